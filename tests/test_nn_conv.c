@@ -6,6 +6,7 @@
 #include <math.h>
 
 #include "../examples/nn/nn_call.c"
+#include "../examples/nn/nn_condition.c"
 #include "../examples/nn/nn_conv.c"
 #include "../examples/nn/nn_conv_block.c"
 #include "../examples/nn/nn_conv_describe.c"
@@ -14,6 +15,7 @@
 #include "../examples/nn/nn_exp.c"
 #include "../examples/nn/nn_group_norm.c"
 #include "../examples/nn/nn_matmul.c"
+#include "../examples/nn/nn_network.c"
 #include "../examples/nn/nn_patch_attention.c"
 #include "../examples/nn/nn_patch_layer.c"
 #include "../examples/nn/nn_patch_pieces.c"

@@ -6,8 +6,10 @@
 #include <math.h>
 
 #include "../examples/nn/nn_call.c"
+#include "../examples/nn/nn_condition.c"
 #include "../examples/nn/nn_exp.c"
 #include "../examples/nn/nn_matmul.c"
+#include "../examples/nn/nn_network.c"
 #include "../examples/nn/nn_patch.c"
 #include "../examples/nn/nn_patch_attention.c"
 #include "../examples/nn/nn_patch_describe.c"

@@ -111,7 +111,8 @@ static xd_result nn_conv_add_norm(const nn_conv_config *c, xd_block *block, cons
     return nn_conv_add(c, block, cut, &shift);
 }
 
-static xd_result nn_conv_describe_root(const nn_conv_config *c, xd_block *root) {
+static xd_result nn_conv_describe_root(const void *config, xd_block *root) {
+    const nn_conv_config *c = (const nn_conv_config *)config;
     const nn_conv_pair in = { "in", c->inner, c->channels, NN_CONV_SEEN, false, NN_CONV_WHOLE },
                        time = { "time", c->embedding, c->frequencies, 1, false, NN_CONV_WHOLE },
                        out = { "out", c->channels, c->inner, NN_CONV_SEEN, true, NN_CONV_WHOLE };
@@ -126,7 +127,8 @@ static xd_result nn_conv_describe_root(const nn_conv_config *c, xd_block *root) 
     return nn_conv_add_pair(c, root, &out);
 }
 
-static xd_result nn_conv_describe_block(const nn_conv_config *c, xd_block *block) {
+static xd_result nn_conv_describe_block(const void *config, xd_block *block) {
+    const nn_conv_config *c = (const nn_conv_config *)config;
     const nn_conv_pair conv1 = { "conv1", c->inner, c->inner, NN_CONV_SEEN, false, NN_CONV_CUT_OUT },
                        time = { "time", c->inner, c->embedding, 1, false, NN_CONV_CUT_OUT },
                        conv2 = { "conv2", c->inner, c->inner, NN_CONV_SEEN, true, NN_CONV_CUT_IN };
@@ -137,35 +139,13 @@ static xd_result nn_conv_describe_block(const nn_conv_config *c, xd_block *block
     return nn_conv_add_pair(c, block, &conv2);
 }
 
-static xd_result nn_conv_describe_all(const nn_conv_config *c, xd_model *model) {
-    XD_TRY(nn_conv_describe_root(c, xd_model_root(model)));
-    for (int i = 0; i < c->blocks; i++) {
-        char name[32];
-        xd_block_desc desc;
-        xd_block *block;
-        memset(&desc, 0, sizeof desc);
-        snprintf(name, sizeof name, "blocks.%d", i);
-        desc.name = name;
-        desc.type = "residual";
-        XD_TRY(xd_block_add(xd_model_root(model), &desc, &block));
-        XD_TRY(nn_conv_describe_block(c, block));
-    }
-    return xd_model_seal(model);
-}
-
 xd_result nn_conv_describe(xd_ctx *ctx, const nn_conv_config *config, uint64_t seed, xd_model **out) {
+    const nn_network network = { config, config->blocks, "residual", nn_conv_describe_root,
+                                 nn_conv_describe_block };
     xd_model_desc desc;
-    xd_model *model;
     memset(&desc, 0, sizeof desc);
     desc.seed = seed;
     desc.rank = nn_split_rank(config->split);
     XD_TRY(nn_conv_check(ctx, config));
-    XD_TRY(xd_model_create(ctx, &desc, &model));
-    const xd_result result = nn_conv_describe_all(config, model);
-    if (result != XD_OK) {
-        xd_model_destroy(model);
-        return result;
-    }
-    *out = model;
-    return XD_OK;
+    return nn_network_describe(ctx, &network, &desc, out);
 }

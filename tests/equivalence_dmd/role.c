@@ -45,9 +45,8 @@ void role_ranks_close(role_ranks *ranks) {
 
 static nn_patch_config role_patch(const role_ranks *ranks) {
     const nn_patch_config whole = { PATCH_SIDE, 1, 8, 2, 1, 12, 4, PATCH_LABELS, ranks->cut.cp, NULL };
-    const nn_patch_config pieces = {
-        PATCH_SIDE, 1, 32, 2, 4, 18, 4, PATCH_LABELS, ranks->cut.cp, ranks->split
-    };
+    const nn_patch_config pieces = { PATCH_SIDE,   1,           32, 2, 4, 18, 4, PATCH_LABELS,
+                                     ranks->cut.cp, ranks->split };
     return ranks->split ? pieces : whole;
 }
 

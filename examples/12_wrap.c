@@ -6,10 +6,8 @@
  * has its weights there, and takes its gradients. A step has eight leaves, here samples, which the wrapper deals to the ranks. */
 #define XDISTILL_IMPLEMENTATION
 #include "../xdistill.h"
-
 #include <math.h>
 #include <stdio.h>
-#include <string.h>
 
 enum { IN = 6, WIDTH = 33, LEAVES = 8, HALF = 20, STEPS = 40 }; /* 33 divides by nothing */
 
@@ -17,6 +15,7 @@ typedef struct run {
     bool fsdp;
     int first, last; /* steps */
     const char *root;
+    uint64_t hash; /* of the weights in the end, where one rank has them whole */
 } run;
 
 static xd_result add_layer(xd_block *parent, const char *name, int64_t rows, int64_t columns, xd_block **out) {
@@ -47,7 +46,7 @@ static xd_result train_leaf(xd_block *const layer[2], int64_t k, int64_t leaf, i
 }
 
 static xd_result run_rank(xd_comm *world, void *argument) {
-    const run *r = argument;
+    run *r = argument;
     xd_ctx *ctx = xd_comm_ctx(world);
     xd_model *model;
     xd_block *layer[2];
@@ -69,8 +68,7 @@ static xd_result run_rank(xd_comm *world, void *argument) {
     XD_TRY(xd_optimizer_create(ctx, &d, &adamw));
     const xd_checkpoint_network all = { .parts = parts, .part_count = count, .optimizer = adamw };
     const xd_checkpoint_load_desc load = { .root = r->root, .step = r->first, .networks = &all, .network_count = 1 };
-    const xd_checkpoint_save_desc save = { .root = r->root, .step = r->last, .networks = &all, .network_count = 1,
-                                          .overwrite = true };
+    const xd_checkpoint_save_desc save = { .root = r->root, .step = r->last, .networks = &all, .network_count = 1, .overwrite = true };
     if (r->first > 0) XD_TRY(xd_checkpoint_load(world, &load, NULL, NULL));
     for (int step = r->first; step < r->last; step++) {
         for (int64_t k = 0; k < xd_parallel_leaves(parallel).own; k++)
@@ -80,37 +78,23 @@ static xd_result run_rank(xd_comm *world, void *argument) {
         XD_TRY(xd_parallel_publish(parallel)); /* the new weights are what blocks show */
     }
     XD_TRY(xd_checkpoint_save(world, &save));
+    for (int i = 0; i < 2 && xd_comm_rank(world) == 0; i++)
+        r->hash = xd_hash(r->hash, params[i].value, (size_t)params[i].count * sizeof(float));
     xd_optimizer_destroy(adamw);
     xd_parallel_destroy(parallel);
     xd_model_destroy(model);
     return XD_OK;
 }
 
-/* The number by which the checkpoint of a run tells its weights and moments: of every element's bits. */
-static uint64_t fingerprint(xd_ctx *ctx, const char *directory) {
-    xd_checkpoint *checkpoint;
-    uint64_t sum = 0;
-    if (xd_checkpoint_open(ctx, directory, &checkpoint) != XD_OK) return 0;
-    for (int64_t i = 0; i < xd_checkpoint_describe(checkpoint).tensor_count; i++)
-        sum = xd_hash(sum, &xd_checkpoint_tensor_at(checkpoint, i)->fingerprint, sizeof sum);
-    xd_checkpoint_close(checkpoint);
-    return sum;
-}
-
 int main(void) {
-    run runs[] = { { false, 0, STEPS, "build/wrap-one" }, { true, 0, HALF, "build/wrap" }, { false, HALF, STEPS, "build/wrap" } };
+    run runs[] = { { false, 0, STEPS, "build/wrap-one", 0 }, { true, 0, HALF, "build/wrap", 0 }, { false, HALF, STEPS, "build/wrap", 0 } };
     static const int ranks[] = { 1, 4, 3 };
     const xd_ctx_desc invariant = { .reduction = XD_REDUCTION_INVARIANT };
     xd_error error = { 0 };
-    xd_ctx *ctx;
     for (int i = 0; i < 3; i++)
-        if (xd_run_threads(ranks[i], &invariant, run_rank, &runs[i], &error) != XD_OK) {
-            fprintf(stderr, "rank %d: %s\n", error.rank, error.message);
-            return 1;
-        }
-    if (xd_ctx_create(NULL, &ctx) != XD_OK) return 1;
-    const uint64_t alone = fingerprint(ctx, "build/wrap-one/step-40"), other = fingerprint(ctx, "build/wrap/step-40");
-    printf("one rank: %016llx; FSDP on 4, then DDP on 3: %016llx\n", (unsigned long long)alone, (unsigned long long)other);
-    xd_ctx_destroy(ctx);
+        if (xd_run_threads(ranks[i], &invariant, run_rank, &runs[i], &error) != XD_OK)
+            return fprintf(stderr, "rank %d: %s\n", error.rank, error.message), 1;
+    const unsigned long long alone = runs[0].hash, other = runs[2].hash;
+    printf("one rank: %016llx; FSDP on 4, then DDP on 3: %016llx\n", alone, other);
     return alone == 0 || alone != other;
 }

@@ -1,6 +1,5 @@
 /* Distribution-matching distillation at its smallest: a network learns to make points of noise in one step, from a teacher that
  * takes many. Four Gaussian spots around (+-1, +-1) have a flow that is a formula: this teacher has no weights. Nothing reads data.
- * Student and fake score are y = down tanh(up [x, t, 1]); the library asks for their passes and does the rest.
  *
  *     cc -std=c99 -O2 examples/17_dmd_toy.c -o dmd_toy -lm -lpthread */
 #define XDISTILL_IMPLEMENTATION
@@ -10,7 +9,7 @@
 
 enum { WIDTH = 32, ROW = 6, BATCH = 64, STEPS = 16000, POINTS = 1000 };
 static const double SPREAD = 0.25; /* deviation of a spot */
-typedef struct net { xd_model *model; xd_parallel *parallel; xd_optimizer *adam; xd_param weight; } net;
+typedef struct net { xd_model *model; xd_parallel *parallel; xd_optimizer *adam; xd_param weight; } net; /* y = down tanh(up [x, t, 1]) */
 
 /* The mean of eps - x0 over all that can have led to x at time t, for each coordinate. */
 static xd_result teacher(void *user, const xd_network_call *call) {
@@ -67,7 +66,6 @@ static xd_result batch(void *user, int64_t leaf, xd_dmd_batch *out) {
 }
 
 static xd_result run(xd_comm *world, void *argument) {
-    static const double rungs[] = { 0.999, 0 };
     float x[2 * POINTS];
     double away = 0;
     xd_dmd_desc desc = xd_dmd_defaults(XD_DMD_MODELOPT); /* a step of the student, four of the fake score, and so on */
@@ -80,7 +78,7 @@ static xd_result run(xd_comm *world, void *argument) {
     for (int k = 0; k < 2; k++) XD_TRY(make_net(world, k ? 8e-3 : 3e-3, &nets[k], &desc, k));
     desc.networks[XD_DMD_TEACHER] = (xd_network){ .predicts = XD_PREDICT_FLOW, .forward = teacher };
     desc.student_times.kind = desc.fake_times.kind = XD_TIME_UNIFORM, desc.fake_loss.space = XD_PREDICT_FLOW;
-    desc.rungs.list = rungs, desc.own_samples = true;
+    desc.rungs.list = (const double[]){ 0.999, 0 }, desc.own_samples = true;
     desc.sizes.samples = desc.sizes.step_samples = BATCH, desc.sizes.elements = 2;
     XD_TRY(xd_dmd_create(xd_comm_ctx(world), &desc, &dmd));
     for (int step = 0; step < STEPS; step++) XD_TRY(xd_dmd_step(dmd, batch, NULL, &values));
@@ -90,12 +88,9 @@ static xd_result run(xd_comm *world, void *argument) {
     XD_TRY(xd_sampler_run(sampler, &(xd_dmd_batch){ .samples = POINTS }, x));
     for (const float *p = x; p < x + 2 * POINTS; p += 2)
         spots[2 * (p[0] > 0) + (p[1] > 0)]++, away += hypot(fabs(p[0]) - 1, fabs(p[1]) - 1) / POINTS;
-    printf("%d, %d, %d, %d points at the four spots, at a mean distance of %.3f: 0.82 for noise, 0.31 for points of the spots\n",
-           spots[0], spots[1], spots[2], spots[3], away);
-    xd_sampler_destroy(sampler);
-    xd_dmd_destroy(dmd);
-    for (net *n = nets; n < nets + 2; n++)
-        xd_optimizer_destroy(n->adam), xd_parallel_destroy(n->parallel), xd_model_destroy(n->model);
+    printf("points at the four spots: %d, %d, %d, %d; mean distance %.3f, of noise 0.82\n", spots[0], spots[1], spots[2], spots[3], away);
+    xd_sampler_destroy(sampler), xd_dmd_destroy(dmd);
+    for (net *n = nets; n < nets + 2; n++) xd_optimizer_destroy(n->adam), xd_parallel_destroy(n->parallel), xd_model_destroy(n->model);
     return away < 0.5 ? XD_OK : XD_FAIL(xd_comm_ctx(world), XD_ERROR_DATA, "%.3f away: it has not learned", away);
 }
 

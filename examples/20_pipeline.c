@@ -2,20 +2,15 @@
  *
  *     cc -std=c99 -O2 examples/20_pipeline.c -o pipeline -lm -lpthread
  *
- * Eight layers y = tanh(w x), element by element. The library sends what goes from stage to stage, by interleaved 1F1B; this program
- * says what a stage computes. */
+ * Eight layers y = tanh(w x), element by element. The library sends what goes from stage to stage, by interleaved 1F1B. */
 #define XDISTILL_IMPLEMENTATION
 #include "../xdistill.h"
-
 #include <math.h>
 #include <stdio.h>
 
 enum { WIDTH = 5, LAYERS = 8, SAMPLES = 12, STEPS = 30, SLOTS = 16 };
 
-typedef struct run {
-    int stages, virtual_stages;
-    float weights[LAYERS][WIDTH];
-} run;
+typedef struct run { int stages, virtual_stages; float weights[LAYERS][WIDTH]; } run;
 typedef float kept[LAYERS + 1][WIDTH]; /* inputs and outputs of a stage's layers, until its backward */
 
 /* The layers that a stage has. */
@@ -30,27 +25,20 @@ static xd_result describe(void *user, xd_ctx *ctx, const xd_stage_place *place, 
     return XD_OK;
 }
 
-static xd_result forward(void *user, const xd_pipeline_call *call) {
-    const int64_t sample = xd_parallel_leaf(call->stage.parallel, call->micro_batch);
+/* Forward, inference or backward of a sample. */
+static xd_result pass(void *user, const xd_pipeline_call *call) {
     const int layers = (int)call->stage.place.layer_count;
+    const bool back = call->pass == XD_PASS_BACKWARD;
     float(*x)[WIDTH] = ((kept *)user)[call->slot];
     xd_block_view view;
-    XD_TRY(xd_block_begin(xd_model_root(call->stage.model), (xd_pass){ .kind = call->pass }, &view));
-    for (int j = 0; j < WIDTH; j++) {
-        x[0][j] = call->input ? ((const float *)call->input)[j] : sinf((float)(sample * WIDTH + j));
+    XD_TRY(xd_block_begin(xd_model_root(call->stage.model), (xd_pass){ call->pass, .leaf = back ? call->micro_batch : 0 }, &view));
+    for (int j = 0; j < WIDTH && !back; j++) {
+        x[0][j] = call->input ? ((const float *)call->input)[j] : sinf((float)(xd_parallel_leaf(call->stage.parallel, call->micro_batch) * WIDTH + j));
         for (int i = 0; i < layers; i++) x[i + 1][j] = tanhf(((const float *)view.values[i])[j] * x[i][j]);
         if (call->output) ((float *)call->output)[j] = x[layers][j];
         if (call->values) call->values[0] += pow(x[layers][j] - 0.25, 2.0) / 2.0 / SAMPLES; /* the loss, on the last stage */
     }
-    return xd_block_end(xd_model_root(call->stage.model));
-}
-
-static xd_result backward(void *user, const xd_pipeline_call *call) {
-    const int layers = (int)call->stage.place.layer_count;
-    float(*x)[WIDTH] = ((kept *)user)[call->slot];
-    xd_block_view view;
-    XD_TRY(xd_block_begin(xd_model_root(call->stage.model), (xd_pass){ .kind = XD_PASS_BACKWARD, .leaf = call->micro_batch }, &view));
-    for (int j = 0; j < WIDTH; j++) {
+    for (int j = 0; j < WIDTH && back; j++) {
         float d = call->output_gradient ? ((const float *)call->output_gradient)[j] : (x[layers][j] - 0.25f) / SAMPLES;
         for (int i = layers - 1; i >= 0; i--) {
             d *= 1.0f - x[i + 1][j] * x[i + 1][j];
@@ -76,9 +64,8 @@ static xd_result run_rank(xd_comm *world, void *argument) {
     const xd_build_desc build = { .groups = groups, .provider = { describe, NULL }, .wrap = { XD_WRAP_DDP, .ddp = &(xd_ddp_desc){ .leaves = SAMPLES } },
                                   .pipeline = { .layer_count = LAYERS, .virtual_stages = r->virtual_stages } };
     XD_TRY(xd_build(world, &build, &built));
-    const int64_t samples = xd_parallel_leaves(xd_built_stage(built, 0).parallel).own;
-    const xd_pipeline_run_desc desc = { .schedule = { .virtual_stages = r->virtual_stages, .micro_batches = samples }, .ndim = 1, .shape = { WIDTH },
-                                        .dtype = XD_DTYPE_F32, .value_count = 1, .built = built, .data = groups->dp, .world = world };
+    const xd_pipeline_run_desc desc = { .schedule = { .virtual_stages = r->virtual_stages, .micro_batches = xd_parallel_leaves(xd_built_stage(built, 0).parallel).own },
+                                        .ndim = 1, .shape = { WIDTH }, .dtype = XD_DTYPE_F32, .value_count = 1, .built = built, .data = groups->dp, .world = world };
     XD_TRY(xd_pipeline_create(groups->pp, &desc, &pipeline));
     for (int i = 0; i < xd_built_stage_count(built); i++, all += count)
         XD_TRY(xd_parallel_params(xd_built_stage(built, i).parallel, LAYERS - all, params + all, &count));
@@ -87,7 +74,7 @@ static xd_result run_rank(xd_comm *world, void *argument) {
     XD_TRY(xd_optimizer_create(xd_comm_ctx(world), &adamw, &optimizer));
     for (int step = 0; step < STEPS; step++) {
         double losses[SAMPLES]; /* of this rank's samples, on every stage */
-        XD_TRY(xd_pipeline_run(pipeline, &(xd_pipeline_calls){ forward, backward, slots }, losses));
+        XD_TRY(xd_pipeline_run(pipeline, &(xd_pipeline_calls){ pass, pass, slots }, losses));
         XD_TRY(xd_pipeline_finish(world, &(xd_pipeline_finish_desc){ .groups = groups, .built = built }));
         XD_TRY(xd_optimizer_step(optimizer, NULL, NULL));
         for (int i = 0; i < xd_built_stage_count(built); i++) XD_TRY(xd_parallel_publish(xd_built_stage(built, i).parallel));

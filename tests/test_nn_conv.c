@@ -6,6 +6,7 @@
 #include <math.h>
 
 #include "../examples/nn/nn_call.c"
+#include "../examples/nn/nn_condition.c"
 #include "../examples/nn/nn_conv.c"
 #include "../examples/nn/nn_conv_block.c"
 #include "../examples/nn/nn_conv_describe.c"
@@ -14,12 +15,14 @@
 #include "../examples/nn/nn_exp.c"
 #include "../examples/nn/nn_group_norm.c"
 #include "../examples/nn/nn_matmul.c"
+#include "../examples/nn/nn_network.c"
 #include "../examples/nn/nn_patch_attention.c"
 #include "../examples/nn/nn_patch_layer.c"
 #include "../examples/nn/nn_patch_pieces.c"
 #include "../examples/nn/nn_patch_positions.c"
 #include "../examples/nn/nn_patch_rows.c"
 #include "../examples/nn/nn_small.c"
+#include "../examples/nn/nn_split.c"
 
 /* Room for any of the networks here. */
 enum {
@@ -32,11 +35,11 @@ enum {
 };
 
 /* Sides, channels and groups that do not divide each other; images of a pixel and of a line; a norm of single channels. */
-static const nn_conv_config tiny = { 5, 3, 2, 6, 3, 2, 4, 5, LABELS };
-static const nn_conv_config shapes[] = { { 5, 3, 2, 6, 3, 2, 4, 5, LABELS },
-                                         { 1, 1, 3, 6, 2, 2, 2, 3, LABELS },
-                                         { 1, 7, 1, 5, 1, 2, 6, 4, LABELS },
-                                         { 4, 2, 1, 3, 3, 2, 4, 1, LABELS } };
+static const nn_conv_config tiny = { 5, 3, 2, 6, 3, 2, 4, 5, LABELS, NULL };
+static const nn_conv_config shapes[] = { { 5, 3, 2, 6, 3, 2, 4, 5, LABELS, NULL },
+                                         { 1, 1, 3, 6, 2, 2, 2, 3, LABELS, NULL },
+                                         { 1, 7, 1, 5, 1, 2, 6, 4, LABELS, NULL },
+                                         { 4, 2, 1, 3, 3, 2, 4, 1, LABELS, NULL } };
 
 static int64_t places_of(const nn_conv_config *c) {
     return (int64_t)c->height * c->width;
@@ -286,13 +289,15 @@ static void check_place(const reference *r, const batch *b, const double *x, dou
     CHECK_NEAR(claimed, (loss[0] - loss[1]) / 2e-6, 2e-5 * (1.0 + sqrt(length)));
 }
 
-static xd_result gradients_rank(xd_comm *world, void *argument) {
+static xd_result gradients_of(xd_comm *world, void *argument, bool in_pieces) {
     static double x[MOST];
     static outcome out;
     static batch b;
-    const nn_conv_config *c = (const nn_conv_config *)argument;
+    nn_conv_config shape = *(const nn_conv_config *)argument;
+    const nn_conv_config *c = &shape;
     alone a;
     reference r;
+    if (in_pieces) XD_TRY(nn_split_create(world, NULL, &shape.split));
     XD_TRY(alone_start_as(&a, world, c, SAMPLES, 1));
     reference_start(&r, &a, c);
     batch_make(&b, 5);
@@ -311,13 +316,29 @@ static xd_result gradients_rank(xd_comm *world, void *argument) {
     check_place(&r, &b, x, x, b.d_x, images_of(c));
     reference_end(&r);
     alone_end(&a);
+    nn_split_destroy(shape.split);
     return XD_OK;
+}
+
+static xd_result gradients_rank(xd_comm *world, void *argument) {
+    return gradients_of(world, argument, false);
+}
+
+static xd_result pieces_rank(xd_comm *world, void *argument) {
+    return gradients_of(world, argument, true);
 }
 
 XD_TEST(predictions_and_all_gradients_agree_with_the_same_network_in_double) {
     for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
         nn_conv_config c = shapes[i];
         run_with(gradients_rank, &c);
+    }
+}
+
+XD_TEST(and_so_they_do_with_sums_in_pieces) {
+    for (size_t i = 0; i < sizeof shapes / sizeof *shapes; i++) {
+        nn_conv_config c = shapes[i];
+        run_with(pieces_rank, &c);
     }
 }
 
@@ -576,12 +597,159 @@ XD_TEST(training_steps_have_the_same_bits_on_every_layout) {
         }
 }
 
+/* ---- channels that ranks share ---- */
+
+/* Eight groups of two channels; 40 samples are a chunk of 34 and another. */
+static const nn_conv_config wide = { 5, 3, 2, 16, 8, 2, 4, 5, LABELS, NULL };
+enum { SHARED = 40, SHARED_IMAGES = SHARED * IMAGE, SHARED_STREAMS = SHARED * 15 * 16 };
+
+/* What came of a pass on one rank. */
+typedef struct shared_outcome {
+    float raw[SHARED_IMAGES], inferred[SHARED_IMAGES], d_x[SHARED_IMAGES], feature[FEATURES][SHARED_STREAMS];
+} shared_outcome;
+
+typedef struct shared_run {
+    bool split;
+    bool features;       /* the gradient is by these alone, and none by weights */
+    shared_outcome *out; /* [ranks] */
+} shared_run;
+
+static xd_result shared_pass(const alone *a, const shared_run *run, shared_outcome *out) {
+    float x[SHARED_IMAGES], d_raw[SHARED_IMAGES], d_feature[FEATURES][SHARED_STREAMS];
+    double times[SHARED];
+    int32_t labels[SHARED];
+    float *features[FEATURES] = { out->feature[0], out->feature[1] };
+    const float *d_features[FEATURES] = { d_feature[0], d_feature[1] };
+    xd_network_call call = {
+        .samples = SHARED, .hidden = x, .times = times, .condition = labels, .raw = out->inferred
+    };
+    noise(1, SHARED_IMAGES, x);
+    noise(2, SHARED_IMAGES, d_raw);
+    for (int k = 0; k < FEATURES; k++) noise(3 + (uint64_t)k, SHARED_STREAMS, d_feature[k]);
+    for (int i = 0; i < SHARED; i++) times[i] = (i + 0.5) / SHARED, labels[i] = i % LABELS;
+    XD_TRY(a->network.forward(a->network.user, &call));
+    call.keep = true;
+    call.raw = out->raw;
+    call.features = features;
+    XD_TRY(a->network.forward(a->network.user, &call));
+    call.raw_gradient = run->features ? NULL : d_raw;
+    call.feature_gradients = d_features;
+    call.hidden_gradient = out->d_x;
+    call.weights = !run->features;
+    return a->network.backward(a->network.user, &call);
+}
+
+static xd_result shared_rank(xd_comm *world, void *argument) {
+    const shared_run *run = (const shared_run *)argument;
+    nn_conv_config config = wide;
+    xd_comm *self;
+    alone a;
+    XD_TRY(xd_comm_split(world, xd_comm_rank(world), 0, &self));
+    if (run->split) XD_TRY(nn_split_create(world, NULL, &config.split));
+    XD_TRY(alone_start_as(&a, self, &config, SHARED, 1));
+    XD_TRY(shared_pass(&a, run, run->out + xd_comm_rank(world)));
+    alone_end(&a);
+    nn_split_destroy(config.split);
+    xd_comm_destroy(self);
+    return XD_OK;
+}
+
+/* With eight groups three ranks have two, three and three. */
+XD_TEST(ranks_that_share_channels_have_the_bits_of_one) {
+    static const int ranks[] = { 2, 3, 4, 8 };
+    shared_outcome *one = (shared_outcome *)calloc(2, sizeof *one), *whole = one + 1,
+                   *all = (shared_outcome *)calloc(8, sizeof *all);
+    for (int features = 0; features < 2; features++) {
+        shared_run run = { .features = features == 1, .out = whole };
+        double apart = 0.0;
+        run_invariant(1, shared_rank, &run);
+        run.split = true;
+        run.out = one;
+        run_invariant(1, shared_rank, &run);
+        for (int i = 0; i < SHARED_IMAGES; i++)
+            apart = fmax(apart, fabs((double)one->raw[i] - (double)whole->raw[i]));
+        CHECK(apart > 0.0 && apart < 1e-4); /* other sums of the same numbers */
+        CHECK(same(one->raw, one->inferred, SHARED_IMAGES) && !same(one->raw, one->d_x, SHARED_IMAGES));
+        run.out = all;
+        for (int k = 0; k < 4; k++) {
+            run_invariant(ranks[k], shared_rank, &run);
+            for (int r = 0; r < ranks[k]; r++) CHECK(memcmp(one, all + r, sizeof *one) == 0);
+            memset((void *)all, 0, 8 * sizeof *all);
+        }
+    }
+    free(one);
+    free(all);
+}
+
+typedef struct shared_training {
+    int tp;
+    bool sharded;
+    uint64_t hash; /* of the weights and moments afterwards */
+} shared_training;
+
+static xd_result shared_training_rank(xd_comm *world, void *argument) {
+    shared_training *t = (shared_training *)argument;
+    trainer how = { .rate = 0.05, .leaf = train_pictures, .pixels = IMAGE, .labels = LABELS };
+    const int me = xd_comm_rank(world);
+    nn_conv_config config = wide;
+    xd_comm *tp, *data;
+    xd_model *model;
+    nn_conv *passes;
+    uint64_t hash = 0;
+    XD_TRY(xd_comm_split(world, me / t->tp, me, &tp));
+    XD_TRY(xd_comm_split(world, me % t->tp, me, &data));
+    XD_TRY(nn_split_create(tp, NULL, &config.split));
+    XD_TRY(nn_conv_describe(xd_comm_ctx(world), &config, 3, &model));
+    XD_TRY(wrap_in(data, model, "residual", t->sharded, &how.parallel));
+    XD_TRY(nn_conv_create(xd_comm_ctx(world), &config, model, ALONE_IN_LEAF, 1, &passes));
+    how.network = nn_conv_network(passes);
+    XD_TRY(train(world, &how, &hash));
+    if (me == 0) t->hash = hash;
+    nn_conv_destroy(passes);
+    xd_parallel_destroy(how.parallel);
+    xd_model_destroy(model);
+    nn_split_destroy(config.split);
+    xd_comm_destroy(data);
+    xd_comm_destroy(tp);
+    return XD_OK;
+}
+
+XD_TEST(training_with_shared_channels_has_the_bits_of_one_rank_under_every_wrapper) {
+    static const int meshes[][2] = { { 1, 1 }, { 1, 2 }, { 2, 1 }, { 2, 2 }, { 3, 1 }, { 4, 1 }, { 4, 2 } };
+    uint64_t first = 0;
+    for (size_t m = 0; m < sizeof meshes / sizeof *meshes; m++)
+        for (int sharded = 0; sharded < 2; sharded++) {
+            shared_training t = { .tp = meshes[m][0], .sharded = sharded == 1 };
+            run_invariant(meshes[m][0] * meshes[m][1], shared_training_rank, &t);
+            if (first == 0) first = t.hash;
+            CHECK(t.hash == first && t.hash != 0);
+            if (t.hash != first) printf("tp %d, dp %d, %s\n", t.tp, meshes[m][1], wrapper_names[sharded]);
+        }
+}
+
+static xd_result many_rank(xd_comm *world, void *argument) {
+    nn_conv_config config = tiny;
+    xd_model *model = NULL;
+    (void)argument;
+    XD_TRY(nn_split_create(world, NULL, &config.split));
+    check_refused(xd_comm_ctx(world), nn_conv_describe(xd_comm_ctx(world), &config, 1, &model),
+                  XD_ERROR_ARGUMENT, "4 ranks share 3 groups of channels; at most 8 can");
+    CHECK(model == NULL);
+    nn_split_destroy(config.split);
+    return XD_OK;
+}
+
+XD_TEST(more_ranks_than_groups_are_refused_on_every_rank) {
+    CHECK_EQ_INT(xd_run_threads(4, NULL, many_rank, NULL, NULL), XD_OK);
+}
+
 /* ---- a distillation whose three networks are this one ---- */
 
 enum { DMD_STEPS = 2, IN_DMD = 2 };
 
 typedef struct distillation {
     wrapper kind;
+    int tp;                      /* ranks that share the channels of all three; 0 -> there is no split */
     uint64_t hash[XD_DMD_ROLES]; /* of the weights of those that train, in the end */
     xd_dmd_values values[DMD_STEPS];
 } distillation;
@@ -596,18 +764,40 @@ typedef struct conv_role {
     int64_t count;
 } conv_role;
 
+/* The ranks of all roles. */
+typedef struct dmd_ranks {
+    xd_comm *tp, *data;
+    nn_conv_config config;
+    wrapper kind;
+} dmd_ranks;
+
+static xd_result dmd_ranks_open(xd_comm *world, const distillation *t, dmd_ranks *out) {
+    const int me = xd_comm_rank(world), tp = t->tp ? t->tp : 1;
+    out->config = tiny;
+    out->kind = t->kind;
+    XD_TRY(xd_comm_split(world, me / tp, me, &out->tp));
+    XD_TRY(xd_comm_split(world, me % tp, me, &out->data));
+    return t->tp ? nn_split_create(out->tp, NULL, &out->config.split) : XD_OK;
+}
+
+static void dmd_ranks_close(dmd_ranks *ranks) {
+    nn_split_destroy(ranks->config.split);
+    xd_comm_destroy(ranks->data);
+    xd_comm_destroy(ranks->tp);
+}
+
 static bool role_is_there(int role) {
     return role != XD_DMD_DISCRIMINATOR;
 }
 
 /* Weights that begin as zeros get numbers; the fake score begins as a copy of the teacher. */
-static xd_result role_open(xd_comm *world, int role, wrapper kind, conv_role *r) {
-    xd_ctx *ctx = xd_comm_ctx(world);
+static xd_result role_open(const dmd_ranks *ranks, int role, conv_role *r) {
+    xd_ctx *ctx = xd_comm_ctx(ranks->data);
     const xd_init normal = { XD_INIT_NORMAL, 0.0f, 0.3f };
     const pairs none = { NULL, NULL };
     const uint64_t seed = role == XD_DMD_STUDENT ? 1 : 2;
-    XD_TRY(nn_conv_describe(ctx, &tiny, seed, &r->model));
-    XD_TRY(wrap_as(world, r->model, kind, &none, &r->parallel));
+    XD_TRY(nn_conv_describe(ctx, &ranks->config, seed, &r->model));
+    XD_TRY(wrap_as(ranks->data, r->model, ranks->kind, &none, &r->parallel));
     XD_TRY(xd_parallel_params(r->parallel, ALONE_WEIGHTS, r->params, &r->count));
     XD_TRY(xd_parallel_parts(r->parallel, ALONE_WEIGHTS, r->parts, &r->count));
     for (int64_t i = 0; i < r->count; i++) {
@@ -615,7 +805,7 @@ static xd_result role_open(xd_comm *world, int role, wrapper kind, conv_role *r)
         XD_TRY(xd_tensor_part_fill(ctx, &r->parts[i], &normal, &random));
     }
     XD_TRY(xd_parallel_publish(r->parallel));
-    XD_TRY(nn_conv_create(ctx, &tiny, r->model, IN_DMD, 2, &r->passes));
+    XD_TRY(nn_conv_create(ctx, &ranks->config, r->model, IN_DMD, 2, &r->passes));
     if (role == XD_DMD_TEACHER) return XD_OK;
     xd_optimizer_desc adamw = xd_adamw_defaults(r->params, r->count);
     adamw.learning_rate = 0.02;
@@ -665,9 +855,11 @@ static xd_result dmd_rank(xd_comm *world, void *argument) {
     static const double rungs[] = { 0.999, 0.5, 0.0 };
     distillation *t = (distillation *)argument;
     conv_role roles[XD_DMD_ROLES];
+    dmd_ranks ranks;
     xd_dmd_desc d = xd_dmd_defaults(XD_DMD_MODELOPT);
     memset(roles, 0, sizeof roles);
-    d.data = world;
+    XD_TRY(dmd_ranks_open(world, t, &ranks));
+    d.data = ranks.data;
     d.frequency = 2; /* the student, then the fake score */
     d.rungs.steps = 2;
     d.rungs.list = rungs;
@@ -679,16 +871,18 @@ static xd_result dmd_rank(xd_comm *world, void *argument) {
     d.sizes.elements = IMAGE;
     for (int role = 0; role < XD_DMD_ROLES; role++) {
         if (!role_is_there(role)) continue;
-        XD_TRY(role_open(world, role, t->kind, &roles[role]));
+        XD_TRY(role_open(&ranks, role, &roles[role]));
         d.networks[role] = nn_conv_network(roles[role].passes);
-        d.trainers[role] =
-            (xd_dmd_trainer){ .parallel = roles[role].parallel, .optimizer = roles[role].optimizer };
+        d.trainers[role] = (xd_dmd_trainer){ .parallel = roles[role].parallel,
+                                             .optimizer = roles[role].optimizer,
+                                             .norm = world };
     }
     XD_TRY(dmd_run_steps(world, &d, t));
     for (int role = 0; role < XD_DMD_ROLES; role++) {
         if (role_is_there(role)) XD_TRY(dmd_hash_role(world, &roles[role], &t->hash[role]));
         role_close(&roles[role]);
     }
+    dmd_ranks_close(&ranks);
     return XD_OK;
 }
 
@@ -703,6 +897,18 @@ XD_TEST(a_distillation_of_it_has_the_bits_of_one_rank_on_two) {
         run_invariant(2, dmd_rank, &two);
         CHECK(memcmp(one.hash, two.hash, sizeof one.hash) == 0);
         CHECK(memcmp(one.values, two.values, sizeof one.values) == 0);
+    }
+}
+
+XD_TEST(a_distillation_whose_ranks_share_channels_has_the_bits_of_one_rank) {
+    distillation one = { .kind = UNDER_DDP, .tp = 1 };
+    run_invariant(1, dmd_rank, &one);
+    CHECK(one.hash[XD_DMD_FAKE_SCORE] != one.hash[XD_DMD_TEACHER] && one.hash[XD_DMD_STUDENT] != 0);
+    for (int kind = UNDER_DDP; kind <= UNDER_FSDP; kind++) {
+        distillation four = { .kind = (wrapper)kind, .tp = 2 };
+        run_invariant(4, dmd_rank, &four);
+        CHECK(memcmp(one.hash, four.hash, sizeof one.hash) == 0);
+        CHECK(memcmp(one.values, four.values, sizeof one.values) == 0);
     }
 }
 

@@ -6,8 +6,10 @@
 #include <math.h>
 
 #include "../examples/nn/nn_call.c"
+#include "../examples/nn/nn_condition.c"
 #include "../examples/nn/nn_exp.c"
 #include "../examples/nn/nn_matmul.c"
+#include "../examples/nn/nn_network.c"
 #include "../examples/nn/nn_patch.c"
 #include "../examples/nn/nn_patch_attention.c"
 #include "../examples/nn/nn_patch_describe.c"
@@ -18,6 +20,7 @@
 #include "../examples/nn/nn_patch_rows.c"
 #include "../examples/nn/nn_patch_split.c"
 #include "../examples/nn/nn_small.c"
+#include "../examples/nn/nn_split.c"
 
 enum {
     SIDE = 8,
@@ -277,7 +280,7 @@ static xd_result gradients_rank(xd_comm *world, void *argument) {
     nn_patch_config config = tiny;
     alone a;
     reference r;
-    if (argument) XD_TRY(nn_patch_split_create(world, NULL, &config.split));
+    if (argument) XD_TRY(nn_split_create(world, NULL, &config.split));
     XD_TRY(alone_start_as(&a, world, &config, SAMPLES, 1));
     reference_start(&r, &a);
     batch_make(&b, 5);
@@ -296,7 +299,7 @@ static xd_result gradients_rank(xd_comm *world, void *argument) {
     check_place(&r, &b, x, x, b.d_x, SAMPLES * PIXELS);
     reference_end(&r);
     alone_end(&a);
-    nn_patch_split_destroy(config.split);
+    nn_split_destroy(config.split);
     return XD_OK;
 }
 
@@ -523,11 +526,11 @@ static xd_result shared_rank(xd_comm *world, void *argument) {
     XD_TRY(xd_comm_split(world, me / tp, me, &side));
     XD_TRY(xd_comm_split(world, me % tp, me, &cp));
     run.config.cp = cp;
-    if (run.tp) XD_TRY(nn_patch_split_create(side, cp, &run.config.split));
+    if (run.tp) XD_TRY(nn_split_create(side, cp, &run.config.split));
     XD_TRY(alone_start_as(&a, self, &run.config, SHARED, 1));
     XD_TRY(shared_pass(&a, &run, me));
     alone_end(&a);
-    nn_patch_split_destroy(run.config.split);
+    nn_split_destroy(run.config.split);
     xd_comm_destroy(cp);
     xd_comm_destroy(side);
     xd_comm_destroy(self);
@@ -645,11 +648,11 @@ static xd_result uneven_rank(xd_comm *world, void *argument) {
     config.width = 32;
     config.heads = u->heads;
     config.ffn = u->ffn;
-    XD_TRY(nn_patch_split_create(world, NULL, &config.split));
+    XD_TRY(nn_split_create(world, NULL, &config.split));
     CHECK_EQ_INT(nn_patch_describe(ctx, &config, 1, &model), XD_ERROR_ARGUMENT);
     CHECK(model == NULL);
     if (xd_comm_rank(world) == 0) snprintf(u->message, sizeof u->message, "%s", xd_last_error(ctx)->message);
-    nn_patch_split_destroy(config.split);
+    nn_split_destroy(config.split);
     return XD_OK;
 }
 

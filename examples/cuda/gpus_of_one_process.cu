@@ -89,10 +89,8 @@ int main(void) {
     int devices = 0;
     if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) return printf("there is no GPU\n"), 0;
     const int ranks = devices < 2 ? 2 : devices < MOST ? devices : MOST;
-    if (xd_run_threads(ranks, NULL, run_rank, losses, &error) != XD_OK) {
-        fprintf(stderr, "rank %d: %s\n", error.rank, error.message);
-        return 1;
-    }
+    if (xd_run_threads(ranks, NULL, run_rank, losses, &error) != XD_OK)
+        return fprintf(stderr, "rank %d: %s\n", error.rank, error.message), 1;
     printf("%d ranks on %d GPU%s: cross entropy %.7f, expected %.7f\n", ranks, devices, devices == 1 ? "" : "s",
            losses[0], expected_loss());
     for (int r = 0; r < ranks; r++)

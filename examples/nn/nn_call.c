@@ -19,3 +19,19 @@ xd_result nn_call_check(xd_ctx *ctx, const xd_network_call *call, int64_t sample
                call->slot, slots);
     return XD_OK;
 }
+
+xd_result nn_call_check_kept(xd_ctx *ctx, const xd_network_call *call, int64_t kept) {
+    XD_REQUIRE(ctx, kept >= 0, XD_ERROR_STATE, "backward of %lld samples where slot %d holds none",
+               (long long)call->samples, call->slot);
+    XD_REQUIRE(ctx, kept == call->samples, XD_ERROR_STATE,
+               "backward of %lld samples where slot %d holds %lld", (long long)call->samples, call->slot,
+               (long long)kept);
+    return XD_OK;
+}
+
+void nn_call_weights(const xd_block_view *view, int count, const float **values, float **gradients) {
+    for (int i = 0; i < count; i++) {
+        values[i] = (const float *)view->values[i];
+        gradients[i] = (float *)view->gradients[i];
+    }
+}

@@ -3,8 +3,6 @@
 
 #include "nn_conv_inside.h"
 
-#include <math.h>
-#include <stdio.h>
 #include <string.h>
 
 /* Rows that are computed together: few enough to stay in the cache. Sums over samples depend on it. */
@@ -17,21 +15,25 @@ static float *nn_conv_floats(xd_arena *arena, int64_t count) {
 }
 
 static void nn_conv_place_trace(const nn_conv *p, xd_arena *arena, int64_t samples, nn_conv_trace *t) {
-    t->normed = nn_conv_floats(arena, samples * p->places * p->config.inner);
-    t->inverse = nn_conv_floats(arena, samples * p->config.groups);
+    t->normed = nn_conv_floats(arena, samples * p->places * t->channels);
+    t->inverse = nn_conv_floats(arena, samples * t->groups);
+}
+
+/* Of the stream, or of the channels between the convolutions that are here. */
+static void nn_conv_size_trace(const nn_conv *p, bool here, nn_conv_trace *t) {
+    t->channels = here ? p->pieces.end - p->pieces.begin : p->config.inner;
+    t->groups = here ? p->pieces.leaves.count : p->config.groups;
 }
 
 static void nn_conv_place_slot(const nn_conv *p, xd_arena *arena, nn_conv_slot *slot) {
-    const int64_t embedding = p->config.embedding, samples = p->samples;
+    const int64_t samples = p->samples;
     const int64_t kept = slot->keeps ? samples : p->chunk;
-    slot->labels = (int32_t *)xd_arena_take_pointer(arena, (size_t)samples * sizeof *slot->labels);
-    slot->waves = nn_conv_floats(arena, samples * p->config.frequencies);
-    slot->embedding = nn_conv_floats(arena, samples * embedding);
-    slot->sigmoid = nn_conv_floats(arena, samples * embedding);
-    slot->active = nn_conv_floats(arena, samples * embedding);
+    nn_conditioned_place(&p->time, arena, samples, &slot->time);
     slot->pixels = nn_conv_floats(arena, kept * p->places * p->config.channels);
+    nn_conv_size_trace(p, false, &slot->last);
     nn_conv_place_trace(p, arena, kept, &slot->last);
     for (int i = 0; i < 2 * p->config.blocks; i++) {
+        nn_conv_size_trace(p, i % 2 == 1, &slot->traces[i]);
         if (slot->keeps || i < 2) nn_conv_place_trace(p, arena, kept, &slot->traces[i]);
         if (!slot->keeps) slot->traces[i] = slot->traces[i % 2];
     }
@@ -41,7 +43,7 @@ static void nn_conv_place_slot(const nn_conv *p, xd_arena *arena, nn_conv_slot *
 static void nn_conv_place(nn_conv *p, xd_arena *arena) {
     const int64_t inner = p->config.inner, channels = p->config.channels, rows = p->chunk * p->places;
     for (int i = 0; i <= p->slot_count; i++) nn_conv_place_slot(p, arena, &p->slots[i]);
-    p->frequency = (double *)xd_arena_take_pointer(arena, (size_t)p->config.frequencies / 2 * sizeof(double));
+    nn_condition_place(&p->time, arena);
     p->x = nn_conv_floats(arena, p->samples * p->places * inner);
     p->d_x = nn_conv_floats(arena, p->samples * p->places * inner);
     p->d_active = nn_conv_floats(arena, p->samples * p->config.embedding);
@@ -52,7 +54,11 @@ static void nn_conv_place(nn_conv *p, xd_arena *arena) {
     p->room.branch = nn_conv_floats(arena, rows * inner);
     p->room.d_branch = nn_conv_floats(arena, rows * inner);
     p->room.time = nn_conv_floats(arena, p->chunk * inner);
+    p->room.d_active = nn_conv_floats(arena, p->chunk * p->config.embedding);
     p->room.pixels = nn_conv_floats(arena, rows * channels);
+    p->pieces.elements =
+        p->chunk * (p->places * inner > p->config.embedding ? p->places * inner : p->config.embedding);
+    p->pieces.sum = p->config.split ? nn_conv_floats(arena, p->pieces.elements) : NULL;
 }
 
 static bool nn_conv_allocate(nn_conv *p) {
@@ -60,9 +66,9 @@ static bool nn_conv_allocate(nn_conv *p) {
     p->slots = (nn_conv_slot *)xd_allocate(p->ctx, slots * sizeof *p->slots);
     p->traces = (nn_conv_trace *)xd_allocate(p->ctx, slots * 2 * blocks * sizeof *p->traces);
     p->blocks = (xd_block **)xd_allocate(p->ctx, (blocks + 1) * sizeof *p->blocks);
-    p->captured = (int *)xd_allocate(p->ctx, blocks * sizeof *p->captured);
-    p->feature_elements = (int64_t *)xd_allocate(p->ctx, blocks * sizeof *p->feature_elements);
-    if (!p->slots || !p->traces || !p->blocks || !p->captured || !p->feature_elements) return false;
+    p->features.number = (int *)xd_allocate(p->ctx, blocks * sizeof *p->features.number);
+    p->features.elements = (int64_t *)xd_allocate(p->ctx, blocks * sizeof *p->features.elements);
+    if (!p->slots || !p->traces || !p->blocks || !p->features.number || !p->features.elements) return false;
     for (size_t i = 0; i < slots; i++) {
         p->slots[i].keeps = i + 1 < slots;
         p->slots[i].samples = -1;
@@ -79,41 +85,8 @@ static bool nn_conv_allocate(nn_conv *p) {
     return true;
 }
 
-static xd_result nn_conv_find_blocks(nn_conv *p, xd_model *model) {
-    for (int i = 0; i < p->config.blocks; i++) {
-        char name[32];
-        snprintf(name, sizeof name, "blocks.%d", i);
-        p->blocks[i] = xd_model_find_block(model, name);
-        XD_REQUIRE(p->ctx, p->blocks[i], XD_ERROR_ARGUMENT, "the model has no block \"%s\" of %d", name,
-                   p->config.blocks);
-    }
-    p->blocks[p->config.blocks] = xd_model_root(model);
-    return XD_OK;
-}
-
-static void nn_conv_number_features(nn_conv *p, const int *blocks, int count) {
-    for (int i = 0; i < p->config.blocks; i++) p->captured[i] = -1;
-    for (int i = 0; i < count; i++) p->captured[blocks[i]] = i;
-    p->feature_count = count;
-}
-
 xd_result nn_conv_capture(nn_conv *p, const int *blocks, int count) {
-    XD_REQUIRE(p->ctx, count >= 0, XD_ERROR_ARGUMENT, "%d features", count);
-    for (int i = 0; i < count; i++) {
-        XD_REQUIRE(p->ctx, blocks[i] >= 0 && blocks[i] < p->config.blocks, XD_ERROR_ARGUMENT,
-                   "a feature behind block %d of %d", blocks[i], p->config.blocks);
-        XD_REQUIRE(p->ctx, i == 0 || blocks[i] > blocks[i - 1], XD_ERROR_ARGUMENT,
-                   "a feature behind block %d after that behind block %d", blocks[i], blocks[i - 1]);
-    }
-    nn_conv_number_features(p, blocks, count);
-    return XD_OK;
-}
-
-static void nn_conv_fill(nn_conv *p) {
-    const int half = p->config.frequencies / 2, middle = (p->config.blocks - 1) / 2;
-    for (int i = 0; i < half; i++) p->frequency[i] = half == 1 ? 1.0 : pow(1000.0, (double)i / (half - 1));
-    for (int i = 0; i < p->config.blocks; i++) p->feature_elements[i] = p->places * p->config.inner;
-    nn_conv_number_features(p, &middle, 1);
+    return nn_features_choose(p->ctx, &p->features, "block", blocks, count);
 }
 
 xd_result nn_conv_create(xd_ctx *ctx, const nn_conv_config *config, xd_model *model, int64_t samples,
@@ -131,15 +104,23 @@ xd_result nn_conv_create(xd_ctx *ctx, const nn_conv_config *config, xd_model *mo
     p->places = (int64_t)config->height * config->width;
     p->chunk = p->places < NN_CONV_ROWS ? NN_CONV_ROWS / p->places : 1;
     if (p->chunk > samples) p->chunk = samples;
-    const xd_result result = nn_conv_allocate(p)
-                                 ? nn_conv_find_blocks(p, model)
-                                 : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld samples in %d slots",
-                                           (long long)samples, slots);
+    p->pieces = nn_conv_channels(config);
+    p->features.blocks = config->blocks;
+    p->time.frequencies = config->frequencies;
+    p->time.labels = config->labels;
+    p->time.width = config->embedding;
+    xd_result result = nn_conv_allocate(p)
+                           ? nn_network_blocks(ctx, model, config->blocks, p->blocks)
+                           : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld samples in %d slots",
+                                     (long long)samples, slots);
+    if (result == XD_OK && config->split)
+        result = xd_leaf_stack_create(ctx, p->pieces.leaves, p->pieces.elements, &p->pieces.stack);
     if (result != XD_OK) {
         nn_conv_destroy(p);
         return result;
     }
-    nn_conv_fill(p);
+    nn_condition_fill(&p->time);
+    nn_features_begin(&p->features, p->places * config->inner);
     *out = p;
     return XD_OK;
 }
@@ -147,9 +128,10 @@ xd_result nn_conv_create(xd_ctx *ctx, const nn_conv_config *config, xd_model *mo
 void nn_conv_destroy(nn_conv *p) {
     if (!p) return;
     xd_ctx *ctx = p->ctx;
+    xd_leaf_stack_destroy(p->pieces.stack);
     xd_release(ctx, p->memory);
-    xd_release(ctx, p->feature_elements);
-    xd_release(ctx, p->captured);
+    xd_release(ctx, p->features.elements);
+    xd_release(ctx, p->features.number);
     xd_release(ctx, (void *)p->blocks);
     xd_release(ctx, p->traces);
     xd_release(ctx, p->slots);

@@ -9,7 +9,7 @@
 #ifndef NN_CONV_H
 #define NN_CONV_H
 
-#include "xdistill.h"
+#include "nn_split.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -24,13 +24,18 @@ typedef struct nn_conv_config {
     int frequencies; /* sines and cosines of the time together, even; half as many frequencies, 1 to 1000 in equal ratios */
     int embedding; /* width of what time and class make together */
     int labels;    /* classes; the last is "none" */
+    nn_split *
+        split; /* ranks that share the channels between the two convolutions of each block, whole groups each, so that every norm is of
+                     * one rank: sums over them are those of the groups, eight by default, along the canonical tree. At most 8 ranks, and as
+                     * many as groups, which they need not divide. NULL -> these are here, and sums over them are whole */
 } nn_conv_config;
 
-/* 16 x 16, 1, 32, 8, 4, 64, 64, 11: 88,353 weights. Pure. */
+/* 16 x 16, 1, 32, 8, 4, 64, 64, 11: 88,353 weights, no ranks. Pure. */
 nn_conv_config nn_conv_defaults(void);
 
 /* The sealed model, without memory for weights. First values depend on the seed and the name of a weight. Local. Errors:
- * ARGUMENT (sizes out of their ranges, groups that do not divide the channels, with both numbers), those of the description. */
+ * ARGUMENT (sizes out of their ranges, groups that do not divide the channels, more ranks than groups, with both numbers), those of the
+ * description. */
 xd_result nn_conv_describe(xd_ctx *ctx, const nn_conv_config *config, uint64_t seed, xd_model **out);
 
 /* The passes of a model, with all memory that they need. */
@@ -56,7 +61,8 @@ xd_result nn_conv_capture(nn_conv *passes, const int *blocks, int count);
  *
  * A pass allocates nothing. A backward by features alone and without weights opens no block behind the last of them. A
  * sample's prediction and the gradient by it have the same bits whichever samples are computed with it, and with `keep` as
- * without; gradients by weights are sums over the samples of a call in their order. Collective as the blocks of the model are. Errors,
+ * without; gradients by weights are sums over the samples of a call in their order. Collective as the blocks of the model are, and over the ranks of
+ * a split. Errors,
  * before a block is opened: ARGUMENT (samples, slot or a label out of range, with both numbers), STATE (a backward of a slot with another
  * number of samples); then those of the blocks. */
 xd_network nn_conv_network(nn_conv *passes);

@@ -2,8 +2,10 @@
 #ifndef NN_CONV_INSIDE_H
 #define NN_CONV_INSIDE_H
 
+#include "nn_condition.h"
 #include "nn_conv.h"
 #include "nn_conv_block.h"
+#include "nn_network.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -12,14 +14,15 @@ extern "C" {
 /* nn_conv_describe.c: whether there can be such a model. */
 xd_result nn_conv_check(xd_ctx *ctx, const nn_conv_config *config);
 
+/* nn_conv_describe.c: the channels between the convolutions of a block that are here, in pieces that are groups. Pure. */
+nn_pieces nn_conv_channels(const nn_conv_config *config);
+
 /* Weights of the root, in the order of its block. */
 enum {
     NN_CONV_IN, /* [inner, channels, 3, 3] */
     NN_CONV_IN_BIAS,
-    NN_CONV_WAVES, /* [embedding, frequencies] */
-    NN_CONV_WAVES_BIAS,
-    NN_CONV_LABEL, /* [labels, embedding] */
-    NN_CONV_LAST,  /* [inner] scale of the norm, then shift */
+    NN_CONV_WAVES,                                       /* of time and class: NN_CONDITION_WEIGHTS */
+    NN_CONV_LAST = NN_CONV_WAVES + NN_CONDITION_WEIGHTS, /* [inner] scale of the norm, then shift */
     NN_CONV_LAST_BIAS,
     NN_CONV_OUT, /* [channels, inner, 3, 3] */
     NN_CONV_OUT_BIAS,
@@ -28,14 +31,12 @@ enum {
 
 /* One forward: what it keeps of all samples. */
 typedef struct nn_conv_slot {
-    bool keeps;                          /* otherwise rows are those of one chunk only, used again by each */
-    int64_t samples;                     /* of its last forward; -1 before */
-    int32_t *labels;                     /* [samples] */
-    float *waves;                        /* [samples, frequencies] */
-    float *embedding, *sigmoid, *active; /* [samples, embedding] of time and class, before silu and behind */
-    float *pixels;                       /* [rows, channels] of the images */
-    nn_conv_trace last;                  /* of the norm behind the blocks */
-    nn_conv_trace *traces;               /* [2 blocks] */
+    bool keeps;            /* otherwise rows are those of one chunk only, used again by each */
+    int64_t samples;       /* of its last forward; -1 before */
+    nn_conditioned time;   /* and class */
+    float *pixels;         /* [rows, channels] of the images */
+    nn_conv_trace last;    /* of the norm behind the blocks */
+    nn_conv_trace *traces; /* [2 blocks] */
 } nn_conv_slot;
 
 struct nn_conv {
@@ -43,14 +44,13 @@ struct nn_conv {
     nn_conv_config config;
     int64_t samples, chunk; /* most of a call; samples computed together */
     int64_t places;         /* of an image */
-    int feature_count;
-    int *captured;             /* [blocks] number of the feature that is the stream behind it; -1: none */
-    int64_t *feature_elements; /* [blocks] the same for all: of a sample's stream */
+    nn_pieces pieces;       /* the channels between a block's convolutions */
+    nn_condition time;      /* and class */
+    nn_features features;
     int slot_count;
     nn_conv_slot *slots; /* [slot_count + 1]; the last is that of inference */
     nn_conv_trace *traces;
     xd_block **blocks; /* [blocks + 1]; the last is the root */
-    double *frequency; /* [frequencies / 2] */
     float *x, *d_x;    /* [samples * places, inner] the stream */
     float *d_active;   /* [samples, embedding] */
     nn_conv_room room; /* of a chunk */

@@ -1,6 +1,7 @@
 /* nn_conv_map.c - see nn_conv_map.h. */
 #include "nn_conv_map.h"
 
+#include "nn_matmul.h"
 #include "nn_patch_layer.h"
 
 #include <string.h>
@@ -59,4 +60,40 @@ void nn_conv_map_backward(const nn_conv_map *map, const float *x, const float *d
     if (!d_x) return;
     nn_patch_map_backward(&product, NULL, d_y, map->columns, none);
     nn_conv_scatter(map, d_x);
+}
+
+/* ---- channels that ranks share ---- */
+
+/* Pieces of channels are pieces of columns. */
+xd_result nn_conv_map_join(const nn_conv_map *map, const nn_pieces *in, const float *x, float *y) {
+    const int64_t rows = map->samples * map->height * map->width;
+    const nn_piece_product product = { map->columns, map->weight, rows, map->out, 1, true };
+    nn_pieces columns = *in;
+    columns.begin *= NN_CONV_SEEN;
+    columns.end *= NN_CONV_SEEN;
+    columns.length *= NN_CONV_SEEN;
+    nn_conv_gather(map, x);
+    return nn_pieces_multiply(&columns, &product, map->bias, y);
+}
+
+typedef struct nn_conv_above {
+    const nn_conv_map *map;
+    const float *d_y;
+} nn_conv_above;
+
+static void nn_conv_piece_backward(const void *user, int64_t first, int64_t n, float *out) {
+    const nn_conv_map *map = ((const nn_conv_above *)user)->map;
+    const float *d_y = ((const nn_conv_above *)user)->d_y + first;
+    const int64_t rows = map->samples * map->height * map->width, terms = map->in * NN_CONV_SEEN;
+    nn_matmul(nn_block(d_y, rows, n, map->out), nn_dense(map->weight + first * terms, n, terms), map->columns,
+              terms, false);
+    nn_conv_scatter(map, out);
+}
+
+xd_result nn_conv_map_join_backward(const nn_conv_map *map, const nn_pieces *out, const float *d_y,
+                                    float *d_x) {
+    const nn_conv_above above = { map, d_y };
+    const nn_piece_sum sum = { nn_conv_piece_backward, &above,
+                               map->samples * map->height * map->width * map->in };
+    return nn_pieces_sum(out, &sum, d_x);
 }

@@ -4,7 +4,7 @@
 #ifndef NN_CONV_MAP_H
 #define NN_CONV_MAP_H
 
-#include <stdint.h>
+#include "nn_patch_pieces.h"
 
 #ifdef __cplusplus
 extern "C" {
@@ -25,6 +25,13 @@ void nn_conv_map_forward(const nn_conv_map *map, const float *x, float *y);
 /* d_x = ..., d_weight += ..., d_bias += ...; what is NULL is left out, and then x is not read without a weight's gradient. */
 void nn_conv_map_backward(const nn_conv_map *map, const float *x, const float *d_y, float *d_x,
                           float *const gradients[2]);
+
+/* The same where x has the channels of this rank's pieces, `in` of the map: y is the sum over all ranks. Collective. */
+xd_result nn_conv_map_join(const nn_conv_map *map, const nn_pieces *in, const float *x, float *y);
+
+/* d_x = ... where d_y has those of this rank's pieces, `out` of the map. Collective. */
+xd_result nn_conv_map_join_backward(const nn_conv_map *map, const nn_pieces *out, const float *d_y,
+                                    float *d_x);
 
 #ifdef __cplusplus
 }

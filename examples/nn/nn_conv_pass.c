@@ -1,50 +1,9 @@
 /* nn_conv_pass.c - forward and backward of the convolutional network through the blocks of its model. */
 #include "nn_call.h"
 #include "nn_conv_inside.h"
-#include "nn_exp.h"
 #include "nn_patch_layer.h"
 
-#include <math.h>
 #include <string.h>
-
-/* ---- time and class ---- */
-
-static nn_patch_map nn_conv_waves(const nn_conv *p, const float *const *w, int64_t samples) {
-    const nn_patch_map map = { samples, p->config.frequencies, p->config.embedding, w[NN_CONV_WAVES],
-                               w[NN_CONV_WAVES_BIAS] };
-    return map;
-}
-
-static void nn_conv_condition(const nn_conv *p, const float *const *w, const xd_network_call *call,
-                              nn_conv_slot *slot) {
-    const int half = p->config.frequencies / 2;
-    const int64_t width = p->config.embedding, count = call->samples;
-    const int32_t *labels = (const int32_t *)call->condition;
-    const nn_patch_map waves = nn_conv_waves(p, w, count);
-    for (int64_t s = 0; s < count; s++)
-        for (int i = 0; i < half; i++) {
-            const double angle = call->times[s] * p->frequency[i];
-            slot->waves[(2 * s) * half + i] = (float)sin(angle);
-            slot->waves[(2 * s + 1) * half + i] = (float)cos(angle);
-        }
-    nn_patch_map_forward(&waves, slot->waves, slot->embedding);
-    for (int64_t s = 0; s < count; s++) {
-        slot->labels[s] = labels ? labels[s] : p->config.labels - 1;
-        nn_add_all(width, w[NN_CONV_LABEL] + slot->labels[s] * width, slot->embedding + s * width);
-    }
-    nn_sigmoid(count * width, slot->embedding, slot->sigmoid);
-    nn_silu(count * width, slot->embedding, slot->sigmoid, slot->active);
-}
-
-static void nn_conv_condition_backward(const nn_conv *p, const float *const *w, float *const *g,
-                                       const nn_conv_slot *slot) {
-    const int64_t width = p->config.embedding, count = slot->samples;
-    const nn_patch_map waves = nn_conv_waves(p, w, count);
-    nn_silu_backward(count * width, slot->embedding, slot->sigmoid, p->d_active);
-    nn_patch_map_backward(&waves, slot->waves, p->d_active, NULL, g + NN_CONV_WAVES);
-    for (int64_t s = 0; g[NN_CONV_LABEL] && s < count; s++)
-        nn_add_all(width, p->d_active + s * width, g[NN_CONV_LABEL] + slot->labels[s] * width);
-}
 
 /* ---- some samples of a call ---- */
 
@@ -71,8 +30,9 @@ static nn_conv_span nn_conv_span_at(const nn_conv *p, const nn_conv_slot *slot, 
     s.part.height = p->config.height;
     s.part.width = p->config.width;
     s.part.embedding = p->config.embedding;
+    s.part.pieces = &p->pieces;
     s.part.room = p->room;
-    s.part.active = slot->active + first * p->config.embedding;
+    s.part.active = slot->time.active + first * p->config.embedding;
     s.part.x = p->x + stream;
     s.d_x = p->d_x + stream;
     s.d_active = p->d_active + first * p->config.embedding;
@@ -81,8 +41,8 @@ static nn_conv_span nn_conv_span_at(const nn_conv *p, const nn_conv_slot *slot, 
 
 /* What is kept of these samples. */
 static nn_conv_trace nn_conv_kept(const nn_conv *p, const nn_conv_span *s, nn_conv_trace trace) {
-    trace.normed += s->kept * p->places * p->config.inner;
-    trace.inverse += s->kept * p->config.groups;
+    trace.normed += s->kept * p->places * trace.channels;
+    trace.inverse += s->kept * trace.groups;
     return trace;
 }
 
@@ -169,27 +129,25 @@ static void nn_conv_leave_backward(const nn_conv *p, const float *const *w, floa
 
 /* ---- blocks ---- */
 
-static void nn_conv_block_chunks(const nn_conv *p, const nn_conv_slot *slot, int block, bool back,
-                                 const xd_block_view *view) {
+static xd_result nn_conv_block_chunks(const nn_conv *p, const nn_conv_slot *slot, int block, bool back,
+                                      const xd_block_view *view) {
     const float *w[NN_CONV_BLOCK_WEIGHTS];
     float *g[NN_CONV_BLOCK_WEIGHTS];
-    for (int i = 0; i < NN_CONV_BLOCK_WEIGHTS; i++) {
-        w[i] = (const float *)view->values[i];
-        g[i] = (float *)view->gradients[i];
-    }
+    nn_call_weights(view, NN_CONV_BLOCK_WEIGHTS, w, g);
     for (int64_t first = 0; first < slot->samples; first += p->chunk) {
         nn_conv_span s = nn_conv_span_at(p, slot, first);
         for (int i = 0; i < 2; i++) s.part.norms[i] = nn_conv_kept(p, &s, slot->traces[2 * block + i]);
-        if (back) nn_conv_block_backward(&s.part, w, g, s.d_x, s.d_active);
-        if (!back) nn_conv_block_forward(&s.part, w);
+        XD_TRY(back ? nn_conv_block_backward(&s.part, w, g, s.d_x, s.d_active)
+                    : nn_conv_block_forward(&s.part, w));
     }
+    return XD_OK;
 }
 
 static xd_result nn_conv_block_pass(const nn_conv *p, const nn_conv_slot *slot, int block, xd_pass pass,
                                     bool back) {
     xd_block_view view;
     XD_TRY(xd_block_begin(p->blocks[block], pass, &view));
-    nn_conv_block_chunks(p, slot, block, back, &view);
+    XD_TRY(nn_conv_block_chunks(p, slot, block, back, &view));
     return xd_block_end(p->blocks[block]);
 }
 
@@ -198,51 +156,27 @@ static xd_result nn_conv_block_pass(const nn_conv *p, const nn_conv_slot *slot, 
 /* The stream behind a block, when that is a feature. */
 static void nn_conv_give_feature(const nn_conv *p, const nn_conv_slot *slot, int block,
                                  float *const *features) {
-    if (!features || p->captured[block] < 0) return;
+    if (!features || p->features.number[block] < 0) return;
     for (int64_t first = 0; first < slot->samples; first += p->chunk) {
         const nn_conv_span s = nn_conv_span_at(p, slot, first);
         nn_conv_from_rows(&s, p->config.inner, s.part.x,
-                          features[p->captured[block]] + first * p->places * p->config.inner);
+                          features[p->features.number[block]] + first * p->places * p->config.inner);
     }
 }
 
 static void nn_conv_take_feature(const nn_conv *p, const nn_conv_slot *slot, int block,
                                  const float *const *gradients) {
     const int64_t inner = p->config.inner;
-    if (!gradients || p->captured[block] < 0) return;
+    if (!gradients || p->features.number[block] < 0) return;
     for (int64_t first = 0; first < slot->samples; first += p->chunk) {
         const nn_conv_span s = nn_conv_span_at(p, slot, first);
-        nn_conv_to_rows(&s, inner, gradients[p->captured[block]] + first * p->places * inner, p->room.branch);
+        nn_conv_to_rows(&s, inner, gradients[p->features.number[block]] + first * p->places * inner,
+                        p->room.branch);
         nn_add_all(nn_conv_span_rows(&s) * inner, p->room.branch, s.d_x);
     }
 }
 
 /* ---- the network's functions ---- */
-
-/* How many blocks a backward goes through: without a gradient by what is predicted, and none of weights, those before the last
- * feature. */
-static int nn_conv_blocks_behind(const nn_conv *p, const xd_network_call *call) {
-    int blocks = p->config.blocks;
-    if (call->raw_gradient || call->weights) return blocks;
-    while (blocks > 0 && (!call->feature_gradients || p->captured[blocks - 1] < 0)) blocks--;
-    return blocks;
-}
-
-static xd_result nn_conv_labels_check(const nn_conv *p, const xd_network_call *call) {
-    for (int64_t s = 0; call->condition && s < call->samples; s++) {
-        const int32_t label = ((const int32_t *)call->condition)[s];
-        XD_REQUIRE(p->ctx, label >= 0 && label < p->config.labels, XD_ERROR_ARGUMENT,
-                   "sample %lld has label %ld of %d", (long long)s, (long)label, p->config.labels);
-    }
-    return XD_OK;
-}
-
-static void nn_conv_root_weights(const xd_block_view *view, const float **w, float **g) {
-    for (int i = 0; i < NN_CONV_ROOT_WEIGHTS; i++) {
-        w[i] = (const float *)view->values[i];
-        g[i] = (float *)view->gradients[i];
-    }
-}
 
 static xd_result nn_conv_forward(void *user, const xd_network_call *call) {
     nn_conv *p = (nn_conv *)user;
@@ -252,13 +186,13 @@ static xd_result nn_conv_forward(void *user, const xd_network_call *call) {
     const float *w[NN_CONV_ROOT_WEIGHTS];
     float *g[NN_CONV_ROOT_WEIGHTS];
     XD_TRY(nn_call_check(p->ctx, call, p->samples, p->slot_count, call->keep));
-    XD_TRY(nn_conv_labels_check(p, call));
+    XD_TRY(nn_condition_check(p->ctx, &p->time, call));
     nn_conv_slot *slot = &p->slots[call->keep ? call->slot : p->slot_count];
     XD_TRY(xd_block_begin(p->blocks[blocks], pass, &root));
-    nn_conv_root_weights(&root, w, g);
+    nn_call_weights(&root, NN_CONV_ROOT_WEIGHTS, w, g);
     slot->samples = call->samples;
     if (slot->samples > 0) {
-        nn_conv_condition(p, w, call, slot);
+        nn_condition_forward(&p->time, w + NN_CONV_WAVES, call, &slot->time);
         nn_conv_enter(p, w, slot, (const float *)call->hidden);
     }
     for (int i = 0; i < blocks; i++) {
@@ -278,20 +212,17 @@ static xd_result nn_conv_backward(void *user, const xd_network_call *call) {
     float *g[NN_CONV_ROOT_WEIGHTS];
     XD_TRY(nn_call_check(p->ctx, call, p->samples, p->slot_count, true));
     const nn_conv_slot *slot = &p->slots[call->slot];
-    XD_REQUIRE(p->ctx, slot->samples >= 0, XD_ERROR_STATE,
-               "backward of %lld samples where slot %d holds none", (long long)call->samples, call->slot);
-    XD_REQUIRE(p->ctx, slot->samples == call->samples, XD_ERROR_STATE,
-               "backward of %lld samples where slot %d holds %lld", (long long)call->samples, call->slot,
-               (long long)slot->samples);
+    XD_TRY(nn_call_check_kept(p->ctx, call, slot->samples));
     XD_TRY(xd_block_begin(p->blocks[blocks], pass, &root));
-    nn_conv_root_weights(&root, w, g);
+    nn_call_weights(&root, NN_CONV_ROOT_WEIGHTS, w, g);
     nn_conv_leave_backward(p, w, g, slot, call->raw_gradient);
-    for (int i = nn_conv_blocks_behind(p, call) - 1; i >= 0; i--) {
+    for (int i = nn_features_behind(&p->features, call) - 1; i >= 0; i--) {
         nn_conv_take_feature(p, slot, i, call->feature_gradients);
         XD_TRY(nn_conv_block_pass(p, slot, i, pass, true));
     }
     nn_conv_enter_backward(p, w, g, slot, call->hidden_gradient);
-    if (slot->samples > 0 && call->weights) nn_conv_condition_backward(p, w, g, slot);
+    if (slot->samples > 0 && call->weights)
+        nn_condition_backward(&p->time, w + NN_CONV_WAVES, g + NN_CONV_WAVES, &slot->time, p->d_active);
     return xd_block_end(p->blocks[blocks]);
 }
 
@@ -300,8 +231,8 @@ xd_network nn_conv_network(nn_conv *p) {
     memset(&n, 0, sizeof n);
     n.user = p;
     n.predicts = XD_PREDICT_FLOW;
-    n.feature_count = p->feature_count;
-    n.feature_elements = p->feature_elements;
+    n.feature_count = p->features.count;
+    n.feature_elements = p->features.elements;
     n.forward = nn_conv_forward;
     n.backward = nn_conv_backward;
     return n;

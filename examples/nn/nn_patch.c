@@ -3,8 +3,6 @@
 
 #include "nn_patch_inside.h"
 
-#include <math.h>
-#include <stdio.h>
 #include <string.h>
 
 /* Rows of all ranks that are computed together: few enough to stay in the cache. Sums over samples depend on it. */
@@ -41,11 +39,7 @@ static void nn_patch_place_trace(const nn_patch *p, xd_arena *arena, int64_t row
 static void nn_patch_place_slot(const nn_patch *p, xd_arena *arena, nn_patch_slot *slot) {
     const int64_t width = p->config.width, samples = p->samples;
     const int64_t rows = (slot->keeps ? samples : p->chunk) * p->grid.tokens;
-    slot->labels = (int32_t *)xd_arena_take_pointer(arena, (size_t)samples * sizeof *slot->labels);
-    slot->features = nn_patch_floats(arena, samples * p->config.frequencies);
-    slot->embedding = nn_patch_floats(arena, samples * width);
-    slot->sigmoid = nn_patch_floats(arena, samples * width);
-    slot->active = nn_patch_floats(arena, samples * width);
+    nn_conditioned_place(&p->time, arena, samples, &slot->time);
     slot->common = nn_patch_floats(arena, samples * 6 * width);
     slot->last = nn_patch_floats(arena, samples * 2 * width);
     slot->patches = nn_patch_floats(arena, rows * p->pixels);
@@ -95,7 +89,7 @@ static void nn_patch_place(nn_patch *p, xd_arena *arena) {
     const int64_t width = p->config.width, rows = p->chunk * p->grid.tokens;
     const int64_t wide = p->config.ffn > 3 * width ? p->config.ffn : 3 * width;
     for (int i = 0; i <= p->slot_count; i++) nn_patch_place_slot(p, arena, &p->slots[i]);
-    p->frequency = (double *)xd_arena_take_pointer(arena, (size_t)p->config.frequencies / 2 * sizeof(double));
+    nn_condition_place(&p->time, arena);
     p->x = nn_patch_floats(arena, p->samples * p->grid.tokens * width);
     p->d_x = nn_patch_floats(arena, p->samples * p->grid.tokens * width);
     p->d_condition = nn_patch_floats(arena, p->at.count * p->samples * 8 * width);
@@ -118,9 +112,9 @@ static bool nn_patch_allocate(nn_patch *p) {
     p->slots = (nn_patch_slot *)xd_allocate(p->ctx, slots * sizeof *p->slots);
     p->traces = (nn_patch_trace *)xd_allocate(p->ctx, (slots * layers + 1) * sizeof *p->traces);
     p->blocks = (xd_block **)xd_allocate(p->ctx, (layers + 1) * sizeof *p->blocks);
-    p->captured = (int *)xd_allocate(p->ctx, layers * sizeof *p->captured);
-    p->feature_elements = (int64_t *)xd_allocate(p->ctx, layers * sizeof *p->feature_elements);
-    if (!p->slots || !p->traces || !p->blocks || !p->captured || !p->feature_elements) return false;
+    p->features.number = (int *)xd_allocate(p->ctx, layers * sizeof *p->features.number);
+    p->features.elements = (int64_t *)xd_allocate(p->ctx, layers * sizeof *p->features.elements);
+    if (!p->slots || !p->traces || !p->blocks || !p->features.number || !p->features.elements) return false;
     for (size_t i = 0; i < slots; i++) {
         p->slots[i].keeps = i + 1 < slots;
         p->slots[i].samples = -1;
@@ -144,34 +138,8 @@ static xd_result nn_patch_make_stacks(nn_patch *p) {
     return xd_leaf_stack_create(p->ctx, p->inner.leaves, p->inner.elements, &p->inner.stack);
 }
 
-static xd_result nn_patch_find_blocks(nn_patch *p, xd_model *model) {
-    for (int i = 0; i < p->config.layers; i++) {
-        char name[32];
-        snprintf(name, sizeof name, "blocks.%d", i);
-        p->blocks[i] = xd_model_find_block(model, name);
-        XD_REQUIRE(p->ctx, p->blocks[i], XD_ERROR_ARGUMENT, "the model has no block \"%s\" of %d layers",
-                   name, p->config.layers);
-    }
-    p->blocks[p->config.layers] = xd_model_root(model);
-    return XD_OK;
-}
-
-static void nn_patch_number_features(nn_patch *p, const int *layers, int count) {
-    for (int i = 0; i < p->config.layers; i++) p->captured[i] = -1;
-    for (int i = 0; i < count; i++) p->captured[layers[i]] = i;
-    p->feature_count = count;
-}
-
 xd_result nn_patch_capture(nn_patch *p, const int *layers, int count) {
-    XD_REQUIRE(p->ctx, count >= 0, XD_ERROR_ARGUMENT, "%d features", count);
-    for (int i = 0; i < count; i++) {
-        XD_REQUIRE(p->ctx, layers[i] >= 0 && layers[i] < p->config.layers, XD_ERROR_ARGUMENT,
-                   "a feature behind layer %d of %d", layers[i], p->config.layers);
-        XD_REQUIRE(p->ctx, i == 0 || layers[i] > layers[i - 1], XD_ERROR_ARGUMENT,
-                   "a feature behind layer %d after that behind layer %d", layers[i], layers[i - 1]);
-    }
-    nn_patch_number_features(p, layers, count);
-    return XD_OK;
+    return nn_features_choose(p->ctx, &p->features, "layer", layers, count);
 }
 
 xd_result nn_patch_create(xd_ctx *ctx, const nn_patch_config *config, xd_model *model, int64_t samples,
@@ -183,7 +151,7 @@ xd_result nn_patch_create(xd_ctx *ctx, const nn_patch_config *config, xd_model *
                slots);
     nn_patch *p = (nn_patch *)xd_allocate(ctx, sizeof *p);
     if (!p) return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a patch transformer's passes");
-    const int across = config->side / config->patch, middle = (config->layers - 1) / 2;
+    const int across = config->side / config->patch;
     p->ctx = ctx;
     p->config = *config;
     p->samples = samples;
@@ -195,10 +163,14 @@ xd_result nn_patch_create(xd_ctx *ctx, const nn_patch_config *config, xd_model *
     p->inner = nn_patch_inner(config);
     p->grid.width = config->width;
     p->grid.block = p->at.each;
+    p->features.blocks = config->layers;
+    p->time.frequencies = config->frequencies;
+    p->time.labels = config->labels;
+    p->time.width = config->width;
     p->chunk = p->at.all < NN_PATCH_ROWS ? NN_PATCH_ROWS / p->at.all : 1;
     if (p->chunk > samples) p->chunk = samples;
     xd_result result = nn_patch_allocate(p)
-                           ? nn_patch_find_blocks(p, model)
+                           ? nn_network_blocks(ctx, model, config->layers, p->blocks)
                            : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld samples in %d slots",
                                      (long long)samples, slots);
     if (result == XD_OK) result = nn_patch_make_stacks(p);
@@ -206,11 +178,8 @@ xd_result nn_patch_create(xd_ctx *ctx, const nn_patch_config *config, xd_model *
         nn_patch_destroy(p);
         return result;
     }
-    for (int i = 0; i < config->frequencies / 2; i++)
-        p->frequency[i] =
-            config->frequencies == 2 ? 1.0 : pow(1000.0, (double)i / (config->frequencies / 2 - 1));
-    for (int i = 0; i < config->layers; i++) p->feature_elements[i] = p->at.all * p->grid.width;
-    nn_patch_number_features(p, &middle, 1);
+    nn_condition_fill(&p->time);
+    nn_features_begin(&p->features, p->at.all * p->grid.width);
     *out = p;
     return XD_OK;
 }
@@ -222,8 +191,8 @@ void nn_patch_destroy(nn_patch *p) {
     xd_leaf_stack_destroy(p->inner.stack);
     xd_release(ctx, p->memory);
     xd_release(ctx, (void *)p->blocks);
-    xd_release(ctx, p->captured);
-    xd_release(ctx, p->feature_elements);
+    xd_release(ctx, p->features.number);
+    xd_release(ctx, p->features.elements);
     xd_release(ctx, p->traces);
     xd_release(ctx, p->slots);
     xd_release(ctx, p);

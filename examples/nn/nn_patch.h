@@ -10,14 +10,11 @@
 #ifndef NN_PATCH_H
 #define NN_PATCH_H
 
-#include "xdistill.h"
+#include "nn_split.h"
 
 #ifdef __cplusplus
 extern "C" {
 #endif
-
-/* Ranks that share the heads and the inner width of the feed-forward part, and how weights lie over them. */
-typedef struct nn_patch_split nn_patch_split;
 
 typedef struct nn_patch_config {
     int side;  /* of an image, in pixels */
@@ -28,23 +25,13 @@ typedef struct nn_patch_config {
     int frequencies; /* sines and cosines of the time together, even; half as many frequencies, 1 to 1000 in equal ratios */
     int labels;  /* classes; the last is "none" */
     xd_comm *cp; /* ranks with the other tokens of the same samples, in eighths; NULL -> all are here */
-    nn_patch_split *split; /* NULL -> heads and width are here, and sums over them are whole */
+    nn_split *
+        split; /* ranks that share the heads and the inner width of the feed-forward part, each whole heads and pieces: a piece
+                     * is an eighth of the width, rounded up. NULL -> these are here, and sums over them are whole */
 } nn_patch_config;
 
 /* 16, 4, 96, 4, 4, 240, 64, 11: 423,664 weights, no ranks. Pure. */
 nn_patch_config nn_patch_defaults(void);
-
-/* Ranks of tp share heads and width, each whole heads and pieces: a piece is an eighth of the width, rounded up. With a split, also of
- * one rank, sums over heads and width are made of those of each head and piece along the canonical tree of xd_leaves, so that any
- * number of ranks has the bits of one. That takes longer than whole sums, which have other bits.
- *
- *   cp   of the config that it is for, or NULL. Ranks of tp are side by side in what both make together
- *
- * tp and cp must outlive it, and it the models that are described with it. Local. Errors: MEMORY. */
-xd_result nn_patch_split_create(xd_comm *tp, xd_comm *cp, nn_patch_split **out);
-
-/* NULL is fine. Local. */
-void nn_patch_split_destroy(nn_patch_split *split);
 
 /* The sealed model, without memory for weights. First values depend on the seed and the name of a weight. Local. Errors:
  * ARGUMENT (sizes that do not divide, heads that the ranks of a split do not divide, more of these than pieces, with both numbers), those

@@ -96,7 +96,8 @@ static xd_result nn_patch_add_pair(const nn_patch_config *c, xd_block *block, co
     return nn_patch_add(c, block, &with);
 }
 
-static xd_result nn_patch_describe_root(const nn_patch_config *c, xd_block *root) {
+static xd_result nn_patch_describe_root(const void *config, xd_block *root) {
+    const nn_patch_config *c = (const nn_patch_config *)config;
     const int64_t across = c->side / c->patch, pixels = (int64_t)c->patch * c->patch, width = c->width;
     const nn_patch_pair embed = { "embed", width, pixels, false, NN_PATCH_WHOLE },
                         time = { "time", width, c->frequencies, false, NN_PATCH_WHOLE },
@@ -113,7 +114,8 @@ static xd_result nn_patch_describe_root(const nn_patch_config *c, xd_block *root
     return nn_patch_add_pair(c, root, &out);
 }
 
-static xd_result nn_patch_describe_layer(const nn_patch_config *c, xd_block *block) {
+static xd_result nn_patch_describe_layer(const void *config, xd_block *block) {
+    const nn_patch_config *c = (const nn_patch_config *)config;
     const nn_patch_pair maps[] = { { "qkv", 3 * (int64_t)c->width, c->width, false, NN_PATCH_HEADS_OUT },
                                    { "attended", c->width, c->width, false, NN_PATCH_HEADS_IN },
                                    { "up", c->ffn, c->width, false, NN_PATCH_INNER_OUT },
@@ -123,35 +125,13 @@ static xd_result nn_patch_describe_layer(const nn_patch_config *c, xd_block *blo
     return XD_OK;
 }
 
-static xd_result nn_patch_describe_all(const nn_patch_config *c, xd_model *model) {
-    XD_TRY(nn_patch_describe_root(c, xd_model_root(model)));
-    for (int i = 0; i < c->layers; i++) {
-        char name[32];
-        xd_block_desc desc;
-        xd_block *block;
-        memset(&desc, 0, sizeof desc);
-        snprintf(name, sizeof name, "blocks.%d", i);
-        desc.name = name;
-        desc.type = "layer";
-        XD_TRY(xd_block_add(xd_model_root(model), &desc, &block));
-        XD_TRY(nn_patch_describe_layer(c, block));
-    }
-    return xd_model_seal(model);
-}
-
 xd_result nn_patch_describe(xd_ctx *ctx, const nn_patch_config *config, uint64_t seed, xd_model **out) {
+    const nn_network network = { config, config->layers, "layer", nn_patch_describe_root,
+                                 nn_patch_describe_layer };
     xd_model_desc desc;
-    xd_model *model;
     memset(&desc, 0, sizeof desc);
     desc.seed = seed;
-    desc.rank = nn_patch_split_rank(config->split);
+    desc.rank = nn_split_rank(config->split);
     XD_TRY(nn_patch_check(ctx, config));
-    XD_TRY(xd_model_create(ctx, &desc, &model));
-    const xd_result result = nn_patch_describe_all(config, model);
-    if (result != XD_OK) {
-        xd_model_destroy(model);
-        return result;
-    }
-    *out = model;
-    return XD_OK;
+    return nn_network_describe(ctx, &network, &desc, out);
 }

@@ -2,6 +2,8 @@
 #ifndef NN_PATCH_INSIDE_H
 #define NN_PATCH_INSIDE_H
 
+#include "nn_condition.h"
+#include "nn_network.h"
 #include "nn_patch.h"
 #include "nn_patch_layer.h"
 #include "nn_patch_pieces.h"
@@ -19,9 +21,8 @@ typedef enum nn_patch_cut_kind {
     NN_PATCH_INNER_IN
 } nn_patch_cut_kind;
 
-/* nn_patch_split.c: this rank among those of the layouts; what of the heads' columns and of the inner width is here; whether that can
- * be; the layout of a weight, which the split keeps. */
-int nn_patch_split_rank(const nn_patch_split *split);
+/* nn_patch_split.c: what of the heads' columns and of the inner width is here; whether that can be; the layout of a weight, which
+ * the split keeps. */
 nn_pieces nn_patch_heads(const nn_patch_config *config);
 nn_pieces nn_patch_inner(const nn_patch_config *config);
 xd_result nn_patch_split_check(xd_ctx *ctx, const nn_patch_config *config);
@@ -37,10 +38,10 @@ enum {
     NN_PATCH_EMBED,
     NN_PATCH_EMBED_BIAS,
     NN_PATCH_POSITION,
-    NN_PATCH_TIME,
-    NN_PATCH_TIME_BIAS,
-    NN_PATCH_LABEL,
-    NN_PATCH_COMMON, /* [6 width, width]: shift, scale and gate of all layers, from time and class */
+    NN_PATCH_TIME, /* and class: NN_CONDITION_WEIGHTS */
+    NN_PATCH_COMMON =
+        NN_PATCH_TIME +
+        NN_CONDITION_WEIGHTS, /* [6 width, width]: shift, scale and gate of all layers, from time and class */
     NN_PATCH_COMMON_BIAS,
     NN_PATCH_LAST, /* [2 width, width]: shift and scale behind the layers */
     NN_PATCH_LAST_BIAS,
@@ -52,15 +53,13 @@ enum {
 
 /* One forward: what it keeps of all samples. */
 typedef struct nn_patch_slot {
-    bool keeps;                          /* otherwise rows are those of one chunk only, used again by each */
-    int64_t samples;                     /* of its last forward; -1 before */
-    int32_t *labels;                     /* [samples] */
-    float *features;                     /* [samples, frequencies] */
-    float *embedding, *sigmoid, *active; /* [samples, width] of time and class, before silu and behind */
-    float *common, *last;                /* [samples, 6 width], [samples, 2 width] */
-    float *patches;                      /* [rows, pixels] */
-    float *normed, *inverse;             /* [rows, width], [rows] behind the layers */
-    nn_patch_trace *traces;              /* [layers] */
+    bool keeps;              /* otherwise rows are those of one chunk only, used again by each */
+    int64_t samples;         /* of its last forward; -1 before */
+    nn_conditioned time;     /* and class */
+    float *common, *last;    /* [samples, 6 width], [samples, 2 width] */
+    float *patches;          /* [rows, pixels] */
+    float *normed, *inverse; /* [rows, width], [rows] behind the layers */
+    nn_patch_trace *traces;  /* [layers] */
 } nn_patch_slot;
 
 /* Rows here and of all ranks are told apart where tokens may be elsewhere: a row is here if nothing is said. */
@@ -73,14 +72,12 @@ struct nn_patch {
     nn_pieces heads, inner; /* the columns of heads, and of the inner width */
     nn_grid grid;           /* of a chunk */
     int64_t pixels;         /* of a patch */
-    int feature_count;
-    int *captured;             /* [layers] number of the feature that is the stream behind it; -1: none */
-    int64_t *feature_elements; /* [layers] the same for all: of a sample's stream */
+    nn_condition time;      /* and class */
+    nn_features features;
     int slot_count;
     nn_patch_slot *slots; /* [slot_count + 1]; the last is that of inference */
     nn_patch_trace *traces;
     xd_block **blocks; /* [layers + 1]; the last is the root */
-    double *frequency; /* [frequencies / 2] */
     float *x, *d_x;    /* [samples * tokens, width] the stream */
     float *
         d_condition; /* [blocks here, of a call's samples: 6 width each, then 2 width each] by common and last */

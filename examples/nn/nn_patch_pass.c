@@ -1,10 +1,8 @@
 /* nn_patch_pass.c - forward and backward of the patch transformer through the blocks of its model. */
 #include "nn_call.h"
-#include "nn_exp.h"
 #include "nn_matmul.h"
 #include "nn_patch_inside.h"
 
-#include <math.h>
 #include <string.h>
 
 /* ---- time and class ---- */
@@ -14,7 +12,6 @@ static nn_patch_map nn_patch_root_map(const nn_patch *p, const float *const *wei
     const int64_t width = p->config.width;
     nn_patch_map map = { rows, width, width, weights[which], weights[which + 1] };
     if (which == NN_PATCH_EMBED) map.in = p->pixels;
-    if (which == NN_PATCH_TIME) map.in = p->config.frequencies;
     if (which == NN_PATCH_COMMON) map.out = 6 * width;
     if (which == NN_PATCH_LAST) map.out = 2 * width;
     if (which == NN_PATCH_OUT) map.out = p->pixels;
@@ -23,27 +20,12 @@ static nn_patch_map nn_patch_root_map(const nn_patch *p, const float *const *wei
 
 static void nn_patch_condition(const nn_patch *p, const float *const *w, const xd_network_call *call,
                                nn_patch_slot *slot) {
-    const int half = p->config.frequencies / 2;
     const int64_t width = p->config.width, count = call->samples;
-    const int32_t *labels = (const int32_t *)call->condition;
-    const nn_patch_map time = nn_patch_root_map(p, w, NN_PATCH_TIME, count),
-                       common = nn_patch_root_map(p, w, NN_PATCH_COMMON, count),
+    const nn_patch_map common = nn_patch_root_map(p, w, NN_PATCH_COMMON, count),
                        last = nn_patch_root_map(p, w, NN_PATCH_LAST, count);
-    for (int64_t s = 0; s < count; s++)
-        for (int i = 0; i < half; i++) {
-            const double angle = call->times[s] * p->frequency[i];
-            slot->features[(2 * s) * half + i] = (float)sin(angle);
-            slot->features[(2 * s + 1) * half + i] = (float)cos(angle);
-        }
-    nn_patch_map_forward(&time, slot->features, slot->embedding);
-    for (int64_t s = 0; s < count; s++) {
-        slot->labels[s] = labels ? labels[s] : p->config.labels - 1;
-        nn_add_all(width, w[NN_PATCH_LABEL] + slot->labels[s] * width, slot->embedding + s * width);
-    }
-    nn_sigmoid(count * width, slot->embedding, slot->sigmoid);
-    nn_silu(count * width, slot->embedding, slot->sigmoid, slot->active);
-    nn_patch_map_forward(&common, slot->active, slot->common);
-    nn_patch_map_forward(&last, slot->active, slot->last);
+    nn_condition_forward(&p->time, w + NN_PATCH_TIME, call, &slot->time);
+    nn_patch_map_forward(&common, slot->time.active, slot->common);
+    nn_patch_map_forward(&last, slot->time.active, slot->last);
     for (int64_t s = 0; s < count; s++)
         nn_add_all(2 * width, w[NN_PATCH_LAST_TABLE], slot->last + s * 2 * width);
 }
@@ -73,22 +55,18 @@ static xd_result nn_patch_condition_backward(const nn_patch *p, const float *con
     const nn_patch_part_of of = { p, count };
     const nn_sums sums = nn_patch_sums(p, count * 8 * width);
     const nn_block_sum sum = { nn_patch_condition_block, &of, 0, sums.count };
-    const nn_patch_map time = nn_patch_root_map(p, w, NN_PATCH_TIME, count),
-                       common = nn_patch_root_map(p, w, NN_PATCH_COMMON, count),
+    const nn_patch_map common = nn_patch_root_map(p, w, NN_PATCH_COMMON, count),
                        last = nn_patch_root_map(p, w, NN_PATCH_LAST, count);
     const float *d_common;
     nn_sums_add(&sums, &sum);
     XD_TRY(nn_sums_join(&sums, &d_common));
     const float *d_last = d_common + count * 6 * width;
-    nn_patch_map_backward(&common, slot->active, d_common, p->d_active, g + NN_PATCH_COMMON);
-    nn_patch_map_backward(&last, slot->active, d_last, NULL, g + NN_PATCH_LAST);
+    nn_patch_map_backward(&common, slot->time.active, d_common, p->d_active, g + NN_PATCH_COMMON);
+    nn_patch_map_backward(&last, slot->time.active, d_last, NULL, g + NN_PATCH_LAST);
     nn_matmul(nn_dense(d_last, count, 2 * width), nn_dense(last.weight, 2 * width, width), p->d_active, width,
               true);
     if (g[NN_PATCH_LAST_TABLE]) nn_sum_rows(count, 2 * width, d_last, g[NN_PATCH_LAST_TABLE]);
-    nn_silu_backward(count * width, slot->embedding, slot->sigmoid, p->d_active);
-    nn_patch_map_backward(&time, slot->features, p->d_active, NULL, g + NN_PATCH_TIME);
-    for (int64_t s = 0; g[NN_PATCH_LABEL] && s < count; s++)
-        nn_add_all(width, p->d_active + s * width, g[NN_PATCH_LABEL] + slot->labels[s] * width);
+    nn_condition_backward(&p->time, w + NN_PATCH_TIME, g + NN_PATCH_TIME, &slot->time, p->d_active);
     return XD_OK;
 }
 
@@ -289,15 +267,6 @@ static nn_patch_part nn_patch_part_at(const nn_patch *p, const nn_patch_slot *sl
     return part;
 }
 
-static xd_result nn_patch_labels_check(const nn_patch *p, const xd_network_call *call) {
-    for (int64_t s = 0; call->condition && s < call->samples; s++) {
-        const int32_t label = ((const int32_t *)call->condition)[s];
-        XD_REQUIRE(p->ctx, label >= 0 && label < p->config.labels, XD_ERROR_ARGUMENT,
-                   "sample %lld has label %ld of %d", (long long)s, (long)label, p->config.labels);
-    }
-    return XD_OK;
-}
-
 static xd_result nn_patch_layer_chunks(const nn_patch *p, const nn_patch_slot *slot, int layer,
                                        const xd_network_call *back, const xd_block_view *view) {
     const nn_layer_widths widths = { p->config.width, p->heads.end - p->heads.begin,
@@ -305,10 +274,7 @@ static xd_result nn_patch_layer_chunks(const nn_patch *p, const nn_patch_slot *s
     const nn_sums sums = nn_patch_sums(p, nn_patch_layer_floats(widths));
     const float *w[NN_PATCH_LAYER_WEIGHTS];
     float *g[NN_PATCH_LAYER_WEIGHTS];
-    for (int i = 0; i < NN_PATCH_LAYER_WEIGHTS; i++) {
-        w[i] = (const float *)view->values[i];
-        g[i] = (float *)view->gradients[i];
-    }
+    nn_call_weights(view, NN_PATCH_LAYER_WEIGHTS, w, g);
     for (int64_t first = 0; first < slot->samples; first += p->chunk) {
         const nn_patch_span s = nn_patch_span_at(p, slot, first);
         const nn_patch_part part = nn_patch_part_at(p, slot, layer, &s);
@@ -343,10 +309,10 @@ static xd_result nn_patch_whole_stream(const nn_patch *p, const nn_patch_span *s
 static xd_result nn_patch_give_feature(const nn_patch *p, const nn_patch_slot *slot, int layer,
                                        float *const *features) {
     const int64_t all = p->at.all, width = p->grid.width;
-    if (!features || p->captured[layer] < 0) return XD_OK;
+    if (!features || p->features.number[layer] < 0) return XD_OK;
     for (int64_t first = 0; first < slot->samples; first += p->chunk) {
         const nn_patch_span s = nn_patch_span_at(p, slot, first);
-        float *out = features[p->captured[layer]] + first * all * width;
+        float *out = features[p->features.number[layer]] + first * all * width;
         const float *stream;
         XD_TRY(nn_patch_whole_stream(p, &s, &stream));
         for (int64_t r = 0; r < s.grid.samples * all; r++)
@@ -359,10 +325,10 @@ static xd_result nn_patch_give_feature(const nn_patch *p, const nn_patch_slot *s
 static void nn_patch_take_feature(const nn_patch *p, const nn_patch_slot *slot, int layer,
                                   const float *const *gradients) {
     const int64_t all = p->at.all, width = p->grid.width, before = p->at.first * p->at.each;
-    if (!gradients || p->captured[layer] < 0) return;
+    if (!gradients || p->features.number[layer] < 0) return;
     for (int64_t first = 0; first < slot->samples; first += p->chunk) {
         const nn_patch_span s = nn_patch_span_at(p, slot, first);
-        const float *d = gradients[p->captured[layer]] + first * all * width;
+        const float *d = gradients[p->features.number[layer]] + first * all * width;
         for (int64_t r = 0; r < s.rows; r++)
             for (int64_t c = 0; c < width; c++)
                 s.d_x[r * width + c] +=
@@ -372,22 +338,6 @@ static void nn_patch_take_feature(const nn_patch *p, const nn_patch_slot *slot, 
 
 /* ---- the network's functions ---- */
 
-/* How many layers a backward goes through: without a gradient by what is predicted, and none of weights, those before the last
- * feature. */
-static int nn_patch_layers_behind(const nn_patch *p, const xd_network_call *call) {
-    int layers = p->config.layers;
-    if (call->raw_gradient || call->weights) return layers;
-    while (layers > 0 && (!call->feature_gradients || p->captured[layers - 1] < 0)) layers--;
-    return layers;
-}
-
-static void nn_patch_root_weights(const xd_block_view *view, const float **w, float **g) {
-    for (int i = 0; i < NN_PATCH_ROOT_WEIGHTS; i++) {
-        w[i] = (const float *)view->values[i];
-        g[i] = (float *)view->gradients[i];
-    }
-}
-
 static xd_result nn_patch_forward(void *user, const xd_network_call *call) {
     nn_patch *p = (nn_patch *)user;
     const int layers = p->config.layers;
@@ -396,10 +346,10 @@ static xd_result nn_patch_forward(void *user, const xd_network_call *call) {
     const float *w[NN_PATCH_ROOT_WEIGHTS];
     float *g[NN_PATCH_ROOT_WEIGHTS];
     XD_TRY(nn_call_check(p->ctx, call, p->samples, p->slot_count, call->keep));
-    XD_TRY(nn_patch_labels_check(p, call));
+    XD_TRY(nn_condition_check(p->ctx, &p->time, call));
     nn_patch_slot *slot = &p->slots[call->keep ? call->slot : p->slot_count];
     XD_TRY(xd_block_begin(p->blocks[layers], pass, &root));
-    nn_patch_root_weights(&root, w, g);
+    nn_call_weights(&root, NN_PATCH_ROOT_WEIGHTS, w, g);
     slot->samples = call->samples;
     if (slot->samples > 0) {
         nn_patch_condition(p, w, call, slot);
@@ -422,15 +372,11 @@ static xd_result nn_patch_backward(void *user, const xd_network_call *call) {
     float *g[NN_PATCH_ROOT_WEIGHTS];
     XD_TRY(nn_call_check(p->ctx, call, p->samples, p->slot_count, true));
     const nn_patch_slot *slot = &p->slots[call->slot];
-    XD_REQUIRE(p->ctx, slot->samples >= 0, XD_ERROR_STATE,
-               "backward of %lld samples where slot %d holds none", (long long)call->samples, call->slot);
-    XD_REQUIRE(p->ctx, slot->samples == call->samples, XD_ERROR_STATE,
-               "backward of %lld samples where slot %d holds %lld", (long long)call->samples, call->slot,
-               (long long)slot->samples);
+    XD_TRY(nn_call_check_kept(p->ctx, call, slot->samples));
     XD_TRY(xd_block_begin(p->blocks[layers], pass, &root));
-    nn_patch_root_weights(&root, w, g);
+    nn_call_weights(&root, NN_PATCH_ROOT_WEIGHTS, w, g);
     XD_TRY(nn_patch_head_backward(p, w, g, slot, call));
-    for (int i = nn_patch_layers_behind(p, call) - 1; i >= 0; i--) {
+    for (int i = nn_features_behind(&p->features, call) - 1; i >= 0; i--) {
         nn_patch_take_feature(p, slot, i, call->feature_gradients);
         XD_TRY(nn_patch_layer_pass(p, slot, i, pass, call));
     }
@@ -444,8 +390,8 @@ xd_network nn_patch_network(nn_patch *p) {
     memset(&n, 0, sizeof n);
     n.user = p;
     n.predicts = XD_PREDICT_FLOW;
-    n.feature_count = p->feature_count;
-    n.feature_elements = p->feature_elements;
+    n.feature_count = p->features.count;
+    n.feature_elements = p->features.elements;
     n.forward = nn_patch_forward;
     n.backward = nn_patch_backward;
     return n;

@@ -24,6 +24,19 @@ typedef struct nn_pieces {
 /* This rank's of `whole` in pieces of `length`, without stack and sum. Pure. */
 nn_pieces nn_pieces_of(xd_comm *comm, int64_t whole, int64_t length);
 
+/* Where each rank's part of `whole` begins, and the end: [ranks + 1]. Pure. */
+void nn_pieces_offsets(const nn_pieces *pieces, int64_t whole, int64_t *offsets);
+
+/* What a piece gives: out [count], `first` and `n` of it, counted from the first here. */
+typedef struct nn_piece_sum {
+    void (*run)(const void *user, int64_t first, int64_t n, float *out);
+    const void *user;
+    int64_t count; /* at most pieces->elements */
+} nn_piece_sum;
+
+/* y [count] = the sum over the pieces of all ranks. Collective over comm, which is there. */
+xd_result nn_pieces_sum(const nn_pieces *pieces, const nn_piece_sum *of, float *y);
+
 /* x [rows, sections * n] times the weight of it, where n is what is here: [out, sections * n] with `turned`, else
  * [sections * n, out]. */
 typedef struct nn_piece_product {

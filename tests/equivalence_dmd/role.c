@@ -23,7 +23,7 @@ xd_result role_ranks_open(xd_comm *world, const run_config *config, role_ranks *
     XD_TRY(xd_comm_split(world, me / config->tp, me, &out->cut.tp));
     XD_TRY(xd_comm_split(world, d * config->tp + me % config->tp, me, &out->cut.cp));
     XD_TRY(role_make_queues(config, out->data, out->queues[0]));
-    if (config->net == RUN_PIECES) XD_TRY(nn_patch_split_create(out->cut.tp, out->cut.cp, &out->split));
+    if (config->net == RUN_PIECES) XD_TRY(nn_split_create(out->cut.tp, out->cut.cp, &out->split));
     if (config->groups < 2) return XD_OK;
     const int each = config->dp / config->groups;
     XD_TRY(xd_comm_split(out->data, d / each, d, &out->group));
@@ -32,7 +32,7 @@ xd_result role_ranks_open(xd_comm *world, const run_config *config, role_ranks *
 }
 
 void role_ranks_close(role_ranks *ranks) {
-    nn_patch_split_destroy(ranks->split);
+    nn_split_destroy(ranks->split);
     for (int i = 0; i < 2 * ROLE_QUEUES; i++) xd_queue_destroy(ranks->queues[i / 2][i % 2]);
     if (ranks->replicas) xd_comm_destroy(ranks->replicas);
     if (ranks->group) xd_comm_destroy(ranks->group);

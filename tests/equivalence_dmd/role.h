@@ -15,7 +15,7 @@ typedef struct role_ranks {
     xd_comm *group,
         *replicas; /* HSDP: data ranks of this one's group, and those with the same part in others */
     strip_cut cut;
-    nn_patch_split *split; /* RUN_PIECES */
+    nn_split *split; /* RUN_PIECES */
     xd_queue *queues[2][ROLE_QUEUES]; /* over data and over group: gathers, reductions; NULL without */
 } role_ranks;
 

@@ -8,7 +8,7 @@ const feature features[FEATURES] = { { "ranks", 1, 8 },
                                      { "groups", 1, 4 },
                                      { "wrap", 0, WRAP_COUNT - 1 },
                                      { "nested", 0, 1 },
-                                     { "own", 0, 2 },
+                                     { "own", 0, 1 },
                                      { "reshard", 0, 2 },
                                      { "queues", 0, 2 },
                                      { "offload", 0, 1 },
@@ -16,7 +16,7 @@ const feature features[FEATURES] = { { "ranks", 1, 8 },
                                      { "groups2", 1, 4 },
                                      { "wrap2", 0, WRAP_COUNT - 1 },
                                      { "nested2", 0, 1 },
-                                     { "own2", 0, 2 },
+                                     { "own2", 0, 1 },
                                      { "reshard2", 0, 2 },
                                      { "queues2", 0, 2 },
                                      { "offload2", 0, 1 },
@@ -53,7 +53,9 @@ const feature features[FEATURES] = { { "ranks", 1, 8 },
                                      { "copies", 0, 3 },
                                      { "experts", 0, 6 }, /* more than 4 are none */
                                      { "ep", 1, TOY_MEMBERS },
-                                     { "ep2", 1, TOY_MEMBERS } };
+                                     { "ep2", 1, TOY_MEMBERS },
+                                     { "pushed", 0, 1 },
+                                     { "pushed2", 0, 1 } };
 
 enum { MOST_RANKS = 8, MOST_STAGES = 4 }; /* all together; of a pipeline's ranks */
 
@@ -90,9 +92,7 @@ static void settle_experts(int *f) {
     if (!f[EXPERTS]) f[EP] = f[EP2] = 1;
     while (f[RANKS] / f[GROUPS] % f[EP]) --f[EP];
     while (f[RANKS2] / f[GROUPS2] % f[EP2]) --f[EP2];
-    if (!f[EXPERTS]) return;
-    if (f[OWN] == 2) f[OWN] = 1; /* their leaves are of several ranks: they have brackets */
-    if (f[OWN2] == 2) f[OWN2] = 1;
+    if (f[EXPERTS]) f[PUSHED] = f[PUSHED2] = 0; /* their leaves are of several ranks */
 }
 
 void settle(int *f) {
@@ -106,7 +106,9 @@ void settle(int *f) {
     settle_stages(f, RANKS, PP);
     settle_stages(f, RANKS2, PP2);
     settle_experts(f);
-    if (f[OWN] == 2 || f[OWN2] == 2)
+    if (!f[OWN]) f[PUSHED] = 0;
+    if (!f[OWN2]) f[PUSHED2] = 0;
+    if (f[PUSHED] || f[PUSHED2])
         f[RECOMPUTE] = f[THAW] = 0; /* frozen weights have no gradient of the caller's */
     if (f[THAW] > f[STEPS]) f[THAW] = 0;
 }
@@ -117,7 +119,7 @@ static compose_layout layout_of(const int *f, int ranks, int pp, int ep) {
                                f[GROUPS + shift],
                                f[WRAP + shift],
                                f[NESTED + shift],
-                               f[OWN + shift],
+                               f[OWN + shift] + f[ep + PUSHED - EP],
                                f[RESHARD + shift],
                                f[QUEUES + shift],
                                f[OFFLOAD + shift],
@@ -197,8 +199,14 @@ typedef struct apart {
 static const apart apart_list[] = {
     { OWN, { RESHARD, OFFLOAD, HALF, SENT }, "storage of the caller is DDP's, in F32" },
     { OWN2, { RESHARD2, OFFLOAD2, HALF, SENT }, "storage of the caller is DDP's, in F32" },
+    { PUSHED, { RESHARD, OFFLOAD, HALF, SENT }, "storage of the caller is DDP's, in F32" },
+    { PUSHED2, { RESHARD2, OFFLOAD2, HALF, SENT }, "storage of the caller is DDP's, in F32" },
     { OWN, { PP, STAGES, UNEVEN, COPIES }, "the caller gives storage for a whole network" },
     { OWN2, { PP2, STAGES2, UNEVEN2, COPIES }, "the caller gives storage for a whole network" },
+    { PUSHED, { PP, STAGES, UNEVEN, COPIES }, "the caller gives storage for a whole network" },
+    { PUSHED2, { PP2, STAGES2, UNEVEN2, COPIES }, "the caller gives storage for a whole network" },
+    { PUSHED, { RECOMPUTE, THAW, EXPERTS, EP, EP2 }, "whole leaves are pushed, of weights that train" },
+    { PUSHED2, { RECOMPUTE, THAW, EXPERTS, EP, EP2 }, "whole leaves are pushed, of weights that train" },
     { TOGETHER, { PP, STAGES, UNEVEN, PP2, STAGES2, UNEVEN2, COPIES }, "a schedule has its own order" },
     { TIED, { PP, STAGES, UNEVEN, PP2, STAGES2, UNEVEN2, COPIES }, "a tie is within one stage" },
     { EXPERTS, { PP, STAGES, UNEVEN, PP2, STAGES2, UNEVEN2, COPIES }, "stages of the toy have no experts" },

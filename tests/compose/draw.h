@@ -61,6 +61,8 @@ enum {
     EXPERTS,
     EP,
     EP2,
+    PUSHED,
+    PUSHED2,
     FEATURES
 };
 

@@ -5005,7 +5005,8 @@ typedef struct xd_ddp_desc {
                           * NONE -> as they are, and no copy */
     /* Queues over the data ranks, which several wrappers may share and which outlive them; NULL -> what they would run is run in
      * xd_parallel_reduce and xd_parallel_publish. On `reductions` the sum of a bucket begins when the last of its blocks has had its
-     * last backward, in the order of buckets; that xd_block_end is then collective, as xd_queue_start is. On `gathers` stepped
+     * last backward, in the order of buckets; that xd_block_end is then collective, as xd_queue_start is. With experts, where
+     * ranks have different numbers of leaves, all begin in xd_parallel_reduce. On `gathers` stepped
      * values travel from xd_parallel_publish until a block with them is opened or the next step is reduced: so long, this
      * rank's own parts may be read, and none written. */
     xd_queue *gathers, *reductions;
@@ -41076,8 +41077,9 @@ XD_PRIVATE xdi_bucket *xdi_block_bucket(xd_parallel *p, const xd_block *block, i
 XD_PRIVATE xd_leaves xdi_bucket_leaves(const xd_parallel *p);
 
 /* parallel_gradient.c: wrappers whose leaves are computed side by side, [count] with NULL for none. Where ranks have different
- * numbers of leaves and some wrapper gathers for those that a rank does not have, DDP begins its sums in xd_parallel_reduce: after a
- * rank's own last leaf they would come before those gathers here, and behind them on other ranks. Local. */
+ * numbers of leaves and some wrapper gathers for those that a rank does not have, or rows come to its experts for them, DDP begins
+ * its sums in xd_parallel_reduce: after a rank's own last leaf they would come before that here, and behind it on other ranks.
+ * Local. */
 XD_PRIVATE void xdi_gradient_align(xd_parallel *const *parallels, int count);
 /* parallel_gradient.c: the place where a weight's gradient of a leaf is to be added; and what follows from the end of a
  * block's last backward of a leaf. */
@@ -43755,7 +43757,8 @@ XD_PRIVATE void xdi_gradient_align(xd_parallel *const *parallels, int count) {
     for (int i = 0; i < count; i++) {
         xd_parallel *p = parallels[i];
         if (!p) continue;
-        p->late = sharded && !p->sharded && p->leaves.total % ((int64_t)p->ranks * p->members) != 0;
+        p->late =
+            (sharded || p->experts) && !p->sharded && p->leaves.total % ((int64_t)p->ranks * p->members) != 0;
         if (p->experts) p->experts->late = p->late;
     }
 }
@@ -44039,7 +44042,10 @@ XD_PRIVATE xd_result xdi_parallel_lay(xd_parallel *p, const xd_fsdp_desc *d) {
 XD_PRIVATE xd_result xdi_experts_lay(xd_parallel *p, const xd_fsdp_desc *d) {
     xd_fsdp_desc settings = *d;
     settings.leaves = p->total;
-    return p->experts ? xdi_parallel_lay(p->experts, &settings) : XD_OK;
+    if (!p->experts) return XD_OK;
+    XD_TRY(xdi_parallel_lay(p->experts, &settings));
+    xdi_gradient_align(&p, 1);
+    return XD_OK;
 }
 
 static xd_result xdi_parallel_prepare(xd_parallel *p, const xd_fsdp_desc *d) {
@@ -79107,4 +79113,4 @@ static const xdi_sample_tiles XDI_SAMPLE(tiles) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 c73481c4e39f1a86bad6868d0b25232644e994cff63c94505eae4de1cd2d951a */
+/* xdistill sha256 2bda95e6def92cdfc57bd588dca773bf6f0867e7b189cea0575fb363a61acfc1 */

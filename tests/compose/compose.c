@@ -1,6 +1,7 @@
 /* compose.c - draws configurations of a training run, trains each, and compares it with one rank alone, bit for bit.
  *
- *     build/compose --seed 1 --count 200    draws so many; a failure is shrunk, and its command line printed
+ *     build/compose --seed 1 --count 200    draws so many, with an eye to pairs that came seldom; a failure is shrunk, and its
+ *                                           command line printed
  *     build/compose ranks=4 wrap=3 leaves=6 ...    one configuration; what is not named has its least value
  *     --table                               how often each pair of features was drawn together
  *     --draw                                draws, counts pairs, and trains nothing

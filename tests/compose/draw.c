@@ -275,10 +275,9 @@ bool print_pairs(bool table, long goal) {
             rare += !alone && pairs[i][j] < DRAW_GOAL;
         }
     if (table) print_table();
-    printf("%d pairs of features, %d of them never together; the rarest, %s with %s, was drawn %ld times; %d "
-           "pairs "
-           "less than %d times\n",
-           FEATURES * (FEATURES - 1) / 2, never, features[a].name, features[b].name, least, rare, DRAW_GOAL);
+    printf("%d pairs of features, %d of them never together; ", FEATURES * (FEATURES - 1) / 2, never);
+    printf("the rarest, %s with %s, was drawn %ld times; %d pairs less than %d times\n", features[a].name,
+           features[b].name, least, rare, DRAW_GOAL);
     if (wrong) printf("%d pairs that do not go together were drawn\n", wrong);
     return wrong == 0 && least >= goal;
 }

@@ -94,6 +94,18 @@ XD_TEST(stages_beside_tensor_parallel_ranks_have_the_bits_of_one_stage) {
 }
 
 /* Head and embedding as two copies, in one stage or in two. */
+XD_TEST(stages_whose_ranks_share_sequences_have_the_bits_of_one_stage) {
+    train_config c = pipeline_of(TRAIN_DDP, 1, 0, 1);
+    c.cp = 1;
+    c.lengths = true;
+    train_result *one = run_of(&c);
+    c = pipeline_of(TRAIN_FSDP, 2, 2, 1);
+    c.cp = 2;
+    c.lengths = true;
+    check_run(&c, one);
+    free(one);
+}
+
 XD_TEST(a_tied_embedding_has_the_bits_of_one_stage_wherever_its_copies_are) {
     train_result *one = one_stage(true, false), *apart = one_stage(false, false);
     const train_config list[] = { pipeline_of(TRAIN_DDP, 2, 0, 1), pipeline_of(TRAIN_DDP, 4, 0, 2),

@@ -112,6 +112,16 @@ XD_TEST(queues_parts_on_the_host_and_sent_types_change_no_bit_of_experts) {
     free(one);
 }
 
+/* A rank that has fewer leaves goes on with tokens of others: its sums wait for the end of the step. */
+XD_TEST(queues_change_no_bit_of_experts_where_ranks_have_different_numbers_of_leaves) {
+    expert_run like = { .experts = 4, .leaves = 7 };
+    expert_run *one = expert_alone(&like);
+    for (like.queues = 1; like.queues <= 2; like.queues++)
+        for (int kind = EXPERT_DDP; kind <= EXPERT_SHARDED; kind++)
+            for (int ep = 1; ep <= 4; ep *= 2) expert_check(one, (expert_kind)kind, 4, ep, &like);
+    free(one);
+}
+
 XD_TEST(a_weight_of_experts_that_is_thawed_trains_to_the_bits_of_one_rank) {
     const expert_run like = { .experts = 4, .leaves = 8, .frozen = "layers.1.experts.up" };
     const expert_run trained = { .experts = 4, .leaves = 8 };

@@ -515,8 +515,9 @@ XD_PRIVATE xdi_bucket *xdi_block_bucket(xd_parallel *p, const xd_block *block, i
 XD_PRIVATE xd_leaves xdi_bucket_leaves(const xd_parallel *p);
 
 /* parallel_gradient.c: wrappers whose leaves are computed side by side, [count] with NULL for none. Where ranks have different
- * numbers of leaves and some wrapper gathers for those that a rank does not have, DDP begins its sums in xd_parallel_reduce: after a
- * rank's own last leaf they would come before those gathers here, and behind them on other ranks. Local. */
+ * numbers of leaves and some wrapper gathers for those that a rank does not have, or rows come to its experts for them, DDP begins
+ * its sums in xd_parallel_reduce: after a rank's own last leaf they would come before that here, and behind it on other ranks.
+ * Local. */
 XD_PRIVATE void xdi_gradient_align(xd_parallel *const *parallels, int count);
 /* parallel_gradient.c: the place where a weight's gradient of a leaf is to be added; and what follows from the end of a
  * block's last backward of a leaf. */

@@ -149,7 +149,10 @@ XD_PRIVATE xd_result xdi_parallel_lay(xd_parallel *p, const xd_fsdp_desc *d) {
 XD_PRIVATE xd_result xdi_experts_lay(xd_parallel *p, const xd_fsdp_desc *d) {
     xd_fsdp_desc settings = *d;
     settings.leaves = p->total;
-    return p->experts ? xdi_parallel_lay(p->experts, &settings) : XD_OK;
+    if (!p->experts) return XD_OK;
+    XD_TRY(xdi_parallel_lay(p->experts, &settings));
+    xdi_gradient_align(&p, 1);
+    return XD_OK;
 }
 
 static xd_result xdi_parallel_prepare(xd_parallel *p, const xd_fsdp_desc *d) {

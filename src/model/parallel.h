@@ -81,7 +81,8 @@ typedef struct xd_ddp_desc {
                           * NONE -> as they are, and no copy */
     /* Queues over the data ranks, which several wrappers may share and which outlive them; NULL -> what they would run is run in
      * xd_parallel_reduce and xd_parallel_publish. On `reductions` the sum of a bucket begins when the last of its blocks has had its
-     * last backward, in the order of buckets; that xd_block_end is then collective, as xd_queue_start is. On `gathers` stepped
+     * last backward, in the order of buckets; that xd_block_end is then collective, as xd_queue_start is. With experts, where
+     * ranks have different numbers of leaves, all begin in xd_parallel_reduce. On `gathers` stepped
      * values travel from xd_parallel_publish until a block with them is opened or the next step is reduced: so long, this
      * rank's own parts may be read, and none written. */
     xd_queue *gathers, *reductions;

@@ -255,7 +255,8 @@ XD_PRIVATE void xdi_gradient_align(xd_parallel *const *parallels, int count) {
     for (int i = 0; i < count; i++) {
         xd_parallel *p = parallels[i];
         if (!p) continue;
-        p->late = sharded && !p->sharded && p->leaves.total % ((int64_t)p->ranks * p->members) != 0;
+        p->late =
+            (sharded || p->experts) && !p->sharded && p->leaves.total % ((int64_t)p->ranks * p->members) != 0;
         if (p->experts) p->experts->late = p->late;
     }
 }

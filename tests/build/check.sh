@@ -194,11 +194,12 @@ step_programs() {
     build/test/test_comm_endurance --calls 100000 && XD_TEST_KILLS=100 build/test/test_process_signals
 }
 
-# Random configurations of wrapped training, each against one rank; and errors that composed frameworks are known for, each of
-# which must be found by them.
+# Random configurations of wrapped training, each against one rank; that more of them have each pair of features often; and errors
+# that composed frameworks are known for, each of which must be found by them.
 step_compose() {
     need gcc patch
     make --no-print-directory build/compose && build/compose --seed 1000 --count "${CHECK_COMPOSE:-200}" &&
+    build/compose --draw --count 10000 &&
     sh tests/mutants/run.sh "$dir"
 }
 

@@ -25,7 +25,9 @@ typedef struct rank {
     toy toy;                    /* of a pipeline: the whole, for its names */
     float *storage, *gradients; /* the caller's */
     xd_parallel *parallel;      /* NULL of a pipeline */
-    xd_grid *grid;              /* of a pipeline, like what follows */
+    xd_grid *grid;              /* of a pipeline, or of experts */
+    xd_expert_ranks experts;
+    /* Of a pipeline: */
     toy stages[STAGES];
     int stage_count;
     xd_built *built;
@@ -33,9 +35,9 @@ typedef struct rank {
     int64_t slots;
     int step;
     xd_queue *gathers, *reductions, *sends;
-    int64_t own, most;
-    toy_kept *kept;          /* [most], or [slots] */
-    float *logits, *teacher; /* [most, rows, vocab]; logits [slots, rows, vocab] */
+    int64_t own, opened, most; /* leaves; more than are opened where rows come to experts */
+    toy_kept *kept;            /* [most], or [slots] */
+    float *logits, *teacher;   /* [most, rows, vocab]; logits [slots, rows, vocab] */
     int64_t labels[TOY_LEAVES * TOY_ROWS];
     xd_vocab *vocab;
     xd_param params[PARTS];
@@ -59,7 +61,6 @@ xd_result take_loss(rank *r, int64_t k, int64_t n, float *logits, xd_comm *comm)
 
 /* Whether the network is in stages, perhaps of one rank, and then: */
 bool is_staged(const rank *r);
-xd_result stages_make_groups(rank *r);
 xd_result stages_make(rank *r); /* groups and queues are there */
 void stages_close(rank *r);
 const xd_parallel *stages_lead(const rank *r); /* one of the wrappers: they deal leaves alike */

@@ -7,12 +7,27 @@
 
 /* ---- set-up ---- */
 
+/* The groups of a pipeline, or of ranks that share experts. */
+static xd_result make_grid(rank *r, bool several) {
+    const compose_layout *l = r->job->layout;
+    const xd_expert_desc d = { .ep = l->ep, .pp = l->pp, .optimizer_instances = several ? l->groups : 0 };
+    XD_TRY(xd_grid_create(r->world, &d, &r->grid));
+    const xd_groups *g = xd_grid_groups(r->grid);
+    r->data = several ? g->intra_dp_cp : g->dp_cp;
+    r->replicas = several ? g->inter_instances : NULL;
+    if (!r->job->config->size.experts) return XD_OK;
+    r->toy.members = g->ep;
+    r->experts.data = several ? g->intra_expert_dp : g->expert_dp;
+    r->experts.replicas = several ? g->inter_expert_instances : NULL;
+    return XD_OK;
+}
+
 static xd_result make_groups(rank *r) {
     const int wrap = r->job->layout->wrap;
     const int groups = wrap == WRAP_HSDP || wrap == WRAP_SHARDED ? r->job->layout->groups : 1;
     const int me = xd_comm_rank(r->world), each = xd_comm_size(r->world) / groups;
     r->data = r->world;
-    if (is_staged(r)) return stages_make_groups(r);
+    if (is_staged(r) || r->job->config->size.experts) return make_grid(r, groups > 1);
     if (groups == 1) return XD_OK;
     XD_TRY(xd_comm_split(r->world, me / each, me, &r->data));
     return xd_comm_split(r->world, me % each, me, &r->replicas);
@@ -35,6 +50,8 @@ static xd_result make_queues(rank *r) {
                               .capacity = 64 };
     if (!r->job->layout->queues) return XD_OK;
     if (is_staged(r)) XD_TRY(xd_queue_create(xd_grid_groups(r->grid)->pp, &d, &r->sends));
+    if (r->experts.data) XD_TRY(xd_queue_create(r->experts.data, &d, &r->experts.gathers));
+    if (r->experts.data) XD_TRY(xd_queue_create(r->experts.data, &d, &r->experts.reductions));
     XD_TRY(xd_queue_create(r->data, &d, &r->gathers));
     return xd_queue_create(r->data, &d, &r->reductions);
 }
@@ -44,7 +61,7 @@ bool is_fsdp(const compose_layout *layout) {
 }
 
 wrap_settings settings_of(const rank *r) {
-    static const char *const types[] = { "layer", "mlp" };
+    static const char *const types[] = { "layer", "experts", "mlp" };
     static const xd_gradient_divisors divisors[] = { { false, 0.0, 0.0 },
                                                      { true, 0.0, 0.0 },
                                                      { false, 4.0, 0.3 } };
@@ -59,10 +76,11 @@ wrap_settings settings_of(const rank *r) {
                               .bucket_size = 40,
                               .divide = divisors[r->job->config->divide],
                               .reserve_frozen = thaws,
-                              .replicas = r->replicas };
+                              .replicas = r->replicas,
+                              .experts = r->experts };
     const xd_fsdp_desc fsdp = { .leaves = leaves,
                                 .unit_types = types,
-                                .unit_type_count = l->nested ? 2 : 1,
+                                .unit_type_count = l->nested ? 3 : 2,
                                 .replicas = r->replicas,
                                 .accumulate_whole = l->wrap == WRAP_FSDP_WHOLE,
                                 .sent_dtype = r->job->config->sent ? XD_DTYPE_BF16 : XD_DTYPE_NONE,
@@ -73,7 +91,8 @@ wrap_settings settings_of(const rank *r) {
                                 .prefetch = l->queues,
                                 .divide = divisors[r->job->config->divide],
                                 .reserve_frozen = thaws,
-                                .host = l->offload ? r->home : NULL };
+                                .host = l->offload ? r->home : NULL,
+                                .experts = r->experts };
     const wrap_settings s = { ddp, fsdp };
     return s;
 }
@@ -92,15 +111,18 @@ static float *floats(int64_t count) {
 static xd_result make_model(rank *r) {
     const toy_sizes *z = &r->job->config->size;
     const int64_t count = toy_count(z);
+    const toy_storage library = { NULL, NULL, XD_DTYPE_NONE };
     xd_model *source = NULL;
-    if (!r->job->layout->own) return toy_describe(r->ctx, z, NULL, NULL, &r->toy);
+    if (!r->job->layout->own) return toy_describe(r->ctx, z, library, &r->toy);
     r->storage = floats(count);
     r->gradients = floats(count);
-    XD_TRY(toy_describe(r->ctx, z, r->storage, r->gradients, &r->toy));
+    const toy_storage own = { r->storage, r->gradients, XD_DTYPE_NONE };
+    XD_TRY(toy_describe(r->ctx, z, own, &r->toy));
     r->toy.plain = r->job->layout->own == 2;
     /* The caller's values are his; here they are those that the library would form. */
     toy plain;
-    XD_TRY(toy_describe(r->ctx, z, NULL, NULL, &plain));
+    plain.members = r->toy.members;
+    XD_TRY(toy_describe(r->ctx, z, library, &plain));
     source = plain.model;
     XD_TRY(xd_model_allocate(source));
     XD_TRY(xd_model_init_weights(source));
@@ -109,7 +131,7 @@ static xd_result make_model(rank *r) {
                              to = xd_weight_describe(xd_model_weight_at(r->toy.model, i));
         if (from.count > 0) memcpy(to.value, from.value, (size_t)from.count * sizeof(float));
     }
-    xd_model_destroy(source);
+    toy_destroy(&plain);
     return XD_OK;
 }
 
@@ -121,7 +143,8 @@ static xd_result make_buffers(rank *r) {
     const toy_sizes *z = &r->job->config->size;
     const xd_parallel_leaf_count leaves = xd_parallel_leaves(lead_of(r));
     r->own = leaves.own;
-    r->most = leaves.opened;
+    r->opened = leaves.opened;
+    r->most = z->experts ? leaves.most : leaves.opened;
     const int64_t slots = is_staged(r) ? r->slots : r->most;
     r->kept = (toy_kept *)calloc((size_t)slots, sizeof *r->kept);
     r->logits = floats(slots * z->rows * z->vocab);
@@ -213,35 +236,55 @@ static float *logits_of(rank *r, int64_t k) {
     return r->logits + k * r->job->config->size.rows * r->job->config->size.vocab;
 }
 
-static xd_result forward(rank *r, int step, int64_t k) {
-    return toy_forward(&r->toy, XD_PASS_FORWARD, step, xd_parallel_leaf(r->parallel, k), &r->kept[k],
-                       logits_of(r, k));
+static toy_pass pass_of(rank *r, xd_pass_kind kind, int64_t k) {
+    const toy_pass p = { .kind = kind,
+                         .step = r->step,
+                         .leaf = xd_parallel_leaf(r->parallel, k),
+                         .k = k,
+                         .beyond = k >= r->opened,
+                         .recompute = r->job->config->recompute != 0,
+                         .kept = &r->kept[k],
+                         .input = logits_of(r, k),
+                         .output = logits_of(r, k) };
+    return p;
 }
 
-static xd_result backward(rank *r, int step, int64_t k) {
-    return toy_backward(&r->toy, step, xd_parallel_leaf(r->parallel, k), k, r->job->config->recompute != 0,
-                        &r->kept[k], logits_of(r, k));
+static xd_result forward(rank *r, int64_t k) {
+    const toy_pass p = pass_of(r, XD_PASS_FORWARD, k);
+    return toy_forward(&r->toy, &p);
+}
+
+static xd_result backward(rank *r, int64_t k) {
+    const toy_pass p = pass_of(r, XD_PASS_BACKWARD, k);
+    return toy_backward(&r->toy, &p);
+}
+
+static xd_result infer(rank *r, int step) {
+    toy_pass p = pass_of(r, XD_PASS_INFERENCE, 0);
+    p.step = step;
+    p.leaf = 0;
+    return toy_forward(&r->toy, &p);
 }
 
 /* By brackets, or with the caller's own gradients. */
-static xd_result leaf_backward(rank *r, int step, int64_t k) {
-    if (!r->toy.plain) return backward(r, step, k);
+static xd_result leaf_backward(rank *r, int64_t k) {
+    if (!r->toy.plain) return backward(r, k);
     memset(r->gradients, 0, (size_t)toy_count(&r->toy.size) * sizeof *r->gradients);
-    XD_TRY(backward(r, step, k));
+    XD_TRY(backward(r, k));
     return xd_parallel_push_leaf(r->parallel);
 }
 
-static xd_result train_leaves(rank *r, int step) {
+static xd_result train_leaves(rank *r) {
     const bool together = r->job->config->together != 0;
     for (int64_t k = 0; k < r->most; k++) {
-        XD_TRY(forward(r, step, k));
+        XD_TRY(forward(r, k));
         if (together) continue;
         if (k < r->own) XD_TRY(take_loss(r, k, 1, logits_of(r, k), NULL));
-        XD_TRY(leaf_backward(r, step, k));
+        XD_TRY(leaf_backward(r, k));
     }
     if (!together) return XD_OK;
     XD_TRY(take_loss(r, 0, r->own, r->logits, r->world));
-    for (int64_t k = 0; k < r->most; k++) XD_TRY(leaf_backward(r, step, k));
+    for (int64_t k = 0; k < r->most; k++) XD_TRY(leaf_backward(r, k));
     return XD_OK;
 }
 
@@ -275,12 +318,11 @@ static xd_result train_step(rank *r, int step) {
         XD_TRY(stages_publish(r));
         return r->job->config->inference ? stages_infer(r, step) : XD_OK;
     }
-    XD_TRY(train_leaves(r, step));
+    XD_TRY(train_leaves(r));
     XD_TRY(xd_parallel_reduce(r->parallel));
     XD_TRY(update(r, step));
     XD_TRY(xd_parallel_publish(r->parallel));
-    if (!r->job->config->inference) return XD_OK;
-    return toy_forward(&r->toy, XD_PASS_INFERENCE, step + 50, 0, &r->kept[0], r->logits);
+    return r->job->config->inference ? infer(r, step + 50) : XD_OK;
 }
 
 /* ---- the way on ---- */
@@ -327,6 +369,11 @@ static xd_result load(rank *r) {
     return is_staged(r) ? stages_publish(r) : xd_parallel_publish(r->parallel);
 }
 
+/* Elements before a part: of the experts of other ranks. */
+static int64_t before(const xd_tensor_part *p, int64_t numel) {
+    return p->shape[0] > 0 && p->region ? numel / p->shape[0] * p->region->interval[0][0].begin : 0;
+}
+
 /* What this rank counts, at its place in the whole. */
 static xd_result keep(const rank *r) {
     compose_result *out = r->job->out;
@@ -334,10 +381,10 @@ static xd_result keep(const rank *r) {
     for (int64_t i = 0; i < r->count; i++) {
         const xd_tensor_part *p = &r->parts[i];
         const xd_optimizer_state state = xd_optimizer_state_at(r->optimizer, i);
-        const int64_t bytes = (p->range.end - p->range.begin) * (int64_t)sizeof(float),
-                      to = at + p->range.begin;
+        const int64_t bytes = (p->range.end - p->range.begin) * (int64_t)sizeof(float);
         int64_t numel = 1;
         for (int d = 0; d < p->ndim; d++) numel *= p->shape[d];
+        const int64_t to = at + before(p, numel) + p->range.begin;
         at += numel;
         if (p->replica || bytes == 0) continue;
         XD_TRY(xd_cast(r->home, out->values + to, XD_DTYPE_F32, state.master ? state.master : p->data,
@@ -378,9 +425,11 @@ static xd_result run_rank(xd_comm *world, void *argument) {
     xd_parallel_destroy(r->parallel);
     stages_close(r);
     xd_queue_destroy(r->sends);
+    xd_queue_destroy(r->experts.gathers);
+    xd_queue_destroy(r->experts.reductions);
     xd_queue_destroy(r->gathers);
     xd_queue_destroy(r->reductions);
-    xd_model_destroy(r->toy.model);
+    toy_destroy(&r->toy);
     xd_vocab_destroy(r->vocab);
     if (r->replicas && !r->grid) xd_comm_destroy(r->replicas);
     if (r->data != world && !r->grid) xd_comm_destroy(r->data);

@@ -24,6 +24,7 @@ typedef struct compose_layout {
     int offload; /* FSDP: parts, and all that is made of them, in another context */
     int pp;      /* stages one after another, each with `ranks` ranks */
     int stages;  /* of each rank, interleaved */
+    int ep;      /* ranks that share the experts; 1 without experts */
     int uneven; /* how layers are dealt: 0 evenly; all 1 in the first chunk, 2 in the last; 3 none in either of them */
 } compose_layout;
 
@@ -45,7 +46,7 @@ typedef struct compose_config {
     compose_layout then;
 } compose_config;
 
-enum { COMPOSE_STEPS = 4, COMPOSE_ROOM = 4096, COMPOSE_AVERAGES = 2 };
+enum { COMPOSE_STEPS = 4, COMPOSE_ROOM = 6144, COMPOSE_AVERAGES = 2 };
 
 /* Whole, in the order of the weights. */
 typedef struct compose_result {

@@ -9,17 +9,6 @@ bool is_staged(const rank *r) {
 
 /* ---- set-up ---- */
 
-xd_result stages_make_groups(rank *r) {
-    const compose_layout *l = r->job->layout;
-    const bool several = (l->wrap == WRAP_HSDP || l->wrap == WRAP_SHARDED) && l->groups > 1;
-    const xd_expert_desc d = { .pp = l->pp, .optimizer_instances = several ? l->groups : 0 };
-    XD_TRY(xd_grid_create(r->world, &d, &r->grid));
-    const xd_groups *g = xd_grid_groups(r->grid);
-    r->data = several ? g->intra_dp_cp : g->dp_cp;
-    r->replicas = several ? g->inter_instances : NULL;
-    return XD_OK;
-}
-
 static xd_result describe(void *user, xd_ctx *ctx, const xd_stage_place *place, xd_model **out) {
     rank *r = (rank *)user;
     const toy_cut cut = { place->first, place->last, (int)place->first_layer,
@@ -137,7 +126,7 @@ static xd_result forward(void *user, const xd_pipeline_call *call) {
     toy_pass p = pass_of(r, call);
     p.input = (const float *)call->input;
     p.output = call->output ? (float *)call->output : logits_of(r, call);
-    XD_TRY(toy_forward_stage(&r->stages[call->stage.place.virtual_stage], &p));
+    XD_TRY(toy_forward(&r->stages[call->stage.place.virtual_stage], &p));
     if (!call->stage.place.last || call->pass == XD_PASS_INFERENCE || p.leaf < 0) return XD_OK;
     return take_loss(r, call->micro_batch, 1, p.output, NULL);
 }
@@ -147,7 +136,7 @@ static xd_result backward(void *user, const xd_pipeline_call *call) {
     toy_pass p = pass_of(r, call);
     p.input = call->output_gradient ? (const float *)call->output_gradient : logits_of(r, call);
     p.output = (float *)call->input_gradient;
-    return toy_backward_stage(&r->stages[call->stage.place.virtual_stage], &p);
+    return toy_backward(&r->stages[call->stage.place.virtual_stage], &p);
 }
 
 xd_result stages_step(rank *r, int step) {

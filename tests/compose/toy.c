@@ -26,11 +26,14 @@ int toy_label(const toy_sizes *size, int step, int64_t leaf, int row) {
 
 /* ---- description ---- */
 
-/* Where the next weight's storage is, when it is the caller's. */
-typedef struct toy_storage {
-    float *values, *gradients;
-    xd_dtype dtype;
-} toy_storage;
+void toy_place(xd_weight_desc *d, int64_t count, toy_storage *s) {
+    if (!s->values || count == 0) return;
+    d->value = s->values;
+    d->gradient = d->traits.frozen ? NULL : s->gradients;
+    d->room = count;
+    s->values += count;
+    s->gradients += count;
+}
 
 static xd_result toy_add(xd_block *block, const char *name, int rows, int columns, bool frozen,
                          toy_storage *s) {
@@ -46,13 +49,7 @@ static xd_result toy_add(xd_block *block, const char *name, int rows, int column
     d.init.center = rows < 0 ? 1.0f : 0.0f;
     d.init.scale = 0.3f;
     d.traits.frozen = frozen;
-    if (s->values && count > 0) {
-        d.value = s->values;
-        d.gradient = frozen ? NULL : s->gradients;
-        d.room = count;
-        s->values += count;
-        s->gradients += count;
-    }
+    toy_place(&d, count, s);
     return xd_weight_add(block, &d, NULL);
 }
 
@@ -125,10 +122,11 @@ static xd_result toy_describe_parts(xd_ctx *ctx, toy *t, toy_storage *s) {
     memset(&d, 0, sizeof d);
     s->dtype = t->size.half ? XD_DTYPE_BF16 : XD_DTYPE_F32;
     d.seed = 11;
+    d.rank = t->members ? xd_comm_rank(t->members) : 0;
     XD_TRY(xd_model_create(ctx, &d, &t->model));
     XD_TRY(toy_add_ends(t, s));
     for (int i = t->cut.begin; i < t->cut.end; i++) XD_TRY(toy_add_layer(t, i, s));
-    return XD_OK;
+    return t->size.experts ? toy_experts_add(t, ctx, s) : XD_OK;
 }
 
 xd_result toy_describe_stage(xd_ctx *ctx, const toy_sizes *size, const toy_cut *cut, toy *out) {
@@ -140,20 +138,27 @@ xd_result toy_describe_stage(xd_ctx *ctx, const toy_sizes *size, const toy_cut *
     return toy_describe_parts(ctx, out, &s);
 }
 
-xd_result toy_describe(xd_ctx *ctx, const toy_sizes *size, float *storage, float *gradients, toy *out) {
+xd_result toy_describe(xd_ctx *ctx, const toy_sizes *size, toy_storage storage, toy *out) {
     const toy_cut whole = { true, true, 0, size->layers };
-    toy_storage s = { storage, gradients, XD_DTYPE_NONE };
+    xd_comm *members = out->members;
     memset(out, 0, sizeof *out);
     out->size = *size;
     out->cut = whole;
-    XD_TRY(toy_describe_parts(ctx, out, &s));
+    out->members = members;
+    XD_TRY(toy_describe_parts(ctx, out, &storage));
     return xd_model_seal(out->model);
+}
+
+void toy_destroy(toy *t) {
+    xd_model_destroy(t->model);
+    for (int i = 0; i < 2; i++) xd_layout_destroy(t->layouts[i]);
 }
 
 int64_t toy_count(const toy_sizes *z) {
     const int64_t matrix = (int64_t)z->vocab * z->hidden;
     const int64_t layer = 2 * (int64_t)z->inner * z->hidden + z->inner + z->hidden;
-    return matrix * (z->tied ? 1 : 2) + 1 + z->layers * layer;
+    const int64_t expert = (int64_t)z->hidden * z->hidden + z->hidden;
+    return matrix * (z->tied ? 1 : 2) + 1 + z->layers * layer + z->experts * expert;
 }
 
 /* ---- forward ---- */
@@ -169,7 +174,7 @@ static void toy_look(const toy *t, const xd_block *block, float **values, float 
     }
 }
 
-static xd_result toy_open(const toy *t, xd_block *block, xd_pass pass, float **values, float **gradients) {
+xd_result toy_open(const toy *t, xd_block *block, xd_pass pass, float **values, float **gradients) {
     xd_block_view view;
     if (t->plain) {
         toy_look(t, block, values, gradients);
@@ -183,7 +188,7 @@ static xd_result toy_open(const toy *t, xd_block *block, xd_pass pass, float **v
     return XD_OK;
 }
 
-static xd_result toy_close(const toy *t, xd_block *block) {
+xd_result toy_close(const toy *t, xd_block *block) {
     return t->plain ? XD_OK : xd_block_end(block);
 }
 
@@ -245,11 +250,16 @@ static xd_result toy_close_copy(const toy *t, xd_block *copy) {
     return copy ? toy_close(t, copy) : XD_OK;
 }
 
+/* What goes into the head. */
+static const float *toy_top(const toy_sizes *z, const toy_kept *kept, int row) {
+    return kept->h[z->layers + (z->experts > 0)][row];
+}
+
 static void toy_head(const toy_sizes *z, float *const *w, const toy_kept *kept, float *logits) {
     for (int r = 0; r < z->rows; r++)
         for (int v = 0; v < z->vocab; v++) {
             float sum = 0.0f;
-            for (int c = 0; c < z->hidden; c++) sum += w[HEAD][v * z->hidden + c] * kept->h[z->layers][r][c];
+            for (int c = 0; c < z->hidden; c++) sum += w[HEAD][v * z->hidden + c] * toy_top(z, kept, r)[c];
             logits[r * z->vocab + v] = *w[SCALE] * sum;
         }
 }
@@ -282,9 +292,10 @@ static xd_result toy_leave(const toy *t, const toy_pass *p, float *w[ENDS]) {
     return toy_close_copy(t, t->head);
 }
 
-xd_result toy_forward_stage(const toy *t, const toy_pass *p) {
+xd_result toy_forward(const toy *t, const toy_pass *p) {
     const xd_pass pass = { p->kind, 0, false };
     float *w[ENDS];
+    if (p->beyond) return t->size.experts ? toy_experts_forward(t, p) : XD_OK;
     XD_TRY(toy_open_root(t, pass, w, NULL));
     XD_TRY(toy_enter(t, p, w));
     for (int i = t->cut.begin; i < t->cut.end; i++) {
@@ -293,14 +304,9 @@ xd_result toy_forward_stage(const toy *t, const toy_pass *p) {
         else
             XD_TRY(toy_layer(t, i, p->kind, p->leaf, p->kept));
     }
+    if (t->size.experts) XD_TRY(toy_experts_forward(t, p));
     XD_TRY(toy_leave(t, p, w));
     return toy_close(t, xd_model_root(t->model));
-}
-
-xd_result toy_forward(const toy *t, xd_pass_kind kind, int step, int64_t leaf, toy_kept *kept,
-                      float *logits) {
-    const toy_pass pass = { kind, step, leaf, 0, false, kept, NULL, logits };
-    return toy_forward_stage(t, &pass);
 }
 
 /* ---- backward ---- */
@@ -309,7 +315,7 @@ static void toy_head_backward(const toy_sizes *z, float *const *w, float *const 
                               const float *d_logits, float d_h[TOY_ROWS][TOY_HIDDEN]) {
     for (int r = 0; r < z->rows; r++)
         for (int v = 0; v < z->vocab; v++) {
-            const float *h = kept->h[z->layers][r], *row = w[HEAD] + v * z->hidden,
+            const float *h = toy_top(z, kept, r), *row = w[HEAD] + v * z->hidden,
                         d = d_logits[r * z->vocab + v];
             for (int c = 0; c < z->hidden; c++) {
                 if (g[SCALE]) *g[SCALE] += d * row[c] * h[c];
@@ -387,22 +393,18 @@ static xd_result toy_enter_backward(const toy *t, const toy_pass *p, float *w[EN
     return toy_close_copy(t, t->embed);
 }
 
-xd_result toy_backward_stage(const toy *t, const toy_pass *p) {
+xd_result toy_backward(const toy *t, const toy_pass *p) {
     const xd_pass pass = { XD_PASS_BACKWARD, p->k, false };
     float *w[ENDS], *g[ENDS], d_h[TOY_ROWS][TOY_HIDDEN];
     memset(d_h, 0, sizeof d_h);
+    if (p->beyond) return t->size.experts ? toy_experts_backward(t, p, d_h) : XD_OK;
     XD_TRY(toy_open_root(t, pass, w, g));
     XD_TRY(toy_leave_backward(t, p, w, g, d_h));
+    if (t->size.experts) XD_TRY(toy_experts_backward(t, p, d_h));
     for (int i = t->cut.end - 1; i >= t->cut.begin; i--)
         XD_TRY(toy_skips(t, p->step, i)
                    ? toy_layer_skip(t, i, p->k)
                    : toy_layer_backward(t, i, p->leaf, p->k, p->recompute, p->kept, d_h));
     XD_TRY(toy_enter_backward(t, p, w, g, d_h));
     return toy_close(t, xd_model_root(t->model));
-}
-
-xd_result toy_backward(const toy *t, int step, int64_t leaf, int64_t k, bool recompute, toy_kept *kept,
-                       const float *d_logits) {
-    const toy_pass pass = { XD_PASS_BACKWARD, step, leaf, k, recompute, kept, d_logits, NULL };
-    return toy_backward_stage(t, &pass);
 }

@@ -22,7 +22,12 @@ typedef struct stage_state {
     xd_ctx *ctx;
     xd_comm *world;
     xd_grid *grid;
+    xd_groups
+        own; /* those of the grid, but that ranks which share a sequence have the same leaves: data ranks are dp alone */
     const xd_groups *groups;
+    xd_comm *cp,
+        *model_ranks; /* where sequences are shared: that group; the ranks that have the model once */
+    int cp_rank;
     nn_model whole;
     stage_part parts[STAGES];
     int part_count;
@@ -31,6 +36,8 @@ typedef struct stage_state {
     xd_pipeline *pipeline;
     xd_vocab *vocab;
     int64_t micro_batches, slots;
+    int64_t room; /* rows of a leaf; those behind its positions here count nothing */
+    train_sequence sequence;
     float *workspace, *logits, *teacher; /* [slots] */
     int64_t workspace_floats;
     int step;
@@ -55,7 +62,8 @@ static xd_result stage_describe(void *user, xd_ctx *ctx, const xd_stage_place *p
     tp.all_reduce_sum = train_sum;
     tp.invariant = s->config->reduction == XD_REDUCTION_INVARIANT;
     tp.sum_pieces = nn_blocks_sum_pieces;
-    const char *problem = nn_model_init(&config, &tp, NULL, &part->model);
+    const nn_group cp = train_share_group(s->config, s->cp_rank, s->cp);
+    const char *problem = nn_model_init(&config, &tp, &cp, &part->model);
     if (problem) return XD_FAIL(ctx, XD_ERROR_ARGUMENT, "model: %s", problem);
     s->part_count++;
     part->model.cut.is = true;
@@ -135,7 +143,7 @@ static xd_result stage_pipeline(stage_state *s) {
     d.schedule.virtual_stages = s->config->virtual_stages;
     d.schedule.micro_batches = s->micro_batches;
     d.ndim = 2;
-    d.shape[0] = TRAIN_POSITIONS;
+    d.shape[0] = s->room;
     d.shape[1] = train_model(true).hidden;
     d.dtype = XD_DTYPE_F32;
     d.value_count = STAGE_VALUES;
@@ -201,17 +209,15 @@ static xd_result stage_make_state(stage_state *s) {
 }
 
 static void stage_make_buffers(stage_state *s) {
-    nn_batch batch;
-    memset(&batch, 0, sizeof batch);
-    batch.sequences = 1;
-    batch.positions = TRAIN_POSITIONS;
-    for (int i = 0; i < s->part_count; i++) {
-        const int64_t floats = nn_workspace_floats(&s->parts[i].model, &batch, true);
-        s->workspace_floats = floats > s->workspace_floats ? floats : s->workspace_floats;
-    }
+    for (int i = 0; i < s->part_count; i++)
+        for (int leaf = 0; leaf < TRAIN_LEAVES; leaf++) {
+            const nn_batch batch = train_sequence_of(s->config, s->cp_rank, leaf, &s->sequence);
+            const int64_t floats = nn_workspace_floats(&s->parts[i].model, &batch, true);
+            s->workspace_floats = floats > s->workspace_floats ? floats : s->workspace_floats;
+        }
     s->workspace = (float *)calloc((size_t)(s->slots * s->workspace_floats) + 1, sizeof(float));
-    s->logits = (float *)calloc((size_t)s->slots * TRAIN_POSITIONS * TRAIN_VOCAB, sizeof(float));
-    s->teacher = (float *)calloc(TRAIN_POSITIONS * TRAIN_VOCAB, sizeof(float));
+    s->logits = (float *)calloc((size_t)(s->slots * s->room) * TRAIN_VOCAB, sizeof(float));
+    s->teacher = (float *)calloc((size_t)s->room * TRAIN_VOCAB, sizeof(float));
 }
 
 /* ---- calls ---- */
@@ -220,8 +226,8 @@ static void stage_make_buffers(stage_state *s) {
 typedef struct stage_work {
     stage_part *part;
     int64_t leaf;
-    int32_t ids[TRAIN_POSITIONS];
-    int64_t labels[TRAIN_POSITIONS];
+    int32_t ids[TRAIN_MOST_POSITIONS];
+    int64_t labels[TRAIN_MOST_POSITIONS];
     nn_batch batch;
     float *logits;
 } stage_work;
@@ -231,13 +237,18 @@ static void stage_open(stage_state *s, const xd_pipeline_call *call, stage_work 
     w->part = &s->parts[call->stage.place.virtual_stage];
     w->leaf = xd_parallel_leaf(call->stage.parallel, call->micro_batch);
     w->part->blocks.leaf = call->micro_batch;
-    w->logits = s->logits + call->slot * TRAIN_POSITIONS * TRAIN_VOCAB;
-    w->batch.sequences = 1;
-    w->batch.positions = TRAIN_POSITIONS;
+    w->logits = s->logits + call->slot * s->room * TRAIN_VOCAB;
+    w->batch = train_sequence_of(s->config, s->cp_rank, w->leaf, &s->sequence);
     w->batch.ids = w->ids;
     const nn_share *share = &w->part->model.share;
-    const train_data data = { w->ids, w->labels, s->teacher,     share->vocab_begin, share->vocab_count,
-                              0,      TRAIN_POSITIONS };
+    const train_data data = { w->ids,
+                              w->labels,
+                              s->teacher,
+                              share->vocab_begin,
+                              share->vocab_count,
+                              s->sequence.first,
+                              w->batch.positions };
+    for (int i = 0; i < TRAIN_MOST_POSITIONS; i++) w->labels[i] = XD_IGNORE_INDEX;
     if (w->leaf >= 0) train_read_leaf(s->step, w->leaf, &data);
 }
 
@@ -246,11 +257,12 @@ static xd_result stage_loss(stage_state *s, stage_work *w, double *loss) {
     xd_loss_values values;
     xd_loss_desc d;
     memset(&d, 0, sizeof d);
-    d.student = xd_rows_of(w->logits, XD_DTYPE_F32, TRAIN_POSITIONS, width);
-    d.teacher = xd_rows_of(s->teacher, XD_DTYPE_F32, TRAIN_POSITIONS, width);
+    d.student = xd_rows_of(w->logits, XD_DTYPE_F32, s->room, width);
+    d.teacher = xd_rows_of(s->teacher, XD_DTYPE_F32, s->room, width);
     d.vocab = s->vocab;
     d.common.labels = xd_ids_of(w->labels, XD_DTYPE_I64);
     d.common.gradient = d.student;
+    d.common.comm = s->cp;
     d.common.denominator_value = TRAIN_LEAVES * TRAIN_POSITIONS;
     d.hard_weight = 1.0;
     d.soft_weight = 0.5;
@@ -297,13 +309,13 @@ static xd_result stage_step(stage_state *s, int step) {
     s->step = step;
     XD_TRY(xd_pipeline_run(s->pipeline, &calls, values));
     for (int64_t i = 0; i < s->micro_batches; i++)
-        if (values[i * STAGE_VALUES + 1] >= 0.0 && xd_comm_rank(s->groups->mp) == 0)
+        if (values[i * STAGE_VALUES + 1] >= 0.0 && xd_comm_rank(s->groups->mp) == 0 && s->cp_rank == 0)
             s->out->leaf_losses[step][(int)values[i * STAGE_VALUES + 1]] = values[i * STAGE_VALUES];
     XD_TRY(xd_pipeline_finish(s->world, &finish));
     clip.params = s->params;
     clip.param_count = s->count;
     clip.max_norm = 0.05;
-    XD_TRY(xd_gradient_norm_compute(s->ctx, s->world, &clip, &norm));
+    XD_TRY(xd_gradient_norm_compute(s->ctx, s->model_ranks ? s->model_ranks : s->world, &clip, &norm));
     if (xd_comm_rank(s->world) == 0) s->out->norms[step] = norm.norm;
     d.gradient_scale = &norm.coefficient;
     d.averages = &s->average;
@@ -322,7 +334,7 @@ static bool stage_counts(const stage_state *s, const xd_tensor_part *part) {
 
 static void stage_keep(const stage_state *s) {
     train_result *out = s->out;
-    for (int64_t i = 0; i < s->count; i++) {
+    for (int64_t i = 0; i < s->count && s->cp_rank == 0; i++) {
         const xd_tensor_part *part = &s->tensors[i];
         const xd_optimizer_state state = xd_optimizer_state_at(s->optimizer, i);
         const float *average = (const float *)xd_ema_view(s->average, i).value;
@@ -336,14 +348,28 @@ static void stage_keep(const stage_state *s) {
     }
 }
 
+static xd_result stage_groups(stage_state *s) {
+    s->own = *xd_grid_groups(s->grid);
+    s->groups = &s->own;
+    s->room = TRAIN_POSITIONS;
+    if (!s->config->cp) return XD_OK;
+    s->room = TRAIN_MOST_POSITIONS;
+    s->cp = s->own.cp;
+    s->cp_rank = xd_comm_rank(s->cp);
+    s->own.cp = NULL;
+    s->own.dp_cp = s->own.dp;
+    return xd_comm_split(s->world, s->cp_rank, xd_comm_rank(s->world), &s->model_ranks);
+}
+
 static xd_result stage_run(stage_state *s) {
     const nn_config config = train_model(true);
     xd_expert_desc sizes;
     memset(&sizes, 0, sizeof sizes);
     sizes.tp = s->config->tp;
     sizes.pp = s->config->pp;
+    sizes.cp = s->config->cp;
     XD_TRY(xd_grid_create(s->world, &sizes, &s->grid));
-    s->groups = xd_grid_groups(s->grid);
+    XD_TRY(stage_groups(s));
     const char *problem = nn_model_init(&config, NULL, NULL, &s->whole);
     if (problem) return XD_FAIL(s->ctx, XD_ERROR_ARGUMENT, "model: %s", problem);
     XD_TRY(stage_build(s));
@@ -379,6 +405,7 @@ static void stage_close(stage_state *s) {
         nn_model_free(&s->parts[i].model);
     }
     nn_model_free(&s->whole);
+    if (s->model_ranks) xd_comm_destroy(s->model_ranks);
     xd_grid_destroy(s->grid);
     free(s->workspace);
     free(s->logits);

@@ -87,7 +87,8 @@ typedef struct train_state {
     train_result *out;
     xd_ctx *ctx;
     xd_comm *world, *dp, *tp;
-    xd_comm *cp, *rows, *model_ranks; /* NULL without cp: that group; dp and cp; dp and tp, which have the model once */
+    xd_comm *cp, *rows,
+        *model_ranks; /* NULL without cp: that group; dp and cp; dp and tp, which have the model once */
     int cp_rank;
     xd_comm *data, *replicas; /* of the wrapper; NULL -> dp */
     train_blocks memory;
@@ -100,9 +101,8 @@ typedef struct train_state {
     xd_inputs *inputs;
     int64_t own, most;
     xd_vocab *vocab;
-    int64_t room;                     /* rows of a leaf; those behind its positions here count nothing */
-    int32_t positions[MOST_POSITIONS]; /* 0, 1, 2, ... */
-    int32_t cp_count[NN_POSITION_BLOCKS];
+    int64_t room; /* rows of a leaf; those behind its positions here count nothing */
+    train_sequence sequence;
     int32_t ids[TRAIN_LEAVES * MOST_POSITIONS];
     int64_t labels[TRAIN_LEAVES * MOST_POSITIONS];
     float *workspace, *logits, *teacher; /* [own] leaves */
@@ -140,21 +140,21 @@ static int train_gather(void *user, const float *send, float *received, const in
     return (int)xd_all_gather((xd_comm *)user, send, received, counts, XD_DTYPE_F32);
 }
 
-static nn_group train_cp_group(const train_state *s) {
+nn_group train_share_group(const train_config *c, int rank, xd_comm *comm) {
     nn_group cp;
     memset(&cp, 0, sizeof cp);
-    cp.size = s->config->cp;
-    cp.rank = s->cp_rank;
-    cp.user = s->cp;
+    cp.size = c->cp;
+    cp.rank = rank;
+    cp.user = comm;
     cp.all_gather_v = train_gather;
-    cp.invariant = s->config->cp > 0;
+    cp.invariant = c->cp > 0;
     cp.sum_pieces = nn_blocks_sum_pieces;
     return cp;
 }
 
 static xd_result train_describe(train_state *s) {
     const nn_config config = train_model(false);
-    const nn_group cp = train_cp_group(s);
+    const nn_group cp = train_share_group(s->config, s->cp_rank, s->cp);
     nn_group tp;
     memset(&tp, 0, sizeof tp);
     tp.size = s->config->tp;
@@ -262,31 +262,29 @@ static int train_length(const train_config *c, int64_t leaf) {
     return c->lengths ? 3 + (int)(leaf * 5 % 11) : 11;
 }
 
-/* The positions here of a leaf's sequence. */
-static xd_interval train_here(const train_state *s, int64_t leaf) {
-    const nn_positions at =
-        nn_positions_share(s->config->cp ? s->config->cp : 1, s->cp_rank, train_length(s->config, leaf));
-    return nn_positions_tokens(&at, s->cp_rank);
+nn_batch train_sequence_of(const train_config *c, int rank, int64_t leaf, train_sequence *sequence) {
+    const nn_positions at = nn_positions_share(c->cp ? c->cp : 1, rank, train_length(c, leaf));
+    const xd_interval here = nn_positions_tokens(&at, rank);
+    nn_batch batch;
+    memset(&batch, 0, sizeof batch);
+    sequence->first = (int)here.begin;
+    batch.sequences = 1;
+    batch.positions = (int)(here.end - here.begin);
+    if (!c->cp) return batch;
+    for (int i = 0; i < MOST_POSITIONS; i++) sequence->positions[i] = i;
+    for (int r = 0; r < c->cp; r++) {
+        const xd_interval tokens = nn_positions_tokens(&at, r);
+        sequence->cp_count[r] = (int32_t)(tokens.end - tokens.begin);
+    }
+    batch.position = sequence->positions + here.begin;
+    batch.cp_count = sequence->cp_count;
+    batch.cp_position = sequence->positions;
+    return batch;
 }
 
 static nn_batch train_batch(train_state *s, int64_t k) {
-    const int64_t leaf = xd_parallel_leaf(s->parallel, k);
-    const xd_interval here = train_here(s, leaf);
-    const nn_positions at = nn_positions_share(s->model.cp.size, 0, train_length(s->config, leaf));
-    nn_batch batch;
-    memset(&batch, 0, sizeof batch);
-    batch.sequences = 1;
-    batch.positions = (int)(here.end - here.begin);
+    nn_batch batch = train_sequence_of(s->config, s->cp_rank, xd_parallel_leaf(s->parallel, k), &s->sequence);
     batch.ids = s->ids + k * s->room;
-    if (!s->config->cp) return batch;
-    for (int i = 0; i < MOST_POSITIONS; i++) s->positions[i] = i;
-    for (int r = 0; r < s->config->cp; r++) {
-        const xd_interval tokens = nn_positions_tokens(&at, r);
-        s->cp_count[r] = (int32_t)(tokens.end - tokens.begin);
-    }
-    batch.position = s->positions + here.begin;
-    batch.cp_count = s->cp_count;
-    batch.cp_position = s->positions;
     return batch;
 }
 
@@ -334,14 +332,12 @@ static void train_read(train_state *s, int step) {
     for (int64_t i = 0; i < s->own * s->room; i++) s->labels[i] = XD_IGNORE_INDEX;
     for (int64_t k = 0; k < s->own; k++) {
         const int64_t at = k * s->room, leaf = xd_parallel_leaf(s->parallel, k);
-        const xd_interval here = train_here(s, leaf);
-        const train_data data = { s->ids + at,
-                                  s->labels + at,
-                                  s->teacher + at * share->vocab_count,
-                                  share->vocab_begin,
-                                  share->vocab_count,
-                                  (int)here.begin,
-                                  (int)(here.end - here.begin) };
+        const nn_batch batch = train_batch(s, k);
+        const train_data data = {
+            s->ids + at,        s->labels + at,     s->teacher + at * share->vocab_count,
+            share->vocab_begin, share->vocab_count, s->sequence.first,
+            batch.positions
+        };
         train_read_leaf(step, leaf, &data);
     }
 }

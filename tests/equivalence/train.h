@@ -4,6 +4,9 @@
 
 #include "xdistill.h"
 
+#include "../../examples/nn/nn_transformer.h"
+#include "../../examples/nn/nn_patch_positions.h"
+
 enum { TRAIN_STEPS = 20, TRAIN_LEAVES = 24, TRAIN_ROOM = 9000 };
 
 typedef enum train_wrap { TRAIN_DDP, TRAIN_SHARDED, TRAIN_FSDP, TRAIN_HSDP } train_wrap;
@@ -12,10 +15,10 @@ typedef enum train_wrap { TRAIN_DDP, TRAIN_SHARDED, TRAIN_FSDP, TRAIN_HSDP } tra
 typedef struct train_config {
     train_wrap wrap;
     int dp, tp;
-    int groups; /* HSDP: groups of data ranks, each with the whole model */
-    bool whole; /* FSDP, HSDP: a rank adds up its micro-batches and sends once a step, not once for each */
+    int groups;   /* HSDP: groups of data ranks, each with the whole model */
+    bool whole;   /* FSDP, HSDP: a rank adds up its micro-batches and sends once a step, not once for each */
     bool workers; /* queues with threads of their own; FSDP gathers a unit ahead */
-    bool bf16;  /* weightsare bf16, with f32 master weights, gradients and state; blocks show them as f32 */
+    bool bf16;    /* weightsare bf16, with f32 master weights, gradients and state; blocks show them as f32 */
     bool recompute; /* layers run their forward again in the backward pass */
     xd_reduction reduction;
     int steps;
@@ -24,7 +27,7 @@ typedef struct train_config {
     bool uneven; /* the first and the last chunk have no layers */
     bool copies; /* head and embedding are copies of one weight */
     /* So many ranks share the positions of a sequence, in fixed blocks; 1 -> one rank with these blocks; 0 -> none, and no blocks.
-     * Not with a pipeline */
+     * With a pipeline, not with copies */
     int cp;
     bool lengths; /* with cp: sequences of 3 to 13 positions instead of 11 each */
 } train_config;
@@ -36,7 +39,7 @@ typedef struct train_result {
     /* of rank 0, in no comparison: what wrapper, norm and optimizer exchanged, and bytes of what forwards keep */
     xd_comm_counters traffic;
     int64_t workspace, inputs;
-    int64_t leaves; /* its own */
+    int64_t leaves;                                /* its own */
     double leaf_losses[TRAIN_STEPS][TRAIN_LEAVES]; /* of a pipeline, whose losses are sums of these */
 } train_result;
 
@@ -55,7 +58,7 @@ xd_result train_stages_rank(xd_comm *world, void *job);
 
 /* What both train, and on what: the micro-batch of a leaf. */
 enum { TRAIN_POSITIONS = 5, TRAIN_MOST_POSITIONS = 13, TRAIN_VOCAB = 29 };
-struct nn_config train_model(bool pipeline);
+nn_config train_model(bool pipeline);
 typedef struct train_data {
     int32_t *ids;    /* [positions] */
     int64_t *labels; /* likewise */
@@ -65,6 +68,15 @@ typedef struct train_data {
 } train_data;
 void train_read_leaf(int step, int64_t leaf, const train_data *out);
 int train_sum(void *user, float *x, int64_t count);
+
+/* Of a leaf's sequence: which positions ranks have that share it, and what is here, ids excepted. */
+typedef struct train_sequence {
+    int32_t positions[TRAIN_MOST_POSITIONS]; /* 0, 1, 2, ... */
+    int32_t cp_count[NN_POSITION_BLOCKS];
+    int first;
+} train_sequence;
+nn_batch train_sequence_of(const train_config *config, int rank, int64_t leaf, train_sequence *sequence);
+nn_group train_share_group(const train_config *config, int rank, xd_comm *comm);
 
 /* An allocator that counts by thread. */
 xd_allocator train_allocator(void);

@@ -285,6 +285,24 @@ XD_TEST(the_newest_stay_and_the_one_just_saved_and_what_is_no_checkpoint) {
     little_destroy(&l);
 }
 
+XD_TEST(the_last_steps_that_there_can_be_are_found_and_go_as_others) {
+    static const int64_t last[] = { INT64_MAX - 8, INT64_MAX - 7, INT64_MAX - 1, INT64_MAX };
+    little l;
+    int64_t step = -1;
+    little_create(&l);
+    for (size_t i = 0; i < sizeof last / sizeof last[0]; i++) {
+        little_saves(&l, last[i], XD_OK, NULL);
+        CHECK(xd_checkpoint_find(l.ctx, l.root, &step) == XD_OK && step == last[i]);
+    }
+    CHECK(rename(path_in(l.root, "step-9223372036854775807"), path_in(l.root, "step-9223372036854775808")) ==
+          0);
+    CHECK(xd_checkpoint_find(l.ctx, l.root, &step) == XD_OK && step == INT64_MAX - 1);
+    l.save.keep = 2;
+    little_saves(&l, 3, XD_OK, NULL);
+    CHECK_EQ_STR(names_in(l.ctx, l.root), "latest step-3 step-9223372036854775806 step-9223372036854775808 ");
+    little_destroy(&l);
+}
+
 /* A second save begins while the first one renames a file. */
 static little *nested;
 static xd_result nested_result;

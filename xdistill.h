@@ -6398,7 +6398,8 @@ XD_API xd_result xd_noise_nearest(xd_ctx *ctx, const xd_noise_schedule *schedule
                                   int64_t *index);
 
 /* The times of a student of few steps, from most noise to none, list [steps + 1]:
- *   EDM       of the grid of 1000 times, the indices trunc(998 - i 996 / steps), then 0
+ *   EDM       of the grid of 1000 times, the indices trunc(998 - i 996 / steps), then 0; in double and, of the second half, from the
+ *             other end, as torch.linspace: where 996 i / steps is whole the index may be one less
  *   others    even steps from max_t down to 0
  * The student starts from noise times sigma(list[0]). Local. Errors, with the list untouched: ARGUMENT for steps < 1 or > 996,
  * or a schedule without a range. */
@@ -6542,7 +6543,7 @@ typedef struct xd_time_sampler {
     int64_t list_count;
     bool list_to_end; /* LIST: indices include the last, so the time can be 0; false -> [0, list_count - 2] */
     int64_t first, last; /* GRID and STEP: indices, both included */
-    int64_t count;       /* of the grid or the steps */
+    int64_t count;       /* of the grid, or the steps: at most 2^53 */
     int64_t chunk;       /* xd_times_draw_frames: frames that share a time */
     xd_noise_kind grid;  /* GRID: EDM or FLOW (even steps) */
     xd_dtype
@@ -7217,8 +7218,9 @@ XD_API xd_result xd_dmd_warm_up_step(xd_dmd *dmd, xd_dmd_batch_function batch, v
 /* Whether a role has its turn in a step. Pure. */
 XD_API bool xd_dmd_has_turn(const xd_dmd_desc *desc, xd_dmd_role role, int64_t step);
 
-/* What to save beside weights, optimizers and averages, and to set after they were loaded. Local. Errors: ARGUMENT (negative
- * counts), MISMATCH (another seed, with both), STATE (own_samples, which are not saved, and a step that is not the student's). */
+/* What to save beside weights, optimizers and averages, and to set after they were loaded: what the student has generated before is
+ * then forgotten. Local. Errors: ARGUMENT (negative counts), MISMATCH (another seed, with both), STATE (own_samples, which are not
+ * saved, and a step that is not the student's). */
 XD_API xd_dmd_record xd_dmd_describe(const xd_dmd *dmd);
 XD_API xd_result xd_dmd_resume(xd_dmd *dmd, const xd_dmd_record *record);
 
@@ -37727,7 +37729,7 @@ XD_API xd_result xd_post_hoc_sigma_rel(xd_ctx *ctx, double gamma, double *sigma_
 /* The largest root of (g + 2)^2 (g + 3) = (g + 1) / sigma^2, by Newton's steps from above: there the difference is convex and
  * rises, so they go down until rounding stops them. */
 XD_API xd_result xd_post_hoc_gamma(xd_ctx *ctx, double sigma_rel, double *gamma) {
-    const double widest = sqrt(1.0 / 12.0);
+    const double widest = 1.0 / sqrt(12.0); /* as people write it; sqrt(1.0 / 12.0) is less by a unit */
     XD_REQUIRE(ctx, sigma_rel >= 1e-100 && sigma_rel <= widest, XD_ERROR_ARGUMENT,
                "the relative width %g is not in (0, %.17g]", sigma_rel, widest);
     const double target = 1.0 / (sigma_rel * sigma_rel);
@@ -49526,8 +49528,9 @@ XD_PRIVATE bool xdi_checkpoint_is_step(const char *name, const char *suffix, int
     if (strncmp(name, XDI_FIND_PREFIX, prefix) != 0) return false;
     const char *digits = name + prefix, *c = digits;
     for (; *c >= '0' && *c <= '9'; c++) {
-        if (value > (INT64_MAX - 9) / 10) return false;
-        value = 10 * value + (*c - '0');
+        const int digit = *c - '0';
+        if (value > (INT64_MAX - digit) / 10) return false;
+        value = 10 * value + digit;
     }
     if (c == digits || (digits[0] == '0' && c > digits + 1) || strcmp(c, suffix) != 0) return false;
     *step = value;
@@ -71645,7 +71648,8 @@ XD_API xd_result xd_mix_rows(xd_ctx *ctx, const xd_mix_desc *desc) {
 #include <math.h>
 #include <string.h>
 
-#define XDI_TIME_LEAST 1e-12 /* whose logarithm is the least */
+#define XDI_TIME_LEAST 1e-12              /* whose logarithm is the least */
+#define XDI_TIME_STEPS ((int64_t)1 << 53) /* those that doubles can count */
 
 XD_API xd_time_sampler xd_times_defaults(xd_dmd_recipe recipe) {
     xd_time_sampler s;
@@ -71726,7 +71730,8 @@ static xd_result xdi_times_check_indices(xd_ctx *ctx, const xd_time_sampler *s) 
                (long long)s->first, (long long)s->last);
     if (s->kind == XD_TIME_STEP) {
         const double low = (double)s->first / (double)s->count, high = (double)s->last / (double)s->count;
-        XD_REQUIRE(ctx, s->count >= 1, XD_ERROR_ARGUMENT, "%lld steps", (long long)s->count);
+        XD_REQUIRE(ctx, s->count >= 1 && s->count <= XDI_TIME_STEPS, XD_ERROR_ARGUMENT,
+                   "%lld steps: 1 to 2^53 are possible", (long long)s->count);
         XD_REQUIRE(ctx, low >= s->min_t && high <= s->max_t, XD_ERROR_ARGUMENT,
                    "steps %lld to %lld of %lld are times %.9g to %.9g, outside min_t %.9g to max_t %.9g",
                    (long long)s->first, (long long)s->last, (long long)s->count, low, high, s->min_t,
@@ -71818,10 +71823,14 @@ static double xdi_truncated_normal(double a, double b, double uniform) {
     return mirrored ? -x : x;
 }
 
+/* Degrees of freedom from which on w is so small that nothing may cancel. */
+static const double xdi_student_many = 1e7;
+
 /* The density of Student's t with n degrees of freedom, with x = sqrt(n) sinh w, is (cosh w)^-n in w up to a factor: smooth and
  * without a long tail. Since the range is finite, the factor is not needed. */
 static double xdi_student_density(double w, double n) {
-    const double size = fabs(w);
+    const double size = fabs(w), half = sinh(0.5 * size);
+    if (n > xdi_student_many && size < 1.0) return exp(-n * log1p(2.0 * half * half));
     return exp(-n * (size + log1p(exp(-2.0 * size)) - 0.69314718055994531));
 }
 
@@ -71832,7 +71841,8 @@ static double xdi_student_integral(double w, double n) {
                                   0.96028985649753618 };
     static const double weight[4] = { 0.36268378337836199, 0.31370664587788727, 0.22238103445337448,
                                       0.10122853629037626 };
-    const double size = fabs(w), end = 745.2 / n + 0.7, reach = size < end ? size : end;
+    const double size = fabs(w), end = n > xdi_student_many ? 40.0 / sqrt(n) : 745.2 / n + 0.7;
+    const double reach = size < end ? size : end;
     const double widest = n > 3.0 ? 1.0 / sqrt(1.0 + n) : 0.5;
     const int pieces = 1 + (int)(reach / widest);
     const double half = 0.5 * reach / (double)pieces;
@@ -71848,7 +71858,7 @@ static double xdi_student_integral(double w, double n) {
 
 /* A number of Student's t in [a, b]: Newton's method, by halves where that leaves the range. */
 static double xdi_truncated_student(double a, double b, double n, double uniform) {
-    const double root = sqrt(n);
+    const double root = sqrt(n), unit = n > xdi_student_many ? 1.0 / root : 1.0;
     double low = asinh(a / root), high = asinh(b / root);
     const double first = xdi_student_integral(low, n), all = xdi_student_integral(high, n) - first;
     const double target = first + uniform * all;
@@ -71861,7 +71871,7 @@ static double xdi_truncated_student(double a, double b, double n, double uniform
             low = w;
         double next = w - error / xdi_student_density(w, n);
         if (!(next > low && next < high)) next = low + 0.5 * (high - low);
-        const bool settled = fabs(next - w) <= 1e-15 * (1.0 + fabs(w));
+        const bool settled = fabs(next - w) <= 1e-15 * (unit + fabs(w));
         w = next;
         if (settled) break;
     }
@@ -73598,6 +73608,8 @@ XD_API xd_result xd_dmd_resume(xd_dmd *dmd, const xd_dmd_record *record) {
                    XD_ERROR_ARGUMENT, "%lld updates of the %s in %lld steps",
                    (long long)record->updates[role], xdi_dmd_role_names[role], (long long)record->step);
     dmd->record = *record;
+    dmd->noised_leaf = -1;
+    for (int64_t k = 0; k < dmd->leaves; k++) dmd->kept_samples[k] = -1; /* those of another step */
     return XD_OK;
 }
 
@@ -75350,7 +75362,8 @@ static xd_result xdi_dmd_check_members(const xdi_dmd_reader *r) {
     for (const xd_json *m = xd_json_first(r->object); m; m = xd_json_next(m)) {
         char key[32];
         const bool fits = snprintf(key, sizeof key, " %s ", xd_json_key(m, NULL)) < (int)sizeof key;
-        XD_REQUIRE(r->d->ctx, fits && strstr(known, key), XD_ERROR_FORMAT,
+        const bool one = !strchr(xd_json_key(m, NULL), ' '); /* two of them are no member */
+        XD_REQUIRE(r->d->ctx, fits && one && strstr(known, key), XD_ERROR_FORMAT,
                    "\"%.40s\" is no part of the state of a distillation", xd_json_key(m, NULL));
     }
     return XD_OK;
@@ -79107,4 +79120,4 @@ static const xdi_sample_tiles XDI_SAMPLE(tiles) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 c73481c4e39f1a86bad6868d0b25232644e994cff63c94505eae4de1cd2d951a */
+/* xdistill sha256 3f776487357f5f13224b9e911e213e9db421ac665a44564b357f81bd36a52893 */

@@ -4859,7 +4859,7 @@ XD_API xd_result xd_block_begin(xd_block *block, xd_pass pass, xd_block_view *vi
 
 /* Closes what the last xd_block_begin of this block opened. After the last backward of a leaf the gradients are taken as they
  * are. Collective as above, and where a queue of DDP begins sums (xd_ddp_desc.reductions). Errors: STATE for a block that
- * is not open; those of the reductions. */
+ * is not open, and for a second end of a leaf's last backward, with the leaf; those of the reductions. */
 XD_API xd_result xd_block_end(xd_block *block);
 
 /* Instead of a backward: the block has no part in a leaf, and its weights, where no other block adds to them, a gradient of
@@ -43832,7 +43832,11 @@ XD_PRIVATE xd_result xdi_gradient_reduce(xd_parallel *p) {
 }
 
 XD_PRIVATE void xdi_gradient_reset(xd_parallel *p) {
-    for (xd_block *b = &p->model->root; b; b = xdi_block_after(b)) b->leaf = 0;
+    for (xd_block *b = &p->model->root; b; b = xdi_block_after(b)) {
+        b->leaf = 0; /* a backward that is open is of no step any more: its end ends no leaf */
+        for (int i = 0; i < b->open; i++)
+            if (b->passes[i].kind == XD_PASS_BACKWARD) b->passes[i].kind = XD_PASS_RECOMPUTE;
+    }
     for (int64_t i = 0; i < p->bucket_count * p->members && p->lanes; i++) xd_leaf_stack_reset(p->lanes[i]);
     xdi_inputs_forget(p->model->inputs);
     for (int64_t i = 0; i < p->bucket_count; i++) {
@@ -44821,7 +44825,11 @@ XD_API xd_result xd_block_end(xd_block *block) {
     p->open--;
     xdi_block_unit(block)->open--;
     if (pass.kind == XD_PASS_INFERENCE && p->open == 0) xdi_parallel_drop_ahead(p);
-    return pass.kind == XD_PASS_BACKWARD && !pass.more ? xdi_gradient_finish(p, block) : XD_OK;
+    if (pass.kind != XD_PASS_BACKWARD || pass.more) return XD_OK;
+    XD_REQUIRE(p->ctx, pass.leaf == block->leaf, XD_ERROR_STATE,
+               "the backward of leaf %lld of block \"%.80s\" has ended already", (long long)pass.leaf,
+               block->name);
+    return xdi_gradient_finish(p, block);
 }
 
 /* >>model/recompute.c */
@@ -79120,4 +79128,4 @@ static const xdi_sample_tiles XDI_SAMPLE(tiles) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 3f776487357f5f13224b9e911e213e9db421ac665a44564b357f81bd36a52893 */
+/* xdistill sha256 0938ff0696b821a8df1a7ad37468100a0bc7f2f864c0f63e8bd31525379e1da1 */

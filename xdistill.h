@@ -1419,7 +1419,8 @@ typedef struct xd_queue_desc {
     int capacity;       /* records between start and wait, at most 4096; 0 -> 16 */
 } xd_queue_desc;
 
-/* Names one started record until its wait. A ticket of zero names none. */
+/* Names one started record of its queue until its wait; to another queue it may name any record, or none. A ticket of zero names
+ * none. */
 typedef struct xd_ticket {
     uint64_t number;
 } xd_ticket;
@@ -4921,7 +4922,8 @@ typedef struct xd_forward {
 } xd_forward;
 
 /* Runs a block's forward again on the input that was kept for this leaf, whose place is then free. Under a wrapper inside the
- * block's backward of the leaf, whose gathered weights it sees; without one, anywhere.
+ * block's backward of the leaf, whose gathered weights it sees; without one, anywhere that the block is not
+ * open.
  *
  * Local, as far as `forward` is. Allocates nothing. Errors, naming block and leaf: STATE (as above; no input of this leaf is kept, with
  * the last one that was and its block; the backward that is open is of another leaf, or none is), and what `forward` returns. */
@@ -5073,8 +5075,8 @@ typedef struct xd_fsdp_desc {
  *
  * Collective over data and desc->replicas: the models are compared first. Memory: gradients, once or, in INVARIANT mode with several leaves a rank,
  * at most 1 + 2 log2(leaves) times; allocated here and never later.
- * Errors: as xd_model_agree; STATE (not sealed, or wrapped already), ARGUMENT (leaves negative, or fewer than
- * ranks, with both; a queue over other ranks, or with less room than records are under way at once, with both; a divisor without a
+ * Errors: as xd_model_agree; STATE (not sealed, or wrapped already), ARGUMENT (leaves negative, fewer than
+ * ranks, or not the same number for each group of replicas, with both; a queue over other ranks, or with less room than records are under way at once, with both; a divisor without a
  * positive inverse in F32; ranks for experts, and no weight of one), DTYPE (weights that train are F32, BF16 or F16, their
  * gradients F32), MISMATCH (settings; layouts of weights over data ranks; experts on some ranks alone), TOPOLOGY (ranks for experts that
  * do not divide the data ranks, or are not those of their places, with both numbers), UNSUPPORTED (experts without ranks for them; a block with
@@ -5088,7 +5090,7 @@ XD_API xd_result xd_ddp_create(xd_model *model, xd_comm *data, const xd_ddp_desc
  * Collective over data and desc->replicas. Memory: this rank's part of values and gradients, one gathered unit for each level of
  * units inside units, one whole gradient likewise, and what the settings add; see xd_parallel_bytes and xd_plan_memory.
  * Errors: as xd_ddp_create; ARGUMENT (reshard_ranks does not divide the data ranks; prefetch without `gathers`; a `host` with a GPU or
- * of another reduction mode), STATE (storage of the caller), UNSUPPORTED (in INVARIANT mode: replicas, and leaves of a group
+ * of another reduction mode), STATE (storage of the caller; a weight tied to one in another unit), UNSUPPORTED (in INVARIANT mode: replicas, and leaves of a group
  * that are no power of two). */
 XD_API xd_result xd_fsdp_create(xd_model *model, xd_comm *data, const xd_fsdp_desc *desc, xd_parallel **out);
 
@@ -5568,7 +5570,8 @@ XD_API xd_result xd_pipeline_bytes(xd_ctx *ctx, const xd_pipeline_run_desc *desc
 /* Frees it. Local. NULL is fine. */
 XD_API void xd_pipeline_destroy(xd_pipeline *pipeline);
 
-/* One piece of work. Arrays are dense, [shape], in memory of the context's device. */
+/* One piece of work. Arrays are dense, [shape], in memory of the context's device; without elements they are NULL everywhere, so ask
+ * stage.place which stage this is. */
 typedef struct xd_pipeline_call {
     xd_stage stage; /* its place, and of desc.built its model and wrapper; without, places have no layers */
     xd_pass_kind pass;   /* FORWARD, BACKWARD or INFERENCE */
@@ -79128,4 +79131,4 @@ static const xdi_sample_tiles XDI_SAMPLE(tiles) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 0938ff0696b821a8df1a7ad37468100a0bc7f2f864c0f63e8bd31525379e1da1 */
+/* xdistill sha256 f0913d143d376f5c3fce244c4d933b45ac75a0ca7856568a88cc4a080fd3c09b */

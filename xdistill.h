@@ -5835,7 +5835,7 @@ typedef struct xd_checkpoint_network {
 
 /* A file of its own in the checkpoint: config.json, tokenizer.json. */
 typedef struct xd_checkpoint_file {
-    const char *name; /* a plain name that the checkpoint does not use itself */
+    const char *name; /* a plain name that the checkpoint does not use itself, without ".tmp-" */
     const void *data; /* [bytes] */
     size_t bytes;
 } xd_checkpoint_file;
@@ -49758,7 +49758,9 @@ static xd_result xdi_save_check_files(const xdi_save *s) {
                "%d files at %p", d->file_count, (const void *)d->files);
     for (int i = 0; i < d->file_count; i++) {
         const xd_checkpoint_file *f = &d->files[i];
-        XD_REQUIRE(s->ctx, xdi_manifest_is_name(f->name), XD_ERROR_ARGUMENT,
+        const bool plain =
+            xdi_manifest_is_name(f->name) && !strstr(f->name, ".tmp-"); /* which saves sweep away */
+        XD_REQUIRE(s->ctx, plain, XD_ERROR_ARGUMENT,
                    "file %d: \"%.80s\" is no name for a file of a checkpoint", i, f->name ? f->name : "");
         XD_REQUIRE(s->ctx, f->data || f->bytes == 0, XD_ERROR_ARGUMENT, "file \"%.80s\": %llu bytes at NULL",
                    f->name, (unsigned long long)f->bytes);
@@ -79131,4 +79133,4 @@ static const xdi_sample_tiles XDI_SAMPLE(tiles) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 f0913d143d376f5c3fce244c4d933b45ac75a0ca7856568a88cc4a080fd3c09b */
+/* xdistill sha256 6fba30c3885f93d64bb6c506ac05b45f6d042d6faa0330abf1d5f8786d26870b */

@@ -93,7 +93,8 @@ XD_TEST(settings_that_make_no_sense_are_refused_before_anything_is_written) {
     l.save.state = NULL;
     l.save.files = &file;
     l.save.file_count = 1;
-    static const char *const names[] = { "../x", "", "manifest.json", ".hidden", "a/b", "a\\b", "\n" };
+    static const char *const names[] = { "../x", "",   "manifest.json",      ".hidden", "a/b",
+                                         "a\\b", "\n", "manifest.json.tmp-1" };
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         file.name = names[i];
         little_saves(&l, 1, XD_ERROR_ARGUMENT, "is no name for a file of a checkpoint");

@@ -93,7 +93,8 @@ XD_TEST(settings_that_make_no_sense_are_refused_before_anything_is_written) {
     l.save.state = NULL;
     l.save.files = &file;
     l.save.file_count = 1;
-    static const char *const names[] = { "../x", "", "manifest.json", ".hidden", "a/b", "a\\b", "\n" };
+    static const char *const names[] = { "../x", "",   "manifest.json",      ".hidden", "a/b",
+                                         "a\\b", "\n", "manifest.json.tmp-1" };
     for (size_t i = 0; i < sizeof names / sizeof names[0]; i++) {
         file.name = names[i];
         little_saves(&l, 1, XD_ERROR_ARGUMENT, "is no name for a file of a checkpoint");
@@ -282,6 +283,24 @@ XD_TEST(the_newest_stay_and_the_one_just_saved_and_what_is_no_checkpoint) {
     CHECK_EQ_INT(xd_file_load(l.ctx, path_in(l.root, "latest"), 0, &latest, &bytes), XD_OK);
     CHECK_EQ_STR(latest, "step-5\n");
     xd_release(l.ctx, latest);
+    little_destroy(&l);
+}
+
+XD_TEST(the_last_steps_that_there_can_be_are_found_and_go_as_others) {
+    static const int64_t last[] = { INT64_MAX - 8, INT64_MAX - 7, INT64_MAX - 1, INT64_MAX };
+    little l;
+    int64_t step = -1;
+    little_create(&l);
+    for (size_t i = 0; i < sizeof last / sizeof last[0]; i++) {
+        little_saves(&l, last[i], XD_OK, NULL);
+        CHECK(xd_checkpoint_find(l.ctx, l.root, &step) == XD_OK && step == last[i]);
+    }
+    CHECK(rename(path_in(l.root, "step-9223372036854775807"), path_in(l.root, "step-9223372036854775808")) ==
+          0);
+    CHECK(xd_checkpoint_find(l.ctx, l.root, &step) == XD_OK && step == INT64_MAX - 1);
+    l.save.keep = 2;
+    little_saves(&l, 3, XD_OK, NULL);
+    CHECK_EQ_STR(names_in(l.ctx, l.root), "latest step-3 step-9223372036854775806 step-9223372036854775808 ");
     little_destroy(&l);
 }
 

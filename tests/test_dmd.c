@@ -336,6 +336,45 @@ XD_TEST(a_run_with_warm_up_and_lead_goes_on_from_its_records_to_the_same_bits) {
     free(resumed);
 }
 
+/* A network that says 0, and counts. */
+static xd_result say_nothing(void *user, const xd_network_call *call) {
+    ++*(int *)user;
+    memset(call->raw, 0, (size_t)call->samples * DMD_ELEMENTS * sizeof(float));
+    return XD_OK;
+}
+
+static xd_result learn_nothing(void *user, const xd_network_call *call) {
+    (void)user, (void)call;
+    return XD_OK;
+}
+
+XD_TEST(who_goes_back_into_the_lead_trains_critics_on_samples_made_anew) {
+    int forwards[XD_DMD_ROLES] = { 0 };
+    xd_dmd_desc d = dmd_settings(XD_DMD_MODELOPT, 1);
+    const xd_dmd_batch batch = { .samples = DMD_IN_LEAF };
+    const xd_dmd_record begin = { .seed = 11 };
+    xd_dmd *dmd;
+    xd_ctx *ctx;
+    CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
+    for (int role = 0; role < XD_DMD_ROLES; role++)
+        if (role != XD_DMD_DISCRIMINATOR)
+            d.networks[role] = (xd_network){ .user = &forwards[role],
+                                             .predicts = XD_PREDICT_FLOW,
+                                             .forward = say_nothing,
+                                             .backward = learn_nothing };
+    d.own_samples = true;
+    d.lead = 2;
+    CHECK_EQ_INT(xd_dmd_create(ctx, &d, &dmd), XD_OK);
+    CHECK_EQ_INT(xd_dmd_student(dmd, 0, &batch, NULL), XD_OK);
+    CHECK_EQ_INT(xd_dmd_fake_score(dmd, 0, &batch, NULL), XD_OK);
+    CHECK_EQ_INT(forwards[XD_DMD_STUDENT], 1);
+    CHECK_EQ_INT(xd_dmd_resume(dmd, &begin), XD_OK);
+    CHECK_EQ_INT(xd_dmd_fake_score(dmd, 0, &batch, NULL), XD_OK);
+    CHECK_EQ_INT(forwards[XD_DMD_STUDENT], 2);
+    xd_dmd_destroy(dmd);
+    xd_ctx_destroy(ctx);
+}
+
 /* A NaN in one sample of one rank: no role steps, everywhere, and the next step is as good as any. */
 XD_TEST(what_is_not_finite_keeps_every_role_from_stepping_on_every_rank) {
     for (int ranks = 1; ranks <= 3; ranks++) {

@@ -24,6 +24,9 @@ XD_TEST(exponents_have_the_published_widths_and_back) {
     }
     CHECK_EQ_INT(xd_post_hoc_gamma(ctx, sqrt(1.0 / 12.0), &gamma), XD_OK);
     CHECK_NEAR(gamma, 0.0, 1e-14);
+    CHECK_EQ_INT(xd_post_hoc_gamma(ctx, 1.0 / sqrt(12.0), &gamma), XD_OK); /* which is more by a unit */
+    CHECK(gamma == 0.0);
+    CHECK_EQ_INT(xd_post_hoc_gamma(ctx, nextafter(1.0 / sqrt(12.0), 1.0), &gamma), XD_ERROR_ARGUMENT);
     xd_ctx_destroy(ctx);
 }
 

@@ -70,6 +70,21 @@ XD_TEST(students_t_has_the_values_of_thirty_digits) {
     xd_ctx_destroy(ctx);
 }
 
+/* The distributions differ by x^3 / (4 freedom). */
+XD_TEST(many_degrees_of_freedom_are_the_normal_distribution) {
+    xd_ctx *ctx = open_ctx();
+    for (double freedom = 1e8; freedom < 1e301; freedom *= 1e4)
+        for (int i = 0; i <= 16; i++) {
+            xd_time_sampler s = xd_times_defaults(XD_DMD_FASTGEN);
+            s.kind = XD_TIME_LOG_NORMAL;
+            const double expected = time_of(ctx, &s, i / 16.0);
+            s.kind = XD_TIME_LOG_T;
+            s.freedom = freedom;
+            CHECK_NEAR(time_of(ctx, &s, i / 16.0), expected, (1e-12 + 20.0 / freedom) * expected);
+        }
+    xd_ctx_destroy(ctx);
+}
+
 XD_TEST(one_degree_of_freedom_is_the_distribution_of_cauchy) {
     xd_ctx *ctx = open_ctx();
     xd_time_sampler s = xd_times_defaults(XD_DMD_FASTGEN);
@@ -243,7 +258,10 @@ XD_TEST(indices_and_lists_that_do_not_fit_are_refused) {
     s.first = 0, s.grid = XD_NOISE_TRIG;
     refused(ctx, xd_times_check(ctx, &s, NULL), XD_ERROR_ARGUMENT, "a grid of kind 3");
     s = xd_times_defaults(XD_DMD_ORIGINAL), s.count = 0;
-    refused(ctx, xd_times_check(ctx, &s, NULL), XD_ERROR_ARGUMENT, "0 steps");
+    refused(ctx, xd_times_check(ctx, &s, NULL), XD_ERROR_ARGUMENT, "0 steps: 1 to 2^53");
+    s.count = INT64_MAX, s.last = INT64_MAX;
+    refused(ctx, xd_times_check(ctx, &s, NULL), XD_ERROR_ARGUMENT, "9223372036854775807 steps");
+    s = xd_times_defaults(XD_DMD_ORIGINAL);
     s.count = 900;
     refused(ctx, xd_times_check(ctx, &s, NULL), XD_ERROR_ARGUMENT, "steps 20 to 980 of 900 are times");
     s = sampler_of(XD_TIME_LIST);

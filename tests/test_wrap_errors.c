@@ -293,6 +293,36 @@ XD_TEST(steps_without_all_backwards_are_refused_and_dropped) {
     run_ranks(2, XD_REDUCTION_INVARIANT, refuse_steps);
 }
 
+/* `argument`: DDP instead of FSDP. Each rank has two leaves. */
+static xd_result end_late(xd_comm *world, void *argument) {
+    const xd_ddp_desc d = { .leaves = 4 };
+    scene s;
+    xd_block_view view;
+    open_scene(&s, world);
+    CHECK(xd_model_seal(s.model) == XD_OK);
+    CHECK((argument ? xd_ddp_create(s.model, world, &d, &s.parallel) : wrap_fsdp(&s, 4)) == XD_OK);
+    CHECK(xd_block_begin(s.first, backward, &view) == XD_OK);
+    CHECK(xd_parallel_reduce(s.parallel) == XD_ERROR_STATE && says(&s, "\"first\" is open"));
+    CHECK(xd_block_end(s.first) == XD_OK); /* of the step that is gone: leaf 0 of this one is still to come */
+    CHECK(xd_block_begin(s.first, backward, &view) == XD_OK);
+    CHECK(xd_block_begin(s.first, backward, &view) == XD_OK);
+    CHECK(xd_block_end(s.first) == XD_OK);
+    CHECK(xd_block_end(s.first) ==
+          XD_ERROR_STATE); /* would be leaf 1, of which nobody has computed anything */
+    CHECK(says(&s, "the backward of leaf 0 of block \"first\" has ended already"));
+    CHECK(xd_parallel_reduce(s.parallel) == XD_ERROR_STATE);
+    for (int leaf = 0; leaf < 2; leaf++) whole_leaf(&s, leaf);
+    CHECK(xd_parallel_reduce(s.parallel) == XD_OK && xd_parallel_publish(s.parallel) == XD_OK);
+    close_scene(&s);
+    return XD_OK;
+}
+
+XD_TEST(a_backward_ends_its_own_leaf_and_that_once) {
+    int ddp = 1;
+    run_ranks(2, XD_REDUCTION_INVARIANT, end_late);
+    CHECK_EQ_INT(xd_run_threads(2, NULL, end_late, &ddp, NULL), XD_OK);
+}
+
 /* One rank leaves out a block that needs no communication: DDP. */
 static xd_result forget_a_block(xd_comm *world, void *argument) {
     scene s;

@@ -45,7 +45,7 @@ typedef struct xd_checkpoint_network {
 
 /* A file of its own in the checkpoint: config.json, tokenizer.json. */
 typedef struct xd_checkpoint_file {
-    const char *name; /* a plain name that the checkpoint does not use itself */
+    const char *name; /* a plain name that the checkpoint does not use itself, without ".tmp-" */
     const void *data; /* [bytes] */
     size_t bytes;
 } xd_checkpoint_file;

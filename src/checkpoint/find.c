@@ -30,8 +30,9 @@ XD_PRIVATE bool xdi_checkpoint_is_step(const char *name, const char *suffix, int
     if (strncmp(name, XDI_FIND_PREFIX, prefix) != 0) return false;
     const char *digits = name + prefix, *c = digits;
     for (; *c >= '0' && *c <= '9'; c++) {
-        if (value > (INT64_MAX - 9) / 10) return false;
-        value = 10 * value + (*c - '0');
+        const int digit = *c - '0';
+        if (value > (INT64_MAX - digit) / 10) return false;
+        value = 10 * value + digit;
     }
     if (c == digits || (digits[0] == '0' && c > digits + 1) || strcmp(c, suffix) != 0) return false;
     *step = value;

@@ -30,7 +30,9 @@ static xd_result xdi_save_check_files(const xdi_save *s) {
                "%d files at %p", d->file_count, (const void *)d->files);
     for (int i = 0; i < d->file_count; i++) {
         const xd_checkpoint_file *f = &d->files[i];
-        XD_REQUIRE(s->ctx, xdi_manifest_is_name(f->name), XD_ERROR_ARGUMENT,
+        const bool plain =
+            xdi_manifest_is_name(f->name) && !strstr(f->name, ".tmp-"); /* which saves sweep away */
+        XD_REQUIRE(s->ctx, plain, XD_ERROR_ARGUMENT,
                    "file %d: \"%.80s\" is no name for a file of a checkpoint", i, f->name ? f->name : "");
         XD_REQUIRE(s->ctx, f->data || f->bytes == 0, XD_ERROR_ARGUMENT, "file \"%.80s\": %llu bytes at NULL",
                    f->name, (unsigned long long)f->bytes);

@@ -39,7 +39,8 @@ typedef struct xd_queue_desc {
     int capacity;       /* records between start and wait, at most 4096; 0 -> 16 */
 } xd_queue_desc;
 
-/* Names one started record until its wait. A ticket of zero names none. */
+/* Names one started record of its queue until its wait; to another queue it may name any record, or none. A ticket of zero names
+ * none. */
 typedef struct xd_ticket {
     uint64_t number;
 } xd_ticket;

@@ -592,5 +592,7 @@ XD_API xd_result xd_dmd_resume(xd_dmd *dmd, const xd_dmd_record *record) {
                    XD_ERROR_ARGUMENT, "%lld updates of the %s in %lld steps",
                    (long long)record->updates[role], xdi_dmd_role_names[role], (long long)record->step);
     dmd->record = *record;
+    dmd->noised_leaf = -1;
+    for (int64_t k = 0; k < dmd->leaves; k++) dmd->kept_samples[k] = -1; /* those of another step */
     return XD_OK;
 }

@@ -308,8 +308,9 @@ XD_API xd_result xd_dmd_warm_up_step(xd_dmd *dmd, xd_dmd_batch_function batch, v
 /* Whether a role has its turn in a step. Pure. */
 XD_API bool xd_dmd_has_turn(const xd_dmd_desc *desc, xd_dmd_role role, int64_t step);
 
-/* What to save beside weights, optimizers and averages, and to set after they were loaded. Local. Errors: ARGUMENT (negative
- * counts), MISMATCH (another seed, with both), STATE (own_samples, which are not saved, and a step that is not the student's). */
+/* What to save beside weights, optimizers and averages, and to set after they were loaded: what the student has generated before is
+ * then forgotten. Local. Errors: ARGUMENT (negative counts), MISMATCH (another seed, with both), STATE (own_samples, which are not
+ * saved, and a step that is not the student's). */
 XD_API xd_dmd_record xd_dmd_describe(const xd_dmd *dmd);
 XD_API xd_result xd_dmd_resume(xd_dmd *dmd, const xd_dmd_record *record);
 

@@ -73,7 +73,8 @@ XD_API xd_result xd_noise_nearest(xd_ctx *ctx, const xd_noise_schedule *schedule
                                   int64_t *index);
 
 /* The times of a student of few steps, from most noise to none, list [steps + 1]:
- *   EDM       of the grid of 1000 times, the indices trunc(998 - i 996 / steps), then 0
+ *   EDM       of the grid of 1000 times, the indices trunc(998 - i 996 / steps), then 0; in double and, of the second half, from the
+ *             other end, as torch.linspace: where 996 i / steps is whole the index may be one less
  *   others    even steps from max_t down to 0
  * The student starts from noise times sigma(list[0]). Local. Errors, with the list untouched: ARGUMENT for steps < 1 or > 996,
  * or a schedule without a range. */

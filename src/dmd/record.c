@@ -196,7 +196,8 @@ static xd_result xdi_dmd_check_members(const xdi_dmd_reader *r) {
     for (const xd_json *m = xd_json_first(r->object); m; m = xd_json_next(m)) {
         char key[32];
         const bool fits = snprintf(key, sizeof key, " %s ", xd_json_key(m, NULL)) < (int)sizeof key;
-        XD_REQUIRE(r->d->ctx, fits && strstr(known, key), XD_ERROR_FORMAT,
+        const bool one = !strchr(xd_json_key(m, NULL), ' '); /* two of them are no member */
+        XD_REQUIRE(r->d->ctx, fits && one && strstr(known, key), XD_ERROR_FORMAT,
                    "\"%.40s\" is no part of the state of a distillation", xd_json_key(m, NULL));
     }
     return XD_OK;

@@ -6,7 +6,8 @@
 #include <math.h>
 #include <string.h>
 
-#define XDI_TIME_LEAST 1e-12 /* whose logarithm is the least */
+#define XDI_TIME_LEAST 1e-12              /* whose logarithm is the least */
+#define XDI_TIME_STEPS ((int64_t)1 << 53) /* those that doubles can count */
 
 XD_API xd_time_sampler xd_times_defaults(xd_dmd_recipe recipe) {
     xd_time_sampler s;
@@ -87,7 +88,8 @@ static xd_result xdi_times_check_indices(xd_ctx *ctx, const xd_time_sampler *s) 
                (long long)s->first, (long long)s->last);
     if (s->kind == XD_TIME_STEP) {
         const double low = (double)s->first / (double)s->count, high = (double)s->last / (double)s->count;
-        XD_REQUIRE(ctx, s->count >= 1, XD_ERROR_ARGUMENT, "%lld steps", (long long)s->count);
+        XD_REQUIRE(ctx, s->count >= 1 && s->count <= XDI_TIME_STEPS, XD_ERROR_ARGUMENT,
+                   "%lld steps: 1 to 2^53 are possible", (long long)s->count);
         XD_REQUIRE(ctx, low >= s->min_t && high <= s->max_t, XD_ERROR_ARGUMENT,
                    "steps %lld to %lld of %lld are times %.9g to %.9g, outside min_t %.9g to max_t %.9g",
                    (long long)s->first, (long long)s->last, (long long)s->count, low, high, s->min_t,
@@ -179,10 +181,14 @@ static double xdi_truncated_normal(double a, double b, double uniform) {
     return mirrored ? -x : x;
 }
 
+/* Degrees of freedom from which on w is so small that nothing may cancel. */
+static const double xdi_student_many = 1e7;
+
 /* The density of Student's t with n degrees of freedom, with x = sqrt(n) sinh w, is (cosh w)^-n in w up to a factor: smooth and
  * without a long tail. Since the range is finite, the factor is not needed. */
 static double xdi_student_density(double w, double n) {
-    const double size = fabs(w);
+    const double size = fabs(w), half = sinh(0.5 * size);
+    if (n > xdi_student_many && size < 1.0) return exp(-n * log1p(2.0 * half * half));
     return exp(-n * (size + log1p(exp(-2.0 * size)) - 0.69314718055994531));
 }
 
@@ -193,7 +199,8 @@ static double xdi_student_integral(double w, double n) {
                                   0.96028985649753618 };
     static const double weight[4] = { 0.36268378337836199, 0.31370664587788727, 0.22238103445337448,
                                       0.10122853629037626 };
-    const double size = fabs(w), end = 745.2 / n + 0.7, reach = size < end ? size : end;
+    const double size = fabs(w), end = n > xdi_student_many ? 40.0 / sqrt(n) : 745.2 / n + 0.7;
+    const double reach = size < end ? size : end;
     const double widest = n > 3.0 ? 1.0 / sqrt(1.0 + n) : 0.5;
     const int pieces = 1 + (int)(reach / widest);
     const double half = 0.5 * reach / (double)pieces;
@@ -209,7 +216,7 @@ static double xdi_student_integral(double w, double n) {
 
 /* A number of Student's t in [a, b]: Newton's method, by halves where that leaves the range. */
 static double xdi_truncated_student(double a, double b, double n, double uniform) {
-    const double root = sqrt(n);
+    const double root = sqrt(n), unit = n > xdi_student_many ? 1.0 / root : 1.0;
     double low = asinh(a / root), high = asinh(b / root);
     const double first = xdi_student_integral(low, n), all = xdi_student_integral(high, n) - first;
     const double target = first + uniform * all;
@@ -222,7 +229,7 @@ static double xdi_truncated_student(double a, double b, double n, double uniform
             low = w;
         double next = w - error / xdi_student_density(w, n);
         if (!(next > low && next < high)) next = low + 0.5 * (high - low);
-        const bool settled = fabs(next - w) <= 1e-15 * (1.0 + fabs(w));
+        const bool settled = fabs(next - w) <= 1e-15 * (unit + fabs(w));
         w = next;
         if (settled) break;
     }

@@ -37,7 +37,7 @@ typedef struct xd_time_sampler {
     int64_t list_count;
     bool list_to_end; /* LIST: indices include the last, so the time can be 0; false -> [0, list_count - 2] */
     int64_t first, last; /* GRID and STEP: indices, both included */
-    int64_t count;       /* of the grid or the steps */
+    int64_t count;       /* of the grid, or the steps: at most 2^53 */
     int64_t chunk;       /* xd_times_draw_frames: frames that share a time */
     xd_noise_kind grid;  /* GRID: EDM or FLOW (even steps) */
     xd_dtype

@@ -150,8 +150,8 @@ typedef struct xd_fsdp_desc {
  *
  * Collective over data and desc->replicas: the models are compared first. Memory: gradients, once or, in INVARIANT mode with several leaves a rank,
  * at most 1 + 2 log2(leaves) times; allocated here and never later.
- * Errors: as xd_model_agree; STATE (not sealed, or wrapped already), ARGUMENT (leaves negative, or fewer than
- * ranks, with both; a queue over other ranks, or with less room than records are under way at once, with both; a divisor without a
+ * Errors: as xd_model_agree; STATE (not sealed, or wrapped already), ARGUMENT (leaves negative, fewer than
+ * ranks, or not the same number for each group of replicas, with both; a queue over other ranks, or with less room than records are under way at once, with both; a divisor without a
  * positive inverse in F32; ranks for experts, and no weight of one), DTYPE (weights that train are F32, BF16 or F16, their
  * gradients F32), MISMATCH (settings; layouts of weights over data ranks; experts on some ranks alone), TOPOLOGY (ranks for experts that
  * do not divide the data ranks, or are not those of their places, with both numbers), UNSUPPORTED (experts without ranks for them; a block with
@@ -165,7 +165,7 @@ XD_API xd_result xd_ddp_create(xd_model *model, xd_comm *data, const xd_ddp_desc
  * Collective over data and desc->replicas. Memory: this rank's part of values and gradients, one gathered unit for each level of
  * units inside units, one whole gradient likewise, and what the settings add; see xd_parallel_bytes and xd_plan_memory.
  * Errors: as xd_ddp_create; ARGUMENT (reshard_ranks does not divide the data ranks; prefetch without `gathers`; a `host` with a GPU or
- * of another reduction mode), STATE (storage of the caller), UNSUPPORTED (in INVARIANT mode: replicas, and leaves of a group
+ * of another reduction mode), STATE (storage of the caller; a weight tied to one in another unit), UNSUPPORTED (in INVARIANT mode: replicas, and leaves of a group
  * that are no power of two). */
 XD_API xd_result xd_fsdp_create(xd_model *model, xd_comm *data, const xd_fsdp_desc *desc, xd_parallel **out);
 

@@ -331,7 +331,11 @@ XD_PRIVATE xd_result xdi_gradient_reduce(xd_parallel *p) {
 }
 
 XD_PRIVATE void xdi_gradient_reset(xd_parallel *p) {
-    for (xd_block *b = &p->model->root; b; b = xdi_block_after(b)) b->leaf = 0;
+    for (xd_block *b = &p->model->root; b; b = xdi_block_after(b)) {
+        b->leaf = 0; /* a backward that is open is of no step any more: its end ends no leaf */
+        for (int i = 0; i < b->open; i++)
+            if (b->passes[i].kind == XD_PASS_BACKWARD) b->passes[i].kind = XD_PASS_RECOMPUTE;
+    }
     for (int64_t i = 0; i < p->bucket_count * p->members && p->lanes; i++) xd_leaf_stack_reset(p->lanes[i]);
     xdi_inputs_forget(p->model->inputs);
     for (int64_t i = 0; i < p->bucket_count; i++) {

@@ -107,5 +107,9 @@ XD_API xd_result xd_block_end(xd_block *block) {
     p->open--;
     xdi_block_unit(block)->open--;
     if (pass.kind == XD_PASS_INFERENCE && p->open == 0) xdi_parallel_drop_ahead(p);
-    return pass.kind == XD_PASS_BACKWARD && !pass.more ? xdi_gradient_finish(p, block) : XD_OK;
+    if (pass.kind != XD_PASS_BACKWARD || pass.more) return XD_OK;
+    XD_REQUIRE(p->ctx, pass.leaf == block->leaf, XD_ERROR_STATE,
+               "the backward of leaf %lld of block \"%.80s\" has ended already", (long long)pass.leaf,
+               block->name);
+    return xdi_gradient_finish(p, block);
 }

@@ -46,7 +46,7 @@ XD_API xd_result xd_block_begin(xd_block *block, xd_pass pass, xd_block_view *vi
 
 /* Closes what the last xd_block_begin of this block opened. After the last backward of a leaf the gradients are taken as they
  * are. Collective as above, and where a queue of DDP begins sums (xd_ddp_desc.reductions). Errors: STATE for a block that
- * is not open; those of the reductions. */
+ * is not open, and for a second end of a leaf's last backward, with the leaf; those of the reductions. */
 XD_API xd_result xd_block_end(xd_block *block);
 
 /* Instead of a backward: the block has no part in a leaf, and its weights, where no other block adds to them, a gradient of

@@ -133,7 +133,8 @@ XD_API xd_result xd_pipeline_bytes(xd_ctx *ctx, const xd_pipeline_run_desc *desc
 /* Frees it. Local. NULL is fine. */
 XD_API void xd_pipeline_destroy(xd_pipeline *pipeline);
 
-/* One piece of work. Arrays are dense, [shape], in memory of the context's device. */
+/* One piece of work. Arrays are dense, [shape], in memory of the context's device; without elements they are NULL everywhere, so ask
+ * stage.place which stage this is. */
 typedef struct xd_pipeline_call {
     xd_stage stage; /* its place, and of desc.built its model and wrapper; without, places have no layers */
     xd_pass_kind pass;   /* FORWARD, BACKWARD or INFERENCE */

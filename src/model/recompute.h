@@ -54,7 +54,8 @@ typedef struct xd_forward {
 } xd_forward;
 
 /* Runs a block's forward again on the input that was kept for this leaf, whose place is then free. Under a wrapper inside the
- * block's backward of the leaf, whose gathered weights it sees; without one, anywhere.
+ * block's backward of the leaf, whose gathered weights it sees; without one, anywhere that the block is not
+ * open.
  *
  * Local, as far as `forward` is. Allocates nothing. Errors, naming block and leaf: STATE (as above; no input of this leaf is kept, with
  * the last one that was and its block; the backward that is open is of another leaf, or none is), and what `forward` returns. */

@@ -21,7 +21,7 @@ XD_API xd_result xd_post_hoc_sigma_rel(xd_ctx *ctx, double gamma, double *sigma_
 /* The largest root of (g + 2)^2 (g + 3) = (g + 1) / sigma^2, by Newton's steps from above: there the difference is convex and
  * rises, so they go down until rounding stops them. */
 XD_API xd_result xd_post_hoc_gamma(xd_ctx *ctx, double sigma_rel, double *gamma) {
-    const double widest = sqrt(1.0 / 12.0);
+    const double widest = 1.0 / sqrt(12.0); /* as people write it; sqrt(1.0 / 12.0) is less by a unit */
     XD_REQUIRE(ctx, sigma_rel >= 1e-100 && sigma_rel <= widest, XD_ERROR_ARGUMENT,
                "the relative width %g is not in (0, %.17g]", sigma_rel, widest);
     const double target = 1.0 / (sigma_rel * sigma_rel);

@@ -4831,7 +4831,8 @@ typedef enum xd_pass_kind {
 /* One pass. Passed by value: (xd_pass){ XD_PASS_BACKWARD, .leaf = 2 }. */
 typedef struct xd_pass {
     xd_pass_kind kind;
-    int64_t leaf; /* BACKWARD: which of this rank's leaves of the step, 0 first, ascending for each block */
+    int64_t leaf; /* BACKWARD: which of this rank's leaves of the step, 0 first, ascending for each block, and in turn for blocks
+                   * that are summed together where leaves are kept apart, see parallel.h */
     bool more;    /* BACKWARD: the block will be opened again for a backward of this leaf */
 } xd_pass;
 
@@ -4853,7 +4854,8 @@ typedef struct xd_block_view {
  * order on all its ranks; local otherwise. Without a wrapper FORWARD, RECOMPUTE and INFERENCE show the model's own storage.
  * Allocates nothing.
  * Errors: STATE (no storage, or a backward without a wrapper; outside of a step; a leaf that is not the next one, with both
- * numbers; more units open at once than were planned, naming both blocks), ARGUMENT (an unknown pass; a leaf that this rank
+ * numbers; a leaf while another block that is summed together with this one has not ended one before, where leaves are kept apart,
+ * naming both leaves and both blocks; more units open at once than were planned, naming both blocks), ARGUMENT (an unknown pass; a leaf that this rank
  * does not have), those of xd_all_gather. */
 XD_API xd_result xd_block_begin(xd_block *block, xd_pass pass, xd_block_view *view);
 
@@ -4948,6 +4950,12 @@ XD_API xd_result xd_recompute(xd_block *block, int64_t leaf, xd_forward forward)
  * whole batch (xd_loss). In
  * INVARIANT mode it is summed along the canonical tree of xd_leaves, so that the step has the same bits for every number of
  * ranks, both wrappers and all their settings. In the other modes each rank adds up its own leaves first.
+ *
+ * Which blocks are at which leaf. Several forwards may be in flight, and each block has its backwards in the order of leaves. Blocks
+ * whose gradients are summed together (under FSDP those of a unit, of experts or not; under DDP all, or with a queue for reductions those
+ * of a bucket) end leaf k, by xd_block_end or xd_block_skip, before one of them begins k + 1, where leaves are kept apart: in INVARIANT
+ * mode, and where each is sent when it ends (dealt ones, see xd_parallel_leaf). A block that is ahead is refused (STATE), and nothing has
+ * changed then. Elsewhere a rank adds all of its leaves to one place, and blocks may be at any.
  *
  * Experts. Where expert parallelism divides the experts of a layer among neighbouring data ranks, those that hold the same ones are a
  * data group of their own (xd_groups.expert_dp). Weights with the trait `expert` are summed, sharded and stepped over
@@ -5137,7 +5145,8 @@ XD_API xd_result xd_parallel_thaw(xd_parallel *parallel, xd_weight *weight);
 
 /* Takes the gradients in the caller's storage as this rank's next leaf, for all weights at once, instead of the brackets
  * of backward passes. DDP only, when every weight that trains has a gradient of the caller's. Local.
- * Errors: STATE (a weight without, by name; all leaves are there already), UNSUPPORTED (FSDP; experts). */
+ * Errors: STATE (a weight without, by name; all leaves are there already; brackets have left a leaf of which some blocks are not
+ * complete, in INVARIANT mode, naming two blocks), UNSUPPORTED (FSDP; experts). */
 XD_API xd_result xd_parallel_push_leaf(xd_parallel *parallel);
 
 /* After the last backward of a step: what is left to sum is summed, and every gradient in the list of parameters is
@@ -41079,6 +41088,9 @@ XD_PRIVATE xd_leaves xdi_bucket_leaves(const xd_parallel *p);
  * numbers of leaves and some wrapper gathers for those that a rank does not have, DDP begins its sums in xd_parallel_reduce: after a
  * rank's own last leaf they would come before those gathers here, and behind them on other ranks. Local. */
 XD_PRIVATE void xdi_gradient_align(xd_parallel *const *parallels, int count);
+/* parallel_gradient.c: STATE for a block's backward of a leaf while another block has not ended one before, where both add to the
+ * same sum and its leaves are kept apart. */
+XD_PRIVATE xd_result xdi_gradient_check_leaf(const xd_parallel *p, const xd_block *block, int64_t leaf);
 /* parallel_gradient.c: the place where a weight's gradient of a leaf is to be added; and what follows from the end of a
  * block's last backward of a leaf. */
 XD_PRIVATE xd_result xdi_gradient_place(xd_parallel *p, const xd_weight *weight, int64_t leaf, void **out);
@@ -43625,6 +43637,34 @@ static xd_result xdi_gradient_begin(xd_parallel *p, xdi_bucket *b, int member) {
     return xd_ctx_kernels(p->ctx)->memory.fill(&launch, b->places[member], 0, bytes);
 }
 
+/* Whether every leaf is a node of the tree of its own, or is sent by itself. Otherwise a rank adds all of its own to one place, in
+ * any order. */
+static bool xdi_gradient_is_apart(const xd_parallel *p) {
+    return p->invariant || p->dealt;
+}
+
+/* A block that still has to add to what a bucket is forming. */
+static const xd_block *xdi_bucket_behind(const xd_parallel *p, const xdi_bucket *bucket) {
+    for (const xd_block *b = &p->model->root; b; b = xdi_block_after(b))
+        for (int64_t i = 0; i < b->count && b->leaf < bucket->leaf + p->members; i++)
+            if (xdi_gradient_bucket(p->model->weights[b->first + i]->owner) == bucket) return b;
+    return NULL;
+}
+
+XD_PRIVATE xd_result xdi_gradient_check_leaf(const xd_parallel *p, const xd_block *block, int64_t leaf) {
+    for (int64_t i = 0; i < block->count && xdi_gradient_is_apart(p); i++) {
+        const xdi_bucket *bucket = xdi_gradient_bucket(p->model->weights[block->first + i]->owner);
+        if (!bucket || leaf < bucket->leaf + p->members) continue;
+        const xd_block *behind = xdi_bucket_behind(p, bucket);
+        return XD_FAIL(p->ctx, XD_ERROR_STATE,
+                       "leaf %lld of block \"%.80s\" while leaf %lld of block \"%.80s\" is not complete: "
+                       "they are summed together, leaf after leaf",
+                       (long long)leaf, block->name, (long long)(behind ? behind->leaf : bucket->leaf),
+                       behind ? behind->name : "");
+    }
+    return XD_OK;
+}
+
 XD_PRIVATE xd_result xdi_gradient_place(xd_parallel *p, const xd_weight *weight, int64_t leaf, void **out) {
     const xd_weight *owner = weight->owner;
     const int member = xdi_gradient_member(p, leaf);
@@ -44505,10 +44545,12 @@ static xd_result xdi_parallel_check_push(const xd_parallel *p) {
         XD_REQUIRE(p->ctx, w->owner != w || !xdi_weight_is_trained(w) || w->gradient || w->count == 0,
                    XD_ERROR_STATE, "weight \"%.80s\" has no gradient of the caller's", w->name);
     }
-    for (const xd_block *b = &p->model->root; b; b = xdi_block_after(b))
+    for (const xd_block *b = &p->model->root; b; b = xdi_block_after(b)) {
         XD_REQUIRE(p->ctx, b->leaf < p->leaves.count && !p->reduced, XD_ERROR_STATE,
                    "leaf %lld of block \"%.80s\": this rank has %lld, and xd_parallel_publish ends a step",
                    (long long)b->leaf, b->name, (long long)p->leaves.count);
+        XD_TRY(xdi_gradient_check_leaf(p, b, b->leaf));
+    }
     return XD_OK;
 }
 
@@ -44733,7 +44775,7 @@ static xd_result xdi_block_check_backward(const xd_block *b, xd_pass pass) {
     XD_REQUIRE(ctx, pass.leaf == b->leaf, XD_ERROR_STATE,
                "leaf %lld of block \"%.80s\", whose next one is %lld", (long long)pass.leaf, b->name,
                (long long)b->leaf);
-    return XD_OK;
+    return xdi_gradient_check_leaf(p, b, pass.leaf);
 }
 
 static xd_result xdi_block_check(const xd_block *b, xd_pass pass) {
@@ -79107,4 +79149,4 @@ static const xdi_sample_tiles XDI_SAMPLE(tiles) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 c73481c4e39f1a86bad6868d0b25232644e994cff63c94505eae4de1cd2d951a */
+/* xdistill sha256 7cae511ced05be6601c8e4b27a1ea66349df0990cdab787181f4ad213a235368 */

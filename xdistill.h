@@ -4831,9 +4831,10 @@ typedef enum xd_pass_kind {
 /* One pass. Passed by value: (xd_pass){ XD_PASS_BACKWARD, .leaf = 2 }. */
 typedef struct xd_pass {
     xd_pass_kind kind;
-    int64_t leaf; /* BACKWARD: which of this rank's leaves of the step, 0 first, ascending for each block, and in turn for blocks
+    int64_t
+        leaf; /* BACKWARD: which of this rank's leaves of the step, 0 first, ascending for each block, and in turn for blocks
                    * that are summed together where leaves are kept apart, see parallel.h */
-    bool more;    /* BACKWARD: the block will be opened again for a backward of this leaf */
+    bool more; /* BACKWARD: the block will be opened again for a backward of this leaf */
 } xd_pass;
 
 /* The memory of an open block. Arrays have an entry for each of its own weights, buffers and ties, in the order in which they
@@ -5872,7 +5873,8 @@ typedef struct xd_checkpoint_save_desc {
  *
  * Collective. Memory: staging_bytes, 8 bytes for each block and each tensor, 16 for each parameter, and the headers of the
  * files. Equal content gives equal files on any number of ranks; a time, a process or a random number is in none of them.
- * Errors, on every rank, with all older checkpoints as they were: ARGUMENT; MISMATCH when ranks pass other lists, when an element
+ * Errors, on every rank, with all older checkpoints as they were. What root or its disk refuses has one code and one text on all of
+ * them; a rank's own mistake, or lack of memory, is PEER on the others. ARGUMENT; MISMATCH when ranks pass other lists, when an element
  * is held by no rank or by two that are no replicas, naming the tensor and the first such index, or when ranks count other
  * steps; STATE when the step exists and `overwrite` is false, or while another save is in root; FORMAT for a state that is no
  * JSON object; IO; MEMORY. When only what comes after the publication has failed (latest, old checkpoints), the message
@@ -5880,7 +5882,8 @@ typedef struct xd_checkpoint_save_desc {
 XD_API xd_result xd_checkpoint_save(xd_comm *comm, const xd_checkpoint_save_desc *desc);
 
 /* Finds the checkpoint of the highest step in root: one of that exact name whose manifest is valid and whose files have the
- * manifest's sizes. Its blocks are not read. Local. Errors: MISSING when there is none, IO, MEMORY, UNSUPPORTED. */
+ * manifest's sizes. Its blocks are not read. Local. Errors: MISSING when there is none, or no root, with its name; IO, MEMORY,
+ * UNSUPPORTED. */
 XD_API xd_result xd_checkpoint_find(xd_ctx *ctx, const char *root, int64_t *step);
 
 /* Which checksums a load compares before it changes anything. */
@@ -5930,8 +5933,10 @@ typedef struct xd_checkpoint_report {
  *            xd_release; NULL when the checkpoint has none; may be NULL
  *
  * Collective. Memory: staging_bytes, twice that when types are converted, and the manifest. Nothing is changed before
- * all ranks have agreed on all of the metadata and on the checksums. Errors, on every rank: ARGUMENT, MISMATCH (as for saves);
- * MISSING (no such checkpoint, or strict and tensors are missing), UNEXPECTED, SHAPE (both strict), DTYPE; STATE when an
+ * all ranks have agreed on all of the metadata and on the checksums. Errors, on every rank. What follows from the files has one code
+ * and one text on all of them, whoever has read it, so that all may decide alike what to do then, to begin anew or to take an older
+ * step; a rank's own mistake, or lack of memory, is PEER on the others. ARGUMENT, MISMATCH (as for saves);
+ * MISSING (no such checkpoint, with its root, or strict and tensors are missing), UNEXPECTED, SHAPE (both strict), DTYPE; STATE when an
  * optimizer is of another kind; FORMAT for a malformed manifest or state; CORRUPT for one that does not have its own checksum, for files
  * of other sizes, and for a block, naming file, block and tensors; IO, MEMORY. An IO error while data is moved leaves the
  * arrays partly loaded. */
@@ -6232,7 +6237,8 @@ typedef struct xd_weights_import_desc {
  *
  * Collective. Memory: staging_bytes, twice that when types are converted or on a device, a MiB, and the headers of the files.
  * Nothing is changed before all ranks have agreed on all of the metadata. Errors, on every rank: those of xd_weight_map_check;
- * ARGUMENT; MISMATCH when ranks pass other lists or find other files; those of xd_weights_reader_open; MISSING, UNEXPECTED, SHAPE
+ * ARGUMENT; MISMATCH when ranks pass other lists or find other files; those of xd_weights_reader_open, of the lowest rank that has
+ * one with the same code and text on all ranks (MEMORY apart); MISSING, UNEXPECTED, SHAPE
  * (all three when not lenient, by name), DTYPE; IO, MEMORY. An IO error while data is moved leaves the weights partly
  * loaded. */
 XD_API xd_result xd_weights_import(xd_comm *comm, const xd_weights_import_desc *desc,
@@ -26993,6 +26999,7 @@ struct xd_comm {
     xd_comm_counters counters;
     uint64_t sequence; /* collectives begun, without send and recv */
     double patience;  /* of the messages that are under way: a part of the time limit that they have longer */
+    bool alike;       /* a failure is everybody's own: xdi_comm_agree_alike */
     uint64_t refused; /* the last of them that all ranks have seen fail, and that broke nothing */
     bool is_world;    /* its first collective has the longer deadline */
     xd_result broken; /* XD_OK, or what broke the group */
@@ -27080,6 +27087,10 @@ XD_PRIVATE xd_result xdi_comm_exchange_as(xd_comm *comm, const xd_collective *re
 /* collective.c: the number of the last collective, messages not counted, if it failed on all ranks alike without breaking the
  * group; else 0. Numbers ascend. */
 XD_PRIVATE uint64_t xdi_comm_refused_last(const xd_comm *comm);
+
+/* collective.c: xd_agree about what all ranks share, as a directory that one of them has read: every rank fails with the result of the
+ * lowest one that failed, and its message; a lack of memory is that rank's own, and PEER on the others. */
+XD_PRIVATE xd_result xdi_comm_agree_alike(xd_comm *comm, xd_result mine);
 
 /* collective.c: xd_agree, and MISMATCH when ranks pass different numbers: "<call>: rank 1 passed <name> 3, rank 0 passed 4". */
 XD_PRIVATE xd_result xdi_comm_agree_number(xd_comm *comm, xd_result mine, const char *call, const char *name,
@@ -27637,6 +27648,8 @@ static xd_result xdi_comm_refused(xd_comm *comm, const char *kind, int refuser, 
         XD_TRY(xdi_comm_exchange(comm, &part, NULL, deadline));
         memcpy(message + k * CHUNK, &comm->all[refuser].count, CHUNK);
     }
+    if (comm->alike && theirs != XD_ERROR_MEMORY && refuser != comm->transport->rank)
+        return XD_FAIL_CULPRIT(comm->ctx, theirs, culprit, "%s", message);
     if (mine != XD_OK) return mine;
     return XD_FAIL_CULPRIT(comm->ctx, XD_ERROR_PEER, culprit, "%s: rank %d failed with %s: %s", kind, culprit,
                            xd_result_name(theirs), message);
@@ -28060,6 +28073,13 @@ XD_PRIVATE xd_result xdi_comm_agree_count(xd_comm *comm, xd_result mine, int64_t
 
 XD_API xd_result xd_agree(xd_comm *comm, xd_result mine) {
     return xdi_comm_agree_count(comm, mine, 0);
+}
+
+XD_PRIVATE xd_result xdi_comm_agree_alike(xd_comm *comm, xd_result mine) {
+    comm->alike = true;
+    const xd_result result = xd_agree(comm, mine);
+    comm->alike = false;
+    return result;
 }
 
 XD_PRIVATE xd_result xdi_comm_agree_number(xd_comm *comm, xd_result mine, const char *call, const char *name,
@@ -47753,7 +47773,7 @@ XD_PRIVATE xd_result xdi_round_count(xd_comm *comm, uint64_t left, int64_t *roun
 XD_PRIVATE xd_result xdi_rounds(xd_comm *comm, uint64_t left, xdi_work work, void *argument) {
     int64_t rounds = 0;
     XD_TRY(xdi_round_count(comm, left, &rounds));
-    for (; rounds > 0; rounds--) XD_TRY(xd_agree(comm, work(argument, XDI_ROUND)));
+    for (; rounds > 0; rounds--) XD_TRY(xdi_comm_agree_alike(comm, work(argument, XDI_ROUND)));
     return XD_OK;
 }
 
@@ -49680,6 +49700,8 @@ static xd_result xdi_find_steps(xd_ctx *ctx, const char *root, int64_t **steps, 
 XD_API xd_result xd_checkpoint_find(xd_ctx *ctx, const char *root, int64_t *step) {
     int64_t *steps = NULL, count = 0, i = 0;
     bool valid = false;
+    XD_REQUIRE(ctx, xdi_file_probe(ctx, root) != ENOENT, XD_ERROR_MISSING, "%s: there is no such directory",
+               root);
     XD_TRY(xdi_find_steps(ctx, root, &steps, &count));
     xd_result result = XD_OK;
     for (; i < count && !valid && result == XD_OK; i++)
@@ -50040,14 +50062,14 @@ static xd_result xdi_save_finish(xdi_save *s) {
 
 /* Names, places and files; and then how often the ranks meet while they write. */
 static xd_result xdi_save_lay_out(xdi_save *s) {
-    XD_TRY(xd_agree(s->comm, xdi_save_start(s)));
+    XD_TRY(xdi_comm_agree_alike(s->comm, xdi_save_start(s)));
     XD_TRY(xdi_save_share(s));
     return xdi_round_count(s->comm, xdi_writer_bytes(&s->writer), &s->rounds);
 }
 
 static xd_result xdi_save_publish(xdi_save *s) {
     XD_TRY(xdi_writer_merge(&s->writer));
-    return xd_agree(s->comm, xdi_save_finish(s));
+    return xdi_comm_agree_alike(s->comm, xdi_save_finish(s));
 }
 
 XD_PRIVATE xd_result xdi_save_advance(xdi_save *s) {
@@ -50055,7 +50077,7 @@ XD_PRIVATE xd_result xdi_save_advance(xdi_save *s) {
     case XDI_SAVE_AGREE: XD_TRY(xdi_save_agree(s)); break;
     case XDI_SAVE_LAY_OUT: XD_TRY(xdi_save_lay_out(s)); break;
     case XDI_SAVE_WRITE:
-        XD_TRY(xd_agree(s->comm, xdi_writer_work(&s->writer, XDI_ROUND)));
+        XD_TRY(xdi_comm_agree_alike(s->comm, xdi_writer_work(&s->writer, XDI_ROUND)));
         if (--s->rounds > 0) return XD_OK;
         break;
     case XDI_SAVE_PUBLISH: XD_TRY(xdi_save_publish(s)); break;
@@ -50632,7 +50654,7 @@ static xd_result xdi_load_parse(xdi_load *l) {
 
 /* The same text on every rank, so that whatever follows from it is the same too. Collective. */
 static xd_result xdi_load_share(xdi_load *l) {
-    XD_TRY(xd_agree(l->comm, xdi_load_open(l)));
+    XD_TRY(xdi_comm_agree_alike(l->comm, xdi_load_open(l)));
     XD_TRY(xd_broadcast(l->comm, l->sizes, 3, XD_DTYPE_I64, 0));
     XD_TRY(xd_agree(l->comm, xdi_load_reserve_texts(l)));
     XD_TRY(xd_broadcast(l->comm, l->manifest_text, l->sizes[1], XD_DTYPE_U8, 0));
@@ -53110,7 +53132,7 @@ static xd_result xdi_import_work(void *import, uint64_t bytes) {
 static xd_result xdi_import_run(xdi_import *l) {
     const xd_weights_import_desc *d = l->desc;
     XD_TRY(xdi_mapped_agree(&l->m, &d->weights, d->lenient, 1 + 2 * d->lenient + 4 * d->convert));
-    XD_TRY(xd_agree(l->m.comm, xdi_import_open(l)));
+    XD_TRY(xdi_comm_agree_alike(l->m.comm, xdi_import_open(l)));
     XD_TRY(xd_agree_same(l->m.comm, xdi_weights_reader_hash(l->reader), "the tensors of the directory"));
     XD_TRY(xdi_import_match(l));
     XD_TRY(xd_agree(l->m.comm, xdi_import_reserve(l)));
@@ -79149,4 +79171,4 @@ static const xdi_sample_tiles XDI_SAMPLE(tiles) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 7cae511ced05be6601c8e4b27a1ea66349df0990cdab787181f4ad213a235368 */
+/* xdistill sha256 f45623e145d446ff03065f7f3f172811ce8cc1fbc241ba697b1101751ce08d87 */

@@ -4141,10 +4141,12 @@ XD_API void xd_ema_destroy(xd_ema *ema);
  *   otherwise                                              parameters averaged, buffers copied
  *
  *   iteration   XD_EMA_NEXT, or any value, not necessarily increasing; it is stored
- *   status      when it holds an error neither values nor the iteration change; NULL -> always update. On a device
- *               the host does not read it: then the values do not change but the iteration does
+ *   status      when it holds an error neither values nor the iteration change; NULL -> always update. On a device the host
+ *               does not read it: the device counts from then on, to the same values and the same iteration. It knows the decays
+ *               of 4096 refused steps, since creation or the last load; beyond them those of XD_EMA_NEXT are as if only so many
+ *               had been refused
  *
- * Local, allocates nothing; the same bits on every device and for every split. NaN and infinities pass through.
+ * Local, allocates nothing, waits for nothing; the same bits on every device and for every split. NaN and infinities pass through.
  * Errors: ARGUMENT (iteration below -1), STATE when the list changed since creation or is exchanged with the shadows; nothing is
  * written. */
 XD_API xd_result xd_ema_update(xd_ema *ema, int64_t iteration, const xd_status *status);
@@ -4214,7 +4216,7 @@ typedef struct xd_ema_load_desc {
 XD_API xd_result xd_ema_load(xd_ema *ema, const xd_param *sources, int64_t count,
                              const xd_ema_load_desc *desc, xd_ema_match *match);
 
-/* The state to save beside the shadows; defaults are filled in. */
+/* The state to save beside the shadows; defaults are filled in. On a device it waits for the updates before, if one had a status. */
 XD_API xd_ema_record xd_ema_describe(const xd_ema *ema);
 
 /* >>train/post_hoc */
@@ -9377,6 +9379,33 @@ XD_API const xd_softmax_kernels *xd_softmax_kernels_cpu(void);
  * independent of each other, so the result does not depend on how an array is split; every rounding is
  * explicit, so it does not depend on the compiler's flags either. */
 
+enum { XD_AVERAGE_KEEPS = 4096 /* the last iterations whose decays an average on a device knows */ };
+
+/* The counters of an average in memory of its device, where alone it is known which steps were refused, and what follows from
+ * them for the update under way. Entries that are given one read it instead of their own numbers. */
+typedef struct xd_average_turn {
+    xd_status
+        rests; /* holds a finding when this update does nothing: its step was refused, or the average has not started */
+    int64_t copies;    /* not 0: sources are copied, rounded to nearest, instead of averaged */
+    double keep;       /* decay */
+    int64_t iteration; /* of the last update whose step was not refused */
+    int64_t initialized;
+    int64_t known[XD_AVERAGE_KEEPS]; /* iterations, each at its remainder, and their decays */
+    double keeps[XD_AVERAGE_KEEPS];
+} xd_average_turn;
+
+/* Inputs of the turn entry. */
+typedef struct xd_turn_args {
+    xd_average_turn *turn;
+    int64_t iteration; /* as if no step had been refused */
+    double keep;       /* its decay; also used where that of the true iteration is not known any more */
+    bool next;         /* the iteration is the one after the last; false -> `iteration` itself */
+    int64_t start;     /* earlier updates do nothing */
+    bool begins;       /* the counters become those below, and no decay is known */
+    int64_t last;
+    bool initialized;
+} xd_turn_args;
+
 /* One array of an optimizer step. The scalars are per array because the step count is: an array without a
  * gradient in some step has a lower count than the others. */
 typedef struct xd_update_array {
@@ -9432,6 +9461,7 @@ typedef struct xd_update_args {
      * is left out. Kind MOVE, not counted. */
     const struct xd_average_args *averages;
     int average_count;
+    const xd_average_turn *turn; /* of the averages of the arrays; NULL -> they move by `keep` */
 } xd_update_args;
 
 /* One array of an average: target <- target + weight * (source - target). */
@@ -9450,6 +9480,7 @@ typedef struct xd_lerp_args {
     double keep;         /* decay b; the weight is 1 - b, computed in double and rounded once */
     bool weighted_sum;   /* fma(1 - b, source, b * target) instead, as CREDIT does */
     xd_array_list *list; /* NULL -> the list of arrays is not stored */
+    const xd_average_turn *turn; /* NULL -> `keep` */
 } xd_lerp_args;
 
 /* What the average entry does to its targets. */
@@ -9485,6 +9516,7 @@ typedef struct xd_average_args {
     int64_t
         *unmoved; /* MOVE: receives more: elements that kept their bits although the source differs from them;
                         * in memory of the arrays' device; NULL -> not counted */
+    const xd_average_turn *turn; /* MOVE; NULL -> `keep` and `iteration` */
 } xd_average_args;
 
 /* Two arrays that change places; neither overlaps another one. */
@@ -9558,6 +9590,8 @@ typedef struct xd_optimizer_kernels {
     xd_result (*average)(const xd_launch *launch, const xd_average_args *args);
     xd_result (*swap)(const xd_launch *launch, const xd_swap_array *arrays, int64_t array_count);
     bool averages_in_steps; /* adam and sgd take args->averages; false: average_count is 0 */
+    /* Optional, for devices: begins an update of an average, by the launch's status; see xd_average_take_turn. */
+    xd_result (*turn)(const xd_launch *launch, const xd_turn_args *args);
 } xd_optimizer_kernels;
 
 /* The clip entry of every CPU level. */
@@ -9722,6 +9756,23 @@ XD_SCALAR xd_philox xd_average_random(uint64_t seed, uint64_t key, int64_t itera
     xd_philox random = xd_update_random(seed, key, iteration);
     random.stream = XD_STREAM_EMA;
     return random;
+}
+
+/* What an update of an average does, and its iteration: that of xd_ema_update, where a refused step changes nothing. The decay of an
+ * iteration is the one that was passed when it would have come without refusals. */
+XD_SCALAR void xd_average_take_turn(const xd_turn_args *a, const xd_status *status) {
+    xd_average_turn *t = a->turn;
+    t->known[a->iteration % XD_AVERAGE_KEEPS] = a->iteration;
+    t->keeps[a->iteration % XD_AVERAGE_KEEPS] = a->keep;
+    t->rests.not_finite = xd_status_refuses(status) ? 1 : 0;
+    if (t->rests.not_finite) return;
+    const int64_t i = a->next ? t->iteration + 1 : a->iteration, at = i % XD_AVERAGE_KEEPS;
+    t->iteration = i;
+    t->rests.not_finite = i < a->start ? 1 : 0;
+    if (t->rests.not_finite) return;
+    t->copies = i == a->start || !t->initialized ? 1 : 0;
+    t->initialized = 1;
+    t->keep = t->known[at] == i ? t->keeps[at] : a->keep;
 }
 
 /* Whether the source of an average differs from the average before. */
@@ -15215,6 +15266,7 @@ XD_PRIVATE const xd_optimizer_kernels *xdi_optimizer_kernels_plain(void);
         xdi_##level##_entry_average,                                                                     \
         xdi_swap_run,                                                                                    \
         true,                                                                                            \
+        NULL,                                                                                            \
     };                                                                                                   \
     XD_PRIVATE const xdi_span_kernels *xdi_span_kernels_##level(void) {                                  \
         return &(spans);                                                                                 \
@@ -36553,7 +36605,11 @@ XD_PRIVATE xd_result xdi_ema_unchanged(const xd_ema *ema);
 XD_PRIVATE void xdi_ema_join(const xd_ema *ema, int64_t index, xd_update_array *update);
 XD_PRIVATE void xdi_ema_join_move(const xd_ema *ema, int64_t index, int64_t k);
 
-/* ema.c: xd_ema_update(ema, XD_EMA_NEXT, status) without the shadows that have joined the step. */
+/* ema.c: begins the update of an average that has joined a step, before the step. On a device *turn is what the step reads of it, where
+ * the host cannot know whether its counters advance; else NULL. */
+XD_PRIVATE xd_result xdi_ema_begin(xd_ema *ema, const xd_status *status, const xd_average_turn **turn);
+
+/* ema.c: the rest of xd_ema_update(ema, XD_EMA_NEXT, status), without the shadows that have joined the step. */
 XD_PRIVATE xd_result xdi_ema_follow(xd_ema *ema, const xd_status *status);
 
 /* ema.c: entries of the list that an average follows, and the shadow that one of them has, tied ones the same. */
@@ -36940,6 +36996,9 @@ struct xd_ema {
     int64_t *unmoved;    /* the caller's; NULL -> not counted */
     void *device_memory; /* that of the shadows when it is not this block itself */
     xd_array_list *list; /* of the lerps, on a device; NULL on the CPU */
+    xd_average_turn *turn; /* counters in memory of the device; NULL on the CPU */
+    bool counts_there; /* the device has the counters, since some step may have been refused; `iteration` is as if none had */
+    int64_t most;      /* then: no iteration is above it */
 };
 
 static const char *const xdi_ema_wrappers[] = { "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.",
@@ -37172,6 +37231,7 @@ static void xdi_ema_lay_out(xd_arena *arena, xd_arena *memory, const xd_ema_desc
         shadow->dtype = dtype;
         shadow->tied = false;
     }
+    if (memory != arena) laid.turn = (xd_average_turn *)xd_arena_take_pointer(memory, sizeof *laid.turn);
     if (ema) *ema = laid;
 }
 
@@ -37269,6 +37329,12 @@ static void xdi_ema_fill_args(const xd_ema *ema, xd_average_kind kind, int64_t i
     args->seed = ema->desc.seed;
     args->iteration = iteration;
     args->unmoved = ema->unmoved;
+    args->turn = ema->counts_there ? ema->turn : NULL;
+}
+
+/* What keeps an update from changing anything. */
+static const xd_status *xdi_ema_gate(const xd_ema *ema, const xd_status *status) {
+    return ema->counts_there ? &ema->turn->rests : status;
 }
 
 /* The average entry over all shadows of parameters; `joined`: without those that have joined a step. */
@@ -37383,7 +37449,8 @@ XD_API void xd_ema_destroy(xd_ema *ema) {
 /* ---- updates ---- */
 
 /* `joined`: the step before has averaged the shadows that could join it. */
-static xd_result xdi_ema_average(xd_ema *ema, int64_t iteration, bool joined, const xd_status *status) {
+static xd_result xdi_ema_average(xd_ema *ema, int64_t iteration, bool joined, const xd_status *refused) {
+    const xd_status *status = xdi_ema_gate(ema, refused);
     if (!xdi_ema_is_plain(ema) || ema->unmoved) {
         XD_TRY(xdi_ema_run(ema, XD_AVERAGE_MOVE, iteration, joined, status));
         return xdi_ema_copy(ema, false, status);
@@ -37395,6 +37462,7 @@ static xd_result xdi_ema_average(xd_ema *ema, int64_t iteration, bool joined, co
     args.array_count = 0;
     args.keep = xdi_ema_decay_at(&ema->desc, iteration);
     args.weighted_sum = ema->desc.compat_credit;
+    args.turn = ema->counts_there ? ema->turn : NULL;
     for (int64_t i = 0; i < ema->shadow_count; i++) {
         const xdi_ema_shadow *s = &ema->shadows[i];
         const xd_param *p = &ema->created[s->source];
@@ -37447,12 +37515,78 @@ static xd_result xdi_ema_count_none(const xd_ema *ema) {
     return xd_ctx_kernels(ema->ctx)->memory.fill(&launch, ema->unmoved, 0, sizeof *ema->unmoved);
 }
 
+/* ---- counters on a device ---- */
+
+/* Whether the device counts an update, because it alone knows whether this step is refused, or one before was. */
+static bool xdi_ema_is_counted_there(const xd_ema *ema, const xd_status *status) {
+    return ema->turn && xd_ctx_kernels(ema->ctx)->optimizer.turn && (status || ema->counts_there);
+}
+
+/* Begins an update there. The host goes on as if its step was not refused: it has the decay of that iteration, and if steps were
+ * refused the device has it from the update that was to have it. */
+static xd_result xdi_ema_take_turn(xd_ema *ema, int64_t iteration, const xd_status *status) {
+    const xd_launch launch = xdi_train_launch(ema->ctx, status);
+    xd_turn_args args;
+    memset(&args, 0, sizeof args);
+    args.turn = ema->turn;
+    args.next = iteration == XD_EMA_NEXT;
+    args.iteration = args.next ? ema->iteration + 1 : iteration;
+    args.keep = xdi_ema_decay_at(&ema->desc, args.iteration);
+    args.start = ema->desc.start_iteration;
+    args.begins = !ema->counts_there;
+    args.last = ema->iteration;
+    args.initialized = ema->initialized;
+    XD_TRY(xd_ctx_kernels(ema->ctx)->optimizer.turn(&launch, &args));
+    if (args.begins) ema->most = ema->iteration;
+    if (args.next) ema->most++;
+    if (ema->most < args.iteration) ema->most = args.iteration;
+    ema->counts_there = true;
+    ema->iteration = args.iteration;
+    ema->initialized = ema->initialized || args.iteration >= args.start;
+    return XD_OK;
+}
+
+/* The counters as they are, wherever. On a device this waits. */
+static void xdi_ema_read_counters(const xd_ema *ema, int64_t *iteration, bool *initialized) {
+    int64_t counters[2];
+    *iteration = ema->iteration;
+    *initialized = ema->initialized;
+    if (!ema->counts_there ||
+        xd_read(ema->ctx, counters, &ema->turn->iteration, sizeof counters) != XD_OK)
+        return;
+    *iteration = counters[0];
+    *initialized = counters[1] != 0;
+}
+
+/* The host has the counters again. */
+static void xdi_ema_recall_counters(xd_ema *ema) {
+    xdi_ema_read_counters(ema, &ema->iteration, &ema->initialized);
+    ema->counts_there = false;
+}
+
+XD_PRIVATE xd_result xdi_ema_begin(xd_ema *ema, const xd_status *status, const xd_average_turn **turn) {
+    *turn = NULL;
+    if (!xdi_ema_is_counted_there(ema, status)) return XD_OK;
+    XD_TRY(xdi_ema_take_turn(ema, XD_EMA_NEXT, status));
+    *turn = ema->turn;
+    return XD_OK;
+}
+
+/* ---- one update ---- */
+
+static xd_result xdi_ema_update_there(xd_ema *ema, int64_t iteration, const xd_status *status) {
+    XD_TRY(xdi_ema_take_turn(ema, iteration, status));
+    return ema->most < ema->desc.start_iteration ? XD_OK
+                                                 : xdi_ema_average(ema, ema->iteration, false, status);
+}
+
 XD_API xd_result xd_ema_update(xd_ema *ema, int64_t iteration, const xd_status *status) {
     XD_REQUIRE(ema->ctx, iteration >= XD_EMA_NEXT, XD_ERROR_ARGUMENT, "iteration %lld is negative",
                (long long)iteration);
     XD_TRY(xdi_ema_unchanged(ema));
     XD_TRY(xdi_ema_count_none(ema));
     if (xdi_train_refused(ema->ctx, status)) return XD_OK;
+    if (xdi_ema_is_counted_there(ema, status)) return xdi_ema_update_there(ema, iteration, status);
     const int64_t i = iteration == XD_EMA_NEXT ? ema->iteration + 1 : iteration;
     ema->iteration = i;
     if (i < ema->desc.start_iteration) return XD_OK;
@@ -37503,7 +37637,7 @@ XD_PRIVATE void xdi_ema_join_move(const xd_ema *ema, int64_t index, int64_t k) {
 }
 
 XD_PRIVATE xd_result xdi_ema_follow(xd_ema *ema, const xd_status *status) {
-    ema->iteration++;
+    if (!ema->counts_there) ema->iteration++; /* xdi_ema_begin has */
     return xdi_ema_average(ema, ema->iteration, true, status);
 }
 
@@ -37594,6 +37728,7 @@ XD_PRIVATE xd_param xdi_ema_entry_compensation(const xd_ema *ema, int64_t index)
 }
 
 XD_PRIVATE void xdi_ema_restore(xd_ema *ema, int64_t iteration, bool initialized) {
+    ema->counts_there = false;
     ema->iteration = iteration;
     ema->initialized = initialized;
 }
@@ -37602,8 +37737,7 @@ XD_API xd_ema_record xd_ema_describe(const xd_ema *ema) {
     xd_ema_record record;
     memset(&record, 0, sizeof record);
     record.format_version = 1;
-    record.iteration = ema->iteration;
-    record.initialized = ema->initialized;
+    xdi_ema_read_counters(ema, &record.iteration, &record.initialized);
     record.config = ema->desc;
     return record;
 }
@@ -37731,6 +37865,7 @@ XD_API xd_result xd_ema_load(xd_ema *ema, const xd_param *sources, int64_t count
                "the record has format version %d, this library reads 1", record->format_version);
     XD_TRY(xdi_ema_exchange(ema, sources, count, desc && desc->lenient, true, match));
     XD_TRY(xdi_ema_forget(ema));
+    xdi_ema_recall_counters(ema);
     if (record) ema->iteration = record->iteration;
     if (xdi_ema_complete(ema) || (record && record->initialized)) ema->initialized = true;
     return XD_OK;
@@ -38445,8 +38580,8 @@ static xd_update_args xdi_optimizer_args(const xd_optimizer *o, const float *gra
 
 /* The averages that a step updates in its own pass over the parameters: one as a part of its arrays, others beside it. */
 typedef struct xdi_optimizer_averages {
-    const xd_ema *first; /* NULL -> none */
-    const xd_ema *beside[XDI_OPTIMIZER_BESIDE];
+    xd_ema *first; /* NULL -> none */
+    xd_ema *beside[XDI_OPTIMIZER_BESIDE];
     xd_average_args args[XDI_OPTIMIZER_BESIDE];
     int count; /* of those beside */
 } xdi_optimizer_averages;
@@ -38495,7 +38630,7 @@ static void xdi_optimizer_join(const xd_optimizer *o, const xd_optimizer_step_de
     averages->first = NULL;
     averages->count = 0;
     for (int i = 0; i < d->average_count; i++) {
-        const xd_ema *ema = d->averages[i];
+        xd_ema *ema = d->averages[i];
         if (!xdi_ema_joins(ema, o->desc.params, count)) continue;
         if (!averages->first && xdi_ema_join_arrays(ema, args))
             averages->first = ema;
@@ -38504,6 +38639,15 @@ static void xdi_optimizer_join(const xd_optimizer *o, const xd_optimizer_step_de
     }
     /* On a device those beside the arrays share one more read of the parameters, which saves none for one alone. */
     if (averages->count == 1 && xdi_train_on_device(o->ctx)) averages->count = 0;
+}
+
+/* Their updates begin, those of the others with xd_ema_update. */
+static xd_result xdi_optimizer_begin(xdi_optimizer_averages *averages, const xd_status *status,
+                                     xd_update_args *args) {
+    if (averages->first) XD_TRY(xdi_ema_begin(averages->first, status, &args->turn));
+    for (int i = 0; i < averages->count; i++)
+        XD_TRY(xdi_ema_begin(averages->beside[i], status, &averages->args[i].turn));
+    return XD_OK;
 }
 
 static bool xdi_optimizer_has_joined(const xdi_optimizer_averages *averages, const xd_ema *ema) {
@@ -38528,6 +38672,7 @@ XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_s
     XD_TRY(xdi_optimizer_check_averages(optimizer->ctx, &d));
     xdi_optimizer_join(optimizer, &d, &averages, &args);
     XD_TRY(xdi_optimizer_collect(optimizer, &averages, &args));
+    XD_TRY(xdi_optimizer_begin(&averages, d.status, &args));
     XD_TRY(optimizer->desc.kind == XD_OPTIMIZER_SGD ? kernels->sgd(&launch, &args)
                                                     : kernels->adam(&launch, &args));
     if (skipped) *skipped = false;
@@ -79171,4 +79316,4 @@ static const xdi_sample_tiles XDI_SAMPLE(tiles) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 f45623e145d446ff03065f7f3f172811ce8cc1fbc241ba697b1101751ce08d87 */
+/* xdistill sha256 dddd70922883297a775cd61d5ead4264ac60ce2ce56090f59b24f834bc98cced */

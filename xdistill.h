@@ -9477,9 +9477,9 @@ typedef struct xd_lerp_array {
 typedef struct xd_lerp_args {
     const xd_lerp_array *arrays;
     int64_t array_count;
-    double keep;         /* decay b; the weight is 1 - b, computed in double and rounded once */
-    bool weighted_sum;   /* fma(1 - b, source, b * target) instead, as CREDIT does */
-    xd_array_list *list; /* NULL -> the list of arrays is not stored */
+    double keep;                 /* decay b; the weight is 1 - b, computed in double and rounded once */
+    bool weighted_sum;           /* fma(1 - b, source, b * target) instead, as CREDIT does */
+    xd_array_list *list;         /* NULL -> the list of arrays is not stored */
     const xd_average_turn *turn; /* NULL -> `keep` */
 } xd_lerp_args;
 
@@ -36993,12 +36993,13 @@ struct xd_ema {
     int64_t iteration;
     bool initialized;
     bool swapped;
-    int64_t *unmoved;    /* the caller's; NULL -> not counted */
-    void *device_memory; /* that of the shadows when it is not this block itself */
-    xd_array_list *list; /* of the lerps, on a device; NULL on the CPU */
+    int64_t *unmoved;      /* the caller's; NULL -> not counted */
+    void *device_memory;   /* that of the shadows when it is not this block itself */
+    xd_array_list *list;   /* of the lerps, on a device; NULL on the CPU */
     xd_average_turn *turn; /* counters in memory of the device; NULL on the CPU */
-    bool counts_there; /* the device has the counters, since some step may have been refused; `iteration` is as if none had */
-    int64_t most;      /* then: no iteration is above it */
+    bool
+        counts_there; /* the device has the counters, since some step may have been refused; `iteration` is as if none had */
+    int64_t most; /* then: no iteration is above it */
 };
 
 static const char *const xdi_ema_wrappers[] = { "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.",
@@ -37551,8 +37552,7 @@ static void xdi_ema_read_counters(const xd_ema *ema, int64_t *iteration, bool *i
     int64_t counters[2];
     *iteration = ema->iteration;
     *initialized = ema->initialized;
-    if (!ema->counts_there ||
-        xd_read(ema->ctx, counters, &ema->turn->iteration, sizeof counters) != XD_OK)
+    if (!ema->counts_there || xd_read(ema->ctx, counters, &ema->turn->iteration, sizeof counters) != XD_OK)
         return;
     *iteration = counters[0];
     *initialized = counters[1] != 0;
@@ -79316,4 +79316,4 @@ static const xdi_sample_tiles XDI_SAMPLE(tiles) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 dddd70922883297a775cd61d5ead4264ac60ce2ce56090f59b24f834bc98cced */
+/* xdistill sha256 9b17ebe498f10dd1bcf9f78ca2d98e3028ae3a2a7a54cebf3c3e0ec3d7320d75 */

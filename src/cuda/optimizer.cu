@@ -43,25 +43,25 @@ static __host__ __device__ inline void xdi_cuda_lerp_set(xdi_cuda_lerp_options *
     o->keep = (float)keep;
 }
 
-/* What the device has counted, of an average that it counts; false when this update does nothing. */
+/* What the device has counted, of an average that it counts; false when this update does nothing. A copy is the sum of all of the
+ * source and nothing of the target, which is then taken for a negative zero: that changes no sum, not the sign of a zero either. */
 static __device__ inline bool xdi_cuda_lerp_take(xdi_cuda_lerp_options *o) {
     if (o->turn == nullptr) return true;
     if (xd_status_refuses(&o->turn->rests)) return false;
-    xdi_cuda_lerp_set(o, o->turn->keep);
     o->copies = o->turn->copies != 0;
+    o->weighted_sum = o->weighted_sum || o->copies;
+    xdi_cuda_lerp_set(o, o->copies ? 0.0 : o->turn->keep);
     return true;
 }
 
 static __device__ inline void xdi_cuda_lerp_element(const xdi_cuda_lerp_options &o, void *target, int dtype,
                                                     int64_t i, double source) {
-    if (o.copies) {
-        xd_element_store(target, (xd_dtype)dtype, i, source);
-    } else if (dtype == XD_DTYPE_F64) {
+    if (dtype == XD_DTYPE_F64) {
         double *at = static_cast<double *>(target) + i;
-        *at = xd_lerp_f64(o.keep_f64, o.weighted_sum, *at, source);
+        *at = xd_lerp_f64(o.keep_f64, o.weighted_sum, o.copies ? -0.0 : *at, source);
     } else {
         const float rounded = xdi_cuda_as_stored((float)source, dtype);
-        const float before = xdi_cuda_read_float(target, dtype, i);
+        const float before = o.copies ? -0.0f : xdi_cuda_read_float(target, dtype, i);
         xdi_cuda_write_float(target, dtype, i,
                              xd_lerp_f32(o.weight, o.keep, o.weighted_sum, before, rounded));
     }
@@ -71,14 +71,10 @@ static __device__ inline void xdi_cuda_lerp_element(const xdi_cuda_lerp_options 
 static __device__ inline void xdi_cuda_lerp8(const xdi_cuda_lerp_options &o, void *target, int dtype,
                                              int64_t i, const float (&source)[8]) {
     float values[8];
-    if (o.copies) {
-        xdi_cuda_write8(target, dtype, i, source);
-        return;
-    }
     xdi_cuda_read8(target, dtype, i, values);
     XD_UNROLL
     for (int j = 0; j < 8; j++)
-        values[j] = xd_lerp_f32(o.weight, o.keep, o.weighted_sum, values[j],
+        values[j] = xd_lerp_f32(o.weight, o.keep, o.weighted_sum, o.copies ? -0.0f : values[j],
                                 xdi_cuda_as_stored(source[j], dtype));
     xdi_cuda_write8(target, dtype, i, values);
 }
@@ -204,8 +200,13 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS, ROUNDED ? 1 : 0)
     xdi_cuda_update_kernel(const __grid_constant__ List list,
                            const __grid_constant__ xdi_cuda_update_options options) {
     if (xd_status_refuses(options.status)) return;
-    xdi_cuda_lerp_options average = options.average;
-    const bool averages = xdi_cuda_lerp_take(&average);
+    XD_SHARED(xdi_cuda_lerp_options, average, [1]); /* in registers they would spill */
+    XD_SHARED(bool, averages, [1]);
+    if (threadIdx.x == 0) {
+        average[0] = options.average;
+        averages[0] = xdi_cuda_lerp_take(&average[0]);
+    }
+    __syncthreads();
     xdi_cuda_each_chunk(list, [&](const xdi_cuda_update &a, xdi_cuda_span span) {
         const xd_update_scalars scalars = xdi_cuda_scalars_of(options, a, HAS_SECOND);
         const Step step = { options, scalars };
@@ -226,12 +227,12 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS, ROUNDED ? 1 : 0)
                 xdi_cuda_write8_as(a.first + i, m);
                 if (HAS_SECOND) xdi_cuda_write8_as(a.second + i, v);
                 if (a.value) xdi_cuda_write8(a.value, a.value_dtype, i, p);
-                if (!a.average || !averages) return;
+                if (!a.average || !averages[0]) return;
                 if (a.value) {
                     XD_UNROLL
                     for (int j = 0; j < 8; j++) p[j] = xdi_cuda_as_stored(p[j], a.value_dtype);
                 }
-                xdi_cuda_lerp8(average, a.average, a.average_dtype, i, p);
+                xdi_cuda_lerp8(average[0], a.average, a.average_dtype, i, p);
             },
             [&](int64_t i) {
                 float p = rounded ? xdi_cuda_read_float(a.value, XD_DTYPE_BF16, i) : a.master[i];
@@ -244,9 +245,9 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS, ROUNDED ? 1 : 0)
                 a.first[i] = m;
                 if (HAS_SECOND) a.second[i] = v;
                 if (a.value) xdi_cuda_write_float(a.value, a.value_dtype, i, p);
-                if (!a.average || !averages) return;
+                if (!a.average || !averages[0]) return;
                 if (a.value) p = xdi_cuda_as_stored(p, a.value_dtype);
-                xdi_cuda_lerp_element(average, a.average, a.average_dtype, i, (double)p);
+                xdi_cuda_lerp_element(average[0], a.average, a.average_dtype, i, (double)p);
             });
     });
 }
@@ -579,11 +580,6 @@ static __device__ inline bool xdi_cuda_average_take(xdi_cuda_average_options *o)
     return true;
 }
 
-static __device__ inline void xdi_cuda_average_copy(const xd_average_array &a, int64_t i, double source) {
-    xd_element_store(a.target, a.target_dtype, i, source);
-    if (a.compensation) a.compensation[i] = 0;
-}
-
 /* Moves one element by the format of its array. */
 static __device__ inline void xdi_cuda_average_move(const xdi_cuda_average_options &o, const xd_average_array &a,
                                                     int64_t i, double source) {
@@ -618,7 +614,8 @@ static __device__ inline bool xdi_cuda_average_element(const xdi_cuda_average_op
         return false;
     }
     if (o.kind == XD_AVERAGE_COPY) {
-        xdi_cuda_average_copy(a, i, source);
+        xd_element_store(a.target, a.target_dtype, i, source);
+        if (a.compensation) a.compensation[i] = 0;
         return false;
     }
     const uint64_t before = xdi_cuda_average_bits(a, i);
@@ -725,10 +722,24 @@ static __device__ inline void xdi_cuda_beside_element(const xdi_cuda_average_opt
     a.key = t.key;
     a.target_dtype = (xd_dtype)t.dtype;
     a.random = t.random != 0;
-    if (o.kind == XD_AVERAGE_COPY)
-        xdi_cuda_average_copy(a, i, source);
-    else
-        xdi_cuda_average_move(o, a, i, source);
+    xdi_cuda_average_move(o, a, i, source);
+}
+
+/* The averages of a list that copy. */
+template <int MOST>
+static __device__ inline void xdi_cuda_beside_copy(const xdi_cuda_list<xdi_cuda_beside<MOST>> &list, int count,
+                                                   const bool *copies) {
+    xdi_cuda_each_chunk(list, [&](const xdi_cuda_beside<MOST> &a, xdi_cuda_span span) {
+        xdi_cuda_walk(span, false, [](int64_t) {}, [&](int64_t i) {
+            const double source = xd_element_load(a.source, (xd_dtype)a.source_dtype, i);
+            for (int k = 0; k < count; k++) {
+                const xdi_cuda_beside_target &t = a.at[k];
+                if (!t.target || !copies[k]) continue;
+                xd_element_store(t.target, (xd_dtype)t.dtype, i, source);
+                if (t.compensation) t.compensation[i] = 0;
+            }
+        });
+    });
 }
 
 template <int MOST>
@@ -737,13 +748,19 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS, 1)
                            const __grid_constant__ xdi_cuda_beside_options options, const xd_status *status) {
     XD_SHARED(xdi_cuda_average_options, each, [MOST]);
     XD_SHARED(bool, moves, [MOST]);
+    XD_SHARED(bool, copies, [MOST]);
+    bool any = false;
     if (xd_status_refuses(status)) return;
     const int mine = (int)threadIdx.x;
     if (mine < MOST && mine < options.count) {
         each[mine] = options.each[mine];
-        moves[mine] = xdi_cuda_average_take(&each[mine]);
+        const bool acts = xdi_cuda_average_take(&each[mine]);
+        copies[mine] = acts && each[mine].lerp.copies;
+        moves[mine] = acts && !copies[mine];
     }
     __syncthreads();
+    for (int k = 0; k < options.count; k++) any = any || copies[k];
+    if (any) xdi_cuda_beside_copy(list, options.count, copies);
     xdi_cuda_each_chunk(list, [&](const xdi_cuda_beside<MOST> &a, xdi_cuda_span span) {
         xdi_cuda_walk(
             span, a.wide != 0,

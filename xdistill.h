@@ -1419,7 +1419,8 @@ typedef struct xd_queue_desc {
     int capacity;       /* records between start and wait, at most 4096; 0 -> 16 */
 } xd_queue_desc;
 
-/* Names one started record until its wait. A ticket of zero names none. */
+/* Names one started record of its queue until its wait; to another queue it may name any record, or none. A ticket of zero names
+ * none. */
 typedef struct xd_ticket {
     uint64_t number;
 } xd_ticket;
@@ -4141,10 +4142,12 @@ XD_API void xd_ema_destroy(xd_ema *ema);
  *   otherwise                                              parameters averaged, buffers copied
  *
  *   iteration   XD_EMA_NEXT, or any value, not necessarily increasing; it is stored
- *   status      when it holds an error neither values nor the iteration change; NULL -> always update. On a device
- *               the host does not read it: then the values do not change but the iteration does
+ *   status      when it holds an error neither values nor the iteration change; NULL -> always update. On a device the host
+ *               does not read it: the device counts from then on, to the same values and the same iteration. It knows the decays
+ *               of 4096 refused steps, since creation or the last load; beyond them those of XD_EMA_NEXT are as if only so many
+ *               had been refused
  *
- * Local, allocates nothing; the same bits on every device and for every split. NaN and infinities pass through.
+ * Local, allocates nothing, waits for nothing; the same bits on every device and for every split. NaN and infinities pass through.
  * Errors: ARGUMENT (iteration below -1), STATE when the list changed since creation or is exchanged with the shadows; nothing is
  * written. */
 XD_API xd_result xd_ema_update(xd_ema *ema, int64_t iteration, const xd_status *status);
@@ -4214,7 +4217,7 @@ typedef struct xd_ema_load_desc {
 XD_API xd_result xd_ema_load(xd_ema *ema, const xd_param *sources, int64_t count,
                              const xd_ema_load_desc *desc, xd_ema_match *match);
 
-/* The state to save beside the shadows; defaults are filled in. */
+/* The state to save beside the shadows; defaults are filled in. On a device it waits for the updates before, if one had a status. */
 XD_API xd_ema_record xd_ema_describe(const xd_ema *ema);
 
 /* >>train/post_hoc */
@@ -4831,8 +4834,10 @@ typedef enum xd_pass_kind {
 /* One pass. Passed by value: (xd_pass){ XD_PASS_BACKWARD, .leaf = 2 }. */
 typedef struct xd_pass {
     xd_pass_kind kind;
-    int64_t leaf; /* BACKWARD: which of this rank's leaves of the step, 0 first, ascending for each block */
-    bool more;    /* BACKWARD: the block will be opened again for a backward of this leaf */
+    int64_t
+        leaf; /* BACKWARD: which of this rank's leaves of the step, 0 first, ascending for each block, and in turn for blocks
+                   * that are summed together where leaves are kept apart, see parallel.h */
+    bool more; /* BACKWARD: the block will be opened again for a backward of this leaf */
 } xd_pass;
 
 /* The memory of an open block. Arrays have an entry for each of its own weights, buffers and ties, in the order in which they
@@ -4853,13 +4858,14 @@ typedef struct xd_block_view {
  * order on all its ranks; local otherwise. Without a wrapper FORWARD, RECOMPUTE and INFERENCE show the model's own storage.
  * Allocates nothing.
  * Errors: STATE (no storage, or a backward without a wrapper; outside of a step; a leaf that is not the next one, with both
- * numbers; more units open at once than were planned, naming both blocks), ARGUMENT (an unknown pass; a leaf that this rank
+ * numbers; a leaf while another block that is summed together with this one has not ended one before, where leaves are kept apart,
+ * naming both leaves and both blocks; more units open at once than were planned, naming both blocks), ARGUMENT (an unknown pass; a leaf that this rank
  * does not have), those of xd_all_gather. */
 XD_API xd_result xd_block_begin(xd_block *block, xd_pass pass, xd_block_view *view);
 
 /* Closes what the last xd_block_begin of this block opened. After the last backward of a leaf the gradients are taken as they
  * are. Collective as above, and where a queue of DDP begins sums (xd_ddp_desc.reductions). Errors: STATE for a block that
- * is not open; those of the reductions. */
+ * is not open, and for a second end of a leaf's last backward, with the leaf; those of the reductions. */
 XD_API xd_result xd_block_end(xd_block *block);
 
 /* Instead of a backward: the block has no part in a leaf, and its weights, where no other block adds to them, a gradient of
@@ -4921,7 +4927,8 @@ typedef struct xd_forward {
 } xd_forward;
 
 /* Runs a block's forward again on the input that was kept for this leaf, whose place is then free. Under a wrapper inside the
- * block's backward of the leaf, whose gathered weights it sees; without one, anywhere.
+ * block's backward of the leaf, whose gathered weights it sees; without one, anywhere that the block is not
+ * open.
  *
  * Local, as far as `forward` is. Allocates nothing. Errors, naming block and leaf: STATE (as above; no input of this leaf is kept, with
  * the last one that was and its block; the backward that is open is of another leaf, or none is), and what `forward` returns. */
@@ -4948,6 +4955,12 @@ XD_API xd_result xd_recompute(xd_block *block, int64_t leaf, xd_forward forward)
  * whole batch (xd_loss). In
  * INVARIANT mode it is summed along the canonical tree of xd_leaves, so that the step has the same bits for every number of
  * ranks, both wrappers and all their settings. In the other modes each rank adds up its own leaves first.
+ *
+ * Which blocks are at which leaf. Several forwards may be in flight, and each block has its backwards in the order of leaves. Blocks
+ * whose gradients are summed together (under FSDP those of a unit, of experts or not; under DDP all, or with a queue for reductions those
+ * of a bucket) end leaf k, by xd_block_end or xd_block_skip, before one of them begins k + 1, where leaves are kept apart: in INVARIANT
+ * mode, and where each is sent when it ends (dealt ones, see xd_parallel_leaf). A block that is ahead is refused (STATE), and nothing has
+ * changed then. Elsewhere a rank adds all of its leaves to one place, and blocks may be at any.
  *
  * Experts. Where expert parallelism divides the experts of a layer among neighbouring data ranks, those that hold the same ones are a
  * data group of their own (xd_groups.expert_dp). Weights with the trait `expert` are summed, sharded and stepped over
@@ -5005,7 +5018,8 @@ typedef struct xd_ddp_desc {
                           * NONE -> as they are, and no copy */
     /* Queues over the data ranks, which several wrappers may share and which outlive them; NULL -> what they would run is run in
      * xd_parallel_reduce and xd_parallel_publish. On `reductions` the sum of a bucket begins when the last of its blocks has had its
-     * last backward, in the order of buckets; that xd_block_end is then collective, as xd_queue_start is. On `gathers` stepped
+     * last backward, in the order of buckets; that xd_block_end is then collective, as xd_queue_start is. With experts, where
+     * ranks have different numbers of leaves, all begin in xd_parallel_reduce. On `gathers` stepped
      * values travel from xd_parallel_publish until a block with them is opened or the next step is reduced: so long, this
      * rank's own parts may be read, and none written. */
     xd_queue *gathers, *reductions;
@@ -5073,8 +5087,8 @@ typedef struct xd_fsdp_desc {
  *
  * Collective over data and desc->replicas: the models are compared first. Memory: gradients, once or, in INVARIANT mode with several leaves a rank,
  * at most 1 + 2 log2(leaves) times; allocated here and never later.
- * Errors: as xd_model_agree; STATE (not sealed, or wrapped already), ARGUMENT (leaves negative, or fewer than
- * ranks, with both; a queue over other ranks, or with less room than records are under way at once, with both; a divisor without a
+ * Errors: as xd_model_agree; STATE (not sealed, or wrapped already), ARGUMENT (leaves negative, fewer than
+ * ranks, or not the same number for each group of replicas, with both; a queue over other ranks, or with less room than records are under way at once, with both; a divisor without a
  * positive inverse in F32; ranks for experts, and no weight of one), DTYPE (weights that train are F32, BF16 or F16, their
  * gradients F32), MISMATCH (settings; layouts of weights over data ranks; experts on some ranks alone), TOPOLOGY (ranks for experts that
  * do not divide the data ranks, or are not those of their places, with both numbers), UNSUPPORTED (experts without ranks for them; a block with
@@ -5088,7 +5102,7 @@ XD_API xd_result xd_ddp_create(xd_model *model, xd_comm *data, const xd_ddp_desc
  * Collective over data and desc->replicas. Memory: this rank's part of values and gradients, one gathered unit for each level of
  * units inside units, one whole gradient likewise, and what the settings add; see xd_parallel_bytes and xd_plan_memory.
  * Errors: as xd_ddp_create; ARGUMENT (reshard_ranks does not divide the data ranks; prefetch without `gathers`; a `host` with a GPU or
- * of another reduction mode), STATE (storage of the caller), UNSUPPORTED (in INVARIANT mode: replicas, and leaves of a group
+ * of another reduction mode), STATE (storage of the caller; a weight tied to one in another unit), UNSUPPORTED (in INVARIANT mode: replicas, and leaves of a group
  * that are no power of two). */
 XD_API xd_result xd_fsdp_create(xd_model *model, xd_comm *data, const xd_fsdp_desc *desc, xd_parallel **out);
 
@@ -5137,7 +5151,8 @@ XD_API xd_result xd_parallel_thaw(xd_parallel *parallel, xd_weight *weight);
 
 /* Takes the gradients in the caller's storage as this rank's next leaf, for all weights at once, instead of the brackets
  * of backward passes. DDP only, when every weight that trains has a gradient of the caller's. Local.
- * Errors: STATE (a weight without, by name; all leaves are there already), UNSUPPORTED (FSDP; experts). */
+ * Errors: STATE (a weight without, by name; all leaves are there already; brackets have left a leaf of which some blocks are not
+ * complete, in INVARIANT mode, naming two blocks), UNSUPPORTED (FSDP; experts). */
 XD_API xd_result xd_parallel_push_leaf(xd_parallel *parallel);
 
 /* After the last backward of a step: what is left to sum is summed, and every gradient in the list of parameters is
@@ -5568,7 +5583,8 @@ XD_API xd_result xd_pipeline_bytes(xd_ctx *ctx, const xd_pipeline_run_desc *desc
 /* Frees it. Local. NULL is fine. */
 XD_API void xd_pipeline_destroy(xd_pipeline *pipeline);
 
-/* One piece of work. Arrays are dense, [shape], in memory of the context's device. */
+/* One piece of work. Arrays are dense, [shape], in memory of the context's device; without elements they are NULL everywhere, so ask
+ * stage.place which stage this is. */
 typedef struct xd_pipeline_call {
     xd_stage stage; /* its place, and of desc.built its model and wrapper; without, places have no layers */
     xd_pass_kind pass;   /* FORWARD, BACKWARD or INFERENCE */
@@ -5832,7 +5848,7 @@ typedef struct xd_checkpoint_network {
 
 /* A file of its own in the checkpoint: config.json, tokenizer.json. */
 typedef struct xd_checkpoint_file {
-    const char *name; /* a plain name that the checkpoint does not use itself */
+    const char *name; /* a plain name that the checkpoint does not use itself, without ".tmp-" */
     const void *data; /* [bytes] */
     size_t bytes;
 } xd_checkpoint_file;
@@ -5863,7 +5879,8 @@ typedef struct xd_checkpoint_save_desc {
  *
  * Collective. Memory: staging_bytes, 8 bytes for each block and each tensor, 16 for each parameter, and the headers of the
  * files. Equal content gives equal files on any number of ranks; a time, a process or a random number is in none of them.
- * Errors, on every rank, with all older checkpoints as they were: ARGUMENT; MISMATCH when ranks pass other lists, when an element
+ * Errors, on every rank, with all older checkpoints as they were. What root or its disk refuses has one code and one text on all of
+ * them; a rank's own mistake, or lack of memory, is PEER on the others. ARGUMENT; MISMATCH when ranks pass other lists, when an element
  * is held by no rank or by two that are no replicas, naming the tensor and the first such index, or when ranks count other
  * steps; STATE when the step exists and `overwrite` is false, or while another save is in root; FORMAT for a state that is no
  * JSON object; IO; MEMORY. When only what comes after the publication has failed (latest, old checkpoints), the message
@@ -5871,7 +5888,8 @@ typedef struct xd_checkpoint_save_desc {
 XD_API xd_result xd_checkpoint_save(xd_comm *comm, const xd_checkpoint_save_desc *desc);
 
 /* Finds the checkpoint of the highest step in root: one of that exact name whose manifest is valid and whose files have the
- * manifest's sizes. Its blocks are not read. Local. Errors: MISSING when there is none, IO, MEMORY, UNSUPPORTED. */
+ * manifest's sizes. Its blocks are not read. Local. Errors: MISSING when there is none, or no root, with its name; IO, MEMORY,
+ * UNSUPPORTED. */
 XD_API xd_result xd_checkpoint_find(xd_ctx *ctx, const char *root, int64_t *step);
 
 /* Which checksums a load compares before it changes anything. */
@@ -5921,8 +5939,10 @@ typedef struct xd_checkpoint_report {
  *            xd_release; NULL when the checkpoint has none; may be NULL
  *
  * Collective. Memory: staging_bytes, twice that when types are converted, and the manifest. Nothing is changed before
- * all ranks have agreed on all of the metadata and on the checksums. Errors, on every rank: ARGUMENT, MISMATCH (as for saves);
- * MISSING (no such checkpoint, or strict and tensors are missing), UNEXPECTED, SHAPE (both strict), DTYPE; STATE when an
+ * all ranks have agreed on all of the metadata and on the checksums. Errors, on every rank. What follows from the files has one code
+ * and one text on all of them, whoever has read it, so that all may decide alike what to do then, to begin anew or to take an older
+ * step; a rank's own mistake, or lack of memory, is PEER on the others. ARGUMENT, MISMATCH (as for saves);
+ * MISSING (no such checkpoint, with its root, or strict and tensors are missing), UNEXPECTED, SHAPE (both strict), DTYPE; STATE when an
  * optimizer is of another kind; FORMAT for a malformed manifest or state; CORRUPT for one that does not have its own checksum, for files
  * of other sizes, and for a block, naming file, block and tensors; IO, MEMORY. An IO error while data is moved leaves the
  * arrays partly loaded. */
@@ -6223,7 +6243,8 @@ typedef struct xd_weights_import_desc {
  *
  * Collective. Memory: staging_bytes, twice that when types are converted or on a device, a MiB, and the headers of the files.
  * Nothing is changed before all ranks have agreed on all of the metadata. Errors, on every rank: those of xd_weight_map_check;
- * ARGUMENT; MISMATCH when ranks pass other lists or find other files; those of xd_weights_reader_open; MISSING, UNEXPECTED, SHAPE
+ * ARGUMENT; MISMATCH when ranks pass other lists or find other files; those of xd_weights_reader_open, of the lowest rank that has
+ * one with the same code and text on all ranks (MEMORY apart); MISSING, UNEXPECTED, SHAPE
  * (all three when not lenient, by name), DTYPE; IO, MEMORY. An IO error while data is moved leaves the weights partly
  * loaded. */
 XD_API xd_result xd_weights_import(xd_comm *comm, const xd_weights_import_desc *desc,
@@ -6398,7 +6419,8 @@ XD_API xd_result xd_noise_nearest(xd_ctx *ctx, const xd_noise_schedule *schedule
                                   int64_t *index);
 
 /* The times of a student of few steps, from most noise to none, list [steps + 1]:
- *   EDM       of the grid of 1000 times, the indices trunc(998 - i 996 / steps), then 0
+ *   EDM       of the grid of 1000 times, the indices trunc(998 - i 996 / steps), then 0; in double and, of the second half, from the
+ *             other end, as torch.linspace: where 996 i / steps is whole the index may be one less
  *   others    even steps from max_t down to 0
  * The student starts from noise times sigma(list[0]). Local. Errors, with the list untouched: ARGUMENT for steps < 1 or > 996,
  * or a schedule without a range. */
@@ -6542,7 +6564,7 @@ typedef struct xd_time_sampler {
     int64_t list_count;
     bool list_to_end; /* LIST: indices include the last, so the time can be 0; false -> [0, list_count - 2] */
     int64_t first, last; /* GRID and STEP: indices, both included */
-    int64_t count;       /* of the grid or the steps */
+    int64_t count;       /* of the grid, or the steps: at most 2^53 */
     int64_t chunk;       /* xd_times_draw_frames: frames that share a time */
     xd_noise_kind grid;  /* GRID: EDM or FLOW (even steps) */
     xd_dtype
@@ -7217,8 +7239,9 @@ XD_API xd_result xd_dmd_warm_up_step(xd_dmd *dmd, xd_dmd_batch_function batch, v
 /* Whether a role has its turn in a step. Pure. */
 XD_API bool xd_dmd_has_turn(const xd_dmd_desc *desc, xd_dmd_role role, int64_t step);
 
-/* What to save beside weights, optimizers and averages, and to set after they were loaded. Local. Errors: ARGUMENT (negative
- * counts), MISMATCH (another seed, with both), STATE (own_samples, which are not saved, and a step that is not the student's). */
+/* What to save beside weights, optimizers and averages, and to set after they were loaded: what the student has generated before is
+ * then forgotten. Local. Errors: ARGUMENT (negative counts), MISMATCH (another seed, with both), STATE (own_samples, which are not
+ * saved, and a step that is not the student's). */
 XD_API xd_dmd_record xd_dmd_describe(const xd_dmd *dmd);
 XD_API xd_result xd_dmd_resume(xd_dmd *dmd, const xd_dmd_record *record);
 
@@ -9362,6 +9385,33 @@ XD_API const xd_softmax_kernels *xd_softmax_kernels_cpu(void);
  * independent of each other, so the result does not depend on how an array is split; every rounding is
  * explicit, so it does not depend on the compiler's flags either. */
 
+enum { XD_AVERAGE_KEEPS = 4096 /* the last iterations whose decays an average on a device knows */ };
+
+/* The counters of an average in memory of its device, where alone it is known which steps were refused, and what follows from
+ * them for the update under way. Entries that are given one read it instead of their own numbers. */
+typedef struct xd_average_turn {
+    xd_status
+        rests; /* holds a finding when this update does nothing: its step was refused, or the average has not started */
+    int64_t copies;    /* not 0: sources are copied, rounded to nearest, instead of averaged */
+    double keep;       /* decay */
+    int64_t iteration; /* of the last update whose step was not refused */
+    int64_t initialized;
+    int64_t known[XD_AVERAGE_KEEPS]; /* iterations, each at its remainder, and their decays */
+    double keeps[XD_AVERAGE_KEEPS];
+} xd_average_turn;
+
+/* Inputs of the turn entry. */
+typedef struct xd_turn_args {
+    xd_average_turn *turn;
+    int64_t iteration; /* as if no step had been refused */
+    double keep;       /* its decay; also used where that of the true iteration is not known any more */
+    bool next;         /* the iteration is the one after the last; false -> `iteration` itself */
+    int64_t start;     /* earlier updates do nothing */
+    bool begins;       /* the counters become those below, and no decay is known */
+    int64_t last;
+    bool initialized;
+} xd_turn_args;
+
 /* One array of an optimizer step. The scalars are per array because the step count is: an array without a
  * gradient in some step has a lower count than the others. */
 typedef struct xd_update_array {
@@ -9417,6 +9467,7 @@ typedef struct xd_update_args {
      * is left out. Kind MOVE, not counted. */
     const struct xd_average_args *averages;
     int average_count;
+    const xd_average_turn *turn; /* of the averages of the arrays; NULL -> they move by `keep` */
 } xd_update_args;
 
 /* One array of an average: target <- target + weight * (source - target). */
@@ -9432,9 +9483,10 @@ typedef struct xd_lerp_array {
 typedef struct xd_lerp_args {
     const xd_lerp_array *arrays;
     int64_t array_count;
-    double keep;         /* decay b; the weight is 1 - b, computed in double and rounded once */
-    bool weighted_sum;   /* fma(1 - b, source, b * target) instead, as CREDIT does */
-    xd_array_list *list; /* NULL -> the list of arrays is not stored */
+    double keep;                 /* decay b; the weight is 1 - b, computed in double and rounded once */
+    bool weighted_sum;           /* fma(1 - b, source, b * target) instead, as CREDIT does */
+    xd_array_list *list;         /* NULL -> the list of arrays is not stored */
+    const xd_average_turn *turn; /* NULL -> `keep` */
 } xd_lerp_args;
 
 /* What the average entry does to its targets. */
@@ -9470,6 +9522,7 @@ typedef struct xd_average_args {
     int64_t
         *unmoved; /* MOVE: receives more: elements that kept their bits although the source differs from them;
                         * in memory of the arrays' device; NULL -> not counted */
+    const xd_average_turn *turn; /* MOVE; NULL -> `keep` and `iteration` */
 } xd_average_args;
 
 /* Two arrays that change places; neither overlaps another one. */
@@ -9543,6 +9596,8 @@ typedef struct xd_optimizer_kernels {
     xd_result (*average)(const xd_launch *launch, const xd_average_args *args);
     xd_result (*swap)(const xd_launch *launch, const xd_swap_array *arrays, int64_t array_count);
     bool averages_in_steps; /* adam and sgd take args->averages; false: average_count is 0 */
+    /* Optional, for devices: begins an update of an average, by the launch's status; see xd_average_take_turn. */
+    xd_result (*turn)(const xd_launch *launch, const xd_turn_args *args);
 } xd_optimizer_kernels;
 
 /* The clip entry of every CPU level. */
@@ -9707,6 +9762,23 @@ XD_SCALAR xd_philox xd_average_random(uint64_t seed, uint64_t key, int64_t itera
     xd_philox random = xd_update_random(seed, key, iteration);
     random.stream = XD_STREAM_EMA;
     return random;
+}
+
+/* What an update of an average does, and its iteration: that of xd_ema_update, where a refused step changes nothing. The decay of an
+ * iteration is the one that was passed when it would have come without refusals. */
+XD_SCALAR void xd_average_take_turn(const xd_turn_args *a, const xd_status *status) {
+    xd_average_turn *t = a->turn;
+    t->known[a->iteration % XD_AVERAGE_KEEPS] = a->iteration;
+    t->keeps[a->iteration % XD_AVERAGE_KEEPS] = a->keep;
+    t->rests.not_finite = xd_status_refuses(status) ? 1 : 0;
+    if (t->rests.not_finite) return;
+    const int64_t i = a->next ? t->iteration + 1 : a->iteration, at = i % XD_AVERAGE_KEEPS;
+    t->iteration = i;
+    t->rests.not_finite = i < a->start ? 1 : 0;
+    if (t->rests.not_finite) return;
+    t->copies = i == a->start || !t->initialized ? 1 : 0;
+    t->initialized = 1;
+    t->keep = t->known[at] == i ? t->keeps[at] : a->keep;
 }
 
 /* Whether the source of an average differs from the average before. */
@@ -15200,6 +15272,7 @@ XD_PRIVATE const xd_optimizer_kernels *xdi_optimizer_kernels_plain(void);
         xdi_##level##_entry_average,                                                                     \
         xdi_swap_run,                                                                                    \
         true,                                                                                            \
+        NULL,                                                                                            \
     };                                                                                                   \
     XD_PRIVATE const xdi_span_kernels *xdi_span_kernels_##level(void) {                                  \
         return &(spans);                                                                                 \
@@ -26984,6 +27057,7 @@ struct xd_comm {
     xd_comm_counters counters;
     uint64_t sequence; /* collectives begun, without send and recv */
     double patience;  /* of the messages that are under way: a part of the time limit that they have longer */
+    bool alike;       /* a failure is everybody's own: xdi_comm_agree_alike */
     uint64_t refused; /* the last of them that all ranks have seen fail, and that broke nothing */
     bool is_world;    /* its first collective has the longer deadline */
     xd_result broken; /* XD_OK, or what broke the group */
@@ -27071,6 +27145,10 @@ XD_PRIVATE xd_result xdi_comm_exchange_as(xd_comm *comm, const xd_collective *re
 /* collective.c: the number of the last collective, messages not counted, if it failed on all ranks alike without breaking the
  * group; else 0. Numbers ascend. */
 XD_PRIVATE uint64_t xdi_comm_refused_last(const xd_comm *comm);
+
+/* collective.c: xd_agree about what all ranks share, as a directory that one of them has read: every rank fails with the result of the
+ * lowest one that failed, and its message; a lack of memory is that rank's own, and PEER on the others. */
+XD_PRIVATE xd_result xdi_comm_agree_alike(xd_comm *comm, xd_result mine);
 
 /* collective.c: xd_agree, and MISMATCH when ranks pass different numbers: "<call>: rank 1 passed <name> 3, rank 0 passed 4". */
 XD_PRIVATE xd_result xdi_comm_agree_number(xd_comm *comm, xd_result mine, const char *call, const char *name,
@@ -27628,6 +27706,8 @@ static xd_result xdi_comm_refused(xd_comm *comm, const char *kind, int refuser, 
         XD_TRY(xdi_comm_exchange(comm, &part, NULL, deadline));
         memcpy(message + k * CHUNK, &comm->all[refuser].count, CHUNK);
     }
+    if (comm->alike && theirs != XD_ERROR_MEMORY && refuser != comm->transport->rank)
+        return XD_FAIL_CULPRIT(comm->ctx, theirs, culprit, "%s", message);
     if (mine != XD_OK) return mine;
     return XD_FAIL_CULPRIT(comm->ctx, XD_ERROR_PEER, culprit, "%s: rank %d failed with %s: %s", kind, culprit,
                            xd_result_name(theirs), message);
@@ -28051,6 +28131,13 @@ XD_PRIVATE xd_result xdi_comm_agree_count(xd_comm *comm, xd_result mine, int64_t
 
 XD_API xd_result xd_agree(xd_comm *comm, xd_result mine) {
     return xdi_comm_agree_count(comm, mine, 0);
+}
+
+XD_PRIVATE xd_result xdi_comm_agree_alike(xd_comm *comm, xd_result mine) {
+    comm->alike = true;
+    const xd_result result = xd_agree(comm, mine);
+    comm->alike = false;
+    return result;
 }
 
 XD_PRIVATE xd_result xdi_comm_agree_number(xd_comm *comm, xd_result mine, const char *call, const char *name,
@@ -36524,7 +36611,11 @@ XD_PRIVATE xd_result xdi_ema_unchanged(const xd_ema *ema);
 XD_PRIVATE void xdi_ema_join(const xd_ema *ema, int64_t index, xd_update_array *update);
 XD_PRIVATE void xdi_ema_join_move(const xd_ema *ema, int64_t index, int64_t k);
 
-/* ema.c: xd_ema_update(ema, XD_EMA_NEXT, status) without the shadows that have joined the step. */
+/* ema.c: begins the update of an average that has joined a step, before the step. On a device *turn is what the step reads of it, where
+ * the host cannot know whether its counters advance; else NULL. */
+XD_PRIVATE xd_result xdi_ema_begin(xd_ema *ema, const xd_status *status, const xd_average_turn **turn);
+
+/* ema.c: the rest of xd_ema_update(ema, XD_EMA_NEXT, status), without the shadows that have joined the step. */
 XD_PRIVATE xd_result xdi_ema_follow(xd_ema *ema, const xd_status *status);
 
 /* ema.c: entries of the list that an average follows, and the shadow that one of them has, tied ones the same. */
@@ -36908,9 +36999,13 @@ struct xd_ema {
     int64_t iteration;
     bool initialized;
     bool swapped;
-    int64_t *unmoved;    /* the caller's; NULL -> not counted */
-    void *device_memory; /* that of the shadows when it is not this block itself */
-    xd_array_list *list; /* of the lerps, on a device; NULL on the CPU */
+    int64_t *unmoved;      /* the caller's; NULL -> not counted */
+    void *device_memory;   /* that of the shadows when it is not this block itself */
+    xd_array_list *list;   /* of the lerps, on a device; NULL on the CPU */
+    xd_average_turn *turn; /* counters in memory of the device; NULL on the CPU */
+    bool
+        counts_there; /* the device has the counters, since some step may have been refused; `iteration` is as if none had */
+    int64_t most; /* then: no iteration is above it */
 };
 
 static const char *const xdi_ema_wrappers[] = { "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.",
@@ -37143,6 +37238,7 @@ static void xdi_ema_lay_out(xd_arena *arena, xd_arena *memory, const xd_ema_desc
         shadow->dtype = dtype;
         shadow->tied = false;
     }
+    if (memory != arena) laid.turn = (xd_average_turn *)xd_arena_take_pointer(memory, sizeof *laid.turn);
     if (ema) *ema = laid;
 }
 
@@ -37240,6 +37336,12 @@ static void xdi_ema_fill_args(const xd_ema *ema, xd_average_kind kind, int64_t i
     args->seed = ema->desc.seed;
     args->iteration = iteration;
     args->unmoved = ema->unmoved;
+    args->turn = ema->counts_there ? ema->turn : NULL;
+}
+
+/* What keeps an update from changing anything. */
+static const xd_status *xdi_ema_gate(const xd_ema *ema, const xd_status *status) {
+    return ema->counts_there ? &ema->turn->rests : status;
 }
 
 /* The average entry over all shadows of parameters; `joined`: without those that have joined a step. */
@@ -37354,7 +37456,8 @@ XD_API void xd_ema_destroy(xd_ema *ema) {
 /* ---- updates ---- */
 
 /* `joined`: the step before has averaged the shadows that could join it. */
-static xd_result xdi_ema_average(xd_ema *ema, int64_t iteration, bool joined, const xd_status *status) {
+static xd_result xdi_ema_average(xd_ema *ema, int64_t iteration, bool joined, const xd_status *refused) {
+    const xd_status *status = xdi_ema_gate(ema, refused);
     if (!xdi_ema_is_plain(ema) || ema->unmoved) {
         XD_TRY(xdi_ema_run(ema, XD_AVERAGE_MOVE, iteration, joined, status));
         return xdi_ema_copy(ema, false, status);
@@ -37366,6 +37469,7 @@ static xd_result xdi_ema_average(xd_ema *ema, int64_t iteration, bool joined, co
     args.array_count = 0;
     args.keep = xdi_ema_decay_at(&ema->desc, iteration);
     args.weighted_sum = ema->desc.compat_credit;
+    args.turn = ema->counts_there ? ema->turn : NULL;
     for (int64_t i = 0; i < ema->shadow_count; i++) {
         const xdi_ema_shadow *s = &ema->shadows[i];
         const xd_param *p = &ema->created[s->source];
@@ -37418,12 +37522,77 @@ static xd_result xdi_ema_count_none(const xd_ema *ema) {
     return xd_ctx_kernels(ema->ctx)->memory.fill(&launch, ema->unmoved, 0, sizeof *ema->unmoved);
 }
 
+/* ---- counters on a device ---- */
+
+/* Whether the device counts an update, because it alone knows whether this step is refused, or one before was. */
+static bool xdi_ema_is_counted_there(const xd_ema *ema, const xd_status *status) {
+    return ema->turn && xd_ctx_kernels(ema->ctx)->optimizer.turn && (status || ema->counts_there);
+}
+
+/* Begins an update there. The host goes on as if its step was not refused: it has the decay of that iteration, and if steps were
+ * refused the device has it from the update that was to have it. */
+static xd_result xdi_ema_take_turn(xd_ema *ema, int64_t iteration, const xd_status *status) {
+    const xd_launch launch = xdi_train_launch(ema->ctx, status);
+    xd_turn_args args;
+    memset(&args, 0, sizeof args);
+    args.turn = ema->turn;
+    args.next = iteration == XD_EMA_NEXT;
+    args.iteration = args.next ? ema->iteration + 1 : iteration;
+    args.keep = xdi_ema_decay_at(&ema->desc, args.iteration);
+    args.start = ema->desc.start_iteration;
+    args.begins = !ema->counts_there;
+    args.last = ema->iteration;
+    args.initialized = ema->initialized;
+    XD_TRY(xd_ctx_kernels(ema->ctx)->optimizer.turn(&launch, &args));
+    if (args.begins) ema->most = ema->iteration;
+    if (args.next) ema->most++;
+    if (ema->most < args.iteration) ema->most = args.iteration;
+    ema->counts_there = true;
+    ema->iteration = args.iteration;
+    ema->initialized = ema->initialized || args.iteration >= args.start;
+    return XD_OK;
+}
+
+/* The counters as they are, wherever. On a device this waits. */
+static void xdi_ema_read_counters(const xd_ema *ema, int64_t *iteration, bool *initialized) {
+    int64_t counters[2];
+    *iteration = ema->iteration;
+    *initialized = ema->initialized;
+    if (!ema->counts_there || xd_read(ema->ctx, counters, &ema->turn->iteration, sizeof counters) != XD_OK)
+        return;
+    *iteration = counters[0];
+    *initialized = counters[1] != 0;
+}
+
+/* The host has the counters again. */
+static void xdi_ema_recall_counters(xd_ema *ema) {
+    xdi_ema_read_counters(ema, &ema->iteration, &ema->initialized);
+    ema->counts_there = false;
+}
+
+XD_PRIVATE xd_result xdi_ema_begin(xd_ema *ema, const xd_status *status, const xd_average_turn **turn) {
+    *turn = NULL;
+    if (!xdi_ema_is_counted_there(ema, status)) return XD_OK;
+    XD_TRY(xdi_ema_take_turn(ema, XD_EMA_NEXT, status));
+    *turn = ema->turn;
+    return XD_OK;
+}
+
+/* ---- one update ---- */
+
+static xd_result xdi_ema_update_there(xd_ema *ema, int64_t iteration, const xd_status *status) {
+    XD_TRY(xdi_ema_take_turn(ema, iteration, status));
+    return ema->most < ema->desc.start_iteration ? XD_OK
+                                                 : xdi_ema_average(ema, ema->iteration, false, status);
+}
+
 XD_API xd_result xd_ema_update(xd_ema *ema, int64_t iteration, const xd_status *status) {
     XD_REQUIRE(ema->ctx, iteration >= XD_EMA_NEXT, XD_ERROR_ARGUMENT, "iteration %lld is negative",
                (long long)iteration);
     XD_TRY(xdi_ema_unchanged(ema));
     XD_TRY(xdi_ema_count_none(ema));
     if (xdi_train_refused(ema->ctx, status)) return XD_OK;
+    if (xdi_ema_is_counted_there(ema, status)) return xdi_ema_update_there(ema, iteration, status);
     const int64_t i = iteration == XD_EMA_NEXT ? ema->iteration + 1 : iteration;
     ema->iteration = i;
     if (i < ema->desc.start_iteration) return XD_OK;
@@ -37474,7 +37643,7 @@ XD_PRIVATE void xdi_ema_join_move(const xd_ema *ema, int64_t index, int64_t k) {
 }
 
 XD_PRIVATE xd_result xdi_ema_follow(xd_ema *ema, const xd_status *status) {
-    ema->iteration++;
+    if (!ema->counts_there) ema->iteration++; /* xdi_ema_begin has */
     return xdi_ema_average(ema, ema->iteration, true, status);
 }
 
@@ -37565,6 +37734,7 @@ XD_PRIVATE xd_param xdi_ema_entry_compensation(const xd_ema *ema, int64_t index)
 }
 
 XD_PRIVATE void xdi_ema_restore(xd_ema *ema, int64_t iteration, bool initialized) {
+    ema->counts_there = false;
     ema->iteration = iteration;
     ema->initialized = initialized;
 }
@@ -37573,8 +37743,7 @@ XD_API xd_ema_record xd_ema_describe(const xd_ema *ema) {
     xd_ema_record record;
     memset(&record, 0, sizeof record);
     record.format_version = 1;
-    record.iteration = ema->iteration;
-    record.initialized = ema->initialized;
+    xdi_ema_read_counters(ema, &record.iteration, &record.initialized);
     record.config = ema->desc;
     return record;
 }
@@ -37702,6 +37871,7 @@ XD_API xd_result xd_ema_load(xd_ema *ema, const xd_param *sources, int64_t count
                "the record has format version %d, this library reads 1", record->format_version);
     XD_TRY(xdi_ema_exchange(ema, sources, count, desc && desc->lenient, true, match));
     XD_TRY(xdi_ema_forget(ema));
+    xdi_ema_recall_counters(ema);
     if (record) ema->iteration = record->iteration;
     if (xdi_ema_complete(ema) || (record && record->initialized)) ema->initialized = true;
     return XD_OK;
@@ -37727,7 +37897,7 @@ XD_API xd_result xd_post_hoc_sigma_rel(xd_ctx *ctx, double gamma, double *sigma_
 /* The largest root of (g + 2)^2 (g + 3) = (g + 1) / sigma^2, by Newton's steps from above: there the difference is convex and
  * rises, so they go down until rounding stops them. */
 XD_API xd_result xd_post_hoc_gamma(xd_ctx *ctx, double sigma_rel, double *gamma) {
-    const double widest = sqrt(1.0 / 12.0);
+    const double widest = 1.0 / sqrt(12.0); /* as people write it; sqrt(1.0 / 12.0) is less by a unit */
     XD_REQUIRE(ctx, sigma_rel >= 1e-100 && sigma_rel <= widest, XD_ERROR_ARGUMENT,
                "the relative width %g is not in (0, %.17g]", sigma_rel, widest);
     const double target = 1.0 / (sigma_rel * sigma_rel);
@@ -38416,8 +38586,8 @@ static xd_update_args xdi_optimizer_args(const xd_optimizer *o, const float *gra
 
 /* The averages that a step updates in its own pass over the parameters: one as a part of its arrays, others beside it. */
 typedef struct xdi_optimizer_averages {
-    const xd_ema *first; /* NULL -> none */
-    const xd_ema *beside[XDI_OPTIMIZER_BESIDE];
+    xd_ema *first; /* NULL -> none */
+    xd_ema *beside[XDI_OPTIMIZER_BESIDE];
     xd_average_args args[XDI_OPTIMIZER_BESIDE];
     int count; /* of those beside */
 } xdi_optimizer_averages;
@@ -38466,7 +38636,7 @@ static void xdi_optimizer_join(const xd_optimizer *o, const xd_optimizer_step_de
     averages->first = NULL;
     averages->count = 0;
     for (int i = 0; i < d->average_count; i++) {
-        const xd_ema *ema = d->averages[i];
+        xd_ema *ema = d->averages[i];
         if (!xdi_ema_joins(ema, o->desc.params, count)) continue;
         if (!averages->first && xdi_ema_join_arrays(ema, args))
             averages->first = ema;
@@ -38475,6 +38645,15 @@ static void xdi_optimizer_join(const xd_optimizer *o, const xd_optimizer_step_de
     }
     /* On a device those beside the arrays share one more read of the parameters, which saves none for one alone. */
     if (averages->count == 1 && xdi_train_on_device(o->ctx)) averages->count = 0;
+}
+
+/* Their updates begin, those of the others with xd_ema_update. */
+static xd_result xdi_optimizer_begin(xdi_optimizer_averages *averages, const xd_status *status,
+                                     xd_update_args *args) {
+    if (averages->first) XD_TRY(xdi_ema_begin(averages->first, status, &args->turn));
+    for (int i = 0; i < averages->count; i++)
+        XD_TRY(xdi_ema_begin(averages->beside[i], status, &averages->args[i].turn));
+    return XD_OK;
 }
 
 static bool xdi_optimizer_has_joined(const xdi_optimizer_averages *averages, const xd_ema *ema) {
@@ -38499,6 +38678,7 @@ XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_s
     XD_TRY(xdi_optimizer_check_averages(optimizer->ctx, &d));
     xdi_optimizer_join(optimizer, &d, &averages, &args);
     XD_TRY(xdi_optimizer_collect(optimizer, &averages, &args));
+    XD_TRY(xdi_optimizer_begin(&averages, d.status, &args));
     XD_TRY(optimizer->desc.kind == XD_OPTIMIZER_SGD ? kernels->sgd(&launch, &args)
                                                     : kernels->adam(&launch, &args));
     if (skipped) *skipped = false;
@@ -41076,9 +41256,13 @@ XD_PRIVATE xdi_bucket *xdi_block_bucket(xd_parallel *p, const xd_block *block, i
 XD_PRIVATE xd_leaves xdi_bucket_leaves(const xd_parallel *p);
 
 /* parallel_gradient.c: wrappers whose leaves are computed side by side, [count] with NULL for none. Where ranks have different
- * numbers of leaves and some wrapper gathers for those that a rank does not have, DDP begins its sums in xd_parallel_reduce: after a
- * rank's own last leaf they would come before those gathers here, and behind them on other ranks. Local. */
+ * numbers of leaves and some wrapper gathers for those that a rank does not have, or rows come to its experts for them, DDP begins
+ * its sums in xd_parallel_reduce: after a rank's own last leaf they would come before that here, and behind it on other ranks.
+ * Local. */
 XD_PRIVATE void xdi_gradient_align(xd_parallel *const *parallels, int count);
+/* parallel_gradient.c: STATE for a block's backward of a leaf while another block has not ended one before, where both add to the
+ * same sum and its leaves are kept apart. */
+XD_PRIVATE xd_result xdi_gradient_check_leaf(const xd_parallel *p, const xd_block *block, int64_t leaf);
 /* parallel_gradient.c: the place where a weight's gradient of a leaf is to be added; and what follows from the end of a
  * block's last backward of a leaf. */
 XD_PRIVATE xd_result xdi_gradient_place(xd_parallel *p, const xd_weight *weight, int64_t leaf, void **out);
@@ -43625,6 +43809,34 @@ static xd_result xdi_gradient_begin(xd_parallel *p, xdi_bucket *b, int member) {
     return xd_ctx_kernels(p->ctx)->memory.fill(&launch, b->places[member], 0, bytes);
 }
 
+/* Whether every leaf is a node of the tree of its own, or is sent by itself. Otherwise a rank adds all of its own to one place, in
+ * any order. */
+static bool xdi_gradient_is_apart(const xd_parallel *p) {
+    return p->invariant || p->dealt;
+}
+
+/* A block that still has to add to what a bucket is forming. */
+static const xd_block *xdi_bucket_behind(const xd_parallel *p, const xdi_bucket *bucket) {
+    for (const xd_block *b = &p->model->root; b; b = xdi_block_after(b))
+        for (int64_t i = 0; i < b->count && b->leaf < bucket->leaf + p->members; i++)
+            if (xdi_gradient_bucket(p->model->weights[b->first + i]->owner) == bucket) return b;
+    return NULL;
+}
+
+XD_PRIVATE xd_result xdi_gradient_check_leaf(const xd_parallel *p, const xd_block *block, int64_t leaf) {
+    for (int64_t i = 0; i < block->count && xdi_gradient_is_apart(p); i++) {
+        const xdi_bucket *bucket = xdi_gradient_bucket(p->model->weights[block->first + i]->owner);
+        if (!bucket || leaf < bucket->leaf + p->members) continue;
+        const xd_block *behind = xdi_bucket_behind(p, bucket);
+        return XD_FAIL(p->ctx, XD_ERROR_STATE,
+                       "leaf %lld of block \"%.80s\" while leaf %lld of block \"%.80s\" is not complete: "
+                       "they are summed together, leaf after leaf",
+                       (long long)leaf, block->name, (long long)(behind ? behind->leaf : bucket->leaf),
+                       behind ? behind->name : "");
+    }
+    return XD_OK;
+}
+
 XD_PRIVATE xd_result xdi_gradient_place(xd_parallel *p, const xd_weight *weight, int64_t leaf, void **out) {
     const xd_weight *owner = weight->owner;
     const int member = xdi_gradient_member(p, leaf);
@@ -43755,7 +43967,8 @@ XD_PRIVATE void xdi_gradient_align(xd_parallel *const *parallels, int count) {
     for (int i = 0; i < count; i++) {
         xd_parallel *p = parallels[i];
         if (!p) continue;
-        p->late = sharded && !p->sharded && p->leaves.total % ((int64_t)p->ranks * p->members) != 0;
+        p->late =
+            (sharded || p->experts) && !p->sharded && p->leaves.total % ((int64_t)p->ranks * p->members) != 0;
         if (p->experts) p->experts->late = p->late;
     }
 }
@@ -43830,7 +44043,11 @@ XD_PRIVATE xd_result xdi_gradient_reduce(xd_parallel *p) {
 }
 
 XD_PRIVATE void xdi_gradient_reset(xd_parallel *p) {
-    for (xd_block *b = &p->model->root; b; b = xdi_block_after(b)) b->leaf = 0;
+    for (xd_block *b = &p->model->root; b; b = xdi_block_after(b)) {
+        b->leaf = 0; /* a backward that is open is of no step any more: its end ends no leaf */
+        for (int i = 0; i < b->open; i++)
+            if (b->passes[i].kind == XD_PASS_BACKWARD) b->passes[i].kind = XD_PASS_RECOMPUTE;
+    }
     for (int64_t i = 0; i < p->bucket_count * p->members && p->lanes; i++) xd_leaf_stack_reset(p->lanes[i]);
     xdi_inputs_forget(p->model->inputs);
     for (int64_t i = 0; i < p->bucket_count; i++) {
@@ -44039,7 +44256,10 @@ XD_PRIVATE xd_result xdi_parallel_lay(xd_parallel *p, const xd_fsdp_desc *d) {
 XD_PRIVATE xd_result xdi_experts_lay(xd_parallel *p, const xd_fsdp_desc *d) {
     xd_fsdp_desc settings = *d;
     settings.leaves = p->total;
-    return p->experts ? xdi_parallel_lay(p->experts, &settings) : XD_OK;
+    if (!p->experts) return XD_OK;
+    XD_TRY(xdi_parallel_lay(p->experts, &settings));
+    xdi_gradient_align(&p, 1);
+    return XD_OK;
 }
 
 static xd_result xdi_parallel_prepare(xd_parallel *p, const xd_fsdp_desc *d) {
@@ -44505,10 +44725,12 @@ static xd_result xdi_parallel_check_push(const xd_parallel *p) {
         XD_REQUIRE(p->ctx, w->owner != w || !xdi_weight_is_trained(w) || w->gradient || w->count == 0,
                    XD_ERROR_STATE, "weight \"%.80s\" has no gradient of the caller's", w->name);
     }
-    for (const xd_block *b = &p->model->root; b; b = xdi_block_after(b))
+    for (const xd_block *b = &p->model->root; b; b = xdi_block_after(b)) {
         XD_REQUIRE(p->ctx, b->leaf < p->leaves.count && !p->reduced, XD_ERROR_STATE,
                    "leaf %lld of block \"%.80s\": this rank has %lld, and xd_parallel_publish ends a step",
                    (long long)b->leaf, b->name, (long long)p->leaves.count);
+        XD_TRY(xdi_gradient_check_leaf(p, b, b->leaf));
+    }
     return XD_OK;
 }
 
@@ -44733,7 +44955,7 @@ static xd_result xdi_block_check_backward(const xd_block *b, xd_pass pass) {
     XD_REQUIRE(ctx, pass.leaf == b->leaf, XD_ERROR_STATE,
                "leaf %lld of block \"%.80s\", whose next one is %lld", (long long)pass.leaf, b->name,
                (long long)b->leaf);
-    return XD_OK;
+    return xdi_gradient_check_leaf(p, b, pass.leaf);
 }
 
 static xd_result xdi_block_check(const xd_block *b, xd_pass pass) {
@@ -44819,7 +45041,11 @@ XD_API xd_result xd_block_end(xd_block *block) {
     p->open--;
     xdi_block_unit(block)->open--;
     if (pass.kind == XD_PASS_INFERENCE && p->open == 0) xdi_parallel_drop_ahead(p);
-    return pass.kind == XD_PASS_BACKWARD && !pass.more ? xdi_gradient_finish(p, block) : XD_OK;
+    if (pass.kind != XD_PASS_BACKWARD || pass.more) return XD_OK;
+    XD_REQUIRE(p->ctx, pass.leaf == block->leaf, XD_ERROR_STATE,
+               "the backward of leaf %lld of block \"%.80s\" has ended already", (long long)pass.leaf,
+               block->name);
+    return xdi_gradient_finish(p, block);
 }
 
 /* >>model/recompute.c */
@@ -47711,7 +47937,7 @@ XD_PRIVATE xd_result xdi_round_count(xd_comm *comm, uint64_t left, int64_t *roun
 XD_PRIVATE xd_result xdi_rounds(xd_comm *comm, uint64_t left, xdi_work work, void *argument) {
     int64_t rounds = 0;
     XD_TRY(xdi_round_count(comm, left, &rounds));
-    for (; rounds > 0; rounds--) XD_TRY(xd_agree(comm, work(argument, XDI_ROUND)));
+    for (; rounds > 0; rounds--) XD_TRY(xdi_comm_agree_alike(comm, work(argument, XDI_ROUND)));
     return XD_OK;
 }
 
@@ -49584,8 +49810,9 @@ XD_PRIVATE bool xdi_checkpoint_is_step(const char *name, const char *suffix, int
     if (strncmp(name, XDI_FIND_PREFIX, prefix) != 0) return false;
     const char *digits = name + prefix, *c = digits;
     for (; *c >= '0' && *c <= '9'; c++) {
-        if (value > (INT64_MAX - 9) / 10) return false;
-        value = 10 * value + (*c - '0');
+        const int digit = *c - '0';
+        if (value > (INT64_MAX - digit) / 10) return false;
+        value = 10 * value + digit;
     }
     if (c == digits || (digits[0] == '0' && c > digits + 1) || strcmp(c, suffix) != 0) return false;
     *step = value;
@@ -49696,6 +49923,8 @@ static xd_result xdi_find_steps(xd_ctx *ctx, const char *root, int64_t **steps, 
 XD_API xd_result xd_checkpoint_find(xd_ctx *ctx, const char *root, int64_t *step) {
     int64_t *steps = NULL, count = 0, i = 0;
     bool valid = false;
+    XD_REQUIRE(ctx, xdi_file_probe(ctx, root) != ENOENT, XD_ERROR_MISSING, "%s: there is no such directory",
+               root);
     XD_TRY(xdi_find_steps(ctx, root, &steps, &count));
     xd_result result = XD_OK;
     for (; i < count && !valid && result == XD_OK; i++)
@@ -49802,7 +50031,9 @@ static xd_result xdi_save_check_files(const xdi_save *s) {
                "%d files at %p", d->file_count, (const void *)d->files);
     for (int i = 0; i < d->file_count; i++) {
         const xd_checkpoint_file *f = &d->files[i];
-        XD_REQUIRE(s->ctx, xdi_manifest_is_name(f->name), XD_ERROR_ARGUMENT,
+        const bool plain =
+            xdi_manifest_is_name(f->name) && !strstr(f->name, ".tmp-"); /* which saves sweep away */
+        XD_REQUIRE(s->ctx, plain, XD_ERROR_ARGUMENT,
                    "file %d: \"%.80s\" is no name for a file of a checkpoint", i, f->name ? f->name : "");
         XD_REQUIRE(s->ctx, f->data || f->bytes == 0, XD_ERROR_ARGUMENT, "file \"%.80s\": %llu bytes at NULL",
                    f->name, (unsigned long long)f->bytes);
@@ -50056,14 +50287,14 @@ static xd_result xdi_save_finish(xdi_save *s) {
 
 /* Names, places and files; and then how often the ranks meet while they write. */
 static xd_result xdi_save_lay_out(xdi_save *s) {
-    XD_TRY(xd_agree(s->comm, xdi_save_start(s)));
+    XD_TRY(xdi_comm_agree_alike(s->comm, xdi_save_start(s)));
     XD_TRY(xdi_save_share(s));
     return xdi_round_count(s->comm, xdi_writer_bytes(&s->writer), &s->rounds);
 }
 
 static xd_result xdi_save_publish(xdi_save *s) {
     XD_TRY(xdi_writer_merge(&s->writer));
-    return xd_agree(s->comm, xdi_save_finish(s));
+    return xdi_comm_agree_alike(s->comm, xdi_save_finish(s));
 }
 
 XD_PRIVATE xd_result xdi_save_advance(xdi_save *s) {
@@ -50071,7 +50302,7 @@ XD_PRIVATE xd_result xdi_save_advance(xdi_save *s) {
     case XDI_SAVE_AGREE: XD_TRY(xdi_save_agree(s)); break;
     case XDI_SAVE_LAY_OUT: XD_TRY(xdi_save_lay_out(s)); break;
     case XDI_SAVE_WRITE:
-        XD_TRY(xd_agree(s->comm, xdi_writer_work(&s->writer, XDI_ROUND)));
+        XD_TRY(xdi_comm_agree_alike(s->comm, xdi_writer_work(&s->writer, XDI_ROUND)));
         if (--s->rounds > 0) return XD_OK;
         break;
     case XDI_SAVE_PUBLISH: XD_TRY(xdi_save_publish(s)); break;
@@ -50648,7 +50879,7 @@ static xd_result xdi_load_parse(xdi_load *l) {
 
 /* The same text on every rank, so that whatever follows from it is the same too. Collective. */
 static xd_result xdi_load_share(xdi_load *l) {
-    XD_TRY(xd_agree(l->comm, xdi_load_open(l)));
+    XD_TRY(xdi_comm_agree_alike(l->comm, xdi_load_open(l)));
     XD_TRY(xd_broadcast(l->comm, l->sizes, 3, XD_DTYPE_I64, 0));
     XD_TRY(xd_agree(l->comm, xdi_load_reserve_texts(l)));
     XD_TRY(xd_broadcast(l->comm, l->manifest_text, l->sizes[1], XD_DTYPE_U8, 0));
@@ -53126,7 +53357,7 @@ static xd_result xdi_import_work(void *import, uint64_t bytes) {
 static xd_result xdi_import_run(xdi_import *l) {
     const xd_weights_import_desc *d = l->desc;
     XD_TRY(xdi_mapped_agree(&l->m, &d->weights, d->lenient, 1 + 2 * d->lenient + 4 * d->convert));
-    XD_TRY(xd_agree(l->m.comm, xdi_import_open(l)));
+    XD_TRY(xdi_comm_agree_alike(l->m.comm, xdi_import_open(l)));
     XD_TRY(xd_agree_same(l->m.comm, xdi_weights_reader_hash(l->reader), "the tensors of the directory"));
     XD_TRY(xdi_import_match(l));
     XD_TRY(xd_agree(l->m.comm, xdi_import_reserve(l)));
@@ -71703,7 +71934,8 @@ XD_API xd_result xd_mix_rows(xd_ctx *ctx, const xd_mix_desc *desc) {
 #include <math.h>
 #include <string.h>
 
-#define XDI_TIME_LEAST 1e-12 /* whose logarithm is the least */
+#define XDI_TIME_LEAST 1e-12              /* whose logarithm is the least */
+#define XDI_TIME_STEPS ((int64_t)1 << 53) /* those that doubles can count */
 
 XD_API xd_time_sampler xd_times_defaults(xd_dmd_recipe recipe) {
     xd_time_sampler s;
@@ -71784,7 +72016,8 @@ static xd_result xdi_times_check_indices(xd_ctx *ctx, const xd_time_sampler *s) 
                (long long)s->first, (long long)s->last);
     if (s->kind == XD_TIME_STEP) {
         const double low = (double)s->first / (double)s->count, high = (double)s->last / (double)s->count;
-        XD_REQUIRE(ctx, s->count >= 1, XD_ERROR_ARGUMENT, "%lld steps", (long long)s->count);
+        XD_REQUIRE(ctx, s->count >= 1 && s->count <= XDI_TIME_STEPS, XD_ERROR_ARGUMENT,
+                   "%lld steps: 1 to 2^53 are possible", (long long)s->count);
         XD_REQUIRE(ctx, low >= s->min_t && high <= s->max_t, XD_ERROR_ARGUMENT,
                    "steps %lld to %lld of %lld are times %.9g to %.9g, outside min_t %.9g to max_t %.9g",
                    (long long)s->first, (long long)s->last, (long long)s->count, low, high, s->min_t,
@@ -71876,10 +72109,14 @@ static double xdi_truncated_normal(double a, double b, double uniform) {
     return mirrored ? -x : x;
 }
 
+/* Degrees of freedom from which on w is so small that nothing may cancel. */
+static const double xdi_student_many = 1e7;
+
 /* The density of Student's t with n degrees of freedom, with x = sqrt(n) sinh w, is (cosh w)^-n in w up to a factor: smooth and
  * without a long tail. Since the range is finite, the factor is not needed. */
 static double xdi_student_density(double w, double n) {
-    const double size = fabs(w);
+    const double size = fabs(w), half = sinh(0.5 * size);
+    if (n > xdi_student_many && size < 1.0) return exp(-n * log1p(2.0 * half * half));
     return exp(-n * (size + log1p(exp(-2.0 * size)) - 0.69314718055994531));
 }
 
@@ -71890,7 +72127,8 @@ static double xdi_student_integral(double w, double n) {
                                   0.96028985649753618 };
     static const double weight[4] = { 0.36268378337836199, 0.31370664587788727, 0.22238103445337448,
                                       0.10122853629037626 };
-    const double size = fabs(w), end = 745.2 / n + 0.7, reach = size < end ? size : end;
+    const double size = fabs(w), end = n > xdi_student_many ? 40.0 / sqrt(n) : 745.2 / n + 0.7;
+    const double reach = size < end ? size : end;
     const double widest = n > 3.0 ? 1.0 / sqrt(1.0 + n) : 0.5;
     const int pieces = 1 + (int)(reach / widest);
     const double half = 0.5 * reach / (double)pieces;
@@ -71906,7 +72144,7 @@ static double xdi_student_integral(double w, double n) {
 
 /* A number of Student's t in [a, b]: Newton's method, by halves where that leaves the range. */
 static double xdi_truncated_student(double a, double b, double n, double uniform) {
-    const double root = sqrt(n);
+    const double root = sqrt(n), unit = n > xdi_student_many ? 1.0 / root : 1.0;
     double low = asinh(a / root), high = asinh(b / root);
     const double first = xdi_student_integral(low, n), all = xdi_student_integral(high, n) - first;
     const double target = first + uniform * all;
@@ -71919,7 +72157,7 @@ static double xdi_truncated_student(double a, double b, double n, double uniform
             low = w;
         double next = w - error / xdi_student_density(w, n);
         if (!(next > low && next < high)) next = low + 0.5 * (high - low);
-        const bool settled = fabs(next - w) <= 1e-15 * (1.0 + fabs(w));
+        const bool settled = fabs(next - w) <= 1e-15 * (unit + fabs(w));
         w = next;
         if (settled) break;
     }
@@ -73656,6 +73894,8 @@ XD_API xd_result xd_dmd_resume(xd_dmd *dmd, const xd_dmd_record *record) {
                    XD_ERROR_ARGUMENT, "%lld updates of the %s in %lld steps",
                    (long long)record->updates[role], xdi_dmd_role_names[role], (long long)record->step);
     dmd->record = *record;
+    dmd->noised_leaf = -1;
+    for (int64_t k = 0; k < dmd->leaves; k++) dmd->kept_samples[k] = -1; /* those of another step */
     return XD_OK;
 }
 
@@ -75408,7 +75648,8 @@ static xd_result xdi_dmd_check_members(const xdi_dmd_reader *r) {
     for (const xd_json *m = xd_json_first(r->object); m; m = xd_json_next(m)) {
         char key[32];
         const bool fits = snprintf(key, sizeof key, " %s ", xd_json_key(m, NULL)) < (int)sizeof key;
-        XD_REQUIRE(r->d->ctx, fits && strstr(known, key), XD_ERROR_FORMAT,
+        const bool one = !strchr(xd_json_key(m, NULL), ' '); /* two of them are no member */
+        XD_REQUIRE(r->d->ctx, fits && one && strstr(known, key), XD_ERROR_FORMAT,
                    "\"%.40s\" is no part of the state of a distillation", xd_json_key(m, NULL));
     }
     return XD_OK;
@@ -79165,4 +79406,4 @@ static const xdi_sample_tiles XDI_SAMPLE(tiles) = {
    LIABILITY, WHETHER IN AN ACTION OF CONTRACT, TORT OR OTHERWISE, ARISING FROM,
    OUT OF OR IN CONNECTION WITH THE SOFTWARE OR THE USE OR OTHER DEALINGS IN THE
    SOFTWARE. */
-/* xdistill sha256 fc6ea3770e86a8de3bf8c1d847f942287c8044384fa033fb762f062c3410f90f */
+/* xdistill sha256 5f4c89062b505d5dd2fa3c217a4d428c83be6b06a50d8430135d544fb09e32e3 */

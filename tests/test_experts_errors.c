@@ -142,8 +142,11 @@ static xd_result misuse_steps(xd_comm *world, void *argument) {
           says(&r, "leaf 4 of block \"layers.0.experts\": this rank has 4"));
     CHECK(xd_parallel_push_leaf(r.parallel) == XD_ERROR_UNSUPPORTED &&
           says(&r, "leaves of experts, 3 in a step"));
+    for (int64_t k = 0; k < 2; k++) CHECK(xd_block_skip(experts, k) == XD_OK);
+    CHECK(xd_block_skip(experts, 2) == XD_ERROR_STATE &&
+          says(&r, "leaf 2 of block \"layers.0.experts\" while leaf 0 of block \"layers.1.experts\" is not"));
     for (int64_t k = 0; k < 4; k++)
-        for (int i = 0; i < (rank && k == 3 ? 1 : 2); i++)
+        for (int i = k < 2; i < (rank && k == 3 ? 1 : 2); i++)
             CHECK(xd_block_skip(r.layers[i].experts, k) == XD_OK);
     CHECK(xd_parallel_reduce(r.parallel) == XD_ERROR_STATE); /* rank 0 lacks leaves of the other blocks */
     if (rank) CHECK(says(&r, "block \"layers.1.experts\" has had backward passes of 3 leaves, not of 4"));

@@ -129,16 +129,13 @@ static xd_result sharded_open_report(sharded_rank *r, int done) {
     return xd_agree(r->student.world, result);
 }
 
-/* Who was lost may have been so before the first checkpoint. */
+/* Who was lost may have been so before the first checkpoint: all ranks are told then that it is missing, and begin anew. */
 static xd_result sharded_resume(sharded_rank *r, int *done) {
     const sharded_leg *leg = r->job->leg;
     if (!leg->resume) return XD_OK;
     const xd_result result = sharded_load(&r->student, leg->directory, done);
-    if (result == XD_OK) return sharded_student_publish(&r->student);
-    int32_t missing = result == XD_ERROR_MISSING;
-    if (leg->loss_count > 0)
-        XD_TRY(xd_all_reduce(r->student.world, &missing, &missing, 1, XD_DTYPE_I32, XD_MAX));
-    return leg->loss_count > 0 && missing ? XD_OK : result;
+    if (result == XD_ERROR_MISSING && leg->loss_count > 0) return XD_OK;
+    return result == XD_OK ? sharded_student_publish(&r->student) : result;
 }
 
 static xd_result sharded_train(sharded_rank *r) {

@@ -76,7 +76,8 @@ typedef struct xd_checkpoint_save_desc {
  *
  * Collective. Memory: staging_bytes, 8 bytes for each block and each tensor, 16 for each parameter, and the headers of the
  * files. Equal content gives equal files on any number of ranks; a time, a process or a random number is in none of them.
- * Errors, on every rank, with all older checkpoints as they were: ARGUMENT; MISMATCH when ranks pass other lists, when an element
+ * Errors, on every rank, with all older checkpoints as they were. What root or its disk refuses has one code and one text on all of
+ * them; a rank's own mistake, or lack of memory, is PEER on the others. ARGUMENT; MISMATCH when ranks pass other lists, when an element
  * is held by no rank or by two that are no replicas, naming the tensor and the first such index, or when ranks count other
  * steps; STATE when the step exists and `overwrite` is false, or while another save is in root; FORMAT for a state that is no
  * JSON object; IO; MEMORY. When only what comes after the publication has failed (latest, old checkpoints), the message
@@ -84,7 +85,8 @@ typedef struct xd_checkpoint_save_desc {
 XD_API xd_result xd_checkpoint_save(xd_comm *comm, const xd_checkpoint_save_desc *desc);
 
 /* Finds the checkpoint of the highest step in root: one of that exact name whose manifest is valid and whose files have the
- * manifest's sizes. Its blocks are not read. Local. Errors: MISSING when there is none, IO, MEMORY, UNSUPPORTED. */
+ * manifest's sizes. Its blocks are not read. Local. Errors: MISSING when there is none, or no root, with its name; IO, MEMORY,
+ * UNSUPPORTED. */
 XD_API xd_result xd_checkpoint_find(xd_ctx *ctx, const char *root, int64_t *step);
 
 /* Which checksums a load compares before it changes anything. */
@@ -134,8 +136,10 @@ typedef struct xd_checkpoint_report {
  *            xd_release; NULL when the checkpoint has none; may be NULL
  *
  * Collective. Memory: staging_bytes, twice that when types are converted, and the manifest. Nothing is changed before
- * all ranks have agreed on all of the metadata and on the checksums. Errors, on every rank: ARGUMENT, MISMATCH (as for saves);
- * MISSING (no such checkpoint, or strict and tensors are missing), UNEXPECTED, SHAPE (both strict), DTYPE; STATE when an
+ * all ranks have agreed on all of the metadata and on the checksums. Errors, on every rank. What follows from the files has one code
+ * and one text on all of them, whoever has read it, so that all may decide alike what to do then, to begin anew or to take an older
+ * step; a rank's own mistake, or lack of memory, is PEER on the others. ARGUMENT, MISMATCH (as for saves);
+ * MISSING (no such checkpoint, with its root, or strict and tensors are missing), UNEXPECTED, SHAPE (both strict), DTYPE; STATE when an
  * optimizer is of another kind; FORMAT for a malformed manifest or state; CORRUPT for one that does not have its own checksum, for files
  * of other sizes, and for a block, naming file, block and tensors; IO, MEMORY. An IO error while data is moved leaves the
  * arrays partly loaded. */

@@ -4,6 +4,7 @@
 #include "base/json.h"
 #include "base/publish.h"
 #include "checkpoint/internal.h"
+#include "comm/internal.h"
 #include "comm/mesh.h"
 #include "comm/topology.h"
 #include "tensor/internal.h"
@@ -132,7 +133,7 @@ static xd_result xdi_load_parse(xdi_load *l) {
 
 /* The same text on every rank, so that whatever follows from it is the same too. Collective. */
 static xd_result xdi_load_share(xdi_load *l) {
-    XD_TRY(xd_agree(l->comm, xdi_load_open(l)));
+    XD_TRY(xdi_comm_agree_alike(l->comm, xdi_load_open(l)));
     XD_TRY(xd_broadcast(l->comm, l->sizes, 3, XD_DTYPE_I64, 0));
     XD_TRY(xd_agree(l->comm, xdi_load_reserve_texts(l)));
     XD_TRY(xd_broadcast(l->comm, l->manifest_text, l->sizes[1], XD_DTYPE_U8, 0));

@@ -5,6 +5,7 @@
 #include "base/json.h"
 #include "base/publish.h"
 #include "checkpoint/internal.h"
+#include "comm/internal.h"
 #include "comm/mesh.h"
 #include "comm/topology.h"
 
@@ -286,14 +287,14 @@ static xd_result xdi_save_finish(xdi_save *s) {
 
 /* Names, places and files; and then how often the ranks meet while they write. */
 static xd_result xdi_save_lay_out(xdi_save *s) {
-    XD_TRY(xd_agree(s->comm, xdi_save_start(s)));
+    XD_TRY(xdi_comm_agree_alike(s->comm, xdi_save_start(s)));
     XD_TRY(xdi_save_share(s));
     return xdi_round_count(s->comm, xdi_writer_bytes(&s->writer), &s->rounds);
 }
 
 static xd_result xdi_save_publish(xdi_save *s) {
     XD_TRY(xdi_writer_merge(&s->writer));
-    return xd_agree(s->comm, xdi_save_finish(s));
+    return xdi_comm_agree_alike(s->comm, xdi_save_finish(s));
 }
 
 XD_PRIVATE xd_result xdi_save_advance(xdi_save *s) {
@@ -301,7 +302,7 @@ XD_PRIVATE xd_result xdi_save_advance(xdi_save *s) {
     case XDI_SAVE_AGREE: XD_TRY(xdi_save_agree(s)); break;
     case XDI_SAVE_LAY_OUT: XD_TRY(xdi_save_lay_out(s)); break;
     case XDI_SAVE_WRITE:
-        XD_TRY(xd_agree(s->comm, xdi_writer_work(&s->writer, XDI_ROUND)));
+        XD_TRY(xdi_comm_agree_alike(s->comm, xdi_writer_work(&s->writer, XDI_ROUND)));
         if (--s->rounds > 0) return XD_OK;
         break;
     case XDI_SAVE_PUBLISH: XD_TRY(xdi_save_publish(s)); break;

@@ -377,6 +377,13 @@ XD_API xd_result xd_agree(xd_comm *comm, xd_result mine) {
     return xdi_comm_agree_count(comm, mine, 0);
 }
 
+XD_PRIVATE xd_result xdi_comm_agree_alike(xd_comm *comm, xd_result mine) {
+    comm->alike = true;
+    const xd_result result = xd_agree(comm, mine);
+    comm->alike = false;
+    return result;
+}
+
 XD_PRIVATE xd_result xdi_comm_agree_number(xd_comm *comm, xd_result mine, const char *call, const char *name,
                                            int64_t number) {
     XD_TRY(xd_agree(comm, mine));

@@ -16,6 +16,7 @@ struct xd_comm {
     xd_comm_counters counters;
     uint64_t sequence; /* collectives begun, without send and recv */
     double patience;  /* of the messages that are under way: a part of the time limit that they have longer */
+    bool alike;       /* a failure is everybody's own: xdi_comm_agree_alike */
     uint64_t refused; /* the last of them that all ranks have seen fail, and that broke nothing */
     bool is_world;    /* its first collective has the longer deadline */
     xd_result broken; /* XD_OK, or what broke the group */
@@ -103,6 +104,10 @@ XD_PRIVATE xd_result xdi_comm_exchange_as(xd_comm *comm, const xd_collective *re
 /* collective.c: the number of the last collective, messages not counted, if it failed on all ranks alike without breaking the
  * group; else 0. Numbers ascend. */
 XD_PRIVATE uint64_t xdi_comm_refused_last(const xd_comm *comm);
+
+/* collective.c: xd_agree about what all ranks share, as a directory that one of them has read: every rank fails with the result of the
+ * lowest one that failed, and its message; a lack of memory is that rank's own, and PEER on the others. */
+XD_PRIVATE xd_result xdi_comm_agree_alike(xd_comm *comm, xd_result mine);
 
 /* collective.c: xd_agree, and MISMATCH when ranks pass different numbers: "<call>: rank 1 passed <name> 3, rank 0 passed 4". */
 XD_PRIVATE xd_result xdi_comm_agree_number(xd_comm *comm, xd_result mine, const char *call, const char *name,

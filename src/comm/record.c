@@ -459,6 +459,8 @@ static xd_result xdi_comm_refused(xd_comm *comm, const char *kind, int refuser, 
         XD_TRY(xdi_comm_exchange(comm, &part, NULL, deadline));
         memcpy(message + k * CHUNK, &comm->all[refuser].count, CHUNK);
     }
+    if (comm->alike && theirs != XD_ERROR_MEMORY && refuser != comm->transport->rank)
+        return XD_FAIL_CULPRIT(comm->ctx, theirs, culprit, "%s", message);
     if (mine != XD_OK) return mine;
     return XD_FAIL_CULPRIT(comm->ctx, XD_ERROR_PEER, culprit, "%s: rank %d failed with %s: %s", kind, culprit,
                            xd_result_name(theirs), message);

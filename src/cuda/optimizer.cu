@@ -16,9 +16,10 @@ static bool xdi_cuda_is_float(xd_dtype dtype) {
 /* ---- one element ---- */
 
 struct xdi_cuda_lerp_options {
+    const xd_average_turn *turn; /* nullptr: what follows is known */
     double keep_f64;
     float weight, keep;
-    bool weighted_sum;
+    bool weighted_sum, copies;
 };
 
 /* The value as a narrow dtype would hold it, widened again. */
@@ -36,14 +37,31 @@ static __device__ inline float xdi_cuda_as_stored(float value, int dtype) {
     return value;
 }
 
+static __host__ __device__ inline void xdi_cuda_lerp_set(xdi_cuda_lerp_options *o, double keep) {
+    o->keep_f64 = keep;
+    o->weight = (float)(1.0 - keep);
+    o->keep = (float)keep;
+}
+
+/* What the device has counted, of an average that it counts; false when this update does nothing. A copy is the sum of all of the
+ * source and nothing of the target, which is then taken for a negative zero: that changes no sum, not the sign of a zero either. */
+static __device__ inline bool xdi_cuda_lerp_take(xdi_cuda_lerp_options *o) {
+    if (o->turn == nullptr) return true;
+    if (xd_status_refuses(&o->turn->rests)) return false;
+    o->copies = o->turn->copies != 0;
+    o->weighted_sum = o->weighted_sum || o->copies;
+    xdi_cuda_lerp_set(o, o->copies ? 0.0 : o->turn->keep);
+    return true;
+}
+
 static __device__ inline void xdi_cuda_lerp_element(const xdi_cuda_lerp_options &o, void *target, int dtype,
                                                     int64_t i, double source) {
     if (dtype == XD_DTYPE_F64) {
         double *at = static_cast<double *>(target) + i;
-        *at = xd_lerp_f64(o.keep_f64, o.weighted_sum, *at, source);
+        *at = xd_lerp_f64(o.keep_f64, o.weighted_sum, o.copies ? -0.0 : *at, source);
     } else {
         const float rounded = xdi_cuda_as_stored((float)source, dtype);
-        const float before = xdi_cuda_read_float(target, dtype, i);
+        const float before = o.copies ? -0.0f : xdi_cuda_read_float(target, dtype, i);
         xdi_cuda_write_float(target, dtype, i,
                              xd_lerp_f32(o.weight, o.keep, o.weighted_sum, before, rounded));
     }
@@ -56,18 +74,44 @@ static __device__ inline void xdi_cuda_lerp8(const xdi_cuda_lerp_options &o, voi
     xdi_cuda_read8(target, dtype, i, values);
     XD_UNROLL
     for (int j = 0; j < 8; j++)
-        values[j] = xd_lerp_f32(o.weight, o.keep, o.weighted_sum, values[j],
+        values[j] = xd_lerp_f32(o.weight, o.keep, o.weighted_sum, o.copies ? -0.0f : values[j],
                                 xdi_cuda_as_stored(source[j], dtype));
     xdi_cuda_write8(target, dtype, i, values);
 }
 
-static xdi_cuda_lerp_options xdi_cuda_lerp_options_of(double keep, bool weighted_sum) {
+static xdi_cuda_lerp_options xdi_cuda_lerp_options_of(double keep, bool weighted_sum, const xd_average_turn *turn) {
     xdi_cuda_lerp_options options = {};
-    options.keep_f64 = keep;
-    options.weight = (float)(1.0 - keep);
-    options.keep = (float)keep;
+    options.turn = turn;
+    xdi_cuda_lerp_set(&options, keep);
     options.weighted_sum = weighted_sum;
     return options;
+}
+
+/* ---- counters of averages ---- */
+
+/* One block. */
+static __global__ void xdi_cuda_turn_kernel(const xd_turn_args args, const xd_status *status) {
+    xd_average_turn *turn = args.turn;
+    if (args.begins) {
+        for (int k = (int)threadIdx.x; k < (int)XD_AVERAGE_KEEPS; k += (int)blockDim.x) turn->known[k] = -1;
+        __syncthreads();
+    }
+    if (threadIdx.x != 0) return;
+    if (args.begins) {
+        turn->rests = xd_status();
+        turn->copies = 0;
+        turn->keep = 0.0;
+        turn->iteration = args.last;
+        turn->initialized = args.initialized ? 1 : 0;
+    }
+    xd_average_take_turn(&args, status);
+}
+
+static xd_result xdi_cuda_turn(const xd_launch *launch, const xd_turn_args *args) {
+    xdi_cuda_scope scope(launch);
+    XD_TRY(scope.result);
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_THREADS), xdi_cuda_turn_kernel, *args,
+                           (const xd_status *)launch->status);
 }
 
 /* ---- adam and sgd ---- */
@@ -156,6 +200,13 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS, ROUNDED ? 1 : 0)
     xdi_cuda_update_kernel(const __grid_constant__ List list,
                            const __grid_constant__ xdi_cuda_update_options options) {
     if (xd_status_refuses(options.status)) return;
+    XD_SHARED(xdi_cuda_lerp_options, average, [1]); /* in registers they would spill */
+    XD_SHARED(bool, averages, [1]);
+    if (threadIdx.x == 0) {
+        average[0] = options.average;
+        averages[0] = xdi_cuda_lerp_take(&average[0]);
+    }
+    __syncthreads();
     xdi_cuda_each_chunk(list, [&](const xdi_cuda_update &a, xdi_cuda_span span) {
         const xd_update_scalars scalars = xdi_cuda_scalars_of(options, a, HAS_SECOND);
         const Step step = { options, scalars };
@@ -176,12 +227,12 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS, ROUNDED ? 1 : 0)
                 xdi_cuda_write8_as(a.first + i, m);
                 if (HAS_SECOND) xdi_cuda_write8_as(a.second + i, v);
                 if (a.value) xdi_cuda_write8(a.value, a.value_dtype, i, p);
-                if (!a.average) return;
+                if (!a.average || !averages[0]) return;
                 if (a.value) {
                     XD_UNROLL
                     for (int j = 0; j < 8; j++) p[j] = xdi_cuda_as_stored(p[j], a.value_dtype);
                 }
-                xdi_cuda_lerp8(options.average, a.average, a.average_dtype, i, p);
+                xdi_cuda_lerp8(average[0], a.average, a.average_dtype, i, p);
             },
             [&](int64_t i) {
                 float p = rounded ? xdi_cuda_read_float(a.value, XD_DTYPE_BF16, i) : a.master[i];
@@ -194,9 +245,9 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS, ROUNDED ? 1 : 0)
                 a.first[i] = m;
                 if (HAS_SECOND) a.second[i] = v;
                 if (a.value) xdi_cuda_write_float(a.value, a.value_dtype, i, p);
-                if (!a.average) return;
+                if (!a.average || !averages[0]) return;
                 if (a.value) p = xdi_cuda_as_stored(p, a.value_dtype);
-                xdi_cuda_lerp_element(options.average, a.average, a.average_dtype, i, (double)p);
+                xdi_cuda_lerp_element(average[0], a.average, a.average_dtype, i, (double)p);
             });
     });
 }
@@ -353,7 +404,7 @@ static xd_result xdi_cuda_update_run(const xd_launch *launch, const xd_update_ar
     xdi_cuda_update_options options = {};
     options.gradient_scale = args->gradient_scale;
     options.status = launch->status;
-    options.average = xdi_cuda_lerp_options_of(args->keep, args->weighted_sum);
+    options.average = xdi_cuda_lerp_options_of(args->keep, args->weighted_sum, args->turn);
     options.beta1 = args->beta1_exact;
     options.beta2 = args->beta2_exact;
     options.rules.one_minus_beta1 = args->one_minus_beta1;
@@ -392,16 +443,18 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS, 1)
     xdi_cuda_lerp_kernel(const __grid_constant__ List list, const xdi_cuda_lerp_options options,
                          const xd_status *status) {
     if (xd_status_refuses(status)) return;
+    xdi_cuda_lerp_options now = options;
+    if (!xdi_cuda_lerp_take(&now)) return;
     xdi_cuda_each_chunk(list, [&](const xdi_cuda_pair &a, xdi_cuda_span span) {
         xdi_cuda_walk(
             span, a.wide != 0,
             [&](int64_t i) {
                 float source[8];
                 xdi_cuda_read8(a.source, a.source_dtype, i, source);
-                xdi_cuda_lerp8(options, a.target, a.target_dtype, i, source);
+                xdi_cuda_lerp8(now, a.target, a.target_dtype, i, source);
             },
             [&](int64_t i) {
-                xdi_cuda_lerp_element(options, a.target, a.target_dtype, i,
+                xdi_cuda_lerp_element(now, a.target, a.target_dtype, i,
                                       xd_element_load(a.source, (xd_dtype)a.source_dtype, i));
             });
     });
@@ -457,7 +510,7 @@ static xd_result xdi_cuda_lerp(const xd_launch *launch, const xd_lerp_args *args
     }
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    const xdi_cuda_lerp_options options = xdi_cuda_lerp_options_of(args->keep, args->weighted_sum);
+    const xdi_cuda_lerp_options options = xdi_cuda_lerp_options_of(args->keep, args->weighted_sum, args->turn);
     const auto make_item = [&](int64_t k, xdi_cuda_pair *item) {
         const xd_lerp_array *a = &args->arrays[k];
         *item = xdi_cuda_pair_of(a->target, a->target_dtype, a->source, a->source_dtype, a->count);
@@ -518,6 +571,15 @@ struct xdi_cuda_average_options {
     int kind;
 };
 
+/* As xdi_cuda_lerp_take; a copy is a kind of its own. */
+static __device__ inline bool xdi_cuda_average_take(xdi_cuda_average_options *o) {
+    if (o->lerp.turn == nullptr) return true;
+    if (!xdi_cuda_lerp_take(&o->lerp)) return false;
+    o->iteration = o->lerp.turn->iteration;
+    if (o->lerp.copies) o->kind = XD_AVERAGE_COPY;
+    return true;
+}
+
 /* Moves one element by the format of its array. */
 static __device__ inline void xdi_cuda_average_move(const xdi_cuda_average_options &o, const xd_average_array &a,
                                                     int64_t i, double source) {
@@ -569,10 +631,12 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS, 1)
     xdi_cuda_average_kernel(const __grid_constant__ xdi_cuda_list<xd_average_array> list,
                             const xdi_cuda_average_options options, const xd_status *status) {
     if (xd_status_refuses(status)) return;
+    xdi_cuda_average_options now = options;
+    if (!xdi_cuda_average_take(&now)) return;
     unsigned long long unmoved = 0;
     xdi_cuda_each_chunk(list, [&](const xd_average_array &a, xdi_cuda_span span) {
         xdi_cuda_walk(span, false, [](int64_t) {},
-                      [&](int64_t i) { unmoved += xdi_cuda_average_element(options, a, i) ? 1u : 0u; });
+                      [&](int64_t i) { unmoved += xdi_cuda_average_element(now, a, i) ? 1u : 0u; });
     });
     if (unmoved) atomicAdd(reinterpret_cast<unsigned long long *>(options.unmoved), unmoved);
 }
@@ -594,7 +658,7 @@ static xd_result xdi_cuda_average_check(const xd_launch *launch, const xd_averag
 
 static xdi_cuda_average_options xdi_cuda_average_options_of(const xd_average_args *args) {
     xdi_cuda_average_options options = {};
-    options.lerp = xdi_cuda_lerp_options_of(args->keep, args->weighted_sum);
+    options.lerp = xdi_cuda_lerp_options_of(args->keep, args->weighted_sum, args->turn);
     options.seed = args->seed;
     options.iteration = args->iteration;
     options.unmoved = args->unmoved;
@@ -661,11 +725,42 @@ static __device__ inline void xdi_cuda_beside_element(const xdi_cuda_average_opt
     xdi_cuda_average_move(o, a, i, source);
 }
 
+/* The averages of a list that copy. */
+template <int MOST>
+static __device__ inline void xdi_cuda_beside_copy(const xdi_cuda_list<xdi_cuda_beside<MOST>> &list, int count,
+                                                   const bool *copies) {
+    xdi_cuda_each_chunk(list, [&](const xdi_cuda_beside<MOST> &a, xdi_cuda_span span) {
+        xdi_cuda_walk(span, false, [](int64_t) {}, [&](int64_t i) {
+            const double source = xd_element_load(a.source, (xd_dtype)a.source_dtype, i);
+            for (int k = 0; k < count; k++) {
+                const xdi_cuda_beside_target &t = a.at[k];
+                if (!t.target || !copies[k]) continue;
+                xd_element_store(t.target, (xd_dtype)t.dtype, i, source);
+                if (t.compensation) t.compensation[i] = 0;
+            }
+        });
+    });
+}
+
 template <int MOST>
 static __global__ void __launch_bounds__(XDI_CUDA_THREADS, 1)
     xdi_cuda_beside_kernel(const __grid_constant__ xdi_cuda_list<xdi_cuda_beside<MOST>> list,
                            const __grid_constant__ xdi_cuda_beside_options options, const xd_status *status) {
+    XD_SHARED(xdi_cuda_average_options, each, [MOST]);
+    XD_SHARED(bool, moves, [MOST]);
+    XD_SHARED(bool, copies, [MOST]);
+    bool any = false;
     if (xd_status_refuses(status)) return;
+    const int mine = (int)threadIdx.x;
+    if (mine < MOST && mine < options.count) {
+        each[mine] = options.each[mine];
+        const bool acts = xdi_cuda_average_take(&each[mine]);
+        copies[mine] = acts && each[mine].lerp.copies;
+        moves[mine] = acts && !copies[mine];
+    }
+    __syncthreads();
+    for (int k = 0; k < options.count; k++) any = any || copies[k];
+    if (any) xdi_cuda_beside_copy(list, options.count, copies);
     xdi_cuda_each_chunk(list, [&](const xdi_cuda_beside<MOST> &a, xdi_cuda_span span) {
         xdi_cuda_walk(
             span, a.wide != 0,
@@ -674,19 +769,20 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS, 1)
                 xdi_cuda_read8(a.source, a.source_dtype, i, source);
                 for (int k = 0; k < options.count; k++) {
                     const xdi_cuda_beside_target &t = a.at[k];
+                    if (!moves[k]) continue;
                     if (t.wide) {
-                        xdi_cuda_lerp8(options.each[k].lerp, t.target, t.dtype, i, source);
+                        xdi_cuda_lerp8(each[k].lerp, t.target, t.dtype, i, source);
                     } else if (t.target) {
                         XD_UNROLL
                         for (int j = 0; j < 8; j++)
-                            xdi_cuda_beside_element(options.each[k], t, i + j, (double)source[j]);
+                            xdi_cuda_beside_element(each[k], t, i + j, (double)source[j]);
                     }
                 }
             },
             [&](int64_t i) {
                 const double source = xd_element_load(a.source, (xd_dtype)a.source_dtype, i);
                 for (int k = 0; k < options.count; k++)
-                    if (a.at[k].target) xdi_cuda_beside_element(options.each[k], a.at[k], i, source);
+                    if (a.at[k].target && moves[k]) xdi_cuda_beside_element(each[k], a.at[k], i, source);
             });
     });
 }
@@ -875,6 +971,7 @@ static xd_result xdi_cuda_optimizer_load(xd_ctx *ctx) {
                                            xdi_cuda_kept<xdi_cuda_update>>(ctx)));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_patch_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_cast_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_turn_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_average_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_beside_kernel<2>));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_beside_kernel<4>));

@@ -62,6 +62,7 @@ static xd_kernels xdi_cuda_table() {
     kernels.optimizer.average = xdi_cuda_average;
     kernels.optimizer.averages_in_steps = true;
     kernels.optimizer.swap = xdi_cuda_swap;
+    kernels.optimizer.turn = xdi_cuda_turn;
     kernels.clip = xdi_cuda_clip;
     kernels.reduce.pieces = xdi_cuda_reduce_pieces;
     kernels.reduce.leaves = xdi_cuda_reduce_leaves;

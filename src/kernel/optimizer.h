@@ -10,6 +10,33 @@
  * independent of each other, so the result does not depend on how an array is split; every rounding is
  * explicit, so it does not depend on the compiler's flags either. */
 
+enum { XD_AVERAGE_KEEPS = 4096 /* the last iterations whose decays an average on a device knows */ };
+
+/* The counters of an average in memory of its device, where alone it is known which steps were refused, and what follows from
+ * them for the update under way. Entries that are given one read it instead of their own numbers. */
+typedef struct xd_average_turn {
+    xd_status
+        rests; /* holds a finding when this update does nothing: its step was refused, or the average has not started */
+    int64_t copies;    /* not 0: sources are copied, rounded to nearest, instead of averaged */
+    double keep;       /* decay */
+    int64_t iteration; /* of the last update whose step was not refused */
+    int64_t initialized;
+    int64_t known[XD_AVERAGE_KEEPS]; /* iterations, each at its remainder, and their decays */
+    double keeps[XD_AVERAGE_KEEPS];
+} xd_average_turn;
+
+/* Inputs of the turn entry. */
+typedef struct xd_turn_args {
+    xd_average_turn *turn;
+    int64_t iteration; /* as if no step had been refused */
+    double keep;       /* its decay; also used where that of the true iteration is not known any more */
+    bool next;         /* the iteration is the one after the last; false -> `iteration` itself */
+    int64_t start;     /* earlier updates do nothing */
+    bool begins;       /* the counters become those below, and no decay is known */
+    int64_t last;
+    bool initialized;
+} xd_turn_args;
+
 /* One array of an optimizer step. The scalars are per array because the step count is: an array without a
  * gradient in some step has a lower count than the others. */
 typedef struct xd_update_array {
@@ -65,6 +92,7 @@ typedef struct xd_update_args {
      * is left out. Kind MOVE, not counted. */
     const struct xd_average_args *averages;
     int average_count;
+    const xd_average_turn *turn; /* of the averages of the arrays; NULL -> they move by `keep` */
 } xd_update_args;
 
 /* One array of an average: target <- target + weight * (source - target). */
@@ -80,9 +108,10 @@ typedef struct xd_lerp_array {
 typedef struct xd_lerp_args {
     const xd_lerp_array *arrays;
     int64_t array_count;
-    double keep;         /* decay b; the weight is 1 - b, computed in double and rounded once */
-    bool weighted_sum;   /* fma(1 - b, source, b * target) instead, as CREDIT does */
-    xd_array_list *list; /* NULL -> the list of arrays is not stored */
+    double keep;                 /* decay b; the weight is 1 - b, computed in double and rounded once */
+    bool weighted_sum;           /* fma(1 - b, source, b * target) instead, as CREDIT does */
+    xd_array_list *list;         /* NULL -> the list of arrays is not stored */
+    const xd_average_turn *turn; /* NULL -> `keep` */
 } xd_lerp_args;
 
 /* What the average entry does to its targets. */
@@ -118,6 +147,7 @@ typedef struct xd_average_args {
     int64_t
         *unmoved; /* MOVE: receives more: elements that kept their bits although the source differs from them;
                         * in memory of the arrays' device; NULL -> not counted */
+    const xd_average_turn *turn; /* MOVE; NULL -> `keep` and `iteration` */
 } xd_average_args;
 
 /* Two arrays that change places; neither overlaps another one. */
@@ -191,6 +221,8 @@ typedef struct xd_optimizer_kernels {
     xd_result (*average)(const xd_launch *launch, const xd_average_args *args);
     xd_result (*swap)(const xd_launch *launch, const xd_swap_array *arrays, int64_t array_count);
     bool averages_in_steps; /* adam and sgd take args->averages; false: average_count is 0 */
+    /* Optional, for devices: begins an update of an average, by the launch's status; see xd_average_take_turn. */
+    xd_result (*turn)(const xd_launch *launch, const xd_turn_args *args);
 } xd_optimizer_kernels;
 
 /* The clip entry of every CPU level. */

@@ -154,6 +154,23 @@ XD_SCALAR xd_philox xd_average_random(uint64_t seed, uint64_t key, int64_t itera
     return random;
 }
 
+/* What an update of an average does, and its iteration: that of xd_ema_update, where a refused step changes nothing. The decay of an
+ * iteration is the one that was passed when it would have come without refusals. */
+XD_SCALAR void xd_average_take_turn(const xd_turn_args *a, const xd_status *status) {
+    xd_average_turn *t = a->turn;
+    t->known[a->iteration % XD_AVERAGE_KEEPS] = a->iteration;
+    t->keeps[a->iteration % XD_AVERAGE_KEEPS] = a->keep;
+    t->rests.not_finite = xd_status_refuses(status) ? 1 : 0;
+    if (t->rests.not_finite) return;
+    const int64_t i = a->next ? t->iteration + 1 : a->iteration, at = i % XD_AVERAGE_KEEPS;
+    t->iteration = i;
+    t->rests.not_finite = i < a->start ? 1 : 0;
+    if (t->rests.not_finite) return;
+    t->copies = i == a->start || !t->initialized ? 1 : 0;
+    t->initialized = 1;
+    t->keep = t->known[at] == i ? t->keeps[at] : a->keep;
+}
+
 /* Whether the source of an average differs from the average before. */
 XD_SCALAR bool xd_average_differs(double source, double target, uint16_t compensation) {
     return source != xd_add(target, (double)xd_bits_from_bf16(compensation));

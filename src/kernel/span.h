@@ -150,6 +150,7 @@ XD_PRIVATE const xd_optimizer_kernels *xdi_optimizer_kernels_plain(void);
         xdi_##level##_entry_average,                                                                     \
         xdi_swap_run,                                                                                    \
         true,                                                                                            \
+        NULL,                                                                                            \
     };                                                                                                   \
     XD_PRIVATE const xdi_span_kernels *xdi_span_kernels_##level(void) {                                  \
         return &(spans);                                                                                 \

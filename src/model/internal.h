@@ -519,6 +519,9 @@ XD_PRIVATE xd_leaves xdi_bucket_leaves(const xd_parallel *p);
  * its sums in xd_parallel_reduce: after a rank's own last leaf they would come before that here, and behind it on other ranks.
  * Local. */
 XD_PRIVATE void xdi_gradient_align(xd_parallel *const *parallels, int count);
+/* parallel_gradient.c: STATE for a block's backward of a leaf while another block has not ended one before, where both add to the
+ * same sum and its leaves are kept apart. */
+XD_PRIVATE xd_result xdi_gradient_check_leaf(const xd_parallel *p, const xd_block *block, int64_t leaf);
 /* parallel_gradient.c: the place where a weight's gradient of a leaf is to be added; and what follows from the end of a
  * block's last backward of a leaf. */
 XD_PRIVATE xd_result xdi_gradient_place(xd_parallel *p, const xd_weight *weight, int64_t leaf, void **out);

@@ -618,10 +618,12 @@ static xd_result xdi_parallel_check_push(const xd_parallel *p) {
         XD_REQUIRE(p->ctx, w->owner != w || !xdi_weight_is_trained(w) || w->gradient || w->count == 0,
                    XD_ERROR_STATE, "weight \"%.80s\" has no gradient of the caller's", w->name);
     }
-    for (const xd_block *b = &p->model->root; b; b = xdi_block_after(b))
+    for (const xd_block *b = &p->model->root; b; b = xdi_block_after(b)) {
         XD_REQUIRE(p->ctx, b->leaf < p->leaves.count && !p->reduced, XD_ERROR_STATE,
                    "leaf %lld of block \"%.80s\": this rank has %lld, and xd_parallel_publish ends a step",
                    (long long)b->leaf, b->name, (long long)p->leaves.count);
+        XD_TRY(xdi_gradient_check_leaf(p, b, b->leaf));
+    }
     return XD_OK;
 }
 

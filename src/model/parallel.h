@@ -25,6 +25,12 @@
  * INVARIANT mode it is summed along the canonical tree of xd_leaves, so that the step has the same bits for every number of
  * ranks, both wrappers and all their settings. In the other modes each rank adds up its own leaves first.
  *
+ * Which blocks are at which leaf. Several forwards may be in flight, and each block has its backwards in the order of leaves. Blocks
+ * whose gradients are summed together (under FSDP those of a unit, of experts or not; under DDP all, or with a queue for reductions those
+ * of a bucket) end leaf k, by xd_block_end or xd_block_skip, before one of them begins k + 1, where leaves are kept apart: in INVARIANT
+ * mode, and where each is sent when it ends (dealt ones, see xd_parallel_leaf). A block that is ahead is refused (STATE), and nothing has
+ * changed then. Elsewhere a rank adds all of its leaves to one place, and blocks may be at any.
+ *
  * Experts. Where expert parallelism divides the experts of a layer among neighbouring data ranks, those that hold the same ones are a
  * data group of their own (xd_groups.expert_dp). Weights with the trait `expert` are summed, sharded and stepped over
  * that group, the others over all data ranks, under one wrapper with one list of parameters; a norm over the data ranks
@@ -214,7 +220,8 @@ XD_API xd_result xd_parallel_thaw(xd_parallel *parallel, xd_weight *weight);
 
 /* Takes the gradients in the caller's storage as this rank's next leaf, for all weights at once, instead of the brackets
  * of backward passes. DDP only, when every weight that trains has a gradient of the caller's. Local.
- * Errors: STATE (a weight without, by name; all leaves are there already), UNSUPPORTED (FSDP; experts). */
+ * Errors: STATE (a weight without, by name; all leaves are there already; brackets have left a leaf of which some blocks are not
+ * complete, in INVARIANT mode, naming two blocks), UNSUPPORTED (FSDP; experts). */
 XD_API xd_result xd_parallel_push_leaf(xd_parallel *parallel);
 
 /* After the last backward of a step: what is left to sum is summed, and every gradient in the list of parameters is

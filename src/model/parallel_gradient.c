@@ -125,6 +125,34 @@ static xd_result xdi_gradient_begin(xd_parallel *p, xdi_bucket *b, int member) {
     return xd_ctx_kernels(p->ctx)->memory.fill(&launch, b->places[member], 0, bytes);
 }
 
+/* Whether every leaf is a node of the tree of its own, or is sent by itself. Otherwise a rank adds all of its own to one place, in
+ * any order. */
+static bool xdi_gradient_is_apart(const xd_parallel *p) {
+    return p->invariant || p->dealt;
+}
+
+/* A block that still has to add to what a bucket is forming. */
+static const xd_block *xdi_bucket_behind(const xd_parallel *p, const xdi_bucket *bucket) {
+    for (const xd_block *b = &p->model->root; b; b = xdi_block_after(b))
+        for (int64_t i = 0; i < b->count && b->leaf < bucket->leaf + p->members; i++)
+            if (xdi_gradient_bucket(p->model->weights[b->first + i]->owner) == bucket) return b;
+    return NULL;
+}
+
+XD_PRIVATE xd_result xdi_gradient_check_leaf(const xd_parallel *p, const xd_block *block, int64_t leaf) {
+    for (int64_t i = 0; i < block->count && xdi_gradient_is_apart(p); i++) {
+        const xdi_bucket *bucket = xdi_gradient_bucket(p->model->weights[block->first + i]->owner);
+        if (!bucket || leaf < bucket->leaf + p->members) continue;
+        const xd_block *behind = xdi_bucket_behind(p, bucket);
+        return XD_FAIL(p->ctx, XD_ERROR_STATE,
+                       "leaf %lld of block \"%.80s\" while leaf %lld of block \"%.80s\" is not complete: "
+                       "they are summed together, leaf after leaf",
+                       (long long)leaf, block->name, (long long)(behind ? behind->leaf : bucket->leaf),
+                       behind ? behind->name : "");
+    }
+    return XD_OK;
+}
+
 XD_PRIVATE xd_result xdi_gradient_place(xd_parallel *p, const xd_weight *weight, int64_t leaf, void **out) {
     const xd_weight *owner = weight->owner;
     const int member = xdi_gradient_member(p, leaf);

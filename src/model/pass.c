@@ -21,7 +21,7 @@ static xd_result xdi_block_check_backward(const xd_block *b, xd_pass pass) {
     XD_REQUIRE(ctx, pass.leaf == b->leaf, XD_ERROR_STATE,
                "leaf %lld of block \"%.80s\", whose next one is %lld", (long long)pass.leaf, b->name,
                (long long)b->leaf);
-    return XD_OK;
+    return xdi_gradient_check_leaf(p, b, pass.leaf);
 }
 
 static xd_result xdi_block_check(const xd_block *b, xd_pass pass) {

@@ -18,8 +18,10 @@ typedef enum xd_pass_kind {
 /* One pass. Passed by value: (xd_pass){ XD_PASS_BACKWARD, .leaf = 2 }. */
 typedef struct xd_pass {
     xd_pass_kind kind;
-    int64_t leaf; /* BACKWARD: which of this rank's leaves of the step, 0 first, ascending for each block */
-    bool more;    /* BACKWARD: the block will be opened again for a backward of this leaf */
+    int64_t
+        leaf; /* BACKWARD: which of this rank's leaves of the step, 0 first, ascending for each block, and in turn for blocks
+                   * that are summed together where leaves are kept apart, see parallel.h */
+    bool more; /* BACKWARD: the block will be opened again for a backward of this leaf */
 } xd_pass;
 
 /* The memory of an open block. Arrays have an entry for each of its own weights, buffers and ties, in the order in which they
@@ -40,7 +42,8 @@ typedef struct xd_block_view {
  * order on all its ranks; local otherwise. Without a wrapper FORWARD, RECOMPUTE and INFERENCE show the model's own storage.
  * Allocates nothing.
  * Errors: STATE (no storage, or a backward without a wrapper; outside of a step; a leaf that is not the next one, with both
- * numbers; more units open at once than were planned, naming both blocks), ARGUMENT (an unknown pass; a leaf that this rank
+ * numbers; a leaf while another block that is summed together with this one has not ended one before, where leaves are kept apart,
+ * naming both leaves and both blocks; more units open at once than were planned, naming both blocks), ARGUMENT (an unknown pass; a leaf that this rank
  * does not have), those of xd_all_gather. */
 XD_API xd_result xd_block_begin(xd_block *block, xd_pass pass, xd_block_view *view);
 

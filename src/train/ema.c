@@ -47,9 +47,13 @@ struct xd_ema {
     int64_t iteration;
     bool initialized;
     bool swapped;
-    int64_t *unmoved;    /* the caller's; NULL -> not counted */
-    void *device_memory; /* that of the shadows when it is not this block itself */
-    xd_array_list *list; /* of the lerps, on a device; NULL on the CPU */
+    int64_t *unmoved;      /* the caller's; NULL -> not counted */
+    void *device_memory;   /* that of the shadows when it is not this block itself */
+    xd_array_list *list;   /* of the lerps, on a device; NULL on the CPU */
+    xd_average_turn *turn; /* counters in memory of the device; NULL on the CPU */
+    bool
+        counts_there; /* the device has the counters, since some step may have been refused; `iteration` is as if none had */
+    int64_t most; /* then: no iteration is above it */
 };
 
 static const char *const xdi_ema_wrappers[] = { "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.",
@@ -282,6 +286,7 @@ static void xdi_ema_lay_out(xd_arena *arena, xd_arena *memory, const xd_ema_desc
         shadow->dtype = dtype;
         shadow->tied = false;
     }
+    if (memory != arena) laid.turn = (xd_average_turn *)xd_arena_take_pointer(memory, sizeof *laid.turn);
     if (ema) *ema = laid;
 }
 
@@ -379,6 +384,12 @@ static void xdi_ema_fill_args(const xd_ema *ema, xd_average_kind kind, int64_t i
     args->seed = ema->desc.seed;
     args->iteration = iteration;
     args->unmoved = ema->unmoved;
+    args->turn = ema->counts_there ? ema->turn : NULL;
+}
+
+/* What keeps an update from changing anything. */
+static const xd_status *xdi_ema_gate(const xd_ema *ema, const xd_status *status) {
+    return ema->counts_there ? &ema->turn->rests : status;
 }
 
 /* The average entry over all shadows of parameters; `joined`: without those that have joined a step. */
@@ -493,7 +504,8 @@ XD_API void xd_ema_destroy(xd_ema *ema) {
 /* ---- updates ---- */
 
 /* `joined`: the step before has averaged the shadows that could join it. */
-static xd_result xdi_ema_average(xd_ema *ema, int64_t iteration, bool joined, const xd_status *status) {
+static xd_result xdi_ema_average(xd_ema *ema, int64_t iteration, bool joined, const xd_status *refused) {
+    const xd_status *status = xdi_ema_gate(ema, refused);
     if (!xdi_ema_is_plain(ema) || ema->unmoved) {
         XD_TRY(xdi_ema_run(ema, XD_AVERAGE_MOVE, iteration, joined, status));
         return xdi_ema_copy(ema, false, status);
@@ -505,6 +517,7 @@ static xd_result xdi_ema_average(xd_ema *ema, int64_t iteration, bool joined, co
     args.array_count = 0;
     args.keep = xdi_ema_decay_at(&ema->desc, iteration);
     args.weighted_sum = ema->desc.compat_credit;
+    args.turn = ema->counts_there ? ema->turn : NULL;
     for (int64_t i = 0; i < ema->shadow_count; i++) {
         const xdi_ema_shadow *s = &ema->shadows[i];
         const xd_param *p = &ema->created[s->source];
@@ -557,12 +570,77 @@ static xd_result xdi_ema_count_none(const xd_ema *ema) {
     return xd_ctx_kernels(ema->ctx)->memory.fill(&launch, ema->unmoved, 0, sizeof *ema->unmoved);
 }
 
+/* ---- counters on a device ---- */
+
+/* Whether the device counts an update, because it alone knows whether this step is refused, or one before was. */
+static bool xdi_ema_is_counted_there(const xd_ema *ema, const xd_status *status) {
+    return ema->turn && xd_ctx_kernels(ema->ctx)->optimizer.turn && (status || ema->counts_there);
+}
+
+/* Begins an update there. The host goes on as if its step was not refused: it has the decay of that iteration, and if steps were
+ * refused the device has it from the update that was to have it. */
+static xd_result xdi_ema_take_turn(xd_ema *ema, int64_t iteration, const xd_status *status) {
+    const xd_launch launch = xdi_train_launch(ema->ctx, status);
+    xd_turn_args args;
+    memset(&args, 0, sizeof args);
+    args.turn = ema->turn;
+    args.next = iteration == XD_EMA_NEXT;
+    args.iteration = args.next ? ema->iteration + 1 : iteration;
+    args.keep = xdi_ema_decay_at(&ema->desc, args.iteration);
+    args.start = ema->desc.start_iteration;
+    args.begins = !ema->counts_there;
+    args.last = ema->iteration;
+    args.initialized = ema->initialized;
+    XD_TRY(xd_ctx_kernels(ema->ctx)->optimizer.turn(&launch, &args));
+    if (args.begins) ema->most = ema->iteration;
+    if (args.next) ema->most++;
+    if (ema->most < args.iteration) ema->most = args.iteration;
+    ema->counts_there = true;
+    ema->iteration = args.iteration;
+    ema->initialized = ema->initialized || args.iteration >= args.start;
+    return XD_OK;
+}
+
+/* The counters as they are, wherever. On a device this waits. */
+static void xdi_ema_read_counters(const xd_ema *ema, int64_t *iteration, bool *initialized) {
+    int64_t counters[2];
+    *iteration = ema->iteration;
+    *initialized = ema->initialized;
+    if (!ema->counts_there || xd_read(ema->ctx, counters, &ema->turn->iteration, sizeof counters) != XD_OK)
+        return;
+    *iteration = counters[0];
+    *initialized = counters[1] != 0;
+}
+
+/* The host has the counters again. */
+static void xdi_ema_recall_counters(xd_ema *ema) {
+    xdi_ema_read_counters(ema, &ema->iteration, &ema->initialized);
+    ema->counts_there = false;
+}
+
+XD_PRIVATE xd_result xdi_ema_begin(xd_ema *ema, const xd_status *status, const xd_average_turn **turn) {
+    *turn = NULL;
+    if (!xdi_ema_is_counted_there(ema, status)) return XD_OK;
+    XD_TRY(xdi_ema_take_turn(ema, XD_EMA_NEXT, status));
+    *turn = ema->turn;
+    return XD_OK;
+}
+
+/* ---- one update ---- */
+
+static xd_result xdi_ema_update_there(xd_ema *ema, int64_t iteration, const xd_status *status) {
+    XD_TRY(xdi_ema_take_turn(ema, iteration, status));
+    return ema->most < ema->desc.start_iteration ? XD_OK
+                                                 : xdi_ema_average(ema, ema->iteration, false, status);
+}
+
 XD_API xd_result xd_ema_update(xd_ema *ema, int64_t iteration, const xd_status *status) {
     XD_REQUIRE(ema->ctx, iteration >= XD_EMA_NEXT, XD_ERROR_ARGUMENT, "iteration %lld is negative",
                (long long)iteration);
     XD_TRY(xdi_ema_unchanged(ema));
     XD_TRY(xdi_ema_count_none(ema));
     if (xdi_train_refused(ema->ctx, status)) return XD_OK;
+    if (xdi_ema_is_counted_there(ema, status)) return xdi_ema_update_there(ema, iteration, status);
     const int64_t i = iteration == XD_EMA_NEXT ? ema->iteration + 1 : iteration;
     ema->iteration = i;
     if (i < ema->desc.start_iteration) return XD_OK;
@@ -613,7 +691,7 @@ XD_PRIVATE void xdi_ema_join_move(const xd_ema *ema, int64_t index, int64_t k) {
 }
 
 XD_PRIVATE xd_result xdi_ema_follow(xd_ema *ema, const xd_status *status) {
-    ema->iteration++;
+    if (!ema->counts_there) ema->iteration++; /* xdi_ema_begin has */
     return xdi_ema_average(ema, ema->iteration, true, status);
 }
 
@@ -704,6 +782,7 @@ XD_PRIVATE xd_param xdi_ema_entry_compensation(const xd_ema *ema, int64_t index)
 }
 
 XD_PRIVATE void xdi_ema_restore(xd_ema *ema, int64_t iteration, bool initialized) {
+    ema->counts_there = false;
     ema->iteration = iteration;
     ema->initialized = initialized;
 }
@@ -712,8 +791,7 @@ XD_API xd_ema_record xd_ema_describe(const xd_ema *ema) {
     xd_ema_record record;
     memset(&record, 0, sizeof record);
     record.format_version = 1;
-    record.iteration = ema->iteration;
-    record.initialized = ema->initialized;
+    xdi_ema_read_counters(ema, &record.iteration, &record.initialized);
     record.config = ema->desc;
     return record;
 }
@@ -841,6 +919,7 @@ XD_API xd_result xd_ema_load(xd_ema *ema, const xd_param *sources, int64_t count
                "the record has format version %d, this library reads 1", record->format_version);
     XD_TRY(xdi_ema_exchange(ema, sources, count, desc && desc->lenient, true, match));
     XD_TRY(xdi_ema_forget(ema));
+    xdi_ema_recall_counters(ema);
     if (record) ema->iteration = record->iteration;
     if (xdi_ema_complete(ema) || (record && record->initialized)) ema->initialized = true;
     return XD_OK;

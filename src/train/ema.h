@@ -116,10 +116,12 @@ XD_API void xd_ema_destroy(xd_ema *ema);
  *   otherwise                                              parameters averaged, buffers copied
  *
  *   iteration   XD_EMA_NEXT, or any value, not necessarily increasing; it is stored
- *   status      when it holds an error neither values nor the iteration change; NULL -> always update. On a device
- *               the host does not read it: then the values do not change but the iteration does
+ *   status      when it holds an error neither values nor the iteration change; NULL -> always update. On a device the host
+ *               does not read it: the device counts from then on, to the same values and the same iteration. It knows the decays
+ *               of 4096 refused steps, since creation or the last load; beyond them those of XD_EMA_NEXT are as if only so many
+ *               had been refused
  *
- * Local, allocates nothing; the same bits on every device and for every split. NaN and infinities pass through.
+ * Local, allocates nothing, waits for nothing; the same bits on every device and for every split. NaN and infinities pass through.
  * Errors: ARGUMENT (iteration below -1), STATE when the list changed since creation or is exchanged with the shadows; nothing is
  * written. */
 XD_API xd_result xd_ema_update(xd_ema *ema, int64_t iteration, const xd_status *status);
@@ -189,7 +191,7 @@ typedef struct xd_ema_load_desc {
 XD_API xd_result xd_ema_load(xd_ema *ema, const xd_param *sources, int64_t count,
                              const xd_ema_load_desc *desc, xd_ema_match *match);
 
-/* The state to save beside the shadows; defaults are filled in. */
+/* The state to save beside the shadows; defaults are filled in. On a device it waits for the updates before, if one had a status. */
 XD_API xd_ema_record xd_ema_describe(const xd_ema *ema);
 
 #endif

@@ -46,7 +46,11 @@ XD_PRIVATE xd_result xdi_ema_unchanged(const xd_ema *ema);
 XD_PRIVATE void xdi_ema_join(const xd_ema *ema, int64_t index, xd_update_array *update);
 XD_PRIVATE void xdi_ema_join_move(const xd_ema *ema, int64_t index, int64_t k);
 
-/* ema.c: xd_ema_update(ema, XD_EMA_NEXT, status) without the shadows that have joined the step. */
+/* ema.c: begins the update of an average that has joined a step, before the step. On a device *turn is what the step reads of it, where
+ * the host cannot know whether its counters advance; else NULL. */
+XD_PRIVATE xd_result xdi_ema_begin(xd_ema *ema, const xd_status *status, const xd_average_turn **turn);
+
+/* ema.c: the rest of xd_ema_update(ema, XD_EMA_NEXT, status), without the shadows that have joined the step. */
 XD_PRIVATE xd_result xdi_ema_follow(xd_ema *ema, const xd_status *status);
 
 /* ema.c: entries of the list that an average follows, and the shadow that one of them has, tied ones the same. */

@@ -384,8 +384,8 @@ static xd_update_args xdi_optimizer_args(const xd_optimizer *o, const float *gra
 
 /* The averages that a step updates in its own pass over the parameters: one as a part of its arrays, others beside it. */
 typedef struct xdi_optimizer_averages {
-    const xd_ema *first; /* NULL -> none */
-    const xd_ema *beside[XDI_OPTIMIZER_BESIDE];
+    xd_ema *first; /* NULL -> none */
+    xd_ema *beside[XDI_OPTIMIZER_BESIDE];
     xd_average_args args[XDI_OPTIMIZER_BESIDE];
     int count; /* of those beside */
 } xdi_optimizer_averages;
@@ -434,7 +434,7 @@ static void xdi_optimizer_join(const xd_optimizer *o, const xd_optimizer_step_de
     averages->first = NULL;
     averages->count = 0;
     for (int i = 0; i < d->average_count; i++) {
-        const xd_ema *ema = d->averages[i];
+        xd_ema *ema = d->averages[i];
         if (!xdi_ema_joins(ema, o->desc.params, count)) continue;
         if (!averages->first && xdi_ema_join_arrays(ema, args))
             averages->first = ema;
@@ -443,6 +443,15 @@ static void xdi_optimizer_join(const xd_optimizer *o, const xd_optimizer_step_de
     }
     /* On a device those beside the arrays share one more read of the parameters, which saves none for one alone. */
     if (averages->count == 1 && xdi_train_on_device(o->ctx)) averages->count = 0;
+}
+
+/* Their updates begin, those of the others with xd_ema_update. */
+static xd_result xdi_optimizer_begin(xdi_optimizer_averages *averages, const xd_status *status,
+                                     xd_update_args *args) {
+    if (averages->first) XD_TRY(xdi_ema_begin(averages->first, status, &args->turn));
+    for (int i = 0; i < averages->count; i++)
+        XD_TRY(xdi_ema_begin(averages->beside[i], status, &averages->args[i].turn));
+    return XD_OK;
 }
 
 static bool xdi_optimizer_has_joined(const xdi_optimizer_averages *averages, const xd_ema *ema) {
@@ -467,6 +476,7 @@ XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_s
     XD_TRY(xdi_optimizer_check_averages(optimizer->ctx, &d));
     xdi_optimizer_join(optimizer, &d, &averages, &args);
     XD_TRY(xdi_optimizer_collect(optimizer, &averages, &args));
+    XD_TRY(xdi_optimizer_begin(&averages, d.status, &args));
     XD_TRY(optimizer->desc.kind == XD_OPTIMIZER_SGD ? kernels->sgd(&launch, &args)
                                                     : kernels->adam(&launch, &args));
     if (skipped) *skipped = false;

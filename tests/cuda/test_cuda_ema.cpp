@@ -71,6 +71,12 @@ static void check_equal(const Averaged &host, const Averaged &device) {
     }
 }
 
+static void check_counters(const xd_ema *host, const xd_ema *device) {
+    const xd_ema_record a = xd_ema_describe(host), b = xd_ema_describe(device);
+    CHECK_EQ_INT(a.iteration, b.iteration);
+    CHECK_EQ_INT(a.initialized, b.initialized);
+}
+
 static xd_ema_desc format(int k, double decay) {
     xd_ema_desc desc = xd_ema_defaults(XD_EMA_CONSTANT);
     desc.decay = decay;
@@ -110,11 +116,96 @@ XD_TEST(averages_of_every_format_and_their_counts_are_those_of_the_cpu) {
                 if (form % 2 == 0) CHECK_EQ_INT(d_unmoved.host<int64_t>()[0], unmoved);
                 total += unmoved;
                 check_equal(host, device);
+                check_counters(host.ema, device.ema);
             }
             CHECK(form % 2 == 1 || form % 6 == 0 || form / 6 % 2 == 1 || total > 0);
         }
         xd_ctx_destroy(ctx);
     }
+}
+
+/* ---- steps that are refused ---- */
+
+/* Updates of a run: whether each one's step was refused. The first ones were, and the one at which the average starts. */
+static const bool refusals[] = { true, true, false, false, true, false, true, true, false, false, false, true, false };
+
+static void run_refused(const xd_ema_desc &desc, bool counts) {
+    Gpu gpu;
+    xd_ctx *ctx = nullptr;
+    int64_t unmoved = -1, zero = -1;
+    const Device d_unmoved(&zero, sizeof zero);
+    xd_status states[2] = {};
+    states[1].overflow = 1;
+    const Device d_states(states, sizeof states);
+    CHECK(xd_ctx_create(nullptr, &ctx) == XD_OK);
+    {
+        Averaged host(ctx, false, desc, false), device(gpu.ctx, true, desc, false);
+        if (counts) xd_ema_count_unmoved(host.ema, &unmoved);
+        if (counts) xd_ema_count_unmoved(device.ema, d_unmoved.at<int64_t>());
+        for (size_t t = 0; t < sizeof refusals; t++) {
+            host.train(170 + t);
+            device.train(170 + t);
+            const xd_status *d_status = d_states.at<xd_status>() + refusals[t], *status = &states[refusals[t]];
+            seal();
+            CHECK_EQ_INT(xd_ema_update(device.ema, XD_EMA_NEXT, t == 9 ? nullptr : d_status), XD_OK);
+            unseal();
+            gpu.wait();
+            CHECK_EQ_INT(xd_ema_update(host.ema, XD_EMA_NEXT, status), XD_OK);
+            check_equal(host, device);
+            check_counters(host.ema, device.ema);
+            if (counts) CHECK_EQ_INT(d_unmoved.host<int64_t>()[0], unmoved);
+            if (t != 10) continue; /* counters that are set begin again from there */
+            const xd_ema_record record = xd_ema_describe(device.ema);
+            xd_ema_load_desc load = {};
+            load.lenient = true;
+            if (counts) load.record = &record;
+            CHECK_EQ_INT(xd_ema_load(device.ema, nullptr, 0, &load, nullptr), XD_OK);
+            check_counters(host.ema, device.ema);
+        }
+    }
+    xd_ctx_destroy(ctx);
+}
+
+XD_TEST(a_refused_step_advances_no_average_on_the_device_either) {
+    static const xd_ema_schedule schedules[] = { XD_EMA_CONSTANT, XD_EMA_POWER, XD_EMA_HALFLIFE, XD_EMA_RAMP };
+    for (int form = 0; form < 24; form++) {
+        xd_ema_desc desc = format(form % 6, 0.7);
+        desc.schedule = schedules[form % 4];
+        desc.gamma = 1.5;
+        desc.halflife_kimg = 0.004;
+        desc.start_iteration = form / 6 == 1 ? 2 : form / 6 == 2 ? 100 : 0;
+        desc.init_from_current = form / 6 == 3;
+        run_refused(desc, form % 2 == 0);
+    }
+}
+
+XD_TEST(a_decay_that_is_not_known_any_more_is_that_without_refusals) {
+    Gpu gpu;
+    xd_status states[2] = {};
+    states[1].not_finite = 1;
+    const Device d_states(states, sizeof states);
+    std::vector<unsigned char> nothing(sizeof(xd_average_turn), 0xee);
+    const Device turn(nothing);
+    static const int64_t iterations[] = { 6, 6 + XD_AVERAGE_KEEPS, 7 }, known[] = { 6, 6, 7 };
+    for (int forgets = 0; forgets < 2; forgets++)
+        for (int i = 0; i < 3; i++) {
+            xd_launch launch = gpu.launch();
+            launch.status = d_states.at<xd_status>() + (i < 2);
+            xd_turn_args args = {};
+            args.turn = turn.at<xd_average_turn>();
+            args.iteration = forgets ? iterations[i] : known[i];
+            args.keep = 0.25 * (i + 1);
+            args.next = true;
+            args.begins = i == 0;
+            args.last = 5;
+            args.initialized = true;
+            CHECK_EQ_INT(gpu.kernels()->optimizer.turn(&launch, &args), XD_OK);
+            gpu.wait();
+            const xd_average_turn found = turn.host<xd_average_turn>()[0];
+            CHECK_EQ_INT(found.iteration, i < 2 ? 5 : 6);
+            CHECK_EQ_INT(found.rests.not_finite, i < 2);
+            if (i == 2) CHECK(found.keep == (forgets ? 0.75 : 0.5) && found.copies == 0 && found.initialized == 1);
+        }
 }
 
 /* ---- averages in a step ---- */
@@ -155,7 +246,10 @@ struct Stepped {
         const xd_optimizer_desc o = adam ? xd_adamw_defaults(params, STEPPED) : xd_sgd_defaults(params, STEPPED);
         CHECK_EQ_INT(xd_optimizer_create(ctx, &o, &optimizer), XD_OK);
         for (int i = 0; i < count; i++) {
-            const xd_ema_desc desc = format((i + 5) % 6, i % 2 ? 0.3 : 0.999);
+            xd_ema_desc desc = format((i + 5) % 6, i % 2 ? 0.3 : 0.999);
+            desc.schedule = (xd_ema_schedule)(i % 4);
+            desc.gamma = 1.5;
+            desc.start_iteration = i % 3;
             CHECK_EQ_INT(xd_ema_create(ctx, params, STEPPED, &desc, &averages[i]), XD_OK);
         }
     }
@@ -182,6 +276,7 @@ struct Stepped {
 static void check_stepped(const Stepped &host, const Stepped &device) {
     for (int i = 0; i < STEPPED; i++)
         CHECK_ELEMENTS(host.params[i].dtype, host.bytes(host.params[i]), device.bytes(device.params[i]));
+    for (int k = 0; k < host.count; k++) check_counters(host.averages[k], device.averages[k]);
     for (int k = 0; k < host.count; k++)
         for (int64_t i = 0; i < xd_ema_count(host.averages[k]); i++) {
             const xd_param a = xd_ema_view(host.averages[k], i), b = xd_ema_view(device.averages[k], i);
@@ -200,15 +295,19 @@ XD_TEST(a_step_on_the_device_moves_many_averages_to_the_bits_of_calls_on_the_cpu
         xd_ctx *ctx = nullptr;
         xd_status refused = {};
         refused.not_finite = 1;
-        const Device d_refused(&refused, sizeof refused);
+        const xd_status both[2] = { refused, xd_status() };
+        const Device d_refused(both, sizeof both);
         CHECK(xd_ctx_create(nullptr, &ctx) == XD_OK);
         {
             Stepped host(ctx, false, form % 2 == 0, many[form / 2], false, true);
             Stepped device(gpu.ctx, true, form % 2 == 0, many[form / 2], form % 3 == 1, true);
-            for (int step = 0; step < 4; step++) { /* the first one copies */
-                host.step(false, step == 3 ? &refused : nullptr);
+            /* First a step is refused after others without a status; then as above. */
+            for (int step = 0; step < (form < 2 ? 4 : 9); step++) {
+                const bool refuses = form < 2 ? step == 3 : refusals[step];
+                const bool said = refuses || (form > 2 && step != 8);
+                host.step(false, refuses ? &refused : nullptr);
                 seal();
-                device.step(true, step == 3 ? d_refused.at<xd_status>() : nullptr);
+                device.step(true, said ? d_refused.at<xd_status>() + !refuses : nullptr);
                 unseal();
                 gpu.wait();
                 check_stepped(host, device);
@@ -218,12 +317,11 @@ XD_TEST(a_step_on_the_device_moves_many_averages_to_the_bits_of_calls_on_the_cpu
     }
 }
 
-/* Launches of a step with its averages, from the second on. */
+/* Launches of a step with its averages, once all of them average and have their lists there. */
 static long launches_of(int count, bool together) {
     Gpu gpu;
     Stepped s(gpu.ctx, true, true, count, false, false);
-    s.step(together, nullptr);
-    s.step(together, nullptr);
+    for (int step = 0; step < 3; step++) s.step(together, nullptr);
     gpu.wait();
     const long before = launch_count();
     s.step(together, nullptr);

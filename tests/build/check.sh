@@ -323,10 +323,11 @@ step_fastmath() {
 
 # Run the suites with the implementation from the generated header, compiled as each of these says. Tests hold nothing of
 # it, so that those of `make test` are linked again where not they, but what they call, is to be another: with clang's code
-# too, since address and thread have clang compile the tests. The hostile flags make of C++ the functions that they make of C, so
-# the unit is C++ there and the tests that carry their own implementation are C: each language once.
+# too, since address and thread have clang compile the tests. The hostile flags make of C++ the functions that they make of C:
+# there the unit is C++, and C the tests that carry their own implementation, to which one of optimizers is added, whose bits
+# are promised. In both languages everything would be run twice.
 step_tests() {
-    sources=$(ls tests/test_*.c) whole="$(driver gcc c99) -O3" more= own=
+    sources=$(ls tests/test_*.c) whole="$(driver gcc c99) -O3" more= own= carrying=
     need gcc clang
     case $1 in
     generated) unit gcc c99 O3 ;;
@@ -334,11 +335,12 @@ step_tests() {
     address) unit clang c99 O1 $memory && whole="clang -std=c99 -O1 $memory" own=$whole ;;
     thread) unit clang c99 O1 $sanitize -fsanitize=thread && own="clang -std=c99 -O1 $sanitize -fsanitize=thread"
             sources=$(ls tests/test_comm*.c tests/test_faults*.c tests/test_parallel*.c tests/test_tokenizer_batch.c tests/test_wrap*.c 2>/dev/null) ;;
-    hostile) unit gcc $(newest_cxx gcc) && whole="gcc -std=gnu11 -O3 $hostile" more=-lstdc++ ;;
+    hostile) unit gcc $(newest_cxx gcc) && whole="gcc -std=gnu11 -O3 $hostile" more=-lstdc++
+             carrying=$(echo $(grep -lE "\\<($private)" tests/test_*.c) tests/test_simd_optimizer.c) ;;
     esac || return 1
     [ -n "$sources" ] || { echo "there are no such tests"; exit 77; }
     suites "$dir" "$sources" whole_test_cc="$whole -I. -Itests/helpers" test_implementation="$unit" test_libs="-lm -lpthread $more" \
-        ${own:+test_objects="$dir" test_cc="$own" test_header=.}
+        ${carrying:+whole_sources="$carrying"} ${own:+test_objects="$dir" test_cc="$own" test_header=.}
 }
 
 # Run the tests of these sources in a folder, with more words for make.

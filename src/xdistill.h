@@ -21,7 +21,7 @@
        xd_loss(ctx, &loss, &values);                          // values.loss, and d loss / d logits for your backward pass
        xd_optimizer_step(adamw, NULL, NULL);                  // over your own parameters: xd_optimizer_create
 
-   OPTIONS   XDISTILL_STATIC, XD_API, XD_ASSERT, XDISTILL_PORTABLE, XDISTILL_SELF; all else is a run-time field of a desc
+   OPTIONS   XDISTILL_STATIC, XD_API, XD_ASSERT, XDISTILL_PORTABLE; all else is a run-time field of a desc
              struct. Left out by XDISTILL_NO_TEXT: tokenizers and projections built from them; _NO_XTOKEN: losses across
              tokenizers; _NO_TEACHER: caches and routes of teachers; _NO_COMPAT: what only reproduces other trainers;
              _NO_MODELS: models and their wrappers; _NO_CHECKPOINT: checkpoints; _NO_DMD: distillation of diffusion models.

@@ -16,7 +16,8 @@ a `>>folder/part` marker. The parts' own quoted includes say what they use; they
   names     everything at file scope is prefixed, and defined by one part only (all parts end in one unit)
 
 A template, src/<folder>/<name>.inc, is not listed: parts include it, some several times, with other macros defined. The
-generated header has it at its end and includes itself, as XDISTILL_SELF; XDI_AGAIN selects the template.
+generated header has a copy at each of these places. (Once it had one, at its end, and included itself: gcc reads every
+word of what it skips, so ten times the whole file, and that was a fifth of the time at -O0.)
 
 Parts between `#ifndef XDISTILL_NO_...` and `#endif` are left out by that option. A list at the end of the
 declarations makes each of their types and functions an undeclared name that contains the option's name.
@@ -178,40 +179,18 @@ class Unit:
             marker = name[:-2] if name.endswith(".h") else name
             return "/* >>%s */\n\n%s\n\n" % (marker, re.sub(r"\n{3,}", "\n\n", body))
 
-        called = []  # templates that parts include, in the order of their numbers from 1 on
-
         def again(match):
             name = match.group(1)
-            if name not in self.templates:
-                return ""
-            if name not in called:
-                called.append(name)
-            return "#define XDI_AGAIN %d /* %s */\n#include XDISTILL_SELF\n#undef XDI_AGAIN\n" % (
-                called.index(name) + 1, name)
+            return self.inlined(name, True) if name in self.templates else ""
 
         left_out, text = self.left_out(table), INCLUDE.sub(inline, table)
         if left_out and not LEFT_OUT.search(text):
             self.complain(self.source, 1, "no line says where what options leave out is listed")
         text = LEFT_OUT.sub(lambda match: errors_of(left_out), text)
-        for number, name in enumerate(called, 1):
-            text = text.replace("/* %s */\n#include XDISTILL_SELF" % name, "/* >>%s */\n#include XDISTILL_SELF" % name)
-        text = with_templates(text, [(name, self.inlined(name)) for name in called])
         first = re.search(r"^#", text, re.M)
         at = first.start() if first else len(text)
         text = text[:at] + NOTICE % self.source.relative_to(self.root).as_posix() + text[at:]
         return text + "/* xdistill sha256 %s */\n" % hashlib.sha256(text.encode()).hexdigest()
-
-
-def with_templates(text, templates):
-    """The unit's text for the first pass, each template for one of the others."""
-    if not templates:
-        return text
-    start = re.search(r"^#ifndef XDISTILL_H$", text, re.M).start()
-    end = text.index("/* MIT License")
-    again = "".join("#elif XDI_AGAIN == %d\n\n/* >>%s */\n\n%s\n\n" % (number, name, body)
-                    for number, (name, body) in enumerate(templates, 1))
-    return "%s#if !defined(XDI_AGAIN) /* this file includes itself, once for each template and width */\n\n%s\n%s#endif /* XDI_AGAIN */\n\n%s" % (
-        text[:start], text[start:end].rstrip("\n") + "\n", again, text[end:])
 
 
 def errors_of(left_out):

@@ -10,11 +10,6 @@
 #    endif
 #endif
 
-/* The name by which the header includes itself; define it when the file has another one. */
-#if !defined(XDISTILL_SELF)
-#    define XDISTILL_SELF "xdistill.h"
-#endif
-
 #if defined(__FAST_MATH__)
 #    error "xdistill promises bits: compile the file that defines XDISTILL_IMPLEMENTATION without -ffast-math"
 #endif

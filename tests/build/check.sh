@@ -15,16 +15,19 @@ memory="$sanitize -fsanitize=fuzzer-no-link,address,undefined" # the fuzzers lin
 private="xdi_|XDI_|XDISTILL_STATIC"                             # tests that name these carry their own implementation
 
 # What several steps link is compiled once. `build` comes first and alone; the rest begins with what is quickly told and goes
-# on with the longest, so that the two that run at a time end together.
-steps() {
+# on with the longest, so that the two that run at a time end together. CHECK_DONE=test leaves `test` out, for a caller that
+# has just run `make test`: the programs would be the same.
+steps() { all_steps | xargs -n 1 | grep -vx "${CHECK_DONE:-}"; }
+
+all_steps() {
     echo build amalgamate format layout fastmath tools api poison
     echo cuda_emu:plain cuda_emu:asan cuda_emu:checker coverage_cuda transformers fuzz
-    echo tests:address tests:generated tests:clang tests:hostile_c tests:hostile_cxx tests:thread levels portable aarch64 options test
+    echo tests:address tests:generated tests:clang tests:hostile tests:thread levels portable aarch64 options test
     # Every standard decides for itself what it accepts: it reads the whole unit, and declarations become code on both
     # levels. Code of the unit is made at the corners: the oldest C and the newest C++ for the warnings that only the
-    # optimizer sees, and C without it. These objects serve the tests.
+    # optimizer sees, and C without it. These objects serve the tests; gcc's of C++ has the flags of tests:hostile.
     for cc in gcc clang; do
-        for corner in c99:O3 c++17:O3 c99:O0:-fno-pie; do echo "compile:$cc:$corner"; done
+        for corner in c99:O3 "$(newest_cxx $cc | tr ' ' :)" c99:O0:-fno-pie; do echo "compile:$cc:$corner"; done
         for std in c99 c11 gnu11 c++11 c++17 c++20; do echo "declarations:$cc:$std"; done
         for std in c99 c++11; do echo "headers:$cc:$std"; done
         for std in c99 c++17; do echo "units:$cc:$std"; done
@@ -37,7 +40,8 @@ main() {
     rm -rf "$out"
     mkdir -p "$out"
     begin=$(date +%s)
-    steps | xargs -n 1 | {
+    [ -z "${CHECK_DONE:-}" ] || echo "done before: $CHECK_DONE"
+    steps | {
         read -r first
         sh "$0" --report "$first" </dev/null
         xargs -n 1 -P "${CHECK_JOBS:-2}" sh "$0" --report
@@ -52,6 +56,17 @@ main() {
     echo "$passed passed, $failed failed, $skipped skipped"
     [ "$failed" -eq 0 ] && [ $((passed + failed + skipped)) -eq "$(steps | wc -w)" ]
 }
+
+# The object of C++ that a compiler makes for several steps, in words of `unit`.
+newest_cxx() {
+    case $1 in
+    gcc) echo "gnu++17 O3 $hostile" ;;
+    *) echo "c++17 O3" ;;
+    esac
+}
+
+# The one object at -O2 that golden vectors, random configurations and the demos share.
+export golden_implementation=build/xdistill.o
 
 file_name() { echo "$1" | tr :/ --; }
 
@@ -119,10 +134,11 @@ step_api() {
 }
 
 # Every case of tests/test_poison.c, and that every call which takes numbers is in its table. A sample of them on the loops for
-# any processor, whose integers gcc watches in vectors too: no number makes one overflow.
+# any processor, whose integers gcc watches in vectors too: no number makes one overflow. Static, so that what it does not call
+# is not compiled.
 step_poison() {
     need gcc python3
-    gcc -std=c99 -O1 -DXDISTILL_PORTABLE $sanitize -fsanitize=undefined -I. -Itests/helpers -DXDISTILL_IMPLEMENTATION \
+    gcc -std=c99 -O1 -DXDISTILL_PORTABLE $sanitize -fsanitize=undefined -I. -Itests/helpers -DXDISTILL_IMPLEMENTATION -DXDISTILL_STATIC \
         tests/test_poison.c -o "$dir/test_poison_undefined" -lm -lpthread &&
     XDISTILL_POISON=23 "$dir/test_poison_undefined" || return 1
     make --no-print-directory build/xdistill.o &&
@@ -247,20 +263,23 @@ step_headers() {
 # header that it includes.
 step_parts() {
     need gcc
-    objects= status=0
+    status=0
+    mkdir -p "$dir/objects"
     for part in $(find src -name '*.c'); do
-        object=$dir/$(file_name "${part#src/}").o
-        $(driver gcc c99) -O1 -Isrc -DXDISTILL_IMPLEMENTATION -DXD_PRIVATE=extern -c "$part" -o "$object" || status=1
-        objects="$objects $object"
+        $(driver gcc c99) -O1 -Isrc -DXDISTILL_IMPLEMENTATION -DXD_PRIVATE=extern -c "$part" \
+            -o "$dir/objects/$(file_name "${part#src/}").o" || status=1
     done
     [ $status -eq 0 ] || return 1
-    gcc -std=c99 -Isrc tests/build/declarations.c $objects -o "$dir/all" -lm -lpthread && "$dir/all"
+    gcc -std=c99 -Isrc tests/build/declarations.c "$dir"/objects/*.o -o "$dir/all" -lm -lpthread && "$dir/all"
 }
 
 # One program of an implementing and a using unit, and one of two units with a private library each.
 step_units() {
     need "$1"
-    unit "$1" "$2" O3 || return 1
+    case $2 in
+    *++*) unit "$1" $(newest_cxx "$1") ;;
+    *) unit "$1" "$2" O3 ;;
+    esac || return 1
     cc="$(driver "$1" "$2") -O1 -I." # at O0 gcc keeps what nothing uses
     $cc tests/build/declarations.c -x none "$unit" -o "$dir/two" -lm -lpthread && "$dir/two" &&
     $cc -c tests/build/static_unit.c -o "$dir/first.o" &&
@@ -291,14 +310,13 @@ step_lib() {
     done
 }
 
-# The header includes itself by its own name, however the compiler is told to call files, or by the name it is given.
+# The header asks for no other file of its own: it may have any name, and the compiler may call files as it is told.
 step_self() {
     need gcc
-    gcc -std=c99 -ffile-prefix-map="$PWD"=/elsewhere -fdebug-prefix-map=.=/elsewhere -I. -fsyntax-only \
-        tests/build/implementation.c || return 1
+    ! grep '^# *include *[^ <]' xdistill.h || return 1
     cp xdistill.h "$dir/renamed.h"
-    printf '%s\n' '#define XDISTILL_IMPLEMENTATION' '#define XDISTILL_SELF "renamed.h"' '#include "renamed.h"' >"$dir/renamed.c"
-    gcc -std=c99 -fsyntax-only "$dir/renamed.c"
+    printf '%s\n' '#define XDISTILL_IMPLEMENTATION' '#include "renamed.h"' >"$dir/renamed.c"
+    gcc -std=c99 -ffile-prefix-map="$PWD"=/elsewhere -fdebug-prefix-map=.=/elsewhere -fsyntax-only "$dir/renamed.c"
 }
 
 # Fast math breaks infinities and promised bits: it must be refused in words.
@@ -310,9 +328,11 @@ step_fastmath() {
 
 # Run the suites with the implementation from the generated header, compiled as each of these says. Tests hold nothing of
 # it, so that those of `make test` are linked again where not they, but what they call, is to be another: with clang's code
-# too, since address and thread have clang compile the tests.
+# too, since address and thread have clang compile the tests. The hostile flags make of C++ the functions that they make of C:
+# there the unit is C++, and C the tests that carry their own implementation, to which one of optimizers is added, whose bits
+# are promised. In both languages everything would be run twice.
 step_tests() {
-    sources=$(ls tests/test_*.c) whole="$(driver gcc c99) -O3" more= own=
+    sources=$(ls tests/test_*.c) whole="$(driver gcc c99) -O3" more= own= carrying=
     need gcc clang
     case $1 in
     generated) unit gcc c99 O3 ;;
@@ -320,12 +340,12 @@ step_tests() {
     address) unit clang c99 O1 $memory && whole="clang -std=c99 -O1 $memory" own=$whole ;;
     thread) unit clang c99 O1 $sanitize -fsanitize=thread && own="clang -std=c99 -O1 $sanitize -fsanitize=thread"
             sources=$(ls tests/test_comm*.c tests/test_faults*.c tests/test_parallel*.c tests/test_tokenizer_batch.c tests/test_wrap*.c 2>/dev/null) ;;
-    hostile_c) unit gcc gnu11 O3 $hostile && whole="gcc -std=gnu11 -O3 $hostile" ;;
-    hostile_cxx) unit gcc gnu++17 O3 $hostile && more=-lstdc++ sources=$(grep -LE "\\<($private)" tests/test_*.c) ;;
+    hostile) unit gcc $(newest_cxx gcc) && whole="gcc -std=gnu11 -O3 $hostile" more=-lstdc++
+             carrying=$(echo $(grep -lE "\\<($private)" tests/test_*.c) tests/test_simd_optimizer.c) ;;
     esac || return 1
     [ -n "$sources" ] || { echo "there are no such tests"; exit 77; }
     suites "$dir" "$sources" whole_test_cc="$whole -I. -Itests/helpers" test_implementation="$unit" test_libs="-lm -lpthread $more" \
-        ${own:+test_objects="$dir" test_cc="$own" test_header=.}
+        ${carrying:+whole_sources="$carrying"} ${own:+test_objects="$dir" test_cc="$own" test_header=.}
 }
 
 # Run the tests of these sources in a folder, with more words for make.
@@ -376,11 +396,16 @@ step_levels() {
 }
 
 # All tests on the level that ARM and older x86 run, the best one of a unit without AVX. Those that carry their own
-# implementation go through the levels in the step above, but for these.
+# implementation go through the levels in the step above, but for these. Tests that need no part which an option leaves out have
+# a unit without all of those: levels and options have nothing to do with each other, so one run shows both.
 step_portable() {
-    need gcc
+    need gcc nm
+    unit gcc c99 O2 -DXDI_NO_X86 $(printf -- '-DXDISTILL_NO_%s ' $everything) && missing || return 1
+    all=$(ls tests/test_*.c | grep -v 'tests/test_simd_\|tests/test_exact')
+    few=$(can_run | grep -xF "$all")
+    [ -n "$few" ] && suites "$dir" "$few" test_implementation="$unit" || return 1
     unit gcc c99 O2 -DXDI_NO_X86 || return 1
-    suites "$dir" "$(ls tests/test_*.c | grep -v 'tests/test_simd_\|tests/test_exact')" test_implementation="$unit" \
+    suites "$dir" "$(echo "$all" | grep -vxF "$few")" test_implementation="$unit" \
         whole_test_cc="gcc -std=c99 -O1 -g -DXDI_NO_X86 -I. -Itests/helpers"
 }
 
@@ -409,20 +434,28 @@ step_aarch64() {
 }
 
 # Each option that leaves parts out, as README names them, and all together: the unit compiles and links without a warning,
-# what was left out is an error that names the option, in C and C++; and with the least that there can be, the tests that need
-# no more pass. What a layer takes of another shows when it is linked, so the tests are not run for each option.
+# what was left out is an error that names the option, in C and C++. What a layer takes of another shows when it is linked, so
+# the code is not optimized, and the tests are run with the least that there can be alone, by step_portable.
+everything="COMPAT XTOKEN TEACHER TEXT MODELS CHECKPOINT DMD"
 step_options() {
     need gcc clang nm
-    for words in COMPAT XTOKEN "XTOKEN TEACHER" TEXT MODELS CHECKPOINT DMD "COMPAT XTOKEN TEACHER TEXT MODELS CHECKPOINT DMD"; do
+    for words in COMPAT XTOKEN "XTOKEN TEACHER" TEXT MODELS CHECKPOINT DMD "$everything"; do
         echo "== $words"
         options=$(printf -- '-DXDISTILL_NO_%s ' $words)
-        unit gcc c99 O1 $options && left_out || return 1
+        unit gcc c99 O0 $options && missing && left_out || return 1
         whole="$(driver gcc c99) -O1 $options -I."
         $whole tests/build/declarations.c -x none "$unit" -o "$dir/linked" -lm -lpthread && "$dir/linked" &&
         $whole -fsyntax-only tests/build/static_unit.c || return 1
     done
-    suites "$dir" "$(can_run)" test_implementation="$unit" || return 1
     gcc -std=c99 -I. -DXDISTILL_NO_TEACHER -fsyntax-only tests/build/declarations.c 2>&1 | grep 'needs XDISTILL_NO_XTOKEN'
+}
+
+# The functions that $unit lacks, in $dir/missing.
+missing() {
+    make --no-print-directory build/xdistill.o || return 1
+    for object in build/xdistill.o "$unit"; do nm "$object" | awk '$2 == "T" { print $3 }' | sort >"$dir/$(basename "$object").names"; done
+    comm -23 "$dir/xdistill.o.names" "$dir/$(basename "$unit").names" >"$dir/missing"
+    [ -s "$dir/missing" ]
 }
 
 # What $options leave out are the functions that $unit lacks, and the types they take. Each is used in a line of its own: a
@@ -431,8 +464,6 @@ left_out() {
     gcc -std=c99 -I. $options -E -dM tests/build/declarations.c >"$dir/macros"
     sed -n 's/^#define \(xd_[a-z0-9_]*\) (\(XDISTILL_NO_[A-Z]*_leaves_out_\1\))$/\1 \2/p' "$dir/macros" | sort >"$dir/functions"
     sed -n 's/^#define \(xd_[a-z0-9_]*\) \(XDISTILL_NO_[A-Z]*_leaves_out_\1\)$/\1 \2/p' "$dir/macros" | sort >"$dir/types"
-    for object in build/xdistill.o "$unit"; do nm "$object" | awk '$2 == "T" { print $3 }' | sort >"$dir/$(basename "$object").names"; done
-    comm -23 "$dir/xdistill.o.names" "$dir/$(basename "$unit").names" >"$dir/missing"
     sed 's/ .*//' "$dir/functions" | diff "$dir/missing" - || { echo "not what the option leaves out"; return 1; }
     {
         echo '#include "xdistill.h"'
@@ -446,7 +477,6 @@ left_out() {
             { echo "$cc has other errors"; return 1; }
     done
     echo "$(wc -l <"$dir/expected") names"
-    [ -s "$dir/missing" ]
 }
 
 # The tests whose objects ask for no function that was left out.
@@ -554,12 +584,13 @@ step_cuda() {
     done
 }
 
-# The tests of the CUDA unit on the emulation, from the generated files. The emulation's own tests come first.
+# The tests of the CUDA unit on the emulation, from the generated files. The emulation's own tests come first. The plain order
+# is run in the checker's build, in asan's and by coverage_cuda, so the plain build leaves it to them.
 step_cuda_emu() {
     need g++
     make --no-print-directory build/xdistill.o || return 1
     EMU_BUILD="$dir/emu" sh tests/emu/run.sh "$1" &&
-    CUDA_BUILD="$dir/cuda" CUDA_HEADER=. CUDA_LIBRARY=build/xdistill.o sh tests/cuda/run.sh "$1"
+    CUDA_PLAIN_ORDER=0 CUDA_BUILD="$dir/cuda" CUDA_HEADER=. CUDA_LIBRARY=build/xdistill.o sh tests/cuda/run.sh "$1"
 }
 
 # With the emulation that cuda_emu:plain has built before, if it has. So has the step below.

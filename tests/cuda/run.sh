@@ -9,9 +9,10 @@
 #
 # The plain build runs every program in four orders of the threads, one of them a comparison of all, and with streams that
 # do nothing until somebody waits, forwards and in reverse. Streams and orders know nothing of each other, so one run has an
-# order and streams of its own. CUDA_TESTS names the programs (default: all), GOLDEN the folder of vectors,
-# CUDA_BUILD the folder for what is built, EMU_BUILD that for the emulation (where its own tests have it: beside the
-# other), CUDA_HEADER where xdistill.h and xdistill_cuda.cu are (src, or . for the generated files), CUDA_LIBRARY an object
+# order and streams of its own. CUDA_PLAIN_ORDER=0 leaves the first of the four out, for who runs the other builds and the
+# coverage too: each of these runs it, and the comparison begins with it. CUDA_TESTS names the programs (default: all),
+# GOLDEN the folder of vectors, CUDA_BUILD the folder for what is built, EMU_BUILD that for the emulation (where its own tests
+# have it: beside the other), CUDA_HEADER where xdistill.h and xdistill_cuda.cu are (src, or . for the generated files), CUDA_LIBRARY an object
 # of that library for the builds that do not sanitize it (default: compiled here, once for each).
 cd "$(dirname "$0")/../.." || exit 1
 build=${CUDA_BUILD:-build/cuda}
@@ -121,7 +122,7 @@ run_emulated() {
     for test in $tests; do
         program=$out/$(basename "$test" .cpp)
         name=$(basename "$test" .cpp)
-        run "$name" "$program"
+        [ "$1${CUDA_PLAIN_ORDER:-}" = plain0 ] || run "$name" "$program"
         [ "$1" = plain ] || continue
         run "$name, compared" EMU_ORDER=compare "$program"
         run "$name, descending, lazy streams" EMU_ORDER=desc EMU_STREAMS=lazy "$program"

@@ -39,8 +39,13 @@ enum { XDI_SIMD_LINE = 64 };
 /* Attributes of what is inlined and of what is called, by width. */
 #define XDI_TARGET_256 __attribute__((target("avx2,fma")))
 #define XDI_TARGET_512 __attribute__((target("avx2,fma,avx512f,avx512bw,avx512dq,avx512vl")))
-#define XDI_SIMD_INLINE_256 static inline XDI_TARGET_256 __attribute__((always_inline))
-#define XDI_SIMD_INLINE_512 static inline XDI_TARGET_512 __attribute__((always_inline))
+#if defined(__OPTIMIZE__)
+#    define XDI_SIMD_INLINE_256 static inline XDI_TARGET_256 __attribute__((always_inline))
+#    define XDI_SIMD_INLINE_512 static inline XDI_TARGET_512 __attribute__((always_inline))
+#else /* Expanded here too, they would be half of all code, and of the seconds that making it takes. */
+#    define XDI_SIMD_INLINE_256 static inline XDI_TARGET_256
+#    define XDI_SIMD_INLINE_512 static inline XDI_TARGET_512
+#endif
 #define XDI_SIMD_256 XDI_SIMD_AS_WRITTEN static XDI_TARGET_256
 #define XDI_SIMD_512 XDI_SIMD_AS_WRITTEN static XDI_TARGET_512
 

@@ -164,12 +164,21 @@ static void sharded_take_leg(sharded_world *w, int i) {
     w->job.demo.tp = leg->axes.tp;
 }
 
+static void sharded_name_place(const sharded_place *p, char out[64]) {
+    char stages[16] = "";
+    if (p->pp > 1) snprintf(stages, sizeof stages, "pp=%d,", p->pp);
+    snprintf(out, 64, "%sdp=%d,tp=%d, %s", stages, p->axes.dp, p->axes.tp, sharded_wrap_name(p->wrap));
+}
+
 static void sharded_tell_losses(const sharded_leg *leg, const sharded_outcome *outcome) {
     for (int i = 0; i < outcome->lost; i++) {
         const sharded_recovery *r = &outcome->recoveries[i];
+        char place[64];
+        sharded_name_place(&r->place, place);
         printf("%s: rank %d killed by SIGKILL after step %d", leg->title, r->rank, r->step);
         if (r->seconds > 0.0)
-            printf("; %.2f s later the others had made the step after step %d\n", r->seconds, r->from);
+            printf("; %.2f s later the others (%s) had made the step after step %d\n", r->seconds, place,
+                   r->from);
         else
             printf("; the others had come to the end\n");
     }

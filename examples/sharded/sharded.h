@@ -84,9 +84,17 @@ typedef struct sharded_leg {
     int loss_count; /* 0 -> whoever is killed ends the leg */
 } sharded_leg;
 
+/* How the ranks of a world share the student. */
+typedef struct sharded_place {
+    sharded_wrap wrap;
+    demo_axes axes;
+    int pp;
+} sharded_place;
+
 /* What a rank tells after a step. */
 typedef struct sharded_news {
     int rank;
+    sharded_place place;
     long process;
     int world;                       /* how often the ranks have become fewer */
     int step;                        /* done in all */
@@ -121,6 +129,7 @@ xd_result sharded_run_rank(xd_comm *world, void *job);
 typedef struct sharded_recovery {
     int rank, step; /* who was killed, by his first rank; steps that were done */
     int from;       /* steps that were done in what they went on from */
+    sharded_place place;
     double killed;  /* when */
     double seconds; /* from there to the end of their first step; 0 -> they had come to the end */
 } sharded_recovery;

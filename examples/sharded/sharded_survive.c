@@ -8,14 +8,45 @@
 
 /* ---- the ranks ---- */
 
+/* The largest mesh of the axes that a leg began with that as many ranks fill. Where their number does not divide, the pipeline is
+ * given up first, and tp then; HSDP becomes FSDP where there are no two groups. */
+static void sharded_fit(sharded_leg *leg, const sharded_leg *begun, int ranks) {
+    leg->pp = begun->pp;
+    leg->vpp = begun->vpp;
+    leg->wrap = begun->wrap;
+    leg->axes.tp = begun->axes.tp;
+    if (ranks % (leg->pp * leg->axes.tp) != 0) leg->pp = leg->vpp = 1;
+    if (ranks % (leg->pp * leg->axes.tp) != 0) leg->axes.tp = 1;
+    leg->ranks = ranks;
+    leg->axes.dp = ranks / (leg->pp * leg->axes.tp);
+    if (leg->wrap == SHARDED_HSDP && leg->axes.dp % SHARDED_GROUPS != 0) leg->wrap = SHARDED_FSDP;
+}
+
+static xd_result sharded_run_as(xd_comm *world, sharded_job *job, const sharded_leg *leg) {
+    job->leg = leg;
+    job->demo.dp = leg->axes.dp;
+    job->demo.tp = leg->axes.tp;
+    return sharded_run_rank(world, job);
+}
+
+/* Stages train only: at the end the same ranks take what they have saved, each the whole of it, and measure that. */
+static xd_result sharded_run_world(xd_comm *world, sharded_job *job, const sharded_leg *leg) {
+    sharded_leg whole = *leg;
+    XD_TRY(sharded_run_as(world, job, leg));
+    if (leg->pp == 1) return XD_OK;
+    whole.pp = whole.vpp = 1;
+    whole.resume = true;
+    sharded_fit(&whole, &whole, leg->ranks);
+    return sharded_run_as(world, job, &whole);
+}
+
 /* Everything that was made over the old world is gone when sharded_run_rank has returned; it is made again over the next one, of
  * which ranks take more sequences each. What they go on from is the last checkpoint, so the steps since then are done again. */
 xd_result sharded_survive(xd_comm *world, const sharded_job *job) {
     sharded_job now = *job;
     sharded_leg leg = *job->leg;
     xd_comm *at = world;
-    now.leg = &leg;
-    xd_result result = sharded_run_rank(at, &now);
+    xd_result result = sharded_run_world(at, &now, &leg);
     while (result == XD_ERROR_PEER || result == XD_ERROR_TIMEOUT) {
         xd_comm *next = NULL;
         const xd_error cause = *xd_last_error(xd_comm_ctx(at));
@@ -25,10 +56,10 @@ xd_result sharded_survive(xd_comm *world, const sharded_job *job) {
         if (result != XD_OK) break;
         if (at != world) xd_comm_destroy(at);
         at = next;
-        leg.ranks = leg.axes.dp = now.demo.dp = xd_comm_size(at);
+        sharded_fit(&leg, job->leg, xd_comm_size(at));
         leg.resume = true;
         now.world++;
-        result = sharded_run_rank(at, &now);
+        result = sharded_run_world(at, &now, &leg);
     }
     if (result != XD_OK && at != world) xd_comm_abort(at);
     if (at != world) xd_comm_destroy(at);
@@ -90,6 +121,7 @@ void sharded_watch(const sharded_leg *leg, const sharded_news *news, sharded_out
         if (r->seconds > 0.0) continue;
         r->seconds = sharded_clock() - r->killed;
         r->from = news->step - news->steps;
+        r->place = news->place;
     }
     if (out->lost == leg->loss_count || out->ranks[0].world < out->lost) return;
     if (out->ranks[0].process > 0 && out->ranks[0].step >= leg->losses[out->lost].step)

@@ -148,7 +148,7 @@ static xd_result sharded_train(sharded_rank *r) {
     r->news.step = done;
     if (r->job->leg->loss_count > 0) XD_TRY(sharded_tell(r));
     for (int step = done; step < r->rank.job->steps; step++) XD_TRY(sharded_step(r, step));
-    return r->student.stages.built ? XD_OK : sharded_finish(r); /* stages are killed before their end */
+    return r->student.stages.built ? XD_OK : sharded_finish(r); /* stages measure nothing */
 }
 
 static xd_result sharded_work(sharded_rank *r) {
@@ -157,6 +157,9 @@ static xd_result sharded_work(sharded_rank *r) {
     r->news.rank = xd_comm_rank(r->student.world);
     r->news.process = (long)getpid();
     r->news.world = r->job->world;
+    r->news.place.wrap = r->job->leg->wrap;
+    r->news.place.axes = r->job->leg->axes;
+    r->news.place.pp = r->job->leg->pp;
     r->news.planned = r->student.planned;
     r->news.counted = r->student.counted;
     return sharded_train(r);

@@ -83,10 +83,9 @@ static xd_result inherit(member *m, const member *held) {
     xd_checkpoint_average averages[2];
     const xd_checkpoint_network network = network_of(m, &averages[0]),
                                 before = held ? network_of(held, &averages[1]) : network;
-    const xd_state_inherit_desc desc = { .from = held ? &before : NULL,
-                                         .networks = &network,
-                                         .network_count = 1,
-                                         .step = held ? held->done : 0 };
+    const xd_state_inherit_desc desc = {
+        .from = held ? &before : NULL, .networks = &network, .network_count = 1, .step = held ? held->done : 0
+    };
     const xd_result result = xd_state_inherit(m->r.world, &desc, &m->done, NULL);
     if (result == XD_ERROR_MISSING) return load(m);
     return result == XD_OK ? xd_parallel_publish(m->r.parallel) : result;

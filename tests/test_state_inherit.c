@@ -10,9 +10,9 @@ enum { RANKS = 4, STEPS = 3, LEAVES = 8 };
 /* What a rank does, beyond the ranks before the loss. */
 typedef struct scene {
     wrap_kind before, after;
-    int lost;       /* this rank */
-    unsigned ahead; /* bit r: rank r has made one step more */
-    int64_t found;  /* by xd_state_inherit; -1: no step is whole */
+    int lost;                /* this rank */
+    unsigned ahead;          /* bit r: rank r has made one step more */
+    int64_t found;           /* by xd_state_inherit; -1: no step is whole */
     wrap_run *then[2], *now; /* what all had after STEPS, and one more; and what those that are left have */
     xd_result expected;
 } scene;
@@ -90,12 +90,9 @@ static void inherit(xd_comm *left, scene *s, const holder *before, int64_t step)
     s->now->kind = s->after;
     hold(&now, left, s->now, false);
     const xd_checkpoint_network from = network_of(before, &averages[0]), to = network_of(&now, &averages[1]);
-    const xd_state_inherit_desc d = { .from = &from,
-                                      .networks = &to,
-                                      .network_count = 1,
-                                      .step = step,
-                                      .state = own,
-                                      .staging_bytes = 64 };
+    const xd_state_inherit_desc d = {
+        .from = &from, .networks = &to, .network_count = 1, .step = step, .state = own, .staging_bytes = 64
+    };
     CHECK_EQ_INT(xd_state_inherit(left, &d, &found, &state), s->expected);
     if (s->expected == XD_OK) {
         CHECK_EQ_INT(found, s->found);
@@ -218,6 +215,10 @@ static xd_result refuse(xd_comm *world, void *argument) {
     if (first) d.state = "[1]";
     CHECK_EQ_INT(xd_state_inherit(world, &d, &step, NULL), first ? XD_ERROR_FORMAT : XD_ERROR_PEER);
     CHECK(strstr(message, "the state is no JSON object") != NULL);
+    d = good;
+    if (first) d.network_count = -1;
+    CHECK_EQ_INT(xd_state_inherit(world, &d, &step, NULL), first ? XD_ERROR_ARGUMENT : XD_ERROR_PEER);
+    CHECK(strstr(message, "-1 networks at") != NULL);
     d = good;
     d.staging_bytes = first ? 64 : 128;
     CHECK_EQ_INT(xd_state_inherit(world, &d, &step, NULL), XD_ERROR_MISMATCH);

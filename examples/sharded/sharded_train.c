@@ -131,8 +131,7 @@ static xd_result sharded_go_to_line(sharded_rank *r) {
     const bool lacks = result == XD_ERROR_DATA && r->news.inherited;
     if (lacks) result = sharded_metrics_bytes(r->ctx, r->leg.directory, done - 1, &bytes);
     if (result == XD_OK) result = demo_report_go_to(r->ctx, r->report, bytes);
-    if (result == XD_OK && lacks)
-        result = demo_report_step(r->ctx, r->report, r->rank.job, &at, &r->last);
+    if (result == XD_OK && lacks) result = demo_report_step(r->ctx, r->report, r->rank.job, &at, &r->last);
     return result;
 }
 
@@ -152,8 +151,7 @@ static xd_result sharded_resume(sharded_rank *r, const sharded_rank *held) {
     if (!leg->resume) return XD_OK;
     if (held) r->last = held->last;
     xd_result result = XD_ERROR_MISSING;
-    if (leg->loss_count > 0)
-        result = sharded_inherit(&r->student, held ? &held->student : NULL, &r->last);
+    if (leg->loss_count > 0) result = sharded_inherit(&r->student, held ? &held->student : NULL, &r->last);
     r->news.inherited = result == XD_OK;
     if (result == XD_ERROR_MISSING) result = sharded_load(&r->student, leg->directory);
     if (result == XD_OK) return sharded_student_publish(&r->student);

@@ -68,7 +68,7 @@ enum {
 typedef struct options {
     int ranks;
     bool bind, keep_going, help;
-    int restarts;  /* at most */
+    int restarts; /* at most */
     double grace; /* seconds from SIGTERM to SIGKILL */
     double early; /* seconds that ranks may go on when one has ended with 0; 0 -> for ever */
     char **program;

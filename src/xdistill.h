@@ -144,6 +144,7 @@
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/saver.h"
 #include "checkpoint/full.h"
+#include "checkpoint/inherit.h"
 #include "checkpoint/map.h"
 #endif
 
@@ -407,6 +408,7 @@
 #include "checkpoint/load.c"
 #include "checkpoint/full.c"
 #include "checkpoint/move.c"
+#include "checkpoint/inherit.c"
 #include "checkpoint/map_internal.h"
 #include "checkpoint/map_plan.c"
 #include "checkpoint/map_boxes.c"

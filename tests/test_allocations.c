@@ -523,6 +523,24 @@ static xd_result run_state_scatter(part *p) {
     return xd_state_scatter(p->world, &d, NULL);
 }
 
+/* What ranks have together, every one gets in other memory. */
+static xd_result run_state_inherit(part *p) {
+    float whole[12];
+    xd_tensor_part tensors[2];
+    const xd_checkpoint_network from = checkpoint_network(p, &tensors[0]),
+                                to = checkpoint_network(p, &tensors[1]);
+    const xd_state_inherit_desc d = {
+        .from = &from, .networks = &to, .network_count = 1, .step = 3, .state = "{\"at\": 1}"
+    };
+    char *state = NULL;
+    int64_t step;
+    tensors[1].range = (xd_interval){ 0, 12 };
+    tensors[1].data = whole;
+    const xd_result result = xd_state_inherit(p->world, &d, &step, &state);
+    xd_release(xd_comm_ctx(p->world), state);
+    return result;
+}
+
 /* There and back. */
 static xd_result run_average(part *p) {
     static const float whole[12] = { 0 };
@@ -626,6 +644,7 @@ static const call calls[] = {
     { "xd_weights_export", run_export, false },
     { "xd_weights_import", run_import, false },
     { "xd_state_scatter", run_state_scatter, false },
+    { "xd_state_inherit", run_state_inherit, false },
     { "xd_ema_export, xd_ema_import", run_average, false }
 };
 

@@ -46,6 +46,7 @@
  *   xd_latent_pack, xd_latent_unpack: move elements as bytes
  *   xd_dmd_has_turn: reads two whole numbers
  *   xd_fake_score_create_meta: moves elements as bytes, or rounds them as xd_cast does
+ *   xd_state_inherit: moves elements as bytes
  *   xd_dmd_set_bins: values that are not above 0 and finite are refused, tested in test_dmd_ratios.c
  *   xd_sampler_create, xd_sampler_bytes: the same, tested in test_sampler.c
  *   xd_sampler_of_student: makes a struct

@@ -16,6 +16,10 @@
  * With --keep-going a rank that a signal has ended is named, and the others go on (xd_comm_shrink): the status is 0 when all of these
  * end with 0, and there is one.
  *
+ * With --restart N a job that has failed is started again, at most N times, with another name and port: for programs that go on from
+ * what they have saved. One that a signal to xdrun has ended is not, nor one whose program cannot be run. The status is that of the
+ * last time.
+ *
  * A rank is a process group: what it has started ends with it, unless that has left the group. When xdrun is killed, another
  * process that it keeps for this kills the groups; where the system offers it, ranks are killed without that too. */
 #if !defined(_GNU_SOURCE)
@@ -64,6 +68,7 @@ enum {
 typedef struct options {
     int ranks;
     bool bind, keep_going, help;
+    int restarts; /* at most */
     double grace; /* seconds from SIGTERM to SIGKILL */
     double early; /* seconds that ranks may go on when one has ended with 0; 0 -> for ever */
     char **program;
@@ -76,6 +81,7 @@ static void print_help(void) {
            "  --bind           each rank gets its own share of the cores, or one of them when there are "
            "fewer than ranks\n"
            "  --keep-going     a rank that a signal ends does not end the others\n"
+           "  --restart N      a job that has failed is started again, at most so many times (0)\n"
            "  --grace SECONDS  from SIGTERM to SIGKILL, when a rank has failed (5)\n"
            "  --early SECONDS  that ranks may go on when one has ended with status 0 (for ever, with one "
            "warning)\n"
@@ -114,6 +120,8 @@ static bool parse(char **argv, options *o) {
             o->keep_going = true;
         else if (strcmp(name, "-n") == 0)
             takes = at[1] && read_count(*++at, &o->ranks) ? NULL : "a number from 1 to 1024";
+        else if (strcmp(name, "--restart") == 0)
+            takes = at[1] && read_count(*++at, &o->restarts) ? NULL : "a number from 1 to 1024";
         else if (strcmp(name, "--grace") == 0)
             takes = at[1] && read_seconds(*++at, &o->grace) ? NULL : "seconds";
         else if (strcmp(name, "--early") == 0)
@@ -515,6 +523,7 @@ static void note_signal(int number) {
 static bool catch_signals(void) {
     struct sigaction action;
     memset(&action, 0, sizeof action);
+    if (signal_pipe[0] > 0) return true; /* since the job was started the first time */
     if (!make_pipe(signal_pipe)) return false;
     for (int i = 0; i < 2; i++) (void)fcntl(signal_pipe[i], F_SETFL, O_NONBLOCK);
     action.sa_handler = note_signal;
@@ -722,6 +731,7 @@ static void tear_down(job *j) {
         free(s->line);
     }
     free(j->ranks);
+    if (j->files.rlim_cur > 0) (void)setrlimit(RLIMIT_NOFILE, &j->files);
     remove_meeting(j);
     if (j->keeper_process <= 0) return;
     (void)close(j->keeper);
@@ -729,30 +739,45 @@ static void tear_down(job *j) {
     }
 }
 
+/* Starts the ranks and waits for them, once. */
+static void run(job *j, const options *o) {
+    memset(j, 0, sizeof *j);
+    j->o = o;
+    j->early = -1;
+    if (set_up(j)) {
+        start_ranks(j);
+        if (!live(j)) {
+            say("waiting for %d ranks has failed: %s", j->running, strerror(errno));
+            signal_ranks(j, SIGKILL);
+            j->status = STATUS_FAILED;
+        }
+        if (!j->status && !j->well) j->status = j->lost;
+    } else {
+        j->status = STATUS_FAILED;
+    }
+    tear_down(j);
+}
+
+/* Whether another time may go better. */
+static bool may_restart(const job *j) {
+    return j->status && j->signals == 0 && !j->deaf && j->status != STATUS_NOT_FOUND &&
+           j->status != STATUS_NOT_RUN;
+}
+
 int main(int argc, char **argv) {
     options o;
     job j;
     memset(&o, 0, sizeof o);
-    memset(&j, 0, sizeof j);
     if (argc < 1 || !open_standard()) return STATUS_FAILED;
     if (!parse(argv, &o)) return STATUS_USAGE;
     if (o.help) {
         print_help();
         return 0;
     }
-    j.o = &o;
-    j.early = -1;
-    if (set_up(&j)) {
-        start_ranks(&j);
-        if (!live(&j)) {
-            say("waiting for %d ranks has failed: %s", j.running, strerror(errno));
-            signal_ranks(&j, SIGKILL);
-            j.status = STATUS_FAILED;
-        }
-        if (!j.status && !j.well) j.status = j.lost;
-    } else {
-        j.status = STATUS_FAILED;
+    run(&j, &o);
+    for (int i = 1; i <= o.restarts && may_restart(&j); i++) {
+        say("starting the job again, %d of %d times", i, o.restarts);
+        run(&j, &o);
     }
-    tear_down(&j);
     return j.status;
 }

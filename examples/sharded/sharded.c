@@ -20,8 +20,8 @@
  * the whole student together, and those that go on have no pipeline.
  *
  * Told --launch, the ranks are processes of this machine that build/xdrun starts, and one of them, drawn at random, is killed: the others
- * end with it. Told --lose too, they do not: they make a world of those that are left, take what was saved last, and go on, with the
- * same bits (sharded_survive.c). Compiled by mpicc with -DSHARDED_MPI, and told --mpi, they are processes of MPI jobs: make demo-sharded ARGS=--mpi.
+ * end with it. Told --lose too, they do not: they make a world of those that are left, on the largest mesh that these fill, take the
+ * last step that they still have whole in memory, or what was saved last, and go on, with the same bits (sharded_survive.c). Compiled by mpicc with -DSHARDED_MPI, and told --mpi, they are processes of MPI jobs: make demo-sharded ARGS=--mpi.
  *
  * Writes out/sharded/student, a Hugging Face model directory; out/sharded/plain and out/sharded/wrapped hold the checkpoints
  * and metrics.jsonl of the two, out/sharded/sharded.json the table with more digits. */
@@ -164,12 +164,21 @@ static void sharded_take_leg(sharded_world *w, int i) {
     w->job.demo.tp = leg->axes.tp;
 }
 
+static void sharded_name_place(const sharded_place *p, char out[64]) {
+    char stages[16] = "";
+    if (p->pp > 1) snprintf(stages, sizeof stages, "pp=%d,", p->pp);
+    snprintf(out, 64, "%sdp=%d,tp=%d, %s", stages, p->axes.dp, p->axes.tp, sharded_wrap_name(p->wrap));
+}
+
 static void sharded_tell_losses(const sharded_leg *leg, const sharded_outcome *outcome) {
     for (int i = 0; i < outcome->lost; i++) {
         const sharded_recovery *r = &outcome->recoveries[i];
+        char place[64];
+        sharded_name_place(&r->place, place);
         printf("%s: rank %d killed by SIGKILL after step %d", leg->title, r->rank, r->step);
         if (r->seconds > 0.0)
-            printf("; %.2f s later the others had made the step after step %d\n", r->seconds, r->from);
+            printf("; %.2f s later the others (%s) had made the step after step %d, taken from %s\n",
+                   r->seconds, place, r->from, r->inherited ? "memory" : "what was saved");
         else
             printf("; the others had come to the end\n");
     }

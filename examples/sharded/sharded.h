@@ -84,9 +84,18 @@ typedef struct sharded_leg {
     int loss_count; /* 0 -> whoever is killed ends the leg */
 } sharded_leg;
 
+/* How the ranks of a world share the student. */
+typedef struct sharded_place {
+    sharded_wrap wrap;
+    demo_axes axes;
+    int pp;
+} sharded_place;
+
 /* What a rank tells after a step. */
 typedef struct sharded_news {
     int rank;
+    sharded_place place;
+    bool inherited; /* it went on from what ranks had in memory */
     long process;
     int world;                       /* how often the ranks have become fewer */
     int step;                        /* done in all */
@@ -115,12 +124,22 @@ typedef struct sharded_job {
 /* What each rank runs; `job` is a sharded_job. */
 xd_result sharded_run_rank(xd_comm *world, void *job);
 
+/* What a rank has of a world. */
+typedef struct sharded_rank sharded_rank;
+
+/* The same, and *held stays open: the rank as it is, or, if it has not come so far that it had all that it wants of that, as it was in
+ * the world before; NULL -> there was none. */
+xd_result sharded_run_on(xd_comm *world, const sharded_job *job, sharded_rank **held);
+void sharded_rank_close(sharded_rank *r);
+
 /* ---- processes ---- */
 
 /* How those that were left went on. */
 typedef struct sharded_recovery {
     int rank, step; /* who was killed, by his first rank; steps that were done */
     int from;       /* steps that were done in what they went on from */
+    bool inherited; /* which was in memory */
+    sharded_place place;
     double killed;  /* when */
     double seconds; /* from there to the end of their first step; 0 -> they had come to the end */
 } sharded_recovery;
@@ -222,6 +241,7 @@ typedef struct sharded_student {
     nn_source source; /* of its blocks, whichever of both */
     double wrapper_seconds;
 
+    int done; /* steps that its state has made */
     int64_t count;
     xd_param *params;
     xd_tensor_part *parts;
@@ -270,7 +290,11 @@ xd_result sharded_stages_publish(sharded_student *s);
 
 /* All that a step changes. Collective over world. */
 xd_result sharded_save(const sharded_student *s, const char *directory, int step);
-xd_result sharded_load(const sharded_student *s, const char *directory, int *step);
+xd_result sharded_load(sharded_student *s, const char *directory);
+
+/* The same from what ranks held of a student in the world before; NULL -> nothing. `last`: what came of the last step of that, filled
+ * in. Errors: MISSING when some of it is lost, and those of xd_state_inherit. */
+xd_result sharded_inherit(sharded_student *s, const sharded_student *held, demo_step *last);
 
 /* ---- comparing ---- */
 

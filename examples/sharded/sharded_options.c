@@ -55,8 +55,7 @@ static const option sharded_table[] = {
       NULL, NULL },
     { "--lose", "N", OPTION_INT, FIELD(lose), 1, SHARDED_MOST_RANKS - 1,
       "with --launch: so many of the processes are killed one after another, and the others go on at once in "
-      "a "
-      "smaller world (0)",
+      "a smaller world, on the largest mesh that they fill (0)",
       NULL, NULL },
     { "--leg", "N", OPTION_INT, FIELD(leg), 0, SHARDED_LEGS - 1,
       "what --mpi and --launch tell the processes that they start: which part of the way is theirs", NULL,
@@ -106,12 +105,9 @@ static bool sharded_check(sharded_options *o) {
                  o->vpp);
     else if (o->lose > 0 && !o->launch)
         snprintf(o->problem, sizeof o->problem, "--lose %d without --launch: threads end together", o->lose);
-    else if (o->lose > 0 && (a->tp > 1 || o->pp > 1 || o->wrap == SHARDED_HSDP))
-        snprintf(o->problem, sizeof o->problem,
-                 "--lose %d: ranks of dp can become fewer, those of tp=%d, --pp %d and hsdp cannot", o->lose,
-                 a->tp, o->pp);
-    else if (o->lose >= a->dp)
-        snprintf(o->problem, sizeof o->problem, "--lose %d of dp=%d: nobody is left", o->lose, a->dp);
+    else if (o->lose >= a->dp * a->tp * o->pp)
+        snprintf(o->problem, sizeof o->problem, "--lose %d of %d ranks: nobody is left", o->lose,
+                 a->dp * a->tp * o->pp);
     else if (o->wrap == SHARDED_HSDP && (a->dp % 2 != 0 || DEMO_BATCH % 2 != 0))
         snprintf(o->problem, sizeof o->problem, "--wrap hsdp makes two groups: dp=%d is not even", a->dp);
     return !o->problem[0];

@@ -55,12 +55,21 @@ static void sharded_kill(const sharded_leg *leg, sharded_outcome *out) {
     out->killed = true;
 }
 
+/* The last of each rank. One that has measured only what it trained before keeps the numbers of its steps. */
+static void sharded_note(sharded_outcome *out, const sharded_news *news) {
+    sharded_news *last = &out->ranks[news->rank];
+    if (news->steps > 0 || last->steps == 0 || news->world > last->world)
+        *last = *news;
+    else
+        last->bits_per_byte = news->bits_per_byte;
+}
+
 /* Until all have ended; they, or one of them, are killed when rank 0 tells of the step. */
 static void sharded_listen(const sharded_job *job, int from, sharded_outcome *out) {
     progress line = progress_begin();
     sharded_news news;
     while (sharded_hear(from, &news)) {
-        out->ranks[news.rank] = news;
+        sharded_note(out, &news);
         if (job->leg->loss_count > 0) sharded_watch(job->leg, &news, out);
         if (news.rank != 0) continue;
         if (news.bits_per_byte <= 0.0) sharded_show(&line, job, &news);

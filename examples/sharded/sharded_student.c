@@ -228,6 +228,7 @@ xd_result sharded_student_publish(sharded_student *s) {
 xd_result sharded_student_update(sharded_student *s, demo_step *out) {
     const bool alone = !s->parallel && !s->stages.built;
     XD_TRY(demo_update(s->rank->ctx, alone ? NULL : s->world, s->optimizer, s->average, out));
+    s->done++;
     return sharded_student_publish(s);
 }
 

@@ -4,34 +4,82 @@
 #include "sharded.h"
 
 #include <signal.h>
+#include <string.h>
 #include <time.h>
 
 /* ---- the ranks ---- */
 
-/* Everything that was made over the old world is gone when sharded_run_rank has returned; it is made again over the next one, of
- * which ranks take more sequences each. What they go on from is the last checkpoint, so the steps since then are done again. */
+/* The largest mesh of the axes that a leg began with that as many ranks fill. Where their number does not divide, the pipeline is
+ * given up first, and tp then; HSDP becomes FSDP where there are no two groups. */
+static void sharded_fit(sharded_leg *leg, const sharded_leg *begun, int ranks) {
+    leg->pp = begun->pp;
+    leg->vpp = begun->vpp;
+    leg->wrap = begun->wrap;
+    leg->axes.tp = begun->axes.tp;
+    if (ranks % (leg->pp * leg->axes.tp) != 0) leg->pp = leg->vpp = 1;
+    if (ranks % (leg->pp * leg->axes.tp) != 0) leg->axes.tp = 1;
+    leg->ranks = ranks;
+    leg->axes.dp = ranks / (leg->pp * leg->axes.tp);
+    if (leg->wrap == SHARDED_HSDP && leg->axes.dp % SHARDED_GROUPS != 0) leg->wrap = SHARDED_FSDP;
+}
+
+/* What a rank goes through. */
+typedef struct sharded_life {
+    sharded_job job;
+    sharded_leg leg;
+    sharded_rank *held;
+    xd_comm *worlds[SHARDED_MOST_RANKS + 1]; /* each but the first its own */
+    int count;
+} sharded_life;
+
+static xd_result sharded_run_as(sharded_life *life, const sharded_leg *leg) {
+    life->job.leg = leg;
+    life->job.demo.dp = leg->axes.dp;
+    life->job.demo.tp = leg->axes.tp;
+    return sharded_run_on(life->worlds[life->count - 1], &life->job, &life->held);
+}
+
+/* Stages train only: at the end the same ranks take what they have come to, each the whole of it, and measure that. */
+static xd_result sharded_run_world(sharded_life *life) {
+    sharded_leg whole = life->leg;
+    XD_TRY(sharded_run_as(life, &life->leg));
+    if (whole.pp == 1) return XD_OK;
+    whole.pp = whole.vpp = 1;
+    whole.resume = true;
+    sharded_fit(&whole, &whole, whole.ranks);
+    return sharded_run_as(life, &whole);
+}
+
+/* The next world. Everything is made again over it, and ranks take more sequences each. They go on from the last step that they have
+ * whole in memory, or else from the last checkpoint: then the steps since that are done again. */
+static xd_result sharded_go_on(sharded_life *life, const sharded_leg *begun) {
+    xd_comm *at = life->worlds[life->count - 1];
+    const xd_error cause = *xd_last_error(xd_comm_ctx(at));
+    const xd_result result = xd_comm_shrink(at, 0.0, &life->worlds[life->count]);
+    if (result == XD_ERROR_STATE) /* nobody was lost: a rank has an error of its own */
+        return XD_FAIL(xd_comm_ctx(at), cause.result, "%s", cause.message);
+    XD_TRY(result);
+    sharded_fit(&life->leg, begun, xd_comm_size(life->worlds[life->count++]));
+    life->leg.resume = true;
+    life->job.world++;
+    return XD_OK;
+}
+
 xd_result sharded_survive(xd_comm *world, const sharded_job *job) {
-    sharded_job now = *job;
-    sharded_leg leg = *job->leg;
-    xd_comm *at = world;
-    now.leg = &leg;
-    xd_result result = sharded_run_rank(at, &now);
+    sharded_life life;
+    memset(&life, 0, sizeof life);
+    life.job = *job;
+    life.leg = *job->leg;
+    life.worlds[life.count++] = world;
+    xd_result result = sharded_run_world(&life);
     while (result == XD_ERROR_PEER || result == XD_ERROR_TIMEOUT) {
-        xd_comm *next = NULL;
-        const xd_error cause = *xd_last_error(xd_comm_ctx(at));
-        result = xd_comm_shrink(at, 0.0, &next);
-        if (result == XD_ERROR_STATE) /* nobody was lost: a rank has an error of its own */
-            result = XD_FAIL(xd_comm_ctx(at), cause.result, "%s", cause.message);
+        result = sharded_go_on(&life, job->leg);
         if (result != XD_OK) break;
-        if (at != world) xd_comm_destroy(at);
-        at = next;
-        leg.ranks = leg.axes.dp = now.demo.dp = xd_comm_size(at);
-        leg.resume = true;
-        now.world++;
-        result = sharded_run_rank(at, &now);
+        result = sharded_run_world(&life);
     }
-    if (result != XD_OK && at != world) xd_comm_abort(at);
-    if (at != world) xd_comm_destroy(at);
+    if (result != XD_OK && life.count > 1) xd_comm_abort(life.worlds[life.count - 1]);
+    sharded_rank_close(life.held);
+    while (life.count > 1) xd_comm_destroy(life.worlds[--life.count]);
     return result;
 }
 
@@ -90,6 +138,8 @@ void sharded_watch(const sharded_leg *leg, const sharded_news *news, sharded_out
         if (r->seconds > 0.0) continue;
         r->seconds = sharded_clock() - r->killed;
         r->from = news->step - news->steps;
+        r->place = news->place;
+        r->inherited = news->inherited;
     }
     if (out->lost == leg->loss_count || out->ranks[0].world < out->lost) return;
     if (out->ranks[0].process > 0 && out->ranks[0].step >= leg->losses[out->lost].step)

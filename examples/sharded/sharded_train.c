@@ -5,13 +5,17 @@
 #include <string.h>
 #include <unistd.h>
 
-typedef struct sharded_rank {
+struct sharded_rank {
+    xd_ctx *ctx;
+    sharded_job own; /* a copy, with one of the leg */
+    sharded_leg leg;
     const sharded_job *job;
     demo_rank rank;
     sharded_student student;
+    demo_step last; /* what the last step of its state came to */
     sharded_news news;
     demo_report *report; /* of rank 0 */
-} sharded_rank;
+};
 
 /* On a queue with a thread, which no group counts. */
 static uint64_t sharded_sent_beside(const sharded_rank *r) {
@@ -79,7 +83,9 @@ static xd_result sharded_step(sharded_rank *r, int step) {
     demo_step out;
     memset(&out, 0, sizeof out);
     r->student.wrapper_seconds = 0.0;
-    XD_TRY(sharded_learn(r, step, &out));
+    const xd_result learned = sharded_learn(r, step, &out);
+    if (r->student.done == step + 1) r->last = out; /* others may be lost before they have the weights too */
+    XD_TRY(learned);
     r->news.step = step + 1;
     r->news.steps++;
     r->news.seconds += out.seconds = xd_now(r->rank.ctx) - start;
@@ -115,48 +121,69 @@ static xd_result sharded_finish(sharded_rank *r) {
 
 /* ---- all together ---- */
 
-/* What an interrupted leg wrote after its checkpoint is cut off. */
-static xd_result sharded_open_report(sharded_rank *r, int done) {
+/* What an interrupted leg wrote after the state that it goes on from is cut off. Who was lost may not have written of the last step
+ * of that. */
+static xd_result sharded_go_to_line(sharded_rank *r) {
+    const int done = r->student.done;
+    const demo_moment at = { r->rank.job->seed, done - 1, 0.0 };
+    long bytes = 0;
+    xd_result result = sharded_metrics_bytes(r->ctx, r->leg.directory, done, &bytes);
+    const bool lacks = result == XD_ERROR_DATA && r->news.inherited;
+    if (lacks) result = sharded_metrics_bytes(r->ctx, r->leg.directory, done - 1, &bytes);
+    if (result == XD_OK) result = demo_report_go_to(r->ctx, r->report, bytes);
+    if (result == XD_OK && lacks) result = demo_report_step(r->ctx, r->report, r->rank.job, &at, &r->last);
+    return result;
+}
+
+static xd_result sharded_open_report(sharded_rank *r) {
     const sharded_leg *leg = r->job->leg;
     xd_result result = XD_OK;
-    long bytes = 0;
     if (xd_comm_rank(r->student.world) == 0) {
         result = demo_report_open(r->rank.ctx, leg->directory, leg->resume, &r->report);
-        if (result == XD_OK && leg->resume)
-            result = sharded_metrics_bytes(r->rank.ctx, leg->directory, done, &bytes);
-        if (result == XD_OK && leg->resume) result = demo_report_go_to(r->rank.ctx, r->report, bytes);
+        if (result == XD_OK && leg->resume) result = sharded_go_to_line(r);
     }
     return xd_agree(r->student.world, result);
 }
 
 /* Who was lost may have been so before the first checkpoint: all ranks are told then that it is missing, and begin anew. */
-static xd_result sharded_resume(sharded_rank *r, int *done) {
+static xd_result sharded_resume(sharded_rank *r, const sharded_rank *held) {
     const sharded_leg *leg = r->job->leg;
     if (!leg->resume) return XD_OK;
-    const xd_result result = sharded_load(&r->student, leg->directory, done);
+    if (held) r->last = held->last;
+    xd_result result = XD_ERROR_MISSING;
+    if (leg->loss_count > 0) result = sharded_inherit(&r->student, held ? &held->student : NULL, &r->last);
+    r->news.inherited = result == XD_OK;
+    if (result == XD_ERROR_MISSING) result = sharded_load(&r->student, leg->directory);
     if (result == XD_ERROR_MISSING && leg->loss_count > 0) return XD_OK;
     return result == XD_OK ? sharded_student_publish(&r->student) : result;
 }
 
-static xd_result sharded_train(sharded_rank *r) {
-    int done = 0;
-    XD_TRY(sharded_resume(r, &done));
-    XD_TRY(sharded_open_report(r, done));
-    r->news.step = done;
+/* Once it has a state what it held before is closed. */
+static xd_result sharded_train(sharded_rank *r, sharded_rank **held) {
+    XD_TRY(sharded_resume(r, *held));
+    sharded_rank_close(*held);
+    *held = r;
+    XD_TRY(sharded_open_report(r));
+    const int done = r->news.step = r->student.done;
     if (r->job->leg->loss_count > 0) XD_TRY(sharded_tell(r));
     for (int step = done; step < r->rank.job->steps; step++) XD_TRY(sharded_step(r, step));
-    return r->student.stages.built ? XD_OK : sharded_finish(r); /* stages are killed before their end */
+    if (r->news.inherited && done == r->rank.job->steps) /* nobody may have saved it */
+        XD_TRY(sharded_save(&r->student, r->leg.directory, done));
+    return r->student.stages.built ? XD_OK : sharded_finish(r); /* stages measure nothing */
 }
 
-static xd_result sharded_work(sharded_rank *r) {
+static xd_result sharded_work(sharded_rank *r, sharded_rank **held) {
     XD_TRY(sharded_student_open(&r->student, &r->rank, r->job->leg, r->rank.job->seed));
     XD_TRY(xd_agree(r->student.world, demo_rank_make_buffers(&r->rank)));
     r->news.rank = xd_comm_rank(r->student.world);
     r->news.process = (long)getpid();
     r->news.world = r->job->world;
+    r->news.place.wrap = r->job->leg->wrap;
+    r->news.place.axes = r->job->leg->axes;
+    r->news.place.pp = r->job->leg->pp;
     r->news.planned = r->student.planned;
     r->news.counted = r->student.counted;
-    return sharded_train(r);
+    return sharded_train(r, held);
 }
 
 /* A rank's place is one among those of its stage. */
@@ -168,16 +195,35 @@ static xd_result sharded_join(sharded_rank *r, xd_comm *world) {
     return demo_rank_join(&r->rank, stages->groups->tp_dp_cp, &r->job->demo);
 }
 
-xd_result sharded_run_rank(xd_comm *world, void *job) {
-    sharded_rank r;
-    memset(&r, 0, sizeof r);
-    r.job = (const sharded_job *)job;
+void sharded_rank_close(sharded_rank *r) {
+    if (!r) return;
+    sharded_student_close(&r->student);
+    demo_rank_close(&r->rank);
+    xd_grid_destroy(r->student.stages.grid);
+    xd_release(r->ctx, r);
+}
+
+xd_result sharded_run_on(xd_comm *world, const sharded_job *job, sharded_rank **held) {
+    xd_ctx *ctx = xd_comm_ctx(world);
+    sharded_rank *r = (sharded_rank *)xd_allocate(ctx, sizeof *r);
+    XD_REQUIRE(ctx, r, XD_ERROR_MEMORY, "no room for a rank");
+    r->ctx = ctx;
+    r->own = *job;
+    r->leg = *job->leg;
+    r->own.leg = &r->leg;
+    r->job = &r->own;
     (void)sharded_counted(); /* from here on */
-    xd_result result = sharded_join(&r, world);
-    if (result == XD_OK) result = sharded_work(&r);
-    const xd_result closed = demo_report_close(xd_comm_ctx(world), r.report);
-    sharded_student_close(&r.student);
-    demo_rank_close(&r.rank);
-    xd_grid_destroy(r.student.stages.grid);
+    xd_result result = sharded_join(r, world);
+    if (result == XD_OK) result = sharded_work(r, held);
+    const xd_result closed = demo_report_close(ctx, r->report);
+    r->report = NULL;
+    if (*held != r) sharded_rank_close(r);
     return result == XD_OK ? closed : result;
+}
+
+xd_result sharded_run_rank(xd_comm *world, void *job) {
+    sharded_rank *held = NULL;
+    const xd_result result = sharded_run_on(world, (const sharded_job *)job, &held);
+    sharded_rank_close(held);
+    return result;
 }

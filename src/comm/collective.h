@@ -129,7 +129,9 @@ XD_API xd_result xd_comm_fork(xd_comm *comm, xd_ctx *ctx, xd_comm **out);
  * missed in the new world's first call, which breaks that: then this is called again, on that.
  * Memory: as for joining the ranks; what the old world shared goes when the last process ends.
  *
- * Offered by worlds of xd_comm_node, and by those that this call made of them.
+ * Offered by worlds of xd_comm_node and of threads, and by those that this call made of them. A thread is lost when its rank function
+ * returns or it calls xd_comm_abort; so a recovery can be tried in one process. Memory of all these worlds goes with the first one, before
+ * which their handles are destroyed.
  *
  * Errors: ARGUMENT (a group, timeout_s) and UNSUPPORTED (the transport), on this rank alone, and the others do not wait for it if it
  * ends; STATE (nothing has broken this world, or this rank has left it or has called before); PEER (this rank came after the

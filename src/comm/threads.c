@@ -83,6 +83,11 @@ struct xd_thread_world {
     xdi_threads_group *groups; /* all that exist, the world's own last; under lock */
     xdi_threads_group *root;
     uint32_t *gone; /* [ranks], the rank has left the world; atomic */
+    uint32_t *asks; /* [ranks], it wants to go on with those that live; under lock */
+    int *before;    /* [ranks], of a world that survivors made: their numbers in the one before */
+    struct xd_thread_world
+        *next;    /* the world of its survivors, which ends with it; under lock, written once */
+    bool no_room; /* for that one; under lock */
 };
 
 typedef struct xdi_threads {
@@ -698,7 +703,9 @@ static size_t xdi_threads_fork_bytes(const xd_transport *transport) {
 
 static void xdi_threads_abort(xd_transport *transport) {
     xdi_threads *t = (xdi_threads *)transport;
-    xdi_threads_break(t->group->world, XD_ERROR_PEER, t->group->world_ranks[t->base.rank]);
+    const int me = t->group->world_ranks[t->base.rank];
+    xdi_threads_break(t->group->world, XD_ERROR_PEER, me);
+    __atomic_store_n(&t->group->world->gone[me], 1u, __ATOMIC_RELEASE);
 }
 
 static void xdi_threads_destroy(xd_transport *transport) {
@@ -711,6 +718,73 @@ static void xdi_threads_destroy(xd_transport *transport) {
     xd_release(transport->ctx, t->leaves);
     xd_release(transport->ctx, (void *)t->pieces);
     xd_release(transport->ctx, t);
+}
+
+/* ---- worlds of those that are left ---- */
+
+/* The lists are made under a lock, so nobody can see another. */
+static bool xdi_threads_all_ask(const xd_thread_world *world, int *count) {
+    bool all = true;
+    *count = 0;
+    for (int r = 0; r < world->root->size; r++) {
+        if (__atomic_load_n(&world->gone[r], __ATOMIC_ACQUIRE)) continue;
+        *count += world->asks[r] != 0;
+        all = all && world->asks[r];
+    }
+    return all;
+}
+
+static xd_thread_world *xdi_threads_world_new(const xd_allocator *allocator, int ranks);
+
+/* The world of the `count` that ask, none of which can leave while it waits. */
+static void xdi_threads_found(xd_thread_world *old, int count) {
+    xd_thread_world *made = xdi_threads_world_new(&old->allocator, count);
+    for (int r = 0, n = 0; made && r < old->root->size && n < count; r++)
+        if (old->asks[r]) made->before[n++] = r;
+    old->next = made;
+    old->no_room = !made;
+}
+
+/* Asks, and waits until it is decided; NULL: there is no room. */
+static xd_thread_world *xdi_threads_ask(xdi_threads *t, double deadline) {
+    xd_thread_world *old = t->group->world, *next = NULL;
+    bool decided = false;
+    for (int turn = XDI_THREADS_SPIN; !decided; turn += turn < XDI_THREADS_YIELD) {
+        int count;
+        pthread_mutex_lock(&old->lock);
+        old->asks[t->base.rank] = 1;
+        if (!old->next && !old->no_room &&
+            (xdi_threads_all_ask(old, &count) || xd_now(t->base.ctx) >= deadline))
+            xdi_threads_found(old, count);
+        next = old->next;
+        decided = next || old->no_room;
+        pthread_mutex_unlock(&old->lock);
+        if (!decided) (void)xdi_threads_pause(t, turn);
+    }
+    return next;
+}
+
+static xd_result xdi_threads_shrink(xd_transport *transport, double deadline, xd_transport **out) {
+    xdi_threads *t = (xdi_threads *)transport;
+    xd_thread_world *old = t->group->world;
+    const int me = transport->rank, size = transport->size;
+    const bool left = __atomic_load_n(&old->gone[me], __ATOMIC_ACQUIRE) != 0;
+    XD_REQUIRE(transport->ctx, xdi_threads_failure(old), XD_ERROR_STATE,
+               "nothing has broken this world of %d ranks", size);
+    XD_REQUIRE(transport->ctx, !old->asks[me] && !left, XD_ERROR_STATE,
+               "rank %d has %s this world of %d ranks already", me, left ? "left" : "gone on from", size);
+    xd_thread_world *next = xdi_threads_ask(t, deadline);
+    XD_REQUIRE(transport->ctx, next, XD_ERROR_MEMORY, "no room for a world of what is left of %d ranks",
+               size);
+    int rank = 0;
+    while (rank < next->root->size && next->before[rank] != me) rank++;
+    if (rank == next->root->size)
+        return XD_FAIL_CULPRIT(transport->ctx, XD_ERROR_PEER, me,
+                               "rank %d came after the deadline: %d of %d ranks go on without it", me,
+                               next->root->size, size);
+    const xd_result result = xdi_threads_attach(transport->ctx, next->root, rank, out);
+    if (result != XD_OK) __atomic_store_n(&next->gone[rank], 1u, __ATOMIC_RELEASE);
+    return result;
 }
 
 static const xd_transport_ops xdi_threads_ops = { "threads",
@@ -726,7 +800,7 @@ static const xd_transport_ops xdi_threads_ops = { "threads",
                                                   xdi_threads_exchange,
                                                   xdi_threads_fork_bytes,
                                                   false,
-                                                  NULL };
+                                                  xdi_threads_shrink };
 
 /* ---- memory that a group shares ---- */
 
@@ -786,36 +860,50 @@ static xd_result xdi_threads_attach(xd_ctx *ctx, xdi_threads_group *group, int r
 
 /* ---- worlds ---- */
 
-XD_API xd_result xd_thread_world_create(xd_ctx *ctx, int ranks, xd_thread_world **out) {
-    XD_REQUIRE(ctx, ranks >= 1, XD_ERROR_ARGUMENT, "a world of %d ranks", ranks);
-    xd_thread_world *world = (xd_thread_world *)xd_allocate(ctx, sizeof *world);
-    XD_REQUIRE(ctx, world, XD_ERROR_MEMORY, "no room for a world of %d ranks", ranks);
-    world->allocator = xd_ctx_settings(ctx)->allocator;
+/* NULL: no memory. */
+static xd_thread_world *xdi_threads_world_new(const xd_allocator *allocator, int ranks) {
+    const size_t n = (size_t)ranks;
+    xd_thread_world *world = (xd_thread_world *)allocator->allocate(allocator->user, sizeof *world);
+    if (!world) return NULL;
+    memset(world, 0, sizeof *world);
+    world->allocator = *allocator;
     if (pthread_mutex_init(&world->lock, NULL) != 0) {
-        xd_release(ctx, world);
-        return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a lock");
+        allocator->release(allocator->user, world);
+        return NULL;
     }
-    world->gone = (uint32_t *)xd_allocate(ctx, (size_t)ranks * sizeof *world->gone);
+    world->gone = (uint32_t *)xdi_threads_allocate(world, n * (2 * sizeof *world->gone + sizeof(int)));
     world->root = xdi_threads_group_create(world, ranks);
     if (!world->gone || !world->root) {
         xd_thread_world_destroy(world);
-        return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a world of %d ranks", ranks);
+        return NULL;
     }
+    world->asks = world->gone + n;
+    world->before = (int *)(void *)(world->asks + n);
     for (int r = 0; r < ranks; r++) world->root->world_ranks[r] = r;
+    return world;
+}
+
+XD_API xd_result xd_thread_world_create(xd_ctx *ctx, int ranks, xd_thread_world **out) {
+    XD_REQUIRE(ctx, ranks >= 1, XD_ERROR_ARGUMENT, "a world of %d ranks", ranks);
+    xd_thread_world *world = xdi_threads_world_new(&xd_ctx_settings(ctx)->allocator, ranks);
+    XD_REQUIRE(ctx, world, XD_ERROR_MEMORY, "no room for a world of %d ranks", ranks);
     *out = world;
     return XD_OK;
 }
 
 XD_API void xd_thread_world_destroy(xd_thread_world *world) {
-    if (!world) return;
-    while (world->groups) {
-        xdi_threads_group *group = world->groups;
-        world->groups = group->next;
-        xdi_threads_group_free(group);
+    while (world) {
+        xd_thread_world *next = world->next;
+        while (world->groups) {
+            xdi_threads_group *group = world->groups;
+            world->groups = group->next;
+            xdi_threads_group_free(group);
+        }
+        pthread_mutex_destroy(&world->lock);
+        xdi_threads_free(world, world->gone);
+        xdi_threads_free(world, world);
+        world = next;
     }
-    pthread_mutex_destroy(&world->lock);
-    xdi_threads_free(world, world->gone);
-    xdi_threads_free(world, world);
 }
 
 XD_API xd_result xd_thread_world_join(xd_thread_world *world, xd_ctx *ctx, int rank, xd_comm **out) {

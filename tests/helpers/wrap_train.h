@@ -249,7 +249,7 @@ static inline wrap_run *wrap_new(wrap_kind kind, int ranks, int64_t leaves, xd_r
     return run;
 }
 
-static bool wrap_equal(const wrap_run *a, const wrap_run *b) {
+static inline bool wrap_equal(const wrap_run *a, const wrap_run *b) {
     return a->count == b->count && memcmp(a->values, b->values, sizeof a->values) == 0 &&
            memcmp(a->averages, b->averages, sizeof a->averages) == 0 &&
            memcmp(a->moments, b->moments, sizeof a->moments) == 0 &&

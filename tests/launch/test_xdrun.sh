@@ -94,6 +94,15 @@ verdict $? 'but one that fails ends them'
 job -n 2 --keep-going sh -c 'sleep 0.$RANK; kill -9 $$'
 said 137 'rank 1 (process [0-9]*) was ended by signal 9 (Killed); nobody is left'
 verdict $? 'and when nobody is left the status says so'
+job -n 2 --restart 2 sh -c 'echo $XDISTILL_JOB; [ $RANK = 1 ] || exit 0; [ -e '"$work/again"' ] || { touch '"$work/again"'; kill -9 $$; }'
+said 0 'starting the job again, 1 of 2 times' && [ "$(sed 's/^.....//' "$work/out" | sort -u | wc -l)" -eq 2 ]
+verdict $? 'with --restart a job that has failed is started again, under another name'
+job -n 1 --restart 2 sh -c 'echo on; exit 6'
+said 6 'starting the job again, 2 of 2 times' && [ "$(wc -l <"$work/out")" -eq 3 ]
+verdict $? 'so many times, and the last status is that of the job'
+job -n 1 --restart 2 "$work/nowhere"
+said 127 '.*/nowhere: No such file or directory' && [ "$(wc -l <"$work/err")" -eq 1 ]
+verdict $? 'a program that is not there is looked for once'
 job -n 2 --grace 0.3 sh -c 'trap "" TERM; echo $$ >>'"$work/deaf"'; [ $RANK = 0 ] && sleep 0.2 && exit 1; while :; do sleep 0.1; done'
 said 1 '1 rank did not end within 0.3 s: killed' && gone "$work/deaf"
 verdict $? 'one that ignores SIGTERM is killed'

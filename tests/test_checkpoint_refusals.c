@@ -146,6 +146,39 @@ XD_TEST(parts_that_make_no_sense_are_refused) {
     little_destroy(&l);
 }
 
+/* Tensors of one type and length: only names tell that an optimizer or an average lists them otherwise. */
+XD_TEST(lists_of_the_same_names_in_another_order_are_refused) {
+    little l;
+    xd_optimizer *adam = NULL;
+    xd_checkpoint_average average = { "slow", NULL };
+    xd_param params[3];
+    little_create(&l);
+    for (int i = 0; i < 3; i++) {
+        static const char *const swapped[3] = { "a", "c", "b" };
+        memset(&params[i], 0, sizeof params[i]);
+        params[i].name = swapped[i];
+        params[i].value = l.values[i == 0 ? 0 : 3 - i];
+        params[i].dtype = XD_DTYPE_F32;
+        params[i].count = WIDE;
+    }
+    const xd_optimizer_desc desc = xd_adamw_defaults(params, 3);
+    CHECK_EQ_INT(xd_optimizer_create(l.ctx, &desc, &adam), XD_OK);
+    CHECK_EQ_INT(xd_ema_create(l.ctx, params, 3, NULL, &average.ema), XD_OK);
+    l.network.optimizer = adam;
+    little_saves(&l, 1, XD_ERROR_ARGUMENT,
+                 "tensor 1 of the optimizer is \"c\", that of the network is \"b\"");
+    l.network.optimizer = NULL;
+    l.network.averages = &average;
+    l.network.average_count = 1;
+    little_saves(&l, 1, XD_ERROR_ARGUMENT, "tensor 1 of the average is \"c\", that of the network is \"b\"");
+    CHECK_EQ_STR(names_in(l.ctx, l.root), "");
+    l.part[0].name = "mine.a", l.part[1].name = "mine.b", l.part[2].name = "mine.c"; /* names of its own */
+    little_saves(&l, 1, XD_OK, NULL);
+    xd_ema_destroy(average.ema);
+    xd_optimizer_destroy(adam);
+    little_destroy(&l);
+}
+
 /* ---- looking into one ---- */
 
 /* By the definition: the sum of a finaliser of each element's bits and its index. */

@@ -255,6 +255,10 @@ XD_TEST(the_counter_goes_on_from_the_last_iteration_given) {
         CHECK(xd_ema_update(ema, asked[k], NULL) == XD_OK);
         CHECK_EQ_INT(xd_ema_describe(ema).iteration, stored[k]);
     }
+    CHECK(xd_ema_update(ema, INT64_MAX, NULL) == XD_OK);
+    CHECK(xd_ema_update(ema, XD_EMA_NEXT, NULL) == XD_ERROR_ARGUMENT);
+    CHECK_EQ_STR(xd_last_error(ctx)->message, "there is no iteration after 9223372036854775807");
+    CHECK_EQ_INT(xd_ema_describe(ema).iteration, INT64_MAX);
     xd_ema_destroy(ema);
     xd_ctx_destroy(ctx);
 }

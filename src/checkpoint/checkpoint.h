@@ -77,7 +77,8 @@ typedef struct xd_checkpoint_save_desc {
  * Collective. Memory: staging_bytes, 8 bytes for each block and each tensor, 16 for each parameter, and the headers of the
  * files. Equal content gives equal files on any number of ranks; a time, a process or a random number is in none of them.
  * Errors, on every rank, with all older checkpoints as they were. What root or its disk refuses has one code and one text on all of
- * them; a rank's own mistake, or lack of memory, is PEER on the others. ARGUMENT; MISMATCH when ranks pass other lists, when an element
+ * them; a rank's own mistake, or lack of memory, is PEER on the others. ARGUMENT (an optimizer or an average over the same names in
+ * another order, too); MISMATCH when ranks pass other lists, when an element
  * is held by no rank or by two that are no replicas, naming the tensor and the first such index, or when ranks count other
  * steps; STATE when the step exists and `overwrite` is false, or while another save is in root; FORMAT for a state that is no
  * JSON object; IO; MEMORY. When only what comes after the publication has failed (latest, old checkpoints), the message

@@ -43,6 +43,30 @@ static xd_result xdi_content_check_param(xd_ctx *ctx, const char *what, const xd
     return XD_OK;
 }
 
+static xd_param xdi_content_updated(const void *desc, int64_t i) {
+    return ((const xd_optimizer_desc *)desc)->params[i];
+}
+
+static xd_param xdi_content_averaged(const void *ema, int64_t i) {
+    return xdi_ema_entry((const xd_ema *)ema, i);
+}
+
+/* The list has the order of the parts: the first name that is not the part's own is no other part's either. Names that are no part's
+ * are the caller's. */
+static xd_result xdi_content_check_order(xd_ctx *ctx, const char *what, const xd_checkpoint_network *n,
+                                         xd_param (*entry)(const void *list, int64_t i), const void *list) {
+    for (int64_t i = 0; i < n->part_count; i++) {
+        const char *name = entry(list, i).name;
+        if (!name || strcmp(name, n->parts[i].name) == 0) continue;
+        for (int64_t k = 0; k < n->part_count; k++)
+            XD_REQUIRE(ctx, strcmp(name, n->parts[k].name) != 0, XD_ERROR_ARGUMENT,
+                       "tensor %lld of the %s is \"%.80s\", that of the network is \"%.80s\"", (long long)i,
+                       what, name, n->parts[i].name);
+        return XD_OK;
+    }
+    return XD_OK;
+}
+
 static xd_result xdi_content_check_optimizer(xd_ctx *ctx, const xd_checkpoint_network *n) {
     if (!n->optimizer) return XD_OK;
     const xd_optimizer_desc *d = xd_optimizer_settings(n->optimizer);
@@ -51,7 +75,7 @@ static xd_result xdi_content_check_optimizer(xd_ctx *ctx, const xd_checkpoint_ne
                (long long)n->part_count);
     for (int64_t i = 0; i < n->part_count; i++)
         XD_TRY(xdi_content_check_param(ctx, "optimizer", &n->parts[i], &d->params[i]));
-    return XD_OK;
+    return xdi_content_check_order(ctx, "optimizer", n, xdi_content_updated, d);
 }
 
 static xd_result xdi_content_check_averages(xd_ctx *ctx, const xd_checkpoint_network *n) {
@@ -74,6 +98,7 @@ static xd_result xdi_content_check_averages(xd_ctx *ctx, const xd_checkpoint_net
             shadow.dtype = n->parts[i].dtype; /* shadows have types of their own */
             XD_TRY(xdi_content_check_param(ctx, "average", &n->parts[i], &shadow));
         }
+        XD_TRY(xdi_content_check_order(ctx, "average", n, xdi_content_averaged, a->ema));
     }
     return XD_OK;
 }

@@ -492,11 +492,11 @@ static xd_result xdi_export_run(xdi_export *e) {
     XD_TRY(xdi_mapped_agree(&e->m, &e->desc->weights, false, 8 * e->desc->pieces));
     XD_TRY(xd_agree(e->m.comm, xdi_mapped_plan_check_types(&e->m.plan)));
     if (e->desc->pieces) return xdi_export_pieces(e);
-    XD_TRY(xd_agree(e->m.comm, xdi_export_create(e)));
+    XD_TRY(xdi_comm_agree_alike(e->m.comm, xdi_export_create(e)));
     XD_TRY(xdi_export_gather(e));
     xd_weights_writer *writer = e->writer;
     e->writer = NULL;
-    return xd_agree(e->m.comm, writer ? xd_weights_writer_commit(writer) : XD_OK);
+    return xdi_comm_agree_alike(e->m.comm, writer ? xd_weights_writer_commit(writer) : XD_OK);
 }
 
 XD_API xd_result xd_weights_export(xd_comm *comm, const xd_weights_export_desc *desc) {

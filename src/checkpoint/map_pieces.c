@@ -2,6 +2,7 @@
 
 #include "checkpoint/full.h"
 #include "checkpoint/map_internal.h"
+#include "comm/internal.h"
 #include "comm/mesh.h"
 #include "kernel/copy.h"
 #include "tensor/interval.h"
@@ -293,9 +294,9 @@ XD_PRIVATE xd_result xdi_mapped_write_pieces(xd_comm *comm, const xdi_mapped_pla
     p.rank = xd_comm_rank(comm);
     p.stage_bytes = to->staging_bytes;
     xd_result result = xdi_cover_check(plan->content, comm);
-    if (result == XD_OK) result = xd_agree(comm, xdi_pieces_check_directory(&p));
-    if (result == XD_OK) result = xd_agree(comm, xdi_pieces_prepare(&p));
-    if (result == XD_OK) result = xd_agree(comm, xdi_pieces_commit(&p));
+    if (result == XD_OK) result = xdi_comm_agree_alike(comm, xdi_pieces_check_directory(&p));
+    if (result == XD_OK) result = xdi_comm_agree_alike(comm, xdi_pieces_prepare(&p));
+    if (result == XD_OK) result = xdi_comm_agree_alike(comm, xdi_pieces_commit(&p));
     if (result != XD_OK) xdi_pieces_take_back(&p);
     xdi_pieces_end(&p);
     return result;

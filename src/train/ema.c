@@ -634,9 +634,16 @@ static xd_result xdi_ema_update_there(xd_ema *ema, int64_t iteration, const xd_s
                                                  : xdi_ema_average(ema, ema->iteration, false, status);
 }
 
+XD_PRIVATE xd_result xdi_ema_has_next(const xd_ema *ema) {
+    XD_REQUIRE(ema->ctx, ema->iteration < INT64_MAX, XD_ERROR_ARGUMENT, "there is no iteration after %lld",
+               (long long)ema->iteration);
+    return XD_OK;
+}
+
 XD_API xd_result xd_ema_update(xd_ema *ema, int64_t iteration, const xd_status *status) {
     XD_REQUIRE(ema->ctx, iteration >= XD_EMA_NEXT, XD_ERROR_ARGUMENT, "iteration %lld is negative",
                (long long)iteration);
+    if (iteration == XD_EMA_NEXT) XD_TRY(xdi_ema_has_next(ema));
     XD_TRY(xdi_ema_unchanged(ema));
     XD_TRY(xdi_ema_count_none(ema));
     if (xdi_train_refused(ema->ctx, status)) return XD_OK;

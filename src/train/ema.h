@@ -122,7 +122,7 @@ XD_API void xd_ema_destroy(xd_ema *ema);
  *               had been refused
  *
  * Local, allocates nothing, waits for nothing; the same bits on every device and for every split. NaN and infinities pass through.
- * Errors: ARGUMENT (iteration below -1), STATE when the list changed since creation or is exchanged with the shadows; nothing is
+ * Errors: ARGUMENT (iteration below -1; NEXT after INT64_MAX), STATE when the list changed since creation or is exchanged with the shadows; nothing is
  * written. */
 XD_API xd_result xd_ema_update(xd_ema *ema, int64_t iteration, const xd_status *status);
 

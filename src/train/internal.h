@@ -41,6 +41,9 @@ XD_PRIVATE bool xdi_ema_join_beside(const xd_ema *ema, int64_t count, xd_average
 /* ema.c: the error that xd_ema_update would return for a changed list, or an exchanged one. */
 XD_PRIVATE xd_result xdi_ema_unchanged(const xd_ema *ema);
 
+/* ema.c: ARGUMENT when the last iteration was INT64_MAX. */
+XD_PRIVATE xd_result xdi_ema_has_next(const xd_ema *ema);
+
 /* ema.c: makes the update of parameter `index` of the list, array k of the step, update its shadow too, if possible. The
  * update after the step then skips this shadow. */
 XD_PRIVATE void xdi_ema_join(const xd_ema *ema, int64_t index, xd_update_array *update);

@@ -422,6 +422,7 @@ static xd_result xdi_optimizer_check_averages(xd_ctx *ctx, const xd_optimizer_st
             XD_REQUIRE(ctx, d->averages[k] != d->averages[i], XD_ERROR_ARGUMENT,
                        "averages %d and %d are the same one", k, i);
         XD_TRY(xdi_ema_unchanged(d->averages[i]));
+        XD_TRY(xdi_ema_has_next(d->averages[i]));
     }
     return XD_OK;
 }

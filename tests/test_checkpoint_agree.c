@@ -269,4 +269,28 @@ XD_TEST(a_directory_that_one_rank_does_not_reach_is_told_alike) {
     remove_all(root);
 }
 
+/* By rank 0 alone, and in pieces of all ranks, of which one has no directory. */
+static xd_result export_rank(xd_comm *world, void *argument) {
+    const job *j = (const job *)argument;
+    const xd_weight_map map = { .theirs = "w", .ours = "w" };
+    scene s;
+    open_scene(&s, world, j->root, STEP);
+    xd_weights_export_desc d = { .directory = "/nowhere/at-all", .pieces = j->step != 0 };
+    if (d.pieces && s.rank != 1) d.directory = j->root;
+    d.weights.parts = &s.part;
+    d.weights.part_count = 1;
+    d.weights.maps = &map;
+    d.weights.map_count = 1;
+    CHECK_EQ_INT(xd_weights_export(world, &d), j->expected);
+    check_told_alike(&s, j->text);
+    return XD_OK;
+}
+
+XD_TEST(an_export_to_no_directory_is_told_alike) {
+    const char *root = new_root();
+    run(export_rank, (job){ .expected = XD_ERROR_IO, .text = "/nowhere/at-all", .root = root });
+    run(export_rank, (job){ .expected = XD_ERROR_IO, .text = "/nowhere/at-all", .root = root, .step = 1 });
+    CHECK_EQ_INT(remove(root), 0); /* empty */
+}
+
 XD_TEST_MAIN()

@@ -107,8 +107,8 @@ typedef struct xd_weights_export_desc {
  * Collective. Memory: as xd_state_gather, and staging_bytes more on rank 0; with `pieces` staging_bytes on each rank, twice that on
  * a device, and the headers of its files. Errors, on every rank: those of xd_weight_map_check, of xd_state_gather and of
  * xd_weights_writer; an older model stays unless the message says otherwise. With `pieces`: MISMATCH as in xd_state_gather, STATE
- * for a directory with .safetensors files, those of xd_safetensors_writer. What the directory or its disk refuses has one code and one
- * text on all ranks. */
+ * for a directory with .safetensors files, those of xd_safetensors_writer. What the directory refuses has one code and one text on all
+ * ranks; without `pieces` a disk that fails while elements come to rank 0 is PEER on the others. */
 XD_API xd_result xd_weights_export(xd_comm *comm, const xd_weights_export_desc *desc);
 
 #endif

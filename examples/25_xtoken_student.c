@@ -56,7 +56,6 @@ static xd_result run_rank(xd_comm *world, void *argument) {
     xd_route *route;
     for (int i = 0; i < 2; i++) XD_TRY(demo_rank_join(&ranks[i], world, &r->jobs[i]));
     demo_rank_take_range(t);
-    s->model.cp.invariant = true; /* sums over positions are made of those of eight blocks of them */
     XD_TRY(xd_mesh_group(s->mesh, "dp,tp", &student.world)); /* who has the model once: the gradient's norm is over these */
     XD_TRY(sharded_student_open(&student, s, &(sharded_leg){ .wrap = SHARDED_FSDP }, 1));
     s->asks_nobody = true; /* the teacher is in the other mesh, */
@@ -76,7 +75,7 @@ static xd_result run_rank(xd_comm *world, void *argument) {
 
 int main(void) {
     const xd_ctx_desc invariant = { .reduction = XD_REDUCTION_INVARIANT };
-    demo_job job = { .dp = 1, .cp = 1, .tp = 1, .fixed_sums = true, .arm_count = 1,
+    demo_job job = { .dp = 1, .cp = 1, .tp = 1, .fixed_sums = true, .fixed_blocks = true, .arm_count = 1,
                      .arms = { { "pkl", "P-KL", DEMO_PROJECTED, 0.76, 0.1, 1.0, 3e-3, 1.0 } } };
     static demo_lesson lesson;
     xd_error error;

@@ -68,7 +68,7 @@ static xd_result demo_make_vocab(demo_rank *r, const nn_model *model, xd_vocab *
 }
 
 static xd_result demo_make_models(demo_rank *r) {
-    const nn_group tp = demo_group(r->tp, r->job->fixed_sums), cp = demo_group(r->cp, false);
+    const nn_group tp = demo_group(r->tp, r->job->fixed_sums), cp = demo_group(r->cp, r->job->fixed_blocks);
     const char *problem = nn_model_init(r->job->config, &tp, &cp, &r->model);
     if (!problem && r->job->teacher) problem = nn_model_init(&r->job->teacher->config, &tp, &cp, &r->teacher);
     if (problem) return XD_FAIL(r->ctx, XD_ERROR_ARGUMENT, "model: %s", problem);

@@ -39,7 +39,11 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { SHARDED_LATER_RANKS = 3, SHARDED_SAVES = 6 /* at most, where ranks are lost */ };
+enum {
+    SHARDED_LATER_RANKS = 3,
+    SHARDED_SAVES = 6, /* at most, where ranks are lost */
+    SHARDED_PLACE_ROOM = 96
+};
 
 /* Everything main owns. */
 typedef struct sharded_world {
@@ -48,7 +52,8 @@ typedef struct sharded_world {
     demo_lesson lesson;
     nn_config config;
     sharded_job job;
-    char student[480], plain[480], wrapped[480], news[480], xdrun[480], titles[SHARDED_LEGS][64];
+    char student[480], plain[480], wrapped[480], news[480], xdrun[480],
+        titles[SHARDED_LEGS][SHARDED_PLACE_ROOM];
     sharded_run run;
 } sharded_world;
 
@@ -60,18 +65,25 @@ static int sharded_draw_step(const sharded_options *o) {
     return half + 1 + (int)(sample_random(o->seed, 3, 0) * later);
 }
 
+/* "pp=2,dp=2,tp=1": stages and cp only where there are several. */
+static void sharded_name_axes(int pp, int vpp, const demo_axes *a, char out[64]) {
+    char stages[32] = "", rounds[16] = "", sequences[16] = "";
+    if (vpp > 1) snprintf(rounds, sizeof rounds, "vpp=%d,", vpp);
+    if (pp > 1) snprintf(stages, sizeof stages, "pp=%d,%s", pp, rounds);
+    if (a->cp > 1) snprintf(sequences, sizeof sequences, "cp=%d,", a->cp);
+    snprintf(out, 64, "%sdp=%d,%stp=%d", stages, a->dp, sequences, a->tp);
+}
+
 static void sharded_name_leg(sharded_world *w, int i) {
     sharded_leg *leg = &w->run.legs[i];
-    char split[64] = "", stages[32] = "";
-    leg->axes.cp = 1;
+    char axes[64], split[72] = "";
     leg->victim = -1;
+    if (leg->axes.cp == 0) leg->axes.cp = 1;
     if (leg->axes.tp == 0) leg->axes.tp = 1;
-    if (leg->axes.tp > 1) snprintf(split, sizeof split, " (dp=%d,tp=%d)", leg->axes.dp, leg->axes.tp);
     if (leg->pp == 0) leg->pp = leg->vpp = 1;
-    leg->ranks = leg->axes.dp * leg->axes.tp * leg->pp;
-    if (leg->vpp > 1) snprintf(stages, sizeof stages, ",vpp=%d", leg->vpp);
-    if (leg->pp > 1)
-        snprintf(split, sizeof split, " (pp=%d%s,dp=%d,tp=%d)", leg->pp, stages, leg->axes.dp, leg->axes.tp);
+    leg->ranks = leg->axes.dp * leg->axes.cp * leg->axes.tp * leg->pp;
+    sharded_name_axes(leg->pp, leg->vpp, &leg->axes, axes);
+    if (leg->ranks > leg->axes.dp) snprintf(split, sizeof split, " (%s)", axes);
     snprintf(w->titles[i], sizeof w->titles[i], "%d rank%s%s, %s", leg->ranks, leg->ranks > 1 ? "s" : "",
              split, sharded_wrap_name(leg->wrap));
     leg->title = w->titles[i];
@@ -122,6 +134,7 @@ static void sharded_fill_job(sharded_world *w, const sharded_options *o) {
     job->config = &w->config;
     job->reduction = XD_REDUCTION_INVARIANT;
     job->fixed_sums = o->axes.tp > 1;
+    job->fixed_blocks = o->axes.cp > 1;
     job->by_leaf = o->pp > 1;
     job->ranks_are = o->mpi || o->launch ? "processes" : "threads";
     w->job.news_path = w->news;
@@ -164,16 +177,16 @@ static void sharded_take_leg(sharded_world *w, int i) {
     w->job.demo.tp = leg->axes.tp;
 }
 
-static void sharded_name_place(const sharded_place *p, char out[64]) {
-    char stages[16] = "";
-    if (p->pp > 1) snprintf(stages, sizeof stages, "pp=%d,", p->pp);
-    snprintf(out, 64, "%sdp=%d,tp=%d, %s", stages, p->axes.dp, p->axes.tp, sharded_wrap_name(p->wrap));
+static void sharded_name_place(const sharded_place *p, char out[SHARDED_PLACE_ROOM]) {
+    char axes[64];
+    sharded_name_axes(p->pp, 1, &p->axes, axes);
+    snprintf(out, SHARDED_PLACE_ROOM, "%s, %s", axes, sharded_wrap_name(p->wrap));
 }
 
 static void sharded_tell_losses(const sharded_leg *leg, const sharded_outcome *outcome) {
     for (int i = 0; i < outcome->lost; i++) {
         const sharded_recovery *r = &outcome->recoveries[i];
-        char place[64];
+        char place[SHARDED_PLACE_ROOM];
         sharded_name_place(&r->place, place);
         printf("%s: rank %d killed by SIGKILL after step %d", leg->title, r->rank, r->step);
         if (r->seconds > 0.0)

@@ -2,6 +2,7 @@
 #include "sharded.h"
 
 #include "../common/options.h"
+#include "../nn/nn_patch_positions.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -73,7 +74,8 @@ void sharded_print_help(void) {
     printf("\nWith --pp the head is a weight of its own, not the embedding once more, and losses are sums of "
            "those of single "
            "rows,\non one rank too.\n");
-    printf("\nWith tp above 1 sums inside the model are made of pieces that do not depend on it, on one rank "
+    printf("\nWith tp or cp above 1 sums inside the model are made of pieces that do not depend on it, on "
+           "one rank "
            "too.\n"
            "\nFor example, ranks in two groups that hold the student once each, a minute:\n"
            "  build/demo-sharded --wrap hsdp --steps 40 --out out/hsdp\n");
@@ -88,26 +90,30 @@ static const bool sharded_has_mpi = false;
 /* What there is not yet is named; so is what cannot be. */
 static bool sharded_check(sharded_options *o) {
     const demo_axes *a = &o->axes;
+    const int ranks = a->dp * a->cp * a->tp * o->pp;
     if (o->launch && o->mpi)
         snprintf(o->problem, sizeof o->problem,
                  "--launch and --mpi: ranks are processes of one or the other");
     else if ((o->mpi || (o->leg >= 0 && !o->launch)) && !sharded_has_mpi)
         snprintf(o->problem, sizeof o->problem,
                  "--mpi needs build/demo-sharded-mpi: here ranks are threads of processes");
-    else if (a->cp > 1)
-        snprintf(o->problem, sizeof o->problem, "--mesh cp=%d is not there yet: a leaf is a whole sequence",
-                 a->cp);
-    else if (a->dp * a->tp * o->pp > SHARDED_MOST_RANKS)
-        snprintf(o->problem, sizeof o->problem, "--mesh dp=%d,tp=%d%s has %d ranks, %d are the most", a->dp,
-                 a->tp, o->pp > 1 ? " in each stage" : "", a->dp * a->tp * o->pp, SHARDED_MOST_RANKS);
+    else if (NN_POSITION_BLOCKS % a->cp != 0)
+        snprintf(o->problem, sizeof o->problem,
+                 "--mesh cp=%d: a sequence is %d blocks, and ranks have equally many", a->cp,
+                 (int)NN_POSITION_BLOCKS);
+    else if (a->cp > 1 && o->pp > 1)
+        snprintf(o->problem, sizeof o->problem, "--mesh cp=%d and --pp %d: stages have whole sequences",
+                 a->cp, o->pp);
+    else if (ranks > SHARDED_MOST_RANKS)
+        snprintf(o->problem, sizeof o->problem, "--mesh dp=%d,cp=%d,tp=%d%s has %d ranks, %d are the most",
+                 a->dp, a->cp, a->tp, o->pp > 1 ? " in each stage" : "", ranks, SHARDED_MOST_RANKS);
     else if (o->vpp > 1 && o->pp == 1)
         snprintf(o->problem, sizeof o->problem, "--vpp %d without --pp: a pipeline of one rank has one stage",
                  o->vpp);
     else if (o->lose > 0 && !o->launch)
         snprintf(o->problem, sizeof o->problem, "--lose %d without --launch: threads end together", o->lose);
-    else if (o->lose >= a->dp * a->tp * o->pp)
-        snprintf(o->problem, sizeof o->problem, "--lose %d of %d ranks: nobody is left", o->lose,
-                 a->dp * a->tp * o->pp);
+    else if (o->lose >= ranks)
+        snprintf(o->problem, sizeof o->problem, "--lose %d of %d ranks: nobody is left", o->lose, ranks);
     else if (o->wrap == SHARDED_HSDP && (a->dp % 2 != 0 || DEMO_BATCH % 2 != 0))
         snprintf(o->problem, sizeof o->problem, "--wrap hsdp makes two groups: dp=%d is not even", a->dp);
     return !o->problem[0];

@@ -72,6 +72,12 @@ nn_source sharded_blocks_source(sharded_blocks *blocks) {
 
 /* ---- lists ---- */
 
+/* Ranks that share sequences hold the same elements; the first of them speaks for these. */
+static void sharded_mark_copies(sharded_student *s) {
+    for (int64_t i = 0; i < s->count && s->rank->cp_rank > 0; i++)
+        s->params[i].replica = s->parts[i].replica = true;
+}
+
 xd_result sharded_make_lists(sharded_student *s) {
     bool failed = false;
     const int64_t most = s->rank->model.param_count;
@@ -93,7 +99,9 @@ static xd_result sharded_open_wrapped(sharded_student *s, sharded_wrap wrap) {
     s->source = sharded_blocks_source(&s->blocks);
     XD_TRY(sharded_make_lists(s));
     XD_TRY(xd_parallel_params(s->parallel, s->rank->model.param_count, s->params, &s->count));
-    return xd_parallel_parts(s->parallel, s->rank->model.param_count, s->parts, &s->count);
+    XD_TRY(xd_parallel_parts(s->parallel, s->rank->model.param_count, s->parts, &s->count));
+    sharded_mark_copies(s);
+    return XD_OK;
 }
 
 /* ---- without a wrapper ---- */

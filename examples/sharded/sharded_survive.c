@@ -10,16 +10,17 @@
 /* ---- the ranks ---- */
 
 /* The largest mesh of the axes that a leg began with that as many ranks fill. Where their number does not divide, the pipeline is
- * given up first, and tp then; HSDP becomes FSDP where there are no two groups. */
+ * given up first, tp then, cp last; HSDP becomes FSDP where there are no two groups. */
 static void sharded_fit(sharded_leg *leg, const sharded_leg *begun, int ranks) {
     leg->pp = begun->pp;
     leg->vpp = begun->vpp;
     leg->wrap = begun->wrap;
-    leg->axes.tp = begun->axes.tp;
-    if (ranks % (leg->pp * leg->axes.tp) != 0) leg->pp = leg->vpp = 1;
-    if (ranks % (leg->pp * leg->axes.tp) != 0) leg->axes.tp = 1;
+    leg->axes = begun->axes;
+    if (ranks % (leg->pp * leg->axes.cp * leg->axes.tp) != 0) leg->pp = leg->vpp = 1;
+    if (ranks % (leg->axes.cp * leg->axes.tp) != 0) leg->axes.tp = 1;
+    if (ranks % leg->axes.cp != 0) leg->axes.cp = 1;
     leg->ranks = ranks;
-    leg->axes.dp = ranks / (leg->pp * leg->axes.tp);
+    leg->axes.dp = ranks / (leg->pp * leg->axes.cp * leg->axes.tp);
     if (leg->wrap == SHARDED_HSDP && leg->axes.dp % SHARDED_GROUPS != 0) leg->wrap = SHARDED_FSDP;
 }
 
@@ -35,6 +36,7 @@ typedef struct sharded_life {
 static xd_result sharded_run_as(sharded_life *life, const sharded_leg *leg) {
     life->job.leg = leg;
     life->job.demo.dp = leg->axes.dp;
+    life->job.demo.cp = leg->axes.cp;
     life->job.demo.tp = leg->axes.tp;
     return sharded_run_on(life->worlds[life->count - 1], &life->job, &life->held);
 }

@@ -27,13 +27,10 @@ static uint64_t sharded_sent_beside(const sharded_rank *r) {
 /* Payload that this rank has sent so far, in all groups that it is in; two of them may be the same. */
 static uint64_t sharded_sent(const sharded_rank *r) {
     const xd_groups *stages = r->student.stages.groups;
-    const xd_comm *const groups[] = { r->student.world,
-                                      r->rank.world,
-                                      r->rank.rows,
-                                      r->rank.tp,
-                                      r->student.data,
-                                      r->student.replicas,
-                                      stages ? stages->pp : NULL };
+    const xd_comm *const groups[] = { r->student.world,    r->rank.world,
+                                      r->rank.rows,        r->rank.cp,
+                                      r->rank.tp,          r->student.data,
+                                      r->student.replicas, stages ? stages->pp : NULL };
     uint64_t bytes = sharded_sent_beside(r);
     for (size_t i = 0; i < sizeof groups / sizeof groups[0]; i++) {
         bool again = false;

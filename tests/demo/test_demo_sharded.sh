@@ -46,6 +46,10 @@ equal tp --wrap fsdp --mesh dp=2,tp=2 && equal split --wrap sharded --mesh tp=4 
 cmp -s "$work/tp/student/model.safetensors" "$work/split/student/model.safetensors"
 verdict $? 'ranks that split the weights, by two and by four, have the bits of one rank' "$work/tp.log"
 
+equal cp --wrap ddp --mesh dp=2,cp=2 && equal cptp --wrap hsdp --mesh dp=2,cp=2,tp=2 && equal blocks --wrap sharded --mesh cp=4 &&
+cmp -s "$work/cp/student/model.safetensors" "$work/blocks/student/model.safetensors"
+verdict $? 'ranks that share sequences, by two and by four, have the bits of one rank' "$work/cp.log"
+
 equal pp --pp 2 && equal ppddp --pp 2 --wrap ddp && equal vpp --pp 2 --vpp 2 --wrap sharded && equal pptp --pp 2 --mesh tp=2 &&
 equal pphsdp --pp 2 --wrap hsdp --mesh dp=4 &&
 cmp -s "$work/pp/student/model.safetensors" "$work/vpp/student/model.safetensors" &&
@@ -98,8 +102,8 @@ start fsdp --overwrite --steps 4 && grep -q 'went on after step 2$' "$work/fsdp.
 verdict $? 'a finished student is replaced with --overwrite only, and an older run is not gone on from' "$work/fsdp.log"
 
 for bad in '--steps 3:--steps takes a number from 4 to 1000000, not "3"' '--wrap zero:--wrap takes ddp, sharded' \
-    '--mesh cp=2:--mesh cp=2 is not there yet' '--mesh dp=5,tp=2:dp=5,tp=2 has 10 ranks, 8 are the most' \
-    '--wrap hsdp --mesh dp=3:dp=3 is not even' '--vpp 2:--vpp 2 without --pp' '--pp 4 --mesh dp=3:dp=3,tp=1 in each stage has 12 ranks, 8 are the most' '--lose 1:--lose 1 without --launch' '--launch --lose 4:--lose 4 of dp=4: nobody is left' '--launch --lose 1 --mesh dp=2,tp=2:those of tp=2, --pp 1 and hsdp cannot' '--mpi:--mpi needs build/demo-sharded-mpi' '--launch --mpi:--launch and --mpi: ranks are processes of one or the other' '--epochs 3:no option --epochs' \
+    '--mesh cp=3:--mesh cp=3: a sequence is 8 blocks' '--mesh cp=2 --pp 2:--mesh cp=2 and --pp 2: stages have whole sequences' '--mesh dp=5,tp=2:dp=5,cp=1,tp=2 has 10 ranks, 8 are the most' \
+    '--wrap hsdp --mesh dp=3:dp=3 is not even' '--vpp 2:--vpp 2 without --pp' '--pp 4 --mesh dp=3:dp=3,cp=1,tp=1 in each stage has 12 ranks, 8 are the most' '--lose 1:--lose 1 without --launch' '--launch --lose 4:--lose 4 of 4 ranks: nobody is left' '--mpi:--mpi needs build/demo-sharded-mpi' '--launch --mpi:--launch and --mpi: ranks are processes of one or the other' '--epochs 3:no option --epochs' \
     '--data nowhere:nowhere has no heldout.txt'; do
     refused "${bad#*:}" ${bad%%:*}
     verdict $? "${bad%%:*} is answered with what would be right"

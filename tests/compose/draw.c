@@ -55,7 +55,10 @@ const feature features[FEATURES] = { { "ranks", 1, 8 },
                                      { "ep", 1, TOY_MEMBERS },
                                      { "ep2", 1, TOY_MEMBERS },
                                      { "pushed", 0, 1 },
-                                     { "pushed2", 0, 1 } };
+                                     { "pushed2", 0, 1 },
+                                     { "node", 0, 1 },
+                                     { "node2", 0, 1 },
+                                     { "imports", 0, 2 } };
 
 enum { MOST_RANKS = 8, MOST_STAGES = 4 }; /* all together; of a pipeline's ranks */
 
@@ -103,6 +106,7 @@ void settle(int *f) {
     settle_layout(f, RANKS2);
     for (int i = RANKS2; i <= OFFLOAD2 && !f[STOP]; i++) f[i] = features[i].least;
     for (int i = PP2; i <= UNEVEN2 && !f[STOP]; i++) f[i] = features[i].least;
+    if (!f[STOP]) f[NODE2] = f[IMPORTS] = 0;
     settle_stages(f, RANKS, PP);
     settle_stages(f, RANKS2, PP2);
     settle_experts(f);
@@ -126,6 +130,7 @@ static compose_layout layout_of(const int *f, int ranks, int pp, int ep) {
                                f[pp],
                                f[pp + STAGES - PP],
                                f[ep],
+                               f[ep + NODE - EP],
                                f[pp + UNEVEN - PP] };
     return l;
 }
@@ -150,6 +155,7 @@ compose_config config_of(const int *f) {
     c.sent = f[SENT];
     c.thaw = f[THAW];
     c.divide = f[DIVIDE];
+    c.imports = f[IMPORTS];
     c.layout = layout_of(f, RANKS, PP, EP);
     c.stop = f[STOP];
     c.then = layout_of(f, RANKS2, PP2, EP2);

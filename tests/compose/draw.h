@@ -63,6 +63,9 @@ enum {
     EP2,
     PUSHED,
     PUSHED2,
+    NODE,
+    NODE2,
+    IMPORTS,
     FEATURES
 };
 

@@ -70,4 +70,8 @@ xd_result stages_infer(rank *r, int step);
 xd_result stages_publish(rank *r);
 xd_result stages_thaw(rank *r, const char *name);
 
+/* Weights leave for files of others, and come back from there. Collective over r->over. */
+xd_result travel_out(const rank *r);
+xd_result travel_in(const rank *r);
+
 #endif

@@ -1,9 +1,13 @@
 /* run.c - trains the toy: what the ranks do in a step, and the way from one layout to the next. */
+#define _DEFAULT_SOURCE /* MAP_ANONYMOUS */
 #include "rank.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 /* ---- set-up ---- */
 
@@ -353,7 +357,8 @@ static xd_result save(const rank *r) {
     d.networks = &n;
     d.network_count = 1;
     d.overwrite = true;
-    return xd_checkpoint_save(r->over, &d);
+    XD_TRY(xd_checkpoint_save(r->over, &d));
+    return r->job->config->imports ? travel_out(r) : XD_OK;
 }
 
 static xd_result load(rank *r) {
@@ -366,6 +371,7 @@ static xd_result load(rank *r) {
     d.networks = &n;
     d.network_count = 1;
     XD_TRY(xd_checkpoint_load(r->over, &d, NULL, NULL));
+    if (r->job->config->imports) XD_TRY(travel_in(r));
     return is_staged(r) ? stages_publish(r) : xd_parallel_publish(r->parallel);
 }
 
@@ -445,25 +451,79 @@ static xd_result run_rank(xd_comm *world, void *argument) {
     return result;
 }
 
+/* ---- ranks that are processes ---- */
+
+/* What rank `rank` of the world `name` does; whether all was well. Of several messages one that blames nobody else is kept. */
+static bool run_process(const job *j, const xd_ctx_desc *settings, const xd_node_desc *node) {
+    xd_ctx *ctx;
+    xd_comm *world;
+    if (xd_ctx_create(settings, &ctx) != XD_OK) return false;
+    xd_result result = xd_comm_node(ctx, node, &world);
+    if (result == XD_OK) result = run_rank(world, (void *)j);
+    if (result == XD_OK) {
+        xd_comm_destroy(world);
+        xd_ctx_destroy(ctx);
+        return true;
+    }
+    if (result != XD_ERROR_PEER || !j->out->message[0])
+        snprintf(j->out->message, sizeof j->out->message, "%s", xd_last_error(ctx)->message);
+    return false;
+}
+
+static bool run_processes(const job *j, const xd_ctx_desc *settings) {
+    static int worlds;
+    char name[64];
+    pid_t processes[8];
+    int status, ranks = j->layout->ranks * j->layout->pp;
+    bool well = true;
+    snprintf(name, sizeof name, "compose-%ld-%d", (long)getpid(), worlds++);
+    fflush(stdout);
+    for (int r = 0; r < ranks; r++) {
+        const xd_node_desc node = { .name = name, .rank = r, .size = ranks };
+        processes[r] = fork();
+        if (processes[r] == 0) _exit(!run_process(j, settings, &node));
+    }
+    for (int r = 0; r < ranks; r++)
+        well = processes[r] > 0 && waitpid(processes[r], &status, 0) > 0 && status == 0 && well;
+    if (!well && !j->out->message[0]) strcpy(j->out->message, "a process ended without a message");
+    return well;
+}
+
+/* ---- parts and the whole ---- */
+
 static bool run_part(const job *j) {
     xd_ctx_desc d;
     xd_error error;
     memset(&d, 0, sizeof d);
     d.reduction = XD_REDUCTION_INVARIANT;
     d.timeout_seconds = 20;
+    if (j->layout->node) return run_processes(j, &d);
     if (xd_run_threads(j->layout->ranks * j->layout->pp, &d, run_rank, (void *)j, &error) == XD_OK)
         return true;
     snprintf(j->out->message, sizeof j->out->message, "%s", error.message);
     return false;
 }
 
+/* Memory that processes share. */
+static compose_result *shared_result(void) {
+    static compose_result *memory;
+    if (!memory)
+        memory = (compose_result *)mmap(NULL, sizeof *memory, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
+                                        -1, 0);
+    if (memory == MAP_FAILED) abort();
+    memset(memory, 0, sizeof *memory);
+    return memory;
+}
+
 bool compose_run(const compose_config *config, const char *directory, compose_result *out) {
     const bool stops = config->stop > 0 && config->stop < config->steps;
-    const job first = { config, &config->layout, out, directory, 0, stops ? config->stop : config->steps,
+    compose_result *shared = shared_result();
+    const job first = { config, &config->layout, shared, directory, 0, stops ? config->stop : config->steps,
                         !stops };
-    const job second = { config, &config->then, out, directory, config->stop, config->steps, true };
-    memset(out, 0, sizeof *out);
-    return run_part(&first) && (!stops || run_part(&second));
+    const job second = { config, &config->then, shared, directory, config->stop, config->steps, true };
+    const bool well = run_part(&first) && (!stops || run_part(&second));
+    *out = *shared;
+    return well;
 }
 
 /* ---- comparison ---- */

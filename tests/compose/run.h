@@ -25,6 +25,7 @@ typedef struct compose_layout {
     int pp;      /* stages one after another, each with `ranks` ranks */
     int stages;  /* of each rank, interleaved */
     int ep;      /* ranks that share the experts; 1 without experts */
+    int node;   /* ranks are processes */
     int uneven; /* how layers are dealt: 0 evenly; all 1 in the first chunk, 2 in the last; 3 none in either of them */
 } compose_layout;
 
@@ -42,6 +43,7 @@ typedef struct compose_config {
     int thaw; /* before this step, counted from 1, all frozen weights but the shifts of later layers are thawed; 0 -> never */
     int divide; /* gradients: 1 averaged; 2 divided before and after the sums */
     compose_layout layout;
+    int imports; /* weights go on in files of others: 1 a model directory, 2 pieces of all ranks */
     int stop; /* after so many steps the run is saved, and goes on in the next layout; 0 -> never */
     compose_layout then;
 } compose_config;

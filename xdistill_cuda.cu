@@ -8653,8 +8653,8 @@ static xd_uld_kernels xdi_cuda_uld_table() {
 
 /* Distribution matching: kernel/cpu/dmd.c is the reference, kernel/dmd.h has the formulas. */
 
-/* ---- mix: grid (rows x pieces of a row), block 256; one read of p and of q, one write. A thread has elements a block's width apart, so
- * that a warp's are neighbours; which row it is costs one division a block. With the CPU's bits. ---- */
+/* ---- mix: grid (rows x pieces of a row), block 256; one read of p and of q, one write. A thread has elements a block's
+ * width apart, so that a warp's are neighbours; which row it is costs one division a block. With the CPU's bits. ---- */
 
 enum { XDI_CUDA_MIX_EACH = 4, XDI_CUDA_MIX_PIECE = XDI_CUDA_MIX_EACH * XDI_CUDA_TEAM_BLOCK };
 
@@ -8682,9 +8682,9 @@ static xd_result xdi_cuda_mix(const xd_launch *launch, const xd_mix_desc *d) {
                            pieces);
 }
 
-/* ---- draw: a thread for each block of four numbers, block 256; writes every element once, 16 bytes at a time where four F32 elements
- * of a block lie there. Ten rounds of two products and two logarithms and sines for four elements, so stores set the pace: with the
- * CPU's bits. ---- */
+/* ---- draw: a thread for each block of four numbers, block 256; writes every element once, 16 bytes at a time where four F32
+ * elements of a block lie there. Ten rounds of two products and two logarithms and sines for four elements, so stores set the
+ * pace: with the CPU's bits. ---- */
 
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_draw_kernel(const __grid_constant__ xd_draw_desc d, int64_t blocks) {
     const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, r = i / blocks;
@@ -8731,10 +8731,11 @@ static xd_dmd_kernels xdi_cuda_dmd_table() {
 /* >>cuda/dmd_total.cu */
 
 /* Losses over samples, from samples to one value, and the weights of f-distill: kernel/dmd_loss_scalar.h has the formulas, with the
- * CPU's bits but for exponentials. Each is one block, a thread for every sample of a tile, so that a sample's words are read, and its
- * exponential formed, beside those of the others; only what must have an order is added in it, out of shared memory, by one thread for
- * each sum: some nanoseconds a sample, where reading it from memory in turn takes some hundred. Sums in fixed point have no order.
- * A rank has tens to thousands of samples: more blocks would wait for each other longer than they compute. */
+ * CPU's bits but for exponentials. Each is one block, a thread for every sample of a tile, so that a sample's words are read,
+ * and its exponential formed, beside those of the others; only what must have an order is added in it, out of shared memory,
+ * by one thread for each sum: some nanoseconds a sample, where reading it from memory in turn takes some hundred. Sums in
+ * fixed point have no order. A rank has tens to thousands of samples: more blocks would wait for each other longer than they
+ * compute. */
 
 enum { XDI_CUDA_TOTAL_THREADS = 256, XDI_CUDA_TOTAL_LEAST = 64 /* two warps: two sums */ };
 
@@ -9057,8 +9058,8 @@ static __device__ inline xdi_cuda_sample_range xdi_cuda_sample_chunk(const xd_sa
 }
 
 /* The sums of a range to out[xd_sample_words]; all threads of a block of XD_SAMPLE_LANES, one lane a thread. The tree over them
- * is that of kernel/dmd_loss.h: neighbours first. When fixed, integers are added in shared memory. `kept`: gets what the gradient is
- * a multiple of, or NULL; a thread reads only what it has written there itself. */
+ * is that of kernel/dmd_loss.h: neighbours first. When fixed, integers are added in shared memory. `kept`: gets what the
+ * gradient is a multiple of, or NULL; a thread reads only what it has written there itself. */
 template <bool FIXED, typename Terms>
 static __device__ void xdi_cuda_sample_sums(const Terms &terms, int64_t b, xdi_cuda_sample_range range, int64_t *out,
                                             float *kept) {
@@ -9465,4 +9466,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 3e34e12d143fa3cad9783d64ef2c225c3c73d4cbc37795d21a4fe28f895d7abf */
+/* xdistill sha256 96e50b7bf00503694fa6c19cb0ad239d7f79791270f63c8c3a9af399717b229e */

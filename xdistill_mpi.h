@@ -68,9 +68,9 @@ typedef struct xd_mpi_desc {
  * still access is not freed, nor is its communicator; MPI_Finalize may wait for the missing rank.
  *
  * What one rank alone gets wrong fails every rank at once, and the message names it: ARGUMENT (staging_bytes too small,
- * or compare below -1), MISMATCH (either of them), MEMORY (PEER on the other ranks). Not so where there is nothing to say it through, and the others
- * get TIMEOUT: STATE (MPI is not running), ARGUMENT (MPI_COMM_NULL, a communicator between two groups), MEMORY for the first
- * bytes of a world. Errors besides: PEER (MPI's own error), TIMEOUT. */
+ * or compare below -1), MISMATCH (either of them), MEMORY (PEER on the other ranks). Not so where there is nothing to say it
+ * through, and the others get TIMEOUT: STATE (MPI is not running), ARGUMENT (MPI_COMM_NULL, a communicator between two
+ * groups), MEMORY for the first bytes of a world. Errors besides: PEER (MPI's own error), TIMEOUT. */
 XD_API xd_result xd_comm_mpi(xd_ctx *ctx, const xd_mpi_desc *desc, xd_comm **out);
 
 #endif

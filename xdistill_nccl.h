@@ -1641,7 +1641,8 @@ static xd_result xdi_nccl_launch(xdi_nccl *t, const xd_message *messages, int co
     return xdi_nccl_end(&batch, deadline);
 }
 
-/* Moves the data of a wave: on the caller's stream, or through the mirror when some of it is the host's, and then the host waits. */
+/* Moves the data of a wave: on the caller's stream, or through the mirror when some of it is the host's, and then the host
+ * waits. */
 static xd_result xdi_nccl_carry(xdi_nccl *t, const xd_message *messages, int count, int wave,
                                 double deadline) {
     void *const given = messages[0].record.stream;

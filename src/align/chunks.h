@@ -43,8 +43,9 @@ XD_API xd_result xd_chunk_sizes(xd_ctx *ctx, const xd_chunk_map *map, int64_t *s
 XD_API xd_result xd_chunk_sums(xd_ctx *ctx, const xd_chunk_map *map, xd_rows values, double *sums,
                                int64_t *sizes);
 
-/* averages[chunks, n] = sums / sizes, chunks those of all sequences; 0 where a chunk is empty, whatever its sums. averages and sums may
- * share memory. What is not finite stays in its place. Local. Allocates nothing. Errors: ARGUMENT for negative numbers. */
+/* averages[chunks, n] = sums / sizes, chunks those of all sequences; 0 where a chunk is empty, whatever its sums. averages
+ * and sums may share memory. What is not finite stays in its place. Local. Allocates nothing. Errors: ARGUMENT for negative
+ * numbers. */
 XD_API xd_result xd_chunk_averages(xd_ctx *ctx, const double *sums, const int64_t *sizes, int64_t chunks,
                                    int64_t n, double *averages);
 

@@ -58,8 +58,9 @@ static void xdi_ctx_release(void *user, void *memory) {
     free(memory);
 }
 
-/* The first pages of a block of xdi_ctx_allocate, as zeros; how many bytes. Pages given back are zeros when they are next written, which
- * then costs one pass instead of two, and none for what is never written. Some emulators say yes and do nothing, hence the look. */
+/* The first pages of a block of xdi_ctx_allocate, as zeros; how many bytes. Pages given back are zeros when they are next
+ * written, which then costs one pass instead of two, and none for what is never written. Some emulators say yes and do
+ * nothing, hence the look. */
 enum { XDI_CTX_GIVEN_BACK = 16 << 20 };
 
 static size_t xdi_ctx_give_back(void *memory, size_t bytes) {

@@ -137,13 +137,13 @@ typedef struct xd_checkpoint_report {
  *            xd_release; NULL when the checkpoint has none; may be NULL
  *
  * Collective. Memory: staging_bytes, twice that when types are converted, and the manifest. Nothing is changed before
- * all ranks have agreed on all of the metadata and on the checksums. Errors, on every rank. What follows from the files has one code
- * and one text on all of them, whoever has read it, so that all may decide alike what to do then, to begin anew or to take an older
- * step; a rank's own mistake, or lack of memory, is PEER on the others. ARGUMENT, MISMATCH (as for saves);
- * MISSING (no such checkpoint, with its root, or strict and tensors are missing), UNEXPECTED, SHAPE (both strict), DTYPE; STATE when an
- * optimizer is of another kind; FORMAT for a malformed manifest or state; CORRUPT for one that does not have its own checksum, for files
- * of other sizes, and for a block, naming file, block and tensors; IO, MEMORY. An IO error while data is moved leaves the
- * arrays partly loaded. */
+ * all ranks have agreed on all of the metadata and on the checksums. Errors, on every rank. What follows from the files has
+ * one code and one text on all of them, whoever has read it, so that all may decide alike what to do then, to begin anew or
+ * to take an older step; a rank's own mistake, or lack of memory, is PEER on the others. ARGUMENT, MISMATCH (as for saves);
+ * MISSING (no such checkpoint, with its root, or strict and tensors are missing), UNEXPECTED, SHAPE (both strict), DTYPE;
+ * STATE when an optimizer is of another kind; FORMAT for a malformed manifest or state; CORRUPT for one that does not have
+ * its own checksum, for files of other sizes, and for a block, naming file, block and tensors; IO, MEMORY. An IO error while
+ * data is moved leaves the arrays partly loaded. */
 XD_API xd_result xd_checkpoint_load(xd_comm *comm, const xd_checkpoint_load_desc *desc,
                                     xd_checkpoint_report *report, char **state);
 

@@ -51,8 +51,8 @@ static xd_param xdi_content_averaged(const void *ema, int64_t i) {
     return xdi_ema_entry((const xd_ema *)ema, i);
 }
 
-/* The list has the order of the parts: the first name that is not the part's own is no other part's either. Names that are no part's
- * are the caller's. */
+/* The list has the order of the parts: the first name that is not the part's own is no other part's either. Names that are no
+ * part's are the caller's. */
 static xd_result xdi_content_check_order(xd_ctx *ctx, const char *what, const xd_checkpoint_network *n,
                                          xd_param (*entry)(const void *list, int64_t i), const void *list) {
     for (int64_t i = 0; i < n->part_count; i++) {

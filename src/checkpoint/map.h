@@ -44,8 +44,8 @@ typedef struct xd_mapped_weights {
 
 /* Checks that entries can be followed in both directions, with the shapes of the parts alone: no file is touched. Local.
  * Errors: ARGUMENT for an entry that makes no sense or names no weight, and for two entries that take the same elements, naming
- * both; SHAPE for elements of a tensor that no entry names, with their number; DTYPE for weights of different types in one tensor of
- * theirs; MEMORY. */
+ * both; SHAPE for elements of a tensor that no entry names, with their number; DTYPE for weights of different types in one
+ * tensor of theirs; MEMORY. */
 XD_API xd_result xd_weight_map_check(xd_ctx *ctx, const xd_mapped_weights *weights);
 
 /* What to read. Zero is the default of the fields that are not required. */
@@ -98,17 +98,18 @@ typedef struct xd_weights_export_desc {
  * (xd_state_gather); the directory changes in one step, as xd_weights_writer_commit says. Files that are no weights (config.json)
  * are the caller's.
  *
- * With `pieces` no element crosses between ranks: rank r writes shard-0000(r+1)-model-0000k-of-0000n.safetensors, where n is the most
- * boxes that it has of a tensor. xd_weights_reader, an import and HuggingFaceStorageReader of torch.distributed.checkpoint read
- * them; `xdistill convert` makes one model of them. The directory exists wherever a rank writes, and has no .safetensors
- * files yet. The files get their names when all ranks have written, and go again when that fails on one; who is killed meanwhile
- * leaves a model with a gap, and nothing but readers, which refuse it, says so. max_shard_bytes is not used.
+ * With `pieces` no element crosses between ranks: rank r writes shard-0000(r+1)-model-0000k-of-0000n.safetensors, where n is
+ * the most boxes that it has of a tensor. xd_weights_reader, an import and HuggingFaceStorageReader of
+ * torch.distributed.checkpoint read them; `xdistill convert` makes one model of them. The directory exists wherever a rank
+ * writes, and has no .safetensors files yet. The files get their names when all ranks have written, and go again when that
+ * fails on one; who is killed meanwhile leaves a model with a gap, and nothing but readers, which refuse it, says so.
+ * max_shard_bytes is not used.
  *
  * Collective. Memory: as xd_state_gather, and staging_bytes more on rank 0; with `pieces` staging_bytes on each rank, twice that on
  * a device, and the headers of its files. Errors, on every rank: those of xd_weight_map_check, of xd_state_gather and of
  * xd_weights_writer; an older model stays unless the message says otherwise. With `pieces`: MISMATCH as in xd_state_gather, STATE
- * for a directory with .safetensors files, those of xd_safetensors_writer. What the directory refuses has one code and one text on all
- * ranks; without `pieces` a disk that fails while elements come to rank 0 is PEER on the others. */
+ * for a directory with .safetensors files, those of xd_safetensors_writer. What the directory refuses has one code and one
+ * text on all ranks; without `pieces` a disk that fails while elements come to rank 0 is PEER on the others. */
 XD_API xd_result xd_weights_export(xd_comm *comm, const xd_weights_export_desc *desc);
 
 #endif

@@ -28,8 +28,8 @@ XD_API xd_result xd_checkpoint_saver_bytes(xd_comm *comm, const xd_checkpoint_ne
  *
  * Collective. Memory: the bytes of the call above, in memory of the host (page-locked where the context's
  * device offers it), a context and a handle on the group. Errors, on every
- * rank: those of the call above; MEMORY, also when a thread does not start; as for every collective, one rank's error is PEER on the
- * others. */
+ * rank: those of the call above; MEMORY, also when a thread does not start; as for every collective, one rank's error is PEER
+ * on the others. */
 XD_API xd_result xd_checkpoint_saver_create(xd_comm *comm, const xd_checkpoint_network *networks,
                                             int network_count, xd_checkpoint_saver **out);
 

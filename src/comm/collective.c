@@ -115,7 +115,8 @@ static xd_result xdi_comm_validate_message(const xd_comm *comm, const xd_collect
     return xdi_comm_validate(comm, c);
 }
 
-/* All messages at once, or the refusals of all. `messages` has room for all; those that nobody can be told of are left out of it. */
+/* All messages at once, or the refusals of all. `messages` has room for all; those that nobody can be told of are left out of
+ * it. */
 static xd_result xdi_comm_run_messages(xd_comm *comm, const xd_collective *records, int count, bool refuses,
                                        xd_message *messages) {
     xdi_comm_first first = { -1, { XD_OK, NULL, 0, NULL, 0, 0, "" } };

@@ -122,20 +122,21 @@ XD_API xd_result xd_comm_fork(xd_comm *comm, xd_ctx *ctx, xd_comm **out);
  *   timeout_s   seconds that it waits for ranks that live and do not call; 0 -> the context's timeout_seconds
  *   out         the new world, of this context; destroy it with xd_comm_destroy
  *
- * Collective over all ranks that go on. It returns when all that live have called; those that have ended, have destroyed their handles
- * or have called xd_comm_abort are not waited for. At the earliest deadline of any rank those that have called go on without the others:
- * a process that was stopped gets PEER from this call and from all others, and can do nothing to the new world. A rank that came too late
- * for the collective in which the world broke, but in time for this call, is in. Whoever dies meanwhile is left out, or else is
- * missed in the new world's first call, which breaks that: then this is called again, on that.
+ * Collective over all ranks that go on. It returns when all that live have called; those that have ended, have destroyed
+ * their handles or have called xd_comm_abort are not waited for. At the earliest deadline of any rank those that have called
+ * go on without the others: a process that was stopped gets PEER from this call and from all others, and can do nothing to
+ * the new world. A rank that came too late for the collective in which the world broke, but in time for this call, is in.
+ * Whoever dies meanwhile is left out, or else is missed in the new world's first call, which breaks that: then this is called
+ * again, on that.
  * Memory: as for joining the ranks; what the old world shared goes when the last process ends.
  *
- * Offered by worlds of xd_comm_node and of threads, and by those that this call made of them. A thread is lost when its rank function
- * returns or it calls xd_comm_abort; so a recovery can be tried in one process. Memory of all these worlds goes with the first one, before
- * which their handles are destroyed.
+ * Offered by worlds of xd_comm_node and of threads, and by those that this call made of them. A thread is lost when its rank
+ * function returns or it calls xd_comm_abort; so a recovery can be tried in one process. Memory of all these worlds goes with
+ * the first one, before which their handles are destroyed.
  *
- * Errors: ARGUMENT (a group, timeout_s) and UNSUPPORTED (the transport), on this rank alone, and the others do not wait for it if it
- * ends; STATE (nothing has broken this world, or this rank has left it or has called before); PEER (this rank came after the
- * deadline); MEMORY (on all; on one alone that has no room for its handles, which is missed by the others then). */
+ * Errors: ARGUMENT (a group, timeout_s) and UNSUPPORTED (the transport), on this rank alone, and the others do not wait for
+ * it if it ends; STATE (nothing has broken this world, or this rank has left it or has called before); PEER (this rank came
+ * after the deadline); MEMORY (on all; on one alone that has no room for its handles, which is missed by the others then). */
 XD_API xd_result xd_comm_shrink(xd_comm *broken, double timeout_s, xd_comm **out);
 
 /* Returns on every rank after every rank has called. */

@@ -37,8 +37,8 @@ XD_PRIVATE xd_result xdi_comm_validate(const xd_comm *comm, const xd_collective 
 XD_PRIVATE double xdi_comm_deadline(const xd_comm *comm);
 XD_PRIVATE xd_result xdi_comm_break(xd_comm *comm, xd_result result);
 
-/* record.c: what all ranks are told of a record; sends it and fills comm->all, `next` being what is executed if they agree, or NULL;
- * and the error that follows from what they have said. */
+/* record.c: what all ranks are told of a record; sends it and fills comm->all, `next` being what is executed if they agree,
+ * or NULL; and the error that follows from what they have said. */
 XD_PRIVATE xd_control xdi_comm_control(const xd_comm *comm, const xd_collective *c, xd_result status);
 XD_PRIVATE xd_result xdi_comm_exchange(xd_comm *comm, const xd_control *mine, const xd_collective *next,
                                        double deadline);
@@ -77,7 +77,8 @@ XD_PRIVATE void xdi_comm_piece(int64_t count, int size, int rank, int64_t *begin
 /* record.c: number of elements in c->send on this rank when blocks lie back to back. */
 XD_PRIVATE int64_t xdi_comm_send_elements(const xd_collective *c, int rank, int size);
 
-/* collective.c: xd_collective_run, no message; of a rank that has failed before (`mine`), whose error the others are told instead. */
+/* collective.c: xd_collective_run, no message; of a rank that has failed before (`mine`), whose error the others are told
+ * instead. */
 XD_PRIVATE xd_result xdi_comm_collective_as(xd_comm *comm, const xd_collective *collective, xd_result mine);
 
 /* collective.c: xd_all_gather of `count` elements from every rank. */
@@ -97,7 +98,8 @@ XD_PRIVATE int xdi_comm_culprit(const xd_comm *comm);
 XD_PRIVATE xd_result xdi_comm_broken(const xd_comm *comm);
 
 /* collective.c: xd_exchange; of a rank that has failed and refuses: it takes part in none of the messages, and the other ranks of
- * them get PEER. `patience` is what is added to the time limit, as a part of it. Errors where it refuses: those that break the group. */
+ * them get PEER. `patience` is what is added to the time limit, as a part of it. Errors where it refuses: those that break
+ * the group. */
 XD_PRIVATE xd_result xdi_comm_exchange_as(xd_comm *comm, const xd_collective *records, int count,
                                           bool refuses, double patience);
 
@@ -105,8 +107,8 @@ XD_PRIVATE xd_result xdi_comm_exchange_as(xd_comm *comm, const xd_collective *re
  * group; else 0. Numbers ascend. */
 XD_PRIVATE uint64_t xdi_comm_refused_last(const xd_comm *comm);
 
-/* collective.c: xd_agree about what all ranks share, as a directory that one of them has read: every rank fails with the result of the
- * lowest one that failed, and its message; a lack of memory is that rank's own, and PEER on the others. */
+/* collective.c: xd_agree about what all ranks share, as a directory that one of them has read: every rank fails with the
+ * result of the lowest one that failed, and its message; a lack of memory is that rank's own, and PEER on the others. */
 XD_PRIVATE xd_result xdi_comm_agree_alike(xd_comm *comm, xd_result mine);
 
 /* collective.c: xd_agree, and MISMATCH when ranks pass different numbers: "<call>: rank 1 passed <name> 3, rank 0 passed 4". */
@@ -192,8 +194,8 @@ XD_PRIVATE bool xdi_node_has_died(const xdi_node *node, int rank);
 /* node.c: writes zeros into a file. Writing, unlike setting a length, allocates memory at once: a lack of it is an error here, not
  * a signal later. */
 XD_PRIVATE bool xdi_node_fill(int file, uint64_t begin, size_t bytes);
-/* node.c: takes a lock on one byte of a file; false when another process has it. The system takes it back when this process ends, or
- * closes any descriptor of the file. xdi_node_is_held: whether another process has it. */
+/* node.c: takes a lock on one byte of a file; false when another process has it. The system takes it back when this process
+ * ends, or closes any descriptor of the file. xdi_node_is_held: whether another process has it. */
 XD_PRIVATE bool xdi_node_hold(int file, int byte);
 XD_PRIVATE void xdi_node_let_go(int file, int byte);
 XD_PRIVATE bool xdi_node_is_held(int file, int byte);

@@ -95,7 +95,8 @@ typedef size_t xdi_job_bytes(const xdi_job *job, int size);
 XD_PRIVATE xd_result xdi_job_shrink(xd_ctx *ctx, xdi_job *old, xdi_job_bytes *bytes, double deadline,
                                     xdi_job **out);
 
-/* job.c: takes a zeroed region, held by `holders` ranks; -1: there is no memory. xdi_job_drop: gives up what nobody has heard of. */
+/* job.c: takes a zeroed region, held by `holders` ranks; -1: there is no memory. xdi_job_drop: gives up what nobody has heard
+ * of. */
 XD_PRIVATE int xdi_job_take(xdi_job *job, size_t bytes, int holders);
 XD_PRIVATE void xdi_job_drop(const xdi_job *job, int region);
 XD_PRIVATE void *xdi_job_map(const xdi_job *job, int region, size_t bytes); /* NULL: no memory */

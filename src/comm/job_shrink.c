@@ -1,7 +1,7 @@
 /* How the processes that are left of a broken world make the next one. Each says in the old world that it asks for that. Whoever
- * sees that all who live have asked, or that its time is over, prepares memory for those that have, with their list in it, and offers
- * it by one atomic exchange: the first offer holds for everybody. So there is nothing that ranks could see differently, and nobody
- * whose death others would have to wait for.
+ * sees that all who live have asked, or that its time is over, prepares memory for those that have, with their list in it,
+ * and offers it by one atomic exchange: the first offer holds for everybody. So there is nothing that ranks could see
+ * differently, and nobody whose death others would have to wait for.
  *
  * The new world is in regions of the same file that nobody else has mapped: a process that was stopped, and wakes up in the old
  * world, writes there. Ranks keep the locks by which others see that they live. */

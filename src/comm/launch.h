@@ -39,7 +39,8 @@ typedef struct xd_launch_info {
  * ranks, of which this process would be the first on its machine, belongs to a launcher that has started another one
  * (srun torchrun, mpirun in an interactive step) and is left alone.
  *
- * Nothing else in the library reads these variables. Local; allocates nothing; must not run beside setenv. The kind is logged at INFO.
+ * Nothing else in the library reads these variables. Local; allocates nothing; must not run beside setenv. The kind is logged
+ * at INFO.
  * Errors, each naming the variables: MISSING for a set of which one is missing, ARGUMENT for a value that is no
  * such number and for a job name that is none, TOPOLOGY, with both values, for a rank that is not below its size and for
  * sets that contradict each other.

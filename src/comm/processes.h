@@ -33,15 +33,15 @@ typedef struct xd_node_desc {
  * at most 1023 groups at a time. All of it goes with the last process. A process is one rank of a job, with a thread for
  * the world and those of its queues; the context's CPU level becomes the lowest of all.
  *
- * A rank that waits polls and yields the core some microseconds, then sleeps. It sees at once, which is within a tenth of a second, when
- * a process that it waits for has ended, however that happened: PEER, naming it. A stopped process is late: TIMEOUT at the
- * deadline, naming it. In both cases the world is broken, and nothing is left behind when its processes end; xd_comm_shrink makes a
- * world of those that go on.
+ * A rank that waits polls and yields the core some microseconds, then sleeps. It sees at once, which is within a tenth of a
+ * second, when a process that it waits for has ended, however that happened: PEER, naming it. A stopped process is late:
+ * TIMEOUT at the deadline, naming it. In both cases the world is broken, and nothing is left behind when its processes end;
+ * xd_comm_shrink makes a world of those that go on.
  *
- * Errors: ARGUMENT (name, rank, size, slot_bytes too small; on this rank alone); on every rank that has joined: MISMATCH (another size
- * or slot_bytes), STATE (two processes with one rank), TIMEOUT (naming the ranks that did not join), PEER (a process has died, or
- * could not join), MEMORY (/dev/shm is full). STATE when the name is in use by another user, or twice by one process; IO when there
- * is no /dev/shm. */
+ * Errors: ARGUMENT (name, rank, size, slot_bytes too small; on this rank alone); on every rank that has joined: MISMATCH
+ * (another size or slot_bytes), STATE (two processes with one rank), TIMEOUT (naming the ranks that did not join), PEER (a
+ * process has died, or could not join), MEMORY (/dev/shm is full). STATE when the name is in use by another user, or twice by
+ * one process; IO when there is no /dev/shm. */
 XD_API xd_result xd_comm_node(xd_ctx *ctx, const xd_node_desc *desc, xd_comm **out);
 
 #endif

@@ -1,5 +1,6 @@
 /* Queues of collectives. A record has a slot from start to wait; slots are given out again in any order, and `line` keeps the
- * order in which they were started. The runner of the records is the caller, who may do it on a stream of the queue, or a thread with a twin of the communicator. */
+ * order in which they were started. The runner of the records is the caller, who may do it on a stream of the queue, or a
+ * thread with a twin of the communicator. */
 
 #include "comm/queue.h"
 #include "comm/internal.h"

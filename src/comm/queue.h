@@ -9,7 +9,8 @@
  * - One order of starts per queue, the same on all ranks. Between queues, and between a queue and its communicator, there is
  *   no order; but start them all in one order on all ranks, because a queue may be INLINE or STREAM, and then its starts are calls on
  *   the communicator.
- * - The record and its arrays of counts, displacements and known leaves are copied by xd_queue_start. The buffers they point to are the
+ * - The record and its arrays of counts, displacements and known leaves are copied by xd_queue_start. The buffers they point
+ * to are the
  *   queue's from start to wait: nobody else reads what a record writes or writes what it reads.
  * - The deadline of a record counts from when the queue begins to run it, not from its start.
  * - A record that every rank refuses (ARGUMENT, DTYPE, MISMATCH and so on; a rank whose own arguments are right gets PEER) fails at
@@ -61,19 +62,19 @@ typedef struct xd_queue_facts {
  *
  * What cannot be had is INLINE, and xd_queue_info tells: a WORKER where the transport makes no second communicator for
  * another thread (MPI below MPI_THREAD_MULTIPLE, NCCL) or the context is on a GPU, a STREAM on a CPU or where the transport moves
- * host memory only. Collective over comm. Memory: what xd_queue_bytes says: capacity records with 7 numbers a rank each, for a worker a context and a
- * handle on the group, for a stream an event a record; nothing later.
+ * host memory only. Collective over comm. Memory: what xd_queue_bytes says: capacity records with 7 numbers a rank each, for
+ * a worker a context and a handle on the group, for a stream an event a record; nothing later.
  * Errors: ARGUMENT (form, capacity), MISMATCH (ranks pass different ones), MEMORY, also when a thread does not start, DEVICE
  * (no stream or event); as for every collective, one rank's error is PEER on the others. */
 XD_API xd_result xd_queue_create(xd_comm *comm, const xd_queue_desc *desc, xd_queue **out);
 
-/* What xd_queue_create would take on this rank: a worker's context and handle on the group too, with what the transport makes for it
- * (the ranks of a world of threads share what rank 0 takes). Of an AUTO desc that of the form that would be taken. Streams and events
- * are the device's own. Local, allocates nothing. Errors: ARGUMENT (form, capacity). */
+/* What xd_queue_create would take on this rank: a worker's context and handle on the group too, with what the transport makes
+ * for it (the ranks of a world of threads share what rank 0 takes). Of an AUTO desc that of the form that would be taken.
+ * Streams and events are the device's own. Local, allocates nothing. Errors: ARGUMENT (form, capacity). */
 XD_API xd_result xd_queue_bytes(xd_comm *comm, const xd_queue_desc *desc, xd_memory_bytes *out);
 
-/* Appends a record to the queue. A worker's start never waits; INLINE and STREAM queues run the record now. Either way what the record
- * itself does wrong is told by its wait.
+/* Appends a record to the queue. A worker's start never waits; INLINE and STREAM queues run the record now. Either way what
+ * the record itself does wrong is told by its wait.
  *
  *   record   any kind that xd_collective_run takes; copied, with its arrays
  *   ticket   for xd_queue_wait; NULL -> xd_queue_wait_all takes the result
@@ -82,7 +83,8 @@ XD_API xd_result xd_queue_bytes(xd_comm *comm, const xd_queue_desc *desc, xd_mem
  * Errors, without a record: STATE (`capacity` records are open), PEER (the world is broken). */
 XD_API xd_result xd_queue_start(xd_queue *queue, const xd_collective *record, xd_ticket *ticket);
 
-/* Whether xd_queue_wait would return at once: the record has been run (a GPU may still move it), or no record has this ticket. Local, never waits. */
+/* Whether xd_queue_wait would return at once: the record has been run (a GPU may still move it), or no record has this
+ * ticket. Local, never waits. */
 XD_API bool xd_queue_done(xd_queue *queue, xd_ticket ticket);
 
 /* Waits for a record and the ones started before it and returns the record's result, once: its place in the queue is free
@@ -100,7 +102,8 @@ XD_API xd_result xd_queue_wait_all(xd_queue *queue);
 XD_API xd_queue_facts xd_queue_info(xd_queue *queue);
 
 /* Ends the queue; local. NULL is fine. A worker first runs what was started, as a wait would: a record whose peers do not come
- * ends with its deadline, and breaks the world. A STREAM orders the context's stream behind its own. Results nobody has waited for are lost. */
+ * ends with its deadline, and breaks the world. A STREAM orders the context's stream behind its own. Results nobody has
+ * waited for are lost. */
 XD_API void xd_queue_destroy(xd_queue *queue);
 
 #endif

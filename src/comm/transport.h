@@ -65,13 +65,15 @@ typedef struct xd_transport_ops {
      * offered; then they find out by themselves. */
     void (*fail)(xd_transport *transport, xd_result result, int culprit);
     /* The same ranks for another context, whose calls another thread makes at the same time, but see forks_in_order: *out shares
-     * the fate of the world and nothing else. All ranks call it, right after a control call, on the thread of this transport; errors are those of
-     * this transport's context. `ctx` has the same allocator. *out = NULL on all ranks: not possible here. NULL: not offered. */
+     * the fate of the world and nothing else. All ranks call it, right after a control call, on the thread of this transport;
+     * errors are those of this transport's context. `ctx` has the same allocator. *out = NULL on all ranks: not possible
+     * here. NULL: not offered. */
     xd_result (*fork)(xd_transport *transport, xd_ctx *ctx, double deadline, xd_transport **out);
     /* Lets all messages make progress at the same time, those to one rank and those from one rank in their order, each with
-     * whatever SEND, RECV or list of messages the other rank is in (over NCCL only with a list). Fills in what the other ranks passed; data moves only
-     * where count and dtype are the same and neither has refused, and any other pair is no error here. Returns when all have
-     * met; errors break the group. Without a control call. NULL: messages go through `execute`, one after another. */
+     * whatever SEND, RECV or list of messages the other rank is in (over NCCL only with a list). Fills in what the other
+     * ranks passed; data moves only where count and dtype are the same and neither has refused, and any other pair is no
+     * error here. Returns when all have met; errors break the group. Without a control call. NULL: messages go through
+     * `execute`, one after another. */
     xd_result (*exchange)(xd_transport *transport, xd_message *messages, int count, double deadline);
     /* Bytes that the allocator of this rank hands out in `fork`, with what this rank allocates for all; 0: fork would make
      * nothing. NULL: nobody knows. Local. */
@@ -79,9 +81,9 @@ typedef struct xd_transport_ops {
     /* Calls of a fork come from the thread of its origin, and those of both have one order on all ranks. If false, another thread
      * may make them at the same time. */
     bool forks_in_order;
-    /* A world of the ranks of a broken one that live and have called this when all of them have, or by the deadline; in their order,
-     * and whole, whatever happens to those that are not in it. Called on the world's first handle, without a control call. STATE
-     * when nothing has broken it. NULL: not offered. */
+    /* A world of the ranks of a broken one that live and have called this when all of them have, or by the deadline; in their
+     * order, and whole, whatever happens to those that are not in it. Called on the world's first handle, without a control
+     * call. STATE when nothing has broken it. NULL: not offered. */
     xd_result (*shrink)(xd_transport *transport, double deadline, xd_transport **out);
 } xd_transport_ops;
 

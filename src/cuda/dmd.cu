@@ -1,7 +1,7 @@
 /* Distribution matching: kernel/cpu/dmd.c is the reference, kernel/dmd.h has the formulas. */
 
-/* ---- mix: grid (rows x pieces of a row), block 256; one read of p and of q, one write. A thread has elements a block's width apart, so
- * that a warp's are neighbours; which row it is costs one division a block. With the CPU's bits. ---- */
+/* ---- mix: grid (rows x pieces of a row), block 256; one read of p and of q, one write. A thread has elements a block's
+ * width apart, so that a warp's are neighbours; which row it is costs one division a block. With the CPU's bits. ---- */
 
 enum { XDI_CUDA_MIX_EACH = 4, XDI_CUDA_MIX_PIECE = XDI_CUDA_MIX_EACH * XDI_CUDA_TEAM_BLOCK };
 
@@ -29,9 +29,9 @@ static xd_result xdi_cuda_mix(const xd_launch *launch, const xd_mix_desc *d) {
                            pieces);
 }
 
-/* ---- draw: a thread for each block of four numbers, block 256; writes every element once, 16 bytes at a time where four F32 elements
- * of a block lie there. Ten rounds of two products and two logarithms and sines for four elements, so stores set the pace: with the
- * CPU's bits. ---- */
+/* ---- draw: a thread for each block of four numbers, block 256; writes every element once, 16 bytes at a time where four F32
+ * elements of a block lie there. Ten rounds of two products and two logarithms and sines for four elements, so stores set the
+ * pace: with the CPU's bits. ---- */
 
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_draw_kernel(const __grid_constant__ xd_draw_desc d, int64_t blocks) {
     const int64_t i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x, r = i / blocks;

@@ -74,8 +74,8 @@ static __device__ inline xdi_cuda_sample_range xdi_cuda_sample_chunk(const xd_sa
 }
 
 /* The sums of a range to out[xd_sample_words]; all threads of a block of XD_SAMPLE_LANES, one lane a thread. The tree over them
- * is that of kernel/dmd_loss.h: neighbours first. When fixed, integers are added in shared memory. `kept`: gets what the gradient is
- * a multiple of, or NULL; a thread reads only what it has written there itself. */
+ * is that of kernel/dmd_loss.h: neighbours first. When fixed, integers are added in shared memory. `kept`: gets what the
+ * gradient is a multiple of, or NULL; a thread reads only what it has written there itself. */
 template <bool FIXED, typename Terms>
 static __device__ void xdi_cuda_sample_sums(const Terms &terms, int64_t b, xdi_cuda_sample_range range, int64_t *out,
                                             float *kept) {

@@ -1,8 +1,9 @@
 /* Losses over samples, from samples to one value, and the weights of f-distill: kernel/dmd_loss_scalar.h has the formulas, with the
- * CPU's bits but for exponentials. Each is one block, a thread for every sample of a tile, so that a sample's words are read, and its
- * exponential formed, beside those of the others; only what must have an order is added in it, out of shared memory, by one thread for
- * each sum: some nanoseconds a sample, where reading it from memory in turn takes some hundred. Sums in fixed point have no order.
- * A rank has tens to thousands of samples: more blocks would wait for each other longer than they compute. */
+ * CPU's bits but for exponentials. Each is one block, a thread for every sample of a tile, so that a sample's words are read,
+ * and its exponential formed, beside those of the others; only what must have an order is added in it, out of shared memory,
+ * by one thread for each sum: some nanoseconds a sample, where reading it from memory in turn takes some hundred. Sums in
+ * fixed point have no order. A rank has tens to thousands of samples: more blocks would wait for each other longer than they
+ * compute. */
 
 enum { XDI_CUDA_TOTAL_THREADS = 256, XDI_CUDA_TOTAL_LEAST = 64 /* two warps: two sums */ };
 

@@ -48,13 +48,13 @@ XD_API xd_result xd_target_mix(xd_ctx *ctx, const xd_noise_schedule *schedule,
                                const xd_conversion *conversion, double t, xd_mix *out);
 
 /* Factors of classifier-free guidance: out = c0 conditional + c1 unconditional = unconditional + scale (conditional -
- * unconditional). Scale 1 is the conditional prediction alone. Where a trainer writes conditional + w (conditional - unconditional),
- * scale is w + 1. Pure. */
+ * unconditional). Scale 1 is the conditional prediction alone. Where a trainer writes conditional + w (conditional -
+ * unconditional), scale is w + 1. Pure. */
 XD_API xd_mix xd_guidance_mix(double scale);
 
-/* Guidance of one network within a distillation. What it says of x_t, as clean samples, with the condition, P, and with the negative
- * one, N, is mixed to G by `scale`; and then, so that a large scale does not widen the range of values (Lin et al., "Common
- * Diffusion Noise Schedules and Sample Steps Are Flawed", 2024), by sample
+/* Guidance of one network within a distillation. What it says of x_t, as clean samples, with the condition, P, and with the
+ * negative one, N, is mixed to G by `scale`; and then, so that a large scale does not widen the range of values (Lin et al.,
+ * "Common Diffusion Noise Schedules and Sample Steps Are Flawed", 2024), by sample
  *
  *   out = (rescale std(P) / std(G) + 1 - rescale) G
  *

@@ -75,8 +75,8 @@ typedef struct xd_dmd_regression {
         step_samples; /* noises of a step, of all leaves of all ranks together; 0 -> xd_dmd_sizes.step_samples */
 } xd_dmd_regression;
 
-/* f-distill: samples of the student's term of matching have weights from the logits that the discriminator gives their noised forms,
- * as xd_fdistill_weights makes them of all samples of the step, however many leaves and ranks those are in. */
+/* f-distill: samples of the student's term of matching have weights from the logits that the discriminator gives their noised
+ * forms, as xd_fdistill_weights makes them of all samples of the step, however many leaves and ranks those are in. */
 typedef struct xd_dmd_fdistill {
     bool on; /* false: nothing else here is read; true: there is a discriminator */
     xd_f_divergence divergence;
@@ -202,8 +202,9 @@ typedef struct xd_dmd_record {
 /* Checks everything and takes all memory that later calls need.
  *
  * Roles may have wrappers of different kinds, as long as those that train have the same leaves on each rank. Where ranks have
- * different numbers of leaves and some role is under FSDP, the sums of DDP begin in xd_dmd_step's reduction from now on, not beside the
- * last backward on its queue (xd_ddp_desc.reductions): FSDP has a place for them in its order that all ranks share.
+ * different numbers of leaves and some role is under FSDP, the sums of DDP begin in xd_dmd_step's reduction from now on, not
+ * beside the last backward on its queue (xd_ddp_desc.reductions): FSDP has a place for them in its order that all ranks
+ * share.
  *
  * Collective over data and sizes.split where they are given: the settings that decide are compared. Errors, nothing kept, on the
  * rank that has one and PEER on the others: ARGUMENT (a
@@ -246,9 +247,9 @@ XD_API xd_result xd_dmd_discriminator(xd_dmd *dmd, int64_t leaf, const xd_dmd_ba
  *   loss = mean over noises, rungs and elements of (student(x_r, t_r) - (x_{r+1} - x_r) / (t_{r+1} - t_r))^2
  *
  * Forwards of a leaf: steps * substeps of the teacher, twice that with guidance, and steps of the student, each followed by
- * its backward (`more` but for the last; a student with several FSDP units needs xd_fsdp_desc.accumulate_whole for that, as does such a
- * discriminator). Noise is the batch's, or drawn for warm-up alone; batch->real is not read. In narrow dtypes
- * the velocity is that of rounded ends.
+ * its backward (`more` but for the last; a student with several FSDP units needs xd_fsdp_desc.accumulate_whole for that, as
+ * does such a discriminator). Noise is the batch's, or drawn for warm-up alone; batch->real is not read. In narrow dtypes the
+ * velocity is that of rounded ends.
  *
  *   values   regression is added to; NULL -> not read back from a device
  *
@@ -266,15 +267,15 @@ XD_API xd_result xd_dmd_warm_up(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *b
  * changes. Whoever skips the step afterwards puts the bins back (xd_dmd_bins, xd_dmd_set_bins); xd_dmd_step does.
  *
  * Collective: xd_dmd_ratios as xd_dmd_student, xd_dmd_weigh over xd_dmd_desc.data. Allocate nothing. Deterministic; in INVARIANT
- * mode weights and bins have the same bits for every split of the step over ranks and leaves, since their sums are exact. Errors: STATE
- * (no f-distill; xd_dmd_student of a leaf without weights, or with another number of samples), those of xd_dmd_student and of
- * xd_fdistill_weights. */
+ * mode weights and bins have the same bits for every split of the step over ranks and leaves, since their sums are exact.
+ * Errors: STATE (no f-distill; xd_dmd_student of a leaf without weights, or with another number of samples), those of
+ * xd_dmd_student and of xd_fdistill_weights. */
 XD_API xd_result xd_dmd_ratios(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch);
 XD_API xd_result xd_dmd_weigh(xd_dmd *dmd);
 
-/* The bins, [xd_dmd_fdistill.bins] mean ratios by time, all 1 at first: a part of what resumes a run. The same on every rank. Local; they
- * wait for a GPU. Errors: STATE (no f-distill), ARGUMENT (another number of bins, or a value that is not above 0 and
- * finite: with the numbers), those of the device. */
+/* The bins, [xd_dmd_fdistill.bins] mean ratios by time, all 1 at first: a part of what resumes a run. The same on every rank.
+ * Local; they wait for a GPU. Errors: STATE (no f-distill), ARGUMENT (another number of bins, or a value that is not above 0
+ * and finite: with the numbers), those of the device. */
 XD_API xd_result xd_dmd_bins(xd_dmd *dmd, double *out);
 XD_API xd_result xd_dmd_set_bins(xd_dmd *dmd, const double *values, int count);
 
@@ -287,21 +288,22 @@ XD_API xd_result xd_dmd_findings(xd_dmd *dmd, xd_status *out);
 typedef xd_result (*xd_dmd_batch_function)(void *user, int64_t leaf, xd_dmd_batch *batch);
 
 /* One step: the roles whose turn it is compute their leaves, gradients are summed, clipped, stepped and published, averages
- * follow. With f-distill the student's turn goes through the leaves twice, for the logits first; a skipped or failed step leaves the
- * bins as they were. When something was not finite on any rank, no role steps and the step is over all the same.
+ * follow. With f-distill the student's turn goes through the leaves twice, for the logits first; a skipped or failed step
+ * leaves the bins as they were. When something was not finite on any rank, no role steps and the step is over all the same.
  *
  *   values   out; the same on every rank, and in INVARIANT mode on every layout
  *
  * Collective over data and split. Allocates nothing. Errors: those of the terms and of xd_parallel_reduce and _publish, the same on
  * every rank unless a network's own exchange failed; STATE (a role without a trainer). After an error of the batch or of a network
  * under DDP nothing has changed, and the same step may be made again; networks close their blocks before they return an
- * error. Under FSDP other ranks may wait in a gather meanwhile, and where sums are begun on a queue it may have one of them: then the
- * ranks are out of step, and the world is at its end. */
+ * error. Under FSDP other ranks may wait in a gather meanwhile, and where sums are begun on a queue it may have one of them:
+ * then the ranks are out of step, and the world is at its end. */
 XD_API xd_result xd_dmd_step(xd_dmd *dmd, xd_dmd_batch_function batch, void *user, xd_dmd_values *values);
 
 /* One step of warm-up: every leaf's xd_dmd_warm_up, then the student alone is summed, clipped, stepped and published, as by
- * xd_dmd_step. Learning rates and averages of its own are the caller's to set before and after. Steps of warm-up have a counter of their own, so a
- * run has as many as it likes before its first xd_dmd_step. Collective, values and errors as of xd_dmd_step and xd_dmd_warm_up. */
+ * xd_dmd_step. Learning rates and averages of its own are the caller's to set before and after. Steps of warm-up have a
+ * counter of their own, so a run has as many as it likes before its first xd_dmd_step. Collective, values and errors as of
+ * xd_dmd_step and xd_dmd_warm_up. */
 XD_API xd_result xd_dmd_warm_up_step(xd_dmd *dmd, xd_dmd_batch_function batch, void *user,
                                      xd_dmd_values *values);
 

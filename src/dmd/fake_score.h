@@ -5,8 +5,8 @@
 #include "io/safetensors.h"
 #include "model/build.h"
 
-/* A fake score begins as its teacher: the same blocks, weights, ties and buffers with the same values, but trained. It is made in one
- * of three ways:
+/* A fake score begins as its teacher: the same blocks, weights, ties and buffers with the same values, but trained. It is
+ * made in one of three ways:
  *
  *     xd_fake_score_create        one rank's teacher is copied, or its values are shared; refuses a teacher in parts
  *     xd_fake_score_create_meta   described on all ranks first, without memory for weights; then each rank gets storage for its part,
@@ -36,14 +36,14 @@ typedef struct xd_fake_score_desc {
     void *user;
 } xd_fake_score_desc;
 
-/* Describes a fake score: a model that is not sealed, in the teacher's context, to which blocks and weights may be added. It needs no
- * values and takes no memory for weights. Layouts are the teacher's, borrowed, unless `adapt` gives others.
+/* Describes a fake score: a model that is not sealed, in the teacher's context, to which blocks and weights may be added. It
+ * needs no values and takes no memory for weights. Layouts are the teacher's, borrowed, unless `adapt` gives others.
  *
  *   teacher   sealed; with or without storage, with or without a wrapper. Not needed afterwards
  *   desc      NULL -> defaults; `shared` is not read
  *
- * Local. Errors: STATE (not sealed), ARGUMENT (a pattern that fits no weight; a dtype that is none of the three), DTYPE (a weight that
- * cannot train and is not named, with its type), those of `adapt` and of xd_weight_add, MEMORY. */
+ * Local. Errors: STATE (not sealed), ARGUMENT (a pattern that fits no weight; a dtype that is none of the three), DTYPE (a
+ * weight that cannot train and is not named, with its type), those of `adapt` and of xd_weight_add, MEMORY. */
 XD_API xd_result xd_fake_score_describe(const xd_model *teacher, const xd_fake_score_desc *desc,
                                         xd_model **out);
 
@@ -55,8 +55,8 @@ XD_API xd_result xd_fake_score_describe(const xd_model *teacher, const xd_fake_s
  *
  * Local. Memory: that of a second model; when shared, gradients alone. Values keep their bits, or are rounded to nearest even in a
  * new dtype; buffers that are not saved are copied too. Errors: as above; STATE (a weight without values, by name; shared
- * with a wrapped teacher, whose values are the wrapper's), UNSUPPORTED, naming the first weight of which this rank has a part alone:
- * xd_fake_score_create_meta takes such teachers; ARGUMENT (shared with dtype or adapt).
+ * with a wrapped teacher, whose values are the wrapper's), UNSUPPORTED, naming the first weight of which this rank has a part
+ * alone: xd_fake_score_create_meta takes such teachers; ARGUMENT (shared with dtype or adapt).
  * Source: Model-Optimizer, create_fake_score; looking at every tensor is ours. */
 XD_API xd_result xd_fake_score_create(const xd_model *teacher, const xd_fake_score_desc *desc,
                                       xd_model **out);
@@ -154,16 +154,17 @@ typedef struct xd_fake_score_report {
  *
  * Names are the source's own, without renaming (files of others: xd_weights_import, after the fake score was made from its
  * description). A tied weight is one tensor, under the name of its owner or of any tie. Buffers that are not saved are taken from
- * the source where it has them, and computed otherwise. The teacher is not changed. Where source and fake score have the same cut, the
- * ranks exchange metadata alone; under FSDP a teacher that is frozen as a whole has the cut of a fake score that trains as a whole, in the
- * same units.
+ * the source where it has them, and computed otherwise. The teacher is not changed. Where source and fake score have the same
+ * cut, the ranks exchange metadata alone; under FSDP a teacher that is frozen as a whole has the cut of a fake score that
+ * trains as a whole, in the same units.
  *
  * Collective over world. Memory: the fake score's, staging_bytes (twice from rank 0 on a device, there and by a reader also once
  * on the host), and 17 KiB and 8 bytes a weight for each rank. Deterministic; in a new dtype elements are rounded to nearest even.
- * Errors, on every rank: those of xd_fake_score_describe, of the provider and of xd_build; ARGUMENT (no teacher, no list, no function;
- * negative counts; `fresh` without lenient, or fitting nothing; shared), MISMATCH (settings, descriptions, layouts or lists that differ;
- * an element that no rank speaks for, or two do), MISSING, UNEXPECTED, SHAPE, DTYPE (types that are not converted), STATE (a teacher
- * without values), UNSUPPORTED (stages of a pipeline; a partial sum), what the functions returned, PEER on the others; MEMORY.
+ * Errors, on every rank: those of xd_fake_score_describe, of the provider and of xd_build; ARGUMENT (no teacher, no list, no
+ * function; negative counts; `fresh` without lenient, or fitting nothing; shared), MISMATCH (settings, descriptions, layouts
+ * or lists that differ; an element that no rank speaks for, or two do), MISSING, UNEXPECTED, SHAPE, DTYPE (types that are not
+ * converted), STATE (a teacher without values), UNSUPPORTED (stages of a pipeline; a partial sum), what the functions
+ * returned, PEER on the others; MEMORY.
  * Source: FastGen's meta initialisation; shares instead of broadcasts, and the agreement, are ours. */
 XD_API xd_result xd_fake_score_create_meta(xd_comm *world, const xd_fake_score_meta_desc *desc,
                                            xd_fake_score_report *report, xd_built **out);

@@ -7,8 +7,8 @@
 
 /* ---- fake_score.c ---- */
 
-/* This rank's part of a weight that is no tie: what it holds of it, or, of a wrapped one, what it keeps; `whole`: of what every data
- * rank keeps, all of it. */
+/* This rank's part of a weight that is no tie: what it holds of it, or, of a wrapped one, what it keeps; `whole`: of what
+ * every data rank keeps, all of it. */
 XD_PRIVATE xd_tensor_part xdi_fake_part(const xd_weight *weight, bool whole);
 
 /* Whether a name fits one of the patterns; and ARGUMENT for negative counts and for a pattern that fits no weight. */

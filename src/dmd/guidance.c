@@ -43,8 +43,8 @@ XD_PRIVATE size_t xdi_dmd_guidance_workspace(const xd_dmd *d) {
     return xd_denoise_workspace_bytes(d->ctx, &desc);
 }
 
-/* out [samples] = sums over whole samples of (x + shift c)^2, with c in raw_slope and shift in spreads[2 samples ...]: the denoising
- * term's sums, which are those of all ranks, and in INVARIANT mode exact. */
+/* out [samples] = sums over whole samples of (x + shift c)^2, with c in raw_slope and shift in spreads[2 samples ...]: the
+ * denoising term's sums, which are those of all ranks, and in INVARIANT mode exact. */
 static xd_result xdi_dmd_squares(xd_dmd *d, xdi_dmd_tensor x, int64_t samples, double *out) {
     const double *shift = d->spreads + 2 * d->desc.sizes.samples;
     const xd_denoise_desc desc = xdi_dmd_squares_desc(d, x, samples);

@@ -108,7 +108,8 @@ typedef struct xd_edm_desc {
     double least;       /* 0 -> 1e-6 */
 } xd_edm_desc;
 
-/* Local. Errors, with *out untouched: ARGUMENT for a field that is negative (but sigma_shift), infinite or NaN, or a shifted t that is. */
+/* Local. Errors, with *out untouched: ARGUMENT for a field that is negative (but sigma_shift), infinite or NaN, or a shifted
+ * t that is. */
 XD_API xd_result xd_edm_scales_at(xd_ctx *ctx, const xd_edm_desc *desc, double t, xd_edm_scales *out);
 
 #endif

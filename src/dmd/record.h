@@ -43,8 +43,8 @@ XD_API xd_result xd_dmd_state_save(xd_dmd *dmd, char **text);
  *
  * Local. Nothing is changed by a text that is refused. Errors: FORMAT (no such object, an unknown member, numbers that
  * contradict each other), UNSUPPORTED (another version); MISSING, naming the part; MISMATCH, with both values: another
- * seed, noise schedule, rungs, ratio of steps, set of roles and averages, hash of settings, number of bins; those of xd_dmd_resume and
- * xd_dmd_set_bins; MEMORY. */
+ * seed, noise schedule, rungs, ratio of steps, set of roles and averages, hash of settings, number of bins; those of
+ * xd_dmd_resume and xd_dmd_set_bins; MEMORY. */
 XD_API xd_result xd_dmd_state_load(xd_dmd *dmd, const char *text, const xd_dmd_state_desc *desc);
 
 #endif

@@ -44,18 +44,18 @@ typedef struct xd_sampler_desc {
 /* ODE, F32, guidance scale 1, everything else zero; times as networks see them in f32. Pure. */
 XD_API xd_sampler_desc xd_sampler_defaults(void);
 
-/* The sampler of a distillation's student: network, schedule, rungs and their noise, times, sizes and seed. Not guided, and so without
- * `split`, which the caller may add. Pure. */
+/* The sampler of a distillation's student: network, schedule, rungs and their noise, times, sizes and seed. Not guided, and
+ * so without `split`, which the caller may add. Pure. */
 XD_API xd_sampler_desc xd_sampler_of_student(const xd_dmd_desc *desc);
 
 /* A network with its settings and memory. */
 typedef struct xd_sampler xd_sampler;
 
-/* Checks everything and takes all memory. Collective over `split` where it is given: the settings are compared; local otherwise. Errors,
- * nothing kept, with `split` on the rank that has one and PEER on the others: ARGUMENT (a network without forward, steps, samples, a list
- * that does not descend or has times outside the schedule's range, EULER or HEUN under a schedule without rates, a rescale outside
- * [0, 1] or without guidance, elements beyond the whole sample, with the number or name), DTYPE, MISMATCH, MEMORY; those of
- * xd_noise_check, xd_prediction_check and xd_noise_steps_check. */
+/* Checks everything and takes all memory. Collective over `split` where it is given: the settings are compared; local
+ * otherwise. Errors, nothing kept, with `split` on the rank that has one and PEER on the others: ARGUMENT (a network without
+ * forward, steps, samples, a list that does not descend or has times outside the schedule's range, EULER or HEUN under a
+ * schedule without rates, a rescale outside [0, 1] or without guidance, elements beyond the whole sample, with the number or
+ * name), DTYPE, MISMATCH, MEMORY; those of xd_noise_check, xd_prediction_check and xd_noise_steps_check. */
 XD_API xd_result xd_sampler_create(xd_ctx *ctx, const xd_sampler_desc *desc, xd_sampler **out);
 
 /* What xd_sampler_create takes. Local, allocates nothing. Errors: those of it that one rank can see, but MEMORY. */
@@ -65,19 +65,20 @@ XD_API xd_result xd_sampler_bytes(xd_ctx *ctx, const xd_sampler_desc *desc, xd_m
 XD_API void xd_sampler_destroy(xd_sampler *sampler);
 
 /* out [samples, elements] = samples number `first` to `first + samples - 1`, in memory of the device. batch->noise NULL -> drawn
- * (xd_sampler_noise); batch->real is not read. For the student's list, kind and noise the network is called with the bits of xd_dmd's
- * roll-out (XD_DMD_RUNGS_IN_TURN), and a sample is the x that its last rung trains on. Guidance is xd_dmd's of the teacher: with
- * rescale among clean samples, as xd_guidance says, whatever the network predicts, and back to what it predicts. In INVARIANT mode
- * a split sample has the bits of a whole one then, as it has without.
+ * (xd_sampler_noise); batch->real is not read. For the student's list, kind and noise the network is called with the bits of
+ * xd_dmd's roll-out (XD_DMD_RUNGS_IN_TURN), and a sample is the x that its last rung trains on. Guidance is xd_dmd's of the
+ * teacher: with rescale among clean samples, as xd_guidance says, whatever the network predicts, and back to what it
+ * predicts. In INVARIANT mode a split sample has the bits of a whole one then, as it has without.
  *
- * Collective over `split` with rescale, and over what the network's own calls are collective over; the number of those calls depends
- * on desc alone, so ranks without samples say samples = 0. Allocates nothing; with rescale it waits for a GPU. Deterministic: a sample
- * depends on its number, not on the batch, where the network's does not. Errors, with `out` undefined once the network was called: ARGUMENT (samples, missing arrays), those of the
- * network. What is not finite goes through. */
+ * Collective over `split` with rescale, and over what the network's own calls are collective over; the number of those calls
+ * depends on desc alone, so ranks without samples say samples = 0. Allocates nothing; with rescale it waits for a GPU.
+ * Deterministic: a sample depends on its number, not on the batch, where the network's does not. Errors, with `out` undefined
+ * once the network was called: ARGUMENT (samples, missing arrays), those of the network. What is not finite goes through. */
 XD_API xd_result xd_sampler_run(xd_sampler *sampler, const xd_dmd_batch *batch, void *out);
 
 /* out [samples, elements] = pure noise of samples `first` to `first + samples - 1`, before it is multiplied by sigma: that of
- * xd_dmd's student (XD_STREAM_STUDENT_NOISE), by seed, step and number. Fields of batch but `samples` and `first` are not read. Local.
+ * xd_dmd's student (XD_STREAM_STUDENT_NOISE), by seed, step and number. Fields of batch but `samples` and `first` are not
+ * read. Local.
  * Errors: ARGUMENT (samples). */
 XD_API xd_result xd_sampler_noise(xd_sampler *sampler, const xd_dmd_batch *batch, void *out);
 

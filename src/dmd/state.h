@@ -128,8 +128,8 @@ XD_PRIVATE xd_result xdi_dmd_mix(xd_dmd *d, xd_rows p, xd_rows q, xd_rows out);
 /* tensors.c: to memory of the device, at once. */
 XD_PRIVATE xd_result xdi_dmd_send(xd_dmd *d, void *to, const void *from, size_t bytes);
 
-/* tensors.c: where normals are drawn. There: by the device, straight into the array. Otherwise on the host; apart: of a device, so that
- * they are copied; between: by way of an array of f32 on the device, `normals`. */
+/* tensors.c: where normals are drawn. There: by the device, straight into the array. Otherwise on the host; apart: of a
+ * device, so that they are copied; between: by way of an array of f32 on the device, `normals`. */
 XD_PRIVATE bool xdi_dmd_draws_there(const xd_dmd *d);
 XD_PRIVATE bool xdi_dmd_draws_apart(const xd_dmd *d);
 XD_PRIVATE bool xdi_dmd_draws_between(const xd_dmd *d);
@@ -222,8 +222,8 @@ XD_PRIVATE xd_result xdi_dmd_undo_weigh(xd_dmd *d);
 XD_PRIVATE xd_sample_common xdi_dmd_common(const xd_dmd *d, int64_t numbers);
 XD_PRIVATE xd_result xdi_dmd_add_value(xd_dmd *d, double *value);
 
-/* guidance.c: `out`, clean samples with the condition, is mixed with those with the negative one in REAL, as `guidance` says; `scratch`
- * is written when it rescales. Collective over split then. */
+/* guidance.c: `out`, clean samples with the condition, is mixed with those with the negative one in REAL, as `guidance` says;
+ * `scratch` is written when it rescales. Collective over split then. */
 XD_PRIVATE xd_result xdi_dmd_guide_clean(xd_dmd *d, const xd_guidance *guidance, int64_t samples,
                                          xdi_dmd_tensor out, xdi_dmd_tensor scratch);
 

@@ -54,8 +54,8 @@ typedef enum xd_dmd_recipe {
 
 /* Model-Optimizer: SHIFTED by 5 in [0.001, 0.999] of mean 0 and deviation 1, f32. FastGen: UNIFORM in [0.002, 80] (narrow it:
  * xd_times_narrow), mean -1.1, deviation 2, shift 5, freedom 0.01, double. Original: STEP in [20, 980] of 1000, range [0, 1].
- * Fields that the kind does not use are filled, so that the kind can be changed alone; GRID: count 1000, and the indices [0, 999] of FLOW (Model-
- * Optimizer) or [2, 998] of EDM (FastGen). Pure. */
+ * Fields that the kind does not use are filled, so that the kind can be changed alone; GRID: count 1000, and the indices [0,
+ * 999] of FLOW (Model- Optimizer) or [2, 998] of EDM (FastGen). Pure. */
 XD_API xd_time_sampler xd_times_defaults(xd_dmd_recipe recipe);
 
 /* Intersects the sampler's range with the schedule's. Pure. */
@@ -72,14 +72,15 @@ XD_API xd_result xd_time_of_draw(xd_ctx *ctx, const xd_time_sampler *sampler, do
 
 /* Times of `count` samples from random->sample on, into times [count]: sample i has block 0 of the numbers of random with sample i.
  * Its number is the global one in the step, so the times do not depend on the mesh. Normals are the inverse distribution of the
- * uniform. Local. Errors, with nothing written: those of xd_times_check; ARGUMENT for a negative count, or samples past 2^32 - 1. */
+ * uniform. Local. Errors, with nothing written: those of xd_times_check; ARGUMENT for a negative count, or samples past 2^32
+ * - 1. */
 XD_API xd_result xd_times_draw(xd_ctx *ctx, const xd_time_sampler *sampler, const xd_philox *random,
                                int64_t count, double *times);
 
 /* Times of the frames of one sample, one draw a chunk (inhomogeneous: FastGen's CausVid): frames [0, frames) are chunks of
- * sampler->chunk frames, the first of which also has the remainder; chunk k has block k of the numbers of `random`, whose sample is the sample's.
- * CausVid's lists include the final 0: list_to_end. Local. Errors, with nothing written: those of xd_times_check; ARGUMENT unless
- * 1 <= sampler->chunk <= frames. */
+ * sampler->chunk frames, the first of which also has the remainder; chunk k has block k of the numbers of `random`, whose
+ * sample is the sample's. CausVid's lists include the final 0: list_to_end. Local. Errors, with nothing written: those of
+ * xd_times_check; ARGUMENT unless 1 <= sampler->chunk <= frames. */
 XD_API xd_result xd_times_draw_frames(xd_ctx *ctx, const xd_time_sampler *sampler, const xd_philox *random,
                                       int64_t frames, double *times);
 

@@ -38,8 +38,8 @@ XD_API xd_vsd_desc xd_vsd_defaults(void);
  * bytes do not fit into a size_t. Local. */
 XD_API size_t xd_vsd_workspace_bytes(xd_ctx *ctx, const xd_vsd_desc *desc);
 
-/* Value and gradient, in two passes over memory; a GPU that has samples whole, of up to 16384 elements, makes one. Gradients are those of the global loss: sum them over data ranks, do not
- * average.
+/* Value and gradient, in two passes over memory; a GPU that has samples whole, of up to 16384 elements, makes one. Gradients
+ * are those of the global loss: sum them over data ranks, do not average.
  *
  * Collective over split and comm; the same bits on all their ranks. One small exchange over split for all samples together
  * (COMPAT: two), one over comm. Allocates nothing when workspace is given. Deterministic: one bit pattern on every CPU level
@@ -52,8 +52,8 @@ XD_API size_t xd_vsd_workspace_bytes(xd_ctx *ctx, const xd_vsd_desc *desc);
  * reports it. A gradient beyond its own dtype is stored as infinity, for the gradient norm to find. Without a status the call
  * returns DATA on every rank; the gradient is still written.
  *
- * With a GPU every array, scale, distance, denominator, status and out are device memory; the host reads nothing and does not wait, so a
- * status is required (ARGUMENT without). xd_read copies out to the host. */
+ * With a GPU every array, scale, distance, denominator, status and out are device memory; the host reads nothing and does not
+ * wait, so a status is required (ARGUMENT without). xd_read copies out to the host. */
 XD_API xd_result xd_vsd_loss(xd_ctx *ctx, const xd_vsd_desc *desc, xd_sample_values *out);
 
 #endif

@@ -32,7 +32,8 @@ static int64_t xdi_dmd_warm_up_samples(const xd_dmd *d) {
     return d->desc.regression.step_samples ? d->desc.regression.step_samples : d->desc.sizes.step_samples;
 }
 
-/* The square of velocity(p, x_t) - TARGET, which is linear in p, x_t and TARGET: the denoising term's sum, with factors of its own. */
+/* The square of velocity(p, x_t) - TARGET, which is linear in p, x_t and TARGET: the denoising term's sum, with factors of
+ * its own. */
 static xd_result xdi_dmd_regress(xd_dmd *d, int64_t samples, double *value) {
     const double numbers = (double)xdi_dmd_whole(&d->desc.sizes) * (double)d->desc.rungs.steps;
     xd_denoise_desc desc = xd_denoise_defaults();

@@ -43,8 +43,8 @@ XD_API const xd_weights_tensor *xd_weights_reader_at(const xd_weights_reader *re
 /* Index of a name, -1 for an unknown one. O(log count). */
 XD_API int64_t xd_weights_reader_find(const xd_weights_reader *reader, const char *name);
 
-/* Copies the box [offset, offset + size) of a tensor, densely packed, from all pieces that have some of it. What of a piece lies side
- * by side in the box is one read, as xd_safetensors_read_box.
+/* Copies the box [offset, offset + size) of a tensor, densely packed, from all pieces that have some of it. What of a piece
+ * lies side by side in the box is one read, as xd_safetensors_read_box.
  *   offset, size   [ndim] elements; ignored for a scalar
  * Allocates nothing of its own. Errors: ARGUMENT outside the tensor, IO, MEMORY. */
 XD_API xd_result xd_weights_reader_read(xd_weights_reader *reader, int64_t index, const int64_t *offset,

@@ -154,8 +154,8 @@ XD_SCALAR xd_philox xd_average_random(uint64_t seed, uint64_t key, int64_t itera
     return random;
 }
 
-/* What an update of an average does, and its iteration: that of xd_ema_update, where a refused step changes nothing. The decay of an
- * iteration is the one that was passed when it would have come without refusals. */
+/* What an update of an average does, and its iteration: that of xd_ema_update, where a refused step changes nothing. The
+ * decay of an iteration is the one that was passed when it would have come without refusals. */
 XD_SCALAR void xd_average_take_turn(const xd_turn_args *a, const xd_status *status) {
     xd_average_turn *t = a->turn;
     t->known[a->iteration % XD_AVERAGE_KEEPS] = a->iteration;

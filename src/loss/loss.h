@@ -59,10 +59,11 @@ XD_API size_t xd_loss_workspace_bytes(const xd_loss_desc *desc);
  * input, small workspace), SHAPE, DTYPE. Data errors: a label outside the vocabulary that is not
  * ignore_index; NaN or +infinity among the logits of a counted row, a row of only -infinity, a weight or scale that is not
  * finite, a loss that is infinite or, with its gradient, larger than f32 can hold (3.38e38); in INVARIANT mode also a weight
- * times a loss of 2^22 and above, whatever their total: the row's loss and gradient are zero and status counts it, the same on all ranks; the value
- * that status tells is the largest logit of the side that is not finite, else infinity. Rows are apart from each other: what
- * such a row, or one that does not count, holds changes no bit of any other's results. No counted row: everything is zero and status reports it. Without a status the
- * call returns DATA on every rank; the gradient is still written.
+ * times a loss of 2^22 and above, whatever their total: the row's loss and gradient are zero and status counts it, the same
+ * on all ranks; the value that status tells is the largest logit of the side that is not finite, else infinity. Rows are
+ * apart from each other: what such a row, or one that does not count, holds changes no bit of any other's results. No counted
+ * row: everything is zero and status reports it. Without a status the call returns DATA on every rank; the gradient is still
+ * written.
  *
  * With a GPU (xd_cuda_create) every array, scale, denominator, status and out are device memory; the host
  * reads nothing and does not wait, so a status is required (ARGUMENT without). xd_read copies out to the host. */

@@ -26,7 +26,8 @@ XD_API xd_result xd_mft_loss(xd_ctx *ctx, const xd_mft_desc *desc, xd_loss_value
 
 /* soft_weight times the sum over counted rows of 1 - cos(x, y), divided by the denominator (Liger-Kernel, cosine
  * similarity loss). All else as xd_loss: student and teacher are required, labels only say which rows
- * count; an infinite logit of either sign is a data error. A row whose norm is below 1e-12 has no direction: its gradient is 0, and the loss of a row of zeros is 1.
+ * count; an infinite logit of either sign is a data error. A row whose norm is below 1e-12 has no direction: its gradient is
+ * 0, and the loss of a row of zeros is 1.
  * Collective over the vocabulary's group (one exchange; INVARIANT: two) and over comm. In INVARIANT mode value and gradient
  * have the same bits on every CPU and GPU, too. */
 XD_API xd_result xd_cosine_loss(xd_ctx *ctx, const xd_loss_desc *desc, xd_loss_values *out);

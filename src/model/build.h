@@ -213,16 +213,17 @@ XD_API void xd_built_destroy(xd_built *built);
 XD_API int xd_built_stage_count(const xd_built *built);
 XD_API xd_stage xd_built_stage(const xd_built *built, int index);
 
-/* The lists of a whole model whose stages are on several ranks, the same on each of them, as checkpoints, optimizers and averages take
- * them: an entry for every weight of `whole` that xd_parallel_params lists, in its order. What a stage of this rank has is as
- * xd_parallel_params and xd_parallel_parts say; the rest has a count of 0. A weight with the traits shared and shared_embedding, the
- * last stage's copy, counts in no norm, but is a part of its own that files hold.
+/* The lists of a whole model whose stages are on several ranks, the same on each of them, as checkpoints, optimizers and
+ * averages take them: an entry for every weight of `whole` that xd_parallel_params lists, in its order. What a stage of this
+ * rank has is as xd_parallel_params and xd_parallel_parts say; the rest has a count of 0. A weight with the traits shared and
+ * shared_embedding, the last stage's copy, counts in no norm, but is a part of its own that files hold.
  *
  *   whole           sealed, needs no storage, and its names must live as long as the lists; with the names, shapes and types that stages have
  *   params, parts   [capacity]; NULL with capacity 0 to count
  *
- * Local. Errors: ARGUMENT (capacity below the count, with both), STATE (`whole` is not sealed; a stage without a wrapper), MISMATCH (a weight
- * of a stage that `whole` does not have, or with another shape or type; one that two stages of this rank have). */
+ * Local. Errors: ARGUMENT (capacity below the count, with both), STATE (`whole` is not sealed; a stage without a wrapper),
+ * MISMATCH (a weight of a stage that `whole` does not have, or with another shape or type; one that two stages of this rank
+ * have). */
 XD_API xd_result xd_built_params(const xd_built *built, const xd_model *whole, int64_t capacity,
                                  xd_param *params, int64_t *count);
 XD_API xd_result xd_built_parts(const xd_built *built, const xd_model *whole, int64_t capacity,

@@ -177,7 +177,8 @@ XD_PRIVATE void xdi_schedule_close(xdi_schedule *s);
 /* pipeline_table.c: the rank that what an item of this rank puts out goes to; -1: none. */
 XD_PRIVATE int xdi_schedule_sends_to(const xd_pipeline_schedule *d, int rank, const xd_pipeline_work *work);
 
-/* pipeline_table.c: the work of this rank whose activation, or whose gradient of an output, arrives at the end of the tick; IDLE: none. */
+/* pipeline_table.c: the work of this rank whose activation, or whose gradient of an output, arrives at the end of the tick;
+ * IDLE: none. */
 XD_PRIVATE xd_pipeline_work xdi_schedule_arrival(const xdi_schedule *s, int rank, xd_pipeline_work_kind kind);
 
 /* pipeline_run.c: drops the step of every stage: see xdi_parallel_drop_step. */
@@ -207,8 +208,8 @@ typedef struct xdi_pipeline_program {
     xdi_pipeline_step *steps; /* [counts.ticks] */
 } xdi_pipeline_program;
 
-/* pipeline_program.c: the counts of a schedule on one rank; and, once there is memory, the steps. `owners` has room for twice counts.forwards + inputs +
- * gradients numbers. */
+/* pipeline_program.c: the counts of a schedule on one rank; and, once there is memory, the steps. `owners` has room for twice
+ * counts.forwards + inputs + gradients numbers. */
 XD_PRIVATE xd_result xdi_pipeline_program_count(xd_ctx *ctx, const xd_pipeline_schedule *schedule, int rank,
                                                 xdi_pipeline_program *out);
 XD_PRIVATE xd_result xdi_pipeline_program_fill(xd_ctx *ctx, xdi_pipeline_program *program, int rank,
@@ -377,9 +378,9 @@ struct xd_parallel {
     bool reduced; /* between reduce and publish */
 };
 
-/* parallel_experts.c: the wrapper of experts of one that has its place among the data ranks, as a rank of theirs and, where that is not NULL, of
- * a group; and one that stands among `ranks` of them without any group. None where the model has no experts. On failure the wrapper is to
- * be destroyed. */
+/* parallel_experts.c: the wrapper of experts of one that has its place among the data ranks, as a rank of theirs and, where
+ * that is not NULL, of a group; and one that stands among `ranks` of them without any group. None where the model has no
+ * experts. On failure the wrapper is to be destroyed. */
 XD_PRIVATE xd_result xdi_experts_open(xd_parallel *p, const xd_fsdp_desc *d);
 XD_PRIVATE xd_result xdi_experts_place(xd_parallel *p, const xd_fsdp_desc *d, int ranks);
 /* parallel.c: lays the experts out as xdi_parallel_lay does the others, which come first. */
@@ -391,8 +392,8 @@ XD_PRIVATE bool xdi_parallel_has(const xd_parallel *p, const xd_weight *w);
 /* parallel_place.c: whether a weight, or what it is tied to, is an expert's; and the unit of a block that is wrapped. */
 XD_PRIVATE bool xdi_weight_is_expert(const xd_weight *w);
 XD_PRIVATE struct xdi_unit *xdi_block_unit(const xd_block *block);
-/* parallel_place.c: leaves of one of the data ranks that this rank has leaves of, in its group, where they lie in rows; how many backwards a
- * block has in a step; and the number of one of these in the whole step, -1 for none. */
+/* parallel_place.c: leaves of one of the data ranks that this rank has leaves of, in its group, where they lie in rows; how
+ * many backwards a block has in a step; and the number of one of these in the whole step, -1 for none. */
 XD_PRIVATE xd_interval xdi_parallel_row(const xd_parallel *p, int member);
 XD_PRIVATE int64_t xdi_parallel_passes(const xd_parallel *p);
 XD_PRIVATE int64_t xdi_parallel_number(const xd_parallel *p, int64_t leaf);
@@ -418,8 +419,8 @@ XD_PRIVATE bool xdi_parallel_lists(const xd_weight *w);
 /* parallel.c: the entry of such lists for this rank's part of a weight, and where that is; without value and gradient. */
 XD_PRIVATE xd_param xdi_parallel_describe(const xd_parallel *p, const xd_weight *w, xd_bucket_piece *piece);
 
-/* parallel.c: closes all blocks and forgets leaves, sums and gathered values of the step, on all data ranks alike, so that it begins
- * again. */
+/* parallel.c: closes all blocks and forgets leaves, sums and gathered values of the step, on all data ranks alike, so that it
+ * begins again. */
 XD_PRIVATE void xdi_parallel_drop_step(xd_parallel *p);
 
 /* parallel.c: an entry of xd_parallel_params, of any weight that is no tie. */
@@ -445,8 +446,8 @@ XD_PRIVATE xd_result xdi_parallel_take_memory(xd_parallel *p);
 XD_PRIVATE xd_result xdi_parallel_take_values(xd_parallel *p);
 /* parallel_flat.c: releases the model's own storage, once all values have been taken. */
 XD_PRIVATE void xdi_parallel_leave_storage(xd_parallel *p);
-/* parallel_flat.c: what this rank has of a weight: a range of its region, and where that lies in the kept values and sums. False when
- * that is nothing. */
+/* parallel_flat.c: what this rank has of a weight: a range of its region, and where that lies in the kept values and sums.
+ * False when that is nothing. */
 XD_PRIVATE bool xdi_flat_piece(const xd_parallel *p, const xd_weight *weight, xd_bucket_piece *out);
 /* parallel_flat.c: the address of a weight's kept values from element `at` of its region on. */
 XD_PRIVATE void *xdi_flat_value(const xd_weight *weight, const xd_bucket_piece *piece);
@@ -488,8 +489,8 @@ XD_PRIVATE xd_result xdi_parallel_check_queues(const xd_parallel *p);
 /* parallel_values.c: a bracket of a unit begins: its values are gathered, unless they still are from before, and those of the next
  * units are started. */
 XD_PRIVATE xd_result xdi_unit_open(xd_parallel *p, struct xdi_unit *unit, bool backward);
-/* parallel.c: the leaves of a step that failed before its end are as if they had not been; not while a block is open, or a queue has
- * begun a sum of them. Local. */
+/* parallel.c: the leaves of a step that failed before its end are as if they had not been; not while a block is open, or a
+ * queue has begun a sum of them. Local. */
 XD_PRIVATE void xdi_parallel_drop_leaves(xd_parallel *p);
 
 /* parallel_values.c: drops the units that were gathered ahead and not opened. */

@@ -89,7 +89,8 @@ typedef struct xd_weight_desc {
                                    * 0 -> shape[0] */
     const xd_layout *
         layout; /* of the stored shape: how the caller has cut it over ranks of one tensor-parallel group, for example;
-                                   * not over data ranks, which wrappers divide. Must outlive the model. NULL -> whole on this rank */
+                                   * not over data ranks, which wrappers divide. Must outlive the model. NULL -> whole on this
+                                   * rank */
     xd_init
         init; /* a pure function of (seed of the model, full name, index in the whole weight), so the same on every layout */
     xd_weight_traits traits;
@@ -184,7 +185,8 @@ XD_API size_t xd_model_bytes(const xd_model *model);
 XD_API xd_result xd_model_allocate(xd_model *model);
 
 /* Forms the first values of every weight that holds none. Local. Deterministic. Errors: STATE, naming the weight without
- * storage, or when the model is wrapped (the wrapper has done it); nothing is written then. MEMORY and those of a copy on a device. */
+ * storage, or when the model is wrapped (the wrapper has done it); nothing is written then. MEMORY and those of a copy on a
+ * device. */
 XD_API xd_result xd_model_init_weights(xd_model *model);
 
 /* Says that the caller has written the weight's values (a file, a table that he computes), so that xd_model_init_weights leaves
@@ -197,7 +199,8 @@ XD_API xd_result xd_weight_set_ready(xd_weight *weight);
  *   params     [capacity]; NULL with capacity 0 to count
  *   count      entries that there are
  *
- * Local. Errors: STATE (not sealed, wrapped, or no storage, naming the weight), ARGUMENT when capacity is below the count, with both. */
+ * Local. Errors: STATE (not sealed, wrapped, or no storage, naming the weight), ARGUMENT when capacity is below the count,
+ * with both. */
 XD_API xd_result xd_model_params(const xd_model *model, int64_t capacity, xd_param *params, int64_t *count);
 
 /* Hash of everything that the ranks of one model share: names, shapes, types, traits, order; not storage and layouts. 0 for a

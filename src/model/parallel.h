@@ -25,15 +25,16 @@
  * INVARIANT mode it is summed along the canonical tree of xd_leaves, so that the step has the same bits for every number of
  * ranks, both wrappers and all their settings. In the other modes each rank adds up its own leaves first.
  *
- * Which blocks are at which leaf. Several forwards may be in flight, and each block has its backwards in the order of leaves. Blocks
- * whose gradients are summed together (under FSDP those of a unit, of experts or not; under DDP all, or with a queue for reductions those
- * of a bucket) end leaf k, by xd_block_end or xd_block_skip, before one of them begins k + 1, where leaves are kept apart: in INVARIANT
- * mode, and where each is sent when it ends (dealt ones, see xd_parallel_leaf). A block that is ahead is refused (STATE), and nothing has
- * changed then. Elsewhere a rank adds all of its leaves to one place, and blocks may be at any.
+ * Which blocks are at which leaf. Several forwards may be in flight, and each block has its backwards in the order of leaves.
+ * Blocks whose gradients are summed together (under FSDP those of a unit, of experts or not; under DDP all, or with a queue
+ * for reductions those of a bucket) end leaf k, by xd_block_end or xd_block_skip, before one of them begins k + 1, where
+ * leaves are kept apart: in INVARIANT mode, and where each is sent when it ends (dealt ones, see xd_parallel_leaf). A block
+ * that is ahead is refused (STATE), and nothing has changed then. Elsewhere a rank adds all of its leaves to one place, and
+ * blocks may be at any.
  *
- * Experts. Where expert parallelism divides the experts of a layer among neighbouring data ranks, those that hold the same ones are a
- * data group of their own (xd_groups.expert_dp). Weights with the trait `expert` are summed, sharded and stepped over
- * that group, the others over all data ranks, under one wrapper with one list of parameters; a norm over the data ranks
+ * Experts. Where expert parallelism divides the experts of a layer among neighbouring data ranks, those that hold the same
+ * ones are a data group of their own (xd_groups.expert_dp). Weights with the trait `expert` are summed, sharded and stepped
+ * over that group, the others over all data ranks, under one wrapper with one list of parameters; a norm over the data ranks
  * counts each of them once.
  *
  *     data rank                0    1    2    3         rank r is member r % 2 of group r / 2
@@ -41,13 +42,13 @@
  *     leaves of round k        a    b    c    d         rank 1 gets tokens of a, then of b: its expert leaves 2 k and 2 k + 1
  *
  * Tokens come to an expert from the leaves of all members of its group, and what they add to its gradient belongs to the leaf
- * that they came from. So a block of experts is opened once for each member's leaf: its backward of pass.leaf = k * members + j is for the tokens
- * of leaf k of member j, which an all-to-all over the group has put side by side. xd_parallel_expert_leaf is that leaf's number in
- * the whole step. A leaf without tokens adds zeros: under DDP xd_block_skip does, under FSDP the block is opened as on the ranks that
- * have some. An expert's gradient is then the sum over all leaves along the same tree as any other, and INVARIANT mode has the
- * bits of one rank that holds all experts. There it takes room for each member's leaves: where leaves are dealt (FSDP), so many whole
- * gradients of a unit in its backward; else a stack for each member, and the nodes of all (xd_plan_memory tells). All blocks
- * of experts end a round before one of them begins the next.
+ * that they came from. So a block of experts is opened once for each member's leaf: its backward of pass.leaf = k * members +
+ * j is for the tokens of leaf k of member j, which an all-to-all over the group has put side by side. xd_parallel_expert_leaf
+ * is that leaf's number in the whole step. A leaf without tokens adds zeros: under DDP xd_block_skip does, under FSDP the
+ * block is opened as on the ranks that have some. An expert's gradient is then the sum over all leaves along the same tree as
+ * any other, and INVARIANT mode has the bits of one rank that holds all experts. There it takes room for each member's
+ * leaves: where leaves are dealt (FSDP), so many whole gradients of a unit in its backward; else a stack for each member, and
+ * the nodes of all (xd_plan_memory tells). All blocks of experts end a round before one of them begins the next.
  *
  * There is no scaler of losses for f16: gradients are f32. Biases and norms are not treated apart. A weight that is tied
  * has one gradient, to which its uses add in the order of the caller's passes.
@@ -58,8 +59,8 @@
  * 0 included. What is saved is whole tensors (checkpoint.h); who holds what is never seen in a file. */
 typedef struct xd_parallel xd_parallel;
 
-/* What gradients are divided by: each element is multiplied once by the f32 nearest to the inverse of the divisor, at a place that no
- * layout changes, so that INVARIANT mode keeps its bits. Zero is the default of every field. */
+/* What gradients are divided by: each element is multiplied once by the f32 nearest to the inverse of the divisor, at a place
+ * that no layout changes, so that INVARIANT mode keeps its bits. Zero is the default of every field. */
 typedef struct xd_gradient_divisors {
     bool
         average; /* at the end, by the number of leaves: the mean over all micro-batches instead of their sum */
@@ -69,7 +70,8 @@ typedef struct xd_gradient_divisors {
     double after; /* the sum over all leaves, in one multiplication with `average`; 0 -> 1 */
 } xd_gradient_divisors;
 
-/* The ranks that hold the same experts (weights with the trait `expert`). Zero where a model has none, and on a single data rank. */
+/* The ranks that hold the same experts (weights with the trait `expert`). Zero where a model has none, and on a single data
+ * rank. */
 typedef struct xd_expert_ranks {
     xd_comm *
         data; /* those among the data ranks: N / members of them, number r / members for data rank r. Must outlive the wrapper */
@@ -86,11 +88,11 @@ typedef struct xd_ddp_desc {
         view_dtype; /* F32, BF16 or F16: in which blocks show such weights, a copy that xd_parallel_publish renews;
                           * NONE -> as they are, and no copy */
     /* Queues over the data ranks, which several wrappers may share and which outlive them; NULL -> what they would run is run in
-     * xd_parallel_reduce and xd_parallel_publish. On `reductions` the sum of a bucket begins when the last of its blocks has had its
-     * last backward, in the order of buckets; that xd_block_end is then collective, as xd_queue_start is. With experts, where
-     * ranks have different numbers of leaves, all begin in xd_parallel_reduce. On `gathers` stepped
-     * values travel from xd_parallel_publish until a block with them is opened or the next step is reduced: so long, this
-     * rank's own parts may be read, and none written. */
+     * xd_parallel_reduce and xd_parallel_publish. On `reductions` the sum of a bucket begins when the last of its blocks has
+     * had its last backward, in the order of buckets; that xd_block_end is then collective, as xd_queue_start is. With
+     * experts, where ranks have different numbers of leaves, all begin in xd_parallel_reduce. On `gathers` stepped values
+     * travel from xd_parallel_publish until a block with them is opened or the next step is reduced: so long, this rank's own
+     * parts may be read, and none written. */
     xd_queue *gathers, *reductions;
     int64_t
         bucket_size; /* with `reductions`: elements from which on a bucket ends; 0 -> as xd_bucket_plan_desc */
@@ -136,14 +138,15 @@ typedef struct xd_fsdp_desc {
     /* A context without a GPU whose memory keeps this rank's parts of values and gradients, with those of optimizer and averages
      * that are made in it (CPU offload); it outlives the wrapper. Blocks show what is gathered in memory of the model's own
      * context, to which a part is copied before its gather and from which sums come back; buffers are copied there by
-     * xd_parallel_publish, and what is written into their views is not kept. Parts are written after xd_parallel_reduce, or once the
-     * work of the model's context was waited for: a copy may still read them before. Where the model's device offers page-locked memory,
-     * parts are kept in that, not in the allocator's of this context. Norms and checkpoints take this context and a group
-     * that xd_comm_fork made for it. The bits are those without. NULL -> parts are kept where the model is */
+     * xd_parallel_publish, and what is written into their views is not kept. Parts are written after xd_parallel_reduce, or
+     * once the work of the model's context was waited for: a copy may still read them before. Where the model's device offers
+     * page-locked memory, parts are kept in that, not in the allocator's of this context. Norms and checkpoints take this
+     * context and a group that xd_comm_fork made for it. The bits are those without. NULL -> parts are kept where the model
+     * is */
     xd_ctx *host;
     /* Units of experts are gathered by their own ranks; reshard_ranks other than 1 is 0 for them, and they are gathered ahead only
-     * with a queue of their own. Where leaves are dealt, the backwards of a round of leaves follow each other in a unit of experts before
-     * those of another one of its level */
+     * with a queue of their own. Where leaves are dealt, the backwards of a round of leaves follow each other in a unit of
+     * experts before those of another one of its level */
     xd_expert_ranks experts;
 } xd_fsdp_desc;
 
@@ -154,14 +157,15 @@ typedef struct xd_fsdp_desc {
  *   data    the data ranks; a group of one is fine. Must outlive the wrapper
  *   desc    NULL -> defaults
  *
- * Collective over data and desc->replicas: the models are compared first. Memory: gradients, once or, in INVARIANT mode with several leaves a rank,
- * at most 1 + 2 log2(leaves) times; allocated here and never later.
+ * Collective over data and desc->replicas: the models are compared first. Memory: gradients, once or, in INVARIANT mode with
+ * several leaves a rank, at most 1 + 2 log2(leaves) times; allocated here and never later.
  * Errors: as xd_model_agree; STATE (not sealed, or wrapped already), ARGUMENT (leaves negative, fewer than
- * ranks, or not the same number for each group of replicas, with both; a queue over other ranks, or with less room than records are under way at once, with both; a divisor without a
- * positive inverse in F32; ranks for experts, and no weight of one), DTYPE (weights that train are F32, BF16 or F16, their
- * gradients F32), MISMATCH (settings; layouts of weights over data ranks; experts on some ranks alone), TOPOLOGY (ranks for experts that
- * do not divide the data ranks, or are not those of their places, with both numbers), UNSUPPORTED (experts without ranks for them; a block with
- * weights of experts and others; in INVARIANT mode: replicas, and leaves of a group that are no power of two), MEMORY. */
+ * ranks, or not the same number for each group of replicas, with both; a queue over other ranks, or with less room than
+ * records are under way at once, with both; a divisor without a positive inverse in F32; ranks for experts, and no weight of
+ * one), DTYPE (weights that train are F32, BF16 or F16, their gradients F32), MISMATCH (settings; layouts of weights over
+ * data ranks; experts on some ranks alone), TOPOLOGY (ranks for experts that do not divide the data ranks, or are not those
+ * of their places, with both numbers), UNSUPPORTED (experts without ranks for them; a block with weights of experts and
+ * others; in INVARIANT mode: replicas, and leaves of a group that are no power of two), MEMORY. */
 XD_API xd_result xd_ddp_create(xd_model *model, xd_comm *data, const xd_ddp_desc *desc, xd_parallel **out);
 
 /* Wraps a model: every rank of `data` holds 1 / N of each unit. Units are the blocks that say so, those of the types in
@@ -170,9 +174,9 @@ XD_API xd_result xd_ddp_create(xd_model *model, xd_comm *data, const xd_ddp_desc
  *
  * Collective over data and desc->replicas. Memory: this rank's part of values and gradients, one gathered unit for each level of
  * units inside units, one whole gradient likewise, and what the settings add; see xd_parallel_bytes and xd_plan_memory.
- * Errors: as xd_ddp_create; ARGUMENT (reshard_ranks does not divide the data ranks; prefetch without `gathers`; a `host` with a GPU or
- * of another reduction mode), STATE (storage of the caller; a weight tied to one in another unit), UNSUPPORTED (in INVARIANT mode: replicas, and leaves of a group
- * that are no power of two). */
+ * Errors: as xd_ddp_create; ARGUMENT (reshard_ranks does not divide the data ranks; prefetch without `gathers`; a `host` with
+ * a GPU or of another reduction mode), STATE (storage of the caller; a weight tied to one in another unit), UNSUPPORTED (in
+ * INVARIANT mode: replicas, and leaves of a group that are no power of two). */
 XD_API xd_result xd_fsdp_create(xd_model *model, xd_comm *data, const xd_fsdp_desc *desc, xd_parallel **out);
 
 /* Frees the wrapper and all values that it kept: weights that had no storage before have none afterwards. NULL is fine. Local. */
@@ -190,9 +194,10 @@ XD_API xd_parallel_leaf_count xd_parallel_leaves(const xd_parallel *parallel);
  * and only parts are kept. Under HSDP that holds within a group; groups own ranges. Local. */
 XD_API int64_t xd_parallel_leaf(const xd_parallel *parallel, int64_t k);
 
-/* The same of blocks of experts: what `own` of them bring here are leaves of all members of this rank's group; for each of the `opened`,
- * members times as many as the most that a rank has in turns, its blocks are opened, also under DDP. All 0 without experts. And the
- * number in the whole step of the k-th that is opened, of member k % members; -1 where that member has none, and beyond them. Local. */
+/* The same of blocks of experts: what `own` of them bring here are leaves of all members of this rank's group; for each of
+ * the `opened`, members times as many as the most that a rank has in turns, its blocks are opened, also under DDP. All 0
+ * without experts. And the number in the whole step of the k-th that is opened, of member k % members; -1 where that member
+ * has none, and beyond them. Local. */
 XD_API xd_parallel_leaf_count xd_parallel_expert_leaves(const xd_parallel *parallel);
 XD_API int64_t xd_parallel_expert_leaf(const xd_parallel *parallel, int64_t k);
 
@@ -213,9 +218,10 @@ XD_API xd_result xd_parallel_parts(const xd_parallel *parallel, int64_t capacity
  * then on views have its gradient, and steps sum it. In the list of xd_parallel_params its entry, whose gradient is there from the
  * start, is thawed by xd_optimizer_thaw. Until a weight of its bucket is thawed, nothing is sent for a gradient.
  *
- * Collective over data and replicas, of an expert's weight over its own, between steps. Allocates nothing. Errors, with the name, on all ranks alike; nothing has changed
- * then: ARGUMENT (a weight of another model), STATE (reserve_frozen was not set; a buffer; trained already; within a step), DTYPE (no
- * type that trains with gradients of F32), MISMATCH (ranks name different weights). */
+ * Collective over data and replicas, of an expert's weight over its own, between steps. Allocates nothing. Errors, with the
+ * name, on all ranks alike; nothing has changed then: ARGUMENT (a weight of another model), STATE (reserve_frozen was not
+ * set; a buffer; trained already; within a step), DTYPE (no type that trains with gradients of F32), MISMATCH (ranks name
+ * different weights). */
 XD_API xd_result xd_parallel_thaw(xd_parallel *parallel, xd_weight *weight);
 
 /* Takes the gradients in the caller's storage as this rank's next leaf, for all weights at once, instead of the brackets
@@ -228,15 +234,17 @@ XD_API xd_result xd_parallel_push_leaf(xd_parallel *parallel);
  * the sum over all leaves. A norm over `data` then counts each element once (xd_param.replica).
  *
  * Collective over data. Errors: STATE (a block without a backward for a leaf, by name and number; a block still open; blocks in
- * another order on some ranks, with the first two that differ), those of the reductions. All ranks alike; the step's leaves are then dropped. */
+ * another order on some ranks, with the first two that differ), those of the reductions. All ranks alike; the step's leaves
+ * are then dropped. */
 XD_API xd_result xd_parallel_reduce(xd_parallel *parallel);
 
 /* After the optimizer: what blocks show from now on are the new weights. Also after a step that was skipped, and after values
  * were loaded. Collective over data. Errors: STATE (a block still open), those of xd_all_gather. */
 XD_API xd_result xd_parallel_publish(xd_parallel *parallel);
 
-/* Bytes that a wrapper takes by purpose on this rank, in memory of the context's device but for `host`. Their sum is one block, and one for
- * experts, taken when the model is wrapped; no step takes more. Descriptions, on the host, are not counted. */
+/* Bytes that a wrapper takes by purpose on this rank, in memory of the context's device but for `host`. Their sum is one
+ * block, and one for experts, taken when the model is wrapped; no step takes more. Descriptions, on the host, are not
+ * counted. */
 typedef struct xd_parallel_bytes {
     size_t
         values; /* kept: this rank's part of the weights, or all of them where they are the wrapper's; in every type */

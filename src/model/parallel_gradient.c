@@ -1,7 +1,7 @@
 /* Gradients of leaves: where blocks add them, and how they become one sum over all leaves.
  *
- * Leaves in a row: a rank's leaves are nodes of the canonical tree (xd_leaf_stack), whole; after the last one the forests of all ranks
- * are reduced at once. Leaves dealt i = k N + j: the k-th leaves of all ranks are an aligned block of N, so each is
+ * Leaves in a row: a rank's leaves are nodes of the canonical tree (xd_leaf_stack), whole; after the last one the forests of
+ * all ranks are reduced at once. Leaves dealt i = k N + j: the k-th leaves of all ranks are an aligned block of N, so each is
  * reduced by itself and only parts wait, as nodes of the tree over k. Both are the same additions in the same order when N is
  * a power of two. */
 

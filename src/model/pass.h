@@ -43,8 +43,8 @@ typedef struct xd_block_view {
  * Allocates nothing.
  * Errors: STATE (no storage, or a backward without a wrapper; outside of a step; a leaf that is not the next one, with both
  * numbers; a leaf while another block that is summed together with this one has not ended one before, where leaves are kept apart,
- * naming both leaves and both blocks; more units open at once than were planned, naming both blocks), ARGUMENT (an unknown pass; a leaf that this rank
- * does not have), those of xd_all_gather. */
+ * naming both leaves and both blocks; more units open at once than were planned, naming both blocks), ARGUMENT (an unknown
+ * pass; a leaf that this rank does not have), those of xd_all_gather. */
 XD_API xd_result xd_block_begin(xd_block *block, xd_pass pass, xd_block_view *view);
 
 /* Closes what the last xd_block_begin of this block opened. After the last backward of a leaf the gradients are taken as they

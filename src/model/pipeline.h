@@ -23,9 +23,9 @@
 /* Who does what when. Zero is the default of every field but micro_batches.
  *
  * 1F1B, of one virtual stage: rank r of p runs min(p - r - 1, micro_batches) forwards, then a forward and a backward in turn,
- * then the backwards that are left. Interleaved 1F1B, of several: micro-batches go in groups, each through all virtual stages of a rank
- * before the next group begins, backwards through the last one first; 2 (p - r - 1) + (virtual_stages - 1) group forwards come
- * before the first backward. The last group may be shorter, but not than the pipeline. */
+ * then the backwards that are left. Interleaved 1F1B, of several: micro-batches go in groups, each through all virtual stages
+ * of a rank before the next group begins, backwards through the last one first; 2 (p - r - 1) + (virtual_stages - 1) group
+ * forwards come before the first backward. The last group may be shorter, but not than the pipeline. */
 typedef struct xd_pipeline_schedule {
     int ranks;             /* p; 0 -> 1 */
     int virtual_stages;    /* v, of each rank; 0 -> 1. More than one needs ranks > 1 */
@@ -51,8 +51,8 @@ typedef struct xd_pipeline_work {
 } xd_pipeline_work;
 
 /* The whole schedule, in ticks: the time of one forward or one backward of one stage. A rank does the next item of its order
- * as soon as what it reads was there at the end of a tick: what the stage before, or behind, has put out, which travels between two ticks.
- * In each stage micro-batches follow each other in order, forwards and backwards alike.
+ * as soon as what it reads was there at the end of a tick: what the stage before, or behind, has put out, which travels
+ * between two ticks. In each stage micro-batches follow each other in order, forwards and backwards alike.
  *
  * A rank has 2 v m items, v m without backwards. With at least as many micro-batches as ranks the rest of its ticks, the bubble, is
  * 2 (p - 1), or p - 1 without backwards: (p - 1) / m of the work with one virtual stage, (p - 1) / (v m) with more. With fewer
@@ -63,8 +63,9 @@ typedef struct xd_pipeline_work {
  *
  * Pure and local: a pipeline of any size is computed on one machine. Memory: some numbers for each stage, freed again. *ticks is
  * untouched on failure.
- * Errors: ARGUMENT (micro_batches below 1, negative numbers; more than 4096 ranks, XD_STAGES_MAX virtual stages or 2^20 micro-batches;
- * virtual stages without a pipeline; a group that may not be, with the numbers; capacity below the entries, with both), MEMORY.
+ * Errors: ARGUMENT (micro_batches below 1, negative numbers; more than 4096 ranks, XD_STAGES_MAX virtual stages or 2^20
+ * micro-batches; virtual stages without a pipeline; a group that may not be, with the numbers; capacity below the entries,
+ * with both), MEMORY.
  * Source: Megatron-Core, pipeline_parallel/schedules.py; groups that Megatron-Core refuses are refused. */
 XD_API xd_result xd_pipeline_table(xd_ctx *ctx, const xd_pipeline_schedule *schedule, int64_t capacity,
                                    xd_pipeline_work *table, int64_t *ticks);
@@ -99,15 +100,17 @@ typedef struct xd_pipeline_run_desc {
     int64_t value_count; /* numbers that the last stage reports of a micro-batch: losses, counts of tokens */
     const xd_built *
         built; /* this rank's stages, handed to the callbacks; must outlive the pipeline. NULL -> plain numbers */
-    /* The other ranks that hold these stages, as the same handle that their wrappers have; NULL -> none. `gathers`: calls of `forward` and
-     * `backward` are collective over it, each of them, as brackets under FSDP are; schedules are then the same on all of it. */
+    /* The other ranks that hold these stages, as the same handle that their wrappers have; NULL -> none. `gathers`: calls of
+     * `forward` and `backward` are collective over it, each of them, as brackets under FSDP are; schedules are then the same
+     * on all of it. */
     xd_comm *data;
     bool gathers;
     xd_comm
         *world; /* every rank that fails when one does, beyond the pipeline and `data`; NULL -> these alone */
-    /* A queue over the ranks of the pipeline, with room for two records, which outlives it: messages travel beside the next call where it has a thread, a rank
-     * waits for them before the first call that reads one, and there is memory for one activation and one gradient more. Bits and the order of calls are
-     * the same. On all ranks or none. NULL -> a rank waits for its messages after every tick */
+    /* A queue over the ranks of the pipeline, with room for two records, which outlives it: messages travel beside the next
+     * call where it has a thread, a rank waits for them before the first call that reads one, and there is memory for one
+     * activation and one gradient more. Bits and the order of calls are the same. On all ranks or none. NULL -> a rank waits
+     * for its messages after every tick */
     xd_queue *sends;
 } xd_pipeline_run_desc;
 
@@ -120,21 +123,24 @@ typedef struct xd_pipeline xd_pipeline;
  *   desc       read during the call only, but for what it says must live longer
  *
  * Collective over `pipeline`, desc->data and desc->world. Memory: as xd_pipeline_bytes; no run takes more.
- * Errors: those of xd_pipeline_table; ARGUMENT (ranks of the schedule that are not those of the group; dimensions; value_count negative; stages of `built` that are not
- * the schedule's, with both numbers; `gathers` without data; `sends` over other ranks, or with less room than two records), DTYPE, SHAPE (sizes that overflow), MISMATCH (ranks with another shape, dtype,
- * schedule or number of values, with both numbers; or with `sends` where others have none), MEMORY. All ranks alike. */
+ * Errors: those of xd_pipeline_table; ARGUMENT (ranks of the schedule that are not those of the group; dimensions;
+ * value_count negative; stages of `built` that are not the schedule's, with both numbers; `gathers` without data; `sends`
+ * over other ranks, or with less room than two records), DTYPE, SHAPE (sizes that overflow), MISMATCH (ranks with another
+ * shape, dtype, schedule or number of values, with both numbers; or with `sends` where others have none), MEMORY. All ranks
+ * alike. */
 XD_API xd_result xd_pipeline_create(xd_comm *pipeline, const xd_pipeline_run_desc *desc, xd_pipeline **out);
 
-/* What xd_pipeline_create takes on one rank of schedule.ranks: (inputs + 1) activations and (gradients + 1) gradients of xd_pipeline_counts, one more of each with
- * `sends`, the order of work, the values. Local; `built` and groups are not read, of `sends` whether there is one. Errors: as above. */
+/* What xd_pipeline_create takes on one rank of schedule.ranks: (inputs + 1) activations and (gradients + 1) gradients of
+ * xd_pipeline_counts, one more of each with `sends`, the order of work, the values. Local; `built` and groups are not read,
+ * of `sends` whether there is one. Errors: as above. */
 XD_API xd_result xd_pipeline_bytes(xd_ctx *ctx, const xd_pipeline_run_desc *desc, int rank,
                                    xd_memory_bytes *out);
 
 /* Frees it. Local. NULL is fine. */
 XD_API void xd_pipeline_destroy(xd_pipeline *pipeline);
 
-/* One piece of work. Arrays are dense, [shape], in memory of the context's device; without elements they are NULL everywhere, so ask
- * stage.place which stage this is. */
+/* One piece of work. Arrays are dense, [shape], in memory of the context's device; without elements they are NULL everywhere,
+ * so ask stage.place which stage this is. */
 typedef struct xd_pipeline_call {
     xd_stage stage; /* its place, and of desc.built its model and wrapper; without, places have no layers */
     xd_pass_kind pass;   /* FORWARD, BACKWARD or INFERENCE */
@@ -154,7 +160,8 @@ typedef struct xd_pipeline_call {
  *
  * Under a wrapper a call opens and closes the blocks of its stage (xd_block_begin with micro_batch as leaf). Under FSDP a rank
  * that has fewer leaves of its own than micro-batches opens and closes them too, computes nothing and leaves the output as it is.
- * Units are gathered again for every micro-batch; xd_fsdp_desc.reshard_ranks = 1 keeps them, torchtitan's default under pipelines. */
+ * Units are gathered again for every micro-batch; xd_fsdp_desc.reshard_ranks = 1 keeps them, torchtitan's default under
+ * pipelines. */
 typedef struct xd_pipeline_calls {
     xd_result (*forward)(void *user, const xd_pipeline_call *call);
     xd_result (*backward)(void *user, const xd_pipeline_call *call);
@@ -168,16 +175,18 @@ typedef struct xd_pipeline_calls {
  *
  * Collective over the pipeline, and over data and world, which agree at the end. What neighbours send each other in a tick is one
  * xd_exchange on each side, which no order can dead-lock, with empty messages where a rank idles: each lasts no longer than
- * timeout_seconds, which is to be more than one call takes. Allocates nothing but, once, what a queue's thread needs. Bits do not depend on the schedule.
+ * timeout_seconds, which is to be more than one call takes. Allocates nothing but, once, what a queue's thread needs. Bits do
+ * not depend on the schedule.
  *
  * A call that fails ends the computing of all ranks: they go through the rest of the schedule without data and return that rank's
- * error, with its number. The step is dropped in the wrappers of `built`, with blocks that calls have left open, and may begin again. With `gathers` the data
- * ranks agree after every call, so that none waits inside of one for a rank that has failed; not so when wrappers gather or sum on queues with threads:
- * then it is found at the deadline. A call that fails amid exchanges of its own over other groups agrees with these first (xd_agree).
+ * error, with its number. The step is dropped in the wrappers of `built`, with blocks that calls have left open, and may
+ * begin again. With `gathers` the data ranks agree after every call, so that none waits inside of one for a rank that has
+ * failed; not so when wrappers gather or sum on queues with threads: then it is found at the deadline. A call that fails amid
+ * exchanges of its own over other groups agrees with these first (xd_agree).
  *
- * Errors: ARGUMENT (no `forward`), STATE (backwards of a pipeline that is forward_only), MISMATCH (some ranks have backwards, others not),
- * what a call returned, PEER naming the rank on the others, those of xd_exchange, which break the world: TIMEOUT naming a rank that does not
- * come. values are untouched then. */
+ * Errors: ARGUMENT (no `forward`), STATE (backwards of a pipeline that is forward_only), MISMATCH (some ranks have backwards,
+ * others not), what a call returned, PEER naming the rank on the others, those of xd_exchange, which break the world: TIMEOUT
+ * naming a rank that does not come. values are untouched then. */
 XD_API xd_result xd_pipeline_run(xd_pipeline *pipeline, const xd_pipeline_calls *calls, double *values);
 
 /* ---- after a run ---- */
@@ -200,15 +209,17 @@ typedef struct xd_pipeline_finish_desc {
  *     4 the weight with shared_embedding of the first stage and that of the last, or two of one stage: each gets the sum
  *     5 per_token: everything divided by the tokens, of the last stages, summed over the data ranks
  *
- * The weight of 4 is one that two stages hold a copy of: described with the same first values, in the last stage with the trait `shared`
- * too, so that norms count it once. It is the same sum of two, and so has the same bits, wherever the model is cut, also when one
- * stage has both copies; a tie inside of one model (xd_weight_desc.tied_to) adds in another order. Both stages must hold equal parts: under
- * FSDP give each copy a block of its own that is a unit; DDP sees to it. Sums of 2 depend, as roundings do, on where the model is cut.
+ * The weight of 4 is one that two stages hold a copy of: described with the same first values, in the last stage with the
+ * trait `shared` too, so that norms count it once. It is the same sum of two, and so has the same bits, wherever the model is
+ * cut, also when one stage has both copies; a tie inside of one model (xd_weight_desc.tied_to) adds in another order. Both
+ * stages must hold equal parts: under FSDP give each copy a block of its own that is a unit; DDP sees to it. Sums of 2
+ * depend, as roundings do, on where the model is cut.
  *
  * Collective over world, which has all ranks of these groups. Memory: none. Deterministic.
- * Errors, all ranks alike: ARGUMENT (groups or built missing; tokens negative), STATE (a stage without a wrapper), MISMATCH (stages or ranks that differ in
- * the number of such weights or their elements, with both numbers), UNSUPPORTED (parts of the two copies that are not equal, with both
- * numbers; xd_fsdp_desc.host of some of a rank's stages and not of others), those of xd_parallel_reduce. The step is dropped then, as by xd_pipeline_run. */
+ * Errors, all ranks alike: ARGUMENT (groups or built missing; tokens negative), STATE (a stage without a wrapper), MISMATCH
+ * (stages or ranks that differ in the number of such weights or their elements, with both numbers), UNSUPPORTED (parts of the
+ * two copies that are not equal, with both numbers; xd_fsdp_desc.host of some of a rank's stages and not of others), those of
+ * xd_parallel_reduce. The step is dropped then, as by xd_pipeline_run. */
 XD_API xd_result xd_pipeline_finish(xd_comm *world, const xd_pipeline_finish_desc *desc);
 
 #endif

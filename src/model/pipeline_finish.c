@@ -27,7 +27,8 @@ static bool xdi_finish_has(const xd_weight *w, xdi_finish_kind kind) {
     }
 }
 
-/* Such weights of one stage: the one with this number, or NULL; `count` receives their number, `elements` those of this rank's parts. */
+/* Such weights of one stage: the one with this number, or NULL; `count` receives their number, `elements` those of this
+ * rank's parts. */
 static const xd_weight *xdi_finish_find(const xd_stage *stage, xdi_finish_kind kind, int64_t number,
                                         int64_t *count, int64_t *elements) {
     const xd_weight *found = NULL;

@@ -16,8 +16,8 @@ XD_PRIVATE xd_result xdi_pipeline_program_count(xd_ctx *ctx, const xd_pipeline_s
     return XD_OK;
 }
 
-/* Places of one kind, and the work that each is taken for; -1: it is free. There are as many as are taken at once, so the first free
- * one will do. */
+/* Places of one kind, and the work that each is taken for; -1: it is free. There are as many as are taken at once, so the
+ * first free one will do. */
 typedef struct xdi_places {
     int64_t *owners; /* [count] */
     int64_t *ticks;  /* [count] when it was taken */

@@ -1,16 +1,18 @@
 /* Pipelines: memory by the schedule, the caller's work tick by tick, and what neighbours send each other between ticks.
  *
- * Ranks meet only where they have something to send each other, so that a short tick here need not wait for a long one there. Where one
- * idles, at both ends of a run above all, it would wait for many ticks at once, beyond its time limit: there neighbours meet after
- * every tick.
+ * Ranks meet only where they have something to send each other, so that a short tick here need not wait for a long one there.
+ * Where one idles, at both ends of a run above all, it would wait for many ticks at once, beyond its time limit: there
+ * neighbours meet after every tick.
  *
- * A failure. The rank that has one, or hears of one, goes on through the schedule and refuses every message, so its neighbours hear in
- * the same tick and none waits. At the end all agree, and the rank that failed tells the others its message. Where calls are collective over
- * the data ranks, these agree after every call, so that one of them that waits inside of its call hears too. All that ranks wait for is
- * in the order of ticks, and a rank that has stopped tells its data ranks where its next call would be: so no two wait for each other.
+ * A failure. The rank that has one, or hears of one, goes on through the schedule and refuses every message, so its
+ * neighbours hear in the same tick and none waits. At the end all agree, and the rank that failed tells the others its
+ * message. Where calls are collective over the data ranks, these agree after every call, so that one of them that waits
+ * inside of its call hears too. All that ranks wait for is in the order of ticks, and a rank that has stopped tells its data
+ * ranks where its next call would be: so no two wait for each other.
  *
- * On a queue the messages of two ticks at most are under way beside the calls. A rank waits for those of a tick before the first call that
- * reads what arrives, or writes where what was sent is, and hears of a failure then: later, but still in the order of ticks. */
+ * On a queue the messages of two ticks at most are under way beside the calls. A rank waits for those of a tick before the
+ * first call that reads what arrives, or writes where what was sent is, and hears of a failure then: later, but still in the
+ * order of ticks. */
 
 #include "base/internal.h"
 #include "comm/internal.h"
@@ -307,8 +309,8 @@ static void xdi_pipeline_fail(xd_pipeline *p, bool own) {
     p->error = *xd_last_error(p->ctx);
 }
 
-/* After a call, or where one would have been. If a collective over the data ranks was the last thing to fail here, all of them know;
- * and where its error is PEER, the failure is another rank's. */
+/* After a call, or where one would have been. If a collective over the data ranks was the last thing to fail here, all of
+ * them know; and where its error is PEER, the failure is another rank's. */
 static void xdi_pipeline_tell(xd_pipeline *p, xd_result result) {
     xd_comm *data = p->desc.data;
     const bool heard = data && xdi_comm_refused_last(data) > p->heard;

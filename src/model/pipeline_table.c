@@ -1,8 +1,8 @@
 /* Schedules of pipelines: what each rank does at each tick.
  *
  * A rank has its work in an order of its own: some forwards first, then a forward and a backward in turn, then the backwards
- * that are left. A tick is the time of one of them; a rank does its next one as soon as what that reads was there at the end of a tick.
- * In each stage micro-batches follow each other in order, so what is done is one number a stage and direction. */
+ * that are left. A tick is the time of one of them; a rank does its next one as soon as what that reads was there at the end
+ * of a tick. In each stage micro-batches follow each other in order, so what is done is one number a stage and direction. */
 
 #include "base/internal.h"
 #include "model/internal.h"

@@ -50,7 +50,8 @@ static xd_result xdi_plan_optimizer(xd_ctx *ctx, const xd_memory_plan_desc *d, c
     return XD_OK;
 }
 
-/* Objects that take lists compare the addresses of values and read none: here each weight's own description stands for its values. */
+/* Objects that take lists compare the addresses of values and read none: here each weight's own description stands for its
+ * values. */
 static xd_result xdi_plan_list(const xd_parallel *p, const xd_memory_plan_desc *d, xd_param *params,
                                xd_memory_plan *out) {
     int64_t count = 0;

@@ -43,8 +43,9 @@ typedef struct xd_memory_plan {
  *   rank    of ranks * groups, numbered group after group
  *
  * Local: no other rank need exist. The reduction mode is the context's. Memory: descriptions, freed again. Errors: as those of
- * xd_ddp_create, xd_fsdp_create (of its groups for experts only `gathers` and `reductions` are read), xd_optimizer_bytes, xd_ema_bytes and xd_pipeline_bytes; ARGUMENT (both kinds of wrapper or none; a rank that
- * there is not), STATE. *out is untouched then. */
+ * xd_ddp_create, xd_fsdp_create (of its groups for experts only `gathers` and `reductions` are read), xd_optimizer_bytes,
+ * xd_ema_bytes and xd_pipeline_bytes; ARGUMENT (both kinds of wrapper or none; a rank that there is not), STATE. *out is
+ * untouched then. */
 XD_API xd_result xd_plan_memory(xd_model *model, const xd_memory_plan_desc *desc, int rank,
                                 xd_memory_plan *out);
 

@@ -42,8 +42,9 @@ XD_API void xd_inputs_destroy(xd_inputs *inputs);
  *   leaf    the number that the backward will have
  *   input   [bytes] in memory of the context's device; overwritten afterwards as the caller likes
  *
- * Local. Errors, naming block and leaf: STATE (no inputs; a block without `recompute`, not open, or open for another pass; this leaf's
- * input is kept already; in_flight are kept, naming one of them), ARGUMENT (more bytes than planned, with both; leaf negative). */
+ * Local. Errors, naming block and leaf: STATE (no inputs; a block without `recompute`, not open, or open for another pass;
+ * this leaf's input is kept already; in_flight are kept, naming one of them), ARGUMENT (more bytes than planned, with both;
+ * leaf negative). */
 XD_API xd_result xd_inputs_keep(xd_block *block, int64_t leaf, const void *input, size_t bytes);
 
 /* A forward to be run again: computes from the input what the backward needs. `view` has the block's values and no gradients; the
@@ -57,8 +58,9 @@ typedef struct xd_forward {
  * block's backward of the leaf, whose gathered weights it sees; without one, anywhere that the block is not
  * open.
  *
- * Local, as far as `forward` is. Allocates nothing. Errors, naming block and leaf: STATE (as above; no input of this leaf is kept, with
- * the last one that was and its block; the backward that is open is of another leaf, or none is), and what `forward` returns. */
+ * Local, as far as `forward` is. Allocates nothing. Errors, naming block and leaf: STATE (as above; no input of this leaf is
+ * kept, with the last one that was and its block; the backward that is open is of another leaf, or none is), and what
+ * `forward` returns. */
 XD_API xd_result xd_recompute(xd_block *block, int64_t leaf, xd_forward forward);
 
 #endif

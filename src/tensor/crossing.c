@@ -176,8 +176,8 @@ static xdi_crossing_act xdi_crossing_act_of(const xd_crossing *c, bool backward)
     return c->ranks == 1 && !(adds && c->desc.leaves.total) ? XDI_CROSSING_SAME : act;
 }
 
-/* Counts of a direction, and its copies where there is room for them. Packing is needed unless the dimension is the first that is longer
- * than one. */
+/* Counts of a direction, and its copies where there is room for them. Packing is needed unless the dimension is the first
+ * that is longer than one. */
 static void xdi_crossing_plan(xd_crossing *c, bool backward) {
     xdi_crossing_step *s = &c->step[backward];
     const xd_crossing_desc *d = &c->desc;

@@ -4,9 +4,9 @@
 #include "comm/collective.h"
 #include "tensor/exchange.h"
 
-/* Where activations enter or leave a region whose ranks share the work: tensor parallelism (columns of activations are cut) and sequence
- * parallelism (positions are). Each crossing is a forward and the backward that belongs to it, so that gradients are those of the
- * loss of all ranks. A part is what xd_chunk gives: dimensions need not divide, and parts may be empty.
+/* Where activations enter or leave a region whose ranks share the work: tensor parallelism (columns of activations are cut)
+ * and sequence parallelism (positions are). Each crossing is a forward and the backward that belongs to it, so that gradients
+ * are those of the loss of all ranks. A part is what xd_chunk gives: dimensions need not divide, and parts may be empty.
  *
  *   kind             forward: in -> out                      backward: gradient of out -> gradient of in
  *   COPY             whole, itself                           summed over the ranks
@@ -17,8 +17,8 @@
  *   REDUCE_SCATTER   summed, -> part                         parts -> whole
  *   ALL_TO_ALL       part of dim -> part of other_dim        part of other_dim -> part of dim
  *
- * A column-parallel matrix product begins with COPY and a row-parallel one ends with REDUCE; with sequence parallelism these are ALL_GATHER
- * and REDUCE_SCATTER along the positions. */
+ * A column-parallel matrix product begins with COPY and a row-parallel one ends with REDUCE; with sequence parallelism these
+ * are ALL_GATHER and REDUCE_SCATTER along the positions. */
 typedef enum xd_crossing_kind {
     XD_CROSSING_COPY = 0,
     XD_CROSSING_REDUCE,
@@ -49,10 +49,10 @@ typedef struct xd_crossing xd_crossing;
  *
  *   comm   the ranks of the region; outlives *out
  *
- * Collective over comm. Memory: what xd_crossing_bytes says; buffers in memory of the context's device. Errors, the same on every rank: ARGUMENT
- * (unknown kind; dimensions; dim and other_dim the same; leaves), SHAPE (negative extents; more than 2^56 elements), DTYPE (no such; no sums
- * of it, or leaves of another than F32 and F64), UNSUPPORTED (floating-point sums in INVARIANT mode without leaves), MISMATCH,
- * MEMORY. */
+ * Collective over comm. Memory: what xd_crossing_bytes says; buffers in memory of the context's device. Errors, the same on
+ * every rank: ARGUMENT (unknown kind; dimensions; dim and other_dim the same; leaves), SHAPE (negative extents; more than
+ * 2^56 elements), DTYPE (no such; no sums of it, or leaves of another than F32 and F64), UNSUPPORTED (floating-point sums in
+ * INVARIANT mode without leaves), MISMATCH, MEMORY. */
 XD_API xd_result xd_crossing_create(xd_comm *comm, const xd_crossing_desc *desc, xd_crossing **out);
 XD_API void xd_crossing_destroy(xd_crossing *crossing);
 
@@ -70,7 +70,8 @@ XD_API void xd_crossing_shape(const xd_crossing *crossing, int64_t *in, int64_t 
  *   backward   d_out -> d_in
  *
  * Dense, in memory of the context's device, whose stream orders the work; NULL where empty. The two arrays of COPY and of
- * REDUCE may be one, without leaves; no other overlap. Along the first dimension data is sent and received in place, along others it is packed.
+ * REDUCE may be one, without leaves; no other overlap. Along the first dimension data is sent and received in place, along
+ * others it is packed.
  * Collective over comm, but for the direction of COPY, REDUCE, SCATTER and GATHER that only copies. Allocates nothing. Sums follow
  * the context's mode: in rank order, natively in FAST, along the tree of leaves in INVARIANT. Errors: ARGUMENT for NULL; those of
  * xd_collective_run. */

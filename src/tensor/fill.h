@@ -17,8 +17,8 @@
  *   random   read by the random kinds; NULL -> zero. Tensors of one seed and stream need another sample, step or micro each
  *
  * Local; does not wait for a GPU. Allocates a list of boxes during the call. Errors, with nothing written: ARGUMENT (unknown kind;
- * center or scale not finite; elements at NULL), SHAPE (a region or range that is not within the tensor; random numbers for more than 2^42
- * elements), DTYPE (values other than zero in a dtype without arithmetic), MEMORY. */
+ * center or scale not finite; elements at NULL), SHAPE (a region or range that is not within the tensor; random numbers for
+ * more than 2^42 elements), DTYPE (values other than zero in a dtype without arithmetic), MEMORY. */
 XD_API xd_result xd_tensor_part_fill(xd_ctx *ctx, const xd_tensor_part *part, const xd_init *init,
                                      const xd_philox *random);
 

@@ -1,6 +1,6 @@
-/* Halos: the backward's sums. Blocks overlap, so the part is cut where one of them begins or ends: in the cells between the cuts all
- * elements have the same terms. Cells with equally many terms lie one behind the other in a staging array, once for each term, and
- * become one sum of dense arrays. */
+/* Halos: the backward's sums. Blocks overlap, so the part is cut where one of them begins or ends: in the cells between the
+ * cuts all elements have the same terms. Cells with equally many terms lie one behind the other in a staging array, once for
+ * each term, and become one sum of dense arrays. */
 
 #include "tensor/halo_internal.h"
 

@@ -4,7 +4,8 @@
 #include "tensor/halo.h"
 #include "tensor/internal.h"
 
-/* What a rank has in the plan: indices of the tensor in each dimension. Those of `wide` and `back` may be below 0 and above the extent. */
+/* What a rank has in the plan: indices of the tensor in each dimension. Those of `wide` and `back` may be below 0 and above
+ * the extent. */
 typedef struct xdi_halo_part {
     xd_interval own[XD_DIMS_MAX];
     xd_interval wide[XD_DIMS_MAX]; /* with halo */
@@ -47,8 +48,8 @@ typedef struct xdi_halo_box {
     xdi_halo_stretch dim[XD_DIMS_MAX];
 } xdi_halo_box;
 
-/* halo_map.c: the boxes of the indices `listed` of a rank `taker` that `owner` holds, in an order that both compute alike; owner NULL:
- * those that are zeros. */
+/* halo_map.c: the boxes of the indices `listed` of a rank `taker` that `owner` holds, in an order that both compute alike;
+ * owner NULL: those that are zeros. */
 XD_PRIVATE void xdi_halo_walk_begin(xdi_halo_walk *walk, const xdi_halo_scene *scene,
                                     const xdi_halo_part *taker, const xd_interval *listed,
                                     const xdi_halo_part *owner);

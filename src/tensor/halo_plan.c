@@ -138,8 +138,8 @@ static void xdi_halo_lane_make(xdi_halo_making *m, int lane, xdi_halo_list list)
     }
 }
 
-/* Which lanes are direct: the forward's, and what the backward sends. Messages that repeat elements of a small part are not, because they
- * would be longer than the memory they are in. */
+/* Which lanes are direct: the forward's, and what the backward sends. Messages that repeat elements of a small part are not,
+ * because they would be longer than the memory they are in. */
 static void xdi_halo_decide(xdi_halo_making *m) {
     static const xdi_halo_list packed[XDI_HALO_LANES] = { XDI_HALO_PACK, XDI_HALO_UNPACK, XDI_HALO_BACK_PACK,
                                                           XDI_HALO_LISTS };

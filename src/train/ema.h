@@ -122,8 +122,8 @@ XD_API void xd_ema_destroy(xd_ema *ema);
  *               had been refused
  *
  * Local, allocates nothing, waits for nothing; the same bits on every device and for every split. NaN and infinities pass through.
- * Errors: ARGUMENT (iteration below -1; NEXT after INT64_MAX), STATE when the list changed since creation or is exchanged with the shadows; nothing is
- * written. */
+ * Errors: ARGUMENT (iteration below -1; NEXT after INT64_MAX), STATE when the list changed since creation or is exchanged
+ * with the shadows; nothing is written. */
 XD_API xd_result xd_ema_update(xd_ema *ema, int64_t iteration, const xd_status *status);
 
 /* Counts, in every update from now on, the elements of parameters that an average leaves to the bit as they were, a compensation
@@ -191,7 +191,8 @@ typedef struct xd_ema_load_desc {
 XD_API xd_result xd_ema_load(xd_ema *ema, const xd_param *sources, int64_t count,
                              const xd_ema_load_desc *desc, xd_ema_match *match);
 
-/* The state to save beside the shadows; defaults are filled in. On a device it waits for the updates before, if one had a status. */
+/* The state to save beside the shadows; defaults are filled in. On a device it waits for the updates before, if one had a
+ * status. */
 XD_API xd_ema_record xd_ema_describe(const xd_ema *ema);
 
 #endif

@@ -77,8 +77,8 @@ typedef struct xd_optimizer_step_desc {
                                      * Those that average, were created over the optimizer's own list and count no
                                      * elements are updated while the new parameters are in the cache, up to nine (on a
                                      * device one, without compensation or random rounding, and eight more by one further
-                                     * read), so the order among averages is not fixed: update an average of another one's shadows by a
-                                     * separate call. NULL -> none */
+                                     * read), so the order among averages is not fixed: update an average of another one's
+                                     * shadows by a separate call. NULL -> none */
     int average_count;
 } xd_optimizer_step_desc;
 
@@ -98,7 +98,8 @@ XD_API xd_result xd_optimizer_bytes(xd_ctx *ctx, const xd_optimizer_desc *desc, 
  *   desc   read during the call, except desc->params
  *
  * Local. Errors: ARGUMENT (learning rate, eps, weight decay or momentum negative or not finite, beta outside
- * [0, 1), group out of range; with stochastic_bf16: a BF16 parameter without name, first negative), DTYPE (values and gradients are F32, BF16 or F16), MEMORY. */
+ * [0, 1), group out of range; with stochastic_bf16: a BF16 parameter without name, first negative), DTYPE (values and
+ * gradients are F32, BF16 or F16), MEMORY. */
 XD_API xd_result xd_optimizer_create(xd_ctx *ctx, const xd_optimizer_desc *desc, xd_optimizer **out);
 
 /* Frees the optimizer; values and gradients are the caller's. NULL is fine. */

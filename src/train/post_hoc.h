@@ -66,10 +66,11 @@ typedef struct xd_post_hoc_sum_desc {
     void *user;
 } xd_post_hoc_sum_desc;
 
-/* Fills a list of parameters and buffers with the sum of snapshots. Parameters: in f32, from 0, snapshot after snapshot in the order
- * of the coefficients, each by one fused multiply-add with the coefficient rounded to f32; then rounded to the dtype of the
- * target. Snapshots whose coefficient is 0 are not read. Buffers, which are not averaged, are those of the last snapshot of the
- * list. Elements are independent, so the sum of a shard has the bits of the shard of the sum, for every placement.
+/* Fills a list of parameters and buffers with the sum of snapshots. Parameters: in f32, from 0, snapshot after snapshot in
+ * the order of the coefficients, each by one fused multiply-add with the coefficient rounded to f32; then rounded to the
+ * dtype of the target. Snapshots whose coefficient is 0 are not read. Buffers, which are not averaged, are those of the last
+ * snapshot of the list. Elements are independent, so the sum of a shard has the bits of the shard of the sum, for every
+ * placement.
  *
  *   targets   [count]; one after the other, and of each the snapshots in their order: so are the calls of `read`
  *

@@ -1,5 +1,5 @@
-/* Distribution matching on vectors, with the bits of the plain kernels: tiles are widened to f32 and rounded back by the spans of the
- * level, and the arithmetic between is that of kernel/dmd.h. */
+/* Distribution matching on vectors, with the bits of the plain kernels: tiles are widened to f32 and rounded back by the
+ * spans of the level, and the arithmetic between is that of kernel/dmd.h. */
 
 #include "kernel/dmd_scalar.h"
 #include "kernel/simd/internal.h"

@@ -421,8 +421,8 @@ XDI_AVX512 static inline __m512i xdi_avx512_mix_bf16_bits(xd_mix mix, __m512i p,
     return xdi_avx512_bf16_bits(_mm512_insertf32x8(_mm512_castps256_ps512(low), high, 1));
 }
 
-/* The same from BF16 to BF16 without copies in f32 in between: elements at even places and at odd ones are the lower and the upper halves
- * of lanes, as BF16 is the upper half of f32. */
+/* The same from BF16 to BF16 without copies in f32 in between: elements at even places and at odd ones are the lower and the
+ * upper halves of lanes, as BF16 is the upper half of f32. */
 XDI_AVX512 static void xdi_avx512_mix_bf16(xd_mix mix, const uint16_t *p, const uint16_t *q, uint16_t *out,
                                            int64_t n) {
     const __m512i top = _mm512_set1_epi32((int)0xffff0000u);

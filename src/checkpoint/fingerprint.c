@@ -105,6 +105,13 @@ XDI_FINGERPRINT_AVX2 static int64_t xdi_fingerprint_avx2(const unsigned char *p,
 
 /* ---- eight elements at a time ---- */
 
+/* gcc 12 warns about the undefined operand of its own intrinsics. */
+#    if !defined(__clang__)
+#        pragma GCC diagnostic push
+#        pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
+#        pragma GCC diagnostic ignored "-Wuninitialized"
+#    endif
+
 #    define XDI_FINGERPRINT_AVX512 __attribute__((target("avx2,avx512f,avx512dq")))
 #    define XDI_FINGERPRINT_INLINE_512 \
         static inline __attribute__((always_inline, target("avx2,avx512f,avx512dq")))
@@ -153,6 +160,10 @@ XDI_FINGERPRINT_AVX512 static int64_t xdi_fingerprint_avx512(const unsigned char
     default: return xdi_fingerprint_eights(p, 8, first, count, sum);
     }
 }
+
+#    if !defined(__clang__)
+#        pragma GCC diagnostic pop
+#    endif
 
 /* The first elements of all, in a number that it returns, where the level has code for them. */
 static int64_t xdi_fingerprint_fast(xd_cpu_level level, const unsigned char *p, size_t size, int64_t first,

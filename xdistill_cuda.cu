@@ -1363,7 +1363,7 @@ static __device__ inline float xdi_cuda_as_stored(float value, int dtype) {
 
 static __host__ __device__ inline void xdi_cuda_lerp_set(xdi_cuda_lerp_options *o, double keep) {
     o->keep_f64 = keep;
-    o->weight = (float)(1.0 - keep);
+    o->weight = (float)xd_sub(1.0, keep);
     o->keep = (float)keep;
 }
 
@@ -9466,4 +9466,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 96e50b7bf00503694fa6c19cb0ad239d7f79791270f63c8c3a9af399717b229e */
+/* xdistill sha256 ebcbdb0636cb748c43d752b9b4d15982b9750585c8676fddf49316632f8ac105 */

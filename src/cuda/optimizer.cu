@@ -39,7 +39,7 @@ static __device__ inline float xdi_cuda_as_stored(float value, int dtype) {
 
 static __host__ __device__ inline void xdi_cuda_lerp_set(xdi_cuda_lerp_options *o, double keep) {
     o->keep_f64 = keep;
-    o->weight = (float)(1.0 - keep);
+    o->weight = (float)xd_sub(1.0, keep);
     o->keep = (float)keep;
 }
 

@@ -181,14 +181,14 @@ static double xdi_truncated_normal(double a, double b, double uniform) {
     return mirrored ? -x : x;
 }
 
-/* Degrees of freedom from which on w is so small that nothing may cancel. */
+/* Degrees of freedom from which on w has the scale 1 / sqrt(n). */
 static const double xdi_student_many = 1e7;
 
 /* The density of Student's t with n degrees of freedom, with x = sqrt(n) sinh w, is (cosh w)^-n in w up to a factor: smooth and
  * without a long tail. Since the range is finite, the factor is not needed. */
 static double xdi_student_density(double w, double n) {
     const double size = fabs(w), half = sinh(0.5 * size);
-    if (n > xdi_student_many && size < 1.0) return exp(-n * log1p(2.0 * half * half));
+    if (size < 1.0) return exp(-n * log1p(2.0 * half * half)); /* where the sum below would cancel */
     return exp(-n * (size + log1p(exp(-2.0 * size)) - 0.69314718055994531));
 }
 

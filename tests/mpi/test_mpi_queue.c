@@ -94,10 +94,11 @@ XD_TEST(a_queue_of_processes_is_a_worker_and_runs_beside_calls_on_the_communicat
     leave(world);
 }
 
-/* Rank ODD stays away from a record, or from a call beside the queue, while the others wait. */
+/* Rank ODD stays away from a record, or from a call beside the queue, while the others wait. The deadline is one that the calls
+ * before it keep on a busy machine too. */
 static void stay_away(bool beside, bool aborts) {
     static float data[LONG];
-    xd_comm *world = join(&(xd_ctx_desc){ .timeout_seconds = 2 });
+    xd_comm *world = join(&(xd_ctx_desc){ .timeout_seconds = 4 });
     const bool odd = xd_comm_rank(world) == ODD;
     xd_queue *queue = NULL;
     const xd_collective c = sum_of(data, data, LONG);
@@ -164,7 +165,7 @@ XD_TEST(messages_make_progress_together_and_what_differs_is_told_to_both_ranks) 
 /* A ring in which rank ODD does not take part. Others than its neighbours may have gone when it breaks. */
 XD_TEST(a_rank_that_stays_away_from_an_exchange_is_named_by_its_neighbours) {
     static float out[LONG], in[LONG];
-    xd_comm *world = join(&(xd_ctx_desc){ .timeout_seconds = 2 });
+    xd_comm *world = join(&(xd_ctx_desc){ .timeout_seconds = 4 });
     const int me = xd_comm_rank(world), n = xd_comm_size(world), right = (me + 1) % n,
               left = (me + n - 1) % n;
     const xd_collective c[2] = { message_of(XD_COLLECTIVE_SEND, out, LONG, right),

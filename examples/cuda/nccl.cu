@@ -89,7 +89,8 @@ int main(void) {
     xd_result result = xd_launch_discover(ctx, &place);
     if (cudaSetDevice(place.local_rank) || cudaMalloc((void **)&gpu, sizeof *gpu)) return printf("there is no GPU, or no room on it\n"), 0;
     desc.rank = place.rank, desc.size = place.world_size, desc.secret = read_secret(line);
-    desc.host = place.master_address[0] ? place.master_address : "127.0.0.1", desc.port = "29511"; /* torchrun listens on MASTER_PORT */
+    desc.host = place.master_address[0] ? place.master_address : "127.0.0.1", desc.port = getenv("XDISTILL_PORT");
+    if (desc.port == NULL) desc.port = "29511"; /* not MASTER_PORT, on which torchrun itself listens */
     if (result == XD_OK) result = xd_cuda_create(ctx, NULL, &cuda);
     if (result == XD_OK) result = xd_comm_nccl(ctx, &desc, &world);
     if (result == XD_OK) result = train(world, gpu, &loss);

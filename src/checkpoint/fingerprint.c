@@ -63,9 +63,11 @@ XDI_FINGERPRINT_INLINE __m256i xdi_fingerprint_mix_4(__m256i x) {
 
 /* The bits of four elements. */
 XDI_FINGERPRINT_INLINE __m256i xdi_fingerprint_load(const unsigned char *p, size_t size) {
-    int32_t bytes;
-    memcpy(&bytes, p, sizeof bytes);
-    if (size == 1) return _mm256_cvtepu8_epi64(_mm_cvtsi32_si128(bytes));
+    if (size == 1) {
+        int32_t bytes;
+        memcpy(&bytes, p, sizeof bytes);
+        return _mm256_cvtepu8_epi64(_mm_cvtsi32_si128(bytes));
+    }
     if (size == 2) return _mm256_cvtepu16_epi64(_mm_loadl_epi64((const __m128i *)(const void *)p));
     if (size == 4) return _mm256_cvtepu32_epi64(_mm_loadu_si128((const __m128i *)(const void *)p));
     return _mm256_loadu_si256((const __m256i *)(const void *)p);
@@ -116,7 +118,7 @@ XDI_FINGERPRINT_AVX2 static int64_t xdi_fingerprint_avx2(const unsigned char *p,
 #    define XDI_FINGERPRINT_INLINE_512 \
         static inline __attribute__((always_inline, target("avx2,avx512f,avx512dq")))
 
-/* The sum of the eight lanes of x and what they were before. */
+/* sum, with each of its eight lanes x's lane added after it was mixed. */
 XDI_FINGERPRINT_INLINE_512 __m512i xdi_fingerprint_add_8(__m512i sum, __m512i x) {
     const __m512i first = _mm512_set1_epi64((int64_t)XDI_FINGERPRINT_FIRST),
                   second = _mm512_set1_epi64((int64_t)XDI_FINGERPRINT_SECOND);

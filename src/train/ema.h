@@ -97,8 +97,9 @@ XD_API xd_result xd_ema_decay(xd_ctx *ctx, const xd_ema_desc *desc, int64_t iter
  *            tied: they have one shadow, under the first name, and every one of their names finds it
  *   desc     NULL -> xd_ema_defaults(XD_EMA_CONSTANT)
  *
- * Local; one allocation. Errors: ARGUMENT (numbers outside the ranges above; two names that are equal once
- * stripped; no name; formats that exclude each other; first negative), SHAPE (a part of another count), DTYPE, MEMORY. */
+ * Local; one allocation; on a device one there, with 64 KiB for counters, and one on the host. Errors: ARGUMENT (numbers
+ * outside the ranges above; two names that are equal once stripped; no name; formats that exclude each other; first
+ * negative), SHAPE (a part of another count), DTYPE, MEMORY. */
 XD_API xd_result xd_ema_create(xd_ctx *ctx, const xd_param *params, int64_t count, const xd_ema_desc *desc,
                                xd_ema **out);
 

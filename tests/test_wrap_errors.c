@@ -323,6 +323,39 @@ XD_TEST(a_backward_ends_its_own_leaf_and_that_once) {
     CHECK_EQ_INT(xd_run_threads(2, NULL, end_late, &ddp, NULL), XD_OK);
 }
 
+/* Three leaves on two ranks of FSDP: the rank that has one opens no block for the other's second, whose gather finds it in the
+ * reduction. The error that is told is its own, which says what is missing. */
+static xd_result open_for_own_leaves(xd_comm *world, void *argument) {
+    scene s;
+    (void)argument;
+    open_scene(&s, world);
+    CHECK(xd_model_seal(s.model) == XD_OK && wrap_fsdp(&s, 3) == XD_OK);
+    xd_result result = XD_OK;
+    for (int64_t k = 0; k < xd_parallel_leaves(s.parallel).own && result == XD_OK; k++) {
+        xd_block *const blocks[] = { s.root, s.first, s.second };
+        for (int i = 0; i < 3 && result == XD_OK; i++) {
+            const xd_pass pass = { .kind = XD_PASS_BACKWARD, .leaf = k };
+            xd_block_view view;
+            result = xd_block_begin(blocks[i], pass, &view);
+            if (result == XD_OK) result = xd_block_end(blocks[i]);
+        }
+    }
+    if (result == XD_OK) result = xd_parallel_reduce(s.parallel);
+    close_scene(&s);
+    return result;
+}
+
+XD_TEST(a_rank_that_opens_too_few_blocks_is_told_so) {
+    for (int mode = 0; mode < 2; mode++) {
+        const xd_ctx_desc desc = { .reduction = mode ? XD_REDUCTION_INVARIANT : XD_REDUCTION_DETERMINISTIC,
+                                   .timeout_seconds = 20 };
+        xd_error error = { 0 };
+        CHECK(xd_run_threads(2, &desc, open_for_own_leaves, NULL, &error) == XD_ERROR_STATE);
+        CHECK(strstr(error.message,
+                     "has had backward passes of 1 leaves, not of 2: this rank opens blocks for"));
+    }
+}
+
 /* One rank leaves out a block that needs no communication: DDP. */
 static xd_result forget_a_block(xd_comm *world, void *argument) {
     scene s;

@@ -2,7 +2,7 @@
 #define XDI_BASE_CONFIG_H
 
 /* The implementation needs POSIX clocks, files and threads. The names below must be set before the first libc header,
- * so the implementation sets them when it comes first; if it comes too late, context.c stops with the line to add. */
+ * so the implementation sets them when it comes first; if it comes too late, file.c stops with the line to add. */
 #if defined(XDISTILL_IMPLEMENTATION) && !defined(_POSIX_C_SOURCE) && !defined(_GNU_SOURCE)
 #    define _POSIX_C_SOURCE 200809L
 #    if !defined(_DEFAULT_SOURCE)

@@ -9,11 +9,6 @@
 #include <sys/mman.h>
 #include <time.h>
 
-#if !defined(CLOCK_MONOTONIC)
-#    error \
-        "add `#define _POSIX_C_SOURCE 200809L` above the first #include of this file, or include xdistill.h first"
-#endif
-
 /* A block of memory that a call uses or a later one can reuse. Larger blocks are freed after the call. */
 enum { XDI_SCRATCH_BLOCKS = 8, XDI_SCRATCH_KEPT = 64 << 20 };
 

@@ -15,6 +15,12 @@
 #include <sys/statvfs.h>
 #include <unistd.h>
 
+/* The first file that needs POSIX, so that this is the first line that a compiler prints. */
+#if !defined(O_CLOEXEC)
+#    error \
+        "add `#define _POSIX_C_SOURCE 200809L` above the first #include of this file, or include xdistill.h first"
+#endif
+
 #if defined(__linux__) && (defined(_DEFAULT_SOURCE) || defined(_GNU_SOURCE))
 #    include <sys/syscall.h>
 #endif

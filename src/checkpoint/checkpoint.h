@@ -26,8 +26,10 @@
 
 /* One average of a network. */
 typedef struct xd_checkpoint_average {
-    const char *name; /* required; letters, digits and '_': part of the file's name */
-    xd_ema *ema;      /* created over a list whose entry i is parts[i] */
+    const char *
+        name; /* required; letters, digits and '_': part of the file's name. The file has the names and shapes of the
+                       * weights, so under the name model.safetensors it is the averaged model */
+    xd_ema *ema; /* created over a list whose entry i is parts[i] */
 } xd_checkpoint_average;
 
 /* What is saved and loaded of one network. All ranks have the same list: names, types, shapes, order. */
@@ -130,7 +132,8 @@ typedef struct xd_checkpoint_report {
 
 /* Loads a checkpoint into the memory of the parts, the states of the optimizers with their step counts and learning rates, and
  * the averages with their counters. Reads only what this rank holds of each tensor, and the rest of the blocks that it compares;
- * ranges less than 256 KiB apart share a read. Any number of ranks, with any parts.
+ * ranges less than 256 KiB apart share a read. Any number of ranks, with any parts. What a wrapper's blocks show follows with
+ * xd_parallel_publish, which every load into its parts needs.
  *
  *   report   filled in also when the load is refused for what it counts; may be NULL
  *   state    the caller's state as it was given to the save, without white space around it, NUL-terminated, to be released with

@@ -213,8 +213,10 @@ static xd_result xdi_load_match(xdi_load *l) {
     for (int64_t i = 0; i < l->content.tensor_count; i++) XD_TRY(xdi_load_match_one(l, i));
     xdi_load_find_unexpected(l);
     if (l->desc.lenient) return XD_OK;
-    XD_REQUIRE(l->ctx, r->missing == 0, XD_ERROR_MISSING, "%lld of %lld tensors are not in %s: %s",
-               (long long)r->missing, (long long)l->content.tensor_count, l->directory, r->names);
+    XD_REQUIRE(l->ctx, r->missing == 0, XD_ERROR_MISSING,
+               "%lld of %lld tensors are not in %s, which has %lld that are not asked for: %s",
+               (long long)r->missing, (long long)l->content.tensor_count, l->directory,
+               (long long)r->unexpected, r->names);
     XD_REQUIRE(l->ctx, r->unexpected == 0, XD_ERROR_UNEXPECTED, "%s has %lld tensors more: %s", l->directory,
                (long long)r->unexpected, r->names);
     XD_REQUIRE(l->ctx, r->wrong_shape == 0, XD_ERROR_SHAPE, "%lld tensors have another shape in %s: %s",

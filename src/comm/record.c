@@ -151,10 +151,11 @@ static xd_result xdi_comm_validate_reduction(const xd_comm *comm, const xd_colle
     XD_TRY(xdi_comm_validate_known(comm, c));
     if (l->total == 0) {
         const bool rounds = sum && xd_dtype_is_floating(c->dtype);
-        XD_REQUIRE(ctx, !rounds || xd_ctx_settings(ctx)->reduction != XD_REDUCTION_INVARIANT,
-                   XD_ERROR_UNSUPPORTED,
-                   "%s: INVARIANT mode needs the gradient leaves behind a floating-point %s of %s", kind,
-                   xdi_comm_ops[c->op], xd_dtype_name(c->dtype));
+        XD_REQUIRE(
+            ctx, !rounds || xd_ctx_settings(ctx)->reduction != XD_REDUCTION_INVARIANT, XD_ERROR_UNSUPPORTED,
+            "%s: INVARIANT mode needs the gradient leaves behind a floating-point %s of %s; numbers to "
+            "report can be gathered and added",
+            kind, xdi_comm_ops[c->op], xd_dtype_name(c->dtype));
         return XD_OK;
     }
     XD_REQUIRE(ctx, l->first >= 0 && l->count >= 0 && l->first <= l->total && l->count <= l->total - l->first,

@@ -264,8 +264,8 @@ XD_API xd_result xd_noise_steps(xd_ctx *ctx, const xd_noise_schedule *schedule, 
 XD_PRIVATE xd_result xdi_noise_check_list(xd_ctx *ctx, const double *list, int64_t count, double max_t) {
     XD_REQUIRE(ctx, list && count >= 2, XD_ERROR_ARGUMENT, "%s of %lld times: at least 2 are needed",
                list ? "a list" : "no list", (long long)count);
-    XD_REQUIRE(ctx, list[0] <= max_t, XD_ERROR_ARGUMENT, "the list begins at %.9g, above max_t %.9g", list[0],
-               max_t);
+    XD_REQUIRE(ctx, list[0] <= max_t, XD_ERROR_ARGUMENT, "the list begins at %.16g, above max_t %.16g",
+               list[0], max_t);
     for (int64_t i = 1; i < count; i++)
         XD_REQUIRE(ctx, list[i] < list[i - 1], XD_ERROR_ARGUMENT,
                    "the list does not descend: %.9g comes after %.9g, as time %lld", list[i], list[i - 1],

@@ -144,7 +144,7 @@ XD_API xd_result xd_status_check(xd_ctx *ctx, const xd_status *status) {
                (long long)status->large_norms);
     XD_REQUIRE(
         ctx, clean, XD_ERROR_DATA,
-        "%lld labels out of range, %lld rows not finite, %lld sums ran over; first: row %lld, value %g",
+        "%lld labels out of range, %lld rows not finite, %lld sums ran over; first: row %lld, value %.10g",
         (long long)status->label_out_of_range, (long long)status->not_finite, (long long)status->overflow,
         (long long)status->first_row, status->first_value);
     return XD_OK;

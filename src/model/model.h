@@ -90,7 +90,8 @@ typedef struct xd_weight_desc {
     const xd_layout *
         layout; /* of the stored shape: how the caller has cut it over ranks of one tensor-parallel group, for example;
                                    * not over data ranks, which wrappers divide. Must outlive the model. NULL -> whole on this
-                                   * rank */
+                                   * rank, and on no other of the model's: a weight that all ranks of a tensor-parallel group have
+                                   * alike has a layout that replicates it, and norms and files count it once */
     xd_init
         init; /* a pure function of (seed of the model, full name, index in the whole weight), so the same on every layout */
     xd_weight_traits traits;

@@ -471,8 +471,11 @@ static xd_result xdi_parallel_check_step(const xd_parallel *p) {
     XD_TRY(xdi_parallel_check_closed(p, "xd_parallel_reduce"));
     for (const xd_block *b = &p->model->root; b; b = xdi_block_after(b))
         XD_REQUIRE(p->ctx, b->leaf == leaves || !xdi_block_trains(b) || b->expert != p->of_experts,
-                   XD_ERROR_STATE, "block \"%.80s\" has had backward passes of %lld leaves, not of %lld",
-                   b->name, (long long)b->leaf, (long long)leaves);
+                   XD_ERROR_STATE, "block \"%.80s\" has had backward passes of %lld leaves, not of %lld%s",
+                   b->name, (long long)b->leaf, (long long)leaves,
+                   leaves > p->leaves.count
+                       ? ": this rank opens blocks for xd_parallel_leaves().opened, also beyond its own"
+                       : "");
     return XD_OK;
 }
 
@@ -486,8 +489,13 @@ typedef struct xdi_agreement {
 
 static xd_result xdi_agreement_reach(const xdi_agreement *a, xd_comm *comm) {
     const int64_t hash = (int64_t)a->hash;
+    const xd_error own = *xd_last_error(xd_comm_ctx(comm));
     int64_t facts[] = { a->mine != XD_OK, hash, ~hash }; /* the last is the least, upside down */
-    XD_TRY(xd_all_reduce(comm, facts, facts, 3, XD_DTYPE_I64, XD_MAX));
+    const xd_result told = xd_all_reduce(comm, facts, facts, 3, XD_DTYPE_I64, XD_MAX);
+    /* The others are still in the blocks that this rank has left out: its own error says so, theirs that it came here. */
+    if (told == XD_ERROR_MISMATCH && a->mine != XD_OK && own.result == a->mine)
+        return xdi_ctx_adopt(xd_comm_ctx(comm), &own);
+    XD_TRY(told);
     if (facts[0] > 0) return xd_agree(comm, a->mine);
     if (facts[1] == ~facts[2]) return XD_OK;
     return a->what ? xd_agree_same(comm, a->hash, a->what) : xdi_order_explain(a->order, comm);

@@ -189,7 +189,8 @@ typedef struct xd_parallel_leaf_count {
 } xd_parallel_leaf_count;
 XD_API xd_parallel_leaf_count xd_parallel_leaves(const xd_parallel *parallel);
 
-/* The number, in the whole step, of this rank's leaf k; -1 beyond its own. Ranks own ranges of leaves; or, under FSDP where
+/* The number, in the whole step, of this rank's leaf k; -1 beyond its own: a loop to `opened` opens and closes the blocks then, and
+ * computes nothing. Ranks own ranges of leaves; or, under FSDP where
  * N divides `leaves` and, in INVARIANT mode, is a power of two, every N-th one: then each is sent when its backward ends,
  * and only parts are kept. Under HSDP that holds within a group; groups own ranges. Local. */
 XD_API int64_t xd_parallel_leaf(const xd_parallel *parallel, int64_t k);

@@ -165,7 +165,7 @@ static xd_result xdi_unit_show(xd_parallel *p, struct xdi_unit *unit) {
         xdi_unit_slot *slot = xdi_unit_find_slot(unit);
         XD_REQUIRE(p->ctx, slot, XD_ERROR_STATE,
                    "unit \"%.80s\" is opened while \"%.80s\" is open, which is not around it: %d of a level "
-                   "are planned at once",
+                   "are planned at once; end the other one first, or add this one inside it",
                    unit->block->name, unit->slots[0].unit->block->name, unit->slot_count);
         XD_TRY(xdi_unit_depart(p, unit, slot));
     }

@@ -30,6 +30,10 @@ static xd_result train_leaf(xd_block *const layer[2], int64_t k, int64_t leaf, i
     float x[IN], hidden[WIDTH] = { 0 }, y = 0.0f;
     xd_block_view view[2];
     for (int i = 0; i < 2; i++) XD_TRY(xd_block_begin(layer[i], (xd_pass){ .kind = XD_PASS_BACKWARD, .leaf = k }, &view[i]));
+    if (leaf < 0) { /* under FSDP, where others have one more: their gathers need this rank */
+        XD_TRY(xd_block_end(layer[1]));
+        return xd_block_end(layer[0]);
+    }
     const float *up = view[0].values[0], *down = view[1].values[0];
     float *d_up = view[0].gradients[0], *d_down = view[1].gradients[0];
     for (int i = 0; i < IN; i++) x[i] = sinf((float)(leaf * 13 + i * 7 + step));
@@ -70,8 +74,9 @@ static xd_result run_rank(xd_comm *world, void *argument) {
     const xd_checkpoint_load_desc load = { .root = r->root, .step = r->first, .networks = &all, .network_count = 1 };
     const xd_checkpoint_save_desc save = { .root = r->root, .step = r->last, .networks = &all, .network_count = 1, .overwrite = true };
     if (r->first > 0) XD_TRY(xd_checkpoint_load(world, &load, NULL, NULL));
+    XD_TRY(xd_parallel_publish(parallel)); /* what was loaded is what blocks show */
     for (int step = r->first; step < r->last; step++) {
-        for (int64_t k = 0; k < xd_parallel_leaves(parallel).own; k++)
+        for (int64_t k = 0; k < xd_parallel_leaves(parallel).opened; k++)
             XD_TRY(train_leaf(layer, k, xd_parallel_leaf(parallel, k), step));
         XD_TRY(xd_parallel_reduce(parallel)); /* gradients of all leaves, on all ranks */
         XD_TRY(xd_optimizer_step(adamw, NULL, NULL));

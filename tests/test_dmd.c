@@ -473,6 +473,7 @@ XD_TEST(settings_that_do_not_fit_are_refused_with_their_numbers) {
     REFUSES(XD_ERROR_ARGUMENT, (d.guided = true, d.guidance_scale = NAN), "guidance by nan");
     REFUSES(XD_ERROR_ARGUMENT, d.sizes.samples = 0, "leaves of 0 samples");
     REFUSES(XD_ERROR_ARGUMENT, d.sizes.first_element = 3, "elements 3 to 8 of samples of 6");
+    REFUSES(XD_ERROR_ARGUMENT, d.sizes.elements = d.sizes.whole_elements = 0, "sizes.elements is 0");
     REFUSES(XD_ERROR_ARGUMENT, d.sizes.elements = d.sizes.whole_elements = INT64_MAX,
             "samples of 9223372036854775807");
     REFUSES(XD_ERROR_ARGUMENT, d.sizes.samples = INT64_MAX, "leaves of 9223372036854775807 samples");
@@ -496,6 +497,29 @@ static xd_result never(void *user, int64_t leaf, xd_dmd_batch *batch) {
     (void)user, (void)leaf, (void)batch;
     CHECK(!"no batch was to be asked for");
     return XD_OK;
+}
+
+static xd_result without_a_word(void *user, const xd_network_call *call) {
+    (void)user, (void)call;
+    return XD_ERROR_IO;
+}
+
+XD_TEST(a_network_that_fails_without_a_message_is_named) {
+    dmd_net nets[XD_DMD_ROLES];
+    xd_dmd *dmd;
+    xd_ctx *ctx;
+    float real[DMD_IN_LEAF * DMD_ELEMENTS] = { 0 };
+    memset(nets, 0, sizeof nets);
+    CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
+    xd_dmd_desc d = whole_desc(nets);
+    d.networks[XD_DMD_STUDENT].forward = without_a_word;
+    CHECK_EQ_INT(xd_dmd_create(ctx, &d, &dmd), XD_OK);
+    const xd_dmd_batch batch = { .samples = DMD_IN_LEAF, .real = real };
+    CHECK_EQ_INT(xd_dmd_fake_score(dmd, 0, &batch, NULL), XD_ERROR_IO);
+    CHECK_EQ_STR(xd_last_error(ctx)->message,
+                 "the forward of the student returned ERROR_IO without a message");
+    xd_dmd_destroy(dmd);
+    xd_ctx_destroy(ctx);
 }
 
 XD_TEST(batches_and_calls_that_do_not_fit_are_refused) {

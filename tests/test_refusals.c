@@ -433,4 +433,27 @@ XD_TEST(shards_that_leave_a_gap_are_refused_on_all_ranks) {
     CHECK_EQ_INT(xd_run_threads(RANKS, NULL, overlap_rank, NULL, NULL), XD_OK);
 }
 
+/* Ranks that share a vocabulary pass other numbers of rows, which none of them can see: the counts of an exchange differ. */
+static xd_result other_rows(xd_comm *world, void *argument) {
+    float logits[3 * 2] = { 0 };
+    xd_vocab *vocab = NULL;
+    xd_loss_values values;
+    xd_loss_desc d;
+    (void)argument;
+    CHECK_EQ_INT(xd_vocab_create_even(xd_comm_ctx(world), world, 2 * RANKS, &vocab), XD_OK);
+    memset(&d, 0, sizeof d);
+    d.vocab = vocab;
+    d.soft_weight = 1.0;
+    d.student = d.teacher = xd_rows_of(logits, XD_DTYPE_F32, xd_comm_rank(world) == ODD ? 3 : 2, 2);
+    CHECK_EQ_INT(xd_loss(xd_comm_ctx(world), &d, &values), XD_ERROR_MISMATCH);
+    CHECK(strstr(xd_last_error(xd_comm_ctx(world))->message,
+                 "; ranks that share a vocabulary pass the same number of rows and the same settings"));
+    xd_vocab_destroy(vocab);
+    return xd_barrier(world);
+}
+
+XD_TEST(rows_that_differ_are_an_error_of_all_that_says_so) {
+    CHECK_EQ_INT(xd_run_threads(RANKS, NULL, other_rows, NULL, NULL), XD_OK);
+}
+
 XD_TEST_MAIN()

@@ -65,6 +65,10 @@ XD_API bool xd_dmd_has_turn(const xd_dmd_desc *desc, xd_dmd_role role, int64_t s
 static const char *const xdi_dmd_role_names[XD_DMD_ROLES] = { "student", "fake score", "discriminator",
                                                               "teacher" };
 
+XD_PRIVATE const char *xdi_dmd_role_name(xd_dmd_role role) {
+    return xdi_dmd_role_names[role];
+}
+
 /* Whether arrays of so many numbers for each sample, and sums of several such arrays, have sizes. */
 static bool xdi_dmd_fits(int64_t samples, int64_t numbers) {
     return numbers >= 0 && numbers <= INT64_MAX / 4096 / samples;
@@ -75,13 +79,15 @@ static xd_result xdi_dmd_check_sizes(xd_ctx *ctx, const xd_dmd_sizes *sizes) {
     XD_REQUIRE(ctx,
                sizes->samples > 0 && sizes->step_samples > 0 && sizes->samples <= INT32_MAX &&
                    sizes->step_samples <= UINT32_MAX,
-               XD_ERROR_ARGUMENT, "leaves of %lld samples, steps of %lld", (long long)sizes->samples,
-               (long long)sizes->step_samples);
+               XD_ERROR_ARGUMENT,
+               "leaves of %lld samples, steps of %lld: sizes.samples and sizes.step_samples are at least 1",
+               (long long)sizes->samples, (long long)sizes->step_samples);
     XD_REQUIRE(ctx,
                sizes->elements >= 0 && whole > 0 && sizes->first_element >= 0 &&
                    sizes->first_element <= whole - sizes->elements,
-               XD_ERROR_ARGUMENT, "elements %lld to %lld of samples of %lld", (long long)sizes->first_element,
-               (long long)(sizes->first_element + sizes->elements - 1), (long long)whole);
+               XD_ERROR_ARGUMENT, "elements %lld to %lld of samples of %lld%s",
+               (long long)sizes->first_element, (long long)(sizes->first_element + sizes->elements - 1),
+               (long long)whole, whole > 0 ? "" : ": sizes.elements is 0");
     XD_REQUIRE(ctx, xdi_dmd_fits(sizes->samples, sizes->elements), XD_ERROR_ARGUMENT,
                "%lld samples of %lld elements", (long long)sizes->samples, (long long)sizes->elements);
     XD_REQUIRE(ctx,

@@ -111,9 +111,10 @@ struct xd_dmd {
     xd_dmd_record record;
 };
 
-/* dmd.c: whether there is a discriminator; elements of a whole sample. */
+/* dmd.c: whether there is a discriminator; elements of a whole sample; "the fake score" without its article. */
 XD_PRIVATE bool xdi_dmd_adversarial(const xd_dmd_desc *desc);
 XD_PRIVATE int64_t xdi_dmd_whole(const xd_dmd_sizes *sizes);
+XD_PRIVATE const char *xdi_dmd_role_name(xd_dmd_role role);
 
 /* dmd.c: a number of the settings that all ranks, and all parts of a run, must share. */
 XD_PRIVATE uint64_t xdi_dmd_settings_hash(const xd_dmd_desc *desc);

@@ -12,19 +12,29 @@ static bool xdi_dmd_takes_part(const xd_dmd *d, xd_dmd_role role) {
     return d->beyond < 0 || (parallel && d->beyond < xd_parallel_leaves(parallel).opened);
 }
 
+/* A network of the caller's may fail by a result alone. */
+static xd_result xdi_dmd_told(const xd_dmd *d, xd_dmd_role role, const char *pass, xd_result result) {
+    if (result == XD_OK || xd_last_error(d->ctx)->result == result) return result;
+    return XD_FAIL(d->ctx, result, "the %s of the %s returned %s without a message", pass,
+                   xdi_dmd_role_name(role), xd_result_name(result));
+}
+
 XD_PRIVATE xd_result xdi_dmd_forward(xd_dmd *d, xd_dmd_role role, const xd_network_call *call) {
     const xd_network *network = &d->desc.networks[role];
-    return xdi_dmd_takes_part(d, role) ? network->forward(network->user, call) : XD_OK;
+    if (!xdi_dmd_takes_part(d, role)) return XD_OK;
+    return xdi_dmd_told(d, role, "forward", network->forward(network->user, call));
 }
 
 XD_PRIVATE xd_result xdi_dmd_backward(xd_dmd *d, xd_dmd_role role, const xd_network_call *call) {
     const xd_network *network = &d->desc.networks[role];
-    return xdi_dmd_takes_part(d, role) ? network->backward(network->user, call) : XD_OK;
+    if (!xdi_dmd_takes_part(d, role)) return XD_OK;
+    return xdi_dmd_told(d, role, "backward", network->backward(network->user, call));
 }
 
 XD_PRIVATE xd_result xdi_dmd_bend(xd_dmd *d, const xd_network_call *call) {
     const xd_network *network = &d->desc.networks[XD_DMD_DISCRIMINATOR];
-    return xdi_dmd_takes_part(d, XD_DMD_DISCRIMINATOR) ? network->penalty(network->user, call) : XD_OK;
+    if (!xdi_dmd_takes_part(d, XD_DMD_DISCRIMINATOR)) return XD_OK;
+    return xdi_dmd_told(d, XD_DMD_DISCRIMINATOR, "penalty", network->penalty(network->user, call));
 }
 
 XD_PRIVATE xd_result xdi_dmd_add_noise(xd_dmd *d, const xdi_dmd_times *times, xd_rows clean, xd_rows noise,

@@ -200,11 +200,21 @@ XD_PRIVATE xd_result xdi_vocab_check_gradient(xd_ctx *ctx, const xd_vocab *vocab
     return XD_OK;
 }
 
+/* Counts of an exchange follow from what its call was given, which is what the caller knows. */
+static xd_result xdi_vocab_explain(xd_ctx *ctx) {
+    const xd_error told = *xd_last_error(ctx);
+    return XD_FAIL_CULPRIT(
+        ctx, XD_ERROR_MISMATCH, told.culprit,
+        "%.300s; ranks that share a vocabulary pass the same number of rows and the same settings",
+        told.message);
+}
+
 XD_PRIVATE xd_result xdi_vocab_gather(const xd_vocab *vocab, const void *mine, void *all, int64_t count,
                                       xd_dtype dtype, const void **result) {
     *result = vocab->tp ? all : mine;
     if (!vocab->tp) return XD_OK;
-    return xdi_comm_all_gather_equal(vocab->tp, mine, all, count, dtype);
+    const xd_result told = xdi_comm_all_gather_equal(vocab->tp, mine, all, count, dtype);
+    return told == XD_ERROR_MISMATCH ? xdi_vocab_explain(xd_comm_ctx(vocab->tp)) : told;
 }
 
 XD_PRIVATE xd_result xdi_vocab_agree(xd_comm *tp, xd_comm *comm, xd_result mine) {

@@ -60,7 +60,8 @@ xd_result images_prepare(images_run *run);
 xd_result images_save(images_run *run, int step);
 xd_result images_load(images_run *run, int *step);
 
-/* images_watch.c: run->desc has a student whose pictures, and their gradients, are looked at; before a step of the student; and after it. The last is collective. */
+/* images_watch.c: run->desc has a student whose pictures, and their gradients, are looked at; before a step of the student;
+ * and after it. The last is collective. */
 void images_watch(images_run *run);
 void images_watch_clear(images_run *run);
 xd_result images_watch_read(images_run *run);

@@ -12,7 +12,8 @@
 extern "C" {
 #endif
 
-/* How a split cuts a weight: not; of a map's outputs, or of its inputs, the heads (of a query, key and value each) or the inner width. */
+/* How a split cuts a weight: not; of a map's outputs, or of its inputs, the heads (of a query, key and value each) or the
+ * inner width. */
 typedef enum nn_patch_cut_kind {
     NN_PATCH_WHOLE,
     NN_PATCH_HEADS_OUT,

@@ -424,7 +424,8 @@ static xd_result convert_rank(xd_comm *world, void *argument) {
                  "\"b\" is F64, and what else is in \"w\" is BF16"));
     const xd_result result = xd_weights_import(world, &d, &report);
     if (!c->converts) {
-        snprintf(text, sizeof text, "\"a\" is BF16 here, and \"w\" in %s is F32, and convert is false", c->directory);
+        snprintf(text, sizeof text, "\"a\" is BF16 here, and \"w\" in %s is F32, and convert is false",
+                 c->directory);
         CHECK(strstr(xd_last_error(xd_comm_ctx(world))->message, text));
         CHECK(a[0] == 9 && b[0] == 9.0);
         return result;

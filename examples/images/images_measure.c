@@ -18,10 +18,10 @@ typedef struct images_judge {
     frechet_gaussian real;
     images_role drawer; /* has the weights of the row in hand */
     float *pictures;    /* [CALL, IMAGE_PIXELS] */
-    float *own,
-        *parts; /* the same of this rank, and of one after the other; NULL where pictures are drawn whole */
-    float *logits;   /* [CALL, IMAGE_CLASSES] */
-    float *features; /* [count, FEATURES] of all ranks, once gathered */
+    float *own, *parts; /* the same of this rank, and of one after the other; NULL where pictures are
+                         * drawn whole */
+    float *logits;      /* [CALL, IMAGE_CLASSES] */
+    float *features;    /* [count, FEATURES] of all ranks, once gathered */
     int32_t classes[CALL];
 } images_judge;
 

@@ -23,11 +23,11 @@ typedef struct nn_patch_config {
     int layers, heads;
     int ffn; /* inner width of the feed-forward part */
     int frequencies; /* sines and cosines of the time together, even; half as many frequencies, 1 to 1000 in equal ratios */
-    int labels;  /* classes; the last is "none" */
-    xd_comm *cp; /* ranks with the other tokens of the same samples, in eighths; NULL -> all are here */
-    nn_split *
-        split; /* ranks that share the heads and the inner width of the feed-forward part, each whole heads and pieces: a piece
-                     * is an eighth of the width, rounded up. NULL -> these are here, and sums over them are whole */
+    int labels;      /* classes; the last is "none" */
+    xd_comm *cp;     /* ranks with the other tokens of the same samples, in eighths; NULL -> all are here */
+    nn_split *split; /* ranks that share the heads and the inner width of the feed-forward part, each whole
+                      * heads and pieces: a piece is an eighth of the width, rounded up. NULL -> these are
+                      * here, and sums over them are whole */
 } nn_patch_config;
 
 /* 16, 4, 96, 4, 4, 240, 64, 11: 423,664 weights, no ranks. Pure. */

@@ -102,17 +102,17 @@ typedef struct sharded_news {
     int steps;                       /* done in this leg, by these ranks, in: */
     double seconds, wrapper_seconds; /* the second within the first: gathering, sending and summing */
     uint64_t bytes_sent;
-    uint64_t planned,
-        counted; /* bytes of weights, gradients, optimizer and average, and of a pipeline's activations */
-    double bits_per_byte; /* at the end; 0 before */
+    uint64_t planned, counted; /* bytes of weights, gradients, optimizer and average, and of a
+                                * pipeline's activations */
+    double bits_per_byte;      /* at the end; 0 before */
 } sharded_news;
 
 /* What all ranks of a leg share. */
 typedef struct sharded_job {
     demo_job demo;
     const sharded_leg *leg;
-    const char *const
-        *arguments; /* [argument_count] the command line; NULL -> ranks are threads, not processes */
+    const char *const *arguments; /* [argument_count] the command line; NULL -> ranks are threads, not
+                                   * processes */
     int argument_count;
     const char *xdrun;     /* the program that starts processes; NULL -> mpirun */
     int number;            /* of the leg */

@@ -16,17 +16,6 @@
 
 enum { COUNT = 1000, STEPS = 5 };
 
-static xd_result join_world(xd_ctx *ctx, xd_comm **world) {
-    xd_launch_info place;
-    XD_TRY(xd_launch_discover(ctx, &place));
-    if (place.world_size == 1) return xd_comm_self(ctx, world);
-    XD_REQUIRE(ctx, place.local_world_size == 0 || place.local_world_size == place.world_size, XD_ERROR_UNSUPPORTED,
-               "%d of %d ranks are on this machine: several machines take xd_comm_mpi or xd_comm_nccl",
-               place.local_world_size, place.world_size);
-    XD_REQUIRE(ctx, place.job[0], XD_ERROR_MISSING, "this launcher names no job: set XDISTILL_JOB to a name of this one");
-    return xd_comm_node(ctx, &(xd_node_desc){ .name = place.job, .rank = place.rank, .size = place.world_size }, world);
-}
-
 /* Element i of rank r is r + i, so that of the sum over all ranks is known. */
 static xd_result run_rank(xd_comm *world, int leaves) {
     const int rank = xd_comm_rank(world), size = xd_comm_size(world);
@@ -47,7 +36,7 @@ int main(int argc, char **argv) {
     xd_ctx *ctx;
     xd_comm *world = NULL;
     if (xd_ctx_create(NULL, &ctx) != XD_OK) return 1;
-    xd_result result = join_world(ctx, &world);
+    xd_result result = xd_comm_launched(ctx, &world);
     if (result == XD_OK) result = run_rank(world, leaves);
     if (result != XD_OK) fprintf(stderr, "rank %d: %s\n", xd_last_error(ctx)->rank, xd_last_error(ctx)->message);
     xd_comm_destroy(world);

@@ -1,5 +1,5 @@
 /* Which rank a process is, from tables of environments: each launcher's variables, sets of which one is missing, values that are none,
- * and two launchers, one of which started the other, or which contradict each other. */
+ * and two launchers, one of which started the other, or which contradict each other; and the world of those that were launched. */
 #if !defined(_POSIX_C_SOURCE)
 #    define _POSIX_C_SOURCE 200809L /* setenv */
 #endif
@@ -9,6 +9,8 @@
 #include "xd_test.h"
 
 #include <stdlib.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #define TORCHRUN "RANK=5 WORLD_SIZE=8 LOCAL_RANK=1 LOCAL_WORLD_SIZE=4 MASTER_ADDR=host7 MASTER_PORT=4321"
 #define OPEN_MPI                                                                  \
@@ -289,6 +291,74 @@ XD_TEST(the_launcher_that_was_chosen_is_logged) {
     CHECK(xd_launch_discover(ctx, &info) == XD_OK);
     CHECK(strstr(line, "pmi, rank 5 of 8, 1 of 4 on this machine") != NULL);
     xd_ctx_destroy(ctx);
+}
+
+/* ---- the world of those that were launched ---- */
+
+static void launched_refuses(const char *words, xd_result wanted, const char *text) {
+    xd_ctx *ctx = plain_ctx();
+    xd_comm *world = NULL;
+    surround(words);
+    CHECK_EQ_INT(xd_comm_launched(ctx, &world), wanted);
+    CHECK_EQ_STR(xd_last_error(ctx)->message, text);
+    CHECK(world == NULL);
+    xd_ctx_destroy(ctx);
+}
+
+XD_TEST(a_process_alone_is_a_world_of_one_rank) {
+    static const char *const words[] = {
+        "", "RANK=0 WORLD_SIZE=1 LOCAL_RANK=0 LOCAL_WORLD_SIZE=1 MASTER_ADDR=a MASTER_PORT=1"
+    };
+    for (int i = 0; i < 2; i++) {
+        xd_ctx *ctx = plain_ctx();
+        xd_comm *world = NULL;
+        surround(words[i]);
+        CHECK_EQ_INT(xd_comm_launched(ctx, &world), XD_OK);
+        CHECK(world && xd_comm_size(world) == 1 && xd_comm_rank(world) == 0);
+        xd_comm_destroy(world);
+        xd_ctx_destroy(ctx);
+    }
+}
+
+XD_TEST(ranks_of_other_machines_and_jobs_without_a_name_are_refused) {
+    launched_refuses(
+        TORCHRUN, XD_ERROR_UNSUPPORTED,
+        "4 of 8 ranks are on this machine: for several machines there are xd_comm_mpi and xd_comm_nccl");
+    launched_refuses("OMPI_COMM_WORLD_RANK=1 OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_LOCAL_RANK=1 "
+                     "OMPI_COMM_WORLD_LOCAL_SIZE=2",
+                     XD_ERROR_MISSING,
+                     "nothing names this job of 2 ranks: set XDISTILL_JOB to a name that no other has");
+    launched_refuses(TORCHRUN " RANK=8", XD_ERROR_TOPOLOGY, "RANK is 8, but WORLD_SIZE is 8");
+}
+
+/* The status of a process that joins the job and adds up ranks: 0 when all is as it must be. */
+static int join_and_add(int rank, long job) {
+    char words[256];
+    int64_t sum = 10 + rank;
+    xd_ctx *ctx = plain_ctx();
+    xd_comm *world = NULL;
+    snprintf(words, sizeof words,
+             "RANK=%d WORLD_SIZE=3 LOCAL_RANK=%d LOCAL_WORLD_SIZE=3 MASTER_ADDR=a MASTER_PORT=1 "
+             "XDISTILL_JOB=launched-%ld",
+             rank, rank, job);
+    surround(words);
+    if (xd_comm_launched(ctx, &world) != XD_OK) return 1;
+    if (xd_comm_size(world) != 3 || xd_comm_rank(world) != rank) return 2;
+    if (xd_all_reduce(world, &sum, &sum, 1, XD_DTYPE_I64, XD_SUM) != XD_OK || sum != 33) return 3;
+    xd_comm_destroy(world);
+    xd_ctx_destroy(ctx);
+    return 0;
+}
+
+XD_TEST(processes_of_one_machine_meet) {
+    pid_t child[3];
+    for (int r = 0; r < 3; r++)
+        if ((child[r] = fork()) == 0) _exit(join_and_add(r, (long)getppid()));
+    for (int r = 0; r < 3; r++) {
+        int status = -1;
+        CHECK(waitpid(child[r], &status, 0) == child[r]);
+        CHECK_EQ_INT(status, 0);
+    }
 }
 
 XD_TEST_MAIN()

@@ -52,15 +52,12 @@ int sharded_job_launch(const sharded_job *job) {
 
 /* The world of this process, whoever started it. */
 static xd_result sharded_join(xd_ctx *ctx, const sharded_job *job, xd_comm **world) {
-    xd_launch_info place;
 #if defined(SHARDED_MPI)
     const xd_mpi_desc mpi = { .mpi = MPI_COMM_WORLD };
     if (!job->xdrun) return xd_comm_mpi(ctx, &mpi, world);
 #endif
     (void)job;
-    XD_TRY(xd_launch_discover(ctx, &place));
-    const xd_node_desc node = { .name = place.job, .rank = place.rank, .size = place.world_size };
-    return xd_comm_node(ctx, &node, world);
+    return xd_comm_launched(ctx, world);
 }
 
 int sharded_job_live(xd_ctx *ctx, sharded_job *job) {

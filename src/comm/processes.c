@@ -7,6 +7,7 @@
  *
  * A process may die at any moment, since nobody needs anything but counters of it: who waits for them finds out (comm/job.c). */
 
+#include "comm/launch.h"
 #include "comm/processes_internal.h"
 #include "kernel/kernels.h"
 
@@ -734,4 +735,23 @@ XD_API xd_result xd_comm_node(xd_ctx *ctx, const xd_node_desc *desc, xd_comm **o
         xd_comm_destroy(comm);
     xdi_job_release(ctx, job);
     return result;
+}
+
+XD_API xd_result xd_comm_launched(xd_ctx *ctx, xd_comm **out) {
+    xd_launch_info place;
+    xd_node_desc node;
+    XD_TRY(xd_launch_discover(ctx, &place));
+    if (place.world_size == 1) return xd_comm_self(ctx, out);
+    XD_REQUIRE(
+        ctx, place.local_world_size == 0 || place.local_world_size == place.world_size, XD_ERROR_UNSUPPORTED,
+        "%d of %d ranks are on this machine: for several machines there are xd_comm_mpi and xd_comm_nccl",
+        place.local_world_size, place.world_size);
+    XD_REQUIRE(ctx, place.job[0], XD_ERROR_MISSING,
+               "nothing names this job of %d ranks: set XDISTILL_JOB to a name that no other has",
+               place.world_size);
+    memset(&node, 0, sizeof node);
+    node.name = place.job;
+    node.rank = place.rank;
+    node.size = place.world_size;
+    return xd_comm_node(ctx, &node, out);
 }

@@ -44,4 +44,14 @@ typedef struct xd_node_desc {
  * one process; IO when there is no /dev/shm. */
 XD_API xd_result xd_comm_node(xd_ctx *ctx, const xd_node_desc *desc, xd_comm **out);
 
+/* The world of the processes that a launcher has started on this machine, build/xdrun or another one (xd_launch_discover):
+ * xd_comm_self where this process is alone, else xd_comm_node with the job, the rank and the size that were discovered.
+ *
+ *   out    destroy it with xd_comm_destroy; untouched on failure
+ *
+ * Collective over the job's processes, as xd_comm_node; must not run beside setenv. Errors: those of xd_launch_discover and of
+ * xd_comm_node; UNSUPPORTED, with both numbers, when some ranks are on other machines: then the world comes from xd_comm_mpi or
+ * xd_comm_nccl; MISSING when nothing names the job, as XDISTILL_JOB would. */
+XD_API xd_result xd_comm_launched(xd_ctx *ctx, xd_comm **out);
+
 #endif

@@ -15,6 +15,7 @@ EXCUSED = {
     "xd_checkpoint_save_wait": "in test_checkpoint_async.c, each in turn",
     "xd_checkpoint_saver_bytes": "in test_checkpoint_async.c, each in turn",
     "xd_checkpoint_saver_create": "in test_checkpoint_async.c, each in turn",
+    "xd_comm_launched": "xd_launch_discover and xd_comm_node",
     "xd_comm_node": "in test_node_join.c, each in turn",
     "xd_comm_shrink": "in test_node_shrink.c, each in turn",
     "xd_collective_run": "what the collectives of the table call",

@@ -224,11 +224,20 @@ static void stop(job *j, int status) {
 
 /* ---- what ranks write ---- */
 
+/* Whoever shares the other end may have made it one that does not wait. */
+static bool wait_for_reader(int to) {
+    struct pollfd wait;
+    wait.fd = to;
+    wait.events = POLLOUT;
+    return poll(&wait, 1, -1) >= 0 || errno == EINTR;
+}
+
 static void write_line(job *j, const stream *s) {
     for (size_t done = 0; done < s->used && !j->deaf;) {
         const ssize_t n = write(s->to, s->line + done, s->used - done);
         if (n > 0) done += (size_t)n;
         if (n >= 0 || errno == EINTR) continue;
+        if ((errno == EAGAIN || errno == EWOULDBLOCK) && wait_for_reader(s->to)) continue;
         j->deaf = true;
         if (!j->stopping) say("what ranks write cannot be passed on: %s", strerror(errno));
         stop(j, STATUS_FAILED);

@@ -5,7 +5,6 @@
 #include "comm/internal.h"
 #include "comm/topology.h"
 #include "tensor/internal.h"
-#include "tensor/interval.h"
 #include "train/internal.h"
 
 #include <stdio.h>
@@ -32,21 +31,11 @@ static xd_result xdi_content_check_parts(xd_ctx *ctx, const xd_checkpoint_networ
     return XD_OK;
 }
 
-/* Positions that a part's region has. */
-static int64_t xdi_content_positions(const xd_tensor_part *part) {
-    int64_t numel = 1;
-    if (part->region) return xd_region_numel(part->region);
-    for (int d = 0; d < part->ndim; d++) numel *= part->shape[d];
-    return numel;
-}
-
 /* A list of parameters is that of the parts. Rows of padding are behind a part that ends its region. */
 static xd_result xdi_content_check_param(xd_ctx *ctx, const char *what, const xd_tensor_part *part,
                                          const xd_param *param) {
     const int64_t count = part->range.end - part->range.begin;
-    const bool padded =
-        part->ndim > 0 && param->count > count && part->range.end == xdi_content_positions(part);
-    XD_REQUIRE(ctx, param->count == count || padded, XD_ERROR_SHAPE,
+    XD_REQUIRE(ctx, xdi_part_fits(part, param->count), XD_ERROR_SHAPE,
                "tensor \"%.80s\" has %lld elements here, the %s has %lld", part->name, (long long)count, what,
                (long long)param->count);
     XD_REQUIRE(ctx, param->dtype == part->dtype, XD_ERROR_DTYPE, "tensor \"%.80s\" is %s, the %s has %s",

@@ -81,8 +81,8 @@ verdict $? 'a job whose reader has left ends' "$work/err"
 [ "$(cat "$work/slow")" -eq 0 ] && [ "$(tr -d ' ' <"$work/out")" -eq 80000 ]
 verdict $? 'a slow reader of a pipe that does not wait gets every line' "$work/err"
 # a reader that reads nothing: xdrun waits for it, and hears signals all the same
-{ "$xdrun" -n 1 sh -c 'trap "echo $$ >>'"$work/heard"'" TERM; echo $$ >>'"$work/stuck"'; while :; do echo yyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyyy; done' 2>"$work/err" & echo $! >"$work/xdrun"; wait; } | { lines "$work/stuck" 1; sleep 0.3
-    kill -TERM "$(cat "$work/xdrun")"; sleep 0.2; kill -TERM "$(cat "$work/xdrun")"; gone "$work/stuck" && gone "$work/xdrun" && echo ended >"$work/out"; }
+{ "$xdrun" -n 1 sh -c 'trap "echo $$ >>'"$work/heard"'" TERM; echo $$ >>'"$work/stuck"'; yes & wait; while :; do sleep 0.1; done' 2>"$work/err" & echo $! >"$work/xdrun"; wait; } | { lines "$work/stuck" 1; sleep 0.3
+    kill -TERM "$(cat "$work/xdrun")"; lines "$work/heard" 1 && kill -TERM "$(cat "$work/xdrun")"; gone "$work/stuck" && gone "$work/xdrun" && echo ended >"$work/out"; }
 grep -q ended "$work/out" && grep -q '^xdrun: a second signal, 15 (Terminated): killing 1 ranks$' "$work/err"
 verdict $? 'signals are heard while a reader reads nothing' "$work/err"
 

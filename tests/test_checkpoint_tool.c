@@ -7,6 +7,8 @@
 #include "checkpoint_files.h"
 #include "checkpoint_scene.h"
 
+#include <fcntl.h>
+
 int tool_main(int argc, char **argv);
 
 #define main tool_main
@@ -34,6 +36,21 @@ static int tool(const char *word, const char *one, const char *other) {
     close(handle);
     close(old);
     CHECK(remove(file) == 0);
+    return status;
+}
+
+/* The status of an inspection whose list finds no room on its disk; 2 where the system has no file that is always full. */
+static int inspect_into_full(const char *directory) {
+    char *argv[] = { (char *)"xdistill", (char *)"inspect", (char *)directory, NULL };
+    const int handle = open("/dev/full", O_WRONLY), old = dup(1);
+    if (handle < 0) return close(old) == 0 ? 2 : -1;
+    fflush(stdout);
+    CHECK(old >= 0 && dup2(handle, 1) == 1);
+    const int status = tool_main(3, argv);
+    clearerr(stdout);
+    CHECK(dup2(old, 1) == 1);
+    close(handle);
+    close(old);
     return status;
 }
 
@@ -65,6 +82,7 @@ XD_TEST(the_tool_inspects_verifies_and_compares_checkpoints) {
     CHECK(strstr(printed, " optim.safetensors\n") != NULL);
     CHECK(strstr(printed, "  model    embed.weight F32 [13,8] ") != NULL);
     CHECK(strstr(printed, "  optim    optim.step.scale I64 [] ") != NULL);
+    CHECK_EQ_INT(inspect_into_full(one), 2);
     CHECK_EQ_INT(tool("diff", one, two), 0); /* of another step, with the same tensors */
     CHECK_EQ_STR(printed, "");
     CHECK_EQ_INT(tool("diff", one, three), 1);

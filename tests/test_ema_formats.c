@@ -272,13 +272,15 @@ static void take_part(const xd_tensor_part *p, const float *whole, float *here) 
                                           p->region->interval[1][0].begin + at % columns];
 }
 
-static void check_cut(xd_tensor_part part, xd_ema_desc desc) {
-    static float whole[WHOLE], here[WHOLE];
+/* The entry has so many zeros behind its part. */
+static void check_cut(xd_tensor_part part, xd_ema_desc desc, int64_t padding) {
+    static float whole[WHOLE], here[2 * WHOLE];
     const int64_t count = part.range.end - part.range.begin;
     const int64_t columns = part.region->interval[1][0].end - part.region->interval[1][0].begin;
     xd_ctx *ctx = scene_ctx(XD_CPU_BEST, 1);
     const xd_param all = scene_param("w", whole, XD_DTYPE_F32, WHOLE);
-    const xd_param some = scene_param("w", count ? here : NULL, XD_DTYPE_F32, count);
+    const xd_param some = scene_param("w", count + padding ? here : NULL, XD_DTYPE_F32, count + padding);
+    memset(here, 0, sizeof here);
     scene_fill(whole, XD_DTYPE_F32, WHOLE, 5);
     take_part(&part, whole, here);
     part.data = here;
@@ -297,6 +299,8 @@ static void check_cut(xd_tensor_part part, xd_ema_desc desc) {
         CHECK(((const uint16_t *)xd_ema_view(shard, 0).value)[at - part.range.begin] ==
               ((const uint16_t *)xd_ema_view(one, 0).value)[index]);
     }
+    for (int64_t i = count; i < count + padding; i++)
+        CHECK(((const uint16_t *)xd_ema_view(shard, 0).value)[i] == 0);
     xd_ema_destroy(shard);
     xd_ema_destroy(one);
     xd_ctx_destroy(ctx);
@@ -304,15 +308,17 @@ static void check_cut(xd_tensor_part part, xd_ema_desc desc) {
 
 XD_TEST(the_random_average_of_any_part_is_that_part_of_the_random_average) {
     xd_region region;
-    check_cut(part_of(&region, 0, ROWS, 0, COLUMNS), at_random(0.9));
-    check_cut(part_of(&region, 2, 3, 0, COLUMNS), at_random(0.9));
-    check_cut(part_of(&region, 0, ROWS, 11, 13), at_random(0.9)); /* columns */
-    check_cut(part_of(&region, 1, 4, 39, 1), at_random(0.9));
-    check_cut(part_of(&region, 4, 0, 0, COLUMNS), at_random(0.9)); /* an empty one */
+    check_cut(part_of(&region, 0, ROWS, 0, COLUMNS), at_random(0.9), 0);
+    check_cut(part_of(&region, 2, 3, 0, COLUMNS), at_random(0.9), 0);
+    check_cut(part_of(&region, 0, ROWS, 11, 13), at_random(0.9), 0); /* columns */
+    check_cut(part_of(&region, 1, 4, 39, 1), at_random(0.9), 0);
+    check_cut(part_of(&region, 4, 0, 0, COLUMNS), at_random(0.9), 0); /* an empty one */
     xd_tensor_part flat = part_of(&region, 0, ROWS, 20, 20);
     flat.range.begin = 37; /* the storage of columns, cut again without regard to rows */
     flat.range.end = 83;
-    check_cut(flat, at_random(0.9));
+    check_cut(flat, at_random(0.9), 0);
+    check_cut(part_of(&region, 0, ROWS, 11, 13), at_random(0.9), 39); /* with rows of padding */
+    check_cut(part_of(&region, 4, 0, 0, COLUMNS), at_random(0.9), 7); /* and with nothing else */
 }
 
 XD_TEST(a_random_average_resumes_from_its_iteration_to_the_same_bits) {

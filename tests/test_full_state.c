@@ -521,6 +521,7 @@ static xd_result through_wrapper(xd_comm *world, void *argument) {
         d.dtype = XD_DTYPE_F32;
         d.ndim = 2;
         memcpy(d.shape, shapes[i], sizeof shapes[i]);
+        if (i == 1) d.stored_rows = shapes[i][0] + w->kind; /* padding, which is in no state */
         XD_TRY(xd_weight_add(xd_model_root(model), &d, NULL));
     }
     XD_TRY(xd_model_seal(model));

@@ -247,4 +247,54 @@ XD_TEST(states_that_do_not_fit_are_refused) {
     free(run);
 }
 
+/* ---- copies ---- */
+
+/* Two ranks have rows 2 and 3 of "rows", one as a range of all and the other as a region, and both have the whole "rest", one without
+ * and one with a region. */
+static xd_result share_rows(xd_comm *world, void *argument) {
+    const int rank = xd_comm_rank(world);
+    const xd_region rows = { .ndim = 2, .count = { 1, 1 }, .interval = { { { 2, 4 } }, { { 0, 3 } } } };
+    float had[2][15], now[2][15] = { { 0 }, { 0 } };
+    xd_tensor_part from[2], to[2];
+    int64_t step = -1;
+    (void)argument;
+    for (int i = 0; i < 2; i++) {
+        xd_tensor_part *p = &from[i];
+        memset(p, 0, sizeof *p);
+        p->name = i ? "rest" : "rows";
+        p->dtype = XD_DTYPE_F32;
+        p->ndim = 2;
+        p->shape[0] = i ? 5 : 4;
+        p->shape[1] = 3;
+        to[i] = *p;
+        to[i].range.end = p->range.end = 3 * p->shape[0];
+        to[i].data = now[i];
+        p->data = had[i];
+        for (int k = 0; k < 15; k++) had[i][k] = (float)k;
+    }
+    const xd_region all = { .ndim = 2, .count = { 1, 1 }, .interval = { { { 0, 5 } }, { { 0, 3 } } } };
+    if (rank == 1) from[1].region = &all;
+    if (rank < 2) { /* "rows": 0 and 1 on rank 2 alone */
+        from[0].range = rank ? (xd_interval){ 0, 6 } : (xd_interval){ 6, 12 };
+        from[0].region = rank ? &rows : NULL;
+        for (int k = 0; k < 6; k++) had[0][k] = (float)(6 + k);
+    } else {
+        from[0].range.end = 6;
+        from[1].range.end = 0;
+    }
+    const xd_checkpoint_network before = { .parts = from, .part_count = 2 },
+                                after = { .parts = to, .part_count = 2 };
+    const xd_state_inherit_desc d = { .from = &before, .networks = &after, .network_count = 1, .step = 4 };
+    CHECK_EQ_INT(xd_state_inherit(world, &d, &step, NULL), XD_OK);
+    CHECK_EQ_INT(step, 4);
+    for (int i = 0; i < 2; i++)
+        for (int k = 0; k < (i ? 15 : 12); k++) CHECK(now[i][k] == (float)k);
+    return XD_OK;
+}
+
+XD_TEST(copies_are_the_same_elements_however_parts_describe_them) {
+    const xd_ctx_desc desc = { .timeout_seconds = 20 };
+    CHECK_EQ_INT(xd_run_threads(3, &desc, share_rows, NULL, NULL), XD_OK);
+}
+
 XD_TEST_MAIN()

@@ -15,7 +15,8 @@
  *   --tensors-only       without objects.json
  *   --max-shard-bytes N  of tensors in one file (5,000,000,000)
  *
- * Ends with 0; with 1 when checkpoints differ; with 2 and a line that says why when something is damaged or missing. */
+ * Ends with 0; with 1 when checkpoints differ; with 2 and a line that says why when something is damaged or missing, or when what it
+ * prints cannot be written. */
 #define XDISTILL_IMPLEMENTATION
 #include "../xdistill.h"
 
@@ -131,10 +132,17 @@ static int run(xd_ctx *ctx, int count, char **arguments) {
     return status;
 }
 
+/* A list that a full disk has cut off is no result. */
+static bool has_written(void) {
+    if (fflush(stdout) == 0 && !ferror(stdout)) return true;
+    fprintf(stderr, "standard output: %s\n", strerror(errno));
+    return false;
+}
+
 int main(int argc, char **argv) {
     xd_ctx *ctx = NULL;
     if (xd_ctx_create(NULL, &ctx) != XD_OK) return BROKEN;
     const int status = run(ctx, argc - 1, argv + 1);
     xd_ctx_destroy(ctx);
-    return status;
+    return has_written() ? status : BROKEN;
 }

@@ -177,7 +177,8 @@ typedef struct job {
     int early;      /* the first that ended with 0 before others; -1 */
     double early_at;
     bool warned;
-    bool deaf; /* what ranks write has nowhere to go */
+    bool deaf;  /* what ranks write has nowhere to go */
+    bool ended; /* some rank may have, which is not reaped yet */
 } job;
 
 static int signal_pipe[2]; /* handlers write the numbers of signals */
@@ -224,11 +225,28 @@ static void stop(job *j, int status) {
 
 /* ---- what ranks write ---- */
 
+static void read_signals(job *j);
+
+/* Whether what ranks write can go there now. Signals are passed on meanwhile, and the second one that ends the job ends the waiting. */
+static bool is_ready(job *j, int to) {
+    struct pollfd waits[2];
+    waits[0].fd = to;
+    waits[0].events = POLLOUT;
+    waits[1].fd = signal_pipe[0];
+    waits[1].events = POLLIN;
+    waits[0].revents = waits[1].revents = 0;
+    if (poll(waits, 2, -1) < 0 && errno != EINTR) return true;
+    if (waits[1].revents) read_signals(j);
+    if (!waits[0].revents && j->signals > 1) j->deaf = true;
+    return waits[0].revents != 0;
+}
+
 static void write_line(job *j, const stream *s) {
     for (size_t done = 0; done < s->used && !j->deaf;) {
+        if (!is_ready(j, s->to)) continue;
         const ssize_t n = write(s->to, s->line + done, s->used - done);
         if (n > 0) done += (size_t)n;
-        if (n >= 0 || errno == EINTR) continue;
+        if (n >= 0 || errno == EINTR || errno == EAGAIN || errno == EWOULDBLOCK) continue;
         j->deaf = true;
         if (!j->stopping) say("what ranks write cannot be passed on: %s", strerror(errno));
         stop(j, STATUS_FAILED);
@@ -554,18 +572,25 @@ static void pass_on(job *j, int number) {
     }
 }
 
-static void hear_signals(job *j) {
+/* Passes on those that have come; that ranks have ended is noted. */
+static void read_signals(job *j) {
     unsigned char bytes[64];
     ssize_t n;
-    bool ended = false;
     while ((n = read(signal_pipe[0], bytes, sizeof bytes)) > 0)
         for (ssize_t i = 0; i < n; i++) {
             if (bytes[i] == SIGCHLD)
-                ended = true;
+                j->ended = true;
             else
                 pass_on(j, bytes[i]);
         }
-    if (ended) reap_all(j);
+}
+
+static void hear_signals(job *j) {
+    read_signals(j);
+    while (j->ended) {
+        j->ended = false;
+        reap_all(j);
+    }
 }
 
 /* The next moment at which something is due; 0 -> none. */

@@ -38,8 +38,9 @@ typedef struct xd_checkpoint_network {
                        * ema-NAME-AVERAGE.safetensors */
     const xd_tensor_part *parts; /* [part_count] weights and buffers */
     int64_t part_count;
-    xd_optimizer *optimizer; /* entry i of its list is parts[i]; NULL -> its state is neither saved nor
-                              * loaded */
+    xd_optimizer *optimizer; /* entry i of its list is parts[i], where that ends its region with any rows
+                              * of padding behind it, which are neither saved nor loaded; NULL -> its
+                              * state is neither saved nor loaded */
     const xd_checkpoint_average *averages; /* [average_count] */
     int average_count;
 } xd_checkpoint_network;
@@ -110,8 +111,7 @@ typedef struct xd_checkpoint_load_desc {
     xd_checkpoint_check check;
     bool lenient; /* tensors that are missing, unexpected or of another shape are reported, and what is
                    * here of them stays as it is; false -> they are errors */
-    bool convert; /* floating-point tensors of another type are converted, rounded to nearest even; false
-                   * -> DTYPE */
+    bool convert; /* floating-point tensors of another type are converted, as by xd_cast; false -> DTYPE */
     size_t staging_bytes; /* as for saves */
 } xd_checkpoint_load_desc;
 

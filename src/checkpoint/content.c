@@ -31,11 +31,11 @@ static xd_result xdi_content_check_parts(xd_ctx *ctx, const xd_checkpoint_networ
     return XD_OK;
 }
 
-/* A list of parameters is that of the parts. */
+/* A list of parameters is that of the parts. Rows of padding are behind a part that ends its region. */
 static xd_result xdi_content_check_param(xd_ctx *ctx, const char *what, const xd_tensor_part *part,
                                          const xd_param *param) {
     const int64_t count = part->range.end - part->range.begin;
-    XD_REQUIRE(ctx, param->count == count, XD_ERROR_SHAPE,
+    XD_REQUIRE(ctx, xdi_part_fits(part, param->count), XD_ERROR_SHAPE,
                "tensor \"%.80s\" has %lld elements here, the %s has %lld", part->name, (long long)count, what,
                (long long)param->count);
     XD_REQUIRE(ctx, param->dtype == part->dtype, XD_ERROR_DTYPE, "tensor \"%.80s\" is %s, the %s has %s",

@@ -4,6 +4,7 @@
 #include "checkpoint/inherit.h"
 #include "checkpoint/internal.h"
 #include "comm/mesh.h"
+#include "tensor/interval.h"
 
 #include <string.h>
 
@@ -20,6 +21,7 @@ typedef struct xdi_inherit {
     int64_t *steps;                  /* [size] -1: of a rank that has nothing */
     int64_t *counts;                 /* [size] */
     int64_t message[XDI_PART_NUMBERS];
+    xd_region whole, pieces[XD_REGION_FLAT_MAX];
     int64_t step; /* that is taken */
     int root;     /* the lowest rank that has done it */
     char *text;   /* its state.json */
@@ -106,15 +108,26 @@ static void xdi_inherit_take_parts(xdi_inherit *h, const xd_checkpoint_network *
         }
 }
 
+/* A number for the elements of a part, the same however it describes them; 0 for none. */
+static uint64_t xdi_inherit_hash(xdi_inherit *h, const xd_tensor_part *p) {
+    uint64_t hash = 0;
+    int pieces = 0;
+    if (!p->region) h->whole = xd_region_whole(p->ndim, p->shape);
+    (void)xd_region_flat_range(h->ctx, p->region ? p->region : &h->whole, p->range, h->pieces, &pieces);
+    for (int i = 0; i < pieces; i++) {
+        const int64_t length = xdi_cover_put_box(&h->pieces[i], h->message, 0);
+        hash = xd_hash(hash, h->message, (size_t)length * sizeof *h->message) | 1;
+    }
+    return hash;
+}
+
 /* Of ranks with the same elements the lowest speaks for them. Collective. */
 static xd_result xdi_inherit_choose(xdi_inherit *h) {
     const int64_t n = h->part_count;
     int64_t *own = h->hashes + n * h->size;
     for (int64_t i = 0; i < n; i++) {
-        const int64_t length = xdi_part_write(&h->parts[i], true, h->message);
-        const uint64_t hash = xd_hash(0, h->message, (size_t)length * sizeof *h->message) | 1;
+        const uint64_t hash = xdi_inherit_hash(h, &h->parts[i]);
         memcpy(&own[i], &hash, sizeof hash);
-        if (h->parts[i].range.begin == h->parts[i].range.end) own[i] = 0;
     }
     for (int r = 0; r < h->size; r++) h->counts[r] = n;
     XD_TRY(xd_all_gather(h->comm, own, h->hashes, h->counts, XD_DTYPE_I64));

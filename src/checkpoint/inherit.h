@@ -18,8 +18,8 @@
 /* What ranks have, and where it goes: the same tensors, whose names, types and shapes are the same on all ranks. Zero is the
  * default of the fields that are not required.
  *
- *   from      [network_count] what this rank held before, of any world and in any cut; who speaks for copies does not matter.
- *             NULL -> it has nothing
+ *   from      [network_count] what this rank held before, of any world and in any cut; who speaks for copies does not matter. Parts
+ *             of two ranks are the same elements of a tensor or have none in common. NULL -> it has nothing
  *   networks  [network_count] required; where everything goes, in its cut over comm, in memory of its own
  *   step      optimizer steps that `from` has done, counted after each one: a step, with its averages, is local, and so done or
  *             not done. Ignored without `from`
@@ -39,8 +39,8 @@ typedef struct xd_state_inherit_desc {
  *   step    that it is
  *   state   of the lowest rank with that step, NUL-terminated, to be released with xd_release; NULL when it has none; may be NULL
  *
- * Collective. Memory: staging_bytes, or the largest tensor when that is less, 17 KiB and 8 bytes a part for each rank, and lists
- * of the tensors. What a rank has itself it copies, the rest crosses once. Nothing is changed before all ranks have agreed.
+ * Collective. Memory: staging_bytes, or the largest tensor when that is less, 17 KiB and 8 bytes a part for each rank, 70 KiB, and
+ * lists of the tensors. What a rank has itself it copies, the rest crosses once. Nothing is changed before all ranks have agreed.
  * Errors, on every rank, except that one with wrong arguments returns its own and the others PEER: ARGUMENT; MISMATCH when ranks
  * pass other lists, or `from` is another than `networks`; MISSING when no step is whole, and then a file has to do; STATE when an
  * optimizer is of another kind; FORMAT for a state that is no JSON object; MEMORY. */

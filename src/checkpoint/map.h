@@ -56,8 +56,7 @@ typedef struct xd_weights_import_desc {
     bool lenient; /* tensors of theirs that are missing, unexpected or of another shape are reported, and
                    * what is here of them stays as it is; entries may name no weight. false -> they are
                    * errors */
-    bool convert; /* floating-point tensors of another type are converted, rounded to nearest even; false
-                   * -> DTYPE */
+    bool convert; /* floating-point tensors of another type are converted, as by xd_cast; false -> DTYPE */
     size_t staging_bytes; /* of elements in memory at once, at least 64, the same on all ranks; 0 -> 16 MiB */
 } xd_weights_import_desc;
 

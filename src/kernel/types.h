@@ -66,9 +66,10 @@ static XDI_ON_DEVICE inline int64_t xd_id_at(xd_ids ids, int64_t i) {
 }
 
 /* to[i] = from[i], [count] both, in memory of the context's device, without overlap: between floats of any width (F16 BF16
- * F32 F64; rounded once, to nearest even), from integers to floats (exact to 2^53), and from integers (BOOL U8 I32 I64) to
- * integers at least as wide, for example labels of 32 bits to 64. Local; does not wait for a GPU. Errors, with nothing
- * written: DTYPE for other pairs, ARGUMENT for a negative count. */
+ * F32 F64; rounded to nearest even, from F64 to F16 and BF16 by way of F32, as xd_store_f64), from integers to floats (by way
+ * of F64, which is exact to 2^53), and from integers (BOOL U8 I32 I64) to integers at least as wide, for example labels of 32
+ * bits to 64. Local; does not wait for a GPU. Errors, with nothing written: DTYPE for other pairs, ARGUMENT for a negative
+ * count. */
 XD_API xd_result xd_cast(xd_ctx *ctx, void *to, xd_dtype to_dtype, const void *from, xd_dtype from_dtype,
                          int64_t count);
 

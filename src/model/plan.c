@@ -157,7 +157,7 @@ static void xdi_plan_write(xd_ctx *ctx, const xd_build_report *report, const cha
 
 static void xdi_plan_write_row(xd_ctx *ctx, const xd_build_report *report, const char *head,
                                const size_t *columns) {
-    char line[192];
+    char line[256]; /* for the longest numbers that a size_t can be */
     int used = snprintf(line, sizeof line, "%8s", head);
     for (int i = 0; i < XDI_PLAN_COLUMNS; i++)
         used += snprintf(line + used, sizeof line - (size_t)used, " %12.1f", (double)columns[i] / 1024.0);

@@ -126,6 +126,15 @@ static xd_result xdi_part_check_shape(xd_ctx *ctx, const xd_tensor_part *p, int6
     return XD_OK;
 }
 
+XD_PRIVATE bool xdi_part_fits(const xd_tensor_part *p, int64_t count) {
+    const int64_t here = p->range.end - p->range.begin;
+    int64_t numel = 1;
+    if (count == here) return true;
+    for (int d = 0; d < p->ndim; d++)
+        numel *= p->region ? xd_intervals_extent(p->region->interval[d], p->region->count[d]) : p->shape[d];
+    return p->ndim > 0 && count > here && p->range.end == numel;
+}
+
 XD_PRIVATE xd_result xdi_part_check_region(xd_ctx *ctx, const xd_tensor_part *p) {
     int64_t numel = 1;
     XD_REQUIRE(ctx, !p->region || p->region->ndim == p->ndim, XD_ERROR_SHAPE,

@@ -20,6 +20,10 @@ XD_PRIVATE xd_result xdi_part_fill(xd_ctx *ctx, const xd_tensor_part *part, cons
 /* fill.c: the errors of a region and a range that are not within a tensor, and of elements at NULL. */
 XD_PRIVATE xd_result xdi_part_check_region(xd_ctx *ctx, const xd_tensor_part *part);
 
+/* fill.c: whether an entry of `count` elements is that of a part: as many, or more where the part ends its region and what
+ * follows are rows of padding. */
+XD_PRIVATE bool xdi_part_fits(const xd_tensor_part *part, int64_t count);
+
 /* runs.c: the elements from `position` of a part's region on that are adjacent in the whole tensor and in the part: their number,
  * and in *index the first one's in the whole tensor. */
 XD_PRIVATE int64_t xdi_part_run(const xd_tensor_part *part, int64_t position, int64_t *index);

@@ -217,9 +217,9 @@ static xd_result xdi_ema_validate_places(xd_ctx *ctx, const xd_ema_desc *d, cons
                    "%s: its part has %d dimensions, allowed are %d", p->name, d->parts[i].ndim,
                    (int)XD_DIMS_MAX);
         const int64_t here = d->parts[i].range.end - d->parts[i].range.begin;
-        XD_REQUIRE(ctx, here == p->count, XD_ERROR_SHAPE, "%s: %lld elements, its part has %lld", p->name,
-                   (long long)p->count, (long long)here);
         XD_TRY(xdi_part_check_region(ctx, &d->parts[i]));
+        XD_REQUIRE(ctx, xdi_part_fits(&d->parts[i], p->count), XD_ERROR_SHAPE,
+                   "%s: %lld elements, its part has %lld", p->name, (long long)p->count, (long long)here);
     }
     return XD_OK;
 }
@@ -312,7 +312,7 @@ static bool xdi_ema_is_adjacent(const xd_ema *ema, const xdi_ema_shadow *s, int6
     *origin = ema->created[s->source].first;
     if (!ema->desc.parts || !ema->desc.stochastic_bf16 || count == 0) return true;
     const xd_tensor_part *part = &ema->desc.parts[s->source];
-    return xdi_part_run(part, part->range.begin, origin) == count;
+    return part->range.begin < part->range.end && xdi_part_run(part, part->range.begin, origin) == count;
 }
 
 /* Whether a step of this shadow's parameter can update it in the same pass. */
@@ -368,7 +368,9 @@ static xd_result xdi_ema_push_shadow(xdi_ema_batch *batch, const xd_ema *ema, co
     int64_t origin = p->first;
     if (!part || !ema->desc.stochastic_bf16) return xdi_ema_push(batch, ema, s, piece, origin);
     for (; piece.begin < p->count; piece.begin = piece.end) {
-        piece.end = piece.begin + xdi_part_run(part, part->range.begin + piece.begin, &origin);
+        const int64_t at = part->range.begin + piece.begin;
+        piece.end =
+            at < part->range.end ? piece.begin + xdi_part_run(part, at, &origin) : p->count; /* padding */
         XD_TRY(xdi_ema_push(batch, ema, s, piece, origin));
     }
     return XD_OK;

@@ -44,8 +44,8 @@ typedef struct xd_ema_desc {
     bool stochastic_bf16;        /* BF16 shadows of parameters, rounded up or down at random, see below */
     uint64_t seed;               /* of that rounding */
     const xd_tensor_part *parts; /* stochastic_bf16: [count], where the elements of each entry are in the
-                                  * whole parameter; must outlive the average; NULL -> adjacent, from
-                                  * xd_param.first on */
+                                  * whole parameter, rows of padding behind it apart; must outlive the
+                                  * average; NULL -> adjacent, from xd_param.first on */
 } xd_ema_desc;
 
 /* Two formats whose shadows follow differences that others do not see. An f32 shadow s stands still while the weight is nearer

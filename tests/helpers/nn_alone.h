@@ -1,5 +1,5 @@
-/* nn_alone.h - networks of examples/nn in tests: one rank's model with its passes, calls that allocate nothing or are refused, and some
- * steps of training on any number of ranks. */
+/* nn_alone.h - networks of examples/nn in tests: one rank's model with its passes, calls that allocate nothing or are
+ * refused, and some steps of training on any number of ranks. */
 #ifndef NN_ALONE_H
 #define NN_ALONE_H
 

@@ -1,5 +1,5 @@
-/* A toy that is trained through pipelines of any shape: every element goes through the layers by itself, so that the arithmetic of a
- * micro-batch is the same wherever the model is cut, and runs can be compared to the bit. */
+/* A toy that is trained through pipelines of any shape: every element goes through the layers by itself, so that the
+ * arithmetic of a micro-batch is the same wherever the model is cut, and runs can be compared to the bit. */
 #ifndef PIPELINE_SCENE_H
 #define PIPELINE_SCENE_H
 

@@ -598,8 +598,9 @@ typedef struct poison_job {
     int64_t size;
 } poison_job;
 
-/* Memory whose first block is in the middle of a range of 4 GiB. In structs a number of 32 bits may lie beside four bytes that nobody
- * has set; if those were the upper half of an address, both would look like a pointer into a block at the range's beginning. */
+/* Memory whose first block is in the middle of a range of 4 GiB. In structs a number of 32 bits may lie beside four bytes
+ * that nobody has set; if those were the upper half of an address, both would look like a pointer into a block at the range's
+ * beginning. */
 static inline unsigned char *poison_take_memory(size_t bytes) {
     unsigned char *taken[64], *memory = NULL;
     int count = 0;

@@ -249,7 +249,8 @@ static inline int process_reap(process_block *block, pid_t *children, int ranks,
 }
 
 /* Runs the function in `ranks` processes. Their failed checks are counted here, and a process that ends abnormally is a failed
- * check too; `victim` is exempt from both, and goes on when all others have ended if it has been stopped. Returns the first result that is not XD_OK, its message in `message`. */
+ * check too; `victim` is exempt from both, and goes on when all others have ended if it has been stopped. Returns the first
+ * result that is not XD_OK, its message in `message`. */
 static inline xd_result process_run(int ranks, int victim, const xd_ctx_desc *desc, xd_rank_function function,
                                     void *argument, char message[256]) {
     process_block *block = (process_block *)process_memory(sizeof *block);

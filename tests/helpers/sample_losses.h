@@ -1,5 +1,5 @@
-/* sample_losses.h - the losses of samples against formulas written down independently: a batch, what a call makes of it alone or cut
- * over ranks, and what it should. */
+/* sample_losses.h - the losses of samples against formulas written down independently: a batch, what a call makes of it alone
+ * or cut over ranks, and what it should. */
 #ifndef SAMPLE_LOSSES_H
 #define SAMPLE_LOSSES_H
 

@@ -3,7 +3,8 @@
  * A stage is everything that some calls take, in one struct that begins with a sizes_base. A case names a matrix or a number of
  * it, and the call. The harness makes the call as it is, then with each change of that matrix or number, on one rank and, for
  * collective calls, on two of which the last one has the change: it refuses it, the other gets that result too or PEER with its
- * message, the message has the numbers, and nothing that calls write has changed. tests/build/check_sizes.py reads the names of the cases. */
+ * message, the message has the numbers, and nothing that calls write has changed. tests/build/check_sizes.py reads the names
+ * of the cases. */
 #ifndef SIZES_H
 #define SIZES_H
 

@@ -76,6 +76,15 @@ verdict $? 'a long line is one line, and the last one gets its end'
 "$xdrun" -n 2 sh -c 'echo $$ >>'"$work/heads"'; while :; do echo y; done' 2>"$work/err" | head -n 3 >"$work/out"
 [ "$(wc -l <"$work/out")" -eq 3 ] && grep -q '^xdrun: what ranks write cannot be passed on: Broken pipe$' "$work/err" && gone "$work/heads"
 verdict $? 'a job whose reader has left ends' "$work/err"
+# dd makes the pipe one that does not wait, for all that write into it
+{ dd count=0 oflag=nonblock </dev/null 2>/dev/null; "$xdrun" -n 2 seq 40000 2>"$work/err"; echo "$?" >"$work/slow"; } | { sleep 0.2; wc -l >"$work/out"; }
+[ "$(cat "$work/slow")" -eq 0 ] && [ "$(tr -d ' ' <"$work/out")" -eq 80000 ]
+verdict $? 'a slow reader of a pipe that does not wait gets every line' "$work/err"
+# a reader that reads nothing: xdrun waits for it, and hears signals all the same
+{ "$xdrun" -n 1 sh -c 'trap "echo $$ >>'"$work/heard"'" TERM; echo $$ >>'"$work/stuck"'; yes & wait; while :; do sleep 0.1; done' 2>"$work/err" & echo $! >"$work/xdrun"; wait; } | { lines "$work/stuck" 1; sleep 0.3
+    kill -TERM "$(cat "$work/xdrun")"; lines "$work/heard" 1 && kill -TERM "$(cat "$work/xdrun")"; gone "$work/stuck" && gone "$work/xdrun" && echo ended >"$work/out"; }
+grep -q ended "$work/out" && grep -q '^xdrun: a second signal, 15 (Terminated): killing 1 ranks$' "$work/err"
+verdict $? 'signals are heard while a reader reads nothing' "$work/err"
 
 # ---- how a job ends ----
 

@@ -25,9 +25,10 @@ typedef struct xd_fake_score_desc {
                      * Without dtype and adapt */
     xd_dtype dtype; /* F32, BF16 or F16: of all weights and buffers of F32, BF16 and F16; those with
                      * keep_f32 do not become half types. NONE -> each as it is */
-    const char *const *
-        frozen; /* [frozen_count] full names, in which '*' stands for any run of characters: weights that do not train. Those that
-                 * cannot (integers, types of 8 bits) must be named; a pattern that fits no weight is an error */
+    const char *const *frozen; /* [frozen_count] full names, in which '*' stands for any run of
+                                * characters: weights that do not train. Those that cannot (integers,
+                                * types of 8 bits) must be named; a pattern that fits no weight is an
+                                * error */
     int frozen_count;
     /* Called for each weight that is no tie, as it will be added: may change its dtype, layout, init and traits, not its name and
      * shape. The same on all ranks. NULL -> none. */
@@ -113,9 +114,8 @@ typedef struct xd_fake_score_meta_desc {
     bool lenient; /* tensors of the source that nothing asks for are left out; what it lacks is computed,
                    * or, where `fresh` names it, begins with its init. false -> both are errors, but for
                    * computed buffers that are not saved */
-    const char *const *
-        fresh; /* [fresh_count] full names with '*', with `lenient`: weights that begin with their init where the
-                * source has none, or none of their shape */
+    const char *const *fresh; /* [fresh_count] full names with '*', with `lenient`: weights that begin
+                               * with their init where the source has none, or none of their shape */
     int fresh_count;
     xd_fake_score_compute compute; /* zero -> none */
     size_t staging_bytes;          /* of elements in memory at once, besides the fake score; 0 -> 16 MiB. The

@@ -22,9 +22,8 @@ typedef struct xd_network_call {
     bool keep; /* the slot's backward follows: keep what it needs. Without it the pass is an inference */
     void *raw; /* out: the prediction, of the samples' dtype; a discriminator's logits [samples, heads],
                 * f32 */
-    float *const *
-        features; /* out: [feature_count] arrays [samples, feature_elements]; NULL -> not wanted. A discriminator's input,
-                   * also in its backward */
+    float *const *features; /* out: [feature_count] arrays [samples, feature_elements]; NULL -> not
+                             * wanted. A discriminator's input, also in its backward */
     /* Backward; what is NULL has no gradient. */
     const float *raw_gradient;             /* by raw, or by the logits */
     const float *const *feature_gradients; /* [feature_count] by the features of a network that is not a

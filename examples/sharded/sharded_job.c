@@ -1,5 +1,5 @@
 /* sharded_job.c - a leg whose ranks are processes of this machine, started by xdrun, or by mpirun with -DSHARDED_MPI. */
-#define _POSIX_C_SOURCE 200809L /* mkfifo, execvp */
+#define _POSIX_C_SOURCE 200809L /* mkfifo, execvp, setenv */
 #include "xdistill.h"
 #if defined(SHARDED_MPI)
 #    include "xdistill_mpi.h"
@@ -10,6 +10,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -31,17 +32,25 @@ xd_result sharded_job_open_news(xd_ctx *ctx, const sharded_job *job, int ends[2]
 }
 
 int sharded_job_launch(const sharded_job *job) {
-    char ranks[16], leg[16];
+    char ranks[16], leg[16], times[16];
     const char *words[SHARDED_WORDS] = { job->xdrun ? job->xdrun : "mpirun", "-n", ranks };
     int count = 3;
-    if (job->argument_count > SHARDED_WORDS - 7) {
+    if (job->argument_count > SHARDED_WORDS - 8) {
         fprintf(stderr, "demo-sharded: %d words on the command line; jobs take %d\n", job->argument_count,
-                SHARDED_WORDS - 7);
+                SHARDED_WORDS - 8);
         return 2;
     }
-    snprintf(ranks, sizeof ranks, "%d", job->leg->ranks);
+    snprintf(ranks, sizeof ranks, "%d", job->leg->ranks - job->leg->fewer * job->world);
     snprintf(leg, sizeof leg, "%d", job->number);
-    if (job->leg->loss_count > 0) words[count++] = "--keep-going";
+    if (!job->leg->again && job->leg->loss_count > 0) words[count++] = "--keep-going";
+    if (job->leg->again && job->xdrun) {
+        snprintf(times, sizeof times, "%d", job->leg->loss_count);
+        words[count++] = "--restart";
+        words[count++] = times;
+    } else if (job->leg->again) {
+        snprintf(times, sizeof times, "%d", job->world);
+        (void)setenv("XDISTILL_RESTARTS", times, 1);
+    }
     for (int i = 0; i < job->argument_count; i++) words[count++] = job->arguments[i];
     words[count++] = "--leg";
     words[count++] = leg;

@@ -170,6 +170,9 @@ xd_result sharded_job_open_news(xd_ctx *ctx, const sharded_job *job, int ends[2]
  * XDISTILL_RESTARTS how often they were started before, as xdrun tells it. Returns its exit status, when there is no such program. */
 int sharded_job_launch(const sharded_job *job);
 
+/* Whether those that are left of a job of MPI can go on. */
+bool sharded_job_recovers(void);
+
 /* This process is a rank. Returns its exit status. */
 int sharded_job_live(xd_ctx *ctx, sharded_job *job);
 

@@ -31,6 +31,14 @@ xd_result sharded_job_open_news(xd_ctx *ctx, const sharded_job *job, int ends[2]
     return XD_FAIL(ctx, XD_ERROR_IO, "%s: %s", job->news_path, strerror(cause));
 }
 
+bool sharded_job_recovers(void) {
+#if defined(OMPI_HAVE_MPI_EXT_FTMPI)
+    return true;
+#else
+    return false;
+#endif
+}
+
 int sharded_job_launch(const sharded_job *job) {
     char ranks[16], leg[16], times[16];
     const char *words[SHARDED_WORDS] = { job->xdrun ? job->xdrun : "mpirun", "-n", ranks };
@@ -42,7 +50,10 @@ int sharded_job_launch(const sharded_job *job) {
     }
     snprintf(ranks, sizeof ranks, "%d", job->leg->ranks - job->leg->fewer * job->world);
     snprintf(leg, sizeof leg, "%d", job->number);
-    if (!job->leg->again && job->leg->loss_count > 0) words[count++] = "--keep-going";
+    if (!job->leg->again && job->leg->loss_count > 0) {
+        words[count++] = job->xdrun ? "--keep-going" : "--with-ft";
+        if (!job->xdrun) words[count++] = "ulfm";
+    }
     if (job->leg->again && job->xdrun) {
         snprintf(times, sizeof times, "%d", job->leg->loss_count);
         words[count++] = "--restart";

@@ -73,10 +73,10 @@ typedef struct xd_mpi_desc {
  * A process that was stopped beyond the others' deadline names itself when it goes on. Memory of a broken world that MPI may
  * still access is not freed, nor is its communicator; MPI_Finalize may wait for the missing rank.
  *
- * Where the MPI library has recovery (Open MPI 5, mpirun --with-ft ulfm), a rank that died is named at once, by PEER, and xd_comm_shrink makes a
- * world of the others, with these differences: a rank that lives and does not call it makes it TIMEOUT on all others at their
- * deadlines, and so does one that has destroyed its handles before the world was broken. The new world uses the communicator of the
- * first. A rank that dies in xd_comm_mpi itself is missed at the deadline. With other libraries xd_comm_shrink is UNSUPPORTED.
+ * Where the MPI library has recovery (Open MPI 5, mpirun --with-ft ulfm), a rank that died is named at once, by PEER, and
+ * xd_comm_shrink makes a world of the others, with two differences: a rank that lives and does not call it makes it TIMEOUT on
+ * all others at their deadlines, and so does one that has destroyed its handles before the world was broken. The new world
+ * uses the communicator of the first. With other libraries xd_comm_shrink is UNSUPPORTED.
  *
  * What one rank alone gets wrong fails every rank at once, and the message names it: ARGUMENT (staging_bytes too small,
  * or compare below -1), MISMATCH (either of them), MEMORY (PEER on the other ranks). Not so where there is nothing to say it
@@ -274,7 +274,7 @@ static int xdi_mpi_at_seat(const xdi_mpi_world *world, int seat) {
     return rank < world->size ? rank : -1;
 }
 
-/* Notes who has died, and returns the first of them; -1: nobody. From then on a probe from any source says no more that somebody has. */
+/* Notes who has died, and returns the first of them; -1: nobody. From then on a probe from any source succeeds again. */
 static int xdi_mpi_see_dead(xdi_mpi_world *world) {
     int first = -1;
 #if defined(XDI_MPI_RECOVERS)
@@ -1210,11 +1210,10 @@ static xdi_mpi_world *xdi_mpi_create_world(xd_ctx *ctx, const xd_mpi_desc *d, in
 
 /* ---- going on without those that were lost ----
  *
- * Each rank tells all others that it asks for the next world, and waits until each has told the same, or has died, or has left. Those
- * that have told are its list. Then the ranks take turns, in their order: the one whose turn it is sends its list, and who
- * gets it takes it for his own; who has died or left is passed over. Everybody passes over the ranks that fail and nobody any other, so
- * after the turn of the first rank that does not fail all have one list, and no later turn changes it. All who come to the
- * end have it.
+ * Each rank tells all others that it asks for the next world, and waits until each has told the same, or has died, or has
+ * left. Those that have told are its list. Then the ranks take turns, in their order: the one whose turn it is sends its list,
+ * and who gets it takes it for his own; who has died or left is passed over, and nobody else is. So after the turn of the first
+ * rank that comes to the end all have one list, and no later turn changes it.
  *
  * That MPI says of no living process that it has died is what this rests on. So nobody is left behind for being late: the call
  * fails then. */

@@ -20,12 +20,14 @@
  * layers, wrapped by themselves, and rows go through all of them one after another, by 1F1B or, with --vpp, interleaved. They save
  * the whole student together, and those that go on have no pipeline.
  *
- * Told --launch, the ranks are processes of this machine that build/xdrun starts, and one of them, drawn at random, is killed: the others
- * end with it. Told --lose too, they do not: they make a world of those that are left, on the largest mesh that these fill, take the
- * last step that they still have whole in memory, or what was saved last, and go on, with the same bits (sharded_survive.c). Told
- * --restart, all end, and xdrun starts them again: they take what was saved last. Compiled by mpicc with -DSHARDED_MPI, and told --mpi, they
- * are processes of MPI jobs: make demo-sharded ARGS=--mpi. Such a job dies as a whole, so with --restart this program starts it again, on
- * one rank fewer each time.
+ * Told --launch, the ranks are processes of this machine that build/xdrun starts, and one of them, drawn at random, is killed:
+ * the others end with it. Told --lose too, they do not: they make a world of those that are left, on the largest mesh that these
+ * fill, take the last step that they still have whole in memory, or what was saved last, and go on, with the same bits
+ * (sharded_survive.c). Told --restart, all end, and xdrun starts them again: they take what was saved last.
+ *
+ * Compiled by mpicc with -DSHARDED_MPI, and told --mpi, they are processes of MPI jobs: make demo-sharded ARGS=--mpi. Such a job
+ * dies as a whole, so with --restart this program starts it again, on one rank fewer each time; where the MPI has recovery, --lose is
+ * possible too.
  *
  * Writes out/sharded/student, a Hugging Face model directory; out/sharded/plain and out/sharded/wrapped hold the checkpoints
  * and metrics.jsonl of the two, out/sharded/sharded.json the table with more digits. */

@@ -166,8 +166,9 @@ xd_result sharded_run_leg(xd_ctx *ctx, sharded_job *job, sharded_outcome *out);
 /* A named pipe for the news, from both ends. Errors: IO. */
 xd_result sharded_job_open_news(xd_ctx *ctx, const sharded_job *job, int ends[2]);
 
-/* This process becomes xdrun or mpirun, which starts the ranks of the leg: this program with its command line and --leg. Ranks find in
- * XDISTILL_RESTARTS how often they were started before, as xdrun tells it. Returns its exit status, when there is no such program. */
+/* This process becomes xdrun or mpirun, which starts the ranks of the leg: this program with its command line and --leg. Ranks
+ * find in XDISTILL_RESTARTS how often they were started before, as xdrun tells it. Returns its exit status, when there is no
+ * such program. */
 int sharded_job_launch(const sharded_job *job);
 
 /* Whether those that are left of a job of MPI can go on. */

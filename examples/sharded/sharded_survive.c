@@ -1,5 +1,5 @@
-/* sharded_survive.c - a leg whose processes are killed one after another, while the others go on, or all are started again: what its
- * ranks do then, and who kills them. */
+/* sharded_survive.c - a leg whose processes are killed one after another, while the others go on, or all are started again:
+ * what its ranks do then, and who kills them. */
 #define _POSIX_C_SOURCE 200112L /* clock_gettime, kill */
 #include "sharded.h"
 

@@ -1,6 +1,6 @@
-/* Processes of an MPI job whose world breaks go on in a smaller one, where the MPI library has recovery: up to three of four are killed
- * by SIGKILL, in calls and while the others make their next world; ranks that leave, and that live and do not come; and what is
- * refused. XD_TEST_KILLS programs (6), XD_TEST_SEED is the first seed. */
+/* Processes of an MPI job whose world breaks go on in a smaller one, where the MPI library has recovery: up to three of four are
+ * killed by SIGKILL, in calls and while the others make their next world; ranks that leave, and that live and do not come; and
+ * what is refused. XD_TEST_KILLS programs (6), XD_TEST_SEED is the first seed. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
 #include "xdistill_mpi.h"
@@ -22,7 +22,7 @@ static double fatal_clock(void *user) {
     return MPI_Wtime();
 }
 
-/* What a seed draws, the same on every rank: victims, each in a world that was made after those before it died, or while it is made. */
+/* What a seed draws, the same on every rank: victims, each in a world made after those before it died, or while it is made. */
 typedef struct program {
     uint64_t seed;
     int losses, victims[RANKS], steps[RANKS], looks[RANKS];

@@ -1320,14 +1320,12 @@ static xd_result xdi_cuda_reduce_load(xd_ctx *ctx) {
     return xdi_cuda_load(ctx, xdi_cuda_leaves_kernel<double>);
 }
 
-/* >>cuda/optimizer.cu */
+/* >>cuda/average.cu */
 
-/* Optimizer steps and averages. The formulas are in kernel/optimizer_scalar.h, and the bits are the same as on a CPU. All of
- * them move bytes and compute little: 16-byte accesses, each array read and written once.
- *   adam   28 bytes an element with bf16 gradients and parameters and f32 masters, 30 with f32 gradients
- *   lerp   10 bytes an element for an f32 average of bf16 parameters; beside others in a step 8, and 2 once for all of them
- * Grid: blocks of 256 threads, each block a chunk at a time. Optimizers and averages retain their list on the device, so a step
- * is one launch, plus one that counts it. */
+/* Averages, and what else moves arrays element by element: casts, copies at a rate, exchanges. The formulas are in
+ * kernel/optimizer_scalar.h, and the bits are the same as on a CPU. All of them move bytes and compute little: 16-byte accesses,
+ * each array read and written once. An f32 average of bf16 parameters takes 10 bytes an element; beside others in a step 8, and
+ * 2 once for all of them. Grid: blocks of 256 threads, each block a chunk at a time. Averages retain their list on the device. */
 
 static bool xdi_cuda_is_narrow_float(xd_dtype dtype) {
     return dtype == XD_DTYPE_F32 || dtype == XD_DTYPE_BF16 || dtype == XD_DTYPE_F16;
@@ -1359,6 +1357,13 @@ static __device__ inline float xdi_cuda_as_stored(float value, int dtype) {
         return xdi_cuda_widen(narrow);
     }
     return value;
+}
+
+/* Rounds an element at random, to a value that the narrow dtype holds. */
+static __device__ inline float xdi_cuda_round(const xd_philox &random, int64_t element, float p) {
+    uint32_t words[4];
+    xd_philox_words(&random, element / XD_ROUNDED_PER_BLOCK, words);
+    return xd_bits_from_bf16(xd_round_to_bf16(p, xd_round_bits(words, element)));
 }
 
 static __host__ __device__ inline void xdi_cuda_lerp_set(xdi_cuda_lerp_options *o, double keep) {
@@ -1436,320 +1441,6 @@ static xd_result xdi_cuda_turn(const xd_launch *launch, const xd_turn_args *args
     XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_THREADS), xdi_cuda_turn_kernel, *args,
                            (const xd_status *)launch->status);
-}
-
-/* ---- adam and sgd ---- */
-
-/* What a schedule changes in every step. Arrays share a few of these rates, so they are not part of the list. */
-struct xdi_cuda_rate {
-    double learning_rate;
-    float decay, weight_decay, step_size, root_correction;
-    int64_t fresh;
-};
-
-enum { XDI_CUDA_RATES = 16 };
-
-struct xdi_cuda_update {
-    float *master, *first, *second;
-    void *value;
-    const void *gradient;
-    int64_t *steps;
-    void *average;
-    int64_t count;
-    uint64_t key;
-    int64_t origin;
-    uint8_t value_dtype, gradient_dtype, average_dtype, rate, wide, unused[3];
-};
-
-struct xdi_cuda_update_options {
-    const float *gradient_scale;
-    const xd_status *status;
-    xdi_cuda_lerp_options average;
-    double beta1, beta2;
-    uint64_t rounding_seed;
-    xd_update_rules rules;
-    int rate_count;
-    xdi_cuda_rate rates[XDI_CUDA_RATES];
-};
-
-/* A block's inputs: the array's scalars; those that depend on the step count are computed here when the count is on the
- * device. */
-static __device__ inline xd_update_scalars xdi_cuda_scalars_of(const xdi_cuda_update_options &options,
-                                                               const xdi_cuda_update &a, bool adam) {
-    const xdi_cuda_rate &rate = options.rates[a.rate];
-    xd_update_scalars s;
-    s.scaled = options.gradient_scale != nullptr;
-    s.scale = s.scaled ? *options.gradient_scale : 1.0f;
-    s.decay = rate.decay;
-    s.weight_decay = rate.weight_decay;
-    s.step_size = rate.step_size;
-    s.root_correction = rate.root_correction;
-    s.fresh = rate.fresh != 0;
-    if (a.steps == nullptr) return s;
-    const int64_t t = *a.steps + 1;
-    s.fresh = t == 1;
-    s.step_size = xd_update_step_size(rate.learning_rate, options.beta1, t, adam);
-    if (adam) s.root_correction = xd_update_root_correction(options.beta2, t);
-    return s;
-}
-
-struct xdi_cuda_adam {
-    const xdi_cuda_update_options &options;
-    const xd_update_scalars &s;
-
-    __device__ void operator()(float gradient, float &p, float &m, float &v) const {
-        xd_adam_element(&options.rules, &s, gradient, &p, &m, &v);
-    }
-};
-
-struct xdi_cuda_sgd {
-    const xdi_cuda_update_options &options;
-    const xd_update_scalars &s;
-
-    __device__ void operator()(float gradient, float &p, float &buffer, float &) const {
-        xd_sgd_element(&options.rules, &s, gradient, &p, &buffer);
-    }
-};
-
-/* Rounds an element at random, to a value that the narrow dtype holds. */
-static __device__ inline float xdi_cuda_round(const xd_philox &random, int64_t element, float p) {
-    uint32_t words[4];
-    xd_philox_words(&random, element / XD_ROUNDED_PER_BLOCK, words);
-    return xd_bits_from_bf16(xd_round_to_bf16(p, xd_round_bits(words, element)));
-}
-
-/* ROUNDED: arrays without a master copy may be in the list; the others pay nothing for them. */
-template <typename Step, bool HAS_SECOND, bool ROUNDED, typename List>
-static __global__ void __launch_bounds__(XDI_CUDA_THREADS, ROUNDED ? 1 : 0)
-    xdi_cuda_update_kernel(const __grid_constant__ List list,
-                           const __grid_constant__ xdi_cuda_update_options options) {
-    if (xd_status_refuses(options.status)) return;
-    XD_SHARED(xdi_cuda_lerp_options, average, [1]); /* in registers they would spill */
-    XD_SHARED(bool, averages, [1]);
-    if (threadIdx.x == 0) {
-        average[0] = options.average;
-        averages[0] = xdi_cuda_lerp_take(&average[0]);
-    }
-    __syncthreads();
-    xdi_cuda_each_chunk(list, [&](const xdi_cuda_update &a, xdi_cuda_span span) {
-        const xd_update_scalars scalars = xdi_cuda_scalars_of(options, a, HAS_SECOND);
-        const Step step = { options, scalars };
-        const bool rounded = ROUNDED && !a.master;
-        const xd_philox random =
-            xd_update_random(options.rounding_seed, a.key, rounded ? *a.steps + 1 : 0);
-        xdi_cuda_walk(
-            span, a.wide != 0 && !rounded, /* eight at a time have no registers left for random numbers */
-            [&](int64_t i) {
-                float p[8], m[8], v[8], g[8];
-                xdi_cuda_read8(a.gradient, a.gradient_dtype, i, g);
-                xdi_cuda_read8_as(a.master + i, p);
-                xdi_cuda_read8_as(a.first + i, m);
-                if (HAS_SECOND) xdi_cuda_read8_as(a.second + i, v);
-                XD_UNROLL
-                for (int j = 0; j < 8; j++) step(g[j], p[j], m[j], v[j]);
-                xdi_cuda_write8_as(a.master + i, p);
-                xdi_cuda_write8_as(a.first + i, m);
-                if (HAS_SECOND) xdi_cuda_write8_as(a.second + i, v);
-                if (a.value) xdi_cuda_write8(a.value, a.value_dtype, i, p);
-                if (!a.average || !averages[0]) return;
-                if (a.value) {
-                    XD_UNROLL
-                    for (int j = 0; j < 8; j++) p[j] = xdi_cuda_as_stored(p[j], a.value_dtype);
-                }
-                xdi_cuda_lerp8(average[0], a.average, a.average_dtype, i, p);
-            },
-            [&](int64_t i) {
-                float p = rounded ? xdi_cuda_read_float(a.value, XD_DTYPE_BF16, i) : a.master[i];
-                float m = a.first[i], v = HAS_SECOND ? a.second[i] : 0.0f;
-                step(xdi_cuda_read_float(a.gradient, a.gradient_dtype, i), p, m, v);
-                if (rounded)
-                    p = xdi_cuda_round(random, a.origin + i, p);
-                else
-                    a.master[i] = p;
-                a.first[i] = m;
-                if (HAS_SECOND) a.second[i] = v;
-                if (a.value) xdi_cuda_write_float(a.value, a.value_dtype, i, p);
-                if (!a.average || !averages[0]) return;
-                if (a.value) p = xdi_cuda_as_stored(p, a.value_dtype);
-                xdi_cuda_lerp_element(average[0], a.average, a.average_dtype, i, (double)p);
-            });
-    });
-}
-
-/* Raises the step counts once every block of the launch before has read them. One thread per array. */
-struct xdi_cuda_count {
-    int64_t *steps;
-};
-
-template <typename List>
-static __global__ void xdi_cuda_count_kernel(const __grid_constant__ List list, const xd_status *status) {
-    const int k = (int)(blockIdx.x * blockDim.x + threadIdx.x);
-    if (k >= list.count || xd_status_refuses(status)) return;
-    int64_t *steps = list.item(k).steps;
-    if (steps) ++*steps;
-}
-
-static xd_result xdi_cuda_update_check(const xd_launch *launch, const xd_update_args *args) {
-    for (int64_t k = 0; k < args->array_count; k++) {
-        const xd_update_array *a = &args->arrays[k];
-        XD_REQUIRE(launch->ctx, xdi_cuda_is_narrow_float(a->gradient_dtype), XD_ERROR_DTYPE,
-                    "array %lld: gradients are F32, BF16 or F16, not %s", (long long)k,
-                    xd_dtype_name(a->gradient_dtype));
-        XD_REQUIRE(launch->ctx, !a->value || xdi_cuda_is_narrow_float(a->value_dtype), XD_ERROR_DTYPE,
-                    "array %lld: parameters are F32, BF16 or F16, not %s", (long long)k,
-                    xd_dtype_name(a->value_dtype));
-        XD_REQUIRE(launch->ctx, a->master || a->count == 0 || (a->value_dtype == XD_DTYPE_BF16 && a->steps),
-                    XD_ERROR_DTYPE, "array %lld: %s values have a master copy, BF16 ones a step count",
-                    (long long)k, xd_dtype_name(a->value_dtype));
-        XD_REQUIRE(launch->ctx, !a->average || xdi_cuda_is_float(a->average_dtype), XD_ERROR_DTYPE,
-                    "array %lld: cannot average F32 into %s", (long long)k, xd_dtype_name(a->average_dtype));
-    }
-    return XD_OK;
-}
-
-static xdi_cuda_rate xdi_cuda_rate_of(const xd_update_array *a) {
-    xdi_cuda_rate rate;
-    memset(&rate, 0, sizeof rate);
-    rate.learning_rate = a->learning_rate;
-    rate.decay = a->decay;
-    rate.weight_decay = a->weight_decay;
-    rate.step_size = a->step_size;
-    rate.root_correction = a->root_correction;
-    rate.fresh = a->fresh;
-    return rate;
-}
-
-/* The index of a rate among the options; rate_count when it is not there. */
-static int xdi_cuda_find_rate(const xdi_cuda_update_options *options, const xdi_cuda_rate *rate) {
-    int i = 0;
-    while (i < options->rate_count && memcmp(&options->rates[i], rate, sizeof *rate) != 0) i++;
-    return i;
-}
-
-/* Puts the rates of arrays from `begin` on into the options; returns the first array whose rate does not fit. */
-static int64_t xdi_cuda_take_rates(const xd_update_args *args, int64_t begin,
-                                   xdi_cuda_update_options *options) {
-    options->rate_count = 0;
-    for (int64_t k = begin; k < args->array_count; k++) {
-        const xdi_cuda_rate rate = xdi_cuda_rate_of(&args->arrays[k]);
-        const int at = xdi_cuda_find_rate(options, &rate);
-        if (at < options->rate_count) continue;
-        if (at == XDI_CUDA_RATES) return k;
-        options->rates[options->rate_count++] = rate;
-    }
-    return args->array_count;
-}
-
-/* Fills every byte, so that equal lists are equal bytes. */
-static void xdi_cuda_update_of(const xd_update_array *a, const xdi_cuda_update_options *options,
-                               bool has_second, xdi_cuda_update *u) {
-    const xdi_cuda_rate rate = xdi_cuda_rate_of(a);
-    memset(u, 0, sizeof *u);
-    u->master = a->master;
-    u->first = a->first;
-    u->second = has_second ? a->second : nullptr;
-    u->value = a->value;
-    u->gradient = a->gradient;
-    u->steps = a->steps;
-    u->average = a->average;
-    u->count = a->count;
-    u->key = a->key;
-    u->origin = a->origin;
-    u->value_dtype = (uint8_t)a->value_dtype;
-    u->gradient_dtype = (uint8_t)a->gradient_dtype;
-    u->average_dtype = (uint8_t)a->average_dtype;
-    u->rate = (uint8_t)xdi_cuda_find_rate(options, &rate);
-    u->wide = xdi_cuda_is_aligned16(u->master) && xdi_cuda_is_aligned16(u->first) &&
-              xdi_cuda_is_aligned16(u->second) && xdi_cuda_is_aligned16(u->value) &&
-              xdi_cuda_is_aligned16(u->gradient) && xdi_cuda_is_aligned16(u->average) &&
-              !(u->average && a->average_dtype == XD_DTYPE_F64);
-}
-
-static xd_result xdi_cuda_count_steps(const xd_launch *launch, const xd_update_array *arrays, int64_t count) {
-    return xdi_cuda_each_list<xdi_cuda_count>(
-        count,
-        [&](int64_t k, xdi_cuda_count *item) -> int64_t {
-            item->steps = arrays[k].steps;
-            return item->steps ? 1 : 0;
-        },
-        [&](const xdi_cuda_list<xdi_cuda_count> &list) {
-            const int64_t blocks = (list.count + XDI_CUDA_THREADS - 1) / XDI_CUDA_THREADS;
-            return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(blocks, XDI_CUDA_THREADS),
-                                   xdi_cuda_count_kernel<xdi_cuda_list<xdi_cuda_count>>, list,
-                                   (const xd_status *)launch->status);
-        });
-}
-
-template <typename Step, bool HAS_SECOND, bool ROUNDED, typename List>
-static xd_result xdi_cuda_update_list(const xd_launch *launch, const List &list,
-                                      const xdi_cuda_update_options &options) {
-    static_assert(sizeof list + sizeof options <= 4096, "the parameters of a launch");
-    xdi_cuda_grid grid;
-    XD_TRY(
-        (xdi_cuda_chunk_grid(launch, list.chunks, xdi_cuda_update_kernel<Step, HAS_SECOND, ROUNDED, List>, &grid)));
-    return XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_update_kernel<Step, HAS_SECOND, ROUNDED, List>), list, options);
-}
-
-/* The step of `count` arrays whose rates are in the options. */
-template <typename Step, bool HAS_SECOND, bool ROUNDED>
-static xd_result xdi_cuda_update_arrays(const xd_launch *launch, const xd_update_array *arrays, int64_t count,
-                                        const xdi_cuda_update_options &options, xd_array_list *keep) {
-    const auto make_item = [&](int64_t k, xdi_cuda_update *item) {
-        xdi_cuda_update_of(&arrays[k], &options, HAS_SECOND, item);
-        return item->count;
-    };
-    xdi_cuda_kept<xdi_cuda_update> kept;
-    XD_TRY(xdi_cuda_keep(launch, keep, count, make_item, &kept));
-    if (!kept.words) {
-        XD_TRY(xdi_cuda_each_list<xdi_cuda_update>(
-            count, make_item, [&](const xdi_cuda_list<xdi_cuda_update> &list) {
-                return xdi_cuda_update_list<Step, HAS_SECOND, ROUNDED>(launch, list, options);
-            }));
-        return xdi_cuda_count_steps(launch, arrays, count);
-    }
-    const int64_t blocks = (count + XDI_CUDA_THREADS - 1) / XDI_CUDA_THREADS;
-    XD_TRY((xdi_cuda_update_list<Step, HAS_SECOND, ROUNDED>(launch, kept, options)));
-    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(blocks, XDI_CUDA_THREADS),
-                           xdi_cuda_count_kernel<xdi_cuda_kept<xdi_cuda_update>>, kept,
-                           (const xd_status *)launch->status);
-}
-
-static bool xdi_cuda_any_rounded(const xd_update_args *args) {
-    for (int64_t k = 0; k < args->array_count; k++)
-        if (!args->arrays[k].master && args->arrays[k].count > 0) return true;
-    return false;
-}
-
-template <typename Step, bool HAS_SECOND>
-static xd_result xdi_cuda_update_run(const xd_launch *launch, const xd_update_args *args) {
-    XD_TRY(xdi_cuda_update_check(launch, args));
-    xdi_cuda_scope scope(launch);
-    XD_TRY(scope.result);
-    xdi_cuda_update_options options = {};
-    options.gradient_scale = args->gradient_scale;
-    options.status = launch->status;
-    options.average = xdi_cuda_lerp_options_of(args->keep, args->weighted_sum, args->turn);
-    options.beta1 = args->beta1_exact;
-    options.beta2 = args->beta2_exact;
-    options.rules.one_minus_beta1 = args->one_minus_beta1;
-    options.rules.one_minus_beta2 = args->one_minus_beta2;
-    options.rules.beta2 = args->beta2;
-    options.rules.eps = args->eps;
-    options.rules.momentum = args->momentum;
-    options.rules.couple_decay = args->couple_decay;
-    options.rules.maximize = args->maximize;
-    options.rounding_seed = args->rounding_seed;
-    for (int64_t begin = 0, end; begin < args->array_count; begin = end) {
-        end = xdi_cuda_take_rates(args, begin, &options);
-        const bool whole = begin == 0 && end == args->array_count;
-        xd_array_list *keep = whole ? args->list : nullptr;
-        const xd_update_array *arrays = args->arrays + begin;
-        if (xdi_cuda_any_rounded(args))
-            XD_TRY((xdi_cuda_update_arrays<Step, HAS_SECOND, true>(launch, arrays, end - begin, options, keep)));
-        else
-            XD_TRY((xdi_cuda_update_arrays<Step, HAS_SECOND, false>(launch, arrays, end - begin, options, keep)));
-    }
-    return XD_OK;
 }
 
 /* ---- lerp and cast ---- */
@@ -2236,6 +1927,332 @@ static xd_result xdi_cuda_swap(const xd_launch *launch, const xd_swap_array *arr
         });
 }
 
+static xd_result xdi_cuda_average_load(xd_ctx *ctx) {
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_lerp_kernel<xdi_cuda_list<xdi_cuda_pair>>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_lerp_kernel<xdi_cuda_kept<xdi_cuda_pair>>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_cast_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_turn_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_average_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_beside_kernel<2>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_beside_kernel<4>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_beside_kernel<XDI_CUDA_BESIDE>));
+    return xdi_cuda_load(ctx, xdi_cuda_swap_kernel);
+}
+
+/* >>cuda/optimizer.cu */
+
+/* Optimizer steps. The formulas are in kernel/optimizer_scalar.h, and the bits are the same as on a CPU. They move bytes and
+ * compute little: 16-byte accesses, each array read and written once; adam 28 bytes an element with bf16 gradients and
+ * parameters and f32 masters, 30 with f32 gradients. Grid: blocks of 256 threads, each block a chunk at a time. Optimizers
+ * retain their list on the device, so a step is one launch, plus one that counts it. */
+
+/* ---- adam and sgd ---- */
+
+/* What a schedule changes in every step. Arrays share a few of these rates, so they are not part of the list. */
+struct xdi_cuda_rate {
+    double learning_rate;
+    float decay, weight_decay, step_size, root_correction;
+    int64_t fresh;
+};
+
+enum { XDI_CUDA_RATES = 16 };
+
+struct xdi_cuda_update {
+    float *master, *first, *second;
+    void *value;
+    const void *gradient;
+    int64_t *steps;
+    void *average;
+    int64_t count;
+    uint64_t key;
+    int64_t origin;
+    uint8_t value_dtype, gradient_dtype, average_dtype, rate, wide, unused[3];
+};
+
+struct xdi_cuda_update_options {
+    const float *gradient_scale;
+    const xd_status *status;
+    xdi_cuda_lerp_options average;
+    double beta1, beta2;
+    uint64_t rounding_seed;
+    xd_update_rules rules;
+    int rate_count;
+    xdi_cuda_rate rates[XDI_CUDA_RATES];
+};
+
+/* A block's inputs: the array's scalars; those that depend on the step count are computed here when the count is on the
+ * device. */
+static __device__ inline xd_update_scalars xdi_cuda_scalars_of(const xdi_cuda_update_options &options,
+                                                               const xdi_cuda_update &a, bool adam) {
+    const xdi_cuda_rate &rate = options.rates[a.rate];
+    xd_update_scalars s;
+    s.scaled = options.gradient_scale != nullptr;
+    s.scale = s.scaled ? *options.gradient_scale : 1.0f;
+    s.decay = rate.decay;
+    s.weight_decay = rate.weight_decay;
+    s.step_size = rate.step_size;
+    s.root_correction = rate.root_correction;
+    s.fresh = rate.fresh != 0;
+    if (a.steps == nullptr) return s;
+    const int64_t t = *a.steps + 1;
+    s.fresh = t == 1;
+    s.step_size = xd_update_step_size(rate.learning_rate, options.beta1, t, adam);
+    if (adam) s.root_correction = xd_update_root_correction(options.beta2, t);
+    return s;
+}
+
+struct xdi_cuda_adam {
+    const xdi_cuda_update_options &options;
+    const xd_update_scalars &s;
+
+    __device__ void operator()(float gradient, float &p, float &m, float &v) const {
+        xd_adam_element(&options.rules, &s, gradient, &p, &m, &v);
+    }
+};
+
+struct xdi_cuda_sgd {
+    const xdi_cuda_update_options &options;
+    const xd_update_scalars &s;
+
+    __device__ void operator()(float gradient, float &p, float &buffer, float &) const {
+        xd_sgd_element(&options.rules, &s, gradient, &p, &buffer);
+    }
+};
+
+/* ROUNDED: arrays without a master copy may be in the list; the others pay nothing for them. */
+template <typename Step, bool HAS_SECOND, bool ROUNDED, typename List>
+static __global__ void __launch_bounds__(XDI_CUDA_THREADS, ROUNDED ? 1 : 0)
+    xdi_cuda_update_kernel(const __grid_constant__ List list,
+                           const __grid_constant__ xdi_cuda_update_options options) {
+    if (xd_status_refuses(options.status)) return;
+    XD_SHARED(xdi_cuda_lerp_options, average, [1]); /* in registers they would spill */
+    XD_SHARED(bool, averages, [1]);
+    if (threadIdx.x == 0) {
+        average[0] = options.average;
+        averages[0] = xdi_cuda_lerp_take(&average[0]);
+    }
+    __syncthreads();
+    xdi_cuda_each_chunk(list, [&](const xdi_cuda_update &a, xdi_cuda_span span) {
+        const xd_update_scalars scalars = xdi_cuda_scalars_of(options, a, HAS_SECOND);
+        const Step step = { options, scalars };
+        const bool rounded = ROUNDED && !a.master;
+        const xd_philox random =
+            xd_update_random(options.rounding_seed, a.key, rounded ? *a.steps + 1 : 0);
+        xdi_cuda_walk(
+            span, a.wide != 0 && !rounded, /* eight at a time have no registers left for random numbers */
+            [&](int64_t i) {
+                float p[8], m[8], v[8], g[8];
+                xdi_cuda_read8(a.gradient, a.gradient_dtype, i, g);
+                xdi_cuda_read8_as(a.master + i, p);
+                xdi_cuda_read8_as(a.first + i, m);
+                if (HAS_SECOND) xdi_cuda_read8_as(a.second + i, v);
+                XD_UNROLL
+                for (int j = 0; j < 8; j++) step(g[j], p[j], m[j], v[j]);
+                xdi_cuda_write8_as(a.master + i, p);
+                xdi_cuda_write8_as(a.first + i, m);
+                if (HAS_SECOND) xdi_cuda_write8_as(a.second + i, v);
+                if (a.value) xdi_cuda_write8(a.value, a.value_dtype, i, p);
+                if (!a.average || !averages[0]) return;
+                if (a.value) {
+                    XD_UNROLL
+                    for (int j = 0; j < 8; j++) p[j] = xdi_cuda_as_stored(p[j], a.value_dtype);
+                }
+                xdi_cuda_lerp8(average[0], a.average, a.average_dtype, i, p);
+            },
+            [&](int64_t i) {
+                float p = rounded ? xdi_cuda_read_float(a.value, XD_DTYPE_BF16, i) : a.master[i];
+                float m = a.first[i], v = HAS_SECOND ? a.second[i] : 0.0f;
+                step(xdi_cuda_read_float(a.gradient, a.gradient_dtype, i), p, m, v);
+                if (rounded)
+                    p = xdi_cuda_round(random, a.origin + i, p);
+                else
+                    a.master[i] = p;
+                a.first[i] = m;
+                if (HAS_SECOND) a.second[i] = v;
+                if (a.value) xdi_cuda_write_float(a.value, a.value_dtype, i, p);
+                if (!a.average || !averages[0]) return;
+                if (a.value) p = xdi_cuda_as_stored(p, a.value_dtype);
+                xdi_cuda_lerp_element(average[0], a.average, a.average_dtype, i, (double)p);
+            });
+    });
+}
+
+/* Raises the step counts once every block of the launch before has read them. One thread per array. */
+struct xdi_cuda_count {
+    int64_t *steps;
+};
+
+template <typename List>
+static __global__ void xdi_cuda_count_kernel(const __grid_constant__ List list, const xd_status *status) {
+    const int k = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+    if (k >= list.count || xd_status_refuses(status)) return;
+    int64_t *steps = list.item(k).steps;
+    if (steps) ++*steps;
+}
+
+static xd_result xdi_cuda_update_check(const xd_launch *launch, const xd_update_args *args) {
+    for (int64_t k = 0; k < args->array_count; k++) {
+        const xd_update_array *a = &args->arrays[k];
+        XD_REQUIRE(launch->ctx, xdi_cuda_is_narrow_float(a->gradient_dtype), XD_ERROR_DTYPE,
+                    "array %lld: gradients are F32, BF16 or F16, not %s", (long long)k,
+                    xd_dtype_name(a->gradient_dtype));
+        XD_REQUIRE(launch->ctx, !a->value || xdi_cuda_is_narrow_float(a->value_dtype), XD_ERROR_DTYPE,
+                    "array %lld: parameters are F32, BF16 or F16, not %s", (long long)k,
+                    xd_dtype_name(a->value_dtype));
+        XD_REQUIRE(launch->ctx, a->master || a->count == 0 || (a->value_dtype == XD_DTYPE_BF16 && a->steps),
+                    XD_ERROR_DTYPE, "array %lld: %s values have a master copy, BF16 ones a step count",
+                    (long long)k, xd_dtype_name(a->value_dtype));
+        XD_REQUIRE(launch->ctx, !a->average || xdi_cuda_is_float(a->average_dtype), XD_ERROR_DTYPE,
+                    "array %lld: cannot average F32 into %s", (long long)k, xd_dtype_name(a->average_dtype));
+    }
+    return XD_OK;
+}
+
+static xdi_cuda_rate xdi_cuda_rate_of(const xd_update_array *a) {
+    xdi_cuda_rate rate;
+    memset(&rate, 0, sizeof rate);
+    rate.learning_rate = a->learning_rate;
+    rate.decay = a->decay;
+    rate.weight_decay = a->weight_decay;
+    rate.step_size = a->step_size;
+    rate.root_correction = a->root_correction;
+    rate.fresh = a->fresh;
+    return rate;
+}
+
+/* The index of a rate among the options; rate_count when it is not there. */
+static int xdi_cuda_find_rate(const xdi_cuda_update_options *options, const xdi_cuda_rate *rate) {
+    int i = 0;
+    while (i < options->rate_count && memcmp(&options->rates[i], rate, sizeof *rate) != 0) i++;
+    return i;
+}
+
+/* Puts the rates of arrays from `begin` on into the options; returns the first array whose rate does not fit. */
+static int64_t xdi_cuda_take_rates(const xd_update_args *args, int64_t begin,
+                                   xdi_cuda_update_options *options) {
+    options->rate_count = 0;
+    for (int64_t k = begin; k < args->array_count; k++) {
+        const xdi_cuda_rate rate = xdi_cuda_rate_of(&args->arrays[k]);
+        const int at = xdi_cuda_find_rate(options, &rate);
+        if (at < options->rate_count) continue;
+        if (at == XDI_CUDA_RATES) return k;
+        options->rates[options->rate_count++] = rate;
+    }
+    return args->array_count;
+}
+
+/* Fills every byte, so that equal lists are equal bytes. */
+static void xdi_cuda_update_of(const xd_update_array *a, const xdi_cuda_update_options *options,
+                               bool has_second, xdi_cuda_update *u) {
+    const xdi_cuda_rate rate = xdi_cuda_rate_of(a);
+    memset(u, 0, sizeof *u);
+    u->master = a->master;
+    u->first = a->first;
+    u->second = has_second ? a->second : nullptr;
+    u->value = a->value;
+    u->gradient = a->gradient;
+    u->steps = a->steps;
+    u->average = a->average;
+    u->count = a->count;
+    u->key = a->key;
+    u->origin = a->origin;
+    u->value_dtype = (uint8_t)a->value_dtype;
+    u->gradient_dtype = (uint8_t)a->gradient_dtype;
+    u->average_dtype = (uint8_t)a->average_dtype;
+    u->rate = (uint8_t)xdi_cuda_find_rate(options, &rate);
+    u->wide = xdi_cuda_is_aligned16(u->master) && xdi_cuda_is_aligned16(u->first) &&
+              xdi_cuda_is_aligned16(u->second) && xdi_cuda_is_aligned16(u->value) &&
+              xdi_cuda_is_aligned16(u->gradient) && xdi_cuda_is_aligned16(u->average) &&
+              !(u->average && a->average_dtype == XD_DTYPE_F64);
+}
+
+static xd_result xdi_cuda_count_steps(const xd_launch *launch, const xd_update_array *arrays, int64_t count) {
+    return xdi_cuda_each_list<xdi_cuda_count>(
+        count,
+        [&](int64_t k, xdi_cuda_count *item) -> int64_t {
+            item->steps = arrays[k].steps;
+            return item->steps ? 1 : 0;
+        },
+        [&](const xdi_cuda_list<xdi_cuda_count> &list) {
+            const int64_t blocks = (list.count + XDI_CUDA_THREADS - 1) / XDI_CUDA_THREADS;
+            return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(blocks, XDI_CUDA_THREADS),
+                                   xdi_cuda_count_kernel<xdi_cuda_list<xdi_cuda_count>>, list,
+                                   (const xd_status *)launch->status);
+        });
+}
+
+template <typename Step, bool HAS_SECOND, bool ROUNDED, typename List>
+static xd_result xdi_cuda_update_list(const xd_launch *launch, const List &list,
+                                      const xdi_cuda_update_options &options) {
+    static_assert(sizeof list + sizeof options <= 4096, "the parameters of a launch");
+    xdi_cuda_grid grid;
+    XD_TRY(
+        (xdi_cuda_chunk_grid(launch, list.chunks, xdi_cuda_update_kernel<Step, HAS_SECOND, ROUNDED, List>, &grid)));
+    return XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_update_kernel<Step, HAS_SECOND, ROUNDED, List>), list, options);
+}
+
+/* The step of `count` arrays whose rates are in the options. */
+template <typename Step, bool HAS_SECOND, bool ROUNDED>
+static xd_result xdi_cuda_update_arrays(const xd_launch *launch, const xd_update_array *arrays, int64_t count,
+                                        const xdi_cuda_update_options &options, xd_array_list *keep) {
+    const auto make_item = [&](int64_t k, xdi_cuda_update *item) {
+        xdi_cuda_update_of(&arrays[k], &options, HAS_SECOND, item);
+        return item->count;
+    };
+    xdi_cuda_kept<xdi_cuda_update> kept;
+    XD_TRY(xdi_cuda_keep(launch, keep, count, make_item, &kept));
+    if (!kept.words) {
+        XD_TRY(xdi_cuda_each_list<xdi_cuda_update>(
+            count, make_item, [&](const xdi_cuda_list<xdi_cuda_update> &list) {
+                return xdi_cuda_update_list<Step, HAS_SECOND, ROUNDED>(launch, list, options);
+            }));
+        return xdi_cuda_count_steps(launch, arrays, count);
+    }
+    const int64_t blocks = (count + XDI_CUDA_THREADS - 1) / XDI_CUDA_THREADS;
+    XD_TRY((xdi_cuda_update_list<Step, HAS_SECOND, ROUNDED>(launch, kept, options)));
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(blocks, XDI_CUDA_THREADS),
+                           xdi_cuda_count_kernel<xdi_cuda_kept<xdi_cuda_update>>, kept,
+                           (const xd_status *)launch->status);
+}
+
+static bool xdi_cuda_any_rounded(const xd_update_args *args) {
+    for (int64_t k = 0; k < args->array_count; k++)
+        if (!args->arrays[k].master && args->arrays[k].count > 0) return true;
+    return false;
+}
+
+template <typename Step, bool HAS_SECOND>
+static xd_result xdi_cuda_update_run(const xd_launch *launch, const xd_update_args *args) {
+    XD_TRY(xdi_cuda_update_check(launch, args));
+    xdi_cuda_scope scope(launch);
+    XD_TRY(scope.result);
+    xdi_cuda_update_options options = {};
+    options.gradient_scale = args->gradient_scale;
+    options.status = launch->status;
+    options.average = xdi_cuda_lerp_options_of(args->keep, args->weighted_sum, args->turn);
+    options.beta1 = args->beta1_exact;
+    options.beta2 = args->beta2_exact;
+    options.rules.one_minus_beta1 = args->one_minus_beta1;
+    options.rules.one_minus_beta2 = args->one_minus_beta2;
+    options.rules.beta2 = args->beta2;
+    options.rules.eps = args->eps;
+    options.rules.momentum = args->momentum;
+    options.rules.couple_decay = args->couple_decay;
+    options.rules.maximize = args->maximize;
+    options.rounding_seed = args->rounding_seed;
+    for (int64_t begin = 0, end; begin < args->array_count; begin = end) {
+        end = xdi_cuda_take_rates(args, begin, &options);
+        const bool whole = begin == 0 && end == args->array_count;
+        xd_array_list *keep = whole ? args->list : nullptr;
+        const xd_update_array *arrays = args->arrays + begin;
+        if (xdi_cuda_any_rounded(args))
+            XD_TRY((xdi_cuda_update_arrays<Step, HAS_SECOND, true>(launch, arrays, end - begin, options, keep)));
+        else
+            XD_TRY((xdi_cuda_update_arrays<Step, HAS_SECOND, false>(launch, arrays, end - begin, options, keep)));
+    }
+    return XD_OK;
+}
+
 /* ---- scale ---- */
 
 static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
@@ -2278,29 +2295,18 @@ static xd_result xdi_cuda_sgd_run(const xd_launch *launch, const xd_update_args 
     return xdi_cuda_beside_run(launch, args);
 }
 
-template <typename Updates, typename Pairs, typename Counts>
-static xd_result xdi_cuda_optimizer_load_lists(xd_ctx *ctx) {
+template <typename Updates, typename Counts> static xd_result xdi_cuda_optimizer_load_lists(xd_ctx *ctx) {
     XD_TRY((xdi_cuda_load(ctx, xdi_cuda_update_kernel<xdi_cuda_adam, true, false, Updates>)));
     XD_TRY((xdi_cuda_load(ctx, xdi_cuda_update_kernel<xdi_cuda_adam, true, true, Updates>)));
     XD_TRY((xdi_cuda_load(ctx, xdi_cuda_update_kernel<xdi_cuda_sgd, false, false, Updates>)));
     XD_TRY((xdi_cuda_load(ctx, xdi_cuda_update_kernel<xdi_cuda_sgd, false, true, Updates>)));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_count_kernel<Counts>));
-    return xdi_cuda_load(ctx, xdi_cuda_lerp_kernel<Pairs>);
+    return xdi_cuda_load(ctx, xdi_cuda_count_kernel<Counts>);
 }
 
 static xd_result xdi_cuda_optimizer_load(xd_ctx *ctx) {
-    XD_TRY((xdi_cuda_optimizer_load_lists<xdi_cuda_list<xdi_cuda_update>, xdi_cuda_list<xdi_cuda_pair>,
-                                           xdi_cuda_list<xdi_cuda_count>>(ctx)));
-    XD_TRY((xdi_cuda_optimizer_load_lists<xdi_cuda_kept<xdi_cuda_update>, xdi_cuda_kept<xdi_cuda_pair>,
-                                           xdi_cuda_kept<xdi_cuda_update>>(ctx)));
+    XD_TRY((xdi_cuda_optimizer_load_lists<xdi_cuda_list<xdi_cuda_update>, xdi_cuda_list<xdi_cuda_count>>(ctx)));
+    XD_TRY((xdi_cuda_optimizer_load_lists<xdi_cuda_kept<xdi_cuda_update>, xdi_cuda_kept<xdi_cuda_update>>(ctx)));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_patch_kernel));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_cast_kernel));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_turn_kernel));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_average_kernel));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_beside_kernel<2>));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_beside_kernel<4>));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_beside_kernel<XDI_CUDA_BESIDE>));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_swap_kernel));
     return xdi_cuda_load(ctx, xdi_cuda_scale_kernel);
 }
 
@@ -9324,6 +9330,7 @@ static xd_result xdi_cuda_load_all(xd_ctx *ctx) {
     XD_TRY(xdi_cuda_reduce_load(ctx));
     XD_TRY(xdi_cuda_norm_load(ctx));
     XD_TRY(xdi_cuda_matmul_load(ctx));
+    XD_TRY(xdi_cuda_average_load(ctx));
     XD_TRY(xdi_cuda_optimizer_load(ctx));
     XD_TRY(xdi_cuda_loss_load(ctx));
     XD_TRY(xdi_cuda_mft_load(ctx));
@@ -9466,4 +9473,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 ebcbdb0636cb748c43d752b9b4d15982b9750585c8676fddf49316632f8ac105 */
+/* xdistill sha256 8af6cdf746bbf64668f3972ee8757a1f9107de9f1399a960d92bc25ab7f953b5 */

@@ -87,7 +87,8 @@ static xd_result run_rank(xd_comm *world, void *argument) {
 }
 
 int main(void) {
-    run runs[] = { { false, 0, STEPS, "build/wrap-one", 0 }, { true, 0, HALF, "build/wrap", 0 }, { false, HALF, STEPS, "build/wrap", 0 } };
+    run runs[] = { { false, 0, STEPS, "build/wrap-one", 0 },
+                   { true, 0, HALF, "build/wrap", 0 }, { false, HALF, STEPS, "build/wrap", 0 } };
     static const int ranks[] = { 1, 4, 3 };
     const xd_ctx_desc invariant = { .reduction = XD_REDUCTION_INVARIANT };
     xd_error error = { 0 };

@@ -3,7 +3,8 @@
  *
  *     cc -std=c99 -O2 examples/15_hsdp_and_tp.c -o hsdp -lm -lpthread
  *
- * The network is y = down relu(up x). A row of its weight is a row of `up`, then a number of `down`; a rank sums y over its rows. */
+ * The network is y = down relu(up x). A row of its weight is a row of `up`, then a number of `down`; a rank sums y over its
+ * rows. */
 #define XDISTILL_IMPLEMENTATION
 #include "../xdistill.h"
 #include <math.h>
@@ -73,7 +74,8 @@ static xd_result run_rank(xd_comm *world, void *argument) {
     const int64_t width = xd_weight_describe(xd_model_find_weight(model, "w")).count / ROW;
     for (int step = 0; step < STEPS; step++) {
         for (int64_t k = 0; k < xd_parallel_leaves(parallel).own; k++)
-            XD_TRY(train_leaf(xd_model_root(model), tp, width, (xd_pass){ XD_PASS_BACKWARD, k, false }, xd_parallel_leaf(parallel, k), step));
+            XD_TRY(train_leaf(xd_model_root(model), tp, width, (xd_pass){ XD_PASS_BACKWARD, k, false },
+                              xd_parallel_leaf(parallel, k), step));
         XD_TRY(xd_parallel_reduce(parallel));
         XD_TRY(xd_optimizer_step(adamw, NULL, NULL));
         XD_TRY(xd_parallel_publish(parallel));

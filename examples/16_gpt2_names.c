@@ -1,5 +1,6 @@
-/* A GPT-2 under the names and in the layouts that Hugging Face gives it, read into a model that has its own, and written back: linear
- * layers are [out, in] here and [in, out] there; queries, keys and values are three weights here and one tensor there.
+/* A GPT-2 under the names and in the layouts that Hugging Face gives it, read into a model that has its own, and written
+ * back: linear layers are [out, in] here and [in, out] there; queries, keys and values are three weights here and one tensor
+ * there.
  *
  *     cc -std=c99 -O2 examples/16_gpt2_names.c -o gpt2_names -lm -lpthread
  *     ./gpt2_names [FROM TO SCALE]     directories; FROM has these sizes. Without them it makes its own
@@ -23,10 +24,13 @@ static const struct line { xd_weight_map map; int64_t rows, columns; } lines[] =
     { { QKV "weight", "blocks.{}.v.weight", .transpose = true, .dim = 1, .their_begin = 2 * D, .length = D }, D, D },
     { { QKV "bias", "blocks.{}.q.bias", .length = D }, D, 0 }, { { QKV "bias", "blocks.{}.k.bias", .their_begin = D, .length = D }, D, 0 },
     { { QKV "bias", "blocks.{}.v.bias", .their_begin = 2 * D, .length = D }, D, 0 },
-    { { L "attn.c_proj.weight", "blocks.{}.out.weight", .transpose = true }, D, D }, { { L "attn.c_proj.bias", "blocks.{}.out.bias" }, D, 0 },
+    { { L "attn.c_proj.weight", "blocks.{}.out.weight", .transpose = true }, D, D },
+    { { L "attn.c_proj.bias", "blocks.{}.out.bias" }, D, 0 },
     { { L "ln_2.weight", "blocks.{}.norm_2.weight" }, D, 0 }, { { L "ln_2.bias", "blocks.{}.norm_2.bias" }, D, 0 },
-    { { L "mlp.c_fc.weight", "blocks.{}.up.weight", .transpose = true }, 4 * D, D }, { { L "mlp.c_fc.bias", "blocks.{}.up.bias" }, 4 * D, 0 },
-    { { L "mlp.c_proj.weight", "blocks.{}.down.weight", .transpose = true }, D, 4 * D }, { { L "mlp.c_proj.bias", "blocks.{}.down.bias" }, D, 0 },
+    { { L "mlp.c_fc.weight", "blocks.{}.up.weight", .transpose = true }, 4 * D, D },
+    { { L "mlp.c_fc.bias", "blocks.{}.up.bias" }, 4 * D, 0 },
+    { { L "mlp.c_proj.weight", "blocks.{}.down.weight", .transpose = true }, D, 4 * D },
+    { { L "mlp.c_proj.bias", "blocks.{}.down.bias" }, D, 0 },
     { { "transformer.ln_f.weight", "norm.weight" }, D, 0 }, { { "transformer.ln_f.bias", "norm.bias" }, D, 0 },
 };
 enum { LINES = sizeof lines / sizeof *lines, MOST = LINES * LAYERS };

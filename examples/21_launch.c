@@ -5,8 +5,9 @@
  *     build/xdrun -n 4 ./launch                  or mpirun -n 4 ./launch, srun -n 4 ./launch, torchrun; ./launch is one rank
  *
  * What started them tells each of its place in the environment; the library reads that when it is asked to, and brings the
- * processes together over memory that they share. With --leave 2 rank 2 ends in the middle: xdrun names it and ends the others, which
- * else would return an error that names it. Across machines the world comes from xd_comm_mpi or xd_comm_nccl; the rest stays. */
+ * processes together over memory that they share. With --leave 2 rank 2 ends in the middle: xdrun names it and ends the
+ * others, which else would return an error that names it. Across machines the world comes from xd_comm_mpi or xd_comm_nccl;
+ * the rest stays. */
 #define XDISTILL_IMPLEMENTATION
 #include "../xdistill.h"
 
@@ -20,7 +21,8 @@ static xd_result join_world(xd_ctx *ctx, xd_comm **world) {
     XD_TRY(xd_launch_discover(ctx, &place));
     if (place.world_size == 1) return xd_comm_self(ctx, world);
     XD_REQUIRE(ctx, place.local_world_size == 0 || place.local_world_size == place.world_size, XD_ERROR_UNSUPPORTED,
-               "%d of %d ranks are on this machine: several machines take xd_comm_mpi or xd_comm_nccl", place.local_world_size, place.world_size);
+               "%d of %d ranks are on this machine: several machines take xd_comm_mpi or xd_comm_nccl",
+               place.local_world_size, place.world_size);
     XD_REQUIRE(ctx, place.job[0], XD_ERROR_MISSING, "this launcher names no job: set XDISTILL_JOB to a name of this one");
     return xd_comm_node(ctx, &(xd_node_desc){ .name = place.job, .rank = place.rank, .size = place.world_size }, world);
 }

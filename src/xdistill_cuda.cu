@@ -20,6 +20,7 @@
 #include "cuda/copy.cu"
 #include "cuda/fill.cu"
 #include "cuda/reduce.cu"
+#include "cuda/average.cu"
 #include "cuda/optimizer.cu"
 #include "cuda/norm.cu"
 #include "cuda/matmul.cu"

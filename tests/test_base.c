@@ -3,6 +3,7 @@
 #include "xd_test.h"
 
 #include <stdlib.h>
+#include <unistd.h>
 
 static uint32_t bits_of(float value) {
     uint32_t bits;
@@ -315,7 +316,8 @@ XD_TEST(every_result_has_a_name_and_a_text) {
 /* ---- whole files ---- */
 
 XD_TEST(a_saved_file_loads_and_a_missing_or_long_one_is_an_error) {
-    static const char path[] = "/tmp/xdistill-test-base-file";
+    char path[64];
+    snprintf(path, sizeof path, "/tmp/xdistill-test-base-%ld", (long)getpid());
     xd_ctx *ctx = NULL;
     char *data = NULL;
     size_t bytes = 0;

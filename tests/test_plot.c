@@ -2,6 +2,7 @@
 #include "xd_test.h"
 
 #include <stdlib.h>
+#include <unistd.h>
 
 #include "../examples/common/plot.c"
 #include "../examples/common/progress.c"
@@ -45,7 +46,8 @@ static plot_run run_of(const study *s, int run) {
 
 /* The figure as text; the caller frees it. */
 static char *draw(study *s) {
-    static const char path[] = "build/test_plot.svg";
+    char path[64];
+    snprintf(path, sizeof path, "/tmp/xdistill-test-plot-%ld", (long)getpid());
     xd_ctx *ctx = NULL;
     char *text = (char *)calloc(ROOM, 1);
     s->series[0].name = "early & <all>";

@@ -1,10 +1,10 @@
-/* name_maps.h - how others call the weights of a Llama: tables for xd_weights_import and xd_weights_export. Ours is a weight for each
- * projection, [out, in]:
+/* name_maps.h - how others call the weights of a Llama: tables for xd_weights_import and xd_weights_export. Ours is a weight
+ * for each projection, [out, in]:
  *
  *     embed.weight, blocks.N.{norm_1,norm_2}.weight, blocks.N.{q,k,v,out}.weight, blocks.N.{gate,up,down}.weight, norm.weight, head.weight
  *
- * torchtitan's `q` and `k` keep the two halves of a rotary pair side by side, as Meta's files do; Hugging Face's have them half a head
- * apart. Names do not change that. Examples and users copy what they need. */
+ * torchtitan's `q` and `k` keep the two halves of a rotary pair side by side, as Meta's files do; Hugging Face's have them
+ * half a head apart. Names do not change that. Examples and users copy what they need. */
 #ifndef NAME_MAPS_H
 #define NAME_MAPS_H
 
@@ -21,8 +21,8 @@ static inline void name_map(name_maps *m, const char *theirs, const char *ours) 
     if (m->count < NAME_MAP_MOST) m->maps[m->count++] = map;
 }
 
-/* Rows [their_begin, their_begin + length) of theirs are rows [our_begin, our_begin + length) of ours. `dim` is 1 where their tensor has
- * a dimension for the layers in front. */
+/* Rows [their_begin, their_begin + length) of theirs are rows [our_begin, our_begin + length) of ours. `dim` is 1 where their
+ * tensor has a dimension for the layers in front. */
 static inline void name_rows(name_maps *m, const char *theirs, const char *ours, int dim, int64_t their_begin,
                              int64_t our_begin, int64_t length) {
     const xd_weight_map map = { .theirs = theirs,
@@ -34,7 +34,8 @@ static inline void name_rows(name_maps *m, const char *theirs, const char *ours,
     if (m->count < NAME_MAP_MOST) m->maps[m->count++] = map;
 }
 
-/* torchtitan's llama3, whose checkpoints are those of torch.distributed.checkpoint: `xdistill convert` with --without optimizer., or with
+/* torchtitan's llama3, whose checkpoints are those of torch.distributed.checkpoint: `xdistill convert` with --without
+ * optimizer., or with
  * --select model. where names begin so. */
 static inline void name_torchtitan(name_maps *m) {
     name_map(m, "tok_embeddings.weight", "embed.weight");
@@ -57,8 +58,8 @@ typedef struct name_sizes {
         hidden; /* query heads, key heads, elements of a head, inner width of a feed-forward layer */
 } name_sizes;
 
-/* Megatron-Core with Transformer Engine's layers, SwiGLU, grouped queries. Its linear_qkv has, for each group, the query heads of the
- * group, its key and its value: three entries a group say that. linear_fc1 is the gate on top of the rest.
+/* Megatron-Core with Transformer Engine's layers, SwiGLU, grouped queries. Its linear_qkv has, for each group, the query
+ * heads of the group, its key and its value: three entries a group say that. linear_fc1 is the gate on top of the rest.
  *   stacked   torch_dist checkpoints of equal layers have one tensor for all of them: "decoder.layers.mlp.linear_fc2.weight",
  *             [layers, ...]; false -> a tensor for each: "decoder.layers.0.mlp.linear_fc2.weight" */
 static inline void name_megatron(name_maps *m, const name_sizes *s, bool stacked) {

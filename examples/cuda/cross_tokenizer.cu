@@ -55,7 +55,8 @@ static xd_result distill(xd_ctx *ctx, const side s[2], int gpu, const xd_project
     t.logits = s[1].logits[gpu], t.projected.projection = m;
     t.student_chunks = s[0].chunks, t.teacher_chunks = s[1].chunks, t.chunks = chunks;
     d.student = s[0].logits[gpu], d.common.gradient = s[0].gradient[gpu], d.common.labels.data = s[0].labels;
-    d.vocab = vocab, d.temperature = 2.0, d.teachers = &t, d.teacher_count = 1, d.columns = 128; /* the teacher's most probable columns on this text */
+    d.vocab = vocab, d.temperature = 2.0, d.teachers = &t, d.teacher_count = 1;
+    d.columns = 128; /* the teacher's most probable ones on this text */
     XD_TRY(xd_xtoken_loss(ctx, &d, out));
     xd_vocab_destroy(vocab);
     return XD_OK;

@@ -1,10 +1,10 @@
-/* A step of distribution matching on a GPU, captured into a CUDA graph once and replayed: noise, the forward process, both losses and
- * the updates between the calls of networks. Nothing in it allocates or waits, or comes from the host.
+/* A step of distribution matching on a GPU, captured into a CUDA graph once and replayed: noise, the forward process, both
+ * losses and the updates between the calls of networks. Nothing in it allocates or waits, or comes from the host.
  *
  *     nvcc -O2 -arch=sm_90 examples/cuda/dmd_graph.cu xdistill_cuda.cu -o dmd_graph
  *
- * The networks are formulas with one vector each. The student shifts noise by `student`; teacher and fake score take halfway what x_t
- * says of a clean sample, halfway their mean, `data` and `fake`. The student finds the data by these two alone. */
+ * The networks are formulas with one vector each. The student shifts noise by `student`; teacher and fake score take halfway
+ * what x_t says of a clean sample, halfway their mean, `data` and `fake`. The student finds the data by these two alone. */
 #define XDISTILL_IMPLEMENTATION
 #include "../../xdistill.h"
 #include <cuda_runtime.h>

@@ -38,8 +38,9 @@ static void classifier_destroy(classifier *c) {
     xd_vocab_destroy(c->vocab), xd_cuda_destroy(c->gpu), xd_ctx_destroy(c->ctx), cudaFree(c->workspace);
 }
 
-/* logits [B * T, P], V of them true, become dloss times their gradient; each row's loss is added to losses [B * T]. Labels and logits
- * that are not fit to be used give a zero gradient and a finding in the report; -100 is a label that does not count. */
+/* logits [B * T, P], V of them true, become dloss times their gradient; each row's loss is added to losses [B * T]. Labels
+ * and logits that are not fit to be used give a zero gradient and a finding in the report; -100 is a label that does not
+ * count. */
 static bool fused_classifier(classifier *c, void *logits, xd_dtype dtype, float *losses, float dloss, const int *targets,
                              int B, int T, int V, int P, bool write_dlogits, cudaStream_t stream) {
     xd_loss_desc desc = {};

@@ -5,8 +5,9 @@
  *     XDISTILL_SECRET_FILE=secret build/xdrun -n 4 ./many        or with torchrun, mpirun or srun; ./many alone is one rank
  *
  * The secret, without which nobody joins, is in a file that only its user may read, or in XDISTILL_SECRET where the launcher hands
- * variables on in private. The loss is the mean over the ranks of KL(teacher_r || student): the best student is the mean of the teachers.
- * Losses, sums of gradients and optimizer steps follow one another on the stream; the host waits only for values it prints. */
+ * variables on in private. The loss is the mean over the ranks of KL(teacher_r || student): the best student is the mean of
+ * the teachers. Losses, sums of gradients and optimizer steps follow one another on the stream; the host waits only for
+ * values it prints. */
 #define XDISTILL_IMPLEMENTATION
 #include "../../xdistill.h"
 #include "../../xdistill_nccl.h"
@@ -16,7 +17,8 @@
 #include <sys/stat.h>
 
 enum { VOCABULARY = 1000, STEPS = 400 };
-typedef struct memory { float logits[VOCABULARY], gradient[VOCABULARY], teacher[VOCABULARY]; xd_loss_report report; } memory; /* on a GPU */
+/* On a GPU. */
+typedef struct memory { float logits[VOCABULARY], gradient[VOCABULARY], teacher[VOCABULARY]; xd_loss_report report; } memory;
 
 /* A teacher's probabilities: the sine's sum over its period is 0. */
 static double teacher(int rank, int id) { return (1.0 + 0.9 * sin(6.283185307179586 * (id + 37 * rank) / VOCABULARY)) / VOCABULARY; }

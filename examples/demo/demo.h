@@ -197,12 +197,12 @@ typedef struct demo_job {
     const nn_config *config;   /* of the model that is trained */
     const nn_model *teacher;   /* whole; NULL without one */
     const float *teacher_weights;
-    int dp, cp, tp;  /* the mesh */
-    bool fixed_sums; /* in INVARIANT mode: sums inside the models have the same bits for every tp. Slower */
-    bool
-        fixed_blocks; /* likewise for every cp: sums over positions are made of those of eight blocks of them */
-    bool
-        by_leaf; /* in INVARIANT mode: losses of single sequences, added up in their order, as a pipeline has them */
+    int dp, cp, tp;    /* the mesh */
+    bool fixed_sums;   /* in INVARIANT mode: sums inside the models have the same bits for every tp. Slower */
+    bool fixed_blocks; /* likewise for every cp: sums over positions are made of those of eight blocks of
+                        * them */
+    bool by_leaf; /* in INVARIANT mode: losses of single sequences, added up in their order, as a pipeline
+                   * has them */
     xd_reduction reduction;
     const char *ranks_are; /* "threads" or "processes" */
     int steps;

@@ -8,12 +8,13 @@
  * The teacher (data/images/teacher) turns noise into clothes in 50 steps of rectified flow, and has been trained on
  * Fashion-MNIST. Two students begin with its weights and learn to do the same in 4 steps and in 1, by distribution matching
  * (DMD2): a fake score, a copy of the teacher, follows what the student draws, and the difference of what both say of a noised
- * picture is the student's gradient. No picture of the training set is needed for that. With --gan there is a discriminator as well,
- * which tells real pictures from the student's by what the teacher makes of both inside, and the student's gradient by it is added.
+ * picture is the student's gradient. No picture of the training set is needed for that. With --gan there is a discriminator
+ * as well, which tells real pictures from the student's by what the teacher makes of both inside, and the student's gradient
+ * by it is added.
  *
  * Writes out/images/grid.png: rows real, teacher at 50 steps, at 4, student at 4, at 1, the same noise in each column; table.txt;
- * and a folder for each student with its model files, checkpoints and metrics.jsonl. Every eighth of a batch is a leaf, and sums run
- * in INVARIANT mode: any number of ranks, whole networks or parts, whole pictures or parts, gives the same bits.
+ * and a folder for each student with its model files, checkpoints and metrics.jsonl. Every eighth of a batch is a leaf, and
+ * sums run in INVARIANT mode: any number of ranks, whole networks or parts, whole pictures or parts, gives the same bits.
  *
  * Compiled by mpicc with -DIMAGES_MPI it is the same program with the processes of an MPI job as ranks, and the same bits:
  * make demo-images ARGS=--mpi. */

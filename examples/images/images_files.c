@@ -188,11 +188,11 @@ xd_result images_load(images_run *run, int *step) {
 
 /* ---- metrics ---- */
 
-/* A line for each step. Of warm-up: its mean squared error, and the norm of its gradient before clipping. Of matching: the values of the
- * terms, |x - T| as "distance", and norms of the gradients of the networks that had their turn, before clipping; with a discriminator its
- * terms too. In steps of the student: mean and deviation of all pixels that it drew; which part of its average does not move; and the
- * norms of the gradients of its two terms, with their weights, by these pixels: those by weights come in one backward and are not told
- * apart. Every pixel counts: there are no masks. */
+/* A line for each step. Of warm-up: its mean squared error, and the norm of its gradient before clipping. Of matching: the
+ * values of the terms, |x - T| as "distance", and norms of the gradients of the networks that had their turn, before
+ * clipping; with a discriminator its terms too. In steps of the student: mean and deviation of all pixels that it drew; which
+ * part of its average does not move; and the norms of the gradients of its two terms, with their weights, by these pixels:
+ * those by weights come in one backward and are not told apart. Every pixel counts: there are no masks. */
 xd_result images_note(images_run *run, int step, const xd_dmd_values *values) {
     xd_ctx *ctx = xd_comm_ctx(run->world);
     char path[480], judged[200] = "", drawn[240] = "";

@@ -18,10 +18,10 @@ typedef struct images_judge {
     frechet_gaussian real;
     images_role drawer; /* has the weights of the row in hand */
     float *pictures;    /* [CALL, IMAGE_PIXELS] */
-    float *own,
-        *parts; /* the same of this rank, and of one after the other; NULL where pictures are drawn whole */
-    float *logits;   /* [CALL, IMAGE_CLASSES] */
-    float *features; /* [count, FEATURES] of all ranks, once gathered */
+    float *own, *parts; /* the same of this rank, and of one after the other; NULL where pictures are
+                         * drawn whole */
+    float *logits;      /* [CALL, IMAGE_CLASSES] */
+    float *features;    /* [count, FEATURES] of all ranks, once gathered */
     int32_t classes[CALL];
 } images_judge;
 
@@ -82,8 +82,8 @@ static int64_t images_count_right(const images_judge *j, int64_t count) {
     return right;
 }
 
-/* Calls are dealt to the data ranks; all make the same number, since parts of the network may be on other ranks. Of ranks that share
- * pictures the first counts. */
+/* Calls are dealt to the data ranks; all make the same number, since parts of the network may be on other ranks. Of ranks
+ * that share pictures the first counts. */
 static xd_result images_draw_all(images_judge *j, images_row *row, xd_sampler *sampler, int64_t count,
                                  int64_t *right) {
     xd_ctx *ctx = xd_comm_ctx(j->world);

@@ -17,12 +17,12 @@ enum { IMAGES_PIXELS, IMAGES_SQUARES, IMAGES_VSD, IMAGES_GENERATOR, IMAGES_SUMS 
 /* What the student drew in a step. */
 typedef struct images_spread {
     double sums[IMAGES_LEAVES][IMAGES_PIECES]
-               [IMAGES_SUMS]; /* of a leaf's pixels in an eighth of each picture */
-    int64_t unmoved;          /* of this rank's elements of the average */
-    double mean, deviation;   /* of all pixels */
-    double stuck;             /* share of the average that is not its weights and did not move */
-    double vsd_norm,
-        generator_norm; /* of the gradients of either term by the pictures of a step, with its weight */
+               [IMAGES_SUMS];        /* of a leaf's pixels in an eighth of each picture */
+    int64_t unmoved;                 /* of this rank's elements of the average */
+    double mean, deviation;          /* of all pixels */
+    double stuck;                    /* share of the average that is not its weights and did not move */
+    double vsd_norm, generator_norm; /* of the gradients of either term by the pictures of a step,
+                                      * with its weight */
 } images_spread;
 
 typedef struct images_run {
@@ -60,7 +60,8 @@ xd_result images_prepare(images_run *run);
 xd_result images_save(images_run *run, int step);
 xd_result images_load(images_run *run, int *step);
 
-/* images_watch.c: run->desc has a student whose pictures, and their gradients, are looked at; before a step of the student; and after it. The last is collective. */
+/* images_watch.c: run->desc has a student whose pictures, and their gradients, are looked at; before a step of the student;
+ * and after it. The last is collective. */
 void images_watch(images_run *run);
 void images_watch_clear(images_run *run);
 xd_result images_watch_read(images_run *run);

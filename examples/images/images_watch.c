@@ -1,5 +1,5 @@
-/* images_watch.c - how bright and how different the student's pictures are, how hard each term of its loss pulls at them, and how much of
- * its average stands still: what goes wrong first when a distillation does. */
+/* images_watch.c - how bright and how different the student's pictures are, how hard each term of its loss pulls at them, and
+ * how much of its average stands still: what goes wrong first when a distillation does. */
 #include "images_run.h"
 
 #include <math.h>

@@ -18,8 +18,8 @@ typedef struct nn_blocks {
 /* Its codes are those of xd_result. A model with `recompute` needs xd_inputs_create first, for inputs of rows * hidden floats. */
 nn_source nn_blocks_source(nn_blocks *blocks);
 
-/* The same as nn_batch_fits in words. Local. Errors: UNSUPPORTED with the rank and both numbers of positions, or a position that is out of
- * order. */
+/* The same as nn_batch_fits in words. Local. Errors: UNSUPPORTED with the rank and both numbers of positions, or a position
+ * that is out of order. */
 xd_result nn_blocks_check(xd_ctx *ctx, const nn_model *model, const nn_batch *batch);
 
 /* nn_group.sum_pieces over a communicator, which is the group's `user`. Collective over it; codes are those of xd_result. */

@@ -2,8 +2,9 @@
  *
  *   h = conv1(silu(norm1(x))) + time(active)        x += conv2(silu(norm2(h)))
  *
- * Norms are over groups, with a scale and a shift of each channel. Rows are places of samples, as in nn_conv_map.h. Ranks may share the
- * channels of h, whole groups each, and with them its norm: conv1 and time make a rank's channels, and conv2 reads them. */
+ * Norms are over groups, with a scale and a shift of each channel. Rows are places of samples, as in nn_conv_map.h. Ranks may
+ * share the channels of h, whole groups each, and with them its norm: conv1 and time make a rank's channels, and conv2 reads
+ * them. */
 #ifndef NN_CONV_BLOCK_H
 #define NN_CONV_BLOCK_H
 
@@ -61,7 +62,8 @@ typedef struct nn_conv_part {
 nn_conv_map nn_conv_part_map(const nn_conv_part *part, const float *const weights[2], int64_t in,
                              int64_t out);
 
-/* room.read = silu of what a norm has kept, by its scale and shift; leaves what the backward reads in room.affine and room.sigmoid. */
+/* room.read = silu of what a norm has kept, by its scale and shift; leaves what the backward reads in room.affine and
+ * room.sigmoid. */
 void nn_conv_read(const nn_conv_part *part, const nn_conv_trace *kept, const float *const affine[2]);
 
 /* After that: d [rows, inner] in, by room.read; out, by what the norm read. gradients += of scale and shift; NULL is left out. */

@@ -29,13 +29,13 @@ typedef struct nn_disc_config {
     nn_disc_feature features[NN_DISC_MOST_HEADS];
 } nn_disc_config;
 
-/* Groups that the norm of so many channels has: a quarter of up to 32 channels, rounded down, at least 1; of more the largest divisor
- * that is at most 32. Pure. */
+/* Groups that the norm of so many channels has: a quarter of up to 32 channels, rounded down, at least 1; of more the largest
+ * divisor that is at most 32. Pure. */
 int nn_disc_groups(int channels);
 
 /* The sealed model, without memory for weights. Convolutions begin as uniform numbers within 1 / sqrt(inputs of an output), which
- * depend on the seed and the name of a weight, so every rank has the same; norms as one and zero. Local. Errors: ARGUMENT (sizes that
- * do not divide, with both numbers), those of the description. */
+ * depend on the seed and the name of a weight, so every rank has the same; norms as one and zero. Local. Errors: ARGUMENT
+ * (sizes that do not divide, with both numbers), those of the description. */
 xd_result nn_disc_describe(xd_ctx *ctx, const nn_disc_config *config, uint64_t seed, xd_model **out);
 
 /* The passes of a model, with all memory that they need. */
@@ -53,10 +53,10 @@ xd_result nn_disc_create(xd_ctx *ctx, const nn_disc_config *config, xd_model *mo
 /* Its functions: logits [samples, heads] of `features`, of which there is one for each head, in the order of the config. Times and
  * condition are not read.
  *
- * The penalty of a slope is offered. A pass allocates nothing. A sample's logits and the gradient by its features have the same bits whichever samples are computed
- * with it, and with `keep` as without; gradients by weights are sums in the order of the samples. Collective as the blocks of the
- * model are. Errors, before a block is opened: ARGUMENT (samples or slot out of range, with both numbers), STATE (a backward of a
- * slot with another number of samples); then those of the blocks. */
+ * The penalty of a slope is offered. A pass allocates nothing. A sample's logits and the gradient by its features have the
+ * same bits whichever samples are computed with it, and with `keep` as without; gradients by weights are sums in the order of
+ * the samples. Collective as the blocks of the model are. Errors, before a block is opened: ARGUMENT (samples or slot out of
+ * range, with both numbers), STATE (a backward of a slot with another number of samples); then those of the blocks. */
 xd_network nn_disc_network(nn_disc *passes);
 
 /* NULL is fine. Local. */

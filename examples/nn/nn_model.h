@@ -90,8 +90,8 @@ typedef struct nn_cut {
     bool is;          /* a cut */
     bool first, last; /* it has the embedding; the last norm and the head */
     int begin, end;   /* its layers */
-    bool
-        copies; /* head and embedding are copies of one weight, whose gradients xd_pipeline_finish adds up; not `tied` */
+    bool copies;      /* head and embedding are copies of one weight, whose gradients xd_pipeline_finish adds
+                       * up; not `tied` */
 } nn_cut;
 
 typedef struct nn_model {

@@ -1,5 +1,5 @@
-/* nn_network.h - what networks of a root and some blocks of one kind have in common: their description, their blocks, and the streams
- * behind blocks that are features. */
+/* nn_network.h - what networks of a root and some blocks of one kind have in common: their description, their blocks, and the
+ * streams behind blocks that are features. */
 #ifndef NN_NETWORK_H
 #define NN_NETWORK_H
 
@@ -35,8 +35,8 @@ typedef struct nn_features {
 /* One feature, the stream behind the middle block, (blocks - 1) / 2, where `number` and `elements` have memory. */
 void nn_features_begin(nn_features *features, int64_t elements);
 
-/* The streams behind these blocks, ascending; `what` is a block's name in errors. Errors, nothing changed: ARGUMENT (a block that there
- * is not, or that does not follow the one before it, with both numbers). */
+/* The streams behind these blocks, ascending; `what` is a block's name in errors. Errors, nothing changed: ARGUMENT (a block
+ * that there is not, or that does not follow the one before it, with both numbers). */
 xd_result nn_features_choose(xd_ctx *ctx, nn_features *features, const char *what, const int *blocks,
                              int count);
 

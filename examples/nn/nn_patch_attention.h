@@ -23,8 +23,8 @@ typedef struct nn_full_attention {
     int64_t heads;
     const nn_positions *at;
     const float *qkv; /* [rows, 3 width] */
-    float *
-        kept; /* [rows of all ranks, 2 width] keys and values, written forward, read backward; NULL where all tokens are here */
+    float *kept;  /* [rows of all ranks, 2 width] keys and values, written forward, read backward; NULL where
+                   * all tokens are here */
     float *probs; /* [samples, heads, tokens, all tokens]: written forward, read backward */
     nn_attention_room room;
 } nn_full_attention;

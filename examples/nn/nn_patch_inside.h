@@ -12,7 +12,8 @@
 extern "C" {
 #endif
 
-/* How a split cuts a weight: not; of a map's outputs, or of its inputs, the heads (of a query, key and value each) or the inner width. */
+/* How a split cuts a weight: not; of a map's outputs, or of its inputs, the heads (of a query, key and value each) or the
+ * inner width. */
 typedef enum nn_patch_cut_kind {
     NN_PATCH_WHOLE,
     NN_PATCH_HEADS_OUT,
@@ -77,13 +78,13 @@ struct nn_patch {
     int slot_count;
     nn_patch_slot *slots; /* [slot_count + 1]; the last is that of inference */
     nn_patch_trace *traces;
-    xd_block **blocks; /* [layers + 1]; the last is the root */
-    float *x, *d_x;    /* [samples * tokens, width] the stream */
-    float *
-        d_condition; /* [blocks here, of a call's samples: 6 width each, then 2 width each] by common and last */
-    float *d_active; /* [samples, width] */
-    float *raw;      /* [rows of a chunk, pixels] */
-    nn_sums sums;    /* room for any, of `most` floats in all */
+    xd_block **blocks;  /* [layers + 1]; the last is the root */
+    float *x, *d_x;     /* [samples * tokens, width] the stream */
+    float *d_condition; /* [blocks here, of a call's samples: 6 width each, then 2 width each] by common and
+                         * last */
+    float *d_active;    /* [samples, width] */
+    float *raw;         /* [rows of a chunk, pixels] */
+    nn_sums sums;       /* room for any, of `most` floats in all */
     int64_t most;
     nn_patch_room room;
     void *memory;

@@ -46,7 +46,8 @@ typedef struct nn_piece_product {
     bool turned;
 } nn_piece_product;
 
-/* y [rows, out] = the product over all ranks; bias is added in the end, NULL -> there is none. Collective over comm, which is there. */
+/* y [rows, out] = the product over all ranks; bias is added in the end, NULL -> there is none. Collective over comm, which is
+ * there. */
 xd_result nn_pieces_multiply(const nn_pieces *pieces, const nn_piece_product *of, const float *bias,
                              float *y);
 

@@ -1,5 +1,5 @@
-/* nn_patch_positions.h - the tokens of a sample or sequence in eight blocks, which ranks may share, and sums over them that do not depend
- * on how.
+/* nn_patch_positions.h - the tokens of a sample or sequence in eight blocks, which ranks may share, and sums over them that
+ * do not depend on how.
  *
  * A rank has a run of whole blocks. What is summed over tokens is a sum of each block, and those are added along the canonical tree
  * of xd_leaves. So a rank that has a block makes the bits that any other would, and the sum is that of one rank. */

@@ -17,8 +17,8 @@ typedef struct nn_grid {
     int64_t block; /* tokens that a sum over tokens takes together; divides `tokens` */
 } nn_grid;
 
-/* Shift, scale or gate of each sample: `stride` floats from one sample to the next. A gradient by it is a sum over tokens: there is one
- * for each block of them, `block` floats from one to the next. */
+/* Shift, scale or gate of each sample: `stride` floats from one sample to the next. A gradient by it is a sum over tokens:
+ * there is one for each block of them, `block` floats from one to the next. */
 typedef struct nn_per_sample {
     float *data;
     int64_t stride, block;

@@ -1,8 +1,8 @@
 /* nn_sequence.h - gradients of weights as sums over the positions of sequences: whole, or made of those of eight fixed blocks.
  *
- * Rows are the positions here of one sequence after another. With blocks, a rank has a run of them, and a sum over positions is added
- * along the canonical tree of xd_leaves over the blocks of all ranks: any number of ranks, one with the blocks too, has the same bits.
- * A sum of an open block's weights is then complete after nn_sequence_join alone. */
+ * Rows are the positions here of one sequence after another. With blocks, a rank has a run of them, and a sum over positions
+ * is added along the canonical tree of xd_leaves over the blocks of all ranks: any number of ranks, one with the blocks too,
+ * has the same bits. A sum of an open block's weights is then complete after nn_sequence_join alone. */
 #ifndef NN_SEQUENCE_H
 #define NN_SEQUENCE_H
 
@@ -68,8 +68,8 @@ void nn_sequence_embed(const nn_sequence *s, const nn_embed_slope *slope);
 /* What one block gives to an array; see nn_patch_positions.h. */
 void nn_sequence_add(const nn_sequence *s, int64_t all, const nn_block_sum *of);
 
-/* *sum = the `all` floats, of the blocks of all ranks; without a group of several ranks they are here. Collective over cp. Returns the
- * group's codes. */
+/* *sum = the `all` floats, of the blocks of all ranks; without a group of several ranks they are here. Collective over cp.
+ * Returns the group's codes. */
 int nn_sequence_join(const nn_sequence *s, const nn_group *cp, int64_t all, const float **sum);
 
 #ifdef __cplusplus

@@ -13,7 +13,8 @@ enum { NN_SPLIT_RANKS = 8 /* at most */ };
 typedef struct nn_split nn_split;
 
 /* Ranks of tp share what a network says. With a split, also of one rank, its sums over that are made of those of pieces along the
- * canonical tree of xd_leaves, so that any number of ranks has the bits of one. That takes longer than whole sums, which have other bits.
+ * canonical tree of xd_leaves, so that any number of ranks has the bits of one. That takes longer than whole sums, which have
+ * other bits.
  *
  *   cp   ranks with other tokens of the same samples, or NULL. Ranks of tp are side by side in what both make together
  *
@@ -27,8 +28,8 @@ void nn_split_destroy(nn_split *split);
 xd_comm *nn_split_comm(const nn_split *split);
 int nn_split_rank(const nn_split *split);
 
-/* The layout of a weight that lies over tp as `over` says; the split keeps it. The same number `cut` for the same way of cutting, whose
- * layouts are made once. Local. Errors: ARGUMENT (too many layouts), those of xd_layout_create. */
+/* The layout of a weight that lies over tp as `over` says; the split keeps it. The same number `cut` for the same way of
+ * cutting, whose layouts are made once. Local. Errors: ARGUMENT (too many layouts), those of xd_layout_create. */
 xd_result nn_split_layout(nn_split *split, const xd_weight_desc *weight, int cut, const xd_placement *over,
                           const xd_layout **out);
 

@@ -281,10 +281,10 @@ static int nn_give_layer(const nn_model *model, const nn_weights *b, const nn_sp
 typedef struct nn_product {
     const float *a; /* [rows, width] */
     const float *weight;
-    bool
-        by_columns; /* weight is [hidden, width]: an output projection; else [width, hidden]: the way back through one */
-    int64_t width; /* held here */
-    int64_t piece; /* inputs of a piece */
+    bool by_columns; /* weight is [hidden, width]: an output projection; else [width, hidden]: the way
+                      * back through one */
+    int64_t width;   /* held here */
+    int64_t piece;   /* inputs of a piece */
 } nn_product;
 
 /* out [rows, hidden] (+)= the product over the inputs [begin, end). */

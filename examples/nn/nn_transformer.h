@@ -34,9 +34,9 @@ typedef struct nn_batch {
     const int32_t *cp_position; /* [sum of cp_count] */
 } nn_batch;
 
-/* Whether the positions can be cut over the ranks so. When the context-parallel group is `invariant`, each rank holds a run of whole
- * blocks: of `all` positions in eighths, rounded up, rank r of n has the blocks from 8 r / n, rounded down, to those of the next rank.
- * Balanced cuts, and others, do not fit; there nn_forward returns XD_ERROR_UNSUPPORTED. Pure. */
+/* Whether the positions can be cut over the ranks so. When the context-parallel group is `invariant`, each rank holds a run
+ * of whole blocks: of `all` positions in eighths, rounded up, rank r of n has the blocks from 8 r / n, rounded down, to those
+ * of the next rank. Balanced cuts, and others, do not fit; there nn_forward returns XD_ERROR_UNSUPPORTED. Pure. */
 bool nn_batch_fits(const nn_model *model, const nn_batch *batch);
 
 /* What a block is opened for. */
@@ -96,8 +96,9 @@ int nn_forward_from(const nn_model *model, const nn_source *source, const nn_bat
 /* d_weights [float_count] += the gradient, given d_logits = the gradient of the loss with respect to the
  * logits. Uses the workspace as nn_forward left it, once.
  *
- * What the data ranks and the context-parallel ranks add to d_weights must be summed by the caller, not the latter when their group is
- * `invariant`: it is complete on each then, as it is over the tensor-parallel group. Collective over tp and cp; returns as nn_forward. */
+ * What the data ranks and the context-parallel ranks add to d_weights must be summed by the caller, not the latter when their
+ * group is `invariant`: it is complete on each then, as it is over the tensor-parallel group. Collective over tp and cp;
+ * returns as nn_forward. */
 int nn_backward(const nn_model *model, const float *weights, const nn_batch *batch, float *workspace,
                 const float *d_logits, float *d_weights);
 int nn_backward_from(const nn_model *model, const nn_source *source, const nn_batch *batch, float *workspace,

@@ -105,17 +105,17 @@ typedef struct sharded_news {
     int steps;                       /* done in this leg, by these ranks, in: */
     double seconds, wrapper_seconds; /* the second within the first: gathering, sending and summing */
     uint64_t bytes_sent;
-    uint64_t planned,
-        counted; /* bytes of weights, gradients, optimizer and average, and of a pipeline's activations */
-    double bits_per_byte; /* at the end; 0 before */
+    uint64_t planned, counted; /* bytes of weights, gradients, optimizer and average, and of a
+                                * pipeline's activations */
+    double bits_per_byte;      /* at the end; 0 before */
 } sharded_news;
 
 /* What all ranks of a leg share. */
 typedef struct sharded_job {
     demo_job demo;
     const sharded_leg *leg;
-    const char *const
-        *arguments; /* [argument_count] the command line; NULL -> ranks are threads, not processes */
+    const char *const *arguments; /* [argument_count] the command line; NULL -> ranks are threads, not
+                                   * processes */
     int argument_count;
     const char *xdrun;     /* the program that starts processes; NULL -> mpirun */
     int number;            /* of the leg */
@@ -130,8 +130,8 @@ xd_result sharded_run_rank(xd_comm *world, void *job);
 /* What a rank has of a world. */
 typedef struct sharded_rank sharded_rank;
 
-/* The same, and *held stays open: the rank as it is, or, if it has not come so far that it had all that it wants of that, as it was in
- * the world before; NULL -> there was none. */
+/* The same, and *held stays open: the rank as it is, or, if it has not come so far that it had all that it wants of that, as
+ * it was in the world before; NULL -> there was none. */
 xd_result sharded_run_on(xd_comm *world, const sharded_job *job, sharded_rank **held);
 void sharded_rank_close(sharded_rank *r);
 
@@ -157,8 +157,8 @@ typedef struct sharded_outcome {
     int lost;
 } sharded_outcome;
 
-/* Runs a leg in a process of its own, or in those of a job, and kills its ranks, or one of them, when the leg says so. Errors: STATE when
- * it ended in another way than it should; IO, MEMORY. */
+/* Runs a leg in a process of its own, or in those of a job, and kills its ranks, or one of them, when the leg says so.
+ * Errors: STATE when it ended in another way than it should; IO, MEMORY. */
 xd_result sharded_run_leg(xd_ctx *ctx, sharded_job *job, sharded_outcome *out);
 
 /* ---- processes of a job: of xdrun, or of MPI in build/demo-sharded-mpi ---- */
@@ -300,8 +300,8 @@ xd_result sharded_stages_publish(sharded_student *s);
 xd_result sharded_save(const sharded_student *s, const char *directory, int step);
 xd_result sharded_load(sharded_student *s, const char *directory);
 
-/* The same from what ranks held of a student in the world before; NULL -> nothing. `last`: what came of the last step of that, filled
- * in. Errors: MISSING when some of it is lost, and those of xd_state_inherit. */
+/* The same from what ranks held of a student in the world before; NULL -> nothing. `last`: what came of the last step of
+ * that, filled in. Errors: MISSING when some of it is lost, and those of xd_state_inherit. */
 xd_result sharded_inherit(sharded_student *s, const sharded_student *held, demo_step *last);
 
 /* ---- comparing ---- */

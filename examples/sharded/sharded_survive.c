@@ -53,8 +53,8 @@ static xd_result sharded_run_world(sharded_life *life) {
     return sharded_run_as(life, &whole);
 }
 
-/* The next world. Everything is made again over it, and ranks take more sequences each. They go on from the last step that they have
- * whole in memory, or else from the last checkpoint: then the steps since that are done again. */
+/* The next world. Everything is made again over it, and ranks take more sequences each. They go on from the last step that
+ * they have whole in memory, or else from the last checkpoint: then the steps since that are done again. */
 static xd_result sharded_go_on(sharded_life *life, const sharded_leg *begun) {
     xd_comm *at = life->worlds[life->count - 1];
     const xd_error cause = *xd_last_error(xd_comm_ctx(at));

@@ -52,8 +52,8 @@ double toy_deviation(void);
 
 typedef struct toy_sampler {
     int steps;
-    bool
-        few; /* a student's: from prediction to prediction with new noise between; otherwise Euler's method along the flow */
+    bool few; /* a student's: from prediction to prediction with new noise between; otherwise Euler's
+               * method along the flow */
     uint64_t seed;
 } toy_sampler;
 
@@ -82,9 +82,9 @@ xd_result toy_run_rank(xd_comm *world, void *run);
 /* ---- measures, toy_measure.c ---- */
 
 typedef struct toy_figures {
-    double distance; /* sliced W2 to fresh data */
-    double least_mode,
-        within; /* TOY_GAUSSIANS: mass of the smallest mode; points within 3 deviations of one */
+    double distance;           /* sliced W2 to fresh data */
+    double least_mode, within; /* TOY_GAUSSIANS: mass of the smallest mode; points within 3 deviations
+                                * of one */
 } toy_figures;
 
 /* Errors: MEMORY. */

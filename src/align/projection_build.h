@@ -12,9 +12,9 @@ typedef struct xd_projection_report {
     int64_t cut;        /* tokens with more than max_pieces pieces */
     int64_t entries;    /* of the matrix */
     double mean_pieces; /* pieces of a token, before max_pieces limits them; an exact token is one piece */
-    double
-        lost_bytes; /* share of all tokens' bytes that is in ignored pieces or that the teacher cannot write */
-    double lost_mass; /* share of a row's votes outside its k best, mean over the covered rows */
+    double lost_bytes;  /* share of all tokens' bytes that is in ignored pieces or that the teacher cannot
+                         * write */
+    double lost_mass;   /* share of a row's votes outside its k best, mean over the covered rows */
 } xd_projection_report;
 
 /* Two tokenizers and how to build their projection. */

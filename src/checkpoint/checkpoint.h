@@ -32,13 +32,13 @@ typedef struct xd_checkpoint_average {
 
 /* What is saved and loaded of one network. All ranks have the same list: names, types, shapes, order. */
 typedef struct xd_checkpoint_network {
-    const char *
-        name; /* NULL: the model itself; otherwise letters, digits and '_': its weights are in extra-NAME.safetensors, its
-                       * optimizer in optim-NAME.safetensors, its averages in ema-NAME-AVERAGE.safetensors */
+    const char *name; /* NULL: the model itself; otherwise letters, digits and '_': its weights are in
+                       * extra-NAME.safetensors, its optimizer in optim-NAME.safetensors, its averages in
+                       * ema-NAME-AVERAGE.safetensors */
     const xd_tensor_part *parts; /* [part_count] weights and buffers */
     int64_t part_count;
-    xd_optimizer
-        *optimizer; /* entry i of its list is parts[i]; NULL -> its state is neither saved nor loaded */
+    xd_optimizer *optimizer; /* entry i of its list is parts[i]; NULL -> its state is neither saved nor
+                              * loaded */
     const xd_checkpoint_average *averages; /* [average_count] */
     int average_count;
 } xd_checkpoint_network;
@@ -52,21 +52,20 @@ typedef struct xd_checkpoint_file {
 
 /* What to save and where. Zero is the default of every field but root. */
 typedef struct xd_checkpoint_save_desc {
-    const char *
-        root; /* required; the directory of all checkpoints of a run, made when it is missing. Ranks may reach it by
-                       * different paths */
+    const char *root; /* required; the directory of all checkpoints of a run, made when it is missing. Ranks
+                       * may reach it by different paths */
     int64_t step;
     const xd_checkpoint_network *networks; /* [network_count] */
     int network_count;
-    const char *
-        state; /* of rank 0: a JSON object of at most 48 levels that loads hand back as it is; NULL -> none */
+    const char *state; /* of rank 0: a JSON object of at most 48 levels that loads hand back as it is; NULL
+                        * -> none */
     const xd_checkpoint_file *files; /* [file_count], of rank 0 */
     int file_count;
     uint64_t max_shard_bytes; /* of tensors in one file; 0 -> 5,000,000,000 */
     int keep;                 /* checkpoints that stay, at least 2: the newest ones and this one; 0 -> all */
     bool overwrite;           /* replace a checkpoint of this step */
-    size_t
-        block_bytes; /* a checksum covers so many bytes of a file, a power of two from 4096 to 2^30; 0 -> 4 MiB */
+    size_t block_bytes;   /* a checksum covers so many bytes of a file, a power of two from 4096 to 2^30; 0
+                           * -> 4 MiB */
     size_t staging_bytes; /* of tensors in memory of this rank at once; 0 -> 16 MiB */
 } xd_checkpoint_save_desc;
 
@@ -103,17 +102,15 @@ typedef enum xd_checkpoint_check {
 /* What to load. Zero is the default of every field but root. */
 typedef struct xd_checkpoint_load_desc {
     const char *root;
-    int64_t step; /* or XD_CHECKPOINT_NEWEST */
-    const xd_checkpoint_network
-        *networks; /* [network_count] where everything goes. Networks, optimizers and averages that are
-                                            * not listed are left in the file */
+    int64_t step;                          /* or XD_CHECKPOINT_NEWEST */
+    const xd_checkpoint_network *networks; /* [network_count] where everything goes. Networks, optimizers
+                                            * and averages that are not listed are left in the file */
     int network_count;
     xd_checkpoint_check check;
-    bool
-        lenient; /* tensors that are missing, unexpected or of another shape are reported, and what is here of them stays
-                   * as it is; false -> they are errors */
-    bool
-        convert; /* floating-point tensors of another type are converted, rounded to nearest even; false -> DTYPE */
+    bool lenient; /* tensors that are missing, unexpected or of another shape are reported, and what is
+                   * here of them stays as it is; false -> they are errors */
+    bool convert; /* floating-point tensors of another type are converted, rounded to nearest even; false
+                   * -> DTYPE */
     size_t staging_bytes; /* as for saves */
 } xd_checkpoint_load_desc;
 
@@ -166,8 +163,8 @@ typedef struct xd_checkpoint_info {
 /* One file of a checkpoint; pointers live as long as the object. */
 typedef struct xd_checkpoint_file_info {
     const char *name;
-    const char *
-        group; /* the name without number and suffix, of a file with tensors: "model", "optim"; NULL for others */
+    const char *group; /* the name without number and suffix, of a file with tensors: "model", "optim"; NULL
+                        * for others */
     uint64_t bytes;
     uint32_t crc32c;
 } xd_checkpoint_file_info;
@@ -180,9 +177,8 @@ typedef struct xd_checkpoint_tensor_info {
     int ndim;
     const int64_t *shape; /* [ndim] */
     uint64_t begin, end;  /* bytes in the file */
-    uint64_t
-        fingerprint; /* sum over the elements, modulo 2^64, of a mixture of each one's bits and its index: equal tensors have
-                           * equal ones, whoever wrote them */
+    uint64_t fingerprint; /* sum over the elements, modulo 2^64, of a mixture of each one's bits and its
+                           * index: equal tensors have equal ones, whoever wrote them */
 } xd_checkpoint_tensor_info;
 
 /* Reads and checks the manifest of a checkpoint, of which no other file is opened. Local. Errors: IO, MEMORY; FORMAT for

@@ -14,8 +14,8 @@ typedef struct xd_state_tensor {
     xd_dtype dtype; /* counts of steps are I64 scalars, moments and masters F32 */
     int ndim;
     const int64_t *shape; /* [ndim] */
-    const void
-        *data; /* of the host, dense, in ascending order of the indices; NULL where pieces are handed out */
+    const void *data;     /* of the host, dense, in ascending order of the indices; NULL where pieces are
+                           * handed out */
 } xd_state_tensor;
 
 /* Takes a piece of a tensor: the elements whose numbers are in `elements`, in ascending order, [elements.end - elements.begin] at
@@ -26,8 +26,8 @@ typedef xd_result (*xd_state_take)(void *user, const xd_state_tensor *tensor, xd
 
 /* What to gather. Zero is the default of the fields that are not required. */
 typedef struct xd_state_gather_desc {
-    const xd_checkpoint_network
-        *networks; /* [network_count] required; all ranks have the same list, as for a save */
+    const xd_checkpoint_network *networks; /* [network_count] required; all ranks have the same list, as
+                                            * for a save */
     int network_count;
     const char *group;    /* only the tensors of this one; NULL -> all */
     size_t staging_bytes; /* of a tensor on rank 0 at once, the same on all ranks; 0 -> 16 MiB */
@@ -47,18 +47,16 @@ XD_API xd_result xd_state_gather(xd_comm *comm, const xd_state_gather_desc *desc
 
 /* What to scatter. Zero is the default of the fields that are not required. */
 typedef struct xd_state_scatter_desc {
-    const xd_checkpoint_network
-        *networks; /* [network_count] required; where everything goes, as for a load */
+    const xd_checkpoint_network *networks; /* [network_count] required; where everything goes, as for a
+                                            * load */
     int network_count;
     const char *group;              /* only the tensors of this one; NULL -> all */
     const xd_state_tensor *tensors; /* [tensor_count], of rank 0 alone, in any order */
     int64_t tensor_count;
-    bool
-        lenient; /* tensors that are missing, unexpected or of another shape are reported, and what is here of them stays
-                   * as it is; false -> they are errors */
-    bool
-        convert; /* floating-point tensors of another type are converted, and counts of steps in f32 or f64 taken; false ->
-                   * DTYPE */
+    bool lenient; /* tensors that are missing, unexpected or of another shape are reported, and what is
+                   * here of them stays as it is; false -> they are errors */
+    bool convert; /* floating-point tensors of another type are converted, and counts of steps in f32 or
+                   * f64 taken; false -> DTYPE */
     size_t staging_bytes; /* of elements on rank 0 at once, the same on all ranks; 0 -> 16 MiB */
 } xd_state_scatter_desc;
 

@@ -25,8 +25,8 @@ typedef struct xd_weight_map {
      * index n of their dimension 0, which ours lacks. If theirs alone has it, ours is stacked likewise. */
     const char *theirs; /* required */
     const char *ours;   /* NULL: such tensors may be in the files, are not read, and are not written */
-    bool
-        transpose; /* the last two dimensions are exchanged: a linear layer is [in, out] there and [out, in] here */
+    bool transpose;     /* the last two dimensions are exchanged: a linear layer is [in, out] there and [out,
+                         * in] here */
     /* Part of a tensor: indices [their_begin, their_begin + length) of their dimension `dim` (counted with the dimension that is
      * stacked, which cannot be this one) are indices [our_begin, our_begin + length) of the same dimension of ours. */
     int dim;
@@ -50,14 +50,14 @@ XD_API xd_result xd_weight_map_check(xd_ctx *ctx, const xd_mapped_weights *weigh
 
 /* What to read. Zero is the default of the fields that are not required. */
 typedef struct xd_weights_import_desc {
-    const char
-        *directory; /* required; what xd_weights_reader_open opens. Ranks may reach it by different paths */
+    const char *directory; /* required; what xd_weights_reader_open opens. Ranks may reach it by different
+                            * paths */
     xd_mapped_weights weights;
-    bool
-        lenient; /* tensors of theirs that are missing, unexpected or of another shape are reported, and what is here of
-                   * them stays as it is; entries may name no weight. false -> they are errors */
-    bool
-        convert; /* floating-point tensors of another type are converted, rounded to nearest even; false -> DTYPE */
+    bool lenient; /* tensors of theirs that are missing, unexpected or of another shape are reported, and
+                   * what is here of them stays as it is; entries may name no weight. false -> they are
+                   * errors */
+    bool convert; /* floating-point tensors of another type are converted, rounded to nearest even; false
+                   * -> DTYPE */
     size_t staging_bytes; /* of elements in memory at once, at least 64, the same on all ranks; 0 -> 16 MiB */
 } xd_weights_import_desc;
 
@@ -85,12 +85,12 @@ typedef struct xd_weights_export_desc {
     const char *directory; /* required; exists where rank 0 writes */
     xd_mapped_weights weights;
     size_t staging_bytes; /* of a tensor on rank 0 at once, at least 64, the same on all ranks; 0 -> 16 MiB */
-    uint64_t max_shard_bytes; /* as in xd_weights_writer_desc */
-    const xd_safetensors_pair
-        *metadata; /* [metadata_count] of every file, of rank 0; with `pieces` of each rank's own */
+    uint64_t max_shard_bytes;            /* as in xd_weights_writer_desc */
+    const xd_safetensors_pair *metadata; /* [metadata_count] of every file, of rank 0; with `pieces` of
+                                          * each rank's own */
     int64_t metadata_count;
-    bool
-        pieces; /* each rank writes what it has into files of its own, the same on all ranks; false -> rank 0 writes all */
+    bool pieces; /* each rank writes what it has into files of its own, the same on all ranks; false ->
+                  * rank 0 writes all */
 } xd_weights_export_desc;
 
 /* Writes a model directory under their names, in the order of these, in their shapes and the types of the parts: whatever an

@@ -32,10 +32,10 @@ typedef struct xd_topology {
 typedef struct xd_topology_desc {
     const xd_axis *axes; /* required; [axis_count], slowest first when there is no order */
     int axis_count;
-    const char
-        *order; /* axis names joined by '-', the leftmost with stride 1 ("tp-cp-ep-dp-pp"); `axes` may then be
-                        * in any order, and an axis of size 1 that `order` leaves out becomes the slowest. NULL -> none */
-    const int *ranks; /* [rank_count] distinct ranks below world_size; NULL -> the whole world in order */
+    const char *order; /* axis names joined by '-', the leftmost with stride 1 ("tp-cp-ep-dp-pp"); `axes`
+                        * may then be in any order, and an axis of size 1 that `order` leaves out becomes
+                        * the slowest. NULL -> none */
+    const int *ranks;  /* [rank_count] distinct ranks below world_size; NULL -> the whole world in order */
     int rank_count;
     int world_size; /* required */
 } xd_topology_desc;
@@ -88,9 +88,9 @@ XD_API xd_result xd_topology_experts(xd_ctx *ctx, const xd_expert_desc *desc, xd
 
 /* One axis that becomes several. */
 typedef struct xd_unflatten_desc {
-    const char *axis; /* required; the one to split */
-    const xd_axis
-        *parts; /* required; [part_count], slowest first; the product of their sizes is that of the axis */
+    const char *axis;     /* required; the one to split */
+    const xd_axis *parts; /* required; [part_count], slowest first; the product of their sizes is that of
+                           * the axis */
     int part_count;
 } xd_unflatten_desc;
 

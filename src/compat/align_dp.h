@@ -5,10 +5,10 @@
 
 /* Scores of the dynamic programme. They are used as they are: 0 is 0. */
 typedef struct xd_align_scores {
-    double match; /* of two equal tokens; two that differ score minus this */
-    double
-        combination; /* per token of a run that spells one token of the other side: n of them score n times this */
-    double gap;      /* of a token without partner */
+    double match;       /* of two equal tokens; two that differ score minus this */
+    double combination; /* per token of a run that spells one token of the other side: n of them score n
+                         * times this */
+    double gap;         /* of a token without partner */
 } xd_align_scores;
 
 /* The reference's scores: 3, 1.5 and -1.5. Pure. */
@@ -16,8 +16,8 @@ XD_API xd_align_scores xd_align_scores_defaults(void);
 
 /* What xd_align_dp and xd_align_segment align, and how. */
 typedef struct xd_align_dp_desc {
-    xd_texts student,
-        teacher; /* surface strings of the tokens as vocabularies store them ("Ġfox", "▁fox", "<0xE2>") */
+    xd_texts student, teacher;     /* surface strings of the tokens as vocabularies store them ("Ġfox",
+                                    * "▁fox", "<0xE2>") */
     int max_combination;           /* tokens that one token may match; 0 -> 4 */
     const xd_align_scores *scores; /* NULL -> xd_align_scores_defaults() */
 } xd_align_dp_desc;

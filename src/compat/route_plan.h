@@ -24,8 +24,8 @@ typedef struct xd_teacher_piece {
 
 /* What the ranks of a teacher hold, and the part of it to copy. */
 typedef struct xd_teacher_route_desc {
-    const xd_teacher_shard
-        *shards; /* [count]; empty shards, and those outside the window, give no rectangle */
+    const xd_teacher_shard *shards; /* [count]; empty shards, and those outside the window, give no
+                                     * rectangle */
     int64_t count;
     int64_t begin, end; /* the window: positions [begin, end) by all of [0, vocabulary) */
     int64_t vocabulary;

@@ -17,13 +17,13 @@ typedef struct xd_denoise_form {
     xd_prediction native;
     xd_prediction space;
     xd_denoise_weight weight;
-    double sigma_data; /* EDM; > 0 */
-    double gamma;      /* SNR_MIN; > 0 */
-    double user;       /* USER; finite, not negative */
-    bool v_is_flow;    /* as in xd_conversion */
-    bool
-        v_of_any_schedule; /* compat: V is compared with alpha eps - sigma x0 even where alpha^2 + sigma^2 is not 1, as
-                             * Model-Optimizer does under rectified flow. No conversion reads such a V; native and space are V */
+    double sigma_data;      /* EDM; > 0 */
+    double gamma;           /* SNR_MIN; > 0 */
+    double user;            /* USER; finite, not negative */
+    bool v_is_flow;         /* as in xd_conversion */
+    bool v_of_any_schedule; /* compat: V is compared with alpha eps - sigma x0 even where alpha^2 +
+                             * sigma^2 is not 1, as Model-Optimizer does under rectified flow. No
+                             * conversion reads such a V; native and space are V */
 } xd_denoise_form;
 
 /* The term of a sample at time t. Every space is a linear map of the prediction and x_t, and x_t of x0 and eps, so these factors

@@ -27,11 +27,10 @@ typedef enum xd_dmd_role {
 /* Samples of one leaf on this rank: of whole samples, or this rank's elements of each. Noise and times depend on where a sample
  * is in the step, `first` + row, and on nothing else of the layout. */
 typedef struct xd_dmd_batch {
-    int64_t samples; /* at most xd_dmd_sizes.samples; 0 is fine */
-    int64_t first;   /* number, in the whole step, of row 0 */
-    const void
-        *real; /* [samples, elements]; required by the discriminator's term, and by a student of several steps
-                      * without roll-outs; otherwise NULL is fine */
+    int64_t samples;       /* at most xd_dmd_sizes.samples; 0 is fine */
+    int64_t first;         /* number, in the whole step, of row 0 */
+    const void *real;      /* [samples, elements]; required by the discriminator's term, and by a student of
+                            * several steps without roll-outs; otherwise NULL is fine */
     const void *noise;     /* [samples, elements] pure noise; NULL -> drawn */
     const void *condition; /* handed to networks */
     const void *negative;  /* the same for what guidance leads away from; required with guidance */
@@ -58,21 +57,20 @@ typedef enum xd_dmd_deal {
 
 /* How the student generates. */
 typedef struct xd_dmd_rungs {
-    int steps; /* >= 1 */
-    const double
-        *list; /* [steps + 1] descending, the last 0 (xd_noise_steps); borrowed until xd_dmd_destroy */
-    bool
-        roll_out; /* training samples of several steps come from the student itself (backward simulation); otherwise
-                     * from noised real ones, at a drawn rung for each sample */
-    bool fresh_noise; /* between rungs new noise (sde); otherwise what the prediction implies (ode) */
-    xd_dmd_deal deal; /* with roll_out */
+    int steps;          /* >= 1 */
+    const double *list; /* [steps + 1] descending, the last 0 (xd_noise_steps); borrowed until
+                         * xd_dmd_destroy */
+    bool roll_out;      /* training samples of several steps come from the student itself (backward
+                         * simulation); otherwise from noised real ones, at a drawn rung for each sample */
+    bool fresh_noise;   /* between rungs new noise (sde); otherwise what the prediction implies (ode) */
+    xd_dmd_deal deal;   /* with roll_out */
 } xd_dmd_rungs;
 
 /* Warm-up of the student by regression (xd_dmd_warm_up). */
 typedef struct xd_dmd_regression {
-    int substeps; /* of Euler that the teacher takes from rung to rung; 0 -> there is no warm-up */
-    int64_t
-        step_samples; /* noises of a step, of all leaves of all ranks together; 0 -> xd_dmd_sizes.step_samples */
+    int substeps;         /* of Euler that the teacher takes from rung to rung; 0 -> there is no warm-up */
+    int64_t step_samples; /* noises of a step, of all leaves of all ranks together; 0 ->
+                           * xd_dmd_sizes.step_samples */
 } xd_dmd_regression;
 
 /* f-distill: samples of the student's term of matching have weights from the logits that the discriminator gives their noised
@@ -99,13 +97,13 @@ typedef enum xd_dmd_penalty {
 /* The adversarial terms; used with a discriminator only. */
 typedef struct xd_dmd_gan {
     xd_gan_kind kind;
-    double weight; /* of the generator's term in the student's loss; > 0 */
-    bool
-        same_noise; /* time and noise of the real samples are those of the generated ones in the same update */
+    double weight;    /* of the generator's term in the student's loss; > 0 */
+    bool same_noise;  /* time and noise of the real samples are those of the generated ones in the same
+                       * update */
     double r1_weight; /* 0 -> no penalty */
     double r1_alpha;  /* size of its perturbation; of DIFFERENCE */
-    bool
-        r1_on_clean; /* compat: perturbs real samples before they are noised, and does not noise them (the references); of DIFFERENCE */
+    bool r1_on_clean; /* compat: perturbs real samples before they are noised, and does not noise them
+                       * (the references); of DIFFERENCE */
     xd_dmd_fdistill fdistill;
     xd_dmd_penalty penalty; /* what r1_weight weighs */
 } xd_dmd_gan;
@@ -135,15 +133,15 @@ typedef struct xd_dmd_trainer {
     xd_ema *const *averages; /* [average_count] follow each of the role's steps */
     int average_count;
     double max_norm; /* of the gradient; 0 -> not clipped */
-    xd_comm *
-        norm; /* ranks that share the model's parts, for its norm, with those that step with it; NULL -> xd_dmd_desc.data */
+    xd_comm *norm;   /* ranks that share the model's parts, for its norm, with those that step with it; NULL
+                      * -> xd_dmd_desc.data */
 } xd_dmd_trainer;
 
 /* Settings. Start from xd_dmd_defaults. What pointers lead to is borrowed until xd_dmd_destroy. */
 typedef struct xd_dmd_desc {
     xd_network networks
         [XD_DMD_ROLES]; /* by role; a discriminator without `forward` is none. Predictions of all three others
-                                        * are converted, they need not be of one type */
+                         * are converted, they need not be of one type */
     xd_dmd_trainer trainers[XD_DMD_ROLES]; /* for xd_dmd_step; of the teacher `parallel` alone is read */
     xd_comm *data;                         /* ranks with other samples; NULL -> there are none */
     xd_dmd_sizes sizes;
@@ -153,20 +151,18 @@ typedef struct xd_dmd_desc {
     double network_scale;                      /* times are multiplied by it for networks; 0 -> as they are */
     xd_dtype network_dtype;                    /* and rounded to it: F32, BF16, F16, F64; NONE -> F32 */
     xd_dmd_rungs rungs;
-    bool
-        guided; /* the teacher has guidance, with this scale (xd_guidance_mix); its xd_network.guidance has more */
+    bool guided; /* the teacher has guidance, with this scale (xd_guidance_mix); its xd_network.guidance
+                  * has more */
     double guidance_scale;
     xd_vsd_normaliser normaliser;
-    xd_denoise_form
-        fake_loss; /* where and with what weight the fake score's loss compares; `native` and v_is_flow are not
-                                * read */
+    xd_denoise_form fake_loss; /* where and with what weight the fake score's loss compares; `native` and
+                                * v_is_flow are not read */
     xd_dmd_gan gan;
-    xd_dmd_recipe
-        alternation; /* MODELOPT: the student at steps 0, f, 2f; FASTGEN: f - 1, 2f - 1; else the others. ORIGINAL: at
-                                * 0, f, 2f, and the others in every step */
-    int64_t frequency; /* f; at least 2, ORIGINAL 1; steps here are those after `lead` */
-    bool
-        own_samples; /* the others train on what the student generated in its last step, if there was one that was not skipped; otherwise anew */
+    xd_dmd_recipe alternation; /* MODELOPT: the student at steps 0, f, 2f; FASTGEN: f - 1, 2f - 1; else
+                                * the others. ORIGINAL: at 0, f, 2f, and the others in every step */
+    int64_t frequency;         /* f; at least 2, ORIGINAL 1; steps here are those after `lead` */
+    bool own_samples;  /* the others train on what the student generated in its last step, if there was one
+                        * that was not skipped; otherwise anew */
     bool allow_shared; /* teacher and fake score may be one network */
     uint64_t seed;
     const xd_dmd_draws *draws; /* NULL -> Philox; an entry of NULL too */

@@ -20,12 +20,11 @@
 
 /* How the fake score differs from its teacher. Zero is the default of every field. */
 typedef struct xd_fake_score_desc {
-    bool
-        shared; /* xd_fake_score_create: values are the teacher's storage, so whatever trains the fake score changes the teacher. For
-                 * one network in both roles see xd_dmd_desc.allow_shared. Without dtype and adapt */
-    xd_dtype
-        dtype; /* F32, BF16 or F16: of all weights and buffers of F32, BF16 and F16; those with keep_f32 do not become half types.
-                * NONE -> each as it is */
+    bool shared;    /* xd_fake_score_create: values are the teacher's storage, so whatever trains the fake
+                     * score changes the teacher. For one network in both roles see xd_dmd_desc.allow_shared.
+                     * Without dtype and adapt */
+    xd_dtype dtype; /* F32, BF16 or F16: of all weights and buffers of F32, BF16 and F16; those with
+                     * keep_f32 do not become half types. NONE -> each as it is */
     const char *const *
         frozen; /* [frozen_count] full names, in which '*' stands for any run of characters: weights that do not train. Those that
                  * cannot (integers, types of 8 bits) must be named; a pattern that fits no weight is an error */
@@ -84,9 +83,9 @@ typedef struct xd_fake_score_reader {
 /* The source of values; fields of other kinds are not read. */
 typedef struct xd_fake_score_source {
     xd_fake_score_from from;
-    const xd_tensor_part
-        *parts; /* [part_count] of this rank: xd_parallel_parts; all ranks have the same names
-                                  * in the same order, with an empty range where a rank holds nothing */
+    const xd_tensor_part *parts; /* [part_count] of this rank: xd_parallel_parts; all ranks have the same
+                                  * names in the same order, with an empty range where a rank holds
+                                  * nothing */
     int64_t part_count;
     const xd_state_tensor *tensors; /* [tensor_count] of rank 0 alone; `group` is not read */
     int64_t tensor_count;
@@ -103,25 +102,24 @@ typedef struct xd_fake_score_compute {
 /* What to make. Zero is the default of the fields that are not required. Read during the call only, but for layouts, and what a
  * wrapper's settings say must live longer. Every rank passes the same. */
 typedef struct xd_fake_score_meta_desc {
-    const xd_model *
-        teacher; /* its description on every rank, also on those that have none of it: there without storage. Required unless
-                  * there is a provider and another source */
-    xd_fake_score_desc fake; /* how the fake score differs from it; not `shared` */
-    xd_stage_provider
-        provider; /* describes the fake score instead, for extra heads for example: `fake` is not read then. Zero -> none */
+    const xd_model *teacher;    /* its description on every rank, also on those that have none of it: there
+                                 * without storage. Required unless there is a provider and another source */
+    xd_fake_score_desc fake;    /* how the fake score differs from it; not `shared` */
+    xd_stage_provider provider; /* describes the fake score instead, for extra heads for example: `fake`
+                                 * is not read then. Zero -> none */
     xd_fake_score_source source;
     const xd_groups *groups; /* of the wrapper, as in xd_build_desc; without stages of a pipeline */
     xd_wrap wrap;            /* zero -> none: each rank has what the layouts say */
-    bool
-        lenient; /* tensors of the source that nothing asks for are left out; what it lacks is computed, or, where `fresh` names it,
-                  * begins with its init. false -> both are errors, but for computed buffers that are not saved */
+    bool lenient; /* tensors of the source that nothing asks for are left out; what it lacks is computed,
+                   * or, where `fresh` names it, begins with its init. false -> both are errors, but for
+                   * computed buffers that are not saved */
     const char *const *
         fresh; /* [fresh_count] full names with '*', with `lenient`: weights that begin with their init where the
-                 * source has none, or none of their shape */
+                * source has none, or none of their shape */
     int fresh_count;
     xd_fake_score_compute compute; /* zero -> none */
-    size_t
-        staging_bytes; /* of elements in memory at once, besides the fake score; 0 -> 16 MiB. The largest tensor is enough */
+    size_t staging_bytes;          /* of elements in memory at once, besides the fake score; 0 -> 16 MiB. The
+                                    * largest tensor is enough */
 } xd_fake_score_meta_desc;
 
 /* What was found; the same on every rank. Numbers of weights and buffers, ties not counted. */

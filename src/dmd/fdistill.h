@@ -21,9 +21,9 @@ typedef struct xd_fdistill_desc {
     double rate;         /* of the bins' average, in [0, 1]; 0: they are the means of this call */
     double min_t, max_t; /* min_t < max_t */
     const double *times; /* [samples]; read when bins > 0 */
-    double *
-        bin_values; /* [bins] state that the caller keeps and saves, all 1 at first; in memory of the device */
-    xd_comm *comm;  /* data axes only, so that every sample counts once; NULL -> this rank's samples only */
+    double *bin_values;  /* [bins] state that the caller keeps and saves, all 1 at first; in memory of the
+                          * device */
+    xd_comm *comm; /* data axes only, so that every sample counts once; NULL -> this rank's samples only */
     xd_status *status; /* findings; NULL -> they are returned as DATA */
     void *workspace;   /* NULL -> taken from the device's allocator for this call */
     size_t workspace_bytes;

@@ -18,13 +18,12 @@ typedef struct xd_gan_desc {
     xd_gan_kind kind; /* not read by R1 */
     xd_rows fake;     /* required; [samples, heads] F32, BF16 or F16; R1: logits of the perturbed samples */
     xd_rows real;     /* DISCRIMINATOR and R1: required, of the same shape; GENERATOR: data NULL */
-    xd_rows
-        fake_gradient; /* d loss / d fake, of the same shape, F32, BF16 or F16; may be fake itself, of the same dtype and
-                            * stride; data NULL -> none */
-    xd_rows real_gradient; /* d loss / d real; data NULL -> none, and for GENERATOR */
-    xd_sample_common
-        common; /* N: logits, samples * heads; weight 0 is an error; split is not used: ranks that share a sample
-                              * have all of its logits, and those of comm must have other samples */
+    xd_rows fake_gradient;   /* d loss / d fake, of the same shape, F32, BF16 or F16; may be fake itself, of
+                              * the same dtype and stride; data NULL -> none */
+    xd_rows real_gradient;   /* d loss / d real; data NULL -> none, and for GENERATOR */
+    xd_sample_common common; /* N: logits, samples * heads; weight 0 is an error; split is not used: ranks
+                              * that share a sample have all of its logits, and those of comm must have
+                              * other samples */
 } xd_gan_desc;
 
 /* Weight 1, everything else zero: the generator's term with softplus. Pure. */

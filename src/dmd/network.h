@@ -14,30 +14,29 @@
 typedef struct xd_network_call {
     int slot; /* which open forward: its backward says the same number. One slot is open once */
     int64_t samples;
-    const void *
-        hidden; /* x_t, of the samples' dtype. For a discriminator NULL: features of `features` are its input */
+    const void *hidden;    /* x_t, of the samples' dtype. For a discriminator NULL: features of `features` are
+                            * its input */
     const double *times;   /* [samples] as the network sees them (xd_dmd_desc.network_scale), on the host */
     const void *condition; /* the batch's, or `negative` of it for guidance: the caller's own */
     /* Forward. */
     bool keep; /* the slot's backward follows: keep what it needs. Without it the pass is an inference */
-    void
-        *raw; /* out: the prediction, of the samples' dtype; a discriminator's logits [samples, heads], f32 */
+    void *raw; /* out: the prediction, of the samples' dtype; a discriminator's logits [samples, heads],
+                * f32 */
     float *const *
         features; /* out: [feature_count] arrays [samples, feature_elements]; NULL -> not wanted. A discriminator's input,
                    * also in its backward */
     /* Backward; what is NULL has no gradient. */
-    const float *raw_gradient; /* by raw, or by the logits */
-    const float *const
-        *feature_gradients; /* [feature_count] by the features of a network that is not a discriminator */
-    float *hidden_gradient; /* out, or NULL: by hidden, whole, not added to what is there */
-    float *const *input_gradients; /* out, or NULL: [feature_count] by a discriminator's input */
-    bool
-        weights; /* whether weights have gradients: a backward of leaf `leaf`. Otherwise its blocks are opened as for an
-                     * inference, so that nothing counts as a leaf's backward */
+    const float *raw_gradient;             /* by raw, or by the logits */
+    const float *const *feature_gradients; /* [feature_count] by the features of a network that is not a
+                                            * discriminator */
+    float *hidden_gradient;                /* out, or NULL: by hidden, whole, not added to what is there */
+    float *const *input_gradients;         /* out, or NULL: [feature_count] by a discriminator's input */
+    bool weights; /* whether weights have gradients: a backward of leaf `leaf`. Otherwise its blocks are
+                   * opened as for an inference, so that nothing counts as a leaf's backward */
     int64_t leaf; /* this rank's leaf of the step, as in xd_pass */
     bool more;    /* another backward of this leaf follows, as in xd_pass */
-    const float *const
-        *directions; /* of `penalty`: v, [feature_count] arrays of the sizes of a discriminator's input */
+    const float *const *directions; /* of `penalty`: v, [feature_count] arrays of the sizes of a
+                                     * discriminator's input */
 } xd_network_call;
 
 /* A network by its functions. A failure is returned, with its message in the context, by the library's call. */
@@ -50,9 +49,9 @@ typedef struct xd_network {
     int64_t heads;                   /* discriminator: logits of a sample */
     xd_result (*forward)(void *user, const xd_network_call *call);
     xd_result (*backward)(void *user, const xd_network_call *call); /* NULL for one that never has any */
-    xd_guidance
-        guidance; /* of the fake score in the student's term; of the teacher `rescale` alone, with xd_dmd_desc.guided.
-                           * Others have none: the references guide the teacher only */
+    xd_guidance guidance; /* of the fake score in the student's term; of the teacher `rescale` alone, with
+                           * xd_dmd_desc.guided. Others have none: the references guide the teacher
+                           * only */
     /* Of a discriminator: adds the gradient by weights of
      *
      *   sum over samples of <v, d (sum of a sample's logits) / d its features>,      v = directions, which are constants

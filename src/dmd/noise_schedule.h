@@ -25,9 +25,9 @@ typedef struct xd_noise_schedule {
     xd_noise_kind kind;
     double min_t, max_t; /* 0 <= min_t < max_t; FLOW: max_t <= 1, VP: max_t <= 1, TRIG: max_t <= pi / 2 */
     double least;        /* bound on divisors, see xd_prediction_mix; 0 -> 1e-6 */
-    const double
-        *table; /* VP: [table_count] a = alpha^2 of step k, above 0 and at most 1, never increasing; step
-                          * k = trunc(t table_count) within the table, without interpolation */
+    const double *table; /* VP: [table_count] a = alpha^2 of step k, above 0 and at most 1, never
+                          * increasing; step k = trunc(t table_count) within the table, without
+                          * interpolation */
     int64_t table_count;
     /* CUSTOM: fills *level, which comes with rates of NaN for functions that know none. Must be pure. */
     void (*custom)(void *user, double t, xd_noise_level *level);

@@ -23,10 +23,9 @@ typedef enum xd_dmd_state_part {
 
 /* How strict a load is. Zero is the default of every field. */
 typedef struct xd_dmd_state_desc {
-    int allow_missing; /* sum of parts; what is missing stays as it is in the distillation */
-    bool
-        allow_settings; /* settings that are not named in the text may be others: clips, losses, weights, guidance, times. Bins are
-                         * not read by a distillation without f-distill */
+    int allow_missing;   /* sum of parts; what is missing stays as it is in the distillation */
+    bool allow_settings; /* settings that are not named in the text may be others: clips, losses, weights,
+                          * guidance, times. Bins are not read by a distillation without f-distill */
 } xd_dmd_state_desc;
 
 /* The text, of the state between two steps.

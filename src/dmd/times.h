@@ -26,23 +26,21 @@ typedef enum xd_time_kind {
 /* A distribution with its settings: a plain value, from xd_times_defaults or by hand. */
 typedef struct xd_time_sampler {
     xd_time_kind kind;
-    double min_t,
-        max_t; /* 0 <= min_t < max_t; times of all kinds but LIST and STEP are clamped to them. The LOG kinds
-                             * take ln(max(min_t, 1e-12)) */
+    double min_t, max_t;    /* 0 <= min_t < max_t; times of all kinds but LIST and STEP are clamped to
+                             * them. The LOG kinds take ln(max(min_t, 1e-12)) */
     double shift;           /* SHIFTED: >= 1 */
     double mean, deviation; /* of the normal and t kinds; deviation > 0 */
     double freedom;         /* LOG_T: > 0 */
-    const double
-        *list; /* LIST: [list_count] >= 2 times, descending from at most max_t, the last 0; borrowed */
+    const double *list;     /* LIST: [list_count] >= 2 times, descending from at most max_t, the last 0;
+                             * borrowed */
     int64_t list_count;
     bool list_to_end; /* LIST: indices include the last, so the time can be 0; false -> [0, list_count - 2] */
     int64_t first, last; /* GRID and STEP: indices, both included */
     int64_t count;       /* of the grid, or the steps: at most 2^53 */
     int64_t chunk;       /* xd_times_draw_frames: frames that share a time */
     xd_noise_kind grid;  /* GRID: EDM or FLOW (even steps) */
-    xd_dtype
-        dtype; /* of the times: NONE or F64 -> double; F32: each is an f32, and they are clamped to those f32s in the
-                          * range that are nearest to its ends */
+    xd_dtype dtype;      /* of the times: NONE or F64 -> double; F32: each is an f32, and they are clamped to
+                          * those f32s in the range that are nearest to its ends */
 } xd_time_sampler;
 
 /* Whose recipe. */

@@ -13,18 +13,18 @@
  * x is what the student generated, T and F the clean samples that teacher and fake score predict from its noised form; all
  * three are constants but for the first power of x, so a step against the gradient moves x towards T and away from F. */
 typedef struct xd_vsd_desc {
-    xd_rows generated; /* required; [samples, elements] x, F32, BF16 or F16 */
-    xd_rows teacher;   /* required; T, of x's shape; after guidance */
-    xd_rows fake;      /* required; F, of x's shape */
-    xd_rows
-        gradient; /* of x's shape, F32, BF16 or F16; over one of the three: its dtype and stride; data NULL -> none */
-    const uint8_t *
-        mask; /* [samples, elements] without gaps; 0 -> the element does not count; NULL -> all do. Masked elements
-                           * are not read and get gradient 0; a sample without counted elements has loss 0 */
+    xd_rows generated;   /* required; [samples, elements] x, F32, BF16 or F16 */
+    xd_rows teacher;     /* required; T, of x's shape; after guidance */
+    xd_rows fake;        /* required; F, of x's shape */
+    xd_rows gradient;    /* of x's shape, F32, BF16 or F16; over one of the three: its dtype and stride; data
+                          * NULL -> none */
+    const uint8_t *mask; /* [samples, elements] without gaps; 0 -> the element does not count; NULL -> all
+                          * do. Masked elements are not read and get gradient 0; a sample without counted
+                          * elements has loss 0 */
     const double *sample_scale; /* [samples], as from xd_fdistill_weights; not negative; NULL -> 1 */
-    const double *
-        chain; /* [samples] d x / d prediction, so that the gradient is that of the student's own output: c0 of the
-                          * conversion to X0 (xd_prediction_mix). NULL -> 1: the gradient by x */
+    const double *chain; /* [samples] d x / d prediction, so that the gradient is that of the student's own
+                          * output: c0 of the conversion to X0 (xd_prediction_mix). NULL -> 1: the gradient
+                          * by x */
     xd_vsd_normaliser normaliser;
     xd_vsd_form form;
     xd_sample_common common; /* N: elements; weight 0 is an error */

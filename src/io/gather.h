@@ -15,9 +15,9 @@ typedef struct xd_weights_gather_desc {
     const char *directory;          /* required; exists where root writes */
     const xd_named_tensor *tensors; /* the same names, dtypes and layouts in the same order on every rank */
     int64_t tensor_count;
-    int root; /* world rank that writes */
-    size_t
-        staging_bytes; /* of a tensor in root's memory at once, at least one index of dimension 0; 0 -> 16 MiB */
+    int root;                 /* world rank that writes */
+    size_t staging_bytes;     /* of a tensor in root's memory at once, at least one index of dimension 0; 0 ->
+                               * 16 MiB */
     uint64_t max_shard_bytes; /* as in xd_weights_writer_desc */
     const xd_safetensors_pair *metadata;
     int64_t metadata_count;

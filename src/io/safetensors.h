@@ -104,10 +104,10 @@ typedef struct xd_safetensors_layout {
     const unsigned char *header; /* the first bytes of the file: length, JSON text, spaces */
     uint64_t header_bytes;       /* the data area begins here */
     uint64_t file_bytes;         /* of the whole file */
-    const uint64_t
-        *begin; /* [entry_count], in the order of desc.entries: where a tensor begins in the file */
-    const uint64_t
-        *bytes; /* [entry_count]; a tensor's bytes lie there in one piece, last dimension fastest */
+    const uint64_t *begin;       /* [entry_count], in the order of desc.entries: where a tensor begins in the
+                                  * file */
+    const uint64_t *bytes;       /* [entry_count]; a tensor's bytes lie there in one piece, last dimension
+                                  * fastest */
 } xd_safetensors_layout;
 
 /* Plans a file: its header and the place of every byte, as xd_safetensors_writer_create writes it. Touches no file and depends

@@ -36,8 +36,8 @@ XD_API xd_result xd_weights_files_find(const xd_weights_files *model, const char
 typedef struct xd_weights_writer_desc {
     const xd_safetensors_entry *entries; /* files are filled in this order */
     int64_t entry_count;
-    uint64_t
-        max_shard_bytes; /* of tensors in one file; a larger tensor gets a file of its own; 0 -> 5,000,000,000 */
+    uint64_t max_shard_bytes; /* of tensors in one file; a larger tensor gets a file of its own; 0 ->
+                               * 5,000,000,000 */
     const xd_safetensors_pair *metadata; /* of every file, beside "format" = "pt" */
     int64_t metadata_count;
 } xd_weights_writer_desc;

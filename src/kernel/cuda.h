@@ -11,8 +11,8 @@ typedef struct xd_cuda xd_cuda;
 
 /* Settings of a GPU. Zero is the default of every field. */
 typedef struct xd_cuda_desc {
-    xd_allocator
-        allocator; /* of device memory, a pool of the caller's for example; zero -> cudaMalloc, cudaFree */
+    xd_allocator allocator; /* of device memory, a pool of the caller's for example; zero -> cudaMalloc,
+                             * cudaFree */
     /* Losses hold a row in the shared memory of a cluster of blocks, so that it is read once. Applies to rows of more than
      * 2048 columns that are aligned to 16 bytes and fit, where one rank has the whole vocabulary; other rows, and all in
      * INVARIANT mode, take the usual path. Needs compute capability 9.0 and a build for it, else there is a warning in

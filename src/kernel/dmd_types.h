@@ -6,13 +6,12 @@
 
 /* Random numbers for rows of samples, each row one sample or a part of one whose elements follow each other. */
 typedef struct xd_draw_desc {
-    xd_philox random; /* `sample` is that of row 0; row r has the one r further */
-    const int64_t *
-        step; /* in memory of the device: added to random.step, so that a captured graph draws other numbers when it
-                          * runs again; NULL -> 0 */
-    int64_t first; /* element of the whole sample that column 0 is */
-    bool uniform;  /* in (0, 1); else normal, of mean 0 and variance 1 */
-    xd_rows out;   /* F32, BF16, F16 or F64 */
+    xd_philox random;    /* `sample` is that of row 0; row r has the one r further */
+    const int64_t *step; /* in memory of the device: added to random.step, so that a captured graph draws
+                          * other numbers when it runs again; NULL -> 0 */
+    int64_t first;       /* element of the whole sample that column 0 is */
+    bool uniform;        /* in (0, 1); else normal, of mean 0 and variance 1 */
+    xd_rows out;         /* F32, BF16, F16 or F64 */
 } xd_draw_desc;
 
 /* What losses over samples take and return: [samples, elements], each row one sample or this rank's part of it. */

@@ -23,10 +23,10 @@ typedef struct xd_mix {
 /* out = c0 p + c1 q on rows of samples, each row with its own factors. Rows are samples, or the frames or channels of samples
  * whose factors are repeated. */
 typedef struct xd_mix_desc {
-    xd_rows p; /* [rows, columns] F32, F16, BF16 or F64 */
-    xd_rows q; /* the same shape, of any of these types; data NULL -> out = c0 p */
-    xd_rows
-        out; /* the same shape, of any of these types; may be p or q itself: same memory, type and stride */
+    xd_rows p;         /* [rows, columns] F32, F16, BF16 or F64 */
+    xd_rows q;         /* the same shape, of any of these types; data NULL -> out = c0 p */
+    xd_rows out;       /* the same shape, of any of these types; may be p or q itself: same memory, type and
+                        * stride */
     const xd_mix *mix; /* [rows], in memory of the context's device */
 } xd_mix_desc;
 
@@ -175,10 +175,9 @@ typedef enum xd_clip_form {
 
 /* What one rank adds to a norm. Finite elements only; the others are counted. */
 typedef struct xd_norm_sum {
-    double
-        sum; /* of |x|^p, unused when exact: in array order, or in vector lanes where the CPU level has them; BF16
-                 * may use f32 lanes, with a relative error of at most 2^-19 */
-    double largest;               /* |x| */
+    double sum;     /* of |x|^p, unused when exact: in array order, or in vector lanes where the CPU level has
+                     * them; BF16 may use f32 lanes, with a relative error of at most 2^-19 */
+    double largest; /* |x| */
     int64_t not_finite;           /* infinities and NaNs */
     int64_t nan;                  /* NaNs among them */
     int64_t limbs[XD_NORM_LIMBS]; /* when exact: carries propagated, so that 2^31 ranks can be added */

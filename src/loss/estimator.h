@@ -18,12 +18,11 @@ typedef struct xd_kl_estimate_desc {
     const float *weight;    /* of each token in sum and gradient; NULL -> 1; 0 leaves it out of both */
     int64_t count;
     xd_kl_estimator kind;
-    double input_clamp; /* rho is clamped to +-this; 0 -> not at all. NeMo-RL: 20 */
-    double
-        output_clamp; /* the estimate is clamped to +-this; 0 -> not at all. NeMo-RL: 10, which makes the gradient 0
-                            where the two differ by much */
-    float *values;   /* the estimates, without weight, also of tokens that are left out; or NULL */
-    float *gradient; /* d sum / d logprobs, 0 where a clamp holds; may be logprobs; or NULL */
+    double input_clamp;  /* rho is clamped to +-this; 0 -> not at all. NeMo-RL: 20 */
+    double output_clamp; /* the estimate is clamped to +-this; 0 -> not at all. NeMo-RL: 10, which makes
+                          * the gradient 0 where the two differ by much */
+    float *values;       /* the estimates, without weight, also of tokens that are left out; or NULL */
+    float *gradient;     /* d sum / d logprobs, 0 where a clamp holds; may be logprobs; or NULL */
 } xd_kl_estimate_desc;
 
 /* *sum = sum of weight times estimate over these tokens; the caller divides it and adds it over ranks. The

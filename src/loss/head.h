@@ -16,13 +16,13 @@ typedef struct xd_head_loss_desc {
     /* All of xd_loss_desc except student, common.gradient and common.workspace, which stay zero. The teacher may be logits
      * here, or the head below, or absent. T is the number of rows of student.hidden. */
     xd_loss_desc loss;
-    xd_head student; /* required */
-    xd_head teacher; /* hidden.data NULL -> none. Its H may differ. Constant. */
-    xd_rows
-        hidden_gradient; /* d loss / d student.hidden, [T, H], f32 or bf16, overwritten; data NULL -> none */
-    float *weight_gradient; /* [V/tp, H]: d loss / d student.weight is added; NULL -> none */
-    float *bias_gradient;   /* [V/tp]: d loss / d student.bias is added; NULL -> none */
-    int64_t chunk_rows;     /* a multiple of 256; 0 -> 256 */
+    xd_head student;         /* required */
+    xd_head teacher;         /* hidden.data NULL -> none. Its H may differ. Constant. */
+    xd_rows hidden_gradient; /* d loss / d student.hidden, [T, H], f32 or bf16, overwritten; data NULL ->
+                              * none */
+    float *weight_gradient;  /* [V/tp, H]: d loss / d student.weight is added; NULL -> none */
+    float *bias_gradient;    /* [V/tp]: d loss / d student.bias is added; NULL -> none */
+    int64_t chunk_rows;      /* a multiple of 256; 0 -> 256 */
     bool bf16;       /* multiply in bf16 where the backend does that faster: both factors are rounded first */
     void *workspace; /* NULL -> taken from the device's allocator for this call */
     size_t workspace_bytes;

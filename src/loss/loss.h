@@ -31,13 +31,13 @@ typedef struct xd_loss_desc {
     xd_rows student;       /* required; [T, >= end - begin], f32 or bf16 */
     xd_rows teacher;       /* [T, >= end - begin], f32 or bf16; data NULL -> hard loss only. Constant. */
     const xd_vocab *vocab; /* required */
-    double
-        hard_weight; /* of the cross entropy; 0: it is left out. At least one of the two weights is not 0 */
-    double soft_weight;       /* of the divergence */
-    double temperature;       /* of the soft loss; 0 -> 1 */
+    double hard_weight;    /* of the cross entropy; 0: it is left out. At least one of the two weights is not
+                            * 0 */
+    double soft_weight;    /* of the divergence */
+    double temperature;    /* of the soft loss; 0 -> 1 */
     xd_divergence divergence; /* 0 -> XD_KL_FORWARD */
-    double
-        beta; /* XD_JSD: weight of the teacher in the mixture; 0 is the forward KL and 1 the reverse (GKD) */
+    double beta; /* XD_JSD: weight of the teacher in the mixture; 0 is the forward KL and 1 the reverse
+                  * (GKD) */
     xd_temperature_factor temperature_factor;
     double label_smoothing; /* epsilon in [0, 1] */
     xd_smoothing smoothing;

@@ -51,9 +51,9 @@ typedef struct xd_topk_desc {
     xd_ids ids;            /* [T, k] global, distinct where valid; ids of absent entries are not read */
     const float *values;   /* [T, k]; NULL -> teacher */
     xd_topk_values values_kind;
-    double values_temperature; /* of log-probabilities; 0 -> 1; must equal temperature */
-    const double
-        *log_normaliser; /* [T] ln sum_v e^(y_v/tau), xd_row_stats: for LOGITS in TAIL and TRUNCATE */
+    double values_temperature;    /* of log-probabilities; 0 -> 1; must equal temperature */
+    const double *log_normaliser; /* [T] ln sum_v e^(y_v/tau), xd_row_stats: for LOGITS in TAIL and
+                                   * TRUNCATE */
     xd_rows teacher;
     xd_topk_mode mode;
     xd_divergence divergence;                 /* FORWARD, REVERSE, JSD, MIXED */

@@ -11,9 +11,9 @@
 
 /* One parameter of the buffer. */
 typedef struct xd_bucket_param {
-    int64_t numel; /* elements on this rank; 0 is allowed */
-    bool
-        shared_embedding; /* also summed between pipeline stages: a bucket of its own; read only with `sharded` */
+    int64_t numel;         /* elements on this rank; 0 is allowed */
+    bool shared_embedding; /* also summed between pipeline stages: a bucket of its own; read only with
+                            * `sharded` */
 } xd_bucket_param;
 
 /* What to lay out. Read during the call only. Zero is the default of every field: one bucket, no padding. */
@@ -21,14 +21,14 @@ typedef struct xd_bucket_plan_desc {
     const xd_bucket_param *params; /* [param_count] in the order of registration; without frozen ones, which
                                     * have no gradient */
     int64_t param_count;
-    int ranks;     /* data-parallel ranks, those of cp included; 0 -> 1 */
-    int instances; /* runs of ranks / instances consecutive ranks, each with a whole optimizer; 0 -> 1 */
-    bool
-        sharded; /* the optimizer of an instance is split over its ranks: parameters begin at multiples of 64,
-                    * buckets end at multiples of lcm(ranks / instances, 128), and rank r owns their r-th part */
-    bool
-        wide_padding; /* with `sharded`: at multiples of lcm(ranks / instances, 65536), for large groups over NCCL */
-    bool overlap; /* buckets are summed during the backward pass; false -> one bucket */
+    int ranks;         /* data-parallel ranks, those of cp included; 0 -> 1 */
+    int instances;     /* runs of ranks / instances consecutive ranks, each with a whole optimizer; 0 -> 1 */
+    bool sharded;      /* the optimizer of an instance is split over its ranks: parameters begin at multiples
+                        * of 64, buckets end at multiples of lcm(ranks / instances, 128), and rank r owns their
+                        * r-th part */
+    bool wide_padding; /* with `sharded`: at multiples of lcm(ranks / instances, 65536), for large groups
+                        * over NCCL */
+    bool overlap;      /* buckets are summed during the backward pass; false -> one bucket */
     /* A bucket ends with the parameter with which it has at least so many elements, padding included; 0 -> max(40,000,000,
      * 1,000,000 * ranks). Or so many buckets, about: sum of numel / bucket_count elements each; 0 -> bucket_size. */
     int64_t bucket_size, bucket_count;
@@ -58,10 +58,10 @@ XD_API const xd_bucket_plan_desc *xd_bucket_plan_settings(const xd_bucket_plan *
 /* One bucket: an interval of the buffer. Buckets follow each other without gaps, from 0 on, in the order in which they are
  * summed. */
 typedef struct xd_bucket {
-    xd_interval buffer; /* with its padding at the end, which stays zero */
-    int64_t unpadded;   /* elements without that; padding between parameters is counted */
-    int64_t first,
-        count; /* its parameters are first, first + 1, ... first + count - 1; the last one stands first */
+    xd_interval buffer;   /* with its padding at the end, which stays zero */
+    int64_t unpadded;     /* elements without that; padding between parameters is counted */
+    int64_t first, count; /* its parameters are first, first + 1, ... first + count - 1; the last one
+                           * stands first */
 } xd_bucket;
 
 /* Number of buckets, 0 without parameters; and bucket `index` of them. Elements of the buffer: the end of the last one. */

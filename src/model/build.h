@@ -33,11 +33,11 @@ enum {
 /* What a pipeline is made of: the layers of a model in chunks, dealt to the ranks round by round. Chunk number
  * virtual_stage * ranks + rank is that rank's. */
 typedef struct xd_pipeline_desc {
-    int ranks;           /* 0 -> 1; in xd_build_desc, those of groups->pp */
-    int virtual_stages;  /* chunks of each rank; 0 -> 1. More than one needs ranks > 1 */
-    int64_t layer_count; /* of the whole model */
-    const int64_t
-        *chunk_layers; /* [ranks * virtual_stages] layers of each chunk; NULL -> the same number in all */
+    int ranks;                   /* 0 -> 1; in xd_build_desc, those of groups->pp */
+    int virtual_stages;          /* chunks of each rank; 0 -> 1. More than one needs ranks > 1 */
+    int64_t layer_count;         /* of the whole model */
+    const int64_t *chunk_layers; /* [ranks * virtual_stages] layers of each chunk; NULL -> the same number
+                                  * in all */
 } xd_pipeline_desc;
 
 /* Where a stage is. */
@@ -138,9 +138,9 @@ typedef struct xd_wrap {
 
 /* Step 7: values that should be equal on all data ranks. */
 typedef struct xd_build_values {
-    bool
-        broadcast; /* seeds, and values that weights hold, become those of data rank 0: for providers that draw
-                            * numbers of their own on each rank. Experts' become those of rank 0 of their own data group */
+    bool broadcast;       /* seeds, and values that weights hold, become those of data rank 0: for providers
+                           * that draw numbers of their own on each rank. Experts' become those of rank 0 of
+                           * their own data group */
     bool without_buffers; /* with broadcast: buffers stay as they are, as in Megatron */
     bool check;           /* a hash of every value is compared instead; reads all of them once */
 } xd_build_values;
@@ -157,13 +157,13 @@ typedef struct xd_build_desc {
     const xd_groups *groups; /* NULL -> one rank in every group */
     xd_stage_provider provider;
     xd_pipeline_desc pipeline;
-    const xd_stage_hooks *before, *after; /* of the wrap; NULL -> none */
-    const xd_stage_hooks *before_override,
-        *after_override; /* called instead of these, also when empty; NULL -> no override */
+    const xd_stage_hooks *before, *after;                   /* of the wrap; NULL -> none */
+    const xd_stage_hooks *before_override, *after_override; /* called instead of these, also when
+                                                             * empty; NULL -> no override */
     xd_build_storage storage;
     xd_precision precision;
-    xd_block_init
-        init; /* zero -> none. Not under FSDP, which forms parts: write values in a hook after the wrap */
+    xd_block_init init; /* zero -> none. Not under FSDP, which forms parts: write values in a hook after
+                         * the wrap */
     xd_wrap wrap;
     xd_build_values values;
     xd_build_report report; /* zero -> the context's logger, as XD_LOG_INFO */

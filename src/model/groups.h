@@ -10,8 +10,8 @@ typedef struct xd_groups {
     xd_comm *tp, *pp, *cp, *dp;
     xd_comm *mp; /* tp and pp: one replica of the model */
     xd_comm *tp_cp;
-    xd_comm
-        *dp_cp; /* the data group of weights: whoever has the same weights and other samples or positions */
+    xd_comm *dp_cp; /* the data group of weights: whoever has the same weights and other samples or
+                     * positions */
     xd_comm *tp_dp_cp;
     xd_comm *embedding;          /* embd: first and last stage of a pipeline; NULL on the others */
     xd_comm *position_embedding; /* pos_embd: the first stage alone; NULL on the others */

@@ -20,15 +20,15 @@ struct xd_weight {
     char *name;       /* full; belongs to the table of names */
     xd_weight_desc desc;
     xd_region region;
-    xd_region
-        *saved; /* what of it is no padding, of a weight with stored rows that it does not have; NULL: all */
-    int64_t index; /* in the model's order, once sealed */
+    xd_region *saved; /* what of it is no padding, of a weight with stored rows that it does not have;
+                       * NULL: all */
+    int64_t index;    /* in the model's order, once sealed */
     int64_t count;
     int64_t shape[XD_DIMS_MAX]; /* of the region */
     void *value, *gradient;
     bool ready;
-    struct xdi_flat *
-        flat; /* of a wrapper: where its values and gradients are, and which of that buffer's weights it is */
+    struct xdi_flat *flat; /* of a wrapper: where its values and gradients are, and which of that buffer's
+                            * weights it is */
     int64_t flat_index;
 };
 
@@ -197,8 +197,8 @@ typedef struct xdi_pipeline_step {
         [2]; /* the rank before, or behind: this one or that one is idle, and an empty message each way says that both go on */
     int64_t waits; /* idle ticks in a row, this one counted */
     int buffer;    /* of two in turn, where what is sent is written */
-    int64_t
-        needs; /* the last tick whose messages must have arrived before the work, or left that buffer; -1: none */
+    int64_t needs; /* the last tick whose messages must have arrived before the work, or left that buffer;
+                    * -1: none */
 } xdi_pipeline_step;
 
 /* All ticks of one rank, and how many places they use. */
@@ -229,22 +229,21 @@ typedef struct xdi_bucket {
     xd_interval buffer; /* of the flat buffer */
     int64_t kept;       /* elements of the sum that stay here: this rank's part, or all */
     int64_t blocks;     /* that add to it, ties included; 0: it rests */
-    int64_t done; /* of these, in the leaf that is being formed, or in the round of those of all members */
-    int64_t leaf; /* leaves formed so far */
-    float **
-        places; /* [members] the whole gradient of each leaf that is being formed; NULL before its first backward, and of members
-                 * whose leaves are added to that of the first */
+    int64_t done;   /* of these, in the leaf that is being formed, or in the round of those of all members */
+    int64_t leaf;   /* leaves formed so far */
+    float **places; /* [members] the whole gradient of each leaf that is being formed; NULL before its first
+                     * backward, and of members whose leaves are added to that of the first */
     xd_leaf_stack *stack; /* of whole leaves; of parts of sums over the ranks where leaves are dealt */
     float *sum;           /* [kept], once reduced; at home */
-    float
-        *landed; /* [kept] in memory of the device, where a sum passes on its way home; NULL -> it does not */
+    float *landed; /* [kept] in memory of the device, where a sum passes on its way home; NULL -> it does
+                    * not */
     bool reduced;
-    xd_leaf_stack **
-        lanes; /* [members] instead of the stack: of each member's leaves, where they come in turn and lie in rows; NULL -> none */
-    float *joined;        /* the nodes of all lanes, as one stack would have them; NULL -> none */
-    xdi_flight sending;   /* the sum over the ranks that is under way: of a dealt leaf, or of all leaves */
-    xdi_flight spreading; /* values that ranks have stepped in parts, to all */
-    uint64_t seen;        /* the last round over a block's buckets that met it */
+    xd_leaf_stack **lanes; /* [members] instead of the stack: of each member's leaves, where they come in
+                            * turn and lie in rows; NULL -> none */
+    float *joined;         /* the nodes of all lanes, as one stack would have them; NULL -> none */
+    xdi_flight sending;    /* the sum over the ranks that is under way: of a dealt leaf, or of all leaves */
+    xdi_flight spreading;  /* values that ranks have stepped in parts, to all */
+    uint64_t seen;         /* the last round over a block's buckets that met it */
 } xdi_bucket;
 
 /* Weights of one unit and one type, one after another. What is kept has the type of the weights; it may be sent in another one,
@@ -259,16 +258,15 @@ typedef struct xdi_flat {
     xd_bucket_plan *plan;
     size_t kept_bytes; /* of values */
     void *values; /* kept: all of them or this rank's part; NULL when all weights have their own; at home */
-    void *
-        sent; /* [numel / ranks] this rank's part as it is sent: `values`, or a copy; at home. When whole NULL, but
-                  * [numel] as shown where that is not at home and of another type */
-    void *shown;         /* [numel] values that all ranks keep, as they are shown; NULL -> as they are kept */
-    void *near;          /* [numel / reshard_ranks] the part of a gathered unit that stays; NULL -> none */
-    size_t slot;         /* bytes from the begin of a gathered unit to these, as they were sent */
-    size_t view_slot;    /* and as they are shown, where that is another type */
-    xdi_flight arriving; /* its gather */
-    int64_t place;       /* elements from the begin of a unit's whole gradient to these */
-    xdi_bucket *buckets; /* [bucket_count] */
+    void *sent;   /* [numel / ranks] this rank's part as it is sent: `values`, or a copy; at home. When whole
+                   * NULL, but [numel] as shown where that is not at home and of another type */
+    void *shown;  /* [numel] values that all ranks keep, as they are shown; NULL -> as they are kept */
+    void *near;   /* [numel / reshard_ranks] the part of a gathered unit that stays; NULL -> none */
+    size_t slot;  /* bytes from the begin of a gathered unit to these, as they were sent */
+    size_t view_slot;     /* and as they are shown, where that is another type */
+    xdi_flight arriving;  /* its gather */
+    int64_t place;        /* elements from the begin of a unit's whole gradient to these */
+    xdi_bucket *buckets;  /* [bucket_count] */
     int64_t bucket_count; /* 0 when it is not trained */
 } xdi_flat;
 
@@ -277,12 +275,12 @@ struct xdi_unit {
     xd_block *block;
     xdi_flat *flats; /* [flat_count] */
     int64_t flat_count;
-    int level;              /* units around it */
-    size_t gathered_bytes;  /* of its values, 0 when they are kept whole */
-    int64_t gradient_count; /* elements of its whole gradient */
-    int64_t open;           /* brackets that are open */
-    struct xdi_unit_slot
-        *slots; /* [slot_count] where they may be: shared with the units of its level, or its own */
+    int level;                   /* units around it */
+    size_t gathered_bytes;       /* of its values, 0 when they are kept whole */
+    int64_t gradient_count;      /* elements of its whole gradient */
+    int64_t open;                /* brackets that are open */
+    struct xdi_unit_slot *slots; /* [slot_count] where they may be: shared with the units of its level, or
+                                  * its own */
     int slot_count;
     struct xdi_unit_slot *slot;     /* where they are, or arrive; NULL -> not gathered */
     bool arriving;                  /* started, and not opened yet */
@@ -358,8 +356,8 @@ struct xd_parallel {
     int64_t launched;               /* DDP: buckets of this step whose sum was started, in order */
     bool late;                      /* DDP: sums begin in xd_parallel_reduce alone */
     int64_t *counts;                /* [ranks] scratch */
-    xd_leaves
-        *known; /* [ranks + replica_count]: of each data rank, then of each group, in the sums over them */
+    xd_leaves *known; /* [ranks + replica_count]: of each data rank, then of each group, in the sums over
+                       * them */
     xd_dtype sent_dtype, view_dtype; /* of floating weights; NONE -> their own, and as sent */
     float before, after;             /* factors of leaves, and of the sum of all */
     int reshard_ranks;               /* that keep a unit together after it was gathered; 0 -> all */

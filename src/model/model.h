@@ -58,20 +58,20 @@ typedef enum xd_decay {
 
 /* What parallel training needs to know of a weight. Zero is the default of every field. */
 typedef struct xd_weight_traits {
-    bool
-        frozen; /* not trained: no gradient and no state of an optimizer; sharded and saved like the others */
-    bool expert; /* its data group is that of the experts */
-    bool
-        tensor_parallel; /* ranks of the tensor-parallel group hold different parts: see xd_weight_set_tensor_parallel */
-    int partition_dim;                  /* the dimension that is cut */
-    int partition_stride;               /* of the cut; 0 -> 1 */
+    bool frozen;          /* not trained: no gradient and no state of an optimizer; sharded and saved like the
+                           * others */
+    bool expert;          /* its data group is that of the experts */
+    bool tensor_parallel; /* ranks of the tensor-parallel group hold different parts: see
+                           * xd_weight_set_tensor_parallel */
+    int partition_dim;    /* the dimension that is cut */
+    int partition_stride; /* of the cut; 0 -> 1 */
     bool expert_tensor_parallel;        /* cut over the experts' tensor-parallel group instead */
     bool sequence_parallel;             /* its gradient must be summed over the tensor-parallel group */
     bool averaged_over_tensor_parallel; /* its gradient must be averaged over that group */
     bool pipeline_parallel;             /* its gradient must be summed over the stages */
     bool shared;                        /* another stage has the same weight and counts it in norms */
-    bool
-        shared_embedding; /* an embedding that is also the head of another stage: reduced over the embedding group */
+    bool shared_embedding;    /* an embedding that is also the head of another stage: reduced over the
+                               * embedding group */
     bool embedding_or_output; /* for optimizers that treat these otherwise */
     bool keep_f32;            /* not converted to a half type */
     int64_t qkv_sizes[3]; /* rows of the queries, keys and values of a fused projection; zero -> it is none */
@@ -84,27 +84,25 @@ typedef struct xd_weight_desc {
     xd_dtype dtype;             /* required */
     int ndim;                   /* 0 is a scalar */
     int64_t shape[XD_DIMS_MAX]; /* of the whole weight, all ranks together */
-    int64_t
-        stored_rows; /* of dimension 0 where more rows are stored than there are (padded vocabularies): these stay 0.
-                                   * 0 -> shape[0] */
-    const xd_layout *
-        layout; /* of the stored shape: how the caller has cut it over ranks of one tensor-parallel group, for example;
-                                   * not over data ranks, which wrappers divide. Must outlive the model. NULL -> whole on this
-                                   * rank */
-    xd_init
-        init; /* a pure function of (seed of the model, full name, index in the whole weight), so the same on every layout */
+    int64_t stored_rows;        /* of dimension 0 where more rows are stored than there are (padded
+                                 * vocabularies): these stay 0. 0 -> shape[0] */
+    const xd_layout *layout;    /* of the stored shape: how the caller has cut it over ranks of one
+                                 * tensor-parallel group, for example; not over data ranks, which wrappers
+                                 * divide. Must outlive the model. NULL -> whole on this rank */
+    xd_init init; /* a pure function of (seed of the model, full name, index in the whole weight), so the
+                   * same on every layout */
     xd_weight_traits traits;
-    bool buffer;    /* not trained: no gradient, never stepped */
-    bool transient; /* a buffer that is not saved: it can be computed again */
-    const char *
-        tied_to; /* the full name of an earlier weight of the same shape and type, whose storage this is. Such a
-                                   * weight has no storage, init, layout and traits of its own; NULL -> none */
-    int group;   /* of the optimizer */
+    bool buffer;             /* not trained: no gradient, never stepped */
+    bool transient;          /* a buffer that is not saved: it can be computed again */
+    const char *tied_to;     /* the full name of an earlier weight of the same shape and type, whose storage
+                              * this is. Such a weight has no storage, init, layout and traits of its own; NULL
+                              * -> none */
+    int group;               /* of the optimizer */
     xd_dtype gradient_dtype; /* NONE -> F32 */
-    void *value,
-        *gradient; /* the caller's storage in memory of the context's device, until xd_model_destroy; NULL -> the
-                                   * library's. gradient may be given alone or left out */
-    int64_t room; /* elements there are at value, and at gradient */
+    void *value, *gradient;  /* the caller's storage in memory of the context's device, until
+                              * xd_model_destroy; NULL -> the library's. gradient may be given alone or
+                              * left out */
+    int64_t room;            /* elements there are at value, and at gradient */
 } xd_weight_desc;
 
 /* A weight as it is now. */

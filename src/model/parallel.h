@@ -62,31 +62,29 @@ typedef struct xd_parallel xd_parallel;
 /* What gradients are divided by: each element is multiplied once by the f32 nearest to the inverse of the divisor, at a place
  * that no layout changes, so that INVARIANT mode keeps its bits. Zero is the default of every field. */
 typedef struct xd_gradient_divisors {
-    bool
-        average; /* at the end, by the number of leaves: the mean over all micro-batches instead of their sum */
-    double
-        before; /* each leaf, before it is added to others, so that the sum of large ones stays finite; outside of INVARIANT mode
-                    * what a rank sends. 0 -> 1 */
-    double after; /* the sum over all leaves, in one multiplication with `average`; 0 -> 1 */
+    bool average;  /* at the end, by the number of leaves: the mean over all micro-batches instead of their
+                    * sum */
+    double before; /* each leaf, before it is added to others, so that the sum of large ones stays finite;
+                    * outside of INVARIANT mode what a rank sends. 0 -> 1 */
+    double after;  /* the sum over all leaves, in one multiplication with `average`; 0 -> 1 */
 } xd_gradient_divisors;
 
 /* The ranks that hold the same experts (weights with the trait `expert`). Zero where a model has none, and on a single data
  * rank. */
 typedef struct xd_expert_ranks {
-    xd_comm *
-        data; /* those among the data ranks: N / members of them, number r / members for data rank r. Must outlive the wrapper */
+    xd_comm *data;     /* those among the data ranks: N / members of them, number r / members for data rank r.
+                        * Must outlive the wrapper */
     xd_comm *replicas; /* those at the same place in other groups, where the wrapper has replicas */
     xd_queue *gathers, *reductions; /* as those of the wrapper, over `data`; NULL -> none */
 } xd_expert_ranks;
 
 /* Settings of DDP. Zero is the default of every field. */
 typedef struct xd_ddp_desc {
-    int64_t leaves; /* micro-batches of a step, all ranks together; 0 -> one for each data rank */
-    bool
-        sharded_optimizer; /* each rank steps 1 / N of the weights, which xd_parallel_publish gathers (ZeRO-1) */
-    xd_dtype
-        view_dtype; /* F32, BF16 or F16: in which blocks show such weights, a copy that xd_parallel_publish renews;
-                          * NONE -> as they are, and no copy */
+    int64_t leaves;         /* micro-batches of a step, all ranks together; 0 -> one for each data rank */
+    bool sharded_optimizer; /* each rank steps 1 / N of the weights, which xd_parallel_publish gathers
+                             * (ZeRO-1) */
+    xd_dtype view_dtype;    /* F32, BF16 or F16: in which blocks show such weights, a copy that
+                             * xd_parallel_publish renews; NONE -> as they are, and no copy */
     /* Queues over the data ranks, which several wrappers may share and which outlive them; NULL -> what they would run is run in
      * xd_parallel_reduce and xd_parallel_publish. On `reductions` the sum of a bucket begins when the last of its blocks has
      * had its last backward, in the order of buckets; that xd_block_end is then collective, as xd_queue_start is. With
@@ -94,31 +92,29 @@ typedef struct xd_ddp_desc {
      * travel from xd_parallel_publish until a block with them is opened or the next step is reduced: so long, this rank's own
      * parts may be read, and none written. */
     xd_queue *gathers, *reductions;
-    int64_t
-        bucket_size; /* with `reductions`: elements from which on a bucket ends; 0 -> as xd_bucket_plan_desc */
+    int64_t bucket_size; /* with `reductions`: elements from which on a bucket ends; 0 -> as
+                          * xd_bucket_plan_desc */
     xd_gradient_divisors divide;
-    bool
-        reserve_frozen; /* memory for gradients of frozen weights too, so that xd_parallel_thaw can begin them; with
-                          * sharded_optimizer such weights are kept in parts from the start */
-    xd_comm *
-        replicas; /* several instances of the optimizer: as in xd_fsdp_desc. With sharded_optimizer each group of data ranks
-                        * steps all weights among its own ranks. NULL -> there is one group */
+    bool reserve_frozen; /* memory for gradients of frozen weights too, so that xd_parallel_thaw can begin
+                          * them; with sharded_optimizer such weights are kept in parts from the start */
+    xd_comm *replicas;   /* several instances of the optimizer: as in xd_fsdp_desc. With sharded_optimizer
+                          * each group of data ranks steps all weights among its own ranks. NULL -> there is
+                          * one group */
     xd_expert_ranks experts;
 } xd_ddp_desc;
 
 /* Settings of FSDP. Zero is the default of every field. */
 typedef struct xd_fsdp_desc {
-    int64_t leaves; /* as in xd_ddp_desc */
-    const char *const
-        *unit_types; /* [unit_type_count] blocks of these types are units (xd_block_desc.type) */
+    int64_t leaves;                /* as in xd_ddp_desc */
+    const char *const *unit_types; /* [unit_type_count] blocks of these types are units
+                                    * (xd_block_desc.type) */
     int unit_type_count;
-    xd_comm *
-        replicas; /* HSDP: the ranks that hold the same part in other groups of the same size, one of each; data ranks
-                        * are numbered group after group. NULL -> there is one group */
-    bool
-        accumulate_whole; /* gradients of a rank's leaves are added up before they are sent: fewer bytes sent, memory
-                            * of the whole unit; and several units of a level may be amid a leaf's backwards (xd_pass.more).
-                            * The default where leaves cannot be dealt (see xd_parallel_leaf) */
+    xd_comm *replicas;     /* HSDP: the ranks that hold the same part in other groups of the same size, one of
+                            * each; data ranks are numbered group after group. NULL -> there is one group */
+    bool accumulate_whole; /* gradients of a rank's leaves are added up before they are sent: fewer bytes
+                            * sent, memory of the whole unit; and several units of a level may be amid a
+                            * leaf's backwards (xd_pass.more). The default where leaves cannot be dealt
+                            * (see xd_parallel_leaf) */
     /* F32, BF16 or F16, for weights of these types but those with keep_f32: in which they are sent, a copy of this rank's part
      * that xd_parallel_publish renews, and in which blocks show them. NONE -> sent as they are kept, shown as they are sent.
      * One rank rounds as many do. */
@@ -246,14 +242,14 @@ XD_API xd_result xd_parallel_publish(xd_parallel *parallel);
  * block, and one for experts, taken when the model is wrapped; no step takes more. Descriptions, on the host, are not
  * counted. */
 typedef struct xd_parallel_bytes {
-    size_t
-        values; /* kept: this rank's part of the weights, or all of them where they are the wrapper's; in every type */
+    size_t values;    /* kept: this rank's part of the weights, or all of them where they are the wrapper's;
+                       * in every type */
     size_t gradients; /* kept: reduced gradients, and leaves that wait for others */
-    size_t
-        gathered; /* whole values of units that are open, and what xd_fsdp_desc.reshard_ranks keeps of others */
+    size_t gathered;  /* whole values of units that are open, and what xd_fsdp_desc.reshard_ranks keeps of
+                       * others */
     size_t whole_gradients; /* of units in their backward, until they are sent */
-    size_t
-        host; /* parts of values and gradients in memory of xd_fsdp_desc.host, in a block of their own; not counted above */
+    size_t host; /* parts of values and gradients in memory of xd_fsdp_desc.host, in a block of their own;
+                  * not counted above */
 } xd_parallel_bytes;
 XD_API xd_parallel_bytes xd_parallel_memory(const xd_parallel *parallel);
 

@@ -27,8 +27,8 @@ typedef struct xdi_order_search {
     const xd_parallel *p;
     xd_comm *comm;
     int64_t least, most; /* brackets of the ranks with fewest and most */
-    int64_t
-        at; /* the first that is not the same on all ranks, as far back as is kept; least: none among these */
+    int64_t at; /* the first that is not the same on all ranks, as far back as is kept; least: none among
+                 * these */
 } xdi_order_search;
 
 static xd_result xdi_order_find(xdi_order_search *s) {

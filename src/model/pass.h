@@ -18,10 +18,10 @@ typedef enum xd_pass_kind {
 /* One pass. Passed by value: (xd_pass){ XD_PASS_BACKWARD, .leaf = 2 }. */
 typedef struct xd_pass {
     xd_pass_kind kind;
-    int64_t
-        leaf; /* BACKWARD: which of this rank's leaves of the step, 0 first, ascending for each block, and in turn for blocks
-                   * that are summed together where leaves are kept apart, see parallel.h */
-    bool more; /* BACKWARD: the block will be opened again for a backward of this leaf */
+    int64_t leaf; /* BACKWARD: which of this rank's leaves of the step, 0 first, ascending for each block,
+                   * and in turn for blocks that are summed together where leaves are kept apart, see
+                   * parallel.h */
+    bool more;    /* BACKWARD: the block will be opened again for a backward of this leaf */
 } xd_pass;
 
 /* The memory of an open block. Arrays have an entry for each of its own weights, buffers and ties, in the order in which they
@@ -31,7 +31,7 @@ typedef struct xd_block_view {
     void *const *values; /* [count]; each dense, of the size and type that its desc says */
     void *const *
         gradients; /* [count]; BACKWARD: of the gradients' type, zero when the leaf's first backward begins; add to
-                               * them. NULL for what is not trained, and all NULL in other passes */
+                    * them. NULL for what is not trained, and all NULL in other passes */
 } xd_block_view;
 
 /* Opens a block. A parent may stay open around its children; a block may be open several times at once.

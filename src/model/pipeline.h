@@ -30,10 +30,9 @@ typedef struct xd_pipeline_schedule {
     int ranks;             /* p; 0 -> 1 */
     int virtual_stages;    /* v, of each rank; 0 -> 1. More than one needs ranks > 1 */
     int64_t micro_batches; /* m; required */
-    int64_t
-        group; /* with virtual stages: micro-batches of a group: all, or at least `ranks` of them, which leave none or at
-                    * least `ranks` for the last; 0 -> the fewest */
-    bool forward_only; /* inference: there are no backwards */
+    int64_t group;         /* with virtual stages: micro-batches of a group: all, or at least `ranks` of them,
+                            * which leave none or at least `ranks` for the last; 0 -> the fewest */
+    bool forward_only;     /* inference: there are no backwards */
 } xd_pipeline_schedule;
 
 /* Nothing, or one of the two passes over a stage. */
@@ -75,11 +74,10 @@ typedef struct xd_pipeline_counts {
     int64_t ticks;           /* of all ranks alike */
     int64_t work, idle;      /* ticks of this rank */
     int64_t sends, receives; /* its messages, each an activation or the gradient of one */
-    int64_t
-        forwards; /* in flight at most: run, and their backwards not. Of 1F1B min(p - r, m), interleaved min(2 (p - r - 1) +
-                       * (v - 1) group + 1, v m) */
-    int64_t
-        inputs; /* activations from other ranks that are kept at once, at most: until their backward has been run */
+    int64_t forwards;        /* in flight at most: run, and their backwards not. Of 1F1B min(p - r, m),
+                              * interleaved min(2 (p - r - 1) + (v - 1) group + 1, v m) */
+    int64_t inputs;    /* activations from other ranks that are kept at once, at most: until their backward
+                        * has been run */
     int64_t gradients; /* of outputs, likewise */
 } xd_pipeline_counts;
 
@@ -91,22 +89,22 @@ XD_API xd_result xd_pipeline_measure(xd_ctx *ctx, const xd_pipeline_schedule *sc
 
 /* What a pipeline runs. Zero is the default of every field but schedule.micro_batches and, with several ranks, dtype. */
 typedef struct xd_pipeline_run_desc {
-    xd_pipeline_schedule
-        schedule; /* ranks 0 -> those of the group. forward_only: no memory for backwards, which are then refused */
-    int ndim; /* of an activation, the same between all stages; 0 -> one element */
+    xd_pipeline_schedule schedule; /* ranks 0 -> those of the group. forward_only: no memory for
+                                    * backwards, which are then refused */
+    int ndim;                      /* of an activation, the same between all stages; 0 -> one element */
     int64_t shape[XD_DIMS_MAX];
     xd_dtype dtype;          /* in which activations are sent; any */
     xd_dtype gradient_dtype; /* and their gradients; NONE -> dtype */
     int64_t value_count; /* numbers that the last stage reports of a micro-batch: losses, counts of tokens */
-    const xd_built *
-        built; /* this rank's stages, handed to the callbacks; must outlive the pipeline. NULL -> plain numbers */
+    const xd_built *built; /* this rank's stages, handed to the callbacks; must outlive the pipeline. NULL
+                            * -> plain numbers */
     /* The other ranks that hold these stages, as the same handle that their wrappers have; NULL -> none. `gathers`: calls of
      * `forward` and `backward` are collective over it, each of them, as brackets under FSDP are; schedules are then the same
      * on all of it. */
     xd_comm *data;
     bool gathers;
-    xd_comm
-        *world; /* every rank that fails when one does, beyond the pipeline and `data`; NULL -> these alone */
+    xd_comm *world; /* every rank that fails when one does, beyond the pipeline and `data`; NULL -> these
+                     * alone */
     /* A queue over the ranks of the pipeline, with room for two records, which outlives it: messages travel beside the next
      * call where it has a thread, a rank waits for them before the first call that reads one, and there is memory for one
      * activation and one gradient more. Bits and the order of calls are the same. On all ranks or none. NULL -> a rank waits
@@ -145,15 +143,14 @@ typedef struct xd_pipeline_call {
     xd_stage stage; /* its place, and of desc.built its model and wrapper; without, places have no layers */
     xd_pass_kind pass;   /* FORWARD, BACKWARD or INFERENCE */
     int64_t micro_batch; /* ascending for each stage; the leaf of xd_pass */
-    int64_t
-        slot; /* below xd_pipeline_counts.forwards: where the caller keeps what a backward reads; no other forward in flight on
-                   * this rank has the same, whatever its stage */
+    int64_t slot;      /* below xd_pipeline_counts.forwards: where the caller keeps what a backward reads; no
+                        * other forward in flight on this rank has the same, whatever its stage */
     const void *input; /* until the backward has returned, which is given it again. NULL on the first stage */
     void *output;      /* FORWARD, INFERENCE: to be written. NULL on the last stage */
     const void *output_gradient; /* BACKWARD; NULL on the last stage, whose loss is the caller's */
     void *input_gradient;        /* BACKWARD: to be written, all of it. NULL on the first stage */
-    double *
-        values; /* [value_count] on the last stage, zero at first, to be written in either pass. NULL elsewhere */
+    double *values; /* [value_count] on the last stage, zero at first, to be written in either pass. NULL
+                     * elsewhere */
 } xd_pipeline_call;
 
 /* The caller's part. Any result but XD_OK ends the run on all ranks. `backward` NULL: inference, nothing is kept.
@@ -195,10 +192,10 @@ XD_API xd_result xd_pipeline_run(xd_pipeline *pipeline, const xd_pipeline_calls 
 typedef struct xd_pipeline_finish_desc {
     const xd_groups *groups; /* required; of these pp, tp, embedding and dp_cp, or dp where that is NULL */
     const xd_built *built;   /* required; every stage wrapped */
-    bool
-        per_token; /* gradients are those of a sum over tokens, to be divided by their number in the whole step, at least 1 */
-    int64_t
-        tokens; /* with per_token: those that this rank's last stage has counted; not read where it is not */
+    bool per_token;          /* gradients are those of a sum over tokens, to be divided by their number in the
+                              * whole step, at least 1 */
+    int64_t tokens; /* with per_token: those that this rank's last stage has counted; not read where it is
+                     * not */
 } xd_pipeline_finish_desc;
 
 /* Instead of xd_parallel_reduce of each stage, in Megatron's order:

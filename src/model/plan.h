@@ -17,9 +17,9 @@ typedef struct xd_memory_plan_desc {
     const xd_optimizer_desc *optimizer; /* its settings; not its list, which is the wrapper's. NULL -> none */
     const xd_ema_desc *averages;        /* [average_count] */
     int average_count;
-    const xd_inputs_desc *inputs; /* of blocks that are recomputed; NULL -> none */
-    const xd_pipeline_run_desc *
-        pipeline; /* that the model is a stage of, on rank `pipeline_rank`, with schedule.ranks; NULL -> none */
+    const xd_inputs_desc *inputs;         /* of blocks that are recomputed; NULL -> none */
+    const xd_pipeline_run_desc *pipeline; /* that the model is a stage of, on rank `pipeline_rank`, with
+                                           * schedule.ranks; NULL -> none */
     int pipeline_rank;
     int expert_ranks; /* data ranks of a group that hold the same experts, of a model with some; 0 -> all of them */
 } xd_memory_plan_desc;

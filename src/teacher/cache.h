@@ -74,8 +74,8 @@ typedef struct xd_teacher_cache_desc {
     xd_cache_coding coding; /* 0 -> 8 bits */
     bool spans;             /* each token's span is stored too: aligning then needs no tokenizer */
     const char *name;       /* of the teacher, at most 63 bytes; NULL -> "" */
-    const xd_vocab
-        *vocab; /* split of the logits' columns over ranks; NULL -> this rank has all; not stored */
+    const xd_vocab *vocab;  /* split of the logits' columns over ranks; NULL -> this rank has all; not
+                             * stored */
 } xd_teacher_cache_desc;
 
 /* ---- writing ---- */

@@ -15,9 +15,8 @@ typedef struct xd_tensor_part {
     const xd_region *region;    /* indices of the tensor; NULL -> all of them */
     xd_interval range;          /* positions in the dense storage of `region` that are here; may be empty */
     void *data;                 /* [range.end - range.begin]; may be NULL when empty */
-    bool
-        replica; /* another rank holds the same elements and speaks for them; exactly one rank of those that hold an
-                   * element leaves this false */
+    bool replica; /* another rank holds the same elements and speaks for them; exactly one rank of those
+                   * that hold an element leaves this false */
 } xd_tensor_part;
 
 #endif

@@ -38,9 +38,9 @@ typedef struct xd_redistribution_step {
     const int64_t *send_counts, *send_displacements; /* [ranks] elements; this rank's own count is 0 */
     const int64_t *recv_counts, *recv_displacements;
     int64_t send_count, recv_count; /* their sums */
-    int64_t
-        recv_capacity; /* elements of the recv buffer: this rank's own blocks of a reduction come last in it */
-    int64_t copy_count;  /* strided blocks this rank packs, unpacks and moves locally */
+    int64_t recv_capacity; /* elements of the recv buffer: this rank's own blocks of a reduction come last
+                            * in it */
+    int64_t copy_count;    /* strided blocks this rank packs, unpacks and moves locally */
     int64_t total_count; /* elements that move between ranks, all ranks together; 0 -> no rank communicates */
     bool reduces;        /* partial values are reduced on arrival */
 } xd_redistribution_step;

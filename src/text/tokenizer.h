@@ -79,13 +79,13 @@ XD_API void xd_tokenizer_destroy(xd_tokenizer *tokenizer);
 
 /* Properties of a tokenizer. */
 typedef struct xd_tokenizer_info {
-    int32_t size;   /* largest id + 1: the rows of an embedding it needs */
-    int32_t tokens; /* ids in use; the others are gaps */
-    uint64_t hash;  /* of everything that decides a text's ids and bytes, not of what add_special puts
+    int32_t size;     /* largest id + 1: the rows of an embedding it needs */
+    int32_t tokens;   /* ids in use; the others are gaps */
+    uint64_t hash;    /* of everything that decides a text's ids and bytes, not of what add_special puts
                        * around it; names caches and projections */
-    bool
-        byte_level; /* any bytes survive encoding and decoding: the symbols are bytes, all 256 have a token, and no
-                       * normaliser, dropped separator or blank taken by an added token changes the text */
+    bool byte_level;  /* any bytes survive encoding and decoding: the symbols are bytes, all 256 have a
+                       * token, and no normaliser, dropped separator or blank taken by an added token
+                       * changes the text */
     bool adds_prefix; /* encoding may add a blank at the start of a text; decoding removes it */
     int32_t unknown;  /* id for text that has no token; -1: there is no such id */
     int32_t bos, eos; /* ids that begin and end a text; -1 when undefined. tokenizer.json: the first
@@ -154,7 +154,7 @@ typedef struct xd_encode_desc {
     bool parse_special; /* SPECIAL names in the text become tokens; never do it to untrusted text */
     bool skip_spans;    /* the encoding then has no spans */
     bool add_special; /* add the tokens that the model expects around a text: the post-processor's; for other
-                         * forms BOS, if defined, and no EOS, as Llama and Mistral are used */
+                       * forms BOS, if defined, and no EOS, as Llama and Mistral are used */
 } xd_encode_desc;
 
 /* A text's tokens. The arrays belong to the encoder until its next call. */

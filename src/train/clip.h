@@ -8,15 +8,15 @@
 
 /* What a gradient norm covers. Zero is the default of every field. */
 typedef struct xd_gradient_norm_desc {
-    const xd_param
-        *params; /* required; [param_count]; those without gradient, frozen or a buffer add nothing */
+    const xd_param *params; /* required; [param_count]; those without gradient, frozen or a buffer add
+                             * nothing */
     int64_t param_count;
     xd_norm_type type; /* 0 -> XD_NORM_L2 */
     double max_norm;   /* 0 -> no clipping, the coefficient is 1 */
     xd_clip_form form;
-    xd_status *
-        status; /* receives what all ranks have found: the count of non-finite elements, and a norm that is refused.
-                        * Given to xd_optimizer_step it skips the step, on every rank. NULL -> not recorded */
+    xd_status *status;   /* receives what all ranks have found: the count of non-finite elements, and a norm
+                          * that is refused. Given to xd_optimizer_step it skips the step, on every rank. NULL
+                          * -> not recorded */
     double refuse_above; /* a larger norm is a finding, as an infinity is: large gradients; 0 -> none is */
 } xd_gradient_norm_desc;
 

@@ -51,9 +51,9 @@ struct xd_ema {
     void *device_memory;   /* that of the shadows when it is not this block itself */
     xd_array_list *list;   /* of the lerps, on a device; NULL on the CPU */
     xd_average_turn *turn; /* counters in memory of the device; NULL on the CPU */
-    bool
-        counts_there; /* the device has the counters, since some step may have been refused; `iteration` is as if none had */
-    int64_t most; /* then: no iteration is above it */
+    bool counts_there;     /* the device has the counters, since some step may have been refused; `iteration`
+                            * is as if none had */
+    int64_t most;          /* then: no iteration is above it */
 };
 
 static const char *const xdi_ema_wrappers[] = { "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.",

@@ -30,23 +30,22 @@ typedef struct xd_ema_desc {
     bool disable_rampup;     /* HALFLIFE */
     int64_t batch_size;      /* HALFLIFE; samples of all ranks in an iteration; 0 -> 1 */
     int64_t start_iteration; /* earlier updates do nothing; 0 -> the first update already counts */
-    bool
-        init_from_current; /* the weights at creation count; without it the first update that counts copies */
-    xd_dtype
-        dtype; /* of shadows of parameters: F32 BF16 F16 F64; NONE -> F32. A narrow shadow stops changing:
-                      * bf16 at decay 0.9999 needs a difference of 39 to change a 1.0 */
-    bool live_dtype;    /* every shadow in its parameter's own dtype instead */
-    bool compat_credit; /* b * shadow + (1 - b) * live, rounded as CREDIT does, instead of the lerp */
+    bool init_from_current;  /* the weights at creation count; without it the first update that counts
+                              * copies */
+    xd_dtype dtype;          /* of shadows of parameters: F32 BF16 F16 F64; NONE -> F32. A narrow shadow stops
+                              * changing: bf16 at decay 0.9999 needs a difference of 39 to change a 1.0 */
+    bool live_dtype;         /* every shadow in its parameter's own dtype instead */
+    bool compat_credit;      /* b * shadow + (1 - b) * live, rounded as CREDIT does, instead of the lerp */
     const char *const *strip_tokens; /* [strip_count] substrings removed from names; must outlive the average;
                                       * NULL -> what wrappers add: "_checkpoint_wrapped_module.",
                                       * "_fsdp_wrapped_module.", "_orig_mod.", "module." */
     int strip_count;
     bool compensated; /* F32 shadows of parameters with a BF16 term for what they cannot hold, see below */
-    bool stochastic_bf16; /* BF16 shadows of parameters, rounded up or down at random, see below */
-    uint64_t seed;        /* of that rounding */
-    const xd_tensor_part *
-        parts; /* stochastic_bf16: [count], where the elements of each entry are in the whole parameter; must outlive
-                 * the average; NULL -> adjacent, from xd_param.first on */
+    bool stochastic_bf16;        /* BF16 shadows of parameters, rounded up or down at random, see below */
+    uint64_t seed;               /* of that rounding */
+    const xd_tensor_part *parts; /* stochastic_bf16: [count], where the elements of each entry are in the
+                                  * whole parameter; must outlive the average; NULL -> adjacent, from
+                                  * xd_param.first on */
 } xd_ema_desc;
 
 /* Two formats whose shadows follow differences that others do not see. An f32 shadow s stands still while the weight is nearer
@@ -178,8 +177,8 @@ XD_API xd_result xd_ema_copy_to(const xd_ema *ema, const xd_param *targets, int6
 typedef struct xd_ema_load_desc {
     const xd_ema_record
         *record;  /* what xd_ema_describe returned when the values were saved; NULL -> the iteration does not
-                                  * change. The average is initialized afterwards when every parameter was filled or
-                                  * the record is of an initialized one */
+                   * change. The average is initialized afterwards when every parameter was filled or
+                   * the record is of an initialized one */
     bool lenient; /* false -> every name must be in both lists, tied names apart */
 } xd_ema_load_desc;
 

@@ -35,12 +35,12 @@ typedef struct xd_optimizer_desc {
     double weight_decay;              /* used when groups is NULL */
     const xd_optimizer_group *groups; /* [group_count], read during creation; NULL -> one plain group */
     int group_count;
-    bool maximize; /* climb instead of descend */
-    bool
-        reserve_frozen; /* memory for the state of frozen parameters too, so that xd_optimizer_thaw can begin it */
-    bool
-        stochastic_bf16; /* BF16 values have no master copy and are rounded up or down at random, see below */
-    uint64_t seed;       /* of that rounding */
+    bool maximize;        /* climb instead of descend */
+    bool reserve_frozen;  /* memory for the state of frozen parameters too, so that xd_optimizer_thaw can
+                           * begin it */
+    bool stochastic_bf16; /* BF16 values have no master copy and are rounded up or down at random, see
+                           * below */
+    uint64_t seed;        /* of that rounding */
 } xd_optimizer_desc;
 
 /* stochastic_bf16: a step computes in f32 as always, from the BF16 value, and stores the neighbour above or below with the
@@ -55,9 +55,8 @@ typedef struct xd_optimizer_desc {
 /* The state of one parameter, to save and to restore in place. Pointers into the optimizer, in memory of the
  * context's device. All but `step` are NULL for buffers and while the parameter is frozen. */
 typedef struct xd_optimizer_state {
-    float *
-        master; /* [count]; the f32 parameter behind a bf16 or f16 value; NULL where the value is the parameter:
-                        * f32, and bf16 with stochastic_bf16 */
+    float *master;     /* [count]; the f32 parameter behind a bf16 or f16 value; NULL where the value is the
+                        * parameter: f32, and bf16 with stochastic_bf16 */
     float *exp_avg;    /* [count]; Adam: mean of gradients; SGD: momentum buffer; NULL when never stepped */
     float *exp_avg_sq; /* [count]; Adam: mean of squared gradients; NULL for SGD */
     int64_t *step;     /* updates so far */

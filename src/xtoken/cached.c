@@ -35,8 +35,8 @@ typedef struct xdi_xcached {
     int64_t *offset;                  /* [tiles, width] where, within a tile, those of its chunks begin */
     double *target;                   /* [room] a */
     int32_t *ids;                     /* [room] J of one chunk after the other */
-    double *
-        q; /* the device's: room and cells of the largest tile; as doubles, and after the chunk d loss / d y */
+    double *q; /* the device's: room and cells of the largest tile; as doubles, and after the chunk d loss /
+                * d y */
     int64_t settle_room;
     void *scratch;               /* the device's: of list_gradient */
     unsigned char *here, *there; /* the lists from begin to ids; both to be released */

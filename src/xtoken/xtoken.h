@@ -92,10 +92,9 @@ typedef struct xd_xtoken_cached {
  * predicts the first token of a sequence: when the text has no start token before it, mask that token's chunk. */
 typedef struct xd_xtoken_likelihood {
     xd_likelihood_form form;
-    const float
-        *target_log_probs; /* [rows of logits] of the teacher's next tokens; NULL -> from `cached.cache`, or
-                                      else from logits and labels */
-    const float *chunk_length; /* [B, C] > 0, bytes or tokens of a chunk; NULL -> 1 */
+    const float *target_log_probs; /* [rows of logits] of the teacher's next tokens; NULL -> from
+                                    * `cached.cache`, or else from logits and labels */
+    const float *chunk_length;     /* [B, C] > 0, bytes or tokens of a chunk; NULL -> 1 */
 } xd_xtoken_likelihood;
 
 /* One teacher. Its rows hold its whole vocabulary on every rank that shares the student's; columns beyond
@@ -130,21 +129,19 @@ typedef struct xd_xtoken_teacher_values {
     double denominator; /* D_i */
     double agreeing; /* chunks (SAME: positions) whose most probable column is the same on both sides ... */
     double compared; /* ... out of so many; those whose loss is not finite do not agree */
-    double
-        counted; /* chunks that count, in compat their number, else their sample weights; SAME: weights of positions.
-                        0 when there are none, where compat has a denominator of 1 */
+    double counted;  /* chunks that count, in compat their number, else their sample weights; SAME: weights
+                      * of positions. 0 when there are none, where compat has a denominator of 1 */
 } xd_xtoken_teacher_values;
 
 /* Results of one call; sums over comm, the same bits on every rank. */
 typedef struct xd_xtoken_values {
     double loss, kd, ce; /* loss = kd_weight kd + ce_weight ce; all times the scale */
     double kd_weight;    /* the one used: the desc's, or the balance */
-    double
-        balance; /* |ce| / |kd|, 1 when kd is 0: as the next step's kd_weight, with ce_weight 1, it makes both terms
-                       equally large. At most 1e4, without compat: a KD below 1e-4 of CE counts as that much,
-                       since what is left of it may be rounding */
-    double right;  /* weight of the counted positions where the student's argmax is the label ... */
-    double tokens; /* ... and of all counted positions */
+    double balance;      /* |ce| / |kd|, 1 when kd is 0: as the next step's kd_weight, with ce_weight 1, it
+                          * makes both terms equally large. At most 1e4, without compat: a KD below 1e-4 of CE
+                          * counts as that much, since what is left of it may be rounding */
+    double right;        /* weight of the counted positions where the student's argmax is the label ... */
+    double tokens;       /* ... and of all counted positions */
     double token_denominator;
     int selected; /* SELECT: the teacher; else -1 */
 } xd_xtoken_values;

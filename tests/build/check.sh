@@ -70,6 +70,13 @@ export golden_implementation=build/xdistill.o
 
 file_name() { echo "$1" | tr :/ --; }
 
+# Of the log of a step that failed, the lines that say why, wherever they stand, and the end.
+telling() {
+    grep -aE 'FAILED|[1-9][0-9]* failed|CHECK|: .* == .*: |[Ee]rror|ERROR|[Ww]arning|Sanitizer|Killed|timed out|died' "$1" | head -n 24
+    echo "... the end:"
+    tail -n 8 "$1"
+}
+
 # Run one step with its output in a log, print how it went, and leave a file that says so and one with its seconds of all
 # processors and of the clock.
 report() {
@@ -79,7 +86,7 @@ report() {
     0) verdict=ok line="ok      $1" ;;
     77) verdict=skipped line="skipped $1: $(tail -n 1 "$file.log")" ;;
     *) verdict=FAILED line="FAILED  $1 ($file.log)
-$(tail -n 40 "$file.log" | sed 's/^/    /')" ;;
+$(telling "$file.log" | sed 's/^/    /')" ;;
     esac
     echo "$line"
     : >"$file.$verdict"

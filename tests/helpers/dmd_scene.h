@@ -53,10 +53,10 @@ typedef struct dmd_run {
     int64_t judge_steps;                      /* of its optimizer */
     xd_dmd_values values[DMD_STEPS_MAX], warm[DMD_STEPS_MAX];
     xd_dmd_record record;
-    double bins[DMD_BINS_MAX]; /* of f-distill, in the end */
-    bool forget_bins;          /* a resumed run begins with new ones */
-    int64_t allocated,
-        taken_by_steps; /* calls of the allocator, when the run counts them; those of xd_dmd_step on one rank */
+    double bins[DMD_BINS_MAX];         /* of f-distill, in the end */
+    bool forget_bins;                  /* a resumed run begins with new ones */
+    int64_t allocated, taken_by_steps; /* calls of the allocator, when the run counts them; those of
+                                        * xd_dmd_step on one rank */
 } dmd_run;
 
 /* ---- networks ---- */

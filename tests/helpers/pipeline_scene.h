@@ -25,11 +25,11 @@ typedef struct scene_run {
     scene_wrap wrap;
     int pp, dp, virtual_stages;
     int64_t leaves, group;
-    const int64_t *
-        chunk_layers; /* [pp * virtual_stages]; NULL -> layers 0 to SCENE_LAYERS - 2 and the rest to the last */
-    bool queues;      /* sums of DDP begin within calls */
-    xd_queue_form sends; /* of activations; AUTO -> no queue */
-    bool together;       /* all weights of a stage are one unit */
+    const int64_t *chunk_layers; /* [pp * virtual_stages]; NULL -> layers 0 to SCENE_LAYERS - 2 and the rest
+                                  * to the last */
+    bool queues;                 /* sums of DDP begin within calls */
+    xd_queue_form sends;         /* of activations; AUTO -> no queue */
+    bool together;               /* all weights of a stage are one unit */
     xd_reduction reduction;
     /* The rank, micro-batch and direction of a call that fails in the first run. */
     int fails, fails_at;

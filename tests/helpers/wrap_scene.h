@@ -34,9 +34,9 @@ typedef struct wrap_run {
     bool offloaded; /* FSDP: parts, optimizer and averages in another context */
     xd_gradient_divisors divide;
     wrap_thaw thaws[4];
-    int steps; /* 0 -> WRAP_STEPS */
-    const char *
-        spoiled; /* in step `spoiled_step` leaf `spoiled_leaf`, -1 for all, has `spoil` in the gradient of this weight */
+    int steps;           /* 0 -> WRAP_STEPS */
+    const char *spoiled; /* in step `spoiled_step` leaf `spoiled_leaf`, -1 for all, has `spoil` in the
+                          * gradient of this weight */
     int spoiled_step;
     int64_t spoiled_leaf;
     float spoil;

@@ -26,8 +26,8 @@
  * (sharded_survive.c). Told --restart, all end, and xdrun starts them again: they take what was saved last.
  *
  * Compiled by mpicc with -DSHARDED_MPI, and told --mpi, they are processes of MPI jobs: make demo-sharded ARGS=--mpi. Such a job
- * dies as a whole, so with --restart this program starts it again, on one rank fewer each time; where the MPI has recovery, --lose is
- * possible too.
+ * dies as a whole, so with --restart this program starts it again, on one rank fewer each time; where the MPI has recovery,
+ * --lose is possible too.
  *
  * Writes out/sharded/student, a Hugging Face model directory; out/sharded/plain and out/sharded/wrapped hold the checkpoints
  * and metrics.jsonl of the two, out/sharded/sharded.json the table with more digits. */
@@ -315,9 +315,7 @@ static int sharded_main_of_rank(const sharded_options *o, int argc, char **argv)
     if (o->mpi) MPI_Init(&argc, &argv);
 #endif
     const int status = sharded_main(o, argc, argv);
-#if defined(SHARDED_MPI)
-    if (o->mpi) MPI_Finalize();
-#endif
+    if (o->mpi) sharded_job_end(status, o->lose > 0);
     return status;
 }
 

@@ -177,6 +177,9 @@ bool sharded_job_recovers(void);
 /* This process is a rank. Returns its exit status. */
 int sharded_job_live(xd_ctx *ctx, sharded_job *job);
 
+/* It leaves MPI, and ends with the status itself when that takes too long, as it may after ranks were lost. */
+void sharded_job_end(int status, bool may_wait);
+
 /* ---- ranks that are lost ---- */
 
 /* Which, and when. */

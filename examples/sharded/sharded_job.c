@@ -9,13 +9,14 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { SHARDED_WORDS = 64 };
+enum { SHARDED_WORDS = 64, SHARDED_END_SECONDS = 3 };
 
 /* The writing end goes to the launcher, so the pipe ends when that does. */
 xd_result sharded_job_open_news(xd_ctx *ctx, const sharded_job *job, int ends[2]) {
@@ -97,4 +98,27 @@ int sharded_job_live(xd_ctx *ctx, sharded_job *job) {
     xd_comm_destroy(world);
     if (job->news >= 0) (void)close(job->news);
     return result != XD_OK;
+}
+
+#if defined(SHARDED_MPI)
+static volatile sig_atomic_t sharded_status;
+
+static void sharded_end_now(int number) {
+    (void)number;
+    _exit(sharded_status);
+}
+#endif
+
+/* MPI_Finalize of Open MPI 5.0 sometimes waits for those that have died. */
+void sharded_job_end(int status, bool may_wait) {
+#if defined(SHARDED_MPI)
+    sharded_status = status;
+    fflush(NULL);
+    if (may_wait && signal(SIGALRM, sharded_end_now) != SIG_ERR) (void)alarm(SHARDED_END_SECONDS);
+    MPI_Finalize();
+    (void)alarm(0);
+#else
+    (void)status;
+    (void)may_wait;
+#endif
 }

@@ -5,7 +5,7 @@
  *   build/xdrun --help          all options
  *
  * Each rank finds in its environment what xd_launch_discover reads: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR
- * (127.0.0.1), MASTER_PORT (a free one) and XDISTILL_JOB, a name drawn at random; besides XDISTILL_RESTARTS, how often the job was
+ * (127.0.0.1), MASTER_PORT (a free one) and XDISTILL_JOB, a name drawn at random; besides XDRUN_RESTARTS, how often the job was
  * started before. It reads nothing (/dev/null), and what it writes
  * comes out line by line behind its number, "[2] step 7", never two lines in one: xdrun alone writes. Lines of more than
  * a megabyte are cut.
@@ -319,7 +319,7 @@ static bool tell_rank(const job *j, int r) {
     return setenv("RANK", number, 1) == 0 && setenv("WORLD_SIZE", size, 1) == 0 &&
            setenv("LOCAL_RANK", number, 1) == 0 && setenv("LOCAL_WORLD_SIZE", size, 1) == 0 &&
            setenv("MASTER_ADDR", "127.0.0.1", 1) == 0 && setenv("MASTER_PORT", j->port, 1) == 0 &&
-           setenv("XDISTILL_JOB", j->name, 1) == 0 && setenv("XDISTILL_RESTARTS", restarts, 1) == 0;
+           setenv("XDISTILL_JOB", j->name, 1) == 0 && setenv("XDRUN_RESTARTS", restarts, 1) == 0;
 }
 
 static const int passed[] = { SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2 };

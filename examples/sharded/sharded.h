@@ -167,7 +167,7 @@ xd_result sharded_run_leg(xd_ctx *ctx, sharded_job *job, sharded_outcome *out);
 xd_result sharded_job_open_news(xd_ctx *ctx, const sharded_job *job, int ends[2]);
 
 /* This process becomes xdrun or mpirun, which starts the ranks of the leg: this program with its command line and --leg. Ranks
- * find in XDISTILL_RESTARTS how often they were started before, as xdrun tells it. Returns its exit status, when there is no
+ * find in XDRUN_RESTARTS how often they were started before, as xdrun tells it. Returns its exit status, when there is no
  * such program. */
 int sharded_job_launch(const sharded_job *job);
 

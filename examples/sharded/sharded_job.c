@@ -61,7 +61,7 @@ int sharded_job_launch(const sharded_job *job) {
         words[count++] = times;
     } else if (job->leg->again) {
         snprintf(times, sizeof times, "%d", job->world);
-        (void)setenv("XDISTILL_RESTARTS", times, 1);
+        (void)setenv("XDRUN_RESTARTS", times, 1);
     }
     for (int i = 0; i < job->argument_count; i++) words[count++] = job->arguments[i];
     words[count++] = "--leg";

@@ -70,7 +70,7 @@ static xd_result sharded_go_on(sharded_life *life, const sharded_leg *begun) {
 
 /* All were started again, perhaps on fewer ranks. They have nothing in memory, and go on from the last checkpoint. */
 static void sharded_begin_again(sharded_life *life, const sharded_leg *begun) {
-    const char *restarts = getenv("XDISTILL_RESTARTS");
+    const char *restarts = getenv("XDRUN_RESTARTS");
     life->job.world = restarts ? atoi(restarts) : 0;
     life->leg.resume = life->job.world > 0;
     sharded_fit(&life->leg, begun, xd_comm_size(life->worlds[0]));

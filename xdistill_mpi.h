@@ -89,6 +89,7 @@ XD_API xd_result xd_comm_mpi(xd_ctx *ctx, const xd_mpi_desc *desc, xd_comm **out
 #if defined(XDISTILL_IMPLEMENTATION) && !defined(XDISTILL_MPI_IMPLEMENTED)
 #define XDISTILL_MPI_IMPLEMENTED
 
+#include <math.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdio.h>
@@ -1258,6 +1259,8 @@ static xd_result xdi_mpi_ask(xdi_mpi *t, double deadline) {
     pthread_mutex_unlock(&world->lock);
     for (int r = 0; r < world->size; r++)
         while (world->states[r] == XDI_MPI_SILENT) XD_TRY(xdi_mpi_look(t, r, deadline));
+    /* Who has asked may have left since: a probe finds what has come only after some turns. */
+    for (int turn = 0; turn < XDI_MPI_SPIN; turn++) XD_TRY(xdi_mpi_look(t, world->rank, HUGE_VAL));
     for (int r = 0; r < world->size; r++) world->list[r] = world->states[r] == XDI_MPI_ASKS;
     return XD_OK;
 }

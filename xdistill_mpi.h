@@ -35,6 +35,12 @@
 #    define MPICH_SKIP_MPICXX 1
 #endif
 #include <mpi.h>
+#if defined(OMPI_MAJOR_VERSION) && OMPI_MAJOR_VERSION >= 5
+#    include <mpi-ext.h>
+#endif
+#if defined(OMPI_HAVE_MPI_EXT_FTMPI) && OMPI_HAVE_MPI_EXT_FTMPI
+#    define XDI_MPI_RECOVERS 1 /* it tells who has died, and the others go on: ULFM */
+#endif
 
 /* How to join a world. Zero is the default of every field. */
 typedef struct xd_mpi_desc {
@@ -67,6 +73,11 @@ typedef struct xd_mpi_desc {
  * A process that was stopped beyond the others' deadline names itself when it goes on. Memory of a broken world that MPI may
  * still access is not freed, nor is its communicator; MPI_Finalize may wait for the missing rank.
  *
+ * Where the MPI library has recovery (Open MPI 5, mpirun --with-ft ulfm), a rank that died is named at once, by PEER, and
+ * xd_comm_shrink makes a world of the others, with two differences: a rank that lives and does not call it makes it TIMEOUT on
+ * all others at their deadlines, and so does one that has destroyed its handles before the world was broken. The new world
+ * uses the communicator of the first. With other libraries xd_comm_shrink is UNSUPPORTED.
+ *
  * What one rank alone gets wrong fails every rank at once, and the message names it: ARGUMENT (staging_bytes too small,
  * or compare below -1), MISMATCH (either of them), MEMORY (PEER on the other ranks). Not so where there is nothing to say it
  * through, and the others get TIMEOUT: STATE (MPI is not running), ARGUMENT (MPI_COMM_NULL, a communicator between two
@@ -78,6 +89,7 @@ XD_API xd_result xd_comm_mpi(xd_ctx *ctx, const xd_mpi_desc *desc, xd_comm **out
 #if defined(XDISTILL_IMPLEMENTATION) && !defined(XDISTILL_MPI_IMPLEMENTED)
 #define XDISTILL_MPI_IMPLEMENTED
 
+#include <math.h>
 #include <pthread.h>
 #include <sched.h>
 #include <stdio.h>
@@ -96,7 +108,9 @@ XD_API xd_result xd_comm_mpi(xd_ctx *ctx, const xd_mpi_desc *desc, xd_comm **out
  * rank that is waited for and says nothing.
  *
  * A handle that is forked for another thread has a group id, staging and scratch of its own; the fate of the world, which it
- * shares, is under a lock. Groups are numbered on one thread, so a forked handle is not split. */
+ * shares, is under a lock. Groups are numbered on one thread, so a forked handle is not split.
+ *
+ * A world that is made of those that are left of another uses the same communicator with other tags. */
 
 enum {
     XDI_MPI_NOTICE = 0, /* the tag of notices; groups begin at XDI_MPI_CHANNELS */
@@ -105,6 +119,8 @@ enum {
     XDI_MPI_OFFER, /* send and recv: what the sender passes */
     XDI_MPI_REPLY, /* send and recv: what the receiver expects; later, that it has the data */
     XDI_MPI_CHANNELS,
+    XDI_MPI_ASK = 1, /* tags of no group, as notices: that a rank goes on with those that live, or does not */
+    XDI_MPI_LIST,    /* and with whom */
     XDI_MPI_CHUNK = 1 << 30,         /* bytes of one message: counts of MPI are int */
     XDI_MPI_STAGING = 1 << 20,       /* bytes for the terms of a sum, at least */
     XDI_MPI_STAGING_RANK = 1 << 16,  /* the same for each rank */
@@ -119,6 +135,9 @@ enum {
 #define XDI_MPI_ANSWER_SECONDS 0.5
 #define XDI_MPI_ARRIVE_SECONDS 0.5
 
+/* What is known of a rank whose world is broken. */
+enum { XDI_MPI_SILENT = 0, XDI_MPI_ASKS, XDI_MPI_GONE };
+
 /* What ranks tell each other before there is a world. */
 typedef struct xdi_mpi_entry {
     uint64_t staging_bytes;
@@ -131,14 +150,20 @@ typedef struct xdi_mpi_entry {
 typedef struct xdi_mpi_world {
     MPI_Comm comm;
     int size, rank;
-    int next_group;             /* above every id this rank has used */
-    int groups;                 /* ids that the tags of this MPI allow */
-    pthread_mutex_t lock;       /* of what follows, up to `accused` but for `said` and `heard` */
-    int holders;                /* handles */
-    xd_result failure;          /* XD_OK, or what broke the world; like culprit, written once */
-    int culprit;                /* world rank */
-    bool in_flight;             /* MPI may still access memory of this world */
-    int32_t notice[2];          /* failure and culprit, being sent to the others */
+    int *seats;    /* [size], behind `waits_for`: ranks of comm */
+    int first_tag; /* of its own; so many tags each world has: */
+    int tags;
+    int32_t *states;      /* [size], behind `seats`: XDI_MPI_SILENT and so on */
+    int32_t *list;        /* [size], behind them: who is in the next world; and [size] that are being sent */
+    int32_t answers[2];   /* to XDI_MPI_ASK, being sent: it asks, it is gone */
+    int next_group;       /* above every id this rank has used */
+    int groups;           /* ids that the tags of this MPI allow */
+    pthread_mutex_t lock; /* of what follows, up to `accused` but for `said` and `heard` */
+    int holders;          /* handles */
+    xd_result failure;    /* XD_OK, or what broke the world; like culprit, written once */
+    int culprit;          /* world rank */
+    bool in_flight;       /* MPI may still access memory of this world */
+    int32_t notice[2];    /* failure and culprit, being sent to the others */
     xdi_mpi_entry said, *heard; /* of this rank; [size], of all: behind this struct */
     int32_t
         *waits_for;  /* [size], behind them: world rank that each waits for, by its notice; -1: none came */
@@ -194,6 +219,30 @@ typedef struct xdi_mpi {
 
 /* ---- failure ---- */
 
+/* So short that they are sent at once, so none is waited for: `words` stay as they are, as they may be in use. With the lock. */
+static void xdi_mpi_tell(xdi_mpi_world *world, const int32_t *words, int count, int tag) {
+    int done = 0;
+    for (int r = 0; r < world->size; r++) {
+        MPI_Request request = MPI_REQUEST_NULL;
+        if (r == world->rank || MPI_Isend(words, count, MPI_INT32_T, world->seats[r], world->first_tag + tag,
+                                          world->comm, &request))
+            continue;
+        if (MPI_Test(&request, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && done) continue;
+        world->in_flight = true;
+        if (request != MPI_REQUEST_NULL) MPI_Request_free(&request);
+    }
+}
+
+/* Others do not wait for this rank when they go on. With the lock. */
+static void xdi_mpi_leave(xdi_mpi_world *world) {
+    if (world->states[world->rank] == XDI_MPI_GONE) return;
+    world->states[world->rank] = XDI_MPI_GONE;
+#if defined(XDI_MPI_RECOVERS)
+    world->answers[1] = XDI_MPI_GONE;
+    xdi_mpi_tell(world, &world->answers[1], 1, XDI_MPI_ASK);
+#endif
+}
+
 static void xdi_mpi_release_world(xd_ctx *ctx, xdi_mpi_world *world) {
     pthread_mutex_lock(&world->lock);
     const int holders = --world->holders;
@@ -202,28 +251,63 @@ static void xdi_mpi_release_world(xd_ctx *ctx, xdi_mpi_world *world) {
     int finalized = 1;
     MPI_Finalized(&finalized);
     /* After a failure a late notice for a freed communicator could arrive in the next one. */
-    if (world->failure == XD_OK && world->comm != MPI_COMM_NULL && !finalized) MPI_Comm_free(&world->comm);
+    if (world->failure == XD_OK && world->comm != MPI_COMM_NULL && !finalized && world->first_tag == 0)
+        MPI_Comm_free(&world->comm);
+    if (world->failure != XD_OK && world->comm != MPI_COMM_NULL && !finalized &&
+        world->states[world->rank] == XDI_MPI_SILENT)
+        xdi_mpi_leave(world);
     if (world->in_flight) return;
     pthread_mutex_destroy(&world->lock);
     xd_release(ctx, world->staging);
     xd_release(ctx, world);
 }
 
-/* Notices are so short that they are sent at once, so none is waited for. Each rank sends one at most: its buffer may be in
- * use. With the lock, like what follows but where it says otherwise. */
+/* Each rank sends one notice at most. With the lock, like what follows but where it says otherwise. */
 static void xdi_mpi_notify(xdi_mpi_world *world, xd_result result, int culprit) {
-    int done = 0;
     world->notice[0] = (int32_t)result;
     world->notice[1] = culprit;
-    for (int r = 0; r < world->size; r++) {
-        MPI_Request request = MPI_REQUEST_NULL;
-        if (r == world->rank ||
-            MPI_Isend(world->notice, 2, MPI_INT32_T, r, XDI_MPI_NOTICE, world->comm, &request))
-            continue;
-        if (MPI_Test(&request, &done, MPI_STATUS_IGNORE) == MPI_SUCCESS && done) continue;
-        world->in_flight = true;
-        if (request != MPI_REQUEST_NULL) MPI_Request_free(&request);
+    xdi_mpi_tell(world, world->notice, 2, XDI_MPI_NOTICE);
+}
+
+static int xdi_mpi_at_seat(const xdi_mpi_world *world, int seat) {
+    int rank = 0;
+    while (rank < world->size && world->seats[rank] != seat) rank++;
+    return rank < world->size ? rank : -1;
+}
+
+/* Notes who has died, and returns the first of them; -1: nobody. From then on a probe from any source succeeds again. */
+static int xdi_mpi_see_dead(xdi_mpi_world *world) {
+    int first = -1;
+#if defined(XDI_MPI_RECOVERS)
+    MPI_Group failed, all;
+    int count = 0, acknowledged = 0;
+    if (MPIX_Comm_get_failed(world->comm, &failed) != MPI_SUCCESS) return -1;
+    MPI_Comm_group(world->comm, &all);
+    MPI_Group_size(failed, &count);
+    for (int i = 0; i < count; i++) {
+        int seat = -1;
+        MPI_Group_translate_ranks(failed, 1, &i, all, &seat);
+        const int rank = xdi_mpi_at_seat(world, seat);
+        if (rank < 0) continue; /* of a world before this one */
+        world->states[rank] = XDI_MPI_GONE;
+        if (first < 0 || rank < first) first = rank;
     }
+    (void)MPIX_Comm_ack_failed(world->comm, count, &acknowledged);
+    MPI_Group_free(&all);
+    MPI_Group_free(&failed);
+#else
+    (void)world;
+#endif
+    return first;
+}
+
+/* Whether a rank has died, which breaks the world. */
+static bool xdi_mpi_mourns(xdi_mpi_world *world) {
+    const int dead = xdi_mpi_see_dead(world);
+    if (dead < 0) return false;
+    world->failure = XD_ERROR_PEER;
+    world->culprit = dead;
+    return true;
 }
 
 /* Only the first failure is recorded. Takes the lock. */
@@ -242,17 +326,18 @@ static void xdi_mpi_accuse(xdi_mpi_world *world, int accuser, int accused) {
     if (world->accused < 0) world->accused = accused;
 }
 
-/* Takes a notice, if there is one. An error of the probe is left to the messages. */
+/* Takes a notice, if there is one. The probe fails when a rank has died; any other error is left to the messages. */
 static bool xdi_mpi_hear(xdi_mpi_world *world) {
     int there = 0;
     int32_t notice[2];
     MPI_Status status;
-    if (MPI_Iprobe(MPI_ANY_SOURCE, XDI_MPI_NOTICE, world->comm, &there, &status) != MPI_SUCCESS || !there)
-        return false;
-    if (MPI_Recv(notice, 2, MPI_INT32_T, status.MPI_SOURCE, XDI_MPI_NOTICE, world->comm, MPI_STATUS_IGNORE))
+    const int tag = world->first_tag + XDI_MPI_NOTICE;
+    if (MPI_Iprobe(MPI_ANY_SOURCE, tag, world->comm, &there, &status) != MPI_SUCCESS)
+        return xdi_mpi_mourns(world);
+    if (!there || MPI_Recv(notice, 2, MPI_INT32_T, status.MPI_SOURCE, tag, world->comm, MPI_STATUS_IGNORE))
         return false;
     if (notice[0] == (int32_t)XD_ERROR_TIMEOUT) {
-        xdi_mpi_accuse(world, status.MPI_SOURCE, notice[1]);
+        xdi_mpi_accuse(world, xdi_mpi_at_seat(world, status.MPI_SOURCE), notice[1]);
     } else {
         world->failure = (xd_result)notice[0];
         world->culprit = notice[1];
@@ -321,16 +406,27 @@ static bool xdi_mpi_awaits(const xdi_mpi *t, int world_rank) {
     return waits;
 }
 
+/* Whether nothing is pending. What has failed is over too. */
+static bool xdi_mpi_settles(xdi_mpi *t) {
+    bool all = true;
+    for (int i = 0; i < t->posted; i++) {
+        int done = 0;
+        if (t->requests[i] == MPI_REQUEST_NULL) continue;
+        const bool well = MPI_Test(&t->requests[i], &done, MPI_STATUS_IGNORE) == MPI_SUCCESS;
+        if (!well && t->requests[i] != MPI_REQUEST_NULL) MPI_Request_free(&t->requests[i]);
+        all = all && (done || !well);
+    }
+    return all;
+}
+
 /* Ends pending messages, because the caller may free the buffers: those that have not begun to arrive are
  * cancelled, the others get some time. */
 static void xdi_mpi_give_up(xdi_mpi *t) {
     const double end = xd_now(t->base.ctx) + XDI_MPI_ARRIVE_SECONDS;
-    int done = 0;
+    bool done = false;
     for (int i = 0; i < t->posted; i++)
         if (t->arrives[i] && t->requests[i] != MPI_REQUEST_NULL) MPI_Cancel(&t->requests[i]);
-    while (MPI_Testall(t->posted, t->requests, &done, t->statuses) == MPI_SUCCESS && !done &&
-           xd_now(t->base.ctx) < end)
-        sched_yield();
+    while (!(done = xdi_mpi_settles(t)) && xd_now(t->base.ctx) < end) sched_yield();
     for (int i = 0; i < t->posted && !done; i++) {
         if (t->requests[i] == MPI_REQUEST_NULL) continue;
         MPI_Request_free(&t->requests[i]);
@@ -381,6 +477,16 @@ static xd_result xdi_mpi_test_each(xdi_mpi *t) {
         if (code != MPI_SUCCESS) return xdi_mpi_fault(t, code, t->peers[i]);
     }
     return XD_OK;
+}
+
+/* The request that made a test of all fail says so by its status, or when it is tested again. */
+static xd_result xdi_mpi_fault_of_all(xdi_mpi *t, int code) {
+    for (int i = 0; i < t->posted && code == MPI_ERR_IN_STATUS; i++) {
+        const int own = t->statuses[i].MPI_ERROR;
+        if (own != MPI_SUCCESS && own != MPI_ERR_PENDING) return xdi_mpi_fault(t, own, t->peers[i]);
+    }
+    XD_TRY(xdi_mpi_test_each(t));
+    return xdi_mpi_fault(t, code, t->peers[0]);
 }
 
 static int xdi_mpi_silent(const xdi_mpi_world *world) {
@@ -436,10 +542,7 @@ static xd_result xdi_mpi_wait(xdi_mpi *t, double deadline) {
     for (int turn = 0, late = 0;;) {
         int done = 0;
         const int code = MPI_Testall(t->posted, t->requests, &done, t->statuses);
-        if (code != MPI_SUCCESS) {
-            XD_TRY(xdi_mpi_test_each(t));
-            return xdi_mpi_fault(t, code, t->peers[0]);
-        }
+        if (code != MPI_SUCCESS) return xdi_mpi_fault_of_all(t, code);
         if (done) break;
         XD_TRY(xdi_mpi_linger(t, &turn, &late, deadline));
     }
@@ -448,7 +551,7 @@ static xd_result xdi_mpi_wait(xdi_mpi *t, double deadline) {
 }
 
 static int xdi_mpi_tag(const xdi_mpi *t, int channel) {
-    return t->group * XDI_MPI_CHANNELS + channel;
+    return t->world->first_tag + t->group * XDI_MPI_CHANNELS + channel;
 }
 
 /* Starts the next message of one direction of a flow, when there is one. */
@@ -457,7 +560,7 @@ static xd_result xdi_mpi_post(xdi_mpi *t, int peer, bool arrives, int tag) {
     const size_t left = arrives ? flow->in_bytes : flow->out_bytes;
     const size_t bytes = left < (size_t)XDI_MPI_CHUNK ? left : (size_t)XDI_MPI_CHUNK;
     MPI_Request *request = &t->requests[t->posted];
-    const int rank = t->world_ranks[peer];
+    const int rank = t->world->seats[t->world_ranks[peer]];
     if (bytes == 0) return XD_OK;
     const int code = arrives ? MPI_Irecv(flow->in, (int)bytes, MPI_BYTE, rank, tag, t->world->comm, request)
                              : MPI_Isend(flow->out, (int)bytes, MPI_BYTE, rank, tag, t->world->comm, request);
@@ -718,7 +821,7 @@ static xd_result xdi_mpi_lane_post(xdi_mpi *t, int at) {
     size_t bytes = moves ? lane->left : sizeof lane->mine;
     if (bytes > (size_t)XDI_MPI_CHUNK) bytes = (size_t)XDI_MPI_CHUNK;
     if (moves) lane->data += bytes, lane->left -= bytes;
-    const int rank = t->world_ranks[at / 2], tag = xdi_mpi_tag(t, channel);
+    const int rank = t->world->seats[t->world_ranks[at / 2]], tag = xdi_mpi_tag(t, channel);
     MPI_Request *request = &t->requests[at];
     t->arrives[at] = arrives;
     const int code = arrives ? MPI_Irecv(data, (int)bytes, MPI_BYTE, rank, tag, t->world->comm, request)
@@ -871,6 +974,9 @@ static size_t xdi_mpi_fork_bytes(const xd_transport *transport) {
 static void xdi_mpi_abort(xd_transport *transport) {
     xdi_mpi *t = (xdi_mpi *)transport;
     xdi_mpi_break(t->world, XD_ERROR_PEER, t->world_ranks[transport->rank]);
+    pthread_mutex_lock(&t->world->lock);
+    xdi_mpi_leave(t->world);
+    pthread_mutex_unlock(&t->world->lock);
 }
 
 static void xdi_mpi_fail(xd_transport *transport, xd_result result, int culprit) {
@@ -908,20 +1014,20 @@ static void xdi_mpi_destroy(xd_transport *transport) {
     xd_release(ctx, t);
 }
 
-static const xd_transport_ops xdi_mpi_ops = { "mpi",
-                                              xdi_mpi_control,
-                                              xdi_mpi_execute,
-                                              xdi_mpi_split,
-                                              xdi_mpi_abort,
-                                              xdi_mpi_destroy,
-                                              xdi_mpi_poll,
-                                              false,
-                                              xdi_mpi_fail,
-                                              xdi_mpi_fork,
-                                              xdi_mpi_messages,
-                                              xdi_mpi_fork_bytes,
-                                              false,
-                                              NULL };
+#if defined(XDI_MPI_RECOVERS)
+static xd_result xdi_mpi_shrink(xd_transport *transport, double deadline, xd_transport **out);
+#endif
+
+static const xd_transport_ops xdi_mpi_ops = {
+    "mpi",         xdi_mpi_control, xdi_mpi_execute, xdi_mpi_split, xdi_mpi_abort,    xdi_mpi_destroy,
+    xdi_mpi_poll,  false,           xdi_mpi_fail,    xdi_mpi_fork,  xdi_mpi_messages, xdi_mpi_fork_bytes,
+    false,
+#if defined(XDI_MPI_RECOVERS)
+    xdi_mpi_shrink
+#else
+    NULL
+#endif
+};
 
 /* A handle; the caller fills in world_ranks. */
 static xd_result xdi_mpi_create(xd_ctx *ctx, xdi_mpi_world *world, int size, int rank, int group,
@@ -1051,7 +1157,11 @@ static xd_result xdi_mpi_meet(xd_ctx *ctx, MPI_Comm mpi, xdi_mpi_world *world, i
     XD_TRY(world->failure);
     XD_TRY(xdi_mpi_agree(ctx, world->heard, size, mine));
     MPI_Comm_get_attr(world->comm, MPI_TAG_UB, (void *)&most, &found);
-    world->groups = (found ? *most : 32767) / XDI_MPI_CHANNELS;
+    world->tags = found ? *most : 32767;
+#if defined(XDI_MPI_RECOVERS)
+    world->tags /= world->tags >> 30 ? 1 << 10 : 1 << 4; /* for the worlds that may follow */
+#endif
+    world->groups = world->tags / XDI_MPI_CHANNELS;
     return XD_OK;
 }
 
@@ -1070,7 +1180,7 @@ static xd_result xdi_mpi_prepare(xd_ctx *ctx, xdi_mpi_world *world, int size, in
 }
 
 static xdi_mpi_world *xdi_mpi_create_world(xd_ctx *ctx, const xd_mpi_desc *d, int size, int rank) {
-    const size_t each = sizeof(xdi_mpi_entry) + sizeof(int32_t);
+    const size_t each = sizeof(xdi_mpi_entry) + 4 * sizeof(int32_t) + sizeof(int);
     xdi_mpi_world *world = (xdi_mpi_world *)xd_allocate(ctx, sizeof *world + (size_t)size * each);
     if (!world) return NULL;
     if (pthread_mutex_init(&world->lock, NULL) != 0) {
@@ -1086,10 +1196,173 @@ static xdi_mpi_world *xdi_mpi_create_world(xd_ctx *ctx, const xd_mpi_desc *d, in
     world->said.compare = d->compare;
     world->heard = (xdi_mpi_entry *)(world + 1);
     world->waits_for = (int32_t *)(world->heard + size);
-    for (int r = 0; r < size; r++) world->waits_for[r] = -1;
+    world->states = world->waits_for + size;
+    world->list = world->states + size;
+    world->seats = (int *)(world->list + 2 * size);
+    for (int r = 0; r < size; r++) {
+        world->waits_for[r] = -1;
+        world->seats[r] = r;
+    }
     world->accused = -1;
     return world;
 }
+
+#if defined(XDI_MPI_RECOVERS)
+
+/* ---- going on without those that were lost ----
+ *
+ * Each rank tells all others that it asks for the next world, and waits until each has told the same, or has died, or has
+ * left. Those that have told are its list. Then the ranks take turns, in their order: the one whose turn it is sends its list,
+ * and who gets it takes it for his own; who has died or left is passed over, and nobody else is. So after the turn of the first
+ * rank that comes to the end all have one list, and no later turn changes it.
+ *
+ * That MPI says of no living process that it has died is what this rests on. So nobody is left behind for being late: the call
+ * fails then. */
+
+/* What a rank tells of itself; false when there is nothing new. */
+static bool xdi_mpi_hear_answer(xdi_mpi_world *world, int rank) {
+    int there = 0;
+    int32_t answer = XDI_MPI_SILENT;
+    const int seat = world->seats[rank], tag = world->first_tag + XDI_MPI_ASK;
+    if (rank == world->rank || world->states[rank] == XDI_MPI_GONE) return false;
+    if (MPI_Iprobe(seat, tag, world->comm, &there, MPI_STATUS_IGNORE) != MPI_SUCCESS || !there) return false;
+    if (MPI_Recv(&answer, 1, MPI_INT32_T, seat, tag, world->comm, MPI_STATUS_IGNORE) != MPI_SUCCESS)
+        return false;
+    world->states[rank] = answer;
+    return true;
+}
+
+/* A turn of waiting for what `rank` tells. */
+static xd_result xdi_mpi_look(xdi_mpi *t, int rank, double deadline) {
+    xdi_mpi_world *world = t->world;
+    pthread_mutex_lock(&world->lock);
+    (void)xdi_mpi_see_dead(world);
+    for (int r = 0; r < world->size; r++)
+        while (xdi_mpi_hear_answer(world, r)) continue;
+    const bool late = world->states[rank] != XDI_MPI_GONE && xd_now(t->base.ctx) >= deadline;
+    if (late) xdi_mpi_leave(world);
+    pthread_mutex_unlock(&world->lock);
+    if (late)
+        return XD_FAIL_CULPRIT(t->base.ctx, XD_ERROR_TIMEOUT, rank,
+                               "rank %d of %d lives, and did not go on with the others before the deadline",
+                               rank, world->size);
+    sched_yield();
+    return XD_OK;
+}
+
+/* The list of those that go on, as this rank sees it. */
+static xd_result xdi_mpi_ask(xdi_mpi *t, double deadline) {
+    xdi_mpi_world *world = t->world;
+    pthread_mutex_lock(&world->lock);
+    world->answers[0] = world->states[world->rank] = XDI_MPI_ASKS;
+    xdi_mpi_tell(world, &world->answers[0], 1, XDI_MPI_ASK);
+    pthread_mutex_unlock(&world->lock);
+    for (int r = 0; r < world->size; r++)
+        while (world->states[r] == XDI_MPI_SILENT) XD_TRY(xdi_mpi_look(t, r, deadline));
+    /* Who has asked may have left since: a probe finds what has come only after some turns. */
+    for (int turn = 0; turn < XDI_MPI_SPIN; turn++) XD_TRY(xdi_mpi_look(t, world->rank, HUGE_VAL));
+    for (int r = 0; r < world->size; r++) world->list[r] = world->states[r] == XDI_MPI_ASKS;
+    return XD_OK;
+}
+
+/* Takes the list of a rank, if it is there. */
+static bool xdi_mpi_take_list(xdi_mpi_world *world, int rank) {
+    int there = 0;
+    const int seat = world->seats[rank], tag = world->first_tag + XDI_MPI_LIST;
+    if (MPI_Iprobe(seat, tag, world->comm, &there, MPI_STATUS_IGNORE) != MPI_SUCCESS || !there) return false;
+    int32_t *room =
+        world->waits_for; /* nobody needs it now; a message that breaks off leaves the list as it is */
+    if (MPI_Recv(room, world->size, MPI_INT32_T, seat, tag, world->comm, MPI_STATUS_IGNORE) != MPI_SUCCESS)
+        return false;
+    memcpy(world->list, room, (size_t)world->size * sizeof *room);
+    return true;
+}
+
+/* The same list on all that go on. */
+static xd_result xdi_mpi_settle_list(xdi_mpi *t, double deadline) {
+    xdi_mpi_world *world = t->world;
+    const int n = world->size;
+    for (int r = 0; r < n; r++) {
+        if (r == world->rank) {
+            memcpy(world->list + n, world->list, (size_t)n * sizeof *world->list);
+            pthread_mutex_lock(&world->lock);
+            xdi_mpi_tell(world, world->list + n, n, XDI_MPI_LIST);
+            pthread_mutex_unlock(&world->lock);
+        }
+        while (r != world->rank && world->states[r] == XDI_MPI_ASKS && !xdi_mpi_take_list(world, r))
+            XD_TRY(xdi_mpi_look(t, r, deadline));
+    }
+    XD_REQUIRE(t->base.ctx, world->list[world->rank], XD_ERROR_PEER, "%d ranks go on without rank %d", n - 1,
+               world->rank);
+    return XD_OK;
+}
+
+/* Room for the next world, as large as this one. */
+static xd_result xdi_mpi_prepare_next(xdi_mpi *t, xdi_mpi **out) {
+    const xdi_mpi_world *old = t->world;
+    const xd_mpi_desc d = { old->comm, (size_t)old->staging_bytes, old->said.compare };
+    xd_ctx *ctx = t->base.ctx;
+    xdi_mpi_world *world = xdi_mpi_create_world(ctx, &d, old->size, old->rank);
+    XD_REQUIRE(ctx, world, XD_ERROR_MEMORY, "no room for what is left of %d ranks", old->size);
+    world->staging_bytes = old->staging_bytes;
+    world->staging = (char *)xd_allocate(ctx, d.staging_bytes);
+    xd_result result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %zu bytes of staging", d.staging_bytes);
+    if (world->staging) result = xdi_mpi_create(ctx, world, old->size, old->rank, 1, out);
+    xdi_mpi_release_world(ctx, world); /* the handle's now */
+    return result;
+}
+
+/* The next world has the listed ranks, in their order. */
+static void xdi_mpi_number_next(const xdi_mpi_world *old, xdi_mpi *next) {
+    xdi_mpi_world *world = next->world;
+    int size = 0;
+    for (int r = 0; r < old->size; r++) {
+        if (!old->list[r]) continue;
+        if (r == old->rank) world->rank = size;
+        next->world_ranks[size] = size;
+        world->seats[size++] = old->seats[r];
+    }
+    world->comm = old->comm;
+    world->size = next->base.size = size;
+    next->base.rank = world->rank;
+    world->first_tag = old->first_tag + old->tags;
+    world->tags = old->tags;
+    world->groups = old->groups;
+}
+
+static xd_result xdi_mpi_check_shrink(xdi_mpi *t) {
+    xdi_mpi_world *world = t->world;
+    int *most = NULL, found = 0;
+    const bool broken = xdi_mpi_is_broken(world), left = world->states[world->rank] == XDI_MPI_GONE;
+    XD_REQUIRE(t->base.ctx, broken, XD_ERROR_STATE, "nothing has broken this world of %d ranks", world->size);
+    XD_REQUIRE(t->base.ctx, world->states[world->rank] == XDI_MPI_SILENT, XD_ERROR_STATE,
+               "rank %d has %s this world of %d ranks already", world->rank, left ? "left" : "gone on from",
+               world->size);
+    MPI_Comm_get_attr(world->comm, MPI_TAG_UB, (void *)&most, &found);
+    const int last = found ? *most : 32767;
+    XD_REQUIRE(t->base.ctx, world->first_tag <= last - 2 * world->tags, XD_ERROR_UNSUPPORTED,
+               "the tags of this MPI are enough for %d worlds, one after another", last / world->tags);
+    return XD_OK;
+}
+
+static xd_result xdi_mpi_shrink(xd_transport *transport, double deadline, xd_transport **out) {
+    xdi_mpi *t = (xdi_mpi *)transport, *next = NULL;
+    XD_TRY(xdi_mpi_check_shrink(t));
+    xd_result result = xdi_mpi_prepare_next(t, &next);
+    if (result == XD_OK) result = xdi_mpi_ask(t, deadline);
+    if (result == XD_OK) result = xdi_mpi_settle_list(t, deadline);
+    if (result == XD_OK) {
+        xdi_mpi_number_next(t->world, next);
+        *out = &next->base;
+        return XD_OK;
+    }
+    pthread_mutex_lock(&t->world->lock);
+    xdi_mpi_leave(t->world);
+    pthread_mutex_unlock(&t->world->lock);
+    if (next) xdi_mpi_destroy(&next->base);
+    return result;
+}
+#endif
 
 /* The desc with its defaults. Unset handles have all bits zero, which no MPI gives to a communicator. */
 static xd_result xdi_mpi_resolve(xd_ctx *ctx, xd_mpi_desc *d) {

@@ -5,7 +5,8 @@
  *   build/xdrun --help          all options
  *
  * Each rank finds in its environment what xd_launch_discover reads: RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR
- * (127.0.0.1), MASTER_PORT (a free one) and XDISTILL_JOB, a name drawn at random. It reads nothing (/dev/null), and what it writes
+ * (127.0.0.1), MASTER_PORT (a free one) and XDISTILL_JOB, a name drawn at random; besides XDRUN_RESTARTS, how often the job was
+ * started before. It reads nothing (/dev/null), and what it writes
  * comes out line by line behind its number, "[2] step 7", never two lines in one: xdrun alone writes. Lines of more than
  * a megabyte are cut.
  *
@@ -167,6 +168,7 @@ typedef struct job {
     int keeper;          /* the pipe to the process that outlives this one */
     pid_t keeper_process;
     char name[64], port[16];
+    int restarts;   /* times that it was started before */
     int status;     /* of xdrun */
     bool stopping;  /* a rank has failed, or something else has */
     double kill_at; /* seconds; 0 -> never */
@@ -328,13 +330,14 @@ static bool bind_rank(int r, int ranks) {
 }
 
 static bool tell_rank(const job *j, int r) {
-    char number[16], size[16];
+    char number[16], size[16], restarts[16];
     snprintf(number, sizeof number, "%d", r);
     snprintf(size, sizeof size, "%d", j->o->ranks);
+    snprintf(restarts, sizeof restarts, "%d", j->restarts);
     return setenv("RANK", number, 1) == 0 && setenv("WORLD_SIZE", size, 1) == 0 &&
            setenv("LOCAL_RANK", number, 1) == 0 && setenv("LOCAL_WORLD_SIZE", size, 1) == 0 &&
            setenv("MASTER_ADDR", "127.0.0.1", 1) == 0 && setenv("MASTER_PORT", j->port, 1) == 0 &&
-           setenv("XDISTILL_JOB", j->name, 1) == 0;
+           setenv("XDISTILL_JOB", j->name, 1) == 0 && setenv("XDRUN_RESTARTS", restarts, 1) == 0;
 }
 
 static const int passed[] = { SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2 };
@@ -765,9 +768,10 @@ static void tear_down(job *j) {
 }
 
 /* Starts the ranks and waits for them, once. */
-static void run(job *j, const options *o) {
+static void run(job *j, const options *o, int restarts) {
     memset(j, 0, sizeof *j);
     j->o = o;
+    j->restarts = restarts;
     j->early = -1;
     if (set_up(j)) {
         start_ranks(j);
@@ -799,10 +803,10 @@ int main(int argc, char **argv) {
         print_help();
         return 0;
     }
-    run(&j, &o);
+    run(&j, &o, 0);
     for (int i = 1; i <= o.restarts && may_restart(&j); i++) {
         say("starting the job again, %d of %d times", i, o.restarts);
-        run(&j, &o);
+        run(&j, &o, i);
     }
     return j.status;
 }

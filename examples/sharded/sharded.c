@@ -5,6 +5,7 @@
  *   build/demo-sharded --wrap hsdp --mesh dp=8 --steps 40
  *   build/demo-sharded --pp 2 --steps 40
  *   build/demo-sharded --launch --lose 2 --steps 40
+ *   build/demo-sharded --launch --restart 2 --steps 40
  *   build/demo-sharded --help          all options
  *
  * The student of build/demo that learns by P-KL is described with the library's model object (nn_describe.h), so a wrapper can
@@ -19,11 +20,14 @@
  * layers, wrapped by themselves, and rows go through all of them one after another, by 1F1B or, with --vpp, interleaved. They save
  * the whole student together, and those that go on have no pipeline.
  *
- * Told --launch, the ranks are processes of this machine that build/xdrun starts, and one of them, drawn at random, is
- * killed: the others end with it. Told --lose too, they do not: they make a world of those that are left, on the largest mesh
- * that these fill, take the last step that they still have whole in memory, or what was saved last, and go on, with the same
- * bits (sharded_survive.c). Compiled by mpicc with -DSHARDED_MPI, and told --mpi, they are processes of MPI jobs: make
- * demo-sharded ARGS=--mpi.
+ * Told --launch, the ranks are processes of this machine that build/xdrun starts, and one of them, drawn at random, is killed:
+ * the others end with it. Told --lose too, they do not: they make a world of those that are left, on the largest mesh that these
+ * fill, take the last step that they still have whole in memory, or what was saved last, and go on, with the same bits
+ * (sharded_survive.c). Told --restart, all end, and xdrun starts them again: they take what was saved last.
+ *
+ * Compiled by mpicc with -DSHARDED_MPI, and told --mpi, they are processes of MPI jobs: make demo-sharded ARGS=--mpi. Such a job
+ * dies as a whole, so with --restart this program starts it again, on one rank fewer each time; where the MPI has recovery,
+ * --lose is possible too.
  *
  * Writes out/sharded/student, a Hugging Face model directory; out/sharded/plain and out/sharded/wrapped hold the checkpoints
  * and metrics.jsonl of the two, out/sharded/sharded.json the table with more digits. */
@@ -95,16 +99,18 @@ static void sharded_name_leg(sharded_world *w, int i) {
 static void sharded_fill_legs(sharded_world *w, const sharded_options *o) {
     sharded_leg *legs = w->run.legs;
     memset(legs, 0, sizeof w->run.legs);
-    w->run.leg_count = o->lose > 0 ? SHARDED_LEGS - 1 : SHARDED_LEGS;
+    w->run.leg_count = o->lose > 0 || o->restart > 0 ? SHARDED_LEGS - 1 : SHARDED_LEGS;
     legs[0].wrap = SHARDED_PLAIN;
     legs[0].axes.dp = 1;
     legs[1].wrap = o->wrap;
     legs[1].axes = o->axes;
     legs[1].pp = o->pp;
     legs[1].vpp = o->vpp;
-    if (o->lose > 0) {
+    if (o->lose > 0 || o->restart > 0) {
         legs[1].save_every = o->steps / SHARDED_SAVES + 1;
-        legs[1].loss_count = o->lose;
+        legs[1].again = o->restart > 0;
+        legs[1].loss_count = legs[1].again ? o->restart : o->lose;
+        legs[1].fewer = legs[1].again && o->launch ? 0 : 1; /* xdrun starts as many as before */
         legs[1].keep = true;
         sharded_draw_losses(&legs[1], o->seed, o->steps);
     } else {
@@ -115,7 +121,8 @@ static void sharded_fill_legs(sharded_world *w, const sharded_options *o) {
     legs[2].axes.dp = SHARDED_LATER_RANKS;
     legs[2].resume = legs[2].keep = true;
     for (int i = 0; i < SHARDED_LEGS; i++) sharded_name_leg(w, i);
-    if (o->launch && o->lose == 0) legs[1].victim = (int)(sample_random(o->seed, 4, 0) * legs[1].ranks);
+    if (o->launch && legs[1].kill_at > 0)
+        legs[1].victim = (int)(sample_random(o->seed, 4, 0) * legs[1].ranks);
 }
 
 static xd_result sharded_load_lesson(sharded_world *w, const sharded_options *o) {
@@ -188,14 +195,16 @@ static void sharded_name_place(const sharded_place *p, char out[SHARDED_PLACE_RO
 static void sharded_tell_losses(const sharded_leg *leg, const sharded_outcome *outcome) {
     for (int i = 0; i < outcome->lost; i++) {
         const sharded_recovery *r = &outcome->recoveries[i];
+        const char *who = leg->again ? "those started again" : "the others";
+        const char *source = r->inherited ? "memory" : r->from > 0 ? "what was saved" : "the start";
         char place[SHARDED_PLACE_ROOM];
         sharded_name_place(&r->place, place);
         printf("%s: rank %d killed by SIGKILL after step %d", leg->title, r->rank, r->step);
         if (r->seconds > 0.0)
-            printf("; %.2f s later the others (%s) had made the step after step %d, taken from %s\n",
-                   r->seconds, place, r->from, r->inherited ? "memory" : "what was saved");
+            printf("; %.2f s later %s (%s) had made the step after step %d, taken from %s\n", r->seconds, who,
+                   place, r->from, source);
         else
-            printf("; the others had come to the end\n");
+            printf("; %s had come to the end\n", who);
     }
 }
 
@@ -204,8 +213,8 @@ static xd_result sharded_go(sharded_world *w, int i) {
     sharded_outcome *outcome = &w->run.outcomes[i];
     sharded_take_leg(w, i);
     if (leg->loss_count > 0)
-        printf("%s: to be saved every %d steps, and to lose %d\n", leg->title, leg->save_every,
-               leg->loss_count);
+        printf("%s: to be saved every %d steps, and to lose %d%s\n", leg->title, leg->save_every,
+               leg->loss_count, leg->again ? ", one each time it is started" : "");
     if (leg->kill_at > 0)
         printf("%s: to be saved after step %d, and killed after step %d\n", leg->title, leg->save_at,
                leg->kill_at);
@@ -217,7 +226,7 @@ static xd_result sharded_go(sharded_world *w, int i) {
     sharded_tell_losses(leg, outcome);
     if (leg->resume)
         printf("%s: went on after step %d\n", leg->title, outcome->ranks[0].step - outcome->ranks[0].steps);
-    leg->ranks = leg->ranks - outcome->lost; /* in tables */
+    leg->ranks -= leg->fewer * outcome->lost; /* in tables */
     fflush(stdout);
     return XD_OK;
 }
@@ -306,9 +315,7 @@ static int sharded_main_of_rank(const sharded_options *o, int argc, char **argv)
     if (o->mpi) MPI_Init(&argc, &argv);
 #endif
     const int status = sharded_main(o, argc, argv);
-#if defined(SHARDED_MPI)
-    if (o->mpi) MPI_Finalize();
-#endif
+    if (o->mpi) sharded_job_end(status, o->lose > 0);
     return status;
 }
 

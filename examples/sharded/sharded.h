@@ -37,7 +37,8 @@ typedef struct sharded_options {
     bool mpi;             /* processes of an MPI job as ranks */
     bool launch;          /* processes that xdrun starts */
     int lose; /* how many of them are killed, one after another, while the others go on; 0 -> none: they go on in another leg */
-    int leg;  /* this process is a rank of that leg, in such a job; -1 -> of none */
+    int restart; /* how often one of them is killed and all are started again; 0 -> never */
+    int leg;     /* this process is a rank of that leg, in such a job; -1 -> of none */
     bool help;
     const char *data, *out;
 
@@ -59,7 +60,7 @@ enum {
     SHARDED_MOST_CHUNKS = 4 * DEMO_BATCH
 };
 
-/* One of its processes is killed while the others go on. */
+/* One of its processes is killed, and the others go on, or all are started again. */
 typedef struct sharded_loss {
     int step;     /* done before */
     double delay; /* since then, in parts of a step */
@@ -82,6 +83,8 @@ typedef struct sharded_leg {
     bool keep;      /* the student becomes a model directory */
     sharded_loss losses[SHARDED_MOST_RANKS];
     int loss_count; /* 0 -> whoever is killed ends the leg */
+    bool again;     /* after a loss the others end, and the job is started again */
+    int fewer;      /* ranks by which a loss makes the world smaller */
 } sharded_leg;
 
 /* How the ranks of a world share the student. */
@@ -97,7 +100,7 @@ typedef struct sharded_news {
     sharded_place place;
     bool inherited; /* it went on from what ranks had in memory */
     long process;
-    int world;                       /* how often the ranks have become fewer */
+    int world;                       /* how often the ranks have become fewer, or were started again */
     int step;                        /* done in all */
     int steps;                       /* done in this leg, by these ranks, in: */
     double seconds, wrapper_seconds; /* the second within the first: gathering, sending and summing */
@@ -142,13 +145,14 @@ typedef struct sharded_recovery {
     sharded_place place;
     double killed;  /* when */
     double seconds; /* from there to the end of their first step; 0 -> they had come to the end */
-} sharded_recovery;
+} sharded_recovery; /* or those that were started again */
 
 /* What came of a leg. */
 typedef struct sharded_outcome {
     sharded_news ranks[SHARDED_MOST_RANKS]; /* the last that each told */
     bool killed;
-    long processes[SHARDED_MOST_RANKS]; /* by first ranks; 0 -> not known, or killed */
+    long processes
+        [SHARDED_MOST_RANKS]; /* by first ranks, or those of the last start; 0 -> not known, or killed */
     sharded_recovery recoveries[SHARDED_MOST_RANKS];
     int lost;
 } sharded_outcome;
@@ -162,12 +166,19 @@ xd_result sharded_run_leg(xd_ctx *ctx, sharded_job *job, sharded_outcome *out);
 /* A named pipe for the news, from both ends. Errors: IO. */
 xd_result sharded_job_open_news(xd_ctx *ctx, const sharded_job *job, int ends[2]);
 
-/* This process becomes xdrun or mpirun, which starts the ranks of the leg: this program with its command line and --leg.
- * Returns its exit status, when there is no such program. */
+/* This process becomes xdrun or mpirun, which starts the ranks of the leg: this program with its command line and --leg. Ranks
+ * find in XDRUN_RESTARTS how often they were started before, as xdrun tells it. Returns its exit status, when there is no
+ * such program. */
 int sharded_job_launch(const sharded_job *job);
+
+/* Whether those that are left of a job of MPI can go on. */
+bool sharded_job_recovers(void);
 
 /* This process is a rank. Returns its exit status. */
 int sharded_job_live(xd_ctx *ctx, sharded_job *job);
+
+/* It leaves MPI, and ends with the status itself when that takes too long, as it may after ranks were lost. */
+void sharded_job_end(int status, bool may_wait);
 
 /* ---- ranks that are lost ---- */
 
@@ -177,7 +188,7 @@ void sharded_draw_losses(sharded_leg *leg, uint64_t seed, int steps);
 /* Hears news, kills who is to be lost, and notes how the others go on. */
 void sharded_watch(const sharded_leg *leg, const sharded_news *news, sharded_outcome *out);
 
-/* sharded_run_rank of a rank that goes on without those that are lost. */
+/* sharded_run_rank of a rank that goes on without those that are lost, or that may have been started again. */
 xd_result sharded_survive(xd_comm *world, const sharded_job *job);
 
 /* ---- memory ---- */

@@ -1,5 +1,5 @@
 /* sharded_job.c - a leg whose ranks are processes of this machine, started by xdrun, or by mpirun with -DSHARDED_MPI. */
-#define _POSIX_C_SOURCE 200809L /* mkfifo, execvp */
+#define _POSIX_C_SOURCE 200809L /* mkfifo, execvp, setenv */
 #include "xdistill.h"
 #if defined(SHARDED_MPI)
 #    include "xdistill_mpi.h"
@@ -9,12 +9,14 @@
 
 #include <errno.h>
 #include <fcntl.h>
+#include <signal.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-enum { SHARDED_WORDS = 64 };
+enum { SHARDED_WORDS = 64, SHARDED_END_SECONDS = 3 };
 
 /* The writing end goes to the launcher, so the pipe ends when that does. */
 xd_result sharded_job_open_news(xd_ctx *ctx, const sharded_job *job, int ends[2]) {
@@ -30,18 +32,37 @@ xd_result sharded_job_open_news(xd_ctx *ctx, const sharded_job *job, int ends[2]
     return XD_FAIL(ctx, XD_ERROR_IO, "%s: %s", job->news_path, strerror(cause));
 }
 
+bool sharded_job_recovers(void) {
+#if defined(OMPI_HAVE_MPI_EXT_FTMPI)
+    return true;
+#else
+    return false;
+#endif
+}
+
 int sharded_job_launch(const sharded_job *job) {
-    char ranks[16], leg[16];
+    char ranks[16], leg[16], times[16];
     const char *words[SHARDED_WORDS] = { job->xdrun ? job->xdrun : "mpirun", "-n", ranks };
     int count = 3;
-    if (job->argument_count > SHARDED_WORDS - 7) {
+    if (job->argument_count > SHARDED_WORDS - 8) {
         fprintf(stderr, "demo-sharded: %d words on the command line; jobs take %d\n", job->argument_count,
-                SHARDED_WORDS - 7);
+                SHARDED_WORDS - 8);
         return 2;
     }
-    snprintf(ranks, sizeof ranks, "%d", job->leg->ranks);
+    snprintf(ranks, sizeof ranks, "%d", job->leg->ranks - job->leg->fewer * job->world);
     snprintf(leg, sizeof leg, "%d", job->number);
-    if (job->leg->loss_count > 0) words[count++] = "--keep-going";
+    if (!job->leg->again && job->leg->loss_count > 0) {
+        words[count++] = job->xdrun ? "--keep-going" : "--with-ft";
+        if (!job->xdrun) words[count++] = "ulfm";
+    }
+    if (job->leg->again && job->xdrun) {
+        snprintf(times, sizeof times, "%d", job->leg->loss_count);
+        words[count++] = "--restart";
+        words[count++] = times;
+    } else if (job->leg->again) {
+        snprintf(times, sizeof times, "%d", job->world);
+        (void)setenv("XDRUN_RESTARTS", times, 1);
+    }
     for (int i = 0; i < job->argument_count; i++) words[count++] = job->arguments[i];
     words[count++] = "--leg";
     words[count++] = leg;
@@ -74,4 +95,27 @@ int sharded_job_live(xd_ctx *ctx, sharded_job *job) {
     xd_comm_destroy(world);
     if (job->news >= 0) (void)close(job->news);
     return result != XD_OK;
+}
+
+#if defined(SHARDED_MPI)
+static volatile sig_atomic_t sharded_status;
+
+static void sharded_end_now(int number) {
+    (void)number;
+    _exit(sharded_status);
+}
+#endif
+
+/* MPI_Finalize of Open MPI 5.0 sometimes waits for those that have died. */
+void sharded_job_end(int status, bool may_wait) {
+#if defined(SHARDED_MPI)
+    sharded_status = status;
+    fflush(NULL);
+    if (may_wait && signal(SIGALRM, sharded_end_now) != SIG_ERR) (void)alarm(SHARDED_END_SECONDS);
+    MPI_Finalize();
+    (void)alarm(0);
+#else
+    (void)status;
+    (void)may_wait;
+#endif
 }

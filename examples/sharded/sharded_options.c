@@ -55,8 +55,13 @@ static const option sharded_table[] = {
       "processes of this machine as ranks, started by the xdrun beside this program; one of them is killed",
       NULL, NULL },
     { "--lose", "N", OPTION_INT, FIELD(lose), 1, SHARDED_MOST_RANKS - 1,
-      "with --launch: so many of the processes are killed one after another, and the others go on at once in "
+      "with --launch, or --mpi and an MPI that has recovery: so many of the processes are killed one after "
+      "another, and the others go on at once in "
       "a smaller world, on the largest mesh that they fill (0)",
+      NULL, NULL },
+    { "--restart", "N", OPTION_INT, FIELD(restart), 1, SHARDED_MOST_RANKS,
+      "with --launch or --mpi: so many times one of the processes is killed, the others end, and all are "
+      "started again from what was saved last: by xdrun as many as before, under MPI one fewer (0)",
       NULL, NULL },
     { "--leg", "N", OPTION_INT, FIELD(leg), 0, SHARDED_LEGS - 1,
       "what --mpi and --launch tell the processes that they start: which part of the way is theirs", NULL,
@@ -110,10 +115,26 @@ static bool sharded_check(sharded_options *o) {
     else if (o->vpp > 1 && o->pp == 1)
         snprintf(o->problem, sizeof o->problem, "--vpp %d without --pp: a pipeline of one rank has one stage",
                  o->vpp);
-    else if (o->lose > 0 && !o->launch)
-        snprintf(o->problem, sizeof o->problem, "--lose %d without --launch: threads end together", o->lose);
+    else if (o->lose > 0 && o->mpi && !sharded_job_recovers())
+        snprintf(o->problem, sizeof o->problem,
+                 "--lose %d with --mpi: this MPI has no recovery, Open MPI 5 has; --restart %d starts the "
+                 "job again",
+                 o->lose, o->lose);
+    else if (o->lose > 0 && !o->launch && !o->mpi)
+        snprintf(o->problem, sizeof o->problem, "--lose %d without --launch or --mpi: threads end together",
+                 o->lose);
     else if (o->lose >= ranks)
         snprintf(o->problem, sizeof o->problem, "--lose %d of %d ranks: nobody is left", o->lose, ranks);
+    else if (o->restart > 0 && !o->launch && !o->mpi)
+        snprintf(o->problem, sizeof o->problem,
+                 "--restart %d without --launch or --mpi: threads end together", o->restart);
+    else if (o->restart > 0 && o->lose > 0)
+        snprintf(o->problem, sizeof o->problem,
+                 "--lose %d and --restart %d: the others go on, or all are started again", o->lose,
+                 o->restart);
+    else if (o->mpi && o->restart >= ranks)
+        snprintf(o->problem, sizeof o->problem, "--restart %d of %d ranks under MPI: nobody is left",
+                 o->restart, ranks);
     else if (o->wrap == SHARDED_HSDP && (a->dp % 2 != 0 || DEMO_BATCH % 2 != 0))
         snprintf(o->problem, sizeof o->problem, "--wrap hsdp makes two groups: dp=%d is not even", a->dp);
     return !o->problem[0];

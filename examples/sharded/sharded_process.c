@@ -94,9 +94,8 @@ static xd_result sharded_open_news(xd_ctx *ctx, const sharded_job *job, int ends
     return XD_OK;
 }
 
-xd_result sharded_run_leg(xd_ctx *ctx, sharded_job *job, sharded_outcome *out) {
-    int ends[2], status = 0;
-    memset(out, 0, sizeof *out);
+static xd_result sharded_run_once(xd_ctx *ctx, sharded_job *job, sharded_outcome *out, int *status) {
+    int ends[2];
     XD_TRY(sharded_open_news(ctx, job, ends));
     fflush(NULL); /* or the child would write it again */
     const pid_t process = fork();
@@ -111,7 +110,20 @@ xd_result sharded_run_leg(xd_ctx *ctx, sharded_job *job, sharded_outcome *out) {
     if (process > 0) sharded_listen(job, ends[0], out);
     (void)close(ends[0]);
     XD_REQUIRE(ctx, process > 0, XD_ERROR_MEMORY, "no process: %s", strerror(errno));
-    while (waitpid(process, &status, 0) < 0)
+    while (waitpid(process, status, 0) < 0)
         XD_REQUIRE(ctx, errno == EINTR, XD_ERROR_IO, "lost process %ld: %s", (long)process, strerror(errno));
+    return XD_OK;
+}
+
+/* xdrun starts a job again itself; one of MPI dies as a whole, mpirun with it. */
+xd_result sharded_run_leg(xd_ctx *ctx, sharded_job *job, sharded_outcome *out) {
+    const bool starts = job->arguments && !job->xdrun && job->leg->again;
+    int status = 0;
+    memset(out, 0, sizeof *out);
+    do {
+        job->world = out->lost;
+        XD_TRY(sharded_run_once(ctx, job, out, &status));
+    } while (starts && status != 0 && out->lost > job->world);
+    job->world = 0;
     return sharded_judge(ctx, job->leg, status, out);
 }

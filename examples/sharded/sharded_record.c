@@ -25,6 +25,7 @@ static void sharded_json_leg(xd_json_writer *w, const sharded_leg *leg, const sh
     json_field_int(w, "steps", outcome->ranks[0].steps);
     json_field_int(w, "killed_after_step", outcome->killed ? outcome->ranks[0].step : 0);
     json_field_int(w, "lost", outcome->lost);
+    json_field_int(w, "started_again", leg->again ? outcome->lost : 0);
     for (int i = 0; i < outcome->lost; i++)
         if (outcome->recoveries[i].seconds > slowest) slowest = outcome->recoveries[i].seconds;
     if (outcome->lost > 0) json_field_double(w, "slowest_recovery_seconds", slowest);

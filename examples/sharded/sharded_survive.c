@@ -1,9 +1,10 @@
-/* sharded_survive.c - a leg whose processes are killed one after another, while the others go on: what its ranks do then, and who
- * kills them. */
+/* sharded_survive.c - a leg whose processes are killed one after another, while the others go on, or all are started again:
+ * what its ranks do then, and who kills them. */
 #define _POSIX_C_SOURCE 200112L /* clock_gettime, kill */
 #include "sharded.h"
 
 #include <signal.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
@@ -67,14 +68,23 @@ static xd_result sharded_go_on(sharded_life *life, const sharded_leg *begun) {
     return XD_OK;
 }
 
+/* All were started again, perhaps on fewer ranks. They have nothing in memory, and go on from the last checkpoint. */
+static void sharded_begin_again(sharded_life *life, const sharded_leg *begun) {
+    const char *restarts = getenv("XDRUN_RESTARTS");
+    life->job.world = restarts ? atoi(restarts) : 0;
+    life->leg.resume = life->job.world > 0;
+    sharded_fit(&life->leg, begun, xd_comm_size(life->worlds[0]));
+}
+
 xd_result sharded_survive(xd_comm *world, const sharded_job *job) {
     sharded_life life;
     memset(&life, 0, sizeof life);
     life.job = *job;
     life.leg = *job->leg;
     life.worlds[life.count++] = world;
+    if (life.leg.again) sharded_begin_again(&life, job->leg);
     xd_result result = sharded_run_world(&life);
-    while (result == XD_ERROR_PEER || result == XD_ERROR_TIMEOUT) {
+    while (!life.leg.again && (result == XD_ERROR_PEER || result == XD_ERROR_TIMEOUT)) {
         result = sharded_go_on(&life, job->leg);
         if (result != XD_OK) break;
         result = sharded_run_world(&life);
@@ -113,7 +123,7 @@ void sharded_draw_losses(sharded_leg *leg, uint64_t seed, int steps) {
 static int sharded_choose(const sharded_leg *leg, const sharded_outcome *out, double which) {
     int living = 0;
     for (int r = 0; r < leg->ranks; r++) living += out->processes[r] > 0;
-    if (living < leg->ranks - out->lost) return -1;
+    if (living < leg->ranks - leg->fewer * out->lost) return -1;
     int k = (int)(which * living), rank = 0;
     while (out->processes[rank] == 0 || k-- > 0) rank++;
     return rank;
@@ -131,10 +141,12 @@ static void sharded_lose(const sharded_leg *leg, sharded_outcome *out) {
     r->killed = sharded_clock();
     (void)kill((pid_t)out->processes[rank], SIGKILL);
     out->processes[rank] = 0;
+    if (leg->again) memset(out->processes, 0, sizeof out->processes); /* the next have others */
 }
 
 void sharded_watch(const sharded_leg *leg, const sharded_news *news, sharded_outcome *out) {
-    if (news->world == 0 && out->lost == 0) out->processes[news->rank] = news->process;
+    if (news->world == out->lost && (leg->again || out->lost == 0))
+        out->processes[news->rank] = news->process;
     for (int i = 0; i < out->lost && i < news->world && news->steps > 0; i++) {
         sharded_recovery *r = &out->recoveries[i];
         if (r->seconds > 0.0) continue;

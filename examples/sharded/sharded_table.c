@@ -27,7 +27,8 @@ static void sharded_print_runs(const sharded_run *run) {
     if (run->leg_count == SHARDED_LEGS)
         snprintf(ways, sizeof ways, "%s; then %s", legs[1].title, legs[2].title);
     else
-        snprintf(ways, sizeof ways, "%s; then %d of them", legs[1].title, legs[1].ranks);
+        snprintf(ways, sizeof ways, "%s; then %d %s", legs[1].title, legs[1].ranks,
+                 legs[1].again ? "started again" : "of them");
     printf("\n  %-14s %22s  %s\n", "", legs[0].title, ways);
     printf("  %-14s %22.6f  %.6f\n", "bits per byte", run->outcomes[0].ranks[0].bits_per_byte,
            run->outcomes[run->leg_count - 1].ranks[0].bits_per_byte);

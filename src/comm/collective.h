@@ -130,7 +130,9 @@ XD_API xd_result xd_comm_fork(xd_comm *comm, xd_ctx *ctx, xd_comm **out);
  * again, on that.
  * Memory: as for joining the ranks; what the old world shared goes when the last process ends.
  *
- * Offered by worlds of xd_comm_node and of threads, and by those that this call made of them. A thread is lost when its rank
+ * Offered by worlds of xd_comm_node and of threads, and by those that this call made of them; by those of xd_comm_mpi where the MPI
+ * library has recovery, with the differences that are told there: above all, a rank that lives and does not call makes it
+ * fail with TIMEOUT. A thread is lost when its rank
  * function returns or it calls xd_comm_abort; so a recovery can be tried in one process. Memory of all these worlds goes with
  * the first one, before which their handles are destroyed.
  *

@@ -82,6 +82,13 @@ for how in '--wrap fsdp' '--wrap hsdp' '--wrap sharded --mesh dp=2,tp=2'; do
     cmp "$work/st/student/model.safetensors" "$work/sp/student/model.safetensors" >"$work/sp.log"
     verdict $? "$how: the student of processes is that of threads" "$work/sp.log"
 done
+"$work/sharded-mpi" --mpi --restart 1 --mesh dp=2 --steps 4 --heldout-bytes 1000 --seed 3 --overwrite --out "$work/sp" >"$work/sp.log" 2>&1 &&
+[ "$(grep -c ' bit-equal$' "$work/sp.log")" -eq 4 ] &&
+awk '/^2 ranks, fsdp: rank [01] killed by SIGKILL after step [0-3]; .* those started again \(dp=1,tp=1, fsdp\)/ { lost++; late += $12 <= 0 || $12 >= 30 } END { exit lost != 1 || late > 0 }' "$work/sp.log"
+verdict $? 'a job that is killed and started again on one rank fewer has the bits of one' "$work/sp.log"
+"$work/sharded-mpi" --mpi --restart 4 --out "$work/sn" >"$work/sp.log" 2>&1
+[ $? -eq 2 ] && grep -q 'restart 4 of 4 ranks under MPI: nobody is left' "$work/sp.log"
+verdict $? 'one of which nobody would be left is refused' "$work/sp.log"
 "$work/sharded-mpi" --mpi --steps 6 --data nowhere --out "$work/sn" >"$work/sp.log" 2>&1
 [ $? -eq 1 ] && grep -q 'nowhere has no heldout.txt' "$work/sp.log"
 verdict $? 'data that are not there are named' "$work/sp.log"

@@ -69,6 +69,11 @@ equal lose --launch --lose 2 --seed 4 && [ "$(grep -c '^xdrun: rank [0-3] (proce
 awk '/^4 ranks, fsdp: rank [0-3] killed by SIGKILL after step [0-5]; / { lost++; if ($12 <= 0 || $12 >= 5) late++ } END { exit lost != 2 || late > 0 }' "$work/lose.log" &&
 [ "$(wc -l <"$work/lose/wrapped/metrics.jsonl")" -eq 6 ] && [ "$(awk '/^4 ranks, fsdp, [0-9]* steps$/ { in_leg = 1 } in_leg && NF == 6 && /^ +[0-9. ]+$/' "$work/lose.log" | wc -l)" -eq 2 ]
 verdict $? 'processes of which two are killed go on at once as fewer, with the bits of one rank' "$work/lose.log"
+start again --launch --restart 2 --mesh dp=2 --steps 4 --seed 3 && [ "$(grep -c ' bit-equal$' "$work/again.log")" -eq 4 ] &&
+[ "$(grep -c '^xdrun: starting the job again, [12] of 2 times$' "$work/again.log")" -eq 2 ] &&
+awk '/^2 ranks, fsdp: rank [01] killed by SIGKILL after step [0-3]; .* those started again \(dp=2,tp=1, fsdp\)/ { lost++; if ($12 <= 0 || $12 >= 30) late++ } END { exit lost != 2 || late > 0 }' "$work/again.log" && # on a busy machine
+[ "$(wc -l <"$work/again/wrapped/metrics.jsonl")" -eq 4 ]
+verdict $? 'processes that xdrun starts again twice go on from what was saved, with the bits of one rank' "$work/again.log"
 mkdir "$work/alone" && cp "$work/small" "$work/alone" && ! "$work/alone/small" --launch --steps 6 --out "$work/alone/out" >"$work/alone.log" 2>&1 &&
 grep -q 'alone/xdrun: No such file or directory$' "$work/alone.log"
 verdict $? 'an xdrun that is not there is named' "$work/alone.log"
@@ -103,13 +108,13 @@ verdict $? 'a finished student is replaced with --overwrite only, and an older r
 
 for bad in '--steps 3:--steps takes a number from 4 to 1000000, not "3"' '--wrap zero:--wrap takes ddp, sharded' \
     '--mesh cp=3:--mesh cp=3: a sequence is 8 blocks' '--mesh cp=2 --pp 2:--mesh cp=2 and --pp 2: stages have whole sequences' '--mesh dp=5,tp=2:dp=5,cp=1,tp=2 has 10 ranks, 8 are the most' \
-    '--wrap hsdp --mesh dp=3:dp=3 is not even' '--vpp 2:--vpp 2 without --pp' '--pp 4 --mesh dp=3:dp=3,cp=1,tp=1 in each stage has 12 ranks, 8 are the most' '--lose 1:--lose 1 without --launch' '--launch --lose 4:--lose 4 of 4 ranks: nobody is left' '--mpi:--mpi needs build/demo-sharded-mpi' '--launch --mpi:--launch and --mpi: ranks are processes of one or the other' '--epochs 3:no option --epochs' \
+    '--wrap hsdp --mesh dp=3:dp=3 is not even' '--vpp 2:--vpp 2 without --pp' '--pp 4 --mesh dp=3:dp=3,cp=1,tp=1 in each stage has 12 ranks, 8 are the most' '--lose 1:--lose 1 without --launch or --mpi' '--launch --lose 4:--lose 4 of 4 ranks: nobody is left' '--restart 1:--restart 1 without --launch or --mpi' '--launch --lose 1 --restart 1:--lose 1 and --restart 1: the others go on, or all' '--mpi:--mpi needs build/demo-sharded-mpi' '--launch --mpi:--launch and --mpi: ranks are processes of one or the other' '--epochs 3:no option --epochs' \
     '--data nowhere:nowhere has no heldout.txt'; do
     refused "${bad#*:}" ${bad%%:*}
     verdict $? "${bad%%:*} is answered with what would be right"
 done
 "$work/small" --help >"$work/help.log"
-for option in wrap mesh pp vpp steps seed data out overwrite heldout-bytes mpi launch lose help; do
+for option in wrap mesh pp vpp steps seed data out overwrite heldout-bytes mpi launch lose restart help; do
     grep -q "^  --$option " "$work/help.log" || echo "no --$option"
 done >"$work/missing"
 [ ! -s "$work/missing" ] && grep -q 'build/demo-sharded --wrap' "$work/help.log"

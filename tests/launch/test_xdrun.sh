@@ -103,9 +103,11 @@ verdict $? 'but one that fails ends them'
 job -n 2 --keep-going sh -c 'sleep 0.$RANK; kill -9 $$'
 said 137 'rank 1 (process [0-9]*) was ended by signal 9 (Killed); nobody is left'
 verdict $? 'and when nobody is left the status says so'
-job -n 2 --restart 2 sh -c 'echo $XDISTILL_JOB; [ $RANK = 1 ] || exit 0; [ -e '"$work/again"' ] || { touch '"$work/again"'; kill -9 $$; }'
+job -n 2 --restart 2 sh -c 'echo $XDISTILL_JOB; touch '"$work/start"'$XDRUN_RESTARTS; [ $RANK = 1 ] || exit 0; [ -e '"$work/again"' ] || { touch '"$work/again"'; kill -9 $$; }'
 said 0 'starting the job again, 1 of 2 times' && [ "$(sed 's/^.....//' "$work/out" | sort -u | wc -l)" -eq 2 ]
 verdict $? 'with --restart a job that has failed is started again, under another name'
+[ -e "$work/start0" ] && [ -e "$work/start1" ] && [ ! -e "$work/start2" ]
+verdict $? 'and told how often it was started before'
 job -n 1 --restart 2 sh -c 'echo on; exit 6'
 said 6 'starting the job again, 2 of 2 times' && [ "$(wc -l <"$work/out")" -eq 3 ]
 verdict $? 'so many times, and the last status is that of the job'

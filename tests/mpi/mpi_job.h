@@ -11,7 +11,8 @@
 #include <string.h>
 #include <unistd.h>
 
-static const char *job_program; /* argv[0] */
+static const char *job_program;                        /* argv[0] */
+static const char *job_recovery = "--enable-recovery"; /* what tells mpirun to leave the others alive */
 
 static bool job_is_open_mpi(void) {
     char line[256] = "";
@@ -29,8 +30,8 @@ static int job_count_survivors(int ranks, int argument) {
     int count = 0;
     snprintf(command, sizeof command,
              "env -i PATH=\"$PATH\" HOME=\"$HOME\" mpirun --allow-run-as-root --oversubscribe "
-             "--enable-recovery -n %d '%s' inner %d 2>/dev/null </dev/null",
-             ranks, job_program, argument);
+             "%s -n %d '%s' inner %d 2>/dev/null </dev/null",
+             job_recovery, ranks, job_program, argument);
     FILE *pipe = popen(command, "r");
     if (!pipe) return -1;
     while (fgets(line, sizeof line, pipe)) {

@@ -12,6 +12,10 @@
  * on spans. The loops over arrays, spans and dtypes are written once, in cpu/optimizer.c. */
 enum { XDI_SPAN = 512 };
 
+/* A gradient of more bytes is no longer in the caches when it is next read: its stores bypass them, which also avoids reading
+ * the lines that it overwrites. In place, they have been read already. */
+#define XDI_STREAMED ((int64_t)8 << 20)
+
 /* A span's sum of squares in f32 is accurate above 2^-60: the error of subnormal terms is below 2^-140. */
 #define XDI_SPAN_LEAST_SQUARES 8.673617379884035e-19
 

@@ -8,6 +8,9 @@
 #if defined(XDI_X86)
 #    include <immintrin.h>
 
+/* Bytes between what tiles read and what they ask for. */
+enum { XDI_SAMPLE_AHEAD = 3072 };
+
 /* gcc 12 warns about the undefined operand of its own intrinsics. */
 #    if !defined(__clang__)
 #        pragma GCC diagnostic push
@@ -65,6 +68,10 @@ XDI_SAMPLE_INLINE void xdi_avx2_tile_put(xdi_avx2_tile_wide x, double *out) {
     _mm256_storeu_pd(out + 4, x.high);
 }
 
+XDI_SAMPLE_INLINE xdi_avx2_tile_wide xdi_avx2_tile_get(const double *x) {
+    return xdi_avx2_tile_of(_mm256_loadu_pd(x), _mm256_loadu_pd(x + 4));
+}
+
 /* The sums of neighbours among sixteen. */
 XDI_SAMPLE_INLINE void xdi_avx2_tile_join(const double *in, double *out) {
     const __m256d a = _mm256_hadd_pd(_mm256_loadu_pd(in), _mm256_loadu_pd(in + 4));
@@ -112,6 +119,10 @@ XDI_SAMPLE_INLINE __m512d xdi_avx512_tile_add_product(__m512d x, __m512d y, __m5
 
 XDI_SAMPLE_INLINE void xdi_avx512_tile_put(__m512d x, double *out) {
     _mm512_storeu_pd(out, x);
+}
+
+XDI_SAMPLE_INLINE __m512d xdi_avx512_tile_get(const double *x) {
+    return _mm512_loadu_pd(x);
 }
 
 XDI_SAMPLE_INLINE void xdi_avx512_tile_join(const double *in, double *out) {

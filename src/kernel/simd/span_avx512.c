@@ -385,21 +385,29 @@ XDI_AVX512 static inline __m256 xdi_avx512_mix_eight(const xdi_span_mix *mix, co
     return mix->to_odd ? xdi_avx512_to_odd(value) : _mm512_cvtpd_ps(value);
 }
 
-XDI_AVX512 static void xdi_avx512_mix(const xdi_span_mix *mix, const float *p, const float *q, float *out,
-                                      int64_t n) {
+/* Sixteen at a time; returns how many. Without `large`, the loop has nothing but the arithmetic. */
+XDI_AVX512 static inline int64_t xdi_avx512_mix_some(const xdi_span_mix *mix, const float *p, const float *q,
+                                                     float *out, int64_t n, bool large) {
     const xdi_span_mix how = *mix; /* no store can change it */
     int64_t i = 0;
     for (; i + 16 <= n; i += 16) {
-        if (how.large) __builtin_prefetch((const char *)(p + i) + XDI_MIX_AHEAD);
-        if (how.large && q) __builtin_prefetch((const char *)(q + i) + XDI_MIX_AHEAD);
+        if (large) __builtin_prefetch((const char *)(p + i) + XDI_MIX_AHEAD);
+        if (large && q) __builtin_prefetch((const char *)(q + i) + XDI_MIX_AHEAD);
         for (int64_t k = i; k < i + 16; k += 8) {
             const __m256 x = xdi_avx512_mix_eight(&how, p + k, q ? q + k : NULL);
-            if (how.streamed)
+            if (large && how.streamed)
                 _mm256_stream_ps(out + k, x);
             else
                 _mm256_storeu_ps(out + k, x);
         }
     }
+    return i;
+}
+
+XDI_AVX512 static void xdi_avx512_mix(const xdi_span_mix *mix, const float *p, const float *q, float *out,
+                                      int64_t n) {
+    const int64_t i = mix->large ? xdi_avx512_mix_some(mix, p, q, out, n, true)
+                                 : xdi_avx512_mix_some(mix, p, q, out, n, false);
     xdi_span_kernels_plain()->mix(mix, p + i, q ? q + i : NULL, out + i, n - i);
 }
 

@@ -252,4 +252,43 @@ XD_TEST(a_gradient_may_lie_over_an_input) {
         }
 }
 
+/* More than 8 MiB from the first row to behind the last, so that stores bypass the caches where a row is aligned for them: of rows
+ * that begin at a multiple of 32 bytes, and of others. What lies between the rows stays. */
+XD_TEST(a_large_gradient_has_the_bits_of_a_small_one) {
+    enum { STRIDE = 1 << 20, LENGTH = 6160 };
+    char *const memory = (char *)malloc((size_t)SAMPLES * STRIDE * sizeof(float) + 128);
+    CHECK(memory != NULL);
+    for (int k = 0; k < 8 && memory; k++) {
+        xd_ctx *ctx = context(XD_REDUCTION_DETERMINISTIC);
+        fill((loss_kind)(k & 1), LENGTH, k & 2 ? XD_DTYPE_BF16 : XD_DTYPE_F32, false);
+        if (k & 4) p.in[1][LENGTH + 5000] = INFINITY; /* this sample's is zero */
+        call_alone(ctx, &first);
+        const size_t size = xd_dtype_size(p.dtype), shift = k == 2 || k == 3 ? 4 : 0;
+        char *const out = memory + (64 - (uintptr_t)memory % 64) + shift;
+        part s;
+        memset(&s, 0, sizeof s);
+        memset(&second, 0, sizeof second);
+        s.to = SAMPLES;
+        s.end = LENGTH;
+        const xd_sample_common common = common_of(&second, &s, NULL, NULL);
+        part_open(&s);
+        void *const apart = s.gradient;
+        for (int b = 0; b < SAMPLES; b++) out[((size_t)b * STRIDE + LENGTH) * size] = 7;
+        s.gradient = out;
+        p.gradient_stride = STRIDE;
+        second.result = p.kind == VSD ? vsd_of(ctx, &s, &common, &second.values)
+                                      : denoise_of(ctx, &s, &common, &second.values);
+        for (int b = 0; b < SAMPLES; b++) {
+            CHECK_EQ_INT(out[((size_t)b * STRIDE + LENGTH) * size], 7);
+            memcpy((char *)apart + (size_t)b * LENGTH * size, out + (size_t)b * STRIDE * size, LENGTH * size);
+        }
+        s.gradient = apart;
+        part_close(&s, &second);
+        CHECK_EQ_INT(second.status.not_finite, k & 4 ? 1 : 0);
+        same_bits(&first, &second);
+        xd_ctx_destroy(ctx);
+    }
+    free(memory);
+}
+
 XD_TEST_MAIN()

@@ -129,7 +129,7 @@ XD_API xd_result xd_denoise_loss(xd_ctx *ctx, const xd_denoise_desc *desc, xd_sa
     xd_denoise_args a;
     xdi_sample_call call = xdi_denoise_call_of(ctx, desc, &a);
     xd_result result = xdi_sample_open(&call, xdi_denoise_validate(ctx, desc));
-    const bool alone = result == XD_OK && xdi_sample_goes_alone(&call);
+    const bool alone = result == XD_OK && xdi_sample_goes_alone(&call, call.kernels->denoise_at_once);
     if (result == XD_OK)
         result =
             alone ? call.kernels->denoise_by_sample(&launch, &a) : xdi_denoise_samples(&launch, &call, &a);

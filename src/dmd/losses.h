@@ -37,9 +37,9 @@ XD_PRIVATE xd_result xdi_sample_open(xdi_sample_call *call, xd_result checked);
 /* samples.c: parts -> all_sums. Collective over split. */
 XD_PRIVATE xd_result xdi_sample_exchange(const xd_launch *launch, xdi_sample_call *call);
 
-/* samples.c: whether samples can be finished one after the other: they are this rank's alone, small enough for the device,
- * enough for all threads, and N is known. */
-XD_PRIVATE bool xdi_sample_goes_alone(const xdi_sample_call *call);
+/* samples.c: whether samples can be finished one after the other: they are this rank's alone, N is known, and, unless an element
+ * is finished at once, they are small enough for the device and enough for all threads. */
+XD_PRIVATE bool xdi_sample_goes_alone(const xdi_sample_call *call, bool at_once);
 
 /* Writes the gradients, when the factor is known. */
 typedef xd_result (*xdi_sample_slope)(const xd_launch *launch, const void *args);

@@ -154,7 +154,7 @@ XD_PRIVATE xd_result xdi_sample_exchange(const xd_launch *launch, xdi_sample_cal
                                      a->samples * xd_sample_words(a->fixed), XD_DTYPE_I64);
 }
 
-XD_PRIVATE bool xdi_sample_goes_alone(const xdi_sample_call *call) {
+XD_PRIVATE bool xdi_sample_goes_alone(const xdi_sample_call *call, bool at_once) {
     const xd_sample_args *a = call->args;
     const int64_t threads = xd_ctx_settings(call->ctx)->threads;
     const bool known = !a->mask || a->denominator || a->denominator_value != 0.0;
@@ -162,6 +162,7 @@ XD_PRIVATE bool xdi_sample_goes_alone(const xdi_sample_call *call) {
     if (!call->kernels->vsd_by_sample || !call->kernels->denoise_by_sample || a->shards != 1 ||
         a->ranks != 1 || !known)
         return false;
+    if (at_once) return true;
     if (host && threads > 1 && a->samples < 4 * threads) return false;
     return a->elements <= call->kernels->by_sample_elements;
 }

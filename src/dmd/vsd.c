@@ -75,7 +75,7 @@ XD_API xd_result xd_vsd_loss(xd_ctx *ctx, const xd_vsd_desc *desc, xd_sample_val
     xd_vsd_args a;
     xdi_sample_call call = xdi_vsd_call_of(ctx, desc, &a);
     xd_result result = xdi_sample_open(&call, xdi_vsd_validate(ctx, desc));
-    const bool alone = result == XD_OK && a.form != XD_VSD_COMPAT && xdi_sample_goes_alone(&call);
+    const bool alone = result == XD_OK && a.form != XD_VSD_COMPAT && xdi_sample_goes_alone(&call, false);
     if (result == XD_OK)
         result = alone ? call.kernels->vsd_by_sample(&launch, &a) : xdi_vsd_samples(&launch, &call, &a);
     if (result == XD_OK) result = xdi_sample_finish(&call, alone ? NULL : xdi_vsd_gradient, &a, out);

@@ -141,6 +141,8 @@ typedef struct xd_dmd_loss_kernels {
     xd_result (*vsd_by_sample)(const xd_launch *launch, const xd_vsd_args *args);
     xd_result (*denoise_by_sample)(const xd_launch *launch, const xd_denoise_args *args);
     int64_t by_sample_elements; /* the most that a sample of these two has */
+    /* denoise_by_sample computes sums and gradient of an element at once, and takes samples of any size, also fewer than threads */
+    bool denoise_at_once;
 } xd_dmd_loss_kernels;
 
 /* The plain CPU implementation, the specification of the others. */

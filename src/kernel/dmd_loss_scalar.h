@@ -217,6 +217,11 @@ XD_SCALAR float xd_denoise_residual(const xd_denoise_term *term, float p, float 
     return (float)xd_add(xd_add(a, b), c);
 }
 
+/* The factor of a sample without a finding. */
+XD_SCALAR double xd_denoise_factor(const xd_denoise_term *term) {
+    return xd_mul(xd_mul(2.0, term->weight), (double)(float)term->prediction);
+}
+
 /* denoise_weigh for sample b. */
 XD_SCALAR void xd_denoise_weigh_sample(const xd_denoise_args *a, int64_t b) {
     int64_t sums[(int)XD_SAMPLE_SUMS + 2 * XD_NORM_LIMBS];
@@ -228,8 +233,7 @@ XD_SCALAR void xd_denoise_weigh_sample(const xd_denoise_args *a, int64_t b) {
     xd_sample_expect(s, isfinite((float)term->clean), term->clean);
     xd_sample_expect(s, isfinite((float)term->noise), term->noise);
     xd_sample_expect(s, term->weight >= 0.0 && isfinite(term->weight), term->weight);
-    xd_sample_settle(s, xd_mul(term->weight, xd_sample_sum(sums, a->base.fixed, 1)),
-                     xd_mul(xd_mul(2.0, term->weight), (double)(float)term->prediction));
+    xd_sample_settle(s, xd_mul(term->weight, xd_sample_sum(sums, a->base.fixed, 1)), xd_denoise_factor(term));
 }
 
 /* ---- terms on logits ---- */

@@ -12,6 +12,10 @@
  * on spans. The loops over arrays, spans and dtypes are written once, in cpu/optimizer.c. */
 enum { XDI_SPAN = 512 };
 
+/* A gradient of more bytes is no longer in the caches when it is next read: its stores bypass them, which also avoids reading
+ * the lines that it overwrites. In place, they have been read already. */
+#define XDI_STREAMED ((int64_t)8 << 20)
+
 /* A span's sum of squares in f32 is accurate above 2^-60: the error of subnormal terms is below 2^-140. */
 #define XDI_SPAN_LEAST_SQUARES 8.673617379884035e-19
 
@@ -21,6 +25,18 @@ typedef struct xdi_span_average {
     float keep;
     bool weighted_sum; /* fma(weight, source, keep * target) */
 } xdi_span_average;
+
+/* A conversion of rows. */
+typedef struct xdi_span_mix {
+    xd_mix factors;
+    bool to_odd;   /* from f64 to f32 by xd_float_to_odd, for a type that is narrower still */
+    bool large;    /* memory is asked for ahead */
+    bool streamed; /* stores bypass the caches where the level has such: out is a multiple of 64 bytes; a
+                    * fence follows */
+} xdi_span_mix;
+
+/* Bytes between what conversions read and what they ask for. */
+enum { XDI_MIX_AHEAD = 3072 };
 
 /* Steps elements [at, at + n) of an array; `gradient` points to the first one's. */
 typedef void (*xdi_span_update)(const xd_update_args *args, const xd_update_array *a, const float *gradient,
@@ -50,15 +66,17 @@ typedef struct xdi_span_kernels {
     /* Rounds to BF16 at random; `element` is the index of the first in its whole parameter. NULL: as the plain spans do. */
     void (*round)(const xd_philox *random, int64_t element, const float *from, uint16_t *to, int64_t n);
 
-    /* out = c0 p + c1 q as in kernel/dmd.h, over f32; q NULL: c0 p. To odd: by xd_float_to_odd, for a type that is narrower
-     * still. NULL: as the plain spans do. */
-    void (*mix)(xd_mix mix, const float *p, const float *q, float *out, int64_t n, bool to_odd);
+    /* out = c0 p + c1 q as in kernel/dmd.h, over f32; q NULL: c0 p. NULL: as the plain spans do. */
+    void (*mix)(const xdi_span_mix *mix, const float *p, const float *q, float *out, int64_t n);
 
     /* xd_lerp_compensated. NULL: as the plain spans do. */
     void (*compensated)(float weight, const float *source, float *target, uint16_t *compensation, int64_t n);
 
     /* mix whose arrays are all BF16, for a level where that is faster; NULL: they are widened first. */
-    void (*mix_bf16)(xd_mix mix, const uint16_t *p, const uint16_t *q, uint16_t *out, int64_t n);
+    void (*mix_bf16)(const xdi_span_mix *mix, const uint16_t *p, const uint16_t *q, uint16_t *out, int64_t n);
+
+    /* Streamed stores are in memory before later ones. NULL: this level streams nothing. */
+    void (*fence)(void);
 } xdi_span_kernels;
 
 /* cpu/optimizer.c: elements of the span that begins at element `at` of `count`. */

@@ -19,7 +19,8 @@ typedef struct problem {
     loss_kind kind;
     int64_t elements;
     xd_dtype dtype, gradient_dtype;
-    bool masked, counted; /* counted: N is what the call counts, else 1000 */
+    int64_t gradient_stride; /* 0: its rows follow each other */
+    bool masked, counted;    /* counted: N is what the call counts, else 1000 */
     xd_vsd_normaliser normaliser;
     xd_vsd_form form;
     float in[3][CELLS];
@@ -198,6 +199,7 @@ static xd_result vsd_of(xd_ctx *ctx, part *s, const xd_sample_common *common, xd
     d.teacher = xd_rows_of(s->in[1], p.dtype, rows, width);
     d.fake = xd_rows_of(s->in[2], p.dtype, rows, width);
     d.gradient = xd_rows_of(s->gradient, p.gradient_dtype, rows, width);
+    d.gradient.stride = p.gradient_stride;
     d.mask = p.masked ? s->mask : NULL;
     d.sample_scale = p.scale + s->from;
     d.chain = p.chain + s->from;
@@ -216,6 +218,7 @@ static xd_result denoise_of(xd_ctx *ctx, const part *s, const xd_sample_common *
     d.clean = xd_rows_of(s->in[1], p.dtype, rows, width);
     d.noise = xd_rows_of(s->in[2], p.dtype, rows, width);
     d.gradient = xd_rows_of(s->gradient, p.gradient_dtype, rows, width);
+    d.gradient.stride = p.gradient_stride;
     d.mask = p.masked ? s->mask : NULL;
     d.terms = p.terms + s->from;
     d.common = *common;

@@ -172,6 +172,9 @@ typedef struct xdi_sample_job {
     xdi_sample_sums sums; /* NULL: by terms */
     void (*write)(const void *args, const xdi_sample_level *level, int64_t b, int64_t at, int64_t n);
     void (*weigh)(const void *args, int64_t b);
+    /* what becomes of the second terms once they are added, where `sums` has not done it; NULL: nothing */
+    void (*slope)(const void *args, const xdi_sample_level *level, int64_t b, int64_t at, int64_t n,
+                  float *term);
 } xdi_sample_job;
 
 /* False when terms are needed. */
@@ -207,8 +210,14 @@ static void xdi_sample_measure_chunk(const xdi_sample_job *job, int64_t item) {
             xdi_sample_chunk_add(&chunk, which, terms[which], n);
         }
         chunk.sums[XD_SAMPLE_COUNTED] += counted;
+        if (job->slope) job->slope(job->args, &job->level, b, at, n, second);
     }
     xdi_sample_chunk_end(&chunk);
+}
+
+/* After pieces that may have streamed a gradient. */
+static void xdi_sample_fence(const xdi_sample_job *job) {
+    if (job->level.tiles) job->level.tiles->fence();
 }
 
 static void xdi_sample_measure_piece(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
@@ -216,6 +225,7 @@ static void xdi_sample_measure_piece(const xd_launch *launch, const void *args, 
     (void)launch, (void)slot;
     for (int64_t item = begin; item < end; item++)
         xdi_sample_measure_chunk((const xdi_sample_job *)args, item);
+    xdi_sample_fence((const xdi_sample_job *)args);
 }
 
 static void xdi_sample_write_chunk(const xdi_sample_job *job, int64_t item) {
@@ -230,6 +240,7 @@ static void xdi_sample_write_piece(const xd_launch *launch, const void *args, in
                                    int slot) {
     (void)launch, (void)slot;
     for (int64_t item = begin; item < end; item++) xdi_sample_write_chunk((const xdi_sample_job *)args, item);
+    xdi_sample_fence((const xdi_sample_job *)args);
 }
 
 /* All of a sample after all of the one before; the sums have just read what the gradient is made of. */
@@ -244,6 +255,7 @@ static void xdi_sample_whole_piece(const xd_launch *launch, const void *args, in
         job->weigh(job->args, b);
         for (int64_t k = 0; k < chunks && job->write; k++) xdi_sample_write_chunk(job, b * chunks + k);
     }
+    xdi_sample_fence(job);
 }
 
 /* A piece has about four chunks' elements. */
@@ -285,7 +297,7 @@ static int xdi_vsd_sums(const void *args, const xdi_sample_level *level, int64_t
 }
 
 XD_PRIVATE xd_result xdi_vsd_measure(const xd_launch *launch, const xd_vsd_args *a, xdi_sample_level level) {
-    const xdi_sample_job job = { &a->base, a, level, xdi_vsd_terms, xdi_vsd_sums, NULL, NULL };
+    const xdi_sample_job job = { &a->base, a, level, xdi_vsd_terms, xdi_vsd_sums, NULL, NULL, NULL };
     return xdi_sample_spread(launch, &job, xdi_sample_measure_piece);
 }
 
@@ -303,7 +315,7 @@ static int xdi_vsd_steps(const void *args, const xdi_sample_level *level, int64_
 }
 
 XD_PRIVATE xd_result xdi_vsd_rounded(const xd_launch *launch, const xd_vsd_args *a, xdi_sample_level level) {
-    const xdi_sample_job job = { &a->base, a, level, xdi_vsd_steps, NULL, NULL, NULL };
+    const xdi_sample_job job = { &a->base, a, level, xdi_vsd_steps, NULL, NULL, NULL, NULL };
     return xdi_sample_spread(launch, &job, xdi_sample_measure_piece);
 }
 
@@ -318,15 +330,24 @@ static void xdi_sample_write(const xd_sample_args *base, const xdi_sample_level 
     if (narrow) xdi_sample_narrow(level->spans, term, gradient, b, at, n);
 }
 
-/* Where a tile of a gradient goes if tiles of the level can write it from these tensors; NULL otherwise. */
-static void *xdi_sample_out(const xd_sample_args *base, const xdi_sample_level *level,
-                            const xd_rows *const *rows, const xd_rows *gradient, int64_t b, int64_t at,
-                            int64_t n, const void **in) {
+/* Whether stores of the gradient, the next of which is `at`, bypass the caches. */
+static bool xdi_sample_streams(const xd_rows *const *rows, const xd_rows *gradient, const void *at) {
+    const int64_t stride = gradient->stride ? gradient->stride : gradient->cols;
+    for (int i = 0; i < 3; i++)
+        if (rows[i]->data == gradient->data) return false;
+    return (uintptr_t)at % 32 == 0 &&
+           gradient->rows * stride * (int64_t)xd_dtype_size(gradient->dtype) > XDI_STREAMED;
+}
+
+/* Where a tile of a gradient goes; false unless tiles of the level can write it from these tensors. */
+static bool xdi_sample_out_at(const xd_sample_args *base, const xdi_sample_level *level,
+                              const xd_rows *const *rows, const xd_rows *gradient, int64_t b, int64_t at,
+                              xdi_sample_out *out) {
     const int64_t to = b * (gradient->stride ? gradient->stride : gradient->cols) + at;
-    if (!level->tiles || base->mask || n % 16 != 0 || gradient->dtype != rows[0]->dtype) return NULL;
-    return xdi_sample_at(rows, b, at, in)
-               ? (char *)gradient->data + (size_t)to * xd_dtype_size(gradient->dtype)
-               : NULL;
+    if (!level->tiles || base->mask || gradient->dtype != rows[0]->dtype) return false;
+    out->data = (char *)gradient->data + (size_t)to * xd_dtype_size(gradient->dtype);
+    out->streamed = xdi_sample_streams(rows, gradient, out->data);
+    return true;
 }
 
 static void xdi_sample_write_zero(const xdi_sample_level *level, const xd_rows *gradient, int64_t b,
@@ -342,15 +363,15 @@ static void xdi_vsd_write(const void *args, const xdi_sample_level *level, int64
     float *const terms[2] = { unused, term };
     const xd_rows *const rows[3] = { &a->generated, &a->teacher, &a->fake };
     const void *in[3];
-    void *out;
+    xdi_sample_out out;
     if (a->base.sample[b].factor == 0.0) {
         xdi_sample_write_zero(level, &a->gradient, b, at, n);
         return;
     }
-    out = a->form == XD_VSD_COMPAT ? NULL : xdi_sample_out(&a->base, level, rows, &a->gradient, b, at, n, in);
-    if (out) {
+    if (a->form != XD_VSD_COMPAT && n % 16 == 0 && xdi_sample_at(rows, b, at, in) &&
+        xdi_sample_out_at(&a->base, level, rows, &a->gradient, b, at, &out)) {
         const double factor = xd_mul(a->base.sample[b].factor, *a->base.factor);
-        level->tiles->vsd_slopes(in, a->fake.dtype == XD_DTYPE_BF16, factor, out, n);
+        level->tiles->vsd_slopes(in, a->fake.dtype == XD_DTYPE_BF16, factor, &out, n);
         return;
     }
     if (a->form == XD_VSD_COMPAT)
@@ -362,7 +383,7 @@ static void xdi_vsd_write(const void *args, const xdi_sample_level *level, int64
 }
 
 XD_PRIVATE xd_result xdi_vsd_slope(const xd_launch *launch, const xd_vsd_args *a, xdi_sample_level level) {
-    const xdi_sample_job job = { &a->base, a, level, NULL, NULL, xdi_vsd_write, NULL };
+    const xdi_sample_job job = { &a->base, a, level, NULL, NULL, xdi_vsd_write, NULL, NULL };
     return xdi_sample_spread(launch, &job, xdi_sample_write_piece);
 }
 
@@ -372,10 +393,10 @@ static void xdi_vsd_weigh(const void *args, int64_t b) {
 
 XD_PRIVATE xd_result xdi_vsd_by_sample(const xd_launch *launch, const xd_vsd_args *a,
                                        xdi_sample_level level) {
-    const xdi_sample_job job = { &a->base,     a,
-                                 level,        xdi_vsd_terms,
-                                 xdi_vsd_sums, a->gradient.data ? xdi_vsd_write : NULL,
-                                 xdi_vsd_weigh };
+    const xdi_sample_job job = { &a->base,      a,
+                                 level,         xdi_vsd_terms,
+                                 xdi_vsd_sums,  a->gradient.data ? xdi_vsd_write : NULL,
+                                 xdi_vsd_weigh, NULL };
     return xdi_sample_spread_whole(launch, &job);
 }
 
@@ -413,7 +434,7 @@ static int xdi_denoise_sums(const void *args, const xdi_sample_level *level, int
 
 XD_PRIVATE xd_result xdi_denoise_measure(const xd_launch *launch, const xd_denoise_args *a,
                                          xdi_sample_level level) {
-    const xdi_sample_job job = { &a->base, a, level, xdi_denoise_terms, xdi_denoise_sums, NULL, NULL };
+    const xdi_sample_job job = { &a->base, a, level, xdi_denoise_terms, xdi_denoise_sums, NULL, NULL, NULL };
     return xdi_sample_spread(launch, &job, xdi_sample_measure_piece);
 }
 
@@ -424,16 +445,17 @@ static void xdi_denoise_write(const void *args, const xdi_sample_level *level, i
     float *const terms[2] = { NULL, term };
     const xd_rows *const rows[3] = { &a->prediction, &a->clean, &a->noise };
     const void *in[3];
+    xdi_sample_out out;
     if (a->base.sample[b].factor == 0.0) {
         xdi_sample_write_zero(level, &a->gradient, b, at, n);
         return;
     }
-    void *out = xdi_sample_out(&a->base, level, rows, &a->gradient, b, at, n, in);
-    if (out) {
+    if (n % 16 == 0 && xdi_sample_at(rows, b, at, in) &&
+        xdi_sample_out_at(&a->base, level, rows, &a->gradient, b, at, &out)) {
         const double factor = xd_mul(a->base.sample[b].factor, *a->base.factor);
         float factors[3];
         xdi_denoise_factors(a->terms + b, factors);
-        level->tiles->denoise_slopes(factors, in, a->prediction.dtype == XD_DTYPE_BF16, factor, out, n);
+        level->tiles->denoise_slopes(factors, in, a->prediction.dtype == XD_DTYPE_BF16, factor, &out, n);
         return;
     }
     xdi_denoise_terms(args, level, b, at, n, terms);
@@ -442,24 +464,65 @@ static void xdi_denoise_write(const void *args, const xdi_sample_level *level, i
 
 XD_PRIVATE xd_result xdi_denoise_slope(const xd_launch *launch, const xd_denoise_args *a,
                                        xdi_sample_level level) {
-    const xdi_sample_job job = { &a->base, a, level, NULL, NULL, xdi_denoise_write, NULL };
+    const xdi_sample_job job = { &a->base, a, level, NULL, NULL, xdi_denoise_write, NULL, NULL };
     return xdi_sample_spread(launch, &job, xdi_sample_write_piece);
 }
 
-static void xdi_denoise_weigh(const void *args, int64_t b) {
-    xd_denoise_weigh_sample((const xd_denoise_args *)args, b);
+/* The gradient of a sample is a known factor times what its sum is made of, unless there is a finding, which makes it zero: both
+ * are computed at once, and gradients that turn out to be zero are written anew. The factor of a sample is there before. */
+static int xdi_denoise_both(const void *args, const xdi_sample_level *level, int64_t b, int64_t at,
+                            double *sums) {
+    const xd_denoise_args *a = (const xd_denoise_args *)args;
+    const xd_rows *const rows[3] = { &a->prediction, &a->clean, &a->noise };
+    const void *in[3];
+    float factors[3];
+    xdi_sample_out out;
+    if (!xdi_sample_at(rows, b, at, in) ||
+        !xdi_sample_out_at(&a->base, level, rows, &a->gradient, b, at, &out))
+        return 0;
+    xdi_denoise_factors(a->terms + b, factors);
+    sums[1] = level->tiles->denoise_both(factors, in, a->prediction.dtype == XD_DTYPE_BF16,
+                                         xd_mul(a->base.sample[b].factor, *a->base.factor), &out);
+    return 2;
+}
+
+static void xdi_denoise_slope_of(const void *args, const xdi_sample_level *level, int64_t b, int64_t at,
+                                 int64_t n, float *term) {
+    const xd_denoise_args *a = (const xd_denoise_args *)args;
+    xdi_sample_write(&a->base, level, &a->gradient, b, at, n, term);
+}
+
+static void xdi_denoise_write_zero(const void *args, const xdi_sample_level *level, int64_t b, int64_t at,
+                                   int64_t n) {
+    const xd_denoise_args *a = (const xd_denoise_args *)args;
+    if (a->base.sample[b].factor == 0.0) xdi_sample_write_zero(level, &a->gradient, b, at, n);
 }
 
 XD_PRIVATE xd_result xdi_denoise_by_sample(const xd_launch *launch, const xd_denoise_args *a,
                                            xdi_sample_level level) {
+    const bool sloped = a->gradient.data != NULL;
     const xdi_sample_job job = { &a->base,
                                  a,
                                  level,
                                  xdi_denoise_terms,
-                                 xdi_denoise_sums,
-                                 a->gradient.data ? xdi_denoise_write : NULL,
-                                 xdi_denoise_weigh };
-    return xdi_sample_spread_whole(launch, &job);
+                                 sloped ? xdi_denoise_both : xdi_denoise_sums,
+                                 xdi_denoise_write_zero,
+                                 NULL,
+                                 sloped ? xdi_denoise_slope_of : NULL };
+    bool zeros = false;
+    *a->base.factor =
+        xd_sample_factor(&a->base, xd_sample_denominator(&a->base, a->base.samples * a->base.elements));
+    for (int64_t b = 0; b < a->base.samples; b++) {
+        const double factor = xd_denoise_factor(a->terms + b);
+        a->base.sample[b].factor = isfinite(factor) ? factor : 0.0;
+    }
+    XD_TRY(xdi_sample_spread(launch, &job, xdi_sample_measure_piece));
+    for (int64_t b = 0; b < a->base.samples; b++) {
+        if (xd_sample_chunks(a->base.elements) != 1) xd_sample_join_chunks(&a->base, b);
+        xd_denoise_weigh_sample(a, b);
+        zeros = zeros || a->base.sample[b].factor == 0.0;
+    }
+    return sloped && zeros ? xdi_sample_spread(launch, &job, xdi_sample_write_piece) : XD_OK;
 }
 
 /* ---- the table ---- */
@@ -565,7 +628,7 @@ XD_API const xd_dmd_loss_kernels *xd_dmd_loss_kernels_cpu(void) {
         xdi_cpu_vsd_slope,     xdi_cpu_denoise_measure,   xdi_cpu_denoise_weigh, xdi_cpu_denoise_slope,
         xdi_cpu_gan_terms,     xdi_cpu_gan_slope,         xdi_cpu_sample_join,   xdi_cpu_sample_total,
         xdi_cpu_sample_finish, xdi_cpu_fdistill_ratios,   xdi_cpu_fdistill_bins, xdi_cpu_fdistill_weights,
-        xdi_cpu_vsd_by_sample, xdi_cpu_denoise_by_sample, XDI_SAMPLE_CACHED,
+        xdi_cpu_vsd_by_sample, xdi_cpu_denoise_by_sample, XDI_SAMPLE_CACHED,     true,
     };
     return &kernels;
 }

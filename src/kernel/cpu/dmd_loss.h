@@ -19,19 +19,30 @@ typedef struct xdi_sample_loops {
     void (*scaled)(const float *x, double factor, float *out, int64_t n);
 } xdi_sample_loops;
 
+/* Where tiles write a gradient. */
+typedef struct xdi_sample_out {
+    void *data;
+    bool streamed; /* past the caches: data is a multiple of 32 bytes, and `fence` follows */
+} xdi_sample_out;
+
 /* The same over tensors of one dtype, F32 or BF16, where no mask is and sums are not fixed. Rows of `in` are the loss's three
  * tensors: x, T and F, or prediction, clean and noise, whose factors are those of an xd_denoise_term as f32. Sums are of a whole
  * tile, lanes joined; of slopes n is a multiple of 16.
  *   vsd_sums        sums[0] of |x - T|, sums[1] of (F - T)^2
  *   vsd_slopes      out = factor (F - T)
  *   denoise_sum     the sum of r^2
- *   denoise_slopes  out = factor r */
+ *   denoise_both    the same, and out = factor r of the tile
+ *   denoise_slopes  out = factor r
+ *   fence           streamed stores are in memory before later ones */
 typedef struct xdi_sample_tiles {
     void (*vsd_sums)(const void *const *in, bool bf16, double *sums);
-    void (*vsd_slopes)(const void *const *in, bool bf16, double factor, void *out, int64_t n);
+    void (*vsd_slopes)(const void *const *in, bool bf16, double factor, const xdi_sample_out *out, int64_t n);
     double (*denoise_sum)(const float factors[3], const void *const *in, bool bf16);
-    void (*denoise_slopes)(const float factors[3], const void *const *in, bool bf16, double factor, void *out,
-                           int64_t n);
+    double (*denoise_both)(const float factors[3], const void *const *in, bool bf16, double factor,
+                           const xdi_sample_out *out);
+    void (*denoise_slopes)(const float factors[3], const void *const *in, bool bf16, double factor,
+                           const xdi_sample_out *out, int64_t n);
+    void (*fence)(void);
 } xdi_sample_tiles;
 
 /* simd/dmd_tiles.c: those of a level; NULL where it has none. */

@@ -104,10 +104,10 @@ static void xdi_plain_round(const xd_philox *random, int64_t element, const floa
     }
 }
 
-static void xdi_plain_mix(xd_mix mix, const float *p, const float *q, float *out, int64_t n, bool to_odd) {
+static void xdi_plain_mix(const xdi_span_mix *mix, const float *p, const float *q, float *out, int64_t n) {
     for (int64_t i = 0; i < n; i++) {
-        const double value = xd_mix_of(mix, q != NULL, (double)p[i], q ? (double)q[i] : 0.0);
-        out[i] = to_odd ? xd_float_to_odd(value) : (float)value;
+        const double value = xd_mix_of(mix->factors, q != NULL, (double)p[i], q ? (double)q[i] : 0.0);
+        out[i] = mix->to_odd ? xd_float_to_odd(value) : (float)value;
     }
 }
 
@@ -119,7 +119,7 @@ static void xdi_plain_compensated(float weight, const float *source, float *targ
 static const xdi_span_kernels xdi_plain_spans = {
     xdi_plain_widen, xdi_plain_narrow, xdi_plain_adam,        xdi_plain_sgd, xdi_plain_lerp,
     xdi_plain_scale, xdi_plain_add,    xdi_plain_power_sum,   NULL,          false,
-    xdi_plain_round, xdi_plain_mix,    xdi_plain_compensated, NULL
+    xdi_plain_round, xdi_plain_mix,    xdi_plain_compensated, NULL,          NULL,
 };
 
 /* ---- loops over arrays ---- */

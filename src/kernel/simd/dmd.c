@@ -14,24 +14,36 @@ static bool xdi_simd_mix_narrow(const xdi_span_kernels *spans, const xd_mix_desc
            (!both || d->q.dtype == XD_DTYPE_BF16);
 }
 
+/* How a span that begins at `out` goes through memory. */
+static void xdi_simd_mix_way(const xdi_span_kernels *spans, const xd_mix_desc *d, const void *out,
+                             xdi_span_mix *mix) {
+    const bool apart = d->out.data != d->p.data && d->out.data != d->q.data;
+    mix->large = d->out.rows * d->out.stride * (int64_t)xd_dtype_size(d->out.dtype) > XDI_STREAMED;
+    mix->streamed = mix->large && apart && spans->fence && (uintptr_t)out % 64 == 0;
+}
+
 /* Elements [c, c + n) of row r, n at most XDI_SPAN. */
 static void xdi_simd_mix_span(const xdi_span_kernels *spans, const xd_mix_desc *d, int64_t r, int64_t c,
                               int64_t n) {
     float p_room[XDI_SPAN], q_room[XDI_SPAN], rounded[XDI_SPAN];
     const bool narrow = d->out.dtype != XD_DTYPE_F32;
-    const xd_mix mix = d->mix[r];
-    const bool both = d->q.data && mix.c1 != 0.0;
+    const bool both = d->q.data && d->mix[r].c1 != 0.0;
+    void *const to =
+        (char *)d->out.data + (size_t)(r * d->out.stride + c) * (narrow ? sizeof(uint16_t) : sizeof(float));
+    xdi_span_mix mix;
+    mix.factors = d->mix[r];
+    mix.to_odd = narrow;
+    xdi_simd_mix_way(spans, d, to, &mix);
     if (xdi_simd_mix_narrow(spans, d, both)) {
-        spans->mix_bf16(mix, (const uint16_t *)d->p.data + (r * d->p.stride + c),
-                        both ? (const uint16_t *)d->q.data + (r * d->q.stride + c) : NULL,
-                        (uint16_t *)d->out.data + (r * d->out.stride + c), n);
+        spans->mix_bf16(&mix, (const uint16_t *)d->p.data + (r * d->p.stride + c),
+                        both ? (const uint16_t *)d->q.data + (r * d->q.stride + c) : NULL, (uint16_t *)to, n);
         return;
     }
     const float *p = xdi_span_widen(spans, d->p.data, d->p.dtype, r * d->p.stride + c, n, p_room), *q = NULL;
-    float *out = narrow ? rounded : (float *)d->out.data + (r * d->out.stride + c);
+    if (narrow) mix.streamed = false;
     if (both) q = xdi_span_widen(spans, d->q.data, d->q.dtype, r * d->q.stride + c, n, q_room);
-    (spans->mix ? spans->mix : xdi_span_kernels_plain()->mix)(mix, p, q, out, n, narrow);
-    if (narrow) spans->narrow(rounded, (uint16_t *)d->out.data + (r * d->out.stride + c), d->out.dtype, n);
+    (spans->mix ? spans->mix : xdi_span_kernels_plain()->mix)(&mix, p, q, narrow ? rounded : (float *)to, n);
+    if (narrow) spans->narrow(rounded, (uint16_t *)to, d->out.dtype, n);
 }
 
 static void xdi_simd_mix_piece(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
@@ -45,6 +57,7 @@ static void xdi_simd_mix_piece(const xd_launch *launch, const void *args, int64_
         if (n > XDI_SPAN) n = XDI_SPAN;
         xdi_simd_mix_span(spans, d, r, c, n);
     }
+    if (spans->fence) spans->fence();
 }
 
 static xd_result xdi_simd_mix(const xd_launch *launch, const xd_mix_desc *d) {

@@ -502,14 +502,10 @@ static xdi_tile_soft xdi_simd_soft_gradient(const xd_loss_args *a, double weight
     }
 }
 
-/* A gradient of more bytes is no longer in the caches when it is next read: its stores bypass them, which also avoids reading
- * the lines that it overwrites. In place, they have been read already. */
-#define XDI_SIMD_STREAMED ((int64_t)8 << 20)
-
 XD_PRIVATE bool xdi_simd_streams(const xd_rows *gradient, const void *student, const void *teacher) {
     const int64_t size = (int64_t)xd_dtype_size(gradient->dtype);
     if (gradient->data == student || gradient->data == teacher) return false;
-    return gradient->rows * xdi_simd_stride(gradient) * size > XDI_SIMD_STREAMED;
+    return gradient->rows * xdi_simd_stride(gradient) * size > XDI_STREAMED;
 }
 
 /* How a row's gradient goes through memory. */

@@ -317,25 +317,50 @@ XDI_AVX2 static inline __m128 xdi_avx2_to_odd(__m256d value, __m128 nearest) {
     return _mm_castsi128_ps(_mm_or_si128(down, _mm_srli_epi32(_mm256_castsi256_si128(inexact_at), 31)));
 }
 
-XDI_AVX2 static void xdi_avx2_mix(xd_mix mix, const float *p, const float *q, float *out, int64_t n,
-                                  bool to_odd) {
-    const __m256d c0 = _mm256_set1_pd(mix.c0), c1 = _mm256_set1_pd(mix.c1);
+/* Four elements of mix. */
+XDI_AVX2 static inline __m128 xdi_avx2_mix_four(const xdi_span_mix *mix, const float *p, const float *q) {
+    const __m256d c0 = _mm256_set1_pd(mix->factors.c0), c1 = _mm256_set1_pd(mix->factors.c1);
+    const __m256d of_p = _mm256_cvtps_pd(_mm_loadu_ps(p));
+    const __m256d value = q ? _mm256_fmadd_pd(c0, of_p, _mm256_mul_pd(c1, _mm256_cvtps_pd(_mm_loadu_ps(q))))
+                            : _mm256_mul_pd(c0, of_p);
+    const __m128 nearest = _mm256_cvtpd_ps(value);
+    return mix->to_odd ? xdi_avx2_to_odd(value, nearest) : nearest;
+}
+
+/* Sixteen at a time; returns how many. Without `large`, the loop has nothing but the arithmetic. */
+XDI_AVX2 static inline int64_t xdi_avx2_mix_some(const xdi_span_mix *mix, const float *p, const float *q,
+                                                 float *out, int64_t n, bool large) {
+    const xdi_span_mix how = *mix; /* no store can change it */
     int64_t i = 0;
-    for (; i + 4 <= n; i += 4) {
-        const __m256d of_p = _mm256_cvtps_pd(_mm_loadu_ps(p + i));
-        const __m256d value =
-            q ? _mm256_fmadd_pd(c0, of_p, _mm256_mul_pd(c1, _mm256_cvtps_pd(_mm_loadu_ps(q + i))))
-              : _mm256_mul_pd(c0, of_p);
-        const __m128 nearest = _mm256_cvtpd_ps(value);
-        _mm_storeu_ps(out + i, to_odd ? xdi_avx2_to_odd(value, nearest) : nearest);
+    for (; i + 16 <= n; i += 16) {
+        if (large) __builtin_prefetch((const char *)(p + i) + XDI_MIX_AHEAD);
+        if (large && q) __builtin_prefetch((const char *)(q + i) + XDI_MIX_AHEAD);
+        for (int64_t k = i; k < i + 16; k += 4) {
+            const __m128 x = xdi_avx2_mix_four(&how, p + k, q ? q + k : NULL);
+            if (large && how.streamed)
+                _mm_stream_ps(out + k, x);
+            else
+                _mm_storeu_ps(out + k, x);
+        }
     }
-    xdi_span_kernels_plain()->mix(mix, p + i, q ? q + i : NULL, out + i, n - i, to_odd);
+    return i;
+}
+
+XDI_AVX2 static void xdi_avx2_mix(const xdi_span_mix *mix, const float *p, const float *q, float *out,
+                                  int64_t n) {
+    const int64_t i =
+        mix->large ? xdi_avx2_mix_some(mix, p, q, out, n, true) : xdi_avx2_mix_some(mix, p, q, out, n, false);
+    xdi_span_kernels_plain()->mix(mix, p + i, q ? q + i : NULL, out + i, n - i);
+}
+
+XDI_AVX2 static void xdi_avx2_fence(void) {
+    _mm_sfence();
 }
 
 static const xdi_span_kernels xdi_avx2_spans = {
     xdi_avx2_widen, xdi_avx2_narrow, xdi_avx2_adam,        xdi_avx2_sgd, xdi_avx2_lerp,
     xdi_avx2_scale, xdi_avx2_add,    xdi_avx2_power_sum,   NULL,         true,
-    xdi_avx2_round, xdi_avx2_mix,    xdi_avx2_compensated, NULL,
+    xdi_avx2_round, xdi_avx2_mix,    xdi_avx2_compensated, NULL,         xdi_avx2_fence,
 };
 
 XDI_SPAN_ENTRIES(avx2, xdi_avx2_spans)

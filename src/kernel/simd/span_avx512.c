@@ -374,18 +374,45 @@ XDI_AVX512 static inline __m256 xdi_avx512_to_odd(__m512d value) {
     return _mm256_castsi256_ps(_mm256_mask_or_epi32(bits, inexact, bits, _mm256_set1_epi32(1)));
 }
 
-XDI_AVX512 static void xdi_avx512_mix(xd_mix mix, const float *p, const float *q, float *out, int64_t n,
-                                      bool to_odd) {
-    const __m512d c0 = _mm512_set1_pd(mix.c0), c1 = _mm512_set1_pd(mix.c1);
+/* Eight elements of mix. */
+XDI_AVX512 static inline __m256 xdi_avx512_mix_eight(const xdi_span_mix *mix, const float *p,
+                                                     const float *q) {
+    const __m512d c0 = _mm512_set1_pd(mix->factors.c0), c1 = _mm512_set1_pd(mix->factors.c1);
+    const __m512d of_p = _mm512_cvtps_pd(_mm256_loadu_ps(p));
+    const __m512d value =
+        q ? _mm512_fmadd_pd(c0, of_p, _mm512_mul_pd(c1, _mm512_cvtps_pd(_mm256_loadu_ps(q))))
+          : _mm512_mul_pd(c0, of_p);
+    return mix->to_odd ? xdi_avx512_to_odd(value) : _mm512_cvtpd_ps(value);
+}
+
+/* Sixteen at a time; returns how many. Without `large`, the loop has nothing but the arithmetic. */
+XDI_AVX512 static inline int64_t xdi_avx512_mix_some(const xdi_span_mix *mix, const float *p, const float *q,
+                                                     float *out, int64_t n, bool large) {
+    const xdi_span_mix how = *mix; /* no store can change it */
     int64_t i = 0;
-    for (; i + 8 <= n; i += 8) {
-        const __m512d of_p = _mm512_cvtps_pd(_mm256_loadu_ps(p + i));
-        const __m512d value =
-            q ? _mm512_fmadd_pd(c0, of_p, _mm512_mul_pd(c1, _mm512_cvtps_pd(_mm256_loadu_ps(q + i))))
-              : _mm512_mul_pd(c0, of_p);
-        _mm256_storeu_ps(out + i, to_odd ? xdi_avx512_to_odd(value) : _mm512_cvtpd_ps(value));
+    for (; i + 16 <= n; i += 16) {
+        if (large) __builtin_prefetch((const char *)(p + i) + XDI_MIX_AHEAD);
+        if (large && q) __builtin_prefetch((const char *)(q + i) + XDI_MIX_AHEAD);
+        for (int64_t k = i; k < i + 16; k += 8) {
+            const __m256 x = xdi_avx512_mix_eight(&how, p + k, q ? q + k : NULL);
+            if (large && how.streamed)
+                _mm256_stream_ps(out + k, x);
+            else
+                _mm256_storeu_ps(out + k, x);
+        }
     }
-    xdi_span_kernels_plain()->mix(mix, p + i, q ? q + i : NULL, out + i, n - i, to_odd);
+    return i;
+}
+
+XDI_AVX512 static void xdi_avx512_mix(const xdi_span_mix *mix, const float *p, const float *q, float *out,
+                                      int64_t n) {
+    const int64_t i = mix->large ? xdi_avx512_mix_some(mix, p, q, out, n, true)
+                                 : xdi_avx512_mix_some(mix, p, q, out, n, false);
+    xdi_span_kernels_plain()->mix(mix, p + i, q ? q + i : NULL, out + i, n - i);
+}
+
+XDI_AVX512 static void xdi_avx512_fence(void) {
+    _mm_sfence();
 }
 
 /* Thirty-two elements of 16 bits, or those that are left. */
@@ -423,26 +450,32 @@ XDI_AVX512 static inline __m512i xdi_avx512_mix_bf16_bits(xd_mix mix, __m512i p,
 
 /* The same from BF16 to BF16 without copies in f32 in between: elements at even places and at odd ones are the lower and the
  * upper halves of lanes, as BF16 is the upper half of f32. */
-XDI_AVX512 static void xdi_avx512_mix_bf16(xd_mix mix, const uint16_t *p, const uint16_t *q, uint16_t *out,
-                                           int64_t n) {
+XDI_AVX512 static void xdi_avx512_mix_bf16(const xdi_span_mix *mix, const uint16_t *p, const uint16_t *q,
+                                           uint16_t *out, int64_t n) {
+    const xd_mix factors = mix->factors;
     const __m512i top = _mm512_set1_epi32((int)0xffff0000u);
-    const bool both = q != NULL;
+    const bool both = q != NULL, large = mix->large, streamed = mix->streamed;
     for (int64_t i = 0; i < n; i += 32) {
+        if (large) __builtin_prefetch((const char *)(p + i) + XDI_MIX_AHEAD);
+        if (large && both) __builtin_prefetch((const char *)(q + i) + XDI_MIX_AHEAD);
         const __m512i x = xdi_avx512_get_halves(p + i, n - i);
         const __m512i y = both ? xdi_avx512_get_halves(q + i, n - i) : x;
         const __m512i even =
-            xdi_avx512_mix_bf16_bits(mix, _mm512_slli_epi32(x, 16), _mm512_slli_epi32(y, 16), both);
+            xdi_avx512_mix_bf16_bits(factors, _mm512_slli_epi32(x, 16), _mm512_slli_epi32(y, 16), both);
         const __m512i odd =
-            xdi_avx512_mix_bf16_bits(mix, _mm512_and_si512(x, top), _mm512_and_si512(y, top), both);
-        xdi_avx512_put_halves(out + i, n - i,
-                              _mm512_or_si512(_mm512_srli_epi32(even, 16), _mm512_and_si512(odd, top)));
+            xdi_avx512_mix_bf16_bits(factors, _mm512_and_si512(x, top), _mm512_and_si512(y, top), both);
+        const __m512i pairs = _mm512_or_si512(_mm512_srli_epi32(even, 16), _mm512_and_si512(odd, top));
+        if (streamed && n - i >= 32)
+            _mm512_stream_si512((__m512i *)(void *)(out + i), pairs);
+        else
+            xdi_avx512_put_halves(out + i, n - i, pairs);
     }
 }
 
 static const xdi_span_kernels xdi_avx512_spans = {
     xdi_avx512_widen, xdi_avx512_narrow, xdi_avx512_adam,        xdi_avx512_sgd,       xdi_avx512_lerp,
     xdi_avx512_scale, xdi_avx512_add,    xdi_avx512_power_sum,   xdi_avx512_lerp_bf16, true,
-    xdi_avx512_round, xdi_avx512_mix,    xdi_avx512_compensated, xdi_avx512_mix_bf16,
+    xdi_avx512_round, xdi_avx512_mix,    xdi_avx512_compensated, xdi_avx512_mix_bf16,  xdi_avx512_fence,
 };
 
 XDI_SPAN_ENTRIES(avx512, xdi_avx512_spans)

@@ -124,6 +124,7 @@ static const xdi_span_kernels xdi_portable_spans = {
     NULL,
     NULL,
     NULL,
+    NULL,
 };
 
 XDI_SPAN_ENTRIES(portable, xdi_portable_spans)

@@ -186,4 +186,66 @@ XD_TEST(a_full_disk_at_a_direct_write_leaves_the_older_checkpoint) {
     remove_all(s.root);
 }
 
+/* ---- how much a load reads ---- */
+
+typedef struct load_scene {
+    scene s;
+    xd_checkpoint_check check;
+    int64_t read; /* atomic: bytes of all ranks */
+} load_scene;
+
+static int counted_read(void *user, intptr_t file, void *buffer, size_t bytes, uint64_t offset) {
+    if (bytes > 4096) __atomic_add_fetch((int64_t *)user, (int64_t)bytes, __ATOMIC_RELAXED);
+    return pread((int)file, buffer, bytes, (off_t)offset) == (ssize_t)bytes ? 0 : EIO;
+}
+
+/* Every rank has all of the large tensors. */
+static xd_result rank_loads_all(xd_comm *comm, void *argument) {
+    load_scene *l = (load_scene *)argument;
+    rank_parts r;
+    xd_checkpoint_network network;
+    xd_checkpoint_load_desc d;
+    memset(&network, 0, sizeof network);
+    memset(&d, 0, sizeof d);
+    parts_make(&r, 0, 1);
+    network.parts = r.part;
+    network.part_count = TENSORS;
+    d.root = l->s.root;
+    d.networks = &network;
+    d.network_count = 1;
+    d.check = l->check;
+    for (int t = 0; t < TENSORS; t++) memset(r.part[t].data, 0, (size_t)r.part[t].range.end * sizeof(float));
+    const xd_result result = xd_checkpoint_load(comm, &d, NULL, NULL);
+    for (int t = 0; t < TENSORS; t++)
+        for (int64_t i = 0; i < r.part[t].range.end; i += 997)
+            CHECK(((float *)r.part[t].data)[i] == element(t, i));
+    parts_free(&r);
+    return result;
+}
+
+XD_TEST(replicas_compare_each_block_once) {
+    load_scene l;
+    xd_ctx_desc desc;
+    xd_error error;
+    int64_t read[3];
+    memset(&l, 0, sizeof l);
+    memset(&desc, 0, sizeof desc);
+    strcpy(l.s.root, new_root());
+    CHECK_EQ_INT(xd_run_threads(2, NULL, rank_saves, &l.s, &error), XD_OK);
+    desc.files.read = counted_read;
+    desc.files.user = &l.read;
+    for (int i = 0; i < 3; i++) {
+        l.check = i == 2 ? XD_CHECKPOINT_CHECK_NONE : XD_CHECKPOINT_CHECK_TOUCHED;
+        l.read = 0;
+        CHECK_EQ_INT(xd_run_threads(i == 0 ? 1 : 3, &desc, rank_loads_all, &l, &error), XD_OK);
+        read[i] = l.read;
+    }
+    const int64_t file = 4096 + ((int64_t)2 * LARGE + 1 + SMALL) * (int64_t)sizeof(float);
+    const int64_t large = ((int64_t)2 * LARGE + 1) * (int64_t)sizeof(float);
+    CHECK_EQ_INT(read[0], file + large);
+    CHECK_EQ_INT(read[1], file + 3 * large);
+    CHECK_EQ_INT(read[2], 3 * large);
+    remove_all(l.s.root);
+}
+
 XD_TEST_MAIN()

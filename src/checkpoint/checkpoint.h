@@ -94,10 +94,9 @@ XD_API xd_result xd_checkpoint_find(xd_ctx *ctx, const char *root, int64_t *step
 
 /* Which checksums a load compares before it changes anything. */
 typedef enum xd_checkpoint_check {
-    XD_CHECKPOINT_CHECK_TOUCHED =
-        0, /* of the blocks that some rank needs, each by one of those; these are read twice */
-    XD_CHECKPOINT_CHECK_ALL, /* of every block of every file, dealt to the ranks */
-    XD_CHECKPOINT_CHECK_NONE /* of the manifest and state.json only */
+    XD_CHECKPOINT_CHECK_TOUCHED = 0, /* of the blocks that ranks need, by one of them; read twice */
+    XD_CHECKPOINT_CHECK_ALL,         /* of every block of every file, dealt to the ranks */
+    XD_CHECKPOINT_CHECK_NONE         /* of the manifest and state.json only */
 } xd_checkpoint_check;
 
 /* The step of xd_checkpoint_find. */

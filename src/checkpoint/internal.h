@@ -20,8 +20,7 @@ enum {
     XDI_SHOWN = 80,           /* bytes of a name in a message */
     XDI_STAGING = 16 << 20,   /* bytes */
     XDI_ROUND = 256 << 20,    /* bytes that a rank moves before it agrees with the others again */
-    XDI_CHECKED_PIECE =
-        256 << 10, /* bytes that stay in a core's cache between reading and checking; no element is cut */
+    XDI_PIECE = 256 << 10,    /* bytes that stay in a core's cache until they are checked; cuts no element */
     XDI_BLOCK = 4 << 20,      /* bytes that a checksum covers */
     XDI_BLOCK_LEAST = 4096,   /* and the least, */
     XDI_BLOCK_MOST = 1 << 30, /* and the most */

@@ -55,7 +55,7 @@ static xd_result xdi_verify_block(xdi_verify *v, int64_t file, int64_t block) {
     uint32_t crc = 0;
     size_t left = xdi_manifest_block(v->c, file, block, &offset);
     for (size_t n; left > 0; left -= n, offset += n) {
-        n = left < (size_t)XDI_CHECKED_PIECE ? left : (size_t)XDI_CHECKED_PIECE;
+        n = left < (size_t)XDI_PIECE ? left : (size_t)XDI_PIECE;
         XD_TRY(xdi_reader_read(&v->reader, file, offset, n, v->piece));
         crc = xdi_verify_add(v, file, offset, n, crc);
     }
@@ -133,9 +133,9 @@ XD_API xd_result xd_checkpoint_verify(xd_ctx *ctx, const char *directory) {
     v.ctx = ctx;
     v.c = c;
     v.directory = directory;
-    v.piece = (unsigned char *)xd_allocate(ctx, xdi_manifest_room(c, XDI_CHECKED_PIECE));
+    v.piece = (unsigned char *)xd_allocate(ctx, xdi_manifest_room(c, XDI_PIECE));
     xd_result result =
-        v.piece ? XD_OK : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %d bytes", (int)XDI_CHECKED_PIECE);
+        v.piece ? XD_OK : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %d bytes", (int)XDI_PIECE);
     if (result == XD_OK) result = xdi_reader_create(&v.reader, c, directory);
     for (int64_t i = 0; i < c->info.file_count && result == XD_OK; i++) result = xdi_verify_file(&v, i);
     if (result == XD_OK) result = xdi_verify_headers(&v);

@@ -398,6 +398,7 @@
 #include "checkpoint/content.c"
 #include "checkpoint/cover.c"
 #include "checkpoint/plan.c"
+#include "checkpoint/hand.c"
 #include "checkpoint/write.c"
 #include "checkpoint/state.c"
 #include "checkpoint/manifest.c"

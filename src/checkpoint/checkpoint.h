@@ -73,7 +73,9 @@ typedef struct xd_checkpoint_save_desc {
 
 /* Saves a checkpoint. Each rank writes the byte ranges that it holds into files that rank 0 has laid out; rank 0 writes the rest,
  * and gives the directory its name when everything is on disk. Then root/latest is written, and checkpoints beyond `keep` are
- * removed. Ranges of a MiB and more go past the page cache (xd_publish_write_direct), so a load right after reads the disk.
+ * removed. Ranges of a MiB and more go past the page cache (xd_publish_write_direct), so a load right after reads the disk; while
+ * they do, a thread of each rank forms their checksums, where the system has one: it allocates nothing and calls nothing of the
+ * context.
  *
  * Collective. Memory: staging_bytes, 8 bytes for each block and each tensor, 16 for each parameter, and the headers of the
  * files. Equal content gives equal files on any number of ranks; a time, a process or a random number is in none of them.
@@ -93,7 +95,7 @@ XD_API xd_result xd_checkpoint_find(xd_ctx *ctx, const char *root, int64_t *step
 
 /* Which checksums a load compares before it changes anything. */
 typedef enum xd_checkpoint_check {
-    XD_CHECKPOINT_CHECK_TOUCHED = 0, /* of the blocks that some rank needs; these are read twice */
+    XD_CHECKPOINT_CHECK_TOUCHED = 0, /* of the blocks that ranks need, by one of them; read twice */
     XD_CHECKPOINT_CHECK_ALL,         /* of every block of every file, dealt to the ranks */
     XD_CHECKPOINT_CHECK_NONE         /* of the manifest and state.json only */
 } xd_checkpoint_check;
@@ -135,14 +137,14 @@ typedef struct xd_checkpoint_report {
  *   state    the caller's state as it was given to the save, without white space around it, NUL-terminated, to be released with
  *            xd_release; NULL when the checkpoint has none; may be NULL
  *
- * Collective. Memory: staging_bytes, twice that when types are converted, and the manifest. Nothing is changed before
- * all ranks have agreed on all of the metadata and on the checksums. Errors, on every rank. What follows from the files has
- * one code and one text on all of them, whoever has read it, so that all may decide alike what to do then, to begin anew or
- * to take an older step; a rank's own mistake, or lack of memory, is PEER on the others. ARGUMENT, MISMATCH (as for saves);
- * MISSING (no such checkpoint, with its root, or strict and tensors are missing), UNEXPECTED, SHAPE (both strict), DTYPE;
- * STATE when an optimizer is of another kind; FORMAT for a malformed manifest or state; CORRUPT for one that does not have
- * its own checksum, for files of other sizes, and for a block, naming file, block and tensors; IO, MEMORY. An IO error while
- * data is moved leaves the arrays partly loaded. */
+ * Collective. Memory: staging_bytes, twice that when types are converted, 9 bytes for each block, and the manifest. Nothing
+ * is changed before all ranks have agreed on all of the metadata and on the checksums. Errors, on every rank. What follows
+ * from the files has one code and one text on all of them, whoever has read it, so that all may decide alike what to do then,
+ * to begin anew or to take an older step; a rank's own mistake, or lack of memory, is PEER on the others. ARGUMENT, MISMATCH
+ * (as for saves); MISSING (no such checkpoint, with its root, or strict and tensors are missing), UNEXPECTED, SHAPE (both
+ * strict), DTYPE; STATE when an optimizer is of another kind; FORMAT for a malformed manifest or state; CORRUPT for one that
+ * does not have its own checksum, for files of other sizes, and for a block, naming file, block and tensors; IO, MEMORY. An
+ * IO error while data is moved leaves the arrays partly loaded. */
 XD_API xd_result xd_checkpoint_load(xd_comm *comm, const xd_checkpoint_load_desc *desc,
                                     xd_checkpoint_report *report, char **state);
 

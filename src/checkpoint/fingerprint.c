@@ -1,5 +1,6 @@
 /* Fingerprints of tensors: sums, so that each rank forms that of its elements alone. */
 
+#include "base/crc.h"
 #include "checkpoint/internal.h"
 
 #include <string.h>
@@ -105,6 +106,86 @@ XDI_FINGERPRINT_AVX2 static int64_t xdi_fingerprint_avx2(const unsigned char *p,
     }
 }
 
+/* ---- four at a time, and the checksum of their bytes ---- */
+
+/* Checksums are formed by one unit of a processor and fingerprints by others, so both of the same bytes take little longer than
+ * one. Three streams, as in crc.c, of XDI_CHECKED bytes each; a line of each in turn. */
+enum { XDI_CHECKED = 8 << 10, XDI_CHECKED_LINE = 64 };
+
+typedef struct xdi_checked_crc {
+    uint64_t a, b,
+        c; /* of the streams: registers of the checksum, which begin with ones and are inverted in the end */
+} xdi_checked_crc;
+
+XDI_FINGERPRINT_INLINE uint64_t xdi_checked_load(const unsigned char *p) {
+    uint64_t value;
+    memcpy(&value, p, sizeof value);
+    return value;
+}
+
+XDI_FINGERPRINT_INLINE xdi_checked_crc xdi_checked_line(xdi_checked_crc crc, const unsigned char *p) {
+    for (int i = 0; i < XDI_CHECKED_LINE; i += 8, p += 8) {
+        crc.a = _mm_crc32_u64(crc.a, xdi_checked_load(p));
+        crc.b = _mm_crc32_u64(crc.b, xdi_checked_load(p + XDI_CHECKED));
+        crc.c = _mm_crc32_u64(crc.c, xdi_checked_load(p + 2 * XDI_CHECKED));
+    }
+    return crc;
+}
+
+static xdi_checked_crc xdi_checked_begin(uint32_t crc) {
+    const xdi_checked_crc start = { ~crc, UINT32_MAX, UINT32_MAX };
+    return start;
+}
+
+static uint32_t xdi_checked_end(xdi_checked_crc crc) {
+    const uint32_t two = xd_crc32c_combine(~(uint32_t)crc.a, ~(uint32_t)crc.b, XDI_CHECKED);
+    return xd_crc32c_combine(two, ~(uint32_t)crc.c, XDI_CHECKED);
+}
+
+/* sum, with a line's elements added; *key moves on. */
+XDI_FINGERPRINT_INLINE __m256i xdi_checked_add_4(__m256i sum, const unsigned char *p, size_t size,
+                                                 __m256i *key) {
+    const __m256i four = _mm256_set1_epi64x((int64_t)(4 * XDI_FINGERPRINT_KEY));
+    for (size_t i = 0; i < (size_t)XDI_CHECKED_LINE; i += 4 * size) {
+        const __m256i x = _mm256_add_epi64(xdi_fingerprint_load(p + i, size), *key);
+        sum = _mm256_add_epi64(sum, xdi_fingerprint_mix_4(x));
+        *key = _mm256_add_epi64(*key, four);
+    }
+    return sum;
+}
+
+/* Three streams at p, whose first element has the index `first`. */
+XDI_FINGERPRINT_INLINE uint64_t xdi_checked_fours(const unsigned char *p, size_t size, int64_t first,
+                                                  uint32_t *checksum) {
+    const uint64_t k = XDI_FINGERPRINT_KEY, start = ((uint64_t)first + 1) * k;
+    const __m256i stream = _mm256_set1_epi64x((int64_t)((uint64_t)XDI_CHECKED / size * k));
+    __m256i key_a = _mm256_set_epi64x((int64_t)(start + 3 * k), (int64_t)(start + 2 * k),
+                                      (int64_t)(start + k), (int64_t)start);
+    __m256i key_b = _mm256_add_epi64(key_a, stream), key_c = _mm256_add_epi64(key_b, stream);
+    __m256i a = _mm256_setzero_si256(), b = a, c = a;
+    xdi_checked_crc crc = xdi_checked_begin(*checksum);
+    for (int i = 0; i < XDI_CHECKED; i += XDI_CHECKED_LINE, p += XDI_CHECKED_LINE) {
+        crc = xdi_checked_line(crc, p);
+        a = xdi_checked_add_4(a, p, size, &key_a);
+        b = xdi_checked_add_4(b, p + XDI_CHECKED, size, &key_b);
+        c = xdi_checked_add_4(c, p + 2 * XDI_CHECKED, size, &key_c);
+    }
+    uint64_t lanes[4];
+    _mm256_storeu_si256((__m256i *)(void *)lanes, _mm256_add_epi64(a, _mm256_add_epi64(b, c)));
+    *checksum = xdi_checked_end(crc);
+    return lanes[0] + lanes[1] + lanes[2] + lanes[3];
+}
+
+XDI_FINGERPRINT_AVX2 static uint64_t xdi_checked_avx2(const unsigned char *p, size_t size, int64_t first,
+                                                      uint32_t *checksum) {
+    switch (size) {
+    case 1: return xdi_checked_fours(p, 1, first, checksum);
+    case 2: return xdi_checked_fours(p, 2, first, checksum);
+    case 4: return xdi_checked_fours(p, 4, first, checksum);
+    default: return xdi_checked_fours(p, 8, first, checksum);
+    }
+}
+
 /* ---- eight elements at a time ---- */
 
 /* gcc 12 warns about the undefined operand of its own intrinsics. */
@@ -163,21 +244,85 @@ XDI_FINGERPRINT_AVX512 static int64_t xdi_fingerprint_avx512(const unsigned char
     }
 }
 
+/* ---- eight at a time, and the checksum of their bytes ---- */
+
+XDI_FINGERPRINT_INLINE_512 __m512i xdi_checked_add_8(__m512i sum, const unsigned char *p, size_t size,
+                                                     __m512i *key) {
+    const __m512i eight = _mm512_set1_epi64((int64_t)(8 * XDI_FINGERPRINT_KEY));
+    for (size_t i = 0; i < (size_t)XDI_CHECKED_LINE; i += 8 * size) {
+        sum = xdi_fingerprint_add_8(sum, _mm512_add_epi64(xdi_fingerprint_load_8(p + i, size), *key));
+        *key = _mm512_add_epi64(*key, eight);
+    }
+    return sum;
+}
+
+XDI_FINGERPRINT_INLINE_512 uint64_t xdi_checked_eights(const unsigned char *p, size_t size, int64_t first,
+                                                       uint32_t *checksum) {
+    const uint64_t k = XDI_FINGERPRINT_KEY;
+    const __m512i stream = _mm512_set1_epi64((int64_t)((uint64_t)XDI_CHECKED / size * k));
+    uint64_t lanes[8];
+    for (int i = 0; i < 8; i++) lanes[i] = ((uint64_t)first + 1 + (uint64_t)i) * k;
+    __m512i key_a = _mm512_loadu_si512(lanes), key_b = _mm512_add_epi64(key_a, stream),
+            key_c = _mm512_add_epi64(key_b, stream);
+    __m512i a = _mm512_setzero_si512(), b = a, c = a;
+    xdi_checked_crc crc = xdi_checked_begin(*checksum);
+    for (int i = 0; i < XDI_CHECKED; i += XDI_CHECKED_LINE, p += XDI_CHECKED_LINE) {
+        crc = xdi_checked_line(crc, p);
+        a = xdi_checked_add_8(a, p, size, &key_a);
+        b = xdi_checked_add_8(b, p + XDI_CHECKED, size, &key_b);
+        c = xdi_checked_add_8(c, p + 2 * XDI_CHECKED, size, &key_c);
+    }
+    *checksum = xdi_checked_end(crc);
+    return (uint64_t)_mm512_reduce_add_epi64(_mm512_add_epi64(a, _mm512_add_epi64(b, c)));
+}
+
+XDI_FINGERPRINT_AVX512 static uint64_t xdi_checked_avx512(const unsigned char *p, size_t size, int64_t first,
+                                                          uint32_t *checksum) {
+    switch (size) {
+    case 1: return xdi_checked_eights(p, 1, first, checksum);
+    case 2: return xdi_checked_eights(p, 2, first, checksum);
+    case 4: return xdi_checked_eights(p, 4, first, checksum);
+    default: return xdi_checked_eights(p, 8, first, checksum);
+    }
+}
+
 #    if !defined(__clang__)
 #        pragma GCC diagnostic pop
 #    endif
 
+/* The code for a level: AVX512, AVX2 or PLAIN. Asks what the compiler's run-time library knows, since xd_cpu_supports may ask the
+ * processor, which takes microseconds. */
+static xd_cpu_level xdi_fingerprint_code(xd_cpu_level level) {
+    const bool best = level == XD_CPU_BEST;
+    __builtin_cpu_init();
+    if ((best || level >= XD_CPU_AVX512) && __builtin_cpu_supports("avx512f") &&
+        __builtin_cpu_supports("avx512dq"))
+        return XD_CPU_AVX512;
+    return (best || level >= XD_CPU_AVX2) && __builtin_cpu_supports("avx2") ? XD_CPU_AVX2 : XD_CPU_PLAIN;
+}
+
 /* The first elements of all, in a number that it returns, where the level has code for them. */
 static int64_t xdi_fingerprint_fast(xd_cpu_level level, const unsigned char *p, size_t size, int64_t first,
                                     int64_t count, uint64_t *sum) {
+    const xd_cpu_level code = count < 8 ? XD_CPU_PLAIN : xdi_fingerprint_code(level);
     *sum = 0;
-    if (level == XD_CPU_BEST)
-        level = XD_CPU_AVX512; /* xd_cpu_supports may ask the processor, which takes microseconds */
-    if (count < 8 || level < XD_CPU_AVX2) return 0;
-    __builtin_cpu_init();
-    if (level >= XD_CPU_AVX512 && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512dq"))
-        return xdi_fingerprint_avx512(p, size, first, count, sum);
-    return __builtin_cpu_supports("avx2") ? xdi_fingerprint_avx2(p, size, first, count, sum) : 0;
+    if (code == XD_CPU_PLAIN) return 0;
+    return code == XD_CPU_AVX512 ? xdi_fingerprint_avx512(p, size, first, count, sum)
+                                 : xdi_fingerprint_avx2(p, size, first, count, sum);
+}
+
+/* Likewise, with their bytes in the checksum. */
+static int64_t xdi_checked_fast(xd_cpu_level level, const xdi_checked_data *d, uint64_t *sum, uint32_t *crc) {
+    const int64_t turn = (int64_t)((size_t)(3 * XDI_CHECKED) / d->size);
+    const xd_cpu_level code = d->count < turn ? XD_CPU_PLAIN : xdi_fingerprint_code(level);
+    int64_t done = 0;
+    *sum = 0;
+    for (; code != XD_CPU_PLAIN && d->count - done >= turn; done += turn) {
+        const unsigned char *p = (const unsigned char *)d->data + (size_t)done * d->size;
+        *sum += code == XD_CPU_AVX512 ? xdi_checked_avx512(p, d->size, d->first + done, crc)
+                                      : xdi_checked_avx2(p, d->size, d->first + done, crc);
+    }
+    return done;
 }
 
 #else
@@ -185,6 +330,12 @@ static int64_t xdi_fingerprint_fast(xd_cpu_level level, const unsigned char *p, 
 static int64_t xdi_fingerprint_fast(xd_cpu_level level, const unsigned char *p, size_t size, int64_t first,
                                     int64_t count, uint64_t *sum) {
     (void)level, (void)p, (void)size, (void)first, (void)count;
+    *sum = 0;
+    return 0;
+}
+
+static int64_t xdi_checked_fast(xd_cpu_level level, const xdi_checked_data *d, uint64_t *sum, uint32_t *crc) {
+    (void)level, (void)d, (void)crc;
     *sum = 0;
     return 0;
 }
@@ -201,4 +352,16 @@ XD_PRIVATE uint64_t xdi_fingerprint_level(xd_cpu_level level, const void *data, 
 
 XD_PRIVATE uint64_t xdi_fingerprint(const void *data, size_t size, int64_t first, int64_t count) {
     return xdi_fingerprint_level(XD_CPU_BEST, data, size, first, count);
+}
+
+XD_PRIVATE uint64_t xdi_checked_level(xd_cpu_level level, const xdi_checked_data *d, uint32_t *crc) {
+    uint64_t sum;
+    const int64_t done = xdi_checked_fast(level, d, &sum, crc), left = d->count - done;
+    const unsigned char *rest = (const unsigned char *)d->data + (size_t)done * d->size;
+    *crc = xd_crc32c_level(level, *crc, rest, (size_t)left * d->size);
+    return sum + xdi_fingerprint_level(level, rest, d->size, d->first + done, left);
+}
+
+XD_PRIVATE uint64_t xdi_checked(const xdi_checked_data *d, uint32_t *crc) {
+    return xdi_checked_level(XD_CPU_BEST, d, crc);
 }

@@ -9,6 +9,8 @@
 #include "io/internal.h"
 #include "kernel/kernels.h"
 
+#include <pthread.h>
+
 #define XDI_MANIFEST_FILE "manifest.json"
 #define XDI_STATE_FILE "state.json"
 
@@ -18,6 +20,7 @@ enum {
     XDI_SHOWN = 80,           /* bytes of a name in a message */
     XDI_STAGING = 16 << 20,   /* bytes */
     XDI_ROUND = 256 << 20,    /* bytes that a rank moves before it agrees with the others again */
+    XDI_PIECE = 256 << 10,    /* bytes that stay in a core's cache until they are checked; cuts no element */
     XDI_BLOCK = 4 << 20,      /* bytes that a checksum covers */
     XDI_BLOCK_LEAST = 4096,   /* and the least, */
     XDI_BLOCK_MOST = 1 << 30, /* and the most */
@@ -132,6 +135,17 @@ XD_PRIVATE uint64_t xdi_fingerprint(const void *data, size_t size, int64_t first
 XD_PRIVATE uint64_t xdi_fingerprint_level(xd_cpu_level level, const void *data, size_t size, int64_t first,
                                           int64_t count);
 
+/* The fingerprint of elements, and *crc continued by their bytes as by xd_crc32c: both in one pass. */
+typedef struct xdi_checked_data {
+    const void *data;
+    size_t size; /* of an element */
+    int64_t first, count;
+} xdi_checked_data;
+XD_PRIVATE uint64_t xdi_checked(const xdi_checked_data *data, uint32_t *crc);
+
+/* The same by the code of one level, for tests. */
+XD_PRIVATE uint64_t xdi_checked_level(xd_cpu_level level, const xdi_checked_data *data, uint32_t *crc);
+
 /* ---- plan.c: the files of a save ---- */
 
 typedef struct xdi_planned_file {
@@ -155,7 +169,33 @@ XD_PRIVATE void xdi_plan_destroy(xdi_plan *plan);
 /* Blocks of a file of so many bytes. */
 XD_PRIVATE int64_t xdi_block_count(uint64_t bytes, size_t block_bytes);
 
+/* ---- hand.c: a second thread ---- */
+
+/* Begins as zero; the thread is created when there is work for it. */
+typedef struct xdi_hand {
+    bool tried, has_thread;
+    pthread_t thread;
+    pthread_mutex_t lock; /* of all that follows */
+    pthread_cond_t change;
+    bool busy, leaving;
+    void (*work)(void *argument);
+    void *argument;
+} xdi_hand;
+
+/* Has work done beside the caller, who waits for its end before anything else; false where the system has no thread: then
+ * nothing was started. The end is fine where it has begun nothing. */
+XD_PRIVATE bool xdi_hand_start(xdi_hand *h, void (*work)(void *argument), void *argument);
+XD_PRIVATE void xdi_hand_wait(xdi_hand *h);
+XD_PRIVATE void xdi_hand_end(xdi_hand *h);
+
 /* ---- write.c: the tensors of a save ---- */
+
+/* Elements of a tensor, in memory of the host, that belong at an offset of its file. */
+typedef struct xdi_writer_piece {
+    const void *data;
+    uint64_t offset;
+    int64_t index, count; /* of the whole tensor */
+} xdi_writer_piece;
 
 typedef struct xdi_writer {
     const xdi_plan *plan;
@@ -168,6 +208,9 @@ typedef struct xdi_writer {
     int64_t tensor, position; /* what comes next */
     int64_t file;             /* that is open */
     xd_publish *open;
+    bool cached;            /* the last piece that was to go past the page cache went through it */
+    xdi_writer_piece piece; /* that is being counted beside writing */
+    xdi_hand hand;
 } xdi_writer;
 
 /* Bytes of this rank, and an xdi_work with a writer that writes them. */

@@ -28,6 +28,7 @@ typedef struct xdi_load {
     int64_t *match; /* [content.tensor_count]: the checkpoint's tensor; -1: none is loaded */
     bool *used;     /* [tensors of the checkpoint] */
     bool *touched;  /* [blocks of the checkpoint]: to be compared by this rank */
+    int64_t *turns; /* likewise: whose turn it is, of the ranks that could */
     xd_checkpoint_report report;
     xdi_reader reader;
     unsigned char *stage, *converted;
@@ -230,11 +231,12 @@ static xd_result xdi_load_reserve(xdi_load *l) {
     l->match = (int64_t *)xd_allocate(l->ctx, (size_t)l->content.tensor_count * sizeof *l->match);
     l->used = (bool *)xd_allocate(l->ctx, (size_t)c->info.tensor_count * sizeof *l->used);
     l->touched = (bool *)xd_allocate(l->ctx, blocks * sizeof *l->touched);
+    l->turns = (int64_t *)xd_allocate(l->ctx, blocks * sizeof *l->turns);
     l->desc.staging_bytes = xdi_manifest_room(c, l->desc.staging_bytes);
     l->stage = (unsigned char *)xd_allocate(l->ctx, l->desc.staging_bytes);
     l->converted = (unsigned char *)xd_allocate(l->ctx, l->desc.convert ? l->desc.staging_bytes : 0);
-    XD_REQUIRE(l->ctx, l->match && l->used && l->touched && l->stage && l->converted, XD_ERROR_MEMORY,
-               "no room for %llu bytes of staging and a list of %lld tensors",
+    XD_REQUIRE(l->ctx, l->match && l->used && l->touched && l->turns && l->stage && l->converted,
+               XD_ERROR_MEMORY, "no room for %llu bytes of staging and a list of %lld tensors",
                (unsigned long long)l->desc.staging_bytes, (long long)l->content.tensor_count);
     return xdi_reader_create(&l->reader, c, l->directory);
 }
@@ -263,16 +265,39 @@ static void xdi_load_touch_tensor(xdi_load *l, int64_t i) {
     }
 }
 
-/* Marks the blocks that this rank compares; returns their bytes. */
-static uint64_t xdi_load_touch_all(xdi_load *l) {
+/* Marks the blocks that this rank could compare. */
+static void xdi_load_touch_all(xdi_load *l) {
     const xd_checkpoint *c = l->checkpoint;
     const int64_t blocks = c->first_block[c->info.file_count];
-    uint64_t bytes = 0;
     for (int64_t i = 0; i < blocks && l->desc.check == XD_CHECKPOINT_CHECK_ALL; i++)
         l->touched[i] = i % xd_comm_size(l->comm) == xd_comm_rank(l->comm);
     for (int64_t i = 0; i < l->content.tensor_count && l->desc.check == XD_CHECKPOINT_CHECK_TOUCHED; i++)
         if (l->match[i] >= 0) xdi_load_touch_tensor(l, i);
-    for (int64_t i = 0; i < blocks; i++) bytes += l->touched[i] ? c->info.block_bytes : 0;
+}
+
+/* Where the search for a block's rank begins: anywhere, so that all ranks get alike many. */
+static int xdi_load_first(const xdi_load *l, int64_t block) {
+    return (int)(((uint64_t)block * UINT64_C(0x9e3779b97f4a7c15) >> 32) % (uint64_t)xd_comm_size(l->comm));
+}
+
+/* Of the ranks that have marked a block, one keeps it: replicas, and neighbours in a tensor, do not read it all. Collective. */
+static xd_result xdi_load_deal(xdi_load *l) {
+    const int64_t blocks = l->checkpoint->first_block[l->checkpoint->info.file_count];
+    const int size = xd_comm_size(l->comm), rank = xd_comm_rank(l->comm);
+    if (l->desc.check != XD_CHECKPOINT_CHECK_TOUCHED || size == 1) return XD_OK;
+    for (int64_t i = 0; i < blocks; i++)
+        l->turns[i] = l->touched[i] ? (rank - xdi_load_first(l, i) + size) % size : size;
+    XD_TRY(xd_all_reduce(l->comm, l->turns, l->turns, blocks, XD_DTYPE_I64, XD_MIN));
+    for (int64_t i = 0; i < blocks; i++)
+        l->touched[i] = l->touched[i] && (xdi_load_first(l, i) + l->turns[i]) % size == rank;
+    return XD_OK;
+}
+
+static uint64_t xdi_load_touched_bytes(const xdi_load *l) {
+    const xd_checkpoint *c = l->checkpoint;
+    uint64_t bytes = 0;
+    for (int64_t i = 0; i < c->first_block[c->info.file_count]; i++)
+        bytes += l->touched[i] ? c->info.block_bytes : 0;
     return bytes;
 }
 
@@ -422,7 +447,9 @@ static xd_result xdi_load_run(xdi_load *l, char **state) {
     XD_TRY(xdi_load_share(l));
     XD_TRY(xd_agree(l->comm, xdi_load_prepare(l, state)));
     XD_TRY(xdi_load_match(l));
-    XD_TRY(xdi_rounds(l->comm, xdi_load_touch_all(l), xdi_load_compare, l));
+    xdi_load_touch_all(l);
+    XD_TRY(xdi_load_deal(l));
+    XD_TRY(xdi_rounds(l->comm, xdi_load_touched_bytes(l), xdi_load_compare, l));
     XD_TRY(xdi_rounds(l->comm, xdi_load_bytes(l), xdi_load_read, l));
     XD_TRY(xd_agree(l->comm, xdi_content_put_steps(&l->content)));
     xdi_state_apply(l->state, &l->desc);
@@ -433,6 +460,7 @@ static void xdi_load_end(xdi_load *l) {
     xdi_reader_close(&l->reader);
     xd_release(l->ctx, l->converted);
     xd_release(l->ctx, l->stage);
+    xd_release(l->ctx, l->turns);
     xd_release(l->ctx, l->touched);
     xd_release(l->ctx, l->used);
     xd_release(l->ctx, l->match);

@@ -69,8 +69,9 @@ XD_PRIVATE xd_result xdi_reader_block(xdi_reader *r, int64_t file, int64_t block
     uint64_t offset;
     uint32_t crc = 0;
     size_t left = xdi_manifest_block(c, file, block, &offset);
+    const size_t most = stage_bytes < (size_t)XDI_PIECE ? stage_bytes : (size_t)XDI_PIECE;
     for (size_t n; left > 0; left -= n, offset += n) {
-        n = left < stage_bytes ? left : stage_bytes;
+        n = left < most ? left : most;
         XD_TRY(xdi_reader_read(r, file, offset, n, stage));
         crc = xd_crc32c(crc, stage, n);
     }

@@ -313,6 +313,7 @@ XD_PRIVATE xd_result xdi_save_advance(xdi_save *s) {
 }
 
 XD_PRIVATE void xdi_save_end(xdi_save *s) {
+    xdi_hand_end(&s->writer.hand);
     xd_publish_abort(s->writer.open);
     xd_publish_directory_abort(s->directory);
     if (s->lock_path) xdi_lock_drop(s->ctx, s->lock_path, &s->lock);

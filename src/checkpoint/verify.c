@@ -6,10 +6,6 @@
 #include <inttypes.h>
 #include <string.h>
 
-/* Bytes: they stay in a core's cache between the checksum and the fingerprint; a multiple of every element's size, so that
- * none is cut. */
-enum { XDI_VERIFY_PIECE = 256 << 10 };
-
 typedef struct xdi_verify {
     xd_ctx *ctx;
     const xd_checkpoint *c;
@@ -31,19 +27,27 @@ static void xdi_verify_end_tensor(xdi_verify *v) {
     v->sum = 0;
 }
 
-/* Adds the elements of a piece to the fingerprints of their tensors. */
-static void xdi_verify_add(xdi_verify *v, int64_t file, uint64_t offset, size_t bytes) {
+/* Adds the elements of a piece to the fingerprints of their tensors, and its bytes to a checksum. Before the first tensor is the
+ * header; between tensors, and behind the last, is nothing. */
+static uint32_t xdi_verify_add(xdi_verify *v, int64_t file, uint64_t offset, size_t bytes, uint32_t crc) {
     const uint64_t end = offset + bytes;
+    uint64_t seen = offset;
     while (v->place < v->c->first_tensor[file + 1]) {
         const xd_checkpoint_tensor_info *t = v->c->by_place[v->place];
         const uint64_t size = xd_dtype_size(t->dtype);
         const uint64_t from = t->begin > offset ? t->begin : offset, to = t->end < end ? t->end : end;
-        if (from < to)
-            v->sum += xdi_fingerprint(v->piece + (from - offset), (size_t)size,
-                                      (int64_t)((from - t->begin) / size), (int64_t)((to - from) / size));
-        if (t->end > end) return;
+        if (from < to) {
+            const xdi_checked_data data = { v->piece + (from - offset), (size_t)size,
+                                            (int64_t)((from - t->begin) / size),
+                                            (int64_t)((to - from) / size) };
+            crc = xd_crc32c(crc, v->piece + (seen - offset), (size_t)(from - seen));
+            v->sum += xdi_checked(&data, &crc);
+            seen = to;
+        }
+        if (t->end > end) break;
         xdi_verify_end_tensor(v);
     }
+    return xd_crc32c(crc, v->piece + (seen - offset), (size_t)(end - seen));
 }
 
 static xd_result xdi_verify_block(xdi_verify *v, int64_t file, int64_t block) {
@@ -51,10 +55,9 @@ static xd_result xdi_verify_block(xdi_verify *v, int64_t file, int64_t block) {
     uint32_t crc = 0;
     size_t left = xdi_manifest_block(v->c, file, block, &offset);
     for (size_t n; left > 0; left -= n, offset += n) {
-        n = left < (size_t)XDI_VERIFY_PIECE ? left : (size_t)XDI_VERIFY_PIECE;
+        n = left < (size_t)XDI_PIECE ? left : (size_t)XDI_PIECE;
         XD_TRY(xdi_reader_read(&v->reader, file, offset, n, v->piece));
-        crc = xd_crc32c(crc, v->piece, n);
-        if (v->c->files[file].group) xdi_verify_add(v, file, offset, n);
+        crc = xdi_verify_add(v, file, offset, n, crc);
     }
     return crc == v->c->blocks[v->c->first_block[file] + block]
                ? XD_OK
@@ -130,9 +133,9 @@ XD_API xd_result xd_checkpoint_verify(xd_ctx *ctx, const char *directory) {
     v.ctx = ctx;
     v.c = c;
     v.directory = directory;
-    v.piece = (unsigned char *)xd_allocate(ctx, xdi_manifest_room(c, XDI_VERIFY_PIECE));
+    v.piece = (unsigned char *)xd_allocate(ctx, xdi_manifest_room(c, XDI_PIECE));
     xd_result result =
-        v.piece ? XD_OK : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %d bytes", (int)XDI_VERIFY_PIECE);
+        v.piece ? XD_OK : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %d bytes", (int)XDI_PIECE);
     if (result == XD_OK) result = xdi_reader_create(&v.reader, c, directory);
     for (int64_t i = 0; i < c->info.file_count && result == XD_OK; i++) result = xdi_verify_file(&v, i);
     if (result == XD_OK) result = xdi_verify_headers(&v);

@@ -26,22 +26,48 @@ XD_PRIVATE uint64_t xdi_writer_bytes(const xdi_writer *w) {
     return bytes;
 }
 
-/* A checksum is linear in its pieces: that of a block is the exclusive or of those of its pieces, each moved to its distance
- * from the end of the block. So no list of pieces is kept, however small they are. */
+/* Bytes from an offset to the end of its block. */
+static uint64_t xdi_writer_room(const xdi_writer *w, int64_t file, uint64_t offset) {
+    const uint64_t size = w->plan->block_bytes, rest = w->plan->files[file].layout->file_bytes - offset;
+    return size - offset % size < rest ? size - offset % size : rest;
+}
+
+/* Adds the checksum of bytes that end so far from the end of their block. A checksum is linear in its pieces: that of a block
+ * is the exclusive or of those of its pieces, each moved to its distance from the end of the block. So no list of pieces is
+ * kept, however small they are. */
+static void xdi_writer_add(xdi_writer *w, int64_t file, uint64_t offset, uint32_t crc, uint64_t distance) {
+    const int64_t block = (int64_t)(offset / w->plan->block_bytes);
+    w->blocks[w->plan->files[file].first_block + block] ^= xd_crc32c_combine(crc, 0, distance);
+}
+
 XD_PRIVATE void xdi_writer_note(xdi_writer *w, int64_t file, uint64_t offset, const void *data,
                                 size_t bytes) {
-    const xdi_planned_file *f = &w->plan->files[file];
-    const uint64_t size = w->plan->block_bytes;
     const unsigned char *at = (const unsigned char *)data;
     while (bytes > 0) {
-        const uint64_t block = offset / size, rest = f->layout->file_bytes - block * size;
-        const uint64_t end = block * size + (rest < size ? rest : size);
-        const size_t n = end - offset < bytes ? (size_t)(end - offset) : bytes;
-        const uint32_t crc = xd_crc32c_combine(xd_crc32c(0, at, n), 0, end - offset - n);
-        w->blocks[f->first_block + (int64_t)block] ^= crc;
+        const uint64_t room = xdi_writer_room(w, file, offset);
+        const size_t n = room < bytes ? (size_t)room : bytes;
+        xdi_writer_add(w, file, offset, xd_crc32c(0, at, n), room - n);
         at += n;
         offset += n;
         bytes -= n;
+    }
+}
+
+/* Counts w->piece, of the tensor that comes next. Blocks and tensors begin at multiples of the size of an element. */
+static void xdi_writer_count(void *writer) {
+    xdi_writer *w = (xdi_writer *)writer;
+    const xdi_writer_piece *piece = &w->piece;
+    const size_t size = xdi_writer_size(&w->plan->content->tensors[w->tensor]);
+    for (int64_t done = 0, n; done < piece->count; done += n) {
+        const uint64_t offset = piece->offset + (uint64_t)done * size;
+        const uint64_t room = xdi_writer_room(w, w->file, offset);
+        const int64_t left = piece->count - done, fit = (int64_t)(room / size);
+        n = left < fit ? left : fit;
+        const xdi_checked_data data = { (const unsigned char *)piece->data + (size_t)done * size, size,
+                                        piece->index + done, n };
+        uint32_t crc = 0;
+        w->fingerprints[w->tensor] += xdi_checked(&data, &crc);
+        xdi_writer_add(w, w->file, offset, crc, room - (uint64_t)n * size);
     }
 }
 
@@ -67,17 +93,30 @@ static xd_result xdi_writer_open(xdi_writer *w) {
     return result;
 }
 
+/* Past the page cache, while another thread counts: a disk keeps the writing one waiting. What goes through the cache after
+ * all does not wait, and is counted afterwards. */
+static xd_result xdi_writer_put_direct(xdi_writer *w, size_t bytes) {
+    const bool beside = !w->cached && xdi_hand_start(&w->hand, xdi_writer_count, w);
+    int reason = 0;
+    const xd_result result = xd_publish_write_direct(w->open, w->piece.data, bytes, w->piece.offset, &reason);
+    if (beside) xdi_hand_wait(&w->hand);
+    XD_TRY(result);
+    w->cached = reason != 0;
+    if (!beside) xdi_writer_count(w);
+    return XD_OK;
+}
+
 /* Elements in memory of the host, from `index` of the whole tensor on, few enough to be in the cache still when they are looked
  * at after writing. */
 static xd_result xdi_writer_put_some(xdi_writer *w, const void *data, int64_t index, int64_t count) {
     const xdi_planned_file *f = &w->plan->files[w->file];
-    const size_t size = xdi_writer_size(&w->plan->content->tensors[w->tensor]);
+    const size_t size = xdi_writer_size(&w->plan->content->tensors[w->tensor]), bytes = (size_t)count * size;
     const uint64_t offset = f->layout->begin[w->tensor - f->first] + (uint64_t)index * size;
-    const size_t bytes = (size_t)count * size;
-    XD_TRY(bytes < (size_t)XDI_WRITER_DIRECT ? xd_publish_write(w->open, data, bytes, offset)
-                                             : xd_publish_write_direct(w->open, data, bytes, offset, NULL));
-    xdi_writer_note(w, w->file, offset, data, bytes);
-    w->fingerprints[w->tensor] += xdi_fingerprint(data, size, index, count);
+    const xdi_writer_piece piece = { data, offset, index, count };
+    w->piece = piece;
+    if (bytes >= (size_t)XDI_WRITER_DIRECT) return xdi_writer_put_direct(w, bytes);
+    XD_TRY(xd_publish_write(w->open, data, bytes, offset));
+    xdi_writer_count(w);
     return XD_OK;
 }
 

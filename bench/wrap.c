@@ -286,13 +286,18 @@ static bool compare(stage *st, FILE *json, const bench_machine *m, const char *o
                           (long long)arms[a.which].leaves, s->bytes);
     if (s->toy) {
         const toy_seconds t = toy_spent(s->toy);
+        const double work = t.step.processor - t.waiting.processor;
         length += snprintf(shape + length, sizeof shape - (size_t)length,
-                           ",\"wrapper_share\":%.4f,\"optimizer_share\":%.4f", t.wrapper / t.step,
-                           t.optimizer / t.step);
-        printf("#   %s: %.4f of a step inside the wrapper's calls (of which %.4f waiting for the other rank "
-               "to come to the "
-               "same one), %.4f in norm, step and average\n",
-               ours, t.wrapper / t.step, t.waiting / t.step, t.optimizer / t.step);
+                           ",\"wrapper_share\":%.4f,\"waiting_share\":%.4f,\"optimizer_share\":%.4f",
+                           t.wrapper.clock / t.step.clock, t.waiting.clock / t.step.clock,
+                           t.optimizer.clock / t.step.clock);
+        printf(
+            "#   %s: of a step %.4f at work inside the wrapper's calls, %.4f in front of them until the "
+            "other "
+            "rank came to the same one, %.4f in norm, step and average; of the processor's time without that "
+            "waiting %.4f and %.4f\n",
+            ours, t.wrapper.clock / t.step.clock, t.waiting.clock / t.step.clock,
+            t.optimizer.clock / t.step.clock, t.wrapper.processor / work, t.optimizer.processor / work);
     }
     snprintf(variant, sizeof variant, "%s, %s", team_transport, ours);
     const bench_arm one = { ours, &a, NULL, measure_arm }, two = { other, &b, NULL, measure_arm };

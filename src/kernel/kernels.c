@@ -7,7 +7,7 @@
 static xd_result xdi_cpu_copy(const xd_launch *launch, void *to, const void *from, size_t bytes,
                               xd_copy_kind kind) {
     (void)launch, (void)kind;
-    if (bytes > 0 && to != from) memcpy(to, from, bytes);
+    xdi_copy_bytes(to, from, bytes);
     return XD_OK;
 }
 

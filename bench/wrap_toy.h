@@ -80,7 +80,7 @@ static int toy_end(void *user, int block) {
     return code;
 }
 
-static void toy_wrap(toy *t, int64_t leaves) {
+static void toy_wrap(toy *t, bool kept, int64_t leaves) {
     static const char *const units[] = { NN_LAYER_TYPE };
     xd_fsdp_desc fsdp;
     xd_ddp_desc ddp;
@@ -89,12 +89,14 @@ static void toy_wrap(toy *t, int64_t leaves) {
     fsdp.unit_types = units;
     fsdp.unit_type_count = 1;
     ddp.leaves = fsdp.leaves = leaves;
+    fsdp.accumulate_whole = kept;
+    fsdp.reshard_ranks = kept ? 1 : 0;
     team_require(t->ctx, t->sharded ? xd_fsdp_create(t->description.model, t->comm, &fsdp, &t->parallel)
                                     : xd_ddp_create(t->description.model, t->comm, &ddp, &t->parallel));
     team_require(t->ctx, xd_parallel_params(t->parallel, TOY_WEIGHTS_MOST, t->params, &t->count));
 }
 
-static toy *toy_open(xd_comm *comm, bool sharded, int64_t leaves) {
+static toy *toy_open(xd_comm *comm, bool sharded, bool kept, int64_t leaves) {
     nn_config config;
     const xd_ema_desc average = xd_ema_defaults(XD_EMA_CONSTANT);
     toy *t = (toy *)calloc(1, sizeof *t);
@@ -113,7 +115,7 @@ static toy *toy_open(xd_comm *comm, bool sharded, int64_t leaves) {
     t->sharded = sharded;
     team_require(t->ctx, nn_describe(t->ctx, &t->nn, 1, XD_DTYPE_F32, &t->description));
     t->blocks.model = t->description.model;
-    toy_wrap(t, leaves);
+    toy_wrap(t, kept, leaves);
     const xd_optimizer_desc adamw = xd_adamw_defaults(t->params, t->count);
     team_require(t->ctx, xd_optimizer_create(t->ctx, &adamw, &t->optimizer));
     team_require(t->ctx, xd_ema_create(t->ctx, t->params, t->count, &average, &t->average));

@@ -13,7 +13,7 @@ static xd_result xdi_cpu_copy(const xd_launch *launch, void *to, const void *fro
 
 static xd_result xdi_cpu_fill(const xd_launch *launch, void *to, uint8_t value, size_t bytes) {
     (void)launch;
-    if (bytes > 0) memset(to, value, bytes);
+    xdi_fill_bytes(to, value, bytes);
     return XD_OK;
 }
 

@@ -20,11 +20,6 @@ typedef struct xdi_reduce_spans_job {
     bool in_out; /* sums grow where they go */
 } xdi_reduce_spans_job;
 
-/* Asks for the lines of a span that is written without being read: the processor follows what is read by itself. */
-static void xdi_reduce_ask(const float *out, int64_t n) {
-    for (int64_t i = 0; i < n; i += 16) __builtin_prefetch(out + i, 1);
-}
-
 static void xdi_reduce_spans(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                              int slot) {
     const xdi_reduce_spans_job *j = (const xdi_reduce_spans_job *)args;
@@ -35,7 +30,6 @@ static void xdi_reduce_spans(const xd_launch *launch, const void *args, int64_t 
         const int64_t n = xdi_span_length(end, at);
         float *total = j->in_out ? (float *)j->out + at : sum;
         const float *first = xdi_span_widen(spans, j->pieces[0], j->dtype, at, n, sum);
-        if (j->in_out && first != total) xdi_reduce_ask(total + n, xdi_span_length(end, at + n));
         if (first != total) memcpy(total, first, (size_t)n * sizeof *total);
         for (int r = 1; r < j->ranks; r++)
             spans->add(total, xdi_span_widen(spans, j->pieces[r], j->dtype, at, n, widened), n);

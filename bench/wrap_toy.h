@@ -7,13 +7,33 @@
 
 enum { TOY_POSITIONS = 128, TOY_VOCABULARY = 1024, TOY_WEIGHTS_MOST = 128 };
 
+/* A time, or a length of time: by the clock, and of this thread on a processor. */
+typedef struct toy_time {
+    double clock, processor;
+} toy_time;
+
 /* Seconds of the last step on this rank. */
 typedef struct toy_seconds {
-    double step;
-    double wrapper;   /* inside begin and end of blocks, reduce and publish */
-    double waiting;   /* of these: until the other rank came too, before reduce */
-    double optimizer; /* norm, AdamW and average */
+    toy_time step;
+    toy_time wrapper; /* inside begin and end of blocks, reduce and publish */
+    toy_time waiting; /* until the other rank came to the same call too; in none of the others but the step */
+    toy_time optimizer; /* norm, AdamW and average */
 } toy_seconds;
+
+static toy_time toy_now(void) {
+    struct timespec now;
+    toy_time out;
+    clock_gettime(CLOCK_THREAD_CPUTIME_ID, &now);
+    out.processor = (double)now.tv_sec + 1e-9 * (double)now.tv_nsec;
+    out.clock = bench_now();
+    return out;
+}
+
+static void toy_add(toy_time *sum, toy_time since) {
+    const toy_time now = toy_now();
+    sum->clock += now.clock - since.clock;
+    sum->processor += now.processor - since.processor;
+}
 
 typedef struct toy {
     xd_comm *comm;
@@ -33,25 +53,34 @@ typedef struct toy {
     toy_seconds spent;
 } toy;
 
+/* Ahead of a call in which ranks meet: what is left of its time is its work. */
+static void toy_meet(toy *t) {
+    const toy_time start = toy_now();
+    team_require(t->ctx, xd_barrier(t->comm));
+    toy_add(&t->spent.waiting, start);
+}
+
 static int toy_begin(void *user, int block, nn_pass pass, nn_weights *out) {
     toy *t = (toy *)user;
     const nn_source source = nn_blocks_source(&t->blocks);
-    const double start = bench_now();
+    if (t->sharded) toy_meet(t);
+    const toy_time start = toy_now();
     const int code = source.begin(source.user, block, pass, out);
-    t->spent.wrapper += bench_now() - start;
+    toy_add(&t->spent.wrapper, start);
     return code;
 }
 
 static int toy_end(void *user, int block) {
     toy *t = (toy *)user;
     const nn_source source = nn_blocks_source(&t->blocks);
-    const double start = bench_now();
+    if (t->sharded) toy_meet(t);
+    const toy_time start = toy_now();
     const int code = source.end(source.user, block);
-    t->spent.wrapper += bench_now() - start;
+    toy_add(&t->spent.wrapper, start);
     return code;
 }
 
-static void toy_wrap(toy *t, int64_t leaves) {
+static void toy_wrap(toy *t, bool kept, int64_t leaves) {
     static const char *const units[] = { NN_LAYER_TYPE };
     xd_fsdp_desc fsdp;
     xd_ddp_desc ddp;
@@ -60,12 +89,14 @@ static void toy_wrap(toy *t, int64_t leaves) {
     fsdp.unit_types = units;
     fsdp.unit_type_count = 1;
     ddp.leaves = fsdp.leaves = leaves;
+    fsdp.accumulate_whole = kept;
+    fsdp.reshard_ranks = kept ? 1 : 0;
     team_require(t->ctx, t->sharded ? xd_fsdp_create(t->description.model, t->comm, &fsdp, &t->parallel)
                                     : xd_ddp_create(t->description.model, t->comm, &ddp, &t->parallel));
     team_require(t->ctx, xd_parallel_params(t->parallel, TOY_WEIGHTS_MOST, t->params, &t->count));
 }
 
-static toy *toy_open(xd_comm *comm, bool sharded, int64_t leaves) {
+static toy *toy_open(xd_comm *comm, bool sharded, bool kept, int64_t leaves) {
     nn_config config;
     const xd_ema_desc average = xd_ema_defaults(XD_EMA_CONSTANT);
     toy *t = (toy *)calloc(1, sizeof *t);
@@ -84,7 +115,7 @@ static toy *toy_open(xd_comm *comm, bool sharded, int64_t leaves) {
     t->sharded = sharded;
     team_require(t->ctx, nn_describe(t->ctx, &t->nn, 1, XD_DTYPE_F32, &t->description));
     t->blocks.model = t->description.model;
-    toy_wrap(t, leaves);
+    toy_wrap(t, kept, leaves);
     const xd_optimizer_desc adamw = xd_adamw_defaults(t->params, t->count);
     team_require(t->ctx, xd_optimizer_create(t->ctx, &adamw, &t->optimizer));
     team_require(t->ctx, xd_ema_create(t->ctx, t->params, t->count, &average, &t->average));
@@ -125,22 +156,22 @@ static void toy_optimize(toy *t) {
 }
 
 static void toy_step(toy *t) {
-    const double start = bench_now();
+    const toy_time start = toy_now();
     memset(&t->spent, 0, sizeof t->spent);
     const int64_t own = xd_parallel_leaves(t->parallel).own; /* the same on both ranks */
     for (int64_t k = 0; k < own; k++) toy_leaf(t, k);
-    const double computed = bench_now();
-    team_require(t->ctx, xd_barrier(t->comm));
-    t->spent.waiting = bench_now() - computed;
+    toy_meet(t);
+    const toy_time met = toy_now();
     team_require(t->ctx, xd_parallel_reduce(t->parallel));
-    const double reduced = bench_now();
+    toy_add(&t->spent.wrapper, met);
+    const toy_time reduced = toy_now();
     toy_optimize(t);
-    const double stepped = bench_now();
+    toy_add(&t->spent.optimizer, reduced);
+    toy_meet(t);
+    const toy_time stepped = toy_now();
     team_require(t->ctx, xd_parallel_publish(t->parallel));
-    const double end = bench_now();
-    t->spent.wrapper += reduced - computed + (end - stepped);
-    t->spent.optimizer = stepped - reduced;
-    t->spent.step = end - start;
+    toy_add(&t->spent.wrapper, stepped);
+    toy_add(&t->spent.step, start);
 }
 
 static toy_seconds toy_spent(const toy *t) {

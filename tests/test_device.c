@@ -437,4 +437,40 @@ XD_TEST(a_context_has_its_table_from_its_creation_on) {
     xd_ctx_destroy(ctx);
 }
 
+/* Bytes of a pattern that no stretch of a copy repeats. */
+static unsigned char patterned(size_t i) {
+    return (unsigned char)(i * 131u + (i >> 8) * 7u + (i >> 16) * 29u + 1u);
+}
+
+/* Bytes at `memory` that are not as they were before a call or, in [begin, end), as a call should leave them. */
+static int64_t count_wrong(const unsigned char *memory, size_t all, size_t begin, size_t end, bool filled) {
+    int64_t wrong = 0;
+    for (size_t i = 0; i < all; i++)
+        wrong += memory[i] != (i < begin || i >= end ? 0xee : filled ? 0x5a : patterned(i - begin));
+    return wrong;
+}
+
+XD_TEST(copies_and_fills_of_any_length_write_what_they_are_told) {
+    static const size_t lengths[] = { 0, 1, 131071, 131072, 135167, 1048653, 8388608, 8388609 };
+    const size_t most = 8388609, room = most + 64;
+    unsigned char *from = (unsigned char *)malloc(room), *to = (unsigned char *)malloc(room);
+    xd_ctx *ctx = NULL;
+    CHECK(from && to && xd_ctx_create(NULL, &ctx) == XD_OK);
+    const xd_device_ops *memory = &xd_ctx_kernels(ctx)->memory;
+    const xd_launch launch = xd_ctx_launch(ctx);
+    for (size_t i = 0; i < sizeof lengths / sizeof lengths[0]; i++) {
+        const size_t n = lengths[i], at = 1 + i % 5, source = i % 3;
+        for (size_t k = 0; k < n; k++) from[source + k] = patterned(k);
+        memset(to, 0xee, room);
+        CHECK(memory->copy(&launch, to + at, from + source, n, XD_COPY_ON_DEVICE) == XD_OK);
+        CHECK_EQ_INT(count_wrong(to, room, at, at + n, false), 0);
+        memset(to, 0xee, room);
+        CHECK(memory->fill(&launch, to + at, 0x5a, n) == XD_OK);
+        CHECK_EQ_INT(count_wrong(to, room, at, at + n, true), 0);
+    }
+    xd_ctx_destroy(ctx);
+    free(from);
+    free(to);
+}
+
 XD_TEST_MAIN()

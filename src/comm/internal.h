@@ -2,6 +2,7 @@
 #define XDI_COMM_INTERNAL_H
 
 #include "base/internal.h"
+#include "comm/leaves.h"
 #include "comm/queue.h"
 #include "comm/transport.h"
 
@@ -164,6 +165,10 @@ XD_PRIVATE xd_result xdi_threads_check(xd_comm *comm);
 
 /* collective.c: [size], one leaf of each rank, for sums in rank order in every mode: xd_collective.known_leaves. */
 XD_PRIVATE const xd_leaves *xdi_comm_one_each(const xd_comm *comm);
+
+/* leaves.c: xd_leaf_stack_next, whose contents are zeros. Leaves that are added to others leave zeros behind then, on the host,
+ * so that few places are cleared by themselves. */
+XD_PRIVATE xd_result xdi_leaf_stack_next_zeros(xd_leaf_stack *stack, float **place);
 
 /* collective.c: xd_agree, and MISMATCH with both numbers when ranks pass different counts. */
 XD_PRIVATE xd_result xdi_comm_agree_count(xd_comm *comm, xd_result mine, int64_t count);

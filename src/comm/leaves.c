@@ -1,7 +1,9 @@
 /* The stack of a rank's leaves: the canonical tree over gradients, built as they arrive. */
 
 #include "base/internal.h"
+#include "comm/internal.h"
 #include "comm/leaves.h"
+#include "kernel/internal.h"
 #include "kernel/kernels.h"
 
 #include <inttypes.h>
@@ -18,7 +20,9 @@ struct xd_leaf_stack {
     const xd_kernels *kernels; /* of the memory that the nodes are in */
     bool owned;                /* the nodes were allocated, from the kernels' memory unless `plain` */
     bool plain;
-    bool open; /* xd_leaf_stack_next has given the place of the next leaf */
+    bool open;       /* xd_leaf_stack_next has given the place of the next leaf */
+    bool clears;     /* leaves begin as zeros: nodes that were added become zeros */
+    uint64_t zeroed; /* bit i: node i is zeros; of the first 64 */
 };
 
 /* Maximum number of nodes on the stack while the leaves are pushed: at each push, the forest of the earlier leaves
@@ -112,10 +116,37 @@ static xd_result xdi_leaf_stack_check(const xd_leaf_stack *s) {
     return XD_OK;
 }
 
+static uint64_t xdi_leaf_stack_bit(int64_t node) {
+    return node < 64 ? (uint64_t)1 << node : 0;
+}
+
 XD_API xd_result xd_leaf_stack_next(xd_leaf_stack *s, float **place) {
     XD_TRY(xdi_leaf_stack_check(s));
     s->open = true;
+    s->zeroed &= ~xdi_leaf_stack_bit(s->depth);
     *place = s->elements ? s->nodes + s->depth * s->elements : s->nodes;
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_leaf_stack_next_zeros(xd_leaf_stack *s, float **place) {
+    const xd_launch launch = xd_ctx_launch(s->ctx);
+    const bool are_zeros = (s->zeroed & xdi_leaf_stack_bit(s->depth)) != 0;
+    XD_TRY(xd_leaf_stack_next(s, place));
+    s->clears = s->kernels->device == XD_DEVICE_CPU;
+    return are_zeros ? XD_OK
+                     : s->kernels->memory.fill(&launch, *place, 0, (size_t)s->elements * sizeof **place);
+}
+
+/* Adds the last node to the one below. */
+static xd_result xdi_leaf_stack_merge(xd_leaf_stack *s, const xd_launch *launch) {
+    float *below = s->nodes + (s->depth - 2) * s->elements, *last = below + s->elements;
+    const void *pair[2];
+    pair[0] = below;
+    pair[1] = last;
+    if (!s->clears)
+        return s->kernels->reduce.pieces(launch, below, pair, 2, s->elements, XD_DTYPE_F32, XD_SUM);
+    XD_TRY(xdi_reduce_absorb(launch, below, last, s->elements));
+    s->zeroed |= xdi_leaf_stack_bit(s->depth - 1);
     return XD_OK;
 }
 
@@ -145,16 +176,11 @@ XD_API xd_result xd_leaf_stack_push(xd_leaf_stack *s, const float *leaf) {
     if (!s->open || (s->elements && leaf != s->nodes + s->depth * s->elements))
         XD_TRY(xdi_leaf_stack_copy(s, &launch, leaf));
     s->open = false;
+    s->zeroed &= ~xdi_leaf_stack_bit(s->depth);
     s->depth++;
     const int64_t nodes = xd_leaves_nodes(s->leaves.first, ++s->pushed);
-    for (; s->depth > nodes; s->depth--) {
-        const void *pair[2] = { NULL, NULL };
-        if (!s->elements || result != XD_OK) continue;
-        float *below = s->nodes + (s->depth - 2) * s->elements;
-        pair[0] = below;
-        pair[1] = below + s->elements;
-        result = s->kernels->reduce.pieces(&launch, below, pair, 2, s->elements, XD_DTYPE_F32, XD_SUM);
-    }
+    for (; s->depth > nodes; s->depth--)
+        if (s->elements && result == XD_OK) result = xdi_leaf_stack_merge(s, &launch);
     return result;
 }
 

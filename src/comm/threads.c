@@ -12,6 +12,7 @@
  * not take long, because copying never waits. */
 
 #include "comm/internal.h"
+#include "kernel/internal.h"
 #include "kernel/kernels.h"
 
 #include <pthread.h>
@@ -351,7 +352,7 @@ static xd_result xdi_threads_bytes(const xdi_threads *t, const xd_collective *c,
         const xd_launch launch = xdi_threads_launch(t, c);
         return xd_ctx_kernels(t->base.ctx)->memory.copy(&launch, to, from, bytes, XD_COPY_ON_DEVICE);
     }
-    memcpy(to, from, bytes);
+    xdi_copy_bytes(to, from, bytes);
     return XD_OK;
 }
 

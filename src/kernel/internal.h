@@ -95,6 +95,14 @@ XD_PRIVATE xd_result xdi_spread_rooms(const xd_launch *launch, int64_t rows, int
                                       xdi_spread_body body, const void *args);
 XD_PRIVATE void *xdi_spread_room(const xd_launch *launch, void *own, int slot);
 
+/* cpu/copy.c: memcpy of any bytes, also none, and in place. */
+XD_PRIVATE void xdi_copy_bytes(void *to, const void *from, size_t bytes);
+/* cpu/copy.c: memset, also of none. */
+XD_PRIVATE void xdi_fill_bytes(void *to, uint8_t value, size_t bytes);
+
+/* simd/reduce.c: sum += x; x is zeros then, while it is in a cache. Both on the host, whatever the context's device. */
+XD_PRIVATE xd_result xdi_reduce_absorb(const xd_launch *launch, float *sum, float *x, int64_t count);
+
 /* kernels.c: voters[r] = 1 where the mask (NULL -> all) is not 0 and the row's `columns` are neither NaN nor +infinity, else 0; and
  * the largest element of each column over these rows. */
 XD_PRIVATE xd_result xdi_rows_elect(const xd_launch *launch, const xd_rows *logits, const uint8_t *mask,

@@ -7,13 +7,13 @@
 static xd_result xdi_cpu_copy(const xd_launch *launch, void *to, const void *from, size_t bytes,
                               xd_copy_kind kind) {
     (void)launch, (void)kind;
-    if (bytes > 0 && to != from) memcpy(to, from, bytes);
+    xdi_copy_bytes(to, from, bytes);
     return XD_OK;
 }
 
 static xd_result xdi_cpu_fill(const xd_launch *launch, void *to, uint8_t value, size_t bytes) {
     (void)launch;
-    if (bytes > 0) memset(to, value, bytes);
+    xdi_fill_bytes(to, value, bytes);
     return XD_OK;
 }
 

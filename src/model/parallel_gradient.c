@@ -6,6 +6,7 @@
  * a power of two. */
 
 #include "base/internal.h"
+#include "comm/internal.h"
 #include "kernel/kernels.h"
 #include "model/internal.h"
 
@@ -120,8 +121,9 @@ static xd_leaf_stack *xdi_gradient_stack(const xdi_bucket *b, int member) {
 static xd_result xdi_gradient_begin(xd_parallel *p, xdi_bucket *b, int member) {
     const xd_launch launch = xd_ctx_launch(p->ctx);
     const size_t bytes = (size_t)(b->buffer.end - b->buffer.begin) * sizeof(float);
-    XD_TRY(xdi_gradient_is_sent(p) ? xdi_gradient_begin_sent(p, b, member)
-                                   : xd_leaf_stack_next(xdi_gradient_stack(b, member), &b->places[member]));
+    if (!xdi_gradient_is_sent(p))
+        return xdi_leaf_stack_next_zeros(xdi_gradient_stack(b, member), &b->places[member]);
+    XD_TRY(xdi_gradient_begin_sent(p, b, member));
     return xd_ctx_kernels(p->ctx)->memory.fill(&launch, b->places[member], 0, bytes);
 }
 

@@ -1,8 +1,69 @@
-/* Strided copies. */
+/* Copies: of bytes, and strided ones. */
 
 #include "kernel/copy.h"
+#include "kernel/internal.h"
 
 #include <string.h>
+
+/* ---- bytes ---- */
+
+enum {
+    XDI_COPY_LINE = 64,
+    XDI_COPY_TURN = 2048,     /* bytes of one stream, then of the other; lines are asked for so far ahead */
+    XDI_COPY_LEAST = 1 << 17, /* bytes of a copy that a cache of one core does not hold */
+    XDI_COPY_MOST = 1 << 23   /* and that one of all cores does */
+};
+
+static void xdi_copy_turn(unsigned char *to, const unsigned char *from) {
+    for (size_t i = 0; i < XDI_COPY_TURN; i += XDI_COPY_LINE) {
+        __builtin_prefetch((const void *)((uintptr_t)from + i + XDI_COPY_TURN));
+        __builtin_prefetch((const void *)((uintptr_t)to + i + XDI_COPY_TURN), 1);
+        memcpy(to + i, from + i, XDI_COPY_LINE);
+    }
+}
+
+/* Two streams, because one alone waits: a processor follows each of them by itself, but not across a page. What does not fit into a
+ * shared cache is left to memcpy, which goes past it. */
+XD_PRIVATE void xdi_copy_bytes(void *to, const void *from, size_t bytes) {
+    unsigned char *target = (unsigned char *)to;
+    const unsigned char *source = (const unsigned char *)from;
+    const size_t half = bytes / (2 * XDI_COPY_TURN) * XDI_COPY_TURN;
+    if (bytes == 0 || to == from) return;
+    if (bytes < XDI_COPY_LEAST || bytes > XDI_COPY_MOST) {
+        memcpy(to, from, bytes);
+        return;
+    }
+    for (size_t at = 0; at < half; at += XDI_COPY_TURN) {
+        xdi_copy_turn(target + at, source + at);
+        xdi_copy_turn(target + half + at, source + half + at);
+    }
+    memcpy(target + 2 * half, source + 2 * half, bytes - 2 * half);
+}
+
+/* As for copies: lines that another core has, or a far cache, come in time only when they are asked for. */
+static void xdi_fill_turn(unsigned char *to, int value) {
+    for (size_t i = 0; i < XDI_COPY_TURN; i += XDI_COPY_LINE) {
+        __builtin_prefetch((const void *)((uintptr_t)to + i + XDI_COPY_TURN), 1);
+        memset(to + i, value, XDI_COPY_LINE);
+    }
+}
+
+XD_PRIVATE void xdi_fill_bytes(void *to, uint8_t value, size_t bytes) {
+    unsigned char *target = (unsigned char *)to;
+    const size_t half = bytes / (2 * XDI_COPY_TURN) * XDI_COPY_TURN;
+    if (bytes == 0) return;
+    if (bytes < XDI_COPY_LEAST || bytes > XDI_COPY_MOST) {
+        memset(to, value, bytes);
+        return;
+    }
+    for (size_t at = 0; at < half; at += XDI_COPY_TURN) {
+        xdi_fill_turn(target + at, value);
+        xdi_fill_turn(target + half + at, value);
+    }
+    memset(target + 2 * half, value, bytes - 2 * half);
+}
+
+/* ---- strided copies ---- */
 
 enum { XDI_COPY_SQUARE = 32 /* elements of a side: the lines of both arrays stay in the nearest cache */ };
 

@@ -74,11 +74,12 @@ XD_TEST(one_pass_has_the_fingerprint_and_the_checksum_of_two) {
         for (size_t size = 1; size <= 8; size *= 2)
             for (size_t f = 0; f < sizeof firsts / sizeof *firsts; f++)
                 for (size_t b = 0; b < sizeof bytes / sizeof *bytes; b++) {
-                    const int64_t count = bytes[b] / (int64_t)size;
-                    const xdi_checked_data d = { data + b % 8, size, firsts[f], count };
+                    const int64_t count = bytes[b] / (int64_t)size, last = INT64_MAX - count;
+                    const int64_t first = firsts[f] < last ? firsts[f] : last;
+                    const xdi_checked_data d = { data + b % 8, size, first, count };
                     uint32_t crc = 0x12345678u;
                     CHECK(xdi_checked_level(levels[l], &d, &crc) ==
-                          xdi_fingerprint_level(XD_CPU_AVX2, d.data, size, firsts[f], count));
+                          xdi_fingerprint_level(XD_CPU_AVX2, d.data, size, first, count));
                     CHECK_EQ_INT(crc,
                                  xd_crc32c_level(XD_CPU_PORTABLE, 0x12345678u, d.data, (size_t)count * size));
                 }

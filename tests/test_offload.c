@@ -1,4 +1,5 @@
 /* Parts kept in another context (CPU offload): the bits of parts that are kept where the model is, and where everything lies. */
+#define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
 
 #include "checkpoint_files.h"

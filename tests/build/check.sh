@@ -72,7 +72,8 @@ file_name() { echo "$1" | tr :/ --; }
 
 # Of the log of a step that failed, the lines that say why, wherever they stand, and the end.
 telling() {
-    grep -aE 'FAILED|[1-9][0-9]* failed|CHECK|: .* == .*: |[Ee]rror|ERROR|[Ww]arning|Sanitizer|Killed|timed out|died' "$1" | head -n 24
+    grep -aE '^ *FAILED|[^0-9][1-9][0-9]* failed|: CHECK\(|:[0-9]+: .* == .*: |error:|ERROR: |warning: |SUMMARY: |Killed|exit status|\*\*\* ' "$1" |
+        head -n 24
     echo "... the end:"
     tail -n 8 "$1"
 }

@@ -157,7 +157,7 @@ XD_TEST(averages_have_the_bits_of_the_cpu_for_every_pair_of_dtypes) {
         std::vector<unsigned char> target = elements(to, n, &random, true), source = elements(from, n, &random, true);
         const Device d_target(target, skew), d_source(source);
         xd_lerp_array array = { target.data(), source.data(), n, to, from };
-        xd_lerp_args args = { &array, 1, keeps[form / 16 % 4], form % 7 == 0, nullptr };
+        xd_lerp_args args = { &array, 1, keeps[form / 16 % 4], form % 7 == 0, nullptr, nullptr };
         CHECK(xd_optimizer_kernels_cpu()->lerp(&host_launch, &args) == XD_OK);
         array.target = d_target.at();
         array.source = d_source.at();

@@ -439,7 +439,7 @@ XD_TEST(dtypes_without_a_place_are_refused_by_name) {
     xd_norm_args norm = { &array, 1, XD_NORM_L2, false };
     CHECK(cuda.norm(&launch, &norm, nullptr) == XD_ERROR_DTYPE);
     xd_lerp_array pair = { data.at(), data.at(), 1, XD_DTYPE_I32, XD_DTYPE_F32 };
-    xd_lerp_args lerp = { &pair, 1, 0.5, false, nullptr };
+    xd_lerp_args lerp = { &pair, 1, 0.5, false, nullptr, nullptr };
     CHECK(cuda.lerp(&launch, &lerp) == XD_ERROR_DTYPE);
     xd_update_array update = {};
     update.gradient_dtype = XD_DTYPE_F64;

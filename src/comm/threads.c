@@ -25,8 +25,10 @@ enum {
     XDI_THREADS_INLINE = 4096, /* maximum bytes of a payload in the page */
     XDI_THREADS_SPIN = 100,    /* polls before yielding the core */
     XDI_THREADS_REST = 100,    /* waits without polling after polling in vain */
-    XDI_THREADS_YIELD = 20000, /* yields before short sleeps */
-    XDI_THREADS_NAP = 50000    /* nanoseconds */
+    /* The turn from which a wait sleeps. Beside other programs the system may give the core back at once to who yields it, while
+     * the thread that is waited for does not run: then yielding takes the time of both. */
+    XDI_THREADS_YIELD = 600,
+    XDI_THREADS_NAP = 50000 /* nanoseconds */
 };
 
 typedef struct xdi_threads_page {

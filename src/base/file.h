@@ -7,13 +7,13 @@
 typedef enum xd_file_mode {
     XD_FILE_READ = 1, /* a file that exists, to be read */
     XD_FILE_NEW = 2,  /* create, to be written and read; EEXIST when the name exists */
-    XD_FILE_EXISTING =
-        3, /* a file that exists, to be written in place and read, by any number of writers at once; opening
-            * changes neither its bytes nor its size; ENOENT when the name does not exist */
-    XD_FILE_DIRECT =
-        16 /* a flag, and only a hint: reads and writes are large and bypass the page cache. The caller
-                           * keeps memory, offset and size of each at multiples of XD_FILE_ALIGNMENT, except that a read
-                           * ends at the end of the file; where the file system cannot do this, the cache is used */
+    /* A file that exists, to be written in place and read, by any number of writers at once; opening changes neither its bytes
+     * nor its size; ENOENT when the name does not exist. */
+    XD_FILE_EXISTING = 3,
+    /* A flag, and only a hint: reads and writes are large and bypass the page cache. The caller keeps memory, offset and size of
+     * each at multiples of XD_FILE_ALIGNMENT, except that a read ends at the end of the file; where the file system cannot do
+     * this, the cache is used. */
+    XD_FILE_DIRECT = 16
 } xd_file_mode;
 
 #define XD_FILE_ALIGNMENT 4096

@@ -49,10 +49,11 @@ typedef struct xd_dmd_sizes {
 
 /* At which rungs roll-outs end. */
 typedef enum xd_dmd_deal {
-    XD_DMD_ONE_RUNG =
-        0, /* one drawn rung for all samples of the step; the last noise on the way there is the batch's */
-    XD_DMD_RUNGS_IN_TURN /* sample number k of the step at rung k mod steps: exactly what xd_sampler_run hands to the student there,
-                          * from the batch's noise on. Takes steps - 1 forwards without gradient for all samples */
+    /* One drawn rung for all samples of the step; the last noise on the way there is the batch's. */
+    XD_DMD_ONE_RUNG = 0,
+    /* Sample number k of the step at rung k mod steps: exactly what xd_sampler_run hands to the student there, from the batch's
+     * noise on. Takes steps - 1 forwards without gradient for all samples. */
+    XD_DMD_RUNGS_IN_TURN
 } xd_dmd_deal;
 
 /* How the student generates. */
@@ -86,12 +87,13 @@ typedef struct xd_dmd_fdistill {
 
 /* What keeps the discriminator smooth where real samples are, with r1_weight before it. */
 typedef enum xd_dmd_penalty {
-    XD_DMD_PENALTY_DIFFERENCE =
-        0, /* the mean, over real samples and heads, of the squared change of a logit under a small perturbation of the sample (the
-            * references: one more pass of teacher and discriminator) */
-    XD_DMD_PENALTY_SLOPE /* half the mean, over real samples, of |d (sum of the logits) / d features|^2: the zero-centred gradient
-                          * penalty R1 (Mescheder et al., "Which Training Methods for GANs do actually Converge?", 2018) on the
-                          * features that the discriminator reads; needs xd_network.penalty */
+    /* The mean, over real samples and heads, of the squared change of a logit under a small perturbation of the sample (the
+     * references: one more pass of teacher and discriminator). */
+    XD_DMD_PENALTY_DIFFERENCE = 0,
+    /* Half the mean, over real samples, of |d (sum of the logits) / d features|^2: the zero-centred gradient penalty R1
+     * (Mescheder et al., "Which Training Methods for GANs do actually Converge?", 2018) on the features that the
+     * discriminator reads; needs xd_network.penalty. */
+    XD_DMD_PENALTY_SLOPE
 } xd_dmd_penalty;
 
 /* The adversarial terms; used with a discriminator only. */

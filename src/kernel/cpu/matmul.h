@@ -27,7 +27,7 @@
 enum {
     XDI_MATMUL_BLOCK_K = 256, /* terms that a packed block covers; even */
     XDI_MATMUL_BLOCK_M =
-        96, /* rows, twice as many for bf16 terms; a multiple of 16 and of every kernel's rows */
+        96, /* rows, twice as many for bf16 terms; a multiple of 16 and every kernel's rows */
     XDI_MATMUL_BLOCK_N = 512, /* columns, twice as many for bf16 terms; a multiple of every kernel's cols */
     XDI_MATMUL_MOST_ROWS = 8,
     XDI_MATMUL_MOST_COLS = 32,

@@ -18,11 +18,11 @@ typedef struct xdi_unicode {
 } xdi_unicode;
 
 enum {
-    XDI_UNICODE_CATEGORY = 31, /* mask */
-    XDI_UNICODE_NFC = 32,      /* NFC changes the character */
-    XDI_UNICODE_NFKC = 64,    /* NFKC does: a compatibility decomposition, perhaps inside its canonical one */
-    XDI_UNICODE_JOINS = 128,  /* may combine with the character before, or be reordered with it */
-    XDI_UNICODE_LONGEST = 18, /* code points of the longest decomposition */
+    XDI_UNICODE_CATEGORY = 31,     /* mask */
+    XDI_UNICODE_NFC = 32,          /* NFC changes the character */
+    XDI_UNICODE_NFKC = 64,         /* NFKC does, perhaps inside of what NFC makes of it */
+    XDI_UNICODE_JOINS = 128,       /* may combine with the character before, or be reordered with it */
+    XDI_UNICODE_LONGEST = 18,      /* code points of the longest decomposition */
     XDI_UNICODE_INVALID = 0x110000 /* stands for a byte that is not UTF-8 */
 };
 

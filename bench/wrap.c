@@ -26,8 +26,7 @@ typedef struct arm {
     bool sharded;
     team_mode mode;
     int64_t leaves; /* of a step, both ranks together */
-    bool
-        kept; /* TOY, sharded: units stay gathered in a step, and a rank adds up its leaves before it sends them */
+    bool kept; /* TOY, sharded: units stay gathered in a step, and a rank adds up its leaves before it sends them */
 } arm;
 
 /* Names are those of orders. Four leaves a rank are an aligned block of the canonical tree. */
@@ -42,6 +41,10 @@ static const arm arms[] = {
     { "fsdp-8-invariant", COMMUNICATION, true, TEAM_INVARIANT, 8, false },
     { "optimizer", OPTIMIZER, true, TEAM_DETERMINISTIC, 2, false },
     { "in-place", IN_PLACE, false, TEAM_DETERMINISTIC, 0, false },
+    { "toy-one-ddp", TOY, false, TEAM_DETERMINISTIC, 2, false },
+    { "toy-one-ddp-invariant", TOY, false, TEAM_INVARIANT, 2, false },
+    { "toy-one-fsdp", TOY, true, TEAM_DETERMINISTIC, 2, false },
+    { "toy-one-fsdp-invariant", TOY, true, TEAM_INVARIANT, 2, false },
     { "toy-ddp", TOY, false, TEAM_DETERMINISTIC, 16, false },
     { "toy-ddp-invariant", TOY, false, TEAM_INVARIANT, 16, false },
     { "toy-fsdp", TOY, true, TEAM_DETERMINISTIC, 16, false },
@@ -403,6 +406,8 @@ static int run_rows(stage *st, FILE *json) {
     wrong += !compare(st, json, &machine, "ddp-8-invariant", "ddp-8");
     wrong += !compare(st, json, &machine, "fsdp-8-invariant", "fsdp-8");
     wrong += !compare(st, json, &machine, "optimizer", "in-place");
+    wrong += !compare(st, json, &machine, "toy-one-ddp-invariant", "toy-one-ddp");
+    wrong += !compare(st, json, &machine, "toy-one-fsdp-invariant", "toy-one-fsdp");
     wrong += !compare(st, json, &machine, "toy-ddp-invariant", "toy-ddp");
     wrong += !compare(st, json, &machine, "toy-fsdp-invariant", "toy-fsdp");
     wrong += !compare(st, json, &machine, "toy-kept-invariant", "toy-kept");

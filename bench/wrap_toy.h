@@ -5,7 +5,7 @@
 
 #include "../examples/nn/nn_blocks.h"
 
-enum { TOY_POSITIONS = 128, TOY_VOCABULARY = 1024, TOY_WEIGHTS_MOST = 128 };
+enum { TOY_SEQUENCES = 16, TOY_POSITIONS = 128, TOY_VOCABULARY = 1024, TOY_WEIGHTS_MOST = 128 };
 
 /* A time, or a length of time: by the clock, and of this thread on a processor. */
 typedef struct toy_time {
@@ -48,7 +48,7 @@ typedef struct toy {
     xd_optimizer *optimizer;
     xd_ema *average;
     float *workspace, *logits;
-    int32_t ids[TOY_POSITIONS];
+    int32_t ids[TOY_SEQUENCES * TOY_POSITIONS];
     nn_batch batch;
     toy_seconds spent;
 } toy;
@@ -96,6 +96,12 @@ static void toy_wrap(toy *t, bool kept, int64_t leaves) {
     team_require(t->ctx, xd_parallel_params(t->parallel, TOY_WEIGHTS_MOST, t->params, &t->count));
 }
 
+/* Of a leaf. */
+static int toy_positions(const toy *t) {
+    return (int)t->batch.sequences * TOY_POSITIONS;
+}
+
+/* With 16 leaves a leaf is a sequence; with fewer it has that many more of them. */
 static toy *toy_open(xd_comm *comm, bool sharded, bool kept, int64_t leaves) {
     nn_config config;
     const xd_ema_desc average = xd_ema_defaults(XD_EMA_CONSTANT);
@@ -119,23 +125,27 @@ static toy *toy_open(xd_comm *comm, bool sharded, bool kept, int64_t leaves) {
     const xd_optimizer_desc adamw = xd_adamw_defaults(t->params, t->count);
     team_require(t->ctx, xd_optimizer_create(t->ctx, &adamw, &t->optimizer));
     team_require(t->ctx, xd_ema_create(t->ctx, t->params, t->count, &average, &t->average));
-    t->batch.sequences = 1;
+    t->batch.sequences = (int)(TOY_SEQUENCES / leaves);
     t->batch.positions = TOY_POSITIONS;
     t->batch.ids = t->ids;
     t->workspace = (float *)malloc((size_t)nn_workspace_floats(&t->nn, &t->batch, true) * sizeof(float));
-    t->logits = (float *)malloc((size_t)TOY_POSITIONS * TOY_VOCABULARY * sizeof(float));
+    t->logits = (float *)malloc((size_t)toy_positions(t) * TOY_VOCABULARY * sizeof(float));
     if (!t->workspace || !t->logits) exit(2);
     return t;
 }
 
-/* A leaf is a sequence. The gradient of the loss is a thousandth of the logits. */
+/* The gradient of the loss is a thousandth of the logits. */
 static void toy_leaf(toy *t, int64_t k) {
     const nn_source source = { t, toy_begin, toy_end, NULL, NULL };
     const int64_t leaf = xd_parallel_leaf(t->parallel, k);
     t->blocks.leaf = k;
-    for (int i = 0; i < TOY_POSITIONS; i++) t->ids[i] = (int32_t)((leaf * 131 + i * 7) % TOY_VOCABULARY);
+    const int positions = toy_positions(t);
+    for (int i = 0; i < positions; i++) {
+        const int64_t sequence = leaf * t->batch.sequences + i / TOY_POSITIONS;
+        t->ids[i] = (int32_t)((sequence * 131 + i % TOY_POSITIONS * 7) % TOY_VOCABULARY);
+    }
     if (nn_forward_from(&t->nn, &source, &t->batch, true, t->workspace, t->logits) != 0) exit(2);
-    for (int i = 0; i < TOY_POSITIONS * TOY_VOCABULARY; i++) t->logits[i] *= 1e-3f;
+    for (int i = 0; i < positions * TOY_VOCABULARY; i++) t->logits[i] *= 1e-3f;
     if (nn_backward_from(&t->nn, &source, &t->batch, t->workspace, t->logits) != 0) exit(2);
 }
 

@@ -72,9 +72,8 @@ struct xd_thread_world {
     uint32_t *gone; /* [ranks], the rank has left the world; atomic */
     uint32_t *asks; /* [ranks], it wants to go on with those that live; under lock */
     int *before;    /* [ranks], of a world that survivors made: their numbers in the one before */
-    struct xd_thread_world
-        *next;    /* the world of its survivors, which ends with it; under lock, written once */
-    bool no_room; /* for that one; under lock */
+    struct xd_thread_world *next; /* of its survivors, which ends with it; under lock, written once */
+    bool no_room;                 /* for that one; under lock */
 };
 
 typedef struct xdi_threads {

@@ -348,8 +348,8 @@ api: ## write build/api.json and a ctypes binding from xdistill.h, and the users
 docs: ## write a browsable reference of the interface and these pages into build/docs/index.html
 	@CC="$(CC)" $(PYTHON) tools/docs.py
 
-# Formatted by hand: the table of contents src/xdistill.h, the examples, and all C++.
-formatted = $(wildcard src/*/*.[ch] src/*/*/*.[ch] src/*/*/*.inc xdistill_*.h tests/*.[ch] tests/helpers/*.h tests/golden/*.[ch] tests/mpi/*.[ch]) \
+# Formatted by hand: the tables of contents src/xdistill*.h, the examples, and all C++.
+formatted = $(wildcard src/*/*.[ch] src/*/*/*.[ch] src/*/*/*.inc tests/*.[ch] tests/helpers/*.h tests/golden/*.[ch] tests/mpi/*.[ch]) \
     $(wildcard fuzz/*.[ch] bench/*.[ch] tools/*.c tools/dcp*.h examples/*/*.[ch])
 
 format: ## lay out the sources with clang-format of the version that .clang-format names

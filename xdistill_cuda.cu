@@ -2312,7 +2312,7 @@ static xd_result xdi_cuda_optimizer_load(xd_ctx *ctx) {
 
 /* >>cuda/norm.cu */
 
-/* Norms of a list of gradients, and the factor that follows from one: the entries of kernel/cpu/optimizer.c and clip.c. Reads
+/* Norms of a list of gradients, and the factor that follows from one: the entries of kernel/cpu/norm.c and clip.c. Reads
  * every gradient once. Two stages: at most 512 blocks go through the chunks and write a partial sum each, to which the next
  * list of the same call is added; one block merges the partial sums in order. Their number does not depend on the GPU, so plain
  * sums have the same bits on every GPU; exact ones are sums of integers and do not depend on any order. */
@@ -9473,4 +9473,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 8af6cdf746bbf64668f3972ee8757a1f9107de9f1399a960d92bc25ab7f953b5 */
+/* xdistill sha256 dfda50f3ced1926629e86600146c3090dbb041b2f60a42d7c3a68358065ed4f1 */

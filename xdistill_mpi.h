@@ -18,6 +18,7 @@
    is refused (UNSUPPORTED); xdistill_nccl.h moves it. Needs MPI 3.0. The thread that owns the context makes the MPI
    calls: MPI_THREAD_SINGLE is enough when it is the main thread. Where MPI_Init_thread has given MPI_THREAD_MULTIPLE on
    every rank, queues (xd_queue_create) have a thread and messages of their own. */
+/* Generated from src/xdistill_mpi.h by tools/amalgamate.py. Edit src/, then run `make amalgamate`. */
 #ifndef XDISTILL_MPI_H
 #define XDISTILL_MPI_H
 
@@ -42,15 +43,16 @@
 #    define XDI_MPI_RECOVERS 1 /* it tells who has died, and the others go on: ULFM */
 #endif
 
+/* >>mpi/comm_mpi */
+
 /* How to join a world. Zero is the default of every field. */
 typedef struct xd_mpi_desc {
-    MPI_Comm mpi; /* an intra-communicator; unset -> MPI_COMM_WORLD. The library uses a duplicate and does not
-                           * use this one again */
-    size_t
-        staging_bytes; /* host memory for the terms of a sum, the same on every rank; 0 -> the larger of 1 MiB and
-                           * 64 KiB per rank. At least 1 KiB per rank */
-    int64_t
-        compare; /* collectives of each group whose arguments are compared, the same on every rank; 0 -> all; -1 -> none */
+    MPI_Comm mpi;         /* an intra-communicator; unset -> MPI_COMM_WORLD. The library uses a duplicate and
+                           * does not use this one again */
+    size_t staging_bytes; /* host memory for the terms of a sum, the same on every rank; 0 -> the larger of
+                           * 1 MiB and 64 KiB per rank. At least 1 KiB per rank */
+    int64_t compare;      /* collectives of each group whose arguments are compared, the same on every rank;
+                           * 0 -> all; -1 -> none */
 } xd_mpi_desc;
 
 /* Joins the processes of an MPI communicator into a world; ranks are those of the communicator.
@@ -84,6 +86,7 @@ typedef struct xd_mpi_desc {
  * groups), MEMORY for the first bytes of a world. Errors besides: PEER (MPI's own error), TIMEOUT. */
 XD_API xd_result xd_comm_mpi(xd_ctx *ctx, const xd_mpi_desc *desc, xd_comm **out);
 
+
 #endif
 
 #if defined(XDISTILL_IMPLEMENTATION) && !defined(XDISTILL_MPI_IMPLEMENTED)
@@ -95,6 +98,8 @@ XD_API xd_result xd_comm_mpi(xd_ctx *ctx, const xd_mpi_desc *desc, xd_comm **out
 #include <stdio.h>
 #include <string.h>
 #include <time.h>
+
+/* >>mpi/internal */
 
 /* Two ranks of a group exchange messages in the order of their calls, and MPI preserves the order of messages
  * with the same tag: so a group needs a tag for each kind of message, and messages need no number. Group ids
@@ -127,8 +132,7 @@ enum {
     XDI_MPI_STAGING_LEAST = 1 << 10, /* for each rank: an element of every node that its forest can have */
     XDI_MPI_SHORT = 4096, /* bytes up to which every rank computes the whole sum of an all_reduce */
     XDI_MPI_SPIN = 200,   /* polls before the core is yielded after each further one */
-    XDI_MPI_NAP =
-        20000 /* nanoseconds that a forked handle, whose thread is not the program's, sleeps instead */
+    XDI_MPI_NAP = 20000   /* nanoseconds that a forked handle, whose thread is its own, sleeps instead */
 };
 
 /* Of the second after a deadline: for notices of ranks that wait, then for messages that have begun to arrive. */
@@ -165,10 +169,9 @@ typedef struct xdi_mpi_world {
     bool in_flight;       /* MPI may still access memory of this world */
     int32_t notice[2];    /* failure and culprit, being sent to the others */
     xdi_mpi_entry said, *heard; /* of this rank; [size], of all: behind this struct */
-    int32_t
-        *waits_for;  /* [size], behind them: world rank that each waits for, by its notice; -1: none came */
-    int32_t accused; /* by the first notice of a deadline; -1: there is none yet */
-    char *staging;   /* terms of a sum: a tile of each node of every rank's forest, in order */
+    int32_t *waits_for;         /* [size], behind them: whom each waits for, by its notice; -1: none came */
+    int32_t accused;            /* by the first notice of a deadline; -1: there is none yet */
+    char *staging;              /* terms of a sum: a tile of each node of every rank's forest, in order */
     int64_t staging_bytes;
 } xdi_mpi_world;
 
@@ -217,7 +220,9 @@ typedef struct xdi_mpi {
     bool is_fork;
 } xdi_mpi;
 
-/* ---- failure ---- */
+/* >>mpi/world.c */
+
+/* What the handles of one world share on this rank: its fate, of which notices tell, and its memory. */
 
 /* So short that they are sent at once, so none is waited for: `words` stay as they are, as they may be in use. With the lock. */
 static void xdi_mpi_tell(xdi_mpi_world *world, const int32_t *words, int count, int tag) {
@@ -382,6 +387,40 @@ static void xdi_mpi_leave_in_flight(xdi_mpi_world *world) {
     pthread_mutex_unlock(&world->lock);
 }
 
+static xdi_mpi_world *xdi_mpi_create_world(xd_ctx *ctx, const xd_mpi_desc *d, int size, int rank) {
+    const size_t each = sizeof(xdi_mpi_entry) + 4 * sizeof(int32_t) + sizeof(int);
+    xdi_mpi_world *world = (xdi_mpi_world *)xd_allocate(ctx, sizeof *world + (size_t)size * each);
+    if (!world) return NULL;
+    if (pthread_mutex_init(&world->lock, NULL) != 0) {
+        xd_release(ctx, world);
+        return NULL;
+    }
+    world->comm = MPI_COMM_NULL;
+    world->size = size;
+    world->rank = rank;
+    world->holders = 1; /* xd_comm_mpi, until all have agreed */
+    world->next_group = 2;
+    world->said.staging_bytes = d->staging_bytes;
+    world->said.compare = d->compare;
+    world->heard = (xdi_mpi_entry *)(world + 1);
+    world->waits_for = (int32_t *)(world->heard + size);
+    world->states = world->waits_for + size;
+    world->list = world->states + size;
+    world->seats = (int *)(world->list + 2 * size);
+    for (int r = 0; r < size; r++) {
+        world->waits_for[r] = -1;
+        world->seats[r] = r;
+    }
+    world->accused = -1;
+    return world;
+}
+
+/* >>mpi/wait.c */
+
+/* How a rank waits for its pending messages, and what it says when that ends early. */
+
+/* ---- failure ---- */
+
 /* "2" or "2,3": the world ranks at the other end of pending messages; "" without any. Returns the group rank of
  * the first, or -1. */
 static int xdi_mpi_missing(xdi_mpi *t, char *text, size_t size) {
@@ -435,7 +474,7 @@ static void xdi_mpi_give_up(xdi_mpi *t) {
     t->posted = 0;
 }
 
-/* Reports the broken world as comm/threads.c does. A rank that was waiting for the late one returns TIMEOUT, like
+/* Reports the broken world as comm/threads_wait.c does. A rank that was waiting for the late one returns TIMEOUT, like
  * the rank whose deadline passed first; the late one itself, and every later call, returns PEER. */
 static xd_result xdi_mpi_report(xdi_mpi *t, bool waiting) {
     const int culprit = t->world->culprit, me = t->world_ranks[t->base.rank];
@@ -467,7 +506,7 @@ static xd_result xdi_mpi_fault(xdi_mpi *t, int code, int peer) {
                            text);
 }
 
-/* ---- messages ---- */
+/* ---- waiting ---- */
 
 /* Tests every request separately: Testall only reports whether all are complete. */
 static xd_result xdi_mpi_test_each(xdi_mpi *t) {
@@ -550,6 +589,12 @@ static xd_result xdi_mpi_wait(xdi_mpi *t, double deadline) {
     return XD_OK;
 }
 
+/* >>mpi/collective.c */
+
+/* Collectives: data that only moves goes as flows between this rank and each other, terms of sums tile by tile. */
+
+/* ---- flows ---- */
+
 static int xdi_mpi_tag(const xdi_mpi *t, int channel) {
     return t->world->first_tag + t->group * XDI_MPI_CHANNELS + channel;
 }
@@ -614,7 +659,7 @@ static void xdi_mpi_keep(xdi_mpi *t) {
     memset(own, 0, sizeof *own);
 }
 
-/* ---- the vtable ---- */
+/* ---- control records ---- */
 
 static xd_result xdi_mpi_gather_records(xdi_mpi *t, double deadline, const int *members, int count) {
     xdi_mpi_clear(t);
@@ -660,6 +705,8 @@ static xd_result xdi_mpi_control(xd_transport *transport, const xd_control *mine
     }
     return XD_OK;
 }
+
+/* ---- moves ---- */
 
 /* First element of the next block: its displacement, or the end of the last one. */
 static int64_t xdi_mpi_place(const int64_t *displacements, int rank, int64_t count, int64_t *end) {
@@ -806,7 +853,18 @@ static xd_result xdi_mpi_all_reduce(xdi_mpi *t, const xd_collective *c, double d
     return xdi_mpi_exchange(t, XDI_MPI_DATA, deadline);
 }
 
-/* ---- two ranks ---- */
+static xd_result xdi_mpi_execute(xd_transport *transport, const xd_collective *c, double deadline) {
+    xdi_mpi *t = (xdi_mpi *)transport;
+    switch (c->kind) {
+    case XD_COLLECTIVE_ALL_REDUCE: return xdi_mpi_all_reduce(t, c, deadline);
+    case XD_COLLECTIVE_REDUCE_SCATTER: return xdi_mpi_reduce_scatter(t, c, deadline);
+    default: xdi_mpi_plan(t, c); return xdi_mpi_exchange(t, XDI_MPI_DATA, deadline);
+    }
+}
+
+/* >>mpi/messages.c */
+
+/* Messages between two ranks: the data goes when both have said the same of it. */
 
 /* The sender offers, the receiver replies and, when both agree, the data and a confirmation follow. */
 enum { XDI_MPI_OFFERS = 0, XDI_MPI_REPLIES, XDI_MPI_MOVES, XDI_MPI_CONFIRMS };
@@ -890,16 +948,135 @@ static xd_result xdi_mpi_messages(xd_transport *transport, xd_message *messages,
     return XD_OK;
 }
 
-static xd_result xdi_mpi_execute(xd_transport *transport, const xd_collective *c, double deadline) {
-    xdi_mpi *t = (xdi_mpi *)transport;
-    switch (c->kind) {
-    case XD_COLLECTIVE_ALL_REDUCE: return xdi_mpi_all_reduce(t, c, deadline);
-    case XD_COLLECTIVE_REDUCE_SCATTER: return xdi_mpi_reduce_scatter(t, c, deadline);
-    default: xdi_mpi_plan(t, c); return xdi_mpi_exchange(t, XDI_MPI_DATA, deadline);
-    }
+/* >>mpi/shrink.c */
+
+/* Going on without those that were lost.
+ *
+ * Each rank tells all others that it asks for the next world, and waits until each has told the same, or has died, or has
+ * left. Those that have told are its list. Then the ranks take turns, in their order: the one whose turn it is sends its list,
+ * and who gets it takes it for his own; who has died or left is passed over, and nobody else is. So after the turn of the first
+ * rank that comes to the end all have one list, and no later turn changes it.
+ *
+ * That MPI says of no living process that it has died is what this rests on. So nobody is left behind for being late: the call
+ * fails then. */
+
+#if defined(XDI_MPI_RECOVERS)
+
+/* What a rank tells of itself; false when there is nothing new. */
+static bool xdi_mpi_hear_answer(xdi_mpi_world *world, int rank) {
+    int there = 0;
+    int32_t answer = XDI_MPI_SILENT;
+    const int seat = world->seats[rank], tag = world->first_tag + XDI_MPI_ASK;
+    if (rank == world->rank || world->states[rank] == XDI_MPI_GONE) return false;
+    if (MPI_Iprobe(seat, tag, world->comm, &there, MPI_STATUS_IGNORE) != MPI_SUCCESS || !there) return false;
+    if (MPI_Recv(&answer, 1, MPI_INT32_T, seat, tag, world->comm, MPI_STATUS_IGNORE) != MPI_SUCCESS)
+        return false;
+    world->states[rank] = answer;
+    return true;
 }
 
-/* ---- handles ---- */
+/* A turn of waiting for what `rank` tells. */
+static xd_result xdi_mpi_look(xdi_mpi *t, int rank, double deadline) {
+    xdi_mpi_world *world = t->world;
+    pthread_mutex_lock(&world->lock);
+    (void)xdi_mpi_see_dead(world);
+    for (int r = 0; r < world->size; r++)
+        while (xdi_mpi_hear_answer(world, r)) continue;
+    const bool late = world->states[rank] != XDI_MPI_GONE && xd_now(t->base.ctx) >= deadline;
+    if (late) xdi_mpi_leave(world);
+    pthread_mutex_unlock(&world->lock);
+    if (late)
+        return XD_FAIL_CULPRIT(t->base.ctx, XD_ERROR_TIMEOUT, rank,
+                               "rank %d of %d lives, and did not go on with the others before the deadline",
+                               rank, world->size);
+    sched_yield();
+    return XD_OK;
+}
+
+/* The list of those that go on, as this rank sees it. */
+static xd_result xdi_mpi_ask(xdi_mpi *t, double deadline) {
+    xdi_mpi_world *world = t->world;
+    pthread_mutex_lock(&world->lock);
+    world->answers[0] = world->states[world->rank] = XDI_MPI_ASKS;
+    xdi_mpi_tell(world, &world->answers[0], 1, XDI_MPI_ASK);
+    pthread_mutex_unlock(&world->lock);
+    for (int r = 0; r < world->size; r++)
+        while (world->states[r] == XDI_MPI_SILENT) XD_TRY(xdi_mpi_look(t, r, deadline));
+    /* Who has asked may have left since: a probe finds what has come only after some turns. */
+    for (int turn = 0; turn < XDI_MPI_SPIN; turn++) XD_TRY(xdi_mpi_look(t, world->rank, HUGE_VAL));
+    for (int r = 0; r < world->size; r++) world->list[r] = world->states[r] == XDI_MPI_ASKS;
+    return XD_OK;
+}
+
+/* Takes the list of a rank, if it is there. */
+static bool xdi_mpi_take_list(xdi_mpi_world *world, int rank) {
+    int there = 0;
+    const int seat = world->seats[rank], tag = world->first_tag + XDI_MPI_LIST;
+    if (MPI_Iprobe(seat, tag, world->comm, &there, MPI_STATUS_IGNORE) != MPI_SUCCESS || !there) return false;
+    /* Nobody needs these now, and a message that breaks off leaves the list as it is. */
+    int32_t *room = world->waits_for;
+    if (MPI_Recv(room, world->size, MPI_INT32_T, seat, tag, world->comm, MPI_STATUS_IGNORE) != MPI_SUCCESS)
+        return false;
+    memcpy(world->list, room, (size_t)world->size * sizeof *room);
+    return true;
+}
+
+/* The same list on all that go on. */
+static xd_result xdi_mpi_settle_list(xdi_mpi *t, double deadline) {
+    xdi_mpi_world *world = t->world;
+    const int n = world->size;
+    for (int r = 0; r < n; r++) {
+        if (r == world->rank) {
+            memcpy(world->list + n, world->list, (size_t)n * sizeof *world->list);
+            pthread_mutex_lock(&world->lock);
+            xdi_mpi_tell(world, world->list + n, n, XDI_MPI_LIST);
+            pthread_mutex_unlock(&world->lock);
+        }
+        while (r != world->rank && world->states[r] == XDI_MPI_ASKS && !xdi_mpi_take_list(world, r))
+            XD_TRY(xdi_mpi_look(t, r, deadline));
+    }
+    XD_REQUIRE(t->base.ctx, world->list[world->rank], XD_ERROR_PEER, "%d ranks go on without rank %d", n - 1,
+               world->rank);
+    return XD_OK;
+}
+
+/* The next world has the listed ranks, in their order. */
+static void xdi_mpi_number_next(const xdi_mpi_world *old, xdi_mpi *next) {
+    xdi_mpi_world *world = next->world;
+    int size = 0;
+    for (int r = 0; r < old->size; r++) {
+        if (!old->list[r]) continue;
+        if (r == old->rank) world->rank = size;
+        next->world_ranks[size] = size;
+        world->seats[size++] = old->seats[r];
+    }
+    world->comm = old->comm;
+    world->size = next->base.size = size;
+    next->base.rank = world->rank;
+    world->first_tag = old->first_tag + old->tags;
+    world->tags = old->tags;
+    world->groups = old->groups;
+}
+
+static xd_result xdi_mpi_check_shrink(xdi_mpi *t) {
+    xdi_mpi_world *world = t->world;
+    int *most = NULL, found = 0;
+    const bool broken = xdi_mpi_is_broken(world), left = world->states[world->rank] == XDI_MPI_GONE;
+    XD_REQUIRE(t->base.ctx, broken, XD_ERROR_STATE, "nothing has broken this world of %d ranks", world->size);
+    XD_REQUIRE(t->base.ctx, world->states[world->rank] == XDI_MPI_SILENT, XD_ERROR_STATE,
+               "rank %d has %s this world of %d ranks already", world->rank, left ? "left" : "gone on from",
+               world->size);
+    MPI_Comm_get_attr(world->comm, MPI_TAG_UB, (void *)&most, &found);
+    const int last = found ? *most : 32767;
+    XD_REQUIRE(t->base.ctx, world->first_tag <= last - 2 * world->tags, XD_ERROR_UNSUPPORTED,
+               "the tags of this MPI are enough for %d worlds, one after another", last / world->tags);
+    return XD_OK;
+}
+#endif
+
+/* >>mpi/handle.c */
+
+/* Handles on groups: made by joining, splitting, forking and going on, and their table of calls. */
 
 static void xdi_mpi_destroy(xd_transport *transport);
 static xd_result xdi_mpi_create(xd_ctx *ctx, xdi_mpi_world *world, int size, int rank, int group,
@@ -1015,7 +1192,38 @@ static void xdi_mpi_destroy(xd_transport *transport) {
 }
 
 #if defined(XDI_MPI_RECOVERS)
-static xd_result xdi_mpi_shrink(xd_transport *transport, double deadline, xd_transport **out);
+/* Room for the next world, as large as this one. */
+static xd_result xdi_mpi_prepare_next(xdi_mpi *t, xdi_mpi **out) {
+    const xdi_mpi_world *old = t->world;
+    const xd_mpi_desc d = { old->comm, (size_t)old->staging_bytes, old->said.compare };
+    xd_ctx *ctx = t->base.ctx;
+    xdi_mpi_world *world = xdi_mpi_create_world(ctx, &d, old->size, old->rank);
+    XD_REQUIRE(ctx, world, XD_ERROR_MEMORY, "no room for what is left of %d ranks", old->size);
+    world->staging_bytes = old->staging_bytes;
+    world->staging = (char *)xd_allocate(ctx, d.staging_bytes);
+    xd_result result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %zu bytes of staging", d.staging_bytes);
+    if (world->staging) result = xdi_mpi_create(ctx, world, old->size, old->rank, 1, out);
+    xdi_mpi_release_world(ctx, world); /* the handle's now */
+    return result;
+}
+
+static xd_result xdi_mpi_shrink(xd_transport *transport, double deadline, xd_transport **out) {
+    xdi_mpi *t = (xdi_mpi *)transport, *next = NULL;
+    XD_TRY(xdi_mpi_check_shrink(t));
+    xd_result result = xdi_mpi_prepare_next(t, &next);
+    if (result == XD_OK) result = xdi_mpi_ask(t, deadline);
+    if (result == XD_OK) result = xdi_mpi_settle_list(t, deadline);
+    if (result == XD_OK) {
+        xdi_mpi_number_next(t->world, next);
+        *out = &next->base;
+        return XD_OK;
+    }
+    pthread_mutex_lock(&t->world->lock);
+    xdi_mpi_leave(t->world);
+    pthread_mutex_unlock(&t->world->lock);
+    if (next) xdi_mpi_destroy(&next->base);
+    return result;
+}
 #endif
 
 static const xd_transport_ops xdi_mpi_ops = {
@@ -1066,6 +1274,10 @@ static xd_result xdi_mpi_create(xd_ctx *ctx, xdi_mpi_world *world, int size, int
     *out = t;
     return XD_OK;
 }
+
+/* >>mpi/join.c */
+
+/* Joining: the first communication of a world, what must be the same on all ranks, and the public function. */
 
 /* Waits for a request that was started with `code`, with a deadline, in case a rank never comes. */
 static xd_result xdi_mpi_join(xd_ctx *ctx, int code, MPI_Request *request, double deadline,
@@ -1179,191 +1391,6 @@ static xd_result xdi_mpi_prepare(xd_ctx *ctx, xdi_mpi_world *world, int size, in
     return xd_comm_create(ctx, &t->base, out);
 }
 
-static xdi_mpi_world *xdi_mpi_create_world(xd_ctx *ctx, const xd_mpi_desc *d, int size, int rank) {
-    const size_t each = sizeof(xdi_mpi_entry) + 4 * sizeof(int32_t) + sizeof(int);
-    xdi_mpi_world *world = (xdi_mpi_world *)xd_allocate(ctx, sizeof *world + (size_t)size * each);
-    if (!world) return NULL;
-    if (pthread_mutex_init(&world->lock, NULL) != 0) {
-        xd_release(ctx, world);
-        return NULL;
-    }
-    world->comm = MPI_COMM_NULL;
-    world->size = size;
-    world->rank = rank;
-    world->holders = 1; /* xd_comm_mpi, until all have agreed */
-    world->next_group = 2;
-    world->said.staging_bytes = d->staging_bytes;
-    world->said.compare = d->compare;
-    world->heard = (xdi_mpi_entry *)(world + 1);
-    world->waits_for = (int32_t *)(world->heard + size);
-    world->states = world->waits_for + size;
-    world->list = world->states + size;
-    world->seats = (int *)(world->list + 2 * size);
-    for (int r = 0; r < size; r++) {
-        world->waits_for[r] = -1;
-        world->seats[r] = r;
-    }
-    world->accused = -1;
-    return world;
-}
-
-#if defined(XDI_MPI_RECOVERS)
-
-/* ---- going on without those that were lost ----
- *
- * Each rank tells all others that it asks for the next world, and waits until each has told the same, or has died, or has
- * left. Those that have told are its list. Then the ranks take turns, in their order: the one whose turn it is sends its list,
- * and who gets it takes it for his own; who has died or left is passed over, and nobody else is. So after the turn of the first
- * rank that comes to the end all have one list, and no later turn changes it.
- *
- * That MPI says of no living process that it has died is what this rests on. So nobody is left behind for being late: the call
- * fails then. */
-
-/* What a rank tells of itself; false when there is nothing new. */
-static bool xdi_mpi_hear_answer(xdi_mpi_world *world, int rank) {
-    int there = 0;
-    int32_t answer = XDI_MPI_SILENT;
-    const int seat = world->seats[rank], tag = world->first_tag + XDI_MPI_ASK;
-    if (rank == world->rank || world->states[rank] == XDI_MPI_GONE) return false;
-    if (MPI_Iprobe(seat, tag, world->comm, &there, MPI_STATUS_IGNORE) != MPI_SUCCESS || !there) return false;
-    if (MPI_Recv(&answer, 1, MPI_INT32_T, seat, tag, world->comm, MPI_STATUS_IGNORE) != MPI_SUCCESS)
-        return false;
-    world->states[rank] = answer;
-    return true;
-}
-
-/* A turn of waiting for what `rank` tells. */
-static xd_result xdi_mpi_look(xdi_mpi *t, int rank, double deadline) {
-    xdi_mpi_world *world = t->world;
-    pthread_mutex_lock(&world->lock);
-    (void)xdi_mpi_see_dead(world);
-    for (int r = 0; r < world->size; r++)
-        while (xdi_mpi_hear_answer(world, r)) continue;
-    const bool late = world->states[rank] != XDI_MPI_GONE && xd_now(t->base.ctx) >= deadline;
-    if (late) xdi_mpi_leave(world);
-    pthread_mutex_unlock(&world->lock);
-    if (late)
-        return XD_FAIL_CULPRIT(t->base.ctx, XD_ERROR_TIMEOUT, rank,
-                               "rank %d of %d lives, and did not go on with the others before the deadline",
-                               rank, world->size);
-    sched_yield();
-    return XD_OK;
-}
-
-/* The list of those that go on, as this rank sees it. */
-static xd_result xdi_mpi_ask(xdi_mpi *t, double deadline) {
-    xdi_mpi_world *world = t->world;
-    pthread_mutex_lock(&world->lock);
-    world->answers[0] = world->states[world->rank] = XDI_MPI_ASKS;
-    xdi_mpi_tell(world, &world->answers[0], 1, XDI_MPI_ASK);
-    pthread_mutex_unlock(&world->lock);
-    for (int r = 0; r < world->size; r++)
-        while (world->states[r] == XDI_MPI_SILENT) XD_TRY(xdi_mpi_look(t, r, deadline));
-    /* Who has asked may have left since: a probe finds what has come only after some turns. */
-    for (int turn = 0; turn < XDI_MPI_SPIN; turn++) XD_TRY(xdi_mpi_look(t, world->rank, HUGE_VAL));
-    for (int r = 0; r < world->size; r++) world->list[r] = world->states[r] == XDI_MPI_ASKS;
-    return XD_OK;
-}
-
-/* Takes the list of a rank, if it is there. */
-static bool xdi_mpi_take_list(xdi_mpi_world *world, int rank) {
-    int there = 0;
-    const int seat = world->seats[rank], tag = world->first_tag + XDI_MPI_LIST;
-    if (MPI_Iprobe(seat, tag, world->comm, &there, MPI_STATUS_IGNORE) != MPI_SUCCESS || !there) return false;
-    int32_t *room =
-        world->waits_for; /* nobody needs it now; a message that breaks off leaves the list as it is */
-    if (MPI_Recv(room, world->size, MPI_INT32_T, seat, tag, world->comm, MPI_STATUS_IGNORE) != MPI_SUCCESS)
-        return false;
-    memcpy(world->list, room, (size_t)world->size * sizeof *room);
-    return true;
-}
-
-/* The same list on all that go on. */
-static xd_result xdi_mpi_settle_list(xdi_mpi *t, double deadline) {
-    xdi_mpi_world *world = t->world;
-    const int n = world->size;
-    for (int r = 0; r < n; r++) {
-        if (r == world->rank) {
-            memcpy(world->list + n, world->list, (size_t)n * sizeof *world->list);
-            pthread_mutex_lock(&world->lock);
-            xdi_mpi_tell(world, world->list + n, n, XDI_MPI_LIST);
-            pthread_mutex_unlock(&world->lock);
-        }
-        while (r != world->rank && world->states[r] == XDI_MPI_ASKS && !xdi_mpi_take_list(world, r))
-            XD_TRY(xdi_mpi_look(t, r, deadline));
-    }
-    XD_REQUIRE(t->base.ctx, world->list[world->rank], XD_ERROR_PEER, "%d ranks go on without rank %d", n - 1,
-               world->rank);
-    return XD_OK;
-}
-
-/* Room for the next world, as large as this one. */
-static xd_result xdi_mpi_prepare_next(xdi_mpi *t, xdi_mpi **out) {
-    const xdi_mpi_world *old = t->world;
-    const xd_mpi_desc d = { old->comm, (size_t)old->staging_bytes, old->said.compare };
-    xd_ctx *ctx = t->base.ctx;
-    xdi_mpi_world *world = xdi_mpi_create_world(ctx, &d, old->size, old->rank);
-    XD_REQUIRE(ctx, world, XD_ERROR_MEMORY, "no room for what is left of %d ranks", old->size);
-    world->staging_bytes = old->staging_bytes;
-    world->staging = (char *)xd_allocate(ctx, d.staging_bytes);
-    xd_result result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %zu bytes of staging", d.staging_bytes);
-    if (world->staging) result = xdi_mpi_create(ctx, world, old->size, old->rank, 1, out);
-    xdi_mpi_release_world(ctx, world); /* the handle's now */
-    return result;
-}
-
-/* The next world has the listed ranks, in their order. */
-static void xdi_mpi_number_next(const xdi_mpi_world *old, xdi_mpi *next) {
-    xdi_mpi_world *world = next->world;
-    int size = 0;
-    for (int r = 0; r < old->size; r++) {
-        if (!old->list[r]) continue;
-        if (r == old->rank) world->rank = size;
-        next->world_ranks[size] = size;
-        world->seats[size++] = old->seats[r];
-    }
-    world->comm = old->comm;
-    world->size = next->base.size = size;
-    next->base.rank = world->rank;
-    world->first_tag = old->first_tag + old->tags;
-    world->tags = old->tags;
-    world->groups = old->groups;
-}
-
-static xd_result xdi_mpi_check_shrink(xdi_mpi *t) {
-    xdi_mpi_world *world = t->world;
-    int *most = NULL, found = 0;
-    const bool broken = xdi_mpi_is_broken(world), left = world->states[world->rank] == XDI_MPI_GONE;
-    XD_REQUIRE(t->base.ctx, broken, XD_ERROR_STATE, "nothing has broken this world of %d ranks", world->size);
-    XD_REQUIRE(t->base.ctx, world->states[world->rank] == XDI_MPI_SILENT, XD_ERROR_STATE,
-               "rank %d has %s this world of %d ranks already", world->rank, left ? "left" : "gone on from",
-               world->size);
-    MPI_Comm_get_attr(world->comm, MPI_TAG_UB, (void *)&most, &found);
-    const int last = found ? *most : 32767;
-    XD_REQUIRE(t->base.ctx, world->first_tag <= last - 2 * world->tags, XD_ERROR_UNSUPPORTED,
-               "the tags of this MPI are enough for %d worlds, one after another", last / world->tags);
-    return XD_OK;
-}
-
-static xd_result xdi_mpi_shrink(xd_transport *transport, double deadline, xd_transport **out) {
-    xdi_mpi *t = (xdi_mpi *)transport, *next = NULL;
-    XD_TRY(xdi_mpi_check_shrink(t));
-    xd_result result = xdi_mpi_prepare_next(t, &next);
-    if (result == XD_OK) result = xdi_mpi_ask(t, deadline);
-    if (result == XD_OK) result = xdi_mpi_settle_list(t, deadline);
-    if (result == XD_OK) {
-        xdi_mpi_number_next(t->world, next);
-        *out = &next->base;
-        return XD_OK;
-    }
-    pthread_mutex_lock(&t->world->lock);
-    xdi_mpi_leave(t->world);
-    pthread_mutex_unlock(&t->world->lock);
-    if (next) xdi_mpi_destroy(&next->base);
-    return result;
-}
-#endif
-
 /* The desc with its defaults. Unset handles have all bits zero, which no MPI gives to a communicator. */
 static xd_result xdi_mpi_resolve(xd_ctx *ctx, xd_mpi_desc *d) {
     int running = 0, finalized = 0, size = 0, between = 0;
@@ -1406,4 +1433,6 @@ XD_API xd_result xd_comm_mpi(xd_ctx *ctx, const xd_mpi_desc *desc, xd_comm **out
     return result;
 }
 
+
 #endif
+/* xdistill sha256 e0acc439301b563c4c3d4fb95752153428840adb2dc6a1fadb65f2da7f0bf159 */

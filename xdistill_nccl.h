@@ -17,6 +17,7 @@
    DETERMINISTIC and INVARIANT sums are computed here, in rank order, by the context's kernels: the bits are
    those of the threads transport, with any version of NCCL. Host memory is copied through the GPU, and calls
    with it wait. Needs NCCL 2.18. */
+/* Generated from src/xdistill_nccl.h by tools/amalgamate.py. Edit src/, then run `make amalgamate`. */
 #ifndef XDISTILL_NCCL_H
 #define XDISTILL_NCCL_H
 
@@ -39,6 +40,8 @@ typedef struct ncclUniqueId {
 } ncclUniqueId;
 #endif
 
+/* >>nccl/comm_nccl */
+
 /* How to join a world. Zero is the default of every field. Ranks get the id of the world in one of three
  * ways: as `id`, or rank 0 creates it and passes it on through a file or TCP. A world of one rank needs none
  * of them.
@@ -51,17 +54,17 @@ typedef struct ncclUniqueId {
 typedef struct xd_nccl_desc {
     int rank, size;         /* size is required */
     const ncclUniqueId *id; /* from xd_nccl_unique_id on one rank, sent to all, for example by MPI */
-    const char
-        *file; /* a path that all ranks see, in a folder where strangers cannot write. FILE and FILE.RANK are
-                         written there with mode 600 and removed; what an earlier run has left is no obstacle */
-    const char
-        *host; /* the machine of rank 0 (MASTER_ADDR of a launcher); rank 0 listens at its addresses only */
-    const char *port;     /* a free port there: not MASTER_PORT, on which torchrun itself listens */
-    int64_t compare;      /* collectives of each group whose arguments are compared; 0 -> all; -1 -> none */
-    size_t staging_bytes; /* device memory for the terms of a sum; 0 -> 16 MiB */
-    const char *
-        secret; /* required with file or host: what all ranks know and nobody else can guess, 16 bytes or more.
-                             From a file of mode 600, or a variable that the launcher sets; never on a command line */
+    const char *file;       /* a path that all ranks see, in a folder where strangers cannot write. FILE and
+                             * FILE.RANK are written there with mode 600 and removed; what an earlier run has
+                             * left is no obstacle */
+    const char *host;       /* the machine of rank 0 (MASTER_ADDR of a launcher); rank 0 listens at its
+                             * addresses only */
+    const char *port;       /* a free port there: not MASTER_PORT, on which torchrun itself listens */
+    int64_t compare;        /* collectives of each group whose arguments are compared; 0 -> all; -1 -> none */
+    size_t staging_bytes;   /* device memory for the terms of a sum; 0 -> 16 MiB */
+    const char *secret;     /* required with file or host: what all ranks know and nobody else can guess, 16
+                             * bytes or more. From a file of mode 600, or a variable that the launcher sets;
+                             * never on a command line */
 } xd_nccl_desc;
 
 #if !defined(XDISTILL_NCCL_EXCHANGE)
@@ -96,6 +99,8 @@ XD_API xd_result xd_nccl_unique_id(xd_ctx *ctx, ncclUniqueId *out);
 XD_API xd_result xd_comm_nccl(xd_ctx *ctx, const xd_nccl_desc *desc, xd_comm **out);
 
 #endif
+
+
 #endif
 
 #if defined(XDISTILL_IMPLEMENTATION) && !defined(XDISTILL_NCCL_IMPLEMENTED)
@@ -113,7 +118,21 @@ XD_API xd_result xd_comm_nccl(xd_ctx *ctx, const xd_nccl_desc *desc, xd_comm **o
 #include <time.h>
 #include <unistd.h>
 
-/* ---- a keyed hash: HMAC (RFC 2104) with SHA-256 (FIPS 180-4), which takes keys of any length ---- */
+/* >>nccl/exchange */
+
+/* The exchange of the id.
+ *
+ * Every message is bound by a keyed hash to the secret, to its direction and to random numbers of both sides, so that
+ * a recorded one is worth nothing, and neither the secret nor anything that replaces it is ever sent:
+ *
+ *     rank r -> 0    hello = protocol, r, size, nonce of this process
+ *     0 -> r         challenge = another nonce
+ *     r -> 0         tag of 'r', hello, challenge
+ *     0 -> r         verdict, id, tag of '0', hello, challenge, verdict, id
+ *     r -> 0         one byte: it has the id
+ *
+ * Rank 0 serves all connections at once and waits for none of them. A rank that has to call again shows the same
+ * nonce, so that its place remains its own. By file the same numbers go from FILE.RANK to FILE. */
 
 enum {
     XDI_NCCL_ID = 128,                               /* bytes of an id */
@@ -127,6 +146,27 @@ enum {
     XDI_NCCL_SPARE = 64, /* connections that rank 0 has room for beyond one a rank */
     XDI_NCCL_TURN = 10   /* milliseconds that a turn of waiting lasts at most */
 };
+
+typedef enum xdi_nccl_verdict {
+    XDI_NCCL_GIVEN,
+    XDI_NCCL_TAKEN,      /* another process has that rank */
+    XDI_NCCL_OTHER_SIZE, /* in place of the id: the size of rank 0's world */
+} xdi_nccl_verdict;
+
+/* One connection, and what is still to be sent and then received before its next step. */
+typedef struct xdi_nccl_line {
+    int socket; /* -1: closed */
+    int step;   /* steps done */
+    size_t sent, sends, received, receives;
+    double since;   /* of a rank: when it called */
+    int64_t number; /* of rank 0: calls before this one */
+    unsigned char hello[XDI_NCCL_HELLO], challenge[XDI_NCCL_NONCE];
+    unsigned char out[XDI_NCCL_REPLY], in[XDI_NCCL_REPLY];
+} xdi_nccl_line;
+
+/* >>nccl/hash.c */
+
+/* A keyed hash: HMAC (RFC 2104) with SHA-256 (FIPS 180-4), which takes keys of any length. */
 
 static uint32_t xdi_nccl_load(const unsigned char *from) {
     return (uint32_t)from[0] << 24 | (uint32_t)from[1] << 16 | (uint32_t)from[2] << 8 | (uint32_t)from[3];
@@ -245,36 +285,9 @@ static bool xdi_nccl_equal(const unsigned char *a, const unsigned char *b, size_
     return difference == 0;
 }
 
-/* ---- the exchange of the id ----
- *
- * Every message is bound by a keyed hash to the secret, to its direction and to random numbers of both sides, so that
- * a recorded one is worth nothing, and neither the secret nor anything that replaces it is ever sent:
- *
- *     rank r -> 0    hello = protocol, r, size, nonce of this process
- *     0 -> r         challenge = another nonce
- *     r -> 0         tag of 'r', hello, challenge
- *     0 -> r         verdict, id, tag of '0', hello, challenge, verdict, id
- *     r -> 0         one byte: it has the id
- *
- * Rank 0 serves all connections at once and waits for none of them. A rank that has to call again shows the same
- * nonce, so that its place remains its own. By file the same numbers go from FILE.RANK to FILE. */
+/* >>nccl/exchange_line.c */
 
-typedef enum xdi_nccl_verdict {
-    XDI_NCCL_GIVEN,
-    XDI_NCCL_TAKEN,      /* another process has that rank */
-    XDI_NCCL_OTHER_SIZE, /* in place of the id: the size of rank 0's world */
-} xdi_nccl_verdict;
-
-/* One connection, and what is still to be sent and then received before its next step. */
-typedef struct xdi_nccl_line {
-    int socket; /* -1: closed */
-    int step;   /* steps done */
-    size_t sent, sends, received, receives;
-    double since;   /* of a rank: when it called */
-    int64_t number; /* of rank 0: calls before this one */
-    unsigned char hello[XDI_NCCL_HELLO], challenge[XDI_NCCL_NONCE];
-    unsigned char out[XDI_NCCL_REPLY], in[XDI_NCCL_REPLY];
-} xdi_nccl_line;
+/* One connection of the exchange, and what both sides of it have in common. */
 
 static void xdi_nccl_hang_up(xdi_nccl_line *l) {
     if (l->socket >= 0) close(l->socket);
@@ -399,7 +412,9 @@ static int xdi_nccl_missing(const bool *marked, int size, char *text, size_t roo
     return first;
 }
 
-/* ---- rank 0 ---- */
+/* >>nccl/exchange_serve.c */
+
+/* The exchange over TCP: rank 0, which serves all connections at once. */
 
 typedef struct xdi_nccl_server {
     xd_ctx *ctx;
@@ -613,7 +628,9 @@ static xd_result xdi_nccl_serve(xd_ctx *ctx, const xd_nccl_desc *d, const void *
     return result;
 }
 
-/* ---- the other ranks ---- */
+/* >>nccl/exchange_ask.c */
+
+/* The exchange over TCP: the other ranks. */
 
 typedef struct xdi_nccl_caller {
     xd_ctx *ctx;
@@ -750,7 +767,9 @@ static xd_result xdi_nccl_ask(xd_ctx *ctx, const xd_nccl_desc *d, void *id, doub
     return result;
 }
 
-/* ---- by file ----
+/* >>nccl/exchange_file.c */
+
+/* The exchange by file.
  *
  * Rank r writes its hello into FILE.r. Rank 0 answers all of them at once in FILE, with the nonces of the hellos in it:
  * a rank believes a FILE that has its own nonce, so no file of an earlier run is ever taken for one of this run. Then it
@@ -940,6 +959,10 @@ static xd_result xdi_nccl_fetch(xd_ctx *ctx, const xd_nccl_desc *d, void *id, do
     return result;
 }
 
+/* >>nccl/exchange.c */
+
+/* The exchange, by whichever way the desc names. */
+
 static xd_result xdi_nccl_check_secret(xd_ctx *ctx, const xd_nccl_desc *d) {
     XD_REQUIRE(ctx, d->secret && strlen(d->secret) >= XDI_NCCL_SECRET, XD_ERROR_ARGUMENT,
                "a secret of %d bytes: at least %d are needed, which nobody can guess",
@@ -955,9 +978,11 @@ static xd_result xdi_nccl_exchange(xd_ctx *ctx, const xd_nccl_desc *d, void *id,
     return d->file ? xdi_nccl_fetch(ctx, d, id, deadline) : xdi_nccl_ask(ctx, d, id, deadline);
 }
 
-#if !defined(XDISTILL_NCCL_EXCHANGE)
 
-/* Communicators do not block: a call of NCCL that has to wait for peers returns "in progress", and this file
+#if !defined(XDISTILL_NCCL_EXCHANGE)
+/* >>nccl/internal */
+
+/* Communicators do not block: a call of NCCL that has to wait for peers returns "in progress", and wait.c
  * polls until it is complete or the deadline has passed.
  *
  * Data moves on the stream of each call. The control plane has a separate stream, so that reading the
@@ -1007,6 +1032,10 @@ struct xdi_nccl {
     xd_leaves *leaves;   /* [size] */
     const void **pieces; /* [size] */
 };
+
+/* >>nccl/wait.c */
+
+/* The fate of a world on this rank, and how it waits for NCCL and for the device. */
 
 /* ---- failure ---- */
 
@@ -1113,9 +1142,12 @@ static xd_result xdi_nccl_copy(xdi_nccl *t, cudaStream_t stream, void *to, const
     return xdi_nccl_cuda(t, cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream));
 }
 
-/* ---- messages ---- */
+/* >>nccl/collective.c */
 
-/* Sends and receives of one group call. */
+/* Collectives: control records, what only moves, and sums. */
+
+/* ---- sends and receives of one group call ---- */
+
 typedef struct xdi_nccl_batch {
     xdi_nccl *t;
     cudaStream_t stream;
@@ -1255,8 +1287,8 @@ static xd_result xdi_nccl_messages(xdi_nccl *t, const xd_collective *c, cudaStre
 static xd_result xdi_nccl_move(xdi_nccl *t, const xd_collective *c, cudaStream_t stream, double deadline) {
     const size_t size = xd_dtype_size(c->dtype);
     if (c->kind == XD_COLLECTIVE_BROADCAST) {
-        void *data =
-            c->root == t->base.rank ? (void *)(uintptr_t)c->send : c->recv; /* root's is not written */
+        /* root's is not written */
+        void *data = c->root == t->base.rank ? (void *)(uintptr_t)c->send : c->recv;
         const size_t bytes = (size_t)c->count * size;
         if (bytes == 0) return XD_OK;
         const ncclResult_t code = ncclBroadcast(data, data, bytes, ncclUint8, c->root, t->comm, stream);
@@ -1433,7 +1465,9 @@ static xd_result xdi_nccl_all_reduce(xdi_nccl *t, const xd_collective *c, cudaSt
     return xdi_nccl_end(&batch, deadline);
 }
 
-/* ---- one call ---- */
+/* >>nccl/call.c */
+
+/* One call of a collective, with memory of the device or of the host. */
 
 /* Starts a call whose memory is all on the device. */
 static xd_result xdi_nccl_start(xdi_nccl *t, const xd_collective *c, cudaStream_t stream, double deadline) {
@@ -1525,15 +1559,23 @@ static xd_result xdi_nccl_run(xdi_nccl *t, const xd_collective *c, double deadli
     xdi_nccl_extents(t, c, &send, &recv);
     const bool from_host = xdi_nccl_on_host(t, c->send, send), to_host = xdi_nccl_on_host(t, c->recv, recv);
     if (!from_host && !to_host) return xdi_nccl_start(t, c, stream, deadline);
-    if (send && recv &&
-        from_host != to_host) { /* the buffer on the device belongs to a stream of the caller */
+    /* The buffer on the device belongs to a stream of the caller. */
+    if (send && recv && from_host != to_host) {
         XD_TRY(xdi_nccl_enter(t, stream));
         XD_TRY(xdi_nccl_leave(t, stream));
     }
     return xdi_nccl_run_host(t, c, (size_t)send * size, (size_t)recv * size, deadline);
 }
 
-/* ---- messages of a caller ---- */
+static xd_result xdi_nccl_execute(xd_transport *transport, const xd_collective *c, double deadline) {
+    xdi_nccl *t = (xdi_nccl *)transport;
+    if (t->world->failure != XD_OK) return xdi_nccl_report(t);
+    return xdi_nccl_run(t, c, deadline);
+}
+
+/* >>nccl/messages.c */
+
+/* Messages between two ranks, as a caller lists them. */
 
 /* The messages of a pair of ranks have an order that both know: those from the lower rank first, then as listed. The k-th of each
  * pair are a wave, which all ranks are in at the same time. */
@@ -1667,8 +1709,8 @@ static xd_result xdi_nccl_carry(xdi_nccl *t, const xd_message *messages, int cou
     XD_TRY(xdi_nccl_reflect(t, messages, count, wave, XD_COLLECTIVE_SEND));
     XD_TRY(xdi_nccl_launch(t, messages, count, wave, stream, deadline));
     XD_TRY(xdi_nccl_leave(t, stream));
-    XD_TRY(
-        xdi_nccl_wait(t, deadline)); /* the copies below may block inside CUDA, so nothing may be pending */
+    /* The copies below may block inside CUDA, so nothing may be pending. */
+    XD_TRY(xdi_nccl_wait(t, deadline));
     XD_TRY(xdi_nccl_reflect(t, messages, count, wave, XD_COLLECTIVE_RECV));
     XD_TRY(xdi_nccl_leave(t, stream));
     return xdi_nccl_wait(t, deadline);
@@ -1703,13 +1745,9 @@ static xd_result xdi_nccl_exchange_all(xd_transport *transport, xd_message *mess
     }
 }
 
-static xd_result xdi_nccl_execute(xd_transport *transport, const xd_collective *c, double deadline) {
-    xdi_nccl *t = (xdi_nccl *)transport;
-    if (t->world->failure != XD_OK) return xdi_nccl_report(t);
-    return xdi_nccl_run(t, c, deadline);
-}
+/* >>nccl/handle.c */
 
-/* ---- handles ---- */
+/* Handles on groups: made by joining, splitting and forking, and their table of calls. */
 
 static xd_result xdi_nccl_create(xdi_nccl_world *world, int size, int rank, xdi_nccl **out);
 
@@ -1880,6 +1918,10 @@ static xd_result xdi_nccl_create(xdi_nccl_world *world, int size, int rank, xdi_
     return XD_OK;
 }
 
+/* >>nccl/join.c */
+
+/* Joining: the id, the memory of a world, what must be the same on all ranks, and the public functions. */
+
 /* ---- the id ---- */
 
 XD_API xd_result xd_nccl_unique_id(xd_ctx *ctx, ncclUniqueId *out) {
@@ -1995,4 +2037,6 @@ XD_API xd_result xd_comm_nccl(xd_ctx *ctx, const xd_nccl_desc *desc, xd_comm **o
 }
 
 #endif
+
 #endif
+/* xdistill sha256 2f857a70eafc2b55b38e291b111ca4f57eb997eed96a5e792c0ad6190f315a90 */

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Write xdistill.h (and xdistill_cuda.cu) from src/.
+"""Write xdistill.h, xdistill_cuda.cu and the companions xdistill_mpi.h and xdistill_nccl.h from src/.
 
     tools/amalgamate.py            write the generated files
     tools/amalgamate.py --check    write nothing; fail when they are stale or were edited by hand
@@ -35,7 +35,8 @@ from parts import INCLUDE, line_of
 LAYERS = ["base", "kernel", "kernel/cpu", "kernel/simd", "comm", "tensor", "train", "io", "model", "checkpoint", "text",
           "loss", "align", "teacher", "xtoken", "compat", "dmd"]
 ROOFS = {"kernel/kernels.c": "kernel/simd"}  # the part that closes a layer stands over the layer's folders
-UNITS = [("src/xdistill.h", "xdistill.h"), ("src/xdistill_cuda.cu", "xdistill_cuda.cu")]
+BESIDE = ["cuda", "mpi", "nccl"]  # folders of the other units, each of which sees the public header alone
+UNITS = [("src/" + name, name) for name in ("xdistill.h", "xdistill_cuda.cu", "xdistill_mpi.h", "xdistill_nccl.h")]
 PREFIXES = ("xd_", "XD_", "xdi_", "XDI_", "XDISTILL_")
 NOTICE = "/* Generated from %s by tools/amalgamate.py. Edit src/, then run `make amalgamate`. */\n"
 OPTION = re.compile(r"^#(?:ifndef (XDISTILL_NO_\w+)|(if)|(endif))", re.M)
@@ -46,7 +47,7 @@ SEAL = re.compile(r"/\* xdistill sha256 ([0-9a-f]{64}) \*/\n\Z")
 
 
 def layer_of(name):
-    """The number of a part's layer; -1 for the CUDA unit, whose folder uses the public header alone."""
+    """The number of a part's layer; -1 for the other units, whose folders use the public header alone."""
     folder = ROOFS.get(name, name.rsplit("/", 1)[0])
     return LAYERS.index(folder) if folder in LAYERS else -1
 
@@ -109,14 +110,14 @@ class Unit:
         for name, text in self.texts.items():
             folder = name.rsplit("/", 1)[0]
             listed.add(name)
-            if folder not in LAYERS + ["cuda"]:
+            if folder not in LAYERS + BESIDE:
                 self.complain(name, 1, "folder %s is not one of the layers" % folder)
                 continue
             for match in INCLUDE.finditer(text):
                 used, line = match.group(1), line_of(text, match.start())
                 if used in self.templates:
                     continue
-                if used not in self.texts and not (folder == "cuda" and used == "xdistill.h"):
+                if used not in self.texts and not (folder in BESIDE and used == "xdistill.h"):
                     self.complain(name, line, "%s is not listed in %s" % (used, self.source.name))
                 elif used not in listed and used != "xdistill.h":
                     self.complain(name, line, "%s is used before it is listed" % used)

@@ -246,7 +246,7 @@ static int xdi_node_root(const xdi_node *node, int rank) {
     return rank; /* they wait for one another */
 }
 
-/* As in comm/threads.c: a rank that waits for a late one returns TIMEOUT, the late one itself PEER. The transport hands
+/* As in comm/threads_wait.c: a rank that waits for a late one returns TIMEOUT, the late one itself PEER. The transport hands
  * the failure on to ranks that wait elsewhere. */
 static xd_result xdi_node_report(const xdi_node *node, int waits_for) {
     const uint64_t failure = xdi_node_failure(node);

@@ -24,7 +24,7 @@ static bool xdi_processes_missing(const xdi_processes *t, int culprit, char *tex
     return member;
 }
 
-/* Reports the broken world as comm/threads.c does. */
+/* Reports the broken world as comm/threads_wait.c does. */
 XD_PRIVATE xd_result xdi_processes_report(const xdi_processes *t, bool waiting) {
     const uint64_t failure = xdi_job_failure(t->job);
     const xd_result cause = (xd_result)(failure >> 32);

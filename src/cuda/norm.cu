@@ -1,4 +1,4 @@
-/* Norms of a list of gradients, and the factor that follows from one: the entries of kernel/cpu/optimizer.c and clip.c. Reads
+/* Norms of a list of gradients, and the factor that follows from one: the entries of kernel/cpu/norm.c and clip.c. Reads
  * every gradient once. Two stages: at most 512 blocks go through the chunks and write a partial sum each, to which the next
  * list of the same call is added; one block merges the partial sums in order. Their number does not depend on the GPU, so plain
  * sums have the same bits on every GPU; exact ones are sums of integers and do not depend on any order. */

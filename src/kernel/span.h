@@ -9,7 +9,7 @@
 
 /* Arrays are processed in spans that fit in the L1 cache: narrow ones are widened into a buffer and
  * rounded back from it, so that all arithmetic is over f32 and a CPU level is just a table of functions
- * on spans. The loops over arrays, spans and dtypes are written once, in cpu/optimizer.c. */
+ * on spans. The loops over arrays, spans and dtypes are written once, in cpu/optimizer.c and cpu/norm.c. */
 enum { XDI_SPAN = 512 };
 
 /* A gradient of more bytes is no longer in the caches when it is next read: its stores bypass them, which also avoids reading
@@ -79,10 +79,34 @@ typedef struct xdi_span_kernels {
     void (*fence)(void);
 } xdi_span_kernels;
 
-/* cpu/optimizer.c: elements of the span that begins at element `at` of `count`. */
+/* Arrays are distributed over threads in blocks, counted from the beginning of each array: the split depends on the
+ * sizes of the arrays alone. */
+enum { XDI_WALK_BLOCK = 1 << 16, XDI_WALK_PIECES = 128 };
+
+/* What is done to arrays, one after the other: elements [begin, end) of array k. */
+typedef struct xdi_walk {
+    const void *job;
+    int64_t arrays;
+    int64_t (*count)(const void *job, int64_t k);
+    void (*run)(const void *job, int64_t k, int64_t begin, int64_t end);
+} xdi_walk;
+
+/* cpu/span.c: does it, on the context's threads. */
+XD_PRIVATE xd_result xdi_walk_run(const xd_launch *launch, const xdi_walk *w);
+
+/* cpu/span.c: blocks per piece, *blocks receives the number of all blocks: few elements are one piece; and blocks [begin, end) of
+ * those of all arrays, as a piece is given. */
+XD_PRIVATE int64_t xdi_walk_grain(const xdi_walk *w, int64_t *blocks);
+XD_PRIVATE void xdi_walk_piece(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
+                               int slot);
+
+/* cpu/span.c: F32, BF16, F16. */
+XD_PRIVATE bool xdi_span_takes(xd_dtype dtype);
+
+/* cpu/span.c: elements of the span that begins at element `at` of `count`. */
 XD_PRIVATE int64_t xdi_span_length(int64_t count, int64_t at);
 
-/* cpu/optimizer.c: elements [at, at + n) of an array as f32: the array itself, or `buffer` filled with
+/* cpu/span.c: elements [at, at + n) of an array as f32: the array itself, or `buffer` filled with
  * widened copies; and the reverse, which copies f32. */
 XD_PRIVATE const float *xdi_span_widen(const xdi_span_kernels *spans, const void *data, xd_dtype dtype,
                                        int64_t at, int64_t n, float *buffer);
@@ -93,7 +117,7 @@ XD_PRIVATE void xdi_span_narrow(const xdi_span_kernels *spans, const float *valu
 XD_PRIVATE xd_update_rules xdi_update_rules_of(const xd_update_args *args);
 XD_PRIVATE xd_update_scalars xdi_update_scalars_of(const xd_update_args *args, const xd_update_array *a);
 
-/* cpu/optimizer.c: the entries of the table, on the spans of a level. */
+/* cpu/optimizer.c: the other entries of the table, on the spans of a level. */
 XD_PRIVATE xd_result xdi_update_run(const xd_launch *launch, const xd_update_args *args,
                                     const xdi_span_kernels *spans, xdi_span_update update);
 XD_PRIVATE xd_result xdi_lerp_run(const xd_launch *launch, const xd_lerp_args *args,
@@ -102,13 +126,15 @@ XD_PRIVATE xd_result xdi_cast_run(const xd_launch *launch, const xd_cast_array *
                                   const xdi_span_kernels *spans);
 XD_PRIVATE xd_result xdi_scale_run(const xd_launch *launch, const xd_scale_args *args,
                                    const xdi_span_kernels *spans);
-XD_PRIVATE xd_result xdi_norm_run(const xd_launch *launch, const xd_norm_args *args, xd_norm_sum *sum,
-                                  const xdi_span_kernels *spans);
 XD_PRIVATE xd_result xdi_average_run(const xd_launch *launch, const xd_average_args *args,
                                      const xdi_span_kernels *spans);
 XD_PRIVATE xd_result xdi_swap_run(const xd_launch *launch, const xd_swap_array *arrays, int64_t array_count);
 
-/* cpu/optimizer.c: finite numbers' magnitudes or squares, added exactly to the limbs: one by one, or through bins by exponent,
+/* cpu/norm.c: the entry of the table, on the spans of a level. */
+XD_PRIVATE xd_result xdi_norm_run(const xd_launch *launch, const xd_norm_args *args, xd_norm_sum *sum,
+                                  const xdi_span_kernels *spans);
+
+/* cpu/norm.c: finite numbers' magnitudes or squares, added exactly to the limbs: one by one, or through bins by exponent,
  * which hold the terms of XDI_NORM_SETS * 2^14 elements and are emptied by flush. Bins pay from a few spans on. */
 enum { XDI_NORM_SETS = 4, XDI_NORM_EXPONENTS = 256 };
 

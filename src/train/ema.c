@@ -2,59 +2,14 @@
 
 #include "comm/topology.h"
 #include "tensor/internal.h"
+#include "train/ema_internal.h"
 #include "train/internal.h"
 #include "train/optimizer.h"
 
 #include <math.h>
 #include <string.h>
 
-enum {
-    XDI_EMA_NAME_ROOM = 1024,
-    XDI_EMA_AT_ONCE = 32
-}; /* names, and lists of some calls, are on the stack */
-
-/* One shadow, and the entry of the caller's list it follows. */
-typedef struct xdi_ema_shadow {
-    void *value;
-    uint16_t *compensation; /* NULL -> none */
-    const char *name;       /* stripped */
-    int64_t source;         /* index into the caller's list */
-    xd_dtype dtype;
-    uint64_t key; /* of its random bits */
-    bool tied;    /* several entries of the list */
-} xdi_ema_shadow;
-
-/* One name of the caller's list; tied entries point to one shadow. */
-typedef struct xdi_ema_name {
-    const char *text;
-    int64_t shadow;
-} xdi_ema_name;
-
-struct xd_ema {
-    xd_ctx *ctx;
-    xd_ema_desc desc;
-    const xd_param *params; /* the caller's */
-    int64_t param_count;
-    xd_param *created;       /* [param_count]; the list at creation, to notice changes */
-    xdi_ema_name *names;     /* [param_count] */
-    int64_t *slots;          /* [slot_count]; hash table of names: 1 + index into names, 0 = free */
-    int64_t slot_count;      /* a power of two, at least twice param_count */
-    xdi_ema_shadow *shadows; /* [shadow_count], room for param_count */
-    int64_t shadow_count;
-    xd_lerp_array *lerps;    /* [param_count]; filled in again in every update */
-    xd_average_array *moves; /* [param_count]; filled in by a step that updates the average beside others */
-    xd_cast_array *casts;    /* [param_count] */
-    int64_t iteration;
-    bool initialized;
-    bool swapped;
-    int64_t *unmoved;      /* the caller's; NULL -> not counted */
-    void *device_memory;   /* that of the shadows when it is not this block itself */
-    xd_array_list *list;   /* of the lerps, on a device; NULL on the CPU */
-    xd_average_turn *turn; /* counters in memory of the device; NULL on the CPU */
-    bool counts_there;     /* the device has the counters, since some step may have been refused; `iteration`
-                            * is as if none had */
-    int64_t most;          /* then: no iteration is above it */
-};
+enum { XDI_EMA_AT_ONCE = 32 }; /* lists of some calls are on the stack */
 
 static const char *const xdi_ema_wrappers[] = { "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.",
                                                 "_orig_mod.", "module." };
@@ -177,8 +132,7 @@ static int64_t xdi_ema_slot(const xd_ema *ema, const char *stripped) {
     return (int64_t)slot;
 }
 
-/* The shadow of a caller's name, -1 for an unknown name. `room` receives the stripped name. */
-static int64_t xdi_ema_find(const xd_ema *ema, const char *name, char *room, size_t room_bytes) {
+XD_PRIVATE int64_t xdi_ema_find(const xd_ema *ema, const char *name, char *room, size_t room_bytes) {
     if (!name || strlen(name) >= room_bytes) return -1;
     xdi_ema_strip(&ema->desc, name, room);
     const int64_t entry = ema->slots[xdi_ema_slot(ema, room)];
@@ -603,8 +557,7 @@ static xd_result xdi_ema_take_turn(xd_ema *ema, int64_t iteration, const xd_stat
     return XD_OK;
 }
 
-/* The counters as they are, wherever. On a device this waits. */
-static void xdi_ema_read_counters(const xd_ema *ema, int64_t *iteration, bool *initialized) {
+XD_PRIVATE void xdi_ema_read_counters(const xd_ema *ema, int64_t *iteration, bool *initialized) {
     int64_t counters[2];
     *iteration = ema->iteration;
     *initialized = ema->initialized;
@@ -614,8 +567,7 @@ static void xdi_ema_read_counters(const xd_ema *ema, int64_t *iteration, bool *i
     *initialized = counters[1] != 0;
 }
 
-/* The host has the counters again. */
-static void xdi_ema_recall_counters(xd_ema *ema) {
+XD_PRIVATE void xdi_ema_recall_counters(xd_ema *ema) {
     xdi_ema_read_counters(ema, &ema->iteration, &ema->initialized);
     ema->counts_there = false;
 }
@@ -738,198 +690,4 @@ XD_API xd_result xd_ema_swap(xd_ema *ema) {
 
 XD_API bool xd_ema_is_swapped(const xd_ema *ema) {
     return ema->swapped;
-}
-
-/* ---- in and out ---- */
-
-XD_API int64_t xd_ema_count(const xd_ema *ema) {
-    return ema->shadow_count;
-}
-
-XD_API xd_param xd_ema_view(const xd_ema *ema, int64_t index) {
-    xd_param view;
-    memset(&view, 0, sizeof view);
-    if (index < 0 || index >= ema->shadow_count) return view;
-    const xdi_ema_shadow *s = &ema->shadows[index];
-    view = ema->created[s->source];
-    view.frozen = ema->params[s->source].frozen; /* it may have been thawed */
-    view.name = s->name;
-    view.value = s->value;
-    view.dtype = s->dtype;
-    view.gradient = NULL;
-    return view;
-}
-
-XD_PRIVATE int64_t xdi_ema_entries(const xd_ema *ema) {
-    return ema->param_count;
-}
-
-XD_PRIVATE xd_param xdi_ema_entry(const xd_ema *ema, int64_t index) {
-    const xdi_ema_shadow *s = &ema->shadows[ema->names[index].shadow];
-    xd_param entry = ema->created[index];
-    entry.value = s->value;
-    entry.dtype = s->dtype;
-    entry.gradient = NULL;
-    return entry;
-}
-
-/* The compensation of a shadow, in the view of its value; a view of nothing where there is none. */
-static xd_param xdi_ema_compensation_of(const xd_ema *ema, const xdi_ema_shadow *s, xd_param view) {
-    if (!ema->desc.compensated || view.buffer) memset(&view, 0, sizeof view);
-    if (view.name) view.dtype = XD_DTYPE_BF16;
-    view.value = s->compensation;
-    return view;
-}
-
-XD_API xd_param xd_ema_compensation(const xd_ema *ema, int64_t index) {
-    const xd_param view = xd_ema_view(ema, index);
-    return view.name ? xdi_ema_compensation_of(ema, &ema->shadows[index], view) : view;
-}
-
-XD_PRIVATE xd_param xdi_ema_entry_compensation(const xd_ema *ema, int64_t index) {
-    return xdi_ema_compensation_of(ema, &ema->shadows[ema->names[index].shadow], xdi_ema_entry(ema, index));
-}
-
-XD_PRIVATE void xdi_ema_restore(xd_ema *ema, int64_t iteration, bool initialized) {
-    ema->counts_there = false;
-    ema->iteration = iteration;
-    ema->initialized = initialized;
-}
-
-XD_API xd_ema_record xd_ema_describe(const xd_ema *ema) {
-    xd_ema_record record;
-    memset(&record, 0, sizeof record);
-    record.format_version = 1;
-    xdi_ema_read_counters(ema, &record.iteration, &record.initialized);
-    record.config = ema->desc;
-    return record;
-}
-
-/* Adds a name to the list of those that did not match, while there is room and there are fewer than five. */
-static void xdi_ema_note(xd_ema_match *match, const char *name) {
-    const int64_t noted = match->missing_in_shadow + match->missing_in_target + match->wrong_shape;
-    const size_t used = strlen(match->names), length = strlen(name), comma = used ? 2 : 0;
-    if (noted > 5 || used + comma + length + 1 > sizeof match->names) return;
-    if (comma) memcpy(match->names + used, ", ", 2);
-    memcpy(match->names + used + comma, name, length + 1);
-}
-
-static bool xdi_ema_same_shape(const xd_param *a, const xd_param *b) {
-    if (a->count != b->count) return false;
-    if (!a->shape || !b->shape) return true;
-    return a->dims == b->dims && memcmp(a->shape, b->shape, (size_t)a->dims * sizeof *a->shape) == 0;
-}
-
-/* Compares a caller's list with the shadows. Matched shadows are marked by casts[shadow].count >= 0: the array is not
- * in use between updates. */
-static void xdi_ema_compare(const xd_ema *ema, const xd_param *list, int64_t count, xd_ema_match *match) {
-    char room[XDI_EMA_NAME_ROOM];
-    memset(match, 0, sizeof *match);
-    for (int64_t i = 0; i < ema->shadow_count; i++) ema->casts[i].count = -1;
-    for (int64_t i = 0; i < count; i++) {
-        const char *name = list[i].name ? list[i].name : "(unnamed)";
-        const int64_t s = xdi_ema_find(ema, name, room, sizeof room);
-        if (s < 0) {
-            match->missing_in_shadow++;
-            xdi_ema_note(match, name);
-            continue;
-        }
-        ema->casts[s].count = 0;
-        if (xdi_ema_same_shape(&list[i], &ema->created[ema->shadows[s].source])) {
-            match->matched++;
-        } else {
-            match->wrong_shape++;
-            xdi_ema_note(match, name);
-        }
-    }
-    for (int64_t i = 0; i < ema->shadow_count; i++) {
-        if (ema->casts[i].count == 0) continue;
-        match->missing_in_target++;
-        xdi_ema_note(match, ema->shadows[i].name);
-    }
-}
-
-static xd_result xdi_ema_judge(const xd_ema *ema, const xd_ema_match *m, bool lenient, bool loading) {
-    XD_REQUIRE(ema->ctx, m->wrong_shape == 0, XD_ERROR_SHAPE, "%lld of %lld tensors have another shape: %s",
-               (long long)m->wrong_shape, (long long)(m->matched + m->wrong_shape), m->names);
-    if (lenient) return XD_OK;
-    /* missing: a name that the receiver needs and does not get; unexpected: one that it does not have */
-    XD_REQUIRE(ema->ctx, m->missing_in_target == 0, loading ? XD_ERROR_MISSING : XD_ERROR_UNEXPECTED,
-               "%lld shadows of %lld have no counterpart: %s", (long long)m->missing_in_target,
-               (long long)ema->shadow_count, m->names);
-    XD_REQUIRE(ema->ctx, m->missing_in_shadow == 0, loading ? XD_ERROR_UNEXPECTED : XD_ERROR_MISSING,
-               "%lld names have no shadow: %s", (long long)m->missing_in_shadow, m->names);
-    return XD_OK;
-}
-
-static xd_result xdi_ema_move(const xd_ema *ema, const xd_param *list, int64_t count, bool loading,
-                              bool write) {
-    const xd_launch launch = xdi_train_launch(ema->ctx, NULL);
-    char room[XDI_EMA_NAME_ROOM];
-    for (int64_t i = 0; i < count; i++) {
-        const int64_t index = xdi_ema_find(ema, list[i].name, room, sizeof room);
-        if (index < 0) continue;
-        XD_REQUIRE(ema->ctx, list[i].value || list[i].count == 0, XD_ERROR_ARGUMENT,
-                   "%s: %lld elements at NULL", list[i].name, (long long)list[i].count);
-        const xdi_ema_shadow *s = &ema->shadows[index];
-        xd_cast_array cast;
-        cast.target = loading ? s->value : list[i].value;
-        cast.target_dtype = loading ? s->dtype : list[i].dtype;
-        cast.source = loading ? list[i].value : s->value;
-        cast.source_dtype = loading ? list[i].dtype : s->dtype;
-        cast.count = write ? list[i].count : 0; /* an empty cast still checks its dtypes */
-        XD_TRY(xd_ctx_kernels(ema->ctx)->optimizer.cast(&launch, &cast, 1));
-    }
-    return XD_OK;
-}
-
-/* All checks come before the first element is written. */
-static xd_result xdi_ema_exchange(const xd_ema *ema, const xd_param *list, int64_t count, bool lenient,
-                                  bool loading, xd_ema_match *match) {
-    xd_ema_match found;
-    XD_TRY(xdi_ema_in_place(ema));
-    XD_REQUIRE(ema->ctx, count >= 0 && (list || count == 0), XD_ERROR_ARGUMENT, "%lld tensors at %p",
-               (long long)count, (const void *)list);
-    xdi_ema_compare(ema, list, count, &found);
-    if (match) *match = found;
-    XD_TRY(xdi_ema_judge(ema, &found, lenient, loading));
-    XD_TRY(xdi_ema_move(ema, list, count, loading, false));
-    return xdi_ema_move(ema, list, count, loading, true);
-}
-
-XD_API xd_result xd_ema_copy_to(const xd_ema *ema, const xd_param *targets, int64_t count, bool lenient,
-                                xd_ema_match *match) {
-    return xdi_ema_exchange(ema, targets, count, lenient, false, match);
-}
-
-/* Whether the last comparison matched every parameter, that is every shadow that is not of a buffer. */
-static bool xdi_ema_complete(const xd_ema *ema) {
-    for (int64_t i = 0; i < ema->shadow_count; i++)
-        if (ema->casts[i].count < 0 && !ema->created[ema->shadows[i].source].buffer) return false;
-    return ema->shadow_count > 0;
-}
-
-/* Compensations of what the last comparison matched become zero. */
-static xd_result xdi_ema_forget(const xd_ema *ema) {
-    const xd_launch launch = xdi_train_launch(ema->ctx, NULL);
-    for (int64_t i = 0; i < ema->shadow_count; i++) {
-        const xdi_ema_shadow *s = &ema->shadows[i];
-        const size_t bytes = (size_t)ema->created[s->source].count * sizeof *s->compensation;
-        if (!s->compensation || ema->casts[i].count < 0 || bytes == 0) continue;
-        XD_TRY(xd_ctx_kernels(ema->ctx)->memory.fill(&launch, s->compensation, 0, bytes));
-    }
-    return XD_OK;
-}
-
-XD_API xd_result xd_ema_load(xd_ema *ema, const xd_param *sources, int64_t count,
-                             const xd_ema_load_desc *desc, xd_ema_match *match) {
-    const xd_ema_record *record = desc ? desc->record : NULL;
-    XD_REQUIRE(ema->ctx, !record || record->format_version == 1, XD_ERROR_FORMAT,
-               "the record has format version %d, this library reads 1", record->format_version);
-    XD_TRY(xdi_ema_exchange(ema, sources, count, desc && desc->lenient, true, match));
-    XD_TRY(xdi_ema_forget(ema));
-    xdi_ema_recall_counters(ema);
-    if (record) ema->iteration = record->iteration;
-    if (xdi_ema_complete(ema) || (record && record->initialized)) ema->initialized = true;
-    return XD_OK;
 }

@@ -56,16 +56,17 @@ XD_PRIVATE xd_result xdi_ema_begin(xd_ema *ema, const xd_status *status, const x
 /* ema.c: the rest of xd_ema_update(ema, XD_EMA_NEXT, status), without the shadows that have joined the step. */
 XD_PRIVATE xd_result xdi_ema_follow(xd_ema *ema, const xd_status *status);
 
-/* ema.c: entries of the list that an average follows, and the shadow that one of them has, tied ones the same. */
+/* ema_state.c: entries of the list that an average follows, and the shadow that one of them has, tied ones the same. */
 XD_PRIVATE int64_t xdi_ema_entries(const xd_ema *ema);
 XD_PRIVATE xd_param xdi_ema_entry(const xd_ema *ema, int64_t index);
 
-/* ema.c: the compensation of that shadow, of no dtype where the format has none; and the error of what cannot work while
- * shadows and values are exchanged. */
+/* ema_state.c: the compensation of that shadow, of no dtype where the format has none. */
 XD_PRIVATE xd_param xdi_ema_entry_compensation(const xd_ema *ema, int64_t index);
+
+/* ema.c: the error of what cannot work while shadows and values are exchanged. */
 XD_PRIVATE xd_result xdi_ema_in_place(const xd_ema *ema);
 
-/* ema.c: sets the counters, when the shadows have been filled otherwise. */
+/* ema_state.c: sets the counters, when the shadows have been filled otherwise. */
 XD_PRIVATE void xdi_ema_restore(xd_ema *ema, int64_t iteration, bool initialized);
 
 /* param.c: true for the dtypes of parameters and gradients: F32, BF16, F16. */

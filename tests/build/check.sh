@@ -273,7 +273,7 @@ step_parts() {
     need gcc
     status=0
     mkdir -p "$dir/objects"
-    for part in $(find src -name '*.c'); do
+    for part in $(find src -name '*.c' | grep -v '^src/mpi/\|^src/nccl/'); do # those stand in one unit, as src/cuda's
         $(driver gcc c99) -O1 -Isrc -DXDISTILL_IMPLEMENTATION -DXD_PRIVATE=extern -c "$part" \
             -o "$dir/objects/$(file_name "${part#src/}").o" || status=1
     done

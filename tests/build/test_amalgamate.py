@@ -67,6 +67,24 @@ class Amalgamate(unittest.TestCase):
         self.assertEqual(places, sorted(places))
         self.assertEqual(self.run_tool("--check").returncode, 0)
 
+    def test_writes_a_companion_with_its_own_hash_that_leaves_the_header_to_its_user(self):
+        self.write("xdistill_mpi.h", '/* companion.h */\n#ifndef XDISTILL_MPI_H\n#define XDISTILL_MPI_H\n'
+                                     '#include "mpi/world.h"\n#endif\n#include "mpi/world.c"\n')
+        self.write("mpi/world.h", '#ifndef XDI_MPI_WORLD_H\n#define XDI_MPI_WORLD_H\n#include "xdistill.h"\n'
+                                  "XD_API int xd_world(void);\n#endif\n")
+        self.write("mpi/world.c", "/* World. */\nXD_API int xd_world(void) { return xd_low(); }\n")
+        self.assertEqual(self.run_tool().returncode, 0)
+        companion = self.root / "xdistill_mpi.h"
+        text = companion.read_text()
+        self.assertNotIn('#include "', text)
+        self.assertLess(text.index("int xd_world(void);"), text.index(">>mpi/world.c "))
+        self.assertNotIn("xd_world", (self.root / "xdistill.h").read_text())
+        self.assertEqual(self.run_tool("--check").returncode, 0)
+        self.write("mpi/world.c", "/* World. */\nXD_API int xd_world(void) { return 2; }\n")
+        self.assert_refused("xdistill_mpi.h is stale", "--check")
+        companion.write_text(text.replace("xd_low()", "3"))
+        self.assert_refused("xdistill_mpi.h was edited by hand: move the edit to src/")
+
     def test_sees_a_stale_header(self):
         self.run_tool()
         self.write("base/low.c", PARTS["base/low.c"].replace("return 1", "return 2"))

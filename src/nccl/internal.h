@@ -1,0 +1,55 @@
+#ifndef XDI_NCCL_INTERNAL_H
+#define XDI_NCCL_INTERNAL_H
+
+/* Communicators do not block: a call of NCCL that has to wait for peers returns "in progress", and wait.c
+ * polls until it is complete or the deadline has passed.
+ *
+ * Data moves on the stream of each call. The control plane has a separate stream, so that reading the
+ * peers' records does not wait for kernels of the caller. Calls on one communicator must run in order on
+ * the device too: each records an event after its work, and the next one, on any stream, waits for it. */
+
+enum {
+    XDI_NCCL_STAGING = 1 << 24, /* bytes */
+    XDI_NCCL_MIRROR = 1 << 16,  /* bytes, at first */
+    XDI_NCCL_SHORT = 4096,      /* bytes up to which every rank computes the whole sum of an all_reduce */
+    XDI_NCCL_ALIGN = 16, /* elements: tiles begin at multiples of it, so that kernels can use wide loads */
+    XDI_NCCL_SPIN = 1000 /* polls before each further one is followed by a short sleep */
+};
+
+typedef struct xdi_nccl xdi_nccl;
+
+/* What the handles of one world share on this rank. */
+typedef struct xdi_nccl_world {
+    xd_ctx *ctx;
+    xdi_nccl *groups;    /* all handles */
+    xd_result failure;   /* XD_OK, or what broke the world */
+    int culprit;         /* world rank; -1 unknown */
+    cudaStream_t stream; /* control records and host memory */
+    cudaEvent_t spare;   /* recorded after the last use of staging */
+    char *staging;       /* terms of a sum: a tile of each node of every rank's forest, in order */
+    char *mirror;        /* copies of host memory on the device */
+    size_t staging_bytes, mirror_bytes;
+    int64_t compare; /* calls of a group that are compared */
+    bool is_held;    /* by xd_comm_nccl, until the first handle exists */
+} xdi_nccl_world;
+
+struct xdi_nccl {
+    xd_transport base;
+    xdi_nccl_world *world;
+    xdi_nccl *next; /* in world->groups */
+    ncclComm_t comm;
+    int *world_ranks; /* [size] */
+    /* [2 size], page-locked: copies into other memory would wait inside CUDA. Those of all ranks, then, of messages, what this one
+     * tells each of them */
+    xd_control *records;
+    xd_control *arrived; /* [2 size], the same on the device */
+    cudaEvent_t last;    /* recorded after the last work on comm */
+    int64_t calls;       /* collectives so far */
+    bool displaced;      /* some rank passed displacements to the call in progress */
+    int64_t *begins;     /* [size], first element of each rank's block of a sum */
+    int64_t *counts;     /* [size], and its length */
+    xd_leaves *leaves;   /* [size] */
+    const void **pieces; /* [size] */
+};
+
+#endif

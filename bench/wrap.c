@@ -26,7 +26,8 @@ typedef struct arm {
     bool sharded;
     team_mode mode;
     int64_t leaves; /* of a step, both ranks together */
-    bool kept; /* TOY, sharded: units stay gathered in a step, and a rank adds up its leaves before it sends them */
+    bool
+        kept; /* TOY, sharded: units stay gathered in a step; a rank adds up its leaves before it sends them */
 } arm;
 
 /* Names are those of orders. Four leaves a rank are an aligned block of the canonical tree. */

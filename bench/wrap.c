@@ -26,8 +26,7 @@ typedef struct arm {
     bool sharded;
     team_mode mode;
     int64_t leaves; /* of a step, both ranks together */
-    bool
-        kept; /* TOY, sharded: units stay gathered in a step; a rank adds up its leaves before it sends them */
+    bool kept;      /* TOY: units stay gathered in a step, and leaves are added before they are sent */
 } arm;
 
 /* Names are those of orders. Four leaves a rank are an aligned block of the canonical tree. */

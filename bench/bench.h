@@ -40,8 +40,7 @@ typedef struct bench_row {
     const char *ceiling_name;
     double error; /* relative error against the reference, checked before timing */
     double error_limit;
-    double
-        target; /* score that a row should reach: with the floor, what the model predicts; 0 -> no prediction */
+    double target;      /* score to reach: with the floor, what the model predicts; 0 -> no prediction */
     double extra_bytes; /* memory that the operation takes beyond its arrays, at its peak */
 } bench_row;
 

@@ -48,9 +48,7 @@ static void xdi_places_free(xdi_places *p, int64_t place) {
 
 typedef struct xdi_pipeline_places {
     xdi_places forwards, inputs, gradients;
-    int64_t
-        sent[2]
-            [2]; /* the ticks of the last two activations, and gradients, that were sent, in turn; -1: none */
+    int64_t sent[2][2]; /* ticks of the last two activations, and gradients, sent; -1: none */
     int sends[2];
 } xdi_pipeline_places;
 

@@ -14,16 +14,15 @@ enum {
 struct xd_optimizer {
     xd_ctx *ctx;
     xd_optimizer_desc desc;
-    xd_optimizer_group *groups; /* [desc.group_count], defaults filled in; at least one */
-    xd_optimizer_state *states; /* [desc.param_count] */
-    xd_optimizer_state
-        *reserved;       /* [desc.param_count]; of parameters to be thawed; NULL without reserve_frozen */
-    int64_t *steps;      /* [desc.param_count], in memory of the device */
-    void *device_memory; /* memory of the states when it is not this block itself */
-    uint64_t *keys;      /* [desc.param_count]; hashes of names; NULL without stochastic_bf16 */
-    xd_param *created;   /* [desc.param_count]; the list at creation, to notice changes */
-    xd_update_array *updates; /* [desc.param_count]; filled in again in every step */
-    xd_array_list *list;      /* of the updates, on a device; NULL on the CPU */
+    xd_optimizer_group *groups;   /* [desc.group_count], defaults filled in; at least one */
+    xd_optimizer_state *states;   /* [desc.param_count] */
+    xd_optimizer_state *reserved; /* [desc.param_count]; of what is thawed later; or NULL */
+    int64_t *steps;               /* [desc.param_count], in memory of the device */
+    void *device_memory;          /* memory of the states when it is not this block itself */
+    uint64_t *keys;               /* [desc.param_count]; hashes of names; NULL without stochastic_bf16 */
+    xd_param *created;            /* [desc.param_count]; the list at creation, to notice changes */
+    xd_update_array *updates;     /* [desc.param_count]; filled in again in every step */
+    xd_array_list *list;          /* of the updates, on a device; NULL on the CPU */
 };
 
 XD_API xd_optimizer_desc xd_sgd_defaults(const xd_param *params, int64_t param_count) {

@@ -10,11 +10,10 @@
 
 /* Log-likelihoods of chunks; in host memory, except for the gradient. */
 typedef struct xdi_likelihood {
-    double *sums; /* cells [2 B C]: l_s of every chunk, then l_t; then d loss / d l, and d(c) */
-    double
-        *teacher;   /* [rows of logits] log-probabilities of the teacher's tokens, where it comes as logits */
-    int64_t *rows;  /* lists: [count] of the student that have a gradient */
-    double *slopes; /* lists: [count] d loss / d log-probability of those */
+    double *sums;    /* cells [2 B C]: l_s of every chunk, then l_t; then d loss / d l, and d(c) */
+    double *teacher; /* [rows of logits] log-probabilities of the teacher's tokens, from logits */
+    int64_t *rows;   /* lists: [count] of the student that have a gradient */
+    double *slopes;  /* lists: [count] d loss / d log-probability of those */
     int64_t count;
 } xdi_likelihood;
 

@@ -22,8 +22,7 @@ typedef struct stage_state {
     xd_ctx *ctx;
     xd_comm *world;
     xd_grid *grid;
-    xd_groups
-        own; /* those of the grid, but that ranks which share a sequence have the same leaves: data ranks are dp alone */
+    xd_groups own; /* those of the grid; of ranks that share a sequence dp alone has leaves */
     const xd_groups *groups;
     xd_comm *cp,
         *model_ranks; /* where sequences are shared: that group; the ranks that have the model once */

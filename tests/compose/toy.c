@@ -35,22 +35,44 @@ void toy_place(xd_weight_desc *d, int64_t count, toy_storage *s) {
     s->gradients += count;
 }
 
-static xd_result toy_add(xd_block *block, const char *name, int rows, int columns, bool frozen,
-                         toy_storage *s) {
+/* What is stored here of a weight that is cut so. */
+static int64_t toy_stored(const toy *t, const xd_weight_desc *d) {
+    const int64_t rows = d->ndim == 0 ? 1 : d->stored_rows ? d->stored_rows : d->shape[0];
+    xd_region here;
+    if (!d->layout) return rows * (d->ndim > 1 ? d->shape[1] : 1);
+    (void)xd_layout_region(d->layout, t->share->rank, &here);
+    return xd_region_numel(&here);
+}
+
+/* Where the weight lies. */
+static void toy_cut_weight(const toy *t, share_cut cut, xd_weight_desc *d) {
+    const share_sizes *z = &t->share->size;
+    d->layout = t->share->layouts[cut];
+    if (cut == SHARE_VOCAB) d->stored_rows = z->stored;
+    d->ndim = cut == SHARE_SCALAR ? 0 : cut == SHARE_BIAS || cut == SHARE_SHIFT ? 1 : 2;
+    d->shape[0] = cut == SHARE_VOCAB                        ? z->vocab
+                  : cut == SHARE_UP || cut == SHARE_BIAS    ? z->inner
+                  : cut == SHARE_SHIFT || cut == SHARE_DOWN ? z->hidden
+                                                            : 0;
+    if (d->ndim > 1) d->shape[1] = cut == SHARE_DOWN ? z->inner : z->hidden;
+}
+
+static xd_result toy_add(const toy *t, xd_block *block, share_cut cut, xd_weight_desc d, toy_storage *s) {
+    d.dtype = s->dtype;
+    toy_cut_weight(t, cut, &d);
+    d.init.kind = XD_INIT_NORMAL;
+    d.init.center = d.ndim == 0 ? 1.0f : 0.0f;
+    d.init.scale = 0.3f;
+    toy_place(&d, toy_stored(t, &d), s);
+    return xd_weight_add(block, &d, NULL);
+}
+
+static xd_weight_desc toy_named(const char *name, bool frozen) {
     xd_weight_desc d;
     memset(&d, 0, sizeof d);
-    const int64_t count = (rows < 0 ? 1 : rows) * (int64_t)(columns < 0 ? 1 : columns);
     d.name = name;
-    d.dtype = s->dtype;
-    d.ndim = (rows >= 0) + (columns >= 0);
-    d.shape[0] = rows < 0 ? 0 : rows;
-    d.shape[1] = columns < 0 ? 0 : columns;
-    d.init.kind = XD_INIT_NORMAL;
-    d.init.center = rows < 0 ? 1.0f : 0.0f;
-    d.init.scale = 0.3f;
     d.traits.frozen = frozen;
-    toy_place(&d, count, s);
-    return xd_weight_add(block, &d, NULL);
+    return d;
 }
 
 static xd_result toy_add_layer(toy *t, int i, toy_storage *s) {
@@ -62,19 +84,19 @@ static xd_result toy_add_layer(toy *t, int i, toy_storage *s) {
     d.name = name;
     d.type = "layer";
     XD_TRY(xd_block_add(xd_model_root(t->model), &d, &t->layer[i]));
-    XD_TRY(toy_add(t->layer[i], "up", z->inner, z->hidden, (z->frozen & 2) != 0, s));
-    XD_TRY(toy_add(t->layer[i], "bias", z->inner, -1, false, s));
-    XD_TRY(toy_add(t->layer[i], "shift", z->hidden, -1, true, s));
+    XD_TRY(toy_add(t, t->layer[i], SHARE_UP, toy_named("up", (z->frozen & 2) != 0), s));
+    XD_TRY(toy_add(t, t->layer[i], SHARE_BIAS, toy_named("bias", false), s));
+    XD_TRY(toy_add(t, t->layer[i], SHARE_SHIFT, toy_named("shift", true), s));
     d.name = d.type = "mlp";
     XD_TRY(xd_block_add(t->layer[i], &d, &t->mlp[i]));
-    XD_TRY(toy_add(t->mlp[i], "down", z->hidden, z->inner, (z->frozen & 4) != 0, s));
-    return toy_add(t->mlp[i], "nothing", 0, z->hidden, false, s);
+    XD_TRY(toy_add(t, t->mlp[i], SHARE_DOWN, toy_named("down", (z->frozen & 4) != 0), s));
+    return toy_add(t, t->mlp[i], SHARE_NOTHING, toy_named("nothing", false), s);
 }
 
 static xd_result toy_add_head(toy *t, toy_storage *s) {
     xd_weight_desc tie;
     xd_block *root = xd_model_root(t->model);
-    if (!t->size.tied) return toy_add(root, "head", t->size.vocab, t->size.hidden, false, s);
+    if (!t->size.tied) return toy_add(t, root, SHARE_VOCAB, toy_named("head", false), s);
     memset(&tie, 0, sizeof tie);
     tie.name = "head";
     tie.dtype = s->dtype;
@@ -95,9 +117,7 @@ static xd_result toy_add_copy(toy *t, const char *name, bool last, xd_dtype dtyp
     block.type = "layer";
     d.name = "copy";
     d.dtype = dtype;
-    d.ndim = 2;
-    d.shape[0] = t->size.vocab;
-    d.shape[1] = t->size.hidden;
+    toy_cut_weight(t, SHARE_VOCAB, &d);
     d.init.kind = XD_INIT_CONSTANT;
     d.traits.frozen = (t->size.frozen & 1) != 0;
     d.traits.shared_embedding = true;
@@ -110,8 +130,8 @@ static xd_result toy_add_ends(toy *t, toy_storage *s) {
     const toy_sizes *z = &t->size;
     xd_block *root = xd_model_root(t->model);
     if (t->cut.first && !z->copies)
-        XD_TRY(toy_add(root, "embed", z->vocab, z->hidden, (z->frozen & 1) != 0, s));
-    if (t->cut.last) XD_TRY(toy_add(root, "scale", -1, -1, false, s));
+        XD_TRY(toy_add(t, root, SHARE_VOCAB, toy_named("embed", (z->frozen & 1) != 0), s));
+    if (t->cut.last) XD_TRY(toy_add(t, root, SHARE_SCALAR, toy_named("scale", false), s));
     if (t->cut.last && !z->copies) XD_TRY(toy_add_head(t, s));
     if (t->cut.first && z->copies) XD_TRY(toy_add_copy(t, "embed", false, s->dtype, &t->embed));
     return t->cut.last && z->copies ? toy_add_copy(t, "head", true, s->dtype, &t->head) : XD_OK;
@@ -120,9 +140,10 @@ static xd_result toy_add_ends(toy *t, toy_storage *s) {
 static xd_result toy_describe_parts(xd_ctx *ctx, toy *t, toy_storage *s) {
     xd_model_desc d;
     memset(&d, 0, sizeof d);
-    s->dtype = t->size.half ? XD_DTYPE_BF16 : XD_DTYPE_F32;
+    static const xd_dtype dtypes[] = { XD_DTYPE_F32, XD_DTYPE_BF16, XD_DTYPE_F16 };
+    s->dtype = dtypes[t->size.half];
     d.seed = 11;
-    d.rank = t->members ? xd_comm_rank(t->members) : 0;
+    d.rank = t->members ? xd_comm_rank(t->members) : t->share->rank;
     XD_TRY(xd_model_create(ctx, &d, &t->model));
     XD_TRY(toy_add_ends(t, s));
     for (int i = t->cut.begin; i < t->cut.end; i++) XD_TRY(toy_add_layer(t, i, s));
@@ -131,8 +152,10 @@ static xd_result toy_describe_parts(xd_ctx *ctx, toy *t, toy_storage *s) {
 
 xd_result toy_describe_stage(xd_ctx *ctx, const toy_sizes *size, const toy_cut *cut, toy *out) {
     toy_storage s;
+    sharing *share = out->share;
     memset(&s, 0, sizeof s);
     memset(out, 0, sizeof *out);
+    out->share = share;
     out->size = *size;
     out->cut = *cut;
     return toy_describe_parts(ctx, out, &s);
@@ -141,7 +164,9 @@ xd_result toy_describe_stage(xd_ctx *ctx, const toy_sizes *size, const toy_cut *
 xd_result toy_describe(xd_ctx *ctx, const toy_sizes *size, toy_storage storage, toy *out) {
     const toy_cut whole = { true, true, 0, size->layers };
     xd_comm *members = out->members;
+    sharing *share = out->share;
     memset(out, 0, sizeof *out);
+    out->share = share;
     out->size = *size;
     out->cut = whole;
     out->members = members;
@@ -200,26 +225,67 @@ static float toy_bend(float x) {
     return x > 0.0f ? x : 0.125f * x;
 }
 
-static void toy_layer_row(const toy_sizes *z, float *const *w, const float *down, const float *h,
-                          float *inner, float *out) {
-    for (int j = 0; j < z->inner; j++) {
+/* Numbers of what is here of the inner width, and of the vocabulary. */
+static int toy_inner(const toy *t) {
+    return (int)(t->share->inner.end - t->share->inner.begin);
+}
+
+static int toy_columns(const toy *t) {
+    return (int)(t->share->vocab.end - t->share->vocab.begin);
+}
+
+/* seen = h, and a quarter of the row before it. */
+static xd_result toy_see(const toy *t, float h[TOY_ROWS][TOY_HIDDEN], float seen[TOY_ROWS][TOY_HIDDEN]) {
+    const sharing *s = t->share;
+    float all[TOY_ROWS][TOY_HIDDEN];
+    XD_TRY(xd_crossing_forward(s->crossings[SHARE_SEE], h[s->rows.begin], all));
+    for (int64_t r = s->rows.begin; r < s->rows.end; r++)
+        for (int c = 0; c < t->size.hidden; c++)
+            seen[r][c] = r > 0 ? all[r][c] + 0.25f * all[r - 1][c] : all[r][c];
+    return XD_OK;
+}
+
+/* The layer's block, from what is seen to the inner width. */
+static void toy_layer_enter(const toy *t, float *const *w, const float *seen, float *inner) {
+    const int hidden = t->size.hidden;
+    for (int j = 0; j < toy_inner(t); j++) {
         inner[j] = w[BIAS][j];
-        for (int c = 0; c < z->hidden; c++) inner[j] += w[UP][j * z->hidden + c] * h[c];
+        for (int c = 0; c < hidden; c++) inner[j] += w[UP][j * hidden + c] * seen[c];
     }
-    for (int c = 0; c < z->hidden; c++) {
-        float sum = w[SHIFT][c];
-        for (int j = 0; j < z->inner; j++) sum += down[c * z->inner + j] * toy_bend(inner[j]);
-        out[c] = h[c] + sum;
+}
+
+/* out = h + shift + what comes out of the inner width. */
+static xd_result toy_layer_leave(const toy *t, float *const *w, const float *down, int i, toy_kept *kept) {
+    sharing *s = t->share;
+    const int here = toy_inner(t);
+    float sum[TOY_ROWS][TOY_HIDDEN];
+    for (int j = 0; j < here; j++) {
+        float *place;
+        XD_TRY(share_place(s->stacks[SHARE_LEAVE], t->size.rows * TOY_HIDDEN, &place));
+        for (int64_t r = s->rows.begin; r < s->rows.end; r++)
+            for (int c = 0; c < t->size.hidden; c++)
+                place[r * TOY_HIDDEN + c] = down[c * here + j] * toy_bend(kept->inner[i][r][j]);
+        XD_TRY(xd_leaf_stack_push(s->stacks[SHARE_LEAVE], place));
     }
+    XD_TRY(share_forward(s, SHARE_LEAVE, sum[0]));
+    for (int64_t r = s->rows.begin; r < s->rows.end; r++)
+        for (int c = 0; c < t->size.hidden; c++)
+            kept->h[i + 1][r][c] = kept->h[i][r][c] + (w[SHIFT][c] + sum[r][c]);
+    return XD_OK;
 }
 
 static xd_result toy_layer(const toy *t, int i, xd_pass_kind kind, int64_t leaf, toy_kept *kept) {
     const xd_pass pass = { kind, 0, false };
+    const xd_interval rows = t->share->rows;
     float *w[LAYER_COUNT], *m[2];
     XD_TRY(toy_open(t, t->layer[i], pass, w, NULL));
     XD_TRY(toy_open(t, t->mlp[i], pass, m, NULL));
-    for (int r = 0; r < t->size.rows && leaf >= 0; r++)
-        toy_layer_row(&t->size, w, m[DOWN], kept->h[i][r], kept->inner[i][r], kept->h[i + 1][r]);
+    if (leaf >= 0) {
+        XD_TRY(toy_see(t, kept->h[i], kept->seen[i]));
+        for (int64_t r = rows.begin; r < rows.end; r++)
+            toy_layer_enter(t, w, kept->seen[i][r], kept->inner[i][r]);
+        XD_TRY(toy_layer_leave(t, w, m[DOWN], i, kept));
+    }
     XD_TRY(toy_close(t, t->mlp[i]));
     return toy_close(t, t->layer[i]);
 }
@@ -255,13 +321,37 @@ static const float *toy_top(const toy_sizes *z, const toy_kept *kept, int row) {
     return kept->h[z->layers + (z->experts > 0)][row];
 }
 
-static void toy_head(const toy_sizes *z, float *const *w, const toy_kept *kept, float *logits) {
-    for (int r = 0; r < z->rows; r++)
-        for (int v = 0; v < z->vocab; v++) {
+static void toy_head(const toy *t, float *const *w, const toy_kept *kept, float *logits) {
+    const xd_interval rows = t->share->rows;
+    const int columns = toy_columns(t), hidden = t->size.hidden;
+    for (int64_t r = rows.begin; r < rows.end; r++)
+        for (int v = 0; v < columns; v++) {
+            const float *h = toy_top(&t->size, kept, (int)r);
             float sum = 0.0f;
-            for (int c = 0; c < z->hidden; c++) sum += w[HEAD][v * z->hidden + c] * toy_top(z, kept, r)[c];
-            logits[r * z->vocab + v] = *w[SCALE] * sum;
+            for (int c = 0; c < hidden; c++) sum += w[HEAD][v * hidden + c] * h[c];
+            logits[(r - rows.begin) * columns + v] = *w[SCALE] * sum;
         }
+}
+
+/* The row of the embedding that a row's token has here, -1 where another rank has it. */
+static int64_t toy_found(const toy *t, const toy_pass *p, int64_t row) {
+    const int64_t token = toy_token(&t->size, p->step, p->leaf, (int)row);
+    return token >= t->share->vocab.begin && token < t->share->vocab.end ? token - t->share->vocab.begin : -1;
+}
+
+/* h = the embeddings of all rows' tokens. */
+static xd_result toy_look_up(const toy *t, const toy_pass *p, const float *embed, float (*h)[TOY_HIDDEN]) {
+    sharing *s = t->share;
+    float *place;
+    XD_TRY(share_place(s->stacks[SHARE_LOOK], t->size.rows * TOY_HIDDEN, &place));
+    for (int64_t r = s->rows.begin; r < s->rows.end; r++) {
+        const int64_t found = toy_found(t, p, r);
+        if (found < 0) continue;
+        memcpy(place + r * TOY_HIDDEN, embed + found * t->size.hidden,
+               (size_t)t->size.hidden * sizeof(float));
+    }
+    XD_TRY(xd_leaf_stack_push(s->stacks[SHARE_LOOK], place));
+    return share_forward(s, SHARE_LOOK, h[0]);
 }
 
 /* Into the first layer: the embedding, or what came from the stage before. */
@@ -274,9 +364,7 @@ static xd_result toy_enter(const toy *t, const toy_pass *p, float *w[ENDS]) {
         return XD_OK;
     }
     XD_TRY(toy_open_copy(t, t->embed, pass, &w[EMBED], NULL));
-    for (int r = 0; r < z->rows && p->leaf >= 0; r++)
-        memcpy(h[r], w[EMBED] + toy_token(z, p->step, p->leaf, r) * z->hidden,
-               (size_t)z->hidden * sizeof(float));
+    if (p->leaf >= 0) XD_TRY(toy_look_up(t, p, w[EMBED], h));
     return toy_close_copy(t, t->embed);
 }
 
@@ -288,7 +376,7 @@ static xd_result toy_leave(const toy *t, const toy_pass *p, float *w[ENDS]) {
         return XD_OK;
     }
     XD_TRY(toy_open_copy(t, t->head, pass, &w[HEAD], NULL));
-    if (p->leaf >= 0) toy_head(&t->size, w, p->kept, p->output);
+    if (p->leaf >= 0) toy_head(t, w, p->kept, p->output);
     return toy_close_copy(t, t->head);
 }
 
@@ -311,50 +399,163 @@ xd_result toy_forward(const toy *t, const toy_pass *p) {
 
 /* ---- backward ---- */
 
-static void toy_head_backward(const toy_sizes *z, float *const *w, float *const *g, const toy_kept *kept,
-                              const float *d_logits, float d_h[TOY_ROWS][TOY_HIDDEN]) {
-    for (int r = 0; r < z->rows; r++)
-        for (int v = 0; v < z->vocab; v++) {
-            const float *h = toy_top(z, kept, r), *row = w[HEAD] + v * z->hidden,
-                        d = d_logits[r * z->vocab + v];
-            for (int c = 0; c < z->hidden; c++) {
-                if (g[SCALE]) *g[SCALE] += d * row[c] * h[c];
-                if (g[HEAD]) g[HEAD][v * z->hidden + c] += d * *w[SCALE] * h[c];
-                d_h[r][c] += d * *w[SCALE] * row[c];
+static void toy_add_to(float *gradient, const float *sum, int64_t count) {
+    for (int64_t i = 0; i < count && gradient; i++) gradient[i] += sum[i];
+}
+
+/* A term for each column of the vocabulary: of d_h, and of the gradient of the scale that each row gives. */
+static xd_result toy_head_terms(const toy *t, float *const *w, const toy_kept *kept, const float *d_logits) {
+    sharing *s = t->share;
+    const int columns = toy_columns(t), hidden = t->size.hidden, rows = t->size.rows;
+    for (int v = 0; v < columns; v++) {
+        const float *row = w[HEAD] + v * hidden;
+        float *place;
+        XD_TRY(share_place(s->stacks[SHARE_LOGITS], rows * (TOY_HIDDEN + 1), &place));
+        for (int64_t r = s->rows.begin; r < s->rows.end; r++) {
+            const float *h = toy_top(&t->size, kept, (int)r),
+                        d = d_logits[(r - s->rows.begin) * columns + v];
+            for (int c = 0; c < hidden; c++) {
+                place[r * TOY_HIDDEN + c] = d * *w[SCALE] * row[c];
+                place[rows * TOY_HIDDEN + r] += d * row[c] * h[c];
             }
         }
+        XD_TRY(xd_leaf_stack_push(s->stacks[SHARE_LOGITS], place));
+    }
+    return XD_OK;
+}
+
+/* The gradients of the scale and of the head; `scales` [rows]. */
+static xd_result toy_head_weights(const toy *t, float *const *w, float *const *g, const toy_pass *p,
+                                  const float *scales) {
+    sharing *s = t->share;
+    const int columns = toy_columns(t), hidden = t->size.hidden;
+    xd_leaf_stack *stack = s->weights[SHARE_OF_HEAD];
+    for (int64_t r = s->rows.begin; r < s->rows.end; r++) {
+        const float *h = toy_top(&t->size, p->kept, (int)r);
+        float *place;
+        XD_TRY(share_place(stack, s->counts[SHARE_OF_HEAD], &place));
+        *place = scales[r];
+        for (int v = 0; v < columns; v++)
+            for (int c = 0; c < hidden; c++)
+                place[1 + v * hidden + c] = p->input[(r - s->rows.begin) * columns + v] * *w[SCALE] * h[c];
+        XD_TRY(xd_leaf_stack_push(stack, place));
+    }
+    XD_TRY(share_join(s, SHARE_OF_HEAD));
+    toy_add_to(g[SCALE], s->sum, 1);
+    toy_add_to(g[HEAD], s->sum + 1, (int64_t)columns * hidden);
+    return XD_OK;
+}
+
+static xd_result toy_head_backward(const toy *t, float *const *w, float *const *g, const toy_pass *p,
+                                   float d_h[TOY_ROWS][TOY_HIDDEN]) {
+    float sums[TOY_ROWS * (TOY_HIDDEN + 1)];
+    XD_TRY(toy_head_terms(t, w, p->kept, p->input));
+    XD_TRY(share_backward(t->share, SHARE_LOGITS, sums));
+    memcpy(d_h, sums, (size_t)t->size.rows * sizeof *d_h);
+    return toy_head_weights(t, w, g, p, sums + t->size.rows * TOY_HIDDEN);
+}
+
+/* The gradient of the inner width of a row, before the bend. */
+static void toy_layer_row_backward(const toy *t, const float *down, const float *inner, const float *d_h,
+                                   float *d_inner) {
+    const int here = toy_inner(t);
+    for (int j = 0; j < here; j++) {
+        float d = 0.0f;
+        for (int c = 0; c < t->size.hidden; c++) d += down[c * here + j] * d_h[c];
+        d_inner[j] = inner[j] > 0.0f ? d : 0.125f * d;
+    }
+}
+
+/* What one row gives to the gradients of up, bias, shift and down, which lie in `out` one behind the other. */
+static void toy_layer_row_weights(const toy *t, const toy_kept *kept, int i, int64_t r, const float *d_inner,
+                                  const float *d_h, float *out) {
+    const int here = toy_inner(t), hidden = t->size.hidden;
+    float *bias = out + here * hidden, *shift = bias + here, *down = shift + hidden;
+    for (int j = 0; j < here; j++) {
+        for (int c = 0; c < hidden; c++) {
+            out[j * hidden + c] = d_inner[j] * kept->seen[i][r][c];
+            down[c * here + j] = d_h[c] * toy_bend(kept->inner[i][r][j]);
+        }
+        bias[j] = d_inner[j];
+    }
+    for (int c = 0; c < hidden; c++) shift[c] = d_h[c];
+}
+
+static xd_result toy_layer_weights(const toy *t, const toy_kept *kept, int i,
+                                   float d_inner[TOY_ROWS][TOY_INNER], float d_h[TOY_ROWS][TOY_HIDDEN],
+                                   float *const *g, float *d_down) {
+    sharing *s = t->share;
+    const int64_t matrix = (int64_t)toy_inner(t) * t->size.hidden;
+    xd_leaf_stack *stack = s->weights[SHARE_OF_LAYER];
+    for (int64_t r = s->rows.begin; r < s->rows.end; r++) {
+        float *place;
+        XD_TRY(xd_leaf_stack_next(stack, &place));
+        toy_layer_row_weights(t, kept, i, r, d_inner[r], d_h[r], place);
+        XD_TRY(xd_leaf_stack_push(stack, place));
+    }
+    XD_TRY(share_join(s, SHARE_OF_LAYER));
+    toy_add_to(g[UP], s->sum, matrix);
+    toy_add_to(g[BIAS], s->sum + matrix, toy_inner(t));
+    toy_add_to(g[SHIFT], s->sum + matrix + toy_inner(t), t->size.hidden);
+    toy_add_to(d_down, s->sum + s->counts[SHARE_OF_LAYER] - matrix, matrix);
+    return XD_OK;
+}
+
+/* d_seen = the gradient of what the layer saw. */
+static xd_result toy_layer_input(const toy *t, const float *up, float d_inner[TOY_ROWS][TOY_INNER],
+                                 float d_seen[TOY_ROWS][TOY_HIDDEN]) {
+    sharing *s = t->share;
+    for (int j = 0; j < toy_inner(t); j++) {
+        float *place;
+        XD_TRY(share_place(s->stacks[SHARE_ENTER], t->size.rows * TOY_HIDDEN, &place));
+        for (int64_t r = s->rows.begin; r < s->rows.end; r++)
+            for (int c = 0; c < t->size.hidden; c++)
+                place[r * TOY_HIDDEN + c] = d_inner[r][j] * up[j * t->size.hidden + c];
+        XD_TRY(xd_leaf_stack_push(s->stacks[SHARE_ENTER], place));
+    }
+    return share_backward(s, SHARE_ENTER, d_seen[0]);
+}
+
+/* To d_h, what the rows that saw it say. */
+static xd_result toy_see_backward(const toy *t, float d_seen[TOY_ROWS][TOY_HIDDEN],
+                                  float d_h[TOY_ROWS][TOY_HIDDEN]) {
+    sharing *s = t->share;
+    float here[TOY_ROWS][TOY_HIDDEN];
+    for (int64_t r = s->rows.begin; r < s->rows.end; r++) {
+        float *place;
+        XD_TRY(share_place(s->stacks[SHARE_SEE], t->size.rows * TOY_HIDDEN, &place));
+        for (int c = 0; c < t->size.hidden; c++) {
+            place[r * TOY_HIDDEN + c] = d_seen[r][c];
+            if (r > 0) place[(r - 1) * TOY_HIDDEN + c] = 0.25f * d_seen[r][c];
+        }
+        XD_TRY(xd_leaf_stack_push(s->stacks[SHARE_SEE], place));
+    }
+    XD_TRY(share_backward(s, SHARE_SEE, here[0]));
+    for (int64_t r = s->rows.begin; r < s->rows.end; r++)
+        for (int c = 0; c < t->size.hidden; c++) d_h[r][c] += here[r - s->rows.begin][c];
+    return XD_OK;
 }
 
 /* d_h becomes the gradient of the layer's input. */
-static void toy_layer_row_backward(const toy_sizes *z, float *const *w, const float *down, float *const *g,
-                                   float *d_down, const float *h, const float *inner, float *d_h) {
-    float d_inner[TOY_INNER];
-    for (int c = 0; c < z->hidden && g[SHIFT]; c++) g[SHIFT][c] += d_h[c];
-    for (int j = 0; j < z->inner; j++) {
-        float d = 0.0f;
-        for (int c = 0; c < z->hidden; c++) {
-            d += down[c * z->inner + j] * d_h[c];
-            if (d_down) d_down[c * z->inner + j] += d_h[c] * toy_bend(inner[j]);
-        }
-        d_inner[j] = inner[j] > 0.0f ? d : 0.125f * d;
-        g[BIAS][j] += d_inner[j];
-    }
-    for (int j = 0; j < z->inner; j++)
-        for (int c = 0; c < z->hidden; c++) {
-            if (g[UP]) g[UP][j * z->hidden + c] += d_inner[j] * h[c];
-            d_h[c] += d_inner[j] * w[UP][j * z->hidden + c];
-        }
+static xd_result toy_layer_arithmetic(const toy *t, int i, const toy_kept *kept, float *const *w,
+                                      float *const *g, float *const *m, float *const *d,
+                                      float d_h[TOY_ROWS][TOY_HIDDEN]) {
+    const xd_interval rows = t->share->rows;
+    float d_inner[TOY_ROWS][TOY_INNER], d_seen[TOY_ROWS][TOY_HIDDEN];
+    for (int64_t r = rows.begin; r < rows.end; r++)
+        toy_layer_row_backward(t, m[DOWN], kept->inner[i][r], d_h[r], d_inner[r]);
+    XD_TRY(toy_layer_weights(t, kept, i, d_inner, d_h, g, d[DOWN]));
+    XD_TRY(toy_layer_input(t, w[UP], d_inner, d_seen));
+    return toy_see_backward(t, d_seen, d_h);
 }
 
-static xd_result toy_layer_backward(const toy *t, int i, int64_t leaf, int64_t k, bool recompute,
-                                    toy_kept *kept, float d_h[TOY_ROWS][TOY_HIDDEN]) {
-    const xd_pass pass = { XD_PASS_BACKWARD, k, false };
+static xd_result toy_layer_backward(const toy *t, int i, const toy_pass *p, float d_h[TOY_ROWS][TOY_HIDDEN]) {
+    const xd_pass pass = { XD_PASS_BACKWARD, p->k, false };
     float *w[LAYER_COUNT], *g[LAYER_COUNT], *m[2], *d[2];
     XD_TRY(toy_open(t, t->layer[i], pass, w, g));
     XD_TRY(toy_open(t, t->mlp[i], pass, m, d));
-    if (recompute) XD_TRY(toy_layer(t, i, XD_PASS_RECOMPUTE, leaf, kept));
-    for (int r = 0; r < t->size.rows && leaf >= 0; r++)
-        toy_layer_row_backward(&t->size, w, m[DOWN], g, d[DOWN], kept->h[i][r], kept->inner[i][r], d_h[r]);
+    if (p->recompute) XD_TRY(toy_layer(t, i, XD_PASS_RECOMPUTE, p->leaf, p->kept));
+    if (p->leaf >= 0) XD_TRY(toy_layer_arithmetic(t, i, p->kept, w, g, m, d, d_h));
     XD_TRY(toy_close(t, t->mlp[i]));
     return toy_close(t, t->layer[i]);
 }
@@ -374,8 +575,25 @@ static xd_result toy_leave_backward(const toy *t, const toy_pass *p, float *w[EN
         return XD_OK;
     }
     XD_TRY(toy_open_copy(t, t->head, pass, &w[HEAD], &g[HEAD]));
-    if (p->leaf >= 0) toy_head_backward(&t->size, w, g, p->kept, p->input, d_h);
+    if (p->leaf >= 0) XD_TRY(toy_head_backward(t, w, g, p, d_h));
     return toy_close_copy(t, t->head);
+}
+
+static xd_result toy_look_up_backward(const toy *t, const toy_pass *p, float *gradient,
+                                      float d_h[TOY_ROWS][TOY_HIDDEN]) {
+    sharing *s = t->share;
+    xd_leaf_stack *stack = s->weights[SHARE_OF_EMBED];
+    for (int64_t r = s->rows.begin; r < s->rows.end; r++) {
+        const int64_t found = toy_found(t, p, r);
+        float *place;
+        XD_TRY(share_place(stack, s->counts[SHARE_OF_EMBED], &place));
+        if (found >= 0)
+            memcpy(place + found * t->size.hidden, d_h[r], (size_t)t->size.hidden * sizeof(float));
+        XD_TRY(xd_leaf_stack_push(stack, place));
+    }
+    XD_TRY(share_join(s, SHARE_OF_EMBED));
+    toy_add_to(gradient, s->sum, s->counts[SHARE_OF_EMBED]);
+    return XD_OK;
 }
 
 static xd_result toy_enter_backward(const toy *t, const toy_pass *p, float *w[ENDS], float *g[ENDS],
@@ -387,9 +605,7 @@ static xd_result toy_enter_backward(const toy *t, const toy_pass *p, float *w[EN
         return XD_OK;
     }
     XD_TRY(toy_open_copy(t, t->embed, pass, &w[EMBED], &g[EMBED]));
-    for (int r = 0; r < z->rows && p->leaf >= 0; r++)
-        for (int c = 0; c < z->hidden && g[EMBED]; c++)
-            g[EMBED][toy_token(z, p->step, p->leaf, r) * z->hidden + c] += d_h[r][c];
+    if (p->leaf >= 0) XD_TRY(toy_look_up_backward(t, p, g[EMBED], d_h));
     return toy_close_copy(t, t->embed);
 }
 
@@ -404,7 +620,7 @@ xd_result toy_backward(const toy *t, const toy_pass *p) {
     for (int i = t->cut.end - 1; i >= t->cut.begin; i--)
         XD_TRY(toy_skips(t, p->step, i)
                    ? toy_layer_skip(t, i, p->k)
-                   : toy_layer_backward(t, i, p->leaf, p->k, p->recompute, p->kept, d_h));
+                   : toy_layer_backward(t, i, p, d_h));
     XD_TRY(toy_enter_backward(t, p, w, g, d_h));
     return toy_close(t, xd_model_root(t->model));
 }

@@ -100,7 +100,7 @@ static void settle_stages(int *f, int begin, int pp) {
 static void settle_share(int *f, int ranks, int pp, int tp) {
     int *share = f + tp - TP;
     for (int i = TP; i <= CP; i++) {
-        if (share[i] > MOST_SHARE || f[EXPERTS]) share[i] = 1;
+        if (share[i] > MOST_SHARE) share[i] = 1;
         while (f[ranks] * f[pp] * share[i] * (i == CP ? share[TP] : 1) > MOST_RANKS) --share[i];
     }
 }
@@ -242,9 +242,6 @@ static const apart apart_list[] = {
     { EXPERTS, { PP, STAGES, UNEVEN, PP2, STAGES2, UNEVEN2, COPIES }, "stages of the toy have no experts" },
     { EP, { PP, STAGES, UNEVEN, PP2, STAGES2, UNEVEN2, COPIES }, "stages of the toy have no experts" },
     { EP2, { PP, STAGES, UNEVEN, PP2, STAGES2, UNEVEN2, COPIES }, "stages of the toy have no experts" },
-    { EXPERTS, { TP, CP, TP2, CP2 }, "a model has one rank for its layouts: of those that share leaves, or experts" },
-    { EP, { TP, CP, TP2, CP2 }, "a model has one rank for its layouts: of those that share leaves, or experts" },
-    { EP2, { TP, CP, TP2, CP2 }, "a model has one rank for its layouts: of those that share leaves, or experts" },
 };
 enum { APART = sizeof apart_list / sizeof *apart_list };
 

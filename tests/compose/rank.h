@@ -20,10 +20,10 @@ typedef struct rank {
     const job *job;
     xd_ctx *ctx;
     xd_comm *world, *data, *replicas;
-    xd_comm *tp, *cp; /* NULL -> this rank alone */
+    xd_comm *tp, *cp, *members; /* NULL -> this rank alone; the last share the experts */
     xd_comm *rows;    /* whoever has the same columns */
     xd_comm *self;
-    bool cut;         /* data and replicas are cut from the grid's group, where cp has others of the same leaves */
+    bool cut;         /* these, members and ranks of experts are cut from the grid's dp, where cp is not among data ranks */
     sharing *share;
     xd_ctx *home; /* of this rank's parts, and the world for it */
     xd_comm *over;

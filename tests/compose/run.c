@@ -11,41 +11,44 @@
 
 /* ---- set-up ---- */
 
-/* Data ranks are those that have other leaves: where sequences are shared, dp alone. */
-static xd_result cut_data(rank *r, bool several) {
+/* Data ranks are those that have other leaves: where sequences are shared, dp alone; likewise those of experts. */
+static xd_result cut_data(rank *r) {
+    const compose_layout *l = r->job->layout;
     xd_groups *g = &r->groups;
-    const int me = xd_comm_rank(g->dp), each = xd_comm_size(g->dp) / r->job->layout->groups;
+    const int me = xd_comm_rank(g->dp), each = xd_comm_size(g->dp) / l->groups;
     g->cp = NULL;
     g->dp_cp = g->dp;
-    r->data = g->dp;
-    if (!several) return XD_OK;
     r->cut = true;
     XD_TRY(xd_comm_split(g->dp, me / each, me, &r->data));
-    XD_TRY(xd_comm_split(g->dp, me % each, me, &r->replicas));
     g->intra_dp_cp = r->data;
+    if (l->groups > 1) XD_TRY(xd_comm_split(g->dp, me % each, me, &r->replicas));
     g->inter_instances = r->replicas;
-    return XD_OK;
+    if (!r->job->config->size.experts) return XD_OK;
+    r->experts.replicas = r->replicas;
+    XD_TRY(xd_comm_split(g->dp, me / l->ep, me, &r->members));
+    return xd_comm_split(r->data, me % l->ep, me, &r->experts.data);
 }
 
 /* The groups of a pipeline, of ranks that share experts, or of those that share leaves. */
 static xd_result make_grid(rank *r, bool several) {
     const compose_layout *l = r->job->layout;
+    const bool cut = l->cp > 1;
     const xd_expert_desc d = { .tp = l->tp,
                                .cp = l->cp,
-                               .ep = l->ep,
+                               .ep = cut ? 1 : l->ep,
                                .pp = l->pp,
-                               .optimizer_instances = several && l->cp == 1 ? l->groups : 0 };
+                               .optimizer_instances = several && !cut ? l->groups : 0 };
     XD_TRY(xd_grid_create(r->world, &d, &r->grid));
     const xd_groups *g = xd_grid_groups(r->grid);
     r->groups = *g;
     if (l->tp > 1) r->tp = g->tp;
     if (l->cp > 1) r->cp = g->cp;
     r->rows = g->dp_cp;
+    if (cut) return cut_data(r);
     r->data = several ? g->intra_dp_cp : g->dp_cp;
     r->replicas = several ? g->inter_instances : NULL;
-    if (l->cp > 1) XD_TRY(cut_data(r, several));
     if (!r->job->config->size.experts) return XD_OK;
-    r->toy.members = g->ep;
+    r->members = g->ep;
     r->experts.data = several ? g->intra_expert_dp : g->expert_dp;
     r->experts.replicas = several ? g->inter_expert_instances : NULL;
     return XD_OK;
@@ -65,9 +68,11 @@ static xd_result make_groups(rank *r) {
 static xd_result make_share(rank *r) {
     const toy_sizes *z = &r->job->config->size;
     const share_sizes sizes = { z->rows,  z->hidden, TOY_HIDDEN,
-                                z->inner, z->vocab,  z->vocab + r->job->layout->padded };
+                                z->inner, z->vocab,  z->vocab + r->job->layout->padded, z->experts };
     XD_TRY(xd_comm_self(r->ctx, &r->self));
-    XD_TRY(share_create(r->tp ? r->tp : r->self, r->cp ? r->cp : r->self, &sizes, &r->share));
+    const share_ranks ranks = { r->world, r->tp ? r->tp : r->self, r->cp ? r->cp : r->self,
+                                r->members ? r->members : r->self };
+    XD_TRY(share_create(&ranks, &sizes, &r->share));
     r->toy.share = r->share;
     r->rows_here = r->share->rows.end - r->share->rows.begin;
     r->columns = r->share->vocab.end - r->share->vocab.begin;
@@ -167,7 +172,6 @@ static xd_result make_model(rank *r) {
     r->toy.plain = r->job->layout->own == 2;
     /* The caller's values are his; here they are those that the library would form. */
     toy plain;
-    plain.members = r->toy.members;
     plain.share = r->share;
     XD_TRY(toy_describe(r->ctx, z, library, &plain));
     source = plain.model;
@@ -491,6 +495,8 @@ static xd_result run_rank(xd_comm *world, void *argument) {
     if (r->self) xd_comm_destroy(r->self);
     if (r->replicas && (!r->grid || r->cut)) xd_comm_destroy(r->replicas);
     if (r->data != world && (!r->grid || r->cut)) xd_comm_destroy(r->data);
+    if (r->members && r->cut) xd_comm_destroy(r->members);
+    if (r->experts.data && r->cut) xd_comm_destroy(r->experts.data);
     xd_grid_destroy(r->grid);
     if (r->over != world) xd_comm_destroy(r->over);
     if (r->home != r->ctx) xd_ctx_destroy(r->home);

@@ -4,34 +4,58 @@
 #include <stdlib.h>
 #include <string.h>
 
+enum { SHARE_MOST = 8 }; /* ranks */
+
 /* ---- layouts ---- */
 
 /* Shape of what is stored, and the dimension that is cut, -1 none. */
 static int cut_of(const share_sizes *z, share_cut cut, xd_layout_desc *d) {
-    static const int dims[SHARE_CUTS] = { -1, 0, 0, 0, -1, 1, 0 };
-    const int64_t shapes[SHARE_CUTS][2] = { { 0, 0 },       { z->stored, z->hidden }, { z->inner, z->hidden },
-                                            { z->inner, 0 }, { z->hidden, 0 },         { z->hidden, z->inner },
-                                            { 0, z->hidden } };
-    static const int ndims[SHARE_CUTS] = { 0, 2, 2, 1, 1, 2, 2 };
+    static const int dims[SHARE_CUTS] = { -1, 0, 0, 0, -1, 1, 0, 0, 0 };
+    static const int ndims[SHARE_CUTS] = { 0, 2, 2, 1, 1, 2, 2, 3, 2 };
+    const int64_t shapes[SHARE_CUTS][3] = { { 0, 0, 0 },
+                                            { z->stored, z->hidden, 0 },
+                                            { z->inner, z->hidden, 0 },
+                                            { z->inner, 0, 0 },
+                                            { z->hidden, 0, 0 },
+                                            { z->hidden, z->inner, 0 },
+                                            { 0, z->hidden, 0 },
+                                            { z->experts, z->hidden, z->hidden },
+                                            { z->experts, z->hidden, 0 } };
+    memset(d, 0, sizeof *d);
     d->ndim = ndims[cut];
     memcpy(d->shape, shapes[cut], sizeof shapes[cut]);
     return dims[cut];
 }
 
+/* The ranks that have a weight once: those that share a leaf, or also the members of their group. */
+static xd_result make_topology(const sharing *s, bool experts, xd_topology *out) {
+    const share_ranks *r = &s->ranks;
+    const int tp = xd_comm_size(r->tp), cp = xd_comm_size(r->cp), members = xd_comm_size(r->members);
+    const int place = xd_comm_rank(r->cp) * tp + xd_comm_rank(r->tp);
+    const int before = place + (experts ? xd_comm_rank(r->members) * tp * cp : 0);
+    const xd_axis axes[3] = { { "ep", experts ? members : 1 }, { "cp", cp }, { "tp", tp } };
+    int ranks[SHARE_MOST];
+    const xd_topology_desc d = { .axes = axes,
+                                 .axis_count = 3,
+                                 .ranks = ranks,
+                                 .rank_count = axes[0].size * cp * tp,
+                                 .world_size = xd_comm_size(r->world) };
+    for (int i = 0; i < d.rank_count; i++) ranks[i] = xd_comm_rank(r->world) - before + i;
+    return xd_topology_create(s->ctx, &d, out);
+}
+
 static xd_result make_layouts(sharing *s) {
-    const xd_axis axes[2] = { { "cp", xd_comm_size(s->cp) }, { "tp", xd_comm_size(s->tp) } };
-    const xd_topology_desc ranks = { .axes = axes, .axis_count = 2, .world_size = axes[0].size * axes[1].size };
-    xd_topology topology;
-    if (ranks.world_size == 1) return XD_OK;
-    s->rank = xd_comm_rank(s->cp) * axes[1].size + xd_comm_rank(s->tp);
-    XD_TRY(xd_topology_create(s->ctx, &ranks, &topology));
+    const bool shared = xd_comm_size(s->ranks.tp) * xd_comm_size(s->ranks.cp) > 1;
     for (int i = 0; i < SHARE_CUTS; i++) {
+        const bool experts = i >= SHARE_MATRICES;
+        xd_topology topology;
         xd_layout_desc d;
-        memset(&d, 0, sizeof d);
-        const int dim = cut_of(&s->size, (share_cut)i, &d);
+        if (experts ? !s->size.experts : !shared) continue;
+        XD_TRY(make_topology(s, experts, &topology));
+        const int dim = cut_of(&s->size, (share_cut)i, &d), axis = experts ? 0 : 2;
         d.topology = &topology;
-        if (dim >= 0) d.placement[1].kind = XD_SHARD;
-        if (dim >= 0) d.placement[1].dim = dim;
+        if (dim >= 0) d.placement[axis].kind = XD_SHARD;
+        if (dim >= 0) d.placement[axis].dim = dim;
         XD_TRY(xd_layout_create(s->ctx, &d, &s->layouts[i]));
     }
     return XD_OK;
@@ -63,7 +87,7 @@ static xd_result make_crossing(sharing *s, share_kind kind) {
                                  .shape = { s->size.rows, s->size.width + (kind == SHARE_LOGITS) },
                                  .leaves = s->leaves[kind] };
     XD_TRY(xd_leaf_stack_create(s->ctx, d.leaves, elements_of(s, kind), &s->stacks[kind]));
-    return xd_crossing_create(kind == SHARE_SEE ? s->cp : s->tp, &d, &s->crossings[kind]);
+    return xd_crossing_create(kind == SHARE_SEE ? s->ranks.cp : s->ranks.tp, &d, &s->crossings[kind]);
 }
 
 static xd_result make_sums(sharing *s) {
@@ -71,7 +95,8 @@ static xd_result make_sums(sharing *s) {
     const int64_t inner = s->inner.end - s->inner.begin;
     const int64_t hidden = z->hidden;
     const xd_leaves rows = leaves_of(s->rows, z->rows);
-    const xd_leaves ranks = { xd_comm_rank(s->tp), 1, xd_comm_size(s->tp) };
+    const xd_leaves ranks = { xd_comm_rank(s->ranks.tp), 1, xd_comm_size(s->ranks.tp) };
+    int64_t most = 0;
     s->leaves[SHARE_LOOK] = ranks;
     s->leaves[SHARE_SEE] = rows;
     s->leaves[SHARE_ENTER] = s->leaves[SHARE_LEAVE] = leaves_of(s->inner, z->inner);
@@ -79,32 +104,32 @@ static xd_result make_sums(sharing *s) {
     for (int i = 0; i < SHARE_KINDS; i++) XD_TRY(make_crossing(s, (share_kind)i));
     s->counts[SHARE_OF_EMBED] = (s->vocab.end - s->vocab.begin) * hidden;
     s->counts[SHARE_OF_LAYER] = 2 * inner * hidden + inner + hidden;
+    s->counts[SHARE_OF_EXPERTS] = (s->experts.end - s->experts.begin) * (hidden + 1) * hidden;
     s->counts[SHARE_OF_HEAD] = 1 + s->counts[SHARE_OF_EMBED];
-    for (int i = 0; i < SHARE_WEIGHTS; i++)
+    for (int i = 0; i < SHARE_WEIGHTS; i++) {
         XD_TRY(xd_leaf_stack_create(s->ctx, rows, s->counts[i], &s->weights[i]));
-    const int64_t most = s->counts[SHARE_OF_LAYER] > s->counts[SHARE_OF_HEAD] ? s->counts[SHARE_OF_LAYER]
-                                                                             : s->counts[SHARE_OF_HEAD];
+        if (s->counts[i] > most) most = s->counts[i];
+    }
     s->sum = (float *)calloc((size_t)most, sizeof *s->sum);
     return XD_OK;
 }
 
 static xd_result make_all(sharing *s) {
     const int64_t vocab = s->size.vocab;
-    const xd_interval stored = chunk_of(s->size.stored, s->tp);
-    s->stored = stored.end - stored.begin;
+    const xd_interval stored = chunk_of(s->size.stored, s->ranks.tp);
     s->vocab.begin = stored.begin < vocab ? stored.begin : vocab;
     s->vocab.end = stored.end < vocab ? stored.end : vocab;
-    s->inner = chunk_of(s->size.inner, s->tp);
-    s->rows = chunk_of(s->size.rows, s->cp);
+    s->inner = chunk_of(s->size.inner, s->ranks.tp);
+    s->rows = chunk_of(s->size.rows, s->ranks.cp);
+    s->experts = chunk_of(s->size.experts, s->ranks.members);
     XD_TRY(make_layouts(s));
     return make_sums(s);
 }
 
-xd_result share_create(xd_comm *tp, xd_comm *cp, const share_sizes *sizes, sharing **out) {
+xd_result share_create(const share_ranks *ranks, const share_sizes *sizes, sharing **out) {
     sharing *s = (sharing *)calloc(1, sizeof *s);
-    s->ctx = xd_comm_ctx(tp);
-    s->tp = tp;
-    s->cp = cp;
+    s->ctx = xd_comm_ctx(ranks->world);
+    s->ranks = *ranks;
     s->size = *sizes;
     *out = s;
     return make_all(s);
@@ -150,7 +175,7 @@ xd_result share_join(sharing *s, share_weights of) {
     c.dtype = XD_DTYPE_F32;
     c.op = XD_SUM;
     c.leaves = s->leaves[SHARE_SEE];
-    const xd_result result = xd_collective_run(s->cp, &c);
+    const xd_result result = xd_collective_run(s->ranks.cp, &c);
     xd_leaf_stack_reset(s->weights[of]);
     return result;
 }

@@ -1,7 +1,8 @@
 /* share.h - ranks that share the work of a leaf: tensor-parallel ones (tp) cut its weights, context-parallel ones (cp) its positions.
  *
  * What is summed over rows of a matrix, columns of it, or positions is a sum of one piece for each, along the canonical tree of
- * xd_leaves, also on one rank; so any ranks that share have its bits. */
+ * xd_leaves, also on one rank; so any ranks that share have its bits. Experts lie over members, and each of them over none of these
+ * ranks: all have them alike. */
 #ifndef SHARE_H
 #define SHARE_H
 
@@ -16,6 +17,8 @@ typedef enum share_cut {
     SHARE_SHIFT,   /* [hidden], on all */
     SHARE_DOWN,    /* [hidden, inner], columns are cut */
     SHARE_NOTHING, /* [0, hidden], no rows are cut */
+    SHARE_MATRICES, /* [experts, hidden, hidden], experts are dealt to members */
+    SHARE_SHIFTS,   /* [experts, hidden], likewise */
     SHARE_CUTS
 } share_cut;
 
@@ -30,21 +33,31 @@ typedef enum share_kind {
 } share_kind;
 
 /* Gradients of weights, summed over positions. */
-typedef enum share_weights { SHARE_OF_EMBED, SHARE_OF_LAYER, SHARE_OF_HEAD, SHARE_WEIGHTS } share_weights;
+typedef enum share_weights {
+    SHARE_OF_EMBED,
+    SHARE_OF_LAYER,
+    SHARE_OF_EXPERTS, /* matrices, then shifts, of those that are here */
+    SHARE_OF_HEAD,
+    SHARE_WEIGHTS
+} share_weights;
 
 typedef struct share_sizes {
     int rows, hidden, width; /* `width` of a stored row of activations */
-    int inner, vocab, stored;
+    int inner, vocab, stored, experts;
 } share_sizes;
+
+/* Ranks that share a leaf are side by side, those of tp first; then members, which share the experts. */
+typedef struct share_ranks {
+    xd_comm *world;
+    xd_comm *tp, *cp, *members; /* never NULL */
+} share_ranks;
 
 typedef struct sharing {
     share_sizes size;
     xd_ctx *ctx;
-    xd_comm *tp, *cp;                 /* never NULL */
-    xd_interval rows, inner, vocab;   /* here */
-    int64_t stored;                   /* rows of the vocabulary that are stored here */
-    int rank;                         /* among those of the layouts */
-    xd_layout *layouts[SHARE_CUTS];   /* NULL -> whole on this rank */
+    share_ranks ranks;
+    xd_interval rows, inner, vocab, experts; /* here */
+    xd_layout *layouts[SHARE_CUTS];          /* of ranks of the world; NULL -> whole on this rank */
     xd_crossing *crossings[SHARE_KINDS];
     xd_leaf_stack *stacks[SHARE_KINDS], *weights[SHARE_WEIGHTS];
     xd_leaves leaves[SHARE_KINDS];    /* zero: nothing is summed */
@@ -52,8 +65,8 @@ typedef struct sharing {
     float *sum;                       /* [largest of them] */
 } sharing;
 
-/* tp and cp must outlive it, and it the models that are described with its layouts. Collective over both. */
-xd_result share_create(xd_comm *tp, xd_comm *cp, const share_sizes *sizes, sharing **out);
+/* The ranks must outlive it, and it the models that are described with its layouts. Collective over tp and cp. */
+xd_result share_create(const share_ranks *ranks, const share_sizes *sizes, sharing **out);
 void share_destroy(sharing *s); /* NULL is fine */
 
 /* A stack's next leaf, of zeros. */

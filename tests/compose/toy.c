@@ -26,7 +26,7 @@ int toy_label(const toy_sizes *size, int step, int64_t leaf, int row) {
 
 /* ---- description ---- */
 
-void toy_place(xd_weight_desc *d, int64_t count, toy_storage *s) {
+static void toy_place(xd_weight_desc *d, int64_t count, toy_storage *s) {
     if (!s->values || count == 0) return;
     d->value = s->values;
     d->gradient = d->traits.frozen ? NULL : s->gradients;
@@ -35,31 +35,37 @@ void toy_place(xd_weight_desc *d, int64_t count, toy_storage *s) {
     s->gradients += count;
 }
 
-/* What is stored here of a weight that is cut so. */
+/* What is stored here of a weight. */
 static int64_t toy_stored(const toy *t, const xd_weight_desc *d) {
     const int64_t rows = d->ndim == 0 ? 1 : d->stored_rows ? d->stored_rows : d->shape[0];
     xd_region here;
     if (!d->layout) return rows * (d->ndim > 1 ? d->shape[1] : 1);
-    (void)xd_layout_region(d->layout, t->share->rank, &here);
+    (void)xd_layout_region(d->layout, xd_comm_rank(t->share->ranks.world), &here);
     return xd_region_numel(&here);
 }
 
-/* Where the weight lies. */
-static void toy_cut_weight(const toy *t, share_cut cut, xd_weight_desc *d) {
+/* Its shape, and where it lies. */
+static void toy_shape(const toy *t, share_cut cut, xd_weight_desc *d) {
     const share_sizes *z = &t->share->size;
+    const int64_t shapes[SHARE_CUTS][3] = { { 0, 0, 0 },
+                                            { z->vocab, z->hidden, 0 },
+                                            { z->inner, z->hidden, 0 },
+                                            { z->inner, 0, 0 },
+                                            { z->hidden, 0, 0 },
+                                            { z->hidden, z->inner, 0 },
+                                            { 0, z->hidden, 0 },
+                                            { z->experts, z->hidden, z->hidden },
+                                            { z->experts, z->hidden, 0 } };
+    static const int ndims[SHARE_CUTS] = { 0, 2, 2, 1, 1, 2, 2, 3, 2 };
     d->layout = t->share->layouts[cut];
     if (cut == SHARE_VOCAB) d->stored_rows = z->stored;
-    d->ndim = cut == SHARE_SCALAR ? 0 : cut == SHARE_BIAS || cut == SHARE_SHIFT ? 1 : 2;
-    d->shape[0] = cut == SHARE_VOCAB                        ? z->vocab
-                  : cut == SHARE_UP || cut == SHARE_BIAS    ? z->inner
-                  : cut == SHARE_SHIFT || cut == SHARE_DOWN ? z->hidden
-                                                            : 0;
-    if (d->ndim > 1) d->shape[1] = cut == SHARE_DOWN ? z->inner : z->hidden;
+    d->ndim = ndims[cut];
+    memcpy(d->shape, shapes[cut], sizeof shapes[cut]);
 }
 
-static xd_result toy_add(const toy *t, xd_block *block, share_cut cut, xd_weight_desc d, toy_storage *s) {
+xd_result toy_add(const toy *t, xd_block *block, share_cut cut, xd_weight_desc d, toy_storage *s) {
     d.dtype = s->dtype;
-    toy_cut_weight(t, cut, &d);
+    toy_shape(t, cut, &d);
     d.init.kind = XD_INIT_NORMAL;
     d.init.center = d.ndim == 0 ? 1.0f : 0.0f;
     d.init.scale = 0.3f;
@@ -117,7 +123,7 @@ static xd_result toy_add_copy(toy *t, const char *name, bool last, xd_dtype dtyp
     block.type = "layer";
     d.name = "copy";
     d.dtype = dtype;
-    toy_cut_weight(t, SHARE_VOCAB, &d);
+    toy_shape(t, SHARE_VOCAB, &d);
     d.init.kind = XD_INIT_CONSTANT;
     d.traits.frozen = (t->size.frozen & 1) != 0;
     d.traits.shared_embedding = true;
@@ -143,11 +149,11 @@ static xd_result toy_describe_parts(xd_ctx *ctx, toy *t, toy_storage *s) {
     static const xd_dtype dtypes[] = { XD_DTYPE_F32, XD_DTYPE_BF16, XD_DTYPE_F16 };
     s->dtype = dtypes[t->size.half];
     d.seed = 11;
-    d.rank = t->members ? xd_comm_rank(t->members) : t->share->rank;
+    d.rank = xd_comm_rank(t->share->ranks.world);
     XD_TRY(xd_model_create(ctx, &d, &t->model));
     XD_TRY(toy_add_ends(t, s));
     for (int i = t->cut.begin; i < t->cut.end; i++) XD_TRY(toy_add_layer(t, i, s));
-    return t->size.experts ? toy_experts_add(t, ctx, s) : XD_OK;
+    return t->size.experts ? toy_experts_add(t, s) : XD_OK;
 }
 
 xd_result toy_describe_stage(xd_ctx *ctx, const toy_sizes *size, const toy_cut *cut, toy *out) {
@@ -163,20 +169,17 @@ xd_result toy_describe_stage(xd_ctx *ctx, const toy_sizes *size, const toy_cut *
 
 xd_result toy_describe(xd_ctx *ctx, const toy_sizes *size, toy_storage storage, toy *out) {
     const toy_cut whole = { true, true, 0, size->layers };
-    xd_comm *members = out->members;
     sharing *share = out->share;
     memset(out, 0, sizeof *out);
     out->share = share;
     out->size = *size;
     out->cut = whole;
-    out->members = members;
     XD_TRY(toy_describe_parts(ctx, out, &storage));
     return xd_model_seal(out->model);
 }
 
 void toy_destroy(toy *t) {
     xd_model_destroy(t->model);
-    for (int i = 0; i < 2; i++) xd_layout_destroy(t->layouts[i]);
 }
 
 int64_t toy_count(const toy_sizes *z) {
@@ -399,7 +402,7 @@ xd_result toy_forward(const toy *t, const toy_pass *p) {
 
 /* ---- backward ---- */
 
-static void toy_add_to(float *gradient, const float *sum, int64_t count) {
+void toy_add_to(float *gradient, const float *sum, int64_t count) {
     for (int64_t i = 0; i < count && gradient; i++) gradient[i] += sum[i];
 }
 

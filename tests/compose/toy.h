@@ -28,9 +28,10 @@ typedef struct toy_cut {
 
 /* Who got which rows of a leaf, and what came here of others. */
 typedef struct toy_routes {
-    int order[TOY_ROWS]; /* as they are sent: by expert */
+    int64_t order[TOY_ROWS]; /* as they are sent: by expert */
     int64_t sent[TOY_MEMBERS], came[TOY_MEMBERS];
     int64_t counts[TOY_MEMBERS * TOY_EXPERTS];      /* of each member, for each expert that is here */
+    int64_t numbers[TOY_MEMBERS * TOY_ROWS];        /* of the rows that came, in their leaves */
     float rows[TOY_MEMBERS * TOY_ROWS][TOY_HIDDEN]; /* that came */
 } toy_routes;
 
@@ -49,9 +50,6 @@ typedef struct toy {
     xd_block *embed, *head; /* of copies; else NULL: in the root */
     xd_block *layer[TOY_LAYERS], *mlp[TOY_LAYERS];
     xd_block *experts;
-    xd_comm *members; /* those that share the experts, each with some */
-    xd_interval mine; /* experts here */
-    xd_layout *layouts[2];
     sharing *share; /* whose rows, and which parts of matrices are here */
     bool plain; /* no brackets: values and gradients are where the model says, in the caller's storage */
 } toy;
@@ -64,7 +62,7 @@ typedef struct toy_storage {
 
 /* Describes the network and seals it.
  *   storage   the caller's for every weight; zero -> the library's
- *   out       `share` is there, and `members` where the network has experts; all else is filled in */
+ *   out       `share` is there, all else is filled in */
 xd_result toy_describe(xd_ctx *ctx, const toy_sizes *size, toy_storage storage, toy *out);
 void toy_destroy(toy *t);
 
@@ -101,13 +99,14 @@ xd_result toy_forward(const toy *t, const toy_pass *pass);
 xd_result toy_backward(const toy *t, const toy_pass *pass);
 
 /* experts.c: their block, and their part of the passes. `d`: the gradient of what comes out of them, then of what goes in. */
-xd_result toy_experts_add(toy *t, xd_ctx *ctx, toy_storage *s);
+xd_result toy_experts_add(toy *t, toy_storage *s);
 xd_result toy_experts_forward(const toy *t, const toy_pass *pass);
 xd_result toy_experts_backward(const toy *t, const toy_pass *pass, float d[TOY_ROWS][TOY_HIDDEN]);
 
-/* toy.c, for them: the caller's storage of a weight of so many elements here; and what a block shows. */
-void toy_place(xd_weight_desc *d, int64_t count, toy_storage *s);
+/* toy.c, for them: a weight with its layout, and the caller's storage for it; what a block shows; and gradients, NULL for none. */
+xd_result toy_add(const toy *t, xd_block *block, share_cut cut, xd_weight_desc d, toy_storage *s);
 xd_result toy_open(const toy *t, xd_block *block, xd_pass pass, float **values, float **gradients);
 xd_result toy_close(const toy *t, xd_block *block);
+void toy_add_to(float *gradient, const float *sum, int64_t count);
 
 #endif

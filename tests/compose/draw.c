@@ -67,7 +67,11 @@ const feature features[FEATURES] = { { "ranks", 1, 8 },
                                      { "cp2", 1, 8 },
                                      { "padded2", 0, 3 } };
 
-enum { MOST_RANKS = 8, MOST_STAGES = 4, MOST_SHARE = 4 }; /* all together; of a pipeline's; of those that share a leaf */
+enum {
+    MOST_RANKS = 8,
+    MOST_STAGES = 4,
+    MOST_SHARE = 4
+}; /* all together; of a pipeline's; of those that share a leaf */
 
 /* Which rank counts and wrappers the leaves allow; others become the nearest that are. */
 static void settle_layout(int *f, int begin) {

@@ -127,7 +127,8 @@ static xd_result compute(const toy *t, xd_pass_kind kind, toy_routes *routes, fl
 }
 
 /* Where the row of a member's leaf is among those that came, and its expert here; false when it did not come. */
-static bool find_row(const toy *t, const toy_routes *routes, int member, int64_t row, int64_t *at, int64_t *expert) {
+static bool find_row(const toy *t, const toy_routes *routes, int member, int64_t row, int64_t *at,
+                     int64_t *expert) {
     const int64_t here = experts_of(t);
     *at = 0;
     for (int m = 0; m < member; m++) *at += routes->came[m];
@@ -138,8 +139,8 @@ static bool find_row(const toy *t, const toy_routes *routes, int member, int64_t
 }
 
 /* The way back of the rows of one member, with the gradients that they give. */
-static xd_result member_backward(const toy *t, toy_routes *routes, int member, float *const *w, float *const *g,
-                                 float (*rows)[TOY_HIDDEN]) {
+static xd_result member_backward(const toy *t, toy_routes *routes, int member, float *const *w,
+                                 float *const *g, float (*rows)[TOY_HIDDEN]) {
     sharing *s = t->share;
     const int64_t hidden = t->size.hidden, matrices = experts_of(t) * hidden * hidden;
     for (int64_t r = s->rows.begin; r < s->rows.end; r++) {
@@ -147,7 +148,8 @@ static xd_result member_backward(const toy *t, toy_routes *routes, int member, f
         float *place;
         XD_TRY(share_place(s->weights[SHARE_OF_EXPERTS], s->counts[SHARE_OF_EXPERTS], &place));
         if (find_row(t, routes, member, r, &at, &expert)) {
-            float *const out[WEIGHTS] = { place + expert * hidden * hidden, place + matrices + expert * hidden };
+            float *const out[WEIGHTS] = { place + expert * hidden * hidden,
+                                          place + matrices + expert * hidden };
             row_backward((int)hidden, w[MATRIX] + expert * hidden * hidden, out, routes->rows[at], rows[at]);
         }
         XD_TRY(xd_leaf_stack_push(s->weights[SHARE_OF_EXPERTS], place));

@@ -21,9 +21,10 @@ typedef struct rank {
     xd_ctx *ctx;
     xd_comm *world, *data, *replicas;
     xd_comm *tp, *cp, *members; /* NULL -> this rank alone; the last share the experts */
-    xd_comm *rows;    /* whoever has the same columns */
+    xd_comm *rows;              /* whoever has the same columns */
     xd_comm *self;
-    bool cut;         /* these, members and ranks of experts are cut from the grid's dp, where cp is not among data ranks */
+    bool
+        cut; /* these, members and ranks of experts are cut from the grid's dp, where cp is not among data ranks */
     sharing *share;
     xd_ctx *home; /* of this rank's parts, and the world for it */
     xd_comm *over;

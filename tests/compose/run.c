@@ -67,8 +67,9 @@ static xd_result make_groups(rank *r) {
 
 static xd_result make_share(rank *r) {
     const toy_sizes *z = &r->job->config->size;
-    const share_sizes sizes = { z->rows,  z->hidden, TOY_HIDDEN,
-                                z->inner, z->vocab,  z->vocab + r->job->layout->padded, z->experts };
+    const share_sizes sizes = { z->rows,   z->hidden, TOY_HIDDEN,
+                                z->inner,  z->vocab,  z->vocab + r->job->layout->padded,
+                                z->experts };
     XD_TRY(xd_comm_self(r->ctx, &r->self));
     const share_ranks ranks = { r->world, r->tp ? r->tp : r->self, r->cp ? r->cp : r->self,
                                 r->members ? r->members : r->self };
@@ -156,7 +157,8 @@ static float *floats(int64_t count) {
 
 /* Of the caller's storage: all weights, with what is stored beyond them. */
 static int64_t room_of(const rank *r) {
-    return toy_count(&r->job->config->size) + 2 * (int64_t)r->job->layout->padded * r->job->config->size.hidden;
+    return toy_count(&r->job->config->size) +
+           2 * (int64_t)r->job->layout->padded * r->job->config->size.hidden;
 }
 
 static xd_result make_model(rank *r) {
@@ -560,8 +562,7 @@ static bool run_part(const job *j) {
     d.reduction = XD_REDUCTION_INVARIANT;
     d.timeout_seconds = 20;
     if (j->layout->node) return run_processes(j, &d);
-    if (xd_run_threads(compose_ranks(j->layout), &d, run_rank, (void *)j, &error) == XD_OK)
-        return true;
+    if (xd_run_threads(compose_ranks(j->layout), &d, run_rank, (void *)j, &error) == XD_OK) return true;
     snprintf(j->out->message, sizeof j->out->message, "%s", error.message);
     return false;
 }
@@ -570,8 +571,8 @@ static bool run_part(const job *j) {
 static compose_result *shared_result(void) {
     static compose_result *memory;
     if (!memory)
-        memory = (compose_result *)mmap(NULL, sizeof *memory, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
-                                        -1, 0);
+        memory = (compose_result *)mmap(NULL, sizeof *memory, PROT_READ | PROT_WRITE,
+                                        MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) abort();
     memset(memory, 0, sizeof *memory);
     return memory;

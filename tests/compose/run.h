@@ -25,7 +25,7 @@ typedef struct compose_layout {
     int pp;      /* stages one after another, each with `ranks` ranks */
     int stages;  /* of each rank, interleaved */
     int ep;      /* ranks that share the experts; 1 without experts */
-    int node;   /* ranks are processes */
+    int node;    /* ranks are processes */
     int uneven; /* how layers are dealt: 0 evenly; all 1 in the first chunk, 2 in the last; 3 none in either of them */
     int tp, cp; /* ranks that share a leaf: each of `ranks` is so many */
     int padded; /* rows that are stored beyond the vocabulary */
@@ -39,7 +39,7 @@ typedef struct compose_config {
     int recompute; /* layers once more in the backward */
     int inference; /* a pass without a backward after each step */
     int clip, averages, optimizer;
-    int soft; /* 0 labels; 1 a teacher; 2 both */
+    int soft;       /* 0 labels; 1 a teacher; 2 both */
     int divergence; /* from the teacher: xd_divergence */
     int smoothing, ignored;
     int sent; /* values are sent as BF16 and shown as F32; FSDP on all layouts then, also of one rank */
@@ -47,7 +47,7 @@ typedef struct compose_config {
     int divide; /* gradients: 1 averaged; 2 divided before and after the sums */
     compose_layout layout;
     int imports; /* weights go on in files of others: 1 a model directory, 2 pieces of all ranks */
-    int stop; /* after so many steps the run is saved, and goes on in the next layout; 0 -> never */
+    int stop;    /* after so many steps the run is saved, and goes on in the next layout; 0 -> never */
     compose_layout then;
 } compose_config;
 

@@ -27,14 +27,14 @@ static int cut_of(const share_sizes *z, share_cut cut, xd_layout_desc *d) {
     return dims[cut];
 }
 
-/* The ranks that have a weight once: those that share a leaf, or also the members of their group. */
-static xd_result make_topology(const sharing *s, bool experts, xd_topology *out) {
+/* The ranks that have a weight once: those that share a leaf, or also the members of their group. `ranks` [SHARE_MOST] is used by
+ * the topology. */
+static xd_result make_topology(const sharing *s, bool experts, int *ranks, xd_topology *out) {
     const share_ranks *r = &s->ranks;
     const int tp = xd_comm_size(r->tp), cp = xd_comm_size(r->cp), members = xd_comm_size(r->members);
     const int place = xd_comm_rank(r->cp) * tp + xd_comm_rank(r->tp);
     const int before = place + (experts ? xd_comm_rank(r->members) * tp * cp : 0);
     const xd_axis axes[3] = { { "ep", experts ? members : 1 }, { "cp", cp }, { "tp", tp } };
-    int ranks[SHARE_MOST];
     const xd_topology_desc d = { .axes = axes,
                                  .axis_count = 3,
                                  .ranks = ranks,
@@ -48,10 +48,11 @@ static xd_result make_layouts(sharing *s) {
     const bool shared = xd_comm_size(s->ranks.tp) * xd_comm_size(s->ranks.cp) > 1;
     for (int i = 0; i < SHARE_CUTS; i++) {
         const bool experts = i >= SHARE_MATRICES;
+        int ranks[SHARE_MOST];
         xd_topology topology;
         xd_layout_desc d;
         if (experts ? !s->size.experts : !shared) continue;
-        XD_TRY(make_topology(s, experts, &topology));
+        XD_TRY(make_topology(s, experts, ranks, &topology));
         const int dim = cut_of(&s->size, (share_cut)i, &d), axis = experts ? 0 : 2;
         d.topology = &topology;
         if (dim >= 0) d.placement[axis].kind = XD_SHARD;

@@ -10,13 +10,13 @@
 
 /* How a weight lies over the ranks. */
 typedef enum share_cut {
-    SHARE_SCALAR,  /* on all */
-    SHARE_VOCAB,   /* [vocabulary, hidden], rows are cut; perhaps stored with more of them */
-    SHARE_UP,      /* [inner, hidden], rows are cut */
-    SHARE_BIAS,    /* [inner], cut */
-    SHARE_SHIFT,   /* [hidden], on all */
-    SHARE_DOWN,    /* [hidden, inner], columns are cut */
-    SHARE_NOTHING, /* [0, hidden], no rows are cut */
+    SHARE_SCALAR,   /* on all */
+    SHARE_VOCAB,    /* [vocabulary, hidden], rows are cut; perhaps stored with more of them */
+    SHARE_UP,       /* [inner, hidden], rows are cut */
+    SHARE_BIAS,     /* [inner], cut */
+    SHARE_SHIFT,    /* [hidden], on all */
+    SHARE_DOWN,     /* [hidden, inner], columns are cut */
+    SHARE_NOTHING,  /* [0, hidden], no rows are cut */
     SHARE_MATRICES, /* [experts, hidden, hidden], experts are dealt to members */
     SHARE_SHIFTS,   /* [experts, hidden], likewise */
     SHARE_CUTS
@@ -24,10 +24,10 @@ typedef enum share_cut {
 
 /* Crossings, each with the sum that belongs to it. */
 typedef enum share_kind {
-    SHARE_LOOK,   /* embeddings of rows, of which every rank has some: [rows, hidden], summed over tp */
-    SHARE_SEE,    /* positions, gathered over cp; backwards summed, and cut */
-    SHARE_ENTER,  /* into the inner width; backwards summed over it */
-    SHARE_LEAVE,  /* out of it, summed over it */
+    SHARE_LOOK,  /* embeddings of rows, of which every rank has some: [rows, hidden], summed over tp */
+    SHARE_SEE,   /* positions, gathered over cp; backwards summed, and cut */
+    SHARE_ENTER, /* into the inner width; backwards summed over it */
+    SHARE_LEAVE, /* out of it, summed over it */
     SHARE_LOGITS, /* into the vocabulary; backwards [rows * (hidden + 1)] summed over it: of the rows, and of the scale */
     SHARE_KINDS
 } share_kind;
@@ -60,9 +60,9 @@ typedef struct sharing {
     xd_layout *layouts[SHARE_CUTS];          /* of ranks of the world; NULL -> whole on this rank */
     xd_crossing *crossings[SHARE_KINDS];
     xd_leaf_stack *stacks[SHARE_KINDS], *weights[SHARE_WEIGHTS];
-    xd_leaves leaves[SHARE_KINDS];    /* zero: nothing is summed */
-    int64_t counts[SHARE_WEIGHTS];    /* elements of these gradients */
-    float *sum;                       /* [largest of them] */
+    xd_leaves leaves[SHARE_KINDS]; /* zero: nothing is summed */
+    int64_t counts[SHARE_WEIGHTS]; /* elements of these gradients */
+    float *sum;                    /* [largest of them] */
 } sharing;
 
 /* The ranks must outlive it, and it the models that are described with its layouts. Collective over tp and cp. */

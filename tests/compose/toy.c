@@ -415,8 +415,7 @@ static xd_result toy_head_terms(const toy *t, float *const *w, const toy_kept *k
         float *place;
         XD_TRY(share_place(s->stacks[SHARE_LOGITS], rows * (TOY_HIDDEN + 1), &place));
         for (int64_t r = s->rows.begin; r < s->rows.end; r++) {
-            const float *h = toy_top(&t->size, kept, (int)r),
-                        d = d_logits[(r - s->rows.begin) * columns + v];
+            const float *h = toy_top(&t->size, kept, (int)r), d = d_logits[(r - s->rows.begin) * columns + v];
             for (int c = 0; c < hidden; c++) {
                 place[r * TOY_HIDDEN + c] = d * *w[SCALE] * row[c];
                 place[rows * TOY_HIDDEN + r] += d * row[c] * h[c];
@@ -621,9 +620,7 @@ xd_result toy_backward(const toy *t, const toy_pass *p) {
     XD_TRY(toy_leave_backward(t, p, w, g, d_h));
     if (t->size.experts) XD_TRY(toy_experts_backward(t, p, d_h));
     for (int i = t->cut.end - 1; i >= t->cut.begin; i--)
-        XD_TRY(toy_skips(t, p->step, i)
-                   ? toy_layer_skip(t, i, p->k)
-                   : toy_layer_backward(t, i, p, d_h));
+        XD_TRY(toy_skips(t, p->step, i) ? toy_layer_skip(t, i, p->k) : toy_layer_backward(t, i, p, d_h));
     XD_TRY(toy_enter_backward(t, p, w, g, d_h));
     return toy_close(t, xd_model_root(t->model));
 }

@@ -51,7 +51,7 @@ typedef struct toy {
     xd_block *layer[TOY_LAYERS], *mlp[TOY_LAYERS];
     xd_block *experts;
     sharing *share; /* whose rows, and which parts of matrices are here */
-    bool plain; /* no brackets: values and gradients are where the model says, in the caller's storage */
+    bool plain;     /* no brackets: values and gradients are where the model says, in the caller's storage */
 } toy;
 
 /* Where the next weight's storage is, when it is the caller's. */

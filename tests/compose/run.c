@@ -112,6 +112,7 @@ wrap_settings settings_of(const rank *r) {
     static const xd_gradient_divisors divisors[] = { { false, 0.0, 0.0 },
                                                      { true, 0.0, 0.0 },
                                                      { false, 4.0, 0.3 } };
+    static const xd_dtype sent[] = { XD_DTYPE_NONE, XD_DTYPE_BF16, XD_DTYPE_F16 };
     const bool thaws = r->job->config->thaw > 0;
     const compose_layout *l = r->job->layout;
     const int64_t leaves = r->job->config->leaves;
@@ -130,7 +131,7 @@ wrap_settings settings_of(const rank *r) {
                                 .unit_type_count = l->nested ? 3 : 2,
                                 .replicas = r->replicas,
                                 .accumulate_whole = l->wrap == WRAP_FSDP_WHOLE,
-                                .sent_dtype = r->job->config->sent ? XD_DTYPE_BF16 : XD_DTYPE_NONE,
+                                .sent_dtype = sent[r->job->config->sent],
                                 .view_dtype = XD_DTYPE_F32,
                                 .reshard_ranks = l->reshard,
                                 .gathers = r->gathers,

@@ -42,7 +42,7 @@ typedef struct compose_config {
     int soft;       /* 0 labels; 1 a teacher; 2 both */
     int divergence; /* from the teacher: xd_divergence */
     int smoothing, ignored;
-    int sent; /* values are sent as BF16 and shown as F32; FSDP on all layouts then, also of one rank */
+    int sent; /* values are sent as BF16, or F16 with 2, and shown as F32; FSDP on all layouts then, also of one rank */
     int thaw; /* before this step, counted from 1, all frozen weights but the shifts of later layers are thawed; 0 -> never */
     int divide; /* gradients: 1 averaged; 2 divided before and after the sums */
     compose_layout layout;

@@ -8,12 +8,10 @@ enum { SHARE_MOST = 8 }; /* ranks */
 
 /* ---- layouts ---- */
 
-/* Shape of what is stored, and the dimension that is cut, -1 none. */
-static int cut_of(const share_sizes *z, share_cut cut, xd_layout_desc *d) {
-    static const int dims[SHARE_CUTS] = { -1, 0, 0, 0, -1, 1, 0, 0, 0 };
+int share_shape(const share_sizes *z, share_cut cut, int64_t *shape) {
     static const int ndims[SHARE_CUTS] = { 0, 2, 2, 1, 1, 2, 2, 3, 2 };
     const int64_t shapes[SHARE_CUTS][3] = { { 0, 0, 0 },
-                                            { z->stored, z->hidden, 0 },
+                                            { z->vocab, z->hidden, 0 },
                                             { z->inner, z->hidden, 0 },
                                             { z->inner, 0, 0 },
                                             { z->hidden, 0, 0 },
@@ -21,10 +19,8 @@ static int cut_of(const share_sizes *z, share_cut cut, xd_layout_desc *d) {
                                             { 0, z->hidden, 0 },
                                             { z->experts, z->hidden, z->hidden },
                                             { z->experts, z->hidden, 0 } };
-    memset(d, 0, sizeof *d);
-    d->ndim = ndims[cut];
-    memcpy(d->shape, shapes[cut], sizeof shapes[cut]);
-    return dims[cut];
+    memcpy(shape, shapes[cut], (size_t)ndims[cut] * sizeof *shape);
+    return ndims[cut];
 }
 
 /* The ranks that have a weight once: those that share a leaf, or also the members of their group. `ranks` [SHARE_MOST] is used by
@@ -48,15 +44,18 @@ static xd_result make_layouts(sharing *s) {
     const bool shared = xd_comm_size(s->ranks.tp) * xd_comm_size(s->ranks.cp) > 1;
     for (int i = 0; i < SHARE_CUTS; i++) {
         const bool experts = i >= SHARE_MATRICES;
+        const int axis = experts ? 0 : 2;
         int ranks[SHARE_MOST];
         xd_topology topology;
         xd_layout_desc d;
         if (experts ? !s->size.experts : !shared) continue;
         XD_TRY(make_topology(s, experts, ranks, &topology));
-        const int dim = cut_of(&s->size, (share_cut)i, &d), axis = experts ? 0 : 2;
+        memset(&d, 0, sizeof d);
+        d.ndim = share_shape(&s->size, (share_cut)i, d.shape);
+        if (i == SHARE_VOCAB) d.shape[0] = s->size.stored;
         d.topology = &topology;
-        if (dim >= 0) d.placement[axis].kind = XD_SHARD;
-        if (dim >= 0) d.placement[axis].dim = dim;
+        if (i != SHARE_SCALAR && i != SHARE_SHIFT) d.placement[axis].kind = XD_SHARD;
+        d.placement[axis].dim = i == SHARE_DOWN;
         XD_TRY(xd_layout_create(s->ctx, &d, &s->layouts[i]));
     }
     return XD_OK;

@@ -42,8 +42,8 @@ typedef enum share_weights {
 } share_weights;
 
 typedef struct share_sizes {
-    int rows, hidden, width; /* `width` of a stored row of activations */
-    int inner, vocab, stored, experts;
+    int rows, hidden, width;           /* `width`: from one row of activations to the next */
+    int inner, vocab, stored, experts; /* `stored`: rows of the vocabulary, with those beyond it */
 } share_sizes;
 
 /* Ranks that share a leaf are side by side, those of tp first; then members, which share the experts. */
@@ -60,10 +60,13 @@ typedef struct sharing {
     xd_layout *layouts[SHARE_CUTS];          /* of ranks of the world; NULL -> whole on this rank */
     xd_crossing *crossings[SHARE_KINDS];
     xd_leaf_stack *stacks[SHARE_KINDS], *weights[SHARE_WEIGHTS];
-    xd_leaves leaves[SHARE_KINDS]; /* zero: nothing is summed */
+    xd_leaves leaves[SHARE_KINDS];
     int64_t counts[SHARE_WEIGHTS]; /* elements of these gradients */
     float *sum;                    /* [largest of them] */
 } sharing;
+
+/* The shape of a weight that lies so, all ranks together; returns its dimensions. Pure. */
+int share_shape(const share_sizes *sizes, share_cut cut, int64_t *shape);
 
 /* The ranks must outlive it, and it the models that are described with its layouts. Collective over tp and cp. */
 xd_result share_create(const share_ranks *ranks, const share_sizes *sizes, sharing **out);

@@ -46,21 +46,9 @@ static int64_t toy_stored(const toy *t, const xd_weight_desc *d) {
 
 /* Its shape, and where it lies. */
 static void toy_shape(const toy *t, share_cut cut, xd_weight_desc *d) {
-    const share_sizes *z = &t->share->size;
-    const int64_t shapes[SHARE_CUTS][3] = { { 0, 0, 0 },
-                                            { z->vocab, z->hidden, 0 },
-                                            { z->inner, z->hidden, 0 },
-                                            { z->inner, 0, 0 },
-                                            { z->hidden, 0, 0 },
-                                            { z->hidden, z->inner, 0 },
-                                            { 0, z->hidden, 0 },
-                                            { z->experts, z->hidden, z->hidden },
-                                            { z->experts, z->hidden, 0 } };
-    static const int ndims[SHARE_CUTS] = { 0, 2, 2, 1, 1, 2, 2, 3, 2 };
     d->layout = t->share->layouts[cut];
-    if (cut == SHARE_VOCAB) d->stored_rows = z->stored;
-    d->ndim = ndims[cut];
-    memcpy(d->shape, shapes[cut], sizeof shapes[cut]);
+    d->ndim = share_shape(&t->share->size, cut, d->shape);
+    if (cut == SHARE_VOCAB) d->stored_rows = t->share->size.stored;
 }
 
 xd_result toy_add(const toy *t, xd_block *block, share_cut cut, xd_weight_desc d, toy_storage *s) {

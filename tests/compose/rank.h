@@ -56,6 +56,10 @@ typedef struct rank {
     double loss;
 } rank;
 
+/* The groups of this rank; data and rows are those of the world where nothing is shared. Collective over the world. */
+xd_result groups_make(rank *r);
+void groups_close(rank *r);
+
 /* The wrappers' settings. */
 typedef struct wrap_settings {
     xd_ddp_desc ddp;

@@ -11,60 +11,6 @@
 
 /* ---- set-up ---- */
 
-/* Data ranks are those that have other leaves: where sequences are shared, dp alone; likewise those of experts. */
-static xd_result cut_data(rank *r) {
-    const compose_layout *l = r->job->layout;
-    xd_groups *g = &r->groups;
-    const int me = xd_comm_rank(g->dp), each = xd_comm_size(g->dp) / l->groups;
-    g->cp = NULL;
-    g->dp_cp = g->dp;
-    r->cut = true;
-    XD_TRY(xd_comm_split(g->dp, me / each, me, &r->data));
-    g->intra_dp_cp = r->data;
-    if (l->groups > 1) XD_TRY(xd_comm_split(g->dp, me % each, me, &r->replicas));
-    g->inter_instances = r->replicas;
-    if (!r->job->config->size.experts) return XD_OK;
-    r->experts.replicas = r->replicas;
-    XD_TRY(xd_comm_split(g->dp, me / l->ep, me, &r->members));
-    return xd_comm_split(r->data, me % l->ep, me, &r->experts.data);
-}
-
-/* The groups of a pipeline, of ranks that share experts, or of those that share leaves. */
-static xd_result make_grid(rank *r, bool several) {
-    const compose_layout *l = r->job->layout;
-    const bool cut = l->cp > 1;
-    const xd_expert_desc d = { .tp = l->tp,
-                               .cp = l->cp,
-                               .ep = cut ? 1 : l->ep,
-                               .pp = l->pp,
-                               .optimizer_instances = several && !cut ? l->groups : 0 };
-    XD_TRY(xd_grid_create(r->world, &d, &r->grid));
-    const xd_groups *g = xd_grid_groups(r->grid);
-    r->groups = *g;
-    if (l->tp > 1) r->tp = g->tp;
-    if (l->cp > 1) r->cp = g->cp;
-    r->rows = g->dp_cp;
-    if (cut) return cut_data(r);
-    r->data = several ? g->intra_dp_cp : g->dp_cp;
-    r->replicas = several ? g->inter_instances : NULL;
-    if (!r->job->config->size.experts) return XD_OK;
-    r->members = g->ep;
-    r->experts.data = several ? g->intra_expert_dp : g->expert_dp;
-    r->experts.replicas = several ? g->inter_expert_instances : NULL;
-    return XD_OK;
-}
-
-static xd_result make_groups(rank *r) {
-    const compose_layout *l = r->job->layout;
-    const int groups = l->wrap == WRAP_HSDP || l->wrap == WRAP_SHARDED ? l->groups : 1;
-    const int me = xd_comm_rank(r->world), each = xd_comm_size(r->world) / groups;
-    r->data = r->rows = r->world;
-    if (is_staged(r) || r->job->config->size.experts || l->tp * l->cp > 1) return make_grid(r, groups > 1);
-    if (groups == 1) return XD_OK;
-    XD_TRY(xd_comm_split(r->world, me / each, me, &r->data));
-    return xd_comm_split(r->world, me % each, me, &r->replicas);
-}
-
 static xd_result make_share(rank *r) {
     const toy_sizes *z = &r->job->config->size;
     const share_sizes sizes = { z->rows,   z->hidden, TOY_HIDDEN,
@@ -463,7 +409,7 @@ static xd_result keep(const rank *r) {
 static xd_result run_rank_steps(rank *r) {
     const job *j = r->job;
     XD_TRY(make_home(r));
-    XD_TRY(make_groups(r));
+    XD_TRY(groups_make(r));
     XD_TRY(make_share(r));
     XD_TRY(make_model(r));
     XD_TRY(make_queues(r));
@@ -496,11 +442,7 @@ static xd_result run_rank(xd_comm *world, void *argument) {
     xd_vocab_destroy(r->vocab);
     share_destroy(r->share);
     if (r->self) xd_comm_destroy(r->self);
-    if (r->replicas && (!r->grid || r->cut)) xd_comm_destroy(r->replicas);
-    if (r->data != world && (!r->grid || r->cut)) xd_comm_destroy(r->data);
-    if (r->members && r->cut) xd_comm_destroy(r->members);
-    if (r->experts.data && r->cut) xd_comm_destroy(r->experts.data);
-    xd_grid_destroy(r->grid);
+    groups_close(r);
     if (r->over != world) xd_comm_destroy(r->over);
     if (r->home != r->ctx) xd_ctx_destroy(r->home);
     free(r->storage);

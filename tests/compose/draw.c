@@ -39,8 +39,8 @@ const feature features[FEATURES] = { { "ranks", 1, 8 },
                                      { "soft", 0, 2 },
                                      { "smoothing", 0, 1 },
                                      { "ignored", 0, 1 },
-                                     { "half", 0, 1 },
-                                     { "sent", 0, 1 },
+                                     { "half", 0, 2 },
+                                     { "sent", 0, 2 },
                                      { "skips", 0, 1 },
                                      { "thaw", 0, COMPOSE_STEPS },
                                      { "divide", 0, 2 },
@@ -58,9 +58,20 @@ const feature features[FEATURES] = { { "ranks", 1, 8 },
                                      { "pushed2", 0, 1 },
                                      { "node", 0, 1 },
                                      { "node2", 0, 1 },
-                                     { "imports", 0, 2 } };
+                                     { "imports", 0, 2 },
+                                     { "divergence", 0, 3 },
+                                     { "tp", 1, 8 }, /* more than 4 are none */
+                                     { "cp", 1, 8 },
+                                     { "padded", 0, 3 },
+                                     { "tp2", 1, 8 },
+                                     { "cp2", 1, 8 },
+                                     { "padded2", 0, 3 } };
 
-enum { MOST_RANKS = 8, MOST_STAGES = 4 }; /* all together; of a pipeline's ranks */
+enum {
+    MOST_RANKS = 8,
+    MOST_STAGES = 4,
+    MOST_SHARE = 4
+}; /* all together; of a pipeline's; of those that share a leaf */
 
 /* Which rank counts and wrappers the leaves allow; others become the nearest that are. */
 static void settle_layout(int *f, int begin) {
@@ -89,6 +100,15 @@ static void settle_stages(int *f, int begin, int pp) {
     if (stages[PP] > 1 || f[COPIES]) f[TIED] = 0;
 }
 
+/* Ranks that share leaves, of as many as there are for them. */
+static void settle_share(int *f, int ranks, int pp, int tp) {
+    int *share = f + tp - TP;
+    for (int i = TP; i <= CP; i++) {
+        if (share[i] > MOST_SHARE) share[i] = 1;
+        while (f[ranks] * f[pp] * share[i] * (i == CP ? share[TP] : 1) > MOST_RANKS) --share[i];
+    }
+}
+
 /* Experts of a network that is not in stages, over ranks that divide the data ranks of a group. */
 static void settle_experts(int *f) {
     if (f[EXPERTS] > TOY_EXPERTS || f[COPIES] || f[PP] > 1 || f[PP2] > 1) f[EXPERTS] = 0;
@@ -106,10 +126,14 @@ void settle(int *f) {
     settle_layout(f, RANKS2);
     for (int i = RANKS2; i <= OFFLOAD2 && !f[STOP]; i++) f[i] = features[i].least;
     for (int i = PP2; i <= UNEVEN2 && !f[STOP]; i++) f[i] = features[i].least;
+    for (int i = TP2; i <= PADDED2 && !f[STOP]; i++) f[i] = features[i].least;
     if (!f[STOP]) f[NODE2] = f[IMPORTS] = 0;
+    if (!f[SOFT]) f[DIVERGENCE] = 0;
     settle_stages(f, RANKS, PP);
     settle_stages(f, RANKS2, PP2);
     settle_experts(f);
+    settle_share(f, RANKS, PP, TP);
+    settle_share(f, RANKS2, PP2, TP2);
     if (!f[OWN]) f[PUSHED] = 0;
     if (!f[OWN2]) f[PUSHED2] = 0;
     if (f[PUSHED] || f[PUSHED2])
@@ -117,7 +141,7 @@ void settle(int *f) {
     if (f[THAW] > f[STEPS]) f[THAW] = 0;
 }
 
-static compose_layout layout_of(const int *f, int ranks, int pp, int ep) {
+static compose_layout layout_of(const int *f, int ranks, int pp, int ep, int tp) {
     const int shift = ranks - RANKS;
     const compose_layout l = { f[ranks],
                                f[GROUPS + shift],
@@ -131,7 +155,10 @@ static compose_layout layout_of(const int *f, int ranks, int pp, int ep) {
                                f[pp + STAGES - PP],
                                f[ep],
                                f[ep + NODE - EP],
-                               f[pp + UNEVEN - PP] };
+                               f[pp + UNEVEN - PP],
+                               f[tp],
+                               f[tp + CP - TP],
+                               f[tp + PADDED - TP] };
     return l;
 }
 
@@ -156,9 +183,10 @@ compose_config config_of(const int *f) {
     c.thaw = f[THAW];
     c.divide = f[DIVIDE];
     c.imports = f[IMPORTS];
-    c.layout = layout_of(f, RANKS, PP, EP);
+    c.divergence = f[DIVERGENCE];
+    c.layout = layout_of(f, RANKS, PP, EP, TP);
     c.stop = f[STOP];
-    c.then = layout_of(f, RANKS2, PP2, EP2);
+    c.then = layout_of(f, RANKS2, PP2, EP2, TP2);
     return c;
 }
 

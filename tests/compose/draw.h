@@ -66,6 +66,13 @@ enum {
     NODE,
     NODE2,
     IMPORTS,
+    DIVERGENCE,
+    TP,
+    CP,
+    PADDED,
+    TP2,
+    CP2,
+    PADDED2,
     FEATURES
 };
 

@@ -7,44 +7,35 @@ enum { MATRIX, SHIFT, WEIGHTS };
 
 /* ---- description ---- */
 
-xd_result toy_experts_add(toy *t, xd_ctx *ctx, toy_storage *s) {
-    const int64_t hidden = t->size.hidden, shape[3] = { t->size.experts, hidden, hidden };
-    static const char *const names[WEIGHTS] = { "matrix", "shift" };
-    const int members = xd_comm_size(t->members);
-    const xd_axis axis = { "ep", members };
-    const xd_topology_desc ranks = { .axes = &axis, .axis_count = 1, .world_size = members };
+xd_result toy_experts_add(toy *t, toy_storage *s) {
     const xd_block_desc block = { .name = "experts", .type = "experts" };
-    xd_topology topology;
-    t->mine = xd_chunk(t->size.experts, members, xd_comm_rank(t->members));
-    XD_TRY(xd_topology_create(ctx, &ranks, &topology));
+    xd_weight_desc matrix = { .name = "matrix" }, shift = { .name = "shift" };
+    matrix.traits.expert = shift.traits.expert = true;
+    matrix.traits.frozen = (t->size.frozen & 8) != 0;
     XD_TRY(xd_block_add(xd_model_root(t->model), &block, &t->experts));
-    for (int i = 0; i < WEIGHTS; i++) {
-        xd_layout_desc l = { .ndim = 3 - i, .topology = &topology, .placement = { { XD_SHARD } } };
-        memcpy(l.shape, shape, sizeof shape);
-        if (i == SHIFT) l.shape[2] = 0;
-        XD_TRY(xd_layout_create(ctx, &l, &t->layouts[i]));
-        xd_weight_desc d = { .name = names[i], .dtype = s->dtype, .ndim = l.ndim, .layout = t->layouts[i] };
-        memcpy(d.shape, l.shape, sizeof shape);
-        d.init.kind = XD_INIT_NORMAL;
-        d.init.scale = 0.3f;
-        d.traits.expert = true;
-        d.traits.frozen = i == MATRIX && (t->size.frozen & 8) != 0;
-        toy_place(&d, (t->mine.end - t->mine.begin) * hidden * (i == MATRIX ? hidden : 1), s);
-        XD_TRY(xd_weight_add(t->experts, &d, NULL));
-    }
-    return XD_OK;
+    XD_TRY(toy_add(t, t->experts, SHARE_MATRICES, matrix, s));
+    return toy_add(t, t->experts, SHARE_SHIFTS, shift, s);
+}
+
+static int members_of(const toy *t) {
+    return xd_comm_size(t->share->ranks.members);
+}
+
+static int64_t experts_of(const toy *t) {
+    return t->share->experts.end - t->share->experts.begin;
 }
 
 /* ---- rows ---- */
 
-static int expert_of(const toy *t, const toy_pass *p, int row) {
+static int expert_of(const toy *t, const toy_pass *p, int64_t row) {
     return (int)((toy_number(p->step + 201, p->leaf, row) + 0.5f) * (float)t->size.experts);
 }
 
 /* Who gets which rows. */
 static xd_result route(const toy *t, const toy_pass *p) {
     toy_routes *routes = &p->kept->routes;
-    const int members = xd_comm_size(t->members), here = (int)(t->mine.end - t->mine.begin);
+    const xd_interval rows = t->share->rows;
+    const int members = members_of(t), here = (int)experts_of(t);
     int64_t counts[TOY_EXPERTS] = { 0 }, most[TOY_MEMBERS], mine[TOY_MEMBERS];
     int n = 0;
     memset(routes, 0, sizeof *routes);
@@ -53,16 +44,17 @@ static xd_result route(const toy *t, const toy_pass *p) {
         most[m] = theirs.end - theirs.begin;
         mine[m] = here;
         for (int64_t e = theirs.begin; e < theirs.end; e++)
-            for (int r = 0; r < t->size.rows && p->leaf >= 0; r++) {
+            for (int64_t r = rows.begin; r < rows.end && p->leaf >= 0; r++) {
                 if (expert_of(t, p, r) != e) continue;
                 routes->order[n++] = r;
                 routes->sent[m]++;
                 counts[e]++;
             }
     }
-    XD_TRY(xd_all_to_all(t->members, counts, most, routes->counts, mine, XD_DTYPE_I64));
+    XD_TRY(xd_all_to_all(t->share->ranks.members, counts, most, routes->counts, mine, XD_DTYPE_I64));
     for (int i = 0; i < members * here; i++) routes->came[i / here] += routes->counts[i];
-    return XD_OK;
+    return xd_all_to_all(t->share->ranks.members, routes->order, routes->sent, routes->numbers, routes->came,
+                         XD_DTYPE_I64);
 }
 
 /* Rows in the order in which they are sent, to their experts, or back. */
@@ -73,11 +65,11 @@ static xd_result move(const toy *t, const toy_routes *routes, float (*from)[TOY_
         out[m] = TOY_HIDDEN * (back ? routes->came[m] : routes->sent[m]);
         in[m] = TOY_HIDDEN * (back ? routes->sent[m] : routes->came[m]);
     }
-    return xd_all_to_all(t->members, from, out, to, in, XD_DTYPE_F32);
+    return xd_all_to_all(t->share->ranks.members, from, out, to, in, XD_DTYPE_F32);
 }
 
 static int64_t rows_of(const toy *t, const toy_pass *p) {
-    return p->leaf < 0 ? 0 : t->size.rows;
+    return p->leaf < 0 ? 0 : t->share->rows.end - t->share->rows.begin;
 }
 
 static xd_result send(const toy *t, const toy_pass *p, float (*rows)[TOY_HIDDEN], float (*to)[TOY_HIDDEN]) {
@@ -107,45 +99,65 @@ static void row_forward(int hidden, const float *matrix, const float *shift, con
     }
 }
 
-/* Adds to gradients; d, of y, becomes that of x. */
+/* The gradients of both; d, of y, becomes that of x. */
 static void row_backward(int hidden, const float *matrix, float *const *g, const float *x, float *d) {
     float out[TOY_HIDDEN] = { 0.0f };
     for (int i = 0; i < hidden; i++) {
-        if (g[SHIFT]) g[SHIFT][i] += d[i];
+        g[SHIFT][i] = d[i];
         for (int j = 0; j < hidden; j++) {
-            if (g[MATRIX]) g[MATRIX][i * hidden + j] += d[i] * x[j];
+            g[MATRIX][i * hidden + j] = d[i] * x[j];
             out[j] += matrix[i * hidden + j] * d[i];
         }
     }
     memcpy(d, out, sizeof out);
 }
 
-/* The rows of one member through this rank's experts; with gradients `g`, the way back. */
-static void member_rows(const toy *t, toy_routes *routes, int member, float *const *w, float *const *g,
-                        float (*rows)[TOY_HIDDEN]) {
-    const int64_t here = t->mine.end - t->mine.begin, hidden = t->size.hidden;
-    int64_t at = 0;
-    for (int m = 0; m < member; m++) at += routes->came[m];
-    for (int64_t e = 0; e < here; e++)
-        for (int64_t n = 0; n < routes->counts[member * here + e]; n++, at++) {
-            const float *matrix = w[MATRIX] + e * hidden * hidden, *shift = w[SHIFT] + e * hidden;
-            if (!g) {
-                row_forward((int)hidden, matrix, shift, routes->rows[at], rows[at]);
-                continue;
-            }
-            float *const gradients[WEIGHTS] = { g[MATRIX] ? g[MATRIX] + e * hidden * hidden : NULL,
-                                                g[SHIFT] ? g[SHIFT] + e * hidden : NULL };
-            row_backward((int)hidden, matrix, gradients, routes->rows[at], rows[at]);
-        }
-}
-
 /* All rows that came, through the experts once. */
 static xd_result compute(const toy *t, xd_pass_kind kind, toy_routes *routes, float (*rows)[TOY_HIDDEN]) {
     const xd_pass pass = { kind, 0, false };
+    const int64_t here = experts_of(t), hidden = t->size.hidden;
+    int64_t at = 0;
     float *w[WEIGHTS];
     XD_TRY(toy_open(t, t->experts, pass, w, NULL));
-    for (int m = 0; m < xd_comm_size(t->members); m++) member_rows(t, routes, m, w, NULL, rows);
+    for (int64_t i = 0; i < members_of(t) * here; i++)
+        for (int64_t n = 0; n < routes->counts[i]; n++, at++)
+            row_forward((int)hidden, w[MATRIX] + i % here * hidden * hidden, w[SHIFT] + i % here * hidden,
+                        routes->rows[at], rows[at]);
     return toy_close(t, t->experts);
+}
+
+/* Where the row of a member's leaf is among those that came, and its expert here; false when it did not come. */
+static bool find_row(const toy *t, const toy_routes *routes, int member, int64_t row, int64_t *at,
+                     int64_t *expert) {
+    const int64_t here = experts_of(t);
+    *at = 0;
+    for (int m = 0; m < member; m++) *at += routes->came[m];
+    for (*expert = 0; *expert < here; ++*expert)
+        for (int64_t n = 0; n < routes->counts[member * here + *expert]; n++, ++*at)
+            if (routes->numbers[*at] == row) return true;
+    return false;
+}
+
+/* The way back of the rows of one member, with the gradients that they give. */
+static xd_result member_backward(const toy *t, toy_routes *routes, int member, float *const *w,
+                                 float *const *g, float (*rows)[TOY_HIDDEN]) {
+    sharing *s = t->share;
+    const int64_t hidden = t->size.hidden, matrices = experts_of(t) * hidden * hidden;
+    for (int64_t r = s->rows.begin; r < s->rows.end; r++) {
+        int64_t at, expert;
+        float *place;
+        XD_TRY(share_place(s->weights[SHARE_OF_EXPERTS], s->counts[SHARE_OF_EXPERTS], &place));
+        if (find_row(t, routes, member, r, &at, &expert)) {
+            float *const out[WEIGHTS] = { place + expert * hidden * hidden,
+                                          place + matrices + expert * hidden };
+            row_backward((int)hidden, w[MATRIX] + expert * hidden * hidden, out, routes->rows[at], rows[at]);
+        }
+        XD_TRY(xd_leaf_stack_push(s->weights[SHARE_OF_EXPERTS], place));
+    }
+    XD_TRY(share_join(s, SHARE_OF_EXPERTS));
+    toy_add_to(g[MATRIX], s->sum, matrices);
+    toy_add_to(g[SHIFT], s->sum + matrices, s->counts[SHARE_OF_EXPERTS] - matrices);
+    return XD_OK;
 }
 
 xd_result toy_experts_forward(const toy *t, const toy_pass *p) {
@@ -162,14 +174,14 @@ xd_result toy_experts_forward(const toy *t, const toy_pass *p) {
 /* A backward for each member's leaf. */
 xd_result toy_experts_backward(const toy *t, const toy_pass *p, float d[TOY_ROWS][TOY_HIDDEN]) {
     float rows[TOY_MEMBERS * TOY_ROWS][TOY_HIDDEN], again[TOY_MEMBERS * TOY_ROWS][TOY_HIDDEN];
-    const int members = xd_comm_size(t->members);
+    const int members = members_of(t);
     XD_TRY(send(t, p, d, rows));
     for (int m = 0; m < members; m++) {
         const xd_pass pass = { XD_PASS_BACKWARD, p->k * members + m, false };
         float *w[WEIGHTS], *g[WEIGHTS];
         XD_TRY(toy_open(t, t->experts, pass, w, g));
         if (p->recompute) XD_TRY(compute(t, XD_PASS_RECOMPUTE, &p->kept->routes, again));
-        member_rows(t, &p->kept->routes, m, w, g, rows);
+        XD_TRY(member_backward(t, &p->kept->routes, m, w, g, rows));
         XD_TRY(toy_close(t, t->experts));
     }
     return bring(t, p, rows, d);

@@ -20,12 +20,19 @@ typedef struct rank {
     const job *job;
     xd_ctx *ctx;
     xd_comm *world, *data, *replicas;
+    xd_comm *tp, *cp, *members; /* NULL -> this rank alone; the last share the experts */
+    xd_comm *rows;              /* whoever has the same columns */
+    xd_comm *self;
+    bool
+        cut; /* these, members and ranks of experts are cut from the grid's dp, where cp is not among data ranks */
+    sharing *share;
     xd_ctx *home; /* of this rank's parts, and the world for it */
     xd_comm *over;
     toy toy;                    /* of a pipeline: the whole, for its names */
     float *storage, *gradients; /* the caller's */
     xd_parallel *parallel;      /* NULL of a pipeline */
-    xd_grid *grid;              /* of a pipeline, or of experts */
+    xd_grid *grid;              /* of a pipeline, of experts, of ranks that share leaves */
+    xd_groups groups;           /* its, but that data ranks are dp alone */
     xd_expert_ranks experts;
     /* Of a pipeline: */
     toy stages[STAGES];
@@ -37,7 +44,8 @@ typedef struct rank {
     xd_queue *gathers, *reductions, *sends;
     int64_t own, opened, most; /* leaves; more than are opened where rows come to experts */
     toy_kept *kept;            /* [most], or [slots] */
-    float *logits, *teacher;   /* [most, rows, vocab]; logits [slots, rows, vocab] */
+    int64_t rows_here, columns;
+    float *logits, *teacher; /* [most, rows here, columns]; logits [slots, rows here, columns] */
     int64_t labels[TOY_LEAVES * TOY_ROWS];
     xd_vocab *vocab;
     xd_param params[PARTS];
@@ -48,6 +56,10 @@ typedef struct rank {
     double loss;
 } rank;
 
+/* The groups of this rank; data and rows are those of the world where nothing is shared. Collective over the world. */
+xd_result groups_make(rank *r);
+void groups_close(rank *r);
+
 /* The wrappers' settings. */
 typedef struct wrap_settings {
     xd_ddp_desc ddp;
@@ -56,8 +68,8 @@ typedef struct wrap_settings {
 wrap_settings settings_of(const rank *r);
 bool is_fsdp(const compose_layout *layout);
 
-/* The loss of leaves [k, k + n) and its gradient, over their logits. */
-xd_result take_loss(rank *r, int64_t k, int64_t n, float *logits, xd_comm *comm);
+/* The loss of leaves [k, k + n) and its gradient, over their logits; of those that share them, or of all ranks' leaves. */
+xd_result take_loss(rank *r, int64_t k, int64_t n, float *logits, bool all);
 
 /* Whether the network is in stages, perhaps of one rank, and then: */
 bool is_staged(const rank *r);

@@ -11,30 +11,19 @@
 
 /* ---- set-up ---- */
 
-/* The groups of a pipeline, or of ranks that share experts. */
-static xd_result make_grid(rank *r, bool several) {
-    const compose_layout *l = r->job->layout;
-    const xd_expert_desc d = { .ep = l->ep, .pp = l->pp, .optimizer_instances = several ? l->groups : 0 };
-    XD_TRY(xd_grid_create(r->world, &d, &r->grid));
-    const xd_groups *g = xd_grid_groups(r->grid);
-    r->data = several ? g->intra_dp_cp : g->dp_cp;
-    r->replicas = several ? g->inter_instances : NULL;
-    if (!r->job->config->size.experts) return XD_OK;
-    r->toy.members = g->ep;
-    r->experts.data = several ? g->intra_expert_dp : g->expert_dp;
-    r->experts.replicas = several ? g->inter_expert_instances : NULL;
+static xd_result make_share(rank *r) {
+    const toy_sizes *z = &r->job->config->size;
+    const share_sizes sizes = { z->rows,   z->hidden, TOY_HIDDEN,
+                                z->inner,  z->vocab,  z->vocab + r->job->layout->padded,
+                                z->experts };
+    XD_TRY(xd_comm_self(r->ctx, &r->self));
+    const share_ranks ranks = { r->world, r->tp ? r->tp : r->self, r->cp ? r->cp : r->self,
+                                r->members ? r->members : r->self };
+    XD_TRY(share_create(&ranks, &sizes, &r->share));
+    r->toy.share = r->share;
+    r->rows_here = r->share->rows.end - r->share->rows.begin;
+    r->columns = r->share->vocab.end - r->share->vocab.begin;
     return XD_OK;
-}
-
-static xd_result make_groups(rank *r) {
-    const int wrap = r->job->layout->wrap;
-    const int groups = wrap == WRAP_HSDP || wrap == WRAP_SHARDED ? r->job->layout->groups : 1;
-    const int me = xd_comm_rank(r->world), each = xd_comm_size(r->world) / groups;
-    r->data = r->world;
-    if (is_staged(r) || r->job->config->size.experts) return make_grid(r, groups > 1);
-    if (groups == 1) return XD_OK;
-    XD_TRY(xd_comm_split(r->world, me / each, me, &r->data));
-    return xd_comm_split(r->world, me % each, me, &r->replicas);
 }
 
 static xd_result make_home(rank *r) {
@@ -53,7 +42,7 @@ static xd_result make_queues(rank *r) {
     const xd_queue_desc d = { .form = r->job->layout->queues == 2 ? XD_QUEUE_WORKER : XD_QUEUE_INLINE,
                               .capacity = 64 };
     if (!r->job->layout->queues) return XD_OK;
-    if (is_staged(r)) XD_TRY(xd_queue_create(xd_grid_groups(r->grid)->pp, &d, &r->sends));
+    if (is_staged(r)) XD_TRY(xd_queue_create(r->groups.pp, &d, &r->sends));
     if (r->experts.data) XD_TRY(xd_queue_create(r->experts.data, &d, &r->experts.gathers));
     if (r->experts.data) XD_TRY(xd_queue_create(r->experts.data, &d, &r->experts.reductions));
     XD_TRY(xd_queue_create(r->data, &d, &r->gathers));
@@ -69,6 +58,7 @@ wrap_settings settings_of(const rank *r) {
     static const xd_gradient_divisors divisors[] = { { false, 0.0, 0.0 },
                                                      { true, 0.0, 0.0 },
                                                      { false, 4.0, 0.3 } };
+    static const xd_dtype sent[] = { XD_DTYPE_NONE, XD_DTYPE_BF16, XD_DTYPE_F16 };
     const bool thaws = r->job->config->thaw > 0;
     const compose_layout *l = r->job->layout;
     const int64_t leaves = r->job->config->leaves;
@@ -87,7 +77,7 @@ wrap_settings settings_of(const rank *r) {
                                 .unit_type_count = l->nested ? 3 : 2,
                                 .replicas = r->replicas,
                                 .accumulate_whole = l->wrap == WRAP_FSDP_WHOLE,
-                                .sent_dtype = r->job->config->sent ? XD_DTYPE_BF16 : XD_DTYPE_NONE,
+                                .sent_dtype = sent[r->job->config->sent],
                                 .view_dtype = XD_DTYPE_F32,
                                 .reshard_ranks = l->reshard,
                                 .gathers = r->gathers,
@@ -112,9 +102,15 @@ static float *floats(int64_t count) {
     return (float *)calloc((size_t)count + 1, sizeof(float));
 }
 
+/* Of the caller's storage: all weights, with what is stored beyond them. */
+static int64_t room_of(const rank *r) {
+    return toy_count(&r->job->config->size) +
+           2 * (int64_t)r->job->layout->padded * r->job->config->size.hidden;
+}
+
 static xd_result make_model(rank *r) {
     const toy_sizes *z = &r->job->config->size;
-    const int64_t count = toy_count(z);
+    const int64_t count = room_of(r);
     const toy_storage library = { NULL, NULL, XD_DTYPE_NONE };
     xd_model *source = NULL;
     if (!r->job->layout->own) return toy_describe(r->ctx, z, library, &r->toy);
@@ -125,7 +121,7 @@ static xd_result make_model(rank *r) {
     r->toy.plain = r->job->layout->own == 2;
     /* The caller's values are his; here they are those that the library would form. */
     toy plain;
-    plain.members = r->toy.members;
+    plain.share = r->share;
     XD_TRY(toy_describe(r->ctx, z, library, &plain));
     source = plain.model;
     XD_TRY(xd_model_allocate(source));
@@ -151,15 +147,15 @@ static xd_result make_buffers(rank *r) {
     r->most = z->experts ? leaves.most : leaves.opened;
     const int64_t slots = is_staged(r) ? r->slots : r->most;
     r->kept = (toy_kept *)calloc((size_t)slots, sizeof *r->kept);
-    r->logits = floats(slots * z->rows * z->vocab);
-    r->teacher = floats(r->most * z->rows * z->vocab);
+    r->logits = floats(slots * r->rows_here * r->columns);
+    r->teacher = floats(r->most * r->rows_here * r->columns);
     if (is_staged(r)) {
         XD_TRY(stages_list(r));
-        return xd_vocab_create_even(r->ctx, NULL, z->vocab, &r->vocab);
+        return xd_vocab_create(r->ctx, r->tp, r->share->vocab, z->vocab, &r->vocab);
     }
     XD_TRY(xd_parallel_params(r->parallel, PARTS, r->params, &r->count));
     XD_TRY(xd_parallel_parts(r->parallel, PARTS, r->parts, &r->count));
-    return xd_vocab_create_even(r->ctx, NULL, z->vocab, &r->vocab);
+    return xd_vocab_create(r->ctx, r->tp, r->share->vocab, z->vocab, &r->vocab);
 }
 
 static xd_result make_state(rank *r) {
@@ -203,41 +199,46 @@ static xd_result thaw(rank *r) {
 static void read_batch(rank *r, int step) {
     const compose_config *c = r->job->config;
     const toy_sizes *z = &c->size;
+    const sharing *s = r->share;
     for (int64_t k = 0; k < r->own; k++)
-        for (int row = 0; row < z->rows; row++) {
-            const int64_t leaf = xd_parallel_leaf(lead_of(r), k), at = k * z->rows + row;
+        for (int64_t row = s->rows.begin; row < s->rows.end; row++) {
+            const int64_t leaf = xd_parallel_leaf(lead_of(r), k), at = k * r->rows_here + row - s->rows.begin;
             const bool ignored = c->ignored && (leaf + row + step) % 3 == 0;
-            r->labels[at] = ignored ? XD_IGNORE_INDEX : toy_label(z, step, leaf, row);
-            for (int v = 0; v < z->vocab; v++)
-                r->teacher[at * z->vocab + v] = 6.0f * toy_number(step * 97 + leaf, row, v);
+            r->labels[at] = ignored ? XD_IGNORE_INDEX : toy_label(z, step, leaf, (int)row);
+            for (int64_t v = 0; v < r->columns; v++)
+                r->teacher[at * r->columns + v] =
+                    6.0f * toy_number(step * 97 + leaf, row, s->vocab.begin + v);
         }
 }
 
-xd_result take_loss(rank *r, int64_t k, int64_t n, float *logits, xd_comm *comm) {
+xd_result take_loss(rank *r, int64_t k, int64_t n, float *logits, bool all) {
     const compose_config *c = r->job->config;
-    const toy_sizes *z = &c->size;
-    const int64_t row = k * z->rows;
+    const int64_t row = k * r->rows_here, rows = n * r->rows_here;
     xd_loss_values values;
     xd_loss_desc d;
     memset(&d, 0, sizeof d);
-    d.student = xd_rows_of(logits, XD_DTYPE_F32, n * z->rows, z->vocab);
+    d.student = xd_rows_of(logits, XD_DTYPE_F32, rows, r->columns);
     d.vocab = r->vocab;
     d.common.labels = xd_ids_of(r->labels + row, XD_DTYPE_I64);
     d.common.gradient = d.student;
-    d.common.comm = comm;
-    d.common.denominator_value = (double)(c->leaves * z->rows);
+    d.common.comm = all ? r->rows : r->cp;
+    d.common.denominator_value = (double)(c->leaves * c->size.rows);
     d.hard_weight = c->soft == 1 ? 0.0 : 1.0;
     d.soft_weight = c->soft ? 0.5 : 0.0;
     d.label_smoothing = c->smoothing && c->soft != 1 ? 0.1 : 0.0;
-    if (c->soft) d.teacher = xd_rows_of(r->teacher + row * z->vocab, XD_DTYPE_F32, n * z->rows, z->vocab);
+    d.divergence = (xd_divergence)c->divergence;
+    if (c->divergence) d.temperature = 2.0;
+    if (c->divergence == XD_JSD) d.beta = 0.3;
+    if (c->soft) d.teacher = xd_rows_of(r->teacher + row * r->columns, XD_DTYPE_F32, rows, r->columns);
     XD_TRY(xd_loss(r->ctx, &d, &values));
     r->loss = values.loss;
-    if (n == 1 && !comm) r->job->out->leaf_losses[r->step][xd_parallel_leaf(lead_of(r), k)] = r->loss;
+    if (!all && (!r->tp || xd_comm_rank(r->tp) == 0) && (!r->cp || xd_comm_rank(r->cp) == 0))
+        r->job->out->leaf_losses[r->step][xd_parallel_leaf(lead_of(r), k)] = r->loss;
     return XD_OK;
 }
 
 static float *logits_of(rank *r, int64_t k) {
-    return r->logits + k * r->job->config->size.rows * r->job->config->size.vocab;
+    return r->logits + k * r->rows_here * r->columns;
 }
 
 static toy_pass pass_of(rank *r, xd_pass_kind kind, int64_t k) {
@@ -273,7 +274,7 @@ static xd_result infer(rank *r, int step) {
 /* By brackets, or with the caller's own gradients. */
 static xd_result leaf_backward(rank *r, int64_t k) {
     if (!r->toy.plain) return backward(r, k);
-    memset(r->gradients, 0, (size_t)toy_count(&r->toy.size) * sizeof *r->gradients);
+    memset(r->gradients, 0, (size_t)room_of(r) * sizeof *r->gradients);
     XD_TRY(backward(r, k));
     return xd_parallel_push_leaf(r->parallel);
 }
@@ -283,11 +284,11 @@ static xd_result train_leaves(rank *r) {
     for (int64_t k = 0; k < r->most; k++) {
         XD_TRY(forward(r, k));
         if (together) continue;
-        if (k < r->own) XD_TRY(take_loss(r, k, 1, logits_of(r, k), NULL));
+        if (k < r->own) XD_TRY(take_loss(r, k, 1, logits_of(r, k), false));
         XD_TRY(leaf_backward(r, k));
     }
     if (!together) return XD_OK;
-    XD_TRY(take_loss(r, 0, r->own, r->logits, r->world));
+    XD_TRY(take_loss(r, 0, r->own, r->logits, true));
     for (int64_t k = 0; k < r->most; k++) XD_TRY(leaf_backward(r, k));
     return XD_OK;
 }
@@ -375,39 +376,41 @@ static xd_result load(rank *r) {
     return is_staged(r) ? stages_publish(r) : xd_parallel_publish(r->parallel);
 }
 
-/* Elements before a part: of the experts of other ranks. */
-static int64_t before(const xd_tensor_part *p, int64_t numel) {
-    return p->shape[0] > 0 && p->region ? numel / p->shape[0] * p->region->interval[0][0].begin : 0;
+/* Element `at` of what this rank has of part i, at its place in the whole. */
+static xd_result keep_element(const rank *r, int64_t i, int64_t at, int64_t to) {
+    compose_result *out = r->job->out;
+    const xd_tensor_part *p = &r->parts[i];
+    const xd_optimizer_state state = xd_optimizer_state_at(r->optimizer, i);
+    const unsigned char *value = (const unsigned char *)p->data + (size_t)at * xd_dtype_size(p->dtype);
+    if (state.exp_avg) out->first[to] = state.exp_avg[at];
+    if (state.exp_avg_sq) out->second[to] = state.exp_avg_sq[at];
+    for (int a = 0; a < r->job->config->averages; a++)
+        out->averages[a][to] = ((const float *)xd_ema_view(r->averages[a], i).value)[at];
+    if (!state.master) return xd_cast(r->home, out->values + to, XD_DTYPE_F32, value, p->dtype, 1);
+    out->values[to] = state.master[at];
+    return XD_OK;
 }
 
-/* What this rank counts, at its place in the whole. */
+/* What this rank counts. */
 static xd_result keep(const rank *r) {
-    compose_result *out = r->job->out;
-    int64_t at = 0;
+    int64_t begin = 0;
     for (int64_t i = 0; i < r->count; i++) {
         const xd_tensor_part *p = &r->parts[i];
-        const xd_optimizer_state state = xd_optimizer_state_at(r->optimizer, i);
-        const int64_t bytes = (p->range.end - p->range.begin) * (int64_t)sizeof(float);
         int64_t numel = 1;
         for (int d = 0; d < p->ndim; d++) numel *= p->shape[d];
-        const int64_t to = at + before(p, numel) + p->range.begin;
-        at += numel;
-        if (p->replica || bytes == 0) continue;
-        XD_TRY(xd_cast(r->home, out->values + to, XD_DTYPE_F32, state.master ? state.master : p->data,
-                       state.master ? XD_DTYPE_F32 : p->dtype, p->range.end - p->range.begin));
-        if (state.exp_avg) memcpy(out->first + to, state.exp_avg, (size_t)bytes);
-        if (state.exp_avg_sq) memcpy(out->second + to, state.exp_avg_sq, (size_t)bytes);
-        for (int a = 0; a < r->job->config->averages; a++)
-            memcpy(out->averages[a] + to, xd_ema_view(r->averages[a], i).value, (size_t)bytes);
+        for (int64_t at = p->range.begin; at < p->range.end && !p->replica; at++)
+            XD_TRY(keep_element(r, i, at - p->range.begin, begin + share_whole_place(p, at)));
+        begin += numel;
     }
-    if (xd_comm_rank(r->world) == 0) out->count = at;
+    if (xd_comm_rank(r->world) == 0) r->job->out->count = begin;
     return XD_OK;
 }
 
 static xd_result run_rank_steps(rank *r) {
     const job *j = r->job;
     XD_TRY(make_home(r));
-    XD_TRY(make_groups(r));
+    XD_TRY(groups_make(r));
+    XD_TRY(make_share(r));
     XD_TRY(make_model(r));
     XD_TRY(make_queues(r));
     XD_TRY(make_wrapper(r));
@@ -437,9 +440,9 @@ static xd_result run_rank(xd_comm *world, void *argument) {
     xd_queue_destroy(r->reductions);
     toy_destroy(&r->toy);
     xd_vocab_destroy(r->vocab);
-    if (r->replicas && !r->grid) xd_comm_destroy(r->replicas);
-    if (r->data != world && !r->grid) xd_comm_destroy(r->data);
-    xd_grid_destroy(r->grid);
+    share_destroy(r->share);
+    if (r->self) xd_comm_destroy(r->self);
+    groups_close(r);
     if (r->over != world) xd_comm_destroy(r->over);
     if (r->home != r->ctx) xd_ctx_destroy(r->home);
     free(r->storage);
@@ -449,6 +452,10 @@ static xd_result run_rank(xd_comm *world, void *argument) {
     free(r->teacher);
     free(r);
     return result;
+}
+
+int compose_ranks(const compose_layout *l) {
+    return l->ranks * l->pp * l->tp * l->cp;
 }
 
 /* ---- ranks that are processes ---- */
@@ -474,7 +481,7 @@ static bool run_processes(const job *j, const xd_ctx_desc *settings) {
     static int worlds;
     char name[64];
     pid_t processes[8];
-    int status, ranks = j->layout->ranks * j->layout->pp;
+    int status, ranks = compose_ranks(j->layout);
     bool well = true;
     snprintf(name, sizeof name, "compose-%ld-%d", (long)getpid(), worlds++);
     fflush(stdout);
@@ -498,8 +505,7 @@ static bool run_part(const job *j) {
     d.reduction = XD_REDUCTION_INVARIANT;
     d.timeout_seconds = 20;
     if (j->layout->node) return run_processes(j, &d);
-    if (xd_run_threads(j->layout->ranks * j->layout->pp, &d, run_rank, (void *)j, &error) == XD_OK)
-        return true;
+    if (xd_run_threads(compose_ranks(j->layout), &d, run_rank, (void *)j, &error) == XD_OK) return true;
     snprintf(j->out->message, sizeof j->out->message, "%s", error.message);
     return false;
 }
@@ -508,8 +514,8 @@ static bool run_part(const job *j) {
 static compose_result *shared_result(void) {
     static compose_result *memory;
     if (!memory)
-        memory = (compose_result *)mmap(NULL, sizeof *memory, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS,
-                                        -1, 0);
+        memory = (compose_result *)mmap(NULL, sizeof *memory, PROT_READ | PROT_WRITE,
+                                        MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (memory == MAP_FAILED) abort();
     memset(memory, 0, sizeof *memory);
     return memory;

@@ -25,8 +25,10 @@ typedef struct compose_layout {
     int pp;      /* stages one after another, each with `ranks` ranks */
     int stages;  /* of each rank, interleaved */
     int ep;      /* ranks that share the experts; 1 without experts */
-    int node;   /* ranks are processes */
+    int node;    /* ranks are processes */
     int uneven; /* how layers are dealt: 0 evenly; all 1 in the first chunk, 2 in the last; 3 none in either of them */
+    int tp, cp; /* ranks that share a leaf: each of `ranks` is so many */
+    int padded; /* rows that are stored beyond the vocabulary */
 } compose_layout;
 
 /* Everything a run is made from. */
@@ -37,14 +39,15 @@ typedef struct compose_config {
     int recompute; /* layers once more in the backward */
     int inference; /* a pass without a backward after each step */
     int clip, averages, optimizer;
-    int soft; /* 0 labels; 1 a teacher; 2 both */
+    int soft;       /* 0 labels; 1 a teacher; 2 both */
+    int divergence; /* from the teacher: xd_divergence */
     int smoothing, ignored;
-    int sent; /* values are sent as BF16 and shown as F32; FSDP on all layouts then, also of one rank */
+    int sent; /* values are sent as BF16, or F16 with 2, and shown as F32; FSDP on all layouts then, also of one rank */
     int thaw; /* before this step, counted from 1, all frozen weights but the shifts of later layers are thawed; 0 -> never */
     int divide; /* gradients: 1 averaged; 2 divided before and after the sums */
     compose_layout layout;
     int imports; /* weights go on in files of others: 1 a model directory, 2 pieces of all ranks */
-    int stop; /* after so many steps the run is saved, and goes on in the next layout; 0 -> never */
+    int stop;    /* after so many steps the run is saved, and goes on in the next layout; 0 -> never */
     compose_layout then;
 } compose_config;
 
@@ -59,6 +62,8 @@ typedef struct compose_result {
     double leaf_losses[COMPOSE_STEPS][TOY_LEAVES]; /* unless all forwards come together */
     char message[600];                             /* of a run that failed */
 } compose_result;
+
+int compose_ranks(const compose_layout *layout);
 
 /* False with a message when the run fails. `directory` is for its checkpoint. */
 bool compose_run(const compose_config *config, const char *directory, compose_result *out);

@@ -14,6 +14,7 @@ static xd_result describe(void *user, xd_ctx *ctx, const xd_stage_place *place, 
     const toy_cut cut = { place->first, place->last, (int)place->first_layer,
                           (int)(place->first_layer + place->layer_count) };
     toy *t = &r->stages[r->stage_count++];
+    t->share = r->share;
     XD_TRY(toy_describe_stage(ctx, &r->job->config->size, &cut, t));
     *out = t->model;
     return XD_OK;
@@ -34,7 +35,7 @@ static xd_result make_built(rank *r) {
     const compose_layout *l = r->job->layout;
     const wrap_settings s = settings_of(r);
     int64_t layers[STAGES * STAGES];
-    xd_build_desc d = { .groups = xd_grid_groups(r->grid), .provider = { describe, r } };
+    xd_build_desc d = { .groups = &r->groups, .provider = { describe, r } };
     deal_layers(r->job->config->size.layers, l->pp * l->stages, l->uneven, layers);
     d.pipeline.layer_count = r->job->config->size.layers;
     d.pipeline.virtual_stages = l->stages;
@@ -49,7 +50,7 @@ static xd_result make_built(rank *r) {
 
 static xd_result make_pipeline(rank *r) {
     const compose_layout *l = r->job->layout;
-    xd_comm *pp = xd_grid_groups(r->grid)->pp;
+    xd_comm *pp = r->groups.pp;
     xd_pipeline_counts counts;
     const xd_pipeline_run_desc d = { .schedule = { .ranks = l->pp,
                                                    .virtual_stages = l->stages,
@@ -88,7 +89,7 @@ static xd_result fill_copies(rank *r) {
         const xd_tensor_part *p = &r->parts[i];
         if (!strstr(p->name, ".copy")) continue;
         for (int64_t at = p->range.begin; at < p->range.end; at++) {
-            const float value = toy_number(7, at, 3);
+            const float value = toy_number(7, share_whole_place(p, at), 3);
             unsigned char *to =
                 (unsigned char *)p->data + (size_t)(at - p->range.begin) * xd_dtype_size(p->dtype);
             XD_TRY(xd_cast(r->home, to, p->dtype, &value, XD_DTYPE_F32, 1));
@@ -118,7 +119,7 @@ static toy_pass pass_of(rank *r, const xd_pipeline_call *call) {
 }
 
 static float *logits_of(rank *r, const xd_pipeline_call *call) {
-    return r->logits + call->slot * r->job->config->size.rows * r->job->config->size.vocab;
+    return r->logits + call->slot * r->rows_here * r->columns;
 }
 
 static xd_result forward(void *user, const xd_pipeline_call *call) {
@@ -128,7 +129,7 @@ static xd_result forward(void *user, const xd_pipeline_call *call) {
     p.output = call->output ? (float *)call->output : logits_of(r, call);
     XD_TRY(toy_forward(&r->stages[call->stage.place.virtual_stage], &p));
     if (!call->stage.place.last || call->pass == XD_PASS_INFERENCE || p.leaf < 0) return XD_OK;
-    return take_loss(r, call->micro_batch, 1, p.output, NULL);
+    return take_loss(r, call->micro_batch, 1, p.output, false);
 }
 
 static xd_result backward(void *user, const xd_pipeline_call *call) {
@@ -141,7 +142,7 @@ static xd_result backward(void *user, const xd_pipeline_call *call) {
 
 xd_result stages_step(rank *r, int step) {
     const xd_pipeline_calls calls = { forward, backward, r };
-    const xd_pipeline_finish_desc finish = { .groups = xd_grid_groups(r->grid), .built = r->built };
+    const xd_pipeline_finish_desc finish = { .groups = &r->groups, .built = r->built };
     r->step = step;
     XD_TRY(xd_pipeline_run(r->pipeline, &calls, NULL));
     return xd_pipeline_finish(r->world, &finish);

@@ -59,7 +59,8 @@ xd_result travel_in(const rank *r) {
     name_all(r, &t);
     for (int64_t i = 0; i < r->count; i++) { /* none of what is there now stays */
         const xd_tensor_part *p = &r->parts[i];
-        memset(p->data, 0xff, (size_t)(p->range.end - p->range.begin) * xd_dtype_size(p->dtype));
+        const size_t bytes = (size_t)(p->range.end - p->range.begin) * xd_dtype_size(p->dtype);
+        if (bytes > 0) memset(p->data, 0xff, bytes);
     }
     const xd_weights_import_desc d = { .directory = t.directory, .weights = t.weights };
     return xd_weights_import(r->over, &d, NULL);

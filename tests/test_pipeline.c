@@ -254,7 +254,8 @@ static xd_result empty_rank(xd_comm *world, void *argument) {
     int calls = 0;
     d.ndim = 1; /* of no element */
     XD_TRY(xd_pipeline_create(world, &d, &p));
-    const xd_result result = xd_pipeline_run(p, &(xd_pipeline_calls){ empty_pass, empty_pass, &calls }, values);
+    const xd_result result =
+        xd_pipeline_run(p, &(xd_pipeline_calls){ empty_pass, empty_pass, &calls }, values);
     CHECK_EQ_INT(calls, 2 * v * 5);
     for (int i = 0; i < 5 && result == XD_OK; i++) CHECK(values[i] == i + 0.5);
     xd_pipeline_destroy(p);

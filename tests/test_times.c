@@ -111,7 +111,8 @@ XD_TEST(students_t_has_digits_far_out_in_a_tail) {
         double q[2];
         s.mean = side > 0 ? -8.0 : 6.0;
         for (int k = 0; k < 2; k++) {
-            const double x = fabs(log(k ? s.max_t : s.min_t) - s.mean) / s.deviation, root = sqrt(2.0 + x * x);
+            const double x = fabs(log(k ? s.max_t : s.min_t) - s.mean) / s.deviation,
+                         root = sqrt(2.0 + x * x);
             q[k] = 1.0 / (root * root * (1.0 + x / root));
         }
         for (int i = 0; i <= 16; i++) {

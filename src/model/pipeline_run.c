@@ -379,7 +379,8 @@ static void xdi_pipeline_describe(const xd_pipeline *p, const xdi_pipeline_step 
     call->micro_batch = w->micro_batch;
     call->slot = step->slot;
     if (step->input >= 0) call->input = xdi_pipeline_buffer(p->inputs, step->input, s->activation);
-    if (step->gradient >= 0) call->output_gradient = xdi_pipeline_buffer(p->gradients, step->gradient, s->gradient);
+    if (step->gradient >= 0)
+        call->output_gradient = xdi_pipeline_buffer(p->gradients, step->gradient, s->gradient);
     if (step->to >= 0 && forward) call->output = xdi_pipeline_sent(p, step);
     if (step->to >= 0 && !forward) call->input_gradient = xdi_pipeline_sent(p, step);
     if (call->stage.place.last && p->desc.value_count > 0)
@@ -451,7 +452,8 @@ static int xdi_pipeline_list(const xd_pipeline *p, const xdi_pipeline_step *step
                             xdi_pipeline_buffer(p->inputs, step->arrives, s->activation), &records[count++]);
     if (step->gradient_arrives >= 0)
         xdi_pipeline_record(p, XD_COLLECTIVE_RECV, true, behind,
-                            xdi_pipeline_buffer(p->gradients, step->gradient_arrives, s->gradient), &records[count++]);
+                            xdi_pipeline_buffer(p->gradients, step->gradient_arrives, s->gradient),
+                            &records[count++]);
     if (step->meets[0]) xdi_pipeline_meet(before, records, &count);
     if (step->meets[1]) xdi_pipeline_meet(behind, records, &count);
     return count;

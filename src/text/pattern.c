@@ -551,6 +551,8 @@ static xd_result xdi_pattern_compile(xdi_pattern_parser *p) {
     uint32_t root;
     XD_TRY(xdi_pattern_parse_choice(p, &root));
     if (p->at < p->bytes) return xdi_pattern_refuse(p, p->at, "a ) too many");
+    /* The references cut a text at each empty match; here there is none of them. */
+    if (xdi_pattern_is_empty(p, root)) return xdi_pattern_refuse(p, 0, "a match that can be empty");
     return xdi_pattern_emit_top(p, root);
 }
 

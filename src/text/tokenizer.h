@@ -64,9 +64,9 @@ typedef struct xd_tokenizer_desc {
  *
  * Local. Deterministic. Reads the whole file. Time and memory for a hostile file are proportional to its size and to
  * its largest id, which is at most 2,097,151 (about 100 MB).
- * Errors: IO; MEMORY; FORMAT for a malformed file, with the position; UNSUPPORTED for a valid feature that is not
- * implemented, with its name (Unigram, WordPiece, a character map, ...); ARGUMENT for a desc that does not
- * fit the file. */
+ * Errors: IO; MEMORY; FORMAT for a malformed file, with the position, and for a split pattern that is not supported or that
+ * an empty text matches; UNSUPPORTED for a valid feature that is not implemented, with its name (Unigram, WordPiece, a
+ * character map, ...); ARGUMENT for a desc that does not fit the file. */
 XD_API xd_result xd_tokenizer_load(xd_ctx *ctx, const char *path, const xd_tokenizer_desc *desc,
                                    xd_tokenizer **out);
 

@@ -5,6 +5,7 @@
 
 static xd_ctx *ctx;
 static xdi_unicode *unicode;
+static bool end_lines; /* of the patterns to come */
 
 static void begin(void) {
     CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
@@ -28,6 +29,7 @@ static const char *matches(const char *pattern, const char *text) {
     m.ctx = ctx;
     if (xdi_pattern_create(ctx, pattern, strlen(pattern), unicode, &p) != XD_OK)
         return xd_last_error(ctx)->message;
+    if (end_lines) CHECK(xdi_pattern_end_lines(p) == (strchr(pattern, '$') != NULL));
     xdi_matcher_start(&m, (const uint8_t *)text, bytes);
     for (size_t at = 0; at < bytes; at = to) {
         if (xdi_pattern_find(&m, p, at, bytes, &from, &to) != XD_OK) break;
@@ -107,6 +109,18 @@ XD_TEST(look_ahead_and_end_see_the_rest_of_the_text) {
     CHECK_EQ_STR(matches("a(?!b|c)", "abacad"), "abac[a]d");
     CHECK_EQ_STR(matches("\\s++$|\\s", "a  b  "), "a[ ][ ]b[  ]");
     CHECK_EQ_STR(matches("a$", "aa"), "a[a]");
+    end();
+}
+
+XD_TEST(the_end_of_a_line_is_an_end_where_a_pattern_is_told_so) {
+    static const char text[] = "a  \n a\n\n";
+    begin();
+    CHECK_EQ_STR(matches("a$|\\s+$", text), "a  \n a[\n\n]");
+    end_lines = true;
+    CHECK_EQ_STR(matches("a$|\\s+$", text), "a[  ]\n [a][\n\n]");
+    CHECK_EQ_STR(matches(" $\\n", text), "a [ \n] a\n\n");
+    CHECK_EQ_STR(matches("a", text), "[a]  \n [a]\n\n");
+    end_lines = false;
     end();
 }
 

@@ -39,6 +39,7 @@ typedef enum xdi_pattern_kind {
     XDI_PATTERN_ATOMIC,    /* list: match up to `target` without later backtracking, then continue after it */
     XDI_PATTERN_NOT_AHEAD, /* list: continue at `target` if the operations before it do not match here */
     XDI_PATTERN_END,       /* $ */
+    XDI_PATTERN_LINE_END,  /* list only: $ that matches before a line feed too */
     XDI_PATTERN_DONE       /* list only: of the pattern or of an inner match */
 } xdi_pattern_kind;
 
@@ -586,6 +587,16 @@ XD_PRIVATE void xdi_pattern_destroy(xd_ctx *ctx, xdi_pattern *pattern) {
     xd_release(ctx, pattern);
 }
 
+XD_PRIVATE bool xdi_pattern_end_lines(xdi_pattern *pattern) {
+    bool any = false;
+    for (uint32_t i = 0; i < pattern->op_count; i++) {
+        if (pattern->ops[i].kind != XDI_PATTERN_END) continue;
+        pattern->ops[i].kind = XDI_PATTERN_LINE_END;
+        any = true;
+    }
+    return any;
+}
+
 /* ---- matching ---- */
 
 XD_PRIVATE void xdi_matcher_start(xdi_matcher *m, const uint8_t *text, size_t bytes) {
@@ -718,6 +729,10 @@ static xd_result xdi_pattern_run(xdi_matcher *m, uint32_t op, size_t at, size_t 
             break;
         case XDI_PATTERN_END:
             good = at == m->bytes;
+            op++;
+            break;
+        case XDI_PATTERN_LINE_END:
+            good = at == m->bytes || m->text[at] == '\n';
             op++;
             break;
         case XDI_PATTERN_DONE:

@@ -387,7 +387,11 @@ static void xdi_tokenizer_mix_bytes(uint64_t *hash, const uint8_t *bytes, size_t
 static xd_result xdi_tokenizer_compile(xd_tokenizer *t, const char *text, size_t bytes, bool literal,
                                        xdi_pattern **out) {
     xdi_tokenizer_mix_bytes(&t->hash, (const uint8_t *)text, bytes);
-    if (!literal) return xdi_pattern_create(t->ctx, text, bytes, t->unicode, out);
+    if (!literal) {
+        XD_TRY(xdi_pattern_create(t->ctx, text, bytes, t->unicode, out));
+        if (t->ends_lines && xdi_pattern_end_lines(*out)) xdi_tokenizer_mix(&t->hash, 1);
+        return XD_OK;
+    }
     char *escaped = (char *)xd_allocate(t->ctx, 2 * bytes + 1);
     size_t length = 0;
     XD_REQUIRE(t->ctx, escaped, XD_ERROR_MEMORY, "no room for a pattern");

@@ -42,8 +42,9 @@ typedef struct xd_tokenizer_special {
 
 /* How to load a tokenizer. Zero is the default of every field. */
 typedef struct xd_tokenizer_desc {
-    xd_tokenizer_preset preset;           /* for rank files; other forms contain their rules: must be NONE */
-    const char *pattern;                  /* for rank files: overrides the preset's; NUL-terminated */
+    xd_tokenizer_preset preset; /* for rank files; other forms contain their rules: must be NONE */
+    const char *pattern; /* for rank files: overrides the preset's; NUL-terminated. What no match has is a
+                          * piece too, where tiktoken drops it: those of the presets match every text */
     const xd_tokenizer_special *specials; /* [special_count], besides those of the preset or the file */
     int64_t special_count;
     size_t max_bytes;      /* of the file; 0 -> 256 MiB */

@@ -188,6 +188,7 @@ struct xd_tokenizer {
     bool strays;        /* it has tokens that no text becomes: of bytes, but with names that spell none */
     bool ignore_merges; /* a piece that is a token is not merged */
     bool ends_lines;    /* `$` in patterns matches before a line feed too */
+    bool text_prefix; /* the last normaliser puts a prefix before the text, which added tokens do not have */
     bool byte_fallback, fuse_unknown, adds_prefix;
     bool cuts_at_mark; /* no merge crosses a blank, so a text may be divided before each */
     int32_t unknown;

@@ -478,7 +478,8 @@ static xd_result xdi_tokenizer_sort_added(xd_tokenizer *t, xdi_added_list *list)
 /* Added tokens that are matched after normalisation are normalised too. */
 static xd_result xdi_tokenizer_normalize_added(xd_tokenizer *t) {
     xdi_added_list *list = &t->added[1];
-    if (t->normalizer_count == 0) return XD_OK;
+    const int last = t->normalizer_count - (t->text_prefix ? 1 : 0);
+    if (last == 0) return XD_OK;
     xdi_rewriter rewriter;
     memset(&rewriter, 0, sizeof rewriter);
     rewriter.matcher.ctx = t->ctx;
@@ -486,7 +487,7 @@ static xd_result xdi_tokenizer_normalize_added(xd_tokenizer *t) {
     for (uint32_t i = 0; i < list->count && result == XD_OK; i++) {
         xdi_text_run run = { 0, 0, list->items[i].bytes, true };
         xdi_text_view in = { t->blob + list->items[i].text, list->items[i].bytes, &run, 1 }, out;
-        result = xdi_rewrite_apply(t->ctx, t, 0, t->normalizer_count, &rewriter, 0, in, &out);
+        result = xdi_rewrite_apply(t->ctx, t, 0, last, &rewriter, 0, in, &out);
         if (result != XD_OK || out.bytes == in.bytes) continue;
         if (out.length == 0 || out.length > XDI_TOKENIZER_ADDED ||
             t->blob_bytes + out.length > t->blob_capacity)

@@ -176,6 +176,19 @@ XD_TEST(tokens_that_share_a_character_stay_together) {
     check_chunks(&s, &t, expected, 1);
 }
 
+/* One character that normalisation changed is one token here and three there, in the middle of a text: "ab", the character, "cd". */
+XD_TEST(a_character_of_several_tokens_on_either_side_ends_where_it_ends) {
+    const int few[] = { 2, 3, 5 }, many[] = { 2, 3, 3, 3, 5 };
+    const int expected[][5] = { { 0, 1, 0, 1, 1 }, { 1, 2, 1, 4, 1 }, { 2, 3, 4, 5, 1 } };
+    const int mirrored[][5] = { { 0, 1, 0, 1, 1 }, { 1, 4, 1, 2, 1 }, { 4, 5, 2, 3, 1 } };
+    side s, t;
+    spell(&s, few, 3);
+    spell(&t, many, 5);
+    for (int i = 1; i < 4; i++) t.spans[i] = s.spans[1];
+    check_chunks(&s, &t, expected, 3);
+    check_chunks(&t, &s, mirrored, 3);
+}
+
 XD_TEST(special_tokens_pair_by_role_and_stand_alone_otherwise) {
     const int student[] = { -XD_TOKEN_BOS, 3, 6, -XD_TOKEN_EOS }, teacher[] = { 6, -XD_TOKEN_EOS };
     const int expected[][5] = { { 0, 1, 0, 0, 0 }, { 1, 3, 0, 1, 1 }, { 3, 4, 1, 2, 1 } };

@@ -5,6 +5,7 @@
 
 static xd_ctx *ctx;
 static xdi_unicode *unicode;
+static bool end_lines; /* of the patterns to come */
 
 static void begin(void) {
     CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
@@ -28,6 +29,7 @@ static const char *matches(const char *pattern, const char *text) {
     m.ctx = ctx;
     if (xdi_pattern_create(ctx, pattern, strlen(pattern), unicode, &p) != XD_OK)
         return xd_last_error(ctx)->message;
+    if (end_lines) CHECK(xdi_pattern_end_lines(p) == (strchr(pattern, '$') != NULL));
     xdi_matcher_start(&m, (const uint8_t *)text, bytes);
     for (size_t at = 0; at < bytes; at = to) {
         if (xdi_pattern_find(&m, p, at, bytes, &from, &to) != XD_OK) break;
@@ -110,6 +112,18 @@ XD_TEST(look_ahead_and_end_see_the_rest_of_the_text) {
     end();
 }
 
+XD_TEST(the_end_of_a_line_is_an_end_where_a_pattern_is_told_so) {
+    static const char text[] = "a  \n a\n\n";
+    begin();
+    CHECK_EQ_STR(matches("a$|\\s+$", text), "a  \n a[\n\n]");
+    end_lines = true;
+    CHECK_EQ_STR(matches("a$|\\s+$", text), "a[  ]\n [a][\n\n]");
+    CHECK_EQ_STR(matches(" $\\n", text), "a [ \n] a\n\n");
+    CHECK_EQ_STR(matches("a", text), "[a]  \n [a]\n\n");
+    end_lines = false;
+    end();
+}
+
 XD_TEST(bytes_that_are_not_utf8_are_characters_of_no_class) {
     begin();
     CHECK_EQ_STR(matches("\\p{L}+", "a\xff\xc3z\xe4\xb8"), "[a]\xff\xc3[z]\xe4\xb8");
@@ -145,6 +159,11 @@ XD_TEST(what_is_not_supported_is_named_with_its_place) {
         { "a{,2}", "a repetition that is not" },
         { "(?:a?)*", "a loop over what can be empty at byte 0" },
         { "(a*|b)+", "a loop over what can be empty at byte 0" },
+        { "a*", "a match that can be empty at byte 0 of 2" },
+        { "a+| ?b{0,2}", "a match that can be empty at byte 0 of 11" },
+        { "a|", "a match that can be empty at byte 0 of 2" },
+        { "a|$", "a match that can be empty at byte 0 of 3" },
+        { "ab|(?!c)", "a match that can be empty at byte 0 of 8" },
         { "\\b", "an escape that is not supported at byte 0" },
         { "a\\", "an escape that is not supported at byte 1" },
         { "\\x41", "an escape that is not supported" },

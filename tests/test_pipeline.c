@@ -238,6 +238,36 @@ XD_TEST(messages_are_those_of_the_schedule_and_memory_is_that_of_the_plan) {
     CHECK_EQ_INT(counted.bytes, 0);
 }
 
+/* Nothing to hand on: every stage still has its turns, with no arrays, and the values of the last one reach all ranks. */
+static xd_result empty_pass(void *user, const xd_pipeline_call *call) {
+    CHECK(!call->input && !call->output && !call->output_gradient && !call->input_gradient);
+    ++*(int *)user;
+    if (call->values) call->values[0] = (double)call->micro_batch + 0.5;
+    return XD_OK;
+}
+
+static xd_result empty_rank(xd_comm *world, void *argument) {
+    const int v = *(const int *)argument;
+    xd_pipeline_run_desc d = plain_desc(v, 5);
+    xd_pipeline *p = NULL;
+    double values[5];
+    int calls = 0;
+    d.ndim = 1; /* of no element */
+    XD_TRY(xd_pipeline_create(world, &d, &p));
+    const xd_result result =
+        xd_pipeline_run(p, &(xd_pipeline_calls){ empty_pass, empty_pass, &calls }, values);
+    CHECK_EQ_INT(calls, 2 * v * 5);
+    for (int i = 0; i < 5 && result == XD_OK; i++) CHECK(values[i] == i + 0.5);
+    xd_pipeline_destroy(p);
+    return result;
+}
+
+XD_TEST(activations_without_elements_go_through_all_stages) {
+    for (int p = 1; p <= 3; p++)
+        for (int v = 1; v <= (p > 1 ? 2 : 1); v++)
+            CHECK_EQ_INT(xd_run_threads(p, NULL, empty_rank, &v, NULL), XD_OK);
+}
+
 /* ---- calls that fail ---- */
 
 /* Every rank returns: the one that failed its own result, the others its name and its message. Then training goes on to the bits of a run

@@ -99,6 +99,32 @@ XD_TEST(one_degree_of_freedom_is_the_distribution_of_cauchy) {
     xd_ctx_destroy(ctx);
 }
 
+/* With two degrees of freedom x is exceeded with probability q(x) = 1 / ((2 + x^2) (1 + x / sqrt(2 + x^2))), which has an inverse. A
+ * million deviations out, next to nothing of the distribution is in the range. */
+XD_TEST(students_t_has_digits_far_out_in_a_tail) {
+    xd_ctx *ctx = open_ctx();
+    xd_time_sampler s = xd_times_defaults(XD_DMD_FASTGEN);
+    s.kind = XD_TIME_LOG_T;
+    s.freedom = 2.0;
+    s.deviation = 1e-6;
+    for (int side = -1; side <= 1; side += 2) {
+        double q[2];
+        s.mean = side > 0 ? -8.0 : 6.0;
+        for (int k = 0; k < 2; k++) {
+            const double x = fabs(log(k ? s.max_t : s.min_t) - s.mean) / s.deviation,
+                         root = sqrt(2.0 + x * x);
+            q[k] = 1.0 / (root * root * (1.0 + x / root));
+        }
+        for (int i = 0; i <= 16; i++) {
+            const double above = q[0] + i / 16.0 * (q[1] - q[0]);
+            const double x = (1.0 - 2.0 * above) / sqrt(2.0 * above * (1.0 - above));
+            const double expected = exp(s.mean + side * s.deviation * x);
+            CHECK_NEAR(time_of(ctx, &s, i / 16.0), expected, 1e-11 * expected);
+        }
+    }
+    xd_ctx_destroy(ctx);
+}
+
 XD_TEST(distributions_rise_from_one_end_to_the_other) {
     static const double freedoms[] = { 1e-6, 0.01, 3.0, 1e6 };
     xd_ctx *ctx = open_ctx();

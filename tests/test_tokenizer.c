@@ -296,6 +296,10 @@ XD_TEST(splits_do_with_their_matches_what_they_say) {
                              whole, "", "a b|ab ab|b -|ab -", false));
     CHECK_EQ_STR(ids(&f, "abab-"), "256 259"); /* "ab", "ab-" */
     unload(&f);
+    f = load(
+        byte_level_with("null", STAGES(SPLIT("{\"Regex\":\"b$\"}", "Removed")), whole, "", "a b", false));
+    CHECK_EQ_STR(spans(&f, "ab\nab"), "97:0-1 10:2-3 97:3-4"); /* each line has an end */
+    unload(&f);
 }
 
 XD_TEST(stages_cut_the_pieces_of_the_stage_before) {

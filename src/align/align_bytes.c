@@ -107,6 +107,15 @@ static bool xdi_sweep_meet(const xdi_sweep *x) {
            t->covered <= xdi_sweep_gap_end(s);
 }
 
+/* Whether the student's side advances: the side that is behind; at the same place the one that has to, because tokens to come share
+ * bytes with those taken; and the other side when one has no further token. */
+static bool xdi_sweep_is_students(const xdi_sweep *x) {
+    const xdi_sweep_side *s = &x->side[0], *t = &x->side[1];
+    if (s->next >= s->limit || t->next >= t->limit) return t->next >= t->limit;
+    if (s->covered != t->covered) return s->covered < t->covered;
+    return !xdi_sweep_at_boundary(s) || xdi_sweep_at_boundary(t);
+}
+
 /* One document: tokens up to each side's limit. */
 static void xdi_sweep_document(xdi_sweep *x) {
     xdi_sweep_side *s = &x->side[0], *t = &x->side[1];
@@ -118,9 +127,7 @@ static void xdi_sweep_document(xdi_sweep *x) {
             xdi_sweep_close(x, xdi_sweep_same(x));
             if (xdi_sweep_special(x)) continue;
         }
-        /* the side that is behind advances; when it has no further token, the other side */
-        const bool student = t->next >= t->limit || (s->next < s->limit && s->covered <= t->covered);
-        xdi_sweep_take(student ? s : t);
+        xdi_sweep_take(xdi_sweep_is_students(x) ? s : t);
     }
     xdi_sweep_close(x, xdi_sweep_meet(x) && xdi_sweep_same(x));
 }

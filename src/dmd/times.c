@@ -184,56 +184,81 @@ static double xdi_truncated_normal(double a, double b, double uniform) {
 /* Degrees of freedom from which on w has the scale 1 / sqrt(n). */
 static const double xdi_student_many = 1e7;
 
-/* The density of Student's t with n degrees of freedom, with x = sqrt(n) sinh w, is (cosh w)^-n in w up to a factor: smooth and
- * without a long tail. Since the range is finite, the factor is not needed. */
-static double xdi_student_density(double w, double n) {
+/* ln cosh w */
+static double xdi_log_cosh(double w) {
     const double size = fabs(w), half = sinh(0.5 * size);
-    if (size < 1.0) return exp(-n * log1p(2.0 * half * half)); /* where the sum below would cancel */
-    return exp(-n * (size + log1p(exp(-2.0 * size)) - 0.69314718055994531));
+    if (size < 1.0) return log1p(2.0 * half * half); /* where the sum below would cancel */
+    return size + log1p(exp(-2.0 * size)) - 0.69314718055994531;
 }
 
-/* Its integral from 0 to w: Gauss's formula of eight points on pieces over which it changes little. What is past the last
- * positive double adds nothing. */
-static double xdi_student_integral(double w, double n) {
+/* Student's t with n degrees of freedom in a range. With x = sqrt(n) sinh w its density is (cosh w)^-n in w up to a factor: smooth
+ * and without a long tail. It is taken relative to that at `base`, the range's point of most mass, 0 or above: however far out in a
+ * tail the range is, it has digits. Since the range is finite, the factor is not needed. */
+typedef struct xdi_student {
+    double n, base, height; /* height: ln cosh of the base */
+} xdi_student;
+
+static double xdi_student_density(const xdi_student *s, double w) {
+    return exp(-s->n * (xdi_log_cosh(w) - s->height));
+}
+
+/* From there on nothing is added that a double could hold: ln cosh is convex, so it rises from the base on at least as from 0, and
+ * at least by the slope that it has there. */
+static double xdi_student_reach(const xdi_student *s) {
+    const double n = s->n, slope = n * tanh(s->base);
+    const double end = n > xdi_student_many ? 40.0 / sqrt(n) : 745.2 / n + 0.7;
+    return slope > 0.0 && 745.2 / slope < end ? 745.2 / slope : end;
+}
+
+/* Its integral from the base to w: Gauss's formula of eight points on pieces over which it changes little. */
+static double xdi_student_integral(const xdi_student *s, double w) {
     static const double at[4] = { 0.18343464249564981, 0.52553240991632899, 0.79666647741362673,
                                   0.96028985649753618 };
     static const double weight[4] = { 0.36268378337836199, 0.31370664587788727, 0.22238103445337448,
                                       0.10122853629037626 };
-    const double size = fabs(w), end = n > xdi_student_many ? 40.0 / sqrt(n) : 745.2 / n + 0.7;
-    const double reach = size < end ? size : end;
-    const double widest = n > 3.0 ? 1.0 / sqrt(1.0 + n) : 0.5;
+    const double n = s->n, size = fabs(w - s->base), end = xdi_student_reach(s);
+    const double reach = size < end ? size : end, slope = n * tanh(s->base);
+    const double smooth = n > 3.0 ? 1.0 / sqrt(1.0 + n) : 0.5;
+    const double widest = slope * smooth > 2.0 ? 2.0 / slope : smooth;
     const int pieces = 1 + (int)(reach / widest);
-    const double half = 0.5 * reach / (double)pieces;
+    const double half = (w < s->base ? -0.5 : 0.5) * reach / (double)pieces;
     double sum = 0.0;
     for (int i = 0; i < pieces; i++) {
-        const double middle = half * (double)(2 * i + 1);
+        const double middle = s->base + half * (double)(2 * i + 1);
         for (int k = 0; k < 4; k++)
-            sum += weight[k] * (xdi_student_density(middle - half * at[k], n) +
-                                xdi_student_density(middle + half * at[k], n));
+            sum += weight[k] * (xdi_student_density(s, middle - half * at[k]) +
+                                xdi_student_density(s, middle + half * at[k]));
     }
-    return w < 0.0 ? -half * sum : half * sum;
+    return half * sum;
 }
 
 /* A number of Student's t in [a, b]: Newton's method, by halves where that leaves the range. */
-static double xdi_truncated_student(double a, double b, double n, double uniform) {
+static double xdi_student_in(double a, double b, double n, double uniform) {
     const double root = sqrt(n), unit = n > xdi_student_many ? 1.0 / root : 1.0;
     double low = asinh(a / root), high = asinh(b / root);
-    const double first = xdi_student_integral(low, n), all = xdi_student_integral(high, n) - first;
+    const double base = low > 0.0 ? low : 0.0;
+    const xdi_student s = { n, base, xdi_log_cosh(base) };
+    const double first = xdi_student_integral(&s, low), all = xdi_student_integral(&s, high) - first;
     const double target = first + uniform * all;
     double w = low + uniform * (high - low);
     for (int i = 0; i < 200; i++) {
-        const double error = xdi_student_integral(w, n) - target;
+        const double error = xdi_student_integral(&s, w) - target;
         if (error > 0.0)
             high = w;
         else
             low = w;
-        double next = w - error / xdi_student_density(w, n);
+        double next = w - error / xdi_student_density(&s, w);
         if (!(next > low && next < high)) next = low + 0.5 * (high - low);
         const bool settled = fabs(next - w) <= 1e-15 * (unit + fabs(w));
         w = next;
         if (settled) break;
     }
     return root * sinh(w);
+}
+
+/* A range below 0 is one above it, mirrored. */
+static double xdi_truncated_student(double a, double b, double n, double uniform) {
+    return b < 0.0 ? -xdi_student_in(-b, -a, n, 1.0 - uniform) : xdi_student_in(a, b, n, uniform);
 }
 
 /* ---- from a draw ---- */

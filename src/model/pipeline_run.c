@@ -347,12 +347,18 @@ static xd_result xdi_pipeline_settle(xd_pipeline *p) {
 
 /* ---- ticks ---- */
 
+/* One of several buffers; NULL where activations have no elements. */
+static unsigned char *xdi_pipeline_buffer(unsigned char *buffers, int64_t index, size_t bytes) {
+    return buffers ? buffers + (size_t)index * bytes : NULL;
+}
+
 /* Where what is sent to a neighbour is written. */
 static unsigned char *xdi_pipeline_sent(const xd_pipeline *p, const xdi_pipeline_step *step) {
     const xdi_pipeline_sizes *s = &p->sizes;
-    const size_t buffer = (size_t)(step->buffer % s->buffers);
-    return step->work.kind == XD_PIPELINE_FORWARD ? p->output + buffer * s->activation
-                                                  : p->input_gradient + buffer * s->gradient;
+    const int64_t buffer = step->buffer % s->buffers;
+    return step->work.kind == XD_PIPELINE_FORWARD
+               ? xdi_pipeline_buffer(p->output, buffer, s->activation)
+               : xdi_pipeline_buffer(p->input_gradient, buffer, s->gradient);
 }
 
 static void xdi_pipeline_describe(const xd_pipeline *p, const xdi_pipeline_step *step, xd_pass_kind pass,
@@ -372,8 +378,9 @@ static void xdi_pipeline_describe(const xd_pipeline *p, const xdi_pipeline_step 
     call->pass = pass;
     call->micro_batch = w->micro_batch;
     call->slot = step->slot;
-    if (step->input >= 0) call->input = p->inputs + (size_t)step->input * s->activation;
-    if (step->gradient >= 0) call->output_gradient = p->gradients + (size_t)step->gradient * s->gradient;
+    if (step->input >= 0) call->input = xdi_pipeline_buffer(p->inputs, step->input, s->activation);
+    if (step->gradient >= 0)
+        call->output_gradient = xdi_pipeline_buffer(p->gradients, step->gradient, s->gradient);
     if (step->to >= 0 && forward) call->output = xdi_pipeline_sent(p, step);
     if (step->to >= 0 && !forward) call->input_gradient = xdi_pipeline_sent(p, step);
     if (call->stage.place.last && p->desc.value_count > 0)
@@ -442,10 +449,11 @@ static int xdi_pipeline_list(const xd_pipeline *p, const xdi_pipeline_step *step
                             xdi_pipeline_sent(p, step), &records[count++]);
     if (step->arrives >= 0)
         xdi_pipeline_record(p, XD_COLLECTIVE_RECV, false, before,
-                            p->inputs + (size_t)step->arrives * s->activation, &records[count++]);
+                            xdi_pipeline_buffer(p->inputs, step->arrives, s->activation), &records[count++]);
     if (step->gradient_arrives >= 0)
         xdi_pipeline_record(p, XD_COLLECTIVE_RECV, true, behind,
-                            p->gradients + (size_t)step->gradient_arrives * s->gradient, &records[count++]);
+                            xdi_pipeline_buffer(p->gradients, step->gradient_arrives, s->gradient),
+                            &records[count++]);
     if (step->meets[0]) xdi_pipeline_meet(before, records, &count);
     if (step->meets[1]) xdi_pipeline_meet(behind, records, &count);
     return count;

@@ -61,6 +61,8 @@ typedef struct xdi_pattern xdi_pattern;
 XD_PRIVATE xd_result xdi_pattern_create(xd_ctx *ctx, const char *text, size_t bytes, const xdi_unicode *u,
                                         xdi_pattern **out);
 XD_PRIVATE void xdi_pattern_destroy(xd_ctx *ctx, xdi_pattern *pattern);
+/* From now on `$` matches before each line feed too, as in Oniguruma; true when the pattern has one. */
+XD_PRIVATE bool xdi_pattern_end_lines(xdi_pattern *pattern);
 
 /* A backtracking point: the options are the character boundaries from high down to low. */
 typedef struct xdi_pattern_choice {
@@ -185,6 +187,8 @@ struct xd_tokenizer {
     bool byte_level;    /* the model's symbols are bytes, else characters */
     bool strays;        /* it has tokens that no text becomes: of bytes, but with names that spell none */
     bool ignore_merges; /* a piece that is a token is not merged */
+    bool ends_lines;    /* `$` in patterns matches before a line feed too */
+    bool text_prefix; /* the last normaliser puts a prefix before the text, which added tokens do not have */
     bool byte_fallback, fuse_unknown, adds_prefix;
     bool cuts_at_mark; /* no merge crosses a blank, so a text may be divided before each */
     int32_t unknown;

@@ -39,6 +39,7 @@ typedef enum xdi_pattern_kind {
     XDI_PATTERN_ATOMIC,    /* list: match up to `target` without later backtracking, then continue after it */
     XDI_PATTERN_NOT_AHEAD, /* list: continue at `target` if the operations before it do not match here */
     XDI_PATTERN_END,       /* $ */
+    XDI_PATTERN_LINE_END,  /* list only: $ that matches before a line feed too */
     XDI_PATTERN_DONE       /* list only: of the pattern or of an inner match */
 } xdi_pattern_kind;
 
@@ -551,6 +552,8 @@ static xd_result xdi_pattern_compile(xdi_pattern_parser *p) {
     uint32_t root;
     XD_TRY(xdi_pattern_parse_choice(p, &root));
     if (p->at < p->bytes) return xdi_pattern_refuse(p, p->at, "a ) too many");
+    /* The references cut a text at each empty match; here there is none of them. */
+    if (xdi_pattern_is_empty(p, root)) return xdi_pattern_refuse(p, 0, "a match that can be empty");
     return xdi_pattern_emit_top(p, root);
 }
 
@@ -582,6 +585,16 @@ XD_PRIVATE void xdi_pattern_destroy(xd_ctx *ctx, xdi_pattern *pattern) {
     xd_release(ctx, pattern->ranges);
     xd_release(ctx, pattern->ops);
     xd_release(ctx, pattern);
+}
+
+XD_PRIVATE bool xdi_pattern_end_lines(xdi_pattern *pattern) {
+    bool any = false;
+    for (uint32_t i = 0; i < pattern->op_count; i++) {
+        if (pattern->ops[i].kind != XDI_PATTERN_END) continue;
+        pattern->ops[i].kind = XDI_PATTERN_LINE_END;
+        any = true;
+    }
+    return any;
 }
 
 /* ---- matching ---- */
@@ -716,6 +729,10 @@ static xd_result xdi_pattern_run(xdi_matcher *m, uint32_t op, size_t at, size_t 
             break;
         case XDI_PATTERN_END:
             good = at == m->bytes;
+            op++;
+            break;
+        case XDI_PATTERN_LINE_END:
+            good = at == m->bytes || m->text[at] == '\n';
             op++;
             break;
         case XDI_PATTERN_DONE:

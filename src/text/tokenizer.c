@@ -387,7 +387,11 @@ static void xdi_tokenizer_mix_bytes(uint64_t *hash, const uint8_t *bytes, size_t
 static xd_result xdi_tokenizer_compile(xd_tokenizer *t, const char *text, size_t bytes, bool literal,
                                        xdi_pattern **out) {
     xdi_tokenizer_mix_bytes(&t->hash, (const uint8_t *)text, bytes);
-    if (!literal) return xdi_pattern_create(t->ctx, text, bytes, t->unicode, out);
+    if (!literal) {
+        XD_TRY(xdi_pattern_create(t->ctx, text, bytes, t->unicode, out));
+        if (t->ends_lines && xdi_pattern_end_lines(*out)) xdi_tokenizer_mix(&t->hash, 1);
+        return XD_OK;
+    }
     char *escaped = (char *)xd_allocate(t->ctx, 2 * bytes + 1);
     size_t length = 0;
     XD_REQUIRE(t->ctx, escaped, XD_ERROR_MEMORY, "no room for a pattern");
@@ -474,7 +478,8 @@ static xd_result xdi_tokenizer_sort_added(xd_tokenizer *t, xdi_added_list *list)
 /* Added tokens that are matched after normalisation are normalised too. */
 static xd_result xdi_tokenizer_normalize_added(xd_tokenizer *t) {
     xdi_added_list *list = &t->added[1];
-    if (t->normalizer_count == 0) return XD_OK;
+    const int last = t->normalizer_count - (t->text_prefix ? 1 : 0);
+    if (last == 0) return XD_OK;
     xdi_rewriter rewriter;
     memset(&rewriter, 0, sizeof rewriter);
     rewriter.matcher.ctx = t->ctx;
@@ -482,7 +487,7 @@ static xd_result xdi_tokenizer_normalize_added(xd_tokenizer *t) {
     for (uint32_t i = 0; i < list->count && result == XD_OK; i++) {
         xdi_text_run run = { 0, 0, list->items[i].bytes, true };
         xdi_text_view in = { t->blob + list->items[i].text, list->items[i].bytes, &run, 1 }, out;
-        result = xdi_rewrite_apply(t->ctx, t, 0, t->normalizer_count, &rewriter, 0, in, &out);
+        result = xdi_rewrite_apply(t->ctx, t, 0, last, &rewriter, 0, in, &out);
         if (result != XD_OK || out.bytes == in.bytes) continue;
         if (out.length == 0 || out.length > XDI_TOKENIZER_ADDED ||
             t->blob_bytes + out.length > t->blob_capacity)

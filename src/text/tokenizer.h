@@ -42,8 +42,9 @@ typedef struct xd_tokenizer_special {
 
 /* How to load a tokenizer. Zero is the default of every field. */
 typedef struct xd_tokenizer_desc {
-    xd_tokenizer_preset preset;           /* for rank files; other forms contain their rules: must be NONE */
-    const char *pattern;                  /* for rank files: overrides the preset's; NUL-terminated */
+    xd_tokenizer_preset preset; /* for rank files; other forms contain their rules: must be NONE */
+    const char *pattern; /* for rank files: overrides the preset's; NUL-terminated. What no match has is a
+                          * piece too, where tiktoken drops it: those of the presets match every text */
     const xd_tokenizer_special *specials; /* [special_count], besides those of the preset or the file */
     int64_t special_count;
     size_t max_bytes;      /* of the file; 0 -> 256 MiB */
@@ -64,9 +65,9 @@ typedef struct xd_tokenizer_desc {
  *
  * Local. Deterministic. Reads the whole file. Time and memory for a hostile file are proportional to its size and to
  * its largest id, which is at most 2,097,151 (about 100 MB).
- * Errors: IO; MEMORY; FORMAT for a malformed file, with the position; UNSUPPORTED for a valid feature that is not
- * implemented, with its name (Unigram, WordPiece, a character map, ...); ARGUMENT for a desc that does not
- * fit the file. */
+ * Errors: IO; MEMORY; FORMAT for a malformed file, with the position, and for a split pattern that is not supported or that
+ * an empty text matches; UNSUPPORTED for a valid feature that is not implemented, with its name (Unigram, WordPiece, a
+ * character map, ...); ARGUMENT for a desc that does not fit the file. */
 XD_API xd_result xd_tokenizer_load(xd_ctx *ctx, const char *path, const xd_tokenizer_desc *desc,
                                    xd_tokenizer **out);
 
@@ -177,8 +178,8 @@ typedef struct xd_encoding {
  *
  * Spans never go back. They follow each other without gap or overlap, with three exceptions: a character that
  * normalisation changed is atomic, so each of its tokens has all its bytes; what normalisation or add_special
- * inserts has an empty span; and text that a vocabulary cannot write (no token, no unknown token) is in no
- * span. Blanks at the ends of a token are part of its span, whatever a file's trim_offsets says.
+ * inserts has an empty span; and text that has no token (the vocabulary cannot write it and has no unknown token, a
+ * normaliser removes it, a Split drops it) is in no span. Blanks at the ends of a token are part of its span, whatever a file's trim_offsets says.
  *
  * Local. Time is O(bytes log bytes). Allocates when a text is longer than all before it.
  * Errors: ARGUMENT for texts of 1 GiB and more; UNSUPPORTED for add_special when the file's post-processor is

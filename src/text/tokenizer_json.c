@@ -475,6 +475,7 @@ static xd_result xdi_hf_fill(xdi_hf_loader *l, const xd_tokenizer_desc *desc) {
     t->byte_fallback = xdi_hf_flag(l->model, "byte_fallback", false);
     t->fuse_unknown = xdi_hf_flag(l->model, "fuse_unk", false);
     t->ignore_merges = xdi_hf_flag(l->model, "ignore_merges", false);
+    t->ends_lines = true; /* Oniguruma */
     XD_TRY(xdi_hf_add_normalizer(l, xd_json_find(l->root, "normalizer")));
     t->normalizer_count = t->rewrite_count;
     XD_TRY(xdi_hf_add_pre_tokenizer(l, xd_json_find(l->root, "pre_tokenizer")));

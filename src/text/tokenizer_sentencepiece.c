@@ -186,7 +186,7 @@ static xd_result xdi_sentencepiece_measure(xdi_sentencepiece *m) {
         if (f.number == 1) {
             XD_TRY(xdi_sentencepiece_read_piece(&m->file, &f, &piece));
             m->pieces++;
-            m->bytes += 2 * piece.length;
+            m->bytes += (piece.kind == XDI_SENTENCEPIECE_USER ? 4 : 2) * piece.length;
         }
         if (f.number == 2) XD_TRY(xdi_sentencepiece_read_trainer(m, &f));
         if (f.number == 3) XD_TRY(xdi_sentencepiece_read_normalizer(m, &f));
@@ -216,6 +216,7 @@ static xd_result xdi_sentencepiece_add(xd_tokenizer *t, int32_t id, const xdi_se
     memset(&added, 0, sizeof added);
     added.id = id;
     added.special = piece->kind == XDI_SENTENCEPIECE_CONTROL;
+    added.normalized = !added.special; /* the reference finds its own symbols behind the prefix too */
     const int byte = xdi_tokenizer_fallback_byte(piece->text, piece->length);
     const uint8_t raw = (uint8_t)byte;
     const size_t length = xdi_tokenizer_unmark(piece->text, piece->length, buffer);
@@ -279,7 +280,7 @@ static xd_result xdi_sentencepiece_fill(const xdi_sentencepiece *m, xd_tokenizer
     XD_TRY(xdi_tokenizer_add_rewrite(t, XDI_REWRITE_REPLACE, " ", 1, true, XDI_TOKENIZER_MARK, 3));
     if (m->prefix) {
         XD_TRY(xdi_tokenizer_add_rewrite(t, XDI_REWRITE_PREPEND, NULL, 0, false, XDI_TOKENIZER_MARK, 3));
-        t->adds_prefix = true;
+        t->adds_prefix = t->text_prefix = true;
     }
     t->normalizer_count = t->rewrite_count;
     XD_TRY(xdi_tokenizer_add_specials(t, desc));

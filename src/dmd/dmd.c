@@ -225,11 +225,44 @@ static xd_result xdi_dmd_check_trainers(xd_ctx *ctx, const xd_dmd_desc *desc) {
                    (long long)a.total, xdi_dmd_role_name((xd_dmd_role)role), (long long)b.own,
                    (long long)b.total);
         for (int64_t k = 0; k < a.own; k++)
-            XD_REQUIRE(ctx, xd_parallel_leaf(first, k) == xd_parallel_leaf(trainer->parallel, k),
-                       XD_ERROR_ARGUMENT, "leaf %lld here is number %lld for the student and %lld for the %s",
-                       (long long)k, (long long)xd_parallel_leaf(first, k),
-                       (long long)xd_parallel_leaf(trainer->parallel, k),
-                       xdi_dmd_role_name((xd_dmd_role)role));
+            XD_REQUIRE(
+                ctx, xd_parallel_leaf(first, k) == xd_parallel_leaf(trainer->parallel, k), XD_ERROR_ARGUMENT,
+                "leaf %lld here is number %lld for the student and %lld for the %s: FSDP deals them "
+                "as DDP does with accumulate_whole",
+                (long long)k, (long long)xd_parallel_leaf(first, k),
+                (long long)xd_parallel_leaf(trainer->parallel, k), xdi_dmd_role_name((xd_dmd_role)role));
+    }
+    return XD_OK;
+}
+
+/* An optimizer over another list would leave the role as it is. One weight tells: the first that trains and is here. */
+static xd_result xdi_dmd_check_optimizer(xd_ctx *ctx, const xd_dmd_trainer *trainer, xd_dmd_role role) {
+    const xd_model *model = trainer->parallel->model;
+    const xd_optimizer_desc *steps = xd_optimizer_settings(trainer->optimizer);
+    for (int64_t i = 0; i < model->weight_count; i++) {
+        const xd_weight *w = model->weights[i];
+        if (!xdi_parallel_lists(w)) continue;
+        const xd_param param = xdi_parallel_param(trainer->parallel, w);
+        if (param.buffer || param.frozen || param.count == 0) continue;
+        for (int64_t k = 0; k < steps->param_count; k++)
+            if (steps->params[k].value == param.value) return XD_OK;
+        return XD_FAIL(ctx, XD_ERROR_ARGUMENT,
+                       "the %s's optimizer has %lld parameters, and not \"%s\" of its wrapper",
+                       xdi_dmd_role_name(role), (long long)steps->param_count, param.name);
+    }
+    return XD_OK;
+}
+
+/* What two roles may not have in common, and what belongs together in one. */
+static xd_result xdi_dmd_check_roles(xd_ctx *ctx, const xd_dmd_desc *desc) {
+    for (int role = 0; role < XD_DMD_TEACHER; role++) {
+        const xd_dmd_trainer *trainer = &desc->trainers[role];
+        for (int other = 0; other < role; other++)
+            XD_REQUIRE(ctx, !trainer->parallel || trainer->parallel != desc->trainers[other].parallel,
+                       XD_ERROR_STATE, "%s and %s have one wrapper, of which each would step the gradients",
+                       xdi_dmd_role_name((xd_dmd_role)other), xdi_dmd_role_name((xd_dmd_role)role));
+        if (trainer->parallel && trainer->optimizer)
+            XD_TRY(xdi_dmd_check_optimizer(ctx, trainer, (xd_dmd_role)role));
     }
     return XD_OK;
 }
@@ -245,7 +278,8 @@ static xd_result xdi_dmd_check(xd_ctx *ctx, const xd_dmd_desc *desc) {
     XD_TRY(xdi_dmd_check_rungs(ctx, desc));
     XD_TRY(xdi_dmd_check_gan(ctx, desc));
     XD_TRY(xdi_dmd_check_fdistill(ctx, desc));
-    return xdi_dmd_check_trainers(ctx, desc);
+    XD_TRY(xdi_dmd_check_trainers(ctx, desc));
+    return xdi_dmd_check_roles(ctx, desc);
 }
 
 XD_PRIVATE xd_result xdi_dmd_agree(const xd_dmd_desc *desc, xd_result result) {

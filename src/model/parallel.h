@@ -11,8 +11,9 @@
  *     xd_fsdp_create(model, data, &(xd_fsdp_desc){ .leaves = 16 }, &parallel);
  *     xd_parallel_params(parallel, room, params, &count);       // what optimizer, norm and averages take
  *     for each step {
- *         for (int64_t k = 0; k < xd_parallel_leaves(parallel).most; k++) {
- *             ... micro-batch xd_parallel_leaf(parallel, k): blocks forward, loss, blocks backward with .leaf = k ...
+ *         for (int64_t k = 0; k < xd_parallel_leaves(parallel).opened; k++) {
+ *             ... micro-batch xd_parallel_leaf(parallel, k): blocks forward, loss, blocks backward with .leaf = k; of -1, open
+ *                 and close them alone ...
  *         }
  *         xd_parallel_reduce(parallel);                          // params[i].gradient = the sum over all leaves
  *         xd_gradient_norm_compute(ctx, data, ...); xd_optimizer_step(...);

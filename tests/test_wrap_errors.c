@@ -287,6 +287,12 @@ static xd_result refuse_steps(xd_comm *world, void *argument) {
     CHECK(xd_parallel_publish(s.parallel) == XD_OK);
     whole_leaf(&s, 0);
     CHECK(xd_parallel_reduce(s.parallel) == XD_OK && xd_parallel_publish(s.parallel) == XD_OK);
+    whole_leaf(&s, 0); /* and nobody reduces */
+    CHECK(xd_parallel_publish(s.parallel) == XD_ERROR_STATE &&
+          says(&s, "1 leaves have had backward passes, and xd_parallel_reduce was not called"));
+    CHECK(xd_parallel_publish(s.parallel) == XD_OK); /* they were dropped: blocks begin at leaf 0 */
+    whole_leaf(&s, 0);
+    CHECK(xd_parallel_reduce(s.parallel) == XD_OK && xd_parallel_publish(s.parallel) == XD_OK);
     close_scene(&s);
     return XD_OK;
 }

@@ -554,14 +554,6 @@ XD_API xd_result xd_parallel_reduce(xd_parallel *p) {
     return result;
 }
 
-XD_API xd_result xd_parallel_publish(xd_parallel *p) {
-    XD_TRY(xd_agree(p->data, xdi_parallel_check_closed(p, "xd_parallel_publish")));
-    if (p->experts) XD_TRY(xdi_parallel_renew_values(p->experts));
-    XD_TRY(xdi_parallel_renew_values(p));
-    xdi_parallel_reset(p);
-    return XD_OK;
-}
-
 /* Whether a queue has a sum of this step, which other ranks may not have begun: dropped here it would stay there. */
 static bool xdi_parallel_has_sent(const xd_parallel *p) {
     bool sent = p->launched > 0;
@@ -571,6 +563,37 @@ static bool xdi_parallel_has_sent(const xd_parallel *p) {
 
 XD_PRIVATE void xdi_parallel_drop_leaves(xd_parallel *p) {
     if (!xdi_parallel_has_open(p) && !xdi_parallel_has_sent(p)) xdi_parallel_reset(p);
+}
+
+/* Whether some block has had a backward pass, and the step has not ended. */
+static bool xdi_parallel_is_within(const xd_parallel *p) {
+    bool within = p->reduced;
+    for (const xd_block *b = &p->model->root; b; b = xdi_block_after(b)) within = within || b->leaf > 0;
+    for (int64_t i = 0; i < p->bucket_count; i++) within = within || xdi_bucket_is_forming(p, &p->buckets[i]);
+    return within;
+}
+
+/* Nobody has the gradients of leaves that were not reduced: a step has not used them, and the next one would not. */
+static xd_result xdi_parallel_check_reduced(const xd_parallel *p) {
+    int64_t leaves = 0;
+    XD_TRY(xdi_parallel_check_closed(p, "xd_parallel_publish"));
+    for (const xd_block *b = &p->model->root; b; b = xdi_block_after(b))
+        leaves = b->leaf > leaves ? b->leaf : leaves;
+    XD_REQUIRE(p->ctx, p->reduced || !xdi_parallel_is_within(p), XD_ERROR_STATE,
+               "xd_parallel_publish: %lld leaves have had backward passes, and xd_parallel_reduce was not "
+               "called: the parameters have gradients of an earlier step",
+               (long long)leaves);
+    return XD_OK;
+}
+
+XD_API xd_result xd_parallel_publish(xd_parallel *p) {
+    const xd_result ready = xd_agree(p->data, xdi_parallel_check_reduced(p));
+    if (ready != XD_OK && !p->reduced) xdi_parallel_drop_leaves(p);
+    XD_TRY(ready);
+    if (p->experts) XD_TRY(xdi_parallel_renew_values(p->experts));
+    XD_TRY(xdi_parallel_renew_values(p));
+    xdi_parallel_reset(p);
+    return XD_OK;
 }
 
 XD_PRIVATE void xdi_parallel_drop_step(xd_parallel *p) {
@@ -583,14 +606,6 @@ XD_PRIVATE void xdi_parallel_drop_step(xd_parallel *p) {
 }
 
 /* ---- weights that are thawed ---- */
-
-/* Whether some block has had a backward pass, and the step has not ended. */
-static bool xdi_parallel_is_within(const xd_parallel *p) {
-    bool within = p->reduced;
-    for (const xd_block *b = &p->model->root; b; b = xdi_block_after(b)) within = within || b->leaf > 0;
-    for (int64_t i = 0; i < p->bucket_count; i++) within = within || xdi_bucket_is_forming(p, &p->buckets[i]);
-    return within;
-}
 
 static xd_result xdi_parallel_may_thaw(const xd_parallel *p, const xd_weight *w) {
     XD_REQUIRE(p->ctx, w->model == p->model, XD_ERROR_ARGUMENT, "weight \"%.80s\" is one of another model",

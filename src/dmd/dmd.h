@@ -284,7 +284,8 @@ XD_API xd_result xd_dmd_set_bins(xd_dmd *dmd, const double *values, int count);
  * GPU. Local. Errors: those of the device. */
 XD_API xd_result xd_dmd_findings(xd_dmd *dmd, xd_status *out);
 
-/* Gives the batch of a leaf, by its number in the whole step; called again for each phase of a step. */
+/* Gives the batch of a leaf, by its number in the whole step; called again for each phase of a step, which is that of
+ * xd_dmd_describe. What it points to is read until the next call of this. */
 typedef xd_result (*xd_dmd_batch_function)(void *user, int64_t leaf, xd_dmd_batch *batch);
 
 /* One step: the roles whose turn it is compute their leaves, gradients are summed, clipped, stepped and published, averages

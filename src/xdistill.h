@@ -333,6 +333,7 @@
 #include "comm/leaves.c"
 #include "comm/topology.c"
 #include "comm/mesh.c"
+#include "comm/facts.c"
 #include "comm/queue.c"
 #include "comm/launch.c"
 
@@ -530,6 +531,7 @@
 #include "dmd/pack.c"
 #ifndef XDISTILL_NO_MODELS
 #include "dmd/state.h"
+#include "dmd/settings.c"
 #include "dmd/dmd.c"
 #include "dmd/tensors.c"
 #include "dmd/ratios.c"

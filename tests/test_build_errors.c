@@ -497,7 +497,8 @@ static xd_result bad_settings(xd_comm *world, void *argument) {
     build_fails(&s, XD_ERROR_ARGUMENT, false, "both f16 and bf16");
     s.desc = good;
     if (s.rank == 1) s.desc.precision.f16 = true;
-    build_fails(&s, XD_ERROR_MISMATCH, true, "settings of a build");
+    build_fails(&s, XD_ERROR_MISMATCH, true,
+                "settings of a build: rank 1 passed precision.f16 = 1, rank 0 passed 0");
     s.desc = good;
     if (s.rank == 2) s.desc.before = NULL; /* both lists are empty */
     CHECK(build_run(&s) == XD_OK);

@@ -585,7 +585,7 @@ XD_TEST(ranks_that_disagree_all_return_an_error_that_says_where) {
         "differ first at tensor 2: \"layer.0.bias\" on rank 0, \"other\" on rank 1",
         "differ first at tensor 7: \"frozen\" on rank 0, \"frozen\" on rank 1 in another file or with "
         "another type",
-        "step, max_shard_bytes, keep",
+        "settings of a save: rank 1 passed",
         "on rank 1",
         "tensor \"embed.weight\": no rank holds element 0",
         "tensor \"embed.weight\": no rank holds element 34",

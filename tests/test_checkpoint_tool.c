@@ -17,24 +17,25 @@ int tool_main(int argc, char **argv);
 
 static char printed[20000]; /* by the last call */
 
-/* Runs the tool and keeps what it prints on its standard output. */
+/* Runs the tool and keeps what it prints, errors too. */
 static int tool(const char *word, const char *one, const char *other) {
     char file[] = "/tmp/xdistill-tool-XXXXXX", *argv[5];
-    const int handle = mkstemp(file), old = dup(1);
+    const int handle = mkstemp(file), old = dup(1), errors = dup(2);
     argv[0] = (char *)"xdistill";
     argv[1] = (char *)word;
     argv[2] = (char *)one;
     argv[3] = (char *)other;
     argv[4] = NULL;
     fflush(stdout);
-    CHECK(handle >= 0 && old >= 0 && dup2(handle, 1) == 1);
+    CHECK(handle >= 0 && old >= 0 && errors >= 0 && dup2(handle, 1) == 1 && dup2(handle, 2) == 2);
     const int status = tool_main(other ? 4 : one ? 3 : word ? 2 : 1, argv);
     fflush(stdout);
-    CHECK(dup2(old, 1) == 1);
+    CHECK(dup2(old, 1) == 1 && dup2(errors, 2) == 2);
     const ssize_t bytes = pread(handle, printed, sizeof printed - 1, 0);
     printed[bytes > 0 ? bytes : 0] = '\0';
     close(handle);
     close(old);
+    close(errors);
     CHECK(remove(file) == 0);
     return status;
 }
@@ -94,6 +95,11 @@ XD_TEST(the_tool_inspects_verifies_and_compares_checkpoints) {
     CHECK_EQ_INT(truncate(path_in(one, "optim.safetensors"), 5000), 0);
     CHECK_EQ_INT(tool("verify", one, NULL), 2);
     CHECK_EQ_INT(tool("inspect", root, NULL), 2);
+    CHECK(strstr(printed, "/manifest.json: open: No such file or directory\n") != NULL);
+    CHECK(strstr(printed, " is the root of checkpoints: name one, such as /") != NULL);
+    CHECK(strstr(printed, "/step-3\n") != NULL);
+    CHECK_EQ_INT(tool("diff", two, root), 2);
+    CHECK(strstr(printed, " is the root of checkpoints") != NULL);
     CHECK_EQ_INT(tool("compare", one, two), 2);
     CHECK_EQ_INT(tool(NULL, NULL, NULL), 2);
     remove_all(root);

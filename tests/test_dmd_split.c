@@ -361,6 +361,7 @@ XD_TEST(an_error_of_one_rank_is_one_of_all_over_both_axes) {
 typedef struct difference {
     xd_result results[2];
     int number;
+    char messages[2][512];
 } difference;
 
 static xd_result nothing(void *user, const xd_network_call *call) {
@@ -431,18 +432,61 @@ static xd_result differ_rank(xd_comm *world, void *argument) {
     if (xd_comm_rank(world) == 1) differ(&d, x->number);
     const xd_result result = xd_dmd_create(xd_comm_ctx(world), &d, &dmd);
     x->results[xd_comm_rank(world)] = result;
+    snprintf(x->messages[xd_comm_rank(world)], sizeof x->messages[0], "%s",
+             xd_last_error(xd_comm_ctx(world))->message);
     xd_dmd_destroy(dmd);
     return result;
 }
 
+/* What the error says of each of them. */
+static const char *const differences[DIFFERENCES] = {
+    "rank 1 passed another rungs.list than rank 0",
+    "rungs.deal = 0, rank 0 passed 1",
+    "rungs.fresh_noise = 1, rank 0 passed 0",
+    "lead = 1, rank 0 passed 0",
+    "regression.substeps = 3, rank 0 passed ",
+    "regression.step_samples = 3, rank 0 passed ",
+    "network_scale = 1000, rank 0 passed 0",
+    "network_dtype = ",
+    "v_is_flow = 1, rank 0 passed 0",
+    "student_times.min_t = 0.02, rank 0 passed 0.001",
+    "fake_times.max_t = 0.9, rank 0 passed 0.999",
+    "fake_times.shift = 3, rank 0 passed 5",
+    "student_times.dtype = ",
+    "schedule.least = 0.001, rank 0 passed ",
+    "gan.r1_alpha = 0.2, rank 0 passed 0.1",
+    "gan.same_noise = 1, rank 0 passed 0",
+    "gan.kind = 1, rank 0 passed 0",
+    "fake_loss.space = 3, rank 0 passed 0",
+    "normaliser = ",
+    "guided = 1, rank 0 passed 0",
+    "frequency = 7, rank 0 passed 5",
+    "seed = 22, rank 0 passed ",
+    "own_samples = 1, rank 0 passed 0",
+    "student.max_norm = 2, rank 0 passed ",
+    "teacher.predicts = 0, rank 0 passed 3",
+    "sizes.step_samples = 9, rank 0 passed 8",
+    "gan.fdistill.divergence = 2, rank 0 passed ",
+    "gan.fdistill.upper = 30, rank 0 passed 20",
+    "gan.fdistill.bins = 9, rank 0 passed 10",
+    "gan.fdistill.rate = 0.5, rank 0 passed 0",
+    "gan.fdistill.max_t = 0.5, rank 0 passed ",
+    "fake score.guidance.on = 1, rank 0 passed 0",
+    "fake score.guidance.scale = 1.5, rank 0 passed ",
+    "guided = 1, rank 0 passed 0",
+    "gan.penalty = 1, rank 0 passed 0",
+};
+
 XD_TEST(settings_that_decide_are_the_same_on_all_ranks) {
     for (int number = 0; number <= DIFFERENCES; number++) {
-        difference x = { { XD_OK, XD_OK }, number };
+        difference x = { .number = number };
         const bool same = number == DIFFERENCES;
         (void)xd_run_threads(2, NULL, differ_rank, &x, NULL);
         for (int rank = 0; rank < 2; rank++) {
             CHECK_EQ_INT(x.results[rank], same ? XD_OK : XD_ERROR_MISMATCH);
             if ((x.results[rank] == XD_OK) != same) printf("difference %d\n", number);
+            if (!same && !strstr(x.messages[rank], differences[number]))
+                CHECK_EQ_STR(x.messages[rank], differences[number]);
         }
     }
 }

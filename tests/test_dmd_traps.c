@@ -44,6 +44,8 @@
  *   a discriminator that differs by rank                         test_dmd.c a_discriminator_with_its_penalty_keeps_the_bits
  *   a discriminator that steps in every micro-batch              test_dmd.c values_are_there_for_the_terms_of_a_step_and_not_for_others
  *   means of local means                                         test_dmd.c: 3 ranks have 3, 3 and 2 leaves, with the bits of one
+ *   an optimizer over another network's weights, a network       below: roles_that_share_a_wrapper_or_step_another_are_refused
+ *     in two roles that train
  *   a missing average or discriminator that begins anew          test_dmd_record.c a_checkpoint_without_an_average_or_the_discriminator_...
  *   ---- numbers and data that are refused
  *   fewer than 1 step; shift below 1; guidance without its       test_dmd.c settings_that_do_not_fit_..., batches_and_calls_that_do_not_fit_...
@@ -455,6 +457,51 @@ XD_TEST(numbers_that_train_nothing_are_refused_before_a_step) {
     refuse(&d, "-0.5");
     d = good, d.sizes.elements = d.sizes.whole_elements = 0;
     refuse(&d, "samples of 0");
+}
+
+/* ---- roles that have something in common ---- */
+
+static void refuse_roles(xd_comm *world, const xd_dmd_desc *desc, xd_result expected, const char *text) {
+    const char *message = xd_last_error(xd_comm_ctx(world))->message;
+    xd_dmd *dmd = NULL;
+    const xd_result result = xd_dmd_create(xd_comm_ctx(world), desc, &dmd);
+    CHECK(result == expected ||
+          (result == XD_ERROR_PEER && xd_comm_rank(world) == 1)); /* with nothing of it */
+    CHECK(!dmd);
+    if (!strstr(message, text)) CHECK_EQ_STR(message, text);
+}
+
+static xd_result mixed_roles(xd_comm *world, void *argument) {
+    dmd_run run = { .desc = dmd_settings(XD_DMD_MODELOPT, 1), .gan = true, .fsdp = true };
+    dmd_net nets[XD_DMD_ROLES];
+    xd_dmd_desc desc, d;
+    xd_dmd *dmd = NULL;
+    (void)argument;
+    XD_TRY(dmd_make_all(world, &run, NULL, nets, &desc));
+    d = desc, d.trainers[XD_DMD_FAKE_SCORE].parallel = nets[XD_DMD_STUDENT].parallel;
+    refuse_roles(world, &d, XD_ERROR_STATE, "student and fake score have one wrapper");
+    d = desc, d.trainers[XD_DMD_STUDENT].optimizer = nets[XD_DMD_FAKE_SCORE].optimizer;
+    refuse_roles(world, &d, XD_ERROR_ARGUMENT,
+                 "the student's optimizer has 2 parameters, and not \"up.weight\" of its wrapper");
+    CHECK_EQ_INT(xd_dmd_create(xd_comm_ctx(world), &desc, &dmd), XD_OK);
+    xd_dmd_destroy(dmd);
+    dmd_free_net(&nets[XD_DMD_DISCRIMINATOR]); /* its turn under DDP, where leaves lie otherwise */
+    memset(&nets[XD_DMD_DISCRIMINATOR], 0, sizeof nets[0]);
+    run.fsdp = false;
+    XD_TRY(dmd_make_net(&nets[XD_DMD_DISCRIMINATOR], world, XD_DMD_DISCRIMINATOR, &run, NULL));
+    desc.trainers[XD_DMD_DISCRIMINATOR].parallel = nets[XD_DMD_DISCRIMINATOR].parallel;
+    desc.trainers[XD_DMD_DISCRIMINATOR].optimizer = nets[XD_DMD_DISCRIMINATOR].optimizer;
+    refuse_roles(world, &desc, XD_ERROR_ARGUMENT,
+                 "for the discriminator: FSDP deals them as DDP does with accumulate_whole");
+    dmd_free_all(nets);
+    return XD_OK;
+}
+
+XD_TEST(roles_that_share_a_wrapper_or_step_another_are_refused) {
+    const xd_ctx_desc invariant = { .reduction = XD_REDUCTION_INVARIANT };
+    xd_error error = { 0 };
+    CHECK_EQ_INT(xd_run_threads(2, &invariant, mixed_roles, NULL, &error), XD_OK);
+    CHECK_EQ_STR(error.message, "");
 }
 
 XD_TEST_MAIN()

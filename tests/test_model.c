@@ -208,6 +208,28 @@ XD_TEST(first_values_do_not_depend_on_the_layout_and_padded_rows_are_0) {
     xd_ctx_destroy(ctx);
 }
 
+XD_TEST(copies_of_an_embedding_begin_with_the_same_values_whatever_their_names) {
+    static const char *const names[] = { "embed", "head", "other" };
+    xd_weight *weights[3];
+    xd_ctx *ctx = NULL;
+    xd_model *model = NULL;
+    CHECK(xd_ctx_create(NULL, &ctx) == XD_OK && xd_model_create(ctx, NULL, &model) == XD_OK);
+    for (int i = 0; i < 3; i++) {
+        xd_weight_desc w = { .name = names[i], .dtype = XD_DTYPE_F32, .ndim = 2, .shape = { 5, 3 } };
+        w.init = (xd_init){ XD_INIT_NORMAL, .scale = 0.5f };
+        w.traits.shared_embedding = i < 2;
+        w.traits.shared = i == 1;
+        CHECK(xd_weight_add(xd_model_root(model), &w, &weights[i]) == XD_OK);
+    }
+    CHECK(xd_model_seal(model) == XD_OK && xd_model_allocate(model) == XD_OK);
+    CHECK(xd_model_init_weights(model) == XD_OK);
+    const void *embed = xd_weight_describe(weights[0]).value;
+    CHECK(memcmp(embed, xd_weight_describe(weights[1]).value, 15 * sizeof(float)) == 0);
+    CHECK(memcmp(embed, xd_weight_describe(weights[2]).value, 15 * sizeof(float)) != 0);
+    xd_model_destroy(model);
+    xd_ctx_destroy(ctx);
+}
+
 XD_TEST(first_values_are_rounded_to_the_weights_type_and_given_ones_stay) {
     enum { N = 9000 }; /* several blocks */
     static float expected[N], kept[5] = { 1, 2, 3, 4, 5 };

@@ -53,10 +53,11 @@ static xd_result refuse_rank(xd_comm *world, void *argument) {
                "calls of 4 micro-batches are collective over data, which is NULL");
         d = good_desc();
         d.dtype = XD_DTYPE_NONE;
-        refuse(world, d, XD_ERROR_DTYPE, own, "activations of dtype 0 with gradients of dtype 0");
+        refuse(world, d, XD_ERROR_DTYPE, own,
+               "activations of dtype NONE (0) with gradients of dtype NONE (0)");
         d = good_desc();
         d.gradient_dtype = (xd_dtype)77;
-        refuse(world, d, XD_ERROR_DTYPE, own, "with gradients of dtype 77");
+        refuse(world, d, XD_ERROR_DTYPE, own, "with gradients of dtype NONE (77)");
         d = good_desc();
         d.schedule.virtual_stages = 2;
         d.schedule.group = 2;

@@ -320,6 +320,8 @@ XD_TEST(a_reader_refuses_boxes_outside_of_a_tensor_and_directories_without_one) 
     const xd_ctx_desc desc = map_ctx_desc();
     CHECK_EQ_INT(xd_ctx_create(&desc, &ctx), XD_OK);
     CHECK_EQ_INT(xd_weights_reader_open(ctx, root, NULL, &reader), XD_ERROR_IO);
+    CHECK(strstr(xd_last_error(ctx)->message,
+                 " has neither model.safetensors nor model.safetensors.index.json"));
     CHECK(strstr(xd_last_error(ctx)->message, "model.safetensors.index.json") != NULL);
     for (int f = 0; f < FILES; f++) write_piece(ctx, root, f, &lies[0].files[f]);
     CHECK_EQ_INT(xd_weights_reader_open(ctx, root, NULL, &reader), XD_OK);

@@ -63,14 +63,16 @@ static xd_result refuse_wraps(xd_comm *world, void *argument) {
     CHECK(xd_model_seal(s.model) == XD_OK);
     CHECK(wrap_fsdp(&s, 1) == XD_ERROR_ARGUMENT && says(&s, "1 leaves for 2 data ranks"));
     CHECK(wrap_fsdp(&s, -3) == XD_ERROR_ARGUMENT && says(&s, "-3 leaves"));
-    CHECK(wrap_fsdp(&s, s.rank ? 4 : 6) == XD_ERROR_MISMATCH && says(&s, "settings of a wrapper"));
+    CHECK(wrap_fsdp(&s, s.rank ? 4 : 6) == XD_ERROR_MISMATCH &&
+          says(&s, "settings of a wrapper: rank 1 passed leaves = 4, rank 0 passed 6"));
     xd_fsdp_desc d = { .leaves = 4, .reshard_ranks = 3 };
     CHECK(xd_fsdp_create(s.model, world, &d, &s.parallel) == XD_ERROR_ARGUMENT &&
           says(&s, "3 ranks that keep a unit do not divide 2"));
     d = (xd_fsdp_desc){ .leaves = 4, .sent_dtype = XD_DTYPE_I32 };
     CHECK(xd_fsdp_create(s.model, world, &d, &s.parallel) == XD_ERROR_DTYPE && says(&s, "sent as I32"));
     d = (xd_fsdp_desc){ .leaves = 4, .sent_dtype = s.rank ? XD_DTYPE_BF16 : XD_DTYPE_F16 };
-    CHECK(xd_fsdp_create(s.model, world, &d, &s.parallel) == XD_ERROR_MISMATCH);
+    CHECK(xd_fsdp_create(s.model, world, &d, &s.parallel) == XD_ERROR_MISMATCH &&
+          says(&s, "rank 1 passed sent_dtype = BF16, rank 0 passed F16"));
     const xd_ddp_desc shown = { .leaves = 4, .view_dtype = XD_DTYPE_F64 };
     CHECK(xd_ddp_create(s.model, world, &shown, &s.parallel) == XD_ERROR_DTYPE && says(&s, "shown as F64"));
     xd_queue *queue = NULL;
@@ -283,6 +285,12 @@ static xd_result refuse_steps(xd_comm *world, void *argument) {
           says(&s, "xd_parallel_publish ends the step"));
     CHECK(xd_parallel_reduce(s.parallel) == XD_ERROR_STATE && says(&s, "reduced already"));
     CHECK(xd_parallel_publish(s.parallel) == XD_OK);
+    whole_leaf(&s, 0);
+    CHECK(xd_parallel_reduce(s.parallel) == XD_OK && xd_parallel_publish(s.parallel) == XD_OK);
+    whole_leaf(&s, 0); /* and nobody reduces */
+    CHECK(xd_parallel_publish(s.parallel) == XD_ERROR_STATE &&
+          says(&s, "1 leaves have had backward passes, and xd_parallel_reduce was not called"));
+    CHECK(xd_parallel_publish(s.parallel) == XD_OK); /* they were dropped: blocks begin at leaf 0 */
     whole_leaf(&s, 0);
     CHECK(xd_parallel_reduce(s.parallel) == XD_OK && xd_parallel_publish(s.parallel) == XD_OK);
     close_scene(&s);

@@ -290,7 +290,7 @@ XD_TEST(every_rank_is_told_what_is_wrong_with_a_route) {
         { positions_outside, XD_ERROR_ARGUMENT, "student rank 1 has positions [1, 3) after 0, of 2" },
         { columns_outside, XD_ERROR_ARGUMENT, "student rank 1 has columns [0, 4) of 3" },
         { few_slots, XD_ERROR_ARGUMENT, "a ring of 2 slots, but students who step together need 3" },
-        { other_columns, XD_ERROR_MISMATCH, "the route" },
+        { other_columns, XD_ERROR_MISMATCH, "settings of a route: rank" },
         { integers, XD_ERROR_DTYPE, "a wire of I32" },
         { bad_count, XD_ERROR_PEER, "a student side of -1 samples" },
         { part_of_the_columns, XD_ERROR_ARGUMENT, "student rank 1 wants 2 of the 3 chosen columns" }

@@ -110,6 +110,14 @@ static int convert(xd_ctx *ctx, int count, char **arguments) {
     return join_directory(ctx, &desc) == XD_OK ? SAME : BROKEN;
 }
 
+/* A run's root is named more often than one of its checkpoints. */
+static void hint(xd_ctx *ctx, const char *directory) {
+    int64_t step;
+    if (xd_checkpoint_find(ctx, directory, &step) == XD_OK)
+        fprintf(stderr, "%s is the root of checkpoints: name one, such as %s/step-%lld\n", directory,
+                directory, (long long)step);
+}
+
 static int run(xd_ctx *ctx, int count, char **arguments) {
     xd_checkpoint *one = NULL, *other = NULL;
     int status = BROKEN;
@@ -126,7 +134,10 @@ static int run(xd_ctx *ctx, int count, char **arguments) {
     } else if (!verifies) {
         usage();
     }
-    if (xd_last_error(ctx)->result != XD_OK) fprintf(stderr, "%s\n", xd_last_error(ctx)->message);
+    const xd_result result = xd_last_error(ctx)->result;
+    if (result != XD_OK) fprintf(stderr, "%s\n", xd_last_error(ctx)->message);
+    for (int i = 1; i < count && result == XD_ERROR_IO && strcmp(arguments[0], "convert") != 0; i++)
+        hint(ctx, arguments[i]);
     xd_checkpoint_close(other);
     xd_checkpoint_close(one);
     return status;

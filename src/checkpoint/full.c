@@ -240,15 +240,20 @@ static xd_result xdi_full_gather_list(xdi_full *f, const xd_state_gather_desc *d
 }
 
 /* Group and staging decide what each rank takes part in. */
-static uint64_t xdi_full_hash(const xdi_full *f, int flags) {
-    const uint64_t numbers[2] = { (uint64_t)f->staging_bytes, (uint64_t)flags };
-    return xd_hash(xd_hash(0, numbers, sizeof numbers), f->group ? f->group : "",
-                   f->group ? strlen(f->group) : 0);
+static xd_result xdi_full_agree_settings(const xdi_full *f, const xd_state_scatter_desc *scatter) {
+    xdi_facts facts;
+    memset(&facts, 0, sizeof facts);
+    xdi_fact_integer(&facts, "scatter", scatter != NULL);
+    xdi_fact_integer(&facts, "staging_bytes", (int64_t)f->staging_bytes);
+    xdi_fact_integer(&facts, "lenient", scatter && scatter->lenient);
+    xdi_fact_integer(&facts, "convert", scatter && scatter->convert);
+    xdi_fact_bytes(&facts, "group", f->group, f->group ? strlen(f->group) : 0);
+    return xdi_agree_facts(f->comm, &facts, scatter ? "settings of a scatter" : "settings of a gather");
 }
 
 static xd_result xdi_full_gather_run(xdi_full *f, const xd_state_gather_desc *desc) {
     XD_TRY(xd_agree(f->comm, xdi_full_gather_list(f, desc)));
-    XD_TRY(xd_agree_same(f->comm, xdi_full_hash(f, 0), "group and staging_bytes"));
+    XD_TRY(xdi_full_agree_settings(f, NULL));
     XD_TRY(xdi_content_agree(&f->content, f->comm));
     XD_TRY(xdi_cover_check(&f->content, f->comm));
     XD_TRY(xdi_cover_steps(&f->content, f->comm));
@@ -522,8 +527,7 @@ static xd_result xdi_full_scatter_list(xdi_full *f, const xd_state_scatter_desc 
 static xd_result xdi_full_scatter_run(xdi_full *f, const xd_state_scatter_desc *desc,
                                       xd_state_report *report) {
     XD_TRY(xd_agree(f->comm, xdi_full_scatter_list(f, desc)));
-    XD_TRY(xd_agree_same(f->comm, xdi_full_hash(f, 1 + desc->lenient + 2 * desc->convert),
-                         "group, staging_bytes, lenient and convert"));
+    XD_TRY(xdi_full_agree_settings(f, desc));
     XD_TRY(xdi_content_agree(&f->content, f->comm));
     XD_TRY(xd_agree(f->comm, xdi_full_match(f, desc, report)));
     XD_TRY(xd_broadcast(f->comm, report, (int64_t)sizeof *report, XD_DTYPE_U8, 0));

@@ -51,9 +51,14 @@ static xd_result xdi_load_list(xdi_load *l) {
     return xdi_content_get_steps(&l->content); /* those that are not loaded stay as they are */
 }
 
-static uint64_t xdi_load_hash(const xdi_load *l) {
-    const int64_t numbers[4] = { l->desc.step, (int64_t)l->desc.check, l->desc.lenient, l->desc.convert };
-    return xd_hash(0, numbers, sizeof numbers);
+static xd_result xdi_load_agree_settings(const xdi_load *l) {
+    xdi_facts facts;
+    memset(&facts, 0, sizeof facts);
+    xdi_fact_integer(&facts, "step", l->desc.step);
+    xdi_fact_integer(&facts, "check", (int64_t)l->desc.check);
+    xdi_fact_integer(&facts, "lenient", l->desc.lenient);
+    xdi_fact_integer(&facts, "convert", l->desc.convert);
+    return xdi_agree_facts(l->comm, &facts, "settings of a load");
 }
 
 static xd_result xdi_load_text(xdi_load *l, const char *name, char **text, int64_t *bytes) {
@@ -442,7 +447,7 @@ static xd_result xdi_load_prepare(xdi_load *l, char **state) {
 
 static xd_result xdi_load_run(xdi_load *l, char **state) {
     XD_TRY(xd_agree(l->comm, xdi_load_list(l)));
-    XD_TRY(xd_agree_same(l->comm, xdi_load_hash(l), "step, check, lenient and convert"));
+    XD_TRY(xdi_load_agree_settings(l));
     XD_TRY(xdi_content_agree(&l->content, l->comm));
     XD_TRY(xdi_load_share(l));
     XD_TRY(xd_agree(l->comm, xdi_load_prepare(l, state)));

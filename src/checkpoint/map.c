@@ -66,18 +66,30 @@ static uint64_t xdi_mapped_hash_entry(uint64_t hash, const xd_weight_map *map) {
     return map->ours ? xd_hash(hash, map->ours, strlen(map->ours) + 1) : hash;
 }
 
-static uint64_t xdi_mapped_hash(const xdi_mapped *m, const xd_mapped_weights *weights, int flags) {
-    const uint64_t numbers[3] = { (uint64_t)m->staging_bytes, (uint64_t)flags, (uint64_t)weights->map_count };
-    uint64_t hash = xd_hash(0, numbers, sizeof numbers);
+/* What the call is, and what all ranks must say of it alike. */
+static xd_result xdi_mapped_agree_settings(const xdi_mapped *m, const xd_mapped_weights *weights,
+                                           const xd_weights_import_desc *import, bool pieces) {
+    uint64_t maps = 0;
+    xdi_facts facts;
+    memset(&facts, 0, sizeof facts);
     for (int64_t i = 0; i < weights->map_count && weights->maps; i++)
-        hash = xdi_mapped_hash_entry(hash, &weights->maps[i]);
-    return hash;
+        maps = xdi_mapped_hash_entry(maps, &weights->maps[i]);
+    xdi_fact_integer(&facts, "import", import != NULL);
+    xdi_fact_integer(&facts, "staging_bytes", (int64_t)m->staging_bytes);
+    xdi_fact_integer(&facts, "lenient", import && import->lenient);
+    xdi_fact_integer(&facts, "convert", import && import->convert);
+    xdi_fact_integer(&facts, "pieces", pieces);
+    xdi_fact_integer(&facts, "map_count", weights->map_count);
+    xdi_fact_bytes(&facts, "list of maps", &maps, sizeof maps);
+    return xdi_agree_facts(m->comm, &facts, import ? "settings of an import" : "settings of an export");
 }
 
 /* The same list and the same plan on every rank. Collective. */
-static xd_result xdi_mapped_agree(xdi_mapped *m, const xd_mapped_weights *weights, bool lenient, int flags) {
+static xd_result xdi_mapped_agree(xdi_mapped *m, const xd_mapped_weights *weights,
+                                  const xd_weights_import_desc *import, bool pieces) {
+    const bool lenient = import && import->lenient;
     XD_TRY(xd_agree(m->comm, xdi_mapped_list_content(m)));
-    XD_TRY(xd_agree_same(m->comm, xdi_mapped_hash(m, weights, flags), "the map, staging_bytes and settings"));
+    XD_TRY(xdi_mapped_agree_settings(m, weights, import, pieces));
     XD_TRY(xdi_content_agree(&m->content, m->comm));
     return xd_agree(m->comm, xdi_mapped_plan_create(&m->content, weights, lenient, &m->plan));
 }
@@ -219,8 +231,10 @@ static xd_result xdi_import_match(xdi_import *l) {
     xdi_import_find_unexpected(l);
     XD_TRY(xdi_import_check_types(l));
     if (l->desc->lenient) return XD_OK;
-    XD_REQUIRE(l->m.ctx, r->missing == 0, XD_ERROR_MISSING, "%lld of %lld tensors are not in %s: %s",
-               (long long)r->missing, (long long)l->m.plan.tensor_count, l->m.directory, r->names);
+    XD_REQUIRE(l->m.ctx, r->missing == 0, XD_ERROR_MISSING,
+               "%lld of %lld tensors are not in %s, which has %lld that are not asked for: %s",
+               (long long)r->missing, (long long)l->m.plan.tensor_count, l->m.directory,
+               (long long)r->unexpected, r->names);
     XD_REQUIRE(l->m.ctx, r->unexpected == 0, XD_ERROR_UNEXPECTED, "%s has %lld tensors more: %s",
                l->m.directory, (long long)r->unexpected, r->names);
     return r->wrong_shape ? xdi_import_refuse_shape(l) : XD_OK;
@@ -332,7 +346,7 @@ static xd_result xdi_import_work(void *import, uint64_t bytes) {
 
 static xd_result xdi_import_run(xdi_import *l) {
     const xd_weights_import_desc *d = l->desc;
-    XD_TRY(xdi_mapped_agree(&l->m, &d->weights, d->lenient, 1 + 2 * d->lenient + 4 * d->convert));
+    XD_TRY(xdi_mapped_agree(&l->m, &d->weights, d, false));
     XD_TRY(xdi_comm_agree_alike(l->m.comm, xdi_import_open(l)));
     XD_TRY(xd_agree_same(l->m.comm, xdi_weights_reader_hash(l->reader), "the tensors of the directory"));
     XD_TRY(xdi_import_match(l));
@@ -489,7 +503,7 @@ static xd_result xdi_export_pieces(xdi_export *e) {
 }
 
 static xd_result xdi_export_run(xdi_export *e) {
-    XD_TRY(xdi_mapped_agree(&e->m, &e->desc->weights, false, 8 * e->desc->pieces));
+    XD_TRY(xdi_mapped_agree(&e->m, &e->desc->weights, NULL, e->desc->pieces));
     XD_TRY(xd_agree(e->m.comm, xdi_mapped_plan_check_types(&e->m.plan)));
     if (e->desc->pieces) return xdi_export_pieces(e);
     XD_TRY(xdi_comm_agree_alike(e->m.comm, xdi_export_create(e)));

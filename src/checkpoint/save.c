@@ -64,11 +64,16 @@ XD_PRIVATE xd_result xdi_save_list(xdi_save *s) {
     return s->root ? xdi_state_write(s->ctx, &s->desc, &s->state, &s->state_bytes) : XD_OK;
 }
 
-static uint64_t xdi_save_hash(const xdi_save *s) {
+static xd_result xdi_save_agree_settings(const xdi_save *s) {
     const xd_checkpoint_save_desc *d = &s->desc;
-    const uint64_t numbers[5] = { (uint64_t)d->step, d->max_shard_bytes, (uint64_t)d->keep, d->overwrite,
-                                  (uint64_t)d->block_bytes };
-    return xd_hash(0, numbers, sizeof numbers);
+    xdi_facts facts;
+    memset(&facts, 0, sizeof facts);
+    xdi_fact_integer(&facts, "step", d->step);
+    xdi_fact_integer(&facts, "max_shard_bytes", (int64_t)d->max_shard_bytes);
+    xdi_fact_integer(&facts, "keep", d->keep);
+    xdi_fact_integer(&facts, "overwrite", d->overwrite);
+    xdi_fact_integer(&facts, "block_bytes", (int64_t)d->block_bytes);
+    return xdi_agree_facts(s->comm, &facts, "settings of a save");
 }
 
 static xd_result xdi_save_prepare(xdi_save *s) {
@@ -88,8 +93,7 @@ static xd_result xdi_save_prepare(xdi_save *s) {
 }
 
 static xd_result xdi_save_agree(xdi_save *s) {
-    XD_TRY(
-        xd_agree_same(s->comm, xdi_save_hash(s), "step, max_shard_bytes, keep, overwrite and block_bytes"));
+    XD_TRY(xdi_save_agree_settings(s));
     XD_TRY(xdi_content_agree(&s->content, s->comm));
     XD_TRY(xdi_cover_check(&s->content, s->comm));
     XD_TRY(xdi_cover_steps(&s->content, s->comm));

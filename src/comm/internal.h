@@ -205,6 +205,38 @@ XD_PRIVATE bool xdi_node_hold(int file, int byte);
 XD_PRIVATE void xdi_node_let_go(int file, int byte);
 XD_PRIVATE bool xdi_node_is_held(int file, int byte);
 
+/* facts.c: settings that all ranks must pass alike, by the names that their desc gives them. */
+#define XDI_FACTS_MAX 128
+typedef enum xdi_fact_kind {
+    XDI_FACT_INTEGER,
+    XDI_FACT_DTYPE,
+    XDI_FACT_NUMBER,
+    XDI_FACT_BYTES
+} xdi_fact_kind;
+typedef struct xdi_fact {
+    const char *part; /* the struct within the desc that has the field; NULL -> the desc itself */
+    const char *name;
+    xdi_fact_kind kind;
+    uint64_t bits; /* of the value; the hash of bytes */
+    const void *data;
+    size_t bytes;
+} xdi_fact;
+typedef struct xdi_facts {
+    int count;
+    const char *part; /* of those that are added next */
+    xdi_fact at[XDI_FACTS_MAX];
+} xdi_facts;
+/* facts.c: add one to a list that begins as zeros; names and data are borrowed. */
+XD_PRIVATE void xdi_fact_integer(xdi_facts *facts, const char *name, int64_t value);
+XD_PRIVATE void xdi_fact_dtype(xdi_facts *facts, const char *name, xd_dtype value);
+XD_PRIVATE void xdi_fact_number(xdi_facts *facts, const char *name, double value);
+XD_PRIVATE void xdi_fact_bytes(xdi_facts *facts, const char *name, const void *data, size_t bytes);
+/* facts.c: xd_hash over all values, bytes themselves instead of their hash. */
+XD_PRIVATE uint64_t xdi_facts_hash(uint64_t seed, const xdi_facts *facts);
+/* facts.c: xd_agree_same over a list of the same names on every rank, in the same exchange. The error names the first setting that
+ * differs, with both values. */
+XD_PRIVATE xd_result xdi_agree_facts(xd_comm *comm, const xdi_facts *facts, const char *what);
+
 /* topology.c: removes the next name from the front of a list joined by ',' or '-' and returns its length; *list is NULL
  * after the last. */
 XD_PRIVATE size_t xdi_topology_next(const char **list, const char **name);

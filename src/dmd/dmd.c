@@ -1,4 +1,4 @@
-/* The object of a distillation: settings and memory. */
+/* The object of a distillation: defaults, checks and memory. */
 
 #include "base/internal.h"
 #include "dmd/state.h"
@@ -6,18 +6,6 @@
 
 #include <math.h>
 #include <string.h>
-
-XD_PRIVATE bool xdi_dmd_adversarial(const xd_dmd_desc *desc) {
-    return desc->networks[XD_DMD_DISCRIMINATOR].forward != NULL;
-}
-
-XD_PRIVATE bool xdi_dmd_penalised(const xd_dmd_desc *desc, xd_dmd_penalty penalty) {
-    return xdi_dmd_adversarial(desc) && desc->gan.r1_weight > 0.0 && desc->gan.penalty == penalty;
-}
-
-XD_PRIVATE int64_t xdi_dmd_whole(const xd_dmd_sizes *sizes) {
-    return sizes->whole_elements ? sizes->whole_elements : sizes->elements;
-}
 
 /* ---- settings ---- */
 
@@ -60,13 +48,6 @@ XD_API bool xd_dmd_has_turn(const xd_dmd_desc *desc, xd_dmd_role role, int64_t s
     if (role == XD_DMD_STUDENT) return student;
     if (role == XD_DMD_TEACHER || (role == XD_DMD_DISCRIMINATOR && !xdi_dmd_adversarial(desc))) return false;
     return step >= 0 && (desc->alternation == XD_DMD_ORIGINAL || !student);
-}
-
-static const char *const xdi_dmd_role_names[XD_DMD_ROLES] = { "student", "fake score", "discriminator",
-                                                              "teacher" };
-
-XD_PRIVATE const char *xdi_dmd_role_name(xd_dmd_role role) {
-    return xdi_dmd_role_names[role];
 }
 
 /* Whether arrays of so many numbers for each sample, and sums of several such arrays, have sizes. */
@@ -116,9 +97,9 @@ static xd_result xdi_dmd_check_networks(xd_ctx *ctx, const xd_dmd_desc *desc) {
         const xd_network *network = &desc->networks[role];
         if (role == XD_DMD_DISCRIMINATOR && !adversarial) continue;
         XD_REQUIRE(ctx, network->forward, XD_ERROR_ARGUMENT, "the %s has no forward",
-                   xdi_dmd_role_names[role]);
+                   xdi_dmd_role_name((xd_dmd_role)role));
         XD_REQUIRE(ctx, network->backward || (role == XD_DMD_TEACHER && !adversarial), XD_ERROR_ARGUMENT,
-                   "the %s has no backward", xdi_dmd_role_names[role]);
+                   "the %s has no backward", xdi_dmd_role_name((xd_dmd_role)role));
         if (role == XD_DMD_DISCRIMINATOR) continue;
         XD_TRY(xd_prediction_check(ctx, &desc->schedule, network->predicts, desc->v_is_flow));
     }
@@ -191,15 +172,16 @@ static xd_result xdi_dmd_check_guidances(xd_ctx *ctx, const xd_dmd_desc *desc) {
         const xd_guidance *g = &desc->networks[role].guidance;
         const bool guided = role == XD_DMD_TEACHER ? desc->guided : g->on;
         XD_REQUIRE(ctx, !g->on || role == XD_DMD_FAKE_SCORE, XD_ERROR_ARGUMENT,
-                   "guidance of the %s by %g; %s", xdi_dmd_role_names[role], g->scale,
+                   "guidance of the %s by %g; %s", xdi_dmd_role_name((xd_dmd_role)role), g->scale,
                    role == XD_DMD_TEACHER ? "the teacher's is xd_dmd_desc.guided" : "it has none");
         XD_REQUIRE(ctx, !g->on || isfinite(g->scale), XD_ERROR_ARGUMENT, "guidance of the %s by %g",
-                   xdi_dmd_role_names[role], g->scale);
+                   xdi_dmd_role_name((xd_dmd_role)role), g->scale);
         XD_REQUIRE(ctx, g->rescale >= 0.0 && g->rescale <= 1.0, XD_ERROR_ARGUMENT,
-                   "guidance of the %s with rescale %g, which is outside [0, 1]", xdi_dmd_role_names[role],
-                   g->rescale);
+                   "guidance of the %s with rescale %g, which is outside [0, 1]",
+                   xdi_dmd_role_name((xd_dmd_role)role), g->rescale);
         XD_REQUIRE(ctx, guided || g->rescale == 0.0, XD_ERROR_ARGUMENT,
-                   "rescale %g of the %s, which has no guidance", g->rescale, xdi_dmd_role_names[role]);
+                   "rescale %g of the %s, which has no guidance", g->rescale,
+                   xdi_dmd_role_name((xd_dmd_role)role));
     }
     return XD_OK;
 }
@@ -232,20 +214,55 @@ static xd_result xdi_dmd_check_trainers(xd_ctx *ctx, const xd_dmd_desc *desc) {
     for (int role = 0; role < XD_DMD_TEACHER; role++) {
         const xd_dmd_trainer *trainer = &desc->trainers[role];
         XD_REQUIRE(ctx, isfinite(trainer->max_norm) && trainer->max_norm >= 0.0, XD_ERROR_ARGUMENT,
-                   "the %s's norm at most %g", xdi_dmd_role_names[role], trainer->max_norm);
+                   "the %s's norm at most %g", xdi_dmd_role_name((xd_dmd_role)role), trainer->max_norm);
         XD_REQUIRE(ctx, trainer->average_count >= 0 && (trainer->averages || !trainer->average_count),
-                   XD_ERROR_ARGUMENT, "the %s has %d averages", xdi_dmd_role_names[role],
+                   XD_ERROR_ARGUMENT, "the %s has %d averages", xdi_dmd_role_name((xd_dmd_role)role),
                    trainer->average_count);
         if (!first || !trainer->parallel) continue;
         const xd_parallel_leaf_count a = xd_parallel_leaves(first), b = xd_parallel_leaves(trainer->parallel);
         XD_REQUIRE(ctx, a.own == b.own && a.total == b.total, XD_ERROR_ARGUMENT,
                    "the student has %lld of %lld leaves here, the %s %lld of %lld", (long long)a.own,
-                   (long long)a.total, xdi_dmd_role_names[role], (long long)b.own, (long long)b.total);
+                   (long long)a.total, xdi_dmd_role_name((xd_dmd_role)role), (long long)b.own,
+                   (long long)b.total);
         for (int64_t k = 0; k < a.own; k++)
-            XD_REQUIRE(ctx, xd_parallel_leaf(first, k) == xd_parallel_leaf(trainer->parallel, k),
-                       XD_ERROR_ARGUMENT, "leaf %lld here is number %lld for the student and %lld for the %s",
-                       (long long)k, (long long)xd_parallel_leaf(first, k),
-                       (long long)xd_parallel_leaf(trainer->parallel, k), xdi_dmd_role_names[role]);
+            XD_REQUIRE(
+                ctx, xd_parallel_leaf(first, k) == xd_parallel_leaf(trainer->parallel, k), XD_ERROR_ARGUMENT,
+                "leaf %lld here is number %lld for the student and %lld for the %s: FSDP deals them "
+                "as DDP does with accumulate_whole",
+                (long long)k, (long long)xd_parallel_leaf(first, k),
+                (long long)xd_parallel_leaf(trainer->parallel, k), xdi_dmd_role_name((xd_dmd_role)role));
+    }
+    return XD_OK;
+}
+
+/* An optimizer over another list would leave the role as it is. One weight tells: the first that trains and is here. */
+static xd_result xdi_dmd_check_optimizer(xd_ctx *ctx, const xd_dmd_trainer *trainer, xd_dmd_role role) {
+    const xd_model *model = trainer->parallel->model;
+    const xd_optimizer_desc *steps = xd_optimizer_settings(trainer->optimizer);
+    for (int64_t i = 0; i < model->weight_count; i++) {
+        const xd_weight *w = model->weights[i];
+        if (!xdi_parallel_lists(w)) continue;
+        const xd_param param = xdi_parallel_param(trainer->parallel, w);
+        if (param.buffer || param.frozen || param.count == 0) continue;
+        for (int64_t k = 0; k < steps->param_count; k++)
+            if (steps->params[k].value == param.value) return XD_OK;
+        return XD_FAIL(ctx, XD_ERROR_ARGUMENT,
+                       "the %s's optimizer has %lld parameters, and not \"%s\" of its wrapper",
+                       xdi_dmd_role_name(role), (long long)steps->param_count, param.name);
+    }
+    return XD_OK;
+}
+
+/* What two roles may not have in common, and what belongs together in one. */
+static xd_result xdi_dmd_check_roles(xd_ctx *ctx, const xd_dmd_desc *desc) {
+    for (int role = 0; role < XD_DMD_TEACHER; role++) {
+        const xd_dmd_trainer *trainer = &desc->trainers[role];
+        for (int other = 0; other < role; other++)
+            XD_REQUIRE(ctx, !trainer->parallel || trainer->parallel != desc->trainers[other].parallel,
+                       XD_ERROR_STATE, "%s and %s have one wrapper, of which each would step the gradients",
+                       xdi_dmd_role_name((xd_dmd_role)other), xdi_dmd_role_name((xd_dmd_role)role));
+        if (trainer->parallel && trainer->optimizer)
+            XD_TRY(xdi_dmd_check_optimizer(ctx, trainer, (xd_dmd_role)role));
     }
     return XD_OK;
 }
@@ -261,103 +278,8 @@ static xd_result xdi_dmd_check(xd_ctx *ctx, const xd_dmd_desc *desc) {
     XD_TRY(xdi_dmd_check_rungs(ctx, desc));
     XD_TRY(xdi_dmd_check_gan(ctx, desc));
     XD_TRY(xdi_dmd_check_fdistill(ctx, desc));
-    return xdi_dmd_check_trainers(ctx, desc);
-}
-
-static uint64_t xdi_dmd_hash_numbers(uint64_t hash, const double *numbers, int64_t count) {
-    return count > 0 ? xd_hash(hash, numbers, (size_t)count * sizeof *numbers) : hash;
-}
-
-static uint64_t xdi_dmd_hash_times(uint64_t hash, const xd_time_sampler *s) {
-    const double numbers[] = { (double)s->kind,  s->min_t,
-                               s->max_t,         s->shift,
-                               s->mean,          s->deviation,
-                               s->freedom,       (double)s->list_count,
-                               (double)s->first, (double)s->last,
-                               (double)s->count, (double)s->grid,
-                               (double)s->dtype, (double)s->list_to_end };
-    hash = xd_hash(hash, numbers, sizeof numbers);
-    return s->kind == XD_TIME_LIST ? xdi_dmd_hash_numbers(hash, s->list, s->list_count) : hash;
-}
-
-static uint64_t xdi_dmd_hash_schedule(uint64_t hash, const xd_noise_schedule *s) {
-    const double numbers[] = { (double)s->kind, s->min_t, s->max_t, s->least, (double)s->table_count };
-    hash = xd_hash(hash, numbers, sizeof numbers);
-    return s->kind == XD_NOISE_VP ? xdi_dmd_hash_numbers(hash, s->table, s->table_count) : hash;
-}
-
-static uint64_t xdi_dmd_hash_networks(uint64_t hash, const xd_dmd_desc *desc) {
-    for (int role = 0; role < XD_DMD_ROLES; role++) {
-        const xd_guidance *g = &desc->networks[role].guidance;
-        const double numbers[] = { (double)desc->networks[role].predicts,
-                                   (double)desc->networks[role].heads,
-                                   (double)desc->networks[role].feature_count,
-                                   desc->trainers[role].max_norm,
-                                   (double)desc->trainers[role].average_count,
-                                   (double)g->on,
-                                   g->scale,
-                                   g->rescale };
-        hash = xd_hash(hash, numbers, sizeof numbers);
-    }
-    return hash;
-}
-
-static uint64_t xdi_dmd_hash_losses(uint64_t hash, const xd_dmd_desc *desc) {
-    const xd_denoise_form *form = &desc->fake_loss;
-    const xd_dmd_gan *gan = &desc->gan;
-    const xd_dmd_fdistill *f = &gan->fdistill;
-    const double numbers[] = { (double)desc->normaliser,
-                               (double)form->space,
-                               (double)form->weight,
-                               form->sigma_data,
-                               form->gamma,
-                               form->user,
-                               (double)form->v_of_any_schedule,
-                               (double)xdi_dmd_adversarial(desc),
-                               (double)gan->kind,
-                               gan->weight,
-                               (double)gan->same_noise,
-                               gan->r1_weight,
-                               gan->r1_alpha,
-                               (double)gan->r1_on_clean,
-                               (double)f->on,
-                               (double)f->divergence,
-                               f->lower,
-                               f->upper,
-                               (double)f->bins,
-                               f->rate,
-                               f->min_t,
-                               f->max_t,
-                               (double)gan->penalty };
-    return xd_hash(hash, numbers, sizeof numbers);
-}
-
-/* A number of the settings that all ranks must share. */
-XD_PRIVATE uint64_t xdi_dmd_settings_hash(const xd_dmd_desc *desc) {
-    const double numbers[] = { (double)desc->sizes.step_samples,
-                               (double)xdi_dmd_whole(&desc->sizes),
-                               (double)desc->sizes.dtype,
-                               (double)desc->v_is_flow,
-                               desc->network_scale,
-                               (double)desc->network_dtype,
-                               (double)desc->rungs.steps,
-                               (double)desc->rungs.roll_out,
-                               (double)desc->rungs.deal,
-                               (double)desc->rungs.fresh_noise,
-                               (double)desc->regression.substeps,
-                               (double)desc->regression.step_samples,
-                               (double)desc->guided,
-                               desc->guidance_scale,
-                               (double)desc->alternation,
-                               (double)desc->frequency,
-                               (double)desc->lead,
-                               (double)desc->own_samples };
-    uint64_t hash = xd_hash(desc->seed, numbers, sizeof numbers);
-    hash = xdi_dmd_hash_numbers(hash, desc->rungs.list, (int64_t)desc->rungs.steps + 1);
-    hash = xdi_dmd_hash_schedule(hash, &desc->schedule);
-    hash = xdi_dmd_hash_times(hash, &desc->student_times);
-    hash = xdi_dmd_hash_times(hash, &desc->fake_times);
-    return xdi_dmd_hash_losses(xdi_dmd_hash_networks(hash, desc), desc);
+    XD_TRY(xdi_dmd_check_trainers(ctx, desc));
+    return xdi_dmd_check_roles(ctx, desc);
 }
 
 XD_PRIVATE xd_result xdi_dmd_agree(const xd_dmd_desc *desc, xd_result result) {
@@ -550,8 +472,7 @@ XD_API xd_result xd_dmd_create(xd_ctx *ctx, const xd_dmd_desc *desc, xd_dmd **ou
     xd_comm *const together[2] = { desc->sizes.split, desc->data };
     XD_TRY(xdi_dmd_agree(desc, xdi_dmd_check(ctx, desc)));
     for (int i = 0; i < 2; i++)
-        if (together[i])
-            XD_TRY(xd_agree_same(together[i], xdi_dmd_settings_hash(desc), "settings of a distillation"));
+        if (together[i]) XD_TRY(xdi_dmd_agree_settings(desc, together[i], NULL));
     const xd_result result = xdi_dmd_agree(desc, xdi_dmd_make(ctx, desc, &made));
     if (result != XD_OK) xd_dmd_destroy(made);
     XD_TRY(result);
@@ -596,7 +517,8 @@ XD_API xd_result xd_dmd_resume(xd_dmd *dmd, const xd_dmd_record *record) {
     for (int role = 0; role < XD_DMD_ROLES; role++)
         XD_REQUIRE(dmd->ctx, record->updates[role] >= 0 && record->updates[role] <= record->step,
                    XD_ERROR_ARGUMENT, "%lld updates of the %s in %lld steps",
-                   (long long)record->updates[role], xdi_dmd_role_names[role], (long long)record->step);
+                   (long long)record->updates[role], xdi_dmd_role_name((xd_dmd_role)role),
+                   (long long)record->step);
     dmd->record = *record;
     dmd->noised_leaf = -1;
     for (int64_t k = 0; k < dmd->leaves; k++) dmd->kept_samples[k] = -1; /* those of another step */

@@ -206,8 +206,10 @@ typedef struct xd_dmd_record {
  *
  * Collective over data and sizes.split where they are given: the settings that decide are compared. Errors, nothing kept, on the
  * rank that has one and PEER on the others: ARGUMENT (a
- * network without functions, without features for a discriminator, a number out of its range, with the number),
- * MISMATCH, STATE (one network twice), DTYPE, MEMORY; those of xd_noise_check, xd_prediction_check, xd_times_check and
+ * network without functions, without features for a discriminator, a number out of its range, with the number; an optimizer
+ * over another list than its wrapper's; wrappers that deal leaves differently: FSDP deals as DDP does with
+ * xd_fsdp_desc.accumulate_whole), MISMATCH, naming the first setting that differs, STATE (one network or one wrapper twice),
+ * DTYPE, MEMORY; those of xd_noise_check, xd_prediction_check, xd_times_check and
  * xd_noise_steps_check. */
 XD_API xd_result xd_dmd_create(xd_ctx *ctx, const xd_dmd_desc *desc, xd_dmd **out);
 
@@ -282,7 +284,8 @@ XD_API xd_result xd_dmd_set_bins(xd_dmd *dmd, const double *values, int count);
  * GPU. Local. Errors: those of the device. */
 XD_API xd_result xd_dmd_findings(xd_dmd *dmd, xd_status *out);
 
-/* Gives the batch of a leaf, by its number in the whole step; called again for each phase of a step. */
+/* Gives the batch of a leaf, by its number in the whole step; called again for each phase of a step, which is that of
+ * xd_dmd_describe. What it points to is read until the next call of this. */
 typedef xd_result (*xd_dmd_batch_function)(void *user, int64_t leaf, xd_dmd_batch *batch);
 
 /* One step: the roles whose turn it is compute their leaves, gradients are summed, clipped, stepped and published, averages

@@ -12,11 +12,13 @@
 /* One forward, or the backward of one. Arrays of samples are [samples, elements] without gaps, in memory of the device; those of
  * features and logits f32. All of them are valid during the call only, but what a forward writes stays until the slot's next. */
 typedef struct xd_network_call {
-    int slot; /* which open forward: its backward says the same number. One slot is open once */
+    int slot; /* which open forward, 0 to 2: its backward says the same number. One slot is open once; student and fake score
+               * have slot 0 alone */
     int64_t samples;
-    const void *hidden;    /* x_t, of the samples' dtype. For a discriminator NULL: features of `features` are
+    const void *hidden;  /* x_t, of the samples' dtype. For a discriminator NULL: features of `features` are
                             * its input */
-    const double *times;   /* [samples] as the network sees them (xd_dmd_desc.network_scale), on the host */
+    const double *times; /* [samples] as the network sees them (xd_dmd_desc.network_scale), on the host; for a
+                            * discriminator NULL */
     const void *condition; /* the batch's, or `negative` of it for guidance: the caller's own */
     /* Forward. */
     bool keep; /* the slot's backward follows: keep what it needs. Without it the pass is an inference */

@@ -238,11 +238,10 @@ static xd_result xdi_sampler_make(xd_ctx *ctx, const xd_sampler_desc *desc, xd_s
 }
 
 /* The settings that decide what is called and exchanged. */
-static uint64_t xdi_sampler_hash(xd_ctx *ctx, const xd_sampler_desc *desc) {
-    const double numbers[] = { (double)desc->kind, (double)desc->step };
+static xd_result xdi_sampler_agree(xd_ctx *ctx, const xd_sampler_desc *desc) {
     xd_sampler plan;
     xdi_sampler_settle(&plan, ctx, desc);
-    return xd_hash(xdi_dmd_settings_hash(&plan.d.desc), numbers, sizeof numbers);
+    return xdi_dmd_agree_settings(&plan.d.desc, desc->split, desc);
 }
 
 XD_API xd_result xd_sampler_create(xd_ctx *ctx, const xd_sampler_desc *desc, xd_sampler **out) {
@@ -251,7 +250,7 @@ XD_API xd_result xd_sampler_create(xd_ctx *ctx, const xd_sampler_desc *desc, xd_
     xd_result result = xdi_sampler_check(ctx, desc);
     if (split) result = xd_agree(split, result);
     XD_TRY(result);
-    if (split) XD_TRY(xd_agree_same(split, xdi_sampler_hash(ctx, desc), "settings of a sampler"));
+    if (split) XD_TRY(xdi_sampler_agree(ctx, desc));
     result = xdi_sampler_make(ctx, desc, &made);
     if (split) result = xd_agree(split, result);
     if (result != XD_OK) {

@@ -6,6 +6,7 @@
 #include "dmd/sampler.h"
 #include "base/fail.h"
 #include "base/internal.h"
+#include "comm/internal.h"
 #include "kernel/kernels.h"
 #include "train/clip.h"
 
@@ -111,13 +112,16 @@ struct xd_dmd {
     xd_dmd_record record;
 };
 
-/* dmd.c: whether there is a discriminator; elements of a whole sample; "the fake score" without its article. */
+/* settings.c: whether there is a discriminator; elements of a whole sample; "the fake score" without its article. */
 XD_PRIVATE bool xdi_dmd_adversarial(const xd_dmd_desc *desc);
 XD_PRIVATE int64_t xdi_dmd_whole(const xd_dmd_sizes *sizes);
 XD_PRIVATE const char *xdi_dmd_role_name(xd_dmd_role role);
 
-/* dmd.c: a number of the settings that all ranks, and all parts of a run, must share. */
+/* settings.c: a number of the settings that all ranks, and all parts of a run, must share; and whether ranks do, in a distillation
+ * or, where it is not NULL, in a sampler. Collective. Errors: MISMATCH, with the first field that differs and both values. */
 XD_PRIVATE uint64_t xdi_dmd_settings_hash(const xd_dmd_desc *desc);
+XD_PRIVATE xd_result xdi_dmd_agree_settings(const xd_dmd_desc *desc, xd_comm *comm,
+                                            const xd_sampler_desc *sampler);
 
 /* tensors.c: one of the arrays as rows. */
 XD_PRIVATE xd_rows xdi_dmd_rows(const xd_dmd *d, const void *data, int64_t samples);

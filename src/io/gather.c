@@ -1,6 +1,7 @@
 /* Model files from tensors that are distributed over ranks. */
 
 #include "base/extend.h"
+#include "comm/internal.h"
 #include "io/gather.h"
 
 #include <string.h>
@@ -103,10 +104,13 @@ static xd_result xdi_gather_run(xdi_gather *g) {
 }
 
 /* What decides how many slabs each rank takes part in. */
-static uint64_t xdi_gather_hash(const xdi_gather *g) {
-    const uint64_t numbers[3] = { (uint64_t)g->desc->root, (uint64_t)g->desc->tensor_count,
-                                  (uint64_t)g->staging };
-    return xd_hash(0, numbers, sizeof numbers);
+static xd_result xdi_gather_agree_settings(const xdi_gather *g) {
+    xdi_facts facts;
+    memset(&facts, 0, sizeof facts);
+    xdi_fact_integer(&facts, "root", g->desc->root);
+    xdi_fact_integer(&facts, "tensor_count", g->desc->tensor_count);
+    xdi_fact_integer(&facts, "staging_bytes", (int64_t)g->staging);
+    return xdi_agree_facts(g->world, &facts, "settings of a gather");
 }
 
 XD_API xd_result xd_weights_gather(xd_comm *world, const xd_weights_gather_desc *desc) {
@@ -121,7 +125,7 @@ XD_API xd_result xd_weights_gather(xd_comm *world, const xd_weights_gather_desc 
     XD_TRY(xd_agree(world, valid ? XD_OK
                                  : XD_FAIL(g.ctx, XD_ERROR_ARGUMENT, "root %d of %d ranks, %lld tensors",
                                            desc->root, xd_comm_size(world), (long long)desc->tensor_count)));
-    XD_TRY(xd_agree_same(world, xdi_gather_hash(&g), "root, tensor_count and staging_bytes"));
+    XD_TRY(xdi_gather_agree_settings(&g));
     const xd_result result = xdi_gather_run(&g);
     xd_weights_writer_abort(g.writer);
     xd_release(g.ctx, g.slab);

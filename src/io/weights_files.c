@@ -117,8 +117,19 @@ static xd_result xdi_weights_load_index(xd_weights_files *m) {
     return XD_OK;
 }
 
+static int xdi_weights_probe_in(const xd_weights_files *m, const char *name) {
+    char *path = xdi_weights_path(m->ctx, m->directory, name);
+    const int error = path ? xdi_file_probe(m->ctx, path) : ENOMEM;
+    xd_release(m->ctx, path);
+    return error;
+}
+
 static xd_result xdi_weights_open_index(xd_weights_files *m, const xd_safetensors_desc *desc) {
-    XD_TRY(xdi_weights_load_index(m));
+    const xd_result result = xdi_weights_load_index(m);
+    XD_REQUIRE(m->ctx, result != XD_ERROR_IO || xdi_weights_probe_in(m, XDI_WEIGHTS_INDEX) != ENOENT,
+               XD_ERROR_IO, "%s has neither %s nor %s: %s", m->directory, XDI_WEIGHTS_SINGLE,
+               XDI_WEIGHTS_INDEX, strerror(ENOENT));
+    XD_TRY(result);
     XD_TRY(xdi_weights_collect(m));
     m->files = (xd_safetensors **)xd_allocate(m->ctx, (size_t)m->count * sizeof *m->files);
     XD_REQUIRE(m->ctx, m->files, XD_ERROR_MEMORY, "no room for %lld files", (long long)m->count);
@@ -132,13 +143,6 @@ static xd_result xdi_weights_open_single(xd_weights_files *m, const char *path,
     XD_REQUIRE(m->ctx, m->files, XD_ERROR_MEMORY, "%s: no room for a file list", path);
     m->count = 1;
     return xd_safetensors_open(m->ctx, path, desc, m->files);
-}
-
-static int xdi_weights_probe_in(const xd_weights_files *m, const char *name) {
-    char *path = xdi_weights_path(m->ctx, m->directory, name);
-    const int error = path ? xdi_file_probe(m->ctx, path) : ENOMEM;
-    xd_release(m->ctx, path);
-    return error;
 }
 
 /* Looks again when there is neither: between the two looks a save may have replaced one by the other. */

@@ -324,7 +324,7 @@ static xd_result xdi_builder_open(xdi_builder *b, const xd_stages *existing) {
         if (existing->stages[i].parallel)
             result = XD_FAIL(b->ctx, XD_ERROR_STATE, "stage %d of %d is wrapped already", i, existing->count);
     XD_TRY(xd_agree(b->world, result));
-    XD_TRY(xd_agree_same(b->world, xdi_builder_hash(b, existing != NULL), "settings of a build"));
+    XD_TRY(xdi_builder_agree_settings(b, existing != NULL));
     b->built = (xd_built *)xd_allocate(b->ctx, sizeof *b->built);
     result = xd_agree(
         b->world,

@@ -1,5 +1,6 @@
 /* Settings of a build: what is refused before anything is built, and what all ranks must say alike. */
 
+#include "comm/internal.h"
 #include "model/internal.h"
 
 #include <string.h>
@@ -103,29 +104,34 @@ static int64_t xdi_builder_hook_count(const xd_build_desc *d, bool after) {
     return hooks ? hooks->count : 0;
 }
 
-static uint64_t xdi_pipeline_hash(uint64_t hash, const xd_pipeline_desc *d, int ranks) {
+static void xdi_pipeline_list_settings(xdi_facts *f, const xd_pipeline_desc *d, int ranks) {
     const int stages = d->virtual_stages ? d->virtual_stages : 1;
-    const int64_t facts[] = { stages, d->layer_count, d->chunk_layers != NULL };
-    hash = xd_hash(hash, facts, sizeof facts);
-    if (!d->chunk_layers) return hash;
-    return xd_hash(hash, d->chunk_layers, (size_t)ranks * (size_t)stages * sizeof *d->chunk_layers);
+    f->part = "pipeline";
+    xdi_fact_integer(f, "virtual_stages", stages);
+    xdi_fact_integer(f, "layer_count", d->layer_count);
+    xdi_fact_bytes(f, "chunk_layers", d->chunk_layers,
+                   d->chunk_layers ? (size_t)ranks * (size_t)stages * sizeof *d->chunk_layers : 0);
 }
 
-XD_PRIVATE uint64_t xdi_builder_hash(const xdi_builder *b, bool existing) {
+XD_PRIVATE xd_result xdi_builder_agree_settings(const xdi_builder *b, bool existing) {
     const xd_build_desc *d = b->desc;
-    const int64_t facts[] = { existing,
-                              d->storage,
-                              d->precision.f16,
-                              d->precision.bf16,
-                              d->precision.keep_count,
-                              d->wrap.kind,
-                              d->values.broadcast,
-                              d->values.without_buffers,
-                              d->values.check,
-                              xdi_builder_hook_count(d, false),
-                              xdi_builder_hook_count(d, true) };
-    uint64_t hash = xd_hash(0, facts, sizeof facts);
+    uint64_t keep = 0;
+    xdi_facts facts;
+    memset(&facts, 0, sizeof facts);
+    xdi_fact_integer(&facts, "existing models", existing);
+    xdi_fact_integer(&facts, "storage", d->storage);
+    xdi_fact_integer(&facts, "precision.f16", d->precision.f16);
+    xdi_fact_integer(&facts, "precision.bf16", d->precision.bf16);
+    xdi_fact_integer(&facts, "precision.keep_count", d->precision.keep_count);
+    xdi_fact_integer(&facts, "wrap.kind", d->wrap.kind);
+    xdi_fact_integer(&facts, "values.broadcast", d->values.broadcast);
+    xdi_fact_integer(&facts, "values.without_buffers", d->values.without_buffers);
+    xdi_fact_integer(&facts, "values.check", d->values.check);
+    xdi_fact_integer(&facts, "number of hooks before the wrap", xdi_builder_hook_count(d, false));
+    xdi_fact_integer(&facts, "number of hooks after it", xdi_builder_hook_count(d, true));
     for (int i = 0; i < d->precision.keep_count; i++)
-        hash = xd_hash(hash, d->precision.keep[i], strlen(d->precision.keep[i]) + 1);
-    return existing ? hash : xdi_pipeline_hash(hash, &d->pipeline, xdi_group_size(b->groups.pp));
+        keep = xd_hash(keep, d->precision.keep[i], strlen(d->precision.keep[i]) + 1);
+    xdi_fact_bytes(&facts, "precision.keep", &keep, sizeof keep);
+    if (!existing) xdi_pipeline_list_settings(&facts, &d->pipeline, xdi_group_size(b->groups.pp));
+    return xdi_agree_facts(b->world, &facts, "settings of a build");
 }

@@ -1,6 +1,7 @@
 /* The communicators of a run that splits a model in several ways. */
 
 #include "base/internal.h"
+#include "comm/internal.h"
 #include "model/groups.h"
 
 #include <string.h>
@@ -77,12 +78,19 @@ static xd_result xdi_grid_split_instances(xd_grid *grid) {
     return xdi_grid_cut(grid, g->expert_dp, &g->intra_expert_dp, &g->inter_expert_instances);
 }
 
-static uint64_t xdi_grid_hash(const xd_expert_desc *d) {
-    const int facts[] = {
-        d->world_size, d->tp, d->cp, d->ep, d->pp, d->expert_tp, d->optimizer_instances, d->virtual_pipeline
-    };
-    return xd_hash(xd_hash(0, facts, sizeof facts), d->order ? d->order : "",
-                   d->order ? strlen(d->order) : 0);
+static xd_result xdi_grid_agree_sizes(xd_comm *world, const xd_expert_desc *d) {
+    xdi_facts facts;
+    memset(&facts, 0, sizeof facts);
+    xdi_fact_integer(&facts, "world_size", d->world_size);
+    xdi_fact_integer(&facts, "tp", d->tp);
+    xdi_fact_integer(&facts, "cp", d->cp);
+    xdi_fact_integer(&facts, "ep", d->ep);
+    xdi_fact_integer(&facts, "pp", d->pp);
+    xdi_fact_integer(&facts, "expert_tp", d->expert_tp);
+    xdi_fact_integer(&facts, "optimizer_instances", d->optimizer_instances);
+    xdi_fact_integer(&facts, "virtual_pipeline", d->virtual_pipeline);
+    xdi_fact_bytes(&facts, "order", d->order, d->order ? strlen(d->order) : 0);
+    return xdi_agree_facts(world, &facts, "sizes of a grid");
 }
 
 static xd_result xdi_grid_compute(xd_ctx *ctx, const xd_expert_desc *d, int ranks, xd_topology *dense,
@@ -124,7 +132,7 @@ XD_API xd_result xd_grid_create(xd_comm *world, const xd_expert_desc *desc, xd_g
     if (!d.world_size) d.world_size = xd_comm_size(world);
     if (!d.optimizer_instances) d.optimizer_instances = 1;
     XD_TRY(xd_agree(world, xdi_grid_compute(ctx, &d, xd_comm_size(world), &dense, &expert)));
-    XD_TRY(xd_agree_same(world, xdi_grid_hash(&d), "sizes of a grid"));
+    XD_TRY(xdi_grid_agree_sizes(world, &d));
     XD_TRY(xdi_grid_open(world, &d, &grid));
     const xd_result result = xd_agree(world, xdi_grid_fill(grid, &dense, &expert));
     if (result == XD_OK)

@@ -135,9 +135,9 @@ XD_PRIVATE xd_result xdi_builder_called(xd_ctx *ctx, xd_result result, const cha
 XD_PRIVATE int xdi_group_rank(const xd_comm *comm);
 XD_PRIVATE int xdi_group_size(const xd_comm *comm);
 
-/* build_settings.c: what can be refused before anything is built; and a hash of what all ranks must have said alike. */
+/* build_settings.c: what can be refused before anything is built; and whether all ranks have said alike what they must. */
 XD_PRIVATE xd_result xdi_builder_validate(const xdi_builder *b, const xd_stages *existing);
-XD_PRIVATE uint64_t xdi_builder_hash(const xdi_builder *b, bool existing);
+XD_PRIVATE xd_result xdi_builder_agree_settings(const xdi_builder *b, bool existing);
 /* build_settings.c: the hooks that are called; NULL for none. */
 XD_PRIVATE const xd_stage_hooks *xdi_builder_hooks(const xd_build_desc *d, bool after);
 

@@ -92,7 +92,8 @@ typedef struct xd_weight_desc {
                                  * of the model's: a weight that all ranks of a tensor-parallel group have
                                  * alike has a layout that replicates it; norms and files count it once */
     xd_init init; /* a pure function of (seed of the model, full name, index in the whole weight), so the
-                   * same on every layout */
+                   * same on every layout; with shared_embedding the name does not count, so that copies begin
+                   * as equals */
     xd_weight_traits traits;
     bool buffer;             /* not trained: no gradient, never stepped */
     bool transient;          /* a buffer that is not saved: it can be computed again */

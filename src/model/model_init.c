@@ -7,9 +7,10 @@
 
 #include <string.h>
 
-/* A sequence of random numbers for each name. */
+/* A sequence of random numbers for each name; the copies of an embedding, which have different ones, share theirs. */
 static xd_philox xdi_weight_random(const xd_weight *weight) {
-    const uint64_t key = xd_hash(0, weight->name, strlen(weight->name));
+    const char *name = weight->desc.traits.shared_embedding ? "shared_embedding" : weight->name;
+    const uint64_t key = xd_hash(0, name, strlen(name));
     xd_philox random;
     memset(&random, 0, sizeof random);
     random.seed = weight->model->desc.seed;

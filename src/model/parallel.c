@@ -1,6 +1,7 @@
 /* Wrappers: DDP and FSDP, what they hand to optimizers and files, and the two ends of a step. */
 
 #include "base/internal.h"
+#include "comm/internal.h"
 #include "comm/mesh.h"
 #include "kernel/internal.h"
 #include "kernel/kernels.h"
@@ -76,33 +77,43 @@ XD_PRIVATE bool xdi_weight_is_copy(const xd_weight *w) {
     return false;
 }
 
+static void xdi_parallel_list_settings(const xd_parallel *p, xdi_facts *f) {
+    xdi_fact_integer(f, "leaves", p->total);
+    xdi_fact_integer(f, "FSDP", p->sharded);
+    xdi_fact_integer(f, "accumulate_whole", !p->dealt);
+    xdi_fact_integer(f, "sharded_optimizer", p->split_optimizer);
+    xdi_fact_integer(f, "reserve_frozen", p->reserve_frozen);
+    xdi_fact_integer(f, "replicas", p->replica_count);
+    xdi_fact_dtype(f, "sent_dtype", p->sent_dtype);
+    xdi_fact_dtype(f, "view_dtype", p->view_dtype);
+    xdi_fact_integer(f, "reshard_ranks", p->reshard_ranks);
+    xdi_fact_integer(f, "gathers", p->gathers != NULL);
+    xdi_fact_integer(f, "reductions", p->reductions != NULL);
+    xdi_fact_integer(f, "prefetch", p->prefetch);
+    xdi_fact_integer(f, "host", p->offloaded);
+    xdi_fact_integer(f, "experts", p->experts ? p->experts->members : 0);
+    xdi_fact_integer(f, "members of a group of experts", p->members);
+    f->part = "divide";
+    xdi_fact_number(f, "before (its inverse)", (double)p->before);
+    xdi_fact_number(f, "after (its inverse, with average)", (double)p->after);
+    f->part = NULL;
+    xdi_fact_integer(f, "number of units", p->unit_count);
+    xdi_fact_bytes(f, "ranges of leaves", p->known,
+                   ((size_t)p->ranks + (size_t)p->replica_count) * sizeof *p->known);
+}
+
 /* What all ranks must have said alike: settings and where everything lies. */
-static uint64_t xdi_parallel_hash(const xd_parallel *p) {
-    const int64_t facts[] = { p->sharded,
-                              p->dealt,
-                              p->split_optimizer,
-                              p->reserve_frozen,
-                              p->total,
-                              p->unit_count,
-                              p->replica_count,
-                              (int64_t)p->sent_dtype,
-                              (int64_t)p->view_dtype,
-                              p->reshard_ranks,
-                              p->prefetch,
-                              p->gathers != NULL,
-                              p->reductions != NULL,
-                              p->offloaded,
-                              p->members,
-                              p->experts ? p->experts->members : 0 };
-    const float factors[] = { p->before, p->after };
-    uint64_t hash = xd_hash(0, facts, sizeof facts);
-    hash = xd_hash(hash, factors, sizeof factors);
-    hash = xd_hash(hash, p->known, ((size_t)p->ranks + (size_t)p->replica_count) * sizeof *p->known);
+static xd_result xdi_parallel_agree_settings(const xd_parallel *p, xd_comm *comm, const char *what) {
+    uint64_t places = 0;
+    xdi_facts facts;
+    memset(&facts, 0, sizeof facts);
+    xdi_parallel_list_settings(p, &facts);
     for (int64_t i = 0; i < p->flat_count; i++) {
         const uint64_t flat = xd_bucket_plan_hash(p->flats[i].plan);
-        hash = xd_hash(hash, &flat, sizeof flat);
+        places = xd_hash(places, &flat, sizeof flat);
     }
-    return hash;
+    xdi_fact_bytes(&facts, "order of weights in buckets (unit_types, bucket_size)", &places, sizeof places);
+    return xdi_agree_facts(comm, &facts, what);
 }
 
 /* A layout that spans data ranks makes all but one of them copies, which nobody would count: copies must be the same everywhere. */
@@ -167,9 +178,9 @@ static xd_result xdi_parallel_prepare(xd_parallel *p, const xd_fsdp_desc *d) {
 /* The same of experts, which other data ranks have otherwise. */
 static xd_result xdi_parallel_agree_experts(const xd_parallel *q) {
     XD_TRY(xd_model_agree(q->model, q->data));
-    XD_TRY(xd_agree_same(q->data, xdi_parallel_hash(q), "settings of a wrapper for experts"));
+    XD_TRY(xdi_parallel_agree_settings(q, q->data, "settings of a wrapper for experts"));
     XD_TRY(xdi_parallel_agree_copies(q, q->data));
-    return q->replicas ? xd_agree_same(q->replicas, xdi_parallel_hash(q), "settings of a wrapper for experts")
+    return q->replicas ? xdi_parallel_agree_settings(q, q->replicas, "settings of a wrapper for experts")
                        : XD_OK;
 }
 
@@ -182,13 +193,13 @@ static xd_result xdi_parallel_take_all_values(xd_parallel *p) {
 static xd_result xdi_parallel_build(xd_parallel *p, const xd_fsdp_desc *d) {
     XD_TRY(xdi_model_agree_shared(p->model, p->data));
     XD_TRY(xd_agree(p->data, xdi_parallel_prepare(p, d)));
-    XD_TRY(xd_agree_same(p->data, xdi_parallel_hash(p), "settings of a wrapper"));
+    XD_TRY(xdi_parallel_agree_settings(p, p->data, "settings of a wrapper"));
     XD_TRY(xdi_parallel_agree_copies(p, p->data));
     if (p->experts) XD_TRY(xd_agree(p->data, xdi_parallel_agree_experts(p->experts)));
     if (xdi_parallel_has_near(p))
         XD_TRY(xd_comm_split(p->data, p->rank / p->reshard_ranks, p->rank, &p->near));
     if (p->replicas) XD_TRY(xd_model_agree(p->model, p->replicas));
-    if (p->replicas) XD_TRY(xd_agree_same(p->replicas, xdi_parallel_hash(p), "settings of a wrapper"));
+    if (p->replicas) XD_TRY(xdi_parallel_agree_settings(p, p->replicas, "settings of a wrapper"));
     if (p->replicas) XD_TRY(xdi_parallel_agree_copies(p, p->replicas));
     XD_TRY(xd_agree(p->data, xdi_parallel_take_all_values(p)));
     if (p->sharded) xdi_parallel_leave_storage(p);
@@ -543,14 +554,6 @@ XD_API xd_result xd_parallel_reduce(xd_parallel *p) {
     return result;
 }
 
-XD_API xd_result xd_parallel_publish(xd_parallel *p) {
-    XD_TRY(xd_agree(p->data, xdi_parallel_check_closed(p, "xd_parallel_publish")));
-    if (p->experts) XD_TRY(xdi_parallel_renew_values(p->experts));
-    XD_TRY(xdi_parallel_renew_values(p));
-    xdi_parallel_reset(p);
-    return XD_OK;
-}
-
 /* Whether a queue has a sum of this step, which other ranks may not have begun: dropped here it would stay there. */
 static bool xdi_parallel_has_sent(const xd_parallel *p) {
     bool sent = p->launched > 0;
@@ -560,6 +563,37 @@ static bool xdi_parallel_has_sent(const xd_parallel *p) {
 
 XD_PRIVATE void xdi_parallel_drop_leaves(xd_parallel *p) {
     if (!xdi_parallel_has_open(p) && !xdi_parallel_has_sent(p)) xdi_parallel_reset(p);
+}
+
+/* Whether some block has had a backward pass, and the step has not ended. */
+static bool xdi_parallel_is_within(const xd_parallel *p) {
+    bool within = p->reduced;
+    for (const xd_block *b = &p->model->root; b; b = xdi_block_after(b)) within = within || b->leaf > 0;
+    for (int64_t i = 0; i < p->bucket_count; i++) within = within || xdi_bucket_is_forming(p, &p->buckets[i]);
+    return within;
+}
+
+/* Nobody has the gradients of leaves that were not reduced: a step has not used them, and the next one would not. */
+static xd_result xdi_parallel_check_reduced(const xd_parallel *p) {
+    int64_t leaves = 0;
+    XD_TRY(xdi_parallel_check_closed(p, "xd_parallel_publish"));
+    for (const xd_block *b = &p->model->root; b; b = xdi_block_after(b))
+        leaves = b->leaf > leaves ? b->leaf : leaves;
+    XD_REQUIRE(p->ctx, p->reduced || !xdi_parallel_is_within(p), XD_ERROR_STATE,
+               "xd_parallel_publish: %lld leaves have had backward passes, and xd_parallel_reduce was not "
+               "called: the parameters have gradients of an earlier step",
+               (long long)leaves);
+    return XD_OK;
+}
+
+XD_API xd_result xd_parallel_publish(xd_parallel *p) {
+    const xd_result ready = xd_agree(p->data, xdi_parallel_check_reduced(p));
+    if (ready != XD_OK && !p->reduced) xdi_parallel_drop_leaves(p);
+    XD_TRY(ready);
+    if (p->experts) XD_TRY(xdi_parallel_renew_values(p->experts));
+    XD_TRY(xdi_parallel_renew_values(p));
+    xdi_parallel_reset(p);
+    return XD_OK;
 }
 
 XD_PRIVATE void xdi_parallel_drop_step(xd_parallel *p) {
@@ -572,14 +606,6 @@ XD_PRIVATE void xdi_parallel_drop_step(xd_parallel *p) {
 }
 
 /* ---- weights that are thawed ---- */
-
-/* Whether some block has had a backward pass, and the step has not ended. */
-static bool xdi_parallel_is_within(const xd_parallel *p) {
-    bool within = p->reduced;
-    for (const xd_block *b = &p->model->root; b; b = xdi_block_after(b)) within = within || b->leaf > 0;
-    for (int64_t i = 0; i < p->bucket_count; i++) within = within || xdi_bucket_is_forming(p, &p->buckets[i]);
-    return within;
-}
 
 static xd_result xdi_parallel_may_thaw(const xd_parallel *p, const xd_weight *w) {
     XD_REQUIRE(p->ctx, w->model == p->model, XD_ERROR_ARGUMENT, "weight \"%.80s\" is one of another model",

@@ -11,8 +11,9 @@
  *     xd_fsdp_create(model, data, &(xd_fsdp_desc){ .leaves = 16 }, &parallel);
  *     xd_parallel_params(parallel, room, params, &count);       // what optimizer, norm and averages take
  *     for each step {
- *         for (int64_t k = 0; k < xd_parallel_leaves(parallel).most; k++) {
- *             ... micro-batch xd_parallel_leaf(parallel, k): blocks forward, loss, blocks backward with .leaf = k ...
+ *         for (int64_t k = 0; k < xd_parallel_leaves(parallel).opened; k++) {
+ *             ... micro-batch xd_parallel_leaf(parallel, k): blocks forward, loss, blocks backward with .leaf = k; of -1, open
+ *                 and close them alone ...
  *         }
  *         xd_parallel_reduce(parallel);                          // params[i].gradient = the sum over all leaves
  *         xd_gradient_norm_compute(ctx, data, ...); xd_optimizer_step(...);
@@ -235,8 +236,10 @@ XD_API xd_result xd_parallel_push_leaf(xd_parallel *parallel);
  * are then dropped. */
 XD_API xd_result xd_parallel_reduce(xd_parallel *parallel);
 
-/* After the optimizer: what blocks show from now on are the new weights. Also after a step that was skipped, and after values
- * were loaded. Collective over data. Errors: STATE (a block still open), those of xd_all_gather. */
+/* After the optimizer: what blocks show from now on are the new weights. Also after a step that was skipped, after values were
+ * loaded or exchanged with an average, and where gradients are summed without the wrapper, whose blocks then have no backward
+ * passes. Collective over data. Errors: STATE (a block still open; backward passes that xd_parallel_reduce has not summed, with
+ * the number of leaves: these are dropped, unless a queue has begun to sum them), those of xd_all_gather. All ranks alike. */
 XD_API xd_result xd_parallel_publish(xd_parallel *parallel);
 
 /* Bytes that a wrapper takes by purpose on this rank, in memory of the context's device but for `host`. Their sum is one

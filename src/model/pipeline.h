@@ -206,8 +206,8 @@ typedef struct xd_pipeline_finish_desc {
  *     4 the weight with shared_embedding of the first stage and that of the last, or two of one stage: each gets the sum
  *     5 per_token: everything divided by the tokens, of the last stages, summed over the data ranks
  *
- * The weight of 4 is one that two stages hold a copy of: described with the same first values, in the last stage with the
- * trait `shared` too, so that norms count it once. It is the same sum of two, and so has the same bits, wherever the model is
+ * The weight of 4 is one that two stages hold a copy of, under two names: described with the same init, from which both get the
+ * same values, in the last stage with the trait `shared` too, so that norms count it once. Whoever writes values writes both. It is the same sum of two, and so has the same bits, wherever the model is
  * cut, also when one stage has both copies; a tie inside of one model (xd_weight_desc.tied_to) adds in another order. Both
  * stages must hold equal parts: under FSDP give each copy a block of its own that is a unit; DDP sees to it. Sums of 2
  * depend, as roundings do, on where the model is cut.

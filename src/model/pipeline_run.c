@@ -92,7 +92,8 @@ static xd_result xdi_pipeline_check_types(xd_ctx *ctx, const xd_pipeline_run_des
     const bool sends = d->schedule.ranks > 1;
     const xd_dtype gradient = d->gradient_dtype ? d->gradient_dtype : d->dtype;
     XD_REQUIRE(ctx, !sends || (xd_dtype_size(d->dtype) > 0 && xd_dtype_size(gradient) > 0), XD_ERROR_DTYPE,
-               "activations of dtype %d with gradients of dtype %d", (int)d->dtype, (int)gradient);
+               "activations of dtype %s (%d) with gradients of dtype %s (%d)", xd_dtype_name(d->dtype),
+               (int)d->dtype, xd_dtype_name(gradient), (int)gradient);
     return XD_OK;
 }
 

@@ -1,5 +1,6 @@
 /* Steps of a route: what teachers post and students take. */
 
+#include "comm/internal.h"
 #include "comm/mesh.h"
 #include "teacher/route_internal.h"
 
@@ -34,10 +35,17 @@ static xd_result xdi_route_check_desc(xd_ctx *ctx, const xd_route_desc *d) {
     return xdi_route_check_side(ctx, &d->student, "student");
 }
 
-static uint64_t xdi_route_hash(const xd_route_desc *d) {
-    const int64_t shared[7] = { (int64_t)d->payload, d->samples, d->length,          d->columns,
-                                (int64_t)d->wire,    d->slots,   d->messages ? 1 : 0 };
-    return xd_hash(0, shared, sizeof shared);
+static xd_result xdi_route_agree_settings(xd_comm *comm, const xd_route_desc *d) {
+    xdi_facts facts;
+    memset(&facts, 0, sizeof facts);
+    xdi_fact_integer(&facts, "payload", (int64_t)d->payload);
+    xdi_fact_integer(&facts, "samples", d->samples);
+    xdi_fact_integer(&facts, "length", d->length);
+    xdi_fact_integer(&facts, "columns", d->columns);
+    xdi_fact_dtype(&facts, "wire", d->wire);
+    xdi_fact_integer(&facts, "slots", d->slots);
+    xdi_fact_integer(&facts, "messages", d->messages);
+    return xdi_agree_facts(comm, &facts, "settings of a route");
 }
 
 /* The defaults of a side; `whole` is the span of a sample and lives as long as the call. */
@@ -97,7 +105,7 @@ XD_API xd_result xd_route_create(xd_comm *comm, const xd_route_desc *desc, xd_ro
     xdi_route_default_side(&d, &whole, &d.teacher);
     xdi_route_default_side(&d, &whole, &d.student);
     XD_TRY(xd_agree(comm, xdi_route_check_desc(ctx, &d)));
-    XD_TRY(xd_agree_same(comm, xdi_route_hash(&d), "the route"));
+    XD_TRY(xdi_route_agree_settings(comm, &d));
     XD_TRY(xd_agree_same(comm, (uint64_t)xd_ctx_kernels(ctx)->device, "the kind of device"));
     xd_route *route = (xd_route *)xd_allocate(ctx, sizeof *route);
     xd_result result = xd_agree(comm, route ? XD_OK : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a route"));

@@ -177,6 +177,7 @@ typedef struct xdi_sample_job {
     /* what becomes of the second terms once they are added, where `sums` has not done it; NULL: nothing */
     void (*slope)(const void *args, const xdi_sample_level *level, int64_t b, int64_t at, int64_t n,
                   float *term);
+    bool later; /* of whole samples: one's gradient is written with the sums of the next */
 } xdi_sample_job;
 
 /* As xdi_sample_sums; 0 when terms are needed. */
@@ -252,20 +253,21 @@ static void xdi_sample_write_piece(const xd_launch *launch, const void *args, in
     xdi_sample_fence((const xdi_sample_job *)args);
 }
 
-/* Samples that a cache holds. The gradient of one is written while the next is read for the first time: it still has what the
- * gradient is made of, and both directions of memory are busy. */
+/* Samples that a cache holds: it still has what the gradient is made of. One that goes to memory is written while the next sample
+ * is read, so that both directions are busy. */
 static void xdi_sample_whole_piece(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                    int slot) {
     const xdi_sample_job *job = (const xdi_sample_job *)args;
     const int64_t chunks = xd_sample_chunks(job->base->elements);
     (void)launch, (void)slot;
     for (int64_t b = begin; b < end; b++) {
-        const int64_t earlier = job->write && b > begin ? b - 1 : -1;
+        const int64_t earlier = job->write && job->later && b > begin ? b - 1 : -1;
         for (int64_t k = 0; k < chunks; k++) xdi_sample_measure_chunk(job, b * chunks + k, earlier);
         if (chunks != 1) xd_sample_join_chunks(job->base, b);
         job->weigh(job->args, b);
+        if (!job->write || (job->later && b + 1 < end)) continue;
+        for (int64_t k = 0; k < chunks; k++) xdi_sample_write_chunk(job, b * chunks + k);
     }
-    for (int64_t k = 0; k < chunks && job->write; k++) xdi_sample_write_chunk(job, (end - 1) * chunks + k);
     xdi_sample_fence(job);
 }
 
@@ -352,7 +354,7 @@ static int xdi_vsd_sums(const void *args, const xdi_sample_level *level, int64_t
 }
 
 XD_PRIVATE xd_result xdi_vsd_measure(const xd_launch *launch, const xd_vsd_args *a, xdi_sample_level level) {
-    const xdi_sample_job job = { &a->base, a, level, xdi_vsd_terms, xdi_vsd_sums, NULL, NULL, NULL };
+    const xdi_sample_job job = { &a->base, a, level, xdi_vsd_terms, xdi_vsd_sums, NULL, NULL, NULL, false };
     return xdi_sample_spread(launch, &job, xdi_sample_measure_piece);
 }
 
@@ -370,7 +372,7 @@ static int xdi_vsd_steps(const void *args, const xdi_sample_level *level, int64_
 }
 
 XD_PRIVATE xd_result xdi_vsd_rounded(const xd_launch *launch, const xd_vsd_args *a, xdi_sample_level level) {
-    const xdi_sample_job job = { &a->base, a, level, xdi_vsd_steps, NULL, NULL, NULL, NULL };
+    const xdi_sample_job job = { &a->base, a, level, xdi_vsd_steps, NULL, NULL, NULL, NULL, false };
     return xdi_sample_spread(launch, &job, xdi_sample_measure_piece);
 }
 
@@ -416,7 +418,7 @@ static void xdi_vsd_write(const void *args, const xdi_sample_level *level, int64
 }
 
 XD_PRIVATE xd_result xdi_vsd_slope(const xd_launch *launch, const xd_vsd_args *a, xdi_sample_level level) {
-    const xdi_sample_job job = { &a->base, a, level, NULL, NULL, xdi_vsd_write, NULL, NULL };
+    const xdi_sample_job job = { &a->base, a, level, NULL, NULL, xdi_vsd_write, NULL, NULL, false };
     return xdi_sample_spread(launch, &job, xdi_sample_write_piece);
 }
 
@@ -426,10 +428,17 @@ static void xdi_vsd_weigh(const void *args, int64_t b) {
 
 XD_PRIVATE xd_result xdi_vsd_by_sample(const xd_launch *launch, const xd_vsd_args *a,
                                        xdi_sample_level level) {
-    const xdi_sample_job job = { &a->base,      a,
-                                 level,         xdi_vsd_terms,
-                                 xdi_vsd_sums,  a->gradient.data ? xdi_vsd_write : NULL,
-                                 xdi_vsd_weigh, NULL };
+    const xd_rows *const rows[3] = { &a->generated, &a->teacher, &a->fake };
+    const bool sloped = a->gradient.data != NULL;
+    const xdi_sample_job job = { &a->base,
+                                 a,
+                                 level,
+                                 xdi_vsd_terms,
+                                 xdi_vsd_sums,
+                                 sloped ? xdi_vsd_write : NULL,
+                                 xdi_vsd_weigh,
+                                 NULL,
+                                 sloped && xdi_sample_streams(rows, &a->gradient, a->gradient.data) };
     return xdi_sample_spread_whole(launch, &job);
 }
 
@@ -468,7 +477,8 @@ static int xdi_denoise_sums(const void *args, const xdi_sample_level *level, int
 
 XD_PRIVATE xd_result xdi_denoise_measure(const xd_launch *launch, const xd_denoise_args *a,
                                          xdi_sample_level level) {
-    const xdi_sample_job job = { &a->base, a, level, xdi_denoise_terms, xdi_denoise_sums, NULL, NULL, NULL };
+    const xdi_sample_job job = { &a->base, a,    level, xdi_denoise_terms, xdi_denoise_sums, NULL,
+                                 NULL,     NULL, false };
     return xdi_sample_spread(launch, &job, xdi_sample_measure_piece);
 }
 
@@ -499,7 +509,7 @@ static void xdi_denoise_write(const void *args, const xdi_sample_level *level, i
 
 XD_PRIVATE xd_result xdi_denoise_slope(const xd_launch *launch, const xd_denoise_args *a,
                                        xdi_sample_level level) {
-    const xdi_sample_job job = { &a->base, a, level, NULL, NULL, xdi_denoise_write, NULL, NULL };
+    const xdi_sample_job job = { &a->base, a, level, NULL, NULL, xdi_denoise_write, NULL, NULL, false };
     return xdi_sample_spread(launch, &job, xdi_sample_write_piece);
 }
 
@@ -544,7 +554,8 @@ XD_PRIVATE xd_result xdi_denoise_by_sample(const xd_launch *launch, const xd_den
                                  sloped ? xdi_denoise_both : xdi_denoise_sums,
                                  xdi_denoise_write_zero,
                                  NULL,
-                                 sloped ? xdi_denoise_slope_of : NULL };
+                                 sloped ? xdi_denoise_slope_of : NULL,
+                                 false };
     bool zeros = false;
     *a->base.factor =
         xd_sample_factor(&a->base, xd_sample_denominator(&a->base, a->base.samples * a->base.elements));

@@ -127,6 +127,39 @@ XD_TEST(whole_tiles_have_the_same_bits_on_every_level_with_numbers_that_are_not_
     }
 }
 
+/* Every product is in the middle between two of bf16, or a fraction of a step of f32 beside it: a level that rounds an estimate
+ * in f32 has to notice. 4144 elements are two tiles, a vector and half of one. */
+XD_TEST(products_in_the_middle_between_two_of_bf16_are_rounded_alike_on_every_level) {
+    static const double beside[SAMPLES] = { 0.0, 0x1p-24, -0x1p-25, 0x1.8p-24, -0x1p-30 };
+    for (int kind = 0; kind < 2; kind++) {
+        fill((loss_kind)kind, 4144, XD_DTYPE_BF16, false);
+        p.normaliser = XD_VSD_NONE;
+        p.counted = false;
+        p.factor = 1000.0 / 1.5;
+        for (int b = 0; b < SAMPLES; b++) {
+            const xd_denoise_term term = { 1.0, -1.0, 0.0, 0.5 + 0.5 * beside[b] };
+            p.scale[b] = 1.0 + beside[b];
+            p.chain[b] = 1.0;
+            p.terms[b] = term;
+        }
+        for (int64_t i = 0; i < SAMPLES * p.elements; i++) {
+            const float sign = i % 3 ? 1.0f : -1.0f;
+            p.in[1][i] = sign * -0x1p-8f;
+            p.in[kind == VSD ? 2 : 0][i] = sign * (1.0f + (float)(i % 128) / 128.0f);
+        }
+        xd_ctx *plain = open_ctx(1, NULL, XD_REDUCTION_DETERMINISTIC, XD_CPU_PLAIN);
+        call_alone(plain, &first);
+        xd_ctx_destroy(plain);
+        CHECK(first.gradient[0] == -1.0f && first.gradient[p.elements + 2] == -1.3984375f);
+        XD_TEST_LEVELS(level, XD_CPU_PORTABLE) {
+            xd_ctx *ctx = open_ctx(1, NULL, XD_REDUCTION_DETERMINISTIC, (xd_cpu_level)level);
+            call_alone(ctx, &second);
+            same_bits(&first, &second);
+            xd_ctx_destroy(ctx);
+        }
+    }
+}
+
 /* A mask makes N unknown until all samples were measured, so gradients come after all sums. */
 XD_TEST(one_sample_after_the_other_has_the_bits_of_all_sums_before_all_gradients) {
     static const int64_t lengths[] = { 1, 300, 16391, 40000 };
@@ -253,7 +286,7 @@ XD_TEST(a_gradient_may_lie_over_an_input) {
 }
 
 /* More than 8 MiB from the first row to behind the last, so that stores bypass the caches where a row is aligned for them: of rows
- * that begin at a multiple of 32 bytes, and of others. What lies between the rows stays. */
+ * that begin at a multiple of 64 bytes, and of others. What lies between the rows stays. */
 XD_TEST(a_large_gradient_has_the_bits_of_a_small_one) {
     enum { STRIDE = 1 << 20, LENGTH = 6160 };
     char *const memory = (char *)malloc((size_t)SAMPLES * STRIDE * sizeof(float) + 128);

@@ -160,9 +160,11 @@ static void xdi_sample_chunk_end(xdi_sample_chunk *chunk) {
 typedef int (*xdi_sample_terms)(const void *args, const xdi_sample_level *level, int64_t b, int64_t at,
                                 int64_t n, float *const *terms);
 
-/* Sums of the whole tile at [at] of row b, where the level has them without terms in between; those that it found as bits. */
-typedef int (*xdi_sample_sums)(const void *args, const xdi_sample_level *level, int64_t b, int64_t at,
-                               double *sums);
+/* Sums of the whole tile at [at] of row b, where the level has them without terms in between; those that it found as bits. With
+ * XDI_SAMPLE_WROTE among them, the gradient of row `earlier` at the same place is written; earlier < 0: there is none. */
+typedef int (*xdi_sample_sums)(const void *args, const xdi_sample_level *level, int64_t b, int64_t earlier,
+                               int64_t at, double *sums);
+enum { XDI_SAMPLE_WROTE = 4 };
 
 typedef struct xdi_sample_job {
     const xd_sample_args *base;
@@ -175,42 +177,50 @@ typedef struct xdi_sample_job {
     /* what becomes of the second terms once they are added, where `sums` has not done it; NULL: nothing */
     void (*slope)(const void *args, const xdi_sample_level *level, int64_t b, int64_t at, int64_t n,
                   float *term);
+    bool later; /* of whole samples: one's gradient is written with the sums of the next */
 } xdi_sample_job;
 
-/* False when terms are needed. */
-static bool xdi_sample_measure_tile(const xdi_sample_job *job, xdi_sample_chunk *chunk, int64_t b, int64_t at,
-                                    int64_t n) {
+/* As xdi_sample_sums; 0 when terms are needed. */
+static int xdi_sample_measure_tile(const xdi_sample_job *job, xdi_sample_chunk *chunk, int64_t b,
+                                   int64_t earlier, int64_t at) {
     double sums[2];
-    if (!job->sums || !job->level.tiles || n != XD_SAMPLE_TILE || job->base->mask || job->base->fixed)
-        return false;
-    const int has = job->sums(job->args, &job->level, b, at, sums);
+    if (!job->sums || !job->level.tiles || job->base->mask || job->base->fixed) return 0;
+    const int has = job->sums(job->args, &job->level, b, earlier, at, sums);
     for (int which = 0; which < 2; which++)
         if (has >> which & 1) xdi_sample_chunk_put(chunk, which, sums[which]);
-    if (has) chunk->sums[XD_SAMPLE_COUNTED] += n;
-    return has != 0;
+    if (has) chunk->sums[XD_SAMPLE_COUNTED] += XD_SAMPLE_TILE;
+    return has;
 }
 
-static void xdi_sample_measure_chunk(const xdi_sample_job *job, int64_t item) {
+static void xdi_sample_measure_terms(const xdi_sample_job *job, xdi_sample_chunk *chunk, int64_t b,
+                                     int64_t at, int64_t n) {
+    float first[XD_SAMPLE_TILE], second[XD_SAMPLE_TILE];
+    float *const terms[2] = { first, second };
+    const int has = job->terms(job->args, &job->level, b, at, n, terms);
+    int64_t counted = n;
+    for (int which = 0; which < 2; which++) {
+        if (!(has >> which & 1)) continue;
+        counted = xdi_sample_keep(job->base, b, at, n, terms[which]);
+        xdi_sample_chunk_add(chunk, which, terms[which], n);
+    }
+    chunk->sums[XD_SAMPLE_COUNTED] += counted;
+    if (job->slope) job->slope(job->args, &job->level, b, at, n, second);
+}
+
+/* Of the item's row, and the gradient of row `earlier` at the same place. */
+static void xdi_sample_measure_chunk(const xdi_sample_job *job, int64_t item, int64_t earlier) {
     const xd_sample_args *a = job->base;
     const int64_t chunks = xd_sample_chunks(a->elements), b = item / chunks,
                   begin = (item - b * chunks) * XD_SAMPLE_CHUNK;
     const int64_t end = begin + XD_SAMPLE_CHUNK < a->elements ? begin + XD_SAMPLE_CHUNK : a->elements;
-    float first[XD_SAMPLE_TILE], second[XD_SAMPLE_TILE];
-    float *const terms[2] = { first, second };
     xdi_sample_chunk chunk;
     xdi_sample_chunk_begin(&chunk, a, item, end - begin, job->level.loops);
     for (int64_t at = begin; at < end; at += XD_SAMPLE_TILE) {
         const int64_t n = xdi_sample_least(end - at, XD_SAMPLE_TILE);
-        if (xdi_sample_measure_tile(job, &chunk, b, at, n)) continue;
-        const int has = job->terms(job->args, &job->level, b, at, n, terms);
-        int64_t counted = n;
-        for (int which = 0; which < 2; which++) {
-            if (!(has >> which & 1)) continue;
-            counted = xdi_sample_keep(a, b, at, n, terms[which]);
-            xdi_sample_chunk_add(&chunk, which, terms[which], n);
-        }
-        chunk.sums[XD_SAMPLE_COUNTED] += counted;
-        if (job->slope) job->slope(job->args, &job->level, b, at, n, second);
+        const int has = n == XD_SAMPLE_TILE ? xdi_sample_measure_tile(job, &chunk, b, earlier, at) : 0;
+        if (!has) xdi_sample_measure_terms(job, &chunk, b, at, n);
+        if (earlier >= 0 && !(has & (int)XDI_SAMPLE_WROTE))
+            job->write(job->args, &job->level, earlier, at, n);
     }
     xdi_sample_chunk_end(&chunk);
 }
@@ -224,7 +234,7 @@ static void xdi_sample_measure_piece(const xd_launch *launch, const void *args, 
                                      int slot) {
     (void)launch, (void)slot;
     for (int64_t item = begin; item < end; item++)
-        xdi_sample_measure_chunk((const xdi_sample_job *)args, item);
+        xdi_sample_measure_chunk((const xdi_sample_job *)args, item, -1);
     xdi_sample_fence((const xdi_sample_job *)args);
 }
 
@@ -243,17 +253,20 @@ static void xdi_sample_write_piece(const xd_launch *launch, const void *args, in
     xdi_sample_fence((const xdi_sample_job *)args);
 }
 
-/* All of a sample after all of the one before; the sums have just read what the gradient is made of. */
+/* Samples that a cache holds: it still has what the gradient is made of. One that goes to memory is written while the next sample
+ * is read, so that both directions are busy. */
 static void xdi_sample_whole_piece(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                    int slot) {
     const xdi_sample_job *job = (const xdi_sample_job *)args;
     const int64_t chunks = xd_sample_chunks(job->base->elements);
     (void)launch, (void)slot;
     for (int64_t b = begin; b < end; b++) {
-        for (int64_t k = 0; k < chunks; k++) xdi_sample_measure_chunk(job, b * chunks + k);
+        const int64_t earlier = job->write && job->later && b > begin ? b - 1 : -1;
+        for (int64_t k = 0; k < chunks; k++) xdi_sample_measure_chunk(job, b * chunks + k, earlier);
         if (chunks != 1) xd_sample_join_chunks(job->base, b);
         job->weigh(job->args, b);
-        for (int64_t k = 0; k < chunks && job->write; k++) xdi_sample_write_chunk(job, b * chunks + k);
+        if (!job->write || (job->later && b + 1 < end)) continue;
+        for (int64_t k = 0; k < chunks; k++) xdi_sample_write_chunk(job, b * chunks + k);
     }
     xdi_sample_fence(job);
 }
@@ -268,9 +281,39 @@ static xd_result xdi_sample_spread(const xd_launch *launch, const xdi_sample_job
 
 static xd_result xdi_sample_spread_whole(const xd_launch *launch, const xdi_sample_job *job) {
     const xd_sample_args *a = job->base;
-    const int64_t row = a->elements > 0 ? a->elements : 1, grain = 4 * (int64_t)XD_SAMPLE_CHUNK;
+    const int64_t row = a->elements > 0 ? a->elements : 1, grain = 4 * (int64_t)XD_SAMPLE_CHUNK / row;
+    const int64_t share = a->samples / (8 * (int64_t)xd_ctx_settings(launch->ctx)->threads);
     *a->factor = xd_sample_factor(a, xd_sample_denominator(a, a->samples * a->elements));
-    return xdi_spread_items(launch, job->base->samples, grain / row, xdi_sample_whole_piece, job);
+    return xdi_spread_items(launch, a->samples, grain > share ? grain : share, xdi_sample_whole_piece, job);
+}
+
+/* ---- gradients ---- */
+
+/* Whether stores of the gradient, the next of which is `at`, bypass the caches. */
+static bool xdi_sample_streams(const xd_rows *const *rows, const xd_rows *gradient, const void *at) {
+    const int64_t stride = gradient->stride ? gradient->stride : gradient->cols;
+    for (int i = 0; i < 3; i++)
+        if (rows[i]->data == gradient->data) return false;
+    return (uintptr_t)at % 64 == 0 &&
+           gradient->rows * stride * (int64_t)xd_dtype_size(gradient->dtype) > XDI_STREAMED;
+}
+
+static double xdi_sample_times(const xd_sample_args *base, int64_t b) {
+    return xd_mul(base->sample[b].factor, *base->factor);
+}
+
+/* Where a tile of a gradient goes; false unless tiles of the level can write it from these tensors. */
+static bool xdi_sample_out_at(const xd_sample_args *base, const xdi_sample_level *level,
+                              const xd_rows *const *rows, const xd_rows *gradient, int64_t b, int64_t at,
+                              xdi_sample_out *out) {
+    const int64_t to = b * (gradient->stride ? gradient->stride : gradient->cols) + at;
+    const double factor = fabs(xdi_sample_times(base, b));
+    if (!level->tiles || base->mask || gradient->dtype != rows[0]->dtype || factor < XDI_SAMPLE_LEAST ||
+        factor > 1.0 / XDI_SAMPLE_LEAST)
+        return false;
+    out->data = (char *)gradient->data + (size_t)to * xd_dtype_size(gradient->dtype);
+    out->streamed = xdi_sample_streams(rows, gradient, out->data);
+    return true;
 }
 
 /* ---- the student's term ---- */
@@ -286,18 +329,32 @@ static int xdi_vsd_terms(const void *args, const xdi_sample_level *level, int64_
     return 3;
 }
 
-static int xdi_vsd_sums(const void *args, const xdi_sample_level *level, int64_t b, int64_t at,
-                        double *sums) {
+/* The gradient from `at` of row b on; false unless tiles of the level can write it. */
+static bool xdi_vsd_slopes_at(const xd_vsd_args *a, const xdi_sample_level *level, int64_t b, int64_t at,
+                              xdi_sample_slopes *slopes) {
+    const xd_rows *const rows[3] = { &a->generated, &a->teacher, &a->fake };
+    if (a->form == XD_VSD_COMPAT || a->base.sample[b].factor == 0.0 ||
+        !xdi_sample_at(rows, b, at, slopes->in) ||
+        !xdi_sample_out_at(&a->base, level, rows, &a->gradient, b, at, &slopes->out))
+        return false;
+    slopes->factor = xdi_sample_times(&a->base, b);
+    return true;
+}
+
+static int xdi_vsd_sums(const void *args, const xdi_sample_level *level, int64_t b, int64_t earlier,
+                        int64_t at, double *sums) {
     const xd_vsd_args *a = (const xd_vsd_args *)args;
     const xd_rows *const rows[3] = { &a->generated, &a->teacher, &a->fake };
     const void *in[3];
+    xdi_sample_slopes slopes;
     if (!xdi_sample_at(rows, b, at, in)) return 0;
-    level->tiles->vsd_sums(in, a->generated.dtype == XD_DTYPE_BF16, sums);
-    return 3;
+    const bool meanwhile = earlier >= 0 && xdi_vsd_slopes_at(a, level, earlier, at, &slopes);
+    level->tiles->vsd_sums(in, a->generated.dtype == XD_DTYPE_BF16, meanwhile ? &slopes : NULL, sums);
+    return meanwhile ? 3 | (int)XDI_SAMPLE_WROTE : 3;
 }
 
 XD_PRIVATE xd_result xdi_vsd_measure(const xd_launch *launch, const xd_vsd_args *a, xdi_sample_level level) {
-    const xdi_sample_job job = { &a->base, a, level, xdi_vsd_terms, xdi_vsd_sums, NULL, NULL, NULL };
+    const xdi_sample_job job = { &a->base, a, level, xdi_vsd_terms, xdi_vsd_sums, NULL, NULL, NULL, false };
     return xdi_sample_spread(launch, &job, xdi_sample_measure_piece);
 }
 
@@ -315,39 +372,19 @@ static int xdi_vsd_steps(const void *args, const xdi_sample_level *level, int64_
 }
 
 XD_PRIVATE xd_result xdi_vsd_rounded(const xd_launch *launch, const xd_vsd_args *a, xdi_sample_level level) {
-    const xdi_sample_job job = { &a->base, a, level, xdi_vsd_steps, NULL, NULL, NULL, NULL };
+    const xdi_sample_job job = { &a->base, a, level, xdi_vsd_steps, NULL, NULL, NULL, NULL, false };
     return xdi_sample_spread(launch, &job, xdi_sample_measure_piece);
 }
 
 /* A tile of a gradient: factor times the terms, or zero for a sample without a factor. */
 static void xdi_sample_write(const xd_sample_args *base, const xdi_sample_level *level,
                              const xd_rows *gradient, int64_t b, int64_t at, int64_t n, float *term) {
-    const double factor = xd_mul(base->sample[b].factor, *base->factor);
+    const double factor = xdi_sample_times(base, b);
     const bool narrow = gradient->dtype != XD_DTYPE_F32;
     const int64_t to = b * (gradient->stride ? gradient->stride : gradient->cols) + at;
     xdi_sample_keep(base, b, at, n, term);
     level->loops->scaled(term, factor, narrow ? term : (float *)gradient->data + to, n);
     if (narrow) xdi_sample_narrow(level->spans, term, gradient, b, at, n);
-}
-
-/* Whether stores of the gradient, the next of which is `at`, bypass the caches. */
-static bool xdi_sample_streams(const xd_rows *const *rows, const xd_rows *gradient, const void *at) {
-    const int64_t stride = gradient->stride ? gradient->stride : gradient->cols;
-    for (int i = 0; i < 3; i++)
-        if (rows[i]->data == gradient->data) return false;
-    return (uintptr_t)at % 32 == 0 &&
-           gradient->rows * stride * (int64_t)xd_dtype_size(gradient->dtype) > XDI_STREAMED;
-}
-
-/* Where a tile of a gradient goes; false unless tiles of the level can write it from these tensors. */
-static bool xdi_sample_out_at(const xd_sample_args *base, const xdi_sample_level *level,
-                              const xd_rows *const *rows, const xd_rows *gradient, int64_t b, int64_t at,
-                              xdi_sample_out *out) {
-    const int64_t to = b * (gradient->stride ? gradient->stride : gradient->cols) + at;
-    if (!level->tiles || base->mask || gradient->dtype != rows[0]->dtype) return false;
-    out->data = (char *)gradient->data + (size_t)to * xd_dtype_size(gradient->dtype);
-    out->streamed = xdi_sample_streams(rows, gradient, out->data);
-    return true;
 }
 
 static void xdi_sample_write_zero(const xdi_sample_level *level, const xd_rows *gradient, int64_t b,
@@ -361,18 +398,16 @@ static void xdi_vsd_write(const void *args, const xdi_sample_level *level, int64
     const xd_vsd_args *a = (const xd_vsd_args *)args;
     float term[XD_SAMPLE_TILE], unused[XD_SAMPLE_TILE], t[XD_SAMPLE_TILE], f[XD_SAMPLE_TILE];
     float *const terms[2] = { unused, term };
-    const xd_rows *const rows[3] = { &a->generated, &a->teacher, &a->fake };
-    const void *in[3];
-    xdi_sample_out out;
+    xdi_sample_slopes slopes;
     if (a->base.sample[b].factor == 0.0) {
         xdi_sample_write_zero(level, &a->gradient, b, at, n);
         return;
     }
-    if (a->form != XD_VSD_COMPAT && n % 16 == 0 && xdi_sample_at(rows, b, at, in) &&
-        xdi_sample_out_at(&a->base, level, rows, &a->gradient, b, at, &out)) {
-        const double factor = xd_mul(a->base.sample[b].factor, *a->base.factor);
-        level->tiles->vsd_slopes(in, a->fake.dtype == XD_DTYPE_BF16, factor, &out, n);
-        return;
+    const int64_t whole = n - n % XDI_SAMPLE_STEP;
+    if (whole > 0 && xdi_vsd_slopes_at(a, level, b, at, &slopes)) {
+        level->tiles->vsd_slopes(&slopes, a->fake.dtype == XD_DTYPE_BF16, whole);
+        if (whole == n) return;
+        at += whole, n -= whole;
     }
     if (a->form == XD_VSD_COMPAT)
         xdi_vsd_steps(args, level, b, at, n, terms);
@@ -383,7 +418,7 @@ static void xdi_vsd_write(const void *args, const xdi_sample_level *level, int64
 }
 
 XD_PRIVATE xd_result xdi_vsd_slope(const xd_launch *launch, const xd_vsd_args *a, xdi_sample_level level) {
-    const xdi_sample_job job = { &a->base, a, level, NULL, NULL, xdi_vsd_write, NULL, NULL };
+    const xdi_sample_job job = { &a->base, a, level, NULL, NULL, xdi_vsd_write, NULL, NULL, false };
     return xdi_sample_spread(launch, &job, xdi_sample_write_piece);
 }
 
@@ -393,10 +428,17 @@ static void xdi_vsd_weigh(const void *args, int64_t b) {
 
 XD_PRIVATE xd_result xdi_vsd_by_sample(const xd_launch *launch, const xd_vsd_args *a,
                                        xdi_sample_level level) {
-    const xdi_sample_job job = { &a->base,      a,
-                                 level,         xdi_vsd_terms,
-                                 xdi_vsd_sums,  a->gradient.data ? xdi_vsd_write : NULL,
-                                 xdi_vsd_weigh, NULL };
+    const xd_rows *const rows[3] = { &a->generated, &a->teacher, &a->fake };
+    const bool sloped = a->gradient.data != NULL;
+    const xdi_sample_job job = { &a->base,
+                                 a,
+                                 level,
+                                 xdi_vsd_terms,
+                                 xdi_vsd_sums,
+                                 sloped ? xdi_vsd_write : NULL,
+                                 xdi_vsd_weigh,
+                                 NULL,
+                                 sloped && xdi_sample_streams(rows, &a->gradient, a->gradient.data) };
     return xdi_sample_spread_whole(launch, &job);
 }
 
@@ -420,12 +462,13 @@ static void xdi_denoise_factors(const xd_denoise_term *term, float factors[3]) {
     factors[2] = (float)term->noise;
 }
 
-static int xdi_denoise_sums(const void *args, const xdi_sample_level *level, int64_t b, int64_t at,
-                            double *sums) {
+static int xdi_denoise_sums(const void *args, const xdi_sample_level *level, int64_t b, int64_t earlier,
+                            int64_t at, double *sums) {
     const xd_denoise_args *a = (const xd_denoise_args *)args;
     const xd_rows *const rows[3] = { &a->prediction, &a->clean, &a->noise };
     const void *in[3];
     float factors[3];
+    (void)earlier;
     if (!xdi_sample_at(rows, b, at, in)) return 0;
     xdi_denoise_factors(a->terms + b, factors);
     sums[1] = level->tiles->denoise_sum(factors, in, a->prediction.dtype == XD_DTYPE_BF16);
@@ -434,29 +477,31 @@ static int xdi_denoise_sums(const void *args, const xdi_sample_level *level, int
 
 XD_PRIVATE xd_result xdi_denoise_measure(const xd_launch *launch, const xd_denoise_args *a,
                                          xdi_sample_level level) {
-    const xdi_sample_job job = { &a->base, a, level, xdi_denoise_terms, xdi_denoise_sums, NULL, NULL, NULL };
+    const xdi_sample_job job = { &a->base, a,    level, xdi_denoise_terms, xdi_denoise_sums, NULL,
+                                 NULL,     NULL, false };
     return xdi_sample_spread(launch, &job, xdi_sample_measure_piece);
 }
 
 static void xdi_denoise_write(const void *args, const xdi_sample_level *level, int64_t b, int64_t at,
                               int64_t n) {
     const xd_denoise_args *a = (const xd_denoise_args *)args;
-    float term[XD_SAMPLE_TILE];
+    float term[XD_SAMPLE_TILE], factors[3];
     float *const terms[2] = { NULL, term };
     const xd_rows *const rows[3] = { &a->prediction, &a->clean, &a->noise };
+    const int64_t whole = n - n % XDI_SAMPLE_STEP;
     const void *in[3];
     xdi_sample_out out;
     if (a->base.sample[b].factor == 0.0) {
         xdi_sample_write_zero(level, &a->gradient, b, at, n);
         return;
     }
-    if (n % 16 == 0 && xdi_sample_at(rows, b, at, in) &&
+    if (whole > 0 && xdi_sample_at(rows, b, at, in) &&
         xdi_sample_out_at(&a->base, level, rows, &a->gradient, b, at, &out)) {
-        const double factor = xd_mul(a->base.sample[b].factor, *a->base.factor);
-        float factors[3];
+        const double factor = xdi_sample_times(&a->base, b);
         xdi_denoise_factors(a->terms + b, factors);
-        level->tiles->denoise_slopes(factors, in, a->prediction.dtype == XD_DTYPE_BF16, factor, &out, n);
-        return;
+        level->tiles->denoise_slopes(factors, in, a->prediction.dtype == XD_DTYPE_BF16, factor, &out, whole);
+        if (whole == n) return;
+        at += whole, n -= whole;
     }
     xdi_denoise_terms(args, level, b, at, n, terms);
     xdi_sample_write(&a->base, level, &a->gradient, b, at, n, term);
@@ -464,25 +509,26 @@ static void xdi_denoise_write(const void *args, const xdi_sample_level *level, i
 
 XD_PRIVATE xd_result xdi_denoise_slope(const xd_launch *launch, const xd_denoise_args *a,
                                        xdi_sample_level level) {
-    const xdi_sample_job job = { &a->base, a, level, NULL, NULL, xdi_denoise_write, NULL, NULL };
+    const xdi_sample_job job = { &a->base, a, level, NULL, NULL, xdi_denoise_write, NULL, NULL, false };
     return xdi_sample_spread(launch, &job, xdi_sample_write_piece);
 }
 
 /* The gradient of a sample is a known factor times what its sum is made of, unless there is a finding, which makes it zero: both
  * are computed at once, and gradients that turn out to be zero are written anew. The factor of a sample is there before. */
-static int xdi_denoise_both(const void *args, const xdi_sample_level *level, int64_t b, int64_t at,
-                            double *sums) {
+static int xdi_denoise_both(const void *args, const xdi_sample_level *level, int64_t b, int64_t earlier,
+                            int64_t at, double *sums) {
     const xd_denoise_args *a = (const xd_denoise_args *)args;
     const xd_rows *const rows[3] = { &a->prediction, &a->clean, &a->noise };
     const void *in[3];
     float factors[3];
     xdi_sample_out out;
+    (void)earlier;
     if (!xdi_sample_at(rows, b, at, in) ||
         !xdi_sample_out_at(&a->base, level, rows, &a->gradient, b, at, &out))
         return 0;
     xdi_denoise_factors(a->terms + b, factors);
     sums[1] = level->tiles->denoise_both(factors, in, a->prediction.dtype == XD_DTYPE_BF16,
-                                         xd_mul(a->base.sample[b].factor, *a->base.factor), &out);
+                                         xdi_sample_times(&a->base, b), &out);
     return 2;
 }
 
@@ -508,7 +554,8 @@ XD_PRIVATE xd_result xdi_denoise_by_sample(const xd_launch *launch, const xd_den
                                  sloped ? xdi_denoise_both : xdi_denoise_sums,
                                  xdi_denoise_write_zero,
                                  NULL,
-                                 sloped ? xdi_denoise_slope_of : NULL };
+                                 sloped ? xdi_denoise_slope_of : NULL,
+                                 false };
     bool zeros = false;
     *a->base.factor =
         xd_sample_factor(&a->base, xd_sample_denominator(&a->base, a->base.samples * a->base.elements));

@@ -22,21 +22,35 @@ typedef struct xdi_sample_loops {
 /* Where tiles write a gradient. */
 typedef struct xdi_sample_out {
     void *data;
-    bool streamed; /* past the caches: data is a multiple of 32 bytes, and `fence` follows */
+    bool streamed; /* past the caches: data is a multiple of 64 bytes, and `fence` follows */
 } xdi_sample_out;
+
+/* Elements that every level takes at a time. */
+enum { XDI_SAMPLE_STEP = 32 };
+
+/* Factors of gradients are in [XDI_SAMPLE_LEAST, 1 / XDI_SAMPLE_LEAST], which f32 holds with all of its bits. */
+#define XDI_SAMPLE_LEAST 1e-30
+
+/* A gradient whose factor is known: of a tile, or of a part. */
+typedef struct xdi_sample_slopes {
+    const void *in[3];
+    double factor;
+    xdi_sample_out out;
+} xdi_sample_slopes;
 
 /* The same over tensors of one dtype, F32 or BF16, where no mask is and sums are not fixed. Rows of `in` are the loss's three
  * tensors: x, T and F, or prediction, clean and noise, whose factors are those of an xd_denoise_term as f32. Sums are of a whole
- * tile, lanes joined; of slopes n is a multiple of 16.
- *   vsd_sums        sums[0] of |x - T|, sums[1] of (F - T)^2
+ * tile, lanes joined; of slopes n is a multiple of XDI_SAMPLE_STEP.
+ *   vsd_sums        sums[0] of |x - T|, sums[1] of (F - T)^2. Writes the gradient of a whole other tile of the dtype meanwhile:
+ *                   both directions of memory are busy. NULL: none
  *   vsd_slopes      out = factor (F - T)
  *   denoise_sum     the sum of r^2
  *   denoise_both    the same, and out = factor r of the tile
  *   denoise_slopes  out = factor r
  *   fence           streamed stores are in memory before later ones */
 typedef struct xdi_sample_tiles {
-    void (*vsd_sums)(const void *const *in, bool bf16, double *sums);
-    void (*vsd_slopes)(const void *const *in, bool bf16, double factor, const xdi_sample_out *out, int64_t n);
+    void (*vsd_sums)(const void *const *in, bool bf16, const xdi_sample_slopes *meanwhile, double *sums);
+    void (*vsd_slopes)(const xdi_sample_slopes *slopes, bool bf16, int64_t n);
     double (*denoise_sum)(const float factors[3], const void *const *in, bool bf16);
     double (*denoise_both)(const float factors[3], const void *const *in, bool bf16, double factor,
                            const xdi_sample_out *out);

@@ -8,8 +8,9 @@
 #if defined(XDI_X86)
 #    include <immintrin.h>
 
-/* Bytes between what tiles read and what they ask for. */
-enum { XDI_SAMPLE_AHEAD = 3072 };
+/* Bytes between what tiles read and what they ask for; elements whose terms are kept before they are added, so few that the
+ * next ones are read meanwhile. */
+enum { XDI_SAMPLE_AHEAD = 3072, XDI_SAMPLE_PART = 2 * XD_SAMPLE_LANES };
 
 /* gcc 12 warns about the undefined operand of its own intrinsics. */
 #    if !defined(__clang__)
@@ -23,6 +24,9 @@ enum { XDI_SAMPLE_AHEAD = 3072 };
 #    define XDI_SAMPLE(name) xdi_avx2_tile_##name
 #    define XDI_SAMPLE_LOOP static XDI_TARGET_256
 #    define XDI_SAMPLE_INLINE XDI_SIMD_INLINE_256
+
+typedef xdi_f8 xdi_avx2_tile_floats;
+typedef xdi_u8 xdi_avx2_tile_words;
 
 typedef struct xdi_avx2_tile_wide {
     __m256d low, high;
@@ -42,6 +46,10 @@ XDI_SAMPLE_INLINE xdi_avx2_tile_wide xdi_avx2_tile_set(double x) {
 XDI_SAMPLE_INLINE xdi_avx2_tile_wide xdi_avx2_tile_widen(xdi_f8 x) {
     return xdi_avx2_tile_of(_mm256_cvtps_pd(_mm256_castps256_ps128((__m256)x)),
                             _mm256_cvtps_pd(_mm256_extractf128_ps((__m256)x, 1)));
+}
+
+XDI_SAMPLE_INLINE xdi_avx2_tile_wide xdi_avx2_tile_widen_at(const float *x) {
+    return xdi_avx2_tile_of(_mm256_cvtps_pd(_mm_loadu_ps(x)), _mm256_cvtps_pd(_mm_loadu_ps(x + 4)));
 }
 
 XDI_SAMPLE_INLINE xdi_f8 xdi_avx2_tile_narrow(xdi_avx2_tile_wide x) {
@@ -80,6 +88,10 @@ XDI_SAMPLE_INLINE void xdi_avx2_tile_join(const double *in, double *out) {
     _mm256_storeu_pd(out + 4, _mm256_permute4x64_pd(b, 0xd8));
 }
 
+XDI_SAMPLE_INLINE void xdi_avx2_tile_stream(void *out, xdi_u8 x) {
+    _mm256_stream_si256((__m256i *)out, (__m256i)x);
+}
+
 /* In place of each bits >> 16, bf16 in the upper half: as xd_bits_to_bf16. */
 XDI_SAMPLE_INLINE xdi_u8 xdi_avx2_tile_rounded(xdi_f8 x) {
     const xdi_u8 bits = (xdi_u8)x, nan = (xdi_u8)(x != x);
@@ -87,8 +99,10 @@ XDI_SAMPLE_INLINE xdi_u8 xdi_avx2_tile_rounded(xdi_f8 x) {
     return (nearest & ~nan) | ((bits | 0x400000u) & nan);
 }
 
-XDI_SAMPLE_INLINE xdi_u8 xdi_avx2_tile_paired(const xdi_f8 x[2]) {
-    return (xdi_avx2_tile_rounded(x[0]) >> 16) | (xdi_avx2_tile_rounded(x[1]) & 0xffff0000u);
+/* Whether either half of a word is 8 or less. */
+XDI_SAMPLE_INLINE bool xdi_avx2_tile_has_small(xdi_u8 x) {
+    const __m256i least = _mm256_min_epu16((__m256i)x, _mm256_set1_epi16(8));
+    return _mm256_movemask_epi8(_mm256_cmpeq_epi16(least, (__m256i)x)) != 0;
 }
 
 #    include "kernel/simd/dmd_tiles.inc"
@@ -102,38 +116,60 @@ XDI_SAMPLE_INLINE xdi_u8 xdi_avx2_tile_paired(const xdi_f8 x[2]) {
 #    define XDI_SAMPLE_LOOP static XDI_TARGET_512
 #    define XDI_SAMPLE_INLINE XDI_SIMD_INLINE_512
 
-typedef __m512d xdi_avx512_tile_wide;
+typedef float __attribute__((vector_size(64))) xdi_avx512_tile_floats;
+typedef uint32_t __attribute__((vector_size(64))) xdi_avx512_tile_words;
 
-XDI_SAMPLE_INLINE __m512d xdi_avx512_tile_set(double x) {
-    return _mm512_set1_pd(x);
+typedef struct xdi_avx512_tile_wide {
+    __m512d low, high;
+} xdi_avx512_tile_wide;
+
+XDI_SAMPLE_INLINE xdi_avx512_tile_wide xdi_avx512_tile_of(__m512d low, __m512d high) {
+    xdi_avx512_tile_wide x;
+    x.low = low;
+    x.high = high;
+    return x;
 }
 
-XDI_SAMPLE_INLINE __m512d xdi_avx512_tile_widen(xdi_f8 x) {
-    return _mm512_cvtps_pd((__m256)x);
+XDI_SAMPLE_INLINE xdi_avx512_tile_wide xdi_avx512_tile_set(double x) {
+    return xdi_avx512_tile_of(_mm512_set1_pd(x), _mm512_set1_pd(x));
 }
 
-XDI_SAMPLE_INLINE xdi_f8 xdi_avx512_tile_narrow(__m512d x) {
-    return (xdi_f8)_mm512_cvtpd_ps(x);
+XDI_SAMPLE_INLINE xdi_avx512_tile_wide xdi_avx512_tile_widen(xdi_avx512_tile_floats x) {
+    return xdi_avx512_tile_of(_mm512_cvtps_pd(_mm512_castps512_ps256((__m512)x)),
+                              _mm512_cvtps_pd(_mm512_extractf32x8_ps((__m512)x, 1)));
 }
 
-XDI_SAMPLE_INLINE __m512d xdi_avx512_tile_add(__m512d x, __m512d y) {
-    return _mm512_add_pd(x, y);
+XDI_SAMPLE_INLINE xdi_avx512_tile_wide xdi_avx512_tile_widen_at(const float *x) {
+    return xdi_avx512_tile_of(_mm512_cvtps_pd(_mm256_loadu_ps(x)), _mm512_cvtps_pd(_mm256_loadu_ps(x + 8)));
 }
 
-XDI_SAMPLE_INLINE __m512d xdi_avx512_tile_mul(__m512d x, __m512d y) {
-    return _mm512_mul_pd(x, y);
+XDI_SAMPLE_INLINE xdi_avx512_tile_floats xdi_avx512_tile_narrow(xdi_avx512_tile_wide x) {
+    return (xdi_avx512_tile_floats)_mm512_insertf32x8(_mm512_castps256_ps512(_mm512_cvtpd_ps(x.low)),
+                                                      _mm512_cvtpd_ps(x.high), 1);
 }
 
-XDI_SAMPLE_INLINE __m512d xdi_avx512_tile_add_product(__m512d x, __m512d y, __m512d sum) {
-    return _mm512_fmadd_pd(x, y, sum);
+XDI_SAMPLE_INLINE xdi_avx512_tile_wide xdi_avx512_tile_add(xdi_avx512_tile_wide x, xdi_avx512_tile_wide y) {
+    return xdi_avx512_tile_of(_mm512_add_pd(x.low, y.low), _mm512_add_pd(x.high, y.high));
 }
 
-XDI_SAMPLE_INLINE void xdi_avx512_tile_put(__m512d x, double *out) {
-    _mm512_storeu_pd(out, x);
+XDI_SAMPLE_INLINE xdi_avx512_tile_wide xdi_avx512_tile_mul(xdi_avx512_tile_wide x, xdi_avx512_tile_wide y) {
+    return xdi_avx512_tile_of(_mm512_mul_pd(x.low, y.low), _mm512_mul_pd(x.high, y.high));
 }
 
-XDI_SAMPLE_INLINE __m512d xdi_avx512_tile_get(const double *x) {
-    return _mm512_loadu_pd(x);
+XDI_SAMPLE_INLINE xdi_avx512_tile_wide xdi_avx512_tile_add_product(xdi_avx512_tile_wide x,
+                                                                   xdi_avx512_tile_wide y,
+                                                                   xdi_avx512_tile_wide sum) {
+    return xdi_avx512_tile_of(_mm512_fmadd_pd(x.low, y.low, sum.low),
+                              _mm512_fmadd_pd(x.high, y.high, sum.high));
+}
+
+XDI_SAMPLE_INLINE void xdi_avx512_tile_put(xdi_avx512_tile_wide x, double *out) {
+    _mm512_storeu_pd(out, x.low);
+    _mm512_storeu_pd(out + 8, x.high);
+}
+
+XDI_SAMPLE_INLINE xdi_avx512_tile_wide xdi_avx512_tile_get(const double *x) {
+    return xdi_avx512_tile_of(_mm512_loadu_pd(x), _mm512_loadu_pd(x + 8));
 }
 
 XDI_SAMPLE_INLINE void xdi_avx512_tile_join(const double *in, double *out) {
@@ -144,16 +180,20 @@ XDI_SAMPLE_INLINE void xdi_avx512_tile_join(const double *in, double *out) {
                      _mm512_add_pd(_mm512_permutex2var_pd(a, even, b), _mm512_permutex2var_pd(a, odd, b)));
 }
 
-/* All sixteen at once: as xd_bits_to_bf16. */
-XDI_SAMPLE_INLINE xdi_u8 xdi_avx512_tile_paired(const xdi_f8 x[2]) {
-    const __m512 both = _mm512_insertf32x8(_mm512_castps256_ps512((__m256)x[0]), (__m256)x[1], 1);
-    const __m512i bits = _mm512_castps_si512(both);
+XDI_SAMPLE_INLINE void xdi_avx512_tile_stream(void *out, xdi_avx512_tile_words x) {
+    _mm512_stream_si512((__m512i *)out, (__m512i)x);
+}
+
+XDI_SAMPLE_INLINE xdi_avx512_tile_words xdi_avx512_tile_rounded(xdi_avx512_tile_floats x) {
+    const __m512i bits = (__m512i)x;
     const __m512i odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
     const __m512i nearest = _mm512_add_epi32(_mm512_add_epi32(bits, _mm512_set1_epi32(0x7fff)), odd);
-    const __mmask16 nan = _mm512_cmp_ps_mask(both, both, _CMP_UNORD_Q);
-    const __m512i rounded = _mm512_mask_or_epi32(nearest, nan, bits, _mm512_set1_epi32(0x400000));
-    const __m256i even = _mm256_srli_epi32(_mm512_castsi512_si256(rounded), 16);
-    return (xdi_u8)_mm256_blend_epi16(even, _mm512_extracti64x4_epi64(rounded, 1), 0xaa);
+    const __mmask16 nan = _mm512_cmp_ps_mask((__m512)x, (__m512)x, _CMP_UNORD_Q);
+    return (xdi_avx512_tile_words)_mm512_mask_or_epi32(nearest, nan, bits, _mm512_set1_epi32(0x400000));
+}
+
+XDI_SAMPLE_INLINE bool xdi_avx512_tile_has_small(xdi_avx512_tile_words x) {
+    return _mm512_cmple_epu16_mask((__m512i)x, _mm512_set1_epi16(8)) != 0;
 }
 
 #    include "kernel/simd/dmd_tiles.inc"

@@ -106,8 +106,8 @@ static xd_result xdi_full_reserve(xdi_full *f) {
     f->sent = f->counts + size;
     f->messages = f->sent + XDI_PART_NUMBERS;
     if (f->rank != 0) return XD_OK;
-    f->host = (unsigned char *)xd_allocate(f->ctx, room);
-    f->window = (unsigned char *)xd_allocate(f->ctx, f->gathers ? room : 0);
+    f->host = (unsigned char *)xdi_allocate_unwritten(f->ctx, room);
+    f->window = (unsigned char *)xdi_allocate_unwritten(f->ctx, f->gathers ? room : 0);
     f->wire = xdi_full_on_device(f)
                   ? (unsigned char *)xd_ctx_kernels(f->ctx)->memory.allocate(f->ctx, room ? room : 1)
                   : f->host;
@@ -156,6 +156,21 @@ static void xdi_full_next(xdi_full *f) {
 static void *xdi_full_own(const xdi_full *f, const xdi_stored *t) {
     const int64_t position = f->ranks[f->rank].begin - t->part->range.begin;
     return f->counts[f->rank] ? (char *)t->data + (size_t)position * xd_dtype_size(t->dtype) : NULL;
+}
+
+/* Whether the elements of a window lie in the order of the ranks as they do in the tensor: then none need to be moved. */
+static bool xdi_full_is_in_order(const xdi_full *f, int64_t first) {
+    int64_t next = first;
+    for (int r = 0; r < f->size; r++) {
+        const xdi_full_rank *rank = &f->ranks[r];
+        for (int64_t at = rank->begin, run, index; at < rank->end; at += run) {
+            run = xdi_part_run(&rank->part, at, &index);
+            if (index != next) return false;
+            if (run > rank->end - at) run = rank->end - at;
+            next += run;
+        }
+    }
+    return true;
 }
 
 /* Elements between host and wire, on a device. */
@@ -207,10 +222,9 @@ static xd_result xdi_full_gather_window(xdi_full *f, const xd_state_gather_desc 
     XD_TRY(xd_gather(f->comm, xdi_full_own(f, t), f->wire, f->counts, t->dtype, 0));
     if (f->rank == 0) {
         mine = xdi_full_copy(f, size, XD_COPY_TO_HOST);
-        if (mine == XD_OK) {
-            xdi_full_unpack(f, size, elements.begin);
-            mine = xdi_full_take(f, desc, t, elements, f->window);
-        }
+        const bool in_order = xdi_full_is_in_order(f, elements.begin);
+        if (mine == XD_OK && !in_order) xdi_full_unpack(f, size, elements.begin);
+        if (mine == XD_OK) mine = xdi_full_take(f, desc, t, elements, in_order ? f->host : f->window);
     }
     return xd_agree(f->comm, mine);
 }
@@ -474,13 +488,24 @@ static xd_result xdi_full_pack(xdi_full *f, const xdi_stored *t, const xd_state_
     return xdi_full_copy(f, size, XD_COPY_TO_DEVICE);
 }
 
+/* Rank 0: where a window is sent from, the tensor itself if it can be. */
+static xd_result xdi_full_prepare(xdi_full *f, const xdi_stored *t, const xd_state_tensor *given,
+                                  int64_t first, const void **send) {
+    const bool as_it_is =
+        t->dtype == given->dtype && !xdi_full_on_device(f) && xdi_full_is_in_order(f, first);
+    *send = as_it_is ? (const char *)given->data + (size_t)first * xd_dtype_size(t->dtype)
+                     : (const char *)f->wire;
+    return as_it_is ? XD_OK : xdi_full_pack(f, t, given);
+}
+
 static xd_result xdi_full_scatter_tensor(xdi_full *f, const xdi_stored *t, const xd_state_tensor *given) {
     const int64_t numel = xdi_stored_numel(t);
     XD_TRY(xdi_full_learn(f, t));
     for (int64_t first = 0, end; first < numel; first = end) {
+        const void *send = NULL;
         end = xdi_full_plan(f, t, first);
-        XD_TRY(xd_agree(f->comm, f->rank == 0 ? xdi_full_pack(f, t, given) : XD_OK));
-        XD_TRY(xd_scatter(f->comm, f->wire, xdi_full_own(f, t), f->counts, t->dtype, 0));
+        XD_TRY(xd_agree(f->comm, f->rank == 0 ? xdi_full_prepare(f, t, given, first, &send) : XD_OK));
+        XD_TRY(xd_scatter(f->comm, send, xdi_full_own(f, t), f->counts, t->dtype, 0));
         xdi_full_next(f);
     }
     return XD_OK;

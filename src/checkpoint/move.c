@@ -3,6 +3,7 @@
 #include "checkpoint/internal.h"
 #include "comm/internal.h"
 #include "comm/mesh.h"
+#include "kernel/internal.h"
 #include "tensor/internal.h"
 #include "tensor/interval.h"
 
@@ -249,7 +250,7 @@ static xd_result xdi_move_reserve(xdi_mover *m) {
     m->recv_counts = m->send_counts + size;
     m->sent = m->recv_counts + size;
     m->messages = m->sent + numbers;
-    m->send = (unsigned char *)xd_ctx_kernels(m->ctx)->memory.allocate(m->ctx, m->room);
+    m->send = (unsigned char *)xdi_device_allocate(m->ctx, m->room);
     XD_REQUIRE(m->ctx, m->send, XD_ERROR_MEMORY, "no room for %llu bytes of staging",
                (unsigned long long)m->room);
     return XD_OK;

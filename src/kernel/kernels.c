@@ -235,6 +235,12 @@ XD_PRIVATE void xdi_locked_give(xd_ctx *ctx, void *memory) {
     if (memory) xd_ctx_kernels(ctx)->memory.host_release(ctx, memory);
 }
 
+XD_PRIVATE void *xdi_device_allocate(xd_ctx *ctx, size_t bytes) {
+    const xd_device_ops *memory = &xd_ctx_kernels(ctx)->memory;
+    return memory->allocate == xd_allocate ? xdi_allocate_unwritten(ctx, bytes)
+                                           : memory->allocate(ctx, bytes);
+}
+
 XD_PRIVATE void *xdi_call_memory(xd_ctx *ctx, size_t bytes) {
     const xd_kernels *kernels = xd_ctx_kernels(ctx);
     if (kernels->device == XD_DEVICE_CPU) return xdi_scratch_take(ctx, bytes);

@@ -110,10 +110,8 @@ static void *xdi_move_at(void *data, xd_dtype dtype, int64_t element) {
 
 static xd_result xdi_move_copy(const xdi_mover *m, void *to, xd_dtype to_dtype, const void *from,
                                xd_dtype from_dtype, int64_t count) {
-    const xd_launch launch = xd_ctx_launch(m->ctx);
     if (to_dtype != from_dtype) return xd_cast(m->ctx, to, to_dtype, from, from_dtype, count);
-    return xd_ctx_kernels(m->ctx)->memory.copy(&launch, to, from, (size_t)count * xd_dtype_size(to_dtype),
-                                               XD_COPY_ON_DEVICE);
+    return xdi_copy_fresh(m->ctx, to, from, (size_t)count * xd_dtype_size(to_dtype));
 }
 
 /* What this rank wants and has itself. */

@@ -538,6 +538,7 @@ static xd_result build_over_dirt(xd_comm *world, void *argument) {
     float data[5][5000];
     xd_state_tensor tensors[5];
     (void)argument;
+    memset(fake_listed, 0, sizeof fake_listed);
     CHECK(xd_fsdp_create(teacher, world, &fsdp, &parallel) == XD_OK);
     CHECK(has_written(parallel));
     memset(data, 0, sizeof data);

@@ -256,7 +256,10 @@ static int64_t fake_wrong(const xd_model *model, const xd_parallel *parallel) {
 /* Counts this thread's bytes, and hands out memory that is full of 0xA5. */
 static __thread int64_t fake_bytes, fake_most, fake_fails_in;
 enum { FAKE_LARGE = 10000 /* bytes of blocks that are listed */, FAKE_LISTED = 16 };
-static __thread unsigned char *fake_listed[FAKE_LISTED];
+static __thread struct {
+    unsigned char *memory;
+    size_t bytes;
+} fake_listed[FAKE_LISTED]; /* by the rank that takes them; those that another gives back stay */
 static int64_t fake_live;
 
 static void *fake_allocate(void *user, size_t bytes) {
@@ -270,8 +273,9 @@ static void *fake_allocate(void *user, size_t bytes) {
     if (fake_bytes > fake_most) fake_most = fake_bytes;
     __atomic_add_fetch(&fake_live, 1, __ATOMIC_RELAXED);
     for (int i = 0; i < FAKE_LISTED && bytes >= FAKE_LARGE; i++)
-        if (!fake_listed[i]) {
-            fake_listed[i] = memory + 64;
+        if (!fake_listed[i].memory) {
+            fake_listed[i].memory = memory + 64;
+            fake_listed[i].bytes = bytes;
             break;
         }
     return memory + 64;
@@ -284,7 +288,7 @@ static void fake_free(void *user, void *memory) {
     fake_bytes -= (int64_t)bytes;
     __atomic_sub_fetch(&fake_live, 1, __ATOMIC_RELAXED);
     for (int i = 0; i < FAKE_LISTED; i++)
-        if (memory == fake_listed[i]) fake_listed[i] = NULL;
+        if (memory == fake_listed[i].memory) fake_listed[i].memory = NULL;
     free((unsigned char *)memory - 64);
 }
 
@@ -292,12 +296,10 @@ static void fake_free(void *user, void *memory) {
 static inline bool fake_is_written(size_t bytes) {
     int64_t blocks = 0, left = 0, row = 0;
     for (int b = 0; b < FAKE_LISTED; b++) {
-        size_t have = 0;
-        if (fake_listed[b]) memcpy(&have, fake_listed[b] - 64, sizeof have);
-        if (have != bytes) continue;
+        if (!fake_listed[b].memory || fake_listed[b].bytes != bytes) continue;
         blocks++;
         for (size_t i = 0; i < bytes; i++) {
-            row = fake_listed[b][i] == 0xA5 ? row + 1 : 0;
+            row = fake_listed[b].memory[i] == 0xA5 ? row + 1 : 0;
             left += row == 4;
         }
     }

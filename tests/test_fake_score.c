@@ -494,6 +494,80 @@ XD_TEST(any_cut_is_filled_from_parts_from_one_rank_and_by_a_function) {
     for (uint64_t seed = 1; seed <= 60; seed++) run_case(seed, (xd_fake_score_from)(1 + seed % 3));
 }
 
+/* ---- memory that values are written into without being cleared ---- */
+
+static xd_model *describe_wide(xd_comm *world) {
+    static const struct {
+        const char *name;
+        xd_dtype dtype;
+        int64_t rows, columns, stored_rows;
+        xd_init_kind init;
+    } weights[] = { { "drawn", XD_DTYPE_F32, 101, 37, 0, XD_INIT_NORMAL },
+                    { "padded", XD_DTYPE_F32, 67, 29, 72, XD_INIT_NORMAL },
+                    { "zero", XD_DTYPE_F32, 31, 33, 0, XD_INIT_ZERO },
+                    { "half", XD_DTYPE_BF16, 59, 7, 64, XD_INIT_NORMAL },
+                    { "small", XD_DTYPE_BF16, 1, 3, 0, XD_INIT_ZERO } };
+    const xd_block_desc b = { .name = "block", .type = "block" };
+    xd_model *model = NULL;
+    xd_block *block;
+    CHECK(xd_model_create(xd_comm_ctx(world), NULL, &model) == XD_OK);
+    CHECK(xd_block_add(xd_model_root(model), &b, &block) == XD_OK);
+    for (size_t i = 0; i < sizeof weights / sizeof *weights; i++) {
+        xd_weight_desc d = { .name = weights[i].name, .dtype = weights[i].dtype, .ndim = 2 };
+        d.shape[0] = weights[i].rows;
+        d.shape[1] = weights[i].columns;
+        d.stored_rows = weights[i].stored_rows;
+        d.init.kind = weights[i].init;
+        d.init.scale = 1.0f;
+        CHECK(xd_weight_add(block, &d, NULL) == XD_OK);
+    }
+    CHECK(xd_model_seal(model) == XD_OK);
+    return model;
+}
+
+static bool has_written(const xd_parallel *parallel) {
+    const xd_parallel_bytes b = xd_parallel_memory(parallel);
+    return fake_is_written(b.values + b.gradients + b.gathered + b.whole_gradients);
+}
+
+static xd_result build_over_dirt(xd_comm *world, void *argument) {
+    const xd_groups groups = { .dp = world };
+    xd_model *teacher = describe_wide(world);
+    xd_parallel *parallel = NULL;
+    xd_fake_score_report report;
+    float data[5][5000];
+    xd_state_tensor tensors[5];
+    (void)argument;
+    memset(fake_listed, 0, sizeof fake_listed);
+    CHECK(xd_fsdp_create(teacher, world, &fsdp, &parallel) == XD_OK);
+    CHECK(has_written(parallel));
+    memset(data, 0, sizeof data);
+    for (int i = 0; i < 5; i++) {
+        const xd_weight_info info = xd_weight_describe(xd_model_weight_at(teacher, i));
+        tensors[i] = (xd_state_tensor){
+            NULL, info.name, info.desc->dtype, info.desc->ndim, info.desc->shape, data[i]
+        };
+    }
+    for (int way = 0; way < 2; way++) {
+        xd_built *built = NULL;
+        xd_fake_score_meta_desc d = { .teacher = teacher, .groups = &groups, .wrap = wrap_of(FORM_FSDP) };
+        d.source.from = way ? XD_FAKE_SCORE_FROM_ROOT : XD_FAKE_SCORE_FROM_TEACHER;
+        d.source.tensors = tensors;
+        d.source.tensor_count = 5;
+        CHECK(xd_fake_score_create_meta(world, &d, &report, &built) == XD_OK);
+        CHECK_EQ_INT(report.loaded, 5);
+        if (built) CHECK(has_written(xd_built_stage(built, 0).parallel));
+        xd_built_destroy(built);
+    }
+    xd_parallel_destroy(parallel);
+    xd_model_destroy(teacher);
+    return XD_OK;
+}
+
+XD_TEST(no_byte_of_a_wrapper_stays_as_the_allocator_left_it) {
+    for (int ranks = 1; ranks <= 3; ranks++) fake_ranks(ranks, build_over_dirt, NULL);
+}
+
 /* ---- columns over some ranks, shards over the others ---- */
 
 /* Two tensor-parallel ranks beside each other, two data ranks across: layouts over a slice, which has other ranks on each. */

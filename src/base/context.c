@@ -53,18 +53,20 @@ static void xdi_ctx_release(void *user, void *memory) {
     free(memory);
 }
 
-/* The first pages of a block of xdi_ctx_allocate, as zeros; how many bytes. Pages given back are zeros when they are next
+/* The first pages of memory from xdi_ctx_allocate, as zeros; how many bytes. Pages given back are zeros when they are next
  * written, which then costs one pass instead of two, and none for what is never written. Some emulators say yes and do
- * nothing, hence the look. */
+ * nothing, hence the look: a page that is gone was given back, and one that is there is tried with a byte in it. */
 enum { XDI_CTX_GIVEN_BACK = 16 << 20 };
 
-static size_t xdi_ctx_give_back(void *memory, size_t bytes) {
+static size_t xdi_ctx_give_back(unsigned char *memory, size_t bytes) {
 #if defined(__linux__) && defined(MADV_HUGEPAGE) && defined(MADV_DONTNEED)
     const size_t whole = bytes / XDI_CTX_LARGE_PAGE * XDI_CTX_LARGE_PAGE;
     volatile unsigned char *first = (volatile unsigned char *)memory;
-    if (bytes < XDI_CTX_GIVEN_BACK || (uintptr_t)memory % XDI_CTX_LARGE_PAGE != 0) return 0;
+    unsigned char there = 1;
+    if (bytes < XDI_CTX_GIVEN_BACK || madvise(memory, whole, MADV_DONTNEED) != 0) return 0;
+    if (mincore(memory, 1, &there) == 0 && !(there & 1)) return whole;
     *first = 1;
-    return madvise(memory, whole, MADV_DONTNEED) == 0 && *first == 0 ? whole : 0;
+    return madvise(memory, XDI_CTX_LARGE_PAGE, MADV_DONTNEED) == 0 && *first == 0 ? whole : 0;
 #else
     (void)memory, (void)bytes;
     return 0;
@@ -218,11 +220,25 @@ XD_API double xd_now(const xd_ctx *ctx) {
     return ctx->settings.clock.now_seconds(ctx->settings.clock.user);
 }
 
-XD_API void *xd_allocate(xd_ctx *ctx, size_t bytes) {
+XD_PRIVATE void *xdi_allocate_unwritten(xd_ctx *ctx, size_t bytes) {
     const xd_allocator *a = &ctx->settings.allocator;
-    void *memory = a->allocate(a->user, bytes ? bytes : 1);
-    const size_t given = memory && a->allocate == xdi_ctx_allocate ? xdi_ctx_give_back(memory, bytes) : 0;
-    if (memory) memset((unsigned char *)memory + given, 0, bytes - given);
+    return a->allocate(a->user, bytes ? bytes : 1);
+}
+
+XD_PRIVATE void xdi_clear(const xd_ctx *ctx, void *memory, size_t bytes) {
+    const size_t page = XDI_CTX_LARGE_PAGE;
+    unsigned char *begin = (unsigned char *)memory, *rest = begin;
+    size_t before = (page - (uintptr_t)memory % page) % page; /* in a page that others share */
+    if (before > bytes) before = bytes;
+    if (ctx->settings.allocator.allocate == xdi_ctx_allocate)
+        rest += before + xdi_ctx_give_back(begin + before, bytes - before);
+    memset(begin, 0, rest == begin ? 0 : before);
+    memset(rest, 0, bytes - (size_t)(rest - begin));
+}
+
+XD_API void *xd_allocate(xd_ctx *ctx, size_t bytes) {
+    void *memory = xdi_allocate_unwritten(ctx, bytes);
+    if (memory) xdi_clear(ctx, memory, bytes);
     return memory;
 }
 

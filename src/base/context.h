@@ -47,7 +47,10 @@ struct xd_kernels;
 
 /* Settings of a context. Zero is the default of every field. */
 typedef struct xd_ctx_desc {
-    xd_allocator allocator;           /* zero -> malloc and free */
+    /* Zero -> malloc and free. On Linux blocks of 4 MiB and more then begin at multiples of 2 MiB and ask for large pages, and
+     * ranges of 16 MiB and more that must be zeros are given back to the system: they take memory and time only when they are
+     * written. An allocator of the caller's gets neither. */
+    xd_allocator allocator;
     xd_logger logger;                 /* zero -> silent */
     xd_log_level log_level;           /* less severe lines are dropped; 0 -> XD_LOG_WARN */
     xd_clock clock;                   /* zero -> CLOCK_MONOTONIC */

@@ -130,6 +130,11 @@ XD_PRIVATE void *xdi_arena_array(xd_arena *arena, int64_t count, size_t size, bo
 /* context.c: bytes of a context with one thread and this room (xdi_ctx_make), before it has scratch memory. */
 XD_PRIVATE size_t xdi_ctx_bytes(size_t room);
 
+/* context.c: xd_allocate in two parts: memory with undefined contents, and zeros in some of it, where large ranges cost nothing
+ * before they are written. What is overwritten at once needs no zeros. */
+XD_PRIVATE void *xdi_allocate_unwritten(xd_ctx *ctx, size_t bytes);
+XD_PRIVATE void xdi_clear(const xd_ctx *ctx, void *memory, size_t bytes);
+
 /* context.c: memory for the length of a call, aligned for any type, not zeroed; NULL when there is no room. The
  * context caches what is returned to it, so that repeated calls allocate nothing. */
 XD_PRIVATE void *xdi_scratch_take(xd_ctx *ctx, size_t bytes);

@@ -33,6 +33,7 @@ typedef struct xdi_full {
     size_t staging_bytes;
     xdi_content content;
     bool gathers;         /* replicas neither send nor count */
+    bool as_it_is;        /* scatter: rank 0 has this tensor where it could be sent from, in its type here */
     xdi_full_rank *ranks; /* [size] */
     int64_t *lengths, *counts, *sent, *messages;
     unsigned char *host, *window; /* rank 0: elements in the order of the ranks, and in that of the tensor */
@@ -98,16 +99,16 @@ static size_t xdi_full_room(const xdi_full *f) {
 
 static xd_result xdi_full_reserve(xdi_full *f) {
     const size_t size = (size_t)f->size, room = xdi_full_room(f);
-    const size_t numbers = (size_t)XDI_PART_NUMBERS * (size + 1) + 2 * size;
+    const size_t numbers = ((size_t)XDI_PART_NUMBERS + 1) * (size + 1) + 2 * size;
     f->ranks = (xdi_full_rank *)xd_allocate(f->ctx, size * sizeof *f->ranks);
     f->lengths = (int64_t *)xd_allocate(f->ctx, numbers * sizeof *f->lengths);
     XD_REQUIRE(f->ctx, f->ranks && f->lengths, XD_ERROR_MEMORY, "no room for the parts of %d ranks", f->size);
     f->counts = f->lengths + size;
     f->sent = f->counts + size;
-    f->messages = f->sent + XDI_PART_NUMBERS;
+    f->messages = f->sent + XDI_PART_NUMBERS + 1;
     if (f->rank != 0) return XD_OK;
-    f->host = (unsigned char *)xd_allocate(f->ctx, room);
-    f->window = (unsigned char *)xd_allocate(f->ctx, f->gathers ? room : 0);
+    f->host = (unsigned char *)xdi_allocate_unwritten(f->ctx, room);
+    f->window = (unsigned char *)xdi_allocate_unwritten(f->ctx, f->gathers ? room : 0);
     f->wire = xdi_full_on_device(f)
                   ? (unsigned char *)xd_ctx_kernels(f->ctx)->memory.allocate(f->ctx, room ? room : 1)
                   : f->host;
@@ -116,17 +117,19 @@ static xd_result xdi_full_reserve(xdi_full *f) {
     return XD_OK;
 }
 
-/* Who has what of a tensor. Collective. */
-static xd_result xdi_full_learn(xdi_full *f, const xdi_stored *t) {
+/* Who has what of a tensor, and whether rank 0 has all of it as the ranks do. Collective. */
+static xd_result xdi_full_learn(xdi_full *f, const xdi_stored *t, bool as_it_is) {
     const bool holds = !(f->gathers && t->part->replica);
-    const int64_t length = xdi_part_write(t->part, holds, f->sent);
+    const int64_t length = 1 + xdi_part_write(t->part, holds, f->sent + 1);
+    f->sent[0] = as_it_is;
     const int64_t *at = f->messages;
     for (int r = 0; r < f->size; r++) f->counts[r] = 1;
     XD_TRY(xd_all_gather(f->comm, &length, f->lengths, f->counts, XD_DTYPE_I64));
     XD_TRY(xd_all_gather(f->comm, f->sent, f->messages, f->lengths, XD_DTYPE_I64));
+    f->as_it_is = f->messages[0] != 0;
     for (int r = 0; r < f->size; at += f->lengths[r++]) {
         xdi_full_rank *rank = &f->ranks[r];
-        (void)xdi_part_read(t->part, at, &rank->region, &rank->part);
+        (void)xdi_part_read(t->part, at + 1, &rank->region, &rank->part);
         rank->begin = rank->end = rank->part.range.begin;
     }
     return XD_OK;
@@ -156,6 +159,21 @@ static void xdi_full_next(xdi_full *f) {
 static void *xdi_full_own(const xdi_full *f, const xdi_stored *t) {
     const int64_t position = f->ranks[f->rank].begin - t->part->range.begin;
     return f->counts[f->rank] ? (char *)t->data + (size_t)position * xd_dtype_size(t->dtype) : NULL;
+}
+
+/* Whether the elements of a window lie in the order of the ranks as they do in the tensor: then none need to be moved. */
+static bool xdi_full_is_in_order(const xdi_full *f, int64_t first) {
+    int64_t next = first;
+    for (int r = 0; r < f->size; r++) {
+        const xdi_full_rank *rank = &f->ranks[r];
+        for (int64_t at = rank->begin, run, index; at < rank->end; at += run) {
+            run = xdi_part_run(&rank->part, at, &index);
+            if (index != next) return false;
+            if (run > rank->end - at) run = rank->end - at;
+            next += run;
+        }
+    }
+    return true;
 }
 
 /* Elements between host and wire, on a device. */
@@ -207,10 +225,9 @@ static xd_result xdi_full_gather_window(xdi_full *f, const xd_state_gather_desc 
     XD_TRY(xd_gather(f->comm, xdi_full_own(f, t), f->wire, f->counts, t->dtype, 0));
     if (f->rank == 0) {
         mine = xdi_full_copy(f, size, XD_COPY_TO_HOST);
-        if (mine == XD_OK) {
-            xdi_full_unpack(f, size, elements.begin);
-            mine = xdi_full_take(f, desc, t, elements, f->window);
-        }
+        const bool in_order = xdi_full_is_in_order(f, elements.begin);
+        if (mine == XD_OK && !in_order) xdi_full_unpack(f, size, elements.begin);
+        if (mine == XD_OK) mine = xdi_full_take(f, desc, t, elements, in_order ? f->host : f->window);
     }
     return xd_agree(f->comm, mine);
 }
@@ -220,7 +237,7 @@ static xd_result xdi_full_gather_tensor(xdi_full *f, const xd_state_gather_desc 
     if (t->step)
         return xd_agree(f->comm, f->rank == 0 ? xdi_full_take(f, desc, t, elements, t->step) : XD_OK);
     const int64_t numel = xdi_stored_numel(t);
-    XD_TRY(xdi_full_learn(f, t));
+    XD_TRY(xdi_full_learn(f, t, false));
     elements.end = 0;
     do {
         elements.begin = elements.end;
@@ -479,9 +496,21 @@ static xd_result xdi_full_pack(xdi_full *f, const xdi_stored *t, const xd_state_
     return xdi_full_copy(f, size, XD_COPY_TO_DEVICE);
 }
 
+/* All of a tensor as one window, if rank 0 can send it from where it lies. */
+static bool xdi_full_plan_whole(xdi_full *f) {
+    for (int r = 0; r < f->size; r++) {
+        f->ranks[r].end = f->ranks[r].part.range.end;
+        f->counts[r] = f->ranks[r].end - f->ranks[r].begin;
+    }
+    return f->as_it_is && xdi_full_is_in_order(f, 0);
+}
+
 static xd_result xdi_full_scatter_tensor(xdi_full *f, const xdi_stored *t, const xd_state_tensor *given) {
     const int64_t numel = xdi_stored_numel(t);
-    XD_TRY(xdi_full_learn(f, t));
+    XD_TRY(xdi_full_learn(f, t, f->rank == 0 && t->dtype == given->dtype && !xdi_full_on_device(f)));
+    if (numel > 0 && xdi_full_plan_whole(f))
+        return xd_scatter(f->comm, f->rank == 0 ? given->data : NULL, xdi_full_own(f, t), f->counts, t->dtype,
+                          0);
     for (int64_t first = 0, end; first < numel; first = end) {
         end = xdi_full_plan(f, t, first);
         XD_TRY(xd_agree(f->comm, f->rank == 0 ? xdi_full_pack(f, t, given) : XD_OK));

@@ -3,6 +3,7 @@
 #include "checkpoint/internal.h"
 #include "comm/internal.h"
 #include "comm/mesh.h"
+#include "kernel/internal.h"
 #include "tensor/internal.h"
 #include "tensor/interval.h"
 
@@ -109,10 +110,8 @@ static void *xdi_move_at(void *data, xd_dtype dtype, int64_t element) {
 
 static xd_result xdi_move_copy(const xdi_mover *m, void *to, xd_dtype to_dtype, const void *from,
                                xd_dtype from_dtype, int64_t count) {
-    const xd_launch launch = xd_ctx_launch(m->ctx);
     if (to_dtype != from_dtype) return xd_cast(m->ctx, to, to_dtype, from, from_dtype, count);
-    return xd_ctx_kernels(m->ctx)->memory.copy(&launch, to, from, (size_t)count * xd_dtype_size(to_dtype),
-                                               XD_COPY_ON_DEVICE);
+    return xdi_copy_fresh(m->ctx, to, from, (size_t)count * xd_dtype_size(to_dtype));
 }
 
 /* What this rank wants and has itself. */
@@ -249,7 +248,7 @@ static xd_result xdi_move_reserve(xdi_mover *m) {
     m->recv_counts = m->send_counts + size;
     m->sent = m->recv_counts + size;
     m->messages = m->sent + numbers;
-    m->send = (unsigned char *)xd_ctx_kernels(m->ctx)->memory.allocate(m->ctx, m->room);
+    m->send = (unsigned char *)xdi_device_allocate(m->ctx, m->room);
     XD_REQUIRE(m->ctx, m->send, XD_ERROR_MEMORY, "no room for %llu bytes of staging",
                (unsigned long long)m->room);
     return XD_OK;

@@ -3,6 +3,7 @@
 #include "dmd/fake_score.h"
 
 #include "dmd/fake_score_internal.h"
+#include "kernel/internal.h"
 #include "tensor/interval.h"
 
 #include <string.h>
@@ -193,16 +194,14 @@ static xd_result xdi_fake_check_whole(const xd_model *teacher, const xd_fake_sco
 }
 
 static xd_result xdi_fake_copy_values(const xd_model *teacher, const xd_model *model) {
-    const xd_launch launch = xd_ctx_launch(teacher->ctx);
     for (int64_t i = 0; i < teacher->weight_count; i++) {
         const xd_weight *from = teacher->weights[i], *to = model->weights[i];
         if (from->owner != from) continue;
         const xd_tensor_part part = xdi_fake_part(from, true);
         const int64_t count = part.range.end - part.range.begin;
         if (count > 0 && from->desc.dtype == to->desc.dtype)
-            XD_TRY(xd_ctx_kernels(teacher->ctx)
-                       ->memory.copy(&launch, to->value, part.data, (size_t)count * xd_dtype_size(part.dtype),
-                                     XD_COPY_ON_DEVICE));
+            XD_TRY(xdi_copy_fresh(teacher->ctx, to->value, part.data,
+                                  (size_t)count * xd_dtype_size(part.dtype)));
         else if (count > 0)
             XD_TRY(xd_cast(teacher->ctx, to->value, to->desc.dtype, part.data, part.dtype, count));
     }

@@ -140,7 +140,7 @@ typedef struct xd_fake_score_report {
  *     describe    on every rank, without memory for weights
  *     agree       names, shapes, types, ties, traits and cuts of layouts are the same on the whole world
  *     compare     the source's list with these; all of the source's elements are held by some rank
- *     storage     of each rank's part, cleared, by layouts and wrapper
+ *     storage     of each rank's part, by layouts and wrapper; cleared but for what values are written into next
  *     values      each element from the rank itself where it has it, else from the one rank that speaks for it, or as the kind of
  *                 source says; then computed buffers. What begins anew has the bits of xd_model_init_weights
  *     show        xd_parallel_publish, with a wrapper

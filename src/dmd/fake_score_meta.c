@@ -197,15 +197,20 @@ static xd_result xdi_fake_list_tensors(xdi_fake *f) {
     return XD_OK;
 }
 
-/* The build forms no random numbers where values come from elsewhere, but clears the memory. */
+/* The build forms no random numbers where values come from elsewhere, and clears what may stay without any. */
 static void xdi_fake_clear_inits(const xdi_fake *f) {
-    for (int64_t i = 0; i < f->tensor_count; i++)
-        if (f->tensors[i].origin != XDI_FAKE_FORMED)
-            memset(&f->tensors[i].weight->desc.init, 0, sizeof f->tensors[i].init);
+    for (int64_t i = 0; i < f->tensor_count; i++) {
+        const xdi_fake_tensor *t = &f->tensors[i];
+        if (t->origin != XDI_FAKE_FORMED) memset(&t->weight->desc.init, 0, sizeof t->init);
+        t->weight->awaited = t->origin == XDI_FAKE_LOADED;
+    }
 }
 
 static void xdi_fake_restore_inits(const xdi_fake *f) {
-    for (int64_t i = 0; i < f->tensor_count; i++) f->tensors[i].weight->desc.init = f->tensors[i].init;
+    for (int64_t i = 0; i < f->tensor_count; i++) {
+        f->tensors[i].weight->desc.init = f->tensors[i].init;
+        f->tensors[i].weight->awaited = false;
+    }
 }
 
 /* A provider: the description after the teacher. */

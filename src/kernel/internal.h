@@ -113,6 +113,14 @@ XD_PRIVATE xd_result xdi_rows_elect(const xd_launch *launch, const xd_rows *logi
 XD_PRIVATE void *xdi_locked_take(xd_ctx *ctx, size_t bytes);
 XD_PRIVATE void xdi_locked_give(xd_ctx *ctx, void *memory);
 
+/* kernels.c: memory of the context's device that is overwritten before anything reads it: as the table's entry says, also on a
+ * CPU, whose entry clears. The table's `release` frees it. */
+XD_PRIVATE void *xdi_device_allocate(xd_ctx *ctx, size_t bytes);
+
+/* kernels.c: copies within the context's device to memory that nobody has written yet, whose pages come in the course of it: on a CPU
+ * in pieces, so that pages that the system has just cleared are still in the cache when the copy writes them. */
+XD_PRIVATE xd_result xdi_copy_fresh(xd_ctx *ctx, void *to, const void *from, size_t bytes);
+
 /* kernels.c: memory of the context's device for the length of a call, not zeroed; on a CPU cached for later calls. */
 XD_PRIVATE void *xdi_call_memory(xd_ctx *ctx, size_t bytes);
 /* kernels.c: the same for rows * columns elements of `size` bytes and one more, so that it is never an empty block; NULL also

@@ -235,6 +235,22 @@ XD_PRIVATE void xdi_locked_give(xd_ctx *ctx, void *memory) {
     if (memory) xd_ctx_kernels(ctx)->memory.host_release(ctx, memory);
 }
 
+XD_PRIVATE void *xdi_device_allocate(xd_ctx *ctx, size_t bytes) {
+    const xd_device_ops *memory = &xd_ctx_kernels(ctx)->memory;
+    return memory->allocate == xd_allocate ? xdi_allocate_unwritten(ctx, bytes)
+                                           : memory->allocate(ctx, bytes);
+}
+
+XD_PRIVATE xd_result xdi_copy_fresh(xd_ctx *ctx, void *to, const void *from, size_t bytes) {
+    const xd_kernels *kernels = xd_ctx_kernels(ctx);
+    const xd_launch launch = xd_ctx_launch(ctx);
+    const size_t most = kernels->device == XD_DEVICE_CPU ? (size_t)2 << 20 : bytes;
+    for (size_t at = 0; at < bytes; at += most)
+        XD_TRY(kernels->memory.copy(&launch, (unsigned char *)to + at, (const unsigned char *)from + at,
+                                    bytes - at < most ? bytes - at : most, XD_COPY_ON_DEVICE));
+    return XD_OK;
+}
+
 XD_PRIVATE void *xdi_call_memory(xd_ctx *ctx, size_t bytes) {
     const xd_kernels *kernels = xd_ctx_kernels(ctx);
     if (kernels->device == XD_DEVICE_CPU) return xdi_scratch_take(ctx, bytes);

@@ -27,6 +27,7 @@ struct xd_weight {
     int64_t shape[XD_DIMS_MAX]; /* of the region */
     void *value, *gradient;
     bool ready;
+    bool awaited;          /* values come as soon as there is memory for them: nothing forms first ones */
     struct xdi_flat *flat; /* of a wrapper: where its values and gradients are, and which of that buffer's
                             * weights it is */
     int64_t flat_index;
@@ -365,6 +366,7 @@ struct xd_parallel {
     xd_ctx *home; /* in whose memory this rank's parts are kept: the model's context, or xd_fsdp_desc.host */
     bool offloaded;             /* the latter */
     void *memory, *home_memory; /* the latter NULL but where parts are offloaded */
+    bool unwritten;             /* where parts of values are kept is not cleared */
     void *locked;               /* home_memory, where the model's device has locked its pages; else NULL */
     xd_parallel_bytes bytes;
     uint64_t round;                     /* over a block's buckets */
@@ -431,10 +433,13 @@ XD_PRIVATE xd_tensor_part xdi_parallel_part(const xd_parallel *p, const xd_weigh
 XD_PRIVATE bool xdi_parallel_is_elsewhere(const xd_parallel *p, const xd_weight *w);
 /* parallel.c: whether a rank of a lower number in the weight's layout holds the same elements. */
 XD_PRIVATE bool xdi_weight_is_copy(const xd_weight *w);
+/* model_storage.c: elements of this rank's region that the whole weight has: rows that are stored beyond its shape come last. */
+XD_PRIVATE int64_t xdi_weight_true_count(const xd_weight *w);
 
 /* Memory of a wrapper that is measured or given out: of the device, and of the host where parts are offloaded. */
 typedef struct xdi_room {
     xd_arena device, home;
+    size_t values; /* bytes at the begin of what is kept: this rank's parts of values */
 } xdi_room;
 
 /* parallel_flat.c: plans of the flat buffers; what all memory takes, by purpose in p->bytes; the memory, and the values in it. */

@@ -43,7 +43,8 @@ XD_API xd_result xd_model_init_weights(xd_model *model) {
         xd_weight *weight = model->weights[i];
         const xd_interval all = { 0, weight->count };
         if (weight->owner != weight || weight->ready) continue;
-        XD_TRY(xdi_weight_fill(model->ctx, weight, all, weight->value));
+        if (!weight->awaited || weight->desc.value)
+            XD_TRY(xdi_weight_fill(model->ctx, weight, all, weight->value));
         weight->ready = true;
     }
     return XD_OK;

@@ -50,7 +50,8 @@ XD_PRIVATE xd_result xdi_model_take(xd_model *model, bool gradients) {
     XD_REQUIRE(ctx, storage, XD_ERROR_MEMORY, "no room for %llu bytes of weights and gradients",
                (unsigned long long)bytes);
     const xd_launch launch = xd_ctx_launch(ctx);
-    const xd_result result = memory->fill(&launch, storage, 0, bytes);
+    const bool cleared = memory->allocate == xd_allocate;
+    const xd_result result = cleared ? XD_OK : memory->fill(&launch, storage, 0, bytes);
     if (result != XD_OK) {
         memory->release(ctx, storage);
         return result;
@@ -128,6 +129,18 @@ XD_API int64_t xd_model_trained_count(const xd_model *model) {
 static bool xdi_weight_decays(const xd_weight *weight) {
     const xd_decay decay = weight->desc.traits.decay;
     return decay == XD_DECAY_BY_SHAPE ? weight->desc.ndim >= 2 : decay == XD_DECAY_ALWAYS;
+}
+
+XD_PRIVATE int64_t xdi_weight_true_count(const xd_weight *w) {
+    const xd_weight_desc *d = &w->desc;
+    int64_t rows = 0, stored = 0;
+    if (d->ndim == 0 || d->stored_rows == d->shape[0]) return w->count;
+    for (int i = 0; i < w->region.count[0]; i++) {
+        const xd_interval part = w->region.interval[0][i];
+        stored += part.end - part.begin;
+        if (part.begin < d->shape[0]) rows += (part.end < d->shape[0] ? part.end : d->shape[0]) - part.begin;
+    }
+    return stored ? w->count / stored * rows : 0;
 }
 
 /* Index of the first element of a weight's region in the whole. */

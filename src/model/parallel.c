@@ -399,19 +399,6 @@ XD_PRIVATE xd_param xdi_parallel_param(const xd_parallel *p, const xd_weight *w)
     return out;
 }
 
-/* Elements of this rank's region that the whole weight has: rows that are stored beyond its shape come last. */
-static int64_t xdi_weight_true_count(const xd_weight *w) {
-    const xd_weight_desc *d = &w->desc;
-    int64_t rows = 0, stored = 0;
-    if (d->ndim == 0 || d->stored_rows == d->shape[0]) return w->count;
-    for (int i = 0; i < w->region.count[0]; i++) {
-        const xd_interval part = w->region.interval[0][i];
-        stored += part.end - part.begin;
-        if (part.begin < d->shape[0]) rows += (part.end < d->shape[0] ? part.end : d->shape[0]) - part.begin;
-    }
-    return stored ? w->count / stored * rows : 0;
-}
-
 static int64_t xdi_at_most(int64_t value, int64_t bound) {
     return value < bound ? value : bound;
 }

@@ -245,14 +245,16 @@ static void xdi_flat_take_whole(xd_parallel *p, xdi_flat *flat, xdi_room *room) 
         flat->sent = xdi_parallel_keep(p, room, numel, size, &p->bytes.values);
 }
 
+static void xdi_flat_take_values(xd_parallel *p, xdi_flat *flat, xdi_room *room) {
+    flat->kept_bytes = (size_t)xdi_flat_kept(p, flat) * xd_dtype_size(flat->dtype);
+    flat->values = xdi_parallel_keep(p, room, (int64_t)flat->kept_bytes, 1, &p->bytes.values);
+}
+
 static void xdi_flat_take(xd_parallel *p, xdi_flat *flat, xdi_room *room) {
     const int64_t kept = xdi_flat_kept(p, flat), numel = xd_bucket_plan_numel(flat->plan);
     const size_t sent = xd_dtype_size(flat->sent_dtype);
-    if (xdi_flat_keeps(p, flat)) {
-        flat->kept_bytes = (size_t)kept * xd_dtype_size(flat->dtype);
-        flat->values = xdi_parallel_keep(p, room, (int64_t)flat->kept_bytes, 1, &p->bytes.values);
-    }
     if (flat->whole) {
+        if (xdi_flat_keeps(p, flat)) xdi_flat_take_values(p, flat, room);
         xdi_flat_take_whole(p, flat, room);
         return;
     }
@@ -267,6 +269,9 @@ static void xdi_flat_take(xd_parallel *p, xdi_flat *flat, xdi_room *room) {
 static xd_result xdi_parallel_lay_out(xd_parallel *p, xdi_room *room) {
     xd_arena *arena = &room->device;
     memset(&p->bytes, 0, sizeof p->bytes);
+    for (int64_t i = 0; i < p->flat_count; i++)
+        if (!p->flats[i].whole) xdi_flat_take_values(p, &p->flats[i], room);
+    room->values = p->offloaded ? room->home.used : arena->used;
     for (int64_t i = 0; i < p->flat_count; i++) {
         xdi_flat *flat = &p->flats[i];
         xdi_flat_take(p, flat, room);
@@ -292,27 +297,34 @@ static size_t xdi_parallel_room_bytes(const xd_arena *arena) {
     return arena->peak > 0 ? arena->peak : (size_t)XD_ARENA_ALIGNMENT;
 }
 
-/* Zeroed memory for what was measured, `given` or allocated: what is between weights stays 0, and so do weights that begin
- * as zeros. The arena is over it then. */
-static xd_result xdi_parallel_allocate(const xd_parallel *p, xd_ctx *ctx, xd_arena *arena, void *given,
-                                       void **out) {
+/* Memory for what was measured, at home or on the device, `given` or allocated; the arena is over it then. It is zeroed: what is
+ * between weights stays 0, and so do weights that begin as zeros; but where the library can clear a part of it, not what comes
+ * first, of which xdi_parallel_take_values writes all. */
+static xd_result xdi_parallel_allocate(xd_parallel *p, xdi_room *room, bool home, void *given, void **out) {
+    xd_ctx *ctx = home ? p->home : p->ctx;
+    xd_arena *arena = home ? &room->home : &room->device;
     const xd_device_ops *memory = &xd_ctx_kernels(ctx)->memory;
     const xd_launch launch = xd_ctx_launch(ctx);
     const size_t bytes = xdi_parallel_room_bytes(arena);
-    *out = given ? given : memory->allocate(ctx, bytes);
+    const bool in_parts = !given && memory->allocate == xd_allocate;
+    const size_t unwritten = in_parts && home == p->offloaded ? room->values : 0;
+    *out = given ? given : in_parts ? xdi_allocate_unwritten(ctx, bytes) : memory->allocate(ctx, bytes);
     XD_REQUIRE(p->ctx, *out, XD_ERROR_MEMORY, "no room for %llu bytes of weights and gradients",
                (unsigned long long)bytes);
     *arena = xd_arena_over(*out, bytes);
-    return !given && memory->allocate == xd_allocate ? XD_OK : memory->fill(&launch, *out, 0, bytes);
+    if (!in_parts) return memory->fill(&launch, *out, 0, bytes);
+    p->unwritten = p->unwritten || unwritten > 0;
+    xdi_clear(ctx, (unsigned char *)*out + unwritten, bytes - unwritten);
+    return XD_OK;
 }
 
 XD_PRIVATE xd_result xdi_parallel_take_memory(xd_parallel *p) {
     xdi_room room;
     XD_TRY(xdi_parallel_measure(p, &room));
-    XD_TRY(xdi_parallel_allocate(p, p->ctx, &room.device, NULL, &p->memory));
+    XD_TRY(xdi_parallel_allocate(p, &room, false, NULL, &p->memory));
     if (p->offloaded) {
         p->locked = xdi_locked_take(p->ctx, xdi_parallel_room_bytes(&room.home));
-        XD_TRY(xdi_parallel_allocate(p, p->home, &room.home, p->locked, &p->home_memory));
+        XD_TRY(xdi_parallel_allocate(p, &room, true, p->locked, &p->home_memory));
     }
     return xdi_parallel_lay_out(p, &room);
 }
@@ -337,9 +349,31 @@ static void *xdi_flat_place(const xd_weight *weight) {
     return (unsigned char *)flat->values + (size_t)place.begin * xd_dtype_size(flat->dtype);
 }
 
-/* First values in memory that has just been taken here. */
+/* First values in memory that has just been taken here: none where they are awaited, but for rows that are padding. */
 static xd_result xdi_flat_fill(const xd_parallel *p, const xd_weight *weight, xd_interval range, void *to) {
-    return weight->desc.init.kind == XD_INIT_ZERO ? XD_OK : xdi_weight_fill(p->home, weight, range, to);
+    const size_t size = xd_dtype_size(weight->desc.dtype);
+    int64_t from = weight->awaited ? xdi_weight_true_count(weight) : range.begin;
+    if (!weight->awaited && weight->desc.init.kind != XD_INIT_ZERO)
+        return xdi_weight_fill(p->home, weight, range, to);
+    if (from < range.begin) from = range.begin;
+    if (p->unwritten && from < range.end)
+        xdi_clear(p->home, (unsigned char *)to + (size_t)(from - range.begin) * size,
+                  (size_t)(range.end - from) * size);
+    return XD_OK;
+}
+
+/* Zeros in what no weight has of a part. The last weight comes first in a buffer. */
+static void xdi_flat_clear_gaps(const xd_parallel *p, const xdi_flat *flat) {
+    const size_t size = xd_dtype_size(flat->dtype);
+    unsigned char *values = (unsigned char *)flat->values;
+    size_t at = 0;
+    for (int64_t i = flat->count - 1; i >= 0; i--) {
+        xd_bucket_piece piece;
+        if (!xdi_flat_piece(p, flat->weights[i], &piece)) continue;
+        xdi_clear(p->home, values + at, (size_t)piece.shard.begin * size - at);
+        at = (size_t)piece.shard.end * size;
+    }
+    xdi_clear(p->home, values + at, flat->kept_bytes - at);
 }
 
 /* A weight that all ranks keep: in its own storage, or here, where it also has a copy of what is to be released. */
@@ -374,6 +408,8 @@ static xd_result xdi_flat_keep_part(xd_parallel *p, xd_weight *weight) {
 }
 
 XD_PRIVATE xd_result xdi_parallel_take_values(xd_parallel *p) {
+    for (int64_t i = 0; i < p->flat_count && p->unwritten; i++)
+        if (!p->flats[i].whole) xdi_flat_clear_gaps(p, &p->flats[i]);
     for (int64_t i = 0; i < p->model->weight_count; i++) {
         xd_weight *weight = p->model->weights[i];
         if (weight->owner != weight || !xdi_parallel_has(p, weight)) continue;

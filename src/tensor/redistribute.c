@@ -1,6 +1,7 @@
 /* From one layout to another: the copies and messages, planned once. */
 
 #include "base/extend.h"
+#include "kernel/internal.h"
 #include "kernel/kernels.h"
 #include "tensor/interval.h"
 #include "tensor/redistribute.h"
@@ -398,8 +399,8 @@ static bool xdi_redistribution_take_buffers(xd_redistribution *plan) {
     }
     const xd_device_ops *memory = &xd_ctx_kernels(plan->ctx)->memory;
     const xd_launch launch = xd_ctx_launch(plan->ctx);
-    plan->send = memory->allocate(plan->ctx, (size_t)send * size);
-    plan->recv = memory->allocate(plan->ctx, (size_t)recv * size);
+    plan->send = xdi_device_allocate(plan->ctx, (size_t)send * size);
+    plan->recv = xdi_device_allocate(plan->ctx, (size_t)recv * size);
     plan->zero = memory->allocate(plan->ctx, sizeof(uint64_t));
     if (plan->zero && memory->fill(&launch, plan->zero, 0, sizeof(uint64_t)) != XD_OK) return false;
     if (plan->middle)

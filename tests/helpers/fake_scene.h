@@ -255,6 +255,11 @@ static int64_t fake_wrong(const xd_model *model, const xd_parallel *parallel) {
 
 /* Counts this thread's bytes, and hands out memory that is full of 0xA5. */
 static __thread int64_t fake_bytes, fake_most, fake_fails_in;
+enum { FAKE_LARGE = 10000 /* bytes of blocks that are listed */, FAKE_LISTED = 16 };
+static __thread struct {
+    unsigned char *memory;
+    size_t bytes;
+} fake_listed[FAKE_LISTED]; /* by the rank that takes them; those that another gives back stay */
 static int64_t fake_live;
 
 static void *fake_allocate(void *user, size_t bytes) {
@@ -267,6 +272,12 @@ static void *fake_allocate(void *user, size_t bytes) {
     fake_bytes += (int64_t)bytes;
     if (fake_bytes > fake_most) fake_most = fake_bytes;
     __atomic_add_fetch(&fake_live, 1, __ATOMIC_RELAXED);
+    for (int i = 0; i < FAKE_LISTED && bytes >= FAKE_LARGE; i++)
+        if (!fake_listed[i].memory) {
+            fake_listed[i].memory = memory + 64;
+            fake_listed[i].bytes = bytes;
+            break;
+        }
     return memory + 64;
 }
 
@@ -276,7 +287,23 @@ static void fake_free(void *user, void *memory) {
     memcpy(&bytes, (unsigned char *)memory - 64, sizeof bytes);
     fake_bytes -= (int64_t)bytes;
     __atomic_sub_fetch(&fake_live, 1, __ATOMIC_RELAXED);
+    for (int i = 0; i < FAKE_LISTED; i++)
+        if (memory == fake_listed[i].memory) fake_listed[i].memory = NULL;
     free((unsigned char *)memory - 64);
+}
+
+/* Whether a block of that size, among those that are large, has nothing of what was left in it. */
+static inline bool fake_is_written(size_t bytes) {
+    int64_t blocks = 0, left = 0, row = 0;
+    for (int b = 0; b < FAKE_LISTED; b++) {
+        if (!fake_listed[b].memory || fake_listed[b].bytes != bytes) continue;
+        blocks++;
+        for (size_t i = 0; i < bytes; i++) {
+            row = fake_listed[b].memory[i] == 0xA5 ? row + 1 : 0;
+            left += row == 4;
+        }
+    }
+    return blocks > 0 && left == 0;
 }
 
 static void fake_ranks(int ranks, xd_rank_function function, void *argument) {

@@ -88,7 +88,8 @@ static bool is_stopped(int process) {
     return !read || state == 'T';
 }
 
-/* The victim stops inside its call, beyond the others' deadline, and goes on when they are done: it names itself. */
+/* The victim stops inside its call, beyond the others' deadline, and goes on when they are done: it names itself. They call MPI
+ * until it has ended: their notices may have to wait where it has stopped taking messages (MPICH). */
 static void stop_and_go(xd_comm *world, int rank) {
     int process = (int)getpid();
     const struct timespec nap = { 0, 10000000 };
@@ -107,7 +108,10 @@ static void stop_and_go(xd_comm *world, int rank) {
     waits_since = MPI_Wtime() + SETTLE_SECONDS;
     survive(world, XD_COLLECTIVE_ALL_REDUCE);
     MPI_Barrier(survivors);
-    for (int i = 0; rank == 0 && i < 2000 && kill((pid_t)process, SIGCONT) == 0; i++) nanosleep(&nap, NULL);
+    for (int i = 0, there; i < 2000 && kill((pid_t)process, rank == 0 ? SIGCONT : 0) == 0; i++) {
+        MPI_Iprobe(MPI_ANY_SOURCE, 0, survivors, &there, MPI_STATUS_IGNORE);
+        nanosleep(&nap, NULL);
+    }
 }
 
 static int run_rank(int *argc, char ***argv) {

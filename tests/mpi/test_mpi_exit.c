@@ -79,13 +79,19 @@ static void say_goodbye(int rank) {
     MPI_Send(&word, 1, MPI_CHAR, VICTIM, 0, MPI_COMM_WORLD);
 }
 
-static bool is_stopped(int process) {
+/* What ps shows: 'T' for one that is stopped, 'Z' for one that has ended and of which its parent has not heard; 0: there is none. */
+static char state_of(int process) {
     char path[64], state = 0;
     snprintf(path, sizeof path, "/proc/%d/stat", process);
     FILE *file = fopen(path, "r");
-    const bool read = file && fscanf(file, "%*d %*s %c", &state) == 1;
+    if (file && fscanf(file, "%*d %*s %c", &state) != 1) state = 0;
     if (file) fclose(file);
-    return !read || state == 'T';
+    return state;
+}
+
+static bool has_ended(int process) {
+    const char state = state_of(process);
+    return state == 0 || state == 'Z';
 }
 
 /* The victim stops inside its call, beyond the others' deadline, and goes on when they are done: it names itself. They call MPI
@@ -101,14 +107,15 @@ static void stop_and_go(xd_comm *world, int rank) {
         CHECK_EQ_INT(xd_last_error(xd_comm_ctx(world))->culprit, VICTIM);
         return;
     }
-    while (!is_stopped(process)) nanosleep(&nap, NULL);
+    while (state_of(process) != 'T' && !has_ended(process)) nanosleep(&nap, NULL);
     /* Beyond what the records of the call take, which the victim has sent, and the survivors' own messages, which some
      * MPI moves in many pieces. */
     waits_from = 1000;
     waits_since = MPI_Wtime() + SETTLE_SECONDS;
     survive(world, XD_COLLECTIVE_ALL_REDUCE);
     MPI_Barrier(survivors);
-    for (int i = 0, there; i < 2000 && kill((pid_t)process, rank == 0 ? SIGCONT : 0) == 0; i++) {
+    for (int i = 0, there; i < 2000 && !has_ended(process); i++) {
+        if (rank == 0) (void)kill((pid_t)process, SIGCONT);
         MPI_Iprobe(MPI_ANY_SOURCE, 0, survivors, &there, MPI_STATUS_IGNORE);
         nanosleep(&nap, NULL);
     }

@@ -72,8 +72,8 @@ typedef struct xd_mpi_desc {
  * rank of the other. Whether a launcher leaves survivors alive to see it: docs/concepts.md. A call that fails returns at most
  * one second later: half of it for the others to say whom they wait for, so that who waits itself is not blamed, and half for
  * messages that have begun to arrive, because MPI writes them into the caller's memory.
- * A process that was stopped beyond the others' deadline names itself when it goes on. Memory of a broken world that MPI may
- * still access is not freed, nor is its communicator; MPI_Finalize may wait for the missing rank.
+ * A process that was stopped beyond the others' deadline names itself when it goes on, as long as they have not ended. Memory of
+ * a broken world that MPI may still access is not freed, nor is its communicator; MPI_Finalize may wait for the missing rank.
  *
  * Where the MPI library has recovery (Open MPI 5, mpirun --with-ft ulfm), a rank that died is named at once, by PEER, and
  * xd_comm_shrink makes a world of the others, with two differences: a rank that lives and does not call it makes it TIMEOUT on
@@ -110,7 +110,7 @@ XD_API xd_result xd_comm_mpi(xd_ctx *ctx, const xd_mpi_desc *desc, xd_comm **out
  *
  * At a deadline the rank that did not come may itself wait for another one, in another group or an earlier message. So a
  * notice of a deadline says whom its sender waits for, whoever waits answers with one of its own, and the culprit is the
- * rank that is waited for and says nothing.
+ * rank that is waited for and says nothing, or when all say something the one that most wait for.
  *
  * A handle that is forked for another thread has a group id, staging and scratch of its own; the fate of the world, which it
  * shares, is under a lock. Groups are numbered on one thread, so a forked handle is not split.
@@ -350,8 +350,15 @@ static bool xdi_mpi_hear(xdi_mpi_world *world) {
     return true;
 }
 
+static int xdi_mpi_accusers(const xdi_mpi_world *world, int rank) {
+    int count = 0;
+    for (int r = 0; r < world->size; r++) count += world->waits_for[r] == rank;
+    return count;
+}
+
 /* Ends the world by what notices of deadlines say: the first rank that is waited for and has said nothing; when all have,
- * the one that was accused first. */
+ * the one that most wait for, and of equals the one that was accused first. A process that was stopped may have accused
+ * another before it hears that all wait for it: MPI may hold their notices back until it takes messages again. */
 static void xdi_mpi_convict(xdi_mpi_world *world) {
     if (world->failure != XD_OK) return;
     int culprit = world->size;
@@ -359,7 +366,12 @@ static void xdi_mpi_convict(xdi_mpi_world *world) {
         const int32_t accused = world->waits_for[r];
         if (accused >= 0 && accused < culprit && world->waits_for[accused] < 0) culprit = accused;
     }
-    world->culprit = culprit < world->size ? culprit : world->accused;
+    if (culprit == world->size) {
+        culprit = world->accused;
+        for (int r = 0; r < world->size; r++)
+            if (xdi_mpi_accusers(world, r) > xdi_mpi_accusers(world, culprit)) culprit = r;
+    }
+    world->culprit = culprit;
     world->failure = XD_ERROR_TIMEOUT;
 }
 
@@ -528,10 +540,12 @@ static xd_result xdi_mpi_fault_of_all(xdi_mpi *t, int code) {
     return xdi_mpi_fault(t, code, t->peers[0]);
 }
 
-static int xdi_mpi_silent(const xdi_mpi_world *world) {
+/* Whether a notice could still change who is the culprit. The last rank that is silent is the culprit, unless this one is accused,
+ * which may have been stopped for long: then the other has spoken before, and is about to be heard. */
+static bool xdi_mpi_expects(const xdi_mpi_world *world) {
     int silent = 0;
     for (int r = 0; r < world->size; r++) silent += world->waits_for[r] < 0;
-    return silent;
+    return silent > (xdi_mpi_accusers(world, world->rank) > 0 ? 0 : 1);
 }
 
 /* A deadline has passed, here or where a notice came from. Says whom this rank waits for, and hears the others. */
@@ -550,7 +564,7 @@ static xd_result xdi_mpi_expire(xdi_mpi *t) {
         xdi_mpi_accuse(world, world->rank, t->world_ranks[first]);
     }
     const double end = xd_now(t->base.ctx) + XDI_MPI_ANSWER_SECONDS;
-    while (world->failure == XD_OK && xdi_mpi_silent(world) > 1 && xd_now(t->base.ctx) < end)
+    while (world->failure == XD_OK && xdi_mpi_expects(world) && xd_now(t->base.ctx) < end)
         if (!xdi_mpi_hear(world)) sched_yield();
     xdi_mpi_convict(world);
     pthread_mutex_unlock(&world->lock);
@@ -1435,4 +1449,4 @@ XD_API xd_result xd_comm_mpi(xd_ctx *ctx, const xd_mpi_desc *desc, xd_comm **out
 
 
 #endif
-/* xdistill sha256 e0acc439301b563c4c3d4fb95752153428840adb2dc6a1fadb65f2da7f0bf159 */
+/* xdistill sha256 4473c725524ed8356010c2a4de7cb4ce5991d7dac68561c28d51e248e4ae9931 */

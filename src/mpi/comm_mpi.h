@@ -28,8 +28,8 @@ typedef struct xd_mpi_desc {
  * rank of the other. Whether a launcher leaves survivors alive to see it: docs/concepts.md. A call that fails returns at most
  * one second later: half of it for the others to say whom they wait for, so that who waits itself is not blamed, and half for
  * messages that have begun to arrive, because MPI writes them into the caller's memory.
- * A process that was stopped beyond the others' deadline names itself when it goes on. Memory of a broken world that MPI may
- * still access is not freed, nor is its communicator; MPI_Finalize may wait for the missing rank.
+ * A process that was stopped beyond the others' deadline names itself when it goes on, as long as they have not ended. Memory of
+ * a broken world that MPI may still access is not freed, nor is its communicator; MPI_Finalize may wait for the missing rank.
  *
  * Where the MPI library has recovery (Open MPI 5, mpirun --with-ft ulfm), a rank that died is named at once, by PEER, and
  * xd_comm_shrink makes a world of the others, with two differences: a rank that lives and does not call it makes it TIMEOUT on

@@ -10,7 +10,7 @@
  *
  * At a deadline the rank that did not come may itself wait for another one, in another group or an earlier message. So a
  * notice of a deadline says whom its sender waits for, whoever waits answers with one of its own, and the culprit is the
- * rank that is waited for and says nothing.
+ * rank that is waited for and says nothing, or when all say something the one that most wait for.
  *
  * A handle that is forked for another thread has a group id, staging and scratch of its own; the fate of the world, which it
  * shares, is under a lock. Groups are numbered on one thread, so a forked handle is not split.

@@ -109,10 +109,12 @@ static xd_result xdi_mpi_fault_of_all(xdi_mpi *t, int code) {
     return xdi_mpi_fault(t, code, t->peers[0]);
 }
 
-static int xdi_mpi_silent(const xdi_mpi_world *world) {
+/* Whether a notice could still change who is the culprit. The last rank that is silent is the culprit, unless this one is accused,
+ * which may have been stopped for long: then the other has spoken before, and is about to be heard. */
+static bool xdi_mpi_expects(const xdi_mpi_world *world) {
     int silent = 0;
     for (int r = 0; r < world->size; r++) silent += world->waits_for[r] < 0;
-    return silent;
+    return silent > (xdi_mpi_accusers(world, world->rank) > 0 ? 0 : 1);
 }
 
 /* A deadline has passed, here or where a notice came from. Says whom this rank waits for, and hears the others. */
@@ -131,7 +133,7 @@ static xd_result xdi_mpi_expire(xdi_mpi *t) {
         xdi_mpi_accuse(world, world->rank, t->world_ranks[first]);
     }
     const double end = xd_now(t->base.ctx) + XDI_MPI_ANSWER_SECONDS;
-    while (world->failure == XD_OK && xdi_mpi_silent(world) > 1 && xd_now(t->base.ctx) < end)
+    while (world->failure == XD_OK && xdi_mpi_expects(world) && xd_now(t->base.ctx) < end)
         if (!xdi_mpi_hear(world)) sched_yield();
     xdi_mpi_convict(world);
     pthread_mutex_unlock(&world->lock);

@@ -126,8 +126,15 @@ static bool xdi_mpi_hear(xdi_mpi_world *world) {
     return true;
 }
 
+static int xdi_mpi_accusers(const xdi_mpi_world *world, int rank) {
+    int count = 0;
+    for (int r = 0; r < world->size; r++) count += world->waits_for[r] == rank;
+    return count;
+}
+
 /* Ends the world by what notices of deadlines say: the first rank that is waited for and has said nothing; when all have,
- * the one that was accused first. */
+ * the one that most wait for, and of equals the one that was accused first. A process that was stopped may have accused
+ * another before it hears that all wait for it: MPI may hold their notices back until it takes messages again. */
 static void xdi_mpi_convict(xdi_mpi_world *world) {
     if (world->failure != XD_OK) return;
     int culprit = world->size;
@@ -135,7 +142,12 @@ static void xdi_mpi_convict(xdi_mpi_world *world) {
         const int32_t accused = world->waits_for[r];
         if (accused >= 0 && accused < culprit && world->waits_for[accused] < 0) culprit = accused;
     }
-    world->culprit = culprit < world->size ? culprit : world->accused;
+    if (culprit == world->size) {
+        culprit = world->accused;
+        for (int r = 0; r < world->size; r++)
+            if (xdi_mpi_accusers(world, r) > xdi_mpi_accusers(world, culprit)) culprit = r;
+    }
+    world->culprit = culprit;
     world->failure = XD_ERROR_TIMEOUT;
 }
 

@@ -33,7 +33,7 @@ all_steps() {
         for std in c99 c++17; do echo "units:$cc:$std"; done
     done
     echo newest:clang-19 newest:zig
-    echo parts saves programs compose equivalence equivalence_dmd bench demo demo_mpi demo_sharded demo_toys demo_images demo_real nvcc cuda golden golden_judge examples launch mpi hosts gpu_check lib symbols self docs tutorial projection_pt dcp dcp_hf install cmake pkgconfig
+    echo parts saves programs compose equivalence equivalence_dmd bench demo demo_mpi demo_sharded demo_toys demo_images demo_real nvcc cuda golden golden_judge examples launch mpi mpich hosts gpu_check lib symbols self docs tutorial projection_pt dcp dcp_hf install cmake pkgconfig
 }
 
 main() {
@@ -554,6 +554,25 @@ step_mpi() {
     need mpicc mpirun
     ls tests/mpi/*.c >/dev/null 2>&1 || { echo "there is no tests/mpi"; exit 77; }
     make --no-print-directory mpi
+}
+
+# A few of the same tests with a second MPI library, under the names by which it stands beside Open MPI; its header in C and C++.
+step_mpich() {
+    need mpicc.mpich mpicxx.mpich mpiexec.hydra gcc g++
+    make --no-print-directory build/libxdistill.a || return 1
+    printf '#define XDISTILL_IMPLEMENTATION\n#include "xdistill.h"\n#include "xdistill_mpi.h"\n' >"$dir/companion.c"
+    include=-I$(mpicc.mpich -show -c | tr ' ' '\n' | sed -n 's/^-I//p' | head -n 1)
+    for language in c99 c++17; do
+        $(driver gcc $language) -DXDISTILL_IMPLEMENTED $include -I. -c "$dir/companion.c" -o "$dir/companion.o" || return 1
+    done
+    programs=
+    for name in test_mpi test_mpi_exit; do
+        programs="$programs $dir/$name"
+        mpicc.mpich -std=c99 -O1 -DXDISTILL_IMPLEMENTED -I. -Itests/helpers tests/mpi/$name.c build/libxdistill.a -o "$dir/$name" \
+            -lm -lpthread || return 1
+    done
+    # Messages that broken worlds have left behind are not worth a warning.
+    UCX_LOG_LEVEL=error TEST_WRAPPER="mpiexec.hydra -n 3" sh tests/build/run.sh "$dir" $programs
 }
 
 # Four hosts made of namespaces, links cut between them; 20 s.

@@ -1,6 +1,7 @@
-/* A job of its own for tests in which a process dies: mpirun ends the whole job then, unless it is told not to. So the first
- * process of a test starts another job, with that option and without the variables of the job it is in, and counts the
- * survivors, each of which prints a line of say_survived. */
+/* A job of its own for tests in which a process dies: the launcher ends the whole job then, unless it is told not to. So the
+ * first process of a test starts another job, with that option and without the variables of the job it is in, and counts the
+ * survivors, each of which prints a line of job_survived. The launcher is that of the MPI the test was compiled with, which
+ * another MPI's mpirun would start as so many jobs of one process. */
 #ifndef MPI_JOB_H
 #define MPI_JOB_H
 
@@ -11,17 +12,30 @@
 #include <string.h>
 #include <unistd.h>
 
-static const char *job_program;                        /* argv[0] */
-static const char *job_recovery = "--enable-recovery"; /* what tells mpirun to leave the others alive */
+static const char *job_program; /* argv[0] */
 
-static bool job_is_open_mpi(void) {
+#if defined(MPICH_VERSION)
+#    define JOB_LAUNCHER "mpiexec.hydra"
+#    define JOB_OPTIONS ""
+#    define JOB_NAME "HYDRA"                               /* in the first line of its --version */
+#    define JOB_RANK "PMI_RANK"                            /* where it tells a process its rank */
+static const char *job_recovery = "-disable-auto-cleanup"; /* what tells it to leave the others alive */
+#else
+#    define JOB_LAUNCHER "mpirun"
+#    define JOB_OPTIONS "--allow-run-as-root --oversubscribe"
+#    define JOB_NAME "Open MPI"
+#    define JOB_RANK "OMPI_COMM_WORLD_RANK"
+static const char *job_recovery = "--enable-recovery";
+#endif
+
+static bool job_keeps_others(void) {
     char line[256] = "";
-    FILE *pipe = popen("mpirun --version 2>/dev/null", "r");
+    FILE *pipe = popen(JOB_LAUNCHER " --version 2>/dev/null", "r");
     if (!pipe) return false;
     if (!fgets(line, sizeof line, pipe)) line[0] = 0;
     while (fgetc(pipe) != EOF) continue;
     pclose(pipe);
-    return strstr(line, "Open MPI") != NULL;
+    return strstr(line, JOB_NAME) != NULL;
 }
 
 /* Runs `program inner <argument>` on so many ranks; returns how many survived without a failed check. */
@@ -29,8 +43,8 @@ static int job_count_survivors(int ranks, int argument) {
     char command[1024], line[512];
     int count = 0;
     snprintf(command, sizeof command,
-             "env -i PATH=\"$PATH\" HOME=\"$HOME\" mpirun --allow-run-as-root --oversubscribe "
-             "%s -n %d '%s' inner %d 2>/dev/null </dev/null",
+             "env -i PATH=\"$PATH\" HOME=\"$HOME\" " JOB_LAUNCHER " " JOB_OPTIONS
+             " %s -n %d '%s' inner %d 2>/dev/null </dev/null",
              job_recovery, ranks, job_program, argument);
     FILE *pipe = popen(command, "r");
     if (!pipe) return -1;
@@ -53,7 +67,7 @@ static void job_survived(int rank) {
 
 /* The inner job in its processes, and the tests in the first process of the outer one. */
 static int job_main(int argc, char **argv, int (*inner)(int *argc, char ***argv)) {
-    const char *rank = getenv("OMPI_COMM_WORLD_RANK");
+    const char *rank = getenv(JOB_RANK);
     job_program = argv[0];
     if (argc > 2 && strcmp(argv[1], "inner") == 0) return inner(&argc, &argv);
     return !rank || strcmp(rank, "0") == 0 ? xd_test_main(argc, argv) : 0;

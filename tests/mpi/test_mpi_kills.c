@@ -76,7 +76,8 @@ static int run_rank(int *argc, char ***argv) {
 /* ---- the outer one ---- */
 
 XD_TEST(a_process_that_dies_at_any_moment_of_any_program_is_named_by_the_survivors) {
-    if (!job_is_open_mpi()) SKIP("mpirun is not Open MPI's, which can keep the other processes alive");
+    if (!job_keeps_others())
+        SKIP("needs " JOB_LAUNCHER " of " JOB_NAME ", which can keep the other processes alive");
     const char *first = getenv("XD_TEST_SEED");
     for (int i = 0; i < kills(); i++) {
         const int seed = (first ? atoi(first) : 1) + i, count = job_count_survivors(RANKS, seed);

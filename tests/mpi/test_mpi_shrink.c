@@ -225,8 +225,9 @@ static int run_rank(int *argc, char ***argv) {
 static bool recovers(void) {
 #if defined(OMPI_HAVE_MPI_EXT_FTMPI)
     job_recovery = "--with-ft ulfm";
-    return job_is_open_mpi();
+    return job_keeps_others();
 #else
+    (void)job_keeps_others;
     return false;
 #endif
 }

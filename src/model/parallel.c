@@ -560,23 +560,21 @@ static bool xdi_parallel_is_within(const xd_parallel *p) {
     return within;
 }
 
-/* Nobody has the gradients of leaves that were not reduced: a step has not used them, and the next one would not. */
-static xd_result xdi_parallel_check_reduced(const xd_parallel *p) {
+/* A step that was given up has leaves that nobody needs; but so has a loop that forgot to sum them. */
+static void xdi_parallel_tell_dropped(const xd_parallel *p) {
     int64_t leaves = 0;
-    XD_TRY(xdi_parallel_check_closed(p, "xd_parallel_publish"));
     for (const xd_block *b = &p->model->root; b; b = xdi_block_after(b))
         leaves = b->leaf > leaves ? b->leaf : leaves;
-    XD_REQUIRE(p->ctx, p->reduced || !xdi_parallel_is_within(p), XD_ERROR_STATE,
-               "xd_parallel_publish: %lld leaves have had backward passes, and xd_parallel_reduce was not "
-               "called: the parameters have gradients of an earlier step",
+    if (leaves > 0 && !p->reduced)
+        xd_log(p->ctx, XD_LOG_WARN,
+               "xd_parallel_publish drops %lld leaves: xd_parallel_reduce was not called after their "
+               "backward passes",
                (long long)leaves);
-    return XD_OK;
 }
 
 XD_API xd_result xd_parallel_publish(xd_parallel *p) {
-    const xd_result ready = xd_agree(p->data, xdi_parallel_check_reduced(p));
-    if (ready != XD_OK && !p->reduced) xdi_parallel_drop_leaves(p);
-    XD_TRY(ready);
+    XD_TRY(xd_agree(p->data, xdi_parallel_check_closed(p, "xd_parallel_publish")));
+    xdi_parallel_tell_dropped(p);
     if (p->experts) XD_TRY(xdi_parallel_renew_values(p->experts));
     XD_TRY(xdi_parallel_renew_values(p));
     xdi_parallel_reset(p);

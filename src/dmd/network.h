@@ -16,9 +16,9 @@ typedef struct xd_network_call {
                * have slot 0 alone */
     int64_t samples;
     const void *hidden;  /* x_t, of the samples' dtype. For a discriminator NULL: features of `features` are
-                            * its input */
+                          * its input */
     const double *times; /* [samples] as the network sees them (xd_dmd_desc.network_scale), on the host; for a
-                            * discriminator NULL */
+                          * discriminator NULL */
     const void *condition; /* the batch's, or `negative` of it for guidance: the caller's own */
     /* Forward. */
     bool keep; /* the slot's backward follows: keep what it needs. Without it the pass is an inference */

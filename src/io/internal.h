@@ -17,15 +17,15 @@ enum {
  * does. */
 XD_PRIVATE int xdi_safetensors_bytes(xd_dtype dtype, int ndim, const int64_t *shape, uint64_t *bytes);
 
-/* safetensors_writer.c: what a plan checks about tensor `index`; *bytes is its size. And that no two have the same name, with memory for
- * `count` pointers. */
+/* safetensors_writer.c: what a plan checks about tensor `index`; *bytes is its size. And that no two have the same name, with
+ * memory for `count` pointers. */
 XD_PRIVATE xd_result xdi_safetensors_check_entry(xd_ctx *ctx, const xd_safetensors_entry *e, int64_t index,
                                                  uint64_t *bytes);
 XD_PRIVATE xd_result xdi_safetensors_check_repeats(xd_ctx *ctx, const xd_safetensors_entry *entries,
                                                    int64_t count, const void **order);
 
-/* safetensors_writer.c: xd_safetensors_writer_create, whose temporary file has a lock of its own only when `locked`; and the parts of
- * its commit: everything before the rename, and the rename. xd_safetensors_writer_abort ends both. */
+/* safetensors_writer.c: xd_safetensors_writer_create, whose temporary file has a lock of its own only when `locked`; and the
+ * parts of its commit: everything before the rename, and the rename. xd_safetensors_writer_abort ends both. */
 XD_PRIVATE xd_result xdi_safetensors_writer_start(xd_ctx *ctx, const char *path,
                                                   const xd_safetensors_writer_desc *desc, bool locked,
                                                   xd_safetensors_writer **out);

@@ -117,8 +117,8 @@ XD_PRIVATE void xdi_locked_give(xd_ctx *ctx, void *memory);
  * CPU, whose entry clears. The table's `release` frees it. */
 XD_PRIVATE void *xdi_device_allocate(xd_ctx *ctx, size_t bytes);
 
-/* kernels.c: copies within the context's device to memory that nobody has written yet, whose pages come in the course of it: on a CPU
- * in pieces, so that pages that the system has just cleared are still in the cache when the copy writes them. */
+/* kernels.c: copies within the context's device to memory that nobody has written yet, whose pages come in the course of it:
+ * on a CPU in pieces, so that pages that the system has just cleared are still in the cache when the copy writes them. */
 XD_PRIVATE xd_result xdi_copy_fresh(xd_ctx *ctx, void *to, const void *from, size_t bytes);
 
 /* kernels.c: memory of the context's device for the length of a call, not zeroed; on a CPU cached for later calls. */

@@ -236,10 +236,10 @@ XD_API xd_result xd_parallel_push_leaf(xd_parallel *parallel);
  * are then dropped. */
 XD_API xd_result xd_parallel_reduce(xd_parallel *parallel);
 
-/* After the optimizer: what blocks show from now on are the new weights. Also after a step that was skipped or given up, after values
- * were loaded or exchanged with an average, and where gradients are summed without the wrapper. Leaves that xd_parallel_reduce has
- * not summed are dropped, which is logged as a warning with their number: a loop that forgets it steps with the gradients of an
- * earlier step. Collective over data. Errors: STATE (a block still open), those of xd_all_gather. */
+/* After the optimizer: what blocks show from now on are the new weights. Also after a step that was skipped or given up,
+ * after values were loaded or exchanged with an average, and where gradients are summed without the wrapper. Leaves that
+ * xd_parallel_reduce has not summed are dropped, which is logged as a warning with their number: a loop that forgets it steps
+ * with the gradients of an earlier step. Collective over data. Errors: STATE (a block still open), those of xd_all_gather. */
 XD_API xd_result xd_parallel_publish(xd_parallel *parallel);
 
 /* Bytes that a wrapper takes by purpose on this rank, in memory of the context's device but for `host`. Their sum is one

@@ -207,10 +207,10 @@ typedef struct xd_pipeline_finish_desc {
  *     5 per_token: everything divided by the tokens, of the last stages, summed over the data ranks
  *
  * The weight of 4 is one that two stages hold a copy of, under two names: described with the same init, from which both get the
- * same values, in the last stage with the trait `shared` too, so that norms count it once. Whoever writes values writes both. It is the same sum of two, and so has the same bits, wherever the model is
- * cut, also when one stage has both copies; a tie inside of one model (xd_weight_desc.tied_to) adds in another order. Both
- * stages must hold equal parts: under FSDP give each copy a block of its own that is a unit; DDP sees to it. Sums of 2
- * depend, as roundings do, on where the model is cut.
+ * same values, in the last stage with the trait `shared` too, so that norms count it once. Whoever writes values writes both.
+ * It is the same sum of two, and so has the same bits, wherever the model is cut, also when one stage has both copies; a tie
+ * inside of one model (xd_weight_desc.tied_to) adds in another order. Both stages must hold equal parts: under FSDP give each
+ * copy a block of its own that is a unit; DDP sees to it. Sums of 2 depend, as roundings do, on where the model is cut.
  *
  * Collective over world, which has all ranks of these groups. Memory: none. Deterministic.
  * Errors, all ranks alike: ARGUMENT (groups or built missing; tokens negative), STATE (a stage without a wrapper), MISMATCH

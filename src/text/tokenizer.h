@@ -179,7 +179,8 @@ typedef struct xd_encoding {
  * Spans never go back. They follow each other without gap or overlap, with three exceptions: a character that
  * normalisation changed is atomic, so each of its tokens has all its bytes; what normalisation or add_special
  * inserts has an empty span; and text that has no token (the vocabulary cannot write it and has no unknown token, a
- * normaliser removes it, a Split drops it) is in no span. Blanks at the ends of a token are part of its span, whatever a file's trim_offsets says.
+ * normaliser removes it, a Split drops it) is in no span. Blanks at the ends of a token are part of its span, whatever a
+ * file's trim_offsets says.
  *
  * Local. Time is O(bytes log bytes). Allocates when a text is longer than all before it.
  * Errors: ARGUMENT for texts of 1 GiB and more; UNSUPPORTED for add_special when the file's post-processor is

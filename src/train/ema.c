@@ -190,10 +190,21 @@ static xd_dtype xdi_ema_shadow_dtype(const xd_ema_desc *d, const xd_param *p) {
     return p->buffer || d->live_dtype ? p->dtype : d->dtype;
 }
 
-/* Lays everything out after the object itself, shadows in `memory`, which is the same arena on the CPU. Run once
- * without memory to get the sizes, once with it. */
-static void xdi_ema_lay_out(xd_arena *arena, xd_arena *memory, const xd_ema_desc *d, const xd_param *params,
+/* Memory of an average: the object and its lists, then on a device what is there, and page-locked memory. */
+typedef struct xdi_ema_room {
+    xd_arena here, device, locked;
+} xdi_ema_room;
+
+/* Where shadows go. */
+static xd_arena *xdi_ema_shadow_room(xd_ctx *ctx, const xd_ema_desc *d, xdi_ema_room *room) {
+    if (!xdi_train_on_device(ctx)) return &room->here;
+    return d->host ? &room->locked : &room->device;
+}
+
+/* Lays everything out, the object itself first. Run once without memory to get the sizes, once with it. */
+static void xdi_ema_lay_out(xd_ctx *ctx, xdi_ema_room *room, const xd_ema_desc *d, const xd_param *params,
                             int64_t count, xd_ema *ema) {
+    xd_arena *arena = &room->here, *memory = xdi_ema_shadow_room(ctx, d, room);
     const size_t n = (size_t)count;
     size_t slots = 2;
     while (slots < 2 * n) slots *= 2;
@@ -240,7 +251,8 @@ static void xdi_ema_lay_out(xd_arena *arena, xd_arena *memory, const xd_ema_desc
         shadow->dtype = dtype;
         shadow->tied = false;
     }
-    if (memory != arena) laid.turn = (xd_average_turn *)xd_arena_take_pointer(memory, sizeof *laid.turn);
+    if (memory != arena)
+        laid.turn = (xd_average_turn *)xd_arena_take_pointer(&room->device, sizeof *laid.turn);
     if (ema) *ema = laid;
 }
 
@@ -383,21 +395,39 @@ static xd_result xdi_ema_copy(xd_ema *ema, bool all, const xd_status *status) {
     return all && ema->desc.compensated ? xdi_ema_run(ema, XD_AVERAGE_COPY, 0, false, status) : XD_OK;
 }
 
+/* What xdi_ema_room takes. */
+typedef struct xdi_ema_sizes {
+    size_t here, device, locked;
+} xdi_ema_sizes;
+
+static xd_result xdi_ema_take(xd_ema *ema, int64_t count, const xdi_ema_sizes *sizes, xdi_ema_room *room) {
+    const xd_device_ops *memory = &xd_ctx_kernels(ema->ctx)->memory;
+    if (sizes->device) ema->device_memory = memory->allocate(ema->ctx, sizes->device);
+    if (sizes->locked) ema->locked = memory->host_allocate(ema->ctx, sizes->locked);
+    XD_REQUIRE(ema->ctx, ema->device_memory || !sizes->device, XD_ERROR_MEMORY,
+               "no room for the average of %lld parameters: %zu bytes of the device", (long long)count,
+               sizes->device);
+    XD_REQUIRE(ema->ctx, ema->locked || !sizes->locked, XD_ERROR_MEMORY,
+               "no room for the average of %lld parameters: %zu bytes of page-locked memory",
+               (long long)count, sizes->locked);
+    room->here = xd_arena_over(ema, sizes->here);
+    room->device = xd_arena_over(ema->device_memory, sizes->device);
+    room->locked = xd_arena_over(ema->locked, sizes->locked);
+    return XD_OK;
+}
+
 /* Fills the block that begins with the object. */
 static xd_result xdi_ema_build(xd_ema *ema, xd_ctx *ctx, const xd_ema_desc *d, const xd_param *params,
-                               int64_t count, size_t host_bytes, size_t device_bytes) {
+                               int64_t count, const xdi_ema_sizes *sizes) {
     const xd_optimizer_kernels *kernels = &xd_ctx_kernels(ctx)->optimizer;
-    xd_arena arena = xd_arena_over(ema, host_bytes);
-    void *shadows = device_bytes ? xd_ctx_kernels(ctx)->memory.allocate(ctx, device_bytes) : NULL;
-    xd_arena device = xd_arena_over(shadows, device_bytes);
+    xdi_ema_room room;
     ema->ctx = ctx;
-    if (device_bytes && !shadows)
-        return XD_FAIL(ctx, XD_ERROR_MEMORY,
-                       "no room for the average of %lld parameters: %zu bytes of the device",
-                       (long long)count, device_bytes);
-    xdi_ema_lay_out(&arena, shadows ? &device : &arena, d, params, count, ema);
+    XD_TRY(xdi_ema_take(ema, count, sizes, &room));
+    void *device_memory = ema->device_memory, *locked = ema->locked;
+    xdi_ema_lay_out(ctx, &room, d, params, count, ema);
     ema->ctx = ctx;
-    ema->device_memory = shadows;
+    ema->device_memory = device_memory;
+    ema->locked = locked;
     ema->desc = *d;
     ema->params = params;
     ema->param_count = count;
@@ -407,9 +437,10 @@ static xd_result xdi_ema_build(xd_ema *ema, xd_ctx *ctx, const xd_ema_desc *d, c
     return xdi_ema_copy(ema, true, NULL);
 }
 
-/* Fills in the defaults of a desc, checks everything, and finds the size of the object itself. */
+/* Fills in the defaults of a desc, checks everything, and finds the sizes. */
 static xd_result xdi_ema_plan(xd_ctx *ctx, const xd_param *params, int64_t count, const xd_ema_desc *desc,
-                              xd_ema_desc *d, xd_memory_bytes *bytes) {
+                              xd_ema_desc *d, xdi_ema_sizes *sizes) {
+    xdi_ema_room room;
     memset(d, 0, sizeof *d);
     if (desc) *d = *desc;
     XD_REQUIRE(ctx, d->strip_count >= 0, XD_ERROR_ARGUMENT, "%d tokens to strip", d->strip_count);
@@ -417,18 +448,22 @@ static xd_result xdi_ema_plan(xd_ctx *ctx, const xd_param *params, int64_t count
     XD_TRY(xdi_ema_validate(ctx, d));
     XD_TRY(xdi_ema_validate_params(ctx, params, count));
     XD_TRY(xdi_ema_validate_places(ctx, d, params, count));
-    xd_arena plan = xd_arena_over(NULL, 0), device = xd_arena_over(NULL, 0);
-    xdi_ema_lay_out(&plan, xdi_train_on_device(ctx) ? &device : &plan, d, params, count, NULL);
-    bytes->host = plan.peak;
-    bytes->device = device.peak;
+    XD_REQUIRE(ctx, !d->host || xd_ctx_kernels(ctx)->memory.host_allocate, XD_ERROR_UNSUPPORTED,
+               "an average on the host: \"%s\" offers no page-locked memory", xd_ctx_kernels(ctx)->name);
+    room.here = room.device = room.locked = xd_arena_over(NULL, 0);
+    xdi_ema_lay_out(ctx, &room, d, params, count, NULL);
+    sizes->here = room.here.peak;
+    sizes->device = room.device.peak;
+    sizes->locked = room.locked.peak;
     return XD_OK;
 }
 
 XD_API xd_result xd_ema_bytes(xd_ctx *ctx, const xd_param *params, int64_t count, const xd_ema_desc *desc,
                               xd_memory_bytes *out) {
     xd_ema_desc d;
-    xd_memory_bytes bytes = { 0, 0 };
-    XD_TRY(xdi_ema_plan(ctx, params, count, desc, &d, &bytes));
+    xdi_ema_sizes sizes;
+    XD_TRY(xdi_ema_plan(ctx, params, count, desc, &d, &sizes));
+    const xd_memory_bytes bytes = { sizes.here + sizes.locked, sizes.device };
     *out = xdi_train_with_list(ctx, bytes, count);
     return XD_OK;
 }
@@ -436,13 +471,13 @@ XD_API xd_result xd_ema_bytes(xd_ctx *ctx, const xd_param *params, int64_t count
 XD_API xd_result xd_ema_create(xd_ctx *ctx, const xd_param *params, int64_t count, const xd_ema_desc *desc,
                                xd_ema **out) {
     xd_ema_desc d;
-    xd_memory_bytes bytes = { 0, 0 };
-    XD_TRY(xdi_ema_plan(ctx, params, count, desc, &d, &bytes));
-    xd_ema *ema = (xd_ema *)xd_allocate(ctx, bytes.host);
+    xdi_ema_sizes sizes;
+    XD_TRY(xdi_ema_plan(ctx, params, count, desc, &d, &sizes));
+    xd_ema *ema = (xd_ema *)xd_allocate(ctx, sizes.here);
     if (!ema)
         return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for the average of %lld parameters: %zu bytes",
-                       (long long)count, bytes.host);
-    const xd_result result = xdi_ema_build(ema, ctx, &d, params, count, bytes.host, bytes.device);
+                       (long long)count, sizes.here);
+    const xd_result result = xdi_ema_build(ema, ctx, &d, params, count, &sizes);
     if (result == XD_OK)
         *out = ema;
     else
@@ -450,8 +485,18 @@ XD_API xd_result xd_ema_create(xd_ctx *ctx, const xd_param *params, int64_t coun
     return result;
 }
 
+/* Page-locked memory is given back when nothing is under way to it. */
+static void xdi_ema_unlock(xd_ema *ema) {
+    const xd_device_ops *memory = &xd_ctx_kernels(ema->ctx)->memory;
+    const xd_launch launch = xd_ctx_launch(ema->ctx);
+    if (!ema->locked) return;
+    (void)memory->synchronize(&launch);
+    memory->host_release(ema->ctx, ema->locked);
+}
+
 XD_API void xd_ema_destroy(xd_ema *ema) {
     if (!ema) return;
+    xdi_ema_unlock(ema);
     if (ema->device_memory) xd_ctx_kernels(ema->ctx)->memory.release(ema->ctx, ema->device_memory);
     if (ema->list) xd_ctx_kernels(ema->ctx)->optimizer.list_destroy(ema->list);
     xd_release(ema->ctx, ema);

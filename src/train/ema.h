@@ -46,6 +46,9 @@ typedef struct xd_ema_desc {
     const xd_tensor_part *parts; /* stochastic_bf16: [count], where the elements of each entry are in the
                                   * whole parameter, rows of padding behind it apart; must outlive the
                                   * average; NULL -> adjacent, from xd_param.first on */
+    bool
+        host; /* on a device: shadows in page-locked memory of the host, which kernels reach by the link to it, so that an
+                * update takes as long as this carries them both ways; the same bits. Elsewhere nothing changes */
 } xd_ema_desc;
 
 /* Two formats whose shadows follow differences that others do not see. An f32 shadow s stands still while the weight is nearer
@@ -96,9 +99,10 @@ XD_API xd_result xd_ema_decay(xd_ctx *ctx, const xd_ema_desc *desc, int64_t iter
  *            tied: they have one shadow, under the first name, and every one of their names finds it
  *   desc     NULL -> xd_ema_defaults(XD_EMA_CONSTANT)
  *
- * Local; one allocation; on a device one there, with 64 KiB for counters, and one on the host. Errors: ARGUMENT (numbers
- * outside the ranges above; two names that are equal once stripped; no name; formats that exclude each other; first
- * negative), SHAPE (a part of another count), DTYPE, MEMORY. */
+ * Local; one allocation; on a device one there, with 64 KiB for counters, and one on the host, with xd_ema_desc.host one more.
+ * Errors: ARGUMENT (numbers outside the ranges above; two names that are equal once stripped; no name; formats that exclude each
+ * other; first negative), SHAPE (a part of another count), DTYPE, MEMORY, UNSUPPORTED (`host` on a device that offers no
+ * page-locked memory). */
 XD_API xd_result xd_ema_create(xd_ctx *ctx, const xd_param *params, int64_t count, const xd_ema_desc *desc,
                                xd_ema **out);
 

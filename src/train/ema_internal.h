@@ -42,7 +42,8 @@ struct xd_ema {
     bool initialized;
     bool swapped;
     int64_t *unmoved;      /* the caller's; NULL -> not counted */
-    void *device_memory;   /* that of the shadows when it is not this block itself */
+    void *device_memory;   /* of the device: the counters, and the shadows unless they are on the host */
+    void *locked;          /* page-locked, of the shadows then; NULL otherwise */
     xd_array_list *list;   /* of the lerps, on a device; NULL on the CPU */
     xd_average_turn *turn; /* counters in memory of the device; NULL on the CPU */
     bool counts_there;     /* the device has the counters, since some step may have been refused; `iteration`

@@ -90,6 +90,11 @@ static xd_ema_desc format(int k, double decay) {
     return desc;
 }
 
+static xd_ema_desc on_host(xd_ema_desc desc, bool host) {
+    desc.host = host;
+    return desc;
+}
+
 XD_TEST(averages_of_every_format_and_their_counts_are_those_of_the_cpu) {
     for (int form = 0; form < 24; form++) {
         const xd_ema_desc desc = format(form % 6, form / 6 % 2 ? 0.3 : 0.999);
@@ -102,7 +107,9 @@ XD_TEST(averages_of_every_format_and_their_counts_are_those_of_the_cpu) {
         const Device d_refused(&refused, sizeof refused);
         CHECK(xd_ctx_create(nullptr, &ctx) == XD_OK);
         {
-            Averaged host(ctx, false, desc, false), device(gpu.ctx, true, desc, form >= 12);
+            const xd_ema_desc there = on_host(desc, form % 4 > 1);
+            compare_orders(!there.host);
+            Averaged host(ctx, false, desc, false), device(gpu.ctx, true, there, form >= 12);
             xd_ema_count_unmoved(host.ema, form % 2 ? nullptr : &unmoved);
             xd_ema_count_unmoved(device.ema, form % 2 ? nullptr : d_unmoved.at<int64_t>());
             for (int64_t t = 0; t < 5; t++) { /* the first one copies */
@@ -119,9 +126,62 @@ XD_TEST(averages_of_every_format_and_their_counts_are_those_of_the_cpu) {
                 check_counters(host.ema, device.ema);
             }
             CHECK(form % 2 == 1 || form % 6 == 0 || form / 6 % 2 == 1 || total > 0);
+            compare_orders(1);
         }
         xd_ctx_destroy(ctx);
     }
+}
+
+/* ---- shadows on the host ---- */
+
+XD_TEST(shadows_on_the_host_leave_the_counters_on_the_device) {
+    for (int k = 0; k < 6; k++) {
+        const xd_ema_desc desc = format(k, 0.5), there = on_host(desc, true);
+        Gpu gpu;
+        compare_orders(0);
+        Averaged near(gpu.ctx, true, desc, false), far(gpu.ctx, true, there, false);
+        xd_memory_bytes on_device, on_both;
+        CHECK(xd_ema_bytes(gpu.ctx, near.params, PARAMS, &desc, &on_device) == XD_OK);
+        CHECK(xd_ema_bytes(gpu.ctx, near.params, PARAMS, &there, &on_both) == XD_OK);
+        CHECK(on_both.device < on_device.device && on_both.device >= sizeof(xd_average_turn));
+        CHECK(on_both.host > on_device.host);
+        CHECK(gpu.kernels()->memory.owns(gpu.ctx, xd_ema_view(near.ema, 2).value));
+        CHECK(!gpu.kernels()->memory.owns(gpu.ctx, xd_ema_view(far.ema, 2).value));
+        check_equal(near, far);
+        compare_orders(1);
+        if (k != 4) continue; /* of the parameters' types: exchanged */
+        compare_orders(0);
+        const std::vector<unsigned char> before = far.live(4);
+        far.train(90);
+        near.train(90);
+        CHECK(xd_ema_swap(far.ema) == XD_OK && xd_ema_swap(near.ema) == XD_OK);
+        gpu.wait();
+        CHECK_ELEMENTS(XD_DTYPE_F32, before, far.live(4));
+        check_equal(near, far);
+        compare_orders(1);
+    }
+}
+
+XD_TEST(a_device_without_page_locked_memory_refuses_an_average_on_the_host) {
+    Gpu gpu;
+    float value = 1.0f;
+    const Device d_value(&value, sizeof value);
+    const xd_ema_desc desc = on_host(xd_ema_defaults(XD_EMA_CONSTANT), true);
+    xd_param param = {};
+    xd_ema *ema = nullptr;
+    xd_kernels *table = const_cast<xd_kernels *>(gpu.kernels());
+    const auto host_allocate = table->memory.host_allocate;
+    param.name = "w";
+    param.value = d_value.at();
+    param.dtype = XD_DTYPE_F32;
+    param.count = 1;
+    table->memory.host_allocate = nullptr;
+    CHECK_EQ_INT(xd_ema_create(gpu.ctx, &param, 1, &desc, &ema), XD_ERROR_UNSUPPORTED);
+    CHECK(strstr(xd_last_error(gpu.ctx)->message, "offers no page-locked memory") != nullptr);
+    table->memory.host_allocate = [](xd_ctx *, size_t) -> void * { return nullptr; };
+    CHECK_EQ_INT(xd_ema_create(gpu.ctx, &param, 1, &desc, &ema), XD_ERROR_MEMORY);
+    CHECK(strstr(xd_last_error(gpu.ctx)->message, "4 bytes of page-locked memory") != nullptr && !ema);
+    table->memory.host_allocate = host_allocate;
 }
 
 /* ---- steps that are refused ---- */
@@ -250,6 +310,7 @@ struct Stepped {
             desc.schedule = (xd_ema_schedule)(i % 4);
             desc.gamma = 1.5;
             desc.start_iteration = i % 3;
+            desc.host = i % 5 == 2;
             CHECK_EQ_INT(xd_ema_create(ctx, params, STEPPED, &desc, &averages[i]), XD_OK);
         }
     }
@@ -299,6 +360,7 @@ XD_TEST(a_step_on_the_device_moves_many_averages_to_the_bits_of_calls_on_the_cpu
         const Device d_refused(both, sizeof both);
         CHECK(xd_ctx_create(nullptr, &ctx) == XD_OK);
         {
+            compare_orders(many[form / 2] < 3); /* the third has its shadows on the host */
             Stepped host(ctx, false, form % 2 == 0, many[form / 2], false, true);
             Stepped device(gpu.ctx, true, form % 2 == 0, many[form / 2], form % 3 == 1, true);
             /* First a step is refused after others without a status; then as above. */
@@ -312,6 +374,7 @@ XD_TEST(a_step_on_the_device_moves_many_averages_to_the_bits_of_calls_on_the_cpu
                 gpu.wait();
                 check_stepped(host, device);
             }
+            compare_orders(1);
         }
         xd_ctx_destroy(ctx);
     }

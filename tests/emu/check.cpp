@@ -272,12 +272,13 @@ static bool within(const char *address, size_t bytes, const void *begin, size_t 
     return offset < size && bytes <= size - offset;
 }
 
-/* Its own stack, its arguments, and constants of the program. */
+/* Its own stack, its arguments, constants of the program, and page-locked memory. */
 static bool may_touch_host(const char *address, size_t bytes) {
     const emu_kernel_call &call = *team.launch->call;
     return within(address, bytes, running->fiber->bottom, running->fiber->bytes) ||
            within(address, bytes, call.arguments, call.argument_bytes) ||
-           within(address, bytes, &__executable_start, (size_t)(&_end - &__executable_start));
+           within(address, bytes, &__executable_start, (size_t)(&_end - &__executable_start)) ||
+           is_pinned(address, bytes);
 }
 
 static void check_kernel(const char *address, size_t bytes, bool write, bool read, bool atomic,

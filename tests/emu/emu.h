@@ -104,6 +104,9 @@ bool free_device(void *base);                     /* false: no such block */
 Block *open_device(int device, size_t bytes, size_t page_bytes, int file);
 /* The live block that contains the address; NULL when there is none. */
 Block *find_block(const void *address);
+
+/* Whether a range lies in page-locked memory of the host, which kernels and copies of both directions reach. */
+bool is_pinned(const void *address, size_t bytes);
 std::string describe(const void *address);
 /* 0xFF is NaN in every floating-point type, and an unlikely integer. */
 const unsigned char kFresh = 0xff;

@@ -52,6 +52,13 @@ Block *find_block(const void *address) {
     return find_in(in_device_range(address) ? device_blocks : host_blocks, address);
 }
 
+bool is_pinned(const void *address, size_t bytes) {
+    Lock lock(big_lock);
+    const char *at = static_cast<const char *>(address);
+    const Block *block = in_device_range(address) ? nullptr : find_in(host_blocks, address);
+    return block && at + bytes <= block->base + block->bytes;
+}
+
 std::string describe(const void *address) {
     char text[200];
     const char *at = static_cast<const char *>(address);

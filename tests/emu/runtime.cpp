@@ -269,7 +269,10 @@ cudaError_t resolve_kind(Copy *copy, cudaMemcpyKind kind, const char *function) 
     copy->from_device = in_device_range(copy->from);
     const bool wants_to = kind == cudaMemcpyHostToDevice || kind == cudaMemcpyDeviceToDevice;
     const bool wants_from = kind == cudaMemcpyDeviceToHost || kind == cudaMemcpyDeviceToDevice;
-    if (kind != cudaMemcpyDefault && (wants_to != copy->to_device || wants_from != copy->from_device)) {
+    /* Page-locked memory has one address on the host and on the device. */
+    const bool wrong_to = wants_to != copy->to_device && !is_pinned(copy->to, 1);
+    const bool wrong_from = wants_from != copy->from_device && !is_pinned(copy->from, 1);
+    if (kind != cudaMemcpyDefault && (wrong_to || wrong_from)) {
         report("%s: kind %d, but from %s to %s", function, (int)kind, describe(copy->from).c_str(),
                describe(copy->to).c_str());
         return cudaErrorInvalidMemcpyDirection;

@@ -212,6 +212,35 @@ XD_TEST(what_hooks_added_to_stages_that_exist_is_freed_after_a_failure) {
     build_ranks(2, existing_and_added);
 }
 
+/* Rank 1 has its stages already: it has fewer settings than rank 0, and both name the first that differs. */
+static xd_result existing_on_one(xd_comm *world, void *argument) {
+    const xd_stage_place place = { 0, 1, 0, 1, true, true, 0, 1 };
+    build_scene s;
+    xd_stages *stages = (xd_stages *)calloc(1, sizeof *stages);
+    (void)argument;
+    build_open(&s, world, NULL);
+    stages->count = 1;
+    stages->stages[0].place = place;
+    if (s.rank == 0) {
+        CHECK(build_run(&s) == XD_ERROR_MISMATCH && !s.built);
+    } else {
+        CHECK(build_describe(&s, s.ctx, &place, &stages->stages[0].model) == XD_OK);
+        s.desc.provider.describe = NULL;
+        s.desc.before = NULL;
+        CHECK(xd_build_existing(world, &s.desc, stages, &s.built) == XD_ERROR_MISMATCH && !s.built);
+        xd_model_destroy(stages->stages[0].model);
+    }
+    CHECK(strstr(xd_last_error(s.ctx)->message,
+                 "settings of a build: rank 1 passed existing models = 1, rank 0 passed 0") != NULL);
+    build_close(&s);
+    free(stages);
+    return XD_OK;
+}
+
+XD_TEST(lists_of_settings_of_different_lengths_differ_by_name_too) {
+    build_ranks(2, existing_on_one);
+}
+
 /* ---- providers and hooks that fail ---- */
 
 enum {

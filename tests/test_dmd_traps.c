@@ -482,7 +482,8 @@ static xd_result mixed_roles(xd_comm *world, void *argument) {
     refuse_roles(world, &d, XD_ERROR_STATE, "student and fake score have one wrapper");
     d = desc, d.trainers[XD_DMD_STUDENT].optimizer = nets[XD_DMD_FAKE_SCORE].optimizer;
     refuse_roles(world, &d, XD_ERROR_ARGUMENT,
-                 "the student's optimizer has 2 parameters, and not \"up.weight\" of its wrapper");
+                 "the student's optimizer has 2 parameters, none of its wrapper's, of which the first is "
+                 "\"up.weight\"");
     CHECK_EQ_INT(xd_dmd_create(xd_comm_ctx(world), &desc, &dmd), XD_OK);
     xd_dmd_destroy(dmd);
     dmd_free_net(&nets[XD_DMD_DISCRIMINATOR]); /* its turn under DDP, where leaves lie otherwise */

@@ -82,29 +82,29 @@ static xd_result xdi_facts_fail(xd_comm *comm, const xdi_fact *fact, int rank, c
                            what, other, part, dot, fact->name, text[1], first, text[0]);
 }
 
-/* Names the first setting that some rank has otherwise than rank 0, and the first such rank; all [size, count]. */
+/* Names the first setting that some rank has otherwise than rank 0, and the first such rank; all [size, XDI_FACTS_MAX]. */
 static xd_result xdi_facts_compare(xd_comm *comm, const xdi_facts *facts, const int64_t *all,
                                    const char *what) {
     for (int i = 0; i < facts->count; i++)
         for (int rank = 1; rank < xd_comm_size(comm); rank++) {
-            const int64_t values[2] = { all[i], all[(int64_t)rank * facts->count + i] };
+            const int64_t values[2] = { all[i], all[(int64_t)rank * XDI_FACTS_MAX + i] };
             if (values[0] != values[1]) return xdi_facts_fail(comm, &facts->at[i], rank, values, what);
         }
     return XD_FAIL(xd_comm_ctx(comm), XD_ERROR_MISMATCH, "%s: ranks passed different things", what);
 }
 
-/* Collective, after hashes differed. */
+/* Collective, after hashes differed. Ranks whose settings differ may have lists of different lengths: all send the most. */
 static xd_result xdi_facts_report(xd_comm *comm, const xdi_facts *facts, const char *what) {
     xd_ctx *ctx = xd_comm_ctx(comm);
-    const int64_t size = xd_comm_size(comm), count = facts->count;
-    int64_t *counts = (int64_t *)xd_allocate(ctx, (size_t)(size + count + size * count) * sizeof *counts);
+    const int64_t size = xd_comm_size(comm), most = XDI_FACTS_MAX;
+    int64_t *counts = (int64_t *)xd_allocate(ctx, (size_t)(size + most + size * most) * sizeof *counts);
     xd_result result = xd_agree(
         comm, counts ? XD_OK
-                     : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld settings", (long long)(size * count)));
+                     : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld settings", (long long)(size * most)));
     if (result == XD_OK) {
-        int64_t *mine = counts + size, *all = mine + count;
-        for (int64_t i = 0; i < size; i++) counts[i] = count;
-        for (int64_t i = 0; i < count; i++) memcpy(&mine[i], &facts->at[i].bits, sizeof mine[i]);
+        int64_t *mine = counts + size, *all = mine + most;
+        for (int64_t i = 0; i < size; i++) counts[i] = most;
+        for (int i = 0; i < facts->count; i++) memcpy(&mine[i], &facts->at[i].bits, sizeof mine[i]);
         result = xd_all_gather(comm, mine, all, counts, XD_DTYPE_I64);
         if (result == XD_OK) result = xdi_facts_compare(comm, facts, all, what);
     }

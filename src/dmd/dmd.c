@@ -235,21 +235,28 @@ static xd_result xdi_dmd_check_trainers(xd_ctx *ctx, const xd_dmd_desc *desc) {
     return XD_OK;
 }
 
-/* An optimizer over another list would leave the role as it is. One weight tells: the first that trains and is here. */
+static bool xdi_dmd_steps(const xd_optimizer_desc *steps, const xd_param *param) {
+    for (int64_t k = 0; k < steps->param_count; k++)
+        if (steps->params[k].value == param->value) return true;
+    return false;
+}
+
+/* An optimizer over another list would leave the role as it is. It may leave out some of its weights, but not all that are here. */
 static xd_result xdi_dmd_check_optimizer(xd_ctx *ctx, const xd_dmd_trainer *trainer, xd_dmd_role role) {
     const xd_model *model = trainer->parallel->model;
     const xd_optimizer_desc *steps = xd_optimizer_settings(trainer->optimizer);
+    const char *first = NULL;
     for (int64_t i = 0; i < model->weight_count; i++) {
         const xd_weight *w = model->weights[i];
         if (!xdi_parallel_lists(w)) continue;
         const xd_param param = xdi_parallel_param(trainer->parallel, w);
         if (param.buffer || param.frozen || param.count == 0) continue;
-        for (int64_t k = 0; k < steps->param_count; k++)
-            if (steps->params[k].value == param.value) return XD_OK;
-        return XD_FAIL(ctx, XD_ERROR_ARGUMENT,
-                       "the %s's optimizer has %lld parameters, and not \"%s\" of its wrapper",
-                       xdi_dmd_role_name(role), (long long)steps->param_count, param.name);
+        if (xdi_dmd_steps(steps, &param)) return XD_OK;
+        if (!first) first = param.name;
     }
+    XD_REQUIRE(ctx, !first, XD_ERROR_ARGUMENT,
+               "the %s's optimizer has %lld parameters, none of its wrapper's, of which the first is \"%s\"",
+               xdi_dmd_role_name(role), (long long)steps->param_count, first);
     return XD_OK;
 }
 

@@ -207,7 +207,7 @@ typedef struct xd_dmd_record {
  * Collective over data and sizes.split where they are given: the settings that decide are compared. Errors, nothing kept, on the
  * rank that has one and PEER on the others: ARGUMENT (a
  * network without functions, without features for a discriminator, a number out of its range, with the number; an optimizer
- * over another list than its wrapper's; wrappers that deal leaves differently: FSDP deals as DDP does with
+ * that has none of its wrapper's weights; wrappers that deal leaves differently: FSDP deals as DDP does with
  * xd_fsdp_desc.accumulate_whole), MISMATCH, naming the first setting that differs, STATE (one network or one wrapper twice),
  * DTYPE, MEMORY; those of xd_noise_check, xd_prediction_check, xd_times_check and
  * xd_noise_steps_check. */

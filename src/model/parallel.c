@@ -552,20 +552,13 @@ XD_PRIVATE void xdi_parallel_drop_leaves(xd_parallel *p) {
     if (!xdi_parallel_has_open(p) && !xdi_parallel_has_sent(p)) xdi_parallel_reset(p);
 }
 
-/* Whether some block has had a backward pass, and the step has not ended. */
-static bool xdi_parallel_is_within(const xd_parallel *p) {
-    bool within = p->reduced;
-    for (const xd_block *b = &p->model->root; b; b = xdi_block_after(b)) within = within || b->leaf > 0;
-    for (int64_t i = 0; i < p->bucket_count; i++) within = within || xdi_bucket_is_forming(p, &p->buckets[i]);
-    return within;
-}
-
 /* A step that was given up has leaves that nobody needs; but so has a loop that forgot to sum them. */
 static void xdi_parallel_tell_dropped(const xd_parallel *p) {
     int64_t leaves = 0;
+    if (p->reduced) return;
     for (const xd_block *b = &p->model->root; b; b = xdi_block_after(b))
         leaves = b->leaf > leaves ? b->leaf : leaves;
-    if (leaves > 0 && !p->reduced)
+    if (leaves > 0)
         xd_log(p->ctx, XD_LOG_WARN,
                "xd_parallel_publish drops %lld leaves: xd_parallel_reduce was not called after their "
                "backward passes",
@@ -591,6 +584,14 @@ XD_PRIVATE void xdi_parallel_drop_step(xd_parallel *p) {
 }
 
 /* ---- weights that are thawed ---- */
+
+/* Whether some block has had a backward pass, and the step has not ended. */
+static bool xdi_parallel_is_within(const xd_parallel *p) {
+    bool within = p->reduced;
+    for (const xd_block *b = &p->model->root; b; b = xdi_block_after(b)) within = within || b->leaf > 0;
+    for (int64_t i = 0; i < p->bucket_count; i++) within = within || xdi_bucket_is_forming(p, &p->buckets[i]);
+    return within;
+}
 
 static xd_result xdi_parallel_may_thaw(const xd_parallel *p, const xd_weight *w) {
     XD_REQUIRE(p->ctx, w->model == p->model, XD_ERROR_ARGUMENT, "weight \"%.80s\" is one of another model",

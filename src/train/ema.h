@@ -111,7 +111,7 @@ XD_API xd_result xd_ema_create(xd_ctx *ctx, const xd_param *params, int64_t coun
 XD_API xd_result xd_ema_bytes(xd_ctx *ctx, const xd_param *params, int64_t count, const xd_ema_desc *desc,
                               xd_memory_bytes *out);
 
-/* Frees the shadows. NULL is fine. */
+/* Frees the shadows, those on the host when what was launched on them is done. NULL is fine. */
 XD_API void xd_ema_destroy(xd_ema *ema);
 
 /* Once after every step of the model's optimizer:

@@ -368,4 +368,74 @@ XD_TEST(a_save_beside_training_is_copied_into_page_locked_memory_where_there_is_
     CHECK(system(("rm -r " + root).c_str()) == 0);
 }
 
+/* ---- averages on the host ---- */
+
+/* Saves or loads the average of a list, which lies on the host or not, and gives back what its views have then. */
+static std::vector<float> travel(const std::string &root, bool host, bool loads) {
+    Gpu gpu(XD_REDUCTION_INVARIANT);
+    xd_comm *self = nullptr;
+    xd_block *blocks[2];
+    xd_parallel *parallel = nullptr;
+    xd_param params[2];
+    xd_tensor_part parts[2];
+    xd_ema *ema = nullptr;
+    int64_t count = 0;
+    compare_orders(!host);
+    CHECK(xd_comm_self(gpu.ctx, &self) == XD_OK);
+    xd_model *model = two_blocks(gpu.ctx, blocks);
+    const xd_fsdp_desc fsdp = {};
+    CHECK(xd_fsdp_create(model, self, &fsdp, &parallel) == XD_OK);
+    CHECK(xd_parallel_params(parallel, 2, params, &count) == XD_OK);
+    CHECK(xd_parallel_parts(parallel, 2, parts, &count) == XD_OK);
+    xd_ema_desc desc = xd_ema_defaults(XD_EMA_CONSTANT);
+    desc.host = host;
+    CHECK(xd_ema_create(gpu.ctx, params, count, &desc, &ema) == XD_OK);
+    const xd_checkpoint_average average = { "half", ema };
+    xd_checkpoint_network network = {};
+    network.parts = parts;
+    network.part_count = count;
+    network.averages = &average;
+    network.average_count = 1;
+    if (loads) {
+        xd_checkpoint_load_desc load = {};
+        load.root = root.c_str();
+        load.step = 3;
+        load.networks = &network;
+        load.network_count = 1;
+        const xd_launch launch = gpu.launch();
+        for (int i = 0; i < 2; i++) /* what is not written would be seen */
+            CHECK(gpu.kernels()->memory.copy(&launch, xd_ema_view(ema, i).value, params[1 - i].value,
+                                             SIZE * sizeof(float), XD_COPY_ON_DEVICE) == XD_OK);
+        CHECK_EQ_INT(xd_checkpoint_load(self, &load, nullptr, nullptr), XD_OK);
+    } else {
+        xd_checkpoint_save_desc save = {};
+        save.root = root.c_str();
+        save.step = 3;
+        save.networks = &network;
+        save.network_count = 1;
+        CHECK_EQ_INT(xd_checkpoint_save(self, &save), XD_OK);
+    }
+    std::vector<float> out(2 * SIZE);
+    for (int i = 0; i < 2; i++)
+        CHECK(xd_read(gpu.ctx, &out[i * SIZE], xd_ema_view(ema, i).value, SIZE * sizeof(float)) == XD_OK);
+    xd_ema_destroy(ema);
+    xd_parallel_destroy(parallel);
+    xd_model_destroy(model);
+    xd_comm_destroy(self);
+    compare_orders(1);
+    return out;
+}
+
+XD_TEST(an_average_on_the_host_is_saved_and_loaded_as_one_on_the_device) {
+    char folder[] = "/tmp/xdistill-average-XXXXXX";
+    CHECK(mkdtemp(folder) != nullptr);
+    const std::string root = folder;
+    const std::vector<float> near = travel(root + "/near", false, false), far = travel(root + "/far", true, false);
+    CHECK(near == far);
+    CHECK(system(("diff -r " + root + "/near " + root + "/far").c_str()) == 0);
+    CHECK(travel(root + "/near", true, true) == near);
+    CHECK(travel(root + "/far", false, true) == near);
+    CHECK(system(("rm -r " + root).c_str()) == 0);
+}
+
 XD_TEST_MAIN()

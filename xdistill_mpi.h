@@ -710,49 +710,25 @@ static xd_result xdi_mpi_control(xd_transport *transport, const xd_control *mine
         xdi_mpi_break(t->world, XD_ERROR_PEER, t->world_ranks[transport->rank]);
         return (xd_result)mine->status;
     }
-    for (int r = 0; r < n; r++) {
-        all[r] = *mine;
-        all[r].layout = 0; /* those of an all_to_all add up to zero */
-        if (!next || !next->known_leaves) continue;
-        all[r].extra = (uint64_t)next->known_leaves[r].first;
-        all[r].leaves = (uint64_t)next->known_leaves[r].count;
-    }
+    xd_control_assume(mine, next, n, all);
     return XD_OK;
 }
 
 /* ---- moves ---- */
 
-/* First element of the next block: its displacement, or the end of the last one. */
-static int64_t xdi_mpi_place(const int64_t *displacements, int rank, int64_t count, int64_t *end) {
-    const int64_t begin = displacements ? displacements[rank] : *end;
-    *end += count;
-    return begin;
+static void xdi_mpi_put(void *sink, int peer, const void *data, size_t bytes) {
+    xdi_mpi_out((xdi_mpi *)sink, peer, data, 0, (int64_t)bytes, 1);
+}
+
+static void xdi_mpi_get(void *sink, int peer, void *data, size_t bytes) {
+    xdi_mpi_in((xdi_mpi *)sink, peer, data, 0, (int64_t)bytes, 1);
 }
 
 /* Every kind that only moves data, as flows. */
 static void xdi_mpi_plan(xdi_mpi *t, const xd_collective *c) {
-    const int n = t->base.size, me = t->base.rank;
-    const bool to_all = c->kind == XD_COLLECTIVE_ALL_TO_ALL, gather = c->kind == XD_COLLECTIVE_GATHER;
-    const bool all_gather = c->kind == XD_COLLECTIVE_ALL_GATHER, scatter = c->kind == XD_COLLECTIVE_SCATTER;
-    const bool broadcast = c->kind == XD_COLLECTIVE_BROADCAST, root = c->root == me;
-    const size_t size = xd_dtype_size(c->dtype);
-    int64_t sent = 0, received = 0;
+    static const xd_message_sink calls = { xdi_mpi_put, xdi_mpi_get };
     xdi_mpi_clear(t);
-    for (int r = 0; r < n; r++) {
-        const bool from_root = r == c->root;
-        if (to_all || scatter) {
-            const int64_t begin = xdi_mpi_place(c->send_displacements, r, c->send_counts[r], &sent);
-            if (to_all || root) xdi_mpi_out(t, r, c->send, begin, c->send_counts[r], size);
-        }
-        if (to_all || all_gather || gather) {
-            const int64_t begin = xdi_mpi_place(c->recv_displacements, r, c->recv_counts[r], &received);
-            if (!gather || root) xdi_mpi_in(t, r, c->recv, begin, c->recv_counts[r], size);
-        }
-        if (all_gather || (gather && from_root)) xdi_mpi_out(t, r, c->send, 0, c->recv_counts[me], size);
-        if (scatter && from_root) xdi_mpi_in(t, r, c->recv, 0, c->send_counts[me], size);
-        if (broadcast && root) xdi_mpi_out(t, r, c->send, 0, c->count, size);
-        if (broadcast && from_root && !root) xdi_mpi_in(t, r, c->recv, 0, c->count, size);
-    }
+    xd_collective_messages(c, t->base.rank, t->base.size, &calls, t);
     xdi_mpi_keep(t);
 }
 
@@ -814,33 +790,17 @@ static xd_result xdi_mpi_reduce(xdi_mpi *t, const xd_collective *c, void *out, i
     return XD_OK;
 }
 
-/* Reads every rank's leaves from the control records, unless they are known; returns the elements that a tile of each node may
- * have. */
+/* Finds every rank's leaves; returns the elements that a tile of each node may have. */
 static int64_t xdi_mpi_tile(xdi_mpi *t, const xd_collective *c) {
-    int64_t nodes = 0;
-    memset(t->leaves, 0, (size_t)t->base.size * sizeof *t->leaves);
-    for (int r = 0; r < t->base.size; r++) {
-        if (c->known_leaves) {
-            t->leaves[r] = c->known_leaves[r];
-        } else if (c->leaves.total) { /* else the records may be those of an earlier call */
-            t->leaves[r].first = (int64_t)t->records[r].extra;
-            t->leaves[r].count = (int64_t)t->records[r].leaves;
-            t->leaves[r].total = c->leaves.total;
-        }
-        nodes += xdi_mpi_nodes(t, r);
-    }
+    const int64_t nodes = xd_control_leaves(t->records, c, t->base.size, t->leaves);
     const int64_t tile = t->world->staging_bytes / ((nodes ? nodes : 1) * (int64_t)xd_dtype_size(c->dtype));
     return tile > 0 ? tile : 1;
 }
 
 static xd_result xdi_mpi_reduce_scatter(xdi_mpi *t, const xd_collective *c, double deadline) {
-    int64_t total = 0;
     const int64_t tile = xdi_mpi_tile(t, c);
-    for (int r = 0; r < t->base.size; r++) {
-        t->begins[r] = xdi_mpi_place(c->send_displacements, r, c->send_counts[r], &total);
-        t->counts[r] = c->send_counts[r];
-    }
-    return xdi_mpi_reduce(t, c, c->recv, total, tile, deadline);
+    const int64_t stride = xd_collective_blocks(c, t->base.size, false, t->begins, t->counts);
+    return xdi_mpi_reduce(t, c, c->recv, stride, tile, deadline);
 }
 
 /* Each rank sums a block, then all gather the sums. Short arrays go to every rank whole, which saves a round. In
@@ -850,13 +810,9 @@ static xd_result xdi_mpi_all_reduce(xdi_mpi *t, const xd_collective *c, double d
     const size_t size = xd_dtype_size(c->dtype);
     const int64_t tile = xdi_mpi_tile(t, c);
     const bool whole = c->count <= tile && (size_t)c->count * size <= (size_t)XDI_MPI_SHORT;
-    const int64_t each = c->count / n, rest = c->count % n;
-    for (int r = 0; r < n; r++) {
-        t->begins[r] = whole ? 0 : r * each + (r < rest ? r : rest);
-        t->counts[r] = whole ? c->count : each + (r < rest ? 1 : 0);
-    }
+    const int64_t stride = xd_collective_blocks(c, n, whole, t->begins, t->counts);
     char *own = (char *)c->recv + (size_t)t->begins[me] * size;
-    XD_TRY(xdi_mpi_reduce(t, c, own, c->count, tile, deadline));
+    XD_TRY(xdi_mpi_reduce(t, c, own, stride, tile, deadline));
     if (whole) return XD_OK;
     xdi_mpi_clear(t);
     for (int r = 0; r < n; r++) {
@@ -1449,4 +1405,4 @@ XD_API xd_result xd_comm_mpi(xd_ctx *ctx, const xd_mpi_desc *desc, xd_comm **out
 
 
 #endif
-/* xdistill sha256 4473c725524ed8356010c2a4de7cb4ce5991d7dac68561c28d51e248e4ae9931 */
+/* xdistill sha256 15ad1463067ce5e109172886f108c6b26fb5bb44ce18d60c0993713e3c2b4629 */

@@ -1152,10 +1152,14 @@ typedef struct xdi_nccl_batch {
     xdi_nccl *t;
     cudaStream_t stream;
     ncclResult_t code;
+    const void *from; /* what this rank keeps: from where to where, and its bytes */
+    void *to;
+    size_t bytes;
 } xdi_nccl_batch;
 
 static xdi_nccl_batch xdi_nccl_begin(xdi_nccl *t, cudaStream_t stream) {
     xdi_nccl_batch batch;
+    memset(&batch, 0, sizeof batch);
     batch.t = t;
     batch.stream = stream;
     batch.code = ncclGroupStart();
@@ -1226,24 +1230,11 @@ static xd_result xdi_nccl_control(xd_transport *transport, const xd_control *min
     }
     /* The peers are not comparing, so they cannot learn why this rank does not come. */
     if (mine->status != (int32_t)XD_OK) return xdi_nccl_lost(t, (xd_result)mine->status);
-    for (int r = 0; r < n; r++) {
-        all[r] = *mine;
-        all[r].layout = 0; /* those of an all_to_all add up to zero */
-        if (!next || !next->known_leaves) continue;
-        all[r].extra = (uint64_t)next->known_leaves[r].first;
-        all[r].leaves = (uint64_t)next->known_leaves[r].count;
-    }
+    xd_control_assume(mine, next, n, all);
     return XD_OK;
 }
 
 /* ---- moves ---- */
-
-/* First element of the next block: its displacement, or the end of the last one. */
-static int64_t xdi_nccl_place(const int64_t *displacements, int rank, int64_t count, int64_t *end) {
-    const int64_t begin = displacements ? displacements[rank] : *end;
-    *end += count;
-    return begin;
-}
 
 /* True for equal blocks back to back, for which NCCL has calls: the same answer on every rank. */
 static bool xdi_nccl_is_even(const xdi_nccl *t, const int64_t *counts) {
@@ -1252,36 +1243,29 @@ static bool xdi_nccl_is_even(const xdi_nccl *t, const int64_t *counts) {
     return !t->displaced;
 }
 
+static void xdi_nccl_send(void *sink, int peer, const void *data, size_t bytes) {
+    xdi_nccl_batch *b = (xdi_nccl_batch *)sink;
+    if (peer == b->t->base.rank) b->from = data;
+    xdi_nccl_put(b, peer, data, 0, (int64_t)bytes, 1);
+}
+
+static void xdi_nccl_receive(void *sink, int peer, void *data, size_t bytes) {
+    xdi_nccl_batch *b = (xdi_nccl_batch *)sink;
+    if (peer == b->t->base.rank) {
+        b->to = data;
+        b->bytes = bytes;
+    }
+    xdi_nccl_get(b, peer, data, 0, (int64_t)bytes, 1);
+}
+
 /* Every kind that only moves data, as messages. */
 static xd_result xdi_nccl_messages(xdi_nccl *t, const xd_collective *c, cudaStream_t stream,
                                    double deadline) {
-    const int n = t->base.size, me = t->base.rank;
-    const bool to_all = c->kind == XD_COLLECTIVE_ALL_TO_ALL, gather = c->kind == XD_COLLECTIVE_GATHER;
-    const bool all_gather = c->kind == XD_COLLECTIVE_ALL_GATHER, scatter = c->kind == XD_COLLECTIVE_SCATTER;
-    const size_t size = xd_dtype_size(c->dtype);
-    const bool root = c->root == me;
-    int64_t sent = 0, received = 0, from = -1, to = -1; /* the last two: this rank's block for itself */
+    static const xd_message_sink calls = { xdi_nccl_send, xdi_nccl_receive };
     xdi_nccl_batch batch = xdi_nccl_begin(t, stream);
-    for (int r = 0; r < n; r++) {
-        if (to_all || scatter) {
-            const int64_t begin = xdi_nccl_place(c->send_displacements, r, c->send_counts[r], &sent);
-            if (to_all || root) xdi_nccl_put(&batch, r, c->send, begin, c->send_counts[r], size);
-            if ((to_all || root) && r == me) from = begin;
-        }
-        if (to_all || all_gather || gather) {
-            const int64_t begin = xdi_nccl_place(c->recv_displacements, r, c->recv_counts[r], &received);
-            if (!gather || root) xdi_nccl_get(&batch, r, c->recv, begin, c->recv_counts[r], size);
-            if ((!gather || root) && r == me) to = begin;
-        }
-        if (all_gather || (gather && r == c->root))
-            xdi_nccl_put(&batch, r, c->send, 0, c->recv_counts[me], size);
-        if (scatter && r == c->root) xdi_nccl_get(&batch, r, c->recv, 0, c->send_counts[me], size);
-    }
+    xd_collective_messages(c, t->base.rank, t->base.size, &calls, &batch);
     XD_TRY(xdi_nccl_end(&batch, deadline));
-    if (from < 0 && to < 0) return XD_OK;
-    const int64_t count = from >= 0 ? c->send_counts[me] : c->recv_counts[me];
-    return xdi_nccl_copy(t, stream, (char *)c->recv + (size_t)(to > 0 ? to : 0) * size,
-                         (const char *)c->send + (size_t)(from > 0 ? from : 0) * size, (size_t)count * size);
+    return batch.to && batch.from ? xdi_nccl_copy(t, stream, batch.to, batch.from, batch.bytes) : XD_OK;
 }
 
 static xd_result xdi_nccl_move(xdi_nccl *t, const xd_collective *c, cudaStream_t stream, double deadline) {
@@ -1365,20 +1349,9 @@ static xd_result xdi_nccl_reduce(xdi_nccl *t, const xd_collective *c, cudaStream
     return xdi_nccl_cuda(t, cudaEventRecord(t->world->spare, stream));
 }
 
-/* Reads every rank's leaves from the control records, unless they are known; returns the elements of each node in a tile. */
+/* Finds every rank's leaves; returns the elements of each node in a tile. */
 static int64_t xdi_nccl_tile(xdi_nccl *t, const xd_collective *c) {
-    int64_t nodes = 0;
-    memset(t->leaves, 0, (size_t)t->base.size * sizeof *t->leaves);
-    for (int r = 0; r < t->base.size; r++) {
-        if (c->known_leaves) {
-            t->leaves[r] = c->known_leaves[r];
-        } else if (c->leaves.total) { /* else the records may be those of an earlier call */
-            t->leaves[r].first = (int64_t)t->records[r].extra;
-            t->leaves[r].count = (int64_t)t->records[r].leaves;
-            t->leaves[r].total = c->leaves.total;
-        }
-        nodes += xdi_nccl_nodes(t, r);
-    }
+    const int64_t nodes = xd_control_leaves(t->records, c, t->base.size, t->leaves);
     const int64_t room =
         (int64_t)t->world->staging_bytes / ((nodes ? nodes : 1) * (int64_t)xd_dtype_size(c->dtype));
     const int64_t tile = room - room % XDI_NCCL_ALIGN;
@@ -1416,8 +1389,6 @@ static ncclRedOp_t xdi_nccl_op(xd_reduce_op op) {
 
 static xd_result xdi_nccl_reduce_scatter(xdi_nccl *t, const xd_collective *c, cudaStream_t stream,
                                          double deadline) {
-    const int n = t->base.size;
-    int64_t total = 0;
     if (xdi_nccl_is_native(t, c) && xdi_nccl_is_even(t, c->send_counts)) {
         if (c->send_counts[0] == 0) return XD_OK;
         const ncclResult_t code =
@@ -1427,11 +1398,8 @@ static xd_result xdi_nccl_reduce_scatter(xdi_nccl *t, const xd_collective *c, cu
     }
     const int64_t tile = xdi_nccl_tile(t, c);
     XD_TRY(xdi_nccl_room(t, tile));
-    for (int r = 0; r < n; r++) {
-        t->begins[r] = xdi_nccl_place(c->send_displacements, r, c->send_counts[r], &total);
-        t->counts[r] = c->send_counts[r];
-    }
-    return xdi_nccl_reduce(t, c, stream, c->recv, total, tile, deadline);
+    const int64_t stride = xd_collective_blocks(c, t->base.size, false, t->begins, t->counts);
+    return xdi_nccl_reduce(t, c, stream, c->recv, stride, tile, deadline);
 }
 
 /* Each rank sums a block, then all gather the sums. Short arrays go to every rank whole, which saves a round. In
@@ -1449,13 +1417,9 @@ static xd_result xdi_nccl_all_reduce(xdi_nccl *t, const xd_collective *c, cudaSt
     const int64_t tile = xdi_nccl_tile(t, c);
     XD_TRY(xdi_nccl_room(t, tile));
     const bool whole = c->count <= tile && (size_t)c->count * size <= (size_t)XDI_NCCL_SHORT;
-    const int64_t each = c->count / n, rest = c->count % n;
-    for (int r = 0; r < n; r++) {
-        t->begins[r] = whole ? 0 : r * each + (r < rest ? r : rest);
-        t->counts[r] = whole ? c->count : each + (r < rest ? 1 : 0);
-    }
+    const int64_t stride = xd_collective_blocks(c, n, whole, t->begins, t->counts);
     char *own = (char *)c->recv + (size_t)t->begins[me] * size;
-    XD_TRY(xdi_nccl_reduce(t, c, stream, own, c->count, tile, deadline));
+    XD_TRY(xdi_nccl_reduce(t, c, stream, own, stride, tile, deadline));
     if (whole) return XD_OK;
     xdi_nccl_batch batch = xdi_nccl_begin(t, stream);
     for (int r = 0; r < n; r++) {
@@ -1485,8 +1449,8 @@ static xd_result xdi_nccl_start(xdi_nccl *t, const xd_collective *c, cudaStream_
 /* The largest end of a block. */
 static int64_t xdi_nccl_extent(const int64_t *counts, const int64_t *displacements, int n) {
     int64_t extent = 0, end = 0;
-    for (int r = 0; r < n; r++) {
-        const int64_t begin = xdi_nccl_place(displacements, r, counts[r], &end);
+    for (int r = 0; r < n; end += counts[r++]) {
+        const int64_t begin = displacements ? displacements[r] : end;
         if (counts[r] && begin + counts[r] > extent) extent = begin + counts[r];
     }
     return extent;
@@ -2039,4 +2003,4 @@ XD_API xd_result xd_comm_nccl(xd_ctx *ctx, const xd_nccl_desc *desc, xd_comm **o
 #endif
 
 #endif
-/* xdistill sha256 2f857a70eafc2b55b38e291b111ca4f57eb997eed96a5e792c0ad6190f315a90 */
+/* xdistill sha256 b8a5e6a77d6d2b1645ca50d9497ef475994fb0bcd5d09be92363911f20f328aa */

@@ -315,6 +315,7 @@
 #include "comm/internal.h"
 #include "comm/record.c"
 #include "comm/collective.c"
+#include "comm/transport.c"
 #include "comm/self.c"
 #include "comm/threads_internal.h"
 #include "comm/threads_wait.c"

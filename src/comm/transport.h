@@ -98,4 +98,31 @@ struct xd_transport {
 /* Wraps a transport into a handle, which then owns it (destroyed with it, also on failure). Local. */
 XD_API xd_result xd_comm_create(xd_ctx *ctx, xd_transport *transport, xd_comm **out);
 
+/* For transports that send messages between pairs of ranks, as xdistill_mpi.h and xdistill_nccl.h do. All four are pure. */
+
+/* Fills in all[ranks] for a call that the ranks do not compare, as xd_transport_ops.control promises it. */
+XD_API void xd_control_assume(const xd_control *mine, const xd_collective *next, int ranks, xd_control *all);
+
+/* The leaves of every rank in a reduction, out[ranks]: those that are known, else of the records all[ranks], which are read for
+ * a sum over leaves only; without leaves zero. Returns the nodes of all ranks together, of one without leaves 1. */
+XD_API int64_t xd_control_leaves(const xd_control *all, const xd_collective *collective, int ranks,
+                                 xd_leaves *out);
+
+/* The block of a reduction that each rank sums, begins[ranks] and counts[ranks] in elements: of a REDUCE_SCATTER what the caller
+ * says, of an ALL_REDUCE equal parts, the first ranks one more, or `whole` for each. Returns the elements from one node of a
+ * rank's leaves to the next. */
+XD_API int64_t xd_collective_blocks(const xd_collective *collective, int ranks, bool whole, int64_t *begins,
+                                    int64_t *counts);
+
+/* Who is told of messages: what goes to a rank, and where comes what it sends. Never of 0 bytes. */
+typedef struct xd_message_sink {
+    void (*put)(void *sink, int peer, const void *data, size_t bytes);
+    void (*get)(void *sink, int peer, void *data, size_t bytes);
+} xd_message_sink;
+
+/* What `rank` puts and gets in a collective that only moves data, for all of its ranks in their order, itself included: there both
+ * or neither is told, and of a BROADCAST neither. */
+XD_API void xd_collective_messages(const xd_collective *collective, int rank, int ranks,
+                                   const xd_message_sink *calls, void *sink);
+
 #endif

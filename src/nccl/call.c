@@ -16,8 +16,8 @@ static xd_result xdi_nccl_start(xdi_nccl *t, const xd_collective *c, cudaStream_
 /* The largest end of a block. */
 static int64_t xdi_nccl_extent(const int64_t *counts, const int64_t *displacements, int n) {
     int64_t extent = 0, end = 0;
-    for (int r = 0; r < n; r++) {
-        const int64_t begin = xdi_nccl_place(displacements, r, counts[r], &end);
+    for (int r = 0; r < n; end += counts[r++]) {
+        const int64_t begin = displacements ? displacements[r] : end;
         if (counts[r] && begin + counts[r] > extent) extent = begin + counts[r];
     }
     return extent;

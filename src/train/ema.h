@@ -100,9 +100,9 @@ XD_API xd_result xd_ema_decay(xd_ctx *ctx, const xd_ema_desc *desc, int64_t iter
  *   desc     NULL -> xd_ema_defaults(XD_EMA_CONSTANT)
  *
  * Local; one allocation; on a device one there, with 64 KiB for counters, and one on the host, with xd_ema_desc.host one more.
- * Errors: ARGUMENT (numbers outside the ranges above; two names that are equal once stripped; no name; formats that exclude each
- * other; first negative), SHAPE (a part of another count), DTYPE, MEMORY, UNSUPPORTED (`host` on a device that offers no
- * page-locked memory). */
+ * Errors: ARGUMENT (numbers outside the ranges above; two names that are equal once stripped; no name, or one of
+ * more than 1023 bytes; formats that exclude each other; first negative), SHAPE (a part of another count), DTYPE, MEMORY,
+ * UNSUPPORTED (`host` on a device that offers no page-locked memory). */
 XD_API xd_result xd_ema_create(xd_ctx *ctx, const xd_param *params, int64_t count, const xd_ema_desc *desc,
                                xd_ema **out);
 
@@ -169,11 +169,12 @@ XD_API xd_param xd_ema_compensation(const xd_ema *ema, int64_t index);
 /* Writes shadows into a list of parameters and buffers by name, converted to their dtypes: to publish,
  * to evaluate, to save.
  *
+ *   targets   [count]; values in memory of the context's device; gradients and flags are not read
  *   lenient   false -> every name must be in both lists, tied names apart
  *   match     when not NULL: receives the counts, also on failure
  *
- * Local. Errors: MISSING or UNEXPECTED (a name in one list only, strict), SHAPE (strict or not), STATE while shadows and values
- * are exchanged. Nothing is written then. */
+ * Local. Errors: MISSING or UNEXPECTED (a name in one list only, strict), SHAPE (strict or not), ARGUMENT (elements at
+ * NULL), DTYPE (types that no cast converts), STATE while shadows and values are exchanged. Nothing is written then. */
 XD_API xd_result xd_ema_copy_to(const xd_ema *ema, const xd_param *targets, int64_t count, bool lenient,
                                 xd_ema_match *match);
 

@@ -204,13 +204,12 @@ typedef struct xd_dmd_record {
  * beside the last backward on its queue (xd_ddp_desc.reductions): FSDP has a place for them in its order that all ranks
  * share.
  *
- * Collective over data and sizes.split where they are given: the settings that decide are compared. Errors, nothing kept, on the
- * rank that has one and PEER on the others: ARGUMENT (a
- * network without functions, without features for a discriminator, a number out of its range, with the number; an optimizer
- * that has none of its wrapper's weights; wrappers that deal leaves differently: FSDP deals as DDP does with
- * xd_fsdp_desc.accumulate_whole), MISMATCH, naming the first setting that differs, STATE (one network or one wrapper twice),
- * DTYPE, MEMORY; those of xd_noise_check, xd_prediction_check, xd_times_check and
- * xd_noise_steps_check. */
+ * Collective over data and sizes.split where they are given: the settings that decide are compared. Errors, nothing kept,
+ * on the rank that has one and PEER on the others: ARGUMENT (a network without functions, without features for a
+ * discriminator, a number out of its range, with the number; an optimizer that has none of its wrapper's weights; wrappers
+ * that deal leaves differently: FSDP deals as DDP does with xd_fsdp_desc.accumulate_whole), MISMATCH, naming the first
+ * setting that differs, STATE (one network or one wrapper twice), DTYPE, MEMORY; those of xd_noise_check,
+ * xd_prediction_check, xd_times_check and xd_noise_steps_check. */
 XD_API xd_result xd_dmd_create(xd_ctx *ctx, const xd_dmd_desc *desc, xd_dmd **out);
 
 /* What xd_dmd_create takes. Local, allocates nothing. Errors: those of it that one rank can see. */

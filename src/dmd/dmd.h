@@ -141,9 +141,9 @@ typedef struct xd_dmd_trainer {
 
 /* Settings. Start from xd_dmd_defaults. What pointers lead to is borrowed until xd_dmd_destroy. */
 typedef struct xd_dmd_desc {
-    xd_network networks
-        [XD_DMD_ROLES]; /* by role; a discriminator without `forward` is none. Predictions of all three others
-                         * are converted, they need not be of one type */
+    /* By role; a discriminator without `forward` is none. Predictions of all three others are converted, they need not be of one
+     * type. */
+    xd_network networks[XD_DMD_ROLES];
     xd_dmd_trainer trainers[XD_DMD_ROLES]; /* for xd_dmd_step; of the teacher `parallel` alone is read */
     xd_comm *data;                         /* ranks with other samples; NULL -> there are none */
     xd_dmd_sizes sizes;
@@ -185,8 +185,8 @@ typedef struct xd_dmd_values {
     bool skipped;             /* something was not finite: no role has stepped */
     double distance; /* mean |x - T|: how far the student's samples are from what the teacher makes of them */
     double regression; /* of xd_dmd_warm_up */
-    double norms
-        [XD_DMD_ROLES]; /* of the gradient before clipping, of each role that had its turn; what was found may be in it */
+    /* Of the gradient before clipping, of each role that had its turn; what was found may be in it. */
+    double norms[XD_DMD_ROLES];
 } xd_dmd_values;
 
 /* What resumes a run. */

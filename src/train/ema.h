@@ -46,9 +46,9 @@ typedef struct xd_ema_desc {
     const xd_tensor_part *parts; /* stochastic_bf16: [count], where the elements of each entry are in the
                                   * whole parameter, rows of padding behind it apart; must outlive the
                                   * average; NULL -> adjacent, from xd_param.first on */
-    bool
-        host; /* on a device: shadows in page-locked memory of the host, which kernels reach by the link to it, so that an
-                * update takes as long as this carries them both ways; the same bits. Elsewhere nothing changes */
+    /* On a device: shadows in page-locked memory of the host, which kernels reach by the link to it, so that an update takes as
+     * long as this carries them both ways; the same bits. Elsewhere nothing changes. */
+    bool host;
 } xd_ema_desc;
 
 /* Two formats whose shadows follow differences that others do not see. An f32 shadow s stands still while the weight is nearer
@@ -180,10 +180,9 @@ XD_API xd_result xd_ema_copy_to(const xd_ema *ema, const xd_param *targets, int6
 
 /* How to fill an average from saved values. Zero is the default of every field. */
 typedef struct xd_ema_load_desc {
-    const xd_ema_record
-        *record;  /* what xd_ema_describe returned when the values were saved; NULL -> the iteration does not
-                   * change. The average is initialized afterwards when every parameter was filled or
-                   * the record is of an initialized one */
+    /* What xd_ema_describe returned when the values were saved; NULL -> the iteration does not change. The average is initialized
+     * afterwards when every parameter was filled or the record is of an initialized one. */
+    const xd_ema_record *record;
     bool lenient; /* false -> every name must be in both lists, tied names apart */
 } xd_ema_load_desc;
 

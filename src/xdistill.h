@@ -2,7 +2,8 @@
 
    Your trainer keeps its own model and its own loop. This header brings what a distributed distillation needs around
    them: meshes, sharded tensors, losses over a vocabulary and a sequence that are split over ranks, within one tokenizer
-   or across two, AdamW, EMA, safetensors files. Ranks are threads of one process, or processes (of one machine; of any, xdistill_mpi.h);
+   or across two, distribution matching of diffusion models, DDP, FSDP and pipelines, optimizers, averages, checkpoints.
+   Ranks are threads of one process, processes of one machine, or of any (xdistill_mpi.h; of GPUs xdistill_nccl.h);
    xdistill_cuda.cu, compiled by nvcc beside it, does the arithmetic on a GPU.
 
    In *one* C or C++ file of its own:               Everywhere else:
@@ -24,7 +25,7 @@
    OPTIONS   XDISTILL_STATIC, XD_API, XD_ASSERT, XDISTILL_PORTABLE; all else is a run-time field of a desc
              struct. Left out by XDISTILL_NO_TEXT: tokenizers and projections built from them; _NO_XTOKEN: losses across
              tokenizers; _NO_TEACHER: caches and routes of teachers; _NO_COMPAT: what only reproduces other trainers;
-             _NO_MODELS: models and their wrappers; _NO_CHECKPOINT: checkpoints; _NO_DMD: distillation of diffusion models.
+             _NO_MODELS: models, wrappers, xd_dmd_step; _NO_CHECKPOINT: checkpoints, fake scores; _NO_DMD: diffusion models.
              A call of what was left out is an error that names the option.
    SHAPES    T tokens, V vocabulary, H hidden, L layers; [T, V/tp] = columns split over axis "tp".
    ERRORS    Every function that can fail returns an xd_result; xd_last_error(ctx) has the message, the place and the

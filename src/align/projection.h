@@ -77,7 +77,7 @@ typedef struct xd_vote {
     double weight;
 } xd_vote;
 
-/* All cells, by student id, then teacher id; valid until the next call on votes. */
+/* All cells, by student id, then teacher id; valid until the next call on votes. Errors: MEMORY. */
 XD_API xd_result xd_votes_read(xd_votes *votes, const xd_vote **cells, int64_t *count);
 
 /* ---- rows ---- */

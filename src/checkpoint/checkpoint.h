@@ -56,7 +56,7 @@ typedef struct xd_checkpoint_file {
 typedef struct xd_checkpoint_save_desc {
     const char *root; /* required; the directory of all checkpoints of a run, made when it is missing. Ranks
                        * may reach it by different paths */
-    int64_t step;
+    int64_t step;     /* from 0 on */
     const xd_checkpoint_network *networks; /* [network_count] */
     int network_count;
     const char *state; /* of rank 0: a JSON object of at most 48 levels that loads hand back as it is; NULL
@@ -68,7 +68,7 @@ typedef struct xd_checkpoint_save_desc {
     bool overwrite;           /* replace a checkpoint of this step */
     size_t block_bytes;   /* a checksum covers so many bytes of a file, a power of two from 4096 to 2^30; 0
                            * -> 4 MiB */
-    size_t staging_bytes; /* of tensors in memory of this rank at once; 0 -> 16 MiB */
+    size_t staging_bytes; /* of tensors in memory of this rank at once, at least 64; 0 -> 16 MiB */
 } xd_checkpoint_save_desc;
 
 /* Saves a checkpoint. Each rank writes the byte ranges that it holds into files that rank 0 has laid out; rank 0 writes the rest,
@@ -81,16 +81,16 @@ typedef struct xd_checkpoint_save_desc {
  * files. Equal content gives equal files on any number of ranks; a time, a process or a random number is in none of them.
  * Errors, on every rank, with all older checkpoints as they were. What root or its disk refuses has one code and one text on all of
  * them; a rank's own mistake, or lack of memory, is PEER on the others. ARGUMENT (an optimizer or an average over the same names in
- * another order, too); MISMATCH when ranks pass other lists, when an element
- * is held by no rank or by two that are no replicas, naming the tensor and the first such index, or when ranks count other
- * steps; STATE when the step exists and `overwrite` is false, or while another save is in root; FORMAT for a state that is no
- * JSON object; IO; MEMORY. When only what comes after the publication has failed (latest, old checkpoints), the message
- * says that the checkpoint is complete. */
+ * another order, too); SHAPE and DTYPE for one whose entry is not as its part; MISMATCH when ranks pass other lists, when an
+ * element is held by no rank or by two that are no replicas, naming the tensor and the first such index, or when ranks count
+ * other steps; STATE when the step exists and `overwrite` is false, or while another save is in root; FORMAT for a state that
+ * is no JSON object; UNSUPPORTED when the context's file calls lack one that this needs; IO; MEMORY. When only what comes
+ * after the publication has failed (latest, old checkpoints), the message says that the checkpoint is complete. */
 XD_API xd_result xd_checkpoint_save(xd_comm *comm, const xd_checkpoint_save_desc *desc);
 
 /* Finds the checkpoint of the highest step in root: one of that exact name whose manifest is valid and whose files have the
  * manifest's sizes. Its blocks are not read. Local. Errors: MISSING when there is none, or no root, with its name; IO, MEMORY,
- * UNSUPPORTED. */
+ * UNSUPPORTED (file calls without `list`). */
 XD_API xd_result xd_checkpoint_find(xd_ctx *ctx, const char *root, int64_t *step);
 
 /* Which checksums a load compares before it changes anything. */
@@ -140,11 +140,12 @@ typedef struct xd_checkpoint_report {
  * Collective. Memory: staging_bytes, twice that when types are converted, 9 bytes for each block, and the manifest. Nothing
  * is changed before all ranks have agreed on all of the metadata and on the checksums. Errors, on every rank. What follows
  * from the files has one code and one text on all of them, whoever has read it, so that all may decide alike what to do then,
- * to begin anew or to take an older step; a rank's own mistake, or lack of memory, is PEER on the others. ARGUMENT, MISMATCH
- * (as for saves); MISSING (no such checkpoint, with its root, or strict and tensors are missing), UNEXPECTED, SHAPE (both
- * strict), DTYPE; STATE when an optimizer is of another kind; FORMAT for a malformed manifest or state; CORRUPT for one that
- * does not have its own checksum, for files of other sizes, and for a block, naming file, block and tensors; IO, MEMORY. An
- * IO error while data is moved leaves the arrays partly loaded. */
+ * to begin anew or to take an older step; a rank's own mistake, or lack of memory, is PEER on the others. ARGUMENT, MISMATCH,
+ * SHAPE, DTYPE (as for saves); MISSING (no such checkpoint, with its root, or strict and tensors are missing), UNEXPECTED,
+ * SHAPE (both strict), DTYPE (without `convert`); STATE when an optimizer is of another kind; FORMAT for a malformed manifest
+ * or state; CORRUPT for one that does not have its own checksum, for files of other sizes, and for a block, naming file, block
+ * and tensors; UNSUPPORTED (as for xd_checkpoint_find); IO, MEMORY. An IO error while data is moved leaves the arrays partly
+ * loaded. */
 XD_API xd_result xd_checkpoint_load(xd_comm *comm, const xd_checkpoint_load_desc *desc,
                                     xd_checkpoint_report *report, char **state);
 

@@ -69,8 +69,8 @@ typedef struct xd_state_report {
     int64_t wrong_type;  /* in both, with types that are not converted */
     int64_t converted;   /* of those loaded */
     int64_t synthesised; /* states of an optimizer that nobody has formed yet: see xd_state_scatter */
-    char names
-        [200]; /* the first five that are missing, unexpected or of a wrong shape or type, ", " between */
+    /* The first five that are missing, unexpected or of a wrong shape or type, ", " between. */
+    char names[200];
     char converted_names[200]; /* the first five that were converted */
 } xd_state_report;
 

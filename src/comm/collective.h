@@ -27,8 +27,8 @@
  *
  * On contexts with a GPU (xd_cuda_create) data may lie in device memory: the work is ordered on the streams of
  * the ranks, no call waits for the device, and the bits are those of host memory. In a world of threads the kernels of
- * each rank read the memory of the others, so ranks on different GPUs need peer access between them. MPI moves host
- * memory only: UNSUPPORTED for device memory. */
+ * each rank read the memory of the others, so ranks on different GPUs need peer access between them. MPI and xd_comm_node move
+ * host memory only: UNSUPPORTED for device memory. */
 typedef struct xd_comm xd_comm;
 
 /* What a collective does. AGREE, SPLIT and FORK have functions of their own and no xd_collective. */
@@ -132,9 +132,8 @@ XD_API xd_result xd_comm_fork(xd_comm *comm, xd_ctx *ctx, xd_comm **out);
  *
  * Offered by worlds of xd_comm_node and of threads, and by those that this call made of them; by those of xd_comm_mpi where the MPI
  * library has recovery, with the differences that are told there: above all, a rank that lives and does not call makes it
- * fail with TIMEOUT. A thread is lost when its rank
- * function returns or it calls xd_comm_abort; so a recovery can be tried in one process. Memory of all these worlds goes with
- * the first one, before which their handles are destroyed.
+ * fail with TIMEOUT. A thread is lost when its rank function returns or it calls xd_comm_abort; so a recovery can be tried in
+ * one process. Memory of all these worlds goes with the first one, before which their handles are destroyed.
  *
  * Errors: ARGUMENT (a group, timeout_s) and UNSUPPORTED (the transport), on this rank alone, and the others do not wait for
  * it if it ends; STATE (nothing has broken this world, or this rank has left it or has called before); PEER (this rank came
@@ -191,7 +190,7 @@ XD_API xd_result xd_collective_run(xd_comm *comm, const xd_collective *collectiv
 XD_API xd_result xd_agree(xd_comm *comm, xd_result mine);
 
 /* As MPI_Comm_split: ranks with the same color form a group, ordered by (key, rank). color < 0 -> no group, *out
- * = NULL. */
+ * = NULL. Destroy a group with xd_comm_destroy. Further errors: MEMORY; then no rank gets one. */
 XD_API xd_result xd_comm_split(xd_comm *comm, int color, int key, xd_comm **out);
 
 /* What each rank of xd_run_threads runs. The runner owns world and its context. When a rank returns an error,
@@ -211,7 +210,8 @@ XD_API xd_result xd_run_threads(int ranks, const xd_ctx_desc *desc, xd_rank_func
 
 /* The same world for threads that the caller owns: create it once and pass it to n threads. Each joins once with
  * its own context and destroys its comm when done; destroy the world after the last. xd_thread_world_create is
- * local; joining is collective and waits at most init_timeout_seconds. */
+ * local; joining is collective and waits at most init_timeout_seconds. Errors: ARGUMENT (ranks < 1; a rank outside the world),
+ * STATE (this rank has joined before), TIMEOUT, PEER, MEMORY. */
 typedef struct xd_thread_world xd_thread_world;
 XD_API xd_result xd_thread_world_create(xd_ctx *ctx, int ranks, xd_thread_world **out);
 XD_API xd_result xd_thread_world_join(xd_thread_world *world, xd_ctx *ctx, int rank, xd_comm **out);

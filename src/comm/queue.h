@@ -9,9 +9,8 @@
  * - One order of starts per queue, the same on all ranks. Between queues, and between a queue and its communicator, there is
  *   no order; but start them all in one order on all ranks, because a queue may be INLINE or STREAM, and then its starts are calls on
  *   the communicator.
- * - The record and its arrays of counts, displacements and known leaves are copied by xd_queue_start. The buffers they point
- * to are the
- *   queue's from start to wait: nobody else reads what a record writes or writes what it reads.
+ * - The record and its arrays of counts, displacements and known leaves are copied by xd_queue_start. The buffers they point to
+ *   are the queue's from start to wait: nobody else reads what a record writes or writes what it reads.
  * - The deadline of a record counts from when the queue begins to run it, not from its start.
  * - A record that every rank refuses (ARGUMENT, DTYPE, MISMATCH and so on; a rank whose own arguments are right gets PEER) fails at
  *   its wait, and the queue goes on. A failure that breaks the group breaks the world, for the communicator and all queues

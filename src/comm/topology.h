@@ -71,7 +71,7 @@ XD_API xd_result xd_topology_from_config(xd_ctx *ctx, const xd_parallelism *desc
 
 /* The two grids of a mixture-of-experts run over one world. */
 typedef struct xd_expert_desc {
-    int world_size;
+    int world_size;          /* required, but in xd_grid_create */
     int tp, cp, ep, pp;      /* 0 -> 1 */
     int expert_tp;           /* 0 -> tp */
     int optimizer_instances; /* 0 -> 1; must divide dp * cp */

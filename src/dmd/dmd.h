@@ -141,9 +141,9 @@ typedef struct xd_dmd_trainer {
 
 /* Settings. Start from xd_dmd_defaults. What pointers lead to is borrowed until xd_dmd_destroy. */
 typedef struct xd_dmd_desc {
-    xd_network networks
-        [XD_DMD_ROLES]; /* by role; a discriminator without `forward` is none. Predictions of all three others
-                         * are converted, they need not be of one type */
+    /* By role; a discriminator without `forward` is none. Predictions of all three others are converted, they need not be of one
+     * type. */
+    xd_network networks[XD_DMD_ROLES];
     xd_dmd_trainer trainers[XD_DMD_ROLES]; /* for xd_dmd_step; of the teacher `parallel` alone is read */
     xd_comm *data;                         /* ranks with other samples; NULL -> there are none */
     xd_dmd_sizes sizes;
@@ -185,8 +185,8 @@ typedef struct xd_dmd_values {
     bool skipped;             /* something was not finite: no role has stepped */
     double distance; /* mean |x - T|: how far the student's samples are from what the teacher makes of them */
     double regression; /* of xd_dmd_warm_up */
-    double norms
-        [XD_DMD_ROLES]; /* of the gradient before clipping, of each role that had its turn; what was found may be in it */
+    /* Of the gradient before clipping, of each role that had its turn; what was found may be in it. */
+    double norms[XD_DMD_ROLES];
 } xd_dmd_values;
 
 /* What resumes a run. */
@@ -204,13 +204,12 @@ typedef struct xd_dmd_record {
  * beside the last backward on its queue (xd_ddp_desc.reductions): FSDP has a place for them in its order that all ranks
  * share.
  *
- * Collective over data and sizes.split where they are given: the settings that decide are compared. Errors, nothing kept, on the
- * rank that has one and PEER on the others: ARGUMENT (a
- * network without functions, without features for a discriminator, a number out of its range, with the number; an optimizer
- * that has none of its wrapper's weights; wrappers that deal leaves differently: FSDP deals as DDP does with
- * xd_fsdp_desc.accumulate_whole), MISMATCH, naming the first setting that differs, STATE (one network or one wrapper twice),
- * DTYPE, MEMORY; those of xd_noise_check, xd_prediction_check, xd_times_check and
- * xd_noise_steps_check. */
+ * Collective over data and sizes.split where they are given: the settings that decide are compared. Errors, nothing kept,
+ * on the rank that has one and PEER on the others: ARGUMENT (a network without functions, without features for a
+ * discriminator, a number out of its range, with the number; an optimizer that has none of its wrapper's weights; wrappers
+ * that deal leaves differently: FSDP deals as DDP does with xd_fsdp_desc.accumulate_whole), MISMATCH, naming the first
+ * setting that differs, STATE (one network or one wrapper twice), DTYPE, MEMORY; those of xd_noise_check,
+ * xd_prediction_check, xd_times_check and xd_noise_steps_check. */
 XD_API xd_result xd_dmd_create(xd_ctx *ctx, const xd_dmd_desc *desc, xd_dmd **out);
 
 /* What xd_dmd_create takes. Local, allocates nothing. Errors: those of it that one rank can see. */

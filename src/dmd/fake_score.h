@@ -42,8 +42,9 @@ typedef struct xd_fake_score_desc {
  *   teacher   sealed; with or without storage, with or without a wrapper. Not needed afterwards
  *   desc      NULL -> defaults; `shared` is not read
  *
- * Local. Errors: STATE (not sealed), ARGUMENT (a pattern that fits no weight; a dtype that is none of the three), DTYPE (a
- * weight that cannot train and is not named, with its type), those of `adapt` and of xd_weight_add, MEMORY. */
+ * Local. Errors: STATE (not sealed), ARGUMENT (a pattern that fits no weight; a dtype that is none of the three; an `adapt` that
+ * has changed name, shape or kind), DTYPE (a weight that cannot train and is not named, with its type), those of `adapt` and of
+ * xd_weight_add, MEMORY. */
 XD_API xd_result xd_fake_score_describe(const xd_model *teacher, const xd_fake_score_desc *desc,
                                         xd_model **out);
 
@@ -53,10 +54,11 @@ XD_API xd_result xd_fake_score_describe(const xd_model *teacher, const xd_fake_s
  *             it must outlive the fake score
  *   out       the caller's to destroy, or to wrap
  *
- * Local. Memory: that of a second model; when shared, gradients alone. Values keep their bits, or are rounded to nearest even in a
- * new dtype; buffers that are not saved are copied too. Errors: as above; STATE (a weight without values, by name; shared
+ * Local. Memory: that of a second model; when shared, gradients alone. Values keep their bits, or are rounded to nearest even
+ * in a new dtype; buffers that are not saved are copied too. Errors: as above; STATE (a weight without values, by name; shared
  * with a wrapped teacher, whose values are the wrapper's), UNSUPPORTED, naming the first weight of which this rank has a part
- * alone: xd_fake_score_create_meta takes such teachers; ARGUMENT (shared with dtype or adapt).
+ * alone: xd_fake_score_create_meta takes such teachers; ARGUMENT (shared with dtype or adapt; an `adapt` that has cut a
+ * weight).
  * Source: Model-Optimizer, create_fake_score; looking at every tensor is ours. */
 XD_API xd_result xd_fake_score_create(const xd_model *teacher, const xd_fake_score_desc *desc,
                                       xd_model **out);
@@ -158,11 +160,12 @@ typedef struct xd_fake_score_report {
  *
  * Collective over world. Memory: the fake score's, staging_bytes (twice from rank 0 on a device, there and by a reader also once
  * on the host), and 17 KiB and 8 bytes a weight for each rank. Deterministic; in a new dtype elements are rounded to nearest even.
- * Errors, on every rank: those of xd_fake_score_describe, of the provider and of xd_build; ARGUMENT (no teacher, no list, no
- * function; negative counts; `fresh` without lenient, or fitting nothing; shared), MISMATCH (settings, descriptions, layouts
- * or lists that differ; an element that no rank speaks for, or two do), MISSING, UNEXPECTED, SHAPE, DTYPE (types that are not
- * converted), STATE (a teacher without values), UNSUPPORTED (stages of a pipeline; a partial sum), what the functions
- * returned, PEER on the others; MEMORY.
+ * Errors, on every rank: those of xd_fake_score_describe, of the provider and of xd_build; ARGUMENT (no teacher, or one of
+ * another context; no list, no function; negative counts; an entry that describes no tensor, or a name twice; `fresh` without
+ * lenient, or fitting nothing; shared), MISMATCH (settings, descriptions, layouts or lists that differ; an element that no
+ * rank speaks for, or two do), MISSING, UNEXPECTED, SHAPE, DTYPE (types that are not converted), STATE (a teacher, or a tensor
+ * of rank 0, without values), UNSUPPORTED (stages of a pipeline; a partial sum), what the functions returned, PEER on the
+ * others; MEMORY.
  * Source: FastGen's meta initialisation; shares instead of broadcasts, and the agreement, are ours. */
 XD_API xd_result xd_fake_score_create_meta(xd_comm *world, const xd_fake_score_meta_desc *desc,
                                            xd_fake_score_report *report, xd_built **out);

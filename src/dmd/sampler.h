@@ -25,8 +25,8 @@ typedef struct xd_sampler_desc {
     xd_dtype list_dtype;    /* F32: times of the list are rounded to it; NONE -> they are as they are */
     xd_sampler_kind kind;
     int steps; /* >= 1 */
-    const double
-        *list;   /* [steps + 1] descending, the last 0 (xd_noise_steps, or xd_noise_grid_time backwards) */
+    /* [steps + 1] descending, the last 0: xd_noise_steps, or xd_noise_grid_time backwards. */
+    const double *list;
     bool guided; /* away from the negative condition, with this scale (xd_guidance_mix) */
     double guidance_scale;
     int64_t samples;       /* most of a call */

@@ -53,7 +53,7 @@ typedef enum xd_dmd_recipe {
 /* Model-Optimizer: SHIFTED by 5 in [0.001, 0.999] of mean 0 and deviation 1, f32. FastGen: UNIFORM in [0.002, 80] (narrow it:
  * xd_times_narrow), mean -1.1, deviation 2, shift 5, freedom 0.01, double. Original: STEP in [20, 980] of 1000, range [0, 1].
  * Fields that the kind does not use are filled, so that the kind can be changed alone; GRID: count 1000, and the indices [0,
- * 999] of FLOW (Model- Optimizer) or [2, 998] of EDM (FastGen). Pure. */
+ * 999] of FLOW (Model-Optimizer) or [2, 998] of EDM (FastGen). Pure. */
 XD_API xd_time_sampler xd_times_defaults(xd_dmd_recipe recipe);
 
 /* Intersects the sampler's range with the schedule's. Pure. */

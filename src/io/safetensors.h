@@ -7,7 +7,8 @@
 /* The safetensors format: 8 bytes header length, a JSON header, the tensors' bytes (little-endian, last dimension
  * fastest, back to back). Files are untrusted, so the reader checks everything the format promises when it opens one:
  * lengths, UTF-8, types, that the tensors cover the data without gap or overlap, and that the file ends
- * where they end. The data start is 8-aligned in files of this writer; the format does not promise any alignment. */
+ * where they end. The data start is 8-aligned in files of this writer; the format does not promise any alignment. What is
+ * read and written lies in memory of the host, also on a context with a GPU. */
 
 /* An open file. */
 typedef struct xd_safetensors xd_safetensors;

@@ -11,7 +11,7 @@
  *     "DCP_SHARDING_INFO": "{\"embed.weight\": {\"saved_offsets\": [4096, 0]}, ...}"
  *
  * hold boxes of tensors: their first elements have these indices. A tensor is as large as its pieces reach, so one that lacks its
- * last piece is a smaller one: compare shapes. */
+ * last piece is a smaller one: compare shapes. What is read goes to memory of the host. */
 typedef struct xd_weights_reader xd_weights_reader;
 
 /* One whole tensor; pointers live as long as the object. */

@@ -95,7 +95,8 @@ typedef struct xd_pipeline_run_desc {
     int64_t shape[XD_DIMS_MAX];
     xd_dtype dtype;          /* in which activations are sent; any */
     xd_dtype gradient_dtype; /* and their gradients; NONE -> dtype */
-    int64_t value_count; /* numbers that the last stage reports of a micro-batch: losses, counts of tokens */
+    int64_t value_count; /* numbers that the last stage reports of a micro-batch, at most 2^20: losses, counts
+                          * of tokens */
     const xd_built *built; /* this rank's stages, handed to the callbacks; must outlive the pipeline. NULL
                             * -> plain numbers */
     /* The other ranks that hold these stages, as the same handle that their wrappers have; NULL -> none. `gathers`: calls of
@@ -122,7 +123,7 @@ typedef struct xd_pipeline xd_pipeline;
  *
  * Collective over `pipeline`, desc->data and desc->world. Memory: as xd_pipeline_bytes; no run takes more.
  * Errors: those of xd_pipeline_table; ARGUMENT (ranks of the schedule that are not those of the group; dimensions;
- * value_count negative; stages of `built` that are not the schedule's, with both numbers; `gathers` without data; `sends`
+ * value_count; stages of `built` that are not the schedule's, with both numbers; `gathers` without data; `sends`
  * over other ranks, or with less room than two records), DTYPE, SHAPE (sizes that overflow), MISMATCH (ranks with another
  * shape, dtype, schedule or number of values, with both numbers; or with `sends` where others have none), MEMORY. All ranks
  * alike. */
@@ -149,8 +150,8 @@ typedef struct xd_pipeline_call {
     void *output;      /* FORWARD, INFERENCE: to be written. NULL on the last stage */
     const void *output_gradient; /* BACKWARD; NULL on the last stage, whose loss is the caller's */
     void *input_gradient;        /* BACKWARD: to be written, all of it. NULL on the first stage */
-    double *values; /* [value_count] on the last stage, zero at first, to be written in either pass. NULL
-                     * elsewhere */
+    double *values; /* [value_count] of the host, on the last stage: zero at first, to be written in either
+                     * pass. NULL elsewhere */
 } xd_pipeline_call;
 
 /* The caller's part. Any result but XD_OK ends the run on all ranks. `backward` NULL: inference, nothing is kept.
@@ -168,7 +169,8 @@ typedef struct xd_pipeline_calls {
 /* Runs all micro-batches through all stages, by the schedule.
  *
  *   calls    read during the call only
- *   values   [micro_batches * value_count], those of the last stage, the same on every rank of the pipeline; may be NULL
+ *   values   [micro_batches * value_count] of the host: those of the last stage, the same on every rank of the pipeline; may be
+ *            NULL
  *
  * Collective over the pipeline, and over data and world, which agree at the end. What neighbours send each other in a tick is one
  * xd_exchange on each side, which no order can dead-lock, with empty messages where a rank idles: each lasts no longer than

@@ -54,6 +54,8 @@ typedef struct xd_crossing xd_crossing;
  * 2^56 elements), DTYPE (no such; no sums of it, or leaves of another than F32 and F64), UNSUPPORTED (floating-point sums in
  * INVARIANT mode without leaves), MISMATCH, MEMORY. */
 XD_API xd_result xd_crossing_create(xd_comm *comm, const xd_crossing_desc *desc, xd_crossing **out);
+
+/* Frees it. Local. NULL is fine. */
 XD_API void xd_crossing_destroy(xd_crossing *crossing);
 
 /* What a crossing takes on a rank of a communicator of `ranks` ranks, which need not exist. Local, allocates nothing. Errors: those

@@ -70,6 +70,8 @@ typedef struct xd_halo xd_halo;
  * TOPOLOGY (ranks outside comm), UNSUPPORTED (a layout with partial axes, or with several intervals in a dimension), MISMATCH
  * (ranks plan differently), MEMORY. */
 XD_API xd_result xd_halo_create(xd_comm *comm, const xd_halo_desc *desc, xd_halo **out);
+
+/* Frees it. Local. NULL is fine. */
 XD_API void xd_halo_destroy(xd_halo *halo);
 
 /* What an exchange takes on a rank of a communicator of `ranks` ranks, which need not exist. Local; takes and frees lists.

@@ -45,6 +45,8 @@ typedef struct xd_layout xd_layout; /* immutable */
  * than 2^62 elements), UNSUPPORTED (two different partial ops; more than XD_LAYOUT_INTERVALS_MAX intervals),
  * MEMORY. */
 XD_API xd_result xd_layout_create(xd_ctx *ctx, const xd_layout_desc *desc, xd_layout **out);
+
+/* Frees it. Local. NULL is fine. */
 XD_API void xd_layout_destroy(xd_layout *layout);
 
 /* The desc with defaults filled in and pointers to the layout's own copies. */

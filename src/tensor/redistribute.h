@@ -30,6 +30,8 @@ typedef struct xd_redistribution xd_redistribution;
  * another mesh; a float sum in INVARIANT mode, which needs leaves), MEMORY. */
 XD_API xd_result xd_redistribution_create(xd_ctx *ctx, const xd_redistribution_desc *desc,
                                           xd_redistribution **out);
+
+/* Frees it. Local. NULL is fine. */
 XD_API void xd_redistribution_destroy(xd_redistribution *plan);
 
 /* One exchange of a plan: the arguments of an all-to-all over the world. Blocks lie in rank order without
@@ -82,7 +84,7 @@ XD_API xd_result xd_redistribution_unpack(const xd_redistribution *plan, int ste
 XD_API xd_result xd_redistribute(xd_comm *world, const xd_tensor *from, const xd_tensor *to);
 
 /* The whole tensor, dense, on every rank of the tensor's mesh; full holds xd_layout_numel elements (NULL
- * outside the mesh). Partial values are reduced. Collective over the world. */
+ * outside the mesh). Partial values are reduced. Collective over the world. Errors: as xd_redistribute. */
 XD_API xd_result xd_tensor_full(xd_comm *world, const xd_tensor *tensor, void *full);
 
 /* The whole tensor, or a window of it, dense, on one rank of the world.

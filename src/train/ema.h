@@ -46,9 +46,9 @@ typedef struct xd_ema_desc {
     const xd_tensor_part *parts; /* stochastic_bf16: [count], where the elements of each entry are in the
                                   * whole parameter, rows of padding behind it apart; must outlive the
                                   * average; NULL -> adjacent, from xd_param.first on */
-    bool
-        host; /* on a device: shadows in page-locked memory of the host, which kernels reach by the link to it, so that an
-                * update takes as long as this carries them both ways; the same bits. Elsewhere nothing changes */
+    /* On a device: shadows in page-locked memory of the host, which kernels reach by the link to it, so that an update takes as
+     * long as this carries them both ways; the same bits. Elsewhere nothing changes. */
+    bool host;
 } xd_ema_desc;
 
 /* Two formats whose shadows follow differences that others do not see. An f32 shadow s stands still while the weight is nearer
@@ -100,9 +100,9 @@ XD_API xd_result xd_ema_decay(xd_ctx *ctx, const xd_ema_desc *desc, int64_t iter
  *   desc     NULL -> xd_ema_defaults(XD_EMA_CONSTANT)
  *
  * Local; one allocation; on a device one there, with 64 KiB for counters, and one on the host, with xd_ema_desc.host one more.
- * Errors: ARGUMENT (numbers outside the ranges above; two names that are equal once stripped; no name; formats that exclude each
- * other; first negative), SHAPE (a part of another count), DTYPE, MEMORY, UNSUPPORTED (`host` on a device that offers no
- * page-locked memory). */
+ * Errors: ARGUMENT (numbers outside the ranges above; two names that are equal once stripped; no name, or one of
+ * more than 1023 bytes; formats that exclude each other; first negative), SHAPE (a part of another count), DTYPE, MEMORY,
+ * UNSUPPORTED (`host` on a device that offers no page-locked memory). */
 XD_API xd_result xd_ema_create(xd_ctx *ctx, const xd_param *params, int64_t count, const xd_ema_desc *desc,
                                xd_ema **out);
 
@@ -169,20 +169,20 @@ XD_API xd_param xd_ema_compensation(const xd_ema *ema, int64_t index);
 /* Writes shadows into a list of parameters and buffers by name, converted to their dtypes: to publish,
  * to evaluate, to save.
  *
+ *   targets   [count]; values in memory of the context's device; gradients and flags are not read
  *   lenient   false -> every name must be in both lists, tied names apart
  *   match     when not NULL: receives the counts, also on failure
  *
- * Local. Errors: MISSING or UNEXPECTED (a name in one list only, strict), SHAPE (strict or not), STATE while shadows and values
- * are exchanged. Nothing is written then. */
+ * Local. Errors: MISSING or UNEXPECTED (a name in one list only, strict), SHAPE (strict or not), ARGUMENT (elements at
+ * NULL), DTYPE (types that no cast converts), STATE while shadows and values are exchanged. Nothing is written then. */
 XD_API xd_result xd_ema_copy_to(const xd_ema *ema, const xd_param *targets, int64_t count, bool lenient,
                                 xd_ema_match *match);
 
 /* How to fill an average from saved values. Zero is the default of every field. */
 typedef struct xd_ema_load_desc {
-    const xd_ema_record
-        *record;  /* what xd_ema_describe returned when the values were saved; NULL -> the iteration does not
-                   * change. The average is initialized afterwards when every parameter was filled or
-                   * the record is of an initialized one */
+    /* What xd_ema_describe returned when the values were saved; NULL -> the iteration does not change. The average is initialized
+     * afterwards when every parameter was filled or the record is of an initialized one. */
+    const xd_ema_record *record;
     bool lenient; /* false -> every name must be in both lists, tied names apart */
 } xd_ema_load_desc;
 

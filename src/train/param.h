@@ -22,8 +22,8 @@ typedef struct xd_param {
     bool no_decay; /* no weight decay (biases, norms) */
     bool replica;  /* another rank holds the same elements and counts them in norms; exactly one rank of
                     * those that hold an element leaves this false */
-    int64_t first; /* of the elements here, which are adjacent in the whole parameter: its index there; for
-                    * xd_optimizer_desc.stochastic_bf16 alone */
+    int64_t first; /* of the elements here, which are adjacent in the whole parameter: its index there; read
+                    * where bf16 is rounded at random (stochastic_bf16 of optimizers and averages) */
 } xd_param;
 
 #endif

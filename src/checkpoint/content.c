@@ -177,7 +177,8 @@ static void xdi_content_add_network(xdi_content *c, const xd_checkpoint_network 
     if (n->optimizer) {
         xdi_content_add_group(c, "optim", n->name, NULL);
         for (int64_t i = 0; i < n->part_count; i++) {
-            const xd_optimizer_state state = xd_optimizer_state_at(n->optimizer, i);
+            const xd_optimizer_state state =
+                c->thawed ? xdi_optimizer_thawed_at(n->optimizer, i) : xd_optimizer_state_at(n->optimizer, i);
             xdi_content_add_state(c, &n->parts[i], &state);
         }
     }
@@ -222,10 +223,11 @@ static xd_result xdi_content_check_repeats(const xdi_content *c) {
     return result;
 }
 
-XD_PRIVATE xd_result xdi_content_create(xd_ctx *ctx, const xd_checkpoint_network *networks, int count,
-                                        xdi_content *out) {
+static xd_result xdi_content_make(xd_ctx *ctx, const xd_checkpoint_network *networks, int count, bool thawed,
+                                  xdi_content *out) {
     memset(out, 0, sizeof *out);
     out->ctx = ctx;
+    out->thawed = thawed;
     out->on_host = xd_ctx_kernels(ctx)->device == XD_DEVICE_CPU;
     XD_TRY(xdi_content_check(ctx, networks, count));
     out->networks = networks;
@@ -244,6 +246,16 @@ XD_PRIVATE xd_result xdi_content_create(xd_ctx *ctx, const xd_checkpoint_network
     out->text = memory + tensors + steps + groups;
     xdi_content_list(out, true);
     return xdi_content_check_repeats(out);
+}
+
+XD_PRIVATE xd_result xdi_content_create(xd_ctx *ctx, const xd_checkpoint_network *networks, int count,
+                                        xdi_content *out) {
+    return xdi_content_make(ctx, networks, count, false, out);
+}
+
+XD_PRIVATE xd_result xdi_content_create_thawed(xd_ctx *ctx, const xd_checkpoint_network *networks, int count,
+                                               xdi_content *out) {
+    return xdi_content_make(ctx, networks, count, true, out);
 }
 
 XD_PRIVATE void xdi_content_destroy(xdi_content *content) {

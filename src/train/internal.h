@@ -28,6 +28,10 @@ XD_PRIVATE xd_dtype xdi_train_gradient_dtype(const xd_param *param);
 XD_PRIVATE bool xdi_train_owns(const xd_param *param);
 XD_PRIVATE bool xdi_train_steps(const xd_param *param);
 
+/* optimizer.c: the state of parameter `index` of the list; of one that is frozen the memory that is set aside for it, or NULL. */
+struct xd_optimizer;
+XD_PRIVATE struct xd_optimizer_state xdi_optimizer_thawed_at(struct xd_optimizer *optimizer, int64_t index);
+
 /* ema.c: true when the next update averages (it neither copies nor does nothing) and the average was created over
  * this very list, so that a step over its `count` entries can update it in the same pass. */
 XD_PRIVATE bool xdi_ema_joins(const xd_ema *ema, const xd_param *list, int64_t count);

@@ -289,6 +289,11 @@ XD_API xd_optimizer_state xd_optimizer_state_at(xd_optimizer *optimizer, int64_t
     return index >= 0 && index < optimizer->desc.param_count ? optimizer->states[index] : none;
 }
 
+XD_PRIVATE xd_optimizer_state xdi_optimizer_thawed_at(xd_optimizer *optimizer, int64_t index) {
+    const xd_optimizer_state state = xd_optimizer_state_at(optimizer, index);
+    return optimizer->reserved && !state.exp_avg ? optimizer->reserved[index] : state;
+}
+
 static bool xdi_optimizer_same(const xd_param *now, const xd_param *created) {
     return now->value == created->value && now->dtype == created->dtype && now->count == created->count &&
            now->first == created->first && now->frozen == created->frozen && now->buffer == created->buffer &&

@@ -68,6 +68,9 @@ static xd_result refuse_wraps(xd_comm *world, void *argument) {
     xd_fsdp_desc d = { .leaves = 4, .reshard_ranks = 3 };
     CHECK(xd_fsdp_create(s.model, world, &d, &s.parallel) == XD_ERROR_ARGUMENT &&
           says(&s, "3 ranks that keep a unit do not divide 2"));
+    d = (xd_fsdp_desc){ .leaves = 4, .unit_type_count = 1 };
+    CHECK(xd_fsdp_create(s.model, world, &d, &s.parallel) == XD_ERROR_ARGUMENT &&
+          says(&s, "1 types of units at NULL"));
     d = (xd_fsdp_desc){ .leaves = 4, .sent_dtype = XD_DTYPE_I32 };
     CHECK(xd_fsdp_create(s.model, world, &d, &s.parallel) == XD_ERROR_DTYPE && says(&s, "sent as I32"));
     d = (xd_fsdp_desc){ .leaves = 4, .sent_dtype = s.rank ? XD_DTYPE_BF16 : XD_DTYPE_F16 };
@@ -97,6 +100,15 @@ static xd_result refuse_wraps(xd_comm *world, void *argument) {
     CHECK(xd_parallel_params(s.parallel, 2, params, &count) == XD_ERROR_ARGUMENT &&
           says(&s, "3 parameters, capacity is 2"));
     CHECK(xd_parallel_parts(s.parallel, 2, parts, &count) == XD_ERROR_ARGUMENT);
+    CHECK(xd_parallel_params(s.parallel, 8, NULL, &count) == XD_ERROR_ARGUMENT &&
+          says(&s, "a list of 8 at NULL"));
+    CHECK(xd_parallel_parts(s.parallel, 8, NULL, &count) == XD_ERROR_ARGUMENT &&
+          says(&s, "a list of 8 at NULL"));
+    /* A name that finds nothing, on one rank. */
+    const xd_result thawed =
+        xd_parallel_thaw(s.parallel, xd_model_find_weight(s.model, s.rank ? "typo" : "head"));
+    CHECK(thawed == (s.rank ? XD_ERROR_ARGUMENT : XD_ERROR_STATE) &&
+          (!s.rank || says(&s, "no weight to thaw")));
     CHECK_EQ_INT(count, 77);
     CHECK(xd_model_allocate(s.model) == XD_ERROR_STATE && says(&s, "wrapped"));
     CHECK(xd_model_init_weights(s.model) == XD_ERROR_STATE && says(&s, "wrapped"));
@@ -129,7 +141,9 @@ static xd_result refuse_weights(xd_comm *world, void *argument) {
         if (i == 2)
             CHECK(result == XD_ERROR_UNSUPPORTED &&
                   says(&s, "\"second.w\", which is none, and \"second.odd\", which is an expert's"));
-        if (i == 3) CHECK(result == XD_ERROR_STATE && says(&s, "\"second.odd\" has the caller's storage"));
+        if (i == 3)
+            CHECK(result == XD_ERROR_STATE && says(&s, "\"second.odd\" has the caller's storage") &&
+                  says(&s, "xd_model_allocate (xd_weight_set_ready)"));
         if (i == 4)
             CHECK(result == XD_ERROR_STATE &&
                   says(&s, "\"second.odd\" in unit \"second\" is tied to \"head\" in unit \"\""));

@@ -28,6 +28,10 @@ XD_PRIVATE xd_dtype xdi_train_gradient_dtype(const xd_param *param);
 XD_PRIVATE bool xdi_train_owns(const xd_param *param);
 XD_PRIVATE bool xdi_train_steps(const xd_param *param);
 
+/* param.c: the first field of a list's entry that differs from the one at creation, with both values, for a message. */
+enum { XDI_CHANGED = 100 };
+XD_PRIVATE const char *xdi_train_changed(const xd_param *then, const xd_param *now, char text[XDI_CHANGED]);
+
 /* optimizer.c: the state of parameter `index` of the list; of one that is frozen the memory that is set aside for it, or NULL. */
 struct xd_optimizer;
 XD_PRIVATE struct xd_optimizer_state xdi_optimizer_thawed_at(struct xd_optimizer *optimizer, int64_t index);

@@ -291,7 +291,9 @@ static xd_result disagreeing_meshes(xd_comm *world, void *argument) {
     d.axes[0].name = me == 2 ? "tp" : "dp";
     d.axes[0].size = 4;
     CHECK_EQ_INT(xd_mesh_create(world, &d, &mesh), XD_ERROR_MISMATCH);
-    CHECK(strstr(xd_last_error(xd_comm_ctx(world))->message, "rank 2 passed something else"));
+    CHECK(strstr(xd_last_error(xd_comm_ctx(world))->message,
+                 me == 2 ? "mesh, here of tp=4: rank 2 passed something else"
+                         : "mesh, here of dp=4: rank 2 passed something else"));
     CHECK_EQ_INT(xd_last_error(xd_comm_ctx(world))->culprit, 2);
     d.axes[0].name = "dp";
     d.axes[0].size = me == 1 ? 0 : 4; /* one rank alone is wrong: all fail, the others name it */

@@ -309,6 +309,34 @@ XD_TEST(steps_without_all_backwards_are_refused_and_dropped) {
     run_ranks(2, XD_REDUCTION_INVARIANT, refuse_steps);
 }
 
+/* Rank 1 opens another block, or closes one while the others open the next. */
+static xd_result stray(xd_comm *world, void *argument) {
+    scene s;
+    xd_block_view view;
+    (void)argument;
+    open_scene(&s, world);
+    CHECK(xd_model_seal(s.model) == XD_OK && wrap_fsdp(&s, 4) == XD_OK);
+    CHECK(xd_block_begin(s.first, backward, NULL) == XD_ERROR_ARGUMENT &&
+          says(&s, "\"first\" is opened without"));
+    if (s.rank == 1) {
+        CHECK(xd_block_begin(s.second, backward, &view) == XD_OK);
+        CHECK(xd_block_end(s.second) == XD_ERROR_MISMATCH &&
+              says(&s, "here is the end of the backward of block \"second\" (leaf 0)"));
+    } else {
+        CHECK(xd_block_begin(s.second, backward, &view) == XD_OK);
+        CHECK(xd_block_begin(s.root, forward, &view) == XD_ERROR_MISMATCH &&
+              says(&s, "rank 1 called reduce_scatter") &&
+              says(&s, "here is the forward of block \"\", the root,"));
+        CHECK_EQ_INT(xd_last_error(s.ctx)->culprit, 1);
+    }
+    close_scene(&s);
+    return XD_OK;
+}
+
+XD_TEST(blocks_in_another_order_are_told_by_name) {
+    run_ranks(2, XD_REDUCTION_INVARIANT, stray);
+}
+
 /* ---- leaves that nobody sums ---- */
 
 static void keep_line(void *user, xd_log_level level, const char *line) {
@@ -320,7 +348,14 @@ static void keep_line(void *user, xd_log_level level, const char *line) {
 static xd_result forget_to_reduce(xd_comm *world, void *line) {
     scene s;
     open_scene(&s, world);
-    CHECK(xd_model_seal(s.model) == XD_OK && wrap_fsdp(&s, 2) == XD_OK);
+    static const char *const typo[] = { "layre" };
+    const xd_fsdp_desc d = { .leaves = 2, .unit_types = typo, .unit_type_count = 1 };
+    CHECK(xd_model_seal(s.model) == XD_OK && xd_fsdp_create(s.model, world, &d, &s.parallel) == XD_OK);
+    CHECK(strstr((char *)line, "no block is of the 1 types of units, of which \"layre\" is the first") !=
+          NULL);
+    *(char *)line = 0;
+    xd_parallel_destroy(s.parallel);
+    CHECK(wrap_fsdp(&s, 2) == XD_OK && *(char *)line == 0);
     for (int64_t leaf = 0; leaf < 2; leaf++) whole_leaf(&s, leaf);
     CHECK(xd_parallel_publish(s.parallel) == XD_OK);
     CHECK(strstr((char *)line, "drops 2 leaves: xd_parallel_reduce was not called") != NULL);
@@ -333,7 +368,7 @@ static xd_result forget_to_reduce(xd_comm *world, void *line) {
     return XD_OK;
 }
 
-XD_TEST(leaves_that_are_not_reduced_are_dropped_with_a_warning) {
+XD_TEST(leaves_that_are_not_reduced_and_types_that_are_not_there_are_warned_of) {
     char line[256] = "";
     xd_ctx_desc desc;
     memset(&desc, 0, sizeof desc);

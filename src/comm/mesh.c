@@ -349,13 +349,24 @@ static xd_result xdi_mesh_build(xd_comm *world, const xd_mesh_desc *desc, xd_mes
     return XD_OK;
 }
 
+enum { XDI_MESH_SHOWN = 120 };
+
+/* What this rank passed, for the message of ranks that passed different things. */
+static void xdi_mesh_print(const xd_topology *t, char text[XDI_MESH_SHOWN]) {
+    int used = snprintf(text, XDI_MESH_SHOWN, "mesh, here of");
+    for (int i = 0; i < t->axis_count && used > 0 && used < XDI_MESH_SHOWN; i++)
+        used += snprintf(text + used, (size_t)(XDI_MESH_SHOWN - used), " %s=%d", t->name[i], t->size[i]);
+}
+
 /* Agrees on the ranks' results, compares the meshes, and creates the communicators. Destroys `mesh` on failure. */
 static xd_result xdi_mesh_publish(xd_comm *comm, xd_result mine, xd_mesh *mesh, xd_mesh **out) {
     xd_result result = xd_agree(comm, mine);
     if (result == XD_OK) {
         const uint64_t hash = xd_topology_hash(&mesh->topology);
         const uint64_t number = ++mesh->root->table->created;
-        result = xd_agree_same(comm, xd_hash(hash, &number, sizeof number), "mesh");
+        char what[XDI_MESH_SHOWN];
+        xdi_mesh_print(&mesh->topology, what);
+        result = xd_agree_same(comm, xd_hash(hash, &number, sizeof number), what);
     }
     if (result == XD_OK) result = xdi_mesh_connect_axes(mesh->root, comm);
     if (result != XD_OK) {

@@ -263,10 +263,20 @@ static xd_result xdi_parallel_open(const xd_parallel *kind, const xd_fsdp_desc *
     return result;
 }
 
+/* A type that no block has is legal, on some stages of a pipeline it is so; a name that is misspelt gathers the whole model at once. */
+static void xdi_parallel_tell_types(const xd_parallel *p, const xd_fsdp_desc *d) {
+    if (p->sharded && p->unit_count == 1 && d->unit_type_count > 0 && xdi_block_after(&p->model->root))
+        xd_log(p->ctx, XD_LOG_WARN,
+               "no block is of the %d types of units, of which \"%.80s\" is the first: the whole model is "
+               "one unit",
+               d->unit_type_count, d->unit_types[0]);
+}
+
 static xd_result xdi_parallel_create(const xd_parallel *kind, const xd_fsdp_desc *d, xd_parallel **out) {
     xd_parallel *p = NULL;
     XD_TRY(xdi_parallel_open(kind, d, &p));
     const xd_result result = xdi_parallel_build(p, d);
+    if (result == XD_OK) xdi_parallel_tell_types(p, d);
     if (result == XD_OK)
         *out = p;
     else

@@ -4,6 +4,7 @@
 #include "base/internal.h"
 #include "kernel/kernels.h"
 #include "train/ema.h"
+#include "train/optimizer.h"
 #include "train/param.h"
 
 /* param.c: true when some operation of this step found bad data, so that the step must not happen.
@@ -33,8 +34,7 @@ enum { XDI_CHANGED = 100 };
 XD_PRIVATE const char *xdi_train_changed(const xd_param *then, const xd_param *now, char text[XDI_CHANGED]);
 
 /* optimizer.c: the state of parameter `index` of the list; of one that is frozen the memory that is set aside for it, or NULL. */
-struct xd_optimizer;
-XD_PRIVATE struct xd_optimizer_state xdi_optimizer_thawed_at(struct xd_optimizer *optimizer, int64_t index);
+XD_PRIVATE xd_optimizer_state xdi_optimizer_thawed_at(xd_optimizer *optimizer, int64_t index);
 
 /* ema.c: true when the next update averages (it neither copies nor does nothing) and the average was created over
  * this very list, so that a step over its `count` entries can update it in the same pass. */

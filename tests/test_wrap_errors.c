@@ -94,6 +94,15 @@ static xd_result refuse_wraps(xd_comm *world, void *argument) {
     xd_parallel *again = NULL;
     CHECK(xd_ddp_create(s.model, world, NULL, &again) == XD_ERROR_STATE && says(&s, "wrapped already") &&
           !again);
+    close_scene(&s);
+    return XD_OK;
+}
+
+static xd_result refuse_lists(xd_comm *world, void *argument) {
+    scene s;
+    (void)argument;
+    open_scene(&s, world);
+    CHECK(xd_model_seal(s.model) == XD_OK && wrap_fsdp(&s, 4) == XD_OK);
     int64_t count = 77;
     xd_param params[2];
     xd_tensor_part parts[2];
@@ -115,6 +124,10 @@ static xd_result refuse_wraps(xd_comm *world, void *argument) {
     CHECK(xd_model_params(s.model, 2, params, &count) == XD_ERROR_STATE && says(&s, "wrapped"));
     close_scene(&s);
     return XD_OK;
+}
+
+XD_TEST(lists_without_room_and_names_that_find_nothing_are_refused) {
+    run_ranks(2, XD_REDUCTION_INVARIANT, refuse_lists);
 }
 
 XD_TEST(a_wrap_that_is_refused_leaves_the_model_as_it_was) {

@@ -575,6 +575,7 @@ static xd_result other_models(xd_comm *world, void *argument) {
     build_open(&s, world, &(xd_expert_desc){ .tp = 2 });
     if (s.rank == 2) s.layer_rows = 3; /* data group 0, 2 */
     build_fails(&s, XD_ERROR_MISMATCH, s.rank % 2 == 0, "\"layers.0.w\" on rank 2 with another shape");
+    if (s.rank % 2 == 0) CHECK(strstr(xd_last_error(s.ctx)->message, "] against F32 ["));
     s.layer_rows = s.rank % 2 ? 3 : 0; /* tensor-parallel groups */
     build_fails(&s, XD_ERROR_MISMATCH, true, "models differ first at weight");
     s.layer_rows = 0;

@@ -590,4 +590,61 @@ XD_TEST(an_allocation_that_fails_is_told_to_every_rank_and_nothing_leaks) {
     CHECK(!met && failed[0] > 20 && failed[1] > 20);
 }
 
+/* ---- weights that are thawed after the saver was made ---- */
+
+/* Saves after the thaw with a saver made before it; the checkpoint has the states of both weights. */
+static xd_result save_what_was_thawed(xd_comm *world, void *argument) {
+    xd_ctx *ctx = xd_comm_ctx(world);
+    uint16_t value[2][40] = { { 0 } };
+    float gradient[2][40] = { { 0 } };
+    xd_param params[2];
+    xd_tensor_part parts[2];
+    xd_optimizer *optimizer = NULL;
+    xd_checkpoint_saver *saver = NULL;
+    xd_checkpoint *saved = NULL;
+    memset(params, 0, sizeof params);
+    memset(parts, 0, sizeof parts);
+    for (int i = 0; i < 2; i++) {
+        params[i].name = parts[i].name = i ? "late" : "early";
+        params[i].dtype = parts[i].dtype = XD_DTYPE_BF16;
+        params[i].count = parts[i].shape[0] = parts[i].range.end = 40;
+        params[i].value = parts[i].data = value[i];
+        params[i].gradient = gradient[i];
+        params[i].replica = parts[i].replica = xd_comm_rank(world) > 0;
+        params[i].frozen = i == 1;
+        parts[i].ndim = 1;
+    }
+    xd_optimizer_desc adamw = xd_adamw_defaults(params, 2);
+    adamw.reserve_frozen = true;
+    CHECK_EQ_INT(xd_optimizer_create(ctx, &adamw, &optimizer), XD_OK);
+    xd_checkpoint_network network;
+    memset(&network, 0, sizeof network);
+    network.parts = parts;
+    network.part_count = 2;
+    network.optimizer = optimizer;
+    const job j = new_job((const char *)argument, FORM_THREAD);
+    const xd_checkpoint_save_desc d = save_desc(&j, &network);
+    CHECK_EQ_INT(xd_checkpoint_saver_create(world, &network, 1, &saver), XD_OK);
+    params[1].frozen = false;
+    CHECK_EQ_INT(xd_optimizer_thaw(optimizer, 1), XD_OK);
+    CHECK_EQ_INT(xd_checkpoint_save_start(saver, &d), XD_OK);
+    CHECK_EQ_INT(xd_checkpoint_save_wait(saver), XD_OK);
+    CHECK_EQ_INT(xd_checkpoint_open(ctx, path_in(j.root, "step-7"), &saved), XD_OK);
+    CHECK(saved && xd_checkpoint_tensor_find(saved, "optim", "optim.master.late") >= 0);
+    xd_checkpoint_close(saved);
+    xd_checkpoint_saver_destroy(saver);
+    xd_optimizer_destroy(optimizer);
+    return XD_OK;
+}
+
+XD_TEST(a_saver_has_room_for_the_states_of_weights_that_are_thawed_later) {
+    const xd_ctx_desc desc = scene_ctx_desc();
+    for (int ranks = 1; ranks <= 2; ranks++) {
+        const char *root = new_root();
+        CHECK_EQ_INT(xd_run_threads(ranks, &desc, save_what_was_thawed, (void *)(uintptr_t)root, NULL),
+                     XD_OK);
+        remove_all(root);
+    }
+}
+
 XD_TEST_MAIN()

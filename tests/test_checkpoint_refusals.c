@@ -582,7 +582,7 @@ static xd_result quarrel_rank(xd_comm *world, void *argument) {
 
 XD_TEST(ranks_that_disagree_all_return_an_error_that_says_where) {
     static const char *const says[] = {
-        "differ first at tensor 2: \"layer.0.bias\" on rank 0, \"other\" on rank 1",
+        "differ first at tensor 2: \"layer.0.bias\" on rank 0, \"other\" on rank 1: model, F32 [",
         "differ first at tensor 7: \"frozen\" on rank 0, \"frozen\" on rank 1 in another file or with "
         "another type",
         "settings of a save: rank 1 passed",

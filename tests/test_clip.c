@@ -215,6 +215,38 @@ XD_TEST(what_one_rank_refuses_fails_on_all) {
     CHECK_EQ_INT(results[2], XD_ERROR_PEER);
 }
 
+/* Ranks that clip otherwise would scale their parts of one gradient by different factors. */
+static xd_result clip_rank_differs(xd_comm *world, void *argument) {
+    const int which = *(const int *)argument;
+    float gradient[2] = { 1.0f, 2.0f };
+    const xd_param param = clip_param(gradient, 2);
+    xd_gradient_norm_desc desc = clip_desc(&param, 1, which == 3 ? XD_NORM_MAX : XD_NORM_L2);
+    xd_gradient_norm norm;
+    desc.max_norm = 1.0;
+    CHECK(xd_gradient_norm_compute(xd_comm_ctx(world), world, &desc, &norm) == XD_OK);
+    if (xd_comm_rank(world) == 2) {
+        if (which == 0 || which == 3) desc.max_norm = 2.0;
+        if (which == 1) desc.refuse_above = 9.0;
+        if (which == 2) desc.form = XD_CLIP_ALWAYS;
+    }
+    norm.norm = -1.0;
+    CHECK(xd_gradient_norm_compute(xd_comm_ctx(world), world, &desc, &norm) == XD_ERROR_MISMATCH);
+    static const char *const says[] = { "rank 2 passed max_norm = 2, rank 0 passed 1",
+                                        "rank 2 passed refuse_above = 9, rank 0 passed 0",
+                                        "rank 2 passed form = 2, rank 0 passed 0",
+                                        "rank 2 passed max_norm = 2, rank 0 passed 1" };
+    CHECK(strstr(xd_last_error(xd_comm_ctx(world))->message, says[which]) && norm.norm == -1.0);
+    return XD_OK;
+}
+
+XD_TEST(ranks_that_clip_otherwise_are_told) {
+    for (int mode = XD_REDUCTION_DETERMINISTIC; mode <= XD_REDUCTION_INVARIANT; mode++)
+        for (int which = 0; which < 4; which++) {
+            const xd_ctx_desc desc = { .reduction = (xd_reduction)mode };
+            CHECK(xd_run_threads(3, &desc, clip_rank_differs, &which, NULL) == XD_OK);
+        }
+}
+
 XD_TEST(coefficients_follow_their_forms) {
     CHECK(xd_clip_coefficient(XD_CLIP_ABOVE, 1.0, 0.5) == 1.0f);
     CHECK(xd_clip_coefficient(XD_CLIP_ABOVE, 1.0, 1.0) < 1.0f);

@@ -295,6 +295,9 @@ XD_TEST(metadata_errors_name_both_numbers_and_leave_outputs_alone) {
     f.desc.temperature = -1.0;
     CHECK(xd_loss(f.ctx, &f.desc, &values) == XD_ERROR_ARGUMENT);
     CHECK(strstr(xd_last_error(f.ctx)->message, "temperature -1 ") != NULL);
+    f.desc.temperature = 0.0;
+    CHECK(xd_loss(f.ctx, &f.desc, NULL) == XD_ERROR_ARGUMENT);
+    CHECK(strstr(xd_last_error(f.ctx)->message, "out is NULL") != NULL);
     f.desc.temperature = (double)INFINITY;
     CHECK(xd_loss(f.ctx, &f.desc, &values) == XD_ERROR_ARGUMENT);
     f.desc.temperature = 0.0;
@@ -376,6 +379,7 @@ XD_TEST(a_denominator_counts_weights_exactly) {
     CHECK(xd_denominator_count(f.ctx, NULL, batches, 2, &denominator) == XD_OK);
     CHECK_EQ_INT(denominator.positions, 7);
     CHECK_NEAR(denominator.value, 0.5 + 0.75 + 1.25 + 1.75 + 3.0, 0);
+    CHECK(xd_denominator_count(f.ctx, NULL, NULL, 2, &denominator) == XD_ERROR_ARGUMENT);
     f.weight[0] = -1.0f;
     CHECK(xd_denominator_count(f.ctx, NULL, batches, 2, &denominator) == XD_ERROR_ARGUMENT);
     fixture_close(&f);

@@ -81,6 +81,7 @@ XD_TEST(weights_are_in_the_order_of_blocks_and_found_by_full_name) {
     CHECK(xd_model_weight_at(model, 8) == NULL && xd_model_weight_at(model, -1) == NULL);
     CHECK(xd_model_find_weight(model, "layers.0") == NULL &&
           xd_model_find_block(model, "embed.weight") == NULL);
+    CHECK(xd_model_find_block(model, "") == xd_model_root(model) && xd_model_find_weight(model, "") == NULL);
     CHECK_EQ_STR(xd_block_name(xd_model_find_block(model, "layers.1.mlp")), "layers.1.mlp");
     CHECK_EQ_STR(xd_block_settings(xd_model_find_block(model, "layers.1.mlp"))->type, "layer");
     CHECK_EQ_STR(xd_block_settings(xd_model_find_block(model, "layers.1.mlp"))->name, "mlp");

@@ -680,7 +680,7 @@ XD_TEST(a_step_whose_average_has_lost_its_parameters_changes_nothing) {
     CHECK(xd_ema_create(m.ctx, list, 1, NULL, &m.averages[1]) == XD_OK);
     list[0].count--;
     simd_step_refused(&m, m.averages, 2, XD_ERROR_STATE,
-                      "a: value, dtype, count or flags changed since creation");
+                      "a: value, dtype, count or flags changed since creation: count was 600 and is 599");
     simd_model_close(&m);
 }
 

@@ -201,7 +201,8 @@ XD_TEST(what_cannot_be_thawed_is_refused_by_name_and_nothing_changes) {
     CHECK(says(ctx, "b: no memory was set aside") && says(ctx, "reserve_frozen"));
     before = l;
     CHECK_EQ_INT(xd_optimizer_step(optimizer, NULL, NULL), XD_ERROR_STATE); /* not thawed yet */
-    CHECK(says(ctx, "b: value, dtype, count or flags changed"));
+    CHECK(says(ctx, "b: value, dtype, count or flags changed") &&
+          says(ctx, "frozen was 1 and is 0: see xd_optimizer_thaw"));
     CHECK_EQ_INT(xd_optimizer_step(plain, NULL, NULL), XD_ERROR_STATE);
     CHECK(same(before.value, l.value, sizeof l.value));
     b->count = N - 1;

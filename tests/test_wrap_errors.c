@@ -68,6 +68,9 @@ static xd_result refuse_wraps(xd_comm *world, void *argument) {
     xd_fsdp_desc d = { .leaves = 4, .reshard_ranks = 3 };
     CHECK(xd_fsdp_create(s.model, world, &d, &s.parallel) == XD_ERROR_ARGUMENT &&
           says(&s, "3 ranks that keep a unit do not divide 2"));
+    d = (xd_fsdp_desc){ .leaves = 4, .unit_type_count = 1 };
+    CHECK(xd_fsdp_create(s.model, world, &d, &s.parallel) == XD_ERROR_ARGUMENT &&
+          says(&s, "1 types of units at NULL"));
     d = (xd_fsdp_desc){ .leaves = 4, .sent_dtype = XD_DTYPE_I32 };
     CHECK(xd_fsdp_create(s.model, world, &d, &s.parallel) == XD_ERROR_DTYPE && says(&s, "sent as I32"));
     d = (xd_fsdp_desc){ .leaves = 4, .sent_dtype = s.rank ? XD_DTYPE_BF16 : XD_DTYPE_F16 };
@@ -91,18 +94,40 @@ static xd_result refuse_wraps(xd_comm *world, void *argument) {
     xd_parallel *again = NULL;
     CHECK(xd_ddp_create(s.model, world, NULL, &again) == XD_ERROR_STATE && says(&s, "wrapped already") &&
           !again);
+    close_scene(&s);
+    return XD_OK;
+}
+
+static xd_result refuse_lists(xd_comm *world, void *argument) {
+    scene s;
+    (void)argument;
+    open_scene(&s, world);
+    CHECK(xd_model_seal(s.model) == XD_OK && wrap_fsdp(&s, 4) == XD_OK);
     int64_t count = 77;
     xd_param params[2];
     xd_tensor_part parts[2];
     CHECK(xd_parallel_params(s.parallel, 2, params, &count) == XD_ERROR_ARGUMENT &&
           says(&s, "3 parameters, capacity is 2"));
     CHECK(xd_parallel_parts(s.parallel, 2, parts, &count) == XD_ERROR_ARGUMENT);
+    CHECK(xd_parallel_params(s.parallel, 8, NULL, &count) == XD_ERROR_ARGUMENT &&
+          says(&s, "a list of 8 at NULL"));
+    CHECK(xd_parallel_parts(s.parallel, 8, NULL, &count) == XD_ERROR_ARGUMENT &&
+          says(&s, "a list of 8 at NULL"));
+    /* A name that finds nothing, on one rank. */
+    const xd_result thawed =
+        xd_parallel_thaw(s.parallel, xd_model_find_weight(s.model, s.rank ? "typo" : "head"));
+    CHECK(thawed == (s.rank ? XD_ERROR_ARGUMENT : XD_ERROR_STATE) &&
+          (!s.rank || says(&s, "no weight to thaw")));
     CHECK_EQ_INT(count, 77);
     CHECK(xd_model_allocate(s.model) == XD_ERROR_STATE && says(&s, "wrapped"));
     CHECK(xd_model_init_weights(s.model) == XD_ERROR_STATE && says(&s, "wrapped"));
     CHECK(xd_model_params(s.model, 2, params, &count) == XD_ERROR_STATE && says(&s, "wrapped"));
     close_scene(&s);
     return XD_OK;
+}
+
+XD_TEST(lists_without_room_and_names_that_find_nothing_are_refused) {
+    run_ranks(2, XD_REDUCTION_INVARIANT, refuse_lists);
 }
 
 XD_TEST(a_wrap_that_is_refused_leaves_the_model_as_it_was) {
@@ -129,7 +154,9 @@ static xd_result refuse_weights(xd_comm *world, void *argument) {
         if (i == 2)
             CHECK(result == XD_ERROR_UNSUPPORTED &&
                   says(&s, "\"second.w\", which is none, and \"second.odd\", which is an expert's"));
-        if (i == 3) CHECK(result == XD_ERROR_STATE && says(&s, "\"second.odd\" has the caller's storage"));
+        if (i == 3)
+            CHECK(result == XD_ERROR_STATE && says(&s, "\"second.odd\" has the caller's storage") &&
+                  says(&s, "xd_model_allocate (xd_weight_set_ready)"));
         if (i == 4)
             CHECK(result == XD_ERROR_STATE &&
                   says(&s, "\"second.odd\" in unit \"second\" is tied to \"head\" in unit \"\""));
@@ -295,6 +322,34 @@ XD_TEST(steps_without_all_backwards_are_refused_and_dropped) {
     run_ranks(2, XD_REDUCTION_INVARIANT, refuse_steps);
 }
 
+/* Rank 1 opens another block, or closes one while the others open the next. */
+static xd_result stray(xd_comm *world, void *argument) {
+    scene s;
+    xd_block_view view;
+    (void)argument;
+    open_scene(&s, world);
+    CHECK(xd_model_seal(s.model) == XD_OK && wrap_fsdp(&s, 4) == XD_OK);
+    CHECK(xd_block_begin(s.first, backward, NULL) == XD_ERROR_ARGUMENT &&
+          says(&s, "\"first\" is opened without"));
+    if (s.rank == 1) {
+        CHECK(xd_block_begin(s.second, backward, &view) == XD_OK);
+        CHECK(xd_block_end(s.second) == XD_ERROR_MISMATCH &&
+              says(&s, "here is the end of the backward of block \"second\" (leaf 0)"));
+    } else {
+        CHECK(xd_block_begin(s.second, backward, &view) == XD_OK);
+        CHECK(xd_block_begin(s.root, forward, &view) == XD_ERROR_MISMATCH &&
+              says(&s, "rank 1 called reduce_scatter") &&
+              says(&s, "here is the forward of block \"\", the root,"));
+        CHECK_EQ_INT(xd_last_error(s.ctx)->culprit, 1);
+    }
+    close_scene(&s);
+    return XD_OK;
+}
+
+XD_TEST(blocks_in_another_order_are_told_by_name) {
+    run_ranks(2, XD_REDUCTION_INVARIANT, stray);
+}
+
 /* ---- leaves that nobody sums ---- */
 
 static void keep_line(void *user, xd_log_level level, const char *line) {
@@ -306,7 +361,14 @@ static void keep_line(void *user, xd_log_level level, const char *line) {
 static xd_result forget_to_reduce(xd_comm *world, void *line) {
     scene s;
     open_scene(&s, world);
-    CHECK(xd_model_seal(s.model) == XD_OK && wrap_fsdp(&s, 2) == XD_OK);
+    static const char *const typo[] = { "layre" };
+    const xd_fsdp_desc d = { .leaves = 2, .unit_types = typo, .unit_type_count = 1 };
+    CHECK(xd_model_seal(s.model) == XD_OK && xd_fsdp_create(s.model, world, &d, &s.parallel) == XD_OK);
+    CHECK(strstr((char *)line, "no block is of the 1 types of units, of which \"layre\" is the first") !=
+          NULL);
+    *(char *)line = 0;
+    xd_parallel_destroy(s.parallel);
+    CHECK(wrap_fsdp(&s, 2) == XD_OK && *(char *)line == 0);
     for (int64_t leaf = 0; leaf < 2; leaf++) whole_leaf(&s, leaf);
     CHECK(xd_parallel_publish(s.parallel) == XD_OK);
     CHECK(strstr((char *)line, "drops 2 leaves: xd_parallel_reduce was not called") != NULL);
@@ -319,7 +381,7 @@ static xd_result forget_to_reduce(xd_comm *world, void *line) {
     return XD_OK;
 }
 
-XD_TEST(leaves_that_are_not_reduced_are_dropped_with_a_warning) {
+XD_TEST(leaves_that_are_not_reduced_and_types_that_are_not_there_are_warned_of) {
     char line[256] = "";
     xd_ctx_desc desc;
     memset(&desc, 0, sizeof desc);

@@ -89,7 +89,8 @@ static xd_result xdi_content_check_averages(xd_ctx *ctx, const xd_checkpoint_net
         for (int i = 0; i < k; i++)
             XD_REQUIRE(ctx, strcmp(a->name, n->averages[i].name) != 0, XD_ERROR_ARGUMENT,
                        "averages %d and %d are both named \"%s\"", i, k, a->name);
-        XD_REQUIRE(ctx, a->ema && xdi_ema_entries(a->ema) == n->part_count, XD_ERROR_ARGUMENT,
+        XD_REQUIRE(ctx, a->ema, XD_ERROR_ARGUMENT, "average %d, \"%s\", is NULL", k, a->name);
+        XD_REQUIRE(ctx, xdi_ema_entries(a->ema) == n->part_count, XD_ERROR_ARGUMENT,
                    "average \"%s\" has %lld parameters, the network %lld parts", a->name,
                    (long long)(a->ema ? xdi_ema_entries(a->ema) : 0), (long long)n->part_count);
         XD_TRY(xdi_ema_in_place(a->ema));
@@ -177,7 +178,8 @@ static void xdi_content_add_network(xdi_content *c, const xd_checkpoint_network 
     if (n->optimizer) {
         xdi_content_add_group(c, "optim", n->name, NULL);
         for (int64_t i = 0; i < n->part_count; i++) {
-            const xd_optimizer_state state = xd_optimizer_state_at(n->optimizer, i);
+            const xd_optimizer_state state =
+                c->thawed ? xdi_optimizer_thawed_at(n->optimizer, i) : xd_optimizer_state_at(n->optimizer, i);
             xdi_content_add_state(c, &n->parts[i], &state);
         }
     }
@@ -222,10 +224,11 @@ static xd_result xdi_content_check_repeats(const xdi_content *c) {
     return result;
 }
 
-XD_PRIVATE xd_result xdi_content_create(xd_ctx *ctx, const xd_checkpoint_network *networks, int count,
-                                        xdi_content *out) {
+static xd_result xdi_content_make(xd_ctx *ctx, const xd_checkpoint_network *networks, int count, bool thawed,
+                                  xdi_content *out) {
     memset(out, 0, sizeof *out);
     out->ctx = ctx;
+    out->thawed = thawed;
     out->on_host = xd_ctx_kernels(ctx)->device == XD_DEVICE_CPU;
     XD_TRY(xdi_content_check(ctx, networks, count));
     out->networks = networks;
@@ -244,6 +247,16 @@ XD_PRIVATE xd_result xdi_content_create(xd_ctx *ctx, const xd_checkpoint_network
     out->text = memory + tensors + steps + groups;
     xdi_content_list(out, true);
     return xdi_content_check_repeats(out);
+}
+
+XD_PRIVATE xd_result xdi_content_create(xd_ctx *ctx, const xd_checkpoint_network *networks, int count,
+                                        xdi_content *out) {
+    return xdi_content_make(ctx, networks, count, false, out);
+}
+
+XD_PRIVATE xd_result xdi_content_create_thawed(xd_ctx *ctx, const xd_checkpoint_network *networks, int count,
+                                               xdi_content *out) {
+    return xdi_content_make(ctx, networks, count, true, out);
 }
 
 XD_PRIVATE void xdi_content_destroy(xdi_content *content) {
@@ -296,18 +309,35 @@ static xd_result xdi_content_locate(const xdi_content *c, xd_comm *comm, int64_t
     return XD_OK;
 }
 
+/* What a rank has at an index: its name, and behind that the file's group, type and shape. */
+typedef struct xdi_content_shown {
+    char name[XDI_SHOWN], what[XDI_SHOWN];
+} xdi_content_shown;
+
+static void xdi_stored_print(const xdi_content *c, const xdi_stored *t, char *text, size_t size) {
+    int used = snprintf(text, size, "%.30s, %s [", c->groups[t->group].name, xd_dtype_name(t->dtype));
+    for (int i = 0; i < t->part->ndim && used >= 0 && (size_t)used < size; i++)
+        used +=
+            snprintf(text + used, size - (size_t)used, "%s%lld", i ? ", " : "", (long long)t->part->shape[i]);
+    if (used >= 0 && (size_t)used < size) snprintf(text + used, size - (size_t)used, "]");
+}
+
 static xd_result xdi_content_show(const xdi_content *c, xd_comm *comm, int64_t index, int rank,
-                                  char text[XDI_SHOWN]) {
-    memset(text, 0, XDI_SHOWN);
-    if (xd_comm_rank(comm) == rank)
-        snprintf(text, XDI_SHOWN, "%s", index < c->tensor_count ? c->tensors[index].name : "nothing");
-    return xd_broadcast(comm, text, XDI_SHOWN, XD_DTYPE_U8, rank);
+                                  xdi_content_shown *out) {
+    const bool has = index < c->tensor_count;
+    memset(out, 0, sizeof *out);
+    if (xd_comm_rank(comm) == rank) {
+        snprintf(out->name, sizeof out->name, "%s", has ? c->tensors[index].name : "nothing");
+        snprintf(out->what, sizeof out->what, "the end of the list");
+        if (has) xdi_stored_print(c, &c->tensors[index], out->what, sizeof out->what);
+    }
+    return xd_broadcast(comm, out, (int64_t)sizeof *out, XD_DTYPE_U8, rank);
 }
 
 XD_PRIVATE xd_result xdi_content_agree(const xdi_content *c, xd_comm *comm) {
     const uint64_t hash = xdi_content_hash(c);
     int64_t sent[3], most[3], index = 0;
-    char here[XDI_SHOWN], there[XDI_SHOWN];
+    xdi_content_shown here, there;
     int rank = 0;
     memcpy(&sent[0], &hash, sizeof hash);
     sent[1] = ~sent[0]; /* its maximum tells the minimum of the hashes */
@@ -315,13 +345,15 @@ XD_PRIVATE xd_result xdi_content_agree(const xdi_content *c, xd_comm *comm) {
     XD_TRY(xd_all_reduce(comm, sent, most, 3, XD_DTYPE_I64, XD_MAX));
     if (most[0] == ~most[1]) return XD_OK;
     XD_TRY(xdi_content_locate(c, comm, most[2], &index, &rank));
-    XD_TRY(xdi_content_show(c, comm, index, 0, here));
-    XD_TRY(xdi_content_show(c, comm, index, rank, there));
+    XD_TRY(xdi_content_show(c, comm, index, 0, &here));
+    XD_TRY(xdi_content_show(c, comm, index, rank, &there));
     const int root = xd_comm_world_rank(comm, 0), culprit = xd_comm_world_rank(comm, rank);
-    return XD_FAIL_CULPRIT(c->ctx, XD_ERROR_MISMATCH, culprit,
-                           "the lists differ first at tensor %lld: \"%s\" on rank %d, \"%s\" on rank %d%s",
-                           (long long)index, here, root, there, culprit,
-                           strcmp(here, there) == 0 ? " in another file or with another type or shape" : "");
+    return XD_FAIL_CULPRIT(
+        c->ctx, XD_ERROR_MISMATCH, culprit,
+        "the lists differ first at tensor %lld: \"%s\" on rank %d, \"%s\" on rank %d%s: %s against %s",
+        (long long)index, here.name, root, there.name, culprit,
+        strcmp(here.name, there.name) == 0 ? " in another file or with another type or shape" : "", here.what,
+        there.what);
 }
 
 /* ---- steps ---- */

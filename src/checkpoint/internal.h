@@ -62,6 +62,7 @@ typedef struct xdi_content {
     void *memory; /* all of it */
     bool filling; /* false: counting */
     bool on_host; /* the data of the tensors */
+    bool thawed;  /* the states of frozen parameters that an optimizer has set aside are listed too */
 } xdi_content;
 
 /* Checks what one rank can see. Local. */
@@ -70,6 +71,10 @@ XD_PRIVATE xd_result xdi_content_check(xd_ctx *ctx, const xd_checkpoint_network 
 /* The same, and lists it. Local. The content is to be freed whatever the result. */
 XD_PRIVATE xd_result xdi_content_create(xd_ctx *ctx, const xd_checkpoint_network *networks, int count,
                                         xdi_content *out);
+
+/* The same as it will be when every parameter has been thawed that its optimizer can thaw. */
+XD_PRIVATE xd_result xdi_content_create_thawed(xd_ctx *ctx, const xd_checkpoint_network *networks, int count,
+                                               xdi_content *out);
 XD_PRIVATE void xdi_content_destroy(xdi_content *content);
 
 /* MISMATCH, naming the first tensor, when ranks have other lists. Collective. */

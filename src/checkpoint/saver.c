@@ -239,7 +239,7 @@ XD_API xd_result xd_checkpoint_save_wait(xd_checkpoint_saver *s) {
 XD_API xd_result xd_checkpoint_saver_bytes(xd_comm *comm, const xd_checkpoint_network *networks,
                                            int network_count, size_t *bytes) {
     xdi_content content;
-    const xd_result result = xdi_content_create(xd_comm_ctx(comm), networks, network_count, &content);
+    const xd_result result = xdi_content_create_thawed(xd_comm_ctx(comm), networks, network_count, &content);
     if (result == XD_OK) *bytes = xdi_saver_lay_out(&content, xd_comm_rank(comm), NULL);
     xdi_content_destroy(&content);
     return result;

@@ -17,7 +17,8 @@
 typedef struct xd_checkpoint_saver xd_checkpoint_saver;
 
 /* Bytes of the block into which a rank's start copies: what it speaks for of all tensors of these networks, each rounded up
- * to XD_ARENA_ALIGNMENT. Local. Errors: those of xd_checkpoint_save about networks; MEMORY. */
+ * to XD_ARENA_ALIGNMENT, with the states of frozen parameters for which optimizers have set memory aside (reserve_frozen), so
+ * that xd_optimizer_thaw does not outgrow a saver. Local. Errors: those of xd_checkpoint_save about networks; MEMORY. */
 XD_API xd_result xd_checkpoint_saver_bytes(xd_comm *comm, const xd_checkpoint_network *networks,
                                            int network_count, size_t *bytes);
 

@@ -24,12 +24,13 @@ static xd_result xdi_denominator_add(xd_ctx *ctx, xd_comm *comm, const xd_positi
     const xd_launch launch = xd_ctx_launch(ctx);
     XD_TRY(kernels->memory.fill(&launch, part, 0, XD_COUNT_WORDS * sizeof *part));
     xd_result counted = XD_OK;
-    if (batch_count < 0) {
+    if (batch_count < 0 || (batch_count > 0 && !batches)) {
         const xd_positions refused = { -1, { NULL, XD_DTYPE_NONE }, false, 0, NULL, NULL };
         (void)xdi_denominator_count_one(ctx, kernels, &refused, part);
-        counted = XD_FAIL(ctx, XD_ERROR_ARGUMENT, "%lld batches of positions", (long long)batch_count);
+        counted = XD_FAIL(ctx, XD_ERROR_ARGUMENT, "%lld batches of positions%s", (long long)batch_count,
+                          batches ? "" : " at NULL");
     }
-    for (int64_t b = 0; b < batch_count; b++) {
+    for (int64_t b = 0; b < batch_count && batches; b++) {
         const xd_result result = xdi_denominator_count_one(ctx, kernels, &batches[b], part);
         if (counted == XD_OK) counted = result;
     }

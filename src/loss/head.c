@@ -369,6 +369,7 @@ XD_API xd_result xd_head_loss(xd_ctx *ctx, const xd_head_loss_desc *desc, xd_los
     void *owned = NULL;
     memset(&plan, 0, sizeof plan);
     xd_result result = xdi_head_prepare(ctx, desc, &plan, &owned);
+    if (result == XD_OK) result = xdi_loss_check_out(ctx, plan.rows, out);
     result = xdi_vocab_agree(desc->loss.vocab ? xd_vocab_describe(desc->loss.vocab).tp : NULL,
                              desc->loss.common.comm, result);
     if (result == XD_OK) result = xdi_head_run(ctx, &plan, out);

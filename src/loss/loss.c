@@ -220,6 +220,12 @@ XD_API size_t xd_loss_workspace_bytes(const xd_loss_desc *desc) {
     return xdi_loss_layout(&plan, plan.d.student.rows, &arena) ? arena.peak : 0;
 }
 
+XD_PRIVATE xd_result xdi_loss_check_out(xd_ctx *ctx, int64_t rows, const void *out) {
+    XD_REQUIRE(ctx, out, XD_ERROR_ARGUMENT, "the loss of %lld rows has no place for its values: out is NULL",
+               (long long)rows);
+    return XD_OK;
+}
+
 XD_PRIVATE xd_result xdi_loss_call(xd_ctx *ctx, const xd_loss_desc *desc, xd_result checked,
                                    xdi_loss_body body, const void *user, xd_loss_values *out) {
     const xd_launch launch = xd_ctx_launch(ctx);
@@ -227,6 +233,7 @@ XD_PRIVATE xd_result xdi_loss_call(xd_ctx *ctx, const xd_loss_desc *desc, xd_res
     xd_row_args rows;
     void *owned = NULL;
     xd_result result = checked == XD_OK ? xdi_loss_prepare(ctx, desc, &plan, &owned) : checked;
+    if (result == XD_OK) result = xdi_loss_check_out(ctx, desc->student.rows, out);
     result =
         xdi_vocab_agree(desc->vocab ? xd_vocab_describe(desc->vocab).tp : NULL, desc->common.comm, result);
     if (result == XD_OK)

@@ -408,8 +408,8 @@ XD_API xd_weight *xd_model_find_weight(const xd_model *model, const char *name) 
 }
 
 XD_API xd_block *xd_model_find_block(const xd_model *model, const char *name) {
-    const xdi_model_named *found = xdi_model_named_at(model, name);
-    return found ? found->block : NULL;
+    const xdi_model_named *found = *name ? xdi_model_named_at(model, name) : NULL;
+    return found ? found->block : *name ? NULL : xd_model_root(model);
 }
 
 XD_PRIVATE void xdi_inputs_forget(xd_inputs *inputs) {

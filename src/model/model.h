@@ -162,7 +162,7 @@ XD_API xd_result xd_model_seal(xd_model *model);
 XD_API int64_t xd_model_weight_count(const xd_model *model);
 XD_API xd_weight *xd_model_weight_at(const xd_model *model, int64_t index);
 
-/* By full name; NULL for an unknown one. Local, in constant time. */
+/* By full name, which is empty for the root; NULL for an unknown one, which no call takes. Local, in constant time. */
 XD_API xd_weight *xd_model_find_weight(const xd_model *model, const char *name);
 XD_API xd_block *xd_model_find_block(const xd_model *model, const char *name);
 

@@ -126,31 +126,49 @@ static xd_result xdi_model_locate(const xdi_model_part *part, xd_comm *comm, int
 
 enum { XDI_MODEL_SHOWN = 80 /* bytes of a name in a message */ };
 
-/* What a rank has at an index. Collective. */
+/* What a rank has at an index: its name, type and shape. */
+typedef struct xdi_model_shown {
+    char name[XDI_MODEL_SHOWN], what[XDI_MODEL_SHOWN];
+} xdi_model_shown;
+
+static void xdi_weight_print(const xd_weight_desc *d, char *text, size_t size) {
+    int used = snprintf(text, size, "%s%s [", d->traits.frozen ? "frozen " : "", xd_dtype_name(d->dtype));
+    for (int i = 0; i < d->ndim && used >= 0 && (size_t)used < size; i++)
+        used += snprintf(text + used, size - (size_t)used, "%s%lld", i ? ", " : "", (long long)d->shape[i]);
+    if (used >= 0 && (size_t)used < size) snprintf(text + used, size - (size_t)used, "]");
+}
+
+/* Collective. */
 static xd_result xdi_model_show(const xdi_model_part *part, xd_comm *comm, int64_t index, int rank,
-                                char name[XDI_MODEL_SHOWN]) {
+                                xdi_model_shown *out) {
     const xd_weight *weight = xdi_model_part_at(part, index);
-    memset(name, 0, XDI_MODEL_SHOWN);
-    if (xd_comm_rank(comm) == rank) snprintf(name, XDI_MODEL_SHOWN, "%s", weight ? weight->name : "nothing");
-    return xd_broadcast(comm, name, XDI_MODEL_SHOWN, XD_DTYPE_U8, rank);
+    memset(out, 0, sizeof *out);
+    if (xd_comm_rank(comm) == rank) {
+        snprintf(out->name, sizeof out->name, "%s", weight ? weight->name : "nothing");
+        if (weight) xdi_weight_print(&weight->desc, out->what, sizeof out->what);
+    }
+    return xd_broadcast(comm, out, (int64_t)sizeof *out, XD_DTYPE_U8, rank);
 }
 
 static xd_result xdi_model_report(const xdi_model_part *part, xd_comm *comm, int64_t *hashes, int64_t total) {
-    char first[XDI_MODEL_SHOWN], other[XDI_MODEL_SHOWN];
+    xdi_model_shown first, other;
     int64_t index = 0;
     int rank = 0;
     XD_TRY(xdi_model_locate(part, comm, hashes, total, &index, &rank));
-    XD_TRY(xdi_model_show(part, comm, index, 0, first));
-    XD_TRY(xdi_model_show(part, comm, index, rank, other));
+    XD_TRY(xdi_model_show(part, comm, index, 0, &first));
+    XD_TRY(xdi_model_show(part, comm, index, rank, &other));
     const int root = xd_comm_world_rank(comm, 0), culprit = xd_comm_world_rank(comm, rank);
     if (index == total)
         return XD_FAIL_CULPRIT(xd_comm_ctx(comm), XD_ERROR_MISMATCH, culprit,
                                "the models have the same weights, but rank %d another seed than rank %d",
                                culprit, root);
-    return XD_FAIL_CULPRIT(xd_comm_ctx(comm), XD_ERROR_MISMATCH, culprit,
-                           "the models differ first at weight %lld: \"%s\" on rank %d, \"%s\" on rank %d%s",
-                           (long long)index, first, root, other, culprit,
-                           strcmp(first, other) == 0 ? " with another shape, type, tie, init or trait" : "");
+    const bool same = strcmp(first.name, other.name) == 0;
+    return XD_FAIL_CULPRIT(
+        xd_comm_ctx(comm), XD_ERROR_MISMATCH, culprit,
+        "the models differ first at weight %lld: \"%s\" on rank %d, \"%s\" on rank %d%s%s%s%s",
+        (long long)index, first.name, root, other.name, culprit,
+        same ? " with another shape, type, tie, init or trait: " : "", same ? first.what : "",
+        same ? " against " : "", same ? other.what : "");
 }
 
 static xd_result xdi_model_part_agree(const xdi_model_part *part, xd_comm *comm) {

@@ -176,6 +176,8 @@ XD_API xd_result xd_model_params(const xd_model *model, int64_t capacity, xd_par
     XD_TRY(xdi_model_require_storage(model));
     int64_t n = 0, at = 0;
     for (int64_t i = 0; i < model->weight_count; i++) n += model->weights[i]->owner == model->weights[i];
+    XD_REQUIRE(model->ctx, params || capacity == 0, XD_ERROR_ARGUMENT,
+               "a list of %lld at NULL: capacity 0 counts", (long long)capacity);
     XD_REQUIRE(model->ctx, capacity == 0 || capacity >= n, XD_ERROR_ARGUMENT,
                "%lld parameters, capacity is %lld", (long long)n, (long long)capacity);
     for (int64_t i = 0; i < model->weight_count && capacity > 0; i++)

@@ -142,6 +142,8 @@ static xd_result xdi_parallel_check_dtypes(const xd_parallel *p) {
 XD_PRIVATE xd_result xdi_parallel_lay(xd_parallel *p, const xd_fsdp_desc *d) {
     XD_REQUIRE(p->ctx, d->leaves >= 0 && d->unit_type_count >= 0, XD_ERROR_ARGUMENT,
                "%lld leaves and %d types of units", (long long)d->leaves, d->unit_type_count);
+    XD_REQUIRE(p->ctx, d->unit_types || d->unit_type_count == 0, XD_ERROR_ARGUMENT,
+               "%d types of units at NULL", d->unit_type_count);
     XD_REQUIRE(p->ctx, p->prefetch >= 0 && (p->prefetch == 0 || p->gathers), XD_ERROR_ARGUMENT,
                "%d units gathered ahead, and %s queue of gathers", p->prefetch, p->gathers ? "a" : "no");
     XD_REQUIRE(p->ctx, p->bucket_size >= 0, XD_ERROR_ARGUMENT, "buckets of %lld elements",
@@ -261,10 +263,20 @@ static xd_result xdi_parallel_open(const xd_parallel *kind, const xd_fsdp_desc *
     return result;
 }
 
+/* A type that no block has is legal, on some stages of a pipeline it is so; a name that is misspelt gathers the whole model at once. */
+static void xdi_parallel_tell_types(const xd_parallel *p, const xd_fsdp_desc *d) {
+    if (p->sharded && p->unit_count == 1 && d->unit_type_count > 0 && xdi_block_after(&p->model->root))
+        xd_log(p->ctx, XD_LOG_WARN,
+               "no block is of the %d types of units, of which \"%.80s\" is the first: the whole model is "
+               "one unit",
+               d->unit_type_count, d->unit_types[0]);
+}
+
 static xd_result xdi_parallel_create(const xd_parallel *kind, const xd_fsdp_desc *d, xd_parallel **out) {
     xd_parallel *p = NULL;
     XD_TRY(xdi_parallel_open(kind, d, &p));
     const xd_result result = xdi_parallel_build(p, d);
+    if (result == XD_OK) xdi_parallel_tell_types(p, d);
     if (result == XD_OK)
         *out = p;
     else
@@ -354,8 +366,10 @@ XD_PRIVATE bool xdi_parallel_lists(const xd_weight *w) {
     return w->owner == w && !(w->desc.buffer && w->desc.transient);
 }
 
-static xd_result xdi_parallel_room(const xd_parallel *p, int64_t capacity, int64_t *count) {
+static xd_result xdi_parallel_room(const xd_parallel *p, const void *list, int64_t capacity, int64_t *count) {
     int64_t n = 0;
+    XD_REQUIRE(p->ctx, list || capacity == 0, XD_ERROR_ARGUMENT, "a list of %lld at NULL: capacity 0 counts",
+               (long long)capacity);
     for (int64_t i = 0; i < p->model->weight_count; i++) n += xdi_parallel_lists(p->model->weights[i]);
     XD_REQUIRE(p->ctx, capacity == 0 || capacity >= n, XD_ERROR_ARGUMENT, "%lld parameters, capacity is %lld",
                (long long)n, (long long)capacity);
@@ -425,7 +439,7 @@ XD_PRIVATE xd_tensor_part xdi_parallel_part(const xd_parallel *of, const xd_weig
 XD_API xd_result xd_parallel_params(const xd_parallel *p, int64_t capacity, xd_param *params,
                                     int64_t *count) {
     int64_t at = 0;
-    XD_TRY(xdi_parallel_room(p, capacity, count));
+    XD_TRY(xdi_parallel_room(p, params, capacity, count));
     for (int64_t i = 0; i < p->model->weight_count && capacity > 0; i++)
         if (xdi_parallel_lists(p->model->weights[i]))
             params[at++] = xdi_parallel_param(p, p->model->weights[i]);
@@ -435,7 +449,7 @@ XD_API xd_result xd_parallel_params(const xd_parallel *p, int64_t capacity, xd_p
 XD_API xd_result xd_parallel_parts(const xd_parallel *p, int64_t capacity, xd_tensor_part *parts,
                                    int64_t *count) {
     int64_t at = 0;
-    XD_TRY(xdi_parallel_room(p, capacity, count));
+    XD_TRY(xdi_parallel_room(p, parts, capacity, count));
     for (int64_t i = 0; i < p->model->weight_count && capacity > 0; i++)
         if (xdi_parallel_lists(p->model->weights[i]))
             parts[at++] = xdi_parallel_part(p, p->model->weights[i]);
@@ -469,8 +483,8 @@ static xd_result xdi_parallel_check_step(const xd_parallel *p) {
     XD_TRY(xdi_parallel_check_closed(p, "xd_parallel_reduce"));
     for (const xd_block *b = &p->model->root; b; b = xdi_block_after(b))
         XD_REQUIRE(p->ctx, b->leaf == leaves || !xdi_block_trains(b) || b->expert != p->of_experts,
-                   XD_ERROR_STATE, "block \"%.80s\" has had backward passes of %lld leaves, not of %lld%s",
-                   b->name, (long long)b->leaf, (long long)leaves,
+                   XD_ERROR_STATE, "block \"%.80s\"%s has had backward passes of %lld leaves, not of %lld%s",
+                   b->name, *b->name ? "" : " (the root)", (long long)b->leaf, (long long)leaves,
                    leaves > p->leaves.count
                        ? ": this rank opens blocks for xd_parallel_leaves().opened, also beyond its own"
                        : "");
@@ -594,6 +608,9 @@ static bool xdi_parallel_is_within(const xd_parallel *p) {
 }
 
 static xd_result xdi_parallel_may_thaw(const xd_parallel *p, const xd_weight *w) {
+    XD_REQUIRE(p->ctx, w, XD_ERROR_ARGUMENT,
+               "no weight to thaw: none of the model's %lld has the name it was found by",
+               (long long)p->model->weight_count);
     XD_REQUIRE(p->ctx, w->model == p->model, XD_ERROR_ARGUMENT, "weight \"%.80s\" is one of another model",
                w->name);
     const xd_weight *owner = w->owner;
@@ -612,11 +629,12 @@ static xd_result xdi_parallel_may_thaw(const xd_parallel *p, const xd_weight *w)
 }
 
 XD_API xd_result xd_parallel_thaw(xd_parallel *parallel, xd_weight *weight) {
-    xd_parallel *p =
-        parallel->experts && xdi_parallel_of(parallel, weight)->of_experts ? parallel->experts : parallel;
+    xd_parallel *p = parallel->experts && weight && xdi_parallel_of(parallel, weight)->of_experts
+                         ? parallel->experts
+                         : parallel;
     xdi_agreement thaw;
     thaw.mine = xdi_parallel_may_thaw(p, weight);
-    thaw.hash = xd_hash(0, weight->owner->name, strlen(weight->owner->name));
+    thaw.hash = weight ? xd_hash(0, weight->owner->name, strlen(weight->owner->name)) : 0;
     thaw.what = "the weight that is thawed";
     thaw.order = NULL;
     XD_TRY(xdi_parallel_agree(p, thaw));

@@ -66,11 +66,28 @@ XD_PRIVATE xd_result xdi_block_show_values(xd_block *block, xd_block_view *view)
     return xdi_block_show(block, pass, view);
 }
 
+/* Ranks that open other blocks meet in different collectives, whose names say nothing to the caller: his own place does. */
+static xd_result xdi_block_explain(const xd_block *block, xd_pass pass, bool ends, xd_result result) {
+    static const char *const kinds[] = { "the forward", "the backward", "the forward again", "an inference" };
+    if (result != XD_ERROR_MISMATCH) return result;
+    const xd_error told = *xd_last_error(block->model->ctx);
+    return XD_FAIL_CULPRIT(
+        block->model->ctx, result, told.culprit,
+        "%.300s; here is %s of block \"%.80s\"%s (leaf %lld): ranks open the same blocks in the "
+        "same order",
+        told.message, ends ? "the end of the backward" : kinds[pass.kind], block->name,
+        *block->name ? "" : ", the root,", (long long)pass.leaf);
+}
+
 XD_API xd_result xd_block_begin(xd_block *block, xd_pass pass, xd_block_view *view) {
     xd_parallel *p = xdi_block_parallel(block);
     xd_block_view shown;
+    XD_REQUIRE(block->model->ctx, view, XD_ERROR_ARGUMENT,
+               "block \"%.80s\" is opened without a view: it is NULL", block->name);
     XD_TRY(xdi_block_check(block, pass));
-    if (p) XD_TRY(xdi_unit_open(p, xdi_block_unit(block), pass.kind == XD_PASS_BACKWARD));
+    if (p)
+        XD_TRY(xdi_block_explain(block, pass, false,
+                                 xdi_unit_open(p, xdi_block_unit(block), pass.kind == XD_PASS_BACKWARD)));
     const xd_result result = xdi_block_show(block, pass, &shown);
     if (result != XD_OK) {
         if (p) xdi_block_unit(block)->open--;
@@ -111,5 +128,5 @@ XD_API xd_result xd_block_end(xd_block *block) {
     XD_REQUIRE(p->ctx, pass.leaf == block->leaf, XD_ERROR_STATE,
                "the backward of leaf %lld of block \"%.80s\" has ended already", (long long)pass.leaf,
                block->name);
-    return xdi_gradient_finish(p, block);
+    return xdi_block_explain(block, pass, true, xdi_gradient_finish(p, block));
 }

@@ -1,5 +1,6 @@
 /* Norms of gradients over ranks, and clipping by them. */
 
+#include "comm/internal.h"
 #include "train/clip.h"
 #include "train/internal.h"
 
@@ -7,14 +8,26 @@
 #include <stdio.h>
 #include <string.h>
 
-/* What ranks exchange: the sum, or the limbs of the exact one, then three counts. */
+/* What ranks exchange: the sum, or the limbs of the exact one, then these counts. The last is a hash of the settings, whose sum is
+ * size times one's own where all have the same. */
 enum {
     XDI_CLIP_BATCH = 1024,
-    XDI_CLIP_COUNTS = 3,
+    XDI_CLIP_COUNTS = 4,
     XDI_CLIP_NOT_FINITE = 0,
     XDI_CLIP_NAN = 1,
-    XDI_CLIP_FAILED = 2
+    XDI_CLIP_FAILED = 2,
+    XDI_CLIP_SETTINGS = 3
 };
+
+static xdi_facts xdi_clip_settings(const xd_gradient_norm_desc *d) {
+    xdi_facts facts;
+    memset(&facts, 0, sizeof facts);
+    xdi_fact_integer(&facts, "type", (int64_t)d->type);
+    xdi_fact_integer(&facts, "form", (int64_t)d->form);
+    xdi_fact_number(&facts, "max_norm", d->max_norm);
+    xdi_fact_number(&facts, "refuse_above", d->refuse_above);
+    return facts;
+}
 
 static bool xdi_clip_has_gradient(const xd_param *p) {
     return p->gradient && !p->frozen && !p->buffer && p->count > 0;
@@ -87,20 +100,26 @@ static xd_result xdi_clip_exchange_exact(xd_comm *comm, xd_norm_sum *sum, int64_
     return XD_OK;
 }
 
-/* Sums over the ranks. A rank whose arguments were refused takes part too and reports that in its counts;
- * only then there is a second exchange, which names it. */
-static xd_result xdi_clip_exchange(xd_comm *comm, xd_norm_type type, bool exact, xd_result mine,
+/* Sums over the ranks. A rank whose arguments were refused takes part too and reports that in its counts, and so does one with other
+ * settings, by which ranks would scale their parts of one gradient differently; only then there is a second exchange, which
+ * names it. */
+static xd_result xdi_clip_exchange(xd_comm *comm, const xd_gradient_norm_desc *d, bool exact, xd_result mine,
                                    xd_norm_sum *sum) {
+    const xdi_facts settings = xdi_clip_settings(d);
+    const int64_t hash = (int64_t)(xdi_facts_hash(0, &settings) >> 32); /* sums of it are exact in double */
     int64_t counts[XDI_CLIP_COUNTS];
+    counts[XDI_CLIP_SETTINGS] = hash;
     counts[XDI_CLIP_NOT_FINITE] = sum->not_finite;
     counts[XDI_CLIP_NAN] = sum->nan;
     counts[XDI_CLIP_FAILED] = mine != XD_OK;
     if (comm && exact)
         XD_TRY(xdi_clip_exchange_exact(comm, sum, counts));
     else if (comm)
-        XD_TRY(type == XD_NORM_MAX ? xdi_clip_exchange_largest(comm, sum, counts)
-                                   : xdi_clip_exchange_sum(comm, sum, counts));
+        XD_TRY(d->type == XD_NORM_MAX ? xdi_clip_exchange_largest(comm, sum, counts)
+                                      : xdi_clip_exchange_sum(comm, sum, counts));
     if (counts[XDI_CLIP_FAILED] > 0) return comm ? xd_agree(comm, mine) : mine;
+    if (comm && counts[XDI_CLIP_SETTINGS] != hash * xd_comm_size(comm))
+        return xdi_agree_facts(comm, &settings, "settings of a norm");
     sum->not_finite = counts[XDI_CLIP_NOT_FINITE];
     sum->nan = counts[XDI_CLIP_NAN];
     return XD_OK;
@@ -138,7 +157,7 @@ XD_API xd_result xd_gradient_norm_compute(xd_ctx *ctx, xd_comm *comm, const xd_g
     if (kernels->device == XD_DEVICE_CPU) {
         memset(&sum, 0, sizeof sum);
         const xd_result mine = xdi_clip_local(ctx, desc, exact, &sum);
-        XD_TRY(xdi_clip_exchange(comm, desc->type, exact, mine, &sum));
+        XD_TRY(xdi_clip_exchange(comm, desc, exact, mine, &sum));
     } else {
         XD_TRY(xdi_clip_on_device(ctx, comm, desc, exact, out));
         args.sum = &out->sum;

@@ -544,13 +544,14 @@ XD_PRIVATE xd_result xdi_ema_in_place(const xd_ema *ema) {
 
 /* What updates, steps and exchanges ask of the list. */
 static xd_result xdi_ema_same_list(const xd_ema *ema) {
+    char text[XDI_CHANGED];
     for (int64_t i = 0; i < ema->param_count; i++) {
         const xd_param *now = &ema->params[i], *then = &ema->created[i];
         XD_REQUIRE(ema->ctx,
                    now->value == then->value && now->count == then->count && now->dtype == then->dtype &&
                        now->buffer == then->buffer,
-                   XD_ERROR_STATE, "%s: value, dtype, count or flags changed since creation",
-                   ema->names[i].text);
+                   XD_ERROR_STATE, "%s: value, dtype, count or flags changed since creation: %s",
+                   ema->names[i].text, xdi_train_changed(then, now, text));
     }
     return XD_OK;
 }

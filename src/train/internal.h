@@ -4,6 +4,7 @@
 #include "base/internal.h"
 #include "kernel/kernels.h"
 #include "train/ema.h"
+#include "train/optimizer.h"
 #include "train/param.h"
 
 /* param.c: true when some operation of this step found bad data, so that the step must not happen.
@@ -27,6 +28,13 @@ XD_PRIVATE xd_dtype xdi_train_gradient_dtype(const xd_param *param);
  * a step changes, which have a gradient. */
 XD_PRIVATE bool xdi_train_owns(const xd_param *param);
 XD_PRIVATE bool xdi_train_steps(const xd_param *param);
+
+/* param.c: the first field of a list's entry that differs from the one at creation, with both values, for a message. */
+enum { XDI_CHANGED = 100 };
+XD_PRIVATE const char *xdi_train_changed(const xd_param *then, const xd_param *now, char text[XDI_CHANGED]);
+
+/* optimizer.c: the state of parameter `index` of the list; of one that is frozen the memory that is set aside for it, or NULL. */
+XD_PRIVATE xd_optimizer_state xdi_optimizer_thawed_at(xd_optimizer *optimizer, int64_t index);
 
 /* ema.c: true when the next update averages (it neither copies nor does nothing) and the average was created over
  * this very list, so that a step over its `count` entries can update it in the same pass. */

@@ -289,6 +289,11 @@ XD_API xd_optimizer_state xd_optimizer_state_at(xd_optimizer *optimizer, int64_t
     return index >= 0 && index < optimizer->desc.param_count ? optimizer->states[index] : none;
 }
 
+XD_PRIVATE xd_optimizer_state xdi_optimizer_thawed_at(xd_optimizer *optimizer, int64_t index) {
+    const xd_optimizer_state state = xd_optimizer_state_at(optimizer, index);
+    return optimizer->reserved && !state.exp_avg ? optimizer->reserved[index] : state;
+}
+
 static bool xdi_optimizer_same(const xd_param *now, const xd_param *created) {
     return now->value == created->value && now->dtype == created->dtype && now->count == created->count &&
            now->first == created->first && now->frozen == created->frozen && now->buffer == created->buffer &&
@@ -302,6 +307,7 @@ static xd_result xdi_optimizer_may_thaw(const xd_optimizer *o, int64_t index) {
     const xd_param *p = &d->params[index];
     const char *name = p->name ? p->name : "(unnamed)";
     xd_param thawed = o->created[index];
+    char text[XDI_CHANGED];
     XD_REQUIRE(o->ctx, d->reserve_frozen, XD_ERROR_STATE,
                "%s: no memory was set aside to thaw it; reserve_frozen was not set at creation", name);
     XD_REQUIRE(o->ctx, !thawed.buffer, XD_ERROR_STATE, "%s: a buffer cannot be thawed", name);
@@ -311,7 +317,8 @@ static xd_result xdi_optimizer_may_thaw(const xd_optimizer *o, int64_t index) {
     XD_REQUIRE(o->ctx, !p->frozen, XD_ERROR_STATE, "%s: still frozen in the caller's list", name);
     thawed.frozen = false;
     XD_REQUIRE(o->ctx, xdi_optimizer_same(p, &thawed), XD_ERROR_STATE,
-               "%s: value, dtype, count or flags changed since creation", name);
+               "%s: value, dtype, count or flags changed since creation: %s", name,
+               xdi_train_changed(&thawed, p, text));
     return XD_OK;
 }
 
@@ -393,11 +400,12 @@ typedef struct xdi_optimizer_averages {
 static xd_result xdi_optimizer_collect(xd_optimizer *o, xdi_optimizer_averages *averages,
                                        xd_update_args *args) {
     const xd_optimizer_desc *d = &o->desc;
+    char text[XDI_CHANGED];
     for (int64_t i = 0; i < d->param_count; i++) {
         const xd_param *p = &d->params[i];
         XD_REQUIRE(o->ctx, xdi_optimizer_same(p, &o->created[i]), XD_ERROR_STATE,
-                   "%s: value, dtype, count or flags changed since creation",
-                   p->name ? p->name : "(unnamed)");
+                   "%s: value, dtype, count or flags changed since creation: %s",
+                   p->name ? p->name : "(unnamed)", xdi_train_changed(&o->created[i], p, text));
         if (!xdi_train_steps(p)) continue;
         const int64_t k = args->array_count++;
         o->updates[k] = xdi_optimizer_update(o, i);

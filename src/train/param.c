@@ -3,6 +3,8 @@
 #include "kernel/optimizer_scalar.h"
 #include "train/internal.h"
 
+#include <stdio.h>
+
 XD_PRIVATE bool xdi_train_on_device(const xd_ctx *ctx) {
     return xd_ctx_kernels(ctx)->device != XD_DEVICE_CPU;
 }
@@ -40,4 +42,23 @@ XD_PRIVATE bool xdi_train_owns(const xd_param *param) {
 
 XD_PRIVATE bool xdi_train_steps(const xd_param *param) {
     return param->gradient && xdi_train_owns(param);
+}
+
+XD_PRIVATE const char *xdi_train_changed(const xd_param *then, const xd_param *now, char text[XDI_CHANGED]) {
+    const struct {
+        const char *name;
+        int64_t then, now;
+    } fields[] = { { "count", then->count, now->count },    { "dtype", then->dtype, now->dtype },
+                   { "buffer", then->buffer, now->buffer }, { "no_decay", then->no_decay, now->no_decay },
+                   { "group", then->group, now->group },    { "first", then->first, now->first },
+                   { "frozen", then->frozen, now->frozen } };
+    const size_t count = sizeof fields / sizeof *fields;
+    size_t i = 0;
+    while (i < count && fields[i].then == fields[i].now) i++;
+    if (then->value != now->value || i == count)
+        snprintf(text, XDI_CHANGED, "value is another array now");
+    else
+        snprintf(text, XDI_CHANGED, "%s was %lld and is %lld%s", fields[i].name, (long long)fields[i].then,
+                 (long long)fields[i].now, i == count - 1 ? ": see xd_optimizer_thaw" : "");
+    return text;
 }

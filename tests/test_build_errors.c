@@ -660,7 +660,8 @@ static xd_result uneven_values(xd_comm *world, void *argument) {
     s.desc.provider.describe = ready_on_one;
     s.desc.storage = XD_STORAGE_CALLER;
     s.desc.values.broadcast = true;
-    build_fails(&s, XD_ERROR_MISMATCH, true, "the list of weights that hold values");
+    build_fails(&s, XD_ERROR_MISMATCH, true,
+                "the list of weights that hold values: rank 1 passed number of entries = 0, rank 0 passed 1");
     build_close(&s);
     return XD_OK;
 }

@@ -384,10 +384,12 @@ static xd_result disagree(xd_comm *world, void *argument) {
     scene_fails(&s, XD_ERROR_MISMATCH, "layouts of the fake score's weights");
     s.desc.provider.describe = NULL;
     s.desc.staging_bytes = s.rank == 1 ? 64 : 0;
-    scene_fails(&s, XD_ERROR_MISMATCH, "settings of a fake score");
+    scene_fails(&s, XD_ERROR_MISMATCH,
+                "settings of a fake score: rank 1 passed staging_bytes = 64, rank 0 passed 0");
     s.desc.staging_bytes = 0;
     if (s.rank == 0) s.desc.fake = (xd_fake_score_desc){ .frozen = frozen, .frozen_count = 1 };
-    scene_fails(&s, XD_ERROR_MISMATCH, "settings of a fake score");
+    scene_fails(&s, XD_ERROR_MISMATCH,
+                "settings of a fake score: rank 1 passed fake.frozen_count = 0, rank 0 passed 1");
     s.desc.fake = (xd_fake_score_desc){ 0 };
     if (s.rank == 1) s.desc.fake = (xd_fake_score_desc){ .frozen = NULL, .frozen_count = 3 };
     scene_fails_somewhere(&s, XD_ERROR_ARGUMENT, "3 `frozen` at");
@@ -459,7 +461,8 @@ static void fail_sources(scene *s, xd_tensor_part *parts, xd_safetensors_entry *
     source->reader = (xd_fake_score_reader){ entries, SCENE_WEIGHTS, read_badly, &s->rank };
     scene_fails_somewhere(s, XD_ERROR_IO, "the reader of tensor 2 returned 10");
     if (s->rank == 1) entries[0].dtype = XD_DTYPE_BF16;
-    scene_fails(s, XD_ERROR_MISMATCH, "the list of the source's tensors");
+    scene_fails(s, XD_ERROR_MISMATCH,
+                "the list of the source's tensors: rank 1 passed another list than rank 0");
     entries[0].dtype = XD_DTYPE_F32;
     entries[1].name = "w0";
     scene_fails(s, XD_ERROR_ARGUMENT, "two tensors named \"w0\"");

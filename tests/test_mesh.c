@@ -282,7 +282,15 @@ XD_TEST(meshes_that_do_not_fit_are_refused_with_both_numbers) {
     CHECK(xd_run_threads(2, NULL, refused_meshes, NULL, NULL) == XD_OK);
 }
 
+static void mesh_differs(xd_comm *world, const xd_mesh_desc *d, const char *text) {
+    xd_mesh *mesh = NULL;
+    CHECK_EQ_INT(xd_mesh_create(world, d, &mesh), XD_ERROR_MISMATCH);
+    CHECK_EQ_STR(xd_last_error(xd_comm_ctx(world))->message, text);
+    CHECK(!mesh);
+}
+
 static xd_result disagreeing_meshes(xd_comm *world, void *argument) {
+    static const int turned[4] = { 1, 0, 2, 3 };
     const int me = xd_comm_rank(world);
     xd_mesh_desc d;
     xd_mesh *mesh = NULL;
@@ -290,9 +298,21 @@ static xd_result disagreeing_meshes(xd_comm *world, void *argument) {
     memset(&d, 0, sizeof d);
     d.axes[0].name = me == 2 ? "tp" : "dp";
     d.axes[0].size = 4;
-    CHECK_EQ_INT(xd_mesh_create(world, &d, &mesh), XD_ERROR_MISMATCH);
-    CHECK(strstr(xd_last_error(xd_comm_ctx(world))->message, "rank 2 passed something else"));
+    mesh_differs(world, &d, "mesh: rank 2 passed axes[0].name = \"tp\", rank 0 passed \"dp\"");
     CHECK_EQ_INT(xd_last_error(xd_comm_ctx(world))->culprit, 2);
+    d.axes[0].name = me == 3 ? "sequences_a" : "sequences_b"; /* as one in the letters that are sent */
+    mesh_differs(world, &d, "mesh: rank 3 passed another list of ranks, or of axes' long names than rank 0");
+    d.axes[0].name = "dp";
+    d.ranks = me == 1 ? turned : NULL;
+    d.rank_count = me == 1 ? 4 : 0;
+    mesh_differs(world, &d, "mesh: rank 1 passed another list of ranks, or of axes' long names than rank 0");
+    d.ranks = NULL;
+    d.rank_count = 0;
+    d.axes[0].size = d.axes[1].size = 2;
+    d.axes[1].name = "tp";
+    if (me > 0) d.axes[0].size = 1, d.axes[1].size = 4;
+    mesh_differs(world, &d, "mesh: rank 1 passed axes[0].size = 1, rank 0 passed 2");
+    memset(&d, 0, sizeof d);
     d.axes[0].name = "dp";
     d.axes[0].size = me == 1 ? 0 : 4; /* one rank alone is wrong: all fail, the others name it */
     CHECK_EQ_INT(xd_mesh_create(world, &d, &mesh), me == 1 ? XD_ERROR_ARGUMENT : XD_ERROR_PEER);
@@ -305,6 +325,27 @@ static xd_result disagreeing_meshes(xd_comm *world, void *argument) {
 
 XD_TEST(ranks_that_disagree_about_a_mesh_are_named) {
     CHECK(xd_run_threads(4, NULL, disagreeing_meshes, NULL, NULL) == XD_OK);
+}
+
+static xd_result disagreeing_groups(xd_comm *world, void *argument) {
+    const xd_mesh_desc d = { .axes = { { "dp", 2 }, { "cp", 2 }, { "tp", 3 } } };
+    const int me = xd_comm_rank(world);
+    const char *const message = xd_last_error(xd_comm_ctx(world))->message;
+    xd_mesh *mesh = NULL;
+    xd_comm *group = NULL;
+    (void)argument;
+    CHECK(xd_mesh_create(world, &d, &mesh) == XD_OK);
+    CHECK_EQ_INT(xd_mesh_group(mesh, me == 5 ? "dp,tp" : "dp,cp", &group), XD_ERROR_MISMATCH);
+    CHECK_EQ_STR(message, "mesh groups: rank 5 passed ranks of a group = 6, rank 0 passed 4");
+    CHECK_EQ_INT(xd_mesh_group(mesh, me == 7 ? "cp,tp" : "dp,tp", &group), XD_ERROR_MISMATCH);
+    CHECK_EQ_STR(message, "mesh groups: rank 7 passed another list of ranks than rank 0");
+    CHECK(xd_mesh_group(mesh, "dp,cp", &group) == XD_OK && xd_comm_size(group) == 4);
+    xd_mesh_destroy(mesh);
+    return XD_OK;
+}
+
+XD_TEST(ranks_that_ask_for_other_groups_of_a_mesh_are_named) {
+    CHECK(xd_run_threads(12, NULL, disagreeing_groups, NULL, NULL) == XD_OK);
 }
 
 /* The world ranks of a communicator as text. */

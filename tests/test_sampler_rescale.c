@@ -373,11 +373,32 @@ XD_TEST(ranks_of_a_split_agree_before_anything_is_called) {
     for (int rank = 0; rank < 2; rank++) {
         CHECK_EQ_INT(other.results[rank], XD_ERROR_MISMATCH);
         CHECK_EQ_INT(none.results[rank], XD_ERROR_MISMATCH);
-        CHECK(strstr(other.messages[rank], "guidance.rescale = 0.25, rank 0 passed 0.5"));
+        CHECK(strstr(
+            other.messages[rank],
+            "settings of a sampler: rank 1 passed network.guidance.rescale = 0.25, rank 0 passed 0.5"));
     }
     CHECK_EQ_INT(wrong.results[0], XD_ERROR_PEER);
     CHECK_EQ_INT(wrong.results[1], XD_ERROR_ARGUMENT);
     CHECK(strstr(wrong.messages[1], "rescale 1.5"));
+}
+
+static xd_result refuse_forward(void *user, const xd_network_call *call) {
+    (void)user;
+    (void)call;
+    return XD_ERROR_IO;
+}
+
+XD_TEST(a_failing_network_of_a_sampler_is_called_the_samplers) {
+    formula f = whole_formula();
+    xd_sampler_desc d = settings(&f, XD_SAMPLER_ODE, 3.0, 0.7);
+    float out[ALL];
+    xd_ctx *ctx;
+    CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
+    d.network.forward = refuse_forward;
+    CHECK_EQ_INT(sample(ctx, &d, out), XD_ERROR_IO);
+    CHECK_EQ_STR(xd_last_error(ctx)->message,
+                 "the forward of the sampler's network returned ERROR_IO without a message");
+    xd_ctx_destroy(ctx);
 }
 
 XD_TEST_MAIN()

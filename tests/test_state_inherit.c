@@ -222,6 +222,7 @@ static xd_result refuse(xd_comm *world, void *argument) {
     d = good;
     d.staging_bytes = first ? 64 : 128;
     CHECK_EQ_INT(xd_state_inherit(world, &d, &step, NULL), XD_ERROR_MISMATCH);
+    CHECK(strstr(message, "passed staging_bytes = 128, rank 0 passed 64") != NULL);
     d = good;
     from.average_count = 0;
     CHECK_EQ_INT(xd_state_inherit(world, &d, &step, NULL), XD_ERROR_MISMATCH);

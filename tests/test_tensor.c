@@ -513,6 +513,59 @@ XD_TEST(transitions_that_have_no_meaning_are_refused) {
 
 /* ---- execution ---- */
 
+/* A move of [4, 6] over 2 by 2 ranks that one rank plans otherwise. */
+static xd_result plan_otherwise(xd_ctx *ctx, int what, bool odd, int rank, xd_layout *ends[2],
+                                xd_redistribution **plan) {
+    static const int64_t offsets[] = { 0, 1, 4 };
+    const xd_topology t = odd && what == 2 ? grid(1, 4) : grid(2, 2);
+    xd_layout_desc from = line(&t, 4), to;
+    xd_redistribution_desc p;
+    from.ndim = 2;
+    from.shape[1] = odd && what == 1 ? 8 : 6;
+    to = from;
+    from.placement[0].kind = to.placement[1].kind = XD_SHARD;
+    if (odd && what == 3) from.placement[0].dim = 1;
+    if (odd && what == 4) to.placement[1].kind = XD_REPLICATE;
+    if (odd && what == 5) to.placement[1].offsets = offsets;
+    XD_TRY(xd_layout_create(ctx, &from, &ends[0]));
+    XD_TRY(xd_layout_create(ctx, &to, &ends[1]));
+    memset(&p, 0, sizeof p);
+    p.from = ends[0];
+    p.to = ends[1];
+    p.dtype = odd && what == 0 ? XD_DTYPE_F64 : XD_DTYPE_F32;
+    p.ranks = 4;
+    p.rank = rank;
+    return xd_redistribution_create(ctx, &p, plan);
+}
+
+static xd_result run_other_plans(xd_comm *world, void *argument) {
+    static const char *const texts[] = { "dtype = F64, rank 0 passed F32",
+                                         "from.shape[1] = 8, rank 0 passed 6",
+                                         "from.axes[0].size = 1, rank 0 passed 2",
+                                         "from.placement[0].dim = 1, rank 0 passed 0",
+                                         "to.placement[1].kind = 0, rank 0 passed 1",
+                                         "another to.op, offsets, sections, balanced, or order" };
+    xd_ctx *ctx = xd_comm_ctx(world);
+    const int me = xd_comm_rank(world);
+    (void)argument;
+    for (int what = 0; what < (int)(sizeof texts / sizeof texts[0]); what++) {
+        xd_layout *ends[2] = { NULL, NULL };
+        xd_redistribution *plan = NULL;
+        char text[128];
+        CHECK(plan_otherwise(ctx, what, me == 3, me, ends, &plan) == XD_OK);
+        CHECK_EQ_INT(xd_redistribution_agree(plan, world, XD_OK), XD_ERROR_MISMATCH);
+        snprintf(text, sizeof text, "redistribution: rank 3 passed %s", texts[what]);
+        if (!strstr(xd_last_error(ctx)->message, text)) CHECK_EQ_STR(xd_last_error(ctx)->message, text);
+        xd_redistribution_destroy(plan);
+        for (int i = 0; i < 2; i++) xd_layout_destroy(ends[i]);
+    }
+    return XD_OK;
+}
+
+XD_TEST(ranks_that_plan_other_moves_are_named_with_the_field_and_both_values) {
+    CHECK_EQ_INT(xd_run_threads(4, NULL, run_other_plans, NULL, NULL), XD_OK);
+}
+
 /* One rank moves random layouts around and compares with the model and with the transport's counters. */
 static xd_result run_moves(xd_comm *world, void *argument) {
     const int size = xd_comm_size(world), me = xd_comm_rank(world);

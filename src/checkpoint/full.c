@@ -259,7 +259,7 @@ static xd_result xdi_full_gather_list(xdi_full *f, const xd_state_gather_desc *d
 /* Group and staging decide what each rank takes part in. */
 static xd_result xdi_full_agree_settings(const xdi_full *f, const xd_state_scatter_desc *scatter) {
     xdi_facts facts;
-    memset(&facts, 0, sizeof facts);
+    xdi_facts_begin(&facts);
     xdi_fact_integer(&facts, "scatter", scatter != NULL);
     xdi_fact_integer(&facts, "staging_bytes", (int64_t)f->staging_bytes);
     xdi_fact_integer(&facts, "lenient", scatter && scatter->lenient);

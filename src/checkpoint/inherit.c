@@ -3,6 +3,7 @@
 #include "base/json.h"
 #include "checkpoint/inherit.h"
 #include "checkpoint/internal.h"
+#include "comm/internal.h"
 #include "comm/mesh.h"
 #include "tensor/interval.h"
 
@@ -244,8 +245,11 @@ static xd_result xdi_inherit_move(xdi_inherit *h) {
 
 static xd_result xdi_inherit_run(xdi_inherit *h, char **state) {
     const xd_checkpoint_load_desc target = xdi_inherit_target(h);
+    xdi_facts facts;
+    xdi_facts_begin(&facts);
     XD_TRY(xd_agree(h->comm, xdi_inherit_list(h)));
-    XD_TRY(xd_agree_same(h->comm, (uint64_t)h->desc->staging_bytes, "staging_bytes"));
+    xdi_fact_integer(&facts, "staging_bytes", (int64_t)h->desc->staging_bytes);
+    XD_TRY(xdi_agree_facts(h->comm, &facts, "settings of an inherited state"));
     XD_TRY(xdi_content_agree(&h->to, h->comm));
     XD_TRY(xd_agree(h->comm, xdi_inherit_reserve(h)));
     xdi_inherit_own_parts(h);

@@ -53,7 +53,7 @@ static xd_result xdi_load_list(xdi_load *l) {
 
 static xd_result xdi_load_agree_settings(const xdi_load *l) {
     xdi_facts facts;
-    memset(&facts, 0, sizeof facts);
+    xdi_facts_begin(&facts);
     xdi_fact_integer(&facts, "step", l->desc.step);
     xdi_fact_integer(&facts, "check", (int64_t)l->desc.check);
     xdi_fact_integer(&facts, "lenient", l->desc.lenient);

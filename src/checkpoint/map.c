@@ -71,7 +71,7 @@ static xd_result xdi_mapped_agree_settings(const xdi_mapped *m, const xd_mapped_
                                            const xd_weights_import_desc *import, bool pieces) {
     uint64_t maps = 0;
     xdi_facts facts;
-    memset(&facts, 0, sizeof facts);
+    xdi_facts_begin(&facts);
     for (int64_t i = 0; i < weights->map_count && weights->maps; i++)
         maps = xdi_mapped_hash_entry(maps, &weights->maps[i]);
     xdi_fact_integer(&facts, "import", import != NULL);
@@ -348,7 +348,8 @@ static xd_result xdi_import_run(xdi_import *l) {
     const xd_weights_import_desc *d = l->desc;
     XD_TRY(xdi_mapped_agree(&l->m, &d->weights, d, false));
     XD_TRY(xdi_comm_agree_alike(l->m.comm, xdi_import_open(l)));
-    XD_TRY(xd_agree_same(l->m.comm, xdi_weights_reader_hash(l->reader), "the tensors of the directory"));
+    XD_TRY(xdi_agree_list(l->m.comm, l->reader->piece_count, xdi_weights_reader_hash(l->reader),
+                          "the tensors of the directory"));
     XD_TRY(xdi_import_match(l));
     XD_TRY(xd_agree(l->m.comm, xdi_import_reserve(l)));
     return xdi_rounds(l->m.comm, xdi_import_bytes(l), xdi_import_work, l);

@@ -67,7 +67,7 @@ XD_PRIVATE xd_result xdi_save_list(xdi_save *s) {
 static xd_result xdi_save_agree_settings(const xdi_save *s) {
     const xd_checkpoint_save_desc *d = &s->desc;
     xdi_facts facts;
-    memset(&facts, 0, sizeof facts);
+    xdi_facts_begin(&facts);
     xdi_fact_integer(&facts, "step", d->step);
     xdi_fact_integer(&facts, "max_shard_bytes", (int64_t)d->max_shard_bytes);
     xdi_fact_integer(&facts, "keep", d->keep);

@@ -4,6 +4,7 @@
 #include "base/internal.h"
 #include "comm/leaves.h"
 #include "comm/queue.h"
+#include "comm/topology.h"
 #include "comm/transport.h"
 
 struct xd_comm {
@@ -211,11 +212,15 @@ typedef enum xdi_fact_kind {
     XDI_FACT_INTEGER,
     XDI_FACT_DTYPE,
     XDI_FACT_NUMBER,
+    XDI_FACT_NAME, /* its first eight letters */
+    XDI_FACT_HASH,
     XDI_FACT_BYTES
 } xdi_fact_kind;
 typedef struct xdi_fact {
     const char *part; /* the struct within the desc that has the field; NULL -> the desc itself */
-    const char *name;
+    const char *list; /* the array in there, with the number of the entry; NULL -> the field is in none */
+    int item;
+    const char *name; /* "" -> the entry itself */
     xdi_fact_kind kind;
     uint64_t bits; /* of the value; the hash of bytes */
     const void *data;
@@ -223,14 +228,26 @@ typedef struct xdi_fact {
 } xdi_fact;
 typedef struct xdi_facts {
     int count;
-    const char *part; /* of those that are added next */
+    const char *part; /* of those that are added next, as is */
+    const char *list;
+    int item;
     xdi_fact at[XDI_FACTS_MAX];
 } xdi_facts;
-/* facts.c: add one to a list that begins as zeros; names and data are borrowed. */
+/* facts.c: a list without any. */
+XD_PRIVATE void xdi_facts_begin(xdi_facts *facts);
+/* facts.c: add one; names and data are borrowed. */
 XD_PRIVATE void xdi_fact_integer(xdi_facts *facts, const char *name, int64_t value);
 XD_PRIVATE void xdi_fact_dtype(xdi_facts *facts, const char *name, xd_dtype value);
 XD_PRIVATE void xdi_fact_number(xdi_facts *facts, const char *name, double value);
+XD_PRIVATE void xdi_fact_name(xdi_facts *facts, const char *name, const char *value);
+XD_PRIVATE void xdi_fact_hash(xdi_facts *facts, const char *name, uint64_t hash);
 XD_PRIVATE void xdi_fact_bytes(xdi_facts *facts, const char *name, const void *data, size_t bytes);
+/* facts.c: those that are added next are of an entry of an array; or, with `list` NULL, of none. */
+XD_PRIVATE void xdi_facts_item(xdi_facts *facts, const char *list, int item);
+/* facts.c: over a list, of which only the number of its entries can be told. Collective. */
+XD_PRIVATE xd_result xdi_agree_list(xd_comm *comm, int64_t count, uint64_t hash, const char *what);
+/* facts.c: all of a topology: 2, and 2 for each axis. */
+XD_PRIVATE void xdi_facts_topology(xdi_facts *facts, const xd_topology *topology);
 /* facts.c: xd_hash over all values, bytes themselves instead of their hash. */
 XD_PRIVATE uint64_t xdi_facts_hash(uint64_t seed, const xdi_facts *facts);
 /* facts.c: xd_agree_same over a list of the same names on every rank, in the same exchange. The error names the first setting that

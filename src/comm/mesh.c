@@ -177,18 +177,33 @@ static bool xdi_mesh_is_identity(const xdi_mesh_entry *entry, int world_size) {
     return true;
 }
 
+static int xdi_mesh_largest(const xdi_mesh_entry *entry, int world_size) {
+    int most = 0;
+    for (int i = 0; i < world_size; i++)
+        if (entry->leader[i] >= 0 && entry->place[i] >= most) most = entry->place[i] + 1;
+    return most;
+}
+
+static xd_result xdi_mesh_agree_groups(const xdi_mesh_table *table, const xdi_mesh_entry *entry,
+                                       xd_comm *parent) {
+    const int world_size = xd_comm_size(table->world);
+    xdi_facts facts;
+    xdi_facts_begin(&facts);
+    xdi_fact_integer(&facts, "ranks of a group", xdi_mesh_largest(entry, world_size));
+    xdi_fact_bytes(&facts, "list of ranks", entry->leader, 2 * (size_t)world_size * sizeof *entry->leader);
+    return xdi_agree_facts(parent, &facts, "mesh groups");
+}
+
 /* Makes this rank's communicator of a new entry by splitting `parent`. Collective over it. */
 static xd_result xdi_mesh_connect(xdi_mesh_table *table, xdi_mesh_entry *entry, xd_comm *parent) {
     const int me = xd_comm_rank(table->world), world_size = xd_comm_size(table->world);
-    int largest = 0;
-    for (int i = 0; i < world_size; i++)
-        if (entry->leader[i] >= 0 && entry->place[i] > largest) largest = entry->place[i];
     if (xdi_mesh_is_identity(entry, world_size)) {
         entry->comm = table->world;
         return XD_OK;
     }
     entry->owned = true;
-    if (largest > 0) return xd_comm_split(parent, entry->leader[me], entry->place[me], &entry->comm);
+    if (xdi_mesh_largest(entry, world_size) > 1)
+        return xd_comm_split(parent, entry->leader[me], entry->place[me], &entry->comm);
     /* Groups of one rank need no peers; but all ranks must fail alike when one has no memory. */
     return xd_agree(parent, entry->leader[me] < 0 ? XD_OK : xd_comm_self(table->ctx, &entry->comm));
 }
@@ -212,11 +227,7 @@ static xd_result xdi_mesh_entry_for(xdi_mesh_root *root, unsigned mask, xd_comm 
         result = XD_FAIL(table->ctx, XD_ERROR_MEMORY, "no room for the groups of %d ranks",
                          root->topology.rank_count);
     result = xd_agree(parent, result);
-    if (result == XD_OK) {
-        const uint64_t hash =
-            xd_hash(0, entry->leader, 2 * (size_t)xd_comm_size(table->world) * sizeof *entry->leader);
-        result = xd_agree_same(parent, hash, "mesh groups");
-    }
+    if (result == XD_OK) result = xdi_mesh_agree_groups(table, entry, parent);
     if (result == XD_OK) result = xdi_mesh_connect(table, entry, parent);
     if (result != XD_OK) {
         xdi_mesh_entry_destroy(table->ctx, entry);
@@ -353,9 +364,11 @@ static xd_result xdi_mesh_build(xd_comm *world, const xd_mesh_desc *desc, xd_mes
 static xd_result xdi_mesh_publish(xd_comm *comm, xd_result mine, xd_mesh *mesh, xd_mesh **out) {
     xd_result result = xd_agree(comm, mine);
     if (result == XD_OK) {
-        const uint64_t hash = xd_topology_hash(&mesh->topology);
-        const uint64_t number = ++mesh->root->table->created;
-        result = xd_agree_same(comm, xd_hash(hash, &number, sizeof number), "mesh");
+        xdi_facts facts;
+        xdi_facts_begin(&facts);
+        xdi_facts_topology(&facts, &mesh->topology);
+        xdi_fact_integer(&facts, "number of meshes so far", (int64_t)++mesh->root->table->created);
+        result = xdi_agree_facts(comm, &facts, "mesh");
     }
     if (result == XD_OK) result = xdi_mesh_connect_axes(mesh->root, comm);
     if (result != XD_OK) {

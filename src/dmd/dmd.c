@@ -479,7 +479,7 @@ XD_API xd_result xd_dmd_create(xd_ctx *ctx, const xd_dmd_desc *desc, xd_dmd **ou
     xd_comm *const together[2] = { desc->sizes.split, desc->data };
     XD_TRY(xdi_dmd_agree(desc, xdi_dmd_check(ctx, desc)));
     for (int i = 0; i < 2; i++)
-        if (together[i]) XD_TRY(xdi_dmd_agree_settings(desc, together[i], NULL));
+        if (together[i]) XD_TRY(xdi_dmd_agree_settings(desc, together[i]));
     const xd_result result = xdi_dmd_agree(desc, xdi_dmd_make(ctx, desc, &made));
     if (result != XD_OK) xd_dmd_destroy(made);
     XD_TRY(result);

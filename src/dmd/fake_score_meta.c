@@ -52,14 +52,27 @@ static xd_result xdi_fake_check_desc(const xdi_fake *f) {
     return xdi_fake_check_source(f);
 }
 
-static uint64_t xdi_fake_hash(const xd_fake_score_meta_desc *d) {
-    const int64_t facts[] = { (int64_t)d->source.from,      d->lenient,
-                              (int64_t)d->staging_bytes,    d->compute.call != NULL,
-                              d->provider.describe != NULL, (int64_t)d->fake.dtype,
-                              d->fake.adapt != NULL };
-    uint64_t hash = xd_hash(0, facts, sizeof facts);
-    hash = xdi_fake_hash_patterns(hash, d->fresh, d->fresh_count);
-    return xdi_fake_hash_patterns(hash, d->fake.frozen, d->fake.frozen_count);
+static void xdi_fake_list_patterns(xdi_facts *f, const char *names[2], const char *const *patterns,
+                                   int count) {
+    xdi_fact_integer(f, names[0], count);
+    xdi_fact_hash(f, names[1], xdi_fake_hash_patterns(0, patterns, count));
+}
+
+static xd_result xdi_fake_agree(xd_comm *world, const xd_fake_score_meta_desc *d) {
+    const char *fresh[2] = { "fresh_count", "list of `fresh`" };
+    const char *frozen[2] = { "fake.frozen_count", "list of `fake.frozen`" };
+    xdi_facts facts;
+    xdi_facts_begin(&facts);
+    xdi_fact_integer(&facts, "source.from", (int64_t)d->source.from);
+    xdi_fact_integer(&facts, "lenient", d->lenient);
+    xdi_fact_integer(&facts, "staging_bytes", (int64_t)d->staging_bytes);
+    xdi_fact_integer(&facts, "number of compute.call", d->compute.call != NULL);
+    xdi_fact_integer(&facts, "number of provider.describe", d->provider.describe != NULL);
+    xdi_fact_dtype(&facts, "fake.dtype", d->fake.dtype);
+    xdi_fact_integer(&facts, "number of fake.adapt", d->fake.adapt != NULL);
+    xdi_fake_list_patterns(&facts, fresh, d->fresh, d->fresh_count);
+    xdi_fake_list_patterns(&facts, frozen, d->fake.frozen, d->fake.frozen_count);
+    return xdi_agree_facts(world, &facts, "settings of a fake score");
 }
 
 /* ---- what comes from where ---- */
@@ -283,7 +296,7 @@ static xd_result xdi_fake_build(xdi_fake *f, xd_built **built) {
 
 static xd_result xdi_fake_run(xdi_fake *f, xd_built **built) {
     XD_TRY(xd_agree(f->world, xdi_fake_check_desc(f)));
-    XD_TRY(xd_agree_same(f->world, xdi_fake_hash(f->desc), "settings of a fake score"));
+    XD_TRY(xdi_fake_agree(f->world, f->desc));
     XD_TRY(xdi_fake_build(f, built));
     xdi_fake_restore_inits(f);
     return xdi_fake_set_values(f, xd_built_stage(*built, 0).parallel);

@@ -275,7 +275,7 @@ XD_PRIVATE xd_result xdi_fake_list(xdi_fake *f) {
     XD_TRY(xd_agree(f->world, root && xd_comm_rank(f->world) != 0 ? XD_OK : xdi_fake_fill_keys(f)));
     if (root) XD_TRY(xdi_fake_publish(f));
     XD_TRY(xd_agree(f->world, xdi_fake_sort(f)));
-    return xd_agree_same(f->world, xdi_fake_hash_keys(f), "the list of the source's tensors");
+    return xdi_agree_list(f->world, f->key_count, xdi_fake_hash_keys(f), "the list of the source's tensors");
 }
 
 XD_PRIVATE void xdi_fake_list_release(xdi_fake *f) {

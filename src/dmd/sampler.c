@@ -128,6 +128,7 @@ static void xdi_sampler_settle(xd_sampler *s, xd_ctx *ctx, const xd_sampler_desc
     memset(s, 0, sizeof *s);
     s->kind = desc->kind;
     s->d.ctx = ctx;
+    s->d.alone = "sampler's network";
     s->d.beyond = -1;
     s->d.record.step = desc->step;
     d->networks[XD_DMD_TEACHER] = desc->network;
@@ -237,20 +238,13 @@ static xd_result xdi_sampler_make(xd_ctx *ctx, const xd_sampler_desc *desc, xd_s
                        : XD_OK;
 }
 
-/* The settings that decide what is called and exchanged. */
-static xd_result xdi_sampler_agree(xd_ctx *ctx, const xd_sampler_desc *desc) {
-    xd_sampler plan;
-    xdi_sampler_settle(&plan, ctx, desc);
-    return xdi_dmd_agree_settings(&plan.d.desc, desc->split, desc);
-}
-
 XD_API xd_result xd_sampler_create(xd_ctx *ctx, const xd_sampler_desc *desc, xd_sampler **out) {
     xd_comm *split = desc->split;
     xd_sampler *made = NULL;
     xd_result result = xdi_sampler_check(ctx, desc);
     if (split) result = xd_agree(split, result);
     XD_TRY(result);
-    if (split) XD_TRY(xdi_sampler_agree(ctx, desc));
+    if (split) XD_TRY(xdi_sampler_agree_settings(desc, split));
     result = xdi_sampler_make(ctx, desc, &made);
     if (split) result = xd_agree(split, result);
     if (result != XD_OK) {

@@ -56,18 +56,25 @@ static void xdi_dmd_list_schedule(xdi_facts *f, const xd_noise_schedule *s) {
     xdi_dmd_list_numbers(f, "table", s->table, s->kind == XD_NOISE_VP ? s->table_count : 0);
 }
 
+static void xdi_dmd_list_network(xdi_facts *f, const xd_network *network) {
+    xdi_fact_number(f, "predicts", (double)network->predicts);
+    xdi_fact_number(f, "heads", (double)network->heads);
+    xdi_fact_number(f, "feature_count", (double)network->feature_count);
+}
+
+static void xdi_dmd_list_guidance(xdi_facts *f, const xd_guidance *guidance) {
+    xdi_fact_number(f, "guidance.on", (double)guidance->on);
+    xdi_fact_number(f, "guidance.scale", guidance->scale);
+    xdi_fact_number(f, "guidance.rescale", guidance->rescale);
+}
+
 static void xdi_dmd_list_networks(xdi_facts *f, const xd_dmd_desc *desc) {
     for (int role = 0; role < XD_DMD_ROLES; role++) {
-        const xd_guidance *g = &desc->networks[role].guidance;
         f->part = xdi_dmd_role_name((xd_dmd_role)role);
-        xdi_fact_number(f, "predicts", (double)desc->networks[role].predicts);
-        xdi_fact_number(f, "heads", (double)desc->networks[role].heads);
-        xdi_fact_number(f, "feature_count", (double)desc->networks[role].feature_count);
+        xdi_dmd_list_network(f, &desc->networks[role]);
         xdi_fact_number(f, "max_norm", desc->trainers[role].max_norm);
         xdi_fact_number(f, "average_count", (double)desc->trainers[role].average_count);
-        xdi_fact_number(f, "guidance.on", (double)g->on);
-        xdi_fact_number(f, "guidance.scale", g->scale);
-        xdi_fact_number(f, "guidance.rescale", g->rescale);
+        xdi_dmd_list_guidance(f, &desc->networks[role].guidance);
     }
 }
 
@@ -108,7 +115,7 @@ static void xdi_dmd_list_gan(xdi_facts *f, const xd_dmd_desc *desc) {
 }
 
 static void xdi_dmd_list_settings(xdi_facts *f, const xd_dmd_desc *desc) {
-    memset(f, 0, sizeof *f);
+    xdi_facts_begin(f);
     xdi_fact_number(f, "sizes.step_samples", (double)desc->sizes.step_samples);
     xdi_fact_number(f, "sizes.whole_elements", (double)xdi_dmd_whole(&desc->sizes));
     xdi_fact_number(f, "sizes.dtype", (double)desc->sizes.dtype);
@@ -143,15 +150,39 @@ XD_PRIVATE uint64_t xdi_dmd_settings_hash(const xd_dmd_desc *desc) {
     return xdi_facts_hash(desc->seed, &facts);
 }
 
-XD_PRIVATE xd_result xdi_dmd_agree_settings(const xd_dmd_desc *desc, xd_comm *comm,
-                                            const xd_sampler_desc *sampler) {
+static void xdi_dmd_list_seed(xdi_facts *f, uint64_t seed) {
+    int64_t number;
+    memcpy(&number, &seed, sizeof seed);
+    xdi_fact_integer(f, "seed", number);
+}
+
+XD_PRIVATE xd_result xdi_dmd_agree_settings(const xd_dmd_desc *desc, xd_comm *comm) {
     xdi_facts facts;
-    int64_t seed;
-    memcpy(&seed, &desc->seed, sizeof seed);
     xdi_dmd_list_settings(&facts, desc);
-    xdi_fact_integer(&facts, "seed", seed);
-    if (!sampler) return xdi_agree_facts(comm, &facts, "settings of a distillation");
-    xdi_fact_integer(&facts, "kind", (int64_t)sampler->kind);
-    xdi_fact_integer(&facts, "step", sampler->step);
+    xdi_dmd_list_seed(&facts, desc->seed);
+    return xdi_agree_facts(comm, &facts, "settings of a distillation");
+}
+
+XD_PRIVATE xd_result xdi_sampler_agree_settings(const xd_sampler_desc *desc, xd_comm *comm) {
+    xdi_facts facts;
+    xdi_facts_begin(&facts);
+    xdi_fact_integer(&facts, "kind", (int64_t)desc->kind);
+    xdi_fact_integer(&facts, "steps", desc->steps);
+    xdi_dmd_list_numbers(&facts, "list", desc->list, (int64_t)desc->steps + 1);
+    xdi_fact_dtype(&facts, "list_dtype", desc->list_dtype);
+    xdi_fact_integer(&facts, "v_is_flow", desc->v_is_flow);
+    xdi_fact_number(&facts, "network_scale", desc->network_scale);
+    xdi_fact_dtype(&facts, "network_dtype", desc->network_dtype);
+    xdi_fact_integer(&facts, "guided", desc->guided);
+    xdi_fact_number(&facts, "guidance_scale", desc->guidance_scale);
+    xdi_fact_integer(&facts, "samples", desc->samples);
+    xdi_fact_integer(&facts, "whole_elements", desc->whole_elements ? desc->whole_elements : desc->elements);
+    xdi_fact_dtype(&facts, "dtype", desc->dtype);
+    xdi_dmd_list_seed(&facts, desc->seed);
+    xdi_fact_integer(&facts, "step", desc->step);
+    xdi_dmd_list_schedule(&facts, &desc->schedule);
+    facts.part = "network";
+    xdi_dmd_list_network(&facts, &desc->network);
+    xdi_dmd_list_guidance(&facts, &desc->network.guidance);
     return xdi_agree_facts(comm, &facts, "settings of a sampler");
 }

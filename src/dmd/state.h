@@ -107,7 +107,8 @@ struct xd_dmd {
     double *table;   /* [ranks + 1][leaves + 1][XDI_DMD_COLUMNS] values by leaf, and one row of a rank itself;
                       * what is sent last */
     int64_t *counts; /* [ranks] of xd_all_gather */
-    int64_t beyond;  /* a leaf beyond this rank's own that is gone through for others; -1: none */
+    const char *alone;   /* what messages call the only network, a sampler's; NULL: there are all */
+    int64_t beyond;      /* a leaf beyond this rank's own that is gone through for others; -1: none */
     int64_t noised_leaf; /* whose x_t is in NOISED since the fake score's term; -1: nobody's */
     xd_dmd_record record;
 };
@@ -118,10 +119,10 @@ XD_PRIVATE int64_t xdi_dmd_whole(const xd_dmd_sizes *sizes);
 XD_PRIVATE const char *xdi_dmd_role_name(xd_dmd_role role);
 
 /* settings.c: a number of the settings that all ranks, and all parts of a run, must share; and whether ranks do, in a distillation
- * or, where it is not NULL, in a sampler. Collective. Errors: MISMATCH, with the first field that differs and both values. */
+ * or in a sampler. Collective. Errors: MISMATCH, with the first field that differs and both values. */
 XD_PRIVATE uint64_t xdi_dmd_settings_hash(const xd_dmd_desc *desc);
-XD_PRIVATE xd_result xdi_dmd_agree_settings(const xd_dmd_desc *desc, xd_comm *comm,
-                                            const xd_sampler_desc *sampler);
+XD_PRIVATE xd_result xdi_dmd_agree_settings(const xd_dmd_desc *desc, xd_comm *comm);
+XD_PRIVATE xd_result xdi_sampler_agree_settings(const xd_sampler_desc *desc, xd_comm *comm);
 
 /* tensors.c: one of the arrays as rows. */
 XD_PRIVATE xd_rows xdi_dmd_rows(const xd_dmd *d, const void *data, int64_t samples);

@@ -16,7 +16,7 @@ static bool xdi_dmd_takes_part(const xd_dmd *d, xd_dmd_role role) {
 static xd_result xdi_dmd_told(const xd_dmd *d, xd_dmd_role role, const char *pass, xd_result result) {
     if (result == XD_OK || xd_last_error(d->ctx)->result == result) return result;
     return XD_FAIL(d->ctx, result, "the %s of the %s returned %s without a message", pass,
-                   xdi_dmd_role_name(role), xd_result_name(result));
+                   d->alone ? d->alone : xdi_dmd_role_name(role), xd_result_name(result));
 }
 
 XD_PRIVATE xd_result xdi_dmd_forward(xd_dmd *d, xd_dmd_role role, const xd_network_call *call) {

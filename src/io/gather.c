@@ -106,7 +106,7 @@ static xd_result xdi_gather_run(xdi_gather *g) {
 /* What decides how many slabs each rank takes part in. */
 static xd_result xdi_gather_agree_settings(const xdi_gather *g) {
     xdi_facts facts;
-    memset(&facts, 0, sizeof facts);
+    xdi_facts_begin(&facts);
     xdi_fact_integer(&facts, "root", g->desc->root);
     xdi_fact_integer(&facts, "tensor_count", g->desc->tensor_count);
     xdi_fact_integer(&facts, "staging_bytes", (int64_t)g->staging);

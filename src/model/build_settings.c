@@ -117,7 +117,7 @@ XD_PRIVATE xd_result xdi_builder_agree_settings(const xdi_builder *b, bool exist
     const xd_build_desc *d = b->desc;
     uint64_t keep = 0;
     xdi_facts facts;
-    memset(&facts, 0, sizeof facts);
+    xdi_facts_begin(&facts);
     xdi_fact_integer(&facts, "existing models", existing);
     xdi_fact_integer(&facts, "storage", d->storage);
     xdi_fact_integer(&facts, "precision.f16", d->precision.f16);

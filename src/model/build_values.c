@@ -1,6 +1,6 @@
 /* Equal values on all data ranks: broadcast, or compared. */
 
-#include "comm/mesh.h"
+#include "comm/internal.h"
 #include "kernel/kernels.h"
 #include "model/internal.h"
 
@@ -114,7 +114,7 @@ static xd_result xdi_values_of_group(const xdi_builder *b, bool experts) {
     v.buffers = !settings->broadcast || !settings->without_buffers;
     const int64_t n = xdi_values_count(&v, &which);
     if (xdi_group_size(v.comm) == 1 || (!settings->broadcast && !settings->check)) return XD_OK;
-    XD_TRY(xd_agree_same(v.comm, which, "the list of weights that hold values"));
+    XD_TRY(xdi_agree_list(v.comm, n, which, "the list of weights that hold values"));
     if (n == 0) return XD_OK;
     if (settings->broadcast) return xdi_values_broadcast(&v);
     return xdi_values_check(&v, n);

@@ -80,7 +80,7 @@ static xd_result xdi_grid_split_instances(xd_grid *grid) {
 
 static xd_result xdi_grid_agree_sizes(xd_comm *world, const xd_expert_desc *d) {
     xdi_facts facts;
-    memset(&facts, 0, sizeof facts);
+    xdi_facts_begin(&facts);
     xdi_fact_integer(&facts, "world_size", d->world_size);
     xdi_fact_integer(&facts, "tp", d->tp);
     xdi_fact_integer(&facts, "cp", d->cp);

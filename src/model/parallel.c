@@ -106,7 +106,7 @@ static void xdi_parallel_list_settings(const xd_parallel *p, xdi_facts *f) {
 static xd_result xdi_parallel_agree_settings(const xd_parallel *p, xd_comm *comm, const char *what) {
     uint64_t places = 0;
     xdi_facts facts;
-    memset(&facts, 0, sizeof facts);
+    xdi_facts_begin(&facts);
     xdi_parallel_list_settings(p, &facts);
     for (int64_t i = 0; i < p->flat_count; i++) {
         const uint64_t flat = xd_bucket_plan_hash(p->flats[i].plan);
@@ -119,13 +119,15 @@ static xd_result xdi_parallel_agree_settings(const xd_parallel *p, xd_comm *comm
 /* A layout that spans data ranks makes all but one of them copies, which nobody would count: copies must be the same everywhere. */
 static xd_result xdi_parallel_agree_copies(const xd_parallel *p, xd_comm *comm) {
     uint64_t hash = 0;
+    int64_t copies = 0;
     for (int64_t i = 0; i < p->model->weight_count; i++) {
         if (!xdi_parallel_has(p, p->model->weights[i])) continue;
         const int64_t copy = xdi_weight_is_copy(p->model->weights[i]);
         hash = xd_hash(hash, &copy, sizeof copy);
+        copies += copy;
     }
-    return xd_agree_same(comm, hash,
-                         "what layouts of weights count as copies (they are not over data ranks)");
+    return xdi_agree_list(comm, copies, hash,
+                          "what layouts of weights count as copies (they are not over data ranks)");
 }
 
 static xd_result xdi_parallel_check_dtypes(const xd_parallel *p) {

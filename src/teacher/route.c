@@ -1,7 +1,6 @@
 /* Steps of a route: what teachers post and students take. */
 
 #include "comm/internal.h"
-#include "comm/mesh.h"
 #include "teacher/route_internal.h"
 
 #include <string.h>
@@ -36,8 +35,9 @@ static xd_result xdi_route_check_desc(xd_ctx *ctx, const xd_route_desc *d) {
 }
 
 static xd_result xdi_route_agree_settings(xd_comm *comm, const xd_route_desc *d) {
+    const bool cuda = xd_ctx_kernels(xd_comm_ctx(comm))->device == XD_DEVICE_CUDA;
     xdi_facts facts;
-    memset(&facts, 0, sizeof facts);
+    xdi_facts_begin(&facts);
     xdi_fact_integer(&facts, "payload", (int64_t)d->payload);
     xdi_fact_integer(&facts, "samples", d->samples);
     xdi_fact_integer(&facts, "length", d->length);
@@ -45,6 +45,7 @@ static xd_result xdi_route_agree_settings(xd_comm *comm, const xd_route_desc *d)
     xdi_fact_dtype(&facts, "wire", d->wire);
     xdi_fact_integer(&facts, "slots", d->slots);
     xdi_fact_integer(&facts, "messages", d->messages);
+    xdi_fact_name(&facts, "the kind of device", cuda ? "CUDA" : "CPU");
     return xdi_agree_facts(comm, &facts, "settings of a route");
 }
 
@@ -106,7 +107,6 @@ XD_API xd_result xd_route_create(xd_comm *comm, const xd_route_desc *desc, xd_ro
     xdi_route_default_side(&d, &whole, &d.student);
     XD_TRY(xd_agree(comm, xdi_route_check_desc(ctx, &d)));
     XD_TRY(xdi_route_agree_settings(comm, &d));
-    XD_TRY(xd_agree_same(comm, (uint64_t)xd_ctx_kernels(ctx)->device, "the kind of device"));
     xd_route *route = (xd_route *)xd_allocate(ctx, sizeof *route);
     xd_result result = xd_agree(comm, route ? XD_OK : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a route"));
     if (route) {

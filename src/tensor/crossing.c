@@ -325,19 +325,26 @@ static xd_result xdi_crossing_make(xd_comm *comm, const xd_crossing_desc *desc, 
     return XD_OK;
 }
 
+static xd_result xdi_crossing_agree(xd_comm *comm, const xd_crossing_desc *d) {
+    xdi_facts facts;
+    xdi_facts_begin(&facts);
+    xdi_fact_integer(&facts, "kind", (int64_t)d->kind);
+    xdi_fact_dtype(&facts, "dtype", d->dtype);
+    xdi_fact_integer(&facts, "ndim", d->ndim);
+    xdi_fact_integer(&facts, "dim", xdi_crossing_cuts(d->kind) ? d->dim : 0);
+    xdi_fact_integer(&facts, "other_dim", d->kind == XD_CROSSING_ALL_TO_ALL ? d->other_dim : 0);
+    xdi_fact_integer(&facts, "leaves.total", d->leaves.total);
+    for (int i = 0; i < d->ndim; i++) {
+        xdi_facts_item(&facts, "shape", i);
+        xdi_fact_integer(&facts, "", d->shape[i]);
+    }
+    return xdi_agree_facts(comm, &facts, "crossing");
+}
+
 XD_API xd_result xd_crossing_create(xd_comm *comm, const xd_crossing_desc *desc, xd_crossing **out) {
     xd_crossing *c = NULL;
     xd_result result = xd_agree(comm, xdi_crossing_make(comm, desc, &c));
-    if (result == XD_OK) {
-        const xd_crossing_desc *d = &c->desc;
-        const bool cuts = xdi_crossing_cuts(d->kind);
-        const int facts[5] = { (int)d->kind, (int)d->dtype, d->ndim, cuts ? d->dim : 0,
-                               d->kind == XD_CROSSING_ALL_TO_ALL ? d->other_dim : 0 };
-        uint64_t hash = xd_hash(0, facts, sizeof facts);
-        hash = xd_hash(hash, d->shape, (size_t)d->ndim * sizeof *d->shape);
-        hash = xd_hash(hash, &d->leaves.total, sizeof d->leaves.total);
-        result = xd_agree_same(comm, hash, "crossing");
-    }
+    if (result == XD_OK) result = xdi_crossing_agree(comm, &c->desc);
     if (result != XD_OK) {
         xd_crossing_destroy(c);
         return result;

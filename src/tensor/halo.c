@@ -167,18 +167,26 @@ XD_API xd_result xd_halo_bytes(xd_ctx *ctx, const xd_halo_desc *desc, int ranks,
     return XD_OK;
 }
 
-static uint64_t xdi_halo_hash(const xdi_halo_scene *s) {
+static xd_result xdi_halo_agree(xd_comm *comm, const xdi_halo_scene *s) {
     const xd_halo_desc *d = &s->desc;
-    const int facts[4] = { (int)d->dtype, s->pole, s->pole < 0 ? 0 : d->longitude, (int)d->gradient };
-    uint64_t hash = xd_layout_hash(d->layout);
-    hash = xd_hash(hash, facts, sizeof facts);
-    hash = xd_hash(hash, d->before, sizeof d->before);
-    hash = xd_hash(hash, d->after, sizeof d->after);
+    xdi_facts facts;
+    xdi_facts_begin(&facts);
+    facts.part = "layout";
+    xdi_facts_layout(&facts, d->layout);
+    facts.part = NULL;
+    xdi_fact_dtype(&facts, "dtype", d->dtype);
     for (int i = 0; i < s->ndim; i++) {
-        const int boundary = (int)d->boundary[i];
-        hash = xd_hash(hash, &boundary, sizeof boundary);
+        xdi_facts_item(&facts, "before", i);
+        xdi_fact_integer(&facts, "", d->before[i]);
+        xdi_facts_item(&facts, "after", i);
+        xdi_fact_integer(&facts, "", d->after[i]);
+        xdi_facts_item(&facts, "boundary", i);
+        xdi_fact_integer(&facts, "", (int64_t)d->boundary[i]);
     }
-    return hash;
+    xdi_facts_item(&facts, NULL, 0);
+    xdi_fact_integer(&facts, "longitude", s->pole < 0 ? 0 : d->longitude);
+    xdi_fact_integer(&facts, "gradient", (int64_t)d->gradient);
+    return xdi_agree_facts(comm, &facts, "halo");
 }
 
 XD_API xd_result xd_halo_create(xd_comm *comm, const xd_halo_desc *desc, xd_halo **out) {
@@ -188,7 +196,7 @@ XD_API xd_result xd_halo_create(xd_comm *comm, const xd_halo_desc *desc, xd_halo
     xd_result result = xdi_halo_check(ctx, desc, xd_comm_size(comm), xd_comm_rank(comm), &scene);
     if (result == XD_OK) result = xdi_halo_plan_rank(ctx, &scene, NULL, &h);
     result = xd_agree(comm, result);
-    if (result == XD_OK) result = xd_agree_same(comm, xdi_halo_hash(&scene), "halo");
+    if (result == XD_OK) result = xdi_halo_agree(comm, &scene);
     if (result != XD_OK) {
         xd_halo_destroy(h);
         return result;

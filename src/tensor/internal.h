@@ -2,8 +2,10 @@
 #define XDI_TENSOR_INTERNAL_H
 
 #include "base/internal.h"
+#include "comm/internal.h"
 #include "tensor/fill.h"
 #include "tensor/interval.h"
+#include "tensor/layout.h"
 #include "tensor/part.h"
 
 /* interval.c: appends [begin, end) to a list of `count`, merging it into the last entry when they touch, and
@@ -31,6 +33,9 @@ XD_PRIVATE int64_t xdi_part_run(const xd_tensor_part *part, int64_t position, in
 /* runs.c: the first position of a part whose element has at least this index, the end of its range if none has: indices ascend with
  * positions. */
 XD_PRIVATE int64_t xdi_part_position(const xd_tensor_part *part, int64_t index);
+
+/* layout.c: all of a layout: 4, 4 for each axis and 1 for each dimension, so that two fit into one list. */
+XD_PRIVATE void xdi_facts_layout(xdi_facts *facts, const xd_layout *layout);
 
 /* fill.c: the errors of first values that cannot be formed in a dtype. */
 XD_PRIVATE xd_result xdi_init_check(xd_ctx *ctx, const char *name, xd_dtype dtype, const xd_init *init);

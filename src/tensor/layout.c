@@ -302,3 +302,20 @@ XD_API uint64_t xd_layout_hash(const xd_layout *layout) {
     }
     return hash;
 }
+
+XD_PRIVATE void xdi_facts_layout(xdi_facts *facts, const xd_layout *layout) {
+    const xd_layout_desc *d = &layout->desc;
+    xdi_facts_topology(facts, &layout->topology);
+    xdi_fact_integer(facts, "ndim", d->ndim);
+    for (int i = 0; i < d->ndim; i++) {
+        xdi_facts_item(facts, "shape", i);
+        xdi_fact_integer(facts, "", d->shape[i]);
+    }
+    for (int i = 0; i < layout->topology.axis_count; i++) {
+        xdi_facts_item(facts, "placement", i);
+        xdi_fact_integer(facts, "kind", (int64_t)d->placement[i].kind);
+        xdi_fact_integer(facts, "dim", d->placement[i].kind == XD_SHARD ? d->placement[i].dim : 0);
+    }
+    xdi_facts_item(facts, NULL, 0);
+    xdi_fact_hash(facts, "op, offsets, sections, balanced, or order", xd_layout_hash(layout));
+}

@@ -3,7 +3,7 @@
 #include "base/extend.h"
 #include "kernel/internal.h"
 #include "kernel/kernels.h"
-#include "tensor/interval.h"
+#include "tensor/internal.h"
 #include "tensor/redistribute.h"
 
 #include <string.h>
@@ -484,15 +484,22 @@ XD_API void xd_redistribution_shape(const xd_redistribution *plan, int64_t *shap
 }
 
 XD_API xd_result xd_redistribution_agree(const xd_redistribution *plan, xd_comm *world, xd_result mine) {
+    uint64_t window = 0;
+    xdi_facts facts;
     XD_TRY(xd_agree(world, mine));
-    uint64_t hash = xd_layout_hash(plan->desc.from);
-    const uint64_t to = xd_layout_hash(plan->desc.to);
-    const int facts[2] = { (int)plan->desc.dtype, plan->desc.ranks };
-    hash = xd_hash(hash, &to, sizeof to);
-    hash = xd_hash(hash, facts, sizeof facts);
+    xdi_facts_begin(&facts);
+    xdi_fact_dtype(&facts, "dtype", plan->desc.dtype);
+    xdi_fact_integer(&facts, "ranks", plan->desc.ranks);
+    facts.part = "from";
+    xdi_facts_layout(&facts, plan->desc.from);
+    facts.part = "to";
+    xdi_facts_layout(&facts, plan->desc.to);
+    facts.part = NULL;
     for (int i = 0; plan->desc.window && i < plan->window.ndim; i++)
-        hash = xd_hash(hash, plan->window.interval[i], (size_t)plan->window.count[i] * sizeof(xd_interval));
-    return xd_agree_same(world, hash, "redistribution");
+        window =
+            xd_hash(window, plan->window.interval[i], (size_t)plan->window.count[i] * sizeof(xd_interval));
+    xdi_fact_hash(&facts, "window", window);
+    return xdi_agree_facts(world, &facts, "redistribution");
 }
 
 /* Copies [begin, end) of an exchange, by the context's kernels. */

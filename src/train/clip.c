@@ -21,7 +21,7 @@ enum {
 
 static xdi_facts xdi_clip_settings(const xd_gradient_norm_desc *d) {
     xdi_facts facts;
-    memset(&facts, 0, sizeof facts);
+    xdi_facts_begin(&facts);
     xdi_fact_integer(&facts, "type", (int64_t)d->type);
     xdi_fact_integer(&facts, "form", (int64_t)d->form);
     xdi_fact_number(&facts, "max_norm", d->max_norm);

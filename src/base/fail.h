@@ -19,7 +19,7 @@ XD_API xd_result xd_fail_culprit(xd_ctx *ctx, xd_result result, int culprit, con
 
 /* The only two macros that return: XD_REQUIRE when its condition does not hold, with a message in the manner of printf, and
  * XD_TRY when a call has failed. XD_REQUIRE returns what it was given and not what xd_fail returns, which is the same: so a
- * compiler or an analyser that does not look into xd_fail still sees that the caller's outputs may be unset only on failure. */
+ * compiler that does not look into xd_fail still sees that outputs are unset on failure only. */
 #define XD_REQUIRE(ctx, condition, result, ...)                    \
     do {                                                           \
         if (!(condition)) {                                        \

@@ -50,6 +50,14 @@ static xd_result untouched(xd_result result, const void *out) {
     return result;
 }
 
+/* The same of a list, which is not empty before. */
+static xd_aligned_chunk earlier;
+
+static xd_result untouched_list(xd_result result, const xd_alignment *out) {
+    if (result != XD_OK) CHECK(out->chunks == &earlier && out->count == 1);
+    return result;
+}
+
 /* ---- contexts, worlds, layouts, training ---- */
 
 static xd_result no_pass(void *user, const xd_network_call *call) {
@@ -238,8 +246,8 @@ static xd_align_side side_of(place *p, int64_t count) {
 }
 static xd_result run_align(place *p) {
     const xd_align_side student = side_of(p, 6), teacher = side_of(p, 6);
-    xd_alignment out = { NULL, 0 };
-    XD_TRY(untouched(xd_align_bytes(p->ctx, &student, &teacher, &out, NULL), out.chunks));
+    xd_alignment out = { &earlier, 1 };
+    XD_TRY(untouched_list(xd_align_bytes(p->ctx, &student, &teacher, &out, NULL), &out));
     xd_alignment_destroy(p->ctx, &out);
     return XD_OK;
 }
@@ -256,15 +264,18 @@ static xd_result run_align_batch(place *p) {
 }
 static xd_result run_align_dp(place *p) {
     const xd_align_dp_desc d = { .student = { strings, 6 }, .teacher = { strings, 6 } };
-    xd_alignment out = { NULL, 0 };
-    XD_TRY(untouched(xd_align_dp(p->ctx, &d, &out), out.chunks));
+    xd_alignment out = { &earlier, 1 };
+    XD_TRY(untouched_list(xd_align_dp(p->ctx, &d, &out), &out));
     xd_alignment_destroy(p->ctx, &out);
     return XD_OK;
 }
 static xd_result run_align_segment(place *p) {
     const xd_align_dp_desc d = { .student = { strings, 6 }, .teacher = { strings + 1, 5 } };
-    xd_alignment out = { NULL, 0 };
-    XD_TRY(untouched(xd_align_segment(p->ctx, &d, &out, NULL), out.chunks));
+    xd_alignment out = { &earlier, 1 };
+    double score = -7.0;
+    const xd_result result = untouched_list(xd_align_segment(p->ctx, &d, &out, &score), &out);
+    CHECK((result == XD_OK) == (score != -7.0));
+    XD_TRY(result);
     xd_alignment_destroy(p->ctx, &out);
     return XD_OK;
 }
@@ -277,8 +288,8 @@ static xd_result run_canonical(place *p) {
 static xd_result run_uld_chunks(place *p) {
     const xd_uld_trl_side side = { p->x.m->labels, p->x.m->spans, 6, false };
     const xd_uld_trl_desc d = { .student = side, .teacher = side, .extended = true };
-    xd_alignment out = { NULL, 0 };
-    XD_TRY(untouched(xd_compat_uld_chunks(p->ctx, &d, &out), out.chunks));
+    xd_alignment out = { &earlier, 1 };
+    XD_TRY(untouched_list(xd_compat_uld_chunks(p->ctx, &d, &out), &out));
     xd_alignment_destroy(p->ctx, &out);
     return XD_OK;
 }

@@ -19,11 +19,12 @@ XD_API xd_result xd_votes_create(xd_ctx *ctx, int64_t student_size, int64_t teac
                (long long)teacher_size);
     xd_votes *v = (xd_votes *)xd_allocate(ctx, sizeof *v);
     int32_t *exact = (int32_t *)xd_allocate(ctx, (size_t)student_size * sizeof *exact);
-    if (!v || !exact) {
+    const bool fits = v && exact;
+    if (!fits) {
         xd_release(ctx, v);
         xd_release(ctx, exact);
-        return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for votes of %lld ids", (long long)student_size);
     }
+    XD_REQUIRE(ctx, fits, XD_ERROR_MEMORY, "no room for votes of %lld ids", (long long)student_size);
     for (int64_t s = 0; s < student_size; s++) exact[s] = -1;
     v->ctx = ctx;
     v->student_size = student_size;

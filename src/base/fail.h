@@ -18,10 +18,15 @@ XD_API xd_result xd_fail_culprit(xd_ctx *ctx, xd_result result, int culprit, con
     xd_fail_culprit((ctx), (result), (culprit), __FILE__, __LINE__, __func__, __VA_ARGS__)
 
 /* The only two macros that return: XD_REQUIRE when its condition does not hold, with a message in the manner of printf, and
- * XD_TRY when a call has failed. */
-#define XD_REQUIRE(ctx, condition, result, ...)                         \
-    do {                                                                \
-        if (!(condition)) return XD_FAIL((ctx), (result), __VA_ARGS__); \
+ * XD_TRY when a call has failed. XD_REQUIRE returns what it was given and not what xd_fail returns, which is the same: so a
+ * compiler that does not look into xd_fail still sees that outputs are unset on failure only. */
+#define XD_REQUIRE(ctx, condition, result, ...)                    \
+    do {                                                           \
+        if (!(condition)) {                                        \
+            const xd_result xdi_require_result = (result);         \
+            (void)XD_FAIL((ctx), xdi_require_result, __VA_ARGS__); \
+            return xdi_require_result;                             \
+        }                                                          \
     } while (0)
 #define XD_TRY(expression)                                  \
     do {                                                    \

@@ -67,16 +67,14 @@ XD_API xd_result xd_file_load(xd_ctx *ctx, const char *path, size_t max_bytes, c
     char *text = fits ? (char *)xd_allocate(ctx, (size_t)size + 1) : NULL;
     if (text) error = files->read(files->user, file, text, (size_t)size, 0);
     files->close(files->user, file); /* nothing was written: a failure loses nothing */
-    if (text && error == 0) {
-        *data = text;
-        *bytes = (size_t)size;
-        return XD_OK;
-    }
-    xd_release(ctx, text);
+    if (error != 0) xd_release(ctx, text);
     XD_REQUIRE(ctx, error == 0, XD_ERROR_IO, "%s: read: %s", path, strerror(error));
     XD_REQUIRE(ctx, fits, XD_ERROR_FORMAT, "%s has %llu bytes, allowed are %llu", path,
                (unsigned long long)size, (unsigned long long)limit);
-    return XD_FAIL(ctx, XD_ERROR_MEMORY, "%s: no room for %llu bytes", path, (unsigned long long)size);
+    XD_REQUIRE(ctx, text, XD_ERROR_MEMORY, "%s: no room for %llu bytes", path, (unsigned long long)size);
+    *data = text;
+    *bytes = (size_t)size;
+    return XD_OK;
 }
 
 XD_API xd_result xd_file_save(xd_ctx *ctx, const char *path, const void *data, size_t bytes) {
@@ -197,12 +195,10 @@ XD_PRIVATE xd_result xdi_publish_start(xd_ctx *ctx, const char *path, bool locke
     p->temporary = p->path + length + 1;
     memcpy(p->path, path, length + 1);
     error = xdi_publish_open(p, locked);
-    if (error == 0) {
-        *out = p;
-        return XD_OK;
-    }
-    xd_release(ctx, p);
-    return XD_FAIL(ctx, XD_ERROR_IO, "%s: create beside it: %s", path, strerror(error));
+    if (error != 0) xd_release(ctx, p);
+    XD_REQUIRE(ctx, error == 0, XD_ERROR_IO, "%s: create beside it: %s", path, strerror(error));
+    *out = p;
+    return XD_OK;
 }
 
 XD_API xd_result xd_publish_create(xd_ctx *ctx, const char *path, xd_publish **out) {
@@ -224,12 +220,10 @@ XD_API xd_result xd_publish_join(xd_ctx *ctx, const char *path, xd_publish **out
     memcpy(p->path, path, length + 1);
     const int error = files->open(files->user, path, XD_FILE_EXISTING, &p->file);
     p->open = p->joined = error == 0;
-    if (error == 0) {
-        *out = p;
-        return XD_OK;
-    }
-    xd_release(ctx, p);
-    return XD_FAIL(ctx, XD_ERROR_IO, "%s: open: %s", path, xdi_open_error(error));
+    if (error != 0) xd_release(ctx, p);
+    XD_REQUIRE(ctx, error == 0, XD_ERROR_IO, "%s: open: %s", path, xdi_open_error(error));
+    *out = p;
+    return XD_OK;
 }
 
 XD_API xd_result xd_publish_write(xd_publish *p, const void *data, size_t bytes, uint64_t offset) {

@@ -442,10 +442,8 @@ XD_PRIVATE size_t xdi_comm_fork_bytes(const xd_comm *comm) {
 XD_API xd_result xd_comm_create(xd_ctx *ctx, xd_transport *transport, xd_comm **out) {
     const size_t n = (size_t)transport->size;
     xd_comm *comm = (xd_comm *)xd_allocate(ctx, sizeof *comm);
-    if (!comm) {
-        transport->ops->destroy(transport);
-        return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a group handle");
-    }
+    if (!comm) transport->ops->destroy(transport);
+    XD_REQUIRE(ctx, comm, XD_ERROR_MEMORY, "no room for a group handle");
     comm->ctx = ctx;
     comm->transport = transport;
     xdi_ctx_join(ctx, n > 1 ? 1 : 0);

@@ -444,10 +444,12 @@ static xd_result xdi_comm_explain_pairs(xd_comm *comm, const xd_collective *c, d
     return XD_FAIL(comm->ctx, XD_ERROR_MISMATCH, "all_to_all: counts do not fit");
 }
 
-/* The lowest rank whose status is not XD_OK sends its message to the others, 32 bytes per round. */
+/* The lowest rank whose status is not XD_OK sends its message to the others, 32 bytes per round: count and the three words
+ * behind it. */
 static xd_result xdi_comm_refused(xd_comm *comm, const char *kind, int refuser, xd_result mine,
                                   double deadline) {
     enum { CHUNK = 32, ROUNDS = 8 };
+    const size_t words = offsetof(xd_control, count);
     char message[CHUNK * ROUNDS + 1];
     const int culprit = comm->transport->world_ranks[refuser];
     const xd_result theirs = (xd_result)comm->all[refuser].status;
@@ -456,9 +458,10 @@ static xd_result xdi_comm_refused(xd_comm *comm, const char *kind, int refuser, 
         xd_control part;
         memset(&part, 0, sizeof part);
         const xd_error *error = xd_last_error(comm->ctx);
-        if (mine != XD_OK && error->result == mine) memcpy(&part.count, error->message + k * CHUNK, CHUNK);
+        if (mine != XD_OK && error->result == mine)
+            memcpy((char *)&part + words, error->message + k * CHUNK, CHUNK);
         XD_TRY(xdi_comm_exchange(comm, &part, NULL, deadline));
-        memcpy(message + k * CHUNK, &comm->all[refuser].count, CHUNK);
+        memcpy(message + k * CHUNK, (const char *)&comm->all[refuser] + words, CHUNK);
     }
     if (comm->alike && theirs != XD_ERROR_MEMORY && refuser != comm->transport->rank)
         return XD_FAIL_CULPRIT(comm->ctx, theirs, culprit, "%s", message);

@@ -430,18 +430,20 @@ static xd_result xdi_dp_memory(xdi_dp *dp) {
 static xd_result xdi_dp_chunks(const xdi_dp *dp, const xd_canonical *student, const xd_canonical *teacher,
                                xd_alignment *out) {
     const int32_t *s = dp->student.tokens.origin, *t = dp->teacher.tokens.origin;
-    out->chunks = (xd_aligned_chunk *)xd_allocate(dp->ctx, (size_t)dp->now.count * sizeof *out->chunks);
-    XD_REQUIRE(dp->ctx, out->chunks, XD_ERROR_MEMORY, "no room for %lld chunks", (long long)dp->now.count);
-    out->count = dp->now.count;
-    for (int64_t i = 0; i < out->count; i++) {
+    xd_aligned_chunk *chunks =
+        (xd_aligned_chunk *)xd_allocate(dp->ctx, (size_t)dp->now.count * sizeof *chunks);
+    XD_REQUIRE(dp->ctx, chunks, XD_ERROR_MEMORY, "no room for %lld chunks", (long long)dp->now.count);
+    for (int64_t i = 0; i < dp->now.count; i++) {
         const xdi_dp_pair *p = &dp->now.pairs[i];
-        xd_aligned_chunk *c = &out->chunks[i];
+        xd_aligned_chunk *c = &chunks[i];
         c->student_begin = s[p->s0];
         c->student_end = s[p->s1];
         c->teacher_begin = t[p->t0];
         c->teacher_end = t[p->t1];
         c->flags = xdi_dp_equal(student, p->s0, p->s1, teacher, p->t0, p->t1) ? (uint32_t)XD_CHUNK_EXACT : 0u;
     }
+    out->chunks = chunks;
+    out->count = dp->now.count;
     return XD_OK;
 }
 
@@ -508,8 +510,9 @@ static xd_result xdi_dp_run_segment(xdi_dp *dp, const xd_align_dp_desc *desc, xd
     XD_TRY(xdi_dp_plain_side(dp->ctx, desc->teacher, &dp->teacher));
     XD_TRY(xdi_dp_memory(dp));
     XD_TRY(xdi_dp_align(dp, 0, n, 0, m, &dp->now));
+    XD_TRY(xdi_dp_chunks(dp, &dp->student.tokens, &dp->teacher.tokens, out));
     if (score) *score = xdi_dp_row(dp, &x, n)[m];
-    return xdi_dp_chunks(dp, &dp->student.tokens, &dp->teacher.tokens, out);
+    return XD_OK;
 }
 
 XD_API xd_result xd_align_segment(xd_ctx *ctx, const xd_align_dp_desc *desc, xd_alignment *out,

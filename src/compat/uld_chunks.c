@@ -53,17 +53,17 @@ XD_API xd_result xd_compat_uld_chunks(xd_ctx *ctx, const xd_uld_trl_desc *desc, 
                (long long)desc->teacher.count);
     const xdi_uld_span s = xdi_uld_span_of(&desc->student), t = xdi_uld_span_of(&desc->teacher);
     const int64_t most = s.count < t.count ? s.count : t.count;
-    out->count = 0;
-    out->chunks = (xd_aligned_chunk *)xd_allocate(ctx, (size_t)(most > 0 ? most : 0) * sizeof *out->chunks);
-    XD_REQUIRE(ctx, out->chunks, XD_ERROR_MEMORY, "no room for %lld groups", (long long)most);
-    if (most <= 0) return XD_OK;
-    if (desc->extended)
-        xdi_uld_extended(desc, s, t, out);
+    xd_alignment made = { NULL, 0 };
+    made.chunks = (xd_aligned_chunk *)xd_allocate(ctx, (size_t)(most > 0 ? most : 0) * sizeof *made.chunks);
+    XD_REQUIRE(ctx, made.chunks, XD_ERROR_MEMORY, "no room for %lld groups", (long long)most);
+    if (desc->extended && most > 0)
+        xdi_uld_extended(desc, s, t, &made);
     else
         for (int64_t i = 0; i < most; i++)
-            xdi_uld_push(out, s.first + i, s.first + i + 1, t.first + i, t.first + i + 1);
+            xdi_uld_push(&made, s.first + i, s.first + i + 1, t.first + i, t.first + i + 1);
     /* the first token of a sequence has no row before it */
-    if (desc->merge == XD_ULD_BAYESIAN && out->count > 0 && (s.first == 0 || t.first == 0))
-        memmove(out->chunks, out->chunks + 1, (size_t)--out->count * sizeof *out->chunks);
+    if (desc->merge == XD_ULD_BAYESIAN && made.count > 0 && (s.first == 0 || t.first == 0))
+        memmove(made.chunks, made.chunks + 1, (size_t)--made.count * sizeof *made.chunks);
+    *out = made;
     return XD_OK;
 }

@@ -450,11 +450,9 @@ static xd_result xdi_dmd_make(xd_ctx *ctx, const xd_dmd_desc *desc, xd_dmd **out
     const size_t host_bytes = host.peak, device_bytes = device.peak;
     d = (xd_dmd *)xd_allocate(ctx, host_bytes);
     void *memory = d ? xd_ctx_kernels(ctx)->memory.allocate(ctx, device_bytes) : NULL;
-    if (!memory) {
-        if (d) xd_release(ctx, d);
-        return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a distillation: %zu bytes, and %zu of the device",
-                       host_bytes, device_bytes);
-    }
+    if (!memory) xd_release(ctx, d);
+    XD_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for a distillation: %zu bytes, and %zu of the device",
+               host_bytes, device_bytes);
     host = xd_arena_over(d, host_bytes);
     device = xd_arena_over(memory, device_bytes);
     xdi_dmd_lay_out(&plan, ctx, desc, &host, &device);

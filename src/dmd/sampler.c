@@ -223,11 +223,9 @@ static xd_result xdi_sampler_make(xd_ctx *ctx, const xd_sampler_desc *desc, xd_s
     const size_t host_bytes = host.peak, device_bytes = device.peak;
     s = (xd_sampler *)xd_allocate(ctx, host_bytes);
     void *memory = s ? xd_ctx_kernels(ctx)->memory.allocate(ctx, device_bytes) : NULL;
-    if (!memory) {
-        if (s) xd_release(ctx, s);
-        return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a sampler: %zu bytes, and %zu of the device",
-                       host_bytes, device_bytes);
-    }
+    if (!memory) xd_release(ctx, s);
+    XD_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for a sampler: %zu bytes, and %zu of the device",
+               host_bytes, device_bytes);
     host = xd_arena_over(s, host_bytes);
     device = xd_arena_over(memory, device_bytes);
     xdi_sampler_lay_out(&plan, &host, &device);

@@ -133,11 +133,10 @@ XD_API xd_result xd_bucket_plan_create(xd_ctx *ctx, const xd_bucket_plan_desc *d
     plan->params = (xd_bucket_param *)(void *)(plan->home + d.param_count);
     if (d.param_count) memcpy(plan->params, d.params, (size_t)d.param_count * sizeof *d.params);
     plan->desc.params = plan->params;
-    if (!xdi_bucket_lay_out(plan)) {
-        xd_bucket_plan_destroy(plan);
-        return XD_FAIL(ctx, XD_ERROR_SHAPE, "a buffer of %" PRId64 " elements and padding has more than 2^62",
-                       numel);
-    }
+    const bool laid_out = xdi_bucket_lay_out(plan);
+    if (!laid_out) xd_bucket_plan_destroy(plan);
+    XD_REQUIRE(ctx, laid_out, XD_ERROR_SHAPE,
+               "a buffer of %" PRId64 " elements and padding has more than 2^62", numel);
     *out = plan;
     return XD_OK;
 }

@@ -63,11 +63,9 @@ XD_API xd_result xd_inputs_create(xd_model *model, const xd_inputs_desc *desc, x
                (unsigned long long)desc->bytes);
     xd_inputs *inputs = (xd_inputs *)xd_allocate(ctx, sizeof *inputs + places * sizeof *inputs->leaves);
     unsigned char *memory = inputs ? (unsigned char *)xd_ctx_kernels(ctx)->memory.allocate(ctx, data) : NULL;
-    if (!memory) {
-        xd_release(ctx, inputs);
-        return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %llu inputs of %llu bytes",
-                       (unsigned long long)places, (unsigned long long)desc->bytes);
-    }
+    if (!memory) xd_release(ctx, inputs);
+    XD_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for %llu inputs of %llu bytes",
+               (unsigned long long)places, (unsigned long long)desc->bytes);
     inputs->model = model;
     inputs->bytes = desc->bytes;
     inputs->step = step;

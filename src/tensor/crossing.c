@@ -309,11 +309,10 @@ static xd_result xdi_crossing_make(xd_comm *comm, const xd_crossing_desc *desc, 
     const size_t host_bytes = arenas[0].peak, device_bytes = arenas[1].peak;
     xd_crossing *c = (xd_crossing *)xd_allocate(ctx, host_bytes);
     void *block = c && device_bytes ? memory->allocate(ctx, device_bytes) : NULL;
-    if (!c || (device_bytes && !block)) {
-        xd_release(ctx, c);
-        return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a crossing: %zu bytes, and %zu of the device",
-                       host_bytes, device_bytes);
-    }
+    const bool fits = c && (block || device_bytes == 0);
+    if (!fits) xd_release(ctx, c);
+    XD_REQUIRE(ctx, fits, XD_ERROR_MEMORY, "no room for a crossing: %zu bytes, and %zu of the device",
+               host_bytes, device_bytes);
     *c = counted;
     c->comm = comm;
     c->memory = block;

@@ -114,11 +114,9 @@ static xd_result xdi_halo_take_memory(xd_ctx *ctx, xdi_halo_making *m, int ranks
     const bool fits = xdi_halo_lay_out(counted, ranks, &host, &device);
     xd_halo *h = fits ? (xd_halo *)xd_allocate(ctx, host.peak) : NULL;
     void *block = h ? memory->allocate(ctx, device.peak) : NULL;
-    if (!block) {
-        xd_release(ctx, h);
-        return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a halo: %zu bytes, and %zu of the device",
-                       host.peak, device.peak);
-    }
+    if (!block) xd_release(ctx, h);
+    XD_REQUIRE(ctx, block, XD_ERROR_MEMORY, "no room for a halo: %zu bytes, and %zu of the device", host.peak,
+               device.peak);
     *h = *counted;
     h->memory = block;
     host = xd_arena_over(h, host.peak);

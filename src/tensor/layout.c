@@ -216,10 +216,9 @@ XD_API xd_result xd_layout_create(xd_ctx *ctx, const xd_layout_desc *desc, xd_la
         layout->ctx = ctx;
         layout->desc = d;
     }
-    if (!layout || !xdi_layout_own(layout)) {
-        xd_layout_destroy(layout);
-        return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a layout over %d ranks", d.topology->rank_count);
-    }
+    const bool fits = layout && xdi_layout_own(layout);
+    if (!fits) xd_layout_destroy(layout);
+    XD_REQUIRE(ctx, fits, XD_ERROR_MEMORY, "no room for a layout over %d ranks", d.topology->rank_count);
     *out = layout;
     return XD_OK;
 }

@@ -104,12 +104,11 @@ XD_PRIVATE xd_result xdi_tokenizer_begin(xd_ctx *ctx, int64_t size, size_t blob_
     t->tokens = (xdi_token *)xd_allocate(ctx, (size_t)size * sizeof *t->tokens);
     t->blob = (uint8_t *)xd_allocate(ctx, blob_bytes + XDI_TOKENIZER_LONGEST);
     t->pieces = (xdi_slot *)xd_allocate(ctx, t->piece_slots * sizeof *t->pieces);
-    if (t->unicode && t->tokens && t->blob && t->pieces) {
-        *out = t;
-        return XD_OK;
-    }
-    xd_tokenizer_destroy(t);
-    return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a tokenizer of %lld ids", (long long)size);
+    const bool fits = t->unicode && t->tokens && t->blob && t->pieces;
+    if (!fits) xd_tokenizer_destroy(t);
+    XD_REQUIRE(ctx, fits, XD_ERROR_MEMORY, "no room for a tokenizer of %lld ids", (long long)size);
+    *out = t;
+    return XD_OK;
 }
 
 XD_API void xd_tokenizer_destroy(xd_tokenizer *t) {

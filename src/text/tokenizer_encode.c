@@ -68,10 +68,9 @@ XD_API xd_result xd_encoder_create(xd_ctx *ctx, const xd_tokenizer *tokenizer, x
     e->rewriter.matcher.ctx = ctx;
     for (int i = 0; i < XDI_TOKENIZER_STAGES; i++) e->matchers[i].ctx = ctx;
     e->cache_memory = xd_allocate(ctx, (XDI_ENCODER_CACHED + 1) * sizeof(xdi_cached));
-    if (!e->cache_memory) {
-        xd_encoder_destroy(e);
-        return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for the cache of an encoder");
-    }
+    const bool fits = e->cache_memory != NULL;
+    if (!fits) xd_encoder_destroy(e);
+    XD_REQUIRE(ctx, fits, XD_ERROR_MEMORY, "no room for the cache of an encoder");
     const size_t line = sizeof(xdi_cached);
     e->cache = (xdi_cached *)(((uintptr_t)e->cache_memory + line - 1) / line * line);
     *out = e;

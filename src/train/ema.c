@@ -461,7 +461,7 @@ static xd_result xdi_ema_plan(xd_ctx *ctx, const xd_param *params, int64_t count
 XD_API xd_result xd_ema_bytes(xd_ctx *ctx, const xd_param *params, int64_t count, const xd_ema_desc *desc,
                               xd_memory_bytes *out) {
     xd_ema_desc d;
-    xdi_ema_sizes sizes = { 0, 0, 0 };
+    xdi_ema_sizes sizes;
     XD_TRY(xdi_ema_plan(ctx, params, count, desc, &d, &sizes));
     const xd_memory_bytes bytes = { sizes.here + sizes.locked, sizes.device };
     *out = xdi_train_with_list(ctx, bytes, count);
@@ -471,12 +471,11 @@ XD_API xd_result xd_ema_bytes(xd_ctx *ctx, const xd_param *params, int64_t count
 XD_API xd_result xd_ema_create(xd_ctx *ctx, const xd_param *params, int64_t count, const xd_ema_desc *desc,
                                xd_ema **out) {
     xd_ema_desc d;
-    xdi_ema_sizes sizes = { 0, 0, 0 };
+    xdi_ema_sizes sizes;
     XD_TRY(xdi_ema_plan(ctx, params, count, desc, &d, &sizes));
     xd_ema *ema = (xd_ema *)xd_allocate(ctx, sizes.here);
-    if (!ema)
-        return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for the average of %lld parameters: %zu bytes",
-                       (long long)count, sizes.here);
+    XD_REQUIRE(ctx, ema, XD_ERROR_MEMORY, "no room for the average of %lld parameters: %zu bytes",
+               (long long)count, sizes.here);
     const xd_result result = xdi_ema_build(ema, ctx, &d, params, count, &sizes);
     if (result == XD_OK)
         *out = ema;

@@ -251,9 +251,8 @@ XD_API xd_result xd_optimizer_create(xd_ctx *ctx, const xd_optimizer_desc *desc,
     xd_memory_bytes bytes = { 0, 0 };
     XD_TRY(xdi_optimizer_plan(ctx, &d, &bytes));
     xd_optimizer *o = (xd_optimizer *)xd_allocate(ctx, bytes.host);
-    if (!o)
-        return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for the state of %lld parameters: %zu bytes",
-                       (long long)d.param_count, bytes.host);
+    XD_REQUIRE(ctx, o, XD_ERROR_MEMORY, "no room for the state of %lld parameters: %zu bytes",
+               (long long)d.param_count, bytes.host);
     o->ctx = ctx;
     o->desc = d;
     const xd_result result = xdi_optimizer_build(o, bytes.host, bytes.device);

@@ -310,8 +310,7 @@ XD_API xd_result xd_edm_scales_at(xd_ctx *ctx, const xd_edm_desc *desc, double t
     XD_REQUIRE(ctx, least > 0.0 && isfinite(least), XD_ERROR_ARGUMENT, "least is %g", least);
     XD_REQUIRE(ctx, shifted >= 0.0 && isfinite(shifted), XD_ERROR_ARGUMENT,
                "t %g shifted by %g is %g: at least 0 is needed", t, desc->sigma_shift, shifted);
-    int power =
-        0; /* of two, by which the larger is divided: squares neither overflow nor vanish, and the bits stay */
+    int power = 0; /* the larger is divided by 2^power: squares neither overflow nor vanish, the bits stay */
     (void)frexp(s > shifted ? s : shifted, &power);
     const double a = ldexp(s, -power), b = ldexp(shifted, -power);
     const double square = a * a + b * b, root = sqrt(square), input = ldexp(1.0 / root, -power);

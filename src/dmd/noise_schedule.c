@@ -275,6 +275,14 @@ XD_PRIVATE xd_result xdi_noise_check_list(xd_ctx *ctx, const double *list, int64
     return XD_OK;
 }
 
+XD_PRIVATE xd_result xdi_noise_check_list_f32(xd_ctx *ctx, const double *list, int64_t count) {
+    for (int64_t i = 1; i < count; i++)
+        XD_REQUIRE(ctx, (float)list[i] < (float)list[i - 1], XD_ERROR_ARGUMENT,
+                   "times %lld and %lld of the list, %.16g and %.16g, are one f32", (long long)i - 1,
+                   (long long)i, list[i - 1], list[i]);
+    return XD_OK;
+}
+
 XD_API xd_result xd_noise_steps_check(xd_ctx *ctx, const xd_noise_schedule *schedule, int steps,
                                       const double *list, int64_t count) {
     XD_TRY(xdi_noise_check(ctx, schedule));

@@ -367,4 +367,24 @@ XD_TEST(factors_of_an_edm_network_are_those_of_its_formulas) {
     xd_ctx_destroy(ctx);
 }
 
+XD_TEST(factors_of_an_edm_network_are_finite_at_every_size) {
+    static const double sizes[] = { 1e-300, 1e-160, 1e-9, 0.5, 80.0, 1e153, 1e155, 1e200, 1e308 };
+    xd_ctx *ctx = open_ctx();
+    xd_edm_desc d = { 0.0, 0.0, 0.0 };
+    xd_edm_scales s = { 7.0, 7.0, { 7.0, 7.0 } };
+    for (int i = 0; i < 9; i++)
+        for (int k = 0; k < 9; k++) {
+            const double t = sizes[i], data = sizes[k], root = hypot(t, data), larger = t > data ? t : data;
+            d.sigma_data = data;
+            CHECK(xd_edm_scales_at(ctx, &d, t, &s) == XD_OK);
+            CHECK_NEAR(s.input * larger, larger / root, 1e-14);
+            CHECK_NEAR(s.denoised.c0 / (t < data ? t : data), larger / root, 1e-14);
+            CHECK_NEAR(s.denoised.c1, data / root * (data / root), 1e-14);
+        }
+    d.sigma_data = 1e-310, s.input = 7.0;
+    refused(ctx, xd_edm_scales_at(ctx, &d, 0.0, &s), "sigma_data 1e-310 and shifted t 0 are too small");
+    CHECK(s.input == 7.0);
+    xd_ctx_destroy(ctx);
+}
+
 XD_TEST_MAIN()

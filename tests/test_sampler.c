@@ -399,6 +399,38 @@ XD_TEST(warm_up_is_refused_under_other_schedules_by_name) {
     free(nets);
 }
 
+/* In doubles the list descends; a mean velocity between two equal times is none. */
+XD_TEST(rungs_that_are_one_time_in_f32_are_refused) {
+    static const double close[] = { 0.999, 0.5, 0.5 - 1e-10, 0.25, 0.0 },
+                        tiny[] = { 0.999, 0.5, 0.25, 1e-50, 0.0 };
+    formula *nets = (formula *)calloc(3, sizeof *nets);
+    xd_ctx *ctx;
+    xd_dmd *dmd = NULL;
+    CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
+    xd_dmd_desc d = distillation(&nets[0], &nets[1], &nets[2]);
+    d.rungs.list = close;
+    CHECK_EQ_INT(xd_dmd_create(ctx, &d, &dmd), XD_ERROR_ARGUMENT);
+    CHECK(
+        strstr(xd_last_error(ctx)->message, "times 1 and 2 of the list, 0.5 and 0.4999999999, are one f32"));
+    d.rungs.list = tiny;
+    CHECK_EQ_INT(xd_dmd_create(ctx, &d, &dmd), XD_ERROR_ARGUMENT);
+    CHECK(strstr(xd_last_error(ctx)->message, "times 3 and 4 of the list, 1e-50 and 0, are one f32"));
+    CHECK(dmd == NULL);
+    xd_sampler_desc s = settings(&nets[0], XD_SAMPLER_EULER);
+    s.list = close, s.list_dtype = XD_DTYPE_F32;
+    xd_sampler *sampler = NULL;
+    CHECK_EQ_INT(xd_sampler_create(ctx, &s, &sampler), XD_ERROR_ARGUMENT);
+    CHECK(strstr(xd_last_error(ctx)->message, "are one f32"));
+    s.list_dtype = XD_DTYPE_NONE;
+    CHECK_EQ_INT(xd_sampler_create(ctx, &s, &sampler), XD_OK);
+    xd_sampler_destroy(sampler);
+    d.student_times.dtype = XD_DTYPE_F64;
+    CHECK_EQ_INT(xd_dmd_create(ctx, &d, &dmd), XD_OK);
+    xd_dmd_destroy(dmd);
+    xd_ctx_destroy(ctx);
+    free(nets);
+}
+
 /* ---- values and findings of a loop of one's own ---- */
 
 XD_TEST(the_distance_is_that_of_the_students_samples_from_what_the_teacher_makes_of_them) {

@@ -164,6 +164,37 @@ XD_TEST(a_range_far_out_in_a_tail_has_times) {
     xd_ctx_destroy(ctx);
 }
 
+/* Times in [e^(deviation below), e^(deviation above)], as numbers of deviations; to sixty digits by mpmath. */
+XD_TEST(a_normal_range_has_its_times_where_probabilities_are_no_doubles) {
+    static const double ranges[][2] = {
+        { -37.8, -37.55 }, { -45.0, -40.0 }, { -60.0, -37.9 }, { -300.0, -200.0 }
+    };
+    static const double uniforms[] = { 5.5511151231257827e-17, 0.001, 0.5, 0.999 };
+    static const double expected[][4] = {
+        { -37.7999999999999818, -37.7313319504052428, -37.5684395810974258, -37.5500266234683303 },
+        { -40.9244945299572115, -40.1722158824790764, -40.0173141267646511, -40.0000249968969414 },
+        { -38.8744028172738275, -38.0817010942341409, -37.9182717396571578, -37.9000263800767129 },
+        { -200.187057588377064, -200.034534931485577, -200.003465619241109, -200.000005002376552 }
+    };
+    xd_ctx *ctx = open_ctx();
+    xd_time_sampler s = sampler_of(XD_TIME_LOG_NORMAL);
+    s.deviation = 0.01;
+    for (int k = 0; k < 4; k++) {
+        s.min_t = exp(0.01 * ranges[k][0]), s.max_t = exp(0.01 * ranges[k][1]);
+        for (int i = 0; i < 4; i++)
+            CHECK_NEAR(log(time_of(ctx, &s, uniforms[i])) / 0.01, expected[k][i], 1e-11 * -expected[k][i]);
+        s.min_t = exp(-0.01 * ranges[k][1]), s.max_t = exp(-0.01 * ranges[k][0]);
+        for (int i = 1; i < 4; i++) /* the mirrored one; 1 - 2^-54 is no double */
+            CHECK_NEAR(log(time_of(ctx, &s, 1.0 - uniforms[i])) / 0.01, -expected[k][i],
+                       1e-9 * -expected[k][i]);
+    }
+    s.min_t = exp(-0.6), s.max_t = exp(0.4);
+    CHECK(time_of(ctx, &s, 0.0) == s.min_t && time_of(ctx, &s, 1.0) == s.max_t);
+    s.kind = XD_TIME_LOG_T, s.freedom = 1e4, s.deviation = 0.03;
+    CHECK(time_of(ctx, &s, 0.0) == s.min_t && time_of(ctx, &s, 1.0) == s.max_t);
+    xd_ctx_destroy(ctx);
+}
+
 XD_TEST(narrow_times_are_clamped_to_the_f32s_inside) {
     xd_ctx *ctx = open_ctx();
     xd_time_sampler s = sampler_of(XD_TIME_SHIFTED);

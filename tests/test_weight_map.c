@@ -706,14 +706,17 @@ XD_TEST(numbers_and_pointers_that_cannot_be_are_refused) {
     remove_all(to);
 }
 
-/* Numbers are as they are written: no zeros before them, nothing else. */
+/* Numbers are as they are written: no zeros before them, nothing else. What follows the number may be digits too. */
 XD_TEST(names_match_numbers_exactly) {
-    static const char *const names[] = { "b.0.w", "b.10.w", "b.01.w", "b..w", "b.1x.w", "b.-1.w", "b.1.w.w" };
-    static const bool matches[] = { true, true, false, false, false, false, false };
+    static const char *const names[] = { "b.0.w",  "b.10.w",  "b.01.w", "b..w", "b.1x.w",
+                                         "b.-1.w", "b.1.w.w", "x12",    "x112", "x02",
+                                         "x2",     "x012",    "x13",    "x",    "x1234567892" };
+    static const bool matches[] = { true, true, false, false, false, false, false, true,
+                                    true, true, false, false, false, false, true };
     xd_ctx *ctx = NULL;
     CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
-    for (int i = 0; i < 7; i++) {
-        const xd_weight_map map = { "h.{}", "b.{}.w", false, 0, 0, 0, 0 };
+    for (int i = 0; i < 15; i++) {
+        const xd_weight_map map = { "h.{}", i < 7 ? "b.{}.w" : "x{}2", false, 0, 0, 0, 0 };
         xd_tensor_part part;
         const xd_mapped_weights w = { &part, 1, &map, 1 };
         memset(&part, 0, sizeof part);

@@ -21,14 +21,18 @@ static bool xdi_mapped_has_place(const char *pattern) {
 static int64_t xdi_mapped_match(const char *pattern, const char *name) {
     const char *place = strstr(pattern, XDI_MAPPED_PLACE);
     if (!place) return strcmp(pattern, name) == 0 ? 0 : -1;
-    const size_t before = (size_t)(place - pattern);
-    if (strncmp(pattern, name, before) != 0) return -1;
-    const char *digits = name + before, *rest = digits;
+    const char *after = place + strlen(XDI_MAPPED_PLACE);
+    const size_t before = (size_t)(place - pattern), rest = strlen(after), all = strlen(name);
+    if (all <= before + rest || strncmp(pattern, name, before) != 0) return -1;
+    const char *digits = name + before;
+    const size_t count = all - before - rest; /* what follows may begin with a digit, so its length decides */
     int64_t number = 0;
-    for (; *rest >= '0' && *rest <= '9' && rest - digits < XDI_MAPPED_DIGITS; rest++)
-        number = 10 * number + (*rest - '0');
-    if (rest == digits || (*digits == '0' && rest - digits > 1)) return -1;
-    return strcmp(place + strlen(XDI_MAPPED_PLACE), rest) == 0 ? number : -1;
+    if (count > XDI_MAPPED_DIGITS || (*digits == '0' && count > 1)) return -1;
+    for (size_t i = 0; i < count; i++) {
+        if (digits[i] < '0' || digits[i] > '9') return -1;
+        number = 10 * number + (digits[i] - '0');
+    }
+    return strcmp(after, digits + count) == 0 ? number : -1;
 }
 
 /* The name in memory of the plan; NULL while sizes are counted. */

@@ -1,6 +1,7 @@
 /* The object of a distillation: defaults, checks and memory. */
 
 #include "base/internal.h"
+#include "dmd/internal.h"
 #include "dmd/state.h"
 #include "model/internal.h"
 
@@ -202,6 +203,8 @@ static xd_result xdi_dmd_check_rungs(xd_ctx *ctx, const xd_dmd_desc *desc) {
     XD_REQUIRE(ctx, rungs->list, XD_ERROR_ARGUMENT, "a student of %d steps without a list of times",
                rungs->steps);
     XD_TRY(xd_noise_steps_check(ctx, &desc->schedule, rungs->steps, rungs->list, rungs->steps + 1));
+    if (desc->student_times.dtype == XD_DTYPE_F32)
+        XD_TRY(xdi_noise_check_list_f32(ctx, rungs->list, (int64_t)rungs->steps + 1));
     XD_REQUIRE(ctx, substeps >= 0 && substeps < INT32_MAX, XD_ERROR_ARGUMENT, "warm-up by %d steps a rung",
                substeps);
     XD_REQUIRE(ctx, desc->regression.step_samples >= 0 && desc->regression.step_samples <= UINT32_MAX,

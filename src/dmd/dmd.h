@@ -59,8 +59,8 @@ typedef enum xd_dmd_deal {
 /* How the student generates. */
 typedef struct xd_dmd_rungs {
     int steps;          /* >= 1 */
-    const double *list; /* [steps + 1] descending, the last 0 (xd_noise_steps); borrowed until
-                         * xd_dmd_destroy */
+    const double *list; /* [steps + 1] descending, the last 0 (xd_noise_steps); with student_times in F32
+                         * also when rounded to it; borrowed until xd_dmd_destroy */
     bool roll_out;      /* training samples of several steps come from the student itself (backward
                          * simulation); otherwise from noised real ones, at a drawn rung for each sample */
     bool fresh_noise;   /* between rungs new noise (sde); otherwise what the prediction implies (ode) */

@@ -275,6 +275,14 @@ XD_PRIVATE xd_result xdi_noise_check_list(xd_ctx *ctx, const double *list, int64
     return XD_OK;
 }
 
+XD_PRIVATE xd_result xdi_noise_check_list_f32(xd_ctx *ctx, const double *list, int64_t count) {
+    for (int64_t i = 1; i < count; i++)
+        XD_REQUIRE(ctx, (float)list[i] < (float)list[i - 1], XD_ERROR_ARGUMENT,
+                   "times %lld and %lld of the list, %.16g and %.16g, are one f32", (long long)i - 1,
+                   (long long)i, list[i - 1], list[i]);
+    return XD_OK;
+}
+
 XD_API xd_result xd_noise_steps_check(xd_ctx *ctx, const xd_noise_schedule *schedule, int steps,
                                       const double *list, int64_t count) {
     XD_TRY(xdi_noise_check(ctx, schedule));
@@ -310,10 +318,17 @@ XD_API xd_result xd_edm_scales_at(xd_ctx *ctx, const xd_edm_desc *desc, double t
     XD_REQUIRE(ctx, least > 0.0 && isfinite(least), XD_ERROR_ARGUMENT, "least is %g", least);
     XD_REQUIRE(ctx, shifted >= 0.0 && isfinite(shifted), XD_ERROR_ARGUMENT,
                "t %g shifted by %g is %g: at least 0 is needed", t, desc->sigma_shift, shifted);
-    const double square = s * s + shifted * shifted, root = sqrt(square);
-    out->input = 1.0 / root;
+    int power = 0; /* the larger is divided by 2^power: squares neither overflow nor vanish, the bits stay */
+    (void)frexp(s > shifted ? s : shifted, &power);
+    const double a = ldexp(s, -power), b = ldexp(shifted, -power);
+    const double square = a * a + b * b, root = sqrt(square), input = ldexp(1.0 / root, -power);
+    XD_REQUIRE(
+        ctx, isfinite(input), XD_ERROR_ARGUMENT,
+        "sigma_data %g and shifted t %g are too small: 1 / sqrt of the sum of their squares is infinite", s,
+        shifted);
+    out->input = input;
     out->label = log(shifted > least ? shifted : least) / 4.0;
-    out->denoised.c0 = shifted * s / root;
-    out->denoised.c1 = s * s / square;
+    out->denoised.c0 = (s > shifted ? shifted * a : s * b) / root;
+    out->denoised.c1 = a * a / square;
     return XD_OK;
 }

@@ -1,6 +1,7 @@
 /* Samples from noise. A sampler is a distillation that has one network, in the teacher's place. */
 
 #include "base/internal.h"
+#include "dmd/internal.h"
 #include "dmd/state.h"
 
 #include <math.h>
@@ -56,6 +57,7 @@ static xd_result xdi_sampler_check_list(xd_ctx *ctx, const xd_sampler_desc *s) {
     XD_REQUIRE(ctx, s->kind != XD_SAMPLER_SDE || s->steps <= XDI_DMD_FRESH_STEPS, XD_ERROR_ARGUMENT,
                "new noise between %d times; there are numbers for %d", s->steps, XDI_DMD_FRESH_STEPS);
     XD_TRY(xd_noise_steps_check(ctx, &s->schedule, s->steps, s->list, (int64_t)s->steps + 1));
+    if (s->list_dtype == XD_DTYPE_F32) XD_TRY(xdi_noise_check_list_f32(ctx, s->list, (int64_t)s->steps + 1));
     for (int i = 0; i < s->steps; i++) {
         xd_noise_level level = { 0.0, 0.0, 0.0, 0.0 };
         XD_TRY(xd_noise_level_at(ctx, &s->schedule, s->list[i], &level));

@@ -173,12 +173,37 @@ static double xdi_normal_below(double x) {
     return 0.5 * erfc(-x * 0.70710678118654752);
 }
 
+/* The logarithm of the probability below x. Far out it is that of Mills' ratio, whose seventh term is below 1e-14 there. */
+static const double xdi_normal_far = -36.0;
+
+static double xdi_normal_log_below(double x) {
+    const double v = 1.0 / (x * x);
+    if (x > xdi_normal_far) return log(xdi_normal_below(x));
+    const double mills = v * (1.0 - v * (3.0 - v * (15.0 - v * (105.0 - v * 945.0))));
+    return -0.5 * x * x - log(-x) - 0.91893853320467274 + log1p(-mills); /* ln sqrt(2 pi) */
+}
+
+/* The number below which a normal one is with a probability, by its logarithm, when that is too small for a double. Newton's
+ * method: the logarithm's slope is -x, nearly. */
+static double xdi_normal_of_log(double logarithm) {
+    double x = -sqrt(-2.0 * logarithm);
+    for (int i = 0; i < 8; i++) x += (xdi_normal_log_below(x) - logarithm) / x;
+    return x;
+}
+
+/* A normal number in [a, b] whose b is not above -a. */
+static double xdi_lower_normal(double a, double b, double uniform) {
+    const double low = xdi_normal_below(a), high = xdi_normal_below(b), q = low + uniform * (high - low);
+    if (q > 1e-280) return xdi_normal_of(q);
+    const double top = xdi_normal_log_below(b), ratio = exp(xdi_normal_log_below(a) - top);
+    const double share = ratio + uniform * (1.0 - ratio);
+    const double x = share > 0.0 ? xdi_normal_of_log(top + log(share)) : a;
+    return x > a ? x : a;
+}
+
 /* A normal number in [a, b]. Where most of that is above 0 the other tail is used: probabilities near 1 have no digits left. */
 static double xdi_truncated_normal(double a, double b, double uniform) {
-    const bool mirrored = a + b > 0.0;
-    const double low = xdi_normal_below(mirrored ? -b : a), high = xdi_normal_below(mirrored ? -a : b);
-    const double x = xdi_normal_of(low + (mirrored ? 1.0 - uniform : uniform) * (high - low));
-    return mirrored ? -x : x;
+    return a + b > 0.0 ? -xdi_lower_normal(-b, -a, 1.0 - uniform) : xdi_lower_normal(a, b, uniform);
 }
 
 /* Degrees of freedom from which on w has the scale 1 / sqrt(n). */
@@ -267,6 +292,7 @@ static double xdi_truncated_student(double a, double b, double n, double uniform
 static double xdi_time_log(const xd_time_sampler *s, double uniform) {
     const double least = s->min_t > XDI_TIME_LEAST ? s->min_t : XDI_TIME_LEAST;
     const double a = (log(least) - s->mean) / s->deviation, b = (log(s->max_t) - s->mean) / s->deviation;
+    if (uniform <= 0.0 || uniform >= 1.0) return uniform > 0.0 ? s->max_t : least;
     const double x = s->kind == XD_TIME_LOG_T ? xdi_truncated_student(a, b, s->freedom, uniform)
                                               : xdi_truncated_normal(a, b, uniform);
     return exp(x * s->deviation + s->mean);

@@ -487,10 +487,12 @@ XD_TEST(bf16_has_the_bits_of_the_double_for_every_number) {
 /* More than 8 MiB from the first row to behind the last: stores bypass the caches where a row is aligned for them, which the second
  * of the two shifts leaves out. What lies between the rows stays. */
 XD_TEST(a_large_result_has_the_bits_of_a_small_one) {
-    enum { ROWS = 5, COLUMNS = 1029, STRIDE = 1 << 20 };
-    static float p[ROWS * COLUMNS], q[ROWS * COLUMNS], small[ROWS * COLUMNS];
-    static const xd_mix mixes[ROWS] = { { 1, -0.3 }, { 0.7, 0.1 }, { -2, 1.0 / 3.0 }, { 0.25, 0 }, { 0, 3 } };
-    char *const memory = (char *)malloc((size_t)ROWS * STRIDE * sizeof(float) + 128);
+    enum { LARGE_ROWS = 5, COLUMNS = 1029, APART = 1 << 20 };
+    static float p[LARGE_ROWS * COLUMNS], q[LARGE_ROWS * COLUMNS], small[LARGE_ROWS * COLUMNS];
+    static const xd_mix mixes[LARGE_ROWS] = {
+        { 1, -0.3 }, { 0.7, 0.1 }, { -2, 1.0 / 3.0 }, { 0.25, 0 }, { 0, 3 }
+    };
+    char *const memory = (char *)malloc((size_t)LARGE_ROWS * APART * sizeof(float) + 128);
     uint64_t state = 9;
     CHECK(memory != NULL);
     XD_TEST_LEVELS(level, XD_CPU_PLAIN)
@@ -501,22 +503,22 @@ XD_TEST(a_large_result_has_the_bits_of_a_small_one) {
         xd_ctx *ctx = open_ctx((xd_cpu_level)level, 1 + k % 2);
         xd_mix_desc d;
         memset(&d, 0, sizeof d);
-        for (int i = 0; i < ROWS * COLUMNS; i++) {
+        for (int i = 0; i < LARGE_ROWS * COLUMNS; i++) {
             xd_store_f64(p, dtype, i, uniform(&state));
             xd_store_f64(q, dtype, i, uniform(&state));
         }
-        d.p = xd_rows_of(p, dtype, ROWS, COLUMNS);
-        d.q = xd_rows_of(q, dtype, ROWS, COLUMNS);
-        d.out = xd_rows_of(small, dtype, ROWS, COLUMNS);
+        d.p = xd_rows_of(p, dtype, LARGE_ROWS, COLUMNS);
+        d.q = xd_rows_of(q, dtype, LARGE_ROWS, COLUMNS);
+        d.out = xd_rows_of(small, dtype, LARGE_ROWS, COLUMNS);
         d.mix = mixes;
         CHECK(xd_mix_rows(ctx, &d) == XD_OK);
-        d.out = xd_rows_of(out, dtype, ROWS, COLUMNS);
-        d.out.stride = STRIDE;
-        for (int r = 0; r < ROWS; r++) out[(size_t)r * STRIDE * size + row] = 7;
+        d.out = xd_rows_of(out, dtype, LARGE_ROWS, COLUMNS);
+        d.out.stride = APART;
+        for (int r = 0; r < LARGE_ROWS; r++) out[(size_t)r * APART * size + row] = 7;
         CHECK(xd_mix_rows(ctx, &d) == XD_OK);
-        for (size_t r = 0; r < ROWS; r++) {
-            CHECK(memcmp(out + r * STRIDE * size, (const char *)small + r * row, row) == 0);
-            CHECK_EQ_INT(out[r * STRIDE * size + row], 7);
+        for (size_t r = 0; r < LARGE_ROWS; r++) {
+            CHECK(memcmp(out + r * APART * size, (const char *)small + r * row, row) == 0);
+            CHECK_EQ_INT(out[r * APART * size + row], 7);
         }
         xd_ctx_destroy(ctx);
     }

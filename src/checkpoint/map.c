@@ -348,7 +348,7 @@ static xd_result xdi_import_run(xdi_import *l) {
     const xd_weights_import_desc *d = l->desc;
     XD_TRY(xdi_mapped_agree(&l->m, &d->weights, d, false));
     XD_TRY(xdi_comm_agree_alike(l->m.comm, xdi_import_open(l)));
-    XD_TRY(xdi_agree_list(l->m.comm, l->reader->piece_count, xdi_weights_reader_hash(l->reader),
+    XD_TRY(xdi_agree_list(l->m.comm, xd_weights_reader_count(l->reader), xdi_weights_reader_hash(l->reader),
                           "the tensors of the directory"));
     XD_TRY(xdi_import_match(l));
     XD_TRY(xd_agree(l->m.comm, xdi_import_reserve(l)));

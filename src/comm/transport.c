@@ -3,6 +3,8 @@
 #include "comm/internal.h"
 #include "comm/transport.h"
 
+#include <string.h>
+
 XD_API void xd_control_assume(const xd_control *mine, const xd_collective *next, int ranks, xd_control *all) {
     for (int r = 0; r < ranks; r++) {
         all[r] = *mine;

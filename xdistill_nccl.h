@@ -1243,14 +1243,14 @@ static bool xdi_nccl_is_even(const xdi_nccl *t, const int64_t *counts) {
     return !t->displaced;
 }
 
-static void xdi_nccl_send(void *sink, int peer, const void *data, size_t bytes) {
-    xdi_nccl_batch *b = (xdi_nccl_batch *)sink;
+static void xdi_nccl_send(void *user, int peer, const void *data, size_t bytes) {
+    xdi_nccl_batch *b = (xdi_nccl_batch *)user;
     if (peer == b->t->base.rank) b->from = data;
     xdi_nccl_put(b, peer, data, 0, (int64_t)bytes, 1);
 }
 
-static void xdi_nccl_receive(void *sink, int peer, void *data, size_t bytes) {
-    xdi_nccl_batch *b = (xdi_nccl_batch *)sink;
+static void xdi_nccl_receive(void *user, int peer, void *data, size_t bytes) {
+    xdi_nccl_batch *b = (xdi_nccl_batch *)user;
     if (peer == b->t->base.rank) {
         b->to = data;
         b->bytes = bytes;
@@ -1261,9 +1261,9 @@ static void xdi_nccl_receive(void *sink, int peer, void *data, size_t bytes) {
 /* Every kind that only moves data, as messages. */
 static xd_result xdi_nccl_messages(xdi_nccl *t, const xd_collective *c, cudaStream_t stream,
                                    double deadline) {
-    static const xd_message_sink calls = { xdi_nccl_send, xdi_nccl_receive };
+    static const xd_message_sink sink = { xdi_nccl_send, xdi_nccl_receive };
     xdi_nccl_batch batch = xdi_nccl_begin(t, stream);
-    xd_collective_messages(c, t->base.rank, t->base.size, &calls, &batch);
+    xd_collective_messages(c, t->base.rank, t->base.size, &sink, &batch);
     XD_TRY(xdi_nccl_end(&batch, deadline));
     return batch.to && batch.from ? xdi_nccl_copy(t, stream, batch.to, batch.from, batch.bytes) : XD_OK;
 }
@@ -2003,4 +2003,4 @@ XD_API xd_result xd_comm_nccl(xd_ctx *ctx, const xd_nccl_desc *desc, xd_comm **o
 #endif
 
 #endif
-/* xdistill sha256 b8a5e6a77d6d2b1645ca50d9497ef475994fb0bcd5d09be92363911f20f328aa */
+/* xdistill sha256 f48329b6bf7ca3dfa47bf7fb13ed6e407f823fe787463f053a9e8a08eb3b0a89 */

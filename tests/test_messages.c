@@ -33,15 +33,15 @@ static int64_t draw(scene *s, int64_t below) {
     return (int64_t)(s->state >> 33) % below;
 }
 
-static void put(void *sink, int peer, const void *data, size_t bytes) {
-    member *m = (member *)sink;
+static void put(void *user, int peer, const void *data, size_t bytes) {
+    member *m = (member *)user;
     CHECK(m->ends[peer].out == NULL && bytes > 0);
     m->ends[peer].out = (const char *)data;
     m->ends[peer].out_bytes = bytes;
 }
 
-static void get(void *sink, int peer, void *data, size_t bytes) {
-    member *m = (member *)sink;
+static void get(void *user, int peer, void *data, size_t bytes) {
+    member *m = (member *)user;
     CHECK(m->ends[peer].in == NULL && bytes > 0);
     m->ends[peer].in = (char *)data;
     m->ends[peer].in_bytes = bytes;
@@ -111,8 +111,8 @@ static int32_t meant(const scene *s, int from, int to, int64_t i) {
 }
 
 static void deliver(scene *s) {
-    static const xd_message_sink calls = { put, get };
-    for (int r = 0; r < s->n; r++) xd_collective_messages(&s->ranks[r].record, r, s->n, &calls, &s->ranks[r]);
+    static const xd_message_sink sink = { put, get };
+    for (int r = 0; r < s->n; r++) xd_collective_messages(&s->ranks[r].record, r, s->n, &sink, &s->ranks[r]);
     for (int from = 0; from < s->n; from++)
         for (int to = 0; to < s->n; to++) {
             const message_end *out = &s->ranks[from].ends[to], *in = &s->ranks[to].ends[from];

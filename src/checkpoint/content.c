@@ -92,7 +92,7 @@ static xd_result xdi_content_check_averages(xd_ctx *ctx, const xd_checkpoint_net
         XD_REQUIRE(ctx, a->ema, XD_ERROR_ARGUMENT, "average %d, \"%s\", is NULL", k, a->name);
         XD_REQUIRE(ctx, xdi_ema_entries(a->ema) == n->part_count, XD_ERROR_ARGUMENT,
                    "average \"%s\" has %lld parameters, the network %lld parts", a->name,
-                   (long long)(a->ema ? xdi_ema_entries(a->ema) : 0), (long long)n->part_count);
+                   (long long)xdi_ema_entries(a->ema), (long long)n->part_count);
         XD_TRY(xdi_ema_in_place(a->ema));
         for (int64_t i = 0; i < n->part_count; i++) {
             xd_param shadow = xdi_ema_entry(a->ema, i);

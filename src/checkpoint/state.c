@@ -162,8 +162,8 @@ static xd_result xdi_state_fits_optimizer(xd_ctx *ctx, const xd_json *saved, con
     if (!n->optimizer || (!record && lenient)) return XD_OK;
     const char *here = xdi_state_kinds[xd_optimizer_settings(n->optimizer)->kind];
     XD_REQUIRE(ctx, record, XD_ERROR_MISSING,
-               "the checkpoint has no optimizer of %s%s: it was saved "
-               "without, and a load with optimizer NULL or lenient leaves the state here as it is",
+               "the checkpoint has no optimizer of %s%s: it was saved without, and a load with optimizer "
+               "NULL or lenient leaves the state here as it is",
                n->name ? "the network " : "the model", n->name ? n->name : "");
     XD_REQUIRE(ctx, kind && xd_json_double(xd_json_find(record, "learning_rate"), &rate) && rate >= 0.0,
                XD_ERROR_FORMAT, "%s: the optimizer has no kind or no learning rate", XDI_STATE_FILE);
@@ -181,10 +181,10 @@ static xd_result xdi_state_fits_average(xd_ctx *ctx, const xd_json *saved, const
     int64_t version, iteration;
     bool initialized;
     if (!record && lenient) return XD_OK;
-    XD_REQUIRE(ctx, record, XD_ERROR_MISSING,
-               "the checkpoint has no average \"%s\": averages are found by the names "
-               "that the save gave them",
-               name);
+    XD_REQUIRE(
+        ctx, record, XD_ERROR_MISSING,
+        "the checkpoint has no average \"%s\": averages are found by the names that the save gave them",
+        name);
     XD_REQUIRE(ctx,
                xd_json_int64(xd_json_find(record, "format_version"), &version) && version == 1 &&
                    xd_json_int64(xd_json_find(record, "iteration"), &iteration) && iteration >= 0 &&

@@ -56,20 +56,20 @@ XD_API int64_t xd_collective_blocks(const xd_collective *collective, int ranks, 
 /* A collective on its way into messages of one rank. */
 typedef struct xdi_transport_pass {
     const xd_collective *c;
-    const xd_message_sink *calls;
-    void *sink;
+    const xd_message_sink *sink;
+    void *user;
     size_t size;
 } xdi_transport_pass;
 
 static void xdi_transport_put(const xdi_transport_pass *p, int peer, int64_t begin, int64_t count) {
     if (count > 0)
-        p->calls->put(p->sink, peer, (const char *)p->c->send + (size_t)begin * p->size,
-                      (size_t)count * p->size);
+        p->sink->put(p->user, peer, (const char *)p->c->send + (size_t)begin * p->size,
+                     (size_t)count * p->size);
 }
 
 static void xdi_transport_get(const xdi_transport_pass *p, int peer, int64_t begin, int64_t count) {
     if (count > 0)
-        p->calls->get(p->sink, peer, (char *)p->c->recv + (size_t)begin * p->size, (size_t)count * p->size);
+        p->sink->get(p->user, peer, (char *)p->c->recv + (size_t)begin * p->size, (size_t)count * p->size);
 }
 
 /* First element of the next block: its displacement, or the end of the last one. */
@@ -80,9 +80,9 @@ static int64_t xdi_transport_place(const int64_t *displacements, int rank, int64
 }
 
 XD_API void xd_collective_messages(const xd_collective *collective, int rank, int ranks,
-                                   const xd_message_sink *calls, void *sink) {
+                                   const xd_message_sink *sink, void *user) {
     const xd_collective *c = collective;
-    const xdi_transport_pass pass = { c, calls, sink, xd_dtype_size(c->dtype) };
+    const xdi_transport_pass pass = { c, sink, user, xd_dtype_size(c->dtype) };
     const bool to_all = c->kind == XD_COLLECTIVE_ALL_TO_ALL, gather = c->kind == XD_COLLECTIVE_GATHER;
     const bool all_gather = c->kind == XD_COLLECTIVE_ALL_GATHER, scatter = c->kind == XD_COLLECTIVE_SCATTER;
     const bool broadcast = c->kind == XD_COLLECTIVE_BROADCAST, root = c->root == rank;

@@ -98,7 +98,8 @@ struct xd_transport {
 /* Wraps a transport into a handle, which then owns it (destroyed with it, also on failure). Local. */
 XD_API xd_result xd_comm_create(xd_ctx *ctx, xd_transport *transport, xd_comm **out);
 
-/* For transports that send messages between pairs of ranks, as xdistill_mpi.h and xdistill_nccl.h do. All four are pure. */
+/* For transports that send messages between pairs of ranks, as xdistill_mpi.h and xdistill_nccl.h do. All four are
+ * local, and the first three pure. */
 
 /* Fills in all[ranks] for a call that the ranks do not compare, as xd_transport_ops.control promises it. */
 XD_API void xd_control_assume(const xd_control *mine, const xd_collective *next, int ranks, xd_control *all);
@@ -114,15 +115,15 @@ XD_API int64_t xd_control_leaves(const xd_control *all, const xd_collective *col
 XD_API int64_t xd_collective_blocks(const xd_collective *collective, int ranks, bool whole, int64_t *begins,
                                     int64_t *counts);
 
-/* Who is told of messages: what goes to a rank, and where comes what it sends. Never of 0 bytes. */
+/* Who is told of messages: what goes to a rank of the group, and where comes what it sends. Never of 0 bytes. */
 typedef struct xd_message_sink {
-    void (*put)(void *sink, int peer, const void *data, size_t bytes);
-    void (*get)(void *sink, int peer, void *data, size_t bytes);
+    void (*put)(void *user, int peer, const void *data, size_t bytes);
+    void (*get)(void *user, int peer, void *data, size_t bytes);
 } xd_message_sink;
 
-/* What `rank` puts and gets in a collective that only moves data, for all of its ranks in their order, itself included: there both
- * or neither is told, and of a BROADCAST neither. */
+/* Tells `sink`, with `user`, what `rank` puts and gets in a collective that only moves data, for all of the group's ranks in
+ * their order, itself included: there both or neither is told, and of a BROADCAST neither. Allocates nothing. */
 XD_API void xd_collective_messages(const xd_collective *collective, int rank, int ranks,
-                                   const xd_message_sink *calls, void *sink);
+                                   const xd_message_sink *sink, void *user);
 
 #endif

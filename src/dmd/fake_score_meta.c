@@ -66,10 +66,10 @@ static xd_result xdi_fake_agree(xd_comm *world, const xd_fake_score_meta_desc *d
     xdi_fact_integer(&facts, "source.from", (int64_t)d->source.from);
     xdi_fact_integer(&facts, "lenient", d->lenient);
     xdi_fact_integer(&facts, "staging_bytes", (int64_t)d->staging_bytes);
-    xdi_fact_integer(&facts, "number of compute.call", d->compute.call != NULL);
-    xdi_fact_integer(&facts, "number of provider.describe", d->provider.describe != NULL);
+    xdi_fact_integer(&facts, "compute.call (given)", d->compute.call != NULL);
+    xdi_fact_integer(&facts, "provider.describe (given)", d->provider.describe != NULL);
     xdi_fact_dtype(&facts, "fake.dtype", d->fake.dtype);
-    xdi_fact_integer(&facts, "number of fake.adapt", d->fake.adapt != NULL);
+    xdi_fact_integer(&facts, "fake.adapt (given)", d->fake.adapt != NULL);
     xdi_fake_list_patterns(&facts, fresh, d->fresh, d->fresh_count);
     xdi_fake_list_patterns(&facts, frozen, d->fake.frozen, d->fake.frozen_count);
     return xdi_agree_facts(world, &facts, "settings of a fake score");

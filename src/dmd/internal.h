@@ -18,7 +18,7 @@ XD_PRIVATE xd_result xdi_noise_check(xd_ctx *ctx, const xd_noise_schedule *sched
 /* noise_schedule.c: times descend from at most max_t to 0, at least two of them. */
 XD_PRIVATE xd_result xdi_noise_check_list(xd_ctx *ctx, const double *list, int64_t count, double max_t);
 
-/* ARGUMENT where neighbours of a list that descends are one time when they are rounded to f32. */
+/* noise_schedule.c: ARGUMENT where neighbours of a list that descends are one time when they are rounded to f32. */
 XD_PRIVATE xd_result xdi_noise_check_list_f32(xd_ctx *ctx, const double *list, int64_t count);
 
 /* noise_schedule.c: number i of `count` >= 2 even steps from a to b; both ends are exact. */

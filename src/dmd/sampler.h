@@ -22,8 +22,7 @@ typedef struct xd_sampler_desc {
     bool v_is_flow;         /* as in xd_conversion */
     double network_scale;   /* as in xd_dmd_desc */
     xd_dtype network_dtype; /* as in xd_dmd_desc */
-    xd_dtype
-        list_dtype; /* F32: times of the list are rounded to it, and still descend; NONE -> they are as they are */
+    xd_dtype list_dtype;    /* F32: times of the list are rounded, and still descend; NONE -> as they are */
     xd_sampler_kind kind;
     int steps; /* >= 1 */
     /* [steps + 1] descending, the last 0: xd_noise_steps, or xd_noise_grid_time backwards. */

@@ -109,19 +109,19 @@ static xd_result xdi_mpi_control(xd_transport *transport, const xd_control *mine
 
 /* ---- moves ---- */
 
-static void xdi_mpi_put(void *sink, int peer, const void *data, size_t bytes) {
-    xdi_mpi_out((xdi_mpi *)sink, peer, data, 0, (int64_t)bytes, 1);
+static void xdi_mpi_put(void *user, int peer, const void *data, size_t bytes) {
+    xdi_mpi_out((xdi_mpi *)user, peer, data, 0, (int64_t)bytes, 1);
 }
 
-static void xdi_mpi_get(void *sink, int peer, void *data, size_t bytes) {
-    xdi_mpi_in((xdi_mpi *)sink, peer, data, 0, (int64_t)bytes, 1);
+static void xdi_mpi_get(void *user, int peer, void *data, size_t bytes) {
+    xdi_mpi_in((xdi_mpi *)user, peer, data, 0, (int64_t)bytes, 1);
 }
 
 /* Every kind that only moves data, as flows. */
 static void xdi_mpi_plan(xdi_mpi *t, const xd_collective *c) {
-    static const xd_message_sink calls = { xdi_mpi_put, xdi_mpi_get };
+    static const xd_message_sink sink = { xdi_mpi_put, xdi_mpi_get };
     xdi_mpi_clear(t);
-    xd_collective_messages(c, t->base.rank, t->base.size, &calls, t);
+    xd_collective_messages(c, t->base.rank, t->base.size, &sink, t);
     xdi_mpi_keep(t);
 }
 

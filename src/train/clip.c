@@ -19,14 +19,12 @@ enum {
     XDI_CLIP_SETTINGS = 3
 };
 
-static xdi_facts xdi_clip_settings(const xd_gradient_norm_desc *d) {
-    xdi_facts facts;
-    xdi_facts_begin(&facts);
-    xdi_fact_integer(&facts, "type", (int64_t)d->type);
-    xdi_fact_integer(&facts, "form", (int64_t)d->form);
-    xdi_fact_number(&facts, "max_norm", d->max_norm);
-    xdi_fact_number(&facts, "refuse_above", d->refuse_above);
-    return facts;
+static void xdi_clip_list_settings(xdi_facts *facts, const xd_gradient_norm_desc *d) {
+    xdi_facts_begin(facts);
+    xdi_fact_integer(facts, "type", (int64_t)d->type);
+    xdi_fact_integer(facts, "form", (int64_t)d->form);
+    xdi_fact_number(facts, "max_norm", d->max_norm);
+    xdi_fact_number(facts, "refuse_above", d->refuse_above);
 }
 
 static bool xdi_clip_has_gradient(const xd_param *p) {
@@ -105,7 +103,8 @@ static xd_result xdi_clip_exchange_exact(xd_comm *comm, xd_norm_sum *sum, int64_
  * names it. */
 static xd_result xdi_clip_exchange(xd_comm *comm, const xd_gradient_norm_desc *d, bool exact, xd_result mine,
                                    xd_norm_sum *sum) {
-    const xdi_facts settings = xdi_clip_settings(d);
+    xdi_facts settings;
+    xdi_clip_list_settings(&settings, d);
     const int64_t hash = (int64_t)(xdi_facts_hash(0, &settings) >> 32); /* sums of it are exact in double */
     int64_t counts[XDI_CLIP_COUNTS];
     counts[XDI_CLIP_SETTINGS] = hash;

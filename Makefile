@@ -17,19 +17,37 @@ warnings = -Wall -Wextra -Wpedantic -Wconversion -Wshadow -Wmissing-prototypes -
 
 # How the tests are built. make check gives other values: another compiler, the generated header, sanitizers. Objects of
 # tests contain no part of the library, so those of test_objects may be linked with any test_implementation.
-test_dir = build/test
+# SANITIZE=address,undefined builds them so, in a folder of their own.
+comma = ,
+test_dir = build/test$(if $(SANITIZE),-$(subst $(comma),-,$(SANITIZE)))
 test_objects = $(test_dir)
 test_header = src
-test_cc = $(CC) -std=c99 -O1 -g $(warnings)
-test_implementation = $(test_dir)/implementation.o
+test_cc = $(CC) -std=c99 -O1 -g $(warnings) $(if $(SANITIZE),-fsanitize=$(SANITIZE) -fno-omit-frame-pointer -fno-sanitize-recover=all)
+test_implementation = $(layer_objects)
 test_libs = $(LIBS)
 test_sources := $(sort $(wildcard tests/test_*.c))
 
-# A test that uses private names includes the implementation; the others share one object. There it is static, so that the
-# compiler makes code of what the test reaches only: half of its time, and less.
-whole_sources := $(shell grep -lE '\<(xdi_|XDI_|XDISTILL_STATIC)' $(test_sources) /dev/null)
+# The library that tests link is one object for each layer, a folder of src/: a change costs its own layer. The longest layers are
+# cut into pieces: each takes every n-th file. Private functions are visible to the other objects, as in one unit, and to nothing
+# else.
+pieces_comm = 1 2
+pieces_checkpoint = 1 2 3
+pieces_model = 1 2
+pieces_dmd = 1 2
+pieces_kernel-cpu = 1 2
+pieces_kernel-simd = 1 2 3 4
+layers := $(sort $(subst /,-,$(shell sed -n 's|^\#include "\(.*\)/[^/]*\.c"$$|\1|p' src/xdistill.h)))
+layer_dir = $(test_dir)/layers
+layer_objects = $(foreach layer,$(layers),$(foreach piece,$(or $(pieces_$(layer)),1),$(layer_dir)/$(layer).$(piece).o))
+private = '-DXD_PRIVATE=extern __attribute__((visibility("hidden")))'
+
+# A test that uses private names includes their headers where it is linked with the layers (XD_TEST_LAYERS). Beside the generated
+# header it has the library for itself: make check names these as whole_sources. Two always have: test_exact calls functions
+# that are static in their files, test_fingerprint has the library call another pthread_create.
+private_sources := $(shell grep -lE '\<(xdi_|XDI_|XDISTILL_STATIC)' $(test_sources) /dev/null)
+whole_sources = tests/test_exact.c tests/test_fingerprint.c
 tests := $(test_sources:tests/%.c=$(test_dir)/%)
-whole_tests := $(whole_sources:tests/%.c=$(test_dir)/%)
+whole_tests = $(whole_sources:tests/%.c=$(test_dir)/%)
 examples := $(patsubst examples/%,build/examples/%,$(basename $(sort $(wildcard examples/*.c examples/*.cpp))))
 private_names := $(shell grep -lE '\<xdi_' bench/*.c /dev/null)
 # bench/node.c needs mpicc.
@@ -76,8 +94,11 @@ golden-levels: build/golden ## the same on every CPU level of this machine and i
 	build/golden --cpu=$$level "$(GOLDEN)"; status=$$?; [ $$status = 0 ] || [ $$status = 77 ] || exit 1; done
 	@echo "invariant:"; build/golden --invariant "$(GOLDEN)"
 
-.PHONY: build-tests
+.PHONY: build-tests print-test-dir
 build-tests: $(tests)
+
+print-test-dir:
+	@echo $(test_dir)
 
 test_includes = -I$(test_header) -Itests/helpers
 whole_test_cc = $(test_cc) $(test_includes)
@@ -87,26 +108,27 @@ $(filter-out $(whole_tests),$(tests)): $(test_dir)/%: $(test_objects)/%.o $(test
 	$(test_cc) -x none $(test_objects)/$*.o $(test_implementation) -o $@ $(test_libs)
 
 $(test_sources:tests/%.c=$(test_objects)/%.o): $(test_objects)/%.o: tests/%.c | $(test_objects)
-	$(test_cc) $(test_includes) $(dependencies) $(linked) -c $< -o $@
+	$(test_cc) $(test_includes) $(dependencies) $(linked) $(if $(filter $<,$(private_sources)),-DXD_TEST_LAYERS $(private)) -c $< -o $@
 
 $(whole_tests): $(test_dir)/%: tests/%.c | $(test_dir)
 	$(whole_test_cc) -DXDISTILL_STATIC $(dependencies) $< -o $@ $(test_libs)
 
-$(test_dir)/implementation.o: tests/build/implementation.c | $(test_dir)
-	$(test_cc) $(test_includes) $(dependencies) -c $< -o $@
+layer = $(basename $*)
+$(layer_objects): $(layer_dir)/%.o: src/xdistill.h | $(layer_dir)
+	@echo "compiling $@"
+	@awk -F'"' -v layer="$(subst -,/,$(layer))/" -v pieces=$(words $(or $(pieces_$(layer)),1)) -v piece=$(subst .,,$(suffix $*)) \
+	'/^#include ".*\.c"$$/ && index($$2, layer) == 1 && $$2 !~ layer ".*/" && n++ % pieces == piece - 1' $< | \
+	$(test_cc) -Isrc -DXDISTILL_IMPLEMENTATION $(private) $(dependencies) -x c -c - -o $@
 
 golden_objects := $(patsubst tests/golden/%.c,build/golden.d/%.o,$(wildcard tests/golden/*.c))
 # make check takes the object of the library, from the generated header, which is the same text.
-golden_implementation ?= build/golden.d/implementation.o
+golden_implementation ?= $(layer_objects)
 
 build/golden: $(golden_objects) $(golden_implementation) | build
 	$(CC) $(golden_objects) $(golden_implementation) -o $@ $(LIBS)
 
 $(golden_objects): build/golden.d/%.o: tests/golden/%.c | build/golden.d
 	$(CC) -std=c99 -O2 $(warnings) $(linked) -Isrc -Itests/helpers $(dependencies) -c $< -o $@
-
-build/golden.d/implementation.o: tests/build/implementation.c | build/golden.d
-	$(CC) -std=c99 -O2 $(warnings) -Isrc $(dependencies) -c $< -o $@
 
 # Configurations of wrapped training against one rank: build/compose --seed 1 --count 200
 build/compose: $(wildcard tests/compose/*) $(golden_implementation) | build
@@ -376,7 +398,7 @@ uninstall: ## remove what install put there
 clean: ## remove build/
 	rm -rf build
 
-build build/bench build/examples build/golden.d build/mpi $(sort $(test_dir) $(test_objects)):
+build build/bench build/examples build/golden.d build/mpi $(sort $(test_dir) $(test_objects) $(layer_dir)):
 	mkdir -p $@
 
--include $(wildcard $(sort $(test_dir)/*.d $(test_objects)/*.d) build/golden.d/*.d)
+-include $(wildcard $(sort $(test_dir)/*.d $(test_objects)/*.d) $(layer_dir)/*.d build/golden.d/*.d)

@@ -6,6 +6,9 @@
 #endif
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#if defined(XD_TEST_LAYERS)
+#    include "comm/internal.h"
+#endif
 
 #include "checkpoint_files.h"
 #include "checkpoint_scene.h"

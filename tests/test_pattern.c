@@ -1,6 +1,9 @@
 /* The matcher of split patterns, which has no public face of its own: hence the private names. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#if defined(XD_TEST_LAYERS)
+#    include "text/internal.h"
+#endif
 #include "xd_test.h"
 
 static xd_ctx *ctx;

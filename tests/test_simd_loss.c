@@ -2,6 +2,9 @@
  * gradients within the bounds of f32 arithmetic, findings and selections exactly. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#if defined(XD_TEST_LAYERS)
+#    include "kernel/simd/loops.h"
+#endif
 #include "xd_test.h"
 #include "xd_test_cpu.h"
 

@@ -183,10 +183,8 @@ static void xdi_simd_add_pair(const xdi_tiles *tiles, const xd_loss_args *a, xdi
     xdi_simd_take_max(other, pair->other_max, tile);
 }
 
-/* The powers of a row's last tiles as computed for its sums, stored so that the gradient need not compute them again: as many
- * as fit in the L2 cache together with a row of bf16 logits. Those of each tile are relative to the integers in use at that
- * time. */
-enum { XDI_SIMD_KEPT = 32 };
+/* The powers of a row's last tiles as computed for its sums, stored so that the gradient need not compute them again. Those of
+ * each tile are relative to the integers in use at that time. */
 typedef char xdi_simd_kept_fits[XDI_SIMD_KEPT * sizeof(float[2][XDI_TILE]) <= XDI_POOL_SCRATCH ? 1 : -1];
 
 typedef struct xdi_simd_kept {

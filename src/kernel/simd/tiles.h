@@ -7,6 +7,10 @@
 /* The innermost loops of losses over part of a row, one set for each vector width. Sums are f32 in the
  * lanes and f64 from then on, so a call should cover no more than XDI_TILE elements. */
 enum { XDI_TILE = 2048 };
+
+/* Tiles of a row whose powers are kept for its gradient: as many as fit in the L2 cache together with a row of bf16 logits. */
+enum { XDI_SIMD_KEPT = 32 };
+
 #define XDI_TILE_LOG2E 1.4426950408889634
 #define XDI_TILE_LN2 0.69314718055994531
 

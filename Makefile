@@ -30,15 +30,11 @@ test_sources := $(sort $(wildcard tests/test_*.c))
 # The library that tests link is one object for each layer, a folder of src/: a change costs its own layer. The longest layers are
 # cut into pieces: each takes every n-th file. Private functions are visible to the other objects, as in one unit, and to nothing
 # else.
-pieces_comm = 1 2
-pieces_checkpoint = 1 2 3
-pieces_model = 1 2
-pieces_dmd = 1 2
-pieces_kernel-cpu = 1 2
-pieces_kernel-simd = 1 2 3 4
+pieces = comm.1of2 comm.2of2 checkpoint.1of3 checkpoint.2of3 checkpoint.3of3 model.1of2 model.2of2 dmd.1of2 dmd.2of2 \
+    kernel-cpu.1of2 kernel-cpu.2of2 kernel-simd.1of4 kernel-simd.2of4 kernel-simd.3of4 kernel-simd.4of4
 layers := $(sort $(subst /,-,$(shell sed -n 's|^\#include "\(.*\)/[^/]*\.c"$$|\1|p' src/xdistill.h)))
 layer_dir = $(test_dir)/layers
-layer_objects = $(foreach layer,$(layers),$(foreach piece,$(or $(pieces_$(layer)),1),$(layer_dir)/$(layer).$(piece).o))
+layer_objects := $(foreach layer,$(layers),$(patsubst %,$(layer_dir)/%.o,$(or $(filter $(layer).%,$(pieces)),$(layer).1of1)))
 private = '-DXD_PRIVATE=extern __attribute__((visibility("hidden")))'
 
 # A test that uses private names includes their headers where it is linked with the layers (XD_TEST_LAYERS). Beside the generated
@@ -113,10 +109,11 @@ $(test_sources:tests/%.c=$(test_objects)/%.o): $(test_objects)/%.o: tests/%.c | 
 $(whole_tests): $(test_dir)/%: tests/%.c | $(test_dir)
 	$(whole_test_cc) -DXDISTILL_STATIC $(dependencies) $< -o $@ $(test_libs)
 
-layer = $(basename $*)
+# kernel-simd.3of4: words 3 and 4.
+part = $(subst of, ,$(subst .,,$(suffix $*)))
 $(layer_objects): $(layer_dir)/%.o: src/xdistill.h | $(layer_dir)
 	@echo "compiling $@"
-	@awk -F'"' -v layer="$(subst -,/,$(layer))/" -v pieces=$(words $(or $(pieces_$(layer)),1)) -v piece=$(subst .,,$(suffix $*)) \
+	@awk -F'"' -v layer="$(subst -,/,$(basename $*))/" -v piece=$(word 1,$(part)) -v pieces=$(word 2,$(part)) \
 	'/^#include ".*\.c"$$/ && index($$2, layer) == 1 && $$2 !~ layer ".*/" && n++ % pieces == piece - 1' $< | \
 	$(test_cc) -Isrc -DXDISTILL_IMPLEMENTATION $(private) $(dependencies) -x c -c - -o $@
 

@@ -65,13 +65,19 @@ typedef struct xd_weight_traits {
                            * xd_weight_set_tensor_parallel */
     int partition_dim;    /* the dimension that is cut */
     int partition_stride; /* of the cut; 0 -> 1 */
-    bool expert_tensor_parallel;        /* cut over the experts' tensor-parallel group instead */
-    bool sequence_parallel;             /* its gradient must be summed over the tensor-parallel group */
-    bool averaged_over_tensor_parallel; /* its gradient must be averaged over that group */
-    bool pipeline_parallel;             /* its gradient must be summed over the stages */
-    bool shared;                        /* another stage has the same weight and counts it in norms */
-    bool shared_embedding;    /* an embedding that is also the head of another stage: reduced over the
-                               * embedding group */
+    bool expert_tensor_parallel; /* cut over the experts' tensor-parallel group instead */
+    /* Four sums beside those over data ranks. xd_parallel_reduce makes them at the end of a step, over the groups of the
+     * wrapper's settings; xd_pipeline_finish makes those that are left. */
+    bool
+        sequence_parallel; /* its gradient is summed over groups->tp, whose ranks have one of some positions each */
+    bool averaged_over_tensor_parallel; /* its gradient is averaged over groups->tp */
+    bool pipeline_parallel; /* every stage has it, and its gradient is summed over groups->pp: with several
+                             * stages on a rank by xd_pipeline_finish alone */
+    bool shared;            /* another stage has the same weight and counts it in norms */
+    bool
+        shared_embedding; /* an embedding that is also the head of another stage: both copies get the sum of their
+                             * gradients, over groups->embedding: with several stages on a rank by xd_pipeline_finish
+                             * alone */
     bool embedding_or_output; /* for optimizers that treat these otherwise */
     bool keep_f32;            /* not converted to a half type */
     int64_t qkv_sizes[3]; /* rows of the queries, keys and values of a fused projection; zero -> it is none */

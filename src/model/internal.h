@@ -416,7 +416,7 @@ XD_PRIVATE xd_dtype xdi_weight_view_dtype(const xd_parallel *p, const xd_weight 
  * then, in memory of the wrapper, the values; and each has what it was, with its values, when the wrapper goes. */
 XD_PRIVATE xd_result xdi_spectral_retype(const xd_parallel *p);
 XD_PRIVATE xd_result xdi_spectral_take(const xd_parallel *p, xd_weight *weight, void *place);
-XD_PRIVATE void xdi_spectral_give_back(const xd_parallel *p, xd_weight *weight);
+XD_PRIVATE void xdi_spectral_give_back(const xd_parallel *p, xd_weight *weight, const void *place);
 
 /* parallel.c: an empty wrapper of a kind, one of the two; parallel_place.c: then, with its model, on a rank of a group among its
  * replicas. */

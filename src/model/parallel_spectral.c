@@ -74,7 +74,7 @@ XD_PRIVATE xd_result xdi_spectral_take(const xd_parallel *p, xd_weight *weight, 
 }
 
 /* Of a wrapper that was not finished the model's own values have not changed. */
-XD_PRIVATE void xdi_spectral_give_back(const xd_parallel *p, xd_weight *weight) {
+XD_PRIVATE void xdi_spectral_give_back(const xd_parallel *p, xd_weight *weight, const void *place) {
     const xd_dtype dtype = weight->desc.dtype;
     if (weight->owner != weight) weight->desc.dtype = weight->owner->desc.dtype; /* which comes before it */
     if (weight->declared == XD_DTYPE_NONE) return;
@@ -84,6 +84,6 @@ XD_PRIVATE void xdi_spectral_give_back(const xd_parallel *p, xd_weight *weight) 
     weight->value = weight->own;
     weight->own = NULL;
     if (p->model->parallel == p)
-        weight->ready = xd_cast(p->ctx, weight->value, weight->desc.dtype, xdi_flat_place(weight), dtype,
-                                weight->count) == XD_OK;
+        weight->ready =
+            xd_cast(p->ctx, weight->value, weight->desc.dtype, place, dtype, weight->count) == XD_OK;
 }

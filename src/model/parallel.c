@@ -320,7 +320,7 @@ static void xdi_parallel_detach(const xd_parallel *p) {
         const unsigned char *value = (const unsigned char *)w->value;
         const unsigned char *kept = w->flat && w->flat->whole ? (const unsigned char *)w->flat->values : NULL;
         if (kept && value >= kept && value < kept + w->flat->kept_bytes) w->value = NULL;
-        xdi_spectral_give_back(p, w, w->flat ? xdi_flat_place(w) : NULL);
+        xdi_spectral_give_back(p, w, w->own && p->model->parallel == p ? xdi_flat_place(w) : NULL);
         w->ready = w->ready && w->value;
         w->flat = NULL;
     }

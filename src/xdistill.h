@@ -379,6 +379,7 @@
 #include "model/model_agree.c"
 #include "model/buckets.c"
 #include "model/parallel_place.c"
+#include "model/parallel_spectral.c"
 #include "model/parallel_units.c"
 #include "model/parallel_order.c"
 #include "model/parallel_experts.c"

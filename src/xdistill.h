@@ -237,6 +237,7 @@
 #include "base/result.c"
 #include "base/memory.c"
 #include "base/cpu.c"
+#include "base/floats.c"
 #include "base/file.c"
 #include "base/parallel.c"
 #include "base/context.c"

@@ -431,6 +431,46 @@ XD_TEST(an_incomplete_file_is_not_published) {
     bench_end(&b);
 }
 
+/* As many bytes as the tensors have are not each of their bytes: the first hole or overlap is named, also across a model's files. */
+XD_TEST(every_byte_of_a_tensor_is_written_once) {
+    static const int64_t four = 4;
+    static const struct {
+        unsigned begin[3], bytes[3];
+        const char *message;
+    } cases[] = { { { 0, 0, 0 }, { 4, 4, 0 }, "tensor \"b\": bytes 0 to 3 of 8 are written more than once" },
+                  { { 4, 4, 0 }, { 4, 4, 0 }, "tensor \"b\": bytes 0 to 3 of 8 are not written" },
+                  { { 6, 0, 0 }, { 2, 4, 0 }, "tensor \"b\": bytes 4 to 5 of 8 are not written" },
+                  { { 0, 6, 0 }, { 4, 0, 4 }, "tensor \"b\": bytes 0 to 3 of 8 are written more than once" },
+                  { { 2, 0, 4 }, { 4, 4, 0 }, "tensor \"b\": bytes 2 to 3 of 8 are written more than once" },
+                  { { 0, 0, 0 }, { 8, 1, 0 }, "tensor \"b\": bytes 0 to 0 of 8 are written more than once" },
+                  { { 0, 0, 0 }, { 0, 0, 0 }, "tensor \"b\": bytes 0 to 7 of 8 are not written" },
+                  { { 4, 0, 2 }, { 4, 2, 2 }, NULL },
+                  { { 0, 2, 4 }, { 2, 2, 4 }, NULL } };
+    const xd_safetensors_entry three[3] = { { "a", XD_DTYPE_U16, 1, &four },
+                                              { "b", XD_DTYPE_U16, 1, &four },
+                                              { "c", XD_DTYPE_U16, 1, &four } };
+    bench b;
+    bench_start(&b);
+    for (size_t i = 0; i < 2 * sizeof cases / sizeof *cases; i++) {
+        xd_weights_writer_desc d;
+        xd_weights_writer *w = NULL;
+        const size_t at = i / 2;
+        memset(&d, 0, sizeof d);
+        d.entries = three;
+        d.entry_count = 3;
+        d.max_shard_bytes = i % 2 ? 8 : 0; /* one file, and one for each tensor */
+        CHECK_EQ_INT(xd_weights_writer_create(b.ctx, b.directory, &d, &w), XD_OK);
+        CHECK_EQ_INT(xd_weights_writer_write(w, 2, 0, 8, "12345678"), XD_OK);
+        for (int k = 0; k < 3; k++)
+            CHECK_EQ_INT(xd_weights_writer_write(w, 1, cases[at].begin[k], cases[at].bytes[k], "abcdefgh"), XD_OK);
+        CHECK_EQ_INT(xd_weights_writer_write(w, 0, 0, 8, "12345678"), XD_OK);
+        const xd_result result = xd_weights_writer_commit(w);
+        CHECK_EQ_INT(result, cases[at].message ? XD_ERROR_STATE : XD_OK);
+        if (cases[at].message) CHECK_EQ_STR(strstr(xd_last_error(b.ctx)->message, "tensor"), cases[at].message);
+    }
+    bench_end(&b);
+}
+
 XD_TEST(truncated_files_are_refused_at_every_length) {
     bench b;
     bench_start(&b);

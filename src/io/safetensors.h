@@ -128,15 +128,17 @@ XD_API xd_result xd_safetensors_writer_create(xd_ctx *ctx, const char *path,
                                               const xd_safetensors_writer_desc *desc,
                                               xd_safetensors_writer **out);
 
-/* Writes a whole tensor, or bytes [first_byte, first_byte + bytes) of one; each byte exactly once, in any order.
+/* Writes a whole tensor, or bytes [first_byte, first_byte + bytes) of one; each byte exactly once, in any order. A piece that
+ * does not continue the one before takes 24 bytes of memory.
  *   index   of the tensor in desc.entries
- * Errors: ARGUMENT outside the tensor, IO. */
+ * Errors: ARGUMENT outside the tensor, IO, MEMORY. */
 XD_API xd_result xd_safetensors_writer_write(xd_safetensors_writer *writer, int64_t index, const void *data);
 XD_API xd_result xd_safetensors_writer_write_range(xd_safetensors_writer *writer, int64_t index,
                                                    uint64_t first_byte, size_t bytes, const void *data);
 
 /* Syncs the file, gives it its name and frees the writer, whatever the result.
- * Errors: STATE when a tensor's bytes are not all written, IO; then no file is left behind. */
+ * Errors: STATE when a tensor's bytes are not all written, or some more than once, with the first of them; IO, MEMORY; then
+ * no file is left behind. */
 XD_API xd_result xd_safetensors_writer_commit(xd_safetensors_writer *writer);
 
 /* Discards the file: nothing is left behind. NULL is fine. */

@@ -128,7 +128,7 @@ XD_TEST(lengths_and_names_beyond_the_limits_are_refused) {
 XD_TEST(unknown_dtypes_can_be_skipped_but_still_take_their_place) {
     bench b;
     bench_start(&b);
-    const char *header = "{" ENTRY("a", "F4", "[2]", 0, 1) "," ENTRY("b", "U8", "[2]", 1, 3) "}";
+    const char *header = "{" ENTRY("a", "I4", "[2]", 0, 1) "," ENTRY("b", "U8", "[2]", 1, 3) "}";
     xd_safetensors_desc desc;
     unsigned char *memory;
     xd_safetensors *file = NULL;
@@ -141,6 +141,65 @@ XD_TEST(unknown_dtypes_can_be_skipped_but_still_take_their_place) {
     CHECK((const unsigned char *)xd_safetensors_data(file, 0) == memory + 8 + strlen(header) + 1);
     xd_safetensors_close(file);
     free(memory);
+    bench_end(&b);
+}
+
+/* Types that are in the format only: the file opens, what else it has is read, and they are refused by name. Sizes as the
+ * package safetensors 0.8.0 checks them. */
+XD_TEST(a_type_that_cannot_be_read_is_a_property_of_its_tensor) {
+    static const struct {
+        const char *type, *shape, *whole; /* NULL: it opens */
+        int bytes;
+    } cases[] = { { "F4", "[2]", NULL, 1 },
+                  { "F4", "[3,4]", NULL, 6 },
+                  { "F4", "[3]", "of type F4 has 12 bits, which are no whole bytes", 2 },
+                  { "F6_E2M3", "[4]", NULL, 3 },
+                  { "F6_E2M3", "[5]", "of type F6_E2M3 has 30 bits", 4 },
+                  { "F6_E3M2", "[2,2]", NULL, 3 },
+                  { "F6_E3M2", "[8]", "needs 6 bytes but its offsets span 3", 3 },
+                  { "F6_E3M2", "[0]", NULL, 0 },
+                  { "F8_E8M0", "[3]", NULL, 3 },
+                  { "F8_E4M3FNUZ", "[3]", NULL, 3 },
+                  { "F8_E5M2FNUZ", "[]", NULL, 1 },
+                  { "C64", "[2]", NULL, 16 },
+                  { "C64", "[2]", "needs 16 bytes but its offsets span 8", 8 },
+                  { "C64", "[144115188075855872]", "overflows", 8 },
+                  { "F4", "[4611686018427387904]", "overflows", 8 },
+                  { "C128", "[1]", "has the unknown dtype \"C128\"", 16 } };
+    bench b;
+    bench_start(&b);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const int bytes = cases[i].bytes;
+        const int64_t zero[2] = { 0, 0 };
+        unsigned char read[4] = { 0 };
+        char header[300], told[80];
+        unsigned char *memory = NULL;
+        xd_safetensors *file = NULL;
+        snprintf(header, sizeof header,
+                 "{\"odd\":{\"dtype\":\"%s\",\"shape\":%s,\"data_offsets\":[0,%d]},"
+                 "\"plain\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[%d,%d]}}",
+                 cases[i].type, cases[i].shape, bytes, bytes, bytes + 2);
+        const xd_result result = open_text(b.ctx, header, (size_t)bytes + 2, NULL, &memory, &file);
+        CHECK_EQ_INT(result, cases[i].whole ? XD_ERROR_FORMAT : XD_OK);
+        if (result != XD_OK) {
+            CHECK(cases[i].whole && strstr(xd_last_error(b.ctx)->message, cases[i].whole));
+            free(memory);
+            continue;
+        }
+        CHECK_EQ_INT(xd_safetensors_count(file), 2);
+        CHECK_EQ_INT(xd_safetensors_at(file, 0)->dtype, XD_DTYPE_NONE);
+        CHECK_EQ_STR(xd_safetensors_at(file, 0)->type, cases[i].type);
+        CHECK_EQ_STR(xd_safetensors_at(file, 1)->type, "U8");
+        CHECK(xd_safetensors_data(file, 0) == NULL && xd_safetensors_data(file, 1) != NULL);
+        snprintf(told, sizeof told, "tensor \"odd\" is of type %s, which cannot be read", cases[i].type);
+        CHECK_EQ_INT(xd_safetensors_read_range(file, 0, 0, 0, read), XD_ERROR_UNSUPPORTED);
+        CHECK(strstr(xd_last_error(b.ctx)->message, told));
+        CHECK_EQ_INT(xd_safetensors_read_box(file, 0, zero, zero, read), XD_ERROR_UNSUPPORTED);
+        CHECK(strstr(xd_last_error(b.ctx)->message, told));
+        CHECK_EQ_INT(xd_safetensors_read_range(file, 1, 0, 2, read), XD_OK);
+        xd_safetensors_close(file);
+        free(memory);
+    }
     bench_end(&b);
 }
 

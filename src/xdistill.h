@@ -366,6 +366,7 @@
 #include "io/internal.h"
 #include "io/safetensors.c"
 #include "io/safetensors_writer.c"
+#include "io/written.c"
 #include "io/weights_files.c"
 #include "io/weights_reader.c"
 #include "io/weights_writer.c"

@@ -192,7 +192,7 @@ static void topk_run(golden_case *c) {
     parts_case p;
     if (!parts_open(c, "in.logits", &p)) return;
     p.ids = parts_columns(&p, "in.global_indices");
-    p.number = golden_number(c, "cfg.k", 1.0);
+    p.number = (double)golden_integer(c, "cfg.k", 1, 1, 1 << 30);
     if (p.number > (double)p.width) p.number = (double)p.width; /* the peer returns as many as there are */
     p.id_out = parts_room(c, p.rows * p.width);
     p.values = parts_room(c, p.rows * p.n);
@@ -212,7 +212,7 @@ static void select_run(golden_case *c) {
     parts_case p;
     xd_vocab *vocab = NULL;
     if (!parts_open(c, "in.teacher_logits", &p)) return;
-    const int64_t asked = (int64_t)golden_number(c, "cfg.k", 1.0), k = asked < p.width ? asked : p.width;
+    const int64_t asked = golden_integer(c, "cfg.k", 1, 1, 1 << 30), k = asked < p.width ? asked : p.width;
     int64_t *ids = (int64_t *)golden_memory(c, (size_t)(k + 1) * sizeof *ids);
     float *importance = (float *)golden_memory(c, (size_t)p.width * sizeof *importance);
     double *wide = parts_room(c, k);

@@ -93,6 +93,10 @@ static void xdi_parallel_list_settings(const xd_parallel *p, xdi_facts *f) {
     xdi_fact_integer(f, "host", p->offloaded);
     xdi_fact_integer(f, "experts", p->experts ? p->experts->members : 0);
     xdi_fact_integer(f, "members of a group of experts", p->members);
+    xdi_fact_integer(f, "stage", p->stage);
+    xdi_fact_integer(f, "chunk", p->chunk);
+    xdi_fact_integer(f, "gathers_in_step", p->gathers_in_step);
+    xdi_fact_integer(f, "wide_padding", p->wide_padding);
     xdi_fact_integer(f, "groups", p->has_groups);
     f->part = "groups";
     xdi_fact_integer(f, "tp", xdi_group_size(p->groups.tp));
@@ -117,7 +121,8 @@ static xd_result xdi_parallel_agree_settings(const xd_parallel *p, xd_comm *comm
         const uint64_t flat = xd_bucket_plan_hash(p->flats[i].plan);
         places = xd_hash(places, &flat, sizeof flat);
     }
-    xdi_fact_bytes(&facts, "order of weights in buckets (unit_types, bucket_size)", &places, sizeof places);
+    xdi_fact_bytes(&facts, "order of weights in buckets (unit_types, bucket_size, bucket_count)", &places,
+                   sizeof places);
     return xdi_agree_facts(comm, &facts, what);
 }
 
@@ -146,6 +151,25 @@ static xd_result xdi_parallel_check_dtypes(const xd_parallel *p) {
     return XD_OK;
 }
 
+static xd_result xdi_parallel_check_buckets(const xd_parallel *p) {
+    XD_REQUIRE(p->ctx, p->bucket_size >= 0 && p->bucket_parts >= 0, XD_ERROR_ARGUMENT,
+               "buckets of %lld elements, and %lld of them", (long long)p->bucket_size,
+               (long long)p->bucket_parts);
+    XD_REQUIRE(p->ctx, !p->bucket_size || !p->bucket_parts, XD_ERROR_ARGUMENT,
+               "bucket_size %lld and bucket_count %lld: one of them says where a bucket ends",
+               (long long)p->bucket_size, (long long)p->bucket_parts);
+    XD_REQUIRE(p->ctx, p->stage >= 0 && p->chunk >= 0, XD_ERROR_ARGUMENT, "stage %d, chunk %d", p->stage,
+               p->chunk);
+    XD_REQUIRE(p->ctx, !p->gathers_in_step || (p->gathers && p->split_optimizer), XD_ERROR_ARGUMENT,
+               "gathers_in_step %s: values that all %d data ranks step need no gather, and one without a "
+               "queue runs beside nothing",
+               p->gathers ? "without sharded_optimizer" : "without a queue of gathers", p->ranks);
+    XD_REQUIRE(p->ctx, !p->wide_padding || p->sharded || p->split_optimizer, XD_ERROR_ARGUMENT,
+               "wide_padding without sharded_optimizer: each of %d data ranks has the whole of a bucket",
+               p->ranks);
+    return XD_OK;
+}
+
 XD_PRIVATE xd_result xdi_parallel_lay(xd_parallel *p, const xd_fsdp_desc *d) {
     XD_REQUIRE(p->ctx, d->leaves >= 0 && d->unit_type_count >= 0, XD_ERROR_ARGUMENT,
                "%lld leaves and %d types of units", (long long)d->leaves, d->unit_type_count);
@@ -153,8 +177,7 @@ XD_PRIVATE xd_result xdi_parallel_lay(xd_parallel *p, const xd_fsdp_desc *d) {
                "%d types of units at NULL", d->unit_type_count);
     XD_REQUIRE(p->ctx, p->prefetch >= 0 && (p->prefetch == 0 || p->gathers), XD_ERROR_ARGUMENT,
                "%d units gathered ahead, and %s queue of gathers", p->prefetch, p->gathers ? "a" : "no");
-    XD_REQUIRE(p->ctx, p->bucket_size >= 0, XD_ERROR_ARGUMENT, "buckets of %lld elements",
-               (long long)p->bucket_size);
+    XD_TRY(xdi_parallel_check_buckets(p));
     XD_TRY(xdi_parallel_check_dtypes(p));
     XD_TRY(xdi_parallel_check_home(p));
     XD_REQUIRE(p->ctx, p->reshard_ranks > 0 && p->ranks % p->reshard_ranks == 0, XD_ERROR_ARGUMENT,
@@ -212,7 +235,7 @@ static xd_result xdi_parallel_build(xd_parallel *p, const xd_fsdp_desc *d) {
     if (p->replicas) XD_TRY(xdi_parallel_agree_settings(p, p->replicas, "settings of a wrapper"));
     if (p->replicas) XD_TRY(xdi_parallel_agree_copies(p, p->replicas));
     XD_TRY(xd_agree(p->data, xdi_parallel_take_all_values(p)));
-    if (p->sharded) xdi_parallel_leave_storage(p);
+    xdi_parallel_leave_storage(p);
     p->model->parallel = p;
     return XD_OK;
 }
@@ -232,7 +255,12 @@ XD_PRIVATE void xdi_parallel_set_kind(xd_parallel *p, xd_fsdp_desc *settings, co
         settings->replicas = ddp->replicas;
         settings->experts = ddp->experts;
         settings->groups = ddp->groups;
+        settings->wide_padding = ddp->wide_padding;
         p->bucket_size = ddp->bucket_size;
+        p->bucket_parts = ddp->bucket_count;
+        p->stage = ddp->stage;
+        p->chunk = ddp->chunk;
+        p->gathers_in_step = ddp->gathers_in_step;
         p->split_optimizer = ddp->sharded_optimizer;
     }
     p->sharded = fsdp != NULL;
@@ -243,6 +271,7 @@ XD_PRIVATE void xdi_parallel_set_kind(xd_parallel *p, xd_fsdp_desc *settings, co
     p->reductions = settings->reductions;
     p->prefetch = settings->prefetch;
     p->reserve_frozen = settings->reserve_frozen;
+    p->wide_padding = settings->wide_padding;
     p->home = settings->host;
     p->offloaded = settings->host != NULL;
     p->has_groups = settings->groups != NULL;

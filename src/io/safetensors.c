@@ -280,6 +280,7 @@ static xd_safetensors_desc xdi_safetensors_defaults(const xd_safetensors_desc *d
 
 XD_API xd_result xd_safetensors_open(xd_ctx *ctx, const char *path, const xd_safetensors_desc *desc,
                                      xd_safetensors **out) {
+    XDI_GIVEN(ctx, ctx, path, out);
     const xd_safetensors_desc d = xdi_safetensors_defaults(desc);
     xd_safetensors *f = xdi_safetensors_new(ctx, path, &d);
     XD_REQUIRE(ctx, f, XD_ERROR_MEMORY, "%s: no room for a file object", path);
@@ -288,6 +289,8 @@ XD_API xd_result xd_safetensors_open(xd_ctx *ctx, const char *path, const xd_saf
 
 XD_API xd_result xd_safetensors_open_memory(xd_ctx *ctx, const void *data, size_t bytes,
                                             const xd_safetensors_desc *desc, xd_safetensors **out) {
+    XDI_GIVEN(ctx, ctx, out);
+    XDI_GIVEN_LIST(ctx, data, bytes);
     const xd_safetensors_desc d = xdi_safetensors_defaults(desc);
     xd_safetensors *f = xdi_safetensors_new(ctx, "memory", &d);
     XD_REQUIRE(ctx, f, XD_ERROR_MEMORY, "no room for a file object");
@@ -311,10 +314,12 @@ XD_API void xd_safetensors_close(xd_safetensors *f) {
 /* ---- queries ---- */
 
 XD_API int64_t xd_safetensors_count(const xd_safetensors *f) {
+    XD_ASSERT(f);
     return f->count;
 }
 
 XD_API const xd_safetensors_info *xd_safetensors_at(const xd_safetensors *f, int64_t index) {
+    XD_ASSERT(f);
     return index >= 0 && index < f->count ? &f->infos[index] : NULL;
 }
 
@@ -323,15 +328,18 @@ static int xdi_safetensors_is_named(const void *name, const void *info) {
 }
 
 XD_API int64_t xd_safetensors_find(const xd_safetensors *f, const char *name) {
+    XD_ASSERT(f);
     return xdi_find(name, f->infos, sizeof *f->infos, f->count, xdi_safetensors_is_named);
 }
 
 XD_API const char *xd_safetensors_metadata(const xd_safetensors *f, const char *key) {
+    XD_ASSERT(f);
     return xd_json_string(xd_json_find(xd_json_find(f->header, XDI_SAFETENSORS_METADATA), key), NULL);
 }
 
 XD_API bool xd_safetensors_metadata_at(const xd_safetensors *f, int64_t index, const char **key,
                                        const char **value) {
+    XD_ASSERT(f);
     if (index < 0) return false;
     const xd_json *pair = xd_json_by_key(xd_json_find(f->header, XDI_SAFETENSORS_METADATA), (size_t)index);
     if (!pair) return false;
@@ -341,6 +349,7 @@ XD_API bool xd_safetensors_metadata_at(const xd_safetensors *f, int64_t index, c
 }
 
 XD_API const void *xd_safetensors_data(const xd_safetensors *f, int64_t index) {
+    XD_ASSERT(f);
     const xd_safetensors_info *info = xd_safetensors_at(f, index);
     return info && f->bytes ? f->bytes + f->data + info->begin : NULL;
 }
@@ -349,6 +358,8 @@ XD_API const void *xd_safetensors_data(const xd_safetensors *f, int64_t index) {
 
 XD_API xd_result xd_safetensors_read_range(xd_safetensors *f, int64_t index, uint64_t first_byte,
                                            size_t bytes, void *destination) {
+    XDI_GIVEN(NULL, f);
+    XDI_GIVEN_LIST(f->ctx, destination, bytes);
     const xd_safetensors_info *info = xd_safetensors_at(f, index);
     XD_REQUIRE(f->ctx, info, XD_ERROR_ARGUMENT, "%s: tensor %lld of %lld", f->path, (long long)index,
                (long long)f->count);
@@ -442,6 +453,8 @@ static xd_result xdi_safetensors_gather(xd_safetensors *f, const xdi_safetensors
 
 static xd_result xdi_safetensors_check_box(xd_safetensors *f, const xd_safetensors_info *info,
                                            const int64_t *offset, const int64_t *size, bool *empty) {
+    XDI_GIVEN_LIST(f->ctx, offset, info->ndim);
+    XDI_GIVEN_LIST(f->ctx, size, info->ndim);
     *empty = info->begin == info->end;
     for (int i = 0; i < info->ndim; i++) {
         XD_REQUIRE(f->ctx,
@@ -457,12 +470,14 @@ static xd_result xdi_safetensors_check_box(xd_safetensors *f, const xd_safetenso
 
 XD_API xd_result xd_safetensors_read_box(xd_safetensors *f, int64_t index, const int64_t *offset,
                                          const int64_t *size, void *destination) {
+    XDI_GIVEN(NULL, f);
     const xd_safetensors_info *info = xd_safetensors_at(f, index);
     bool empty;
     XD_REQUIRE(f->ctx, info, XD_ERROR_ARGUMENT, "%s: tensor %lld of %lld", f->path, (long long)index,
                (long long)f->count);
     XD_TRY(xdi_safetensors_check_box(f, info, offset, size, &empty));
     if (empty) return XD_OK;
+    XDI_GIVEN(f->ctx, destination);
     const xdi_safetensors_box box = xdi_safetensors_plan(f, info, offset, size);
     unsigned char *stage = NULL;
     if (!f->bytes && box.pieces > 1) {

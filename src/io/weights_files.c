@@ -194,6 +194,7 @@ static void xdi_weights_close_all(xd_weights_files *m) {
 /* A save removes the older model's files: a reader that was just opening them begins again. */
 XD_API xd_result xd_weights_files_open(xd_ctx *ctx, const char *directory, const xd_safetensors_desc *desc,
                                        xd_weights_files **out) {
+    XDI_GIVEN(ctx, ctx, directory, out);
     enum { TRIES = 100 };
     xd_weights_files *m = (xd_weights_files *)xd_allocate(ctx, sizeof *m);
     XD_REQUIRE(ctx, m, XD_ERROR_MEMORY, "%s: no room for a model", directory);
@@ -220,15 +221,18 @@ XD_API void xd_weights_files_close(xd_weights_files *m) {
 }
 
 XD_API int64_t xd_weights_files_count(const xd_weights_files *m) {
+    XD_ASSERT(m);
     return m->count;
 }
 
 XD_API xd_safetensors *xd_weights_files_at(const xd_weights_files *m, int64_t file) {
+    XD_ASSERT(m);
     return file >= 0 && file < m->count ? m->files[file] : NULL;
 }
 
 XD_API xd_result xd_weights_files_find(const xd_weights_files *m, const char *name, xd_safetensors **file,
                                        int64_t *index) {
+    XDI_GIVEN_OF(m, name, file, index);
     const char *where = xd_json_string(xd_json_find(xdi_weights_map(m), name), NULL);
     xd_safetensors *holder = m->index ? (where ? xdi_weights_file(m, where) : NULL) : m->files[0];
     const int64_t found = holder ? xd_safetensors_find(holder, name) : -1;

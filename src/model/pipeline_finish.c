@@ -302,6 +302,7 @@ static xd_result xdi_finish_gradients(const xd_pipeline_finish_desc *d) {
 }
 
 XD_API xd_result xd_pipeline_finish(xd_comm *world, const xd_pipeline_finish_desc *desc) {
+    XDI_GIVEN_COMM(world, desc);
     xd_ctx *ctx = xd_comm_ctx(world);
     xd_result result = XD_OK;
     XD_TRY(xd_agree(world, xdi_finish_check(ctx, desc)));

@@ -28,6 +28,8 @@ struct xd_weight {
     void *value, *gradient;
     bool ready;
     bool awaited;          /* values come as soon as there is memory for them: nothing forms first ones */
+    xd_dtype declared;     /* the type before a wrapper gave it another one; NONE -> none did */
+    void *own;             /* its storage in the model, of that type; NULL -> none */
     struct xdi_flat *flat; /* of a wrapper: where its values and gradients are, and which of that buffer's
                             * weights it is */
     int64_t flat_index;
@@ -375,7 +377,13 @@ struct xd_parallel {
     uint64_t signature;                 /* of the brackets of this step */
     xdi_opening openings[XDI_OPENINGS]; /* the last of them: number i at i modulo their number */
     int64_t opening_count;
-    bool reduced; /* between reduce and publish */
+    bool reduced;    /* between reduce and publish */
+    bool has_groups; /* the caller has given some: tp, pp and embedding of these, NULL for one rank */
+    xd_groups groups;
+    int stages;       /* of this rank, as its build says; 0 -> this one */
+    bool compared[3]; /* with the ranks of each: how many weights are summed over it */
+    bool summed;      /* in this step: what traits say over these groups */
+    bool finished;    /* xd_pipeline_finish was called in this step */
 };
 
 /* parallel_experts.c: the wrapper of experts of one that has its place among the data ranks, as a rank of theirs and, where
@@ -407,6 +415,15 @@ XD_PRIVATE xd_result xdi_model_agree_shared(const xd_model *model, xd_comm *comm
 /* parallel_units.c: the units of a model and the weights of each, by type. On failure the wrapper is to be destroyed. */
 XD_PRIVATE xd_result xdi_parallel_divide(xd_parallel *p, const xd_fsdp_desc *d);
 
+/* parallel_units.c: the type in which blocks show a weight. */
+XD_PRIVATE xd_dtype xdi_weight_view_dtype(const xd_parallel *p, const xd_weight *w);
+
+/* parallel_spectral.c: the vectors of blocks with spectral norm get the type in which their weights are shown: first the type alone,
+ * then, in memory of the wrapper, the values; and each has what it was, with its values, when the wrapper goes. */
+XD_PRIVATE xd_result xdi_spectral_retype(const xd_parallel *p);
+XD_PRIVATE xd_result xdi_spectral_take(const xd_parallel *p, xd_weight *weight, void *place);
+XD_PRIVATE void xdi_spectral_give_back(const xd_parallel *p, xd_weight *weight, const void *place);
+
 /* parallel.c: an empty wrapper of a kind, one of the two; parallel_place.c: then, with its model, on a rank of a group among its
  * replicas. */
 XD_PRIVATE void xdi_parallel_set_kind(xd_parallel *p, xd_fsdp_desc *settings, const xd_ddp_desc *ddp,
@@ -418,6 +435,43 @@ XD_PRIVATE xd_result xdi_parallel_lay(xd_parallel *p, const xd_fsdp_desc *d);
 XD_PRIVATE bool xdi_parallel_lists(const xd_weight *w);
 /* parallel.c: the entry of such lists for this rank's part of a weight, and where that is; without value and gradient. */
 XD_PRIVATE xd_param xdi_parallel_describe(const xd_parallel *p, const xd_weight *w, xd_bucket_piece *piece);
+
+/* parallel.c: what xd_parallel_reduce does over the data ranks; and its end: a step that could not be reduced is dropped, one that
+ * was before stays. */
+XD_PRIVATE xd_result xdi_parallel_reduce_data(xd_parallel *p);
+XD_PRIVATE xd_result xdi_parallel_end_reduce(xd_parallel *p, xd_result result);
+
+/* Sums that traits of weights ask for; and all weights that train. */
+typedef enum xdi_finish_kind {
+    XDI_FINISH_OVER_STAGES = 0,
+    XDI_FINISH_OVER_TENSORS,
+    XDI_FINISH_EMBEDDING,
+    XDI_FINISH_ALL
+} xdi_finish_kind;
+
+/* The end of a step: of all stages of a rank, or of one that is reduced by itself. */
+typedef struct xdi_finish {
+    const char *call;
+    xd_groups groups;
+    const xd_built *built; /* NULL -> `one` is all */
+    xd_stage one;
+} xdi_finish;
+
+/* parallel_reduce.c: its stages. */
+XD_PRIVATE int xdi_finish_stage_count(const xdi_finish *f);
+XD_PRIVATE xd_stage xdi_finish_stage(const xdi_finish *f, int index);
+/* parallel_reduce.c: weights of one stage whose sum of a kind is not made: the one with this number, or NULL; `count` receives
+ * their number, `elements` those of this rank's parts. */
+XD_PRIVATE const xd_weight *xdi_finish_find(const xd_stage *stage, xdi_finish_kind kind, int64_t number,
+                                            int64_t *count, int64_t *elements);
+/* parallel_reduce.c: whether the ranks of a group have the same weights of a kind, where none has failed before; and whether the
+ * embedding's copies fit. Collective. */
+XD_PRIVATE xd_result xdi_finish_compare(xd_comm *comm, const xdi_finish *f, xdi_finish_kind kind,
+                                        xd_result mine);
+XD_PRIVATE xd_result xdi_finish_compare_copies(xd_ctx *ctx, const xdi_finish *f, xd_result before);
+/* parallel_reduce.c: the sums of all kinds; and every weight of one, over a group, times a factor. */
+XD_PRIVATE xd_result xdi_finish_traits(const xdi_finish *f);
+XD_PRIVATE xd_result xdi_finish_each(xd_comm *tp, const xdi_finish *f, xdi_finish_kind kind, float factor);
 
 /* parallel.c: closes all blocks and forgets leaves, sums and gathered values of the step, on all data ranks alike, so that it
  * begins again. */
@@ -454,6 +508,8 @@ XD_PRIVATE void xdi_parallel_leave_storage(xd_parallel *p);
 XD_PRIVATE bool xdi_flat_piece(const xd_parallel *p, const xd_weight *weight, xd_bucket_piece *out);
 /* parallel_flat.c: the address of a weight's kept values from element `at` of its region on. */
 XD_PRIVATE void *xdi_flat_value(const xd_weight *weight, const xd_bucket_piece *piece);
+/* parallel_flat.c: the place of a weight in the kept values of its buffer. */
+XD_PRIVATE void *xdi_flat_place(const xd_weight *weight);
 /* parallel_flat.c: after kept values have changed: where ranks step parts of weights that all keep, every rank's part to all; and
  * what blocks show is made from them again. */
 XD_PRIVATE xd_result xdi_parallel_renew_values(xd_parallel *p);

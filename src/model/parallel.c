@@ -95,6 +95,11 @@ static void xdi_parallel_list_settings(const xd_parallel *p, xdi_facts *f) {
     xdi_fact_integer(f, "host", p->offloaded);
     xdi_fact_integer(f, "experts", p->experts ? p->experts->members : 0);
     xdi_fact_integer(f, "members of a group of experts", p->members);
+    xdi_fact_integer(f, "groups", p->has_groups);
+    f->part = "groups";
+    xdi_fact_integer(f, "tp", xdi_group_size(p->groups.tp));
+    xdi_fact_integer(f, "pp", xdi_group_size(p->groups.pp));
+    xdi_fact_integer(f, "embedding", xdi_group_size(p->groups.embedding));
     f->part = "divide";
     xdi_fact_number(f, "before (its inverse)", (double)p->before);
     xdi_fact_number(f, "after (its inverse, with average)", (double)p->after);
@@ -159,6 +164,7 @@ XD_PRIVATE xd_result xdi_parallel_lay(xd_parallel *p, const xd_fsdp_desc *d) {
     XD_TRY(xdi_parallel_deal(p, d->leaves, d->accumulate_whole));
     XD_TRY(xdi_parallel_list_leaves(p));
     XD_TRY(xdi_gradient_set_factors(p, &d->divide));
+    XD_TRY(xdi_spectral_retype(p));
     XD_TRY(xdi_parallel_divide(p, d));
     return xdi_parallel_plan(p);
 }
@@ -227,6 +233,7 @@ XD_PRIVATE void xdi_parallel_set_kind(xd_parallel *p, xd_fsdp_desc *settings, co
         settings->reserve_frozen = ddp->reserve_frozen;
         settings->replicas = ddp->replicas;
         settings->experts = ddp->experts;
+        settings->groups = ddp->groups;
         p->bucket_size = ddp->bucket_size;
         p->split_optimizer = ddp->sharded_optimizer;
     }
@@ -240,6 +247,8 @@ XD_PRIVATE void xdi_parallel_set_kind(xd_parallel *p, xd_fsdp_desc *settings, co
     p->reserve_frozen = settings->reserve_frozen;
     p->home = settings->host;
     p->offloaded = settings->host != NULL;
+    p->has_groups = settings->groups != NULL;
+    if (settings->groups) p->groups = *settings->groups;
 }
 
 /* An empty wrapper on every rank, or none on any. */
@@ -323,6 +332,7 @@ static void xdi_parallel_detach(const xd_parallel *p) {
         const unsigned char *value = (const unsigned char *)w->value;
         const unsigned char *kept = w->flat && w->flat->whole ? (const unsigned char *)w->flat->values : NULL;
         if (kept && value >= kept && value < kept + w->flat->kept_bytes) w->value = NULL;
+        xdi_spectral_give_back(p, w, w->own && p->model->parallel == p ? xdi_flat_place(w) : NULL);
         w->ready = w->ready && w->value;
         w->flat = NULL;
     }
@@ -544,7 +554,7 @@ static xd_result xdi_parallel_reduce_own(xd_parallel *p) {
     return xdi_gradient_reduce(p);
 }
 
-static xd_result xdi_parallel_reduce_agreed(xd_parallel *p) {
+XD_PRIVATE xd_result xdi_parallel_reduce_data(xd_parallel *p) {
     XD_TRY(xdi_parallel_agree_step(p));
     if (p->experts) XD_TRY(xdi_parallel_reduce_own(p->experts));
     return xdi_parallel_reduce_own(p);
@@ -555,9 +565,7 @@ static void xdi_parallel_reset(xd_parallel *p) {
     xdi_gradient_reset(p);
 }
 
-XD_API xd_result xd_parallel_reduce(xd_parallel *p) {
-    XDI_GIVEN(NULL, p);
-    const xd_result result = xdi_parallel_reduce_agreed(p);
+XD_PRIVATE xd_result xdi_parallel_end_reduce(xd_parallel *p, xd_result result) {
     if (result != XD_OK && !p->reduced) xdi_parallel_reset(p);
     p->reduced = p->reduced || result == XD_OK;
     if (p->experts) p->experts->reduced = p->reduced;

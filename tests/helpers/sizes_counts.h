@@ -141,8 +141,7 @@ AT("xd_load_balanced_positions(length)", a, 3, call_balanced, XD_ERROR_SHAPE,
    "length 6 is not a multiple of 4", true)
 AT("xd_load_balanced_positions(rank)", b, 3, call_balanced, XD_ERROR_ARGUMENT, "", true)
 AT("xd_load_balanced_positions(ranks)", c, 0, call_balanced, XD_ERROR_ARGUMENT, "", true)
-AT("xd_kl_estimate_desc.count", estimate.count, -1, call_estimate, XD_ERROR_ARGUMENT,
-   "-1 tokens without log-probabilities", true)
+AT("xd_kl_estimate_desc.count", estimate.count, -1, call_estimate, XD_ERROR_ARGUMENT, "-1 tokens", true)
 AT("xd_vocab_create(size)", a, 3, call_vocab, XD_ERROR_SHAPE,
    "vocabulary shards end at column 12 but there are 13", true)
 AT("xd_vocab_create_even(size)", a, -1, call_vocab_even, XD_ERROR_SHAPE,

@@ -53,6 +53,7 @@ static xd_result xdi_parallel_list_leaves(xd_parallel *p) {
 }
 
 XD_API xd_parallel_leaf_count xd_parallel_leaves(const xd_parallel *p) {
+    XD_ASSERT(p);
     xd_parallel_leaf_count out;
     out.own = p->leaves.count;
     out.most = p->most;
@@ -62,6 +63,7 @@ XD_API xd_parallel_leaf_count xd_parallel_leaves(const xd_parallel *p) {
 }
 
 XD_API int64_t xd_parallel_leaf(const xd_parallel *p, int64_t k) {
+    XD_ASSERT(p);
     return xdi_parallel_number(p, k);
 }
 
@@ -325,6 +327,7 @@ static xd_result xdi_parallel_create(const xd_parallel *kind, const xd_fsdp_desc
 }
 
 XD_API xd_result xd_ddp_create(xd_model *model, xd_comm *data, const xd_ddp_desc *desc, xd_parallel **out) {
+    XDI_GIVEN_TO_ALL(model ? model->ctx : NULL, data, model, data, out);
     xd_parallel kind;
     xd_fsdp_desc d;
     xdi_parallel_set_kind(&kind, &d, desc, NULL);
@@ -335,6 +338,7 @@ XD_API xd_result xd_ddp_create(xd_model *model, xd_comm *data, const xd_ddp_desc
 }
 
 XD_API xd_result xd_fsdp_create(xd_model *model, xd_comm *data, const xd_fsdp_desc *desc, xd_parallel **out) {
+    XDI_GIVEN_TO_ALL(model ? model->ctx : NULL, data, model, data, desc, out);
     xd_fsdp_desc defaults, d;
     xd_parallel kind;
     memset(&defaults, 0, sizeof defaults);
@@ -479,6 +483,7 @@ XD_PRIVATE xd_tensor_part xdi_parallel_part(const xd_parallel *of, const xd_weig
 
 XD_API xd_result xd_parallel_params(const xd_parallel *p, int64_t capacity, xd_param *params,
                                     int64_t *count) {
+    XDI_GIVEN(p ? p->model->ctx : NULL, p, count);
     int64_t at = 0;
     XD_TRY(xdi_parallel_room(p, params, capacity, count));
     for (int64_t i = 0; i < p->model->weight_count && capacity > 0; i++)
@@ -489,6 +494,7 @@ XD_API xd_result xd_parallel_params(const xd_parallel *p, int64_t capacity, xd_p
 
 XD_API xd_result xd_parallel_parts(const xd_parallel *p, int64_t capacity, xd_tensor_part *parts,
                                    int64_t *count) {
+    XDI_GIVEN(p ? p->model->ctx : NULL, p, count);
     int64_t at = 0;
     XD_TRY(xdi_parallel_room(p, parts, capacity, count));
     for (int64_t i = 0; i < p->model->weight_count && capacity > 0; i++)
@@ -620,6 +626,7 @@ static void xdi_parallel_tell_dropped(const xd_parallel *p) {
 }
 
 XD_API xd_result xd_parallel_publish(xd_parallel *p) {
+    XDI_GIVEN(NULL, p);
     XD_TRY(xd_agree(p->data, xdi_parallel_check_closed(p, "xd_parallel_publish")));
     xdi_parallel_tell_dropped(p);
     if (p->experts) XD_TRY(xdi_parallel_renew_values(p->experts));
@@ -669,6 +676,7 @@ static xd_result xdi_parallel_may_thaw(const xd_parallel *p, const xd_weight *w)
 }
 
 XD_API xd_result xd_parallel_thaw(xd_parallel *parallel, xd_weight *weight) {
+    XDI_GIVEN(parallel ? parallel->model->ctx : NULL, parallel, weight);
     xd_parallel *p = parallel->experts && weight && xdi_parallel_of(parallel, weight)->of_experts
                          ? parallel->experts
                          : parallel;
@@ -706,6 +714,7 @@ static xd_result xdi_parallel_check_push(const xd_parallel *p) {
 }
 
 XD_API xd_result xd_parallel_push_leaf(xd_parallel *p) {
+    XDI_GIVEN(NULL, p);
     XD_TRY(xdi_parallel_check_push(p));
     for (int64_t i = 0; i < p->model->weight_count; i++) {
         const xd_weight *w = p->model->weights[i];

@@ -27,8 +27,10 @@ struct xd_weight {
     int64_t shape[XD_DIMS_MAX]; /* of the region */
     void *value, *gradient;
     bool ready;
-    bool awaited;          /* values come as soon as there is memory for them: nothing forms first ones */
-    struct xdi_flat *flat; /* of a wrapper: where its values and gradients are, and which of that buffer's
+    xd_gradient_state state; /* of the gradient of a wrapped model, in its lists too */
+    bool used;               /* a backward of this step has opened a block with it, or with a tie to it */
+    bool awaited;            /* values come as soon as there is memory for them: nothing forms first ones */
+    struct xdi_flat *flat;   /* of a wrapper: where its values and gradients are, and which of that buffer's
                             * weights it is */
     int64_t flat_index;
 };
@@ -357,6 +359,7 @@ struct xd_parallel {
     int64_t launched;               /* DDP: buckets of this step whose sum was started, in order */
     bool late;                      /* DDP: sums begin in xd_parallel_reduce alone */
     int64_t *counts;                /* [ranks] scratch */
+    int *used;                      /* [weights of the model] scratch */
     xd_leaves *known; /* [ranks + replica_count]: of each data rank, then of each group, in the sums over
                        * them */
     xd_dtype sent_dtype, view_dtype; /* of floating weights; NONE -> their own, and as sent */
@@ -376,6 +379,7 @@ struct xd_parallel {
     xdi_opening openings[XDI_OPENINGS]; /* the last of them: number i at i modulo their number */
     int64_t opening_count;
     bool reduced; /* between reduce and publish */
+    bool waits;   /* some leaf has ended that is not summed yet */
 };
 
 /* parallel_experts.c: the wrapper of experts of one that has its place among the data ranks, as a rank of theirs and, where
@@ -418,6 +422,9 @@ XD_PRIVATE xd_result xdi_parallel_lay(xd_parallel *p, const xd_fsdp_desc *d);
 XD_PRIVATE bool xdi_parallel_lists(const xd_weight *w);
 /* parallel.c: the entry of such lists for this rank's part of a weight, and where that is; without value and gradient. */
 XD_PRIVATE xd_param xdi_parallel_describe(const xd_parallel *p, const xd_weight *w, xd_bucket_piece *piece);
+
+/* parallel_state.c: whether a block has a weight that trains. */
+XD_PRIVATE bool xdi_block_trains(const xd_block *block);
 
 /* parallel.c: closes all blocks and forgets leaves, sums and gathered values of the step, on all data ranks alike, so that it
  * begins again. */
@@ -503,6 +510,15 @@ XD_PRIVATE void *xdi_weight_shown(const xd_parallel *p, const xd_weight *owner);
 /* parallel_values.c: after kept values have changed: no unit is gathered; other types of what is kept are made again. */
 XD_PRIVATE void xdi_parallel_forget_values(xd_parallel *p);
 XD_PRIVATE xd_result xdi_parallel_convert_values(xd_parallel *p);
+
+/* parallel_state.c: what the gradients of the wrapper's weights are worth: once a leaf has ended, once all are summed, and when a
+ * step ends. The second is collective where `skipped`: some rank has a weight whose blocks were skipped in all of its leaves. */
+XD_PRIVATE void xdi_state_wait(xd_parallel *p);
+XD_PRIVATE bool xdi_state_skips(const xd_parallel *p);
+XD_PRIVATE xd_result xdi_state_sum(xd_parallel *p, bool skipped);
+XD_PRIVATE void xdi_state_reset(xd_parallel *p);
+/* parallel_state.c: a backward opens a block; or its weights are in a leaf of the caller's. */
+XD_PRIVATE void xdi_state_use(const xd_block *block);
 
 /* parallel_flat.c: the bucket with the place of a weight's owner; NULL when it has no gradient and never will. And the one that
  * takes its gradient now; NULL when it does not train. */

@@ -231,15 +231,21 @@ XD_API xd_result xd_parallel_push_leaf(xd_parallel *parallel);
 /* After the last backward of a step: what is left to sum is summed, and every gradient in the list of parameters is
  * the sum over all leaves. A norm over `data` then counts each element once (xd_param.replica).
  *
+ * Before it steps and norms over that list are refused (xd_param.state), so that no rank steps with its own gradients. After it a
+ * weight whose blocks were skipped in all leaves of all ranks has no gradient: steps leave it alone, without decay. Where ranks
+ * beyond the data ranks add to a gradient (the traits for that), and for experts, it is zero instead.
+ *
  * Collective over data. Errors: STATE (a block without a backward for a leaf, by name and number; a block still open; blocks in
- * another order on some ranks, with the first two that differ), those of the reductions. All ranks alike; the step's leaves
- * are then dropped. */
+ * another order on some ranks, with the first two that differ), those of the reductions: all ranks alike, and the step's leaves
+ * are dropped. MISMATCH or PEER where some rank is in another call: leaves are kept, and the call may be made again. */
 XD_API xd_result xd_parallel_reduce(xd_parallel *parallel);
 
 /* After the optimizer: what blocks show from now on are the new weights. Also after a step that was skipped or given up,
- * after values were loaded or exchanged with an average, and where gradients are summed without the wrapper. Leaves that
- * xd_parallel_reduce has not summed are dropped, which is logged as a warning with their number: a loop that forgets it steps
- * with the gradients of an earlier step. Collective over data. Errors: STATE (a block still open), those of xd_all_gather. */
+ * after values were loaded or exchanged with an average, and where gradients are summed without the wrapper. A step that
+ * is given up between two leaves loses them, which is logged as a warning with their number; one that is given up after its last
+ * leaf is summed before. Collective over data. Errors: STATE (a
+ * block still open; all leaves are there, and xd_parallel_reduce has not summed them; nothing has changed then), those of
+ * xd_all_gather. */
 XD_API xd_result xd_parallel_publish(xd_parallel *parallel);
 
 /* Bytes that a wrapper takes by purpose on this rank, in memory of the context's device but for `host`. Their sum is one

@@ -94,6 +94,7 @@ XD_API xd_result xd_block_begin(xd_block *block, xd_pass pass, xd_block_view *vi
         return result;
     }
     if (p) xdi_order_add(p, block, pass, false);
+    if (p && pass.kind == XD_PASS_BACKWARD) xdi_state_use(block);
     if (p) p->open++;
     block->passes[block->open++] = pass;
     *view = shown;

@@ -53,8 +53,8 @@ XD_API xd_result xd_block_begin(xd_block *block, xd_pass pass, xd_block_view *vi
  * is not open, and for a second end of a leaf's last backward, with the leaf; those of the reductions. */
 XD_API xd_result xd_block_end(xd_block *block);
 
-/* Instead of a backward: the block has no part in a leaf, and its weights, where no other block adds to them, a gradient of
- * zero. Nothing is gathered.
+/* Instead of a backward: the block has no part in a leaf, and adds nothing to the gradients of its weights. Weights that are
+ * skipped in all leaves have none in this step: see xd_parallel_reduce. Nothing is gathered.
  *
  * Collective as above. Errors: as xd_block_begin with XD_PASS_BACKWARD. */
 XD_API xd_result xd_block_skip(xd_block *block, int64_t leaf);

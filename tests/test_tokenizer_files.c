@@ -177,6 +177,27 @@ XD_TEST(sentencepiece_merges_by_score) {
     unload(&f);
 }
 
+/* The package writes U+2581 for each blank of a text before it looks for its own symbols. The ids and pieces are the package's. */
+XD_TEST(sentencepiece_symbols_with_a_blank_are_never_found) {
+    static const struct {
+        const char *symbol, *name, *ids;
+    } cases[] = { { "  ", "  ", "259:0-1 262:1-2 259:2-4" },
+                  { MARK " ", "  ", "259:0-1 262:1-2 259:2-4" },
+                  { "h  h", "h  h", "259:0-1 262:1-2 259:2-4" },
+                  { "h" MARK " h", "h  h", "259:0-1 262:1-2 259:2-4" },
+                  { MARK MARK, "  ", "259:0-1 265:1-3 263:3-4" },
+                  { "h" MARK MARK "h", "h  h", "262:0-0 265:0-4" } };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        static file with;
+        with = *sentencepiece(BPE, "", false);
+        put_piece(&with, cases[i].symbol, 0, 4);
+        fixture f = load(&with);
+        CHECK_EQ_STR(spans(&f, "h  h"), cases[i].ids);
+        CHECK_EQ_INT(xd_tokenizer_find_special(f.tokenizer, cases[i].name), 265);
+        unload(&f);
+    }
+}
+
 /* The file with one more part of the trainer's settings: field 46 names BOS, 47 EOS. */
 static const file *with_name(int number, const char *name) {
     static file f;

@@ -125,10 +125,11 @@ static xd_result xdi_exact_check_ids(xd_ctx *ctx, const xd_projection_rows *rows
     return XD_OK;
 }
 
-static bool xdi_exact_candidate(const xd_projection_rows *rows, int64_t r, bool relaxed) {
+static bool xdi_exact_candidate(const xd_projection_rows *rows, int64_t r, int64_t teacher_size,
+                                bool relaxed) {
     const int64_t best = xdi_exact_best(rows, r);
     const int32_t id = rows->ids[best];
-    if (id < 0) return false;
+    if (id < 0 || id >= teacher_size) return false;
     if (relaxed) return rows->weights[best] >= 0.6f;
     return rows->weights[best] == 1.0f && rows->ids[r * rows->k + 1] == -1;
 }
@@ -138,7 +139,7 @@ static void xdi_exact_owners(const xd_projection_rows *rows, int64_t teacher_siz
                              int32_t *owner) {
     for (int64_t t = 0; t < teacher_size; t++) owner[t] = -1;
     for (int64_t r = 0; r < rows->rows; r++) {
-        if (!xdi_exact_candidate(rows, r, relaxed)) continue;
+        if (!xdi_exact_candidate(rows, r, teacher_size, relaxed)) continue;
         const int64_t best = xdi_exact_best(rows, r);
         int32_t *mine = &owner[rows->ids[best]];
         if (*mine < 0 || (relaxed && rows->weights[best] > rows->weights[xdi_exact_best(rows, *mine)]))
@@ -150,7 +151,7 @@ static void xdi_exact_fill(const xd_projection_rows *rows, int64_t teacher_size,
                            const int32_t *owner, xd_exact_map *map) {
     for (int64_t r = 0; r < rows->rows; r++) {
         const int32_t id = rows->ids[xdi_exact_best(rows, r)];
-        if (xdi_exact_candidate(rows, r, relaxed) && owner[id] == (int32_t)r) {
+        if (xdi_exact_candidate(rows, r, teacher_size, relaxed) && owner[id] == (int32_t)r) {
             map->student[map->pairs] = (int32_t)r;
             map->teacher[map->pairs++] = id;
         } else {
@@ -168,7 +169,7 @@ XD_API xd_result xd_exact_map_create(xd_ctx *ctx, const xd_projection_rows *rows
     XD_REQUIRE(ctx, teacher_size >= 0 && teacher_size <= INT32_MAX, XD_ERROR_ARGUMENT, "%lld teacher ids",
                (long long)teacher_size);
     XD_TRY(xdi_check_row_weights(ctx, rows));
-    XD_TRY(xdi_exact_check_ids(ctx, rows, teacher_size));
+    if (!relaxed) XD_TRY(xdi_exact_check_ids(ctx, rows, teacher_size));
     const size_t n = (size_t)rows->rows, m = (size_t)teacher_size;
     int32_t *memory = (int32_t *)xd_allocate(ctx, (3 * n + m) * sizeof *memory);
     int32_t *owner = (int32_t *)xd_allocate(ctx, m * sizeof *owner);

@@ -27,6 +27,7 @@ struct xd_ctx {
     xdi_pool *pool; /* NULL: one thread */
     int groups;     /* communicators of several ranks */
     bool told_of_locks;
+    bool told_of_floats;
     bool is_faulty; /* the other ranks do not know of the fault yet */
     xdi_pool_fault fault;
 };
@@ -146,6 +147,7 @@ XD_PRIVATE xd_result xdi_ctx_make(const xd_ctx_desc *desc, size_t room, xd_ctx *
         xd_log(
             ctx, XD_LOG_WARN,
             "this processor has no AVX2: plain loops, which are slow; XDISTILL_PORTABLE brings faster ones");
+    (void)xdi_ctx_float_state(ctx);
     if (d.threads > 1) {
         ctx->pool = xdi_pool_create(&ctx->settings);
         if (!ctx->pool) {
@@ -156,6 +158,17 @@ XD_PRIVATE xd_result xdi_ctx_make(const xd_ctx_desc *desc, size_t room, xd_ctx *
     }
     *out = ctx;
     return XD_OK;
+}
+
+XD_PRIVATE unsigned xdi_ctx_float_state(xd_ctx *ctx) {
+    const unsigned state = xd_float_state();
+    if (state != 0 && !ctx->told_of_floats)
+        xd_log(ctx, XD_LOG_WARN,
+               "this thread computes with %s: results have other bits than with rounding to nearest and all "
+               "denormals",
+               xd_float_state_name(state));
+    ctx->told_of_floats = ctx->told_of_floats || state != 0;
+    return state;
 }
 
 XD_PRIVATE size_t xdi_ctx_bytes(size_t room) {

@@ -80,6 +80,13 @@ XD_PRIVATE xd_result xdi_ctx_adopt(xd_ctx *ctx, const xd_error *error);
 /* context.c: a * b, false when it overflows. */
 XD_PRIVATE bool xdi_size_multiply(size_t a, size_t b, size_t *product);
 
+/* floats.c: the processor's own word for the floating-point state of this thread, and a state for it from another thread. */
+XD_PRIVATE uint64_t xdi_float_word(void);
+XD_PRIVATE void xdi_float_set(uint64_t word);
+
+/* context.c: the floating-point state of this thread, with one warning a context when it is not that of a C program. */
+XD_PRIVATE unsigned xdi_ctx_float_state(xd_ctx *ctx);
+
 /* parallel.c: threads that run the pieces of a round of work, each with private memory for its length. Slots are below
  * settings->threads; pieces that run at the same time have different slots, and where the pool runs them, slot 0 is the
  * calling thread's. */

@@ -14,7 +14,8 @@ typedef struct xdi_round {
     xdi_piece body;
     void *argument;
     int64_t pieces;
-    int64_t next;  /* atomic: the first piece that no thread has taken */
+    int64_t next;    /* atomic: the first piece that no thread has taken */
+    uint64_t floats; /* the floating-point state of the thread that asks for the round */
     int64_t stray; /* atomic: a piece that does not exist but that parallel_for asked for; INT64_MIN: none */
 } xdi_round;
 
@@ -68,6 +69,7 @@ static void *xdi_pool_thread_run(void *argument) {
         seen = pool->number;
         __atomic_add_fetch(&pool->active, 1, __ATOMIC_RELAXED);
         pthread_mutex_unlock(&pool->lock);
+        if (xdi_float_word() != pool->round.floats) xdi_float_set(pool->round.floats);
         xdi_round_work(&pool->round, self->slot);
         pthread_mutex_lock(&pool->lock);
         if (__atomic_sub_fetch(&pool->active, 1, __ATOMIC_RELEASE) == 0) pthread_cond_signal(&pool->done);
@@ -196,7 +198,10 @@ static void xdi_pool_one(void *argument, int64_t piece) {
     if (__atomic_fetch_add(&pool->runs[piece], 1, __ATOMIC_RELAXED) > 0)
         return; /* pieces work in place: a second run would change the result */
     const int slot = xdi_pool_take_slot(pool, piece);
+    const uint64_t before = xdi_float_word();
+    if (before != pool->round.floats) xdi_float_set(pool->round.floats);
     pool->round.body(pool->round.argument, piece, slot);
+    if (before != pool->round.floats) xdi_float_set(before);
     __atomic_store_n(&pool->taken[slot], 0, __ATOMIC_RELEASE);
 }
 
@@ -229,7 +234,7 @@ XD_PRIVATE bool xdi_pool_run(xdi_pool *pool, int64_t pieces, xdi_piece body, voi
         for (int64_t i = 0; i < pieces; i++) body(argument, i, 0);
         return true;
     }
-    const xdi_round round = { body, argument, pieces, 0, INT64_MIN };
+    const xdi_round round = { body, argument, pieces, 0, xdi_float_word(), INT64_MIN };
     bool fair = true;
     pool->busy = true;
     if (pool->parallel_for.run)

@@ -189,6 +189,9 @@ static xd_result xdi_import_check_types(xdi_import *l) {
         if (t->index < 0) continue;
         const xd_dtype theirs = xdi_import_theirs(l, t)->dtype;
         if (theirs == ours) continue;
+        XD_REQUIRE(l->m.ctx, theirs != XD_DTYPE_NONE, XD_ERROR_UNSUPPORTED,
+                   "tensor \"%.80s\" in %s is of type %s, which cannot be read", t->name, l->m.directory,
+                   xdi_import_theirs(l, t)->type);
         XD_REQUIRE(l->m.ctx, l->desc->convert && xdi_load_converts(theirs) && xdi_load_converts(ours),
                    XD_ERROR_DTYPE, "tensor \"%.80s\" is %s here, and \"%.80s\" in %s is %s%s",
                    p->content->tensors[piece->ours].name, xd_dtype_name(ours), t->name, l->m.directory,

@@ -211,7 +211,7 @@ XD_API xd_result xd_run_threads(int ranks, const xd_ctx_desc *desc, xd_rank_func
 /* The same world for threads that the caller owns: create it once and pass it to n threads. Each joins once with
  * its own context and destroys its comm when done; destroy the world after the last. xd_thread_world_create is
  * local; joining is collective and waits at most init_timeout_seconds. Errors: ARGUMENT (ranks < 1; a rank outside the world),
- * STATE (this rank has joined before), TIMEOUT, PEER, MEMORY. */
+ * STATE (this rank has joined before), MISMATCH (a thread has another floating-point state), TIMEOUT, PEER, MEMORY. */
 typedef struct xd_thread_world xd_thread_world;
 XD_API xd_result xd_thread_world_create(xd_ctx *ctx, int ranks, xd_thread_world **out);
 XD_API xd_result xd_thread_world_join(xd_thread_world *world, xd_ctx *ctx, int rank, xd_comm **out);

@@ -103,7 +103,7 @@ XD_API xd_result xd_prediction_mix(xd_ctx *ctx, const xd_noise_schedule *schedul
         XD_TRY(xdi_prediction_meant(ctx, schedule, conversion->v_is_flow, &from));
         XD_TRY(xdi_prediction_meant(ctx, schedule, conversion->v_is_flow, &to));
     }
-    if (from != to && conversion->through_x0) {
+    if (conversion->from != conversion->to && conversion->through_x0) {
         if (from != XD_PREDICT_X0)
             XD_TRY(xdi_prediction_direct(ctx, schedule, from, XD_PREDICT_X0, &level, &mix));
         if (to != XD_PREDICT_X0)

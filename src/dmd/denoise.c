@@ -21,8 +21,11 @@ static xd_result xdi_denoise_check_form(xd_ctx *ctx, const xd_denoise_form *f) {
                XD_ERROR_ARGUMENT, "gamma %g must be finite and above 0", f->gamma);
     XD_REQUIRE(ctx, f->weight != XD_DENOISE_USER || (isfinite(f->user) && f->user >= 0.0), XD_ERROR_ARGUMENT,
                "the caller's weight %g must be finite and not negative", f->user);
-    XD_REQUIRE(ctx, !f->v_of_any_schedule || (f->native == XD_PREDICT_V && f->space == XD_PREDICT_V),
-               XD_ERROR_ARGUMENT, "v_of_any_schedule compares V with V, not type %d in space %d",
+    XD_REQUIRE(ctx,
+               !f->v_of_any_schedule ||
+                   (f->space == XD_PREDICT_V && (f->native == XD_PREDICT_V || f->v_is_flow)),
+               XD_ERROR_ARGUMENT,
+               "v_of_any_schedule compares V with V, not type %d in space %d: another type needs v_is_flow",
                (int)f->native, (int)f->space);
     return XD_OK;
 }

@@ -43,6 +43,51 @@ XD_PRIVATE int xdi_safetensors_bytes(xd_dtype dtype, int ndim, const int64_t *sh
     return -1;
 }
 
+/* Types of the format that nothing here computes with or moves; some are smaller than a byte. */
+typedef struct xdi_safetensors_type {
+    const char *name;
+    unsigned bits;
+} xdi_safetensors_type;
+
+static const xdi_safetensors_type xdi_safetensors_types[] = { { "F4", 4 },
+                                                              { "F6_E2M3", 6 },
+                                                              { "F6_E3M2", 6 },
+                                                              { "F8_E8M0", 8 },
+                                                              { "F8_E4M3FNUZ", 8 },
+                                                              { "F8_E5M2FNUZ", 8 },
+                                                              { "C64", 64 } };
+
+static const xdi_safetensors_type *xdi_safetensors_find_type(const char *name) {
+    const size_t count = sizeof xdi_safetensors_types / sizeof *xdi_safetensors_types;
+    for (size_t i = 0; i < count; i++)
+        if (strcmp(xdi_safetensors_types[i].name, name) == 0) return &xdi_safetensors_types[i];
+    return NULL;
+}
+
+/* The type of a tensor; both outputs are empty for one that the format does not have. */
+static void xdi_safetensors_set_type(xd_safetensors_info *info, const char *name) {
+    const xdi_safetensors_type *type = xdi_safetensors_find_type(name);
+    info->dtype = strcmp(name, "NONE") == 0 ? XD_DTYPE_NONE : xd_dtype_from_name(name);
+    info->type = type ? type->name : info->dtype != XD_DTYPE_NONE ? xd_dtype_name(info->dtype) : NULL;
+}
+
+/* Bytes of a tensor, from its bits where its type has no bytes of its own. */
+static xd_result xdi_safetensors_measure(const xd_safetensors *f, const xd_safetensors_info *info,
+                                         uint64_t *bytes) {
+    const xdi_safetensors_type *type = xdi_safetensors_find_type(info->type);
+    const xd_dtype dtype = type ? XD_DTYPE_U8 : info->dtype;
+    const bool fits = xdi_safetensors_bytes(dtype, info->ndim, info->shape, bytes) < 0 &&
+                      (!type || *bytes <= (uint64_t)INT64_MAX / type->bits);
+    XD_REQUIRE(f->ctx, fits, XD_ERROR_FORMAT, "%s: the size of tensor \"%.80s\" overflows", f->path, info->name);
+    if (!type) return XD_OK;
+    const uint64_t bits = *bytes * type->bits;
+    XD_REQUIRE(f->ctx, bits % 8 == 0, XD_ERROR_FORMAT,
+               "%s: tensor \"%.80s\" of type %s has %llu bits, which are no whole bytes", f->path, info->name,
+               type->name, (unsigned long long)bits);
+    *bytes = bits / 8;
+    return XD_OK;
+}
+
 static xd_result xdi_safetensors_parse_shape(xd_safetensors *f, const xd_json *shape,
                                              xd_safetensors_info *info, int64_t *sizes) {
     const size_t ndim = xd_json_count(shape);
@@ -60,7 +105,7 @@ static xd_result xdi_safetensors_parse_shape(xd_safetensors *f, const xd_json *s
     return XD_OK;
 }
 
-/* Fills one info from its entry. An unknown dtype gives XD_DTYPE_NONE when such tensors are skipped. */
+/* Fills one info from its entry. A type that the format does not have gives NULL when such tensors are skipped. */
 static xd_result xdi_safetensors_parse_entry(xd_safetensors *f, const xd_json *entry,
                                              xd_safetensors_info *info, int64_t *sizes) {
     size_t name_bytes;
@@ -70,8 +115,8 @@ static xd_result xdi_safetensors_parse_entry(xd_safetensors *f, const xd_json *e
                (int)XDI_SAFETENSORS_NAME);
     const char *dtype = xd_json_string(xd_json_find(entry, "dtype"), NULL);
     XD_REQUIRE(f->ctx, dtype, XD_ERROR_FORMAT, "%s: tensor \"%.80s\" has no dtype", f->path, info->name);
-    info->dtype = strcmp(dtype, "NONE") == 0 ? XD_DTYPE_NONE : xd_dtype_from_name(dtype);
-    XD_REQUIRE(f->ctx, info->dtype != XD_DTYPE_NONE || f->skip_unknown, XD_ERROR_FORMAT,
+    xdi_safetensors_set_type(info, dtype);
+    XD_REQUIRE(f->ctx, info->type || f->skip_unknown, XD_ERROR_FORMAT,
                "%s: tensor \"%.80s\" has the unknown dtype \"%.20s\"", f->path, info->name, dtype);
     XD_TRY(xdi_safetensors_parse_shape(f, xd_json_find(entry, "shape"), info, sizes));
 
@@ -86,9 +131,8 @@ static xd_result xdi_safetensors_parse_entry(xd_safetensors *f, const xd_json *e
                "%s: tensor \"%.80s\" begins at %llu but ends at %llu", f->path, info->name,
                (unsigned long long)info->begin, (unsigned long long)info->end);
     uint64_t bytes = 0;
-    if (info->dtype == XD_DTYPE_NONE) return XD_OK;
-    XD_REQUIRE(f->ctx, xdi_safetensors_bytes(info->dtype, info->ndim, info->shape, &bytes) < 0,
-               XD_ERROR_FORMAT, "%s: the size of tensor \"%.80s\" overflows", f->path, info->name);
+    if (!info->type) return XD_OK;
+    XD_TRY(xdi_safetensors_measure(f, info, &bytes));
     XD_REQUIRE(f->ctx, bytes == info->end - info->begin, XD_ERROR_FORMAT,
                "%s: tensor \"%.80s\" needs %llu bytes but its offsets span %llu", f->path, info->name,
                (unsigned long long)bytes, (unsigned long long)(info->end - info->begin));
@@ -168,7 +212,7 @@ static xd_result xdi_safetensors_collect(xd_safetensors *f) {
     XD_TRY(xdi_safetensors_check_tiles(f));
     int64_t kept = 0; /* tensors that are skipped were needed for the check above only */
     for (int64_t i = 0; i < f->count; i++)
-        if (f->infos[i].dtype != XD_DTYPE_NONE) f->infos[kept++] = f->infos[i];
+        if (f->infos[i].dtype != XD_DTYPE_NONE || !f->skip_unknown) f->infos[kept++] = f->infos[i];
     f->count = kept;
     return XD_OK;
 }
@@ -342,16 +386,27 @@ XD_API bool xd_safetensors_metadata_at(const xd_safetensors *f, int64_t index, c
 
 XD_API const void *xd_safetensors_data(const xd_safetensors *f, int64_t index) {
     const xd_safetensors_info *info = xd_safetensors_at(f, index);
-    return info && f->bytes ? f->bytes + f->data + info->begin : NULL;
+    return info && info->dtype != XD_DTYPE_NONE && f->bytes ? f->bytes + f->data + info->begin : NULL;
 }
 
 /* ---- reading ---- */
 
-XD_API xd_result xd_safetensors_read_range(xd_safetensors *f, int64_t index, uint64_t first_byte,
-                                           size_t bytes, void *destination) {
+/* The tensor of an index, when it can be read. */
+static xd_result xdi_safetensors_take(const xd_safetensors *f, int64_t index,
+                                      const xd_safetensors_info **out) {
     const xd_safetensors_info *info = xd_safetensors_at(f, index);
     XD_REQUIRE(f->ctx, info, XD_ERROR_ARGUMENT, "%s: tensor %lld of %lld", f->path, (long long)index,
                (long long)f->count);
+    XD_REQUIRE(f->ctx, info->dtype != XD_DTYPE_NONE, XD_ERROR_UNSUPPORTED,
+               "%s: tensor \"%.80s\" is of type %s, which cannot be read", f->path, info->name, info->type);
+    *out = info;
+    return XD_OK;
+}
+
+XD_API xd_result xd_safetensors_read_range(xd_safetensors *f, int64_t index, uint64_t first_byte,
+                                           size_t bytes, void *destination) {
+    const xd_safetensors_info *info;
+    XD_TRY(xdi_safetensors_take(f, index, &info));
     const uint64_t length = info->end - info->begin;
     XD_REQUIRE(f->ctx, first_byte <= length && bytes <= length - first_byte, XD_ERROR_ARGUMENT,
                "%s: %llu bytes from %llu of tensor \"%.80s\", which has %llu", f->path,
@@ -457,10 +512,9 @@ static xd_result xdi_safetensors_check_box(xd_safetensors *f, const xd_safetenso
 
 XD_API xd_result xd_safetensors_read_box(xd_safetensors *f, int64_t index, const int64_t *offset,
                                          const int64_t *size, void *destination) {
-    const xd_safetensors_info *info = xd_safetensors_at(f, index);
+    const xd_safetensors_info *info;
     bool empty;
-    XD_REQUIRE(f->ctx, info, XD_ERROR_ARGUMENT, "%s: tensor %lld of %lld", f->path, (long long)index,
-               (long long)f->count);
+    XD_TRY(xdi_safetensors_take(f, index, &info));
     XD_TRY(xdi_safetensors_check_box(f, info, offset, size, &empty));
     if (empty) return XD_OK;
     const xdi_safetensors_box box = xdi_safetensors_plan(f, info, offset, size);

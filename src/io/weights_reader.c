@@ -12,7 +12,10 @@
 #define XDI_PIECES_KEY "DCP_SHARDING_INFO"
 #define XDI_PIECES_OFFSETS "saved_offsets"
 
-enum { XDI_PIECE_DIMS = 64 }; /* of a tensor in a file */
+enum {
+    XDI_PIECE_DIMS = 64, /* of a tensor in a file */
+    XDI_PIECE_BYTES = 8  /* of an element of the widest type that cannot be read */
+};
 
 /* A tensor of a file: a box of a whole one. */
 typedef struct xdi_weights_piece {
@@ -233,7 +236,7 @@ static xd_result xdi_whole_check_cover(const xd_weights_reader *r, const xd_weig
 
 /* The shape that pieces reach, whose bytes can be counted. */
 static xd_result xdi_whole_measure(const xd_weights_reader *r, const xd_weights_tensor *t, int64_t *shape) {
-    int64_t left = INT64_MAX / (int64_t)xd_dtype_size(t->dtype);
+    int64_t left = INT64_MAX / (t->dtype != XD_DTYPE_NONE ? (int64_t)xd_dtype_size(t->dtype) : XDI_PIECE_BYTES);
     for (int d = 0; d < t->ndim; d++) {
         XD_REQUIRE(r->ctx, shape[d] == 0 || left / shape[d] > 0, XD_ERROR_FORMAT,
                    "%s: the pieces of tensor \"%.80s\" reach further than 2^63 bytes", r->directory, t->name);
@@ -249,15 +252,17 @@ static xd_result xdi_whole_join(xd_weights_reader *r, int64_t first, int64_t end
     r->first[r->tensor_count++] = first;
     t->name = one->info->name;
     t->dtype = one->info->dtype;
+    t->type = one->info->type;
     t->ndim = one->info->ndim;
     t->shape = shape;
     t->piece_count = end - first;
     memset(shape, 0, (size_t)t->ndim * sizeof *shape);
     for (int64_t i = first; i < end; i++) {
         const xdi_weights_piece *p = (const xdi_weights_piece *)r->order[i];
-        XD_REQUIRE(r->ctx, p->info->dtype == t->dtype && p->info->ndim == t->ndim, XD_ERROR_FORMAT,
+        XD_REQUIRE(r->ctx, strcmp(p->info->type, t->type) == 0 && p->info->ndim == t->ndim,
+                   XD_ERROR_FORMAT,
                    "%s: pieces of tensor \"%.80s\" are %s in %d dimensions and %s in %d", r->directory,
-                   t->name, xd_dtype_name(t->dtype), t->ndim, xd_dtype_name(p->info->dtype), p->info->ndim);
+                   t->name, t->type, t->ndim, p->info->type, p->info->ndim);
         for (int d = 0; d < t->ndim; d++) {
             const int64_t reach = p->begin[d] + p->info->shape[d];
             if (reach > shape[d]) shape[d] = reach;
@@ -339,6 +344,7 @@ XD_PRIVATE uint64_t xdi_weights_reader_hash(const xd_weights_reader *r) {
         const uint64_t numbers[3] = { (uint64_t)p->info->dtype, (uint64_t)p->info->ndim, p->info->begin };
         hash = xd_hash(hash, numbers, sizeof numbers);
         hash = xd_hash(hash, p->info->name, strlen(p->info->name) + 1);
+        hash = xd_hash(hash, p->info->type, strlen(p->info->type) + 1);
         hash = xd_hash(hash, p->info->shape, bytes);
         hash = xd_hash(hash, p->begin, bytes);
     }
@@ -401,6 +407,8 @@ XD_API xd_result xd_weights_reader_read(xd_weights_reader *r, int64_t index, con
     XD_REQUIRE(r->ctx, index >= 0 && index < r->tensor_count, XD_ERROR_ARGUMENT, "tensor %lld of %lld",
                (long long)index, (long long)r->tensor_count);
     const xd_weights_tensor *t = &r->tensors[index];
+    XD_REQUIRE(r->ctx, t->dtype != XD_DTYPE_NONE, XD_ERROR_UNSUPPORTED,
+               "tensor \"%.80s\" is of type %s, which cannot be read", t->name, t->type);
     for (int d = 0; d < t->ndim; d++)
         XD_REQUIRE(
             r->ctx,

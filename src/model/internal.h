@@ -30,6 +30,8 @@ struct xd_weight {
     xd_gradient_state state; /* of the gradient of a wrapped model, in its lists too */
     bool used;               /* a backward of this step has opened a block with it, or with a tie to it */
     bool awaited;            /* values come as soon as there is memory for them: nothing forms first ones */
+    xd_dtype declared;       /* the type before a wrapper gave it another one; NONE -> none did */
+    void *own;               /* its storage in the model, of that type; NULL -> none */
     struct xdi_flat *flat;   /* of a wrapper: where its values and gradients are, and which of that buffer's
                             * weights it is */
     int64_t flat_index;
@@ -411,6 +413,15 @@ XD_PRIVATE xd_result xdi_model_agree_shared(const xd_model *model, xd_comm *comm
 /* parallel_units.c: the units of a model and the weights of each, by type. On failure the wrapper is to be destroyed. */
 XD_PRIVATE xd_result xdi_parallel_divide(xd_parallel *p, const xd_fsdp_desc *d);
 
+/* parallel_units.c: the type in which blocks show a weight. */
+XD_PRIVATE xd_dtype xdi_weight_view_dtype(const xd_parallel *p, const xd_weight *w);
+
+/* parallel_spectral.c: the vectors of blocks with spectral norm get the type in which their weights are shown: first the type alone,
+ * then, in memory of the wrapper, the values; and each has what it was, with its values, when the wrapper goes. */
+XD_PRIVATE xd_result xdi_spectral_retype(const xd_parallel *p);
+XD_PRIVATE xd_result xdi_spectral_take(const xd_parallel *p, xd_weight *weight, void *place);
+XD_PRIVATE void xdi_spectral_give_back(const xd_parallel *p, xd_weight *weight, const void *place);
+
 /* parallel.c: an empty wrapper of a kind, one of the two; parallel_place.c: then, with its model, on a rank of a group among its
  * replicas. */
 XD_PRIVATE void xdi_parallel_set_kind(xd_parallel *p, xd_fsdp_desc *settings, const xd_ddp_desc *ddp,
@@ -461,6 +472,8 @@ XD_PRIVATE void xdi_parallel_leave_storage(xd_parallel *p);
 XD_PRIVATE bool xdi_flat_piece(const xd_parallel *p, const xd_weight *weight, xd_bucket_piece *out);
 /* parallel_flat.c: the address of a weight's kept values from element `at` of its region on. */
 XD_PRIVATE void *xdi_flat_value(const xd_weight *weight, const xd_bucket_piece *piece);
+/* parallel_flat.c: the place of a weight in the kept values of its buffer. */
+XD_PRIVATE void *xdi_flat_place(const xd_weight *weight);
 /* parallel_flat.c: after kept values have changed: where ranks step parts of weights that all keep, every rank's part to all; and
  * what blocks show is made from them again. */
 XD_PRIVATE xd_result xdi_parallel_renew_values(xd_parallel *p);

@@ -45,8 +45,12 @@ typedef struct xd_block_desc {
     const char *name; /* required; one component, or several joined with '.' */
     const char *type; /* for settings by type; NULL -> none */
     xd_shard_unit unit;
-    bool recompute;     /* its forward runs again before its backward, instead of keeping what it computed */
-    bool spectral_norm; /* its buffers weight_u and weight_v get the type of the gathered weights */
+    bool recompute; /* its forward runs again before its backward, instead of keeping what it computed */
+    bool
+        spectral_norm; /* its floating buffers weight_u and weight_v get, while the model is wrapped, the type in
+                         * which views show its first floating weight, which they are multiplied with: stored
+                         * and saved so, and what is written into a view is kept. With storage of the caller
+                         * a wrapper refuses to change the type (STATE) */
 } xd_block_desc;
 
 /* Whether weight decay applies. */
@@ -70,11 +74,9 @@ typedef struct xd_weight_traits {
     bool averaged_over_tensor_parallel; /* its gradient must be averaged over that group */
     bool pipeline_parallel;             /* its gradient must be summed over the stages */
     bool shared;                        /* another stage has the same weight and counts it in norms */
-    bool shared_embedding;    /* an embedding that is also the head of another stage: reduced over the
+    bool shared_embedding; /* an embedding that is also the head of another stage: reduced over the
                                * embedding group */
-    bool embedding_or_output; /* for optimizers that treat these otherwise */
-    bool keep_f32;            /* not converted to a half type */
-    int64_t qkv_sizes[3]; /* rows of the queries, keys and values of a fused projection; zero -> it is none */
+    bool keep_f32;         /* not converted to a half type */
     xd_decay decay;
 } xd_weight_traits;
 

@@ -21,10 +21,8 @@ static uint64_t xdi_traits_hash(uint64_t hash, const xd_weight_traits *t) {
                            t->pipeline_parallel,
                            t->shared,
                            t->shared_embedding,
-                           t->embedding_or_output,
                            t->keep_f32 };
     for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++) hash = xdi_hash_int(hash, flags[i]);
-    for (int i = 0; i < 3; i++) hash = xdi_hash_int(hash, t->qkv_sizes[i]);
     hash = xdi_hash_int(hash, t->partition_dim);
     hash = xdi_hash_int(hash, t->partition_stride);
     return xdi_hash_int(hash, (int64_t)t->decay);

@@ -157,6 +157,7 @@ XD_PRIVATE xd_result xdi_parallel_lay(xd_parallel *p, const xd_fsdp_desc *d) {
     XD_TRY(xdi_parallel_deal(p, d->leaves, d->accumulate_whole));
     XD_TRY(xdi_parallel_list_leaves(p));
     XD_TRY(xdi_gradient_set_factors(p, &d->divide));
+    XD_TRY(xdi_spectral_retype(p));
     XD_TRY(xdi_parallel_divide(p, d));
     return xdi_parallel_plan(p);
 }
@@ -319,6 +320,7 @@ static void xdi_parallel_detach(const xd_parallel *p) {
         const unsigned char *value = (const unsigned char *)w->value;
         const unsigned char *kept = w->flat && w->flat->whole ? (const unsigned char *)w->flat->values : NULL;
         if (kept && value >= kept && value < kept + w->flat->kept_bytes) w->value = NULL;
+        xdi_spectral_give_back(p, w, w->own && p->model->parallel == p ? xdi_flat_place(w) : NULL);
         w->ready = w->ready && w->value;
         w->state = XD_GRADIENT_READY;
         w->flat = NULL;

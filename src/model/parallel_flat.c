@@ -117,9 +117,9 @@ static int64_t xdi_flat_kept(const xd_parallel *p, const xdi_flat *flat) {
     return flat->whole ? numel : numel / p->ranks;
 }
 
-/* Whether a weight that all ranks keep leaves the model's own storage, which is released under FSDP. */
+/* Whether a weight that all ranks keep leaves the model's own storage: that is released under FSDP, or it has another type. */
 static bool xdi_flat_moves(const xd_parallel *p, const xd_weight *weight) {
-    return p->sharded && weight->value && !weight->desc.value;
+    return (p->sharded || weight->declared) && weight->value && !weight->desc.value;
 }
 
 /* Whether values are kept here: not where every weight has storage of its own and none is gathered. */
@@ -343,8 +343,7 @@ XD_PRIVATE void *xdi_flat_value(const xd_weight *weight, const xd_bucket_piece *
     return (unsigned char *)flat->values + (size_t)piece->shard.begin * size;
 }
 
-/* The place of a weight in the kept values of its buffer. */
-static void *xdi_flat_place(const xd_weight *weight) {
+XD_PRIVATE void *xdi_flat_place(const xd_weight *weight) {
     const xdi_flat *flat = weight->flat;
     const xd_interval place = xd_bucket_plan_param(flat->plan, weight->flat_index, NULL);
     return (unsigned char *)flat->values + (size_t)place.begin * xd_dtype_size(flat->dtype);
@@ -382,6 +381,7 @@ static xd_result xdi_flat_keep_whole(const xd_parallel *p, xd_weight *weight) {
     const xd_interval all = { 0, weight->count };
     const size_t bytes = (size_t)weight->count * xd_dtype_size(weight->desc.dtype);
     const bool moves = xdi_flat_moves(p, weight);
+    if (moves && weight->declared) return xdi_spectral_take(p, weight, xdi_flat_place(weight));
     if (!weight->value) weight->value = xdi_flat_place(weight);
     if (!weight->ready) XD_TRY(xdi_weight_fill(moves ? p->ctx : p->home, weight, all, weight->value));
     return moves ? xdi_parallel_bring_home(p, xdi_flat_place(weight), weight->value, bytes) : XD_OK;
@@ -391,6 +391,7 @@ XD_PRIVATE void xdi_parallel_leave_storage(xd_parallel *p) {
     xdi_model_release(p->model);
     for (int64_t i = 0; i < p->model->weight_count; i++) {
         xd_weight *weight = p->model->weights[i];
+        weight->own = NULL;
         if (weight->owner == weight && weight->flat->whole && !weight->value)
             weight->value = xdi_flat_place(weight);
     }

@@ -66,7 +66,7 @@ static xd_dtype xdi_weight_sent_dtype(const xd_parallel *p, const xd_weight *w) 
     return p->sharded && converts && !d->traits.keep_f32 ? p->sent_dtype : d->dtype;
 }
 
-static xd_dtype xdi_weight_view_dtype(const xd_parallel *p, const xd_weight *w) {
+XD_PRIVATE xd_dtype xdi_weight_view_dtype(const xd_parallel *p, const xd_weight *w) {
     const bool converts =
         p->view_dtype != XD_DTYPE_NONE && xdi_dtype_trains(w->desc.dtype) && !w->desc.buffer;
     return converts ? p->view_dtype : xdi_weight_sent_dtype(p, w);

@@ -7,10 +7,13 @@
 
 /* ---- checks ---- */
 
-static xd_result xdi_route_check_side(xd_ctx *ctx, const xd_route_side *side, const char *name) {
+static xd_result xdi_route_check_side(xd_ctx *ctx, const xd_route_side *side, int64_t samples,
+                                      const char *name) {
     XD_REQUIRE(ctx, side->sample_count >= 0 && side->micro_batch >= 0 && side->span_count >= 0,
                XD_ERROR_ARGUMENT, "a %s side of %lld samples in micro-batches of %lld with %d spans", name,
                (long long)side->sample_count, (long long)side->micro_batch, side->span_count);
+    XD_REQUIRE(ctx, side->sample_count <= samples, XD_ERROR_ARGUMENT, "a %s side of %lld samples, of %lld",
+               name, (long long)side->sample_count, (long long)samples);
     XD_REQUIRE(ctx, side->positions || side->span_count == 0, XD_ERROR_ARGUMENT,
                "a %s side of %d spans, but none are given", name, side->span_count);
     return XD_OK;
@@ -30,8 +33,8 @@ static xd_result xdi_route_check_desc(xd_ctx *ctx, const xd_route_desc *d) {
                XD_ERROR_DTYPE, "a wire of %s and windows of %s; F32 or BF16 is needed",
                xd_dtype_name(d->wire), xd_dtype_name(d->dtype));
     XD_REQUIRE(ctx, d->slots >= 0, XD_ERROR_ARGUMENT, "a ring of %d slots", d->slots);
-    XD_TRY(xdi_route_check_side(ctx, &d->teacher, "teacher"));
-    return xdi_route_check_side(ctx, &d->student, "student");
+    XD_TRY(xdi_route_check_side(ctx, &d->teacher, d->samples, "teacher"));
+    return xdi_route_check_side(ctx, &d->student, d->samples, "student");
 }
 
 static xd_result xdi_route_agree_settings(xd_comm *comm, const xd_route_desc *d) {

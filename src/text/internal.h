@@ -128,6 +128,7 @@ typedef struct xdi_added {
     int32_t id;
     uint32_t text, bytes; /* in the blob; the text that is matched */
     bool special, strip_left, strip_right, single_word, normalized;
+    bool literal; /* its text is matched as it stands in the file, also in normalised text */
 } xdi_added;
 
 /* Added tokens in the order of their bytes, and which pairs of bytes any of them begins with. */

@@ -484,6 +484,7 @@ static xd_result xdi_tokenizer_normalize_added(xd_tokenizer *t) {
     rewriter.matcher.ctx = t->ctx;
     xd_result result = XD_OK;
     for (uint32_t i = 0; i < list->count && result == XD_OK; i++) {
+        if (list->items[i].literal) continue;
         xdi_text_run run = { 0, 0, list->items[i].bytes, true };
         xdi_text_view in = { t->blob + list->items[i].text, list->items[i].bytes, &run, 1 }, out;
         result = xdi_rewrite_apply(t->ctx, t, 0, last, &rewriter, 0, in, &out);
@@ -625,7 +626,8 @@ static void xdi_tokenizer_fill_hash(xd_tokenizer *t) {
         for (uint32_t i = 0; i < t->added[l].count; i++) {
             const xdi_added *a = &t->added[l].items[i];
             xdi_tokenizer_mix(&hash, (uint64_t)a->id << 8 | (uint64_t)(a->special + 2 * a->strip_left) |
-                                         (uint64_t)(4 * a->strip_right + 8 * a->single_word + 16 * l));
+                                         (uint64_t)(4 * a->strip_right + 8 * a->single_word + 16 * l) |
+                                         (uint64_t)(64 * a->literal));
         }
     }
     for (int i = 0; i < t->rewrite_count; i++) {

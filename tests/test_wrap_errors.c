@@ -246,7 +246,7 @@ static void pass_over(scene *s, xd_block *block, xd_pass pass) {
 
 static xd_result refuse_brackets(xd_comm *world, void *argument) {
     scene s;
-    xd_block_view view = { 42, NULL, NULL };
+    xd_block_view view = { 42, NULL, NULL, NULL, NULL };
     xd_pass pass = backward;
     (void)argument;
     open_scene(&s, world);

@@ -84,9 +84,10 @@ struct xd_model {
     xd_weight **weights; /* [weight_count] in order, once sealed */
     void *storage;       /* of the library's values and gradients */
     bool sealed;
-    void **values, **gradients, **nothing; /* [weight_count] what views show; nothing: NULLs */
-    struct xd_parallel *parallel;          /* the wrapper, while there is one */
-    struct xd_inputs *inputs;              /* of blocks that are recomputed, while there are some */
+    void **values, **gradients, **nothing;                /* [weight_count] what views show; nothing: NULLs */
+    xd_dtype *value_dtypes, *gradient_dtypes, *no_dtypes; /* [weight_count] of these; no_dtypes: NONE */
+    struct xd_parallel *parallel;                         /* the wrapper, while there is one */
+    struct xd_inputs *inputs; /* of blocks that are recomputed, while there are some */
 };
 
 /* model.c: the stored shape: that of the desc, with the rows that are stored. */
@@ -364,7 +365,7 @@ struct xd_parallel {
     int *used;                      /* [weights of the model] scratch */
     xd_leaves *known; /* [ranks + replica_count]: of each data rank, then of each group, in the sums over
                        * them */
-    xd_dtype sent_dtype, view_dtype; /* of floating weights; NONE -> their own, and as sent */
+    xd_dtype sent_dtype, view_dtype; /* of floating weights; NONE -> their own */
     float before, after;             /* factors of leaves, and of the sum of all */
     int reshard_ranks;               /* that keep a unit together after it was gathered; 0 -> all */
     xd_comm *near;                   /* these, when they are neither one nor all; the wrapper's own */

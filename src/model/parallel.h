@@ -84,8 +84,9 @@ typedef struct xd_ddp_desc {
     int64_t leaves;         /* micro-batches of a step, all ranks together; 0 -> one for each data rank */
     bool sharded_optimizer; /* each rank steps 1 / N of the weights, which xd_parallel_publish gathers
                              * (ZeRO-1) */
-    xd_dtype view_dtype;    /* F32, BF16 or F16: in which blocks show such weights, a copy that
-                             * xd_parallel_publish renews; NONE -> as they are, and no copy */
+    xd_dtype view_dtype;    /* F32, BF16 or F16: in which blocks show such weights, but those with keep_f32
+                             * in a half type; a copy that xd_parallel_publish renews. NONE -> as they are,
+                             * and no copy */
     /* Queues over the data ranks, which several wrappers may share and which outlive them; NULL -> what they would run is run in
      * xd_parallel_reduce and xd_parallel_publish. On `reductions` the sum of a bucket begins when the last of its blocks has
      * had its last backward, in the order of buckets; that xd_block_end is then collective, as xd_queue_start is. With
@@ -117,8 +118,10 @@ typedef struct xd_fsdp_desc {
                             * leaf's backwards (xd_pass.more). The default where leaves cannot be dealt
                             * (see xd_parallel_leaf) */
     /* F32, BF16 or F16, for weights of these types but those with keep_f32: in which they are sent, a copy of this rank's part
-     * that xd_parallel_publish renews, and in which blocks show them. NONE -> sent as they are kept, shown as they are sent.
-     * One rank rounds as many do. */
+     * that xd_parallel_publish renews, and in which blocks show them (xd_block_view.value_dtypes). NONE -> sent as they are kept,
+     * shown in the type of their desc, rounded to what is sent: one rank rounds as many do. Where a unit is shown in another type
+     * than it is sent in, its memory has both: for f32 weights sent as BF16, 4 bytes an element more than with view_dtype BF16,
+     * for one unit of each level and those gathered ahead; of all units with reshard_ranks 1, and on one rank. */
     xd_dtype sent_dtype, view_dtype;
     /* After a unit was gathered, so many ranks that follow each other keep it together, until values change: backwards are then
      * gathered from these. A divisor of the data ranks; 0 -> all of them, each keeps its part alone; 1 -> every rank keeps

@@ -226,7 +226,7 @@ XD_API xd_result xd_parallel_parts(const xd_parallel *parallel, int64_t capacity
 XD_API xd_result xd_parallel_thaw(xd_parallel *parallel, xd_weight *weight);
 
 /* Takes the gradients in the caller's storage as this rank's next leaf, for all weights at once, instead of the brackets
- * of backward passes. DDP only, when every weight that trains has a gradient of the caller's. Local.
+ * of backward passes. DDP only, when every weight that trains has a gradient of the caller's. No weight counts as skipped. Local.
  * Errors: STATE (a weight without, by name; all leaves are there already; brackets have left a leaf of which some blocks are not
  * complete, in INVARIANT mode, naming two blocks), UNSUPPORTED (FSDP; experts). */
 XD_API xd_result xd_parallel_push_leaf(xd_parallel *parallel);

@@ -113,7 +113,10 @@ static xd_result make_model(rank *r) {
     const int64_t count = room_of(r);
     const toy_storage library = { NULL, NULL, XD_DTYPE_NONE };
     xd_model *source = NULL;
-    if (!r->job->layout->own) return toy_describe(r->ctx, z, library, &r->toy);
+    if (!r->job->layout->own) {
+        XD_TRY(toy_describe(r->ctx, z, library, &r->toy));
+        return is_staged(r) ? XD_OK : fill_model(r, r->toy.model);
+    }
     r->storage = floats(count);
     r->gradients = floats(count);
     const toy_storage own = { r->storage, r->gradients, XD_DTYPE_NONE };
@@ -132,7 +135,7 @@ static xd_result make_model(rank *r) {
         if (from.count > 0) memcpy(to.value, from.value, (size_t)from.count * sizeof(float));
     }
     toy_destroy(&plain);
-    return XD_OK;
+    return fill_model(r, r->toy.model);
 }
 
 static const xd_parallel *lead_of(const rank *r) {
@@ -155,6 +158,7 @@ static xd_result make_buffers(rank *r) {
     }
     XD_TRY(xd_parallel_params(r->parallel, PARTS, r->params, &r->count));
     XD_TRY(xd_parallel_parts(r->parallel, PARTS, r->parts, &r->count));
+    XD_TRY(fill_parts(r));
     return xd_vocab_create(r->ctx, r->tp, r->share->vocab, z->vocab, &r->vocab);
 }
 

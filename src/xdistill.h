@@ -132,8 +132,8 @@
 #include "model/model.h"
 #include "model/pass.h"
 #include "model/recompute.h"
-#include "model/parallel.h"
 #include "model/groups.h"
+#include "model/parallel.h"
 #include "model/build.h"
 #include "model/pipeline.h"
 #include "model/plan.h"
@@ -405,6 +405,7 @@
 #include "model/pipeline_table.c"
 #include "model/pipeline_program.c"
 #include "model/pipeline_run.c"
+#include "model/parallel_reduce.c"
 #include "model/pipeline_finish.c"
 #endif
 

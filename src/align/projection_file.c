@@ -284,6 +284,7 @@ static xd_result xdi_projfile_read(xd_ctx *ctx, const char *path, const void *da
     const unsigned char *file = (const unsigned char *)data;
     xdi_projfile f;
     f.path = path;
+    XD_TRY(xdi_refuse_pointer(ctx, path, data, bytes));
     XD_TRY(xdi_projfile_open(ctx, file, bytes, &f));
     XD_TRY(xdi_projfile_read_origin(ctx, file, &f));
     XD_TRY(xdi_projfile_check_origin(ctx, &f, expected));

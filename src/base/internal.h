@@ -63,6 +63,11 @@ XD_PRIVATE xd_result xdi_publish_rename(struct xd_publish *file);
 XD_PRIVATE bool xdi_publish_is_waiting(const struct xd_publish *file); /* under its temporary name */
 XD_PRIVATE xd_result xdi_publish_sync_folder(xd_ctx *ctx, const char *path);
 
+/* publish.c: FORMAT, naming `what`, when the bytes are a pointer of Git LFS instead of the file that it stands for. */
+XD_PRIVATE xd_result xdi_refuse_pointer(xd_ctx *ctx, const char *what, const void *data, size_t bytes);
+
+/* json.c: bytes of the byte-order mark of UTF-8 that the text begins with, 0 without one. */
+XD_PRIVATE size_t xdi_json_mark_bytes(const char *text, size_t bytes);
 /* json.c: the bytes at the beginning of a text that are well-formed UTF-8. */
 XD_PRIVATE size_t xdi_json_valid_bytes(const char *text, size_t bytes);
 

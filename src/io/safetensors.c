@@ -241,11 +241,20 @@ static xd_result xdi_safetensors_read(xd_safetensors *f, void *to, size_t bytes,
     return XD_OK;
 }
 
+/* Its first eight bytes, taken as a length, would be a message that says nothing. */
+static xd_result xdi_safetensors_check_pointer(xd_safetensors *f) {
+    char begin[64];
+    const size_t bytes = f->size < sizeof begin ? (size_t)f->size : sizeof begin;
+    XD_TRY(xdi_safetensors_read(f, begin, bytes, 0));
+    return xdi_refuse_pointer(f->ctx, f->path, begin, bytes);
+}
+
 /* The first checks, on numbers alone; then the header text, read or in place, goes to the parser. */
 static xd_result xdi_safetensors_header(xd_safetensors *f, size_t max_header_bytes) {
     unsigned char prefix[8];
     XD_REQUIRE(f->ctx, f->size >= 8, XD_ERROR_FORMAT, "%s has %llu bytes, the shortest file has 8", f->path,
                (unsigned long long)f->size);
+    XD_TRY(xdi_safetensors_check_pointer(f));
     XD_TRY(xdi_safetensors_read(f, prefix, sizeof prefix, 0));
     const uint64_t length = xdi_safetensors_load_u64(prefix);
     const uint64_t limit = max_header_bytes ? max_header_bytes : (uint64_t)XDI_SAFETENSORS_LIMIT;

@@ -279,10 +279,12 @@ static xd_result xdi_builder_wrap_one(const xdi_builder *b, xd_comm *data, xd_st
     if (replicas) data = b->groups.intra_dp_cp;
     if (ddp) {
         xd_ddp_desc d = *wrap->ddp;
+        if (!d.groups) d.groups = &b->groups;
         XD_TRY(xdi_builder_expert_ranks(b, stage->model, data, replicas, &d.experts));
         return xd_ddp_create(stage->model, data, &d, &stage->parallel);
     }
     xd_fsdp_desc d = *wrap->fsdp;
+    if (!d.groups) d.groups = &b->groups;
     XD_TRY(xdi_builder_expert_ranks(b, stage->model, data, replicas, &d.experts));
     return xd_fsdp_create(stage->model, data, &d, &stage->parallel);
 }
@@ -292,8 +294,10 @@ static xd_result xdi_builder_wrap_all(xdi_builder *b) {
     if (b->desc->wrap.kind == XD_WRAP_NONE) return XD_OK;
     if (!b->data || (b->experts && !b->groups.expert_dp)) result = xd_comm_self(b->ctx, &b->built->self);
     XD_TRY(xd_agree(b->world, result));
-    for (int i = 0; i < b->list->count; i++)
+    for (int i = 0; i < b->list->count; i++) {
         XD_TRY(xdi_builder_wrap_one(b, b->data ? b->data : b->built->self, &b->list->stages[i]));
+        b->list->stages[i].parallel->stages = b->list->count;
+    }
     return XD_OK;
 }
 

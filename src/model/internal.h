@@ -381,8 +381,15 @@ struct xd_parallel {
     uint64_t signature;                 /* of the brackets of this step */
     xdi_opening openings[XDI_OPENINGS]; /* the last of them: number i at i modulo their number */
     int64_t opening_count;
-    bool reduced; /* between reduce and publish */
-    bool waits;   /* some leaf has ended that is not summed yet */
+    bool reduced;    /* between reduce and publish */
+    bool has_groups; /* the caller has given some: tp, pp and embedding of these, NULL for one rank */
+    xd_groups groups;
+    int stages;       /* of this rank, as its build says; 0 -> this one */
+    bool compared[3]; /* with the ranks of each: how many weights are summed over it */
+    bool summed;      /* in this step: what traits say over these groups */
+    bool finished;    /* xd_pipeline_finish was called in this step */
+    bool waits;       /* some leaf has ended that is not summed yet */
+    bool elsewhere;   /* when ranks were to agree on the last step's sum some rank was in another call */
 };
 
 /* parallel_experts.c: the wrapper of experts of one that has its place among the data ranks, as a rank of theirs and, where
@@ -437,6 +444,43 @@ XD_PRIVATE xd_param xdi_parallel_describe(const xd_parallel *p, const xd_weight 
 
 /* parallel_state.c: whether a block has a weight that trains. */
 XD_PRIVATE bool xdi_block_trains(const xd_block *block);
+
+/* parallel.c: what xd_parallel_reduce does over the data ranks; and its end: a step that could not be reduced is dropped, one that
+ * was before stays. */
+XD_PRIVATE xd_result xdi_parallel_reduce_data(xd_parallel *p);
+XD_PRIVATE xd_result xdi_parallel_end_reduce(xd_parallel *p, xd_result result);
+
+/* Sums that traits of weights ask for; and all weights that train. */
+typedef enum xdi_finish_kind {
+    XDI_FINISH_OVER_STAGES = 0,
+    XDI_FINISH_OVER_TENSORS,
+    XDI_FINISH_EMBEDDING,
+    XDI_FINISH_ALL
+} xdi_finish_kind;
+
+/* The end of a step: of all stages of a rank, or of one that is reduced by itself. */
+typedef struct xdi_finish {
+    const char *call;
+    xd_groups groups;
+    const xd_built *built; /* NULL -> `one` is all */
+    xd_stage one;
+} xdi_finish;
+
+/* parallel_reduce.c: its stages. */
+XD_PRIVATE int xdi_finish_stage_count(const xdi_finish *f);
+XD_PRIVATE xd_stage xdi_finish_stage(const xdi_finish *f, int index);
+/* parallel_reduce.c: weights of one stage whose sum of a kind is not made: the one with this number, or NULL; `count` receives
+ * their number, `elements` those of this rank's parts. */
+XD_PRIVATE const xd_weight *xdi_finish_find(const xd_stage *stage, xdi_finish_kind kind, int64_t number,
+                                            int64_t *count, int64_t *elements);
+/* parallel_reduce.c: whether the ranks of a group have the same weights of a kind, where none has failed before; and whether the
+ * embedding's copies fit. Collective. */
+XD_PRIVATE xd_result xdi_finish_compare(xd_comm *comm, const xdi_finish *f, xdi_finish_kind kind,
+                                        xd_result mine);
+XD_PRIVATE xd_result xdi_finish_compare_copies(xd_ctx *ctx, const xdi_finish *f, xd_result before);
+/* parallel_reduce.c: the sums of all kinds; and every weight of one, over a group, times a factor. */
+XD_PRIVATE xd_result xdi_finish_traits(const xdi_finish *f);
+XD_PRIVATE xd_result xdi_finish_each(xd_comm *tp, const xdi_finish *f, xdi_finish_kind kind, float factor);
 
 /* parallel.c: closes all blocks and forgets leaves, sums and gathered values of the step, on all data ranks alike, so that it
  * begins again. */

@@ -69,13 +69,16 @@ typedef struct xd_weight_traits {
                            * xd_weight_set_tensor_parallel */
     int partition_dim;    /* the dimension that is cut */
     int partition_stride; /* of the cut; 0 -> 1 */
-    bool expert_tensor_parallel;        /* cut over the experts' tensor-parallel group instead */
-    bool sequence_parallel;             /* its gradient must be summed over the tensor-parallel group */
-    bool averaged_over_tensor_parallel; /* its gradient must be averaged over that group */
-    bool pipeline_parallel;             /* its gradient must be summed over the stages */
+    bool expert_tensor_parallel; /* cut over the experts' tensor-parallel group instead */
+    /* Four sums beside those over data ranks. xd_parallel_reduce makes them at the end of a step, over the groups of the
+     * wrapper's settings; xd_pipeline_finish makes those that are left. With several stages on a rank the last two are
+     * made by xd_pipeline_finish alone. */
+    bool sequence_parallel;             /* its gradient is summed over groups->tp */
+    bool averaged_over_tensor_parallel; /* its gradient is averaged over groups->tp */
+    bool pipeline_parallel;             /* every stage has it: its gradient is summed over groups->pp */
     bool shared;                        /* another stage has the same weight and counts it in norms */
-    bool shared_embedding; /* an embedding that is also the head of another stage: reduced over the
-                               * embedding group */
+    bool shared_embedding; /* an embedding that is also the head of another stage: both copies get the sum
+                            * of their gradients, over groups->embedding */
     bool keep_f32;         /* not converted to a half type */
     xd_decay decay;
 } xd_weight_traits;

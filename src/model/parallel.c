@@ -93,6 +93,11 @@ static void xdi_parallel_list_settings(const xd_parallel *p, xdi_facts *f) {
     xdi_fact_integer(f, "host", p->offloaded);
     xdi_fact_integer(f, "experts", p->experts ? p->experts->members : 0);
     xdi_fact_integer(f, "members of a group of experts", p->members);
+    xdi_fact_integer(f, "groups", p->has_groups);
+    f->part = "groups";
+    xdi_fact_integer(f, "tp", xdi_group_size(p->groups.tp));
+    xdi_fact_integer(f, "pp", xdi_group_size(p->groups.pp));
+    xdi_fact_integer(f, "embedding", xdi_group_size(p->groups.embedding));
     f->part = "divide";
     xdi_fact_number(f, "before (its inverse)", (double)p->before);
     xdi_fact_number(f, "after (its inverse, with average)", (double)p->after);
@@ -226,6 +231,7 @@ XD_PRIVATE void xdi_parallel_set_kind(xd_parallel *p, xd_fsdp_desc *settings, co
         settings->reserve_frozen = ddp->reserve_frozen;
         settings->replicas = ddp->replicas;
         settings->experts = ddp->experts;
+        settings->groups = ddp->groups;
         p->bucket_size = ddp->bucket_size;
         p->split_optimizer = ddp->sharded_optimizer;
     }
@@ -239,6 +245,8 @@ XD_PRIVATE void xdi_parallel_set_kind(xd_parallel *p, xd_fsdp_desc *settings, co
     p->reserve_frozen = settings->reserve_frozen;
     p->home = settings->host;
     p->offloaded = settings->host != NULL;
+    p->has_groups = settings->groups != NULL;
+    if (settings->groups) p->groups = *settings->groups;
 }
 
 /* An empty wrapper on every rank, or none on any. */
@@ -535,16 +543,16 @@ static xd_result xdi_parallel_agree(const xd_parallel *p, xdi_agreement *agreeme
 }
 
 /* Under DDP each rank opens blocks in an order of its own. What the ranks of some experts have found is told to all. */
-static xd_result xdi_parallel_agree_step(xd_parallel *p, bool *elsewhere) {
+static xd_result xdi_parallel_agree_step(xd_parallel *p) {
     xdi_agreement step;
-    step.mine = p->experts ? xdi_parallel_agree_step(p->experts, elsewhere) : XD_OK;
+    step.mine = p->experts ? xdi_parallel_agree_step(p->experts) : XD_OK;
     if (step.mine == XD_OK) step.mine = xdi_parallel_check_step(p);
     step.skips = xdi_state_skips(p);
     step.hash = p->sharded ? p->signature : 0;
     step.what = NULL;
     step.order = p;
     const xd_result result = xdi_parallel_agree(p, &step);
-    *elsewhere = step.elsewhere;
+    p->elsewhere = step.elsewhere;
     return result == XD_OK ? xdi_state_sum(p, step.skips) : result;
 }
 
@@ -554,7 +562,8 @@ static xd_result xdi_parallel_reduce_own(xd_parallel *p) {
     return xdi_gradient_reduce(p);
 }
 
-static xd_result xdi_parallel_reduce_agreed(xd_parallel *p) {
+XD_PRIVATE xd_result xdi_parallel_reduce_data(xd_parallel *p) {
+    XD_TRY(xdi_parallel_agree_step(p));
     if (p->experts) XD_TRY(xdi_parallel_reduce_own(p->experts));
     return xdi_parallel_reduce_own(p);
 }
@@ -565,11 +574,8 @@ static void xdi_parallel_reset(xd_parallel *p) {
     xdi_state_reset(p);
 }
 
-XD_API xd_result xd_parallel_reduce(xd_parallel *p) {
-    bool elsewhere = false;
-    xd_result result = xdi_parallel_agree_step(p, &elsewhere);
-    if (result == XD_OK) result = xdi_parallel_reduce_agreed(p);
-    if (result != XD_OK && !p->reduced && !elsewhere) xdi_parallel_reset(p);
+XD_PRIVATE xd_result xdi_parallel_end_reduce(xd_parallel *p, xd_result result) {
+    if (result != XD_OK && !p->reduced && !p->elsewhere) xdi_parallel_reset(p);
     p->reduced = p->reduced || result == XD_OK;
     p->waits = p->waits && result != XD_OK;
     if (p->experts) p->experts->reduced = p->reduced;

@@ -2,6 +2,7 @@
 #define XDI_MODEL_PARALLEL_H
 
 #include "comm/queue.h"
+#include "model/groups.h"
 #include "model/pass.h"
 #include "tensor/part.h"
 
@@ -103,6 +104,10 @@ typedef struct xd_ddp_desc {
                           * each group of data ranks steps all weights among its own ranks. NULL -> there is
                           * one group */
     xd_expert_ranks experts;
+    /* Of these tp, pp and embedding: over which xd_parallel_reduce sums what traits of weights say (xd_weight_traits). Read
+     * by the call alone; the three must outlive the wrapper. NULL -> it refuses to reduce such weights; xd_build gives
+     * its own groups then. */
+    const xd_groups *groups;
 } xd_ddp_desc;
 
 /* Settings of FSDP. Zero is the default of every field. */
@@ -148,6 +153,7 @@ typedef struct xd_fsdp_desc {
      * with a queue of their own. Where leaves are dealt, the backwards of a round of leaves follow each other in a unit of
      * experts before those of another one of its level */
     xd_expert_ranks experts;
+    const xd_groups *groups; /* as in xd_ddp_desc */
 } xd_fsdp_desc;
 
 /* Wraps a model: every rank holds all of it, gradients are summed over `data`. Weights that hold no values yet get their first
@@ -232,15 +238,20 @@ XD_API xd_result xd_parallel_thaw(xd_parallel *parallel, xd_weight *weight);
 XD_API xd_result xd_parallel_push_leaf(xd_parallel *parallel);
 
 /* After the last backward of a step: what is left to sum is summed, and every gradient in the list of parameters is
- * the sum over all leaves. A norm over `data` then counts each element once (xd_param.replica).
+ * the sum over all leaves. A norm over `data` then counts each element once (xd_param.replica). Gradients of weights with
+ * sequence_parallel, averaged_over_tensor_parallel, pipeline_parallel and shared_embedding are then summed over the
+ * desc's groups too, in the order of xd_pipeline_finish, which sums them no second time.
  *
  * Before it steps and norms over that list are refused (xd_param.state), so that no rank steps with its own gradients. After it a
  * weight whose blocks were skipped in all leaves of all ranks has no gradient: steps leave it alone, without decay. Where ranks
- * beyond the data ranks add to a gradient (the traits for that), and for experts, it is zero instead.
+ * beyond the data ranks add to a gradient (the traits above), and for experts, it is zero instead.
  *
- * Collective over data. Errors: STATE (a block without a backward for a leaf, by name and number; a block still open; blocks in
- * another order on some ranks, with the first two that differ), those of the reductions: all ranks alike, and the step's leaves
- * are dropped. MISMATCH or PEER where some rank is in another call: leaves are kept, and the call may be made again. */
+ * Collective over data, and over tp, pp and embedding of the desc's groups. Errors: STATE (a block without a backward for a leaf, by
+ * name and number; a block still open; blocks in another order on some ranks, with the first two that differ), MISMATCH
+ * (ranks of tp, or stages, that differ in the weights with such traits, with both numbers), those of the reductions. All
+ * ranks alike; the step's leaves are then dropped. STATE too, and nothing has changed then: a weight with such a trait, by
+ * name, where the wrapper has no groups, or where this rank has several stages and the trait is one of the last two. MISMATCH or
+ * PEER where some data rank is in another call: leaves are kept, and the call may be made again. */
 XD_API xd_result xd_parallel_reduce(xd_parallel *parallel);
 
 /* After the optimizer: what blocks show from now on are the new weights. Also after a step that was skipped or given up,

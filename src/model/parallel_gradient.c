@@ -385,5 +385,5 @@ XD_PRIVATE void xdi_gradient_reset(xd_parallel *p) {
     p->launched = 0;
     p->signature = 0;
     p->opening_count = 0;
-    p->reduced = false;
+    p->reduced = p->summed = p->finished = false;
 }

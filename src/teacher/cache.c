@@ -160,6 +160,7 @@ static double xdi_cache_get_double(const unsigned char *at) {
 static xd_result xdi_cache_read_header(xd_teacher_cache *c) {
     const unsigned char *file = c->file;
     xd_teacher_cache_desc *d = &c->info.desc;
+    XD_TRY(xdi_refuse_pointer(c->ctx, c->path, file, (size_t)c->bytes));
     XD_REQUIRE(c->ctx, c->bytes >= XDI_CACHE_HEADER, XD_ERROR_FORMAT, "%s: %llu bytes, its header has %d",
                c->path, (unsigned long long)c->bytes, (int)XDI_CACHE_HEADER);
     XD_REQUIRE(c->ctx, memcmp(file, XDI_CACHE_MAGIC, 8) == 0, XD_ERROR_FORMAT,
@@ -327,8 +328,7 @@ static xd_result xdi_cache_load(xd_teacher_cache *c, const xd_projection_origin 
     c->open = true;
     error = files->size(files->user, c->handle, &c->bytes);
     XD_REQUIRE(c->ctx, error == 0, XD_ERROR_IO, "%s: size: %s", c->path, strerror(error));
-    XD_REQUIRE(c->ctx, c->bytes >= XDI_CACHE_HEADER, XD_ERROR_FORMAT, "%s: %llu bytes, its header has %d",
-               c->path, (unsigned long long)c->bytes,
+    XD_REQUIRE(c->ctx, c->bytes > 0, XD_ERROR_FORMAT, "%s: 0 bytes, its header has %d", c->path,
                (int)XDI_CACHE_HEADER); /* an empty file cannot be mapped */
     c->mapped = files->map && files->map(files->user, c->handle, c->bytes, &address) == 0;
     c->file = (const unsigned char *)address;

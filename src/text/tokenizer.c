@@ -143,14 +143,26 @@ static uint32_t xdi_tokenizer_store(xd_tokenizer *t, const void *bytes, size_t l
     return (uint32_t)at;
 }
 
-static xd_result xdi_tokenizer_check_id(const xd_tokenizer *t, int64_t id, size_t bytes) {
+static xd_result xdi_tokenizer_check_free(const xd_tokenizer *t, int64_t id) {
     XD_REQUIRE(t->ctx, id >= 0 && id < t->size, XD_ERROR_FORMAT, "tokenizer: id %lld is not in 0 to %d",
                (long long)id, (int)t->size - 1);
     XD_REQUIRE(t->ctx, t->tokens[id].kind == XD_TOKEN_KIND_NONE, XD_ERROR_FORMAT,
                "tokenizer: id %lld stands twice", (long long)id);
+    return XD_OK;
+}
+
+static xd_result xdi_tokenizer_check_id(const xd_tokenizer *t, int64_t id, size_t bytes) {
+    XD_TRY(xdi_tokenizer_check_free(t, id));
     XD_REQUIRE(t->ctx, bytes > 0 && bytes <= XDI_TOKENIZER_LONGEST, XD_ERROR_FORMAT,
                "tokenizer: id %lld has %llu bytes; 1 to %d are supported", (long long)id,
                (unsigned long long)bytes, (int)XDI_TOKENIZER_LONGEST);
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_tokenizer_set_empty(xd_tokenizer *t, int64_t id) {
+    XD_TRY(xdi_tokenizer_check_free(t, id));
+    t->tokens[id].kind = XD_TOKEN_KIND_NORMAL;
+    t->count++;
     return XD_OK;
 }
 
@@ -582,7 +594,7 @@ static xd_result xdi_tokenizer_fill_characters(xd_tokenizer *t) {
 static int xdi_tokenizer_order(const xd_tokenizer *t, int32_t id) {
     const xdi_token *token = &t->tokens[id];
     if (token->kind == XD_TOKEN_KIND_BYTE) return 2;
-    if (token->kind != XD_TOKEN_KIND_NORMAL) return 3;
+    if (token->kind != XD_TOKEN_KIND_NORMAL || token->raw_bytes == 0) return 3;
     return t->strays && xdi_tokenizer_piece(t, t->blob + token->text, token->text_bytes) != id ? 1 : 0;
 }
 

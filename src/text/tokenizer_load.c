@@ -48,10 +48,11 @@ static xd_result xdi_format_load(xd_ctx *ctx, const xdi_tokenizer_file *file, co
     return format->load(ctx, file, d, out);
 }
 
-/* JSON is recognised by the first byte that is not white space. */
+/* JSON is recognised by the first byte that is not white space, behind a byte-order mark when there is one. */
 static xd_result xdi_format_open(xd_ctx *ctx, const char *text, size_t bytes, xd_json **root) {
-    size_t at = 0;
+    size_t at = xdi_json_mark_bytes(text, bytes);
     xd_json_desc limits;
+    XD_TRY(xdi_refuse_pointer(ctx, "the tokenizer file", text, bytes));
     while (at < bytes && (text[at] == ' ' || text[at] == '\n' || text[at] == '\r' || text[at] == '\t')) at++;
     XD_REQUIRE(ctx, at < bytes, XD_ERROR_FORMAT, "a tokenizer file of %llu bytes is empty",
                (unsigned long long)bytes);

@@ -188,7 +188,7 @@ XD_API xd_result xd_ddp_create(xd_model *model, xd_comm *data, const xd_ddp_desc
 
 /* Wraps a model: every rank of `data` holds 1 / N of each unit. Units are the blocks that say so, those of the types in
  * desc.unit_types, and the root for the rest; a block's weights are in the innermost unit around it. Buffers stay whole. The
- * library's own storage of the model is released when its values have been taken.
+ * library's own storage of the model is released when its values have been taken. desc NULL -> defaults.
  *
  * Collective over data and desc->replicas. Memory: this rank's part of values and gradients, one gathered unit for each level of
  * units inside units, one whole gradient likewise, and what the settings add; see xd_parallel_bytes and xd_plan_memory.

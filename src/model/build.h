@@ -34,7 +34,7 @@ enum {
  * virtual_stage * ranks + rank is that rank's. */
 typedef struct xd_pipeline_desc {
     int ranks;                   /* 0 -> 1; in xd_build_desc, those of groups->pp */
-    int virtual_stages;          /* chunks of each rank; 0 -> 1. More than one needs ranks > 1 */
+    int virtual_stages;          /* chunks of each rank; 0 -> 1. One rank has one stage, whatever this says */
     int64_t layer_count;         /* of the whole model */
     const int64_t *chunk_layers; /* [ranks * virtual_stages] layers of each chunk; NULL -> the same number
                                   * in all */
@@ -51,7 +51,7 @@ typedef struct xd_stage_place {
 
 /* The place of one stage of one rank. Pure: a pipeline of any size is computed on one machine.
  *
- * Errors: ARGUMENT (negative numbers; a rank or virtual stage that there is not; virtual stages without a pipeline, or more than
+ * Errors: ARGUMENT (negative numbers; a rank or virtual stage that there is not; more virtual stages than
  * XD_STAGES_MAX; chunk_layers that do not add up to layer_count, with both), TOPOLOGY (layers that do not divide, with all
  * three numbers).
  * Source: Megatron-Core's interleaved pipeline; explicit counts are ours. */
@@ -116,16 +116,11 @@ typedef struct xd_precision {
 } xd_precision;
 
 /* Called in step 6 for every block, in the order of the model, before the library forms what still holds no values. It writes
- * values where xd_weight_describe shows storage, and says so by xd_weight_set_ready. */
+ * values where xd_weight_describe shows storage, under FSDP of buffers alone, and says so by xd_weight_set_ready. */
 typedef struct xd_block_init {
     xd_result (*call)(void *user, xd_model *model, xd_block *block);
     void *user;
 } xd_block_init;
-
-/* Which wrapper. Megatron's four sharding strategies are settings of the two: no_shard is DDP; optim is DDP with
- * sharded_optimizer; optim_grads is FSDP without types of units, so that the model is one unit, whole while its root is
- * open; optim_grads_params is FSDP with units. */
-typedef enum xd_wrap_kind { XD_WRAP_NONE = 0, XD_WRAP_DDP, XD_WRAP_FSDP } xd_wrap_kind;
 
 /* Called in step 7 for each stage before it is wrapped, in order: changes what differs there from the settings of all, of which
  * it gets a copy as the build has filled it in. One of the two is NULL. What they point to must be there until the build ends. */
@@ -155,7 +150,8 @@ typedef struct xd_build_values {
     bool check;           /* a hash of every value is compared instead; reads all of them once */
 } xd_build_values;
 
-/* Receives the line of step 3, without a newline. */
+/* Receives the line of step 3, without a newline. Without it the line goes to the context's logger: on standard error with
+ * xd_stderr_logger and log_level XD_LOG_INFO. */
 typedef struct xd_build_report {
     void (*write)(void *user, const char *line);
     void *user;
@@ -172,8 +168,8 @@ typedef struct xd_build_desc {
                                                              * empty; NULL -> no override */
     xd_build_storage storage;
     xd_precision precision;
-    xd_block_init init; /* zero -> none. Not under FSDP, which forms parts: write values in a hook after
-                         * the wrap */
+    xd_block_init init; /* zero -> none. Under FSDP buffers alone have storage then, tables that are computed
+                         * for example, which stay whole; of the weights the wrapper forms parts */
     xd_wrap wrap;
     xd_build_values values;
     xd_build_report report;          /* zero -> the context's logger, as XD_LOG_INFO */
@@ -199,7 +195,7 @@ typedef struct xd_built xd_built;
  * Memory: that of the models and wrappers; in step 5, each model with storage once more, in the new types. Deterministic.
  * Errors: ARGUMENT (numbers below 0; both half types; a wrap without its settings, or with those of another; a provider that
  * gives no model, or one of another context; a hook that gives none, one twice, one of another context, or one that is
- * wrapped by what is not the stage's wrapper; more stages than XD_STAGES_MAX; init under FSDP), TOPOLOGY (layers that do
+ * wrapped by what is not the stage's wrapper; more stages than XD_STAGES_MAX), TOPOLOGY (layers that do
  * not divide; groups that do not fit together), MISMATCH (settings, models, values or numbers of stages that differ),
  * STATE (storage of the caller that would have to change its type), those of provider, hooks, callbacks,
  * xd_pipeline_place and the wrappers, MEMORY. All ranks alike.

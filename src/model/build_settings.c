@@ -49,9 +49,6 @@ static xd_result xdi_builder_check_wrap(const xdi_builder *b) {
     XD_REQUIRE(b->ctx, !replicas || b->groups.intra_dp_cp, XD_ERROR_ARGUMENT,
                "%s with replicas of %d groups shards over intra_dp_cp, which is NULL",
                w->ddp ? "DDP" : "FSDP", xdi_group_size(replicas));
-    XD_REQUIRE(
-        b->ctx, w->kind != XD_WRAP_FSDP || !b->desc->init.call, XD_ERROR_ARGUMENT,
-        "init is called with whole weights, which FSDP never has: write values in a hook after the wrap");
     return XD_OK;
 }
 

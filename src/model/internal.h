@@ -81,6 +81,7 @@ struct xd_model {
     int64_t weight_count;
     xd_weight **weights; /* [weight_count] in order, once sealed */
     void *storage;       /* of the library's values and gradients */
+    bool buffers_alone;  /* of buffers, nothing else */
     bool yields;         /* a wrapper takes the values out of it and releases it, also DDP */
     bool sealed;
     void **values, **gradients, **nothing; /* [weight_count] what views show; nothing: NULLs */
@@ -100,8 +101,10 @@ XD_PRIVATE xd_result xdi_weight_fill(xd_ctx *ctx, const xd_weight *weight, xd_in
 /* model_storage.c: STATE for a model that is not sealed, or has a weight without storage. */
 XD_PRIVATE xd_result xdi_model_require_storage(const xd_model *model);
 
-/* model_storage.c: xd_model_allocate, for values alone where a wrapper will have the gradients. */
-XD_PRIVATE xd_result xdi_model_take(xd_model *model, bool gradients);
+/* model_storage.c: xd_model_allocate: for buffers alone where a wrapper forms parts of weights, for values alone where it will
+ * have the gradients, or for all. */
+typedef enum xdi_take { XDI_TAKE_BUFFERS, XDI_TAKE_VALUES, XDI_TAKE_ALL } xdi_take;
+XD_PRIVATE xd_result xdi_model_take(xd_model *model, xdi_take what);
 
 /* model_storage.c: frees the library's storage; the weights that were there have none. */
 XD_PRIVATE void xdi_model_release(xd_model *model);
@@ -138,6 +141,9 @@ XD_PRIVATE xd_result xdi_builder_called(xd_ctx *ctx, xd_result result, const cha
 /* build_place.c: a rank and a size; of no group 0 and 1. */
 XD_PRIVATE int xdi_group_rank(const xd_comm *comm);
 XD_PRIVATE int xdi_group_size(const xd_comm *comm);
+
+/* build_place.c: the virtual stages of each rank; one rank has no others than one. */
+XD_PRIVATE int xdi_pipeline_stages(int ranks, int virtual_stages);
 
 /* build_settings.c: what can be refused before anything is built; and whether all ranks have said alike what they must. */
 XD_PRIVATE xd_result xdi_builder_validate(const xdi_builder *b, const xd_stages *existing);

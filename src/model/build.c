@@ -227,9 +227,14 @@ static xd_result xdi_builder_storage(xdi_builder *b) {
     return moves ? xdi_builder_take(b) : XD_OK;
 }
 
+static void xdi_builder_set_casts(xdi_builder *b) {
+    for (int i = 0; i < b->list->count; i++) xdi_stage_set_casts(b->desc, &b->list->stages[i]);
+}
+
 static xd_result xdi_builder_precision(xdi_builder *b) {
     for (int i = 0; i < b->list->count; i++)
         XD_TRY(xdi_model_lower(b->list->stages[i].model, &b->desc->precision));
+    xdi_builder_set_casts(b);
     return XD_OK;
 }
 
@@ -353,7 +358,9 @@ static xd_result xdi_builder_wrap_all(xdi_builder *b) {
 static xd_result xdi_builder_wrap(xdi_builder *b) {
     XD_TRY(xdi_builder_equalise(b));
     XD_TRY(xd_agree(b->world, xdi_builder_wrap_all(b)));
-    return xdi_builder_call_hooks(b, true);
+    XD_TRY(xdi_builder_call_hooks(b, true));
+    xdi_builder_set_casts(b); /* of stages that hooks have added, too */
+    return XD_OK;
 }
 
 /* ---- all of it ---- */

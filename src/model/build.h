@@ -63,6 +63,8 @@ typedef struct xd_stage {
     xd_model *model;
     xd_parallel *parallel; /* its wrapper; NULL before step 7 and without a wrap */
     xd_stage_place place;
+    /* What xd_stage_cast_inputs and xd_stage_cast_outputs make of values, set in step 5 from xd_precision; NONE -> nothing. */
+    xd_dtype input_dtype, output_dtype;
 } xd_stage;
 
 /* Stages in the order of their virtual stages. */
@@ -113,7 +115,39 @@ typedef struct xd_precision {
     bool f16, bf16;          /* at most one; neither -> step 5 does nothing */
     const char *const *keep; /* [keep_count] patterns */
     int keep_count;
+    /* On the first stage F32 inputs become this; F32 -> as they come; NONE -> the half type, or that in which the wrapper shows
+     * weights. */
+    xd_dtype input_dtype;
+    /* On the last stage outputs of F32, BF16 and F16 become this; NONE -> F32 where there is such a type. */
+    xd_dtype output_dtype;
 } xd_precision;
+
+/* What a policy is named by. Zero is the default of every field. Names are those of PyTorch ("bfloat16", "float16", "half",
+ * "float32", "float") or "bf16", "fp16", "fp32", in any case; NULL or "" -> the default. */
+typedef struct xd_policy_desc {
+    const char *param_dtype;  /* that views show and ranks send; default "bfloat16" */
+    const char *reduce_dtype; /* of gradients; default "float32", and nothing else: they are summed in F32 */
+    const char *output_dtype; /* of the model's outputs; default "bfloat16" */
+    bool disabled;            /* CREDIT's `amp: false`: F32 throughout, whatever the names say */
+    bool spectral_norm;       /* a model with spectral norm: F32 throughout unless a name is given */
+} xd_policy_desc;
+
+/* Settings that a policy fills in, to be completed. */
+typedef struct xd_policy {
+    bool applied;           /* false -> F32 throughout: the settings are those of zero */
+    xd_fsdp_desc fsdp;      /* sent_dtype, view_dtype */
+    xd_ddp_desc ddp;        /* view_dtype */
+    xd_precision precision; /* input_dtype, output_dtype; weights are kept in F32 */
+} xd_policy;
+
+/* The settings of a policy by name. What it leaves in F32 for spectral norm it logs as XD_LOG_INFO. Pure otherwise.
+ *
+ *   desc   NULL -> defaults
+ *
+ * Errors, with the name: ARGUMENT (no dtype is called so), DTYPE (of integers, or of a type in which views show nothing),
+ * UNSUPPORTED (a reduce_dtype other than F32). *out is untouched then.
+ * Source: CREDIT, fsdp2.py. */
+XD_API xd_result xd_policy_find(xd_ctx *ctx, const xd_policy_desc *desc, xd_policy *out);
 
 /* Called in step 6 for every block, in the order of the model, before the library forms what still holds no values. It writes
  * values where xd_weight_describe shows storage, under FSDP of buffers alone, and says so by xd_weight_set_ready. */
@@ -215,6 +249,26 @@ XD_API xd_result xd_build_existing(xd_comm *world, const xd_build_desc *desc, co
 
 /* Frees wrappers and models, the last stage first. Local; NULL is fine. */
 XD_API void xd_built_destroy(xd_built *built);
+
+/* A tensor that a stage takes, or puts out. */
+typedef struct xd_stage_values {
+    const void *values; /* [count] of `dtype`, in memory of the context's device */
+    xd_dtype dtype;
+    int64_t count;
+    void *room; /* [count] of the type that they become; read where a cast is due alone */
+} xd_stage_values;
+
+/* Casts in place of a list: where a cast is due, values are written to `room`, and the entry shows them there in their new type;
+ * other entries stay. Inputs are cast on the first stage if they are F32, outputs on the last if they are F32, BF16 or F16;
+ * integers and masks never are, and other stages exchange what they have. Rounding is to nearest, ties to even.
+ *
+ *   list   [count]
+ *
+ * Local. Errors: ARGUMENT (a list at NULL, negative counts; a cast that is due without room, with its number), those of xd_cast.
+ * Nothing is cast then.
+ * Source: Megatron-Core, Float16Module; it leaves keyword inputs out. */
+XD_API xd_result xd_stage_cast_inputs(const xd_stage *stage, xd_stage_values *list, int64_t count);
+XD_API xd_result xd_stage_cast_outputs(const xd_stage *stage, xd_stage_values *list, int64_t count);
 
 /* Stages of this rank, and one of them; all zero where there is none. Local. */
 XD_API int xd_built_stage_count(const xd_built *built);

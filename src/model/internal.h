@@ -154,6 +154,9 @@ XD_PRIVATE const xd_stage_hooks *xdi_builder_hooks(const xd_build_desc *d, bool 
 /* build_precision.c: gives a sealed model the half type of step 5. Errors: as in xd_build; the model is unchanged then. */
 XD_PRIVATE xd_result xdi_model_lower(xd_model *model, const xd_precision *precision);
 
+/* build_casts.c: in which types a stage takes and puts out values. */
+XD_PRIVATE void xdi_stage_set_casts(const xd_build_desc *d, xd_stage *stage);
+
 /* build_precision.c: whether a name fits a pattern, in which '*' stands for any run of characters. */
 XD_PRIVATE bool xdi_name_fits(const char *pattern, const char *name);
 

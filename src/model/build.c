@@ -422,11 +422,13 @@ static xd_result xdi_builder_create(xd_comm *world, const xd_build_desc *desc, c
 }
 
 XD_API xd_result xd_build(xd_comm *world, const xd_build_desc *desc, xd_built **out) {
+    XDI_GIVEN_COMM(world, desc, out);
     return xdi_builder_create(world, desc, NULL, out);
 }
 
 XD_API xd_result xd_build_existing(xd_comm *world, const xd_build_desc *desc, const xd_stages *stages,
                                    xd_built **out) {
+    XDI_GIVEN_COMM(world, desc, stages, out);
     return xdi_builder_create(world, desc, stages, out);
 }
 
@@ -442,10 +444,12 @@ XD_API void xd_built_destroy(xd_built *built) {
 }
 
 XD_API int xd_built_stage_count(const xd_built *built) {
+    XD_ASSERT(built);
     return built->list.count;
 }
 
 XD_API xd_stage xd_built_stage(const xd_built *built, int index) {
+    XD_ASSERT(built);
     xd_stage none;
     memset(&none, 0, sizeof none);
     return index >= 0 && index < built->list.count ? built->list.stages[index] : none;

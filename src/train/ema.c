@@ -94,6 +94,7 @@ static double xdi_ema_decay_at(const xd_ema_desc *d, int64_t iteration) {
 }
 
 XD_API xd_result xd_ema_decay(xd_ctx *ctx, const xd_ema_desc *desc, int64_t iteration, double *decay) {
+    XDI_GIVEN(ctx, ctx, desc, decay);
     xd_ema_desc d = *desc;
     xdi_ema_resolve(&d);
     XD_TRY(xdi_ema_validate(ctx, &d));
@@ -142,8 +143,8 @@ XD_PRIVATE int64_t xdi_ema_find(const xd_ema *ema, const char *name, char *room,
 /* ---- life ---- */
 
 static xd_result xdi_ema_validate_params(xd_ctx *ctx, const xd_param *params, int64_t count) {
-    XD_REQUIRE(ctx, count >= 0 && (params || count == 0), XD_ERROR_ARGUMENT, "%lld parameters at %p",
-               (long long)count, (const void *)params);
+    XD_REQUIRE(ctx, count >= 0, XD_ERROR_ARGUMENT, "%lld parameters", (long long)count);
+    XDI_GIVEN_LIST(ctx, params, count);
     for (int64_t i = 0; i < count; i++) {
         const xd_param *p = &params[i];
         XD_REQUIRE(ctx, p->name && strlen(p->name) < XDI_EMA_NAME_ROOM, XD_ERROR_ARGUMENT,
@@ -151,7 +152,7 @@ static xd_result xdi_ema_validate_params(xd_ctx *ctx, const xd_param *params, in
                    XDI_EMA_NAME_ROOM - 1);
         XD_REQUIRE(ctx, p->dims >= 0, XD_ERROR_ARGUMENT, "%s: %d dimensions", p->name, p->dims);
         XD_REQUIRE(ctx, p->count >= 0 && (p->value || p->count == 0), XD_ERROR_ARGUMENT,
-                   "%s: %lld elements at %p", p->name, (long long)p->count, p->value);
+                   "%s: %lld elements, value at %p", p->name, (long long)p->count, p->value);
         XD_REQUIRE(ctx, p->buffer ? xd_dtype_size(p->dtype) > 0 : xdi_ema_averages(p->dtype), XD_ERROR_DTYPE,
                    "%s: %s cannot be averaged; buffers say so with the flag", p->name,
                    xd_dtype_name(p->dtype));
@@ -473,6 +474,8 @@ static xd_result xdi_ema_plan(xd_ctx *ctx, const xd_param *params, int64_t count
 
 XD_API xd_result xd_ema_bytes(xd_ctx *ctx, const xd_param *params, int64_t count, const xd_ema_desc *desc,
                               xd_memory_bytes *out) {
+    XDI_GIVEN(ctx, ctx, out);
+    XDI_GIVEN_LIST(ctx, params, count);
     xd_ema_desc d;
     xdi_ema_sizes sizes;
     XD_TRY(xdi_ema_plan(ctx, params, count, desc, &d, &sizes));
@@ -483,6 +486,8 @@ XD_API xd_result xd_ema_bytes(xd_ctx *ctx, const xd_param *params, int64_t count
 
 XD_API xd_result xd_ema_create(xd_ctx *ctx, const xd_param *params, int64_t count, const xd_ema_desc *desc,
                                xd_ema **out) {
+    XDI_GIVEN(ctx, ctx, out);
+    XDI_GIVEN_LIST(ctx, params, count);
     xd_ema_desc d;
     xdi_ema_sizes sizes;
     XD_TRY(xdi_ema_plan(ctx, params, count, desc, &d, &sizes));
@@ -574,6 +579,7 @@ XD_PRIVATE xd_result xdi_ema_unchanged(const xd_ema *ema) {
 }
 
 XD_API void xd_ema_count_unmoved(xd_ema *ema, int64_t *unmoved) {
+    XD_ASSERT(ema);
     ema->unmoved = unmoved;
 }
 
@@ -653,6 +659,7 @@ XD_PRIVATE xd_result xdi_ema_has_next(const xd_ema *ema) {
 }
 
 XD_API xd_result xd_ema_update(xd_ema *ema, int64_t iteration, const xd_status *status) {
+    XDI_GIVEN(NULL, ema);
     XD_REQUIRE(ema->ctx, iteration >= XD_EMA_NEXT, XD_ERROR_ARGUMENT, "iteration %lld is negative",
                (long long)iteration);
     if (iteration == XD_EMA_NEXT) XD_TRY(xdi_ema_has_next(ema));
@@ -728,6 +735,7 @@ static xd_result xdi_ema_check_swap(const xd_ema *ema) {
 }
 
 XD_API xd_result xd_ema_swap(xd_ema *ema) {
+    XDI_GIVEN(NULL, ema);
     const xd_launch launch = xdi_train_launch(ema->ctx, NULL);
     xd_swap_array arrays[XDI_EMA_AT_ONCE];
     int64_t n = 0;
@@ -747,5 +755,6 @@ XD_API xd_result xd_ema_swap(xd_ema *ema) {
 }
 
 XD_API bool xd_ema_is_swapped(const xd_ema *ema) {
+    XD_ASSERT(ema);
     return ema->swapped;
 }

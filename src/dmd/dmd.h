@@ -32,8 +32,9 @@ typedef struct xd_dmd_batch {
     const void *real;      /* [samples, elements]; required by the discriminator's term, and by a student of
                             * several steps without roll-outs; otherwise NULL is fine */
     const void *noise;     /* [samples, elements] pure noise; NULL -> drawn */
-    const void *condition; /* handed to networks */
-    const void *negative;  /* the same for what guidance leads away from; required with guidance */
+    const void *condition; /* handed to networks; may be NULL */
+    const void *
+        negative; /* the same for what guidance leads away from; required with guidance, else it may be NULL */
 } xd_dmd_batch;
 
 /* How much there is. */

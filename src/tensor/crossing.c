@@ -5,7 +5,7 @@
 #include "comm/internal.h"
 #include "comm/mesh.h"
 #include "kernel/kernels.h"
-#include "tensor/interval.h"
+#include "tensor/internal.h"
 
 #include <inttypes.h>
 #include <string.h>

@@ -35,6 +35,7 @@ XD_PRIVATE void xdi_ctx_warn_of_locks(xd_ctx *ctx, const char *path, int error);
  * writer of any process has it; IO. Where there are no locks nothing is taken. */
 typedef struct xdi_lock {
     intptr_t file, held;
+    int64_t process; /* that has it: one that is forked from it drops nothing */
     bool taken;
 } xdi_lock;
 XD_PRIVATE xd_result xdi_lock_take(xd_ctx *ctx, const char *path, xdi_lock *lock);
@@ -121,6 +122,11 @@ XD_PRIVATE void xdi_pool_destroy(xdi_pool *pool, const xd_allocator *allocator);
 XD_PRIVATE void *xdi_pool_scratch(const xdi_pool *pool, int slot);
 XD_PRIVATE bool xdi_pool_run(xdi_pool *pool, int64_t pieces, xdi_piece body, void *argument,
                              xdi_pool_fault *fault);
+
+/* parallel.c: the number of this process; and whether this process was forked from that one: then the threads, locks and names in
+ * the file system that belong to the other are left alone. */
+XD_PRIVATE int64_t xdi_process(void);
+XD_PRIVATE bool xdi_is_forked(int64_t process);
 
 /* parallel.c: starts a thread of the library, which leaves the program's signals alone. `thread` is a pthread_t. */
 XD_PRIVATE bool xdi_thread_create(void *thread, void *(*run)(void *argument), void *argument);

@@ -6,6 +6,7 @@
 #include "checkpoint/map_internal.h"
 #include "comm/internal.h"
 #include "comm/mesh.h"
+#include "io/internal.h"
 #include "kernel/copy.h"
 #include "tensor/interval.h"
 
@@ -131,7 +132,7 @@ static xd_result xdi_import_open(xdi_import *l) {
     xd_safetensors_desc d;
     memset(&d, 0, sizeof d);
     d.mode = XD_SAFETENSORS_STREAM;
-    return xd_weights_reader_open(l->m.ctx, l->m.directory, &d, &l->reader);
+    return xdi_weights_reader_start(l->m.ctx, l->m.directory, &d, l->desc->lenient, &l->reader);
 }
 
 static void xdi_import_note(xdi_import *l, const char *name) {

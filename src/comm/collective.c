@@ -52,6 +52,7 @@ static void xdi_comm_count(xd_comm *comm, const xd_collective *c) {
 }
 
 static xd_result xdi_comm_whole(const xd_comm *comm, const xd_collective *c) {
+    XD_TRY(xdi_comm_own(comm));
     if (comm->broken == XD_OK) return XD_OK;
     return XD_FAIL_CULPRIT(comm->ctx, XD_ERROR_PEER, comm->culprit,
                            "%s: the group is broken: rank %d caused %s in an earlier call",
@@ -471,6 +472,7 @@ XD_API xd_result xd_comm_create(xd_ctx *ctx, xd_transport *transport, xd_comm **
     xdi_ctx_join(ctx, n > 1 ? 1 : 0);
     comm->culprit = -1;
     comm->is_world = true;
+    comm->process = xdi_process();
     comm->all = (xd_control *)xd_allocate(ctx, n * sizeof *comm->all);
     comm->values = (uint64_t *)xd_allocate(ctx, n * sizeof *comm->values);
     comm->members = (int *)xd_allocate(ctx, n * sizeof *comm->members);
@@ -496,7 +498,7 @@ XD_PRIVATE const xd_leaves *xdi_comm_one_each(const xd_comm *comm) {
 XD_API void xd_comm_destroy(xd_comm *comm) {
     if (!comm) return;
     xdi_ctx_join(comm->ctx, comm->transport->size > 1 ? -1 : 0);
-    comm->transport->ops->destroy(comm->transport);
+    if (!xdi_comm_is_forked(comm)) comm->transport->ops->destroy(comm->transport);
     xd_release(comm->ctx, comm->one_each);
     xd_release(comm->ctx, comm->counts);
     xd_release(comm->ctx, comm->members);
@@ -506,7 +508,7 @@ XD_API void xd_comm_destroy(xd_comm *comm) {
 }
 
 XD_API void xd_comm_abort(xd_comm *comm) {
-    comm->transport->ops->abort(comm->transport);
+    if (!xdi_comm_is_forked(comm)) comm->transport->ops->abort(comm->transport);
 }
 
 /* Group ranks of one color in the order of (key, rank); returns their number. */
@@ -605,6 +607,7 @@ XD_API xd_result xd_comm_shrink(xd_comm *broken, double timeout_s, xd_comm **out
     XDI_GIVEN_OF(broken, out);
     xd_ctx *ctx = broken->ctx;
     xd_transport *old = broken->transport, *transport = NULL;
+    XD_TRY(xdi_comm_own(broken));
     XD_REQUIRE(ctx, old->ops->shrink, XD_ERROR_UNSUPPORTED,
                "%s cannot go on without one of its %d ranks: the job is started again", old->ops->name,
                old->size);

@@ -21,6 +21,7 @@ struct xd_comm {
     bool alike;       /* a failure is everybody's own: xdi_comm_agree_alike */
     uint64_t refused; /* the last of them that all ranks have seen fail, and that broke nothing */
     bool is_world;    /* its first collective has the longer deadline */
+    int64_t process;  /* that is this rank */
     xd_result broken; /* XD_OK, or what broke the group */
     int culprit;      /* world rank; -1 unknown */
 };
@@ -102,6 +103,11 @@ XD_PRIVATE bool xdi_comm_moves_device(const xd_comm *comm);
 
 /* record.c: the world rank that broke the group; -1 when it is whole or nobody knows. */
 XD_PRIVATE int xdi_comm_culprit(const xd_comm *comm);
+
+/* record.c: whether this process was forked from the one that is a rank of the group, of several ranks; STATE then, with both
+ * processes: what it writes into memory of the group would be taken for that rank's. */
+XD_PRIVATE bool xdi_comm_is_forked(const xd_comm *comm);
+XD_PRIVATE xd_result xdi_comm_own(const xd_comm *comm);
 
 /* record.c: XD_OK, or what broke the group as far as this handle knows. */
 XD_PRIVATE xd_result xdi_comm_broken(const xd_comm *comm);

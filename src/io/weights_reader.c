@@ -29,6 +29,7 @@ typedef struct xdi_weights_piece {
 struct xd_weights_reader {
     xd_ctx *ctx;
     const char *directory;     /* the caller's; valid while opening */
+    bool lenient;              /* its index may differ from its files */
     xd_weights_files *model;   /* one file or an index, or NULL: */
     xd_safetensors **files;    /* [file_count] */
     int64_t file_count;        /* of either */
@@ -87,7 +88,7 @@ static xd_result xdi_whole_open_all(xd_weights_reader *r, const xd_safetensors_d
         return result;
     }
     xd_release(r->ctx, (void *)names);
-    XD_TRY(xd_weights_files_open(r->ctx, r->directory, desc, &r->model));
+    XD_TRY(xdi_weights_files_start(r->ctx, r->directory, desc, r->lenient, &r->model));
     r->file_count = xd_weights_files_count(r->model);
     return XD_OK;
 }
@@ -128,6 +129,8 @@ static xd_result xdi_whole_take_file(xd_weights_reader *r, xd_safetensors *file,
     for (int64_t i = 0; i < count; i++) {
         xdi_weights_piece *p = &r->pieces[r->piece_count];
         p->info = xd_safetensors_at(file, i);
+        if (r->model && xdi_weights_holder(r->model, p->info->name) != file)
+            continue; /* one that does not count */
         p->file = file;
         p->index = i;
         p->begin = *numbers;
@@ -173,7 +176,7 @@ static xd_result xdi_whole_list(xd_weights_reader *r) {
     XD_REQUIRE(r->ctx, r->pieces && r->order && r->tensors && r->first && r->numbers, XD_ERROR_MEMORY,
                "%s: no room for a list of %lld tensors", r->directory, (long long)count);
     XD_TRY(xdi_whole_take_all(r, r->numbers));
-    xdi_sort(r->order, (size_t)count, xdi_whole_by_name);
+    xdi_sort(r->order, (size_t)r->piece_count, xdi_whole_by_name);
     return XD_OK;
 }
 
@@ -291,19 +294,26 @@ static xd_result xdi_whole_open(xd_weights_reader *r, const xd_safetensors_desc 
     return xdi_whole_join_all(r);
 }
 
-XD_API xd_result xd_weights_reader_open(xd_ctx *ctx, const char *directory, const xd_safetensors_desc *desc,
-                                        xd_weights_reader **out) {
-    XDI_GIVEN(ctx, ctx, directory, out);
+XD_PRIVATE xd_result xdi_weights_reader_start(xd_ctx *ctx, const char *directory,
+                                              const xd_safetensors_desc *desc, bool lenient,
+                                              xd_weights_reader **out) {
     xd_weights_reader *r = (xd_weights_reader *)xd_allocate(ctx, sizeof *r);
     XD_REQUIRE(ctx, r, XD_ERROR_MEMORY, "%s: no room for a model", directory);
     r->ctx = ctx;
     r->directory = directory;
+    r->lenient = lenient;
     const xd_result result = xdi_whole_open(r, desc);
     if (result == XD_OK)
         *out = r;
     else
         xd_weights_reader_close(r);
     return result;
+}
+
+XD_API xd_result xd_weights_reader_open(xd_ctx *ctx, const char *directory, const xd_safetensors_desc *desc,
+                                        xd_weights_reader **out) {
+    XDI_GIVEN(ctx, ctx, directory, out);
+    return xdi_weights_reader_start(ctx, directory, desc, false, out);
 }
 
 XD_API void xd_weights_reader_close(xd_weights_reader *r) {

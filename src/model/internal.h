@@ -27,10 +27,12 @@ struct xd_weight {
     int64_t shape[XD_DIMS_MAX]; /* of the region */
     void *value, *gradient;
     bool ready;
-    bool awaited;          /* values come as soon as there is memory for them: nothing forms first ones */
-    xd_dtype declared;     /* the type before a wrapper gave it another one; NONE -> none did */
-    void *own;             /* its storage in the model, of that type; NULL -> none */
-    struct xdi_flat *flat; /* of a wrapper: where its values and gradients are, and which of that buffer's
+    xd_gradient_state state; /* of the gradient of a wrapped model, in its lists too */
+    bool used;               /* a backward of this step has opened a block with it, or with a tie to it */
+    bool awaited;            /* values come as soon as there is memory for them: nothing forms first ones */
+    xd_dtype declared;       /* the type before a wrapper gave it another one; NONE -> none did */
+    void *own;               /* its storage in the model, of that type; NULL -> none */
+    struct xdi_flat *flat;   /* of a wrapper: where its values and gradients are, and which of that buffer's
                             * weights it is */
     int64_t flat_index;
 };
@@ -81,10 +83,12 @@ struct xd_model {
     int64_t weight_count;
     xd_weight **weights; /* [weight_count] in order, once sealed */
     void *storage;       /* of the library's values and gradients */
+    bool yields;         /* a wrapper takes the values out of it and releases it, also DDP */
     bool sealed;
-    void **values, **gradients, **nothing; /* [weight_count] what views show; nothing: NULLs */
-    struct xd_parallel *parallel;          /* the wrapper, while there is one */
-    struct xd_inputs *inputs;              /* of blocks that are recomputed, while there are some */
+    void **values, **gradients, **nothing;                /* [weight_count] what views show; nothing: NULLs */
+    xd_dtype *value_dtypes, *gradient_dtypes, *no_dtypes; /* [weight_count] of these; no_dtypes: NONE */
+    struct xd_parallel *parallel;                         /* the wrapper, while there is one */
+    struct xd_inputs *inputs; /* of blocks that are recomputed, while there are some */
 };
 
 /* model.c: the stored shape: that of the desc, with the rows that are stored. */
@@ -357,13 +361,18 @@ struct xd_parallel {
     int64_t sum_count;
     xd_queue *gathers, *reductions; /* the caller's; NULL -> in the call itself */
     int prefetch;                   /* units that are gathered ahead */
-    int64_t bucket_size;            /* DDP: elements; 0 -> the default */
-    int64_t launched;               /* DDP: buckets of this step whose sum was started, in order */
-    bool late;                      /* DDP: sums begin in xd_parallel_reduce alone */
-    int64_t *counts;                /* [ranks] scratch */
-    xd_leaves *known; /* [ranks + replica_count]: of each data rank, then of each group, in the sums over
+    int64_t bucket_size,
+        bucket_parts;     /* DDP: elements of a bucket, or about how many buckets; 0 -> the default */
+    int stage, chunk;     /* DDP: of a pipeline; later ones have one bucket */
+    bool gathers_in_step; /* DDP: likewise */
+    bool wide_padding;    /* of what is cut into parts */
+    int64_t launched;     /* DDP: buckets of this step whose sum was started, in order */
+    bool late;            /* DDP: sums begin in xd_parallel_reduce alone */
+    int64_t *counts;      /* [ranks] scratch */
+    int *used;            /* [weights of the model] scratch */
+    xd_leaves *known;     /* [ranks + replica_count]: of each data rank, then of each group, in the sums over
                        * them */
-    xd_dtype sent_dtype, view_dtype; /* of floating weights; NONE -> their own, and as sent */
+    xd_dtype sent_dtype, view_dtype; /* of floating weights; NONE -> their own */
     float before, after;             /* factors of leaves, and of the sum of all */
     int reshard_ranks;               /* that keep a unit together after it was gathered; 0 -> all */
     xd_comm *near;                   /* these, when they are neither one nor all; the wrapper's own */
@@ -386,6 +395,8 @@ struct xd_parallel {
     bool compared[3]; /* with the ranks of each: how many weights are summed over it */
     bool summed;      /* in this step: what traits say over these groups */
     bool finished;    /* xd_pipeline_finish was called in this step */
+    bool waits;       /* some leaf has ended that is not summed yet */
+    bool elsewhere;   /* when ranks were to agree on the last step's sum some rank was in another call */
 };
 
 /* parallel_experts.c: the wrapper of experts of one that has its place among the data ranks, as a rank of theirs and, where
@@ -437,6 +448,9 @@ XD_PRIVATE xd_result xdi_parallel_lay(xd_parallel *p, const xd_fsdp_desc *d);
 XD_PRIVATE bool xdi_parallel_lists(const xd_weight *w);
 /* parallel.c: the entry of such lists for this rank's part of a weight, and where that is; without value and gradient. */
 XD_PRIVATE xd_param xdi_parallel_describe(const xd_parallel *p, const xd_weight *w, xd_bucket_piece *piece);
+
+/* parallel_state.c: whether a block has a weight that trains. */
+XD_PRIVATE bool xdi_block_trains(const xd_block *block);
 
 /* parallel.c: what xd_parallel_reduce does over the data ranks; and its end: a step that could not be reduced is dropped, one that
  * was before stays. */
@@ -503,7 +517,7 @@ XD_PRIVATE xd_result xdi_parallel_plan(xd_parallel *p);
 XD_PRIVATE xd_result xdi_parallel_measure(xd_parallel *p, xdi_room *room);
 XD_PRIVATE xd_result xdi_parallel_take_memory(xd_parallel *p);
 XD_PRIVATE xd_result xdi_parallel_take_values(xd_parallel *p);
-/* parallel_flat.c: releases the model's own storage, once all values have been taken. */
+/* parallel_flat.c: releases the model's own storage, once all values have been taken, where the wrapper has them instead. */
 XD_PRIVATE void xdi_parallel_leave_storage(xd_parallel *p);
 /* parallel_flat.c: what this rank has of a weight: a range of its region, and where that lies in the kept values and sums.
  * False when that is nothing. */
@@ -561,6 +575,15 @@ XD_PRIVATE void *xdi_weight_shown(const xd_parallel *p, const xd_weight *owner);
 /* parallel_values.c: after kept values have changed: no unit is gathered; other types of what is kept are made again. */
 XD_PRIVATE void xdi_parallel_forget_values(xd_parallel *p);
 XD_PRIVATE xd_result xdi_parallel_convert_values(xd_parallel *p);
+
+/* parallel_state.c: what the gradients of the wrapper's weights are worth: once a leaf has ended, once all are summed, and when a
+ * step ends. The second is collective where `skipped`: some rank has a weight whose blocks were skipped in all of its leaves. */
+XD_PRIVATE void xdi_state_wait(xd_parallel *p);
+XD_PRIVATE bool xdi_state_skips(const xd_parallel *p);
+XD_PRIVATE xd_result xdi_state_sum(xd_parallel *p, bool skipped);
+XD_PRIVATE void xdi_state_reset(xd_parallel *p);
+/* parallel_state.c: a backward opens a block; or its weights are in a leaf of the caller's. */
+XD_PRIVATE void xdi_state_use(const xd_block *block);
 
 /* parallel_flat.c: the bucket with the place of a weight's owner; NULL when it has no gradient and never will. And the one that
  * takes its gradient now; NULL when it does not train. */

@@ -112,6 +112,7 @@ XD_API xd_result xd_plan_memory(xd_model *model, const xd_memory_plan_desc *desc
     XD_REQUIRE(model->ctx, p, XD_ERROR_MEMORY, "no room for a wrapper");
     memset(&plan, 0, sizeof plan);
     xdi_parallel_set_kind(p, &settings, desc->ddp, desc->fsdp);
+    if (desc->pipeline && desc->pipeline_rank > p->stage) p->stage = desc->pipeline_rank;
     p->model = model;
     xdi_parallel_set_place(p, rank % xdi_plan_ranks(desc), xdi_plan_ranks(desc), rank / xdi_plan_ranks(desc),
                            xdi_plan_groups(desc));

@@ -317,7 +317,7 @@ static int64_t xdi_route_next_samples(const xd_route *route) {
 static xd_result xdi_route_check_teacher(const xd_route *route) {
     XD_REQUIRE(route->ctx, route->comm && xdi_route_own(route, XDI_ROUTE_TEACHER)->sample_count > 0,
                XD_ERROR_STATE, "this rank has no teacher side");
-    return XD_OK;
+    return xdi_comm_own(route->comm);
 }
 
 XD_API xd_result xd_route_slot(xd_route *route, xd_rows *rows, int64_t **ids) {
@@ -436,7 +436,7 @@ static xd_result xdi_route_check_take(const xd_route *route) {
     const uint64_t due = xdi_route_due(route, route->taken);
     XD_REQUIRE(route->ctx, due == 0, XD_ERROR_STATE,
                "%llu micro-batches of this rank have to be posted first", (unsigned long long)due);
-    return XD_OK;
+    return xdi_comm_own(route->comm);
 }
 
 XD_API xd_result xd_route_take(xd_route *route, xd_route_window *out) {
@@ -464,6 +464,7 @@ XD_API xd_result xd_route_take(xd_route *route, xd_route_window *out) {
 XD_API xd_result xd_route_release(xd_route *route) {
     XDI_GIVEN(NULL, route);
     XD_REQUIRE(route->ctx, route->holds, XD_ERROR_STATE, "there is no window to release");
+    XD_TRY(xdi_comm_own(route->comm));
     const uint64_t takes = (uint64_t)route->plan.takes;
     const int64_t step = (int64_t)(route->taken % takes);
     route->holds = false;

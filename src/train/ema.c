@@ -187,8 +187,20 @@ static int64_t xdi_ema_tie(const xd_param *params, int64_t i) {
     return i;
 }
 
+/* Whether a name ends as those of the vectors of a power iteration do. */
+static bool xdi_ema_is_vector(const char *name) {
+    const size_t length = strlen(name);
+    return length > 1 && name[length - 2] == '_' && (name[length - 1] == 'u' || name[length - 1] == 'v');
+}
+
+/* Whether a shadow is a copy of what it follows. */
+static bool xdi_ema_copies(const xd_ema_desc *d, const xd_param *p) {
+    if (!p->buffer) return false;
+    return !d->average_buffers || !xdi_ema_averages(p->dtype) || xdi_ema_is_vector(p->name);
+}
+
 static xd_dtype xdi_ema_shadow_dtype(const xd_ema_desc *d, const xd_param *p) {
-    return p->buffer || d->live_dtype ? p->dtype : d->dtype;
+    return xdi_ema_copies(d, p) || d->live_dtype ? p->dtype : d->dtype;
 }
 
 /* Memory of an average: the object and its lists, then on a device what is there, and page-locked memory. */
@@ -230,7 +242,7 @@ static void xdi_ema_lay_out(xd_ctx *ctx, xdi_ema_room *room, const xd_ema_desc *
         void *value = NULL;
         if (tie == i) value = xd_arena_take_pointer(memory, (size_t)p->count * xd_dtype_size(dtype));
         uint16_t *compensation = NULL;
-        if (tie == i && d->compensated && !p->buffer)
+        if (tie == i && d->compensated && !xdi_ema_copies(d, p))
             compensation = (uint16_t *)xd_arena_take_pointer(memory, (size_t)p->count * sizeof *compensation);
         if (!ema) continue;
         xdi_ema_strip(d, p->name, text);
@@ -251,6 +263,7 @@ static void xdi_ema_lay_out(xd_ctx *ctx, xdi_ema_room *room, const xd_ema_desc *
         shadow->source = i;
         shadow->dtype = dtype;
         shadow->tied = false;
+        shadow->copied = xdi_ema_copies(d, p);
     }
     if (memory != arena)
         laid.turn = (xd_average_turn *)xd_arena_take_pointer(&room->device, sizeof *laid.turn);
@@ -361,7 +374,7 @@ static const xd_status *xdi_ema_gate(const xd_ema *ema, const xd_status *status)
     return ema->counts_there ? &ema->turn->rests : status;
 }
 
-/* The average entry over all shadows of parameters; `joined`: without those that have joined a step. */
+/* The average entry over all shadows that are no copies; `joined`: without those that have joined a step. */
 static xd_result xdi_ema_run(const xd_ema *ema, xd_average_kind kind, int64_t iteration, bool joined,
                              const xd_status *status) {
     const xd_launch launch = xdi_train_launch(ema->ctx, status);
@@ -371,20 +384,20 @@ static xd_result xdi_ema_run(const xd_ema *ema, xd_average_kind kind, int64_t it
     xdi_ema_fill_args(ema, kind, iteration, &batch.args);
     for (int64_t i = 0; i < ema->shadow_count; i++) {
         const xdi_ema_shadow *s = &ema->shadows[i];
-        if (ema->created[s->source].buffer || (joined && xdi_ema_can_join(ema, s))) continue;
+        if (s->copied || (joined && xdi_ema_can_join(ema, s))) continue;
         XD_TRY(xdi_ema_push_shadow(&batch, ema, s));
     }
     return batch.args.array_count > 0 ? xdi_ema_flush(&batch) : XD_OK;
 }
 
-/* shadow <- live, parameters too when `all`, else buffers only. */
+/* shadow <- live, those that are averaged too when `all`, else the copies alone. */
 static xd_result xdi_ema_copy(xd_ema *ema, bool all, const xd_status *status) {
     const xd_launch launch = xdi_train_launch(ema->ctx, status);
     int64_t n = 0;
     for (int64_t i = 0; i < ema->shadow_count; i++) {
         const xdi_ema_shadow *s = &ema->shadows[i];
         const xd_param *p = &ema->created[s->source];
-        if (!p->buffer && (!all || ema->desc.compensated)) continue;
+        if (!s->copied && (!all || ema->desc.compensated)) continue;
         xd_cast_array *cast = &ema->casts[n++];
         cast->target = s->value;
         cast->target_dtype = s->dtype;
@@ -526,7 +539,7 @@ static xd_result xdi_ema_average(xd_ema *ema, int64_t iteration, bool joined, co
     for (int64_t i = 0; i < ema->shadow_count; i++) {
         const xdi_ema_shadow *s = &ema->shadows[i];
         const xd_param *p = &ema->created[s->source];
-        if (p->buffer || (joined && xdi_ema_can_join(ema, s))) continue;
+        if (s->copied || (joined && xdi_ema_can_join(ema, s))) continue;
         xd_lerp_array *lerp = &ema->lerps[args.array_count++];
         lerp->target = s->value;
         lerp->target_dtype = s->dtype;

@@ -40,7 +40,7 @@ XD_PRIVATE xd_param xdi_ema_entry(const xd_ema *ema, int64_t index) {
 
 /* The compensation of a shadow, in the view of its value; a view of nothing where there is none. */
 static xd_param xdi_ema_compensation_of(const xd_ema *ema, const xdi_ema_shadow *s, xd_param view) {
-    if (!ema->desc.compensated || view.buffer) memset(&view, 0, sizeof view);
+    if (!ema->desc.compensated || s->copied) memset(&view, 0, sizeof view);
     if (view.name) view.dtype = XD_DTYPE_BF16;
     view.value = s->compensation;
     return view;
@@ -171,10 +171,10 @@ XD_API xd_result xd_ema_copy_to(const xd_ema *ema, const xd_param *targets, int6
     return xdi_ema_exchange(ema, targets, count, lenient, false, match);
 }
 
-/* Whether the last comparison matched every parameter, that is every shadow that is not of a buffer. */
+/* Whether the last comparison matched every shadow that is averaged. */
 static bool xdi_ema_complete(const xd_ema *ema) {
     for (int64_t i = 0; i < ema->shadow_count; i++)
-        if (ema->casts[i].count < 0 && !ema->created[ema->shadows[i].source].buffer) return false;
+        if (ema->casts[i].count < 0 && !ema->shadows[i].copied) return false;
     return ema->shadow_count > 0;
 }
 

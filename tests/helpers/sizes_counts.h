@@ -232,7 +232,8 @@ AT("xd_projection_rows.k", rows.k, -1, call_rows, XD_ERROR_ARGUMENT, "12 rows of
 AT("xd_projection_rows.rows", rows.rows, -1, call_cut, XD_ERROR_ARGUMENT, "-1 rows of 3 entries", true)
 AT("xd_projection_rows.k", rows.k, -1, call_cut, XD_ERROR_ARGUMENT, "12 rows of -1 entries", true)
 AT("xd_projection_rows.rows", rows.rows, -1, call_map, XD_ERROR_ARGUMENT, "-1 rows of 3 entries", true)
-AT("xd_projection_rows.k", rows.k, -1, call_map, XD_ERROR_ARGUMENT, "12 rows of -1 entries", true)
+AT("xd_projection_rows.k", rows.k, -1, call_map, XD_ERROR_ARGUMENT,
+   "needs 2 entries a row, the projection has -1", true)
 AT("xd_projection_from_rows(student_size)", a, -20, call_rows, XD_ERROR_ARGUMENT,
    "vocabularies of -8 and 12 ids", true)
 AT("xd_projection_from_rows(teacher_size)", b, -20, call_rows, XD_ERROR_ARGUMENT,

@@ -126,6 +126,7 @@ static xd_result xdi_directory_start(xd_publish_directory *d) {
 }
 
 XD_API xd_result xd_publish_directory_create(xd_ctx *ctx, const char *path, xd_publish_directory **out) {
+    XDI_GIVEN(ctx, ctx, path, out);
     size_t length = strlen(path);
     while (length > 1 && path[length - 1] == '/') length--;
     const size_t room = length + XDI_DIRECTORY_ROOM;
@@ -154,6 +155,7 @@ XD_API xd_result xd_publish_directory_create(xd_ctx *ctx, const char *path, xd_p
 }
 
 XD_API const char *xd_publish_directory_path(const xd_publish_directory *d) {
+    XD_ASSERT(d);
     return d->temporary;
 }
 
@@ -191,6 +193,7 @@ static xd_result xdi_directory_switch(xd_publish_directory *d, const char **olde
 }
 
 XD_API xd_result xd_publish_directory_commit(xd_publish_directory *d) {
+    XDI_GIVEN(NULL, d);
     const char *older = NULL;
     xd_result result = xdi_directory_switch(d, &older);
     const int error = result == XD_OK && older ? xdi_directory_remove(d->ctx, older) : 0;

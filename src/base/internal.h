@@ -64,8 +64,25 @@ XD_PRIVATE xd_result xdi_publish_rename(struct xd_publish *file);
 XD_PRIVATE bool xdi_publish_is_waiting(const struct xd_publish *file); /* under its temporary name */
 XD_PRIVATE xd_result xdi_publish_sync_folder(xd_ctx *ctx, const char *path);
 
+/* publish.c: FORMAT, naming `what`, when the bytes are a pointer of Git LFS instead of the file that it stands for. */
+XD_PRIVATE xd_result xdi_refuse_pointer(xd_ctx *ctx, const char *what, const void *data, size_t bytes);
+
+/* json.c: bytes of the byte-order mark of UTF-8 that the text begins with, 0 without one. */
+XD_PRIVATE size_t xdi_json_mark_bytes(const char *text, size_t bytes);
 /* json.c: the bytes at the beginning of a text that are well-formed UTF-8. */
 XD_PRIVATE size_t xdi_json_valid_bytes(const char *text, size_t bytes);
+
+/* context.c: ARGUMENT, naming the first of `names` whose pointer is NULL. The macros write the names: XDI_GIVEN(ctx, desc, out)
+ * returns the error, XDI_CHECK_GIVEN gives it, XDI_GIVEN_OF has the context of the object that comes first. No context: no
+ * message. XDI_GIVEN_LIST refuses a count without its list. */
+XD_PRIVATE xd_result xdi_given(xd_ctx *ctx, const char *file, int line, const char *function,
+                               const char *names, ...);
+#define XDI_CHECK_GIVEN(ctx, ...) xdi_given((ctx), __FILE__, __LINE__, __func__, #__VA_ARGS__, __VA_ARGS__)
+#define XDI_GIVEN(ctx, ...) XD_TRY(XDI_CHECK_GIVEN(ctx, __VA_ARGS__))
+#define XDI_GIVEN_OF(object, ...) XDI_GIVEN((object) ? (object)->ctx : NULL, object, __VA_ARGS__)
+#define XDI_GIVEN_LIST(ctx, list, count)                                                                \
+    XD_REQUIRE(ctx, (list) != NULL || (count) <= 0, XD_ERROR_ARGUMENT, "%s is NULL and %s %lld", #list, \
+               #count, (long long)(count))
 
 /* context.c: refuses declarations of another major or minor version. */
 XD_PRIVATE xd_result xdi_ctx_check_version(int version, const xd_ctx_desc *desc);

@@ -56,6 +56,14 @@ XD_PRIVATE int xdi_file_probe(xd_ctx *ctx, const char *path) {
     return error;
 }
 
+XD_PRIVATE xd_result xdi_refuse_pointer(xd_ctx *ctx, const char *what, const void *data, size_t bytes) {
+    static const char begin[] = "version https://git-lfs.github.com/spec/";
+    const size_t length = sizeof begin - 1;
+    XD_REQUIRE(ctx, bytes < length || memcmp(data, begin, length) != 0, XD_ERROR_FORMAT,
+               "%s is a pointer of Git LFS, not the file itself, which `git lfs pull` fetches", what);
+    return XD_OK;
+}
+
 XD_API xd_result xd_file_load(xd_ctx *ctx, const char *path, size_t max_bytes, char **data, size_t *bytes) {
     const xd_files *files = &xd_ctx_settings(ctx)->files;
     const size_t limit = max_bytes ? max_bytes : (size_t)256 << 20;
@@ -73,6 +81,9 @@ XD_API xd_result xd_file_load(xd_ctx *ctx, const char *path, size_t max_bytes, c
     XD_REQUIRE(ctx, fits, XD_ERROR_FORMAT, "%s has %llu bytes, allowed are %llu", path,
                (unsigned long long)size, (unsigned long long)limit);
     XD_REQUIRE(ctx, text, XD_ERROR_MEMORY, "%s: no room for %llu bytes", path, (unsigned long long)size);
+    const xd_result result = xdi_refuse_pointer(ctx, path, text, (size_t)size);
+    if (result != XD_OK) xd_release(ctx, text);
+    XD_TRY(result);
     *data = text;
     *bytes = (size_t)size;
     return XD_OK;

@@ -204,6 +204,7 @@ static xd_result xdi_saver_own(const xd_checkpoint_saver *s) {
 }
 
 XD_API xd_result xd_checkpoint_save_start(xd_checkpoint_saver *s, const xd_checkpoint_save_desc *desc) {
+    XDI_GIVEN_TO_ALL(s ? xd_comm_ctx(s->comm) : NULL, s ? s->comm : NULL, s, desc);
     XD_TRY(xdi_saver_own(s));
     const bool was_open = s->open;
     const xd_result result = xd_agree(s->comm, xdi_saver_take(s, desc));
@@ -233,6 +234,7 @@ XD_API bool xd_checkpoint_save_poll(xd_checkpoint_saver *s) {
 }
 
 XD_API xd_result xd_checkpoint_save_wait(xd_checkpoint_saver *s) {
+    XDI_GIVEN(NULL, s);
     if (!s->open) return XD_OK;
     XD_TRY(xdi_saver_own(s));
     pthread_mutex_lock(&s->lock);
@@ -248,6 +250,8 @@ XD_API xd_result xd_checkpoint_save_wait(xd_checkpoint_saver *s) {
 
 XD_API xd_result xd_checkpoint_saver_bytes(xd_comm *comm, const xd_checkpoint_network *networks,
                                            int network_count, size_t *bytes) {
+    XDI_GIVEN(comm ? xd_comm_ctx(comm) : NULL, comm, bytes);
+    XDI_GIVEN_LIST(xd_comm_ctx(comm), networks, network_count);
     xdi_content content;
     const xd_result result = xdi_content_create_thawed(xd_comm_ctx(comm), networks, network_count, &content);
     if (result == XD_OK) *bytes = xdi_saver_lay_out(&content, xd_comm_rank(comm), NULL);
@@ -300,6 +304,7 @@ static xd_result xdi_saver_hire(xd_checkpoint_saver *s) {
 
 XD_API xd_result xd_checkpoint_saver_create(xd_comm *comm, const xd_checkpoint_network *networks,
                                             int network_count, xd_checkpoint_saver **out) {
+    XDI_GIVEN_COMM(comm, out);
     xd_checkpoint_saver *s = NULL;
     xd_result result = xd_agree(comm, xdi_saver_make(comm, networks, network_count, &s));
     if (result == XD_OK) result = xdi_saver_hire(s);

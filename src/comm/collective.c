@@ -225,6 +225,7 @@ static xd_result xdi_comm_exchange_records(xd_comm *comm, const xd_collective *r
 }
 
 XD_API xd_result xd_exchange(xd_comm *comm, const xd_collective *records, int count) {
+    XDI_GIVEN(NULL, comm);
     return xdi_comm_exchange_records(comm, records, count, false);
 }
 
@@ -271,6 +272,7 @@ XD_PRIVATE xd_result xdi_comm_collective_as(xd_comm *comm, const xd_collective *
 }
 
 XD_API xd_result xd_collective_run(xd_comm *comm, const xd_collective *collective) {
+    XDI_GIVEN_COMM(comm, collective);
     return xdi_comm_collective_as(comm, collective, XD_OK);
 }
 
@@ -287,11 +289,13 @@ static xd_collective xdi_comm_record(xd_collective_kind kind, const void *send, 
 }
 
 XD_API xd_result xd_barrier(xd_comm *comm) {
+    XDI_GIVEN(NULL, comm);
     const xd_collective c = xdi_comm_record(XD_COLLECTIVE_BARRIER, NULL, NULL, XD_DTYPE_NONE);
     return xd_collective_run(comm, &c);
 }
 
 XD_API xd_result xd_broadcast(xd_comm *comm, void *data, int64_t count, xd_dtype dtype, int root) {
+    XDI_GIVEN(NULL, comm);
     xd_collective c = xdi_comm_record(XD_COLLECTIVE_BROADCAST, data, data, dtype);
     c.count = count;
     c.root = root;
@@ -300,6 +304,7 @@ XD_API xd_result xd_broadcast(xd_comm *comm, void *data, int64_t count, xd_dtype
 
 XD_API xd_result xd_all_reduce(xd_comm *comm, const void *send, void *recv, int64_t count, xd_dtype dtype,
                                xd_reduce_op op) {
+    XDI_GIVEN(NULL, comm);
     xd_collective c = xdi_comm_record(XD_COLLECTIVE_ALL_REDUCE, send, recv, dtype);
     c.count = count;
     c.op = op;
@@ -308,6 +313,7 @@ XD_API xd_result xd_all_reduce(xd_comm *comm, const void *send, void *recv, int6
 
 XD_API xd_result xd_reduce_scatter(xd_comm *comm, const void *send, void *recv, const int64_t *counts,
                                    xd_dtype dtype, xd_reduce_op op) {
+    XDI_GIVEN(NULL, comm);
     xd_collective c = xdi_comm_record(XD_COLLECTIVE_REDUCE_SCATTER, send, recv, dtype);
     c.send_counts = counts;
     c.op = op;
@@ -316,6 +322,7 @@ XD_API xd_result xd_reduce_scatter(xd_comm *comm, const void *send, void *recv, 
 
 XD_API xd_result xd_all_gather(xd_comm *comm, const void *send, void *recv, const int64_t *counts,
                                xd_dtype dtype) {
+    XDI_GIVEN(NULL, comm);
     xd_collective c = xdi_comm_record(XD_COLLECTIVE_ALL_GATHER, send, recv, dtype);
     c.recv_counts = counts;
     return xd_collective_run(comm, &c);
@@ -329,6 +336,7 @@ XD_PRIVATE xd_result xdi_comm_all_gather_equal(xd_comm *comm, const void *send, 
 
 XD_API xd_result xd_all_to_all(xd_comm *comm, const void *send, const int64_t *send_counts, void *recv,
                                const int64_t *recv_counts, xd_dtype dtype) {
+    XDI_GIVEN(NULL, comm);
     xd_collective c = xdi_comm_record(XD_COLLECTIVE_ALL_TO_ALL, send, recv, dtype);
     c.send_counts = send_counts;
     c.recv_counts = recv_counts;
@@ -337,6 +345,7 @@ XD_API xd_result xd_all_to_all(xd_comm *comm, const void *send, const int64_t *s
 
 XD_API xd_result xd_gather(xd_comm *comm, const void *send, void *recv, const int64_t *counts, xd_dtype dtype,
                            int root) {
+    XDI_GIVEN(NULL, comm);
     xd_collective c = xdi_comm_record(XD_COLLECTIVE_GATHER, send, recv, dtype);
     c.recv_counts = counts;
     c.root = root;
@@ -345,6 +354,7 @@ XD_API xd_result xd_gather(xd_comm *comm, const void *send, void *recv, const in
 
 XD_API xd_result xd_scatter(xd_comm *comm, const void *send, void *recv, const int64_t *counts,
                             xd_dtype dtype, int root) {
+    XDI_GIVEN(NULL, comm);
     xd_collective c = xdi_comm_record(XD_COLLECTIVE_SCATTER, send, recv, dtype);
     c.send_counts = counts;
     c.root = root;
@@ -352,6 +362,7 @@ XD_API xd_result xd_scatter(xd_comm *comm, const void *send, void *recv, const i
 }
 
 XD_API xd_result xd_send(xd_comm *comm, const void *data, int64_t count, xd_dtype dtype, int to) {
+    XDI_GIVEN(NULL, comm);
     xd_collective c = xdi_comm_record(XD_COLLECTIVE_SEND, data, NULL, dtype);
     c.count = count;
     c.root = to;
@@ -359,6 +370,7 @@ XD_API xd_result xd_send(xd_comm *comm, const void *data, int64_t count, xd_dtyp
 }
 
 XD_API xd_result xd_recv(xd_comm *comm, void *data, int64_t count, xd_dtype dtype, int from) {
+    XDI_GIVEN(NULL, comm);
     xd_collective c = xdi_comm_record(XD_COLLECTIVE_RECV, NULL, data, dtype);
     c.count = count;
     c.root = from;
@@ -375,7 +387,12 @@ XD_PRIVATE xd_result xdi_comm_agree_count(xd_comm *comm, xd_result mine, int64_t
     return XD_OK;
 }
 
+XD_PRIVATE xd_result xdi_comm_given(xd_comm *comm, xd_result mine) {
+    return mine == XD_OK || !comm ? mine : xd_agree(comm, mine);
+}
+
 XD_API xd_result xd_agree(xd_comm *comm, xd_result mine) {
+    XDI_GIVEN(NULL, comm);
     return xdi_comm_agree_count(comm, mine, 0);
 }
 
@@ -404,22 +421,27 @@ XD_PRIVATE xd_result xdi_comm_all_can(xd_comm *comm, bool mine, bool *all) {
 /* ---- handles ---- */
 
 XD_API int xd_comm_rank(const xd_comm *comm) {
+    XD_ASSERT(comm);
     return comm->transport->rank;
 }
 
 XD_API int xd_comm_size(const xd_comm *comm) {
+    XD_ASSERT(comm);
     return comm->transport->size;
 }
 
 XD_API int xd_comm_world_rank(const xd_comm *comm, int rank) {
+    XD_ASSERT(comm);
     return rank >= 0 && rank < comm->transport->size ? comm->transport->world_ranks[rank] : -1;
 }
 
 XD_API xd_ctx *xd_comm_ctx(const xd_comm *comm) {
+    XD_ASSERT(comm);
     return comm->ctx;
 }
 
 XD_API xd_comm_counters xd_comm_traffic(const xd_comm *comm) {
+    XD_ASSERT(comm);
     return comm->counters;
 }
 
@@ -515,6 +537,7 @@ static xd_result xdi_comm_split_own(xd_comm *comm, int color, double deadline, x
 }
 
 XD_API xd_result xd_comm_split(xd_comm *comm, int color, int key, xd_comm **out) {
+    XDI_GIVEN_COMM(comm, out);
     const xd_collective c = xdi_comm_record(XD_COLLECTIVE_SPLIT, NULL, NULL, XD_DTYPE_NONE);
     XD_TRY(xdi_comm_whole(comm, &c));
     comm->sequence++;
@@ -570,6 +593,7 @@ static xd_result xdi_comm_may_fork(const xd_comm *comm, xd_ctx *ctx) {
 }
 
 XD_API xd_result xd_comm_fork(xd_comm *comm, xd_ctx *ctx, xd_comm **out) {
+    XDI_GIVEN_COMM(comm, out);
     xd_comm *twin = NULL;
     XD_TRY(xd_agree(comm, xdi_comm_may_fork(comm, ctx)));
     XD_TRY(xdi_comm_fork(comm, ctx, &twin));
@@ -580,6 +604,7 @@ XD_API xd_result xd_comm_fork(xd_comm *comm, xd_ctx *ctx, xd_comm **out) {
 }
 
 XD_API xd_result xd_comm_shrink(xd_comm *broken, double timeout_s, xd_comm **out) {
+    XDI_GIVEN_OF(broken, out);
     xd_ctx *ctx = broken->ctx;
     xd_transport *old = broken->transport, *transport = NULL;
     XD_TRY(xdi_comm_own(broken));

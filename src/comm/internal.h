@@ -33,6 +33,12 @@ XD_PRIVATE bool xdi_comm_reduces(xd_collective_kind kind);
 XD_PRIVATE int64_t xdi_comm_nodes(const xd_leaves *leaves);
 XD_PRIVATE int64_t xdi_comm_recv_elements(const xd_collective *c, int rank, int size);
 
+/* collective.c: as XDI_GIVEN; the other ranks of the group, which may be NULL, are informed in their first exchange of the call.
+ * XDI_GIVEN_COMM has the group's context. */
+XD_PRIVATE xd_result xdi_comm_given(xd_comm *comm, xd_result mine);
+#define XDI_GIVEN_TO_ALL(ctx, comm, ...) XD_TRY(xdi_comm_given(comm, XDI_CHECK_GIVEN(ctx, __VA_ARGS__)))
+#define XDI_GIVEN_COMM(comm, ...) XDI_GIVEN_TO_ALL((comm) ? (comm)->ctx : NULL, comm, comm, __VA_ARGS__)
+
 /* record.c: what this rank alone can find wrong with a record. */
 XD_PRIVATE xd_result xdi_comm_validate(const xd_comm *comm, const xd_collective *c);
 

@@ -193,6 +193,7 @@ static xd_result xdi_queue_begin(xd_queue *queue, const xd_collective *record,
 }
 
 XD_API xd_result xd_queue_start(xd_queue *queue, const xd_collective *record, xd_ticket *ticket) {
+    XDI_GIVEN(queue ? xd_comm_ctx(queue->comm) : NULL, queue, record);
     xdi_queue_messages none;
     memset(&none, 0, sizeof none);
     return xdi_queue_begin(queue, record, &none, ticket);
@@ -220,6 +221,7 @@ static xdi_queue_slot *xdi_queue_find(const xd_queue *queue, xd_ticket ticket) {
 }
 
 XD_API bool xd_queue_done(xd_queue *queue, xd_ticket ticket) {
+    XD_ASSERT(queue);
     if (xdi_queue_is_forked(queue)) return true; /* nothing will change any more */
     pthread_mutex_lock(&queue->lock);
     const xdi_queue_slot *slot = xdi_queue_find(queue, ticket);
@@ -237,6 +239,7 @@ static xd_result xdi_queue_take(xd_queue *queue, xdi_queue_slot *slot) {
 }
 
 XD_API xd_result xd_queue_wait(xd_queue *queue, xd_ticket ticket) {
+    XDI_GIVEN(NULL, queue);
     xd_ctx *ctx = xd_comm_ctx(queue->comm);
     XD_TRY(xdi_queue_own(queue));
     pthread_mutex_lock(&queue->lock);
@@ -260,6 +263,7 @@ static xdi_queue_slot *xdi_queue_oldest(const xd_queue *queue) {
 }
 
 XD_API xd_result xd_queue_wait_all(xd_queue *queue) {
+    XDI_GIVEN(NULL, queue);
     const xdi_queue_slot *failed = NULL;
     xd_result order = XD_OK;
     XD_TRY(xdi_queue_own(queue));
@@ -274,6 +278,7 @@ XD_API xd_result xd_queue_wait_all(xd_queue *queue) {
 }
 
 XD_API xd_queue_facts xd_queue_info(xd_queue *queue) {
+    XD_ASSERT(queue);
     xd_queue_facts facts;
     const bool here = !xdi_queue_is_forked(queue);
     if (here) pthread_mutex_lock(&queue->lock);
@@ -414,6 +419,7 @@ XD_PRIVATE xd_memory_bytes xdi_queue_memory(const xd_queue *queue) {
 }
 
 XD_API xd_result xd_queue_bytes(xd_comm *comm, const xd_queue_desc *desc, xd_memory_bytes *out) {
+    XDI_GIVEN(comm ? xd_comm_ctx(comm) : NULL, comm, out);
     xd_queue_desc d;
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
@@ -425,6 +431,7 @@ XD_API xd_result xd_queue_bytes(xd_comm *comm, const xd_queue_desc *desc, xd_mem
 }
 
 XD_API xd_result xd_queue_create(xd_comm *comm, const xd_queue_desc *desc, xd_queue **out) {
+    XDI_GIVEN_COMM(comm, out);
     xd_queue_desc d;
     xd_queue *queue = NULL;
     memset(&d, 0, sizeof d);

@@ -93,6 +93,7 @@ static xd_result xdi_threads_run_all(xd_ctx *ctx, xdi_threads_run *runs, int ran
 
 XD_API xd_result xd_run_threads(int ranks, const xd_ctx_desc *desc, xd_rank_function function, void *argument,
                                 xd_error *error) {
+    XDI_GIVEN(NULL, function);
     xd_ctx *ctx = NULL;
     xd_thread_world *world = NULL;
     xdi_threads_run *runs = NULL;

@@ -368,7 +368,10 @@ static const char *lie(dcp_scene *s, int which, xd_result *result) {
     case 18: p[1].size[0] = INT64_MAX; return "a chunk of 9223372036854775807 at 3";
     case 19: s->tensor[0].shape[0] = 6; return "has 18 elements, and its chunks have 15";
     case 20: s->tensor[4].shape[1] = s->tensor[4].shape[0] = INT64_MAX; return "more than 2^62 bytes";
-    case 21: s->tensor[0].dtype = "complex64"; return "\"torch.complex64\" is not in the list";
+    case 21:
+        s->tensor[0].dtype = "complex64";
+        *result = XD_ERROR_UNSUPPORTED;
+        return "\"model.a\" is of type complex64, which cannot be converted; --without model.a leaves it out";
     case 22: s->tensor[0].dtype = "Size"; return "tensor \"model.a\" has no type";
     case 23:
         s->tensor[0].dtype = "float64";

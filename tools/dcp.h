@@ -270,9 +270,11 @@ static xd_result dcp_copy_object(dcp_convert *c, const item_range *r, const dcp_
     xd_result result = pickle_open(&p, c->ctx, r->label, bytes, (size_t)archive.pickle.length, PICKLE_TENSOR);
     memcpy(name, e->name.data, e->name.bytes);
     name[e->name.bytes] = '\0';
-    if (result == XD_OK) xd_json_write_key(&c->json, name);
+    if (result == XD_OK)
+        xd_json_write_key(&c->json, name);
     else if (result == XD_ERROR_FORMAT) /* of a class that is not in the list, for example */
-        result = XD_FAIL(c->ctx, result, "%s; --tensors-only leaves objects out", xd_last_error(c->ctx)->message);
+        result =
+            XD_FAIL(c->ctx, result, "%s; --tensors-only leaves objects out", xd_last_error(c->ctx)->message);
     if (result == XD_OK) result = dcp_write_value(c, &p, p.root, 0);
     pickle_close(&p);
     xd_release(c->ctx, bytes);
@@ -326,10 +328,11 @@ static xd_result dcp_copy_entry(dcp_convert *c, const dcp_entry *e) {
 /* ---- the new directory ---- */
 
 /* A type is a property of its tensor: without that the others can be converted. */
-static xd_result dcp_check_type(const dcp_convert *c, xd_dtype dtype, const char *type, const dcp_text *name) {
+static xd_result dcp_check_type(const dcp_convert *c, xd_dtype dtype, const char *type,
+                                const dcp_text *name) {
     XD_REQUIRE(c->ctx, dtype != XD_DTYPE_NONE, XD_ERROR_UNSUPPORTED,
-               "%s: tensor \"%s\" is of type %s, which cannot be converted; --without %s leaves it out", c->desc->source,
-               dcp_show(name), type, dcp_show(name));
+               "%s: tensor \"%s\" is of type %s, which cannot be converted; --without %s leaves it out",
+               c->desc->source, dcp_show(name), type, dcp_show(name));
     return XD_OK;
 }
 

@@ -43,7 +43,8 @@ typedef struct file_convert {
     dcp_convert c;
     file_source *sources;
     int64_t source_count;
-    file_tensor *tensors; /* [FILE_TENSORS] as the next and those of c.d: what is not written costs no memory */
+    file_tensor
+        *tensors; /* [FILE_TENSORS] as the next and those of c.d: what is not written costs no memory */
     file_object *objects; /* [FILE_TENSORS], of object_count */
     int64_t object_count, steps;
 } file_convert;
@@ -128,7 +129,8 @@ static xd_result file_open_archive(file_source *s) {
 /* ---- the older form ---- */
 
 /* The number that such a file begins with, and the version of the form, as pickles. */
-static const unsigned char file_magic[] = "\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.\x80\x02M\xe9\x03.";
+static const unsigned char file_magic[] =
+    "\x80\x02\x8a\x0a\x6c\xfc\x9c\x46\xf9\x20\x6a\xa8\x50\x19.\x80\x02M\xe9\x03.";
 enum { FILE_MAGIC = sizeof file_magic - 1 };
 
 /* The storages that the pickle names; of each key the type and the number of elements. */
@@ -175,7 +177,8 @@ static xd_result file_list_storages(file_source *s) {
 
 /* Behind the pickles: for each key of the list the number of elements, and the elements. */
 static xd_result file_place_storages(file_source *s, const pickle *keys, uint64_t at) {
-    PICKLE_REQUIRE_AT(keys, 0, pickle_is(keys, keys->root, PICKLE_LIST), "no list of storages behind the value");
+    PICKLE_REQUIRE_AT(keys, 0, pickle_is(keys, keys->root, PICKLE_LIST),
+                      "no list of storages behind the value");
     file_source names = *s; /* whose texts are of that pickle */
     names.p = *keys;
     for (int32_t i = pickle_first(keys, keys->root); i >= 0; i = pickle_next(keys, i)) {
@@ -184,11 +187,13 @@ static xd_result file_place_storages(file_source *s, const pickle *keys, uint64_
         XD_TRY(file_copy_key(&names, pickle_item_at(keys, i)->value, key));
         item_storage *t = file_find_storage(s, key);
         XD_REQUIRE(s->range.ctx, t && !t->entry.found, XD_ERROR_FORMAT,
-                   "%s: storage %s is listed, and no tensor has it, or it is listed twice", s->range.label, key);
+                   "%s: storage %s is listed, and no tensor has it, or it is listed twice", s->range.label,
+                   key);
         XD_TRY(item_read(&s->range, at, sizeof number, number));
         const uint64_t elements = item_number(number, 8), left = s->range.length - at - 8;
         XD_REQUIRE(s->range.ctx,
-                   elements <= (UINT64_C(1) << 62) / t->entry.crc32 && elements * t->entry.crc32 == t->entry.length,
+                   elements <= (UINT64_C(1) << 62) / t->entry.crc32 &&
+                       elements * t->entry.crc32 == t->entry.length,
                    XD_ERROR_FORMAT, "%s: storage %s has %llu elements, and its tensors say %llu bytes",
                    s->range.label, key, (unsigned long long)elements, (unsigned long long)t->entry.length);
         XD_REQUIRE(s->range.ctx, t->entry.length <= left, XD_ERROR_FORMAT,
@@ -201,8 +206,8 @@ static xd_result file_place_storages(file_source *s, const pickle *keys, uint64_
     XD_REQUIRE(s->range.ctx, at == s->range.length, XD_ERROR_FORMAT, "%s: %llu bytes behind the last storage",
                s->range.label, (unsigned long long)(s->range.length - at));
     for (int64_t i = 0; i < s->storage_count; i++)
-        XD_REQUIRE(s->range.ctx, s->storages[i].entry.found, XD_ERROR_FORMAT, "%s: storage %s is not in the file",
-                   s->range.label, s->storages[i].key);
+        XD_REQUIRE(s->range.ctx, s->storages[i].entry.found, XD_ERROR_FORMAT,
+                   "%s: storage %s is not in the file", s->range.label, s->storages[i].key);
     return XD_OK;
 }
 
@@ -243,7 +248,8 @@ static xd_result file_open(xd_ctx *ctx, const char *path, file_source *s) {
     XD_REQUIRE(ctx, error == 0, XD_ERROR_IO, "%s: no size: %s", path, strerror(error));
     const size_t bytes = s->range.length < sizeof begin ? (size_t)s->range.length : sizeof begin;
     XD_TRY(item_read(&s->range, 0, bytes, begin));
-    XD_REQUIRE(ctx, bytes < sizeof pointer - 1 || memcmp(begin, pointer, sizeof pointer - 1) != 0, XD_ERROR_FORMAT,
+    XD_REQUIRE(ctx, bytes < sizeof pointer - 1 || memcmp(begin, pointer, sizeof pointer - 1) != 0,
+               XD_ERROR_FORMAT,
                "%s is a pointer of Git LFS, not the file itself, which `git lfs pull` fetches", path);
     if (bytes >= 4 && item_number(begin, 4) == 0x04034b50) return file_open_archive(s);
     XD_REQUIRE(ctx, bytes >= FILE_MAGIC && memcmp(begin, file_magic, FILE_MAGIC) == 0, XD_ERROR_FORMAT,
@@ -265,14 +271,17 @@ static void file_close(file_source *s) {
 
 /* The call that makes a tensor: a parameter is one of the tensor that it holds. */
 static int32_t file_tensor_of(const pickle *p, int32_t value) {
-    if (pickle_is_object(p, value, "_rebuild_parameter")) value = pickle_item_value(p, pickle_at(p, value)->first, 0);
-    return pickle_is_object(p, value, "_rebuild_tensor_v2") || pickle_is_object(p, value, "_rebuild_tensor_v3")
+    if (pickle_is_object(p, value, "_rebuild_parameter"))
+        value = pickle_item_value(p, pickle_at(p, value)->first, 0);
+    return pickle_is_object(p, value, "_rebuild_tensor_v2") ||
+                   pickle_is_object(p, value, "_rebuild_tensor_v3")
                ? value
                : PICKLE_NOTHING;
 }
 
 static bool file_is_container(const pickle *p, int32_t value) {
-    return pickle_is(p, value, PICKLE_DICT) || pickle_is(p, value, PICKLE_LIST) || pickle_is(p, value, PICKLE_TUPLE);
+    return pickle_is(p, value, PICKLE_DICT) || pickle_is(p, value, PICKLE_LIST) ||
+           pickle_is(p, value, PICKLE_TUPLE);
 }
 
 /* Whether there is a tensor in a value; one that is too deep or in too much counts as none. */
@@ -330,7 +339,8 @@ static xd_result file_add_tensor(file_convert *f, file_source *s, int32_t value,
 static xd_result file_walk(file_convert *f, file_source *s, int32_t value, char *name, int depth);
 
 /* The members of a container; of the root, which is none of them, `name` is empty. */
-static xd_result file_walk_members(file_convert *f, file_source *s, int32_t value, const char *name, int depth) {
+static xd_result file_walk_members(file_convert *f, file_source *s, int32_t value, const char *name,
+                                   int depth) {
     const pickle *p = &s->p;
     int64_t number = 0;
     for (int32_t i = pickle_first(p, value); i >= 0; i = pickle_next(p, i)) {
@@ -360,8 +370,8 @@ static xd_result file_walk(file_convert *f, file_source *s, int32_t value, char 
     f->objects[f->object_count].name = name; /* the list owns all names */
     f->objects[f->object_count].value = PICKLE_NOTHING;
     XD_REQUIRE(p->ctx, ++f->object_count < FILE_TENSORS && f->steps <= FILE_STEPS, XD_ERROR_FORMAT,
-               "%s: more than %d names, or paths to tensors through more than %d values", p->label, FILE_TENSORS,
-               FILE_STEPS);
+               "%s: more than %d names, or paths to tensors through more than %d values", p->label,
+               FILE_TENSORS, FILE_STEPS);
     if (tensor >= 0) return file_add_tensor(f, s, tensor, name);
     if (file_has_tensor(f, p, value, depth)) {
         XD_REQUIRE(p->ctx, depth < DCP_OBJECT_DEPTH, XD_ERROR_FORMAT, "%s: more than %d levels", p->label,
@@ -492,8 +502,8 @@ static xd_result file_reserve(file_convert *f, int64_t sources) {
     f->objects = (file_object *)xd_allocate(ctx, FILE_TENSORS * sizeof *f->objects);
     f->c.d.tensors = (dcp_tensor *)xd_allocate(ctx, FILE_TENSORS * sizeof *f->c.d.tensors);
     f->c.d.chunks = (dcp_chunk *)xd_allocate(ctx, FILE_TENSORS * sizeof *f->c.d.chunks);
-    XD_REQUIRE(ctx, f->sources && f->tensors && f->objects && f->c.d.tensors && f->c.d.chunks, XD_ERROR_MEMORY,
-               "%s: no room for a list of tensors", f->c.desc->source);
+    XD_REQUIRE(ctx, f->sources && f->tensors && f->objects && f->c.d.tensors && f->c.d.chunks,
+               XD_ERROR_MEMORY, "%s: no room for a list of tensors", f->c.desc->source);
     return XD_OK;
 }
 
@@ -510,7 +520,8 @@ static xd_result file_open_index(file_convert *f, const xd_json *index, const ch
         names[count++] = name;
         const dcp_text text = { name, name ? strlen(name) : 0 };
         if (!name || !*name || !dcp_is_plain(&text))
-            result = XD_FAIL(f->c.ctx, XD_ERROR_FORMAT, "%s: a tensor does not lie in a file of the directory", path);
+            result = XD_FAIL(f->c.ctx, XD_ERROR_FORMAT,
+                             "%s: a tensor does not lie in a file of the directory", path);
     }
     if (result == XD_OK && count) qsort(names, count, sizeof *names, file_by_text);
     for (size_t i = 0; i < count && result == XD_OK; i++) {
@@ -536,7 +547,8 @@ static xd_result file_open_all(file_convert *f, bool directory) {
     } else {
         result = file_reserve(f, 1);
         if (result == XD_OK)
-            result = file_add_source(f, directory ? file_path(ctx, source, FILE_SINGLE) : file_text(ctx, source));
+            result =
+                file_add_source(f, directory ? file_path(ctx, source, FILE_SINGLE) : file_text(ctx, source));
     }
     xd_json_destroy(ctx, root);
     xd_release(ctx, index);

@@ -8,7 +8,7 @@
 enum {
     ITEM_DIMS = XD_DIMS_MAX,
     ITEM_DIRECTORY_MOST = 16 << 20, /* bytes of the list of entries */
-    ITEM_PICKLE_MOST = 64 << 20    /* and of data.pkl */
+    ITEM_PICKLE_MOST = 64 << 20     /* and of data.pkl */
 };
 
 /* A file that is open, a range of it, and how messages call that. */
@@ -225,8 +225,8 @@ static xd_result item_take(const item_range *r, const item_directory *d, const i
     out->storages++;
     if (out->list) {
         item_storage *s = &out->list[out->storages - 1];
-        XD_REQUIRE(r->ctx, bytes - 5 < ITEM_KEY, XD_ERROR_FORMAT, "%s: entry %s has a key of %llu bytes", r->label,
-                   pickle_show(e->name, e->name_bytes), (unsigned long long)bytes - 5);
+        XD_REQUIRE(r->ctx, bytes - 5 < ITEM_KEY, XD_ERROR_FORMAT, "%s: entry %s has a key of %llu bytes",
+                   r->label, pickle_show(e->name, e->name_bytes), (unsigned long long)bytes - 5);
         memcpy(s->key, slash + 6, bytes - 5);
         return item_place(r, d, e, &s->entry);
     }
@@ -269,8 +269,8 @@ static xd_result item_open_archive(const item_range *r, bool all, item_archive *
     XD_TRY(item_find_directory(r, &d));
     if (all) {
         const uint64_t most = d.length / 46 + 1;
-        XD_REQUIRE(r->ctx, d.count <= most, XD_ERROR_FORMAT, "%s: %llu entries in a list of %llu bytes", r->label,
-                   (unsigned long long)d.count, (unsigned long long)d.length);
+        XD_REQUIRE(r->ctx, d.count <= most, XD_ERROR_FORMAT, "%s: %llu entries in a list of %llu bytes",
+                   r->label, (unsigned long long)d.count, (unsigned long long)d.length);
         out->list = (item_storage *)xd_allocate(r->ctx, (size_t)most * sizeof *out->list);
         XD_REQUIRE(r->ctx, out->list, XD_ERROR_MEMORY, "%s: no room for %llu entries", r->label,
                    (unsigned long long)most);
@@ -380,14 +380,15 @@ static xd_result item_read_storage(const pickle *p, int32_t storage, int32_t *ke
     const size_t at = pickle_at(p, storage)->at;
     *key = pickle_item_value(p, what, 2);
     PICKLE_REQUIRE_AT(p, at,
-                      pickle_is_text(p, pickle_item_value(p, what, 0), "storage") && pickle_is(p, *key, PICKLE_TEXT) &&
-                          pickle_is(p, class, PICKLE_CLASS),
+                      pickle_is_text(p, pickle_item_value(p, what, 0), "storage") &&
+                          pickle_is(p, *key, PICKLE_TEXT) && pickle_is(p, class, PICKLE_CLASS),
                       "a storage without a class or a key");
     PICKLE_REQUIRE_AT(p, at, pickle_is(p, elements, PICKLE_INTEGER) && pickle_at(p, elements)->integer >= 0,
                       "a storage without a number of elements");
     *count = pickle_at(p, elements)->integer;
     *type = item_find_type(p, class);
-    PICKLE_REQUIRE_AT(p, at, *type || pickle_is_class(p, class, "UntypedStorage"), "a storage of \"%s\", which is no class of storages",
+    PICKLE_REQUIRE_AT(p, at, *type || pickle_is_class(p, class, "UntypedStorage"),
+                      "a storage of \"%s\", which is no class of storages",
                       pickle_classes[pickle_at(p, class)->class].name);
     return XD_OK;
 }
@@ -397,7 +398,8 @@ static xd_result item_read_arguments(const pickle *p, int32_t object, item_tenso
     const bool untyped = pickle_is_object(p, object, "_rebuild_tensor_v3");
     const size_t at = object >= 0 ? pickle_at(p, object)->at : 0;
     const item_type *type;
-    PICKLE_REQUIRE_AT(p, at, untyped || pickle_is_object(p, object, "_rebuild_tensor_v2"), "an item that is no tensor");
+    PICKLE_REQUIRE_AT(p, at, untyped || pickle_is_object(p, object, "_rebuild_tensor_v2"),
+                      "an item that is no tensor");
     const int32_t arguments = pickle_at(p, object)->first;
     const int32_t offset = pickle_item_value(p, arguments, 1);
     memset(t, 0, sizeof *t);
@@ -448,7 +450,8 @@ static xd_result item_read_tensor(const item_archive *a, const pickle *p, item_t
     int32_t key = PICKLE_NOTHING;
     XD_TRY(item_read_arguments(p, p->root, out, &key));
     const size_t at = pickle_at(p, p->root)->at;
-    PICKLE_REQUIRE_AT(p, 0, a->storages == 1, "a tensor in an archive of %lld storages", (long long)a->storages);
+    PICKLE_REQUIRE_AT(p, 0, a->storages == 1, "a tensor in an archive of %lld storages",
+                      (long long)a->storages);
     PICKLE_REQUIRE_AT(p, at, pickle_is_text(p, key, "0"), "the storage of a tensor is not data/0");
     PICKLE_REQUIRE_AT(p, at, out->dtype != XD_DTYPE_NONE, "a tensor of type %s", out->type);
     return item_check_tensor(p, at, &a->data, "0", out);

@@ -129,7 +129,8 @@ static bool join_has(xd_ctx *ctx, const char *source, const char *name) {
 /* Whether there are files of torch.save, and nothing that is preferred to them. */
 static bool join_is_saved(xd_ctx *ctx, const char *source) {
     return (join_has(ctx, source, FILE_SINGLE) || join_has(ctx, source, FILE_INDEX)) &&
-           !join_has(ctx, source, "model.safetensors") && !join_has(ctx, source, "model.safetensors.index.json");
+           !join_has(ctx, source, "model.safetensors") &&
+           !join_has(ctx, source, "model.safetensors.index.json");
 }
 
 /* Converts a directory of any form, or a file of torch.save. */

@@ -83,15 +83,15 @@ static xd_result dcp_read_text(const dcp *d, int32_t value, const char *what, dc
 }
 
 /* The dtype of properties, whose state is a tuple, or a dict in older files. */
-static xd_result dcp_read_type(const dcp *d, const dcp_text *name, int32_t properties, const item_type **out) {
+static xd_result dcp_read_type(const dcp *d, const dcp_text *name, int32_t properties,
+                               const item_type **out) {
     const pickle *p = &d->p;
     PICKLE_REQUIRE_AT(p, 0, pickle_is_object(p, properties, "TensorProperties"),
                       "tensor \"%s\" has no properties", dcp_show(name));
     int32_t dtype = pickle_item_value(p, pickle_at(p, properties)->last, 0);
     if (dtype < 0) dtype = pickle_find(p, properties, "dtype");
     *out = item_find_type(p, dtype);
-    PICKLE_REQUIRE_AT(p, pickle_at(p, properties)->at, *out, "tensor \"%s\" has no type",
-                      dcp_show(name));
+    PICKLE_REQUIRE_AT(p, pickle_at(p, properties)->at, *out, "tensor \"%s\" has no type", dcp_show(name));
     return XD_OK;
 }
 

@@ -26,9 +26,10 @@ typedef enum pickle_kind {
 } pickle_kind;
 
 enum {
-    PICKLE_NOTHING = -1,              /* instead of the number of a value, an item or a class */
-    PICKLE_STACK_MOST = 1 << 20,      /* values that wait on the stack: those of one tuple, or a thousand of a list */
-    PICKLE_VALUES_MOST = 16 << 20     /* values of a pickle, of about 40 bytes each */
+    PICKLE_NOTHING = -1, /* instead of the number of a value, an item or a class */
+    PICKLE_STACK_MOST =
+        1 << 20, /* values that wait on the stack: those of one tuple, or a thousand of a list */
+    PICKLE_VALUES_MOST = 8 << 20 /* values of a pickle, of about 40 bytes each */
 };
 
 /* A value; values refer to one another by their numbers. */
@@ -203,7 +204,8 @@ static xd_result pickle_push_number(pickle *p, pickle_array *a, int32_t number) 
 static xd_result pickle_make(pickle *p, pickle_kind kind, pickle_value **out) {
     int32_t at;
     PICKLE_REQUIRE(p, p->values.count < PICKLE_VALUES_MOST, "more than %d values", PICKLE_VALUES_MOST);
-    PICKLE_REQUIRE(p, p->stack.count < PICKLE_STACK_MOST, "more than %d values wait to become one", PICKLE_STACK_MOST);
+    PICKLE_REQUIRE(p, p->stack.count < PICKLE_STACK_MOST, "more than %d values wait to become one",
+                   PICKLE_STACK_MOST);
     XD_TRY(pickle_push(p, &p->values, &at));
     XD_TRY(pickle_push_number(p, &p->stack, at));
     *out = pickle_at(p, at);
@@ -438,7 +440,8 @@ static xd_result pickle_build(pickle *p) {
     XD_TRY(pickle_pop(p, &state));
     XD_TRY(pickle_peek(p, 0, &object));
     pickle_value *o = pickle_at(p, object);
-    if (o->kind == PICKLE_DICT && (p->where & PICKLE_FILE)) return XD_OK; /* the versions of a state_dict's modules */
+    if (o->kind == PICKLE_DICT && (p->where & PICKLE_FILE))
+        return XD_OK; /* the versions of a state_dict's modules */
     PICKLE_REQUIRE(p, o->kind == PICKLE_OBJECT && pickle_classes[o->class].makes == PICKLE_NEW,
                    "a state for what has none");
     PICKLE_REQUIRE(p, o->last == PICKLE_NOTHING, "a second state of a \"%s\"", pickle_classes[o->class].name);
@@ -473,7 +476,8 @@ static xd_result pickle_get(pickle *p, int bytes) {
     XD_TRY(pickle_number(p, bytes, &index));
     PICKLE_REQUIRE(p, index < p->memo.count, "the value of memory %llu, and %llu have been kept",
                    (unsigned long long)index, (unsigned long long)p->memo.count);
-    PICKLE_REQUIRE(p, p->stack.count < PICKLE_STACK_MOST, "more than %d values wait to become one", PICKLE_STACK_MOST);
+    PICKLE_REQUIRE(p, p->stack.count < PICKLE_STACK_MOST, "more than %d values wait to become one",
+                   PICKLE_STACK_MOST);
     return pickle_push_number(p, &p->stack, ((int32_t *)p->memo.data)[index]);
 }
 
@@ -639,7 +643,8 @@ static xd_result pickle_run(pickle *p) {
     return XD_OK;
 }
 
-static void pickle_begin(pickle *p, xd_ctx *ctx, const char *label, const void *bytes, size_t length, int where) {
+static void pickle_begin(pickle *p, xd_ctx *ctx, const char *label, const void *bytes, size_t length,
+                         int where) {
     memset(p, 0, sizeof *p);
     p->ctx = ctx;
     p->label = label;

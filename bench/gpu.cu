@@ -12,6 +12,7 @@
 #include "xdistill.h"
 
 #include "bench.h"
+#include "gradient.h"
 
 #include <cuda_runtime.h>
 
@@ -190,17 +191,7 @@ static void launch_loss(gpu_case *c) {
     require(c->ctx, xd_loss(c->ctx, &c->loss, c->values));
 }
 
-static double distance(const void *a, const void *b, xd_dtype dtype, int64_t count) {
-    double difference = 0.0, size = 0.0;
-    for (int64_t i = 0; i < count; i++) {
-        const double x = xd_load_f64(a, dtype, i), y = xd_load_f64(b, dtype, i);
-        difference += (x - y) * (x - y);
-        size += y * y;
-    }
-    return sqrt(difference / size);
-}
-
-/* The first rows' gradient against that of the CPU's plain level. */
+/* The first rows' gradient against that of the CPU's plain level: row by row, and a label's column apart. */
 static double loss_error(gpu_case *c) {
     const xd_loss_desc *gpu = &c->loss;
     const int64_t count = CHECKED_ROWS * gpu->student.cols;
@@ -225,7 +216,9 @@ static double loss_error(gpu_case *c) {
     require(c->ctx, xd_loss(c->ctx, gpu, c->values));
     void *written = malloc(bytes);
     require(c->ctx, xd_read(c->ctx, written, gpu->common.gradient.data, bytes));
-    const double error = distance(written, cpu.common.gradient.data, gpu->student.dtype, count);
+    const int64_t *labels = (const int64_t *)cpu.common.labels.data;
+    const double error = bench_gradient_error(written, cpu.common.gradient.data, gpu->student.dtype, CHECKED_ROWS,
+                                              gpu->student.cols, labels, labels ? 1 : 0);
     free(written), free(cpu.common.gradient.data), free(cpu.student.data), free(cpu.teacher.data), free((void *)cpu.common.labels.data);
     xd_vocab_destroy(vocab);
     xd_ctx_destroy(ctx);
@@ -416,10 +409,10 @@ static double param_error(gpu_case *c) {
     }
     void *value = malloc(bytes), *shadow = malloc(2 * bytes);
     require(c->ctx, xd_read(c->ctx, value, c->params[0].value, bytes));
-    double error = distance(value, param.value, XD_DTYPE_BF16, count);
+    double error = bench_distance(value, param.value, XD_DTYPE_BF16, count);
     if (c->ema) {
         require(c->ctx, xd_read(c->ctx, shadow, xd_ema_view(c->ema, 0).value, 2 * bytes));
-        error = fmax(error, distance(shadow, xd_ema_view(cpu.ema, 0).value, XD_DTYPE_F32, count));
+        error = bench_larger(error, bench_distance(shadow, xd_ema_view(cpu.ema, 0).value, XD_DTYPE_F32, count));
     }
     free(value), free(shadow), free(param.value), free(param.gradient);
     xd_ema_destroy(cpu.ema);

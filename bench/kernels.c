@@ -8,6 +8,7 @@
 #include "xdistill.h"
 
 #include "bench.h"
+#include "gradient.h"
 #include "units.h"
 
 enum { ROWS = 8, VOCABULARY = 128256, LOGITS = ROWS * VOCABULARY, K = 64, ELEMENTS = 1 << 23 };
@@ -47,17 +48,6 @@ static xd_ctx *context(xd_reduction reduction) {
 
 static void report(const bench_row *row, const bench_arm *ours, const bench_arm *reference) {
     if (!bench_run(json, &machine, row, ours, reference)) wrong++;
-}
-
-/* Relative distance of two arrays in the 2-norm. */
-static double distance(const void *a, const void *b, xd_dtype dtype, int64_t count) {
-    double difference = 0.0, size = 0.0;
-    for (int64_t i = 0; i < count; i++) {
-        const double x = xd_load_f64(a, dtype, i), y = xd_load_f64(b, dtype, i);
-        difference += (x - y) * (x - y);
-        size += y * y;
-    }
-    return sqrt(difference / size);
 }
 
 /* ---- losses ---- */
@@ -241,11 +231,12 @@ static void close_loss(loss_case *c) {
     xd_ctx_destroy(c->ctx);
 }
 
-/* Value and gradient together: the larger of their errors. */
-static double loss_error(const void *gradient, double loss, const void *expected, double expected_loss,
-                         xd_dtype dtype) {
-    return fmax(distance(gradient, expected, dtype, LOGITS),
-                fabs(loss - expected_loss) / fabs(expected_loss));
+/* Value and gradient together: the larger of their errors. The gradient at a label, or at the k ids, is compared apart. */
+static double loss_error(const loss_case *c, const void *expected, double expected_loss) {
+    const int64_t *apart = c->kind == CROSS_ENTROPY ? c->label : c->kind == TOPK ? c->ids : NULL;
+    const int64_t k = c->kind == CROSS_ENTROPY ? 1 : c->kind == TOPK ? K : 0;
+    return bench_larger(bench_gradient_error(c->gradient, expected, c->dtype, ROWS, VOCABULARY, apart, k),
+                        fabs(c->loss - expected_loss) / fabs(expected_loss));
 }
 
 /* Maximum rate per second: windows of a fraction of a millisecond over a fifth of a second. */
@@ -297,7 +288,7 @@ static void bench_loss(loss_kind kind, const char *variant, xd_dtype dtype, doub
     const bench_arm ours = { "xdistill", &c, run_loss, NULL }, naive = { "naive", &c, run_naive_loss, NULL };
     run_loss(&c);
     run_naive_loss(&c);
-    row.error = loss_error(c.gradient, c.loss, c.naive_gradient, c.naive_loss, dtype);
+    row.error = loss_error(&c, c.naive_gradient, c.naive_loss);
     row.extra_bytes = (double)c.workspace_bytes;
     report(&row, &ours, &naive);
     close_loss(&c);
@@ -370,7 +361,7 @@ static void bench_invariant_loss(loss_kind kind) {
     const bench_arm reference = { "xdistill default", &plain, run_loss, NULL };
     run_loss(&invariant);
     run_loss(&plain);
-    row.error = loss_error(invariant.gradient, invariant.loss, plain.gradient, plain.loss, XD_DTYPE_F32);
+    row.error = loss_error(&invariant, plain.gradient, plain.loss);
     row.target = 0.0; /* there is none */
     row.extra_bytes = (double)invariant.workspace_bytes;
     report(&row, &ours, &reference);
@@ -458,7 +449,7 @@ static void bench_adamw(void) {
                     naive = { "naive", &c, run_naive_adamw, NULL };
     run_adamw(&c);
     run_naive_adamw(&c);
-    row.error = distance(c.value, c.naive_value, XD_DTYPE_F32, ELEMENTS);
+    row.error = bench_distance(c.value, c.naive_value, XD_DTYPE_F32, ELEMENTS);
     report(&row, &ours, &naive);
     close_param(&c);
 }
@@ -485,7 +476,7 @@ static void bench_ema(void) {
     const bench_arm ours = { "xdistill", &c, run_ema, NULL }, naive = { "naive", &c, run_naive_ema, NULL };
     run_ema(&c);
     run_naive_ema(&c);
-    row.error = distance(xd_ema_view(c.ema, 0).value, c.first, XD_DTYPE_F32, ELEMENTS);
+    row.error = bench_distance(xd_ema_view(c.ema, 0).value, c.first, XD_DTYPE_F32, ELEMENTS);
     report(&row, &ours, &naive);
     close_param(&c);
 }
@@ -505,7 +496,7 @@ static void bench_ema_format(const char *variant, const xd_ema_desc *desc, doubl
     run_ema(&c);
     run_ema(&p);
     const xd_param shadow = xd_ema_view(c.ema, 0);
-    row.error = distance(shadow.value, xd_ema_view(p.ema, 0).value, shadow.dtype, ELEMENTS);
+    row.error = bench_distance(shadow.value, xd_ema_view(p.ema, 0).value, shadow.dtype, ELEMENTS);
     row.error_limit = 0.0;
     report(&row, &ours, &reference);
     xd_ema_destroy(p.ema);
@@ -547,7 +538,7 @@ static void bench_adamw_ema(void) {
                     naive = { "naive", &c, run_naive_adamw_ema, NULL };
     run_adamw_ema(&c);
     run_naive_adamw_ema(&c);
-    row.error = distance(xd_ema_view(c.ema, 0).value, c.shadow, XD_DTYPE_F32, ELEMENTS);
+    row.error = bench_distance(xd_ema_view(c.ema, 0).value, c.shadow, XD_DTYPE_F32, ELEMENTS);
     report(&row, &ours, &naive);
     close_param(&c);
 }

@@ -150,6 +150,80 @@ XD_TEST(all_ids_make_the_whole_loss) {
         }
 }
 
+/* ---- what holds the mass outside the ids ---- */
+
+XD_TEST(a_mode_of_0_is_the_tail) {
+    xd_loss_values values;
+    fixture f;
+    fixture_open(&f);
+    CHECK_EQ_INT(XD_TOPK_TAIL, 0);
+    const double unset = loss_of(&f);
+    f.desc.mode = XD_TOPK_TAIL;
+    CHECK(loss_of(&f) == unset);
+    f.desc.mode = XD_TOPK_RENORMALISE;
+    CHECK(fabs(loss_of(&f) - unset) > 1e-3);
+    /* Logits alone do not tell it: the default refuses them, as TRUNCATE does, and the modes that do not read it take them. */
+    f.desc.values_kind = XD_TOPK_LOGITS;
+    static const char *const refused[] = { "mode TAIL needs the teacher's mass outside the ids", NULL,
+                                           "mode TRUNCATE needs the teacher's mass outside the ids", NULL };
+    for (int mode = 0; mode < 4; mode++) {
+        f.desc.mode = (xd_topk_mode)mode;
+        CHECK_EQ_INT(xd_topk_kl_loss(f.ctx, &f.desc, &values), refused[mode] ? XD_ERROR_ARGUMENT : XD_OK);
+        if (refused[mode]) CHECK(strstr(xd_last_error(f.ctx)->message, refused[mode]) != NULL);
+    }
+    double log_sums[ROWS] = { 0 };
+    f.desc.mode = (xd_topk_mode)0;
+    f.desc.log_normaliser = log_sums; /* then logits are log-probabilities */
+    CHECK(loss_of(&f) == unset);
+    fixture_close(&f);
+}
+
+/* Two students, of which the second has e^3 as much on the ids as the first, follow the gradient of one loss. Their masses on
+ * the ids in the end. */
+static void follow(xd_topk_mode mode, xd_divergence divergence, double *masses) {
+    fixture f;
+    fixture_open(&f);
+    for (int r = 0; r < 2; r++) {
+        for (int c = 0; c < VOCAB; c++) f.student[r * VOCAB + c] = 0.1f * (float)c;
+        for (int j = 0; j < K; j++) f.ids[r * K + j] = 2 * j + 1;
+        for (int j = 0; j < K; j++) f.values[r * K + j] = logf(0.06f + 0.1f * (float)j); /* together 0.84 */
+        for (int j = 0; j < K && r; j++) f.student[r * VOCAB + f.ids[r * K + j]] += 3.0f;
+    }
+    f.desc.student.rows = f.desc.common.gradient.rows = 2;
+    f.desc.mode = mode;
+    f.desc.divergence = divergence;
+    f.desc.beta = 0.5;
+    for (int step = 0; step < 400; step++) {
+        loss_of(&f);
+        for (int i = 0; i < 2 * VOCAB; i++)
+            f.student[i] -= 8.0f * f.gradient[i]; /* 4 a row: the mean is of two */
+    }
+    for (int r = 0; r < 2; r++) masses[r] = (double)f.student_mass[r];
+    fixture_close(&f);
+}
+
+XD_TEST(the_optimum_of_a_mode_has_the_mass_that_its_comment_tells) {
+    double masses[2];
+    static const xd_divergence kinds[] = { XD_KL_FORWARD, XD_KL_REVERSE, XD_JSD };
+    for (int kind = 0; kind < 3; kind++) {
+        follow(XD_TOPK_TAIL, kinds[kind], masses);
+        for (int r = 0; r < 2; r++) CHECK_NEAR(masses[r], 0.84, 0.02);
+        follow(XD_TOPK_RENORMALISE, kinds[kind],
+               masses); /* both are at 0 loss, far from each other and from 0.84 */
+        CHECK(masses[0] < 0.5 && masses[1] > 0.9);
+    }
+    follow(XD_TOPK_TRUNCATE, XD_KL_FORWARD, masses);
+    for (int r = 0; r < 2; r++) CHECK(masses[r] > 0.99);
+    follow(XD_TOPK_TRUNCATE, XD_KL_REVERSE, masses);
+    for (int r = 0; r < 2; r++) CHECK_NEAR(masses[r], 0.84 / exp(1.0), 0.02);
+    follow(XD_TOPK_TRUNCATE, XD_JSD, masses);
+    for (int r = 0; r < 2; r++) CHECK_NEAR(masses[r], 0.84, 0.02);
+    for (int kind = 0; kind < 2; kind++) {
+        follow(XD_TOPK_ZERO_OUTSIDE, kinds[kind], masses);
+        for (int r = 0; r < 2; r++) CHECK(masses[r] > 0.99);
+    }
+}
+
 XD_TEST(masses_are_reported) {
     fixture f;
     fixture_open(&f);

@@ -242,6 +242,7 @@ XD_PRIVATE xd_result xdi_weights_files_start(xd_ctx *ctx, const char *directory,
 
 XD_API xd_result xd_weights_files_open(xd_ctx *ctx, const char *directory, const xd_safetensors_desc *desc,
                                        xd_weights_files **out) {
+    XDI_GIVEN(ctx, ctx, directory, out);
     return xdi_weights_files_start(ctx, directory, desc, false, out);
 }
 
@@ -252,10 +253,12 @@ XD_API void xd_weights_files_close(xd_weights_files *m) {
 }
 
 XD_API int64_t xd_weights_files_count(const xd_weights_files *m) {
+    XD_ASSERT(m);
     return m->count;
 }
 
 XD_API xd_safetensors *xd_weights_files_at(const xd_weights_files *m, int64_t file) {
+    XD_ASSERT(m);
     return file >= 0 && file < m->count ? m->files[file] : NULL;
 }
 
@@ -270,6 +273,7 @@ XD_PRIVATE xd_safetensors *xdi_weights_holder(const xd_weights_files *m, const c
 
 XD_API xd_result xd_weights_files_find(const xd_weights_files *m, const char *name, xd_safetensors **file,
                                        int64_t *index) {
+    XDI_GIVEN_OF(m, name, file, index);
     xd_safetensors *holder = xdi_weights_holder(m, name);
     const int64_t found = holder ? xd_safetensors_find(holder, name) : -1;
     XD_REQUIRE(m->ctx, found >= 0, XD_ERROR_MISSING, "the model has no tensor \"%.80s\"", name);

@@ -312,6 +312,7 @@ XD_PRIVATE xd_result xdi_weights_reader_start(xd_ctx *ctx, const char *directory
 
 XD_API xd_result xd_weights_reader_open(xd_ctx *ctx, const char *directory, const xd_safetensors_desc *desc,
                                         xd_weights_reader **out) {
+    XDI_GIVEN(ctx, ctx, directory, out);
     return xdi_weights_reader_start(ctx, directory, desc, false, out);
 }
 
@@ -331,10 +332,12 @@ XD_API void xd_weights_reader_close(xd_weights_reader *r) {
 /* ---- answers ---- */
 
 XD_API int64_t xd_weights_reader_count(const xd_weights_reader *r) {
+    XD_ASSERT(r);
     return r->tensor_count;
 }
 
 XD_API const xd_weights_tensor *xd_weights_reader_at(const xd_weights_reader *r, int64_t index) {
+    XD_ASSERT(r);
     return index >= 0 && index < r->tensor_count ? &r->tensors[index] : NULL;
 }
 
@@ -343,6 +346,7 @@ static int xdi_weights_reader_is_named(const void *name, const void *tensor) {
 }
 
 XD_API int64_t xd_weights_reader_find(const xd_weights_reader *r, const char *name) {
+    XD_ASSERT(r);
     return xdi_find(name, r->tensors, sizeof *r->tensors, r->tensor_count, xdi_weights_reader_is_named);
 }
 
@@ -413,12 +417,15 @@ static xd_result xdi_whole_read_cut(const xdi_weights_piece *p, const xdi_weight
 
 XD_API xd_result xd_weights_reader_read(xd_weights_reader *r, int64_t index, const int64_t *offset,
                                         const int64_t *size, void *destination) {
+    XDI_GIVEN(NULL, r);
     xdi_weights_cut cut;
     XD_REQUIRE(r->ctx, index >= 0 && index < r->tensor_count, XD_ERROR_ARGUMENT, "tensor %lld of %lld",
                (long long)index, (long long)r->tensor_count);
     const xd_weights_tensor *t = &r->tensors[index];
     XD_REQUIRE(r->ctx, t->dtype != XD_DTYPE_NONE, XD_ERROR_UNSUPPORTED,
                "tensor \"%.80s\" is of type %s, which cannot be read", t->name, t->type);
+    XDI_GIVEN_LIST(r->ctx, offset, t->ndim);
+    XDI_GIVEN_LIST(r->ctx, size, t->ndim);
     for (int d = 0; d < t->ndim; d++)
         XD_REQUIRE(
             r->ctx,

@@ -147,12 +147,19 @@ typedef enum xd_divergence {
     XD_KL_MIXED /* (1 - beta) forward + beta reverse; top-k losses only */
 } xd_divergence;
 
-/* What happens to the probability outside the k ids. */
+/* What happens to the probability outside the k ids. How the student divides it among the columns outside is free in all of
+ * these but ZERO_OUTSIDE; how much of it there is, is held as follows. */
 typedef enum xd_topk_mode {
-    XD_TOPK_RENORMALISE = 0, /* both distributions are renormalised over the ids; gradient inside them only */
-    XD_TOPK_TAIL,            /* one more entry with the mass outside, on both sides */
-    XD_TOPK_TRUNCATE,        /* true probabilities, the entries outside are left out of the sum */
-    XD_TOPK_ZERO_OUTSIDE     /* teacher renormalised, its log -100 outside (NeMo-RL); no JSD */
+    /* The default: one more entry with the mass outside, on both sides. The optimum has the teacher's mass outside. */
+    XD_TOPK_TAIL = 0,
+    /* Both distributions are renormalised over the ids; gradient inside them only. The mass outside is free: value and
+     * gradient are the same wherever it is, so a student that has this term alone may put everything outside. */
+    XD_TOPK_RENORMALISE,
+    /* True probabilities, the entries outside are left out of the sum. The optimum of the forward KL has no mass outside,
+     * that of the JSD the teacher's; that of the reverse KL has 1/e of the teacher's on the ids and the rest outside. */
+    XD_TOPK_TRUNCATE,
+    /* The teacher renormalised, its log -100 outside (NeMo-RL); no JSD. The optimum has no mass outside. */
+    XD_TOPK_ZERO_OUTSIDE
 } xd_topk_mode;
 
 /* Order of a norm. */

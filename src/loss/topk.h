@@ -55,7 +55,7 @@ typedef struct xd_topk_desc {
     const double *log_normaliser; /* [T] ln sum_v e^(y_v/tau), xd_row_stats: for LOGITS in TAIL and
                                    * TRUNCATE */
     xd_rows teacher;
-    xd_topk_mode mode;
+    xd_topk_mode mode;                        /* what holds the mass outside the ids; 0 -> TAIL */
     xd_divergence divergence;                 /* FORWARD, REVERSE, JSD, MIXED */
     double beta;                              /* JSD, MIXED; 0 is the forward KL */
     double temperature;                       /* 0 -> 1 */

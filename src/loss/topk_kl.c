@@ -39,6 +39,11 @@ static xdi_reduction xdi_topk_kl_reduction(const xd_topk_desc *d) {
     return in;
 }
 
+static const char *xdi_topk_mode_name(xd_topk_mode mode) {
+    static const char *const names[] = { "TAIL", "RENORMALISE", "TRUNCATE", "ZERO_OUTSIDE" };
+    return names[mode];
+}
+
 static xd_result xdi_topk_kl_validate_teacher(xd_ctx *ctx, const xd_topk_desc *d) {
     const bool whole = d->mode == XD_TOPK_TAIL || d->mode == XD_TOPK_TRUNCATE;
     XD_REQUIRE(ctx, (d->values != NULL) != (d->teacher.data != NULL), XD_ERROR_ARGUMENT,
@@ -51,7 +56,8 @@ static xd_result xdi_topk_kl_validate_teacher(xd_ctx *ctx, const xd_topk_desc *d
                    d->values_temperature, d->temperature);
     else
         XD_REQUIRE(ctx, !whole || d->log_normaliser, XD_ERROR_ARGUMENT,
-                   "teacher logits need log_normaliser in this mode");
+                   "mode %s needs the teacher's mass outside the ids: give log_normaliser with its logits",
+                   xdi_topk_mode_name(d->mode));
     return XD_OK;
 }
 
@@ -69,8 +75,8 @@ static xd_result xdi_topk_kl_validate(xd_ctx *ctx, const xd_topk_desc *d, const 
     const bool fits = d->divergence == XD_KL_FORWARD || d->divergence == XD_KL_REVERSE ||
                       d->divergence == XD_KL_MIXED ||
                       (d->divergence == XD_JSD && d->mode != XD_TOPK_ZERO_OUTSIDE);
-    XD_REQUIRE(ctx, fits, XD_ERROR_UNSUPPORTED, "divergence %d does not go with top-k mode %d",
-               (int)d->divergence, (int)d->mode);
+    XD_REQUIRE(ctx, fits, XD_ERROR_UNSUPPORTED, "divergence %d does not go with top-k mode %s",
+               (int)d->divergence, xdi_topk_mode_name(d->mode));
     XD_TRY(xdi_vocab_check_rows(ctx, d->vocab, "student", &d->student, -1));
     XD_TRY(xdi_vocab_check_ids(ctx, "the teacher's ids", &d->ids));
     XD_TRY(xdi_topk_kl_validate_teacher(ctx, d));
@@ -271,6 +277,7 @@ static xd_result xdi_topk_kl_prepare(xd_ctx *ctx, const xd_topk_desc *desc, xdi_
 }
 
 XD_API size_t xd_topk_kl_workspace_bytes(xd_ctx *ctx, const xd_topk_desc *desc) {
+    XD_ASSERT(ctx);
     xdi_topk_kl_plan plan;
     xd_arena arena = xd_arena_over(NULL, 0);
     if (!desc->vocab || desc->student.rows < 0 || desc->k < 1 ||
@@ -282,6 +289,7 @@ XD_API size_t xd_topk_kl_workspace_bytes(xd_ctx *ctx, const xd_topk_desc *desc) 
 }
 
 XD_API xd_result xd_topk_kl_loss(xd_ctx *ctx, const xd_topk_desc *desc, xd_loss_values *out) {
+    XDI_GIVEN(ctx, ctx, desc);
     xdi_topk_kl_plan plan;
     void *owned = NULL;
     xd_result result = xdi_topk_kl_prepare(ctx, desc, &plan, &owned);

@@ -31,6 +31,7 @@
  *   KD_i = tau^2 / D_i sum_c w_c d(c), without tau^2 for LIKELIHOOD
  *   loss = kd_weight sum_i omega_i KD_i + ce_weight CE
  *
+ * PROJECTED and SAME say nothing of how much probability the student has outside J: CE holds that.
  * CE is the cross entropy of the student's next tokens at temperature 1. Source of the first three forms:
  * NVIDIA-NeMo/RL, nemo_rl/algorithms/loss/loss_functions.py; the field `compat` lists the differences. */
 typedef enum xd_xtoken_kind {

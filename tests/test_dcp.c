@@ -499,6 +499,10 @@ static const char *lie(dcp_scene *s, int which, xd_result *result) {
         s->more = "\x8c\x15"
                   "transform_descriptors]";
         return "is transformed";
+    case 35:
+        s->object_class = true;
+        dcp_scene_files(s);
+        return "\"os.system\" is not in the list of classes; --tensors-only leaves objects out";
     case 28: s->object_file = "../x"; return "\"step\" is in \"../x\"";
     case 29: s->tensor[3].name = "step"; return "\"step\" is a tensor and an object";
     case 30: s->tensor[0].name = ""; return "the name of a tensor has 0 bytes";

@@ -33,7 +33,7 @@ all_steps() {
         for std in c99 c++17; do echo "units:$cc:$std"; done
     done
     echo newest:clang-19 newest:zig
-    echo parts saves programs compose equivalence equivalence_dmd bench demo demo_mpi demo_sharded demo_toys demo_images demo_real nvcc cuda golden golden_judge examples launch mpi mpich hosts gpu_check lib symbols self docs tutorial projection_pt dcp dcp_hf install cmake pkgconfig
+    echo parts saves programs compose equivalence equivalence_dmd bench demo demo_mpi demo_sharded demo_toys demo_images demo_real nvcc cuda golden golden_judge examples launch mpi mpich hosts gpu_check lib symbols self docs tutorial projection_pt saved dcp dcp_hf install cmake pkgconfig
 }
 
 main() {
@@ -169,6 +169,13 @@ step_projection_pt() {
     gcc -std=c99 -I. -DXDISTILL_IMPLEMENTED tests/build/load_projection.c build/libxdistill.a -o "$dir/load_projection" \
         -lm -lpthread || return 1
     "${TORCH_PYTHON:-python3}" tests/build/test_projection_pt.py "$dir/load_projection"
+}
+
+# Files of torch.save, made without PyTorch.
+step_saved() {
+    need gcc python3
+    make --no-print-directory build/xdistill &&
+    python3 tests/build/test_saved.py build/xdistill
 }
 
 # Checkpoints of PyTorch, with pickles and as pieces in safetensors files, and ours in PyTorch.

@@ -208,6 +208,9 @@ static xd_result xdi_safetensors_check_counts(xd_ctx *ctx, const xd_safetensors_
 
 XD_API xd_result xd_safetensors_plan(xd_ctx *ctx, const xd_safetensors_writer_desc *desc,
                                      xd_safetensors_layout **out) {
+    XDI_GIVEN(ctx, ctx, desc, out);
+    XDI_GIVEN_LIST(ctx, desc->entries, desc->entry_count);
+    XDI_GIVEN_LIST(ctx, desc->metadata, desc->metadata_count);
     xdi_safetensors_draft p;
     XD_TRY(xdi_safetensors_check_counts(ctx, desc));
     const size_t count = (size_t)desc->entry_count, pairs = (size_t)desc->metadata_count;
@@ -289,11 +292,16 @@ XD_PRIVATE xd_result xdi_safetensors_writer_start(xd_ctx *ctx, const char *path,
 XD_API xd_result xd_safetensors_writer_create(xd_ctx *ctx, const char *path,
                                               const xd_safetensors_writer_desc *desc,
                                               xd_safetensors_writer **out) {
+    XDI_GIVEN(ctx, ctx, path, desc, out);
+    XDI_GIVEN_LIST(ctx, desc->entries, desc->entry_count);
+    XDI_GIVEN_LIST(ctx, desc->metadata, desc->metadata_count);
     return xdi_safetensors_writer_start(ctx, path, desc, true, out);
 }
 
 XD_API xd_result xd_safetensors_writer_write_range(xd_safetensors_writer *writer, int64_t index,
                                                    uint64_t first_byte, size_t bytes, const void *data) {
+    XDI_GIVEN(NULL, writer);
+    XDI_GIVEN_LIST(writer->ctx, data, bytes);
     XD_REQUIRE(writer->ctx, index >= 0 && index < writer->count, XD_ERROR_ARGUMENT, "tensor %lld of %lld",
                (long long)index, (long long)writer->count);
     const uint64_t length = writer->layout->bytes[index];
@@ -307,6 +315,7 @@ XD_API xd_result xd_safetensors_writer_write_range(xd_safetensors_writer *writer
 }
 
 XD_API xd_result xd_safetensors_writer_write(xd_safetensors_writer *writer, int64_t index, const void *data) {
+    XDI_GIVEN(NULL, writer);
     const bool known = index >= 0 && index < writer->count;
     const uint64_t bytes = known ? writer->layout->bytes[index] : 0;
     return xd_safetensors_writer_write_range(writer, index, 0, (size_t)bytes, data);
@@ -327,6 +336,7 @@ XD_PRIVATE xd_result xdi_safetensors_writer_rename(xd_safetensors_writer *writer
 }
 
 XD_API xd_result xd_safetensors_writer_commit(xd_safetensors_writer *writer) {
+    XDI_GIVEN(NULL, writer);
     xd_result result = xdi_safetensors_check_complete(writer);
     if (result == XD_OK) {
         result = xd_publish_commit(writer->file);

@@ -81,6 +81,7 @@ struct xd_model {
     int64_t weight_count;
     xd_weight **weights; /* [weight_count] in order, once sealed */
     void *storage;       /* of the library's values and gradients */
+    bool yields;         /* a wrapper takes the values out of it and releases it, also DDP */
     bool sealed;
     void **values, **gradients, **nothing; /* [weight_count] what views show; nothing: NULLs */
     struct xd_parallel *parallel;          /* the wrapper, while there is one */
@@ -355,11 +356,15 @@ struct xd_parallel {
     int64_t sum_count;
     xd_queue *gathers, *reductions; /* the caller's; NULL -> in the call itself */
     int prefetch;                   /* units that are gathered ahead */
-    int64_t bucket_size;            /* DDP: elements; 0 -> the default */
-    int64_t launched;               /* DDP: buckets of this step whose sum was started, in order */
-    bool late;                      /* DDP: sums begin in xd_parallel_reduce alone */
-    int64_t *counts;                /* [ranks] scratch */
-    xd_leaves *known; /* [ranks + replica_count]: of each data rank, then of each group, in the sums over
+    int64_t bucket_size,
+        bucket_parts;     /* DDP: elements of a bucket, or about how many buckets; 0 -> the default */
+    int stage, chunk;     /* DDP: of a pipeline; later ones have one bucket */
+    bool gathers_in_step; /* DDP: likewise */
+    bool wide_padding;    /* of what is cut into parts */
+    int64_t launched;     /* DDP: buckets of this step whose sum was started, in order */
+    bool late;            /* DDP: sums begin in xd_parallel_reduce alone */
+    int64_t *counts;      /* [ranks] scratch */
+    xd_leaves *known;     /* [ranks + replica_count]: of each data rank, then of each group, in the sums over
                        * them */
     xd_dtype sent_dtype, view_dtype; /* of floating weights; NONE -> their own, and as sent */
     float before, after;             /* factors of leaves, and of the sum of all */
@@ -501,7 +506,7 @@ XD_PRIVATE xd_result xdi_parallel_plan(xd_parallel *p);
 XD_PRIVATE xd_result xdi_parallel_measure(xd_parallel *p, xdi_room *room);
 XD_PRIVATE xd_result xdi_parallel_take_memory(xd_parallel *p);
 XD_PRIVATE xd_result xdi_parallel_take_values(xd_parallel *p);
-/* parallel_flat.c: releases the model's own storage, once all values have been taken. */
+/* parallel_flat.c: releases the model's own storage, once all values have been taken, where the wrapper has them instead. */
 XD_PRIVATE void xdi_parallel_leave_storage(xd_parallel *p);
 /* parallel_flat.c: what this rank has of a weight: a range of its region, and where that lies in the kept values and sums.
  * False when that is nothing. */

@@ -46,11 +46,10 @@ typedef struct xd_block_desc {
     const char *type; /* for settings by type; NULL -> none */
     xd_shard_unit unit;
     bool recompute; /* its forward runs again before its backward, instead of keeping what it computed */
-    bool
-        spectral_norm; /* its floating buffers weight_u and weight_v get, while the model is wrapped, the type in
-                         * which views show its first floating weight, which they are multiplied with: stored
-                         * and saved so, and what is written into a view is kept. With storage of the caller
-                         * a wrapper refuses to change the type (STATE) */
+    /* Its floating buffers weight_u and weight_v get, while the model is wrapped, the type in which views show its first floating
+     * weight, with which they are multiplied: they are stored and saved so, and what is written into a view is kept. With
+     * storage of the caller a wrapper refuses to change the type (STATE). */
+    bool spectral_norm;
 } xd_block_desc;
 
 /* Whether weight decay applies. */

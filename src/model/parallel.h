@@ -94,8 +94,9 @@ typedef struct xd_ddp_desc {
      * travel from xd_parallel_publish until a block with them is opened or the next step is reduced: so long, this rank's own
      * parts may be read, and none written. */
     xd_queue *gathers, *reductions;
-    int64_t bucket_size; /* with `reductions`: elements from which on a bucket ends; 0 -> as
-                          * xd_bucket_plan_desc */
+    /* With `reductions`: elements from which on a bucket ends, or about how many buckets there are, of whose elements each has
+     * an equal share; not both. 0 -> max(40,000,000, 1,000,000 * data ranks) elements. */
+    int64_t bucket_size, bucket_count;
     xd_gradient_divisors divide;
     bool reserve_frozen; /* memory for gradients of frozen weights too, so that xd_parallel_thaw can begin
                           * them; with sharded_optimizer such weights are kept in parts from the start */
@@ -107,6 +108,15 @@ typedef struct xd_ddp_desc {
      * by the call alone; the three must outlive the wrapper. NULL -> it refuses to reduce such weights; xd_build gives
      * its own groups then. */
     const xd_groups *groups;
+    /* One bucket of each type all the same where nothing waits for its sum: in pipeline stages after the first and chunks
+     * after a stage's first, whose numbers xd_build fills in, and with gathers_in_step. */
+    int stage, chunk;
+    /* Megatron's overlap_param_gather_with_optimizer_step: values of one chunk travel on `gathers` while the optimizer of the next
+     * one steps, each chunk with an optimizer of its own and xd_parallel_publish behind its step. With sharded_optimizer */
+    bool gathers_in_step;
+    bool
+        wide_padding; /* what is cut into parts ends at multiples of 65536 elements for each way to cut it, for large
+                        * groups over NCCL: lcm(data ranks, 65536). With sharded_optimizer */
 } xd_ddp_desc;
 
 /* Settings of FSDP. Zero is the default of every field. */
@@ -151,6 +161,7 @@ typedef struct xd_fsdp_desc {
      * experts before those of another one of its level */
     xd_expert_ranks experts;
     const xd_groups *groups; /* as in xd_ddp_desc */
+    bool wide_padding;       /* likewise, of every unit */
 } xd_fsdp_desc;
 
 /* Wraps a model: every rank holds all of it, gradients are summed over `data`. Weights that hold no values yet get their first
@@ -165,7 +176,8 @@ typedef struct xd_fsdp_desc {
  * Errors: as xd_model_agree; STATE (not sealed, or wrapped already), ARGUMENT (leaves negative, fewer than
  * ranks, or not the same number for each group of replicas, with both; a queue over other ranks, or with less room than
  * records are under way at once, with both; a divisor without a positive inverse in F32; ranks for experts, and no weight of
- * one), DTYPE (weights that train are F32, BF16 or F16, their gradients F32), MISMATCH (settings; layouts of weights over
+ * one; both bucket_size and bucket_count, or more buckets than elements; gathers_in_step without `gathers`, and
+ * that or wide_padding without sharded_optimizer), DTYPE (weights that train are F32, BF16 or F16, their gradients F32), MISMATCH (settings; layouts of weights over
  * data ranks; experts on some ranks alone), TOPOLOGY (ranks for experts that do not divide the data ranks, or are not those
  * of their places, with both numbers), UNSUPPORTED (experts without ranks for them; a block with weights of experts and
  * others; in INVARIANT mode: replicas, and leaves of a group that are no power of two), MEMORY. */

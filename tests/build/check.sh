@@ -380,25 +380,38 @@ suites() {
         whole_sources="$(echo $(grep -lE "\\<($private)" tests/test_*.c) ${carrying:-})" "$@"
 }
 
-# FUZZ_SECONDS of new inputs for each fuzzer; without libFuzzer the seeds alone, once.
+# FUZZ_SECONDS of new inputs for each fuzzer: libFuzzer's, or where there is none those that fuzz/fuzz_mutate.h makes of the seeds,
+# with clang or gcc. Before that, what it makes must find a planted error, and keep the input that shows it.
 step_fuzz() {
-    need clang
-    unit clang c99 O1 $memory || return 1
+    compiler=gcc flags="$sanitize -fsanitize=address,undefined"
+    command -v clang >/dev/null 2>&1 && compiler=clang flags=$memory
+    need $compiler
+    unit $compiler c99 O1 $flags && planted || return 1
+    export TMPDIR="$PWD/$dir"
     for source in fuzz/fuzz_*.c; do
         name=$(basename "$source" .c)
         seeds=fuzz/seeds/${name#fuzz_}
         mkdir -p "$dir/$name.corpus"
         with=$unit
         grep -q "define XDISTILL_STATIC" "$source" && with= # it carries its own implementation
-        build="clang -std=c99 -O1 -DXDISTILL_IMPLEMENTED -I. $source $with -o $dir/$name -lm -lpthread $memory"
-        if $build -fsanitize=fuzzer 2>"$dir/$name.log"; then
-            "$dir/$name" -max_total_time="${FUZZ_SECONDS:-10}" -verbosity=0 -print_final_stats=1 -artifact_prefix="$dir/" \
+        build="$compiler -std=c99 -O1 -DXDISTILL_IMPLEMENTED -I. $source $with -o $dir/$name -lm -lpthread $flags"
+        if [ $compiler = clang ] && $build -fsanitize=fuzzer 2>"$dir/$name.log"; then
+            "$dir/$name" -max_total_time="${FUZZ_SECONDS:-7}" -verbosity=0 -print_final_stats=1 -artifact_prefix="$dir/" \
                 "$dir/$name.corpus" "$seeds" || return 1
         else
-            $build -DFUZZ_FILES || return 1
-            "$dir/$name" "$seeds"/* || return 1
+            $build -DFUZZ_FILES && FUZZ_SECONDS=${FUZZ_SECONDS:-7} "$dir/$name" "$seeds"/* || return 1
         fi
     done
+}
+
+planted() {
+    make --no-print-directory build/xdistill.o &&
+    gcc -std=c99 -O1 -DXDISTILL_IMPLEMENTED -DFUZZ_FILES -I. tests/build/planted.c build/xdistill.o -o "$dir/planted" -lm -lpthread || return 1
+    printf '{"size": 5, "data": "hello"}' >"$dir/planted.seed"
+    rm -f "$dir/planted.crash"
+    "$dir/planted" "$dir/planted.seed" || return 1
+    ! FUZZ_SECONDS=20 FUZZ_SEED=1 "$dir/planted" "$dir/planted.seed" 2>"$dir/planted.log" && [ -s "$dir/planted.crash" ] &&
+        grep 'the input is in .*planted.crash' "$dir/planted.log" && ! "$dir/planted" "$dir/planted.crash" 2>/dev/null
 }
 
 # The losses' suites, and the golden vectors where there are some, on each CPU level that this machine has.

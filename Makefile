@@ -37,11 +37,12 @@ layer_dir = $(test_dir)/layers
 layer_objects := $(foreach layer,$(layers),$(patsubst %,$(layer_dir)/%.o,$(or $(filter $(layer).%,$(pieces)),$(layer).1of1)))
 private = '-DXD_PRIVATE=extern __attribute__((visibility("hidden")))'
 
-# A test that uses private names includes their headers where it is linked with the layers (XD_TEST_LAYERS). Beside the generated
-# header it has the library for itself: make check names these as whole_sources. Two always have: test_exact calls functions
-# that are static in their files, test_fingerprint has the library call another pthread_create.
+# A test that uses private names includes their headers from src (XD_TEST_LAYERS), and is linked with an object whose private
+# functions are visible: the layers, or one of the generated header with XD_TEST_UNIT. Two have the library for themselves:
+# test_exact calls functions that are static in their files, test_fingerprint has the library call another pthread_create. make
+# check says in `carrying` which do beside them.
 private_sources := $(shell grep -lE '\<(xdi_|XDI_|XDISTILL_STATIC)' $(test_sources) /dev/null)
-whole_sources = tests/test_exact.c tests/test_fingerprint.c
+whole_sources = tests/test_exact.c tests/test_fingerprint.c $(carrying)
 tests := $(test_sources:tests/%.c=$(test_dir)/%)
 whole_tests = $(whole_sources:tests/%.c=$(test_dir)/%)
 examples := $(patsubst examples/%,build/examples/%,$(basename $(sort $(wildcard examples/*.c examples/*.cpp))))
@@ -104,7 +105,7 @@ $(filter-out $(whole_tests),$(tests)): $(test_dir)/%: $(test_objects)/%.o $(test
 	$(test_cc) -x none $(test_objects)/$*.o $(test_implementation) -o $@ $(test_libs)
 
 $(test_sources:tests/%.c=$(test_objects)/%.o): $(test_objects)/%.o: tests/%.c | $(test_objects)
-	$(test_cc) $(test_includes) $(dependencies) $(linked) $(if $(filter $<,$(private_sources)),-DXD_TEST_LAYERS $(private)) -c $< -o $@
+	$(test_cc) $(if $(filter $<,$(private_sources)),-Isrc -DXD_TEST_LAYERS $(private)) $(test_includes) $(dependencies) $(linked) -c $< -o $@
 
 $(whole_tests): $(test_dir)/%: tests/%.c | $(test_dir)
 	$(whole_test_cc) -DXDISTILL_STATIC $(dependencies) $< -o $@ $(test_libs)

@@ -58,7 +58,7 @@ headers := $(wildcard xdistill.h xdistill_cuda.cu xdistill_nccl.h xdistill_mpi.h
 library = build/libxdistill.a
 linked = -DXDISTILL_IMPLEMENTED
 
-.PHONY: help lib demo demo-mpi demo-sharded demo-toys demo-images demo-real teacher image-teacher test check fuzz golden golden-levels bench bench-threads bench-torch bench-torch-xtoken bench-torch-gpu bench-dmd bench-fake bench-wrap bench-files bench-tokenizers examples mpi cuda test-cuda test-cuda-emu coverage-cuda gpu-check install uninstall format check-format amalgamate api docs clean
+.PHONY: help lib edit-to-test demo demo-mpi demo-sharded demo-toys demo-images demo-real teacher image-teacher test check fuzz golden golden-levels bench bench-threads bench-torch bench-torch-xtoken bench-torch-gpu bench-dmd bench-fake bench-wrap bench-files bench-tokenizers examples mpi cuda test-cuda test-cuda-emu coverage-cuda gpu-check install uninstall format check-format amalgamate api docs clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -81,6 +81,9 @@ test: ## build and run every tests/test_*.c: minutes, -j helps; needs cc and mak
 
 check: ## compilers, standards, sanitizers, the generated header, examples, golden vectors, install
 	@sh tests/build/check.sh
+
+edit-to-test: ## seconds from an edit in each layer to a test that can run; ARGS="SANITIZE=address,undefined" for a sanitized one
+	@sh tests/build/edit_to_test.sh $(ARGS)
 
 golden: build/golden ## compare with the golden vectors in GOLDEN=dir
 	@if [ -d "$(GOLDEN)" ]; then build/golden "$(GOLDEN)"; \

@@ -81,7 +81,7 @@ typedef struct xd_mpi_desc {
  * uses the communicator of the first. With other libraries xd_comm_shrink is UNSUPPORTED.
  *
  * What one rank alone gets wrong fails every rank at once, and the message names it: ARGUMENT (staging_bytes too small,
- * or compare below -1), MISMATCH (either of them), MEMORY (PEER on the other ranks). Not so where there is nothing to say it
+ * or compare below -1), MISMATCH (either of them, or the floating-point state), MEMORY (PEER on the other ranks). Not so where there is nothing to say it
  * through, and the others get TIMEOUT: STATE (MPI is not running), ARGUMENT (MPI_COMM_NULL, a communicator between two
  * groups), MEMORY for the first bytes of a world. Errors besides: PEER (MPI's own error), TIMEOUT. */
 XD_API xd_result xd_comm_mpi(xd_ctx *ctx, const xd_mpi_desc *desc, xd_comm **out);
@@ -146,8 +146,9 @@ enum { XDI_MPI_SILENT = 0, XDI_MPI_ASKS, XDI_MPI_GONE };
 typedef struct xdi_mpi_entry {
     uint64_t staging_bytes;
     int64_t compare;
-    int32_t cpu;    /* xd_cpu_level */
-    int32_t result; /* xd_result of what this rank prepared alone */
+    int32_t cpu;     /* xd_cpu_level */
+    int32_t result;  /* xd_result of what this rank prepared alone */
+    uint64_t floats; /* xd_float_state */
 } xdi_mpi_entry;
 
 /* What the handles of one world share on this rank. */
@@ -1305,6 +1306,8 @@ static xd_result xdi_mpi_agree(xd_ctx *ctx, const xdi_mpi_entry *all, int size, 
                                    xd_result_name((xd_result)all[r].result));
         lowest = all[r].cpu < lowest ? all[r].cpu : lowest;
     }
+    for (int r = 1; r < size; r++)
+        XD_TRY(xd_float_state_compare(ctx, r, (unsigned)all[r].floats, (unsigned)all[0].floats));
     xd_ctx_set_cpu(ctx, (xd_cpu_level)lowest);
     return XD_OK;
 }
@@ -1332,6 +1335,7 @@ static xd_result xdi_mpi_meet(xd_ctx *ctx, MPI_Comm mpi, xdi_mpi_world *world, i
     int *most = NULL, found = 0;
     world->said.cpu = (int32_t)xd_ctx_settings(ctx)->cpu;
     world->said.result = (int32_t)mine;
+    world->said.floats = xd_float_state();
     world->failure = xdi_mpi_duplicate(ctx, mpi, &world->comm, deadline);
     if (world->failure == XD_OK) world->failure = xdi_mpi_compare(ctx, world, deadline);
     if (world->failure != XD_OK)
@@ -1405,4 +1409,4 @@ XD_API xd_result xd_comm_mpi(xd_ctx *ctx, const xd_mpi_desc *desc, xd_comm **out
 
 
 #endif
-/* xdistill sha256 e00f20272f10747defe42a0367eb2d25c8f291bcbd4be66db018e6bb26b4ed5d */
+/* xdistill sha256 d461c85660ad9edf0151ced432c9b47c23fffa4b82141c51974173eb3eed0eab */

@@ -94,7 +94,7 @@ XD_API xd_result xd_nccl_unique_id(xd_ctx *ctx, ncclUniqueId *out);
  * and may never end: wait by xd_read or xd_barrier.
  *
  * Errors: ARGUMENT, STATE (no GPU, or not the current one), MEMORY (the others then get TIMEOUT), IO (the
- * file, the port), MISMATCH (compare or staging_bytes), DEVICE and PEER (with NCCL's own text), TIMEOUT.
+ * file, the port), MISMATCH (compare, staging_bytes or the host's floating-point state), DEVICE and PEER (with NCCL's own text), TIMEOUT.
  */
 XD_API xd_result xd_comm_nccl(xd_ctx *ctx, const xd_nccl_desc *desc, xd_comm **out);
 
@@ -1949,6 +1949,7 @@ static xd_result xdi_nccl_agree(xdi_nccl *t, double deadline) {
     mine.count = lowest;
     mine.extra = (uint64_t)world->staging_bytes;
     mine.layout = (uint64_t)world->compare;
+    mine.leaves = xd_float_state();
     XD_TRY(xdi_nccl_gather_records(t, &mine, deadline));
     for (int r = 0; r < t->base.size; r++) {
         const xd_control *theirs = &t->records[r], *first = &t->records[0];
@@ -1958,6 +1959,7 @@ static xd_result xdi_nccl_agree(xdi_nccl *t, double deadline) {
                    "rank %d passed staging_bytes %llu and compare %lld, rank 0 %llu and %lld", r,
                    (unsigned long long)theirs->extra, (long long)theirs->layout,
                    (unsigned long long)first->extra, (long long)first->layout);
+        XD_TRY(xd_float_state_compare(t->base.ctx, r, (unsigned)theirs->leaves, (unsigned)first->leaves));
     }
     xd_ctx_set_cpu(t->base.ctx, (xd_cpu_level)lowest);
     return XD_OK;
@@ -2003,4 +2005,4 @@ XD_API xd_result xd_comm_nccl(xd_ctx *ctx, const xd_nccl_desc *desc, xd_comm **o
 #endif
 
 #endif
-/* xdistill sha256 f48329b6bf7ca3dfa47bf7fb13ed6e407f823fe787463f053a9e8a08eb3b0a89 */
+/* xdistill sha256 6c6ed935f8bc9e101165467638275309264b731799ae349455a28d3ede6ba3ee */

@@ -30,6 +30,10 @@
    SHAPES    T tokens, V vocabulary, H hidden, L layers; [T, V/tp] = columns split over axis "tp".
    ERRORS    Every function that can fail returns an xd_result; xd_last_error(ctx) has the message, the place and the
              rank. Ranks fail alike: no rank is left waiting for one that has refused.
+   NULL      A required pointer, path or desc that is NULL, or a count without its list, is ARGUMENT with its name in the
+             message; a context or an object that is NULL itself is ARGUMENT without one. A comment says where NULL is
+             allowed ("NULL -> defaults", "may be NULL"); _destroy and _close take it. What returns a value instead of
+             an xd_result needs a valid object: XD_ASSERT.
    ZERO      A desc field of 0 is 0, or what its comment says where 0 has no meaning. Recipes are functions that return a
              filled desc: xd_adamw_defaults and the like.
    CONTENTS  search for ">>": one marker a part. First what programs call, in the order in which they meet it; from "for
@@ -132,8 +136,8 @@
 #include "model/model.h"
 #include "model/pass.h"
 #include "model/recompute.h"
-#include "model/parallel.h"
 #include "model/groups.h"
+#include "model/parallel.h"
 #include "model/build.h"
 #include "model/pipeline.h"
 #include "model/plan.h"
@@ -237,6 +241,7 @@
 #include "base/result.c"
 #include "base/memory.c"
 #include "base/cpu.c"
+#include "base/floats.c"
 #include "base/file.c"
 #include "base/parallel.c"
 #include "base/context.c"
@@ -365,6 +370,7 @@
 #include "io/internal.h"
 #include "io/safetensors.c"
 #include "io/safetensors_writer.c"
+#include "io/written.c"
 #include "io/weights_files.c"
 #include "io/weights_reader.c"
 #include "io/weights_writer.c"
@@ -379,8 +385,10 @@
 #include "model/model_agree.c"
 #include "model/buckets.c"
 #include "model/parallel_place.c"
+#include "model/parallel_spectral.c"
 #include "model/parallel_units.c"
 #include "model/parallel_order.c"
+#include "model/parallel_state.c"
 #include "model/parallel_experts.c"
 #include "model/parallel_flat.c"
 #include "model/parallel_flight.c"
@@ -401,6 +409,7 @@
 #include "model/pipeline_table.c"
 #include "model/pipeline_program.c"
 #include "model/pipeline_run.c"
+#include "model/parallel_reduce.c"
 #include "model/pipeline_finish.c"
 #endif
 

@@ -230,6 +230,11 @@ XD_TEST(v_under_rectified_flow_is_refused_or_is_the_flow) {
     CHECK(xd_prediction_mix(ctx, &flow, &way, 0.25, &m) == XD_OK && m.c0 == -0.25 && m.c1 == 1.0);
     way.to = XD_PREDICT_FLOW;
     CHECK(xd_prediction_mix(ctx, &flow, &way, 0.25, &m) == XD_OK && m.c0 == 1.0 && m.c1 == 0.0);
+    way.through_x0 = true; /* x0 says nothing of the flow at t = 0, as from flow to eps */
+    CHECK(xd_prediction_mix(ctx, &flow, &way, 0.25, &m) == XD_OK && m.c0 == 1.0 && m.c1 == 0.0);
+    CHECK(xd_prediction_mix(ctx, &flow, &way, 0.0, &m) == XD_OK && m.c0 == 0.0 && m.c1 == 0.0);
+    way.through_x0 = false;
+    CHECK(xd_prediction_mix(ctx, &flow, &way, 0.0, &m) == XD_OK && m.c0 == 1.0 && m.c1 == 0.0);
     refused(ctx, xd_prediction_mix(ctx, &trig, &way, 0.25, &m), XD_ERROR_ARGUMENT,
             "v_is_flow is of FLOW schedules, not of TRIG");
     way.v_is_flow = false;
@@ -607,7 +612,7 @@ XD_TEST(rows_that_do_not_fit_are_refused_and_nothing_is_written) {
     d = good, d.p.data = NULL;
     refused(ctx, xd_mix_rows(ctx, &d), XD_ERROR_ARGUMENT, "p has no memory");
     d = good, d.mix = NULL;
-    refused(ctx, xd_mix_rows(ctx, &d), XD_ERROR_ARGUMENT, "no factors for 2 rows");
+    refused(ctx, xd_mix_rows(ctx, &d), XD_ERROR_ARGUMENT, "mix is NULL");
     CHECK(out[0] == 7.0f);
     d = good, d.p.rows = d.q.rows = d.out.rows = 0, d.mix = NULL, d.p.data = NULL;
     CHECK(xd_mix_rows(ctx, &d) == XD_OK && out[0] == 7.0f);

@@ -114,4 +114,24 @@ XD_TEST(terms_that_mean_nothing_are_refused) {
     xd_ctx_destroy(ctx);
 }
 
+/* r = flow of the prediction - (alpha eps - sigma x0); at t = 1/4 the flow of eps p is (p - x_t) / (1 - t). */
+XD_TEST(another_type_is_made_flow_before_it_is_compared_with_v) {
+    xd_ctx *ctx = context();
+    const xd_noise_schedule flow = xd_noise_defaults(XD_NOISE_FLOW);
+    xd_denoise_form f;
+    xd_denoise_term term = { 9, 9, 9, 9 };
+    memset(&f, 0, sizeof f);
+    f.native = XD_PREDICT_EPS, f.space = XD_PREDICT_V, f.v_of_any_schedule = f.v_is_flow = true;
+    CHECK_EQ_INT(xd_denoise_term_at(ctx, &flow, &f, 0.25, &term), XD_OK);
+    CHECK_NEAR(term.prediction, 4.0 / 3.0, 1e-15);
+    CHECK_NEAR(term.clean, -1.0 + 0.25, 1e-15);
+    CHECK_NEAR(term.noise, -1.0 / 3.0 - 0.75, 1e-15);
+    f.native = XD_PREDICT_FLOW; /* what v is here */
+    CHECK_EQ_INT(xd_denoise_term_at(ctx, &flow, &f, 0.25, &term), XD_OK);
+    CHECK_NEAR(term.prediction, 1.0, 0.0);
+    CHECK_NEAR(term.clean, 0.25, 0.0);
+    CHECK_NEAR(term.noise, -0.75, 0.0);
+    xd_ctx_destroy(ctx);
+}
+
 XD_TEST_MAIN()

@@ -273,6 +273,10 @@ XD_TEST(what_breaks_the_form_is_named_with_its_numbers) {
     CHECK(refused(&m, XD_ERROR_UNSUPPORTED, "version 1"));
     m.data[0] = 'g';
     CHECK(refused(&m, XD_ERROR_FORMAT, "no GGUF file"));
+    m.bytes = 0;
+    for (const char *at = "version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 4\n"; *at; at++)
+        put(&m, (uint64_t)(unsigned char)*at, 1);
+    CHECK(refused(&m, XD_ERROR_FORMAT, "a pointer of Git LFS, not the GGUF file itself"));
     put_head(&m, 0, (uint64_t)1 << 60);
     CHECK(refused(&m, XD_ERROR_FORMAT, "1152921504606846976 entries"));
     put_head(&m, 0, 2), put_key(&m, "twice", 7), put(&m, 1, 1), put_key(&m, "twice", 7), put(&m, 1, 1);

@@ -93,6 +93,16 @@ XD_TEST(escapes_and_utf8_are_decoded) {
     xd_ctx_destroy(ctx);
 }
 
+XD_TEST(a_byte_order_mark_of_utf8_comes_before_a_text) {
+    xd_ctx *ctx = new_ctx();
+    int64_t value = 0;
+    xd_json *root = parse(ctx, "\xef\xbb\xbf {\"a\":7}");
+    CHECK(xd_json_int64(xd_json_find(root, "a"), &value) && value == 7);
+    CHECK_EQ_INT(xd_json_offset(root), 4);
+    xd_json_destroy(ctx, root);
+    xd_ctx_destroy(ctx);
+}
+
 XD_TEST(malformed_texts_are_refused_with_the_place) {
     static const char *const wrong[][2] = {
         { "", "byte 0" },
@@ -131,7 +141,11 @@ XD_TEST(malformed_texts_are_refused_with_the_place) {
         { "\"\xed\xa0\x80\"", "UTF-8" },
         { "\"\xf4\x90\x80\x80\"", "UTF-8" },
         { "\"\xe2\x82", "UTF-8" },
-        { "\xef\xbb\xbf{}", "byte 0" },
+        { "\xef\xbb\xbf", "byte 3" },
+        { "\xef\xbb\xbf\xef\xbb\xbf{}", "byte 3" },
+        { " \xef\xbb\xbf{}", "byte 1" },
+        { "\xff\xfe{", "byte-order mark of UTF-16" },
+        { "\xfe\xff{", "byte-order mark of UTF-16" },
         { "{\"a\":1,\"b\":2,\"a\":3}", "stands twice" },
         { "'a'", "value" },
         { "[1 2]", "',' or ']'" },

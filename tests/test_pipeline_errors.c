@@ -344,17 +344,26 @@ static void finish_open(finish_scene *s, xd_comm *world) {
     CHECK(xd_build(world, &d, &s->built) == XD_OK);
 }
 
-static xd_result finish_run(finish_scene *s, xd_comm *world, bool per_token) {
+/* Who makes the sums: xd_pipeline_finish, xd_parallel_reduce before it, or, where nothing is divided, that alone. */
+typedef enum finish_way { FINISH, REDUCE_AND_FINISH, REDUCE } finish_way;
+
+static xd_result finish_by(finish_scene *s, xd_comm *world, bool per_token, finish_way way) {
     xd_parallel *p = xd_built_stage(s->built, 0).parallel;
     for (int i = 0; i < PARTS; i++)
         for (int j = 0; j < 4; j++)
             s->gradients[i][j] = (float)(1 << (i * 2)) + (float)(s->pp * 2 + s->tp) * 0.125f;
     if (p) CHECK(xd_parallel_push_leaf(p) == XD_OK);
+    if (way != FINISH) XD_TRY(xd_parallel_reduce(p));
+    if (way == REDUCE) return XD_OK;
     const xd_pipeline_finish_desc d = { .groups = xd_grid_groups(s->grid),
                                         .built = s->built,
                                         .per_token = per_token,
                                         .tokens = s->pp == 1 ? 8 : 777 };
     return xd_pipeline_finish(world, &d);
+}
+
+static xd_result finish_run(finish_scene *s, xd_comm *world, bool per_token) {
+    return finish_by(s, world, per_token, FINISH);
 }
 
 static void finish_close(finish_scene *s) {
@@ -379,10 +388,11 @@ static xd_result sums_rank(xd_comm *world, void *argument) {
     finish_scene s = { .wrap = XD_WRAP_DDP };
     (void)argument;
     finish_open(&s, world);
-    for (int per_token = 0; per_token < 2; per_token++) {
+    for (int i = 0; i < 5; i++) {
+        const bool per_token = i % 2 != 0;
         const float scale = per_token ? 1.0f / 8.0f : 1.0f;
         const float e = 0.125f, pp = (float)s.pp, tp = (float)s.tp;
-        CHECK_EQ_INT(finish_run(&s, world, per_token != 0), XD_OK);
+        CHECK_EQ_INT(finish_by(&s, world, per_token, (finish_way)(i / 2)), XD_OK);
         CHECK(gradient_of(&s, "all") == scale * (2.0f * 1.0f + e * (2.0f + 2.0f * tp)));
         CHECK(gradient_of(&s, "summed") == scale * (2.0f * 4.0f + e * (4.0f * pp + 1.0f)));
         CHECK(gradient_of(&s, "averaged") == scale * (2.0f * 16.0f + e * (4.0f * pp + 1.0f)) / 2.0f);
@@ -439,6 +449,11 @@ XD_TEST(ends_of_steps_that_cannot_be_are_refused_on_all_ranks) {
     CHECK_EQ_INT(xd_run_threads(4, &d, finish_errors_rank, NULL, NULL), XD_OK);
 }
 
+static void reduce_told(const xd_comm *world, const char *text) {
+    const char *message = xd_last_error(xd_comm_ctx(world))->message;
+    CHECK(strncmp(message, "xd_parallel_reduce: rank ", 25) == 0 && strstr(message, text));
+}
+
 static xd_result finish_mismatch_rank(xd_comm *world, void *argument) {
     finish_scene s = { .wrap = XD_WRAP_DDP, .no_copy = true };
     (void)argument;
@@ -446,9 +461,15 @@ static xd_result finish_mismatch_rank(xd_comm *world, void *argument) {
     CHECK(finish_run(&s, world, false) == XD_ERROR_MISMATCH);
     CHECK(strstr(xd_last_error(xd_comm_ctx(world))->message, "passed weights with shared_embedding 1,") !=
           NULL);
+    CHECK(finish_by(&s, world, false, REDUCE) == XD_ERROR_MISMATCH);
+    reduce_told(world, "passed weights with shared_embedding 1,");
     finish_close(&s);
     s = (finish_scene){ .wrap = XD_WRAP_DDP, .larger = true };
     finish_refused(&s, world, XD_ERROR_MISMATCH, "passed elements to sum 4, rank");
+    finish_open(&s, world);
+    CHECK(finish_by(&s, world, false, REDUCE) == XD_ERROR_MISMATCH);
+    reduce_told(world, "passed elements to sum 4, rank");
+    finish_close(&s);
     return XD_OK;
 }
 

@@ -221,6 +221,11 @@ XD_TEST(exact_maps_settle_collisions) {
     xd_exact_map map;
     CHECK_EQ_INT(xd_exact_map_create(ctx, &rows, 4, false, &map), XD_ERROR_ARGUMENT);
     CHECK_EQ_STR(xd_last_error(ctx)->message, "row 4 has teacher id 9, the vocabulary 4");
+    CHECK_EQ_INT(xd_exact_map_create(ctx, &rows, 4, true, &map), XD_OK); /* relaxed passes row 4 over */
+    CHECK(map.pairs == 3 && map.student[0] == 0 && map.teacher[0] == 2 && map.student[2] == 3);
+    CHECK(map.student_rest_count == 2 && map.student_rest[0] == 1 && map.student_rest[1] == 4);
+    CHECK(map.teacher_rest_count == 1 && map.teacher_rest[0] == 3);
+    xd_exact_map_destroy(ctx, &map);
     ids[8] = -1;
     CHECK_EQ_INT(xd_exact_map_create(ctx, &rows, 4, false, &map), XD_OK);
     CHECK(map.pairs == 1 && map.student[0] == 0 && map.teacher[0] == 2);

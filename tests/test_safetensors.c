@@ -128,7 +128,7 @@ XD_TEST(lengths_and_names_beyond_the_limits_are_refused) {
 XD_TEST(unknown_dtypes_can_be_skipped_but_still_take_their_place) {
     bench b;
     bench_start(&b);
-    const char *header = "{" ENTRY("a", "F4", "[2]", 0, 1) "," ENTRY("b", "U8", "[2]", 1, 3) "}";
+    const char *header = "{" ENTRY("a", "I4", "[2]", 0, 1) "," ENTRY("b", "U8", "[2]", 1, 3) "}";
     xd_safetensors_desc desc;
     unsigned char *memory;
     xd_safetensors *file = NULL;
@@ -141,6 +141,65 @@ XD_TEST(unknown_dtypes_can_be_skipped_but_still_take_their_place) {
     CHECK((const unsigned char *)xd_safetensors_data(file, 0) == memory + 8 + strlen(header) + 1);
     xd_safetensors_close(file);
     free(memory);
+    bench_end(&b);
+}
+
+/* Types that are in the format only: the file opens, what else it has is read, and they are refused by name. Sizes as the
+ * package safetensors 0.8.0 checks them. */
+XD_TEST(a_type_that_cannot_be_read_is_a_property_of_its_tensor) {
+    static const struct {
+        const char *type, *shape, *whole; /* NULL: it opens */
+        int bytes;
+    } cases[] = { { "F4", "[2]", NULL, 1 },
+                  { "F4", "[3,4]", NULL, 6 },
+                  { "F4", "[3]", "of type F4 has 12 bits, which are no whole bytes", 2 },
+                  { "F6_E2M3", "[4]", NULL, 3 },
+                  { "F6_E2M3", "[5]", "of type F6_E2M3 has 30 bits", 4 },
+                  { "F6_E3M2", "[2,2]", NULL, 3 },
+                  { "F6_E3M2", "[8]", "needs 6 bytes but its offsets span 3", 3 },
+                  { "F6_E3M2", "[0]", NULL, 0 },
+                  { "F8_E8M0", "[3]", NULL, 3 },
+                  { "F8_E4M3FNUZ", "[3]", NULL, 3 },
+                  { "F8_E5M2FNUZ", "[]", NULL, 1 },
+                  { "C64", "[2]", NULL, 16 },
+                  { "C64", "[2]", "needs 16 bytes but its offsets span 8", 8 },
+                  { "C64", "[144115188075855872]", "overflows", 8 },
+                  { "F4", "[4611686018427387904]", "overflows", 8 },
+                  { "C128", "[1]", "has the unknown dtype \"C128\"", 16 } };
+    bench b;
+    bench_start(&b);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const int bytes = cases[i].bytes;
+        const int64_t zero[2] = { 0, 0 };
+        unsigned char read[4] = { 0 };
+        char header[300], told[80];
+        unsigned char *memory = NULL;
+        xd_safetensors *file = NULL;
+        snprintf(header, sizeof header,
+                 "{\"odd\":{\"dtype\":\"%s\",\"shape\":%s,\"data_offsets\":[0,%d]},"
+                 "\"plain\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[%d,%d]}}",
+                 cases[i].type, cases[i].shape, bytes, bytes, bytes + 2);
+        const xd_result result = open_text(b.ctx, header, (size_t)bytes + 2, NULL, &memory, &file);
+        CHECK_EQ_INT(result, cases[i].whole ? XD_ERROR_FORMAT : XD_OK);
+        if (result != XD_OK) {
+            CHECK(cases[i].whole && strstr(xd_last_error(b.ctx)->message, cases[i].whole));
+            free(memory);
+            continue;
+        }
+        CHECK_EQ_INT(xd_safetensors_count(file), 2);
+        CHECK_EQ_INT(xd_safetensors_at(file, 0)->dtype, XD_DTYPE_NONE);
+        CHECK_EQ_STR(xd_safetensors_at(file, 0)->type, cases[i].type);
+        CHECK_EQ_STR(xd_safetensors_at(file, 1)->type, "U8");
+        CHECK(xd_safetensors_data(file, 0) == NULL && xd_safetensors_data(file, 1) != NULL);
+        snprintf(told, sizeof told, "tensor \"odd\" is of type %s, which cannot be read", cases[i].type);
+        CHECK_EQ_INT(xd_safetensors_read_range(file, 0, 0, 0, read), XD_ERROR_UNSUPPORTED);
+        CHECK(strstr(xd_last_error(b.ctx)->message, told));
+        CHECK_EQ_INT(xd_safetensors_read_box(file, 0, zero, zero, read), XD_ERROR_UNSUPPORTED);
+        CHECK(strstr(xd_last_error(b.ctx)->message, told));
+        CHECK_EQ_INT(xd_safetensors_read_range(file, 1, 0, 2, read), XD_OK);
+        xd_safetensors_close(file);
+        free(memory);
+    }
     bench_end(&b);
 }
 
@@ -388,6 +447,8 @@ XD_TEST(bad_metadata_and_numbers_are_refused_before_a_file_exists) {
     desc.metadata_count = 0;
     desc.entry_count = -1;
     check_bad_plan(&b, &desc, "-1 tensors, allowed are 3125000");
+    const xd_safetensors_entry one = { "one", XD_DTYPE_U8, 0, NULL };
+    desc.entries = &one;
     desc.entry_count = 3125001;
     check_bad_plan(&b, &desc, "3125001 tensors, allowed are 3125000");
     desc.entry_count = 0;
@@ -428,6 +489,46 @@ XD_TEST(an_incomplete_file_is_not_published) {
     CHECK_EQ_INT(xd_safetensors_writer_write(w, 0, "ab"), XD_OK);
     CHECK_EQ_INT(xd_safetensors_writer_commit(w), XD_ERROR_STATE);
     CHECK_EQ_INT(bench_files(&b, false), 0);
+    bench_end(&b);
+}
+
+/* As many bytes as the tensors have are not each of their bytes: the first hole or overlap is named, also across a model's files. */
+XD_TEST(every_byte_of_a_tensor_is_written_once) {
+    static const int64_t four = 4;
+    static const struct {
+        unsigned begin[3], bytes[3];
+        const char *message;
+    } cases[] = { { { 0, 0, 0 }, { 4, 4, 0 }, "tensor \"b\": bytes 0 to 3 of 8 are written more than once" },
+                  { { 4, 4, 0 }, { 4, 4, 0 }, "tensor \"b\": bytes 0 to 3 of 8 are not written" },
+                  { { 6, 0, 0 }, { 2, 4, 0 }, "tensor \"b\": bytes 4 to 5 of 8 are not written" },
+                  { { 0, 6, 0 }, { 4, 0, 4 }, "tensor \"b\": bytes 0 to 3 of 8 are written more than once" },
+                  { { 2, 0, 4 }, { 4, 4, 0 }, "tensor \"b\": bytes 2 to 3 of 8 are written more than once" },
+                  { { 0, 0, 0 }, { 8, 1, 0 }, "tensor \"b\": bytes 0 to 0 of 8 are written more than once" },
+                  { { 0, 0, 0 }, { 0, 0, 0 }, "tensor \"b\": bytes 0 to 7 of 8 are not written" },
+                  { { 4, 0, 2 }, { 4, 2, 2 }, NULL },
+                  { { 0, 2, 4 }, { 2, 2, 4 }, NULL } };
+    const xd_safetensors_entry three[3] = { { "a", XD_DTYPE_U16, 1, &four },
+                                              { "b", XD_DTYPE_U16, 1, &four },
+                                              { "c", XD_DTYPE_U16, 1, &four } };
+    bench b;
+    bench_start(&b);
+    for (size_t i = 0; i < 2 * sizeof cases / sizeof *cases; i++) {
+        xd_weights_writer_desc d;
+        xd_weights_writer *w = NULL;
+        const size_t at = i / 2;
+        memset(&d, 0, sizeof d);
+        d.entries = three;
+        d.entry_count = 3;
+        d.max_shard_bytes = i % 2 ? 8 : 0; /* one file, and one for each tensor */
+        CHECK_EQ_INT(xd_weights_writer_create(b.ctx, b.directory, &d, &w), XD_OK);
+        CHECK_EQ_INT(xd_weights_writer_write(w, 2, 0, 8, "12345678"), XD_OK);
+        for (int k = 0; k < 3; k++)
+            CHECK_EQ_INT(xd_weights_writer_write(w, 1, cases[at].begin[k], cases[at].bytes[k], "abcdefgh"), XD_OK);
+        CHECK_EQ_INT(xd_weights_writer_write(w, 0, 0, 8, "12345678"), XD_OK);
+        const xd_result result = xd_weights_writer_commit(w);
+        CHECK_EQ_INT(result, cases[at].message ? XD_ERROR_STATE : XD_OK);
+        if (cases[at].message) CHECK_EQ_STR(strstr(xd_last_error(b.ctx)->message, "tensor"), cases[at].message);
+    }
     bench_end(&b);
 }
 

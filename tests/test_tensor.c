@@ -463,6 +463,45 @@ XD_TEST(plans_between_drawn_meshes_of_up_to_three_axes_equal_the_model) {
     xd_ctx_destroy(ctx);
 }
 
+/* 2^62 elements are legal in a layout; their bytes are not a number, and messages of many ranks are more elements. */
+XD_TEST(a_plan_whose_bytes_are_no_number_is_refused) {
+    static const struct {
+        int64_t extent;
+        xd_dtype dtype;
+        int ranks;
+        xd_result expected;
+    } cases[] = { { INT64_C(1) << 62, XD_DTYPE_F32, 1, XD_ERROR_SHAPE },
+                  { INT64_C(1) << 61, XD_DTYPE_F32, 1, XD_ERROR_SHAPE },
+                  { INT64_C(1) << 62, XD_DTYPE_U8, 1, XD_OK },
+                  { INT64_C(1) << 60, XD_DTYPE_F32, 1, XD_OK },
+                  { INT64_C(1) << 60, XD_DTYPE_F32, 8, XD_ERROR_MEMORY },
+                  { INT64_C(1) << 62, XD_DTYPE_U8, 8, XD_ERROR_MEMORY } };
+    xd_ctx *ctx = plain_ctx();
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const xd_topology t = grid(cases[i].ranks, 0);
+        xd_layout_desc d = line(&t, cases[i].extent);
+        xd_layout *whole = NULL, *sum = NULL;
+        xd_redistribution_desc p;
+        xd_redistribution *plan = NULL;
+        CHECK(xd_layout_create(ctx, &d, &whole) == XD_OK);
+        d.placement[0].kind = XD_PARTIAL;
+        d.placement[0].op = XD_MAX;
+        CHECK(xd_layout_create(ctx, &d, &sum) == XD_OK);
+        memset(&p, 0, sizeof p);
+        p.from = cases[i].ranks > 1 ? sum : whole;
+        p.to = whole;
+        p.dtype = cases[i].dtype;
+        p.ranks = cases[i].ranks;
+        CHECK_EQ_INT(xd_redistribution_create(ctx, &p, &plan), cases[i].expected);
+        if (cases[i].expected == XD_ERROR_SHAPE)
+            CHECK(strstr(xd_last_error(ctx)->message, "elements of F32 has more than 2^63 bytes") != NULL);
+        xd_redistribution_destroy(plan);
+        xd_layout_destroy(sum);
+        xd_layout_destroy(whole);
+    }
+    xd_ctx_destroy(ctx);
+}
+
 XD_TEST(transitions_that_have_no_meaning_are_refused) {
     xd_ctx *ctx = plain_ctx();
     const xd_topology t = grid(2, 0), other = grid(3, 0);

@@ -20,6 +20,41 @@ static const file *rank_file(const char *more) {
     return &f;
 }
 
+/* Whisper's vocabularies have an entry without text, which may also be the unknown token or an added one. No text becomes it but
+ * what is unknown; ids are those of the package tokenizers. */
+XD_TEST(an_entry_without_text_loads_and_no_text_becomes_it) {
+    static const struct {
+        const char *added, *unknown, *ids;
+    } cases[] = { { "", "null", "2 3 2" },
+                  { "", "\"\"", "2 4 9 1 9" },
+                  { "{\"id\":10,\"content\":\"<|e|>\",\"special\":true}", "\"\"", "2 4 10 1 9" },
+                  { "{\"id\":10,\"content\":\"<|e|>\"},{\"id\":9,\"content\":\"\"}", "null", "2 4 10 1" } };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        static file f;
+        f.bytes = 0;
+        put(&f, "\xef\xbb\xbf{\"added_tokens\":[");
+        put(&f, cases[i].added);
+        put(&f, "],\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false},\"model\":{\"type\":\"BPE\","
+                "\"unk_token\":");
+        put(&f, cases[i].unknown);
+        put(&f, ",\"vocab\":{\"a\":0,\"b\":1,\"ab\":2,\"\xc4\xa0\":3,\"\xc4\xa0" "a\":4,\"\":9},"
+                "\"merges\":[\"a b\",\"\xc4\xa0 a\"]}}");
+        fixture t = load(&f);
+        CHECK_EQ_STR(ids_of(&t, i < 2 ? "ab acbc" : "ab a<|e|>bc", true, false), cases[i].ids);
+        CHECK_EQ_INT(xd_tokenizer_token(t.tokenizer, 9).length, 0);
+        CHECK_EQ_INT(xd_tokenizer_find(t.tokenizer, "", 0), -1);
+        const int32_t some[3] = { 2, 9, 1 };
+        char out[8];
+        size_t length = 0;
+        CHECK_EQ_INT(xd_tokenizer_decode(t.ctx, t.tokenizer,
+                                         &(xd_decode_desc){ .ids = some, .count = 3, .out = out, .capacity = 8 },
+                                         &length),
+                     XD_OK);
+        CHECK(length == 3 && memcmp(out, "abb", 3) == 0);
+        unload(&t);
+    }
+}
+
 /* The file without the token of a byte: its id belongs to the spelling twice. */
 static file without_byte(const file *from, int byte) {
     file out, name;
@@ -177,6 +212,27 @@ XD_TEST(sentencepiece_merges_by_score) {
     unload(&f);
 }
 
+/* The package writes U+2581 for each blank of a text before it looks for its own symbols. The ids and pieces are the package's. */
+XD_TEST(sentencepiece_symbols_with_a_blank_are_never_found) {
+    static const struct {
+        const char *symbol, *name, *ids;
+    } cases[] = { { "  ", "  ", "259:0-1 262:1-2 259:2-4" },
+                  { MARK " ", "  ", "259:0-1 262:1-2 259:2-4" },
+                  { "h  h", "h  h", "259:0-1 262:1-2 259:2-4" },
+                  { "h" MARK " h", "h  h", "259:0-1 262:1-2 259:2-4" },
+                  { MARK MARK, "  ", "259:0-1 265:1-3 263:3-4" },
+                  { "h" MARK MARK "h", "h  h", "262:0-0 265:0-4" } };
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        static file with;
+        with = *sentencepiece(BPE, "", false);
+        put_piece(&with, cases[i].symbol, 0, 4);
+        fixture f = load(&with);
+        CHECK_EQ_STR(spans(&f, "h  h"), cases[i].ids);
+        CHECK_EQ_INT(xd_tokenizer_find_special(f.tokenizer, cases[i].name), 265);
+        unload(&f);
+    }
+}
+
 /* The file with one more part of the trainer's settings: field 46 names BOS, 47 EOS. */
 static const file *with_name(int number, const char *name) {
     static file f;
@@ -278,7 +334,9 @@ XD_TEST(tokenizer_json_that_lies_is_refused_with_its_place) {
         { MODEL("\"vocab\":{\"a\":-1,\"b\":0},\"merges\":[]"), XD_ERROR_FORMAT, "id -1 is not in 0 to 0" },
         { MODEL("\"vocab\":{\"a\":0,\"b\":0},\"merges\":[]"), XD_ERROR_FORMAT, "id 0 stands twice" },
         { MODEL("\"vocab\":{\"a\":9999999999},\"merges\":[]"), XD_ERROR_FORMAT, "ids up to 9999999999" },
-        { MODEL("\"vocab\":{\"\":0},\"merges\":[]"), XD_ERROR_FORMAT, "id 0 has 0 bytes" },
+        { MODEL("\"vocab\":{\"\":0,\"a\":0},\"merges\":[]"), XD_ERROR_FORMAT, "id 0 stands twice" },
+        { "{\"added_tokens\":[{\"content\":\"\"}],\"model\":{" AB ",\"merges\":[]}}", XD_ERROR_FORMAT,
+          "added token at byte 17" },
         { MODEL("\"vocab\":{},\"merges\":[]"), XD_ERROR_FORMAT, "ids up to -1" },
         { MODEL(AB ",\"merges\":[\"ab\"]"), XD_ERROR_FORMAT, "merge 0 at byte 49 is not two texts" },
         { MODEL(AB ",\"merges\":[[\"a\"]]"), XD_ERROR_FORMAT, "is not two texts" },

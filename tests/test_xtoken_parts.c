@@ -159,6 +159,29 @@ XD_TEST(a_teacher_cut_in_any_way_is_put_together_again) {
     xd_ctx_destroy(ctx);
 }
 
+/* Numbers whose product or difference does not fit are no cover: 2^32 by 2^32 logits are 2^64. */
+XD_TEST(a_window_beyond_the_numbers_is_refused) {
+    const int64_t big = INT64_C(1) << 32;
+    const xd_teacher_shard empty = { 0, 0, 0, 0 }, all = { 0, big, 0, big / 2 - 1 },
+                           below = { INT64_MIN, 8, 0, 8 };
+    xd_teacher_piece piece;
+    int64_t count = 77;
+    xd_ctx *ctx = NULL;
+    CHECK(xd_ctx_create(NULL, &ctx) == XD_OK);
+    CHECK(xd_teacher_route(ctx, &(xd_teacher_route_desc){ &empty, 1, 0, big, big }, &piece, &count) ==
+          XD_ERROR_SHAPE);
+    CHECK(strstr(xd_last_error(ctx)->message, "[0, 4294967296) by 4294967296 columns has more than 2^63"));
+    CHECK(xd_teacher_route(ctx, &(xd_teacher_route_desc){ &empty, 1, INT64_MIN, INT64_MAX, 1 }, &piece, &count) ==
+          XD_ERROR_SHAPE);
+    CHECK(xd_teacher_route(ctx, &(xd_teacher_route_desc){ &below, 1, 0, 8, 8 }, &piece, &count) == XD_ERROR_SHAPE);
+    CHECK(strstr(xd_last_error(ctx)->message, "shard 0 has more than 2^63 positions"));
+    CHECK_EQ_INT(count, 77);
+    CHECK(xd_teacher_route(ctx, &(xd_teacher_route_desc){ &all, 1, 0, big, big / 2 - 1 }, &piece, &count) ==
+          XD_OK);
+    CHECK(count == 1 && piece.positions == big && piece.columns == big / 2 - 1);
+    xd_ctx_destroy(ctx);
+}
+
 XD_TEST(shards_that_overlap_or_leave_a_gap_are_refused) {
     const xd_teacher_shard overlap[2] = { { 0, 4, 0, 6 }, { 3, 8, 5, 10 } },
                            gap[2] = { { 0, 8, 0, 4 }, { 0, 8, 5, 10 } };

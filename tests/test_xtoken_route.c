@@ -272,6 +272,9 @@ static void integers(xd_route_desc *d, int rank) {
 static void bad_count(xd_route_desc *d, int rank) {
     if (rank == 1) d->student.sample_count = -1;
 }
+static void beyond_memory(xd_route_desc *d, int rank) {
+    if (rank == 1) d->student.sample_count = INT64_C(1) << 61; /* words of a list whose bytes are 2^64 */
+}
 static void part_of_the_columns(xd_route_desc *d, int rank) {
     d->payload = XD_ROUTE_COLUMNS;
     if (rank == 1) d->student.column_end = 2;
@@ -293,6 +296,7 @@ XD_TEST(every_rank_is_told_what_is_wrong_with_a_route) {
         { other_columns, XD_ERROR_MISMATCH, "settings of a route: rank" },
         { integers, XD_ERROR_DTYPE, "a wire of I32" },
         { bad_count, XD_ERROR_PEER, "a student side of -1 samples" },
+        { beyond_memory, XD_ERROR_PEER, "a student side of 2305843009213693952 samples, of 4" },
         { part_of_the_columns, XD_ERROR_ARGUMENT, "student rank 1 wants 2 of the 3 chosen columns" }
     };
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {

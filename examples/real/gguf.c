@@ -239,10 +239,14 @@ static xd_result gguf_take_tensors(gguf *g, uint64_t count, uint64_t *offsets) {
 }
 
 static xd_result gguf_take_all(gguf *g) {
+    static const char pointer[] = "version https://git-lfs.github.com/spec/";
     const uint8_t *magic = NULL;
     uint64_t version = 0, tensors = 0, pairs = 0;
     void *room = NULL, *offsets = NULL;
     XD_TRY(gguf_take(g, 4, &magic));
+    XD_REQUIRE(g->ctx, g->bytes < sizeof pointer - 1 || memcmp(magic, pointer, sizeof pointer - 1) != 0,
+               XD_ERROR_FORMAT,
+               "a pointer of Git LFS, not the GGUF file itself, which `git lfs pull` fetches");
     XD_REQUIRE(g->ctx, memcmp(magic, "GGUF", 4) == 0, XD_ERROR_FORMAT, "no GGUF file");
     XD_TRY(gguf_take_number(g, 4, &version));
     XD_REQUIRE(g->ctx, version == 2 || version == 3, XD_ERROR_UNSUPPORTED,

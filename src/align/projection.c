@@ -59,6 +59,9 @@ static void xdi_projection_fill(const xd_vote *cells, xd_projection *p) {
 }
 
 XD_API xd_result xd_projection_from_cells(xd_ctx *ctx, const xd_projection_cells *list, xd_projection *out) {
+    XDI_GIVEN(NULL, ctx);
+    XD_REQUIRE(ctx, list, XD_ERROR_ARGUMENT, "cells is NULL");
+    XDI_GIVEN(ctx, out);
     const xd_vote *cells = list->cells, *sorted = NULL;
     const int64_t count = list->count;
     int64_t student_size = list->student_size, teacher_size = list->teacher_size;
@@ -84,8 +87,18 @@ XD_API xd_result xd_projection_from_cells(xd_ctx *ctx, const xd_projection_cells
     return result;
 }
 
+XD_PRIVATE xd_result xdi_projection_given(xd_ctx *ctx, const xd_projection *projection) {
+    XDI_GIVEN(ctx, projection->row_begin, projection->column_begin);
+    XDI_GIVEN_LIST(ctx, projection->teacher_id, projection->entries);
+    XDI_GIVEN_LIST(ctx, projection->weight, projection->entries);
+    XDI_GIVEN_LIST(ctx, projection->student_id, projection->entries);
+    XDI_GIVEN_LIST(ctx, projection->column_weight, projection->entries);
+    return XD_OK;
+}
+
 XD_API xd_result xd_projection_from_rows(xd_ctx *ctx, const xd_projection_rows *rows, int64_t student_size,
                                          int64_t teacher_size, xd_projection *out) {
+    XDI_GIVEN(ctx, ctx, rows, out);
     XD_TRY(xdi_check_row_weights(ctx, rows));
     XD_REQUIRE(ctx, student_size >= 0 && teacher_size >= 0, XD_ERROR_ARGUMENT,
                "vocabularies of %lld and %lld ids", (long long)student_size, (long long)teacher_size);
@@ -125,10 +138,11 @@ static xd_result xdi_exact_check_ids(xd_ctx *ctx, const xd_projection_rows *rows
     return XD_OK;
 }
 
-static bool xdi_exact_candidate(const xd_projection_rows *rows, int64_t r, bool relaxed) {
+static bool xdi_exact_candidate(const xd_projection_rows *rows, int64_t r, int64_t teacher_size,
+                                bool relaxed) {
     const int64_t best = xdi_exact_best(rows, r);
     const int32_t id = rows->ids[best];
-    if (id < 0) return false;
+    if (id < 0 || id >= teacher_size) return false;
     if (relaxed) return rows->weights[best] >= 0.6f;
     return rows->weights[best] == 1.0f && rows->ids[r * rows->k + 1] == -1;
 }
@@ -138,7 +152,7 @@ static void xdi_exact_owners(const xd_projection_rows *rows, int64_t teacher_siz
                              int32_t *owner) {
     for (int64_t t = 0; t < teacher_size; t++) owner[t] = -1;
     for (int64_t r = 0; r < rows->rows; r++) {
-        if (!xdi_exact_candidate(rows, r, relaxed)) continue;
+        if (!xdi_exact_candidate(rows, r, teacher_size, relaxed)) continue;
         const int64_t best = xdi_exact_best(rows, r);
         int32_t *mine = &owner[rows->ids[best]];
         if (*mine < 0 || (relaxed && rows->weights[best] > rows->weights[xdi_exact_best(rows, *mine)]))
@@ -150,7 +164,7 @@ static void xdi_exact_fill(const xd_projection_rows *rows, int64_t teacher_size,
                            const int32_t *owner, xd_exact_map *map) {
     for (int64_t r = 0; r < rows->rows; r++) {
         const int32_t id = rows->ids[xdi_exact_best(rows, r)];
-        if (xdi_exact_candidate(rows, r, relaxed) && owner[id] == (int32_t)r) {
+        if (xdi_exact_candidate(rows, r, teacher_size, relaxed) && owner[id] == (int32_t)r) {
             map->student[map->pairs] = (int32_t)r;
             map->teacher[map->pairs++] = id;
         } else {
@@ -163,12 +177,13 @@ static void xdi_exact_fill(const xd_projection_rows *rows, int64_t teacher_size,
 
 XD_API xd_result xd_exact_map_create(xd_ctx *ctx, const xd_projection_rows *rows, int64_t teacher_size,
                                      bool relaxed, xd_exact_map *out) {
+    XDI_GIVEN(ctx, ctx, rows, out);
     XD_REQUIRE(ctx, relaxed || rows->k >= 2, XD_ERROR_ARGUMENT,
                "the strict exact map needs 2 entries a row, the projection has %lld", (long long)rows->k);
     XD_REQUIRE(ctx, teacher_size >= 0 && teacher_size <= INT32_MAX, XD_ERROR_ARGUMENT, "%lld teacher ids",
                (long long)teacher_size);
     XD_TRY(xdi_check_row_weights(ctx, rows));
-    XD_TRY(xdi_exact_check_ids(ctx, rows, teacher_size));
+    if (!relaxed) XD_TRY(xdi_exact_check_ids(ctx, rows, teacher_size));
     const size_t n = (size_t)rows->rows, m = (size_t)teacher_size;
     int32_t *memory = (int32_t *)xd_allocate(ctx, (3 * n + m) * sizeof *memory);
     int32_t *owner = (int32_t *)xd_allocate(ctx, m * sizeof *owner);

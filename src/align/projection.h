@@ -222,9 +222,9 @@ typedef struct xd_exact_map {
 } xd_exact_map;
 
 /* Pairs of a strict map: rows of weight 1 whose stored second id is -1. Relaxed: rows with a largest weight of 0.6 or more.
- * Of two student ids for one teacher id strict takes the lower, relaxed the one with the larger weight. Errors:
- * ARGUMENT for fewer than two columns when strict, for a teacher id that is not below teacher_size, and for weights as
- * xd_projection_rows_cut, MEMORY. */
+ * Of two student ids for one teacher id strict takes the lower, relaxed the one with the larger weight. Of teacher ids that are
+ * not below teacher_size relaxed makes no pairs. Errors: ARGUMENT when strict, for fewer than two columns and for such an id;
+ * for weights as xd_projection_rows_cut; MEMORY. */
 XD_API xd_result xd_exact_map_create(xd_ctx *ctx, const xd_projection_rows *rows, int64_t teacher_size,
                                      bool relaxed, xd_exact_map *out);
 XD_API void xd_exact_map_destroy(xd_ctx *ctx, xd_exact_map *map);

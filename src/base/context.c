@@ -27,6 +27,7 @@ struct xd_ctx {
     xdi_pool *pool; /* NULL: one thread */
     int groups;     /* communicators of several ranks */
     bool told_of_locks;
+    bool told_of_floats;
     bool is_faulty; /* the other ranks do not know of the fault yet */
     xdi_pool_fault fault;
 };
@@ -146,6 +147,7 @@ XD_PRIVATE xd_result xdi_ctx_make(const xd_ctx_desc *desc, size_t room, xd_ctx *
         xd_log(
             ctx, XD_LOG_WARN,
             "this processor has no AVX2: plain loops, which are slow; XDISTILL_PORTABLE brings faster ones");
+    (void)xdi_ctx_float_state(ctx);
     if (d.threads > 1) {
         ctx->pool = xdi_pool_create(&ctx->settings);
         if (!ctx->pool) {
@@ -156,6 +158,17 @@ XD_PRIVATE xd_result xdi_ctx_make(const xd_ctx_desc *desc, size_t room, xd_ctx *
     }
     *out = ctx;
     return XD_OK;
+}
+
+XD_PRIVATE unsigned xdi_ctx_float_state(xd_ctx *ctx) {
+    const unsigned state = xd_float_state();
+    if (state != 0 && !ctx->told_of_floats)
+        xd_log(ctx, XD_LOG_WARN,
+               "this thread computes with %s: results have other bits than with rounding to nearest and all "
+               "denormals",
+               xd_float_state_name(state));
+    ctx->told_of_floats = ctx->told_of_floats || state != 0;
+    return state;
 }
 
 XD_PRIVATE size_t xdi_ctx_bytes(size_t room) {
@@ -175,14 +188,17 @@ XD_API void xd_ctx_destroy(xd_ctx *ctx) {
 }
 
 XD_API const xd_ctx_desc *xd_ctx_settings(const xd_ctx *ctx) {
+    XD_ASSERT(ctx);
     return &ctx->settings;
 }
 
 XD_API const xd_error *xd_last_error(const xd_ctx *ctx) {
+    XD_ASSERT(ctx);
     return &ctx->error;
 }
 
 XD_API void xd_clear_error(xd_ctx *ctx) {
+    XD_ASSERT(ctx);
     memset(&ctx->error, 0, sizeof ctx->error);
     ctx->error.culprit = -1;
     ctx->error.rank = ctx->settings.rank;
@@ -195,6 +211,7 @@ XD_PRIVATE xd_result xdi_ctx_adopt(xd_ctx *ctx, const xd_error *error) {
 }
 
 XD_API xd_ctx *xd_at(xd_ctx *ctx, const char *file, int line) {
+    XD_ASSERT(ctx);
     ctx->caller_file = file;
     ctx->caller_line = line;
     return ctx;
@@ -213,6 +230,7 @@ XD_API void xd_ctx_set_kernels(xd_ctx *ctx, const struct xd_kernels *kernels) {
 }
 
 XD_API void xd_ctx_set_stream(xd_ctx *ctx, void *stream) {
+    XD_ASSERT(ctx);
     ctx->settings.stream = stream;
 }
 
@@ -237,6 +255,7 @@ XD_PRIVATE void xdi_clear(const xd_ctx *ctx, void *memory, size_t bytes) {
 }
 
 XD_API void *xd_allocate(xd_ctx *ctx, size_t bytes) {
+    XD_ASSERT(ctx);
     void *memory = xdi_allocate_unwritten(ctx, bytes);
     if (memory) xdi_clear(ctx, memory, bytes);
     return memory;
@@ -364,6 +383,7 @@ XD_API void xd_log(xd_ctx *ctx, xd_log_level level, const char *format, ...) {
 
 static void xdi_ctx_record(xd_ctx *ctx, xd_result result, int culprit, const char *file, int line,
                            const char *function, const char *format, va_list arguments) {
+    if (!ctx) return; /* nothing keeps the message */
     xd_error *error = &ctx->error;
     error->result = result;
     error->file = file;
@@ -401,6 +421,22 @@ XD_API xd_result xd_fail_culprit(xd_ctx *ctx, xd_result result, int culprit, con
     xdi_ctx_record(ctx, result, culprit, file, line, function, format, arguments);
     va_end(arguments);
     return result;
+}
+
+XD_PRIVATE xd_result xdi_given(xd_ctx *ctx, const char *file, int line, const char *function,
+                               const char *names, ...) {
+    va_list pointers;
+    bool all = true;
+    va_start(pointers, names);
+    for (const char *name = names; all && *name; name += strspn(name, ", ")) {
+        const size_t length = strcspn(name, ",");
+        all = va_arg(pointers, const void *) != NULL;
+        if (!all)
+            (void)xd_fail(ctx, XD_ERROR_ARGUMENT, file, line, function, "%.*s is NULL", (int)length, name);
+        name += length;
+    }
+    va_end(pointers);
+    return all ? XD_OK : XD_ERROR_ARGUMENT;
 }
 
 XD_PRIVATE bool xdi_size_multiply(size_t a, size_t b, size_t *product) {

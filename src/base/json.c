@@ -403,6 +403,18 @@ static xd_json_desc xdi_json_limits(const xd_json_desc *desc) {
     return d;
 }
 
+XD_PRIVATE size_t xdi_json_mark_bytes(const char *text, size_t bytes) {
+    return bytes >= 3 && memcmp(text, "\xef\xbb\xbf", 3) == 0 ? 3 : 0;
+}
+
+/* What is there instead of JSON, where its first bytes say so. */
+static xd_result xdi_json_check_begin(xd_ctx *ctx, const char *text, size_t bytes) {
+    const bool wide = bytes >= 2 && (memcmp(text, "\xff\xfe", 2) == 0 || memcmp(text, "\xfe\xff", 2) == 0);
+    XD_REQUIRE(ctx, !wide, XD_ERROR_FORMAT,
+               "JSON: the byte-order mark of UTF-16 or UTF-32; only UTF-8 is supported");
+    return xdi_refuse_pointer(ctx, "JSON: the text", text, bytes);
+}
+
 XD_API xd_result xd_json_load_memory(xd_ctx *ctx, const xd_json_desc *desc, const char *text, size_t bytes,
                                      xd_json **root) {
     const xd_json_desc d = xdi_json_limits(desc);
@@ -418,7 +430,9 @@ XD_API xd_result xd_json_load_memory(xd_ctx *ctx, const xd_json_desc *desc, cons
                "max_depth is %d, allowed are 1 to %d", d.max_depth, (int)XDI_JSON_DEEPEST);
     XD_REQUIRE(ctx, bytes <= d.max_bytes, XD_ERROR_FORMAT, "JSON: %llu bytes, allowed are %llu",
                (unsigned long long)bytes, (unsigned long long)d.max_bytes);
+    XD_TRY(xdi_json_check_begin(ctx, text, bytes));
     XD_TRY(xdi_json_reserve(&p, d.max_nodes, &block));
+    p.at = xdi_json_mark_bytes(text, bytes);
     xd_json *value;
     xd_result result = xdi_json_parse_value(&p, &value);
     if (result == XD_OK) {

@@ -37,7 +37,7 @@ typedef struct xd_json_desc {
     bool allow_nul;   /* accept \u0000 in strings: their bytes then hold a NUL before their end */
 } xd_json_desc;
 
-/* Parses a text that holds exactly one value; white space around it is allowed.
+/* Parses a text that holds exactly one value; white space around it is allowed, and a byte-order mark of UTF-8 before it.
  *
  *   desc   limits; NULL -> defaults
  *   text   not NUL-terminated; not needed after the call

@@ -6,6 +6,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { XDI_POOL_LOOKS = 2000 };
 
@@ -14,7 +15,8 @@ typedef struct xdi_round {
     xdi_piece body;
     void *argument;
     int64_t pieces;
-    int64_t next;  /* atomic: the first piece that no thread has taken */
+    int64_t next;    /* atomic: the first piece that no thread has taken */
+    uint64_t floats; /* the floating-point state of the thread that asks for the round */
     int64_t stray; /* atomic: a piece that does not exist but that parallel_for asked for; INT64_MIN: none */
 } xdi_round;
 
@@ -26,8 +28,9 @@ typedef struct xdi_pool_thread {
 } xdi_pool_thread;
 
 struct xdi_pool {
-    int threads; /* the calling thread included */
-    bool busy;   /* a round is running: a nested one runs on the thread that asks for it */
+    int threads;     /* the calling thread included */
+    int64_t process; /* that has the threads: one that is forked from it has none */
+    bool busy;       /* a round is running: a nested one runs on the thread that asks for it */
     xdi_round round;
     xd_parallel_for parallel_for;
     char *scratch; /* [threads - 1, XDI_POOL_SCRATCH] */
@@ -68,6 +71,7 @@ static void *xdi_pool_thread_run(void *argument) {
         seen = pool->number;
         __atomic_add_fetch(&pool->active, 1, __ATOMIC_RELAXED);
         pthread_mutex_unlock(&pool->lock);
+        if (xdi_float_word() != pool->round.floats) xdi_float_set(pool->round.floats);
         xdi_round_work(&pool->round, self->slot);
         pthread_mutex_lock(&pool->lock);
         if (__atomic_sub_fetch(&pool->active, 1, __ATOMIC_RELEASE) == 0) pthread_cond_signal(&pool->done);
@@ -77,6 +81,14 @@ static void *xdi_pool_thread_run(void *argument) {
 }
 
 /* ---- life ---- */
+
+XD_PRIVATE int64_t xdi_process(void) {
+    return (int64_t)getpid();
+}
+
+XD_PRIVATE bool xdi_is_forked(int64_t process) {
+    return process != xdi_process();
+}
 
 /* Threads of the library block all signals, which are for the program's threads, except those of faults. */
 static void xdi_pool_quiet(sigset_t *before) {
@@ -115,6 +127,7 @@ XD_PRIVATE xdi_pool *xdi_pool_create(const xd_ctx_desc *settings) {
     if (!pool) return NULL;
     memset(pool, 0, bytes);
     pool->threads = settings->threads;
+    pool->process = xdi_process();
     pool->thread = (xdi_pool_thread *)(void *)(pool + 1);
     pool->parallel_for = settings->parallel_for;
     pthread_mutex_init(&pool->lock, NULL);
@@ -126,8 +139,7 @@ XD_PRIVATE xdi_pool *xdi_pool_create(const xd_ctx_desc *settings) {
     return NULL;
 }
 
-XD_PRIVATE void xdi_pool_destroy(xdi_pool *pool, const xd_allocator *allocator) {
-    if (!pool) return;
+static void xdi_pool_stop(xdi_pool *pool) {
     pthread_mutex_lock(&pool->lock);
     pool->leaving = true;
     pthread_cond_broadcast(&pool->wake);
@@ -136,6 +148,11 @@ XD_PRIVATE void xdi_pool_destroy(xdi_pool *pool, const xd_allocator *allocator) 
     pthread_cond_destroy(&pool->done);
     pthread_cond_destroy(&pool->wake);
     pthread_mutex_destroy(&pool->lock);
+}
+
+XD_PRIVATE void xdi_pool_destroy(xdi_pool *pool, const xd_allocator *allocator) {
+    if (!pool) return;
+    if (!xdi_is_forked(pool->process)) xdi_pool_stop(pool);
     if (pool->scratch) allocator->release(allocator->user, pool->scratch);
     allocator->release(allocator->user, pool);
 }
@@ -196,7 +213,10 @@ static void xdi_pool_one(void *argument, int64_t piece) {
     if (__atomic_fetch_add(&pool->runs[piece], 1, __ATOMIC_RELAXED) > 0)
         return; /* pieces work in place: a second run would change the result */
     const int slot = xdi_pool_take_slot(pool, piece);
+    const uint64_t before = xdi_float_word();
+    if (before != pool->round.floats) xdi_float_set(pool->round.floats);
     pool->round.body(pool->round.argument, piece, slot);
+    if (before != pool->round.floats) xdi_float_set(before);
     __atomic_store_n(&pool->taken[slot], 0, __ATOMIC_RELEASE);
 }
 
@@ -225,17 +245,18 @@ static bool xdi_pool_run_callers(xdi_pool *pool, const xdi_round *round, xdi_poo
 
 XD_PRIVATE bool xdi_pool_run(xdi_pool *pool, int64_t pieces, xdi_piece body, void *argument,
                              xdi_pool_fault *fault) {
-    if (!pool || pieces <= 1 || pool->busy) {
+    const bool own = pool && !pool->parallel_for.run;
+    if (!pool || pieces <= 1 || pool->busy || (own && xdi_is_forked(pool->process))) {
         for (int64_t i = 0; i < pieces; i++) body(argument, i, 0);
         return true;
     }
-    const xdi_round round = { body, argument, pieces, 0, INT64_MIN };
+    const xdi_round round = { body, argument, pieces, 0, xdi_float_word(), INT64_MIN };
     bool fair = true;
     pool->busy = true;
-    if (pool->parallel_for.run)
-        fair = xdi_pool_run_callers(pool, &round, fault);
-    else
+    if (own)
         xdi_pool_run_own(pool, &round);
+    else
+        fair = xdi_pool_run_callers(pool, &round, fault);
     pool->busy = false;
     return fair;
 }

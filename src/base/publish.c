@@ -11,6 +11,7 @@
 struct xd_publish {
     xd_ctx *ctx;
     intptr_t file, held; /* held: the lock of the temporary file */
+    int64_t process;     /* whose file it is: one that is forked from it removes nothing */
     bool open, locked, renamed, joined;
     char *temporary; /* both names follow the struct in the same allocation */
     char *path;
@@ -55,6 +56,14 @@ XD_PRIVATE int xdi_file_probe(xd_ctx *ctx, const char *path) {
     return error;
 }
 
+XD_PRIVATE xd_result xdi_refuse_pointer(xd_ctx *ctx, const char *what, const void *data, size_t bytes) {
+    static const char begin[] = "version https://git-lfs.github.com/spec/";
+    const size_t length = sizeof begin - 1;
+    XD_REQUIRE(ctx, bytes < length || memcmp(data, begin, length) != 0, XD_ERROR_FORMAT,
+               "%s is a pointer of Git LFS, not the file itself, which `git lfs pull` fetches", what);
+    return XD_OK;
+}
+
 XD_API xd_result xd_file_load(xd_ctx *ctx, const char *path, size_t max_bytes, char **data, size_t *bytes) {
     const xd_files *files = &xd_ctx_settings(ctx)->files;
     const size_t limit = max_bytes ? max_bytes : (size_t)256 << 20;
@@ -72,6 +81,9 @@ XD_API xd_result xd_file_load(xd_ctx *ctx, const char *path, size_t max_bytes, c
     XD_REQUIRE(ctx, fits, XD_ERROR_FORMAT, "%s has %llu bytes, allowed are %llu", path,
                (unsigned long long)size, (unsigned long long)limit);
     XD_REQUIRE(ctx, text, XD_ERROR_MEMORY, "%s: no room for %llu bytes", path, (unsigned long long)size);
+    const xd_result result = xdi_refuse_pointer(ctx, path, text, (size_t)size);
+    if (result != XD_OK) xd_release(ctx, text);
+    XD_TRY(result);
     *data = text;
     *bytes = (size_t)size;
     return XD_OK;
@@ -191,6 +203,7 @@ XD_PRIVATE xd_result xdi_publish_start(xd_ctx *ctx, const char *path, bool locke
     xd_publish *p = (xd_publish *)xd_allocate(ctx, sizeof *p + 2 * length + 1 + XDI_PUBLISH_ROOM);
     XD_REQUIRE(ctx, p, XD_ERROR_MEMORY, "%s: no room for a file object", path);
     p->ctx = ctx;
+    p->process = xdi_process();
     p->path = (char *)(p + 1);
     p->temporary = p->path + length + 1;
     memcpy(p->path, path, length + 1);
@@ -315,7 +328,8 @@ XD_API void xd_publish_abort(xd_publish *p) {
     if (!p) return;
     const xd_files *files = &xd_ctx_settings(p->ctx)->files;
     if (p->open) files->close(files->user, p->file);
-    if (!p->renamed && !p->joined && files->remove) files->remove(files->user, p->temporary);
+    const bool here = !p->renamed && !p->joined && !xdi_is_forked(p->process);
+    if (here && files->remove) files->remove(files->user, p->temporary);
     if (p->locked) files->close(files->user, p->held);
     xd_release(p->ctx, p);
 }

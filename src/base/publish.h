@@ -13,7 +13,7 @@
 
 /* Reads a whole file. *data is NUL-terminated one byte after its end; free it with xd_release.
  *   max_bytes   0 -> 256 MiB
- * Local. Errors: IO; FORMAT when the file is longer than max_bytes; MEMORY. */
+ * Local. Errors: IO; FORMAT when the file is longer than max_bytes, or only a pointer of Git LFS to it; MEMORY. */
 XD_API xd_result xd_file_load(xd_ctx *ctx, const char *path, size_t max_bytes, char **data, size_t *bytes);
 
 /* Writes a whole file, replacing an old one of that name atomically. Local.

@@ -215,6 +215,14 @@ XDI_FINGERPRINT_INLINE_512 __m512i xdi_fingerprint_load_8(const unsigned char *p
     return _mm512_loadu_si512(p);
 }
 
+/* The sum of the lanes, without gcc's own of signed numbers, where a sanitizer finds that they overflow. */
+XDI_FINGERPRINT_INLINE_512 uint64_t xdi_fingerprint_sum_8(__m512i sum) {
+    uint64_t lanes[8], total = 0;
+    _mm512_storeu_si512(lanes, sum);
+    for (int i = 0; i < 8; i++) total += lanes[i];
+    return total;
+}
+
 /* Whole eights in two chains, as xdi_fingerprint_fours. */
 XDI_FINGERPRINT_INLINE_512 int64_t xdi_fingerprint_eights(const unsigned char *p, size_t size, int64_t first,
                                                           int64_t count, uint64_t *sum) {
@@ -230,7 +238,7 @@ XDI_FINGERPRINT_INLINE_512 int64_t xdi_fingerprint_eights(const unsigned char *p
         b = xdi_fingerprint_add_8(b, _mm512_add_epi64(xdi_fingerprint_load_8(p + 8 * size, size), next));
         key = _mm512_add_epi64(next, eight);
     }
-    *sum = (uint64_t)_mm512_reduce_add_epi64(_mm512_add_epi64(a, b));
+    *sum = xdi_fingerprint_sum_8(_mm512_add_epi64(a, b));
     return i;
 }
 
@@ -273,7 +281,7 @@ XDI_FINGERPRINT_INLINE_512 uint64_t xdi_checked_eights(const unsigned char *p, s
         c = xdi_checked_add_8(c, p + 2 * XDI_CHECKED, size, &key_c);
     }
     *checksum = xdi_checked_end(crc);
-    return (uint64_t)_mm512_reduce_add_epi64(_mm512_add_epi64(a, _mm512_add_epi64(b, c)));
+    return xdi_fingerprint_sum_8(_mm512_add_epi64(a, _mm512_add_epi64(b, c)));
 }
 
 XDI_FINGERPRINT_AVX512 static uint64_t xdi_checked_avx512(const unsigned char *p, size_t size, int64_t first,

@@ -93,7 +93,8 @@ XD_API xd_comm_counters xd_comm_traffic(const xd_comm *comm);
 XD_API xd_result xd_comm_self(xd_ctx *ctx, xd_comm **out);
 
 /* Frees the handle; local. NULL is fine. Peers that still wait for this rank get PEER, or TIMEOUT at their
- * deadline where the transport cannot notify them (MPI): xd_comm_abort notifies them at once. */
+ * deadline where the transport cannot notify them (MPI): xd_comm_abort notifies them at once. A process that was forked from
+ * this rank's is no rank: calls over several ranks are STATE there at once, and peers notice nothing of its copy of the handle. */
 XD_API void xd_comm_destroy(xd_comm *comm);
 
 /* This rank leaves the world for good: peers that wait for it, now or later, get PEER naming it, in
@@ -211,7 +212,7 @@ XD_API xd_result xd_run_threads(int ranks, const xd_ctx_desc *desc, xd_rank_func
 /* The same world for threads that the caller owns: create it once and pass it to n threads. Each joins once with
  * its own context and destroys its comm when done; destroy the world after the last. xd_thread_world_create is
  * local; joining is collective and waits at most init_timeout_seconds. Errors: ARGUMENT (ranks < 1; a rank outside the world),
- * STATE (this rank has joined before), TIMEOUT, PEER, MEMORY. */
+ * STATE (this rank has joined before), MISMATCH (a thread has another floating-point state), TIMEOUT, PEER, MEMORY. */
 typedef struct xd_thread_world xd_thread_world;
 XD_API xd_result xd_thread_world_create(xd_ctx *ctx, int ranks, xd_thread_world **out);
 XD_API xd_result xd_thread_world_join(xd_thread_world *world, xd_ctx *ctx, int rank, xd_comm **out);

@@ -186,6 +186,7 @@ static void xdi_launch_name_job(xd_launch_info *info) {
 }
 
 XD_API xd_result xd_launch_discover(xd_ctx *ctx, xd_launch_info *out) {
+    XDI_GIVEN(ctx, ctx, out);
     xdi_launch_set set;
     xd_launch_info info;
     XD_TRY(xdi_launch_choose(ctx, &set));

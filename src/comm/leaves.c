@@ -99,6 +99,7 @@ static xd_result xdi_leaf_stack_make(xd_ctx *ctx, const xd_leaf_stack_desc *d, b
 }
 
 XD_API xd_result xd_leaf_stack_create(xd_ctx *ctx, xd_leaves leaves, int64_t elements, xd_leaf_stack **out) {
+    XDI_GIVEN(ctx, ctx, out);
     xd_leaf_stack_desc d;
     memset(&d, 0, sizeof d);
     d.leaves = leaves;
@@ -107,6 +108,7 @@ XD_API xd_result xd_leaf_stack_create(xd_ctx *ctx, xd_leaves leaves, int64_t ele
 }
 
 XD_API xd_result xd_leaf_stack_create_in(xd_ctx *ctx, const xd_leaf_stack_desc *desc, xd_leaf_stack **out) {
+    XDI_GIVEN(ctx, ctx, desc, out);
     return xdi_leaf_stack_make(ctx, desc, false, out);
 }
 
@@ -121,6 +123,7 @@ static uint64_t xdi_leaf_stack_bit(int64_t node) {
 }
 
 XD_API xd_result xd_leaf_stack_next(xd_leaf_stack *s, float **place) {
+    XDI_GIVEN_OF(s, place);
     XD_TRY(xdi_leaf_stack_check(s));
     s->open = true;
     s->zeroed &= ~xdi_leaf_stack_bit(s->depth);
@@ -170,6 +173,8 @@ static xd_result xdi_leaf_stack_copy(const xd_leaf_stack *s, const xd_launch *la
 }
 
 XD_API xd_result xd_leaf_stack_push(xd_leaf_stack *s, const float *leaf) {
+    XDI_GIVEN(NULL, s);
+    XDI_GIVEN_LIST(s->ctx, leaf, s->elements);
     const xd_launch launch = xd_ctx_launch(s->ctx);
     xd_result result = XD_OK;
     XD_TRY(xdi_leaf_stack_check(s));

@@ -12,7 +12,10 @@ static const char *const xdi_comm_kinds[] = { "nothing",        "barrier",    "b
                                               "scatter",        "send",       "recv",       "agree",
                                               "split",          "fork" };
 static const char *const xdi_comm_ops[] = { "SUM", "MAX", "MIN", "AVG" };
-enum { XDI_COMM_MODES = 3 };
+enum {
+    XDI_COMM_MODES = 3,
+    XDI_COMM_FLOATS_AT = 16
+}; /* the bit of `mode` where the floating-point state begins */
 static const char *const xdi_comm_modes[] = { "DETERMINISTIC", "FAST", "INVARIANT" };
 
 static const char *xdi_comm_text(const char *const *texts, size_t size, uint64_t index) {
@@ -278,7 +281,8 @@ XD_PRIVATE xd_control xdi_comm_control(const xd_comm *comm, const xd_collective 
     mine.sequence = comm->sequence;
     mine.kind = (uint32_t)c->kind;
     mine.status = (int32_t)status;
-    mine.mode = (int32_t)settings->reduction + XDI_COMM_MODES * (int32_t)settings->cpu;
+    mine.mode = (int32_t)settings->reduction + XDI_COMM_MODES * (int32_t)settings->cpu +
+                (int32_t)(xdi_ctx_float_state(comm->ctx) << XDI_COMM_FLOATS_AT);
     if (status != XD_OK) return mine;
     mine.dtype = (uint32_t)c->dtype;
     mine.op = xdi_comm_reduces(c->kind) ? (uint32_t)c->op : 0u;
@@ -298,6 +302,18 @@ XD_PRIVATE xd_result xdi_comm_break(xd_comm *comm, xd_result result) {
         comm->culprit = error->result == result ? error->culprit : -1;
     }
     return result;
+}
+
+XD_PRIVATE bool xdi_comm_is_forked(const xd_comm *comm) {
+    return comm->transport->size > 1 && xdi_is_forked(comm->process);
+}
+
+XD_PRIVATE xd_result xdi_comm_own(const xd_comm *comm) {
+    XD_REQUIRE(comm->ctx, !xdi_comm_is_forked(comm), XD_ERROR_STATE,
+               "process %lld was forked from process %lld, which alone is rank %d of this group of %d",
+               (long long)xdi_process(), (long long)comm->process, comm->transport->rank,
+               comm->transport->size);
+    return XD_OK;
 }
 
 XD_PRIVATE xd_result xdi_comm_broken(const xd_comm *comm) {
@@ -341,7 +357,8 @@ static uint64_t xdi_comm_get(const xd_control *control, int field) {
     case XDI_COMM_DTYPE: return control->dtype;
     case XDI_COMM_OP: return control->op;
     case XDI_COMM_ROOT: return (uint64_t)control->root;
-    case XDI_COMM_MODE: return (uint64_t)control->mode;
+    case XDI_COMM_MODE: return (uint64_t)control->mode & ((1u << XDI_COMM_FLOATS_AT) - 1u);
+    case XDI_COMM_FLOATS: return (uint64_t)control->mode >> XDI_COMM_FLOATS_AT;
     case XDI_COMM_COUNT: return control->count;
     default: return control->layout;
     }
@@ -360,6 +377,9 @@ static void xdi_comm_show(int field, uint64_t value, char *text, size_t size) {
                  xdi_comm_text(xdi_comm_modes, XDI_COMM_MODES, value % XDI_COMM_MODES),
                  xd_cpu_level_name((xd_cpu_level)(value / XDI_COMM_MODES)));
         break;
+    case XDI_COMM_FLOATS:
+        snprintf(text, size, "computes with %s", xd_float_state_name((unsigned)value));
+        break;
     default: snprintf(text, size, "passed count %" PRIu64, value); break;
     }
 }
@@ -372,7 +392,7 @@ XD_PRIVATE xd_result xdi_comm_compare(const xd_comm *comm, const char *kind, int
     int other = 1;
     while (other < n && values[other] == values[0]) other++;
     if (other == n) return XD_OK;
-    char ranks[160], theirs[64], ours[64];
+    char ranks[160], theirs[80], ours[80];
     xdi_comm_list(comm, values[other], ranks, sizeof ranks);
     if (name) {
         snprintf(theirs, sizeof theirs, "passed %s %" PRIu64, name, values[other]);

@@ -308,6 +308,7 @@ static xd_thread_world *xdi_threads_world_new(const xd_allocator *allocator, int
 }
 
 XD_API xd_result xd_thread_world_create(xd_ctx *ctx, int ranks, xd_thread_world **out) {
+    XDI_GIVEN(ctx, ctx, out);
     XD_REQUIRE(ctx, ranks >= 1, XD_ERROR_ARGUMENT, "a world of %d ranks", ranks);
     xd_thread_world *world = xdi_threads_world_new(&xd_ctx_settings(ctx)->allocator, ranks);
     XD_REQUIRE(ctx, world, XD_ERROR_MEMORY, "no room for a world of %d ranks", ranks);
@@ -330,12 +331,21 @@ XD_API void xd_thread_world_destroy(xd_thread_world *world) {
     }
 }
 
+/* After the first round, which all have entered. Every rank reads the same. */
+static xd_result xdi_threads_compare(xd_ctx *ctx, const xdi_threads_group *group) {
+    for (int r = 1; r < group->size; r++)
+        XD_TRY(xd_float_state_compare(ctx, r, group->slots[r].floats, group->slots[0].floats));
+    return XD_OK;
+}
+
 XD_API xd_result xd_thread_world_join(xd_thread_world *world, xd_ctx *ctx, int rank, xd_comm **out) {
+    XDI_GIVEN(ctx, world, ctx, out);
     XD_REQUIRE(ctx, rank >= 0 && rank < world->root->size, XD_ERROR_ARGUMENT, "rank %d is outside [0, %d)",
                rank, world->root->size);
     XD_REQUIRE(ctx, __atomic_exchange_n(&world->root->slots[rank].joined, 1u, __ATOMIC_ACQ_REL) == 0,
                XD_ERROR_STATE, "rank %d has joined before", rank);
     xd_ctx_set_rank(ctx, rank);
+    world->root->slots[rank].floats = xdi_ctx_float_state(ctx);
     xd_transport *transport = NULL;
     xd_comm *comm = NULL;
     xd_result result = xdi_threads_attach(ctx, world->root, rank, &transport);
@@ -346,6 +356,7 @@ XD_API xd_result xd_thread_world_join(xd_thread_world *world, xd_ctx *ctx, int r
     }
     const double deadline = xd_now(ctx) + xd_ctx_settings(ctx)->init_timeout_seconds;
     result = xdi_threads_round((xdi_threads *)transport, deadline);
+    if (result == XD_OK) result = xdi_threads_compare(ctx, world->root);
     if (result != XD_OK) {
         xd_comm_destroy(comm);
         return result;

@@ -32,6 +32,7 @@ typedef struct xdi_threads_slot {
     uint32_t left;            /* this rank destroyed its handle; atomic */
     uint32_t busy;            /* this rank accesses memory of peers; atomic */
     uint32_t joined;          /* world group: the rank has joined; atomic */
+    unsigned floats;          /* world group: the floating-point state with which it has */
     uint64_t child_round;     /* the round whose split produced `child`; atomic */
     xdi_threads_group *child; /* NULL: no memory */
     /* Events of this rank once it has moved memory of a device: its data to send is complete; its accesses to memory of

@@ -16,7 +16,7 @@ typedef struct xd_control {
     uint64_t count;  /* elements that must agree for this kind */
     uint64_t layout; /* hash of counts, leaves and plan */
     int32_t status;  /* xd_result of the local checks */
-    int32_t mode;    /* xd_reduction and xd_cpu_level of the context */
+    int32_t mode;    /* xd_reduction, xd_cpu_level and floating-point state */
     uint64_t extra;  /* split: color and key; reductions: first leaf */
     uint64_t leaves; /* reductions: number of leaves */
 } xd_control;

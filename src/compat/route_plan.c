@@ -12,18 +12,30 @@ static bool xdi_route_cut(const xd_teacher_shard *s, int64_t begin, int64_t end,
     return out->position_begin < out->position_end && out->vocabulary_begin < out->vocabulary_end;
 }
 
+/* Ends of any sign may be more than INT64_MAX apart. */
+static uint64_t xdi_route_extent(int64_t begin, int64_t end) {
+    return (uint64_t)end - (uint64_t)begin;
+}
+
 static xd_result xdi_route_check(xd_ctx *ctx, const xd_teacher_route_desc *d) {
     XD_REQUIRE(ctx, d->count >= 0 && (d->shards || d->count == 0), XD_ERROR_ARGUMENT, "%lld shards%s",
                (long long)d->count, d->count < 0 ? "" : ", but no list of them");
     XD_REQUIRE(ctx, d->begin <= d->end && d->vocabulary >= 0, XD_ERROR_ARGUMENT,
                "a window of positions [%lld, %lld) by %lld columns", (long long)d->begin, (long long)d->end,
                (long long)d->vocabulary);
+    const int64_t most = d->vocabulary > 0 ? INT64_MAX / d->vocabulary : INT64_MAX;
+    XD_REQUIRE(ctx, xdi_route_extent(d->begin, d->end) <= (uint64_t)most, XD_ERROR_SHAPE,
+               "a window of positions [%lld, %lld) by %lld columns has more than 2^63 logits",
+               (long long)d->begin, (long long)d->end, (long long)d->vocabulary);
     for (int64_t i = 0; i < d->count; i++) {
         const xd_teacher_shard *s = &d->shards[i];
         XD_REQUIRE(ctx, s->position_begin <= s->position_end && s->vocabulary_begin <= s->vocabulary_end,
                    XD_ERROR_ARGUMENT, "shard %lld is [%lld, %lld) by [%lld, %lld)", (long long)i,
                    (long long)s->position_begin, (long long)s->position_end, (long long)s->vocabulary_begin,
                    (long long)s->vocabulary_end);
+        XD_REQUIRE(ctx, xdi_route_extent(s->position_begin, s->position_end) <= (uint64_t)INT64_MAX,
+                   XD_ERROR_SHAPE, "shard %lld has more than 2^63 positions, [%lld, %lld)", (long long)i,
+                   (long long)s->position_begin, (long long)s->position_end);
         XD_REQUIRE(ctx, s->vocabulary_begin >= 0 && s->vocabulary_end <= d->vocabulary, XD_ERROR_ARGUMENT,
                    "shard %lld has columns [%lld, %lld) of a vocabulary of %lld", (long long)i,
                    (long long)s->vocabulary_begin, (long long)s->vocabulary_end, (long long)d->vocabulary);
@@ -58,6 +70,7 @@ static xd_result xdi_route_cover(xd_ctx *ctx, const xd_teacher_route_desc *d) {
 
 XD_API xd_result xd_teacher_route(xd_ctx *ctx, const xd_teacher_route_desc *desc, xd_teacher_piece *pieces,
                                   int64_t *piece_count) {
+    XDI_GIVEN(ctx, ctx, desc, pieces, piece_count);
     const xd_teacher_shard *shards = desc->shards;
     int64_t n = 0;
     XD_TRY(xdi_route_check(ctx, desc));
@@ -106,6 +119,7 @@ static xd_rows xdi_route_part_of(const xd_rows *rows, int64_t position, int64_t 
 
 XD_API xd_result xd_teacher_piece_copy(xd_ctx *ctx, const xd_teacher_piece *piece, xd_rows shard,
                                        xd_rows window) {
+    XDI_GIVEN(ctx, ctx, piece);
     const xd_kernels *kernels = xd_ctx_kernels(ctx);
     XD_TRY(xdi_route_check_rows(ctx, "shard", &shard, piece->from_position, piece->from_column, piece));
     XD_TRY(xdi_route_check_rows(ctx, "window", &window, piece->to_position, piece->to_column, piece));

@@ -36,8 +36,8 @@ typedef struct xd_teacher_route_desc {
  *   pieces  [desc->count]; *piece_count of them are written
  *
  * Local, allocates nothing. Errors, outputs untouched: ARGUMENT for a window or shard that ends before it
- * begins or leaves the vocabulary; SHAPE when two shards overlap inside the window, naming both, or when
- * part of it is in no shard, with how much. */
+ * begins or leaves the vocabulary; SHAPE when two shards overlap inside the window, naming both, when part of it is in no
+ * shard, with how much, and for a window of more than 2^63 logits or a shard of more than 2^63 positions. */
 XD_API xd_result xd_teacher_route(xd_ctx *ctx, const xd_teacher_route_desc *desc, xd_teacher_piece *pieces,
                                   int64_t *piece_count);
 

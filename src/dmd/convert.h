@@ -21,8 +21,9 @@ typedef struct xd_conversion {
     xd_prediction from, to;
     /* V means FLOW: under rectified flow alone, where some trainers call it so. There V has no other meaning and is refused. */
     bool v_is_flow;
-    /* compat: to x0 first and from there on, as other trainers do. Differs where a divisor is below `least`: then x0 no longer
-     * has what the second conversion divides again, and for example flow -> eps at t = 0 is 0. */
+    /* compat: to x0 first and from there on, as other trainers do, from V to FLOW that mean the same too. Differs where a divisor
+     * is below `least`: then x0 no longer has what the second conversion divides again, and for example flow -> eps at t = 0
+     * is 0. */
     bool through_x0;
 } xd_conversion;
 

@@ -21,8 +21,11 @@ static xd_result xdi_denoise_check_form(xd_ctx *ctx, const xd_denoise_form *f) {
                XD_ERROR_ARGUMENT, "gamma %g must be finite and above 0", f->gamma);
     XD_REQUIRE(ctx, f->weight != XD_DENOISE_USER || (isfinite(f->user) && f->user >= 0.0), XD_ERROR_ARGUMENT,
                "the caller's weight %g must be finite and not negative", f->user);
-    XD_REQUIRE(ctx, !f->v_of_any_schedule || (f->native == XD_PREDICT_V && f->space == XD_PREDICT_V),
-               XD_ERROR_ARGUMENT, "v_of_any_schedule compares V with V, not type %d in space %d",
+    XD_REQUIRE(ctx,
+               !f->v_of_any_schedule ||
+                   (f->space == XD_PREDICT_V && (f->native == XD_PREDICT_V || f->v_is_flow)),
+               XD_ERROR_ARGUMENT,
+               "v_of_any_schedule compares V with V, not type %d in space %d: another type needs v_is_flow",
                (int)f->native, (int)f->space);
     return XD_OK;
 }
@@ -40,6 +43,7 @@ static double xdi_denoise_weight_of(const xd_denoise_form *f, double root) {
 
 XD_API xd_result xd_denoise_term_at(xd_ctx *ctx, const xd_noise_schedule *schedule,
                                     const xd_denoise_form *form, double t, xd_denoise_term *term) {
+    XDI_GIVEN(ctx, ctx, schedule, form, term);
     xd_conversion conversion;
     xd_noise_level level = { 0.0, 0.0, 0.0, 0.0 };
     xd_mix of = { 0.0, 0.0 }, target = { 0.0, 0.0 };
@@ -107,6 +111,7 @@ static xd_result xdi_denoise_validate(xd_ctx *ctx, const xd_denoise_desc *d) {
 }
 
 XD_API size_t xd_denoise_workspace_bytes(xd_ctx *ctx, const xd_denoise_desc *desc) {
+    XD_ASSERT(ctx);
     xd_denoise_args a;
     xdi_sample_call call = xdi_denoise_call_of(ctx, desc, &a);
     return xdi_sample_bytes(&call);
@@ -125,6 +130,7 @@ static xd_result xdi_denoise_gradient(const xd_launch *launch, const void *args)
 }
 
 XD_API xd_result xd_denoise_loss(xd_ctx *ctx, const xd_denoise_desc *desc, xd_sample_values *out) {
+    XDI_GIVEN(ctx, ctx, desc);
     const xd_launch launch = xd_ctx_launch(ctx);
     xd_denoise_args a;
     xdi_sample_call call = xdi_denoise_call_of(ctx, desc, &a);

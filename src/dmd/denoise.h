@@ -23,13 +23,14 @@ typedef struct xd_denoise_form {
     bool v_is_flow;         /* as in xd_conversion */
     bool v_of_any_schedule; /* compat: V is compared with alpha eps - sigma x0 even where alpha^2 +
                              * sigma^2 is not 1, as Model-Optimizer does under rectified flow. No
-                             * conversion reads such a V; native and space are V */
+                             * conversion reads such a V: space is V, and native too, but with v_is_flow
+                             * another native is made FLOW first, as there */
 } xd_denoise_form;
 
 /* The term of a sample at time t. Every space is a linear map of the prediction and x_t, and x_t of x0 and eps, so these factors
  * are all that the loss needs to know of the schedule and the spaces. Local. Errors, with *term untouched: those of
  * xd_prediction_mix and xd_target_mix; ARGUMENT for weights out of range, EDM or SNR_MIN in another space than X0, and
- * v_of_any_schedule with other types than V. */
+ * v_of_any_schedule in another space than V, or of another native without v_is_flow. */
 XD_API xd_result xd_denoise_term_at(xd_ctx *ctx, const xd_noise_schedule *schedule,
                                     const xd_denoise_form *form, double t, xd_denoise_term *term);
 

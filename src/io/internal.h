@@ -32,6 +32,24 @@ XD_PRIVATE xd_result xdi_safetensors_writer_start(xd_ctx *ctx, const char *path,
 XD_PRIVATE xd_result xdi_safetensors_writer_close(xd_safetensors_writer *writer);
 XD_PRIVATE xd_result xdi_safetensors_writer_rename(xd_safetensors_writer *writer);
 
+/* written.c: the pieces of tensors that a writer has written, in the order of the calls. */
+typedef struct xdi_written_piece {
+    int64_t tensor;
+    uint64_t begin, end; /* bytes of the tensor */
+} xdi_written_piece;
+
+typedef struct xdi_written {
+    xdi_written_piece *pieces; /* [count]; the owner releases it */
+    size_t count, room;
+} xdi_written;
+
+/* Makes room for one piece, and notes it: one that continues the last piece takes none. */
+XD_PRIVATE xd_result xdi_written_reserve(xd_ctx *ctx, xdi_written *w);
+XD_PRIVATE void xdi_written_note(xdi_written *w, int64_t tensor, uint64_t begin, uint64_t end);
+/* STATE with the first hole or overlap of tensors 0 .. count - 1. */
+XD_PRIVATE xd_result xdi_written_check(xd_ctx *ctx, const xdi_written *w, int64_t count,
+                                       const char *const *names, const uint64_t *bytes);
+
 /* weights_files.c: directory/name in new memory, NULL when there is no room, which the caller reports; and whether a name is
  * one of the directory itself. */
 #define XDI_WEIGHTS_SINGLE "model.safetensors"
@@ -39,8 +57,20 @@ XD_PRIVATE xd_result xdi_safetensors_writer_rename(xd_safetensors_writer *writer
 XD_PRIVATE char *xdi_weights_path(xd_ctx *ctx, const char *directory, const char *name);
 XD_PRIVATE bool xdi_weights_is_basename(const char *name);
 
-/* weights_reader.c: a hash of what is where, for ranks to compare. */
+/* weights_files.c, weights_reader.c: the open calls. When `lenient`, an index that differs from its files is no error, but a
+ * warning of the context: a tensor that its shard lacks is looked for in the others, and one that the index lacks is there. */
+struct xd_weights_files;
 struct xd_weights_reader;
+XD_PRIVATE xd_result xdi_weights_files_start(xd_ctx *ctx, const char *directory,
+                                             const xd_safetensors_desc *desc, bool lenient,
+                                             struct xd_weights_files **out);
+XD_PRIVATE xd_result xdi_weights_reader_start(xd_ctx *ctx, const char *directory,
+                                              const xd_safetensors_desc *desc, bool lenient,
+                                              struct xd_weights_reader **out);
+/* weights_files.c: the file whose tensor of a name counts, NULL when none has it: the one of the index, else the first. */
+XD_PRIVATE xd_safetensors *xdi_weights_holder(const struct xd_weights_files *model, const char *name);
+
+/* weights_reader.c: a hash of what is where, for ranks to compare. */
 XD_PRIVATE uint64_t xdi_weights_reader_hash(const struct xd_weights_reader *reader);
 
 #endif

@@ -43,6 +43,49 @@ XD_PRIVATE int xdi_safetensors_bytes(xd_dtype dtype, int ndim, const int64_t *sh
     return -1;
 }
 
+/* Types of the format that nothing here computes with or moves; some are smaller than a byte. */
+typedef struct xdi_safetensors_type {
+    const char *name;
+    unsigned bits;
+} xdi_safetensors_type;
+
+static const xdi_safetensors_type xdi_safetensors_types[] = { { "F4", 4 },          { "F6_E2M3", 6 },
+                                                              { "F6_E3M2", 6 },     { "F8_E8M0", 8 },
+                                                              { "F8_E4M3FNUZ", 8 }, { "F8_E5M2FNUZ", 8 },
+                                                              { "C64", 64 } };
+
+static const xdi_safetensors_type *xdi_safetensors_find_type(const char *name) {
+    const size_t count = sizeof xdi_safetensors_types / sizeof *xdi_safetensors_types;
+    for (size_t i = 0; i < count; i++)
+        if (strcmp(xdi_safetensors_types[i].name, name) == 0) return &xdi_safetensors_types[i];
+    return NULL;
+}
+
+/* The type of a tensor; both outputs are empty for one that the format does not have. */
+static void xdi_safetensors_set_type(xd_safetensors_info *info, const char *name) {
+    const xdi_safetensors_type *type = xdi_safetensors_find_type(name);
+    info->dtype = strcmp(name, "NONE") == 0 ? XD_DTYPE_NONE : xd_dtype_from_name(name);
+    info->type = type ? type->name : info->dtype != XD_DTYPE_NONE ? xd_dtype_name(info->dtype) : NULL;
+}
+
+/* Bytes of a tensor, from its bits where its type has no bytes of its own. */
+static xd_result xdi_safetensors_measure(const xd_safetensors *f, const xd_safetensors_info *info,
+                                         uint64_t *bytes) {
+    const xdi_safetensors_type *type = xdi_safetensors_find_type(info->type);
+    const xd_dtype dtype = type ? XD_DTYPE_U8 : info->dtype;
+    const bool fits = xdi_safetensors_bytes(dtype, info->ndim, info->shape, bytes) < 0 &&
+                      (!type || *bytes <= (uint64_t)INT64_MAX / type->bits);
+    XD_REQUIRE(f->ctx, fits, XD_ERROR_FORMAT, "%s: the size of tensor \"%.80s\" overflows", f->path,
+               info->name);
+    if (!type) return XD_OK;
+    const uint64_t bits = *bytes * type->bits;
+    XD_REQUIRE(f->ctx, bits % 8 == 0, XD_ERROR_FORMAT,
+               "%s: tensor \"%.80s\" of type %s has %llu bits, which are no whole bytes", f->path, info->name,
+               type->name, (unsigned long long)bits);
+    *bytes = bits / 8;
+    return XD_OK;
+}
+
 static xd_result xdi_safetensors_parse_shape(xd_safetensors *f, const xd_json *shape,
                                              xd_safetensors_info *info, int64_t *sizes) {
     const size_t ndim = xd_json_count(shape);
@@ -60,7 +103,7 @@ static xd_result xdi_safetensors_parse_shape(xd_safetensors *f, const xd_json *s
     return XD_OK;
 }
 
-/* Fills one info from its entry. An unknown dtype gives XD_DTYPE_NONE when such tensors are skipped. */
+/* Fills one info from its entry. A type that the format does not have gives NULL when such tensors are skipped. */
 static xd_result xdi_safetensors_parse_entry(xd_safetensors *f, const xd_json *entry,
                                              xd_safetensors_info *info, int64_t *sizes) {
     size_t name_bytes;
@@ -70,8 +113,8 @@ static xd_result xdi_safetensors_parse_entry(xd_safetensors *f, const xd_json *e
                (int)XDI_SAFETENSORS_NAME);
     const char *dtype = xd_json_string(xd_json_find(entry, "dtype"), NULL);
     XD_REQUIRE(f->ctx, dtype, XD_ERROR_FORMAT, "%s: tensor \"%.80s\" has no dtype", f->path, info->name);
-    info->dtype = strcmp(dtype, "NONE") == 0 ? XD_DTYPE_NONE : xd_dtype_from_name(dtype);
-    XD_REQUIRE(f->ctx, info->dtype != XD_DTYPE_NONE || f->skip_unknown, XD_ERROR_FORMAT,
+    xdi_safetensors_set_type(info, dtype);
+    XD_REQUIRE(f->ctx, info->type || f->skip_unknown, XD_ERROR_FORMAT,
                "%s: tensor \"%.80s\" has the unknown dtype \"%.20s\"", f->path, info->name, dtype);
     XD_TRY(xdi_safetensors_parse_shape(f, xd_json_find(entry, "shape"), info, sizes));
 
@@ -86,9 +129,8 @@ static xd_result xdi_safetensors_parse_entry(xd_safetensors *f, const xd_json *e
                "%s: tensor \"%.80s\" begins at %llu but ends at %llu", f->path, info->name,
                (unsigned long long)info->begin, (unsigned long long)info->end);
     uint64_t bytes = 0;
-    if (info->dtype == XD_DTYPE_NONE) return XD_OK;
-    XD_REQUIRE(f->ctx, xdi_safetensors_bytes(info->dtype, info->ndim, info->shape, &bytes) < 0,
-               XD_ERROR_FORMAT, "%s: the size of tensor \"%.80s\" overflows", f->path, info->name);
+    if (!info->type) return XD_OK;
+    XD_TRY(xdi_safetensors_measure(f, info, &bytes));
     XD_REQUIRE(f->ctx, bytes == info->end - info->begin, XD_ERROR_FORMAT,
                "%s: tensor \"%.80s\" needs %llu bytes but its offsets span %llu", f->path, info->name,
                (unsigned long long)bytes, (unsigned long long)(info->end - info->begin));
@@ -168,7 +210,7 @@ static xd_result xdi_safetensors_collect(xd_safetensors *f) {
     XD_TRY(xdi_safetensors_check_tiles(f));
     int64_t kept = 0; /* tensors that are skipped were needed for the check above only */
     for (int64_t i = 0; i < f->count; i++)
-        if (f->infos[i].dtype != XD_DTYPE_NONE) f->infos[kept++] = f->infos[i];
+        if (f->infos[i].dtype != XD_DTYPE_NONE || !f->skip_unknown) f->infos[kept++] = f->infos[i];
     f->count = kept;
     return XD_OK;
 }
@@ -197,11 +239,20 @@ static xd_result xdi_safetensors_read(xd_safetensors *f, void *to, size_t bytes,
     return XD_OK;
 }
 
+/* Its first eight bytes, taken as a length, would be a message that says nothing. */
+static xd_result xdi_safetensors_check_pointer(xd_safetensors *f) {
+    char begin[64];
+    const size_t bytes = f->size < sizeof begin ? (size_t)f->size : sizeof begin;
+    XD_TRY(xdi_safetensors_read(f, begin, bytes, 0));
+    return xdi_refuse_pointer(f->ctx, f->path, begin, bytes);
+}
+
 /* The first checks, on numbers alone; then the header text, read or in place, goes to the parser. */
 static xd_result xdi_safetensors_header(xd_safetensors *f, size_t max_header_bytes) {
     unsigned char prefix[8];
     XD_REQUIRE(f->ctx, f->size >= 8, XD_ERROR_FORMAT, "%s has %llu bytes, the shortest file has 8", f->path,
                (unsigned long long)f->size);
+    XD_TRY(xdi_safetensors_check_pointer(f));
     XD_TRY(xdi_safetensors_read(f, prefix, sizeof prefix, 0));
     const uint64_t length = xdi_safetensors_load_u64(prefix);
     const uint64_t limit = max_header_bytes ? max_header_bytes : (uint64_t)XDI_SAFETENSORS_LIMIT;
@@ -280,6 +331,7 @@ static xd_safetensors_desc xdi_safetensors_defaults(const xd_safetensors_desc *d
 
 XD_API xd_result xd_safetensors_open(xd_ctx *ctx, const char *path, const xd_safetensors_desc *desc,
                                      xd_safetensors **out) {
+    XDI_GIVEN(ctx, ctx, path, out);
     const xd_safetensors_desc d = xdi_safetensors_defaults(desc);
     xd_safetensors *f = xdi_safetensors_new(ctx, path, &d);
     XD_REQUIRE(ctx, f, XD_ERROR_MEMORY, "%s: no room for a file object", path);
@@ -288,6 +340,8 @@ XD_API xd_result xd_safetensors_open(xd_ctx *ctx, const char *path, const xd_saf
 
 XD_API xd_result xd_safetensors_open_memory(xd_ctx *ctx, const void *data, size_t bytes,
                                             const xd_safetensors_desc *desc, xd_safetensors **out) {
+    XDI_GIVEN(ctx, ctx, out);
+    XDI_GIVEN_LIST(ctx, data, bytes);
     const xd_safetensors_desc d = xdi_safetensors_defaults(desc);
     xd_safetensors *f = xdi_safetensors_new(ctx, "memory", &d);
     XD_REQUIRE(ctx, f, XD_ERROR_MEMORY, "no room for a file object");
@@ -311,10 +365,12 @@ XD_API void xd_safetensors_close(xd_safetensors *f) {
 /* ---- queries ---- */
 
 XD_API int64_t xd_safetensors_count(const xd_safetensors *f) {
+    XD_ASSERT(f);
     return f->count;
 }
 
 XD_API const xd_safetensors_info *xd_safetensors_at(const xd_safetensors *f, int64_t index) {
+    XD_ASSERT(f);
     return index >= 0 && index < f->count ? &f->infos[index] : NULL;
 }
 
@@ -323,15 +379,18 @@ static int xdi_safetensors_is_named(const void *name, const void *info) {
 }
 
 XD_API int64_t xd_safetensors_find(const xd_safetensors *f, const char *name) {
+    XD_ASSERT(f);
     return xdi_find(name, f->infos, sizeof *f->infos, f->count, xdi_safetensors_is_named);
 }
 
 XD_API const char *xd_safetensors_metadata(const xd_safetensors *f, const char *key) {
+    XD_ASSERT(f);
     return xd_json_string(xd_json_find(xd_json_find(f->header, XDI_SAFETENSORS_METADATA), key), NULL);
 }
 
 XD_API bool xd_safetensors_metadata_at(const xd_safetensors *f, int64_t index, const char **key,
                                        const char **value) {
+    XD_ASSERT(f);
     if (index < 0) return false;
     const xd_json *pair = xd_json_by_key(xd_json_find(f->header, XDI_SAFETENSORS_METADATA), (size_t)index);
     if (!pair) return false;
@@ -341,17 +400,31 @@ XD_API bool xd_safetensors_metadata_at(const xd_safetensors *f, int64_t index, c
 }
 
 XD_API const void *xd_safetensors_data(const xd_safetensors *f, int64_t index) {
+    XD_ASSERT(f);
     const xd_safetensors_info *info = xd_safetensors_at(f, index);
-    return info && f->bytes ? f->bytes + f->data + info->begin : NULL;
+    return info && info->dtype != XD_DTYPE_NONE && f->bytes ? f->bytes + f->data + info->begin : NULL;
 }
 
 /* ---- reading ---- */
 
-XD_API xd_result xd_safetensors_read_range(xd_safetensors *f, int64_t index, uint64_t first_byte,
-                                           size_t bytes, void *destination) {
+/* The tensor of an index, when it can be read. */
+static xd_result xdi_safetensors_take(const xd_safetensors *f, int64_t index,
+                                      const xd_safetensors_info **out) {
     const xd_safetensors_info *info = xd_safetensors_at(f, index);
     XD_REQUIRE(f->ctx, info, XD_ERROR_ARGUMENT, "%s: tensor %lld of %lld", f->path, (long long)index,
                (long long)f->count);
+    XD_REQUIRE(f->ctx, info->dtype != XD_DTYPE_NONE, XD_ERROR_UNSUPPORTED,
+               "%s: tensor \"%.80s\" is of type %s, which cannot be read", f->path, info->name, info->type);
+    *out = info;
+    return XD_OK;
+}
+
+XD_API xd_result xd_safetensors_read_range(xd_safetensors *f, int64_t index, uint64_t first_byte,
+                                           size_t bytes, void *destination) {
+    XDI_GIVEN(NULL, f);
+    XDI_GIVEN_LIST(f->ctx, destination, bytes);
+    const xd_safetensors_info *info;
+    XD_TRY(xdi_safetensors_take(f, index, &info));
     const uint64_t length = info->end - info->begin;
     XD_REQUIRE(f->ctx, first_byte <= length && bytes <= length - first_byte, XD_ERROR_ARGUMENT,
                "%s: %llu bytes from %llu of tensor \"%.80s\", which has %llu", f->path,
@@ -442,6 +515,8 @@ static xd_result xdi_safetensors_gather(xd_safetensors *f, const xdi_safetensors
 
 static xd_result xdi_safetensors_check_box(xd_safetensors *f, const xd_safetensors_info *info,
                                            const int64_t *offset, const int64_t *size, bool *empty) {
+    XDI_GIVEN_LIST(f->ctx, offset, info->ndim);
+    XDI_GIVEN_LIST(f->ctx, size, info->ndim);
     *empty = info->begin == info->end;
     for (int i = 0; i < info->ndim; i++) {
         XD_REQUIRE(f->ctx,
@@ -457,12 +532,13 @@ static xd_result xdi_safetensors_check_box(xd_safetensors *f, const xd_safetenso
 
 XD_API xd_result xd_safetensors_read_box(xd_safetensors *f, int64_t index, const int64_t *offset,
                                          const int64_t *size, void *destination) {
-    const xd_safetensors_info *info = xd_safetensors_at(f, index);
+    XDI_GIVEN(NULL, f);
+    const xd_safetensors_info *info;
     bool empty;
-    XD_REQUIRE(f->ctx, info, XD_ERROR_ARGUMENT, "%s: tensor %lld of %lld", f->path, (long long)index,
-               (long long)f->count);
+    XD_TRY(xdi_safetensors_take(f, index, &info));
     XD_TRY(xdi_safetensors_check_box(f, info, offset, size, &empty));
     if (empty) return XD_OK;
+    XDI_GIVEN(f->ctx, destination);
     const xdi_safetensors_box box = xdi_safetensors_plan(f, info, offset, size);
     unsigned char *stage = NULL;
     if (!f->bytes && box.pieces > 1) {

@@ -23,13 +23,16 @@ typedef enum xd_safetensors_mode {
 typedef struct xd_safetensors_desc {
     xd_safetensors_mode mode;
     size_t max_header_bytes; /* 0 -> 100,000,000, the format's own limit */
-    bool skip_unknown; /* leave out tensors whose dtype is not in XD_DTYPES, instead of refusing the file */
+    bool skip_unknown; /* leave out tensors whose type is not in XD_DTYPES; else a type that the format does not have
+                        * either refuses the file */
 } xd_safetensors_desc;
 
 /* One tensor of an open file; the pointers live as long as the file is open. */
 typedef struct xd_safetensors_info {
     const char *name; /* UTF-8, without NUL inside */
-    xd_dtype dtype;
+    xd_dtype dtype;       /* NONE for a type of the format that is not in XD_DTYPES: the tensor cannot be read */
+    const char *type;     /* what the file calls it: "BF16"; with NONE one of F4, F6_E2M3, F6_E3M2, F8_E8M0, F8_E4M3FNUZ,
+                           * F8_E5M2FNUZ and C64 */
     int ndim;             /* 0 to 64; 0 is a scalar */
     const int64_t *shape; /* [ndim]; sizes may be 0 */
     uint64_t begin, end;  /* bytes, relative to the data area */
@@ -61,18 +64,19 @@ XD_API const char *xd_safetensors_metadata(const xd_safetensors *file, const cha
 XD_API bool xd_safetensors_metadata_at(const xd_safetensors *file, int64_t index, const char **key,
                                        const char **value);
 
-/* A tensor's bytes without a copy, possibly unaligned; NULL in stream mode. Pages may be read only when they are used: see
+/* A tensor's bytes without a copy, possibly unaligned; NULL in stream mode, and for a dtype of NONE. Pages may be read only when they are used: see
  * map in xd_files about a file that is truncated meanwhile. */
 XD_API const void *xd_safetensors_data(const xd_safetensors *file, int64_t index);
 
-/* Copies bytes [first_byte, first_byte + bytes) of a tensor. Errors: ARGUMENT outside the tensor, IO. */
+/* Copies bytes [first_byte, first_byte + bytes) of a tensor. Errors: ARGUMENT outside the tensor, UNSUPPORTED for a dtype of
+ * NONE, IO. */
 XD_API xd_result xd_safetensors_read_range(xd_safetensors *file, int64_t index, uint64_t first_byte,
                                            size_t bytes, void *destination);
 
 /* Copies the box [offset, offset + size) of a tensor, densely packed, reading little more than its bytes: in stream
  * mode, byte ranges less than 256 KiB apart share a read.
  *   offset, size   [ndim] elements; ignored for a scalar
- * Errors: ARGUMENT outside the tensor, IO, MEMORY. */
+ * Errors: ARGUMENT outside the tensor, UNSUPPORTED for a dtype of NONE, IO, MEMORY. */
 XD_API xd_result xd_safetensors_read_box(xd_safetensors *file, int64_t index, const int64_t *offset,
                                          const int64_t *size, void *destination);
 
@@ -128,15 +132,17 @@ XD_API xd_result xd_safetensors_writer_create(xd_ctx *ctx, const char *path,
                                               const xd_safetensors_writer_desc *desc,
                                               xd_safetensors_writer **out);
 
-/* Writes a whole tensor, or bytes [first_byte, first_byte + bytes) of one; each byte exactly once, in any order.
+/* Writes a whole tensor, or bytes [first_byte, first_byte + bytes) of one; each byte exactly once, in any order. A piece that
+ * does not continue the one before takes 24 bytes of memory.
  *   index   of the tensor in desc.entries
- * Errors: ARGUMENT outside the tensor, IO. */
+ * Errors: ARGUMENT outside the tensor, IO, MEMORY. */
 XD_API xd_result xd_safetensors_writer_write(xd_safetensors_writer *writer, int64_t index, const void *data);
 XD_API xd_result xd_safetensors_writer_write_range(xd_safetensors_writer *writer, int64_t index,
                                                    uint64_t first_byte, size_t bytes, const void *data);
 
 /* Syncs the file, gives it its name and frees the writer, whatever the result.
- * Errors: STATE when a tensor's bytes are not all written, IO; then no file is left behind. */
+ * Errors: STATE when a tensor's bytes are not all written, or some more than once, with the first of them; IO, MEMORY; then
+ * no file is left behind. */
 XD_API xd_result xd_safetensors_writer_commit(xd_safetensors_writer *writer);
 
 /* Discards the file: nothing is left behind. NULL is fine. */

@@ -208,6 +208,9 @@ static xd_result xdi_safetensors_check_counts(xd_ctx *ctx, const xd_safetensors_
 
 XD_API xd_result xd_safetensors_plan(xd_ctx *ctx, const xd_safetensors_writer_desc *desc,
                                      xd_safetensors_layout **out) {
+    XDI_GIVEN(ctx, ctx, desc, out);
+    XDI_GIVEN_LIST(ctx, desc->entries, desc->entry_count);
+    XDI_GIVEN_LIST(ctx, desc->metadata, desc->metadata_count);
     xdi_safetensors_draft p;
     XD_TRY(xdi_safetensors_check_counts(ctx, desc));
     const size_t count = (size_t)desc->entry_count, pairs = (size_t)desc->metadata_count;
@@ -237,14 +240,34 @@ struct xd_safetensors_writer {
     xd_ctx *ctx;
     xd_publish *file;
     xd_safetensors_layout *layout;
-    uint64_t *written; /* [count] bytes so far, after the struct in the same allocation */
+    const char **names; /* [count], copies */
+    xdi_written written;
     int64_t count;
 };
+
+/* The names of the tensors, for messages: the desc is gone when one is needed. */
+static xd_result xdi_safetensors_keep_names(xd_safetensors_writer *writer,
+                                            const xd_safetensors_writer_desc *desc) {
+    size_t bytes = (size_t)writer->count * sizeof *writer->names;
+    for (int64_t i = 0; i < writer->count; i++) bytes += strlen(desc->entries[i].name) + 1;
+    writer->names = (const char **)xd_allocate(writer->ctx, bytes);
+    XD_REQUIRE(writer->ctx, writer->names, XD_ERROR_MEMORY, "no room for the names of %lld tensors",
+               (long long)writer->count);
+    char *text = (char *)(writer->names + writer->count);
+    for (int64_t i = 0; i < writer->count; i++) {
+        const size_t length = strlen(desc->entries[i].name) + 1;
+        memcpy(text, desc->entries[i].name, length);
+        writer->names[i] = text;
+        text += length;
+    }
+    return XD_OK;
+}
 
 /* Gives the file its final size and writes the header. */
 static xd_result xdi_safetensors_start(xd_safetensors_writer *writer, const char *path,
                                        const xd_safetensors_writer_desc *desc, bool locked) {
     XD_TRY(xd_safetensors_plan(writer->ctx, desc, &writer->layout));
+    XD_TRY(xdi_safetensors_keep_names(writer, desc));
     XD_TRY(xdi_publish_start(writer->ctx, path, locked, &writer->file));
     XD_TRY(xd_publish_resize(writer->file, writer->layout->file_bytes));
     return xd_publish_write(writer->file, writer->layout->header, (size_t)writer->layout->header_bytes, 0);
@@ -254,13 +277,10 @@ XD_PRIVATE xd_result xdi_safetensors_writer_start(xd_ctx *ctx, const char *path,
                                                   const xd_safetensors_writer_desc *desc, bool locked,
                                                   xd_safetensors_writer **out) {
     XD_TRY(xdi_safetensors_check_counts(ctx, desc));
-    const size_t count = (size_t)desc->entry_count;
-    xd_safetensors_writer *writer =
-        (xd_safetensors_writer *)xd_allocate(ctx, sizeof *writer + count * sizeof *writer->written);
+    xd_safetensors_writer *writer = (xd_safetensors_writer *)xd_allocate(ctx, sizeof *writer);
     XD_REQUIRE(ctx, writer, XD_ERROR_MEMORY, "%s: no room for a writer", path);
     writer->ctx = ctx;
     writer->count = desc->entry_count;
-    writer->written = (uint64_t *)(writer + 1);
     const xd_result result = xdi_safetensors_start(writer, path, desc, locked);
     if (result == XD_OK)
         *out = writer;
@@ -272,35 +292,38 @@ XD_PRIVATE xd_result xdi_safetensors_writer_start(xd_ctx *ctx, const char *path,
 XD_API xd_result xd_safetensors_writer_create(xd_ctx *ctx, const char *path,
                                               const xd_safetensors_writer_desc *desc,
                                               xd_safetensors_writer **out) {
+    XDI_GIVEN(ctx, ctx, path, desc, out);
+    XDI_GIVEN_LIST(ctx, desc->entries, desc->entry_count);
+    XDI_GIVEN_LIST(ctx, desc->metadata, desc->metadata_count);
     return xdi_safetensors_writer_start(ctx, path, desc, true, out);
 }
 
 XD_API xd_result xd_safetensors_writer_write_range(xd_safetensors_writer *writer, int64_t index,
                                                    uint64_t first_byte, size_t bytes, const void *data) {
+    XDI_GIVEN(NULL, writer);
+    XDI_GIVEN_LIST(writer->ctx, data, bytes);
     XD_REQUIRE(writer->ctx, index >= 0 && index < writer->count, XD_ERROR_ARGUMENT, "tensor %lld of %lld",
                (long long)index, (long long)writer->count);
     const uint64_t length = writer->layout->bytes[index];
     XD_REQUIRE(writer->ctx, first_byte <= length && bytes <= length - first_byte, XD_ERROR_ARGUMENT,
                "%llu bytes from %llu of tensor %lld, which has %llu", (unsigned long long)bytes,
                (unsigned long long)first_byte, (long long)index, (unsigned long long)length);
+    XD_TRY(xdi_written_reserve(writer->ctx, &writer->written));
     XD_TRY(xd_publish_write(writer->file, data, bytes, writer->layout->begin[index] + first_byte));
-    writer->written[index] += bytes;
+    xdi_written_note(&writer->written, index, first_byte, first_byte + bytes);
     return XD_OK;
 }
 
 XD_API xd_result xd_safetensors_writer_write(xd_safetensors_writer *writer, int64_t index, const void *data) {
+    XDI_GIVEN(NULL, writer);
     const bool known = index >= 0 && index < writer->count;
     const uint64_t bytes = known ? writer->layout->bytes[index] : 0;
     return xd_safetensors_writer_write_range(writer, index, 0, (size_t)bytes, data);
 }
 
 static xd_result xdi_safetensors_check_complete(const xd_safetensors_writer *writer) {
-    for (int64_t i = 0; i < writer->count; i++)
-        XD_REQUIRE(writer->ctx, writer->written[i] == writer->layout->bytes[i], XD_ERROR_STATE,
-                   "%llu of the %llu bytes of tensor %lld are written",
-                   (unsigned long long)writer->written[i], (unsigned long long)writer->layout->bytes[i],
-                   (long long)i);
-    return XD_OK;
+    return xdi_written_check(writer->ctx, &writer->written, writer->count, writer->names,
+                             writer->layout->bytes);
 }
 
 XD_PRIVATE xd_result xdi_safetensors_writer_close(xd_safetensors_writer *writer) {
@@ -313,6 +336,7 @@ XD_PRIVATE xd_result xdi_safetensors_writer_rename(xd_safetensors_writer *writer
 }
 
 XD_API xd_result xd_safetensors_writer_commit(xd_safetensors_writer *writer) {
+    XDI_GIVEN(NULL, writer);
     xd_result result = xdi_safetensors_check_complete(writer);
     if (result == XD_OK) {
         result = xd_publish_commit(writer->file);
@@ -325,6 +349,8 @@ XD_API xd_result xd_safetensors_writer_commit(xd_safetensors_writer *writer) {
 XD_API void xd_safetensors_writer_abort(xd_safetensors_writer *writer) {
     if (!writer) return;
     xd_publish_abort(writer->file);
+    xd_release(writer->ctx, writer->written.pieces);
+    xd_release(writer->ctx, (void *)writer->names);
     xd_release(writer->ctx, writer->layout);
     xd_release(writer->ctx, writer);
 }

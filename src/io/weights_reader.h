@@ -17,7 +17,8 @@ typedef struct xd_weights_reader xd_weights_reader;
 /* One whole tensor; pointers live as long as the object. */
 typedef struct xd_weights_tensor {
     const char *name;
-    xd_dtype dtype;
+    xd_dtype dtype;       /* NONE for a type that is not in XD_DTYPES: the tensor cannot be read */
+    const char *type;     /* what the files call it, see xd_safetensors_info */
     int ndim;             /* 0 to 64 */
     const int64_t *shape; /* [ndim] */
     int64_t piece_count;
@@ -46,7 +47,7 @@ XD_API int64_t xd_weights_reader_find(const xd_weights_reader *reader, const cha
 /* Copies the box [offset, offset + size) of a tensor, densely packed, from all pieces that have some of it. What of a piece
  * lies side by side in the box is one read, as xd_safetensors_read_box.
  *   offset, size   [ndim] elements; ignored for a scalar
- * Allocates nothing of its own. Errors: ARGUMENT outside the tensor, IO, MEMORY. */
+ * Allocates nothing of its own. Errors: ARGUMENT outside the tensor, UNSUPPORTED for a dtype of NONE, IO, MEMORY. */
 XD_API xd_result xd_weights_reader_read(xd_weights_reader *reader, int64_t index, const int64_t *offset,
                                         const int64_t *size, void *destination);
 

@@ -272,19 +272,51 @@ static xd_result xdi_builder_expert_ranks(const xdi_builder *b, const xd_model *
     return XD_OK;
 }
 
-static xd_result xdi_builder_wrap_one(const xdi_builder *b, xd_comm *data, xd_stage *stage) {
+/* The settings of one stage, of the wrapper's kind. */
+typedef struct xdi_builder_settings {
+    xd_ddp_desc ddp;
+    xd_fsdp_desc fsdp;
+    bool replicas;
+} xdi_builder_settings;
+
+/* What the build says of a stage, then the caller. */
+static xd_result xdi_builder_settle(const xdi_builder *b, int index, xdi_builder_settings *out) {
     const xd_wrap *wrap = &b->desc->wrap;
+    const xd_stage *stage = &b->list->stages[index];
     const bool ddp = wrap->kind == XD_WRAP_DDP;
-    const bool replicas = (ddp ? wrap->ddp->replicas : wrap->fsdp->replicas) != NULL;
-    if (replicas) data = b->groups.intra_dp_cp;
-    if (ddp) {
-        xd_ddp_desc d = *wrap->ddp;
-        XD_TRY(xdi_builder_expert_ranks(b, stage->model, data, replicas, &d.experts));
-        return xd_ddp_create(stage->model, data, &d, &stage->parallel);
-    }
-    xd_fsdp_desc d = *wrap->fsdp;
-    XD_TRY(xdi_builder_expert_ranks(b, stage->model, data, replicas, &d.experts));
-    return xd_fsdp_create(stage->model, data, &d, &stage->parallel);
+    memset(out, 0, sizeof *out);
+    if (ddp) out->ddp = *wrap->ddp;
+    if (!ddp) out->fsdp = *wrap->fsdp;
+    if (!out->ddp.groups) out->ddp.groups = &b->groups;
+    if (!out->fsdp.groups) out->fsdp.groups = &b->groups;
+    out->ddp.stage = stage->place.pipeline_rank;
+    out->ddp.chunk = index;
+    xd_clear_error(b->ctx);
+    if (b->desc->wrap_settings.call)
+        XD_TRY(
+            xdi_builder_called(b->ctx,
+                               b->desc->wrap_settings.call(b->desc->wrap_settings.user, stage,
+                                                           ddp ? &out->ddp : NULL, ddp ? NULL : &out->fsdp),
+                               "the settings of stage", index));
+    out->replicas = (ddp ? out->ddp.replicas : out->fsdp.replicas) != NULL;
+    XD_REQUIRE(b->ctx, !out->replicas || b->groups.intra_dp_cp, XD_ERROR_ARGUMENT,
+               "stage %d of %d with replicas shards over intra_dp_cp, which is NULL", index, b->list->count);
+    return XD_OK;
+}
+
+static xd_result xdi_builder_wrap_one(const xdi_builder *b, xd_comm *data, int index) {
+    xd_stage *stage = &b->list->stages[index];
+    xdi_builder_settings s;
+    XD_TRY(xd_agree(data, xdi_builder_settle(b, index, &s)));
+    const bool ddp = b->desc->wrap.kind == XD_WRAP_DDP;
+    if (s.replicas) data = b->groups.intra_dp_cp;
+    XD_TRY(
+        xdi_builder_expert_ranks(b, stage->model, data, s.replicas, ddp ? &s.ddp.experts : &s.fsdp.experts));
+    stage->model->yields = s.ddp.sharded_optimizer && s.ddp.gathers;
+    XD_TRY(ddp ? xd_ddp_create(stage->model, data, &s.ddp, &stage->parallel)
+               : xd_fsdp_create(stage->model, data, &s.fsdp, &stage->parallel));
+    stage->parallel->stages = b->list->count;
+    return XD_OK;
 }
 
 static xd_result xdi_builder_wrap_all(xdi_builder *b) {
@@ -293,7 +325,7 @@ static xd_result xdi_builder_wrap_all(xdi_builder *b) {
     if (!b->data || (b->experts && !b->groups.expert_dp)) result = xd_comm_self(b->ctx, &b->built->self);
     XD_TRY(xd_agree(b->world, result));
     for (int i = 0; i < b->list->count; i++)
-        XD_TRY(xdi_builder_wrap_one(b, b->data ? b->data : b->built->self, &b->list->stages[i]));
+        XD_TRY(xdi_builder_wrap_one(b, b->data ? b->data : b->built->self, i));
     return XD_OK;
 }
 
@@ -361,11 +393,13 @@ static xd_result xdi_builder_create(xd_comm *world, const xd_build_desc *desc, c
 }
 
 XD_API xd_result xd_build(xd_comm *world, const xd_build_desc *desc, xd_built **out) {
+    XDI_GIVEN_COMM(world, desc, out);
     return xdi_builder_create(world, desc, NULL, out);
 }
 
 XD_API xd_result xd_build_existing(xd_comm *world, const xd_build_desc *desc, const xd_stages *stages,
                                    xd_built **out) {
+    XDI_GIVEN_COMM(world, desc, stages, out);
     return xdi_builder_create(world, desc, stages, out);
 }
 
@@ -381,10 +415,12 @@ XD_API void xd_built_destroy(xd_built *built) {
 }
 
 XD_API int xd_built_stage_count(const xd_built *built) {
+    XD_ASSERT(built);
     return built->list.count;
 }
 
 XD_API xd_stage xd_built_stage(const xd_built *built, int index) {
+    XD_ASSERT(built);
     xd_stage none;
     memset(&none, 0, sizeof none);
     return index >= 0 && index < built->list.count ? built->list.stages[index] : none;

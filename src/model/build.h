@@ -127,9 +127,19 @@ typedef struct xd_block_init {
  * open; optim_grads_params is FSDP with units. */
 typedef enum xd_wrap_kind { XD_WRAP_NONE = 0, XD_WRAP_DDP, XD_WRAP_FSDP } xd_wrap_kind;
 
+/* Called in step 7 for each stage before it is wrapped, in order: changes what differs there from the settings of all, of which
+ * it gets a copy as the build has filled it in. One of the two is NULL. What they point to must be there until the build ends. */
+typedef struct xd_stage_settings {
+    xd_result (*call)(void *user, const xd_stage *stage, xd_ddp_desc *ddp, xd_fsdp_desc *fsdp);
+    void *user;
+} xd_stage_settings;
+
 /* Step 7: the wrapper and its settings, exactly those of its kind. With replicas it is over groups->intra_dp_cp. Experts
  * without ranks of their own in the settings are over groups->expert_dp, with replicas over groups->intra_expert_dp and
- * groups->inter_expert_instances; NULL -> every rank has other ones. */
+ * groups->inter_expert_instances; NULL -> every rank has other ones. Under DDP `stage` and `chunk` are those of the
+ * pipeline, so that only the first chunk of the first stage has more than one bucket of a type. DDP with sharded_optimizer and
+ * `gathers` takes values out of the library's storage, which it releases, so that they arrive where blocks read them: pointers
+ * that a hook before the wrap has kept are void then, as under FSDP. */
 typedef struct xd_wrap {
     xd_wrap_kind kind;
     const xd_ddp_desc *ddp;
@@ -166,7 +176,8 @@ typedef struct xd_build_desc {
                          * the wrap */
     xd_wrap wrap;
     xd_build_values values;
-    xd_build_report report; /* zero -> the context's logger, as XD_LOG_INFO */
+    xd_build_report report;          /* zero -> the context's logger, as XD_LOG_INFO */
+    xd_stage_settings wrap_settings; /* zero -> those of `wrap` for every stage */
 } xd_build_desc;
 
 /* Models and wrappers that were built. Owns them. */

@@ -43,6 +43,8 @@ static xd_result xdi_builder_check_wrap(const xdi_builder *b) {
                "wrap is FSDP, without settings of FSDP");
     XD_REQUIRE(b->ctx, w->kind != XD_WRAP_NONE || (!w->ddp && !w->fsdp), XD_ERROR_ARGUMENT,
                "there are settings of %s, but wrap is NONE", w->ddp ? "DDP" : "FSDP");
+    XD_REQUIRE(b->ctx, w->kind != XD_WRAP_NONE || !b->desc->wrap_settings.call, XD_ERROR_ARGUMENT,
+               "there are settings of each stage, but wrap is NONE (%d)", (int)w->kind);
     const xd_comm *replicas = w->ddp ? w->ddp->replicas : w->fsdp ? w->fsdp->replicas : NULL;
     XD_REQUIRE(b->ctx, !replicas || b->groups.intra_dp_cp, XD_ERROR_ARGUMENT,
                "%s with replicas of %d groups shards over intra_dp_cp, which is NULL",
@@ -124,6 +126,7 @@ XD_PRIVATE xd_result xdi_builder_agree_settings(const xdi_builder *b, bool exist
     xdi_fact_integer(&facts, "precision.bf16", d->precision.bf16);
     xdi_fact_integer(&facts, "precision.keep_count", d->precision.keep_count);
     xdi_fact_integer(&facts, "wrap.kind", d->wrap.kind);
+    xdi_fact_integer(&facts, "wrap_settings", d->wrap_settings.call != NULL);
     xdi_fact_integer(&facts, "values.broadcast", d->values.broadcast);
     xdi_fact_integer(&facts, "values.without_buffers", d->values.without_buffers);
     xdi_fact_integer(&facts, "values.check", d->values.check);

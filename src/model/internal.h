@@ -27,8 +27,12 @@ struct xd_weight {
     int64_t shape[XD_DIMS_MAX]; /* of the region */
     void *value, *gradient;
     bool ready;
-    bool awaited;          /* values come as soon as there is memory for them: nothing forms first ones */
-    struct xdi_flat *flat; /* of a wrapper: where its values and gradients are, and which of that buffer's
+    xd_gradient_state state; /* of the gradient of a wrapped model, in its lists too */
+    bool used;               /* a backward of this step has opened a block with it, or with a tie to it */
+    bool awaited;            /* values come as soon as there is memory for them: nothing forms first ones */
+    xd_dtype declared;       /* the type before a wrapper gave it another one; NONE -> none did */
+    void *own;               /* its storage in the model, of that type; NULL -> none */
+    struct xdi_flat *flat;   /* of a wrapper: where its values and gradients are, and which of that buffer's
                             * weights it is */
     int64_t flat_index;
 };
@@ -79,10 +83,12 @@ struct xd_model {
     int64_t weight_count;
     xd_weight **weights; /* [weight_count] in order, once sealed */
     void *storage;       /* of the library's values and gradients */
+    bool yields;         /* a wrapper takes the values out of it and releases it, also DDP */
     bool sealed;
-    void **values, **gradients, **nothing; /* [weight_count] what views show; nothing: NULLs */
-    struct xd_parallel *parallel;          /* the wrapper, while there is one */
-    struct xd_inputs *inputs;              /* of blocks that are recomputed, while there are some */
+    void **values, **gradients, **nothing;                /* [weight_count] what views show; nothing: NULLs */
+    xd_dtype *value_dtypes, *gradient_dtypes, *no_dtypes; /* [weight_count] of these; no_dtypes: NONE */
+    struct xd_parallel *parallel;                         /* the wrapper, while there is one */
+    struct xd_inputs *inputs; /* of blocks that are recomputed, while there are some */
 };
 
 /* model.c: the stored shape: that of the desc, with the rows that are stored. */
@@ -353,13 +359,18 @@ struct xd_parallel {
     int64_t sum_count;
     xd_queue *gathers, *reductions; /* the caller's; NULL -> in the call itself */
     int prefetch;                   /* units that are gathered ahead */
-    int64_t bucket_size;            /* DDP: elements; 0 -> the default */
-    int64_t launched;               /* DDP: buckets of this step whose sum was started, in order */
-    bool late;                      /* DDP: sums begin in xd_parallel_reduce alone */
-    int64_t *counts;                /* [ranks] scratch */
-    xd_leaves *known; /* [ranks + replica_count]: of each data rank, then of each group, in the sums over
+    int64_t bucket_size,
+        bucket_parts;     /* DDP: elements of a bucket, or about how many buckets; 0 -> the default */
+    int stage, chunk;     /* DDP: of a pipeline; later ones have one bucket */
+    bool gathers_in_step; /* DDP: likewise */
+    bool wide_padding;    /* of what is cut into parts */
+    int64_t launched;     /* DDP: buckets of this step whose sum was started, in order */
+    bool late;            /* DDP: sums begin in xd_parallel_reduce alone */
+    int64_t *counts;      /* [ranks] scratch */
+    int *used;            /* [weights of the model] scratch */
+    xd_leaves *known;     /* [ranks + replica_count]: of each data rank, then of each group, in the sums over
                        * them */
-    xd_dtype sent_dtype, view_dtype; /* of floating weights; NONE -> their own, and as sent */
+    xd_dtype sent_dtype, view_dtype; /* of floating weights; NONE -> their own */
     float before, after;             /* factors of leaves, and of the sum of all */
     int reshard_ranks;               /* that keep a unit together after it was gathered; 0 -> all */
     xd_comm *near;                   /* these, when they are neither one nor all; the wrapper's own */
@@ -375,7 +386,15 @@ struct xd_parallel {
     uint64_t signature;                 /* of the brackets of this step */
     xdi_opening openings[XDI_OPENINGS]; /* the last of them: number i at i modulo their number */
     int64_t opening_count;
-    bool reduced; /* between reduce and publish */
+    bool reduced;    /* between reduce and publish */
+    bool has_groups; /* the caller has given some: tp, pp and embedding of these, NULL for one rank */
+    xd_groups groups;
+    int stages;       /* of this rank, as its build says; 0 -> this one */
+    bool compared[3]; /* with the ranks of each: how many weights are summed over it */
+    bool summed;      /* in this step: what traits say over these groups */
+    bool finished;    /* xd_pipeline_finish was called in this step */
+    bool waits;       /* some leaf has ended that is not summed yet */
+    bool elsewhere;   /* when ranks were to agree on the last step's sum some rank was in another call */
 };
 
 /* parallel_experts.c: the wrapper of experts of one that has its place among the data ranks, as a rank of theirs and, where
@@ -407,6 +426,15 @@ XD_PRIVATE xd_result xdi_model_agree_shared(const xd_model *model, xd_comm *comm
 /* parallel_units.c: the units of a model and the weights of each, by type. On failure the wrapper is to be destroyed. */
 XD_PRIVATE xd_result xdi_parallel_divide(xd_parallel *p, const xd_fsdp_desc *d);
 
+/* parallel_units.c: the type in which blocks show a weight. */
+XD_PRIVATE xd_dtype xdi_weight_view_dtype(const xd_parallel *p, const xd_weight *w);
+
+/* parallel_spectral.c: the vectors of blocks with spectral norm get the type in which their weights are shown: first the type alone,
+ * then, in memory of the wrapper, the values; and each has what it was, with its values, when the wrapper goes. */
+XD_PRIVATE xd_result xdi_spectral_retype(const xd_parallel *p);
+XD_PRIVATE xd_result xdi_spectral_take(const xd_parallel *p, xd_weight *weight, void *place);
+XD_PRIVATE void xdi_spectral_give_back(const xd_parallel *p, xd_weight *weight, const void *place);
+
 /* parallel.c: an empty wrapper of a kind, one of the two; parallel_place.c: then, with its model, on a rank of a group among its
  * replicas. */
 XD_PRIVATE void xdi_parallel_set_kind(xd_parallel *p, xd_fsdp_desc *settings, const xd_ddp_desc *ddp,
@@ -418,6 +446,46 @@ XD_PRIVATE xd_result xdi_parallel_lay(xd_parallel *p, const xd_fsdp_desc *d);
 XD_PRIVATE bool xdi_parallel_lists(const xd_weight *w);
 /* parallel.c: the entry of such lists for this rank's part of a weight, and where that is; without value and gradient. */
 XD_PRIVATE xd_param xdi_parallel_describe(const xd_parallel *p, const xd_weight *w, xd_bucket_piece *piece);
+
+/* parallel_state.c: whether a block has a weight that trains. */
+XD_PRIVATE bool xdi_block_trains(const xd_block *block);
+
+/* parallel.c: what xd_parallel_reduce does over the data ranks; and its end: a step that could not be reduced is dropped, one that
+ * was before stays. */
+XD_PRIVATE xd_result xdi_parallel_reduce_data(xd_parallel *p);
+XD_PRIVATE xd_result xdi_parallel_end_reduce(xd_parallel *p, xd_result result);
+
+/* Sums that traits of weights ask for; and all weights that train. */
+typedef enum xdi_finish_kind {
+    XDI_FINISH_OVER_STAGES = 0,
+    XDI_FINISH_OVER_TENSORS,
+    XDI_FINISH_EMBEDDING,
+    XDI_FINISH_ALL
+} xdi_finish_kind;
+
+/* The end of a step: of all stages of a rank, or of one that is reduced by itself. */
+typedef struct xdi_finish {
+    const char *call;
+    xd_groups groups;
+    const xd_built *built; /* NULL -> `one` is all */
+    xd_stage one;
+} xdi_finish;
+
+/* parallel_reduce.c: its stages. */
+XD_PRIVATE int xdi_finish_stage_count(const xdi_finish *f);
+XD_PRIVATE xd_stage xdi_finish_stage(const xdi_finish *f, int index);
+/* parallel_reduce.c: weights of one stage whose sum of a kind is not made: the one with this number, or NULL; `count` receives
+ * their number, `elements` those of this rank's parts. */
+XD_PRIVATE const xd_weight *xdi_finish_find(const xd_stage *stage, xdi_finish_kind kind, int64_t number,
+                                            int64_t *count, int64_t *elements);
+/* parallel_reduce.c: whether the ranks of a group have the same weights of a kind, where none has failed before; and whether the
+ * embedding's copies fit. Collective. */
+XD_PRIVATE xd_result xdi_finish_compare(xd_comm *comm, const xdi_finish *f, xdi_finish_kind kind,
+                                        xd_result mine);
+XD_PRIVATE xd_result xdi_finish_compare_copies(xd_ctx *ctx, const xdi_finish *f, xd_result before);
+/* parallel_reduce.c: the sums of all kinds; and every weight of one, over a group, times a factor. */
+XD_PRIVATE xd_result xdi_finish_traits(const xdi_finish *f);
+XD_PRIVATE xd_result xdi_finish_each(xd_comm *tp, const xdi_finish *f, xdi_finish_kind kind, float factor);
 
 /* parallel.c: closes all blocks and forgets leaves, sums and gathered values of the step, on all data ranks alike, so that it
  * begins again. */
@@ -447,13 +515,15 @@ XD_PRIVATE xd_result xdi_parallel_plan(xd_parallel *p);
 XD_PRIVATE xd_result xdi_parallel_measure(xd_parallel *p, xdi_room *room);
 XD_PRIVATE xd_result xdi_parallel_take_memory(xd_parallel *p);
 XD_PRIVATE xd_result xdi_parallel_take_values(xd_parallel *p);
-/* parallel_flat.c: releases the model's own storage, once all values have been taken. */
+/* parallel_flat.c: releases the model's own storage, once all values have been taken, where the wrapper has them instead. */
 XD_PRIVATE void xdi_parallel_leave_storage(xd_parallel *p);
 /* parallel_flat.c: what this rank has of a weight: a range of its region, and where that lies in the kept values and sums.
  * False when that is nothing. */
 XD_PRIVATE bool xdi_flat_piece(const xd_parallel *p, const xd_weight *weight, xd_bucket_piece *out);
 /* parallel_flat.c: the address of a weight's kept values from element `at` of its region on. */
 XD_PRIVATE void *xdi_flat_value(const xd_weight *weight, const xd_bucket_piece *piece);
+/* parallel_flat.c: the place of a weight in the kept values of its buffer. */
+XD_PRIVATE void *xdi_flat_place(const xd_weight *weight);
 /* parallel_flat.c: after kept values have changed: where ranks step parts of weights that all keep, every rank's part to all; and
  * what blocks show is made from them again. */
 XD_PRIVATE xd_result xdi_parallel_renew_values(xd_parallel *p);
@@ -503,6 +573,15 @@ XD_PRIVATE void *xdi_weight_shown(const xd_parallel *p, const xd_weight *owner);
 /* parallel_values.c: after kept values have changed: no unit is gathered; other types of what is kept are made again. */
 XD_PRIVATE void xdi_parallel_forget_values(xd_parallel *p);
 XD_PRIVATE xd_result xdi_parallel_convert_values(xd_parallel *p);
+
+/* parallel_state.c: what the gradients of the wrapper's weights are worth: once a leaf has ended, once all are summed, and when a
+ * step ends. The second is collective where `skipped`: some rank has a weight whose blocks were skipped in all of its leaves. */
+XD_PRIVATE void xdi_state_wait(xd_parallel *p);
+XD_PRIVATE bool xdi_state_skips(const xd_parallel *p);
+XD_PRIVATE xd_result xdi_state_sum(xd_parallel *p, bool skipped);
+XD_PRIVATE void xdi_state_reset(xd_parallel *p);
+/* parallel_state.c: a backward opens a block; or its weights are in a leaf of the caller's. */
+XD_PRIVATE void xdi_state_use(const xd_block *block);
 
 /* parallel_flat.c: the bucket with the place of a weight's owner; NULL when it has no gradient and never will. And the one that
  * takes its gradient now; NULL when it does not train. */

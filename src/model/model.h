@@ -45,8 +45,11 @@ typedef struct xd_block_desc {
     const char *name; /* required; one component, or several joined with '.' */
     const char *type; /* for settings by type; NULL -> none */
     xd_shard_unit unit;
-    bool recompute;     /* its forward runs again before its backward, instead of keeping what it computed */
-    bool spectral_norm; /* its buffers weight_u and weight_v get the type of the gathered weights */
+    bool recompute; /* its forward runs again before its backward, instead of keeping what it computed */
+    /* Its floating buffers weight_u and weight_v get, while the model is wrapped, the type in which views show its first floating
+     * weight, with which they are multiplied: they are stored and saved so, and what is written into a view is kept. With
+     * storage of the caller a wrapper refuses to change the type (STATE). */
+    bool spectral_norm;
 } xd_block_desc;
 
 /* Whether weight decay applies. */
@@ -65,16 +68,17 @@ typedef struct xd_weight_traits {
                            * xd_weight_set_tensor_parallel */
     int partition_dim;    /* the dimension that is cut */
     int partition_stride; /* of the cut; 0 -> 1 */
-    bool expert_tensor_parallel;        /* cut over the experts' tensor-parallel group instead */
-    bool sequence_parallel;             /* its gradient must be summed over the tensor-parallel group */
-    bool averaged_over_tensor_parallel; /* its gradient must be averaged over that group */
-    bool pipeline_parallel;             /* its gradient must be summed over the stages */
+    bool expert_tensor_parallel; /* cut over the experts' tensor-parallel group instead */
+    /* Four sums beside those over data ranks. xd_parallel_reduce makes them at the end of a step, over the groups of the
+     * wrapper's settings; xd_pipeline_finish makes those that are left. With several stages on a rank the last two are
+     * made by xd_pipeline_finish alone. */
+    bool sequence_parallel;             /* its gradient is summed over groups->tp */
+    bool averaged_over_tensor_parallel; /* its gradient is averaged over groups->tp */
+    bool pipeline_parallel;             /* every stage has it: its gradient is summed over groups->pp */
     bool shared;                        /* another stage has the same weight and counts it in norms */
-    bool shared_embedding;    /* an embedding that is also the head of another stage: reduced over the
-                               * embedding group */
-    bool embedding_or_output; /* for optimizers that treat these otherwise */
-    bool keep_f32;            /* not converted to a half type */
-    int64_t qkv_sizes[3]; /* rows of the queries, keys and values of a fused projection; zero -> it is none */
+    bool shared_embedding; /* an embedding that is also the head of another stage: both copies get the sum
+                            * of their gradients, over groups->embedding */
+    bool keep_f32;         /* not converted to a half type */
     xd_decay decay;
 } xd_weight_traits;
 

@@ -21,10 +21,8 @@ static uint64_t xdi_traits_hash(uint64_t hash, const xd_weight_traits *t) {
                            t->pipeline_parallel,
                            t->shared,
                            t->shared_embedding,
-                           t->embedding_or_output,
                            t->keep_f32 };
     for (size_t i = 0; i < sizeof flags / sizeof flags[0]; i++) hash = xdi_hash_int(hash, flags[i]);
-    for (int i = 0; i < 3; i++) hash = xdi_hash_int(hash, t->qkv_sizes[i]);
     hash = xdi_hash_int(hash, t->partition_dim);
     hash = xdi_hash_int(hash, t->partition_stride);
     return xdi_hash_int(hash, (int64_t)t->decay);
@@ -96,6 +94,7 @@ static uint64_t xdi_model_part_hash(const xdi_model_part *part) {
 }
 
 XD_API uint64_t xd_model_hash(const xd_model *model) {
+    XD_ASSERT(model);
     const xdi_model_part all = xdi_model_part_of(model, false);
     return xdi_model_part_hash(&all);
 }
@@ -193,6 +192,7 @@ static xd_result xdi_model_part_agree(const xdi_model_part *part, xd_comm *comm)
 }
 
 XD_API xd_result xd_model_agree(const xd_model *model, xd_comm *comm) {
+    XDI_GIVEN_TO_ALL(model ? model->ctx : NULL, comm, model, comm);
     const xdi_model_part all = xdi_model_part_of(model, false);
     return xdi_model_part_agree(&all, comm);
 }

@@ -63,6 +63,7 @@ XD_PRIVATE xd_result xdi_model_take(xd_model *model, bool gradients) {
 }
 
 XD_API xd_result xd_model_allocate(xd_model *model) {
+    XDI_GIVEN(NULL, model);
     return xdi_model_take(model, true);
 }
 
@@ -78,6 +79,7 @@ XD_PRIVATE void xdi_model_release(xd_model *model) {
 }
 
 XD_API xd_result xd_weight_set_ready(xd_weight *weight) {
+    XDI_GIVEN(NULL, weight);
     xd_weight *owner = weight->owner;
     XD_REQUIRE(weight->model->ctx, owner->value || owner->count == 0, XD_ERROR_STATE,
                "weight \"%.80s\" has no storage", owner->name);
@@ -119,10 +121,12 @@ static int64_t xdi_model_elements(const xd_model *model, bool trained) {
 }
 
 XD_API int64_t xd_model_parameter_count(const xd_model *model) {
+    XD_ASSERT(model);
     return xdi_model_elements(model, false);
 }
 
 XD_API int64_t xd_model_trained_count(const xd_model *model) {
+    XD_ASSERT(model);
     return xdi_model_elements(model, true);
 }
 
@@ -173,6 +177,7 @@ XD_PRIVATE xd_param xdi_weight_param(const xd_weight *weight) {
 }
 
 XD_API xd_result xd_model_params(const xd_model *model, int64_t capacity, xd_param *params, int64_t *count) {
+    XDI_GIVEN_OF(model, count);
     XD_TRY(xdi_model_require_storage(model));
     int64_t n = 0, at = 0;
     for (int64_t i = 0; i < model->weight_count; i++) n += model->weights[i]->owner == model->weights[i];

@@ -2,6 +2,7 @@
 #define XDI_MODEL_PARALLEL_H
 
 #include "comm/queue.h"
+#include "model/groups.h"
 #include "model/pass.h"
 #include "tensor/part.h"
 
@@ -84,8 +85,9 @@ typedef struct xd_ddp_desc {
     int64_t leaves;         /* micro-batches of a step, all ranks together; 0 -> one for each data rank */
     bool sharded_optimizer; /* each rank steps 1 / N of the weights, which xd_parallel_publish gathers
                              * (ZeRO-1) */
-    xd_dtype view_dtype;    /* F32, BF16 or F16: in which blocks show such weights, a copy that
-                             * xd_parallel_publish renews; NONE -> as they are, and no copy */
+    xd_dtype view_dtype;    /* F32, BF16 or F16: in which blocks show such weights, but those with keep_f32
+                             * in a half type; a copy that xd_parallel_publish renews. NONE -> as they are,
+                             * and no copy */
     /* Queues over the data ranks, which several wrappers may share and which outlive them; NULL -> what they would run is run in
      * xd_parallel_reduce and xd_parallel_publish. On `reductions` the sum of a bucket begins when the last of its blocks has
      * had its last backward, in the order of buckets; that xd_block_end is then collective, as xd_queue_start is. With
@@ -93,8 +95,9 @@ typedef struct xd_ddp_desc {
      * travel from xd_parallel_publish until a block with them is opened or the next step is reduced: so long, this rank's own
      * parts may be read, and none written. */
     xd_queue *gathers, *reductions;
-    int64_t bucket_size; /* with `reductions`: elements from which on a bucket ends; 0 -> as
-                          * xd_bucket_plan_desc */
+    /* With `reductions`: elements from which on a bucket ends, or about how many buckets there are, of whose elements each has
+     * an equal share; not both. 0 -> max(40,000,000, 1,000,000 * data ranks) elements. */
+    int64_t bucket_size, bucket_count;
     xd_gradient_divisors divide;
     bool reserve_frozen; /* memory for gradients of frozen weights too, so that xd_parallel_thaw can begin
                           * them; with sharded_optimizer such weights are kept in parts from the start */
@@ -102,6 +105,19 @@ typedef struct xd_ddp_desc {
                           * each group of data ranks steps all weights among its own ranks. NULL -> there is
                           * one group */
     xd_expert_ranks experts;
+    /* Of these tp, pp and embedding: over which xd_parallel_reduce sums what traits of weights say (xd_weight_traits). Read
+     * by the call alone; the three must outlive the wrapper. NULL -> it refuses to reduce such weights; xd_build gives
+     * its own groups then. */
+    const xd_groups *groups;
+    /* One bucket of each type all the same where nothing waits for its sum: in pipeline stages after the first and chunks
+     * after a stage's first, whose numbers xd_build fills in, and with gathers_in_step. */
+    int stage, chunk;
+    /* Megatron's overlap_param_gather_with_optimizer_step: values of one chunk travel on `gathers` while the optimizer of the next
+     * one steps, each chunk with an optimizer of its own and xd_parallel_publish behind its step. With sharded_optimizer */
+    bool gathers_in_step;
+    bool
+        wide_padding; /* what is cut into parts ends at multiples of 65536 elements for each way to cut it, for large
+                        * groups over NCCL: lcm(data ranks, 65536). With sharded_optimizer */
 } xd_ddp_desc;
 
 /* Settings of FSDP. Zero is the default of every field. */
@@ -117,8 +133,10 @@ typedef struct xd_fsdp_desc {
                             * leaf's backwards (xd_pass.more). The default where leaves cannot be dealt
                             * (see xd_parallel_leaf) */
     /* F32, BF16 or F16, for weights of these types but those with keep_f32: in which they are sent, a copy of this rank's part
-     * that xd_parallel_publish renews, and in which blocks show them. NONE -> sent as they are kept, shown as they are sent.
-     * One rank rounds as many do. */
+     * that xd_parallel_publish renews, and in which blocks show them (xd_block_view.value_dtypes). NONE -> sent as they are kept,
+     * shown in the type of their desc, rounded to what is sent: one rank rounds as many do. Where a unit is shown in another type
+     * than it is sent in, its memory has both: for f32 weights sent as BF16, 4 bytes an element more than with view_dtype BF16,
+     * for one unit of each level and those gathered ahead; of all units with reshard_ranks 1, and on one rank. */
     xd_dtype sent_dtype, view_dtype;
     /* After a unit was gathered, so many ranks that follow each other keep it together, until values change: backwards are then
      * gathered from these. A divisor of the data ranks; 0 -> all of them, each keeps its part alone; 1 -> every rank keeps
@@ -145,6 +163,8 @@ typedef struct xd_fsdp_desc {
      * with a queue of their own. Where leaves are dealt, the backwards of a round of leaves follow each other in a unit of
      * experts before those of another one of its level */
     xd_expert_ranks experts;
+    const xd_groups *groups; /* as in xd_ddp_desc */
+    bool wide_padding;       /* likewise, of every unit */
 } xd_fsdp_desc;
 
 /* Wraps a model: every rank holds all of it, gradients are summed over `data`. Weights that hold no values yet get their first
@@ -159,7 +179,8 @@ typedef struct xd_fsdp_desc {
  * Errors: as xd_model_agree; STATE (not sealed, or wrapped already), ARGUMENT (leaves negative, fewer than
  * ranks, or not the same number for each group of replicas, with both; a queue over other ranks, or with less room than
  * records are under way at once, with both; a divisor without a positive inverse in F32; ranks for experts, and no weight of
- * one), DTYPE (weights that train are F32, BF16 or F16, their gradients F32), MISMATCH (settings; layouts of weights over
+ * one; both bucket_size and bucket_count, or more buckets than elements; gathers_in_step without `gathers`, and
+ * that or wide_padding without sharded_optimizer), DTYPE (weights that train are F32, BF16 or F16, their gradients F32), MISMATCH (settings; layouts of weights over
  * data ranks; experts on some ranks alone), TOPOLOGY (ranks for experts that do not divide the data ranks, or are not those
  * of their places, with both numbers), UNSUPPORTED (experts without ranks for them; a block with weights of experts and
  * others; in INVARIANT mode: replicas, and leaves of a group that are no power of two), MEMORY. */
@@ -223,23 +244,34 @@ XD_API xd_result xd_parallel_parts(const xd_parallel *parallel, int64_t capacity
 XD_API xd_result xd_parallel_thaw(xd_parallel *parallel, xd_weight *weight);
 
 /* Takes the gradients in the caller's storage as this rank's next leaf, for all weights at once, instead of the brackets
- * of backward passes. DDP only, when every weight that trains has a gradient of the caller's. Local.
+ * of backward passes. DDP only, when every weight that trains has a gradient of the caller's. No weight counts as skipped. Local.
  * Errors: STATE (a weight without, by name; all leaves are there already; brackets have left a leaf of which some blocks are not
  * complete, in INVARIANT mode, naming two blocks), UNSUPPORTED (FSDP; experts). */
 XD_API xd_result xd_parallel_push_leaf(xd_parallel *parallel);
 
 /* After the last backward of a step: what is left to sum is summed, and every gradient in the list of parameters is
- * the sum over all leaves. A norm over `data` then counts each element once (xd_param.replica).
+ * the sum over all leaves. A norm over `data` then counts each element once (xd_param.replica). Gradients of weights with
+ * sequence_parallel, averaged_over_tensor_parallel, pipeline_parallel and shared_embedding are then summed over the
+ * desc's groups too, in the order of xd_pipeline_finish, which sums them no second time.
  *
- * Collective over data. Errors: STATE (a block without a backward for a leaf, by name and number; a block still open; blocks in
- * another order on some ranks, with the first two that differ), those of the reductions. All ranks alike; the step's leaves
- * are then dropped. */
+ * Before it steps and norms over that list are refused (xd_param.state), so that no rank steps with its own gradients. After it a
+ * weight whose blocks were skipped in all leaves of all ranks has no gradient: steps leave it alone, without decay. Where ranks
+ * beyond the data ranks add to a gradient (the traits above), and for experts, it is zero instead.
+ *
+ * Collective over data, and over tp, pp and embedding of the desc's groups. Errors: STATE (a block without a backward for a leaf, by
+ * name and number; a block still open; blocks in another order on some ranks, with the first two that differ), MISMATCH
+ * (ranks of tp, or stages, that differ in the weights with such traits, with both numbers), those of the reductions. All
+ * ranks alike; the step's leaves are then dropped. STATE too, and nothing has changed then: a weight with such a trait, by
+ * name, where the wrapper has no groups, or where this rank has several stages and the trait is one of the last two. MISMATCH or
+ * PEER where some data rank is in another call: leaves are kept, and the call may be made again. */
 XD_API xd_result xd_parallel_reduce(xd_parallel *parallel);
 
 /* After the optimizer: what blocks show from now on are the new weights. Also after a step that was skipped or given up,
- * after values were loaded or exchanged with an average, and where gradients are summed without the wrapper. Leaves that
- * xd_parallel_reduce has not summed are dropped, which is logged as a warning with their number: a loop that forgets it steps
- * with the gradients of an earlier step. Collective over data. Errors: STATE (a block still open), those of xd_all_gather. */
+ * after values were loaded or exchanged with an average, and where gradients are summed without the wrapper. A step that
+ * is given up between two leaves loses them, which is logged as a warning with their number; one that is given up after its last
+ * leaf is summed before. Collective over data. Errors: STATE (a
+ * block still open; all leaves are there, and xd_parallel_reduce has not summed them; nothing has changed then), those of
+ * xd_all_gather. */
 XD_API xd_result xd_parallel_publish(xd_parallel *parallel);
 
 /* Bytes that a wrapper takes by purpose on this rank, in memory of the context's device but for `host`. Their sum is one

@@ -327,6 +327,7 @@ static xd_result xdi_gradient_close(xd_parallel *p, xdi_bucket *b) {
 
 XD_PRIVATE xd_result xdi_gradient_finish(xd_parallel *p, xd_block *block) {
     block->leaf++;
+    if (xdi_block_trains(block)) xdi_state_wait(block->model->parallel);
     for (int64_t i = 0; i < block->count; i++) {
         xdi_bucket *b = xdi_block_bucket(p, block, i);
         if (b && ++b->done == b->blocks * p->members) XD_TRY(xdi_gradient_close(p, b));
@@ -384,5 +385,5 @@ XD_PRIVATE void xdi_gradient_reset(xd_parallel *p) {
     p->launched = 0;
     p->signature = 0;
     p->opening_count = 0;
-    p->reduced = false;
+    p->reduced = p->summed = p->finished = false;
 }

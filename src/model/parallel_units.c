@@ -66,10 +66,11 @@ static xd_dtype xdi_weight_sent_dtype(const xd_parallel *p, const xd_weight *w) 
     return p->sharded && converts && !d->traits.keep_f32 ? p->sent_dtype : d->dtype;
 }
 
-static xd_dtype xdi_weight_view_dtype(const xd_parallel *p, const xd_weight *w) {
+XD_PRIVATE xd_dtype xdi_weight_view_dtype(const xd_parallel *p, const xd_weight *w) {
+    const bool stays = w->desc.traits.keep_f32 && p->view_dtype != XD_DTYPE_F32;
     const bool converts =
         p->view_dtype != XD_DTYPE_NONE && xdi_dtype_trains(w->desc.dtype) && !w->desc.buffer;
-    return converts ? p->view_dtype : xdi_weight_sent_dtype(p, w);
+    return converts && !stays ? p->view_dtype : w->desc.dtype;
 }
 
 /* Whether a frozen weight has a place for its gradient, so that it can be thawed. */
@@ -83,6 +84,7 @@ static bool xdi_weight_is_reserved(const xd_parallel *p, const xd_weight *w) {
 static bool xdi_flat_fits(const xd_parallel *p, const xd_weight *a, const xd_weight *b) {
     return a->desc.dtype == b->desc.dtype && a->desc.buffer == b->desc.buffer &&
            xdi_weight_sent_dtype(p, a) == xdi_weight_sent_dtype(p, b) &&
+           xdi_weight_view_dtype(p, a) == xdi_weight_view_dtype(p, b) &&
            xdi_weight_is_trained(a) == xdi_weight_is_trained(b) &&
            xdi_weight_is_reserved(p, a) == xdi_weight_is_reserved(p, b);
 }

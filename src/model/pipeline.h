@@ -202,11 +202,13 @@ typedef struct xd_pipeline_finish_desc {
 
 /* Instead of xd_parallel_reduce of each stage, in Megatron's order:
  *
- *     1 xd_parallel_reduce of every stage, in order
+ *     1 what xd_parallel_reduce sums over data ranks, of every stage in order for which it was not called
  *     2 weights with the trait pipeline_parallel, of which every stage has the same in the same order: summed over all stages
  *     3 sequence_parallel, and averaged_over_tensor_parallel: summed, or averaged, over tp
  *     4 the weight with shared_embedding of the first stage and that of the last, or two of one stage: each gets the sum
  *     5 per_token: everything divided by the tokens, of the last stages, summed over the data ranks
+ *
+ * Of a stage that xd_parallel_reduce was called for, 2 to 4 are not repeated: that call has made these sums.
  *
  * The weight of 4 is one that two stages hold a copy of, under two names: described with the same init, from which both get the
  * same values, in the last stage with the trait `shared` too, so that norms count it once. Whoever writes values writes both.
@@ -215,10 +217,11 @@ typedef struct xd_pipeline_finish_desc {
  * copy a block of its own that is a unit; DDP sees to it. Sums of 2 depend, as roundings do, on where the model is cut.
  *
  * Collective over world, which has all ranks of these groups. Memory: none. Deterministic.
- * Errors, all ranks alike: ARGUMENT (groups or built missing; tokens negative), STATE (a stage without a wrapper), MISMATCH
- * (stages or ranks that differ in the number of such weights or their elements, with both numbers), UNSUPPORTED (parts of the
- * two copies that are not equal, with both numbers; xd_fsdp_desc.host of some of a rank's stages and not of others), those of
- * xd_parallel_reduce. The step is dropped then, as by xd_pipeline_run. */
+ * Errors, all ranks alike: ARGUMENT (groups or built missing; tokens negative), STATE (a stage without a wrapper, or with a
+ * step that was finished already), UNSUPPORTED (xd_fsdp_desc.host of some of a rank's stages and not of others): nothing
+ * has changed then. MISMATCH (stages or ranks that differ in the number of such weights or their elements, with both
+ * numbers), UNSUPPORTED (parts of the two copies that are not equal, with both numbers), those of xd_parallel_reduce: the
+ * step is dropped then, as by xd_pipeline_run. */
 XD_API xd_result xd_pipeline_finish(xd_comm *world, const xd_pipeline_finish_desc *desc);
 
 #endif

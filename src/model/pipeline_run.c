@@ -151,6 +151,7 @@ static xd_result xdi_pipeline_measure(xd_ctx *ctx, const xd_pipeline_run_desc *d
 
 XD_API xd_result xd_pipeline_bytes(xd_ctx *ctx, const xd_pipeline_run_desc *desc, int rank,
                                    xd_memory_bytes *out) {
+    XDI_GIVEN(ctx, ctx, desc, out);
     const bool on_host = xd_ctx_kernels(ctx)->device == XD_DEVICE_CPU;
     xdi_pipeline_sizes sizes;
     XD_TRY(xdi_pipeline_measure(ctx, desc, rank, &sizes));
@@ -278,6 +279,7 @@ static xd_result xdi_pipeline_make(xd_comm *comm, const xd_pipeline_run_desc *d,
 }
 
 XD_API xd_result xd_pipeline_create(xd_comm *pipeline, const xd_pipeline_run_desc *desc, xd_pipeline **out) {
+    XDI_GIVEN_COMM(pipeline, desc, out);
     xd_pipeline_run_desc d = *desc;
     xdi_pipeline_sizes sizes;
     xd_pipeline *made = NULL;
@@ -560,6 +562,7 @@ static xd_result xdi_pipeline_go(xd_pipeline *p, const xd_pipeline_calls *calls)
 }
 
 XD_API xd_result xd_pipeline_run(xd_pipeline *pipeline, const xd_pipeline_calls *calls, double *values) {
+    XDI_GIVEN_OF(pipeline, calls);
     const int64_t count = pipeline->sizes.values;
     XD_TRY(xdi_pipeline_go(pipeline, calls));
     if (count == 0) return XD_OK;

@@ -183,10 +183,11 @@ XD_PRIVATE xd_pipeline_work xdi_schedule_arrival(const xdi_schedule *s, int rank
 
 /* ---- what callers see ---- */
 
-XD_API xd_result xd_pipeline_table(xd_ctx *ctx, const xd_pipeline_schedule *desc, int64_t capacity,
+XD_API xd_result xd_pipeline_table(xd_ctx *ctx, const xd_pipeline_schedule *schedule, int64_t capacity,
                                    xd_pipeline_work *table, int64_t *ticks) {
+    XDI_GIVEN(ctx, ctx, schedule, ticks);
     xdi_schedule s;
-    XD_TRY(xdi_schedule_open(ctx, desc, &s));
+    XD_TRY(xdi_schedule_open(ctx, schedule, &s));
     while (xdi_schedule_next(&s))
         if (s.ticks * s.desc.ranks <= capacity)
             memcpy(table + (s.ticks - 1) * s.desc.ranks, s.row, (size_t)s.desc.ranks * sizeof *table);
@@ -222,11 +223,12 @@ static void xdi_counts_add(const xdi_schedule *s, int rank, xd_pipeline_counts *
     xdi_counts_raise(&most->gradients, now->gradients);
 }
 
-XD_API xd_result xd_pipeline_measure(xd_ctx *ctx, const xd_pipeline_schedule *desc, int rank,
+XD_API xd_result xd_pipeline_measure(xd_ctx *ctx, const xd_pipeline_schedule *schedule, int rank,
                                      xd_pipeline_counts *out) {
+    XDI_GIVEN(ctx, ctx, schedule, out);
     xd_pipeline_counts now, most;
     xdi_schedule s;
-    XD_TRY(xdi_schedule_open(ctx, desc, &s));
+    XD_TRY(xdi_schedule_open(ctx, schedule, &s));
     memset(&now, 0, sizeof now);
     memset(&most, 0, sizeof most);
     const bool exists = rank >= 0 && rank < s.desc.ranks;

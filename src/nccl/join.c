@@ -63,6 +63,7 @@ static xd_result xdi_nccl_agree(xdi_nccl *t, double deadline) {
     mine.count = lowest;
     mine.extra = (uint64_t)world->staging_bytes;
     mine.layout = (uint64_t)world->compare;
+    mine.leaves = xd_float_state();
     XD_TRY(xdi_nccl_gather_records(t, &mine, deadline));
     for (int r = 0; r < t->base.size; r++) {
         const xd_control *theirs = &t->records[r], *first = &t->records[0];
@@ -72,6 +73,7 @@ static xd_result xdi_nccl_agree(xdi_nccl *t, double deadline) {
                    "rank %d passed staging_bytes %llu and compare %lld, rank 0 %llu and %lld", r,
                    (unsigned long long)theirs->extra, (long long)theirs->layout,
                    (unsigned long long)first->extra, (long long)first->layout);
+        XD_TRY(xd_float_state_compare(t->base.ctx, r, (unsigned)theirs->leaves, (unsigned)first->leaves));
     }
     xd_ctx_set_cpu(t->base.ctx, (xd_cpu_level)lowest);
     return XD_OK;

@@ -288,6 +288,7 @@ static int64_t xdi_crossing_sent(const xd_crossing *c, const xdi_crossing_step *
 
 XD_API xd_result xd_crossing_bytes(xd_ctx *ctx, const xd_crossing_desc *desc, int ranks, int rank,
                                    xd_exchange_bytes *out) {
+    XDI_GIVEN(ctx, ctx, desc, out);
     const bool apart = xd_ctx_kernels(ctx)->device != XD_DEVICE_CPU;
     const size_t size = xd_dtype_size(desc->dtype);
     xd_crossing c;
@@ -341,6 +342,7 @@ static xd_result xdi_crossing_agree(xd_comm *comm, const xd_crossing_desc *d) {
 }
 
 XD_API xd_result xd_crossing_create(xd_comm *comm, const xd_crossing_desc *desc, xd_crossing **out) {
+    XDI_GIVEN_COMM(comm, desc, out);
     xd_crossing *c = NULL;
     xd_result result = xd_agree(comm, xdi_crossing_make(comm, desc, &c));
     if (result == XD_OK) result = xdi_crossing_agree(comm, &c->desc);
@@ -360,6 +362,7 @@ XD_API void xd_crossing_destroy(xd_crossing *crossing) {
 }
 
 XD_API void xd_crossing_shape(const xd_crossing *crossing, int64_t *in, int64_t *out) {
+    XD_ASSERT(crossing);
     const size_t bytes = (size_t)crossing->desc.ndim * sizeof *in;
     memcpy(in, crossing->shape[0], bytes);
     memcpy(out, crossing->shape[1], bytes);
@@ -423,9 +426,11 @@ static xd_result xdi_crossing_run(xd_crossing *c, const xdi_crossing_step *s, co
 }
 
 XD_API xd_result xd_crossing_forward(xd_crossing *crossing, const void *in, void *out) {
+    XDI_GIVEN(NULL, crossing);
     return xdi_crossing_run(crossing, &crossing->step[0], in, out);
 }
 
 XD_API xd_result xd_crossing_backward(xd_crossing *crossing, const void *d_out, void *d_in) {
+    XDI_GIVEN(NULL, crossing);
     return xdi_crossing_run(crossing, &crossing->step[1], d_out, d_in);
 }

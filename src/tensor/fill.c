@@ -178,6 +178,7 @@ XD_PRIVATE xd_result xdi_init_check(xd_ctx *ctx, const char *name, xd_dtype dtyp
 
 XD_API xd_result xd_tensor_part_fill(xd_ctx *ctx, const xd_tensor_part *part, const xd_init *init,
                                      const xd_philox *random) {
+    XDI_GIVEN(ctx, ctx, part, init);
     xd_tensor_part named = *part;
     int64_t numel = 0;
     if (!named.name) named.name = "";

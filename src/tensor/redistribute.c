@@ -121,6 +121,11 @@ static bool xdi_redistribution_same_partial(const xdi_redistribution_exchange *x
            xdi_redistribution_linear(t, x->kept, cb, &ignored);
 }
 
+/* A sum that does not fit stays at the maximum, for which there is never memory. */
+static void xdi_redistribution_count(int64_t *sum, int64_t count) {
+    *sum = count <= INT64_MAX - *sum ? *sum + count : INT64_MAX;
+}
+
 /* Decides for every rank which ranks send to it, and stores this rank's part. It must go over all ranks, because
  * replicas take turns. */
 static void xdi_redistribution_assign(const xd_redistribution *plan, xdi_redistribution_exchange *x,
@@ -143,10 +148,10 @@ static void xdi_redistribution_assign(const xd_redistribution *plan, xdi_redistr
                 const int giver = xdi_redistribution_giver(h, cell, piece, taker);
                 if (taker == me) x->source[cell * h->pieces + piece] = giver;
                 if (giver == taker) {
-                    if (taker == me) x->kept_count += count;
+                    if (taker == me) xdi_redistribution_count(&x->kept_count, count);
                     continue;
                 }
-                x->total_count += count;
+                xdi_redistribution_count(&x->total_count, count);
                 if (giver == me) x->send_counts[taker] = count;
                 if (taker == me) x->recv_counts[giver] = count;
             }
@@ -239,8 +244,8 @@ static bool xdi_redistribution_build(const xd_redistribution *plan, xdi_redistri
     for (int r = 0; r < plan->desc.ranks; r++) {
         x->send_displacements[r] = x->send_count;
         x->recv_displacements[r] = x->recv_count;
-        x->send_count += x->send_counts[r];
-        x->recv_count += x->recv_counts[r];
+        xdi_redistribution_count(&x->send_count, x->send_counts[r]);
+        xdi_redistribution_count(&x->recv_count, x->recv_counts[r]);
     }
     xdi_redistribution_list(plan, x, from_stride, to_stride);
     if (x->copy_end) x->copies = (xd_copy *)xd_allocate(plan->ctx, (size_t)x->copy_end * sizeof *x->copies);
@@ -293,6 +298,9 @@ static xd_result xdi_redistribution_validate(xd_ctx *ctx, const xd_redistributio
         XD_REQUIRE(ctx, side[0]->shape[i] == side[1]->shape[i], XD_ERROR_SHAPE,
                    "dimension %d: the source has extent %lld, the destination %lld", i,
                    (long long)side[0]->shape[i], (long long)side[1]->shape[i]);
+    XD_REQUIRE(ctx, xd_layout_numel(d->from) <= INT64_MAX / (int64_t)xd_dtype_size(d->dtype), XD_ERROR_SHAPE,
+               "a tensor of %lld elements of %s has more than 2^63 bytes", (long long)xd_layout_numel(d->from),
+               xd_dtype_name(d->dtype));
     for (int s = 0; s < 2; s++)
         for (int i = 0; i < side[s]->topology->rank_count; i++) {
             const int rank = side[s]->topology->ranks ? side[s]->topology->ranks[i] : i;
@@ -376,7 +384,7 @@ static xd_result xdi_redistribution_try_two_steps(xd_redistribution *plan) {
     const bool room = result == XD_OK &&
                       xdi_redistribution_build(&two, &x[0], plan->desc.from_stride, NULL) &&
                       xdi_redistribution_build(&two, &x[1], NULL, plan->desc.to_stride);
-    if (room && x[0].total_count + x[1].total_count < plan->step[0].total_count) {
+    if (room && x[0].total_count < plan->step[0].total_count - x[1].total_count) {
         xdi_redistribution_exchange_release(ctx, &plan->step[0]);
         two.step_count = 2;
         *plan = two;
@@ -391,6 +399,7 @@ static xd_result xdi_redistribution_try_two_steps(xd_redistribution *plan) {
 
 static bool xdi_redistribution_take_buffers(xd_redistribution *plan) {
     const size_t size = xd_dtype_size(plan->desc.dtype);
+    size_t send_bytes, recv_bytes;
     int64_t send = 0, recv = 0;
     for (int i = 0; i < plan->step_count; i++) {
         const xd_redistribution_step s = xd_redistribution_step_at(plan, i);
@@ -399,8 +408,11 @@ static bool xdi_redistribution_take_buffers(xd_redistribution *plan) {
     }
     const xd_device_ops *memory = &xd_ctx_kernels(plan->ctx)->memory;
     const xd_launch launch = xd_ctx_launch(plan->ctx);
-    plan->send = xdi_device_allocate(plan->ctx, (size_t)send * size);
-    plan->recv = xdi_device_allocate(plan->ctx, (size_t)recv * size);
+    if (!xdi_size_multiply((size_t)send, size, &send_bytes) ||
+        !xdi_size_multiply((size_t)recv, size, &recv_bytes))
+        return false;
+    plan->send = xdi_device_allocate(plan->ctx, send_bytes);
+    plan->recv = xdi_device_allocate(plan->ctx, recv_bytes);
     plan->zero = memory->allocate(plan->ctx, sizeof(uint64_t));
     if (plan->zero && memory->fill(&launch, plan->zero, 0, sizeof(uint64_t)) != XD_OK) return false;
     if (plan->middle)
@@ -411,6 +423,8 @@ static bool xdi_redistribution_take_buffers(xd_redistribution *plan) {
 
 XD_API xd_result xd_redistribution_create(xd_ctx *ctx, const xd_redistribution_desc *desc,
                                           xd_redistribution **out) {
+    XDI_GIVEN(ctx, ctx, desc, out);
+    XDI_GIVEN(ctx, desc->from, desc->to);
     xdi_redistribution_exchange x;
     XD_TRY(xdi_redistribution_validate(ctx, desc, &x));
     xd_redistribution *plan = (xd_redistribution *)xd_allocate(ctx, sizeof *plan);
@@ -442,6 +456,7 @@ XD_API xd_result xd_redistribution_create(xd_ctx *ctx, const xd_redistribution_d
 }
 
 XD_API int xd_redistribution_step_count(const xd_redistribution *plan) {
+    XD_ASSERT(plan);
     return plan->step_count;
 }
 
@@ -456,6 +471,7 @@ static xd_result xdi_redistribution_check_step(const xd_redistribution *plan, in
 }
 
 XD_API xd_redistribution_step xd_redistribution_step_at(const xd_redistribution *plan, int step) {
+    XD_ASSERT(plan);
     xd_redistribution_step s;
     memset(&s, 0, sizeof s);
     if (!xdi_redistribution_has(plan, step)) return s;
@@ -467,23 +483,27 @@ XD_API xd_redistribution_step xd_redistribution_step_at(const xd_redistribution 
     s.send_count = x->send_count;
     s.recv_count = x->recv_count;
     s.reduces = x->pieces > 1;
-    s.recv_capacity = x->recv_count + (s.reduces ? x->kept_count : 0);
+    s.recv_capacity = x->recv_count;
+    if (s.reduces) xdi_redistribution_count(&s.recv_capacity, x->kept_count);
     s.copy_count = x->copy_end;
     s.total_count = x->total_count;
     return s;
 }
 
 XD_API uint64_t xd_redistribution_bytes_sent(const xd_redistribution *plan) {
+    XD_ASSERT(plan);
     int64_t count = 0;
     for (int i = 0; i < plan->step_count; i++) count += plan->step[i].send_count;
     return (uint64_t)count * xd_dtype_size(plan->desc.dtype);
 }
 
 XD_API void xd_redistribution_shape(const xd_redistribution *plan, int64_t *shape) {
+    XD_ASSERT(plan);
     xd_region_shape(&plan->step[plan->step_count - 1].dst, shape);
 }
 
 XD_API xd_result xd_redistribution_agree(const xd_redistribution *plan, xd_comm *world, xd_result mine) {
+    XDI_GIVEN(NULL, world);
     uint64_t window = 0;
     xdi_facts facts;
     XD_TRY(xd_agree(world, mine));
@@ -513,6 +533,7 @@ static xd_result xdi_redistribution_copy(const xd_redistribution *plan, const xd
 
 XD_API xd_result xd_redistribution_pack(const xd_redistribution *plan, int step, const void *source,
                                         void *send) {
+    XDI_GIVEN(NULL, plan);
     XD_TRY(xdi_redistribution_check_step(plan, step));
     const xdi_redistribution_exchange *x = &plan->step[step];
     return xdi_redistribution_copy(plan, x, 0, x->pack_end, step ? plan->middle_data : source, send);
@@ -540,6 +561,7 @@ static xd_result xdi_redistribution_reduce(const xd_redistribution *plan,
 
 XD_API xd_result xd_redistribution_unpack(const xd_redistribution *plan, int step, const void *source,
                                           void *recv, void *destination) {
+    XDI_GIVEN(NULL, plan);
     XD_TRY(xdi_redistribution_check_step(plan, step));
     const xdi_redistribution_exchange *x = &plan->step[step];
     const size_t size = xd_dtype_size(plan->desc.dtype);
@@ -560,6 +582,7 @@ XD_API xd_result xd_redistribution_unpack(const xd_redistribution *plan, int ste
 
 XD_API xd_result xd_redistribution_execute(xd_redistribution *plan, xd_comm *world, const void *source,
                                            void *destination) {
+    XDI_GIVEN_TO_ALL(plan ? plan->ctx : NULL, world, plan, world);
     for (int i = 0; i < plan->step_count; i++) {
         const xdi_redistribution_exchange *x = &plan->step[i];
         xd_collective c;
@@ -610,6 +633,7 @@ static xd_result xdi_tensor_check(xd_comm *world, const xd_tensor *tensor, const
 }
 
 XD_API xd_result xd_redistribute(xd_comm *world, const xd_tensor *from, const xd_tensor *to) {
+    XDI_GIVEN_COMM(world, from, to);
     xd_ctx *ctx = xd_comm_ctx(world);
     xd_redistribution_desc d;
     memset(&d, 0, sizeof d);
@@ -646,6 +670,7 @@ static xd_result xdi_tensor_move(xd_comm *world, const xd_tensor *tensor, xd_lay
 }
 
 XD_API xd_result xd_tensor_full(xd_comm *world, const xd_tensor *tensor, void *full) {
+    XDI_GIVEN_COMM(world, tensor);
     xd_layout *to = NULL;
     xd_result result = xdi_tensor_check(world, tensor, "source");
     if (result == XD_OK) result = xd_layout_replicated(xd_comm_ctx(world), tensor->layout, &to);
@@ -669,6 +694,7 @@ static xd_result xdi_tensor_window(xd_ctx *ctx, const xd_tensor *tensor, const x
 
 XD_API xd_result xd_tensor_gather(xd_comm *world, const xd_tensor *tensor, const xd_interval *window,
                                   int root, void *out) {
+    XDI_GIVEN_COMM(world, tensor);
     xd_ctx *ctx = xd_comm_ctx(world);
     xd_layout *to = NULL;
     xd_region region;

@@ -128,6 +128,7 @@ typedef struct xdi_added {
     int32_t id;
     uint32_t text, bytes; /* in the blob; the text that is matched */
     bool special, strip_left, strip_right, single_word, normalized;
+    bool literal; /* its text is matched as it stands in the file, also in normalised text */
 } xdi_added;
 
 /* Added tokens in the order of their bytes, and which pairs of bytes any of them begins with. */
@@ -222,6 +223,8 @@ XD_PRIVATE xd_result xdi_tokenizer_begin(xd_ctx *ctx, int64_t size, size_t blob_
 /* Gives an id a token that is never found by merges or by text. Errors: FORMAT for an id that is used already. */
 XD_PRIVATE xd_result xdi_tokenizer_set(xd_tokenizer *t, int64_t id, xd_token_kind kind, const void *text,
                                        size_t text_bytes);
+/* Gives an id a token without text: no text becomes it, and it decodes to nothing. Errors: as above. */
+XD_PRIVATE xd_result xdi_tokenizer_set_empty(xd_tokenizer *t, int64_t id);
 /* Gives an id its token, to be found by its text. raw NULL: the same as the text. Errors: FORMAT for an id or
  * a text that is used already. */
 XD_PRIVATE xd_result xdi_tokenizer_add(xd_tokenizer *t, int64_t id, xd_token_kind kind, const void *text,

@@ -143,14 +143,26 @@ static uint32_t xdi_tokenizer_store(xd_tokenizer *t, const void *bytes, size_t l
     return (uint32_t)at;
 }
 
-static xd_result xdi_tokenizer_check_id(const xd_tokenizer *t, int64_t id, size_t bytes) {
+static xd_result xdi_tokenizer_check_free(const xd_tokenizer *t, int64_t id) {
     XD_REQUIRE(t->ctx, id >= 0 && id < t->size, XD_ERROR_FORMAT, "tokenizer: id %lld is not in 0 to %d",
                (long long)id, (int)t->size - 1);
     XD_REQUIRE(t->ctx, t->tokens[id].kind == XD_TOKEN_KIND_NONE, XD_ERROR_FORMAT,
                "tokenizer: id %lld stands twice", (long long)id);
+    return XD_OK;
+}
+
+static xd_result xdi_tokenizer_check_id(const xd_tokenizer *t, int64_t id, size_t bytes) {
+    XD_TRY(xdi_tokenizer_check_free(t, id));
     XD_REQUIRE(t->ctx, bytes > 0 && bytes <= XDI_TOKENIZER_LONGEST, XD_ERROR_FORMAT,
                "tokenizer: id %lld has %llu bytes; 1 to %d are supported", (long long)id,
                (unsigned long long)bytes, (int)XDI_TOKENIZER_LONGEST);
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_tokenizer_set_empty(xd_tokenizer *t, int64_t id) {
+    XD_TRY(xdi_tokenizer_check_free(t, id));
+    t->tokens[id].kind = XD_TOKEN_KIND_NORMAL;
+    t->count++;
     return XD_OK;
 }
 
@@ -484,6 +496,7 @@ static xd_result xdi_tokenizer_normalize_added(xd_tokenizer *t) {
     rewriter.matcher.ctx = t->ctx;
     xd_result result = XD_OK;
     for (uint32_t i = 0; i < list->count && result == XD_OK; i++) {
+        if (list->items[i].literal) continue;
         xdi_text_run run = { 0, 0, list->items[i].bytes, true };
         xdi_text_view in = { t->blob + list->items[i].text, list->items[i].bytes, &run, 1 }, out;
         result = xdi_rewrite_apply(t->ctx, t, 0, last, &rewriter, 0, in, &out);
@@ -581,7 +594,7 @@ static xd_result xdi_tokenizer_fill_characters(xd_tokenizer *t) {
 static int xdi_tokenizer_order(const xd_tokenizer *t, int32_t id) {
     const xdi_token *token = &t->tokens[id];
     if (token->kind == XD_TOKEN_KIND_BYTE) return 2;
-    if (token->kind != XD_TOKEN_KIND_NORMAL) return 3;
+    if (token->kind != XD_TOKEN_KIND_NORMAL || token->raw_bytes == 0) return 3;
     return t->strays && xdi_tokenizer_piece(t, t->blob + token->text, token->text_bytes) != id ? 1 : 0;
 }
 
@@ -625,7 +638,8 @@ static void xdi_tokenizer_fill_hash(xd_tokenizer *t) {
         for (uint32_t i = 0; i < t->added[l].count; i++) {
             const xdi_added *a = &t->added[l].items[i];
             xdi_tokenizer_mix(&hash, (uint64_t)a->id << 8 | (uint64_t)(a->special + 2 * a->strip_left) |
-                                         (uint64_t)(4 * a->strip_right + 8 * a->single_word + 16 * l));
+                                         (uint64_t)(4 * a->strip_right + 8 * a->single_word + 16 * l) |
+                                         (uint64_t)(64 * a->literal));
         }
     }
     for (int i = 0; i < t->rewrite_count; i++) {
@@ -673,6 +687,7 @@ static bool xdi_tokenizer_keeps_bytes(const xd_tokenizer *t) {
 }
 
 XD_API xd_tokenizer_info xd_tokenizer_describe(const xd_tokenizer *t) {
+    XD_ASSERT(t);
     xd_tokenizer_info info;
     info.size = t->size;
     info.tokens = t->count;
@@ -686,6 +701,7 @@ XD_API xd_tokenizer_info xd_tokenizer_describe(const xd_tokenizer *t) {
 }
 
 XD_API xd_token xd_tokenizer_token(const xd_tokenizer *t, int32_t id) {
+    XD_ASSERT(t);
     xd_token token;
     memset(&token, 0, sizeof token);
     if (id < 0 || id >= t->size) return token;
@@ -697,6 +713,7 @@ XD_API xd_token xd_tokenizer_token(const xd_tokenizer *t, int32_t id) {
 }
 
 XD_API int32_t xd_tokenizer_find(const xd_tokenizer *t, const void *bytes, size_t length) {
+    XD_ASSERT(t);
     const xdi_slot *slot = xdi_tokenizer_slot(t, t->raws != NULL, (const uint8_t *)bytes, length);
     if (!slot || slot->id == 0) return -1;
     const xd_token_kind kind = t->tokens[slot->id - 1].kind;
@@ -704,19 +721,22 @@ XD_API int32_t xd_tokenizer_find(const xd_tokenizer *t, const void *bytes, size_
 }
 
 XD_API int32_t xd_tokenizer_find_special(const xd_tokenizer *t, const char *name) {
+    XD_ASSERT(t);
     return xdi_tokenizer_special(t, name, strlen(name));
 }
 
-XD_API xd_result xd_tokenizer_decode(xd_ctx *ctx, const xd_tokenizer *t, const xd_decode_desc *desc,
+XD_API xd_result xd_tokenizer_decode(xd_ctx *ctx, const xd_tokenizer *tokenizer, const xd_decode_desc *desc,
                                      size_t *length) {
+    XDI_GIVEN(ctx, ctx, tokenizer, desc, length);
+    XDI_GIVEN_LIST(ctx, desc->ids, desc->count);
     const size_t capacity = desc->capacity;
     size_t total = 0;
-    bool first = t->adds_prefix;
+    bool first = tokenizer->adds_prefix;
     XD_REQUIRE(ctx, desc->count >= 0 && (desc->out || capacity == 0), XD_ERROR_ARGUMENT,
                "%lld ids%s, a capacity of %llu bytes", (long long)desc->count,
                desc->out ? "" : " without out", (unsigned long long)capacity);
     for (int64_t i = 0; i < desc->count; i++) {
-        const xd_token token = xd_tokenizer_token(t, desc->ids[i]);
+        const xd_token token = xd_tokenizer_token(tokenizer, desc->ids[i]);
         XD_REQUIRE(ctx, token.kind != XD_TOKEN_KIND_NONE, XD_ERROR_DATA, "id %d at position %lld is no token",
                    (int)desc->ids[i], (long long)i);
         if (token.length == 0 || (desc->skip_special && token.kind == XD_TOKEN_KIND_SPECIAL)) continue;

@@ -48,10 +48,11 @@ static xd_result xdi_format_load(xd_ctx *ctx, const xdi_tokenizer_file *file, co
     return format->load(ctx, file, d, out);
 }
 
-/* JSON is recognised by the first byte that is not white space. */
+/* JSON is recognised by the first byte that is not white space, behind a byte-order mark when there is one. */
 static xd_result xdi_format_open(xd_ctx *ctx, const char *text, size_t bytes, xd_json **root) {
-    size_t at = 0;
+    size_t at = xdi_json_mark_bytes(text, bytes);
     xd_json_desc limits;
+    XD_TRY(xdi_refuse_pointer(ctx, "the tokenizer file", text, bytes));
     while (at < bytes && (text[at] == ' ' || text[at] == '\n' || text[at] == '\r' || text[at] == '\t')) at++;
     XD_REQUIRE(ctx, at < bytes, XD_ERROR_FORMAT, "a tokenizer file of %llu bytes is empty",
                (unsigned long long)bytes);
@@ -64,6 +65,8 @@ static xd_result xdi_format_open(xd_ctx *ctx, const char *text, size_t bytes, xd
 
 XD_API xd_result xd_tokenizer_load_memory(xd_ctx *ctx, const void *data, size_t bytes,
                                           const xd_tokenizer_desc *desc, xd_tokenizer **out) {
+    XDI_GIVEN(ctx, ctx, out);
+    XDI_GIVEN_LIST(ctx, data, bytes);
     xd_tokenizer *t = NULL;
     xd_json *root = NULL;
     xdi_tokenizer_file file;
@@ -86,6 +89,7 @@ XD_API xd_result xd_tokenizer_load_memory(xd_ctx *ctx, const void *data, size_t 
 
 XD_API xd_result xd_tokenizer_load(xd_ctx *ctx, const char *path, const xd_tokenizer_desc *desc,
                                    xd_tokenizer **out) {
+    XDI_GIVEN(ctx, ctx, path, out);
     char *data = NULL;
     size_t bytes = 0;
     XD_TRY(xd_file_load(ctx, path, desc ? desc->max_bytes : 0, &data, &bytes));

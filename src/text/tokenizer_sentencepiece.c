@@ -217,6 +217,8 @@ static xd_result xdi_sentencepiece_add(xd_tokenizer *t, int32_t id, const xdi_se
     added.id = id;
     added.special = piece->kind == XDI_SENTENCEPIECE_CONTROL;
     added.normalized = !added.special; /* the reference finds its own symbols behind the prefix too */
+    /* ... in text without a blank: each is U+2581 before the reference looks, so this symbol is never found */
+    added.literal = added.normalized && memchr(piece->text, ' ', piece->length);
     const int byte = xdi_tokenizer_fallback_byte(piece->text, piece->length);
     const uint8_t raw = (uint8_t)byte;
     const size_t length = xdi_tokenizer_unmark(piece->text, piece->length, buffer);

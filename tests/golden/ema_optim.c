@@ -5,7 +5,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { ROOM = 64, NAME = 256 }; /* tensors of a toy model; bytes of a tensor's name */
+enum { ROOM = 256, NAME = 256 }; /* tensors of a toy model; bytes of a tensor's name */
 
 /* ---- EMA ---- */
 
@@ -119,7 +119,9 @@ static void ema_check(golden_case *c, const xd_ema *ema, int step, bool widen) {
     for (int64_t i = 0; i < xd_ema_count(ema); i++) {
         const xd_param view = xd_ema_view(ema, i);
         snprintf(name, sizeof name, "%s.step%d.%s", widen ? "out" : "out32", step, view.name);
-        if (!golden_has(c, name)) continue;
+        if (!widen && view.dtype != XD_DTYPE_F32 && !golden_wants(c, name)) /* the same of a narrow shadow */
+            snprintf(name, sizeof name, "out.step%d.%s", step, view.name);
+        if (!golden_wants(c, name)) continue;
         const void *value = golden_fetch(c, view.value, (size_t)view.count * xd_dtype_size(view.dtype));
         const double *got = golden_widen(c, value, view.dtype, view.count);
         if (view.buffer)
@@ -129,7 +131,7 @@ static void ema_check(golden_case *c, const xd_ema *ema, int step, bool widen) {
         else if (view.dtype == XD_DTYPE_F16)
             golden_close(c, name, got, view.count);
         else
-            golden_ulps(c, name, value, view.count, view.dtype == XD_DTYPE_F32 ? 2 : 1);
+            golden_ulps(c, name, value, view.dtype, view.count, view.dtype == XD_DTYPE_F32 ? 2 : 1);
     }
 }
 
@@ -141,10 +143,10 @@ static void ema_check_copy(golden_case *c, const xd_ema *ema, model *m) {
     for (int i = 0; i < m->count; i++) {
         const xd_param *p = &m->params[i];
         snprintf(name, sizeof name, "out32.copy_to.%s", p->name);
-        if (!golden_has(c, name)) continue;
+        if (!golden_wants(c, name)) continue;
         const double *got = golden_widen(c, m->values[i], p->dtype, p->count);
         if (p->dtype == XD_DTYPE_F32 || p->dtype == XD_DTYPE_BF16)
-            golden_ulps(c, name, m->values[i], p->count, p->dtype == XD_DTYPE_F32 ? 2 : 1);
+            golden_ulps(c, name, m->values[i], p->dtype, p->count, p->dtype == XD_DTYPE_F32 ? 2 : 1);
         else if (p->buffer)
             golden_exact(c, name, got, p->count);
         else
@@ -252,18 +254,18 @@ static bool table_claims(const golden_case *c) {
 }
 
 static void table_run(golden_case *c) {
-    const golden_array iterations = golden_tensor(c, "in.iterations"),
-                       expected = golden_tensor(c, "out.beta");
-    double *got = (double *)golden_memory(c, (size_t)(expected.count + 1) * sizeof *got);
+    const golden_array iterations = golden_tensor(c, "in.iterations");
     const char *text = golden_text(c, "cfg.configs");
     int64_t filled = 0;
     xd_json *configs = NULL;
     golden_inert(c, "cfg.iterations"); /* in.iterations once more */
     if (!golden_ok(c, xd_json_load_memory(golden_ctx(c), NULL, text, strlen(text), &configs))) return;
+    const int64_t room = (int64_t)xd_json_count(configs) * iterations.count;
+    double *got = (double *)golden_memory(c, (size_t)(room + 1) * sizeof *got);
     bool ok = true;
     for (const xd_json *item = xd_json_first(configs); item && ok; item = xd_json_next(item)) {
         const xd_ema_desc desc = table_desc(c, item);
-        for (int64_t i = 0; ok && i < iterations.count && filled < expected.count; i++)
+        for (int64_t i = 0; ok && i < iterations.count; i++)
             ok = golden_ok(c,
                            xd_ema_decay(golden_ctx(c), &desc, (int64_t)iterations.values[i], &got[filled++]));
     }
@@ -288,9 +290,9 @@ static bool optim_desc(golden_case *c, xd_optimizer_desc *d) {
     d->momentum = golden_number(c, "cfg.momentum", 0.0);
     d->weight_decay = golden_number(c, "cfg.weight_decay", 0.0);
     d->maximize = golden_flag(c, "cfg.maximize", false);
-    golden_only(c, "cfg.amsgrad", 0.0);
-    golden_only(c, "cfg.nesterov", 0.0);
-    golden_only(c, "cfg.dampening", 0.0);
+    golden_lacks(c, "cfg.amsgrad", "false");
+    golden_lacks(c, "cfg.nesterov", "false");
+    golden_lacks(c, "cfg.dampening", "0");
     if (golden_is(c, "cfg.optimizer", "Adam"))
         d->kind = XD_OPTIMIZER_ADAM_L2;
     else if (golden_is(c, "cfg.optimizer", "SGD"))
@@ -318,9 +320,8 @@ static void optim_check_values(golden_case *c, model *m, int step) {
     golden_home(&m->loans);
     for (int i = 0; i < m->count; i++) {
         snprintf(name, sizeof name, "out.step%d.%s", step, m->names[i]);
-        if (golden_has(c, name))
-            golden_close(c, name, golden_widen(c, m->values[i], XD_DTYPE_F32, m->params[i].count),
-                         m->params[i].count);
+        golden_close(c, name, golden_widen(c, m->values[i], XD_DTYPE_F32, m->params[i].count),
+                     m->params[i].count);
     }
 }
 
@@ -334,12 +335,11 @@ static void optim_check_state(golden_case *c, const model *m, xd_optimizer *opti
             snprintf(name, sizeof name, "out.state.%s.%s", m->names[i], fields[f]);
             const int64_t count = m->params[i].count;
             const void *values = golden_fetch(c, arrays[f], (size_t)count * sizeof(float));
-            if (golden_has(c, name) && values)
-                golden_close(c, name, golden_widen(c, values, XD_DTYPE_F32, count), count);
+            if (values) golden_close(c, name, golden_widen(c, values, XD_DTYPE_F32, count), count);
         }
         snprintf(name, sizeof name, "out.state.%s.step", m->names[i]);
         const double step = (double)*(const int64_t *)golden_fetch(c, state.step, sizeof *state.step);
-        if (golden_has(c, name)) golden_exact(c, name, &step, 1);
+        golden_exact(c, name, &step, 1);
     }
 }
 
@@ -359,11 +359,7 @@ static bool optim_step(golden_case *c, model *m, xd_optimizer *optimizer, int st
         if (!golden_ok(c, xd_gradient_norm_compute(golden_ctx(c), NULL, &clip, there))) return false;
         golden_home(l);
         snprintf(name, sizeof name, "out.total_norm_step%d", step);
-        if (golden_has(c, name)) golden_close(c, name, &norm.norm, 1);
-        snprintf(name, sizeof name, "expect.total_norm_step%d", step);
-        const double expected = golden_number(c, name, norm.norm);
-        if (!(fabs(norm.norm - expected) <= 1e-5 * fabs(expected) + 1e-6))
-            golden_fail(c, "%s: got %.17g, expected %.17g", name, norm.norm, expected);
+        golden_close(c, name, &norm.norm, 1);
         modifiers.gradient_scale = &there->coefficient;
     }
     return golden_ok(c, golden_back(l, xd_optimizer_step(optimizer, &modifiers, NULL)));
@@ -378,7 +374,7 @@ static void optim_run(golden_case *c) {
     desc.params = m.params;
     desc.param_count = m.count;
     if (!optim_desc(c, &desc)) {
-        golden_skip(c, golden_text(c, "cfg.optimizer"));
+        golden_lacks(c, "cfg.optimizer", "AdamW, Adam and SGD");
         golden_back(&m.loans, XD_OK);
         return;
     }
@@ -442,12 +438,12 @@ static void clip_run(golden_case *c) {
     desc.param_count = n;
     desc.type = type == 1.0 ? XD_NORM_L1 : type == 2.0 ? XD_NORM_L2 : XD_NORM_MAX;
     if (desc.type == XD_NORM_MAX && !isinf(type)) {
-        golden_skip(c, "norms other than 1, 2 and infinity");
+        golden_lacks(c, "cfg.norm_type", "1, 2 and inf");
         return;
     }
     if (!golden_ok(c, xd_gradient_norm_compute(golden_ctx(c), NULL, &desc, there))) return;
     golden_home(l);
-    if (golden_has(c, "out.total_norm")) golden_close(c, "out.total_norm", &norm.norm, 1);
+    golden_close(c, "out.total_norm", &norm.norm, 1);
     const float factor =
         given ? xd_clip_coefficient(XD_CLIP_ABOVE_NEMO, max_norm, golden_number(c, "cfg.total_norm", 0.0))
               : xd_clip_coefficient(XD_CLIP_ALWAYS, max_norm, norm.norm);

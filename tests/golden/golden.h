@@ -62,7 +62,7 @@ bool golden_on_device(const xd_ctx *ctx);
 
 /* Arrays that a call works on, lent to it in memory that its context's kernels can access: on the CPU the host's arrays, on a
  * device copies. For one thread. */
-enum { GOLDEN_LOANS = 128 };
+enum { GOLDEN_LOANS = 512 };
 typedef struct golden_loans {
     xd_ctx *ctx;
     bool nothing_counted; /* in one of the losses so far: zeros stand for what a peer divides by 0 */
@@ -112,6 +112,7 @@ xd_result golden_accuracy(golden_loans *l, const xd_vocab *vocab, xd_rows logits
  * others take null for absent, and a value that is not what they read fails the case with the key's name. */
 const char *golden_text(const golden_case *c, const char *key);
 bool golden_is(const golden_case *c, const char *key, const char *value);
+const char *golden_key(const golden_case *c, int index); /* NULL behind the last */
 bool golden_origin_has(const golden_case *c, const char *part);
 double golden_number(golden_case *c, const char *key, double absent);
 int golden_integer(golden_case *c, const char *key, int absent, int least, int most);
@@ -120,6 +121,8 @@ bool golden_flag(golden_case *c, const char *key, bool absent);
 int golden_choice(golden_case *c, const char *key, const char *const *choices, int absent);
 /* What can be computed with one number or flag (0, 1) alone. */
 void golden_only(golden_case *c, const char *key, double value);
+/* A setting of which the library has this value alone: a case with another is skipped, by key and value. */
+void golden_lacks(golden_case *c, const char *key, const char *only);
 /* A JSON list of numbers, at most `room`; returns how many, -1 when absent. */
 int golden_numbers(golden_case *c, const char *key, double *values, int room);
 /* Keys or tensors that change nothing here, such as how the peer cut its work; a last '*' stands for any end. The caller
@@ -138,21 +141,32 @@ uint8_t *golden_u8(golden_case *c, const golden_array *a);
 /* Zeroed, freed after the case; the program stops when there is no memory. */
 void *golden_memory(golden_case *c, size_t bytes);
 
-/* Comparisons against tensor `name`. A failure prints tensor, index, got, expected and bound. M = max |expected|.
+/* Comparisons against result `name`, where the file has it: the tensor out.X, else the number expect.X of the metadata, else
+ * out32.X or expect32.X; grad.X, else grad32.X. What a file lacks is not compared, but a file without any result fails.
+ * A failure prints name, index, got, expected and bound. M = max |expected|.
  *   golden_close     |got - expected| <= max(1e-5, 8 * check.f32_err) * M + 1e-6  (float32 arithmetic)
  *   golden_gradient  the same with 2e-5
  *   golden_double    |got - expected| <= 1e-9 * M + 1e-9                          (double arithmetic)
  *   golden_exact     equal, NaN equals NaN
  * (Where nothing was counted, a 0 also equals NaN.)
  *   golden_within    |got - expected| <= bound
- *   golden_ulps      F32 or BF16 data of the file, at most `ulps` apart */
+ *   golden_ulps      F32 or BF16 data, at most `ulps` apart
+ * golden_wants tells whether the file has the result in any form, golden_result_count how many elements, -1 without one.
+ * golden_compared counts a comparison that a kind makes by itself. */
+bool golden_wants(const golden_case *c, const char *name);
+int64_t golden_result_count(const golden_case *c, const char *name);
+void golden_compared(golden_case *c);
 void golden_close(golden_case *c, const char *name, const double *got, int64_t count);
 void golden_gradient(golden_case *c, const char *name, const double *got, int64_t count);
 void golden_double(golden_case *c, const char *name, const double *got, int64_t count);
 void golden_exact(golden_case *c, const char *name, const double *got, int64_t count);
 void golden_within(golden_case *c, const char *name, const double *got, int64_t count, double bound);
-void golden_ulps(golden_case *c, const char *name, const void *got, int64_t count, int ulps);
+void golden_ulps(golden_case *c, const char *name, const void *got, xd_dtype dtype, int64_t count, int ulps);
 double *golden_widen(golden_case *c, const void *data, xd_dtype dtype, int64_t count);
+
+/* xd_exact_map_create; skips the case where a strict map would be refused for ids that the peer passes over. */
+bool golden_exact_map(golden_case *c, const xd_projection_rows *rows, int64_t size, bool relaxed,
+                      xd_exact_map *out);
 
 /* A library call that must succeed; else the case fails with the library's message. Returns whether it did. */
 bool golden_ok(golden_case *c, xd_result result);

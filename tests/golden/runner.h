@@ -4,7 +4,7 @@
 
 #include "golden.h"
 
-enum { GOLDEN_BLOCKS = 4096, GOLDEN_REASON = 128 };
+enum { GOLDEN_REASON = 160 };
 
 struct golden_case {
     xd_ctx *ctx;
@@ -12,10 +12,10 @@ struct golden_case {
     xd_safetensors *file;
     const char *path;
     double f32_error; /* check.f32_err: the peer's own float32 error */
-    int failures;
+    int failures, compared;
     char skip[GOLDEN_REASON];
-    void *blocks[GOLDEN_BLOCKS]; /* memory to free after the case */
-    int block_count;
+    void **blocks; /* memory to free after the case */
+    int block_count, block_room;
     bool *key_read, *tensor_read; /* by index in the file's metadata and tensors */
 };
 
@@ -24,7 +24,8 @@ bool golden_case_open(golden_case *c, xd_ctx *ctx, const char *path);
 void golden_case_close(golden_case *c);
 /* Nothing counts as read that was read before, to find a kind. */
 void golden_read_nothing(golden_case *c);
-/* Fails the case for every key of its configuration, and every result, that its kind did not look at. */
+/* Fails the case for every key of its configuration, and every result, that its kind did not look at; and where there was no
+ * result at all. */
 void golden_judge_unread(golden_case *c);
 
 /* ---- one process for each file: worker.c ---- */

@@ -273,7 +273,7 @@ static void topk_distill_teacher(golden_case *c, topk_distill *job) {
     const int64_t rows = job->sequences * job->length;
     float *out = (float *)golden_memory(c, (size_t)(rows * job->k + 1) * sizeof *out);
     xd_vocab *vocab = NULL;
-    if (!golden_has(c, "out.teacher_topk_logprobs")) return;
+    if (!golden_wants(c, "out.teacher_topk_logprobs")) return;
     if (!golden_ok(c, xd_vocab_create_even(golden_ctx(c), NULL, job->k, &vocab))) return;
     golden_loans *l = golden_case_loans(c);
     const xd_rows values = golden_rows_in(l, golden_rows(job->values, rows, job->k));
@@ -293,9 +293,7 @@ static void topk_distill_compare(golden_case *c, const topk_distill *job) {
     golden_gradient(c, "grad.student_logits", job->gradient, job->sequences * job->length * job->width);
     golden_close(c, "out.student_topk_logprobs",
                  sharded_without_last(c, job->log_probs, job->sequences, job->length, job->k), kept * job->k);
-    if (golden_has(c, "out.H_all"))
-        golden_close(c, "out.H_all", sharded_without_last(c, job->entropy, job->sequences, job->length, 1),
-                     kept);
+    golden_close(c, "out.H_all", sharded_without_last(c, job->entropy, job->sequences, job->length, 1), kept);
 }
 
 /* Every position but the last of each sequence: the peer's mean without a mask. */

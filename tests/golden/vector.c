@@ -19,6 +19,7 @@ golden_loans *golden_case_loans(golden_case *c) {
 
 void golden_fail(golden_case *c, const char *format, ...) {
     va_list arguments;
+    if (c->skip[0]) return; /* what is skipped may go on, and is not judged */
     va_start(arguments, format);
     printf("FAILED %s: ", c->path);
     vprintf(format, arguments);
@@ -31,6 +32,10 @@ void golden_skip(golden_case *c, const char *reason) {
     snprintf(c->skip, sizeof c->skip, "%s", reason);
 }
 
+void golden_compared(golden_case *c) {
+    c->compared++;
+}
+
 bool golden_ok(golden_case *c, xd_result result) {
     if (result == XD_OK) return true;
     golden_fail(c, "%s: %s", xd_result_name(result), xd_last_error(c->ctx)->message);
@@ -38,8 +43,13 @@ bool golden_ok(golden_case *c, xd_result result) {
 }
 
 void *golden_memory(golden_case *c, size_t bytes) {
-    void *memory = calloc(1, bytes ? bytes : 1);
-    if (!memory || c->block_count == GOLDEN_BLOCKS) {
+    if (c->block_count == c->block_room) {
+        const int room = 2 * c->block_room + 64;
+        void **blocks = (void **)realloc(c->blocks, (size_t)room * sizeof *blocks);
+        if (blocks) c->blocks = blocks, c->block_room = room;
+    }
+    void *memory = c->block_count < c->block_room ? calloc(1, bytes ? bytes : 1) : NULL;
+    if (!memory) {
         fprintf(stderr, "golden: no memory for %zu bytes in %s\n", bytes, c->path);
         exit(2);
     }
@@ -67,6 +77,7 @@ bool golden_case_open(golden_case *c, xd_ctx *ctx, const char *path) {
 void golden_case_close(golden_case *c) {
     golden_back(&c->loans, XD_ERROR_STATE); /* what a failed case still has lent */
     for (int i = 0; i < c->block_count; i++) free(c->blocks[i]);
+    free(c->blocks);
     xd_safetensors_close(c->file);
 }
 
@@ -101,11 +112,20 @@ static bool golden_has_twin(const golden_case *c, const char *prefix, const char
     return golden_has(c, name);
 }
 
+static bool golden_has_number(const golden_case *c, const char *prefix, const char *rest) {
+    const size_t length = strlen(prefix);
+    for (int i = 0; golden_key(c, i); i++)
+        if (golden_begins(golden_key(c, i), prefix) && strcmp(golden_key(c, i) + length, rest) == 0)
+            return true;
+    return false;
+}
+
 static bool golden_must_read_key(const golden_case *c, const char *key) {
     if (strcmp(key, "cfg.seed") == 0) return false; /* how the inputs were made */
     if (golden_begins(key, "expect.")) return !golden_has_twin(c, "out.", key + 7);
     if (golden_begins(key, "expect32."))
-        return !golden_has_twin(c, "out.", key + 9) && !golden_has_twin(c, "out32.", key + 9);
+        return !golden_has_twin(c, "out.", key + 9) && !golden_has_twin(c, "out32.", key + 9) &&
+               !golden_has_number(c, "expect.", key + 9);
     return golden_begins(key, "cfg.");
 }
 
@@ -123,6 +143,7 @@ void golden_judge_unread(golden_case *c) {
     for (int i = 0; i < golden_tensor_count(c); i++)
         if (!c->tensor_read[i] && golden_must_read_tensor(c, golden_tensor_name(c, i)))
             golden_fail(c, "%s: this kind compares nothing with it", golden_tensor_name(c, i));
+    if (!c->compared) golden_fail(c, "the file has no result: nothing was compared");
 }
 
 /* ---- metadata ---- */
@@ -135,6 +156,11 @@ const char *golden_text(const golden_case *c, const char *key) {
             return value;
         }
     return NULL;
+}
+
+const char *golden_key(const golden_case *c, int index) {
+    const char *key, *value;
+    return xd_safetensors_metadata_at(c->file, index, &key, &value) ? key : NULL;
 }
 
 bool golden_is(const golden_case *c, const char *key, const char *value) {
@@ -193,6 +219,16 @@ void golden_only(golden_case *c, const char *key, double value) {
     const bool flag = strcmp(text, "true") == 0 || strcmp(text, "false") == 0;
     const double given = flag ? (double)golden_flag(c, key, false) : golden_number(c, key, value);
     if (given != value) golden_fail(c, "%s = %.60s: only %g can be computed", key, text, value);
+}
+
+void golden_lacks(golden_case *c, const char *key, const char *only) {
+    const char *text = golden_given(c, key);
+    char *end, *other, reason[GOLDEN_REASON];
+    if (!text) return;
+    const double value = strtod(text, &end), wanted = strtod(only, &other);
+    if (strcmp(text, only) == 0 || (*end == '\0' && *other == '\0' && value == wanted)) return;
+    snprintf(reason, sizeof reason, "not built: %s = %.40s, only %.40s", key, text, only);
+    golden_skip(c, reason);
 }
 
 int golden_numbers(golden_case *c, const char *key, double *values, int room) {
@@ -309,25 +345,103 @@ static void golden_compare(golden_case *c, const char *name, const golden_array 
     }
 }
 
+/* What a file may call a result, the most exact first: a tensor, or a number of its metadata. */
+static const char *const golden_forms[][4] = {
+    { "out.", "expect.", "out32.", "expect32." },
+    { "out32.", "expect32.", NULL, NULL },
+    { "grad.", "grad32.", NULL, NULL },
+};
+
+static bool golden_find_number(const golden_case *c, const char *key, double *value) {
+    const char *text = golden_given(c, key);
+    char *end = NULL;
+    if (!text) return false;
+    *value = strtod(text, &end);
+    return end != text && *end == '\0';
+}
+
+/* The form of a result that the file has, in found, and whether it is of float32; false without one. */
+static bool golden_find_result(const golden_case *c, const char *name, char found[512], bool *f32) {
+    const char *const *forms = NULL;
+    double value;
+    for (size_t i = 0; i < sizeof golden_forms / sizeof *golden_forms; i++)
+        if (golden_begins(name, golden_forms[i][0])) forms = golden_forms[i];
+    snprintf(found, 512, "%s", name);
+    *f32 = false;
+    if (golden_has(c, name) || !forms) return golden_has(c, name);
+    for (int i = 0; i < 4 && forms[i]; i++) {
+        snprintf(found, 512, "%s%s", forms[i], name + strlen(forms[0]));
+        *f32 = strstr(forms[i], "32") != NULL && strstr(forms[0], "32") == NULL;
+        if (golden_has(c, found) || golden_find_number(c, found, &value)) return true;
+    }
+    return false;
+}
+
+/* The result, counted as compared; false when the file has it in no form. */
+static bool golden_result(golden_case *c, const char *name, golden_array *expected, bool *f32) {
+    char found[512];
+    if (!golden_find_result(c, name, found, f32)) return false;
+    golden_compared(c);
+    if (golden_has(c, found)) {
+        *expected = golden_tensor(c, found);
+        return true;
+    }
+    memset(expected, 0, sizeof *expected);
+    expected->values = (double *)golden_memory(c, sizeof(double));
+    expected->bits = expected->values;
+    expected->dtype = XD_DTYPE_F64;
+    expected->count = 1;
+    return golden_find_number(c, found, expected->values);
+}
+
+bool golden_wants(const golden_case *c, const char *name) {
+    char found[512];
+    bool f32;
+    return golden_find_result(c, name, found, &f32);
+}
+
+int64_t golden_result_count(const golden_case *c, const char *name) {
+    char found[512];
+    bool f32;
+    if (!golden_find_result(c, name, found, &f32)) return -1;
+    const int64_t index = xd_safetensors_find(c->file, found);
+    int64_t count = 1;
+    if (index < 0) return count;
+    const xd_safetensors_info *info = xd_safetensors_at(c->file, index);
+    for (int d = 0; d < info->ndim; d++) count *= info->shape[d];
+    return count;
+}
+
 void golden_within(golden_case *c, const char *name, const double *got, int64_t count, double bound) {
-    const golden_array expected = golden_tensor(c, name);
-    golden_compare(c, name, &expected, got, count, bound);
+    golden_array expected;
+    bool f32;
+    if (golden_result(c, name, &expected, &f32)) golden_compare(c, name, &expected, got, count, bound);
 }
 
 void golden_exact(golden_case *c, const char *name, const double *got, int64_t count) {
     golden_within(c, name, got, count, 0.0);
 }
 
-void golden_double(golden_case *c, const char *name, const double *got, int64_t count) {
-    const golden_array expected = golden_tensor(c, name);
-    golden_compare(c, name, &expected, got, count, 1e-9 * golden_maximum(&expected) + 1e-9);
-}
-
 static void golden_relative(golden_case *c, const char *name, const double *got, int64_t count,
                             double least) {
-    const golden_array expected = golden_tensor(c, name);
+    golden_array expected;
+    bool f32;
+    if (!golden_result(c, name, &expected, &f32)) return;
     const double relative = fmax(least, 8.0 * c->f32_error);
     golden_compare(c, name, &expected, got, count, relative * golden_maximum(&expected) + 1e-6);
+}
+
+void golden_double(golden_case *c, const char *name, const double *got, int64_t count) {
+    golden_array expected;
+    char found[512];
+    bool f32;
+    if (!golden_find_result(c, name, found, &f32)) return;
+    if (f32) {
+        golden_relative(c, name, got, count, 1e-5);
+        return;
+    }
+    golden_result(c, name, &expected, &f32);
+    golden_compare(c, name, &expected, got, count, 1e-9 * golden_maximum(&expected) + 1e-9);
 }
 
 void golden_close(golden_case *c, const char *name, const double *got, int64_t count) {
@@ -349,22 +463,21 @@ static int64_t golden_order(const void *data, xd_dtype dtype, int64_t index) {
     return bits & 0x80000000u ? -(int64_t)(bits & 0x7fffffffu) : (int64_t)bits;
 }
 
-void golden_ulps(golden_case *c, const char *name, const void *got, int64_t count, int ulps) {
-    const golden_array expected = golden_tensor(c, name);
-    if (expected.dtype != XD_DTYPE_F32 && expected.dtype != XD_DTYPE_BF16) {
-        golden_fail(c, "%s: %s data cannot be compared by ulps", name, xd_dtype_name(expected.dtype));
-        return;
-    }
+void golden_ulps(golden_case *c, const char *name, const void *got, xd_dtype dtype, int64_t count, int ulps) {
+    golden_array expected;
+    bool f32;
+    if (!golden_result(c, name, &expected, &f32)) return;
     if (count != expected.count) {
         golden_fail(c, "%s: %lld elements, expected %lld", name, (long long)count, (long long)expected.count);
         return;
     }
+    void *bits = golden_memory(c, (size_t)count * xd_dtype_size(dtype));
+    for (int64_t i = 0; i < count; i++) xd_store_f64(bits, dtype, i, expected.values[i]);
     for (int64_t i = 0; i < count; i++) {
-        const int64_t a = golden_order(got, expected.dtype, i);
-        const int64_t b = golden_order(expected.bits, expected.dtype, i);
+        const int64_t a = golden_order(got, dtype, i), b = golden_order(bits, dtype, i);
         if (a - b <= ulps && b - a <= ulps) continue;
         golden_fail(c, "%s[%lld]: got %.9g, expected %.9g, bound %d ulp", name, (long long)i,
-                    xd_load_f64(got, expected.dtype, i), expected.values[i], ulps);
+                    xd_load_f64(got, dtype, i), expected.values[i], ulps);
         return;
     }
 }

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { XTOKEN_TEACHERS = 4 };
+enum { XTOKEN_TEACHERS = 16 };
 
 /* One teacher of a case, whole. */
 typedef struct xtoken_teacher {
@@ -104,10 +104,10 @@ static bool read_projection(xtoken_case *x, int index) {
     if (!golden_has(c, numbered(name, index, "proj_coo_index"))) {
         const xd_projection_rows rows = dense_rows(c, index);
         if (t->desc.kind == XD_XTOKEN_GOLD)
-            return golden_ok(c, xd_exact_map_create(golden_ctx(c), &rows, size,
-                                                    list_flag(c, "cfg.teacher_xtoken_loss", index,
-                                                              golden_flag(c, "cfg.xtoken_loss", false)),
-                                                    &t->map));
+            return golden_exact_map(
+                c, &rows, size,
+                list_flag(c, "cfg.teacher_xtoken_loss", index, golden_flag(c, "cfg.xtoken_loss", false)),
+                &t->map);
         return golden_ok(c, xd_projection_from_rows(golden_ctx(c), &rows, x->width, size, &t->projection));
     }
     const golden_array ids = golden_tensor(c, numbered(name, index, "proj_coo_index"));
@@ -362,45 +362,73 @@ static double ratio(double numerator, double denominator) {
     return denominator > 0.0 ? numerator / denominator : 0.0;
 }
 
-/* The value of a metric without its "out." and "_t0"; NaN for one that is not known. */
-static double metric(const xtoken_case *x, const char *name, int teacher) {
+/* A number of a loss, by the name that the file gives it. */
+typedef struct named_number {
+    const char *name;
+    double value;
+} named_number;
+
+/* The value of a metric without its "out." and "_t0"; false for one that is not known. */
+static bool metric(const xtoken_case *x, const char *name, int teacher, double *value) {
     const xd_xtoken_values *v = &x->values[0];
     const xd_xtoken_teacher_values *t = &x->teacher_values[teacher < 0 ? 0 : teacher];
-    if (teacher < 0) {
-        if (strcmp(name, "loss") == 0) return v->loss;
-        if (strcmp(name, "kl_loss") == 0) return v->kd;
-        if (strcmp(name, "ce_loss") == 0) return v->ce;
-        if (strcmp(name, "kl_loss_scale") == 0) return x->desc.balance ? v->kd_weight : 1.0;
-        if (strcmp(name, "accuracy") == 0) return ratio(v->right, v->tokens);
-        if (strcmp(name, "num_valid_samples") == 0) return (double)x->sequences;
-        if (strcmp(name, "selected_teacher") == 0) return (double)v->selected;
-        return NAN;
-    }
-    if (strcmp(name, "kl_loss") == 0) return t->kd;
-    if (strcmp(name, "weight") == 0) return t->weight;
-    if (strcmp(name, "kl_common") == 0) return ratio(t->divergence, t->denominator);
-    if (strcmp(name, "l1_uncommon") == 0) return ratio(t->tail, t->denominator);
-    if (strcmp(name, "proj_accuracy") == 0) return ratio(t->agreeing, t->compared);
-    if (strcmp(name, "num_valid_chunks") == 0) return t->denominator;
-    if (strcmp(name, "num_valid_pairs") == 0) return t->denominator;
-    return NAN;
+    const named_number whole[] = {
+        { "loss", v->loss },
+        { "kl_loss", v->kd },
+        { "ce_loss", v->ce },
+        { "kl_loss_scale", x->desc.balance ? v->kd_weight : 1.0 },
+        { "accuracy", ratio(v->right, v->tokens) },
+        { "num_valid_samples", (double)x->sequences },
+        { "selected_teacher", (double)v->selected },
+        { NULL, 0.0 },
+    };
+    const named_number of_teacher[] = {
+        { "kl_loss", t->kd },
+        { "weight", t->weight },
+        { "kl_common", ratio(t->divergence, t->denominator) },
+        { "l1_uncommon", ratio(t->tail, t->denominator) },
+        { "proj_accuracy", ratio(t->agreeing, t->compared) },
+        { "num_valid_chunks", t->counted }, /* not the denominator, which is 1 where none counts */
+        { "num_valid_pairs", t->counted },
+        { NULL, 0.0 },
+    };
+    for (const named_number *n = teacher < 0 ? whole : of_teacher; n->name; n++)
+        if (strcmp(n->name, name) == 0) {
+            *value = n->value;
+            return true;
+        }
+    return false;
+}
+
+/* One result of the file: "out.kl_loss", "out32.num_valid_pairs_t0", "expect.loss". */
+static void check_metric(golden_case *c, const xtoken_case *x, const char *what) {
+    char name[64], full[80];
+    int teacher = -1, end = 0;
+    snprintf(name, sizeof name, "%s", what);
+    snprintf(full, sizeof full, "out.%s", what);
+    char *suffix = strrchr(name, '_');
+    if (suffix && sscanf(suffix, "_t%d%n", &teacher, &end) == 1 && suffix[end] == '\0')
+        *suffix = '\0';
+    else
+        teacher = -1;
+    double value = 0.0;
+    if (teacher >= x->teacher_count || !metric(x, name, teacher, &value))
+        golden_fail(c, "%s: this kind has no such number", full);
+    else
+        golden_close(c, full, &value, 1);
 }
 
 /* Every output of the file is a metric. */
 static void check_metrics(golden_case *c, const xtoken_case *x) {
-    for (int i = 0; i < golden_tensor_count(c); i++) {
-        const char *full = golden_tensor_name(c, i);
-        char name[64];
-        int teacher = -1;
-        if (strncmp(full, "out.", 4) != 0) continue;
-        snprintf(name, sizeof name, "%s", full + 4);
-        char *suffix = strrchr(name, '_');
-        if (suffix && suffix[1] == 't' && suffix[2] >= '0' && suffix[2] <= '9' && suffix[3] == '\0') {
-            teacher = suffix[2] - '0';
-            *suffix = '\0';
-        }
-        const double value = metric(x, name, teacher);
-        golden_close(c, full, &value, 1);
+    static const char *const prefixes[] = { "out.", "out32.", "expect.", "expect32." };
+    for (int form = 0; form < 4; form++) {
+        const size_t length = strlen(prefixes[form]);
+        for (int i = 0; form < 2 && i < golden_tensor_count(c); i++)
+            if (strncmp(golden_tensor_name(c, i), prefixes[form], length) == 0)
+                check_metric(c, x, golden_tensor_name(c, i) + length);
+        for (int i = 0; form >= 2 && golden_key(c, i); i++)
+            if (strncmp(golden_key(c, i), prefixes[form], length) == 0)
+                check_metric(c, x, golden_key(c, i) + length);
     }
 }
 
@@ -428,11 +456,23 @@ static bool kd_claims(const golden_case *c) {
     return golden_origin_has(c, "::CrossTokenizerDistillationLossFn._sum_kd");
 }
 
-/* The peer's value on a rank is a share of the whole: KD/(tp cp), or a partial sum. */
+/* The peer's value on a rank is a share of the whole: KD/(tp cp), or of teachers with the same tokenizer a partial sum. */
+static void check_shares(golden_case *c, const xtoken_case *x) {
+    const int ranks = sharded_ranks(c);
+    for (int r = 0; r < ranks && x->teacher[0].desc.kind != XD_XTOKEN_SAME; r++) {
+        char name[64];
+        const double share = x->values[r].kd / (double)ranks;
+        snprintf(name, sizeof name, "out.rank%d.kd", r);
+        golden_close(c, name, &share, 1);
+    }
+}
+
 static void kd_run(golden_case *c) {
     xtoken_case x;
-    golden_inert(c, "out.rank*"); /* the peer's share on a rank, which it divides otherwise for each kind */
+    golden_inert(c, "out.rank*"); /* each rank's share, where it is a partial sum */
     golden_inert(c, "out32.rank*");
+    golden_inert(c, "expect.rank*");
+    golden_inert(c, "expect32.rank*");
     golden_inert(c, "grad.rank*");
     if (xtoken_open(c, &x)) {
         x.desc.ce_weight = 0.0; /* no cross entropy in the gradient */
@@ -440,6 +480,7 @@ static void kd_run(golden_case *c) {
             double *kd = sharded_values(c), accuracy = ratio(x.values[0].right, x.values[0].tokens);
             for (int r = 0; r < sharded_ranks(c); r++) kd[r] = x.values[r].kd;
             sharded_close_values(c, "out.kd_single", kd);
+            check_shares(c, &x);
             golden_close(c, "out.accuracy", &accuracy, 1);
             golden_gradient(c, "grad.student_logits_single", x.gradient, x.sequences * x.length * x.width);
         }
@@ -455,13 +496,17 @@ static bool chunks_claims(const golden_case *c) {
 
 static void chunks_run(golden_case *c) {
     const golden_array values = golden_tensor(c, "in.log_probs"), ids = golden_tensor(c, "in.chunk_id");
-    const golden_array weight = golden_tensor(c, "in.grad_chunk_avg");
-    if (values.ndim != 3 || ids.ndim != 2 || weight.ndim != 3) {
+    golden_array weight;
+    memset(&weight, 0, sizeof weight);
+    if (golden_has(c, "in.grad_chunk_avg")) weight = golden_tensor(c, "in.grad_chunk_avg");
+    if (values.ndim != 3 || ids.ndim != 2 || (weight.values && weight.ndim != 3)) {
         golden_fail(c, "chunks of %d, %d and %d dimensions", values.ndim, ids.ndim, weight.ndim);
         return;
     }
-    golden_only(c, "cfg.max_chunks", (double)weight.shape[1]);
-    const int64_t chunks = weight.shape[1], n = values.shape[2], count = ids.shape[0] * chunks;
+    if (weight.values) golden_only(c, "cfg.max_chunks", (double)weight.shape[1]);
+    const int64_t chunks =
+        weight.values ? weight.shape[1] : golden_integer(c, "cfg.max_chunks", 0, 0, 1 << 20);
+    const int64_t n = values.shape[2], count = ids.shape[0] * chunks;
     const xd_chunk_map map = { golden_i64(c, &ids), ids.shape[0], ids.shape[1], chunks, NULL };
     double *sums = (double *)golden_memory(c, (size_t)(count * n + 1) * sizeof *sums);
     double *wide = (double *)golden_memory(c, (size_t)(count + 1) * sizeof *wide);
@@ -480,6 +525,7 @@ static void chunks_run(golden_case *c) {
     if (!golden_ok(c, golden_back(l, xd_chunk_averages(golden_ctx(c), there, sizes, count, n, there))))
         return;
     golden_double(c, "out.chunk_avg", sums, count * n);
+    if (!weight.values) return;
     const double *slope = (const double *)golden_in(l, weight.values, bytes);
     if (!golden_ok(c, golden_back(l, xd_chunk_averages_backward(golden_ctx(c), &map, sizes, slope,
                                                                 golden_rows_out(l, rows)))))
@@ -537,7 +583,10 @@ static xd_result project_body(const sharded_part *part, void *user) {
 }
 
 static void project_run(golden_case *c) {
-    const golden_array probs = golden_tensor(c, "in.student_probs"), weight = golden_tensor(c, "in.weight");
+    const golden_array probs = golden_tensor(c, "in.student_probs");
+    golden_array weight;
+    memset(&weight, 0, sizeof weight);
+    if (golden_has(c, "in.weight")) weight = golden_tensor(c, "in.weight");
     const golden_array ids = golden_tensor(c, "in.proj_indices");
     const golden_array likelihoods = golden_tensor(c, "in.proj_likelihoods");
     xd_projection_rows rows = { NULL, golden_f32(c, &likelihoods), ids.shape[0], ids.shape[1] };
@@ -546,6 +595,12 @@ static void project_run(golden_case *c) {
     rows.ids = (int32_t *)golden_memory(c, (size_t)(ids.count + 1) * sizeof *rows.ids);
     for (int64_t i = 0; i < ids.count; i++) rows.ids[i] = (int32_t)ids.values[i];
     job.probs = golden_f32(c, &probs);
+    /* Without a weight of the gradient the result tells how many columns there are, and its values are as good as others. */
+    if (!weight.values) weight = golden_tensor(c, "out.projected");
+    if (probs.ndim != 3 || weight.ndim != 3) {
+        golden_fail(c, "probabilities of %d and %d dimensions, not 3", probs.ndim, weight.ndim);
+        return;
+    }
     job.weight = weight.values;
     job.out = (double *)golden_memory(c, (size_t)(weight.count + 1) * sizeof(double));
     job.gradient = (double *)golden_memory(c, (size_t)(probs.count + 1) * sizeof(double));

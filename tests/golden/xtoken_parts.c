@@ -48,10 +48,23 @@ static float *parts_f32(parts_case *p, const char *name, int64_t count) {
     return golden_f32(p->c, &a);
 }
 
+/* What a gradient is weighed by; zeros in a file without gradient. */
+static float *parts_weight(parts_case *p, int64_t count) {
+    if (golden_has(p->c, "in.weight")) return parts_f32(p, "in.weight", count);
+    return (float *)golden_memory(p->c, (size_t)(count + 1) * sizeof(float));
+}
+
 static int64_t *parts_i64(parts_case *p, const char *name) {
     const golden_array a = golden_tensor(p->c, name);
     p->n = a.ndim > 0 ? a.shape[a.ndim - 1] : 0;
     return golden_i64(p->c, &a);
+}
+
+/* Ids of columns; a file without them asks for none. */
+static int64_t *parts_columns(parts_case *p, const char *name) {
+    if (golden_has(p->c, name)) return parts_i64(p, name);
+    p->n = 0;
+    return (int64_t *)golden_memory(p->c, sizeof(int64_t));
 }
 
 static bool parts_run(parts_case *p, sharded_body body) {
@@ -128,14 +141,13 @@ static xd_result softmax_body(const sharded_part *part, void *user) {
 static void softmax_run(golden_case *c) {
     parts_case p;
     if (!parts_open(c, "in.logits", &p)) return;
-    p.weight = parts_f32(&p, "in.weight", p.rows * p.width);
-    p.ids = parts_i64(&p, "in.columns");
+    p.weight = parts_weight(&p, p.rows * p.width);
+    p.ids = parts_columns(&p, "in.columns");
     p.values = parts_room(c, p.rows * p.n);
     if (!parts_run(&p, softmax_body)) return;
     golden_close(c, "out.log_softmax", p.columns_out, p.rows * p.width);
     golden_gradient(c, "grad.logits", p.gradient, p.rows * p.width);
-    if (golden_has(c, "grad.logits_full_gather_summed"))
-        golden_gradient(c, "grad.logits_full_gather_summed", p.gradient, p.rows * p.width);
+    golden_gradient(c, "grad.logits_full_gather_summed", p.gradient, p.rows * p.width);
     golden_exact(c, "out.argmax_lowest", p.row_out, p.rows);
     golden_inert(c, "out.argmax"); /* the peer's choice among equals; argmax_lowest is ours */
     golden_close(c, "out.columns", p.values, p.rows * p.n);
@@ -179,8 +191,8 @@ static xd_result topk_body(const sharded_part *part, void *user) {
 static void topk_run(golden_case *c) {
     parts_case p;
     if (!parts_open(c, "in.logits", &p)) return;
-    p.ids = parts_i64(&p, "in.global_indices");
-    p.number = golden_number(c, "cfg.k", 1.0);
+    p.ids = parts_columns(&p, "in.global_indices");
+    p.number = (double)golden_integer(c, "cfg.k", 1, 1, 1 << 30);
     if (p.number > (double)p.width) p.number = (double)p.width; /* the peer returns as many as there are */
     p.id_out = parts_room(c, p.rows * p.width);
     p.values = parts_room(c, p.rows * p.n);
@@ -200,7 +212,7 @@ static void select_run(golden_case *c) {
     parts_case p;
     xd_vocab *vocab = NULL;
     if (!parts_open(c, "in.teacher_logits", &p)) return;
-    const int64_t asked = (int64_t)golden_number(c, "cfg.k", 1.0), k = asked < p.width ? asked : p.width;
+    const int64_t asked = golden_integer(c, "cfg.k", 1, 1, 1 << 30), k = asked < p.width ? asked : p.width;
     int64_t *ids = (int64_t *)golden_memory(c, (size_t)(k + 1) * sizeof *ids);
     float *importance = (float *)golden_memory(c, (size_t)p.width * sizeof *importance);
     double *wide = parts_room(c, k);
@@ -281,7 +293,7 @@ static void logprobs_run(golden_case *c) {
     if (!parts_open(c, "in.logits", &p)) return;
     const int64_t kept = p.sequences * (p.length - 1);
     p.ids = whole_labels(&p, NULL);
-    p.weight = with_last(&p, parts_f32(&p, "in.weight", kept));
+    p.weight = with_last(&p, parts_weight(&p, kept));
     if (!parts_run(&p, logprobs_body)) return;
     golden_close(c, "out.logprobs", sharded_without_last(c, p.row_out, p.sequences, p.length, 1), kept);
     golden_inert(c, "cfg.chunk_size");                /* positions that the peer takes at a time */
@@ -377,7 +389,7 @@ static void megatron_run(golden_case *c) {
     parts_case p;
     if (!parts_open(c, "in.logits", &p)) return;
     p.ids = parts_i64(&p, "in.target");
-    p.weight = parts_f32(&p, "in.weight", p.rows);
+    p.weight = parts_weight(&p, p.rows);
     p.number = 1.0;
     p.smoothing = golden_number(c, "cfg.label_smoothing", 0.0);
     if (!parts_run(&p, ce_body)) return;
@@ -393,7 +405,7 @@ static void soft_ce_run(golden_case *c) {
     parts_case p;
     if (!parts_open(c, "in.student_logits", &p)) return;
     p.other = parts_f32(&p, "in.target_logits", p.rows * p.width);
-    p.weight = parts_f32(&p, "in.weight", p.rows);
+    p.weight = parts_weight(&p, p.rows);
     p.number = 1.0;
     if (!parts_run(&p, ce_body)) return;
     golden_close(c, "out.cross_entropy", p.row_out, p.rows);

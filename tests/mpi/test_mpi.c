@@ -21,6 +21,7 @@ static int send_noted(const void *data, int count, MPI_Datatype type, int rank, 
 #undef MPI_Isend
 
 #include "comm_suite.h"
+#include "float_state.h"
 #include "mpi_runner.h"
 #include "mpi_world.h"
 
@@ -211,6 +212,16 @@ XD_TEST(a_communicator_that_cannot_be_a_world_is_refused) {
     refused(&(xd_mpi_desc){ .mpi = between }, XD_ERROR_ARGUMENT, "joins two groups");
     MPI_Comm_free(&between);
     MPI_Comm_free(&half);
+}
+
+XD_TEST(a_process_in_another_floating_point_state_is_named_by_all) {
+    int rank = 0;
+    MPI_Comm_rank(MPI_COMM_WORLD, &rank);
+    float_state_set(rank == ODD ? FLOAT_UP : FLOAT_DEFAULT);
+    refused(&(xd_mpi_desc){ .compare = 0 }, XD_ERROR_MISMATCH,
+            "rank 2 computes with rounding up, rank 0 with rounding to nearest");
+    float_state_set(FLOAT_DEFAULT);
+    leave(join(NULL));
 }
 
 XD_TEST(a_staging_size_that_one_rank_gets_wrong_is_refused_by_all_at_once) {

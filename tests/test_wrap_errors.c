@@ -116,7 +116,8 @@ static xd_result refuse_lists(xd_comm *world, void *argument) {
     /* A name that finds nothing, on one rank. */
     const xd_result thawed =
         xd_parallel_thaw(s.parallel, xd_model_find_weight(s.model, s.rank ? "typo" : "head"));
-    CHECK(thawed == (s.rank ? XD_ERROR_ARGUMENT : XD_ERROR_STATE) && (!s.rank || says(&s, "weight is NULL")));
+    CHECK(thawed == (s.rank ? XD_ERROR_ARGUMENT : XD_ERROR_STATE) &&
+          (!s.rank || says(&s, "no weight to thaw")));
     CHECK_EQ_INT(count, 77);
     CHECK(xd_model_allocate(s.model) == XD_ERROR_STATE && says(&s, "wrapped"));
     CHECK(xd_model_init_weights(s.model) == XD_ERROR_STATE && says(&s, "wrapped"));
@@ -328,7 +329,8 @@ static xd_result stray(xd_comm *world, void *argument) {
     (void)argument;
     open_scene(&s, world);
     CHECK(xd_model_seal(s.model) == XD_OK && wrap_fsdp(&s, 4) == XD_OK);
-    CHECK(xd_block_begin(s.first, backward, NULL) == XD_ERROR_ARGUMENT && says(&s, "view is NULL"));
+    CHECK(xd_block_begin(s.first, backward, NULL) == XD_ERROR_ARGUMENT &&
+          says(&s, "\"first\" is opened without"));
     if (s.rank == 1) {
         CHECK(xd_block_begin(s.second, backward, &view) == XD_OK);
         CHECK(xd_block_end(s.second) == XD_ERROR_MISMATCH &&

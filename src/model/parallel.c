@@ -395,6 +395,11 @@ XD_API void xd_parallel_destroy(xd_parallel *p) {
     xdi_parallel_free(p);
 }
 
+XD_API xd_wrap_kind xd_model_wrapped(const xd_model *model) {
+    if (!model->parallel) return XD_WRAP_NONE;
+    return model->parallel->sharded ? XD_WRAP_FSDP : XD_WRAP_DDP;
+}
+
 XD_API xd_parallel_bytes xd_parallel_memory(const xd_parallel *parallel) {
     xd_parallel_bytes out = parallel->bytes;
     if (!parallel->experts) return out;
@@ -721,7 +726,7 @@ static xd_result xdi_parallel_may_thaw(const xd_parallel *p, const xd_weight *w)
 }
 
 XD_API xd_result xd_parallel_thaw(xd_parallel *parallel, xd_weight *weight) {
-    XDI_GIVEN(parallel ? parallel->model->ctx : NULL, parallel, weight);
+    XDI_GIVEN(NULL, parallel);
     xd_parallel *p = parallel->experts && weight && xdi_parallel_of(parallel, weight)->of_experts
                          ? parallel->experts
                          : parallel;

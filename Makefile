@@ -139,7 +139,7 @@ build/equivalence: $(wildcard tests/equivalence/* examples/nn/*) $(golden_implem
 build/equivalence_dmd: $(wildcard tests/equivalence_dmd/* examples/nn/*) $(golden_implementation) | build
 	$(CC) -std=c99 -O2 $(warnings) -D_POSIX_C_SOURCE=200809L $(linked) -Isrc tests/equivalence_dmd/*.c $(wildcard examples/nn/*.c) $(golden_implementation) -o $@ $(LIBS)
 
-fuzz: ## every fuzzer in fuzz/ for FUZZ_SECONDS (10) seconds each; needs clang with libFuzzer
+fuzz: ## every fuzzer in fuzz/ for FUZZ_SECONDS (7) seconds each: by libFuzzer with clang, else by changes of the seeds
 	@sh tests/build/check.sh fuzz
 
 # Their own out/ is written again each time; a folder that ARGS names is not.

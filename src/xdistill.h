@@ -30,6 +30,10 @@
    SHAPES    T tokens, V vocabulary, H hidden, L layers; [T, V/tp] = columns split over axis "tp".
    ERRORS    Every function that can fail returns an xd_result; xd_last_error(ctx) has the message, the place and the
              rank. Ranks fail alike: no rank is left waiting for one that has refused.
+   NULL      A required pointer, path or desc that is NULL, or a count without its list, is ARGUMENT with its name in the
+             message; a context or an object that is NULL itself is ARGUMENT without one. A comment says where NULL is
+             allowed ("NULL -> defaults", "may be NULL"); _destroy and _close take it. What returns a value instead of
+             an xd_result needs a valid object: XD_ASSERT.
    ZERO      A desc field of 0 is 0, or what its comment says where 0 has no meaning. Recipes are functions that return a
              filled desc: xd_adamw_defaults and the like.
    CONTENTS  search for ">>": one marker a part. First what programs call, in the order in which they meet it; from "for
@@ -400,6 +404,7 @@
 #include "model/build_place.c"
 #include "model/build_list.c"
 #include "model/build_settings.c"
+#include "model/build_casts.c"
 #include "model/build_precision.c"
 #include "model/build_values.c"
 #include "model/build.c"

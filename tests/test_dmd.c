@@ -435,6 +435,11 @@ XD_TEST(settings_that_do_not_fit_are_refused_with_their_numbers) {
     REFUSES(XD_ERROR_ARGUMENT, d.networks[XD_DMD_DISCRIMINATOR].heads = 0, "a discriminator of 0 heads");
     REFUSES(XD_ERROR_STATE, d.networks[XD_DMD_FAKE_SCORE].user = d.networks[XD_DMD_TEACHER].user,
             "allow_shared");
+    xd_dmd_desc shared = whole_desc(nets);
+    xd_memory_bytes bytes;
+    shared.networks[XD_DMD_FAKE_SCORE].user = shared.networks[XD_DMD_TEACHER].user;
+    shared.allow_shared = true;
+    CHECK_EQ_INT(xd_dmd_bytes(ctx, &shared, &bytes), XD_OK);
     REFUSES(XD_ERROR_ARGUMENT, d.networks[XD_DMD_STUDENT].predicts = XD_PREDICT_V, "v");
     REFUSES(XD_ERROR_ARGUMENT, d.frequency = 1, "frequency 1, at least 2");
     REFUSES(XD_ERROR_ARGUMENT, d.frequency = 0, "frequency 0");

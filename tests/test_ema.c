@@ -413,6 +413,70 @@ XD_TEST(buffers_are_copied_as_they_are) {
     xd_ctx_destroy(ctx);
 }
 
+/* Two updates of a list whose second half are the same numbers as buffers. */
+XD_TEST(buffers_are_averaged_by_a_flag_as_parameters_are_but_for_integers_and_vectors_of_spectral_norm) {
+    float values[2][6], u[3] = { 0.6f, 0.8f, 0.0f };
+    int64_t counter = 1;
+    xd_ctx *ctx = scene_ctx(XD_CPU_BEST, 0);
+    xd_param params[4];
+    params[0] = scene_param("w", values[0], XD_DTYPE_F32, 6);
+    params[1] = scene_param("running_mean", values[1], XD_DTYPE_F32, 6);
+    params[2] = scene_param("conv.weight_u", u, XD_DTYPE_F32, 3);
+    params[3] = scene_param("num_batches", &counter, XD_DTYPE_I64, 1);
+    for (int i = 1; i < 4; i++) params[i].buffer = true;
+    for (int k = 0; k < 3; k++) {
+        xd_ema_desc d = scene_decay(0.9);
+        d.average_buffers = k > 0;
+        d.compat_credit = k == 2;
+        scene_fill(values[0], XD_DTYPE_F32, 6, 3);
+        memcpy(values[1], values[0], sizeof values[0]);
+        xd_ema *ema = scene_ema(ctx, params, 4, d);
+        for (uint32_t t = 0; t < 2; t++) {
+            scene_fill(values[0], XD_DTYPE_F32, 6, 4 + t);
+            memcpy(values[1], values[0], sizeof values[0]);
+            u[2] += 0.25f;
+            counter++;
+            CHECK(xd_ema_update(ema, XD_EMA_NEXT, NULL) == XD_OK);
+        }
+        const void *mean = xd_ema_view(ema, 1).value;
+        CHECK(memcmp(mean, k ? xd_ema_view(ema, 0).value : values[1], sizeof values[1]) == 0);
+        CHECK(memcmp(xd_ema_view(ema, 0).value, values[0], sizeof values[0]) != 0);
+        CHECK(memcmp(xd_ema_view(ema, 2).value, u, sizeof u) == 0);
+        CHECK(memcmp(xd_ema_view(ema, 3).value, &counter, sizeof counter) == 0);
+        /* Resumed from what it shows. */
+        const xd_ema_record record = xd_ema_describe(ema);
+        CHECK(record.config.average_buffers == (k > 0));
+        const xd_param saved[] = { xd_ema_view(ema, 0), xd_ema_view(ema, 1), xd_ema_view(ema, 2),
+                                   xd_ema_view(ema, 3) };
+        xd_ema *resumed = scene_ema(ctx, params, 4, record.config);
+        CHECK(xd_ema_load(resumed, saved, 4, &(xd_ema_load_desc){ .record = &record }, NULL) == XD_OK);
+        scene_fill(values[1], XD_DTYPE_F32, 6, 9);
+        CHECK(xd_ema_update(ema, XD_EMA_NEXT, NULL) == XD_OK);
+        CHECK(xd_ema_update(resumed, XD_EMA_NEXT, NULL) == XD_OK);
+        for (int i = 0; i < 2; i++)
+            CHECK(memcmp(xd_ema_view(resumed, i).value, xd_ema_view(ema, i).value, sizeof values[0]) == 0);
+        xd_ema_destroy(resumed);
+        xd_ema_destroy(ema);
+    }
+    xd_ctx_destroy(ctx);
+}
+
+XD_TEST(tokens_of_the_caller_are_stripped_instead) {
+    static const char *const tokens[] = { "student." };
+    float a = 1.0f, target = 0.0f;
+    xd_ctx *ctx = scene_ctx(XD_CPU_BEST, 0);
+    const xd_param param = scene_param("student.module.w", &a, XD_DTYPE_F32, 1),
+                   out = scene_param("module.w", &target, XD_DTYPE_F32, 1);
+    xd_ema_desc d = scene_decay(0.5);
+    d.strip_tokens = tokens;
+    d.strip_count = 1;
+    xd_ema *ema = scene_ema(ctx, &param, 1, d);
+    CHECK_EQ_STR(xd_ema_view(ema, 0).name, "module.w"); /* that of wrappers stays */
+    CHECK(xd_ema_copy_to(ema, &out, 1, false, NULL) == XD_OK && target == 1.0f);
+    xd_ema_destroy(ema);
+    xd_ctx_destroy(ctx);
+}
+
 XD_TEST(names_lose_their_wrappers_and_may_not_collide) {
     float a = 1.0f, b = 2.0f, target = 0.0f;
     xd_ctx *ctx = scene_ctx(XD_CPU_BEST, 0);

@@ -232,7 +232,7 @@ XD_TEST(lists_that_do_not_fit_are_refused_with_both_numbers) {
     CHECK(xd_noise_steps_check(ctx, &flow, 2, good, 3) == XD_OK);
     refused(ctx, xd_noise_steps_check(ctx, &flow, 4, good, 3), "a list of 3 times for 4 steps: 5 are needed");
     refused(ctx, xd_noise_steps_check(ctx, &flow, 0, good, 1), "a student of 0 steps");
-    refused(ctx, xd_noise_steps_check(ctx, &flow, 2, NULL, 3), "no list");
+    refused(ctx, xd_noise_steps_check(ctx, &flow, 2, NULL, 3), "list is NULL");
     refused(ctx, xd_noise_steps_check(ctx, &flow, 2, rising, 3), "0.75 comes after 0.5");
     refused(ctx, xd_noise_steps_check(ctx, &flow, 2, equal, 3), "0.5 comes after 0.5");
     refused(ctx, xd_noise_steps_check(ctx, &flow, 2, none, 3), "nan comes after 0.5");
@@ -264,7 +264,7 @@ XD_TEST(schedules_that_make_no_sense_are_refused) {
     refused(ctx, xd_noise_check(ctx, &s), "least, is -1e-06");
     s.kind = (xd_noise_kind)9;
     refused(ctx, xd_noise_check(ctx, &s), "kind 9 is no noise schedule");
-    refused(ctx, xd_noise_check(ctx, NULL), "no noise schedule");
+    refused(ctx, xd_noise_check(ctx, NULL), "schedule is NULL");
     s = xd_noise_defaults(XD_NOISE_CUSTOM);
     refused(ctx, xd_noise_check(ctx, &s), "without a function");
     xd_ctx_destroy(ctx);

@@ -327,7 +327,7 @@ XD_TEST(a_sum_that_cannot_be_formed_writes_nothing_and_one_that_cannot_be_read_s
                                          "parameters of snapshots are F32",
                                          "target 0 has no name",
                                          "w: -1 elements",
-                                         "w: 3 elements at",
+                                         "w: 3 elements, value at",
                                          "cannot be a sum",
                                          "w: snapshot 1 of 5 could not be read",
                                          "snapshot-1.bin is short" };

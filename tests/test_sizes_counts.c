@@ -371,7 +371,7 @@ static xd_result call_cells(void *memory) {
 static xd_result call_map(void *memory) {
     STAGE(memory);
     xd_exact_map out;
-    XD_TRY(xd_exact_map_create(CTX, &s->rows, s->a + XU, true, &out));
+    XD_TRY(xd_exact_map_create(CTX, &s->rows, s->a + XU, false, &out));
     xd_exact_map_destroy(CTX, &out);
     return XD_OK;
 }

@@ -297,7 +297,7 @@ XD_TEST(samplers_that_make_no_sense_are_refused_with_their_numbers) {
     refused(ctx, xd_times_check(ctx, &s, NULL), XD_ERROR_DTYPE, "F64 or F32 is needed");
     s = sampler_of((xd_time_kind)42);
     refused(ctx, xd_times_check(ctx, &s, NULL), XD_ERROR_ARGUMENT, "kind 42");
-    refused(ctx, xd_times_check(ctx, NULL, NULL), XD_ERROR_ARGUMENT, "no distribution");
+    refused(ctx, xd_times_check(ctx, NULL, NULL), XD_ERROR_ARGUMENT, "sampler is NULL");
     xd_ctx_destroy(ctx);
 }
 

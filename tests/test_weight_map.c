@@ -647,6 +647,113 @@ XD_TEST(files_that_differ_are_refused_by_name_or_reported_when_lenient) {
     refuse(&r, XD_ERROR_IO, "");
 }
 
+/* Replaces a text of the index, which has it once. */
+static void edit_index(const char *directory, const char *old, const char *text) {
+    xd_ctx *ctx = NULL;
+    char path[200], out[8000], *data = NULL;
+    size_t bytes = 0;
+    CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
+    snprintf(path, sizeof path, "%s/model.safetensors.index.json", directory);
+    CHECK_EQ_INT(xd_file_load(ctx, path, 0, &data, &bytes), XD_OK);
+    const char *at = strstr(data, old);
+    CHECK(at != NULL);
+    if (at) snprintf(out, sizeof out, "%.*s%s%s", (int)(at - data), data, text, at + strlen(old));
+    CHECK_EQ_INT(xd_file_save(ctx, path, out, strlen(out)), XD_OK);
+    xd_release(ctx, data);
+    xd_ctx_destroy(ctx);
+}
+
+/* Of an index that differs from its shards, each tensor that a shard has is there, and one that no shard has is missing. */
+XD_TEST(an_index_that_differs_from_its_shards_is_reported_when_lenient) {
+    char from[64];
+    refusal r;
+    strcpy(from, new_root());
+    memset(&r, 0, sizeof r);
+    r.from = from;
+    map_write(from, map_theirs, MAP_THEIRS, 7, 300);
+    edit_index(from, "\"turned\": \"", "\"renamed\": \"");
+    refuse(&r, XD_ERROR_MISSING, "holds no tensor \"renamed\", where the index puts it");
+    r.lenient = true;
+    refuse(&r, XD_OK, "");
+    CHECK_EQ_INT(r.report.loaded, MAP_THEIRS);
+    CHECK_EQ_INT(r.report.missing + r.report.unexpected, 0);
+    map_write(from, map_theirs, MAP_THEIRS, 7, 300);
+    edit_index(from, "\"h.0.scale\": \"model-00005", "\"h.0.scale\": \"model-00004");
+    r.lenient = false;
+    refuse(&r, XD_ERROR_MISSING, "holds no tensor \"h.0.scale\", where the index puts it");
+    r.lenient = true;
+    refuse(&r, XD_OK, "");
+    CHECK_EQ_INT(r.report.loaded, MAP_THEIRS);
+    map_write(from, map_theirs, MAP_THEIRS - 1, 7, 300);
+    edit_index(from, "\"turned\": \"", "\"empty\": \"");
+    r.lenient = false;
+    refuse(&r, XD_ERROR_MISSING, "holds no tensor \"empty\", where the index puts it");
+    r.lenient = true;
+    refuse(&r, XD_OK, "");
+    CHECK_EQ_INT(r.report.loaded, MAP_THEIRS - 1);
+    CHECK_EQ_INT(r.report.missing, 1);
+    CHECK_EQ_STR(r.report.names, "empty");
+    remove_all(from);
+}
+
+/* A tensor of a type that cannot be read is an error where it is asked for, and no other tensor's. */
+XD_TEST(a_type_that_cannot_be_read_is_refused_where_it_is_asked_for) {
+    static const char header[] = "{\"odd\":{\"dtype\":\"F8_E8M0\",\"shape\":[4],\"data_offsets\":[0,4]},"
+                                 "\"plain\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[4,6]}}";
+    const xd_weight_map out = { "odd", NULL, false, 0, 0, 0, 0 };
+    const int64_t zero = 0, four = 4, two = 2;
+    unsigned char file[8 + sizeof header - 1 + 6] = { sizeof header - 1 }, odd[4] = { 9, 9, 9, 9 },
+                                               plain[2] = { 0, 0 };
+    char path[200];
+    xd_ctx *ctx = NULL;
+    xd_comm *self = NULL;
+    xd_weights_reader *reader = NULL;
+    xd_tensor_part parts[2];
+    xd_weights_import_desc in;
+    CHECK(xd_ctx_create(NULL, &ctx) == XD_OK && xd_comm_self(ctx, &self) == XD_OK);
+    const char *from = new_root();
+    snprintf(path, sizeof path, "%s/model.safetensors", from);
+    memcpy(file + 8, header, sizeof header - 1);
+    memcpy(file + sizeof file - 6, "abcdef", 6);
+    CHECK_EQ_INT(xd_file_save(ctx, path, file, sizeof file), XD_OK);
+
+    CHECK_EQ_INT(xd_weights_reader_open(ctx, from, NULL, &reader), XD_OK);
+    CHECK_EQ_STR(xd_weights_reader_at(reader, 0)->type, "F8_E8M0");
+    CHECK_EQ_INT(xd_weights_reader_at(reader, 0)->dtype, XD_DTYPE_NONE);
+    CHECK_EQ_INT(xd_weights_reader_read(reader, 0, &zero, &four, odd), XD_ERROR_UNSUPPORTED);
+    CHECK(strstr(xd_last_error(ctx)->message, "tensor \"odd\" is of type F8_E8M0, which cannot be read"));
+    CHECK_EQ_INT(xd_weights_reader_read(reader, 1, &zero, &two, plain), XD_OK);
+    CHECK(odd[0] == 9 && plain[0] == 'e' && plain[1] == 'f');
+    xd_weights_reader_close(reader);
+
+    memset(parts, 0, sizeof parts);
+    for (int i = 0; i < 2; i++) {
+        parts[i].name = i ? "plain" : "odd";
+        parts[i].dtype = XD_DTYPE_U8;
+        parts[i].ndim = 1;
+        parts[i].shape[0] = parts[i].range.end = i ? 2 : 4;
+        parts[i].data = i ? plain : odd;
+    }
+    memset(&in, 0, sizeof in);
+    in.directory = from;
+    in.weights.parts = parts;
+    in.weights.part_count = 2;
+    plain[0] = 0;
+    CHECK_EQ_INT(xd_weights_import(self, &in, NULL), XD_ERROR_UNSUPPORTED);
+    CHECK(strstr(xd_last_error(ctx)->message, "tensor \"odd\" in ") &&
+          strstr(xd_last_error(ctx)->message, "F8_E8M0"));
+    CHECK(plain[0] == 0);
+    in.weights.parts = parts + 1;
+    in.weights.part_count = 1;
+    in.weights.maps = &out;
+    in.weights.map_count = 1;
+    CHECK_EQ_INT(xd_weights_import(self, &in, NULL), XD_OK);
+    CHECK(plain[0] == 'e' && odd[0] == 9);
+    remove_all(from);
+    xd_comm_destroy(self);
+    xd_ctx_destroy(ctx);
+}
+
 XD_TEST(an_entry_without_ours_leaves_a_tensor_out) {
     static const map_tensor more = { "h.12.attn.bias", XD_DTYPE_F32, 1, { 4 } };
     xd_weight_map maps[MAP_ENTRIES + 1];

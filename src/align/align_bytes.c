@@ -220,6 +220,7 @@ static void xdi_sweep_sides(const xd_align_side *student, const xd_align_side *t
 
 XD_API xd_result xd_align_bytes(xd_ctx *ctx, const xd_align_side *student, const xd_align_side *teacher,
                                 xd_alignment *out, xd_align_report *report) {
+    XDI_GIVEN(ctx, ctx, student, teacher, out);
     xd_align_report unused;
     xd_alignment made;
     XD_TRY(xdi_sweep_check(ctx, "student", student));
@@ -266,6 +267,8 @@ static xd_result xdi_align_all(xd_ctx *ctx, xd_align_job *jobs, int64_t count) {
 }
 
 XD_API xd_result xd_align_batch(xd_ctx *ctx, xd_align_job *jobs, int64_t count) {
+    XDI_GIVEN(ctx, ctx);
+    XDI_GIVEN_LIST(ctx, jobs, count);
     XD_REQUIRE(ctx, count >= 0, XD_ERROR_ARGUMENT, "%lld pairs of sequences", (long long)count);
     for (int64_t i = 0; i < count; i++) memset(&jobs[i].out, 0, sizeof jobs[i].out);
     const xd_result result = xdi_align_all(ctx, jobs, count);

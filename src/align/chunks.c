@@ -50,6 +50,7 @@ static xd_result xdi_chunks_count(const xd_chunk_map *map, int64_t *sizes) {
 }
 
 XD_API xd_result xd_chunk_sizes(xd_ctx *ctx, const xd_chunk_map *map, int64_t *sizes) {
+    XDI_GIVEN(ctx, ctx, map);
     const xd_result result = xdi_chunks_check(ctx, map);
     const int64_t count = result == XD_OK ? map->sequences * map->chunks : 0;
     XD_TRY(xdi_vocab_agree_rows(map->comm, result, count));
@@ -80,6 +81,7 @@ static xd_result xdi_chunks_sum(xd_ctx *ctx, xd_comm *comm, const xd_chunk_args 
 
 XD_API xd_result xd_chunk_sums(xd_ctx *ctx, const xd_chunk_map *map, xd_rows values, double *sums,
                                int64_t *sizes) {
+    XDI_GIVEN(ctx, ctx, map);
     const bool fixed = xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT;
     int64_t cells = 0;
     xd_chunk_args a;
@@ -106,6 +108,10 @@ XD_API xd_result xd_chunk_sums(xd_ctx *ctx, const xd_chunk_map *map, xd_rows val
 
 XD_API xd_result xd_chunk_averages(xd_ctx *ctx, const double *sums, const int64_t *sizes, int64_t chunks,
                                    int64_t n, double *averages) {
+    XDI_GIVEN(ctx, ctx);
+    XDI_GIVEN_LIST(ctx, sums, chunks);
+    XDI_GIVEN_LIST(ctx, sizes, chunks);
+    XDI_GIVEN_LIST(ctx, averages, chunks);
     const xd_launch launch = xd_ctx_launch(ctx);
     xd_chunk_args a;
     memset(&a, 0, sizeof a);
@@ -121,6 +127,7 @@ XD_API xd_result xd_chunk_averages(xd_ctx *ctx, const double *sums, const int64_
 
 XD_API xd_result xd_chunk_averages_backward(xd_ctx *ctx, const xd_chunk_map *map, const int64_t *sizes,
                                             const double *weight, xd_rows gradient) {
+    XDI_GIVEN(ctx, ctx, map, sizes, weight);
     const xd_launch launch = xd_ctx_launch(ctx);
     XD_TRY(xdi_chunks_check(ctx, map));
     XD_TRY(xdi_chunks_check_rows(ctx, map, "gradient", &gradient));

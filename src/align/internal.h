@@ -16,6 +16,9 @@ XD_PRIVATE xd_ctx *xdi_votes_describe(const xd_votes *votes, int64_t *student_si
 XD_PRIVATE bool xdi_votes_is_exact(const xd_votes *votes, int64_t student_id);
 
 /* votes.c: weights are not negative, and f32 holds them; those of rows where there is an id. */
+/* projection.c: ARGUMENT when an array of the matrix is missing. */
+XD_PRIVATE xd_result xdi_projection_given(xd_ctx *ctx, const xd_projection *projection);
+
 XD_PRIVATE xd_result xdi_check_weight(xd_ctx *ctx, double weight, int64_t student_id, int64_t teacher_id);
 XD_PRIVATE xd_result xdi_check_row_weights(xd_ctx *ctx, const xd_projection_rows *rows);
 

@@ -15,6 +15,8 @@ XD_PRIVATE bool xdi_projection_is_near(xd_ctx *ctx, const xd_projection *m) {
 
 /* One block, both begins first, so that every array is aligned. */
 XD_API xd_result xd_projection_upload(xd_ctx *ctx, const xd_projection *projection, xd_projection *out) {
+    XDI_GIVEN(ctx, ctx, projection, out);
+    XD_TRY(xdi_projection_given(ctx, projection));
     const xd_device_ops *memory = &xd_ctx_kernels(ctx)->memory;
     const xd_launch launch = xd_ctx_launch(ctx);
     const xd_projection *m = projection;
@@ -192,6 +194,7 @@ static xd_result xdi_project_take_cells(xdi_project_call *p) {
 }
 
 XD_API xd_result xd_project(xd_ctx *ctx, const xd_project_desc *desc, xd_rows probs, double *out) {
+    XDI_GIVEN(ctx, ctx, desc);
     xdi_project_call p;
     xd_result result = xdi_project_open(ctx, desc, "probs", &probs, &p);
     if (result == XD_OK && xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT)
@@ -207,6 +210,7 @@ XD_API xd_result xd_project(xd_ctx *ctx, const xd_project_desc *desc, xd_rows pr
 
 XD_API xd_result xd_project_backward(xd_ctx *ctx, const xd_project_desc *desc, const double *weight,
                                      xd_rows gradient) {
+    XDI_GIVEN(ctx, ctx, desc);
     xdi_project_call p;
     xd_result result = xdi_project_open(ctx, desc, "gradient", &gradient, &p);
     result = xdi_vocab_agree_rows(p.vocab.tp, result, gradient.rows);

@@ -59,6 +59,9 @@ static void xdi_projection_fill(const xd_vote *cells, xd_projection *p) {
 }
 
 XD_API xd_result xd_projection_from_cells(xd_ctx *ctx, const xd_projection_cells *list, xd_projection *out) {
+    XDI_GIVEN(NULL, ctx);
+    XD_REQUIRE(ctx, list, XD_ERROR_ARGUMENT, "cells is NULL");
+    XDI_GIVEN(ctx, out);
     const xd_vote *cells = list->cells, *sorted = NULL;
     const int64_t count = list->count;
     int64_t student_size = list->student_size, teacher_size = list->teacher_size;
@@ -84,8 +87,18 @@ XD_API xd_result xd_projection_from_cells(xd_ctx *ctx, const xd_projection_cells
     return result;
 }
 
+XD_PRIVATE xd_result xdi_projection_given(xd_ctx *ctx, const xd_projection *projection) {
+    XDI_GIVEN(ctx, projection->row_begin, projection->column_begin);
+    XDI_GIVEN_LIST(ctx, projection->teacher_id, projection->entries);
+    XDI_GIVEN_LIST(ctx, projection->weight, projection->entries);
+    XDI_GIVEN_LIST(ctx, projection->student_id, projection->entries);
+    XDI_GIVEN_LIST(ctx, projection->column_weight, projection->entries);
+    return XD_OK;
+}
+
 XD_API xd_result xd_projection_from_rows(xd_ctx *ctx, const xd_projection_rows *rows, int64_t student_size,
                                          int64_t teacher_size, xd_projection *out) {
+    XDI_GIVEN(ctx, ctx, rows, out);
     XD_TRY(xdi_check_row_weights(ctx, rows));
     XD_REQUIRE(ctx, student_size >= 0 && teacher_size >= 0, XD_ERROR_ARGUMENT,
                "vocabularies of %lld and %lld ids", (long long)student_size, (long long)teacher_size);
@@ -164,6 +177,7 @@ static void xdi_exact_fill(const xd_projection_rows *rows, int64_t teacher_size,
 
 XD_API xd_result xd_exact_map_create(xd_ctx *ctx, const xd_projection_rows *rows, int64_t teacher_size,
                                      bool relaxed, xd_exact_map *out) {
+    XDI_GIVEN(ctx, ctx, rows, out);
     XD_REQUIRE(ctx, relaxed || rows->k >= 2, XD_ERROR_ARGUMENT,
                "the strict exact map needs 2 entries a row, the projection has %lld", (long long)rows->k);
     XD_REQUIRE(ctx, teacher_size >= 0 && teacher_size <= INT32_MAX, XD_ERROR_ARGUMENT, "%lld teacher ids",

@@ -277,6 +277,8 @@ static xd_result xdi_build_origin(xd_ctx *ctx, const xd_projection_desc *desc, x
 
 XD_API xd_result xd_projection_build(xd_ctx *ctx, const xd_projection_desc *desc, xd_projection *out,
                                      xd_projection_report *report) {
+    XDI_GIVEN(ctx, ctx, desc, out);
+    XDI_GIVEN(ctx, desc->student, desc->teacher);
     xd_projection_origin origin;
     xd_projection_rows rows;
     xdi_build b;
@@ -323,6 +325,8 @@ static xd_result xdi_build_cached(xd_ctx *ctx, const char *path, const xd_projec
 
 XD_API xd_result xd_projection_cached(xd_ctx *ctx, const char *directory, const xd_projection_desc *desc,
                                       xd_projection *out, bool *built) {
+    XDI_GIVEN(ctx, ctx, directory, desc, out);
+    XDI_GIVEN(ctx, desc->student, desc->teacher);
     char name[XD_PROJECTION_NAME_BYTES];
     xd_projection_origin origin;
     bool fresh = false;

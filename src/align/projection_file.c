@@ -122,6 +122,8 @@ static void xdi_projfile_put_rows(unsigned char *at, const xd_projection *p) {
 }
 
 XD_API xd_result xd_projection_save(xd_ctx *ctx, const char *path, const xd_projection *projection) {
+    XDI_GIVEN(ctx, ctx, path, projection);
+    XD_TRY(xdi_projection_given(ctx, projection));
     const xd_projection *p = projection;
     const xd_projection_options options = xdi_projection_resolve(&p->origin.options);
     XD_TRY(xdi_projection_check_options(ctx, &options));
@@ -294,11 +296,14 @@ static xd_result xdi_projfile_read(xd_ctx *ctx, const char *path, const void *da
 
 XD_API xd_result xd_projection_load_memory(xd_ctx *ctx, const void *data, size_t bytes,
                                            const xd_projection_origin *expected, xd_projection *out) {
+    XDI_GIVEN(ctx, ctx, out);
+    XDI_GIVEN_LIST(ctx, data, bytes);
     return xdi_projfile_read(ctx, "projection", data, bytes, expected, out);
 }
 
 XD_API xd_result xd_projection_load(xd_ctx *ctx, const char *path, const xd_projection_origin *expected,
                                     xd_projection *out) {
+    XDI_GIVEN(ctx, ctx, path, out);
     char *data = NULL;
     size_t bytes = 0;
     XD_TRY(xd_file_load(ctx, path, XDI_PROJFILE_MOST_BYTES, &data, &bytes));
@@ -326,6 +331,8 @@ static void xdi_projfile_insert(int32_t *ids, float *weights, int64_t k, int32_t
 
 XD_API xd_result xd_projection_to_rows(xd_ctx *ctx, const xd_projection *projection, int64_t k,
                                        xd_projection_rows *out) {
+    XDI_GIVEN(ctx, ctx, projection, out);
+    XD_TRY(xdi_projection_given(ctx, projection));
     const xd_projection *p = projection;
     int64_t longest = 2;
     for (int64_t s = 0; s < p->student_size; s++)

@@ -115,6 +115,7 @@ static void xdi_mapping_finish(const xd_projection_rows_desc *desc, bool exact, 
 
 XD_API xd_result xd_projection_rows_from_votes(xd_votes *votes, const xd_projection_rows_desc *desc,
                                                xd_projection_rows *out) {
+    XDI_GIVEN_OF(votes, desc, out);
     const xd_vote *cells = NULL;
     int64_t student_size, teacher_size, count = 0, at = 0;
     xd_ctx *ctx = xdi_votes_describe(votes, &student_size, &teacher_size);
@@ -178,6 +179,9 @@ static void xdi_mapping_set_exact(xd_projection_rows *rows, int64_t student_id, 
 
 XD_API xd_result xd_projection_rows_apply_exact(xd_ctx *ctx, xd_projection_rows *rows, xd_texts student,
                                                 xd_texts teacher) {
+    XDI_GIVEN(ctx, ctx, rows);
+    XDI_GIVEN_LIST(ctx, student.texts, student.count);
+    XDI_GIVEN_LIST(ctx, teacher.texts, teacher.count);
     XD_REQUIRE(ctx, student.count >= 0 && teacher.count >= 0, XD_ERROR_ARGUMENT,
                "vocabularies of %lld and %lld strings", (long long)student.count, (long long)teacher.count);
     XD_REQUIRE(ctx, student.count <= rows->rows, XD_ERROR_ARGUMENT,
@@ -234,6 +238,7 @@ static void xdi_mapping_cut_row(const xd_projection_rows *in, int64_t r, const x
 
 XD_API xd_result xd_projection_rows_cut(xd_ctx *ctx, const xd_projection_rows *rows,
                                         const xd_projection_cut_desc *desc, xd_projection_rows *out) {
+    XDI_GIVEN(ctx, ctx, rows, desc, out);
     xd_projection_rows made;
     XD_TRY(xdi_check_row_weights(ctx, rows));
     XD_TRY(xdi_mapping_create(ctx, rows->rows, desc->k, &made));
@@ -328,6 +333,7 @@ static void xdi_mapping_similar_rows(void *argument, int64_t begin, int64_t end,
 XD_API xd_result xd_projection_rows_from_similarities(xd_ctx *ctx, xd_rows similarities,
                                                       const xd_similarity_desc *desc,
                                                       xd_projection_rows *out) {
+    XDI_GIVEN(ctx, ctx, desc, out);
     xd_projection_rows made;
     xdi_mapping_similar m = { &similarities, NULL, NULL, similarities.cols, desc->threshold, &made };
     XD_TRY(xdi_mapping_check_rows(ctx, &similarities, "similarities"));
@@ -368,6 +374,7 @@ static void xdi_mapping_embedded_rows(void *argument, int64_t begin, int64_t end
 
 XD_API xd_result xd_projection_rows_from_embeddings(xd_ctx *ctx, xd_rows student, xd_rows teacher,
                                                     const xd_similarity_desc *desc, xd_projection_rows *out) {
+    XDI_GIVEN(ctx, ctx, desc, out);
     const size_t room = (size_t)xd_ctx_settings(ctx)->threads * (size_t)teacher.rows;
     xd_projection_rows made;
     xdi_mapping_similar m = { &student, &teacher, NULL, teacher.rows, desc->threshold, &made };

@@ -1,7 +1,7 @@
 /* Pairs of special tokens of two vocabularies, by role and by likeness of their names. */
 
 #include "align/projection.h"
-#include "base/extend.h"
+#include "base/internal.h"
 
 #include <math.h>
 #include <string.h>
@@ -135,6 +135,9 @@ static int64_t xdi_special_count(xd_texts all) {
 
 XD_API xd_result xd_special_pairs(xd_ctx *ctx, const xd_special_desc *desc, xd_special_pair **pairs,
                                   int64_t *count) {
+    XDI_GIVEN(ctx, ctx, desc, pairs, count);
+    XDI_GIVEN_LIST(ctx, desc->student.texts, desc->student.count);
+    XDI_GIVEN_LIST(ctx, desc->teacher.texts, desc->teacher.count);
     const double threshold = desc->threshold;
     XD_REQUIRE(ctx, desc->max_pairs >= 0, XD_ERROR_ARGUMENT, "max_pairs %lld is negative",
                (long long)desc->max_pairs);

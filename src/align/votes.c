@@ -13,6 +13,7 @@ struct xd_votes {
 };
 
 XD_API xd_result xd_votes_create(xd_ctx *ctx, int64_t student_size, int64_t teacher_size, xd_votes **out) {
+    XDI_GIVEN(ctx, ctx, out);
     XD_REQUIRE(ctx,
                student_size > 0 && student_size <= INT32_MAX && teacher_size > 0 && teacher_size <= INT32_MAX,
                XD_ERROR_ARGUMENT, "votes between vocabularies of %lld and %lld ids", (long long)student_size,
@@ -91,6 +92,7 @@ XD_PRIVATE xd_result xdi_check_row_weights(xd_ctx *ctx, const xd_projection_rows
 }
 
 XD_API xd_result xd_votes_add(xd_votes *votes, int64_t student_id, int64_t teacher_id, double weight) {
+    XDI_GIVEN(NULL, votes);
     XD_TRY(xdi_votes_check(votes, student_id, teacher_id));
     XD_TRY(xdi_check_weight(votes->ctx, weight, student_id, teacher_id));
     if (votes->count == votes->capacity) XD_TRY(xdi_votes_grow(votes));
@@ -102,6 +104,7 @@ XD_API xd_result xd_votes_add(xd_votes *votes, int64_t student_id, int64_t teach
 }
 
 XD_API xd_result xd_votes_set_exact(xd_votes *votes, int64_t student_id, int64_t teacher_id) {
+    XDI_GIVEN(NULL, votes);
     XD_TRY(xdi_votes_check(votes, student_id, teacher_id));
     votes->exact[student_id] = (int32_t)teacher_id;
     return XD_OK;
@@ -140,6 +143,10 @@ static bool xdi_votes_silent(const xd_votes_pass *pass, int64_t id) {
 enum { XDI_VOTES_MOST_PIECES = 32 };
 
 XD_API xd_result xd_votes_add_pass(xd_votes *votes, const xd_votes_pass *pass) {
+    XDI_GIVEN_OF(votes, pass);
+    XDI_GIVEN_LIST(votes->ctx, pass->tokens, pass->count);
+    XDI_GIVEN_LIST(votes->ctx, pass->skip, pass->skip_count);
+    XDI_GIVEN_LIST(votes->ctx, pass->foreign_skip, pass->foreign_skip_count);
     const int64_t most = pass->max_pieces;
     double weights[XDI_VOTES_MOST_PIECES];
     XD_REQUIRE(votes->ctx, most >= 1 && most <= XDI_VOTES_MOST_PIECES, XD_ERROR_ARGUMENT,
@@ -199,6 +206,7 @@ static int64_t xdi_votes_combine(const xd_votes *v, const xd_vote *from, xd_vote
 }
 
 XD_API xd_result xd_votes_read(xd_votes *votes, const xd_vote **cells, int64_t *count) {
+    XDI_GIVEN_OF(votes, cells, count);
     xd_votes *v = votes;
     const int64_t size = v->student_size > v->teacher_size ? v->student_size : v->teacher_size;
     const int64_t room = v->count + v->student_size; /* every id may be exact without a vote */

@@ -188,14 +188,17 @@ XD_API void xd_ctx_destroy(xd_ctx *ctx) {
 }
 
 XD_API const xd_ctx_desc *xd_ctx_settings(const xd_ctx *ctx) {
+    XD_ASSERT(ctx);
     return &ctx->settings;
 }
 
 XD_API const xd_error *xd_last_error(const xd_ctx *ctx) {
+    XD_ASSERT(ctx);
     return &ctx->error;
 }
 
 XD_API void xd_clear_error(xd_ctx *ctx) {
+    XD_ASSERT(ctx);
     memset(&ctx->error, 0, sizeof ctx->error);
     ctx->error.culprit = -1;
     ctx->error.rank = ctx->settings.rank;
@@ -208,6 +211,7 @@ XD_PRIVATE xd_result xdi_ctx_adopt(xd_ctx *ctx, const xd_error *error) {
 }
 
 XD_API xd_ctx *xd_at(xd_ctx *ctx, const char *file, int line) {
+    XD_ASSERT(ctx);
     ctx->caller_file = file;
     ctx->caller_line = line;
     return ctx;
@@ -226,6 +230,7 @@ XD_API void xd_ctx_set_kernels(xd_ctx *ctx, const struct xd_kernels *kernels) {
 }
 
 XD_API void xd_ctx_set_stream(xd_ctx *ctx, void *stream) {
+    XD_ASSERT(ctx);
     ctx->settings.stream = stream;
 }
 
@@ -250,6 +255,7 @@ XD_PRIVATE void xdi_clear(const xd_ctx *ctx, void *memory, size_t bytes) {
 }
 
 XD_API void *xd_allocate(xd_ctx *ctx, size_t bytes) {
+    XD_ASSERT(ctx);
     void *memory = xdi_allocate_unwritten(ctx, bytes);
     if (memory) xdi_clear(ctx, memory, bytes);
     return memory;
@@ -359,6 +365,19 @@ XD_PRIVATE void *xdi_parallel_scratch(const xd_ctx *ctx, int slot) {
     return xdi_pool_scratch(ctx->pool, slot);
 }
 
+static void xdi_log_to_stderr(void *user, xd_log_level level, const char *line) {
+    (void)user;
+    (void)level;
+    fprintf(stderr, "%s\n", line);
+}
+
+XD_API xd_logger xd_stderr_logger(void) {
+    xd_logger logger;
+    logger.write = xdi_log_to_stderr;
+    logger.user = NULL;
+    return logger;
+}
+
 static bool xdi_log_enabled(const xd_ctx *ctx, xd_log_level level) {
     /* The enumeration starts at the default, since zero must be one; this is the order of verbosity. */
     static const int loudness[] = { 2, 0, 1, 3, 4 };
@@ -377,6 +396,7 @@ XD_API void xd_log(xd_ctx *ctx, xd_log_level level, const char *format, ...) {
 
 static void xdi_ctx_record(xd_ctx *ctx, xd_result result, int culprit, const char *file, int line,
                            const char *function, const char *format, va_list arguments) {
+    if (!ctx) return; /* nothing keeps the message */
     xd_error *error = &ctx->error;
     error->result = result;
     error->file = file;
@@ -414,6 +434,22 @@ XD_API xd_result xd_fail_culprit(xd_ctx *ctx, xd_result result, int culprit, con
     xdi_ctx_record(ctx, result, culprit, file, line, function, format, arguments);
     va_end(arguments);
     return result;
+}
+
+XD_PRIVATE xd_result xdi_given(xd_ctx *ctx, const char *file, int line, const char *function,
+                               const char *names, ...) {
+    va_list pointers;
+    bool all = true;
+    va_start(pointers, names);
+    for (const char *name = names; all && *name; name += strspn(name, ", ")) {
+        const size_t length = strcspn(name, ",");
+        all = va_arg(pointers, const void *) != NULL;
+        if (!all)
+            (void)xd_fail(ctx, XD_ERROR_ARGUMENT, file, line, function, "%.*s is NULL", (int)length, name);
+        name += length;
+    }
+    va_end(pointers);
+    return all ? XD_OK : XD_ERROR_ARGUMENT;
 }
 
 XD_PRIVATE bool xdi_size_multiply(size_t a, size_t b, size_t *product) {

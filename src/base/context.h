@@ -26,6 +26,10 @@ typedef struct xd_logger {
     void *user;
 } xd_logger;
 
+/* A ready-made logger: each line on standard error, by one call. It shows what log_level lets through: with XD_LOG_INFO also the
+ * number of parameters that xd_build reports. Pure. */
+XD_API xd_logger xd_stderr_logger(void);
+
 /* Monotonic seconds. Deadlines are measured with it, so a test can let an hour pass without sleeping. */
 typedef struct xd_clock {
     double (*now_seconds)(void *user);
@@ -85,7 +89,8 @@ XD_API int xd_version(void);
 #define xd_ctx_create(desc, out) xd_ctx_create_versioned(XD_VERSION, (desc), (out))
 XD_API xd_result xd_ctx_create_versioned(int version, const xd_ctx_desc *desc, xd_ctx **out);
 
-/* Frees the context. Destroy everything made from it first. NULL is fine. */
+/* Frees the context. Destroy everything made from it first. NULL is fine; so is a process that was forked from the context's: it
+ * has none of the pool's threads, computes on its own and destroys its copy without waiting for them. */
 XD_API void xd_ctx_destroy(xd_ctx *ctx);
 
 /* The desc in force, every default filled in. */

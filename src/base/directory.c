@@ -14,6 +14,7 @@ struct xd_publish_directory {
     xd_ctx *ctx;
     char *path, *temporary, *old, *lock_path; /* after the struct in the same allocation */
     xdi_lock lock;
+    int64_t process; /* whose directory it is: one that is forked from it removes nothing */
     bool made, renamed;
 };
 
@@ -125,6 +126,7 @@ static xd_result xdi_directory_start(xd_publish_directory *d) {
 }
 
 XD_API xd_result xd_publish_directory_create(xd_ctx *ctx, const char *path, xd_publish_directory **out) {
+    XDI_GIVEN(ctx, ctx, path, out);
     size_t length = strlen(path);
     while (length > 1 && path[length - 1] == '/') length--;
     const size_t room = length + XDI_DIRECTORY_ROOM;
@@ -133,6 +135,7 @@ XD_API xd_result xd_publish_directory_create(xd_ctx *ctx, const char *path, xd_p
     xd_publish_directory *d = (xd_publish_directory *)xd_allocate(ctx, sizeof *d + 4 * room);
     XD_REQUIRE(ctx, d, XD_ERROR_MEMORY, "%s: no room for a directory object", path);
     d->ctx = ctx;
+    d->process = xdi_process();
     d->path = (char *)(d + 1);
     d->temporary = d->path + room;
     d->old = d->temporary + room;
@@ -152,6 +155,7 @@ XD_API xd_result xd_publish_directory_create(xd_ctx *ctx, const char *path, xd_p
 }
 
 XD_API const char *xd_publish_directory_path(const xd_publish_directory *d) {
+    XD_ASSERT(d);
     return d->temporary;
 }
 
@@ -189,6 +193,7 @@ static xd_result xdi_directory_switch(xd_publish_directory *d, const char **olde
 }
 
 XD_API xd_result xd_publish_directory_commit(xd_publish_directory *d) {
+    XDI_GIVEN(NULL, d);
     const char *older = NULL;
     xd_result result = xdi_directory_switch(d, &older);
     const int error = result == XD_OK && older ? xdi_directory_remove(d->ctx, older) : 0;
@@ -204,7 +209,8 @@ XD_API xd_result xd_publish_directory_commit(xd_publish_directory *d) {
 
 XD_API void xd_publish_directory_abort(xd_publish_directory *d) {
     if (!d) return;
-    if (d->made && !d->renamed) (void)xdi_directory_remove(d->ctx, d->temporary);
+    if (d->made && !d->renamed && !xdi_is_forked(d->process))
+        (void)xdi_directory_remove(d->ctx, d->temporary);
     xdi_lock_drop(d->ctx, d->lock_path, &d->lock);
     xd_release(d->ctx, d);
 }

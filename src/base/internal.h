@@ -35,6 +35,7 @@ XD_PRIVATE void xdi_ctx_warn_of_locks(xd_ctx *ctx, const char *path, int error);
  * writer of any process has it; IO. Where there are no locks nothing is taken. */
 typedef struct xdi_lock {
     intptr_t file, held;
+    int64_t process; /* that has it: one that is forked from it drops nothing */
     bool taken;
 } xdi_lock;
 XD_PRIVATE xd_result xdi_lock_take(xd_ctx *ctx, const char *path, xdi_lock *lock);
@@ -70,6 +71,18 @@ XD_PRIVATE xd_result xdi_refuse_pointer(xd_ctx *ctx, const char *what, const voi
 XD_PRIVATE size_t xdi_json_mark_bytes(const char *text, size_t bytes);
 /* json.c: the bytes at the beginning of a text that are well-formed UTF-8. */
 XD_PRIVATE size_t xdi_json_valid_bytes(const char *text, size_t bytes);
+
+/* context.c: ARGUMENT, naming the first of `names` whose pointer is NULL. The macros write the names: XDI_GIVEN(ctx, desc, out)
+ * returns the error, XDI_CHECK_GIVEN gives it, XDI_GIVEN_OF has the context of the object that comes first. No context: no
+ * message. XDI_GIVEN_LIST refuses a count without its list. */
+XD_PRIVATE xd_result xdi_given(xd_ctx *ctx, const char *file, int line, const char *function,
+                               const char *names, ...);
+#define XDI_CHECK_GIVEN(ctx, ...) xdi_given((ctx), __FILE__, __LINE__, __func__, #__VA_ARGS__, __VA_ARGS__)
+#define XDI_GIVEN(ctx, ...) XD_TRY(XDI_CHECK_GIVEN(ctx, __VA_ARGS__))
+#define XDI_GIVEN_OF(object, ...) XDI_GIVEN((object) ? (object)->ctx : NULL, object, __VA_ARGS__)
+#define XDI_GIVEN_LIST(ctx, list, count)                                                                \
+    XD_REQUIRE(ctx, (list) != NULL || (count) <= 0, XD_ERROR_ARGUMENT, "%s is NULL and %s %lld", #list, \
+               #count, (long long)(count))
 
 /* context.c: refuses declarations of another major or minor version. */
 XD_PRIVATE xd_result xdi_ctx_check_version(int version, const xd_ctx_desc *desc);
@@ -109,6 +122,11 @@ XD_PRIVATE void xdi_pool_destroy(xdi_pool *pool, const xd_allocator *allocator);
 XD_PRIVATE void *xdi_pool_scratch(const xdi_pool *pool, int slot);
 XD_PRIVATE bool xdi_pool_run(xdi_pool *pool, int64_t pieces, xdi_piece body, void *argument,
                              xdi_pool_fault *fault);
+
+/* parallel.c: the number of this process; and whether this process was forked from that one: then the threads, locks and names in
+ * the file system that belong to the other are left alone. */
+XD_PRIVATE int64_t xdi_process(void);
+XD_PRIVATE bool xdi_is_forked(int64_t process);
 
 /* parallel.c: starts a thread of the library, which leaves the program's signals alone. `thread` is a pthread_t. */
 XD_PRIVATE bool xdi_thread_create(void *thread, void *(*run)(void *argument), void *argument);

@@ -79,6 +79,7 @@ static int xdi_lock_try(xd_ctx *ctx, xdi_lock *lock, const char *path) {
     }
     if (error != 0) return error;
     error = files->lock(files->user, path, lock->file, &lock->held);
+    lock->process = xdi_process();
     if (error == 0)
         lock->taken = true;
     else
@@ -105,8 +106,9 @@ XD_PRIVATE void xdi_lock_drop(xd_ctx *ctx, const char *path, xdi_lock *lock) {
     const xd_files *files = &xd_ctx_settings(ctx)->files;
     if (!lock->taken) return;
     lock->taken = false;
-    files->remove(files->user,
-                  path); /* before the lock ends: who takes it later finds that the name is gone */
+    if (!xdi_is_forked(
+            lock->process)) /* before the lock ends: who takes it later finds that the name is gone */
+        files->remove(files->user, path);
     files->close(files->user, lock->held);
     files->close(files->user, lock->file);
 }

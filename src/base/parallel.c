@@ -6,6 +6,7 @@
 #include <sched.h>
 #include <signal.h>
 #include <string.h>
+#include <unistd.h>
 
 enum { XDI_POOL_LOOKS = 2000 };
 
@@ -27,8 +28,9 @@ typedef struct xdi_pool_thread {
 } xdi_pool_thread;
 
 struct xdi_pool {
-    int threads; /* the calling thread included */
-    bool busy;   /* a round is running: a nested one runs on the thread that asks for it */
+    int threads;     /* the calling thread included */
+    int64_t process; /* that has the threads: one that is forked from it has none */
+    bool busy;       /* a round is running: a nested one runs on the thread that asks for it */
     xdi_round round;
     xd_parallel_for parallel_for;
     char *scratch; /* [threads - 1, XDI_POOL_SCRATCH] */
@@ -80,6 +82,14 @@ static void *xdi_pool_thread_run(void *argument) {
 
 /* ---- life ---- */
 
+XD_PRIVATE int64_t xdi_process(void) {
+    return (int64_t)getpid();
+}
+
+XD_PRIVATE bool xdi_is_forked(int64_t process) {
+    return process != xdi_process();
+}
+
 /* Threads of the library block all signals, which are for the program's threads, except those of faults. */
 static void xdi_pool_quiet(sigset_t *before) {
     static const int faults[] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP };
@@ -117,6 +127,7 @@ XD_PRIVATE xdi_pool *xdi_pool_create(const xd_ctx_desc *settings) {
     if (!pool) return NULL;
     memset(pool, 0, bytes);
     pool->threads = settings->threads;
+    pool->process = xdi_process();
     pool->thread = (xdi_pool_thread *)(void *)(pool + 1);
     pool->parallel_for = settings->parallel_for;
     pthread_mutex_init(&pool->lock, NULL);
@@ -128,8 +139,7 @@ XD_PRIVATE xdi_pool *xdi_pool_create(const xd_ctx_desc *settings) {
     return NULL;
 }
 
-XD_PRIVATE void xdi_pool_destroy(xdi_pool *pool, const xd_allocator *allocator) {
-    if (!pool) return;
+static void xdi_pool_stop(xdi_pool *pool) {
     pthread_mutex_lock(&pool->lock);
     pool->leaving = true;
     pthread_cond_broadcast(&pool->wake);
@@ -138,6 +148,11 @@ XD_PRIVATE void xdi_pool_destroy(xdi_pool *pool, const xd_allocator *allocator) 
     pthread_cond_destroy(&pool->done);
     pthread_cond_destroy(&pool->wake);
     pthread_mutex_destroy(&pool->lock);
+}
+
+XD_PRIVATE void xdi_pool_destroy(xdi_pool *pool, const xd_allocator *allocator) {
+    if (!pool) return;
+    if (!xdi_is_forked(pool->process)) xdi_pool_stop(pool);
     if (pool->scratch) allocator->release(allocator->user, pool->scratch);
     allocator->release(allocator->user, pool);
 }
@@ -230,17 +245,18 @@ static bool xdi_pool_run_callers(xdi_pool *pool, const xdi_round *round, xdi_poo
 
 XD_PRIVATE bool xdi_pool_run(xdi_pool *pool, int64_t pieces, xdi_piece body, void *argument,
                              xdi_pool_fault *fault) {
-    if (!pool || pieces <= 1 || pool->busy) {
+    const bool own = pool && !pool->parallel_for.run;
+    if (!pool || pieces <= 1 || pool->busy || (own && xdi_is_forked(pool->process))) {
         for (int64_t i = 0; i < pieces; i++) body(argument, i, 0);
         return true;
     }
     const xdi_round round = { body, argument, pieces, 0, xdi_float_word(), INT64_MIN };
     bool fair = true;
     pool->busy = true;
-    if (pool->parallel_for.run)
-        fair = xdi_pool_run_callers(pool, &round, fault);
-    else
+    if (own)
         xdi_pool_run_own(pool, &round);
+    else
+        fair = xdi_pool_run_callers(pool, &round, fault);
     pool->busy = false;
     return fair;
 }

@@ -11,6 +11,7 @@
 struct xd_publish {
     xd_ctx *ctx;
     intptr_t file, held; /* held: the lock of the temporary file */
+    int64_t process;     /* whose file it is: one that is forked from it removes nothing */
     bool open, locked, renamed, joined;
     char *temporary; /* both names follow the struct in the same allocation */
     char *path;
@@ -202,6 +203,7 @@ XD_PRIVATE xd_result xdi_publish_start(xd_ctx *ctx, const char *path, bool locke
     xd_publish *p = (xd_publish *)xd_allocate(ctx, sizeof *p + 2 * length + 1 + XDI_PUBLISH_ROOM);
     XD_REQUIRE(ctx, p, XD_ERROR_MEMORY, "%s: no room for a file object", path);
     p->ctx = ctx;
+    p->process = xdi_process();
     p->path = (char *)(p + 1);
     p->temporary = p->path + length + 1;
     memcpy(p->path, path, length + 1);
@@ -326,7 +328,8 @@ XD_API void xd_publish_abort(xd_publish *p) {
     if (!p) return;
     const xd_files *files = &xd_ctx_settings(p->ctx)->files;
     if (p->open) files->close(files->user, p->file);
-    if (!p->renamed && !p->joined && files->remove) files->remove(files->user, p->temporary);
+    const bool here = !p->renamed && !p->joined && !xdi_is_forked(p->process);
+    if (here && files->remove) files->remove(files->user, p->temporary);
     if (p->locked) files->close(files->user, p->held);
     xd_release(p->ctx, p);
 }

@@ -141,6 +141,7 @@ static xd_result xdi_find_steps(xd_ctx *ctx, const char *root, int64_t **steps, 
 }
 
 XD_API xd_result xd_checkpoint_find(xd_ctx *ctx, const char *root, int64_t *step) {
+    XDI_GIVEN(ctx, ctx, root, step);
     int64_t *steps = NULL, count = 0, i = 0;
     bool valid = false;
     XD_REQUIRE(ctx, xdi_file_probe(ctx, root) != ENOENT, XD_ERROR_MISSING, "%s: there is no such directory",

@@ -282,6 +282,7 @@ static xd_result xdi_full_gather_run(xdi_full *f, const xd_state_gather_desc *de
 }
 
 XD_API xd_result xd_state_gather(xd_comm *comm, const xd_state_gather_desc *desc) {
+    XDI_GIVEN_COMM(comm, desc);
     xdi_full f = xdi_full_begin(comm, desc->group, desc->staging_bytes);
     f.gathers = true;
     const xd_result result = xdi_full_gather_run(&f, desc);
@@ -572,6 +573,7 @@ static xd_result xdi_full_scatter_run(xdi_full *f, const xd_state_scatter_desc *
 }
 
 XD_API xd_result xd_state_scatter(xd_comm *comm, const xd_state_scatter_desc *desc, xd_state_report *report) {
+    XDI_GIVEN_COMM(comm, desc);
     xdi_full f = xdi_full_begin(comm, desc->group, desc->staging_bytes);
     xd_state_report own;
     memset(&own, 0, sizeof own);
@@ -599,6 +601,7 @@ static xd_result xdi_full_average(xd_ctx *ctx, const xd_checkpoint_network *n, i
 }
 
 XD_API xd_result xd_ema_export(xd_comm *comm, const xd_state_gather_desc *desc, xd_ema_record *record) {
+    XDI_GIVEN_COMM(comm, desc, record);
     xd_ctx *ctx = xd_comm_ctx(comm);
     xd_state_gather_desc d = *desc;
     char group[XDI_GROUP_ROOM];
@@ -611,6 +614,7 @@ XD_API xd_result xd_ema_export(xd_comm *comm, const xd_state_gather_desc *desc, 
 
 XD_API xd_result xd_ema_import(xd_comm *comm, const xd_state_scatter_desc *desc, const xd_ema_record *record,
                                xd_state_report *report) {
+    XDI_GIVEN_COMM(comm, desc);
     xd_ctx *ctx = xd_comm_ctx(comm);
     xd_state_scatter_desc d = *desc;
     xd_state_report own;

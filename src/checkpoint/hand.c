@@ -24,12 +24,13 @@ static void xdi_hand_hire(xdi_hand *h) {
     pthread_mutex_init(&h->lock, NULL);
     pthread_cond_init(&h->change, NULL);
     h->tried = true;
+    h->process = xdi_process();
     h->has_thread = xdi_thread_create(&h->thread, xdi_hand_work, h);
 }
 
 XD_PRIVATE bool xdi_hand_start(xdi_hand *h, void (*work)(void *argument), void *argument) {
     if (!h->tried) xdi_hand_hire(h);
-    if (!h->has_thread) return false;
+    if (!h->has_thread || xdi_is_forked(h->process)) return false;
     pthread_mutex_lock(&h->lock);
     h->work = work;
     h->argument = argument;
@@ -46,7 +47,9 @@ XD_PRIVATE void xdi_hand_wait(xdi_hand *h) {
 }
 
 XD_PRIVATE void xdi_hand_end(xdi_hand *h) {
-    if (!h->tried) return;
+    const bool here = h->tried && !xdi_is_forked(h->process);
+    h->tried = false;
+    if (!here) return;
     pthread_mutex_lock(&h->lock);
     h->leaving = true;
     pthread_cond_signal(&h->change);
@@ -54,5 +57,5 @@ XD_PRIVATE void xdi_hand_end(xdi_hand *h) {
     if (h->has_thread) pthread_join(h->thread, NULL);
     pthread_cond_destroy(&h->change);
     pthread_mutex_destroy(&h->lock);
-    h->tried = h->has_thread = false;
+    h->has_thread = false;
 }

@@ -276,6 +276,7 @@ static void xdi_inherit_end(xdi_inherit *h) {
 
 XD_API xd_result xd_state_inherit(xd_comm *comm, const xd_state_inherit_desc *desc, int64_t *step,
                                   char **state) {
+    XDI_GIVEN_COMM(comm, desc, step);
     xd_ctx *ctx = xd_comm_ctx(comm);
     xdi_inherit *h = (xdi_inherit *)xd_allocate(ctx, sizeof *h);
     char *own = NULL;

@@ -179,6 +179,7 @@ XD_PRIVATE int64_t xdi_block_count(uint64_t bytes, size_t block_bytes);
 /* Begins as zero; the thread is created when there is work for it. */
 typedef struct xdi_hand {
     bool tried, has_thread;
+    int64_t process; /* that has the thread */
     pthread_t thread;
     pthread_mutex_t lock; /* of all that follows */
     pthread_cond_t change;

@@ -479,6 +479,7 @@ static void xdi_load_end(xdi_load *l) {
 
 XD_API xd_result xd_checkpoint_load(xd_comm *comm, const xd_checkpoint_load_desc *desc,
                                     xd_checkpoint_report *report, char **state) {
+    XDI_GIVEN_COMM(comm, desc);
     xdi_load l;
     memset(&l, 0, sizeof l);
     l.comm = comm;

@@ -410,6 +410,7 @@ static xd_result xdi_manifest_read(xd_checkpoint *c, const char *text, size_t by
 /* ---- public ---- */
 
 XD_API xd_result xd_checkpoint_open_memory(xd_ctx *ctx, const char *text, size_t bytes, xd_checkpoint **out) {
+    XDI_GIVEN(ctx, ctx, text, out);
     xd_checkpoint *c = (xd_checkpoint *)xd_allocate(ctx, sizeof *c);
     XD_REQUIRE(ctx, c, XD_ERROR_MEMORY, "no room for a checkpoint");
     c->ctx = ctx;
@@ -422,6 +423,7 @@ XD_API xd_result xd_checkpoint_open_memory(xd_ctx *ctx, const char *text, size_t
 }
 
 XD_API xd_result xd_checkpoint_open(xd_ctx *ctx, const char *directory, xd_checkpoint **out) {
+    XDI_GIVEN(ctx, ctx, directory, out);
     char *text = NULL, *path = xdi_weights_path(ctx, directory, XDI_MANIFEST_FILE);
     size_t bytes = 0;
     XD_REQUIRE(ctx, path, XD_ERROR_MEMORY, "%s: no room for a path", directory);
@@ -449,18 +451,22 @@ XD_API void xd_checkpoint_close(xd_checkpoint *c) {
 }
 
 XD_API xd_checkpoint_info xd_checkpoint_describe(const xd_checkpoint *c) {
+    XD_ASSERT(c);
     return c->info;
 }
 
 XD_API const xd_checkpoint_file_info *xd_checkpoint_file_at(const xd_checkpoint *c, int64_t index) {
+    XD_ASSERT(c);
     return index >= 0 && index < c->info.file_count ? &c->files[index] : NULL;
 }
 
 XD_API const xd_checkpoint_tensor_info *xd_checkpoint_tensor_at(const xd_checkpoint *c, int64_t index) {
+    XD_ASSERT(c);
     return index >= 0 && index < c->info.tensor_count ? &c->tensors[index] : NULL;
 }
 
 XD_API int64_t xd_checkpoint_tensor_find(const xd_checkpoint *c, const char *group, const char *name) {
+    XD_ASSERT(c);
     xd_checkpoint_tensor_info key;
     memset(&key, 0, sizeof key);
     key.group = group;

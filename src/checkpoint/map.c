@@ -6,6 +6,7 @@
 #include "checkpoint/map_internal.h"
 #include "comm/internal.h"
 #include "comm/mesh.h"
+#include "io/internal.h"
 #include "kernel/copy.h"
 #include "tensor/interval.h"
 
@@ -95,6 +96,8 @@ static xd_result xdi_mapped_agree(xdi_mapped *m, const xd_mapped_weights *weight
 }
 
 XD_API xd_result xd_weight_map_check(xd_ctx *ctx, const xd_mapped_weights *weights) {
+    XDI_GIVEN(ctx, ctx, weights);
+    XDI_GIVEN_LIST(ctx, weights->maps, weights->map_count);
     xd_checkpoint_network network;
     xdi_content content;
     xdi_mapped_plan plan;
@@ -129,7 +132,7 @@ static xd_result xdi_import_open(xdi_import *l) {
     xd_safetensors_desc d;
     memset(&d, 0, sizeof d);
     d.mode = XD_SAFETENSORS_STREAM;
-    return xd_weights_reader_open(l->m.ctx, l->m.directory, &d, &l->reader);
+    return xdi_weights_reader_start(l->m.ctx, l->m.directory, &d, l->desc->lenient, &l->reader);
 }
 
 static void xdi_import_note(xdi_import *l, const char *name) {
@@ -360,6 +363,7 @@ static xd_result xdi_import_run(xdi_import *l) {
 
 XD_API xd_result xd_weights_import(xd_comm *comm, const xd_weights_import_desc *desc,
                                    xd_checkpoint_report *report) {
+    XDI_GIVEN_COMM(comm, desc);
     xdi_import l;
     memset(&l, 0, sizeof l);
     l.m = xdi_mapped_begin(comm, desc->directory, &desc->weights, desc->staging_bytes);
@@ -518,6 +522,7 @@ static xd_result xdi_export_run(xdi_export *e) {
 }
 
 XD_API xd_result xd_weights_export(xd_comm *comm, const xd_weights_export_desc *desc) {
+    XDI_GIVEN_COMM(comm, desc);
     xdi_export e;
     memset(&e, 0, sizeof e);
     e.m = xdi_mapped_begin(comm, desc->directory, &desc->weights, desc->staging_bytes);

@@ -54,8 +54,9 @@ typedef struct xd_weights_import_desc {
                             * paths */
     xd_mapped_weights weights;
     bool lenient; /* tensors of theirs that are missing, unexpected or of another shape are reported, and
-                   * what is here of them stays as it is; entries may name no weight. false -> they are
-                   * errors */
+                   * what is here of them stays as it is; entries may name no weight. So may an index name
+                   * tensors that its shards lack, or lack some of theirs: what a shard has is read, and the
+                   * context warns. false -> they are errors */
     bool convert; /* floating-point tensors of another type are converted, as by xd_cast; false -> DTYPE */
     size_t staging_bytes; /* of elements in memory at once, at least 64, the same on all ranks; 0 -> 16 MiB */
 } xd_weights_import_desc;
@@ -74,8 +75,8 @@ typedef struct xd_weights_import_desc {
  * Nothing is changed before all ranks have agreed on all of the metadata. Errors, on every rank: those of xd_weight_map_check;
  * ARGUMENT; MISMATCH when ranks pass other lists or find other files; those of xd_weights_reader_open, of the lowest rank that has
  * one with the same code and text on all ranks (MEMORY apart); MISSING, UNEXPECTED, SHAPE
- * (all three when not lenient, by name), DTYPE; IO, MEMORY. An IO error while data is moved leaves the weights partly
- * loaded. */
+ * (all three when not lenient, by name), DTYPE, UNSUPPORTED for a type that cannot be read; IO, MEMORY. An IO error while data
+ * is moved leaves the weights partly loaded. */
 XD_API xd_result xd_weights_import(xd_comm *comm, const xd_weights_import_desc *desc,
                                    xd_checkpoint_report *report);
 

@@ -349,6 +349,7 @@ XD_PRIVATE void xdi_save_open(xdi_save *s, xd_comm *comm, const xd_checkpoint_sa
 }
 
 XD_API xd_result xd_checkpoint_save(xd_comm *comm, const xd_checkpoint_save_desc *desc) {
+    XDI_GIVEN_COMM(comm, desc);
     xdi_save s;
     xdi_save_open(&s, comm, desc);
     xd_result result = xdi_save_check(&s);

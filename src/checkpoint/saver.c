@@ -22,6 +22,7 @@ struct xd_checkpoint_saver {
     xd_result result; /* of the save that is done; what follows is under lock when there is a thread */
     bool done, busy, leaving;
     bool has_thread;
+    int64_t process; /* that saves, and has the thread */
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t wake, finished; /* the thread: there is a save; the caller: it is done */
@@ -195,7 +196,16 @@ static void *xdi_saver_work(void *argument) {
     return NULL;
 }
 
+static xd_result xdi_saver_own(const xd_checkpoint_saver *s) {
+    XD_REQUIRE(xd_comm_ctx(s->comm), !xdi_is_forked(s->process), XD_ERROR_STATE,
+               "process %lld was forked from process %lld, which alone saves with this saver",
+               (long long)xdi_process(), (long long)s->process);
+    return XD_OK;
+}
+
 XD_API xd_result xd_checkpoint_save_start(xd_checkpoint_saver *s, const xd_checkpoint_save_desc *desc) {
+    XDI_GIVEN_TO_ALL(s ? xd_comm_ctx(s->comm) : NULL, s ? s->comm : NULL, s, desc);
+    XD_TRY(xdi_saver_own(s));
     const bool was_open = s->open;
     const xd_result result = xd_agree(s->comm, xdi_saver_take(s, desc));
     if (result != XD_OK) {
@@ -212,7 +222,7 @@ XD_API xd_result xd_checkpoint_save_start(xd_checkpoint_saver *s, const xd_check
 }
 
 XD_API bool xd_checkpoint_save_poll(xd_checkpoint_saver *s) {
-    if (!s->open) return true;
+    if (!s->open || xdi_is_forked(s->process)) return true;
     if (!s->has_thread) {
         s->done = s->done || xdi_saver_advance(s);
         return s->done;
@@ -224,7 +234,9 @@ XD_API bool xd_checkpoint_save_poll(xd_checkpoint_saver *s) {
 }
 
 XD_API xd_result xd_checkpoint_save_wait(xd_checkpoint_saver *s) {
+    XDI_GIVEN(NULL, s);
     if (!s->open) return XD_OK;
+    XD_TRY(xdi_saver_own(s));
     pthread_mutex_lock(&s->lock);
     while (s->has_thread && !s->done) pthread_cond_wait(&s->finished, &s->lock);
     pthread_mutex_unlock(&s->lock);
@@ -238,6 +250,8 @@ XD_API xd_result xd_checkpoint_save_wait(xd_checkpoint_saver *s) {
 
 XD_API xd_result xd_checkpoint_saver_bytes(xd_comm *comm, const xd_checkpoint_network *networks,
                                            int network_count, size_t *bytes) {
+    XDI_GIVEN(comm ? xd_comm_ctx(comm) : NULL, comm, bytes);
+    XDI_GIVEN_LIST(xd_comm_ctx(comm), networks, network_count);
     xdi_content content;
     const xd_result result = xdi_content_create_thawed(xd_comm_ctx(comm), networks, network_count, &content);
     if (result == XD_OK) *bytes = xdi_saver_lay_out(&content, xd_comm_rank(comm), NULL);
@@ -253,6 +267,7 @@ static xd_result xdi_saver_make(xd_comm *comm, const xd_checkpoint_network *netw
     xd_checkpoint_saver *s = (xd_checkpoint_saver *)xd_allocate(ctx, sizeof *s);
     XD_REQUIRE(ctx, s, XD_ERROR_MEMORY, "no room for a saver of %llu bytes", (unsigned long long)bytes);
     s->comm = s->runner = comm;
+    s->process = xdi_process();
     pthread_mutex_init(&s->lock, NULL);
     pthread_cond_init(&s->wake, NULL);
     pthread_cond_init(&s->finished, NULL);
@@ -289,6 +304,7 @@ static xd_result xdi_saver_hire(xd_checkpoint_saver *s) {
 
 XD_API xd_result xd_checkpoint_saver_create(xd_comm *comm, const xd_checkpoint_network *networks,
                                             int network_count, xd_checkpoint_saver **out) {
+    XDI_GIVEN_COMM(comm, out);
     xd_checkpoint_saver *s = NULL;
     xd_result result = xd_agree(comm, xdi_saver_make(comm, networks, network_count, &s));
     if (result == XD_OK) result = xdi_saver_hire(s);
@@ -299,20 +315,26 @@ XD_API xd_result xd_checkpoint_saver_create(xd_comm *comm, const xd_checkpoint_n
     return result;
 }
 
-XD_API void xd_checkpoint_saver_destroy(xd_checkpoint_saver *s) {
-    if (!s) return;
-    xd_ctx *ctx = xd_comm_ctx(s->comm);
+static void xdi_saver_stop(xd_checkpoint_saver *s) {
     pthread_mutex_lock(&s->lock);
     s->leaving = true;
     pthread_cond_signal(&s->wake);
     pthread_mutex_unlock(&s->lock);
     if (s->has_thread) pthread_join(s->thread, NULL);
     if (s->open) xdi_saver_drop(s);
-    if (s->ctx) xd_comm_destroy(s->runner);
-    xd_ctx_destroy(s->ctx);
     pthread_cond_destroy(&s->finished);
     pthread_cond_destroy(&s->wake);
     pthread_mutex_destroy(&s->lock);
+}
+
+/* In a process that was forked the save itself stays: its thread may have been in the middle of it. */
+XD_API void xd_checkpoint_saver_destroy(xd_checkpoint_saver *s) {
+    if (!s) return;
+    xd_ctx *ctx = xd_comm_ctx(s->comm);
+    if (!xdi_is_forked(s->process)) xdi_saver_stop(s);
+    xd_release(ctx, s->kept);
+    if (s->ctx) xd_comm_destroy(s->runner);
+    xd_ctx_destroy(s->ctx);
     xdi_locked_give(ctx, s->locked);
     if (!s->locked) xd_release(ctx, s->stage);
     xd_release(ctx, s);

@@ -126,6 +126,7 @@ static xd_result xdi_verify_headers(xdi_verify *v) {
 }
 
 XD_API xd_result xd_checkpoint_verify(xd_ctx *ctx, const char *directory) {
+    XDI_GIVEN(ctx, ctx, directory);
     xd_checkpoint *c = NULL;
     xdi_verify v;
     XD_TRY(xdi_checkpoint_open_whole(ctx, directory, &c));

@@ -52,6 +52,7 @@ static void xdi_comm_count(xd_comm *comm, const xd_collective *c) {
 }
 
 static xd_result xdi_comm_whole(const xd_comm *comm, const xd_collective *c) {
+    XD_TRY(xdi_comm_own(comm));
     if (comm->broken == XD_OK) return XD_OK;
     return XD_FAIL_CULPRIT(comm->ctx, XD_ERROR_PEER, comm->culprit,
                            "%s: the group is broken: rank %d caused %s in an earlier call",
@@ -224,6 +225,7 @@ static xd_result xdi_comm_exchange_records(xd_comm *comm, const xd_collective *r
 }
 
 XD_API xd_result xd_exchange(xd_comm *comm, const xd_collective *records, int count) {
+    XDI_GIVEN(NULL, comm);
     return xdi_comm_exchange_records(comm, records, count, false);
 }
 
@@ -270,6 +272,7 @@ XD_PRIVATE xd_result xdi_comm_collective_as(xd_comm *comm, const xd_collective *
 }
 
 XD_API xd_result xd_collective_run(xd_comm *comm, const xd_collective *collective) {
+    XDI_GIVEN_COMM(comm, collective);
     return xdi_comm_collective_as(comm, collective, XD_OK);
 }
 
@@ -286,11 +289,13 @@ static xd_collective xdi_comm_record(xd_collective_kind kind, const void *send, 
 }
 
 XD_API xd_result xd_barrier(xd_comm *comm) {
+    XDI_GIVEN(NULL, comm);
     const xd_collective c = xdi_comm_record(XD_COLLECTIVE_BARRIER, NULL, NULL, XD_DTYPE_NONE);
     return xd_collective_run(comm, &c);
 }
 
 XD_API xd_result xd_broadcast(xd_comm *comm, void *data, int64_t count, xd_dtype dtype, int root) {
+    XDI_GIVEN(NULL, comm);
     xd_collective c = xdi_comm_record(XD_COLLECTIVE_BROADCAST, data, data, dtype);
     c.count = count;
     c.root = root;
@@ -299,6 +304,7 @@ XD_API xd_result xd_broadcast(xd_comm *comm, void *data, int64_t count, xd_dtype
 
 XD_API xd_result xd_all_reduce(xd_comm *comm, const void *send, void *recv, int64_t count, xd_dtype dtype,
                                xd_reduce_op op) {
+    XDI_GIVEN(NULL, comm);
     xd_collective c = xdi_comm_record(XD_COLLECTIVE_ALL_REDUCE, send, recv, dtype);
     c.count = count;
     c.op = op;
@@ -307,6 +313,7 @@ XD_API xd_result xd_all_reduce(xd_comm *comm, const void *send, void *recv, int6
 
 XD_API xd_result xd_reduce_scatter(xd_comm *comm, const void *send, void *recv, const int64_t *counts,
                                    xd_dtype dtype, xd_reduce_op op) {
+    XDI_GIVEN(NULL, comm);
     xd_collective c = xdi_comm_record(XD_COLLECTIVE_REDUCE_SCATTER, send, recv, dtype);
     c.send_counts = counts;
     c.op = op;
@@ -315,6 +322,7 @@ XD_API xd_result xd_reduce_scatter(xd_comm *comm, const void *send, void *recv, 
 
 XD_API xd_result xd_all_gather(xd_comm *comm, const void *send, void *recv, const int64_t *counts,
                                xd_dtype dtype) {
+    XDI_GIVEN(NULL, comm);
     xd_collective c = xdi_comm_record(XD_COLLECTIVE_ALL_GATHER, send, recv, dtype);
     c.recv_counts = counts;
     return xd_collective_run(comm, &c);
@@ -328,6 +336,7 @@ XD_PRIVATE xd_result xdi_comm_all_gather_equal(xd_comm *comm, const void *send, 
 
 XD_API xd_result xd_all_to_all(xd_comm *comm, const void *send, const int64_t *send_counts, void *recv,
                                const int64_t *recv_counts, xd_dtype dtype) {
+    XDI_GIVEN(NULL, comm);
     xd_collective c = xdi_comm_record(XD_COLLECTIVE_ALL_TO_ALL, send, recv, dtype);
     c.send_counts = send_counts;
     c.recv_counts = recv_counts;
@@ -336,6 +345,7 @@ XD_API xd_result xd_all_to_all(xd_comm *comm, const void *send, const int64_t *s
 
 XD_API xd_result xd_gather(xd_comm *comm, const void *send, void *recv, const int64_t *counts, xd_dtype dtype,
                            int root) {
+    XDI_GIVEN(NULL, comm);
     xd_collective c = xdi_comm_record(XD_COLLECTIVE_GATHER, send, recv, dtype);
     c.recv_counts = counts;
     c.root = root;
@@ -344,6 +354,7 @@ XD_API xd_result xd_gather(xd_comm *comm, const void *send, void *recv, const in
 
 XD_API xd_result xd_scatter(xd_comm *comm, const void *send, void *recv, const int64_t *counts,
                             xd_dtype dtype, int root) {
+    XDI_GIVEN(NULL, comm);
     xd_collective c = xdi_comm_record(XD_COLLECTIVE_SCATTER, send, recv, dtype);
     c.send_counts = counts;
     c.root = root;
@@ -351,6 +362,7 @@ XD_API xd_result xd_scatter(xd_comm *comm, const void *send, void *recv, const i
 }
 
 XD_API xd_result xd_send(xd_comm *comm, const void *data, int64_t count, xd_dtype dtype, int to) {
+    XDI_GIVEN(NULL, comm);
     xd_collective c = xdi_comm_record(XD_COLLECTIVE_SEND, data, NULL, dtype);
     c.count = count;
     c.root = to;
@@ -358,6 +370,7 @@ XD_API xd_result xd_send(xd_comm *comm, const void *data, int64_t count, xd_dtyp
 }
 
 XD_API xd_result xd_recv(xd_comm *comm, void *data, int64_t count, xd_dtype dtype, int from) {
+    XDI_GIVEN(NULL, comm);
     xd_collective c = xdi_comm_record(XD_COLLECTIVE_RECV, NULL, data, dtype);
     c.count = count;
     c.root = from;
@@ -374,7 +387,12 @@ XD_PRIVATE xd_result xdi_comm_agree_count(xd_comm *comm, xd_result mine, int64_t
     return XD_OK;
 }
 
+XD_PRIVATE xd_result xdi_comm_given(xd_comm *comm, xd_result mine) {
+    return mine == XD_OK || !comm ? mine : xd_agree(comm, mine);
+}
+
 XD_API xd_result xd_agree(xd_comm *comm, xd_result mine) {
+    XDI_GIVEN(NULL, comm);
     return xdi_comm_agree_count(comm, mine, 0);
 }
 
@@ -403,22 +421,27 @@ XD_PRIVATE xd_result xdi_comm_all_can(xd_comm *comm, bool mine, bool *all) {
 /* ---- handles ---- */
 
 XD_API int xd_comm_rank(const xd_comm *comm) {
+    XD_ASSERT(comm);
     return comm->transport->rank;
 }
 
 XD_API int xd_comm_size(const xd_comm *comm) {
+    XD_ASSERT(comm);
     return comm->transport->size;
 }
 
 XD_API int xd_comm_world_rank(const xd_comm *comm, int rank) {
+    XD_ASSERT(comm);
     return rank >= 0 && rank < comm->transport->size ? comm->transport->world_ranks[rank] : -1;
 }
 
 XD_API xd_ctx *xd_comm_ctx(const xd_comm *comm) {
+    XD_ASSERT(comm);
     return comm->ctx;
 }
 
 XD_API xd_comm_counters xd_comm_traffic(const xd_comm *comm) {
+    XD_ASSERT(comm);
     return comm->counters;
 }
 
@@ -449,6 +472,7 @@ XD_API xd_result xd_comm_create(xd_ctx *ctx, xd_transport *transport, xd_comm **
     xdi_ctx_join(ctx, n > 1 ? 1 : 0);
     comm->culprit = -1;
     comm->is_world = true;
+    comm->process = xdi_process();
     comm->all = (xd_control *)xd_allocate(ctx, n * sizeof *comm->all);
     comm->values = (uint64_t *)xd_allocate(ctx, n * sizeof *comm->values);
     comm->members = (int *)xd_allocate(ctx, n * sizeof *comm->members);
@@ -474,7 +498,7 @@ XD_PRIVATE const xd_leaves *xdi_comm_one_each(const xd_comm *comm) {
 XD_API void xd_comm_destroy(xd_comm *comm) {
     if (!comm) return;
     xdi_ctx_join(comm->ctx, comm->transport->size > 1 ? -1 : 0);
-    comm->transport->ops->destroy(comm->transport);
+    if (!xdi_comm_is_forked(comm)) comm->transport->ops->destroy(comm->transport);
     xd_release(comm->ctx, comm->one_each);
     xd_release(comm->ctx, comm->counts);
     xd_release(comm->ctx, comm->members);
@@ -484,7 +508,7 @@ XD_API void xd_comm_destroy(xd_comm *comm) {
 }
 
 XD_API void xd_comm_abort(xd_comm *comm) {
-    comm->transport->ops->abort(comm->transport);
+    if (!xdi_comm_is_forked(comm)) comm->transport->ops->abort(comm->transport);
 }
 
 /* Group ranks of one color in the order of (key, rank); returns their number. */
@@ -513,6 +537,7 @@ static xd_result xdi_comm_split_own(xd_comm *comm, int color, double deadline, x
 }
 
 XD_API xd_result xd_comm_split(xd_comm *comm, int color, int key, xd_comm **out) {
+    XDI_GIVEN_COMM(comm, out);
     const xd_collective c = xdi_comm_record(XD_COLLECTIVE_SPLIT, NULL, NULL, XD_DTYPE_NONE);
     XD_TRY(xdi_comm_whole(comm, &c));
     comm->sequence++;
@@ -568,6 +593,7 @@ static xd_result xdi_comm_may_fork(const xd_comm *comm, xd_ctx *ctx) {
 }
 
 XD_API xd_result xd_comm_fork(xd_comm *comm, xd_ctx *ctx, xd_comm **out) {
+    XDI_GIVEN_COMM(comm, out);
     xd_comm *twin = NULL;
     XD_TRY(xd_agree(comm, xdi_comm_may_fork(comm, ctx)));
     XD_TRY(xdi_comm_fork(comm, ctx, &twin));
@@ -578,8 +604,10 @@ XD_API xd_result xd_comm_fork(xd_comm *comm, xd_ctx *ctx, xd_comm **out) {
 }
 
 XD_API xd_result xd_comm_shrink(xd_comm *broken, double timeout_s, xd_comm **out) {
+    XDI_GIVEN_OF(broken, out);
     xd_ctx *ctx = broken->ctx;
     xd_transport *old = broken->transport, *transport = NULL;
+    XD_TRY(xdi_comm_own(broken));
     XD_REQUIRE(ctx, old->ops->shrink, XD_ERROR_UNSUPPORTED,
                "%s cannot go on without one of its %d ranks: the job is started again", old->ops->name,
                old->size);

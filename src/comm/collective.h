@@ -93,7 +93,8 @@ XD_API xd_comm_counters xd_comm_traffic(const xd_comm *comm);
 XD_API xd_result xd_comm_self(xd_ctx *ctx, xd_comm **out);
 
 /* Frees the handle; local. NULL is fine. Peers that still wait for this rank get PEER, or TIMEOUT at their
- * deadline where the transport cannot notify them (MPI): xd_comm_abort notifies them at once. */
+ * deadline where the transport cannot notify them (MPI): xd_comm_abort notifies them at once. A process that was forked from
+ * this rank's is no rank: calls over several ranks are STATE there at once, and peers notice nothing of its copy of the handle. */
 XD_API void xd_comm_destroy(xd_comm *comm);
 
 /* This rank leaves the world for good: peers that wait for it, now or later, get PEER naming it, in

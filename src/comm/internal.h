@@ -21,6 +21,7 @@ struct xd_comm {
     bool alike;       /* a failure is everybody's own: xdi_comm_agree_alike */
     uint64_t refused; /* the last of them that all ranks have seen fail, and that broke nothing */
     bool is_world;    /* its first collective has the longer deadline */
+    int64_t process;  /* that is this rank */
     xd_result broken; /* XD_OK, or what broke the group */
     int culprit;      /* world rank; -1 unknown */
 };
@@ -31,6 +32,12 @@ XD_PRIVATE const char *xdi_comm_kind(uint64_t kind);
 XD_PRIVATE bool xdi_comm_reduces(xd_collective_kind kind);
 XD_PRIVATE int64_t xdi_comm_nodes(const xd_leaves *leaves);
 XD_PRIVATE int64_t xdi_comm_recv_elements(const xd_collective *c, int rank, int size);
+
+/* collective.c: as XDI_GIVEN; the other ranks of the group, which may be NULL, are informed in their first exchange of the call.
+ * XDI_GIVEN_COMM has the group's context. */
+XD_PRIVATE xd_result xdi_comm_given(xd_comm *comm, xd_result mine);
+#define XDI_GIVEN_TO_ALL(ctx, comm, ...) XD_TRY(xdi_comm_given(comm, XDI_CHECK_GIVEN(ctx, __VA_ARGS__)))
+#define XDI_GIVEN_COMM(comm, ...) XDI_GIVEN_TO_ALL((comm) ? (comm)->ctx : NULL, comm, comm, __VA_ARGS__)
 
 /* record.c: what this rank alone can find wrong with a record. */
 XD_PRIVATE xd_result xdi_comm_validate(const xd_comm *comm, const xd_collective *c);
@@ -96,6 +103,11 @@ XD_PRIVATE bool xdi_comm_moves_device(const xd_comm *comm);
 
 /* record.c: the world rank that broke the group; -1 when it is whole or nobody knows. */
 XD_PRIVATE int xdi_comm_culprit(const xd_comm *comm);
+
+/* record.c: whether this process was forked from the one that is a rank of the group, of several ranks; STATE then, with both
+ * processes: what it writes into memory of the group would be taken for that rank's. */
+XD_PRIVATE bool xdi_comm_is_forked(const xd_comm *comm);
+XD_PRIVATE xd_result xdi_comm_own(const xd_comm *comm);
 
 /* record.c: XD_OK, or what broke the group as far as this handle knows. */
 XD_PRIVATE xd_result xdi_comm_broken(const xd_comm *comm);

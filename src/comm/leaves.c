@@ -26,9 +26,13 @@ struct xd_leaf_stack {
 };
 
 /* Maximum number of nodes on the stack while the leaves are pushed: at each push, the forest of the earlier leaves
- * and the new leaf. At most 2 log2(count) + 1; computed, not estimated. */
+ * and the new leaf. At most 2 log2(count) + 1; computed, not estimated, unless there are more leaves than a step can have. */
 static int64_t xdi_leaf_stack_deepest(const xd_leaves *leaves) {
     int64_t deepest = 1;
+    if (leaves->count > (INT64_C(1) << 20)) {
+        for (int64_t n = leaves->count; n > 1; n = (n + 1) / 2) deepest += 2;
+        return deepest;
+    }
     for (int64_t n = 1; n <= leaves->count; n++) {
         const int64_t depth = xd_leaves_nodes(leaves->first, n - 1) + 1;
         if (depth > deepest) deepest = depth;
@@ -99,6 +103,7 @@ static xd_result xdi_leaf_stack_make(xd_ctx *ctx, const xd_leaf_stack_desc *d, b
 }
 
 XD_API xd_result xd_leaf_stack_create(xd_ctx *ctx, xd_leaves leaves, int64_t elements, xd_leaf_stack **out) {
+    XDI_GIVEN(ctx, ctx, out);
     xd_leaf_stack_desc d;
     memset(&d, 0, sizeof d);
     d.leaves = leaves;
@@ -107,6 +112,7 @@ XD_API xd_result xd_leaf_stack_create(xd_ctx *ctx, xd_leaves leaves, int64_t ele
 }
 
 XD_API xd_result xd_leaf_stack_create_in(xd_ctx *ctx, const xd_leaf_stack_desc *desc, xd_leaf_stack **out) {
+    XDI_GIVEN(ctx, ctx, desc, out);
     return xdi_leaf_stack_make(ctx, desc, false, out);
 }
 
@@ -121,6 +127,7 @@ static uint64_t xdi_leaf_stack_bit(int64_t node) {
 }
 
 XD_API xd_result xd_leaf_stack_next(xd_leaf_stack *s, float **place) {
+    XDI_GIVEN_OF(s, place);
     XD_TRY(xdi_leaf_stack_check(s));
     s->open = true;
     s->zeroed &= ~xdi_leaf_stack_bit(s->depth);
@@ -170,6 +177,8 @@ static xd_result xdi_leaf_stack_copy(const xd_leaf_stack *s, const xd_launch *la
 }
 
 XD_API xd_result xd_leaf_stack_push(xd_leaf_stack *s, const float *leaf) {
+    XDI_GIVEN(NULL, s);
+    XDI_GIVEN_LIST(s->ctx, leaf, s->elements);
     const xd_launch launch = xd_ctx_launch(s->ctx);
     xd_result result = XD_OK;
     XD_TRY(xdi_leaf_stack_check(s));

@@ -77,6 +77,7 @@ static xd_result xdi_agree_same_report(xd_comm *comm, uint64_t hash, const char 
 }
 
 XD_API xd_result xd_agree_same(xd_comm *comm, uint64_t hash, const char *what) {
+    XDI_GIVEN(NULL, comm);
     int64_t mine[2], most[2];
     memcpy(&mine[0], &hash, sizeof hash);
     mine[1] = ~mine[0]; /* its maximum tells the minimum of the hashes */
@@ -380,20 +381,24 @@ static xd_result xdi_mesh_publish(xd_comm *comm, xd_result mine, xd_mesh *mesh, 
 }
 
 XD_API xd_result xd_mesh_create(xd_comm *world, const xd_mesh_desc *desc, xd_mesh **out) {
+    XDI_GIVEN_COMM(world, desc, out);
     xd_mesh *mesh = NULL;
     const xd_result result = xdi_mesh_build(world, desc, &mesh);
     return xdi_mesh_publish(world, result, mesh, out);
 }
 
 XD_API const xd_topology *xd_mesh_topology(const xd_mesh *mesh) {
+    XD_ASSERT(mesh);
     return &mesh->topology;
 }
 
 XD_API xd_comm *xd_mesh_world(const xd_mesh *mesh) {
+    XD_ASSERT(mesh);
     return mesh->root->table->world;
 }
 
 XD_API bool xd_mesh_is_member(const xd_mesh *mesh) {
+    XD_ASSERT(mesh);
     return mesh->root->member;
 }
 
@@ -416,6 +421,7 @@ static xd_result xdi_mesh_own_axis(const xd_mesh *mesh, const char *name, int *a
 }
 
 XD_API xd_result xd_mesh_coordinate(const xd_mesh *mesh, const char *axis, int *coordinate) {
+    XDI_GIVEN(mesh ? mesh->root->table->ctx : NULL, mesh, coordinate);
     int own[XD_MESH_AXES_MAX], index;
     XD_TRY(xdi_mesh_require_member(mesh));
     XD_TRY(xdi_mesh_own_axis(mesh, axis, &index));
@@ -425,6 +431,7 @@ XD_API xd_result xd_mesh_coordinate(const xd_mesh *mesh, const char *axis, int *
 }
 
 XD_API xd_result xd_mesh_axis_size(const xd_mesh *mesh, const char *axis, int *size) {
+    XDI_GIVEN(mesh ? mesh->root->table->ctx : NULL, mesh, size);
     int index;
     XD_TRY(xdi_mesh_own_axis(mesh, axis, &index));
     *size = mesh->topology.size[index];
@@ -481,6 +488,7 @@ static xd_result xdi_mesh_group_of(xdi_mesh_root *root, unsigned mask, xd_comm *
 }
 
 XD_API xd_result xd_mesh_group(xd_mesh *mesh, const char *axes, xd_comm **out) {
+    XDI_GIVEN(mesh ? mesh->root->table->ctx : NULL, mesh, out);
     unsigned sets[XD_MESH_AXES_MAX], mask = 0;
     char names[XD_MESH_AXES_MAX][XD_AXIS_NAME_MAX];
     int count = 1;
@@ -505,6 +513,7 @@ static xd_result xdi_mesh_derive(xdi_mesh_root *root, const unsigned *sets,
 }
 
 XD_API xd_result xd_mesh_slice(xd_mesh *mesh, const char *axes, xd_mesh **out) {
+    XDI_GIVEN(mesh ? mesh->root->table->ctx : NULL, mesh, axes, out);
     unsigned sets[XD_MESH_AXES_MAX];
     char names[XD_MESH_AXES_MAX][XD_AXIS_NAME_MAX];
     int count;
@@ -528,6 +537,7 @@ static xd_result xdi_mesh_flat_name(xd_ctx *ctx, const char *axes, const char *n
 }
 
 XD_API xd_result xd_mesh_flatten(xd_mesh *mesh, const char *axes, const char *name, xd_mesh **out) {
+    XDI_GIVEN(mesh ? mesh->root->table->ctx : NULL, mesh, axes, out);
     xdi_mesh_root *root = mesh->root;
     xd_ctx *ctx = root->table->ctx;
     unsigned sets[XD_MESH_AXES_MAX], mask = 0;
@@ -561,6 +571,7 @@ XD_API xd_result xd_mesh_flatten(xd_mesh *mesh, const char *axes, const char *na
 }
 
 XD_API xd_result xd_mesh_unflatten(xd_mesh *mesh, const xd_unflatten_desc *desc, xd_mesh **out) {
+    XDI_GIVEN(mesh ? mesh->root->table->ctx : NULL, mesh, desc, out);
     xdi_mesh_root *root = mesh->root;
     const unsigned all = (1u << root->topology.axis_count) - 1u;
     xd_topology topology;
@@ -579,6 +590,9 @@ XD_API xd_result xd_mesh_unflatten(xd_mesh *mesh, const xd_unflatten_desc *desc,
 }
 
 XD_API xd_result xd_mesh_concatenate(xd_mesh *const *slices, int count, xd_mesh **out) {
+    XDI_GIVEN(NULL, slices);
+    XDI_GIVEN(NULL, slices[0]);
+    XDI_GIVEN(slices[0]->root->table->ctx, out);
     xdi_mesh_root *root = slices[0]->root;
     xd_ctx *ctx = root->table->ctx;
     unsigned sets[XD_MESH_AXES_MAX], seen = 0;

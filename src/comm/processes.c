@@ -717,6 +717,7 @@ static xd_result xdi_processes_resolve(xd_ctx *ctx, xd_node_desc *d) {
 }
 
 XD_API xd_result xd_comm_node(xd_ctx *ctx, const xd_node_desc *desc, xd_comm **out) {
+    XDI_GIVEN(ctx, ctx, desc, out);
     xd_node_desc d = *desc;
     xdi_job *job = NULL;
     xdi_processes *t = NULL;
@@ -738,6 +739,7 @@ XD_API xd_result xd_comm_node(xd_ctx *ctx, const xd_node_desc *desc, xd_comm **o
 }
 
 XD_API xd_result xd_comm_launched(xd_ctx *ctx, xd_comm **out) {
+    XDI_GIVEN(ctx, ctx, out);
     xd_launch_info place;
     xd_node_desc node;
     XD_TRY(xd_launch_discover(ctx, &place));

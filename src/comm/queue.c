@@ -39,6 +39,7 @@ struct xd_queue {
     xdi_queue_slot *slots; /* [capacity] */
     int64_t *counts;       /* of all slots */
     bool has_thread;
+    int64_t process; /* that has the thread */
     pthread_t thread;
     pthread_mutex_t lock;
     pthread_cond_t wake, done; /* the worker: there is a record; the caller: one has been run */
@@ -162,8 +163,21 @@ static uint64_t xdi_queue_append(xd_queue *queue, const xd_collective *record,
     return slot->number;
 }
 
+/* A process that was forked has no worker, and the lock may be held for ever. */
+static bool xdi_queue_is_forked(const xd_queue *queue) {
+    return queue->has_thread && xdi_is_forked(queue->process);
+}
+
+static xd_result xdi_queue_own(const xd_queue *queue) {
+    XD_REQUIRE(xd_comm_ctx(queue->comm), !xdi_queue_is_forked(queue), XD_ERROR_STATE,
+               "queue: process %lld was forked from process %lld, which alone has the queue's thread",
+               (long long)xdi_process(), (long long)queue->process);
+    return XD_OK;
+}
+
 static xd_result xdi_queue_begin(xd_queue *queue, const xd_collective *record,
                                  const xdi_queue_messages *messages, xd_ticket *ticket) {
+    XD_TRY(xdi_queue_own(queue));
     pthread_mutex_lock(&queue->lock);
     const xd_result result = xdi_queue_check(queue);
     if (result == XD_OK) {
@@ -179,6 +193,7 @@ static xd_result xdi_queue_begin(xd_queue *queue, const xd_collective *record,
 }
 
 XD_API xd_result xd_queue_start(xd_queue *queue, const xd_collective *record, xd_ticket *ticket) {
+    XDI_GIVEN(queue ? xd_comm_ctx(queue->comm) : NULL, queue, record);
     xdi_queue_messages none;
     memset(&none, 0, sizeof none);
     return xdi_queue_begin(queue, record, &none, ticket);
@@ -192,6 +207,7 @@ XD_PRIVATE xd_result xdi_queue_exchange(xd_queue *queue, const xdi_queue_message
 }
 
 XD_PRIVATE xd_result xdi_queue_broken(xd_queue *queue) {
+    XD_TRY(xdi_queue_own(queue));
     pthread_mutex_lock(&queue->lock);
     const xd_result broken = queue->broken;
     pthread_mutex_unlock(&queue->lock);
@@ -205,6 +221,8 @@ static xdi_queue_slot *xdi_queue_find(const xd_queue *queue, xd_ticket ticket) {
 }
 
 XD_API bool xd_queue_done(xd_queue *queue, xd_ticket ticket) {
+    XD_ASSERT(queue);
+    if (xdi_queue_is_forked(queue)) return true; /* nothing will change any more */
     pthread_mutex_lock(&queue->lock);
     const xdi_queue_slot *slot = xdi_queue_find(queue, ticket);
     const bool done = !slot || slot->done;
@@ -221,7 +239,9 @@ static xd_result xdi_queue_take(xd_queue *queue, xdi_queue_slot *slot) {
 }
 
 XD_API xd_result xd_queue_wait(xd_queue *queue, xd_ticket ticket) {
+    XDI_GIVEN(NULL, queue);
     xd_ctx *ctx = xd_comm_ctx(queue->comm);
+    XD_TRY(xdi_queue_own(queue));
     pthread_mutex_lock(&queue->lock);
     xdi_queue_slot *slot = xdi_queue_find(queue, ticket);
     const xd_result result = slot ? xdi_queue_take(queue, slot) : XD_OK;
@@ -243,8 +263,10 @@ static xdi_queue_slot *xdi_queue_oldest(const xd_queue *queue) {
 }
 
 XD_API xd_result xd_queue_wait_all(xd_queue *queue) {
+    XDI_GIVEN(NULL, queue);
     const xdi_queue_slot *failed = NULL;
     xd_result order = XD_OK;
+    XD_TRY(xdi_queue_own(queue));
     pthread_mutex_lock(&queue->lock);
     for (xdi_queue_slot *slot; (slot = xdi_queue_oldest(queue)) != NULL;) {
         const bool fine = xdi_queue_take(queue, slot) == XD_OK;
@@ -256,13 +278,15 @@ XD_API xd_result xd_queue_wait_all(xd_queue *queue) {
 }
 
 XD_API xd_queue_facts xd_queue_info(xd_queue *queue) {
+    XD_ASSERT(queue);
     xd_queue_facts facts;
-    pthread_mutex_lock(&queue->lock);
+    const bool here = !xdi_queue_is_forked(queue);
+    if (here) pthread_mutex_lock(&queue->lock);
     facts.form = queue->ctx ? XD_QUEUE_WORKER : queue->stream ? XD_QUEUE_STREAM : XD_QUEUE_INLINE;
     facts.capacity = queue->capacity;
     facts.open = queue->open;
     facts.traffic = queue->traffic;
-    pthread_mutex_unlock(&queue->lock);
+    if (here) pthread_mutex_unlock(&queue->lock);
     return facts;
 }
 
@@ -303,6 +327,7 @@ static xd_result xdi_queue_make(xd_comm *comm, int capacity, xd_queue **out) {
     xd_queue *queue = (xd_queue *)xd_allocate(ctx, sizeof *queue);
     XD_REQUIRE(ctx, queue, XD_ERROR_MEMORY, "no room for a queue of %d records", capacity);
     queue->comm = queue->runner = comm;
+    queue->process = xdi_process();
     queue->capacity = capacity;
     queue->culprit = -1;
     pthread_mutex_init(&queue->lock, NULL);
@@ -394,6 +419,7 @@ XD_PRIVATE xd_memory_bytes xdi_queue_memory(const xd_queue *queue) {
 }
 
 XD_API xd_result xd_queue_bytes(xd_comm *comm, const xd_queue_desc *desc, xd_memory_bytes *out) {
+    XDI_GIVEN(comm ? xd_comm_ctx(comm) : NULL, comm, out);
     xd_queue_desc d;
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
@@ -405,6 +431,7 @@ XD_API xd_result xd_queue_bytes(xd_comm *comm, const xd_queue_desc *desc, xd_mem
 }
 
 XD_API xd_result xd_queue_create(xd_comm *comm, const xd_queue_desc *desc, xd_queue **out) {
+    XDI_GIVEN_COMM(comm, out);
     xd_queue_desc d;
     xd_queue *queue = NULL;
     memset(&d, 0, sizeof d);
@@ -427,20 +454,24 @@ XD_API xd_result xd_queue_create(xd_comm *comm, const xd_queue_desc *desc, xd_qu
     return XD_OK;
 }
 
-XD_API void xd_queue_destroy(xd_queue *queue) {
-    if (!queue) return;
-    xd_ctx *ctx = xd_comm_ctx(queue->comm);
+static void xdi_queue_stop(xd_queue *queue) {
     pthread_mutex_lock(&queue->lock);
     queue->leaving = true;
     pthread_cond_signal(&queue->wake);
     pthread_mutex_unlock(&queue->lock);
     if (queue->has_thread) pthread_join(queue->thread, NULL);
-    xdi_queue_take_up_stream(queue);
-    if (queue->ctx) xd_comm_destroy(queue->runner);
-    xd_ctx_destroy(queue->ctx);
     pthread_cond_destroy(&queue->done);
     pthread_cond_destroy(&queue->wake);
     pthread_mutex_destroy(&queue->lock);
+}
+
+XD_API void xd_queue_destroy(xd_queue *queue) {
+    if (!queue) return;
+    xd_ctx *ctx = xd_comm_ctx(queue->comm);
+    if (!xdi_queue_is_forked(queue)) xdi_queue_stop(queue);
+    xdi_queue_take_up_stream(queue);
+    if (queue->ctx) xd_comm_destroy(queue->runner);
+    xd_ctx_destroy(queue->ctx);
     xd_release(ctx, queue->counts);
     xd_release(ctx, queue->slots);
     xd_release(ctx, queue->line);

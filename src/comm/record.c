@@ -304,6 +304,18 @@ XD_PRIVATE xd_result xdi_comm_break(xd_comm *comm, xd_result result) {
     return result;
 }
 
+XD_PRIVATE bool xdi_comm_is_forked(const xd_comm *comm) {
+    return comm->transport->size > 1 && xdi_is_forked(comm->process);
+}
+
+XD_PRIVATE xd_result xdi_comm_own(const xd_comm *comm) {
+    XD_REQUIRE(comm->ctx, !xdi_comm_is_forked(comm), XD_ERROR_STATE,
+               "process %lld was forked from process %lld, which alone is rank %d of this group of %d",
+               (long long)xdi_process(), (long long)comm->process, comm->transport->rank,
+               comm->transport->size);
+    return XD_OK;
+}
+
 XD_PRIVATE xd_result xdi_comm_broken(const xd_comm *comm) {
     return comm->broken;
 }

@@ -64,12 +64,20 @@ static const xdi_threads_run *xdi_threads_culprit(const xdi_threads_run *runs, i
 }
 
 static xd_result xdi_threads_run_all(xd_ctx *ctx, xdi_threads_run *runs, int ranks, xd_error *error) {
+    const int64_t process = xdi_process();
     int started = 1;
     while (started < ranks &&
            pthread_create(&runs[started].thread, NULL, xdi_threads_main, &runs[started]) == 0)
         started++;
     if (started < ranks) xdi_threads_break(runs[0].world, XD_ERROR_PEER, started);
     xdi_threads_main(&runs[0]);
+    if (xdi_is_forked(process)) {
+        const xd_result result = XD_FAIL(
+            ctx, XD_ERROR_STATE, "rank 0 returned in process %lld, which was forked from process %lld",
+            (long long)xdi_process(), (long long)process);
+        if (error) *error = *xd_last_error(ctx);
+        return result;
+    }
     for (int r = 1; r < started; r++) pthread_join(runs[r].thread, NULL);
     if (started < ranks) {
         const xd_result result =
@@ -85,6 +93,7 @@ static xd_result xdi_threads_run_all(xd_ctx *ctx, xdi_threads_run *runs, int ran
 
 XD_API xd_result xd_run_threads(int ranks, const xd_ctx_desc *desc, xd_rank_function function, void *argument,
                                 xd_error *error) {
+    XDI_GIVEN(NULL, function);
     xd_ctx *ctx = NULL;
     xd_thread_world *world = NULL;
     xdi_threads_run *runs = NULL;

@@ -97,6 +97,7 @@ static xd_result xdi_self_create(xd_ctx *ctx, xd_transport **out) {
 }
 
 XD_API xd_result xd_comm_self(xd_ctx *ctx, xd_comm **out) {
+    XDI_GIVEN(ctx, ctx, out);
     xd_transport *transport = NULL;
     XD_TRY(xdi_self_create(ctx, &transport));
     return xd_comm_create(ctx, transport, out);

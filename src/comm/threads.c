@@ -308,6 +308,7 @@ static xd_thread_world *xdi_threads_world_new(const xd_allocator *allocator, int
 }
 
 XD_API xd_result xd_thread_world_create(xd_ctx *ctx, int ranks, xd_thread_world **out) {
+    XDI_GIVEN(ctx, ctx, out);
     XD_REQUIRE(ctx, ranks >= 1, XD_ERROR_ARGUMENT, "a world of %d ranks", ranks);
     xd_thread_world *world = xdi_threads_world_new(&xd_ctx_settings(ctx)->allocator, ranks);
     XD_REQUIRE(ctx, world, XD_ERROR_MEMORY, "no room for a world of %d ranks", ranks);
@@ -338,6 +339,7 @@ static xd_result xdi_threads_compare(xd_ctx *ctx, const xdi_threads_group *group
 }
 
 XD_API xd_result xd_thread_world_join(xd_thread_world *world, xd_ctx *ctx, int rank, xd_comm **out) {
+    XDI_GIVEN(ctx, world, ctx, out);
     XD_REQUIRE(ctx, rank >= 0 && rank < world->root->size, XD_ERROR_ARGUMENT, "rank %d is outside [0, %d)",
                rank, world->root->size);
     XD_REQUIRE(ctx, __atomic_exchange_n(&world->root->slots[rank].joined, 1u, __ATOMIC_ACQ_REL) == 0,

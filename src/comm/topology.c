@@ -147,6 +147,7 @@ static xd_result xdi_topology_check_order(xd_ctx *ctx, const xd_topology *t) {
 }
 
 XD_API xd_result xd_topology_create(xd_ctx *ctx, const xd_topology_desc *desc, xd_topology *out) {
+    XDI_GIVEN(ctx, ctx, desc, out);
     xd_axis sorted[XD_MESH_AXES_MAX];
     xd_topology t;
     XD_TRY(xdi_topology_check_axes(ctx, desc->axes, desc->axis_count));
@@ -159,6 +160,7 @@ XD_API xd_result xd_topology_create(xd_ctx *ctx, const xd_topology_desc *desc, x
 
 XD_API xd_result xd_topology_from_config(xd_ctx *ctx, const xd_parallelism *desc, int world_size,
                                          xd_topology *out) {
+    XDI_GIVEN(ctx, ctx, desc, out);
     const int tensor = desc->tensor ? desc->tensor : 1, domain = desc->domain ? desc->domain : 1;
     xd_axis axes[3];
     int count = 0;
@@ -239,6 +241,7 @@ static xd_result xdi_topology_check_pipelines(xd_ctx *ctx, const xd_topology *de
 
 XD_API xd_result xd_topology_experts(xd_ctx *ctx, const xd_expert_desc *desc, xd_topology *dense,
                                      xd_topology *expert) {
+    XDI_GIVEN(ctx, ctx, desc, dense, expert);
     xd_expert_desc d = *desc;
     if (!d.tp) d.tp = 1;
     if (!d.cp) d.cp = 1;
@@ -272,11 +275,11 @@ static xd_result xdi_topology_check_parts(xd_ctx *ctx, const xd_topology *topolo
     int64_t product = 1;
     XD_REQUIRE(ctx, at >= 0, XD_ERROR_ARGUMENT, "there is no axis \"%s\" to unflatten",
                d->axis ? d->axis : "");
-    XD_REQUIRE(ctx, d->part_count >= 1 && topology->axis_count - 1 + d->part_count <= XD_MESH_AXES_MAX,
+    XD_REQUIRE(ctx, d->part_count >= 1 && d->part_count <= XD_MESH_AXES_MAX + 1 - topology->axis_count,
                XD_ERROR_ARGUMENT, "%d parts for one of %d axes, at most %d axes are possible", d->part_count,
                topology->axis_count, XD_MESH_AXES_MAX);
     XD_TRY(xdi_topology_check_axes(ctx, d->parts, d->part_count));
-    for (int i = 0; i < d->part_count; i++) product *= d->parts[i].size;
+    for (int i = 0; i < d->part_count && product <= INT32_MAX; i++) product *= d->parts[i].size;
     XD_REQUIRE(ctx, product == topology->size[at], XD_ERROR_TOPOLOGY,
                "the parts multiply to %lld but \"%s\" has size %d", (long long)product, d->axis,
                topology->size[at]);
@@ -285,6 +288,8 @@ static xd_result xdi_topology_check_parts(xd_ctx *ctx, const xd_topology *topolo
 
 XD_API xd_result xd_topology_unflatten(xd_ctx *ctx, const xd_topology *topology,
                                        const xd_unflatten_desc *desc, xd_topology *out) {
+    XDI_GIVEN(ctx, ctx, topology, desc, out);
+    XDI_GIVEN_LIST(ctx, desc->parts, desc->part_count);
     const int at = desc->axis ? xd_topology_axis(topology, desc->axis) : -1;
     xd_axis axes[XD_MESH_AXES_MAX];
     xd_topology_desc d;
@@ -313,6 +318,7 @@ XD_API int xd_topology_axis(const xd_topology *topology, const char *name) {
 
 XD_API xd_result xd_topology_axes(xd_ctx *ctx, const xd_topology *topology, const char *names,
                                   unsigned *mask) {
+    XDI_GIVEN(ctx, ctx, topology, names, mask);
     unsigned found = 0;
     XD_REQUIRE(ctx, topology->axis_count > 0 && topology->name[0][0], XD_ERROR_ARGUMENT,
                "\"%s\" cannot be looked up: the mesh has no axis names", names);
@@ -375,6 +381,7 @@ XD_API int xd_topology_groups_of(const xd_topology *topology, unsigned mask, int
 
 XD_API xd_result xd_topology_groups(xd_ctx *ctx, const xd_topology *topology, const char *names, int *ranks,
                                     int *group_size) {
+    XDI_GIVEN(ctx, ctx, topology, names, ranks, group_size);
     unsigned mask;
     XD_TRY(xd_topology_axes(ctx, topology, names, &mask));
     *group_size = xd_topology_groups_of(topology, mask, ranks);

@@ -1,6 +1,6 @@
 /* NeMo-RL's aligner: anchors, a dynamic programme between them, two repairs. */
 
-#include "base/extend.h"
+#include "base/internal.h"
 #include "compat/align_dp.h"
 #include "compat/canonical.h"
 
@@ -495,6 +495,7 @@ static xd_result xdi_dp_run(xdi_dp *dp, const xd_align_dp_desc *desc, xd_alignme
 }
 
 XD_API xd_result xd_align_dp(xd_ctx *ctx, const xd_align_dp_desc *desc, xd_alignment *out) {
+    XDI_GIVEN(ctx, ctx, desc, out);
     xdi_dp dp;
     XD_TRY(xdi_dp_open(ctx, desc, &dp));
     const xd_result result = xdi_dp_run(&dp, desc, out);
@@ -517,6 +518,7 @@ static xd_result xdi_dp_run_segment(xdi_dp *dp, const xd_align_dp_desc *desc, xd
 
 XD_API xd_result xd_align_segment(xd_ctx *ctx, const xd_align_dp_desc *desc, xd_alignment *out,
                                   double *score) {
+    XDI_GIVEN(ctx, ctx, desc, out);
     xdi_dp dp;
     XD_TRY(xdi_dp_open(ctx, desc, &dp));
     const xd_result result = xdi_dp_run_segment(&dp, desc, out, score);

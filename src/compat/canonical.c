@@ -1,6 +1,6 @@
 /* Canonical forms of vocabulary strings, as NeMo-RL has them. */
 
-#include "base/extend.h"
+#include "base/internal.h"
 #include "compat/canonical.h"
 
 #include <string.h>
@@ -311,6 +311,8 @@ static void xdi_canonical_join(xd_canonical *s) {
 }
 
 XD_API xd_result xd_canonical_sequence(xd_ctx *ctx, const xd_text *tokens, int64_t count, xd_canonical *out) {
+    XDI_GIVEN(ctx, ctx, out);
+    XDI_GIVEN_LIST(ctx, tokens, count);
     size_t bytes = 8, entries = (size_t)count + 1;
     size_t at[3];
     xd_arena plan = xd_arena_over(NULL, 0);

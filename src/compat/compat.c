@@ -18,6 +18,7 @@ static xd_result xdi_compat_validate(xd_ctx *ctx, const xd_rows *rows, const cha
 
 XD_API xd_result xd_compat_jsd_of_probabilities(xd_ctx *ctx, xd_rows student, xd_rows teacher, double beta,
                                                 double denominator, xd_rows gradient, double *loss) {
+    XDI_GIVEN(ctx, ctx, loss);
     const xd_launch launch = xd_ctx_launch(ctx);
     xd_jsd_args a;
     xd_uld_sum sum;

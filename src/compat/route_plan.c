@@ -70,6 +70,7 @@ static xd_result xdi_route_cover(xd_ctx *ctx, const xd_teacher_route_desc *d) {
 
 XD_API xd_result xd_teacher_route(xd_ctx *ctx, const xd_teacher_route_desc *desc, xd_teacher_piece *pieces,
                                   int64_t *piece_count) {
+    XDI_GIVEN(ctx, ctx, desc, pieces, piece_count);
     const xd_teacher_shard *shards = desc->shards;
     int64_t n = 0;
     XD_TRY(xdi_route_check(ctx, desc));
@@ -118,6 +119,7 @@ static xd_rows xdi_route_part_of(const xd_rows *rows, int64_t position, int64_t 
 
 XD_API xd_result xd_teacher_piece_copy(xd_ctx *ctx, const xd_teacher_piece *piece, xd_rows shard,
                                        xd_rows window) {
+    XDI_GIVEN(ctx, ctx, piece);
     const xd_kernels *kernels = xd_ctx_kernels(ctx);
     XD_TRY(xdi_route_check_rows(ctx, "shard", &shard, piece->from_position, piece->from_column, piece));
     XD_TRY(xdi_route_check_rows(ctx, "window", &window, piece->to_position, piece->to_column, piece));

@@ -1,6 +1,6 @@
 /* The groups of tokens that TRL compares. */
 
-#include "base/extend.h"
+#include "base/internal.h"
 #include "compat/uld_chunks.h"
 
 #include <string.h>
@@ -48,6 +48,11 @@ static void xdi_uld_extended(const xd_uld_trl_desc *d, xdi_uld_span s, xdi_uld_s
 }
 
 XD_API xd_result xd_compat_uld_chunks(xd_ctx *ctx, const xd_uld_trl_desc *desc, xd_alignment *out) {
+    XDI_GIVEN(ctx, ctx, desc, out);
+    XDI_GIVEN_LIST(ctx, desc->student.labels, desc->student.count);
+    XDI_GIVEN_LIST(ctx, desc->teacher.labels, desc->teacher.count);
+    if (desc->extended) XDI_GIVEN_LIST(ctx, desc->student.spans, desc->student.count);
+    if (desc->extended) XDI_GIVEN_LIST(ctx, desc->teacher.spans, desc->teacher.count);
     XD_REQUIRE(ctx, desc->student.count >= 0 && desc->teacher.count >= 0, XD_ERROR_ARGUMENT,
                "sequences of %lld and %lld tokens", (long long)desc->student.count,
                (long long)desc->teacher.count);

@@ -6,7 +6,7 @@
 /* One side of a sequence as TRL sees it. */
 typedef struct xd_uld_trl_side {
     const int64_t *labels;      /* [count] -100 where not trained on */
-    const xd_token_span *spans; /* [count] bytes of the completion */
+    const xd_token_span *spans; /* [count] bytes of the completion; NULL without `extended` */
     int64_t count;
     bool skip_eos; /* the last token that is trained on is left out, whatever it is */
 } xd_uld_trl_side;

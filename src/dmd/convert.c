@@ -94,6 +94,7 @@ static xd_result xdi_prediction_direct(xd_ctx *ctx, const xd_noise_schedule *s, 
 
 XD_API xd_result xd_prediction_mix(xd_ctx *ctx, const xd_noise_schedule *schedule,
                                    const xd_conversion *conversion, double t, xd_mix *out) {
+    XDI_GIVEN(ctx, ctx, schedule, conversion, out);
     xd_prediction from = conversion->from, to = conversion->to;
     const xd_mix same = { 1.0, 0.0 };
     xd_mix mix = same, second = same;
@@ -119,6 +120,7 @@ XD_API xd_result xd_prediction_mix(xd_ctx *ctx, const xd_noise_schedule *schedul
 
 XD_API xd_result xd_prediction_check(xd_ctx *ctx, const xd_noise_schedule *schedule, xd_prediction type,
                                      bool v_is_flow) {
+    XDI_GIVEN(ctx, ctx, schedule);
     xd_conversion conversion = { type, XD_PREDICT_X0, v_is_flow, false };
     xd_noise_level level = { 0.0, 0.0, 0.0, 0.0 };
     xd_mix mix = { 0.0, 0.0 };
@@ -133,6 +135,7 @@ XD_API xd_result xd_prediction_check(xd_ctx *ctx, const xd_noise_schedule *sched
 }
 
 XD_API xd_result xd_noise_mix(xd_ctx *ctx, const xd_noise_schedule *schedule, double t, xd_mix *out) {
+    XDI_GIVEN(ctx, ctx, schedule, out);
     xd_noise_level level = { 0.0, 0.0, 0.0, 0.0 };
     XD_TRY(xd_noise_level_at(ctx, schedule, t, &level));
     out->c0 = level.alpha;
@@ -142,6 +145,7 @@ XD_API xd_result xd_noise_mix(xd_ctx *ctx, const xd_noise_schedule *schedule, do
 
 XD_API xd_result xd_target_mix(xd_ctx *ctx, const xd_noise_schedule *schedule,
                                const xd_conversion *conversion, double t, xd_mix *out) {
+    XDI_GIVEN(ctx, ctx, schedule, conversion, out);
     xd_prediction type = conversion->to;
     xd_noise_level level = { 0.0, 0.0, 0.0, 0.0 };
     xdi_type target = { 0.0, 0.0, 0.0 };
@@ -179,12 +183,13 @@ XD_PRIVATE xd_result xdi_mix_check_rows(xd_ctx *ctx, const xd_rows *out, const c
 }
 
 XD_API xd_result xd_mix_rows(xd_ctx *ctx, const xd_mix_desc *desc) {
+    XDI_GIVEN(ctx, ctx, desc);
     xd_mix_desc d = *desc;
     const xd_launch launch = xd_ctx_launch(ctx);
     XD_TRY(xdi_mix_check_rows(ctx, &d.out, "out", &d.out));
     XD_TRY(xdi_mix_check_rows(ctx, &d.out, "p", &d.p));
     if (d.q.data) XD_TRY(xdi_mix_check_rows(ctx, &d.out, "q", &d.q));
     if (d.out.rows == 0 || d.out.cols == 0) return XD_OK;
-    XD_REQUIRE(ctx, d.mix, XD_ERROR_ARGUMENT, "no factors for %lld rows", (long long)d.out.rows);
+    XDI_GIVEN(ctx, d.mix);
     return xd_ctx_kernels(ctx)->dmd.mix(&launch, &d);
 }

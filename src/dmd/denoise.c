@@ -43,6 +43,7 @@ static double xdi_denoise_weight_of(const xd_denoise_form *f, double root) {
 
 XD_API xd_result xd_denoise_term_at(xd_ctx *ctx, const xd_noise_schedule *schedule,
                                     const xd_denoise_form *form, double t, xd_denoise_term *term) {
+    XDI_GIVEN(ctx, ctx, schedule, form, term);
     xd_conversion conversion;
     xd_noise_level level = { 0.0, 0.0, 0.0, 0.0 };
     xd_mix of = { 0.0, 0.0 }, target = { 0.0, 0.0 };
@@ -110,6 +111,7 @@ static xd_result xdi_denoise_validate(xd_ctx *ctx, const xd_denoise_desc *d) {
 }
 
 XD_API size_t xd_denoise_workspace_bytes(xd_ctx *ctx, const xd_denoise_desc *desc) {
+    XD_ASSERT(ctx);
     xd_denoise_args a;
     xdi_sample_call call = xdi_denoise_call_of(ctx, desc, &a);
     return xdi_sample_bytes(&call);
@@ -128,6 +130,7 @@ static xd_result xdi_denoise_gradient(const xd_launch *launch, const void *args)
 }
 
 XD_API xd_result xd_denoise_loss(xd_ctx *ctx, const xd_denoise_desc *desc, xd_sample_values *out) {
+    XDI_GIVEN(ctx, ctx, desc);
     const xd_launch launch = xd_ctx_launch(ctx);
     xd_denoise_args a;
     xdi_sample_call call = xdi_denoise_call_of(ctx, desc, &a);

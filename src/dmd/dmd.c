@@ -436,6 +436,7 @@ static void xdi_dmd_lay_out(xd_dmd *d, xd_ctx *ctx, const xd_dmd_desc *desc, xd_
 }
 
 XD_API xd_result xd_dmd_bytes(xd_ctx *ctx, const xd_dmd_desc *desc, xd_memory_bytes *out) {
+    XDI_GIVEN(ctx, ctx, desc, out);
     xd_arena host = xd_arena_over(NULL, 0), device = xd_arena_over(NULL, 0);
     const bool apart = xd_ctx_kernels(ctx)->device != XD_DEVICE_CPU;
     xd_dmd plan;
@@ -476,9 +477,12 @@ static void xdi_dmd_align_sums(const xd_dmd_desc *desc) {
 }
 
 XD_API xd_result xd_dmd_create(xd_ctx *ctx, const xd_dmd_desc *desc, xd_dmd **out) {
+    XDI_GIVEN(ctx, ctx, desc);
     xd_dmd *made = NULL;
     xd_comm *const together[2] = { desc->sizes.split, desc->data };
-    XD_TRY(xdi_dmd_agree(desc, xdi_dmd_check(ctx, desc)));
+    xd_result valid = XDI_CHECK_GIVEN(ctx, out);
+    if (valid == XD_OK) valid = xdi_dmd_check(ctx, desc);
+    XD_TRY(xdi_dmd_agree(desc, valid));
     for (int i = 0; i < 2; i++)
         if (together[i]) XD_TRY(xdi_dmd_agree_settings(desc, together[i]));
     const xd_result result = xdi_dmd_agree(desc, xdi_dmd_make(ctx, desc, &made));
@@ -503,10 +507,12 @@ XD_API void xd_dmd_destroy(xd_dmd *dmd) {
 /* ---- state ---- */
 
 XD_API xd_dmd_record xd_dmd_describe(const xd_dmd *dmd) {
+    XD_ASSERT(dmd);
     return dmd->record;
 }
 
 XD_API xd_result xd_dmd_resume(xd_dmd *dmd, const xd_dmd_record *record) {
+    XDI_GIVEN_OF(dmd, record);
     XD_REQUIRE(dmd->ctx, record->seed == dmd->desc.seed, XD_ERROR_MISMATCH,
                "the run has seed %llu, the distillation %llu", (unsigned long long)record->seed,
                (unsigned long long)dmd->desc.seed);

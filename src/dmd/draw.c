@@ -17,6 +17,7 @@ static xd_result xdi_draw_check(xd_ctx *ctx, const xd_draw_desc *d) {
 }
 
 XD_API xd_result xd_draw_rows(xd_ctx *ctx, const xd_draw_desc *desc) {
+    XDI_GIVEN(ctx, ctx, desc);
     const xd_kernels *kernels = xd_ctx_kernels(ctx);
     const xd_launch launch = xd_ctx_launch(ctx);
     xd_draw_desc d = *desc;

@@ -304,6 +304,7 @@ static xd_result xdi_fake_run(xdi_fake *f, xd_built **built) {
 
 XD_API xd_result xd_fake_score_create_meta(xd_comm *world, const xd_fake_score_meta_desc *desc,
                                            xd_fake_score_report *report, xd_built **out) {
+    XDI_GIVEN_COMM(world, desc, out);
     xdi_fake f;
     xd_built *built = NULL;
     memset(&f, 0, sizeof f);

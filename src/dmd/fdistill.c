@@ -66,6 +66,7 @@ static bool xdi_fdistill_layout(const xd_fdistill_desc *d, xd_fdistill_args *a, 
 }
 
 XD_API size_t xd_fdistill_workspace_bytes(xd_ctx *ctx, const xd_fdistill_desc *desc) {
+    XD_ASSERT(ctx);
     xd_fdistill_args a;
     xd_arena arena = xd_arena_over(NULL, 0);
     (void)ctx;
@@ -126,6 +127,7 @@ static xd_result xdi_fdistill_run(xd_ctx *ctx, const xd_fdistill_desc *d, const 
 }
 
 XD_API xd_result xd_fdistill_weights(xd_ctx *ctx, const xd_fdistill_desc *desc, double *weights) {
+    XDI_GIVEN(ctx, ctx, desc);
     xd_fdistill_args a;
     void *owned = NULL;
     memset(&a, 0, sizeof a);

@@ -54,6 +54,7 @@ static xd_result xdi_gan_validate(xd_ctx *ctx, const xd_gan_desc *d) {
 }
 
 XD_API size_t xd_gan_workspace_bytes(xd_ctx *ctx, const xd_gan_desc *desc) {
+    XD_ASSERT(ctx);
     xd_gan_args a;
     xdi_sample_call call = xdi_gan_call_of(ctx, desc, &a);
     return xdi_sample_bytes(&call);
@@ -66,6 +67,7 @@ static xd_result xdi_gan_gradient(const xd_launch *launch, const void *args) {
 }
 
 XD_API xd_result xd_gan_loss(xd_ctx *ctx, const xd_gan_desc *desc, xd_sample_values *out) {
+    XDI_GIVEN(ctx, ctx, desc);
     const xd_launch launch = xd_ctx_launch(ctx);
     xd_gan_args a;
     xdi_sample_call call = xdi_gan_call_of(ctx, desc, &a);

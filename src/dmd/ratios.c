@@ -101,6 +101,7 @@ static xd_result xdi_dmd_copy_bins(xd_dmd *d, double *to, const double *from) {
 }
 
 XD_API xd_result xd_dmd_weigh(xd_dmd *dmd) {
+    XDI_GIVEN(NULL, dmd);
     XD_TRY(xdi_dmd_check_on(dmd));
     const xd_fdistill_desc desc = xdi_dmd_fdistill_desc(dmd);
     XD_TRY(xdi_dmd_copy_bins(dmd, dmd->ratios.earlier, dmd->ratios.bins));
@@ -133,12 +134,15 @@ XD_PRIVATE xd_result xdi_dmd_take_weights(xd_dmd *d, int64_t leaf, int64_t sampl
 /* ---- bins ---- */
 
 XD_API xd_result xd_dmd_bins(xd_dmd *dmd, double *out) {
+    XDI_GIVEN_OF(dmd, out);
     XD_TRY(xdi_dmd_check_on(dmd));
     const size_t bytes = (size_t)dmd->desc.gan.fdistill.bins * sizeof *out;
     return bytes > 0 ? xd_read(dmd->ctx, out, dmd->ratios.bins, bytes) : XD_OK;
 }
 
 XD_API xd_result xd_dmd_set_bins(xd_dmd *dmd, const double *values, int count) {
+    XDI_GIVEN(NULL, dmd);
+    XDI_GIVEN_LIST(dmd->ctx, values, count);
     XD_TRY(xdi_dmd_check_on(dmd));
     XD_REQUIRE(dmd->ctx, count == dmd->desc.gan.fdistill.bins, XD_ERROR_ARGUMENT,
                "%d values for the %d bins of f-distill", count, dmd->desc.gan.fdistill.bins);

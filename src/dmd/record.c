@@ -130,6 +130,7 @@ static xd_result xdi_dmd_write_state(xd_dmd *d, xd_json_writer *w) {
 }
 
 XD_API xd_result xd_dmd_state_save(xd_dmd *dmd, char **text) {
+    XDI_GIVEN_OF(dmd, text);
     xd_json_writer writer = xd_json_writer_create(dmd->ctx);
     const char *written = NULL;
     size_t bytes = 0;
@@ -274,6 +275,7 @@ static xd_result xdi_dmd_read_state(xdi_dmd_reader *r) {
 }
 
 XD_API xd_result xd_dmd_state_load(xd_dmd *dmd, const char *text, const xd_dmd_state_desc *desc) {
+    XDI_GIVEN(NULL, dmd);
     xdi_dmd_reader reader;
     xd_json *root = NULL;
     memset(&reader, 0, sizeof reader);

@@ -205,6 +205,7 @@ static void xdi_sampler_lay_out(xd_sampler *s, xd_arena *host, xd_arena *device)
 }
 
 XD_API xd_result xd_sampler_bytes(xd_ctx *ctx, const xd_sampler_desc *desc, xd_memory_bytes *out) {
+    XDI_GIVEN(ctx, ctx, desc, out);
     xd_arena host = xd_arena_over(NULL, 0), device = xd_arena_over(NULL, 0);
     const bool apart = xd_ctx_kernels(ctx)->device != XD_DEVICE_CPU;
     xd_sampler plan;
@@ -239,9 +240,11 @@ static xd_result xdi_sampler_make(xd_ctx *ctx, const xd_sampler_desc *desc, xd_s
 }
 
 XD_API xd_result xd_sampler_create(xd_ctx *ctx, const xd_sampler_desc *desc, xd_sampler **out) {
+    XDI_GIVEN(ctx, ctx, desc);
     xd_comm *split = desc->split;
     xd_sampler *made = NULL;
-    xd_result result = xdi_sampler_check(ctx, desc);
+    xd_result result = XDI_CHECK_GIVEN(ctx, out);
+    if (result == XD_OK) result = xdi_sampler_check(ctx, desc);
     if (split) result = xd_agree(split, result);
     XD_TRY(result);
     if (split) XD_TRY(xdi_sampler_agree_settings(desc, split));
@@ -270,8 +273,8 @@ static xd_result xdi_sampler_check_batch(const xd_sampler *s, const xd_dmd_batch
     XD_REQUIRE(s->d.ctx, batch->first >= 0 && batch->first <= ((int64_t)1 << 32) - batch->samples,
                XD_ERROR_ARGUMENT, "%lld samples from sample %lld: they are numbered from 0 to 2^32 - 1",
                (long long)batch->samples, (long long)batch->first);
-    XD_REQUIRE(s->d.ctx, out || batch->samples == 0, XD_ERROR_ARGUMENT, "no place for %lld samples",
-               (long long)batch->samples);
+    XD_REQUIRE(s->d.ctx, out || batch->samples == 0, XD_ERROR_ARGUMENT,
+               "no place for %lld samples: out is NULL", (long long)batch->samples);
     return XD_OK;
 }
 
@@ -337,6 +340,7 @@ static xd_result xdi_sampler_many(xd_sampler *s, const xd_dmd_batch *batch, void
 }
 
 XD_API xd_result xd_sampler_run(xd_sampler *sampler, const xd_dmd_batch *batch, void *out) {
+    XDI_GIVEN(sampler ? sampler->d.ctx : NULL, sampler, batch);
     xd_dmd *d = &sampler->d;
     void *input = d->tensors[XDI_DMD_INPUT];
     XD_TRY(xdi_sampler_check_batch(sampler, batch, out));
@@ -349,6 +353,7 @@ XD_API xd_result xd_sampler_run(xd_sampler *sampler, const xd_dmd_batch *batch, 
 }
 
 XD_API xd_result xd_sampler_noise(xd_sampler *sampler, const xd_dmd_batch *batch, void *out) {
+    XDI_GIVEN(sampler ? sampler->d.ctx : NULL, sampler, batch);
     XD_TRY(xdi_sampler_check_batch(sampler, batch, out));
     return xdi_dmd_normals(&sampler->d, xdi_dmd_at(XD_DMD_STUDENT, XD_STREAM_STUDENT_NOISE, batch), out);
 }

@@ -50,6 +50,7 @@ static xd_result xdi_vsd_validate(xd_ctx *ctx, const xd_vsd_desc *d) {
 }
 
 XD_API size_t xd_vsd_workspace_bytes(xd_ctx *ctx, const xd_vsd_desc *desc) {
+    XD_ASSERT(ctx);
     xd_vsd_args a;
     xdi_sample_call call = xdi_vsd_call_of(ctx, desc, &a);
     return xdi_sample_bytes(&call);
@@ -71,6 +72,7 @@ static xd_result xdi_vsd_gradient(const xd_launch *launch, const void *args) {
 }
 
 XD_API xd_result xd_vsd_loss(xd_ctx *ctx, const xd_vsd_desc *desc, xd_sample_values *out) {
+    XDI_GIVEN(ctx, ctx, desc);
     const xd_launch launch = xd_ctx_launch(ctx);
     xd_vsd_args a;
     xdi_sample_call call = xdi_vsd_call_of(ctx, desc, &a);

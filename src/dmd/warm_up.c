@@ -28,7 +28,7 @@ static xd_result xdi_dmd_teach_velocity(xd_dmd *d, const xd_dmd_batch *batch, in
                        xdi_dmd_rows(d, d->tensors[XDI_DMD_TARGET], n));
 }
 
-static int64_t xdi_dmd_warm_up_samples(const xd_dmd *d) {
+XD_PRIVATE int64_t xdi_dmd_warm_up_samples(const xd_dmd *d) {
     return d->desc.regression.step_samples ? d->desc.regression.step_samples : d->desc.sizes.step_samples;
 }
 
@@ -90,6 +90,7 @@ static xd_result xdi_dmd_check_warm_up(const xd_dmd *d, int64_t leaf, const xd_d
 }
 
 XD_API xd_result xd_dmd_warm_up(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch, xd_dmd_values *values) {
+    XDI_GIVEN_OF(dmd, batch);
     XD_TRY(xdi_dmd_check_warm_up(dmd, leaf, batch));
     dmd->noised_leaf = -1;
     XD_TRY(xdi_dmd_take_noise(dmd, XD_DMD_TEACHER, batch));

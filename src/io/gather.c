@@ -114,6 +114,7 @@ static xd_result xdi_gather_agree_settings(const xdi_gather *g) {
 }
 
 XD_API xd_result xd_weights_gather(xd_comm *world, const xd_weights_gather_desc *desc) {
+    XDI_GIVEN_COMM(world, desc);
     xdi_gather g;
     memset(&g, 0, sizeof g);
     g.world = world;

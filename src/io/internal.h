@@ -57,8 +57,20 @@ XD_PRIVATE xd_result xdi_written_check(xd_ctx *ctx, const xdi_written *w, int64_
 XD_PRIVATE char *xdi_weights_path(xd_ctx *ctx, const char *directory, const char *name);
 XD_PRIVATE bool xdi_weights_is_basename(const char *name);
 
-/* weights_reader.c: a hash of what is where, for ranks to compare. */
+/* weights_files.c, weights_reader.c: the open calls. When `lenient`, an index that differs from its files is no error, but a
+ * warning of the context: a tensor that its shard lacks is looked for in the others, and one that the index lacks is there. */
+struct xd_weights_files;
 struct xd_weights_reader;
+XD_PRIVATE xd_result xdi_weights_files_start(xd_ctx *ctx, const char *directory,
+                                             const xd_safetensors_desc *desc, bool lenient,
+                                             struct xd_weights_files **out);
+XD_PRIVATE xd_result xdi_weights_reader_start(xd_ctx *ctx, const char *directory,
+                                              const xd_safetensors_desc *desc, bool lenient,
+                                              struct xd_weights_reader **out);
+/* weights_files.c: the file whose tensor of a name counts, NULL when none has it: the one of the index, else the first. */
+XD_PRIVATE xd_safetensors *xdi_weights_holder(const struct xd_weights_files *model, const char *name);
+
+/* weights_reader.c: a hash of what is where, for ranks to compare. */
 XD_PRIVATE uint64_t xdi_weights_reader_hash(const struct xd_weights_reader *reader);
 
 #endif

@@ -49,12 +49,9 @@ typedef struct xdi_safetensors_type {
     unsigned bits;
 } xdi_safetensors_type;
 
-static const xdi_safetensors_type xdi_safetensors_types[] = { { "F4", 4 },
-                                                              { "F6_E2M3", 6 },
-                                                              { "F6_E3M2", 6 },
-                                                              { "F8_E8M0", 8 },
-                                                              { "F8_E4M3FNUZ", 8 },
-                                                              { "F8_E5M2FNUZ", 8 },
+static const xdi_safetensors_type xdi_safetensors_types[] = { { "F4", 4 },          { "F6_E2M3", 6 },
+                                                              { "F6_E3M2", 6 },     { "F8_E8M0", 8 },
+                                                              { "F8_E4M3FNUZ", 8 }, { "F8_E5M2FNUZ", 8 },
                                                               { "C64", 64 } };
 
 static const xdi_safetensors_type *xdi_safetensors_find_type(const char *name) {
@@ -78,7 +75,8 @@ static xd_result xdi_safetensors_measure(const xd_safetensors *f, const xd_safet
     const xd_dtype dtype = type ? XD_DTYPE_U8 : info->dtype;
     const bool fits = xdi_safetensors_bytes(dtype, info->ndim, info->shape, bytes) < 0 &&
                       (!type || *bytes <= (uint64_t)INT64_MAX / type->bits);
-    XD_REQUIRE(f->ctx, fits, XD_ERROR_FORMAT, "%s: the size of tensor \"%.80s\" overflows", f->path, info->name);
+    XD_REQUIRE(f->ctx, fits, XD_ERROR_FORMAT, "%s: the size of tensor \"%.80s\" overflows", f->path,
+               info->name);
     if (!type) return XD_OK;
     const uint64_t bits = *bytes * type->bits;
     XD_REQUIRE(f->ctx, bits % 8 == 0, XD_ERROR_FORMAT,
@@ -333,6 +331,7 @@ static xd_safetensors_desc xdi_safetensors_defaults(const xd_safetensors_desc *d
 
 XD_API xd_result xd_safetensors_open(xd_ctx *ctx, const char *path, const xd_safetensors_desc *desc,
                                      xd_safetensors **out) {
+    XDI_GIVEN(ctx, ctx, path, out);
     const xd_safetensors_desc d = xdi_safetensors_defaults(desc);
     xd_safetensors *f = xdi_safetensors_new(ctx, path, &d);
     XD_REQUIRE(ctx, f, XD_ERROR_MEMORY, "%s: no room for a file object", path);
@@ -341,6 +340,8 @@ XD_API xd_result xd_safetensors_open(xd_ctx *ctx, const char *path, const xd_saf
 
 XD_API xd_result xd_safetensors_open_memory(xd_ctx *ctx, const void *data, size_t bytes,
                                             const xd_safetensors_desc *desc, xd_safetensors **out) {
+    XDI_GIVEN(ctx, ctx, out);
+    XDI_GIVEN_LIST(ctx, data, bytes);
     const xd_safetensors_desc d = xdi_safetensors_defaults(desc);
     xd_safetensors *f = xdi_safetensors_new(ctx, "memory", &d);
     XD_REQUIRE(ctx, f, XD_ERROR_MEMORY, "no room for a file object");
@@ -364,10 +365,12 @@ XD_API void xd_safetensors_close(xd_safetensors *f) {
 /* ---- queries ---- */
 
 XD_API int64_t xd_safetensors_count(const xd_safetensors *f) {
+    XD_ASSERT(f);
     return f->count;
 }
 
 XD_API const xd_safetensors_info *xd_safetensors_at(const xd_safetensors *f, int64_t index) {
+    XD_ASSERT(f);
     return index >= 0 && index < f->count ? &f->infos[index] : NULL;
 }
 
@@ -376,15 +379,18 @@ static int xdi_safetensors_is_named(const void *name, const void *info) {
 }
 
 XD_API int64_t xd_safetensors_find(const xd_safetensors *f, const char *name) {
+    XD_ASSERT(f);
     return xdi_find(name, f->infos, sizeof *f->infos, f->count, xdi_safetensors_is_named);
 }
 
 XD_API const char *xd_safetensors_metadata(const xd_safetensors *f, const char *key) {
+    XD_ASSERT(f);
     return xd_json_string(xd_json_find(xd_json_find(f->header, XDI_SAFETENSORS_METADATA), key), NULL);
 }
 
 XD_API bool xd_safetensors_metadata_at(const xd_safetensors *f, int64_t index, const char **key,
                                        const char **value) {
+    XD_ASSERT(f);
     if (index < 0) return false;
     const xd_json *pair = xd_json_by_key(xd_json_find(f->header, XDI_SAFETENSORS_METADATA), (size_t)index);
     if (!pair) return false;
@@ -394,6 +400,7 @@ XD_API bool xd_safetensors_metadata_at(const xd_safetensors *f, int64_t index, c
 }
 
 XD_API const void *xd_safetensors_data(const xd_safetensors *f, int64_t index) {
+    XD_ASSERT(f);
     const xd_safetensors_info *info = xd_safetensors_at(f, index);
     return info && info->dtype != XD_DTYPE_NONE && f->bytes ? f->bytes + f->data + info->begin : NULL;
 }
@@ -414,6 +421,8 @@ static xd_result xdi_safetensors_take(const xd_safetensors *f, int64_t index,
 
 XD_API xd_result xd_safetensors_read_range(xd_safetensors *f, int64_t index, uint64_t first_byte,
                                            size_t bytes, void *destination) {
+    XDI_GIVEN(NULL, f);
+    XDI_GIVEN_LIST(f->ctx, destination, bytes);
     const xd_safetensors_info *info;
     XD_TRY(xdi_safetensors_take(f, index, &info));
     const uint64_t length = info->end - info->begin;
@@ -506,6 +515,8 @@ static xd_result xdi_safetensors_gather(xd_safetensors *f, const xdi_safetensors
 
 static xd_result xdi_safetensors_check_box(xd_safetensors *f, const xd_safetensors_info *info,
                                            const int64_t *offset, const int64_t *size, bool *empty) {
+    XDI_GIVEN_LIST(f->ctx, offset, info->ndim);
+    XDI_GIVEN_LIST(f->ctx, size, info->ndim);
     *empty = info->begin == info->end;
     for (int i = 0; i < info->ndim; i++) {
         XD_REQUIRE(f->ctx,
@@ -521,11 +532,13 @@ static xd_result xdi_safetensors_check_box(xd_safetensors *f, const xd_safetenso
 
 XD_API xd_result xd_safetensors_read_box(xd_safetensors *f, int64_t index, const int64_t *offset,
                                          const int64_t *size, void *destination) {
+    XDI_GIVEN(NULL, f);
     const xd_safetensors_info *info;
     bool empty;
     XD_TRY(xdi_safetensors_take(f, index, &info));
     XD_TRY(xdi_safetensors_check_box(f, info, offset, size, &empty));
     if (empty) return XD_OK;
+    XDI_GIVEN(f->ctx, destination);
     const xdi_safetensors_box box = xdi_safetensors_plan(f, info, offset, size);
     unsigned char *stage = NULL;
     if (!f->bytes && box.pieces > 1) {

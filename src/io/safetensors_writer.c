@@ -198,6 +198,8 @@ static xd_result xdi_safetensors_check_counts(xd_ctx *ctx, const xd_safetensors_
     const size_t alignment = d->alignment ? d->alignment : 8;
     XD_REQUIRE(ctx, d->entry_count >= 0 && d->entry_count <= XDI_SAFETENSORS_LIMIT / 32, XD_ERROR_ARGUMENT,
                "%lld tensors, allowed are %d", (long long)d->entry_count, (int)XDI_SAFETENSORS_LIMIT / 32);
+    XDI_GIVEN_LIST(ctx, d->entries, d->entry_count);
+    XDI_GIVEN_LIST(ctx, d->metadata, d->metadata_count);
     XD_REQUIRE(ctx, d->metadata_count >= 0 && d->metadata_count <= XDI_SAFETENSORS_LIMIT / 6,
                XD_ERROR_ARGUMENT, "%lld pairs of metadata, allowed are %d", (long long)d->metadata_count,
                (int)XDI_SAFETENSORS_LIMIT / 6);
@@ -208,6 +210,7 @@ static xd_result xdi_safetensors_check_counts(xd_ctx *ctx, const xd_safetensors_
 
 XD_API xd_result xd_safetensors_plan(xd_ctx *ctx, const xd_safetensors_writer_desc *desc,
                                      xd_safetensors_layout **out) {
+    XDI_GIVEN(ctx, ctx, desc, out);
     xdi_safetensors_draft p;
     XD_TRY(xdi_safetensors_check_counts(ctx, desc));
     const size_t count = (size_t)desc->entry_count, pairs = (size_t)desc->metadata_count;
@@ -289,11 +292,14 @@ XD_PRIVATE xd_result xdi_safetensors_writer_start(xd_ctx *ctx, const char *path,
 XD_API xd_result xd_safetensors_writer_create(xd_ctx *ctx, const char *path,
                                               const xd_safetensors_writer_desc *desc,
                                               xd_safetensors_writer **out) {
+    XDI_GIVEN(ctx, ctx, path, desc, out);
     return xdi_safetensors_writer_start(ctx, path, desc, true, out);
 }
 
 XD_API xd_result xd_safetensors_writer_write_range(xd_safetensors_writer *writer, int64_t index,
                                                    uint64_t first_byte, size_t bytes, const void *data) {
+    XDI_GIVEN(NULL, writer);
+    XDI_GIVEN_LIST(writer->ctx, data, bytes);
     XD_REQUIRE(writer->ctx, index >= 0 && index < writer->count, XD_ERROR_ARGUMENT, "tensor %lld of %lld",
                (long long)index, (long long)writer->count);
     const uint64_t length = writer->layout->bytes[index];
@@ -307,6 +313,7 @@ XD_API xd_result xd_safetensors_writer_write_range(xd_safetensors_writer *writer
 }
 
 XD_API xd_result xd_safetensors_writer_write(xd_safetensors_writer *writer, int64_t index, const void *data) {
+    XDI_GIVEN(NULL, writer);
     const bool known = index >= 0 && index < writer->count;
     const uint64_t bytes = known ? writer->layout->bytes[index] : 0;
     return xd_safetensors_writer_write_range(writer, index, 0, (size_t)bytes, data);
@@ -327,6 +334,7 @@ XD_PRIVATE xd_result xdi_safetensors_writer_rename(xd_safetensors_writer *writer
 }
 
 XD_API xd_result xd_safetensors_writer_commit(xd_safetensors_writer *writer) {
+    XDI_GIVEN(NULL, writer);
     xd_result result = xdi_safetensors_check_complete(writer);
     if (result == XD_OK) {
         result = xd_publish_commit(writer->file);

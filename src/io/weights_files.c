@@ -1,6 +1,7 @@
 /* A model's directory: one file or several with an index. */
 
 #include "base/crc.h"
+#include "base/extend.h"
 #include "base/json.h"
 #include "base/publish.h"
 #include "io/internal.h"
@@ -18,6 +19,7 @@ struct xd_weights_files {
     xd_safetensors **files;
     int64_t count;
     bool single;   /* there was a model.safetensors */
+    bool lenient;  /* the index may differ from the files */
     uint32_t seen; /* checksum of the index as it was read */
 };
 
@@ -83,22 +85,45 @@ static xd_result xdi_weights_open_shard(xd_weights_files *m, const xd_safetensor
     return result;
 }
 
+/* What the index and a file say differently about a tensor: an error, or with `lenient` the first of some. */
+static xd_result xdi_weights_differ(const xd_weights_files *m, int64_t *found, xd_result result,
+                                    const char *text) {
+    XD_REQUIRE(m->ctx, m->lenient, result, "%s", text);
+    if (++*found == 1) xd_log(m->ctx, XD_LOG_WARN, "%s", text);
+    return XD_OK;
+}
+
+static xd_result xdi_weights_check_entry(const xd_weights_files *m, const xd_json *entry, int64_t *found) {
+    char text[700];
+    const char *name = xd_json_key(entry, NULL), *file = xd_json_string(entry, NULL);
+    if (xd_safetensors_find(xdi_weights_file(m, file), name) >= 0) return XD_OK;
+    snprintf(text, sizeof text, "%.300s/%.100s holds no tensor \"%.80s\", where the index puts it",
+             m->directory, file, name);
+    return xdi_weights_differ(m, found, XD_ERROR_MISSING, text);
+}
+
+static xd_result xdi_weights_check_tensor(const xd_weights_files *m, int64_t shard, const char *name,
+                                          int64_t *found) {
+    char text[700];
+    const char *file = xd_json_string(xd_json_find(xdi_weights_map(m), name), NULL);
+    if (file && strcmp(file, m->names[shard]) == 0) return XD_OK;
+    snprintf(text, sizeof text, "%.300s/%.100s holds tensor \"%.80s\", which the index puts into %.80s",
+             m->directory, m->names[shard], name, file ? file : "no file");
+    return xdi_weights_differ(m, found, XD_ERROR_UNEXPECTED, text);
+}
+
 /* The index and the files must agree, in both directions. */
 static xd_result xdi_weights_check(const xd_weights_files *m) {
-    const xd_json *map = xdi_weights_map(m);
-    for (const xd_json *entry = xd_json_first(map); entry; entry = xd_json_next(entry)) {
-        const char *name = xd_json_key(entry, NULL), *file = xd_json_string(entry, NULL);
-        XD_REQUIRE(m->ctx, xd_safetensors_find(xdi_weights_file(m, file), name) >= 0, XD_ERROR_MISSING,
-                   "%s/%s holds no tensor \"%.80s\", where the index puts it", m->directory, file, name);
-    }
+    int64_t found = 0;
+    const xd_json *first = xd_json_first(xdi_weights_map(m));
+    for (const xd_json *entry = first; entry; entry = xd_json_next(entry))
+        XD_TRY(xdi_weights_check_entry(m, entry, &found));
     for (int64_t i = 0; i < m->count; i++)
-        for (int64_t k = 0; k < xd_safetensors_count(m->files[i]); k++) {
-            const char *name = xd_safetensors_at(m->files[i], k)->name;
-            const char *file = xd_json_string(xd_json_find(map, name), NULL);
-            XD_REQUIRE(m->ctx, file && strcmp(file, m->names[i]) == 0, XD_ERROR_UNEXPECTED,
-                       "%s/%s holds tensor \"%.80s\", which the index puts into %s", m->directory,
-                       m->names[i], name, file ? file : "no file");
-        }
+        for (int64_t k = 0; k < xd_safetensors_count(m->files[i]); k++)
+            XD_TRY(xdi_weights_check_tensor(m, i, xd_safetensors_at(m->files[i], k)->name, &found));
+    if (found > 1)
+        xd_log(m->ctx, XD_LOG_WARN, "%s: the index and the files differ about %lld tensors", m->directory,
+               (long long)found);
     return XD_OK;
 }
 
@@ -192,8 +217,9 @@ static void xdi_weights_close_all(xd_weights_files *m) {
 }
 
 /* A save removes the older model's files: a reader that was just opening them begins again. */
-XD_API xd_result xd_weights_files_open(xd_ctx *ctx, const char *directory, const xd_safetensors_desc *desc,
-                                       xd_weights_files **out) {
+XD_PRIVATE xd_result xdi_weights_files_start(xd_ctx *ctx, const char *directory,
+                                             const xd_safetensors_desc *desc, bool lenient,
+                                             xd_weights_files **out) {
     enum { TRIES = 100 };
     xd_weights_files *m = (xd_weights_files *)xd_allocate(ctx, sizeof *m);
     XD_REQUIRE(ctx, m, XD_ERROR_MEMORY, "%s: no room for a model", directory);
@@ -203,6 +229,7 @@ XD_API xd_result xd_weights_files_open(xd_ctx *ctx, const char *directory, const
         memset(m, 0, sizeof *m);
         m->ctx = ctx;
         m->directory = directory;
+        m->lenient = lenient;
         result = xdi_weights_open_once(m, desc);
         if (result == XD_ERROR_IO && !xdi_weights_has_moved(m, i)) break;
     }
@@ -213,6 +240,12 @@ XD_API xd_result xd_weights_files_open(xd_ctx *ctx, const char *directory, const
     return result;
 }
 
+XD_API xd_result xd_weights_files_open(xd_ctx *ctx, const char *directory, const xd_safetensors_desc *desc,
+                                       xd_weights_files **out) {
+    XDI_GIVEN(ctx, ctx, directory, out);
+    return xdi_weights_files_start(ctx, directory, desc, false, out);
+}
+
 XD_API void xd_weights_files_close(xd_weights_files *m) {
     if (!m) return;
     xdi_weights_close_all(m);
@@ -220,17 +253,28 @@ XD_API void xd_weights_files_close(xd_weights_files *m) {
 }
 
 XD_API int64_t xd_weights_files_count(const xd_weights_files *m) {
+    XD_ASSERT(m);
     return m->count;
 }
 
 XD_API xd_safetensors *xd_weights_files_at(const xd_weights_files *m, int64_t file) {
+    XD_ASSERT(m);
     return file >= 0 && file < m->count ? m->files[file] : NULL;
+}
+
+XD_PRIVATE xd_safetensors *xdi_weights_holder(const xd_weights_files *m, const char *name) {
+    const char *where = xd_json_string(xd_json_find(xdi_weights_map(m), name), NULL);
+    xd_safetensors *holder = where ? xdi_weights_file(m, where) : NULL;
+    if (holder && xd_safetensors_find(holder, name) >= 0) return holder;
+    for (int64_t i = 0; i < m->count; i++)
+        if (xd_safetensors_find(m->files[i], name) >= 0) return m->files[i];
+    return NULL;
 }
 
 XD_API xd_result xd_weights_files_find(const xd_weights_files *m, const char *name, xd_safetensors **file,
                                        int64_t *index) {
-    const char *where = xd_json_string(xd_json_find(xdi_weights_map(m), name), NULL);
-    xd_safetensors *holder = m->index ? (where ? xdi_weights_file(m, where) : NULL) : m->files[0];
+    XDI_GIVEN_OF(m, name, file, index);
+    xd_safetensors *holder = xdi_weights_holder(m, name);
     const int64_t found = holder ? xd_safetensors_find(holder, name) : -1;
     XD_REQUIRE(m->ctx, found >= 0, XD_ERROR_MISSING, "the model has no tensor \"%.80s\"", name);
     *file = holder;

@@ -29,6 +29,7 @@ typedef struct xdi_weights_piece {
 struct xd_weights_reader {
     xd_ctx *ctx;
     const char *directory;     /* the caller's; valid while opening */
+    bool lenient;              /* its index may differ from its files */
     xd_weights_files *model;   /* one file or an index, or NULL: */
     xd_safetensors **files;    /* [file_count] */
     int64_t file_count;        /* of either */
@@ -87,7 +88,7 @@ static xd_result xdi_whole_open_all(xd_weights_reader *r, const xd_safetensors_d
         return result;
     }
     xd_release(r->ctx, (void *)names);
-    XD_TRY(xd_weights_files_open(r->ctx, r->directory, desc, &r->model));
+    XD_TRY(xdi_weights_files_start(r->ctx, r->directory, desc, r->lenient, &r->model));
     r->file_count = xd_weights_files_count(r->model);
     return XD_OK;
 }
@@ -128,6 +129,8 @@ static xd_result xdi_whole_take_file(xd_weights_reader *r, xd_safetensors *file,
     for (int64_t i = 0; i < count; i++) {
         xdi_weights_piece *p = &r->pieces[r->piece_count];
         p->info = xd_safetensors_at(file, i);
+        if (r->model && xdi_weights_holder(r->model, p->info->name) != file)
+            continue; /* one that does not count */
         p->file = file;
         p->index = i;
         p->begin = *numbers;
@@ -173,7 +176,7 @@ static xd_result xdi_whole_list(xd_weights_reader *r) {
     XD_REQUIRE(r->ctx, r->pieces && r->order && r->tensors && r->first && r->numbers, XD_ERROR_MEMORY,
                "%s: no room for a list of %lld tensors", r->directory, (long long)count);
     XD_TRY(xdi_whole_take_all(r, r->numbers));
-    xdi_sort(r->order, (size_t)count, xdi_whole_by_name);
+    xdi_sort(r->order, (size_t)r->piece_count, xdi_whole_by_name);
     return XD_OK;
 }
 
@@ -236,7 +239,8 @@ static xd_result xdi_whole_check_cover(const xd_weights_reader *r, const xd_weig
 
 /* The shape that pieces reach, whose bytes can be counted. */
 static xd_result xdi_whole_measure(const xd_weights_reader *r, const xd_weights_tensor *t, int64_t *shape) {
-    int64_t left = INT64_MAX / (t->dtype != XD_DTYPE_NONE ? (int64_t)xd_dtype_size(t->dtype) : XDI_PIECE_BYTES);
+    int64_t left =
+        INT64_MAX / (t->dtype != XD_DTYPE_NONE ? (int64_t)xd_dtype_size(t->dtype) : XDI_PIECE_BYTES);
     for (int d = 0; d < t->ndim; d++) {
         XD_REQUIRE(r->ctx, shape[d] == 0 || left / shape[d] > 0, XD_ERROR_FORMAT,
                    "%s: the pieces of tensor \"%.80s\" reach further than 2^63 bytes", r->directory, t->name);
@@ -259,8 +263,7 @@ static xd_result xdi_whole_join(xd_weights_reader *r, int64_t first, int64_t end
     memset(shape, 0, (size_t)t->ndim * sizeof *shape);
     for (int64_t i = first; i < end; i++) {
         const xdi_weights_piece *p = (const xdi_weights_piece *)r->order[i];
-        XD_REQUIRE(r->ctx, strcmp(p->info->type, t->type) == 0 && p->info->ndim == t->ndim,
-                   XD_ERROR_FORMAT,
+        XD_REQUIRE(r->ctx, strcmp(p->info->type, t->type) == 0 && p->info->ndim == t->ndim, XD_ERROR_FORMAT,
                    "%s: pieces of tensor \"%.80s\" are %s in %d dimensions and %s in %d", r->directory,
                    t->name, t->type, t->ndim, p->info->type, p->info->ndim);
         for (int d = 0; d < t->ndim; d++) {
@@ -291,18 +294,26 @@ static xd_result xdi_whole_open(xd_weights_reader *r, const xd_safetensors_desc 
     return xdi_whole_join_all(r);
 }
 
-XD_API xd_result xd_weights_reader_open(xd_ctx *ctx, const char *directory, const xd_safetensors_desc *desc,
-                                        xd_weights_reader **out) {
+XD_PRIVATE xd_result xdi_weights_reader_start(xd_ctx *ctx, const char *directory,
+                                              const xd_safetensors_desc *desc, bool lenient,
+                                              xd_weights_reader **out) {
     xd_weights_reader *r = (xd_weights_reader *)xd_allocate(ctx, sizeof *r);
     XD_REQUIRE(ctx, r, XD_ERROR_MEMORY, "%s: no room for a model", directory);
     r->ctx = ctx;
     r->directory = directory;
+    r->lenient = lenient;
     const xd_result result = xdi_whole_open(r, desc);
     if (result == XD_OK)
         *out = r;
     else
         xd_weights_reader_close(r);
     return result;
+}
+
+XD_API xd_result xd_weights_reader_open(xd_ctx *ctx, const char *directory, const xd_safetensors_desc *desc,
+                                        xd_weights_reader **out) {
+    XDI_GIVEN(ctx, ctx, directory, out);
+    return xdi_weights_reader_start(ctx, directory, desc, false, out);
 }
 
 XD_API void xd_weights_reader_close(xd_weights_reader *r) {
@@ -321,10 +332,12 @@ XD_API void xd_weights_reader_close(xd_weights_reader *r) {
 /* ---- answers ---- */
 
 XD_API int64_t xd_weights_reader_count(const xd_weights_reader *r) {
+    XD_ASSERT(r);
     return r->tensor_count;
 }
 
 XD_API const xd_weights_tensor *xd_weights_reader_at(const xd_weights_reader *r, int64_t index) {
+    XD_ASSERT(r);
     return index >= 0 && index < r->tensor_count ? &r->tensors[index] : NULL;
 }
 
@@ -333,6 +346,7 @@ static int xdi_weights_reader_is_named(const void *name, const void *tensor) {
 }
 
 XD_API int64_t xd_weights_reader_find(const xd_weights_reader *r, const char *name) {
+    XD_ASSERT(r);
     return xdi_find(name, r->tensors, sizeof *r->tensors, r->tensor_count, xdi_weights_reader_is_named);
 }
 
@@ -403,12 +417,15 @@ static xd_result xdi_whole_read_cut(const xdi_weights_piece *p, const xdi_weight
 
 XD_API xd_result xd_weights_reader_read(xd_weights_reader *r, int64_t index, const int64_t *offset,
                                         const int64_t *size, void *destination) {
+    XDI_GIVEN(NULL, r);
     xdi_weights_cut cut;
     XD_REQUIRE(r->ctx, index >= 0 && index < r->tensor_count, XD_ERROR_ARGUMENT, "tensor %lld of %lld",
                (long long)index, (long long)r->tensor_count);
     const xd_weights_tensor *t = &r->tensors[index];
     XD_REQUIRE(r->ctx, t->dtype != XD_DTYPE_NONE, XD_ERROR_UNSUPPORTED,
                "tensor \"%.80s\" is of type %s, which cannot be read", t->name, t->type);
+    XDI_GIVEN_LIST(r->ctx, offset, t->ndim);
+    XDI_GIVEN_LIST(r->ctx, size, t->ndim);
     for (int d = 0; d < t->ndim; d++)
         XD_REQUIRE(
             r->ctx,

@@ -334,6 +334,9 @@ static xd_result xdi_weights_start(xd_weights_writer *w, const xd_weights_writer
 
 XD_API xd_result xd_weights_writer_create(xd_ctx *ctx, const char *directory,
                                           const xd_weights_writer_desc *desc, xd_weights_writer **out) {
+    XDI_GIVEN(ctx, ctx, directory, desc, out);
+    XDI_GIVEN_LIST(ctx, desc->entries, desc->entry_count);
+    XDI_GIVEN_LIST(ctx, desc->metadata, desc->metadata_count);
     XD_REQUIRE(ctx, desc->entry_count >= 0 && desc->entry_count <= INT32_MAX, XD_ERROR_ARGUMENT,
                "%lld tensors", (long long)desc->entry_count);
     XD_REQUIRE(ctx, desc->metadata_count >= 0 && (desc->metadata || desc->metadata_count == 0),
@@ -357,6 +360,8 @@ XD_API xd_result xd_weights_writer_create(xd_ctx *ctx, const char *directory,
 
 XD_API xd_result xd_weights_writer_write(xd_weights_writer *w, int64_t index, uint64_t first_byte,
                                          size_t bytes, const void *data) {
+    XDI_GIVEN(NULL, w);
+    XDI_GIVEN_LIST(w->ctx, data, bytes);
     XD_REQUIRE(w->ctx, index >= 0 && index < w->first[w->shards], XD_ERROR_ARGUMENT, "tensor %lld of %lld",
                (long long)index, (long long)w->first[w->shards]);
     int64_t low = 0, high = w->shards; /* the last shard that starts at or before index */
@@ -429,6 +434,7 @@ static void xdi_weights_undo(xd_weights_writer *w) {
 }
 
 XD_API xd_result xd_weights_writer_commit(xd_weights_writer *w) {
+    XDI_GIVEN(NULL, w);
     xd_result result = xdi_weights_close_files(w);
     if (result == XD_OK) result = xdi_weights_switch(w);
     if (result != XD_OK && !w->switched) xdi_weights_undo(w);

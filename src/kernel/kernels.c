@@ -129,6 +129,7 @@ XD_API void xd_kernels_cpu(xd_cpu_level level, xd_kernels *kernels) {
 }
 
 XD_API xd_result xd_ctx_create_versioned(int version, const xd_ctx_desc *desc, xd_ctx **out) {
+    XDI_GIVEN(NULL, out);
     XD_TRY(xdi_ctx_check_version(version, desc));
     XD_TRY(xdi_ctx_make(desc, sizeof(xd_kernels), out));
     xd_kernels_cpu(xd_ctx_settings(*out)->cpu, (xd_kernels *)xdi_ctx_room(*out));
@@ -158,6 +159,9 @@ XD_API xd_launch xd_ctx_launch(xd_ctx *ctx) {
 }
 
 XD_API xd_result xd_read(xd_ctx *ctx, void *to, const void *from, size_t bytes) {
+    XDI_GIVEN(ctx, ctx);
+    XDI_GIVEN_LIST(ctx, to, bytes);
+    XDI_GIVEN_LIST(ctx, from, bytes);
     const xd_device_ops *memory = &xd_ctx_kernels(ctx)->memory;
     const xd_launch launch = xd_ctx_launch(ctx);
     XD_TRY(memory->copy(&launch, to, from, bytes, XD_COPY_TO_HOST));
@@ -182,6 +186,9 @@ static bool xdi_cast_keeps(xd_dtype to, xd_dtype from) {
 
 XD_API xd_result xd_cast(xd_ctx *ctx, void *to, xd_dtype to_dtype, const void *from, xd_dtype from_dtype,
                          int64_t count) {
+    XDI_GIVEN(ctx, ctx);
+    XDI_GIVEN_LIST(ctx, to, count);
+    XDI_GIVEN_LIST(ctx, from, count);
     const xd_launch launch = xd_ctx_launch(ctx);
     const xd_cast_array array = { to, from, count, to_dtype, from_dtype };
     XD_REQUIRE(ctx, count >= 0, XD_ERROR_ARGUMENT, "%lld elements to convert", (long long)count);

@@ -11,12 +11,14 @@ static xd_result xdi_estimate_validate(xd_ctx *ctx, const xd_kl_estimate_desc *d
                "KL estimator %d does not exist", (int)d->kind);
     XD_REQUIRE(ctx, d->input_clamp >= 0.0 && d->output_clamp >= 0.0, XD_ERROR_ARGUMENT,
                "clamps %g and %g must not be negative", d->input_clamp, d->output_clamp);
-    XD_REQUIRE(ctx, d->count >= 0 && (d->count == 0 || (d->logprobs && d->reference)), XD_ERROR_ARGUMENT,
-               "%lld tokens without log-probabilities", (long long)d->count);
+    XD_REQUIRE(ctx, d->count >= 0, XD_ERROR_ARGUMENT, "%lld tokens", (long long)d->count);
+    XDI_GIVEN_LIST(ctx, d->logprobs, d->count);
+    XDI_GIVEN_LIST(ctx, d->reference, d->count);
     return XD_OK;
 }
 
 XD_API xd_result xd_kl_estimate(xd_ctx *ctx, const xd_kl_estimate_desc *desc, double *sum) {
+    XDI_GIVEN(ctx, ctx, desc, sum);
     const xd_launch launch = xd_ctx_launch(ctx);
     xd_estimate_args a;
     xd_uld_sum total;

@@ -29,6 +29,7 @@ static xd_result xdi_shift_validate(xd_ctx *ctx, const xd_shift_desc *d) {
     XD_REQUIRE(ctx, d->sequences >= 0 && d->length >= 0 && d->held >= 0, XD_ERROR_ARGUMENT,
                "%lld sequences of %lld positions, %lld held", (long long)d->sequences, (long long)d->length,
                (long long)d->held);
+    XDI_GIVEN_LIST(ctx, d->positions, d->held);
     for (int64_t i = 0; i < d->held; i++)
         XD_REQUIRE(ctx, d->positions[i] >= 0 && d->positions[i] < d->length, XD_ERROR_ARGUMENT,
                    "position %lld is outside the sequence of %lld", (long long)d->positions[i],
@@ -78,8 +79,10 @@ static xd_result xdi_shift_exchange(xd_ctx *ctx, const xd_shift_desc *d, xdi_shi
 }
 
 XD_API xd_result xd_next_token_labels(xd_ctx *ctx, const xd_shift_desc *desc, void *labels) {
+    XDI_GIVEN(ctx, ctx, desc);
     xdi_shift_whole whole;
     xd_result result = xdi_shift_validate(ctx, desc);
+    if (result == XD_OK && desc->sequences > 0 && desc->held > 0) result = XDI_CHECK_GIVEN(ctx, labels);
     if (!desc->comm) {
         if (result == XD_OK) xdi_shift_fill(desc, desc->ids, desc->mask, labels);
         return result;
@@ -113,6 +116,7 @@ XD_API xd_result xd_next_token_labels(xd_ctx *ctx, const xd_shift_desc *desc, vo
 
 XD_API xd_result xd_load_balanced_positions(xd_ctx *ctx, int64_t length, int rank, int ranks,
                                             int64_t *positions) {
+    XDI_GIVEN(ctx, ctx, positions);
     XD_REQUIRE(ctx, ranks > 0 && rank >= 0 && rank < ranks, XD_ERROR_ARGUMENT, "rank %d of %d", rank, ranks);
     XD_REQUIRE(ctx, length >= 0 && (ranks == 1 || length % (2 * ranks) == 0), XD_ERROR_SHAPE,
                "length %lld is not a multiple of %d", (long long)length, 2 * ranks);

@@ -66,6 +66,7 @@ static void xdi_softmax_close(xd_ctx *ctx, xdi_softmax_exchange *x) {
 
 XD_API xd_result xd_row_stats(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature,
                               double *log_sum_exp, int64_t *argmax) {
+    XDI_GIVEN(ctx, ctx, vocab);
     xdi_softmax_exchange x;
     xd_result result = xdi_softmax_open(ctx, vocab, &logits, temperature, XD_SOFTMAX_PARTS, XD_OK, &x);
     x.args.log_sum_exp = log_sum_exp;
@@ -95,6 +96,7 @@ static xd_result xdi_softmax_lse(xd_ctx *ctx, const xd_vocab *vocab, const xd_ro
 
 XD_API xd_result xd_log_softmax(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature,
                                 xd_rows out) {
+    XDI_GIVEN(ctx, ctx, vocab);
     const xd_kernels *kernels = xd_ctx_kernels(ctx);
     const xd_launch launch = xd_ctx_launch(ctx);
     xd_softmax_args args;
@@ -110,6 +112,7 @@ XD_API xd_result xd_log_softmax(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logi
 
 XD_API xd_result xd_log_softmax_backward(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
                                          double temperature, xd_rows weight, xd_rows gradient) {
+    XDI_GIVEN(ctx, ctx, vocab);
     xdi_softmax_exchange x;
     double *lse;
     XD_TRY(xdi_vocab_agree(xd_vocab_describe(vocab).tp, NULL,
@@ -145,6 +148,7 @@ static xd_result xdi_softmax_check_ids(xd_ctx *ctx, const xd_ids *ids, int64_t r
 /* Ids of a list that all rows share are checked here, where the host can read them; those of rows give NaN. */
 static xd_result xdi_softmax_check_pick(xd_ctx *ctx, const xd_vocab *vocab, int64_t rows,
                                         const xdi_softmax_pick *p) {
+    if (rows > 0) XDI_GIVEN_LIST(ctx, p->values, p->n);
     const int64_t size = xd_vocab_describe(vocab).size;
     const bool readable = xd_ctx_kernels(ctx)->device == XD_DEVICE_CPU;
     XD_REQUIRE(ctx, p->n >= 0 && (p->stride == 0 || p->stride >= p->n), XD_ERROR_ARGUMENT,
@@ -178,6 +182,7 @@ static xd_result xdi_softmax_columns(xd_ctx *ctx, const xd_vocab *vocab, const x
 
 XD_API xd_result xd_gather_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, xd_ids ids, int64_t n,
                                    int64_t ids_stride, float *values) {
+    XDI_GIVEN(ctx, ctx, vocab);
     const xdi_softmax_pick pick = { ids, n, ids_stride, values, XD_DTYPE_F32 };
     return xdi_softmax_columns(ctx, vocab, &logits, 0.0, NULL, &pick);
 }
@@ -190,6 +195,7 @@ XD_PRIVATE xd_result xdi_vocab_at_ids(xd_ctx *ctx, const xd_vocab *vocab, const 
 
 XD_API xd_result xd_target_log_probs(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature,
                                      xd_ids ids, float *log_probs) {
+    XDI_GIVEN(ctx, ctx, vocab);
     double *lse;
     XD_TRY(xdi_softmax_lse(ctx, vocab, &logits, temperature, NULL, NULL, &lse));
     const xdi_softmax_pick pick = { ids, 1, 1, log_probs, XD_DTYPE_F32 };
@@ -201,6 +207,7 @@ XD_API xd_result xd_target_log_probs(xd_ctx *ctx, const xd_vocab *vocab, xd_rows
 XD_API xd_result xd_target_log_probs_backward(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
                                               double temperature, xd_ids ids, const float *weight,
                                               xd_rows gradient) {
+    XDI_GIVEN(ctx, ctx, vocab);
     const xd_kernels *kernels = xd_ctx_kernels(ctx);
     const xd_launch launch = xd_ctx_launch(ctx);
     xd_softmax_args args;
@@ -246,6 +253,7 @@ static xd_result xdi_softmax_accuracy(xd_ctx *ctx, const xd_vocab *vocab, const 
 
 XD_API xd_result xd_accuracy(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
                              const xd_positions *positions, xd_comm *comm, double *out) {
+    XDI_GIVEN(ctx, ctx, vocab);
     void *memory = NULL;
     xd_result result = xdi_softmax_check_positions(ctx, positions, logits.rows);
     if (result == XD_OK) {

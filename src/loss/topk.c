@@ -64,6 +64,7 @@ XD_PRIVATE xd_result xdi_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, const xd
 
 XD_API xd_result xd_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t k, float *values,
                                int64_t *ids) {
+    XDI_GIVEN(ctx, ctx, vocab);
     const int64_t size = xd_vocab_describe(vocab).size, most = k < size ? k : size;
     const int64_t rows = logits.rows > 0 && most > 0 ? logits.rows : 0; /* others are refused below */
     double *wide = (double *)xdi_call_array(ctx, rows, rows > 0 ? most : 0, sizeof *wide);
@@ -149,6 +150,7 @@ static xd_result xdi_topk_columns_of(xd_ctx *ctx, const xd_vocab_topk_desc *d, i
 
 XD_API xd_result xd_vocab_topk_columns(xd_ctx *ctx, const xd_vocab_topk_desc *desc, int64_t *ids,
                                        float *importance) {
+    XDI_GIVEN(ctx, ctx, desc);
     const xd_device_ops *memory = &xd_ctx_kernels(ctx)->memory;
     const xd_launch launch = xd_ctx_launch(ctx);
     xdi_topk_columns c;

@@ -277,6 +277,7 @@ static xd_result xdi_topk_kl_prepare(xd_ctx *ctx, const xd_topk_desc *desc, xdi_
 }
 
 XD_API size_t xd_topk_kl_workspace_bytes(xd_ctx *ctx, const xd_topk_desc *desc) {
+    XD_ASSERT(ctx);
     xdi_topk_kl_plan plan;
     xd_arena arena = xd_arena_over(NULL, 0);
     if (!desc->vocab || desc->student.rows < 0 || desc->k < 1 ||
@@ -288,6 +289,7 @@ XD_API size_t xd_topk_kl_workspace_bytes(xd_ctx *ctx, const xd_topk_desc *desc) 
 }
 
 XD_API xd_result xd_topk_kl_loss(xd_ctx *ctx, const xd_topk_desc *desc, xd_loss_values *out) {
+    XDI_GIVEN(ctx, ctx, desc);
     xdi_topk_kl_plan plan;
     void *owned = NULL;
     xd_result result = xdi_topk_kl_prepare(ctx, desc, &plan, &owned);

@@ -81,6 +81,7 @@ static xd_result xdi_vocab_fill(xd_vocab *vocab, const int64_t mine[3], int64_t 
 
 XD_API xd_result xd_vocab_create(xd_ctx *ctx, xd_comm *tp, xd_interval columns, int64_t size,
                                  xd_vocab **out) {
+    XDI_GIVEN_TO_ALL(ctx, tp, ctx, out);
     const int64_t mine[3] = { columns.begin, columns.end, size };
     xd_vocab *vocab = xdi_vocab_new(ctx, tp);
     int64_t *all = vocab ? (int64_t *)xd_allocate(ctx, (size_t)vocab->ranks * sizeof mine) : NULL;
@@ -97,6 +98,7 @@ XD_API xd_result xd_vocab_create(xd_ctx *ctx, xd_comm *tp, xd_interval columns, 
 }
 
 XD_API xd_result xd_vocab_create_even(xd_ctx *ctx, xd_comm *tp, int64_t size, xd_vocab **out) {
+    XDI_GIVEN_TO_ALL(ctx, tp, ctx, out);
     const int64_t ranks = tp ? xd_comm_size(tp) : 1, rank = tp ? xd_comm_rank(tp) : 0;
     const int64_t piece = size > 0 ? (size + ranks - 1) / ranks : 0;
     const int64_t begin = rank * piece < size ? rank * piece : size;
@@ -112,6 +114,7 @@ XD_API void xd_vocab_destroy(xd_vocab *vocab) {
 }
 
 XD_API xd_vocab_info xd_vocab_describe(const xd_vocab *vocab) {
+    XD_ASSERT(vocab);
     xd_vocab_info info;
     info.tp = vocab->tp;
     info.rank = vocab->rank;
@@ -137,6 +140,7 @@ XD_PRIVATE xd_ctx *xdi_vocab_ctx(const xd_vocab *vocab) {
 }
 
 XD_API xd_result xd_status_check(xd_ctx *ctx, const xd_status *status) {
+    XDI_GIVEN(ctx, ctx, status);
     XD_REQUIRE(ctx, status->nothing_counted == 0, XD_ERROR_DATA, "no counted position in %lld losses",
                (long long)status->nothing_counted);
     const bool clean = status->label_out_of_range == 0 && status->not_finite == 0 && status->overflow == 0;
@@ -151,6 +155,7 @@ XD_API xd_result xd_status_check(xd_ctx *ctx, const xd_status *status) {
 }
 
 XD_API xd_result xd_read_status(xd_ctx *ctx, const xd_status *status) {
+    XDI_GIVEN(ctx, ctx, status);
     xd_status host;
     XD_TRY(xd_read(ctx, &host, status, sizeof host));
     return xd_status_check(ctx, &host);

@@ -112,6 +112,7 @@ static bool xdi_bucket_lay_out(xd_bucket_plan *plan) {
 }
 
 XD_API xd_result xd_bucket_plan_create(xd_ctx *ctx, const xd_bucket_plan_desc *desc, xd_bucket_plan **out) {
+    XDI_GIVEN(ctx, ctx, desc, out);
     xd_bucket_plan_desc d = *desc;
     int64_t numel = 0;
     if (!d.ranks) d.ranks = 1;
@@ -146,22 +147,27 @@ XD_API void xd_bucket_plan_destroy(xd_bucket_plan *plan) {
 }
 
 XD_API const xd_bucket_plan_desc *xd_bucket_plan_settings(const xd_bucket_plan *plan) {
+    XD_ASSERT(plan);
     return &plan->desc;
 }
 
 XD_API int64_t xd_bucket_plan_count(const xd_bucket_plan *plan) {
+    XD_ASSERT(plan);
     return plan->count;
 }
 
 XD_API xd_bucket xd_bucket_plan_at(const xd_bucket_plan *plan, int64_t index) {
+    XD_ASSERT(plan);
     return plan->buckets[index];
 }
 
 XD_API int64_t xd_bucket_plan_numel(const xd_bucket_plan *plan) {
+    XD_ASSERT(plan);
     return plan->count ? plan->buckets[plan->count - 1].buffer.end : 0;
 }
 
 XD_API xd_interval xd_bucket_plan_param(const xd_bucket_plan *plan, int64_t param, int64_t *bucket) {
+    XD_ASSERT(plan);
     xd_interval place;
     place.begin = plan->start[param];
     place.end = place.begin + plan->params[param].numel;
@@ -185,6 +191,7 @@ static xd_interval xdi_bucket_from(xd_interval v, int64_t origin) {
 }
 
 XD_API bool xd_bucket_plan_piece(const xd_bucket_plan *plan, int64_t param, int rank, xd_bucket_piece *out) {
+    XD_ASSERT(plan);
     xd_bucket_piece piece;
     const xd_interval place = xd_bucket_plan_param(plan, param, &piece.bucket);
     const xd_interval shard = xd_bucket_plan_shard(plan, piece.bucket, rank);
@@ -199,6 +206,7 @@ XD_API bool xd_bucket_plan_piece(const xd_bucket_plan *plan, int64_t param, int 
 }
 
 XD_API uint64_t xd_bucket_plan_hash(const xd_bucket_plan *plan) {
+    XD_ASSERT(plan);
     const xd_bucket_plan_desc *d = &plan->desc;
     const int64_t facts[4] = { d->param_count, plan->count, plan->shards, d->sharded };
     uint64_t hash = xd_hash(0, facts, sizeof facts);

@@ -80,8 +80,8 @@ static xd_result xdi_builder_describe_one(xdi_builder *b, int virtual_stage) {
 }
 
 static xd_result xdi_builder_describe(xdi_builder *b) {
-    const int stages = b->desc->pipeline.virtual_stages;
-    for (int i = 0; i < (stages ? stages : 1); i++) XD_TRY(xdi_builder_describe_one(b, i));
+    const int stages = xdi_pipeline_stages(xdi_group_size(b->groups.pp), b->desc->pipeline.virtual_stages);
+    for (int i = 0; i < stages; i++) XD_TRY(xdi_builder_describe_one(b, i));
     return XD_OK;
 }
 
@@ -214,8 +214,11 @@ static xd_result xdi_builder_attributes(xdi_builder *b) {
 /* ---- 4, 5, 6: storage, types, values ---- */
 
 static xd_result xdi_builder_take(const xdi_builder *b) {
-    for (int i = 0; i < b->list->count; i++)
-        XD_TRY(xdi_model_take(b->list->stages[i].model, b->desc->wrap.kind == XD_WRAP_NONE));
+    const xd_wrap_kind kind = b->desc->wrap.kind;
+    const xdi_take what = kind == XD_WRAP_FSDP   ? XDI_TAKE_BUFFERS
+                          : kind == XD_WRAP_NONE ? XDI_TAKE_ALL
+                                                 : XDI_TAKE_VALUES;
+    for (int i = 0; i < b->list->count; i++) XD_TRY(xdi_model_take(b->list->stages[i].model, what));
     return XD_OK;
 }
 
@@ -224,27 +227,50 @@ static xd_result xdi_builder_storage(xdi_builder *b) {
     return moves ? xdi_builder_take(b) : XD_OK;
 }
 
+static void xdi_builder_set_casts(xdi_builder *b) {
+    for (int i = 0; i < b->list->count; i++) xdi_stage_set_casts(b->desc, &b->list->stages[i]);
+}
+
 static xd_result xdi_builder_precision(xdi_builder *b) {
     for (int i = 0; i < b->list->count; i++)
         XD_TRY(xdi_model_lower(b->list->stages[i].model, &b->desc->precision));
+    xdi_builder_set_casts(b);
     return XD_OK;
 }
 
-static xd_result xdi_builder_init_model(const xdi_builder *b, xd_model *model) {
+static xd_result xdi_builder_call_init(const xdi_builder *b, xd_model *model) {
     const xd_block_init *init = &b->desc->init;
     int index = 0;
     for (xd_block *block = &model->root; block && init->call; block = xdi_block_after(block)) {
         xd_clear_error(b->ctx);
         XD_TRY(xdi_builder_called(b->ctx, init->call(init->user, model, block), "init of block", index++));
     }
-    return xd_model_init_weights(model);
+    return XD_OK;
 }
 
+/* Under FSDP buffers alone have storage, which the wrapper keeps whole: it forms the parts of the others. */
 static xd_result xdi_builder_first_values(xdi_builder *b) {
-    if (b->desc->storage == XD_STORAGE_CALLER || b->desc->wrap.kind == XD_WRAP_FSDP) return XD_OK;
-    if (b->desc->storage == XD_STORAGE_META) XD_TRY(xdi_builder_take(b));
-    for (int i = 0; i < b->list->count; i++) XD_TRY(xdi_builder_init_model(b, b->list->stages[i].model));
+    const bool sharded = b->desc->wrap.kind == XD_WRAP_FSDP;
+    if (b->desc->storage == XD_STORAGE_CALLER || (sharded && !b->desc->init.call)) return XD_OK;
+    if (b->desc->storage == XD_STORAGE_META || sharded) XD_TRY(xdi_builder_take(b));
+    for (int i = 0; i < b->list->count; i++) {
+        xd_model *model = b->list->stages[i].model;
+        XD_TRY(xdi_builder_call_init(b, model));
+        if (!sharded) XD_TRY(xd_model_init_weights(model));
+    }
     return XD_OK;
+}
+
+/* What was taken for buffers alone is given back where the wrap failed, so that the caller can allocate his models. */
+static void xdi_builder_leave_buffers(const xdi_builder *b) {
+    if (b->desc->wrap.kind != XD_WRAP_FSDP || !b->desc->init.call) return;
+    for (int i = 0; i < b->list->count; i++) {
+        xd_model *model = b->list->stages[i].model;
+        if (!model->buffers_alone || model->parallel) continue;
+        xdi_model_release(model);
+        for (int64_t k = 0; k < model->weight_count; k++)
+            model->weights[k]->ready = model->weights[k]->ready && model->weights[k]->value;
+    }
 }
 
 /* ---- 7: wrap ---- */
@@ -272,21 +298,51 @@ static xd_result xdi_builder_expert_ranks(const xdi_builder *b, const xd_model *
     return XD_OK;
 }
 
-static xd_result xdi_builder_wrap_one(const xdi_builder *b, xd_comm *data, xd_stage *stage) {
+/* The settings of one stage, of the wrapper's kind. */
+typedef struct xdi_builder_settings {
+    xd_ddp_desc ddp;
+    xd_fsdp_desc fsdp;
+    bool replicas;
+} xdi_builder_settings;
+
+/* What the build says of a stage, then the caller. */
+static xd_result xdi_builder_settle(const xdi_builder *b, int index, xdi_builder_settings *out) {
     const xd_wrap *wrap = &b->desc->wrap;
+    const xd_stage *stage = &b->list->stages[index];
     const bool ddp = wrap->kind == XD_WRAP_DDP;
-    const bool replicas = (ddp ? wrap->ddp->replicas : wrap->fsdp->replicas) != NULL;
-    if (replicas) data = b->groups.intra_dp_cp;
-    if (ddp) {
-        xd_ddp_desc d = *wrap->ddp;
-        if (!d.groups) d.groups = &b->groups;
-        XD_TRY(xdi_builder_expert_ranks(b, stage->model, data, replicas, &d.experts));
-        return xd_ddp_create(stage->model, data, &d, &stage->parallel);
-    }
-    xd_fsdp_desc d = *wrap->fsdp;
-    if (!d.groups) d.groups = &b->groups;
-    XD_TRY(xdi_builder_expert_ranks(b, stage->model, data, replicas, &d.experts));
-    return xd_fsdp_create(stage->model, data, &d, &stage->parallel);
+    memset(out, 0, sizeof *out);
+    if (ddp) out->ddp = *wrap->ddp;
+    if (!ddp) out->fsdp = *wrap->fsdp;
+    if (!out->ddp.groups) out->ddp.groups = &b->groups;
+    if (!out->fsdp.groups) out->fsdp.groups = &b->groups;
+    out->ddp.stage = stage->place.pipeline_rank;
+    out->ddp.chunk = index;
+    xd_clear_error(b->ctx);
+    if (b->desc->wrap_settings.call)
+        XD_TRY(
+            xdi_builder_called(b->ctx,
+                               b->desc->wrap_settings.call(b->desc->wrap_settings.user, stage,
+                                                           ddp ? &out->ddp : NULL, ddp ? NULL : &out->fsdp),
+                               "the settings of stage", index));
+    out->replicas = (ddp ? out->ddp.replicas : out->fsdp.replicas) != NULL;
+    XD_REQUIRE(b->ctx, !out->replicas || b->groups.intra_dp_cp, XD_ERROR_ARGUMENT,
+               "stage %d of %d with replicas shards over intra_dp_cp, which is NULL", index, b->list->count);
+    return XD_OK;
+}
+
+static xd_result xdi_builder_wrap_one(const xdi_builder *b, xd_comm *data, int index) {
+    xd_stage *stage = &b->list->stages[index];
+    xdi_builder_settings s;
+    XD_TRY(xd_agree(data, xdi_builder_settle(b, index, &s)));
+    const bool ddp = b->desc->wrap.kind == XD_WRAP_DDP;
+    if (s.replicas) data = b->groups.intra_dp_cp;
+    XD_TRY(
+        xdi_builder_expert_ranks(b, stage->model, data, s.replicas, ddp ? &s.ddp.experts : &s.fsdp.experts));
+    stage->model->yields = s.ddp.sharded_optimizer && s.ddp.gathers;
+    XD_TRY(ddp ? xd_ddp_create(stage->model, data, &s.ddp, &stage->parallel)
+               : xd_fsdp_create(stage->model, data, &s.fsdp, &stage->parallel));
+    stage->parallel->stages = b->list->count;
+    return XD_OK;
 }
 
 static xd_result xdi_builder_wrap_all(xdi_builder *b) {
@@ -294,17 +350,17 @@ static xd_result xdi_builder_wrap_all(xdi_builder *b) {
     if (b->desc->wrap.kind == XD_WRAP_NONE) return XD_OK;
     if (!b->data || (b->experts && !b->groups.expert_dp)) result = xd_comm_self(b->ctx, &b->built->self);
     XD_TRY(xd_agree(b->world, result));
-    for (int i = 0; i < b->list->count; i++) {
-        XD_TRY(xdi_builder_wrap_one(b, b->data ? b->data : b->built->self, &b->list->stages[i]));
-        b->list->stages[i].parallel->stages = b->list->count;
-    }
+    for (int i = 0; i < b->list->count; i++)
+        XD_TRY(xdi_builder_wrap_one(b, b->data ? b->data : b->built->self, i));
     return XD_OK;
 }
 
 static xd_result xdi_builder_wrap(xdi_builder *b) {
     XD_TRY(xdi_builder_equalise(b));
     XD_TRY(xd_agree(b->world, xdi_builder_wrap_all(b)));
-    return xdi_builder_call_hooks(b, true);
+    XD_TRY(xdi_builder_call_hooks(b, true));
+    xdi_builder_set_casts(b); /* of stages that hooks have added, too */
+    return XD_OK;
 }
 
 /* ---- all of it ---- */
@@ -356,6 +412,7 @@ static xd_result xdi_builder_create(xd_comm *world, const xd_build_desc *desc, c
     XD_TRY(xdi_builder_open(&b, existing));
     const xd_result result = xdi_builder_run(&b, existing != NULL);
     if (result != XD_OK) {
+        xdi_builder_leave_buffers(&b);
         xd_built_destroy(b.built);
         return result;
     }
@@ -365,11 +422,13 @@ static xd_result xdi_builder_create(xd_comm *world, const xd_build_desc *desc, c
 }
 
 XD_API xd_result xd_build(xd_comm *world, const xd_build_desc *desc, xd_built **out) {
+    XDI_GIVEN_COMM(world, desc, out);
     return xdi_builder_create(world, desc, NULL, out);
 }
 
 XD_API xd_result xd_build_existing(xd_comm *world, const xd_build_desc *desc, const xd_stages *stages,
                                    xd_built **out) {
+    XDI_GIVEN_COMM(world, desc, stages, out);
     return xdi_builder_create(world, desc, stages, out);
 }
 
@@ -384,11 +443,17 @@ XD_API void xd_built_destroy(xd_built *built) {
     xd_release(built->ctx, built);
 }
 
+XD_PRIVATE xd_ctx *xdi_built_ctx(const xd_built *built) {
+    return built->ctx;
+}
+
 XD_API int xd_built_stage_count(const xd_built *built) {
+    XD_ASSERT(built);
     return built->list.count;
 }
 
 XD_API xd_stage xd_built_stage(const xd_built *built, int index) {
+    XD_ASSERT(built);
     xd_stage none;
     memset(&none, 0, sizeof none);
     return index >= 0 && index < built->list.count ? built->list.stages[index] : none;

@@ -125,6 +125,7 @@ static xd_result xdi_grid_fill(xd_grid *grid, const xd_topology *dense, const xd
 }
 
 XD_API xd_result xd_grid_create(xd_comm *world, const xd_expert_desc *desc, xd_grid **out) {
+    XDI_GIVEN_COMM(world, desc, out);
     xd_ctx *ctx = xd_comm_ctx(world);
     xd_topology dense, expert;
     xd_expert_desc d = *desc;
@@ -143,6 +144,7 @@ XD_API xd_result xd_grid_create(xd_comm *world, const xd_expert_desc *desc, xd_g
 }
 
 XD_API const xd_groups *xd_grid_groups(const xd_grid *grid) {
+    XD_ASSERT(grid);
     return &grid->groups;
 }
 

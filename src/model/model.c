@@ -95,6 +95,7 @@ static xd_result xdi_model_begin_add(xd_block *parent, const char *name, char **
 /* ---- blocks ---- */
 
 XD_API xd_result xd_model_create(xd_ctx *ctx, const xd_model_desc *desc, xd_model **out) {
+    XDI_GIVEN(ctx, ctx, out);
     xd_model *model = (xd_model *)xd_allocate(ctx, sizeof *model);
     XD_REQUIRE(ctx, model, XD_ERROR_MEMORY, "no room for a model");
     model->ctx = ctx;
@@ -107,14 +108,17 @@ XD_API xd_result xd_model_create(xd_ctx *ctx, const xd_model_desc *desc, xd_mode
 }
 
 XD_API xd_block *xd_model_root(const xd_model *model) {
+    XD_ASSERT(model);
     return (xd_block *)&model->root;
 }
 
 XD_API const char *xd_block_name(const xd_block *block) {
+    XD_ASSERT(block);
     return block->name;
 }
 
 XD_API const xd_block_desc *xd_block_settings(const xd_block *block) {
+    XD_ASSERT(block);
     return &block->desc;
 }
 
@@ -135,6 +139,7 @@ static void xdi_block_append(xd_block *parent, xd_block *block) {
 }
 
 XD_API xd_result xd_block_add(xd_block *parent, const xd_block_desc *desc, xd_block **out) {
+    XDI_GIVEN(parent ? parent->model->ctx : NULL, parent, desc);
     xd_model *model = parent->model;
     xd_ctx *ctx = model->ctx;
     char *full = NULL;
@@ -179,6 +184,9 @@ static xd_result xdi_weight_check_shape(xd_ctx *ctx, const char *name, const xd_
     XD_REQUIRE(ctx, bytes > 0, XD_ERROR_ARGUMENT, "weight \"%.80s\" has no dtype", name);
     XD_REQUIRE(ctx, d->ndim >= 0 && d->ndim <= XD_DIMS_MAX, XD_ERROR_ARGUMENT,
                "weight \"%.80s\" has %d dimensions, allowed are %d", name, d->ndim, XD_DIMS_MAX);
+    XD_TRY(xdi_shape_check_rest(ctx, name, d->ndim, d->shape));
+    XD_REQUIRE(ctx, d->ndim == 0 || d->shape[d->ndim - 1] != 0, XD_ERROR_ARGUMENT,
+               "%s: shape[%d] is 0 and ndim %d", name, d->ndim - 1, d->ndim);
     XD_REQUIRE(ctx, d->stored_rows == 0 || (d->ndim > 0 && d->stored_rows >= d->shape[0]), XD_ERROR_SHAPE,
                "weight \"%.80s\": %lld rows are stored, it has %lld", name, (long long)d->stored_rows,
                (long long)(d->ndim > 0 ? d->shape[0] : 0));
@@ -319,6 +327,7 @@ static xd_result xdi_weight_set_up(xd_weight *weight, xd_block *block, const xd_
 }
 
 XD_API xd_result xd_weight_add(xd_block *block, const xd_weight_desc *desc, xd_weight **out) {
+    XDI_GIVEN(block ? block->model->ctx : NULL, block, desc);
     xd_model *model = block->model;
     char *full = NULL;
     XD_TRY(xdi_model_begin_add(block, desc->name, &full));
@@ -339,6 +348,7 @@ XD_API xd_result xd_weight_add(xd_block *block, const xd_weight_desc *desc, xd_w
 }
 
 XD_API xd_result xd_weight_set_tensor_parallel(xd_weight *weight, int dim, int stride) {
+    XDI_GIVEN(NULL, weight);
     xd_weight *owner = weight->owner;
     xd_weight_traits *t = &owner->desc.traits;
     xd_ctx *ctx = weight->model->ctx;
@@ -355,6 +365,7 @@ XD_API xd_result xd_weight_set_tensor_parallel(xd_weight *weight, int dim, int s
 }
 
 XD_API xd_result xd_weight_freeze(xd_weight *weight) {
+    XDI_GIVEN(NULL, weight);
     xd_weight *owner = weight->owner;
     xd_ctx *ctx = weight->model->ctx;
     XD_REQUIRE(ctx, !weight->model->sealed, XD_ERROR_STATE, "\"%.80s\" is frozen after xd_model_seal",
@@ -365,6 +376,7 @@ XD_API xd_result xd_weight_freeze(xd_weight *weight) {
 }
 
 XD_API xd_result xd_weight_thaw(xd_weight *weight) {
+    XDI_GIVEN(NULL, weight);
     xd_weight *owner = weight->owner;
     xd_ctx *ctx = weight->model->ctx;
     XD_REQUIRE(ctx, !weight->model->sealed, XD_ERROR_STATE, "\"%.80s\" is thawed after xd_model_seal",
@@ -377,6 +389,7 @@ XD_API xd_result xd_weight_thaw(xd_weight *weight) {
 }
 
 XD_API xd_weight_info xd_weight_describe(const xd_weight *weight) {
+    XD_ASSERT(weight);
     const xd_weight *owner = weight->owner;
     xd_weight_info info;
     memset(&info, 0, sizeof info);
@@ -395,19 +408,23 @@ XD_API xd_weight_info xd_weight_describe(const xd_weight *weight) {
 /* ---- what there is ---- */
 
 XD_API int64_t xd_model_weight_count(const xd_model *model) {
+    XD_ASSERT(model);
     return model->sealed ? model->weight_count : 0;
 }
 
 XD_API xd_weight *xd_model_weight_at(const xd_model *model, int64_t index) {
+    XD_ASSERT(model);
     return model->sealed && index >= 0 && index < model->weight_count ? model->weights[index] : NULL;
 }
 
 XD_API xd_weight *xd_model_find_weight(const xd_model *model, const char *name) {
+    XD_ASSERT(model);
     const xdi_model_named *found = xdi_model_named_at(model, name);
     return found ? found->weight : NULL;
 }
 
 XD_API xd_block *xd_model_find_block(const xd_model *model, const char *name) {
+    XD_ASSERT(model);
     const xdi_model_named *found = *name ? xdi_model_named_at(model, name) : NULL;
     return found ? found->block : *name ? NULL : xd_model_root(model);
 }

@@ -46,11 +46,10 @@ typedef struct xd_block_desc {
     const char *type; /* for settings by type; NULL -> none */
     xd_shard_unit unit;
     bool recompute; /* its forward runs again before its backward, instead of keeping what it computed */
-    bool
-        spectral_norm; /* its floating buffers weight_u and weight_v get, while the model is wrapped, the type in
-                         * which views show its first floating weight, which they are multiplied with: stored
-                         * and saved so, and what is written into a view is kept. With storage of the caller
-                         * a wrapper refuses to change the type (STATE) */
+    /* Its floating buffers weight_u and weight_v get, while the model is wrapped, the type in which views show its first floating
+     * weight, with which they are multiplied: they are stored and saved so, and what is written into a view is kept. With
+     * storage of the caller a wrapper refuses to change the type (STATE). */
+    bool spectral_norm;
 } xd_block_desc;
 
 /* Whether weight decay applies. */
@@ -88,7 +87,7 @@ typedef struct xd_weight_desc {
     const char *name;           /* required; one component, or several joined with '.' */
     xd_dtype dtype;             /* required */
     int ndim;                   /* 0 is a scalar */
-    int64_t shape[XD_DIMS_MAX]; /* of the whole weight, all ranks together */
+    int64_t shape[XD_DIMS_MAX]; /* of the whole weight, all ranks together; 0 from ndim on */
     int64_t stored_rows;        /* of dimension 0 where more rows are stored than there are (padded
                                  * vocabularies): these stay 0. 0 -> shape[0] */
     const xd_layout *layout;    /* of the stored shape: how the caller has cut it over ranks of one

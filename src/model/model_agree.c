@@ -94,6 +94,7 @@ static uint64_t xdi_model_part_hash(const xdi_model_part *part) {
 }
 
 XD_API uint64_t xd_model_hash(const xd_model *model) {
+    XD_ASSERT(model);
     const xdi_model_part all = xdi_model_part_of(model, false);
     return xdi_model_part_hash(&all);
 }
@@ -191,6 +192,7 @@ static xd_result xdi_model_part_agree(const xdi_model_part *part, xd_comm *comm)
 }
 
 XD_API xd_result xd_model_agree(const xd_model *model, xd_comm *comm) {
+    XDI_GIVEN_TO_ALL(model ? model->ctx : NULL, comm, model, comm);
     const xdi_model_part all = xdi_model_part_of(model, false);
     return xdi_model_part_agree(&all, comm);
 }

@@ -53,6 +53,7 @@ static xd_result xdi_parallel_list_leaves(xd_parallel *p) {
 }
 
 XD_API xd_parallel_leaf_count xd_parallel_leaves(const xd_parallel *p) {
+    XD_ASSERT(p);
     xd_parallel_leaf_count out;
     out.own = p->leaves.count;
     out.most = p->most;
@@ -62,6 +63,7 @@ XD_API xd_parallel_leaf_count xd_parallel_leaves(const xd_parallel *p) {
 }
 
 XD_API int64_t xd_parallel_leaf(const xd_parallel *p, int64_t k) {
+    XD_ASSERT(p);
     return xdi_parallel_number(p, k);
 }
 
@@ -94,6 +96,10 @@ static void xdi_parallel_list_settings(const xd_parallel *p, xdi_facts *f) {
     xdi_fact_integer(f, "host", p->offloaded);
     xdi_fact_integer(f, "experts", p->experts ? p->experts->members : 0);
     xdi_fact_integer(f, "members of a group of experts", p->members);
+    xdi_fact_integer(f, "stage", p->stage);
+    xdi_fact_integer(f, "chunk", p->chunk);
+    xdi_fact_integer(f, "gathers_in_step", p->gathers_in_step);
+    xdi_fact_integer(f, "wide_padding", p->wide_padding);
     xdi_fact_integer(f, "groups", p->has_groups);
     f->part = "groups";
     xdi_fact_integer(f, "tp", xdi_group_size(p->groups.tp));
@@ -118,7 +124,8 @@ static xd_result xdi_parallel_agree_settings(const xd_parallel *p, xd_comm *comm
         const uint64_t flat = xd_bucket_plan_hash(p->flats[i].plan);
         places = xd_hash(places, &flat, sizeof flat);
     }
-    xdi_fact_bytes(&facts, "order of weights in buckets (unit_types, bucket_size)", &places, sizeof places);
+    xdi_fact_bytes(&facts, "order of weights in buckets (unit_types, bucket_size, bucket_count)", &places,
+                   sizeof places);
     return xdi_agree_facts(comm, &facts, what);
 }
 
@@ -147,6 +154,25 @@ static xd_result xdi_parallel_check_dtypes(const xd_parallel *p) {
     return XD_OK;
 }
 
+static xd_result xdi_parallel_check_buckets(const xd_parallel *p) {
+    XD_REQUIRE(p->ctx, p->bucket_size >= 0 && p->bucket_parts >= 0, XD_ERROR_ARGUMENT,
+               "buckets of %lld elements, and %lld of them", (long long)p->bucket_size,
+               (long long)p->bucket_parts);
+    XD_REQUIRE(p->ctx, !p->bucket_size || !p->bucket_parts, XD_ERROR_ARGUMENT,
+               "bucket_size %lld and bucket_count %lld: one of them says where a bucket ends",
+               (long long)p->bucket_size, (long long)p->bucket_parts);
+    XD_REQUIRE(p->ctx, p->stage >= 0 && p->chunk >= 0, XD_ERROR_ARGUMENT, "stage %d, chunk %d", p->stage,
+               p->chunk);
+    XD_REQUIRE(p->ctx, !p->gathers_in_step || (p->gathers && p->split_optimizer), XD_ERROR_ARGUMENT,
+               "gathers_in_step %s: values that all %d data ranks step need no gather, and one without a "
+               "queue runs beside nothing",
+               p->gathers ? "without sharded_optimizer" : "without a queue of gathers", p->ranks);
+    XD_REQUIRE(p->ctx, !p->wide_padding || p->sharded || p->split_optimizer, XD_ERROR_ARGUMENT,
+               "wide_padding without sharded_optimizer: each of %d data ranks has the whole of a bucket",
+               p->ranks);
+    return XD_OK;
+}
+
 XD_PRIVATE xd_result xdi_parallel_lay(xd_parallel *p, const xd_fsdp_desc *d) {
     XD_REQUIRE(p->ctx, d->leaves >= 0 && d->unit_type_count >= 0, XD_ERROR_ARGUMENT,
                "%lld leaves and %d types of units", (long long)d->leaves, d->unit_type_count);
@@ -154,8 +180,7 @@ XD_PRIVATE xd_result xdi_parallel_lay(xd_parallel *p, const xd_fsdp_desc *d) {
                "%d types of units at NULL", d->unit_type_count);
     XD_REQUIRE(p->ctx, p->prefetch >= 0 && (p->prefetch == 0 || p->gathers), XD_ERROR_ARGUMENT,
                "%d units gathered ahead, and %s queue of gathers", p->prefetch, p->gathers ? "a" : "no");
-    XD_REQUIRE(p->ctx, p->bucket_size >= 0, XD_ERROR_ARGUMENT, "buckets of %lld elements",
-               (long long)p->bucket_size);
+    XD_TRY(xdi_parallel_check_buckets(p));
     XD_TRY(xdi_parallel_check_dtypes(p));
     XD_TRY(xdi_parallel_check_home(p));
     XD_REQUIRE(p->ctx, p->reshard_ranks > 0 && p->ranks % p->reshard_ranks == 0, XD_ERROR_ARGUMENT,
@@ -213,7 +238,7 @@ static xd_result xdi_parallel_build(xd_parallel *p, const xd_fsdp_desc *d) {
     if (p->replicas) XD_TRY(xdi_parallel_agree_settings(p, p->replicas, "settings of a wrapper"));
     if (p->replicas) XD_TRY(xdi_parallel_agree_copies(p, p->replicas));
     XD_TRY(xd_agree(p->data, xdi_parallel_take_all_values(p)));
-    if (p->sharded) xdi_parallel_leave_storage(p);
+    xdi_parallel_leave_storage(p);
     p->model->parallel = p;
     return XD_OK;
 }
@@ -234,7 +259,12 @@ XD_PRIVATE void xdi_parallel_set_kind(xd_parallel *p, xd_fsdp_desc *settings, co
         settings->replicas = ddp->replicas;
         settings->experts = ddp->experts;
         settings->groups = ddp->groups;
+        settings->wide_padding = ddp->wide_padding;
         p->bucket_size = ddp->bucket_size;
+        p->bucket_parts = ddp->bucket_count;
+        p->stage = ddp->stage;
+        p->chunk = ddp->chunk;
+        p->gathers_in_step = ddp->gathers_in_step;
         p->split_optimizer = ddp->sharded_optimizer;
     }
     p->sharded = fsdp != NULL;
@@ -246,6 +276,7 @@ XD_PRIVATE void xdi_parallel_set_kind(xd_parallel *p, xd_fsdp_desc *settings, co
     p->prefetch = settings->prefetch;
     p->reserve_frozen = settings->reserve_frozen;
     p->compare_steps = settings->compare_steps;
+    p->wide_padding = settings->wide_padding;
     p->home = settings->host;
     p->offloaded = settings->host != NULL;
     p->has_groups = settings->groups != NULL;
@@ -299,6 +330,7 @@ static xd_result xdi_parallel_create(const xd_parallel *kind, const xd_fsdp_desc
 }
 
 XD_API xd_result xd_ddp_create(xd_model *model, xd_comm *data, const xd_ddp_desc *desc, xd_parallel **out) {
+    XDI_GIVEN_TO_ALL(model ? model->ctx : NULL, data, model, data, out);
     xd_parallel kind;
     xd_fsdp_desc d;
     xdi_parallel_set_kind(&kind, &d, desc, NULL);
@@ -309,6 +341,7 @@ XD_API xd_result xd_ddp_create(xd_model *model, xd_comm *data, const xd_ddp_desc
 }
 
 XD_API xd_result xd_fsdp_create(xd_model *model, xd_comm *data, const xd_fsdp_desc *desc, xd_parallel **out) {
+    XDI_GIVEN_TO_ALL(model ? model->ctx : NULL, data, model, data, out);
     xd_fsdp_desc defaults, d;
     xd_parallel kind;
     memset(&defaults, 0, sizeof defaults);
@@ -363,6 +396,11 @@ XD_API void xd_parallel_destroy(xd_parallel *p) {
     xdi_parallel_detach(p);
     if (p->experts) xdi_parallel_free(p->experts);
     xdi_parallel_free(p);
+}
+
+XD_API xd_wrap_kind xd_model_wrapped(const xd_model *model) {
+    if (!model->parallel) return XD_WRAP_NONE;
+    return model->parallel->sharded ? XD_WRAP_FSDP : XD_WRAP_DDP;
 }
 
 XD_API xd_parallel_bytes xd_parallel_memory(const xd_parallel *parallel) {
@@ -456,6 +494,7 @@ XD_PRIVATE xd_tensor_part xdi_parallel_part(const xd_parallel *of, const xd_weig
 
 XD_API xd_result xd_parallel_params(const xd_parallel *p, int64_t capacity, xd_param *params,
                                     int64_t *count) {
+    XDI_GIVEN(p ? p->model->ctx : NULL, p, count);
     int64_t at = 0;
     XD_TRY(xdi_parallel_room(p, params, capacity, count));
     for (int64_t i = 0; i < p->model->weight_count && capacity > 0; i++)
@@ -466,6 +505,7 @@ XD_API xd_result xd_parallel_params(const xd_parallel *p, int64_t capacity, xd_p
 
 XD_API xd_result xd_parallel_parts(const xd_parallel *p, int64_t capacity, xd_tensor_part *parts,
                                    int64_t *count) {
+    XDI_GIVEN(p ? p->model->ctx : NULL, p, count);
     int64_t at = 0;
     XD_TRY(xdi_parallel_room(p, parts, capacity, count));
     for (int64_t i = 0; i < p->model->weight_count && capacity > 0; i++)
@@ -638,6 +678,7 @@ static void xdi_parallel_tell_dropped(const xd_parallel *p) {
 }
 
 XD_API xd_result xd_parallel_publish(xd_parallel *p) {
+    XDI_GIVEN(NULL, p);
     XD_TRY(xdi_parallel_agree_publish(p));
     XD_TRY(xdi_replicas_check(p));
     xdi_parallel_tell_dropped(p);
@@ -689,6 +730,7 @@ static xd_result xdi_parallel_may_thaw(const xd_parallel *p, const xd_weight *w)
 }
 
 XD_API xd_result xd_parallel_thaw(xd_parallel *parallel, xd_weight *weight) {
+    XDI_GIVEN(NULL, parallel);
     xd_parallel *p = parallel->experts && weight && xdi_parallel_of(parallel, weight)->of_experts
                          ? parallel->experts
                          : parallel;
@@ -727,6 +769,7 @@ static xd_result xdi_parallel_check_push(const xd_parallel *p) {
 }
 
 XD_API xd_result xd_parallel_push_leaf(xd_parallel *p) {
+    XDI_GIVEN(NULL, p);
     XD_TRY(xdi_parallel_check_push(p));
     for (int64_t i = 0; i < p->model->weight_count; i++) {
         const xd_weight *w = p->model->weights[i];

@@ -61,6 +61,15 @@
  * 0 included. What is saved is whole tensors (checkpoint.h); who holds what is never seen in a file. */
 typedef struct xd_parallel xd_parallel;
 
+/* Which wrapper. Megatron's four sharding strategies are settings of the two: no_shard is DDP; optim is DDP with
+ * sharded_optimizer; optim_grads is FSDP without types of units, so that the model is one unit, whole while its root is
+ * open; optim_grads_params is FSDP with units. */
+typedef enum xd_wrap_kind { XD_WRAP_NONE = 0, XD_WRAP_DDP, XD_WRAP_FSDP } xd_wrap_kind;
+
+/* Which wrapper a model has now; NONE -> none. It looks at the model, not at settings: a build over one rank may have skipped
+ * the wrap, and casts, scalers and what is saved depend on which. Local. Source: CREDIT, is_applied. */
+XD_API xd_wrap_kind xd_model_wrapped(const xd_model *model);
+
 /* What gradients are divided by: each element is multiplied once by the f32 nearest to the inverse of the divisor, at a place
  * that no layout changes, so that INVARIANT mode keeps its bits. Zero is the default of every field. */
 typedef struct xd_gradient_divisors {
@@ -95,8 +104,9 @@ typedef struct xd_ddp_desc {
      * travel from xd_parallel_publish until a block with them is opened or the next step is reduced: so long, this rank's own
      * parts may be read, and none written. */
     xd_queue *gathers, *reductions;
-    int64_t bucket_size; /* with `reductions`: elements from which on a bucket ends; 0 -> as
-                          * xd_bucket_plan_desc */
+    /* With `reductions`: elements from which on a bucket ends, or about how many buckets there are, of whose elements each has
+     * an equal share; not both. 0 -> max(40,000,000, 1,000,000 * data ranks) elements. */
+    int64_t bucket_size, bucket_count;
     xd_gradient_divisors divide;
     /* Every so many xd_parallel_publish, of which the first is one, ranks compare a fingerprint of the weights that they should hold
      * alike (buffers left out): a load on one rank alone is found. It reads each weight once. 0 -> 256, and 4096 where weights are
@@ -112,6 +122,15 @@ typedef struct xd_ddp_desc {
      * by the call alone; the three must outlive the wrapper. NULL -> it refuses to reduce such weights; xd_build gives
      * its own groups then. */
     const xd_groups *groups;
+    /* One bucket of each type all the same where nothing waits for its sum: in pipeline stages after the first and chunks
+     * after a stage's first, whose numbers xd_build fills in, and with gathers_in_step. */
+    int stage, chunk;
+    /* Megatron's overlap_param_gather_with_optimizer_step: values of one chunk travel on `gathers` while the optimizer of the next
+     * one steps, each chunk with an optimizer of its own and xd_parallel_publish behind its step. With sharded_optimizer */
+    bool gathers_in_step;
+    bool
+        wide_padding; /* what is cut into parts ends at multiples of 65536 elements for each way to cut it, for large
+                        * groups over NCCL: lcm(data ranks, 65536). With sharded_optimizer */
 } xd_ddp_desc;
 
 /* Settings of FSDP. Zero is the default of every field. */
@@ -159,6 +178,7 @@ typedef struct xd_fsdp_desc {
      * experts before those of another one of its level */
     xd_expert_ranks experts;
     const xd_groups *groups; /* as in xd_ddp_desc */
+    bool wide_padding;       /* likewise, of every unit */
 } xd_fsdp_desc;
 
 /* Wraps a model: every rank holds all of it, gradients are summed over `data`. Weights that hold no values yet get their first
@@ -173,21 +193,22 @@ typedef struct xd_fsdp_desc {
  * Errors: as xd_model_agree; STATE (not sealed, or wrapped already), ARGUMENT (leaves negative, fewer than
  * ranks, or not the same number for each group of replicas, with both; a queue over other ranks, or with less room than
  * records are under way at once, with both; a divisor without a positive inverse in F32; ranks for experts, and no weight of
- * one), DTYPE (weights that train are F32, BF16 or F16, their gradients F32), MISMATCH (settings; layouts of weights over
+ * one; both bucket_size and bucket_count, or more buckets than elements; gathers_in_step without `gathers`, and
+ * that or wide_padding without sharded_optimizer), DTYPE (weights that train are F32, BF16 or F16, their gradients F32), MISMATCH (settings; layouts of weights over
  * data ranks; experts on some ranks alone), TOPOLOGY (ranks for experts that do not divide the data ranks, or are not those
  * of their places, with both numbers), UNSUPPORTED (experts without ranks for them; a block with weights of experts and
  * others; in INVARIANT mode: replicas, and leaves of a group that are no power of two), MEMORY. */
 XD_API xd_result xd_ddp_create(xd_model *model, xd_comm *data, const xd_ddp_desc *desc, xd_parallel **out);
 
 /* Wraps a model: every rank of `data` holds 1 / N of each unit. Units are the blocks that say so, those of the types in
- * desc.unit_types, and the root for the rest; a block's weights are in the innermost unit around it. Buffers stay whole. The
- * library's own storage of the model is released when its values have been taken.
+ * desc.unit_types, and the root for the rest; a block's weights are in the innermost unit around it. Buffers stay whole, in
+ * the caller's storage where they have it. The library's own storage of the model is released when its values have been taken.
  *
  * Collective over data and desc->replicas. Memory: this rank's part of values and gradients, one gathered unit for each level of
  * units inside units, one whole gradient likewise, and what the settings add; see xd_parallel_bytes and xd_plan_memory.
  * Errors: as xd_ddp_create; ARGUMENT (reshard_ranks does not divide the data ranks; prefetch without `gathers`; a `host` with
- * a GPU or of another reduction mode), STATE (storage of the caller; a weight tied to one in another unit), UNSUPPORTED (in
- * INVARIANT mode: replicas, and leaves of a group that are no power of two). */
+ * a GPU or of another reduction mode), STATE (storage of the caller, but that of buffers without `host`; a weight tied to one
+ * in another unit), UNSUPPORTED (in INVARIANT mode: replicas, and leaves of a group that are no power of two). */
 XD_API xd_result xd_fsdp_create(xd_model *model, xd_comm *data, const xd_fsdp_desc *desc, xd_parallel **out);
 
 /* Frees the wrapper and all values that it kept: weights that had no storage before have none afterwards. NULL is fine. Local. */

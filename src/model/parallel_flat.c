@@ -14,22 +14,49 @@ static int xdi_flat_shards(const xd_parallel *p, const xdi_flat *flat) {
     return !flat->whole || (p->split_optimizer && flat->trained) ? p->ranks : 1;
 }
 
+/* Elements of all weights that have buckets. */
+static int64_t xdi_parallel_trained_count(const xd_parallel *p) {
+    int64_t sum = 0;
+    for (int64_t f = 0; f < p->flat_count; f++)
+        for (int64_t i = 0; i < p->flats[f].count && p->flats[f].trained; i++)
+            sum += p->flats[f].weights[i]->count;
+    return sum;
+}
+
+/* Elements from which on a bucket ends, for all buffers alike. */
+static xd_result xdi_parallel_bucket_size(const xd_parallel *p, int64_t *out) {
+    const int64_t ranks = (int64_t)p->ranks * p->replica_count, count = xdi_parallel_trained_count(p);
+    *out = p->bucket_size ? p->bucket_size : 1000000 * (ranks > 40 ? ranks : 40);
+    if (p->bucket_parts == 0 || p->stage > 0 || p->chunk > 0 || p->gathers_in_step) return XD_OK;
+    XD_REQUIRE(p->ctx, p->bucket_parts <= count, XD_ERROR_ARGUMENT, "%lld buckets of %lld elements",
+               (long long)p->bucket_parts, (long long)count);
+    *out = count / p->bucket_parts;
+    return XD_OK;
+}
+
 static xd_result xdi_flat_plan(xd_parallel *p, xdi_flat *flat) {
     xd_bucket_plan_desc d;
+    int64_t size = 0;
+    XD_TRY(xdi_parallel_bucket_size(p, &size));
     xd_bucket_param *params =
         (xd_bucket_param *)xd_allocate(p->ctx, ((size_t)flat->count + 1) * sizeof *params);
     XD_REQUIRE(p->ctx, params, XD_ERROR_MEMORY, "no room for %lld weights", (long long)flat->count);
     for (int64_t i = 0; i < flat->count; i++) {
         params[i].numel = flat->weights[i]->count;
-        params[i].shared_embedding = flat->whole && flat->weights[i]->desc.traits.shared_embedding;
+        params[i].shared_embedding =
+            flat->whole && p->split_optimizer && flat->weights[i]->desc.traits.shared_embedding;
     }
     memset(&d, 0, sizeof d);
     d.params = params;
     d.param_count = flat->count;
     d.ranks = xdi_flat_shards(p, flat);
     d.sharded = true; /* also of one rank, for the alignment */
+    d.wide_padding = p->wide_padding && d.ranks > 1;
     d.overlap = !p->sharded && p->reductions;
-    d.bucket_size = d.overlap ? p->bucket_size : 0;
+    d.bucket_size = size;
+    d.stage = p->stage;
+    d.chunk = p->chunk;
+    d.gathers_in_step = p->gathers_in_step;
     const xd_result result = xd_bucket_plan_create(p->ctx, &d, &flat->plan);
     xd_release(p->ctx, params);
     if (result == XD_OK && flat->trained) flat->bucket_count = xd_bucket_plan_count(flat->plan);
@@ -117,9 +144,14 @@ static int64_t xdi_flat_kept(const xd_parallel *p, const xdi_flat *flat) {
     return flat->whole ? numel : numel / p->ranks;
 }
 
-/* Whether a weight that all ranks keep leaves the model's own storage: that is released under FSDP, or it has another type. */
+/* Whether the model's own storage is released: under FSDP, and where the model yields it. */
+static bool xdi_parallel_leaves(const xd_parallel *p) {
+    return p->sharded || p->model->yields;
+}
+
+/* Whether a weight that all ranks keep leaves that storage: also where it has another type. */
 static bool xdi_flat_moves(const xd_parallel *p, const xd_weight *weight) {
-    return (p->sharded || weight->declared) && weight->value && !weight->desc.value;
+    return (xdi_parallel_leaves(p) || weight->declared) && weight->value && !weight->desc.value;
 }
 
 /* Whether values are kept here: not where every weight has storage of its own and none is gathered. */
@@ -388,6 +420,7 @@ static xd_result xdi_flat_keep_whole(const xd_parallel *p, xd_weight *weight) {
 }
 
 XD_PRIVATE void xdi_parallel_leave_storage(xd_parallel *p) {
+    if (!xdi_parallel_leaves(p)) return;
     xdi_model_release(p->model);
     for (int64_t i = 0; i < p->model->weight_count; i++) {
         xd_weight *weight = p->model->weights[i];

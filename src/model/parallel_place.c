@@ -67,6 +67,7 @@ XD_PRIVATE int64_t xdi_parallel_number(const xd_parallel *p, int64_t leaf) {
 }
 
 XD_API xd_parallel_leaf_count xd_parallel_expert_leaves(const xd_parallel *parallel) {
+    XD_ASSERT(parallel);
     const xd_parallel *p = parallel->experts;
     xd_parallel_leaf_count out;
     memset(&out, 0, sizeof out);
@@ -79,5 +80,6 @@ XD_API xd_parallel_leaf_count xd_parallel_expert_leaves(const xd_parallel *paral
 }
 
 XD_API int64_t xd_parallel_expert_leaf(const xd_parallel *parallel, int64_t k) {
+    XD_ASSERT(parallel);
     return parallel->experts ? xdi_parallel_number(parallel->experts, k) : -1;
 }

@@ -83,6 +83,7 @@ static xd_result xdi_finish_data(const xd_built *built) {
 }
 
 XD_API xd_result xd_pipeline_finish(xd_comm *world, const xd_pipeline_finish_desc *desc) {
+    XDI_GIVEN_COMM(world, desc);
     xdi_finish f;
     XD_TRY(xd_agree(world, xdi_finish_check(xd_comm_ctx(world), desc)));
     memset(&f, 0, sizeof f);

@@ -75,6 +75,7 @@ struct xd_pipeline {
 static xd_result xdi_pipeline_check(xd_ctx *ctx, const xd_pipeline_run_desc *d) {
     XD_REQUIRE(ctx, d->ndim >= 0 && d->ndim <= XD_DIMS_MAX, XD_ERROR_ARGUMENT,
                "activations of %d dimensions, from 0 to %d are possible", d->ndim, (int)XD_DIMS_MAX);
+    XD_TRY(xdi_shape_check_rest(ctx, "activations", d->ndim, d->shape));
     for (int i = 0; i < d->ndim; i++)
         XD_REQUIRE(ctx, d->shape[i] >= 0, XD_ERROR_ARGUMENT,
                    "dimension %d of activations has %" PRId64 " elements", i, d->shape[i]);
@@ -151,6 +152,7 @@ static xd_result xdi_pipeline_measure(xd_ctx *ctx, const xd_pipeline_run_desc *d
 
 XD_API xd_result xd_pipeline_bytes(xd_ctx *ctx, const xd_pipeline_run_desc *desc, int rank,
                                    xd_memory_bytes *out) {
+    XDI_GIVEN(ctx, ctx, desc, out);
     const bool on_host = xd_ctx_kernels(ctx)->device == XD_DEVICE_CPU;
     xdi_pipeline_sizes sizes;
     XD_TRY(xdi_pipeline_measure(ctx, desc, rank, &sizes));
@@ -192,7 +194,7 @@ static xd_result xdi_pipeline_compare(xd_comm *comm, const xd_pipeline_run_desc 
 }
 
 static xd_result xdi_pipeline_check_built(xd_ctx *ctx, const xd_pipeline_run_desc *d, int rank) {
-    const int stages = d->schedule.virtual_stages ? d->schedule.virtual_stages : 1;
+    const int stages = xdi_pipeline_stages(d->schedule.ranks, d->schedule.virtual_stages);
     const int count = d->built ? xd_built_stage_count(d->built) : stages;
     XD_REQUIRE(ctx, count == stages, XD_ERROR_ARGUMENT, "%d stages were built, the schedule has %d", count,
                stages);
@@ -278,6 +280,7 @@ static xd_result xdi_pipeline_make(xd_comm *comm, const xd_pipeline_run_desc *d,
 }
 
 XD_API xd_result xd_pipeline_create(xd_comm *pipeline, const xd_pipeline_run_desc *desc, xd_pipeline **out) {
+    XDI_GIVEN_COMM(pipeline, desc, out);
     xd_pipeline_run_desc d = *desc;
     xdi_pipeline_sizes sizes;
     xd_pipeline *made = NULL;
@@ -560,6 +563,7 @@ static xd_result xdi_pipeline_go(xd_pipeline *p, const xd_pipeline_calls *calls)
 }
 
 XD_API xd_result xd_pipeline_run(xd_pipeline *pipeline, const xd_pipeline_calls *calls, double *values) {
+    XDI_GIVEN_OF(pipeline, calls);
     const int64_t count = pipeline->sizes.values;
     XD_TRY(xdi_pipeline_go(pipeline, calls));
     if (count == 0) return XD_OK;

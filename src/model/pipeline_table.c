@@ -18,9 +18,6 @@ static xd_result xdi_schedule_check(xd_ctx *ctx, const xd_pipeline_schedule *d) 
                "a schedule of %d ranks, %d virtual stages and %" PRId64
                " micro-batches: none may be negative, and there must be a micro-batch",
                d->ranks, d->virtual_stages, d->micro_batches);
-    XD_REQUIRE(ctx, d->virtual_stages <= 1 || d->ranks > 1, XD_ERROR_ARGUMENT,
-               "%d virtual stages without a pipeline: it has %d rank", d->virtual_stages,
-               d->ranks ? d->ranks : 1);
     XD_REQUIRE(ctx, d->virtual_stages <= XD_STAGES_MAX && d->ranks <= XDI_SCHEDULE_RANKS, XD_ERROR_ARGUMENT,
                "%d ranks with %d virtual stages, at most %d with %d are possible", d->ranks,
                d->virtual_stages, (int)XDI_SCHEDULE_RANKS, (int)XD_STAGES_MAX);
@@ -60,7 +57,7 @@ static int64_t xdi_schedule_group(const xd_pipeline_schedule *d) {
 XD_PRIVATE xd_result xdi_schedule_settle(xd_ctx *ctx, xd_pipeline_schedule *d) {
     XD_TRY(xdi_schedule_check(ctx, d));
     if (d->ranks == 0) d->ranks = 1;
-    if (d->virtual_stages == 0) d->virtual_stages = 1;
+    d->virtual_stages = xdi_pipeline_stages(d->ranks, d->virtual_stages);
     XD_TRY(xdi_schedule_check_group(ctx, d));
     d->group = d->virtual_stages > 1 ? xdi_schedule_group(d) : d->micro_batches;
     return XD_OK;
@@ -183,10 +180,11 @@ XD_PRIVATE xd_pipeline_work xdi_schedule_arrival(const xdi_schedule *s, int rank
 
 /* ---- what callers see ---- */
 
-XD_API xd_result xd_pipeline_table(xd_ctx *ctx, const xd_pipeline_schedule *desc, int64_t capacity,
+XD_API xd_result xd_pipeline_table(xd_ctx *ctx, const xd_pipeline_schedule *schedule, int64_t capacity,
                                    xd_pipeline_work *table, int64_t *ticks) {
+    XDI_GIVEN(ctx, ctx, schedule, ticks);
     xdi_schedule s;
-    XD_TRY(xdi_schedule_open(ctx, desc, &s));
+    XD_TRY(xdi_schedule_open(ctx, schedule, &s));
     while (xdi_schedule_next(&s))
         if (s.ticks * s.desc.ranks <= capacity)
             memcpy(table + (s.ticks - 1) * s.desc.ranks, s.row, (size_t)s.desc.ranks * sizeof *table);
@@ -222,11 +220,12 @@ static void xdi_counts_add(const xdi_schedule *s, int rank, xd_pipeline_counts *
     xdi_counts_raise(&most->gradients, now->gradients);
 }
 
-XD_API xd_result xd_pipeline_measure(xd_ctx *ctx, const xd_pipeline_schedule *desc, int rank,
+XD_API xd_result xd_pipeline_measure(xd_ctx *ctx, const xd_pipeline_schedule *schedule, int rank,
                                      xd_pipeline_counts *out) {
+    XDI_GIVEN(ctx, ctx, schedule, out);
     xd_pipeline_counts now, most;
     xdi_schedule s;
-    XD_TRY(xdi_schedule_open(ctx, desc, &s));
+    XD_TRY(xdi_schedule_open(ctx, schedule, &s));
     memset(&now, 0, sizeof now);
     memset(&most, 0, sizeof most);
     const bool exists = rank >= 0 && rank < s.desc.ranks;

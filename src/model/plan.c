@@ -19,7 +19,7 @@ static int xdi_plan_ranks(const xd_memory_plan_desc *d) {
 static xd_result xdi_plan_check(const xd_model *model, const xd_memory_plan_desc *d, int rank) {
     const int64_t all = (int64_t)xdi_plan_ranks(d) * xdi_plan_groups(d);
     XD_REQUIRE(model->ctx, !d->ddp != !d->fsdp, XD_ERROR_ARGUMENT,
-               "%d kinds of wrappers: a plan is of one of DDP and FSDP",
+               "%d kinds of wrappers: a plan is of one of ddp and fsdp",
                (d->ddp != NULL) + (d->fsdp != NULL));
     XD_REQUIRE(model->ctx, d->ranks >= 0 && d->groups >= 0, XD_ERROR_ARGUMENT, "%d data ranks in %d groups",
                d->ranks, d->groups);
@@ -104,6 +104,7 @@ static xd_memory_bytes xdi_plan_queues(const xd_memory_plan_desc *d, const xd_fs
 
 XD_API xd_result xd_plan_memory(xd_model *model, const xd_memory_plan_desc *desc, int rank,
                                 xd_memory_plan *out) {
+    XDI_GIVEN_OF(model, desc, out);
     xd_memory_plan plan;
     xd_fsdp_desc settings;
     XD_TRY(xdi_plan_check(model, desc, rank));
@@ -111,6 +112,7 @@ XD_API xd_result xd_plan_memory(xd_model *model, const xd_memory_plan_desc *desc
     XD_REQUIRE(model->ctx, p, XD_ERROR_MEMORY, "no room for a wrapper");
     memset(&plan, 0, sizeof plan);
     xdi_parallel_set_kind(p, &settings, desc->ddp, desc->fsdp);
+    if (desc->pipeline && desc->pipeline_rank > p->stage) p->stage = desc->pipeline_rank;
     p->model = model;
     xdi_parallel_set_place(p, rank % xdi_plan_ranks(desc), xdi_plan_ranks(desc), rank / xdi_plan_ranks(desc),
                            xdi_plan_groups(desc));
@@ -165,6 +167,7 @@ static void xdi_plan_write_row(xd_ctx *ctx, const xd_build_report *report, const
 }
 
 XD_API xd_result xd_plan_print(xd_model *model, const xd_memory_plan_desc *desc, xd_build_report report) {
+    XDI_GIVEN_OF(model, desc);
     size_t columns[XDI_PLAN_COLUMNS], most[XDI_PLAN_COLUMNS] = { 0 }, sum[XDI_PLAN_COLUMNS] = { 0 };
     const int ranks = xdi_plan_ranks(desc) * xdi_plan_groups(desc);
     char head[24];

@@ -344,6 +344,7 @@ static xd_result xdi_cache_load(xd_teacher_cache *c, const xd_projection_origin 
 
 XD_API xd_result xd_teacher_cache_open(xd_ctx *ctx, const char *path, const xd_projection_origin *expected,
                                        xd_teacher_cache **out) {
+    XDI_GIVEN(ctx, ctx, path, out);
     xd_teacher_cache *c = xdi_cache_new(ctx, path);
     XD_REQUIRE(ctx, c, XD_ERROR_MEMORY, "%s: no room for a cache object", path);
     return xdi_cache_publish(c, xdi_cache_load(c, expected), out);
@@ -351,6 +352,8 @@ XD_API xd_result xd_teacher_cache_open(xd_ctx *ctx, const char *path, const xd_p
 
 XD_API xd_result xd_teacher_cache_open_memory(xd_ctx *ctx, const void *data, size_t bytes,
                                               const xd_projection_origin *expected, xd_teacher_cache **out) {
+    XDI_GIVEN(ctx, ctx, out);
+    XDI_GIVEN_LIST(ctx, data, bytes);
     xd_teacher_cache *c = xdi_cache_new(ctx, "teacher cache");
     XD_REQUIRE(ctx, c, XD_ERROR_MEMORY, "no room for a cache object");
     c->file = (const unsigned char *)data;
@@ -370,11 +373,13 @@ XD_API void xd_teacher_cache_close(xd_teacher_cache *cache) {
 /* ---- reading ---- */
 
 XD_API xd_teacher_cache_info xd_teacher_cache_describe(const xd_teacher_cache *cache) {
+    XD_ASSERT(cache);
     return cache->info;
 }
 
 XD_API xd_result xd_teacher_cache_find_document(xd_ctx *ctx, const xd_teacher_cache *cache, int64_t d,
                                                 xd_cached_document *out) {
+    XDI_GIVEN(ctx, ctx, cache, out);
     XD_REQUIRE(ctx, d >= 0 && d < cache->info.documents, XD_ERROR_ARGUMENT, "%s: document %lld of %lld",
                cache->path, (long long)d, (long long)cache->info.documents);
     *out = xdi_cache_document_of(cache, d);
@@ -403,6 +408,8 @@ static int64_t xdi_cache_find(const xd_teacher_cache *c, int64_t position) {
 
 XD_API xd_result xd_teacher_cache_read(xd_ctx *ctx, const xd_teacher_cache *cache, int64_t first,
                                        int64_t count, xd_cached_position *out) {
+    XDI_GIVEN(ctx, ctx, cache);
+    XDI_GIVEN_LIST(ctx, out, count);
     const xd_teacher_cache *c = cache;
     XD_REQUIRE(ctx,
                first >= 0 && count >= 0 && first <= c->info.positions && count <= c->info.positions - first,
@@ -431,9 +438,11 @@ XD_PRIVATE double xdi_cache_next(const xd_teacher_cache *cache, int64_t position
 
 XD_API xd_result xd_teacher_cache_entries(xd_ctx *ctx, const xd_teacher_cache *cache, int64_t position,
                                           int32_t *ids, double *probabilities) {
+    XDI_GIVEN(ctx, ctx, cache);
     const xd_teacher_cache *c = cache;
     XD_REQUIRE(ctx, position >= 0 && position < c->info.positions, XD_ERROR_ARGUMENT,
                "%s: position %lld of %lld", c->path, (long long)position, (long long)c->info.positions);
+    XDI_GIVEN(ctx, ids, probabilities);
     const unsigned char *at = xdi_cache_position(c, position);
     const double total = xdi_cache_total(c, at);
     for (int64_t j = 0; j < c->form.k; j++) {

@@ -92,6 +92,7 @@ static xd_result xdi_cache_make(xd_ctx *ctx, const char *path, const xd_teacher_
 XD_API xd_result xd_teacher_cache_writer_create(xd_ctx *ctx, const char *path,
                                                 const xd_teacher_cache_desc *desc,
                                                 xd_teacher_cache_writer **out) {
+    XDI_GIVEN(ctx, ctx, path, desc, out);
     const xd_teacher_cache_desc d = xdi_cache_defaults(desc);
     xd_teacher_cache_writer *w = NULL;
     xd_result result = xdi_cache_make(ctx, path, &d, &w);
@@ -132,6 +133,7 @@ static xd_result xdi_cache_add_document(xd_teacher_cache_writer *w, const void *
 
 XD_API xd_result xd_teacher_cache_writer_document(xd_teacher_cache_writer *w, const void *text,
                                                   size_t bytes) {
+    XDI_GIVEN(NULL, w);
     XD_TRY(xdi_vocab_agree(w->tp, NULL, xdi_cache_add_document(w, text, bytes)));
     xd_cached_document *document = &w->documents[w->document_count++];
     memset(document, 0, sizeof *document);
@@ -167,7 +169,7 @@ static xd_result xdi_cache_check_spans(const xd_teacher_cache_writer *w, const x
 
 static xd_result xdi_cache_check_ids(const xd_teacher_cache_writer *w, const xd_teacher_cache_block *b) {
     int32_t expected = w->expected;
-    XD_REQUIRE(w->ctx, b->ids && b->next, XD_ERROR_ARGUMENT, "%s: the block has no ids", w->path);
+    XDI_GIVEN(w->ctx, b->ids, b->next);
     for (int64_t i = 0; i < b->logits.rows; i++) {
         XD_REQUIRE(w->ctx, expected != XDI_CACHE_COMPLETE, XD_ERROR_ARGUMENT,
                    "%s: row %lld comes after the end of document %lld", w->path, (long long)i,
@@ -287,6 +289,7 @@ static void xdi_cache_advance(xd_teacher_cache_writer *w, const xd_teacher_cache
 
 XD_API xd_result xd_teacher_cache_writer_append(xd_teacher_cache_writer *w,
                                                 const xd_teacher_cache_block *block) {
+    XDI_GIVEN_OF(w, block);
     xd_arena arena = xd_arena_over(NULL, 0);
     xdi_cache_rows r;
     void *memory = NULL;
@@ -360,6 +363,7 @@ static xd_result xdi_cache_end(xd_teacher_cache_writer *w) {
 }
 
 XD_API xd_result xd_teacher_cache_writer_commit(xd_teacher_cache_writer *w) {
+    XDI_GIVEN(NULL, w);
     const xd_result result = xdi_vocab_agree(w->tp, NULL, xdi_cache_end(w));
     xd_teacher_cache_writer_abort(w);
     return result;

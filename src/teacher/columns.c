@@ -75,6 +75,7 @@ static xd_result xdi_columns_prepare(xd_ctx *ctx, const xd_rows *values, xdi_col
 
 XD_API xd_result xd_vocab_topk_gather(xd_ctx *ctx, const xd_vocab_topk_desc *desc, int64_t *ids,
                                       xd_rows values) {
+    XDI_GIVEN(ctx, ctx, desc);
     xdi_columns c;
     memset(&c, 0, sizeof c);
     c.kernels = xd_ctx_kernels(ctx);

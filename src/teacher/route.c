@@ -101,6 +101,7 @@ static xd_result xdi_route_open(xd_comm *comm, xd_route *route) {
 }
 
 XD_API xd_result xd_route_create(xd_comm *comm, const xd_route_desc *desc, xd_route **out) {
+    XDI_GIVEN_COMM(comm, desc, out);
     xd_ctx *ctx = xd_comm_ctx(comm);
     xd_route_desc d = *desc;
     if (d.wire == XD_DTYPE_NONE) d.wire = XD_DTYPE_F32;
@@ -316,10 +317,11 @@ static int64_t xdi_route_next_samples(const xd_route *route) {
 static xd_result xdi_route_check_teacher(const xd_route *route) {
     XD_REQUIRE(route->ctx, route->comm && xdi_route_own(route, XDI_ROUTE_TEACHER)->sample_count > 0,
                XD_ERROR_STATE, "this rank has no teacher side");
-    return XD_OK;
+    return xdi_comm_own(route->comm);
 }
 
 XD_API xd_result xd_route_slot(xd_route *route, xd_rows *rows, int64_t **ids) {
+    XDI_GIVEN_OF(route, rows);
     XD_TRY(xdi_route_check_teacher(route));
     const xdi_route_half *half = xdi_route_own(route, XDI_ROUTE_TEACHER);
     const int me = route->plan.rank;
@@ -335,6 +337,7 @@ XD_API xd_result xd_route_slot(xd_route *route, xd_rows *rows, int64_t **ids) {
 }
 
 XD_API xd_result xd_route_post(xd_route *route) {
+    XDI_GIVEN(NULL, route);
     XD_TRY(xdi_route_check_teacher(route));
     XD_REQUIRE(route->ctx, route->open, XD_ERROR_STATE, "no slot is open: xd_route_slot comes first");
     XD_TRY(xdi_route_is_late(route) ? xdi_route_post_later(route) : xdi_route_show(route));
@@ -373,6 +376,7 @@ static xd_result xdi_route_check_rows_sent(const xd_route *route, const xd_rows 
 }
 
 XD_API xd_result xd_route_send(xd_route *route, xd_rows rows, const int64_t *ids) {
+    XDI_GIVEN(NULL, route);
     XD_TRY(xdi_route_check_teacher(route));
     XD_TRY(xdi_route_check_rows_sent(route, &rows, ids));
     xd_rows slot;
@@ -432,10 +436,11 @@ static xd_result xdi_route_check_take(const xd_route *route) {
     const uint64_t due = xdi_route_due(route, route->taken);
     XD_REQUIRE(route->ctx, due == 0, XD_ERROR_STATE,
                "%llu micro-batches of this rank have to be posted first", (unsigned long long)due);
-    return XD_OK;
+    return xdi_comm_own(route->comm);
 }
 
 XD_API xd_result xd_route_take(xd_route *route, xd_route_window *out) {
+    XDI_GIVEN_OF(route, out);
     XD_TRY(xdi_route_check_take(route));
     const xdi_route_half *half = xdi_route_own(route, XDI_ROUTE_STUDENT);
     const uint64_t takes = (uint64_t)route->plan.takes, round = route->taken / takes;
@@ -457,7 +462,9 @@ XD_API xd_result xd_route_take(xd_route *route, xd_route_window *out) {
 }
 
 XD_API xd_result xd_route_release(xd_route *route) {
+    XDI_GIVEN(NULL, route);
     XD_REQUIRE(route->ctx, route->holds, XD_ERROR_STATE, "there is no window to release");
+    XD_TRY(xdi_comm_own(route->comm));
     const uint64_t takes = (uint64_t)route->plan.takes;
     const int64_t step = (int64_t)(route->taken % takes);
     route->holds = false;

@@ -159,7 +159,7 @@ static bool xdi_route_wait_readers(const xd_route *route) {
 /* False when this rank's rows may still be read: then they are not freed. */
 static bool xdi_route_part(const xd_route *route) {
     const int ranks = route->plan.ranks;
-    if (!route->links) return true;
+    if (!route->links || xdi_comm_is_forked(route->comm)) return true;
     if (!route->linked) {
         xdi_route_drop_events(route, route->plan.rank);
         return true;

@@ -141,6 +141,10 @@ static void xdi_route_say_farewell(const xd_route *route) {
 XD_PRIVATE bool xdi_route_leave_node(xd_route *route) {
     const xd_launch launch = xd_ctx_launch(route->ctx);
     if (!route->node) return true;
+    if (xdi_comm_is_forked(route->comm)) { /* the memory is that of the rank it was forked from */
+        xdi_node_destroy(route->node);
+        return true;
+    }
     if (xdi_route_is_late(route)) {
         if (route->kernels->memory.synchronize(&launch) == XD_ERROR_TIMEOUT) return false;
         xdi_route_close_rows(route);

@@ -5,7 +5,7 @@
 #include "comm/internal.h"
 #include "comm/mesh.h"
 #include "kernel/kernels.h"
-#include "tensor/interval.h"
+#include "tensor/internal.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -56,6 +56,7 @@ static xd_result xdi_crossing_check_dims(xd_ctx *ctx, xd_crossing_desc *d) {
     int64_t numel = 1;
     XD_REQUIRE(ctx, d->ndim >= 0 && d->ndim <= XD_DIMS_MAX, XD_ERROR_ARGUMENT,
                "a crossing of %d dimensions, from 0 to %d are possible", d->ndim, (int)XD_DIMS_MAX);
+    XD_TRY(xdi_shape_check_rest(ctx, "", d->ndim, d->shape));
     for (int i = 0; i < d->ndim; i++) {
         XD_REQUIRE(ctx, d->shape[i] >= 0, XD_ERROR_SHAPE, "dimension %d of a crossing has extent %" PRId64, i,
                    d->shape[i]);
@@ -288,6 +289,7 @@ static int64_t xdi_crossing_sent(const xd_crossing *c, const xdi_crossing_step *
 
 XD_API xd_result xd_crossing_bytes(xd_ctx *ctx, const xd_crossing_desc *desc, int ranks, int rank,
                                    xd_exchange_bytes *out) {
+    XDI_GIVEN(ctx, ctx, desc, out);
     const bool apart = xd_ctx_kernels(ctx)->device != XD_DEVICE_CPU;
     const size_t size = xd_dtype_size(desc->dtype);
     xd_crossing c;
@@ -341,6 +343,7 @@ static xd_result xdi_crossing_agree(xd_comm *comm, const xd_crossing_desc *d) {
 }
 
 XD_API xd_result xd_crossing_create(xd_comm *comm, const xd_crossing_desc *desc, xd_crossing **out) {
+    XDI_GIVEN_COMM(comm, desc, out);
     xd_crossing *c = NULL;
     xd_result result = xd_agree(comm, xdi_crossing_make(comm, desc, &c));
     if (result == XD_OK) result = xdi_crossing_agree(comm, &c->desc);
@@ -360,6 +363,7 @@ XD_API void xd_crossing_destroy(xd_crossing *crossing) {
 }
 
 XD_API void xd_crossing_shape(const xd_crossing *crossing, int64_t *in, int64_t *out) {
+    XD_ASSERT(crossing);
     const size_t bytes = (size_t)crossing->desc.ndim * sizeof *in;
     memcpy(in, crossing->shape[0], bytes);
     memcpy(out, crossing->shape[1], bytes);
@@ -423,9 +427,11 @@ static xd_result xdi_crossing_run(xd_crossing *c, const xdi_crossing_step *s, co
 }
 
 XD_API xd_result xd_crossing_forward(xd_crossing *crossing, const void *in, void *out) {
+    XDI_GIVEN(NULL, crossing);
     return xdi_crossing_run(crossing, &crossing->step[0], in, out);
 }
 
 XD_API xd_result xd_crossing_backward(xd_crossing *crossing, const void *d_out, void *d_in) {
+    XDI_GIVEN(NULL, crossing);
     return xdi_crossing_run(crossing, &crossing->step[1], d_out, d_in);
 }

@@ -157,6 +157,7 @@ static xd_result xdi_halo_plan_rank(xd_ctx *ctx, xdi_halo_scene *s, xd_exchange_
 
 XD_API xd_result xd_halo_bytes(xd_ctx *ctx, const xd_halo_desc *desc, int ranks, int rank,
                                xd_exchange_bytes *out) {
+    XDI_GIVEN(ctx, ctx, desc, out);
     xdi_halo_scene scene;
     xd_exchange_bytes bytes;
     XD_TRY(xdi_halo_check(ctx, desc, ranks, rank, &scene));
@@ -188,6 +189,7 @@ static xd_result xdi_halo_agree(xd_comm *comm, const xdi_halo_scene *s) {
 }
 
 XD_API xd_result xd_halo_create(xd_comm *comm, const xd_halo_desc *desc, xd_halo **out) {
+    XDI_GIVEN_COMM(comm, desc, out);
     xd_ctx *ctx = xd_comm_ctx(comm);
     xdi_halo_scene scene;
     xd_halo *h = NULL;
@@ -212,6 +214,7 @@ XD_API void xd_halo_destroy(xd_halo *halo) {
 }
 
 XD_API void xd_halo_shape(const xd_halo *halo, int64_t *shape) {
+    XD_ASSERT(halo);
     memcpy(shape, halo->shape, (size_t)halo->ndim * sizeof *shape);
 }
 
@@ -252,6 +255,7 @@ static xd_result xdi_halo_check_arrays(const xd_halo *h, const void *part, const
 }
 
 XD_API xd_result xd_halo_exchange(xd_halo *halo, const void *part, void *wide) {
+    XDI_GIVEN(NULL, halo);
     xd_result result = xdi_halo_check_arrays(halo, part, wide);
     if (result == XD_OK) result = xdi_halo_run_copies(halo, XDI_HALO_PACK, part, halo->send);
     XD_TRY(xdi_halo_move(halo, XDI_HALO_SEND, part, XDI_HALO_RECV, wide, result));
@@ -286,6 +290,7 @@ static xd_result xdi_halo_add(xd_halo *h) {
 }
 
 XD_API xd_result xd_halo_exchange_backward(xd_halo *halo, const void *wide, void *part) {
+    XDI_GIVEN(NULL, halo);
     XD_TRY(xdi_halo_check_sums(halo)); /* the same on every rank */
     xd_result result = xdi_halo_check_arrays(halo, part, wide);
     if (result == XD_OK) result = xdi_halo_run_copies(halo, XDI_HALO_BACK_PACK, wide, halo->send);

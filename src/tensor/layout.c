@@ -18,6 +18,7 @@ static xd_result xdi_layout_check_shape(xd_ctx *ctx, const xd_layout_desc *d) {
     bool empty = false;
     XD_REQUIRE(ctx, d->ndim >= 0 && d->ndim <= XD_DIMS_MAX, XD_ERROR_ARGUMENT,
                "%d dimensions, 0 to %d are possible", d->ndim, XD_DIMS_MAX);
+    XD_TRY(xdi_shape_check_rest(ctx, "", d->ndim, d->shape));
     XD_REQUIRE(ctx, d->topology && d->topology->axis_count > 0, XD_ERROR_ARGUMENT,
                "a layout needs a topology with axes");
     for (int i = 0; i < d->ndim; i++) {
@@ -204,6 +205,7 @@ static bool xdi_layout_own(xd_layout *layout) {
 }
 
 XD_API xd_result xd_layout_create(xd_ctx *ctx, const xd_layout_desc *desc, xd_layout **out) {
+    XDI_GIVEN(ctx, ctx, desc, out);
     xd_layout_desc d = *desc;
     xdi_layout_defaults(&d);
     XD_TRY(xdi_layout_check_shape(ctx, &d));
@@ -231,10 +233,12 @@ XD_API void xd_layout_destroy(xd_layout *layout) {
 }
 
 XD_API const xd_layout_desc *xd_layout_settings(const xd_layout *layout) {
+    XD_ASSERT(layout);
     return &layout->desc;
 }
 
 XD_API bool xd_layout_region(const xd_layout *layout, int rank, xd_region *out) {
+    XD_ASSERT(layout);
     int coordinate[XD_MESH_AXES_MAX];
     int64_t extent;
     if (!xd_topology_coordinate(&layout->topology, rank, coordinate)) {
@@ -247,6 +251,7 @@ XD_API bool xd_layout_region(const xd_layout *layout, int rank, xd_region *out) 
 }
 
 XD_API int64_t xd_layout_numel(const xd_layout *layout) {
+    XD_ASSERT(layout);
     int64_t numel = 1;
     for (int i = 0; i < layout->desc.ndim; i++) numel *= layout->desc.shape[i];
     return numel;
@@ -260,12 +265,14 @@ static void xdi_layout_same_shape(const xd_layout *layout, const xd_topology *to
 }
 
 XD_API xd_result xd_layout_replicated(xd_ctx *ctx, const xd_layout *layout, xd_layout **out) {
+    XDI_GIVEN(ctx, ctx, layout, out);
     xd_layout_desc d;
     xdi_layout_same_shape(layout, &layout->topology, &d);
     return xd_layout_create(ctx, &d, out);
 }
 
 XD_API xd_result xd_layout_on_rank(xd_ctx *ctx, const xd_layout *layout, int rank, xd_layout **out) {
+    XDI_GIVEN(ctx, ctx, layout, out);
     xd_topology alone;
     xd_layout_desc d;
     XD_REQUIRE(ctx, rank >= 0, XD_ERROR_ARGUMENT, "rank %d is negative", rank);
@@ -279,6 +286,7 @@ XD_API xd_result xd_layout_on_rank(xd_ctx *ctx, const xd_layout *layout, int ran
 }
 
 XD_API uint64_t xd_layout_hash(const xd_layout *layout) {
+    XD_ASSERT(layout);
     const xd_layout_desc *d = &layout->desc;
     uint64_t hash = xd_topology_hash(&layout->topology);
     hash = xd_hash(hash, d->shape, (size_t)d->ndim * sizeof d->shape[0]);

@@ -299,8 +299,8 @@ static xd_result xdi_redistribution_validate(xd_ctx *ctx, const xd_redistributio
                    "dimension %d: the source has extent %lld, the destination %lld", i,
                    (long long)side[0]->shape[i], (long long)side[1]->shape[i]);
     XD_REQUIRE(ctx, xd_layout_numel(d->from) <= INT64_MAX / (int64_t)xd_dtype_size(d->dtype), XD_ERROR_SHAPE,
-               "a tensor of %lld elements of %s has more than 2^63 bytes", (long long)xd_layout_numel(d->from),
-               xd_dtype_name(d->dtype));
+               "a tensor of %lld elements of %s has more than 2^63 bytes",
+               (long long)xd_layout_numel(d->from), xd_dtype_name(d->dtype));
     for (int s = 0; s < 2; s++)
         for (int i = 0; i < side[s]->topology->rank_count; i++) {
             const int rank = side[s]->topology->ranks ? side[s]->topology->ranks[i] : i;
@@ -423,6 +423,8 @@ static bool xdi_redistribution_take_buffers(xd_redistribution *plan) {
 
 XD_API xd_result xd_redistribution_create(xd_ctx *ctx, const xd_redistribution_desc *desc,
                                           xd_redistribution **out) {
+    XDI_GIVEN(ctx, ctx, desc, out);
+    XDI_GIVEN(ctx, desc->from, desc->to);
     xdi_redistribution_exchange x;
     XD_TRY(xdi_redistribution_validate(ctx, desc, &x));
     xd_redistribution *plan = (xd_redistribution *)xd_allocate(ctx, sizeof *plan);
@@ -454,6 +456,7 @@ XD_API xd_result xd_redistribution_create(xd_ctx *ctx, const xd_redistribution_d
 }
 
 XD_API int xd_redistribution_step_count(const xd_redistribution *plan) {
+    XD_ASSERT(plan);
     return plan->step_count;
 }
 
@@ -468,6 +471,7 @@ static xd_result xdi_redistribution_check_step(const xd_redistribution *plan, in
 }
 
 XD_API xd_redistribution_step xd_redistribution_step_at(const xd_redistribution *plan, int step) {
+    XD_ASSERT(plan);
     xd_redistribution_step s;
     memset(&s, 0, sizeof s);
     if (!xdi_redistribution_has(plan, step)) return s;
@@ -487,16 +491,19 @@ XD_API xd_redistribution_step xd_redistribution_step_at(const xd_redistribution 
 }
 
 XD_API uint64_t xd_redistribution_bytes_sent(const xd_redistribution *plan) {
+    XD_ASSERT(plan);
     int64_t count = 0;
     for (int i = 0; i < plan->step_count; i++) count += plan->step[i].send_count;
     return (uint64_t)count * xd_dtype_size(plan->desc.dtype);
 }
 
 XD_API void xd_redistribution_shape(const xd_redistribution *plan, int64_t *shape) {
+    XD_ASSERT(plan);
     xd_region_shape(&plan->step[plan->step_count - 1].dst, shape);
 }
 
 XD_API xd_result xd_redistribution_agree(const xd_redistribution *plan, xd_comm *world, xd_result mine) {
+    XDI_GIVEN(NULL, world);
     uint64_t window = 0;
     xdi_facts facts;
     XD_TRY(xd_agree(world, mine));
@@ -526,6 +533,7 @@ static xd_result xdi_redistribution_copy(const xd_redistribution *plan, const xd
 
 XD_API xd_result xd_redistribution_pack(const xd_redistribution *plan, int step, const void *source,
                                         void *send) {
+    XDI_GIVEN(NULL, plan);
     XD_TRY(xdi_redistribution_check_step(plan, step));
     const xdi_redistribution_exchange *x = &plan->step[step];
     return xdi_redistribution_copy(plan, x, 0, x->pack_end, step ? plan->middle_data : source, send);
@@ -553,6 +561,7 @@ static xd_result xdi_redistribution_reduce(const xd_redistribution *plan,
 
 XD_API xd_result xd_redistribution_unpack(const xd_redistribution *plan, int step, const void *source,
                                           void *recv, void *destination) {
+    XDI_GIVEN(NULL, plan);
     XD_TRY(xdi_redistribution_check_step(plan, step));
     const xdi_redistribution_exchange *x = &plan->step[step];
     const size_t size = xd_dtype_size(plan->desc.dtype);
@@ -573,6 +582,7 @@ XD_API xd_result xd_redistribution_unpack(const xd_redistribution *plan, int ste
 
 XD_API xd_result xd_redistribution_execute(xd_redistribution *plan, xd_comm *world, const void *source,
                                            void *destination) {
+    XDI_GIVEN_TO_ALL(plan ? plan->ctx : NULL, world, plan, world);
     for (int i = 0; i < plan->step_count; i++) {
         const xdi_redistribution_exchange *x = &plan->step[i];
         xd_collective c;
@@ -611,6 +621,7 @@ static xd_result xdi_tensor_check(xd_comm *world, const xd_tensor *tensor, const
     const bool member = xd_layout_region(tensor->layout, rank, &region);
     XD_REQUIRE(ctx, tensor->ndim == region.ndim, XD_ERROR_SHAPE, "the %s has %d dimensions, its layout %d",
                which, tensor->ndim, region.ndim);
+    XD_TRY(xdi_shape_check_rest(ctx, which, tensor->ndim, tensor->shape));
     for (int i = 0; i < region.ndim; i++) {
         const int64_t extent = xd_intervals_extent(region.interval[i], region.count[i]);
         XD_REQUIRE(ctx, tensor->shape[i] == extent, XD_ERROR_SHAPE,
@@ -623,6 +634,7 @@ static xd_result xdi_tensor_check(xd_comm *world, const xd_tensor *tensor, const
 }
 
 XD_API xd_result xd_redistribute(xd_comm *world, const xd_tensor *from, const xd_tensor *to) {
+    XDI_GIVEN_COMM(world, from, to);
     xd_ctx *ctx = xd_comm_ctx(world);
     xd_redistribution_desc d;
     memset(&d, 0, sizeof d);
@@ -659,6 +671,7 @@ static xd_result xdi_tensor_move(xd_comm *world, const xd_tensor *tensor, xd_lay
 }
 
 XD_API xd_result xd_tensor_full(xd_comm *world, const xd_tensor *tensor, void *full) {
+    XDI_GIVEN_COMM(world, tensor);
     xd_layout *to = NULL;
     xd_result result = xdi_tensor_check(world, tensor, "source");
     if (result == XD_OK) result = xd_layout_replicated(xd_comm_ctx(world), tensor->layout, &to);
@@ -682,6 +695,7 @@ static xd_result xdi_tensor_window(xd_ctx *ctx, const xd_tensor *tensor, const x
 
 XD_API xd_result xd_tensor_gather(xd_comm *world, const xd_tensor *tensor, const xd_interval *window,
                                   int root, void *out) {
+    XDI_GIVEN_COMM(world, tensor);
     xd_ctx *ctx = xd_comm_ctx(world);
     xd_layout *to = NULL;
     xd_region region;

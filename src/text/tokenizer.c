@@ -687,6 +687,7 @@ static bool xdi_tokenizer_keeps_bytes(const xd_tokenizer *t) {
 }
 
 XD_API xd_tokenizer_info xd_tokenizer_describe(const xd_tokenizer *t) {
+    XD_ASSERT(t);
     xd_tokenizer_info info;
     info.size = t->size;
     info.tokens = t->count;
@@ -700,6 +701,7 @@ XD_API xd_tokenizer_info xd_tokenizer_describe(const xd_tokenizer *t) {
 }
 
 XD_API xd_token xd_tokenizer_token(const xd_tokenizer *t, int32_t id) {
+    XD_ASSERT(t);
     xd_token token;
     memset(&token, 0, sizeof token);
     if (id < 0 || id >= t->size) return token;
@@ -711,6 +713,7 @@ XD_API xd_token xd_tokenizer_token(const xd_tokenizer *t, int32_t id) {
 }
 
 XD_API int32_t xd_tokenizer_find(const xd_tokenizer *t, const void *bytes, size_t length) {
+    XD_ASSERT(t);
     const xdi_slot *slot = xdi_tokenizer_slot(t, t->raws != NULL, (const uint8_t *)bytes, length);
     if (!slot || slot->id == 0) return -1;
     const xd_token_kind kind = t->tokens[slot->id - 1].kind;
@@ -718,19 +721,22 @@ XD_API int32_t xd_tokenizer_find(const xd_tokenizer *t, const void *bytes, size_
 }
 
 XD_API int32_t xd_tokenizer_find_special(const xd_tokenizer *t, const char *name) {
+    XD_ASSERT(t);
     return xdi_tokenizer_special(t, name, strlen(name));
 }
 
-XD_API xd_result xd_tokenizer_decode(xd_ctx *ctx, const xd_tokenizer *t, const xd_decode_desc *desc,
+XD_API xd_result xd_tokenizer_decode(xd_ctx *ctx, const xd_tokenizer *tokenizer, const xd_decode_desc *desc,
                                      size_t *length) {
+    XDI_GIVEN(ctx, ctx, tokenizer, desc, length);
+    XDI_GIVEN_LIST(ctx, desc->ids, desc->count);
     const size_t capacity = desc->capacity;
     size_t total = 0;
-    bool first = t->adds_prefix;
+    bool first = tokenizer->adds_prefix;
     XD_REQUIRE(ctx, desc->count >= 0 && (desc->out || capacity == 0), XD_ERROR_ARGUMENT,
                "%lld ids%s, a capacity of %llu bytes", (long long)desc->count,
                desc->out ? "" : " without out", (unsigned long long)capacity);
     for (int64_t i = 0; i < desc->count; i++) {
-        const xd_token token = xd_tokenizer_token(t, desc->ids[i]);
+        const xd_token token = xd_tokenizer_token(tokenizer, desc->ids[i]);
         XD_REQUIRE(ctx, token.kind != XD_TOKEN_KIND_NONE, XD_ERROR_DATA, "id %d at position %lld is no token",
                    (int)desc->ids[i], (long long)i);
         if (token.length == 0 || (desc->skip_special && token.kind == XD_TOKEN_KIND_SPECIAL)) continue;

@@ -52,7 +52,7 @@ typedef struct xd_tokenizer_desc {
                             * text, instead of everything that the file defines. Both NULL -> what the file defines */
 } xd_tokenizer_desc;
 
-/* Loads a file; its form is recognised by its content.
+/* Loads a file; its form is recognised by its content. desc NULL -> defaults.
  *
  *   tokenizer.json  model BPE; normalizers NFC, NFKC, Prepend, Replace, Sequence; pre-tokenizers Split,
  *                   ByteLevel, Digits, Metaspace, Sequence; post-processors TemplateProcessing (its template

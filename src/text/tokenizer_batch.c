@@ -118,6 +118,7 @@ static xd_result xdi_batch_open_slot(xd_batch_encoder *b, xdi_batch_slot *s, con
 }
 
 XD_API xd_result xd_batch_encoder_create(xd_ctx *ctx, const xd_tokenizer *tokenizer, xd_batch_encoder **out) {
+    XDI_GIVEN(ctx, ctx, tokenizer, out);
     const int slots = xd_ctx_settings(ctx)->threads;
     xd_result result = XD_OK;
     xd_batch_encoder *b =
@@ -227,6 +228,8 @@ static void xdi_batch_add_up(xd_batch_encoder *b) {
 
 XD_API xd_result xd_encode_batch(xd_batch_encoder *b, const xd_texts *texts, const xd_encode_desc *desc,
                                  xd_encoding_batch *out) {
+    XDI_GIVEN_OF(b, texts, out);
+    XDI_GIVEN_LIST(b->ctx, texts->texts, texts->count);
     const int64_t grain = texts->count / 256 + 1;
     XD_REQUIRE(b->ctx, texts->count >= 0, XD_ERROR_ARGUMENT, "%lld texts", (long long)texts->count);
     XD_TRY(xdi_batch_reserve_texts(b, texts->count));

@@ -61,6 +61,7 @@ struct xd_encoder {
 };
 
 XD_API xd_result xd_encoder_create(xd_ctx *ctx, const xd_tokenizer *tokenizer, xd_encoder **out) {
+    XDI_GIVEN(ctx, ctx, tokenizer, out);
     xd_encoder *e = (xd_encoder *)xd_allocate(ctx, sizeof *e);
     XD_REQUIRE(ctx, e, XD_ERROR_MEMORY, "no room for an encoder");
     e->ctx = ctx;
@@ -696,6 +697,8 @@ static xd_result xdi_encoder_check(const xd_encoder *e, size_t bytes, bool add_s
 
 XD_API xd_result xd_encode(xd_encoder *e, const char *text, size_t bytes, const xd_encode_desc *desc,
                            xd_encoding *out) {
+    XDI_GIVEN_OF(e, out);
+    XDI_GIVEN_LIST(e->ctx, text, bytes);
     const xd_tokenizer *t = e->tokenizer;
     const bool add_special = desc && desc->add_special;
     XD_TRY(xdi_encoder_check(e, bytes, add_special));

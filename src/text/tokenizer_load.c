@@ -65,6 +65,8 @@ static xd_result xdi_format_open(xd_ctx *ctx, const char *text, size_t bytes, xd
 
 XD_API xd_result xd_tokenizer_load_memory(xd_ctx *ctx, const void *data, size_t bytes,
                                           const xd_tokenizer_desc *desc, xd_tokenizer **out) {
+    XDI_GIVEN(ctx, ctx, out);
+    XDI_GIVEN_LIST(ctx, data, bytes);
     xd_tokenizer *t = NULL;
     xd_json *root = NULL;
     xdi_tokenizer_file file;
@@ -87,6 +89,7 @@ XD_API xd_result xd_tokenizer_load_memory(xd_ctx *ctx, const void *data, size_t 
 
 XD_API xd_result xd_tokenizer_load(xd_ctx *ctx, const char *path, const xd_tokenizer_desc *desc,
                                    xd_tokenizer **out) {
+    XDI_GIVEN(ctx, ctx, path, out);
     char *data = NULL;
     size_t bytes = 0;
     XD_TRY(xd_file_load(ctx, path, desc ? desc->max_bytes : 0, &data, &bytes));

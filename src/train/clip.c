@@ -33,7 +33,7 @@ static bool xdi_clip_has_gradient(const xd_param *p) {
 
 static xd_result xdi_clip_validate(xd_ctx *ctx, const xd_gradient_norm_desc *d) {
     XD_REQUIRE(ctx, d->param_count >= 0 && (d->params || d->param_count == 0), XD_ERROR_ARGUMENT,
-               "%lld parameters at %p", (long long)d->param_count, (const void *)d->params);
+               "%lld parameters, params at %p", (long long)d->param_count, (const void *)d->params);
     XD_REQUIRE(ctx, (int)d->type >= 0 && d->type <= XD_NORM_MAX, XD_ERROR_ARGUMENT, "norm type %d is unknown",
                (int)d->type);
     XD_REQUIRE(ctx, (int)d->form >= 0 && d->form <= XD_CLIP_ALWAYS, XD_ERROR_ARGUMENT,
@@ -156,6 +156,7 @@ static xd_result xdi_clip_on_device(xd_ctx *ctx, xd_comm *comm, const xd_gradien
 
 XD_API xd_result xd_gradient_norm_compute(xd_ctx *ctx, xd_comm *comm, const xd_gradient_norm_desc *desc,
                                           xd_gradient_norm *out) {
+    XDI_GIVEN_TO_ALL(ctx, comm, ctx, desc, out);
     const bool exact = xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT && desc->type != XD_NORM_MAX;
     const xd_kernels *kernels = xd_ctx_kernels(ctx);
     const xd_launch launch = xd_ctx_launch(ctx);
@@ -266,6 +267,7 @@ static xd_result xdi_clip_tell(xd_ctx *ctx, xd_comm *comm, const xd_gradient_nor
 
 XD_API xd_result xd_gradient_norm_check(xd_ctx *ctx, xd_comm *comm, const xd_gradient_norm_desc *desc,
                                         xd_gradient_norm *norm) {
+    XDI_GIVEN_TO_ALL(ctx, comm, ctx, desc, norm);
     xd_gradient_norm found;
     char text[192];
     XD_TRY(xd_read(ctx, &found, norm, sizeof found));
@@ -282,10 +284,12 @@ XD_API xd_result xd_gradient_norm_check(xd_ctx *ctx, xd_comm *comm, const xd_gra
 
 XD_API xd_result xd_clip_gradients(xd_ctx *ctx, const xd_param *params, int64_t param_count,
                                    float coefficient) {
+    XDI_GIVEN(ctx, ctx);
+    XDI_GIVEN_LIST(ctx, params, param_count);
     const xd_launch launch = xdi_train_launch(ctx, NULL);
     const xd_optimizer_kernels *kernels = &xd_ctx_kernels(ctx)->optimizer;
     XD_REQUIRE(ctx, param_count >= 0 && (params || param_count == 0), XD_ERROR_ARGUMENT,
-               "%lld parameters at %p", (long long)param_count, (const void *)params);
+               "%lld parameters, params at %p", (long long)param_count, (const void *)params);
     XD_TRY(xdi_train_check_summed(ctx, params, param_count, "xd_clip_gradients"));
     for (int64_t i = 0; i < param_count; i++)
         XD_REQUIRE(

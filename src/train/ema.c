@@ -94,6 +94,7 @@ static double xdi_ema_decay_at(const xd_ema_desc *d, int64_t iteration) {
 }
 
 XD_API xd_result xd_ema_decay(xd_ctx *ctx, const xd_ema_desc *desc, int64_t iteration, double *decay) {
+    XDI_GIVEN(ctx, ctx, desc, decay);
     xd_ema_desc d = *desc;
     xdi_ema_resolve(&d);
     XD_TRY(xdi_ema_validate(ctx, &d));
@@ -142,8 +143,8 @@ XD_PRIVATE int64_t xdi_ema_find(const xd_ema *ema, const char *name, char *room,
 /* ---- life ---- */
 
 static xd_result xdi_ema_validate_params(xd_ctx *ctx, const xd_param *params, int64_t count) {
-    XD_REQUIRE(ctx, count >= 0 && (params || count == 0), XD_ERROR_ARGUMENT, "%lld parameters at %p",
-               (long long)count, (const void *)params);
+    XD_REQUIRE(ctx, count >= 0, XD_ERROR_ARGUMENT, "%lld parameters", (long long)count);
+    XDI_GIVEN_LIST(ctx, params, count);
     for (int64_t i = 0; i < count; i++) {
         const xd_param *p = &params[i];
         XD_REQUIRE(ctx, p->name && strlen(p->name) < XDI_EMA_NAME_ROOM, XD_ERROR_ARGUMENT,
@@ -151,7 +152,7 @@ static xd_result xdi_ema_validate_params(xd_ctx *ctx, const xd_param *params, in
                    XDI_EMA_NAME_ROOM - 1);
         XD_REQUIRE(ctx, p->dims >= 0, XD_ERROR_ARGUMENT, "%s: %d dimensions", p->name, p->dims);
         XD_REQUIRE(ctx, p->count >= 0 && (p->value || p->count == 0), XD_ERROR_ARGUMENT,
-                   "%s: %lld elements at %p", p->name, (long long)p->count, p->value);
+                   "%s: %lld elements, value at %p", p->name, (long long)p->count, p->value);
         XD_REQUIRE(ctx, p->buffer ? xd_dtype_size(p->dtype) > 0 : xdi_ema_averages(p->dtype), XD_ERROR_DTYPE,
                    "%s: %s cannot be averaged; buffers say so with the flag", p->name,
                    xd_dtype_name(p->dtype));
@@ -186,8 +187,20 @@ static int64_t xdi_ema_tie(const xd_param *params, int64_t i) {
     return i;
 }
 
+/* Whether a name ends as those of the vectors of a power iteration do. */
+static bool xdi_ema_is_vector(const char *name) {
+    const size_t length = strlen(name);
+    return length > 1 && name[length - 2] == '_' && (name[length - 1] == 'u' || name[length - 1] == 'v');
+}
+
+/* Whether a shadow is a copy of what it follows. */
+static bool xdi_ema_copies(const xd_ema_desc *d, const xd_param *p) {
+    if (!p->buffer) return false;
+    return !d->average_buffers || !xdi_ema_averages(p->dtype) || xdi_ema_is_vector(p->name);
+}
+
 static xd_dtype xdi_ema_shadow_dtype(const xd_ema_desc *d, const xd_param *p) {
-    return p->buffer || d->live_dtype ? p->dtype : d->dtype;
+    return xdi_ema_copies(d, p) || d->live_dtype ? p->dtype : d->dtype;
 }
 
 /* Memory of an average: the object and its lists, then on a device what is there, and page-locked memory. */
@@ -229,7 +242,7 @@ static void xdi_ema_lay_out(xd_ctx *ctx, xdi_ema_room *room, const xd_ema_desc *
         void *value = NULL;
         if (tie == i) value = xd_arena_take_pointer(memory, (size_t)p->count * xd_dtype_size(dtype));
         uint16_t *compensation = NULL;
-        if (tie == i && d->compensated && !p->buffer)
+        if (tie == i && d->compensated && !xdi_ema_copies(d, p))
             compensation = (uint16_t *)xd_arena_take_pointer(memory, (size_t)p->count * sizeof *compensation);
         if (!ema) continue;
         xdi_ema_strip(d, p->name, text);
@@ -250,6 +263,7 @@ static void xdi_ema_lay_out(xd_ctx *ctx, xdi_ema_room *room, const xd_ema_desc *
         shadow->source = i;
         shadow->dtype = dtype;
         shadow->tied = false;
+        shadow->copied = xdi_ema_copies(d, p);
     }
     if (memory != arena)
         laid.turn = (xd_average_turn *)xd_arena_take_pointer(&room->device, sizeof *laid.turn);
@@ -360,7 +374,7 @@ static const xd_status *xdi_ema_gate(const xd_ema *ema, const xd_status *status)
     return ema->counts_there ? &ema->turn->rests : status;
 }
 
-/* The average entry over all shadows of parameters; `joined`: without those that have joined a step. */
+/* The average entry over all shadows that are no copies; `joined`: without those that have joined a step. */
 static xd_result xdi_ema_run(const xd_ema *ema, xd_average_kind kind, int64_t iteration, bool joined,
                              const xd_status *status) {
     const xd_launch launch = xdi_train_launch(ema->ctx, status);
@@ -370,20 +384,20 @@ static xd_result xdi_ema_run(const xd_ema *ema, xd_average_kind kind, int64_t it
     xdi_ema_fill_args(ema, kind, iteration, &batch.args);
     for (int64_t i = 0; i < ema->shadow_count; i++) {
         const xdi_ema_shadow *s = &ema->shadows[i];
-        if (ema->created[s->source].buffer || (joined && xdi_ema_can_join(ema, s))) continue;
+        if (s->copied || (joined && xdi_ema_can_join(ema, s))) continue;
         XD_TRY(xdi_ema_push_shadow(&batch, ema, s));
     }
     return batch.args.array_count > 0 ? xdi_ema_flush(&batch) : XD_OK;
 }
 
-/* shadow <- live, parameters too when `all`, else buffers only. */
+/* shadow <- live, those that are averaged too when `all`, else the copies alone. */
 static xd_result xdi_ema_copy(xd_ema *ema, bool all, const xd_status *status) {
     const xd_launch launch = xdi_train_launch(ema->ctx, status);
     int64_t n = 0;
     for (int64_t i = 0; i < ema->shadow_count; i++) {
         const xdi_ema_shadow *s = &ema->shadows[i];
         const xd_param *p = &ema->created[s->source];
-        if (!p->buffer && (!all || ema->desc.compensated)) continue;
+        if (!s->copied && (!all || ema->desc.compensated)) continue;
         xd_cast_array *cast = &ema->casts[n++];
         cast->target = s->value;
         cast->target_dtype = s->dtype;
@@ -460,6 +474,8 @@ static xd_result xdi_ema_plan(xd_ctx *ctx, const xd_param *params, int64_t count
 
 XD_API xd_result xd_ema_bytes(xd_ctx *ctx, const xd_param *params, int64_t count, const xd_ema_desc *desc,
                               xd_memory_bytes *out) {
+    XDI_GIVEN(ctx, ctx, out);
+    XDI_GIVEN_LIST(ctx, params, count);
     xd_ema_desc d;
     xdi_ema_sizes sizes;
     XD_TRY(xdi_ema_plan(ctx, params, count, desc, &d, &sizes));
@@ -470,6 +486,8 @@ XD_API xd_result xd_ema_bytes(xd_ctx *ctx, const xd_param *params, int64_t count
 
 XD_API xd_result xd_ema_create(xd_ctx *ctx, const xd_param *params, int64_t count, const xd_ema_desc *desc,
                                xd_ema **out) {
+    XDI_GIVEN(ctx, ctx, out);
+    XDI_GIVEN_LIST(ctx, params, count);
     xd_ema_desc d;
     xdi_ema_sizes sizes;
     XD_TRY(xdi_ema_plan(ctx, params, count, desc, &d, &sizes));
@@ -521,7 +539,7 @@ static xd_result xdi_ema_average(xd_ema *ema, int64_t iteration, bool joined, co
     for (int64_t i = 0; i < ema->shadow_count; i++) {
         const xdi_ema_shadow *s = &ema->shadows[i];
         const xd_param *p = &ema->created[s->source];
-        if (p->buffer || (joined && xdi_ema_can_join(ema, s))) continue;
+        if (s->copied || (joined && xdi_ema_can_join(ema, s))) continue;
         xd_lerp_array *lerp = &ema->lerps[args.array_count++];
         lerp->target = s->value;
         lerp->target_dtype = s->dtype;
@@ -561,6 +579,7 @@ XD_PRIVATE xd_result xdi_ema_unchanged(const xd_ema *ema) {
 }
 
 XD_API void xd_ema_count_unmoved(xd_ema *ema, int64_t *unmoved) {
+    XD_ASSERT(ema);
     ema->unmoved = unmoved;
 }
 
@@ -640,6 +659,7 @@ XD_PRIVATE xd_result xdi_ema_has_next(const xd_ema *ema) {
 }
 
 XD_API xd_result xd_ema_update(xd_ema *ema, int64_t iteration, const xd_status *status) {
+    XDI_GIVEN(NULL, ema);
     XD_REQUIRE(ema->ctx, iteration >= XD_EMA_NEXT, XD_ERROR_ARGUMENT, "iteration %lld is negative",
                (long long)iteration);
     if (iteration == XD_EMA_NEXT) XD_TRY(xdi_ema_has_next(ema));
@@ -715,6 +735,7 @@ static xd_result xdi_ema_check_swap(const xd_ema *ema) {
 }
 
 XD_API xd_result xd_ema_swap(xd_ema *ema) {
+    XDI_GIVEN(NULL, ema);
     const xd_launch launch = xdi_train_launch(ema->ctx, NULL);
     xd_swap_array arrays[XDI_EMA_AT_ONCE];
     int64_t n = 0;
@@ -734,5 +755,6 @@ XD_API xd_result xd_ema_swap(xd_ema *ema) {
 }
 
 XD_API bool xd_ema_is_swapped(const xd_ema *ema) {
+    XD_ASSERT(ema);
     return ema->swapped;
 }

@@ -7,8 +7,8 @@
 #include "train/param.h"
 
 /* Exponential moving average of a model: shadows of this rank's parameters, which are averaged, and of its buffers,
- * which are copied. The average of a shard has the same bits as the shard of the average, for every placement, uneven
- * and empty shards included; so nothing here communicates. */
+ * which are copied unless average_buffers says otherwise. The average of a shard has the same bits as the shard of the
+ * average, for every placement, uneven and empty shards included; so nothing here communicates. */
 typedef struct xd_ema xd_ema;
 
 /* The decay b of iteration i; the shadow moves by (1 - b) of the difference. */
@@ -49,6 +49,10 @@ typedef struct xd_ema_desc {
     /* On a device: shadows in page-locked memory of the host, which kernels reach by the link to it, so that an update takes as
      * long as this carries them both ways; the same bits. Elsewhere nothing changes. */
     bool host;
+    /* Buffers of floating types, running statistics of norms for example, are averaged as parameters are: as CREDIT's tracker
+     * does. Those whose names end in "_u" or "_v", the vectors of spectral norm, are copied, for an average of them has not
+     * length 1; so are integers, which that tracker averages. false -> every buffer is copied, as ModelOpt and FastGen do */
+    bool average_buffers;
 } xd_ema_desc;
 
 /* Two formats whose shadows follow differences that others do not see. An f32 shadow s stands still while the weight is nearer
@@ -95,7 +99,7 @@ XD_API xd_result xd_ema_decay(xd_ctx *ctx, const xd_ema_desc *desc, int64_t iter
 /* Creates shadows holding the current values.
  *
  *   params   [count]; borrowed until xd_ema_destroy. Frozen ones are averaged too. Parameters are F32, BF16,
- *            F16 or F64; buffers of any dtype are copied unchanged. Entries with the same value pointer are
+ *            F16 or F64; buffers are of any dtype. Entries with the same value pointer are
  *            tied: they have one shadow, under the first name, and every one of their names finds it
  *   desc     NULL -> xd_ema_defaults(XD_EMA_CONSTANT)
  *
@@ -106,7 +110,7 @@ XD_API xd_result xd_ema_decay(xd_ctx *ctx, const xd_ema_desc *desc, int64_t iter
 XD_API xd_result xd_ema_create(xd_ctx *ctx, const xd_param *params, int64_t count, const xd_ema_desc *desc,
                                xd_ema **out);
 
-/* What xd_ema_create takes with these arguments. Local, allocates nothing. Errors: as xd_ema_create, but MEMORY and
+/* What xd_ema_create takes with these arguments; desc NULL as there. Local, allocates nothing. Errors: as xd_ema_create, but MEMORY and
  * what is wrong with names. */
 XD_API xd_result xd_ema_bytes(xd_ctx *ctx, const xd_param *params, int64_t count, const xd_ema_desc *desc,
                               xd_memory_bytes *out);
@@ -117,7 +121,7 @@ XD_API void xd_ema_destroy(xd_ema *ema);
 /* Once after every step of the model's optimizer:
  *   iteration < start_iteration                            no change
  *   iteration == start_iteration, or not initialized yet   shadow <- live; now initialized
- *   otherwise                                              parameters averaged, buffers copied
+ *   otherwise                                              parameters averaged, buffers copied, or averaged too
  *
  *   iteration   XD_EMA_NEXT, or any value, not necessarily increasing; it is stored
  *   status      when it holds an error neither values nor the iteration change; NULL -> always update. On a device the host
@@ -163,7 +167,7 @@ XD_API int64_t xd_ema_count(const xd_ema *ema);
 XD_API xd_param xd_ema_view(const xd_ema *ema, int64_t index);
 
 /* The compensation of a shadow, BF16, to save and to restore in place: the average of view i is xd_ema_view(ema, i) +
- * xd_ema_compensation(ema, i). An empty view for buffers, and without xd_ema_desc.compensated. */
+ * xd_ema_compensation(ema, i). An empty view for what is copied, and without xd_ema_desc.compensated. */
 XD_API xd_param xd_ema_compensation(const xd_ema *ema, int64_t index);
 
 /* Writes shadows into a list of parameters and buffers by name, converted to their dtypes: to publish,
@@ -190,6 +194,7 @@ typedef struct xd_ema_load_desc {
  * Compensations of what was filled are zero afterwards: restore them in place (xd_ema_compensation).
  *
  *   desc   NULL -> defaults
+ *   match  may be NULL
  *
  * Local. Further errors: FORMAT for a record of another version. */
 XD_API xd_result xd_ema_load(xd_ema *ema, const xd_param *sources, int64_t count,

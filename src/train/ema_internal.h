@@ -16,6 +16,7 @@ typedef struct xdi_ema_shadow {
     xd_dtype dtype;
     uint64_t key; /* of its random bits */
     bool tied;    /* several entries of the list */
+    bool copied;  /* not averaged: of a buffer */
 } xdi_ema_shadow;
 
 /* One name of the caller's list; tied entries point to one shadow. */

@@ -6,10 +6,12 @@
 #include <string.h>
 
 XD_API int64_t xd_ema_count(const xd_ema *ema) {
+    XD_ASSERT(ema);
     return ema->shadow_count;
 }
 
 XD_API xd_param xd_ema_view(const xd_ema *ema, int64_t index) {
+    XD_ASSERT(ema);
     xd_param view;
     memset(&view, 0, sizeof view);
     if (index < 0 || index >= ema->shadow_count) return view;
@@ -38,13 +40,14 @@ XD_PRIVATE xd_param xdi_ema_entry(const xd_ema *ema, int64_t index) {
 
 /* The compensation of a shadow, in the view of its value; a view of nothing where there is none. */
 static xd_param xdi_ema_compensation_of(const xd_ema *ema, const xdi_ema_shadow *s, xd_param view) {
-    if (!ema->desc.compensated || view.buffer) memset(&view, 0, sizeof view);
+    if (!ema->desc.compensated || s->copied) memset(&view, 0, sizeof view);
     if (view.name) view.dtype = XD_DTYPE_BF16;
     view.value = s->compensation;
     return view;
 }
 
 XD_API xd_param xd_ema_compensation(const xd_ema *ema, int64_t index) {
+    XD_ASSERT(ema);
     const xd_param view = xd_ema_view(ema, index);
     return view.name ? xdi_ema_compensation_of(ema, &ema->shadows[index], view) : view;
 }
@@ -60,6 +63,7 @@ XD_PRIVATE void xdi_ema_restore(xd_ema *ema, int64_t iteration, bool initialized
 }
 
 XD_API xd_ema_record xd_ema_describe(const xd_ema *ema) {
+    XD_ASSERT(ema);
     xd_ema_record record;
     memset(&record, 0, sizeof record);
     record.format_version = 1;
@@ -133,7 +137,7 @@ static xd_result xdi_ema_move(const xd_ema *ema, const xd_param *list, int64_t c
         const int64_t index = xdi_ema_find(ema, list[i].name, room, sizeof room);
         if (index < 0) continue;
         XD_REQUIRE(ema->ctx, list[i].value || list[i].count == 0, XD_ERROR_ARGUMENT,
-                   "%s: %lld elements at NULL", list[i].name, (long long)list[i].count);
+                   "%s: %lld elements, value at NULL", list[i].name, (long long)list[i].count);
         const xdi_ema_shadow *s = &ema->shadows[index];
         xd_cast_array cast;
         cast.target = loading ? s->value : list[i].value;
@@ -162,13 +166,15 @@ static xd_result xdi_ema_exchange(const xd_ema *ema, const xd_param *list, int64
 
 XD_API xd_result xd_ema_copy_to(const xd_ema *ema, const xd_param *targets, int64_t count, bool lenient,
                                 xd_ema_match *match) {
+    XDI_GIVEN(NULL, ema);
+    XDI_GIVEN_LIST(ema->ctx, targets, count);
     return xdi_ema_exchange(ema, targets, count, lenient, false, match);
 }
 
-/* Whether the last comparison matched every parameter, that is every shadow that is not of a buffer. */
+/* Whether the last comparison matched every shadow that is averaged. */
 static bool xdi_ema_complete(const xd_ema *ema) {
     for (int64_t i = 0; i < ema->shadow_count; i++)
-        if (ema->casts[i].count < 0 && !ema->created[ema->shadows[i].source].buffer) return false;
+        if (ema->casts[i].count < 0 && !ema->shadows[i].copied) return false;
     return ema->shadow_count > 0;
 }
 
@@ -186,6 +192,8 @@ static xd_result xdi_ema_forget(const xd_ema *ema) {
 
 XD_API xd_result xd_ema_load(xd_ema *ema, const xd_param *sources, int64_t count,
                              const xd_ema_load_desc *desc, xd_ema_match *match) {
+    XDI_GIVEN(NULL, ema);
+    XDI_GIVEN_LIST(ema->ctx, sources, count);
     const xd_ema_record *record = desc ? desc->record : NULL;
     XD_REQUIRE(ema->ctx, !record || record->format_version == 1, XD_ERROR_FORMAT,
                "the record has format version %d, this library reads 1", record->format_version);

@@ -101,7 +101,7 @@ static bool xdi_optimizer_reserves(const xd_optimizer_desc *d, const xd_param *p
 static xd_result xdi_optimizer_validate(xd_ctx *ctx, const xd_optimizer_desc *d) {
     XD_TRY(xdi_optimizer_validate_numbers(ctx, d));
     XD_REQUIRE(ctx, d->param_count >= 0 && (d->params || d->param_count == 0), XD_ERROR_ARGUMENT,
-               "%lld parameters at %p", (long long)d->param_count, (const void *)d->params);
+               "%lld parameters, params at %p", (long long)d->param_count, (const void *)d->params);
     XD_REQUIRE(ctx, d->group_count >= 0, XD_ERROR_ARGUMENT, "%d groups of parameters", d->group_count);
     const int groups = d->group_count > 0 ? d->group_count : 1;
     for (int64_t i = 0; i < d->param_count; i++) {
@@ -109,7 +109,7 @@ static xd_result xdi_optimizer_validate(xd_ctx *ctx, const xd_optimizer_desc *d)
         const char *name = p->name ? p->name : "(unnamed)";
         if (!xdi_train_owns(p) && !xdi_optimizer_reserves(d, p)) continue;
         XD_REQUIRE(ctx, p->count >= 0 && (p->value || p->count == 0), XD_ERROR_ARGUMENT,
-                   "%s: %lld elements at %p", name, (long long)p->count, p->value);
+                   "%s: %lld elements, value at %p", name, (long long)p->count, p->value);
         XD_REQUIRE(ctx, xdi_train_takes(p->dtype), XD_ERROR_DTYPE,
                    "%s: parameters are F32, BF16 or F16, not %s", name, xd_dtype_name(p->dtype));
         XD_REQUIRE(ctx, p->group >= 0 && p->group < groups, XD_ERROR_ARGUMENT,
@@ -239,6 +239,7 @@ static xd_result xdi_optimizer_plan(xd_ctx *ctx, xd_optimizer_desc *d, xd_memory
 }
 
 XD_API xd_result xd_optimizer_bytes(xd_ctx *ctx, const xd_optimizer_desc *desc, xd_memory_bytes *out) {
+    XDI_GIVEN(ctx, ctx, desc, out);
     xd_optimizer_desc d = *desc;
     xd_memory_bytes bytes = { 0, 0 };
     XD_TRY(xdi_optimizer_plan(ctx, &d, &bytes));
@@ -247,6 +248,7 @@ XD_API xd_result xd_optimizer_bytes(xd_ctx *ctx, const xd_optimizer_desc *desc, 
 }
 
 XD_API xd_result xd_optimizer_create(xd_ctx *ctx, const xd_optimizer_desc *desc, xd_optimizer **out) {
+    XDI_GIVEN(ctx, ctx, desc, out);
     xd_optimizer_desc d = *desc;
     xd_memory_bytes bytes = { 0, 0 };
     XD_TRY(xdi_optimizer_plan(ctx, &d, &bytes));
@@ -272,10 +274,12 @@ XD_API void xd_optimizer_destroy(xd_optimizer *optimizer) {
 }
 
 XD_API const xd_optimizer_desc *xd_optimizer_settings(const xd_optimizer *optimizer) {
+    XD_ASSERT(optimizer);
     return &optimizer->desc;
 }
 
 XD_API xd_result xd_optimizer_set_learning_rate(xd_optimizer *optimizer, double learning_rate) {
+    XDI_GIVEN(NULL, optimizer);
     XD_REQUIRE(optimizer->ctx, xdi_optimizer_at_least_zero(learning_rate), XD_ERROR_ARGUMENT,
                "learning_rate %g is negative or not finite", learning_rate);
     optimizer->desc.learning_rate = learning_rate;
@@ -283,6 +287,7 @@ XD_API xd_result xd_optimizer_set_learning_rate(xd_optimizer *optimizer, double 
 }
 
 XD_API xd_optimizer_state xd_optimizer_state_at(xd_optimizer *optimizer, int64_t index) {
+    XD_ASSERT(optimizer);
     xd_optimizer_state none;
     memset(&none, 0, sizeof none);
     return index >= 0 && index < optimizer->desc.param_count ? optimizer->states[index] : none;
@@ -322,6 +327,7 @@ static xd_result xdi_optimizer_may_thaw(const xd_optimizer *o, int64_t index) {
 }
 
 XD_API xd_result xd_optimizer_thaw(xd_optimizer *optimizer, int64_t index) {
+    XDI_GIVEN(NULL, optimizer);
     XD_TRY(xdi_optimizer_may_thaw(optimizer, index));
     xd_optimizer_state state =
         optimizer->reserved[index]; /* zero since creation: nobody had a pointer to it */
@@ -469,6 +475,7 @@ static bool xdi_optimizer_has_joined(const xdi_optimizer_averages *averages, con
 
 XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_step_desc *desc,
                                    bool *skipped) {
+    XDI_GIVEN(NULL, optimizer);
     const xd_optimizer_kernels *kernels = &xd_ctx_kernels(optimizer->ctx)->optimizer;
     xd_optimizer_step_desc d;
     xdi_optimizer_averages averages;

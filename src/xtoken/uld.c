@@ -389,6 +389,8 @@ static void xdi_uld_open(xd_ctx *ctx, const xd_uld_desc *desc, xdi_uld *x) {
 }
 
 XD_API xd_result xd_uld_loss(xd_ctx *ctx, const xd_uld_desc *desc, xd_uld_values *out) {
+    XDI_GIVEN(ctx, ctx, desc, out);
+    XDI_GIVEN_LIST(ctx, desc->chunks, desc->chunk_count);
     xd_arena planning = xd_arena_over(NULL, 0);
     xdi_uld x;
     xdi_uld_open(ctx, desc, &x);

@@ -309,6 +309,7 @@ XD_API size_t xd_xtoken_workspace_bytes(const xd_xtoken_desc *desc) {
 }
 
 XD_API xd_result xd_xtoken_loss(xd_ctx *ctx, const xd_xtoken_desc *desc, xd_xtoken_values *out) {
+    XDI_GIVEN(ctx, ctx, desc);
     xdi_xtoken x;
     memset(&x, 0, sizeof x);
     xd_result result = xdi_xtoken_prepare(ctx, desc, &x);

@@ -20,7 +20,7 @@ private="xdi_|XDI_|XDISTILL_STATIC"                             # tests that nam
 steps() { all_steps | xargs -n 1 | grep -vx "${CHECK_DONE:-}"; }
 
 all_steps() {
-    echo build amalgamate format layout fastmath tools api poison
+    echo build amalgamate format layout fastmath tools api fields poison
     echo cuda_emu:plain cuda_emu:asan cuda_emu:checker coverage_cuda transformers fuzz
     echo tests:address tests:generated tests:clang tests:hostile tests:thread levels portable aarch64 options test
     # Every standard decides for itself what it accepts: it reads the whole unit, and declarations become code on both
@@ -33,7 +33,7 @@ all_steps() {
         for std in c99 c++17; do echo "units:$cc:$std"; done
     done
     echo newest:clang-19 newest:zig
-    echo parts saves programs compose equivalence equivalence_dmd bench demo demo_mpi demo_sharded demo_toys demo_images demo_real nvcc cuda golden golden_judge examples launch mpi mpich hosts gpu_check lib symbols self docs tutorial projection_pt dcp dcp_hf install cmake pkgconfig
+    echo parts saves programs compose equivalence equivalence_dmd bench demo demo_mpi demo_sharded demo_toys demo_images demo_real nvcc cuda golden golden_judge examples launch mpi mpich hosts gpu_check lib symbols self docs tutorial projection_pt saved dcp dcp_hf install cmake pkgconfig
 }
 
 main() {
@@ -141,6 +141,12 @@ step_api() {
         python3 tests/build/check_sizes.py && python3 tests/build/check_allocations.py
 }
 
+# Every field that a public call takes is read, and set by a test or an example.
+step_fields() {
+    need python3 clang cc
+    python3 tools/api.py --build "$dir" && python3 tests/build/check_fields.py "$dir/api.json"
+}
+
 # Every case of tests/test_poison.c, and that every call which takes numbers is in its table. A sample of them on the loops for
 # any processor, whose integers gcc watches in vectors too: no number makes one overflow. Static, so that what it does not call
 # is not compiled.
@@ -163,6 +169,13 @@ step_projection_pt() {
     gcc -std=c99 -I. -DXDISTILL_IMPLEMENTED tests/build/load_projection.c build/libxdistill.a -o "$dir/load_projection" \
         -lm -lpthread || return 1
     "${TORCH_PYTHON:-python3}" tests/build/test_projection_pt.py "$dir/load_projection"
+}
+
+# Files of torch.save, made without PyTorch.
+step_saved() {
+    need gcc python3
+    make --no-print-directory build/xdistill &&
+    python3 tests/build/test_saved.py build/xdistill
 }
 
 # Checkpoints of PyTorch, with pickles and as pieces in safetensors files, and ours in PyTorch.
@@ -367,25 +380,38 @@ suites() {
         whole_sources="$(echo $(grep -lE "\\<($private)" tests/test_*.c) ${carrying:-})" "$@"
 }
 
-# FUZZ_SECONDS of new inputs for each fuzzer; without libFuzzer the seeds alone, once.
+# FUZZ_SECONDS of new inputs for each fuzzer: libFuzzer's, or where there is none those that fuzz/fuzz_mutate.h makes of the seeds,
+# with clang or gcc. Before that, what it makes must find a planted error, and keep the input that shows it.
 step_fuzz() {
-    need clang
-    unit clang c99 O1 $memory || return 1
+    compiler=gcc flags="$sanitize -fsanitize=address,undefined"
+    command -v clang >/dev/null 2>&1 && compiler=clang flags=$memory
+    need $compiler
+    unit $compiler c99 O1 $flags && planted || return 1
+    export TMPDIR="$PWD/$dir"
     for source in fuzz/fuzz_*.c; do
         name=$(basename "$source" .c)
         seeds=fuzz/seeds/${name#fuzz_}
         mkdir -p "$dir/$name.corpus"
         with=$unit
         grep -q "define XDISTILL_STATIC" "$source" && with= # it carries its own implementation
-        build="clang -std=c99 -O1 -DXDISTILL_IMPLEMENTED -I. $source $with -o $dir/$name -lm -lpthread $memory"
-        if $build -fsanitize=fuzzer 2>"$dir/$name.log"; then
-            "$dir/$name" -max_total_time="${FUZZ_SECONDS:-10}" -verbosity=0 -print_final_stats=1 -artifact_prefix="$dir/" \
+        build="$compiler -std=c99 -O1 -DXDISTILL_IMPLEMENTED -I. $source $with -o $dir/$name -lm -lpthread $flags"
+        if [ $compiler = clang ] && $build -fsanitize=fuzzer 2>"$dir/$name.log"; then
+            "$dir/$name" -max_total_time="${FUZZ_SECONDS:-7}" -verbosity=0 -print_final_stats=1 -artifact_prefix="$dir/" \
                 "$dir/$name.corpus" "$seeds" || return 1
         else
-            $build -DFUZZ_FILES || return 1
-            "$dir/$name" "$seeds"/* || return 1
+            $build -DFUZZ_FILES && FUZZ_SECONDS=${FUZZ_SECONDS:-7} "$dir/$name" "$seeds"/* || return 1
         fi
     done
+}
+
+planted() {
+    make --no-print-directory build/xdistill.o &&
+    gcc -std=c99 -O1 -DXDISTILL_IMPLEMENTED -DFUZZ_FILES -I. tests/build/planted.c build/xdistill.o -o "$dir/planted" -lm -lpthread || return 1
+    printf '{"size": 5, "data": "hello"}' >"$dir/planted.seed"
+    rm -f "$dir/planted.crash"
+    "$dir/planted" "$dir/planted.seed" || return 1
+    ! FUZZ_SECONDS=20 FUZZ_SEED=1 "$dir/planted" "$dir/planted.seed" 2>"$dir/planted.log" && [ -s "$dir/planted.crash" ] &&
+        grep 'the input is in .*planted.crash' "$dir/planted.log" && ! "$dir/planted" "$dir/planted.crash" 2>/dev/null
 }
 
 # The losses' suites, and the golden vectors where there are some, on each CPU level that this machine has.

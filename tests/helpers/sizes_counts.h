@@ -141,8 +141,7 @@ AT("xd_load_balanced_positions(length)", a, 3, call_balanced, XD_ERROR_SHAPE,
    "length 6 is not a multiple of 4", true)
 AT("xd_load_balanced_positions(rank)", b, 3, call_balanced, XD_ERROR_ARGUMENT, "", true)
 AT("xd_load_balanced_positions(ranks)", c, 0, call_balanced, XD_ERROR_ARGUMENT, "", true)
-AT("xd_kl_estimate_desc.count", estimate.count, -1, call_estimate, XD_ERROR_ARGUMENT,
-   "-1 tokens without log-probabilities", true)
+AT("xd_kl_estimate_desc.count", estimate.count, -1, call_estimate, XD_ERROR_ARGUMENT, "-1 tokens", true)
 AT("xd_vocab_create(size)", a, 3, call_vocab, XD_ERROR_SHAPE,
    "vocabulary shards end at column 12 but there are 13", true)
 AT("xd_vocab_create_even(size)", a, -1, call_vocab_even, XD_ERROR_SHAPE,
@@ -233,7 +232,8 @@ AT("xd_projection_rows.k", rows.k, -1, call_rows, XD_ERROR_ARGUMENT, "12 rows of
 AT("xd_projection_rows.rows", rows.rows, -1, call_cut, XD_ERROR_ARGUMENT, "-1 rows of 3 entries", true)
 AT("xd_projection_rows.k", rows.k, -1, call_cut, XD_ERROR_ARGUMENT, "12 rows of -1 entries", true)
 AT("xd_projection_rows.rows", rows.rows, -1, call_map, XD_ERROR_ARGUMENT, "-1 rows of 3 entries", true)
-AT("xd_projection_rows.k", rows.k, -1, call_map, XD_ERROR_ARGUMENT, "12 rows of -1 entries", true)
+AT("xd_projection_rows.k", rows.k, -1, call_map, XD_ERROR_ARGUMENT,
+   "needs 2 entries a row, the projection has -1", true)
 AT("xd_projection_from_rows(student_size)", a, -20, call_rows, XD_ERROR_ARGUMENT,
    "vocabularies of -8 and 12 ids", true)
 AT("xd_projection_from_rows(teacher_size)", b, -20, call_rows, XD_ERROR_ARGUMENT,

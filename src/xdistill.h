@@ -389,6 +389,7 @@
 #include "model/parallel_units.c"
 #include "model/parallel_order.c"
 #include "model/parallel_state.c"
+#include "model/parallel_replicas.c"
 #include "model/parallel_experts.c"
 #include "model/parallel_flat.c"
 #include "model/parallel_flight.c"

@@ -249,4 +249,88 @@ XD_TEST(a_weight_that_no_leaf_has_used_is_left_alone_and_one_with_a_zero_gradien
     }
 }
 
+/* ---- units beside each other ---- */
+
+static xd_result open_beside(xd_comm *world, void *argument) {
+    const xd_pass forward = { XD_PASS_FORWARD, 0, false };
+    scene s;
+    xd_block_view view;
+    (void)argument;
+    open_scene(&s, world, false, 4);
+    CHECK(xd_block_begin(s.root, forward, &view) == XD_OK &&
+          xd_block_begin(s.first, forward, &view) == XD_OK);
+    CHECK(xd_block_begin(s.first, forward, &view) == XD_OK && xd_block_end(s.first) == XD_OK);
+    CHECK(
+        xd_block_begin(s.second, forward, &view) == XD_ERROR_STATE &&
+        says(&s, "unit \"second\" is opened while \"first\" is open, which is not around it: 1 of a level"));
+    CHECK(xd_block_end(s.first) == XD_OK);
+    CHECK(xd_block_begin(s.second, forward, &view) == XD_OK && xd_block_end(s.second) == XD_OK);
+    CHECK(xd_block_end(s.root) == XD_OK);
+    pass_leaves(&s);
+    CHECK(xd_parallel_reduce(s.parallel) == XD_OK && xd_parallel_publish(s.parallel) == XD_OK);
+    close_scene(&s);
+    return XD_OK;
+}
+
+XD_TEST(two_units_beside_each_other_are_refused_on_one_rank_as_on_several) {
+    for (int ranks = 1; ranks <= 2; ranks++) run_ranks(ranks, XD_REDUCTION_INVARIANT, open_beside, NULL);
+}
+
+/* ---- replicas that differ ---- */
+
+/* Values that one rank alone has written are found by the first step that compares; written on all, the same call goes on. */
+static xd_result load_alone(xd_comm *world, void *argument) {
+    const bool sharded = argument != NULL; /* groups of two hold parts; else all hold everything */
+    const int rank = xd_comm_rank(world), last = xd_comm_size(world) - 1;
+    xd_comm *data = world, *replicas = NULL;
+    scene s;
+    memset(&s, 0, sizeof s);
+    s.ctx = xd_comm_ctx(world);
+    s.rank = rank;
+    CHECK(xd_model_create(s.ctx, NULL, &s.model) == XD_OK);
+    wrap_weight(xd_model_root(s.model), "head", 30, 10);
+    wrap_weight(xd_model_root(s.model), "tail", 30, 10);
+    xd_weight_desc seen = {
+        .name = "seen", .dtype = XD_DTYPE_F32, .ndim = 1, .shape = { 2 }, .buffer = true
+    };
+    CHECK(xd_weight_add(xd_model_root(s.model), &seen, NULL) == XD_OK && xd_model_seal(s.model) == XD_OK);
+    if (sharded) {
+        CHECK(xd_comm_split(world, rank / 2, rank, &data) == XD_OK);
+        CHECK(xd_comm_split(world, rank % 2, rank, &replicas) == XD_OK);
+        const xd_fsdp_desc d = { .replicas = replicas, .compare_steps = 3 };
+        CHECK(xd_fsdp_create(s.model, data, &d, &s.parallel) == XD_OK);
+    } else {
+        const xd_ddp_desc d = { .compare_steps = 3 };
+        CHECK(xd_ddp_create(s.model, world, &d, &s.parallel) == XD_OK);
+    }
+    int64_t count = 0;
+    CHECK(xd_parallel_params(s.parallel, WEIGHTS, s.params, &count) == XD_OK && count == 3);
+    const int w = sharded && rank % 2 == 0; /* of which this rank has some: the last weight comes first */
+    CHECK(s.params[w].count > 7);
+    float *values = (float *)s.params[w].value, kept = values[5];
+    ((float *)s.params[2].value)[1] = (float)rank; /* a buffer is each rank's own */
+    if (rank == last) values[5] = 42.0f;
+    const bool differs = !sharded || rank % 2 == last % 2;
+    CHECK(xd_parallel_publish(s.parallel) == (differs ? XD_ERROR_MISMATCH : XD_ERROR_PEER) &&
+          says(&s, sharded ? "weight \"head\" has other values on rank 3 than on rank 1"
+                           : "weight \"head\" has other values on rank 2 than on rank 0"));
+    values[5] = sharded ? kept : 42.0f;
+    CHECK(xd_parallel_publish(s.parallel) == XD_OK);
+    /* The two publishes that follow do not compare; the third does. */
+    if (rank == 0) values[7] = 7.0f;
+    for (int i = 0; i < 2; i++) CHECK(xd_parallel_publish(s.parallel) == XD_OK);
+    CHECK(xd_parallel_publish(s.parallel) == (sharded && rank % 2 ? XD_ERROR_PEER : XD_ERROR_MISMATCH));
+    xd_parallel_destroy(s.parallel);
+    xd_model_destroy(s.model);
+    if (sharded) xd_comm_destroy(replicas);
+    if (sharded) xd_comm_destroy(data);
+    return XD_OK;
+}
+
+XD_TEST(replicas_that_differ_are_found_by_the_name_of_the_weight) {
+    static int yes;
+    run_ranks(3, XD_REDUCTION_INVARIANT, load_alone, NULL);
+    run_ranks(4, XD_REDUCTION_INVARIANT, load_alone, &yes);
+}
+
 XD_TEST_MAIN()

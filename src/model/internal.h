@@ -384,6 +384,7 @@ struct xd_parallel {
     xd_dtype sent_dtype, view_dtype; /* of floating weights; NONE -> their own */
     float before, after;             /* factors of leaves, and of the sum of all */
     int reshard_ranks;               /* that keep a unit together after it was gathered; 0 -> all */
+    bool alone;                      /* FSDP of one rank, which several would gather units for */
     xd_comm *near;                   /* these, when they are neither one nor all; the wrapper's own */
     xd_ctx *home; /* in whose memory this rank's parts are kept: the model's context, or xd_fsdp_desc.host */
     bool offloaded;             /* the latter */
@@ -400,12 +401,14 @@ struct xd_parallel {
     bool reduced;    /* between reduce and publish */
     bool has_groups; /* the caller has given some: tp, pp and embedding of these, NULL for one rank */
     xd_groups groups;
-    int stages;       /* of this rank, as its build says; 0 -> this one */
-    bool compared[3]; /* with the ranks of each: how many weights are summed over it */
-    bool summed;      /* in this step: what traits say over these groups */
-    bool finished;    /* xd_pipeline_finish was called in this step */
-    bool waits;       /* some leaf has ended that is not summed yet */
-    bool elsewhere;   /* when ranks were to agree on the last step's sum some rank was in another call */
+    int stages;        /* of this rank, as its build says; 0 -> this one */
+    bool compared[3];  /* with the ranks of each: how many weights are summed over it */
+    bool summed;       /* in this step: what traits say over these groups */
+    bool finished;     /* xd_pipeline_finish was called in this step */
+    int compare_steps; /* as in xd_ddp_desc */
+    int64_t published; /* steps so far */
+    bool waits;        /* some leaf has ended that is not summed yet */
+    bool elsewhere;    /* when ranks were to agree on the last step's sum some rank was in another call */
 };
 
 /* parallel_experts.c: the wrapper of experts of one that has its place among the data ranks, as a rank of theirs and, where
@@ -584,6 +587,10 @@ XD_PRIVATE void *xdi_weight_shown(const xd_parallel *p, const xd_weight *owner);
 /* parallel_values.c: after kept values have changed: no unit is gathered; other types of what is kept are made again. */
 XD_PRIVATE void xdi_parallel_forget_values(xd_parallel *p);
 XD_PRIVATE xd_result xdi_parallel_convert_values(xd_parallel *p);
+
+/* parallel_replicas.c: MISMATCH, with the weight, where ranks that should hold the same values do not; counts the steps, and compares
+ * in some of them. Collective. */
+XD_PRIVATE xd_result xdi_replicas_check(xd_parallel *p);
 
 /* parallel_state.c: what the gradients of the wrapper's weights are worth: once a leaf has ended, once all are summed, and when a
  * step ends. The second is collective where `skipped`: some rank has a weight whose blocks were skipped in all of its leaves. */

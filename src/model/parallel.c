@@ -85,6 +85,7 @@ static void xdi_parallel_list_settings(const xd_parallel *p, xdi_facts *f) {
     xdi_fact_integer(f, "accumulate_whole", !p->dealt);
     xdi_fact_integer(f, "sharded_optimizer", p->split_optimizer);
     xdi_fact_integer(f, "reserve_frozen", p->reserve_frozen);
+    xdi_fact_integer(f, "compare_steps", p->compare_steps);
     xdi_fact_integer(f, "replicas", p->replica_count);
     xdi_fact_dtype(f, "sent_dtype", p->sent_dtype);
     xdi_fact_dtype(f, "view_dtype", p->view_dtype);
@@ -254,6 +255,7 @@ XD_PRIVATE void xdi_parallel_set_kind(xd_parallel *p, xd_fsdp_desc *settings, co
         settings->reductions = ddp->reductions;
         settings->divide = ddp->divide;
         settings->reserve_frozen = ddp->reserve_frozen;
+        settings->compare_steps = ddp->compare_steps;
         settings->replicas = ddp->replicas;
         settings->experts = ddp->experts;
         settings->groups = ddp->groups;
@@ -273,6 +275,7 @@ XD_PRIVATE void xdi_parallel_set_kind(xd_parallel *p, xd_fsdp_desc *settings, co
     p->reductions = settings->reductions;
     p->prefetch = settings->prefetch;
     p->reserve_frozen = settings->reserve_frozen;
+    p->compare_steps = settings->compare_steps;
     p->wide_padding = settings->wide_padding;
     p->home = settings->host;
     p->offloaded = settings->host != NULL;
@@ -677,6 +680,7 @@ static void xdi_parallel_tell_dropped(const xd_parallel *p) {
 XD_API xd_result xd_parallel_publish(xd_parallel *p) {
     XDI_GIVEN(NULL, p);
     XD_TRY(xdi_parallel_agree_publish(p));
+    XD_TRY(xdi_replicas_check(p));
     xdi_parallel_tell_dropped(p);
     if (p->experts) XD_TRY(xdi_parallel_renew_values(p->experts));
     XD_TRY(xdi_parallel_renew_values(p));

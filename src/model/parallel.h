@@ -108,6 +108,10 @@ typedef struct xd_ddp_desc {
      * an equal share; not both. 0 -> max(40,000,000, 1,000,000 * data ranks) elements. */
     int64_t bucket_size, bucket_count;
     xd_gradient_divisors divide;
+    /* Every so many xd_parallel_publish, of which the first is one, ranks compare a fingerprint of the weights that they should hold
+     * alike (buffers left out): a load on one rank alone is found. It reads each weight once. 0 -> 256, and 4096 where weights are
+     * in memory of a device, below .1 % of a step; below 0 -> never */
+    int compare_steps;
     bool reserve_frozen; /* memory for gradients of frozen weights too, so that xd_parallel_thaw can begin
                           * them; with sharded_optimizer such weights are kept in parts from the start */
     xd_comm *replicas;   /* several instances of the optimizer: as in xd_fsdp_desc. With sharded_optimizer
@@ -158,6 +162,7 @@ typedef struct xd_fsdp_desc {
     xd_queue *gathers, *reductions;
     int prefetch; /* 0 -> none */
     xd_gradient_divisors divide;
+    int compare_steps;   /* as in xd_ddp_desc, of parts that `replicas` hold alike */
     bool reserve_frozen; /* as in xd_ddp_desc */
     /* A context without a GPU whose memory keeps this rank's parts of values and gradients, with those of optimizer and averages
      * that are made in it (CPU offload); it outlives the wrapper. Blocks show what is gathered in memory of the model's own
@@ -279,9 +284,9 @@ XD_API xd_result xd_parallel_reduce(xd_parallel *parallel);
 /* After the optimizer: what blocks show from now on are the new weights. Also after a step that was skipped or given up,
  * after values were loaded or exchanged with an average, and where gradients are summed without the wrapper. A step that
  * is given up between two leaves loses them, which is logged as a warning with their number; one that is given up after its last
- * leaf is summed before. Collective over data. Errors: STATE (a
- * block still open; all leaves are there, and xd_parallel_reduce has not summed them; nothing has changed then), those of
- * xd_all_gather. */
+ * leaf is summed before. Collective over data, and, in steps that compare, over replicas. Errors: STATE (a
+ * block still open; all leaves are there, and xd_parallel_reduce has not summed them), MISMATCH (in steps that compare: ranks hold
+ * other values of a weight, with its name and two ranks); nothing has changed then. Those of xd_all_gather. */
 XD_API xd_result xd_parallel_publish(xd_parallel *parallel);
 
 /* Bytes that a wrapper takes by purpose on this rank, in memory of the context's device but for `host`. Their sum is one

@@ -15,6 +15,7 @@ XD_PRIVATE void xdi_parallel_set_place(xd_parallel *p, int rank, int ranks, int 
     p->replica = replica;
     p->replica_count = replica_count;
     p->members = 1;
+    p->alone = p->sharded && ranks == 1 && p->reshard_ranks == 0;
     if (p->reshard_ranks == 0) p->reshard_ranks = ranks;
     p->invariant = xd_ctx_settings(p->ctx)->reduction == XD_REDUCTION_INVARIANT;
 }

@@ -159,14 +159,27 @@ static xd_result xdi_unit_look_ahead(xd_parallel *p, const struct xdi_unit *from
     return XD_OK;
 }
 
+static xd_result xdi_unit_refuse(const xd_parallel *p, const struct xdi_unit *unit,
+                                 const struct xdi_unit *other, int planned) {
+    return XD_FAIL(p->ctx, XD_ERROR_STATE,
+                   "unit \"%.80s\" is opened while \"%.80s\" is open, which is not around it: %d of a level "
+                   "are planned at once; end the other one first, or add this one inside it",
+                   unit->block->name, other->block->name, planned);
+}
+
+/* Whether several ranks would gather something for it. */
+static bool xdi_unit_has_elements(const struct xdi_unit *unit) {
+    bool some = false;
+    for (int64_t i = 0; i < unit->flat_count; i++)
+        some = some || (!unit->flats[i].whole && xd_bucket_plan_numel(unit->flats[i].plan) > 0);
+    return some;
+}
+
 static xd_result xdi_unit_show(xd_parallel *p, struct xdi_unit *unit) {
     if (unit->gathered_bytes == 0) return XD_OK;
     if (!unit->slot) {
         xdi_unit_slot *slot = xdi_unit_find_slot(unit);
-        XD_REQUIRE(p->ctx, slot, XD_ERROR_STATE,
-                   "unit \"%.80s\" is opened while \"%.80s\" is open, which is not around it: %d of a level "
-                   "are planned at once; end the other one first, or add this one inside it",
-                   unit->block->name, unit->slots[0].unit->block->name, unit->slot_count);
+        if (!slot) return xdi_unit_refuse(p, unit, unit->slots[0].unit, unit->slot_count);
         XD_TRY(xdi_unit_depart(p, unit, slot));
     }
     if (unit->arriving) XD_TRY(xdi_unit_arrive(p, unit));
@@ -174,7 +187,22 @@ static xd_result xdi_unit_show(xd_parallel *p, struct xdi_unit *unit) {
     return XD_OK;
 }
 
+/* One rank has no slots to run out of, but refuses what several ranks do: more units of a level than they have slots for. */
+static xd_result xdi_unit_check_beside(const xd_parallel *p, const struct xdi_unit *unit) {
+    const struct xdi_unit *other = NULL;
+    int open = 0;
+    if (!p->alone || unit->open > 0 || unit->level == 0 || !xdi_unit_has_elements(unit)) return XD_OK;
+    for (int64_t i = 0; i < p->unit_count; i++) {
+        const struct xdi_unit *at = &p->units[i];
+        if (at->level != unit->level || at->open == 0 || !xdi_unit_has_elements(at)) continue;
+        if (!other) other = at;
+        open++;
+    }
+    return open > p->prefetch ? xdi_unit_refuse(p, unit, other, 1 + p->prefetch) : XD_OK;
+}
+
 XD_PRIVATE xd_result xdi_unit_open(xd_parallel *p, struct xdi_unit *unit, bool backward) {
+    XD_TRY(xdi_unit_check_beside(p, unit));
     XD_TRY(xdi_unit_show(p, unit));
     unit->open++;
     const xd_result result = xdi_unit_look_ahead(p, unit, backward);

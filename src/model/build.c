@@ -443,6 +443,10 @@ XD_API void xd_built_destroy(xd_built *built) {
     xd_release(built->ctx, built);
 }
 
+XD_PRIVATE xd_ctx *xdi_built_ctx(const xd_built *built) {
+    return built->ctx;
+}
+
 XD_API int xd_built_stage_count(const xd_built *built) {
     XD_ASSERT(built);
     return built->list.count;

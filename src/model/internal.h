@@ -126,6 +126,8 @@ XD_PRIVATE bool xdi_weight_is_trained(const xd_weight *weight);
 
 /* ---- building ---- */
 
+XD_PRIVATE xd_ctx *xdi_built_ctx(const xd_built *built); /* build.c */
+
 /* A build that is going on. */
 typedef struct xdi_builder {
     xd_ctx *ctx;

@@ -92,9 +92,9 @@ typedef struct xd_pipeline_run_desc {
     xd_pipeline_schedule schedule; /* ranks 0 -> those of the group. forward_only: no memory for
                                     * backwards, which are then refused */
     int ndim;                      /* of an activation, the same between all stages; 0 -> one element */
-    int64_t shape[XD_DIMS_MAX];
-    xd_dtype dtype;          /* in which activations are sent; any */
-    xd_dtype gradient_dtype; /* and their gradients; NONE -> dtype */
+    int64_t shape[XD_DIMS_MAX];    /* 0 from ndim on */
+    xd_dtype dtype;                /* in which activations are sent; any */
+    xd_dtype gradient_dtype;       /* and their gradients; NONE -> dtype */
     int64_t value_count; /* numbers that the last stage reports of a micro-batch, at most 2^20: losses, counts
                           * of tokens */
     const xd_built *built; /* this rank's stages, handed to the callbacks; must outlive the pipeline. NULL

@@ -29,7 +29,8 @@ static bool xdi_stage_is_cast(const xd_stage_values *v, xd_dtype to, bool inputs
 
 static xd_result xdi_stage_cast(const xd_stage *stage, xd_dtype to, bool inputs, xd_stage_values *list,
                                 int64_t count) {
-    xd_ctx *ctx = stage->model->ctx;
+    xd_ctx *ctx = stage->model ? stage->model->ctx : NULL;
+    XDI_GIVEN(ctx, stage->model);
     XD_REQUIRE(ctx, count >= 0 && (list || count == 0), XD_ERROR_ARGUMENT, "%lld values at %p",
                (long long)count, (const void *)list);
     for (int64_t i = 0; i < count; i++) {
@@ -52,10 +53,12 @@ static xd_result xdi_stage_cast(const xd_stage *stage, xd_dtype to, bool inputs,
 }
 
 XD_API xd_result xd_stage_cast_inputs(const xd_stage *stage, xd_stage_values *list, int64_t count) {
+    XDI_GIVEN(NULL, stage);
     return xdi_stage_cast(stage, stage->input_dtype, true, list, count);
 }
 
 XD_API xd_result xd_stage_cast_outputs(const xd_stage *stage, xd_stage_values *list, int64_t count) {
+    XDI_GIVEN(NULL, stage);
     return xdi_stage_cast(stage, stage->output_dtype, false, list, count);
 }
 
@@ -105,6 +108,7 @@ XD_API xd_result xd_policy_find(xd_ctx *ctx, const xd_policy_desc *desc, xd_poli
     xd_dtype param = XD_DTYPE_BF16, reduce = XD_DTYPE_F32, output = XD_DTYPE_BF16;
     xd_policy_desc d;
     xd_policy policy;
+    XDI_GIVEN(ctx, ctx, out);
     memset(&d, 0, sizeof d);
     memset(&policy, 0, sizeof policy);
     if (desc) d = *desc;

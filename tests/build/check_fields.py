@@ -27,9 +27,8 @@ NOT_READ = {name: reason for reason, names in {
     "it lets a call do what is refused without it": """xd_dmd_desc.allow_shared xd_checkpoint_save_desc.overwrite
         xd_parallelism.replicas""",
     "an extent of the caller's: what does not fit into it is refused": """xd_weight_desc.room
-        xd_teacher_route_desc.vocabulary xd_mesh_desc.world_size xd_expert_desc.virtual_pipeline""",
-    "told to the caller, who acts on it: the provider of a stage, the loop over pieces": """xd_stage_place.pipeline_rank
-        xd_stage_place.pipeline_ranks xd_stage_place.virtual_stage xd_stage_place.virtual_stages
+        xd_mesh_desc.world_size xd_expert_desc.virtual_pipeline""",
+    "told to the caller, who acts on it: the provider of a stage, the loop over pieces": """xd_stage_place.pipeline_ranks xd_stage_place.virtual_stage xd_stage_place.virtual_stages
         xd_stage_place.first_layer xd_teacher_piece.shard""",
     "xd_build fills it in for the caller's layers, as tensor_parallel, partition_dim and partition_stride":
         "xd_weight_traits.expert_tensor_parallel",

@@ -60,6 +60,8 @@ COUNTS_LEFT_OUT = {
         xd_pipeline_schedule.micro_batches xd_pipeline_schedule.ranks xd_pipeline_schedule.virtual_stages xd_pipeline_run_desc.ndim
         xd_pipeline_run_desc.value_count xd_pipeline_table(capacity) xd_pipeline_measure(rank) xd_pipeline_bytes(rank)
         xd_pipeline_finish_desc.tokens""",
+    "tests/test_build_casts.c makes those wrong that can be": """xd_stage_cast_inputs(count) xd_stage_cast_outputs(count)
+        xd_stage_values.count""",
     "tests/test_build_list.c makes them wrong": "xd_built_params(capacity) xd_built_parts(capacity)",
     "tests/test_recompute.c makes those wrong that can be": """xd_inputs_desc.bytes xd_inputs_desc.in_flight
         xd_inputs_keep(bytes) xd_inputs_keep(leaf) xd_recompute(leaf)""",

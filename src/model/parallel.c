@@ -395,6 +395,11 @@ XD_API void xd_parallel_destroy(xd_parallel *p) {
     xdi_parallel_free(p);
 }
 
+XD_API xd_wrap_kind xd_model_wrapped(const xd_model *model) {
+    if (!model->parallel) return XD_WRAP_NONE;
+    return model->parallel->sharded ? XD_WRAP_FSDP : XD_WRAP_DDP;
+}
+
 XD_API xd_parallel_bytes xd_parallel_memory(const xd_parallel *parallel) {
     xd_parallel_bytes out = parallel->bytes;
     if (!parallel->experts) return out;

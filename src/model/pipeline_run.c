@@ -194,7 +194,7 @@ static xd_result xdi_pipeline_compare(xd_comm *comm, const xd_pipeline_run_desc 
 }
 
 static xd_result xdi_pipeline_check_built(xd_ctx *ctx, const xd_pipeline_run_desc *d, int rank) {
-    const int stages = d->schedule.virtual_stages ? d->schedule.virtual_stages : 1;
+    const int stages = xdi_pipeline_stages(d->schedule.ranks, d->schedule.virtual_stages);
     const int count = d->built ? xd_built_stage_count(d->built) : stages;
     XD_REQUIRE(ctx, count == stages, XD_ERROR_ARGUMENT, "%d stages were built, the schedule has %d", count,
                stages);

@@ -7,8 +7,8 @@
 #include "train/param.h"
 
 /* Exponential moving average of a model: shadows of this rank's parameters, which are averaged, and of its buffers,
- * which are copied unless average_buffers says otherwise. The average of a shard has the same bits as the shard of the average, for every placement, uneven
- * and empty shards included; so nothing here communicates. */
+ * which are copied unless average_buffers says otherwise. The average of a shard has the same bits as the shard of the
+ * average, for every placement, uneven and empty shards included; so nothing here communicates. */
 typedef struct xd_ema xd_ema;
 
 /* The decay b of iteration i; the shadow moves by (1 - b) of the difference. */

@@ -20,7 +20,7 @@ private="xdi_|XDI_|XDISTILL_STATIC"                             # tests that nam
 steps() { all_steps | xargs -n 1 | grep -vx "${CHECK_DONE:-}"; }
 
 all_steps() {
-    echo build amalgamate format layout fastmath tools api fields poison
+    echo build amalgamate format layout fastmath tools api fields nulls poison
     echo cuda_emu:plain cuda_emu:asan cuda_emu:checker coverage_cuda transformers fuzz
     echo tests:address tests:generated tests:clang tests:hostile tests:thread levels portable aarch64 options test
     # Every standard decides for itself what it accepts: it reads the whole unit, and declarations become code on both
@@ -145,6 +145,19 @@ step_api() {
 step_fields() {
     need python3 clang cc
     python3 tools/api.py --build "$dir" && python3 tests/build/check_fields.py "$dir/api.json"
+}
+
+# Each call of the users' part, as tests make it, with one pointer after the other NULL: refused by name, and the test goes on.
+step_nulls() {
+    need python3 gcc
+    python3 tools/api.py --build "$dir" && python3 tests/build/nulls.py --write "$dir/api.json" "$dir/nulls.c" &&
+        python3 tests/build/nulls.py --flags "$dir/api.json" >"$dir/nulls.flags" &&
+        gcc -std=gnu99 -O1 -I. -Itests/helpers -c "$dir/nulls.c" -o "$dir/nulls.o" || return 1
+    for t in $(python3 tests/build/nulls.py --programs); do
+        gcc -std=c99 -DXDISTILL_IMPLEMENTED -I. -Itests/helpers "tests/$t.c" "$dir/nulls.o" build/xdistill.o \
+            "@$dir/nulls.flags" -lm -lpthread -o "$dir/$t" && NULLS_LOG="$dir/nulls.log" "$dir/$t" || return 1
+    done
+    python3 tests/build/nulls.py --judge "$dir/api.json" "$dir/nulls.log"
 }
 
 # Every case of tests/test_poison.c, and that every call which takes numbers is in its table. A sample of them on the loops for

@@ -4,8 +4,9 @@
 #include "xd_test.h"
 #include "checkpoint_files.h"
 
-static const char pointer[] = "version https://git-lfs.github.com/spec/v1\n"
-                              "oid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\nsize 12345\n";
+static const char pointer[] =
+    "version https://git-lfs.github.com/spec/v1\n"
+    "oid sha256:4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393\nsize 12345\n";
 enum { BYTES = sizeof pointer - 1 };
 
 static void check(xd_ctx *ctx, const char *call, xd_result result) {
@@ -56,8 +57,7 @@ XD_TEST(a_pointer_of_git_lfs_is_called_that_in_memory) {
     xd_projection projection;
     CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
     check(ctx, "xd_json_load_memory", xd_json_load_memory(ctx, NULL, pointer, BYTES, &json));
-    check(ctx, "xd_safetensors_open_memory",
-          xd_safetensors_open_memory(ctx, pointer, BYTES, NULL, &tensors));
+    check(ctx, "xd_safetensors_open_memory", xd_safetensors_open_memory(ctx, pointer, BYTES, NULL, &tensors));
     check(ctx, "xd_tokenizer_load_memory", xd_tokenizer_load_memory(ctx, pointer, BYTES, NULL, &tokenizer));
     check(ctx, "xd_projection_load_memory",
           xd_projection_load_memory(ctx, pointer, BYTES, NULL, &projection));

@@ -508,8 +508,8 @@ XD_TEST(every_byte_of_a_tensor_is_written_once) {
                   { { 4, 0, 2 }, { 4, 2, 2 }, NULL },
                   { { 0, 2, 4 }, { 2, 2, 4 }, NULL } };
     const xd_safetensors_entry three[3] = { { "a", XD_DTYPE_U16, 1, &four },
-                                              { "b", XD_DTYPE_U16, 1, &four },
-                                              { "c", XD_DTYPE_U16, 1, &four } };
+                                            { "b", XD_DTYPE_U16, 1, &four },
+                                            { "c", XD_DTYPE_U16, 1, &four } };
     bench b;
     bench_start(&b);
     for (size_t i = 0; i < 2 * sizeof cases / sizeof *cases; i++) {
@@ -523,11 +523,13 @@ XD_TEST(every_byte_of_a_tensor_is_written_once) {
         CHECK_EQ_INT(xd_weights_writer_create(b.ctx, b.directory, &d, &w), XD_OK);
         CHECK_EQ_INT(xd_weights_writer_write(w, 2, 0, 8, "12345678"), XD_OK);
         for (int k = 0; k < 3; k++)
-            CHECK_EQ_INT(xd_weights_writer_write(w, 1, cases[at].begin[k], cases[at].bytes[k], "abcdefgh"), XD_OK);
+            CHECK_EQ_INT(xd_weights_writer_write(w, 1, cases[at].begin[k], cases[at].bytes[k], "abcdefgh"),
+                         XD_OK);
         CHECK_EQ_INT(xd_weights_writer_write(w, 0, 0, 8, "12345678"), XD_OK);
         const xd_result result = xd_weights_writer_commit(w);
         CHECK_EQ_INT(result, cases[at].message ? XD_ERROR_STATE : XD_OK);
-        if (cases[at].message) CHECK_EQ_STR(strstr(xd_last_error(b.ctx)->message, "tensor"), cases[at].message);
+        if (cases[at].message)
+            CHECK_EQ_STR(strstr(xd_last_error(b.ctx)->message, "tensor"), cases[at].message);
     }
     bench_end(&b);
 }

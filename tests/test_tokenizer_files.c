@@ -34,10 +34,12 @@ XD_TEST(an_entry_without_text_loads_and_no_text_becomes_it) {
         f.bytes = 0;
         put(&f, "\xef\xbb\xbf{\"added_tokens\":[");
         put(&f, cases[i].added);
-        put(&f, "],\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false},\"model\":{\"type\":\"BPE\","
+        put(&f, "],\"pre_tokenizer\":{\"type\":\"ByteLevel\",\"add_prefix_space\":false},\"model\":{\"type\":"
+                "\"BPE\","
                 "\"unk_token\":");
         put(&f, cases[i].unknown);
-        put(&f, ",\"vocab\":{\"a\":0,\"b\":1,\"ab\":2,\"\xc4\xa0\":3,\"\xc4\xa0" "a\":4,\"\":9},"
+        put(&f, ",\"vocab\":{\"a\":0,\"b\":1,\"ab\":2,\"\xc4\xa0\":3,\"\xc4\xa0"
+                "a\":4,\"\":9},"
                 "\"merges\":[\"a b\",\"\xc4\xa0 a\"]}}");
         fixture t = load(&f);
         CHECK_EQ_STR(ids_of(&t, i < 2 ? "ab acbc" : "ab a<|e|>bc", true, false), cases[i].ids);
@@ -46,9 +48,9 @@ XD_TEST(an_entry_without_text_loads_and_no_text_becomes_it) {
         const int32_t some[3] = { 2, 9, 1 };
         char out[8];
         size_t length = 0;
-        CHECK_EQ_INT(xd_tokenizer_decode(t.ctx, t.tokenizer,
-                                         &(xd_decode_desc){ .ids = some, .count = 3, .out = out, .capacity = 8 },
-                                         &length),
+        CHECK_EQ_INT(xd_tokenizer_decode(
+                         t.ctx, t.tokenizer,
+                         &(xd_decode_desc){ .ids = some, .count = 3, .out = out, .capacity = 8 }, &length),
                      XD_OK);
         CHECK(length == 3 && memcmp(out, "abb", 3) == 0);
         unload(&t);
@@ -216,12 +218,11 @@ XD_TEST(sentencepiece_merges_by_score) {
 XD_TEST(sentencepiece_symbols_with_a_blank_are_never_found) {
     static const struct {
         const char *symbol, *name, *ids;
-    } cases[] = { { "  ", "  ", "259:0-1 262:1-2 259:2-4" },
-                  { MARK " ", "  ", "259:0-1 262:1-2 259:2-4" },
-                  { "h  h", "h  h", "259:0-1 262:1-2 259:2-4" },
-                  { "h" MARK " h", "h  h", "259:0-1 262:1-2 259:2-4" },
-                  { MARK MARK, "  ", "259:0-1 265:1-3 263:3-4" },
-                  { "h" MARK MARK "h", "h  h", "262:0-0 265:0-4" } };
+    } cases[] = {
+        { "  ", "  ", "259:0-1 262:1-2 259:2-4" },      { MARK " ", "  ", "259:0-1 262:1-2 259:2-4" },
+        { "h  h", "h  h", "259:0-1 262:1-2 259:2-4" },  { "h" MARK " h", "h  h", "259:0-1 262:1-2 259:2-4" },
+        { MARK MARK, "  ", "259:0-1 265:1-3 263:3-4" }, { "h" MARK MARK "h", "h  h", "262:0-0 265:0-4" }
+    };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
         static file with;
         with = *sentencepiece(BPE, "", false);

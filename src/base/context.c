@@ -27,6 +27,7 @@ struct xd_ctx {
     xdi_pool *pool; /* NULL: one thread */
     int groups;     /* communicators of several ranks */
     bool told_of_locks;
+    bool told_of_syncs;
     bool told_of_floats;
     bool is_faulty; /* the other ranks do not know of the fault yet */
     xdi_pool_fault fault;
@@ -318,6 +319,13 @@ XD_PRIVATE void xdi_ctx_warn_of_locks(xd_ctx *ctx, const char *path, int error) 
         xd_log(ctx, XD_LOG_WARN, "%s: no locks here (%s): what writers that died have left stays", path,
                strerror(error));
     ctx->told_of_locks = true;
+}
+
+XD_PRIVATE void xdi_ctx_tell_of_syncs(xd_ctx *ctx, const char *path, int error) {
+    if (!ctx->told_of_syncs)
+        xd_log(ctx, XD_LOG_INFO, "%s: no sync of directories here (%s): a power loss may undo a rename", path,
+               strerror(error));
+    ctx->told_of_syncs = true;
 }
 
 XD_PRIVATE xd_result xdi_ctx_settle(xd_ctx *ctx) {

@@ -55,8 +55,9 @@ static xd_result xdi_written_check_tensor(xd_ctx *ctx, const xdi_written *w, con
     }
     const xdi_written_piece *next = *at < w->count ? (const xdi_written_piece *)order[*at] : NULL;
     const uint64_t hole = next && next->tensor == tensor ? next->begin : bytes;
-    XD_REQUIRE(ctx, end == bytes, XD_ERROR_STATE, "tensor \"%.80s\": bytes %llu to %llu of %llu are not written",
-               name, (unsigned long long)end, (unsigned long long)hole - 1, (unsigned long long)bytes);
+    XD_REQUIRE(ctx, end == bytes, XD_ERROR_STATE,
+               "tensor \"%.80s\": bytes %llu to %llu of %llu are not written", name, (unsigned long long)end,
+               (unsigned long long)hole - 1, (unsigned long long)bytes);
     return XD_OK;
 }
 

@@ -84,7 +84,7 @@ static xd_result xdi_hf_add_token(xdi_hf_loader *l, const xd_json *item) {
     size_t bytes = 0, raw_bytes = 0;
     const char *text = xd_json_key(item, &bytes);
     int64_t id = -1;
-    (void)xd_json_int64(item, &id); /* it is one: they were measured */
+    (void)xd_json_int64(item, &id);                           /* it is one: they were measured */
     if (bytes == 0) return xdi_tokenizer_set_empty(l->t, id); /* Whisper's vocabularies have one */
     if (l->byte_level) {
         if (!xdi_hf_unspell(text, bytes, l->buffer, &raw_bytes)) {
@@ -158,8 +158,7 @@ static xd_result xdi_hf_add_added(xdi_hf_loader *l, const xd_json *item) {
     size_t bytes = 0;
     int64_t id = -1, known = -1;
     const char *content = xd_json_string(xd_json_find(item, "content"), &bytes);
-    XD_REQUIRE(l->ctx,
-               content && xd_json_int64(xd_json_find(item, "id"), &id) && id >= 0 && id < l->t->size,
+    XD_REQUIRE(l->ctx, content && xd_json_int64(xd_json_find(item, "id"), &id) && id >= 0 && id < l->t->size,
                XD_ERROR_FORMAT, "tokenizer.json: added token at byte %llu has no content or no id",
                (unsigned long long)xd_json_offset(item));
     if (bytes == 0) return XD_OK; /* the reference ignores it: no text would end before it */

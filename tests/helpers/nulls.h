@@ -162,7 +162,7 @@ static void nulls_end(nulls_frame *f, void *const *created) {
                               : t->wrote                       ? "wrote"
                               : t->result == XD_OK             ? "OK"
                               : t->result != XD_ERROR_ARGUMENT ? xd_result_name(t->result)
-                              : !t->named && !t->anonymous        ? "unnamed"
+                              : !t->named && !t->anonymous     ? "unnamed"
                                                                : "refused";
         if (f->real != XD_OK && !t->crashed) continue;
         nulls_asked[t->number] = 1;

@@ -373,6 +373,26 @@ XD_PRIVATE void *xdi_parallel_scratch(const xd_ctx *ctx, int slot) {
     return xdi_pool_scratch(ctx->pool, slot);
 }
 
+/* Bytes at the text that are a control character: those of ASCII, DEL, and U+0080 to U+009F in UTF-8; 0 -> none. */
+static size_t xdi_control_bytes(const unsigned char *text) {
+    if (text[0] < 0x20 || text[0] == 0x7f) return 1;
+    return text[0] == 0xc2 && text[1] >= 0x80 && text[1] < 0xa0 ? 2 : 0;
+}
+
+XD_API const char *xd_text_escape(const char *text, char *out, size_t size) {
+    const unsigned char *from = (const unsigned char *)text;
+    size_t used = 0;
+    while (*from) {
+        const size_t control = xdi_control_bytes(from), needed = control ? 4 * control : 1;
+        if (used + needed >= size) break;
+        if (!control) out[used++] = (char)*from++;
+        for (size_t i = 0; i < control; i++, used += 4)
+            snprintf(out + used, size - used, "\\x%02x", (unsigned)*from++);
+    }
+    out[used] = '\0';
+    return out;
+}
+
 static bool xdi_log_enabled(const xd_ctx *ctx, xd_log_level level) {
     /* The enumeration starts at the default, since zero must be one; this is the order of verbosity. */
     static const int loudness[] = { 2, 0, 1, 3, 4 };
@@ -381,11 +401,12 @@ static bool xdi_log_enabled(const xd_ctx *ctx, xd_log_level level) {
 
 XD_API void xd_log(xd_ctx *ctx, xd_log_level level, const char *format, ...) {
     if (!xdi_log_enabled(ctx, level)) return;
-    char line[640];
+    char text[640], line[640];
     va_list arguments;
     va_start(arguments, format);
-    vsnprintf(line, sizeof line, format, arguments);
+    vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
+    xd_text_escape(text, line, sizeof line);
     ctx->settings.logger.write(ctx->settings.logger.user, level, line);
 }
 
@@ -402,7 +423,7 @@ static void xdi_ctx_record(xd_ctx *ctx, xd_result result, int culprit, const cha
     /* Formatted beside the record first: an argument may be the previous message. */
     char message[sizeof error->message];
     vsnprintf(message, sizeof message, format, arguments);
-    memcpy(error->message, message, sizeof message);
+    xd_text_escape(message, error->message, sizeof error->message);
     if (ctx->caller_file) {
         const size_t used = strlen(error->message);
         snprintf(error->message + used, sizeof error->message - used, " (caller %s:%d)", ctx->caller_file,

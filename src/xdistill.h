@@ -403,6 +403,7 @@
 #include "model/build_place.c"
 #include "model/build_list.c"
 #include "model/build_settings.c"
+#include "model/build_casts.c"
 #include "model/build_precision.c"
 #include "model/build_values.c"
 #include "model/build.c"

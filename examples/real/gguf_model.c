@@ -59,6 +59,11 @@ xd_result gguf_model_config(xd_ctx *ctx, const gguf *file, nn_config *out) {
     c.vocab = (int)embedding->rows;
     c.rope_theta = (float)theta;
     c.norm_eps = (float)eps;
+    XD_REQUIRE(ctx, c.vocab >= 1 && c.head_dim >= 2 && c.head_dim % 2 == 0 && c.heads % c.kv_heads == 0,
+               XD_ERROR_FORMAT, "%d heads of %d on %d of keys and values, %d tokens: no such model", c.heads,
+               c.head_dim, c.kv_heads, c.vocab);
+    XD_REQUIRE(ctx, theta > 0.0 && theta <= 1e30 && eps >= 0.0 && eps < 1.0, XD_ERROR_FORMAT,
+               "angles to the base %g and norms with epsilon %g: no such model", theta, eps);
     c.tied = gguf_tensor_find(file, "output.weight") == NULL;
     XD_TRY(gguf_check_rotary(ctx, file, &c));
     *out = c;

@@ -106,7 +106,7 @@ static int xdi_job_root(xdi_job *job, int rank) {
     int root = rank;
     for (int i = 0; i < job->size; i++) {
         const int next = (int)__atomic_load_n(&job->world->members[root].waits_for, __ATOMIC_ACQUIRE) - 1;
-        if (next < 0 || next == root || !xdi_job_moves(job, root)) return root;
+        if (next < 0 || next >= job->size || next == root || !xdi_job_moves(job, root)) return root;
         root = next;
     }
     return rank; /* they wait for one another */

@@ -26,9 +26,13 @@ struct xd_leaf_stack {
 };
 
 /* Maximum number of nodes on the stack while the leaves are pushed: at each push, the forest of the earlier leaves
- * and the new leaf. At most 2 log2(count) + 1; computed, not estimated. */
+ * and the new leaf. At most 2 log2(count) + 1; computed, not estimated, unless there are more leaves than a step can have. */
 static int64_t xdi_leaf_stack_deepest(const xd_leaves *leaves) {
     int64_t deepest = 1;
+    if (leaves->count > (INT64_C(1) << 20)) {
+        for (int64_t n = leaves->count; n > 1; n = (n + 1) / 2) deepest += 2;
+        return deepest;
+    }
     for (int64_t n = 1; n <= leaves->count; n++) {
         const int64_t depth = xd_leaves_nodes(leaves->first, n - 1) + 1;
         if (depth > deepest) deepest = depth;

@@ -275,11 +275,11 @@ static xd_result xdi_topology_check_parts(xd_ctx *ctx, const xd_topology *topolo
     int64_t product = 1;
     XD_REQUIRE(ctx, at >= 0, XD_ERROR_ARGUMENT, "there is no axis \"%s\" to unflatten",
                d->axis ? d->axis : "");
-    XD_REQUIRE(ctx, d->part_count >= 1 && topology->axis_count - 1 + d->part_count <= XD_MESH_AXES_MAX,
+    XD_REQUIRE(ctx, d->part_count >= 1 && d->part_count <= XD_MESH_AXES_MAX + 1 - topology->axis_count,
                XD_ERROR_ARGUMENT, "%d parts for one of %d axes, at most %d axes are possible", d->part_count,
                topology->axis_count, XD_MESH_AXES_MAX);
     XD_TRY(xdi_topology_check_axes(ctx, d->parts, d->part_count));
-    for (int i = 0; i < d->part_count; i++) product *= d->parts[i].size;
+    for (int i = 0; i < d->part_count && product <= INT32_MAX; i++) product *= d->parts[i].size;
     XD_REQUIRE(ctx, product == topology->size[at], XD_ERROR_TOPOLOGY,
                "the parts multiply to %lld but \"%s\" has size %d", (long long)product, d->axis,
                topology->size[at]);

@@ -83,6 +83,7 @@ struct xd_model {
     int64_t weight_count;
     xd_weight **weights; /* [weight_count] in order, once sealed */
     void *storage;       /* of the library's values and gradients */
+    bool buffers_alone;  /* of buffers, nothing else */
     bool yields;         /* a wrapper takes the values out of it and releases it, also DDP */
     bool sealed;
     void **values, **gradients, **nothing;                /* [weight_count] what views show; nothing: NULLs */
@@ -103,8 +104,10 @@ XD_PRIVATE xd_result xdi_weight_fill(xd_ctx *ctx, const xd_weight *weight, xd_in
 /* model_storage.c: STATE for a model that is not sealed, or has a weight without storage. */
 XD_PRIVATE xd_result xdi_model_require_storage(const xd_model *model);
 
-/* model_storage.c: xd_model_allocate, for values alone where a wrapper will have the gradients. */
-XD_PRIVATE xd_result xdi_model_take(xd_model *model, bool gradients);
+/* model_storage.c: xd_model_allocate: for buffers alone where a wrapper forms parts of weights, for values alone where it will
+ * have the gradients, or for all. */
+typedef enum xdi_take { XDI_TAKE_BUFFERS, XDI_TAKE_VALUES, XDI_TAKE_ALL } xdi_take;
+XD_PRIVATE xd_result xdi_model_take(xd_model *model, xdi_take what);
 
 /* model_storage.c: frees the library's storage; the weights that were there have none. */
 XD_PRIVATE void xdi_model_release(xd_model *model);
@@ -122,6 +125,8 @@ XD_PRIVATE void xdi_inputs_forget(struct xd_inputs *inputs);
 XD_PRIVATE bool xdi_weight_is_trained(const xd_weight *weight);
 
 /* ---- building ---- */
+
+XD_PRIVATE xd_ctx *xdi_built_ctx(const xd_built *built); /* build.c */
 
 /* A build that is going on. */
 typedef struct xdi_builder {
@@ -142,6 +147,9 @@ XD_PRIVATE xd_result xdi_builder_called(xd_ctx *ctx, xd_result result, const cha
 XD_PRIVATE int xdi_group_rank(const xd_comm *comm);
 XD_PRIVATE int xdi_group_size(const xd_comm *comm);
 
+/* build_place.c: the virtual stages of each rank; one rank has no others than one. */
+XD_PRIVATE int xdi_pipeline_stages(int ranks, int virtual_stages);
+
 /* build_settings.c: what can be refused before anything is built; and whether all ranks have said alike what they must. */
 XD_PRIVATE xd_result xdi_builder_validate(const xdi_builder *b, const xd_stages *existing);
 XD_PRIVATE xd_result xdi_builder_agree_settings(const xdi_builder *b, bool existing);
@@ -150,6 +158,9 @@ XD_PRIVATE const xd_stage_hooks *xdi_builder_hooks(const xd_build_desc *d, bool 
 
 /* build_precision.c: gives a sealed model the half type of step 5. Errors: as in xd_build; the model is unchanged then. */
 XD_PRIVATE xd_result xdi_model_lower(xd_model *model, const xd_precision *precision);
+
+/* build_casts.c: in which types a stage takes and puts out values. */
+XD_PRIVATE void xdi_stage_set_casts(const xd_build_desc *d, xd_stage *stage);
 
 /* build_precision.c: whether a name fits a pattern, in which '*' stands for any run of characters. */
 XD_PRIVATE bool xdi_name_fits(const char *pattern, const char *name);

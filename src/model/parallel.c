@@ -338,7 +338,7 @@ XD_API xd_result xd_ddp_create(xd_model *model, xd_comm *data, const xd_ddp_desc
 }
 
 XD_API xd_result xd_fsdp_create(xd_model *model, xd_comm *data, const xd_fsdp_desc *desc, xd_parallel **out) {
-    XDI_GIVEN_TO_ALL(model ? model->ctx : NULL, data, model, data, desc, out);
+    XDI_GIVEN_TO_ALL(model ? model->ctx : NULL, data, model, data, out);
     xd_fsdp_desc defaults, d;
     xd_parallel kind;
     memset(&defaults, 0, sizeof defaults);
@@ -393,6 +393,11 @@ XD_API void xd_parallel_destroy(xd_parallel *p) {
     xdi_parallel_detach(p);
     if (p->experts) xdi_parallel_free(p->experts);
     xdi_parallel_free(p);
+}
+
+XD_API xd_wrap_kind xd_model_wrapped(const xd_model *model) {
+    if (!model->parallel) return XD_WRAP_NONE;
+    return model->parallel->sharded ? XD_WRAP_FSDP : XD_WRAP_DDP;
 }
 
 XD_API xd_parallel_bytes xd_parallel_memory(const xd_parallel *parallel) {
@@ -721,7 +726,7 @@ static xd_result xdi_parallel_may_thaw(const xd_parallel *p, const xd_weight *w)
 }
 
 XD_API xd_result xd_parallel_thaw(xd_parallel *parallel, xd_weight *weight) {
-    XDI_GIVEN(parallel ? parallel->model->ctx : NULL, parallel, weight);
+    XDI_GIVEN(NULL, parallel);
     xd_parallel *p = parallel->experts && weight && xdi_parallel_of(parallel, weight)->of_experts
                          ? parallel->experts
                          : parallel;

@@ -61,6 +61,15 @@
  * 0 included. What is saved is whole tensors (checkpoint.h); who holds what is never seen in a file. */
 typedef struct xd_parallel xd_parallel;
 
+/* Which wrapper. Megatron's four sharding strategies are settings of the two: no_shard is DDP; optim is DDP with
+ * sharded_optimizer; optim_grads is FSDP without types of units, so that the model is one unit, whole while its root is
+ * open; optim_grads_params is FSDP with units. */
+typedef enum xd_wrap_kind { XD_WRAP_NONE = 0, XD_WRAP_DDP, XD_WRAP_FSDP } xd_wrap_kind;
+
+/* Which wrapper a model has now; NONE -> none. It looks at the model, not at settings: a build over one rank may have skipped
+ * the wrap, and casts, scalers and what is saved depend on which. Local. Source: CREDIT, is_applied. */
+XD_API xd_wrap_kind xd_model_wrapped(const xd_model *model);
+
 /* What gradients are divided by: each element is multiplied once by the f32 nearest to the inverse of the divisor, at a place
  * that no layout changes, so that INVARIANT mode keeps its bits. Zero is the default of every field. */
 typedef struct xd_gradient_divisors {
@@ -187,14 +196,14 @@ typedef struct xd_fsdp_desc {
 XD_API xd_result xd_ddp_create(xd_model *model, xd_comm *data, const xd_ddp_desc *desc, xd_parallel **out);
 
 /* Wraps a model: every rank of `data` holds 1 / N of each unit. Units are the blocks that say so, those of the types in
- * desc.unit_types, and the root for the rest; a block's weights are in the innermost unit around it. Buffers stay whole. The
- * library's own storage of the model is released when its values have been taken.
+ * desc.unit_types, and the root for the rest; a block's weights are in the innermost unit around it. Buffers stay whole, in
+ * the caller's storage where they have it. The library's own storage of the model is released when its values have been taken.
  *
  * Collective over data and desc->replicas. Memory: this rank's part of values and gradients, one gathered unit for each level of
  * units inside units, one whole gradient likewise, and what the settings add; see xd_parallel_bytes and xd_plan_memory.
  * Errors: as xd_ddp_create; ARGUMENT (reshard_ranks does not divide the data ranks; prefetch without `gathers`; a `host` with
- * a GPU or of another reduction mode), STATE (storage of the caller; a weight tied to one in another unit), UNSUPPORTED (in
- * INVARIANT mode: replicas, and leaves of a group that are no power of two). */
+ * a GPU or of another reduction mode), STATE (storage of the caller, but that of buffers without `host`; a weight tied to one
+ * in another unit), UNSUPPORTED (in INVARIANT mode: replicas, and leaves of a group that are no power of two). */
 XD_API xd_result xd_fsdp_create(xd_model *model, xd_comm *data, const xd_fsdp_desc *desc, xd_parallel **out);
 
 /* Frees the wrapper and all values that it kept: weights that had no storage before have none afterwards. NULL is fine. Local. */

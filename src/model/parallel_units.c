@@ -46,10 +46,14 @@ static xd_result xdi_parallel_check_weight(const xd_parallel *p, const xd_weight
     XD_REQUIRE(p->ctx, other == unit, XD_ERROR_STATE,
                "\"%.80s\" in unit \"%.80s\" is tied to \"%.80s\" in unit \"%.80s\": put both into one unit",
                w->name, unit->block->name, owner->name, other->block->name);
-    XD_REQUIRE(p->ctx, !p->sharded || (!d->value && !d->gradient), XD_ERROR_STATE,
+    XD_REQUIRE(p->ctx, !p->sharded || d->buffer || (!d->value && !d->gradient), XD_ERROR_STATE,
                "weight \"%.80s\" has the caller's storage, which FSDP cannot keep whole: leave value and "
                "gradient NULL and write first values after xd_model_allocate (xd_weight_set_ready); "
                "xd_ddp_create keeps the caller's",
+               owner->name);
+    XD_REQUIRE(p->ctx, !p->offloaded || !d->value, XD_ERROR_STATE,
+               "buffer \"%.80s\" has the caller's storage, and parts are kept in memory of another context "
+               "(host): leave value NULL and write first values after xd_model_allocate",
                owner->name);
     XD_REQUIRE(
         p->ctx,

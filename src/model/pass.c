@@ -92,7 +92,7 @@ static xd_result xdi_block_explain(const xd_block *block, xd_pass pass, bool end
 }
 
 XD_API xd_result xd_block_begin(xd_block *block, xd_pass pass, xd_block_view *view) {
-    XDI_GIVEN(block ? block->model->ctx : NULL, block, view);
+    XDI_GIVEN(NULL, block);
     xd_parallel *p = xdi_block_parallel(block);
     xd_block_view shown;
     XD_REQUIRE(block->model->ctx, view, XD_ERROR_ARGUMENT,

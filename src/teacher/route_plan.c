@@ -25,7 +25,7 @@ static void xdi_route_pack_head(const xd_route_side *side, int64_t *head) {
 
 static int64_t *xdi_route_pack_lists(const xd_route_side *side, int64_t *words) {
     for (int64_t i = 0; i < side->sample_count; i++)
-        *words++ = side->samples ? side->samples[i] : side->sample_begin + i;
+        *words++ = side->samples ? side->samples[i] : (int64_t)((uint64_t)side->sample_begin + (uint64_t)i);
     for (int i = 0; i < side->span_count; i++) {
         *words++ = side->positions[i].begin;
         *words++ = side->positions[i].end;
@@ -42,8 +42,12 @@ static const int64_t *xdi_route_unpack(const int64_t *head, const int64_t *words
     half->samples = words;
     half->spans = (const xd_route_span *)(const void *)(words + half->sample_count);
     if (half->micro_batch > 0)
-        half->batches = (half->sample_count + half->micro_batch - 1) / half->micro_batch;
-    for (int64_t i = 0; i < half->span_count; i++) half->held += half->spans[i].end - half->spans[i].begin;
+        half->batches =
+            half->sample_count / half->micro_batch + (half->sample_count % half->micro_batch != 0);
+    uint64_t held = 0; /* the spans are not checked yet, and may have any ends */
+    for (int64_t i = 0; i < half->span_count; i++)
+        held += (uint64_t)half->spans[i].end - (uint64_t)half->spans[i].begin;
+    half->held = (int64_t)held;
     return words + half->sample_count + 2 * half->span_count;
 }
 

@@ -621,6 +621,7 @@ static xd_result xdi_tensor_check(xd_comm *world, const xd_tensor *tensor, const
     const bool member = xd_layout_region(tensor->layout, rank, &region);
     XD_REQUIRE(ctx, tensor->ndim == region.ndim, XD_ERROR_SHAPE, "the %s has %d dimensions, its layout %d",
                which, tensor->ndim, region.ndim);
+    XD_TRY(xdi_shape_check_rest(ctx, which, tensor->ndim, tensor->shape));
     for (int i = 0; i < region.ndim; i++) {
         const int64_t extent = xd_intervals_extent(region.interval[i], region.count[i]);
         XD_REQUIRE(ctx, tensor->shape[i] == extent, XD_ERROR_SHAPE,

@@ -7,6 +7,7 @@
 #include "checkpoint_files.h"
 
 #include <errno.h>
+#include <time.h>
 
 /* Rank r has elements [16 r, 16 r + 16) of one tensor; that of the last rank is longer. */
 enum { RANKS = 3, EACH = 16, LAST = 40, ELEMENTS = (RANKS - 1) * EACH + LAST, STEP = 7 };
@@ -190,6 +191,23 @@ static int failing_write(void *user, intptr_t file, const void *buffer, size_t b
     return bytes == f->written ? ENOSPC : f->real.write(f->real.user, file, buffer, bytes, offset);
 }
 
+/* Rank 0 takes its time to remove what it has begun. */
+static int slow_remove(void *user, const char *path) {
+    const failing *f = (const failing *)user;
+    const struct timespec nap = { 0, 20000000 };
+    nanosleep(&nap, NULL);
+    return f->real.remove(f->real.user, path);
+}
+
+/* Names in a directory. */
+static int names_of(const char *path) {
+    int count = 0;
+    DIR *names = opendir(path);
+    while (names && readdir(names)) count++;
+    if (names) closedir(names);
+    return count - 2;
+}
+
 static xd_result failing_rank(xd_comm *world, void *argument) {
     const job *j = (const job *)argument;
     scene s;
@@ -198,6 +216,7 @@ static xd_result failing_rank(xd_comm *world, void *argument) {
     const bool loads = j->step == STEP;
     CHECK_EQ_INT(loads ? xd_checkpoint_load(world, &s.load, NULL, NULL) : xd_checkpoint_save(world, &s.save),
                  XD_ERROR_IO);
+    if (!loads) CHECK_EQ_INT(names_of(j->root), 2); /* on every rank, when its call returns */
     check_told_alike(&s, j->text);
     return XD_OK;
 }
@@ -214,6 +233,7 @@ XD_TEST(a_file_that_one_rank_cannot_read_or_write_fails_alike_on_all) {
     CHECK(f.real.user == NULL);
     desc.files.read = failing_read;
     desc.files.write = failing_write;
+    desc.files.remove = slow_remove;
     desc.files.user = &f;
     job j = { .root = root, .step = STEP, .text = "model.safetensors" };
     CHECK_EQ_INT(xd_run_threads(RANKS, &desc, failing_rank, &j, NULL), XD_OK);
@@ -222,6 +242,55 @@ XD_TEST(a_file_that_one_rank_cannot_read_or_write_fails_alike_on_all) {
     CHECK_EQ_INT(xd_run_threads(RANKS, &desc, failing_rank, &j, NULL), XD_OK);
     CHECK_EQ_STR(names_in(ctx, root), "latest step-7 ");
     xd_ctx_destroy(ctx);
+    remove_all(root);
+}
+
+/* ---- a file system without a sync of directories ---- */
+
+typedef struct unsynced {
+    int error, lines; /* of the sync; that were logged of it */
+} unsynced;
+
+static int refuse_sync(void *user, const char *path) {
+    (void)path;
+    return ((const unsynced *)user)->error;
+}
+
+static void count_lines(void *user, xd_log_level level, const char *line) {
+    unsynced *u = (unsynced *)user;
+    if (!strstr(line, "no sync of directories here")) return;
+    CHECK_EQ_INT(level, XD_LOG_INFO);
+    u->lines++;
+}
+
+XD_TEST(a_save_goes_on_where_directories_cannot_be_synced_and_makes_the_folders_above_its_root) {
+    static const int errors[] = { EINVAL, ENOTSUP, EOPNOTSUPP, EIO };
+    const char *root = saved_root();
+    char deep[200];
+    snprintf(deep, sizeof deep, "%s/runs//of/today/", root);
+    for (int i = 0; i < 4; i++) {
+        const bool fails = errors[i] == EIO;
+        unsynced u = { errors[i], 0 };
+        xd_ctx_desc desc = { .logger = { count_lines, &u }, .log_level = XD_LOG_INFO };
+        xd_ctx *ctx = NULL;
+        xd_comm *self = NULL;
+        scene s;
+        desc.files.sync_directory = refuse_sync;
+        desc.files.user = &u;
+        CHECK(xd_ctx_create(&desc, &ctx) == XD_OK && xd_comm_self(ctx, &self) == XD_OK);
+        float values[ELEMENTS] = { 1.0f };
+        open_scene(&s, self, deep, 20 + i);
+        s.part.data = values;
+        s.part.range.end = ELEMENTS;
+        CHECK_EQ_INT(xd_checkpoint_save(self, &s.save), fails ? XD_ERROR_IO : XD_OK);
+        s.save.overwrite = true;
+        CHECK_EQ_INT(xd_checkpoint_save(self, &s.save), fails ? XD_ERROR_IO : XD_OK);
+        CHECK_EQ_INT(u.lines, fails ? 0 : 1); /* once a context */
+        CHECK(!fails || strstr(xd_last_error(ctx)->message, "sync of the directory: "));
+        xd_comm_destroy(self);
+        xd_ctx_destroy(ctx);
+    }
+    CHECK_EQ_INT(names_of(path_in(root, "runs/of/today")), 4);
     remove_all(root);
 }
 

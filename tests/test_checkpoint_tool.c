@@ -102,6 +102,8 @@ XD_TEST(the_tool_inspects_verifies_and_compares_checkpoints) {
     CHECK(strstr(printed, " is the root of checkpoints") != NULL);
     CHECK_EQ_INT(tool("compare", one, two), 2);
     CHECK_EQ_INT(tool(NULL, NULL, NULL), 2);
+    CHECK_EQ_INT(tool("--help", NULL, NULL), 0);
+    CHECK(strncmp(printed, "usage: xdistill inspect DIR", 27) == 0);
     remove_all(root);
     scene_destroy(s);
     free(s);

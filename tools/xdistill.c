@@ -16,7 +16,7 @@
  *   --tensors-only       without objects.json
  *   --max-shard-bytes N  of tensors in one file (5,000,000,000)
  *
- * Ends with 0; with 1 when checkpoints differ; with 2 and a line that says why when something is damaged or missing, or when what it
+ * --help prints how it is called and ends with 0. Ends with 0; with 1 when checkpoints differ; with 2 and a line that says why when something is damaged or missing, or when what it
  * prints cannot be written. */
 #define XDISTILL_IMPLEMENTATION
 #include "../xdistill.h"
@@ -30,8 +30,12 @@
 
 enum { SAME = 0, DIFFERENT = 1, BROKEN = 2, SHOWN = 10 };
 
+enum { SHOWN_BYTES = 4096 }; /* of a name */
+
 static void print_tensor(const xd_checkpoint_tensor_info *t) {
-    printf("  %-8s %s %s [", t->group, t->name, xd_dtype_name(t->dtype));
+    char group[SHOWN_BYTES], name[SHOWN_BYTES];
+    printf("  %-8s %s %s [", xd_text_escape(t->group, group, sizeof group),
+           xd_text_escape(t->name, name, sizeof name), xd_dtype_name(t->dtype));
     for (int i = 0; i < t->ndim; i++) printf("%s%lld", i ? "," : "", (long long)t->shape[i]);
     printf("] %016" PRIx64 "\n", t->fingerprint);
 }
@@ -42,7 +46,9 @@ static int inspect(const xd_checkpoint *c) {
            (long long)info.tensor_count);
     for (int64_t i = 0; i < info.file_count; i++) {
         const xd_checkpoint_file_info *f = xd_checkpoint_file_at(c, i);
-        printf("  %12llu %08" PRIx32 " %s\n", (unsigned long long)f->bytes, f->crc32c, f->name);
+        char name[SHOWN_BYTES];
+        printf("  %12llu %08" PRIx32 " %s\n", (unsigned long long)f->bytes, f->crc32c,
+               xd_text_escape(f->name, name, sizeof name));
     }
     for (int64_t i = 0; i < info.tensor_count; i++) print_tensor(xd_checkpoint_tensor_at(c, i));
     return SAME;
@@ -78,11 +84,15 @@ static int diff(const xd_checkpoint *one, const xd_checkpoint *other) {
     return DIFFERENT;
 }
 
+static int usage_to(FILE *file, int status) {
+    fprintf(file, "usage: xdistill inspect DIR | verify DIR | diff DIR DIR |\n"
+                  "       convert [--select PREFIX] [--without PREFIX] [--tensors-only] [--max-shard-bytes "
+                  "N] DIR NEW\n");
+    return status;
+}
+
 static int usage(void) {
-    fprintf(stderr, "usage: xdistill inspect DIR | verify DIR | diff DIR DIR |\n"
-                    "       convert [--select PREFIX] [--without PREFIX] [--tensors-only] [--max-shard-bytes "
-                    "N] DIR NEW\n");
-    return BROKEN;
+    return usage_to(stderr, BROKEN);
 }
 
 static int convert(xd_ctx *ctx, int count, char **arguments) {
@@ -122,6 +132,7 @@ static void hint(xd_ctx *ctx, const char *directory) {
 static int run(xd_ctx *ctx, int count, char **arguments) {
     xd_checkpoint *one = NULL, *other = NULL;
     int status = BROKEN;
+    if (count == 1 && strcmp(arguments[0], "--help") == 0) return usage_to(stdout, SAME);
     const bool verifies = count == 2 && strcmp(arguments[0], "verify") == 0;
     if (verifies && xd_checkpoint_verify(ctx, arguments[1]) == XD_OK) status = SAME;
     if (count > 0 && strcmp(arguments[0], "convert") == 0) {

@@ -27,6 +27,7 @@ struct xd_ctx {
     xdi_pool *pool; /* NULL: one thread */
     int groups;     /* communicators of several ranks */
     bool told_of_locks;
+    bool told_of_syncs;
     bool told_of_floats;
     bool is_faulty; /* the other ranks do not know of the fault yet */
     xdi_pool_fault fault;
@@ -320,6 +321,13 @@ XD_PRIVATE void xdi_ctx_warn_of_locks(xd_ctx *ctx, const char *path, int error) 
     ctx->told_of_locks = true;
 }
 
+XD_PRIVATE void xdi_ctx_tell_of_syncs(xd_ctx *ctx, const char *path, int error) {
+    if (!ctx->told_of_syncs)
+        xd_log(ctx, XD_LOG_INFO, "%s: no sync of directories here (%s): a power loss may undo a rename", path,
+               strerror(error));
+    ctx->told_of_syncs = true;
+}
+
 XD_PRIVATE xd_result xdi_ctx_settle(xd_ctx *ctx) {
     if (!ctx->is_faulty) return XD_OK;
     ctx->is_faulty = false;
@@ -365,6 +373,26 @@ XD_PRIVATE void *xdi_parallel_scratch(const xd_ctx *ctx, int slot) {
     return xdi_pool_scratch(ctx->pool, slot);
 }
 
+/* Bytes at the text that are a control character: those of ASCII, DEL, and U+0080 to U+009F in UTF-8; 0 -> none. */
+static size_t xdi_control_bytes(const unsigned char *text) {
+    if (text[0] < 0x20 || text[0] == 0x7f) return 1;
+    return text[0] == 0xc2 && text[1] >= 0x80 && text[1] < 0xa0 ? 2 : 0;
+}
+
+XD_API const char *xd_text_escape(const char *text, char *out, size_t size) {
+    const unsigned char *from = (const unsigned char *)text;
+    size_t used = 0;
+    while (*from) {
+        const size_t control = xdi_control_bytes(from), needed = control ? 4 * control : 1;
+        if (used + needed >= size) break;
+        if (!control) out[used++] = (char)*from++;
+        for (size_t i = 0; i < control; i++, used += 4)
+            snprintf(out + used, size - used, "\\x%02x", (unsigned)*from++);
+    }
+    out[used] = '\0';
+    return out;
+}
+
 static void xdi_log_to_stderr(void *user, xd_log_level level, const char *line) {
     (void)user;
     (void)level;
@@ -386,11 +414,12 @@ static bool xdi_log_enabled(const xd_ctx *ctx, xd_log_level level) {
 
 XD_API void xd_log(xd_ctx *ctx, xd_log_level level, const char *format, ...) {
     if (!xdi_log_enabled(ctx, level)) return;
-    char line[640];
+    char text[640], line[640];
     va_list arguments;
     va_start(arguments, format);
-    vsnprintf(line, sizeof line, format, arguments);
+    vsnprintf(text, sizeof text, format, arguments);
     va_end(arguments);
+    xd_text_escape(text, line, sizeof line);
     ctx->settings.logger.write(ctx->settings.logger.user, level, line);
 }
 
@@ -407,7 +436,7 @@ static void xdi_ctx_record(xd_ctx *ctx, xd_result result, int culprit, const cha
     /* Formatted beside the record first: an argument may be the previous message. */
     char message[sizeof error->message];
     vsnprintf(message, sizeof message, format, arguments);
-    memcpy(error->message, message, sizeof message);
+    xd_text_escape(message, error->message, sizeof error->message);
     if (ctx->caller_file) {
         const size_t used = strlen(error->message);
         snprintf(error->message + used, sizeof error->message - used, " (caller %s:%d)", ctx->caller_file,

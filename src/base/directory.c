@@ -176,7 +176,7 @@ static xd_result xdi_directory_put_aside(xd_publish_directory *d) {
 
 static xd_result xdi_directory_switch(xd_publish_directory *d, const char **older) {
     const xd_files *files = &xd_ctx_settings(d->ctx)->files;
-    int error = files->sync_directory ? files->sync_directory(files->user, d->temporary) : 0;
+    int error = xdi_directory_sync(d->ctx, d->temporary);
     XD_REQUIRE(d->ctx, error == 0, XD_ERROR_IO, "%s: sync: %s", d->temporary, strerror(error));
     if (xdi_file_probe(d->ctx, d->path) == ENOENT) {
         error = xdi_directory_rename(d, d->temporary, d->path);

@@ -10,6 +10,10 @@
 /* Writes one line to the logger when the level is enabled. */
 XD_API void xd_log(xd_ctx *ctx, xd_log_level level, const char *format, ...) XD_PRINTF(3, 4);
 
+/* Text for a terminal: control characters, as names in a file may have them, become \xNN; what does not fit is cut. Messages and
+ * lines of the log have passed through it. Returns `out`, of `size` bytes, at least 1. Pure. */
+XD_API const char *xd_text_escape(const char *text, char *out, size_t size);
+
 /* Seconds of the context's clock. */
 XD_API double xd_now(const xd_ctx *ctx);
 

@@ -49,7 +49,7 @@ typedef struct xd_files {
     int (*rename)(void *user, const char *from, const char *to); /* replaces `to` atomically */
     int (*remove)(void *user, const char *path);
     int (*make_directory)(void *user, const char *path); /* an existing directory is success */
-    int (*sync_directory)(void *user, const char *path);
+    int (*sync_directory)(void *user, const char *path); /* EINVAL, ENOTSUP: not known here; writers go on */
     void *user;
     /* Takes the lock of the open file that was opened as `path`, without a wait. *held is a handle: closing it ends the lock,
      * as does the end of the process; closing `file` does not. EWOULDBLOCK when any other handle in the system holds it,

@@ -31,6 +31,13 @@ XD_PRIVATE bool xdi_abandoned_remove(xd_ctx *ctx, const char *path);
 XD_PRIVATE void xdi_abandoned_sweep(xd_ctx *ctx, const char *path, const char *suffix);
 XD_PRIVATE void xdi_ctx_warn_of_locks(xd_ctx *ctx, const char *path, int error); /* context.c */
 
+/* publish.c: syncs a directory: 0, also where the file system offers no such sync, with one INFO a context; or an errno value. */
+XD_PRIVATE int xdi_directory_sync(xd_ctx *ctx, const char *path);
+XD_PRIVATE void xdi_ctx_tell_of_syncs(xd_ctx *ctx, const char *path, int error); /* context.c */
+
+/* publish.c: makes a directory and those above it that are missing: 0, also when it exists, or an errno value. */
+XD_PRIVATE int xdi_directory_make_all(xd_ctx *ctx, const char *path);
+
 /* lock.c: one writer at a time. The file `path` exists while the lock is held, or its holder died. Errors: STATE when another
  * writer of any process has it; IO. Where there are no locks nothing is taken. */
 typedef struct xdi_lock {

@@ -282,13 +282,38 @@ XD_API xd_result xd_publish_resize(xd_publish *p, uint64_t bytes) {
     return XD_OK;
 }
 
+/* FUSE, CIFS and others know no sync of a directory; files are synced by themselves. */
+XD_PRIVATE int xdi_directory_sync(xd_ctx *ctx, const char *path) {
+    const xd_files *files = &xd_ctx_settings(ctx)->files;
+    const int error = files->sync_directory ? files->sync_directory(files->user, path) : 0;
+    if (error != EINVAL && error != ENOTSUP && error != EOPNOTSUPP) return error;
+    xdi_ctx_tell_of_syncs(ctx, path, error);
+    return 0;
+}
+
+XD_PRIVATE int xdi_directory_make_all(xd_ctx *ctx, const char *path) {
+    const xd_files *files = &xd_ctx_settings(ctx)->files;
+    const size_t length = strlen(path);
+    int error = files->make_directory(files->user, path);
+    char *part = error == ENOENT ? (char *)xd_allocate(ctx, length + 1) : NULL;
+    for (size_t i = 1; part && i <= length; i++) {
+        if ((path[i] != '/' && path[i]) || path[i - 1] == '/') continue;
+        memcpy(part, path, i);
+        part[i] = '\0';
+        error = files->make_directory(files->user, part);
+        if (error != 0) break;
+    }
+    xd_release(ctx, part);
+    return error;
+}
+
 XD_PRIVATE xd_result xdi_publish_sync_folder(xd_ctx *ctx, const char *path) {
     const xd_files *files = &xd_ctx_settings(ctx)->files;
     if (!files->sync_directory) return XD_OK;
     char *folder = (char *)xd_allocate(ctx, strlen(path) + 2);
     XD_REQUIRE(ctx, folder, XD_ERROR_MEMORY, "%s: no room for the name of its directory", path);
     xdi_path_folder(path, folder);
-    const int error = files->sync_directory(files->user, folder);
+    const int error = xdi_directory_sync(ctx, folder);
     xd_release(ctx, folder);
     XD_REQUIRE(ctx, error == 0, XD_ERROR_IO, "%s: sync of the directory: %s", path, strerror(error));
     return XD_OK;

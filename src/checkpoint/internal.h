@@ -262,6 +262,9 @@ typedef struct xdi_save {
 /* A save that has done nothing; whatever becomes of it, xdi_save_end ends it, and does nothing the second time. Local. */
 XD_PRIVATE void xdi_save_open(xdi_save *s, xd_comm *comm, const xd_checkpoint_save_desc *desc);
 XD_PRIVATE void xdi_save_end(xdi_save *s);
+/* The end of a save that had this result, on all ranks: when it failed, every rank returns after rank 0 has removed its files.
+ * Returns the result, whose error stays the last one. Collective. */
+XD_PRIVATE xd_result xdi_save_close(xdi_save *s, xd_result result);
 
 /* What this rank alone can check of a desc, its networks excepted; and the list of what is saved, with the state of rank 0,
  * after which optimizers and averages are not looked at again. Local: agree on the results before the first phase. */

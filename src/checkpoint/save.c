@@ -125,7 +125,7 @@ static xd_result xdi_save_make_root(const xdi_save *s) {
     const xd_files *files = &xd_ctx_settings(s->ctx)->files;
     XD_REQUIRE(s->ctx, files->make_directory, XD_ERROR_UNSUPPORTED,
                "%s: the files of this context offer no make_directory", s->desc.root);
-    const int error = files->make_directory(files->user, s->desc.root);
+    const int error = xdi_directory_make_all(s->ctx, s->desc.root);
     XD_REQUIRE(s->ctx, error == 0, XD_ERROR_IO, "%s: make: %s", s->desc.root, strerror(error));
     return xdi_publish_sync_folder(s->ctx, s->desc.root);
 }
@@ -339,6 +339,17 @@ XD_PRIVATE void xdi_save_end(xdi_save *s) {
     s->state = s->own = s->path = s->lock_path = NULL;
 }
 
+XD_PRIVATE xd_result xdi_save_close(xdi_save *s, xd_result result) {
+    const xd_error error = *xd_last_error(s->ctx);
+    const bool begun =
+        s->phase > XDI_SAVE_AGREE; /* before, there are no files, and ranks may be in different calls */
+    xdi_save_end(s);
+    if (result == XD_OK || !begun || xdi_comm_broken(s->comm) != XD_OK) return result;
+    (void)xd_agree(s->comm, XD_OK);
+    (void)xdi_ctx_adopt(s->ctx, &error);
+    return result;
+}
+
 XD_PRIVATE void xdi_save_open(xdi_save *s, xd_comm *comm, const xd_checkpoint_save_desc *desc) {
     memset(s, 0, sizeof *s);
     s->comm = comm;
@@ -356,6 +367,5 @@ XD_API xd_result xd_checkpoint_save(xd_comm *comm, const xd_checkpoint_save_desc
     if (result == XD_OK) result = xdi_save_list(&s);
     result = xd_agree(comm, result);
     while (result == XD_OK && s.phase != XDI_SAVE_DONE) result = xdi_save_advance(&s);
-    xdi_save_end(&s);
-    return result;
+    return xdi_save_close(&s, result);
 }

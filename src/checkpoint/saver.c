@@ -174,7 +174,7 @@ static void xdi_saver_drop(xd_checkpoint_saver *s) {
 static bool xdi_saver_advance(xd_checkpoint_saver *s) {
     s->result = xdi_save_advance(&s->save);
     if (s->result == XD_OK && s->save.phase != XDI_SAVE_DONE) return false;
-    xdi_save_end(&s->save);
+    s->result = xdi_save_close(&s->save, s->result);
     return true;
 }
 

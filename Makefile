@@ -37,11 +37,12 @@ layer_dir = $(test_dir)/layers
 layer_objects := $(foreach layer,$(layers),$(patsubst %,$(layer_dir)/%.o,$(or $(filter $(layer).%,$(pieces)),$(layer).1of1)))
 private = '-DXD_PRIVATE=extern __attribute__((visibility("hidden")))'
 
-# A test that uses private names includes their headers where it is linked with the layers (XD_TEST_LAYERS). Beside the generated
-# header it has the library for itself: make check names these as whole_sources. Two always have: test_exact calls functions
-# that are static in their files, test_fingerprint has the library call another pthread_create.
+# A test that uses private names includes their headers from src (XD_TEST_LAYERS), and is linked with an object whose private
+# functions are visible: the layers, or one of the generated header with XD_TEST_UNIT. Two have the library for themselves:
+# test_exact calls functions that are static in their files, test_fingerprint has the library call another pthread_create. make
+# check says in `carrying` which do beside them.
 private_sources := $(shell grep -lE '\<(xdi_|XDI_|XDISTILL_STATIC)' $(test_sources) /dev/null)
-whole_sources = tests/test_exact.c tests/test_fingerprint.c
+whole_sources = tests/test_exact.c tests/test_fingerprint.c $(carrying)
 tests := $(test_sources:tests/%.c=$(test_dir)/%)
 whole_tests = $(whole_sources:tests/%.c=$(test_dir)/%)
 examples := $(patsubst examples/%,build/examples/%,$(basename $(sort $(wildcard examples/*.c examples/*.cpp))))
@@ -57,7 +58,7 @@ headers := $(wildcard xdistill.h xdistill_cuda.cu xdistill_nccl.h xdistill_mpi.h
 library = build/libxdistill.a
 linked = -DXDISTILL_IMPLEMENTED
 
-.PHONY: help lib demo demo-mpi demo-sharded demo-toys demo-images demo-real teacher image-teacher test check fuzz golden golden-levels bench bench-threads bench-torch bench-torch-xtoken bench-torch-gpu bench-dmd bench-fake bench-wrap bench-files bench-tokenizers examples mpi cuda test-cuda test-cuda-emu coverage-cuda gpu-check install uninstall format check-format amalgamate api docs clean
+.PHONY: help lib edit-to-test demo demo-mpi demo-sharded demo-toys demo-images demo-real teacher image-teacher test check fuzz golden golden-levels bench bench-threads bench-torch bench-torch-xtoken bench-torch-gpu bench-dmd bench-fake bench-wrap bench-files bench-tokenizers examples mpi cuda test-cuda test-cuda-emu coverage-cuda gpu-check install uninstall format check-format amalgamate api docs clean
 .DELETE_ON_ERROR:
 
 help: ## list the targets
@@ -80,6 +81,9 @@ test: ## build and run every tests/test_*.c: minutes, -j helps; needs cc and mak
 
 check: ## compilers, standards, sanitizers, the generated header, examples, golden vectors, install
 	@sh tests/build/check.sh
+
+edit-to-test: ## seconds from an edit in each layer to a test that can run; ARGS="SANITIZE=address,undefined" for a sanitized one
+	@sh tests/build/edit_to_test.sh $(ARGS)
 
 golden: build/golden ## compare with the golden vectors in GOLDEN=dir
 	@if [ -d "$(GOLDEN)" ]; then build/golden "$(GOLDEN)"; \
@@ -107,7 +111,7 @@ $(filter-out $(whole_tests),$(tests)): $(test_dir)/%: $(test_objects)/%.o $(test
 	$(test_cc) -x none $(test_objects)/$*.o $(test_implementation) -o $@ $(test_libs)
 
 $(test_sources:tests/%.c=$(test_objects)/%.o): $(test_objects)/%.o: tests/%.c | $(test_objects)
-	$(test_cc) $(test_includes) $(dependencies) $(linked) $(if $(filter $<,$(private_sources)),-DXD_TEST_LAYERS $(private)) -c $< -o $@
+	$(test_cc) $(if $(filter $<,$(private_sources)),-Isrc -DXD_TEST_LAYERS $(private)) $(test_includes) $(dependencies) $(linked) -c $< -o $@
 
 $(whole_tests): $(test_dir)/%: tests/%.c | $(test_dir)
 	$(whole_test_cc) -DXDISTILL_STATIC $(dependencies) $< -o $@ $(test_libs)

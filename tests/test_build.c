@@ -1,9 +1,11 @@
 /* Models that are built over several ranks: groups, places, the seven steps and what each leaves behind. */
+#define _POSIX_C_SOURCE 200809L /* dup */
 #include "xdistill.h"
 
 #include "build_scene.h"
 
 #include <stdlib.h>
+#include <unistd.h>
 
 /* ---- groups ---- */
 
@@ -140,8 +142,9 @@ XD_TEST(pipelines_that_do_not_add_up_are_refused) {
         { { 2, 1, 4, many }, 0, 0, XD_ERROR_ARGUMENT, "first 2 chunks have more than all 4" },
         { { 2, 1, 4, negative }, 0, 0, XD_ERROR_ARGUMENT, "first 1 chunks have more than all 4" },
         { { 2, 1, 9, negative }, 0, 0, XD_ERROR_ARGUMENT, "chunk 1 of 2 has -1 layers" },
-        { { 1, 2, 4, NULL }, 0, 0, XD_ERROR_ARGUMENT, "2 virtual stages without a pipeline: it has 1 rank" },
-        { { 0, 2, 4, NULL }, 0, 0, XD_ERROR_ARGUMENT, "2 virtual stages without a pipeline: it has 1 rank" },
+        { { 1, 2, 4, NULL }, 0, 1, XD_ERROR_ARGUMENT, "virtual stage 1 of 1" },
+        { { 1, 2, 4, few }, 0, 0, XD_ERROR_ARGUMENT, "add up to 3, not to 4" },
+        { { 0, 129, 4, NULL }, 0, 0, XD_ERROR_ARGUMENT, "129 virtual stages, at most 128" },
         { { 2, 129, 258, NULL }, 0, 0, XD_ERROR_ARGUMENT, "129 virtual stages, at most 128" },
         { { 2, -1, 4, NULL }, 0, 0, XD_ERROR_ARGUMENT, "-1 virtual stages" },
         { { -2, 1, 4, NULL }, 0, 0, XD_ERROR_ARGUMENT, "-2 ranks" },
@@ -161,12 +164,29 @@ XD_TEST(pipelines_that_do_not_add_up_are_refused) {
     xd_ctx_destroy(ctx);
 }
 
+/* One rank has the whole model, however it would be cut for several. */
+XD_TEST(virtual_stages_of_one_rank_are_one_stage) {
+    xd_ctx *ctx = plain_ctx();
+    const int64_t layers[] = { 1, 4, 2 };
+    for (int i = 0; i < 4; i++) {
+        const xd_pipeline_desc d = {
+            .ranks = i % 2, .virtual_stages = 3, .layer_count = 7, .chunk_layers = i < 2 ? NULL : layers
+        };
+        xd_stage_place place;
+        CHECK(xd_pipeline_place(ctx, &d, 0, 0, &place) == XD_OK);
+        CHECK(place.first && place.last && place.first_layer == 0 && place.layer_count == 7);
+        CHECK(place.virtual_stages == 1 && place.pipeline_ranks == 1);
+    }
+    xd_ctx_destroy(ctx);
+}
+
 /* ---- stages ---- */
 
 static xd_result one_stage(xd_comm *world, void *argument) {
     build_scene s;
     (void)argument;
     build_open(&s, world, NULL);
+    s.desc.pipeline.virtual_stages = 2; /* for several ranks */
     CHECK(build_run(&s) == XD_OK);
     CHECK_EQ_INT(s.calls, 1);
     CHECK_EQ_INT(xd_built_stage_count(s.built), 1);
@@ -259,6 +279,40 @@ XD_TEST(without_a_report_the_line_goes_to_the_logger) {
     xd_ctx_destroy(ctx);
 }
 
+/* What a build writes to standard error with the ready-made logger. */
+static void build_to_stderr(xd_log_level level, char *text, size_t size) {
+    const xd_ctx_desc desc = { .logger = xd_stderr_logger(), .log_level = level };
+    FILE *file = tmpfile();
+    xd_ctx *ctx = NULL;
+    xd_comm *world = NULL;
+    build_scene s;
+    CHECK(xd_ctx_create(&desc, &ctx) == XD_OK && xd_comm_self(ctx, &world) == XD_OK);
+    build_open(&s, world, NULL);
+    s.desc.report.write = NULL;
+    fflush(stderr);
+    const int kept = dup(2);
+    CHECK(file && kept >= 0 && dup2(fileno(file), 2) == 2);
+    const xd_result result = build_run(&s);
+    fflush(stderr);
+    CHECK(dup2(kept, 2) == 2 && close(kept) == 0);
+    CHECK(result == XD_OK);
+    rewind(file);
+    text[fread(text, 1, size - 1, file)] = '\0';
+    fclose(file);
+    build_close(&s);
+    xd_comm_destroy(world);
+    xd_ctx_destroy(ctx);
+}
+
+XD_TEST(the_ready_made_logger_writes_the_line_to_standard_error) {
+    char text[512];
+    build_to_stderr(XD_LOG_INFO, text, sizeof text);
+    CHECK(strstr(text, " > number of parameters on (tensor, pipeline) model parallel rank (0, 0): ") != NULL);
+    CHECK(strlen(text) > 0 && text[strlen(text) - 1] == '\n');
+    build_to_stderr(XD_LOG_WARN, text, sizeof text);
+    CHECK_EQ_STR(text, "");
+}
+
 /* Three weights that are cut over tp: nothing said, all said, one attribute said; and one that is not cut. */
 typedef struct cut_scene {
     build_scene s;
@@ -340,10 +394,9 @@ XD_TEST(attributes_of_tensor_parallel_weights_are_filled_in_one_by_one) {
 
 static int init_calls;
 
-static xd_result init_angles(void *user, xd_model *model, xd_block *block) {
+static xd_result fill_angles(void *user, xd_model *model, xd_block *block) {
     char name[64];
     (void)user;
-    init_calls++;
     snprintf(name, sizeof name, "%s.angles", xd_block_name(block));
     xd_weight *w = xd_model_find_weight(model, name);
     if (!w) return XD_OK;
@@ -351,6 +404,84 @@ static xd_result init_angles(void *user, xd_model *model, xd_block *block) {
     value[0] = 1.5f;
     value[1] = (float)xd_weight_describe(w).count;
     return xd_weight_set_ready(w);
+}
+
+static xd_result init_angles(void *user, xd_model *model, xd_block *block) {
+    init_calls++;
+    return fill_angles(user, model, block);
+}
+
+/* Under FSDP: what a view of a layer shows of its buffers, and this rank's part of its weight. */
+static const float *shown_buffers(const build_scene *s, int index) {
+    xd_block_view view;
+    xd_block *block = xd_model_find_block(xd_built_stage(s->built, 0).model, "layers.1");
+    CHECK(xd_block_begin(block, (xd_pass){ XD_PASS_INFERENCE, 0, false }, &view) == XD_OK);
+    CHECK(xd_block_end(block) == XD_OK);
+    return (const float *)view.values[index];
+}
+
+static xd_result materialise_parts(xd_comm *world, void *argument) {
+    static const xd_fsdp_desc fsdp = { .leaves = 2 };
+    const float *const table = build_table + 2;
+    xd_param params[32], plain[32];
+    int64_t count = 0;
+    build_scene s;
+    (void)argument;
+    build_open(&s, world, NULL);
+    s.tables = true;
+    s.desc.storage = XD_STORAGE_META;
+    s.desc.wrap = (xd_wrap){ XD_WRAP_FSDP, NULL, &fsdp };
+    CHECK(build_run(&s) == XD_OK);
+    CHECK(xd_parallel_params(xd_built_stage(s.built, 0).parallel, 32, plain, &count) == XD_OK && count > 8);
+    const int64_t i = 5; /* some weight that this rank has a part of */
+    const float first = plain[i].count > 0 ? ((const float *)plain[i].value)[0] : 0.0f;
+    CHECK(shown_buffers(&s, 1)[0] == 7.0f && shown_buffers(&s, 2) == table);
+    build_drop(&s);
+    s.desc.init.call = fill_angles;
+    CHECK(build_run(&s) == XD_OK);
+    CHECK(shown_buffers(&s, 1)[0] == 1.5f && shown_buffers(&s, 1)[1] == 2.0f);
+    CHECK(shown_buffers(&s, 2) == table); /* the caller's, whole and in its place */
+    CHECK(xd_parallel_params(xd_built_stage(s.built, 0).parallel, 32, params, &count) == XD_OK);
+    CHECK(params[i].count == plain[i].count);
+    CHECK(params[i].count == 0 || ((const float *)params[i].value)[0] == first);
+    CHECK(xd_parallel_publish(xd_built_stage(s.built, 0).parallel) == XD_OK);
+    CHECK(shown_buffers(&s, 1)[0] == 1.5f);
+    build_close(&s);
+    return XD_OK;
+}
+
+/* A wrap that fails leaves models of the caller's without the buffers' storage, so that all of it can be made. */
+static xd_result refuse_a_part(xd_comm *world, void *argument) {
+    static const xd_fsdp_desc fsdp = { .leaves = 1 };
+    xd_stages stages;
+    build_scene s;
+    (void)argument;
+    build_open(&s, world, NULL);
+    memset(&stages, 0, sizeof stages);
+    const xd_stage_place place = { .pipeline_ranks = 1, .virtual_stages = 1, .layer_count = 2 };
+    xd_ctx *ctx = xd_comm_ctx(world);
+    stages.count = 1;
+    stages.stages[0].place = place;
+    CHECK(build_describe(&s, ctx, &place, &stages.stages[0].model) == XD_OK);
+    s.desc.provider.describe = NULL;
+    s.desc.before = NULL;
+    s.desc.init.call = fill_angles;
+    s.desc.wrap = (xd_wrap){ XD_WRAP_FSDP, NULL, &fsdp };
+    CHECK(xd_build_existing(world, &s.desc, &stages, &s.built) == XD_ERROR_ARGUMENT);
+    CHECK(strstr(xd_last_error(ctx)->message, "1 leaves for 2 data ranks"));
+    xd_model *model = stages.stages[0].model;
+    CHECK(!xd_weight_describe(xd_model_find_weight(model, "layers.1.angles")).ready);
+    CHECK(xd_model_allocate(model) == XD_OK && xd_model_init_weights(model) == XD_OK);
+    CHECK(xd_weight_describe(xd_model_find_weight(model, "layers.1.w")).ready);
+    xd_model_destroy(model);
+    s.built = NULL;
+    build_close(&s);
+    return XD_OK;
+}
+
+XD_TEST(buffers_of_the_caller_and_of_callbacks_stay_whole_under_fsdp) {
+    build_ranks(2, materialise_parts);
+    build_ranks(2, refuse_a_part);
 }
 
 static xd_result materialise(xd_comm *world, void *argument) {

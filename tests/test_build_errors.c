@@ -434,7 +434,7 @@ static void spoil_layers(xd_build_desc *d) {
     d->pipeline.layer_count = -1;
 }
 static void spoil_stages(xd_build_desc *d) {
-    d->pipeline.virtual_stages = 2;
+    d->pipeline.virtual_stages = XD_STAGES_MAX + 1;
 }
 static void spoil_pipeline(xd_build_desc *d) {
     d->pipeline.ranks = 2;
@@ -474,10 +474,6 @@ static void spoil_other(xd_build_desc *d) {
 static void spoil_none(xd_build_desc *d) {
     d->wrap.fsdp = &plain_fsdp;
 }
-static void spoil_init(xd_build_desc *d) {
-    d->wrap = (xd_wrap){ XD_WRAP_FSDP, NULL, &plain_fsdp };
-    d->init.call = init_badly;
-}
 static void spoil_before(xd_build_desc *d) {
     d->before = &long_list;
 }
@@ -492,7 +488,7 @@ static void spoil_leaves(xd_build_desc *d) {
 static const bad_setting settings[] = {
     { spoil_provider, XD_ERROR_ARGUMENT, "4 layers without a provider" },
     { spoil_layers, XD_ERROR_ARGUMENT, "-1 layers" },
-    { spoil_stages, XD_ERROR_ARGUMENT, "2 virtual stages without a pipeline" },
+    { spoil_stages, XD_ERROR_ARGUMENT, "129 virtual stages, at most 128" },
     { spoil_pipeline, XD_ERROR_TOPOLOGY, "a pipeline of 2 ranks, but group pp of 1" },
     { spoil_halves, XD_ERROR_ARGUMENT, "both f16 and bf16" },
     { spoil_keep, XD_ERROR_ARGUMENT, "-2 patterns" },
@@ -505,7 +501,6 @@ static const bad_setting settings[] = {
     { spoil_both, XD_ERROR_ARGUMENT, "settings of DDP and of FSDP" },
     { spoil_other, XD_ERROR_ARGUMENT, "wrap is DDP, without settings of DDP" },
     { spoil_none, XD_ERROR_ARGUMENT, "settings of FSDP, but wrap is NONE" },
-    { spoil_init, XD_ERROR_ARGUMENT, "init is called with whole weights" },
     { spoil_before, XD_ERROR_ARGUMENT, "17 hooks before the wrap, at most 16" },
     { spoil_after, XD_ERROR_ARGUMENT, "hook 0 of 1 after the wrap has no function" },
     { spoil_leaves, XD_ERROR_ARGUMENT, "1 leaves for 3 data ranks" },

@@ -38,6 +38,17 @@ static const char *save(const dcp_scene *s, xd_ctx *ctx) {
     return root;
 }
 
+/* Nothing but the source is in the root. */
+static void check_nothing(xd_ctx *ctx, const char *root) {
+    const char **names = NULL;
+    int64_t count = 0;
+    CHECK_EQ_INT(xd_file_list(ctx, root, &names, &count), XD_OK);
+    for (int64_t i = 0; i < count; i++)
+        if (strcmp(names[i], "from") != 0) printf("left: %s\n", names[i]);
+    CHECK_EQ_INT(count, 1);
+    xd_release(ctx, (void *)names);
+}
+
 /* Whether a directory has the tensors of the scene, bit for bit, under names without the first `skipped` bytes. */
 static void check_tensors(const dcp_scene *s, xd_ctx *ctx, const char *directory, const char *select) {
     xd_weights_files *files = NULL;
@@ -115,6 +126,48 @@ XD_TEST(what_begins_with_a_prefix_is_left_out) {
         CHECK_EQ_INT(xd_file_load(ctx, path_in(root, "to/objects.json"), 0, &text, &bytes), XD_OK);
         CHECK_EQ_STR(text, i == 0 ? "{\n  \"step\": 12\n}" : "{}");
         xd_release(ctx, text);
+        remove_all(root);
+    }
+    xd_ctx_destroy(ctx);
+}
+
+/* A type that cannot be read is that of its tensor: torchtitan saves tables of complex64. */
+XD_TEST(a_tensor_of_a_type_that_cannot_be_read_can_be_left_out) {
+    static const char header[] = "{\"rope\":{\"dtype\":\"C64\",\"shape\":[1],\"data_offsets\":[0,8]},"
+                                 "\"w\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[8,10]}}";
+    unsigned char bytes[8 + sizeof header - 1 + 10] = { sizeof header - 1 };
+    static dcp_scene s;
+    xd_ctx *ctx = new_ctx();
+    memcpy(bytes + 8, header, sizeof header - 1);
+    for (int form = 0; form < 2; form++) {
+        dcp_convert_desc desc;
+        dcp_scene_create(&s);
+        dcp_scene_files(&s);
+        s.tensor[0].dtype = "complex64";
+        dcp_scene_metadata(&s);
+        const char *root = form ? new_root() : save(&s, ctx);
+        if (form) CHECK_EQ_INT(mkdir(path_in(root, "from"), 0777), 0);
+        if (form)
+            CHECK_EQ_INT(xd_file_save(ctx, path_in(root, "from/piece.safetensors"), bytes, sizeof bytes),
+                         XD_OK);
+        memset(&desc, 0, sizeof desc);
+        desc.source = path_in(root, "from");
+        desc.target = path_in(root, "to");
+        CHECK_EQ_INT(join_directory(ctx, &desc), XD_ERROR_UNSUPPORTED);
+        CHECK(strstr(
+            xd_last_error(ctx)->message,
+            form ? "tensor \"rope\" is of type C64, which cannot be converted; --without rope leaves it out"
+                 : "tensor \"model.a\" is of type complex64"));
+        check_nothing(ctx, root);
+        xd_weights_files *files = NULL;
+        xd_safetensors *file = NULL;
+        int64_t index = 0;
+        desc.without = form ? "rope" : "model.a";
+        CHECK_EQ_INT(join_directory(ctx, &desc), XD_OK);
+        CHECK_EQ_INT(xd_weights_files_open(ctx, path_in(root, "to"), NULL, &files), XD_OK);
+        CHECK_EQ_INT(xd_weights_files_find(files, form ? "w" : "model.b", &file, &index), XD_OK);
+        CHECK_EQ_INT(xd_weights_files_find(files, desc.without, &file, &index), XD_ERROR_MISSING);
+        xd_weights_files_close(files);
         remove_all(root);
     }
     xd_ctx_destroy(ctx);
@@ -265,6 +318,61 @@ XD_TEST(hostile_pickles_are_refused_with_what_they_ask_for_and_where) {
     xd_ctx_destroy(ctx);
 }
 
+/* What a caller's memory has at most at once. */
+typedef struct meter {
+    size_t now, most;
+} meter;
+
+static void *meter_allocate(void *user, size_t bytes) {
+    meter *m = (meter *)user;
+    size_t *block = (size_t *)malloc(bytes + 16);
+    if (!block) return NULL;
+    *block = bytes;
+    m->now += bytes;
+    if (m->now > m->most) m->most = m->now;
+    return block + 2;
+}
+
+static void meter_release(void *user, void *memory) {
+    size_t *block = (size_t *)memory - 2;
+    ((meter *)user)->now -= *block;
+    free(block);
+}
+
+/* One byte makes a value of some forty: how many there may be is bounded, whatever the bytes. */
+XD_TEST(a_pickle_of_one_byte_again_and_again_takes_bounded_memory) {
+    static const struct {
+        const char *bytes, *says;
+    } cases[] = { { "N", "byte 1048576: more than 1048576 values wait to become one" },
+                  { "(", "byte 1048576: more than 1048576 marks" },
+                  { ")", "more than 1048576 values wait to become one" },
+                  { "]q\x00", "more than 1048576 values wait to become one" } };
+    enum { BYTES = 8 << 20 };
+    meter m = { 0, 0 };
+    xd_ctx_desc desc;
+    xd_ctx *ctx = NULL;
+    unsigned char *bytes = (unsigned char *)malloc(BYTES);
+    memset(&desc, 0, sizeof desc);
+    desc.allocator.allocate = meter_allocate;
+    desc.allocator.release = meter_release;
+    desc.allocator.user = &m;
+    CHECK_EQ_INT(xd_ctx_create(&desc, &ctx), XD_OK);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        const size_t each = cases[i].bytes[1] ? 3 : 1;
+        dcp d;
+        for (size_t k = 0; k < BYTES; k++) bytes[k] = (unsigned char)cases[i].bytes[k % each];
+        memset(&d, 0, sizeof d);
+        m.most = m.now;
+        CHECK_EQ_INT(dcp_open_memory(&d, ctx, "a pickle", bytes, BYTES), XD_ERROR_FORMAT);
+        if (!strstr(xd_last_error(ctx)->message, cases[i].says))
+            CHECK_EQ_STR(xd_last_error(ctx)->message, cases[i].says);
+        CHECK(m.most < (size_t)160 << 20);
+        dcp_close(&d);
+    }
+    free(bytes);
+    xd_ctx_destroy(ctx);
+}
+
 XD_TEST(every_beginning_of_a_pickle_is_refused) {
     static dcp_scene s;
     xd_ctx *ctx = new_ctx();
@@ -368,7 +476,10 @@ static const char *lie(dcp_scene *s, int which, xd_result *result) {
     case 18: p[1].size[0] = INT64_MAX; return "a chunk of 9223372036854775807 at 3";
     case 19: s->tensor[0].shape[0] = 6; return "has 18 elements, and its chunks have 15";
     case 20: s->tensor[4].shape[1] = s->tensor[4].shape[0] = INT64_MAX; return "more than 2^62 bytes";
-    case 21: s->tensor[0].dtype = "complex64"; return "\"torch.complex64\" is not in the list";
+    case 21:
+        s->tensor[0].dtype = "complex64";
+        *result = XD_ERROR_UNSUPPORTED;
+        return "\"model.a\" is of type complex64, which cannot be converted; --without model.a leaves it out";
     case 22: s->tensor[0].dtype = "Size"; return "tensor \"model.a\" has no type";
     case 23:
         s->tensor[0].dtype = "float64";
@@ -388,6 +499,10 @@ static const char *lie(dcp_scene *s, int which, xd_result *result) {
         s->more = "\x8c\x15"
                   "transform_descriptors]";
         return "is transformed";
+    case 35:
+        s->object_class = true;
+        dcp_scene_files(s);
+        return "\"os.system\" is not in the list of classes; --tensors-only leaves objects out";
     case 28: s->object_file = "../x"; return "\"step\" is in \"../x\"";
     case 29: s->tensor[3].name = "step"; return "\"step\" is a tensor and an object";
     case 30: s->tensor[0].name = ""; return "the name of a tensor has 0 bytes";
@@ -403,17 +518,6 @@ static const char *lie(dcp_scene *s, int which, xd_result *result) {
     case 34: s->object_offset = p[4].offset, s->object_length = p[4].length; return "share bytes";
     default: return NULL;
     }
-}
-
-/* Nothing but the source is in the root. */
-static void check_nothing(xd_ctx *ctx, const char *root) {
-    const char **names = NULL;
-    int64_t count = 0;
-    CHECK_EQ_INT(xd_file_list(ctx, root, &names, &count), XD_OK);
-    for (int64_t i = 0; i < count; i++)
-        if (strcmp(names[i], "from") != 0) printf("left: %s\n", names[i]);
-    CHECK_EQ_INT(count, 1);
-    xd_release(ctx, (void *)names);
 }
 
 XD_TEST(a_directory_that_lies_is_refused_and_nothing_is_left) {

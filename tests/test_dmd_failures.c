@@ -220,10 +220,14 @@ static xd_result make_terms(part *p, int term, xd_dmd_values *values) {
     return term == 1 ? xd_dmd_weigh(p->dmd) : XD_OK;
 }
 
-/* The caller's loop drops what he has added up by xd_parallel_publish. */
+/* The caller's loop gives up what it has added up: a sum ends all leaves of a role or drops those of a part, and
+ * xd_parallel_publish ends the step. */
 static void drop_terms(part *p) {
-    for (int role = 0; role < XD_DMD_TEACHER; role++)
+    for (int role = 0; role < XD_DMD_TEACHER; role++) {
+        const xd_result result = xd_parallel_reduce(p->nets[role].parallel);
+        CHECK(result == XD_OK || result == XD_ERROR_STATE);
         CHECK_EQ_INT(xd_parallel_publish(p->nets[role].parallel), XD_OK);
+    }
 }
 
 /* A term until it succeeds. A student's that failed needs new weights, as each is good for one call. */

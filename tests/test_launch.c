@@ -18,6 +18,14 @@
     "OMPI_COMM_WORLD_LOCAL_SIZE=4"
 #define PMI "PMI_RANK=5 PMI_SIZE=8 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=4"
 #define SLURM "SLURM_STEP_ID=0 SLURM_PROCID=5 SLURM_STEP_NUM_TASKS=8 SLURM_LOCALID=1"
+#define MVAPICH                                                                \
+    "MV2_COMM_WORLD_RANK=5 MV2_COMM_WORLD_SIZE=8 MV2_COMM_WORLD_LOCAL_RANK=1 " \
+    "MV2_COMM_WORLD_LOCAL_SIZE=4"
+#define FLUX "FLUX_TASK_RANK=5 FLUX_JOB_SIZE=8 FLUX_TASK_LOCAL_ID=1"
+#define JSRUN                                                               \
+    "JSM_NAMESPACE_RANK=5 JSM_NAMESPACE_SIZE=8 JSM_NAMESPACE_LOCAL_RANK=1 " \
+    "JSM_NAMESPACE_LOCAL_SIZE=4"
+#define PALS "PMI_RANK=5 PMI_SIZE=8 PMI_LOCAL_RANK=1 PMI_LOCAL_SIZE=4"
 
 static const char *const known[] = {
     "RANK",
@@ -43,6 +51,36 @@ static const char *const known[] = {
     "SLURM_STEP_NUM_TASKS",
     "SLURM_LOCALID",
     "SLURM_JOB_ID",
+    "MV2_COMM_WORLD_RANK",
+    "MV2_COMM_WORLD_SIZE",
+    "MV2_COMM_WORLD_LOCAL_RANK",
+    "MV2_COMM_WORLD_LOCAL_SIZE",
+    "MPIRUN_HOST",
+    "MPIRUN_ID",
+    "FLUX_TASK_RANK",
+    "FLUX_JOB_SIZE",
+    "FLUX_TASK_LOCAL_ID",
+    "FLUX_JOB_ID",
+    "JSM_NAMESPACE_RANK",
+    "JSM_NAMESPACE_SIZE",
+    "JSM_NAMESPACE_LOCAL_RANK",
+    "JSM_NAMESPACE_LOCAL_SIZE",
+    "LSB_JOBID",
+    "PMI_LOCAL_RANK",
+    "PMI_LOCAL_SIZE",
+    "PMIX_RANK",
+    "PMI_FD",
+    "PMI_PORT",
+    "PMI_ID",
+    "PMI_SPAWNED",
+    "PALS_RANKID",
+    "PALS_APID",
+    "ALPS_APP_PE",
+    "MPIRUN_RANK",
+    "MP_CHILD",
+    "OMPI_COMM_WORLD_NODE_RANK",
+    "OMPI_UNIVERSE_SIZE",
+    "HYDI_CONTROL_FD",
     "XDISTILL_JOB",
 };
 
@@ -125,6 +163,52 @@ XD_TEST(each_launcher_tells_the_rank) {
     places(OPEN_MPI, XD_LAUNCH_OPEN_MPI, 5, 8, 1, 4);
     places(PMI, XD_LAUNCH_PMI, 5, 8, 1, 4);
     places(SLURM, XD_LAUNCH_SLURM, 5, 8, 1, 0);
+    places(MVAPICH, XD_LAUNCH_MVAPICH, 5, 8, 1, 4);
+    places(FLUX, XD_LAUNCH_FLUX, 5, 8, 1, 0);
+    places(JSRUN, XD_LAUNCH_JSRUN, 5, 8, 1, 4);
+    places(PALS, XD_LAUNCH_PMI, 5, 8, 1, 4);
+    places(PALS " PALS_RANKID=5 PALS_APID=x PMI_FD=3", XD_LAUNCH_PMI, 5, 8, 1, 4);
+    places(JSRUN " PMIX_RANK=5 PMIX_NAMESPACE=a", XD_LAUNCH_JSRUN, 5, 8, 1, 4);
+}
+
+XD_TEST(pmi_of_other_launchers_has_their_local_rank) {
+    static const struct {
+        const char *words;
+        int local_size;
+    } beside[] = { { MVAPICH, 4 }, { FLUX, 0 }, { JSRUN, 4 }, { SLURM, 0 } };
+    for (size_t i = 0; i < sizeof beside / sizeof beside[0]; i++) {
+        char words[512];
+        snprintf(words, sizeof words, "PMI_RANK=5 PMI_SIZE=8 PMI_FD=7 %s", beside[i].words);
+        places(words, XD_LAUNCH_PMI, 5, 8, 1, beside[i].local_size);
+    }
+    places("PMI_RANK=5 PMI_SIZE=8 MPI_LOCALRANKID=1 MPI_LOCALNRANKS=4 PMI_LOCAL_RANK=9", XD_LAUNCH_PMI, 5, 8,
+           1, 4);
+}
+
+XD_TEST(slurm_that_started_the_brokers_of_flux_is_left_alone) {
+    places("SLURM_STEP_ID=0 SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=0 " FLUX, XD_LAUNCH_FLUX, 5,
+           8, 1, 0);
+    places(
+        "SLURM_STEP_ID=0 SLURM_PROCID=1 SLURM_STEP_NUM_TASKS=2 SLURM_LOCALID=0 PMI_RANK=5 PMI_SIZE=8 " FLUX,
+        XD_LAUNCH_PMI, 5, 8, 1, 0);
+}
+
+/* What shows that a launcher is at work, without the rank; each is one rank alone when it is not there. */
+XD_TEST(a_process_of_a_launcher_that_tells_no_rank_is_not_alone) {
+    static const char *const traces[] = { "PMIX_RANK",          "PMIX_NAMESPACE", "PMI_FD",
+                                          "PMI_PORT",           "PMI_ID",         "PMI_SPAWNED",
+                                          "PALS_RANKID",        "PALS_APID",      "ALPS_APP_PE",
+                                          "MPIRUN_RANK",        "MP_CHILD",       "OMPI_COMM_WORLD_NODE_RANK",
+                                          "OMPI_UNIVERSE_SIZE", "HYDI_CONTROL_FD" };
+    for (size_t i = 0; i < sizeof traces / sizeof traces[0]; i++) {
+        char words[512], text[128];
+        snprintf(words, sizeof words, "%s=0", traces[i]);
+        snprintf(text, sizeof text, "%s is set to \"0\", but nothing tells the rank", traces[i]);
+        refused(words, XD_ERROR_MISSING, text);
+        snprintf(words, sizeof words, "%s=0 %s", traces[i], TORCHRUN);
+        places(words, XD_LAUNCH_TORCHRUN, 5, 8, 1, 4);
+    }
+    places("", XD_LAUNCH_ALONE, 0, 1, 0, 1);
 }
 
 XD_TEST(the_first_of_several_sets_counts) {
@@ -155,6 +239,14 @@ XD_TEST(a_set_of_which_one_is_missing_names_it) {
             "OMPI_COMM_WORLD_LOCAL_SIZE", NULL, NULL } },
         { PMI, { "PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS", NULL, NULL } },
         { SLURM, { "SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID", NULL, NULL, NULL } },
+        { MVAPICH,
+          { "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_LOCAL_RANK",
+            "MV2_COMM_WORLD_LOCAL_SIZE", NULL, NULL } },
+        { FLUX, { "FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID", NULL, NULL, NULL } },
+        { JSRUN,
+          { "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK",
+            "JSM_NAMESPACE_LOCAL_SIZE", NULL, NULL } },
+        { PALS, { "PMI_RANK", "PMI_SIZE", "PMI_LOCAL_RANK", "PMI_LOCAL_SIZE", NULL, NULL } },
     };
     for (size_t i = 0; i < sizeof sets / sizeof sets[0]; i++)
         for (int k = 0; k < 6 && sets[i].names[k]; k++) {
@@ -262,6 +354,13 @@ XD_TEST(ranks_of_a_job_agree_on_its_name_and_other_jobs_have_others) {
         { OPEN_MPI " PMIX_NAMESPACE=1", "PMIX_NAMESPACE=2", "OMPI_COMM_WORLD_RANK=4" },
         { SLURM " SLURM_JOB_ID=12", "SLURM_JOB_ID=13", "SLURM_PROCID=4" },
         { SLURM " SLURM_JOB_ID=12", "SLURM_STEP_ID=1", "SLURM_PROCID=4" },
+        { "PMI_RANK=5 PMI_SIZE=8 " SLURM " SLURM_JOB_ID=12", "SLURM_STEP_ID=1", "PMI_RANK=4 SLURM_PROCID=4" },
+        { MVAPICH " MPIRUN_HOST=a MPIRUN_ID=1", "MPIRUN_ID=2", "MV2_COMM_WORLD_RANK=4" },
+        { FLUX " FLUX_JOB_ID=f1", "FLUX_JOB_ID=f2", "FLUX_TASK_RANK=4" },
+        { "PMI_RANK=5 PMI_SIZE=8 " FLUX " FLUX_JOB_ID=f1", "FLUX_JOB_ID=f2", "PMI_RANK=4 FLUX_TASK_RANK=4" },
+        { JSRUN " LSB_JOBID=3", "LSB_JOBID=4", "JSM_NAMESPACE_RANK=4" },
+        { JSRUN " PMIX_NAMESPACE=3", "PMIX_NAMESPACE=4", "JSM_NAMESPACE_RANK=4" },
+        { PALS " PALS_APID=3", "PALS_APID=4", "PMI_RANK=4" },
     };
     for (size_t i = 0; i < sizeof jobs / sizeof jobs[0]; i++) {
         char changed[512], beside[512];

@@ -381,13 +381,26 @@ static void refuse(xd_pipeline_schedule d, const char *text) {
     CHECK(memcmp(&before, &counts, sizeof counts) == 0);
 }
 
+XD_TEST(virtual_stages_of_one_rank_are_one_stage_of_its_schedule) {
+    xd_ctx *own = NULL;
+    xd_pipeline_work tables[2][8];
+    CHECK_EQ_INT(xd_ctx_create(NULL, &own), XD_OK);
+    memset(tables, 0, sizeof tables);
+    for (int i = 0; i < 2; i++) {
+        const xd_pipeline_schedule d = { .micro_batches = 4, .virtual_stages = i ? 3 : 0 };
+        int64_t ticks = 0;
+        CHECK_EQ_INT(xd_pipeline_table(own, &d, 8, tables[i], &ticks), XD_OK);
+        CHECK_EQ_INT(ticks, 8);
+    }
+    CHECK(memcmp(tables[0], tables[1], sizeof tables[0]) == 0);
+    xd_ctx_destroy(own);
+}
+
 XD_TEST(what_is_no_schedule_is_refused_with_the_numbers) {
     refuse((xd_pipeline_schedule){ .ranks = 2 }, "2 ranks, 0 virtual stages and 0 micro-batches");
     refuse((xd_pipeline_schedule){ .ranks = -1, .micro_batches = 4 }, "-1 ranks");
     refuse((xd_pipeline_schedule){ .ranks = 2, .virtual_stages = -3, .micro_batches = 4 },
            "-3 virtual stages");
-    refuse((xd_pipeline_schedule){ .micro_batches = 4, .virtual_stages = 2 },
-           "2 virtual stages without a pipeline: it has 1 rank");
     refuse((xd_pipeline_schedule){ .ranks = 2, .micro_batches = 4, .virtual_stages = XD_STAGES_MAX + 1 },
            "2 ranks with 129 virtual stages, at most 4096 with 128");
     refuse((xd_pipeline_schedule){ .ranks = 4097, .micro_batches = 4 }, "4097 ranks");

@@ -492,7 +492,7 @@ XD_TEST(an_incomplete_file_is_not_published) {
     bench_end(&b);
 }
 
-/* As many bytes as the tensors have are not each of their bytes: the first hole or overlap is named, also across a model's files. */
+/* As many bytes as the tensors have are not each of their bytes: the first hole or overlap is named, in every file. */
 XD_TEST(every_byte_of_a_tensor_is_written_once) {
     static const int64_t four = 4;
     static const struct {

@@ -92,7 +92,8 @@ XD_TEST(half_weights_train_under_every_wrapper_and_are_shown_in_any_type) {
 }
 
 XD_TEST(values_are_sent_in_a_half_type_that_one_rank_rounds_to_as_well) {
-    const wrap_run narrow = { .sent = XD_DTYPE_BF16 }, wide = { .sent = XD_DTYPE_BF16, .view = XD_DTYPE_F32 };
+    const wrap_run narrow = { .sent = XD_DTYPE_BF16, .view = XD_DTYPE_BF16 },
+                   wide = { .sent = XD_DTYPE_BF16 };
     wrap_run *one = one_rank(WRAP_FSDP, &narrow), *plain = one_rank(WRAP_FSDP, &(wrap_run){ .skips = false });
     CHECK(!wrap_equal(one, plain));
     for (int ranks = 1; ranks <= 4; ranks++) {

@@ -90,7 +90,9 @@ static xd_result show_vectors(xd_comm *world, void *argument) {
     const float *u = (const float *)xd_weight_describe(xd_model_find_weight(alone, "conv.weight_u")).value;
     if (s->filled) CHECK(xd_model_allocate(model) == XD_OK && xd_model_init_weights(model) == XD_OK);
     const uint64_t before = xd_model_hash(model);
+    CHECK(xd_model_wrapped(model) == XD_WRAP_NONE);
     CHECK(wrap(s, model, world, host, &parallel) == XD_OK);
+    CHECK(xd_model_wrapped(model) == (s->fsdp ? XD_WRAP_FSDP : XD_WRAP_DDP));
     check_vectors(model, u, half);
     xd_param params[16];
     int64_t count = 0;
@@ -103,6 +105,7 @@ static xd_result show_vectors(xd_comm *world, void *argument) {
     CHECK(xd_parallel_publish(parallel) == XD_OK);
     if (half) CHECK_EQ_INT(((const uint16_t *)shown(model, "conv", 1))[0], 0x4040);
     xd_parallel_destroy(parallel);
+    CHECK(xd_model_wrapped(model) == XD_WRAP_NONE);
     /* The model is as it was described, and where it had storage it has the values. */
     CHECK(xd_model_hash(model) == before && dtype_of(model, "conv.weight_u") == XD_DTYPE_F32);
     const float *back = (const float *)xd_weight_describe(xd_model_find_weight(model, "conv.weight_u")).value;
@@ -147,10 +150,21 @@ static xd_result plan_and_refuse(xd_comm *world, void *argument) {
     CHECK(wrap(&ddp, given, world, NULL, &parallel) == XD_ERROR_STATE);
     CHECK(says(ctx, "buffer \"conv.weight_u\" has the caller's storage of F32"));
     CHECK(says(ctx, "give the buffer as BF16"));
-    CHECK(xd_model_hash(given) == before);
+    CHECK(xd_model_hash(given) == before && xd_model_wrapped(given) == XD_WRAP_NONE);
     CHECK(wrap(&wide, given, world, NULL, &parallel) == XD_OK);
     CHECK(shown(given, "conv", 1) == (const void *)value);
     xd_parallel_destroy(parallel);
+    /* Under FSDP too, but where parts are kept elsewhere. */
+    const scene parts = { true, false, XD_DTYPE_NONE, false };
+    xd_ctx *host = NULL;
+    CHECK(xd_ctx_create(xd_ctx_settings(ctx), &host) == XD_OK);
+    CHECK(wrap(&parts, given, world, host, &parallel) == XD_ERROR_STATE);
+    CHECK(says(ctx, "buffer \"conv.weight_u\" has the caller's storage, and parts are kept"));
+    CHECK(wrap(&parts, given, world, NULL, &parallel) == XD_OK);
+    CHECK(shown(given, "conv", 1) == (const void *)value);
+    xd_parallel_destroy(parallel);
+    xd_ctx_destroy(host);
+    CHECK(xd_weight_describe(xd_model_find_weight(given, "conv.weight_u")).value == (const void *)value);
     xd_model_destroy(model);
     xd_model_destroy(given);
     return XD_OK;

@@ -222,7 +222,7 @@ static xd_result without_groups_rank(xd_comm *world, void *argument) {
              "weight \"summed\" of 5 elements has the trait sequence_parallel, and its wrapper has no groups "
              "to sum over: set groups of xd_ddp_desc or xd_fsdp_desc"));
     CHECK(says(s.ctx, "call xd_pipeline_finish"));
-    CHECK(xd_parallel_publish(s.parallel) == XD_OK); /* drops the step */
+    CHECK(xd_parallel_publish(s.parallel) == XD_ERROR_STATE); /* the step is not summed */
     xd_parallel_destroy(s.parallel);
     s.parallel = NULL;
     const xd_groups one = { .dp = world };

@@ -270,7 +270,11 @@ static xd_result dcp_copy_object(dcp_convert *c, const item_range *r, const dcp_
     xd_result result = pickle_open(&p, c->ctx, r->label, bytes, (size_t)archive.pickle.length, PICKLE_TENSOR);
     memcpy(name, e->name.data, e->name.bytes);
     name[e->name.bytes] = '\0';
-    xd_json_write_key(&c->json, name);
+    if (result == XD_OK)
+        xd_json_write_key(&c->json, name);
+    else if (result == XD_ERROR_FORMAT) /* of a class that is not in the list, for example */
+        result =
+            XD_FAIL(c->ctx, result, "%s; --tensors-only leaves objects out", xd_last_error(c->ctx)->message);
     if (result == XD_OK) result = dcp_write_value(c, &p, p.root, 0);
     pickle_close(&p);
     xd_release(c->ctx, bytes);
@@ -323,6 +327,15 @@ static xd_result dcp_copy_entry(dcp_convert *c, const dcp_entry *e) {
 
 /* ---- the new directory ---- */
 
+/* A type is a property of its tensor: without that the others can be converted. */
+static xd_result dcp_check_type(const dcp_convert *c, xd_dtype dtype, const char *type,
+                                const dcp_text *name) {
+    XD_REQUIRE(c->ctx, dtype != XD_DTYPE_NONE, XD_ERROR_UNSUPPORTED,
+               "%s: tensor \"%s\" is of type %s, which cannot be converted; --without %s leaves it out",
+               c->desc->source, dcp_show(name), type, dcp_show(name));
+    return XD_OK;
+}
+
 static xd_result dcp_list_tensors(dcp_convert *c) {
     size_t bytes = 1, skipped;
     for (int64_t i = 0; i < c->d.tensor_count; i++) bytes += c->d.tensors[i].name.bytes + 1;
@@ -338,6 +351,7 @@ static xd_result dcp_list_tensors(dcp_convert *c) {
         xd_safetensors_entry *e = &c->entries[c->entry_count];
         c->index[i] = PICKLE_NOTHING;
         if (!dcp_is_wanted(c->desc, t->name.data, t->name.bytes, &skipped)) continue;
+        XD_TRY(dcp_check_type(c, t->dtype, t->type, &t->name));
         memcpy(name, t->name.data + skipped, t->name.bytes - skipped);
         e->name = name;
         name += t->name.bytes - skipped + 1; /* the memory was zero */

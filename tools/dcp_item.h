@@ -7,8 +7,8 @@
 
 enum {
     ITEM_DIMS = XD_DIMS_MAX,
-    ITEM_DIRECTORY_MOST = 1 << 20, /* bytes of the list of entries */
-    ITEM_PICKLE_MOST = 64 << 20    /* and of data.pkl */
+    ITEM_DIRECTORY_MOST = 16 << 20, /* bytes of the list of entries */
+    ITEM_PICKLE_MOST = 64 << 20     /* and of data.pkl */
 };
 
 /* A file that is open, a range of it, and how messages call that. */
@@ -26,15 +26,26 @@ typedef struct item_entry {
     bool found;
 } item_entry;
 
+enum { ITEM_KEY = 32 };
+
+/* The elements of one storage, by its key. */
+typedef struct item_storage {
+    char key[ITEM_KEY];
+    item_entry entry;
+    bool checked; /* against its checksum */
+} item_storage;
+
 /* What an archive has that is looked at. */
 typedef struct item_archive {
     item_entry pickle, order, data; /* data.pkl, byteorder, data/0 */
-    int storages;                   /* data/KEY */
+    int64_t storages;               /* data/KEY */
+    item_storage *list;             /* [storages] when there is room for all of them, else NULL */
 } item_archive;
 
 /* A tensor as its pickle says it. */
 typedef struct item_tensor {
-    xd_dtype dtype;
+    xd_dtype dtype;   /* NONE for a type that cannot be read */
+    const char *type; /* PyTorch's name of it */
     int ndim;
     int64_t shape[ITEM_DIMS], stride[ITEM_DIMS], offset; /* in elements of the storage */
     int64_t elements;                                    /* of the storage */
@@ -212,6 +223,13 @@ static xd_result item_take(const item_range *r, const item_directory *d, const i
     if (bytes == 9 && memcmp(slash + 1, "byteorder", 9) == 0) return item_place(r, d, e, &out->order);
     if (bytes <= 5 || memcmp(slash + 1, "data/", 5) != 0) return XD_OK;
     out->storages++;
+    if (out->list) {
+        item_storage *s = &out->list[out->storages - 1];
+        XD_REQUIRE(r->ctx, bytes - 5 < ITEM_KEY, XD_ERROR_FORMAT, "%s: entry %s has a key of %llu bytes",
+                   r->label, pickle_show(e->name, e->name_bytes), (unsigned long long)bytes - 5);
+        memcpy(s->key, slash + 6, bytes - 5);
+        return item_place(r, d, e, &s->entry);
+    }
     return bytes == 6 && slash[6] == '0' ? item_place(r, d, e, &out->data) : XD_OK;
 }
 
@@ -243,17 +261,29 @@ static xd_result item_check_order(const item_range *r, const item_archive *a) {
     return XD_OK;
 }
 
-/* Finds the entries of an item. */
-static xd_result item_open(const item_range *r, item_archive *out) {
+/* Finds the entries of an item; `all` storages, in out->list, which is the caller's to release whatever the result. */
+static xd_result item_open_archive(const item_range *r, bool all, item_archive *out) {
     item_directory d;
     unsigned char *list;
     memset(out, 0, sizeof *out);
     XD_TRY(item_find_directory(r, &d));
+    if (all) {
+        const uint64_t most = d.length / 46 + 1;
+        XD_REQUIRE(r->ctx, d.count <= most, XD_ERROR_FORMAT, "%s: %llu entries in a list of %llu bytes",
+                   r->label, (unsigned long long)d.count, (unsigned long long)d.length);
+        out->list = (item_storage *)xd_allocate(r->ctx, (size_t)most * sizeof *out->list);
+        XD_REQUIRE(r->ctx, out->list, XD_ERROR_MEMORY, "%s: no room for %llu entries", r->label,
+                   (unsigned long long)most);
+    }
     XD_TRY(item_load(r, d.begin, d.length, &list));
     const xd_result result = item_list(r, &d, list, out);
     xd_release(r->ctx, list);
     XD_TRY(result);
     return item_check_order(r, out);
+}
+
+static xd_result item_open(const item_range *r, item_archive *out) {
+    return item_open_archive(r, false, out);
 }
 
 static xd_result item_check_sum(const item_range *r, const char *entry, const item_entry *e, uint32_t crc32) {
@@ -274,33 +304,44 @@ static xd_result item_load_pickle(const item_range *r, const item_archive *a, un
 
 /* ---- the tensor ---- */
 
-/* The type of a class of storages, or of a dtype. */
-static xd_dtype item_dtype(const pickle *p, int32_t value) {
-    static const struct {
-        const char *name, *storage;
-        xd_dtype dtype;
-    } types[] = {
-        { "bool", "BoolStorage", XD_DTYPE_BOOL },
-        { "uint8", "ByteStorage", XD_DTYPE_U8 },
-        { "int8", "CharStorage", XD_DTYPE_I8 },
-        { "int16", "ShortStorage", XD_DTYPE_I16 },
-        { "uint16", "", XD_DTYPE_U16 },
-        { "int32", "IntStorage", XD_DTYPE_I32 },
-        { "uint32", "", XD_DTYPE_U32 },
-        { "int64", "LongStorage", XD_DTYPE_I64 },
-        { "uint64", "", XD_DTYPE_U64 },
-        { "float16", "HalfStorage", XD_DTYPE_F16 },
-        { "bfloat16", "BFloat16Storage", XD_DTYPE_BF16 },
-        { "float32", "FloatStorage", XD_DTYPE_F32 },
-        { "float64", "DoubleStorage", XD_DTYPE_F64 },
-        { "float8_e4m3fn", "", XD_DTYPE_F8_E4M3 },
-        { "float8_e5m2", "", XD_DTYPE_F8_E5M2 },
+/* A type of PyTorch: of a dtype, and of a class of storages. */
+typedef struct item_type {
+    const char *name, *storage;
+    xd_dtype dtype; /* NONE: it cannot be read */
+    int bytes;
+} item_type;
+
+/* The type of a class of storages, or of a dtype; NULL for none. */
+static const item_type *item_find_type(const pickle *p, int32_t value) {
+    static const item_type types[] = {
+        { "bool", "BoolStorage", XD_DTYPE_BOOL, 1 },
+        { "uint8", "ByteStorage", XD_DTYPE_U8, 1 },
+        { "int8", "CharStorage", XD_DTYPE_I8, 1 },
+        { "int16", "ShortStorage", XD_DTYPE_I16, 2 },
+        { "uint16", "", XD_DTYPE_U16, 2 },
+        { "int32", "IntStorage", XD_DTYPE_I32, 4 },
+        { "uint32", "", XD_DTYPE_U32, 4 },
+        { "int64", "LongStorage", XD_DTYPE_I64, 8 },
+        { "uint64", "", XD_DTYPE_U64, 8 },
+        { "float16", "HalfStorage", XD_DTYPE_F16, 2 },
+        { "bfloat16", "BFloat16Storage", XD_DTYPE_BF16, 2 },
+        { "float32", "FloatStorage", XD_DTYPE_F32, 4 },
+        { "float64", "DoubleStorage", XD_DTYPE_F64, 8 },
+        { "float8_e4m3fn", "", XD_DTYPE_F8_E4M3, 1 },
+        { "float8_e5m2", "", XD_DTYPE_F8_E5M2, 1 },
+        { "float8_e4m3fnuz", "", XD_DTYPE_NONE, 1 },
+        { "float8_e5m2fnuz", "", XD_DTYPE_NONE, 1 },
+        { "float8_e8m0fnu", "", XD_DTYPE_NONE, 1 },
+        { "float4_e2m1fn_x2", "", XD_DTYPE_NONE, 1 },
+        { "complex32", "", XD_DTYPE_NONE, 4 },
+        { "complex64", "ComplexFloatStorage", XD_DTYPE_NONE, 8 },
+        { "complex128", "ComplexDoubleStorage", XD_DTYPE_NONE, 16 },
     };
-    if (!pickle_is(p, value, PICKLE_CLASS)) return XD_DTYPE_NONE;
+    if (!pickle_is(p, value, PICKLE_CLASS)) return NULL;
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)
         if (pickle_is_class(p, value, types[i].name) || pickle_is_class(p, value, types[i].storage))
-            return types[i].dtype;
-    return XD_DTYPE_NONE;
+            return &types[i];
+    return NULL;
 }
 
 /* Numbers of a tuple, a list or a torch.Size; returns how many, -1 for what is none, for more than ITEM_DIMS, and for a number
@@ -330,33 +371,44 @@ static int64_t item_numel(const int64_t *shape, int ndim) {
     return numel;
 }
 
-/* ("storage", class, "0", place, elements) */
-static xd_result item_read_storage(const pickle *p, int32_t storage, item_tensor *t) {
+/* ("storage", class, key, place, elements): its type, NULL for one of bytes. */
+static xd_result item_read_storage(const pickle *p, int32_t storage, int32_t *key, const item_type **type,
+                                   int64_t *count) {
     PICKLE_REQUIRE_AT(p, 0, pickle_is(p, storage, PICKLE_STORAGE), "a tensor without a storage");
     const int32_t what = pickle_at(p, storage)->first;
     const int32_t class = pickle_item_value(p, what, 1), elements = pickle_item_value(p, what, 4);
     const size_t at = pickle_at(p, storage)->at;
+    *key = pickle_item_value(p, what, 2);
     PICKLE_REQUIRE_AT(p, at,
                       pickle_is_text(p, pickle_item_value(p, what, 0), "storage") &&
-                          pickle_is_text(p, pickle_item_value(p, what, 2), "0") &&
-                          pickle_is(p, class, PICKLE_CLASS),
-                      "the storage of a tensor is not data/0");
+                          pickle_is(p, *key, PICKLE_TEXT) && pickle_is(p, class, PICKLE_CLASS),
+                      "a storage without a class or a key");
     PICKLE_REQUIRE_AT(p, at, pickle_is(p, elements, PICKLE_INTEGER) && pickle_at(p, elements)->integer >= 0,
                       "a storage without a number of elements");
-    t->elements = pickle_at(p, elements)->integer;
-    t->dtype = item_dtype(p, class);
+    *count = pickle_at(p, elements)->integer;
+    *type = item_find_type(p, class);
+    PICKLE_REQUIRE_AT(p, at, *type || pickle_is_class(p, class, "UntypedStorage"),
+                      "a storage of \"%s\", which is no class of storages",
+                      pickle_classes[pickle_at(p, class)->class].name);
     return XD_OK;
 }
 
-/* What the arguments of a call that makes a tensor say. */
-static xd_result item_read_arguments(const pickle *p, bool untyped, item_tensor *t) {
-    const int32_t arguments = pickle_at(p, p->root)->first;
+/* What the arguments of a call that makes a tensor say; *key is the text that names its storage. */
+static xd_result item_read_arguments(const pickle *p, int32_t object, item_tensor *t, int32_t *key) {
+    const bool untyped = pickle_is_object(p, object, "_rebuild_tensor_v3");
+    const size_t at = object >= 0 ? pickle_at(p, object)->at : 0;
+    const item_type *type;
+    PICKLE_REQUIRE_AT(p, at, untyped || pickle_is_object(p, object, "_rebuild_tensor_v2"),
+                      "an item that is no tensor");
+    const int32_t arguments = pickle_at(p, object)->first;
     const int32_t offset = pickle_item_value(p, arguments, 1);
-    const size_t at = pickle_at(p, p->root)->at;
-    XD_TRY(item_read_storage(p, pickle_item_value(p, arguments, 0), t));
-    if (untyped) t->dtype = item_dtype(p, pickle_item_value(p, arguments, 6));
-    PICKLE_REQUIRE_AT(p, at, t->dtype != XD_DTYPE_NONE, "a tensor without a type");
-    if (untyped) t->elements /= (int64_t)xd_dtype_size(t->dtype); /* were bytes */
+    memset(t, 0, sizeof *t);
+    XD_TRY(item_read_storage(p, pickle_item_value(p, arguments, 0), key, &type, &t->elements));
+    if (untyped) type = item_find_type(p, pickle_item_value(p, arguments, 6));
+    PICKLE_REQUIRE_AT(p, at, type, "a tensor without a type");
+    t->dtype = type->dtype;
+    t->type = type->name;
+    if (untyped) t->elements /= type->bytes; /* were bytes */
     t->ndim = item_numbers(p, pickle_item_value(p, arguments, 2), t->shape);
     PICKLE_REQUIRE_AT(
         p, at, t->ndim >= 0 && t->ndim == item_numbers(p, pickle_item_value(p, arguments, 3), t->stride),
@@ -367,16 +419,16 @@ static xd_result item_read_arguments(const pickle *p, bool untyped, item_tensor 
     return XD_OK;
 }
 
-/* Every element must lie in the storage, and the storage must be data/0. */
-static xd_result item_check_tensor(const pickle *p, const item_entry *data, const item_tensor *t) {
-    const size_t at = pickle_at(p, p->root)->at;
+/* Every element must lie in the storage, which messages call data/KEY. Its type can be read. */
+static xd_result item_check_tensor(const pickle *p, size_t at, const item_entry *data, const char *key,
+                                   const item_tensor *t) {
     const int64_t numel = item_numel(t->shape, t->ndim), size = (int64_t)xd_dtype_size(t->dtype);
     int64_t last = t->offset;
     PICKLE_REQUIRE_AT(p, at,
                       data->found && (uint64_t)t->elements <= data->length / (uint64_t)size &&
                           (uint64_t)t->elements * (uint64_t)size == data->length,
-                      "a storage of %lld elements of %lld bytes, and data/0 has %llu bytes",
-                      (long long)t->elements, (long long)size, (unsigned long long)data->length);
+                      "a storage of %lld elements of %lld bytes, and data/%s has %llu bytes",
+                      (long long)t->elements, (long long)size, key, (unsigned long long)data->length);
     PICKLE_REQUIRE_AT(p, at, numel >= 0 && numel <= t->elements,
                       "a tensor of %lld elements in a storage of %lld", (long long)numel,
                       (long long)t->elements);
@@ -395,13 +447,14 @@ static xd_result item_check_tensor(const pickle *p, const item_entry *data, cons
 }
 
 static xd_result item_read_tensor(const item_archive *a, const pickle *p, item_tensor *out) {
-    const bool untyped = pickle_is_object(p, p->root, "_rebuild_tensor_v3");
-    memset(out, 0, sizeof *out);
-    PICKLE_REQUIRE_AT(p, 0, untyped || pickle_is_object(p, p->root, "_rebuild_tensor_v2"),
-                      "an item that is no tensor");
-    PICKLE_REQUIRE_AT(p, 0, a->storages == 1, "a tensor in an archive of %d storages", a->storages);
-    XD_TRY(item_read_arguments(p, untyped, out));
-    return item_check_tensor(p, &a->data, out);
+    int32_t key = PICKLE_NOTHING;
+    XD_TRY(item_read_arguments(p, p->root, out, &key));
+    const size_t at = pickle_at(p, p->root)->at;
+    PICKLE_REQUIRE_AT(p, 0, a->storages == 1, "a tensor in an archive of %lld storages",
+                      (long long)a->storages);
+    PICKLE_REQUIRE_AT(p, at, pickle_is_text(p, key, "0"), "the storage of a tensor is not data/0");
+    PICKLE_REQUIRE_AT(p, at, out->dtype != XD_DTYPE_NONE, "a tensor of type %s", out->type);
+    return item_check_tensor(p, at, &a->data, "0", out);
 }
 
 /* Finds a tensor and its elements in an item. */

@@ -3,7 +3,7 @@
 #ifndef DCP_JOIN_H
 #define DCP_JOIN_H
 
-#include "dcp.h"
+#include "dcp_file.h"
 
 /* A tensor on its way: boxes of it that lie side by side and fit into the window. */
 typedef struct join_tensor {
@@ -66,7 +66,9 @@ static xd_result join_list(dcp_convert *c, const xd_weights_reader *reader) {
     for (int64_t i = 0; i < count; i++) {
         const xd_weights_tensor *t = xd_weights_reader_at(reader, i);
         xd_safetensors_entry *e = &c->entries[c->entry_count];
-        if (!dcp_is_wanted(c->desc, t->name, strlen(t->name), &skipped)) continue;
+        const dcp_text name = { t->name, strlen(t->name) };
+        if (!dcp_is_wanted(c->desc, t->name, name.bytes, &skipped)) continue;
+        XD_TRY(dcp_check_type(c, t->dtype, t->type, &name));
         e->name = t->name + skipped;
         e->dtype = t->dtype;
         e->ndim = t->ndim;
@@ -118,11 +120,26 @@ static bool join_is_pickled(xd_ctx *ctx, const char *source) {
     return error != ENOENT;
 }
 
-/* Converts a directory of either form. */
+static bool join_has(xd_ctx *ctx, const char *source, const char *name) {
+    char path[DCP_PATH];
+    const int length = snprintf(path, sizeof path, "%s/%s", source, name);
+    return length > 0 && length < (int)sizeof path && file_is_there(ctx, path);
+}
+
+/* Whether there are files of torch.save, and nothing that is preferred to them. */
+static bool join_is_saved(xd_ctx *ctx, const char *source) {
+    return (join_has(ctx, source, FILE_SINGLE) || join_has(ctx, source, FILE_INDEX)) &&
+           !join_has(ctx, source, "model.safetensors") &&
+           !join_has(ctx, source, "model.safetensors.index.json");
+}
+
+/* Converts a directory of any form, or a file of torch.save. */
 static xd_result join_directory(xd_ctx *ctx, const dcp_convert_desc *desc) {
     dcp_convert c;
     xd_weights_reader *reader = NULL;
+    if (file_is_there(ctx, desc->source)) return file_convert_all(ctx, desc, false);
     if (join_is_pickled(ctx, desc->source)) return dcp_convert_directory(ctx, desc);
+    if (join_is_saved(ctx, desc->source)) return file_convert_all(ctx, desc, true);
     memset(&c, 0, sizeof c);
     c.ctx = ctx;
     c.desc = desc;

@@ -22,7 +22,8 @@ typedef struct dcp_text {
 
 typedef struct dcp_tensor {
     dcp_text name;
-    xd_dtype dtype;
+    xd_dtype dtype;   /* NONE for a type that cannot be read */
+    const char *type; /* PyTorch's name of it */
     int ndim;
     int64_t shape[ITEM_DIMS];
     int64_t first, count; /* of the chunks */
@@ -82,15 +83,15 @@ static xd_result dcp_read_text(const dcp *d, int32_t value, const char *what, dc
 }
 
 /* The dtype of properties, whose state is a tuple, or a dict in older files. */
-static xd_result dcp_read_dtype(const dcp *d, const dcp_text *name, int32_t properties, xd_dtype *out) {
+static xd_result dcp_read_type(const dcp *d, const dcp_text *name, int32_t properties,
+                               const item_type **out) {
     const pickle *p = &d->p;
     PICKLE_REQUIRE_AT(p, 0, pickle_is_object(p, properties, "TensorProperties"),
                       "tensor \"%s\" has no properties", dcp_show(name));
     int32_t dtype = pickle_item_value(p, pickle_at(p, properties)->last, 0);
     if (dtype < 0) dtype = pickle_find(p, properties, "dtype");
-    *out = item_dtype(p, dtype);
-    PICKLE_REQUIRE_AT(p, pickle_at(p, properties)->at, *out != XD_DTYPE_NONE, "tensor \"%s\" has no type",
-                      dcp_show(name));
+    *out = item_find_type(p, dtype);
+    PICKLE_REQUIRE_AT(p, pickle_at(p, properties)->at, *out, "tensor \"%s\" has no type", dcp_show(name));
     return XD_OK;
 }
 
@@ -128,13 +129,16 @@ static xd_result dcp_read_tensor(dcp *d, const dcp_text *name, int32_t value) {
     const size_t at = pickle_at(p, value)->at;
     dcp_tensor *t = &d->tensors[d->tensor_count];
     const int32_t list = pickle_find(p, value, "chunks");
+    const item_type *type;
     t->name = *name;
-    XD_TRY(dcp_read_dtype(d, name, pickle_find(p, value, "properties"), &t->dtype));
+    XD_TRY(dcp_read_type(d, name, pickle_find(p, value, "properties"), &type));
+    t->dtype = type->dtype;
+    t->type = type->name;
     t->ndim = item_numbers(p, pickle_find(p, value, "size"), t->shape);
     PICKLE_REQUIRE_AT(p, at, t->ndim >= 0, "tensor \"%s\" has no size of at most %d dimensions",
                       dcp_show(name), ITEM_DIMS);
     const int64_t numel = item_numel(t->shape, t->ndim);
-    PICKLE_REQUIRE_AT(p, at, numel >= 0 && numel <= (INT64_C(1) << 62) / (int64_t)xd_dtype_size(t->dtype),
+    PICKLE_REQUIRE_AT(p, at, numel >= 0 && numel <= (INT64_C(1) << 62) / type->bytes,
                       "tensor \"%s\" has more than 2^62 bytes", dcp_show(name));
     t->first = d->chunk_count;
     t->count = pickle_at(p, list)->integer;

@@ -25,7 +25,12 @@ typedef enum pickle_kind {
     PICKLE_STORAGE /* what a tensor's pickle says about the file of its elements: one tuple */
 } pickle_kind;
 
-enum { PICKLE_NOTHING = -1 }; /* instead of the number of a value, an item or a class */
+enum {
+    PICKLE_NOTHING = -1, /* instead of the number of a value, an item or a class */
+    PICKLE_STACK_MOST =
+        1 << 20, /* values that wait on the stack: those of one tuple, or a thousand of a list */
+    PICKLE_VALUES_MOST = 8 << 20 /* values of a pickle, of about 40 bytes each */
+};
 
 /* A value; values refer to one another by their numbers. */
 typedef struct pickle_value {
@@ -44,7 +49,7 @@ typedef struct pickle_item {
 /* ---- the closed list ---- */
 
 /* What is read: which classes there may be depends on it. */
-enum { PICKLE_METADATA = 1, PICKLE_TENSOR = 2 };
+enum { PICKLE_METADATA = 1, PICKLE_TENSOR = 2, PICKLE_FILE = 4 /* of torch.save, with PICKLE_TENSOR */ };
 
 /* How an object of a class is made. */
 enum { PICKLE_NEW = 1 /* without arguments, and then a state */, PICKLE_CALL = 2, PICKLE_NAME = 0 };
@@ -75,6 +80,7 @@ static const pickle_class pickle_classes[] = {
     { "collections", "OrderedDict", PICKLE_METADATA | PICKLE_TENSOR, PICKLE_CALL },
     { "torch._utils", "_rebuild_tensor_v2", PICKLE_TENSOR, PICKLE_CALL },
     { "torch._utils", "_rebuild_tensor_v3", PICKLE_TENSOR, PICKLE_CALL },
+    { "torch._utils", "_rebuild_parameter", PICKLE_FILE, PICKLE_CALL },
     { "torch", "BoolStorage", PICKLE_TENSOR, PICKLE_NAME },
     { "torch", "ByteStorage", PICKLE_TENSOR, PICKLE_NAME },
     { "torch", "CharStorage", PICKLE_TENSOR, PICKLE_NAME },
@@ -85,6 +91,8 @@ static const pickle_class pickle_classes[] = {
     { "torch", "BFloat16Storage", PICKLE_TENSOR, PICKLE_NAME },
     { "torch", "FloatStorage", PICKLE_TENSOR, PICKLE_NAME },
     { "torch", "DoubleStorage", PICKLE_TENSOR, PICKLE_NAME },
+    { "torch", "ComplexFloatStorage", PICKLE_TENSOR, PICKLE_NAME },
+    { "torch", "ComplexDoubleStorage", PICKLE_TENSOR, PICKLE_NAME },
     { "torch.storage", "UntypedStorage", PICKLE_TENSOR, PICKLE_NAME },
     { "torch", "bool", PICKLE_METADATA | PICKLE_TENSOR, PICKLE_NAME },
     { "torch", "uint8", PICKLE_METADATA | PICKLE_TENSOR, PICKLE_NAME },
@@ -101,6 +109,13 @@ static const pickle_class pickle_classes[] = {
     { "torch", "float64", PICKLE_METADATA | PICKLE_TENSOR, PICKLE_NAME },
     { "torch", "float8_e4m3fn", PICKLE_METADATA | PICKLE_TENSOR, PICKLE_NAME },
     { "torch", "float8_e5m2", PICKLE_METADATA | PICKLE_TENSOR, PICKLE_NAME },
+    { "torch", "float8_e4m3fnuz", PICKLE_METADATA | PICKLE_TENSOR, PICKLE_NAME },
+    { "torch", "float8_e5m2fnuz", PICKLE_METADATA | PICKLE_TENSOR, PICKLE_NAME },
+    { "torch", "float8_e8m0fnu", PICKLE_METADATA | PICKLE_TENSOR, PICKLE_NAME },
+    { "torch", "float4_e2m1fn_x2", PICKLE_METADATA | PICKLE_TENSOR, PICKLE_NAME },
+    { "torch", "complex32", PICKLE_METADATA | PICKLE_TENSOR, PICKLE_NAME },
+    { "torch", "complex64", PICKLE_METADATA | PICKLE_TENSOR, PICKLE_NAME },
+    { "torch", "complex128", PICKLE_METADATA | PICKLE_TENSOR, PICKLE_NAME },
 };
 
 /* ---- the machine ---- */
@@ -116,7 +131,9 @@ typedef struct pickle {
     const char *label; /* in messages: which pickle it is */
     const unsigned char *bytes;
     size_t length, at, opcode; /* what comes next; where the current instruction began */
-    int where;                 /* PICKLE_METADATA or PICKLE_TENSOR */
+    size_t begin;              /* where the pickle begins */
+    int where;                 /* which classes there may be */
+    bool stream;               /* bytes follow its end */
     pickle_array values, items, stack, marks, memo;
     int32_t root;
 } pickle;
@@ -186,6 +203,9 @@ static xd_result pickle_push_number(pickle *p, pickle_array *a, int32_t number) 
 /* A new value on the stack. */
 static xd_result pickle_make(pickle *p, pickle_kind kind, pickle_value **out) {
     int32_t at;
+    PICKLE_REQUIRE(p, p->values.count < PICKLE_VALUES_MOST, "more than %d values", PICKLE_VALUES_MOST);
+    PICKLE_REQUIRE(p, p->stack.count < PICKLE_STACK_MOST, "more than %d values wait to become one",
+                   PICKLE_STACK_MOST);
     XD_TRY(pickle_push(p, &p->values, &at));
     XD_TRY(pickle_push_number(p, &p->stack, at));
     *out = pickle_at(p, at);
@@ -420,6 +440,8 @@ static xd_result pickle_build(pickle *p) {
     XD_TRY(pickle_pop(p, &state));
     XD_TRY(pickle_peek(p, 0, &object));
     pickle_value *o = pickle_at(p, object);
+    if (o->kind == PICKLE_DICT && (p->where & PICKLE_FILE))
+        return XD_OK; /* the versions of a state_dict's modules */
     PICKLE_REQUIRE(p, o->kind == PICKLE_OBJECT && pickle_classes[o->class].makes == PICKLE_NEW,
                    "a state for what has none");
     PICKLE_REQUIRE(p, o->last == PICKLE_NOTHING, "a second state of a \"%s\"", pickle_classes[o->class].name);
@@ -430,7 +452,7 @@ static xd_result pickle_build(pickle *p) {
 static xd_result pickle_storage(pickle *p) {
     int32_t what;
     pickle_value *storage;
-    PICKLE_REQUIRE(p, p->where == PICKLE_TENSOR, "a reference to a storage outside of a tensor");
+    PICKLE_REQUIRE(p, p->where & PICKLE_TENSOR, "a reference to a storage outside of a tensor");
     XD_TRY(pickle_pop(p, &what));
     PICKLE_REQUIRE(p, pickle_at(p, what)->kind == PICKLE_TUPLE, "a reference to a storage that is no tuple");
     XD_TRY(pickle_make(p, PICKLE_STORAGE, &storage));
@@ -454,6 +476,8 @@ static xd_result pickle_get(pickle *p, int bytes) {
     XD_TRY(pickle_number(p, bytes, &index));
     PICKLE_REQUIRE(p, index < p->memo.count, "the value of memory %llu, and %llu have been kept",
                    (unsigned long long)index, (unsigned long long)p->memo.count);
+    PICKLE_REQUIRE(p, p->stack.count < PICKLE_STACK_MOST, "more than %d values wait to become one",
+                   PICKLE_STACK_MOST);
     return pickle_push_number(p, &p->stack, ((int32_t *)p->memo.data)[index]);
 }
 
@@ -474,7 +498,7 @@ static xd_result pickle_frame(pickle *p) {
 static xd_result pickle_protocol(pickle *p) {
     uint64_t version;
     XD_TRY(pickle_number(p, 1, &version));
-    PICKLE_REQUIRE(p, p->opcode == 0, "a protocol that is not at the beginning");
+    PICKLE_REQUIRE(p, p->opcode == p->begin, "a protocol that is not at the beginning");
     PICKLE_REQUIRE(p, version >= 2 && version <= 5, "protocol %llu, of 2 to 5", (unsigned long long)version);
     return XD_OK;
 }
@@ -513,7 +537,9 @@ static xd_result pickle_run_container(pickle *p, unsigned char opcode) {
     case ')': return pickle_make(p, PICKLE_TUPLE, &value);
     case ']': return pickle_make(p, PICKLE_LIST, &value);
     case '}': return pickle_make(p, PICKLE_DICT, &value);
-    case '(': return pickle_push_number(p, &p->marks, (int32_t)p->stack.count);
+    case '(':
+        PICKLE_REQUIRE(p, p->marks.count < PICKLE_STACK_MOST, "more than %d marks", PICKLE_STACK_MOST);
+        return pickle_push_number(p, &p->marks, (int32_t)p->stack.count);
     case 't': XD_TRY(pickle_pop_mark(p, &first)); return pickle_tuple(p, first);
     case 0x85: return pickle_small_tuple(p, 1);
     case 0x86: return pickle_small_tuple(p, 2);
@@ -611,15 +637,14 @@ static xd_result pickle_run(pickle *p) {
     }
     PICKLE_REQUIRE(p, p->marks.count == 0 && p->stack.count == 1, "an end with %llu marks and %llu values",
                    (unsigned long long)p->marks.count, (unsigned long long)p->stack.count);
-    PICKLE_REQUIRE(p, p->at == p->length, "%llu bytes after the end",
+    PICKLE_REQUIRE(p, p->stream || p->at == p->length, "%llu bytes after the end",
                    (unsigned long long)(p->length - p->at));
     p->root = *pickle_stack_at(p, 0);
     return XD_OK;
 }
 
-/* Reads a pickle; `label` and `bytes` must outlive it. It is to be closed whatever the result. */
-static xd_result pickle_open(pickle *p, xd_ctx *ctx, const char *label, const void *bytes, size_t length,
-                             int where) {
+static void pickle_begin(pickle *p, xd_ctx *ctx, const char *label, const void *bytes, size_t length,
+                         int where) {
     memset(p, 0, sizeof *p);
     p->ctx = ctx;
     p->label = label;
@@ -629,7 +654,24 @@ static xd_result pickle_open(pickle *p, xd_ctx *ctx, const char *label, const vo
     p->values.size = sizeof(pickle_value);
     p->items.size = sizeof(pickle_item);
     p->stack.size = p->marks.size = p->memo.size = sizeof(int32_t);
+}
+
+/* Reads a pickle; `label` and `bytes` must outlive it. It is to be closed whatever the result. */
+static xd_result pickle_open(pickle *p, xd_ctx *ctx, const char *label, const void *bytes, size_t length,
+                             int where) {
+    pickle_begin(p, ctx, label, bytes, length, where);
     return pickle_run(p);
+}
+
+/* The same for a pickle that begins at byte *at and need not end with the bytes; *at then is where it ends. */
+static xd_result pickle_open_at(pickle *p, xd_ctx *ctx, const char *label, const void *bytes, size_t length,
+                                size_t *at) {
+    pickle_begin(p, ctx, label, bytes, length, PICKLE_TENSOR | PICKLE_FILE);
+    p->stream = true;
+    p->at = p->begin = *at;
+    const xd_result result = pickle_run(p);
+    *at = p->at;
+    return result;
 }
 
 static void pickle_close(pickle *p) {

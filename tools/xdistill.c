@@ -7,7 +7,8 @@
  *   ./xdistill convert DIR NEW   what PyTorch's torch.distributed.checkpoint has left in DIR becomes NEW, a model directory of
  *                                whole tensors in safetensors files. DIR has .metadata and *.distcp, whose pickles are read as
  *                                data (dcp_pickle.h: nothing of them is executed), and what is no tensor goes to objects.json;
- *                                or it has safetensors files with the pieces of ranks, as xd_weights_export writes them too
+ *                                or it has safetensors files with the pieces of ranks, as xd_weights_export writes them too;
+ *                                or it is a file of torch.save, or has pytorch_model.bin or its index
  *
  * Options of convert, before DIR:
  *   --select PREFIX      only tensors whose names begin so, under names without it: --select model.

@@ -12,7 +12,8 @@
  *
  * The first rank that ends with another status than 0, or by a signal, is named and ends the job: the others get SIGTERM, and
  * SIGKILL some seconds later. The status of xdrun is that rank's, or 128 and its signal. SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1 and
- * SIGUSR2 are passed on to all ranks; the second of the first four kills them.
+ * SIGUSR2 are passed on to all ranks. The first four end the job: who has not ended when the grace is over, deaf or stopped, is
+ * killed, and so are all when a second one comes.
  *
  * With --keep-going a rank that a signal has ended is named, and the others go on (xd_comm_shrink): the status is 0 when all of these
  * end with 0, and there is one.
@@ -70,7 +71,7 @@ typedef struct options {
     int ranks;
     bool bind, keep_going, help;
     int restarts; /* at most */
-    double grace; /* seconds from SIGTERM to SIGKILL */
+    double grace; /* seconds from a signal that ends the job to SIGKILL */
     double early; /* seconds that ranks may go on when one has ended with 0; 0 -> for ever */
     char **program;
 } options;
@@ -83,7 +84,7 @@ static void print_help(void) {
            "fewer than ranks\n"
            "  --keep-going     a rank that a signal ends does not end the others\n"
            "  --restart N      a job that has failed is started again, at most so many times (0)\n"
-           "  --grace SECONDS  from SIGTERM to SIGKILL, when a rank has failed (5)\n"
+           "  --grace SECONDS  from SIGTERM to SIGKILL, when a rank has failed or a signal ends the job (5)\n"
            "  --early SECONDS  that ranks may go on when one has ended with status 0 (for ever, with one "
            "warning)\n"
            "  --help           print this\n",
@@ -174,6 +175,7 @@ typedef struct job {
     double kill_at; /* seconds; 0 -> never */
     int passed_on;  /* the last signal */
     int signals;    /* that were passed on to end the job */
+    int ending;     /* the first of them; 0 -> none */
     int lost;       /* 128 and the signal of the first rank that the others have gone on without; 0 -> none */
     bool well;      /* some rank has ended with 0 */
     int early;      /* the first that ended with 0 before others; -1 */
@@ -221,15 +223,23 @@ static void stop(job *j, int status) {
     if (!j->status) j->status = status;
     if (j->stopping) return;
     j->stopping = true;
-    j->kill_at = now() + j->o->grace;
+    if (j->kill_at <= 0.0) j->kill_at = now() + j->o->grace;
     signal_ranks(j, SIGTERM);
 }
 
 /* ---- what ranks write ---- */
 
 static void read_signals(job *j);
+static bool kill_late_ranks(job *j);
 
-/* Whether what ranks write can go there now. Signals are passed on meanwhile, and the second one that ends the job ends the waiting. */
+/* Milliseconds until ranks are killed, for poll; -1 -> for ever. */
+static int until_killed(const job *j) {
+    const double left = j->kill_at > 0.0 ? j->kill_at - now() : -1.0;
+    return j->kill_at <= 0.0 ? -1 : left <= 0.0 ? 0 : left > 1e3 ? 1000000 : (int)(left * 1e3) + 1;
+}
+
+/* Whether what ranks write can go there now. Signals are passed on meanwhile; the second one that ends the job ends the waiting, and
+ * so does the end of the grace. */
 static bool is_ready(job *j, int to) {
     struct pollfd waits[2];
     waits[0].fd = to;
@@ -237,9 +247,9 @@ static bool is_ready(job *j, int to) {
     waits[1].fd = signal_pipe[0];
     waits[1].events = POLLIN;
     waits[0].revents = waits[1].revents = 0;
-    if (poll(waits, 2, -1) < 0 && errno != EINTR) return true;
+    if (poll(waits, 2, until_killed(j)) < 0 && errno != EINTR) return true;
     if (waits[1].revents) read_signals(j);
-    if (!waits[0].revents && j->signals > 1) j->deaf = true;
+    if (!waits[0].revents && (kill_late_ranks(j) || j->signals > 1)) j->deaf = true;
     return waits[0].revents != 0;
 }
 
@@ -560,16 +570,32 @@ static bool catch_signals(void) {
     return well;
 }
 
+static void kill_ranks(job *j, int status) {
+    stop(j, status);
+    j->kill_at = 0.0;
+    signal_ranks(j, SIGKILL);
+}
+
+/* Whether the grace is over, and so those that still run have been killed. */
+static bool kill_late_ranks(job *j) {
+    if (j->kill_at <= 0.0 || now() < j->kill_at) return false;
+    say("%d rank%s did not end within %g s: killed", j->running, j->running > 1 ? "s" : "", j->o->grace);
+    kill_ranks(j, j->ending ? STATUS_SIGNAL + j->ending : STATUS_FAILED);
+    return true;
+}
+
 static void pass_on(job *j, int number) {
     bool ends = false;
     for (int i = 0; i < ENDING; i++) ends = ends || passed[i] == number;
     j->passed_on = number;
     j->signals += ends;
+    if (ends && j->signals == 1) {
+        j->ending = number;
+        if (j->kill_at <= 0.0) j->kill_at = now() + j->o->grace;
+    }
     if (ends && j->signals == 2) {
         say("a second signal, %d (%s): killing %d ranks", number, strsignal(number), j->running);
-        stop(j, STATUS_SIGNAL + number);
-        j->kill_at = 0.0;
-        signal_ranks(j, SIGKILL);
+        kill_ranks(j, STATUS_SIGNAL + number);
     } else {
         signal_ranks(j, number);
     }
@@ -606,12 +632,8 @@ static double next_moment(const job *j) {
 
 static void do_what_is_due(job *j) {
     const double moment = next_moment(j), time = now();
-    if (moment <= 0.0 || time < moment) return;
-    if (j->kill_at > 0.0) {
-        say("%d rank%s did not end within %g s: killed", j->running, j->running > 1 ? "s" : "", j->o->grace);
-        j->kill_at = 0.0;
-        signal_ranks(j, SIGKILL);
-    } else if (j->o->early > 0.0) {
+    if (kill_late_ranks(j) || moment <= 0.0 || time < moment) return;
+    if (j->o->early > 0.0) {
         say("rank %d ended with status 0, and %d still run %g s later: stopping them", j->early, j->running,
             j->o->early);
         stop(j, STATUS_FAILED);

@@ -365,6 +365,19 @@ XD_PRIVATE void *xdi_parallel_scratch(const xd_ctx *ctx, int slot) {
     return xdi_pool_scratch(ctx->pool, slot);
 }
 
+static void xdi_log_to_stderr(void *user, xd_log_level level, const char *line) {
+    (void)user;
+    (void)level;
+    fprintf(stderr, "%s\n", line);
+}
+
+XD_API xd_logger xd_stderr_logger(void) {
+    xd_logger logger;
+    logger.write = xdi_log_to_stderr;
+    logger.user = NULL;
+    return logger;
+}
+
 static bool xdi_log_enabled(const xd_ctx *ctx, xd_log_level level) {
     /* The enumeration starts at the default, since zero must be one; this is the order of verbosity. */
     static const int loudness[] = { 2, 0, 1, 3, 4 };

@@ -26,6 +26,10 @@ typedef struct xd_logger {
     void *user;
 } xd_logger;
 
+/* A ready-made logger: each line on standard error, by one call. It shows what log_level lets through: with XD_LOG_INFO also the
+ * number of parameters that xd_build reports. Pure. */
+XD_API xd_logger xd_stderr_logger(void);
+
 /* Monotonic seconds. Deadlines are measured with it, so a test can let an hour pass without sleeping. */
 typedef struct xd_clock {
     double (*now_seconds)(void *user);

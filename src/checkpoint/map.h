@@ -75,8 +75,8 @@ typedef struct xd_weights_import_desc {
  * Nothing is changed before all ranks have agreed on all of the metadata. Errors, on every rank: those of xd_weight_map_check;
  * ARGUMENT; MISMATCH when ranks pass other lists or find other files; those of xd_weights_reader_open, of the lowest rank that has
  * one with the same code and text on all ranks (MEMORY apart); MISSING, UNEXPECTED, SHAPE
- * (all three when not lenient, by name), DTYPE, UNSUPPORTED for a type that cannot be read; IO, MEMORY. An IO error while data is moved leaves the weights partly
- * loaded. */
+ * (all three when not lenient, by name), DTYPE, UNSUPPORTED for a type that cannot be read; IO, MEMORY. An IO error while data
+ * is moved leaves the weights partly loaded. */
 XD_API xd_result xd_weights_import(xd_comm *comm, const xd_weights_import_desc *desc,
                                    xd_checkpoint_report *report);
 

@@ -10,8 +10,12 @@ typedef enum xd_launch_kind {
     XD_LAUNCH_ALONE = 0, /* nobody's: one rank */
     XD_LAUNCH_TORCHRUN, /* RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT: of torchrun and build/xdrun */
     XD_LAUNCH_OPEN_MPI, /* OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE */
-    XD_LAUNCH_PMI,  /* PMI_RANK, PMI_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS: MPICH, Intel MPI and others */
-    XD_LAUNCH_SLURM /* SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID, in a step (SLURM_STEP_ID) */
+    /* PMI_RANK, PMI_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS: MPICH, Intel MPI and others; or PMI_LOCAL_RANK, PMI_LOCAL_SIZE: PALS */
+    XD_LAUNCH_PMI,
+    XD_LAUNCH_SLURM,   /* SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID, in a step (SLURM_STEP_ID) */
+    XD_LAUNCH_MVAPICH, /* MV2_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE: MVAPICH2 */
+    XD_LAUNCH_FLUX,    /* FLUX_TASK_RANK, FLUX_JOB_SIZE, FLUX_TASK_LOCAL_ID */
+    XD_LAUNCH_JSRUN    /* JSM_NAMESPACE_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE */
 } xd_launch_kind;
 
 #define XD_LAUNCH_JOB_MAX 64      /* with its terminator; letters, digits, '-' and '_' */
@@ -20,8 +24,9 @@ typedef enum xd_launch_kind {
 /* A rank's place in its job, a plain value. */
 typedef struct xd_launch_info {
     xd_launch_kind kind;
-    int rank, world_size;             /* of all machines */
-    int local_rank, local_world_size; /* of this machine; local_world_size is 0 where Slurm alone speaks */
+    int rank, world_size; /* of all machines */
+    int local_rank,
+        local_world_size; /* of this machine; local_world_size is 0 where Slurm or Flux alone speaks */
     /* A name that all ranks of the job have and jobs beside it have not, for what its processes meet at: XDISTILL_JOB, which
      * build/xdrun draws at random; otherwise made of what tells this launcher's jobs apart. "" -> nothing does. */
     char job[XD_LAUNCH_JOB_MAX];
@@ -30,8 +35,11 @@ typedef struct xd_launch_info {
 } xd_launch_info;
 
 /* Reads from the environment which rank this process is. The first of these sets of variables that is there counts: torchrun's,
- * Open MPI's, PMI's, Slurm's; with none of them it is one rank alone. MASTER_ADDR and MASTER_PORT count for every kind,
- * and begin no set. Where srun's own PMI sets PMI_RANK and PMI_SIZE alone, the local rank is SLURM_LOCALID.
+ * Open MPI's, PMI's, MVAPICH2's, Flux's, jsrun's, Slurm's; with none of them it is one rank alone. MASTER_ADDR and MASTER_PORT
+ * count for every kind, and begin no set. Where PMI_RANK and PMI_SIZE stand alone, as srun, Flux and mpirun_rsh set them, the
+ * local rank and the job's name are those of that launcher's other variables. Where a variable shows that a launcher is at work,
+ * but none tells the rank (PMIx alone, PMI by a socket), it is MISSING: N processes that each took themselves for the only one would
+ * write the same files.
  *
  *   out   untouched on failure
  *
@@ -41,10 +49,10 @@ typedef struct xd_launch_info {
  *
  * Nothing else in the library reads these variables. Local; allocates nothing; must not run beside setenv. The kind is logged
  * at INFO.
- * Errors, each naming the variables: MISSING for a set of which one is missing, ARGUMENT for a value that is no
+ * Errors, each naming the variables: MISSING for a set of which one is missing or that tells no rank, ARGUMENT for a value that is no
  * such number and for a job name that is none, TOPOLOGY, with both values, for a rank that is not below its size and for
  * sets that contradict each other.
- * Source: the variables as the manuals of torchrun, Open MPI, MPICH and Slurm have them. */
+ * Source: the variables as the manuals of torchrun, Open MPI, MPICH, Slurm, PALS, MVAPICH2, Flux and jsrun have them. */
 XD_API xd_result xd_launch_discover(xd_ctx *ctx, xd_launch_info *out);
 
 #endif

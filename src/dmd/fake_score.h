@@ -52,6 +52,7 @@ XD_API xd_result xd_fake_score_describe(const xd_model *teacher, const xd_fake_s
  *
  *   teacher   sealed, with values in all weights; between steps. It is not changed, but for what training does when it is shared: then
  *             it must outlive the fake score
+ *   desc      NULL -> defaults
  *   out       the caller's to destroy, or to wrap
  *
  * Local. Memory: that of a second model; when shared, gradients alone. Values keep their bits, or are rounded to nearest even

@@ -79,14 +79,14 @@ static xd_result xdi_pack_run(xd_ctx *ctx, const xd_copy *copy, const void *from
 }
 
 XD_API xd_result xd_latent_pack(xd_ctx *ctx, const xd_latents *shape, const void *latents, xd_rows packed) {
-    XDI_GIVEN(ctx, ctx, shape, latents);
+    XDI_GIVEN(ctx, ctx, shape);
     XD_TRY(xdi_pack_check(ctx, shape, latents, &packed));
     const xd_copy copy = xdi_pack_copy(shape, &packed);
     return xdi_pack_run(ctx, &copy, latents, packed.data, shape->dtype);
 }
 
 XD_API xd_result xd_latent_unpack(xd_ctx *ctx, const xd_latents *shape, xd_rows packed, void *latents) {
-    XDI_GIVEN(ctx, ctx, shape, latents);
+    XDI_GIVEN(ctx, ctx, shape);
     XD_TRY(xdi_pack_check(ctx, shape, latents, &packed));
     const xd_copy there = xdi_pack_copy(shape, &packed);
     xd_copy back = there;

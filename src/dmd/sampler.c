@@ -273,8 +273,8 @@ static xd_result xdi_sampler_check_batch(const xd_sampler *s, const xd_dmd_batch
     XD_REQUIRE(s->d.ctx, batch->first >= 0 && batch->first <= ((int64_t)1 << 32) - batch->samples,
                XD_ERROR_ARGUMENT, "%lld samples from sample %lld: they are numbered from 0 to 2^32 - 1",
                (long long)batch->samples, (long long)batch->first);
-    XD_REQUIRE(s->d.ctx, out || batch->samples == 0, XD_ERROR_ARGUMENT, "no place for %lld samples",
-               (long long)batch->samples);
+    XD_REQUIRE(s->d.ctx, out || batch->samples == 0, XD_ERROR_ARGUMENT,
+               "no place for %lld samples: out is NULL", (long long)batch->samples);
     return XD_OK;
 }
 
@@ -340,7 +340,7 @@ static xd_result xdi_sampler_many(xd_sampler *s, const xd_dmd_batch *batch, void
 }
 
 XD_API xd_result xd_sampler_run(xd_sampler *sampler, const xd_dmd_batch *batch, void *out) {
-    XDI_GIVEN(sampler ? sampler->d.ctx : NULL, sampler, batch, out);
+    XDI_GIVEN(sampler ? sampler->d.ctx : NULL, sampler, batch);
     xd_dmd *d = &sampler->d;
     void *input = d->tensors[XDI_DMD_INPUT];
     XD_TRY(xdi_sampler_check_batch(sampler, batch, out));
@@ -353,7 +353,7 @@ XD_API xd_result xd_sampler_run(xd_sampler *sampler, const xd_dmd_batch *batch, 
 }
 
 XD_API xd_result xd_sampler_noise(xd_sampler *sampler, const xd_dmd_batch *batch, void *out) {
-    XDI_GIVEN(sampler ? sampler->d.ctx : NULL, sampler, batch, out);
+    XDI_GIVEN(sampler ? sampler->d.ctx : NULL, sampler, batch);
     XD_TRY(xdi_sampler_check_batch(sampler, batch, out));
     return xdi_dmd_normals(&sampler->d, xdi_dmd_at(XD_DMD_STUDENT, XD_STREAM_STUDENT_NOISE, batch), out);
 }

@@ -33,6 +33,8 @@ enum { XDI_DMD_FRESH_STEPS = XD_STREAM_EMA - XD_STREAM_ROLLOUT };
 /* A row of the table of values. A rank's own row has number -1 and the count of its findings. */
 enum {
     XDI_DMD_NUMBER = 0,
+    XDI_DMD_FIRST,
+    XDI_DMD_SAMPLES,
     XDI_DMD_VSD,
     XDI_DMD_GENERATOR,
     XDI_DMD_FAKE_SCORE,
@@ -238,6 +240,9 @@ XD_PRIVATE size_t xdi_dmd_guidance_workspace(const xd_dmd *d);
 
 /* guidance.c: what settings say of a role: its scale, and how much it is rescaled. */
 XD_PRIVATE xd_guidance xdi_dmd_guidance(const xd_dmd_desc *desc, xd_dmd_role role);
+
+/* warm_up.c: noises of a step of warm-up. */
+XD_PRIVATE int64_t xdi_dmd_warm_up_samples(const xd_dmd *d);
 
 /* leaf.c: a leaf and its batch fit into a step of so many samples; with guidance there is what leads away. */
 XD_PRIVATE xd_result xdi_dmd_check_batch(const xd_dmd *d, int64_t leaf, const xd_dmd_batch *batch,

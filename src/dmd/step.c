@@ -13,8 +13,11 @@ static double *xdi_dmd_sent(const xd_dmd *d) {
     return d->table + ranks * (d->leaves + 1) * XDI_DMD_COLUMNS;
 }
 
-static void xdi_dmd_note(double *row, int64_t number, const xd_dmd_values *values) {
+static void xdi_dmd_note(double *row, int64_t number, const xd_dmd_batch *batch,
+                         const xd_dmd_values *values) {
     row[XDI_DMD_NUMBER] = (double)number;
+    row[XDI_DMD_FIRST] = (double)batch->first;
+    row[XDI_DMD_SAMPLES] = (double)batch->samples;
     row[XDI_DMD_VSD] = values->vsd;
     row[XDI_DMD_GENERATOR] = values->generator;
     row[XDI_DMD_FAKE_SCORE] = values->fake_score;
@@ -44,25 +47,26 @@ static xd_result xdi_dmd_open_leaf(xd_dmd *d, const xdi_dmd_source *source, int6
     return desc->sizes.split ? xd_agree(desc->sizes.split, given) : given;
 }
 
-static xd_result xdi_dmd_leaf(xd_dmd *d, const xdi_dmd_source *source, int64_t k, xd_dmd_values *values) {
-    xd_dmd_batch batch;
-    XD_TRY(xdi_dmd_open_leaf(d, source, k, &batch));
-    if (source->warm_up) return xd_dmd_warm_up(d, k, &batch, values);
-    if (source->turns[XD_DMD_STUDENT]) XD_TRY(xd_dmd_student(d, k, &batch, values));
-    if (source->turns[XD_DMD_FAKE_SCORE]) XD_TRY(xd_dmd_fake_score(d, k, &batch, values));
-    if (source->turns[XD_DMD_DISCRIMINATOR]) XD_TRY(xd_dmd_discriminator(d, k, &batch, values));
+static xd_result xdi_dmd_leaf(xd_dmd *d, const xdi_dmd_source *source, int64_t k, xd_dmd_batch *batch,
+                              xd_dmd_values *values) {
+    XD_TRY(xdi_dmd_open_leaf(d, source, k, batch));
+    if (source->warm_up) return xd_dmd_warm_up(d, k, batch, values);
+    if (source->turns[XD_DMD_STUDENT]) XD_TRY(xd_dmd_student(d, k, batch, values));
+    if (source->turns[XD_DMD_FAKE_SCORE]) XD_TRY(xd_dmd_fake_score(d, k, batch, values));
+    if (source->turns[XD_DMD_DISCRIMINATOR]) XD_TRY(xd_dmd_discriminator(d, k, batch, values));
     return XD_OK;
 }
 
 static xd_result xdi_dmd_leaves(xd_dmd *d, const xdi_dmd_source *source) {
     double *row = xdi_dmd_sent(d);
     for (int64_t k = 0; k < d->leaves; k++, row += XDI_DMD_COLUMNS) {
+        xd_dmd_batch batch;
         xd_dmd_values values;
         memset(&values, 0, sizeof values);
-        const xd_result result = xdi_dmd_leaf(d, source, k, &values);
+        const xd_result result = xdi_dmd_leaf(d, source, k, &batch, &values);
         d->beyond = -1;
         XD_TRY(result);
-        xdi_dmd_note(row, xd_parallel_leaf(d->desc.trainers[XD_DMD_STUDENT].parallel, k), &values);
+        xdi_dmd_note(row, xd_parallel_leaf(d->desc.trainers[XD_DMD_STUDENT].parallel, k), &batch, &values);
     }
     return XD_OK;
 }
@@ -80,6 +84,32 @@ static xd_result xdi_dmd_look_ahead(xd_dmd *d, const xdi_dmd_source *source, xd_
 }
 
 /* ---- what all ranks know ---- */
+
+/* The leaves of all ranks have each sample of the step once, whatever their order. */
+static xd_result xdi_dmd_check_cover(const xd_dmd *d, int64_t rows, int64_t step_samples) {
+    int64_t samples = 0;
+    for (int64_t i = 0; i < rows; i++) {
+        const double *a = d->table + i * XDI_DMD_COLUMNS;
+        if (a[XDI_DMD_NUMBER] < 0.0) continue;
+        samples += (int64_t)a[XDI_DMD_SAMPLES];
+        for (int64_t k = 0; k < i; k++) {
+            const double *b = d->table + k * XDI_DMD_COLUMNS;
+            const bool apart = b[XDI_DMD_NUMBER] < 0.0 ||
+                               a[XDI_DMD_FIRST] + a[XDI_DMD_SAMPLES] <= b[XDI_DMD_FIRST] ||
+                               b[XDI_DMD_FIRST] + b[XDI_DMD_SAMPLES] <= a[XDI_DMD_FIRST];
+            XD_REQUIRE(d->ctx, apart || a[XDI_DMD_SAMPLES] <= 0.0 || b[XDI_DMD_SAMPLES] <= 0.0,
+                       XD_ERROR_ARGUMENT,
+                       "leaves %.0f and %.0f begin at samples %.0f and %.0f and have %.0f and %.0f: `first` "
+                       "counts over the whole step",
+                       b[XDI_DMD_NUMBER], a[XDI_DMD_NUMBER], b[XDI_DMD_FIRST], a[XDI_DMD_FIRST],
+                       b[XDI_DMD_SAMPLES], a[XDI_DMD_SAMPLES]);
+        }
+    }
+    XD_REQUIRE(d->ctx, samples == step_samples, XD_ERROR_ARGUMENT,
+               "step_samples is %lld, the leaves of all ranks have %lld", (long long)step_samples,
+               (long long)samples);
+    return XD_OK;
+}
 
 /* Leaves are added in the order of their numbers, so that the sum does not depend on who had them. */
 static void xdi_dmd_sum_values(const xd_dmd *d, int64_t rows, xd_dmd_values *out) {
@@ -99,7 +129,7 @@ static void xdi_dmd_sum_values(const xd_dmd *d, int64_t rows, xd_dmd_values *out
 }
 
 /* Values of all ranks; a finding of any of them is then in everybody's status. */
-static xd_result xdi_dmd_share(xd_dmd *d, xd_dmd_values *out) {
+static xd_result xdi_dmd_share(xd_dmd *d, bool warm_up, xd_dmd_values *out) {
     const int ranks = d->desc.data ? xd_comm_size(d->desc.data) : 1;
     const int64_t rows = d->leaves + 1;
     double *sent = xdi_dmd_sent(d), *own = sent + d->leaves * XDI_DMD_COLUMNS;
@@ -114,6 +144,8 @@ static xd_result xdi_dmd_share(xd_dmd *d, xd_dmd_values *out) {
     } else {
         memcpy(d->table, sent, (size_t)(rows * XDI_DMD_COLUMNS) * sizeof *sent);
     }
+    XD_TRY(xdi_dmd_check_cover(d, rows * ranks,
+                               warm_up ? xdi_dmd_warm_up_samples(d) : d->desc.sizes.step_samples));
     memset(out, 0, sizeof *out);
     xdi_dmd_sum_values(d, rows * ranks, out);
     for (int r = 0; r < ranks && status.not_finite == 0; r++)
@@ -199,7 +231,7 @@ static xd_result xdi_dmd_try_step(xd_dmd *d, const xdi_dmd_source *source, xd_dm
     if (weighs) result = xdi_dmd_look_ahead(d, source, result);
     if (result == XD_OK) result = xdi_dmd_leaves(d, source);
     XD_TRY(xdi_dmd_agree(&d->desc, result));
-    XD_TRY(xdi_dmd_share(d, values));
+    XD_TRY(xdi_dmd_share(d, source->warm_up, values));
     return xdi_dmd_step_roles(d, source, values);
 }
 

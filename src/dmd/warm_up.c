@@ -28,7 +28,7 @@ static xd_result xdi_dmd_teach_velocity(xd_dmd *d, const xd_dmd_batch *batch, in
                        xdi_dmd_rows(d, d->tensors[XDI_DMD_TARGET], n));
 }
 
-static int64_t xdi_dmd_warm_up_samples(const xd_dmd *d) {
+XD_PRIVATE int64_t xdi_dmd_warm_up_samples(const xd_dmd *d) {
     return d->desc.regression.step_samples ? d->desc.regression.step_samples : d->desc.sizes.step_samples;
 }
 

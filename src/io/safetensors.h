@@ -64,8 +64,8 @@ XD_API const char *xd_safetensors_metadata(const xd_safetensors *file, const cha
 XD_API bool xd_safetensors_metadata_at(const xd_safetensors *file, int64_t index, const char **key,
                                        const char **value);
 
-/* A tensor's bytes without a copy, possibly unaligned; NULL in stream mode, and for a dtype of NONE. Pages may be read only when they are used: see
- * map in xd_files about a file that is truncated meanwhile. */
+/* A tensor's bytes without a copy, possibly unaligned; NULL in stream mode, and for a dtype of NONE. Pages may be read only
+ * when they are used: see map in xd_files about a file that is truncated meanwhile. */
 XD_API const void *xd_safetensors_data(const xd_safetensors *file, int64_t index);
 
 /* Copies bytes [first_byte, first_byte + bytes) of a tensor. Errors: ARGUMENT outside the tensor, UNSUPPORTED for a dtype of

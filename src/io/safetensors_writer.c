@@ -198,6 +198,8 @@ static xd_result xdi_safetensors_check_counts(xd_ctx *ctx, const xd_safetensors_
     const size_t alignment = d->alignment ? d->alignment : 8;
     XD_REQUIRE(ctx, d->entry_count >= 0 && d->entry_count <= XDI_SAFETENSORS_LIMIT / 32, XD_ERROR_ARGUMENT,
                "%lld tensors, allowed are %d", (long long)d->entry_count, (int)XDI_SAFETENSORS_LIMIT / 32);
+    XDI_GIVEN_LIST(ctx, d->entries, d->entry_count);
+    XDI_GIVEN_LIST(ctx, d->metadata, d->metadata_count);
     XD_REQUIRE(ctx, d->metadata_count >= 0 && d->metadata_count <= XDI_SAFETENSORS_LIMIT / 6,
                XD_ERROR_ARGUMENT, "%lld pairs of metadata, allowed are %d", (long long)d->metadata_count,
                (int)XDI_SAFETENSORS_LIMIT / 6);
@@ -209,8 +211,6 @@ static xd_result xdi_safetensors_check_counts(xd_ctx *ctx, const xd_safetensors_
 XD_API xd_result xd_safetensors_plan(xd_ctx *ctx, const xd_safetensors_writer_desc *desc,
                                      xd_safetensors_layout **out) {
     XDI_GIVEN(ctx, ctx, desc, out);
-    XDI_GIVEN_LIST(ctx, desc->entries, desc->entry_count);
-    XDI_GIVEN_LIST(ctx, desc->metadata, desc->metadata_count);
     xdi_safetensors_draft p;
     XD_TRY(xdi_safetensors_check_counts(ctx, desc));
     const size_t count = (size_t)desc->entry_count, pairs = (size_t)desc->metadata_count;
@@ -293,8 +293,6 @@ XD_API xd_result xd_safetensors_writer_create(xd_ctx *ctx, const char *path,
                                               const xd_safetensors_writer_desc *desc,
                                               xd_safetensors_writer **out) {
     XDI_GIVEN(ctx, ctx, path, desc, out);
-    XDI_GIVEN_LIST(ctx, desc->entries, desc->entry_count);
-    XDI_GIVEN_LIST(ctx, desc->metadata, desc->metadata_count);
     return xdi_safetensors_writer_start(ctx, path, desc, true, out);
 }
 

@@ -80,8 +80,8 @@ static xd_result xdi_builder_describe_one(xdi_builder *b, int virtual_stage) {
 }
 
 static xd_result xdi_builder_describe(xdi_builder *b) {
-    const int stages = b->desc->pipeline.virtual_stages;
-    for (int i = 0; i < (stages ? stages : 1); i++) XD_TRY(xdi_builder_describe_one(b, i));
+    const int stages = xdi_pipeline_stages(xdi_group_size(b->groups.pp), b->desc->pipeline.virtual_stages);
+    for (int i = 0; i < stages; i++) XD_TRY(xdi_builder_describe_one(b, i));
     return XD_OK;
 }
 
@@ -214,8 +214,11 @@ static xd_result xdi_builder_attributes(xdi_builder *b) {
 /* ---- 4, 5, 6: storage, types, values ---- */
 
 static xd_result xdi_builder_take(const xdi_builder *b) {
-    for (int i = 0; i < b->list->count; i++)
-        XD_TRY(xdi_model_take(b->list->stages[i].model, b->desc->wrap.kind == XD_WRAP_NONE));
+    const xd_wrap_kind kind = b->desc->wrap.kind;
+    const xdi_take what = kind == XD_WRAP_FSDP   ? XDI_TAKE_BUFFERS
+                          : kind == XD_WRAP_NONE ? XDI_TAKE_ALL
+                                                 : XDI_TAKE_VALUES;
+    for (int i = 0; i < b->list->count; i++) XD_TRY(xdi_model_take(b->list->stages[i].model, what));
     return XD_OK;
 }
 
@@ -224,27 +227,50 @@ static xd_result xdi_builder_storage(xdi_builder *b) {
     return moves ? xdi_builder_take(b) : XD_OK;
 }
 
+static void xdi_builder_set_casts(xdi_builder *b) {
+    for (int i = 0; i < b->list->count; i++) xdi_stage_set_casts(b->desc, &b->list->stages[i]);
+}
+
 static xd_result xdi_builder_precision(xdi_builder *b) {
     for (int i = 0; i < b->list->count; i++)
         XD_TRY(xdi_model_lower(b->list->stages[i].model, &b->desc->precision));
+    xdi_builder_set_casts(b);
     return XD_OK;
 }
 
-static xd_result xdi_builder_init_model(const xdi_builder *b, xd_model *model) {
+static xd_result xdi_builder_call_init(const xdi_builder *b, xd_model *model) {
     const xd_block_init *init = &b->desc->init;
     int index = 0;
     for (xd_block *block = &model->root; block && init->call; block = xdi_block_after(block)) {
         xd_clear_error(b->ctx);
         XD_TRY(xdi_builder_called(b->ctx, init->call(init->user, model, block), "init of block", index++));
     }
-    return xd_model_init_weights(model);
+    return XD_OK;
 }
 
+/* Under FSDP buffers alone have storage, which the wrapper keeps whole: it forms the parts of the others. */
 static xd_result xdi_builder_first_values(xdi_builder *b) {
-    if (b->desc->storage == XD_STORAGE_CALLER || b->desc->wrap.kind == XD_WRAP_FSDP) return XD_OK;
-    if (b->desc->storage == XD_STORAGE_META) XD_TRY(xdi_builder_take(b));
-    for (int i = 0; i < b->list->count; i++) XD_TRY(xdi_builder_init_model(b, b->list->stages[i].model));
+    const bool sharded = b->desc->wrap.kind == XD_WRAP_FSDP;
+    if (b->desc->storage == XD_STORAGE_CALLER || (sharded && !b->desc->init.call)) return XD_OK;
+    if (b->desc->storage == XD_STORAGE_META || sharded) XD_TRY(xdi_builder_take(b));
+    for (int i = 0; i < b->list->count; i++) {
+        xd_model *model = b->list->stages[i].model;
+        XD_TRY(xdi_builder_call_init(b, model));
+        if (!sharded) XD_TRY(xd_model_init_weights(model));
+    }
     return XD_OK;
+}
+
+/* What was taken for buffers alone is given back where the wrap failed, so that the caller can allocate his models. */
+static void xdi_builder_leave_buffers(const xdi_builder *b) {
+    if (b->desc->wrap.kind != XD_WRAP_FSDP || !b->desc->init.call) return;
+    for (int i = 0; i < b->list->count; i++) {
+        xd_model *model = b->list->stages[i].model;
+        if (!model->buffers_alone || model->parallel) continue;
+        xdi_model_release(model);
+        for (int64_t k = 0; k < model->weight_count; k++)
+            model->weights[k]->ready = model->weights[k]->ready && model->weights[k]->value;
+    }
 }
 
 /* ---- 7: wrap ---- */
@@ -332,7 +358,9 @@ static xd_result xdi_builder_wrap_all(xdi_builder *b) {
 static xd_result xdi_builder_wrap(xdi_builder *b) {
     XD_TRY(xdi_builder_equalise(b));
     XD_TRY(xd_agree(b->world, xdi_builder_wrap_all(b)));
-    return xdi_builder_call_hooks(b, true);
+    XD_TRY(xdi_builder_call_hooks(b, true));
+    xdi_builder_set_casts(b); /* of stages that hooks have added, too */
+    return XD_OK;
 }
 
 /* ---- all of it ---- */
@@ -384,6 +412,7 @@ static xd_result xdi_builder_create(xd_comm *world, const xd_build_desc *desc, c
     XD_TRY(xdi_builder_open(&b, existing));
     const xd_result result = xdi_builder_run(&b, existing != NULL);
     if (result != XD_OK) {
+        xdi_builder_leave_buffers(&b);
         xd_built_destroy(b.built);
         return result;
     }
@@ -412,6 +441,10 @@ XD_API void xd_built_destroy(xd_built *built) {
     }
     xd_comm_destroy(built->self);
     xd_release(built->ctx, built);
+}
+
+XD_PRIVATE xd_ctx *xdi_built_ctx(const xd_built *built) {
+    return built->ctx;
 }
 
 XD_API int xd_built_stage_count(const xd_built *built) {

@@ -34,7 +34,7 @@ enum {
  * virtual_stage * ranks + rank is that rank's. */
 typedef struct xd_pipeline_desc {
     int ranks;                   /* 0 -> 1; in xd_build_desc, those of groups->pp */
-    int virtual_stages;          /* chunks of each rank; 0 -> 1. More than one needs ranks > 1 */
+    int virtual_stages;          /* chunks of each rank; 0 -> 1. One rank has one stage, whatever this says */
     int64_t layer_count;         /* of the whole model */
     const int64_t *chunk_layers; /* [ranks * virtual_stages] layers of each chunk; NULL -> the same number
                                   * in all */
@@ -51,7 +51,7 @@ typedef struct xd_stage_place {
 
 /* The place of one stage of one rank. Pure: a pipeline of any size is computed on one machine.
  *
- * Errors: ARGUMENT (negative numbers; a rank or virtual stage that there is not; virtual stages without a pipeline, or more than
+ * Errors: ARGUMENT (negative numbers; a rank or virtual stage that there is not; more virtual stages than
  * XD_STAGES_MAX; chunk_layers that do not add up to layer_count, with both), TOPOLOGY (layers that do not divide, with all
  * three numbers).
  * Source: Megatron-Core's interleaved pipeline; explicit counts are ours. */
@@ -63,6 +63,8 @@ typedef struct xd_stage {
     xd_model *model;
     xd_parallel *parallel; /* its wrapper; NULL before step 7 and without a wrap */
     xd_stage_place place;
+    /* What xd_stage_cast_inputs and xd_stage_cast_outputs make of values, set in step 5 from xd_precision; NONE -> nothing. */
+    xd_dtype input_dtype, output_dtype;
 } xd_stage;
 
 /* Stages in the order of their virtual stages. */
@@ -113,19 +115,46 @@ typedef struct xd_precision {
     bool f16, bf16;          /* at most one; neither -> step 5 does nothing */
     const char *const *keep; /* [keep_count] patterns */
     int keep_count;
+    /* On the first stage F32 inputs become this; F32 -> as they come; NONE -> the half type, or that in which the wrapper shows
+     * weights. */
+    xd_dtype input_dtype;
+    /* On the last stage outputs of F32, BF16 and F16 become this; NONE -> F32 where there is such a type. */
+    xd_dtype output_dtype;
 } xd_precision;
 
+/* What a policy is named by. Zero is the default of every field. Names are those of PyTorch ("bfloat16", "float16", "half",
+ * "float32", "float") or "bf16", "fp16", "fp32", in any case; NULL or "" -> the default. */
+typedef struct xd_policy_desc {
+    const char *param_dtype;  /* that views show and ranks send; default "bfloat16" */
+    const char *reduce_dtype; /* of gradients; default "float32", and nothing else: they are summed in F32 */
+    const char *output_dtype; /* of the model's outputs; default "bfloat16" */
+    bool disabled;            /* CREDIT's `amp: false`: F32 throughout, whatever the names say */
+    bool spectral_norm;       /* a model with spectral norm: F32 throughout unless a name is given */
+} xd_policy_desc;
+
+/* Settings that a policy fills in, to be completed. */
+typedef struct xd_policy {
+    bool applied;           /* false -> F32 throughout: the settings are those of zero */
+    xd_fsdp_desc fsdp;      /* sent_dtype, view_dtype */
+    xd_ddp_desc ddp;        /* view_dtype */
+    xd_precision precision; /* input_dtype, output_dtype; weights are kept in F32 */
+} xd_policy;
+
+/* The settings of a policy by name. What it leaves in F32 for spectral norm it logs as XD_LOG_INFO. Pure otherwise.
+ *
+ *   desc   NULL -> defaults
+ *
+ * Errors, with the name: ARGUMENT (no dtype is called so), DTYPE (of integers, or of a type in which views show nothing),
+ * UNSUPPORTED (a reduce_dtype other than F32). *out is untouched then.
+ * Source: CREDIT, fsdp2.py. */
+XD_API xd_result xd_policy_find(xd_ctx *ctx, const xd_policy_desc *desc, xd_policy *out);
+
 /* Called in step 6 for every block, in the order of the model, before the library forms what still holds no values. It writes
- * values where xd_weight_describe shows storage, and says so by xd_weight_set_ready. */
+ * values where xd_weight_describe shows storage, under FSDP of buffers alone, and says so by xd_weight_set_ready. */
 typedef struct xd_block_init {
     xd_result (*call)(void *user, xd_model *model, xd_block *block);
     void *user;
 } xd_block_init;
-
-/* Which wrapper. Megatron's four sharding strategies are settings of the two: no_shard is DDP; optim is DDP with
- * sharded_optimizer; optim_grads is FSDP without types of units, so that the model is one unit, whole while its root is
- * open; optim_grads_params is FSDP with units. */
-typedef enum xd_wrap_kind { XD_WRAP_NONE = 0, XD_WRAP_DDP, XD_WRAP_FSDP } xd_wrap_kind;
 
 /* Called in step 7 for each stage before it is wrapped, in order: changes what differs there from the settings of all, of which
  * it gets a copy as the build has filled it in. One of the two is NULL. What they point to must be there until the build ends. */
@@ -155,7 +184,8 @@ typedef struct xd_build_values {
     bool check;           /* a hash of every value is compared instead; reads all of them once */
 } xd_build_values;
 
-/* Receives the line of step 3, without a newline. */
+/* Receives the line of step 3, without a newline. Without it the line goes to the context's logger: on standard error with
+ * xd_stderr_logger and log_level XD_LOG_INFO. */
 typedef struct xd_build_report {
     void (*write)(void *user, const char *line);
     void *user;
@@ -172,8 +202,8 @@ typedef struct xd_build_desc {
                                                              * empty; NULL -> no override */
     xd_build_storage storage;
     xd_precision precision;
-    xd_block_init init; /* zero -> none. Not under FSDP, which forms parts: write values in a hook after
-                         * the wrap */
+    xd_block_init init; /* zero -> none. Under FSDP buffers alone have storage then, tables that are computed
+                         * for example, which stay whole; of the weights the wrapper forms parts */
     xd_wrap wrap;
     xd_build_values values;
     xd_build_report report;          /* zero -> the context's logger, as XD_LOG_INFO */
@@ -199,7 +229,7 @@ typedef struct xd_built xd_built;
  * Memory: that of the models and wrappers; in step 5, each model with storage once more, in the new types. Deterministic.
  * Errors: ARGUMENT (numbers below 0; both half types; a wrap without its settings, or with those of another; a provider that
  * gives no model, or one of another context; a hook that gives none, one twice, one of another context, or one that is
- * wrapped by what is not the stage's wrapper; more stages than XD_STAGES_MAX; init under FSDP), TOPOLOGY (layers that do
+ * wrapped by what is not the stage's wrapper; more stages than XD_STAGES_MAX), TOPOLOGY (layers that do
  * not divide; groups that do not fit together), MISMATCH (settings, models, values or numbers of stages that differ),
  * STATE (storage of the caller that would have to change its type), those of provider, hooks, callbacks,
  * xd_pipeline_place and the wrappers, MEMORY. All ranks alike.
@@ -219,6 +249,26 @@ XD_API xd_result xd_build_existing(xd_comm *world, const xd_build_desc *desc, co
 
 /* Frees wrappers and models, the last stage first. Local; NULL is fine. */
 XD_API void xd_built_destroy(xd_built *built);
+
+/* A tensor that a stage takes, or puts out. */
+typedef struct xd_stage_values {
+    const void *values; /* [count] of `dtype`, in memory of the context's device */
+    xd_dtype dtype;
+    int64_t count;
+    void *room; /* [count] of the type that they become; read where a cast is due alone */
+} xd_stage_values;
+
+/* Casts in place of a list: where a cast is due, values are written to `room`, and the entry shows them there in their new type;
+ * other entries stay. Inputs are cast on the first stage if they are F32, outputs on the last if they are F32, BF16 or F16;
+ * integers and masks never are, and other stages exchange what they have. Rounding is to nearest, ties to even.
+ *
+ *   list   [count]
+ *
+ * Local. Errors: ARGUMENT (a list at NULL, negative counts; a cast that is due without room, with its number), those of xd_cast.
+ * Nothing is cast then.
+ * Source: Megatron-Core, Float16Module; it leaves keyword inputs out. */
+XD_API xd_result xd_stage_cast_inputs(const xd_stage *stage, xd_stage_values *list, int64_t count);
+XD_API xd_result xd_stage_cast_outputs(const xd_stage *stage, xd_stage_values *list, int64_t count);
 
 /* Stages of this rank, and one of them; all zero where there is none. Local. */
 XD_API int xd_built_stage_count(const xd_built *built);

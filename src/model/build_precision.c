@@ -93,7 +93,7 @@ static xd_result xdi_precision_move(xd_model *model, xdi_precision_old *old, con
     }
     model->storage = NULL;
     xdi_precision_set(model, p);
-    xd_result result = xdi_model_take(model, gradients);
+    xd_result result = xdi_model_take(model, gradients ? XDI_TAKE_ALL : XDI_TAKE_VALUES);
     if (result == XD_OK) result = xdi_precision_convert(model, old);
     if (result == XD_OK) {
         xd_ctx_kernels(model->ctx)->memory.release(model->ctx, before);

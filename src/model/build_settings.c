@@ -20,10 +20,17 @@ static xd_result xdi_builder_check_groups(const xdi_builder *b) {
     return XD_OK;
 }
 
+static bool xdi_dtype_is_cast(xd_dtype dtype) {
+    return dtype == XD_DTYPE_NONE || dtype == XD_DTYPE_F32 || dtype == XD_DTYPE_BF16 || dtype == XD_DTYPE_F16;
+}
+
 static xd_result xdi_builder_check_precision(xd_ctx *ctx, const xd_precision *p) {
     XD_REQUIRE(ctx, !p->f16 || !p->bf16, XD_ERROR_ARGUMENT,
                "precision is both f16 and bf16: weights have one type");
     XD_REQUIRE(ctx, p->keep_count >= 0, XD_ERROR_ARGUMENT, "%d patterns of names to keep", p->keep_count);
+    XD_REQUIRE(ctx, xdi_dtype_is_cast(p->input_dtype) && xdi_dtype_is_cast(p->output_dtype), XD_ERROR_DTYPE,
+               "inputs as %s and outputs as %s: F32, BF16 and F16 are possible",
+               xd_dtype_name(p->input_dtype), xd_dtype_name(p->output_dtype));
     XD_REQUIRE(ctx, p->keep_count == 0 || p->keep, XD_ERROR_ARGUMENT,
                "%d patterns of names to keep, but no list of them", p->keep_count);
     for (int i = 0; i < p->keep_count; i++)
@@ -49,9 +56,6 @@ static xd_result xdi_builder_check_wrap(const xdi_builder *b) {
     XD_REQUIRE(b->ctx, !replicas || b->groups.intra_dp_cp, XD_ERROR_ARGUMENT,
                "%s with replicas of %d groups shards over intra_dp_cp, which is NULL",
                w->ddp ? "DDP" : "FSDP", xdi_group_size(replicas));
-    XD_REQUIRE(
-        b->ctx, w->kind != XD_WRAP_FSDP || !b->desc->init.call, XD_ERROR_ARGUMENT,
-        "init is called with whole weights, which FSDP never has: write values in a hook after the wrap");
     return XD_OK;
 }
 
@@ -125,6 +129,8 @@ XD_PRIVATE xd_result xdi_builder_agree_settings(const xdi_builder *b, bool exist
     xdi_fact_integer(&facts, "precision.f16", d->precision.f16);
     xdi_fact_integer(&facts, "precision.bf16", d->precision.bf16);
     xdi_fact_integer(&facts, "precision.keep_count", d->precision.keep_count);
+    xdi_fact_dtype(&facts, "precision.input_dtype", d->precision.input_dtype);
+    xdi_fact_dtype(&facts, "precision.output_dtype", d->precision.output_dtype);
     xdi_fact_integer(&facts, "wrap.kind", d->wrap.kind);
     xdi_fact_integer(&facts, "wrap_settings", d->wrap_settings.call != NULL);
     xdi_fact_integer(&facts, "values.broadcast", d->values.broadcast);

@@ -27,10 +27,12 @@ struct xd_weight {
     int64_t shape[XD_DIMS_MAX]; /* of the region */
     void *value, *gradient;
     bool ready;
-    bool awaited;          /* values come as soon as there is memory for them: nothing forms first ones */
-    xd_dtype declared;     /* the type before a wrapper gave it another one; NONE -> none did */
-    void *own;             /* its storage in the model, of that type; NULL -> none */
-    struct xdi_flat *flat; /* of a wrapper: where its values and gradients are, and which of that buffer's
+    xd_gradient_state state; /* of the gradient of a wrapped model, in its lists too */
+    bool used;               /* a backward of this step has opened a block with it, or with a tie to it */
+    bool awaited;            /* values come as soon as there is memory for them: nothing forms first ones */
+    xd_dtype declared;       /* the type before a wrapper gave it another one; NONE -> none did */
+    void *own;               /* its storage in the model, of that type; NULL -> none */
+    struct xdi_flat *flat;   /* of a wrapper: where its values and gradients are, and which of that buffer's
                             * weights it is */
     int64_t flat_index;
 };
@@ -81,11 +83,13 @@ struct xd_model {
     int64_t weight_count;
     xd_weight **weights; /* [weight_count] in order, once sealed */
     void *storage;       /* of the library's values and gradients */
+    bool buffers_alone;  /* of buffers, nothing else */
     bool yields;         /* a wrapper takes the values out of it and releases it, also DDP */
     bool sealed;
-    void **values, **gradients, **nothing; /* [weight_count] what views show; nothing: NULLs */
-    struct xd_parallel *parallel;          /* the wrapper, while there is one */
-    struct xd_inputs *inputs;              /* of blocks that are recomputed, while there are some */
+    void **values, **gradients, **nothing;                /* [weight_count] what views show; nothing: NULLs */
+    xd_dtype *value_dtypes, *gradient_dtypes, *no_dtypes; /* [weight_count] of these; no_dtypes: NONE */
+    struct xd_parallel *parallel;                         /* the wrapper, while there is one */
+    struct xd_inputs *inputs; /* of blocks that are recomputed, while there are some */
 };
 
 /* model.c: the stored shape: that of the desc, with the rows that are stored. */
@@ -100,8 +104,10 @@ XD_PRIVATE xd_result xdi_weight_fill(xd_ctx *ctx, const xd_weight *weight, xd_in
 /* model_storage.c: STATE for a model that is not sealed, or has a weight without storage. */
 XD_PRIVATE xd_result xdi_model_require_storage(const xd_model *model);
 
-/* model_storage.c: xd_model_allocate, for values alone where a wrapper will have the gradients. */
-XD_PRIVATE xd_result xdi_model_take(xd_model *model, bool gradients);
+/* model_storage.c: xd_model_allocate: for buffers alone where a wrapper forms parts of weights, for values alone where it will
+ * have the gradients, or for all. */
+typedef enum xdi_take { XDI_TAKE_BUFFERS, XDI_TAKE_VALUES, XDI_TAKE_ALL } xdi_take;
+XD_PRIVATE xd_result xdi_model_take(xd_model *model, xdi_take what);
 
 /* model_storage.c: frees the library's storage; the weights that were there have none. */
 XD_PRIVATE void xdi_model_release(xd_model *model);
@@ -119,6 +125,8 @@ XD_PRIVATE void xdi_inputs_forget(struct xd_inputs *inputs);
 XD_PRIVATE bool xdi_weight_is_trained(const xd_weight *weight);
 
 /* ---- building ---- */
+
+XD_PRIVATE xd_ctx *xdi_built_ctx(const xd_built *built); /* build.c */
 
 /* A build that is going on. */
 typedef struct xdi_builder {
@@ -139,6 +147,9 @@ XD_PRIVATE xd_result xdi_builder_called(xd_ctx *ctx, xd_result result, const cha
 XD_PRIVATE int xdi_group_rank(const xd_comm *comm);
 XD_PRIVATE int xdi_group_size(const xd_comm *comm);
 
+/* build_place.c: the virtual stages of each rank; one rank has no others than one. */
+XD_PRIVATE int xdi_pipeline_stages(int ranks, int virtual_stages);
+
 /* build_settings.c: what can be refused before anything is built; and whether all ranks have said alike what they must. */
 XD_PRIVATE xd_result xdi_builder_validate(const xdi_builder *b, const xd_stages *existing);
 XD_PRIVATE xd_result xdi_builder_agree_settings(const xdi_builder *b, bool existing);
@@ -147,6 +158,9 @@ XD_PRIVATE const xd_stage_hooks *xdi_builder_hooks(const xd_build_desc *d, bool 
 
 /* build_precision.c: gives a sealed model the half type of step 5. Errors: as in xd_build; the model is unchanged then. */
 XD_PRIVATE xd_result xdi_model_lower(xd_model *model, const xd_precision *precision);
+
+/* build_casts.c: in which types a stage takes and puts out values. */
+XD_PRIVATE void xdi_stage_set_casts(const xd_build_desc *d, xd_stage *stage);
 
 /* build_precision.c: whether a name fits a pattern, in which '*' stands for any run of characters. */
 XD_PRIVATE bool xdi_name_fits(const char *pattern, const char *name);
@@ -364,9 +378,10 @@ struct xd_parallel {
     int64_t launched;     /* DDP: buckets of this step whose sum was started, in order */
     bool late;            /* DDP: sums begin in xd_parallel_reduce alone */
     int64_t *counts;      /* [ranks] scratch */
+    int *used;            /* [weights of the model] scratch */
     xd_leaves *known;     /* [ranks + replica_count]: of each data rank, then of each group, in the sums over
                        * them */
-    xd_dtype sent_dtype, view_dtype; /* of floating weights; NONE -> their own, and as sent */
+    xd_dtype sent_dtype, view_dtype; /* of floating weights; NONE -> their own */
     float before, after;             /* factors of leaves, and of the sum of all */
     int reshard_ranks;               /* that keep a unit together after it was gathered; 0 -> all */
     xd_comm *near;                   /* these, when they are neither one nor all; the wrapper's own */
@@ -389,6 +404,8 @@ struct xd_parallel {
     bool compared[3]; /* with the ranks of each: how many weights are summed over it */
     bool summed;      /* in this step: what traits say over these groups */
     bool finished;    /* xd_pipeline_finish was called in this step */
+    bool waits;       /* some leaf has ended that is not summed yet */
+    bool elsewhere;   /* when ranks were to agree on the last step's sum some rank was in another call */
 };
 
 /* parallel_experts.c: the wrapper of experts of one that has its place among the data ranks, as a rank of theirs and, where
@@ -440,6 +457,9 @@ XD_PRIVATE xd_result xdi_parallel_lay(xd_parallel *p, const xd_fsdp_desc *d);
 XD_PRIVATE bool xdi_parallel_lists(const xd_weight *w);
 /* parallel.c: the entry of such lists for this rank's part of a weight, and where that is; without value and gradient. */
 XD_PRIVATE xd_param xdi_parallel_describe(const xd_parallel *p, const xd_weight *w, xd_bucket_piece *piece);
+
+/* parallel_state.c: whether a block has a weight that trains. */
+XD_PRIVATE bool xdi_block_trains(const xd_block *block);
 
 /* parallel.c: what xd_parallel_reduce does over the data ranks; and its end: a step that could not be reduced is dropped, one that
  * was before stays. */
@@ -564,6 +584,15 @@ XD_PRIVATE void *xdi_weight_shown(const xd_parallel *p, const xd_weight *owner);
 /* parallel_values.c: after kept values have changed: no unit is gathered; other types of what is kept are made again. */
 XD_PRIVATE void xdi_parallel_forget_values(xd_parallel *p);
 XD_PRIVATE xd_result xdi_parallel_convert_values(xd_parallel *p);
+
+/* parallel_state.c: what the gradients of the wrapper's weights are worth: once a leaf has ended, once all are summed, and when a
+ * step ends. The second is collective where `skipped`: some rank has a weight whose blocks were skipped in all of its leaves. */
+XD_PRIVATE void xdi_state_wait(xd_parallel *p);
+XD_PRIVATE bool xdi_state_skips(const xd_parallel *p);
+XD_PRIVATE xd_result xdi_state_sum(xd_parallel *p, bool skipped);
+XD_PRIVATE void xdi_state_reset(xd_parallel *p);
+/* parallel_state.c: a backward opens a block; or its weights are in a leaf of the caller's. */
+XD_PRIVATE void xdi_state_use(const xd_block *block);
 
 /* parallel_flat.c: the bucket with the place of a weight's owner; NULL when it has no gradient and never will. And the one that
  * takes its gradient now; NULL when it does not train. */

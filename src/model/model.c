@@ -184,6 +184,9 @@ static xd_result xdi_weight_check_shape(xd_ctx *ctx, const char *name, const xd_
     XD_REQUIRE(ctx, bytes > 0, XD_ERROR_ARGUMENT, "weight \"%.80s\" has no dtype", name);
     XD_REQUIRE(ctx, d->ndim >= 0 && d->ndim <= XD_DIMS_MAX, XD_ERROR_ARGUMENT,
                "weight \"%.80s\" has %d dimensions, allowed are %d", name, d->ndim, XD_DIMS_MAX);
+    XD_TRY(xdi_shape_check_rest(ctx, name, d->ndim, d->shape));
+    XD_REQUIRE(ctx, d->ndim == 0 || d->shape[d->ndim - 1] != 0, XD_ERROR_ARGUMENT,
+               "%s: shape[%d] is 0 and ndim %d", name, d->ndim - 1, d->ndim);
     XD_REQUIRE(ctx, d->stored_rows == 0 || (d->ndim > 0 && d->stored_rows >= d->shape[0]), XD_ERROR_SHAPE,
                "weight \"%.80s\": %lld rows are stored, it has %lld", name, (long long)d->stored_rows,
                (long long)(d->ndim > 0 ? d->shape[0] : 0));

@@ -87,7 +87,7 @@ typedef struct xd_weight_desc {
     const char *name;           /* required; one component, or several joined with '.' */
     xd_dtype dtype;             /* required */
     int ndim;                   /* 0 is a scalar */
-    int64_t shape[XD_DIMS_MAX]; /* of the whole weight, all ranks together */
+    int64_t shape[XD_DIMS_MAX]; /* of the whole weight, all ranks together; 0 from ndim on */
     int64_t stored_rows;        /* of dimension 0 where more rows are stored than there are (padded
                                  * vocabularies): these stay 0. 0 -> shape[0] */
     const xd_layout *layout;    /* of the stored shape: how the caller has cut it over ranks of one

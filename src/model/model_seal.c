@@ -13,13 +13,16 @@ XD_PRIVATE xd_block *xdi_block_after(const xd_block *block) {
 static xd_result xdi_model_order(xd_model *model) {
     int64_t n = 0;
     const size_t room = (size_t)model->weight_count + 1;
-    model->weights =
-        (xd_weight **)xd_allocate(model->ctx, room * (sizeof *model->weights + 3 * sizeof(void *)));
+    model->weights = (xd_weight **)xd_allocate(
+        model->ctx, room * (sizeof *model->weights + 3 * sizeof(void *) + 3 * sizeof(xd_dtype)));
     XD_REQUIRE(model->ctx, model->weights, XD_ERROR_MEMORY, "no room for a list of %lld weights",
                (long long)model->weight_count);
     model->values = (void **)(model->weights + room);
     model->gradients = model->values + room;
     model->nothing = model->gradients + room;
+    model->value_dtypes = (xd_dtype *)(model->nothing + room);
+    model->gradient_dtypes = model->value_dtypes + room;
+    model->no_dtypes = model->gradient_dtypes + room;
     for (xd_block *block = &model->root; block; block = xdi_block_after(block)) {
         block->first = n;
         for (xd_weight *weight = block->first_weight; weight; weight = weight->next) {

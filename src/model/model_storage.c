@@ -7,18 +7,18 @@
 /* ---- the library's storage ---- */
 
 /* Lays out what has no storage, in order; with memory behind the arena also gives it out. */
-static bool xdi_model_lay_out(xd_model *model, xd_arena *arena, bool gradients) {
+static bool xdi_model_lay_out(xd_model *model, xd_arena *arena, xdi_take what) {
     const bool give = arena->base != NULL;
     for (int64_t i = 0; i < model->weight_count; i++) {
         xd_weight *weight = model->weights[i];
         size_t offset = 0;
-        if (weight->owner != weight) continue;
+        if (weight->owner != weight || (what == XDI_TAKE_BUFFERS && !weight->desc.buffer)) continue;
         if (!weight->value) {
             if (!xd_arena_take(arena, (size_t)weight->count * xd_dtype_size(weight->desc.dtype), &offset))
                 return false;
             if (give) weight->value = arena->base + offset;
         }
-        if (gradients && xdi_weight_is_trained(weight) && !weight->gradient) {
+        if (what == XDI_TAKE_ALL && xdi_weight_is_trained(weight) && !weight->gradient) {
             if (!xd_arena_take(arena, (size_t)weight->count * xd_dtype_size(weight->desc.gradient_dtype),
                                &offset))
                 return false;
@@ -31,10 +31,10 @@ static bool xdi_model_lay_out(xd_model *model, xd_arena *arena, bool gradients) 
 XD_API size_t xd_model_bytes(const xd_model *model) {
     xd_arena plan = xd_arena_over(NULL, 0);
     if (!model->sealed || model->storage) return 0;
-    return xdi_model_lay_out((xd_model *)model, &plan, true) ? plan.peak : 0;
+    return xdi_model_lay_out((xd_model *)model, &plan, XDI_TAKE_ALL) ? plan.peak : 0;
 }
 
-XD_PRIVATE xd_result xdi_model_take(xd_model *model, bool gradients) {
+XD_PRIVATE xd_result xdi_model_take(xd_model *model, xdi_take what) {
     xd_ctx *ctx = model->ctx;
     const xd_device_ops *memory = &xd_ctx_kernels(ctx)->memory;
     xd_arena arena = xd_arena_over(NULL, 0);
@@ -42,7 +42,7 @@ XD_PRIVATE xd_result xdi_model_take(xd_model *model, bool gradients) {
     XD_REQUIRE(ctx, !model->parallel, XD_ERROR_STATE,
                "the model is wrapped: its %lld weights are the wrapper's", (long long)model->weight_count);
     if (model->storage) return XD_OK;
-    XD_REQUIRE(ctx, xdi_model_lay_out(model, &arena, gradients), XD_ERROR_MEMORY,
+    XD_REQUIRE(ctx, xdi_model_lay_out(model, &arena, what), XD_ERROR_MEMORY,
                "the size of %lld weights overflows", (long long)model->weight_count);
     const size_t bytes = arena.peak;
     if (bytes == 0) return XD_OK;
@@ -57,14 +57,15 @@ XD_PRIVATE xd_result xdi_model_take(xd_model *model, bool gradients) {
         return result;
     }
     arena = xd_arena_over(storage, bytes);
-    (void)xdi_model_lay_out(model, &arena, gradients);
+    (void)xdi_model_lay_out(model, &arena, what);
     model->storage = storage;
+    model->buffers_alone = what == XDI_TAKE_BUFFERS;
     return XD_OK;
 }
 
 XD_API xd_result xd_model_allocate(xd_model *model) {
     XDI_GIVEN(NULL, model);
-    return xdi_model_take(model, true);
+    return xdi_model_take(model, XDI_TAKE_ALL);
 }
 
 XD_PRIVATE void xdi_model_release(xd_model *model) {

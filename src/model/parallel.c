@@ -338,7 +338,7 @@ XD_API xd_result xd_ddp_create(xd_model *model, xd_comm *data, const xd_ddp_desc
 }
 
 XD_API xd_result xd_fsdp_create(xd_model *model, xd_comm *data, const xd_fsdp_desc *desc, xd_parallel **out) {
-    XDI_GIVEN_TO_ALL(model ? model->ctx : NULL, data, model, data, desc, out);
+    XDI_GIVEN_TO_ALL(model ? model->ctx : NULL, data, model, data, out);
     xd_fsdp_desc defaults, d;
     xd_parallel kind;
     memset(&defaults, 0, sizeof defaults);
@@ -363,6 +363,7 @@ static void xdi_parallel_detach(const xd_parallel *p) {
         if (kept && value >= kept && value < kept + w->flat->kept_bytes) w->value = NULL;
         xdi_spectral_give_back(p, w, w->own && p->model->parallel == p ? xdi_flat_place(w) : NULL);
         w->ready = w->ready && w->value;
+        w->state = XD_GRADIENT_READY;
         w->flat = NULL;
     }
     if (p->model->parallel == p) p->model->parallel = NULL;
@@ -376,10 +377,11 @@ static void xdi_parallel_free(xd_parallel *p) {
     xdi_locked_give(p->ctx, p->locked);
     if (p->home_memory && !p->locked) xd_ctx_kernels(p->home)->memory.release(p->home, p->home_memory);
     xd_comm_destroy(p->near);
-    void *const tables[] = { p->units,           p->flats,         p->buckets,
-                             (void *)p->weights, p->slots,         p->sums,
-                             p->counts,          (void *)p->lanes, (void *)p->places,
-                             (void *)p->forests, p->forest_leaves, p->known };
+    void *const tables[] = {
+        p->units,         p->flats,  p->buckets,       (void *)p->weights, p->slots,
+        p->sums,          p->counts, (void *)p->lanes, (void *)p->places,  (void *)p->forests,
+        p->forest_leaves, p->known,  p->used
+    };
     for (size_t i = 0; i < sizeof tables / sizeof tables[0]; i++) xd_release(p->ctx, tables[i]);
     xd_release(p->ctx, p);
 }
@@ -391,6 +393,11 @@ XD_API void xd_parallel_destroy(xd_parallel *p) {
     xdi_parallel_detach(p);
     if (p->experts) xdi_parallel_free(p->experts);
     xdi_parallel_free(p);
+}
+
+XD_API xd_wrap_kind xd_model_wrapped(const xd_model *model) {
+    if (!model->parallel) return XD_WRAP_NONE;
+    return model->parallel->sharded ? XD_WRAP_FSDP : XD_WRAP_DDP;
 }
 
 XD_API xd_parallel_bytes xd_parallel_memory(const xd_parallel *parallel) {
@@ -454,6 +461,7 @@ XD_PRIVATE xd_param xdi_parallel_param(const xd_parallel *p, const xd_weight *w)
     const xdi_bucket *b = xdi_flat_bucket(w);
     xd_param out = xdi_parallel_describe(p, w, &piece);
     if (out.count > 0) out.value = xdi_flat_value(w, &piece);
+    out.state = &w->state;
     if (b) out.gradient = b->sum + piece.shard.begin; /* not NULL where nothing is: steps count alike */
     return out;
 }
@@ -516,13 +524,6 @@ static xd_result xdi_parallel_check_closed(const xd_parallel *p, const char *cal
     return XD_OK;
 }
 
-/* Whether a block has a weight that trains. */
-static bool xdi_block_trains(const xd_block *b) {
-    for (int64_t i = 0; i < b->count; i++)
-        if (xdi_weight_is_trained(b->model->weights[b->first + i]->owner)) return true;
-    return false;
-}
-
 static xd_result xdi_parallel_check_step(const xd_parallel *p) {
     const int64_t leaves = xdi_parallel_passes(p);
     XD_REQUIRE(p->ctx, !p->reduced, XD_ERROR_STATE,
@@ -544,37 +545,55 @@ typedef struct xdi_agreement {
     uint64_t hash;
     const char *what;         /* the hash is of; NULL: the order of brackets */
     const xd_parallel *order; /* whose */
+    bool elsewhere;           /* out: some rank was in another call, so that nothing was agreed */
+    bool skips; /* a rank of those so far has a weight whose blocks were skipped in all of its leaves */
 } xdi_agreement;
 
-static xd_result xdi_agreement_reach(const xdi_agreement *a, xd_comm *comm) {
+/* A rank that is elsewhere meets this one in another collective, whose name says nothing to the caller. */
+static xd_result xdi_agreement_explain(xd_comm *comm, xd_result result) {
+    const xd_error told = *xd_last_error(xd_comm_ctx(comm));
+    if (result != XD_ERROR_MISMATCH) return result;
+    return XD_FAIL_CULPRIT(
+        xd_comm_ctx(comm), result, told.culprit,
+        "%.300s; here is xd_parallel_reduce: a rank is in another call, and has not called it "
+        "after its backward passes",
+        told.message);
+}
+
+static xd_result xdi_agreement_reach(xdi_agreement *a, xd_comm *comm) {
     const int64_t hash = (int64_t)a->hash;
     const xd_error own = *xd_last_error(xd_comm_ctx(comm));
-    int64_t facts[] = { a->mine != XD_OK, hash, ~hash }; /* the last is the least, upside down */
-    const xd_result told = xd_all_reduce(comm, facts, facts, 3, XD_DTYPE_I64, XD_MAX);
+    int64_t facts[] = { a->mine != XD_OK, hash, ~hash, a->skips }; /* the third is the least, upside down */
+    const xd_result told = xd_all_reduce(comm, facts, facts, 4, XD_DTYPE_I64, XD_MAX);
+    const bool knows = told == XD_ERROR_MISMATCH && a->mine != XD_OK && own.result == a->mine;
+    a->elsewhere = !knows && (told == XD_ERROR_MISMATCH || told == XD_ERROR_PEER);
     /* The others are still in the blocks that this rank has left out: its own error says so, theirs that it came here. */
-    if (told == XD_ERROR_MISMATCH && a->mine != XD_OK && own.result == a->mine)
-        return xdi_ctx_adopt(xd_comm_ctx(comm), &own);
-    XD_TRY(told);
+    if (knows) return xdi_ctx_adopt(xd_comm_ctx(comm), &own);
+    if (told != XD_OK) return a->what ? told : xdi_agreement_explain(comm, told);
+    a->skips = facts[3] > 0;
     if (facts[0] > 0) return xd_agree(comm, a->mine);
     if (facts[1] == ~facts[2]) return XD_OK;
     return a->what ? xd_agree_same(comm, a->hash, a->what) : xdi_order_explain(a->order, comm);
 }
 
 /* Groups of replicas wait for each other later, so they fail together too. */
-static xd_result xdi_parallel_agree(const xd_parallel *p, xdi_agreement agreement) {
-    agreement.mine = xdi_agreement_reach(&agreement, p->data);
-    return p->replicas ? xdi_agreement_reach(&agreement, p->replicas) : agreement.mine;
+static xd_result xdi_parallel_agree(const xd_parallel *p, xdi_agreement *agreement) {
+    agreement->mine = xdi_agreement_reach(agreement, p->data);
+    return p->replicas ? xdi_agreement_reach(agreement, p->replicas) : agreement->mine;
 }
 
 /* Under DDP each rank opens blocks in an order of its own. What the ranks of some experts have found is told to all. */
-static xd_result xdi_parallel_agree_step(const xd_parallel *p) {
+static xd_result xdi_parallel_agree_step(xd_parallel *p) {
     xdi_agreement step;
     step.mine = p->experts ? xdi_parallel_agree_step(p->experts) : XD_OK;
     if (step.mine == XD_OK) step.mine = xdi_parallel_check_step(p);
+    step.skips = xdi_state_skips(p);
     step.hash = p->sharded ? p->signature : 0;
     step.what = NULL;
     step.order = p;
-    return xdi_parallel_agree(p, step);
+    const xd_result result = xdi_parallel_agree(p, &step);
+    p->elsewhere = step.elsewhere;
+    return result == XD_OK ? xdi_state_sum(p, step.skips) : result;
 }
 
 static xd_result xdi_parallel_reduce_own(xd_parallel *p) {
@@ -592,11 +611,13 @@ XD_PRIVATE xd_result xdi_parallel_reduce_data(xd_parallel *p) {
 static void xdi_parallel_reset(xd_parallel *p) {
     if (p->experts) xdi_gradient_reset(p->experts);
     xdi_gradient_reset(p);
+    xdi_state_reset(p);
 }
 
 XD_PRIVATE xd_result xdi_parallel_end_reduce(xd_parallel *p, xd_result result) {
-    if (result != XD_OK && !p->reduced) xdi_parallel_reset(p);
+    if (result != XD_OK && !p->reduced && !p->elsewhere) xdi_parallel_reset(p);
     p->reduced = p->reduced || result == XD_OK;
+    p->waits = p->waits && result != XD_OK;
     if (p->experts) p->experts->reduced = p->reduced;
     return result;
 }
@@ -612,7 +633,35 @@ XD_PRIVATE void xdi_parallel_drop_leaves(xd_parallel *p) {
     if (!xdi_parallel_has_open(p) && !xdi_parallel_has_sent(p)) xdi_parallel_reset(p);
 }
 
-/* A step that was given up has leaves that nobody needs; but so has a loop that forgot to sum them. */
+/* Whether all leaves of a step are there and only their sum is missing: a step that is given up ends earlier, or by that call. */
+static bool xdi_parallel_is_complete(const xd_parallel *p) {
+    bool complete = p->waits;
+    for (const xd_block *b = &p->model->root; b && complete; b = xdi_block_after(b)) {
+        const xd_parallel *of = b->expert ? p->experts : p;
+        complete = !xdi_block_trains(b) || b->leaf == xdi_parallel_passes(of);
+    }
+    return complete;
+}
+
+static xd_result xdi_parallel_check_publish(const xd_parallel *p) {
+    XD_TRY(xdi_parallel_check_closed(p, "xd_parallel_publish"));
+    XD_REQUIRE(
+        p->ctx, !xdi_parallel_is_complete(p), XD_ERROR_STATE,
+        "xd_parallel_publish before xd_parallel_reduce: the backward passes of all %lld leaves of this "
+        "rank have ended and are not summed; a step that is given up after its last leaf is summed too",
+        (long long)xdi_parallel_passes(p));
+    return XD_OK;
+}
+
+/* The other ranks may be in xd_parallel_reduce, which this one has left out: its own error names the call. */
+static xd_result xdi_parallel_agree_publish(const xd_parallel *p) {
+    const xd_result mine = xdi_parallel_check_publish(p);
+    const xd_error own = *xd_last_error(p->ctx);
+    const xd_result told = xd_agree(p->data, mine);
+    return told == XD_ERROR_MISMATCH && mine != XD_OK ? xdi_ctx_adopt(p->ctx, &own) : told;
+}
+
+/* A step that was given up between two leaves has some that nobody needs. */
 static void xdi_parallel_tell_dropped(const xd_parallel *p) {
     int64_t leaves = 0;
     if (p->reduced) return;
@@ -627,7 +676,7 @@ static void xdi_parallel_tell_dropped(const xd_parallel *p) {
 
 XD_API xd_result xd_parallel_publish(xd_parallel *p) {
     XDI_GIVEN(NULL, p);
-    XD_TRY(xd_agree(p->data, xdi_parallel_check_closed(p, "xd_parallel_publish")));
+    XD_TRY(xdi_parallel_agree_publish(p));
     xdi_parallel_tell_dropped(p);
     if (p->experts) XD_TRY(xdi_parallel_renew_values(p->experts));
     XD_TRY(xdi_parallel_renew_values(p));
@@ -642,6 +691,7 @@ XD_PRIVATE void xdi_parallel_drop_step(xd_parallel *p) {
     p->open = 0;
     xdi_parallel_forget_values(p);
     xdi_gradient_reset(p);
+    xdi_state_reset(p);
 }
 
 /* ---- weights that are thawed ---- */
@@ -676,7 +726,7 @@ static xd_result xdi_parallel_may_thaw(const xd_parallel *p, const xd_weight *w)
 }
 
 XD_API xd_result xd_parallel_thaw(xd_parallel *parallel, xd_weight *weight) {
-    XDI_GIVEN(parallel ? parallel->model->ctx : NULL, parallel, weight);
+    XDI_GIVEN(NULL, parallel);
     xd_parallel *p = parallel->experts && weight && xdi_parallel_of(parallel, weight)->of_experts
                          ? parallel->experts
                          : parallel;
@@ -685,7 +735,8 @@ XD_API xd_result xd_parallel_thaw(xd_parallel *parallel, xd_weight *weight) {
     thaw.hash = weight ? xd_hash(0, weight->owner->name, strlen(weight->owner->name)) : 0;
     thaw.what = "the weight that is thawed";
     thaw.order = NULL;
-    XD_TRY(xdi_parallel_agree(p, thaw));
+    thaw.skips = false;
+    XD_TRY(xdi_parallel_agree(p, &thaw));
     weight->owner->desc.traits.frozen = false;
     xdi_parallel_count_blocks(p);
     return XD_OK;
@@ -723,6 +774,9 @@ XD_API xd_result xd_parallel_push_leaf(xd_parallel *p) {
         XD_TRY(xdi_gradient_place(p, w, 0, &place));
         XD_TRY(xdi_gradient_add(p, w, place));
     }
-    for (xd_block *b = &p->model->root; b; b = xdi_block_after(b)) XD_TRY(xdi_gradient_finish(p, b));
+    for (xd_block *b = &p->model->root; b; b = xdi_block_after(b)) {
+        xdi_state_use(b);
+        XD_TRY(xdi_gradient_finish(p, b));
+    }
     return XD_OK;
 }

@@ -61,6 +61,15 @@
  * 0 included. What is saved is whole tensors (checkpoint.h); who holds what is never seen in a file. */
 typedef struct xd_parallel xd_parallel;
 
+/* Which wrapper. Megatron's four sharding strategies are settings of the two: no_shard is DDP; optim is DDP with
+ * sharded_optimizer; optim_grads is FSDP without types of units, so that the model is one unit, whole while its root is
+ * open; optim_grads_params is FSDP with units. */
+typedef enum xd_wrap_kind { XD_WRAP_NONE = 0, XD_WRAP_DDP, XD_WRAP_FSDP } xd_wrap_kind;
+
+/* Which wrapper a model has now; NONE -> none. It looks at the model, not at settings: a build over one rank may have skipped
+ * the wrap, and casts, scalers and what is saved depend on which. Local. Source: CREDIT, is_applied. */
+XD_API xd_wrap_kind xd_model_wrapped(const xd_model *model);
+
 /* What gradients are divided by: each element is multiplied once by the f32 nearest to the inverse of the divisor, at a place
  * that no layout changes, so that INVARIANT mode keeps its bits. Zero is the default of every field. */
 typedef struct xd_gradient_divisors {
@@ -85,8 +94,9 @@ typedef struct xd_ddp_desc {
     int64_t leaves;         /* micro-batches of a step, all ranks together; 0 -> one for each data rank */
     bool sharded_optimizer; /* each rank steps 1 / N of the weights, which xd_parallel_publish gathers
                              * (ZeRO-1) */
-    xd_dtype view_dtype;    /* F32, BF16 or F16: in which blocks show such weights, a copy that
-                             * xd_parallel_publish renews; NONE -> as they are, and no copy */
+    xd_dtype view_dtype;    /* F32, BF16 or F16: in which blocks show such weights, but those with keep_f32
+                             * in a half type; a copy that xd_parallel_publish renews. NONE -> as they are,
+                             * and no copy */
     /* Queues over the data ranks, which several wrappers may share and which outlive them; NULL -> what they would run is run in
      * xd_parallel_reduce and xd_parallel_publish. On `reductions` the sum of a bucket begins when the last of its blocks has
      * had its last backward, in the order of buckets; that xd_block_end is then collective, as xd_queue_start is. With
@@ -132,8 +142,10 @@ typedef struct xd_fsdp_desc {
                             * leaf's backwards (xd_pass.more). The default where leaves cannot be dealt
                             * (see xd_parallel_leaf) */
     /* F32, BF16 or F16, for weights of these types but those with keep_f32: in which they are sent, a copy of this rank's part
-     * that xd_parallel_publish renews, and in which blocks show them. NONE -> sent as they are kept, shown as they are sent.
-     * One rank rounds as many do. */
+     * that xd_parallel_publish renews, and in which blocks show them (xd_block_view.value_dtypes). NONE -> sent as they are kept,
+     * shown in the type of their desc, rounded to what is sent: one rank rounds as many do. Where a unit is shown in another type
+     * than it is sent in, its memory has both: for f32 weights sent as BF16, 4 bytes an element more than with view_dtype BF16,
+     * for one unit of each level and those gathered ahead; of all units with reshard_ranks 1, and on one rank. */
     xd_dtype sent_dtype, view_dtype;
     /* After a unit was gathered, so many ranks that follow each other keep it together, until values change: backwards are then
      * gathered from these. A divisor of the data ranks; 0 -> all of them, each keeps its part alone; 1 -> every rank keeps
@@ -184,14 +196,14 @@ typedef struct xd_fsdp_desc {
 XD_API xd_result xd_ddp_create(xd_model *model, xd_comm *data, const xd_ddp_desc *desc, xd_parallel **out);
 
 /* Wraps a model: every rank of `data` holds 1 / N of each unit. Units are the blocks that say so, those of the types in
- * desc.unit_types, and the root for the rest; a block's weights are in the innermost unit around it. Buffers stay whole. The
- * library's own storage of the model is released when its values have been taken.
+ * desc.unit_types, and the root for the rest; a block's weights are in the innermost unit around it. Buffers stay whole, in
+ * the caller's storage where they have it. The library's own storage of the model is released when its values have been taken.
  *
  * Collective over data and desc->replicas. Memory: this rank's part of values and gradients, one gathered unit for each level of
  * units inside units, one whole gradient likewise, and what the settings add; see xd_parallel_bytes and xd_plan_memory.
  * Errors: as xd_ddp_create; ARGUMENT (reshard_ranks does not divide the data ranks; prefetch without `gathers`; a `host` with
- * a GPU or of another reduction mode), STATE (storage of the caller; a weight tied to one in another unit), UNSUPPORTED (in
- * INVARIANT mode: replicas, and leaves of a group that are no power of two). */
+ * a GPU or of another reduction mode), STATE (storage of the caller, but that of buffers without `host`; a weight tied to one
+ * in another unit), UNSUPPORTED (in INVARIANT mode: replicas, and leaves of a group that are no power of two). */
 XD_API xd_result xd_fsdp_create(xd_model *model, xd_comm *data, const xd_fsdp_desc *desc, xd_parallel **out);
 
 /* Frees the wrapper and all values that it kept: weights that had no storage before have none afterwards. NULL is fine. Local. */
@@ -241,7 +253,7 @@ XD_API xd_result xd_parallel_parts(const xd_parallel *parallel, int64_t capacity
 XD_API xd_result xd_parallel_thaw(xd_parallel *parallel, xd_weight *weight);
 
 /* Takes the gradients in the caller's storage as this rank's next leaf, for all weights at once, instead of the brackets
- * of backward passes. DDP only, when every weight that trains has a gradient of the caller's. Local.
+ * of backward passes. DDP only, when every weight that trains has a gradient of the caller's. No weight counts as skipped. Local.
  * Errors: STATE (a weight without, by name; all leaves are there already; brackets have left a leaf of which some blocks are not
  * complete, in INVARIANT mode, naming two blocks), UNSUPPORTED (FSDP; experts). */
 XD_API xd_result xd_parallel_push_leaf(xd_parallel *parallel);
@@ -251,17 +263,24 @@ XD_API xd_result xd_parallel_push_leaf(xd_parallel *parallel);
  * sequence_parallel, averaged_over_tensor_parallel, pipeline_parallel and shared_embedding are then summed over the
  * desc's groups too, in the order of xd_pipeline_finish, which sums them no second time.
  *
+ * Before it steps and norms over that list are refused (xd_param.state), so that no rank steps with its own gradients. After it a
+ * weight whose blocks were skipped in all leaves of all ranks has no gradient: steps leave it alone, without decay. Where ranks
+ * beyond the data ranks add to a gradient (the traits above), and for experts, it is zero instead.
+ *
  * Collective over data, and over tp, pp and embedding of the desc's groups. Errors: STATE (a block without a backward for a leaf, by
  * name and number; a block still open; blocks in another order on some ranks, with the first two that differ), MISMATCH
  * (ranks of tp, or stages, that differ in the weights with such traits, with both numbers), those of the reductions. All
  * ranks alike; the step's leaves are then dropped. STATE too, and nothing has changed then: a weight with such a trait, by
- * name, where the wrapper has no groups, or where this rank has several stages and the trait is one of the last two. */
+ * name, where the wrapper has no groups, or where this rank has several stages and the trait is one of the last two. MISMATCH or
+ * PEER where some data rank is in another call: leaves are kept, and the call may be made again. */
 XD_API xd_result xd_parallel_reduce(xd_parallel *parallel);
 
 /* After the optimizer: what blocks show from now on are the new weights. Also after a step that was skipped or given up,
- * after values were loaded or exchanged with an average, and where gradients are summed without the wrapper. Leaves that
- * xd_parallel_reduce has not summed are dropped, which is logged as a warning with their number: a loop that forgets it steps
- * with the gradients of an earlier step. Collective over data. Errors: STATE (a block still open), those of xd_all_gather. */
+ * after values were loaded or exchanged with an average, and where gradients are summed without the wrapper. A step that
+ * is given up between two leaves loses them, which is logged as a warning with their number; one that is given up after its last
+ * leaf is summed before. Collective over data. Errors: STATE (a
+ * block still open; all leaves are there, and xd_parallel_reduce has not summed them; nothing has changed then), those of
+ * xd_all_gather. */
 XD_API xd_result xd_parallel_publish(xd_parallel *parallel);
 
 /* Bytes that a wrapper takes by purpose on this rank, in memory of the context's device but for `host`. Their sum is one

@@ -124,7 +124,8 @@ XD_PRIVATE xd_result xdi_parallel_plan(xd_parallel *p) {
     }
     p->buckets = (xdi_bucket *)xd_allocate(p->ctx, ((size_t)p->bucket_count + 1) * sizeof *p->buckets);
     p->counts = (int64_t *)xd_allocate(p->ctx, (size_t)p->ranks * sizeof *p->counts);
-    XD_REQUIRE(p->ctx, p->buckets && p->counts, XD_ERROR_MEMORY, "no room for %lld buckets",
+    p->used = (int *)xd_allocate(p->ctx, ((size_t)p->model->weight_count + 1) * sizeof *p->used);
+    XD_REQUIRE(p->ctx, p->buckets && p->counts && p->used, XD_ERROR_MEMORY, "no room for %lld buckets",
                (long long)p->bucket_count);
     XD_TRY(xdi_parallel_list_places(p));
     for (int64_t i = 0; i < p->flat_count; i++) {

@@ -327,6 +327,7 @@ static xd_result xdi_gradient_close(xd_parallel *p, xdi_bucket *b) {
 
 XD_PRIVATE xd_result xdi_gradient_finish(xd_parallel *p, xd_block *block) {
     block->leaf++;
+    if (xdi_block_trains(block)) xdi_state_wait(block->model->parallel);
     for (int64_t i = 0; i < block->count; i++) {
         xdi_bucket *b = xdi_block_bucket(p, block, i);
         if (b && ++b->done == b->blocks * p->members) XD_TRY(xdi_gradient_close(p, b));

@@ -46,10 +46,14 @@ static xd_result xdi_parallel_check_weight(const xd_parallel *p, const xd_weight
     XD_REQUIRE(p->ctx, other == unit, XD_ERROR_STATE,
                "\"%.80s\" in unit \"%.80s\" is tied to \"%.80s\" in unit \"%.80s\": put both into one unit",
                w->name, unit->block->name, owner->name, other->block->name);
-    XD_REQUIRE(p->ctx, !p->sharded || (!d->value && !d->gradient), XD_ERROR_STATE,
+    XD_REQUIRE(p->ctx, !p->sharded || d->buffer || (!d->value && !d->gradient), XD_ERROR_STATE,
                "weight \"%.80s\" has the caller's storage, which FSDP cannot keep whole: leave value and "
                "gradient NULL and write first values after xd_model_allocate (xd_weight_set_ready); "
                "xd_ddp_create keeps the caller's",
+               owner->name);
+    XD_REQUIRE(p->ctx, !p->offloaded || !d->value, XD_ERROR_STATE,
+               "buffer \"%.80s\" has the caller's storage, and parts are kept in memory of another context "
+               "(host): leave value NULL and write first values after xd_model_allocate",
                owner->name);
     XD_REQUIRE(
         p->ctx,
@@ -67,9 +71,10 @@ static xd_dtype xdi_weight_sent_dtype(const xd_parallel *p, const xd_weight *w) 
 }
 
 XD_PRIVATE xd_dtype xdi_weight_view_dtype(const xd_parallel *p, const xd_weight *w) {
+    const bool stays = w->desc.traits.keep_f32 && p->view_dtype != XD_DTYPE_F32;
     const bool converts =
         p->view_dtype != XD_DTYPE_NONE && xdi_dtype_trains(w->desc.dtype) && !w->desc.buffer;
-    return converts ? p->view_dtype : xdi_weight_sent_dtype(p, w);
+    return converts && !stays ? p->view_dtype : w->desc.dtype;
 }
 
 /* Whether a frozen weight has a place for its gradient, so that it can be thawed. */
@@ -83,6 +88,7 @@ static bool xdi_weight_is_reserved(const xd_parallel *p, const xd_weight *w) {
 static bool xdi_flat_fits(const xd_parallel *p, const xd_weight *a, const xd_weight *b) {
     return a->desc.dtype == b->desc.dtype && a->desc.buffer == b->desc.buffer &&
            xdi_weight_sent_dtype(p, a) == xdi_weight_sent_dtype(p, b) &&
+           xdi_weight_view_dtype(p, a) == xdi_weight_view_dtype(p, b) &&
            xdi_weight_is_trained(a) == xdi_weight_is_trained(b) &&
            xdi_weight_is_reserved(p, a) == xdi_weight_is_reserved(p, b);
 }

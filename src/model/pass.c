@@ -41,20 +41,32 @@ static xd_result xdi_block_check(const xd_block *b, xd_pass pass) {
     return XD_OK;
 }
 
+/* A weight's entries in the model's lists. */
+static xd_result xdi_weight_show(xd_parallel *p, const xd_weight *w, int64_t leaf, bool adds) {
+    xd_model *model = w->model;
+    xdi_bucket *bucket = p ? xdi_flat_bucket(w->owner) : NULL;
+    if (bucket) XD_TRY(xdi_flight_land(p->gathers, &bucket->spreading));
+    model->values[w->index] = xdi_weight_shown(p, w->owner);
+    model->value_dtypes[w->index] = p ? w->owner->flat->view_dtype : w->owner->desc.dtype;
+    if (!adds) return XD_OK;
+    XD_TRY(xdi_gradient_place(p, w, leaf, &model->gradients[w->index]));
+    model->gradient_dtypes[w->index] =
+        model->gradients[w->index] ? w->owner->desc.gradient_dtype : XD_DTYPE_NONE;
+    return XD_OK;
+}
+
 /* What a block's entries of the model's lists show. */
 static xd_result xdi_block_show(xd_block *b, xd_pass pass, xd_block_view *view) {
     xd_model *model = b->model;
     xd_parallel *p = xdi_block_parallel(b);
     const bool adds = pass.kind == XD_PASS_BACKWARD && xdi_parallel_owns(p, pass.leaf);
-    for (int64_t i = b->first; i < b->first + b->count; i++) {
-        xdi_bucket *bucket = p ? xdi_flat_bucket(model->weights[i]->owner) : NULL;
-        if (bucket) XD_TRY(xdi_flight_land(p->gathers, &bucket->spreading));
-        model->values[i] = xdi_weight_shown(p, model->weights[i]->owner);
-        if (adds) XD_TRY(xdi_gradient_place(p, model->weights[i], pass.leaf, &model->gradients[i]));
-    }
+    for (int64_t i = b->first; i < b->first + b->count; i++)
+        XD_TRY(xdi_weight_show(p, model->weights[i], pass.leaf, adds));
     view->count = b->count;
     view->values = model->values + b->first;
+    view->value_dtypes = model->value_dtypes + b->first;
     view->gradients = (adds ? model->gradients : model->nothing) + b->first;
+    view->gradient_dtypes = (adds ? model->gradient_dtypes : model->no_dtypes) + b->first;
     return XD_OK;
 }
 
@@ -80,7 +92,7 @@ static xd_result xdi_block_explain(const xd_block *block, xd_pass pass, bool end
 }
 
 XD_API xd_result xd_block_begin(xd_block *block, xd_pass pass, xd_block_view *view) {
-    XDI_GIVEN(block ? block->model->ctx : NULL, block, view);
+    XDI_GIVEN(NULL, block);
     xd_parallel *p = xdi_block_parallel(block);
     xd_block_view shown;
     XD_REQUIRE(block->model->ctx, view, XD_ERROR_ARGUMENT,
@@ -95,6 +107,7 @@ XD_API xd_result xd_block_begin(xd_block *block, xd_pass pass, xd_block_view *vi
         return result;
     }
     if (p) xdi_order_add(p, block, pass, false);
+    if (p && pass.kind == XD_PASS_BACKWARD) xdi_state_use(block);
     if (p) p->open++;
     block->passes[block->open++] = pass;
     *view = shown;

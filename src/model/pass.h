@@ -28,10 +28,13 @@ typedef struct xd_pass {
  * were added; those of its children are in the children's views. Valid until xd_block_end. */
 typedef struct xd_block_view {
     int64_t count;
-    void *const *values;    /* [count]; each dense, of the size and type that its desc says */
-    void *const *gradients; /* [count]; BACKWARD: of the gradients' type, zero when the leaf's first
-                             * backward begins; add to them. NULL for what is not trained, and all NULL in
-                             * other passes and for leaves beyond this rank's own (xd_parallel_leaf) */
+    void *const *values;    /* [count]; each dense, of the size that its desc says */
+    void *const *gradients; /* [count]; BACKWARD: zero when the leaf's first backward begins; add to them.
+                             * NULL for what is not trained, and all NULL in other passes and for leaves
+                             * beyond this rank's own (xd_parallel_leaf) */
+    const xd_dtype
+        *value_dtypes; /* [count]; that of the desc, but where the wrapper's view_dtype says another */
+    const xd_dtype *gradient_dtypes; /* [count]; NONE where a gradient is NULL */
 } xd_block_view;
 
 /* Opens a block. A parent may stay open around its children; a block may be open several times at once.
@@ -53,8 +56,8 @@ XD_API xd_result xd_block_begin(xd_block *block, xd_pass pass, xd_block_view *vi
  * is not open, and for a second end of a leaf's last backward, with the leaf; those of the reductions. */
 XD_API xd_result xd_block_end(xd_block *block);
 
-/* Instead of a backward: the block has no part in a leaf, and its weights, where no other block adds to them, a gradient of
- * zero. Nothing is gathered.
+/* Instead of a backward: the block has no part in a leaf, and adds nothing to the gradients of its weights. Weights that are
+ * skipped in all leaves have none in this step: see xd_parallel_reduce. Nothing is gathered.
  *
  * Collective as above. Errors: as xd_block_begin with XD_PASS_BACKWARD. */
 XD_API xd_result xd_block_skip(xd_block *block, int64_t leaf);

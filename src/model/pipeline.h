@@ -28,7 +28,7 @@
  * forwards come before the first backward. The last group may be shorter, but not than the pipeline. */
 typedef struct xd_pipeline_schedule {
     int ranks;             /* p; 0 -> 1 */
-    int virtual_stages;    /* v, of each rank; 0 -> 1. More than one needs ranks > 1 */
+    int virtual_stages;    /* v, of each rank; 0 -> 1. One rank has one stage, whatever this says */
     int64_t micro_batches; /* m; required */
     int64_t group;         /* with virtual stages: micro-batches of a group: all, or at least `ranks` of them,
                             * which leave none or at least `ranks` for the last; 0 -> the fewest */
@@ -63,7 +63,7 @@ typedef struct xd_pipeline_work {
  * Pure and local: a pipeline of any size is computed on one machine. Memory: some numbers for each stage, freed again. *ticks is
  * untouched on failure.
  * Errors: ARGUMENT (micro_batches below 1, negative numbers; more than 4096 ranks, XD_STAGES_MAX virtual stages or 2^20
- * micro-batches; virtual stages without a pipeline; a group that may not be, with the numbers; capacity below the entries,
+ * micro-batches; a group that may not be, with the numbers; capacity below the entries,
  * with both), MEMORY.
  * Source: Megatron-Core, pipeline_parallel/schedules.py; groups that Megatron-Core refuses are refused. */
 XD_API xd_result xd_pipeline_table(xd_ctx *ctx, const xd_pipeline_schedule *schedule, int64_t capacity,
@@ -92,9 +92,9 @@ typedef struct xd_pipeline_run_desc {
     xd_pipeline_schedule schedule; /* ranks 0 -> those of the group. forward_only: no memory for
                                     * backwards, which are then refused */
     int ndim;                      /* of an activation, the same between all stages; 0 -> one element */
-    int64_t shape[XD_DIMS_MAX];
-    xd_dtype dtype;          /* in which activations are sent; any */
-    xd_dtype gradient_dtype; /* and their gradients; NONE -> dtype */
+    int64_t shape[XD_DIMS_MAX];    /* 0 from ndim on */
+    xd_dtype dtype;                /* in which activations are sent; any */
+    xd_dtype gradient_dtype;       /* and their gradients; NONE -> dtype */
     int64_t value_count; /* numbers that the last stage reports of a micro-batch, at most 2^20: losses, counts
                           * of tokens */
     const xd_built *built; /* this rank's stages, handed to the callbacks; must outlive the pipeline. NULL

@@ -75,6 +75,7 @@ struct xd_pipeline {
 static xd_result xdi_pipeline_check(xd_ctx *ctx, const xd_pipeline_run_desc *d) {
     XD_REQUIRE(ctx, d->ndim >= 0 && d->ndim <= XD_DIMS_MAX, XD_ERROR_ARGUMENT,
                "activations of %d dimensions, from 0 to %d are possible", d->ndim, (int)XD_DIMS_MAX);
+    XD_TRY(xdi_shape_check_rest(ctx, "activations", d->ndim, d->shape));
     for (int i = 0; i < d->ndim; i++)
         XD_REQUIRE(ctx, d->shape[i] >= 0, XD_ERROR_ARGUMENT,
                    "dimension %d of activations has %" PRId64 " elements", i, d->shape[i]);
@@ -193,7 +194,7 @@ static xd_result xdi_pipeline_compare(xd_comm *comm, const xd_pipeline_run_desc 
 }
 
 static xd_result xdi_pipeline_check_built(xd_ctx *ctx, const xd_pipeline_run_desc *d, int rank) {
-    const int stages = d->schedule.virtual_stages ? d->schedule.virtual_stages : 1;
+    const int stages = xdi_pipeline_stages(d->schedule.ranks, d->schedule.virtual_stages);
     const int count = d->built ? xd_built_stage_count(d->built) : stages;
     XD_REQUIRE(ctx, count == stages, XD_ERROR_ARGUMENT, "%d stages were built, the schedule has %d", count,
                stages);

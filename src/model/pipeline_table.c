@@ -18,9 +18,6 @@ static xd_result xdi_schedule_check(xd_ctx *ctx, const xd_pipeline_schedule *d) 
                "a schedule of %d ranks, %d virtual stages and %" PRId64
                " micro-batches: none may be negative, and there must be a micro-batch",
                d->ranks, d->virtual_stages, d->micro_batches);
-    XD_REQUIRE(ctx, d->virtual_stages <= 1 || d->ranks > 1, XD_ERROR_ARGUMENT,
-               "%d virtual stages without a pipeline: it has %d rank", d->virtual_stages,
-               d->ranks ? d->ranks : 1);
     XD_REQUIRE(ctx, d->virtual_stages <= XD_STAGES_MAX && d->ranks <= XDI_SCHEDULE_RANKS, XD_ERROR_ARGUMENT,
                "%d ranks with %d virtual stages, at most %d with %d are possible", d->ranks,
                d->virtual_stages, (int)XDI_SCHEDULE_RANKS, (int)XD_STAGES_MAX);
@@ -60,7 +57,7 @@ static int64_t xdi_schedule_group(const xd_pipeline_schedule *d) {
 XD_PRIVATE xd_result xdi_schedule_settle(xd_ctx *ctx, xd_pipeline_schedule *d) {
     XD_TRY(xdi_schedule_check(ctx, d));
     if (d->ranks == 0) d->ranks = 1;
-    if (d->virtual_stages == 0) d->virtual_stages = 1;
+    d->virtual_stages = xdi_pipeline_stages(d->ranks, d->virtual_stages);
     XD_TRY(xdi_schedule_check_group(ctx, d));
     d->group = d->virtual_stages > 1 ? xdi_schedule_group(d) : d->micro_batches;
     return XD_OK;

@@ -10,7 +10,8 @@
 
 /* How the model is to be wrapped, and what trains it. Zero is the default of every field but one of the first two. */
 typedef struct xd_memory_plan_desc {
-    const xd_ddp_desc *ddp; /* one of these two; `replicas` is not read */
+    const xd_ddp_desc *ddp; /* one of these two; `replicas` and `groups` are not read, `stage` is at least
+                             * pipeline_rank with a pipeline */
     const xd_fsdp_desc *fsdp;
     int ranks;  /* data ranks of a group; 0 -> 1 */
     int groups; /* that hold replicas of each other (HSDP, instances of optimizers); 0 -> 1 */

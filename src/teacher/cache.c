@@ -438,10 +438,11 @@ XD_PRIVATE double xdi_cache_next(const xd_teacher_cache *cache, int64_t position
 
 XD_API xd_result xd_teacher_cache_entries(xd_ctx *ctx, const xd_teacher_cache *cache, int64_t position,
                                           int32_t *ids, double *probabilities) {
-    XDI_GIVEN(ctx, ctx, cache, ids, probabilities);
+    XDI_GIVEN(ctx, ctx, cache);
     const xd_teacher_cache *c = cache;
     XD_REQUIRE(ctx, position >= 0 && position < c->info.positions, XD_ERROR_ARGUMENT,
                "%s: position %lld of %lld", c->path, (long long)position, (long long)c->info.positions);
+    XDI_GIVEN(ctx, ids, probabilities);
     const unsigned char *at = xdi_cache_position(c, position);
     const double total = xdi_cache_total(c, at);
     for (int64_t j = 0; j < c->form.k; j++) {

@@ -5,7 +5,7 @@
 #include "comm/internal.h"
 #include "comm/mesh.h"
 #include "kernel/kernels.h"
-#include "tensor/interval.h"
+#include "tensor/internal.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -56,6 +56,7 @@ static xd_result xdi_crossing_check_dims(xd_ctx *ctx, xd_crossing_desc *d) {
     int64_t numel = 1;
     XD_REQUIRE(ctx, d->ndim >= 0 && d->ndim <= XD_DIMS_MAX, XD_ERROR_ARGUMENT,
                "a crossing of %d dimensions, from 0 to %d are possible", d->ndim, (int)XD_DIMS_MAX);
+    XD_TRY(xdi_shape_check_rest(ctx, "", d->ndim, d->shape));
     for (int i = 0; i < d->ndim; i++) {
         XD_REQUIRE(ctx, d->shape[i] >= 0, XD_ERROR_SHAPE, "dimension %d of a crossing has extent %" PRId64, i,
                    d->shape[i]);

@@ -34,7 +34,7 @@ typedef struct xd_crossing_desc {
     xd_crossing_kind kind;
     xd_dtype dtype;
     int ndim;
-    int64_t shape[XD_DIMS_MAX]; /* of the whole activation */
+    int64_t shape[XD_DIMS_MAX]; /* of the whole activation; 0 from ndim on */
     int dim;       /* that is cut; negative counts from the end. COPY and REDUCE do not read it */
     int other_dim; /* ALL_TO_ALL: that is cut afterwards */
     /* Of this rank, with sums in INVARIANT mode: a matrix product whose contraction is split at fixed places has one leaf for each

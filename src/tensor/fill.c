@@ -136,6 +136,7 @@ XD_PRIVATE bool xdi_part_fits(const xd_tensor_part *p, int64_t count) {
 }
 
 XD_PRIVATE xd_result xdi_part_check_region(xd_ctx *ctx, const xd_tensor_part *p) {
+    XD_TRY(xdi_shape_check_rest(ctx, p->name, p->ndim, p->shape));
     int64_t numel = 1;
     XD_REQUIRE(ctx, !p->region || p->region->ndim == p->ndim, XD_ERROR_SHAPE,
                "tensor \"%.80s\" has %d dimensions, its region %d", p->name, p->ndim,

@@ -244,8 +244,8 @@ XD_PRIVATE xd_result xdi_halo_check(xd_ctx *ctx, const xd_halo_desc *desc, int r
                "gradient %d does not exist", (int)desc->gradient);
     for (int i = 0; i < s->ndim; i++) XD_TRY(xdi_halo_check_width(ctx, desc, i, s->shape[i]));
     for (int i = s->ndim; i < XD_DIMS_MAX; i++)
-        XD_REQUIRE(ctx, desc->before[i] == 0 && desc->after[i] == 0, XD_ERROR_ARGUMENT,
-                   "a halo in dimension %d of a tensor that has %d", i, s->ndim);
+        XD_REQUIRE(ctx, desc->before[i] == 0 && desc->after[i] == 0 && (int)desc->boundary[i] == 0,
+                   XD_ERROR_ARGUMENT, "a halo in dimension %d of a tensor that has %d", i, s->ndim);
     XD_TRY(xdi_halo_check_pole(ctx, s));
     return xdi_halo_check_layout(ctx, l, ranks);
 }

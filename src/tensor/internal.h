@@ -19,6 +19,9 @@ XD_PRIVATE void xdi_interval_fold(xd_copy *copy);
 XD_PRIVATE xd_result xdi_part_fill(xd_ctx *ctx, const xd_tensor_part *part, const xd_init *init,
                                    const xd_philox *random, int64_t limit);
 
+/* interval.c: ARGUMENT when entries of a shape from ndim on, which is at most XD_DIMS_MAX, are not 0: a dimension that ndim leaves out. */
+XD_PRIVATE xd_result xdi_shape_check_rest(xd_ctx *ctx, const char *name, int ndim, const int64_t *shape);
+
 /* fill.c: the errors of a region and a range that are not within a tensor, and of elements at NULL. */
 XD_PRIVATE xd_result xdi_part_check_region(xd_ctx *ctx, const xd_tensor_part *part);
 

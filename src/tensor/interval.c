@@ -122,6 +122,13 @@ XD_API xd_interval xd_chunk(int64_t n, int parts, int part) {
     return piece;
 }
 
+XD_PRIVATE xd_result xdi_shape_check_rest(xd_ctx *ctx, const char *name, int ndim, const int64_t *shape) {
+    for (int d = XD_DIMS_MAX - 1; d >= ndim; d--)
+        XD_REQUIRE(ctx, shape[d] == 0, XD_ERROR_ARGUMENT, "%s%sshape[%d] is %lld and ndim %d", name,
+                   name[0] ? ": " : "", d, (long long)shape[d], ndim);
+    return XD_OK;
+}
+
 XD_API xd_region xd_region_whole(int ndim, const int64_t *shape) {
     xd_region region;
     memset(&region, 0, sizeof region);

@@ -18,6 +18,7 @@ static xd_result xdi_layout_check_shape(xd_ctx *ctx, const xd_layout_desc *d) {
     bool empty = false;
     XD_REQUIRE(ctx, d->ndim >= 0 && d->ndim <= XD_DIMS_MAX, XD_ERROR_ARGUMENT,
                "%d dimensions, 0 to %d are possible", d->ndim, XD_DIMS_MAX);
+    XD_TRY(xdi_shape_check_rest(ctx, "", d->ndim, d->shape));
     XD_REQUIRE(ctx, d->topology && d->topology->axis_count > 0, XD_ERROR_ARGUMENT,
                "a layout needs a topology with axes");
     for (int i = 0; i < d->ndim; i++) {

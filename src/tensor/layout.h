@@ -29,7 +29,7 @@ typedef struct xd_placement {
 /* What to build a layout from. Read during the call only. */
 typedef struct xd_layout_desc {
     int ndim;                                 /* 0 is a scalar */
-    int64_t shape[XD_DIMS_MAX];               /* of the whole tensor */
+    int64_t shape[XD_DIMS_MAX];               /* of the whole tensor; 0 from ndim on, as in every such pair */
     const xd_topology *topology;              /* required; xd_mesh_topology(mesh) */
     xd_placement placement[XD_MESH_AXES_MAX]; /* one for each mesh axis; zero -> REPLICATE */
     /* Mesh axes in the order in which they split; all zero -> left to right. FSDP over TP: TP first. */

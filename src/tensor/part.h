@@ -11,7 +11,7 @@ typedef struct xd_tensor_part {
     const char *name; /* of the whole tensor */
     xd_dtype dtype;
     int ndim;                   /* 0 is a scalar */
-    int64_t shape[XD_DIMS_MAX]; /* of the whole tensor */
+    int64_t shape[XD_DIMS_MAX]; /* of the whole tensor; 0 from ndim on */
     const xd_region *region;    /* indices of the tensor; NULL -> all of them */
     xd_interval range;          /* positions in the dense storage of `region` that are here; may be empty */
     void *data;                 /* [range.end - range.begin]; may be NULL when empty */

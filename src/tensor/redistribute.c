@@ -299,8 +299,8 @@ static xd_result xdi_redistribution_validate(xd_ctx *ctx, const xd_redistributio
                    "dimension %d: the source has extent %lld, the destination %lld", i,
                    (long long)side[0]->shape[i], (long long)side[1]->shape[i]);
     XD_REQUIRE(ctx, xd_layout_numel(d->from) <= INT64_MAX / (int64_t)xd_dtype_size(d->dtype), XD_ERROR_SHAPE,
-               "a tensor of %lld elements of %s has more than 2^63 bytes", (long long)xd_layout_numel(d->from),
-               xd_dtype_name(d->dtype));
+               "a tensor of %lld elements of %s has more than 2^63 bytes",
+               (long long)xd_layout_numel(d->from), xd_dtype_name(d->dtype));
     for (int s = 0; s < 2; s++)
         for (int i = 0; i < side[s]->topology->rank_count; i++) {
             const int rank = side[s]->topology->ranks ? side[s]->topology->ranks[i] : i;
@@ -621,6 +621,7 @@ static xd_result xdi_tensor_check(xd_comm *world, const xd_tensor *tensor, const
     const bool member = xd_layout_region(tensor->layout, rank, &region);
     XD_REQUIRE(ctx, tensor->ndim == region.ndim, XD_ERROR_SHAPE, "the %s has %d dimensions, its layout %d",
                which, tensor->ndim, region.ndim);
+    XD_TRY(xdi_shape_check_rest(ctx, which, tensor->ndim, tensor->shape));
     for (int i = 0; i < region.ndim; i++) {
         const int64_t extent = xd_intervals_extent(region.interval[i], region.count[i]);
         XD_REQUIRE(ctx, tensor->shape[i] == extent, XD_ERROR_SHAPE,

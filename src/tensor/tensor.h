@@ -10,7 +10,7 @@ typedef struct xd_tensor {
     xd_dtype dtype;
     int device; /* 0 is the CPU */
     int ndim;
-    int64_t shape[XD_DIMS_MAX];  /* local */
+    int64_t shape[XD_DIMS_MAX];  /* local; 0 from ndim on */
     int64_t stride[XD_DIMS_MAX]; /* elements */
     const xd_layout *layout;     /* must outlive the view */
 } xd_tensor;

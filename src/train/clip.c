@@ -28,7 +28,7 @@ static void xdi_clip_list_settings(xdi_facts *facts, const xd_gradient_norm_desc
 }
 
 static bool xdi_clip_has_gradient(const xd_param *p) {
-    return p->gradient && !p->frozen && !p->buffer && p->count > 0;
+    return xdi_train_steps(p) && p->count > 0;
 }
 
 static xd_result xdi_clip_validate(xd_ctx *ctx, const xd_gradient_norm_desc *d) {
@@ -42,7 +42,7 @@ static xd_result xdi_clip_validate(xd_ctx *ctx, const xd_gradient_norm_desc *d) 
                d->max_norm);
     XD_REQUIRE(ctx, d->refuse_above >= 0.0, XD_ERROR_ARGUMENT, "refuse_above %g is negative or not a number",
                d->refuse_above);
-    return XD_OK;
+    return xdi_train_check_summed(ctx, d->params, d->param_count, "a norm of gradients");
 }
 
 /* This rank's part, a thousand arrays at a time, so that the list needs no memory of its own. */
@@ -98,6 +98,19 @@ static xd_result xdi_clip_exchange_exact(xd_comm *comm, xd_norm_sum *sum, int64_
     return XD_OK;
 }
 
+/* Sums over the ranks, as the norm needs. Where the others are in the call that this rank has left out, its own error names that
+ * call. */
+static xd_result xdi_clip_exchange_all(xd_comm *comm, const xd_gradient_norm_desc *d, bool exact,
+                                       xd_result mine, xd_norm_sum *sum, int64_t *counts) {
+    xd_ctx *ctx = xd_comm_ctx(comm);
+    const xd_error own = *xd_last_error(ctx);
+    const xd_result told = exact                    ? xdi_clip_exchange_exact(comm, sum, counts)
+                           : d->type == XD_NORM_MAX ? xdi_clip_exchange_largest(comm, sum, counts)
+                                                    : xdi_clip_exchange_sum(comm, sum, counts);
+    const bool knows = told == XD_ERROR_MISMATCH && mine != XD_OK && own.result == mine;
+    return knows ? xdi_ctx_adopt(ctx, &own) : told;
+}
+
 /* Sums over the ranks. A rank whose arguments were refused takes part too and reports that in its counts, and so does one with other
  * settings, by which ranks would scale their parts of one gradient differently; only then there is a second exchange, which
  * names it. */
@@ -111,11 +124,7 @@ static xd_result xdi_clip_exchange(xd_comm *comm, const xd_gradient_norm_desc *d
     counts[XDI_CLIP_NOT_FINITE] = sum->not_finite;
     counts[XDI_CLIP_NAN] = sum->nan;
     counts[XDI_CLIP_FAILED] = mine != XD_OK;
-    if (comm && exact)
-        XD_TRY(xdi_clip_exchange_exact(comm, sum, counts));
-    else if (comm)
-        XD_TRY(d->type == XD_NORM_MAX ? xdi_clip_exchange_largest(comm, sum, counts)
-                                      : xdi_clip_exchange_sum(comm, sum, counts));
+    if (comm) XD_TRY(xdi_clip_exchange_all(comm, d, exact, mine, sum, counts));
     if (counts[XDI_CLIP_FAILED] > 0) return comm ? xd_agree(comm, mine) : mine;
     if (comm && counts[XDI_CLIP_SETTINGS] != hash * xd_comm_size(comm))
         return xdi_agree_facts(comm, &settings, "settings of a norm");
@@ -281,6 +290,7 @@ XD_API xd_result xd_clip_gradients(xd_ctx *ctx, const xd_param *params, int64_t 
     const xd_optimizer_kernels *kernels = &xd_ctx_kernels(ctx)->optimizer;
     XD_REQUIRE(ctx, param_count >= 0 && (params || param_count == 0), XD_ERROR_ARGUMENT,
                "%lld parameters, params at %p", (long long)param_count, (const void *)params);
+    XD_TRY(xdi_train_check_summed(ctx, params, param_count, "xd_clip_gradients"));
     for (int64_t i = 0; i < param_count; i++)
         XD_REQUIRE(
             ctx, !xdi_clip_has_gradient(&params[i]) || xdi_train_takes(xdi_train_gradient_dtype(&params[i])),

@@ -7,8 +7,8 @@
 #include "train/param.h"
 
 /* Exponential moving average of a model: shadows of this rank's parameters, which are averaged, and of its buffers,
- * which are copied unless average_buffers says otherwise. The average of a shard has the same bits as the shard of the average, for every placement, uneven
- * and empty shards included; so nothing here communicates. */
+ * which are copied unless average_buffers says otherwise. The average of a shard has the same bits as the shard of the
+ * average, for every placement, uneven and empty shards included; so nothing here communicates. */
 typedef struct xd_ema xd_ema;
 
 /* The decay b of iteration i; the shadow moves by (1 - b) of the difference. */
@@ -110,7 +110,7 @@ XD_API xd_result xd_ema_decay(xd_ctx *ctx, const xd_ema_desc *desc, int64_t iter
 XD_API xd_result xd_ema_create(xd_ctx *ctx, const xd_param *params, int64_t count, const xd_ema_desc *desc,
                                xd_ema **out);
 
-/* What xd_ema_create takes with these arguments. Local, allocates nothing. Errors: as xd_ema_create, but MEMORY and
+/* What xd_ema_create takes with these arguments; desc NULL as there. Local, allocates nothing. Errors: as xd_ema_create, but MEMORY and
  * what is wrong with names. */
 XD_API xd_result xd_ema_bytes(xd_ctx *ctx, const xd_param *params, int64_t count, const xd_ema_desc *desc,
                               xd_memory_bytes *out);
@@ -194,6 +194,7 @@ typedef struct xd_ema_load_desc {
  * Compensations of what was filled are zero afterwards: restore them in place (xd_ema_compensation).
  *
  *   desc   NULL -> defaults
+ *   match  may be NULL
  *
  * Local. Further errors: FORMAT for a record of another version. */
 XD_API xd_result xd_ema_load(xd_ema *ema, const xd_param *sources, int64_t count,

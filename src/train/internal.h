@@ -29,6 +29,12 @@ XD_PRIVATE xd_dtype xdi_train_gradient_dtype(const xd_param *param);
 XD_PRIVATE bool xdi_train_owns(const xd_param *param);
 XD_PRIVATE bool xdi_train_steps(const xd_param *param);
 
+/* param.c: whether a parameter has a gradient in this step. And STATE, naming the call that is missing, where one of a list waits
+ * for its sum over the ranks. */
+XD_PRIVATE bool xdi_train_has_gradient(const xd_param *param);
+XD_PRIVATE xd_result xdi_train_check_summed(xd_ctx *ctx, const xd_param *params, int64_t count,
+                                            const char *call);
+
 /* param.c: the first field of a list's entry that differs from the one at creation, with both values, for a message. */
 enum { XDI_CHANGED = 100 };
 XD_PRIVATE const char *xdi_train_changed(const xd_param *then, const xd_param *now, char text[XDI_CHANGED]);

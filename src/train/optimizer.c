@@ -481,6 +481,8 @@ XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_s
     xdi_optimizer_averages averages;
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
+    XD_TRY(xdi_train_check_summed(optimizer->ctx, optimizer->desc.params, optimizer->desc.param_count,
+                                  "xd_optimizer_step"));
     const xd_launch launch = xdi_train_launch(optimizer->ctx, d.status);
     if (xdi_train_refused(optimizer->ctx, d.status)) {
         if (skipped) *skipped = true;

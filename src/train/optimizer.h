@@ -119,7 +119,8 @@ XD_API xd_result xd_optimizer_set_learning_rate(xd_optimizer *optimizer, double 
  *
  * Local, allocates nothing, the same bits on every device and for every split of the parameters.
  * Errors: ARGUMENT (an average that is NULL or listed twice, or has had iteration INT64_MAX), STATE when the parameter list,
- * or that of an average, changed in more than gradients, DTYPE. Nothing is written then. */
+ * or that of an average, changed in more than gradients, or when a gradient waits for xd_parallel_reduce (xd_param.state), DTYPE.
+ * Nothing is written then. */
 XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_step_desc *desc,
                                    bool *skipped);
 

@@ -40,8 +40,24 @@ XD_PRIVATE bool xdi_train_owns(const xd_param *param) {
     return !param->frozen && !param->buffer;
 }
 
+XD_PRIVATE bool xdi_train_has_gradient(const xd_param *param) {
+    return param->gradient && (!param->state || *param->state != XD_GRADIENT_NONE);
+}
+
 XD_PRIVATE bool xdi_train_steps(const xd_param *param) {
-    return param->gradient && xdi_train_owns(param);
+    return xdi_train_has_gradient(param) && xdi_train_owns(param);
+}
+
+XD_PRIVATE xd_result xdi_train_check_summed(xd_ctx *ctx, const xd_param *params, int64_t count,
+                                            const char *call) {
+    for (int64_t i = 0; i < count; i++)
+        XD_REQUIRE(
+            ctx, !params[i].state || *params[i].state != XD_GRADIENT_WAITS || !xdi_train_owns(&params[i]),
+            XD_ERROR_STATE,
+            "%s before xd_parallel_reduce: parameter %lld of %lld, \"%.80s\", has backward passes that "
+            "no rank has summed",
+            call, (long long)i, (long long)count, params[i].name ? params[i].name : "(unnamed)");
+    return XD_OK;
 }
 
 XD_PRIVATE const char *xdi_train_changed(const xd_param *then, const xd_param *now, char text[XDI_CHANGED]) {

@@ -3,6 +3,13 @@
 
 #include "base/dtype.h"
 
+/* What the gradient of a parameter is worth now. */
+typedef enum xd_gradient_state {
+    XD_GRADIENT_READY = 0, /* what `gradient` holds */
+    XD_GRADIENT_WAITS, /* backwards of this step wait for xd_parallel_reduce: steps and norms are refused */
+    XD_GRADIENT_NONE   /* none in this step: the parameter is left alone, as where `gradient` is NULL */
+} xd_gradient_state;
+
 /* This rank's part of one named parameter or buffer. Optimizers, norms and averages take lists of them.
  * Optimizers and averages keep the pointer: the caller owns the list and may change `gradient` between steps, and
  * `frozen` to false with xd_optimizer_thaw, nothing else. All ranks list the same names in the same order; where a rank
@@ -22,6 +29,8 @@ typedef struct xd_param {
     bool no_decay; /* no weight decay (biases, norms) */
     bool replica;  /* another rank holds the same elements and counts them in norms; exactly one rank of
                     * those that hold an element leaves this false */
+    const xd_gradient_state
+        *state;    /* of the gradient, in lists of a wrapper, which changes it; NULL -> READY */
     int64_t first; /* of the elements here, which are adjacent in the whole parameter: its index there; read
                     * where bf16 is rounded at random (stochastic_bf16 of optimizers and averages) */
 } xd_param;

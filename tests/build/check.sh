@@ -12,7 +12,7 @@ strict="-Wall -Wextra -Wpedantic -Wconversion -Wshadow -Wundef -Wvla -Werror"
 hostile="-march=native -ffp-contract=fast"
 sanitize="-g -fno-omit-frame-pointer -fno-sanitize-recover=all"
 memory="$sanitize -fsanitize=fuzzer-no-link,address,undefined" # the fuzzers link the object of the tests
-private="xdi_|XDI_|XDISTILL_STATIC"                             # tests that name these carry their own implementation
+private="xdi_|XDI_|XDISTILL_STATIC"                             # tests that name these need XD_TEST_UNIT, or carry their own implementation
 
 # What several steps link is compiled once. `build` comes first and alone; the rest begins with what is quickly told and goes
 # on with the longest, so that the two that run at a time end together. CHECK_DONE=test leaves `test` out, for a caller that
@@ -33,7 +33,7 @@ all_steps() {
         for std in c99 c++17; do echo "units:$cc:$std"; done
     done
     echo newest:clang-19 newest:zig
-    echo parts saves programs compose equivalence equivalence_dmd bench demo demo_mpi demo_sharded demo_toys demo_images demo_real nvcc cuda golden golden_judge examples launch mpi mpich hosts gpu_check lib symbols self docs tutorial projection_pt dcp dcp_hf install cmake pkgconfig
+    echo parts saves programs compose equivalence equivalence_dmd bench demo demo_mpi demo_sharded demo_toys demo_images demo_real nvcc cuda golden golden_judge examples launch mpi mpich hosts gpu_check lib symbols self docs tutorial projection_pt saved dcp dcp_hf install cmake pkgconfig
 }
 
 main() {
@@ -169,6 +169,13 @@ step_projection_pt() {
     gcc -std=c99 -I. -DXDISTILL_IMPLEMENTED tests/build/load_projection.c build/libxdistill.a -o "$dir/load_projection" \
         -lm -lpthread || return 1
     "${TORCH_PYTHON:-python3}" tests/build/test_projection_pt.py "$dir/load_projection"
+}
+
+# Files of torch.save, made without PyTorch.
+step_saved() {
+    need gcc python3
+    make --no-print-directory build/xdistill &&
+    python3 tests/build/test_saved.py build/xdistill
 }
 
 # Checkpoints of PyTorch, with pickles and as pieces in safetensors files, and ours in PyTorch.
@@ -360,33 +367,38 @@ step_fastmath() {
 
 # Run the suites with the implementation from the generated header, compiled as each of these says. Tests hold nothing of
 # it, so that those of `make test` are linked again where not they, but what they call, is to be another: with clang's code
-# too, since address and thread have clang compile the tests. The hostile flags make of C++ the functions that they make of C:
-# there the unit is C++, and C the tests that carry their own implementation, to which one of optimizers is added, whose bits
-# are promised. In both languages everything would be run twice.
+# too, since address and thread have clang compile the tests. Users' private functions are static, and so are those of the unit
+# that most tests have; tests that call some have another one, XD_TEST_UNIT. Two carry their own implementation, compiled as
+# $whole says. Sanitizers see no difference: one unit is enough. The hostile flags make of C++ the functions that they make of C:
+# there the unit is C++, and that of the private functions C, with a test of optimizers, whose bits are promised. In both languages
+# everything would be run twice.
 step_tests() {
-    sources=$(ls tests/test_*.c) whole="$(driver gcc c99) -O3" more= own= carrying=
+    sources=$(ls tests/test_*.c) own= more= also=
     need gcc clang
     case $1 in
-    generated) unit gcc c99 O3 ;;
-    clang) unit clang c99 O3 && whole="clang -std=c11 -O3" ;;
-    address) unit clang c99 O1 $memory && whole="clang -std=c99 -O1 $memory" own=$whole ;;
-    thread) unit clang c99 O1 $sanitize -fsanitize=thread && own="clang -std=c99 -O1 $sanitize -fsanitize=thread"
+    generated) users="gcc c99 O3" inside="$users -DXD_TEST_UNIT" whole="$(driver gcc c99) -O3" ;;
+    clang) users="clang c99 O3" inside="$users -DXD_TEST_UNIT" whole="clang -std=c11 -O3" ;;
+    address) users="clang c99 O1 -DXD_TEST_UNIT $memory" inside=$users whole="clang -std=c99 -O1 $memory" own=$whole ;;
+    thread) users="clang c99 O1 -DXD_TEST_UNIT $sanitize -fsanitize=thread" inside=$users own="clang -std=c99 -O1 $sanitize -fsanitize=thread" whole=$own
             sources=$(ls tests/test_comm*.c tests/test_faults*.c tests/test_parallel*.c tests/test_tokenizer_batch.c tests/test_wrap*.c 2>/dev/null) ;;
-    hostile) unit gcc $(newest_cxx gcc) && whole="gcc -std=gnu11 -O3 $hostile" more=-lstdc++
-             carrying=tests/test_simd_optimizer.c ;;
-    esac || return 1
+    hostile) users="gcc $(newest_cxx gcc)" inside="gcc gnu11 O3 -DXD_TEST_UNIT $hostile" whole="gcc -std=gnu11 -O3 $hostile" more=-lstdc++
+             also=tests/test_simd_optimizer.c ;;
+    esac
     [ -n "$sources" ] || { echo "there are no such tests"; exit 77; }
-    suites "$dir" "$sources" whole_test_cc="$whole -I. -Itests/helpers" test_implementation="$unit" test_libs="-lm -lpthread $more" \
-        ${own:+test_objects="$dir" test_cc="$own" test_header=.}
+    few=$(echo "$sources" | grep -xF "$(grep -lE "\\<($private)" tests/test_*.c; echo "$also")")
+    [ "$inside" != "$users" ] || few=
+    unit $users || return 1
+    suites "$dir" "$(echo "$sources" | grep -vxF "${few:-none}")" whole_test_cc="$whole -I. -Itests/helpers" \
+        test_implementation="$unit" test_libs="-lm -lpthread $more" ${own:+test_objects="$dir" test_cc="$own" test_header=.} || return 1
+    [ -z "$few" ] || unit $inside || return 1
+    [ -z "$few" ] || suites "$dir" "$few" whole_test_cc="$whole -I. -Itests/helpers" test_implementation="$unit"
 }
 
-# Run the tests of these sources in a folder, with more words for make. Those that use private names carry their own
-# implementation, and so do those in $carrying.
+# Run the tests of these sources in a folder, with more words for make.
 suites() {
     folder=$1 chosen=$(echo $2)
     shift 2
-    TEST_SECONDS=300 make --no-print-directory test test_dir="$folder" test_objects=build/test test_sources="$chosen" \
-        whole_sources="$(echo $(grep -lE "\\<($private)" tests/test_*.c) ${carrying:-})" "$@"
+    TEST_SECONDS=300 make --no-print-directory test test_dir="$folder" test_objects=build/test test_sources="$chosen" "$@"
 }
 
 # FUZZ_SECONDS of new inputs for each fuzzer: libFuzzer's, or where there is none those that fuzz/fuzz_mutate.h makes of the seeds,
@@ -395,7 +407,7 @@ step_fuzz() {
     compiler=gcc flags="$sanitize -fsanitize=address,undefined"
     command -v clang >/dev/null 2>&1 && compiler=clang flags=$memory
     need $compiler
-    unit $compiler c99 O1 $flags && planted || return 1
+    unit $compiler c99 O1 -DXD_TEST_UNIT $flags && planted || return 1
     export TMPDIR="$PWD/$dir"
     for source in fuzz/fuzz_*.c; do
         name=$(basename "$source" .c)
@@ -438,7 +450,7 @@ step_levels() {
         "$dir/golden" --cpu=$level --invariant "$vectors" || return 1
         XDISTILL_CPU=$level suites "$dir" "$losses" test_implementation="$unit" || return 1
     done
-    suites "$dir" "$(ls tests/test_simd_*.c tests/test_exact.c)" test_implementation="$unit" \
+    suites "$dir" "$(ls tests/test_simd_*.c tests/test_exact.c)" test_implementation="$unit" carrying=tests/test_simd_loss.c \
         whole_test_cc="gcc -std=c99 -O1 -g -DXDISTILL_PORTABLE -I. -Itests/helpers"
 }
 
@@ -451,7 +463,7 @@ step_portable() {
     all=$(ls tests/test_*.c | grep -v 'tests/test_simd_\|tests/test_exact')
     few=$(can_run | grep -xF "$all")
     [ -n "$few" ] && suites "$dir" "$few" test_implementation="$unit" || return 1
-    unit gcc c99 O2 -DXDI_NO_X86 || return 1
+    unit gcc c99 O2 -DXDI_NO_X86 -DXD_TEST_UNIT || return 1
     suites "$dir" "$(echo "$all" | grep -vxF "$few")" test_implementation="$unit" \
         whole_test_cc="gcc -std=c99 -O1 -g -DXDI_NO_X86 -I. -Itests/helpers"
 }

@@ -1,8 +1,8 @@
 #!/bin/sh
 # What an edit costs until its test can run: one file of each layer is touched, and a test is built again.
 #
-#   sh tests/build/edit_to_test.sh                     a line for each layer, in seconds of processors
-#   sh tests/build/edit_to_test.sh SANITIZE=address    the same, sanitized
+#   make edit-to-test                                  a line for each layer, in seconds of processors
+#   make edit-to-test ARGS=SANITIZE=address            the same, sanitized
 #
 # It fails when a layer takes more than 3 seconds, or more than 8 in the kernel layers; three times that with SANITIZE.
 set -u

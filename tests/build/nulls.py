@@ -25,7 +25,7 @@ PROMISED = """
     xd_halo_exchange_backward(part) xd_halo_exchange_backward(wide) xd_crossing_forward(in) xd_crossing_forward(out)
     xd_crossing_backward(d_out) xd_crossing_backward(d_in) xd_built_parts(parts) xd_parallel_parts(parts)
     xd_gradient_norm_check(comm) xd_vocab_create_even(tp) xd_queue_bytes(desc) xd_ema_import(report)
-    xd_projection_from_cells(cells.cells) xd_agree_same(what)
+    xd_ema_copy_to(targets.name) xd_ema_load(sources.name) xd_ema_bytes(params.name) xd_projection_from_cells(cells.cells) xd_agree_same(what)
     xd_reduce_scatter(send) xd_reduce_scatter(recv) xd_all_gather(send) xd_all_gather(recv) xd_all_to_all(send)
     xd_all_to_all(recv) xd_gather(send) xd_gather(recv) xd_scatter(send) xd_scatter(recv)
 """.split()
@@ -143,7 +143,7 @@ class Writer:
                 passed = list(arguments)
                 place = arguments.index(root)
                 print("    if (nulls_wants(&frame, %d, \"%s\", %d, %s)) {" % (
-                    number, path, root not in (first["name"], own) and kinds[root]["base"] != "xd_ctx" or bool(rest), self.given(kinds[root], root, rest, call["arguments"])), file=out)
+                    number, path, ctx != "NULL" and root not in (first["name"], own) and kinds[root]["base"] != "xd_ctx" or bool(rest), self.given(kinds[root], root, rest, call["arguments"])), file=out)
                 if not rest:
                     passed[place] = "NULL"
                 else:

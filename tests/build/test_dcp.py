@@ -150,9 +150,33 @@ def check_hostile(program, folder):
     on_ranks(1, save_hostile, str(folder / "hostile"))
     said = tool(program, "convert", folder / "hostile", folder / "no", status=2)
     check(f"{os.system.__module__}.system\" is not in the list of classes" in said, said)
+    check("--tensors-only leaves objects out" in said, said)
     check(not (folder / "no").exists(), "a directory is left")
     tool(program, "convert", "--tensors-only", folder / "hostile", folder / "yes")
     check(list(load_safetensors(folder / "yes")) == ["w"], "the tensors alone")
+
+
+# ---- files of torch.save ----
+
+
+def check_saved(program, folder):
+    """Both forms, of a state_dict with parameters, tied weights and a view, and of a training script's checkpoint."""
+    model = torch.nn.Sequential(torch.nn.Linear(5, 7), torch.nn.Linear(7, 5, bias=False))
+    model.register_buffer("turned", torch.randn(6, 4).t())
+    model.register_parameter("tied", model[0].weight)
+    made = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
+    made.update({f"kind.{name}": tensor for name, tensor in tensors().items()})
+    saved = {"model": model.state_dict(), "kind": tensors(), "step": 5, "rope": torch.polar(torch.ones(3), torch.ones(3))}
+    for zipped in (True, False):
+        source, target = folder / f"saved{zipped}.pt", folder / f"from_saved{zipped}"
+        torch.save(saved, source, _use_new_zipfile_serialization=zipped)
+        check("of type complex64" in tool(program, "convert", source, target, status=2), "complex64 is named")
+        tool(program, "convert", "--without", "rope", source, target)
+        got = load_safetensors(target)
+        check(got.keys() == made.keys(), f"names {sorted(got)}")
+        for name, tensor in made.items():
+            check(got.get(name, (0, 0, 0))[1:] == (list(tensor.shape), bytes_of(tensor)), f"saved {zipped}: {name}")
+        check(json.loads((target / "objects.json").read_text()) == {"step": 5}, "objects of a file")
 
 
 # ---- pieces in safetensors files ----
@@ -219,6 +243,7 @@ def main():
                 check_pickled(sys.argv[1], folder, ranks)
             check_pickled(sys.argv[1], folder, 2, "--max-shard-bytes", "1000")
             check_hostile(sys.argv[1], folder)
+            check_saved(sys.argv[1], folder)
     print("failed" if failures else "passed")
     return 1 if failures else 0
 

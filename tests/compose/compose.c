@@ -26,6 +26,7 @@ static const char *judge(const int *f) {
     memset(&alone.layout, 0, sizeof alone.layout);
     alone.layout.ranks = alone.layout.groups = alone.layout.pp = alone.layout.stages = alone.layout.ep = 1;
     alone.layout.tp = alone.layout.cp = 1;
+    alone.layout.late = 1;
     if (c.sent) alone.layout.wrap = WRAP_FSDP; /* which rounds on one rank too */
     alone.stop = 0;
     if (!compose_run(&alone, directory, &one)) return one.message;

@@ -65,7 +65,8 @@ const feature features[FEATURES] = { { "ranks", 1, 8 },
                                      { "padded", 0, 3 },
                                      { "tp2", 1, 8 },
                                      { "cp2", 1, 8 },
-                                     { "padded2", 0, 3 } };
+                                     { "padded2", 0, 3 },
+                                     { "filled", 0, 2 } };
 
 enum {
     MOST_RANKS = 8,
@@ -137,7 +138,7 @@ void settle(int *f) {
     if (!f[OWN]) f[PUSHED] = 0;
     if (!f[OWN2]) f[PUSHED2] = 0;
     if (f[PUSHED] || f[PUSHED2])
-        f[RECOMPUTE] = f[THAW] = 0; /* frozen weights have no gradient of the caller's */
+        f[RECOMPUTE] = f[THAW] = f[SKIPS] = 0; /* frozen weights have no gradient of the caller's */
     if (f[THAW] > f[STEPS]) f[THAW] = 0;
 }
 
@@ -158,7 +159,8 @@ static compose_layout layout_of(const int *f, int ranks, int pp, int ep, int tp)
                                f[pp + UNEVEN - PP],
                                f[tp],
                                f[tp + CP - TP],
-                               f[tp + PADDED - TP] };
+                               f[tp + PADDED - TP],
+                               0 };
     return l;
 }
 
@@ -184,6 +186,7 @@ compose_config config_of(const int *f) {
     c.divide = f[DIVIDE];
     c.imports = f[IMPORTS];
     c.divergence = f[DIVERGENCE];
+    c.filled = f[FILLED];
     c.layout = layout_of(f, RANKS, PP, EP, TP);
     c.stop = f[STOP];
     c.then = layout_of(f, RANKS2, PP2, EP2, TP2);
@@ -239,8 +242,8 @@ static const apart apart_list[] = {
     { OWN2, { PP2, STAGES2, UNEVEN2, COPIES }, "the caller gives storage for a whole network" },
     { PUSHED, { PP, STAGES, UNEVEN, COPIES }, "the caller gives storage for a whole network" },
     { PUSHED2, { PP2, STAGES2, UNEVEN2, COPIES }, "the caller gives storage for a whole network" },
-    { PUSHED, { RECOMPUTE, THAW, EXPERTS, EP, EP2 }, "whole leaves are pushed, of weights that train" },
-    { PUSHED2, { RECOMPUTE, THAW, EXPERTS, EP, EP2 }, "whole leaves are pushed, of weights that train" },
+    { PUSHED, { RECOMPUTE, THAW, SKIPS, EXPERTS, EP, EP2 }, "whole leaves are pushed, of weights that train" },
+    { PUSHED2, { RECOMPUTE, THAW, SKIPS, EXPERTS, EP, EP2 }, "whole leaves are pushed, of weights that train" },
     { TOGETHER, { PP, STAGES, UNEVEN, PP2, STAGES2, UNEVEN2, COPIES }, "a schedule has its own order" },
     { TIED, { PP, STAGES, UNEVEN, PP2, STAGES2, UNEVEN2, COPIES }, "a tie is within one stage" },
     { EXPERTS, { PP, STAGES, UNEVEN, PP2, STAGES2, UNEVEN2, COPIES }, "stages of the toy have no experts" },

@@ -73,6 +73,7 @@ enum {
     TP2,
     CP2,
     PADDED2,
+    FILLED,
     FEATURES
 };
 

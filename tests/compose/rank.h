@@ -82,6 +82,11 @@ xd_result stages_infer(rank *r, int step);
 xd_result stages_publish(rank *r);
 xd_result stages_thaw(rank *r, const char *name);
 
+/* Values before the wrap, or after it: of a sealed model, and of this rank's parts. Collective over the world, or,
+ * of stages, local. */
+xd_result fill_model(const rank *r, xd_model *model);
+xd_result fill_parts(rank *r);
+
 /* Weights leave for files of others, and come back from there. Collective over r->over. */
 xd_result travel_out(const rank *r);
 xd_result travel_in(const rank *r);

@@ -113,7 +113,10 @@ static xd_result make_model(rank *r) {
     const int64_t count = room_of(r);
     const toy_storage library = { NULL, NULL, XD_DTYPE_NONE };
     xd_model *source = NULL;
-    if (!r->job->layout->own) return toy_describe(r->ctx, z, library, &r->toy);
+    if (!r->job->layout->own) {
+        XD_TRY(toy_describe(r->ctx, z, library, &r->toy));
+        return is_staged(r) ? XD_OK : fill_model(r, r->toy.model);
+    }
     r->storage = floats(count);
     r->gradients = floats(count);
     const toy_storage own = { r->storage, r->gradients, XD_DTYPE_NONE };
@@ -132,7 +135,7 @@ static xd_result make_model(rank *r) {
         if (from.count > 0) memcpy(to.value, from.value, (size_t)from.count * sizeof(float));
     }
     toy_destroy(&plain);
-    return XD_OK;
+    return fill_model(r, r->toy.model);
 }
 
 static const xd_parallel *lead_of(const rank *r) {
@@ -155,6 +158,7 @@ static xd_result make_buffers(rank *r) {
     }
     XD_TRY(xd_parallel_params(r->parallel, PARTS, r->params, &r->count));
     XD_TRY(xd_parallel_parts(r->parallel, PARTS, r->parts, &r->count));
+    XD_TRY(fill_parts(r));
     return xd_vocab_create(r->ctx, r->tp, r->share->vocab, z->vocab, &r->vocab);
 }
 
@@ -362,7 +366,9 @@ static xd_result save(const rank *r) {
     return r->job->config->imports ? travel_out(r) : XD_OK;
 }
 
-static xd_result load(rank *r) {
+/* *step: the one that the run goes on with, as the file says. */
+static xd_result load(rank *r, int *step) {
+    xd_checkpoint_report report;
     xd_checkpoint_average averages[COMPOSE_AVERAGES];
     const xd_checkpoint_network n = network(r, averages);
     xd_checkpoint_load_desc d;
@@ -371,7 +377,8 @@ static xd_result load(rank *r) {
     d.step = r->job->begin;
     d.networks = &n;
     d.network_count = 1;
-    XD_TRY(xd_checkpoint_load(r->over, &d, NULL, NULL));
+    XD_TRY(xd_checkpoint_load(r->over, &d, &report, NULL));
+    *step = (int)report.step;
     if (r->job->config->imports) XD_TRY(travel_in(r));
     return is_staged(r) ? stages_publish(r) : xd_parallel_publish(r->parallel);
 }
@@ -418,8 +425,9 @@ static xd_result run_rank_steps(rank *r) {
     XD_TRY(make_state(r));
     if (j->config->thaw > 0 && j->config->thaw <= j->begin)
         XD_TRY(thaw(r)); /* what is loaded has states of it */
-    if (j->begin > 0) XD_TRY(load(r));
-    for (int step = j->begin; step < j->end; step++) XD_TRY(train_step(r, step));
+    int step = j->begin;
+    if (j->begin > 0) XD_TRY(load(r, &step));
+    for (; step < j->end; step++) XD_TRY(train_step(r, step));
     return j->last ? keep(r) : save(r);
 }
 

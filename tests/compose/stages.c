@@ -17,7 +17,8 @@ static xd_result describe(void *user, xd_ctx *ctx, const xd_stage_place *place, 
     t->share = r->share;
     XD_TRY(toy_describe_stage(ctx, &r->job->config->size, &cut, t));
     *out = t->model;
-    return XD_OK;
+    if (r->job->config->filled && !r->job->layout->late) XD_TRY(xd_model_seal(t->model));
+    return r->job->config->filled ? fill_model(r, t->model) : XD_OK;
 }
 
 /* As compose_layout.uneven says. */
@@ -101,6 +102,7 @@ static xd_result fill_copies(rank *r) {
 xd_result stages_list(rank *r) {
     XD_TRY(xd_built_params(r->built, r->toy.model, PARTS, r->params, &r->count));
     XD_TRY(xd_built_parts(r->built, r->toy.model, PARTS, r->parts, &r->count));
+    XD_TRY(fill_parts(r));
     return fill_copies(r);
 }
 

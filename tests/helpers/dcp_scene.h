@@ -96,6 +96,7 @@ typedef struct dcp_scene {
     dcp_made tensor[DCP_TENSORS];
     dcp_piece piece[DCP_CHUNKS];
     const char *object_file; /* of the object "step" */
+    bool object_class;       /* it is of a class that is not in the list, else 12 */
     int64_t object_offset, object_length;
     bool wide;                                      /* archives with numbers of 64 bits */
     int skip_place;                                 /* a piece whose place is not said; -1: none */
@@ -278,7 +279,9 @@ static inline void dcp_scene_files(dcp_scene *s) {
     s->file[0].count = s->file[1].count = 0;
     for (int i = 0; i < DCP_CHUNKS; i++) put_piece(s, &s->piece[i]);
     pickle.count = 0;
-    put_text(&pickle, "\x80\x02K\x0c.");
+    put_text(&pickle, s->object_class ? "\x80\x02"
+                                        "cos\nsystem\n."
+                                      : "\x80\x02K\x0c.");
     s->object_offset = (int64_t)file->count;
     put_archive(file, &pickle, NULL, s->wide);
     s->object_length = (int64_t)file->count - s->object_offset;

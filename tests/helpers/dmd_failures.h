@@ -166,7 +166,7 @@ static inline bool same_end(const dmd_run *a, const dmd_run *b) {
 /* ---- the same call again and again, with the next request failing ---- */
 
 /* Notes what a rank's call has come to; true when the victim's has not failed. */
-static bool note_result(part *p, job *j, int64_t n, xd_result result) {
+static inline bool note_result(part *p, job *j, int64_t n, xd_result result) {
     const xd_error *error = xd_last_error(p->ctx);
     heap_fails_in = 0;
     j->results[p->rank] = result;
@@ -183,7 +183,7 @@ static bool note_result(part *p, job *j, int64_t n, xd_result result) {
     return over;
 }
 
-static void fail_in(const part *p, const job *j, int64_t n) {
+static inline void fail_in(const part *p, const job *j, int64_t n) {
     heap_fails_in = p->rank == j->victim ? n : 0;
 }
 

@@ -27,9 +27,8 @@ static int64_t wrap_weight_count(const xd_block *block, const xd_model *model, i
 
 /* In which type a block shows a weight. */
 static xd_dtype wrap_view_dtype(const wrap_run *run, const xd_weight_desc *d) {
-    const bool sends = run->sent && run->kind >= WRAP_FSDP;
     if (!xd_dtype_is_floating(d->dtype)) return d->dtype;
-    return run->view ? run->view : sends ? run->sent : d->dtype;
+    return run->view ? run->view : d->dtype;
 }
 
 static float wrap_at(const void *values, xd_dtype dtype, int64_t i) {
@@ -56,6 +55,8 @@ static void wrap_compute(wrap_rank *r, const xd_block *block, const xd_block_vie
         const bool trains = !info.owner || (!xd_weight_describe(info.owner).desc->buffer &&
                                             !xd_weight_describe(info.owner).desc->traits.frozen);
         CHECK((gradient != NULL) == (backward && leaf >= 0 && trains));
+        CHECK_EQ_INT(view->value_dtypes[w], dtype);
+        CHECK_EQ_INT(view->gradient_dtypes[w], gradient ? XD_DTYPE_F32 : XD_DTYPE_NONE);
         if (leaf < 0 || !xd_dtype_is_floating(dtype)) continue;
         for (int64_t i = 0; i < info.count; i++) {
             const float value = wrap_at(view->values[w], dtype, i);

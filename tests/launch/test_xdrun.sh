@@ -142,6 +142,20 @@ wait $!
 status=$?
 said 143 'a second signal, 15 (Terminated): killing 2 ranks'
 verdict $? 'a second one kills'
+"$xdrun" -n 3 --grace 0.4 sh -c '[ $RANK = 0 ] && trap "" TERM INT; echo $$ >>'"$work/late"'; [ $RANK = 1 ] && kill -STOP $$; [ $RANK = 2 ] && exec sleep 40; while :; do sleep 0.1; done' >"$work/out" 2>"$work/err" &
+lines "$work/late" 3 && sleep 0.3 && kill -TERM $!
+wait $!
+status=$?
+said 143 '2 ranks did not end within 0.4 s: killed' && gone "$work/late"
+verdict $? 'a rank that is deaf and one that is stopped are killed when the grace after SIGTERM is over'
+job -n 2 --grace 0.4 sh -c 'echo $$ >>'"$work/still"'; [ $RANK = 1 ] && { sleep 0.3; exit 3; }; kill -STOP $$'
+said 3 '1 rank did not end within 0.4 s: killed' && gone "$work/still"
+verdict $? 'so is one that is stopped when another has failed'
+# a reader that reads nothing, and a rank that is deaf: the grace ends both waits
+{ "$xdrun" -n 1 --grace 0.4 sh -c 'trap "" TERM; echo $$ >>'"$work/full"'; yes' 2>"$work/err" & echo $! >"$work/xdrun"; wait; } | { lines "$work/full" 1; sleep 0.3
+    kill -TERM "$(cat "$work/xdrun")"; gone "$work/full" && gone "$work/xdrun" && echo ended >"$work/out"; }
+grep -q ended "$work/out" && grep -q '^xdrun: 1 rank did not end within 0.4 s: killed$' "$work/err"
+verdict $? 'also while a reader reads nothing' "$work/err"
 "$xdrun" -n 3 sh -c 'sleep 40 & echo $! >>'"$work/orphans"'; echo $$ >>'"$work/orphans"'; wait' >"$work/out" 2>"$work/err" &
 lines "$work/orphans" 6 && kill -KILL $! && gone "$work/orphans"
 verdict $? 'nothing outlives an xdrun that is killed' "$work/err"

@@ -94,11 +94,14 @@ golden-levels: build/golden ## the same on every CPU level of this machine and i
 	build/golden --cpu=$$level "$(GOLDEN)"; status=$$?; [ $$status = 0 ] || [ $$status = 77 ] || exit 1; done
 	@echo "invariant:"; build/golden --invariant "$(GOLDEN)"
 
-.PHONY: build-tests print-test-dir
+.PHONY: build-tests print-test-dir print-layers
 build-tests: $(tests)
 
 print-test-dir:
 	@echo $(test_dir)
+
+print-layers:
+	@printf '%s\n' $(layer_objects)
 
 test_includes = -I$(test_header) -Itests/helpers
 whole_test_cc = $(test_cc) $(test_includes)

@@ -8,6 +8,14 @@
 
 #include <stdlib.h>
 
+/* They are not counted one by one: the bound is twice the logarithm, and one more. */
+XD_TEST(a_stack_of_any_number_of_leaves_is_measured_at_once) {
+    const xd_leaf_stack_desc all = { .leaves = { 0, INT64_MAX, INT64_MAX }, .elements = 1 };
+    const xd_leaf_stack_desc beyond = { .leaves = { 1, INT64_MAX, INT64_MAX }, .elements = 1 };
+    CHECK_EQ_INT(xd_leaf_stack_bytes(&all), (2 * 63 + 1) * sizeof(float));
+    CHECK_EQ_INT(xd_leaf_stack_bytes(&beyond), 0);
+}
+
 XD_TEST(bytes_that_do_not_fit_into_a_size_are_0) {
     xd_ctx *ctx = NULL;
     xd_vocab *vocab = NULL;

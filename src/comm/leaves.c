@@ -30,7 +30,7 @@ struct xd_leaf_stack {
 static int64_t xdi_leaf_stack_deepest(const xd_leaves *leaves) {
     int64_t deepest = 1;
     if (leaves->count > (INT64_C(1) << 20)) {
-        for (int64_t n = leaves->count; n > 1; n = (n + 1) / 2) deepest += 2;
+        for (int64_t n = leaves->count; n > 1; n -= n / 2) deepest += 2;
         return deepest;
     }
     for (int64_t n = 1; n <= leaves->count; n++) {

@@ -22,7 +22,7 @@ steps() { all_steps | xargs -n 1 | grep -vx "${CHECK_DONE:-}"; }
 all_steps() {
     echo build amalgamate format layout fastmath tools api fields nulls poison
     echo cuda_emu:plain cuda_emu:asan cuda_emu:checker coverage_cuda transformers fuzz
-    echo tests:address tests:generated tests:clang tests:hostile tests:thread levels portable aarch64 options test
+    echo tests:address tests:generated tests:clang tests:hostile tests:thread undefined levels portable aarch64 options test
     # Every standard decides for itself what it accepts: it reads the whole unit, and declarations become code on both
     # levels. Code of the unit is made at the corners: the oldest C and the newest C++ for the warnings that only the
     # optimizer sees, and C without it. These objects serve the tests; gcc's of C++ has the flags of tests:hostile.
@@ -353,6 +353,22 @@ step_self() {
     printf '%s\n' '#define XDISTILL_IMPLEMENTATION' '#include "renamed.h"' >"$dir/renamed.c"
     gcc -std=c99 -ffile-prefix-map="$PWD"=/elsewhere -fdebug-prefix-map=.=/elsewhere -fsyntax-only "$dir/renamed.c" &&
     gcc -std=c99 -O3 -Wall -Wextra -Werror -DXDISTILL_STATIC -I. -c examples/03_sharded_ema.c -o "$dir/static.o"
+}
+
+# Suites of what counts, plans and saves, with gcc's sanitizer of arithmetic, which looks into intrinsics that clang's does not. The
+# kernels are those of `make test`, and so are the tests' objects: their loops are of floats, and step_poison watches the integers.
+step_undefined() {
+    need gcc
+    layers=$(make --no-print-directory print-layers)
+    kernels=$(echo "$layers" | grep '/kernel-') watched=$(echo "$layers" | grep -v '/kernel-' | sed 's|^build/test/|build/test-undefined/|')
+    make --no-print-directory SANITIZE=undefined CC=gcc $watched && make --no-print-directory $kernels || return 1
+    sources=
+    for name in sizes sizes_bytes sizes_calls sizes_counts sizes_dmd sizes_files sizes_xtoken buckets checkpoint \
+        checkpoint_files clip crc crossing experts halo json mesh model pipeline_table plan projection projection_build saves \
+        safetensors safetensors_plan state_inherit times tokenizer topk xtoken_route gather route_process; do
+        sources="$sources tests/test_$name.c"
+    done
+    suites "$dir" "$sources" test_implementation="$(echo $watched $kernels)" test_libs="-lm -lpthread -lubsan"
 }
 
 # Fast math breaks infinities and promised bits: it must be refused in words.

@@ -134,4 +134,29 @@ XD_TEST(another_type_is_made_flow_before_it_is_compared_with_v) {
     xd_ctx_destroy(ctx);
 }
 
+/* A trainer's V under rectified flow: as a native type and as a space it has the numbers of FLOW. */
+XD_TEST(v_that_is_flow_has_the_terms_of_flow) {
+    static const xd_prediction ends[][2] = { { XD_PREDICT_V, XD_PREDICT_V },
+                                             { XD_PREDICT_V, XD_PREDICT_X0 },
+                                             { XD_PREDICT_EPS, XD_PREDICT_V } };
+    xd_ctx *ctx = context();
+    const xd_noise_schedule flow = xd_noise_defaults(XD_NOISE_FLOW), trig = xd_noise_defaults(XD_NOISE_TRIG);
+    for (int k = 0; k < 3; k++) {
+        xd_denoise_form f;
+        xd_denoise_term term = { 9, 9, 9, 9 }, expected = { 9, 9, 9, 9 };
+        memset(&f, 0, sizeof f);
+        f.native = ends[k][0] == XD_PREDICT_V ? XD_PREDICT_FLOW : ends[k][0];
+        f.space = ends[k][1] == XD_PREDICT_V ? XD_PREDICT_FLOW : ends[k][1];
+        CHECK_EQ_INT(xd_denoise_term_at(ctx, &flow, &f, 0.25, &expected), XD_OK);
+        f.native = ends[k][0];
+        f.space = ends[k][1];
+        CHECK_EQ_INT(xd_denoise_term_at(ctx, &flow, &f, 0.25, &term), XD_ERROR_ARGUMENT);
+        f.v_is_flow = true;
+        CHECK_EQ_INT(xd_denoise_term_at(ctx, &flow, &f, 0.25, &term), XD_OK);
+        CHECK(memcmp(&term, &expected, sizeof term) == 0);
+        CHECK_EQ_INT(xd_denoise_term_at(ctx, &trig, &f, 0.25, &term), XD_ERROR_ARGUMENT);
+    }
+    xd_ctx_destroy(ctx);
+}
+
 XD_TEST_MAIN()

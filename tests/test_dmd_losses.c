@@ -86,6 +86,32 @@ XD_TEST(the_peers_roundings_are_near_the_exact_form) {
     xd_ctx_destroy(ctx);
 }
 
+/* A counted N of a whole step has the bits of the same number, and goes before denominator_value. */
+XD_TEST(a_denominator_of_the_step_divides_as_its_value_does) {
+    for (int variant = 0; variant < 8; variant++) {
+        const xd_denominator step = { 1000.0, 1.0 / 1000.0, 1000, 0 };
+        xd_ctx *ctx = context(variant & 4 ? XD_REDUCTION_INVARIANT : XD_REDUCTION_DETERMINISTIC);
+        fill((loss_kind)(variant & 1), 300, XD_DTYPE_F32, (variant & 2) != 0);
+        p.counted = false;
+        call_alone(ctx, &first);
+        part s;
+        memset(&s, 0, sizeof s);
+        memset(&second, 0, sizeof second);
+        s.to = SAMPLES;
+        s.end = p.elements;
+        xd_sample_common common = common_of(&second, &s, NULL, NULL);
+        common.denominator = &step;
+        common.denominator_value = 7.0;
+        part_open(&s);
+        second.result = p.kind == VSD ? vsd_of(ctx, &s, &common, &second.values)
+                                      : denoise_of(ctx, &s, &common, &second.values);
+        part_close(&s, &second);
+        same_as_formulas(&second, 2e-6);
+        same_bits(&first, &second);
+        xd_ctx_destroy(ctx);
+    }
+}
+
 /* ---- bits ---- */
 
 XD_TEST(every_level_and_number_of_threads_has_the_same_bits) {

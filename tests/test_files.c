@@ -617,7 +617,9 @@ typedef struct shelf {
     char names[SHELF_FILES][48], bytes[SHELF_FILES][SHELF_BYTES];
     uint64_t sizes[SHELF_FILES];
     unsigned modes[8]; /* as they came */
-    int opened;
+    int opened, maps, unmaps;
+    const void *unmapped;
+    uint64_t unmapped_bytes;
 } shelf;
 
 static int shelf_find(const shelf *s, const char *name) {
@@ -745,7 +747,45 @@ static int shelf_map(void *user, intptr_t file, uint64_t bytes, const void **add
     shelf *s = (shelf *)user;
     (void)bytes;
     *address = s->bytes[file];
+    s->maps++;
     return 0;
+}
+
+static int shelf_no_map(void *user, intptr_t file, uint64_t bytes, const void **address) {
+    (void)user;
+    (void)file;
+    (void)bytes;
+    (void)address;
+    return ENOTSUP;
+}
+
+static int shelf_unmap(void *user, const void *address, uint64_t bytes) {
+    shelf *s = (shelf *)user;
+    s->unmaps++;
+    s->unmapped = address;
+    s->unmapped_bytes = bytes;
+    return 0;
+}
+
+XD_TEST(a_map_is_ended_once_with_its_address_and_size) {
+    static const char empty[] = "\2\0\0\0\0\0\0\0{}";
+    shelf s;
+    for (int maps = 0; maps < 2; maps++) {
+        xd_ctx *ctx = NULL;
+        xd_safetensors *tensors = NULL;
+        xd_ctx_desc desc = shelf_desc(&s);
+        desc.files.map = maps ? shelf_map : shelf_no_map;
+        desc.files.unmap = shelf_unmap;
+        CHECK_EQ_INT(xd_ctx_create(&desc, &ctx), XD_OK);
+        CHECK_EQ_INT(xd_file_save(ctx, "b", empty, sizeof empty - 1), XD_OK);
+        CHECK_EQ_INT(xd_safetensors_open(ctx, "b", NULL, &tensors), XD_OK);
+        CHECK_EQ_INT(s.maps, maps);
+        CHECK_EQ_INT(s.unmaps, 0);
+        xd_safetensors_close(tensors);
+        CHECK_EQ_INT(s.unmaps, maps); /* what was read instead has no map to end */
+        if (maps) CHECK(s.unmapped == s.bytes[shelf_find(&s, "b")] && s.unmapped_bytes == sizeof empty - 1);
+        xd_ctx_destroy(ctx);
+    }
 }
 
 XD_TEST(a_table_that_cannot_be_read_is_no_table) {

@@ -251,6 +251,60 @@ XD_TEST(one_average_is_exported_and_imported) {
     free(s);
 }
 
+/* Hash of moments and shadows: what a scatter of weights alone leaves. */
+static uint64_t hash_of_the_rest(const scene *s) {
+    uint64_t hash = 0;
+    for (int i = 0; i < SCENE_TENSORS; i++) {
+        const xd_optimizer_state state = xd_optimizer_state_at(s->optimizer, i);
+        const size_t count = (size_t)s->param[i].count;
+        const xd_param shadow = xd_ema_view(s->ema[0], i);
+        if (state.exp_avg) hash = xd_hash(hash, state.exp_avg, count * sizeof(float));
+        hash = xd_hash(hash, state.step, sizeof *state.step);
+        hash = xd_hash(hash, shadow.value, count * xd_dtype_size(shadow.dtype));
+    }
+    return hash;
+}
+
+static xd_result scatter_group(xd_comm *world, void *argument) {
+    const store *from = ((job *)argument)->store;
+    scene *s = new_scene(world, 1, 1);
+    xd_state_report report;
+    xd_state_scatter_desc d = scatter_desc(s, from, 0);
+    scene_fill(s, 99);
+    const uint64_t before = hash_of_the_rest(s);
+    d.group = "optim-other";
+    CHECK_EQ_INT(xd_state_scatter(world, &d, NULL), XD_ERROR_MISSING);
+    CHECK(says(s->ctx, "\"optim-other\""));
+    d.group = s->rank == 1 ? NULL : "model";
+    CHECK_EQ_INT(xd_state_scatter(world, &d, NULL), XD_ERROR_MISMATCH);
+    d.group = "model";
+    CHECK_EQ_INT(xd_state_scatter(world, &d, NULL), XD_ERROR_UNEXPECTED); /* the list has all groups */
+    d.lenient = true;
+    CHECK_EQ_INT(xd_state_scatter(world, &d, &report), XD_OK);
+    CHECK_EQ_INT(report.loaded, SCENE_TENSORS);
+    CHECK_EQ_INT(report.missing, 0);
+    for (int i = 0; i < SCENE_TENSORS; i++) {
+        const int64_t at = find(from, "model", scene_tensors[i].name);
+        for (int64_t k = 0; k < s->param[i].count; k++)
+            CHECK(xd_load_f64(s->value[i], s->param[i].dtype, k) ==
+                  xd_load_f64(from->data[at], from->list[at].dtype, s->index[i][k]));
+    }
+    CHECK(hash_of_the_rest(s) == before);
+    free_scene(s);
+    return XD_OK;
+}
+
+XD_TEST(a_scatter_of_one_group_leaves_the_others) {
+    store *s = (store *)calloc(1, sizeof *s);
+    job j;
+    memset(&j, 0, sizeof j);
+    j.store = s;
+    j.steps = 5;
+    CHECK_EQ_INT(run(2, gather_scene, &j), XD_OK);
+    CHECK_EQ_INT(run(3, scatter_group, &j), XD_OK);
+    free(s);
+}
+
 /* ---- what is wrong ---- */
 
 static xd_result gather_wrong(xd_comm *world, void *argument) {
@@ -314,16 +368,9 @@ XD_TEST(a_gather_that_cannot_be_is_refused_by_all_ranks) {
 
 /* The bytes of everything this rank has, by which a refused scatter is seen to have changed nothing. */
 static uint64_t fingerprint(const scene *s) {
-    uint64_t hash = 0;
-    for (int i = 0; i < SCENE_TENSORS; i++) {
-        const xd_optimizer_state state = xd_optimizer_state_at(s->optimizer, i);
-        const size_t count = (size_t)s->param[i].count;
-        hash = xd_hash(hash, s->value[i], count * xd_dtype_size(s->param[i].dtype));
-        if (state.exp_avg) hash = xd_hash(hash, state.exp_avg, count * sizeof(float));
-        hash = xd_hash(hash, state.step, sizeof *state.step);
-        const xd_param shadow = xd_ema_view(s->ema[0], i);
-        hash = xd_hash(hash, shadow.value, count * xd_dtype_size(shadow.dtype));
-    }
+    uint64_t hash = hash_of_the_rest(s);
+    for (int i = 0; i < SCENE_TENSORS; i++)
+        hash = xd_hash(hash, s->value[i], (size_t)s->param[i].count * xd_dtype_size(s->param[i].dtype));
     return hash;
 }
 

@@ -7,11 +7,14 @@
 
 enum { ROWS = 13, COLUMNS = 5 };
 
+static const xd_safetensors_pair pairs[2] = { { "step", "12" }, { "lesson", "of the fox" } };
+
 typedef struct gather_case {
     char directory[64];
     size_t staging_bytes;
     int root;
     bool bad_directory;
+    int pairs; /* of metadata */
 } gather_case;
 
 /* A matrix split by rows, one split by columns, a replicated scalar, an empty tensor; element k holds k. */
@@ -33,8 +36,8 @@ static xd_result save(xd_comm *world, void *argument) {
         memset(&d, 0, sizeof d);
         d.topology = &t;
         d.ndim = i == 2 ? 0 : 2;
-        d.shape[0] = i == 3 ? 0 : ROWS;
-        d.shape[1] = COLUMNS;
+        if (d.ndim) d.shape[0] = i == 3 ? 0 : ROWS;
+        if (d.ndim) d.shape[1] = COLUMNS;
         d.placement[0].kind = i == 2 ? XD_REPLICATE : XD_SHARD;
         d.placement[0].dim = i == 1 ? 1 : 0;
         CHECK_EQ_INT(xd_layout_create(ctx, &d, &layouts[i]), XD_OK);
@@ -55,6 +58,8 @@ static xd_result save(xd_comm *world, void *argument) {
     desc.tensor_count = 4;
     desc.root = c->root;
     desc.staging_bytes = c->staging_bytes;
+    desc.metadata = c->pairs ? pairs : NULL;
+    desc.metadata_count = c->pairs;
     const xd_result result = xd_weights_gather(world, &desc);
     if (c->bad_directory)
         CHECK_EQ_INT(result, me == c->root ? XD_ERROR_IO : XD_ERROR_PEER);
@@ -85,6 +90,14 @@ static void check_saved(const gather_case *c) {
     CHECK_EQ_INT(xd_safetensors_read_range(file, index, 0, sizeof value, &value), XD_OK);
     CHECK_NEAR(value, 42.0, 0);
     CHECK_EQ_INT(xd_weights_files_find(model, "empty", &file, &index), XD_OK);
+    CHECK_EQ_STR(xd_safetensors_metadata(file, "format"), "pt");
+    for (int i = 0; i < 2; i++) {
+        const char *found = xd_safetensors_metadata(file, pairs[i].key);
+        if (i < c->pairs)
+            CHECK_EQ_STR(found ? found : "", pairs[i].value);
+        else
+            CHECK(found == NULL);
+    }
     xd_weights_files_close(model);
     xd_ctx_destroy(ctx);
 }
@@ -100,6 +113,7 @@ XD_TEST(a_sharded_model_is_saved_slab_by_slab_from_any_number_of_ranks) {
     for (int ranks = 1; ranks <= 6; ranks++) {
         c.staging_bytes = staging[ranks % 4];
         c.root = ranks / 2;
+        c.pairs = ranks % 3;
         CHECK_EQ_INT(xd_run_threads(ranks, NULL, save, &c, NULL), XD_OK);
         check_saved(&c);
         CHECK(remove(path) == 0);

@@ -140,6 +140,24 @@ XD_TEST(new_noise_and_implied_noise_are_two_samplers) {
     xd_ctx_destroy(ctx);
 }
 
+XD_TEST(a_network_whose_v_is_flow_has_the_samples_of_one_that_predicts_flow) {
+    const xd_dmd_batch batch = { .samples = SAMPLES };
+    xd_ctx *ctx;
+    CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
+    for (int kind = 0; kind < 4; kind++) {
+        formula f = { .slope = 0.3, .lift = 0.1 };
+        float of_flow[SAMPLES * ELEMENTS], of_v[SAMPLES * ELEMENTS];
+        xd_sampler_desc d = settings(&f, (xd_sampler_kind)kind);
+        CHECK_EQ_INT(sample(ctx, &d, &batch, of_flow), XD_OK);
+        d.network.predicts = XD_PREDICT_V;
+        CHECK_EQ_INT(sample(ctx, &d, &batch, of_v), XD_ERROR_ARGUMENT);
+        d.v_is_flow = true;
+        CHECK_EQ_INT(sample(ctx, &d, &batch, of_v), XD_OK);
+        CHECK(memcmp(of_flow, of_v, sizeof of_v) == 0);
+    }
+    xd_ctx_destroy(ctx);
+}
+
 /* ---- noise and numbers of samples ---- */
 
 XD_TEST(a_sample_depends_on_its_number_and_seed_and_step_but_not_on_the_batch) {

@@ -747,6 +747,67 @@ static xd_result run_sum_of_replicas(xd_comm *world, void *argument) {
     return XD_OK;
 }
 
+/* Between rows with room behind them: the elements are those of a dense move, and what is between them stays. */
+static xd_result run_padded(xd_comm *world, void *argument) {
+    enum { LINES = 7, WIDTH = 5, FROM = 8, TO = 11, ROOM = LINES * TO };
+    static const xd_placement_kind kinds[][2] = {
+        { XD_SHARD, XD_SHARD },     { XD_REPLICATE, XD_SHARD },    { XD_SHARD, XD_REPLICATE },
+        { XD_PARTIAL, XD_SHARD },   { XD_PARTIAL, XD_REPLICATE },  { XD_REPLICATE, XD_PARTIAL },
+        { XD_PARTIAL, XD_PARTIAL }, { XD_REPLICATE, XD_REPLICATE }
+    };
+    static const int64_t from_stride[] = { FROM, 1 }, to_stride[] = { TO, 1 };
+    xd_ctx *ctx = xd_comm_ctx(world);
+    const int me = xd_comm_rank(world);
+    const xd_topology t = grid(xd_comm_size(world), 0);
+    (void)argument;
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++) {
+        xd_layout_desc d = line(&t, LINES);
+        xd_layout *from = NULL, *to = NULL;
+        int64_t dense[ROOM] = { 0 }, expected[ROOM], padded[ROOM], out[ROOM], width = 0;
+        d.ndim = 2;
+        d.shape[1] = WIDTH;
+        d.placement[0].kind = kinds[i][0];
+        CHECK(xd_layout_create(ctx, &d, &from) == XD_OK);
+        d.placement[0].kind = kinds[i][1];
+        d.placement[0].dim = 1;
+        CHECK(xd_layout_create(ctx, &d, &to) == XD_OK);
+        for (int k = 0; k < ROOM; k++) padded[k] = -7, out[k] = expected[k] = -9;
+        for (int k = 0; k < LINES * WIDTH; k++)
+            padded[k / WIDTH * FROM + k % WIDTH] = dense[k] = 100 * (kinds[i][0] != XD_REPLICATE) * me + k;
+        for (int form = 0; form < 2; form++) {
+            xd_redistribution *plan = NULL;
+            xd_redistribution_desc p;
+            int64_t shape[2] = { 0, 0 };
+            memset(&p, 0, sizeof p);
+            p.from = from;
+            p.to = to;
+            p.dtype = XD_DTYPE_I64;
+            p.ranks = t.size[0];
+            p.rank = me;
+            if (form) p.from_stride = from_stride;
+            if (form) p.to_stride = to_stride;
+            CHECK(xd_redistribution_create(ctx, &p, &plan) == XD_OK);
+            CHECK_EQ_INT(xd_redistribution_execute(plan, world, form ? padded : dense, form ? out : expected),
+                         XD_OK);
+            xd_redistribution_shape(plan, shape);
+            width = shape[1];
+            xd_redistribution_destroy(plan);
+        }
+        const int64_t lines = xd_tensor_view(to, me, NULL, XD_DTYPE_I64).shape[0];
+        for (int k = 0; k < ROOM; k++) {
+            const bool within = k / TO < lines && k % TO < width;
+            CHECK_EQ_INT(out[k], within ? expected[k / TO * width + k % TO] : -9);
+        }
+        xd_layout_destroy(to);
+        xd_layout_destroy(from);
+    }
+    return XD_OK;
+}
+
+XD_TEST(padded_rows_move_as_dense_ones_and_their_padding_stays) {
+    for (int size = 1; size <= 3; size++) CHECK(xd_run_threads(size, NULL, run_padded, NULL, NULL) == XD_OK);
+}
+
 XD_TEST(a_replica_becomes_a_partial_sum_by_zeros_beside_it) {
     CHECK(xd_run_threads(3, NULL, run_sum_of_replicas, NULL, NULL) == XD_OK);
 }

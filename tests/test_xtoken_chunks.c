@@ -506,6 +506,29 @@ XD_TEST(a_cache_that_does_not_fit_is_refused) {
     close_problem(&p);
 }
 
+/* The origin of the tokenizers in use changes no value where it is the cache's, and is a refusal where it is not. */
+XD_TEST(a_cache_is_held_to_the_tokenizers_in_use) {
+    problem p;
+    call c;
+    open_cached(&p, XD_REDUCTION_DETERMINISTIC, XD_CACHE_8_BITS);
+    open_call(&p, &c);
+    const xd_xtoken_values any = run_call(&p, &c);
+    const xd_teacher_cache_desc made = xd_teacher_cache_describe(p.cache).desc;
+    xd_projection_origin origin;
+    xd_xtoken_cached *cached = &c.teachers[0].cached;
+    memset(&origin, 0, sizeof origin);
+    origin.student_hash = made.student_hash;
+    origin.teacher_hash = made.teacher_hash;
+    cached->origin = &origin;
+    const xd_xtoken_values same = run_call(&p, &c);
+    CHECK(any.loss != 0.0 && memcmp(&any, &same, sizeof any) == 0);
+    memset(c.gradient, 0, sizeof c.gradient);
+    origin.teacher_hash++;
+    check_refused(&p, &c, XD_ERROR_ARGUMENT, "made for the tokenizers");
+    xd_vocab_destroy(c.vocab);
+    close_problem(&p);
+}
+
 XD_TEST(likelihoods_without_labels_are_refused) {
     problem p;
     call c;

@@ -49,9 +49,6 @@ NOT_SET = {name: reason for reason, names in {
     "set within a struct that contains it: tests/helpers/xtoken_parity.h": "xd_xtoken_projected.column_ids",
     "see above": "xd_tensor.device xd_weight_traits.expert_tensor_parallel",
     "set in a row of a macro: tests/test_sizes_files.c": "xd_safetensors_desc.max_header_bytes",
-    "a test is still missing": """xd_denoise_form.v_is_flow xd_sampler_desc.v_is_flow xd_sample_common.denominator
-        xd_state_scatter_desc.group xd_weights_gather_desc.metadata xd_weights_gather_desc.metadata_count
-        xd_xtoken_cached.origin xd_redistribution_desc.from_stride xd_redistribution_desc.to_stride xd_files.unmap""",
 }.items() for name in names.split()}
 
 WARNING = re.compile(r"^(.*?):(\d+):(\d+): warning: '\w+' is deprecated: (xd_\w+\.\w+) \[")

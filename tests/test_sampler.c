@@ -155,6 +155,14 @@ XD_TEST(a_network_whose_v_is_flow_has_the_samples_of_one_that_predicts_flow) {
         CHECK_EQ_INT(sample(ctx, &d, &batch, of_v), XD_OK);
         CHECK(memcmp(of_flow, of_v, sizeof of_v) == 0);
     }
+    formula f = { .slope = 0.3 };
+    xd_dmd_desc student = distillation(&f, &f, &f); /* and the student's sampler knows it */
+    student.networks[XD_DMD_STUDENT].predicts = XD_PREDICT_V;
+    student.v_is_flow = true;
+    const xd_sampler_desc d = xd_sampler_of_student(&student);
+    float of_student[SAMPLES * ELEMENTS];
+    CHECK_EQ_INT(sample(ctx, &d, &batch, of_student), XD_OK);
+    CHECK_EQ_INT(f.calls, 4);
     xd_ctx_destroy(ctx);
 }
 

@@ -59,6 +59,11 @@ static xd_result cast_at_the_ends(xd_comm *world, void *argument) {
         const xd_dtype half = i == 0 ? XD_DTYPE_NONE : i == 1 ? XD_DTYPE_F16 : XD_DTYPE_BF16;
         check_inputs(&stage, s.rank > 0 ? XD_DTYPE_NONE : i == 3 ? XD_DTYPE_F32 : half);
         check_outputs(&stage, s.rank < 1 || i == 0 ? XD_DTYPE_NONE : i == 3 ? XD_DTYPE_BF16 : XD_DTYPE_F32);
+        xd_stage other = stage; /* the casts are what a stage says, whichever place it has */
+        other.input_dtype = XD_DTYPE_F16;
+        other.output_dtype = XD_DTYPE_F32;
+        check_inputs(&other, XD_DTYPE_F16);
+        check_outputs(&other, XD_DTYPE_F32);
         build_close(&s);
     }
     return XD_OK;

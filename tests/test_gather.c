@@ -33,8 +33,8 @@ static xd_result save(xd_comm *world, void *argument) {
         memset(&d, 0, sizeof d);
         d.topology = &t;
         d.ndim = i == 2 ? 0 : 2;
-        d.shape[0] = i == 3 ? 0 : ROWS;
-        d.shape[1] = COLUMNS;
+        if (d.ndim > 0) d.shape[0] = i == 3 ? 0 : ROWS;
+        if (d.ndim > 0) d.shape[1] = COLUMNS;
         d.placement[0].kind = i == 2 ? XD_REPLICATE : XD_SHARD;
         d.placement[0].dim = i == 1 ? 1 : 0;
         CHECK_EQ_INT(xd_layout_create(ctx, &d, &layouts[i]), XD_OK);

@@ -54,6 +54,9 @@ COUNTS_LEFT_OUT = {
     "tests/test_wrap_errors.c makes those wrong that can be; any other leaf is -1": """xd_ddp_desc.leaves xd_fsdp_desc.leaves
         xd_block_skip(leaf) xd_ddp_desc.bucket_size xd_fsdp_desc.prefetch xd_fsdp_desc.reshard_ranks xd_fsdp_desc.unit_type_count xd_parallel_leaf(k) xd_parallel_expert_leaf(k) xd_parallel_params(capacity) xd_parallel_parts(capacity)
         xd_pass.leaf""",
+    "tests/test_build_buckets.c makes those wrong that can be": """xd_ddp_desc.bucket_count xd_ddp_desc.chunk
+        xd_ddp_desc.stage""",
+    "any number is a meaning: below 0 never, 0 the default": "xd_ddp_desc.compare_steps xd_fsdp_desc.compare_steps",
     "tests/test_plan.c makes those wrong that can be": """xd_memory_plan_desc.average_count xd_memory_plan_desc.groups
         xd_memory_plan_desc.ranks xd_memory_plan_desc.pipeline_rank xd_memory_plan_desc.expert_ranks xd_plan_memory(rank)""",
     "tests/test_pipeline_table.c and test_pipeline_errors.c make those wrong that can be": """xd_pipeline_schedule.group

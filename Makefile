@@ -211,7 +211,7 @@ build/projection: tools/projection.c $(library)
 build/xdrun: tools/xdrun.c | build
 	$(CC) -std=c99 $(CFLAGS) $< -o $@
 
-build/xdistill: tools/xdistill.c $(wildcard tools/dcp*.h) $(library)
+build/xdistill: tools/xdistill.c tools/listing.h $(wildcard tools/dcp*.h) $(library)
 	$(CC) -std=c99 $(CFLAGS) $(linked) $< $(library) -o $@ $(LIBS)
 
 images_sources = $(addprefix examples/images/,classifier.c dataset.c frechet.c tensors.c) examples/nn/nn_exp.c examples/nn/nn_matmul.c
@@ -376,7 +376,7 @@ docs: ## write a browsable reference of the interface and these pages into build
 
 # Formatted by hand: the tables of contents src/xdistill*.h, the examples, and all C++.
 formatted = $(wildcard src/*/*.[ch] src/*/*/*.[ch] src/*/*/*.inc tests/*.[ch] tests/helpers/*.h tests/golden/*.[ch] tests/mpi/*.[ch]) \
-    $(wildcard fuzz/*.[ch] bench/*.[ch] tools/*.c tools/dcp*.h examples/*/*.[ch])
+    $(wildcard fuzz/*.[ch] bench/*.[ch] tools/*.c tools/dcp*.h tools/listing.h examples/*/*.[ch])
 
 format: ## lay out the sources with clang-format of the version that .clang-format names
 	@clang-format -i $(formatted)

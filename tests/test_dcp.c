@@ -222,7 +222,7 @@ static const hostile hostiles[] = {
             "\"torch.load\" is not in the list"),
     HOSTILE("ctorch\nSize.__class__\n.", "\"torch.Size.__class__\" is not in the list"),
     HOSTILE("cbuiltins\ngetattr\n.", "\"builtins.getattr\" is not in the list"),
-    HOSTILE("ccodecs\n_de\x1b[2Jcode\n.", "\"codecs._de?[2Jcode\" is not in the list"),
+    HOSTILE("ccodecs\n_de\x1b[2Jcode\n.", "\"codecs._de\\x1b[2Jcode\" is not in the list"),
     HOSTILE("(ios\nsystem\n.", "byte 1: instruction 0x69, INST, is not in the list"),
     HOSTILE("(o.", "byte 1: instruction 0x6f, OBJ, is not in the list"),
     HOSTILE("\x82\x01.", "EXT1"),
@@ -462,7 +462,7 @@ static const char *lie(dcp_scene *s, int which, xd_result *result) {
     case 7: p[1].file = "../__1_0.distcp"; return "\"model.a\" is in \"../__1_0.distcp\", which is no file";
     case 8: p[1].file = "/etc/passwd"; return "no file of the directory";
     case 9: p[1].file = ".."; return "no file of the directory";
-    case 10: p[1].file = control; return "\"a?b\", which is no file";
+    case 10: p[1].file = control; return "\"a\\x0ab\", which is no file";
     case 11: p[1].file = ""; return "the name of a file has 0 bytes";
     case 12:
         p[1].file = "__7_0.distcp";

@@ -149,18 +149,19 @@ typedef struct pickle {
         }                                                                              \
     } while (0)
 
-/* A text for a message: at most 79 bytes, and none that a terminal would obey. The text is overwritten by the fourth call from
- * here. */
+/* A text for a message: at most 79 bytes, none that a terminal would obey, and '?' for a NUL. The text is overwritten by the fourth
+ * call from here. */
 static const char *pickle_show(const void *data, size_t bytes) {
     static char shown[4][80];
     static int at;
-    const unsigned char *text = (const unsigned char *)data;
-    size_t i = 0;
+    char text[sizeof shown[0]];
+    const size_t length = bytes < sizeof text - 1 ? bytes : sizeof text - 1;
     at = (at + 1) % 4;
-    for (; i < bytes && i + 1 < sizeof shown[at]; i++)
-        shown[at][i] = (char)(text[i] >= 0x20 && text[i] < 0x7f ? text[i] : '?');
-    shown[at][i] = '\0';
-    return shown[at];
+    if (length) memcpy(text, data, length);
+    for (size_t i = 0; i < length; i++)
+        if (!text[i]) text[i] = '?';
+    text[length] = '\0';
+    return xd_text_escape(text, shown[at], sizeof shown[at]);
 }
 
 /* Room for one more element, zero-filled; *out is its number. */

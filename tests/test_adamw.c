@@ -247,9 +247,15 @@ XD_TEST(groups_scale_the_learning_rate_and_replace_the_decay) {
     xd_optimizer_desc desc = adamw_desc(params, 4);
     desc.learning_rate = 0.1;
     desc.weight_decay = 0.5;
-    desc.groups = groups;
     desc.group_count = 3;
     xd_optimizer *optimizer = NULL;
+    CHECK(xd_optimizer_create(ctx, &desc, &optimizer) == XD_ERROR_ARGUMENT);
+    CHECK(strstr(xd_last_error(ctx)->message, "no list of groups, and group_count 3") != NULL);
+    desc.groups = groups;
+    desc.group_count = 0;
+    CHECK(xd_optimizer_create(ctx, &desc, &optimizer) == XD_ERROR_ARGUMENT);
+    CHECK(strstr(xd_last_error(ctx)->message, "a list of groups, and group_count 0") != NULL);
+    desc.group_count = 3;
     CHECK(xd_optimizer_create(ctx, &desc, &optimizer) == XD_OK);
     CHECK(xd_optimizer_step(optimizer, NULL, NULL) == XD_OK);
     CHECK(value[0] == 0.95f && value[1] == 0.975f && value[2] == 1.0f && value[3] == 1.0f);

@@ -448,6 +448,10 @@ static void spoil_keep(xd_build_desc *d) {
 static void spoil_keep_list(xd_build_desc *d) {
     d->precision.keep_count = 2;
 }
+static void spoil_keep_count(xd_build_desc *d) {
+    static const char *const patterns[] = { "a" };
+    d->precision.keep = patterns;
+}
 static void spoil_pattern(xd_build_desc *d) {
     static const char *const patterns[] = { "a", NULL };
     d->precision.keep = patterns;
@@ -493,6 +497,7 @@ static const bad_setting settings[] = {
     { spoil_halves, XD_ERROR_ARGUMENT, "both f16 and bf16" },
     { spoil_keep, XD_ERROR_ARGUMENT, "-2 patterns" },
     { spoil_keep_list, XD_ERROR_ARGUMENT, "2 patterns of names to keep, but no list" },
+    { spoil_keep_count, XD_ERROR_ARGUMENT, "a list of names to keep, and keep_count 0" },
     { spoil_pattern, XD_ERROR_ARGUMENT, "pattern 1 of 2 to keep is NULL" },
     { spoil_storage, XD_ERROR_ARGUMENT, "storage 3 is unknown" },
     { spoil_kind, XD_ERROR_ARGUMENT, "wrap -1 is unknown" },

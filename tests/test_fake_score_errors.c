@@ -308,6 +308,7 @@ static xd_result differ(xd_comm *world, void *argument) {
     scene_drop(&s);
     s.desc.lenient = false;
     scene_fails(&s, XD_ERROR_ARGUMENT, "1 `fresh`, which are for `lenient`");
+    s.desc.fresh = NULL;
     s.desc.fresh_count = 0;
 
     c.buffer = true; /* computed */
@@ -349,6 +350,7 @@ static xd_result differ(xd_comm *world, void *argument) {
     CHECK(((const float *)scene_info(&s, "w2").value)[27] != 0.0f);
     scene_drop(&s);
     s.desc.lenient = false;
+    s.desc.fresh = NULL;
     s.desc.fresh_count = 0;
 
     c = changes_of(&s);
@@ -393,6 +395,8 @@ static xd_result disagree(xd_comm *world, void *argument) {
     s.desc.fake = (xd_fake_score_desc){ 0 };
     if (s.rank == 1) s.desc.fake = (xd_fake_score_desc){ .frozen = NULL, .frozen_count = 3 };
     scene_fails_somewhere(&s, XD_ERROR_ARGUMENT, "3 `frozen` at");
+    if (s.rank == 1) s.desc.fake = (xd_fake_score_desc){ .frozen = frozen };
+    scene_fails_somewhere(&s, XD_ERROR_ARGUMENT, "a list of names, and frozen_count 0, fresh_count 0");
     s.desc.fake = (xd_fake_score_desc){ 0 };
     CHECK(scene_make(&s) == XD_OK); /* the world goes on */
     xd_layout_destroy(columns);

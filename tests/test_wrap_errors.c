@@ -71,6 +71,10 @@ static xd_result refuse_wraps(xd_comm *world, void *argument) {
     d = (xd_fsdp_desc){ .leaves = 4, .unit_type_count = 1 };
     CHECK(xd_fsdp_create(s.model, world, &d, &s.parallel) == XD_ERROR_ARGUMENT &&
           says(&s, "1 types of units at NULL"));
+    static const char *const types[] = { "layer" };
+    d = (xd_fsdp_desc){ .leaves = 4, .unit_types = types };
+    CHECK(xd_fsdp_create(s.model, world, &d, &s.parallel) == XD_ERROR_ARGUMENT &&
+          says(&s, "a list of unit_types, and unit_type_count 0"));
     d = (xd_fsdp_desc){ .leaves = 4, .sent_dtype = XD_DTYPE_I32 };
     CHECK(xd_fsdp_create(s.model, world, &d, &s.parallel) == XD_ERROR_DTYPE && says(&s, "sent as I32"));
     d = (xd_fsdp_desc){ .leaves = 4, .sent_dtype = s.rank ? XD_DTYPE_BF16 : XD_DTYPE_F16 };

@@ -20,6 +20,8 @@ XD_PRIVATE xd_result xdi_fake_check_patterns(const xd_model *model, const char *
                                              const char *what) {
     XD_REQUIRE(model->ctx, count >= 0 && (patterns || count == 0), XD_ERROR_ARGUMENT, "%d %s at %p", count,
                what, (const void *)patterns);
+    XD_REQUIRE(model->ctx, !patterns || count > 0, XD_ERROR_ARGUMENT, "a list of %s, and a count of %d", what,
+               count);
     for (int i = 0; i < count; i++) {
         bool found = false;
         for (int64_t k = 0; k < model->weight_count && !found; k++)

@@ -45,6 +45,9 @@ static xd_result xdi_fake_check_desc(const xdi_fake *f) {
                XD_ERROR_ARGUMENT, "%d `frozen` at %p", d->fake.frozen_count, (const void *)d->fake.frozen);
     XD_REQUIRE(f->ctx, d->fresh_count >= 0 && (d->fresh || !d->fresh_count), XD_ERROR_ARGUMENT,
                "%d `fresh` at %p", d->fresh_count, (const void *)d->fresh);
+    XD_REQUIRE(f->ctx, (!d->fake.frozen || d->fake.frozen_count) && (!d->fresh || d->fresh_count),
+               XD_ERROR_ARGUMENT, "a list of names, and frozen_count %d, fresh_count %d",
+               d->fake.frozen_count, d->fresh_count);
     XD_REQUIRE(f->ctx, d->lenient || d->fresh_count == 0, XD_ERROR_ARGUMENT,
                "%d `fresh`, which are for `lenient`", d->fresh_count);
     XD_REQUIRE(f->ctx, stages == 1, XD_ERROR_UNSUPPORTED, "a pipeline of %d ranks: a fake score is one stage",

@@ -33,6 +33,8 @@ static xd_result xdi_builder_check_precision(xd_ctx *ctx, const xd_precision *p)
                xd_dtype_name(p->input_dtype), xd_dtype_name(p->output_dtype));
     XD_REQUIRE(ctx, p->keep_count == 0 || p->keep, XD_ERROR_ARGUMENT,
                "%d patterns of names to keep, but no list of them", p->keep_count);
+    XD_REQUIRE(ctx, p->keep_count > 0 || !p->keep, XD_ERROR_ARGUMENT,
+               "a list of names to keep, and keep_count %d", p->keep_count);
     for (int i = 0; i < p->keep_count; i++)
         XD_REQUIRE(ctx, p->keep[i], XD_ERROR_ARGUMENT, "pattern %d of %d to keep is NULL", i, p->keep_count);
     return XD_OK;

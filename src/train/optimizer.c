@@ -53,7 +53,6 @@ XD_API xd_optimizer_desc xd_adamw_defaults(const xd_param *params, int64_t param
 
 static void xdi_optimizer_resolve(xd_optimizer_desc *d) {
     if (d->eps == 0.0) d->eps = 1e-8;
-    if (!d->groups && d->group_count > 0) d->group_count = 0;
 }
 
 /* False for NaN too. */
@@ -103,6 +102,8 @@ static xd_result xdi_optimizer_validate(xd_ctx *ctx, const xd_optimizer_desc *d)
     XD_REQUIRE(ctx, d->param_count >= 0 && (d->params || d->param_count == 0), XD_ERROR_ARGUMENT,
                "%lld parameters, params at %p", (long long)d->param_count, (const void *)d->params);
     XD_REQUIRE(ctx, d->group_count >= 0, XD_ERROR_ARGUMENT, "%d groups of parameters", d->group_count);
+    XD_REQUIRE(ctx, (d->groups != NULL) == (d->group_count > 0), XD_ERROR_ARGUMENT,
+               "%s list of groups, and group_count %d", d->groups ? "a" : "no", d->group_count);
     const int groups = d->group_count > 0 ? d->group_count : 1;
     for (int64_t i = 0; i < d->param_count; i++) {
         const xd_param *p = &d->params[i];

@@ -466,19 +466,18 @@ XD_API xd_result xd_fail_culprit(xd_ctx *ctx, xd_result result, int culprit, con
 }
 
 XD_PRIVATE xd_result xdi_given(xd_ctx *ctx, const char *file, int line, const char *function,
-                               const char *names, ...) {
+                               const char *names, int count, ...) {
     va_list pointers;
-    bool all = true;
-    va_start(pointers, names);
-    for (const char *name = names; all && *name; name += strspn(name, ", ")) {
-        const size_t length = strcspn(name, ",");
-        all = va_arg(pointers, const void *) != NULL;
-        if (!all)
-            (void)xd_fail(ctx, XD_ERROR_ARGUMENT, file, line, function, "%.*s is NULL", (int)length, name);
-        name += length;
-    }
+    int given = 0;
+    va_start(pointers, count);
+    while (given < count && va_arg(pointers, const void *)) given++;
     va_end(pointers);
-    return all ? XD_OK : XD_ERROR_ARGUMENT;
+    if (given == count) return XD_OK;
+    for (; given > 0; given--) names += strcspn(names, ",") + 1;
+    names += strspn(names, " ");
+    (void)xd_fail(ctx, XD_ERROR_ARGUMENT, file, line, function, "%.*s is NULL", (int)strcspn(names, ","),
+                  names);
+    return XD_ERROR_ARGUMENT;
 }
 
 XD_PRIVATE bool xdi_size_multiply(size_t a, size_t b, size_t *product) {

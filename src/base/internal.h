@@ -79,12 +79,15 @@ XD_PRIVATE size_t xdi_json_mark_bytes(const char *text, size_t bytes);
 /* json.c: the bytes at the beginning of a text that are well-formed UTF-8. */
 XD_PRIVATE size_t xdi_json_valid_bytes(const char *text, size_t bytes);
 
-/* context.c: ARGUMENT, naming the first of `names` whose pointer is NULL. The macros write the names: XDI_GIVEN(ctx, desc, out)
- * returns the error, XDI_CHECK_GIVEN gives it, XDI_GIVEN_OF has the context of the object that comes first. No context: no
- * message. XDI_GIVEN_LIST refuses a count without its list. */
+/* context.c: ARGUMENT, naming the first of `names` whose pointer is NULL. The macros write the names and count them, eight at
+ * most: XDI_GIVEN(ctx, desc, out) returns the error, XDI_CHECK_GIVEN gives it, XDI_GIVEN_OF has the context of the object that
+ * comes first. No context: no message. XDI_GIVEN_LIST refuses a count without its list. */
 XD_PRIVATE xd_result xdi_given(xd_ctx *ctx, const char *file, int line, const char *function,
-                               const char *names, ...);
-#define XDI_CHECK_GIVEN(ctx, ...) xdi_given((ctx), __FILE__, __LINE__, __func__, #__VA_ARGS__, __VA_ARGS__)
+                               const char *names, int count, ...);
+#define XDI_NINTH(a, b, c, d, e, f, g, h, ninth, ...) ninth
+#define XDI_CHECK_GIVEN(ctx, ...)                                \
+    xdi_given((ctx), __FILE__, __LINE__, __func__, #__VA_ARGS__, \
+              XDI_NINTH(__VA_ARGS__, 8, 7, 6, 5, 4, 3, 2, 1, 0), __VA_ARGS__)
 #define XDI_GIVEN(ctx, ...) XD_TRY(XDI_CHECK_GIVEN(ctx, __VA_ARGS__))
 #define XDI_GIVEN_OF(object, ...) XDI_GIVEN((object) ? (object)->ctx : NULL, object, __VA_ARGS__)
 #define XDI_GIVEN_LIST(ctx, list, count)                                                                \

@@ -98,12 +98,12 @@ static bool xdi_optimizer_reserves(const xd_optimizer_desc *d, const xd_param *p
 }
 
 static xd_result xdi_optimizer_validate(xd_ctx *ctx, const xd_optimizer_desc *d) {
-    XD_TRY(xdi_optimizer_validate_numbers(ctx, d));
     XD_REQUIRE(ctx, d->param_count >= 0 && (d->params || d->param_count == 0), XD_ERROR_ARGUMENT,
                "%lld parameters, params at %p", (long long)d->param_count, (const void *)d->params);
     XD_REQUIRE(ctx, d->group_count >= 0, XD_ERROR_ARGUMENT, "%d groups of parameters", d->group_count);
     XD_REQUIRE(ctx, (d->groups != NULL) == (d->group_count > 0), XD_ERROR_ARGUMENT,
                "%s list of groups, and group_count %d", d->groups ? "a" : "no", d->group_count);
+    XD_TRY(xdi_optimizer_validate_numbers(ctx, d));
     const int groups = d->group_count > 0 ? d->group_count : 1;
     for (int64_t i = 0; i < d->param_count; i++) {
         const xd_param *p = &d->params[i];

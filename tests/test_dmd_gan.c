@@ -442,9 +442,9 @@ XD_TEST(weights_of_samples_refuse_numbers_out_of_range) {
     d = good, d.max_t = 0.0;
     ratios_refuse(ctx, &d, XD_ERROR_ARGUMENT, "times in [0, 0]");
     d = good, d.bin_values = NULL;
-    ratios_refuse(ctx, &d, XD_ERROR_ARGUMENT, "no values for 4 bins");
+    ratios_refuse(ctx, &d, XD_ERROR_ARGUMENT, "bin_values is NULL for 4 bins");
     d = good, d.times = NULL;
-    ratios_refuse(ctx, &d, XD_ERROR_ARGUMENT, "no times for 7 samples");
+    ratios_refuse(ctx, &d, XD_ERROR_ARGUMENT, "times is NULL for 7 samples");
     d = good, d.logits.cols = 0;
     ratios_refuse(ctx, &d, XD_ERROR_SHAPE, "0 heads");
     d = good, d.logits.dtype = XD_DTYPE_I64;

@@ -783,9 +783,11 @@ static xd_result number_rank(xd_comm *world, void *argument) {
     map_scene *s = map_create(0, 1, 0);
     const char *to = (const char *)argument;
     for (int i = 0; i < 8; i++) {
-        static const char *const words[] = { "-1 parts",         "-1 entries",      "17 entries of a map at",
-                                             "staging_bytes 63", "-1 pairs",        "there is no directory",
-                                             "-1 parts",         "staging_bytes 63" };
+        static const char *const words[] = {
+            "-1 parts",         "-1 entries",      "17 entries of a map, maps is NULL",
+            "staging_bytes 63", "-1 pairs",        "there is no directory",
+            "-1 parts",         "staging_bytes 63"
+        };
         xd_weights_import_desc in;
         xd_weights_export_desc out;
         memset(&in, 0, sizeof in);

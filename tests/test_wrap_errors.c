@@ -70,7 +70,7 @@ static xd_result refuse_wraps(xd_comm *world, void *argument) {
           says(&s, "3 ranks that keep a unit do not divide 2"));
     d = (xd_fsdp_desc){ .leaves = 4, .unit_type_count = 1 };
     CHECK(xd_fsdp_create(s.model, world, &d, &s.parallel) == XD_ERROR_ARGUMENT &&
-          says(&s, "1 types of units at NULL"));
+          says(&s, "1 types of units, unit_types is NULL"));
     static const char *const types[] = { "layer" };
     d = (xd_fsdp_desc){ .leaves = 4, .unit_types = types };
     CHECK(xd_fsdp_create(s.model, world, &d, &s.parallel) == XD_ERROR_ARGUMENT &&

@@ -161,7 +161,7 @@ static void xdi_sweep_run(xdi_sweep *x) {
 }
 
 static bool xdi_sweep_countable(const xd_align_side *side) {
-    return side->count >= 0 && side->count < INT32_MAX;
+    return side->count >= 0 && side->count < INT32_MAX && (side->spans || side->count == 0);
 }
 
 /* The first invalid token, -1 if all are valid. */
@@ -179,6 +179,8 @@ static int64_t xdi_sweep_bad(const xd_align_side *side) {
 }
 
 static xd_result xdi_sweep_check(xd_ctx *ctx, const char *name, const xd_align_side *side) {
+    XD_REQUIRE(ctx, side->spans || side->count <= 0, XD_ERROR_ARGUMENT, "%s: spans is NULL and count %lld",
+               name, (long long)side->count);
     XD_REQUIRE(ctx, xdi_sweep_countable(side), XD_ERROR_ARGUMENT, "%s has %lld tokens", name,
                (long long)side->count);
     const int64_t i = xdi_sweep_bad(side);

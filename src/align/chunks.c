@@ -51,8 +51,9 @@ static xd_result xdi_chunks_count(const xd_chunk_map *map, int64_t *sizes) {
 
 XD_API xd_result xd_chunk_sizes(xd_ctx *ctx, const xd_chunk_map *map, int64_t *sizes) {
     XDI_GIVEN(ctx, ctx, map);
-    const xd_result result = xdi_chunks_check(ctx, map);
+    xd_result result = xdi_chunks_check(ctx, map);
     const int64_t count = result == XD_OK ? map->sequences * map->chunks : 0;
+    if (count > 0) result = XDI_CHECK_GIVEN(ctx, sizes);
     XD_TRY(xdi_vocab_agree_rows(map->comm, result, count));
     return xdi_chunks_count(map, sizes);
 }
@@ -89,6 +90,8 @@ XD_API xd_result xd_chunk_sums(xd_ctx *ctx, const xd_chunk_map *map, xd_rows val
     memset(&a, 0, sizeof a);
     if (result == XD_OK) result = xdi_chunks_check_rows(ctx, map, "values", &values);
     if (result == XD_OK) result = xdi_chunks_check_cells(ctx, map, &values, &cells);
+    if (result == XD_OK && map->sequences * map->chunks > 0) result = XDI_CHECK_GIVEN(ctx, sizes);
+    if (result == XD_OK && cells > 0) result = XDI_CHECK_GIVEN(ctx, sums);
     if (result == XD_OK) a = xdi_chunks_args(map, &values);
     a.fixed = fixed;
     a.out = fixed ? NULL : sums;

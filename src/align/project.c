@@ -125,7 +125,9 @@ static xd_result xdi_project_open(xd_ctx *ctx, const xd_project_desc *d, const c
     p->ctx = ctx;
     p->kernels = xd_ctx_kernels(ctx);
     p->launch = xd_ctx_launch(ctx);
+    XDI_GIVEN(ctx, d->vocab);
     p->vocab = xd_vocab_describe(d->vocab);
+    XDI_GIVEN(ctx, projection);
     p->m = *projection;
     p->columns = d->columns;
     p->k = d->columns || d->k ? d->k : projection->teacher_size;
@@ -197,6 +199,7 @@ XD_API xd_result xd_project(xd_ctx *ctx, const xd_project_desc *desc, xd_rows pr
     XDI_GIVEN(ctx, ctx, desc);
     xdi_project_call p;
     xd_result result = xdi_project_open(ctx, desc, "probs", &probs, &p);
+    if (result == XD_OK && probs.rows > 0 && p.k > 0) result = XDI_CHECK_GIVEN(ctx, out);
     if (result == XD_OK && xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT)
         result = xdi_project_take_cells(&p);
     result = xdi_vocab_agree_rows(p.vocab.tp, result, probs.rows);
@@ -213,6 +216,7 @@ XD_API xd_result xd_project_backward(xd_ctx *ctx, const xd_project_desc *desc, c
     XDI_GIVEN(ctx, ctx, desc);
     xdi_project_call p;
     xd_result result = xdi_project_open(ctx, desc, "gradient", &gradient, &p);
+    if (result == XD_OK && gradient.rows > 0 && p.k > 0) result = XDI_CHECK_GIVEN(ctx, weight);
     result = xdi_vocab_agree_rows(p.vocab.tp, result, gradient.rows);
     if (result == XD_OK) {
         xd_xtoken_product_args a = xdi_project_args(&p, &gradient);

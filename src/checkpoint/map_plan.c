@@ -88,7 +88,7 @@ static xd_result xdi_mapped_check_entry(xd_ctx *ctx, const xd_weight_map *m, int
 
 static xd_result xdi_mapped_check_entries(xd_ctx *ctx, const xd_mapped_weights *w) {
     XD_REQUIRE(ctx, w->map_count >= 0 && (w->maps || w->map_count == 0), XD_ERROR_ARGUMENT,
-               "%lld entries of a map at %p", (long long)w->map_count, (const void *)w->maps);
+               "%lld entries of a map, maps is %s", (long long)w->map_count, w->maps ? "given" : "NULL");
     for (int64_t i = 0; i < w->map_count; i++) XD_TRY(xdi_mapped_check_entry(ctx, &w->maps[i], i));
     return XD_OK;
 }

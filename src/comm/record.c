@@ -99,7 +99,7 @@ static xd_result xdi_comm_validate_counts(const xd_comm *comm, const xd_collecti
     const int64_t most = INT64_MAX / 64; /* room for every sum of extents in bytes */
     const int n = comm->transport->size;
     int64_t total = 0;
-    XD_REQUIRE(comm->ctx, counts, XD_ERROR_ARGUMENT, "%s: %s counts are NULL",
+    XD_REQUIRE(comm->ctx, counts, XD_ERROR_ARGUMENT, "%s: %s_counts is NULL",
                xdi_comm_kind((uint64_t)c->kind), name);
     for (int r = 0; r < n; r++) {
         XD_REQUIRE(comm->ctx, counts[r] >= 0 && counts[r] <= most - total, XD_ERROR_ARGUMENT,
@@ -199,14 +199,20 @@ static bool xdi_comm_reaches(const xd_comm *comm, const void *memory) {
     return xdi_comm_moves_device(comm) || !xd_ctx_kernels(comm->ctx)->memory.owns(comm->ctx, memory);
 }
 
+/* Do xd_broadcast, xd_send and xd_recv make this kind, whose one buffer they call data? */
+static bool xdi_comm_has_data(xd_collective_kind kind) {
+    return kind == XD_COLLECTIVE_BROADCAST || kind == XD_COLLECTIVE_SEND || kind == XD_COLLECTIVE_RECV;
+}
+
 static xd_result xdi_comm_validate_buffers(const xd_comm *comm, const xd_collective *c) {
     const int rank = comm->transport->rank, n = comm->transport->size;
     const char *kind = xdi_comm_kind((uint64_t)c->kind);
     const int64_t send = xdi_comm_send_elements(c, rank, n), recv = xdi_comm_recv_elements(c, rank, n);
+    const char *data = xdi_comm_has_data(c->kind) ? " (data)" : "";
     XD_REQUIRE(comm->ctx, c->send || send == 0, XD_ERROR_ARGUMENT,
-               "%s: send is NULL for %" PRId64 " elements", kind, send);
+               "%s: send%s is NULL for %" PRId64 " elements", kind, data, send);
     XD_REQUIRE(comm->ctx, c->recv || recv == 0, XD_ERROR_ARGUMENT,
-               "%s: recv is NULL for %" PRId64 " elements", kind, recv);
+               "%s: recv%s is NULL for %" PRId64 " elements", kind, data, recv);
     const size_t size = xd_dtype_size(c->dtype);
     XD_REQUIRE(comm->ctx, !xdi_comm_overlaps(comm, c, (uintptr_t)send * size, (uintptr_t)recv * size),
                XD_ERROR_ARGUMENT, "%s: send and recv overlap, and not as one in-place call may", kind);

@@ -390,6 +390,10 @@ static xd_result xdi_dp_plain_side(xd_ctx *ctx, xd_texts all, xdi_dp_side *side)
     const int64_t count = all.count;
     xd_canonical *s = &side->tokens;
     size_t bytes = 1;
+    for (int64_t i = 0; i < count; i++)
+        XD_REQUIRE(ctx, tokens[i].size >= 0 && (tokens[i].data || tokens[i].size == 0), XD_ERROR_ARGUMENT,
+                   "token %lld: data is %s and size %lld", (long long)i, tokens[i].data ? "given" : "NULL",
+                   (long long)tokens[i].size);
     for (int64_t i = 0; i < count; i++) bytes += (size_t)tokens[i].size;
     XD_TRY(xdi_dp_strings(ctx, count, bytes, s));
     for (int64_t i = 0; i < count; i++) {
@@ -471,6 +475,8 @@ static xd_result xdi_dp_open(xd_ctx *ctx, const xd_align_dp_desc *desc, xdi_dp *
                    teacher_count < INT32_MAX / 4,
                XD_ERROR_ARGUMENT, "sequences of %lld and %lld tokens", (long long)student_count,
                (long long)teacher_count);
+    XDI_GIVEN_LIST(ctx, desc->student.texts, student_count);
+    XDI_GIVEN_LIST(ctx, desc->teacher.texts, teacher_count);
     return XD_OK;
 }
 

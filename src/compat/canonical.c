@@ -320,6 +320,9 @@ XD_API xd_result xd_canonical_sequence(xd_ctx *ctx, const xd_text *tokens, int64
     for (int64_t i = 0; i < count; i++)
         XD_REQUIRE(ctx, tokens[i].size >= 0, XD_ERROR_ARGUMENT, "token %lld has %lld bytes", (long long)i,
                    (long long)tokens[i].size);
+    for (int64_t i = 0; i < count; i++)
+        XD_REQUIRE(ctx, tokens[i].data || tokens[i].size == 0, XD_ERROR_ARGUMENT,
+                   "token %lld: data is NULL and size %lld", (long long)i, (long long)tokens[i].size);
     for (int64_t i = 0; i < count; i++) bytes += (size_t)tokens[i].size + 2;
     const size_t sizes[3] = { entries * sizeof *out->offsets, entries * sizeof *out->origin, bytes };
     for (int i = 0; i < 3; i++)

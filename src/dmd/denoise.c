@@ -134,7 +134,9 @@ XD_API xd_result xd_denoise_loss(xd_ctx *ctx, const xd_denoise_desc *desc, xd_sa
     const xd_launch launch = xd_ctx_launch(ctx);
     xd_denoise_args a;
     xdi_sample_call call = xdi_denoise_call_of(ctx, desc, &a);
-    xd_result result = xdi_sample_open(&call, xdi_denoise_validate(ctx, desc));
+    xd_result result = XDI_CHECK_GIVEN(ctx, out);
+    if (result == XD_OK) result = xdi_denoise_validate(ctx, desc);
+    result = xdi_sample_open(&call, result);
     const bool alone = result == XD_OK && xdi_sample_goes_alone(&call, call.kernels->denoise_at_once);
     if (result == XD_OK)
         result =

@@ -293,7 +293,7 @@ typedef xd_result (*xd_dmd_batch_function)(void *user, int64_t leaf, xd_dmd_batc
  * follow. With f-distill the student's turn goes through the leaves twice, for the logits first; a skipped or failed step
  * leaves the bins as they were. When something was not finite on any rank, no role steps and the step is over all the same.
  *
- *   values   out; the same on every rank, and in INVARIANT mode on every layout
+ *   values   out; the same on every rank, and in INVARIANT mode on every layout; may be NULL
  *
  * Collective over data and split. Allocates nothing. Errors: those of the terms and of xd_parallel_reduce and _publish, the same on
  * every rank unless a network's own exchange failed; STATE (a role without a trainer). After an error of the batch or of a network

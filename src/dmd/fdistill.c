@@ -30,7 +30,7 @@ static xd_result xdi_fdistill_validate(xd_ctx *ctx, const xd_fdistill_desc *d, c
                "divergence %d is unknown", (int)d->divergence);
     XD_REQUIRE(ctx, d->lower > 0.0 && d->lower <= d->upper && isfinite(d->upper), XD_ERROR_ARGUMENT,
                "ratios in [%g, %g]: 0 < lower <= upper is needed", d->lower, d->upper);
-    XD_REQUIRE(ctx, weights || d->logits.rows == 0, XD_ERROR_ARGUMENT, "no weights for %lld samples",
+    XD_REQUIRE(ctx, weights || d->logits.rows == 0, XD_ERROR_ARGUMENT, "weights is NULL for %lld samples",
                (long long)d->logits.rows);
     XD_REQUIRE(ctx, d->bins >= 0 && d->bins <= XD_FDISTILL_BINS_MAX, XD_ERROR_ARGUMENT,
                "%d bins; 0 to %d are possible", d->bins, XD_FDISTILL_BINS_MAX);
@@ -39,8 +39,8 @@ static xd_result xdi_fdistill_validate(xd_ctx *ctx, const xd_fdistill_desc *d, c
                d->rate);
     XD_REQUIRE(ctx, isfinite(d->min_t) && isfinite(d->max_t) && d->min_t < d->max_t, XD_ERROR_ARGUMENT,
                "times in [%g, %g]: min_t < max_t is needed", d->min_t, d->max_t);
-    XD_REQUIRE(ctx, d->bin_values, XD_ERROR_ARGUMENT, "no values for %d bins", d->bins);
-    XD_REQUIRE(ctx, d->times || d->logits.rows == 0, XD_ERROR_ARGUMENT, "no times for %lld samples",
+    XD_REQUIRE(ctx, d->bin_values, XD_ERROR_ARGUMENT, "bin_values is NULL for %d bins", d->bins);
+    XD_REQUIRE(ctx, d->times || d->logits.rows == 0, XD_ERROR_ARGUMENT, "times is NULL for %lld samples",
                (long long)d->logits.rows);
     return xdi_sample_check_status(ctx, d->status);
 }

@@ -71,7 +71,9 @@ XD_API xd_result xd_gan_loss(xd_ctx *ctx, const xd_gan_desc *desc, xd_sample_val
     const xd_launch launch = xd_ctx_launch(ctx);
     xd_gan_args a;
     xdi_sample_call call = xdi_gan_call_of(ctx, desc, &a);
-    xd_result result = xdi_sample_open(&call, xdi_gan_validate(ctx, desc));
+    xd_result result = XDI_CHECK_GIVEN(ctx, out);
+    if (result == XD_OK) result = xdi_gan_validate(ctx, desc);
+    result = xdi_sample_open(&call, result);
     if (result == XD_OK) result = call.kernels->gan_terms(&launch, &a);
     if (result == XD_OK) result = xdi_sample_finish(&call, xdi_gan_gradient, &a, out);
     xdi_sample_close(&call);

@@ -76,7 +76,9 @@ XD_API xd_result xd_vsd_loss(xd_ctx *ctx, const xd_vsd_desc *desc, xd_sample_val
     const xd_launch launch = xd_ctx_launch(ctx);
     xd_vsd_args a;
     xdi_sample_call call = xdi_vsd_call_of(ctx, desc, &a);
-    xd_result result = xdi_sample_open(&call, xdi_vsd_validate(ctx, desc));
+    xd_result result = XDI_CHECK_GIVEN(ctx, out);
+    if (result == XD_OK) result = xdi_vsd_validate(ctx, desc);
+    result = xdi_sample_open(&call, result);
     const bool alone = result == XD_OK && a.form != XD_VSD_COMPAT && xdi_sample_goes_alone(&call, false);
     if (result == XD_OK)
         result = alone ? call.kernels->vsd_by_sample(&launch, &a) : xdi_vsd_samples(&launch, &call, &a);

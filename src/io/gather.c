@@ -113,6 +113,19 @@ static xd_result xdi_gather_agree_settings(const xdi_gather *g) {
     return xdi_agree_facts(g->world, &facts, "settings of a gather");
 }
 
+/* What one rank can find wrong with its settings. */
+static xd_result xdi_gather_check(const xdi_gather *g) {
+    const xd_weights_gather_desc *desc = g->desc;
+    const int ranks = xd_comm_size(g->world);
+    XD_REQUIRE(g->ctx, desc->root >= 0 && desc->root < ranks && desc->tensor_count >= 0, XD_ERROR_ARGUMENT,
+               "root %d of %d ranks, %lld tensors", desc->root, ranks, (long long)desc->tensor_count);
+    XDI_GIVEN_LIST(g->ctx, desc->tensors, desc->tensor_count);
+    for (int64_t i = 0; i < desc->tensor_count; i++)
+        XD_REQUIRE(g->ctx, desc->tensors[i].tensor.layout, XD_ERROR_ARGUMENT, "tensors[%lld] has no layout",
+                   (long long)i);
+    return XD_OK;
+}
+
 XD_API xd_result xd_weights_gather(xd_comm *world, const xd_weights_gather_desc *desc) {
     XDI_GIVEN_COMM(world, desc);
     xdi_gather g;
@@ -122,10 +135,7 @@ XD_API xd_result xd_weights_gather(xd_comm *world, const xd_weights_gather_desc 
     g.desc = desc;
     g.root = xd_comm_rank(world) == desc->root;
     g.staging = desc->staging_bytes ? desc->staging_bytes : (size_t)16 << 20;
-    const bool valid = desc->root >= 0 && desc->root < xd_comm_size(world) && desc->tensor_count >= 0;
-    XD_TRY(xd_agree(world, valid ? XD_OK
-                                 : XD_FAIL(g.ctx, XD_ERROR_ARGUMENT, "root %d of %d ranks, %lld tensors",
-                                           desc->root, xd_comm_size(world), (long long)desc->tensor_count)));
+    XD_TRY(xd_agree(world, xdi_gather_check(&g)));
     XD_TRY(xdi_gather_agree_settings(&g));
     const xd_result result = xdi_gather_run(&g);
     xd_weights_writer_abort(g.writer);

@@ -137,6 +137,7 @@ typedef struct xdi_softmax_pick {
     int64_t n, stride;
     void *values;
     xd_dtype dtype;
+    const char *name; /* of values, as the caller calls them */
 } xdi_softmax_pick;
 
 static xd_result xdi_softmax_check_ids(xd_ctx *ctx, const xd_ids *ids, int64_t rows, int64_t n) {
@@ -148,7 +149,8 @@ static xd_result xdi_softmax_check_ids(xd_ctx *ctx, const xd_ids *ids, int64_t r
 /* Ids of a list that all rows share are checked here, where the host can read them; those of rows give NaN. */
 static xd_result xdi_softmax_check_pick(xd_ctx *ctx, const xd_vocab *vocab, int64_t rows,
                                         const xdi_softmax_pick *p) {
-    if (rows > 0) XDI_GIVEN_LIST(ctx, p->values, p->n);
+    XD_REQUIRE(ctx, rows <= 0 || p->n <= 0 || p->values, XD_ERROR_ARGUMENT,
+               "%s is NULL and %lld rows have %lld", p->name, (long long)rows, (long long)p->n);
     const int64_t size = xd_vocab_describe(vocab).size;
     const bool readable = xd_ctx_kernels(ctx)->device == XD_DEVICE_CPU;
     XD_REQUIRE(ctx, p->n >= 0 && (p->stride == 0 || p->stride >= p->n), XD_ERROR_ARGUMENT,
@@ -183,13 +185,13 @@ static xd_result xdi_softmax_columns(xd_ctx *ctx, const xd_vocab *vocab, const x
 XD_API xd_result xd_gather_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, xd_ids ids, int64_t n,
                                    int64_t ids_stride, float *values) {
     XDI_GIVEN(ctx, ctx, vocab);
-    const xdi_softmax_pick pick = { ids, n, ids_stride, values, XD_DTYPE_F32 };
+    const xdi_softmax_pick pick = { ids, n, ids_stride, values, XD_DTYPE_F32, "values" };
     return xdi_softmax_columns(ctx, vocab, &logits, 0.0, NULL, &pick);
 }
 
 XD_PRIVATE xd_result xdi_vocab_at_ids(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits, xd_ids ids,
                                       double *values) {
-    const xdi_softmax_pick pick = { ids, 1, 1, values, XD_DTYPE_F64 };
+    const xdi_softmax_pick pick = { ids, 1, 1, values, XD_DTYPE_F64, "values" };
     return xdi_softmax_columns(ctx, vocab, logits, 0.0, NULL, &pick);
 }
 
@@ -198,7 +200,7 @@ XD_API xd_result xd_target_log_probs(xd_ctx *ctx, const xd_vocab *vocab, xd_rows
     XDI_GIVEN(ctx, ctx, vocab);
     double *lse;
     XD_TRY(xdi_softmax_lse(ctx, vocab, &logits, temperature, NULL, NULL, &lse));
-    const xdi_softmax_pick pick = { ids, 1, 1, log_probs, XD_DTYPE_F32 };
+    const xdi_softmax_pick pick = { ids, 1, 1, log_probs, XD_DTYPE_F32, "log_probs" };
     const xd_result result = xdi_softmax_columns(ctx, vocab, &logits, temperature, lse, &pick);
     xdi_call_memory_done(ctx, lse);
     return result;
@@ -212,8 +214,9 @@ XD_API xd_result xd_target_log_probs_backward(xd_ctx *ctx, const xd_vocab *vocab
     const xd_launch launch = xd_ctx_launch(ctx);
     xd_softmax_args args;
     double *lse;
-    XD_TRY(
-        xdi_vocab_agree(xd_vocab_describe(vocab).tp, NULL, xdi_softmax_check_ids(ctx, &ids, logits.rows, 1)));
+    xd_result mine = xdi_softmax_check_ids(ctx, &ids, logits.rows, 1);
+    if (mine == XD_OK && logits.rows > 0) mine = XDI_CHECK_GIVEN(ctx, weight);
+    XD_TRY(xdi_vocab_agree(xd_vocab_describe(vocab).tp, NULL, mine));
     XD_TRY(xdi_softmax_lse(ctx, vocab, &logits, temperature, &gradient, "gradient", &lse));
     xdi_softmax_fill_args(vocab, &logits, temperature, &args);
     args.log_sum_exp = lse;
@@ -255,7 +258,8 @@ XD_API xd_result xd_accuracy(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
                              const xd_positions *positions, xd_comm *comm, double *out) {
     XDI_GIVEN(ctx, ctx, vocab);
     void *memory = NULL;
-    xd_result result = xdi_softmax_check_positions(ctx, positions, logits.rows);
+    xd_result result = XDI_CHECK_GIVEN(ctx, positions, out);
+    if (result == XD_OK) result = xdi_softmax_check_positions(ctx, positions, logits.rows);
     if (result == XD_OK) {
         const int64_t heads = (int64_t)(2 * sizeof(xd_denominator)); /* more rows than the two take */
         const int64_t rows = logits.rows <= INT64_MAX - heads ? logits.rows + heads : -1;

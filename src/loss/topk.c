@@ -71,6 +71,7 @@ XD_API xd_result xd_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logit
     xd_result result = wide ? XD_OK
                             : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld values of %lld rows",
                                       (long long)most, (long long)rows);
+    if (result == XD_OK && rows > 0) result = XDI_CHECK_GIVEN(ctx, values, ids);
     result = xdi_topk_call(ctx, vocab, &logits, k, result, wide, ids);
     if (result == XD_OK) result = xd_cast(ctx, values, XD_DTYPE_F32, wide, XD_DTYPE_F64, rows * k);
     xdi_call_memory_done(ctx, wide);
@@ -155,7 +156,8 @@ XD_API xd_result xd_vocab_topk_columns(xd_ctx *ctx, const xd_vocab_topk_desc *de
     const xd_launch launch = xd_ctx_launch(ctx);
     xdi_topk_columns c;
     memset(&c, 0, sizeof c);
-    xd_result result = xdi_topk_columns_prepare(ctx, desc, &c);
+    xd_result result = XDI_CHECK_GIVEN(ctx, ids);
+    if (result == XD_OK) result = xdi_topk_columns_prepare(ctx, desc, &c);
     result = xdi_vocab_agree(desc->vocab ? xd_vocab_describe(desc->vocab).tp : NULL, desc->comm, result);
     for (int64_t b = 0; b < xdi_topk_sequences(desc) && result == XD_OK; b++) {
         result = xdi_topk_columns_of(ctx, desc, b, &c, ids + b * desc->k);

@@ -47,9 +47,9 @@ static xd_result xdi_builder_check_wrap(const xdi_builder *b) {
     XD_REQUIRE(b->ctx, !w->ddp || !w->fsdp, XD_ERROR_ARGUMENT,
                "wrap has the settings of DDP and of FSDP: a model has one wrapper");
     XD_REQUIRE(b->ctx, w->kind != XD_WRAP_DDP || w->ddp, XD_ERROR_ARGUMENT,
-               "wrap is DDP, without settings of DDP");
+               "wrap is DDP, without settings of DDP: ddp is NULL");
     XD_REQUIRE(b->ctx, w->kind != XD_WRAP_FSDP || w->fsdp, XD_ERROR_ARGUMENT,
-               "wrap is FSDP, without settings of FSDP");
+               "wrap is FSDP, without settings of FSDP: fsdp is NULL");
     XD_REQUIRE(b->ctx, w->kind != XD_WRAP_NONE || (!w->ddp && !w->fsdp), XD_ERROR_ARGUMENT,
                "there are settings of %s, but wrap is NONE", w->ddp ? "DDP" : "FSDP");
     XD_REQUIRE(b->ctx, w->kind != XD_WRAP_NONE || !b->desc->wrap_settings.call, XD_ERROR_ARGUMENT,

@@ -177,7 +177,7 @@ XD_PRIVATE xd_result xdi_parallel_lay(xd_parallel *p, const xd_fsdp_desc *d) {
     XD_REQUIRE(p->ctx, d->leaves >= 0 && d->unit_type_count >= 0, XD_ERROR_ARGUMENT,
                "%lld leaves and %d types of units", (long long)d->leaves, d->unit_type_count);
     XD_REQUIRE(p->ctx, d->unit_types || d->unit_type_count == 0, XD_ERROR_ARGUMENT,
-               "%d types of units at NULL", d->unit_type_count);
+               "%d types of units, unit_types is NULL", d->unit_type_count);
     XD_REQUIRE(p->ctx, !d->unit_types || d->unit_type_count > 0, XD_ERROR_ARGUMENT,
                "a list of unit_types, and unit_type_count %d", d->unit_type_count);
     XD_REQUIRE(p->ctx, p->prefetch >= 0 && (p->prefetch == 0 || p->gathers), XD_ERROR_ARGUMENT,

@@ -28,6 +28,7 @@ static xd_result xdi_plan_check(const xd_model *model, const xd_memory_plan_desc
     XD_REQUIRE(model->ctx, model->sealed && !model->parallel, XD_ERROR_STATE,
                "a plan of a model of %lld weights that is %s", (long long)model->weight_count,
                model->sealed ? "wrapped" : "not sealed");
+    XDI_GIVEN_LIST(model->ctx, d->averages, d->average_count);
     return XD_OK;
 }
 

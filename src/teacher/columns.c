@@ -80,7 +80,8 @@ XD_API xd_result xd_vocab_topk_gather(xd_ctx *ctx, const xd_vocab_topk_desc *des
     memset(&c, 0, sizeof c);
     c.kernels = xd_ctx_kernels(ctx);
     c.d = desc;
-    xd_result result = xdi_columns_prepare(ctx, &values, &c);
+    xd_result result = XDI_CHECK_GIVEN(ctx, ids);
+    if (result == XD_OK) result = xdi_columns_prepare(ctx, &values, &c);
     result = xdi_vocab_agree(desc->vocab ? xd_vocab_describe(desc->vocab).tp : NULL, desc->comm, result);
     if (result == XD_OK) result = xd_vocab_topk_columns(ctx, desc, c.ids, NULL);
     for (int64_t b = 0; result == XD_OK && b < xdi_topk_sequences(desc); b++)

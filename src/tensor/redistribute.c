@@ -503,7 +503,7 @@ XD_API void xd_redistribution_shape(const xd_redistribution *plan, int64_t *shap
 }
 
 XD_API xd_result xd_redistribution_agree(const xd_redistribution *plan, xd_comm *world, xd_result mine) {
-    XDI_GIVEN(NULL, world);
+    XDI_GIVEN(plan ? plan->ctx : NULL, world);
     uint64_t window = 0;
     xdi_facts facts;
     XD_TRY(xd_agree(world, mine));

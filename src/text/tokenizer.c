@@ -299,7 +299,8 @@ XD_PRIVATE xd_result xdi_tokenizer_add_special(xd_tokenizer *t, const xdi_added 
 XD_PRIVATE xd_result xdi_tokenizer_measure_specials(xd_ctx *ctx, const xd_tokenizer_desc *desc, int64_t *size,
                                                     size_t *bytes) {
     XD_REQUIRE(ctx, desc->special_count >= 0 && (desc->specials || desc->special_count == 0),
-               XD_ERROR_ARGUMENT, "%lld special tokens", (long long)desc->special_count);
+               XD_ERROR_ARGUMENT, "%lld special tokens, specials is %s", (long long)desc->special_count,
+               desc->specials ? "given" : "NULL");
     for (int64_t i = 0; i < desc->special_count; i++) {
         const xd_tokenizer_special *s = &desc->specials[i];
         XD_REQUIRE(ctx, s->content && *s->content && s->id >= 0 && s->id < XDI_TOKENIZER_IDS,

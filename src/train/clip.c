@@ -265,9 +265,15 @@ static xd_result xdi_clip_tell(xd_ctx *ctx, xd_comm *comm, const xd_gradient_nor
     return comm && teller >= 0 ? xd_broadcast(comm, text, 192, XD_DTYPE_U8, teller) : XD_OK;
 }
 
+static xd_result xdi_clip_check_list(xd_ctx *ctx, const xd_gradient_norm_desc *desc) {
+    XDI_GIVEN_LIST(ctx, desc->params, desc->param_count);
+    return XD_OK;
+}
+
 XD_API xd_result xd_gradient_norm_check(xd_ctx *ctx, xd_comm *comm, const xd_gradient_norm_desc *desc,
                                         xd_gradient_norm *norm) {
     XDI_GIVEN_TO_ALL(ctx, comm, ctx, desc, norm);
+    XD_TRY(xdi_comm_given(comm, xdi_clip_check_list(ctx, desc)));
     xd_gradient_norm found;
     char text[192];
     XD_TRY(xd_read(ctx, &found, norm, sizeof found));

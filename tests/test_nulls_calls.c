@@ -99,7 +99,61 @@ XD_TEST(a_queue_that_is_waited_for) {
     CHECK(xd_queue_start(queue, &record, NULL) == XD_OK);
     CHECK(xd_queue_wait_all(queue) == XD_OK);
     CHECK(ours == 2.0);
+    xd_ticket ticket;
+    ours = 0.0;
+    CHECK(xd_queue_start(queue, &record, &ticket) == XD_OK);
+    CHECK(xd_queue_wait(queue, ticket) == XD_OK);
+    CHECK(ours == 2.0);
     xd_queue_destroy(queue);
+    alone_close(&a);
+}
+
+XD_TEST(sums_and_agreement_on_one_rank) {
+    alone a = alone_open();
+    const int64_t counts[1] = { 2 };
+    const double mine[2] = { 3.0, 4.0 };
+    double ours[2] = { 0.0, 0.0 };
+    CHECK(xd_reduce_scatter(a.world, mine, ours, counts, XD_DTYPE_F64, XD_SUM) == XD_OK);
+    CHECK(ours[0] == 3.0 && ours[1] == 4.0);
+    CHECK(xd_agree(a.world, XD_OK) == XD_OK);
+    alone_close(&a);
+}
+
+XD_TEST(leaves_in_memory_of_the_caller) {
+    alone a = alone_open();
+    float memory[8];
+    const xd_leaf_stack_desc desc = {
+        .leaves = { 0, 1, 1 }, .elements = 2, .memory = memory, .memory_bytes = sizeof memory
+    };
+    xd_leaf_stack *stack = NULL;
+    CHECK(xd_leaf_stack_create_in(a.ctx, &desc, &stack) == XD_OK);
+    xd_leaf_stack_destroy(stack);
+    alone_close(&a);
+}
+
+XD_TEST(a_tensor_is_moved_on_one_rank) {
+    alone a = alone_open();
+    const xd_axis axis = { "dp", 1 };
+    xd_topology topology;
+    CHECK(xd_topology_create(a.ctx, &(xd_topology_desc){ .axes = &axis, .axis_count = 1, .world_size = 1 },
+                             &topology) == XD_OK);
+    const xd_layout_desc settings = { .ndim = 1, .shape = { 2 }, .topology = &topology };
+    xd_layout *layout = NULL;
+    CHECK(xd_layout_create(a.ctx, &settings, &layout) == XD_OK);
+    const xd_redistribution_desc desc = { .from = layout, .to = layout, .dtype = XD_DTYPE_F32, .ranks = 1 };
+    xd_redistribution *plan = NULL;
+    float source[2] = { 1.0f, 2.0f }, target[2] = { 0.0f, 0.0f };
+    CHECK(xd_redistribution_create(a.ctx, &desc, &plan) == XD_OK);
+    CHECK(xd_redistribution_agree(plan, a.world, XD_OK) == XD_OK);
+    CHECK(xd_redistribution_execute(plan, a.world, source, target) == XD_OK);
+    CHECK(target[0] == 1.0f && target[1] == 2.0f);
+    xd_redistribution_destroy(plan);
+    const xd_tensor from = xd_tensor_view(layout, 0, source, XD_DTYPE_F32);
+    const xd_tensor to = xd_tensor_view(layout, 0, target, XD_DTYPE_F32);
+    source[0] = 5.0f;
+    CHECK(xd_redistribute(a.world, &from, &to) == XD_OK);
+    CHECK(target[0] == 5.0f);
+    xd_layout_destroy(layout);
     alone_close(&a);
 }
 
@@ -235,6 +289,59 @@ XD_TEST(a_plan_with_averages) {
     CHECK(xd_plan_print(model, &desc, report) == XD_OK);
     CHECK(lines > 0);
     xd_model_destroy(model);
+    alone_close(&a);
+}
+
+static xd_result run_again(void *user, const xd_block_view *view, const void *input) {
+    (void)view;
+    *(float *)user = *(const float *)input;
+    return XD_OK;
+}
+
+XD_TEST(a_block_that_is_run_again) {
+    alone a = alone_open();
+    const xd_block_desc block_desc = { .name = "a", .recompute = true };
+    const xd_weight_desc weight = { .name = "w", .dtype = XD_DTYPE_F32, .ndim = 1, .shape = { 4 } };
+    const xd_inputs_desc desc = { .bytes = sizeof(float) };
+    const float input = 6.0f;
+    float seen = 0.0f;
+    const xd_forward forward = { run_again, &seen };
+    xd_model *model = NULL;
+    xd_block *block = NULL;
+    xd_inputs *inputs = NULL;
+    xd_block_view view;
+    CHECK(xd_model_create(a.ctx, NULL, &model) == XD_OK);
+    CHECK(xd_block_add(xd_model_root(model), &block_desc, &block) == XD_OK);
+    CHECK(xd_weight_add(block, &weight, NULL) == XD_OK);
+    CHECK(xd_model_seal(model) == XD_OK);
+    CHECK(xd_model_allocate(model) == XD_OK);
+    CHECK(xd_inputs_create(model, &desc, &inputs) == XD_OK);
+    CHECK(xd_block_begin(block, (xd_pass){ .kind = XD_PASS_FORWARD }, &view) == XD_OK);
+    CHECK(xd_inputs_keep(block, 0, &input, sizeof input) == XD_OK);
+    CHECK(xd_block_end(block) == XD_OK);
+    CHECK(xd_recompute(block, 0, forward) == XD_OK);
+    CHECK(seen == 6.0f);
+    xd_inputs_destroy(inputs);
+    xd_model_destroy(model);
+    alone_close(&a);
+}
+
+/* ---- schedules ---- */
+
+XD_TEST(a_schedule_with_a_table) {
+    alone a = alone_open();
+    const double table[3] = { 0.9, 0.5, 0.1 };
+    xd_noise_schedule schedule = xd_noise_defaults(XD_NOISE_VP);
+    schedule.table = table;
+    schedule.table_count = 3;
+    const xd_conversion conversion = { .from = XD_PREDICT_EPS, .to = XD_PREDICT_X0 };
+    xd_mix mix;
+    double ratio = 0.0;
+    CHECK(xd_noise_ratio(a.ctx, &schedule, 0.5, &ratio) == XD_OK && ratio > 0.0);
+    CHECK(xd_noise_mix(a.ctx, &schedule, 0.5, &mix) == XD_OK);
+    CHECK(xd_prediction_check(a.ctx, &schedule, XD_PREDICT_EPS, false) == XD_OK);
+    CHECK(xd_prediction_mix(a.ctx, &schedule, &conversion, 0.5, &mix) == XD_OK);
+    CHECK(xd_target_mix(a.ctx, &schedule, &conversion, 0.5, &mix) == XD_OK);
     alone_close(&a);
 }
 

@@ -152,7 +152,7 @@ step_nulls() {
     need python3 gcc
     python3 tools/api.py --build "$dir" && python3 tests/build/nulls.py --write "$dir/api.json" "$dir/nulls.c" &&
         python3 tests/build/nulls.py --flags "$dir/api.json" >"$dir/nulls.flags" &&
-        gcc -std=gnu99 -O1 -I. -Itests/helpers -c "$dir/nulls.c" -o "$dir/nulls.o" || return 1
+        gcc -std=gnu99 -O0 -I. -Itests/helpers -c "$dir/nulls.c" -o "$dir/nulls.o" || return 1
     for t in $(python3 tests/build/nulls.py --programs); do
         gcc -std=c99 -DXDISTILL_IMPLEMENTED -I. -Itests/helpers "tests/$t.c" "$dir/nulls.o" build/xdistill.o \
             "@$dir/nulls.flags" -lm -lpthread -o "$dir/$t" && NULLS_LOG="$dir/nulls.log" "$dir/$t" || return 1

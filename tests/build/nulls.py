@@ -25,22 +25,52 @@ PROMISED = """
     xd_redistribution_unpack(recv) xd_redistribution_unpack(destination) xd_tensor_full(full) xd_halo_exchange(wide)
     xd_halo_exchange_backward(part) xd_halo_exchange_backward(wide) xd_crossing_forward(in) xd_crossing_forward(out)
     xd_crossing_backward(d_out) xd_crossing_backward(d_in) xd_built_parts(parts) xd_parallel_parts(parts)
-    xd_gradient_norm_check(comm) xd_vocab_create_even(tp) xd_queue_bytes(desc) xd_ema_import(report)
+    xd_gradient_norm_check(comm) xd_clip_gradients(params.name) xd_clip_gradients(params.value) xd_denoise_loss(desc.mask) xd_exchange(records.send_counts) xd_exchange(records.recv_counts) xd_queue_start(record.send) xd_queue_start(record.recv)
+    xd_queue_start(record.send_counts) xd_queue_start(record.recv_counts) xd_state_inherit(desc.from) xd_dmd_warm_up_step(values)
+    xd_policy_find(desc.param_dtype) xd_policy_find(desc.reduce_dtype) xd_policy_find(desc.output_dtype) xd_vocab_create_even(tp) xd_queue_bytes(desc) xd_ema_import(report)
     xd_ema_copy_to(targets.name) xd_ema_load(sources.name) xd_ema_bytes(params.name) xd_projection_from_cells(cells.cells) xd_agree_same(what)
     xd_reduce_scatter(send) xd_reduce_scatter(recv) xd_all_gather(send) xd_all_gather(recv) xd_all_to_all(send)
     xd_all_to_all(recv) xd_gather(send) xd_gather(recv) xd_scatter(send) xd_scatter(recv)
 """.split()
 
-# Calls that make a world, and its ranks: of several ranks only local calls are asked, since the others of the world would wait.
-WORLDS = {"xd_run_threads": "ranks", "xd_thread_world_create": "ranks", "xd_comm_node": "2", "xd_comm_launched": "2"}
+# Fields that are read in some calls only: with what else.
+WHEN = {
+    ("xd_fdistill_desc", "times"): "bins > 0",
+    ("xd_fdistill_desc", "bin_values"): "bins > 0",
+    ("xd_collective", "send_counts"): "kind == XD_COLLECTIVE_REDUCE_SCATTER",
+    ("xd_collective", "recv_counts"): "kind == XD_COLLECTIVE_ALL_GATHER",
+    ("xd_time_sampler", "list"): "kind == XD_TIME_LIST",
+    ("xd_fake_score_meta_desc", "source.parts"): "source.from == XD_FAKE_SCORE_FROM_PARTS",
+    ("xd_fake_score_meta_desc", "source.tensors"): "source.from == XD_FAKE_SCORE_FROM_ROOT",
+    ("xd_fake_score_meta_desc", "source.reader.entries"): "source.from == XD_FAKE_SCORE_FROM_READER",
+}
+# Fields of structs, of which the comment promises something in other words.
+PROMISED_FIELDS = {
+    ("xd_expert_ranks", "data"), ("xd_expert_ranks", "replicas"), ("xd_collective", "send_displacements"),
+    ("xd_collective", "recv_displacements"), ("xd_fsdp_desc", "groups"), ("xd_fake_score_meta_desc", "groups"),
+    ("xd_tokenizer_desc", "pattern"), ("xd_route_side", "samples"), ("xd_state_inherit_desc", "state"),
+}
 
-# Test programs whose calls are asked: each ends in a second, and together they make most of the calls.
+# Pointers whose object has the context: there is no place for a message.
+ANONYMOUS = [("xd_stage_cast_inputs", "stage.model"), ("xd_stage_cast_outputs", "stage.model")]
+
+# Of two ranks, which make one of the two each.
+PAIRS = ["xd_send", "xd_recv"]
+
+# Calls that make a world, and its ranks: of several ranks only local calls are asked, since the others of the world would wait.
+WORLDS = {"xd_thread_world_create": "ranks", "xd_comm_node": "2", "xd_comm_launched": "2"}
+
+# Test programs whose calls are asked: each ends in two seconds, bears that its ranks ask together, and makes a call that the
+# others do not. test_nulls_calls makes what none of the tests makes on one rank.
 PROGRAMS = """
-    test_allocations_local test_noise_schedule test_times test_convert test_sizes_counts test_sizes_files test_sizes_bytes
-    test_model test_mesh test_topk test_loss test_base test_build_list test_thaw test_denoise_terms test_dmd test_recompute
-    test_pipeline_table test_ema test_post_hoc test_queue test_teacher_cache test_projection test_weight_map test_wrap_checks
+    test_allocations_local test_buckets test_build test_build_casts test_build_errors test_chain test_checkpoint_damage
+    test_checkpoint_refusals test_classic test_crossing test_denoise_terms test_dmd test_dmd_failures test_dmd_record
+    test_ema_swap test_fake_score test_fake_score_errors test_full_state test_gather test_launch test_mesh test_model
+    test_name_maps test_nn_patch test_noise_schedule test_nulls_calls test_offload test_pack test_pipeline_errors test_plan
+    test_sampler test_shapes test_sizes test_sizes_counts test_sizes_dmd test_sizes_files test_thaw test_times
+    test_tokenizer_special test_trajectory
 """.split()
-LEAST = 450  # pointers that these programs ask for at least; a call that none of them makes is not asked
+LEAST = 915  # pointers that these programs ask for at least; a call that none of them makes is not asked
 
 
 def said_of(text, name, names):
@@ -63,9 +93,10 @@ def optional(text, name, names):
 def list_of(field, siblings):
     """The count that belongs to a list, None when it is no list."""
     name = field["name"]
+    one = field.get("kind") == "struct" and not name.endswith("s")
     for other in siblings:
         if other.get("pointers", 0) == 0 and other.get("kind") == "integer" and other["name"] in (
-                name.rstrip("s") + "_count", name + "_count", "count", "bytes"):
+                name.rstrip("s") + "_count", name + "_count", *(() if one else ("count", "bytes", "size"))):
             return other["name"]
     return None
 
@@ -93,7 +124,7 @@ class Writer:
             if base in ("xd_rows", "xd_ids"):
                 continue  # tests/build/check_sizes.py
             if self.is_pointer(field):
-                promised = "NULL" in field["comment"] or "optional" in field["comment"]
+                promised = (base, field["name"]) in PROMISED_FIELDS or re.search("NULL|optional", field["comment"])
                 yield path, promised
             elif field["base"] in self.structs and depth < 3:
                 yield from self.paths(field["base"], path + ".", depth + 1)
@@ -130,28 +161,55 @@ class Writer:
             print("xd_result __wrap_%s(%s {" % (name, head), file=out)
             arguments = [a["name"] for a in call["arguments"]]
             kinds = {a["name"]: a for a in call["arguments"]}
-            several = "ocal" not in call["comment"]
+            number_of_call = self.calls.index(call)
+            several = int("ocal" not in call["comment"])
+            if name in PAIRS:  # the two meet at one place
+                several, number_of_call = 2, next(i for i, c in enumerate(self.calls) if c["name"] == PAIRS[0])
             first = call["arguments"][0]
             own = next((a["name"] for a in call["arguments"] if a["base"] == "xd_ctx" and a["pointers"] == 1), None)
             comm = next((a["name"] for a in call["arguments"] if a["base"] == "xd_comm" and a["pointers"] == 1), None)
             handle = first["name"] if first.get("kind") == "opaque" and first["pointers"] == 1 else None
-            ctx = own or ("nulls_ctx(%s, %s)" % (comm or "NULL", handle or "NULL") if comm or handle else "NULL")
+            context = own or ("nulls_ctx(%s, %s)" % (comm or "NULL", handle or "NULL") if comm or handle else "NULL")
+            ctx = "%s ? xd_comm_ctx(%s) : %s" % (comm, comm, own) if own and comm else context
+            group = comm or "NULL"
+            created = next((a["name"] for a in call["arguments"] if a["pointers"] == 2 and a["kind"] == "opaque"), "NULL")
+            if created == "NULL" and name not in WORLDS and name != "xd_run_threads":
+                print("    if (!nulls_open(%d, %d)) return __real_%s(%s);" % (
+                    number, len(asked[name]), name, ", ".join(arguments)), file=out)
             print("    nulls_frame frame;", file=out)
-            print("    nulls_begin(&frame, %s, \"%s\", %d);" % (ctx, name, several), file=out)
+            print("    nulls_begin(&frame, %s, \"%s\", %d, %d, %s, %s);" % (
+                ctx, name, number_of_call, several, group, handle or "NULL"), file=out)
             for a in call["arguments"]:
-                if a["pointers"] and not a["const"] and "const" not in a["type"] and a["base"] not in ("void",):
+                if a["pointers"] and not a["const"] and "const" not in a["type"] and a["base"] != "void" and a["name"] != "report":
                     if a["pointers"] == 2:
                         print("    nulls_output(&frame, %s, sizeof *%s);" % (a["name"], a["name"]), file=out)
                     elif a["kind"] != "opaque" and a["kind"] != "callback":
                         print("    nulls_output(&frame, %s, sizeof *%s);" % (a["name"], a["name"]), file=out)
+            opaque = [a["name"] for a in call["arguments"] if a.get("kind") == "opaque" and a["pointers"] == 1]
+            given, alone = [], []
+            for path in asked[name]:
+                root, _, rest = path.partition(".")
+                given.append(self.given(kinds[root], root, rest, call["arguments"]))
+                alone.append(str(int([path] == opaque)))
+            if given:
+                print("    const bool given[] = {\n        %s\n    };" % ",\n        ".join(given), file=out)
+                print("    const bool alone[] = { %s };" % ", ".join(alone), file=out)
+                print("    nulls_plan(&frame, %d, %d, given, alone);" % (number, len(given)), file=out)
             for path in asked[name]:
                 root, _, rest = path.partition(".")
                 passed = list(arguments)
                 place = arguments.index(root)
-                print("    if (nulls_wants(&frame, %d, \"%s\", %d, %s)) {" % (
-                    number, path, ctx != "NULL" and root not in (first["name"], own) and kinds[root]["base"] != "xd_ctx" or bool(rest), self.given(kinds[root], root, rest, call["arguments"])), file=out)
+                named = (name, path) not in ANONYMOUS and ctx != "NULL" and (
+                    root not in (first["name"], own) and kinds[root]["base"] != "xd_ctx" or bool(rest))
+                print("    if (nulls_wants(&frame, %d, \"%s\", %d)) {" % (number, path, named), file=out)
                 if not rest:
                     passed[place] = "NULL"
+                elif kinds[root]["pointers"] and list_of(kinds[root], call["arguments"]):
+                    print("        %s copy[NULLS_LIST];" % kinds[root]["base"], file=out)
+                    print("        memcpy(copy, %s, (size_t)%s * sizeof *copy);" % (
+                        root, list_of(kinds[root], call["arguments"])), file=out)
+                    print("        copy[0].%s = NULL;" % rest, file=out)
+                    passed[place] = "copy"
                 else:
                     by_value = kinds[root]["pointers"] == 0
                     print("        %s copy = %s%s;" % (kinds[root]["base"], "" if by_value else "*", root), file=out)
@@ -159,13 +217,10 @@ class Writer:
                     passed[place] = "copy" if by_value else "&copy"
                 print("        NULLS_TRY(&frame, __real_%s(%s));\n    }" % (name, ", ".join(passed)), file=out)
                 number += 1
-            created = next((a["name"] for a in call["arguments"] if a["pointers"] == 2 and a["kind"] == "opaque"), "NULL")
-            ranks = WORLDS.get(name)
-            if ranks:
-                print("    if (%s > 1) nulls_several++;" % ranks, file=out)
-            print("    frame.real = __real_%s(%s);" % (name, ", ".join(arguments)), file=out)
-            if name == "xd_run_threads":
-                print("    if (%s > 1) nulls_several--;" % ranks, file=out)
+            if name in WORLDS:
+                print("    if (%s > 1) nulls_several++;" % WORLDS[name], file=out)
+            real = "nulls_run_threads" if name == "xd_run_threads" else "__real_" + name
+            print("    frame.real = %s(%s);" % (real, ", ".join(arguments)), file=out)
             print("    nulls_end(&frame, (void *const *)%s);\n    return frame.real;\n}\n" % created, file=out)
         print("enum { NULLS_NUMBER = %d };\nconst int nulls_number = NULLS_NUMBER;\nunsigned char nulls_asked[NULLS_NUMBER];" % number,
               file=out)
@@ -182,13 +237,17 @@ class Writer:
         prefix = ""
         counted = list_of(argument, siblings)
         if argument["pointers"] and counted:
-            text = "%s == 1 && %s" % (counted, text)
+            text = "%s >= 1 && %s <= NULLS_LIST && %s" % (counted, counted, text)
         for part in parts[:-1]:
             field = next(f for f in struct["fields"] if f["name"] == part)
             struct, prefix = self.structs[field["base"]], prefix + part + "."
         field = next(f for f in struct["fields"] if f["name"] == parts[-1])
         test = "%s%s%s != NULL" % (text, joint, rest)
-        count = list_of(field, struct["fields"])
+        if (base, rest) in WHEN:
+            test += " && %s%s%s" % (root, joint, WHEN[base, rest])
+        elif (struct["name"], parts[-1]) in WHEN:
+            test += " && %s%s%s%s" % (root, joint, prefix, WHEN[struct["name"], parts[-1]])
+        count = list_of(field, struct["fields"]) if (struct["name"], parts[-1]) not in WHEN else None
         if count and field["kind"] != "callback":
             test += " && %s%s%s%s > 0" % (root, joint, prefix, count)
         return test
@@ -206,6 +265,12 @@ def judge(writer, log):
     missing = wanted - set(tried)
     if len(set(tried)) < LEAST:
         failures.append("%d pointers asked, %d expected" % (len(set(tried)), LEAST))
+    calls = collections.OrderedDict()
+    for call, path, promised in writer.asked():
+        if (call, path) in missing:
+            calls.setdefault(call, []).append(path)
+    for call, paths in calls.items():
+        print("not asked: %s(%s)" % (call, ", ".join(paths)))
     print("\n".join(failures))
     print("%d pointers of %d calls, %d asked, %d wrong, %d not asked" % (
         len(wanted), len({c for c, _ in wanted}), len(set(tried)), len(bad), len(missing)))

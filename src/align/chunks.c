@@ -93,6 +93,7 @@ XD_API xd_result xd_chunk_sums(xd_ctx *ctx, const xd_chunk_map *map, xd_rows val
     if (result == XD_OK && map->sequences * map->chunks > 0) result = XDI_CHECK_GIVEN(ctx, sizes);
     if (result == XD_OK && cells > 0) result = XDI_CHECK_GIVEN(ctx, sums);
     if (result == XD_OK) a = xdi_chunks_args(map, &values);
+    if (a.count > 0) result = XDI_CHECK_GIVEN(ctx, sums, sizes);
     a.fixed = fixed;
     a.out = fixed ? NULL : sums;
     if (result == XD_OK && fixed) {
@@ -130,11 +131,12 @@ XD_API xd_result xd_chunk_averages(xd_ctx *ctx, const double *sums, const int64_
 
 XD_API xd_result xd_chunk_averages_backward(xd_ctx *ctx, const xd_chunk_map *map, const int64_t *sizes,
                                             const double *weight, xd_rows gradient) {
-    XDI_GIVEN(ctx, ctx, map, sizes, weight);
+    XDI_GIVEN(ctx, ctx, map);
     const xd_launch launch = xd_ctx_launch(ctx);
     XD_TRY(xdi_chunks_check(ctx, map));
     XD_TRY(xdi_chunks_check_rows(ctx, map, "gradient", &gradient));
     xd_chunk_args a = xdi_chunks_args(map, &gradient);
+    if (a.count > 0) XDI_GIVEN(ctx, sizes, weight);
     a.sizes = sizes;
     a.weight = weight;
     return xd_ctx_kernels(ctx)->xtoken.chunk_spread(&launch, &a);

@@ -65,11 +65,19 @@ static xd_result xdi_replicas_tell(const xd_parallel *p, xd_comm *comm, const xd
         w->name, culprit, xd_comm_world_rank(comm, 0));
 }
 
+/* Whether a group holds something alike. */
+static bool xdi_replicas_has(const xd_parallel *p, const xd_comm *comm, bool groups) {
+    bool has = false;
+    for (int64_t i = 0; i < p->model->weight_count && comm && xd_comm_size(comm) > 1; i++)
+        has = has || xdi_replicas_share(p, p->model->weights[i], groups);
+    return has;
+}
+
 /* All weights at once, and one after another where they differ. */
 static xd_result xdi_replicas_compare(const xd_parallel *p, xd_comm *comm, bool groups) {
     uint64_t all = 0;
     bool same = true;
-    if (!comm || xd_comm_size(comm) == 1) return XD_OK;
+    if (!xdi_replicas_has(p, comm, groups)) return XD_OK;
     for (int64_t i = 0; i < p->model->weight_count; i++)
         if (xdi_replicas_share(p, p->model->weights[i], groups))
             XD_TRY(xdi_replicas_hash(p, p->model->weights[i], &all));
@@ -86,6 +94,11 @@ static xd_result xdi_replicas_compare(const xd_parallel *p, xd_comm *comm, bool 
     return XD_OK;
 }
 
+static bool xdi_replicas_has_any(const xd_parallel *p) {
+    return xdi_replicas_has(p, p->data, false) || xdi_replicas_has(p, p->replicas, true) ||
+           (p->experts && xdi_replicas_has_any(p->experts));
+}
+
 static xd_result xdi_replicas_check_own(const xd_parallel *p) {
     XD_TRY(xdi_replicas_compare(p, p->data, false));
     return xdi_replicas_compare(p, p->replicas, true);
@@ -93,7 +106,7 @@ static xd_result xdi_replicas_check_own(const xd_parallel *p) {
 
 XD_PRIVATE xd_result xdi_replicas_check(xd_parallel *p) {
     xd_result result = XD_OK;
-    if (xdi_replicas_is_due(p)) {
+    if (xdi_replicas_is_due(p) && xdi_replicas_has_any(p)) {
         if (p->experts) result = xdi_replicas_check_own(p->experts);
         if (result == XD_OK) result = xdi_replicas_check_own(p);
         result = xd_agree(p->data, result); /* parts of some ranks alone may differ */

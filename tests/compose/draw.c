@@ -66,7 +66,7 @@ const feature features[FEATURES] = { { "ranks", 1, 8 },
                                      { "tp2", 1, 8 },
                                      { "cp2", 1, 8 },
                                      { "padded2", 0, 3 },
-                                     { "filled", 0, 2 } };
+                                     { "filled", 0, 3 } };
 
 enum {
     MOST_RANKS = 8,

@@ -2,8 +2,10 @@
  * has alike. One rank alone gets them after the wrap, by its parts. */
 #include "rank.h"
 
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 /* The sign of each element, but of zeros: rows of padding stay what they are. */
 static void negate(void *data, xd_dtype dtype, int64_t count) {
@@ -58,6 +60,31 @@ static xd_result inherit(const rank *r, const xd_model *model) {
     return result;
 }
 
+/* Values go through a model directory of this rank: written, lost, and read again. */
+static xd_result import(const rank *r, const xd_model *model) {
+    xd_tensor_part parts[PARTS];
+    char path[128];
+    int64_t n = 0;
+    for (int64_t i = 0; i < xd_model_weight_count(model); i++) {
+        xd_weight *weight = xd_model_weight_at(model, i);
+        const xd_weight_info w = xd_weight_describe(weight);
+        if (w.owner == weight) parts[n++] = part_of(&w, w.value);
+    }
+    if (n == 0) return XD_OK;
+    snprintf(path, sizeof path, "%s/values-%d", r->job->directory, xd_comm_rank(r->world));
+    mkdir(r->job->directory, 0700);
+    mkdir(path, 0700);
+    const xd_mapped_weights weights = { parts, n, NULL, 0 };
+    const xd_weights_export_desc out = { .directory = path, .weights = weights };
+    XD_TRY(xd_weights_export(r->self, &out));
+    for (int64_t i = 0; i < n; i++)
+        if (parts[i].data)
+            memset(parts[i].data, 0xff,
+                   (size_t)(parts[i].range.end - parts[i].range.begin) * xd_dtype_size(parts[i].dtype));
+    const xd_weights_import_desc in = { .directory = path, .weights = weights };
+    return xd_weights_import(r->self, &in, NULL);
+}
+
 xd_result fill_model(const rank *r, xd_model *model) {
     if (!r->job->config->filled || r->job->layout->late) return XD_OK;
     XD_TRY(xd_model_allocate(model));
@@ -70,8 +97,9 @@ xd_result fill_model(const rank *r, xd_model *model) {
         XD_TRY(xd_weight_set_ready(weight));
     }
     /* Stages have other names on other ranks, and a rank alone must have whole tensors. */
-    const bool inherits = r->job->config->filled == 2 && (!is_staged(r) || r->job->layout->tp == 1);
-    return inherits ? inherit(r, model) : XD_OK;
+    const bool whole = r->job->layout->tp == 1 && r->job->layout->ep <= 1;
+    if (r->job->config->filled == 2 && (r->job->layout->tp == 1 || !is_staged(r))) return inherit(r, model);
+    return r->job->config->filled == 3 && whole ? import(r, model) : XD_OK;
 }
 
 xd_result fill_parts(rank *r) {

@@ -46,7 +46,8 @@ typedef struct compose_config {
     int sent; /* values are sent as BF16, or F16 with 2, and shown as F32; FSDP on all layouts then, also of one rank */
     int thaw; /* before this step, counted from 1, all frozen weights but the shifts of later layers are thawed; 0 -> never */
     int divide; /* gradients: 1 averaged; 2 divided before and after the sums */
-    int filled; /* models hold values when they are wrapped: 1 written, 2 inherited from other memory */
+    int filled; /* models hold values when they are wrapped: 1 written, 2 inherited from other memory, 3
+                * imported */
     compose_layout layout;
     int imports; /* weights go on in files of others: 1 a model directory, 2 pieces of all ranks */
     int stop;    /* after so many steps the run is saved, and goes on in the next layout; 0 -> never */

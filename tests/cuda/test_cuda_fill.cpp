@@ -130,6 +130,7 @@ static xd_model *make_model(xd_ctx *ctx) {
     d.name = "bias";
     d.dtype = XD_DTYPE_F32;
     d.ndim = 1;
+    d.shape[1] = 0;
     d.stored_rows = 0;
     d.init.kind = XD_INIT_UNIFORM;
     CHECK(xd_weight_add(xd_model_root(model), &d, nullptr) == XD_OK);

@@ -261,6 +261,10 @@ XD_TEST(a_checkpoint_in_the_background) {
     CHECK(xd_checkpoint_save_start(saver, &desc) == XD_OK);
     CHECK(xd_checkpoint_save_wait(saver) == XD_OK);
     CHECK(xd_checkpoint_find(a.ctx, root, &step) == XD_OK && step == 3);
+    const xd_state_inherit_desc inherit = {
+        .from = &network, .networks = &network, .network_count = 1, .step = 3
+    };
+    CHECK(xd_state_inherit(a.world, &inherit, &step, NULL) == XD_OK && step == 3);
     xd_checkpoint_saver_destroy(saver);
     xd_ema_destroy(ema);
     remove_all(root);
@@ -342,6 +346,13 @@ XD_TEST(a_schedule_with_a_table) {
     CHECK(xd_prediction_check(a.ctx, &schedule, XD_PREDICT_EPS, false) == XD_OK);
     CHECK(xd_prediction_mix(a.ctx, &schedule, &conversion, 0.5, &mix) == XD_OK);
     CHECK(xd_target_mix(a.ctx, &schedule, &conversion, 0.5, &mix) == XD_OK);
+    const xd_time_sampler sampler = { .kind = XD_TIME_UNIFORM, .min_t = 0.1, .max_t = 0.9 };
+    const xd_denoise_form form = { .native = XD_PREDICT_EPS, .space = XD_PREDICT_EPS };
+    xd_denoise_term term;
+    int64_t nearest = -1;
+    CHECK(xd_times_check(a.ctx, &sampler, &schedule) == XD_OK);
+    CHECK(xd_denoise_term_at(a.ctx, &schedule, &form, 0.5, &term) == XD_OK);
+    CHECK(xd_noise_nearest(a.ctx, &schedule, 3, 1.0, &nearest) == XD_OK && nearest >= 0);
     alone_close(&a);
 }
 

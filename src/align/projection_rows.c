@@ -115,11 +115,11 @@ static void xdi_mapping_finish(const xd_projection_rows_desc *desc, bool exact, 
 
 XD_API xd_result xd_projection_rows_from_votes(xd_votes *votes, const xd_projection_rows_desc *desc,
                                                xd_projection_rows *out) {
-    XDI_GIVEN_OF(votes, desc, out);
     const xd_vote *cells = NULL;
-    int64_t student_size, teacher_size, count = 0, at = 0;
-    xd_ctx *ctx = xdi_votes_describe(votes, &student_size, &teacher_size);
+    int64_t student_size = 0, teacher_size = 0, count = 0, at = 0;
+    xd_ctx *ctx = votes ? xdi_votes_describe(votes, &student_size, &teacher_size) : NULL;
     xd_projection_rows rows;
+    XDI_GIVEN(ctx, votes, desc, out);
     XD_REQUIRE(ctx, desc->compat || !desc->scale_trick, XD_ERROR_ARGUMENT,
                "the scale trick exists in compat rows only");
     XD_TRY(xd_votes_read(votes, &cells, &count));

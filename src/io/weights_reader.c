@@ -240,7 +240,7 @@ static xd_result xdi_whole_check_cover(const xd_weights_reader *r, const xd_weig
 /* The shape that pieces reach, whose bytes can be counted. */
 static xd_result xdi_whole_measure(const xd_weights_reader *r, const xd_weights_tensor *t, int64_t *shape) {
     int64_t left =
-        INT64_MAX / (t->dtype != XD_DTYPE_NONE ? (int64_t)xd_dtype_size(t->dtype) : XDI_PIECE_BYTES);
+        INT64_MAX / (t->dtype != XD_DTYPE_NONE ? (int64_t)xd_dtype_size(t->dtype) : (int64_t)XDI_PIECE_BYTES);
     for (int d = 0; d < t->ndim; d++) {
         XD_REQUIRE(r->ctx, shape[d] == 0 || left / shape[d] > 0, XD_ERROR_FORMAT,
                    "%s: the pieces of tensor \"%.80s\" reach further than 2^63 bytes", r->directory, t->name);

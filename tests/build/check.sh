@@ -150,6 +150,7 @@ step_fields() {
 # Each call of the users' part, as tests make it, with one pointer after the other NULL: refused by name, and the test goes on.
 step_nulls() {
     need python3 gcc
+    make --no-print-directory build/xdistill.o || return 1
     python3 tools/api.py --build "$dir" && python3 tests/build/nulls.py --write "$dir/api.json" "$dir/nulls.c" &&
         python3 tests/build/nulls.py --flags "$dir/api.json" >"$dir/nulls.flags" &&
         gcc -std=gnu99 -O0 -I. -Itests/helpers -c "$dir/nulls.c" -o "$dir/nulls.o" || return 1

@@ -197,7 +197,7 @@ static xd_result run(int ranks, xd_rank_function function, void *argument) {
 XD_TEST(averages_of_every_format_are_saved_on_any_layout_and_go_on_to_the_same_bits_on_any_other) {
     static const int ranks[] = { 1, 2, 3, 8 };
     averages *expected = (averages *)calloc(1, sizeof *expected);
-    averages *found = (averages *)malloc(sizeof *found);
+    averages *found = (averages *)calloc(1, sizeof *found);
     job *j = (job *)malloc(sizeof *j);
     long terms = 0;
     memset(j, 0, sizeof *j);

@@ -81,8 +81,8 @@ typedef struct xd_mpi_desc {
  * uses the communicator of the first. With other libraries xd_comm_shrink is UNSUPPORTED.
  *
  * What one rank alone gets wrong fails every rank at once, and the message names it: ARGUMENT (staging_bytes too small,
- * or compare below -1), MISMATCH (either of them, or the floating-point state), MEMORY (PEER on the other ranks). Not so where there is nothing to say it
- * through, and the others get TIMEOUT: STATE (MPI is not running), ARGUMENT (MPI_COMM_NULL, a communicator between two
+ * or compare below -1), MISMATCH (either of them, or the floating-point state), MEMORY (PEER on the other ranks). Not so where
+ * there is nothing to say it through, and the others get TIMEOUT: STATE (MPI is not running), ARGUMENT (MPI_COMM_NULL, a communicator between two
  * groups), MEMORY for the first bytes of a world. Errors besides: PEER (MPI's own error), TIMEOUT. */
 XD_API xd_result xd_comm_mpi(xd_ctx *ctx, const xd_mpi_desc *desc, xd_comm **out);
 
@@ -1409,4 +1409,4 @@ XD_API xd_result xd_comm_mpi(xd_ctx *ctx, const xd_mpi_desc *desc, xd_comm **out
 
 
 #endif
-/* xdistill sha256 d461c85660ad9edf0151ced432c9b47c23fffa4b82141c51974173eb3eed0eab */
+/* xdistill sha256 0c6755bdce295b27e1a1f2f641642908a8af146a95580ec72ef35a05696f93d0 */

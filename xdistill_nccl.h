@@ -94,8 +94,8 @@ XD_API xd_result xd_nccl_unique_id(xd_ctx *ctx, ncclUniqueId *out);
  * and may never end: wait by xd_read or xd_barrier.
  *
  * Errors: ARGUMENT, STATE (no GPU, or not the current one), MEMORY (the others then get TIMEOUT), IO (the
- * file, the port), MISMATCH (compare, staging_bytes or the host's floating-point state), DEVICE and PEER (with NCCL's own text), TIMEOUT.
- */
+ * file, the port), MISMATCH (compare, staging_bytes or the host's floating-point state), DEVICE and PEER (with NCCL's own
+ * text), TIMEOUT. */
 XD_API xd_result xd_comm_nccl(xd_ctx *ctx, const xd_nccl_desc *desc, xd_comm **out);
 
 #endif
@@ -2005,4 +2005,4 @@ XD_API xd_result xd_comm_nccl(xd_ctx *ctx, const xd_nccl_desc *desc, xd_comm **o
 #endif
 
 #endif
-/* xdistill sha256 6c6ed935f8bc9e101165467638275309264b731799ae349455a28d3ede6ba3ee */
+/* xdistill sha256 9a25c99f07d127d2ec01c376dc7bd861767bbe7e97a3bd99d2698fa91ed1aa26 */

@@ -71,16 +71,16 @@ typedef struct xd_checkpoint_save_desc {
     size_t staging_bytes; /* of tensors in memory of this rank at once, at least 64; 0 -> 16 MiB */
 } xd_checkpoint_save_desc;
 
-/* Saves a checkpoint; root and the folders above it are made where they are missing. Each rank writes the byte ranges that it holds into files that rank 0 has laid out; rank 0 writes the rest,
- * and gives the directory its name when everything is on disk. Then root/latest is written, and checkpoints beyond `keep` are
- * removed. Ranges of a MiB and more go past the page cache (xd_publish_write_direct), so a load right after reads the disk; while
+/* Saves a checkpoint. Rank 0 makes root and the folders above it where they are missing. Each rank writes the byte ranges that it
+ * holds into files that rank 0 has laid out. Rank 0 writes the rest, and gives the directory its name when everything is on
+ * disk. Then root/latest is written, and checkpoints beyond `keep` are removed. Ranges of a MiB and more go past the page cache (xd_publish_write_direct), so a load right after reads the disk; while
  * they do, a thread of each rank forms their checksums, where the system has one: it allocates nothing and calls nothing of the
  * context.
  *
  * Collective. Memory: staging_bytes, 8 bytes for each block and each tensor, 16 for each parameter, and the headers of the
  * files. Equal content gives equal files on any number of ranks; a time, a process or a random number is in none of them.
- * Errors, on every rank, with all older checkpoints as they were, and after rank 0 has removed what it had begun. What root or its disk refuses has one code and one text on all of
- * them; a rank's own mistake, or lack of memory, is PEER on the others. ARGUMENT (an optimizer or an average over the same names in
+ * Errors, on every rank, with all older checkpoints as they were. Every rank returns after rank 0 has removed what was begun. What
+ * root or its disk refuses has one code and one text on all ranks; a rank's own mistake, or lack of memory, is PEER on the others. ARGUMENT (an optimizer or an average over the same names in
  * another order, too); SHAPE and DTYPE for one whose entry is not as its part; MISMATCH when ranks pass other lists, when an
  * element is held by no rank or by two that are no replicas, naming the tensor and the first such index, or when ranks count
  * other steps; STATE when the step exists and `overwrite` is false, or while another save is in root; FORMAT for a state that

@@ -37,8 +37,8 @@ typedef struct xd_launch_info {
 /* Reads from the environment which rank this process is. The first of these sets of variables that is there counts: torchrun's,
  * Open MPI's, PMI's, MVAPICH2's, Flux's, jsrun's, Slurm's; with none of them it is one rank alone. MASTER_ADDR and MASTER_PORT
  * count for every kind, and begin no set. Where PMI_RANK and PMI_SIZE stand alone, as srun, Flux and mpirun_rsh set them, the
- * local rank and the job's name are those of that launcher's other variables. Where a variable shows that a launcher is at work,
- * but none tells the rank (PMIx alone, PMI by a socket), it is MISSING: N processes that each took themselves for the only one would
+ * local rank and the job's name are those of that launcher's other variables. A variable of a launcher without one that tells
+ * the rank (PMIx alone, PMI by a socket) is MISSING: else each of N processes would take itself for the only one, and all would
  * write the same files.
  *
  *   out   untouched on failure
@@ -49,7 +49,7 @@ typedef struct xd_launch_info {
  *
  * Nothing else in the library reads these variables. Local; allocates nothing; must not run beside setenv. The kind is logged
  * at INFO.
- * Errors, each naming the variables: MISSING for a set of which one is missing or that tells no rank, ARGUMENT for a value that is no
+ * Errors, each naming the variables: MISSING for a set that lacks one or tells no rank, ARGUMENT for a value that is no
  * such number and for a job name that is none, TOPOLOGY, with both values, for a rank that is not below its size and for
  * sets that contradict each other.
  * Source: the variables as the manuals of torchrun, Open MPI, MPICH, Slurm, PALS, MVAPICH2, Flux and jsrun have them. */

@@ -39,8 +39,8 @@ typedef struct xd_node_desc {
  * xd_comm_shrink makes a world of those that go on.
  *
  * Errors: ARGUMENT (name, rank, size, slot_bytes too small; on this rank alone); on every rank that has joined: MISMATCH
- * (another size, slot_bytes or floating-point state), STATE (two processes with one rank), TIMEOUT (naming the ranks that did not join), PEER (a
- * process has died, or could not join), MEMORY (/dev/shm is full). STATE when the name is in use by another user, or twice by
+ * (another size, slot_bytes or floating-point state), STATE (two processes with one rank), TIMEOUT (naming the ranks that did
+ * not join), PEER (a process has died, or could not join), MEMORY (/dev/shm is full). STATE when the name is in use by another user, or twice by
  * one process; IO when there is no /dev/shm. */
 XD_API xd_result xd_comm_node(xd_ctx *ctx, const xd_node_desc *desc, xd_comm **out);
 

@@ -108,9 +108,9 @@ typedef struct xd_ddp_desc {
      * an equal share; not both. 0 -> max(40,000,000, 1,000,000 * data ranks) elements. */
     int64_t bucket_size, bucket_count;
     xd_gradient_divisors divide;
-    /* Every so many xd_parallel_publish, of which the first is one, ranks compare a fingerprint of the weights that they should hold
-     * alike (buffers left out): a load on one rank alone is found. It reads each weight once. 0 -> 256, and 4096 where weights are
-     * in memory of a device, below .1 % of a step; below 0 -> never */
+    /* Ranks compare a checksum of the weights that they should hold alike, so that a load on one rank alone is found: in the first
+     * xd_parallel_publish and in every compare_steps-th after it. Each comparison reads these weights once; buffers are left
+     * out. 0 -> 256, and 4096 where weights are in memory of a device; below 0 -> never */
     int compare_steps;
     bool reserve_frozen; /* memory for gradients of frozen weights too, so that xd_parallel_thaw can begin
                           * them; with sharded_optimizer such weights are kept in parts from the start */
@@ -128,9 +128,9 @@ typedef struct xd_ddp_desc {
     /* Megatron's overlap_param_gather_with_optimizer_step: values of one chunk travel on `gathers` while the optimizer of the next
      * one steps, each chunk with an optimizer of its own and xd_parallel_publish behind its step. With sharded_optimizer */
     bool gathers_in_step;
-    bool
-        wide_padding; /* what is cut into parts ends at multiples of 65536 elements for each way to cut it, for large
-                        * groups over NCCL: lcm(data ranks, 65536). With sharded_optimizer */
+    /* Buckets end at multiples of lcm(data ranks, 65536) elements, for the bus bandwidth of large groups over NCCL. With
+     * sharded_optimizer */
+    bool wide_padding;
 } xd_ddp_desc;
 
 /* Settings of FSDP. Zero is the default of every field. */
@@ -193,9 +193,9 @@ typedef struct xd_fsdp_desc {
  * Errors: as xd_model_agree; STATE (not sealed, or wrapped already), ARGUMENT (leaves negative, fewer than
  * ranks, or not the same number for each group of replicas, with both; a queue over other ranks, or with less room than
  * records are under way at once, with both; a divisor without a positive inverse in F32; ranks for experts, and no weight of
- * one; both bucket_size and bucket_count, or more buckets than elements; gathers_in_step without `gathers`, and
- * that or wide_padding without sharded_optimizer), DTYPE (weights that train are F32, BF16 or F16, their gradients F32), MISMATCH (settings; layouts of weights over
- * data ranks; experts on some ranks alone), TOPOLOGY (ranks for experts that do not divide the data ranks, or are not those
+ * one; both bucket_size and bucket_count, or more buckets than elements; gathers_in_step without `gathers`; one of
+ * gathers_in_step and wide_padding without sharded_optimizer), DTYPE (weights that train are F32, BF16 or F16, their
+ * gradients F32), MISMATCH (settings; layouts of weights over data ranks; experts on some ranks alone), TOPOLOGY (ranks for experts that do not divide the data ranks, or are not those
  * of their places, with both numbers), UNSUPPORTED (experts without ranks for them; a block with weights of experts and
  * others; in INVARIANT mode: replicas, and leaves of a group that are no power of two), MEMORY. */
 XD_API xd_result xd_ddp_create(xd_model *model, xd_comm *data, const xd_ddp_desc *desc, xd_parallel **out);
@@ -269,9 +269,9 @@ XD_API xd_result xd_parallel_push_leaf(xd_parallel *parallel);
  * sequence_parallel, averaged_over_tensor_parallel, pipeline_parallel and shared_embedding are then summed over the
  * desc's groups too, in the order of xd_pipeline_finish, which sums them no second time.
  *
- * Before it steps and norms over that list are refused (xd_param.state), so that no rank steps with its own gradients. After it a
- * weight whose blocks were skipped in all leaves of all ranks has no gradient: steps leave it alone, without decay. Where ranks
- * beyond the data ranks add to a gradient (the traits above), and for experts, it is zero instead.
+ * Steps and norms over that list are refused before this call (xd_param.state), so that no rank steps with its own gradients. A
+ * weight whose blocks were skipped in all leaves of all ranks has no gradient after it: steps leave it alone, without decay.
+ * The gradient is zero instead for experts, and where ranks beyond the data ranks add to it (the traits above).
  *
  * Collective over data, and over tp, pp and embedding of the desc's groups. Errors: STATE (a block without a backward for a leaf, by
  * name and number; a block still open; blocks in another order on some ranks, with the first two that differ), MISMATCH
@@ -282,11 +282,13 @@ XD_API xd_result xd_parallel_push_leaf(xd_parallel *parallel);
 XD_API xd_result xd_parallel_reduce(xd_parallel *parallel);
 
 /* After the optimizer: what blocks show from now on are the new weights. Also after a step that was skipped or given up,
- * after values were loaded or exchanged with an average, and where gradients are summed without the wrapper. A step that
- * is given up between two leaves loses them, which is logged as a warning with their number; one that is given up after its last
- * leaf is summed before. Collective over data, and, in steps that compare, over replicas. Errors: STATE (a
- * block still open; all leaves are there, and xd_parallel_reduce has not summed them), MISMATCH (in steps that compare: ranks hold
- * other values of a weight, with its name and two ranks); nothing has changed then. Those of xd_all_gather. */
+ * after values were loaded or exchanged with an average, and where gradients are summed without the wrapper. A step that the
+ * caller gives up between two leaves loses them: the logger gets a warning with their number. After the last leaf
+ * xd_parallel_reduce comes first, also for a step that the caller gives up.
+ *
+ * Collective over data, and over replicas in calls that compare (compare_steps). Errors, before anything has changed: STATE (a
+ * block still open; all leaves are there, and xd_parallel_reduce has not summed them), MISMATCH (a weight has other values
+ * on two ranks, with its name and both). Besides: those of xd_all_gather. */
 XD_API xd_result xd_parallel_publish(xd_parallel *parallel);
 
 /* Bytes that a wrapper takes by purpose on this rank, in memory of the context's device but for `host`. Their sum is one

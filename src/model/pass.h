@@ -43,8 +43,8 @@ typedef struct xd_block_view {
  *
  * Collective over the data group when the model is sharded by xd_fsdp_create, with the same blocks and passes in the same
  * order on all its ranks: for `opened` leaves (xd_parallel_leaves), of which a rank computes its own. Of units beside each other
- * one is open at a time, and one more for each that is gathered ahead; a group of one rank refuses the others too. Local otherwise. Without a wrapper FORWARD, RECOMPUTE and
- * INFERENCE show the model's own storage. Allocates nothing.
+ * one is open at a time, and one more for each that is gathered ahead; a group of one rank refuses the others too. Local
+ * otherwise. Without a wrapper FORWARD, RECOMPUTE and INFERENCE show the model's own storage. Allocates nothing.
  * Errors: STATE (no storage, or a backward without a wrapper; outside of a step; a leaf that is not the next one, with both
  * numbers; a leaf while another block that is summed together with this one has not ended one before, where leaves are kept apart,
  * naming both leaves and both blocks; more units open at once than were planned, naming both blocks), ARGUMENT (an unknown

@@ -53,8 +53,8 @@ XD_API xd_result xd_nccl_unique_id(xd_ctx *ctx, ncclUniqueId *out);
  * and may never end: wait by xd_read or xd_barrier.
  *
  * Errors: ARGUMENT, STATE (no GPU, or not the current one), MEMORY (the others then get TIMEOUT), IO (the
- * file, the port), MISMATCH (compare, staging_bytes or the host's floating-point state), DEVICE and PEER (with NCCL's own text), TIMEOUT.
- */
+ * file, the port), MISMATCH (compare, staging_bytes or the host's floating-point state), DEVICE and PEER (with NCCL's own
+ * text), TIMEOUT. */
 XD_API xd_result xd_comm_nccl(xd_ctx *ctx, const xd_nccl_desc *desc, xd_comm **out);
 
 #endif

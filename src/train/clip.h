@@ -38,9 +38,8 @@ typedef struct xd_gradient_norm {
  * Collective over comm: one all-reduce of a few numbers, two for XD_NORM_MAX, one more on a device. Ranks may hold
  * different lists and empty shards. Allocates nothing. The same bits on every rank; in INVARIANT mode the same bits for
  * every split.
- * Errors, on every rank alike: ARGUMENT (max_norm or refuse_above negative or NaN, unknown type or form), DTYPE; STATE (a gradient
- * waits for xd_parallel_reduce, see xd_param.state); MISMATCH for type,
- * form, max_norm or refuse_above that ranks pass differently, which a device does not compare. */
+ * Errors, on every rank alike: ARGUMENT (max_norm or refuse_above negative or NaN, unknown type or form), DTYPE, STATE (a
+ * gradient waits for xd_parallel_reduce: xd_param.state), MISMATCH for type, form, max_norm or refuse_above that ranks pass differently, which a device does not compare. */
 XD_API xd_result xd_gradient_norm_compute(xd_ctx *ctx, xd_comm *comm, const xd_gradient_norm_desc *desc,
                                           xd_gradient_norm *out);
 

@@ -158,7 +158,7 @@ static void toy_optimize(toy *t) {
     n.params = t->params;
     n.param_count = t->count;
     n.max_norm = 1.0;
-    team_require(t->ctx, xd_gradient_norm_compute(t->ctx, t->sharded ? t->comm : NULL, &n, &norm));
+    team_require(t->ctx, xd_gradient_norm_compute(t->ctx, t->comm, &n, &norm));
     d.gradient_scale = &norm.coefficient;
     d.averages = &t->average;
     d.average_count = 1;

@@ -278,6 +278,25 @@ XD_TEST(the_status_records_bad_elements_so_that_the_step_is_skipped) {
     xd_ctx_destroy(ctx);
 }
 
+XD_TEST(a_replica_is_refused_in_a_norm_over_one_rank) {
+    xd_ctx *ctx = NULL;
+    float gradient[2] = { 3.0f, 4.0f };
+    xd_gradient_norm norm;
+    CHECK(xd_ctx_create(NULL, &ctx) == XD_OK);
+    xd_param params[1];
+    params[0] = clip_param(gradient, 2);
+    params[0].name = "w";
+    params[0].replica = true;
+    const xd_gradient_norm_desc desc = clip_desc(params, 1, XD_NORM_L2);
+    CHECK(xd_gradient_norm_compute(ctx, NULL, &desc, &norm) == XD_ERROR_ARGUMENT);
+    CHECK_EQ_STR(xd_last_error(ctx)->message, "a norm over this rank alone: parameter 0 of 1, \"w\", is a "
+                                              "replica that another rank counts; pass the "
+                                              "data ranks as comm");
+    params[0].replica = false;
+    CHECK(xd_gradient_norm_compute(ctx, NULL, &desc, &norm) == XD_OK && norm.norm == 5.0f);
+    xd_ctx_destroy(ctx);
+}
+
 XD_TEST(clipping_in_place_passes_over_frozen_ones_and_buffers) {
     float a[2] = { 2.0f, -4.0f }, b = 2.0f;
     xd_ctx *ctx = clip_ctx(XD_REDUCTION_DETERMINISTIC);

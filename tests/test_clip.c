@@ -278,7 +278,7 @@ XD_TEST(the_status_records_bad_elements_so_that_the_step_is_skipped) {
     xd_ctx_destroy(ctx);
 }
 
-XD_TEST(a_replica_is_refused_in_a_norm_over_one_rank) {
+XD_TEST(a_replica_is_refused_in_a_norm_without_a_group) {
     xd_ctx *ctx = NULL;
     float gradient[2] = { 3.0f, 4.0f };
     xd_gradient_norm norm;
@@ -289,9 +289,13 @@ XD_TEST(a_replica_is_refused_in_a_norm_over_one_rank) {
     params[0].replica = true;
     const xd_gradient_norm_desc desc = clip_desc(params, 1, XD_NORM_L2);
     CHECK(xd_gradient_norm_compute(ctx, NULL, &desc, &norm) == XD_ERROR_ARGUMENT);
-    CHECK_EQ_STR(xd_last_error(ctx)->message, "a norm over this rank alone: parameter 0 of 1, \"w\", is a "
-                                              "replica that another rank counts; pass the "
-                                              "data ranks as comm");
+    CHECK_EQ_STR(xd_last_error(ctx)->message, "comm is NULL, and parameter 0 of 1, \"w\", is a replica: pass "
+                                              "the ranks that step together, or a group "
+                                              "of this one if its list has the other copy");
+    xd_comm *self = NULL;
+    CHECK(xd_comm_self(ctx, &self) == XD_OK);
+    CHECK(xd_gradient_norm_compute(ctx, self, &desc, &norm) == XD_OK && norm.norm == 0.0f);
+    xd_comm_destroy(self);
     params[0].replica = false;
     CHECK(xd_gradient_norm_compute(ctx, NULL, &desc, &norm) == XD_OK && norm.norm == 5.0f);
     xd_ctx_destroy(ctx);

@@ -154,15 +154,15 @@ static xd_result xdi_clip_on_device(xd_ctx *ctx, xd_comm *comm, const xd_gradien
     return xdi_clip_exchange_device(comm, d->type, exact, &out->sum);
 }
 
-/* Another rank counts a replica. A norm without that rank would lack it here alone: ranks would scale one gradient differently. */
-static xd_result xdi_clip_check_alone(xd_ctx *ctx, xd_comm *comm, const xd_gradient_norm_desc *d) {
-    if (comm && xd_comm_size(comm) > 1) return XD_OK;
+/* What counts a replica is elsewhere: in another rank's list, or in this one, which only the caller knows. A norm without that rank
+ * would lack it on this rank alone, and ranks would scale one gradient differently. */
+static xd_result xdi_clip_check_alone(xd_ctx *ctx, const xd_gradient_norm_desc *d) {
     for (int64_t i = 0; d->params && i < d->param_count; i++) {
         const xd_param *p = &d->params[i];
         XD_REQUIRE(
             ctx, !p->replica || !xdi_clip_has_gradient(p), XD_ERROR_ARGUMENT,
-            "a norm over this rank alone: parameter %lld of %lld, \"%.80s\", is a replica that another rank "
-            "counts; pass the data ranks as comm",
+            "comm is NULL, and parameter %lld of %lld, \"%.80s\", is a replica: pass the ranks that step "
+            "together, or a group of this one if its list has the other copy",
             (long long)i, (long long)d->param_count, p->name ? p->name : "(unnamed)");
     }
     return XD_OK;
@@ -171,7 +171,7 @@ static xd_result xdi_clip_check_alone(xd_ctx *ctx, xd_comm *comm, const xd_gradi
 XD_API xd_result xd_gradient_norm_compute(xd_ctx *ctx, xd_comm *comm, const xd_gradient_norm_desc *desc,
                                           xd_gradient_norm *out) {
     XDI_GIVEN_TO_ALL(ctx, comm, ctx, desc, out);
-    XD_TRY(xdi_clip_check_alone(ctx, comm, desc));
+    if (!comm) XD_TRY(xdi_clip_check_alone(ctx, desc));
     const bool exact = xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT && desc->type != XD_NORM_MAX;
     const xd_kernels *kernels = xd_ctx_kernels(ctx);
     const xd_launch launch = xd_ctx_launch(ctx);

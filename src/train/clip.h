@@ -33,13 +33,13 @@ typedef struct xd_gradient_norm {
  * replicas, only the one whose xd_param.replica is false.
  *
  *   comm   every rank that shares the decision to step: all shards and, under pipelines, all stages;
- *          NULL -> this rank alone, which then has no replicas
+ *          NULL -> this rank alone; no parameter may be a replica then
  *
  * Collective over comm: one all-reduce of a few numbers, two for XD_NORM_MAX, one more on a device. Ranks may hold
  * different lists and empty shards. Allocates nothing. The same bits on every rank; in INVARIANT mode the same bits for
  * every split.
- * Errors, on every rank alike: ARGUMENT (max_norm or refuse_above negative or NaN, unknown type or form; a replica in a norm over
- * one rank), DTYPE, STATE (a gradient waits for xd_parallel_reduce: xd_param.state), MISMATCH for type, form, max_norm or
+ * Errors, on every rank alike: ARGUMENT (max_norm or refuse_above negative or NaN, unknown type or form; a replica where comm is
+ * NULL), DTYPE, STATE (a gradient waits for xd_parallel_reduce: xd_param.state), MISMATCH for type, form, max_norm or
  * refuse_above that ranks pass differently, which a device does not compare. */
 XD_API xd_result xd_gradient_norm_compute(xd_ctx *ctx, xd_comm *comm, const xd_gradient_norm_desc *desc,
                                           xd_gradient_norm *out);

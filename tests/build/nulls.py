@@ -63,7 +63,7 @@ WORLDS = {"xd_thread_world_create": "ranks", "xd_comm_node": "2", "xd_comm_launc
 # Test programs whose calls are asked: each ends in two seconds, bears that its ranks ask together, and makes a call that the
 # others do not. test_nulls_calls makes what none of the tests makes on one rank.
 PROGRAMS = """
-    test_allocations_local test_buckets test_build test_build_casts test_build_errors test_chain test_checkpoint_damage
+    test_allocations_local test_buckets test_build test_build_places test_build_casts test_build_errors test_chain test_checkpoint_damage
     test_checkpoint_refusals test_classic test_crossing test_denoise_terms test_dmd test_dmd_failures test_dmd_record
     test_ema_swap test_fake_score test_fake_score_errors test_full_state test_gather test_launch test_mesh test_model
     test_name_maps test_nn_patch test_noise_schedule test_nulls_calls test_offload test_pack test_pipeline_errors test_plan

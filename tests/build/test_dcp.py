@@ -22,14 +22,7 @@ import torch.multiprocessing
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-failures = 0
-
-
-def check(condition, what):
-    global failures
-    if not condition:
-        failures += 1
-        print(f"FAILED {what}")
+from checking import check, failures
 
 
 def tool(program, *args, status=0):

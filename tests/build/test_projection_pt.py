@@ -17,14 +17,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent.parent / "
 sys.dont_write_bytecode = True
 import projection_pt  # noqa: E402
 
-failures = 0
-
-
-def check(condition, what):
-    global failures
-    if not condition:
-        failures += 1
-        print(f"FAILED {what}")
+from checking import check, failures
 
 
 def tool(*args, status=0):
@@ -120,7 +113,7 @@ def main():
         check_both_forms(torch, sys.argv[1], folder)
         check_order(torch, folder)
         check_sums_and_refusals(torch, sys.argv[1], folder)
-    print(f"{failures} failed")
+    print(f"{len(failures)} failed")
     return 1 if failures else 0
 
 

@@ -17,14 +17,7 @@ import tempfile
 import types
 import zipfile
 
-failures = 0
-
-
-def check(condition, what):
-    global failures
-    if not condition:
-        failures += 1
-        print(f"FAILED {what}")
+from checking import check, failures
 
 
 # ---- what PyTorch's pickles name ----
@@ -299,5 +292,5 @@ PROGRAM = str(pathlib.Path(sys.argv[1]).resolve())
 with tempfile.TemporaryDirectory() as root:
     check_forms(pathlib.Path(root))
     check_lies(pathlib.Path(root))
-print("files of torch.save are converted" if failures == 0 else f"{failures} failures")
-sys.exit(failures > 0)
+print("files of torch.save are converted" if not failures else f"{len(failures)} failures")
+sys.exit(bool(failures))

@@ -4,7 +4,7 @@
 
 #include "xdistill.h"
 
-#include "xd_test.h"
+#include "build_ranks.h"
 
 enum { BUILD_CALLS = 16, BUILD_LINE = 128 };
 
@@ -130,14 +130,6 @@ static void build_fails(build_scene *s, xd_result result, bool everywhere, const
     const xd_result got = build_run(s);
     CHECK(got == result || (!everywhere && got == XD_ERROR_PEER));
     CHECK(build_says(s, text) && !s->built);
-}
-
-static void build_ranks(int ranks, xd_rank_function function) {
-    const xd_ctx_desc desc = { .timeout_seconds = 20 };
-    xd_error error;
-    const xd_result result = xd_run_threads(ranks, &desc, function, NULL, &error);
-    if (result != XD_OK) printf("%s\n", error.message);
-    CHECK(result == XD_OK);
 }
 
 #endif

@@ -243,6 +243,7 @@
 #include "base/cpu.c"
 #include "base/floats.c"
 #include "base/file.c"
+#include "base/fork.c"
 #include "base/parallel.c"
 #include "base/context.c"
 #include "base/half.c"

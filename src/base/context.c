@@ -24,8 +24,9 @@ struct xd_ctx {
     const char *caller_file; /* set by XD_AT until the next call that fails */
     int caller_line;
     xdi_scratch_block scratch[XDI_SCRATCH_BLOCKS];
-    xdi_pool *pool; /* NULL: one thread */
-    int groups;     /* communicators of several ranks */
+    xdi_pool *pool;        /* NULL: one thread */
+    unsigned char *origin; /* see xdi_origin_create */
+    int groups;            /* communicators of several ranks */
     bool told_of_locks;
     bool told_of_syncs;
     bool told_of_floats;
@@ -149,8 +150,9 @@ XD_PRIVATE xd_result xdi_ctx_make(const xd_ctx_desc *desc, size_t room, xd_ctx *
             ctx, XD_LOG_WARN,
             "this processor has no AVX2: plain loops, which are slow; XDISTILL_PORTABLE brings faster ones");
     (void)xdi_ctx_float_state(ctx);
+    ctx->origin = xdi_origin_create();
     if (d.threads > 1) {
-        ctx->pool = xdi_pool_create(&ctx->settings);
+        ctx->pool = xdi_pool_create(&ctx->settings, ctx->origin);
         if (!ctx->pool) {
             XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a pool of %d threads", d.threads);
             xd_ctx_destroy(ctx);
@@ -172,6 +174,10 @@ XD_PRIVATE unsigned xdi_ctx_float_state(xd_ctx *ctx) {
     return state;
 }
 
+XD_PRIVATE bool xdi_ctx_is_elsewhere(const xd_ctx *ctx, int64_t process) {
+    return xdi_origin_is_elsewhere(ctx->origin, process);
+}
+
 XD_PRIVATE size_t xdi_ctx_bytes(size_t room) {
     return sizeof(xd_ctx) + room;
 }
@@ -185,6 +191,7 @@ XD_API void xd_ctx_destroy(xd_ctx *ctx) {
     const xd_allocator allocator = ctx->settings.allocator;
     xdi_pool_destroy(ctx->pool, &allocator);
     for (int i = 0; i < XDI_SCRATCH_BLOCKS; i++) xd_release(ctx, ctx->scratch[i].memory);
+    xdi_origin_destroy(ctx->origin);
     allocator.release(allocator.user, ctx);
 }
 

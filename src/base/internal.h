@@ -127,16 +127,25 @@ typedef struct xdi_pool_fault {
                             * exist; their number */
     int runs;
 } xdi_pool_fault;
-XD_PRIVATE xdi_pool *xdi_pool_create(const xd_ctx_desc *settings); /* NULL when there is no room */
+XD_PRIVATE xdi_pool *xdi_pool_create(const xd_ctx_desc *settings,
+                                     const unsigned char *origin); /* NULL when there is no room */
 XD_PRIVATE void xdi_pool_destroy(xdi_pool *pool, const xd_allocator *allocator); /* NULL is fine */
 XD_PRIVATE void *xdi_pool_scratch(const xdi_pool *pool, int slot);
 XD_PRIVATE bool xdi_pool_run(xdi_pool *pool, int64_t pieces, xdi_piece body, void *argument,
                              xdi_pool_fault *fault);
 
-/* parallel.c: the number of this process; and whether this process was forked from that one: then the threads, locks and names in
+/* fork.c: the number of this process; and whether this process was forked from that one: then the threads, locks and names in
  * the file system that belong to the other are left alone. */
 XD_PRIVATE int64_t xdi_process(void);
 XD_PRIVATE bool xdi_is_forked(int64_t process);
+
+/* fork.c: what tells the same without a system call, for objects of one context: a byte that is 0 in a forked process. NULL where
+ * the system has no such memory. */
+XD_PRIVATE unsigned char *xdi_origin_create(void);
+XD_PRIVATE void xdi_origin_destroy(unsigned char *origin);
+XD_PRIVATE bool xdi_origin_is_elsewhere(const unsigned char *origin, int64_t process);
+/* context.c: whether this process was forked from the one that made an object of the context. */
+XD_PRIVATE bool xdi_ctx_is_elsewhere(const xd_ctx *ctx, int64_t process);
 
 /* parallel.c: starts a thread of the library, which leaves the program's signals alone. `thread` is a pthread_t. */
 XD_PRIVATE bool xdi_thread_create(void *thread, void *(*run)(void *argument), void *argument);

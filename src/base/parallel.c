@@ -6,7 +6,6 @@
 #include <sched.h>
 #include <signal.h>
 #include <string.h>
-#include <unistd.h>
 
 enum { XDI_POOL_LOOKS = 2000 };
 
@@ -28,9 +27,10 @@ typedef struct xdi_pool_thread {
 } xdi_pool_thread;
 
 struct xdi_pool {
-    int threads;     /* the calling thread included */
-    int64_t process; /* that has the threads: one that is forked from it has none */
-    bool busy;       /* a round is running: a nested one runs on the thread that asks for it */
+    int threads;                 /* the calling thread included */
+    int64_t process;             /* that has the threads: one that is forked from it has none */
+    const unsigned char *origin; /* of the context */
+    bool busy;                   /* a round is running: a nested one runs on the thread that asks for it */
     xdi_round round;
     xd_parallel_for parallel_for;
     char *scratch; /* [threads - 1, XDI_POOL_SCRATCH] */
@@ -82,14 +82,6 @@ static void *xdi_pool_thread_run(void *argument) {
 
 /* ---- life ---- */
 
-XD_PRIVATE int64_t xdi_process(void) {
-    return (int64_t)getpid();
-}
-
-XD_PRIVATE bool xdi_is_forked(int64_t process) {
-    return process != xdi_process();
-}
-
 /* Threads of the library block all signals, which are for the program's threads, except those of faults. */
 static void xdi_pool_quiet(sigset_t *before) {
     static const int faults[] = { SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTRAP };
@@ -119,7 +111,7 @@ static bool xdi_pool_start(xdi_pool *pool) {
     return fine;
 }
 
-XD_PRIVATE xdi_pool *xdi_pool_create(const xd_ctx_desc *settings) {
+XD_PRIVATE xdi_pool *xdi_pool_create(const xd_ctx_desc *settings, const unsigned char *origin) {
     const xd_allocator *allocator = &settings->allocator;
     const size_t others = (size_t)settings->threads - 1,
                  bytes = sizeof(xdi_pool) + others * sizeof(xdi_pool_thread);
@@ -127,6 +119,7 @@ XD_PRIVATE xdi_pool *xdi_pool_create(const xd_ctx_desc *settings) {
     if (!pool) return NULL;
     memset(pool, 0, bytes);
     pool->threads = settings->threads;
+    pool->origin = origin;
     pool->process = xdi_process();
     pool->thread = (xdi_pool_thread *)(void *)(pool + 1);
     pool->parallel_for = settings->parallel_for;
@@ -246,7 +239,7 @@ static bool xdi_pool_run_callers(xdi_pool *pool, const xdi_round *round, xdi_poo
 XD_PRIVATE bool xdi_pool_run(xdi_pool *pool, int64_t pieces, xdi_piece body, void *argument,
                              xdi_pool_fault *fault) {
     const bool own = pool && !pool->parallel_for.run;
-    if (!pool || pieces <= 1 || pool->busy || (own && xdi_is_forked(pool->process))) {
+    if (!pool || pieces <= 1 || pool->busy || (own && xdi_origin_is_elsewhere(pool->origin, pool->process))) {
         for (int64_t i = 0; i < pieces; i++) body(argument, i, 0);
         return true;
     }

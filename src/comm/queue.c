@@ -165,7 +165,7 @@ static uint64_t xdi_queue_append(xd_queue *queue, const xd_collective *record,
 
 /* A process that was forked has no worker, and the lock may be held for ever. */
 static bool xdi_queue_is_forked(const xd_queue *queue) {
-    return queue->has_thread && xdi_is_forked(queue->process);
+    return queue->has_thread && xdi_ctx_is_elsewhere(xd_comm_ctx(queue->comm), queue->process);
 }
 
 static xd_result xdi_queue_own(const xd_queue *queue) {

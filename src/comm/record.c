@@ -311,7 +311,7 @@ XD_PRIVATE xd_result xdi_comm_break(xd_comm *comm, xd_result result) {
 }
 
 XD_PRIVATE bool xdi_comm_is_forked(const xd_comm *comm) {
-    return comm->transport->size > 1 && xdi_is_forked(comm->process);
+    return comm->transport->size > 1 && xdi_ctx_is_elsewhere(comm->ctx, comm->process);
 }
 
 XD_PRIVATE xd_result xdi_comm_own(const xd_comm *comm) {

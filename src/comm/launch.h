@@ -25,8 +25,8 @@ typedef enum xd_launch_kind {
 typedef struct xd_launch_info {
     xd_launch_kind kind;
     int rank, world_size; /* of all machines */
-    int local_rank,
-        local_world_size; /* of this machine; local_world_size is 0 where Slurm or Flux alone speaks */
+    int local_rank;       /* of this machine, as the next one */
+    int local_world_size; /* 0 where Slurm or Flux alone tells the rank */
     /* A name that all ranks of the job have and jobs beside it have not, for what its processes meet at: XDISTILL_JOB, which
      * build/xdrun draws at random; otherwise made of what tells this launcher's jobs apart. "" -> nothing does. */
     char job[XD_LAUNCH_JOB_MAX];

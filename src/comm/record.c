@@ -12,10 +12,8 @@ static const char *const xdi_comm_kinds[] = { "nothing",        "barrier",    "b
                                               "scatter",        "send",       "recv",       "agree",
                                               "split",          "fork" };
 static const char *const xdi_comm_ops[] = { "SUM", "MAX", "MIN", "AVG" };
-enum {
-    XDI_COMM_MODES = 3,
-    XDI_COMM_FLOATS_AT = 16
-}; /* the bit of `mode` where the floating-point state begins */
+/* The first bit of the floating-point state in `mode`. */
+enum { XDI_COMM_MODES = 3, XDI_COMM_FLOATS_AT = 16 };
 static const char *const xdi_comm_modes[] = { "DETERMINISTIC", "FAST", "INVARIANT" };
 
 static const char *xdi_comm_text(const char *const *texts, size_t size, uint64_t index) {

@@ -33,16 +33,14 @@ typedef struct xd_dmd_batch {
                             * several steps without roll-outs; otherwise NULL is fine */
     const void *noise;     /* [samples, elements] pure noise; NULL -> drawn */
     const void *condition; /* handed to networks; may be NULL */
-    const void *
-        negative; /* the same for what guidance leads away from; required with guidance, else it may be NULL */
+    const void *negative;  /* the same for what guidance leads away from; may be NULL without guidance */
 } xd_dmd_batch;
 
 /* How much there is. */
 typedef struct xd_dmd_sizes {
-    int64_t samples; /* most that a leaf has on this rank */
-    int64_t
-        step_samples; /* of all leaves of all ranks together, each sample once: losses are means over them */
-    int64_t elements; /* of a sample on this rank */
+    int64_t samples;        /* most that a leaf has on this rank */
+    int64_t step_samples;   /* of all leaves of all ranks, each sample once: losses are means over them */
+    int64_t elements;       /* of a sample on this rank */
     int64_t whole_elements; /* of a whole sample; 0 -> elements */
     int64_t first_element;  /* in the whole sample, of this rank's; they follow each other */
     xd_dtype dtype;         /* of samples: F32, BF16, F16 */

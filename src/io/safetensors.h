@@ -23,19 +23,18 @@ typedef enum xd_safetensors_mode {
 typedef struct xd_safetensors_desc {
     xd_safetensors_mode mode;
     size_t max_header_bytes; /* 0 -> 100,000,000, the format's own limit */
-    bool
-        skip_unknown; /* leave out tensors whose type is not in XD_DTYPES; else a type that the format does not have
-                        * either refuses the file */
+    /* Leave out tensors whose type is not in XD_DTYPES. Otherwise those of the format's other types are listed with the dtype
+     * NONE, and a type that the format does not have refuses the file. */
+    bool skip_unknown;
 } xd_safetensors_desc;
 
 /* One tensor of an open file; the pointers live as long as the file is open. */
 typedef struct xd_safetensors_info {
     const char *name; /* UTF-8, without NUL inside */
     xd_dtype dtype;   /* NONE for a type of the format that is not in XD_DTYPES: the tensor cannot be read */
-    const char
-        *type; /* what the file calls it: "BF16"; with NONE one of F4, F6_E2M3, F6_E3M2, F8_E8M0, F8_E4M3FNUZ,
-                           * F8_E5M2FNUZ and C64 */
-    int ndim;  /* 0 to 64; 0 is a scalar */
+    /* What the file calls it: "BF16"; with NONE one of F4, F6_E2M3, F6_E3M2, F8_E8M0, F8_E4M3FNUZ, F8_E5M2FNUZ and C64. */
+    const char *type;
+    int ndim;             /* 0 to 64; 0 is a scalar */
     const int64_t *shape; /* [ndim]; sizes may be 0 */
     uint64_t begin, end;  /* bytes, relative to the data area */
 } xd_safetensors_info;

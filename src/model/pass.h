@@ -32,8 +32,7 @@ typedef struct xd_block_view {
     void *const *gradients; /* [count]; BACKWARD: zero when the leaf's first backward begins; add to them.
                              * NULL for what is not trained, and all NULL in other passes and for leaves
                              * beyond this rank's own (xd_parallel_leaf) */
-    const xd_dtype
-        *value_dtypes; /* [count]; that of the desc, but where the wrapper's view_dtype says another */
+    const xd_dtype *value_dtypes;    /* [count]; of the weight's desc, or the wrapper's view_dtype */
     const xd_dtype *gradient_dtypes; /* [count]; NONE where a gradient is NULL */
 } xd_block_view;
 

@@ -25,8 +25,8 @@ typedef struct xd_redistribution_desc {
 typedef struct xd_redistribution xd_redistribution;
 
 /* Local and pure: any rank's plan can be computed on any rank.
- * Errors: ARGUMENT (dtype, ranks), SHAPE (the layouts' shapes differ; more than 2^63 bytes), TOPOLOGY (a mesh has ranks outside the
- * world), DTYPE (cannot be reduced), UNSUPPORTED (a shard or another partial op made partial; partial on
+ * Errors: ARGUMENT (dtype, ranks), SHAPE (the layouts' shapes differ; more than 2^63 bytes), TOPOLOGY (a mesh has ranks outside
+ * the world), DTYPE (cannot be reduced), UNSUPPORTED (a shard or another partial op made partial; partial on
  * another mesh; a float sum in INVARIANT mode, which needs leaves), MEMORY. */
 XD_API xd_result xd_redistribution_create(xd_ctx *ctx, const xd_redistribution_desc *desc,
                                           xd_redistribution **out);

@@ -29,10 +29,9 @@ typedef struct xd_param {
     bool no_decay; /* no weight decay (biases, norms) */
     bool replica;  /* another rank holds the same elements and counts them in norms; exactly one rank of
                     * those that hold an element leaves this false */
-    const xd_gradient_state
-        *state;    /* of the gradient, in lists of a wrapper, which changes it; NULL -> READY */
     int64_t first; /* of the elements here, which are adjacent in the whole parameter: its index there; read
                     * where bf16 is rounded at random (stochastic_bf16 of optimizers and averages) */
+    const xd_gradient_state *state; /* of the gradient: a wrapper's, which changes it; NULL -> READY */
 } xd_param;
 
 #endif

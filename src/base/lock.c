@@ -106,9 +106,8 @@ XD_PRIVATE void xdi_lock_drop(xd_ctx *ctx, const char *path, xdi_lock *lock) {
     const xd_files *files = &xd_ctx_settings(ctx)->files;
     if (!lock->taken) return;
     lock->taken = false;
-    if (!xdi_is_forked(
-            lock->process)) /* before the lock ends: who takes it later finds that the name is gone */
-        files->remove(files->user, path);
+    /* Before the lock ends: a writer that takes it later finds that the name is gone. */
+    if (!xdi_is_forked(lock->process)) files->remove(files->user, path);
     files->close(files->user, lock->held);
     files->close(files->user, lock->file);
 }

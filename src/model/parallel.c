@@ -163,10 +163,15 @@ static xd_result xdi_parallel_check_buckets(const xd_parallel *p) {
                (long long)p->bucket_size, (long long)p->bucket_parts);
     XD_REQUIRE(p->ctx, p->stage >= 0 && p->chunk >= 0, XD_ERROR_ARGUMENT, "stage %d, chunk %d", p->stage,
                p->chunk);
-    XD_REQUIRE(p->ctx, !p->gathers_in_step || (p->gathers && p->split_optimizer), XD_ERROR_ARGUMENT,
-               "gathers_in_step %s: values that all %d data ranks step need no gather, and one without a "
-               "queue runs beside nothing",
-               p->gathers ? "without sharded_optimizer" : "without a queue of gathers", p->ranks);
+    XD_REQUIRE(
+        p->ctx, !p->gathers_in_step || p->gathers, XD_ERROR_ARGUMENT,
+        "gathers_in_step without a queue of gathers on %d data ranks: a gather beside the step needs one",
+        p->ranks);
+    XD_REQUIRE(
+        p->ctx, !p->gathers_in_step || p->split_optimizer, XD_ERROR_ARGUMENT,
+        "gathers_in_step without sharded_optimizer: each of %d data ranks steps all values, so there is "
+        "nothing to gather",
+        p->ranks);
     XD_REQUIRE(p->ctx, !p->wide_padding || p->sharded || p->split_optimizer, XD_ERROR_ARGUMENT,
                "wide_padding without sharded_optimizer: each of %d data ranks has the whole of a bucket",
                p->ranks);
@@ -653,7 +658,7 @@ static xd_result xdi_parallel_check_publish(const xd_parallel *p) {
     XD_REQUIRE(
         p->ctx, !xdi_parallel_is_complete(p), XD_ERROR_STATE,
         "xd_parallel_publish before xd_parallel_reduce: the backward passes of all %lld leaves of this "
-        "rank have ended and are not summed; a step that is given up after its last leaf is summed too",
+        "rank have ended and are not summed; sum them also for a step that you give up",
         (long long)xdi_parallel_passes(p));
     return XD_OK;
 }

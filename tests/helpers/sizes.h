@@ -205,7 +205,11 @@ static inline bool sizes_is_believed(const char *name) {
         "xd_chunk_averages(chunks)",
         "xd_chunk_averages(n)",
         "xd_cast(count)",
+        "xd_decode_desc.count",
         "xd_param.count",
+        "xd_canonical_sequence(count)",
+        "xd_projection_cells.count",
+        "xd_optimizer_desc.group_count",
         "xd_votes_pass.skip_count",
         "xd_votes_pass.foreign_skip_count",
         "xd_votes_pass.count",
@@ -232,6 +236,12 @@ static inline bool sizes_is_believed(const char *name) {
     for (size_t i = 0; i < sizeof believed / sizeof *believed; i++)
         if (strcmp(name, believed[i]) == 0) return true;
     return strstr(name, "workspace_bytes") != NULL;
+}
+
+/* Address' allocator aborts where malloc returns NULL: a call that asks for more than there is shall say so. */
+const char *__asan_default_options(void);
+const char *__asan_default_options(void) {
+    return "allocator_may_return_null=1";
 }
 
 /* The ends of its type: what the call answers is its own, but nothing overflows (a build with a sanitizer sees it), and a call

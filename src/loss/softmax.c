@@ -155,7 +155,7 @@ static xd_result xdi_softmax_check_pick(xd_ctx *ctx, const xd_vocab *vocab, int6
     const bool readable = xd_ctx_kernels(ctx)->device == XD_DEVICE_CPU;
     XD_REQUIRE(ctx, p->n >= 0 && (p->stride == 0 || p->stride >= p->n), XD_ERROR_ARGUMENT,
                "%lld ids a row with stride %lld", (long long)p->n, (long long)p->stride);
-    XD_REQUIRE(ctx, p->stride <= 0 || rows <= PTRDIFF_MAX / 8 / p->stride, XD_ERROR_ARGUMENT,
+    XD_REQUIRE(ctx, p->stride <= 0 || rows <= PTRDIFF_MAX / 8 / p->stride, XD_ERROR_MEMORY,
                "%lld rows of ids with stride %lld are more than memory has", (long long)rows,
                (long long)p->stride);
     XD_TRY(xdi_softmax_check_ids(ctx, &p->ids, rows, p->n));

@@ -431,10 +431,10 @@ step_fuzz() {
         grep -q "define XDISTILL_STATIC" "$source" && with= # it carries its own implementation
         build="$compiler -std=c99 -O1 -DXDISTILL_IMPLEMENTED -I. $source $with -o $dir/$name -lm -lpthread $flags"
         if [ $compiler = clang ] && $build -fsanitize=fuzzer 2>"$dir/$name.log"; then
-            "$dir/$name" -max_total_time="${FUZZ_SECONDS:-7}" -verbosity=0 -print_final_stats=1 -artifact_prefix="$dir/" \
+            "$dir/$name" -max_total_time="${FUZZ_SECONDS:-5}" -verbosity=0 -print_final_stats=1 -artifact_prefix="$dir/" \
                 "$dir/$name.corpus" "$seeds" || return 1
         else
-            $build -DFUZZ_FILES && FUZZ_SECONDS=${FUZZ_SECONDS:-7} "$dir/$name" "$seeds"/* || return 1
+            $build -DFUZZ_FILES && FUZZ_SECONDS=${FUZZ_SECONDS:-5} "$dir/$name" "$seeds"/* || return 1
         fi
     done
 }

@@ -572,8 +572,12 @@ XD_TEST(ranks_without_positions_take_part) {
         p.kinds[0] = (xd_xtoken_kind)(way / 2);
         open_call(&p, &one);
         const xd_xtoken_values whole = run_call(&p, &one);
+#if defined(XD_EMU) /* each kind of teacher on its own and in order, with one reduction each */
+        check_mesh(&p, &one, &whole, 1, 8, 1, (way + way / 2) % 2 == 1);
+#else
         check_mesh(&p, &one, &whole, 1, 8, 1, false);
         check_mesh(&p, &one, &whole, 1, 8, 1, true);
+#endif
         xd_vocab_destroy(one.vocab);
         close_problem(&p);
     }

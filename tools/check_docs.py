@@ -3,7 +3,8 @@
 
   comments   every XD_API function and every public type in src/ has a comment directly above it
   snippets   every ```c block of README.md that holds a main() compiles without a warning
-  options    README.md's table of options that leave parts out has those of src/xdistill.h
+  options    docs/building.md's tables of options that leave parts out have those of src/xdistill.h
+  figures    each figure of README.md's table of numbers stands on the page that its row links
   index      docs/index.md has every name of the users' part, as docs/api.txt lists them, and of the companions, once
   names      what prose names exists: check_names.py
   tests      every function of the users' part (docs/api.txt) is called by a file of tests/
@@ -76,9 +77,23 @@ def check_snippets():
 
 def check_options():
     known = set(re.findall(r"^#ifndef (XDISTILL_NO_\w+)", (ROOT / "src/xdistill.h").read_text(), re.M))
-    told = set(re.findall(r"^\| `(XDISTILL_NO_\w+)`", (ROOT / "README.md").read_text(), re.M))
+    told = set(re.findall(r"^\| `(XDISTILL_NO_\w+)`", (ROOT / "docs/building.md").read_text(), re.M))
     for name in sorted(known ^ told):
-        yield "%s is %s" % (name, "not in README.md's table of options" if name in known else "no option of src/xdistill.h")
+        yield "%s is %s" % (name, "not in docs/building.md's table of options" if name in known else "no option of src/xdistill.h")
+
+
+FIGURE = re.compile(r"\d*[.,]?\d+(?:,\d+)*(?:\.\d+)?")
+
+
+def check_figures(root=ROOT):
+    rows = re.findall(r"^\| [^|\n]+ \| ([^|\n]+) \| \[[^\]]*\]\(([^)]*)\) \|$", (root / "README.md").read_text(), re.M)
+    if not rows:
+        yield "README.md has no table of numbers"
+    for text, page in rows:
+        known = FIGURE.findall((root / page).read_text())
+        for figure in FIGURE.findall(text):
+            if figure not in known:
+                yield "README.md: %s is not in %s" % (figure, page)
 
 
 def check_index(root=ROOT):
@@ -127,8 +142,8 @@ def check_version():
 
 
 def main():
-    complaints = [*check_comments(), *check_options(), *check_tests(), *check_version(), *check_index(), *check_names(ROOT),
-                  *check_snippets()]
+    complaints = [*check_comments(), *check_options(), *check_figures(), *check_tests(), *check_version(), *check_index(),
+                  *check_names(ROOT), *check_snippets()]
     for complaint in complaints:
         print(complaint, file=sys.stderr)
     return 1 if complaints else 0

@@ -8,7 +8,7 @@ import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools"))
 import docs  # noqa: E402
-from check_docs import check_index  # noqa: E402
+from check_docs import check_figures, check_index  # noqa: E402
 from check_names import check_names  # noqa: E402
 from render_markdown import Page  # noqa: E402
 
@@ -75,6 +75,15 @@ class Names(unittest.TestCase):
         (self.root / "xdistill_far.h").unlink()
         self.write("docs/index.md", "- `xd_low`, `xd_kind`: as `xd_low`.\n- `xd_low_make`, `XD_LOW_ONE`, `xd_low`: twice.\n")
         self.assertEqual(list(check_index(self.root)), ["docs/index.md: xd_low has two entries"])
+
+    def test_finds_figures_that_their_page_lacks(self):
+        self.write("docs/page.md", "| a | 1.97 to 2,048 |\n")
+        self.write("README.md", "| speed | 1.97 of 2,048 | [page](docs/page.md) |\n")
+        self.assertEqual(list(check_figures(self.root)), [])
+        self.write("README.md", "| speed | 1.9 of 2,048 | [page](docs/page.md) |\n")
+        self.assertEqual(list(check_figures(self.root)), ["README.md: 1.9 is not in docs/page.md"])
+        self.write("README.md", "nothing\n")
+        self.assertEqual(list(check_figures(self.root)), ["README.md has no table of numbers"])
 
     def test_knows_the_past_from_the_table_of_renames_alone(self):
         self.assertEqual(self.found("README.md", "xd_old\n"), ["README.md:1: there is no xd_old"])

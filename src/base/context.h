@@ -7,11 +7,11 @@
 #include "base/parallel.h"
 #include "base/result.h"
 
-/* Owns allocator, logger, clock, file calls, collective defaults and the last error. One thread uses it at a time. Two
- * contexts share nothing mutable. */
+/* Owns allocator, logger, clock, file calls, collective defaults and the last error. One thread uses it at a time; contexts
+ * share nothing mutable. */
 typedef struct xd_ctx xd_ctx;
 
-/* Lowest severity that the logger receives. */
+/* Lowest severity to log. */
 typedef enum xd_log_level {
     XD_LOG_WARN = 0, /* the default */
     XD_LOG_NONE,
@@ -35,11 +35,12 @@ typedef struct xd_clock {
     void *user;
 } xd_clock;
 
-/* How floating-point sums over ranks are formed.
- *   DETERMINISTIC  fixed rank order: same bits on every run of one mesh
- *   FAST           the transport's fastest way: equal up to rounding
- *   INVARIANT      same bits on every mesh: integer row sums for losses and norms, the canonical tree over leaves for
- *                  parameter gradients; refuses a float SUM without leaves */
+/* Floating-point sums over ranks.
+ *
+ *   DETERMINISTIC  rank order: same bits on every run of one mesh
+ *   FAST           as the transport does best: equal up to rounding
+ *   INVARIANT      same bits on every mesh: integer row sums for losses and norms, the canonical tree for parameter
+ *                  gradients; refuses a float SUM without leaves */
 typedef enum xd_reduction {
     XD_REDUCTION_DETERMINISTIC = 0, /* the default */
     XD_REDUCTION_FAST,
@@ -50,8 +51,8 @@ struct xd_kernels;
 
 /* Settings of a context. Zero is the default of every field. */
 typedef struct xd_ctx_desc {
-    /* Zero -> malloc and free. On Linux these align blocks from 4 MiB to 2 MiB and request large pages. Zeroed ranges from 16
-     * MiB take memory and time only when written. Other allocators get neither. */
+    /* Zero -> malloc and free. On Linux these align blocks of 4 MiB and more to 2 MiB and request large pages. Zeroed ranges
+     * of 16 MiB and more take memory and time only when written. Other allocators get neither. */
     xd_allocator allocator;
     xd_logger logger;            /* zero -> silent */
     xd_log_level log_level;      /* less severe lines are dropped; 0 -> XD_LOG_WARN */
@@ -64,8 +65,8 @@ typedef struct xd_ctx_desc {
     xd_cpu_level cpu;            /* 0 -> the best of this machine; not available: UNSUPPORTED */
     /* Table of another backend, which outlives the context; NULL -> the CPU's (xd_cuda_create sets it). */
     const struct xd_kernels *kernels;
-    /* Cores of a CPU call, the caller's included; 0 -> 1. Does not change bits in any mode. The context creates a pool of
-     * threads - 1 threads with 2 MB each, which sleep when idle. Every rank has a pool: ranks x threads cores. */
+    /* Cores of a CPU call, the caller's included; 0 -> 1. Bits do not depend on it. The context creates threads - 1 pool
+     * threads of 2 MB, which sleep when idle. Every rank has a pool: ranks x threads cores. */
     int threads;
     /* Runs the work on the caller's threads instead of a pool, at most `threads` at once. Zero -> the pool. */
     xd_parallel_for parallel_for;
@@ -75,15 +76,15 @@ typedef struct xd_ctx_desc {
 /* Returns XD_VERSION of the linked implementation. Pure. */
 XD_API int xd_version(void);
 
-/* Creates a context: xd_ctx_create(const xd_ctx_desc *desc, xd_ctx **out). desc NULL -> all defaults. The macro passes the
+/* Creates a context: xd_ctx_create(const xd_ctx_desc *desc, xd_ctx **out); desc NULL -> all defaults. The macro passes the
  * caller's XD_VERSION. Local.
- * Errors, sent to desc's logger: MISMATCH (other major or minor version), ARGUMENT (timeouts negative or not finite; threads
- * outside [0, 1024]), UNSUPPORTED (CPU level), MEMORY (also: a thread did not start). */
+ * Errors, to desc's logger: MISMATCH (other major or minor version), ARGUMENT (timeouts negative or not finite; threads
+ * outside [0, 1024]), UNSUPPORTED (CPU level), MEMORY (also no thread). */
 #define xd_ctx_create(desc, out) xd_ctx_create_versioned(XD_VERSION, (desc), (out))
 XD_API xd_result xd_ctx_create_versioned(int version, const xd_ctx_desc *desc, xd_ctx **out);
 
 /* Frees the context; NULL is legal. Destroy its objects first. A forked process has no pool threads: it computes alone and
- * destroys its copy without waiting for them. */
+ * destroys its copy without a wait. */
 XD_API void xd_ctx_destroy(xd_ctx *ctx);
 
 /* Returns the desc with every default filled in. */
@@ -98,10 +99,10 @@ XD_API const xd_error *xd_last_error(const xd_ctx *ctx);
 /* Clears the last failure. A broken world stays broken. */
 XD_API void xd_clear_error(xd_ctx *ctx);
 
-/* Sets the caller's source position for the next error; returns ctx. See XD_AT. */
+/* Sets the caller's source position of the next error; returns ctx. See XD_AT. */
 XD_API xd_ctx *xd_at(xd_ctx *ctx, const char *file, int line);
 
-/* Optional: xd_mesh_create(XD_AT(ctx), ...) adds the caller's file and line to an error message. */
+/* Optional: xd_mesh_create(XD_AT(ctx), ...) adds the caller's file and line to errors. */
 #define XD_AT(ctx) xd_at((ctx), __FILE__, __LINE__)
 
 #endif

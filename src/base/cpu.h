@@ -3,9 +3,9 @@
 
 #include "base/config.h"
 
-/* Instructions of the CPU kernels. Each level includes the previous ones. Elementwise operations (AdamW, EMA, casts) give the
- * same bits on every level; losses and norms agree within their declared bounds. All ranks of a world must use one level, or
- * their first collective is a MISMATCH. Worlds of MPI and NCCL use the lowest level of their ranks. */
+/* Instructions of the CPU kernels; each level includes the previous. Elementwise operations (AdamW, EMA, casts) give the same
+ * bits on every level; losses and norms agree within declared bounds. Ranks of a world must use one level, or their first
+ * collective is a MISMATCH. Worlds of MPI and NCCL use the lowest level of their ranks. */
 typedef enum xd_cpu_level {
     XD_CPU_BEST = 0,   /* the default: the highest of this machine */
     XD_CPU_PLAIN,      /* loops in double: slow; the specification */

@@ -10,7 +10,7 @@ typedef struct xd_allocator {
     void *user;
 } xd_allocator;
 
-/* Bytes that an object takes from the context's and the device's allocators while it is created. On a CPU all are host bytes. */
+/* Bytes that an object takes from the context's and the device's allocators at creation. On a CPU all are host bytes. */
 typedef struct xd_memory_bytes {
     size_t host, device;
 } xd_memory_bytes;

@@ -3,15 +3,14 @@
 
 #include "base/config.h"
 
-/* Random numbers from Philox4x32-10 (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC11), a function of their
- * position. Any rank can compute any element: noise does not depend on the mesh, and resuming needs no state.
+/* Philox4x32-10 (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC11): numbers as a function of position. Any
+ * rank can compute any element. Noise does not depend on the mesh; resuming needs no state.
  *
  *     xd_philox noise = { 0 };
  *     noise.seed = 42, noise.stream = XD_STREAM_INIT, noise.sample = row;
  *     xd_philox_fill_normal(&noise, shard_offset, shard_count, shard);
  *
- * Same bits on every machine, compiler and device: logarithm, sine and cosine are own polynomials in explicit fused
- * operations. */
+ * Same bits on every machine, compiler and device: own logarithm, sine and cosine polynomials in explicit fused operations. */
 
 /* Purposes; no two share a number. */
 enum {
@@ -29,7 +28,7 @@ enum {
     XD_STREAM_USER = 128 /* to 255: for programs */
 };
 
-/* A sequence, indexed by flat position in the global, unsharded sample. */
+/* A sequence, indexed by flat position in the unsharded sample. */
 typedef struct xd_philox {
     uint64_t seed;
     uint8_t stream;  /* purpose, XD_STREAM_... */
@@ -49,12 +48,13 @@ XD_API void xd_philox_counter(const xd_philox *p, uint64_t block, uint32_t count
 /* Returns 32 random bits of one element in [0, 2^42). */
 XD_API uint32_t xd_philox_word(const xd_philox *p, int64_t element);
 
-/* Returns a uniform number in (0, 1) with 53 bits, from words 0 and 1 of block `block`, for scalar draws such as times. */
+/* Returns a uniform number in (0, 1) with 53 bits from words 0 and 1 of block `block`: times, other scalars. */
 XD_API double xd_philox_uniform_f64(const xd_philox *p, int64_t block);
 
 /* Write elements [first, first + count) to out[0, count), f32; adjacent fills equal one fill.
+ *
  *   uniform   in (0, 1), odd multiples of 2^-24
- *   normal    mean 0, variance 1, Box-Muller on the word pairs of a block; |x| <= 5.8 */
+ *   normal    mean 0, variance 1, Box-Muller on word pairs of a block; |x| <= 5.8 */
 XD_API void xd_philox_fill_uniform(const xd_philox *p, int64_t first, int64_t count, float *out);
 XD_API void xd_philox_fill_normal(const xd_philox *p, int64_t first, int64_t count, float *out);
 

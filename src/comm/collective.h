@@ -5,27 +5,26 @@
 #include "base/dtype.h"
 #include "kernel/types.h"
 
-/* Data of all collectives. Counts are elements. Messages and errors give world ranks. Outputs are untouched on failure,
- * unless the group breaks while data moves. recv may equal send if both have the same extent. In reduce_scatter, all_gather,
- * gather and scatter the shorter buffer may be this rank's block of the longer one. No other overlap is allowed.
+/* Counts are elements. Messages and errors give world ranks. Failures leave outputs untouched, unless the group breaks while
+ * data moves. recv may equal send if both have the same extent. In reduce_scatter, all_gather, gather and scatter the shorter
+ * one may be this rank's block of the longer. No other overlap is allowed.
  *
- * With a GPU (xd_cuda_create) data may be device memory. The ranks' streams order the work, no call waits for the device, and
- * the bits are those of host memory. Threads on different GPUs need peer access. MPI and xd_comm_node refuse device memory:
+ * With a GPU (xd_cuda_create) data may be device memory. The ranks' streams order the work, and no call waits for the device.
+ * The bits are those of host memory. Threads on different GPUs need peer access. MPI and xd_comm_node refuse device memory:
  * UNSUPPORTED. */
 
 /* One rank's handle on an ordered group of ranks, from a transport, xd_comm_split or a mesh. Belongs to its context and
  * thread.
  *
- * A call is collective unless its comment says otherwise. All ranks call in one order, with the same kind, dtype, op, root,
- * reduction mode and fitting counts. If not, every rank returns MISMATCH before data moves; the message names the ranks that
- * differ from group rank 0. A rank with wrong arguments returns that error, the others PEER with its message. The group stays
- * usable.
+ * A call is collective unless its comment says otherwise. All ranks call in one order, with equal kind, dtype, op, root,
+ * reduction mode and fitting counts. If not, every rank returns MISMATCH before data moves, naming the ranks that differ from
+ * group rank 0. A rank with wrong arguments returns that error, the others PEER with its message. The group stays usable.
  *
  * A call waits at most xd_ctx_desc.timeout_seconds, a world's first init_timeout_seconds. A late rank causes TIMEOUT, one
  * that left PEER. Both break all groups of the world: later calls return PEER at once with the culprit. */
 typedef struct xd_comm xd_comm;
 
-/* What a collective does. AGREE, SPLIT and FORK have functions of their own and no xd_collective. */
+/* Kinds. AGREE, SPLIT and FORK have functions of their own and no xd_collective. */
 typedef enum xd_collective_kind {
     XD_COLLECTIVE_BARRIER = 1,
     XD_COLLECTIVE_BROADCAST,
@@ -42,7 +41,7 @@ typedef enum xd_collective_kind {
     XD_COLLECTIVE_FORK /* xd_comm_fork, xd_queue_create */
 } xd_collective_kind;
 
-/* Describes any collective. Unused fields are zero. Counts and displacements have `size` entries in group rank order;
+/* Describes any collective; unused fields are zero. Counts and displacements have `size` entries in group rank order;
  * displacements NULL -> blocks lie back to back. */
 typedef struct xd_collective {
     xd_collective_kind kind;
@@ -56,14 +55,14 @@ typedef struct xd_collective {
     xd_dtype dtype;
     xd_reduce_op op;
     int root; /* BROADCAST, GATHER, SCATTER: group rank; SEND, RECV: the other rank */
-    /* ALL_REDUCE, REDUCE_SCATTER: send holds this rank's forest, nodes back to back, each of the whole extent. The sum
-     * follows the canonical tree. Required for floating-point sums in INVARIANT mode. */
+    /* ALL_REDUCE, REDUCE_SCATTER: send holds this rank's forest, nodes back to back, each of the whole extent. Sums follow
+     * the canonical tree. Required for floating-point sums in INVARIANT mode. */
     xd_leaves leaves;
     void *stream;      /* orders the work on a device; NULL -> the context's stream */
     uint64_t sequence; /* set by the library: calls so far on this group */
-    /* [size] or NULL, on all ranks or on none: the leaves of every rank. Entry `rank` equals `leaves`; together the entries
-     * are [0, total) in rank order. A transport that compares nothing (xd_nccl_desc.compare, xd_mpi_desc.compare) then saves
-     * a round. Bits are the same. NULL -> the ranks exchange them. */
+    /* [size] or NULL, on all ranks or none: the leaves of every rank, [0, total) in rank order; entry `rank` equals `leaves`.
+     * Saves a round on transports that compare nothing (xd_nccl_desc.compare, xd_mpi_desc.compare), with the same bits. NULL
+     * -> the ranks exchange them. */
     const xd_leaves *known_leaves;
 } xd_collective;
 
@@ -84,44 +83,44 @@ XD_API xd_comm_counters xd_comm_traffic(const xd_comm *comm);
 /* Creates a group of one rank: every collective is a copy. Local. Destroy with xd_comm_destroy. Errors: MEMORY. */
 XD_API xd_result xd_comm_self(xd_ctx *ctx, xd_comm **out);
 
-/* Frees the handle; NULL is legal. Local. Peers that wait for this rank get PEER. Over MPI they get TIMEOUT, unless this rank
- * calls xd_comm_abort first. In a process forked from this rank's, calls over several ranks are STATE; destroying the copy
- * does not affect peers. */
+/* Frees the handle; NULL is legal. Local. Peers that wait for this rank get PEER; over MPI TIMEOUT, unless it calls
+ * xd_comm_abort first. In a process forked from this rank's, calls over several ranks are STATE; destroying the copy does not
+ * affect peers. */
 XD_API void xd_comm_destroy(xd_comm *comm);
 
-/* Makes this rank leave the world for good. Peers in every group that wait for it, now or later, get PEER with its number.
- * Local. Handles stay valid until destroyed. The library calls it for a rank function that returns an error. */
+/* Makes this rank leave the world for good, also for a rank function that returns an error. Peers in every group that wait
+ * for it, now or later, get PEER with its number. Handles stay valid until destroyed. Local. */
 XD_API void xd_comm_abort(xd_comm *comm);
 
-/* The same ranks in the same order as a group for another context: its calls use the memory of `ctx` and report to it. Ranks
- * with a GPU use one of a CPU context for optimizers and checkpoints of host parts (xd_fsdp_desc.host).
+/* The same ranks in the same order as a group for another context, whose memory and errors its calls use. Ranks with a GPU
+ * use one of a CPU context for optimizers and checkpoints of host parts (xd_fsdp_desc.host).
  *
  *   ctx   has the group's allocator and reduction mode; may be its context; outlives *out
  *
- * Collective. Only failures of the world affect both groups. Destroy it before the world. MPI cannot split or fork it. Over
- * NCCL one thread calls both, in one order on all ranks; host memory passes through the GPU.
+ * Collective. Shares only failures of the world. Destroy it before the world. MPI cannot split or fork it. Over NCCL one
+ * thread calls both, in one order on all ranks; host memory passes through the GPU.
  * Errors, the same on every rank: ARGUMENT (ctx NULL or of another reduction mode), UNSUPPORTED (MPI below
  * MPI_THREAD_MULTIPLE), MEMORY, and those of xd_comm_split. */
 XD_API xd_result xd_comm_fork(xd_comm *comm, xd_ctx *ctx, xd_comm **out);
 
-/* How xd_comm_shrink recovers. It returns when all live ranks have called it, without ranks that have ended, destroyed their
- * handles or called xd_comm_abort. (A thread ends with its rank function.) At the earliest deadline of any caller it drops
- * the missing ranks; a late rank gets PEER and cannot affect the new world. A rank that only missed the failing collective
- * may join. If a rank dies during the call, the new world lacks it, or its first call fails; then shrink that world. The old
- * world stays broken: owners destroy its groups and queues before or after. Ranks create meshes, models and optimizers again,
- * for example from a checkpoint, which any number of ranks reads. */
+/* How xd_comm_shrink recovers. It returns when all live ranks have called. Ranks that ended, destroyed their handles or
+ * called xd_comm_abort do not count; a thread ends with its rank function. At the earliest deadline of any caller it drops
+ * the other ranks. A late rank gets PEER and cannot affect the new world. A rank that only missed the failing collective may
+ * join. If a rank dies during the call, the new world lacks it, or its first call fails: then shrink that.
+ *
+ * The old world stays broken; destroy its groups and queues before or after. Create meshes, models and optimizers again, for
+ * example from a checkpoint, which any number of ranks reads. */
 
-/* Creates a world of the ranks that are left after one was lost, in their old order, numbered without gaps.
+/* Creates a world of the ranks left after one was lost, in their old order, numbered without gaps. Collective over them.
  *
  *   broken      a world, not a split group, in which a rank got PEER or TIMEOUT
- *   timeout_s   seconds to wait for live ranks that do not call; 0 -> the context's timeout_seconds
- *   out         of this context; destroy it before the first world
+ *   timeout_s   seconds to wait for live ranks; 0 -> the context's timeout_seconds
+ *   out         destroy it before the first world, which frees the memory of all
  *
- * Collective over the remaining ranks. Works with xd_comm_node, threads, their shrunk worlds, and xd_comm_mpi with recovery
- * (which fails with TIMEOUT if a live rank does not call). Memory: as joining; the first world, or the last process, frees
- * all.
+ * For worlds of threads, xd_comm_node, this call, and xd_comm_mpi with recovery. Over MPI a live rank that does not call
+ * causes TIMEOUT.
  * Errors: ARGUMENT (group, timeout_s), UNSUPPORTED (transport), both on this rank alone; STATE (not broken; this rank left or
- * called before), PEER (this rank was late), MEMORY (all ranks, or one that the others then miss). */
+ * called before), PEER (this rank was late), MEMORY (all ranks, or one that the others miss). */
 XD_API xd_result xd_comm_shrink(xd_comm *broken, double timeout_s, xd_comm **out);
 
 /* Waits until every rank has called. */
@@ -145,19 +144,18 @@ XD_API xd_result xd_gather(xd_comm *comm, const void *send, void *recv, const in
                            int root);
 XD_API xd_result xd_scatter(xd_comm *comm, const void *send, void *recv, const int64_t *counts,
                             xd_dtype dtype, int root);
-/* Two ranks only. A send returns when the receiver has the data. Other ranks' collectives have no order with it. A rank with
- * wrong arguments still waits for the other rank to report its error, unless `to` or `from` is wrong. */
+/* Two ranks only. A send returns when the receiver has the data. Other ranks' collectives are not ordered with it. A rank
+ * with wrong arguments still waits for the other to report its error, unless `to` or `from` is wrong. */
 XD_API xd_result xd_send(xd_comm *comm, const void *data, int64_t count, xd_dtype dtype, int to);
 XD_API xd_result xd_recv(xd_comm *comm, void *data, int64_t count, xd_dtype dtype, int from);
 
-/* Sends and receives several messages of this rank, all in progress together: ranks may all send first. The other rank may
- * use xd_send, xd_recv or xd_exchange.
+/* Sends and receives several messages together: ranks may all send first. Matches xd_send, xd_recv and xd_exchange.
  *
- *   records   [count], SEND or RECV as for xd_collective_run; their order matches messages between two ranks. On a device all
- *             use the first one's stream
+ *   records   [count], SEND or RECV as for xd_collective_run, matched in order between two ranks; a device uses the
+ *             first one's stream
  *
- * Returns the first failure in the order of records, after all messages have ended. Over NCCL the k-th messages of all pairs
- * go together, first those from a pair's lower rank; without comparison (xd_nccl_desc.compare) all go at once. That cannot
+ * Returns the first failure in the order of records after all have ended. Over NCCL the k-th messages of all pairs go
+ * together, first those from a pair's lower rank; without comparison (xd_nccl_desc.compare) all go at once. That cannot
  * deadlock if both ends of each message are in an xd_exchange.
  * Errors: ARGUMENT (count, kind), and those of xd_send and xd_recv. */
 XD_API xd_result xd_exchange(xd_comm *comm, const xd_collective *records, int count);
@@ -165,30 +163,30 @@ XD_API xd_result xd_exchange(xd_comm *comm, const xd_collective *records, int co
 /* Runs any collective: with displacements, leaves or a stream. */
 XD_API xd_result xd_collective_run(xd_comm *comm, const xd_collective *collective);
 
-/* Agrees on a result: XD_OK if every rank passes XD_OK. Otherwise ranks that passed an error get it back, and the others get
- * PEER with the number and message of the lowest such rank. Call it after work that can fail on one rank alone (files,
- * memory), before any other communication. */
+/* Agrees on a result: XD_OK if every rank passes XD_OK. Otherwise ranks get their own error, and the others PEER with the
+ * number and message of the lowest such rank. Call it after work that can fail on one rank alone (files, memory), before
+ * other communication. */
 XD_API xd_result xd_agree(xd_comm *comm, xd_result mine);
 
-/* Splits as MPI_Comm_split: ranks with the same color form a group, ordered by (key, rank). color < 0 -> no group, *out =
- * NULL. Destroy a group with xd_comm_destroy. Further errors: MEMORY; then no rank gets a group. */
+/* Splits as MPI_Comm_split: ranks of one color form a group, ordered by (key, rank). color < 0 -> no group, *out = NULL.
+ * Destroy it with xd_comm_destroy. Further errors: MEMORY; then no rank gets a group. */
 XD_API xd_result xd_comm_split(xd_comm *comm, int color, int key, xd_comm **out);
 
-/* Runs on each rank of xd_run_threads, which owns world and its context. If a rank returns an error, or returns while others
- * wait for it, their calls return PEER. */
+/* Runs on each rank of xd_run_threads, which owns world and its context. When a rank returns, peers that wait for it get
+ * PEER. */
 typedef xd_result (*xd_rank_function)(xd_comm *world, void *argument);
 
 /* Runs `ranks` threads of this process as one world and waits for all. The calling thread is rank 0.
  *
- *   desc    settings of every context, whose allocator, logger, clock and files are thread-safe; NULL -> defaults
+ *   desc    of every context; allocator, logger, clock and files are thread-safe; NULL -> defaults
  *   error   if not NULL: receives the error, the culprit's own if known
  *
  * Returns XD_OK if every rank did, otherwise the first culprit's result. Further errors: ARGUMENT (ranks < 1), MEMORY. */
 XD_API xd_result xd_run_threads(int ranks, const xd_ctx_desc *desc, xd_rank_function function, void *argument,
                                 xd_error *error);
 
-/* The same world for the caller's own threads. Each thread joins once with its own context and destroys its comm. Destroy the
- * world last. xd_thread_world_create is local; joining is collective and waits at most init_timeout_seconds.
+/* The same world for the caller's threads. Each joins once with its own context and destroys its comm. Destroy the world
+ * last. xd_thread_world_create is local; joining is collective and waits at most init_timeout_seconds.
  * Errors: ARGUMENT (ranks < 1; rank outside the world), STATE (rank has joined), MISMATCH (floating-point states differ),
  * TIMEOUT, PEER, MEMORY. */
 typedef struct xd_thread_world xd_thread_world;

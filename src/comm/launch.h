@@ -10,7 +10,7 @@ typedef enum xd_launch_kind {
     XD_LAUNCH_ALONE = 0, /* no launcher: one rank */
     XD_LAUNCH_TORCHRUN, /* RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT: also build/xdrun */
     XD_LAUNCH_OPEN_MPI, /* OMPI_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE */
-    /* PMI_RANK, PMI_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS: MPICH, Intel MPI; PMI_LOCAL_RANK, PMI_LOCAL_SIZE: PALS */
+    /* PMI_RANK, PMI_SIZE, MPI_LOCALRANKID, MPI_LOCALNRANKS: MPICH, Intel MPI, others; PMI_LOCAL_RANK, PMI_LOCAL_SIZE: PALS */
     XD_LAUNCH_PMI,
     XD_LAUNCH_SLURM,   /* SLURM_PROCID, SLURM_STEP_NUM_TASKS, SLURM_LOCALID, in a step (SLURM_STEP_ID) */
     XD_LAUNCH_MVAPICH, /* MV2_COMM_WORLD_RANK, _SIZE, _LOCAL_RANK, _LOCAL_SIZE: MVAPICH2 */
@@ -36,12 +36,12 @@ typedef struct xd_launch_info {
 
 /* Returns which rank this process is. The first set present counts: torchrun, Open MPI, PMI, MVAPICH2, Flux, jsrun, Slurm;
  * none means one rank. MASTER_ADDR and MASTER_PORT count for every kind. With PMI_RANK and PMI_SIZE alone (srun, Flux,
- * mpirun_rsh), local rank and job come from the launcher's other variables. Later sets must agree with the first. A set with
- * fewer ranks and local rank 0 is ignored: an outer launcher's (srun torchrun, mpirun in an interactive step).
+ * mpirun_rsh), local rank and job come from the launcher's other variables. Later sets must agree. Sets of an outer launcher,
+ * with fewer ranks and local rank 0, are ignored (srun torchrun, mpirun in an interactive step).
  *
  * Local; allocates nothing; must not run while setenv does. Logs the kind at INFO. *out is untouched on failure.
- * Errors, naming the variables: MISSING (incomplete set; PMIx alone, PMI by a socket), ARGUMENT (number, job name), TOPOLOGY
- * (rank not below its size; sets contradict). Source: manuals of these launchers, MPICH and PALS. */
+ * Errors: MISSING (incomplete set; PMIx alone, PMI by a socket), ARGUMENT (number, job name), TOPOLOGY (rank not below its
+ * size; sets contradict). Source: manuals of these launchers. */
 XD_API xd_result xd_launch_discover(xd_ctx *ctx, xd_launch_info *out);
 
 #endif

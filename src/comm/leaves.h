@@ -33,8 +33,8 @@ XD_API xd_result xd_leaf_stack_create_in(xd_ctx *ctx, const xd_leaf_stack_desc *
 XD_API xd_result xd_leaf_stack_next(xd_leaf_stack *stack, float **place);
 
 /* Adds the next leaf, [elements]; copies it unless it is the place of xd_leaf_stack_next. Local, allocates nothing. Errors:
- * STATE (all leaves added; not the place that xd_leaf_stack_next returned), ARGUMENT (elsewhere in the stack's memory; host
- * and device differ). These keep the stack; reset it after a failed addition (parallel_for omits pieces). */
+ * STATE (all leaves added; not the place of xd_leaf_stack_next), ARGUMENT (elsewhere in the stack's memory; host and device
+ * differ). These keep the stack; reset it after a failed addition (parallel_for omits pieces). */
 XD_API xd_result xd_leaf_stack_push(xd_leaf_stack *stack, const float *leaf);
 
 /* Returns the forest, [nodes, elements] in leaf order; complete, it is xd_collective.send. NULL for NULL. Valid until the

@@ -4,10 +4,10 @@
 #include "comm/collective.h"
 #include "comm/topology.h"
 
-/* Named axes over a world, with a communicator for every axis, and for sets of axes on request.
+/* Named axes over a world, with communicators for every axis and, on request, for sets of axes.
  *
- * A mesh shares one table of communicators with derived meshes and those created with `share`: each partition into groups
- * exists once. The world must outlive its meshes, which may be destroyed in any order. */
+ * Derived meshes and those created with `share` use one table: each partition into groups exists once. The world outlives its
+ * meshes; destroy these in any order. */
 typedef struct xd_mesh xd_mesh;
 
 /* Axes and ranks of a mesh. */
@@ -22,8 +22,8 @@ typedef struct xd_mesh_desc {
 
 /* Creates a mesh over ranks of `world`, which may be a part of the job.
  *
- * Collective over the world, also for ranks outside the mesh. Ranks compare descs and create the groups of single axes from
- * left to right. The world in order uses the world's communicator; an axis of size 1 has none of its own.
+ * Collective over the world, also for other ranks. Compares descs, then creates the groups of single axes from left to right.
+ * The whole world in order uses its communicator; an axis of size 1 has none of its own.
  * Errors: those of xd_topology_create; ARGUMENT ("axis sizes multiply to 8 but world_size is 6"; share of another world),
  * MISMATCH (names the ranks), MEMORY. *out is untouched on failure. */
 XD_API xd_result xd_mesh_create(xd_comm *world, const xd_mesh_desc *desc, xd_mesh **out);
@@ -44,17 +44,17 @@ XD_API xd_result xd_mesh_axis_size(const xd_mesh *mesh, const char *axis, int *s
 /* Returns this rank's communicator over the named axes: "tp", "dp,cp" in any order, or a name of xd_mesh_flatten; axes NULL
  * -> the only axis. The mesh's last axis is fastest. Names are the root's, also on a slice.
  *
- * The first call for a set of several axes is collective over the root's members; all others are local. The mesh owns the
- * communicator. Errors: ARGUMENT, STATE (not a member), MISMATCH, MEMORY. */
+ * The first call for several axes is collective over the root's members; others are local. The mesh owns the communicator.
+ * Errors: ARGUMENT, STATE (not a member), MISMATCH, MEMORY. */
 XD_API xd_result xd_mesh_group(xd_mesh *mesh, const char *axes, xd_comm **out);
 
-/* Creates this rank's sub-mesh of the named axes, in root order. Names are the root's, also on a slice, or those of
+/* Creates this rank's sub-mesh of the named axes, in root order. Names are the root's, also on a slice, or from
  * xd_mesh_flatten. Local.
  * Errors: ARGUMENT (unknown or overlapping names, not in root order), STATE (not a member), MEMORY. */
 XD_API xd_result xd_mesh_slice(xd_mesh *mesh, const char *axes, xd_mesh **out);
 
-/* Creates a one-axis mesh over any named root axes, row-major; slices and groups can use its name. name NULL -> names joined
- * by '_'. A name always means the same axes, a root axis name only that axis. First use is collective as in xd_mesh_group.
+/* Creates a one-axis mesh over named root axes, adjacent or not, row-major. Slices and groups can use its name. name NULL ->
+ * names joined by '_'. A name always means the same axes, a root name its axis. First use is collective as in xd_mesh_group.
  * Errors: ARGUMENT, STATE, MISMATCH, MEMORY. */
 XD_API xd_result xd_mesh_flatten(xd_mesh *mesh, const char *axes, const char *name, xd_mesh **out);
 

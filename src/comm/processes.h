@@ -21,15 +21,15 @@ typedef struct xd_node_desc {
 /* How xd_comm_node works. The processes meet in /dev/shm/xdistill-job-NAME, which only their user may open. The name is gone
  * after the call. If a process dies alone in it, the name and 64 KiB stay until the next job of that name.
  *
- * Memory: size * (slot_bytes + 10 KB + 128 bytes * size) in multiples of 64 KiB; the same without slot_bytes for a split,
- * with them for a fork; at most 1023 groups at a time. The last process frees all.
+ * Memory: size * (slot_bytes + 10 KB + 128 bytes * size), in multiples of 64 KiB. A fork takes the same, a split the same
+ * without slot_bytes; at most 1023 groups at a time. The last process frees all.
  *
  * A waiting rank polls, yields for some microseconds, then sleeps. An ended process causes PEER within 0.1 s, a stopped one
  * TIMEOUT at the deadline, with its rank. Both break the world; xd_comm_shrink recovers it. */
 
-/* Joins processes of one machine and user into a world, with the C library only. Collective. Sums follow rank order, with the
- * bits of threads. GPU memory is refused (UNSUPPORTED). The context's CPU level becomes the lowest of all ranks. A process is
- * one rank of a job: one thread for the world, one for each queue.
+/* Joins processes of one machine and user into a world, with the C library only; destroy it with xd_comm_destroy. Collective.
+ * Sums follow rank order, with the bits of threads. GPU memory is refused (UNSUPPORTED). The context's CPU level becomes the
+ * lowest of all ranks. A process is one rank of a job: one thread for the world, one for each queue.
  *
  * Errors on this rank alone: ARGUMENT (name, rank, size, slot_bytes), STATE (another user or this process uses the name), IO
  * (no /dev/shm).

@@ -3,8 +3,7 @@
 
 #include "base/context.h"
 
-/* Named axes over ranks, which are indices into the mesh's group. No call communicates, so one machine can compute any
- * topology.
+/* Named axes over ranks, which are indices into the mesh's group. No call communicates: one machine can compute any topology.
  *
  * Row-major, the last axis fastest. The rank at coordinate c is
  *     ranks[(c[0] * size[1] + c[1]) * size[2] + c[2] ...] */

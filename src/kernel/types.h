@@ -4,7 +4,7 @@
 #include "base/context.h"
 #include "base/dtype.h"
 
-/* Structs that calls take and return. With a GPU, results are in its memory. */
+/* Structs of calls. With a GPU, results are in its memory. */
 
 /* A borrowed matrix: element (r, c) is data[r * stride + c]. */
 typedef struct xd_rows {
@@ -14,55 +14,54 @@ typedef struct xd_rows {
     int64_t stride; /* elements between rows; 0 -> cols */
 } xd_rows;
 
-/* c0 p + c1 q: a forward process, a conversion of predictions, guidance. d/dp = c0, d/dq = c1. */
+/* c0 p + c1 q: forward process, conversion of predictions, guidance. d/dp = c0, d/dq = c1. */
 typedef struct xd_mix {
     double c0, c1;
 } xd_mix;
 
-/* out = c0 p + c1 q, each row with its own factors. A row is a sample, or a frame or channel that repeats its factors. */
+/* out = c0 p + c1 q with factors for each row. A row is a sample, or a frame or channel that repeats its factors. */
 typedef struct xd_mix_desc {
     xd_rows p;         /* [rows, columns] F32, F16, BF16 or F64 */
-    xd_rows q;         /* same shape, any of these dtypes; data NULL -> out = c0 p */
-    xd_rows out;       /* same shape, any of these dtypes; may be p or q: same memory, dtype and stride */
-    const xd_mix *mix; /* [rows], memory of the context's device */
+    xd_rows q;         /* same shape, any such dtype; data NULL -> out = c0 p */
+    xd_rows out;       /* as q; may be p or q itself: same memory, dtype and stride */
+    const xd_mix *mix; /* [rows], on the context's device */
 } xd_mix_desc;
 
-/* Borrowed token ids (vocabulary columns): labels, targets, lists. Losses read both widths in place. {labels} has 64 bits. */
+/* Borrowed token ids (vocabulary columns): labels, targets, lists. Losses read them in place. {labels} has 64 bits. */
 typedef struct xd_ids {
     const void *data;
     xd_dtype dtype; /* XD_DTYPE_I32 or XD_DTYPE_I64; NONE -> I64; others: DTYPE */
 } xd_ids;
 
-/* First data error of an operation and counts of each kind, in memory of the tensors' device. Losses exchange it, so all
- * ranks agree. All zero: no error. */
+/* First data error of an operation and counts of each kind, on the tensors' device. Losses exchange it, so all ranks agree.
+ * All zero: no error. */
 typedef struct xd_status {
     int64_t label_out_of_range; /* rows */
-    int64_t not_finite;         /* rows with non-finite logits, or non-finite gradient elements */
+    int64_t not_finite;         /* logit rows or gradient elements */
     int64_t nothing_counted;    /* losses with denominator 0 */
-    int64_t overflow;           /* integer accumulators of INVARIANT mode */
+    int64_t overflow;           /* of integers in INVARIANT mode */
     int64_t first_row;          /* of the first error, global if known */
     double first_value;         /* at first_row */
-    int64_t large_norms;        /* gradient norms above xd_gradient_norm_desc.refuse_above */
+    int64_t large_norms;        /* above xd_gradient_norm_desc.refuse_above */
 } xd_status;
 
-/* Copies results (xd_loss_values, a norm, a status) from the context's device to the host, after all work launched before.
- * Local.
- * Errors: TIMEOUT (timeout_seconds). */
+/* Copies results (xd_loss_values, a norm, a status) from the context's device to the host after all work launched before.
+ * Local. Errors: TIMEOUT (timeout_seconds). */
 XD_API xd_result xd_read(xd_ctx *ctx, void *to, const void *from, size_t bytes);
 
 /* Returns contiguous rows, [rows, columns]. Pure. */
 XD_API xd_rows xd_rows_of(const void *data, xd_dtype dtype, int64_t rows, int64_t columns);
 
-/* Returns xd_ids, for languages without struct initialisers; data NULL -> no ids. Pure. */
+/* Returns ids, for languages without struct initialisers; data NULL -> no ids. Pure. */
 XD_API xd_ids xd_ids_of(const void *data, xd_dtype dtype);
 
-/* Returns id i, without checks of dtype and data. Pure; device kernels call it too. */
+/* Returns id i without checks. Pure; device kernels call it too. */
 static XDI_ON_DEVICE inline int64_t xd_id_at(xd_ids ids, int64_t i) {
     return ids.dtype == XD_DTYPE_I32 ? (int64_t)((const int32_t *)ids.data)[i]
                                      : ((const int64_t *)ids.data)[i];
 }
 
-/* Converts to[i] = from[i], [count], in memory of the context's device, without overlap.
+/* Converts [count] elements on the context's device, without overlap.
  *
  *   float -> float       F16 BF16 F32 F64, to nearest even; F64 to F16 and BF16 through F32, as xd_store_f64
  *   integer -> float     through F64, exact to 2^53
@@ -72,20 +71,20 @@ static XDI_ON_DEVICE inline int64_t xd_id_at(xd_ids ids, int64_t i) {
 XD_API xd_result xd_cast(xd_ctx *ctx, void *to, xd_dtype to_dtype, const void *from, xd_dtype from_dtype,
                          int64_t count);
 
-/* How elements of several ranks are combined. */
+/* Reduction over ranks. */
 typedef enum xd_reduce_op {
     XD_SUM = 0,
     XD_MAX, /* NaN in, NaN out */
     XD_MIN, /* NaN in, NaN out */
-    XD_AVG  /* sum, then one multiplication by 1/n in the accumulation type */
+    XD_AVG  /* sum times 1/n, in the accumulation type */
 } xd_reduce_op;
 
-/* Gradient leaves of one rank in a sum: the step has `total` leaves (micro-batches), this rank [first, first + count). total
- * 0 -> none.
+/* Gradient leaves of one rank in a sum: [first, first + count) of the step's `total` leaves (micro-batches). total 0 -> none.
  *
- * The canonical tree over [lo, hi) splits at lo + m and adds left to right. m is the largest power of two below hi - lo. Only
- * `total` determines its shape, so ranks and accumulation steps do not change the bits. A rank's forest is its range, cut
- * into aligned power-of-two blocks, each a node of the tree. */
+ * The canonical tree over [lo, hi) splits at lo + m and adds left to right. m is the largest power of two below hi - lo.
+ *
+ * Only `total` determines its shape, so ranks and accumulation steps do not change bits. A rank's forest is its range in
+ * aligned power-of-two blocks, each a node of the tree. */
 typedef struct xd_leaves {
     int64_t first, count, total;
 } xd_leaves;
@@ -93,8 +92,8 @@ typedef struct xd_leaves {
 /* Default label of rows that do not count. */
 #define XD_IGNORE_INDEX (-100)
 
-/* Positions of one micro-batch on one rank. A position counts if its label is not ignore_index and its mask is not 0; a
- * missing array excludes none. Its weight is 1 or weights[i]. */
+/* Positions of one micro-batch on one rank. A position counts if its label is not ignore_index and its mask is not 0. Missing
+ * arrays exclude none. Its weight is 1 or weights[i]. */
 typedef struct xd_positions {
     int64_t count;
     xd_ids labels;         /* [count] or none */
@@ -104,16 +103,16 @@ typedef struct xd_positions {
     const float *weights; /* [count] or NULL; finite, not negative */
 } xd_positions;
 
-/* Divisor of a loss mean, formed once per optimizer step: loss and gradient are those of one rank with the whole batch. In
- * memory of the tensors' device; kernels read `inverse`. */
+/* Divisor of a loss mean, formed once per optimizer step on the tensors' device. Loss and gradient are those of one rank with
+ * the whole batch. Kernels read `inverse`. */
 typedef struct xd_denominator {
-    double value;      /* weights of counted positions, summed over micro-batches and ranks */
+    double value;      /* sum of counted weights over micro-batches and ranks */
     double inverse;    /* 1 / value; 0 if nothing counted or a weight was refused */
     int64_t positions; /* counted */
-    int64_t refused;   /* weights negative, not finite or too large, or negative counts; value is then 0 */
+    int64_t refused;   /* weights negative, not finite, too large, or counts < 0; value is then 0 */
 } xd_denominator;
 
-/* Sums over comm, divided by the denominator D and scaled. loss = hard_weight hard + soft_weight tau^2 soft. */
+/* Sums over comm / denominator, scaled. loss = hard_weight hard + soft_weight tau^2 soft. */
 typedef struct xd_loss_values {
     double loss, hard, soft;
     int64_t counted; /* rows */
@@ -121,74 +120,72 @@ typedef struct xd_loss_values {
 
 /* Values and status of a loss: one device allocation, zero before the step, and one read.
  *
- *     xd_loss_report *there, here;                                  (sizeof *there bytes of the device)
- *     desc.common.status = &there->status;
- *     xd_loss(ctx, &desc, &there->values);                          (any number of losses share a status)
+ *     xd_loss_report *there, here;
+ *     desc.common.status = &there->status;   (shared by any number of losses)
+ *     xd_loss(ctx, &desc, &there->values);
  *     xd_read(ctx, &here, there, sizeof here), xd_status_check(ctx, &here.status);
  *
- * Only xd_read waits. Losses add to the status: set it to zero after the read. */
+ * Only xd_read waits. Losses add to the status: zero it after the read. */
 typedef struct xd_loss_report {
     xd_loss_values values;
     xd_status status;
 } xd_loss_report;
 
-/* Distance of the student from the teacher. */
+/* Distance of student and teacher. */
 typedef enum xd_divergence {
     XD_KL_FORWARD = 0, /* KL(teacher || student) */
     XD_KL_REVERSE,     /* KL(student || teacher) */
     XD_JSD, /* beta KL(teacher || m) + (1 - beta) KL(student || m), m = beta teacher + (1 - beta) student */
-    XD_SOFT_CE, /* -sum teacher ln student: forward KL plus the teacher's entropy */
+    XD_SOFT_CE, /* -sum teacher ln student = forward KL + teacher's entropy */
     XD_KL_MIXED /* (1 - beta) forward + beta reverse; top-k losses only */
 } xd_divergence;
 
-/* Treatment of the probability outside the k ids. Except with ZERO_OUTSIDE, any division among the columns outside is equal;
- * its total is: */
+/* Probability outside the k ids. Except in ZERO_OUTSIDE only its total matters, not its columns. */
 typedef enum xd_topk_mode {
-    /* The default: one more entry with the mass outside, on both sides. Optimum: the teacher's mass outside. */
+    /* The default: one more entry with the mass outside, on both sides. Optimum: the teacher's mass. */
     XD_TOPK_TAIL = 0,
-    /* Renormalises both over the ids, with a gradient only there. The mass outside is free: a student with this term alone
-     * may put everything outside. */
+    /* Renormalises both over the ids, gradient inside only. The mass outside is free: this term alone allows all of it. */
     XD_TOPK_RENORMALISE,
-    /* Sums true probabilities over the ids. Mass outside at the optimum: forward KL 0; JSD the teacher's; reverse KL the
-     * rest, with 1/e of the teacher's on the ids. */
+    /* Sums true probabilities over the ids. Mass outside at the optimum: forward KL none; JSD the teacher's; reverse KL 1 -
+     * t/e, t the teacher's mass on the ids. */
     XD_TOPK_TRUNCATE,
-    /* Renormalises the teacher, its log -100 outside (NeMo-RL); no JSD. Optimum: no mass outside. */
+    /* Renormalises the teacher, log -100 outside (NeMo-RL); no JSD. Optimum: no mass outside. */
     XD_TOPK_ZERO_OUTSIDE
 } xd_topk_mode;
 
 /* Order of a norm. */
 typedef enum xd_norm_type {
-    XD_NORM_L2 = 0, /* the default: square root of the sum of squares */
-    XD_NORM_L1,     /* sum of magnitudes */
-    XD_NORM_MAX     /* largest magnitude */
+    XD_NORM_L2 = 0, /* the default: sqrt(sum of squares) */
+    XD_NORM_L1,     /* sum |x| */
+    XD_NORM_MAX     /* max |x| */
 } xd_norm_type;
 
-/* Factor on the gradients from a total norm; c = max_norm / (norm + 1e-6). */
+/* Gradient factor from a total norm; c = max_norm / (norm + 1e-6). */
 typedef enum xd_clip_form {
-    XD_CLIP_ABOVE = 0,  /* the default: c if c < 1; 1 for a norm that is not finite: the step is skipped */
+    XD_CLIP_ABOVE = 0,  /* the default: c if c < 1; 1 for a non-finite norm, whose step is skipped */
     XD_CLIP_ABOVE_NEMO, /* c if c < 1: infinite norm 0, NaN norm 1 */
     XD_CLIP_ALWAYS      /* PyTorch, FastGen: min(1, c), NaN for a NaN norm; multiplies even by 1 */
 } xd_clip_form;
 
-/* Limbs of an exact sum: limb k holds units of 2^(32 k - 320). Squares of f32 are multiples of 2^-298 below 2^256, so integer
- * additions of up to 2^63 of them are exact in any order and partition. */
+/* Limbs of an exact sum: limb k has units of 2^(32 k - 320). Squares of f32 are multiples of 2^-298 below 2^256: integer
+ * additions of 2^63 of them are exact in any order and partition. */
 #define XD_NORM_LIMBS 20
 
 /* One rank's part of a norm, over finite elements. */
 typedef struct xd_norm_sum {
-    /* |x|^p unless exact, in array order or vector lanes; BF16 may use f32 lanes, with a relative error <= 2^-19 */
+    /* Sum of |x|^p unless exact, in array order or vector lanes; BF16 may use f32 lanes, relative error <= 2^-19. */
     double sum;
     double largest;               /* |x| */
     int64_t not_finite;           /* infinities and NaNs */
     int64_t nan;                  /* NaNs among them */
-    int64_t limbs[XD_NORM_LIMBS]; /* if exact: carries propagated, so 2^31 ranks can be added */
+    int64_t limbs[XD_NORM_LIMBS]; /* if exact; carries propagated, so 2^31 ranks can add */
 } xd_norm_sum;
 
 /* Maximum dimensions of a tensor. */
 #define XD_DIMS_MAX 8
 
-/* One strided block: extent[i] steps of src_stride[i] and dst_stride[i] elements. Neighbouring dimensions that are contiguous
- * on both sides are folded; a contiguous block has ndim 1, stride 1. */
+/* One strided block: extent[i] steps of src_stride[i] and dst_stride[i] elements. Dimensions contiguous on both sides are
+ * folded: a contiguous block has ndim 1, stride 1. */
 typedef struct xd_copy {
     int ndim;
     int64_t src_offset, dst_offset; /* elements */
@@ -203,7 +200,7 @@ typedef enum xd_init_kind {
     XD_INIT_UNIFORM   /* center + scale u, u in (-1, 1) */
 } xd_init_kind;
 
-/* First values, computed in f32 and rounded to the element type. */
+/* First values, in f32, rounded to the element type. */
 typedef struct xd_init {
     xd_init_kind kind;
     float center, scale;
@@ -213,7 +210,7 @@ typedef struct xd_init {
 typedef struct xd_launch {
     xd_ctx *ctx;
     void *stream;    /* NULL on the CPU */
-    void *workspace; /* device memory for partial results; its _workspace query returns the size */
+    void *workspace; /* device memory for partial results; size: its _workspace query */
     size_t workspace_bytes;
     xd_status *status; /* may be NULL */
 } xd_launch;

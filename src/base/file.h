@@ -20,17 +20,17 @@ typedef enum xd_file_mode {
 /* Effects of NULL entries in an xd_files with `open`:
  *
  *   map                   files are read
- *   write, rename         writing is UNSUPPORTED
- *   resize                so are files of preset size
- *   sync, sync_directory  the last write sets durability
- *   remove                aborted writers leave temporary files
- *   lock                  files of dead writers stay
- *   list                  unknown names among them stay
- *   exchange              directories take two renames
- *   replaceable           any name is replaced
+ *   write, rename         writing files is UNSUPPORTED
+ *   resize                writing files of preset size is UNSUPPORTED
+ *   sync, sync_directory  a file is as durable as its last write
+ *   remove                an aborted writer leaves its temporary file
+ *   lock                  files of a dead writer stay
+ *   list                  those that its next writer cannot name stay
+ *   exchange              two renames replace a directory
+ *   replaceable           anything under a name is replaced
  *   remove_directory      remove is called
- *   free_space            full disks are found late
- *   write_direct          writes are cached */
+ *   free_space            a full disk is found late
+ *   write_direct          writes use the cache */
 
 /* File calls. Each returns 0 or an errno value, EINVAL for an unknown mode. `file` is what open stored. open takes regular
  * files and never waits: EISDIR for a directory, ENXIO for a FIFO, socket or device.
@@ -46,8 +46,8 @@ typedef struct xd_files {
     int (*resize)(void *user, intptr_t file, uint64_t bytes);
     int (*sync)(void *user, intptr_t file);
     int (*close)(void *user, intptr_t file);
-    /* Private, read-only. Truncating a mapped file raises SIGBUS; the library replaces files instead. If others truncate,
-     * open safetensors with XD_SAFETENSORS_STREAM and return ENOTSUP from map: files are then read. */
+    /* Private, read-only. Truncating a mapped file raises SIGBUS; the library replaces files instead. If other programs
+     * truncate, open safetensors with XD_SAFETENSORS_STREAM and return ENOTSUP from map: files are then read into memory. */
     int (*map)(void *user, intptr_t file, uint64_t bytes, const void **address);
     int (*unmap)(void *user, const void *address, uint64_t bytes);
     int (*rename)(void *user, const char *from, const char *to); /* replaces `to` atomically */
@@ -55,7 +55,7 @@ typedef struct xd_files {
     int (*make_directory)(void *user, const char *path); /* success if it exists */
     int (*sync_directory)(void *user, const char *path); /* EINVAL, ENOTSUP: unknown here; writers continue */
     void *user;
-    /* Locks the open file `path` without waiting. Closing *held, or process end, unlocks; closing `file` does not.
+    /* Locks the open file `path` without waiting. The lock ends with the process or when *held is closed, not `file`.
      * EWOULDBLOCK: another handle has the lock. ESTALE: `path` names another file. Other errors: no locks here. */
     int (*lock)(void *user, const char *path, intptr_t file, intptr_t *held);
     /* Calls `each` for every name except "." and "..", in any order; it may remove the name. */
@@ -71,10 +71,10 @@ typedef struct xd_files {
     /* Bytes that this user can write on the path's file system, without quotas and other writers. ENOTSUP: unknown. */
     int (*free_space)(void *user, const char *path, uint64_t *bytes);
     /* As write, past the page cache, for any alignment: all or error. Partial first and last blocks, which other writers may
-     * share, are cached. Blocks are copied unless address and offset are equal modulo XD_FILE_ALIGNMENT.
+     * share, use the cache. Blocks are copied unless address and offset are equal modulo XD_FILE_ALIGNMENT.
      *
-     * *reason is 0, or why blocks were cached: ENOSYS (system), EINVAL (file system or device), ENOMEM. One call on a handle
-     * at a time; each writer has its own. Only sync makes the file durable. */
+     * *reason is 0, or why blocks used the cache: ENOSYS (system), EINVAL (file system or device), ENOMEM. One call on a
+     * handle at a time; each writer has its own. Only sync makes the file durable. */
     int (*write_direct)(void *user, intptr_t file, const void *buffer, size_t bytes, uint64_t offset,
                         int *reason);
 } xd_files;

@@ -6,10 +6,6 @@
 /* Philox4x32-10 (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC11): numbers as a function of position. Any
  * rank can compute any element. Noise does not depend on the mesh; resuming needs no state.
  *
- *     xd_philox noise = { 0 };
- *     noise.seed = 42, noise.stream = XD_STREAM_INIT, noise.sample = row;
- *     xd_philox_fill_normal(&noise, shard_offset, shard_count, shard);
- *
  * Same bits on every machine, compiler and device: own logarithm, sine and cosine polynomials in explicit fused operations. */
 
 /* Purposes; no two share a number. */

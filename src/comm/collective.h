@@ -13,8 +13,7 @@
  * The bits are those of host memory. Threads on different GPUs need peer access. MPI and xd_comm_node refuse device memory:
  * UNSUPPORTED. */
 
-/* One rank's handle on an ordered group of ranks, from a transport, xd_comm_split or a mesh. Belongs to its context and
- * thread.
+/* One rank's handle on an ordered group of ranks, from a transport, xd_comm_split or a mesh. Belongs to its context's thread.
  *
  * A call is collective unless its comment says otherwise. All ranks call in one order, with equal kind, dtype, op, root,
  * reduction mode and fitting counts. If not, every rank returns MISMATCH before data moves, naming the ranks that differ from
@@ -106,21 +105,21 @@ XD_API xd_result xd_comm_fork(xd_comm *comm, xd_ctx *ctx, xd_comm **out);
 /* How xd_comm_shrink recovers. It returns when all live ranks have called. Ranks that ended, destroyed their handles or
  * called xd_comm_abort do not count; a thread ends with its rank function. At the earliest deadline of any caller it drops
  * the other ranks. A late rank gets PEER and cannot affect the new world. A rank that only missed the failing collective may
- * join. If a rank dies during the call, the new world lacks it, or its first call fails: then shrink that.
+ * join.
  *
- * The old world stays broken; destroy its groups and queues before or after. Create meshes, models and optimizers again, for
- * example from a checkpoint, which any number of ranks reads. */
+ * If a rank dies during the call, the new world lacks it, or its first call fails: then shrink that. The old world stays
+ * broken; destroy its groups and queues before or after. docs/concepts.md says what to create again. */
 
 /* Creates a world of the ranks left after one was lost, in their old order, numbered without gaps. Collective over them.
  *
  *   broken      a world, not a split group, in which a rank got PEER or TIMEOUT
  *   timeout_s   seconds to wait for live ranks; 0 -> the context's timeout_seconds
- *   out         destroy it before the first world, which frees the memory of all
+ *   out         destroy it before the first world, which (or the last process) frees the memory of all
  *
  * For worlds of threads, xd_comm_node, this call, and xd_comm_mpi with recovery. Over MPI a live rank that does not call
- * causes TIMEOUT.
+ * causes TIMEOUT. Memory: as for joining.
  * Errors: ARGUMENT (group, timeout_s), UNSUPPORTED (transport), both on this rank alone; STATE (not broken; this rank left or
- * called before), PEER (this rank was late), MEMORY (all ranks, or one that the others miss). */
+ * called before), PEER (this rank was late), MEMORY (all ranks, or one). */
 XD_API xd_result xd_comm_shrink(xd_comm *broken, double timeout_s, xd_comm **out);
 
 /* Waits until every rank has called. */
@@ -149,7 +148,8 @@ XD_API xd_result xd_scatter(xd_comm *comm, const void *send, void *recv, const i
 XD_API xd_result xd_send(xd_comm *comm, const void *data, int64_t count, xd_dtype dtype, int to);
 XD_API xd_result xd_recv(xd_comm *comm, void *data, int64_t count, xd_dtype dtype, int from);
 
-/* Sends and receives several messages together: ranks may all send first. Matches xd_send, xd_recv and xd_exchange.
+/* Sends and receives several messages together, so ranks may all send first. The other rank may use xd_send, xd_recv or
+ * xd_exchange.
  *
  *   records   [count], SEND or RECV as for xd_collective_run, matched in order between two ranks; a device uses the
  *             first one's stream

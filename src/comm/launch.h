@@ -36,12 +36,12 @@ typedef struct xd_launch_info {
 
 /* Returns which rank this process is. The first set present counts: torchrun, Open MPI, PMI, MVAPICH2, Flux, jsrun, Slurm;
  * none means one rank. MASTER_ADDR and MASTER_PORT count for every kind. With PMI_RANK and PMI_SIZE alone (srun, Flux,
- * mpirun_rsh), local rank and job come from the launcher's other variables. Later sets must agree. Sets of an outer launcher,
- * with fewer ranks and local rank 0, are ignored (srun torchrun, mpirun in an interactive step).
+ * mpirun_rsh), local rank and job come from the launcher's other variables. Later sets must agree. Sets with fewer ranks and
+ * local rank 0 belong to an outer launcher and are ignored (srun torchrun).
  *
  * Local; allocates nothing; must not run while setenv does. Logs the kind at INFO. *out is untouched on failure.
- * Errors: MISSING (incomplete set; PMIx alone, PMI by a socket), ARGUMENT (number, job name), TOPOLOGY (rank not below its
- * size; sets contradict). Source: manuals of these launchers. */
+ * Errors, naming the variables: MISSING (incomplete set; PMIx alone, PMI by a socket), ARGUMENT (number, job name), TOPOLOGY
+ * (rank not below its size; sets contradict). Source: manuals of these launchers. */
 XD_API xd_result xd_launch_discover(xd_ctx *ctx, xd_launch_info *out);
 
 #endif

@@ -16,8 +16,8 @@ typedef struct xd_cuda_desc {
      * build for it; the log warns otherwise. Applies to rows above 2048 columns, aligned to 16 bytes, that fit, on one rank
      * with the whole vocabulary, except in INVARIANT mode. Values agree within the CPU's bounds. Default: off. */
     bool cluster;
-    /* Path or name of NVIDIA's cuBLASLt, loaded by xd_cuda_create for matrix products, mainly of heads. "" -> the build's own
-     * (libcublasLt.so.13); NULL -> none, the default. Holds 128 MiB of device memory.
+    /* Path or name of NVIDIA's cuBLASLt, loaded by xd_cuda_create for matrix products, mainly of heads. "" -> the build
+     * toolkit's (libcublasLt.so.13); NULL -> none, the default. Holds 128 MiB of device memory.
      *
      * Computes F32 by F32, BF16 by BF16, and with bf16 requested (xd_matmul_args, xd_head_loss_desc) any two. It then rounds
      * F32 into context memory, in blocks if needed. The unit's kernel computes operands without a stride of 1, empty
@@ -38,7 +38,7 @@ typedef struct xd_cuda_desc {
  * device addresses. Descs and lists stay on the host. Checks the device, loads every kernel, and logs a warning if another
  * -arch has faster ones.
  *
- *   ctx    without a GPU; its stream orders the work (xd_ctx_desc.stream, xd_ctx_set_stream)
+ *   ctx    has no GPU yet; its stream orders the work (xd_ctx_desc.stream, xd_ctx_set_stream)
  *   desc   NULL -> defaults
  *
  * Local. Waits for the device, and so does xd_cuda_destroy. Concurrent streams need a context each. Ranks of one process may

@@ -4,7 +4,7 @@
 #include "base/context.h"
 #include "base/dtype.h"
 
-/* Structs of calls. With a GPU, results are in its memory. */
+/* Arguments and results of calls. With a GPU, structs of results are in its memory. */
 
 /* A borrowed matrix: element (r, c) is data[r * stride + c]. */
 typedef struct xd_rows {
@@ -81,9 +81,8 @@ typedef enum xd_reduce_op {
 
 /* Gradient leaves of one rank in a sum: [first, first + count) of the step's `total` leaves (micro-batches). total 0 -> none.
  *
- * The canonical tree over [lo, hi) splits at lo + m and adds left to right. m is the largest power of two below hi - lo.
- *
- * Only `total` determines its shape, so ranks and accumulation steps do not change bits. A rank's forest is its range in
+ * The canonical tree over [lo, hi) splits at lo + m and adds left to right. Here m is the largest power of two below hi - lo.
+ * Only `total` determines the shape, so ranks and accumulation steps do not change bits. A rank's forest is its range in
  * aligned power-of-two blocks, each a node of the tree. */
 typedef struct xd_leaves {
     int64_t first, count, total;
@@ -118,14 +117,8 @@ typedef struct xd_loss_values {
     int64_t counted; /* rows */
 } xd_loss_values;
 
-/* Values and status of a loss: one device allocation, zero before the step, and one read.
- *
- *     xd_loss_report *there, here;
- *     desc.common.status = &there->status;   (shared by any number of losses)
- *     xd_loss(ctx, &desc, &there->values);
- *     xd_read(ctx, &here, there, sizeof here), xd_status_check(ctx, &here.status);
- *
- * Only xd_read waits. Losses add to the status: zero it after the read. */
+/* Values and status of a loss: one device allocation, zero before the step, and one xd_read, the only call that waits. Any
+ * number of losses share a status and add to it; zero it after the read. docs/tutorial.md has an example. */
 typedef struct xd_loss_report {
     xd_loss_values values;
     xd_status status;
@@ -140,11 +133,12 @@ typedef enum xd_divergence {
     XD_KL_MIXED /* (1 - beta) forward + beta reverse; top-k losses only */
 } xd_divergence;
 
-/* Probability outside the k ids. Except in ZERO_OUTSIDE only its total matters, not its columns. */
+/* Treatment of the probability outside the k ids. Except in ZERO_OUTSIDE, only its total matters, not its columns. */
 typedef enum xd_topk_mode {
     /* The default: one more entry with the mass outside, on both sides. Optimum: the teacher's mass. */
     XD_TOPK_TAIL = 0,
-    /* Renormalises both over the ids, gradient inside only. The mass outside is free: this term alone allows all of it. */
+    /* Renormalises both over the ids; the gradient is inside only. The mass outside is free, up to all of it with this term
+     * alone. */
     XD_TOPK_RENORMALISE,
     /* Sums true probabilities over the ids. Mass outside at the optimum: forward KL none; JSD the teacher's; reverse KL 1 -
      * t/e, t the teacher's mass on the ids. */

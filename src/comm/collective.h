@@ -116,8 +116,8 @@ XD_API xd_result xd_comm_fork(xd_comm *comm, xd_ctx *ctx, xd_comm **out);
  *   timeout_s   seconds to wait for live ranks; 0 -> the context's timeout_seconds
  *   out         destroy it before the first world, which (or the last process) frees the memory of all
  *
- * For worlds of threads, xd_comm_node, this call, and xd_comm_mpi with recovery. Over MPI a live rank that does not call
- * causes TIMEOUT. Memory: as for joining.
+ * For worlds of threads, xd_comm_node, this call, and xd_comm_mpi with recovery, where a live rank that does not call causes
+ * TIMEOUT. Memory: as for joining.
  * Errors: ARGUMENT (group, timeout_s), UNSUPPORTED (transport), both on this rank alone; STATE (not broken; this rank left or
  * called before), PEER (this rank was late), MEMORY (all ranks, or one). */
 XD_API xd_result xd_comm_shrink(xd_comm *broken, double timeout_s, xd_comm **out);

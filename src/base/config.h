@@ -1,12 +1,12 @@
 #ifndef XDI_BASE_CONFIG_H
 #define XDI_BASE_CONFIG_H
 
-/* The implementation needs POSIX clocks, files and threads. The names below must be set before the first libc header,
- * so the implementation sets them when it comes first; if it comes too late, file.c stops with the line to add. */
+/* Macros for POSIX clocks, files and threads. The implementation sets them if included before libc headers; otherwise file.c
+ * stops with the line to add. */
 #if defined(XDISTILL_IMPLEMENTATION) && !defined(_POSIX_C_SOURCE) && !defined(_GNU_SOURCE)
 #    define _POSIX_C_SOURCE 200809L
 #    if !defined(_DEFAULT_SOURCE)
-#        define _DEFAULT_SOURCE /* for the hint about large pages; the library works without it */
+#        define _DEFAULT_SOURCE /* large pages; optional */
 #    endif
 #endif
 
@@ -31,7 +31,7 @@
 #define XD_VERSION_PATCH 0
 #define XD_VERSION (XD_VERSION_MAJOR * 10000 + XD_VERSION_MINOR * 100 + XD_VERSION_PATCH)
 
-/* XDISTILL_STATIC makes every public function private to the one file that includes the implementation. */
+/* XDISTILL_STATIC makes public functions private to the implementation's file. */
 #if !defined(XD_API)
 #    if defined(XDISTILL_STATIC) && defined(__GNUC__)
 #        define XD_API static __attribute__((unused))
@@ -51,8 +51,8 @@
 #    define XD_PRINTF(format_index, first_argument)
 #endif
 
-/* Marks what the next minor version removes, and names the replacement: after XD_API, after `struct` or `enum`, after
- * an enumerator's name. A macro cannot have an attribute: its comment says XD_DEPRECATED. */
+/* Marks a removal in the next minor version and names the replacement: after XD_API, `struct`, `enum` or an enumerator's
+ * name. For a macro, its comment says XD_DEPRECATED. */
 #if !defined(XD_DEPRECATED)
 #    if defined(__GNUC__)
 #        define XD_DEPRECATED(message) __attribute__((deprecated(message)))
@@ -65,20 +65,19 @@
 #    endif
 #endif
 
-/* A function in the declarations that a GPU calls too. */
+/* A declared function that GPUs call too. */
 #if defined(__CUDACC__)
 #    define XDI_ON_DEVICE __host__ __device__
 #else
 #    define XDI_ON_DEVICE
 #endif
 
-/* Vector kernels by function attributes: gcc and clang on x86-64, not in the device passes of nvcc. Tests define
- * XDI_NO_X86, to run as on another processor. */
+/* Vector kernels by function attributes: gcc and clang on x86-64, not device passes of nvcc. Tests define XDI_NO_X86. */
 #if defined(__GNUC__) && defined(__x86_64__) && !defined(__CUDA_ARCH__) && !defined(XDI_NO_X86)
 #    define XDI_X86 1
 #endif
 
-/* The vector kernels for any processor. Few x86 machines would run them, so on x86 they are compiled on request only. */
+/* Vector kernels for any processor; on x86 only on request. */
 #if defined(XDISTILL_PORTABLE) || !defined(XDI_X86)
 #    define XDI_PORTABLE 1
 #endif

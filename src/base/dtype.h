@@ -3,8 +3,8 @@
 
 #include "base/config.h"
 
-/* Element types: name, bytes, is floating, safetensors spelling. Arithmetic exists for F32 F64 BF16 F16 I32 I64 U8;
- * the others can be stored, moved, loaded and saved. Order = ascending alignment rank of the safetensors format. */
+/* Element types: name, bytes, floating, safetensors name. Arithmetic: F32 F64 BF16 F16 I32 I64 U8; others are only stored,
+ * moved, loaded and saved. Ordered by ascending alignment rank of safetensors. */
 #define XD_DTYPES(X)               \
     X(BOOL, 1, false, "BOOL")      \
     X(U8, 1, false, "U8")          \
@@ -22,25 +22,25 @@
     X(I64, 8, false, "I64")        \
     X(U64, 8, false, "U64")
 
-/* Tag of an element type; XD_DTYPES lists them. */
+/* An element type of XD_DTYPES. */
 typedef enum xd_dtype {
-    XD_DTYPE_NONE = 0, /* "not given": fields with a default read it as that default */
+    XD_DTYPE_NONE = 0, /* not given; may mean a default */
 #define XDI_DTYPE_ENUM(name, bytes, floating, text) XD_DTYPE_##name,
     XD_DTYPES(XDI_DTYPE_ENUM)
 #undef XDI_DTYPE_ENUM
         XD_DTYPE_COUNT
 } xd_dtype;
 
-/* Bytes of one element; 0 for XD_DTYPE_NONE and for values outside the enumeration. */
+/* Returns bytes per element; 0 for XD_DTYPE_NONE and outside the enumeration. */
 XD_API size_t xd_dtype_size(xd_dtype dtype);
 
-/* True for F16 BF16 F32 F64 and the 8-bit floats. */
+/* Returns true for F16 BF16 F32 F64 and the 8-bit floats. */
 XD_API bool xd_dtype_is_floating(xd_dtype dtype);
 
-/* Spelling used by safetensors ("BF16"); "NONE" for XD_DTYPE_NONE and values outside the enumeration. A constant string. */
+/* Returns the safetensors name ("BF16"); "NONE" for XD_DTYPE_NONE and outside the enumeration. A constant string. */
 XD_API const char *xd_dtype_name(xd_dtype dtype);
 
-/* Inverse of xd_dtype_name; XD_DTYPE_NONE when the text names no dtype of XD_DTYPES. */
+/* Inverse of xd_dtype_name; XD_DTYPE_NONE for an unknown name. */
 XD_API xd_dtype xd_dtype_from_name(const char *name);
 
 #endif

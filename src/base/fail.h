@@ -3,13 +3,13 @@
 
 #include "base/context.h"
 
-/* Reporting failures and passing them on, as the library itself does: for programs and companion headers. */
+/* Error reporting for programs and companion headers. */
 
-/* Records a failure in the context, sends it to the logger and returns `result`: the macros below call it. Local. */
+/* Records a failure in the context, logs it and returns `result`. Local. */
 XD_API xd_result xd_fail(xd_ctx *ctx, xd_result result, const char *file, int line, const char *function,
                          const char *format, ...) XD_PRINTF(6, 7);
 
-/* As xd_fail, naming the world rank that caused it. */
+/* As xd_fail, with the culprit's world rank. */
 XD_API xd_result xd_fail_culprit(xd_ctx *ctx, xd_result result, int culprit, const char *file, int line,
                                  const char *function, const char *format, ...) XD_PRINTF(7, 8);
 
@@ -17,9 +17,8 @@ XD_API xd_result xd_fail_culprit(xd_ctx *ctx, xd_result result, int culprit, con
 #define XD_FAIL_CULPRIT(ctx, result, culprit, ...) \
     xd_fail_culprit((ctx), (result), (culprit), __FILE__, __LINE__, __func__, __VA_ARGS__)
 
-/* The only two macros that return: XD_REQUIRE when its condition does not hold, with a message in the manner of printf, and
- * XD_TRY when a call has failed. XD_REQUIRE returns what it was given and not what xd_fail returns, which is the same: so a
- * compiler that does not look into xd_fail still sees that outputs are unset on failure only. */
+/* The two macros that return: XD_REQUIRE (printf message) if its condition is false, XD_TRY if a call failed. XD_REQUIRE
+ * returns its argument instead of xd_fail's equal result, so compilers see that outputs are unset only on failure. */
 #define XD_REQUIRE(ctx, condition, result, ...)                    \
     do {                                                           \
         if (!(condition)) {                                        \
@@ -34,8 +33,8 @@ XD_API xd_result xd_fail_culprit(xd_ctx *ctx, xd_result result, int culprit, con
         if (xdi_try_result != XD_OK) return xdi_try_result; \
     } while (0)
 
-/* Memory from the context's allocator, zero-filled; NULL when there is none, which the caller reports. xd_release frees it,
- * and the memory that calls return to be released; NULL is fine. Local. */
+/* Return zeroed memory of the context's allocator, or NULL without an error report. xd_release also frees memory that calls
+ * return; NULL is legal. Local. */
 XD_API void *xd_allocate(xd_ctx *ctx, size_t bytes);
 XD_API void xd_release(xd_ctx *ctx, void *memory);
 

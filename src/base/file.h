@@ -3,35 +3,40 @@
 
 #include "base/config.h"
 
-/* How a file is opened: one of the first three, with XD_FILE_DIRECT or without. */
+/* File modes: one of the first three, with or without XD_FILE_DIRECT. */
 typedef enum xd_file_mode {
-    XD_FILE_READ = 1, /* a file that exists, to be read */
-    XD_FILE_NEW = 2,  /* create, to be written and read; EEXIST when the name exists */
-    /* A file that exists, to be written in place and read, by any number of writers at once; opening changes neither its bytes
-     * nor its size; ENOENT when the name does not exist. */
+    XD_FILE_READ = 1, /* existing; read */
+    XD_FILE_NEW = 2,  /* create; read and write; EEXIST if the name exists */
+    /* Existing; read and write in place, by any number of writers. Opening keeps bytes and size. ENOENT if the name does not
+     * exist. */
     XD_FILE_EXISTING = 3,
-    /* A flag, and only a hint: reads and writes are large and bypass the page cache. The caller keeps memory, offset and size of
-     * each at multiples of XD_FILE_ALIGNMENT, except that a read ends at the end of the file; where the file system cannot do
-     * this, the cache is used. */
+    /* A hint: large reads and writes bypass the page cache if the file system can. Memory, offset and size are multiples of
+     * XD_FILE_ALIGNMENT, except a read to the end of the file. */
     XD_FILE_DIRECT = 16
 } xd_file_mode;
 
 #define XD_FILE_ALIGNMENT 4096
 
-/* Every file call the library makes. Each returns 0 on success or an errno value, EINVAL for a mode it does not know.
- * `file` is whatever open stored.
+/* Effects of NULL entries in an xd_files with `open`:
  *
- * Without `open` every entry that is NULL is the POSIX one, so single entries may be replaced. With `open` the files are
- * the caller's, and NULL means: not offered. open, size, read and close are then required, and unmap if there is a map.
- * Without map, files are read; without write or rename, writing files is UNSUPPORTED; without resize, so is writing a
- * file whose size is set first; without sync and sync_directory a file is as durable as its last write; without remove,
- * a writer that is aborted leaves its temporary file behind; without lock, what a writer that died has left stays; without
- * list, so does what its next writer cannot name; without exchange a directory is replaced in two renames; without
- * replaceable, whatever lies under a name is replaced; without remove_directory, remove is asked to; without free_space a full
- * disk is noticed when it is; without write_direct, all writing goes through the cache. New entries are added at the end of
- * the table.
+ *   map                   files are read
+ *   write, rename         writing files is UNSUPPORTED
+ *   resize                writing files of preset size is UNSUPPORTED
+ *   sync, sync_directory  a file is as durable as its last write
+ *   remove                an aborted writer leaves its temporary file
+ *   lock                  files of a dead writer stay
+ *   list                  those that its next writer cannot name stay
+ *   exchange              two renames replace a directory
+ *   replaceable           anything under a name is replaced
+ *   remove_directory      remove is called
+ *   free_space            a full disk is found late
+ *   write_direct          writes use the cache */
+
+/* File calls. Each returns 0 or an errno value, EINVAL for an unknown mode. `file` is what open stored. open takes regular
+ * files and never waits: EISDIR for a directory, ENXIO for a FIFO, socket or device.
  *
- * Only regular files are opened, and never with a wait: EISDIR for a directory, ENXIO for a FIFO, a socket or a device. */
+ * Without `open`, NULL entries are the POSIX ones. With it they are not available; size, read and close are then required,
+ * and unmap with map. */
 typedef struct xd_files {
     int (*open)(void *user, const char *path, unsigned mode, intptr_t *file); /* mode: of xd_file_mode */
     int (*size)(void *user, intptr_t file, uint64_t *bytes);
@@ -41,39 +46,35 @@ typedef struct xd_files {
     int (*resize)(void *user, intptr_t file, uint64_t bytes);
     int (*sync)(void *user, intptr_t file);
     int (*close)(void *user, intptr_t file);
-    /* Private, read-only. A process that truncates a file while another has it mapped ends that one by SIGBUS: writers of this
-     * library never do, they replace files. Who cannot exclude it opens safetensors with XD_SAFETENSORS_STREAM, and all else
-     * with a map that returns ENOTSUP, so that files are read into memory. */
+    /* Private, read-only. Truncating a mapped file raises SIGBUS; the library replaces files instead. If other programs
+     * truncate, open safetensors with XD_SAFETENSORS_STREAM and return ENOTSUP from map: files are then read into memory. */
     int (*map)(void *user, intptr_t file, uint64_t bytes, const void **address);
     int (*unmap)(void *user, const void *address, uint64_t bytes);
     int (*rename)(void *user, const char *from, const char *to); /* replaces `to` atomically */
     int (*remove)(void *user, const char *path);
-    int (*make_directory)(void *user, const char *path); /* an existing directory is success */
-    int (*sync_directory)(void *user, const char *path); /* EINVAL, ENOTSUP: not known here; writers go on */
+    int (*make_directory)(void *user, const char *path); /* success if it exists */
+    int (*sync_directory)(void *user, const char *path); /* EINVAL, ENOTSUP: unknown here; writers continue */
     void *user;
-    /* Takes the lock of the open file that was opened as `path`, without a wait. *held is a handle: closing it ends the lock,
-     * as does the end of the process; closing `file` does not. EWOULDBLOCK when any other handle in the system holds it,
-     * ESTALE when `path` no longer names this file; every other error says that there are no locks here. */
+    /* Locks the open file `path` without waiting. The lock ends with the process or when *held is closed, not `file`.
+     * EWOULDBLOCK: another handle has the lock. ESTALE: `path` names another file. Other errors: no locks here. */
     int (*lock)(void *user, const char *path, intptr_t file, intptr_t *held);
-    /* Calls `each` with every name in a directory but "." and "..", in any order; it may remove what it is told. */
+    /* Calls `each` for every name except "." and "..", in any order; it may remove the name. */
     int (*list)(void *user, const char *directory, void (*each)(void *argument, const char *name),
                 void *argument);
-    int (*exchange)(void *user, const char *one, const char *other); /* two names, in one step */
-    /* Whether a new file may take the name: 0 for a regular file and for nothing; EISDIR, ENXIO as open, and ELOOP for a
-     * symbolic link, which renaming would replace instead of the file that it points to. */
+    int (*exchange)(void *user, const char *one, const char *other); /* in one step */
+    /* Whether a new file may take the name. 0: regular file or nothing. EISDIR, ENXIO: as open. ELOOP: a symbolic link, which
+     * rename would replace. */
     int (*replaceable)(void *user, const char *path);
-    /* Removes an empty directory and nothing else: ENOTEMPTY or EEXIST when there are names in it, ENOTDIR for what is no
-     * directory, also for a symbolic link to one. `remove` of POSIX removes empty directories too. */
+    /* Removes an empty directory only. ENOTEMPTY, EEXIST: it has names. ENOTDIR: no directory, or a link to one. POSIX
+     * `remove` also removes empty directories. */
     int (*remove_directory)(void *user, const char *path);
-    /* Bytes that this user can still write on the file system of something that exists; quotas are not counted, and others may
-     * write meanwhile. ENOTSUP where the file system does not say. */
+    /* Bytes that this user can write on the path's file system, without quotas and other writers. ENOTSUP: unknown. */
     int (*free_space)(void *user, const char *path, uint64_t *bytes);
-    /* As write, past the page cache: all or error, for memory, offset and size without any alignment. Whole blocks go to the
-     * device; what shares its first and its last block with other writers goes through the cache. Nothing is copied when
-     * address and offset are equal modulo XD_FILE_ALIGNMENT; otherwise blocks go through aligned memory of the entry's own.
-     * *reason: 0, or an errno value: why blocks went through the cache after all: ENOSYS where the system has no such writing,
-     * EINVAL where the file system or its device refuses it, ENOMEM. One call on a handle at a time; each writer has its own.
-     * As for write, only sync makes the file durable. */
+    /* As write, past the page cache, for any alignment: all or error. Partial first and last blocks, which other writers may
+     * share, use the cache. Blocks are copied unless address and offset are equal modulo XD_FILE_ALIGNMENT.
+     *
+     * *reason is 0, or why blocks used the cache: ENOSYS (system), EINVAL (file system or device), ENOMEM. One call on a
+     * handle at a time; each writer has its own. Only sync makes the file durable. */
     int (*write_direct)(void *user, intptr_t file, const void *buffer, size_t bytes, uint64_t offset,
                         int *reason);
 } xd_files;

@@ -3,8 +3,8 @@
 
 #include "base/config.h"
 
-/* What went wrong, by kind; the message has the details. The ranks agree on errors that one rank finds: every rank of the
- * group returns one (there are three classes of errors: in metadata, in data, and a broken group). */
+/* Kinds of errors; the message has the details. If one rank finds an error, every rank of the group returns one. Errors
+ * concern metadata, data, or a broken group. */
 #define XD_RESULTS(X)                                                                   \
     X(ERROR_ARGUMENT, "an argument is invalid on its own")                              \
     X(ERROR_TOPOLOGY, "sizes, axes or ranks do not fit together")                       \
@@ -32,21 +32,21 @@ typedef enum xd_result {
         XD_RESULT_COUNT
 } xd_result;
 
-/* The last failure of a context: what, where in the source, on which rank, and who caused it. */
+/* The last failure of a context. */
 typedef struct xd_error {
     xd_result result;
-    const char *file; /* source position of the check that failed */
+    const char *file; /* position of the failed check */
     int line;
     const char *function;
-    int rank;          /* world rank of this context */
-    int culprit;       /* world rank that caused it; -1 when unknown or this rank itself */
-    char message[512]; /* the value that was passed and the one expected, numbers included */
+    int rank;          /* of this context in the world */
+    int culprit;       /* world rank that caused it; -1: unknown or this rank */
+    char message[512]; /* actual and expected values */
 } xd_error;
 
-/* "ERROR_SHAPE", for example; "OK" for XD_OK, "ERROR_UNKNOWN" outside the enumeration. A constant string. */
+/* Returns "ERROR_SHAPE", for example; "OK" for XD_OK, "ERROR_UNKNOWN" outside the enumeration. A constant string. */
 XD_API const char *xd_result_name(xd_result result);
 
-/* One line that explains the kind of error. A constant string. */
+/* Returns one line that explains the kind. A constant string. */
 XD_API const char *xd_result_text(xd_result result);
 
 #endif

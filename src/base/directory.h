@@ -3,22 +3,20 @@
 
 #include "base/context.h"
 
-/* A directory being written under a temporary name beside its own. */
+/* A directory being written under a temporary name next to its own. */
 typedef struct xd_publish_directory xd_publish_directory;
 
-/* Starts a directory whose files appear all at once: write them into the directory that xd_publish_directory_path names, with
- * any call, then commit. `path` must be free, or a directory: commit replaces that whole, so it should hold nothing
- * else. One writer of a path at a time. Local. Errors: STATE when another writer has it; IO, also for what is no directory
- * or a symbolic link; MEMORY; UNSUPPORTED. */
+/* Starts a directory whose files appear together: write into xd_publish_directory_path with any call, then commit. `path` is
+ * free or a directory, which commit replaces whole. One writer of a path. Local.
+ * Errors: STATE (another writer), IO (also a symbolic link or no directory), MEMORY, UNSUPPORTED. */
 XD_API xd_result xd_publish_directory_create(xd_ctx *ctx, const char *path, xd_publish_directory **out);
 XD_API const char *xd_publish_directory_path(const xd_publish_directory *directory);
 
-/* Gives the directory its name, in exchange for an older one, which is then removed; and frees the object, whatever the
- * result. Where names cannot be exchanged (`exchange` of xd_files) the older one is renamed to path.old-0 first: while `path`
- * is missing, all calls that open a file of it find it there, and the next writer puts it back. A program that
- * opens several files of a directory by path may meet the older one and the new one.
- * Errors: IO. Unless the message says that the new directory is complete, the older one is as it was; when it says so, the older
- * one may be left under a temporary name, which the next writer of the path removes. */
+/* Gives the directory its name, removes an older one, and frees the object in every case. Without `exchange` of xd_files the
+ * older one first becomes path.old-0. While `path` is missing, calls find its files there; the next writer restores it. A
+ * program that opens several files by path may meet both directories.
+ * Errors: IO. The older directory is unchanged, unless the message says that the new one is complete. Then it may remain
+ * under a temporary name until the next writer removes it. */
 XD_API xd_result xd_publish_directory_commit(xd_publish_directory *directory);
 
 /* Removes the temporary directory and frees the object. NULL is fine. */

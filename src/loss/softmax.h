@@ -5,48 +5,46 @@
 #include "loss/vocab.h"
 #include "kernel/types.h"
 
-/* Statistics of rows whose vocabulary is split, and functions of them. A number that belongs to one token (a
- * logit, a log-probability, a weight) is f32, as losses and xd_kl_estimate take it; sums over the vocabulary or over
- * tokens are double. Everything is computed in double. All calls are collective over the vocabulary's group, give the same
- * bits on all its ranks, and need [T, tp] memory: a context on a CPU retains it for later calls, on a GPU it is allocated
- * for the call. With a GPU all arrays and results are device memory. -infinity is a legal logit of
- * probability zero; NaN and +infinity propagate to the row's results. Errors, the same on every rank: SHAPE, DTYPE,
- * ARGUMENT (temperature not positive and finite), MISMATCH (ranks with different numbers of rows), MEMORY. */
+/* Row statistics over a split vocabulary. Numbers of one token are f32, sums are double; all arithmetic is double.
+ * Collective over the vocabulary's group, the same bits on all ranks. Takes [T, tp] memory: a CPU context retains it, a GPU
+ * allocates it for the call. GPU arrays and results are device memory. Logits of -infinity have probability zero; NaN and
+ * +infinity propagate in a row.
+ * Errors: SHAPE, DTYPE, ARGUMENT (temperature), MISMATCH (rows differ between ranks), MEMORY. */
 
-/* log_sum_exp[T] of logits/temperature (temperature 0 -> 1) and argmax[T], the lowest id among equals; either
- * may be NULL. A row of only -infinity has log_sum_exp -infinity. */
+/* Returns log_sum_exp[T] of logits/temperature (0 -> 1) and argmax[T], ties: lowest id; either may be NULL. A row of only
+ * -infinity has log_sum_exp -infinity. */
 XD_API xd_result xd_row_stats(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature,
                               double *log_sum_exp, int64_t *argmax);
 
-/* out[t, c] = logits[t, c] / temperature - log_sum_exp[t] for this rank's columns; out may be logits; padding
- * columns of out are not written. */
+/* out[t, c] = logits[t, c] / temperature - log_sum_exp[t] for this rank's columns, not padding; out may be logits. */
 XD_API xd_result xd_log_softmax(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature,
                                 xd_rows out);
 
-/* The vector-Jacobian product of xd_log_softmax: gradient = (weight - softmax * sum_v weight) / temperature,
- * the sum over the whole vocabulary. weight and gradient are [T, V/tp]; gradient may be weight or logits. */
+/* Gradient of xd_log_softmax. The sum is over the whole vocabulary; weight and gradient are [T, V/tp]; gradient may be
+ * weight or logits.
+ *
+ *     gradient = (weight - softmax sum_v weight) / temperature */
 XD_API xd_result xd_log_softmax_backward(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
                                          double temperature, xd_rows weight, xd_rows gradient);
 
-/* log_probs[T] of the given ids under softmax(logits / temperature); an id outside the vocabulary gets
- * NaN. */
+/* Returns log_probs[T] of ids under softmax(logits / temperature); NaN for an id outside the vocabulary. */
 XD_API xd_result xd_target_log_probs(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature,
                                      xd_ids ids, float *log_probs);
 
-/* gradient = (onehot(id) - softmax) * weight[t] / temperature, for the log-probabilities above; rows whose id
- * is outside the vocabulary or whose weight is 0 get zero. gradient may be logits. */
+/* gradient = (onehot(id) - softmax) weight[t] / temperature of xd_target_log_probs; zero for an id outside the vocabulary or
+ * weight 0. gradient may be logits. */
 XD_API xd_result xd_target_log_probs_backward(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
                                               double temperature, xd_ids ids, const float *weight,
                                               xd_rows gradient);
 
-/* values[t, j] = logits[t, ids[t, j]], [T, n]. ids_stride is n for a list of ids for each position and 0 for
- * one list for all. An id outside the vocabulary: ARGUMENT when the list is shared and on the host; NaN otherwise. */
+/* values[t, j] = logits[t, ids[t, j]], [T, n]. ids_stride is n, or 0 for one shared list. Id outside the vocabulary:
+ * ARGUMENT if shared on the host, else NaN. */
 XD_API xd_result xd_gather_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, xd_ids ids, int64_t n,
                                    int64_t ids_stride, float *values);
 
-/* Share of the counted positions' weight at which the argmax is the label, over the positions of all ranks of
- * comm (NULL -> this rank). positions describes the rows of logits and has labels. Nothing counted: 0. A
- * weight that xd_denominator_count refuses: ARGUMENT, on a GPU NaN. Also collective over comm. */
+/* Returns the weighted share of counted positions with the label as argmax, over comm (NULL -> this rank). Nothing counted:
+ * 0. positions has labels for the rows. Weights that xd_denominator_count refuses: ARGUMENT, on a GPU NaN. Also collective
+ * over comm. */
 XD_API xd_result xd_accuracy(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
                              const xd_positions *positions, xd_comm *comm, double *out);
 

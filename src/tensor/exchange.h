@@ -3,8 +3,7 @@
 
 #include "base/memory.h"
 
-/* What a planned exchange with a backward takes on one rank: memory between create and destroy, and payload bytes that this rank
- * sends to others in each direction, as xd_comm_traffic counts them. */
+/* Memory of an exchange between create and destroy, and payload bytes this rank sends, as xd_comm_traffic counts. */
 typedef struct xd_exchange_bytes {
     xd_memory_bytes memory;
     uint64_t forward_sent, backward_sent;

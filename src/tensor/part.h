@@ -4,19 +4,17 @@
 #include "base/dtype.h"
 #include "tensor/region.h"
 
-/* This rank's part of a named tensor: a range of what a region of it holds. A layout cuts a tensor into regions, a wrapper cuts
- * the storage of regions into ranges that ignore rows; a part is either, so that files, exports and comparisons need to
- * know neither. */
+/* This rank's part of a named tensor: a range of the dense storage of a region. Layouts cut tensors into regions; wrappers
+ * cut storage into ranges that ignore rows. Files, exports and comparisons take both. */
 typedef struct xd_tensor_part {
     const char *name; /* of the whole tensor */
     xd_dtype dtype;
     int ndim;                   /* 0 is a scalar */
     int64_t shape[XD_DIMS_MAX]; /* of the whole tensor; 0 from ndim on */
-    const xd_region *region;    /* indices of the tensor; NULL -> all of them */
-    xd_interval range;          /* positions in the dense storage of `region` that are here; may be empty */
+    const xd_region *region;    /* indices of the tensor; NULL -> all */
+    xd_interval range;          /* positions in the dense storage of `region`; may be empty */
     void *data;                 /* [range.end - range.begin]; may be NULL when empty */
-    bool replica; /* another rank holds the same elements and speaks for them; exactly one rank of those
-                   * that hold an element leaves this false */
+    bool replica; /* another rank provides these elements; exactly one holder of an element has false */
 } xd_tensor_part;
 
 #endif

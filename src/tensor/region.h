@@ -8,13 +8,13 @@ typedef struct xd_interval {
     int64_t begin, end;
 } xd_interval;
 
-/* A region is a product of interval lists, one per dimension: the indices of a tensor that a rank holds. Its elements
- * are stored densely in ascending order of the indices, last dimension fastest. Layouts have at most
- * XD_LAYOUT_INTERVALS_MAX intervals per dimension, so that the intersection of two regions always fits. */
+/* A region is the part of a tensor that a rank holds: one interval list for each dimension. Elements are dense, in ascending
+ * index order, last dimension fastest. Layouts have at most XD_LAYOUT_INTERVALS_MAX intervals a dimension, so intersections
+ * fit. */
 #define XD_LAYOUT_INTERVALS_MAX 16
 #define XD_REGION_INTERVALS_MAX (2 * XD_LAYOUT_INTERVALS_MAX)
 
-/* One interval list for each dimension; see above. */
+/* One interval list for each dimension. */
 typedef struct xd_region {
     int ndim;
     int count[XD_DIMS_MAX];

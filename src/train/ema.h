@@ -6,202 +6,182 @@
 #include "tensor/part.h"
 #include "train/param.h"
 
-/* Exponential moving average of a model: shadows of this rank's parameters, which are averaged, and of its buffers,
- * which are copied unless average_buffers says otherwise. The average of a shard has the same bits as the shard of the
- * average, for every placement, uneven and empty shards included; so nothing here communicates. */
+/* Averages this rank's parameters and buffers into shadows, without communication. The average of a shard has the bits of
+ * the shard of the average, for every placement, uneven and empty shards too. */
 typedef struct xd_ema xd_ema;
 
-/* The decay b of iteration i; the shadow moves by (1 - b) of the difference. */
+/* The decay b of iteration i: shadow += (1 - b) (live - shadow). */
 typedef enum xd_ema_schedule {
     XD_EMA_CONSTANT = 0, /* decay */
     XD_EMA_POWER,        /* (1 - 1 / max(i, 1))^(gamma + 1) */
-    XD_EMA_HALFLIFE,     /* 2^(-batch_size / H), H = 1000 halflife_kimg; with the ramp-up H is at most
-                          * i * batch_size * rampup_ratio */
-    XD_EMA_RAMP          /* min(decay, (1 + i) / (10 + i)), as CREDIT counts from i = 1 */
+    XD_EMA_HALFLIFE, /* 2^(-batch_size / H), H = 1000 halflife_kimg, at most i batch_size rampup_ratio with ramp-up */
+    XD_EMA_RAMP /* min(decay, (1 + i) / (10 + i)), as CREDIT with i from 1 */
 } xd_ema_schedule;
 
-/* Settings of an average. Numbers are used as given, 0 too, so start from xd_ema_defaults. */
+/* Settings of an average. Numbers are used as given, 0 too: start from xd_ema_defaults. */
 typedef struct xd_ema_desc {
     xd_ema_schedule schedule;
-    double decay;            /* CONSTANT, RAMP; in [0, 1]; 0: the average is the weights themselves */
+    double decay;            /* CONSTANT, RAMP; in [0, 1]; 0: the average is the weights */
     double gamma;            /* POWER; at least -1 */
     double halflife_kimg;    /* HALFLIFE; thousands of samples, above 0 */
     double rampup_ratio;     /* HALFLIFE; at least 0 */
     bool disable_rampup;     /* HALFLIFE */
     int64_t batch_size;      /* HALFLIFE; samples of all ranks in an iteration; 0 -> 1 */
-    int64_t start_iteration; /* earlier updates do nothing; 0 -> the first update already counts */
-    bool init_from_current;  /* the weights at creation count; without it the first update that counts
-                              * copies */
-    xd_dtype dtype;          /* of shadows of parameters: F32 BF16 F16 F64; NONE -> F32. A narrow shadow stops
-                              * changing: bf16 at decay 0.9999 needs a difference of 39 to change a 1.0 */
-    bool live_dtype;         /* every shadow in its parameter's own dtype instead */
-    bool compat_credit;      /* b * shadow + (1 - b) * live, rounded as CREDIT does, instead of the lerp */
-    const char *const *strip_tokens; /* [strip_count] substrings removed from names; must outlive the average;
-                                      * NULL -> what wrappers add: "_checkpoint_wrapped_module.",
-                                      * "_fsdp_wrapped_module.", "_orig_mod.", "module." */
+    int64_t start_iteration; /* earlier updates do nothing; 0 -> none is earlier */
+    bool init_from_current;  /* the weights at creation count; false: the first update that counts copies */
+    /* Of parameters' shadows: F32 BF16 F16 F64; NONE -> F32. A bf16 shadow of 1.0 at decay 0.9999 moves only by differences
+     * from 39. */
+    xd_dtype dtype;
+    bool live_dtype;    /* each shadow has its parameter's dtype instead */
+    bool compat_credit; /* b shadow + (1 - b) live, rounded as CREDIT does */
+    /* [strip_count] substrings removed from names; must outlive the average; NULL -> "_checkpoint_wrapped_module.",
+     * "_fsdp_wrapped_module.", "_orig_mod.", "module." */
+    const char *const *strip_tokens;
     int strip_count;
-    bool compensated; /* F32 shadows of parameters with a BF16 term for what they cannot hold, see below */
-    bool stochastic_bf16;        /* BF16 shadows of parameters, rounded up or down at random, see below */
-    uint64_t seed;               /* of that rounding */
-    const xd_tensor_part *parts; /* stochastic_bf16: [count], where the elements of each entry are in the
-                                  * whole parameter, rows of padding behind it apart; must outlive the
-                                  * average; NULL -> adjacent, from xd_param.first on */
-    /* On a device: shadows in page-locked memory of the host, which kernels reach by the link to it, so that an update takes as
-     * long as this carries them both ways; the same bits. Elsewhere nothing changes. */
+    bool compensated;     /* parameters: F32 shadows with a BF16 term, see below */
+    bool stochastic_bf16; /* parameters: BF16 shadows with stochastic rounding, see below */
+    uint64_t seed;        /* of stochastic_bf16 */
+    /* stochastic_bf16: [count], each entry's place in the whole parameter, without padding rows; must outlive the average;
+     * NULL -> adjacent from xd_param.first. */
+    const xd_tensor_part *parts;
+    /* Shadows of a device in page-locked host memory: the same bits, but an update takes their transfer both ways. */
     bool host;
-    /* Buffers of floating types, running statistics of norms for example, are averaged as parameters are: as CREDIT's tracker
-     * does. Those whose names end in "_u" or "_v", the vectors of spectral norm, are copied, for an average of them has not
-     * length 1; so are integers, which that tracker averages. false -> every buffer is copied, as ModelOpt and FastGen do */
+    /* Floating-point buffers are averaged, as in CREDIT. Integers and names in "_u" or "_v" (spectral norm) are copied.
+     * false -> all are copied, as in ModelOpt and FastGen. */
     bool average_buffers;
 } xd_ema_desc;
 
-/* Two formats whose shadows follow differences that others do not see. An f32 shadow s stands still while the weight is nearer
- * than about 2^-24 |s| / (1 - b): 6e-3 of it at decay 0.99999.
+/* Formats for small differences. An f32 shadow s ignores differences below about 2^-24 |s| / (1 - b), 6e-3 |s| at decay
+ * 0.99999.
  *
- *   compensated       the average is shadow + term. Each update rounds the sum to the shadow and keeps what was lost, in 8 bits,
- *                     as the term: 2 bytes more an element, and it stands still 512 times nearer, 2^-33 |s| / (1 - b).
- *                     What is published is the shadow alone, which is the average rounded to f32
- *   stochastic_bf16   2 bytes instead of 4. The average of the shadow and the weight, which is not rounded first, is computed
- *                     in f32 and stored as the neighbour above or below, with the probabilities that make the mean exact (as
- *                     xd_optimizer_desc.stochastic_bf16). The random bits are a function of (seed, name without wrappers,
- *                     iteration, index in the whole parameter): the same on every device, after a resumed run and, with
- *                     `parts` or `first`, for every cut
+ *    compensated       The average is shadow + term; the BF16 term keeps the rounding error to 8 bits. 2 more bytes an element;
+ *                      the limit is 2^-33 |s| / (1 - b). Only the shadow is published
+ *    stochastic_bf16   2 bytes. The average is computed in f32 and rounded once, as in xd_optimizer_desc. Random bits depend
+ *                      on (seed, stripped name, iteration, index in the whole parameter): the same on every device, after a
+ *                      resume and, with `parts` or `first`, for every split
  *
- * dtype is NONE or that of the format; live_dtype and compat_credit exclude both. Copies round to nearest. */
+ * dtype is NONE or the format's. live_dtype and compat_credit exclude both. Copies round to nearest. */
 
-/* A desc with the references' numbers: decay 0.9999, gamma 16.97, halflife_kimg 500, rampup_ratio 0.05 (ModelOpt,
- * EMAConfig). Pure. */
+/* Returns ModelOpt's EMAConfig: decay 0.9999, gamma 16.97, halflife_kimg 500, rampup_ratio 0.05. Pure. */
 XD_API xd_ema_desc xd_ema_defaults(xd_ema_schedule schedule);
 
-/* What is saved beside the shadows. */
+/* The state to save with the shadows. */
 typedef struct xd_ema_record {
     int format_version; /* 1 */
     int64_t iteration;  /* of the last update, effective or not */
-    bool initialized;   /* the shadow holds an average, not just the weights at creation */
+    bool initialized;   /* the shadow is an average, not only the weights at creation */
     xd_ema_desc config;
 } xd_ema_record;
 
-/* How two lists of names match. */
+/* Result of matching two lists of names. */
 typedef struct xd_ema_match {
     int64_t matched;
-    int64_t missing_in_shadow; /* in the caller's list only */
-    int64_t missing_in_target; /* in the shadow only */
-    int64_t wrong_shape;       /* in both, with other element counts or shapes */
-    char names[200];           /* the first five that did not match, ", " between */
+    int64_t missing_in_shadow; /* only in the caller's list */
+    int64_t missing_in_target; /* only in the shadow */
+    int64_t wrong_shape;       /* in both, with different counts or shapes */
+    char names[200];           /* the first five without a match, ", " between */
 } xd_ema_match;
 
-/* The iteration that xd_ema_update counts by itself: one after the last. */
+/* Makes xd_ema_update use the last iteration plus one. */
 #define XD_EMA_NEXT INT64_C(-1)
 
-/* The decay at an iteration. Pure. Errors: ARGUMENT as for xd_ema_create, or for a negative iteration. */
+/* Returns the decay at an iteration. Pure. Errors: ARGUMENT (as xd_ema_create; negative iteration). */
 XD_API xd_result xd_ema_decay(xd_ctx *ctx, const xd_ema_desc *desc, int64_t iteration, double *decay);
 
-/* Creates shadows holding the current values.
+/* Creates shadows with the current values.
  *
- *   params   [count]; borrowed until xd_ema_destroy. Frozen ones are averaged too. Parameters are F32, BF16,
- *            F16 or F64; buffers are of any dtype. Entries with the same value pointer are
- *            tied: they have one shadow, under the first name, and every one of their names finds it
- *   desc     NULL -> xd_ema_defaults(XD_EMA_CONSTANT)
+ *    params   [count] F32, BF16, F16 or F64, also frozen; buffers of any dtype; borrowed until xd_ema_destroy. Entries with one
+ *             value pointer are tied: one shadow with the first name, found by all
+ *    desc     NULL -> xd_ema_defaults(XD_EMA_CONSTANT)
  *
- * Local; one allocation; on a device one there, with 64 KiB for counters, and one on the host, with xd_ema_desc.host one more.
- * Errors: ARGUMENT (numbers outside the ranges above; two names that are equal once stripped; no name, or one of
- * more than 1023 bytes; formats that exclude each other; first negative), SHAPE (a part of another count), DTYPE, MEMORY,
- * UNSUPPORTED (`host` on a device that offers no page-locked memory). */
+ * Local. One allocation; on a device one there with 64 KiB of counters, one on the host, and one more with `host`.
+ * Errors: ARGUMENT (number out of range; stripped names equal; name missing or above 1023 bytes; formats excluded; `first`
+ * negative), SHAPE (count of a part), DTYPE, MEMORY, UNSUPPORTED (`host` without page-locked memory). */
 XD_API xd_result xd_ema_create(xd_ctx *ctx, const xd_param *params, int64_t count, const xd_ema_desc *desc,
                                xd_ema **out);
 
-/* What xd_ema_create takes with these arguments; desc NULL as there. Local, allocates nothing. Errors: as xd_ema_create, but
- * MEMORY and what is wrong with names. */
+/* Returns the memory that xd_ema_create would take; desc may be NULL. Local, allocates nothing. Errors: as xd_ema_create,
+ * without MEMORY and errors of names. */
 XD_API xd_result xd_ema_bytes(xd_ctx *ctx, const xd_param *params, int64_t count, const xd_ema_desc *desc,
                               xd_memory_bytes *out);
 
-/* Frees the shadows, those on the host when what was launched on them is done. NULL is fine. */
+/* Frees the shadows; host shadows after their launched work. NULL is fine. */
 XD_API void xd_ema_destroy(xd_ema *ema);
 
-/* Once after every step of the model's optimizer:
- *   iteration < start_iteration                            no change
- *   iteration == start_iteration, or not initialized yet   shadow <- live; now initialized
- *   otherwise                                              parameters averaged, buffers copied, or averaged too
+/* Updates the average; call once after each optimizer step.
  *
- *   iteration   XD_EMA_NEXT, or any value, not necessarily increasing; it is stored
- *   status      when it holds an error neither values nor the iteration change; NULL -> always update. On a device the host
- *               does not read it: the device counts from then on, to the same values and the same iteration. It knows the decays
- *               of 4096 refused steps, since creation or the last load; beyond them those of XD_EMA_NEXT are as if only so many
- *               had been refused
+ *    iteration < start_iteration               no change
+ *    iteration == start_iteration, or first    shadow <- live; the average is then initialized
+ *    otherwise                                 parameters are averaged, buffers copied or averaged
  *
- * Local, allocates nothing, waits for nothing; the same bits on every device and for every split. NaN and infinities pass through.
- * Errors: ARGUMENT (iteration below -1; NEXT after INT64_MAX), STATE when the list changed since creation or is exchanged
- * with the shadows; nothing is written. */
+ *    iteration   XD_EMA_NEXT or any value, in any order; it is stored
+ *    status      an error prevents the update; NULL -> always update. On a device kernels read it and count iterations. After
+ *                4096 refused steps since creation or load, XD_EMA_NEXT takes decays as if no step were refused
+ *
+ * Local, allocates nothing, does not wait. The same bits on every device and for every split. NaN and infinities propagate.
+ * Errors, nothing written: ARGUMENT (iteration below -1; NEXT after INT64_MAX), STATE (list changed; swapped). */
 XD_API xd_result xd_ema_update(xd_ema *ema, int64_t iteration, const xd_status *status);
 
-/* Counts, in every update from now on, the elements of parameters that an average leaves to the bit as they were, a compensation
- * too, although their weights differ from them: those in the zone where nothing moves. Frozen weights do not differ and are not
- * counted; a shadow that is NaN is.
+/* Counts at each update the parameter elements whose average keeps all bits, compensation included, although the weight
+ * differs. Frozen weights do not count; NaN shadows do.
  *
- *   unmoved   in memory of the context's device; set by each update and by each step that updates the average, of the elements
- *             here alone, replicas too: sum it over ranks that hold different ones. 0 after an update that copies or does
- *             nothing. NULL -> not counted any more
+ *    unmoved   device memory, set by each update and each step with the average; this rank's elements and replicas: sum it over
+ *              ranks. 0 if it copies or does nothing. NULL -> stops counting
  *
- * The update is then a pass over memory of its own. Local, allocates nothing; the same number on every device. */
+ * Each update then is a separate pass. Local, allocates nothing; the same count on every device. */
 XD_API void xd_ema_count_unmoved(xd_ema *ema, int64_t *unmoved);
 
-/* Exchanges the shadows with the values of the parameters and buffers, in place: to evaluate the average with the model's own
- * memory. A second call exchanges them back; every bit is then as before. What the model computes with must be those values: a
- * wrapper's views and gathered copies follow when they are formed again.
+/* Swaps shadows with values in place, to evaluate the average. A second call restores every bit. Views and gathered copies
+ * of a wrapper follow when formed again.
  *
- * While they are exchanged xd_ema_update, xd_ema_copy_to, xd_ema_load, steps that name the average, saves and exports return
- * STATE, and views show the weights. Steps that do not name it cannot know: do not step. xd_ema_destroy does not exchange back.
+ * While swapped, xd_ema_update, xd_ema_copy_to, xd_ema_load, steps with this average, saves and exports return STATE; views
+ * show the weights. Make no other step: it is not refused. xd_ema_destroy does not swap back.
  *
- * Local, allocates nothing, a block at a time. Errors: DTYPE when a shadow has another dtype than its parameter, since neither
- * could hold the other (publish with xd_ema_copy_to instead); STATE when the list changed since creation. Nothing is
- * exchanged then. */
+ * Local, allocates nothing. Errors, nothing swapped: DTYPE (shadow and parameter differ: use xd_ema_copy_to), STATE (list
+ * changed). */
 XD_API xd_result xd_ema_swap(xd_ema *ema);
 
-/* Whether shadows and values are exchanged now. */
+/* Returns whether shadows and values are swapped. */
 XD_API bool xd_ema_is_swapped(const xd_ema *ema);
 
-/* Number of shadows, tied names not counted, and a view of one: name, value, dtype, count, shape, flags. The
- * view is valid until xd_ema_destroy and changes with every update. An index out of range gives an empty
- * view. */
+/* Return the number of shadows, tied names not counted, and a view: name, value, dtype, count, shape, flags. It is valid
+ * until xd_ema_destroy and follows updates; empty out of range. */
 XD_API int64_t xd_ema_count(const xd_ema *ema);
 XD_API xd_param xd_ema_view(const xd_ema *ema, int64_t index);
 
-/* The compensation of a shadow, BF16, to save and to restore in place: the average of view i is xd_ema_view(ema, i) +
- * xd_ema_compensation(ema, i). An empty view for what is copied, and without xd_ema_desc.compensated. */
+/* Returns a shadow's BF16 compensation, to save or restore in place: average i is xd_ema_view(ema, i) +
+ * xd_ema_compensation(ema, i). Empty for copies and without `compensated`. */
 XD_API xd_param xd_ema_compensation(const xd_ema *ema, int64_t index);
 
-/* Writes shadows into a list of parameters and buffers by name, converted to their dtypes: to publish,
- * to evaluate, to save.
+/* Writes shadows to parameters and buffers by name, converted to their dtypes.
  *
- *   targets   [count]; values in memory of the context's device; gradients and flags are not read
- *   lenient   false -> every name must be in both lists, tied names apart
- *   match     when not NULL: receives the counts, also on failure
+ *    targets   [count]; values in device memory; gradients and flags are not read
+ *    lenient   false -> every name must be in both lists, except tied ones
+ *    match     when not NULL: receives the counts, also on failure
  *
- * Local. Errors: MISSING or UNEXPECTED (a name in one list only, strict), SHAPE (strict or not), ARGUMENT (elements at
- * NULL), DTYPE (types that no cast converts), STATE while shadows and values are exchanged. Nothing is written then. */
+ * Local. Errors, nothing written: MISSING, UNEXPECTED (a name in one list only; strict), SHAPE, ARGUMENT (elements at NULL),
+ * DTYPE (no such cast), STATE (swapped). */
 XD_API xd_result xd_ema_copy_to(const xd_ema *ema, const xd_param *targets, int64_t count, bool lenient,
                                 xd_ema_match *match);
 
-/* How to fill an average from saved values. Zero is the default of every field. */
+/* How to load saved values. */
 typedef struct xd_ema_load_desc {
-    /* What xd_ema_describe returned when the values were saved; NULL -> the iteration does not change. The average is initialized
-     * afterwards when every parameter was filled or the record is of an initialized one. */
+    /* From xd_ema_describe; NULL -> the iteration stays. The average is then initialized if the record is or every parameter
+     * was filled. */
     const xd_ema_record *record;
-    bool lenient; /* false -> every name must be in both lists, tied names apart */
+    bool lenient; /* as in xd_ema_copy_to */
 } xd_ema_load_desc;
 
-/* Fills shadows from a list by name; match and errors as for xd_ema_copy_to, with the roles of the lists changed.
- * Compensations of what was filled are zero afterwards: restore them in place (xd_ema_compensation).
+/* Fills shadows from a list by name; match and errors as xd_ema_copy_to, lists exchanged. Filled compensations become zero.
  *
- *   desc   NULL -> defaults
- *   match  may be NULL
+ *    desc   NULL -> defaults
+ *    match  may be NULL
  *
- * Local. Further errors: FORMAT for a record of another version. */
+ * Local. Further errors: FORMAT (record of another version). */
 XD_API xd_result xd_ema_load(xd_ema *ema, const xd_param *sources, int64_t count,
                              const xd_ema_load_desc *desc, xd_ema_match *match);
 
-/* The state to save beside the shadows; defaults are filled in. On a device it waits for the updates before, if one had a
- * status. */
+/* Returns the state to save, defaults filled in. On a device it waits for updates if one had a status. */
 XD_API xd_ema_record xd_ema_describe(const xd_ema *ema);
 
 #endif

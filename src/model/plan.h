@@ -6,55 +6,48 @@
 #include "train/ema.h"
 #include "train/optimizer.h"
 
-/* What training a model takes, before anything is allocated, and for ranks that need not exist. */
+/* Plans the memory of training before anything is allocated, for ranks that need not exist. */
 
-/* How the model is to be wrapped, and what trains it. Zero is the default of every field but one of the first two. */
+/* The wrapper, one of the first two, and what trains the model. */
 typedef struct xd_memory_plan_desc {
-    const xd_ddp_desc *ddp; /* one of these two; `replicas` and `groups` are not read, `stage` is at least
-                             * pipeline_rank with a pipeline */
+    const xd_ddp_desc *ddp; /* without `replicas` and `groups`; `stage` is at least pipeline_rank in a
+                             * pipeline */
     const xd_fsdp_desc *fsdp;
-    int ranks;  /* data ranks of a group; 0 -> 1 */
-    int groups; /* that hold replicas of each other (HSDP, instances of optimizers); 0 -> 1 */
-    const xd_optimizer_desc *optimizer; /* its settings; not its list, which is the wrapper's. NULL -> none */
+    int ranks;                          /* data ranks of a group; 0 -> 1 */
+    int groups;                         /* with replicas (HSDP, instances of optimizers); 0 -> 1 */
+    const xd_optimizer_desc *optimizer; /* settings only, not the list. NULL -> none */
     const xd_ema_desc *averages;        /* [average_count] */
     int average_count;
-    const xd_inputs_desc *inputs;         /* of blocks that are recomputed; NULL -> none */
-    const xd_pipeline_run_desc *pipeline; /* that the model is a stage of, on rank `pipeline_rank`, with
-                                           * schedule.ranks; NULL -> none */
+    const xd_inputs_desc *inputs;         /* of blocks with recompute; NULL -> none */
+    const xd_pipeline_run_desc *pipeline; /* with schedule.ranks, if the model is a stage; NULL -> none */
     int pipeline_rank;
-    int expert_ranks; /* data ranks of a group that hold the same experts, of a model with some; 0 -> all of them */
+    int expert_ranks; /* data ranks with the same experts; 0 -> all */
 } xd_memory_plan_desc;
 
 /* Bytes of one rank. */
 typedef struct xd_memory_plan {
-    int64_t elements;          /* of weights and buffers in this rank's list: what it steps and averages */
-    xd_parallel_bytes wrapper; /* as xd_parallel_memory says once it is wrapped */
+    int64_t elements;          /* weights and buffers in this rank's list */
+    xd_parallel_bytes wrapper; /* as xd_parallel_memory */
     xd_memory_bytes optimizer; /* as xd_optimizer_bytes */
-    xd_memory_bytes averages;  /* of all together, as xd_ema_bytes */
+    xd_memory_bytes averages;  /* sum, as xd_ema_bytes */
     xd_memory_bytes inputs;    /* as xd_inputs_bytes */
-    xd_memory_bytes pipeline; /* as xd_pipeline_bytes: activations that wait, once for all stages of a rank */
-    /* As xd_queue_bytes, of the queues that the descs of the wrapper and the pipeline name, each once: those of the ranks
-     * that are there, whatever `ranks` is. */
+    xd_memory_bytes pipeline;  /* as xd_pipeline_bytes, once for all stages of a rank */
+    /* As xd_queue_bytes, of each queue in the descs once, over the queue's own ranks. */
     xd_memory_bytes queues;
 } xd_memory_plan;
 
-/* Plans one rank.
+/* Plans one rank, in the context's reduction mode. Local; allocates nothing that stays.
  *
- *   model   sealed, not wrapped; unchanged afterwards. Storage need not be there
+ *   model   sealed, not wrapped, with or without storage
  *   rank    of ranks * groups, numbered group after group
  *
- * Local: no other rank need exist. The reduction mode is the context's. Memory: descriptions, freed again. Errors: as those of
- * xd_ddp_create, xd_fsdp_create (of its groups for experts only `gathers` and `reductions` are read), xd_optimizer_bytes,
- * xd_ema_bytes and xd_pipeline_bytes; ARGUMENT (both kinds of wrapper or none; a rank that there is not), STATE. *out is
- * untouched then. */
+ * Errors leave *out untouched: as xd_ddp_create, xd_fsdp_create (of experts only their queues are read), xd_optimizer_bytes,
+ * xd_ema_bytes and xd_pipeline_bytes; ARGUMENT (both wrappers or none; no such rank), STATE. */
 XD_API xd_result xd_plan_memory(xd_model *model, const xd_memory_plan_desc *desc, int rank,
                                 xd_memory_plan *out);
 
-/* Writes a table with a line for each rank, in KiB, and one with the largest and the sum of all.
- *
- *   report   receives the lines; zero -> the context's logger
- *
- * Local. Errors: as xd_plan_memory; nothing is written then. */
+/* Writes a table in KiB: a line a rank, the largest, the sum. `report` zero -> the context's logger. Local. Errors write
+ * nothing: as xd_plan_memory. */
 XD_API xd_result xd_plan_print(xd_model *model, const xd_memory_plan_desc *desc, xd_build_report report);
 
 #endif

@@ -3,60 +3,50 @@
 
 #include "checkpoint/checkpoint.h"
 
-/* Checkpoints beside training: xd_checkpoint_save_start copies what this rank has to save and returns; a thread with a
- * communicator and a context of its own then does what xd_checkpoint_save does, and writes the same bytes.
+/* Saves while training continues, with the files of xd_checkpoint_save: docs/checkpoints.md. A thread with its own communicator
+ * and context writes them.
  *
- * - From the return of start on, everything the desc points to may be changed and freed, the networks' arrays, optimizers
- *   and averages too.
- * - Training's collectives run beside the save; they share nothing but the fate of the world: a failure that breaks the group
- *   in one of them breaks both. The traffic of the save is not in the counters of the communicator.
- * - Allocator, logger, clock and file calls of the context are called from a second thread and must allow it.
- * - Where the transport makes no second communicator for another thread (MPI below MPI_THREAD_MULTIPLE, NCCL), there is no
- *   thread: xd_checkpoint_save_poll and xd_checkpoint_save_wait carry the save out on the caller's communicator, and are
- *   collective. Programs for every transport call them on all ranks alike. */
+ * - After start the caller may change and free everything that the desc names.
+ * - A failure that breaks the group breaks training and the save. The communicator does not count the save's traffic.
+ * - The thread calls the context's allocator, logger, clock and file calls.
+ * - MPI below MPI_THREAD_MULTIPLE and NCCL have no thread: poll and wait are collective and run the save. Portable programs
+ *   call them on all ranks. */
 typedef struct xd_checkpoint_saver xd_checkpoint_saver;
 
-/* Bytes of the block into which a rank's start copies: what it speaks for of all tensors of these networks, each rounded up
- * to XD_ARENA_ALIGNMENT, with the states of frozen parameters for which optimizers have set memory aside (reserve_frozen), so
- * that xd_optimizer_thaw does not outgrow a saver. Local. Errors: those of xd_checkpoint_save about networks; MEMORY. */
+/* Returns the size of this rank's staging block: all elements that it writes, reserved states of frozen parameters included
+ * (reserve_frozen). Each tensor is rounded up to XD_ARENA_ALIGNMENT. Local.
+ * Errors: those of xd_checkpoint_save about networks; MEMORY. */
 XD_API xd_result xd_checkpoint_saver_bytes(xd_comm *comm, const xd_checkpoint_network *networks,
                                            int network_count, size_t *bytes);
 
-/* Creates a saver for any number of saves, one at a time, of these networks or of less.
+/* Creates a saver of these networks or fewer, for one save at a time. Collective.
  *
  *   networks   [network_count], read during the call only
- *   out        destroy it with xd_checkpoint_saver_destroy before comm
+ *   out        destroy it before comm
  *
- * Collective. Memory: the bytes of the call above, in memory of the host (page-locked where the context's
- * device offers it), a context and a handle on the group. Errors, on every
- * rank: those of the call above; MEMORY, also when a thread does not start; as for every collective, one rank's error is PEER
- * on the others. */
+ * Memory: the staging block on the host, page-locked if the device can; a context and a communicator.
+ * Errors: those of xd_checkpoint_saver_bytes; MEMORY (also: no thread). */
 XD_API xd_result xd_checkpoint_saver_create(xd_comm *comm, const xd_checkpoint_network *networks,
                                             int network_count, xd_checkpoint_saver **out);
 
-/* Starts a save: checks what this rank can see, copies, and agrees with the other ranks that all have, in one exchange. On a
- * device the copy is behind what is on the context's stream, and complete on return.
+/* Starts a save: checks, copies and agrees. Collective. On a device the copy follows the context's stream and is complete on
+ * return.
  *
- *   desc   as for xd_checkpoint_save; its staging_bytes are not used, since the tensors are in memory of the host already
+ *   desc   as for xd_checkpoint_save; staging_bytes is not used
  *
- * Collective. Memory until the wait: copies of names, regions, state and files, and that of xd_checkpoint_save. Errors, on
- * every rank, nothing then being started: STATE while a save has not been waited for, naming both steps, or when the networks
- * need more bytes than the saver has; ARGUMENT, FORMAT and MEMORY as for xd_checkpoint_save. All that ranks find out together,
- * and files, is told by the wait. */
+ * Errors, with nothing started: STATE (an open save; too small a saver), ARGUMENT, FORMAT, MEMORY (as for xd_checkpoint_save).
+ * xd_checkpoint_save_wait returns those of files and between ranks. */
 XD_API xd_result xd_checkpoint_save_start(xd_checkpoint_saver *saver, const xd_checkpoint_save_desc *desc);
 
-/* Whether xd_checkpoint_save_wait would return at once; true when nothing was started. Local, and never waits; without a
- * thread it is collective, carries out a piece of the save, at most 256 MiB of writing on each rank, and returns the same on every
- * rank. */
+/* Returns whether xd_checkpoint_save_wait would return at once; true without a save. Local, never waits. Without a thread it is
+ * collective, writes at most 256 MiB a rank, and returns the same on every rank. */
 XD_API bool xd_checkpoint_save_poll(xd_checkpoint_saver *saver);
 
-/* Waits for the save that was started and returns its result, once: the errors of xd_checkpoint_save, on every rank, with culprit
- * and message in the communicator's context; older checkpoints are as they were. XD_OK when nothing was started. Not longer
- * than the deadlines of the save's collectives. */
+/* Waits for the save and returns its result once, within its deadlines; XD_OK without a save. Errors: those of
+ * xd_checkpoint_save. */
 XD_API xd_result xd_checkpoint_save_wait(xd_checkpoint_saver *saver);
 
-/* Ends the saver; local. NULL is fine. A save nobody has waited for is completed first, and its result is lost; without a
- * thread it is given up. */
+/* Destroys the saver; local. NULL is fine. Completes an open save first, or abandons it without a thread. */
 XD_API void xd_checkpoint_saver_destroy(xd_checkpoint_saver *saver);
 
 #endif

@@ -4,26 +4,22 @@
 #include "comm/collective.h"
 #include "kernel/dmd_types.h"
 
-/* What every loss over samples takes besides its tensors. Tensors are rows: [samples, elements], one row a sample or this
- * rank's part of it, F32, BF16 or F16. Ranks of `split` hold parts of the same samples, of any sizes, also none; ranks of
- * `comm` hold other samples. In a pure data-parallel run split is NULL, with one data rank comm is.
+/* Common fields of losses over samples. Tensors are [samples, elements] of F32, BF16 or F16, one row a sample. Ranks of `split`
+ * hold parts of the same samples, of any sizes, also 0; ranks of `comm` hold other samples. Without such ranks they are NULL.
  *
  *   loss = weight scale / N * sum over all samples of their losses
  *
- * A sample with a finding (something in it, or in its factors, is not finite) has loss and gradient zero and changes no bit of
- * any other's; it still counts in N. */
+ * A sample with a non-finite element or factor is a finding: loss and gradient 0, still in N, no effect on others. */
 typedef struct xd_sample_common {
-    double weight;       /* > 0: of this loss in the caller's total, in value and gradient */
-    const double *scale; /* one more factor, in memory of the device: of a loss scaler, or 1 / accumulation;
-                          * NULL -> 1 */
+    double weight;                     /* > 0, for value and gradient */
+    const double *scale;               /* in device memory: loss scaler, 1 / accumulation; NULL -> 1 */
     const xd_denominator *denominator; /* N of the whole step; NULL -> denominator_value */
-    double denominator_value; /* N itself; 0 -> what this call counts over split and comm, which makes it
-                               * the mean */
-    xd_comm *split;           /* axes over which samples are cut (tensor or context parallel); NULL -> none */
-    xd_comm *comm;            /* data axes: results are summed over them; NULL -> this rank's samples only */
-    double *sample_loss;      /* [samples] losses without weight, scale and N, whole samples; or NULL */
-    xd_status *status;        /* findings are added here; NULL -> they are returned as DATA */
-    void *workspace;          /* NULL -> taken from the device's allocator for this call */
+    double denominator_value;          /* N; 0 -> counted over split and comm: the mean */
+    xd_comm *split;                    /* tensor or context parallel axes that cut samples; NULL -> none */
+    xd_comm *comm;                     /* data axes that sum results; NULL -> this rank's samples only */
+    double *sample_loss; /* [samples] losses of whole samples without weight, scale and N; or NULL */
+    xd_status *status;   /* receives findings; NULL -> the call returns DATA */
+    void *workspace;     /* NULL -> the device's allocator, for this call */
     size_t workspace_bytes;
 } xd_sample_common;
 

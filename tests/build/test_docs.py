@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What tools/check_names.py and the check of the index find and pass over, on a small tree; what docs.py finds wrong."""
+"""What tools/check_names.py and the checks of the index and of cells find and pass over, on a small tree; what docs.py finds wrong."""
 
 import pathlib
 import sys
@@ -8,7 +8,7 @@ import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools"))
 import docs  # noqa: E402
-from check_docs import check_index  # noqa: E402
+from check_docs import CELL, check_cells, check_index  # noqa: E402
 from check_names import check_names  # noqa: E402
 from render_markdown import Page  # noqa: E402
 
@@ -74,6 +74,20 @@ class Names(unittest.TestCase):
         (self.root / "xdistill_far.h").unlink()
         self.write("docs/index.md", "- `xd_low`, `xd_kind`: as `xd_low`.\n- `xd_low_make`, `XD_LOW_ONE`, `xd_low`: twice.\n")
         self.assertEqual(list(check_index(self.root)), ["docs/index.md: xd_low has two entries"])
+
+
+    def test_finds_long_cells(self):
+        table = "| what | how |\n|---|---|\n| a | %s |\n"
+        for name in ("docs/page.md", "bench/results/README.md"):
+            for text, length in ((table % ("x" * CELL), 0), (table % ("x" * (CELL + 1)), CELL + 1),
+                                 ("```\n%s```\n" % (table % ("x" * 300)), 0), (table % ("%s\\|%s" % ("x" * 150, "x" * 150)), 302),
+                                 ("x" * 300 + "\n", 0), ("```\n```\n%s" % (table % ("x" * 300)), 300)):
+                self.write(name, text)
+                found = list(check_cells(self.root))
+                self.assertEqual(len(found), 1 if length else 0, text)
+                if length:
+                    self.assertIn("%s:%d: a cell of %d characters" % (name, 3 + 2 * text.startswith("```\n```"), length), found[0])
+            self.write(name, "")
 
 
 def page(text):

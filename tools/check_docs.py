@@ -9,6 +9,7 @@
   names      what prose names exists: check_names.py
   tests      every function of the users' part (docs/api.txt) is called by a file of tests/
   version    the top entry of CHANGELOG.md and the first line of src/xdistill.h name the version of config.h
+  cells      no cell of a table in README.md, docs/ and bench/results/README.md has more than CELL characters
 """
 
 import os
@@ -23,6 +24,7 @@ from check_names import check_names
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FUNCTION = re.compile(r"^XD_API\b[^;{]*?\b(xd_\w+)\s*\(")
+CELL = 200
 TYPE = re.compile(r"^(?:typedef\s+)?(?:struct|union|enum)\s+(xd_\w+)\s*\{|"
                   r"^typedef\b[^;{]*?\b(xd_\w+)\s*\)?\s*[(;]")
 
@@ -113,6 +115,26 @@ def check_index(root=ROOT):
         yield "docs/index.md: %s has two entries" % name
 
 
+def cells(text):
+    """(line, cell) of each cell of the tables of a page; code in fences has no tables."""
+    fenced = False
+    for number, line in enumerate(text.split("\n"), 1):
+        fenced ^= line.startswith("```")
+        if line.startswith("|") and not fenced:
+            yield from ((number, cell.strip()) for cell in re.split(r"(?<!\\)\|", line)[1:])
+
+
+def check_cells(root=ROOT):
+    pages = [root / "README.md", *sorted((root / "docs").glob("*.md")), root / "bench/results/README.md"]
+    for path in pages:
+        name = path.relative_to(root).as_posix()
+        if not path.is_file():
+            continue
+        for number, cell in cells(path.read_text()):
+            if len(cell) > CELL:
+                yield "%s:%d: a cell of %d characters, at most %d: %s ..." % (name, number, len(cell), CELL, cell[:40])
+
+
 def check_tests():
     promised = re.findall(r"^function [^(]*?(\w+)\(", (ROOT / "docs/api.txt").read_text(), re.M)
     called = set()
@@ -143,7 +165,7 @@ def check_version():
 
 def main():
     complaints = [*check_comments(), *check_options(), *check_figures(), *check_tests(), *check_version(), *check_index(),
-                  *check_names(ROOT), *check_snippets()]
+                  *check_cells(), *check_names(ROOT), *check_snippets()]
     for complaint in complaints:
         print(complaint, file=sys.stderr)
     return 1 if complaints else 0

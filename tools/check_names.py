@@ -2,8 +2,7 @@
 
 Names are those of the library (xd_, XD_, xdi_, XDI_, XDISTILL_; a field behind a struct's name too), files and folders of
 the tree, and targets of the Makefile. `xd_ema_*` and `xd_ema_` stand for all that begin so. Of CHANGELOG.md only the
-newest section is read. Removed names are allowed where their removal is documented: in the left column of a table of
-docs/renames.md, in its paragraph that begins with `Gone:`, and as such in CHANGELOG.md.
+newest section is read.
 """
 
 import re
@@ -35,12 +34,13 @@ class Tree:
         self.elsewhere = {name for folder in ("tests", "bench", "examples", "tools", "fuzz", "cmake")
                           for path in (root / folder).rglob("*") if path.suffix in CODE
                           for name in NAME.findall(blank_comments(path.read_text()) if path.suffix != ".py" else path.read_text())}
+        if (root / "CMakeLists.txt").is_file():
+            self.elsewhere.update(re.findall(r"option\((\w+)", (root / "CMakeLists.txt").read_text()))
         self.fields = {}
         for text in code.values():
             for name, body in STRUCT.findall(text):
                 self.fields.setdefault(name, set()).update(re.findall(r"\b[a-z_]\w*\b", body))
         self.targets = set(re.findall(r"^([a-z][a-z-]*):", (root / "Makefile").read_text(), re.M))
-        self.old = old_names((root / "docs/renames.md").read_text())
 
     def pasted(self, code):
         """Names that macros make of a prefix and the words of a list: XD_DTYPE_F32 of XD_DTYPES."""
@@ -60,31 +60,10 @@ class Tree:
             self.root.glob(path + ".*"))
 
 
-def old_names(renames):
-    """The removed names that docs/renames.md lists."""
-    return set(NAME.findall(" ".join(past for _, past, _ in cut(renames))))
-
-
-def cut(renames):
-    """(line, what is of the past, what is of the present) of docs/renames.md."""
-    gone = False
-    for number, line in enumerate(renames.split("\n"), 1):
-        gone = line.startswith("Gone:") or gone and bool(line.strip())
-        if line.startswith("|"):
-            cells = line.split("|")
-            yield number, cells[1], "|".join(cells[2:])
-        elif gone:  # what came instead stands in brackets
-            yield number, re.sub(r"\([^)]*\)", "", line), " ".join(re.findall(r"\(([^)]*)\)", line))
-        else:
-            yield number, "", line
-
-
 def pages(root):
     """(path, [(line, text)]) of each page of prose."""
     for path in [root / "README.md", *sorted((root / "docs").glob("*.md"))]:
-        text = path.read_text()
-        yield path, ([(number, now) for number, _, now in cut(text)] if path.name == "renames.md" else
-                     list(enumerate(text.split("\n"), 1)))
+        yield path, list(enumerate(path.read_text().split("\n"), 1))
     lines = list(enumerate((root / "CHANGELOG.md").read_text().split("\n"), 1))
     sections = [number for number, line in lines if line.startswith("## ")] + [len(lines) + 1]
     yield root / "CHANGELOG.md", lines[:sections[1] - 1]
@@ -94,25 +73,24 @@ def dead(tree, line, prose, folder=""):
     """What a line names and there is not; files also as seen from src/ and from a layer's folder."""
     for name in NAME.findall(line):
         if not tree.has_name(name, prose):
-            yield name, "there is no %s" % name
+            yield "there is no %s" % name
     for struct, field in FIELD.findall(line):
         if struct in tree.fields and field not in tree.fields[struct]:
-            yield field, "%s has no field %s" % (struct, field)
+            yield "%s has no field %s" % (struct, field)
     for path in [] if prose else PART.findall(line):
         if not any((tree.root / start / path).exists() for start in ("", "src", "src/" + folder)):
-            yield path, "there is no %s" % path
+            yield "there is no %s" % path
     for path in PATH.findall(line) + TOP.findall(line):
         if not tree.has_path(path):
-            yield path, "there is no %s" % path
+            yield "there is no %s" % path
     for target in MAKE.findall(line):
         if target not in tree.targets:
-            yield target, "the Makefile has no target %s" % target
+            yield "the Makefile has no target %s" % target
 
 
-def check_page(tree, path, lines):
-    past = tree.old if path.name == "CHANGELOG.md" else ()
+def check_page(tree, lines):
     for number, line in lines:
-        yield from ((number, message) for name, message in dead(tree, line, True) if name not in past)
+        yield from ((number, message) for message in dead(tree, line, True))
 
 
 def check_source(tree, path):
@@ -122,13 +100,13 @@ def check_source(tree, path):
             continue
         first = text.count("\n", 0, match.start()) + 1
         for number, line in enumerate(match.group().split("\n"), first):
-            yield from ((number, message) for _, message in dead(tree, line, False, layer))
+            yield from ((number, message) for message in dead(tree, line, False, layer))
 
 
 def check_names(root):
     """Each dead name with its place, once a line."""
     tree = Tree(root)
-    found = [(path, *one) for path, lines in pages(root) for one in check_page(tree, path, lines)]
+    found = [(path, *one) for path, lines in pages(root) for one in check_page(tree, lines)]
     found += [(path, *one) for path in tree.sources for one in check_source(tree, path)]
     for path, number, message in dict.fromkeys(found):
         yield "%s:%d: %s" % (path.relative_to(root), number, message)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""What tools/check_names.py and the check of the index find and pass over, on a small tree; what docs.py finds wrong."""
+"""What tools/check_names.py and the checks of the index and of cells find and pass over, on a small tree; what docs.py finds wrong."""
 
 import pathlib
 import sys
@@ -8,7 +8,7 @@ import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools"))
 import docs  # noqa: E402
-from check_docs import check_figures, check_index  # noqa: E402
+from check_docs import CELL, check_cells, check_figures, check_index  # noqa: E402
 from check_names import check_names  # noqa: E402
 from render_markdown import Page  # noqa: E402
 
@@ -18,8 +18,7 @@ FILES = {
     "src/base/cpu/low.c": "/* As cpu/low.c says. */\nint xd_low_make(void) { return 1; }\n",
     "Makefile": "test: ## all\n\techo\n",
     "README.md": "`xd_low_make` makes `xd_low.depth`; `XD_LOW_ONE`, `xd_low_*`. See src/base/low.h and `make test`.\n",
-    "CHANGELOG.md": "# Changelog\n\n## 2\n\nxd_old is gone.\n\n## 1\n\nxd_older came.\n",
-    "docs/renames.md": "| old | new |\n|---|---|\n| `xd_old` | `xd_low` |\n\nGone: xd_past (xd_low instead).\n",
+    "CHANGELOG.md": "# Changelog\n\n## 2\n\nxd_low came.\n\n## 1\n\nxd_older came.\n",
 }
 
 
@@ -60,8 +59,8 @@ class Names(unittest.TestCase):
         self.assertEqual(self.found("src/base/low.c", "/* base/high.c */\n"), ["src/base/low.c:1: there is no base/high.c"])
 
     def test_reads_the_newest_section_of_the_changelog_only(self):
-        text = FILES["CHANGELOG.md"].replace("xd_old ", "xd_oldest ")
-        self.assertEqual(self.found("CHANGELOG.md", text), ["CHANGELOG.md:5: there is no xd_oldest"])
+        text = FILES["CHANGELOG.md"].replace("xd_low ", "xd_old ")
+        self.assertEqual(self.found("CHANGELOG.md", text), ["CHANGELOG.md:5: there is no xd_old"])
 
     def test_finds_names_that_the_index_lacks(self):
         self.write("docs/api.txt", "version 1.0.0\npolicy open\n\nstruct xd_low\n    int depth\n\nenum xd_kind\n    XD_KIND_A = 0\n"
@@ -85,11 +84,18 @@ class Names(unittest.TestCase):
         self.write("README.md", "nothing\n")
         self.assertEqual(list(check_figures(self.root)), ["README.md has no table of numbers"])
 
-    def test_knows_the_past_from_the_table_of_renames_alone(self):
-        self.assertEqual(self.found("README.md", "xd_old\n"), ["README.md:1: there is no xd_old"])
-        self.assertEqual(self.found("docs/renames.md", "| `xd_old` | `xd_new` |\n"), ["docs/renames.md:1: there is no xd_new"])
-        self.assertEqual(self.found("docs/renames.md", FILES["docs/renames.md"].replace("xd_low i", "xd_new i")),
-                         ["docs/renames.md:5: there is no xd_new"])
+    def test_finds_long_cells(self):
+        table = "| what | how |\n|---|---|\n| a | %s |\n"
+        for name in ("docs/page.md", "bench/results/README.md"):
+            for text, length in ((table % ("x" * CELL), 0), (table % ("x" * (CELL + 1)), CELL + 1),
+                                 ("```\n%s```\n" % (table % ("x" * 300)), 0), (table % ("%s\\|%s" % ("x" * 150, "x" * 150)), 302),
+                                 ("x" * 300 + "\n", 0), ("```\n```\n%s" % (table % ("x" * 300)), 300)):
+                self.write(name, text)
+                found = list(check_cells(self.root))
+                self.assertEqual(len(found), 1 if length else 0, text)
+                if length:
+                    self.assertIn("%s:%d: a cell of %d characters" % (name, 3 + 2 * text.startswith("```\n```"), length), found[0])
+            self.write(name, "")
 
 
 def page(text):

@@ -23,87 +23,85 @@ typedef enum xd_dmd_role {
     XD_DMD_ROLES
 } xd_dmd_role;
 
-/* A micro-batch: whole samples or this rank's elements of each. Noise and times depend on a sample's number alone. */
+/* A micro-batch: samples, or this rank's elements of each. Noise and times depend on a sample's number alone. */
 typedef struct xd_dmd_batch {
     int64_t samples;       /* at most xd_dmd_sizes.samples; may be 0 */
-    int64_t first;         /* number of row 0 in the step */
-    const void *real;      /* [samples, elements]; NULL without discriminator, with one step or roll-outs */
-    const void *noise;     /* [samples, elements] pure noise; NULL -> drawn */
+    int64_t first;         /* row 0's number in the step */
+    const void *real;      /* [samples, elements]; NULL if not needed: docs/diffusion.md */
+    const void *noise;     /* [samples, elements] pure; NULL -> drawn */
     const void *condition; /* for networks; may be NULL */
-    const void *negative;  /* guidance leads away from it; may be NULL without guidance */
+    const void *negative;  /* the same for guidance, without it may be NULL */
 } xd_dmd_batch;
 
 /* Sizes. */
 typedef struct xd_dmd_sizes {
-    int64_t samples;        /* maximum of a micro-batch on this rank */
-    int64_t step_samples;   /* of all micro-batches and ranks, each once; losses are means over them */
+    int64_t samples;        /* maximum of a micro-batch here */
+    int64_t step_samples;   /* of all ranks, each once; losses are means over them */
     int64_t elements;       /* of a sample on this rank */
     int64_t whole_elements; /* of a whole sample; 0 -> elements */
-    int64_t first_element;  /* this rank's first in the whole sample; they are consecutive */
+    int64_t first_element;  /* this rank's first in the sample; consecutive */
     xd_dtype dtype;         /* of samples: F32, BF16, F16 */
-    xd_comm *split;         /* ranks with the samples' other elements; NULL -> none */
+    xd_comm *split;         /* ranks with the other elements; NULL -> none */
 } xd_dmd_sizes;
 
-/* The rungs at which roll-outs end. */
+/* Where roll-outs end: docs/diffusion.md. */
 typedef enum xd_dmd_deal {
-    XD_DMD_ONE_RUNG = 0, /* one drawn rung a step; the last noise before it is the batch's */
-    /* Sample k at rung k mod steps, with the student's input there in xd_sampler_run; steps - 1 inferences of all samples. */
-    XD_DMD_RUNGS_IN_TURN
+    XD_DMD_ONE_RUNG = 0, /* one drawn rung a step */
+    XD_DMD_RUNGS_IN_TURN /* sample k at rung k mod steps */
 } xd_dmd_deal;
 
 /* How the student generates. */
 typedef struct xd_dmd_rungs {
-    int steps; /* >= 1 */
-    /* [steps + 1] descending, also rounded to F32 student_times; the last 0 (xd_noise_steps). Borrowed until xd_dmd_destroy. */
-    const double *list;
-    bool roll_out;    /* inputs are the student's own (backward simulation), else real at drawn rungs */
-    bool fresh_noise; /* new noise between rungs (SDE), else what the prediction implies (ODE) */
-    xd_dmd_deal deal; /* with roll_out */
+    int steps;          /* >= 1 */
+    const double *list; /* [steps + 1] descending, also in F32 of student_times; last 0 (xd_noise_steps) */
+    bool roll_out;      /* inputs are its own (backward simulation), else real at drawn rungs */
+    bool fresh_noise;   /* new between rungs (SDE), else predicted (ODE) */
+    xd_dmd_deal deal;   /* with roll_out */
 } xd_dmd_rungs;
 
 /* Warm-up of the student by regression (xd_dmd_warm_up). */
 typedef struct xd_dmd_regression {
-    int substeps;         /* the teacher's Euler steps between rungs; 0 -> no warm-up */
-    int64_t step_samples; /* noises of a step, of all ranks; 0 -> xd_dmd_sizes.step_samples */
+    int substeps;         /* Euler steps between rungs; 0 -> no warm-up */
+    int64_t step_samples; /* noises, of all ranks; 0 -> xd_dmd_sizes.step_samples */
 } xd_dmd_regression;
 
-/* Weights of the step's samples in the student's matching term (xd_fdistill_weights). */
+/* f-distill: weights of the student's samples (xd_fdistill_weights). */
 typedef struct xd_dmd_fdistill {
-    bool on; /* needs a discriminator; false -> the other fields are not read */
+    bool on; /* needs a discriminator; false: nothing else is read */
     xd_f_divergence divergence;
     double lower, upper; /* of the ratio; 0 < lower <= upper */
     int bins;            /* of times; 0 -> ratios are not normalised; at most XD_FDISTILL_BINS_MAX */
     double rate;         /* of the bins' average over steps, in [0, 1] */
-    double min_t, max_t; /* range of the bins; both 0 -> xd_dmd_desc.student_times */
+    double min_t, max_t; /* of the bins; both 0 -> xd_dmd_desc.student_times */
 } xd_dmd_fdistill;
 
-/* The discriminator's penalty at real samples, times r1_weight: docs/diffusion.md. */
+/* The penalty at real samples: docs/diffusion.md. */
 typedef enum xd_dmd_penalty {
-    XD_DMD_PENALTY_DIFFERENCE = 0, /* squared change of logits by a perturbation, as the references */
-    XD_DMD_PENALTY_SLOPE           /* R1, the gradient by features; needs xd_network.penalty */
+    XD_DMD_PENALTY_DIFFERENCE = 0, /* of perturbed samples, as the references */
+    XD_DMD_PENALTY_SLOPE           /* R1 by features; needs xd_network.penalty */
 } xd_dmd_penalty;
 
-/* The adversarial terms; with a discriminator only. */
+/* The adversarial terms, with a discriminator. */
 typedef struct xd_dmd_gan {
     xd_gan_kind kind;
     double weight;    /* of the generator's term in the student's loss; > 0 */
-    bool same_noise;  /* real samples have time and noise of the generated ones */
+    bool same_noise;  /* real samples share time and noise of generated ones */
     double r1_weight; /* 0 -> no penalty */
-    double r1_alpha;  /* DIFFERENCE: size of the perturbation */
-    bool r1_on_clean; /* compat, DIFFERENCE: perturbs clean real samples and adds no noise */
+    double r1_alpha;  /* DIFFERENCE: perturbation's size */
+    bool r1_on_clean; /* compat, DIFFERENCE: perturbs instead of noising */
     xd_dmd_fdistill fdistill;
     xd_dmd_penalty penalty;
 } xd_dmd_gan;
 
-/* One request for random numbers; requests come in order of use. */
+/* One request for random numbers, in order of use. */
 typedef struct xd_dmd_draw {
     xd_philox random; /* seed, stream, micro, step; `sample` of row 0 */
     int64_t rows;
     int64_t columns; /* 1 -> a number a row */
-    int64_t first;   /* element of the whole sample in column 0 */
+    int64_t first;   /* column 0's element of the sample */
 } xd_dmd_draw;
 
-/* Recorded numbers of the caller instead of Philox. */
+/* The caller's (recorded) numbers instead of Philox. */
 typedef struct xd_dmd_draws {
     void *user;
     xd_result (*normals)(void *user, const xd_dmd_draw *draw, float *out); /* [rows, columns], on the host */
@@ -115,140 +113,135 @@ typedef struct xd_dmd_draws {
 
 /* What trains a role. */
 typedef struct xd_dmd_trainer {
-    xd_parallel *parallel;   /* the model's wrapper; also a teacher's under FSDP */
-    xd_optimizer *optimizer; /* over its xd_parallel_params */
-    xd_ema *const *averages; /* [average_count] follow each step of the role */
+    xd_parallel *parallel;   /* the wrapper; a teacher's too under FSDP */
+    xd_optimizer *optimizer; /* over xd_parallel_params */
+    xd_ema *const *averages; /* [average_count], follow its steps */
     int average_count;
     double max_norm; /* of the gradient; 0 -> not clipped */
-    xd_comm *norm;   /* ranks of the gradient norm: all with parts of the model; NULL -> xd_dmd_desc.data */
+    xd_comm *norm;   /* all ranks with parts of the model; NULL -> xd_dmd_desc.data */
 } xd_dmd_trainer;
 
 /* Settings from xd_dmd_defaults. Pointers are borrowed until xd_dmd_destroy. */
 typedef struct xd_dmd_desc {
-    xd_network networks[XD_DMD_ROLES];         /* without `forward` there is no discriminator; types may differ */
-    xd_dmd_trainer trainers[XD_DMD_ROLES];     /* for xd_dmd_step; of the teacher `parallel` alone */
-    xd_comm *data;                             /* ranks with other samples; NULL -> none */
+    xd_network networks[XD_DMD_ROLES];     /* discriminator without `forward`: none */
+    xd_dmd_trainer trainers[XD_DMD_ROLES]; /* of the teacher `parallel` alone */
+    xd_comm *data;                         /* ranks with other samples; NULL -> none */
     xd_dmd_sizes sizes;
     xd_noise_schedule schedule;
     bool v_is_flow;                            /* as in xd_conversion */
     xd_time_sampler student_times, fake_times; /* the discriminator's are fake_times */
-    double network_scale;                      /* factor of times for networks; 0 -> none */
-    xd_dtype network_dtype;                    /* of times for networks: F32, BF16, F16, F64; NONE -> F32 */
+    double network_scale;                      /* of times for networks; 0 -> none */
+    xd_dtype network_dtype;                    /* of them: F32, BF16, F16, F64; NONE -> F32 */
     xd_dmd_rungs rungs;
-    bool guided; /* guides the teacher (xd_guidance_mix); xd_network.guidance has more */
+    bool guided; /* the teacher (xd_guidance_mix); xd_network.guidance has more */
     double guidance_scale;
     xd_vsd_normaliser normaliser;
-    xd_denoise_form fake_loss; /* the fake score's; `native` and v_is_flow are not read */
+    xd_denoise_form fake_loss; /* `native` and v_is_flow are not read */
     xd_dmd_gan gan;
-    xd_dmd_recipe alternation; /* the steps of each role: docs/diffusion.md */
-    int64_t frequency;         /* the student has 1 step in this many; at least 2, ORIGINAL 1 */
-    bool own_samples;          /* the others train on the student's last samples, if no step was skipped since */
+    xd_dmd_recipe alternation; /* docs/diffusion.md */
+    int64_t frequency;         /* steps for each of the student's; at least 2, ORIGINAL 1 */
+    bool own_samples;          /* the others train on the student's last samples */
     bool allow_shared;         /* teacher and fake score may be one network */
     uint64_t seed;
-    const xd_dmd_draws *draws; /* NULL -> Philox; also a NULL entry */
-    int64_t lead;              /* steps of the others before the alternation, on new samples */
+    const xd_dmd_draws *draws; /* NULL -> Philox; also an entry */
+    int64_t lead;              /* steps of the others before it */
     xd_dmd_regression regression;
 } xd_dmd_desc;
 
-/* Returns a reference's configuration: docs/diffusion.md. Networks, sizes, trainers and rungs.list are missing. Pure. */
+/* Returns a reference's settings; networks, sizes, trainers and rungs.list are missing. Pure. */
 XD_API xd_dmd_desc xd_dmd_defaults(xd_dmd_recipe recipe);
 
-/* Means over the samples of a step; 0 for terms without a part. */
+/* Terms of a step, means over its samples; 0 without a part. */
 typedef struct xd_dmd_values {
-    double vsd, generator;     /* the student's loss is vsd + gan.weight generator */
-    double fake_score;         /* the fake score's loss */
-    double discriminator, r1;  /* the discriminator's loss is discriminator + gan.r1_weight r1 */
-    bool skipped;              /* something was not finite: no role stepped */
-    double distance;           /* mean |x - T|, student's samples to the teacher's */
-    double regression;         /* of xd_dmd_warm_up */
-    double norms[XD_DMD_ROLES]; /* of gradients before clipping, with findings, of roles that had a turn */
+    double vsd, generator;      /* student: vsd + gan.weight generator */
+    double fake_score;          /* its loss */
+    double discriminator, r1;   /* discriminator + gan.r1_weight r1 */
+    bool skipped;               /* a finding: no role stepped */
+    double distance;            /* mean |x - T| */
+    double regression;          /* of xd_dmd_warm_up */
+    double norms[XD_DMD_ROLES]; /* of gradients, unclipped, of roles with a turn */
 } xd_dmd_values;
 
 /* Counters that resume a run. */
 typedef struct xd_dmd_record {
-    int64_t step; /* calls of xd_dmd_step, skipped ones too: the step of random numbers */
-    int64_t updates[XD_DMD_ROLES]; /* by xd_dmd_step, without skipped ones */
+    int64_t step;                  /* calls of xd_dmd_step, skipped ones too */
+    int64_t updates[XD_DMD_ROLES]; /* without skipped ones */
     uint64_t seed;
-    int64_t warm_up; /* calls of xd_dmd_warm_up_step, skipped ones too: the step of its random numbers */
+    int64_t warm_up; /* calls of xd_dmd_warm_up_step, skipped ones too */
 } xd_dmd_record;
 
-/* Checks the settings and allocates all memory. Collective over data and sizes.split if given. All training roles have the same
- * micro-batches on each rank; their wrappers may differ in kind.
+/* Checks the settings and allocates all memory. Collective over data and sizes.split if given. Wrappers of the roles have the
+ * same micro-batches on each rank; their kinds may differ.
  *
- * Errors, nothing kept: ARGUMENT (missing functions or features, a number out of range, an optimizer without weights of its wrapper,
- * different micro-batches), MISMATCH (settings differ), STATE (one network or wrapper twice), DTYPE, MEMORY; those of
- * xd_noise_check, xd_prediction_check, xd_times_check and xd_noise_steps_check. */
+ * Errors: ARGUMENT (functions, features, numbers, optimizers, micro-batches), MISMATCH (settings), STATE (a network or wrapper
+ * twice), DTYPE, MEMORY; those of xd_noise_check, xd_prediction_check, xd_times_check and xd_noise_steps_check. */
 XD_API xd_result xd_dmd_create(xd_ctx *ctx, const xd_dmd_desc *desc, xd_dmd **out);
 
-/* Returns the bytes of xd_dmd_create. Local, allocates nothing. Errors: those that one rank can detect. */
+/* Returns the bytes of xd_dmd_create. Local, allocates nothing. Errors: those of one rank. */
 XD_API xd_result xd_dmd_bytes(xd_ctx *ctx, const xd_dmd_desc *desc, xd_memory_bytes *out);
 
 /* Destroys a distillation; NULL is fine. Local. */
 XD_API void xd_dmd_destroy(xd_dmd *dmd);
 
-/* Compute a role's terms of one micro-batch in a caller's own loop: forwards, losses, backwards, no step.
+/* Compute the terms of a role for one micro-batch, forwards to backwards, in a caller's own loop.
  *
  *   leaf     this rank's micro-batch of the step
  *   values   the call adds to its fields; NULL -> not read back from a device
  *
- * Collective over sizes.split, and as the networks' calls are. A sample with a finding (not finite) has gradient 0 and is counted
- * for xd_dmd_findings. Errors: those of the networks; ARGUMENT (samples, missing arrays), STATE (own_samples of another number,
- * no discriminator). */
+ * Collective over sizes.split, and as the networks' calls are. Findings are counted: xd_dmd_findings. Errors: those of the
+ * networks; ARGUMENT (samples, arrays), STATE (own_samples of another number, no discriminator). */
 XD_API xd_result xd_dmd_student(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch, xd_dmd_values *values);
 XD_API xd_result xd_dmd_fake_score(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch,
                                    xd_dmd_values *values);
 XD_API xd_result xd_dmd_discriminator(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch,
                                       xd_dmd_values *values);
 
-/* Computes the warm-up term of one micro-batch: regression of the teacher's mean velocity between rungs (docs/diffusion.md).
- * batch->real is not read.
+/* Computes the warm-up term of one micro-batch: docs/diffusion.md. batch->real is not read.
  *
  *   values   the call adds to `regression`; NULL -> not read back from a device
  *
  * Collective, findings and errors as of xd_dmd_student; STATE (no substeps, a schedule other than FLOW). */
 XD_API xd_result xd_dmd_warm_up(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch, xd_dmd_values *values);
 
-/* Compute f-distill's weights in a caller's own loop: xd_dmd_ratios for each micro-batch, xd_dmd_weigh once, then xd_dmd_student
- * for each with the same batches. docs/diffusion.md has their cost and the bins.
+/* Compute f-distill's weights in a caller's own loop: xd_dmd_ratios for each micro-batch, xd_dmd_weigh once, then
+ * xd_dmd_student for each.
  *
- * Collective: xd_dmd_ratios as xd_dmd_student, xd_dmd_weigh over xd_dmd_desc.data. Allocate nothing. Deterministic; INVARIANT: for
- * every split. Errors: STATE (no f-distill; xd_dmd_student without weights, or of other samples), those of xd_dmd_student and
+ * Collective: xd_dmd_ratios as xd_dmd_student, xd_dmd_weigh over xd_dmd_desc.data. Allocate nothing. Deterministic; INVARIANT:
+ * for every split. Errors: STATE (no f-distill; no weights for xd_dmd_student), those of xd_dmd_student and
  * xd_fdistill_weights. */
 XD_API xd_result xd_dmd_ratios(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch);
 XD_API xd_result xd_dmd_weigh(xd_dmd *dmd);
 
-/* Return and set the bins: [xd_dmd_fdistill.bins] mean ratios by time, initially 1, the same on every rank. Local; they wait for a
- * GPU. Errors: STATE (no f-distill), ARGUMENT (number of bins, a value not finite and > 0), those of the device. */
+/* Return and set the bins: [xd_dmd_fdistill.bins] mean ratios by time, initially 1, equal on all ranks. Local; wait for a GPU.
+ * Errors: STATE (no f-distill), ARGUMENT (count, values not finite and > 0), those of the device. */
 XD_API xd_result xd_dmd_bins(xd_dmd *dmd, double *out);
 XD_API xd_result xd_dmd_set_bins(xd_dmd *dmd, const double *values, int count);
 
-/* Returns and clears this rank's findings since the last step or call; not_finite counts samples. If any rank has one, all skip the
- * step of their own loop. Waits for a GPU. Local. Errors: those of the device. */
+/* Returns and clears this rank's findings; not_finite counts samples. If any rank has one, all skip the step of their own loop.
+ * Waits for a GPU. Local. Errors: those of the device. */
 XD_API xd_result xd_dmd_findings(xd_dmd *dmd, xd_status *out);
 
-/* Fills in the batch of micro-batch `leaf` of the whole step, once for each pass over them; xd_dmd_describe has the step.
- * Pointers are read until the next call. */
+/* Fills in micro-batch `leaf` of the whole step, for each pass over it. Pointers are read until the next call. */
 typedef xd_result (*xd_dmd_batch_function)(void *user, int64_t leaf, xd_dmd_batch *batch);
 
-/* Makes one step: roles with a turn compute their micro-batches; gradients are summed, clipped, stepped and published; averages
- * follow. If a value is not finite on any rank, no role steps, and the step counts.
+/* Makes one step of all roles with a turn: terms, sums, clipping, optimizers, averages. After a finding on any rank no role
+ * steps, but the step counts.
  *
  *   values   out; the same on every rank, in INVARIANT mode for every layout; may be NULL
  *
- * Collective over data and split. Allocates nothing. Errors, mostly the same on every rank (docs/diffusion.md): those of the terms,
- * xd_parallel_reduce and xd_parallel_publish; STATE (a role without a trainer). */
+ * Collective over data and split. Allocates nothing. Errors: those of the terms, xd_parallel_reduce and xd_parallel_publish; STATE (a
+ * role without a trainer). */
 XD_API xd_result xd_dmd_step(xd_dmd *dmd, xd_dmd_batch_function batch, void *user, xd_dmd_values *values);
 
-/* Makes one warm-up step: xd_dmd_warm_up of every micro-batch, then a step of the student alone. Collective, values and errors as of
- * xd_dmd_step and xd_dmd_warm_up. */
+/* Makes one warm-up step of the student. Collective, values and errors as of xd_dmd_step and xd_dmd_warm_up. */
 XD_API xd_result xd_dmd_warm_up_step(xd_dmd *dmd, xd_dmd_batch_function batch, void *user,
                                      xd_dmd_values *values);
 
 /* Returns whether a role has its turn in a step. Pure. */
 XD_API bool xd_dmd_has_turn(const xd_dmd_desc *desc, xd_dmd_role role, int64_t step);
 
-/* Return and set the counters; set them after weights, optimizers and averages are loaded. Kept samples are dropped. Local. Errors:
- * ARGUMENT (counts), MISMATCH (seed), STATE (own_samples, not saved, at a step without the student). */
+/* Return and set the counters, the latter after weights, optimizers and averages are loaded. Local. Errors: ARGUMENT (counts),
+ * MISMATCH (seed), STATE (own_samples at a step without the student). */
 XD_API xd_dmd_record xd_dmd_describe(const xd_dmd *dmd);
 XD_API xd_result xd_dmd_resume(xd_dmd *dmd, const xd_dmd_record *record);
 

@@ -3,69 +3,68 @@
 
 #include "dmd/dmd.h"
 
-/* Samplers; x starts as sigma(list[0]) noise. ODE and SDE read the clean sample off the prediction at each time and noise it
- * to the next, under any schedule. EULER and HEUN follow dx/dt = alpha' x0 + sigma' eps and need rates (not VP). */
+/* Samplers, from sigma(list[0]) noise. ODE and SDE noise the predicted clean sample to the next time. EULER and HEUN follow
+ * dx/dt = alpha' x0 + sigma' eps and need rates (not VP). */
 typedef enum xd_sampler_kind {
-    XD_SAMPLER_ODE = 0, /* with the noise that the prediction implies */
+    XD_SAMPLER_ODE = 0, /* with the predicted noise */
     XD_SAMPLER_SDE,     /* with new noise */
     XD_SAMPLER_EULER,   /* one forward a step */
-    XD_SAMPLER_HEUN     /* two; one in a step to t = 0 */
+    XD_SAMPLER_HEUN     /* two, but one to t = 0 */
 } xd_sampler_kind;
 
-/* Settings from xd_sampler_defaults or xd_sampler_of_student. Pointers are borrowed until xd_sampler_destroy. */
+/* Settings; pointers are borrowed until xd_sampler_destroy. */
 typedef struct xd_sampler_desc {
-    xd_network network; /* called without `keep`; of its guidance `rescale` alone is read, with `guided` */
+    xd_network network; /* its guidance.rescale is read with `guided`; guidance.on is false */
     xd_noise_schedule schedule;
     bool v_is_flow;         /* as in xd_conversion */
     double network_scale;   /* as in xd_dmd_desc */
     xd_dtype network_dtype; /* as in xd_dmd_desc */
-    xd_dtype list_dtype;    /* F32: the list is rounded, and still descends; NONE -> as it is */
+    xd_dtype list_dtype;    /* F32: `list` is rounded, still descending; NONE -> as it is */
     xd_sampler_kind kind;
     int steps;          /* >= 1 */
-    const double *list; /* [steps + 1] descending, the last 0: xd_noise_steps, xd_noise_grid_time backwards */
-    bool guided;        /* away from the negative condition, by the scale (xd_guidance_mix) */
+    const double *list; /* [steps + 1] descending, the last 0, as of xd_noise_steps */
+    bool guided;        /* by the scale (xd_guidance_mix) */
     double guidance_scale;
     int64_t samples;        /* maximum of a call */
     int64_t elements;       /* of a sample on this rank */
-    int64_t first_element;  /* this rank's first in the whole sample */
+    int64_t first_element;  /* in the whole sample */
     xd_dtype dtype;         /* of samples: F32, BF16, F16 */
-    uint64_t seed;          /* of drawn noise, as of xd_dmd's student in `step` */
+    uint64_t seed;          /* of noise, as of xd_dmd's student in `step` */
     int64_t step;           /* 0 to 2^32 - 1 */
-    int64_t whole_elements; /* of a whole sample, for guidance.rescale; 0 -> elements */
-    xd_comm *split;         /* ranks with the samples' other elements, for guidance.rescale; NULL -> none */
+    int64_t whole_elements; /* for guidance.rescale; 0 -> elements */
+    xd_comm *split;         /* ranks with the other elements, for guidance.rescale; NULL -> none */
 } xd_sampler_desc;
 
 /* Returns ODE, F32, guidance scale 1 and zeros; networks get times in f32. Pure. */
 XD_API xd_sampler_desc xd_sampler_defaults(void);
 
-/* Returns a distillation's student: network, schedule, rungs and their noise, times, sizes, seed; no guidance, no `split`. Pure. */
+/* Returns the settings of a distillation's student, without guidance and `split`. Pure. */
 XD_API xd_sampler_desc xd_sampler_of_student(const xd_dmd_desc *desc);
 
-/* A network with its settings and memory. */
+/* A sampler. */
 typedef struct xd_sampler xd_sampler;
 
-/* Checks the settings and allocates all memory. Collective over `split` if given, local otherwise. Errors, nothing kept: ARGUMENT
- * (no forward, steps, samples, list, no rates for EULER or HEUN, guidance, elements), DTYPE, MISMATCH, MEMORY; those of
- * xd_noise_check, xd_prediction_check and xd_noise_steps_check. */
+/* Checks the settings and allocates all memory. Collective over `split` if given, local otherwise. Errors: ARGUMENT (forward,
+ * steps, samples, list, rates, guidance, elements), DTYPE, MISMATCH, MEMORY; those of xd_noise_check, xd_prediction_check and
+ * xd_noise_steps_check. */
 XD_API xd_result xd_sampler_create(xd_ctx *ctx, const xd_sampler_desc *desc, xd_sampler **out);
 
-/* Returns the bytes of xd_sampler_create. Local, allocates nothing. Errors: those that one rank can detect, except MEMORY. */
+/* Returns the bytes of xd_sampler_create. Local, allocates nothing. Errors: those of one rank, except MEMORY. */
 XD_API xd_result xd_sampler_bytes(xd_ctx *ctx, const xd_sampler_desc *desc, xd_memory_bytes *out);
 
 /* Destroys a sampler; NULL is fine. Local. */
 XD_API void xd_sampler_destroy(xd_sampler *sampler);
 
-/* Makes out [samples, elements], samples `first` to `first + samples - 1`, in device memory. batch->noise NULL -> xd_sampler_noise;
- * batch->real is not read.
+/* Writes samples `first` to `first + samples - 1` to out [samples, elements] in device memory. batch->noise NULL ->
+ * xd_sampler_noise; batch->real is not read.
  *
  * Collective over `split` with rescale, and as the network's calls are; a rank without samples passes 0. Allocates nothing;
- * waits for a GPU with rescale. Deterministic: a sample depends on its number, not on its batch, if the network does too. Values
- * that are not finite pass through. Errors, `out` undefined after the network's first call: ARGUMENT (samples, missing
- * arrays), those of the network. */
+ * waits for a GPU with rescale. A sample depends on its number, not its batch, unless the network's predictions do. Errors, `out`
+ * undefined: ARGUMENT (samples, arrays), those of the network. */
 XD_API xd_result xd_sampler_run(xd_sampler *sampler, const xd_dmd_batch *batch, void *out);
 
-/* Makes out [samples, elements], the pure noise of samples `first` to `first + samples - 1` before sigma: that of xd_dmd's student
- * (XD_STREAM_STUDENT_NOISE). Only `samples` and `first` are read. Local. Errors: ARGUMENT (samples). */
+/* Writes their pure noise, not multiplied by sigma, to out: that of xd_dmd's student (XD_STREAM_STUDENT_NOISE). `samples` and
+ * `first` alone are read. Local. Errors: ARGUMENT (samples). */
 XD_API xd_result xd_sampler_noise(xd_sampler *sampler, const xd_dmd_batch *batch, void *out);
 
 #endif

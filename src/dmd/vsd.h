@@ -30,7 +30,7 @@ XD_API size_t xd_vsd_workspace_bytes(xd_ctx *ctx, const xd_vsd_desc *desc);
 
 /* Computes loss and gradient, of the global loss: sum gradients over data ranks.
  *
- * Collective over split and comm; the same bits on all ranks. Ranks of split have equal samples. Allocates nothing when
+ * Collective over split and comm; the same bits on all ranks. Ranks of split pass equally many samples. Allocates nothing when
  * workspace is given. Deterministic on every CPU level and number of threads; INVARIANT: for every split. status.not_finite
  * counts findings. On a GPU arrays and out are device memory, without a wait.
  * Errors, outputs untouched: ARGUMENT (weight, N, data, workspace, no status on a GPU), SHAPE, DTYPE; DATA (a finding without a

@@ -31,7 +31,7 @@ XD_API xd_result xd_denoise_term_at(xd_ctx *ctx, const xd_noise_schedule *schedu
 
 /* The loss of the fake score and of diffusion training, for the network's output p at x_t = alpha x + sigma eps:
  *
- *     loss = weight scale / N * sum term_b.weight r^2 */
+ *     loss = weight scale / N * sum term_b.weight r^2     (r: xd_denoise_term) */
 typedef struct xd_denoise_desc {
     xd_rows prediction;           /* p [samples, elements], F32, BF16 or F16 */
     xd_rows clean;                /* x, p's shape, a constant */

@@ -23,14 +23,14 @@ typedef enum xd_dmd_role {
     XD_DMD_ROLES
 } xd_dmd_role;
 
-/* A micro-batch: samples, or this rank's elements of each. Noise and times depend on a sample's number alone. */
+/* A micro-batch: samples, or this rank's elements of each. */
 typedef struct xd_dmd_batch {
     int64_t samples;       /* at most xd_dmd_sizes.samples; may be 0 */
     int64_t first;         /* row 0's number in the step */
     const void *real;      /* [samples, elements]; NULL if not needed: docs/diffusion.md */
     const void *noise;     /* [samples, elements] pure; NULL -> drawn */
     const void *condition; /* for networks; may be NULL */
-    const void *negative;  /* the same for guidance, without it may be NULL */
+    const void *negative;  /* condition to guide away from; may be NULL without guidance */
 } xd_dmd_batch;
 
 /* Sizes. */
@@ -39,7 +39,7 @@ typedef struct xd_dmd_sizes {
     int64_t step_samples;   /* of all ranks, each once; losses are means over them */
     int64_t elements;       /* of a sample on this rank */
     int64_t whole_elements; /* of a whole sample; 0 -> elements */
-    int64_t first_element;  /* this rank's first in the sample; consecutive */
+    int64_t first_element;  /* this rank's first in the sample; they are consecutive */
     xd_dtype dtype;         /* of samples: F32, BF16, F16 */
     xd_comm *split;         /* ranks with the other elements; NULL -> none */
 } xd_dmd_sizes;
@@ -54,8 +54,8 @@ typedef enum xd_dmd_deal {
 typedef struct xd_dmd_rungs {
     int steps;          /* >= 1 */
     const double *list; /* [steps + 1] descending, also in F32 of student_times; last 0 (xd_noise_steps) */
-    bool roll_out;      /* inputs are its own (backward simulation), else real at drawn rungs */
-    bool fresh_noise;   /* new between rungs (SDE), else predicted (ODE) */
+    bool roll_out;      /* inputs by roll-outs (backward simulation), else noised real samples */
+    bool fresh_noise;   /* new noise between rungs (SDE), else predicted (ODE) */
     xd_dmd_deal deal;   /* with roll_out */
 } xd_dmd_rungs;
 
@@ -77,7 +77,7 @@ typedef struct xd_dmd_fdistill {
 
 /* The penalty at real samples: docs/diffusion.md. */
 typedef enum xd_dmd_penalty {
-    XD_DMD_PENALTY_DIFFERENCE = 0, /* of perturbed samples, as the references */
+    XD_DMD_PENALTY_DIFFERENCE = 0, /* squared change under perturbation, as the references */
     XD_DMD_PENALTY_SLOPE           /* R1 by features; needs xd_network.penalty */
 } xd_dmd_penalty;
 
@@ -88,7 +88,7 @@ typedef struct xd_dmd_gan {
     bool same_noise;  /* real samples share time and noise of generated ones */
     double r1_weight; /* 0 -> no penalty */
     double r1_alpha;  /* DIFFERENCE: perturbation's size */
-    bool r1_on_clean; /* compat, DIFFERENCE: perturbs instead of noising */
+    bool r1_on_clean; /* compat, DIFFERENCE: perturbs clean samples without noise */
     xd_dmd_fdistill fdistill;
     xd_dmd_penalty penalty;
 } xd_dmd_gan;
@@ -118,33 +118,33 @@ typedef struct xd_dmd_trainer {
     xd_ema *const *averages; /* [average_count], follow its steps */
     int average_count;
     double max_norm; /* of the gradient; 0 -> not clipped */
-    xd_comm *norm;   /* all ranks with parts of the model; NULL -> xd_dmd_desc.data */
+    xd_comm *norm;   /* ranks of the gradient norm: docs/diffusion.md; NULL -> xd_dmd_desc.data */
 } xd_dmd_trainer;
 
 /* Settings from xd_dmd_defaults. Pointers are borrowed until xd_dmd_destroy. */
 typedef struct xd_dmd_desc {
-    xd_network networks[XD_DMD_ROLES];     /* discriminator without `forward`: none */
-    xd_dmd_trainer trainers[XD_DMD_ROLES]; /* of the teacher `parallel` alone */
+    xd_network networks[XD_DMD_ROLES];     /* without `forward`: no discriminator */
+    xd_dmd_trainer trainers[XD_DMD_ROLES]; /* of the teacher `parallel` alone is read */
     xd_comm *data;                         /* ranks with other samples; NULL -> none */
     xd_dmd_sizes sizes;
     xd_noise_schedule schedule;
     bool v_is_flow;                            /* as in xd_conversion */
     xd_time_sampler student_times, fake_times; /* the discriminator's are fake_times */
-    double network_scale;                      /* of times for networks; 0 -> none */
-    xd_dtype network_dtype;                    /* of them: F32, BF16, F16, F64; NONE -> F32 */
+    double network_scale;                      /* factor of times for networks; 0 -> 1 */
+    xd_dtype network_dtype;                    /* of these times: F32, BF16, F16, F64; NONE -> F32 */
     xd_dmd_rungs rungs;
-    bool guided; /* the teacher (xd_guidance_mix); xd_network.guidance has more */
+    bool guided; /* guides the teacher (xd_guidance_mix) */
     double guidance_scale;
     xd_vsd_normaliser normaliser;
     xd_denoise_form fake_loss; /* `native` and v_is_flow are not read */
     xd_dmd_gan gan;
     xd_dmd_recipe alternation; /* docs/diffusion.md */
-    int64_t frequency;         /* steps for each of the student's; at least 2, ORIGINAL 1 */
+    int64_t frequency;         /* steps from one of the student's to the next; >= 2, ORIGINAL: >= 1 */
     bool own_samples;          /* the others train on the student's last samples */
     bool allow_shared;         /* teacher and fake score may be one network */
     uint64_t seed;
-    const xd_dmd_draws *draws; /* NULL -> Philox; also an entry */
-    int64_t lead;              /* steps of the others before it */
+    const xd_dmd_draws *draws; /* NULL -> Philox, also of an entry */
+    int64_t lead;              /* steps of the others before the alternation */
     xd_dmd_regression regression;
 } xd_dmd_desc;
 
@@ -153,13 +153,13 @@ XD_API xd_dmd_desc xd_dmd_defaults(xd_dmd_recipe recipe);
 
 /* Terms of a step, means over its samples; 0 without a part. */
 typedef struct xd_dmd_values {
-    double vsd, generator;      /* student: vsd + gan.weight generator */
-    double fake_score;          /* its loss */
-    double discriminator, r1;   /* discriminator + gan.r1_weight r1 */
+    double vsd, generator;      /* student's loss: vsd + gan.weight generator */
+    double fake_score;          /* fake score's loss */
+    double discriminator, r1;   /* discriminator's loss: discriminator + gan.r1_weight r1 */
     bool skipped;               /* a finding: no role stepped */
     double distance;            /* mean |x - T| */
     double regression;          /* of xd_dmd_warm_up */
-    double norms[XD_DMD_ROLES]; /* of gradients, unclipped, of roles with a turn */
+    double norms[XD_DMD_ROLES]; /* of gradients before clipping, of roles with a turn */
 } xd_dmd_values;
 
 /* Counters that resume a run. */
@@ -170,8 +170,7 @@ typedef struct xd_dmd_record {
     int64_t warm_up; /* calls of xd_dmd_warm_up_step, skipped ones too */
 } xd_dmd_record;
 
-/* Checks the settings and allocates all memory. Collective over data and sizes.split if given. Wrappers of the roles have the
- * same micro-batches on each rank; their kinds may differ.
+/* Checks the settings and allocates all memory. Collective over data and sizes.split if given.
  *
  * Errors: ARGUMENT (functions, features, numbers, optimizers, micro-batches), MISMATCH (settings), STATE (a network or wrapper
  * twice), DTYPE, MEMORY; those of xd_noise_check, xd_prediction_check, xd_times_check and xd_noise_steps_check. */
@@ -217,8 +216,8 @@ XD_API xd_result xd_dmd_weigh(xd_dmd *dmd);
 XD_API xd_result xd_dmd_bins(xd_dmd *dmd, double *out);
 XD_API xd_result xd_dmd_set_bins(xd_dmd *dmd, const double *values, int count);
 
-/* Returns and clears this rank's findings; not_finite counts samples. If any rank has one, all skip the step of their own loop.
- * Waits for a GPU. Local. Errors: those of the device. */
+/* Returns and clears the findings of this rank's terms; not_finite counts samples. Waits for a GPU. Local. Errors: those of
+ * the device. */
 XD_API xd_result xd_dmd_findings(xd_dmd *dmd, xd_status *out);
 
 /* Fills in micro-batch `leaf` of the whole step, for each pass over it. Pointers are read until the next call. */
@@ -229,8 +228,8 @@ typedef xd_result (*xd_dmd_batch_function)(void *user, int64_t leaf, xd_dmd_batc
  *
  *   values   out; the same on every rank, in INVARIANT mode for every layout; may be NULL
  *
- * Collective over data and split. Allocates nothing. Errors: those of the terms, xd_parallel_reduce and xd_parallel_publish; STATE (a
- * role without a trainer). */
+ * Collective over data and split. Allocates nothing. Errors: those of the terms, xd_parallel_reduce and xd_parallel_publish;
+ * STATE (a role without a trainer). */
 XD_API xd_result xd_dmd_step(xd_dmd *dmd, xd_dmd_batch_function batch, void *user, xd_dmd_values *values);
 
 /* Makes one warm-up step of the student. Collective, values and errors as of xd_dmd_step and xd_dmd_warm_up. */
@@ -240,7 +239,7 @@ XD_API xd_result xd_dmd_warm_up_step(xd_dmd *dmd, xd_dmd_batch_function batch, v
 /* Returns whether a role has its turn in a step. Pure. */
 XD_API bool xd_dmd_has_turn(const xd_dmd_desc *desc, xd_dmd_role role, int64_t step);
 
-/* Return and set the counters, the latter after weights, optimizers and averages are loaded. Local. Errors: ARGUMENT (counts),
+/* Return and set the counters. Set them after weights, optimizers and averages are loaded. Local. Errors: ARGUMENT (counts),
  * MISMATCH (seed), STATE (own_samples at a step without the student). */
 XD_API xd_dmd_record xd_dmd_describe(const xd_dmd *dmd);
 XD_API xd_result xd_dmd_resume(xd_dmd *dmd, const xd_dmd_record *record);

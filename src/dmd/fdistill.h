@@ -4,7 +4,7 @@
 #include "comm/collective.h"
 #include "kernel/dmd_types.h"
 
-/* f-distill: sample weights for the matching of another f-divergence, from ratios by the discriminator (docs/diffusion.md). */
+/* f-distill: sample weights that minimise another f-divergence, by the discriminator's ratios: docs/diffusion.md. */
 typedef struct xd_fdistill_desc {
     xd_rows logits; /* [samples, heads >= 1] of generated samples; F32, BF16 or F16 */
     xd_f_divergence divergence;
@@ -20,7 +20,7 @@ typedef struct xd_fdistill_desc {
     size_t workspace_bytes;
 } xd_fdistill_desc;
 
-/* Returns FastGen's recipe: JS, ratios in [0.1, 20], 10 bins with rate 0, times in [0, 0.999]. Pure. */
+/* Returns FastGen's recipe: docs/diffusion.md. Pure. */
 XD_API xd_fdistill_desc xd_fdistill_defaults(void);
 
 /* Returns h; NaN for an unknown divergence. Pure. */

@@ -3,18 +3,14 @@
 
 #include "dmd/samples.h"
 
-/* A loss on logits [samples, heads], a mean (docs/diffusion.md):
- *
- *     GENERATOR      softplus(-fake)                       hinge: -fake
- *     DISCRIMINATOR  softplus(fake) + softplus(-real)      hinge: max(0, 1 + fake) + max(0, 1 - real)
- *     R1             (real - fake)^2, fake: real samples perturbed */
+/* A mean over a discriminator's logits [samples, heads]: docs/diffusion.md. */
 typedef struct xd_gan_desc {
     xd_gan_role role;
     xd_gan_kind kind;        /* not read by R1 */
-    xd_rows fake;            /* F32, BF16 or F16 */
+    xd_rows fake;            /* F32, BF16 or F16; R1: of perturbed real samples */
     xd_rows real;            /* fake's shape; GENERATOR: data NULL */
     xd_rows fake_gradient;   /* F32, BF16 or F16; over fake: its dtype, stride; data NULL -> none */
-    xd_rows real_gradient;   /* the same by real; data NULL -> none, and for GENERATOR */
+    xd_rows real_gradient;   /* d loss / d real; data NULL -> none, and for GENERATOR */
     xd_sample_common common; /* N: logits; weight > 0; no split; comm: ranks of other samples */
 } xd_gan_desc;
 
@@ -25,7 +21,7 @@ XD_API xd_gan_desc xd_gan_defaults(void);
 XD_API size_t xd_gan_workspace_bytes(xd_ctx *ctx, const xd_gan_desc *desc);
 
 /* Computes loss and gradients. Collective over comm. Bits, memory, errors and GPUs as of xd_vsd_loss. Also
- * ARGUMENT (role, kind, `real` of a GENERATOR, a gradient over the other input, split). */
+ * ARGUMENT (role, kind, `real` of a GENERATOR, a gradient over the other logits, split). */
 XD_API xd_result xd_gan_loss(xd_ctx *ctx, const xd_gan_desc *desc, xd_sample_values *out);
 
 #endif

@@ -7,7 +7,7 @@
 
 /* Parts of the state. */
 typedef enum xd_dmd_state_part {
-    XD_DMD_STATE_WARM_UP = 1,  /* counter */
+    XD_DMD_STATE_WARM_UP = 1,  /* its counter */
     XD_DMD_STATE_BINS = 2,     /* of f-distill */
     XD_DMD_STATE_SETTINGS = 4, /* the hash of all settings */
     XD_DMD_STATE_PARTS = 8     /* above every sum */
@@ -15,9 +15,8 @@ typedef enum xd_dmd_state_part {
 
 /* How strict a load is. Zero: nothing is allowed. */
 typedef struct xd_dmd_state_desc {
-    int allow_missing; /* sum of parts, which then stay as they are */
-    /* Unnamed settings may differ (clips, losses, weights, guidance, times); without f-distill bins are ignored. */
-    bool allow_settings;
+    int allow_missing;   /* sum of parts, which then stay as they are */
+    bool allow_settings; /* clips, losses, weights, guidance, times and absent bins may differ */
 } xd_dmd_state_desc;
 
 /* Writes the state between two steps.
@@ -27,7 +26,7 @@ typedef struct xd_dmd_state_desc {
  * Local, the same on every rank; waits for a GPU if there are bins. Errors: MEMORY, those of xd_dmd_bins. */
 XD_API xd_result xd_dmd_state_save(xd_dmd *dmd, char **text);
 
-/* Sets counters and bins after xd_checkpoint_load; nothing on failure.
+/* Sets counters and bins after xd_checkpoint_load. A failure changes nothing.
  *
  *   text   from xd_checkpoint_load; NULL is MISSING
  *   desc   NULL -> everything must be there

@@ -14,7 +14,7 @@ typedef enum xd_sampler_kind {
 
 /* Settings; pointers are borrowed until xd_sampler_destroy. */
 typedef struct xd_sampler_desc {
-    xd_network network; /* its guidance.rescale is read with `guided`; guidance.on is false */
+    xd_network network; /* guidance.on must be false; guidance.rescale needs `guided` */
     xd_noise_schedule schedule;
     bool v_is_flow;         /* as in xd_conversion */
     double network_scale;   /* as in xd_dmd_desc */
@@ -23,11 +23,11 @@ typedef struct xd_sampler_desc {
     xd_sampler_kind kind;
     int steps;          /* >= 1 */
     const double *list; /* [steps + 1] descending, the last 0, as of xd_noise_steps */
-    bool guided;        /* by the scale (xd_guidance_mix) */
+    bool guided;        /* away from the negative condition (xd_guidance_mix) */
     double guidance_scale;
     int64_t samples;        /* maximum of a call */
     int64_t elements;       /* of a sample on this rank */
-    int64_t first_element;  /* in the whole sample */
+    int64_t first_element;  /* this rank's first in the sample */
     xd_dtype dtype;         /* of samples: F32, BF16, F16 */
     uint64_t seed;          /* of noise, as of xd_dmd's student in `step` */
     int64_t step;           /* 0 to 2^32 - 1 */
@@ -59,11 +59,10 @@ XD_API void xd_sampler_destroy(xd_sampler *sampler);
  * xd_sampler_noise; batch->real is not read.
  *
  * Collective over `split` with rescale, and as the network's calls are; a rank without samples passes 0. Allocates nothing;
- * waits for a GPU with rescale. A sample depends on its number, not its batch, unless the network's predictions do. Errors, `out`
- * undefined: ARGUMENT (samples, arrays), those of the network. */
+ * waits for a GPU with rescale. Deterministic. Errors, `out` undefined: ARGUMENT (samples, arrays), those of the network. */
 XD_API xd_result xd_sampler_run(xd_sampler *sampler, const xd_dmd_batch *batch, void *out);
 
-/* Writes their pure noise, not multiplied by sigma, to out: that of xd_dmd's student (XD_STREAM_STUDENT_NOISE). `samples` and
+/* Writes the samples' pure noise, before sigma, to out: that of xd_dmd's student (XD_STREAM_STUDENT_NOISE). `samples` and
  * `first` alone are read. Local. Errors: ARGUMENT (samples). */
 XD_API xd_result xd_sampler_noise(xd_sampler *sampler, const xd_dmd_batch *batch, void *out);
 

@@ -28,11 +28,11 @@ XD_API xd_vsd_desc xd_vsd_defaults(void);
 /* Returns xd_vsd_loss's workspace bytes; 0 for an invalid desc or too many bytes. Local. */
 XD_API size_t xd_vsd_workspace_bytes(xd_ctx *ctx, const xd_vsd_desc *desc);
 
-/* Computes loss and gradient, of the global loss: sum gradients over data ranks.
+/* Computes loss and gradient of the global loss: sum gradients over data ranks, do not average.
  *
  * Collective over split and comm; the same bits on all ranks. Ranks of split pass equally many samples. Allocates nothing when
  * workspace is given. Deterministic on every CPU level and number of threads; INVARIANT: for every split. status.not_finite
- * counts findings. On a GPU arrays and out are device memory, without a wait.
+ * counts findings. On a GPU all arrays and out are device memory; the host does not wait.
  * Errors, outputs untouched: ARGUMENT (weight, N, data, workspace, no status on a GPU), SHAPE, DTYPE; DATA (a finding without a
  * status; the gradient is written). */
 XD_API xd_result xd_vsd_loss(xd_ctx *ctx, const xd_vsd_desc *desc, xd_sample_values *out);

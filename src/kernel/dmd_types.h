@@ -13,7 +13,7 @@ typedef struct xd_draw_desc {
     xd_rows out;         /* F32, BF16, F16 or F64 */
 } xd_draw_desc;
 
-/* Losses over samples (dmd/samples.h). */
+/* Losses over samples. */
 
 /* The result of a loss; on a GPU in device memory. */
 typedef struct xd_sample_values {

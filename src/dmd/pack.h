@@ -4,25 +4,20 @@
 #include "base/context.h"
 #include "kernel/types.h"
 
-/* Latent pictures as rows of tokens, as transformers of Qwen-Image's kind take them: each 2 x 2 patch of all channels is a token,
+/* Latent images as rows of tokens, as in the Qwen-Image pipelines: a token is a 2 x 2 patch of all channels.
  *
- *   packed[b (H/2) (W/2) + i (W/2) + j, 4 c + 2 p + q] = x[b, c, 2 i + p, 2 j + q]
- *
- * A permutation: every bit pattern goes through, NaN too. */
+ *     packed[b (H/2) (W/2) + i (W/2) + j, 4 c + 2 p + q] = x[b, c, 2 i + p, 2 j + q] */
 typedef struct xd_latents {
-    int64_t samples;                 /* 0 is fine, and so is 0 of what follows */
+    int64_t samples;                 /* all sizes may be 0 */
     int64_t channels, height, width; /* height and width even */
     xd_dtype dtype;                  /* F32, BF16, F16 */
 } xd_latents;
 
-/* Latents [samples, channels, height, width] without gaps become rows [samples * height / 2 * width / 2, 4 * channels], and
- * back. Rows may have a stride; what is between them is not touched. Both arrays are in memory of the context's device, and
- * they do not overlap.
+/* Copy dense latents [samples, channels, height, width] to rows [samples * height / 2 * width / 2, 4 * channels] and back, with
+ * all bits. Rows may have a stride; gaps stay untouched. Device memory, without overlap.
  *
- * Local; do not wait for a GPU, allocate nothing. Errors, with nothing written: SHAPE (an odd height or width, a negative
- * size, more elements than fit, rows of another shape: with both; columns that 4 does not divide), DTYPE (another dtype, or
- * two), ARGUMENT (no data, or both at one address).
- * Source: the packing of the Qwen-Image pipelines, by the formula above. */
+ * Local; do not wait for a GPU, allocate nothing. Errors, nothing written: SHAPE (odd, negative or too large sizes, other
+ * rows), DTYPE, ARGUMENT (no data, one address). */
 XD_API xd_result xd_latent_pack(xd_ctx *ctx, const xd_latents *shape, const void *latents, xd_rows packed);
 XD_API xd_result xd_latent_unpack(xd_ctx *ctx, const xd_latents *shape, xd_rows packed, void *latents);
 

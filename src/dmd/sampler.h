@@ -3,83 +3,67 @@
 
 #include "dmd/dmd.h"
 
-/* Samples from noise, with a network of few or of many steps. x starts as sigma(list[0]) noise. */
+/* Samplers, from sigma(list[0]) noise. ODE and SDE noise the predicted clean sample to the next time. EULER and HEUN follow
+ * dx/dt = alpha' x0 + sigma' eps and need rates (not VP). */
 typedef enum xd_sampler_kind {
-    /* A student's: at each time the clean sample is read off the prediction, and noised to the next time; schedules of any kind: */
-    XD_SAMPLER_ODE = 0, /* with the noise that the prediction implies */
+    XD_SAMPLER_ODE = 0, /* with the predicted noise */
     XD_SAMPLER_SDE,     /* with new noise */
-    /* Along dx/dt = alpha' x0 + sigma' eps, for schedules with rates (not VP): */
-    XD_SAMPLER_EULER, /* one forward a step */
-    XD_SAMPLER_HEUN   /* two, of the mean slope; but one in a step to t = 0, where a slope need not exist */
+    XD_SAMPLER_EULER,   /* one forward a step */
+    XD_SAMPLER_HEUN     /* two, but one to t = 0 */
 } xd_sampler_kind;
 
-/* Settings. What pointers lead to is borrowed until xd_sampler_destroy. Start from xd_sampler_defaults, or from
- * xd_sampler_of_student. */
+/* Settings; pointers are borrowed until xd_sampler_destroy. */
 typedef struct xd_sampler_desc {
-    /* Its forward is called without `keep`; of its guidance `rescale` alone is read, with `guided`. */
-    xd_network network;
+    xd_network network; /* guidance.on must be false; guidance.rescale needs `guided` */
     xd_noise_schedule schedule;
     bool v_is_flow;         /* as in xd_conversion */
     double network_scale;   /* as in xd_dmd_desc */
     xd_dtype network_dtype; /* as in xd_dmd_desc */
-    xd_dtype list_dtype;    /* F32: times of the list are rounded, and still descend; NONE -> as they are */
+    xd_dtype list_dtype;    /* F32: `list` is rounded, still descending; NONE -> as it is */
     xd_sampler_kind kind;
-    int steps; /* >= 1 */
-    /* [steps + 1] descending, the last 0: xd_noise_steps, or xd_noise_grid_time backwards. */
-    const double *list;
-    bool guided; /* away from the negative condition, with this scale (xd_guidance_mix) */
+    int steps;          /* >= 1 */
+    const double *list; /* [steps + 1] descending, the last 0, as of xd_noise_steps */
+    bool guided;        /* away from the negative condition (xd_guidance_mix) */
     double guidance_scale;
-    int64_t samples;       /* most of a call */
-    int64_t elements;      /* of a sample on this rank */
-    int64_t first_element; /* in the whole sample, of this rank's */
-    xd_dtype dtype;        /* of samples: F32, BF16, F16 */
-    /* Of drawn noise, with `step` and the sample's number: that of xd_dmd's student in that step. */
-    uint64_t seed;
+    int64_t samples;        /* maximum of a call */
+    int64_t elements;       /* of a sample on this rank */
+    int64_t first_element;  /* this rank's first in the sample */
+    xd_dtype dtype;         /* of samples: F32, BF16, F16 */
+    uint64_t seed;          /* of noise, as of xd_dmd's student in `step` */
     int64_t step;           /* 0 to 2^32 - 1 */
-    int64_t whole_elements; /* of a whole sample, for network.guidance.rescale; 0 -> elements */
-    /* Ranks that hold the other elements of the same samples, whose deviations rescaled guidance needs; NULL -> there are none. */
-    xd_comm *split;
+    int64_t whole_elements; /* for guidance.rescale; 0 -> elements */
+    xd_comm *split;         /* ranks with the other elements, for guidance.rescale; NULL -> none */
 } xd_sampler_desc;
 
-/* ODE, F32, guidance scale 1, everything else zero; times as networks see them in f32. Pure. */
+/* Returns ODE, F32, guidance scale 1 and zeros; networks get times in f32. Pure. */
 XD_API xd_sampler_desc xd_sampler_defaults(void);
 
-/* The sampler of a distillation's student: network, schedule, rungs and their noise, times, sizes and seed. Not guided, and
- * so without `split`, which the caller may add. Pure. */
+/* Returns the settings of a distillation's student, without guidance and `split`. Pure. */
 XD_API xd_sampler_desc xd_sampler_of_student(const xd_dmd_desc *desc);
 
-/* A network with its settings and memory. */
+/* A sampler. */
 typedef struct xd_sampler xd_sampler;
 
-/* Checks everything and takes all memory. Collective over `split` where it is given: the settings are compared; local
- * otherwise. Errors, nothing kept, with `split` on the rank that has one and PEER on the others: ARGUMENT (a network without
- * forward, steps, samples, a list that does not descend or has times outside the schedule's range, EULER or HEUN under a
- * schedule without rates, a rescale outside [0, 1] or without guidance, elements beyond the whole sample, with the number or
- * name), DTYPE, MISMATCH, MEMORY; those of xd_noise_check, xd_prediction_check and xd_noise_steps_check. */
+/* Checks the settings and allocates all memory. Collective over `split` if given, local otherwise. Errors: ARGUMENT (forward,
+ * steps, samples, list, rates, guidance, elements), DTYPE, MISMATCH, MEMORY; those of xd_noise_check, xd_prediction_check and
+ * xd_noise_steps_check. */
 XD_API xd_result xd_sampler_create(xd_ctx *ctx, const xd_sampler_desc *desc, xd_sampler **out);
 
-/* What xd_sampler_create takes. Local, allocates nothing. Errors: those of it that one rank can see, but MEMORY. */
+/* Returns the bytes of xd_sampler_create. Local, allocates nothing. Errors: those of one rank, except MEMORY. */
 XD_API xd_result xd_sampler_bytes(xd_ctx *ctx, const xd_sampler_desc *desc, xd_memory_bytes *out);
 
-/* NULL is fine. Local. */
+/* Destroys a sampler; NULL is fine. Local. */
 XD_API void xd_sampler_destroy(xd_sampler *sampler);
 
-/* out [samples, elements] = samples number `first` to `first + samples - 1`, in memory of the device. batch->noise NULL -> drawn
- * (xd_sampler_noise); batch->real is not read. For the student's list, kind and noise the network is called with the bits of
- * xd_dmd's roll-out (XD_DMD_RUNGS_IN_TURN), and a sample is the x that its last rung trains on. Guidance is xd_dmd's of the
- * teacher: with rescale among clean samples, as xd_guidance says, whatever the network predicts, and back to what it
- * predicts. In INVARIANT mode a split sample has the bits of a whole one then, as it has without.
+/* Writes samples `first` to `first + samples - 1` to out [samples, elements] in device memory. batch->noise NULL ->
+ * xd_sampler_noise; batch->real is not read.
  *
- * Collective over `split` with rescale, and over what the network's own calls are collective over; the number of those calls
- * depends on desc alone, so ranks without samples say samples = 0. Allocates nothing; with rescale it waits for a GPU.
- * Deterministic: a sample depends on its number, not on the batch, where the network's does not. Errors, with `out` undefined
- * once the network was called: ARGUMENT (samples, missing arrays), those of the network. What is not finite goes through. */
+ * Collective over `split` with rescale, and as the network's calls are; a rank without samples passes 0. Allocates nothing;
+ * waits for a GPU with rescale. Deterministic. Errors, `out` undefined: ARGUMENT (samples, arrays), those of the network. */
 XD_API xd_result xd_sampler_run(xd_sampler *sampler, const xd_dmd_batch *batch, void *out);
 
-/* out [samples, elements] = pure noise of samples `first` to `first + samples - 1`, before it is multiplied by sigma: that of
- * xd_dmd's student (XD_STREAM_STUDENT_NOISE), by seed, step and number. Fields of batch but `samples` and `first` are not
- * read. Local.
- * Errors: ARGUMENT (samples). */
+/* Writes the samples' pure noise, before sigma, to out: that of xd_dmd's student (XD_STREAM_STUDENT_NOISE). `samples` and
+ * `first` alone are read. Local. Errors: ARGUMENT (samples). */
 XD_API xd_result xd_sampler_noise(xd_sampler *sampler, const xd_dmd_batch *batch, void *out);
 
 #endif

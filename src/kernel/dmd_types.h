@@ -4,53 +4,50 @@
 #include "base/philox.h"
 #include "kernel/types.h"
 
-/* Random numbers for rows of samples, each row one sample or a part of one whose elements follow each other. */
+/* Random numbers for rows: samples, or consecutive elements of them. */
 typedef struct xd_draw_desc {
-    xd_philox random;    /* `sample` is that of row 0; row r has the one r further */
-    const int64_t *step; /* in memory of the device: added to random.step, so that a captured graph draws
-                          * other numbers when it runs again; NULL -> 0 */
-    int64_t first;       /* element of the whole sample that column 0 is */
-    bool uniform;        /* in (0, 1); else normal, of mean 0 and variance 1 */
+    xd_philox random;    /* row r has `sample` + r */
+    const int64_t *step; /* device memory; added to random.step, so graph replays differ; NULL -> 0 */
+    int64_t first;       /* column 0's element of the sample */
+    bool uniform;        /* in (0, 1); else normal with mean 0, variance 1 */
     xd_rows out;         /* F32, BF16, F16 or F64 */
 } xd_draw_desc;
 
-/* What losses over samples take and return: [samples, elements], each row one sample or this rank's part of it. */
+/* Losses over samples. */
 
-/* What a loss over samples returns; on a GPU in its memory. */
+/* The result of a loss; on a GPU in device memory. */
 typedef struct xd_sample_values {
     double loss;        /* over all ranks, with weight, scale and N */
     double denominator; /* N */
-    int64_t counted;    /* elements, or logits, over all ranks */
+    int64_t counted;    /* elements or logits, over all ranks */
 } xd_sample_values;
 
-/* What the student's term divides by, m the mean of |x - T|. */
+/* Divisor of the student's term; m is the mean |x - T|. */
 typedef enum xd_vsd_normaliser {
     XD_VSD_MEAN = 0, /* m + 1e-6, by sample (Model-Optimizer, FastGen) */
-    XD_VSD_ORIGINAL, /* m, by sample (DMD2's own code); a sample whose m is 0 contributes nothing */
+    XD_VSD_ORIGINAL, /* m, by sample (DMD2's code); m = 0: no contribution */
     XD_VSD_NONE      /* 1 */
 } xd_vsd_normaliser;
 
-/* Where the student's term is rounded. */
+/* Rounding of the student's term: docs/diffusion.md. */
 typedef enum xd_vsd_form {
     XD_VSD_EXACT = 0, /* F - T to f32, the rest in double, the gradient once */
-    XD_VSD_COMPAT /* as the references, whose tensors are of x's dtype: w to f32 and then to x's dtype, F - T, g, x - g and
-                       * x - (x - g) to x's dtype, and the gradient made from the last. One more pass */
+    XD_VSD_COMPAT     /* to x's dtype, as the references; one more pass */
 } xd_vsd_form;
 
-/* The residual of a denoising loss, r = prediction p + clean x + noise eps, and what multiplies its square. The three factors
- * are rounded to f32 where r is formed: then no product has a rounding error. */
+/* A residual r = prediction p + clean x + noise eps; the loss rounds the factors to f32. */
 typedef struct xd_denoise_term {
     double prediction, clean, noise;
-    double weight; /* not negative */
+    double weight; /* of r^2; not negative */
 } xd_denoise_term;
 
-/* Whose term it is. */
+/* Adversarial terms. */
 typedef enum xd_gan_role { XD_GAN_GENERATOR = 0, XD_GAN_DISCRIMINATOR, XD_GAN_R1 } xd_gan_role;
 
-/* Form of the adversarial loss. */
+/* Adversarial losses. */
 typedef enum xd_gan_kind { XD_GAN_SOFTPLUS = 0, XD_GAN_HINGE } xd_gan_kind;
 
-/* Which divergence a weight h(rho) of samples minimises. */
+/* Divergences, by their weight h(rho). */
 typedef enum xd_f_divergence {
     XD_F_JS = 0, /* 1 - 1 / (1 + rho) */
     XD_F_RKL,    /* 1: plain distribution matching */
@@ -61,7 +58,7 @@ typedef enum xd_f_divergence {
     XD_F_NEYMAN  /* 1 / max(rho, 1e-8) */
 } xd_f_divergence;
 
-/* Most bins of f-distill. */
+/* Maximum bins of f-distill. */
 #define XD_FDISTILL_BINS_MAX 4096
 
 #endif

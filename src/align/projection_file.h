@@ -29,39 +29,37 @@ enum {
     XD_PROJECTION_NAME_BYTES = 128
 };
 
-/* max_pieces 4, k 4, special_threshold 0.3 (NeMo-RL), all else off. Pure. */
+/* Returns NeMo-RL's options: max_pieces 4, k 4, special_threshold 0.3, all else off. Pure. */
 XD_API xd_projection_options xd_projection_defaults(void);
 
-/* A file name of the version, both hashes and all options: "projection1-<student>-<teacher>-p4-k4.xdproj".
- * Equal origins have equal names, and different ones different names. Pure. */
+/* Writes a file name of version, hashes and options: "projection1-<student>-<teacher>-p4-k4.xdproj". Different origins have
+ * different names. Pure. */
 XD_API void xd_projection_cache_name(const xd_projection_origin *origin, char name[XD_PROJECTION_NAME_BYTES]);
 
-/* Writes a projection with its origin; the file appears whole or not at all. The same projection gives the same
- * bytes. Memory: the file. Errors: ARGUMENT for options of the origin, sizes or weights (negative, NaN, above 3e38) that the file
- * cannot hold, and for entries that are not those of the rows, IO, MEMORY. */
+/* Saves a projection with its origin, whole or not at all. The same projection gives the same bytes. Memory: the file. Errors:
+ * ARGUMENT (options or sizes that a file cannot hold; weights negative, NaN or above 3e38; entries that do not match the rows),
+ * IO, MEMORY. */
 XD_API xd_result xd_projection_save(xd_ctx *ctx, const char *path, const xd_projection *projection);
 
-/* Reads a projection.
+/* Loads a projection. Checks that its sizes fit the file before it allocates.
  *
- *   expected  the tokenizers it is to be used with; only the hashes are compared. NULL -> any
- *   out       free with xd_projection_destroy; its origin is the file's
+ *   expected  tokenizers in use; only the hashes are compared. NULL -> any
+ *   out       with the file's origin; free with xd_projection_destroy
  *
- * A file is hostile input: nothing is allocated before its sizes are known to fit its length. Memory: the
- * file, and at most 80 bytes per entry and 32 per id. Errors: IO; FORMAT for what violates the format above;
- * CORRUPT for a wrong checksum; UNSUPPORTED for another version; ARGUMENT when it belongs to other
- * tokenizers, with all four hashes; MEMORY. */
+ * Memory: the file, and at most 80 bytes per entry and 32 per id. Errors: IO, FORMAT (format violated), CORRUPT (checksum),
+ * UNSUPPORTED (version), ARGUMENT (other tokenizers), MEMORY. */
 XD_API xd_result xd_projection_load(xd_ctx *ctx, const char *path, const xd_projection_origin *expected,
                                     xd_projection *out);
 
-/* The same over bytes in memory, which are not needed after the call. */
+/* The same over bytes in memory, not used after the call. */
 XD_API xd_result xd_projection_load_memory(xd_ctx *ctx, const void *data, size_t bytes,
                                            const xd_projection_origin *expected, xd_projection *out);
 
-/* The rows of a projection, largest weight first, lowest id among equals: what xd_exact_map_create reads.
+/* Returns a projection's rows for xd_exact_map_create: largest weight first, lowest id among equals.
  *
- *   k  entries of a row; 0 -> those of the longest row, at least 2
+ *   k  entries of a row; 0 -> the longest row's, at least 2
  *
- * Free with xd_projection_rows_destroy. Errors: ARGUMENT for k < 0, MEMORY. */
+ * Free with xd_projection_rows_destroy. Errors: ARGUMENT (k < 0), MEMORY. */
 XD_API xd_result xd_projection_to_rows(xd_ctx *ctx, const xd_projection *projection, int64_t k,
                                        xd_projection_rows *out);
 

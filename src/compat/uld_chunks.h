@@ -5,21 +5,21 @@
 
 /* One side of a sequence as TRL sees it. */
 typedef struct xd_uld_trl_side {
-    const int64_t *labels;      /* [count] -100 where not trained on */
+    const int64_t *labels;      /* [count] -100: not trained */
     const xd_token_span *spans; /* [count] bytes of the completion; NULL without `extended` */
     int64_t count;
-    bool skip_eos; /* the last token that is trained on is left out, whatever it is */
+    bool skip_eos; /* leave out the last trained token, whatever it is */
 } xd_uld_trl_side;
 
 /* A sequence as TRL divides it into groups. */
 typedef struct xd_uld_trl_desc {
     xd_uld_trl_side student, teacher;
     bool extended;      /* groups by equal end offsets; false -> tokens by position */
-    xd_uld_merge merge; /* of xd_uld_desc: the Bayesian one has no row for a sequence's first token */
+    xd_uld_merge merge; /* BAYESIAN has no row for a sequence's first token */
 } xd_uld_trl_desc;
 
-/* The pairs of groups that TRL forms, as chunks, for parity: its spans start at the first label. *out has no chunks when
- * TRL skips the sequence; free it with xd_alignment_destroy. Local. Errors: MEMORY. */
+/* Returns TRL's pairs of groups as chunks, for parity; none if TRL skips the sequence. Spans start at the first label. Free
+ * *out with xd_alignment_destroy. Local. Errors: MEMORY. */
 XD_API xd_result xd_compat_uld_chunks(xd_ctx *ctx, const xd_uld_trl_desc *desc, xd_alignment *out);
 
 #endif

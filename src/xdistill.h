@@ -1,10 +1,10 @@
 /* xdistill.h - v0.2.0 - distributed distillation in one C99 header. License at the end of the file.
 
-   Your trainer keeps its own model and its own loop. This header brings what a distributed distillation needs around
-   them: meshes, sharded tensors, losses over a vocabulary and a sequence that are split over ranks, within one tokenizer
-   or across two, distribution matching of diffusion models, DDP, FSDP and pipelines, optimizers, averages, checkpoints.
-   Ranks are threads of one process, processes of one machine, or of any (xdistill_mpi.h; of GPUs xdistill_nccl.h);
-   xdistill_cuda.cu, compiled by nvcc beside it, does the arithmetic on a GPU.
+   Your trainer keeps its model and its loop. This header adds what a distributed distillation needs: meshes, sharded
+   tensors, losses over a split vocabulary and sequence, within one tokenizer or across two, distribution matching of
+   diffusion models, DDP, FSDP and pipelines, optimizers, averages, and checkpoints. Ranks are threads of one process,
+   processes of one machine, an MPI job (xdistill_mpi.h), or GPUs over NCCL (xdistill_nccl.h). nvcc compiles
+   xdistill_cuda.cu for arithmetic on a GPU.
 
    In *one* C or C++ file of its own:               Everywhere else:
        #define XDISTILL_IMPLEMENTATION                  #include "xdistill.h"
@@ -28,16 +28,22 @@
              _NO_MODELS: models, wrappers, xd_dmd_step; _NO_CHECKPOINT: checkpoints, fake scores; _NO_DMD: diffusion models.
              A call of what was left out is an error that names the option.
    SHAPES    T tokens, V vocabulary, H hidden, L layers; [T, V/tp] = columns split over axis "tp".
-   ERRORS    Every function that can fail returns an xd_result; xd_last_error(ctx) has the message, the place and the
-             rank. Ranks fail alike: no rank is left waiting for one that has refused.
+   ERRORS    A call that can fail returns an xd_result. xd_last_error(ctx) has the message with its numbers, the place and
+             the rank. A call checks its arguments before data moves; if it fails, outputs are unchanged.
+   RANKS     All ranks of a group make a collective call, in one order; a local call is one rank's own. If a rank refuses
+             a collective, the other ranks return PEER with its message. If a rank does not come, they return TIMEOUT at
+             the deadline, and the group is broken: later calls return PEER. Comments do not repeat these errors.
    NULL      A required pointer, path or desc that is NULL, or a count without its list, is ARGUMENT with its name in the
-             message; a context or an object that is NULL itself is ARGUMENT without one. A comment says where NULL is
-             allowed ("NULL -> defaults", "may be NULL"); _destroy and _close take it. What returns a value instead of
-             an xd_result needs a valid object: XD_ASSERT.
-   ZERO      A desc field of 0 is 0, or what its comment says where 0 has no meaning. Recipes are functions that return a
-             filled desc: xd_adamw_defaults and the like.
-   CONTENTS  search for ">>": one marker a part. First what programs call, in the order in which they meet it; from "for
-             back ends" on what devices, transports and companions are made of; then the implementation. */
+             message. A NULL context or object is ARGUMENT without one. A comment says where NULL is legal
+             ("NULL -> defaults", "may be NULL"); _destroy and _close accept it. A call that returns a value needs a
+             valid object: XD_ASSERT.
+   ZERO      Set a desc to zero, then fill it in. A field of 0 is 0, or what its comment says where 0 has no meaning.
+             Recipes are functions that return a filled desc, such as xd_adamw_defaults.
+   MEMORY    A list of xd_param outlives its optimizers, averages and norms; a group or a model, what was made over it. A
+             call reads the other pointers of a desc only until it returns, unless a comment says more. Destroy in the
+             reverse order of creation, the context last.
+   CONTENTS  Search for ">>": one marker a part. First come the calls of programs, in the order of their use. From "for
+             back ends" on come those of devices, transports and companions, then the implementation. */
 
 #ifndef XDISTILL_H
 #define XDISTILL_H

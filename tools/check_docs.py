@@ -7,6 +7,7 @@
   figures    each figure of README.md's table of numbers stands on the page that its row links
   index      docs/index.md has every name of the users' part, as docs/api.txt lists them, and of the companions, once
   names      what prose names exists: check_names.py
+  words      comments, sentences and phrases within their limits: check_words.py
   tests      every function of the users' part (docs/api.txt) is called by a file of tests/
   version    the top entry of CHANGELOG.md and the first line of src/xdistill.h name the version of config.h
   cells      no cell of a table in README.md, docs/ and bench/results/README.md has more than CELL characters
@@ -21,6 +22,7 @@ import tempfile
 
 from api import Names
 from check_names import check_names
+from check_words import check_words
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 FUNCTION = re.compile(r"^XD_API\b[^;{]*?\b(xd_\w+)\s*\(")
@@ -165,7 +167,7 @@ def check_version():
 
 def main():
     complaints = [*check_comments(), *check_options(), *check_figures(), *check_tests(), *check_version(), *check_index(),
-                  *check_cells(), *check_names(ROOT), *check_snippets()]
+                  *check_cells(), *check_names(ROOT), *check_words(), *check_snippets()]
     for complaint in complaints:
         print(complaint, file=sys.stderr)
     return 1 if complaints else 0

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Count the words of comments and prose, and say what is long: python3 tools/check_words.py [FILE...]
+"""Count the words of comments and prose, and say what is too long: python3 tools/check_words.py [FILE...]
 
-Of a header: words of comments for each function, comments above 120 words. Of headers and pages: sentences above 25 words,
-their average, and phrases that a reader has to read twice (PHRASES). Lists of errors, tables and code are no sentences.
-Without a file: the totals of the users' headers, README.md, CHANGELOG.md and docs/.
+Of headers: words of comments for each function, and comments above COMMENT words. Of headers and pages: sentences above SENTENCE
+words, their average, and phrases that a reader has to read twice (PHRASES). Lists of errors, tables and code are no sentences.
+Without a file: the users' headers, README.md, CHANGELOG.md and docs/, within TOTAL words too; check_docs.py asks for these.
 """
 
 import pathlib
@@ -11,89 +11,105 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-COMMENT_WORDS, SENTENCE_WORDS, AVERAGE_WORDS, FUNCTION_WORDS = 120, 25, 14, 72
+TOTAL, FUNCTION, COMMENT, SENTENCE, AVERAGE = 36000, 72, 120, 25, 14
 
 # Persons for ranks, clauses as subjects, words of another language's grammar.
-PHRASES = [r"\bnobody\b", r"\bsomebody\b", r"\bwho (?:is|has|are|asks|wants|speaks|calls|loads|reads)\b", r"\bspeaks? for\b", r"\ball ranks alike\b",
-           r"\bfor the (?:first|second) time\b(?= that)", r"\bis no (?:error|more than|number|tensor)\b", r"\blikewise\b",
-           r"\bat (?:its|the) end(?= of the world)", r"\bamid\b", r"\bas for every\b", r"\bof the caller's own\b",
-           r"\bwhich are (?:those|what)\b", r"^What \w+ (?:is|has|are|was)\b"]
+PHRASES = [r"\b(?:no|some|every)body\b", r"\bwhoever\b", r"\bwho (?:is|has|are|asks|wants|speaks|calls|loads|reads)\b",
+           r"\bspeaks? for\b", r"\ball ranks alike\b", r"\bis no (?:error|more than|number|tensor)\b", r"\blikewise\b",
+           r"\bamid\b", r"\bas for every\b", r"\bwhich are (?:those|what)\b", r"^What \w+ (?:is|has|are|was)\b(?!.*\?$)"]
 
-COMMENT = re.compile(r"/\*(.*?)\*/", re.S)
-FUNCTION = re.compile(r"^XD_API\b[^;{]*?\bxd_\w+\s*\(", re.M)
+BLOCK = re.compile(r"/\*(.*?)\*/", re.S)
+CALL = re.compile(r"^XD_API\b[^;{]*?\bxd_\w+\s*\(", re.M)
 
 
 def words(text):
-    return [w for w in text.split() if w not in ("*", "/*", "*/", "|", "---")]
+    return [word for word in text.split() if word not in ("*", "/*", "*/", "|", "---")]
 
 
 def comments(text):
     """(line, text) of each comment, without the stars that begin its lines."""
-    for match in COMMENT.finditer(text):
+    for match in BLOCK.finditer(text):
         body = "\n".join(re.sub(r"^ *\*+ ?", "", line) for line in match.group(1).split("\n"))
         yield text.count("\n", 0, match.start()) + 1, body.strip()
 
 
 def is_table(line):
-    return bool(re.search(r"\S {3,}\S", line)) or line.startswith(("|", "    ", "$", "```", "#"))
+    return bool(re.search(r"\S {3,}\S", line)) or line.startswith(("|", "    ", "$", "#"))
 
 
 def sentences(text):
-    """Runs of words that end with a full stop, a question mark or a blank line; lists of errors are left out."""
+    """Runs of words up to a full stop, a question mark, an entry of a list or a blank line, without lists of errors."""
     prose, fenced = [], False
     for line in text.split("\n"):
-        if line.startswith("```"):
-            fenced = not fenced
-        prose.append("\n" if fenced or is_table(line) or not line.strip() else re.sub(r"^\s*(?:[-*]|\d+\.) ", "\n", line))
-    for part in re.split(r"\n\s*\n|(?<=[.?!])\s+(?=[A-Z`(\"])|\n(?=\n)", "\n".join(prose)):
+        fence = line.startswith("```")
+        fenced = fenced != fence
+        prose.append("\n" if fence or fenced or is_table(line) or not line.strip() else
+                     re.sub(r"^\s*(?:[-*]|\d+\.) ", "\n", line))
+    for part in re.split(r"\n\s*\n|(?<=[.?!])\s+(?=[A-Z`(\"])", "\n".join(prose)):
         part = " ".join(words(part))
         if part and not re.match(r"(?:Errors?|Source|From)\b", part):
             yield part
 
 
-def report(path, text, is_header):
-    long_comments = found = 0
-    lengths = []
-    parts = list(comments(text)) if is_header else [(1, text)]
-    for line, body in parts:
-        if is_header and len(words(body)) > COMMENT_WORDS:
-            print("%s:%d: a comment of %d words" % (path, line, len(words(body))))
-            long_comments += 1
-        for sentence in sentences(body):
-            count = len(sentence.split())
-            lengths.append(count)
-            if count > SENTENCE_WORDS:
-                print("%s:%d: %d words: %s ..." % (path, line, count, sentence[:90]))
-                found += 1
-            for phrase in PHRASES:
-                if re.search(phrase, sentence, re.I):
-                    print("%s:%d: `%s`: %s" % (path, line, phrase, sentence[:90]))
-    return lengths, found, long_comments
+class Count:
+    """What has been read so far."""
+
+    def __init__(self):
+        self.words = self.functions = 0
+        self.lengths = []
+
+    def read(self, path):
+        """Adds a file. Complaints."""
+        text, header = path.read_text(), path.suffix == ".h"
+        name = path.resolve().relative_to(ROOT) if path.resolve().is_relative_to(ROOT) else path
+        for line, body in comments(text) if header else [(1, text)]:
+            long = len(words(body))
+            self.words += long if header else 0
+            if header and long > COMMENT:
+                yield "%s:%d: a comment of %d words, at most %d" % (name, line, long, COMMENT)
+            for sentence in sentences(body):
+                self.lengths.append(len(sentence.split()))
+                if self.lengths[-1] > SENTENCE:
+                    yield "%s:%d: a sentence of %d words, at most %d: %s ..." % (name, line, self.lengths[-1], SENTENCE, sentence[:60])
+                for phrase in PHRASES:
+                    if re.search(phrase, sentence, re.I):
+                        yield "%s:%d: `%s`: %s" % (name, line, re.search(phrase, sentence, re.I).group(), sentence[:60])
+        self.functions += len(CALL.findall(text)) if header else 0
+
+    def average(self):
+        return sum(self.lengths) / max(1, len(self.lengths))
+
+    def limits(self, total):
+        if total is not None and self.words > total:
+            yield "the users' headers have %d words of comments, at most %d" % (self.words, total)
+        if self.functions and self.words > FUNCTION * self.functions:
+            yield "comments have %d words for each of %d functions, at most %d" % (self.words / self.functions, self.functions, FUNCTION)
+        if self.average() > AVERAGE:
+            yield "sentences have %.1f words on average, at most %d" % (self.average(), AVERAGE)
 
 
-def users_headers():
-    listing = (ROOT / "src/xdistill.h").read_text().split("for back ends")[0]
-    return [ROOT / "src" / name for name in re.findall(r'^#include "(.*\.h)"', listing, re.M)]
+def read_by_default():
+    """The users' headers and the pages; docs/index.md is a list of names."""
+    listing = (ROOT / "src/xdistill.h").read_text().split("/* ---- for back ends")[0]
+    headers = [ROOT / "src" / name for name in re.findall(r'^#include "(.*\.h)"', listing, re.M)]
+    pages = [page for page in sorted((ROOT / "docs").glob("*.md")) if page.name != "index.md"]
+    return [*headers, ROOT / "README.md", ROOT / "CHANGELOG.md", *pages]
+
+
+def check_words(files=None, total=TOTAL, count=None):
+    count = count or Count()
+    for path in files or read_by_default():
+        yield from count.read(path)
+    yield from count.limits(None if files else total)
 
 
 def main(arguments):
-    files = [pathlib.Path(a) for a in arguments] or [*users_headers(), ROOT / "README.md", ROOT / "CHANGELOG.md",
-                                                    *sorted((ROOT / "docs").glob("*.md"))]
-    lengths, total, functions, long_sentences, long_comments = [], 0, 0, 0, 0
-    for path in files:
-        text, is_header = path.read_text(), path.suffix == ".h"
-        more, long, comments_too_long = report(path, text, is_header)
-        lengths += more
-        long_sentences += long
-        long_comments += comments_too_long
-        if is_header:
-            total += sum(len(words(body)) for _, body in comments(text))
-            functions += len(FUNCTION.findall(text))
-    print("%d words of comment, %d functions: %.0f each (at most %d); %d comments above %d words; %d sentences of %.1f words "
-          "(at most %d), %d above %d" % (total, functions, total / max(1, functions), FUNCTION_WORDS, long_comments, COMMENT_WORDS,
-                                         len(lengths), sum(lengths) / max(1, len(lengths)), AVERAGE_WORDS, long_sentences,
-                                         SENTENCE_WORDS))
+    count = Count()
+    complaints = list(check_words([pathlib.Path(name) for name in arguments], count=count))
+    print("\n".join(complaints + ["%d words of comments, %d functions; %d sentences of %.1f words" % (
+        count.words, count.functions, len(count.lengths), count.average())]))
+    return 1 if complaints else 0
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    sys.exit(main(sys.argv[1:]))

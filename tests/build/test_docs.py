@@ -10,6 +10,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools"))
 import docs  # noqa: E402
 from check_docs import CELL, check_cells, check_figures, check_index  # noqa: E402
 from check_names import check_names  # noqa: E402
+from check_words import COMMENT, Count, SENTENCE, check_words, sentences  # noqa: E402
 from render_markdown import Page  # noqa: E402
 
 FILES = {
@@ -83,6 +84,24 @@ class Names(unittest.TestCase):
         self.assertEqual(list(check_figures(self.root)), ["README.md: 1.9 is not in docs/page.md"])
         self.write("README.md", "nothing\n")
         self.assertEqual(list(check_figures(self.root)), ["README.md has no table of numbers"])
+
+    def test_finds_long_comments_and_sentences_and_phrases(self):
+        def found(name, text, **limits):
+            self.write(name, text)
+            return list(check_words([self.root / name], **limits))
+        self.assertEqual(found("a.md", "One two. Word " + "word " * (SENTENCE - 2) + "end.\n"), [])
+        self.assertIn("a sentence of %d words" % (SENTENCE + 1), found("a.md", "word " * SENTENCE + "end.\n" + 9 * "A b.\n")[0])
+        self.assertEqual(found("a.md", "```\n" + "word " * 99 + "\n```\n| " + "cell " * 99 + "|\n"), [])
+        self.assertIn("`nobody`: Here nobody waits.", found("a.md", "Here nobody waits.\n")[0])
+        declaration = "/* %s. */\nXD_API int xd_a(void);\n"
+        self.assertEqual(found("a.h", declaration % "Returns one\n * two. Errors: %s" % ("A, " * 50)), [])
+        self.assertIn("a.h:1: a comment of %d words" % (COMMENT + 1), found("a.h", declaration % ("B c. " * (COMMENT // 2) + "d"))[0])
+        self.assertIn("75 words for each of 1 functions", found("a.h", declaration % ("B c. " * 37))[-1])
+        self.assertIn("on average", found("a.md", ("word " * 19 + "end. ") * 3)[-1])
+        count = Count()
+        count.words = 11
+        self.assertEqual(list(count.limits(10)), ["the users' headers have 11 words of comments, at most 10"])
+        self.assertEqual(list(sentences("A list:\n- one\n- two. Three\n\nfour")), ["A list:", "one", "two.", "Three", "four"])
 
     def test_finds_long_cells(self):
         table = "| what | how |\n|---|---|\n| a | %s |\n"

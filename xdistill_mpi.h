@@ -47,12 +47,13 @@
 
 /* How to join a world. Zero is the default of every field. */
 typedef struct xd_mpi_desc {
-    MPI_Comm mpi;         /* an intra-communicator; unset -> MPI_COMM_WORLD. The library uses a duplicate and
-                           * does not use this one again */
-    size_t staging_bytes; /* host memory for the terms of a sum, the same on every rank; 0 -> the larger of
-                           * 1 MiB and 64 KiB per rank. At least 1 KiB per rank */
-    int64_t compare;      /* collectives of each group whose arguments are compared, the same on every rank;
-                           * 0 -> all; -1 -> none */
+    /* an intra-communicator; unset -> MPI_COMM_WORLD. The library uses a duplicate and does not use this one again */
+    MPI_Comm mpi;
+    /* host memory for the terms of a sum, the same on every rank; 0 -> the larger of 1 MiB and 64 KiB per rank. At
+     * least 1 KiB per rank */
+    size_t staging_bytes;
+    /* collectives of each group whose arguments are compared, the same on every rank; 0 -> all; -1 -> none */
+    int64_t compare;
 } xd_mpi_desc;
 
 /* Joins the processes of an MPI communicator into a world; ranks are those of the communicator.
@@ -1409,4 +1410,4 @@ XD_API xd_result xd_comm_mpi(xd_ctx *ctx, const xd_mpi_desc *desc, xd_comm **out
 
 
 #endif
-/* xdistill sha256 0c6755bdce295b27e1a1f2f641642908a8af146a95580ec72ef35a05696f93d0 */
+/* xdistill sha256 9fe2e5cf3253c458ddffc06fb54c290c504ee7e908a441a6591757d9d47dcb9e */

@@ -123,8 +123,8 @@ enum { XDI_THREADS = 1024, XDI_PIECES = 1024 };
 typedef void (*xdi_piece)(void *argument, int64_t piece, int slot);
 typedef struct xdi_pool xdi_pool;
 typedef struct xdi_pool_fault {
-    int64_t piece, pieces; /* the piece that parallel_for did not run exactly once, or that does not
-                            * exist; their number */
+    /* the piece that parallel_for did not run exactly once, or that does not exist; their number */
+    int64_t piece, pieces;
     int runs;
 } xdi_pool_fault;
 XD_PRIVATE xdi_pool *xdi_pool_create(const xd_ctx_desc *settings,

@@ -40,9 +40,9 @@ typedef struct xdi_stored {
     const char *name;
     const xd_tensor_part *part; /* places and shape */
     xd_dtype dtype;
-    void *data;    /* [part->range] in memory of the device, or of the host when the content is `on_host` */
-    int64_t *step; /* instead: a scalar of the host, which all ranks have and rank 0 writes; NULL for the
-                    * others */
+    void *data; /* [part->range] in memory of the device, or of the host when the content is `on_host` */
+    /* instead: a scalar of the host, which all ranks have and rank 0 writes; NULL for the others */
+    int64_t *step;
     int64_t *live; /* and where it lies on the device */
     int64_t group;
 } xdi_stored;

@@ -84,8 +84,8 @@ struct xd_dmd {
     float *raw_slope;    /* by a network's prediction */
     float *normals; /* numbers drawn on the host, on their way into an array; NULL where they need none */
     float **feature_slopes; /* [feature_count] */
-    float *penalty; /* [samples, heads] R1's gradient by the logits of real samples; ones where it is a
-                     * slope */
+    /* [samples, heads] R1's gradient by the logits of real samples; ones where it is a slope */
+    float *penalty;
     xd_mix *mixes;
     xd_denoise_term *terms;
     xd_gradient_norm *norms; /* [XD_DMD_ROLES] */
@@ -106,9 +106,9 @@ struct xd_dmd {
     int64_t *rung;
     xdi_dmd_times input, noised, real;
     int64_t *kept_samples; /* [leaves] -1: none */
-    double *table;   /* [ranks + 1][leaves + 1][XDI_DMD_COLUMNS] values by leaf, and one row of a rank itself;
-                      * what is sent last */
-    int64_t *counts; /* [ranks] of xd_all_gather */
+    /* [ranks + 1][leaves + 1][XDI_DMD_COLUMNS] values by leaf, and one row of a rank itself; what is sent last */
+    double *table;
+    int64_t *counts;     /* [ranks] of xd_all_gather */
     const char *alone;   /* what messages call the only network, a sampler's; NULL: there are all */
     int64_t beyond;      /* a leaf beyond this rank's own that is gone through for others; -1: none */
     int64_t noised_leaf; /* whose x_t is in NOISED since the fake score's term; -1: nobody's */

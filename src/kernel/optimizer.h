@@ -15,8 +15,8 @@ enum { XD_AVERAGE_KEEPS = 4096 /* the last iterations whose decays an average on
 /* The counters of an average in memory of its device, where alone it is known which steps were refused, and what follows from
  * them for the update under way. Entries that are given one read it instead of their own numbers. */
 typedef struct xd_average_turn {
-    xd_status rests;   /* holds a finding when this update does nothing: its step was refused, or the
-                        * average has not started */
+    /* holds a finding when this update does nothing: its step was refused, or the average has not started */
+    xd_status rests;
     int64_t copies;    /* not 0: sources are copied, rounded to nearest, instead of averaged */
     double keep;       /* decay */
     int64_t iteration; /* of the last update whose step was not refused */
@@ -40,8 +40,8 @@ typedef struct xd_turn_args {
 /* One array of an optimizer step. The scalars are per array because the step count is: an array without a
  * gradient in some step has a lower count than the others. */
 typedef struct xd_update_array {
-    float *master; /* [count] parameter in f32; NULL -> `value`, BF16, is the parameter and is rounded at
-                    * random; needs `steps` */
+    /* [count] parameter in f32; NULL -> `value`, BF16, is the parameter and is rounded at random; needs `steps` */
+    float *master;
     float *first;  /* [count] Adam: running mean of gradients; SGD: momentum buffer */
     float *second; /* [count] Adam: running mean of squared gradients; SGD: not used */
     void *value;   /* [count] receives master rounded to value_dtype; NULL -> master is the parameter */
@@ -54,8 +54,9 @@ typedef struct xd_update_array {
     float step_size;       /* Adam: learning_rate / (1 - beta1^t); SGD: learning_rate */
     float root_correction; /* Adam: sqrt(1 - beta2^t) */
     bool fresh;            /* SGD: the first gradient this array gets; it starts the momentum buffer */
-    void *average; /* [count]; updated from the new parameter (value, or master when that is NULL) as by the
-                    * lerp entry, in the same pass over memory and with the same bits; NULL -> none */
+    /* [count]; updated from the new parameter (value, or master when that is NULL) as by the lerp entry, in the same
+     * pass over memory and with the same bits; NULL -> none */
+    void *average;
     xd_dtype average_dtype; /* also F64 */
     /* Updates so far, in memory of the arrays' device: only there is it known whether a step happened. The entry computes
      * step_size, root_correction and fresh from it and adds one. NULL -> those three are used as given. */
@@ -143,8 +144,9 @@ typedef struct xd_average_args {
     float factor;      /* ADD */
     uint64_t seed;     /* of random arrays */
     int64_t iteration; /* of random arrays */
-    int64_t *unmoved;  /* MOVE: receives more: elements that kept their bits although the source differs
-                        * from them; in memory of the arrays' device; NULL -> not counted */
+    /* MOVE: receives more: elements that kept their bits although the source differs from them; in memory of the
+     * arrays' device; NULL -> not counted */
+    int64_t *unmoved;
     const xd_average_turn *turn; /* MOVE; NULL -> `keep` and `iteration` */
 } xd_average_args;
 

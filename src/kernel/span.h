@@ -29,10 +29,10 @@ typedef struct xdi_span_average {
 /* A conversion of rows. */
 typedef struct xdi_span_mix {
     xd_mix factors;
-    bool to_odd;   /* from f64 to f32 by xd_float_to_odd, for a type that is narrower still */
-    bool large;    /* memory is asked for ahead */
-    bool streamed; /* stores bypass the caches where the level has such: out is a multiple of 64 bytes; a
-                    * fence follows */
+    bool to_odd; /* from f64 to f32 by xd_float_to_odd, for a type that is narrower still */
+    bool large;  /* memory is asked for ahead */
+    /* stores bypass the caches where the level has such: out is a multiple of 64 bytes; a fence follows */
+    bool streamed;
 } xdi_span_mix;
 
 /* Bytes between what conversions read and what they ask for. */

@@ -24,10 +24,10 @@ enum { XD_ULD_STUDENT, XD_ULD_TEACHER, XD_ULD_SIDES };
 typedef struct xd_uld_chunk {
     int64_t begin[XD_ULD_SIDES], end[XD_ULD_SIDES], base[XD_ULD_SIDES]; /* rows of the logits */
     double factor[XD_ULD_SIDES]; /* out of merge: product of those probabilities, none below the floor */
-    double matched, unmatched;   /* out of compare: JSD of the matched ids, sum of |a - b| over the
-                                  * other ids, sorted */
-    double mean;                 /* out of compare: sum of p slope over the student's base row */
-    bool finite;                 /* out of merge: all rows are; if not, the other entries skip the chunk */
+    /* out of compare: JSD of the matched ids, sum of |a - b| over the other ids, sorted */
+    double matched, unmatched;
+    double mean; /* out of compare: sum of p slope over the student's base row */
+    bool finite; /* out of merge: all rows are; if not, the other entries skip the chunk */
 } xd_uld_chunk;
 
 /* One side of the chunks of a call. */

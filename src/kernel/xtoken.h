@@ -43,8 +43,8 @@ typedef struct xd_xtoken_matrix {
     int64_t first, columns; /* student ids [first, first + columns) */
     const int64_t *ids;     /* [k] J, ascending teacher ids */
     int64_t k;
-    void *prepared; /* [matrix_bytes] what `prepare` leaves for the other entries, in the form of its
-                     * device */
+    /* [matrix_bytes] what `prepare` leaves for the other entries, in the form of its device */
+    void *prepared;
 } xd_xtoken_matrix;
 
 /* The columns of chunks that each have a list of their own. M is the transposed projection in these columns; without
@@ -260,9 +260,9 @@ typedef struct xd_xtoken_list_args {
     xd_xtoken_lists lists;
     double *cells; /* list_project: [entries]; list_delta: [count] */
     bool fixed;
-    double *student, *teacher; /* [entries] list_divergence: sums of p M and mean probabilities;
-                                * list_delta: dy first */
-    xd_xtoken_chunk *chunks;   /* [lists.count] */
+    /* [entries] list_divergence: sums of p M and mean probabilities; list_delta: dy first */
+    double *student, *teacher;
+    xd_xtoken_chunk *chunks; /* [lists.count] */
     bool reverse;
 } xd_xtoken_list_args;
 
@@ -322,8 +322,8 @@ typedef struct xd_xtoken_list_gradient_args {
 /* The gradient through the log-probabilities of labels. */
 typedef struct xd_xtoken_label_gradient_args {
     xd_xtoken_gradient to;
-    const double *slopes; /* [count] derivative with respect to the label's log-probability at temperature
-                           * 1 */
+    /* [count] derivative with respect to the label's log-probability at temperature 1 */
+    const double *slopes;
 } xd_xtoken_label_gradient_args;
 
 /* log-sum-exps of all rows from sums in fixed point. */

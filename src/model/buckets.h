@@ -18,10 +18,11 @@ typedef struct xd_bucket_param {
 typedef struct xd_bucket_plan_desc {
     const xd_bucket_param *params; /* [param_count], trained, in the order of registration */
     int64_t param_count;
-    int ranks;         /* data-parallel ranks, with those of cp; 0 -> 1 */
-    int instances;     /* of ranks / instances consecutive ranks, each with a whole optimizer; 0 -> 1 */
-    bool sharded;      /* an instance's ranks share its optimizer, part r of a bucket each. Parameters
-                        * begin at multiples of 64, buckets end at multiples of lcm(ranks / instances, 128) */
+    int ranks;     /* data-parallel ranks, with those of cp; 0 -> 1 */
+    int instances; /* of ranks / instances consecutive ranks, each with a whole optimizer; 0 -> 1 */
+    /* an instance's ranks share its optimizer, part r of a bucket each. Parameters begin at multiples of 64, buckets
+     * end at multiples of lcm(ranks / instances, 128) */
+    bool sharded;
     bool wide_padding; /* with `sharded`: of lcm(ranks / instances, 65536), for large groups over NCCL */
     bool overlap;      /* sums during the backward pass; false -> one bucket */
     /* Elements that end a bucket, padding included; 0 -> max(40,000,000, 1,000,000 * ranks). Or about how many buckets of

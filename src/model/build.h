@@ -175,9 +175,9 @@ typedef struct xd_build_desc {
     const xd_groups *groups; /* NULL -> one rank in every group */
     xd_stage_provider provider;
     xd_pipeline_desc pipeline;
-    const xd_stage_hooks *before, *after;                   /* of the wrap; NULL -> none */
-    const xd_stage_hooks *before_override, *after_override; /* instead of these, even if empty; NULL -> no
-                                                             * override */
+    const xd_stage_hooks *before, *after; /* of the wrap; NULL -> none */
+    /* instead of these, even if empty; NULL -> no override */
+    const xd_stage_hooks *before_override, *after_override;
     xd_build_storage storage;
     xd_precision precision;
     xd_block_init init; /* zero -> none. Under FSDP only buffers have storage then */

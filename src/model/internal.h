@@ -20,9 +20,9 @@ struct xd_weight {
     char *name;       /* full; belongs to the table of names */
     xd_weight_desc desc;
     xd_region region;
-    xd_region *saved; /* what of it is no padding, of a weight with stored rows that it does not have;
-                       * NULL: all */
-    int64_t index;    /* in the model's order, once sealed */
+    /* what of it is no padding, of a weight with stored rows that it does not have; NULL: all */
+    xd_region *saved;
+    int64_t index; /* in the model's order, once sealed */
     int64_t count;
     int64_t shape[XD_DIMS_MAX]; /* of the region */
     void *value, *gradient;
@@ -32,8 +32,8 @@ struct xd_weight {
     bool awaited;            /* values come as soon as there is memory for them: nothing forms first ones */
     xd_dtype declared;       /* the type before a wrapper gave it another one; NONE -> none did */
     void *own;               /* its storage in the model, of that type; NULL -> none */
-    struct xdi_flat *flat;   /* of a wrapper: where its values and gradients are, and which of that buffer's
-                            * weights it is */
+    /* of a wrapper: where its values and gradients are, and which of that buffer's weights it is */
+    struct xdi_flat *flat;
     int64_t flat_index;
 };
 
@@ -215,8 +215,8 @@ typedef struct xdi_pipeline_step {
         [2]; /* the rank before, or behind: this one or that one is idle, and an empty message each way says that both go on */
     int64_t waits; /* idle ticks in a row, this one counted */
     int buffer;    /* of two in turn, where what is sent is written */
-    int64_t needs; /* the last tick whose messages must have arrived before the work, or left that buffer;
-                    * -1: none */
+    /* the last tick whose messages must have arrived before the work, or left that buffer; -1: none */
+    int64_t needs;
 } xdi_pipeline_step;
 
 /* All ticks of one rank, and how many places they use. */
@@ -247,21 +247,22 @@ typedef struct xdi_bucket {
     xd_interval buffer; /* of the flat buffer */
     int64_t kept;       /* elements of the sum that stay here: this rank's part, or all */
     int64_t blocks;     /* that add to it, ties included; 0: it rests */
-    int64_t done;   /* of these, in the leaf that is being formed, or in the round of those of all members */
-    int64_t leaf;   /* leaves formed so far */
-    float **places; /* [members] the whole gradient of each leaf that is being formed; NULL before its first
-                     * backward, and of members whose leaves are added to that of the first */
+    int64_t done; /* of these, in the leaf that is being formed, or in the round of those of all members */
+    int64_t leaf; /* leaves formed so far */
+    /* [members] the whole gradient of each leaf that is being formed; NULL before its first backward, and of members
+     * whose leaves are added to that of the first */
+    float **places;
     xd_leaf_stack *stack; /* of whole leaves; of parts of sums over the ranks where leaves are dealt */
     float *sum;           /* [kept], once reduced; at home */
-    float *landed; /* [kept] in memory of the device, where a sum passes on its way home; NULL -> it does
-                    * not */
+    /* [kept] in memory of the device, where a sum passes on its way home; NULL -> it does not */
+    float *landed;
     bool reduced;
-    xd_leaf_stack **lanes; /* [members] instead of the stack: of each member's leaves, where they come in
-                            * turn and lie in rows; NULL -> none */
-    float *joined;         /* the nodes of all lanes, as one stack would have them; NULL -> none */
-    xdi_flight sending;    /* the sum over the ranks that is under way: of a dealt leaf, or of all leaves */
-    xdi_flight spreading;  /* values that ranks have stepped in parts, to all */
-    uint64_t seen;         /* the last round over a block's buckets that met it */
+    /* [members] instead of the stack: of each member's leaves, where they come in turn and lie in rows; NULL -> none */
+    xd_leaf_stack **lanes;
+    float *joined;        /* the nodes of all lanes, as one stack would have them; NULL -> none */
+    xdi_flight sending;   /* the sum over the ranks that is under way: of a dealt leaf, or of all leaves */
+    xdi_flight spreading; /* values that ranks have stepped in parts, to all */
+    uint64_t seen;        /* the last round over a block's buckets that met it */
 } xdi_bucket;
 
 /* Weights of one unit and one type, one after another. What is kept has the type of the weights; it may be sent in another one,
@@ -276,15 +277,16 @@ typedef struct xdi_flat {
     xd_bucket_plan *plan;
     size_t kept_bytes; /* of values */
     void *values; /* kept: all of them or this rank's part; NULL when all weights have their own; at home */
-    void *sent;   /* [numel / ranks] this rank's part as it is sent: `values`, or a copy; at home. When whole
-                   * NULL, but [numel] as shown where that is not at home and of another type */
-    void *shown;  /* [numel] values that all ranks keep, as they are shown; NULL -> as they are kept */
-    void *near;   /* [numel / reshard_ranks] the part of a gathered unit that stays; NULL -> none */
-    size_t slot;  /* bytes from the begin of a gathered unit to these, as they were sent */
-    size_t view_slot;     /* and as they are shown, where that is another type */
-    xdi_flight arriving;  /* its gather */
-    int64_t place;        /* elements from the begin of a unit's whole gradient to these */
-    xdi_bucket *buckets;  /* [bucket_count] */
+    /* [numel / ranks] this rank's part as it is sent: `values`, or a copy; at home. When whole NULL, but [numel] as
+     * shown where that is not at home and of another type */
+    void *sent;
+    void *shown;         /* [numel] values that all ranks keep, as they are shown; NULL -> as they are kept */
+    void *near;          /* [numel / reshard_ranks] the part of a gathered unit that stays; NULL -> none */
+    size_t slot;         /* bytes from the begin of a gathered unit to these, as they were sent */
+    size_t view_slot;    /* and as they are shown, where that is another type */
+    xdi_flight arriving; /* its gather */
+    int64_t place;       /* elements from the begin of a unit's whole gradient to these */
+    xdi_bucket *buckets; /* [bucket_count] */
     int64_t bucket_count; /* 0 when it is not trained */
 } xdi_flat;
 
@@ -293,12 +295,12 @@ struct xdi_unit {
     xd_block *block;
     xdi_flat *flats; /* [flat_count] */
     int64_t flat_count;
-    int level;                   /* units around it */
-    size_t gathered_bytes;       /* of its values, 0 when they are kept whole */
-    int64_t gradient_count;      /* elements of its whole gradient */
-    int64_t open;                /* brackets that are open */
-    struct xdi_unit_slot *slots; /* [slot_count] where they may be: shared with the units of its level, or
-                                  * its own */
+    int level;              /* units around it */
+    size_t gathered_bytes;  /* of its values, 0 when they are kept whole */
+    int64_t gradient_count; /* elements of its whole gradient */
+    int64_t open;           /* brackets that are open */
+    /* [slot_count] where they may be: shared with the units of its level, or its own */
+    struct xdi_unit_slot *slots;
     int slot_count;
     struct xdi_unit_slot *slot;     /* where they are, or arrive; NULL -> not gathered */
     bool arriving;                  /* started, and not opened yet */
@@ -379,8 +381,8 @@ struct xd_parallel {
     bool late;            /* DDP: sums begin in xd_parallel_reduce alone */
     int64_t *counts;      /* [ranks] scratch */
     int *used;            /* [weights of the model] scratch */
-    xd_leaves *known;     /* [ranks + replica_count]: of each data rank, then of each group, in the sums over
-                       * them */
+    /* [ranks + replica_count]: of each data rank, then of each group, in the sums over them */
+    xd_leaves *known;
     xd_dtype sent_dtype, view_dtype; /* of floating weights; NONE -> their own */
     float before, after;             /* factors of leaves, and of the sum of all */
     int reshard_ranks;               /* that keep a unit together after it was gathered; 0 -> all */

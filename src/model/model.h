@@ -72,21 +72,24 @@ typedef struct xd_weight_desc {
     int ndim;                   /* 0 is a scalar */
     int64_t shape[XD_DIMS_MAX]; /* of the whole weight; 0 from ndim on */
     int64_t stored_rows;        /* with rows that stay 0 (padded vocabularies). 0 -> shape[0] */
-    const xd_layout *layout;    /* of the stored shape, not over data ranks; must outlive the model. A
-                                 * weight on all tensor-parallel ranks needs one that replicates it: norms
-                                 * and files count it once. NULL -> whole on this rank alone */
-    xd_init init; /* of seed, full name and index in the whole weight: the same on every layout. With
-                   * shared_embedding without the name */
+    /* of the stored shape, not over data ranks; must outlive the model. A weight on all tensor-parallel ranks needs one
+     * that replicates it: norms and files count it once. NULL -> whole on this rank alone */
+    const xd_layout *layout;
+    /* of seed, full name and index in the whole weight: the same on every layout. With shared_embedding without the
+     * name */
+    xd_init init;
     xd_weight_traits traits;
-    bool buffer;             /* never trained or stepped */
-    bool transient;          /* a buffer that is not saved */
-    const char *tied_to;     /* full name of an earlier weight of the same shape and type: shares its
-                              * storage, init, layout and traits. NULL -> none */
+    bool buffer;    /* never trained or stepped */
+    bool transient; /* a buffer that is not saved */
+    /* full name of an earlier weight of the same shape and type: shares its storage, init, layout and traits. NULL ->
+     * none */
+    const char *tied_to;
     int group;               /* of the optimizer */
     xd_dtype gradient_dtype; /* NONE -> F32 */
-    void *value, *gradient;  /* the caller's, on the context's device, until xd_model_destroy; NULL -> the
-                              * library's. gradient may be given alone or left out */
-    int64_t room;            /* elements at each */
+    /* the caller's, on the context's device, until xd_model_destroy; NULL -> the library's. gradient may be given alone
+     * or left out */
+    void *value, *gradient;
+    int64_t room; /* elements at each */
 } xd_weight_desc;
 
 /* The state of a weight. */

@@ -23,16 +23,16 @@ XD_API xd_wrap_kind xd_model_wrapped(const xd_model *model);
 
 /* Divisors of gradients. Each multiplies once, by the F32 nearest to its inverse, at the same place on every layout. */
 typedef struct xd_gradient_divisors {
-    bool average;  /* divides the sum by `leaves`: the mean over micro-batches */
-    double before; /* divides each leaf before it is added; outside of INVARIANT mode, what a rank sends.
-                    * 0 -> 1 */
-    double after;  /* divides the sum, in one multiplication with `average`; 0 -> 1 */
+    bool average; /* divides the sum by `leaves`: the mean over micro-batches */
+    /* divides each leaf before it is added; outside of INVARIANT mode, what a rank sends. 0 -> 1 */
+    double before;
+    double after; /* divides the sum, in one multiplication with `average`; 0 -> 1 */
 } xd_gradient_divisors;
 
 /* The ranks with the same experts (trait `expert`). Zero without experts, and on one data rank. */
 typedef struct xd_expert_ranks {
-    xd_comm *data;     /* N / members of the data ranks; data rank r is their number r / members. Must
-                        * outlive the wrapper */
+    /* N / members of the data ranks; data rank r is their number r / members. Must outlive the wrapper */
+    xd_comm *data;
     xd_comm *replicas; /* the ranks at the same place of other groups, if the wrapper has replicas */
     xd_queue *gathers, *reductions; /* over `data`; NULL -> none */
 } xd_expert_ranks;
@@ -41,8 +41,9 @@ typedef struct xd_expert_ranks {
 typedef struct xd_ddp_desc {
     int64_t leaves;         /* micro-batches of a step over all ranks; 0 -> one a rank */
     bool sharded_optimizer; /* ZeRO-1: each rank steps 1 / N of the weights; xd_parallel_publish gathers */
-    xd_dtype view_dtype;    /* F32, BF16 or F16, in which blocks show weights of these types: a copy.
-                             * keep_f32 weights only in F32. NONE -> their own type */
+    /* F32, BF16 or F16, in which blocks show weights of these types: a copy. keep_f32 weights only in F32. NONE ->
+     * their own type */
+    xd_dtype view_dtype;
     /* Shared queues over the data ranks, for sums of buckets during the backward and for stepped values; must outlive the
      * wrapper. NULL -> xd_parallel_reduce and xd_parallel_publish run them. */
     xd_queue *gathers, *reductions;
@@ -54,8 +55,8 @@ typedef struct xd_ddp_desc {
      * device 4096; below 0 -> never */
     int compare_steps;
     bool reserve_frozen; /* memory for gradients of frozen weights, for xd_parallel_thaw */
-    xd_comm *replicas;   /* the ranks of other optimizer instances, as in xd_fsdp_desc. NULL -> one
-                          * instance */
+    /* the ranks of other optimizer instances, as in xd_fsdp_desc. NULL -> one instance */
+    xd_comm *replicas;
     xd_expert_ranks experts;
     /* xd_parallel_reduce sums what xd_weight_traits ask for over tp, pp and embedding, which must outlive the wrapper.
      * NULL -> it refuses such weights; xd_build gives its groups. */
@@ -74,10 +75,12 @@ typedef struct xd_fsdp_desc {
     int64_t leaves;                /* as in xd_ddp_desc */
     const char *const *unit_types; /* [unit_type_count] xd_block_desc.type of units */
     int unit_type_count;
-    xd_comm *replicas;     /* HSDP: the ranks with the same part, one of each group of equal size; data
-                            * ranks are numbered group after group. NULL -> one group */
-    bool accumulate_whole; /* adds up a rank's leaves before it sends: fewer bytes, memory of whole units.
-                            * The default if leaves cannot be dealt (xd_parallel_leaf) */
+    /* HSDP: the ranks with the same part, one of each group of equal size; data ranks are numbered group after group.
+     * NULL -> one group */
+    xd_comm *replicas;
+    /* adds up a rank's leaves before it sends: fewer bytes, memory of whole units. The default if leaves cannot be
+     * dealt (xd_parallel_leaf) */
+    bool accumulate_whole;
     /* For weights of F32, BF16 and F16 except keep_f32: the type of a copy that is sent, and the type in which blocks show
      * it. NONE -> sent as kept, shown in the desc's type. */
     xd_dtype sent_dtype, view_dtype;

@@ -16,17 +16,18 @@ typedef enum xd_pass_kind {
 /* One pass, by value: (xd_pass){ XD_PASS_BACKWARD, .leaf = 2 }. */
 typedef struct xd_pass {
     xd_pass_kind kind;
-    int64_t leaf; /* BACKWARD: this rank's leaf, from 0, ascending a block; order between blocks:
-                   * docs/wrappers.md */
-    bool more;    /* BACKWARD: another one of this leaf follows */
+    /* BACKWARD: this rank's leaf, from 0, ascending a block; order between blocks: docs/wrappers.md */
+    int64_t leaf;
+    bool more; /* BACKWARD: another one of this leaf follows */
 } xd_pass;
 
 /* The memory of an open block: its own weights, buffers and ties as they were added. Valid until xd_block_end. */
 typedef struct xd_block_view {
     int64_t count;
-    void *const *values;    /* [count]; dense */
-    void *const *gradients; /* [count]; BACKWARD: add to them, zero at first. NULL for what is not trained,
-                             * in other passes, and beyond this rank's leaves */
+    void *const *values; /* [count]; dense */
+    /* [count]; BACKWARD: add to them, zero at first. NULL for what is not trained, in other passes, and beyond this
+     * rank's leaves */
+    void *const *gradients;
     const xd_dtype *value_dtypes;    /* [count]; the desc's, or the wrapper's view_dtype */
     const xd_dtype *gradient_dtypes; /* [count]; NONE where a gradient is NULL */
 } xd_block_view;

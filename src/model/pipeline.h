@@ -13,9 +13,10 @@ typedef struct xd_pipeline_schedule {
     int ranks;             /* p; 0 -> 1 */
     int virtual_stages;    /* v, a rank; 0 -> 1. One rank has one stage, whatever this is */
     int64_t micro_batches; /* m; required */
-    int64_t group;         /* with virtual stages: micro-batches of a group. All m, or at least p; the last
-                            * group then has at least p. 0 -> the fewest */
-    bool forward_only;     /* inference: no backwards */
+    /* with virtual stages: micro-batches of a group. All m, or at least p; the last group then has at least p. 0 -> the
+     * fewest */
+    int64_t group;
+    bool forward_only; /* inference: no backwards */
 } xd_pipeline_schedule;
 
 /* Nothing, or a pass over a stage. */
@@ -48,10 +49,10 @@ typedef struct xd_pipeline_counts {
     int64_t ticks;           /* the same on all ranks */
     int64_t work, idle;      /* ticks of this rank */
     int64_t sends, receives; /* of activations and gradients */
-    int64_t forwards;        /* most in flight. 1F1B: min(p - r, m). Interleaved: min(2 (p - r - 1) + (v -
-                              * 1) group + 1, v m) */
-    int64_t inputs;          /* most activations from other ranks, each kept until its backward has run */
-    int64_t gradients;       /* most gradients of outputs, kept the same way */
+    /* most in flight. 1F1B: min(p - r, m). Interleaved: min(2 (p - r - 1) + (v - 1) group + 1, v m) */
+    int64_t forwards;
+    int64_t inputs;    /* most activations from other ranks, each kept until its backward has run */
+    int64_t gradients; /* most gradients of outputs, kept the same way */
 } xd_pipeline_counts;
 
 /* Counts the schedule of one rank. Local. Errors: as xd_pipeline_table; ARGUMENT (no such rank). */
@@ -102,18 +103,19 @@ XD_API void xd_pipeline_destroy(xd_pipeline *pipeline);
 
 /* A forward or backward of a stage. Arrays are dense, [shape], on the context's device; NULL without elements. */
 typedef struct xd_pipeline_call {
-    xd_stage stage;              /* model and wrapper of desc.built, if any */
-    xd_pass_kind pass;           /* FORWARD, BACKWARD or INFERENCE */
-    int64_t micro_batch;         /* ascending a stage; the leaf of xd_pass */
-    int64_t slot;                /* below xd_pipeline_counts.forwards, unique among forwards in flight:
-                                  * where the caller keeps what the backward reads */
-    const void *input;           /* valid until its backward returns, which gets it again. NULL on the
-                                  * first stage */
+    xd_stage stage;      /* model and wrapper of desc.built, if any */
+    xd_pass_kind pass;   /* FORWARD, BACKWARD or INFERENCE */
+    int64_t micro_batch; /* ascending a stage; the leaf of xd_pass */
+    /* below xd_pipeline_counts.forwards, unique among forwards in flight: where the caller keeps what the backward
+     * reads */
+    int64_t slot;
+    /* valid until its backward returns, which gets it again. NULL on the first stage */
+    const void *input;
     void *output;                /* FORWARD, INFERENCE: to write. NULL on the last stage */
     const void *output_gradient; /* BACKWARD. NULL on the last stage */
     void *input_gradient;        /* BACKWARD: to write, all of it. NULL on the first stage */
-    double *values; /* [value_count] on the host, zero at first, to write in either pass. NULL except on
-                     * the last stage */
+    /* [value_count] on the host, zero at first, to write in either pass. NULL except on the last stage */
+    double *values;
 } xd_pipeline_call;
 
 /* The caller's passes. Any result but XD_OK ends the run on all ranks. `backward` NULL: inference.

@@ -10,8 +10,8 @@
 
 /* The wrapper, one of the first two, and what trains the model. */
 typedef struct xd_memory_plan_desc {
-    const xd_ddp_desc *ddp; /* without `replicas` and `groups`; `stage` is at least pipeline_rank in a
-                             * pipeline */
+    /* without `replicas` and `groups`; `stage` is at least pipeline_rank in a pipeline */
+    const xd_ddp_desc *ddp;
     const xd_fsdp_desc *fsdp;
     int ranks;                          /* data ranks of a group; 0 -> 1 */
     int groups;                         /* with replicas (HSDP, instances of optimizers); 0 -> 1 */

@@ -13,17 +13,17 @@
 typedef struct xd_nccl_desc {
     int rank, size;         /* size is required */
     const ncclUniqueId *id; /* from xd_nccl_unique_id on one rank, sent to all, for example by MPI */
-    const char *file;       /* a path that all ranks see, in a folder where strangers cannot write. FILE and
-                             * FILE.RANK are written there with mode 600 and removed; what an earlier run has
-                             * left is no obstacle */
-    const char *host;       /* the machine of rank 0 (MASTER_ADDR of a launcher); rank 0 listens at its
-                             * addresses only */
-    const char *port;       /* a free port there: not MASTER_PORT, on which torchrun itself listens */
-    int64_t compare;        /* collectives of each group whose arguments are compared; 0 -> all; -1 -> none */
-    size_t staging_bytes;   /* device memory for the terms of a sum; 0 -> 16 MiB */
-    const char *secret;     /* required with file or host: what all ranks know and nobody else can guess, 16
-                             * bytes or more. From a file of mode 600, or a variable that the launcher sets;
-                             * never on a command line */
+    /* a path that all ranks see, in a folder where strangers cannot write. FILE and FILE.RANK are written there with
+     * mode 600 and removed; what an earlier run has left is no obstacle */
+    const char *file;
+    /* the machine of rank 0 (MASTER_ADDR of a launcher); rank 0 listens at its addresses only */
+    const char *host;
+    const char *port;     /* a free port there: not MASTER_PORT, on which torchrun itself listens */
+    int64_t compare;      /* collectives of each group whose arguments are compared; 0 -> all; -1 -> none */
+    size_t staging_bytes; /* device memory for the terms of a sum; 0 -> 16 MiB */
+    /* required with file or host: what all ranks know and nobody else can guess, 16 bytes or more. From a file of mode
+     * 600, or a variable that the launcher sets; never on a command line */
+    const char *secret;
 } xd_nccl_desc;
 
 #if !defined(XDISTILL_NCCL_EXCHANGE)

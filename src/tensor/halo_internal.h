@@ -80,8 +80,8 @@ typedef enum xdi_halo_list {
 typedef struct xdi_halo_lane {
     int64_t *counts, *displacements; /* [ranks] */
     int64_t total;
-    bool direct; /* messages are where they are needed: nothing is packed, and displacements are those in
-                  * the part */
+    /* messages are where they are needed: nothing is packed, and displacements are those in the part */
+    bool direct;
 } xdi_halo_lane;
 
 enum { XDI_HALO_SEND = 0, XDI_HALO_RECV, XDI_HALO_BACK_SEND, XDI_HALO_BACK_RECV, XDI_HALO_LANES };

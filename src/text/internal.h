@@ -179,11 +179,11 @@ struct xd_tokenizer {
     int32_t size, count;
     uint8_t *blob;
     size_t blob_bytes, blob_capacity;
-    xdi_slot *pieces, *raws; /* hash tables by text and, when the symbols are characters or there are
-                              * strays, by raw bytes */
-    uint32_t piece_slots;    /* of each, a power of two */
-    xdi_merge *merges;       /* hash table */
-    uint64_t *merge_bits;    /* [XDI_TOKENIZER_BITS for each slot] set where a merge has its hash */
+    /* hash tables by text and, when the symbols are characters or there are strays, by raw bytes */
+    xdi_slot *pieces, *raws;
+    uint32_t piece_slots; /* of each, a power of two */
+    xdi_merge *merges;    /* hash table */
+    uint64_t *merge_bits; /* [XDI_TOKENIZER_BITS for each slot] set where a merge has its hash */
     uint32_t merge_slots, merge_count;
     bool byte_level;    /* the model's symbols are bytes, else characters */
     bool strays;        /* it has tokens that no text becomes: of bytes, but with names that spell none */
@@ -193,19 +193,20 @@ struct xd_tokenizer {
     bool byte_fallback, fuse_unknown, adds_prefix;
     bool cuts_at_mark; /* no merge crosses a blank, so a text may be divided before each */
     int32_t unknown;
-    int32_t byte_id[256];      /* -1: none */
-    uint16_t *character_pages; /* for symbols that are characters: of each 128 code points, the block that is
-                                * theirs in character_ids, tokens of one character; -1: none */
+    int32_t byte_id[256]; /* -1: none */
+    /* for symbols that are characters: of each 128 code points, the block that is theirs in character_ids, tokens of
+     * one character; -1: none */
+    uint16_t *character_pages;
     int32_t *character_ids;
     uint64_t *merging;                          /* [size] bits: tokens that are part of a merge */
     xdi_rewrite rewrites[XDI_TOKENIZER_STAGES]; /* normalisers, then what pre-tokenizers change */
     int rewrite_count, normalizer_count;
     xdi_split splits[XDI_TOKENIZER_STAGES];
     int split_count;
-    xdi_added_list added[2];              /* matched in the text as given; matched after normalisation */
-    int32_t bos, eos;                     /* -1: none */
-    int32_t around[XDI_TOKENIZER_AROUND]; /* what add_special puts: `before` the text, then after it
-                                           * (`behind`) */
+    xdi_added_list added[2]; /* matched in the text as given; matched after normalisation */
+    int32_t bos, eos;        /* -1: none */
+    /* what add_special puts: `before` the text, then after it (`behind`) */
+    int32_t around[XDI_TOKENIZER_AROUND];
     int before, behind;
     char refusal[96]; /* why add_special cannot be done; empty when it can */
     uint64_t hash;

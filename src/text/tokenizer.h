@@ -70,11 +70,12 @@ XD_API void xd_tokenizer_destroy(xd_tokenizer *tokenizer);
 
 /* Properties of a tokenizer. */
 typedef struct xd_tokenizer_info {
-    int32_t size;     /* largest id + 1 */
-    int32_t tokens;   /* ids in use */
-    uint64_t hash;    /* of what decides ids and bytes, not of add_special; names caches and projections */
-    bool byte_level;  /* any bytes survive encoding and decoding: each has a token, and no normaliser, dropped
-                       * separator or stripped blank changes the text */
+    int32_t size;   /* largest id + 1 */
+    int32_t tokens; /* ids in use */
+    uint64_t hash;  /* of what decides ids and bytes, not of add_special; names caches and projections */
+    /* any bytes survive encoding and decoding: each has a token, and no normaliser, dropped separator or stripped blank
+     * changes the text */
+    bool byte_level;
     bool adds_prefix; /* encoding may add a blank before a text, which decoding removes */
     int32_t unknown;  /* id for text without a token, or -1 */
     /* Ids around a text, or -1. tokenizer.json: first and last of add_special. SentencePiece: the trainer's control tokens.
@@ -140,8 +141,9 @@ XD_API void xd_encoder_destroy(xd_encoder *encoder);
 typedef struct xd_encode_desc {
     bool parse_special; /* SPECIAL names in the text become tokens: not for untrusted text */
     bool skip_spans;    /* no spans */
-    bool add_special; /* adds the tokens around a text: the post-processor's; for other forms BOS if defined,
-                       * and no EOS (as Llama and Mistral) */
+    /* adds the tokens around a text: the post-processor's; for other forms BOS if defined, and no EOS (as Llama and
+     * Mistral) */
+    bool add_special;
 } xd_encode_desc;
 
 /* The tokens of a text, until the encoder's next call. Spans never go back. They have no gap or overlap, except:

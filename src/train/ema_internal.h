@@ -47,9 +47,9 @@ struct xd_ema {
     void *locked;          /* page-locked, of the shadows then; NULL otherwise */
     xd_array_list *list;   /* of the lerps, on a device; NULL on the CPU */
     xd_average_turn *turn; /* counters in memory of the device; NULL on the CPU */
-    bool counts_there;     /* the device has the counters, since some step may have been refused; `iteration`
-                            * is as if none had */
-    int64_t most;          /* then: no iteration is above it */
+    /* the device has the counters, since some step may have been refused; `iteration` is as if none had */
+    bool counts_there;
+    int64_t most; /* then: no iteration is above it */
 };
 
 /* ema.c: the shadow of a caller's name, -1 for an unknown name. `room` receives the stripped name. */

@@ -73,9 +73,9 @@ typedef struct xd_xtoken_cached {
  * its chunk if no start token precedes it. */
 typedef struct xd_xtoken_likelihood {
     xd_likelihood_form form;
-    const float *target_log_probs; /* [rows of logits] of next tokens; above 0.1: NaN. NULL -> from `cached`,
-                                    * else from logits and labels */
-    const float *chunk_length;     /* [B, C] > 0, bytes or tokens; NULL -> 1 */
+    /* [rows of logits] of next tokens; above 0.1: NaN. NULL -> from `cached`, else from logits and labels */
+    const float *target_log_probs;
+    const float *chunk_length; /* [B, C] > 0, bytes or tokens; NULL -> 1 */
 } xd_xtoken_likelihood;
 
 /* One teacher. Its rows are whole on each rank of the vocabulary; sequence_comm may split positions in any way. */

@@ -29,8 +29,8 @@ typedef struct xdi_tile_power {
 typedef struct xdi_tile_pair {
     xdi_simd_array x, y; /* own and other */
     xdi_tile_power p, q;
-    float own_from, other_from; /* elements that x and y are near where p counts: subtracted first,
-                                 * which is exact */
+    /* elements that x and y are near where p counts: subtracted first, which is exact */
+    float own_from, other_from;
     float own_weight;
     bool careful; /* y may be -infinity: 0 times that is 0; `infinite` is set where x is finite there */
     float *kept;  /* [2, XDI_TILE] p and q themselves, where x and y are bf16; NULL -> not requested */

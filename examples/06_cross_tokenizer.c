@@ -99,9 +99,9 @@ static xd_result distill(xd_ctx *ctx, side *student, side *teacher, xd_xtoken_va
     const xd_align_side b = { .spans = t->spans, .count = t->count };
     xd_alignment both;
     XD_TRY(xd_align_bytes(ctx, &a, &b, &both, NULL));
-    const xd_projection_desc pair = { .student = student->tokenizer, .teacher = teacher->tokenizer };
+    const xd_projection_desc map = { .student = student->tokenizer, .teacher = teacher->tokenizer };
     xd_projection projection;
-    XD_TRY(xd_projection_build(ctx, &pair, &projection, NULL));
+    XD_TRY(xd_projection_build(ctx, &map, &projection, NULL));
     xd_vocab *vocab;
     XD_TRY(xd_vocab_create_even(ctx, NULL, student->vocabulary, &vocab));
     label(&both, XD_CHUNK_STUDENT, &a, student);

@@ -1,8 +1,8 @@
 /* A network trained under FSDP on four ranks, saved, and continued under DDP on three ranks.
  *
- * The final weights equal those of one rank in every bit. The network is y = down relu(up x). This
- * program computes its passes. A pass opens a block first: an open block gives access to its weights
- * and gradients. A step has eight leaves, here samples, which the wrapper distributes.
+ * The final weights equal those of one rank in every bit. The network is y = down relu(up x), and
+ * this program computes its passes. A pass opens a block first, because an open block gives access
+ * to its weights and gradients. The wrapper distributes the eight leaves of a step, here samples.
  *
  *     cc -std=c99 -O2 examples/12_wrap.c -o wrap -lm -lpthread
  */

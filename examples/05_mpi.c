@@ -1,10 +1,11 @@
 /* The same program on one rank, or on the processes of an MPI job: only the world differs.
  *
+ * Each rank holds a shard of the vocabulary and takes part in a cross entropy. Each rank then
+ * computes the expected result locally from whole rows, and compares.
+ *
  *     cc -std=c99 -O2 examples/05_mpi.c -o one -lm -lpthread                   one rank, no MPI
  *     mpicc -std=c99 -O2 -DXD_MPI examples/05_mpi.c -o many -lm -lpthread      mpirun -n 4 ./many
- *
- * Each rank holds its part of a vocabulary and takes part in a cross entropy; each then computes the result from the
- * whole rows locally and compares. */
+ */
 #define XDISTILL_IMPLEMENTATION
 #include "../xdistill.h"
 #if defined(XD_MPI)
@@ -19,7 +20,7 @@ enum { POSITIONS = 8, VOCABULARY = 1001 };
 
 static float logit(int64_t position, int64_t id) { return 4.0f * cosf((float)(position + 7 * id)); }
 
-/* The mean cross entropy with every column in one place; position t's label is id 100 t. */
+/* The mean cross entropy of whole rows. The label of position t is id 100 t. */
 static double expected_loss(void) {
     double loss = 0.0;
     for (int64_t t = 0; t < POSITIONS; t++) {
@@ -40,13 +41,20 @@ static xd_result run_rank(xd_comm *world, double *loss) {
     const int64_t columns = info.end - info.begin;
 
     float *logits = malloc((size_t)(POSITIONS * columns + 1) * sizeof *logits);
-    XD_TRY(xd_agree(world, logits ? XD_OK : XD_ERROR_MEMORY)); /* if one rank has no memory, all ranks return the error */
+    /* If one rank has no memory, all ranks return the error. */
+    XD_TRY(xd_agree(world, logits ? XD_OK : XD_ERROR_MEMORY));
     for (int64_t t = 0; t < POSITIONS; t++) {
         label[t] = 100 * t;
         for (int64_t c = 0; c < columns; c++) logits[t * columns + c] = logit(t, info.begin + c);
     }
-    XD_TRY(xd_loss(ctx, &(xd_loss_desc){ .student = { logits, XD_DTYPE_F32, POSITIONS, columns, 0 },
-                                        .common.labels.data = label, .vocab = vocab, .hard_weight = 1.0 }, &values));
+
+    const xd_loss_desc desc = {
+        .student = { logits, XD_DTYPE_F32, POSITIONS, columns, 0 },
+        .common.labels.data = label,
+        .vocab = vocab,
+        .hard_weight = 1.0,
+    };
+    XD_TRY(xd_loss(ctx, &desc, &values));
     *loss = values.loss;
     free(logits);
     xd_vocab_destroy(vocab);
@@ -67,13 +75,16 @@ static int run(xd_ctx *ctx) {
     xd_result result = join_world(ctx, &world);
     if (result == XD_OK) result = run_rank(world, &loss);
     if (result != XD_OK) {
-        fprintf(stderr, "rank %d: %s\n", xd_last_error(ctx)->rank, xd_last_error(ctx)->message);
+        const xd_error *error = xd_last_error(ctx);
+        fprintf(stderr, "rank %d: %s\n", error->rank, error->message);
     } else if (xd_comm_rank(world) == 0) {
-        printf("%d rank%s: cross entropy %.7f, expected %.7f\n", xd_comm_size(world),
-               xd_comm_size(world) == 1 ? "" : "s", loss, expected_loss());
+        const int ranks = xd_comm_size(world);
+        printf("%d rank%s: cross entropy %.7f, expected %.7f\n", ranks, ranks == 1 ? "" : "s",
+               loss, expected_loss());
     }
     xd_comm_destroy(world);
-    return result == XD_OK && fabs(loss - expected_loss()) < 1e-6 ? 0 : 1; /* logits are f32 */
+    /* The tolerance allows for the rounding of f32 logits. */
+    return result == XD_OK && fabs(loss - expected_loss()) < 1e-6 ? 0 : 1;
 }
 
 int main(int argc, char **argv) {
@@ -82,7 +93,8 @@ int main(int argc, char **argv) {
 #if defined(XD_MPI)
     MPI_Init(&argc, &argv);
 #else
-    (void)argc, (void)argv;
+    (void)argc;
+    (void)argv;
 #endif
     if (xd_ctx_create(NULL, &ctx) == XD_OK) {
         status = run(ctx);

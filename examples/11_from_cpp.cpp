@@ -1,10 +1,10 @@
-// From C++11 on: a table of logits distilled from a teacher, objects held by unique_ptr.
+// C++11 and later: distils a table of logits, with unique_ptr as the owner of every object.
 //
-//   c++ -std=c++11 -O2 examples/11_from_cpp.cpp -o from_cpp -lm -lpthread
-//
-// The idiom for every desc is one line, without a warning under any standard: value-initialise, then set what you need.
+// Value-initialise every desc, then set what you need. No standard gives a warning:
 //
 //   xd_loss_desc desc = {};
+//
+//   c++ -std=c++11 -O2 examples/11_from_cpp.cpp -o from_cpp -lm -lpthread
 
 #define XDISTILL_IMPLEMENTATION
 #include "../xdistill.h"
@@ -27,8 +27,11 @@ static xd_result distil(xd_ctx *ctx, double *first, double *last) {
     XD_TRY(xd_vocab_create_even(ctx, nullptr, vocabulary, &columns));
     const owned<xd_vocab> vocab(columns, { xd_vocab_destroy });
 
-    std::vector<float> student(positions * vocabulary), teacher(student.size()), gradient(student.size());
-    for (size_t i = 0; i < teacher.size(); i++) teacher[i] = 3.0f * std::cos(static_cast<float>(i));
+    std::vector<float> student(positions * vocabulary);
+    std::vector<float> teacher(student.size());
+    std::vector<float> gradient(student.size());
+    for (size_t i = 0; i < teacher.size(); i++)
+        teacher[i] = 3.0f * std::cos(static_cast<float>(i));
 
     xd_param param = {};
     param.name = "logits";
@@ -36,11 +39,12 @@ static xd_result distil(xd_ctx *ctx, double *first, double *last) {
     param.gradient = gradient.data();
     param.dtype = XD_DTYPE_F32;
     param.count = static_cast<int64_t>(student.size());
+
     xd_optimizer_desc adamw = xd_adamw_defaults(&param, 1);
     adamw.learning_rate = 0.1;
-    xd_optimizer *steps = nullptr;
-    XD_TRY(xd_optimizer_create(ctx, &adamw, &steps));
-    const owned<xd_optimizer> optimizer(steps, { xd_optimizer_destroy });
+    xd_optimizer *created = nullptr;
+    XD_TRY(xd_optimizer_create(ctx, &adamw, &created));
+    const owned<xd_optimizer> optimizer(created, { xd_optimizer_destroy });
 
     xd_loss_desc loss = {};
     loss.student = { student.data(), XD_DTYPE_F32, positions, vocabulary, 0 };
@@ -63,6 +67,7 @@ int main() {
     xd_ctx *created = nullptr;
     if (xd_ctx_create(nullptr, &created) != XD_OK) return 1;
     const owned<xd_ctx> ctx(created, { xd_ctx_destroy });
+
     double first = 0.0, last = 0.0;
     if (distil(ctx.get(), &first, &last) != XD_OK) {
         std::fprintf(stderr, "%s\n", xd_last_error(ctx.get())->message);

@@ -1,52 +1,85 @@
-/* A network trained on four ranks under FSDP, saved by all of them, and continued on three under DDP: to the bits of one rank.
+/* A network trained under FSDP on four ranks, saved, and continued under DDP on three ranks.
+ *
+ * The final weights equal those of one rank in every bit. The network is y = down relu(up x), and
+ * this program computes its passes. A pass opens a block first, because an open block gives access
+ * to its weights and gradients. The wrapper distributes the eight leaves of a step, here samples.
  *
  *     cc -std=c99 -O2 examples/12_wrap.c -o wrap -lm -lpthread
- *
- * The network is y = down relu(up x); the passes are this program's. It opens a block before it computes with it; the wrapper
- * has its weights there, and takes its gradients. A step has eight leaves, here samples, which the wrapper deals to the ranks. */
+ */
 #define XDISTILL_IMPLEMENTATION
 #include "../xdistill.h"
+
 #include <math.h>
 #include <stdio.h>
 
-enum { IN = 6, WIDTH = 33, LEAVES = 8, HALF = 20, STEPS = 40 }; /* 33 divides by nothing */
+/* No number of ranks divides 33. */
+enum { IN = 6, WIDTH = 33, LEAVES = 8, HALF = 20, STEPS = 40 };
 
 typedef struct run {
     bool fsdp;
     int first, last; /* steps */
     const char *root;
-    uint64_t hash; /* of the weights in the end, where one rank has them whole */
+    uint64_t hash; /* of the final weights, where one rank has all of them */
 } run;
 
-static xd_result add_layer(xd_block *parent, const char *name, int64_t rows, int64_t columns, xd_block **out) {
-    xd_weight_desc w = { .name = "weight", .dtype = XD_DTYPE_F32, .ndim = 2, .shape = { rows, columns } };
-    w.init = (xd_init){ XD_INIT_NORMAL, .scale = 0.3f };
-    XD_TRY(xd_block_add(parent, &(xd_block_desc){ .name = name, .unit = XD_UNIT_ALWAYS }, out));
-    return xd_weight_add(*out, &w, NULL);
+static xd_result add_layer(xd_block *parent, const char *name, int64_t rows, int64_t columns,
+                           xd_block **out) {
+    const xd_block_desc block = { .name = name, .unit = XD_UNIT_ALWAYS };
+    const xd_weight_desc weight = {
+        .name = "weight",
+        .dtype = XD_DTYPE_F32,
+        .ndim = 2,
+        .shape = { rows, columns },
+        .init = { .kind = XD_INIT_NORMAL, .scale = 0.3f },
+    };
+    XD_TRY(xd_block_add(parent, &block, out));
+    return xd_weight_add(*out, &weight, NULL);
 }
 
-/* Both passes of one sample: it learns the product of two of its numbers. */
-static xd_result train_leaf(xd_block *const layer[2], int64_t k, int64_t leaf, int step) {
-    float x[IN], hidden[WIDTH] = { 0 }, y = 0.0f;
-    xd_block_view view[2];
-    for (int i = 0; i < 2; i++) XD_TRY(xd_block_begin(layer[i], (xd_pass){ .kind = XD_PASS_BACKWARD, .leaf = k }, &view[i]));
-    if (leaf < 0) { /* under FSDP, where others have one more: their gathers need this rank */
-        XD_TRY(xd_block_end(layer[1]));
-        return xd_block_end(layer[0]);
-    }
+/* Both passes of one sample. The network learns the product of two inputs. */
+static void compute(const xd_block_view view[2], int64_t leaf, int step) {
     const float *up = view[0].values[0], *down = view[1].values[0];
     float *d_up = view[0].gradients[0], *d_down = view[1].gradients[0];
+    float x[IN], hidden[WIDTH] = { 0 }, y = 0.0f;
     for (int i = 0; i < IN; i++) x[i] = sinf((float)(leaf * 13 + i * 7 + step));
     for (int j = 0; j < WIDTH; j++)
         for (int i = 0; i < IN; i++) hidden[j] += up[j * IN + i] * x[i];
     for (int j = 0; j < WIDTH; j++) y += down[j] * fmaxf(hidden[j], 0.0f);
+
     const float d_y = (y - x[0] * x[1]) / LEAVES;
     for (int j = 0; j < WIDTH; j++) {
         d_down[j] += d_y * fmaxf(hidden[j], 0.0f);
         for (int i = 0; i < IN && hidden[j] > 0.0f; i++) d_up[j * IN + i] += d_y * down[j] * x[i];
     }
+}
+
+static xd_result train_leaf(xd_block *const layer[2], int64_t k, int64_t leaf, int step) {
+    const xd_pass pass = { .kind = XD_PASS_BACKWARD, .leaf = k };
+    xd_block_view view[2];
+    for (int i = 0; i < 2; i++) XD_TRY(xd_block_begin(layer[i], pass, &view[i]));
+    /* Under FSDP, other ranks may have one more leaf. Then this rank only joins their gathers. */
+    if (leaf >= 0) compute(view, leaf, step);
     XD_TRY(xd_block_end(layer[1]));
     return xd_block_end(layer[0]);
+}
+
+static xd_result train(const run *r, xd_parallel *parallel, xd_block *const layer[2],
+                       xd_optimizer *optimizer) {
+    for (int step = r->first; step < r->last; step++) {
+        for (int64_t k = 0; k < xd_parallel_leaves(parallel).opened; k++)
+            XD_TRY(train_leaf(layer, k, xd_parallel_leaf(parallel, k), step));
+        /* Sums the gradients of all leaves over all ranks. */
+        XD_TRY(xd_parallel_reduce(parallel));
+        XD_TRY(xd_optimizer_step(optimizer, NULL, NULL));
+        /* From here on, the blocks hold the new weights. */
+        XD_TRY(xd_parallel_publish(parallel));
+    }
+    return XD_OK;
+}
+
+static xd_result wrap(xd_comm *world, xd_model *model, bool fsdp, xd_parallel **out) {
+    if (fsdp) return xd_fsdp_create(model, world, &(xd_fsdp_desc){ .leaves = LEAVES }, out);
+    return xd_ddp_create(model, world, &(xd_ddp_desc){ .leaves = LEAVES }, out);
 }
 
 static xd_result run_rank(xd_comm *world, void *argument) {
@@ -55,34 +88,37 @@ static xd_result run_rank(xd_comm *world, void *argument) {
     xd_model *model;
     xd_block *layer[2];
     xd_parallel *parallel;
-    xd_optimizer *adamw;
-    xd_param params[2];
-    xd_tensor_part parts[2];
-    int64_t count;
     XD_TRY(xd_model_create(ctx, &(xd_model_desc){ .seed = 1 }, &model));
     XD_TRY(add_layer(xd_model_root(model), "up", WIDTH, IN, &layer[0]));
     XD_TRY(add_layer(layer[0], "down", 1, WIDTH, &layer[1]));
     XD_TRY(xd_model_seal(model));
-    XD_TRY(r->fsdp ? xd_fsdp_create(model, world, &(xd_fsdp_desc){ .leaves = LEAVES }, &parallel)
-                   : xd_ddp_create(model, world, &(xd_ddp_desc){ .leaves = LEAVES }, &parallel));
+    XD_TRY(wrap(world, model, r->fsdp, &parallel));
+
+    xd_param params[2];
+    xd_tensor_part parts[2];
+    int64_t count;
+    xd_optimizer *adamw;
     XD_TRY(xd_parallel_params(parallel, 2, params, &count));
     XD_TRY(xd_parallel_parts(parallel, 2, parts, &count));
     xd_optimizer_desc d = xd_adamw_defaults(params, count);
     d.learning_rate = 0.02;
     XD_TRY(xd_optimizer_create(ctx, &d, &adamw));
+
     const xd_checkpoint_network all = { .parts = parts, .part_count = count, .optimizer = adamw };
-    const xd_checkpoint_load_desc load = { .root = r->root, .step = r->first, .networks = &all, .network_count = 1 };
-    const xd_checkpoint_save_desc save = { .root = r->root, .step = r->last, .networks = &all, .network_count = 1, .overwrite = true };
+    const xd_checkpoint_load_desc load = {
+        .root = r->root, .step = r->first,
+        .networks = &all, .network_count = 1,
+    };
+    const xd_checkpoint_save_desc save = {
+        .root = r->root, .step = r->last, .overwrite = true,
+        .networks = &all, .network_count = 1,
+    };
     if (r->first > 0) XD_TRY(xd_checkpoint_load(world, &load, NULL, NULL));
-    XD_TRY(xd_parallel_publish(parallel)); /* what was loaded is what blocks show */
-    for (int step = r->first; step < r->last; step++) {
-        for (int64_t k = 0; k < xd_parallel_leaves(parallel).opened; k++)
-            XD_TRY(train_leaf(layer, k, xd_parallel_leaf(parallel, k), step));
-        XD_TRY(xd_parallel_reduce(parallel)); /* gradients of all leaves, on all ranks */
-        XD_TRY(xd_optimizer_step(adamw, NULL, NULL));
-        XD_TRY(xd_parallel_publish(parallel)); /* the new weights are what blocks show */
-    }
+    /* From here on, the blocks hold the loaded weights. */
+    XD_TRY(xd_parallel_publish(parallel));
+    XD_TRY(train(r, parallel, layer, adamw));
     XD_TRY(xd_checkpoint_save(world, &save));
+
     for (int i = 0; i < 2 && xd_comm_rank(world) == 0; i++)
         r->hash = xd_hash(r->hash, params[i].value, (size_t)params[i].count * sizeof(float));
     xd_optimizer_destroy(adamw);
@@ -92,14 +128,19 @@ static xd_result run_rank(xd_comm *world, void *argument) {
 }
 
 int main(void) {
-    run runs[] = { { false, 0, STEPS, "build/wrap-one", 0 },
-                   { true, 0, HALF, "build/wrap", 0 }, { false, HALF, STEPS, "build/wrap", 0 } };
     static const int ranks[] = { 1, 4, 3 };
+    run runs[] = {
+        { .fsdp = false, .first = 0, .last = STEPS, .root = "build/wrap-one" },
+        { .fsdp = true, .first = 0, .last = HALF, .root = "build/wrap" },
+        { .fsdp = false, .first = HALF, .last = STEPS, .root = "build/wrap" },
+    };
     const xd_ctx_desc invariant = { .reduction = XD_REDUCTION_INVARIANT };
     xd_error error = { 0 };
     for (int i = 0; i < 3; i++)
-        if (xd_run_threads(ranks[i], &invariant, run_rank, &runs[i], &error) != XD_OK)
-            return fprintf(stderr, "rank %d: %s\n", error.rank, error.message), 1;
+        if (xd_run_threads(ranks[i], &invariant, run_rank, &runs[i], &error) != XD_OK) {
+            fprintf(stderr, "rank %d: %s\n", error.rank, error.message);
+            return 1;
+        }
     const unsigned long long alone = runs[0].hash, other = runs[2].hash;
     printf("one rank: %016llx; FSDP on 4, then DDP on 3: %016llx\n", alone, other);
     return alone == 0 || alone != other;

@@ -61,10 +61,11 @@ static xd_result pass(void *user, const xd_network_call *call) {
 }
 
 static xd_result make_net(xd_comm *world, double rate, net *n, xd_dmd_desc *d, xd_dmd_role role) {
+    xd_ctx *ctx = xd_comm_ctx(world);
     const xd_weight_desc w = { .name = "w", .dtype = XD_DTYPE_F32, .ndim = 2,
                                .shape = { WIDTH, ROW }, .init = { XD_INIT_NORMAL, .scale = 0.7f } };
     int64_t one;
-    XD_TRY(xd_model_create(xd_comm_ctx(world), &(xd_model_desc){ .seed = (uint64_t)role }, &n->model));
+    XD_TRY(xd_model_create(ctx, &(xd_model_desc){ .seed = (uint64_t)role }, &n->model));
     XD_TRY(xd_weight_add(xd_model_root(n->model), &w, NULL));
     XD_TRY(xd_model_seal(n->model));
     XD_TRY(xd_ddp_create(n->model, world, NULL, &n->parallel));
@@ -74,7 +75,7 @@ static xd_result make_net(xd_comm *world, double rate, net *n, xd_dmd_desc *d, x
     adam.learning_rate = rate;
     adam.beta1 = 0;
     adam.beta2 = 0.99;
-    XD_TRY(xd_optimizer_create(xd_comm_ctx(world), &adam, &n->adam));
+    XD_TRY(xd_optimizer_create(ctx, &adam, &n->adam));
     d->networks[role] = (xd_network){ .user = n, .predicts = XD_PREDICT_FLOW,
                                       .forward = pass, .backward = pass };
     d->trainers[role] = (xd_dmd_trainer){ .parallel = n->parallel, .optimizer = n->adam };
@@ -89,13 +90,11 @@ static xd_result batch(void *user, int64_t leaf, xd_dmd_batch *out) {
     return XD_OK;
 }
 
-/* Makes both networks and trains the student. */
 static xd_result distill(xd_comm *world, net nets[2], xd_dmd_desc *d, xd_dmd **dmd) {
     static const double rungs[] = { 0.999, 0 };
     xd_dmd_values values;
     for (int k = 0; k < 2; k++) XD_TRY(make_net(world, k ? 8e-3 : 3e-3, &nets[k], d, k));
     d->networks[XD_DMD_TEACHER] = (xd_network){ .predicts = XD_PREDICT_FLOW, .forward = teacher };
-
     d->student_times.kind = XD_TIME_UNIFORM;
     d->fake_times.kind = XD_TIME_UNIFORM;
     d->fake_loss.space = XD_PREDICT_FLOW;

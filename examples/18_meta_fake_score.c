@@ -1,8 +1,8 @@
 /* This example makes a fake score from a teacher that is sharded over another mesh. Ranks 2 and 3
  * shard the teacher by rows. FSDP shards the fake score over all four ranks. It is in BF16 and has
- * its own head. First each rank describes the fake score, which needs no memory. Then the ranks check
- * that their descriptions are equal and that the teacher has every weight except the head. Finally
- * each rank allocates and receives its quarter, so no rank ever holds a whole network.
+ * its own head. First each rank describes the fake score, which needs no memory. Then the ranks
+ * check that their descriptions are equal and that the teacher has every weight except the head.
+ * Finally each rank allocates and receives its quarter, so no rank ever holds a whole network.
  *
  *     cc -std=c99 -O2 examples/18_meta_fake_score.c -o meta_fake_score -lm -lpthread
  */

@@ -1,10 +1,11 @@
-/* A step of distribution matching on a GPU, captured into a CUDA graph once and replayed: noise, the forward process, both
- * losses and the updates between the calls of networks. Nothing in it allocates or waits, or comes from the host.
+/* Distribution matching on a GPU, captured once into a CUDA graph and replayed at each step.
+ * The graph holds the noise, the forward process, both losses and the updates, between the calls
+ * of the networks. It does not allocate, does not wait, and reads nothing from the host.
  *
  *     nvcc -O2 -arch=sm_90 examples/cuda/dmd_graph.cu xdistill_cuda.cu -o dmd_graph
  *
- * The networks are formulas with one vector each. The student shifts noise by `student`; teacher and fake score take halfway
- * what x_t says of a clean sample, halfway their mean, `data` and `fake`. The student finds the data by these two alone. */
+ * Each network is a formula with one vector. The student shifts noise by `student`. The teacher
+ * and the fake score average their means, `data` and `fake`, with an estimate from x_t. */
 #define XDISTILL_IMPLEMENTATION
 #include "../../xdistill.h"
 #include <cuda_runtime.h>
@@ -12,14 +13,18 @@
 #include <stdio.h>
 
 enum { SAMPLES = 16, ELEMENTS = 32, ALL = SAMPLES * ELEMENTS, STEPS = 200 };
-typedef struct state { /* on the device */
+
+/* In device memory. `noise` is pure noise; x_t is the sum of samples x and their noise epsilon. */
+typedef struct state {
     double workspace[8192];
     float data[ELEMENTS], student[ELEMENTS], fake[ELEMENTS];
-    float noise[ALL], x[ALL], epsilon[ALL], x_t[ALL]; /* pure noise; samples; their noise; the sum of both */
+    float noise[ALL], x[ALL], epsilon[ALL], x_t[ALL];
     float clean_teacher[ALL], clean_fake[ALL], by_x[ALL], by_clean[ALL];
-    xd_mix forward[SAMPLES]; /* fixed here; a graph reads whatever stands here when it runs, and in what follows */
+    /* The terms are constant here. A graph reads their values when it runs. */
+    xd_mix forward[SAMPLES];
     xd_denoise_term terms[SAMPLES];
-    int64_t step; /* numbers differ from replay to replay: the graph counts itself */
+    /* The graph counts steps itself, so that each replay draws other numbers. */
+    int64_t step;
     xd_sample_values vsd, denoise;
     xd_status status;
 } state;
@@ -31,66 +36,110 @@ __global__ static void generate(state *s) {
 
 __global__ static void predict(state *s) {
     const int i = (int)threadIdx.x, at = (int)blockIdx.x * ELEMENTS + i;
-    const float half = 0.5f * s->x_t[at], rest = 1.0f - 0.5f * (float)s->forward[blockIdx.x].c0;
+    const float half = 0.5f * s->x_t[at];
+    const float rest = 1.0f - 0.5f * (float)s->forward[blockIdx.x].c0;
     s->clean_teacher[at] = half + rest * s->data[i];
     s->clean_fake[at] = half + rest * s->fake[i];
 }
 
-/* Both vectors against their gradients: the chain from samples and predictions to them. */
+/* Gradient descent on both vectors, by the chain rule through samples and predictions. */
 __global__ static void update(state *s) {
     const int i = (int)threadIdx.x;
     for (int b = 0; b < SAMPLES; b++) s->student[i] -= 1.5f * s->by_x[b * ELEMENTS + i];
-    for (int b = 0; b < SAMPLES; b++) s->fake[i] -= 4.0f * s->by_clean[b * ELEMENTS + i] * (1.0f - 0.5f * (float)s->forward[b].c0);
+    for (int b = 0; b < SAMPLES; b++) {
+        const float d_clean = s->by_clean[b * ELEMENTS + i];
+        s->fake[i] -= 4.0f * d_clean * (1.0f - 0.5f * (float)s->forward[b].c0);
+    }
     if (i == 0) s->step++;
 }
 
+/* An error of a launch fails the capture too. */
 static void launch(cudaStream_t stream, int blocks, void (*kernel)(state *), state *s) {
     cudaLaunchConfig_t config = {};
-    config.gridDim = dim3((unsigned)blocks), config.blockDim = dim3(ELEMENTS), config.stream = stream;
-    (void)cudaLaunchKernelEx(&config, kernel, s); /* an error is the capture's too */
+    config.gridDim = dim3((unsigned)blocks);
+    config.blockDim = dim3(ELEMENTS);
+    config.stream = stream;
+    (void)cudaLaunchKernelEx(&config, kernel, s);
 }
 
 static xd_rows rows(const float *x) { return xd_rows_of(x, XD_DTYPE_F32, SAMPLES, ELEMENTS); }
 
-static xd_result step(xd_ctx *ctx, cudaStream_t stream, state *s) {
+/* Draws noise, generates samples, adds noise of the forward process, and predicts them. */
+static xd_result sample(xd_ctx *ctx, cudaStream_t stream, state *s) {
     xd_draw_desc noise = {}, epsilon = {};
-    xd_mix_desc forward = {};
-    xd_vsd_desc vsd = xd_vsd_defaults();
-    xd_denoise_desc fake = xd_denoise_defaults();
-    noise.random.stream = XD_STREAM_STUDENT_NOISE, noise.step = &s->step, noise.out = rows(s->noise);
-    epsilon.random.stream = XD_STREAM_EPSILON, epsilon.step = &s->step, epsilon.out = rows(s->epsilon);
-    forward.p = rows(s->x), forward.q = rows(s->epsilon), forward.out = rows(s->x_t), forward.mix = s->forward;
-    vsd.generated = rows(s->x), vsd.teacher = rows(s->clean_teacher), vsd.fake = rows(s->clean_fake), vsd.gradient = rows(s->by_x);
-    vsd.common.status = &s->status, vsd.common.workspace = s->workspace, vsd.common.workspace_bytes = sizeof s->workspace;
-    fake.prediction = rows(s->clean_fake), fake.clean = rows(s->x), fake.noise = rows(s->epsilon), fake.gradient = rows(s->by_clean);
-    fake.terms = s->terms, fake.common = vsd.common;
+    noise.random.stream = XD_STREAM_STUDENT_NOISE;
+    noise.step = &s->step;
+    noise.out = rows(s->noise);
     XD_TRY(xd_draw_rows(ctx, &noise));
     launch(stream, SAMPLES, generate, s);
+
+    epsilon.random.stream = XD_STREAM_EPSILON;
+    epsilon.step = &s->step;
+    epsilon.out = rows(s->epsilon);
     XD_TRY(xd_draw_rows(ctx, &epsilon));
+
+    xd_mix_desc forward = {};
+    forward.p = rows(s->x);
+    forward.q = rows(s->epsilon);
+    forward.out = rows(s->x_t);
+    forward.mix = s->forward;
     XD_TRY(xd_mix_rows(ctx, &forward));
     launch(stream, SAMPLES, predict, s);
+    return XD_OK;
+}
+
+static xd_result learn(xd_ctx *ctx, cudaStream_t stream, state *s) {
+    xd_vsd_desc vsd = xd_vsd_defaults();
+    vsd.generated = rows(s->x);
+    vsd.teacher = rows(s->clean_teacher);
+    vsd.fake = rows(s->clean_fake);
+    vsd.gradient = rows(s->by_x);
+    vsd.common.status = &s->status;
+    vsd.common.workspace = s->workspace;
+    vsd.common.workspace_bytes = sizeof s->workspace;
     XD_TRY(xd_vsd_loss(ctx, &vsd, &s->vsd));
+
+    xd_denoise_desc fake = xd_denoise_defaults();
+    fake.prediction = rows(s->clean_fake);
+    fake.clean = rows(s->x);
+    fake.noise = rows(s->epsilon);
+    fake.gradient = rows(s->by_clean);
+    fake.terms = s->terms;
+    fake.common = vsd.common;
     XD_TRY(xd_denoise_loss(ctx, &fake, &s->denoise));
     launch(stream, 1, update, s);
     return XD_OK;
 }
 
-static xd_result run(xd_ctx *ctx, cudaStream_t stream, state *host, state *s) {
+static xd_result fill(xd_ctx *ctx, state *host) {
     const xd_noise_schedule schedule = xd_noise_defaults(XD_NOISE_FLOW);
-    const xd_denoise_form clean = {}; /* predictions and the residual are x0 */
+    /* Predictions and the residual are x0. */
+    const xd_denoise_form clean = {};
+    for (int i = 0; i < ELEMENTS; i++) host->data[i] = sinf(0.2f * (float)i);
+    for (int b = 0; b < SAMPLES; b++) {
+        const double t = 0.1 + 0.8 * b / SAMPLES;
+        XD_TRY(xd_noise_mix(ctx, &schedule, t, &host->forward[b]));
+        XD_TRY(xd_denoise_term_at(ctx, &schedule, &clean, t, &host->terms[b]));
+    }
+    return XD_OK;
+}
+
+static xd_result run(xd_ctx *ctx, cudaStream_t stream, state *host, state *s) {
     cudaGraph_t graph = NULL;
     cudaGraphExec_t replay = NULL;
-    for (int i = 0; i < ELEMENTS; i++) host->data[i] = sinf(0.2f * (float)i);
-    for (int b = 0; b < SAMPLES; b++) XD_TRY(xd_noise_mix(ctx, &schedule, 0.1 + 0.8 * b / SAMPLES, &host->forward[b]));
-    for (int b = 0; b < SAMPLES; b++) XD_TRY(xd_denoise_term_at(ctx, &schedule, &clean, 0.1 + 0.8 * b / SAMPLES, &host->terms[b]));
+    XD_TRY(fill(ctx, host));
     cudaMemcpy(s, host, sizeof *host, cudaMemcpyHostToDevice);
     bool ok = cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess;
-    XD_TRY(step(ctx, stream, s));
-    ok = ok && cudaStreamEndCapture(stream, &graph) == cudaSuccess && cudaGraphInstantiate(&replay, graph, 0) == cudaSuccess;
+    XD_TRY(sample(ctx, stream, s));
+    XD_TRY(learn(ctx, stream, s));
+    ok = ok && cudaStreamEndCapture(stream, &graph) == cudaSuccess;
+    ok = ok && cudaGraphInstantiate(&replay, graph, 0) == cudaSuccess;
     for (int i = 0; i < STEPS && ok; i++) ok = cudaGraphLaunch(replay, stream) == cudaSuccess;
     XD_REQUIRE(ctx, ok, XD_ERROR_DEVICE, "the graph was not captured or launched");
+
     XD_TRY(xd_read(ctx, host, s, sizeof *host));
-    cudaGraphExecDestroy(replay), cudaGraphDestroy(graph);
+    cudaGraphExecDestroy(replay);
+    cudaGraphDestroy(graph);
     return xd_status_check(ctx, &host->status);
 }
 
@@ -99,14 +148,24 @@ int main(void) {
     xd_ctx *ctx = NULL;
     xd_cuda *gpu = NULL;
     cudaStream_t stream = NULL;
-    float off = 0.0f;
-    if (cudaMalloc((void **)&s, sizeof *s) || cudaStreamCreate(&stream)) return printf("there is no GPU, or no room on it\n"), 0;
+    if (cudaMalloc((void **)&s, sizeof *s) || cudaStreamCreate(&stream)) {
+        printf("there is no GPU, or no room on it\n");
+        return 0;
+    }
     if (xd_ctx_create(NULL, &ctx) != XD_OK) return 1;
     xd_ctx_set_stream(ctx, stream);
-    if (xd_cuda_create(ctx, NULL, &gpu) != XD_OK || run(ctx, stream, &host, s) != XD_OK)
-        return fprintf(stderr, "%s\n", xd_last_error(ctx)->message), 1;
+    if (xd_cuda_create(ctx, NULL, &gpu) != XD_OK || run(ctx, stream, &host, s) != XD_OK) {
+        fprintf(stderr, "%s\n", xd_last_error(ctx)->message);
+        return 1;
+    }
+
+    float off = 0.0f;
     for (int i = 0; i < ELEMENTS; i++) off = fmaxf(off, fabsf(host.student[i] - host.data[i]));
-    printf("%d steps: losses %.4f and %.4f, the student is off by %.3f at most\n", (int)host.step, host.vsd.loss, host.denoise.loss, off);
-    xd_cuda_destroy(gpu), xd_ctx_destroy(ctx), cudaStreamDestroy(stream), cudaFree(s);
+    printf("%d steps: losses %.4f and %.4f, the student is off by %.3f at most\n", (int)host.step,
+           host.vsd.loss, host.denoise.loss, off);
+    xd_cuda_destroy(gpu);
+    xd_ctx_destroy(ctx);
+    cudaStreamDestroy(stream);
+    cudaFree(s);
     return host.step == STEPS && off < 0.2f ? 0 : 1;
 }

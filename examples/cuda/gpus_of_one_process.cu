@@ -1,9 +1,10 @@
-/* All GPUs of one process, a thread each: a cross entropy whose vocabulary is split over them.
+/* One process uses all of its GPUs, with a thread for each. The vocabulary of a cross entropy is
+ * sharded over the GPUs.
  *
  *     nvcc -O2 -arch=sm_90 examples/cuda/gpus_of_one_process.cu xdistill_cuda.cu -o gpus -lpthread
  *
- * The ranks are only threads, and they may share a GPU: with one GPU there are still two ranks. No rank
- * holds a whole row of logits, and the result is compared with a single rank that does. */
+ * Ranks are threads and may share a GPU, so one GPU has two ranks. No rank holds a whole row of
+ * logits. The program compares the loss with one computed from whole rows. */
 #define XDISTILL_IMPLEMENTATION
 #include "../../xdistill.h"
 
@@ -18,7 +19,7 @@ static float logit(int64_t position, int64_t id) {
     return 4.0f * cosf((float)(position + 7 * id));
 }
 
-/* Position t's label is id 100 t. */
+/* The label of position t is id 100 t. */
 static double expected_loss(void) {
     double loss = 0.0;
     for (int64_t t = 0; t < POSITIONS; t++) {
@@ -29,13 +30,14 @@ static double expected_loss(void) {
     return loss;
 }
 
-/* Memory on a rank's GPU; `logits` has the size of all columns, of which a rank uses its shard. */
+/* Memory on a rank's GPU. `logits` has room for all columns; a rank uses those of its shard. */
 typedef struct memory {
     float logits[POSITIONS * VOCABULARY];
     int64_t label[POSITIONS];
     xd_loss_report report;
 } memory;
 
+/* Sets *loss to the mean over all positions, the same on every rank. */
 static xd_result compute(xd_comm *world, xd_vocab *vocab, memory *on_device, double *loss) {
     xd_ctx *ctx = xd_comm_ctx(world);
     const xd_vocab_info info = xd_vocab_describe(vocab);
@@ -43,14 +45,17 @@ static xd_result compute(xd_comm *world, xd_vocab *vocab, memory *on_device, dou
     memory *start = (memory *)calloc(1, sizeof *start);
     xd_loss_desc desc = {};
     xd_loss_report report;
-    XD_TRY(xd_agree(world, start ? XD_OK : XD_ERROR_MEMORY)); /* if one rank has no memory, all ranks return the error */
+    /* If one rank has no memory, all ranks return the error. */
+    XD_TRY(xd_agree(world, start ? XD_OK : XD_ERROR_MEMORY));
     for (int64_t t = 0; t < POSITIONS; t++) {
         start->label[t] = 100 * t;
-        for (int64_t c = 0; c < columns; c++) start->logits[t * columns + c] = logit(t, info.begin + c);
+        for (int64_t c = 0; c < columns; c++)
+            start->logits[t * columns + c] = logit(t, info.begin + c);
     }
-    const bool copied = cudaMemcpy(on_device, start, sizeof *start, cudaMemcpyHostToDevice) == cudaSuccess;
+    const cudaError_t copied = cudaMemcpy(on_device, start, sizeof *start, cudaMemcpyHostToDevice);
     free(start);
-    XD_TRY(xd_agree(world, copied ? XD_OK : XD_ERROR_DEVICE));
+    XD_TRY(xd_agree(world, copied == cudaSuccess ? XD_OK : XD_ERROR_DEVICE));
+
     desc.student = { on_device->logits, XD_DTYPE_F32, POSITIONS, columns, 0 };
     desc.common.labels.data = on_device->label;
     desc.vocab = vocab;
@@ -59,7 +64,7 @@ static xd_result compute(xd_comm *world, xd_vocab *vocab, memory *on_device, dou
     XD_TRY(xd_loss(ctx, &desc, &on_device->report.values));
     XD_TRY(xd_read(ctx, &report, &on_device->report, sizeof report));
     XD_TRY(xd_status_check(ctx, &report.status));
-    *loss = report.values.loss; /* the same on every rank */
+    *loss = report.values.loss;
     return XD_OK;
 }
 
@@ -75,7 +80,9 @@ static xd_result run_rank(xd_comm *world, void *losses) {
     xd_result result = ready ? xd_cuda_create(ctx, NULL, &gpu) : XD_ERROR_DEVICE;
     result = xd_agree(world, result);
     if (result == XD_OK) result = xd_vocab_create_even(ctx, world, VOCABULARY, &vocab);
-    if (result == XD_OK) result = compute(world, vocab, on_device, (double *)losses + xd_comm_rank(world));
+    double *loss = (double *)losses + xd_comm_rank(world);
+    if (result == XD_OK) result = compute(world, vocab, on_device, loss);
+
     xd_vocab_destroy(vocab);
     xd_cuda_destroy(gpu);
     cudaFree(on_device);
@@ -87,12 +94,17 @@ int main(void) {
     double losses[MOST] = { 0 };
     xd_error error;
     int devices = 0;
-    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) return printf("there is no GPU\n"), 0;
+    if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) {
+        printf("there is no GPU\n");
+        return 0;
+    }
     const int ranks = devices < 2 ? 2 : devices < MOST ? devices : MOST;
-    if (xd_run_threads(ranks, NULL, run_rank, losses, &error) != XD_OK)
-        return fprintf(stderr, "rank %d: %s\n", error.rank, error.message), 1;
-    printf("%d ranks on %d GPU%s: cross entropy %.7f, expected %.7f\n", ranks, devices, devices == 1 ? "" : "s",
-           losses[0], expected_loss());
+    if (xd_run_threads(ranks, NULL, run_rank, losses, &error) != XD_OK) {
+        fprintf(stderr, "rank %d: %s\n", error.rank, error.message);
+        return 1;
+    }
+    printf("%d ranks on %d GPU%s: cross entropy %.7f, expected %.7f\n", ranks, devices,
+           devices == 1 ? "" : "s", losses[0], expected_loss());
     for (int r = 0; r < ranks; r++)
         if (losses[r] != losses[0]) return 1;
     return fabs(losses[0] - expected_loss()) < 1e-6 ? 0 : 1;

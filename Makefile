@@ -27,6 +27,9 @@ test_implementation = $(layer_objects)
 test_libs = $(LIBS)
 test_sources := $(sort $(wildcard tests/test_*.c))
 
+# V=1 shows each command.
+compiling = $(if $(V),,@echo "compiling $@"; )
+
 # The library that tests link is one object for each layer, a folder of src/: a change costs its own layer. The longest layers are
 # cut into pieces: each takes every n-th file. Private functions are visible to the other objects, as in one unit, and to nothing
 # else.
@@ -61,35 +64,40 @@ linked = -DXDISTILL_IMPLEMENTED
 .PHONY: help lib edit-to-test demo demo-mpi demo-sharded demo-toys demo-images demo-real teacher image-teacher test check fuzz golden golden-levels bench bench-threads bench-torch bench-torch-xtoken bench-torch-gpu bench-dmd bench-fake bench-wrap bench-files bench-tokenizers examples mpi cuda test-cuda test-cuda-emu coverage-cuda gpu-check install uninstall format check-format amalgamate api docs clean
 .DELETE_ON_ERROR:
 
-help: ## list the targets
-	@sed -n 's/^\([a-z-]*\):[^#]*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 22
+help: ## Library: list the targets
+	@for group in Library Tests Demonstrations GPU Speed Source; do echo "$$group"; \
+	sed -n "s/^\([a-z-]*\):[^#]*## $$group: \(.*\)/  make \1\t\2/p" Makefile | expand -t 28; done
 
-lib: build/libxdistill.a build/libxdistill.so ## the library to link, static and shared, for programs of many files
+lib: build/libxdistill.a build/libxdistill.so ## Library: the library to link, static and shared
 
 build/xdistill.o: tests/build/implementation.c xdistill.h | build
-	$(CC) -std=c99 $(CFLAGS) -fPIC -I. -c $< -o $@
+	$(if $(V),,@echo "compiling the library, about 30 s"; )$(CC) -std=c99 $(CFLAGS) -fPIC -I. -c $< -o $@
 
 build/libxdistill.a: build/xdistill.o
 	rm -f $@ && $(AR) -rc $@ $<
 
-build/libxdistill.so: build/xdistill.o
-	$(CC) -shared $< -o $@ $(LIBS)
+# A program finds it by its name for the loader, libxdistill.so.0.2: before 1.0 a minor version may change the interface.
+shared = libxdistill.so.$(basename $(version))
 
-test: ## build and run every tests/test_*.c: minutes, -j helps; needs cc and make only
+build/libxdistill.so: build/xdistill.o
+	$(compiling)$(CC) -shared $(if $(filter Linux,$(shell uname)),-Wl$(comma)-soname$(comma)$(shared)) $< -o build/$(shared) $(LIBS)
+	ln -sf $(shared) $@
+
+test: ## Tests: build and run tests/test_*.c; minutes, -j helps
 	@failed=; $(MAKE) -k --no-print-directory build-tests || failed=1; \
 	BUILD_FAILED=$$failed sh tests/build/run.sh $(test_dir) $(tests)
 
-check: ## compilers, standards, sanitizers, the generated header, examples, golden vectors, install
+check: ## Tests: all compilers, standards, options, sanitizers, demos
 	@sh tests/build/check.sh
 
-edit-to-test: ## seconds from an edit in each layer to a test that can run; ARGS="SANITIZE=address,undefined" for a sanitized one
+edit-to-test: ## Tests: seconds from an edit in each layer to a test; ARGS
 	@sh tests/build/edit_to_test.sh $(ARGS)
 
-golden: build/golden ## compare with the golden vectors in GOLDEN=dir
+golden: build/golden ## Tests: compare with the golden vectors in GOLDEN=dir
 	@if [ -d "$(GOLDEN)" ]; then build/golden "$(GOLDEN)"; \
 	else echo "skipped: no golden vectors in $(GOLDEN)"; echo "0 passed, 0 failed, 1 skipped"; fi
 
-golden-levels: build/golden ## the same on every CPU level of this machine and in INVARIANT mode
+golden-levels: build/golden ## Tests: the same on every CPU level and in INVARIANT mode
 	@for level in plain portable avx2 avx512 avx512_bf16; do echo "$$level:"; \
 	build/golden --cpu=$$level "$(GOLDEN)"; status=$$?; [ $$status = 0 ] || [ $$status = 77 ] || exit 1; done
 	@echo "invariant:"; build/golden --invariant "$(GOLDEN)"
@@ -108,19 +116,18 @@ whole_test_cc = $(test_cc) $(test_includes)
 dependencies = -MMD -MP -MF $@.d -MT $@
 
 $(filter-out $(whole_tests),$(tests)): $(test_dir)/%: $(test_objects)/%.o $(test_implementation) | $(test_dir)
-	$(test_cc) -x none $(test_objects)/$*.o $(test_implementation) -o $@ $(test_libs)
+	$(compiling)$(test_cc) -x none $(test_objects)/$*.o $(test_implementation) -o $@ $(test_libs)
 
 $(test_sources:tests/%.c=$(test_objects)/%.o): $(test_objects)/%.o: tests/%.c | $(test_objects)
-	$(test_cc) $(if $(filter $<,$(private_sources)),-Isrc -DXD_TEST_LAYERS $(private)) $(test_includes) $(dependencies) $(linked) -c $< -o $@
+	$(compiling)$(test_cc) $(if $(filter $<,$(private_sources)),-Isrc -DXD_TEST_LAYERS $(private)) $(test_includes) $(dependencies) $(linked) -c $< -o $@
 
 $(whole_tests): $(test_dir)/%: tests/%.c | $(test_dir)
-	$(whole_test_cc) -DXDISTILL_STATIC $(dependencies) $< -o $@ $(test_libs)
+	$(compiling)$(whole_test_cc) -DXDISTILL_STATIC $(dependencies) $< -o $@ $(test_libs)
 
 # kernel-simd.3of4: words 3 and 4.
 part = $(subst of, ,$(subst .,,$(suffix $*)))
 $(layer_objects): $(layer_dir)/%.o: src/xdistill.h | $(layer_dir)
-	@echo "compiling $@"
-	@awk -F'"' -v layer="$(subst -,/,$(basename $*))/" -v piece=$(word 1,$(part)) -v pieces=$(word 2,$(part)) \
+	$(compiling)awk -F'"' -v layer="$(subst -,/,$(basename $*))/" -v piece=$(word 1,$(part)) -v pieces=$(word 2,$(part)) \
 	'/^#include ".*\.c"$$/ && index($$2, layer) == 1 && $$2 !~ layer ".*/" && n++ % pieces == piece - 1' $< | \
 	$(test_cc) -Isrc -DXDISTILL_IMPLEMENTATION $(private) $(dependencies) -x c -c - -o $@
 
@@ -129,105 +136,105 @@ golden_objects := $(patsubst tests/golden/%.c,build/golden.d/%.o,$(wildcard test
 golden_implementation ?= $(layer_objects)
 
 build/golden: $(golden_objects) $(golden_implementation) | build
-	$(CC) $(golden_objects) $(golden_implementation) -o $@ $(LIBS)
+	$(compiling)$(CC) $(golden_objects) $(golden_implementation) -o $@ $(LIBS)
 
 $(golden_objects): build/golden.d/%.o: tests/golden/%.c | build/golden.d
-	$(CC) -std=c99 -O2 $(warnings) $(linked) -Isrc -Itests/helpers $(dependencies) -c $< -o $@
+	$(compiling)$(CC) -std=c99 -O2 $(warnings) $(linked) -Isrc -Itests/helpers $(dependencies) -c $< -o $@
 
 # Configurations of wrapped training against one rank: build/compose --seed 1 --count 200
 build/compose: $(wildcard tests/compose/*) $(golden_implementation) | build
-	$(CC) -std=c99 -O2 $(warnings) -D_POSIX_C_SOURCE=200809L $(linked) -Isrc tests/compose/*.c $(golden_implementation) -o $@ $(LIBS)
+	$(compiling)$(CC) -std=c99 -O2 $(warnings) -D_POSIX_C_SOURCE=200809L $(linked) -Isrc tests/compose/*.c $(golden_implementation) -o $@ $(LIBS)
 
 # The transformer of examples/nn under every wrapper against one rank: build/equivalence
 build/equivalence: $(wildcard tests/equivalence/* examples/nn/*) $(golden_implementation) | build
-	$(CC) -std=c99 -O2 $(warnings) -D_POSIX_C_SOURCE=200809L $(linked) -Isrc tests/equivalence/*.c $(wildcard examples/nn/*.c) $(golden_implementation) -o $@ $(LIBS)
+	$(compiling)$(CC) -std=c99 -O2 $(warnings) -D_POSIX_C_SOURCE=200809L $(linked) -Isrc tests/equivalence/*.c $(wildcard examples/nn/*.c) $(golden_implementation) -o $@ $(LIBS)
 
 # A distillation of small networks under every wrapper against one rank: build/equivalence_dmd
 build/equivalence_dmd: $(wildcard tests/equivalence_dmd/* examples/nn/*) $(golden_implementation) | build
-	$(CC) -std=c99 -O2 $(warnings) -D_POSIX_C_SOURCE=200809L $(linked) -Isrc tests/equivalence_dmd/*.c $(wildcard examples/nn/*.c) $(golden_implementation) -o $@ $(LIBS)
+	$(compiling)$(CC) -std=c99 -O2 $(warnings) -D_POSIX_C_SOURCE=200809L $(linked) -Isrc tests/equivalence_dmd/*.c $(wildcard examples/nn/*.c) $(golden_implementation) -o $@ $(LIBS)
 
-fuzz: ## every fuzzer in fuzz/ for FUZZ_SECONDS (7) seconds each: by libFuzzer with clang, else by changes of the seeds
+fuzz: ## Tests: every fuzzer for FUZZ_SECONDS
 	@sh tests/build/check.sh fuzz
 
 # Their own out/ is written again each time; a folder that ARGS names is not.
 own_out = $(if $(findstring --out,$(ARGS)),,--overwrite)
 
-demo: build/demo ## build and run the demonstration in examples/demo, minutes; ARGS are its options, ARGS=--help lists them
+demo: build/demo ## Demonstrations: distil small models on real text; ARGS=--help
 	build/demo $(own_out) $(ARGS)
 
 build/demo: $(wildcard examples/demo/* examples/common/* examples/nn/*) $(library)
-	$(CC) -std=c99 $(CFLAGS) $(linked) -I. $(wildcard examples/demo/*.c examples/common/*.c examples/nn/*.c) $(library) -o $@ $(LIBS)
+	$(compiling)$(CC) -std=c99 $(CFLAGS) $(linked) -I. $(wildcard examples/demo/*.c examples/common/*.c examples/nn/*.c) $(library) -o $@ $(LIBS)
 
-demo-mpi: build/demo-mpi ## the same with the processes of an MPI job as ranks
+demo-mpi: build/demo-mpi ## Demonstrations: the same with MPI processes as ranks
 	$(MPIRUN) build/demo-mpi $(own_out) $(ARGS)
 
 build/demo-mpi: $(wildcard examples/demo/* examples/common/* examples/nn/*) xdistill_mpi.h $(library)
-	mpicc -std=c99 $(CFLAGS) $(linked) -I. -DDEMO_MPI $(wildcard examples/demo/*.c examples/common/*.c examples/nn/*.c) $(library) -o $@ $(LIBS)
+	$(compiling)mpicc -std=c99 $(CFLAGS) $(linked) -I. -DDEMO_MPI $(wildcard examples/demo/*.c examples/common/*.c examples/nn/*.c) $(library) -o $@ $(LIBS)
 
 # What Open MPI wants to hear before it starts more processes than cores, or for root; --mpi in ARGS asks for processes.
 open_mpi = OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
 mpi_if_asked = $(if $(filter --mpi,$(ARGS)),-mpi)
 
-demo-sharded: build/demo-sharded$(mpi_if_asked) build/xdrun ## a student sharded over ranks, killed, resumed on others: the bits of one rank; minutes; ARGS=--help; with --launch or --mpi ranks are processes
+demo-sharded: build/demo-sharded$(mpi_if_asked) build/xdrun ## Demonstrations: a sharded student, killed and resumed; ARGS=--help
 	$(open_mpi) $< $(own_out) $(ARGS)
 
 sharded_sources = $(wildcard examples/sharded/*.c examples/common/*.c examples/nn/*.c) $(filter-out examples/demo/demo.c,$(wildcard examples/demo/*.c))
 
 build/demo-sharded: $(wildcard examples/sharded/* examples/demo/* examples/common/* examples/nn/*) $(library)
-	$(CC) -std=c99 $(CFLAGS) $(linked) -I. $(sharded_sources) $(library) -o $@ $(LIBS)
+	$(compiling)$(CC) -std=c99 $(CFLAGS) $(linked) -I. $(sharded_sources) $(library) -o $@ $(LIBS)
 
 build/demo-sharded-mpi: $(wildcard examples/sharded/* examples/demo/* examples/common/* examples/nn/*) xdistill_mpi.h $(library)
-	mpicc -std=c99 $(CFLAGS) $(linked) -I. -DSHARDED_MPI $(sharded_sources) $(library) -o $@ $(LIBS)
+	$(compiling)mpicc -std=c99 $(CFLAGS) $(linked) -I. -DSHARDED_MPI $(sharded_sources) $(library) -o $@ $(LIBS)
 
-demo-toys: build/demo-toys ## distil points in the plane into students of four steps and of one: a table and a figure, a minute; ARGS=--help
+demo-toys: build/demo-toys ## Demonstrations: distil points in the plane; ARGS=--help
 	build/demo-toys $(ARGS)
 
 toys_sources = $(wildcard examples/toys/*.c) examples/common/options.c examples/nn/nn_matmul.c examples/nn/nn_exp.c
 
 build/demo-toys: $(wildcard examples/toys/* examples/common/* examples/nn/*) $(library)
-	$(CC) -std=c99 $(CFLAGS) $(linked) -I. $(toys_sources) $(library) -o $@ $(LIBS)
+	$(compiling)$(CC) -std=c99 $(CFLAGS) $(linked) -I. $(toys_sources) $(library) -o $@ $(LIBS)
 
-demo-images: build/demo-images$(mpi_if_asked) ## distil a diffusion model of small pictures into students of four steps and of one: a picture and a table, minutes; ARGS=--help; with --mpi ranks are processes
+demo-images: build/demo-images$(mpi_if_asked) ## Demonstrations: distil a diffusion model of pictures; ARGS=--help
 	$(if $(mpi_if_asked),$(MPIRUN)) $< $(own_out) $(filter-out --mpi,$(ARGS))
 
 build/demo-images: $(wildcard examples/images/* examples/common/* examples/nn/*) $(library)
-	$(CC) -std=c99 $(CFLAGS) $(linked) -I. $(wildcard examples/images/*.c examples/common/*.c examples/nn/*.c) $(library) -o $@ $(LIBS)
+	$(compiling)$(CC) -std=c99 $(CFLAGS) $(linked) -I. $(wildcard examples/images/*.c examples/common/*.c examples/nn/*.c) $(library) -o $@ $(LIBS)
 
 build/demo-images-mpi: $(wildcard examples/images/* examples/common/* examples/nn/*) xdistill_mpi.h $(library)
-	mpicc -std=c99 $(CFLAGS) $(linked) -I. -DIMAGES_MPI $(wildcard examples/images/*.c examples/common/*.c examples/nn/*.c) $(library) -o $@ $(LIBS)
+	$(compiling)mpicc -std=c99 $(CFLAGS) $(linked) -I. -DIMAGES_MPI $(wildcard examples/images/*.c examples/common/*.c examples/nn/*.c) $(library) -o $@ $(LIBS)
 
-demo-real: build/real build/bpe_train ## real vocabularies and a real teacher on a CPU: fetches files, half an hour
+demo-real: build/real build/bpe_train ## Demonstrations: real vocabularies and a real teacher; half an hour
 	@sh tools/demo_real.sh
 
 build/real: $(wildcard examples/real/* examples/common/* examples/nn/*) $(library)
-	$(CC) -std=c99 $(CFLAGS) $(linked) -I. $(wildcard examples/real/*.c examples/common/*.c examples/nn/*.c) $(library) -o $@ $(LIBS)
+	$(compiling)$(CC) -std=c99 $(CFLAGS) $(linked) -I. $(wildcard examples/real/*.c examples/common/*.c examples/nn/*.c) $(library) -o $@ $(LIBS)
 
 build/bpe_train: tools/bpe_train.c xdistill.h | build
-	$(CC) -std=c99 $(CFLAGS) $< -o $@ $(LIBS)
+	$(compiling)$(CC) -std=c99 $(CFLAGS) $< -o $@ $(LIBS)
 
 build/projection: tools/projection.c $(library)
-	$(CC) -std=c99 $(CFLAGS) $(linked) $^ -o $@ $(LIBS)
+	$(compiling)$(CC) -std=c99 $(CFLAGS) $(linked) $^ -o $@ $(LIBS)
 
 build/xdrun: tools/xdrun.c | build
-	$(CC) -std=c99 $(CFLAGS) $< -o $@
+	$(compiling)$(CC) -std=c99 $(CFLAGS) $< -o $@
 
 build/xdistill: tools/xdistill.c tools/listing.h $(wildcard tools/dcp*.h) $(library)
-	$(CC) -std=c99 $(CFLAGS) $(linked) $< $(library) -o $@ $(LIBS)
+	$(compiling)$(CC) -std=c99 $(CFLAGS) $(linked) $< $(library) -o $@ $(LIBS)
 
 images_sources = $(addprefix examples/images/,classifier.c dataset.c frechet.c tensors.c) examples/nn/nn_exp.c examples/nn/nn_matmul.c
 
 build/images_data: tools/images_data.c $(images_sources) $(wildcard examples/images/*.h examples/nn/*.h) $(library)
-	$(CC) -std=c99 $(CFLAGS) $(linked) -I. $< $(images_sources) $(library) -o $@ $(LIBS)
+	$(compiling)$(CC) -std=c99 $(CFLAGS) $(linked) -I. $< $(images_sources) $(library) -o $@ $(LIBS)
 
-teacher: ## train the teacher of the demonstration again
+teacher: ## Demonstrations: train the teacher of the demonstration again
 	sh tools/teacher.sh
 
-image-teacher: build/images_data build/demo-images ## make data/images again: fetches the data set, then some minutes
+image-teacher: build/images_data build/demo-images ## Demonstrations: make data/images again
 	sh tools/fetch_images.sh
 	build/images_data build/images data/images
 	build/demo-images --train-teacher build/images
 
-examples: ## build each examples/*.c and *.cpp and run it, the first of each by the line of the README
+examples: ## Tests: build and run each example
 	@failed=; $(MAKE) -k --no-print-directory build-examples || failed=1; \
 	TEST_PLAIN=1 BUILD_FAILED=$$failed sh tests/build/run.sh build/examples $(examples)
 
@@ -235,102 +242,102 @@ examples: ## build each examples/*.c and *.cpp and run it, the first of each by 
 build-examples: $(examples)
 
 build/examples/%: examples/%.c $(library) | build/examples
-	$(CC) -std=c99 -O2 $(linked) $< $(library) -o $@ $(LIBS)
+	$(compiling)$(CC) -std=c99 -O2 $(linked) $< $(library) -o $@ $(LIBS)
 
 # These two train the transformer of examples/nn; the second is made of parts of the demos, with shorter rows.
 transformer_sources = $(patsubst %,examples/nn/nn_%.c,blocks describe exp layers matmul model patch_positions patch_rows sequence transformer)
 student_sources = $(patsubst %,examples/demo/demo_%.c,bridge data flat load loss rank shares text) $(patsubst %,examples/sharded/sharded_%.c,memory stages student) $(patsubst %,examples/common/%.c,folders model_directory sample)
 
 build/examples/24_fsdp_transformer: examples/24_fsdp_transformer.c $(transformer_sources) $(wildcard examples/nn/*.h) $(library) | build/examples
-	$(CC) -std=c99 -O2 $(linked) -I. $< $(transformer_sources) $(library) -o $@ $(LIBS)
+	$(compiling)$(CC) -std=c99 -O2 $(linked) -I. $< $(transformer_sources) $(library) -o $@ $(LIBS)
 
 build/examples/25_xtoken_student: examples/25_xtoken_student.c $(transformer_sources) $(student_sources) $(wildcard examples/*/*.h) $(library) | build/examples
-	$(CC) -std=c99 -O2 $(linked) -I. -DDEMO_ROW=64 -DDEMO_BATCH=8 $< $(transformer_sources) $(student_sources) $(library) -o $@ $(LIBS)
+	$(compiling)$(CC) -std=c99 -O2 $(linked) -I. -DDEMO_ROW=64 -DDEMO_BATCH=8 $< $(transformer_sources) $(student_sources) $(library) -o $@ $(LIBS)
 
 build/examples/01_quickstart: examples/01_quickstart.c xdistill.h | build/examples
-	$(CC) -std=c99 -O2 $< -o $@ $(LIBS)
+	$(compiling)$(CC) -std=c99 -O2 $< -o $@ $(LIBS)
 
 build/examples/11_from_cpp: examples/11_from_cpp.cpp xdistill.h | build/examples
-	$(CXX) -std=c++11 -O2 $< -o $@ $(LIBS)
+	$(compiling)$(CXX) -std=c++11 -O2 $< -o $@ $(LIBS)
 
 bench_mpi := $(if $(shell command -v mpicc),build/bench/comm_mpi)
 node_mpi := $(if $(bench_mpi),build/bench/node_mpi)
 wrap_mpi := $(if $(shell command -v mpicc),build/bench/wrap_mpi)
 two_processes = mpirun --oversubscribe --allow-run-as-root -n 2
 
-bench: $(bench) $(bench_mpi) $(node_mpi) ## build and run the benchmarks in bench/
+bench: $(bench) $(bench_mpi) $(node_mpi) ## Speed: build and run the benchmarks in bench/
 	@for program in $(filter-out build/bench/wrap build/bench/files build/bench/dmd build/bench/fake,$(bench)); do $$program || exit 1; done
 	@[ -z "$(bench_mpi)" ] || { $(two_processes) $(bench_mpi) && $(two_processes) $(node_mpi); }
 
 build/bench/%: bench/%.c $(wildcard bench/*.h) build/bench/xdistill.o
-	$(CC) -std=c99 -O3 $(linked) -I. $< build/bench/xdistill.o -o $@ $(LIBS)
+	$(compiling)$(CC) -std=c99 -O3 $(linked) -I. $< build/bench/xdistill.o -o $@ $(LIBS)
 
 # Those that use private names.
 $(patsubst bench/%.c,build/bench/%,$(filter bench/%.c,$(private_names))): build/bench/%: bench/%.c $(wildcard bench/*.h) xdistill.h \
     | build/bench
-	$(CC) -std=c99 -O3 -I. $< -o $@ $(LIBS)
+	$(compiling)$(CC) -std=c99 -O3 -I. $< -o $@ $(LIBS)
 
 build/bench/comm_mpi: bench/comm.c bench/bench.h xdistill_mpi.h build/bench/xdistill.o
-	mpicc -std=c99 -O3 -DBENCH_MPI $(linked) -I. $< build/bench/xdistill.o -o $@ $(LIBS)
+	$(compiling)mpicc -std=c99 -O3 -DBENCH_MPI $(linked) -I. $< build/bench/xdistill.o -o $@ $(LIBS)
 
 build/bench/node_mpi: bench/node.c bench/bench.h build/bench/xdistill.o
-	mpicc -std=c99 -O3 -DBENCH_MPI $(linked) -I. $< build/bench/xdistill.o -o $@ $(LIBS)
+	$(compiling)mpicc -std=c99 -O3 -DBENCH_MPI $(linked) -I. $< build/bench/xdistill.o -o $@ $(LIBS)
 
 # Minutes each: apart from the others. MACHINE=NAME appends the rows to bench/results/NAME-wrap.jsonl and NAME-files.jsonl.
 results = $(if $(MACHINE),-J bench/results/$(MACHINE)-$1.jsonl)
 
-bench-wrap: build/bench/wrap $(wrap_mpi) ## wrapped models on two ranks, and PyTorch's DDP, FSDP2 and AdamW in turn; TORCH_PYTHON, MACHINE, ARGS
+bench-wrap: build/bench/wrap $(wrap_mpi) ## Speed: wrapped models and PyTorch's; TORCH_PYTHON, MACHINE
 	build/bench/wrap $(call results,wrap)
 	$(TORCH_PYTHON) bench/torch/wrap.py build/bench/wrap $(if $(wrap_mpi),--mpi "$(two_processes) $(wrap_mpi)") $(call results,wrap) $(ARGS)
 
-bench-files: build/bench/files ## checkpoints by two ranks, on a disk and in memory, and PyTorch's in turn; TORCH_PYTHON, MACHINE, ARGS
+bench-files: build/bench/files ## Speed: checkpoints and PyTorch's; TORCH_PYTHON, MACHINE
 	build/bench/files $(call results,files)
 	$(TORCH_PYTHON) bench/torch/files.py build/bench/files $(call results,files) $(ARGS)
 
-bench-dmd: build/bench/dmd ## steps of distribution matching on two ranks, and PyTorch's with DDP in turn; TORCH_PYTHON, MACHINE, ARGS
+bench-dmd: build/bench/dmd ## Speed: distribution matching and PyTorch; TORCH_PYTHON
 	build/bench/dmd $(call results,dmd)
 	$(TORCH_PYTHON) bench/torch/dmd.py build/bench/dmd $(call results,dmd) $(ARGS)
 
-bench-fake: build/bench/fake ## a fake score from a teacher's shards, and PyTorch's broadcast of rank 0's tensors in turn; TORCH_PYTHON, MACHINE, ARGS
+bench-fake: build/bench/fake ## Speed: a fake score from shards and PyTorch; TORCH_PYTHON
 	build/bench/fake $(call results,fake)
 	$(TORCH_PYTHON) bench/torch/fake.py build/bench/fake $(call results,fake) $(ARGS)
 
 dmd_networks = examples/toys/toy_net.c examples/nn/nn_matmul.c examples/nn/nn_exp.c
 
 build/bench/dmd: bench/dmd.c $(dmd_networks) $(wildcard bench/*.h examples/toys/toy_net.h examples/nn/*.h) build/bench/xdistill.o
-	$(CC) -std=c99 -O3 $(linked) -I. $< $(dmd_networks) build/bench/xdistill.o -o $@ $(LIBS)
+	$(compiling)$(CC) -std=c99 -O3 $(linked) -I. $< $(dmd_networks) build/bench/xdistill.o -o $@ $(LIBS)
 
 build/bench/wrap: bench/wrap.c $(wildcard bench/*.h examples/nn/*.[ch]) build/bench/xdistill.o
-	$(CC) -std=c99 -O3 $(linked) -I. $< $(wildcard examples/nn/*.c) build/bench/xdistill.o -o $@ $(LIBS)
+	$(compiling)$(CC) -std=c99 -O3 $(linked) -I. $< $(wildcard examples/nn/*.c) build/bench/xdistill.o -o $@ $(LIBS)
 
 build/bench/wrap_mpi: bench/wrap.c $(wildcard bench/*.h examples/nn/*.[ch]) xdistill_mpi.h build/bench/xdistill.o
-	mpicc -std=c99 -O3 -DBENCH_MPI $(linked) -I. $< $(wildcard examples/nn/*.c) build/bench/xdistill.o -o $@ $(LIBS)
+	$(compiling)mpicc -std=c99 -O3 -DBENCH_MPI $(linked) -I. $< $(wildcard examples/nn/*.c) build/bench/xdistill.o -o $@ $(LIBS)
 
 build/bench/xdistill.o: tests/build/implementation.c xdistill.h | build/bench
-	$(CC) -std=c99 -O3 -I. -c $< -o $@
+	$(compiling)$(CC) -std=c99 -O3 -I. -c $< -o $@
 
-bench-torch: build/bench/shim.so ## time the CPU kernels and PyTorch's; TORCH_PYTHON is a python that has it, ARGS are options
+bench-torch: build/bench/shim.so ## Speed: CPU kernels and PyTorch's; TORCH_PYTHON, ARGS
 	$(TORCH_PYTHON) bench/torch/compare.py build/bench/shim.so $(ARGS)
 
-bench-threads: build/bench/shim.so ## time the rows of bench-torch on one thread and on several, without PyTorch; ARGS are options
+bench-threads: build/bench/shim.so ## Speed: one thread and several, without PyTorch; ARGS
 	$(PYTHON) bench/torch/threads.py build/bench/shim.so $(ARGS)
 
-bench-torch-xtoken: build/bench/xtoken_shim.so ## the same for losses across tokenizers
+bench-torch-xtoken: build/bench/xtoken_shim.so ## Speed: losses across tokenizers and PyTorch's
 	$(TORCH_PYTHON) bench/torch/xtoken.py build/bench/xtoken_shim.so $(ARGS)
 
-bench-torch-gpu: build/bench/gpu_shim.so ## the same as bench-torch on a GPU, and with Liger where it is installed
+bench-torch-gpu: build/bench/gpu_shim.so ## Speed: a GPU, PyTorch, and Liger where it is installed
 	$(TORCH_PYTHON) bench/torch/compare.py --device cuda build/bench/gpu_shim.so $(ARGS)
 
 build/bench/gpu_shim.so: bench/torch/gpu_shim.cu xdistill.h xdistill_cuda.cu | build/bench
-	$(NVCC) -O3 -arch=native -shared -Xcompiler -fPIC -I. $< xdistill_cuda.cu -o $@
+	$(compiling)$(NVCC) -O3 -arch=native -shared -Xcompiler -fPIC -I. $< xdistill_cuda.cu -o $@
 
-bench-tokenizers: ## ids and speed of tokenizer files compared with the reference packages; TOKENIZERS=folder, TOKENIZER_PYTHON
+bench-tokenizers: ## Speed: reference packages; TOKENIZERS, TOKENIZER_PYTHON
 	$(TOKENIZER_PYTHON) tests/tokenizers/compare.py "$(TOKENIZERS)" $(ARGS)
 
 build/bench/%.so: bench/torch/%.c $(wildcard bench/*.h bench/torch/*.h) xdistill.h | build/bench
-	$(CC) -std=c99 -O2 -fPIC -shared -I. $< -o $@ $(LIBS)
+	$(compiling)$(CC) -std=c99 -O2 -fPIC -shared -I. $< -o $@ $(LIBS)
 
-mpi: ## build and run tests/mpi/*.c on four ranks, when there is an mpicc
+mpi: ## Tests: tests/mpi/*.c on four ranks
 ifeq ($(and $(mpi_sources),$(shell command -v mpicc)),)
 	@echo "skipped: needs mpicc and tests/mpi"; echo "0 passed, 0 failed, 1 skipped"
 else
@@ -344,62 +351,65 @@ build-mpi: $(mpi_tests)
 build/mpi/test_mpi_equivalence: $(wildcard tests/equivalence/* examples/nn/*)
 
 build/mpi/%: tests/mpi/%.c $(wildcard tests/mpi/*.h tests/helpers/*.h) xdistill_mpi.h $(library) | build/mpi
-	mpicc -std=c99 -O1 -g $(linked) -I. -Itests/helpers $< $(library) -o $@ $(LIBS)
+	$(compiling)mpicc -std=c99 -O1 -g $(linked) -I. -Itests/helpers $< $(library) -o $@ $(LIBS)
 
-cuda: | build ## compile the CUDA unit for CUDA_ARCHS, warnings as errors, and list registers and memory of its kernels
+cuda: | build ## GPU: compile the CUDA unit for CUDA_ARCHS; registers
 ifeq ($(shell command -v $(NVCC)),)
 	@echo "skipped: needs nvcc"; echo "0 passed, 0 failed, 1 skipped"
 else
 	@NVCC="$(NVCC)" CUDA_ARCHS="$(CUDA_ARCHS)" sh tools/cuda_build.sh . build/xdistill_cuda.o
 endif
 
-test-cuda-emu: ## the tests of the CUDA unit without a GPU: every order, checker and sanitizers
+test-cuda-emu: ## GPU: the CUDA unit without a GPU, under sanitizers
 	@GOLDEN="$(GOLDEN)" sh tests/cuda/run.sh
 
-test-cuda: ## the same tests on a GPU, when there is one
+test-cuda: ## GPU: the same tests on a GPU
 	@NVCC="$(NVCC)" GOLDEN="$(GOLDEN)" sh tests/cuda/run.sh gpu
 
-coverage-cuda: ## how much of the unit's device code those tests run, without a GPU; below 95 % fails
+coverage-cuda: ## GPU: device code that these tests run; below 95 % fails
 	@GOLDEN="$(GOLDEN)" sh tests/cuda/run.sh coverage
 
-gpu-check: ## build, tests, sanitizer and benchmarks on a machine with a GPU, in minutes; ARGS=--rest continues an interrupted run
+gpu-check: ## GPU: build, tests and benchmarks on a GPU; ARGS=--rest
 	@NVCC="$(NVCC)" GOLDEN="$(GOLDEN)" TORCH_PYTHON="$(TORCH_PYTHON)" sh tools/gpu_check.sh $(ARGS)
 
-amalgamate: ## write the generated headers from src/
+amalgamate: ## Source: write the generated headers from src/
 	@$(PYTHON) tools/amalgamate.py
 
-api: ## write build/api.json and a ctypes binding from xdistill.h, and the users' part to docs/api.txt
+api: ## Source: write docs/api.txt, build/api.json, ctypes binding
 	@CC="$(CC)" $(PYTHON) tools/api.py --accept
 
-docs: ## write a browsable reference of the interface and these pages into build/docs/index.html
+docs: ## Source: write the reference to build/docs/index.html
 	@CC="$(CC)" $(PYTHON) tools/docs.py
 
 # Formatted by hand: the tables of contents src/xdistill*.h, the examples, and all C++.
 formatted = $(wildcard src/*/*.[ch] src/*/*/*.[ch] src/*/*/*.inc tests/*.[ch] tests/helpers/*.h tests/golden/*.[ch] tests/mpi/*.[ch]) \
     $(wildcard fuzz/*.[ch] bench/*.[ch] tools/*.c tools/dcp*.h tools/listing.h examples/*/*.[ch])
 
-format: ## lay out the sources with clang-format of the version that .clang-format names
+format: ## Source: lay out the sources with clang-format
 	@clang-format -i $(formatted)
 
-check-format: ## fail when format would change something
+check-format: ## Source: fail if format would change something
 	@clang-format --dry-run -Werror $(formatted)
 
 prefix = $(DESTDIR)$(PREFIX)
 
-install: xdistill.h ## install the headers, the CMake package and the pkg-config file under DESTDIR/PREFIX
-	install -d "$(prefix)/include" "$(prefix)/share/pkgconfig" "$(prefix)/share/cmake/xdistill"
+install: xdistill.h lib ## Library: headers, library, packages to DESTDIR/PREFIX
+	install -d "$(prefix)/include" "$(prefix)/lib" "$(prefix)/share/pkgconfig" "$(prefix)/share/cmake/xdistill"
+	install -m 644 build/libxdistill.a build/$(shared) "$(prefix)/lib"
+	ln -sf $(shared) "$(prefix)/lib/libxdistill.so"
 	install -m 644 $(headers) "$(prefix)/include"
 	install -m 644 cmake/xdistill-config.cmake "$(prefix)/share/cmake/xdistill"
 	sed 's|@VERSION@|$(version)|' cmake/xdistill-config-version.cmake.in \
 	    > "$(prefix)/share/cmake/xdistill/xdistill-config-version.cmake"
 	sed 's|@VERSION@|$(version)|; s|@PREFIX@|$(PREFIX)|' xdistill.pc.in > "$(prefix)/share/pkgconfig/xdistill.pc"
 
-uninstall: ## remove what install put there
+uninstall: ## Library: remove what install wrote
 	cd "$(prefix)/include" && rm -f xdistill.h xdistill_cuda.cu xdistill_nccl.h xdistill_mpi.h
+	cd "$(prefix)/lib" && rm -f libxdistill.a libxdistill.so $(shared)
 	rm -f "$(prefix)/share/pkgconfig/xdistill.pc"
 	rm -rf "$(prefix)/share/cmake/xdistill"
 
-clean: ## remove build/
+clean: ## Library: remove build/
 	rm -rf build
 
 build build/bench build/examples build/golden.d build/mpi $(sort $(test_dir) $(test_objects) $(layer_dir)):

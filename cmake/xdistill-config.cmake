@@ -1,4 +1,5 @@
-# find_package(xdistill): one interface target, xdistill::xdistill. The header is C99; nothing is built.
+# find_package(xdistill): xdistill::xdistill is the header, for a program with a file that defines XDISTILL_IMPLEMENTATION;
+# xdistill::lib is the compiled library, for a program without one.
 include(CMakeFindDependencyMacro)
 find_dependency(Threads)
 
@@ -8,5 +9,13 @@ if(NOT TARGET xdistill::xdistill)
     set_target_properties(xdistill::xdistill PROPERTIES
         INTERFACE_INCLUDE_DIRECTORIES "${xdistill_prefix}/include"
         INTERFACE_LINK_LIBRARIES "Threads::Threads;$<$<NOT:$<BOOL:${WIN32}>>:m>")
+    find_library(xdistill_library NAMES libxdistill.a xdistill PATHS "${xdistill_prefix}/lib" NO_DEFAULT_PATH NO_CACHE)
+    if(xdistill_library)
+        add_library(xdistill::lib UNKNOWN IMPORTED)
+        set_target_properties(xdistill::lib PROPERTIES
+            IMPORTED_LOCATION "${xdistill_library}"
+            INTERFACE_LINK_LIBRARIES xdistill::xdistill)
+    endif()
+    unset(xdistill_library)
     unset(xdistill_prefix)
 endif()

@@ -644,7 +644,7 @@ static void compare_all(xd_reduction reduction) {
     fill();
     CHECK(one.bytes && other.bytes);
     for (int call = 0; call < CALLS; call++) {
-        compare(call, reduction, XD_CPU_PLAIN, &one, &other);
+        if (reduction != XD_REDUCTION_FAST) compare(call, reduction, XD_CPU_PLAIN, &one, &other);
         compare(call, reduction, XD_CPU_BEST, &one, &other);
     }
     free(one.bytes);

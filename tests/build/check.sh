@@ -397,8 +397,9 @@ step_tests() {
     case $1 in
     generated) users="gcc c99 O3" inside="$users -DXD_TEST_UNIT" whole="$(driver gcc c99) -O3" ;;
     clang) users="clang c99 O3" inside="$users -DXD_TEST_UNIT" whole="clang -std=c11 -O3" ;;
-    address) users="clang c99 O1 -DXD_TEST_UNIT $memory" inside=$users whole="clang -std=c99 -O1 $memory" own=$whole ;;
-    thread) users="clang c99 O1 -DXD_TEST_UNIT $sanitize -fsanitize=thread" inside=$users own="clang -std=c99 -O1 $sanitize -fsanitize=thread" whole=$own
+    address) users="clang c99 O1 -DXD_TEST_UNIT $memory" inside=$users whole="clang -std=c99 -O1 $memory"
+             own="clang -std=c99 -O0 $sanitize -fsanitize=address,undefined" ;;
+    thread) users="clang c99 O1 -DXD_TEST_UNIT $sanitize -fsanitize=thread" inside=$users own="clang -std=c99 -O0 $sanitize -fsanitize=thread" whole="clang -std=c99 -O1 $sanitize -fsanitize=thread"
             sources=$(ls tests/test_comm*.c tests/test_faults*.c tests/test_parallel*.c tests/test_tokenizer_batch.c tests/test_wrap*.c 2>/dev/null) ;;
     hostile) users="gcc $(newest_cxx gcc)" inside="gcc gnu11 O3 -DXD_TEST_UNIT $hostile" whole="gcc -std=gnu11 -O3 $hostile" more=-lstdc++
              also=tests/test_simd_optimizer.c ;;

@@ -344,8 +344,7 @@ bool execute(const Launch &launch) {
     shared_map();
     setup_team(launch);
     if (settings.order == EMU_COMPARE && launch.comparable) return run_compared(launch);
-    return run_in_order(launch, settings.order == EMU_COMPARE ? EMU_ASCENDING : settings.order,
-                        settings.seed);
+    return run_in_order(launch, settings.order == EMU_COMPARE ? EMU_RANDOM : settings.order, settings.seed);
 }
 
 } // namespace emu

@@ -623,7 +623,7 @@ static void run_call(int call, int threads, loop *own, xd_reduction reduction, x
 
 static void compare(int call, xd_reduction reduction, xd_cpu_level level, sink *one, sink *other) {
     static const int threads[] = { 7, 2, 2, 3 };    /* the second one with the caller's parallel_for */
-    const int runs = level == XD_CPU_PLAIN ? 2 : 4; /* plain loops take long, and spread as the others do */
+    const int runs = level == XD_CPU_PLAIN ? 2 : 4; /* plain loops are slow; their pieces are the same */
     loop own;
     loop_clear(&own);
     run_call(call, 1, NULL, reduction, level, one);
@@ -644,6 +644,7 @@ static void compare_all(xd_reduction reduction) {
     fill();
     CHECK(one.bytes && other.bytes);
     for (int call = 0; call < CALLS; call++) {
+        /* On a CPU FAST has the code of DETERMINISTIC. */
         if (reduction != XD_REDUCTION_FAST) compare(call, reduction, XD_CPU_PLAIN, &one, &other);
         compare(call, reduction, XD_CPU_BEST, &one, &other);
     }

@@ -50,7 +50,7 @@ stale() {
     [ -n "$(find "$@" -newer "$target" | head -n 1)" ]
 }
 
-# Under asan what switches threads is not watched: it takes half of the time there, and touches no memory of a kernel.
+# asan does not watch the code that switches threads: it would be slow, and touches no memory of a kernel.
 for part in control symbol fiber exec shared bulk atomic check memory stream runtime collective nccl; do
     object=$out/$part.o
     if stale "$object" "$here/$part.cpp" "$here"/*.h "$here"/include/*.h "$0"; then

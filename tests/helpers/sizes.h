@@ -238,7 +238,7 @@ static inline bool sizes_is_believed(const char *name) {
     return strstr(name, "workspace_bytes") != NULL;
 }
 
-/* Address' allocator aborts where malloc returns NULL: a call that asks for more than there is shall say so. */
+/* AddressSanitizer aborts if there is not enough memory. The tests want NULL from malloc, and MEMORY from the call. */
 const char *__asan_default_options(void);
 const char *__asan_default_options(void) {
     return "allocator_may_return_null=1";

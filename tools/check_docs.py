@@ -8,6 +8,7 @@
   index      docs/index.md has every name of the users' part, as docs/api.txt lists them, and of the companions, once
   names      what prose names exists: check_names.py
   words      comments, sentences and phrases within their limits: check_words.py
+  surface    programs call the functions of the users' part: check_surface.py
   tests      every function of the users' part (docs/api.txt) is called by a file of tests/
   version    the top entry of CHANGELOG.md and the first line of src/xdistill.h name the version of config.h
   cells      no cell of a table in README.md, docs/ and bench/results/README.md has more than CELL characters
@@ -22,6 +23,7 @@ import tempfile
 
 from api import Names
 from check_names import check_names
+from check_surface import check_surface
 from check_words import check_words
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -167,7 +169,7 @@ def check_version():
 
 def main():
     complaints = [*check_comments(), *check_options(), *check_figures(), *check_tests(), *check_version(), *check_index(),
-                  *check_cells(), *check_names(ROOT), *check_words(), *check_snippets()]
+                  *check_cells(), *check_names(ROOT), *check_words(), *check_surface(), *check_snippets()]
     for complaint in complaints:
         print(complaint, file=sys.stderr)
     return 1 if complaints else 0

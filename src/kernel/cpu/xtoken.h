@@ -2,6 +2,7 @@
 #define XDI_KERNEL_CPU_XTOKEN_H
 
 #include "kernel/cpu/internal.h"
+#include "kernel/xtoken_scalar.h"
 
 /* xtoken.c: the form of a matrix that `prepare` writes: the entries in J of this shard's rows, ascending by column, then
  * slot. */

@@ -210,6 +210,7 @@
 #include "kernel/optimizer_scalar.h"
 #include "kernel/matmul.h"
 #include "kernel/xtoken.h"
+#include "kernel/xtoken_scalar.h"
 #include "kernel/uld.h"
 #include "kernel/uld_scalar.h"
 #include "kernel/dmd.h"

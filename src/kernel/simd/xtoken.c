@@ -594,8 +594,8 @@ static bool xdi_simd_chunk(const xd_launch *launch, const xd_xtoken_divergence_a
         c->value += loops->slopes(r + j, t + j, xdi_simd_tile_at(j, k), (float)(1.0 / z), a->reverse, &part);
         dot += part;
     }
-    c->delta = dot * XD_XTOKEN_EPSILON / z;
-    const double factor = xd_xtoken_chunk_takes(c, c->value) ? c->factor : 0.0;
+    c->delta = xd_xtoken_slope_delta(dot, z);
+    const double factor = xd_xtoken_chunk_factor(c, c->value);
     c->delta *= factor * c->student;
     loops->widen(xdi_xtoken_floats(r), k, factor / z, dot * (factor / z), false, q);
     if (factor == 0.0) memset(q, 0, (size_t)k * sizeof *q); /* whatever r is */

@@ -325,6 +325,7 @@
 #include "kernel/simd/dmd_tiles.c"
 #include "kernel/kernels.c"
 
+#include "comm/topology_internal.h"
 #include "comm/internal.h"
 #include "comm/record.c"
 #include "comm/collective.c"

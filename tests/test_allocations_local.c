@@ -6,6 +6,7 @@
 #include "xd_test.h"
 #include "sizes_xtoken.h"
 #include "tokenizer_make.h"
+#include "xd_test_topology.h"
 
 #include <sys/stat.h>
 
@@ -573,23 +574,9 @@ static xd_result run_encode_batch(place *p) {
 /* ---- calls that allocate nothing ---- */
 
 static xd_result run_quiet(place *p) {
-    static const xd_axis axes[2] = { { "dp", 2 }, { "tp", 2 } }, parts[2] = { { "a", 1 }, { "b", 2 } };
-    const xd_topology_desc grid = { .axes = axes, .axis_count = 2, .world_size = 4 };
-    const xd_unflatten_desc unflatten = { "tp", parts, 2 };
-    const xd_parallelism parallel = { .data = XD_DATA_PARALLEL_DDP, .tensor = 2 };
-    const xd_expert_desc experts = { .world_size = 4, .tp = 2 };
     const xd_ema_desc ema = xd_ema_defaults(XD_EMA_CONSTANT);
-    xd_topology topology, other, third;
     int64_t positions[8];
-    unsigned mask;
-    int ranks[4], size;
     double decay;
-    XD_TRY(xd_topology_create(p->ctx, &grid, &topology));
-    XD_TRY(xd_topology_axes(p->ctx, &topology, "dp,tp", &mask));
-    XD_TRY(xd_topology_groups(p->ctx, &topology, "dp", ranks, &size));
-    XD_TRY(xd_topology_unflatten(p->ctx, &topology, &unflatten, &other));
-    XD_TRY(xd_topology_from_config(p->ctx, &parallel, 4, &other));
-    XD_TRY(xd_topology_experts(p->ctx, &experts, &other, &third));
     XD_TRY(xd_ema_decay(p->ctx, &ema, 3, &decay));
     XD_TRY(xd_post_hoc_gamma(p->ctx, 0.1, &decay));
     XD_TRY(xd_post_hoc_sigma_rel(p->ctx, 7.0, &decay));
@@ -696,9 +683,7 @@ static const call calls[] = {
     { "xd_tokenizer_load", run_tokenizer_file, false },
     { "xd_encoder_create, xd_encode", run_encode, false },
     { "xd_batch_encoder_create, xd_encode_batch", run_encode_batch, false },
-    { "xd_topology_create, xd_topology_axes, xd_topology_groups, xd_topology_unflatten, "
-      "xd_topology_from_config, "
-      "xd_topology_experts, xd_ema_decay, xd_load_balanced_positions, xd_clip_gradients, xd_post_hoc_gamma, "
+    { "xd_ema_decay, xd_load_balanced_positions, xd_clip_gradients, xd_post_hoc_gamma, "
       "xd_post_hoc_sigma_rel",
       run_quiet, true },
     { "xd_cast, xd_read, xd_status_check, xd_read_status, xd_tokenizer_decode, "
@@ -712,7 +697,6 @@ static const call calls[] = {
 
 static void open_place(place *p) {
     static const xd_axis axes[2] = { { "dp", 1 }, { "tp", 1 } };
-    const xd_topology_desc grid = { .axes = axes, .axis_count = 2, .world_size = 1 };
     const xd_layout_desc layout = { .ndim = 2, .shape = { 8, 3 }, .topology = &p->topology };
     const xd_similarity_desc similar = { XK, 0.0 };
     const file *f = byte_level(PLAIN_BYTES, "a b|ab c|");
@@ -729,7 +713,7 @@ static void open_place(place *p) {
     FILE *out = fopen(path, "wb");
     CHECK(out && fwrite(f->text, 1, f->bytes, out) == f->bytes && fclose(out) == 0);
     CHECK_EQ_INT(xd_tokenizer_load_memory(p->ctx, f->text, f->bytes, NULL, &p->tokenizer), XD_OK);
-    CHECK_EQ_INT(xd_topology_create(p->ctx, &grid, &p->topology), XD_OK);
+    p->topology = grid_of(axes, 2, NULL);
     CHECK_EQ_INT(xd_layout_create(p->ctx, &layout, &p->layout), XD_OK);
     CHECK_EQ_INT(xd_projection_rows_from_similarities(p->ctx, p->x.similarities, &similar, &p->rows), XD_OK);
     for (int i = 0; i < 2; i++)

@@ -7,6 +7,7 @@
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
 #include "xd_test.h"
+#include "xd_test_topology.h"
 #include "checkpoint_files.h"
 
 /* A context and its world of one rank. */
@@ -133,10 +134,7 @@ XD_TEST(leaves_in_memory_of_the_caller) {
 
 XD_TEST(a_tensor_is_moved_on_one_rank) {
     alone a = alone_open();
-    const xd_axis axis = { "dp", 1 };
-    xd_topology topology;
-    CHECK(xd_topology_create(a.ctx, &(xd_topology_desc){ .axes = &axis, .axis_count = 1, .world_size = 1 },
-                             &topology) == XD_OK);
+    const xd_topology topology = line_of("dp", 1);
     const xd_layout_desc settings = { .ndim = 1, .shape = { 2 }, .topology = &topology };
     xd_layout *layout = NULL;
     CHECK(xd_layout_create(a.ctx, &settings, &layout) == XD_OK);

@@ -252,7 +252,7 @@ XD_TEST(bad_layouts_are_refused_with_both_numbers) {
  * number. */
 static int64_t partial_weight(const xd_layout_desc *d, int rank) {
     int c[XD_MESH_AXES_MAX], linear = 0, size = 1;
-    xd_topology_coordinate(d->topology, rank, c);
+    coordinate_of(d->topology, rank, c);
     for (int i = 0; i < d->topology->axis_count; i++) {
         if (d->placement[i].kind != XD_PARTIAL) continue;
         linear = linear * d->topology->size[i] + c[i];

@@ -135,7 +135,7 @@ static xd_result xdi_builder_before(xdi_builder *b) {
 static void xdi_weight_default_traits(xd_weight *w) {
     xd_weight_traits *t = &w->desc.traits;
     const xd_layout_desc *cut = w->desc.layout ? xd_layout_settings(w->desc.layout) : NULL;
-    const int axis = cut ? xd_topology_axis(cut->topology, "tp") : -1;
+    const int axis = cut ? xdi_topology_axis(cut->topology, "tp") : -1;
     if (axis < 0 || cut->placement[axis].kind != XD_SHARD || t->tensor_parallel) return;
     const xd_placement *p = &cut->placement[axis];
     t->tensor_parallel = true;

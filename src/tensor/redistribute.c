@@ -76,7 +76,7 @@ static bool xdi_redistribution_holders_create(xd_ctx *ctx, const xdi_redistribut
     for (int i = 0; i < t->rank_count; i++) {
         const int rank = t->ranks ? t->ranks[i] : i;
         int coordinate[XD_MESH_AXES_MAX] = { 0 };
-        xd_topology_coordinate(t, rank, coordinate);
+        xdi_topology_coordinate(t, rank, coordinate);
         const int cell = xdi_redistribution_linear(t, all & ~copies & ~x->reduced, coordinate, &h->cells);
         const int piece = xdi_redistribution_linear(t, x->reduced, coordinate, &h->pieces);
         const int replica = xdi_redistribution_linear(t, copies, coordinate, &h->replicas);
@@ -105,7 +105,7 @@ static bool xdi_redistribution_wanted(const xd_redistribution *plan, const xdi_r
         const xd_region whole = *wanted;
         xd_region_intersect(&whole, &plan->window, wanted);
     }
-    xd_topology_coordinate(t, rank, coordinate);
+    xdi_topology_coordinate(t, rank, coordinate);
     *zero = xdi_redistribution_linear(t, x->added, coordinate, &ignored) != 0;
     return !*zero && xd_region_numel(wanted) > 0;
 }
@@ -115,8 +115,8 @@ static bool xdi_redistribution_same_partial(const xdi_redistribution_exchange *x
     const xd_topology *t = xd_layout_settings(x->from)->topology;
     int ca[XD_MESH_AXES_MAX], cb[XD_MESH_AXES_MAX], ignored;
     if (!x->kept) return true;
-    xd_topology_coordinate(t, a, ca);
-    xd_topology_coordinate(t, b, cb);
+    xdi_topology_coordinate(t, a, ca);
+    xdi_topology_coordinate(t, b, cb);
     return xdi_redistribution_linear(t, x->kept, ca, &ignored) ==
            xdi_redistribution_linear(t, x->kept, cb, &ignored);
 }
@@ -258,7 +258,7 @@ static bool xdi_redistribution_build(const xd_redistribution *plan, xdi_redistri
 static xd_result xdi_redistribution_match(xd_ctx *ctx, const xd_layout *from, const xd_layout *to,
                                           xdi_redistribution_exchange *x) {
     const xd_layout_desc *f = xd_layout_settings(from), *t = xd_layout_settings(to);
-    const bool same = xd_topology_equal(f->topology, t->topology);
+    const bool same = xdi_topology_equal(f->topology, t->topology);
     const unsigned partial = xdi_redistribution_axes(from, XD_PARTIAL);
     memset(x, 0, sizeof *x);
     x->from = from;

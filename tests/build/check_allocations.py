@@ -37,7 +37,6 @@ EXCUSED = {
     "xd_latent_pack": "moves elements",
     "xd_latent_unpack": "moves elements",
     "xd_launch_discover": "allocates nothing",
-    "xd_mesh_axis_size": "reads a number",
     "xd_mesh_coordinate": "reads a number",
     "xd_optimizer_set_learning_rate": "writes a number",
     "xd_pipeline_bytes": "in test_pipeline_errors.c, with xd_pipeline_create",

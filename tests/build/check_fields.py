@@ -24,8 +24,7 @@ OTHERS = ("tests/helpers/*.h", "tests/mpi/*.c", "tests/cuda/*.cpp", "tests/cuda/
 
 # Fields that nothing reads, by the reason.
 NOT_READ = {name: reason for reason, names in {
-    "it lets a call do what is refused without it": """xd_dmd_desc.allow_shared xd_checkpoint_save_desc.overwrite
-        xd_parallelism.replicas""",
+    "it lets a call do what is refused without it": """xd_dmd_desc.allow_shared xd_checkpoint_save_desc.overwrite""",
     "an extent of the caller's: what does not fit into it is refused": """xd_weight_desc.room
         xd_mesh_desc.world_size xd_expert_desc.virtual_pipeline""",
     "told to the caller, who acts on it: the provider of a stage, the loop over pieces": """xd_stage_place.pipeline_ranks xd_stage_place.virtual_stage xd_stage_place.virtual_stages

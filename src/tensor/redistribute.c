@@ -17,6 +17,12 @@ typedef struct xdi_redistribution_holders {
     int *turn; /* [cells][pieces]: the next of the replicas to send */
 } xdi_redistribution_holders;
 
+/* The copies of a rank: pack, then local, then unpack. */
+typedef struct xdi_redistribution_copies {
+    xd_copy *list; /* NULL while they are counted */
+    int64_t pack_end, local_end, end;
+} xdi_redistribution_copies;
+
 typedef struct xdi_redistribution_exchange {
     const xd_layout *from, *to;
     unsigned kept, reduced, added; /* mesh axes: partial on both sides; reduced; newly partial by a sum */
@@ -28,8 +34,7 @@ typedef struct xdi_redistribution_exchange {
     int64_t kept_count; /* elements from this rank itself; in a reduction they follow the received ones */
     bool zero;          /* this rank's part of a newly partial sum is zeros */
     xd_region src, dst; /* of this rank; dst within the window */
-    xd_copy *copies;    /* pack, then local, then unpack */
-    int64_t pack_end, local_end, copy_end;
+    xdi_redistribution_copies copies;
     void **pointers; /* [pieces] scratch for the reduction */
 } xdi_redistribution_exchange;
 
@@ -172,46 +177,47 @@ static bool xdi_redistribution_message(const xd_redistribution *plan, const xdi_
     return xd_region_intersect(&other, &x->dst, message);
 }
 
-/* Appends the copies between two regions; with copies NULL it only counts. dense_offset shifts the side that
+/* Appends the copies between two regions; with list NULL it only counts. dense_offset shifts the side that
  * is a staging buffer: 1 the destination, -1 the source, 0 none. */
-static void xdi_redistribution_append(xdi_redistribution_exchange *x, int64_t *end, int64_t capacity,
+static void xdi_redistribution_append(xdi_redistribution_copies *to, int64_t *end, int64_t capacity,
                                       const xd_region *src, const int64_t *src_stride, const xd_region *dst,
                                       const int64_t *dst_stride, int side, int64_t dense_offset) {
     const int64_t begin = *end;
-    xd_copy *copies = x->copies ? x->copies + begin : NULL;
-    *end += xd_region_copies(src, src_stride, dst, dst_stride, copies, x->copies ? capacity - begin : 0);
-    for (int64_t i = begin; x->copies && i < *end; i++) {
-        if (side > 0) x->copies[i].dst_offset += dense_offset;
-        if (side < 0) x->copies[i].src_offset += dense_offset;
+    xd_copy *list = to->list ? to->list + begin : NULL;
+    *end += xd_region_copies(src, src_stride, dst, dst_stride, list, to->list ? capacity - begin : 0);
+    for (int64_t i = begin; to->list && i < *end; i++) {
+        if (side > 0) to->list[i].dst_offset += dense_offset;
+        if (side < 0) to->list[i].src_offset += dense_offset;
     }
 }
 
 /* The three lists of copies, in the order of the ranks. Called twice: to count, and to fill. */
 static void xdi_redistribution_list(const xd_redistribution *plan, xdi_redistribution_exchange *x,
                                     const int64_t *from_stride, const int64_t *to_stride) {
-    const int64_t capacity = x->copy_end;
+    const int64_t capacity = x->copies.end;
     int64_t end = 0;
     xd_region message;
     for (int r = 0; r < plan->desc.ranks; r++)
         if (x->send_counts[r] && xdi_redistribution_message(plan, x, r, true, &message))
-            xdi_redistribution_append(x, &end, capacity, &x->src, from_stride, &message, NULL, 1,
+            xdi_redistribution_append(&x->copies, &end, capacity, &x->src, from_stride, &message, NULL, 1,
                                       x->send_displacements[r]);
-    x->pack_end = end;
+    x->copies.pack_end = end;
     if (x->kept_count && x->pieces == 1)
-        xdi_redistribution_append(x, &end, capacity, &x->src, from_stride, &x->dst, to_stride, 0, 0);
+        xdi_redistribution_append(&x->copies, &end, capacity, &x->src, from_stride, &x->dst, to_stride, 0, 0);
     if (x->kept_count && x->pieces > 1 &&
         xdi_redistribution_message(plan, x, plan->desc.rank, false, &message))
-        xdi_redistribution_append(x, &end, capacity, &x->src, from_stride, &message, NULL, 1, x->recv_count);
-    x->local_end = end;
+        xdi_redistribution_append(&x->copies, &end, capacity, &x->src, from_stride, &message, NULL, 1,
+                                  x->recv_count);
+    x->copies.local_end = end;
     /* A reduction writes its result over the first term, so only first terms are unpacked. */
     for (int cell = 0; cell < x->cells; cell++) {
         const int giver = x->source[cell * x->pieces];
         if (giver < 0 || (giver == plan->desc.rank && x->pieces == 1)) continue;
         if (!xdi_redistribution_message(plan, x, giver, false, &message)) continue;
         const int64_t at = giver == plan->desc.rank ? x->recv_count : x->recv_displacements[giver];
-        xdi_redistribution_append(x, &end, capacity, &message, NULL, &x->dst, to_stride, -1, at);
+        xdi_redistribution_append(&x->copies, &end, capacity, &message, NULL, &x->dst, to_stride, -1, at);
     }
-    x->copy_end = end;
+    x->copies.end = end;
 }
 
 static bool xdi_redistribution_allocate(const xd_redistribution *plan, xdi_redistribution_exchange *x,
@@ -248,9 +254,10 @@ static bool xdi_redistribution_build(const xd_redistribution *plan, xdi_redistri
         xdi_redistribution_count(&x->recv_count, x->recv_counts[r]);
     }
     xdi_redistribution_list(plan, x, from_stride, to_stride);
-    if (x->copy_end) x->copies = (xd_copy *)xd_allocate(plan->ctx, (size_t)x->copy_end * sizeof *x->copies);
-    if (x->copy_end && !x->copies) return false;
-    if (x->copies) xdi_redistribution_list(plan, x, from_stride, to_stride);
+    if (x->copies.end)
+        x->copies.list = (xd_copy *)xd_allocate(plan->ctx, (size_t)x->copies.end * sizeof *x->copies.list);
+    if (x->copies.end && !x->copies.list) return false;
+    if (x->copies.list) xdi_redistribution_list(plan, x, from_stride, to_stride);
     return true;
 }
 
@@ -351,11 +358,11 @@ static void xdi_redistribution_exchange_release(xd_ctx *ctx, xdi_redistribution_
     xd_release(ctx, x->send_counts);
     xd_release(ctx, x->source);
     xd_release(ctx, x->pointers);
-    xd_release(ctx, x->copies);
+    xd_release(ctx, x->copies.list);
     x->send_counts = NULL;
     x->source = NULL;
     x->pointers = NULL;
-    x->copies = NULL;
+    x->copies.list = NULL;
 }
 
 XD_API void xd_redistribution_destroy(xd_redistribution *plan) {
@@ -485,7 +492,7 @@ XD_API xd_redistribution_step xd_redistribution_step_at(const xd_redistribution 
     s.reduces = x->pieces > 1;
     s.recv_capacity = x->recv_count;
     if (s.reduces) xdi_redistribution_count(&s.recv_capacity, x->kept_count);
-    s.copy_count = x->copy_end;
+    s.copy_count = x->copies.end;
     s.total_count = x->total_count;
     return s;
 }
@@ -527,7 +534,7 @@ static xd_result xdi_redistribution_copy(const xd_redistribution *plan, const xd
                                          int64_t begin, int64_t end, const void *src, void *dst) {
     const xd_launch launch = xd_ctx_launch(plan->ctx);
     if (begin == end) return XD_OK;
-    return xd_ctx_kernels(plan->ctx)->copies(&launch, x->copies + begin, end - begin, src, dst,
+    return xd_ctx_kernels(plan->ctx)->copies(&launch, x->copies.list + begin, end - begin, src, dst,
                                              xd_dtype_size(plan->desc.dtype));
 }
 
@@ -536,7 +543,7 @@ XD_API xd_result xd_redistribution_pack(const xd_redistribution *plan, int step,
     XDI_GIVEN(NULL, plan);
     XD_TRY(xdi_redistribution_check_step(plan, step));
     const xdi_redistribution_exchange *x = &plan->step[step];
-    return xdi_redistribution_copy(plan, x, 0, x->pack_end, step ? plan->middle_data : source, send);
+    return xdi_redistribution_copy(plan, x, 0, x->copies.pack_end, step ? plan->middle_data : source, send);
 }
 
 /* Reduces the terms of every cell into the first of them. */
@@ -575,9 +582,10 @@ XD_API xd_result xd_redistribution_unpack(const xd_redistribution *plan, int ste
         if (!xd_region_copies(&x->dst, none, &x->dst, plan->desc.to_stride, &copy, 1)) return XD_OK;
         return xd_ctx_kernels(plan->ctx)->copies(&launch, &copy, 1, plan->zero, dst, size);
     }
-    XD_TRY(xdi_redistribution_copy(plan, x, x->pack_end, x->local_end, src, x->pieces > 1 ? recv : dst));
+    XD_TRY(xdi_redistribution_copy(plan, x, x->copies.pack_end, x->copies.local_end, src,
+                                   x->pieces > 1 ? recv : dst));
     if (x->pieces > 1) XD_TRY(xdi_redistribution_reduce(plan, x, recv));
-    return xdi_redistribution_copy(plan, x, x->local_end, x->copy_end, recv, dst);
+    return xdi_redistribution_copy(plan, x, x->copies.local_end, x->copies.end, recv, dst);
 }
 
 XD_API xd_result xd_redistribution_execute(xd_redistribution *plan, xd_comm *world, const void *source,

@@ -356,6 +356,7 @@
 #include "tensor/interval.c"
 #include "tensor/layout.c"
 #include "tensor/tensor.c"
+#include "tensor/redistribute_internal.h"
 #include "tensor/redistribute.c"
 #include "tensor/fill.c"
 #include "tensor/runs.c"

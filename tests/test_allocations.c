@@ -413,7 +413,7 @@ static xd_tensor tensor_of(part *p) {
 
 static xd_result run_full(part *p) {
     const xd_tensor tensor = tensor_of(p);
-    return xd_tensor_full(p->world, &tensor, p->memory.out.gradient[0]);
+    return xd_tensor_gather(p->world, &tensor, NULL, -1, p->memory.out.gradient[0]);
 }
 
 static xd_result run_weights(part *p) {
@@ -632,7 +632,7 @@ static const call calls[] = {
       "xd_parallel_thaw",
       run_fsdp, false },
     { "xd_mesh_create, xd_mesh_group, xd_mesh_derive", run_mesh, false },
-    { "xd_tensor_full", run_full, false },
+    { "xd_tensor_gather to all", run_full, false },
     { "xd_weights_gather", run_weights, false },
     { "xd_checkpoint_save", run_checkpoint_save, false },
     { "xd_checkpoint_load", run_checkpoint_load, false },

@@ -127,26 +127,25 @@ static xd_result run_world(place *p) {
 }
 static xd_result run_layout(place *p) {
     static const int64_t offsets[2] = { 0, 8 }, sections[2] = { 1, 2 };
-    xd_layout *layout = NULL, *whole = NULL, *one = NULL;
+    xd_layout *layout = NULL;
     xd_layout_desc d = { .ndim = 2, .shape = { 8, 3 }, .topology = &p->topology };
     d.placement[0] = (xd_placement){ .kind = XD_SHARD, .offsets = offsets };
     d.placement[1] = (xd_placement){ .kind = XD_SHARD, .dim = 1, .sections = 2, .section_sizes = sections };
     XD_TRY(untouched(xd_layout_create(p->ctx, &d, &layout), layout));
-    xd_result result = untouched(xd_layout_replicated(p->ctx, layout, &whole), whole);
-    if (result == XD_OK) result = untouched(xd_layout_on_rank(p->ctx, layout, 0, &one), one);
-    xd_layout_destroy(one);
-    xd_layout_destroy(whole);
     xd_layout_destroy(layout);
-    return result;
+    return XD_OK;
 }
 static xd_result run_plan(place *p) {
-    xd_redistribution *plan = NULL;
-    const xd_redistribution_desc d = {
-        .from = p->layout, .to = p->layout, .dtype = XD_DTYPE_F32, .ranks = 1, .rank = 0
-    };
-    XD_TRY(untouched(xd_redistribution_create(p->ctx, &d, &plan), plan));
-    xd_redistribution_destroy(plan);
-    return XD_OK;
+    float from[24] = { 0 }, to[24], whole[24];
+    const xd_tensor source = xd_tensor_view(p->layout, 0, from, XD_DTYPE_F32),
+                    target = xd_tensor_view(p->layout, 0, to, XD_DTYPE_F32);
+    xd_comm *comm = NULL;
+    XD_TRY(xd_comm_self(p->ctx, &comm));
+    xd_result result = xd_redistribute(comm, &source, &target);
+    if (result == XD_OK) result = xd_tensor_gather(comm, &source, NULL, 0, whole);
+    if (result == XD_OK) result = xd_tensor_gather(comm, &source, NULL, -1, whole);
+    xd_comm_destroy(comm);
+    return result;
 }
 static xd_result run_halo(place *p) {
     const xd_topology alone = { .axis_count = 1, .size = { 1 }, .rank_count = 1 };
@@ -631,8 +630,8 @@ static const call calls[] = {
     { "xd_ctx_create_versioned", run_ctx, false },
     { "xd_comm_self", run_self, false },
     { "xd_thread_world_create, xd_thread_world_join", run_world, false },
-    { "xd_layout_create, xd_layout_replicated, xd_layout_on_rank", run_layout, false },
-    { "xd_redistribution_create", run_plan, false },
+    { "xd_layout_create", run_layout, false },
+    { "xd_redistribute, xd_tensor_gather", run_plan, false },
     { "xd_leaf_stack_create, xd_leaf_stack_push", run_leaves, false },
     { "xd_halo_create, xd_halo_bytes", run_halo, false },
     { "xd_crossing_create", run_crossing, false },

@@ -276,7 +276,8 @@ static xd_result move(scene *s, bool odd, int how) {
     else if (how == WINDOW)
         result = xd_tensor_gather(s->world, &from, &window, 0, all);
     else
-        result = how == MOVED ? xd_redistribute(s->world, &from, &to) : xd_tensor_full(s->world, &from, all);
+        result = how == MOVED ? xd_redistribute(s->world, &from, &to)
+                              : xd_tensor_gather(s->world, &from, NULL, -1, all);
     xd_layout_destroy(layout);
     return result;
 }

@@ -17,7 +17,6 @@ typedef struct stage {
     xd_mesh *mesh;
     xd_topology topology;
     xd_layout *layout;
-    xd_redistribution *plan;
     xd_collective reduce, broadcast;
     xd_leaves leaves;
     xd_route_desc route;
@@ -40,10 +39,6 @@ static void open_stage(void *data) {
     s->topology = line_of("dp", 1);
     const xd_layout_desc layout = { .ndim = 1, .shape = { ELEMENTS }, .topology = &s->topology };
     CHECK_EQ_INT(xd_layout_create(CTX, &layout, &s->layout), XD_OK);
-    const xd_redistribution_desc plan = {
-        .from = s->layout, .to = s->layout, .dtype = XD_DTYPE_F32, .ranks = 1
-    };
-    CHECK_EQ_INT(xd_redistribution_create(CTX, &plan, &s->plan), XD_OK);
 }
 
 static void set_stage(void *data) {
@@ -80,7 +75,6 @@ static void set_stage(void *data) {
 
 static void close_stage(void *data) {
     STAGE(data);
-    xd_redistribution_destroy(s->plan);
     xd_layout_destroy(s->layout);
     xd_mesh_destroy(s->mesh);
     free(s->base.memory);
@@ -102,21 +96,6 @@ static xd_result call_leaves(void *data) {
     XD_TRY(xd_leaf_stack_create(CTX, s->leaves, s->elements, &stack));
     xd_leaf_stack_destroy(stack);
     return XD_OK;
-}
-static xd_result call_on_rank(void *data) {
-    STAGE(data);
-    xd_layout *layout = NULL;
-    XD_TRY(xd_layout_on_rank(CTX, s->layout, s->rank, &layout));
-    xd_layout_destroy(layout);
-    return XD_OK;
-}
-static xd_result call_pack(void *data) {
-    STAGE(data);
-    return xd_redistribution_pack(s->plan, s->rank, MEMORY->in, MEMORY->out);
-}
-static xd_result call_unpack(void *data) {
-    STAGE(data);
-    return xd_redistribution_unpack(s->plan, s->rank, MEMORY->in, MEMORY->out + ELEMENTS, MEMORY->out);
 }
 static xd_result call_route(void *data) {
     STAGE(data);
@@ -192,9 +171,6 @@ static const sizes_count counts[] = {
        "-1 elements in a leaf", true),
     AT("xd_leaf_stack_create(elements)", elements, INT64_MAX, call_leaves, XD_ERROR_MEMORY,
        "9223372036854775807 elements", true),
-    AT("xd_layout_on_rank(rank)", rank, -1, call_on_rank, XD_ERROR_ARGUMENT, "rank -1 is negative", true),
-    AT("xd_redistribution_pack(step)", rank, 9, call_pack, XD_ERROR_ARGUMENT, "step 9 of 1", true),
-    AT("xd_redistribution_unpack(step)", rank, -1, call_unpack, XD_ERROR_ARGUMENT, "step -1 of 1", true),
     AT("xd_route_span.begin", span.begin, -1, call_route, XD_ERROR_ARGUMENT,
        "positions [-1, 3) after 0, of 3", false),
     AT("xd_route_span.begin", span.begin, LENGTH + 1, call_route, XD_ERROR_ARGUMENT,
@@ -270,11 +246,9 @@ static void ask_layouts(xd_ctx *ctx, const stage *s, int rank) {
     xd_region region;
     float number;
     const xd_tensor view = xd_tensor_view(s->layout, rank, &number, XD_DTYPE_F32);
-    const xd_redistribution_step step = xd_redistribution_step_at(s->plan, rank);
     ASK("xd_layout_region(rank)", !xd_layout_region(s->layout, rank, &region) && region.ndim == 1);
     ASK("xd_tensor_bytes(rank)", xd_tensor_bytes(s->layout, rank, XD_DTYPE_F32) == 0);
     ASK("xd_tensor_view(rank)", view.data == NULL && xd_tensor_numel(&view) == 0);
-    ASK("xd_redistribution_step_at(step)", step.send_counts == NULL && step.copy_count == 0);
     ASK("xd_comm_world_rank(rank)", xd_comm_world_rank(s->base.comm, rank) == -1);
 }
 
@@ -305,7 +279,6 @@ static xd_result query_rank(xd_comm *world, void *argument) {
     s.base.comm = world;
     s.base.ranks = 1;
     open_stage(&s);
-    CHECK(xd_redistribution_step_at(s.plan, 0).send_counts != NULL);
     for (int number = -1; number < 2; number += 2) {
         ask_layouts(s.base.ctx, &s, number);
         ask_training(s.base.ctx, number);

@@ -5,6 +5,7 @@
 #include "xdistill.h"
 #if defined(XD_TEST_LAYERS)
 #    include "comm/topology_internal.h"
+#    include "tensor/redistribute_internal.h"
 #endif
 #include "xd_test.h"
 #include "xd_test_topology.h"
@@ -34,7 +35,7 @@ typedef struct stage {
     xd_expert_desc experts;
     xd_topology topology;
     xd_layout_desc layout;
-    xd_redistribution_desc plan;
+    xdi_redistribution_desc plan;
     xd_projection_rows rows;
     xd_projection_cells cells;
     xd_projection_cut_desc cut;
@@ -306,14 +307,14 @@ static xd_result call_layout(void *memory) {
 static xd_result call_plan(void *memory) {
     STAGE(memory);
     xd_layout *from = NULL, *to = NULL;
-    xd_redistribution *plan = NULL;
+    xdi_redistribution *plan = NULL;
     XD_TRY(xd_layout_create(CTX, &s->layout, &from));
     s->layout.shape[0] = s->a + 4;
     xd_result result = xd_layout_create(CTX, &s->layout, &to);
     s->plan.from = from;
     s->plan.to = to;
-    if (result == XD_OK) result = xd_redistribution_create(CTX, &s->plan, &plan);
-    xd_redistribution_destroy(plan);
+    if (result == XD_OK) result = xdi_redistribution_create(CTX, &s->plan, &plan);
+    xdi_redistribution_destroy(plan);
     xd_layout_destroy(to);
     xd_layout_destroy(from);
     return result;

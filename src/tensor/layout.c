@@ -266,7 +266,7 @@ XD_API bool xd_layout_region(const xd_layout *layout, int rank, xd_region *out) 
     return true;
 }
 
-XD_API int64_t xd_layout_numel(const xd_layout *layout) {
+XD_PRIVATE int64_t xdi_layout_numel(const xd_layout *layout) {
     XD_ASSERT(layout);
     int64_t numel = 1;
     for (int i = 0; i < layout->desc.ndim; i++) numel *= layout->desc.shape[i];
@@ -280,14 +280,14 @@ static void xdi_layout_same_shape(const xd_layout *layout, const xd_topology *to
     d->topology = topology;
 }
 
-XD_API xd_result xd_layout_replicated(xd_ctx *ctx, const xd_layout *layout, xd_layout **out) {
+XD_PRIVATE xd_result xdi_layout_replicated(xd_ctx *ctx, const xd_layout *layout, xd_layout **out) {
     XDI_GIVEN(ctx, ctx, layout, out);
     xd_layout_desc d;
     xdi_layout_same_shape(layout, &layout->topology, &d);
     return xd_layout_create(ctx, &d, out);
 }
 
-XD_API xd_result xd_layout_on_rank(xd_ctx *ctx, const xd_layout *layout, int rank, xd_layout **out) {
+XD_PRIVATE xd_result xdi_layout_on_rank(xd_ctx *ctx, const xd_layout *layout, int rank, xd_layout **out) {
     XDI_GIVEN(ctx, ctx, layout, out);
     xd_topology alone;
     xd_layout_desc d;
@@ -301,7 +301,7 @@ XD_API xd_result xd_layout_on_rank(xd_ctx *ctx, const xd_layout *layout, int ran
     return xd_layout_create(ctx, &d, out);
 }
 
-XD_API uint64_t xd_layout_hash(const xd_layout *layout) {
+XD_PRIVATE uint64_t xdi_layout_hash(const xd_layout *layout) {
     XD_ASSERT(layout);
     const xd_layout_desc *d = &layout->desc;
     uint64_t hash = xdi_topology_hash(&layout->topology);
@@ -340,5 +340,5 @@ XD_PRIVATE void xdi_facts_layout(xdi_facts *facts, const xd_layout *layout) {
         xdi_fact_integer(facts, "dim", d->placement[i].kind == XD_SHARD ? d->placement[i].dim : 0);
     }
     xdi_facts_item(facts, NULL, 0);
-    xdi_fact_hash(facts, "op, offsets, sections, balanced, or order", xd_layout_hash(layout));
+    xdi_fact_hash(facts, "op, offsets, sections, balanced, or order", xdi_layout_hash(layout));
 }

@@ -53,14 +53,4 @@ XD_API const xd_layout_desc *xd_layout_settings(const xd_layout *layout);
 /* Returns what a rank holds; an empty split gives an empty region. False and empty for a rank outside the mesh. */
 XD_API bool xd_layout_region(const xd_layout *layout, int rank, xd_region *out);
 
-/* Elements of the whole tensor. */
-XD_API int64_t xd_layout_numel(const xd_layout *layout);
-
-/* The same shape on the same ranks, every axis REPLICATE; or on one rank. Errors: ARGUMENT (negative rank), MEMORY. */
-XD_API xd_result xd_layout_replicated(xd_ctx *ctx, const xd_layout *layout, xd_layout **out);
-XD_API xd_result xd_layout_on_rank(xd_ctx *ctx, const xd_layout *layout, int rank, xd_layout **out);
-
-/* Hash of all that decides which rank holds an element, for comparison between ranks. */
-XD_API uint64_t xd_layout_hash(const xd_layout *layout);
-
 #endif

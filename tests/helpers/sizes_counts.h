@@ -201,13 +201,14 @@ AT("xd_layout_desc.shape", layout.shape[0], -1, call_layout, XD_ERROR_SHAPE, "di
 AT("xd_placement.dim", layout.placement[1].dim, 2, call_layout, XD_ERROR_ARGUMENT,
    "axis 1 splits dimension 2 of a tensor of 2 dimensions", true)
 AT("xd_placement.sections", layout.placement[1].sections, 4, call_layout, XD_ERROR_SHAPE, "", true)
-AT("xd_redistribution_desc.ranks", plan.ranks, 0, call_plan, XD_ERROR_ARGUMENT, "", true)
-AT("xd_redistribution_desc.rank", plan.rank, 5, call_plan, XD_ERROR_ARGUMENT, "", true)
-AT("xd_redistribution_desc(shapes)", a, 3, call_plan, XD_ERROR_SHAPE,
+AT("xdi_redistribution_desc.ranks", plan.ranks, 0, call_plan, XD_ERROR_ARGUMENT, "", true)
+AT("xdi_redistribution_desc.rank", plan.rank, 5, call_plan, XD_ERROR_ARGUMENT, "", true)
+AT("xdi_redistribution_desc(shapes)", a, 3, call_plan, XD_ERROR_SHAPE,
    "dimension 0: the source has extent 6, the destination 7", true)
 AT("xd_tensor.ndim", b, 3, call_tensor, XD_ERROR_SHAPE, "the source has 3 dimensions, its layout 2", false)
 AT("xd_tensor.shape", a, 5, call_tensor, XD_ERROR_SHAPE, "", false)
 AT("xd_tensor_gather(root)", root, 5, call_tensor, XD_ERROR_TOPOLOGY, "", true)
+AT("xd_tensor_gather(root)", root, -2, call_tensor, XD_ERROR_ARGUMENT, "rank -2 is negative", true)
 AT("xd_all_reduce(count)", a, -1, call_reduce, XD_ERROR_ARGUMENT,
    "all_reduce: count -1 is negative or too large", false)
 AT("xd_broadcast(count)", a, -1, call_broadcast, XD_ERROR_ARGUMENT,

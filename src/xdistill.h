@@ -206,6 +206,7 @@
 #include "base/publish.h"
 #include "base/json.h"
 #include "base/crc.h"
+#include "kernel/ids.h"
 #include "kernel/copy.h"
 #include "kernel/fill.h"
 #include "kernel/fixed.h"

@@ -146,7 +146,7 @@ static bool xdi_head_layout(xdi_head_plan *p, bool invariant, xd_arena *arena) {
     if (!xdi_loss_layout(&p->loss, p->chunk, arena)) return false;
     for (int i = 0; i < 6; i++) {
         size_t offset;
-        if (!xd_arena_take(arena, sizes[i], &offset)) return false;
+        if (!xdi_arena_take(arena, sizes[i], &offset)) return false;
         at[i] = arena->base ? arena->base + offset : NULL;
     }
     p->student = (float *)at[0];

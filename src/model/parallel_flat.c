@@ -165,7 +165,7 @@ static bool xdi_flat_keeps(const xd_parallel *p, const xdi_flat *flat) {
 static void *xdi_parallel_take(xd_arena *arena, int64_t count, size_t size, size_t *bytes) {
     const size_t before = arena->used;
     size_t offset = 0;
-    if (!xd_arena_take(arena, (size_t)count * size, &offset)) return NULL;
+    if (!xdi_arena_take(arena, (size_t)count * size, &offset)) return NULL;
     *bytes += arena->used - before;
     return arena->base ? arena->base + offset : NULL;
 }
@@ -183,9 +183,9 @@ static void xdi_unit_measure(xd_parallel *p, struct xdi_unit *unit) {
         xdi_flat *flat = &unit->flats[i];
         const size_t numel = (size_t)xd_bucket_plan_numel(flat->plan);
         if (!flat->whole && xdi_parallel_assembles(p))
-            (void)xd_arena_take(&arena, numel * xd_dtype_size(flat->sent_dtype), &flat->slot);
+            (void)xdi_arena_take(&arena, numel * xd_dtype_size(flat->sent_dtype), &flat->slot);
         if (!flat->whole && flat->view_dtype != flat->sent_dtype)
-            (void)xd_arena_take(&arena, numel * xd_dtype_size(flat->view_dtype), &flat->view_slot);
+            (void)xdi_arena_take(&arena, numel * xd_dtype_size(flat->view_dtype), &flat->view_slot);
         flat->place = unit->gradient_count;
         if (flat->trained && xdi_gradient_is_sent(p))
             unit->gradient_count += (int64_t)numel * xdi_gradient_levels(p);

@@ -181,7 +181,9 @@ static xd_result run_leaves(place *p) {
     static const float leaf[4] = { 1, 2, 3, 4 };
     xd_leaf_stack *stack = NULL;
     const xd_leaves leaves = { 0, 3, 3 };
-    XD_TRY(untouched(xd_leaf_stack_create(p->ctx, leaves, 4, &stack), stack));
+    XD_TRY(untouched(
+        xd_leaf_stack_create(p->ctx, &(xd_leaf_stack_desc){ .leaves = leaves, .elements = 4 }, &stack),
+        stack));
     xd_result result = XD_OK;
     for (int i = 0; i < 3 && result == XD_OK; i++) result = xd_leaf_stack_push(stack, leaf);
     xd_leaf_stack_destroy(stack);

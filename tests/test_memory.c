@@ -271,7 +271,7 @@ static xd_result plan_buckets(xd_ctx *ctx) {
     xd_leaf_stack *stack = NULL;
     float *place = NULL;
     xd_result result = xd_bucket_plan_create(ctx, &desc, &plan);
-    if (result == XD_OK) result = xd_leaf_stack_create_in(ctx, &leaves, &stack);
+    if (result == XD_OK) result = xd_leaf_stack_create(ctx, &leaves, &stack);
     if (result == XD_OK) result = xd_leaf_stack_next(stack, &place);
     xd_leaf_stack_destroy(stack);
     xd_bucket_plan_destroy(plan);

@@ -127,7 +127,7 @@ XD_TEST(leaves_in_memory_of_the_caller) {
         .leaves = { 0, 1, 1 }, .elements = 2, .memory = memory, .memory_bytes = sizeof memory
     };
     xd_leaf_stack *stack = NULL;
-    CHECK(xd_leaf_stack_create_in(a.ctx, &desc, &stack) == XD_OK);
+    CHECK(xd_leaf_stack_create(a.ctx, &desc, &stack) == XD_OK);
     xd_leaf_stack_destroy(stack);
     alone_close(&a);
 }

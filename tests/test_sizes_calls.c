@@ -93,7 +93,8 @@ static xd_result call_broadcast(void *data) {
 static xd_result call_leaves(void *data) {
     STAGE(data);
     xd_leaf_stack *stack = NULL;
-    XD_TRY(xd_leaf_stack_create(CTX, s->leaves, s->elements, &stack));
+    XD_TRY(xd_leaf_stack_create(CTX, &(xd_leaf_stack_desc){ .leaves = s->leaves, .elements = s->elements },
+                                &stack));
     xd_leaf_stack_destroy(stack);
     return XD_OK;
 }
@@ -167,9 +168,9 @@ static const sizes_count counts[] = {
     AT("xd_collective.count", reduce.count, 3, call_reduce, XD_ERROR_MISMATCH, "3", false),
     AT("xd_collective.root", broadcast.root, 5, call_broadcast, XD_ERROR_ARGUMENT,
        "broadcast: rank 5 is outside [0, ", false),
-    AT("xd_leaf_stack_create(elements)", elements, -1, call_leaves, XD_ERROR_ARGUMENT,
-       "-1 elements in a leaf", true),
-    AT("xd_leaf_stack_create(elements)", elements, INT64_MAX, call_leaves, XD_ERROR_MEMORY,
+    AT("xd_leaf_stack_desc.elements", elements, -1, call_leaves, XD_ERROR_ARGUMENT, "-1 elements in a leaf",
+       true),
+    AT("xd_leaf_stack_desc.elements", elements, INT64_MAX, call_leaves, XD_ERROR_MEMORY,
        "9223372036854775807 elements", true),
     AT("xd_route_span.begin", span.begin, -1, call_route, XD_ERROR_ARGUMENT,
        "positions [-1, 3) after 0, of 3", false),

@@ -235,7 +235,7 @@ static xd_result xdi_bucket_take_stack(xd_parallel *p, xd_leaf_stack_desc *d, xd
     d->memory_bytes = xd_leaf_stack_bytes(d);
     d->memory = p->dealt ? xdi_parallel_keep(p, room, (int64_t)d->memory_bytes, 1, bytes)
                          : xdi_parallel_take(&room->device, (int64_t)d->memory_bytes, 1, bytes);
-    return room->device.base ? xd_leaf_stack_create_in(p->dealt ? p->home : p->ctx, d, out) : XD_OK;
+    return room->device.base ? xd_leaf_stack_create(p->dealt ? p->home : p->ctx, d, out) : XD_OK;
 }
 
 /* A stack for each member's leaves, and room for their nodes as one stack would have them. */

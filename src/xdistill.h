@@ -193,6 +193,7 @@
 #include "base/publish.h"
 #include "base/json.h"
 #include "base/crc.h"
+#include "kernel/ids.h"
 #include "kernel/copy.h"
 #include "kernel/fill.h"
 #include "kernel/fixed.h"
@@ -330,6 +331,7 @@
 #include "kernel/diffusion.c"
 #endif
 
+#include "comm/topology_internal.h"
 #include "comm/internal.h"
 #include "comm/record.c"
 #include "comm/collective.c"
@@ -360,6 +362,7 @@
 #include "tensor/interval.c"
 #include "tensor/layout.c"
 #include "tensor/tensor.c"
+#include "tensor/redistribute_internal.h"
 #include "tensor/redistribute.c"
 #include "tensor/fill.c"
 #include "tensor/runs.c"

@@ -5,6 +5,7 @@
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
 #include "xd_test.h"
+#include "xd_test_topology.h"
 #include "ids_scene.h"
 #include "route_scene.h"
 #include "sizes_xtoken.h"
@@ -391,19 +392,17 @@ static xd_result run_collectives(part *p) {
 static xd_result run_mesh(part *p) {
     const int ranks = xd_comm_size(p->world), dp = ranks == 4 ? 2 : 1;
     const xd_mesh_desc d = { .axes = { { "dp", dp }, { "tp", ranks / dp }, { "cp", 1 } } };
-    xd_mesh *mesh = NULL, *slices[2] = { NULL, NULL }, *both = NULL;
+    xd_mesh *mesh = NULL, *slice = NULL, *both = NULL;
     xd_comm *group;
     XD_TRY(xd_mesh_create(p->world, &d, &mesh));
     xd_result result = xd_mesh_group(mesh, "dp,tp", &group);
     if (result == XD_OK) { /* what is local can fail on one rank alone */
-        result = xd_mesh_slice(mesh, "dp", &slices[0]);
-        if (result == XD_OK) result = xd_mesh_slice(mesh, "tp", &slices[1]);
-        if (result == XD_OK) result = xd_mesh_concatenate(slices, 2, &both);
+        result = xd_mesh_derive(mesh, &(xd_mesh_derive_desc){ .axes = "tp" }, &slice);
+        if (result == XD_OK) result = xd_mesh_derive(slice, &(xd_mesh_derive_desc){ .axes = "dp,tp" }, &both);
         result = xd_agree(p->world, result);
     }
     xd_mesh_destroy(both);
-    xd_mesh_destroy(slices[1]);
-    xd_mesh_destroy(slices[0]);
+    xd_mesh_destroy(slice);
     xd_mesh_destroy(mesh);
     return result;
 }
@@ -414,7 +413,7 @@ static xd_tensor tensor_of(part *p) {
 
 static xd_result run_full(part *p) {
     const xd_tensor tensor = tensor_of(p);
-    return xd_tensor_full(p->world, &tensor, p->memory.out.gradient[0]);
+    return xd_tensor_gather(p->world, &tensor, NULL, -1, p->memory.out.gradient[0]);
 }
 
 static xd_result run_weights(part *p) {
@@ -570,12 +569,9 @@ static xd_result run_average(part *p) {
 
 /* A split of 12 rows over the ranks. */
 static void open_split(part *p) {
-    const xd_axis axis = { "dp", xd_comm_size(p->world) };
-    const xd_topology_desc line = { .axes = &axis, .axis_count = 1, .world_size = axis.size };
-    xd_topology topology;
+    const xd_topology topology = line_of("dp", xd_comm_size(p->world));
     xd_layout_desc d = { .ndim = 2, .shape = { 12, 3 }, .topology = &topology };
     d.placement[0].kind = XD_SHARD;
-    CHECK_EQ_INT(xd_topology_create(xd_comm_ctx(p->world), &line, &topology), XD_OK);
     CHECK_EQ_INT(xd_layout_create(xd_comm_ctx(p->world), &d, &p->split), XD_OK);
     snprintf(p->directory, sizeof p->directory, "/tmp/xdistill-test-allocations-%ld", (long)getpid());
 }
@@ -635,8 +631,8 @@ static const call calls[] = {
     { "xd_fsdp_create, xd_block_begin, xd_block_end, xd_block_skip, xd_parallel_reduce, xd_parallel_publish, "
       "xd_parallel_thaw",
       run_fsdp, false },
-    { "xd_mesh_create, xd_mesh_group, xd_mesh_slice, xd_mesh_concatenate", run_mesh, false },
-    { "xd_tensor_full", run_full, false },
+    { "xd_mesh_create, xd_mesh_group, xd_mesh_derive", run_mesh, false },
+    { "xd_tensor_gather to all", run_full, false },
     { "xd_weights_gather", run_weights, false },
     { "xd_checkpoint_save", run_checkpoint_save, false },
     { "xd_checkpoint_load", run_checkpoint_load, false },

@@ -6,6 +6,7 @@
 #include "xd_test.h"
 #include "sizes_xtoken.h"
 #include "tokenizer_make.h"
+#include "xd_test_topology.h"
 
 #include <sys/stat.h>
 
@@ -126,26 +127,25 @@ static xd_result run_world(place *p) {
 }
 static xd_result run_layout(place *p) {
     static const int64_t offsets[2] = { 0, 8 }, sections[2] = { 1, 2 };
-    xd_layout *layout = NULL, *whole = NULL, *one = NULL;
+    xd_layout *layout = NULL;
     xd_layout_desc d = { .ndim = 2, .shape = { 8, 3 }, .topology = &p->topology };
     d.placement[0] = (xd_placement){ .kind = XD_SHARD, .offsets = offsets };
     d.placement[1] = (xd_placement){ .kind = XD_SHARD, .dim = 1, .sections = 2, .section_sizes = sections };
     XD_TRY(untouched(xd_layout_create(p->ctx, &d, &layout), layout));
-    xd_result result = untouched(xd_layout_replicated(p->ctx, layout, &whole), whole);
-    if (result == XD_OK) result = untouched(xd_layout_on_rank(p->ctx, layout, 0, &one), one);
-    xd_layout_destroy(one);
-    xd_layout_destroy(whole);
     xd_layout_destroy(layout);
-    return result;
+    return XD_OK;
 }
 static xd_result run_plan(place *p) {
-    xd_redistribution *plan = NULL;
-    const xd_redistribution_desc d = {
-        .from = p->layout, .to = p->layout, .dtype = XD_DTYPE_F32, .ranks = 1, .rank = 0
-    };
-    XD_TRY(untouched(xd_redistribution_create(p->ctx, &d, &plan), plan));
-    xd_redistribution_destroy(plan);
-    return XD_OK;
+    float from[24] = { 0 }, to[24], whole[24];
+    const xd_tensor source = xd_tensor_view(p->layout, 0, from, XD_DTYPE_F32),
+                    target = xd_tensor_view(p->layout, 0, to, XD_DTYPE_F32);
+    xd_comm *comm = NULL;
+    XD_TRY(xd_comm_self(p->ctx, &comm));
+    xd_result result = xd_redistribute(comm, &source, &target);
+    if (result == XD_OK) result = xd_tensor_gather(comm, &source, NULL, 0, whole);
+    if (result == XD_OK) result = xd_tensor_gather(comm, &source, NULL, -1, whole);
+    xd_comm_destroy(comm);
+    return result;
 }
 static xd_result run_halo(place *p) {
     const xd_topology alone = { .axis_count = 1, .size = { 1 }, .rank_count = 1 };
@@ -181,7 +181,9 @@ static xd_result run_leaves(place *p) {
     static const float leaf[4] = { 1, 2, 3, 4 };
     xd_leaf_stack *stack = NULL;
     const xd_leaves leaves = { 0, 3, 3 };
-    XD_TRY(untouched(xd_leaf_stack_create(p->ctx, leaves, 4, &stack), stack));
+    XD_TRY(untouched(
+        xd_leaf_stack_create(p->ctx, &(xd_leaf_stack_desc){ .leaves = leaves, .elements = 4 }, &stack),
+        stack));
     xd_result result = XD_OK;
     for (int i = 0; i < 3 && result == XD_OK; i++) result = xd_leaf_stack_push(stack, leaf);
     xd_leaf_stack_destroy(stack);
@@ -573,23 +575,9 @@ static xd_result run_encode_batch(place *p) {
 /* ---- calls that allocate nothing ---- */
 
 static xd_result run_quiet(place *p) {
-    static const xd_axis axes[2] = { { "dp", 2 }, { "tp", 2 } }, parts[2] = { { "a", 1 }, { "b", 2 } };
-    const xd_topology_desc grid = { .axes = axes, .axis_count = 2, .world_size = 4 };
-    const xd_unflatten_desc unflatten = { "tp", parts, 2 };
-    const xd_parallelism parallel = { .data = XD_DATA_PARALLEL_DDP, .tensor = 2 };
-    const xd_expert_desc experts = { .world_size = 4, .tp = 2 };
     const xd_ema_desc ema = xd_ema_defaults(XD_EMA_CONSTANT);
-    xd_topology topology, other, third;
     int64_t positions[8];
-    unsigned mask;
-    int ranks[4], size;
     double decay;
-    XD_TRY(xd_topology_create(p->ctx, &grid, &topology));
-    XD_TRY(xd_topology_axes(p->ctx, &topology, "dp,tp", &mask));
-    XD_TRY(xd_topology_groups(p->ctx, &topology, "dp", ranks, &size));
-    XD_TRY(xd_topology_unflatten(p->ctx, &topology, &unflatten, &other));
-    XD_TRY(xd_topology_from_config(p->ctx, &parallel, 4, &other));
-    XD_TRY(xd_topology_experts(p->ctx, &experts, &other, &third));
     XD_TRY(xd_ema_decay(p->ctx, &ema, 3, &decay));
     XD_TRY(xd_post_hoc_gamma(p->ctx, 0.1, &decay));
     XD_TRY(xd_post_hoc_sigma_rel(p->ctx, 7.0, &decay));
@@ -644,8 +632,8 @@ static const call calls[] = {
     { "xd_ctx_create_versioned", run_ctx, false },
     { "xd_comm_self", run_self, false },
     { "xd_thread_world_create, xd_thread_world_join", run_world, false },
-    { "xd_layout_create, xd_layout_replicated, xd_layout_on_rank", run_layout, false },
-    { "xd_redistribution_create", run_plan, false },
+    { "xd_layout_create", run_layout, false },
+    { "xd_redistribute, xd_tensor_gather", run_plan, false },
     { "xd_leaf_stack_create, xd_leaf_stack_push", run_leaves, false },
     { "xd_halo_create, xd_halo_bytes", run_halo, false },
     { "xd_crossing_create", run_crossing, false },
@@ -696,9 +684,7 @@ static const call calls[] = {
     { "xd_tokenizer_load", run_tokenizer_file, false },
     { "xd_encoder_create, xd_encode", run_encode, false },
     { "xd_batch_encoder_create, xd_encode_batch", run_encode_batch, false },
-    { "xd_topology_create, xd_topology_axes, xd_topology_groups, xd_topology_unflatten, "
-      "xd_topology_from_config, "
-      "xd_topology_experts, xd_ema_decay, xd_load_balanced_positions, xd_clip_gradients, xd_post_hoc_gamma, "
+    { "xd_ema_decay, xd_load_balanced_positions, xd_clip_gradients, xd_post_hoc_gamma, "
       "xd_post_hoc_sigma_rel",
       run_quiet, true },
     { "xd_cast, xd_read, xd_status_check, xd_read_status, xd_tokenizer_decode, "
@@ -712,7 +698,6 @@ static const call calls[] = {
 
 static void open_place(place *p) {
     static const xd_axis axes[2] = { { "dp", 1 }, { "tp", 1 } };
-    const xd_topology_desc grid = { .axes = axes, .axis_count = 2, .world_size = 1 };
     const xd_layout_desc layout = { .ndim = 2, .shape = { 8, 3 }, .topology = &p->topology };
     const xd_similarity_desc similar = { XK, 0.0 };
     const file *f = byte_level(PLAIN_BYTES, "a b|ab c|");
@@ -729,7 +714,7 @@ static void open_place(place *p) {
     FILE *out = fopen(path, "wb");
     CHECK(out && fwrite(f->text, 1, f->bytes, out) == f->bytes && fclose(out) == 0);
     CHECK_EQ_INT(xd_tokenizer_load_memory(p->ctx, f->text, f->bytes, NULL, &p->tokenizer), XD_OK);
-    CHECK_EQ_INT(xd_topology_create(p->ctx, &grid, &p->topology), XD_OK);
+    p->topology = grid_of(axes, 2, NULL);
     CHECK_EQ_INT(xd_layout_create(p->ctx, &layout, &p->layout), XD_OK);
     CHECK_EQ_INT(xd_projection_rows_from_similarities(p->ctx, p->x.similarities, &similar, &p->rows), XD_OK);
     for (int i = 0; i < 2; i++)

@@ -157,6 +157,8 @@ static xd_result make_columns(grid *g) {
 static xd_result mesh_step(grid *g, int step) {
     const xd_mesh_desc rows = { .axes = { { "dp", 2 }, { "tp", 2 } } };
     const xd_axis levels[2] = { { "outer", 2 }, { "inner", 1 } };
+    const xd_mesh_derive_desc all = { .axes = "dp,tp", .flatten = true, .name = "all" },
+                              two = { .axes = "tp", .parts = levels, .part_count = 2 };
     const int rank = xd_comm_rank(g->world);
     xd_tensor from, to;
     if (step >= 6) {
@@ -167,8 +169,8 @@ static xd_result mesh_step(grid *g, int step) {
     case 0: return xd_comm_split(g->world, rank % 2, 0, &g->half);
     case 1: return xd_mesh_create(g->world, &rows, &g->rows);
     case 2: return make_columns(g);
-    case 3: return xd_mesh_flatten(g->rows, "dp,tp", "all", &g->flat);
-    case 4: return xd_mesh_unflatten(g->rows, &(xd_unflatten_desc){ "tp", levels, 2 }, &g->split);
+    case 3: return xd_mesh_derive(g->rows, &all, &g->flat);
+    case 4: return xd_mesh_derive(g->rows, &two, &g->split);
     case 5: return make_layouts(g);
     case 6: return xd_redistribute(g->world, &from, &to);
     default: return xd_tensor_gather(g->world, &to, NULL, 2, g->whole);
@@ -269,7 +271,7 @@ static xd_result plan_buckets(xd_ctx *ctx) {
     xd_leaf_stack *stack = NULL;
     float *place = NULL;
     xd_result result = xd_bucket_plan_create(ctx, &desc, &plan);
-    if (result == XD_OK) result = xd_leaf_stack_create_in(ctx, &leaves, &stack);
+    if (result == XD_OK) result = xd_leaf_stack_create(ctx, &leaves, &stack);
     if (result == XD_OK) result = xd_leaf_stack_next(stack, &place);
     xd_leaf_stack_destroy(stack);
     xd_bucket_plan_destroy(plan);

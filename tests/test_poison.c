@@ -8,10 +8,10 @@
  *
  *   xd_all_gather, xd_all_to_all, xd_gather, xd_scatter, xd_send: move elements as bytes
  *   xd_all_reduce, xd_reduce_scatter, xd_leaf_stack_push: arithmetic on elements alone, NaN in, NaN out
- *   xd_redistribute, xd_tensor_full, xd_tensor_gather, xd_tensor_numel, xd_weights_gather: move elements as bytes
+ *   xd_redistribute, xd_tensor_gather, xd_tensor_numel, xd_weights_gather: move elements as bytes
  *   xd_halo_exchange, xd_crossing_forward: move elements as bytes, or add them; xd_halo_exchange_backward, xd_crossing_backward: the same
  *   xd_route_send, xd_route_slot, xd_teacher_piece_copy: move rows as bytes
- *   xd_cast, xd_bf16_from_f32, xd_f16_from_f32, xd_load_f64, xd_store_f64: conversions, tested over all values in test_base.c
+ *   xd_cast, xd_bf16_from_f32, xd_load_f64, xd_store_f64: conversions, tested over all values in test_base.c
  *   xd_rows_of, xd_ids_of: make a struct
  *   xd_adamw_defaults, xd_adam_defaults, xd_sgd_defaults: make a struct
  *   xd_loss_workspace_bytes, xd_head_loss_workspace_bytes, xd_topk_kl_workspace_bytes, xd_xtoken_workspace_bytes: read sizes

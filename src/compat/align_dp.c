@@ -249,7 +249,7 @@ static bool xdi_dp_search_layout(xd_arena *arena, const xdi_dp *dp, xdi_dp_searc
                          (void **)&x->used_s, (void **)&x->used_t, (void **)&x->anchors };
     for (int i = 0; i < 6; i++) {
         size_t at;
-        if (!xd_arena_take(arena, sizes[i], &at)) return false;
+        if (!xdi_arena_take(arena, sizes[i], &at)) return false;
         if (arena->base) *blocks[i] = arena->base + at;
     }
     return true;

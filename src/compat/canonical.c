@@ -326,7 +326,7 @@ XD_API xd_result xd_canonical_sequence(xd_ctx *ctx, const xd_text *tokens, int64
     for (int64_t i = 0; i < count; i++) bytes += (size_t)tokens[i].size + 2;
     const size_t sizes[3] = { entries * sizeof *out->offsets, entries * sizeof *out->origin, bytes };
     for (int i = 0; i < 3; i++)
-        XD_REQUIRE(ctx, xd_arena_take(&plan, sizes[i], &at[i]), XD_ERROR_MEMORY,
+        XD_REQUIRE(ctx, xdi_arena_take(&plan, sizes[i], &at[i]), XD_ERROR_MEMORY,
                    "%lld tokens would not fit into memory", (long long)count);
     char *memory = (char *)xd_allocate(ctx, plan.peak);
     XD_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for %lld canonical tokens: %zu bytes", (long long)count,

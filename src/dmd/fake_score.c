@@ -57,7 +57,7 @@ static xd_result xdi_fake_adapt(xd_ctx *ctx, const xd_fake_score_desc *d, const 
                                 xd_weight_desc *made) {
     if (!made->buffer) made->traits.frozen = xdi_fake_fits(d->frozen, d->frozen_count, weight->name);
     if (!d->adapt) return XD_OK;
-    xd_clear_error(ctx);
+    xdi_clear_error(ctx);
     XD_TRY(xdi_builder_called(ctx, d->adapt(d->user, weight->name, made), "adapt of weight",
                               (int)weight->index));
     bool same = made->ndim == weight->desc.ndim && made->buffer == weight->desc.buffer && !made->tied_to &&

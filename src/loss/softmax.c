@@ -1,5 +1,6 @@
 /* Log-softmax of chosen ids, and its gradient. */
 
+#include "kernel/ids.h"
 #include "loss/internal.h"
 #include "loss/softmax.h"
 

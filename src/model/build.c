@@ -69,7 +69,7 @@ static xd_result xdi_builder_describe_one(xdi_builder *b, int virtual_stage) {
     pipeline.ranks = xdi_group_size(b->groups.pp);
     XD_TRY(xd_pipeline_place(b->ctx, &pipeline, xdi_group_rank(b->groups.pp), virtual_stage, &stage->place));
     const xd_stage_place place = stage->place;
-    xd_clear_error(b->ctx);
+    xdi_clear_error(b->ctx);
     XD_TRY(xdi_builder_called(b->ctx, provider->describe(provider->user, b->ctx, &place, &model),
                               "the provider of virtual stage", virtual_stage));
     stage->model = model;
@@ -90,7 +90,7 @@ static xd_result xdi_builder_describe(xdi_builder *b) {
 /* Calls one hook; its list becomes the build's when no rank has failed. */
 static xd_result xdi_builder_hook(xdi_builder *b, const xd_stage_hook *hook, int index, xd_stages *out) {
     memset(out, 0, sizeof *out);
-    xd_clear_error(b->ctx);
+    xdi_clear_error(b->ctx);
     xd_result result =
         xdi_builder_called(b->ctx, hook->call(hook->user, b->ctx, b->list, out), "hook", index);
     if (result == XD_OK && out->count != 0) result = xdi_stages_check(b->ctx, out, "a hook's list");
@@ -135,7 +135,7 @@ static xd_result xdi_builder_before(xdi_builder *b) {
 static void xdi_weight_default_traits(xd_weight *w) {
     xd_weight_traits *t = &w->desc.traits;
     const xd_layout_desc *cut = w->desc.layout ? xd_layout_settings(w->desc.layout) : NULL;
-    const int axis = cut ? xd_topology_axis(cut->topology, "tp") : -1;
+    const int axis = cut ? xdi_topology_axis(cut->topology, "tp") : -1;
     if (axis < 0 || cut->placement[axis].kind != XD_SHARD || t->tensor_parallel) return;
     const xd_placement *p = &cut->placement[axis];
     t->tensor_parallel = true;
@@ -242,7 +242,7 @@ static xd_result xdi_builder_call_init(const xdi_builder *b, xd_model *model) {
     const xd_block_init *init = &b->desc->init;
     int index = 0;
     for (xd_block *block = &model->root; block && init->call; block = xdi_block_after(block)) {
-        xd_clear_error(b->ctx);
+        xdi_clear_error(b->ctx);
         XD_TRY(xdi_builder_called(b->ctx, init->call(init->user, model, block), "init of block", index++));
     }
     return XD_OK;
@@ -317,7 +317,7 @@ static xd_result xdi_builder_settle(const xdi_builder *b, int index, xdi_builder
     if (!out->fsdp.groups) out->fsdp.groups = &b->groups;
     out->ddp.stage = stage->place.pipeline_rank;
     out->ddp.chunk = index;
-    xd_clear_error(b->ctx);
+    xdi_clear_error(b->ctx);
     if (b->desc->wrap_settings.call)
         XD_TRY(
             xdi_builder_called(b->ctx,

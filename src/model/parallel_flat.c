@@ -165,7 +165,7 @@ static bool xdi_flat_keeps(const xd_parallel *p, const xdi_flat *flat) {
 static void *xdi_parallel_take(xd_arena *arena, int64_t count, size_t size, size_t *bytes) {
     const size_t before = arena->used;
     size_t offset = 0;
-    if (!xd_arena_take(arena, (size_t)count * size, &offset)) return NULL;
+    if (!xdi_arena_take(arena, (size_t)count * size, &offset)) return NULL;
     *bytes += arena->used - before;
     return arena->base ? arena->base + offset : NULL;
 }
@@ -183,9 +183,9 @@ static void xdi_unit_measure(xd_parallel *p, struct xdi_unit *unit) {
         xdi_flat *flat = &unit->flats[i];
         const size_t numel = (size_t)xd_bucket_plan_numel(flat->plan);
         if (!flat->whole && xdi_parallel_assembles(p))
-            (void)xd_arena_take(&arena, numel * xd_dtype_size(flat->sent_dtype), &flat->slot);
+            (void)xdi_arena_take(&arena, numel * xd_dtype_size(flat->sent_dtype), &flat->slot);
         if (!flat->whole && flat->view_dtype != flat->sent_dtype)
-            (void)xd_arena_take(&arena, numel * xd_dtype_size(flat->view_dtype), &flat->view_slot);
+            (void)xdi_arena_take(&arena, numel * xd_dtype_size(flat->view_dtype), &flat->view_slot);
         flat->place = unit->gradient_count;
         if (flat->trained && xdi_gradient_is_sent(p))
             unit->gradient_count += (int64_t)numel * xdi_gradient_levels(p);
@@ -235,7 +235,7 @@ static xd_result xdi_bucket_take_stack(xd_parallel *p, xd_leaf_stack_desc *d, xd
     d->memory_bytes = xd_leaf_stack_bytes(d);
     d->memory = p->dealt ? xdi_parallel_keep(p, room, (int64_t)d->memory_bytes, 1, bytes)
                          : xdi_parallel_take(&room->device, (int64_t)d->memory_bytes, 1, bytes);
-    return room->device.base ? xd_leaf_stack_create_in(p->dealt ? p->home : p->ctx, d, out) : XD_OK;
+    return room->device.base ? xd_leaf_stack_create(p->dealt ? p->home : p->ctx, d, out) : XD_OK;
 }
 
 /* A stack for each member's leaves, and room for their nodes as one stack would have them. */

@@ -404,7 +404,7 @@ static void xdi_pipeline_work(xd_pipeline *p, const xdi_pipeline_step *step) {
                           : trains ? XD_PASS_FORWARD
                                    : XD_PASS_INFERENCE,
                           &call);
-    xd_clear_error(p->ctx);
+    xdi_clear_error(p->ctx);
     const xd_result result = xdi_builder_called(
         p->ctx,
         forward ? p->calls->forward(p->calls->user, &call) : p->calls->backward(p->calls->user, &call),

@@ -206,7 +206,7 @@ static bool xdi_cache_layout(const xd_teacher_cache_writer *w, int64_t rows, xd_
     const size_t sizes[7] = { entries, entries, 8 * n, 8 * n, 8 * n, n * sizeof(xd_fixed), bytes };
     for (int i = 0; i < 7; i++) {
         size_t offset;
-        if (!xd_arena_take(arena, sizes[i], &offset)) return false;
+        if (!xdi_arena_take(arena, sizes[i], &offset)) return false;
         blocks[i] = arena->base ? arena->base + offset : NULL;
     }
     r->values = (double *)blocks[0];

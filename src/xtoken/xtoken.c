@@ -1,6 +1,7 @@
 /* The call: denominators, passes over teachers, values. */
 
 #include "align/chunks.h"
+#include "kernel/ids.h"
 #include "xtoken/internal.h"
 
 #include <math.h>

@@ -20,9 +20,7 @@ import sys
 # What the comment promises in other words.
 PROMISED = """
     xd_ctx_create_versioned(desc) xd_row_stats(log_sum_exp) xd_row_stats(argmax) xd_tensor_part_fill(part.name)
-    xd_redistribution_agree(plan) xd_redistribution_execute(source) xd_redistribution_execute(destination)
-    xd_redistribution_pack(source) xd_redistribution_pack(send) xd_redistribution_unpack(source)
-    xd_redistribution_unpack(recv) xd_redistribution_unpack(destination) xd_tensor_full(full) xd_halo_exchange(wide)
+    xd_halo_exchange(wide)
     xd_halo_exchange_backward(part) xd_halo_exchange_backward(wide) xd_crossing_forward(in) xd_crossing_forward(out)
     xd_crossing_backward(d_out) xd_crossing_backward(d_in) xd_built_parts(parts) xd_parallel_parts(parts)
     xd_gradient_norm_check(comm) xd_clip_gradients(params.name) xd_clip_gradients(params.value) xd_denoise_loss(desc.mask) xd_exchange(records.send_counts) xd_exchange(records.recv_counts) xd_queue_start(record.send) xd_queue_start(record.recv)

@@ -227,7 +227,6 @@ static inline bool sizes_is_believed(const char *name) {
         "xd_texts.count",
         "xd_align_batch(count)",
         "xd_uld_trl_side.count",
-        "xd_mesh_concatenate(count)",
         "xd_thread_world_create(ranks)",
         "xd_run_threads(ranks)",
         "xd_teacher_cache_writer_document(bytes)",

@@ -171,25 +171,13 @@ AT("xd_ema_desc.strip_count", ema.strip_count, -1, call_ema, XD_ERROR_ARGUMENT, 
 AT("xd_gradient_norm_desc.param_count", norm.param_count, -1, call_norm, XD_ERROR_ARGUMENT, "-1 parameters",
    false)
 AT("xd_clip_gradients(param_count)", a, -1, call_clip, XD_ERROR_ARGUMENT, "-1 parameters", true)
-AT("xd_topology_desc.axis_count", grid.axis_count, 9, call_grid, XD_ERROR_ARGUMENT,
-   "9 axes given, 1 to 8 are possible", true)
-AT("xd_topology_desc.rank_count", grid.rank_count, -1, call_grid, XD_ERROR_ARGUMENT, "a list of -1 ranks",
-   true)
-AT("xd_topology_desc.world_size", grid.world_size, 5, call_grid, XD_ERROR_TOPOLOGY,
-   "axis sizes multiply to 1 but the world has 5 ranks", true)
-AT("xd_axis.size", axes[1].size, -2, call_grid, XD_ERROR_ARGUMENT,
+AT("xd_axis.size", mesh.axes[1].size, -2, call_mesh, XD_ERROR_ARGUMENT,
    "axis 1 has size -2, must be at least 1, or -1 to fill", true)
 AT("xd_mesh_desc.world_size", mesh.world_size, 5, call_mesh, XD_ERROR_ARGUMENT, "", false)
 AT("xd_mesh_desc.rank_count", mesh.rank_count, 3, call_mesh, XD_ERROR_TOPOLOGY,
    "axis sizes multiply to 1 but the list has 3 ranks", true)
-AT("xd_unflatten_desc.part_count", unflatten.part_count, 9, call_unflatten, XD_ERROR_ARGUMENT,
-   "9 parts for one of 2 axes, at most 8 axes are possible", true)
-AT("xd_parallelism.tensor", parallel.tensor, 3, call_parallel, XD_ERROR_TOPOLOGY,
-   "tensor 3 x domain 1 does not divide a world of 2 ranks", true)
-AT("xd_parallelism.domain", parallel.domain, 3, call_parallel, XD_ERROR_TOPOLOGY,
-   "tensor 2 x domain 3 does not divide a world of 2 ranks", true)
-AT("xd_topology_from_config(world_size)", a, 3, call_parallel, XD_ERROR_TOPOLOGY,
-   "tensor 2 x domain 1 does not divide a world of 3 ranks", true)
+AT("xd_mesh_derive_desc.part_count", derive.part_count, 9, call_derive, XD_ERROR_ARGUMENT,
+   "9 parts for one of 2 axes, at most 8 axes are possible", false)
 AT("xd_expert_desc.world_size", experts.world_size, 3, call_experts, XD_ERROR_TOPOLOGY,
    "tp 2 x cp 1 x ep 1 x pp 1 does not divide a world of 3 ranks", true)
 AT("xd_expert_desc.tp", experts.tp, 3, call_experts, XD_ERROR_TOPOLOGY,
@@ -213,13 +201,14 @@ AT("xd_layout_desc.shape", layout.shape[0], -1, call_layout, XD_ERROR_SHAPE, "di
 AT("xd_placement.dim", layout.placement[1].dim, 2, call_layout, XD_ERROR_ARGUMENT,
    "axis 1 splits dimension 2 of a tensor of 2 dimensions", true)
 AT("xd_placement.sections", layout.placement[1].sections, 4, call_layout, XD_ERROR_SHAPE, "", true)
-AT("xd_redistribution_desc.ranks", plan.ranks, 0, call_plan, XD_ERROR_ARGUMENT, "", true)
-AT("xd_redistribution_desc.rank", plan.rank, 5, call_plan, XD_ERROR_ARGUMENT, "", true)
-AT("xd_redistribution_desc(shapes)", a, 3, call_plan, XD_ERROR_SHAPE,
+AT("xdi_redistribution_desc.ranks", plan.ranks, 0, call_plan, XD_ERROR_ARGUMENT, "", true)
+AT("xdi_redistribution_desc.rank", plan.rank, 5, call_plan, XD_ERROR_ARGUMENT, "", true)
+AT("xdi_redistribution_desc(shapes)", a, 3, call_plan, XD_ERROR_SHAPE,
    "dimension 0: the source has extent 6, the destination 7", true)
 AT("xd_tensor.ndim", b, 3, call_tensor, XD_ERROR_SHAPE, "the source has 3 dimensions, its layout 2", false)
 AT("xd_tensor.shape", a, 5, call_tensor, XD_ERROR_SHAPE, "", false)
 AT("xd_tensor_gather(root)", root, 5, call_tensor, XD_ERROR_TOPOLOGY, "", true)
+AT("xd_tensor_gather(root)", root, -2, call_tensor, XD_ERROR_ARGUMENT, "rank -2 is negative", true)
 AT("xd_all_reduce(count)", a, -1, call_reduce, XD_ERROR_ARGUMENT,
    "all_reduce: count -1 is negative or too large", false)
 AT("xd_broadcast(count)", a, -1, call_broadcast, XD_ERROR_ARGUMENT,

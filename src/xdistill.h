@@ -108,7 +108,6 @@
 #ifndef XDISTILL_NO_TEXT
 #include "align/projection_build.h"
 #endif
-#include "align/chunks.h"
 #include "align/project.h"
 
 /* Teachers. */
@@ -180,19 +179,6 @@
 #ifndef XDISTILL_NO_CHECKPOINT
 #include "dmd/fake_score.h"
 #endif
-#endif
-#endif
-
-/* What reproduces other trainers. */
-#ifndef XDISTILL_NO_COMPAT
-#include "compat/canonical.h"
-#include "compat/align_dp.h"
-#include "compat/compat.h"
-#ifndef XDISTILL_NO_XTOKEN
-#include "compat/uld_chunks.h"
-#endif
-#ifndef XDISTILL_NO_TEACHER
-#include "compat/route_plan.h"
 #endif
 #endif
 
@@ -478,6 +464,8 @@
 #include "loss/topk_kl.c"
 
 #include "align/internal.h"
+#include "align/chunks.h"
+#include "align/rows.h"
 #include "align/align.c"
 #include "align/align_bytes.c"
 #include "align/votes.c"
@@ -525,13 +513,18 @@
 #endif
 
 #ifndef XDISTILL_NO_COMPAT
+#include "compat/canonical.h"
 #include "compat/canonical.c"
+#include "compat/align_dp.h"
 #include "compat/align_dp.c"
+#include "compat/compat.h"
 #include "compat/compat.c"
 #ifndef XDISTILL_NO_XTOKEN
+#include "compat/uld_chunks.h"
 #include "compat/uld_chunks.c"
 #endif
 #ifndef XDISTILL_NO_TEACHER
+#include "compat/route_plan.h"
 #include "compat/route_plan.c"
 #endif
 #endif

@@ -6,6 +6,7 @@
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
 #include "xd_test.h"
+#include "softmax_calls.h"
 
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -305,22 +306,22 @@ static void call_softmax(side *s, int variant) {
     const xd_positions p = { ROWS, { b->labels, XD_DTYPE_I64 }, false, 0, b->mask, NULL };
     const xd_vocab_topk_desc choice = { s->vocab, student, 1, b->mask, NULL, K };
     switch (variant) {
-    case 0: CHECK(xd_row_stats(s->ctx, s->vocab, student, 1.5, b->lse, b->argmax) == XD_OK); break;
-    case 1: CHECK(xd_log_softmax(s->ctx, s->vocab, student, 1.5, gradient) == XD_OK); break;
-    case 2: CHECK(xd_log_softmax_backward(s->ctx, s->vocab, student, 1.5, teacher, gradient) == XD_OK); break;
+    case 0: CHECK(softmax_row_stats(s->ctx, s->vocab, student, 1.5, b->lse, b->argmax) == XD_OK); break;
+    case 1: CHECK(softmax_all(s->ctx, s->vocab, student, 1.5, gradient) == XD_OK); break;
+    case 2: CHECK(softmax_all_backward(s->ctx, s->vocab, student, 1.5, teacher, gradient) == XD_OK); break;
     case 3:
-        CHECK(xd_target_log_probs(s->ctx, s->vocab, student, 1.5, xd_ids_of(b->labels, XD_DTYPE_I64),
-                                  b->log_probs) == XD_OK);
+        CHECK(softmax_at_ids(s->ctx, s->vocab, student, 1.5, xd_ids_of(b->labels, XD_DTYPE_I64),
+                             b->log_probs) == XD_OK);
         break;
     case 4:
-        CHECK(xd_target_log_probs_backward(s->ctx, s->vocab, student, 1.5, xd_ids_of(b->labels, XD_DTYPE_I64),
-                                           b->weight, gradient) == XD_OK);
+        CHECK(softmax_at_ids_backward(s->ctx, s->vocab, student, 1.5, xd_ids_of(b->labels, XD_DTYPE_I64),
+                                      b->weight, gradient) == XD_OK);
         break;
     case 5:
-        CHECK(xd_gather_columns(s->ctx, s->vocab, student, xd_ids_of(b->ids, XD_DTYPE_I64), K, 0,
-                                b->picked) == XD_OK);
+        CHECK(softmax_columns(s->ctx, s->vocab, student, xd_ids_of(b->ids, XD_DTYPE_I64), K, 0, b->picked) ==
+              XD_OK);
         break;
-    case 6: CHECK(xd_accuracy(s->ctx, s->vocab, student, &p, NULL, &b->accuracy) == XD_OK); break;
+    case 6: CHECK(softmax_accuracy(s->ctx, s->vocab, student, &p, NULL, &b->accuracy) == XD_OK); break;
     case 7: CHECK(xd_vocab_topk(s->ctx, s->vocab, student, K, b->picked, b->ids) == XD_OK); break;
     default: CHECK(xd_vocab_topk_columns(s->ctx, &choice, b->ids, b->importance) == XD_OK);
     }

@@ -10,7 +10,7 @@
  *   xd_all_reduce, xd_reduce_scatter, xd_leaf_stack_push: arithmetic on elements alone, NaN in, NaN out
  *   xd_redistribute, xd_tensor_full, xd_tensor_gather, xd_tensor_numel, xd_weights_gather: move elements as bytes
  *   xd_halo_exchange, xd_crossing_forward: move elements as bytes, or add them; xd_halo_exchange_backward, xd_crossing_backward: the same
- *   xd_route_send, xd_route_slot, xd_teacher_piece_copy: move rows as bytes
+ *   xd_route_send, xd_route_slot, xdi_teacher_piece_copy: move rows as bytes
  *   xd_cast, xd_bf16_from_f32, xd_f16_from_f32, xd_load_f64, xd_store_f64: conversions, tested over all values in test_base.c
  *   xd_rows_of, xd_ids_of: make a struct
  *   xd_adamw_defaults, xd_adam_defaults, xd_sgd_defaults: make a struct
@@ -55,8 +55,8 @@
  *   xd_times_check, xd_time_of_draw, xd_times_draw, xd_times_draw_frames: numbers outside their range, NaN among them, are refused, tested
  *   in test_times.c
  *   xd_times_narrow: compares numbers
- *   xd_votes_read: the sums of what xd_votes_add let in
- *   xd_align_dp, xd_align_segment: scores that are not finite are refused, tested in test_align.c
+ *   xdi_votes_read: the sums of what xd_votes_add let in
+ *   xdi_align_dp, xdi_align_segment: scores that are not finite are refused, tested in test_align.c
  *   xd_projection_build, xd_projection_cached: a threshold outside [0, 1] or NaN is refused, tested in test_projection_build.c
  *   xd_projection_cache_name: prints the bits of a threshold
  *   xd_projection_load: through xd_projection_save, and its checks are those of xd_projection_load_memory

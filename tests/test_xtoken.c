@@ -1,6 +1,7 @@
 /* Losses across tokenizers on one rank: values, gradients, memory, bad input. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "xd_private.h"
 #include "xd_test.h"
 #include "xtoken_problem.h"
 
@@ -144,14 +145,14 @@ XD_TEST(a_student_that_equals_its_teacher_loses_nothing_by_default) {
     problem p;
     call c;
     xd_projection identity;
-    xd_vote cells[STUDENT_SIZE];
+    xdi_vote cells[STUDENT_SIZE];
     open_problem(&p, XD_XTOKEN_PROJECTED);
     for (int v = 0; v < STUDENT_SIZE; v++) {
         cells[v].student_id = cells[v].teacher_id = v;
         cells[v].weight = 1.0;
     }
-    const xd_projection_cells list = { cells, STUDENT_SIZE, STUDENT_SIZE, STUDENT_SIZE };
-    CHECK(xd_projection_from_cells(p.ctx, &list, &identity) == XD_OK);
+    const xdi_projection_cells list = { cells, STUDENT_SIZE, STUDENT_SIZE, STUDENT_SIZE };
+    CHECK(xdi_projection_from_cells(p.ctx, &list, &identity) == XD_OK);
     for (int i = 0; i < STUDENT_ROWS; i++)
         p.student_chunks[i] = i % STUDENT_LENGTH < CHUNKS ? i % STUDENT_LENGTH : -1;
     open_call(&p, &c);

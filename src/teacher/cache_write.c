@@ -237,8 +237,8 @@ static xd_result xdi_cache_statistics(const xd_teacher_cache_writer *w, const xd
                                       xdi_cache_rows *r) {
     const int64_t rows = b->logits.rows;
     XD_TRY(xdi_vocab_topk(w->ctx, w->vocab, &b->logits, w->d.k, r->values, r->ids));
-    XD_TRY(xd_row_stats(w->ctx, w->vocab, b->logits, w->d.temperature, r->lse, NULL));
-    if (w->d.temperature != 1.0) XD_TRY(xd_row_stats(w->ctx, w->vocab, b->logits, 1.0, r->lse_one, NULL));
+    XD_TRY(xdi_row_stats(w->ctx, w->vocab, b->logits, w->d.temperature, r->lse, NULL));
+    if (w->d.temperature != 1.0) XD_TRY(xdi_row_stats(w->ctx, w->vocab, b->logits, 1.0, r->lse_one, NULL));
     XD_TRY(xdi_vocab_at_ids(w->ctx, w->vocab, &b->logits, xd_ids_of(b->next, XD_DTYPE_I32), r->next));
     for (int64_t i = 0; i < rows; i++)
         XD_REQUIRE(w->ctx, isfinite(r->lse[i]) && isfinite(r->lse_one[i]), XD_ERROR_DATA,

@@ -1,4 +1,5 @@
 #include "sharded.h"
+#include "softmax_calls.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -278,7 +279,7 @@ static void topk_distill_teacher(golden_case *c, topk_distill *job) {
     golden_loans *l = golden_case_loans(c);
     const xd_rows values = golden_rows_in(l, golden_rows(job->values, rows, job->k));
     const xd_rows there = golden_rows_out(l, golden_rows(out, rows, job->k));
-    if (golden_ok(c, golden_back(l, xd_log_softmax(golden_ctx(c), vocab, values, 1.0, there)))) {
+    if (golden_ok(c, golden_back(l, softmax_all(golden_ctx(c), vocab, values, 1.0, there)))) {
         const double *wide = golden_widen(c, out, XD_DTYPE_F32, rows * job->k);
         golden_close(c, "out.teacher_topk_logprobs",
                      sharded_without_last(c, wide, job->sequences, job->length, job->k),

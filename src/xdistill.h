@@ -13,7 +13,7 @@
    A program, but for its declarations and the check of results (XD_TRY):
 
        xd_ctx_create(NULL, &ctx);
-       xd_vocab_create_even(ctx, tp, 50257, &vocab);          // tp: ranks that share the vocabulary; NULL: this one alone
+       xd_vocab_create(ctx, &(xd_vocab_desc){ .size = 50257, .tp = tp }, &vocab); // tp: ranks that share the vocabulary
        xd_loss_desc loss = { .student = { logits, XD_DTYPE_F32, tokens, columns }, .vocab = vocab };
        loss.teacher = (xd_rows){ teacher_logits, XD_DTYPE_BF16, tokens, columns };
        loss.soft_weight = 1.0;                                // forward KL from the teacher

@@ -4,6 +4,7 @@
  * calls; tests/build/check_allocations.py holds them against docs/api.txt. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "vocab_calls.h"
 #include "xd_private.h"
 #include "xd_test.h"
 #include "ids_scene.h"
@@ -132,7 +133,7 @@ static xd_result run_queue(part *p) {
 
 static xd_result run_vocab(part *p) {
     xd_vocab *vocab = NULL;
-    XD_TRY(xd_vocab_create_even(xd_comm_ctx(p->world), p->world, 100, &vocab));
+    XD_TRY(vocab_even(xd_comm_ctx(p->world), p->world, 100, &vocab));
     xd_vocab_destroy(vocab);
     return XD_OK;
 }
@@ -608,7 +609,7 @@ static const call calls[] = {
     { "xd_comm_split, pairs", run_split_pairs, false },
     { "xd_comm_fork", run_fork, false },
     { "xd_queue_create, xd_queue_start, xd_queue_wait, xd_queue_wait_all, xd_exchange", run_queue, false },
-    { "xd_vocab_create, xd_vocab_create_even", run_vocab, false },
+    { "xd_vocab_create", run_vocab, false },
     { "xd_barrier, xd_broadcast, xd_all_reduce, xd_reduce_scatter, xd_all_gather, "
       "xd_all_to_all, xd_gather, xd_scatter, xd_send, xd_recv",
       run_collectives, true },
@@ -707,7 +708,7 @@ static xd_result allocations_rank(xd_comm *world, void *argument) {
     part *p = (part *)calloc(1, sizeof *p);
     p->world = world;
     ids_fill(&p->memory);
-    XD_TRY(xd_vocab_create_even(xd_comm_ctx(world), world, IDS_VOCAB, &p->vocab));
+    XD_TRY(vocab_even(xd_comm_ctx(world), world, IDS_VOCAB, &p->vocab));
     p->x.base.ctx = xd_comm_ctx(world);
     p->x.base.comm = world;
     p->x.base.rank = xd_comm_rank(world);

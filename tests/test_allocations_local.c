@@ -611,7 +611,6 @@ static xd_result run_quiet_data(place *p) {
     XD_TRY(xd_cast(p->ctx, narrow, XD_DTYPE_BF16, p->values[0], XD_DTYPE_F32, 24));
     XD_TRY(xd_read(p->ctx, narrow, p->values[0], sizeof narrow));
     XD_TRY(xd_status_check(p->ctx, &clean));
-    XD_TRY(xd_read_status(p->ctx, &clean));
     XD_TRY(xd_tokenizer_decode(p->ctx, p->tokenizer, &decode, &length));
     XD_TRY(xd_teacher_cache_find_document(p->ctx, p->x.cache, 0, &document));
     XD_TRY(xd_teacher_cache_entries(p->ctx, p->x.cache, 1, ids, probabilities));
@@ -702,7 +701,7 @@ static const call calls[] = {
       "xd_topology_experts, xd_ema_decay, xd_load_balanced_positions, xd_clip_gradients, xd_post_hoc_gamma, "
       "xd_post_hoc_sigma_rel",
       run_quiet, true },
-    { "xd_cast, xd_read, xd_status_check, xd_read_status, xd_tokenizer_decode, "
+    { "xd_cast, xd_read, xd_status_check, xd_tokenizer_decode, "
       "xd_teacher_cache_find_document, "
       "xd_teacher_cache_entries, xd_teacher_cache_read, xdi_teacher_piece_copy, xdi_teacher_route, "
       "xdi_chunk_averages, xdi_chunk_averages_backward",

@@ -3,6 +3,7 @@
 
 #include "xd_test.h"
 #include "xdistill.h"
+#include "vocab_calls.h"
 #include "softmax_calls.h"
 
 #include <math.h>
@@ -31,7 +32,7 @@ static void shard_open(shard *s, xd_comm *world) {
     memset(s, 0, sizeof *s);
     s->ctx = xd_comm_ctx(world);
     s->columns = xd_chunk(size, xd_comm_size(world), xd_comm_rank(world));
-    CHECK(xd_vocab_create(s->ctx, world, s->columns, size, &s->vocab) == XD_OK);
+    CHECK(vocab_of(s->ctx, world, s->columns, size, &s->vocab) == XD_OK);
     const int64_t width = s->columns.end - s->columns.begin;
     for (int64_t t = 0; t < TOKENS; t++)
         for (int64_t c = 0; c < width; c++) {

@@ -1,5 +1,6 @@
 /* Calls on several threads: the same bits for any number of them, in every mode. */
 #include "xdistill.h"
+#include "vocab_calls.h"
 #include "xd_private.h"
 #include "parallel.h"
 #include "xd_test.h"
@@ -181,7 +182,7 @@ static void call_head(xd_ctx *ctx, const xd_vocab *vocab, sink *out) {
     memset(&d, 0, sizeof d);
     memset(&values, 0, sizeof values);
     memset(weight_gradient, 0, sizeof weight_gradient);
-    CHECK_EQ_INT(xd_vocab_create_even(ctx, NULL, HEAD_COLUMNS, &own), XD_OK);
+    CHECK_EQ_INT(vocab_even(ctx, NULL, HEAD_COLUMNS, &own), XD_OK);
     d.student.hidden = rows_of(weights, XD_DTYPE_F32, HEAD_ROWS, WIDTH);
     d.student.weight = rows_of(student, XD_DTYPE_F32, HEAD_COLUMNS, WIDTH);
     d.hidden_gradient = rows_of(hidden_gradient, XD_DTYPE_F32, HEAD_ROWS, WIDTH);
@@ -441,7 +442,7 @@ static void xtoken_of(xd_ctx *ctx, xd_xtoken_kind kind, int64_t tile, sink *out)
     xd_xtoken_values values;
     xd_vocab *vocab = NULL;
     text_open(ctx, kind, &t);
-    CHECK_EQ_INT(xd_vocab_create_even(ctx, NULL, t.ids, &vocab), XD_OK);
+    CHECK_EQ_INT(vocab_even(ctx, NULL, t.ids, &vocab), XD_OK);
     for (int compat = 0; compat < 2; compat++) {
         xd_xtoken_desc d = xd_xtoken_defaults();
         memset(&values, 0, sizeof values);
@@ -613,7 +614,7 @@ static void run_call(int call, int threads, loop *own, xd_reduction reduction, x
                      sink *out) {
     xd_ctx *ctx = open_ctx(threads, own, reduction, level);
     xd_vocab *vocab = NULL;
-    CHECK_EQ_INT(xd_vocab_create_even(ctx, NULL, COLUMNS, &vocab), XD_OK);
+    CHECK_EQ_INT(vocab_even(ctx, NULL, COLUMNS, &vocab), XD_OK);
     out->size = 0;
     memset(gradient, 0, sizeof gradient);
     memset(gradient16, 0, sizeof gradient16);

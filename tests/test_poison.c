@@ -37,7 +37,7 @@
  *   xd_post_hoc_gamma, xd_post_hoc_sigma_rel, xd_post_hoc_coefficients: numbers outside their range, NaN among them, are refused,
  *     tested in test_post_hoc.c
  *   xd_post_hoc_sum: the same of coefficients; arithmetic on elements alone, NaN in, NaN out
- *   xd_status_check, xd_read_status: print a number
+ *   xd_status_check: prints a number
  *   xd_noise_check, xd_noise_level_at, xd_noise_ratio, xd_noise_time_of_ratio, xd_noise_grid_time, xd_noise_nearest, xd_noise_steps,
  *   xd_noise_steps_check, xd_edm_scales_at: numbers outside their range, NaN among them, are refused, tested in test_noise_schedule.c
  *   xd_noise_network_time, xd_noise_network_scale, xd_guidance_mix: arithmetic on numbers alone, NaN in, NaN out

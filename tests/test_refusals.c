@@ -3,6 +3,7 @@
  * themselves are in comm_suite.h. 0.1 seconds. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "vocab_calls.h"
 #include "xd_private.h"
 #include "ids_scene.h"
 #include "xd_test.h"
@@ -134,7 +135,7 @@ static xd_result chosen_of_another_dtype(scene *s, bool odd) {
 static xd_result choose_alone(scene *s, bool odd, bool gathers) {
     xd_vocab *whole = NULL;
     xd_vocab_topk_desc d = choice_of(s, true);
-    XD_TRY(xd_vocab_create_even(s->ctx, NULL, IDS_VOCAB, &whole));
+    XD_TRY(vocab_even(s->ctx, NULL, IDS_VOCAB, &whole));
     d.vocab = odd ? NULL : whole;
     const xd_result result = gathers
                                  ? xd_vocab_topk_gather(s->ctx, &d, s->integers,
@@ -203,7 +204,7 @@ static xd_result columns_in_no_shard(scene *s, bool odd) {
     xd_vocab *made = NULL;
     const int rank = xd_comm_rank(s->world);
     const xd_interval columns = { odd ? 5 : 4 * rank, 4 * rank + 4 };
-    const xd_result result = xd_vocab_create(s->ctx, s->world, columns, 4 * RANKS, &made);
+    const xd_result result = vocab_of(s->ctx, s->world, columns, 4 * RANKS, &made);
     CHECK(made == NULL);
     return result;
 }
@@ -423,7 +424,7 @@ static xd_result refuse_all(xd_comm *world, void *argument) {
     s->world = world;
     s->ctx = xd_comm_ctx(world);
     (void)argument;
-    xd_result result = xd_vocab_create_even(s->ctx, world, IDS_VOCAB, &s->vocab);
+    xd_result result = vocab_even(s->ctx, world, IDS_VOCAB, &s->vocab);
     if (result == XD_OK) result = xd_mesh_create(world, &d, &s->mesh);
     for (int i = 0; i < CALLS && result == XD_OK; i++) {
         refuse(s, i);
@@ -464,7 +465,7 @@ static xd_result other_rows(xd_comm *world, void *argument) {
     xd_loss_values values;
     xd_loss_desc d;
     (void)argument;
-    CHECK_EQ_INT(xd_vocab_create_even(xd_comm_ctx(world), world, 2 * RANKS, &vocab), XD_OK);
+    CHECK_EQ_INT(vocab_even(xd_comm_ctx(world), world, 2 * RANKS, &vocab), XD_OK);
     memset(&d, 0, sizeof d);
     d.vocab = vocab;
     d.soft_weight = 1.0;

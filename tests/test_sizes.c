@@ -3,6 +3,7 @@
  * lists against docs/api.txt. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "vocab_calls.h"
 #include "xd_test.h"
 #include "ids_scene.h"
 #include "sizes.h"
@@ -166,7 +167,7 @@ static void open_stage(void *memory) {
     s->m = (ids_memory *)calloc(1, sizeof *s->m);
     s->base.memory = s->m;
     s->base.bytes = sizeof *s->m;
-    CHECK_EQ_INT(xd_vocab_create_even(s->base.ctx, s->base.world, IDS_VOCAB, &s->vocab), XD_OK);
+    CHECK_EQ_INT(vocab_even(s->base.ctx, s->base.world, IDS_VOCAB, &s->vocab), XD_OK);
 }
 
 static void close_stage(void *memory) {

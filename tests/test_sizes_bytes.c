@@ -2,6 +2,8 @@
  * must hold. Under the undefined behaviour sanitizer no product on the way there overflows. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "xd_private.h" /* xdi_: the scene has private structs */
+#include "vocab_calls.h"
 #include "xd_test.h"
 #include "ids_scene.h"
 #include "sizes_xtoken.h"
@@ -24,7 +26,7 @@ XD_TEST(bytes_that_do_not_fit_into_a_size_are_0) {
     const int64_t huge = (int64_t)1 << 61;
     const xd_axis axis = { "dp", 1 };
     CHECK(xd_ctx_create(NULL, &ctx) == XD_OK);
-    CHECK(xd_vocab_create_even(ctx, NULL, IDS_VOCAB, &vocab) == XD_OK);
+    CHECK(vocab_even(ctx, NULL, IDS_VOCAB, &vocab) == XD_OK);
     CHECK(xd_topology_create(ctx, &(xd_topology_desc){ .axes = &axis, .axis_count = 1, .world_size = 1 },
                              &topology) == XD_OK);
     const xd_layout_desc large = { .ndim = 2, .shape = { huge / 1024, 1024 }, .topology = &topology };

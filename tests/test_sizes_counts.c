@@ -3,6 +3,7 @@
  * tests/build/check_sizes.py holds the list of numbers against docs/api.txt. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "vocab_calls.h"
 #include "xd_private.h"
 #include "softmax_calls.h"
 #include "xd_test.h"
@@ -221,14 +222,14 @@ static xd_result call_estimate(void *memory) {
 static xd_result call_vocab(void *memory) {
     STAGE(memory);
     xd_vocab *vocab = NULL;
-    XD_TRY(xd_vocab_create(CTX, s->x.base.world, xcolumns(&s->x), s->a + XV - 2, &vocab));
+    XD_TRY(vocab_of(CTX, s->x.base.world, xcolumns(&s->x), s->a + XV - 2, &vocab));
     xd_vocab_destroy(vocab);
     return XD_OK;
 }
 static xd_result call_vocab_even(void *memory) {
     STAGE(memory);
     xd_vocab *vocab = NULL;
-    XD_TRY(xd_vocab_create_even(CTX, s->x.base.world, s->a, &vocab));
+    XD_TRY(vocab_even(CTX, s->x.base.world, s->a, &vocab));
     xd_vocab_destroy(vocab);
     return XD_OK;
 }

@@ -1,6 +1,7 @@
 /* Top-k losses, selection, softmax statistics, the next-token shift. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "vocab_calls.h"
 #include "xd_test.h"
 #include "xd_test_cpu.h"
 #include "softmax_calls.h"
@@ -41,7 +42,7 @@ static void fixture_open(fixture *f) {
     memset(&desc, 0, sizeof desc);
     desc.cpu = xd_test_cpu();
     CHECK(xd_ctx_create(&desc, &f->ctx) == XD_OK);
-    CHECK(xd_vocab_create_even(f->ctx, NULL, VOCAB, &f->vocab) == XD_OK);
+    CHECK(vocab_even(f->ctx, NULL, VOCAB, &f->vocab) == XD_OK);
     for (int i = 0; i < ROWS * VOCAB; i++) {
         f->student[i] = (float)(2.0 * uniform(&state));
         f->teacher[i] = (float)(2.0 * uniform(&state));
@@ -313,7 +314,7 @@ static xd_result selection_rank(xd_comm *world, void *argument) {
     double log_sum[2], accuracy = -1.0;
     float values[2 * 6], log_probs[2];
     shard_columns(xd_comm_rank(world), &begin, &end);
-    CHECK(xd_vocab_create(ctx, world, (xd_interval){ begin, end }, VOCAB, &vocab) == XD_OK);
+    CHECK(vocab_of(ctx, world, (xd_interval){ begin, end }, VOCAB, &vocab) == XD_OK);
     for (int r = 0; r < 2; r++)
         for (int64_t c = begin; c < end; c++) mine[r * (end - begin) + c - begin] = whole[r * VOCAB + c];
     const xd_rows rows = rows_of(mine, 2, end - begin);
@@ -491,7 +492,7 @@ XD_TEST(the_same_calls_again_allocate_nothing) {
     desc.allocator.release = counted_release;
     desc.allocator.user = counts;
     CHECK(xd_ctx_create(&desc, &ctx) == XD_OK);
-    CHECK(xd_vocab_create_even(ctx, NULL, 600, &vocab) == XD_OK);
+    CHECK(vocab_even(ctx, NULL, 600, &vocab) == XD_OK);
     select_and_normalise(ctx, vocab, 6, 40);
     const int before = counts[0];
     for (int i = 0; i < 5; i++) select_and_normalise(ctx, vocab, 6 - i, 40 - i);

@@ -1,6 +1,7 @@
 /* Losses across tokenizers on one rank: values, gradients, memory, bad input. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "vocab_calls.h"
 #include "xd_private.h"
 #include "xd_test.h"
 #include "xtoken_problem.h"
@@ -78,7 +79,7 @@ static double example_kd(example *e, int gold, bool reverse, bool exact_only, in
     t = xd_xtoken_teacher_defaults(XD_XTOKEN_PROJECTED);
     d = xd_xtoken_defaults();
     CHECK(xd_ctx_create(NULL, &ctx) == XD_OK);
-    CHECK(xd_vocab_create_even(ctx, NULL, 8, &vocab) == XD_OK);
+    CHECK(vocab_even(ctx, NULL, 8, &vocab) == XD_OK);
     CHECK(xd_projection_from_rows(ctx, &e->rows, 8, 7, &projection) == XD_OK);
     CHECK(xd_exact_map_create(ctx, &e->rows, 7, gold == 2, &map) == XD_OK);
     t.kind = gold ? XD_XTOKEN_GOLD : XD_XTOKEN_PROJECTED;
@@ -519,7 +520,7 @@ XD_TEST(the_workspace_is_what_was_asked_for_and_small_at_real_sizes) {
     CHECK(xd_xtoken_loss(p.ctx, &c.d, &values) == XD_ERROR_ARGUMENT);
     free(c.d.common.workspace);
     xd_vocab_destroy(c.vocab);
-    CHECK(xd_vocab_create_even(p.ctx, NULL, 128256, &c.vocab) == XD_OK);
+    CHECK(vocab_even(p.ctx, NULL, 128256, &c.vocab) == XD_OK);
     c.d.vocab = c.vocab;
     c.d.sequences = 1;
     c.d.columns = c.d.tail = 8192;

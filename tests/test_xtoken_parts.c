@@ -1,6 +1,7 @@
 /* What losses across tokenizers are made of: chunks, projections, the routing of a teacher's shards. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "vocab_calls.h"
 #include "xd_private.h"
 #include "xd_test.h"
 #include "xtoken_problem.h"
@@ -34,7 +35,7 @@ XD_TEST(some_columns_of_a_projection_are_columns_of_the_whole) {
     double whole[STUDENT_ROWS * TEACHER_SIZE], some[STUDENT_ROWS * 3], weight[STUDENT_ROWS * TEACHER_SIZE];
     float gradient[STUDENT_ROWS * STUDENT_SIZE], expected[STUDENT_ROWS * STUDENT_SIZE];
     open_problem(&p, XD_XTOKEN_PROJECTED);
-    CHECK(xd_vocab_create_even(p.ctx, NULL, STUDENT_SIZE, &vocab) == XD_OK);
+    CHECK(vocab_even(p.ctx, NULL, STUDENT_SIZE, &vocab) == XD_OK);
     const xd_rows rows = rows_of(p.student, STUDENT_ROWS, STUDENT_SIZE);
     const xdi_project_desc all = { .vocab = vocab, .projection = &p.projection },
                            three = { vocab, &p.projection, columns, 3 };
@@ -81,7 +82,7 @@ static xd_result exact_rank(xd_comm *world, void *user) {
     xd_rows probs = rows_of(all->p->student + begin, STUDENT_ROWS, end - begin);
     const xdi_chunk_map map = { ids + rank * held, 1, held, CHUNKS, world };
     probs.stride = STUDENT_SIZE;
-    CHECK(xd_vocab_create(ctx, world, (xd_interval){ begin, end }, STUDENT_SIZE, &vocab) == XD_OK);
+    CHECK(vocab_of(ctx, world, (xd_interval){ begin, end }, STUDENT_SIZE, &vocab) == XD_OK);
     CHECK(xdi_project(ctx, &(xdi_project_desc){ vocab, &all->p->projection, NULL, TEACHER_SIZE }, probs,
                       mine.projected) == XD_OK);
     CHECK(xdi_chunk_sums(ctx, &map, rows_of(all->values + rank * held * WIDTH, held, WIDTH), mine.sums,

@@ -178,8 +178,8 @@ static void refuse_projection(xd_reduction reduction) {
     const int64_t outside[2] = { 4, TEACHER }, unordered[2] = { 4, 4 };
     xd_rows rows = { p.at(), XD_DTYPE_F32, TOKENS, STUDENT, 0 };
     xd_vocab *vocab = nullptr, *other = nullptr;
-    CHECK(xd_vocab_create_even(gpu.ctx, nullptr, STUDENT, &vocab) == XD_OK);
-    CHECK(xd_vocab_create_even(gpu.ctx, nullptr, STUDENT - 1, &other) == XD_OK);
+    CHECK(vocab_even(gpu.ctx, nullptr, STUDENT, &vocab) == XD_OK);
+    CHECK(vocab_even(gpu.ctx, nullptr, STUDENT - 1, &other) == XD_OK);
     double *at = out.at<double>();
     const xdi_project_desc all = { vocab, &matrix.m, nullptr, TEACHER }, short_of = { vocab, &matrix.m, nullptr, 2 };
     const xdi_project_desc beyond = { vocab, &matrix.m, outside, 2 }, twice = { vocab, &matrix.m, unordered, 2 };
@@ -262,7 +262,7 @@ static void project_of_rank(xd_ctx *ctx, xd_comm *world, Shared *s) {
     Device probs(columns_of(s->probs, begin, end)), weight(s->weight), out(s->out);
     xd_rows rows = { probs.at(), XD_DTYPE_F32, TOKENS, end - begin, 0 };
     xd_vocab *vocab = nullptr;
-    CHECK(xd_vocab_create(ctx, ranks > 1 ? world : nullptr, { begin, end }, STUDENT, &vocab) == XD_OK);
+    CHECK(vocab_of(ctx, ranks > 1 ? world : nullptr, { begin, end }, STUDENT, &vocab) == XD_OK);
     if (s->wrong && rank == 0) rows.dtype = XD_DTYPE_I32;
     const xdi_project_desc all = { vocab, &matrix.m, nullptr, TEACHER };
     xd_result result = xdi_project(ctx, &all, rows, out.at<double>());

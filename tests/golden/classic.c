@@ -34,7 +34,7 @@ static bool rows_open(golden_case *c, const char *student, rows_case *k) {
     k->desc.student = golden_rows(golden_f32(c, &a), k->rows, k->width);
     k->desc.common.gradient = golden_rows(k->gradient, k->rows, k->width);
     k->desc.common.row_loss = k->row_loss;
-    if (!golden_ok(c, xd_vocab_create_even(golden_ctx(c), NULL, k->width, &k->vocab))) return false;
+    if (!golden_ok(c, vocab_even(golden_ctx(c), NULL, k->width, &k->vocab))) return false;
     k->desc.vocab = k->vocab;
     return true;
 }

@@ -44,7 +44,7 @@ static xd_result sharded_rank(xd_comm *world, void *argument) {
     if (result == XD_OK) result = golden_device_open(part.ctx, &device);
     if (result == XD_OK) result = xd_comm_split(world, cp_rank, tp_rank, &tp);
     if (result == XD_OK) result = xd_comm_split(world, tp_rank, cp_rank, &cp);
-    if (result == XD_OK) result = xd_vocab_create_even(part.ctx, tp, job->width, &part.vocab);
+    if (result == XD_OK) result = vocab_even(part.ctx, tp, job->width, &part.vocab);
     if (result == XD_OK) result = sharded_positions(part.ctx, job, cp_rank, positions, &held);
     if (result == XD_OK) {
         for (int64_t b = 0; b < job->sequences; b++)
@@ -275,7 +275,7 @@ static void topk_distill_teacher(golden_case *c, topk_distill *job) {
     float *out = (float *)golden_memory(c, (size_t)(rows * job->k + 1) * sizeof *out);
     xd_vocab *vocab = NULL;
     if (!golden_wants(c, "out.teacher_topk_logprobs")) return;
-    if (!golden_ok(c, xd_vocab_create_even(golden_ctx(c), NULL, job->k, &vocab))) return;
+    if (!golden_ok(c, vocab_even(golden_ctx(c), NULL, job->k, &vocab))) return;
     golden_loans *l = golden_case_loans(c);
     const xd_rows values = golden_rows_in(l, golden_rows(job->values, rows, job->k));
     const xd_rows there = golden_rows_out(l, golden_rows(out, rows, job->k));

@@ -139,7 +139,7 @@ static void add_cross_entropy(batch *b, double weight) {
     memset(&d, 0, sizeof d);
     const xd_rows x = { b->student.logits, XD_DTYPE_F32, count, b->student.width, 0 };
     const xd_rows g = { gradient, XD_DTYPE_F32, count, b->student.width, 0 };
-    if (!golden_ok(c, xd_vocab_create_even(golden_ctx(c), NULL, x.cols, &vocab))) return;
+    if (!golden_ok(c, vocab_even(golden_ctx(c), NULL, x.cols, &vocab))) return;
     d.student = x;
     d.common.gradient = g;
     d.common.labels = xd_ids_of(labels, XD_DTYPE_I64);

@@ -217,7 +217,7 @@ static void select_run(golden_case *c) {
     float *importance = (float *)golden_memory(c, (size_t)p.width * sizeof *importance);
     double *wide = parts_room(c, k);
     golden_loans *l = golden_case_loans(c);
-    if (!golden_ok(c, xd_vocab_create_even(golden_ctx(c), NULL, p.width, &vocab))) return;
+    if (!golden_ok(c, vocab_even(golden_ctx(c), NULL, p.width, &vocab))) return;
     const xd_rows x = golden_rows_in(l, golden_rows(p.logits, p.rows, p.width));
     int64_t *ids_there = (int64_t *)golden_out(l, ids, (size_t)k * sizeof *ids);
     float *importance_there = (float *)golden_out(l, importance, (size_t)p.width * sizeof *importance);
@@ -356,7 +356,7 @@ static void next_token_accuracy(parts_case *p, const float *mask) {
     positions.count = p->rows;
     positions.labels = xd_ids_of(p->ids, XD_DTYPE_I64);
     positions.weights = mask;
-    if (!golden_ok(p->c, xd_vocab_create_even(golden_ctx(p->c), NULL, p->width, &vocab))) return;
+    if (!golden_ok(p->c, vocab_even(golden_ctx(p->c), NULL, p->width, &vocab))) return;
     if (golden_ok(p->c, golden_accuracy(golden_case_loans(p->c), vocab,
                                         golden_rows(p->logits, p->rows, p->width), &positions, &accuracy)))
         golden_within(p->c, "out.accuracy", &accuracy, 1, 1e-6);

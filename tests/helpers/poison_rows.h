@@ -6,6 +6,7 @@
 #include "poison_loss.h"
 #include "softmax_calls.h"
 #include "xd_private.h"
+#include "vocab_calls.h"
 
 typedef struct poison_softmax {
     xd_rows logits, weight, gradient;
@@ -82,8 +83,7 @@ static inline bool poison_softmax_build(poison_scene *s) {
     poison_softmax_objects *o = (poison_softmax_objects *)calloc(1, sizeof *o);
     const xd_dtype dtype = s->variant == 1 ? XD_DTYPE_BF16 : XD_DTYPE_F32;
     xd_vocab *vocab = NULL;
-    CHECK_EQ_INT(xd_vocab_create_even(s->ctx, s->layout == POISON_VOCABULARY ? s->world : NULL,
-                                      poison_size(s), &vocab),
+    CHECK_EQ_INT(vocab_even(s->ctx, s->layout == POISON_VOCABULARY ? s->world : NULL, poison_size(s), &vocab),
                  XD_OK);
     xdi_vote mine[POISON_WIDE];
     for (int v = 0; v < (int)poison_size(s); v++) {

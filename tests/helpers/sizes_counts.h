@@ -142,9 +142,9 @@ AT("xd_load_balanced_positions(length)", a, 3, call_balanced, XD_ERROR_SHAPE,
 AT("xd_load_balanced_positions(rank)", b, 3, call_balanced, XD_ERROR_ARGUMENT, "", true)
 AT("xd_load_balanced_positions(ranks)", c, 0, call_balanced, XD_ERROR_ARGUMENT, "", true)
 AT("xd_kl_estimate_desc.count", estimate.count, -1, call_estimate, XD_ERROR_ARGUMENT, "-1 tokens", true)
-AT("xd_vocab_create(size)", a, 3, call_vocab, XD_ERROR_SHAPE,
+AT("xd_vocab_desc.size", a, 3, call_vocab, XD_ERROR_SHAPE,
    "vocabulary shards end at column 12 but there are 13", true)
-AT("xd_vocab_create_even(size)", a, -1, call_vocab_even, XD_ERROR_SHAPE,
+AT("xd_vocab_desc.size, an even split", a, -1, call_vocab_even, XD_ERROR_SHAPE,
    "vocabulary shard 0 begins at column -1 but the shards before it end at", true)
 AT("xd_cast(count)", a, -1, call_cast, XD_ERROR_ARGUMENT, "-1 elements to convert", true)
 AT("xd_optimizer_desc.param_count", optimizer.param_count, -1, call_optimizer, XD_ERROR_ARGUMENT,

@@ -5,6 +5,7 @@
 
 #include "sizes.h"
 #include "xd_private.h"
+#include "vocab_calls.h"
 
 #include <unistd.h>
 
@@ -355,7 +356,7 @@ static inline void xsizes_open(void *memory) {
         weights[2 * v] = exact ? 1.0f : 0.7f;
         weights[2 * v + 1] = exact ? 0.0f : 0.3f;
     }
-    CHECK_EQ_INT(xd_vocab_create_even(s->base.ctx, s->base.world, XV, &s->vocab), XD_OK);
+    CHECK_EQ_INT(vocab_even(s->base.ctx, s->base.world, XV, &s->vocab), XD_OK);
     CHECK_EQ_INT(xd_projection_from_rows(s->base.ctx, &rows, XV, XU, &s->projection), XD_OK);
     CHECK_EQ_INT(xd_exact_map_create(s->base.ctx, &rows, XU, false, &s->map), XD_OK);
     xsizes_fill(s->m);

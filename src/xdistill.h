@@ -13,7 +13,7 @@
    A program, but for its declarations and the check of results (XD_TRY):
 
        xd_ctx_create(NULL, &ctx);
-       xd_vocab_create_even(ctx, tp, 50257, &vocab);          // tp: ranks that share the vocabulary; NULL: this one alone
+       xd_vocab_create(ctx, &(xd_vocab_desc){ .size = 50257, .tp = tp }, &vocab); // tp: ranks that share the vocabulary
        xd_loss_desc loss = { .student = { logits, XD_DTYPE_F32, tokens, columns }, .vocab = vocab };
        loss.teacher = (xd_rows){ teacher_logits, XD_DTYPE_BF16, tokens, columns };
        loss.soft_weight = 1.0;                                // forward KL from the teacher
@@ -108,7 +108,6 @@
 #include "align/projection.h"
 #include "align/projection_file.h"
 #include "align/projection_build.h"
-#include "align/chunks.h"
 #include "align/project.h"
 
 /* Teachers. */
@@ -172,15 +171,6 @@
 #include "dmd/sampler.h"
 #include "dmd/fake_score.h"
 #endif
-#endif
-
-/* What reproduces other trainers. */
-#ifndef XDISTILL_NO_ACROSS
-#include "compat/canonical.h"
-#include "compat/align_dp.h"
-#include "compat/compat.h"
-#include "compat/uld_chunks.h"
-#include "compat/route_plan.h"
 #endif
 
 /* ---- for back ends ---- */
@@ -483,6 +473,8 @@
 #include "text/tokenizer_load.c"
 
 #include "align/internal.h"
+#include "align/chunks.h"
+#include "align/rows.h"
 #include "align/align.c"
 #include "align/align_bytes.c"
 #include "align/votes.c"
@@ -523,10 +515,15 @@
 #include "xtoken/xtoken.c"
 #include "xtoken/uld.c"
 
+#include "compat/canonical.h"
 #include "compat/canonical.c"
+#include "compat/align_dp.h"
 #include "compat/align_dp.c"
+#include "compat/compat.h"
 #include "compat/compat.c"
+#include "compat/uld_chunks.h"
 #include "compat/uld_chunks.c"
+#include "compat/route_plan.h"
 #include "compat/route_plan.c"
 #endif
 

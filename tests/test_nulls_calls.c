@@ -6,6 +6,7 @@
 
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "xd_private.h"
 #include "xd_test.h"
 #include "xd_test_topology.h"
 #include "checkpoint_files.h"
@@ -358,12 +359,12 @@ XD_TEST(an_entry_without_its_list_is_refused) {
     CHECK_EQ_STR(xd_last_error(a.ctx)->message, "sequence 0: student: spans is NULL and count 2");
 
     const xd_text text = { "a", 1 }, empty = { NULL, 1 };
-    xd_align_dp_desc dp = { .student = { &text, 1 }, .teacher = { &empty, 1 } };
+    xdi_align_dp_desc dp = { .student = { &text, 1 }, .teacher = { &empty, 1 } };
     xd_alignment aligned;
-    CHECK(xd_align_segment(a.ctx, &dp, &aligned, NULL) == XD_ERROR_ARGUMENT);
+    CHECK(xdi_align_segment(a.ctx, &dp, &aligned, NULL) == XD_ERROR_ARGUMENT);
     CHECK_EQ_STR(xd_last_error(a.ctx)->message, "token 0: data is NULL and size 1");
     dp.teacher.texts = &text;
-    CHECK(xd_align_segment(a.ctx, &dp, &aligned, NULL) == XD_OK);
+    CHECK(xdi_align_segment(a.ctx, &dp, &aligned, NULL) == XD_OK);
     xd_alignment_destroy(a.ctx, &aligned);
 
     const xd_named_tensor tensor = { .name = "w" };

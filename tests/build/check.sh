@@ -65,7 +65,7 @@ newest_cxx() {
     esac
 }
 
-# The one object at -O2 that golden vectors and random configurations share: it shows private functions.
+# The library at -O2 that golden vectors and random configurations share: its sections show private functions.
 export golden_implementation=build/libxdistill.a
 private_names="-Isrc -DXD_TEST_LAYERS -DXD_PRIVATE=extern" # for objects that call them
 
@@ -770,11 +770,11 @@ step_cuda() {
 # kernels; asan, which watches the host too, has the programs with much of that.
 step_cuda_emu() {
     need g++
-    make --no-print-directory build/xdistill.o || return 1
+    make --no-print-directory build/libxdistill.a || return 1
     programs= host='cublas|comm|ema|equivalence|fill|nccl|optimizer|reduce|route|step|thaw|topk|wrap|xtoken_loss'
     [ "$1" != asan ] || programs=$(ls tests/cuda/test_*.cpp | grep -E "test_cuda_($host)\.cpp")
     EMU_BUILD="$dir/emu" sh tests/emu/run.sh "$1" &&
-    CUDA_TESTS=$programs CUDA_PLAIN_ORDER=0 CUDA_BUILD="$dir/cuda" CUDA_HEADER=. CUDA_LIBRARY=build/xdistill.o sh tests/cuda/run.sh "$1"
+    CUDA_TESTS=$programs CUDA_PLAIN_ORDER=0 CUDA_BUILD="$dir/cuda" CUDA_HEADER=. CUDA_LIBRARY=build/libxdistill.a sh tests/cuda/run.sh "$1"
 }
 
 # With the emulation that cuda_emu:plain has built before, if it has. So has the step below.

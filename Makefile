@@ -73,6 +73,10 @@ lib: build/libxdistill.a build/libxdistill.so ## Library: the library to link, s
 build/xdistill.o: tests/build/implementation.c xdistill.h | build
 	$(if $(V),,@echo "compiling the library, about 30 s"; )$(CC) -std=c99 $(CFLAGS) -fPIC -I. -c $< -o $@
 
+# The same with private functions that other objects find: for tests of them.
+build/xdistill_tests.o: tests/build/implementation.c xdistill.h | build
+	$(if $(V),,@echo "compiling the library for tests, about 30 s"; )$(CC) -std=c99 $(CFLAGS) -fPIC -I. -DXD_TEST_UNIT -c $< -o $@
+
 build/libxdistill.a: build/xdistill.o
 	rm -f $@ && $(AR) -rc $@ $<
 

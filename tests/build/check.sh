@@ -65,8 +65,9 @@ newest_cxx() {
     esac
 }
 
-# The one object at -O2 that golden vectors, random configurations and the demos share.
-export golden_implementation=build/xdistill.o
+# The one object at -O2 that golden vectors and random configurations share: it shows private functions.
+export golden_implementation=build/xdistill_tests.o
+private_names="-Isrc -DXD_TEST_LAYERS -DXD_PRIVATE=extern" # for objects that call them
 
 file_name() { echo "$1" | tr :/ --; }
 
@@ -150,12 +151,12 @@ step_fields() {
 # Each call of the users' part, as tests make it, with one pointer after the other NULL: refused by name, and the test goes on.
 step_nulls() {
     need python3 gcc
-    make --no-print-directory build/xdistill.o || return 1
+    make --no-print-directory build/xdistill_tests.o || return 1
     python3 tools/api.py --build "$dir" && python3 tests/build/nulls.py --write "$dir/api.json" "$dir/nulls.c" &&
         python3 tests/build/nulls.py --flags "$dir/api.json" >"$dir/nulls.flags" &&
         gcc -std=gnu99 -O0 -I. -Itests/helpers -c "$dir/nulls.c" -o "$dir/nulls.o" || return 1
     for t in $(python3 tests/build/nulls.py --programs); do
-        gcc -std=c99 -DXDISTILL_IMPLEMENTED -I. -Itests/helpers "tests/$t.c" "$dir/nulls.o" build/xdistill.o \
+        gcc -std=c99 -DXDISTILL_IMPLEMENTED $private_names -Itests/helpers "tests/$t.c" "$dir/nulls.o" build/xdistill_tests.o \
             "@$dir/nulls.flags" -lm -lpthread -o "$dir/$t" && NULLS_LOG="$dir/nulls.log" "$dir/$t" || return 1
     done
     python3 tests/build/nulls.py --judge "$dir/api.json" "$dir/nulls.log"
@@ -169,8 +170,8 @@ step_poison() {
     gcc -std=c99 -O1 -DXDISTILL_PORTABLE $sanitize -fsanitize=undefined -I. -Itests/helpers -DXDISTILL_IMPLEMENTATION -DXDISTILL_STATIC \
         tests/test_poison.c -o "$dir/test_poison_undefined" -lm -lpthread &&
     XDISTILL_POISON=23 "$dir/test_poison_undefined" || return 1
-    make --no-print-directory build/xdistill.o &&
-    gcc -std=c99 -O2 -I. -Itests/helpers -DXDISTILL_IMPLEMENTED tests/test_poison.c build/xdistill.o -o "$dir/test_poison" \
+    make --no-print-directory build/xdistill_tests.o &&
+    gcc -std=c99 -O2 $private_names -Itests/helpers -DXDISTILL_IMPLEMENTED tests/test_poison.c build/xdistill_tests.o -o "$dir/test_poison" \
         -lm -lpthread && XDISTILL_POISON=all "$dir/test_poison" && python3 tools/api.py --build "$dir" &&
     python3 tests/build/test_poison_table.py "$dir/api.json"
 }
@@ -470,7 +471,7 @@ step_levels() {
     vectors=${GOLDEN:-../shared/golden}
     losses="tests/test_loss.c tests/test_topk.c tests/test_equivalence.c"
     [ -d "$vectors" ] || { vectors=$dir/none; mkdir -p "$vectors"; }
-    unit gcc c99 O2 -DXDISTILL_PORTABLE || return 1 # the level that ARM and old x86 run
+    unit gcc c99 O2 -DXDISTILL_PORTABLE -DXD_TEST_UNIT || return 1 # the level that ARM and old x86 run
     make --no-print-directory build/golden || return 1
     gcc $(ls build/golden.d/*.o | grep -v /implementation.o) "$unit" -o "$dir/golden" -lm -lpthread || return 1
     for level in plain portable avx2 avx512 avx512_bf16; do
@@ -507,7 +508,8 @@ step_aarch64() {
     done
     [ -n "$emulator" ] || { echo "needs qemu-aarch64"; exit 77; }
     cc="aarch64-linux-gnu-gcc -std=c99 -O1 -I. -Itests/helpers"
-    $cc -c tests/build/implementation.c -o "$dir/unit.o" || return 1
+    $cc -DXD_TEST_UNIT -c tests/build/implementation.c -o "$dir/unit.o" || return 1
+    cc="aarch64-linux-gnu-gcc -std=c99 -O1 $private_names -Itests/helpers"
     vectors=${GOLDEN:-../shared/golden} failed=0
     if [ -d "$vectors" ]; then
         $cc -DXDISTILL_IMPLEMENTED tests/golden/*.c "$dir/unit.o" -static -o "$dir/golden" -lm -lpthread &&
@@ -696,9 +698,9 @@ step_cuda() {
 # is run in the checker's build, in asan's and by coverage_cuda, so the plain build leaves it to them.
 step_cuda_emu() {
     need g++
-    make --no-print-directory build/xdistill.o || return 1
+    make --no-print-directory build/xdistill_tests.o || return 1
     EMU_BUILD="$dir/emu" sh tests/emu/run.sh "$1" &&
-    CUDA_PLAIN_ORDER=0 CUDA_BUILD="$dir/cuda" CUDA_HEADER=. CUDA_LIBRARY=build/xdistill.o sh tests/cuda/run.sh "$1"
+    CUDA_PLAIN_ORDER=0 CUDA_BUILD="$dir/cuda" CUDA_HEADER=. CUDA_LIBRARY=build/xdistill_tests.o sh tests/cuda/run.sh "$1"
 }
 
 # With the emulation that cuda_emu:plain has built before, if it has. So has the step below.
@@ -709,8 +711,8 @@ step_gpu_check() {
 
 step_coverage_cuda() {
     need g++ gcov
-    make --no-print-directory build/xdistill.o || return 1
-    EMU_BUILD="$out/cuda_emu-plain.d/emu" CUDA_BUILD="$dir/cuda" CUDA_LIBRARY=build/xdistill.o sh tests/cuda/run.sh coverage
+    make --no-print-directory build/xdistill_tests.o || return 1
+    EMU_BUILD="$out/cuda_emu-plain.d/emu" CUDA_BUILD="$dir/cuda" CUDA_LIBRARY=build/xdistill_tests.o sh tests/cuda/run.sh coverage
 }
 
 step_install() {

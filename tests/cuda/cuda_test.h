@@ -14,6 +14,11 @@
 #include "xd_test.h"
 #include "xdistill.h"
 
+/* Private functions too: the library that the tests are linked with shows them. */
+#if !defined(XD_PRIVATE)
+#    define XD_PRIVATE XD_API
+#endif
+
 #if defined(XD_EMU)
 static inline void seal() { emu_seal(); }
 static inline void unseal() { emu_unseal(); }

@@ -162,7 +162,6 @@
 #include "dmd/vsd.h"
 #include "dmd/denoise.h"
 #include "dmd/gan.h"
-#include "dmd/fdistill.h"
 #include "dmd/pack.h"
 #ifndef XDISTILL_NO_MODELS
 #include "dmd/network.h"
@@ -538,6 +537,7 @@
 #include "dmd/vsd.c"
 #include "dmd/denoise.c"
 #include "dmd/gan.c"
+#include "dmd/fdistill.h"
 #include "dmd/fdistill.c"
 #include "dmd/pack.c"
 #ifndef XDISTILL_NO_MODELS

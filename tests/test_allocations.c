@@ -6,6 +6,9 @@
 #include "xdistill.h"
 #include "vocab_calls.h"
 #include "xd_private.h"
+#if defined(XD_TEST_LAYERS)
+#    include "dmd/fdistill.h"
+#endif
 #include "xd_test.h"
 #include "xd_test_topology.h"
 #include "ids_scene.h"
@@ -148,7 +151,7 @@ static xd_result run_samples(part *p) {
     xd_vsd_desc vsd = xd_vsd_defaults();
     xd_denoise_desc denoise = xd_denoise_defaults();
     xd_gan_desc gan = xd_gan_defaults();
-    xd_fdistill_desc ratios = xd_fdistill_defaults();
+    xdi_fdistill_desc ratios = xdi_fdistill_defaults();
     vsd.generated = denoise.prediction = gan.fake = ratios.logits = rows_of(in[0], 3, 4);
     vsd.teacher = denoise.clean = rows_of(in[1], 3, 4);
     vsd.fake = denoise.noise = rows_of(in[2], 3, 4);
@@ -161,7 +164,7 @@ static xd_result run_samples(part *p) {
     XD_TRY(xd_vsd_loss(xd_comm_ctx(p->world), &vsd, &values));
     XD_TRY(xd_denoise_loss(xd_comm_ctx(p->world), &denoise, &values));
     XD_TRY(xd_gan_loss(xd_comm_ctx(p->world), &gan, &values));
-    return xd_fdistill_weights(xd_comm_ctx(p->world), &ratios, weights);
+    return xdi_fdistill_weights(xd_comm_ctx(p->world), &ratios, weights);
 }
 
 static xd_result run_norm(part *p) {
@@ -610,7 +613,7 @@ static const call calls[] = {
       "xd_all_to_all, xd_gather, xd_scatter, xd_send, xd_recv",
       run_collectives, true },
     { "xd_gradient_norm_compute, xd_gradient_norm_check", run_norm, true },
-    { "xd_vsd_loss, xd_denoise_loss, xd_gan_loss, xd_fdistill_weights", run_samples, false },
+    { "xd_vsd_loss, xd_denoise_loss, xd_gan_loss, xdi_fdistill_weights", run_samples, false },
     { "xd_route_create, xd_route_send, xd_route_take, xd_route_release", run_route, false },
     { "xd_route_create, messages", run_messages, false },
     { "xd_xtoken_loss, PROJECTED", run_projected, false },

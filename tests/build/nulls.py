@@ -33,8 +33,6 @@ PROMISED = """
 
 # Fields that are read in some calls only: with what else.
 WHEN = {
-    ("xd_fdistill_desc", "times"): "bins > 0",
-    ("xd_fdistill_desc", "bin_values"): "bins > 0",
     ("xd_collective", "send_counts"): "kind == XD_COLLECTIVE_REDUCE_SCATTER",
     ("xd_collective", "recv_counts"): "kind == XD_COLLECTIVE_ALL_GATHER",
     ("xd_time_sampler", "list"): "kind == XD_TIME_LIST",

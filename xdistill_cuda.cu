@@ -10,6 +10,7 @@
                   CPU's kernels. Reductions are deterministic: the same bits on every run and every GPU. Exact sums
                   (INVARIANT) have the CPU's bits as well. Losses compute their terms in f32 and add them in double, so
                   they agree with the CPU's to a few 1e-6; in INVARIANT mode no split changes a bit of the GPU's.
+   OPTIONS        XDISTILL_NO_ACROSS and XDISTILL_NO_DIFFUSION, as in xdistill.h, leave out their kernels.
    CONTENTS       search for ">>": the basis of every kernel, then the operations, then the table. */
 
 /* Generated from src/xdistill_cuda.cu by tools/amalgamate.py. Edit src/, then run `make amalgamate`. */
@@ -6789,6 +6790,7 @@ static xd_topk_kernels xdi_cuda_topk_table() {
     return kernels;
 }
 
+#ifndef XDISTILL_NO_ACROSS
 /* >>cuda/xtoken.cu */
 
 /* Projected losses across tokenizers: kernel/cpu/xtoken*.c is the reference. Probabilities are f32, from a logarithm
@@ -8655,6 +8657,8 @@ static xd_uld_kernels xdi_cuda_uld_table() {
     return kernels;
 }
 
+#endif
+#ifndef XDISTILL_NO_DIFFUSION
 /* >>cuda/dmd.cu */
 
 /* Distribution matching: kernel/cpu/dmd.c is the reference, kernel/dmd.h has the formulas. */
@@ -9309,6 +9313,7 @@ static xd_dmd_loss_kernels xdi_cuda_dmd_loss_table() {
     return kernels;
 }
 
+#endif
 /* >>cuda/table.cu */
 
 /* The kernel table of the unit, and what runs once: the set-up of a context's GPU. */
@@ -9323,6 +9328,26 @@ static __global__ void xdi_cuda_probe_kernel(int *architecture) {
     if (threadIdx.x == 0) *architecture = compiled_for;
 }
 
+#ifndef XDISTILL_NO_ACROSS
+static xd_result xdi_cuda_across_load(xd_ctx *ctx) {
+    XD_TRY(xdi_cuda_xtoken_load(ctx));
+    XD_TRY(xdi_cuda_gold_load(ctx));
+    XD_TRY(xdi_cuda_xtoken_rows_load(ctx));
+    XD_TRY(xdi_cuda_list_kernels_load(ctx));
+    XD_TRY(xdi_cuda_chunks_load(ctx));
+    return xdi_cuda_uld_load(ctx);
+}
+
+static void xdi_cuda_across_fill(xd_kernels *kernels) {
+    kernels->xtoken = xdi_cuda_xtoken_table();
+    xdi_cuda_gold_fill(&kernels->xtoken);
+    xdi_cuda_xtoken_rows_fill(&kernels->xtoken);
+    xdi_cuda_list_kernels_fill(&kernels->xtoken);
+    xdi_cuda_chunks_fill(&kernels->xtoken);
+    kernels->uld = xdi_cuda_uld_table();
+}
+#endif
+
 static xd_result xdi_cuda_load_all(xd_ctx *ctx) {
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_probe_kernel));
     XD_TRY(xdi_cuda_copy_load(ctx));
@@ -9336,14 +9361,13 @@ static xd_result xdi_cuda_load_all(xd_ctx *ctx) {
     XD_TRY(xdi_cuda_mft_load(ctx));
     XD_TRY(xdi_cuda_rows_load(ctx));
     XD_TRY(xdi_cuda_softmax_load(ctx));
-    XD_TRY(xdi_cuda_xtoken_load(ctx));
-    XD_TRY(xdi_cuda_gold_load(ctx));
-    XD_TRY(xdi_cuda_xtoken_rows_load(ctx));
-    XD_TRY(xdi_cuda_list_kernels_load(ctx));
-    XD_TRY(xdi_cuda_chunks_load(ctx));
-    XD_TRY(xdi_cuda_uld_load(ctx));
+#ifndef XDISTILL_NO_ACROSS
+    XD_TRY(xdi_cuda_across_load(ctx));
+#endif
+#ifndef XDISTILL_NO_DIFFUSION
     XD_TRY(xdi_cuda_dmd_load(ctx));
     XD_TRY(xdi_cuda_dmd_loss_load(ctx));
+#endif
     XD_TRY(xdi_cuda_topk_load(ctx));
     return xdi_cuda_select_load(ctx);
 }
@@ -9358,12 +9382,9 @@ static xd_kernels xdi_cuda_table() {
     kernels.mft = xdi_cuda_mft_table();
     kernels.rows = xdi_cuda_rows_table();
     kernels.softmax = xdi_cuda_softmax_table();
-    kernels.xtoken = xdi_cuda_xtoken_table();
-    xdi_cuda_gold_fill(&kernels.xtoken);
-    xdi_cuda_xtoken_rows_fill(&kernels.xtoken);
-    xdi_cuda_list_kernels_fill(&kernels.xtoken);
-    xdi_cuda_chunks_fill(&kernels.xtoken);
-    kernels.uld = xdi_cuda_uld_table();
+#ifndef XDISTILL_NO_ACROSS
+    xdi_cuda_across_fill(&kernels);
+#endif
     kernels.optimizer.adam = xdi_cuda_adam_run;
     kernels.optimizer.sgd = xdi_cuda_sgd_run;
     kernels.optimizer.lerp = xdi_cuda_lerp;
@@ -9383,8 +9404,10 @@ static xd_kernels xdi_cuda_table() {
     kernels.copies = xdi_cuda_copies;
     kernels.matmul = xdi_cuda_matmul;
     kernels.fill = xdi_cuda_init_run;
+#ifndef XDISTILL_NO_DIFFUSION
     kernels.dmd = xdi_cuda_dmd_table();
     kernels.dmd_loss = xdi_cuda_dmd_loss_table();
+#endif
     return kernels;
 }
 
@@ -9473,4 +9496,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 dfda50f3ced1926629e86600146c3090dbb041b2f60a42d7c3a68358065ed4f1 */
+/* xdistill sha256 ceeb169ce4e3b4e0f3f4fda43206234fafbe541286dc080dbc349366247078b2 */

@@ -439,7 +439,4 @@ typedef struct xd_xtoken_kernels {
     xd_result (*product_back)(const xd_launch *launch, const xd_xtoken_product_args *args);
 } xd_xtoken_kernels;
 
-/* The plain CPU implementation, the specification of the others. */
-XD_API const xd_xtoken_kernels *xd_xtoken_kernels_cpu(void);
-
 #endif

@@ -22,7 +22,7 @@ steps() { all_steps | xargs -n 1 | grep -vx "${CHECK_DONE:-}"; }
 all_steps() {
     echo build amalgamate format layout fastmath tools api fields nulls poison
     echo cuda_emu:plain cuda_emu:asan cuda_emu:checker coverage_cuda transformers fuzz
-    echo tests:address tests:generated tests:clang tests:hostile tests:thread undefined levels portable aarch64 options test
+    echo tests:address tests:generated tests:clang tests:hostile tests:thread undefined levels portable aarch64 options sections test
     # Every standard decides for itself what it accepts: it reads the whole unit, and declarations become code on both
     # levels. Code of the unit is made at the corners: the oldest C and the newest C++ for the warnings that only the
     # optimizer sees, and C without it. These objects serve the tests; gcc's of C++ has the flags of tests:hostile.
@@ -522,21 +522,69 @@ step_aarch64() {
         $(ls "$dir"/test_* | grep -v '\.log$')
 }
 
-# Each option that leaves parts out, as README names them, and all together: the unit compiles and links without a warning,
-# what was left out is an error that names the option, in C and C++. What a layer takes of another shows when it is linked, so
-# the code is not optimized, and the tests are run with the least that there can be alone, by step_portable.
-everything="COMPAT XTOKEN TEACHER TEXT MODELS CHECKPOINT DMD"
+# Each option that leaves a wing out, as docs/building.md names them, and each two and all of them, in one unit and in sections:
+# both compile and link without a warning and have the same functions; what was left out is an error that names the option, in C
+# and C++. What a layer takes of another shows when it is linked, so the code is not optimized, and the tests are run with the least
+# that there can be alone, by step_portable.
+everything="ACROSS MODELS DIFFUSION"
 step_options() {
     need gcc clang nm
-    for words in COMPAT XTOKEN "XTOKEN TEACHER" TEXT MODELS CHECKPOINT DMD "$everything"; do
+    for words in ACROSS MODELS DIFFUSION "ACROSS MODELS" "ACROSS DIFFUSION" "MODELS DIFFUSION" "$everything"; do
         echo "== $words"
         options=$(printf -- '-DXDISTILL_NO_%s ' $words)
-        unit gcc c99 O0 $options && missing && left_out || return 1
+        unit gcc c99 O0 -fPIC $options && missing && left_out || return 1
         whole="$(driver gcc c99) -O1 $options -I."
         $whole tests/build/declarations.c -x none "$unit" -o "$dir/linked" -lm -lpthread && "$dir/linked" &&
-        $whole -fsyntax-only tests/build/static_unit.c || return 1
+        $whole -fsyntax-only tests/build/static_unit.c && sections gcc c99 O0 -fPIC $options && same_functions "$unit" || return 1
     done
-    gcc -std=c99 -I. -DXDISTILL_NO_TEACHER -fsyntax-only tests/build/declarations.c 2>&1 | grep 'needs XDISTILL_NO_XTOKEN'
+    for old in TEXT XTOKEN TEACHER COMPAT CHECKPOINT DMD; do
+        gcc -std=c99 -I. -DXDISTILL_NO_$old -fsyntax-only tests/build/declarations.c 2>&1 | grep "replaces.*_$old" || return 1
+    done
+}
+
+# The six sections as objects in $dir: `sections gcc c99 O2 -DXDISTILL_NO_ACROSS`.
+sections() {
+    compile="$(driver "$1" "$2") -$3" objects=
+    shift 3
+    for section in 1 2 3 4 5 6; do
+        $compile "$@" -DXDISTILL_SECTION=$section -I. -c tests/build/implementation.c -o "$dir/section$section.o" || return 1
+        objects="$objects $dir/section$section.o"
+    done
+}
+
+# The sections export what the unit exports, xd_ names and no others, and link into a program.
+same_functions() {
+    gcc -shared $objects -o "$dir/sections.so" -lm -lpthread && gcc -shared "$1" -o "$dir/unit.so" -lm -lpthread || return 1
+    for library in sections unit; do nm -D --defined-only "$dir/$library.so" | awk '$3 !~ /^_Z/ { print $3 }' | sort >"$dir/$library.names"; done
+    diff "$dir/unit.names" "$dir/sections.names" && ! grep -v '^xd_' "$dir/sections.names" || return 1
+    ${whole:-gcc -std=c99 -I.} tests/build/declarations.c -x none $objects -o "$dir/linked" -lm -lpthread && "$dir/linked"
+}
+
+# Sections in C and C++, and beside them suites of every wing on the sections of `make lib`. One that is missing, made with other
+# options, or of another version does not link, and the linker names it. A smaller header, as tools/amalgamate.py writes it.
+step_sections() {
+    need gcc g++ nm python3
+    whole=
+    sections gcc c++17 O0 -fPIC && unit gcc c++17 O0 -fPIC && whole="g++ -x c++ -std=c++17 -I." same_functions "$unit" || return 1
+    make --no-print-directory build/libxdistill.a || return 1
+    suites "$dir" "tests/test_loss.c tests/test_xtoken.c tests/test_wrap.c tests/test_checkpoint.c tests/test_dmd.c
+        tests/test_tokenizer.c tests/test_comm.c" test_implementation="$(echo build/section?.o)" || return 1
+    gcc -std=c99 -O0 -fPIC -DXDISTILL_SECTION=3 -DXDISTILL_NO_ACROSS -I. -c tests/build/implementation.c -o "$dir/other.o" || return 1
+    refused 'xdistill_section_4_v' $(ls build/section?.o | grep -v section4) &&
+        refused 'xdistill_section_3_v' $(ls build/section?.o | grep -v section3) "$dir/other.o" || return 1
+    gcc -std=c99 -I. -DXDISTILL_SECTION=1 -DXDISTILL_STATIC -fsyntax-only tests/build/implementation.c 2>&1 | grep 'error.*XDISTILL_STATIC' &&
+        gcc -std=c99 -I. -DXDISTILL_SECTION=7 -fsyntax-only tests/build/implementation.c 2>&1 | grep 'XDISTILL_SECTION is 1 to 6' || return 1
+    python3 tools/amalgamate.py --wings core,models --out "$dir/small" && [ $(($(wc -c <"$dir/small/xdistill.h") * 10)) -lt $(($(wc -c <xdistill.h) * 8)) ] &&
+    $(driver gcc c99) -O0 -I"$dir/small" -c tests/build/implementation.c -o "$dir/small.o" &&
+    gcc -std=c99 -I"$dir/small" tests/build/declarations.c "$dir/small.o" -o "$dir/linked" -lm -lpthread && "$dir/linked" &&
+    ! python3 tools/amalgamate.py --wings models
+}
+
+# A program of these objects does not link, and the linker says this name.
+refused() {
+    name=$1
+    shift
+    ! gcc -std=c99 -I. tests/build/declarations.c "$@" -o "$dir/linked" -lm -lpthread 2>"$dir/linker" && grep -o "undefined reference to .$name.*" "$dir/linker" | head -n 1
 }
 
 # The functions that $unit lacks, in $dir/missing.

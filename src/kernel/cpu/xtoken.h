@@ -3,6 +3,9 @@
 
 #include "kernel/cpu/internal.h"
 
+/* xtoken_table.c: the plain table, the specification of the others. */
+XD_PRIVATE const xd_xtoken_kernels *xdi_xtoken_kernels_plain(void);
+
 /* xtoken.c: the form of a matrix that `prepare` writes: the entries in J of this shard's rows, ascending by column, then
  * slot. */
 typedef struct xdi_xtoken_entries {

@@ -36,17 +36,9 @@
  *   xd_post_hoc_gamma, xd_post_hoc_sigma_rel, xd_post_hoc_coefficients: numbers outside their range, NaN among them, are refused,
  *     tested in test_post_hoc.c
  *   xd_post_hoc_sum: the same of coefficients; arithmetic on elements alone, NaN in, NaN out
-<<<<<<< HEAD
  *   xd_status_check: prints a number
- *   xd_noise_check, xd_noise_level_at, xd_noise_ratio, xd_noise_time_of_ratio, xd_noise_grid_time, xd_noise_nearest, xd_noise_steps,
- *   xd_noise_steps_check, xd_edm_scales_at: numbers outside their range, NaN among them, are refused, tested in test_noise_schedule.c
- *   xd_noise_network_time, xd_noise_network_scale, xd_guidance_mix: arithmetic on numbers alone, NaN in, NaN out
- *   xd_prediction_mix, xd_prediction_check, xd_noise_mix, xd_target_mix: the same as xd_noise_level_at, tested in test_convert.c
-=======
- *   xd_status_check, xd_read_status: print a number
  *   xd_noise_steps, xd_edm_scales_at: numbers outside their range, NaN among them, are refused, tested in test_noise_schedule.c
  *   xd_prediction_mix, xd_noise_mix: the same, tested in test_convert.c
->>>>>>> w-dmd
  *   xd_dmd_create, xd_dmd_bytes: numbers outside their range, NaN among them, are refused, tested in test_dmd.c
  *   xd_latent_pack, xd_latent_unpack: move elements as bytes
  *   xd_dmd_has_turn: reads two whole numbers
@@ -58,14 +50,8 @@
  *   xd_draw_rows: takes whole numbers, and writes what it draws
  *   xd_times_draw: numbers outside their range, NaN among them, are refused, tested
  *   in test_times.c
-<<<<<<< HEAD
- *   xd_times_narrow: compares numbers
  *   xdi_votes_read: the sums of what xd_votes_add let in
  *   xdi_align_dp, xdi_align_segment: scores that are not finite are refused, tested in test_align.c
-=======
- *   xd_votes_read: the sums of what xd_votes_add let in
- *   xd_align_dp, xd_align_segment: scores that are not finite are refused, tested in test_align.c
->>>>>>> w-dmd
  *   xd_projection_build, xd_projection_cached: a threshold outside [0, 1] or NaN is refused, tested in test_projection_build.c
  *   xd_projection_cache_name: prints the bits of a threshold
  *   xd_projection_load: through xd_projection_save, and its checks are those of xd_projection_load_memory

@@ -6,6 +6,7 @@
 #include "xd_test.h"
 #include "sizes_xtoken.h"
 #include "tokenizer_make.h"
+#include "averages.h"
 
 #include <sys/stat.h>
 
@@ -209,9 +210,9 @@ static xd_result run_fill(place *p) {
 static xd_result run_ema(place *p) {
     xd_ema *ema = NULL;
     xd_param copies[2] = { p->params[0], p->params[1] };
-    XD_TRY(untouched(xd_ema_create(p->ctx, p->params, 2, NULL, &ema), ema));
+    XD_TRY(untouched(average_create(p->ctx, p->params, 2, NULL, &ema), ema));
     xd_result result = xd_ema_update(ema, XD_EMA_NEXT, NULL);
-    if (result == XD_OK) result = xd_ema_load(ema, copies, 2, NULL, NULL);
+    if (result == XD_OK) result = average_load(ema, copies, 2, NULL, NULL);
     if (result == XD_OK) result = xd_ema_copy_to(ema, copies, 2, false, NULL);
     if (result == XD_OK) result = xd_ema_swap(ema);
     xd_ema_destroy(ema);
@@ -223,14 +224,19 @@ static xd_result read_zeros(void *user, int64_t snapshot, int64_t tensor, void *
     return XD_OK;
 }
 static xd_result run_post_hoc(place *p) {
-    const xd_post_hoc_profile snapshots[2] = { { 10, 7.0 }, { 20, 7.0 } };
-    const xd_post_hoc_desc desc = { snapshots, 2, { 0, 9.0 } };
+    const xd_post_hoc_profile snapshots[2] = { { .iteration = 10, .gamma = 7.0 },
+                                               { .iteration = 20, .sigma_rel = 0.1 } };
+    const xd_post_hoc_desc desc = { .snapshots = snapshots,
+                                    .snapshot_count = 2,
+                                    .target = { .gamma = 9.0 },
+                                    .targets = p->params,
+                                    .target_count = 2,
+                                    .read = read_zeros,
+                                    .user = p };
     double coefficients[2] = { 5.0, 5.0 };
-    const xd_result result = xd_post_hoc_coefficients(p->ctx, &desc, coefficients, NULL);
+    const xd_result result = xd_post_hoc_average(p->ctx, &desc, coefficients, NULL);
     CHECK(result == XD_OK || coefficients[0] == 5.0);
-    XD_TRY(result);
-    const xd_post_hoc_sum_desc sum = { coefficients, 2, XD_DTYPE_F32, read_zeros, p };
-    return xd_post_hoc_sum(p->ctx, &sum, p->params, 2);
+    return result;
 }
 static xd_result run_estimate(place *p) {
     const xd_kl_estimate_desc d = { .logprobs = p->values[0], .reference = p->values[1], .count = 24 };
@@ -578,21 +584,16 @@ static xd_result run_quiet(place *p) {
     const xd_unflatten_desc unflatten = { "tp", parts, 2 };
     const xd_parallelism parallel = { .data = XD_DATA_PARALLEL_DDP, .tensor = 2 };
     const xd_expert_desc experts = { .world_size = 4, .tp = 2 };
-    const xd_ema_desc ema = xd_ema_defaults(XD_EMA_CONSTANT);
     xd_topology topology, other, third;
     int64_t positions[8];
     unsigned mask;
     int ranks[4], size;
-    double decay;
     XD_TRY(xd_topology_create(p->ctx, &grid, &topology));
     XD_TRY(xd_topology_axes(p->ctx, &topology, "dp,tp", &mask));
     XD_TRY(xd_topology_groups(p->ctx, &topology, "dp", ranks, &size));
     XD_TRY(xd_topology_unflatten(p->ctx, &topology, &unflatten, &other));
     XD_TRY(xd_topology_from_config(p->ctx, &parallel, 4, &other));
     XD_TRY(xd_topology_experts(p->ctx, &experts, &other, &third));
-    XD_TRY(xd_ema_decay(p->ctx, &ema, 3, &decay));
-    XD_TRY(xd_post_hoc_gamma(p->ctx, 0.1, &decay));
-    XD_TRY(xd_post_hoc_sigma_rel(p->ctx, 7.0, &decay));
     XD_TRY(xd_load_balanced_positions(p->ctx, 8, 1, 2, positions));
     return xd_clip_gradients(p->ctx, p->params, 2, 1.0f);
 }
@@ -652,7 +653,7 @@ static const call calls[] = {
     { "xd_optimizer_create, xd_optimizer_step", run_optimizer, false },
     { "xd_tensor_part_fill", run_fill, false },
     { "xd_ema_create, xd_ema_update, xd_ema_load, xd_ema_copy_to, xd_ema_swap", run_ema, false },
-    { "xd_post_hoc_coefficients, xd_post_hoc_sum", run_post_hoc, false },
+    { "xd_post_hoc_average", run_post_hoc, false },
     { "xd_kl_estimate", run_estimate, false },
     { "xd_align_bytes", run_align, false },
     { "xd_align_batch", run_align_batch, false },
@@ -698,8 +699,7 @@ static const call calls[] = {
     { "xd_batch_encoder_create, xd_encode_batch", run_encode_batch, false },
     { "xd_topology_create, xd_topology_axes, xd_topology_groups, xd_topology_unflatten, "
       "xd_topology_from_config, "
-      "xd_topology_experts, xd_ema_decay, xd_load_balanced_positions, xd_clip_gradients, xd_post_hoc_gamma, "
-      "xd_post_hoc_sigma_rel",
+      "xd_topology_experts, xd_load_balanced_positions, xd_clip_gradients",
       run_quiet, true },
     { "xd_cast, xd_read, xd_status_check, xd_read_status, xd_tokenizer_decode, "
       "xd_teacher_cache_find_document, "

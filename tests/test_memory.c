@@ -3,6 +3,7 @@
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
 #include "xd_test.h"
+#include "averages.h"
 
 #include <stdlib.h>
 #include <unistd.h>
@@ -54,7 +55,7 @@ static xd_result make(xd_comm *world, parts *p) {
     const xd_optimizer_desc adamw = xd_adamw_defaults(&p->param, 1);
     /* Both can fail on one rank alone: agree before anybody communicates. */
     xd_result mine = xd_optimizer_create(ctx, &adamw, &p->optimizer);
-    if (mine == XD_OK) mine = xd_ema_create(ctx, &p->param, 1, NULL, &p->ema);
+    if (mine == XD_OK) mine = average_create(ctx, &p->param, 1, NULL, &p->ema);
     return xd_agree(world, mine);
 }
 
@@ -393,7 +394,7 @@ XD_TEST(optimizers_and_averages_take_what_their_bytes_twins_say) {
         xd_memory_bytes planned;
         CHECK(xd_ema_bytes(ctx, params, count, NULL, &planned) == XD_OK);
         const int64_t before = h.bytes;
-        CHECK(xd_ema_create(ctx, params, count, NULL, &ema) == XD_OK);
+        CHECK(average_create(ctx, params, count, NULL, &ema) == XD_OK);
         CHECK_EQ_INT(h.bytes - before, planned.host);
         xd_ema_destroy(ema);
     }

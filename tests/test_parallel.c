@@ -2,6 +2,7 @@
 #include "xdistill.h"
 #include "parallel.h"
 #include "xd_test.h"
+#include "averages.h"
 
 #include <stdlib.h>
 #include <unistd.h>
@@ -268,7 +269,7 @@ static void call_training(xd_ctx *ctx, const xd_vocab *vocab, sink *out) {
         average.decay = 0.9;
         average.init_from_current = true;
         CHECK_EQ_INT(xd_optimizer_create(ctx, &d, &optimizer), XD_OK);
-        CHECK_EQ_INT(xd_ema_create(ctx, params, PARAMS, &average, &ema), XD_OK);
+        CHECK_EQ_INT(average_create(ctx, params, PARAMS, &average, &ema), XD_OK);
         for (int i = 0; i < 2; i++) {
             memset(&step, 0, sizeof step);
             CHECK_EQ_INT(xd_gradient_norm_compute(ctx, NULL, &measure, &norm), XD_OK);
@@ -283,8 +284,8 @@ static void call_training(xd_ctx *ctx, const xd_vocab *vocab, sink *out) {
         keep(out, parameters, sizeof parameters);
         keep(out, narrow, sizeof narrow);
         keep(out, gradients, sizeof gradients);
-        for (int64_t i = 0; i < xd_ema_count(ema); i++) {
-            const xd_param shadow = xd_ema_view(ema, i);
+        for (int64_t i = 0; i < xd_ema_describe(ema).count; i++) {
+            const xd_param shadow = xd_ema_view(ema, i).shadow;
             keep(out, shadow.value, (size_t)shadow.count * xd_dtype_size(shadow.dtype));
         }
         xd_ema_destroy(ema);

@@ -32,11 +32,10 @@
  *     test_wrap_checks.c
  *   xd_gradient_norm_check: tells what xd_gradient_norm_compute found, tested in test_wrap_checks.c
  *   xd_optimizer_create: through xd_optimizer_step
- *   xd_ema_create, xd_ema_decay: through xd_ema_update
+ *   xd_ema_create: through xd_ema_update
  *   xd_ema_import: reads the counters of a record, none of its settings
- *   xd_post_hoc_gamma, xd_post_hoc_sigma_rel, xd_post_hoc_coefficients: numbers outside their range, NaN among them, are refused,
- *     tested in test_post_hoc.c
- *   xd_post_hoc_sum: the same of coefficients; arithmetic on elements alone, NaN in, NaN out
+ *   xd_post_hoc_average: numbers outside their range, NaN among them, are refused, tested in test_post_hoc.c; arithmetic on
+ *     elements alone, NaN in, NaN out
  *   xd_status_check, xd_read_status: print a number
  *   xd_noise_check, xd_noise_level_at, xd_noise_ratio, xd_noise_time_of_ratio, xd_noise_grid_time, xd_noise_nearest, xd_noise_steps,
  *   xd_noise_steps_check, xd_edm_scales_at: numbers outside their range, NaN among them, are refused, tested in test_noise_schedule.c

@@ -377,7 +377,9 @@ XD_TEST(optimizers_and_averages_take_what_their_bytes_twins_say) {
                                     .dims = i == 1 ? 2 : 0,
                                     .buffer = i == 3 };
         for (int kind = 0; kind <= (int)XD_OPTIMIZER_SGD; kind++) {
-            xd_optimizer_desc desc = xd_sgd_defaults(params, count);
+            xd_optimizer_desc desc = (xd_optimizer_desc){
+                .params = params, .param_count = count, .kind = XD_OPTIMIZER_SGD, .learning_rate = 1e-3
+            };
             xd_optimizer *optimizer = NULL;
             xd_memory_bytes planned;
             desc.kind = (xd_optimizer_kind)kind;

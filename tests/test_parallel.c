@@ -262,7 +262,10 @@ static void call_training(xd_ctx *ctx, const xd_vocab *vocab, sink *out) {
         memset(&measure, 0, sizeof measure);
         measure.params = params;
         measure.param_count = PARAMS;
-        if (kind) d = xd_sgd_defaults(params, PARAMS);
+        if (kind)
+            d = (xd_optimizer_desc){
+                .params = params, .param_count = PARAMS, .kind = XD_OPTIMIZER_SGD, .learning_rate = 1e-3
+            };
         d.momentum = 0.9;
         measure.max_norm = 1.0;
         measure.type = kind ? XD_NORM_L1 : XD_NORM_L2;

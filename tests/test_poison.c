@@ -13,7 +13,7 @@
  *   xd_route_send, xd_route_slot, xd_teacher_piece_copy: move rows as bytes
  *   xd_cast, xd_bf16_from_f32, xd_f16_from_f32, xd_load_f64, xd_store_f64: conversions, tested over all values in test_base.c
  *   xd_rows_of, xd_ids_of: make a struct
- *   xd_adamw_defaults, xd_adam_defaults, xd_sgd_defaults: make a struct
+ *   xd_adamw_defaults, xd_adam_defaults: make a struct
  *   xd_loss_workspace_bytes, xd_head_loss_workspace_bytes, xd_topk_kl_workspace_bytes, xd_xtoken_workspace_bytes: read sizes
  *   xd_vsd_workspace_bytes, xd_denoise_workspace_bytes, xd_gan_workspace_bytes, xd_fdistill_workspace_bytes: read sizes
  *   xd_vsd_defaults, xd_denoise_defaults, xd_gan_defaults, xd_fdistill_defaults: make a struct

@@ -28,7 +28,7 @@ xd_exchange_bytes xd_interval xd_region xd_token_span xd_projection_origin xd_le
 # Numbers for which no value is wrong, or that nothing else in the call tells, by the reason.
 COUNTS_LEFT_OUT = {
     "a desc keeps it for the call that checks it": """xd_adam_defaults(param_count) xd_adamw_defaults(param_count)
-        xd_sgd_defaults(param_count) xd_rows_of(columns) xd_rows_of(rows)""",
+        xd_rows_of(columns) xd_rows_of(rows)""",
     "the identity of contents: whether two are equal is all that is asked": """
         xd_agree_same(hash) xd_hash(seed) xd_teacher_cache_desc.student_hash xd_teacher_cache_desc.teacher_hash""",
     "a line of source, or a rank, that messages print": """xd_at(line) xd_fail(line) xd_fail_culprit(culprit)

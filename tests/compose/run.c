@@ -166,7 +166,10 @@ static xd_result make_state(rank *r) {
     const compose_config *c = r->job->config;
     xd_optimizer_desc d = xd_adamw_defaults(r->params, r->count);
     if (c->optimizer == 1) d = xd_adam_defaults(r->params, r->count);
-    if (c->optimizer == 2) d = xd_sgd_defaults(r->params, r->count);
+    if (c->optimizer == 2) {
+        const xd_optimizer_desc sgd = { .params = r->params, .param_count = r->count, .kind = XD_OPTIMIZER_SGD };
+        d = sgd;
+    }
     d.learning_rate = 0.02;
     d.reserve_frozen = c->thaw > 0;
     if (c->optimizer == 2) d.momentum = 0.9;

@@ -307,7 +307,9 @@ struct Stepped {
             params[i].value = device ? d_values[i].at() : values[i].data();
             params[i].gradient = params[i].frozen ? nullptr : device ? d_gradients[i].at() : gradients[i].data();
         }
-        const xd_optimizer_desc o = adam ? xd_adamw_defaults(params, STEPPED) : xd_sgd_defaults(params, STEPPED);
+        xd_optimizer_desc o = xd_adamw_defaults(params, STEPPED);
+        if (!adam) o.kind = XD_OPTIMIZER_SGD;
+        if (!adam) o.weight_decay = 0.0;
         CHECK_EQ_INT(xd_optimizer_create(ctx, &o, &optimizer), XD_OK);
         for (int i = 0; i < count; i++) {
             xd_ema_desc desc = format((i + 5) % 6, i % 2 ? 0.3 : 0.999);

@@ -44,7 +44,10 @@ static inline poison_train *poison_train_begin(poison_scene *s, int gradient_rol
 static inline bool poison_optimizer_build(poison_scene *s) {
     poison_train *p = poison_train_begin(s, POISON_IN, POISON_IN | POISON_OUT);
     p->optimizer = s->variant == 1   ? xd_adam_defaults(&p->param, 1)
-                   : s->variant == 2 ? xd_sgd_defaults(&p->param, 1)
+                   : s->variant == 2 ? (xd_optimizer_desc){ .params = &p->param,
+                                                            .param_count = 1,
+                                                            .kind = XD_OPTIMIZER_SGD,
+                                                            .learning_rate = 1e-3 }
                                      : xd_adamw_defaults(&p->param, 1);
     p->optimizer.momentum = 0.9;
     p->optimizer.weight_decay = 0.01;

@@ -132,9 +132,7 @@
 
 /* Files. */
 #include "base/directory.h"
-#include "io/safetensors.h"
-#include "io/weights_files.h"
-#include "io/weights_reader.h"
+#include "io/weights.h"
 #include "io/gather.h"
 
 /* Models. */
@@ -374,6 +372,7 @@
 #include "train/post_hoc.c"
 #include "train/optimizer.c"
 
+#include "io/safetensors_internal.h"
 #include "io/internal.h"
 #include "io/safetensors.c"
 #include "io/safetensors_writer.c"

@@ -362,14 +362,14 @@ static xd_result cut_otherwise(void *user, const char *name, xd_weight_desc *wei
 typedef struct fake_list {
     xd_tensor_part parts[FAKE_TENSORS];
     xd_state_tensor tensors[FAKE_TENSORS];
-    xd_safetensors_entry entries[FAKE_TENSORS];
+    xd_weights_entry entries[FAKE_TENSORS];
     xd_region whole[FAKE_TENSORS];
     int64_t data[FAKE_TENSORS][64];
     int64_t count;
     int reads, fails_at; /* the call that fails; 0: none */
 } fake_list;
 
-static xd_result read_list(void *user, const xd_safetensors_entry *entry, xd_interval elements, void *to) {
+static xd_result read_list(void *user, const xd_weights_entry *entry, xd_interval elements, void *to) {
     fake_list *list = (fake_list *)user;
     const fake_tensor *t = fake_find(entry->name);
     const size_t size = xd_dtype_size(entry->dtype);
@@ -398,7 +398,7 @@ static void make_list(xd_comm *world, bool table, fake_list *list) {
                                            .range = { 0, xd_comm_rank(world) ? 0 : fake_numel(t) } };
         for (int d = 0; d < t->ndim; d++) list->parts[n].shape[d] = t->shape[d];
         list->tensors[n] = (xd_state_tensor){ NULL, name, t->dtype, t->ndim, t->shape, list->data[n] };
-        list->entries[n] = (xd_safetensors_entry){ t->full, t->dtype, t->ndim, t->shape };
+        list->entries[n] = (xd_weights_entry){ t->full, t->dtype, t->ndim, t->shape };
         list->count++;
     }
 }

@@ -279,10 +279,10 @@ static xd_result plan_buckets(xd_ctx *ctx) {
 
 static xd_result plan_file(xd_ctx *ctx) {
     static const int64_t shape[] = { 3, 4 };
-    const xd_safetensors_entry entry = { .name = "w", .dtype = XD_DTYPE_F32, .ndim = 2, .shape = shape };
-    const xd_safetensors_writer_desc desc = { .entries = &entry, .entry_count = 1 };
-    xd_safetensors_layout *layout = NULL;
-    const xd_result result = xd_safetensors_plan(ctx, &desc, &layout);
+    const xd_weights_entry entry = { .name = "w", .dtype = XD_DTYPE_F32, .ndim = 2, .shape = shape };
+    const xd_weights_writer_desc desc = { .entries = &entry, .entry_count = 1 };
+    xd_weights_layout *layout = NULL;
+    const xd_result result = xd_weights_plan(ctx, &desc, &layout);
     xd_release(ctx, layout);
     return result;
 }
@@ -313,11 +313,13 @@ static xd_result find_checkpoint(xd_ctx *ctx) {
     xd_checkpoint *checkpoint = NULL, *again = NULL;
     xd_result result = xd_checkpoint_find(ctx, checkpoints, &step);
     snprintf(path, sizeof path, "%s/step-3", checkpoints);
-    if (result == XD_OK) result = xd_checkpoint_open(ctx, path, &checkpoint);
+    if (result == XD_OK)
+        result = xd_checkpoint_open(ctx, &(xd_checkpoint_desc){ .directory = path }, &checkpoint);
     if (result == XD_OK) result = xd_checkpoint_verify(ctx, path);
     snprintf(path, sizeof path, "%s/step-3/manifest.json", checkpoints);
     if (result == XD_OK) result = xd_file_load(ctx, path, 0, &text, &bytes);
-    if (result == XD_OK) result = xd_checkpoint_open_memory(ctx, text, bytes, &again);
+    if (result == XD_OK)
+        result = xd_checkpoint_open(ctx, &(xd_checkpoint_desc){ .text = text, .bytes = bytes }, &again);
     xd_release(ctx, text);
     xd_checkpoint_close(again);
     xd_checkpoint_close(checkpoint);

@@ -33,7 +33,7 @@
  *   xd_gradient_norm_check: tells what xd_gradient_norm_compute found, tested in test_wrap_checks.c
  *   xd_optimizer_create: through xd_optimizer_step
  *   xd_ema_create: through xd_ema_update
- *   xd_ema_import: reads the counters of a record, none of its settings
+ *   xd_state_scatter: reads the counters of a record, none of its settings
  *   xd_post_hoc_average: numbers outside their range, NaN among them, are refused, tested in test_post_hoc.c; arithmetic on
  *     elements alone, NaN in, NaN out
  *   xd_status_check, xd_read_status: print a number

@@ -139,7 +139,6 @@
 #include "model/build.h"
 #include "model/pipeline.h"
 #include "model/plan.h"
-#include "model/buckets.h"
 
 /* Checkpoints. */
 #include "checkpoint/checkpoint.h"
@@ -397,6 +396,7 @@
 #include "model/build_internal.h"
 #include "model/pipeline_internal.h"
 #include "model/place_internal.h"
+#include "model/buckets_internal.h"
 #include "model/store_internal.h"
 #include "model/step_internal.h"
 #include "model/parallel_internal.h"

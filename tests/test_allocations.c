@@ -7,6 +7,7 @@
 #include "vocab_calls.h"
 #include "xd_private.h"
 #if defined(XD_TEST_LAYERS)
+#    include "model/describe_internal.h"
 #    include "dmd/fdistill.h"
 #endif
 #include "xd_test.h"
@@ -299,7 +300,7 @@ static xd_result run_model_agree(part *p) {
     CHECK(xd_model_create(xd_comm_ctx(p->world), NULL, &model) == XD_OK);
     CHECK(xd_weight_add(xd_model_root(model), &w, NULL) == XD_OK && xd_model_seal(model) == XD_OK);
     fails_in = left;
-    const xd_result result = xd_model_agree(model, p->world);
+    const xd_result result = xdi_model_agree(model, p->world);
     xd_model_destroy(model);
     return result == XD_ERROR_MISMATCH && xd_comm_size(p->world) > 1 ? XD_OK : result;
 }

@@ -15,8 +15,8 @@ static xd_result copy_whole(xd_comm *world, void *argument) {
     (void)argument;
     CHECK(xd_fake_score_create(teacher, NULL, &fake) == XD_OK);
     CHECK_EQ_INT(fake_wrong(fake, NULL), 0);
-    CHECK_EQ_INT(xd_model_weight_count(fake), FAKE_TENSORS);
-    CHECK_EQ_STR(xd_block_settings(xd_model_find_block(fake, "blocks.1"))->type, "block");
+    CHECK_EQ_INT(xd_model_describe(fake).weight_count, FAKE_TENSORS);
+    CHECK_EQ_STR(xd_block_describe(xd_model_find_block(fake, "blocks.1")).desc->type, "block");
     for (int64_t i = 0; i < FAKE_TENSORS; i++) {
         const xd_weight_info from = xd_weight_describe(xd_model_weight_at(teacher, i)),
                              to = xd_weight_describe(xd_model_weight_at(fake, i));
@@ -253,7 +253,7 @@ static xd_result describe_and_add(xd_comm *world, void *argument) {
     CHECK(xd_fake_score_describe(teacher, NULL, &fake) == XD_OK); /* of a teacher without storage */
     CHECK(xd_weight_add(xd_model_find_block(fake, "out"), &head, NULL) == XD_OK);
     CHECK(xd_model_seal(fake) == XD_OK);
-    CHECK_EQ_INT(xd_model_weight_count(fake), FAKE_TENSORS + 1);
+    CHECK_EQ_INT(xd_model_describe(fake).weight_count, FAKE_TENSORS + 1);
     CHECK(!xd_weight_describe(xd_model_find_weight(fake, "embed.weight")).value);
     CHECK(xd_model_allocate(fake) == XD_OK && xd_model_init_weights(fake) == XD_OK);
     fake_fill(teacher);

@@ -1,6 +1,10 @@
 /* The n-th allocation fails, for every n: in one training step on two ranks, and in everything that makes meshes and
  * moves tensors. Each run ends with an error, never with a hang, and gives back everything it took. */
 #define XDISTILL_IMPLEMENTATION
+#if defined(XD_TEST_LAYERS)
+#    include "model/describe_internal.h"
+#    include "model/buckets_internal.h"
+#endif
 #include "xdistill.h"
 #include "vocab_calls.h"
 #include "xd_test.h"
@@ -252,7 +256,7 @@ static xd_result build_model(xd_ctx *ctx) {
     if (result == XD_OK)
         result = xd_block_add(xd_model_root(model), &(xd_block_desc){ .name = "a", .type = "t" }, &block);
     if (result == XD_OK) result = xd_weight_add(block, &w, &weight);
-    if (result == XD_OK) result = xd_weight_set_tensor_parallel(weight, 1, 1);
+    if (result == XD_OK) result = xdi_weight_set_tensor_parallel(weight, 1, 1);
     if (result == XD_OK) result = xd_weight_add(block, &table, &weight);
     if (result == XD_OK) result = xd_model_seal(model);
     if (result == XD_OK) result = plan_model(model);
@@ -266,17 +270,17 @@ static xd_result build_model(xd_ctx *ctx) {
 
 /* Buckets, and leaves in memory of the context. */
 static xd_result plan_buckets(xd_ctx *ctx) {
-    const xd_bucket_param params[] = { { .numel = 30 }, { .numel = 5 } };
-    const xd_bucket_plan_desc desc = { .params = params, .param_count = 2, .ranks = 2, .sharded = true };
+    const xdi_bucket_param params[] = { { .numel = 30 }, { .numel = 5 } };
+    const xdi_bucket_plan_desc desc = { .params = params, .param_count = 2, .ranks = 2, .sharded = true };
     const xd_leaf_stack_desc leaves = { .leaves = { .first = 0, .count = 3, .total = 3 }, .elements = 4 };
-    xd_bucket_plan *plan = NULL;
+    xdi_bucket_plan *plan = NULL;
     xd_leaf_stack *stack = NULL;
     float *place = NULL;
-    xd_result result = xd_bucket_plan_create(ctx, &desc, &plan);
+    xd_result result = xdi_bucket_plan_create(ctx, &desc, &plan);
     if (result == XD_OK) result = xd_leaf_stack_create(ctx, &leaves, &stack);
     if (result == XD_OK) result = xd_leaf_stack_next(stack, &place);
     xd_leaf_stack_destroy(stack);
-    xd_bucket_plan_destroy(plan);
+    xdi_bucket_plan_destroy(plan);
     return result;
 }
 

@@ -27,7 +27,7 @@
  *   xd_plan_memory, xd_plan_print: read sizes; numbers of optimizers and averages are checked as by the calls that create
  *   xd_ctx_create_versioned, xd_run_threads: timeouts, tested in test_base.c
  *   xd_comm_node, xd_comm_shrink: a timeout below 0 or NaN is refused, tested in test_node_join.c and test_node_shrink.c
- *   xd_ddp_create, xd_fsdp_create, xd_build, xd_build_existing: divisors that have no inverse are refused, tested in
+ *   xd_ddp_create, xd_fsdp_create, xd_build: divisors that have no inverse are refused, tested in
  *     test_wrap_checks.c
  *   xd_gradient_norm_check: tells what xd_gradient_norm_compute found, tested in test_wrap_checks.c
  *   xd_optimizer_create: through xd_optimizer_step

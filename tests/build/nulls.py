@@ -48,7 +48,7 @@ PROMISED_FIELDS = {
 }
 
 # Pointers whose object has the context: there is no place for a message.
-ANONYMOUS = [("xd_stage_cast_inputs", "stage.model"), ("xd_stage_cast_outputs", "stage.model")]
+ANONYMOUS = [("xd_stage_cast", "stage.model")]
 
 # Of two ranks, which make one of the two each.
 PAIRS = ["xd_send", "xd_recv"]

@@ -150,8 +150,9 @@ static xd_result run_rank(xd_comm *world, void *argument) {
     r.group = groups->ep;
     XD_TRY(xd_layout_create(xd_comm_ctx(world), &by_expert, &sharded));
     XD_TRY(create_model(&r, xd_comm_ctx(world), sharded, &model));
-    const xd_ddp_desc ddp = { .leaves = LEAVES, .experts = { .data = groups->expert_dp } };
-    XD_TRY(xd_ddp_create(model, groups->dp, &ddp, &r.parallel));
+    const xd_ddp_desc ddp = { .data = groups->dp, .leaves = LEAVES,
+                              .experts = { .data = groups->expert_dp } };
+    XD_TRY(xd_ddp_create(model, &ddp, &r.parallel));
 
     for (int64_t k = 0; k < xd_parallel_leaves(r.parallel).most; k++) XD_TRY(train_leaf(&r, k));
     XD_TRY(xd_parallel_reduce(r.parallel));

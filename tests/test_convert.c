@@ -6,6 +6,7 @@
 #    include "dmd/internal.h"
 #endif
 #include "xd_test.h"
+#include "xd_test_numbers.h"
 #include "xd_test_cpu.h"
 
 #include <math.h>
@@ -379,7 +380,7 @@ XD_TEST(narrow_results_are_rounded_once) {
     d.p = xd_rows_of(p + 1, XD_DTYPE_F64, 1, 1);
     d.out.dtype = XD_DTYPE_F16;
     CHECK(xd_mix_rows(ctx, &d) == XD_OK);
-    CHECK(xd_f16_from_f32((float)half) == 0x3c00 && out[0] == 0x3c01);
+    CHECK(f16_of((float)half) == 0x3c00 && out[0] == 0x3c01);
     d.p = xd_rows_of(below, XD_DTYPE_F64, 1, 1);
     d.out.dtype = XD_DTYPE_BF16;
     CHECK(xd_mix_rows(ctx, &d) == XD_OK);

@@ -1,5 +1,6 @@
 /* Fake scores: copies on one rank, and made of parts on many, from any cut to any other, with the teacher's bits. */
 #include "fake_scene.h"
+#include "xd_test_topology.h"
 
 /* ---- on one rank ---- */
 
@@ -189,9 +190,7 @@ static xd_result copy_sharded(xd_comm *world, void *argument) {
     fake_layouts l;
     memset(&l, 0, sizeof l);
     (void)argument;
-    const xd_axis axis = { "tp", 2 };
-    const xd_topology_desc t = { .axes = &axis, .axis_count = 1, .world_size = 2 };
-    CHECK(xd_topology_create(ctx, &t, &l.topology) == XD_OK);
+    l.topology = line_of("tp", 2);
     xd_layout_desc d = { .ndim = 3, .shape = { 3, 2, 5 }, .topology = &l.topology };
     d.placement[0] = (xd_placement){ XD_SHARD, .dim = 2 };
     CHECK(xd_layout_create(ctx, &d, &l.layout[3]) == XD_OK);
@@ -583,10 +582,7 @@ static xd_result two_ways(xd_comm *world, void *argument) {
     memset(&from, 0, sizeof from);
     memset(&whole, 0, sizeof whole);
     const xd_axis axis = { "tp", 2 };
-    const xd_topology_desc t = {
-        .axes = &axis, .axis_count = 1, .ranks = tp, .rank_count = 2, .world_size = 4
-    };
-    CHECK(xd_topology_create(ctx, &t, &from.layouts.topology) == XD_OK);
+    from.layouts.topology = grid_of(&axis, 1, tp);
     for (int i = 0; i < FAKE_TENSORS - 1; i++) {
         const fake_tensor *tensor = &fake_tensors[i];
         xd_layout_desc d = { .ndim = tensor->ndim, .topology = &from.layouts.topology };

@@ -8,10 +8,10 @@
  *
  *   xd_all_gather, xd_all_to_all, xd_gather, xd_scatter, xd_send: move elements as bytes
  *   xd_all_reduce, xd_reduce_scatter, xd_leaf_stack_push: arithmetic on elements alone, NaN in, NaN out
- *   xd_redistribute, xd_tensor_full, xd_tensor_gather, xd_tensor_numel, xd_weights_gather: move elements as bytes
+ *   xd_redistribute, xd_tensor_gather, xd_tensor_numel, xd_weights_gather: move elements as bytes
  *   xd_halo_exchange, xd_crossing_forward: move elements as bytes, or add them; xd_halo_exchange_backward, xd_crossing_backward: the same
- *   xd_route_send, xd_route_slot, xd_teacher_piece_copy: move rows as bytes
- *   xd_cast, xd_bf16_from_f32, xd_f16_from_f32, xd_load_f64, xd_store_f64: conversions, tested over all values in test_base.c
+ *   xd_route_send, xd_route_slot, xdi_teacher_piece_copy: move rows as bytes
+ *   xd_cast, xd_bf16_from_f32, xd_load_f64, xd_store_f64: conversions, tested over all values in test_base.c
  *   xd_rows_of, xd_ids_of: make a struct
  *   xd_adamw_defaults, xd_adam_defaults, xd_sgd_defaults: make a struct
  *   xd_loss_workspace_bytes, xd_head_loss_workspace_bytes, xd_topk_kl_workspace_bytes, xd_xtoken_workspace_bytes: read sizes
@@ -36,7 +36,7 @@
  *   xd_post_hoc_gamma, xd_post_hoc_sigma_rel, xd_post_hoc_coefficients: numbers outside their range, NaN among them, are refused,
  *     tested in test_post_hoc.c
  *   xd_post_hoc_sum: the same of coefficients; arithmetic on elements alone, NaN in, NaN out
- *   xd_status_check, xd_read_status: print a number
+ *   xd_status_check: prints a number
  *   xd_noise_steps, xd_edm_scales_at: numbers outside their range, NaN among them, are refused, tested in test_noise_schedule.c
  *   xd_prediction_mix, xd_noise_mix: the same, tested in test_convert.c
  *   xd_dmd_create, xd_dmd_bytes: numbers outside their range, NaN among them, are refused, tested in test_dmd.c
@@ -50,8 +50,8 @@
  *   xd_draw_rows: takes whole numbers, and writes what it draws
  *   xd_times_draw: numbers outside their range, NaN among them, are refused, tested
  *   in test_times.c
- *   xd_votes_read: the sums of what xd_votes_add let in
- *   xd_align_dp, xd_align_segment: scores that are not finite are refused, tested in test_align.c
+ *   xdi_votes_read: the sums of what xd_votes_add let in
+ *   xdi_align_dp, xdi_align_segment: scores that are not finite are refused, tested in test_align.c
  *   xd_projection_build, xd_projection_cached: a threshold outside [0, 1] or NaN is refused, tested in test_projection_build.c
  *   xd_projection_cache_name: prints the bits of a threshold
  *   xd_projection_load: through xd_projection_save, and its checks are those of xd_projection_load_memory

@@ -4,7 +4,7 @@
 #include "dmd/fdistill.h"
 #include "dmd/internal.h"
 #include "dmd/state.h"
-#include "model/internal.h"
+#include "model/parallel_internal.h"
 
 #include <math.h>
 #include <string.h>
@@ -248,13 +248,13 @@ static bool xdi_dmd_steps(const xd_optimizer_desc *steps, const xd_param *param)
 
 /* An optimizer over another list would leave the role as it is. It may leave out some of its weights, but not all that are here. */
 static xd_result xdi_dmd_check_optimizer(xd_ctx *ctx, const xd_dmd_trainer *trainer, xd_dmd_role role) {
-    const xd_model *model = trainer->parallel->model;
+    const xd_model *model = trainer->parallel->place.model;
     const xd_optimizer_desc *steps = xd_optimizer_settings(trainer->optimizer);
     const char *first = NULL;
     for (int64_t i = 0; i < model->weight_count; i++) {
         const xd_weight *w = model->weights[i];
-        if (!xdi_parallel_lists(w)) continue;
-        const xd_param param = xdi_parallel_param(trainer->parallel, w);
+        if (!xdi_weight_is_listed(w)) continue;
+        const xd_param param = xdi_weight_kept_param(w);
         if (param.buffer || param.frozen || param.count == 0) continue;
         if (xdi_dmd_steps(steps, &param)) return XD_OK;
         if (!first) first = param.name;

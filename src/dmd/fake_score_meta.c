@@ -261,7 +261,7 @@ static xd_result xdi_fake_compute(const xdi_fake *f) {
     for (int64_t i = 0; i < f->tensor_count; i++) {
         const xdi_fake_tensor *t = &f->tensors[i];
         if (t->origin != XDI_FAKE_COMPUTED || t->part.range.begin == t->part.range.end) continue;
-        xd_clear_error(f->ctx);
+        xdi_clear_error(f->ctx);
         XD_TRY(xdi_builder_called(f->ctx, compute->call(compute->user, f->ctx, &t->part), "compute of tensor",
                                   (int)i));
     }

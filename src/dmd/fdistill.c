@@ -54,7 +54,7 @@ static bool xdi_fdistill_layout(const xdi_fdistill_desc *d, xd_fdistill_args *a,
                               bins * sizeof(double) };
     size_t at[5];
     for (int i = 0; i < 5; i++)
-        if (!xd_arena_take(arena, sizes[i], &at[i])) return false;
+        if (!xdi_arena_take(arena, sizes[i], &at[i])) return false;
     if (!arena->base) return true;
     a->record = (int64_t *)(void *)(arena->base + at[0]);
     a->records = all ? (int64_t *)(void *)(arena->base + at[1]) : a->record;

@@ -303,7 +303,7 @@ XD_PRIVATE double xdi_noise_network_time(double t, double scale, xd_dtype dtype)
     if (scale != 0.0) seen *= (float)scale;
     if (dtype == XD_DTYPE_F32) return (double)seen;
     if (dtype == XD_DTYPE_BF16) return (double)xd_f32_from_bf16(xd_bf16_from_f32(seen));
-    if (dtype == XD_DTYPE_F16) return (double)xd_f32_from_f16(xd_f16_from_f32(seen));
+    if (dtype == XD_DTYPE_F16) return (double)xd_f32_from_f16(xdi_f16_from_f32(seen));
     return (double)NAN;
 }
 

@@ -2,7 +2,7 @@
 
 #include "base/internal.h"
 #include "dmd/state.h"
-#include "model/internal.h"
+#include "model/parallel_internal.h"
 
 #include <string.h>
 

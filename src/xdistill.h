@@ -556,7 +556,7 @@
 #include "dmd/guidance.c"
 #include "dmd/walk.c"
 #include "dmd/input.c"
-#include "dmd/leaf.c"
+#include "dmd/micro_batch.c"
 #include "dmd/adversary.c"
 #include "dmd/terms.c"
 #include "dmd/warm_up.c"

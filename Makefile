@@ -145,7 +145,7 @@ build/golden: $(golden_objects) $(golden_implementation) | build
 	$(compiling)$(CC) $(golden_objects) $(golden_implementation) -o $@ $(LIBS)
 
 $(golden_objects): build/golden.d/%.o: tests/golden/%.c | build/golden.d
-	$(compiling)$(CC) -std=c99 -O2 $(warnings) $(linked) -Isrc -Itests/helpers $(dependencies) -c $< -o $@
+	$(compiling)$(CC) -std=c99 -O2 $(warnings) $(linked) -DXD_TEST_LAYERS -Isrc -Itests/helpers $(dependencies) -c $< -o $@
 
 # Configurations of wrapped training against one rank: build/compose --seed 1 --count 200
 build/compose: $(wildcard tests/compose/*) $(golden_implementation) | build
@@ -404,15 +404,22 @@ install: xdistill.h lib ## Library: headers, library, packages to DESTDIR/PREFIX
 	install -m 644 build/libxdistill.a build/$(shared) "$(prefix)/lib"
 	ln -sf $(shared) "$(prefix)/lib/libxdistill.so"
 	install -m 644 $(headers) "$(prefix)/include"
-	install -m 644 cmake/xdistill-config.cmake "$(prefix)/share/cmake/xdistill"
+	install -m 644 cmake/xdistill-config.cmake cmake/xdistill-companions.cmake "$(prefix)/share/cmake/xdistill"
 	sed 's|@VERSION@|$(version)|' cmake/xdistill-config-version.cmake.in \
 	    > "$(prefix)/share/cmake/xdistill/xdistill-config-version.cmake"
-	sed 's|@VERSION@|$(version)|; s|@PREFIX@|$(PREFIX)|' xdistill.pc.in > "$(prefix)/share/pkgconfig/xdistill.pc"
+	for name in xdistill xdistill-lib; do sed 's|@VERSION@|$(version)|; s|@PREFIX@|$(PREFIX)|' $$name.pc.in \
+	    > "$(prefix)/share/pkgconfig/$$name.pc" || exit 1; done
+	@if command -v $(PYTHON) >/dev/null; then $(MAKE) --no-print-directory build/xdistill_ctypes.py && \
+	install -d "$(prefix)/share/xdistill" && install -m 644 build/xdistill_ctypes.py "$(prefix)/share/xdistill"; \
+	else echo "without the ctypes binding: no $(PYTHON)"; fi
+
+build/xdistill_ctypes.py: xdistill.h tools/api.py tools/api_ctypes.py | build
+	$(compiling)CC="$(CC)" $(PYTHON) tools/api.py --build build
 
 uninstall: ## Library: remove what install wrote
 	cd "$(prefix)/include" && rm -f xdistill.h xdistill_cuda.cu xdistill_nccl.h xdistill_mpi.h
 	cd "$(prefix)/lib" && rm -f libxdistill.a libxdistill.so $(shared)
-	rm -f "$(prefix)/share/pkgconfig/xdistill.pc"
+	cd "$(prefix)/share" && rm -f pkgconfig/xdistill.pc pkgconfig/xdistill-lib.pc xdistill/xdistill_ctypes.py
 	rm -rf "$(prefix)/share/cmake/xdistill"
 
 clean: ## Library: remove build/

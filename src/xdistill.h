@@ -13,7 +13,7 @@
    A program, but for its declarations and the check of results (XD_TRY):
 
        xd_ctx_create(NULL, &ctx);
-       xd_vocab_create_even(ctx, tp, 50257, &vocab);          // tp: ranks that share the vocabulary; NULL: this one alone
+       xd_vocab_create(ctx, &(xd_vocab_desc){ .size = 50257, .tp = tp }, &vocab); // tp: ranks that share the vocabulary
        xd_loss_desc loss = { .student = { logits, XD_DTYPE_F32, tokens, columns }, .vocab = vocab };
        loss.teacher = (xd_rows){ teacher_logits, XD_DTYPE_BF16, tokens, columns };
        loss.soft_weight = 1.0;                                // forward KL from the teacher
@@ -108,7 +108,6 @@
 #include "align/projection.h"
 #include "align/projection_file.h"
 #include "align/projection_build.h"
-#include "align/chunks.h"
 #include "align/project.h"
 
 /* Teachers. */
@@ -163,7 +162,6 @@
 #include "dmd/vsd.h"
 #include "dmd/denoise.h"
 #include "dmd/gan.h"
-#include "dmd/fdistill.h"
 #include "dmd/pack.h"
 #ifndef XDISTILL_NO_MODELS
 #include "dmd/network.h"
@@ -172,15 +170,6 @@
 #include "dmd/sampler.h"
 #include "dmd/fake_score.h"
 #endif
-#endif
-
-/* What reproduces other trainers. */
-#ifndef XDISTILL_NO_ACROSS
-#include "compat/canonical.h"
-#include "compat/align_dp.h"
-#include "compat/compat.h"
-#include "compat/uld_chunks.h"
-#include "compat/route_plan.h"
 #endif
 
 /* ---- for back ends ---- */
@@ -193,6 +182,7 @@
 #include "base/publish.h"
 #include "base/json.h"
 #include "base/crc.h"
+#include "kernel/ids.h"
 #include "kernel/copy.h"
 #include "kernel/fill.h"
 #include "kernel/fixed.h"
@@ -330,6 +320,7 @@
 #include "kernel/diffusion.c"
 #endif
 
+#include "comm/topology_internal.h"
 #include "comm/internal.h"
 #include "comm/record.c"
 #include "comm/collective.c"
@@ -360,6 +351,7 @@
 #include "tensor/interval.c"
 #include "tensor/layout.c"
 #include "tensor/tensor.c"
+#include "tensor/redistribute_internal.h"
 #include "tensor/redistribute.c"
 #include "tensor/fill.c"
 #include "tensor/runs.c"
@@ -402,7 +394,14 @@
 #include "loss/topk_kl.c"
 
 #ifndef XDISTILL_NO_MODELS
-#include "model/internal.h"
+#include "model/describe_internal.h"
+#include "model/build_internal.h"
+#include "model/pipeline_internal.h"
+#include "model/place_internal.h"
+#include "model/store_internal.h"
+#include "model/step_internal.h"
+#include "model/parallel_internal.h"
+#include "model/finish_internal.h"
 #include "model/model.c"
 #include "model/model_seal.c"
 #include "model/model_storage.c"
@@ -420,7 +419,7 @@
 #include "model/parallel_flight.c"
 #include "model/parallel_values.c"
 #include "model/parallel_gradient.c"
-#include "model/parallel_home.c"
+#include "model/parallel_host.c"
 #include "model/parallel.c"
 #include "model/plan.c"
 #include "model/pass.c"
@@ -480,6 +479,8 @@
 #include "text/tokenizer_load.c"
 
 #include "align/internal.h"
+#include "align/chunks.h"
+#include "align/rows.h"
 #include "align/align.c"
 #include "align/align_bytes.c"
 #include "align/votes.c"
@@ -520,10 +521,15 @@
 #include "xtoken/xtoken.c"
 #include "xtoken/uld.c"
 
+#include "compat/canonical.h"
 #include "compat/canonical.c"
+#include "compat/align_dp.h"
 #include "compat/align_dp.c"
+#include "compat/compat.h"
 #include "compat/compat.c"
+#include "compat/uld_chunks.h"
 #include "compat/uld_chunks.c"
+#include "compat/route_plan.h"
 #include "compat/route_plan.c"
 #endif
 
@@ -538,6 +544,7 @@
 #include "dmd/vsd.c"
 #include "dmd/denoise.c"
 #include "dmd/gan.c"
+#include "dmd/fdistill.h"
 #include "dmd/fdistill.c"
 #include "dmd/pack.c"
 #ifndef XDISTILL_NO_MODELS

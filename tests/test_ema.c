@@ -1,6 +1,7 @@
 /* Averages: schedules, bits, the state machine, names, buffers, ties, loading and publishing, bad input. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "xd_test_numbers.h"
 #include "ema_scene.h"
 
 #include <stdlib.h>
@@ -388,7 +389,7 @@ XD_TEST(every_pair_of_dtypes_agrees_with_double_arithmetic_rounded_once) {
 XD_TEST(buffers_are_copied_as_they_are) {
     int64_t counter = (INT64_C(1) << 53) + 1; /* no double holds it */
     uint8_t flag = 1;
-    uint16_t half = xd_f16_from_f32(0.1f);
+    uint16_t half = f16_of(0.1f);
     xd_ctx *ctx = scene_ctx(XD_CPU_BEST, 0);
     xd_param params[3];
     params[0] = scene_param("counter", &counter, XD_DTYPE_I64, 1);
@@ -400,7 +401,7 @@ XD_TEST(buffers_are_copied_as_they_are) {
     CHECK(xd_ema_update(ema, 1, NULL) == XD_OK);
     counter += 2;
     flag = 0;
-    half = xd_f16_from_f32(7.0f);
+    half = f16_of(7.0f);
     CHECK(xd_ema_update(ema, 2, NULL) == XD_OK);
     CHECK(memcmp(xd_ema_view(ema, 0).value, &counter, sizeof counter) == 0);
     CHECK(memcmp(xd_ema_view(ema, 1).value, &flag, sizeof flag) == 0);

@@ -1,5 +1,6 @@
 /* Formats of shadows that follow small differences, and the count of elements that do not move. */
 #include "ema_scene.h"
+#include "xd_test_numbers.h"
 
 enum { N = 3001 };
 
@@ -170,7 +171,7 @@ static uint16_t expected_random(const char *name, float x, int64_t element, int6
     const uint64_t hash = xd_hash(0, name, strlen(name));
     const xd_philox random = { 0x123456789abcdefu, XD_STREAM_EMA, (uint16_t)(hash >> 32), (uint32_t)hash,
                                (uint32_t)iteration };
-    const uint32_t word = xd_philox_word(&random, element / 2);
+    const uint32_t word = word_of(&random, element / 2);
     const double drawn = (double)(element % 2 ? word >> 16 : word & 0xffffu);
     const uint16_t below = truncated(x);
     const double a = fabs((double)widened(below)), b = fabs((double)widened((uint16_t)(below + 1)));

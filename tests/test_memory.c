@@ -2,6 +2,7 @@
  * moves tensors. Each run ends with an error, never with a hang, and gives back everything it took. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "vocab_calls.h"
 #include "xd_test.h"
 
 #include <stdlib.h>
@@ -45,7 +46,7 @@ static xd_result make(xd_comm *world, parts *p) {
     xd_comm *tp = NULL;
     XD_TRY(xd_mesh_create(world, &mesh, &p->mesh));
     XD_TRY(xd_mesh_group(p->mesh, "tp", &tp));
-    XD_TRY(xd_vocab_create_even(ctx, tp, RANKS * COLUMNS, &p->vocab));
+    XD_TRY(vocab_even(ctx, tp, RANKS * COLUMNS, &p->vocab));
     p->param.name = "logits";
     p->param.value = p->logits;
     p->param.gradient = p->gradient;
@@ -157,6 +158,8 @@ static xd_result make_columns(grid *g) {
 static xd_result mesh_step(grid *g, int step) {
     const xd_mesh_desc rows = { .axes = { { "dp", 2 }, { "tp", 2 } } };
     const xd_axis levels[2] = { { "outer", 2 }, { "inner", 1 } };
+    const xd_mesh_derive_desc all = { .axes = "dp,tp", .flatten = true, .name = "all" },
+                              two = { .axes = "tp", .parts = levels, .part_count = 2 };
     const int rank = xd_comm_rank(g->world);
     xd_tensor from, to;
     if (step >= 6) {
@@ -167,8 +170,8 @@ static xd_result mesh_step(grid *g, int step) {
     case 0: return xd_comm_split(g->world, rank % 2, 0, &g->half);
     case 1: return xd_mesh_create(g->world, &rows, &g->rows);
     case 2: return make_columns(g);
-    case 3: return xd_mesh_flatten(g->rows, "dp,tp", "all", &g->flat);
-    case 4: return xd_mesh_unflatten(g->rows, &(xd_unflatten_desc){ "tp", levels, 2 }, &g->split);
+    case 3: return xd_mesh_derive(g->rows, &all, &g->flat);
+    case 4: return xd_mesh_derive(g->rows, &two, &g->split);
     case 5: return make_layouts(g);
     case 6: return xd_redistribute(g->world, &from, &to);
     default: return xd_tensor_gather(g->world, &to, NULL, 2, g->whole);
@@ -269,7 +272,7 @@ static xd_result plan_buckets(xd_ctx *ctx) {
     xd_leaf_stack *stack = NULL;
     float *place = NULL;
     xd_result result = xd_bucket_plan_create(ctx, &desc, &plan);
-    if (result == XD_OK) result = xd_leaf_stack_create_in(ctx, &leaves, &stack);
+    if (result == XD_OK) result = xd_leaf_stack_create(ctx, &leaves, &stack);
     if (result == XD_OK) result = xd_leaf_stack_next(stack, &place);
     xd_leaf_stack_destroy(stack);
     xd_bucket_plan_destroy(plan);

@@ -55,7 +55,8 @@ static void set_up(xd_comm *world, const run *r, rank_state *s) {
     xd_optimizer_desc adamw = xd_adamw_defaults(&s->param, 1);
     const xd_ema_desc average = { .decay = 0.9 };
     adamw.learning_rate = 1e-2;
-    CHECK(xd_leaf_stack_create(ctx, leaves, ELEMENTS, &s->stack) == XD_OK);
+    CHECK(xd_leaf_stack_create(ctx, &(xd_leaf_stack_desc){ .leaves = leaves, .elements = ELEMENTS },
+                               &s->stack) == XD_OK);
     CHECK(xd_optimizer_create(ctx, &adamw, &s->optimizer) == XD_OK);
     CHECK(xd_ema_create(ctx, &s->param, 1, &average, &s->ema) == XD_OK);
 }

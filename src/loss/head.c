@@ -176,7 +176,11 @@ static xd_result xdi_head_prepare(xd_ctx *ctx, const xd_head_loss_desc *desc, xd
     const xd_leaves tiles = { (v.begin + XD_HEAD_TILE - 1) / XD_HEAD_TILE,
                               (p->columns + XD_HEAD_TILE - 1) / XD_HEAD_TILE,
                               (v.size + XD_HEAD_TILE - 1) / XD_HEAD_TILE };
-    return xd_leaf_stack_create(ctx, tiles, p->chunk * p->width, &p->leaves);
+    xd_leaf_stack_desc leaves;
+    memset(&leaves, 0, sizeof leaves);
+    leaves.leaves = tiles;
+    leaves.elements = p->chunk * p->width;
+    return xd_leaf_stack_create(ctx, &leaves, &p->leaves);
 }
 
 XD_API size_t xd_head_loss_workspace_bytes(const xd_head_loss_desc *desc) {

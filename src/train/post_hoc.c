@@ -255,7 +255,7 @@ typedef struct xdi_post_hoc_room {
 
 static xd_result xdi_post_hoc_take(xd_ctx *ctx, const xdi_post_hoc_room *room, const char *name,
                                    const int64_t at[2], void *to) {
-    xd_clear_error(ctx);
+    xdi_clear_error(ctx);
     const xd_result result = room->desc->read(room->desc->user, at[0], at[1], to);
     if (result != XD_OK && xd_last_error(ctx)->result == result)
         return result; /* with the reader's own words */

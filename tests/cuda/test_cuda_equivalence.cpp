@@ -1,6 +1,7 @@
 /* A dozen of wrapped trainings on GPUs, by name: a small network under every wrapper, with tensor and context parallelism, has the
  * weights, averages, losses and norms of one GPU, bit for bit. Passes are computed on the host, of copies of what blocks show. */
 #include "cuda_test.h"
+#include "xd_test_topology.h"
 
 #include <math.h>
 
@@ -93,13 +94,7 @@ static xd_result open(Rank &r) {
 }
 
 static xd_result describe(Rank &r) {
-    const xd_axis axis = { "tp", r.config.tp };
-    xd_topology_desc t = {};
-    t.axes = &axis;
-    t.axis_count = 1;
-    t.world_size = r.config.tp;
-    xd_topology topology;
-    XD_TRY(xd_topology_create(r.gpu.ctx, &t, &topology));
+    const xd_topology topology = line_of("tp", r.config.tp);
     xd_model_desc m = {};
     m.seed = 5;
     m.rank = xd_comm_rank(r.groups->tp);

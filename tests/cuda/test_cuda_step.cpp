@@ -1,5 +1,6 @@
 /* Whole steps on a GPU: clip, optimizer and average, over a few arrays and over a thousand; what set-up does, and failures. */
 #include "cuda_test.h"
+#include "base/internal.h"
 
 /* ---- whole steps ---- */
 
@@ -453,7 +454,7 @@ XD_TEST(dtypes_without_a_place_are_refused_by_name) {
 /* Lets the first, second, ... CUDA call of a function fail until it succeeds, and returns the number of its calls. */
 template <typename Call> static long fail_each_call(xd_ctx *ctx, Call call) {
     for (long n = 1;; n++) {
-        xd_clear_error(ctx);
+        xdi_clear_error(ctx);
         emu_fail_call(n);
         const xd_result result = call();
         emu_fail_call(0);

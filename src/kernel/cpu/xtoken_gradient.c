@@ -1,6 +1,7 @@
 /* Gradients of losses across tokenizers: one form for all kinds. */
 
 #include "kernel/cpu/xtoken.h"
+#include "kernel/ids.h"
 
 #include <math.h>
 #include <string.h>

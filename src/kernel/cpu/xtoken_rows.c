@@ -1,6 +1,7 @@
 /* Losses across tokenizers, by single rows: moments, and teachers of the student's own tokenizer. */
 
 #include "kernel/cpu/xtoken.h"
+#include "kernel/ids.h"
 
 #include <math.h>
 #include <string.h>

@@ -1,6 +1,7 @@
 /* Losses across tokenizers on vectors. Rows that f32 cannot represent are left to the plain kernels. */
 
 #include "kernel/cpu/xtoken.h"
+#include "kernel/ids.h"
 #include "kernel/simd/loops.h"
 
 #include <math.h>

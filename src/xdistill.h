@@ -196,6 +196,7 @@
 #include "kernel/mft_scalar.h"
 #include "kernel/rows.h"
 #include "kernel/softmax.h"
+#include "kernel/softmax_scalar.h"
 #include "kernel/optimizer.h"
 #include "kernel/optimizer_scalar.h"
 #include "kernel/matmul.h"

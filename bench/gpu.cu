@@ -203,7 +203,8 @@ static double loss_error(gpu_case *c) {
     xd_ctx *ctx = NULL;
     settings.cpu = XD_CPU_PLAIN;
     require(NULL, xd_ctx_create(&settings, &ctx));
-    require(ctx, xd_vocab_create_even(ctx, NULL, gpu->student.cols, &vocab));
+    const xd_vocab_desc split = { gpu->student.cols };
+    require(ctx, xd_vocab_create(ctx, &split, &vocab));
     cpu.vocab = vocab;
     cpu.student.rows = cpu.teacher.rows = cpu.common.gradient.rows = CHECKED_ROWS;
     cpu.student.data = host_copy(gpu->student.data, bytes);
@@ -242,7 +243,8 @@ static void bench_loss(const char *op, xd_dtype dtype, bool soft, xd_divergence 
     gpu_case c;
     bench_row row = {};
     open_case(&c, launch_loss);
-    require(c.ctx, xd_vocab_create_even(c.ctx, NULL, columns, &c.vocab));
+    const xd_vocab_desc split = { columns };
+    require(c.ctx, xd_vocab_create(c.ctx, &split, &c.vocab));
     c.loss.student = { device_noise(count, dtype, 8.0, 1), dtype, rows, columns, 0 };
     c.loss.hard_weight = soft ? 0.0 : 1.0;
     c.loss.soft_weight = soft ? 1.0 : 0.0;
@@ -286,7 +288,8 @@ static void bench_head(const char *cublas) {
     const int64_t rows = GPU_HEAD_ROWS, columns = GPU_VOCABULARY, width = GPU_WIDTH;
     gpu_case c;
     open_case(&c, launch_head, cublas);
-    require(c.ctx, xd_vocab_create_even(c.ctx, NULL, columns, &c.vocab));
+    const xd_vocab_desc split = { columns };
+    require(c.ctx, xd_vocab_create(c.ctx, &split, &c.vocab));
     c.head.student.hidden = { device_noise(rows * width, XD_DTYPE_BF16, 0.1, 3), XD_DTYPE_BF16, rows, width, 0 };
     c.head.student.weight = { device_noise(columns * width, XD_DTYPE_BF16, 1.0, 4), XD_DTYPE_BF16, columns, width, 0 };
     c.head.hidden_gradient = { device_room((size_t)(rows * width) * 2), XD_DTYPE_BF16, rows, width, 0 };

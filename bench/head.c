@@ -131,7 +131,7 @@ static void open_case(head_case *c, bool kl, bool bf16) {
     memset(c, 0, sizeof *c);
     for (int i = 0; i < ROWS; i++) labels[i] = i * 13 % VOCABULARY;
     require(NULL, xd_ctx_create(&desc, &c->ctx));
-    require(c->ctx, xd_vocab_create_even(c->ctx, NULL, VOCABULARY, &c->vocab));
+    require(c->ctx, xd_vocab_create(c->ctx, &(xd_vocab_desc){ .size = VOCABULARY }, &c->vocab));
     c->logits = (float *)allocate((size_t)ROWS * VOCABULARY * sizeof(float));
     c->teacher_logits = (float *)allocate((size_t)ROWS * VOCABULARY * sizeof(float));
     c->hidden_gradient = (float *)allocate((size_t)ROWS * WIDTH * sizeof(float));

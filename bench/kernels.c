@@ -202,7 +202,7 @@ static void open_loss(loss_case *c, loss_kind kind, xd_dtype dtype, double tempe
     c->dtype = dtype;
     c->temperature = temperature;
     c->ctx = context(reduction);
-    require(c->ctx, xd_vocab_create_even(c->ctx, NULL, VOCABULARY, &c->vocab));
+    require(c->ctx, xd_vocab_create(c->ctx, &(xd_vocab_desc){ .size = VOCABULARY }, &c->vocab));
     c->student = allocate(bytes);
     c->teacher = allocate(bytes);
     c->gradient = allocate(bytes);
@@ -339,7 +339,7 @@ static void bench_select(void) {
                       1.0,
                       0.0 };
     c->ctx = context(XD_REDUCTION_DETERMINISTIC);
-    require(c->ctx, xd_vocab_create_even(c->ctx, NULL, SELECT_OF, &c->vocab));
+    require(c->ctx, xd_vocab_create(c->ctx, &(xd_vocab_desc){ .size = SELECT_OF }, &c->vocab));
     for (uint64_t i = 0; i < SELECT_OF; i++)
         c->logits[i] = noise(i) + noise(i + SELECT_OF) + noise(i + 2 * SELECT_OF);
     run_select(c);

@@ -11,6 +11,7 @@
  * be; an alarm ends a program that hangs. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "vocab_calls.h"
 #include "comm_program.h"
 #include "node_world.h"
 #include "tensor_model.h"
@@ -808,7 +809,7 @@ static xd_result measure_loss(xd_comm *world, invariant *v) {
         teacher[i] = number_of(v, 4, at);
     }
     for (int r = 0; r < ROWS; r++) labels[r] = (int64_t)(program_mix(v->seed + 5, (uint64_t)r) % COLUMNS);
-    XD_TRY(xd_vocab_create(xd_comm_ctx(world), world, columns, COLUMNS, &vocab));
+    XD_TRY(vocab_of(xd_comm_ctx(world), world, columns, COLUMNS, &vocab));
     d.vocab = vocab;
     d.hard_weight = 0.25;
     d.soft_weight = 0.75;

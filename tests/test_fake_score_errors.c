@@ -79,7 +79,8 @@ static void scene_close(scene *s) {
 }
 
 static xd_result scene_make(scene *s) {
-    return xd_fake_score_create_meta(s->world, &s->desc, &s->report, &s->built);
+    s->desc.report = &s->report;
+    return xd_fake_score_create_meta(s->world, &s->desc, &s->built);
 }
 
 static xd_weight_info scene_info(const scene *s, const char *name) {

@@ -2,6 +2,7 @@
  * moves tensors. Each run ends with an error, never with a hang, and gives back everything it took. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "vocab_calls.h"
 #include "xd_test.h"
 
 #include <stdlib.h>
@@ -45,7 +46,7 @@ static xd_result make(xd_comm *world, parts *p) {
     xd_comm *tp = NULL;
     XD_TRY(xd_mesh_create(world, &mesh, &p->mesh));
     XD_TRY(xd_mesh_group(p->mesh, "tp", &tp));
-    XD_TRY(xd_vocab_create_even(ctx, tp, RANKS * COLUMNS, &p->vocab));
+    XD_TRY(vocab_even(ctx, tp, RANKS * COLUMNS, &p->vocab));
     p->param.name = "logits";
     p->param.value = p->logits;
     p->param.gradient = p->gradient;

@@ -2,6 +2,8 @@
  * must hold. Under the undefined behaviour sanitizer no product on the way there overflows. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "xd_private.h" /* xdi_: the scene has private structs */
+#include "vocab_calls.h"
 #include "xd_test.h"
 #include "xd_test_topology.h"
 #include "ids_scene.h"
@@ -24,7 +26,7 @@ XD_TEST(bytes_that_do_not_fit_into_a_size_are_0) {
     const xd_topology topology = line_of("dp", 1);
     const int64_t huge = (int64_t)1 << 61;
     CHECK(xd_ctx_create(NULL, &ctx) == XD_OK);
-    CHECK(xd_vocab_create_even(ctx, NULL, IDS_VOCAB, &vocab) == XD_OK);
+    CHECK(vocab_even(ctx, NULL, IDS_VOCAB, &vocab) == XD_OK);
     const xd_layout_desc large = { .ndim = 2, .shape = { huge / 1024, 1024 }, .topology = &topology };
     CHECK(xd_layout_create(ctx, &large, &layout) == XD_OK);
     CHECK(xd_tensor_bytes(layout, 0, XD_DTYPE_U8) == (size_t)huge);

@@ -2,6 +2,7 @@
  * says what is asked. tests/build/check_sizes.py holds the list of numbers against docs/api.txt. Less than a tenth of a second of processor. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "xd_private.h"
 #include "xd_test.h"
 #include "xd_test_topology.h"
 #include "sizes.h"
@@ -155,7 +156,7 @@ static xd_result call_exact(void *data) {
     STAGE(data);
     xd_votes *votes = NULL;
     XD_TRY(xd_votes_create(CTX, 3, 2, &votes));
-    const xd_result result = xd_votes_set_exact(votes, s->student_id, s->teacher_id);
+    const xd_result result = xdi_votes_set_exact(votes, s->student_id, s->teacher_id);
     xd_votes_destroy(votes);
     return result;
 }
@@ -185,9 +186,9 @@ static const sizes_count counts[] = {
     AT("xd_ctx_create_versioned(version)", version, XD_VERSION + 100, call_ctx, XD_ERROR_MISMATCH, "", true),
     AT("xd_ema_decay(iteration)", iteration, -1, call_decay, XD_ERROR_ARGUMENT, "iteration -1 is negative",
        true),
-    AT("xd_votes_set_exact(student_id)", student_id, 3, call_exact, XD_ERROR_ARGUMENT,
+    AT("xdi_votes_set_exact(student_id)", student_id, 3, call_exact, XD_ERROR_ARGUMENT,
        "student id 3 is outside a vocabulary of 3", true),
-    AT("xd_votes_set_exact(teacher_id)", teacher_id, 2, call_exact, XD_ERROR_ARGUMENT,
+    AT("xdi_votes_set_exact(teacher_id)", teacher_id, 2, call_exact, XD_ERROR_ARGUMENT,
        "teacher id 2 is outside a vocabulary of 2", true),
 };
 #undef AT

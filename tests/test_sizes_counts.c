@@ -7,6 +7,9 @@
 #    include "comm/topology_internal.h"
 #    include "tensor/redistribute_internal.h"
 #endif
+#include "vocab_calls.h"
+#include "xd_private.h"
+#include "softmax_calls.h"
 #include "xd_test.h"
 #include "xd_test_topology.h"
 #include "sizes_xtoken.h"
@@ -37,17 +40,17 @@ typedef struct stage {
     xd_layout_desc layout;
     xdi_redistribution_desc plan;
     xd_projection_rows rows;
-    xd_projection_cells cells;
-    xd_projection_cut_desc cut;
+    xdi_projection_cells cells;
+    xdi_projection_cut_desc cut;
     xd_projection_rows_desc from_votes;
-    xd_special_desc special;
-    xd_votes_pass pass;
-    xd_pieces pieces;
+    xdi_special_desc special;
+    xdi_votes_pass pass;
+    xdi_vote_pieces pieces;
     xd_texts texts;
     xd_text text[3];
     xd_align_side side;
-    xd_align_dp_desc dp;
-    xd_uld_trl_desc trl;
+    xdi_align_dp_desc dp;
+    xdi_uld_trl_desc trl;
     xd_safetensors_entry entry;
     xd_safetensors_writer_desc writer;
     int64_t a, b, c, d;   /* numbers that functions take themselves */
@@ -97,22 +100,22 @@ static void set_texts(stage *s) {
     s->texts = (xd_texts){ s->text, 3 };
     for (int i = 0; i < XV * XK; i++) s->row_ids[i] = i % XU, s->row_weights[i] = 0.5f;
     s->rows = (xd_projection_rows){ s->row_ids, s->row_weights, XV, XK };
-    static const xd_vote vote = { 1, 2, 1.0 };
-    s->cells = (xd_projection_cells){ &vote, 1, XV, XU };
-    s->cut = (xd_projection_cut_desc){ .k = 2 };
+    static const xdi_vote vote = { 1, 2, 1.0 };
+    s->cells = (xdi_projection_cells){ &vote, 1, XV, XU };
+    s->cut = (xdi_projection_cut_desc){ .k = 2 };
     s->from_votes = (xd_projection_rows_desc){ .k = 2 };
-    s->special = (xd_special_desc){ s->texts, s->texts, 0.3, 2 };
-    s->pieces = (xd_pieces){ s->text[0], s->ids, 2 };
-    s->pass = (xd_votes_pass){ .tokens = &s->pieces,
-                               .count = 1,
-                               .max_pieces = 3,
-                               .skip = s->ids,
-                               .skip_count = 1,
-                               .foreign_skip = s->ids,
-                               .foreign_skip_count = 1 };
+    s->special = (xdi_special_desc){ s->texts, s->texts, 0.3, 2 };
+    s->pieces = (xdi_vote_pieces){ s->text[0], s->ids, 2 };
+    s->pass = (xdi_votes_pass){ .tokens = &s->pieces,
+                                .count = 1,
+                                .max_pieces = 3,
+                                .skip = s->ids,
+                                .skip_count = 1,
+                                .foreign_skip = s->ids,
+                                .foreign_skip_count = 1 };
     s->side = (xd_align_side){ s->x.m->spans, NULL, NULL, NULL, 4 };
-    s->dp = (xd_align_dp_desc){ .student = s->texts, .teacher = s->texts };
-    s->trl = (xd_uld_trl_desc){ .student = { s->x.m->labels, s->x.m->spans, 4, false } };
+    s->dp = (xdi_align_dp_desc){ .student = s->texts, .teacher = s->texts };
+    s->trl = (xdi_uld_trl_desc){ .student = { s->x.m->labels, s->x.m->spans, 4, false } };
     s->trl.teacher = s->trl.student;
     static const int64_t shape[2] = { 2, 3 };
     s->entry = (xd_safetensors_entry){ "w", XD_DTYPE_F32, 2, shape };
@@ -193,12 +196,12 @@ static xd_result call_vocab_topk(void *memory) {
 }
 static xd_result call_gather(void *memory) {
     STAGE(memory);
-    return xd_gather_columns(CTX, s->x.vocab, s->choice.logits, xd_ids_of(s->x.m->columns, XD_DTYPE_I64),
-                             s->a, s->b == 2 ? s->a : s->b, s->x.m->window);
+    return softmax_columns(CTX, s->x.vocab, s->choice.logits, xd_ids_of(s->x.m->columns, XD_DTYPE_I64), s->a,
+                           s->b == 2 ? s->a : s->b, s->x.m->window);
 }
 static xd_result call_accuracy(void *memory) {
     STAGE(memory);
-    return xd_accuracy(CTX, s->x.vocab, s->choice.logits, &s->positions, NULL, &s->x.m->loss);
+    return softmax_accuracy(CTX, s->x.vocab, s->choice.logits, &s->positions, NULL, &s->x.m->loss);
 }
 static xd_result call_denominator(void *memory) {
     STAGE(memory);
@@ -220,14 +223,14 @@ static xd_result call_estimate(void *memory) {
 static xd_result call_vocab(void *memory) {
     STAGE(memory);
     xd_vocab *vocab = NULL;
-    XD_TRY(xd_vocab_create(CTX, s->x.base.world, xcolumns(&s->x), s->a + XV - 2, &vocab));
+    XD_TRY(vocab_of(CTX, s->x.base.world, xcolumns(&s->x), s->a + XV - 2, &vocab));
     xd_vocab_destroy(vocab);
     return XD_OK;
 }
 static xd_result call_vocab_even(void *memory) {
     STAGE(memory);
     xd_vocab *vocab = NULL;
-    XD_TRY(xd_vocab_create_even(CTX, s->x.base.world, s->a, &vocab));
+    XD_TRY(vocab_even(CTX, s->x.base.world, s->a, &vocab));
     xd_vocab_destroy(vocab);
     return XD_OK;
 }
@@ -359,7 +362,7 @@ static xd_result call_rows(void *memory) {
 static xd_result call_cells(void *memory) {
     STAGE(memory);
     xd_projection out;
-    XD_TRY(xd_projection_from_cells(CTX, &s->cells, &out));
+    XD_TRY(xdi_projection_from_cells(CTX, &s->cells, &out));
     xd_projection_destroy(CTX, &out);
     return XD_OK;
 }
@@ -373,13 +376,13 @@ static xd_result call_map(void *memory) {
 static xd_result call_cut(void *memory) {
     STAGE(memory);
     xd_projection_rows out;
-    XD_TRY(xd_projection_rows_cut(CTX, &s->rows, &s->cut, &out));
+    XD_TRY(xdi_projection_rows_cut(CTX, &s->rows, &s->cut, &out));
     xd_projection_rows_destroy(CTX, &out);
     return XD_OK;
 }
 static xd_result call_exact(void *memory) {
     STAGE(memory);
-    return xd_projection_rows_apply_exact(CTX, &s->rows, s->texts, s->dp.teacher);
+    return xdi_projection_rows_apply_exact(CTX, &s->rows, s->texts, s->dp.teacher);
 }
 static xd_result call_to_rows(void *memory) {
     STAGE(memory);
@@ -394,8 +397,8 @@ static xd_result call_votes(void *memory) {
     xd_projection_rows out = { NULL, NULL, 0, 0 };
     XD_TRY(xd_votes_create(CTX, s->a + 8, s->b + 8, &votes));
     xd_result result = xd_votes_add(votes, s->c, s->d, 1.0);
-    if (result == XD_OK) result = xd_votes_set_exact(votes, s->c, s->d);
-    if (result == XD_OK) result = xd_votes_add_pass(votes, &s->pass);
+    if (result == XD_OK) result = xdi_votes_set_exact(votes, s->c, s->d);
+    if (result == XD_OK) result = xdi_votes_add_pass(votes, &s->pass);
     if (result == XD_OK) result = xd_projection_rows_from_votes(votes, &s->from_votes, &out);
     xd_projection_rows_destroy(CTX, &out);
     xd_votes_destroy(votes);
@@ -403,9 +406,9 @@ static xd_result call_votes(void *memory) {
 }
 static xd_result call_special(void *memory) {
     STAGE(memory);
-    xd_special_pair *pairs = NULL;
+    xdi_special_pair *pairs = NULL;
     int64_t count;
-    XD_TRY(xd_special_pairs(CTX, &s->special, &pairs, &count));
+    XD_TRY(xdi_special_pairs(CTX, &s->special, &pairs, &count));
     xd_release(CTX, pairs);
     return XD_OK;
 }
@@ -421,21 +424,21 @@ static xd_result call_align(void *memory) {
 static xd_result call_align_dp(void *memory) {
     STAGE(memory);
     xd_alignment out;
-    XD_TRY(xd_align_dp(CTX, &s->dp, &out));
+    XD_TRY(xdi_align_dp(CTX, &s->dp, &out));
     xd_alignment_destroy(CTX, &out);
     return XD_OK;
 }
 static xd_result call_canonical(void *memory) {
     STAGE(memory);
-    xd_canonical out;
-    XD_TRY(xd_canonical_sequence(CTX, s->text, s->a, &out));
-    xd_canonical_destroy(CTX, &out);
+    xdi_canonical out;
+    XD_TRY(xdi_canonical_sequence(CTX, s->text, s->a, &out));
+    xdi_canonical_destroy(CTX, &out);
     return XD_OK;
 }
 static xd_result call_trl(void *memory) {
     STAGE(memory);
     xd_alignment out;
-    XD_TRY(xd_compat_uld_chunks(CTX, &s->trl, &out));
+    XD_TRY(xdi_compat_uld_chunks(CTX, &s->trl, &out));
     xd_alignment_destroy(CTX, &out);
     return XD_OK;
 }

@@ -2,6 +2,7 @@
  * what is asked. tests/build/check_sizes.py holds the list of numbers against docs/api.txt. Less than a tenth of a second of processor. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "xd_private.h" /* xdi_: the scene has private structs */
 #include "xd_test.h"
 #include "xd_test_topology.h"
 #include "sizes_xtoken.h"

@@ -95,7 +95,8 @@ extern "C" shim *shim_loss(int, int dtype, int64_t rows, int64_t cols, void *stu
     shim *s = shim_open(shim_run_loss);
     xd_loss_desc *d = &s->loss;
     xd_rows matrix = { student, (xd_dtype)dtype, rows, cols, 0 };
-    shim_require(s, xd_vocab_create_even(s->ctx, NULL, cols, &s->vocab));
+    const xd_vocab_desc split = { cols };
+    shim_require(s, xd_vocab_create(s->ctx, &split, &s->vocab));
     d->vocab = s->vocab;
     d->student = matrix;
     matrix.data = gradient;
@@ -125,7 +126,8 @@ extern "C" shim *shim_head(int, int64_t rows, int64_t cols, int64_t width, void 
                            float *hidden_gradient, float *weight_gradient) {
     shim *s = shim_open(shim_run_head);
     xd_head_loss_desc *d = &s->head;
-    shim_require(s, xd_vocab_create_even(s->ctx, NULL, cols, &s->vocab));
+    const xd_vocab_desc split = { cols };
+    shim_require(s, xd_vocab_create(s->ctx, &split, &s->vocab));
     d->student.hidden = { hidden, XD_DTYPE_BF16, rows, width, 0 };
     d->student.weight = { weight, XD_DTYPE_BF16, cols, width, 0 };
     d->hidden_gradient = { hidden_gradient, XD_DTYPE_F32, rows, width, 0 };
@@ -147,7 +149,8 @@ static void shim_run_select(shim *s) {
 
 extern "C" shim *shim_select(int, int dtype, int64_t rows, int64_t cols, void *data, int64_t k) {
     shim *s = shim_open(shim_run_select);
-    shim_require(s, xd_vocab_create_even(s->ctx, NULL, cols, &s->vocab));
+    const xd_vocab_desc split = { cols };
+    shim_require(s, xd_vocab_create(s->ctx, &split, &s->vocab));
     s->loss.student = { data, (xd_dtype)dtype, rows, cols, 0 };
     s->rows = rows;
     s->k = k;

@@ -3,15 +3,7 @@
 
 #include "base/dtype.h"
 #include "base/extend.h"
-
-/* Functions that several parts use. They may be unused without a warning: options leave out parts of the library. */
-#if !defined(XD_PRIVATE)
-#    if defined(__GNUC__)
-#        define XD_PRIVATE static __attribute__((unused))
-#    else
-#        define XD_PRIVATE static
-#    endif
-#endif
+#include "base/section.h"
 
 /* A function that is called and never inlined, however small. */
 #if defined(__GNUC__)

@@ -306,7 +306,7 @@ static xd_result xdi_fake_run(xdi_fake *f, xd_built **built) {
 }
 
 XD_API xd_result xd_fake_score_create_meta(xd_comm *world, const xd_fake_score_meta_desc *desc,
-                                           xd_fake_score_report *report, xd_built **out) {
+                                           xd_built **out) {
     XDI_GIVEN_COMM(world, desc, out);
     xdi_fake f;
     xd_built *built = NULL;
@@ -317,7 +317,7 @@ XD_API xd_result xd_fake_score_create_meta(xd_comm *world, const xd_fake_score_m
     const xd_result result = xdi_fake_run(&f, &built);
     xdi_fake_list_release(&f);
     xd_release(f.ctx, f.tensors);
-    if (report) *report = f.report;
+    if (desc->report) *desc->report = f.report;
     if (result == XD_OK)
         *out = built;
     else

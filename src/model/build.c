@@ -2,7 +2,8 @@
 
 #include "comm/internal.h"
 #include "comm/mesh.h"
-#include "model/internal.h"
+#include "model/build_internal.h"
+#include "model/parallel_internal.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -158,11 +159,11 @@ static bool xdi_model_default_traits(xd_model *model) {
 /* Whether a group has the same number of stages, and the same models in them. */
 static xd_result xdi_builder_compare_count(const xdi_builder *b, xd_comm *comm) {
     const int64_t count = b->list->count;
-    int64_t most[2] = { count, -count };
+    int64_t max[2] = { count, -count };
     if (xdi_group_size(comm) == 1) return XD_OK;
-    XD_TRY(xd_all_reduce(comm, most, most, 2, XD_DTYPE_I64, XD_MAX));
-    XD_REQUIRE(b->ctx, most[0] == -most[1], XD_ERROR_MISMATCH,
-               "ranks of one group have from %lld to %lld stages", (long long)-most[1], (long long)most[0]);
+    XD_TRY(xd_all_reduce(comm, max, max, 2, XD_DTYPE_I64, XD_MAX));
+    XD_REQUIRE(b->ctx, max[0] == -max[1], XD_ERROR_MISMATCH,
+               "ranks of one group have from %lld to %lld stages", (long long)-max[1], (long long)max[0]);
     return XD_OK;
 }
 
@@ -341,7 +342,7 @@ static xd_result xdi_builder_wrap_one(const xdi_builder *b, xd_comm *data, int i
     stage->model->yields = s.ddp.sharded_optimizer && s.ddp.gathers;
     XD_TRY(ddp ? xd_ddp_create(stage->model, data, &s.ddp, &stage->parallel)
                : xd_fsdp_create(stage->model, data, &s.fsdp, &stage->parallel));
-    stage->parallel->stages = b->list->count;
+    stage->parallel->place.settings.stages = b->list->count;
     return XD_OK;
 }
 

@@ -1,6 +1,6 @@
 /* Storage of a model's weights, and the list that optimizers take. */
 
-#include "model/internal.h"
+#include "model/describe_internal.h"
 
 #include <string.h>
 

@@ -39,13 +39,13 @@ static void xdi_xtoken_add_rows(const xdi_xtoken *x) {
 /* Chunks of every teacher and the ranks that compute them, over sequence_comm; the ids were checked. */
 static xd_result xdi_xtoken_count_chunks(const xdi_xtoken *x, const xdi_xtoken_term *term) {
     const xd_xtoken_teacher *t = term->teacher;
-    const xd_chunk_map student = { t->student_chunks, x->d.sequences, x->held, t->chunks,
+    const xdi_chunk_map student = { t->student_chunks, x->d.sequences, x->held, t->chunks,
                                    x->d.sequence_comm };
-    const xd_chunk_map teacher = { t->teacher_chunks, x->d.sequences, term->held, t->chunks,
+    const xdi_chunk_map teacher = { t->teacher_chunks, x->d.sequences, term->held, t->chunks,
                                    x->d.sequence_comm };
     if (term->kind->traits & XDI_KIND_POSITIONS) return XD_OK;
-    XD_TRY(xd_chunk_sizes(x->ctx, &student, term->student_sizes));
-    XD_TRY(xd_chunk_sizes(x->ctx, &teacher, term->teacher_sizes));
+    XD_TRY(xdi_chunk_sizes(x->ctx, &student, term->student_sizes));
+    XD_TRY(xdi_chunk_sizes(x->ctx, &teacher, term->teacher_sizes));
     return term->kind->traits & XDI_KIND_APART ? XD_OK : xdi_xtoken_share(x, term);
 }
 

@@ -154,12 +154,12 @@ static xd_result make_buffers(rank *r) {
     r->teacher = floats(r->most * r->rows_here * r->columns);
     if (is_staged(r)) {
         XD_TRY(stages_list(r));
-        return xd_vocab_create(r->ctx, r->tp, r->share->vocab, z->vocab, &r->vocab);
+        return xd_vocab_create(r->ctx, &(xd_vocab_desc){ .size = z->vocab, .tp = r->tp, .columns = &r->share->vocab }, &r->vocab);
     }
     XD_TRY(xd_parallel_params(r->parallel, PARTS, r->params, &r->count));
     XD_TRY(xd_parallel_parts(r->parallel, PARTS, r->parts, &r->count));
     XD_TRY(fill_parts(r));
-    return xd_vocab_create(r->ctx, r->tp, r->share->vocab, z->vocab, &r->vocab);
+    return xd_vocab_create(r->ctx, &(xd_vocab_desc){ .size = z->vocab, .tp = r->tp, .columns = &r->share->vocab }, &r->vocab);
 }
 
 static xd_result make_state(rank *r) {

@@ -18,6 +18,8 @@
 #if !defined(XD_PRIVATE)
 #    define XD_PRIVATE XD_API
 #endif
+#include "vocab_calls.h"
+#include "xd_private.h"
 
 #if defined(XD_EMU)
 static inline void seal() { emu_seal(); }

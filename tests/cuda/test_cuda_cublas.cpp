@@ -441,7 +441,7 @@ static HeadResult head_of(const Gpu &gpu, int64_t rows, int64_t columns, int64_t
     const Device values(std::vector<xd_loss_values>(1)), status(std::vector<xd_status>(1));
     xd_vocab *vocab = nullptr;
     xd_head_loss_desc d = {};
-    CHECK(xd_vocab_create_even(gpu.ctx, nullptr, columns, &vocab) == XD_OK);
+    CHECK(vocab_even(gpu.ctx, nullptr, columns, &vocab) == XD_OK);
     d.student.hidden = { hidden.at(), XD_DTYPE_BF16, rows, width, 0 };
     d.student.weight = { weight.at(), XD_DTYPE_BF16, columns, width, 0 };
     d.student.bias = bias.at<float>();

@@ -1,6 +1,7 @@
 /* A distillation on GPUs: steps, warm-up and samples have the bits of the host. Its networks compute on the host, of copies of what
  * they are given, so that nothing but the library differs. */
 #include "cuda_test.h"
+#include "dmd/state.h"
 
 #include <cmath>
 
@@ -390,7 +391,7 @@ static xd_result distil(xd_comm *world, void *argument) {
         note(&seen, values);
     }
     double bins[3] = { 0.0, 0.0, 0.0 };
-    if (setting.fdistill) XD_TRY(xd_dmd_bins(dmd, bins));
+    if (setting.fdistill) XD_TRY(xdi_dmd_bins(dmd, bins));
     seen.insert(seen.end(), bins, bins + 3);
     sample(place, setting, d, &seen);
     for (const Net &net : nets) note_weights(&seen, net);
@@ -490,7 +491,7 @@ XD_TEST(noise_of_split_samples_is_drawn_on_the_gpu) {
             CHECK(xd_sampler_create(ctx, &s, &sampler) == XD_OK);
             std::vector<unsigned char> here((size_t)(3 * elements) * size);
             const Device there(here);
-            CHECK(xd_sampler_noise(sampler, &batch, c ? there.at() : whole.data()) == XD_OK);
+            CHECK(xdi_sampler_noise(sampler, &batch, c ? there.at() : whole.data()) == XD_OK);
             gpu.wait();
             here = there.host<unsigned char>();
             for (int64_t i = 0; c && i < 3; i++)

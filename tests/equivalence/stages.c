@@ -375,7 +375,7 @@ static xd_result stage_run(stage_state *s) {
     const nn_share *share = &s->parts[0].model.share;
     const xd_interval columns = { share->vocab_begin, share->vocab_begin + share->vocab_count };
     XD_TRY(
-        xd_vocab_create(s->ctx, s->config->tp > 1 ? s->groups->tp : NULL, columns, TRAIN_VOCAB, &s->vocab));
+        xd_vocab_create(s->ctx, &(xd_vocab_desc){ .size = TRAIN_VOCAB, .tp = s->config->tp > 1 ? s->groups->tp : NULL, .columns = &columns }, &s->vocab));
     XD_TRY(stage_pipeline(s));
     stage_make_buffers(s);
     XD_TRY(xd_agree(s->world, stage_list(s)));

@@ -12,6 +12,8 @@
 #if !defined(XD_PRIVATE)
 #    define XD_PRIVATE XD_API
 #endif
+#include "vocab_calls.h"
+#include "xd_private.h"
 
 typedef struct golden_case golden_case;
 

@@ -16,6 +16,7 @@
 #include "sizes_xtoken.h"
 #include "xtoken_rows.h"
 #include "softmax_calls.h"
+#include "averages.h"
 
 #include <sys/stat.h>
 
@@ -564,7 +565,7 @@ static xd_result run_average(part *p) {
     xd_ema_record record;
     const int64_t fails = fails_in;
     fails_in = 0;
-    CHECK_EQ_INT(xd_ema_create(xd_comm_ctx(p->world), &param, 1, &constant, &average.ema), XD_OK);
+    CHECK_EQ_INT(average_create(xd_comm_ctx(p->world), &param, 1, &constant, &average.ema), XD_OK);
     fails_in = fails;
     network.averages = &average;
     network.average_count = 1;

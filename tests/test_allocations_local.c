@@ -8,6 +8,7 @@
 #include "sizes_xtoken.h"
 #include "tokenizer_make.h"
 #include "xd_test_topology.h"
+#include "averages.h"
 
 #include <sys/stat.h>
 
@@ -212,9 +213,9 @@ static xd_result run_fill(place *p) {
 static xd_result run_ema(place *p) {
     xd_ema *ema = NULL;
     xd_param copies[2] = { p->params[0], p->params[1] };
-    XD_TRY(untouched(xd_ema_create(p->ctx, p->params, 2, NULL, &ema), ema));
+    XD_TRY(untouched(average_create(p->ctx, p->params, 2, NULL, &ema), ema));
     xd_result result = xd_ema_update(ema, XD_EMA_NEXT, NULL);
-    if (result == XD_OK) result = xd_ema_load(ema, copies, 2, NULL, NULL);
+    if (result == XD_OK) result = average_load(ema, copies, 2, NULL, NULL);
     if (result == XD_OK) result = xd_ema_copy_to(ema, copies, 2, false, NULL);
     if (result == XD_OK) result = xd_ema_swap(ema);
     xd_ema_destroy(ema);
@@ -226,14 +227,19 @@ static xd_result read_zeros(void *user, int64_t snapshot, int64_t tensor, void *
     return XD_OK;
 }
 static xd_result run_post_hoc(place *p) {
-    const xd_post_hoc_profile snapshots[2] = { { 10, 7.0 }, { 20, 7.0 } };
-    const xd_post_hoc_desc desc = { snapshots, 2, { 0, 9.0 } };
+    const xd_post_hoc_profile snapshots[2] = { { .iteration = 10, .gamma = 7.0 },
+                                               { .iteration = 20, .sigma_rel = 0.1 } };
+    const xd_post_hoc_desc desc = { .snapshots = snapshots,
+                                    .snapshot_count = 2,
+                                    .target = { .gamma = 9.0 },
+                                    .targets = p->params,
+                                    .target_count = 2,
+                                    .read = read_zeros,
+                                    .user = p };
     double coefficients[2] = { 5.0, 5.0 };
-    const xd_result result = xd_post_hoc_coefficients(p->ctx, &desc, coefficients, NULL);
+    const xd_result result = xd_post_hoc_average(p->ctx, &desc, coefficients, NULL);
     CHECK(result == XD_OK || coefficients[0] == 5.0);
-    XD_TRY(result);
-    const xd_post_hoc_sum_desc sum = { coefficients, 2, XD_DTYPE_F32, read_zeros, p };
-    return xd_post_hoc_sum(p->ctx, &sum, p->params, 2);
+    return result;
 }
 static xd_result run_estimate(place *p) {
     const xd_kl_estimate_desc d = { .logprobs = p->values[0], .reference = p->values[1], .count = 24 };
@@ -577,12 +583,7 @@ static xd_result run_encode_batch(place *p) {
 /* ---- calls that allocate nothing ---- */
 
 static xd_result run_quiet(place *p) {
-    const xd_ema_desc ema = xd_ema_defaults(XD_EMA_CONSTANT);
     int64_t positions[8];
-    double decay;
-    XD_TRY(xd_ema_decay(p->ctx, &ema, 3, &decay));
-    XD_TRY(xd_post_hoc_gamma(p->ctx, 0.1, &decay));
-    XD_TRY(xd_post_hoc_sigma_rel(p->ctx, 7.0, &decay));
     XD_TRY(xd_load_balanced_positions(p->ctx, 8, 1, 2, positions));
     return xd_clip_gradients(p->ctx, p->params, 2, 1.0f);
 }
@@ -641,7 +642,7 @@ static const call calls[] = {
     { "xd_optimizer_create, xd_optimizer_step", run_optimizer, false },
     { "xd_tensor_part_fill", run_fill, false },
     { "xd_ema_create, xd_ema_update, xd_ema_load, xd_ema_copy_to, xd_ema_swap", run_ema, false },
-    { "xd_post_hoc_coefficients, xd_post_hoc_sum", run_post_hoc, false },
+    { "xd_post_hoc_average", run_post_hoc, false },
     { "xd_kl_estimate", run_estimate, false },
     { "xd_align_bytes", run_align, false },
     { "xd_align_batch", run_align_batch, false },
@@ -685,8 +686,7 @@ static const call calls[] = {
     { "xd_tokenizer_load", run_tokenizer_file, false },
     { "xd_encoder_create, xd_encode", run_encode, false },
     { "xd_batch_encoder_create, xd_encode_batch", run_encode_batch, false },
-    { "xd_ema_decay, xd_load_balanced_positions, xd_clip_gradients, xd_post_hoc_gamma, "
-      "xd_post_hoc_sigma_rel",
+    { "xd_load_balanced_positions, xd_clip_gradients",
       run_quiet, true },
     { "xd_cast, xd_read, xd_status_check, xd_tokenizer_decode, "
       "xd_teacher_cache_find_document, "

@@ -10,6 +10,7 @@
 #include "xd_test.h"
 #include "xd_test_topology.h"
 #include "checkpoint_files.h"
+#include "averages.h"
 
 /* A context and its world of one rank. */
 typedef struct alone {
@@ -238,7 +239,7 @@ XD_TEST(a_checkpoint_in_the_background) {
     };
     const xd_checkpoint_file file = { "note.txt", "text", 4 };
     xd_ema *ema = NULL;
-    CHECK(xd_ema_create(a.ctx, &param, 1, &settings, &ema) == XD_OK);
+    CHECK(average_create(a.ctx, &param, 1, &settings, &ema) == XD_OK);
     const xd_checkpoint_average average = { "slow", ema };
     const xd_checkpoint_network network = {
         .parts = &part, .part_count = 1, .averages = &average, .average_count = 1

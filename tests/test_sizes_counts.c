@@ -12,6 +12,7 @@
 #include "softmax_calls.h"
 #include "xd_test.h"
 #include "xd_test_topology.h"
+#include "averages.h"
 #include "sizes_xtoken.h"
 
 enum { POSITIONS = 4, ELEMENTS = 6 };
@@ -261,10 +262,10 @@ static xd_result call_step(void *memory) {
 static xd_result call_ema(void *memory) {
     STAGE(memory);
     xd_ema *ema = NULL;
-    XD_TRY(xd_ema_create(CTX, s->param, s->a, &s->ema, &ema));
+    XD_TRY(average_create(CTX, s->param, s->a, &s->ema, &ema));
     xd_result result = xd_ema_update(ema, s->b, NULL);
     if (result == XD_OK) result = xd_ema_copy_to(ema, s->param, s->c, false, NULL);
-    if (result == XD_OK) result = xd_ema_load(ema, s->param, s->d, NULL, NULL);
+    if (result == XD_OK) result = average_load(ema, s->param, s->d, NULL, NULL);
     xd_ema_destroy(ema);
     return result;
 }

@@ -26,7 +26,7 @@ PROMISED = """
     xd_gradient_norm_check(comm) xd_clip_gradients(params.name) xd_clip_gradients(params.value) xd_denoise_loss(desc.mask) xd_exchange(records.send_counts) xd_exchange(records.recv_counts) xd_queue_start(record.send) xd_queue_start(record.recv)
     xd_queue_start(record.send_counts) xd_queue_start(record.recv_counts) xd_state_inherit(desc.from) xd_dmd_warm_up_step(values)
     xd_policy_find(desc.param_dtype) xd_policy_find(desc.reduce_dtype) xd_policy_find(desc.output_dtype) xd_queue_bytes(desc) xd_ema_import(report)
-    xd_ema_copy_to(targets.name) xd_ema_load(sources.name) xd_ema_bytes(params.name) xd_agree_same(what)
+    xd_ema_copy_to(targets.name) xd_ema_load(desc.sources.name) xd_ema_bytes(params.name) xd_agree_same(what)
     xd_reduce_scatter(send) xd_reduce_scatter(recv) xd_all_gather(send) xd_all_gather(recv) xd_all_to_all(send)
     xd_all_to_all(recv) xd_gather(send) xd_gather(recv) xd_scatter(send) xd_scatter(recv)
 """.split()

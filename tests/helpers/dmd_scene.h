@@ -9,6 +9,7 @@
 #endif
 
 #include "xd_test.h"
+#include "averages.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -236,7 +237,7 @@ static xd_result dmd_make_net(dmd_net *net, xd_comm *world, xd_dmd_role role, co
     XD_TRY(xd_optimizer_create(ctx, &adamw, &net->optimizer));
     xd_ema_desc ema = xd_ema_defaults(XD_EMA_CONSTANT);
     ema.decay = 0.5;
-    return xd_ema_create(ctx, net->params, net->count, &ema, &net->average);
+    return average_create(ctx, net->params, net->count, &ema, &net->average);
 }
 
 static void dmd_free_net(dmd_net *net) {

@@ -221,7 +221,7 @@ static inline bool sizes_is_believed(const char *name) {
         "xd_denominator_count(batch_count)",
         "xd_kl_estimate_desc.count",
         "xd_ema_copy_to(count)",
-        "xd_ema_load(count)",
+        "xd_ema_load_desc.source_count",
         "xd_gradient_norm_desc.param_count",
         "xd_clip_gradients(param_count)",
         "xd_texts.count",

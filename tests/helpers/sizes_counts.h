@@ -159,10 +159,10 @@ AT("xd_param.count", param[1].count, ELEMENTS - 1, call_step, XD_ERROR_STATE,
 AT("xd_param.dims", param[1].dims, -1, call_ema, XD_ERROR_ARGUMENT, "v: -1 dimensions", true)
 AT("xd_optimizer_step_desc.average_count", step.average_count, -1, call_optimizer, XD_ERROR_ARGUMENT,
    "-1 averages at NULL", true)
-AT("xd_ema_create(count)", a, -1, call_ema, XD_ERROR_ARGUMENT, "-1 parameters", true)
+AT("xd_ema_desc.param_count", a, -1, call_ema, XD_ERROR_ARGUMENT, "-1 parameters", true)
 AT("xd_ema_update(iteration)", b, -2, call_ema, XD_ERROR_ARGUMENT, "iteration -2 is negative", true)
 AT("xd_ema_copy_to(count)", c, -1, call_ema, XD_ERROR_ARGUMENT, "-1 tensors", true)
-AT("xd_ema_load(count)", d, -1, call_ema, XD_ERROR_ARGUMENT, "-1 tensors", true)
+AT("xd_ema_load_desc.source_count", d, -1, call_ema, XD_ERROR_ARGUMENT, "-1 tensors", true)
 AT("xd_ema_desc.batch_size", ema.batch_size, -1, call_ema, XD_ERROR_ARGUMENT, "batch_size -1 is negative",
    true)
 AT("xd_ema_desc.start_iteration", ema.start_iteration, -1, call_ema, XD_ERROR_ARGUMENT,

@@ -126,9 +126,7 @@
 
 /* Files. */
 #include "base/directory.h"
-#include "io/safetensors.h"
-#include "io/weights_files.h"
-#include "io/weights_reader.h"
+#include "io/weights.h"
 #include "io/gather.h"
 
 /* Models. */
@@ -141,7 +139,6 @@
 #include "model/build.h"
 #include "model/pipeline.h"
 #include "model/plan.h"
-#include "model/buckets.h"
 
 /* Checkpoints. */
 #include "checkpoint/checkpoint.h"
@@ -372,6 +369,7 @@
 #include "train/post_hoc.c"
 #include "train/optimizer.c"
 
+#include "io/safetensors_internal.h"
 #include "io/internal.h"
 #include "io/safetensors.c"
 #include "io/safetensors_writer.c"
@@ -399,6 +397,7 @@
 #include "model/build_internal.h"
 #include "model/pipeline_internal.h"
 #include "model/place_internal.h"
+#include "model/buckets_internal.h"
 #include "model/store_internal.h"
 #include "model/step_internal.h"
 #include "model/parallel_internal.h"

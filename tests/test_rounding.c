@@ -1,8 +1,8 @@
 /* BF16 parameters without a master copy: what is rounded up, what down, and that nothing but the place of an element decides. */
 #include "xdistill.h"
 #include "xd_test.h"
-#include "xd_test_numbers.h"
 #include "averages.h"
+#include "xd_test_numbers.h"
 
 #include <stdlib.h>
 

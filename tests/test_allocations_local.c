@@ -125,7 +125,7 @@ static xd_result run_self(place *p) {
 static xd_result run_world(place *p) {
     xd_thread_world *world = NULL;
     xd_comm *comm = NULL;
-    XD_TRY(untouched(xd_thread_world_create(p->ctx, 1, &world), world));
+    XD_TRY(untouched(xd_thread_world_create(p->ctx, &(xd_thread_world_desc){ 1 }, &world), world));
     const xd_result result = untouched(xd_thread_world_join(world, p->ctx, 0, &comm), comm);
     xd_comm_destroy(comm);
     xd_thread_world_destroy(world);
@@ -539,7 +539,8 @@ static xd_result run_publish(place *p) {
     xd_publish_directory *directory = NULL;
     char path[128];
     snprintf(path, sizeof path, "%s/published", p->directory);
-    XD_TRY(untouched(xd_publish_directory_create(p->ctx, path, &directory), directory));
+    XD_TRY(untouched(xd_publish_directory_create(p->ctx, &(xd_publish_directory_desc){ path }, &directory),
+                     directory));
     return xd_publish_directory_commit(directory);
 }
 

@@ -586,7 +586,7 @@ XD_TEST(a_direct_write_that_fails_is_an_error_and_one_that_is_not_offered_a_reas
 static xd_result make_directory(const folder *f) {
     xd_publish_directory *d = NULL;
     char name[100];
-    XD_TRY(xd_publish_directory_create(f->ctx, f->path, &d));
+    XD_TRY(xd_publish_directory_create(f->ctx, &(xd_publish_directory_desc){ f->path }, &d));
     snprintf(name, sizeof name, "%s/inner", xd_publish_directory_path(d));
     CHECK_EQ_INT(f->files->make_directory(f->files->user, name), 0);
     return xd_publish_directory_commit(d);

@@ -308,7 +308,9 @@ XD_TEST(a_child_that_aborts_files_of_its_origin_leaves_them) {
     block.ids = ids;
     block.next = next;
     CHECK_EQ_INT(xd_publish_create(ctx, path_in(root, "file"), &w.file), XD_OK);
-    CHECK_EQ_INT(xd_publish_directory_create(ctx, path_in(root, "folder"), &w.directory), XD_OK);
+    CHECK_EQ_INT(xd_publish_directory_create(ctx, &(xd_publish_directory_desc){ path_in(root, "folder") },
+                                             &w.directory),
+                 XD_OK);
     CHECK_EQ_INT(xd_teacher_cache_writer_create(ctx, path_in(root, "cache"), &d, &w.cache), XD_OK);
     CHECK_EQ_INT(xd_teacher_cache_writer_document(w.cache, NULL, 0), XD_OK);
     CHECK_EQ_INT(xd_teacher_cache_writer_append(w.cache, &block), XD_OK);

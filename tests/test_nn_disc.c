@@ -425,7 +425,7 @@ static xd_result train_leaf(const trainer *t, int64_t k, int step) {
     batch b;
     batch_make(&b, (uint64_t)(1000 + step * ALONE_LEAVES + leaf), IN_LEAF);
     b.call.samples = own ? IN_LEAF : 0;
-    b.call.leaf = k;
+    b.call.micro_batch = k;
     xd_result result = n->forward(n->user, &b.call);
     for (int i = 0; i < IN_LEAF * HEADS; i++) b.slopes[i] = 0.1f * b.logits[i] - 0.05f;
     if (result == XD_OK) result = n->backward(n->user, &b.call);

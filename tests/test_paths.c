@@ -177,7 +177,8 @@ static xd_result save_cache(const scene *s) {
 
 static xd_result publish_directory(const scene *s) {
     xd_publish_directory *made = NULL;
-    const xd_result result = xd_publish_directory_create(s->ctx, s->path, &made);
+    const xd_result result =
+        xd_publish_directory_create(s->ctx, &(xd_publish_directory_desc){ s->path }, &made);
     return result == XD_OK ? xd_publish_directory_commit(made) : result;
 }
 

@@ -40,7 +40,7 @@
  *   xd_prediction_mix, xd_noise_mix: the same, tested in test_convert.c
  *   xd_dmd_create, xd_dmd_bytes: numbers outside their range, NaN among them, are refused, tested in test_dmd.c
  *   xd_latent_pack, xd_latent_unpack: move elements as bytes
- *   xd_dmd_has_turn: reads two whole numbers
+ *   xd_dmd_trains: reads two whole numbers
  *   xd_fake_score_create_meta: moves elements as bytes, or rounds them as xd_cast does
  *   xd_state_inherit: moves elements as bytes
  *   xd_sampler_create, xd_sampler_bytes: the same, tested in test_sampler.c

@@ -280,7 +280,7 @@ static xd_result save_student(xd_ctx *ctx, const char *path, int version) {
     xd_publish_directory *d = NULL;
     char name[400];
     const char byte = (char)version;
-    xd_result result = xd_publish_directory_create(ctx, path, &d);
+    xd_result result = xd_publish_directory_create(ctx, &(xd_publish_directory_desc){ path }, &d);
     if (result != XD_OK) return result;
     snprintf(name, sizeof name, "%s/config", xd_publish_directory_path(d));
     result = xd_file_save(ctx, name, &byte, 1);
@@ -366,17 +366,19 @@ XD_TEST(one_writer_of_a_directory_at_a_time_and_nothing_else_is_replaced) {
     strcpy(directory, new_directory());
     snprintf(path, sizeof path, "%s/student", directory);
     snprintf(again, sizeof again, "%s/", path);
-    CHECK_EQ_INT(xd_publish_directory_create(p.ctx, path, &d), XD_OK);
-    CHECK_EQ_INT(xd_publish_directory_create(p.ctx, again, &other), XD_ERROR_STATE);
+    CHECK_EQ_INT(xd_publish_directory_create(p.ctx, &(xd_publish_directory_desc){ path }, &d), XD_OK);
+    CHECK_EQ_INT(xd_publish_directory_create(p.ctx, &(xd_publish_directory_desc){ again }, &other),
+                 XD_ERROR_STATE);
     xd_publish_directory_abort(d);
     CHECK_EQ_INT(names_in(directory, false), 0);
     CHECK_EQ_INT(xd_file_save(p.ctx, path, "file", 4), XD_OK);
-    CHECK_EQ_INT(xd_publish_directory_create(p.ctx, path, &d), XD_ERROR_IO);
+    CHECK_EQ_INT(xd_publish_directory_create(p.ctx, &(xd_publish_directory_desc){ path }, &d), XD_ERROR_IO);
     CHECK(strstr(xd_last_error(p.ctx)->message, path) != NULL);
     CHECK(remove(path) == 0 && symlink(directory, path) == 0);
-    CHECK_EQ_INT(xd_publish_directory_create(p.ctx, path, &d), XD_ERROR_IO);
+    CHECK_EQ_INT(xd_publish_directory_create(p.ctx, &(xd_publish_directory_desc){ path }, &d), XD_ERROR_IO);
     CHECK_EQ_INT(names_in(directory, false), 1);
-    CHECK_EQ_INT(xd_publish_directory_create(p.ctx, "/", &d), XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(xd_publish_directory_create(p.ctx, &(xd_publish_directory_desc){ "/" }, &d),
+                 XD_ERROR_ARGUMENT);
     end_directory(directory);
     xd_ctx_destroy(p.ctx);
 }

@@ -413,7 +413,7 @@ static xd_result dcp_publish(dcp_convert *c) {
     xd_publish_directory *directory;
     XD_TRY(dcp_check_target(c));
     XD_TRY(dcp_list_tensors(c));
-    XD_TRY(xd_publish_directory_create(c->ctx, c->desc->target, &directory));
+    XD_TRY(xd_publish_directory_create(c->ctx, &(xd_publish_directory_desc){ c->desc->target }, &directory));
     c->json = xd_json_writer_create(c->ctx);
     c->json.indent = 2;
     xd_json_write_object(&c->json);

@@ -102,7 +102,7 @@ static xd_result join_publish(dcp_convert *c, xd_weights *reader) {
     xd_publish_directory *directory;
     XD_TRY(dcp_check_target(c));
     XD_TRY(join_list(c, reader));
-    XD_TRY(xd_publish_directory_create(c->ctx, c->desc->target, &directory));
+    XD_TRY(xd_publish_directory_create(c->ctx, &(xd_publish_directory_desc){ c->desc->target }, &directory));
     const xd_result result = join_write(c, reader, xd_publish_directory_path(directory));
     xd_weights_writer_abort(c->writer);
     if (result == XD_OK) return xd_publish_directory_commit(directory);

@@ -256,7 +256,7 @@ xd_result model_directory_save(xd_ctx *ctx, const char *directory, const nn_mode
     xd_publish_directory *made = NULL;
     for (int64_t i = 0; i < model->float_count; i++)
         weights[i] = xd_f32_from_bf16(xd_bf16_from_f32(weights[i]));
-    XD_TRY(xd_publish_directory_create(ctx, directory, &made));
+    XD_TRY(xd_publish_directory_create(ctx, &(xd_publish_directory_desc){ directory }, &made));
     const xd_result result = model_files_save(ctx, xd_publish_directory_path(made), model, weights, extras);
     if (result == XD_OK) return xd_publish_directory_commit(made);
     xd_publish_directory_abort(made);

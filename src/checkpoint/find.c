@@ -203,8 +203,10 @@ static xd_result xdi_find_recover(xd_ctx *ctx, const char *root, int64_t step) {
     else if (error != 0)
         result = XD_FAIL(ctx, error == ENOMEM ? XD_ERROR_MEMORY : XD_ERROR_IO, "%s: remove: %s", gone,
                          strerror(error));
-    else
-        result = xd_publish_directory_create(ctx, path, &d);
+    else {
+        const xd_publish_directory_desc directory = { path };
+        result = xd_publish_directory_create(ctx, &directory, &d);
+    }
     xd_publish_directory_abort(d);
     xd_release(ctx, path);
     xd_release(ctx, gone);

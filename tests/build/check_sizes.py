@@ -97,7 +97,7 @@ COUNTS_LEFT_OUT = {
         xd_latents.width""",
     "tests/test_dmd.c, test_dmd_ratios.c and test_dmd_record.c make those wrong that can be; the others are told to functions of the caller, or are what was told": """
         xd_dmd_batch.first xd_dmd_batch.samples xd_dmd_desc.frequency xd_dmd_desc.seed xd_dmd_discriminator(leaf)
-        xd_dmd_draw.columns xd_dmd_draw.first xd_dmd_draw.rows xd_dmd_fake_score(leaf) xd_dmd_has_turn(step)
+        xd_dmd_draw.columns xd_dmd_draw.first xd_dmd_draw.rows xd_dmd_fake_score(leaf) xd_dmd_trains(step)
         xd_dmd_desc.lead xd_dmd_record.seed xd_dmd_record.step xd_dmd_record.warm_up xd_dmd_regression.step_samples
         xd_dmd_regression.substeps xd_dmd_rungs.steps xd_dmd_sizes.elements xd_dmd_sizes.first_element
         xd_dmd_sizes.samples xd_dmd_sizes.step_samples xd_dmd_sizes.whole_elements xd_dmd_student(leaf)

@@ -54,7 +54,7 @@ ANONYMOUS = [("xd_stage_cast", "stage.model")]
 PAIRS = ["xd_send", "xd_recv"]
 
 # Calls that make a world, and its ranks: of several ranks only local calls are asked, since the others of the world would wait.
-WORLDS = {"xd_thread_world_create": "ranks", "xd_comm_node": "2", "xd_comm_launched": "2"}
+WORLDS = {"xd_thread_world_create": "desc->ranks", "xd_comm_node": "2", "xd_comm_launched": "2"}
 
 # Test programs whose calls are asked: each ends in two seconds, bears that its ranks ask together, and makes a call that the
 # others do not. test_nulls_calls makes what none of the tests makes on one rank.

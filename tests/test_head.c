@@ -1,6 +1,7 @@
 /* Losses from hidden states and the head against the same loss over logits that exist. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "planned.h"
 #include "xd_test.h"
 
 #include <math.h>
@@ -107,7 +108,7 @@ static xd_result head_rank(xd_comm *world, void *argument) {
     d.chunk_rows = p->chunk_rows;
     d.bf16 = p->fast;
     if (rank > 0) d.loss.common.row_loss = NULL;
-    d.workspace_bytes = xd_head_loss_workspace_bytes(&d);
+    d.workspace_bytes = PLANNED_WORKSPACE(ctx, xd_head_loss(ctx, &d, &values));
     d.workspace = malloc(d.workspace_bytes);
     const xd_result result = xd_head_loss(ctx, &d, &values);
     free(d.workspace);

@@ -2,6 +2,7 @@
  * moves tensors. Each run ends with an error, never with a hang, and gives back everything it took. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "planned.h"
 #include "xd_test.h"
 
 #include <stdlib.h>
@@ -378,20 +379,21 @@ XD_TEST(optimizers_and_averages_take_what_their_bytes_twins_say) {
         for (int kind = 0; kind <= (int)XD_OPTIMIZER_SGD; kind++) {
             xd_optimizer_desc desc = xd_sgd_defaults(params, count);
             xd_optimizer *optimizer = NULL;
-            xd_memory_bytes planned;
+            xd_memory_bytes planned = { 0, 0 };
             desc.kind = (xd_optimizer_kind)kind;
-            CHECK(xd_optimizer_bytes(ctx, &desc, &planned) == XD_OK);
+            CHECK(PLANNED_MEMORY(ctx, xd_optimizer_create(ctx, &desc, &optimizer), &planned) == XD_OK);
             const int64_t before = h.bytes;
             CHECK(xd_optimizer_create(ctx, &desc, &optimizer) == XD_OK);
             CHECK_EQ_INT(h.bytes - before, planned.host);
             CHECK_EQ_INT(planned.device, 0);
             xd_optimizer_destroy(optimizer);
             desc.learning_rate = -1.0;
-            CHECK(xd_optimizer_bytes(ctx, &desc, &planned) == XD_ERROR_ARGUMENT);
+            CHECK(PLANNED_MEMORY(ctx, xd_optimizer_create(ctx, &desc, &optimizer), &planned) ==
+                  XD_ERROR_ARGUMENT);
         }
         xd_ema *ema = NULL;
-        xd_memory_bytes planned;
-        CHECK(xd_ema_bytes(ctx, params, count, NULL, &planned) == XD_OK);
+        xd_memory_bytes planned = { 0, 0 };
+        CHECK(PLANNED_MEMORY(ctx, xd_ema_create(ctx, params, count, NULL, &ema), &planned) == XD_OK);
         const int64_t before = h.bytes;
         CHECK(xd_ema_create(ctx, params, count, NULL, &ema) == XD_OK);
         CHECK_EQ_INT(h.bytes - before, planned.host);

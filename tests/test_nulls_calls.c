@@ -6,6 +6,7 @@
 
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "planned.h"
 #include "xd_test.h"
 #include "checkpoint_files.h"
 
@@ -254,9 +255,10 @@ XD_TEST(a_checkpoint_in_the_background) {
         .root = root, .step = 3, .networks = &network, .network_count = 1, .files = &file, .file_count = 1
     };
     xd_checkpoint_saver *saver = NULL;
-    size_t bytes = 0;
+    xd_memory_bytes bytes = { 0, 0 };
     int64_t step = -1;
-    CHECK(xd_checkpoint_saver_bytes(a.world, &network, 1, &bytes) == XD_OK && bytes > 0);
+    CHECK(PLANNED_MEMORY(a.ctx, xd_checkpoint_saver_create(a.world, &network, 1, &saver), &bytes) == XD_OK);
+    CHECK(bytes.host > 0);
     CHECK(xd_checkpoint_saver_create(a.world, &network, 1, &saver) == XD_OK);
     CHECK(xd_checkpoint_save_start(saver, &desc) == XD_OK);
     CHECK(xd_checkpoint_save_wait(saver) == XD_OK);

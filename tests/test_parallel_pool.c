@@ -1,6 +1,7 @@
 /* The pool of a context, and a parallel_for of the caller: what they promise, and how a wrong one is named. */
 #include "xdistill.h"
 #include "parallel.h"
+#include "planned.h"
 #include "xd_test.h"
 
 #include <stdlib.h>
@@ -108,7 +109,7 @@ XD_TEST(nothing_is_allocated_after_the_first_calls) {
     d.common.gradient = xd_rows_of(gradient, XD_DTYPE_BF16, ROWS, COLUMNS);
     d.vocab = vocab;
     d.soft_weight = 1.0;
-    d.common.workspace_bytes = xd_loss_workspace_bytes(&d);
+    d.common.workspace_bytes = PLANNED_WORKSPACE(ctx, xd_loss(ctx, &d, &values));
     d.common.workspace = malloc(d.common.workspace_bytes);
     CHECK_EQ_INT(xd_loss(ctx, &d, &values), XD_OK);
     const int before = w.calls;

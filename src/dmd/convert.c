@@ -94,7 +94,7 @@ static xd_result xdi_prediction_direct(xd_ctx *ctx, const xd_noise_schedule *s, 
 
 XD_API xd_result xd_prediction_mix(xd_ctx *ctx, const xd_noise_schedule *schedule,
                                    const xd_conversion *conversion, double t, xd_mix *out) {
-    XDI_GIVEN(ctx, ctx, schedule, conversion, out);
+    XDI_GIVEN_IN_PLAN(ctx, ctx, schedule, conversion, out);
     xd_prediction from = conversion->from, to = conversion->to;
     const xd_mix same = { 1.0, 0.0 };
     xd_mix mix = same, second = same;
@@ -120,7 +120,7 @@ XD_API xd_result xd_prediction_mix(xd_ctx *ctx, const xd_noise_schedule *schedul
 
 XD_API xd_result xd_prediction_check(xd_ctx *ctx, const xd_noise_schedule *schedule, xd_prediction type,
                                      bool v_is_flow) {
-    XDI_GIVEN(ctx, ctx, schedule);
+    XDI_GIVEN_IN_PLAN(ctx, ctx, schedule);
     xd_conversion conversion = { type, XD_PREDICT_X0, v_is_flow, false };
     xd_noise_level level = { 0.0, 0.0, 0.0, 0.0 };
     xd_mix mix = { 0.0, 0.0 };
@@ -135,7 +135,7 @@ XD_API xd_result xd_prediction_check(xd_ctx *ctx, const xd_noise_schedule *sched
 }
 
 XD_API xd_result xd_noise_mix(xd_ctx *ctx, const xd_noise_schedule *schedule, double t, xd_mix *out) {
-    XDI_GIVEN(ctx, ctx, schedule, out);
+    XDI_GIVEN_IN_PLAN(ctx, ctx, schedule, out);
     xd_noise_level level = { 0.0, 0.0, 0.0, 0.0 };
     XD_TRY(xd_noise_level_at(ctx, schedule, t, &level));
     out->c0 = level.alpha;
@@ -145,7 +145,7 @@ XD_API xd_result xd_noise_mix(xd_ctx *ctx, const xd_noise_schedule *schedule, do
 
 XD_API xd_result xd_target_mix(xd_ctx *ctx, const xd_noise_schedule *schedule,
                                const xd_conversion *conversion, double t, xd_mix *out) {
-    XDI_GIVEN(ctx, ctx, schedule, conversion, out);
+    XDI_GIVEN_IN_PLAN(ctx, ctx, schedule, conversion, out);
     xd_prediction type = conversion->to;
     xd_noise_level level = { 0.0, 0.0, 0.0, 0.0 };
     xdi_type target = { 0.0, 0.0, 0.0 };

@@ -26,9 +26,6 @@ XD_API xd_fdistill_desc xd_fdistill_defaults(void);
 /* Returns h; NaN for an unknown divergence. Pure. */
 XD_API double xd_f_weight(xd_f_divergence divergence, double ratio);
 
-/* Returns xd_fdistill_weights's workspace bytes; 0 for an invalid desc. Local. */
-XD_API size_t xd_fdistill_workspace_bytes(xd_ctx *ctx, const xd_fdistill_desc *desc);
-
 /* Computes weights [samples], for sample_scale of xd_vsd_desc, and the next bins.
  *
  * Collective over comm; the same bins on all ranks. Allocates nothing when workspace is given. Deterministic; INVARIANT: for

@@ -61,7 +61,7 @@ XD_PRIVATE xd_result xdi_noise_check(xd_ctx *ctx, const xd_noise_schedule *s) {
 }
 
 XD_API xd_result xd_noise_check(xd_ctx *ctx, const xd_noise_schedule *s) {
-    XDI_GIVEN(NULL, ctx);
+    XDI_GIVEN_IN_PLAN(NULL, ctx);
     XD_REQUIRE(ctx, s, XD_ERROR_ARGUMENT, "schedule is NULL");
     XD_TRY(xdi_noise_check(ctx, s));
     for (int64_t k = 0; s->kind == XD_NOISE_VP && k < s->table_count; k++) {
@@ -113,7 +113,7 @@ static xd_noise_level xdi_noise_at(const xd_noise_schedule *s, double t) {
 
 XD_API xd_result xd_noise_level_at(xd_ctx *ctx, const xd_noise_schedule *schedule, double t,
                                    xd_noise_level *out) {
-    XDI_GIVEN(ctx, ctx, schedule, out);
+    XDI_GIVEN_IN_PLAN(ctx, ctx, schedule, out);
     XD_TRY(xdi_noise_check_time(ctx, schedule, t));
     const xd_noise_level level = xdi_noise_at(schedule, t);
     XD_REQUIRE(ctx, isfinite(level.alpha) && isfinite(level.sigma), XD_ERROR_ARGUMENT,
@@ -129,7 +129,7 @@ static double xdi_noise_ratio_of(const xd_noise_schedule *s, xd_noise_level leve
 }
 
 XD_API xd_result xd_noise_ratio(xd_ctx *ctx, const xd_noise_schedule *schedule, double t, double *out) {
-    XDI_GIVEN(ctx, ctx, schedule, out);
+    XDI_GIVEN_IN_PLAN(ctx, ctx, schedule, out);
     xd_noise_level level = { 0.0, 0.0, 0.0, 0.0 };
     XD_TRY(xd_noise_level_at(ctx, schedule, t, &level));
     *out = xdi_noise_ratio_of(schedule, level);
@@ -154,7 +154,7 @@ static xd_result xdi_noise_bisect(xd_ctx *ctx, const xd_noise_schedule *s, doubl
 }
 
 XD_API xd_result xd_noise_time_of_ratio(xd_ctx *ctx, const xd_noise_schedule *s, double ratio, double *out) {
-    XDI_GIVEN(NULL, ctx);
+    XDI_GIVEN_IN_PLAN(NULL, ctx);
     XD_REQUIRE(ctx, s, XD_ERROR_ARGUMENT, "schedule is NULL");
     XDI_GIVEN(ctx, out);
     double t = 0.0;
@@ -214,7 +214,7 @@ static double xdi_noise_grid_at(const xd_noise_schedule *s, int64_t count, int64
 
 XD_API xd_result xd_noise_grid_time(xd_ctx *ctx, const xd_noise_schedule *schedule, int64_t count,
                                     int64_t index, double *out) {
-    XDI_GIVEN(ctx, ctx, schedule, out);
+    XDI_GIVEN_IN_PLAN(ctx, ctx, schedule, out);
     XD_TRY(xdi_noise_check_grid(ctx, schedule, count));
     XD_REQUIRE(ctx, index >= 0 && index < count, XD_ERROR_ARGUMENT, "time %lld of a grid of %lld",
                (long long)index, (long long)count);
@@ -237,7 +237,7 @@ static xd_result xdi_noise_grid_sigma(xd_ctx *ctx, const xd_noise_schedule *s, i
 
 XD_API xd_result xd_noise_nearest(xd_ctx *ctx, const xd_noise_schedule *schedule, int64_t count, double sigma,
                                   int64_t *index) {
-    XDI_GIVEN(ctx, ctx, schedule, index);
+    XDI_GIVEN_IN_PLAN(ctx, ctx, schedule, index);
     int64_t best = 0;
     double least = HUGE_VAL;
     XD_TRY(xdi_noise_check_grid(ctx, schedule, count));
@@ -257,7 +257,7 @@ XD_API xd_result xd_noise_nearest(xd_ctx *ctx, const xd_noise_schedule *schedule
 /* ---- lists of few steps ---- */
 
 XD_API xd_result xd_noise_steps(xd_ctx *ctx, const xd_noise_schedule *schedule, int steps, double *list) {
-    XDI_GIVEN(ctx, ctx, schedule, list);
+    XDI_GIVEN_IN_PLAN(ctx, ctx, schedule, list);
     XD_TRY(xdi_noise_check(ctx, schedule));
     XD_REQUIRE(ctx, steps >= 1 && steps <= XDI_EDM_LAST - XDI_EDM_FIRST, XD_ERROR_ARGUMENT,
                "%d steps: 1 to %d are possible", steps, XDI_EDM_LAST - XDI_EDM_FIRST);
@@ -295,7 +295,7 @@ XD_PRIVATE xd_result xdi_noise_check_list_f32(xd_ctx *ctx, const double *list, i
 
 XD_API xd_result xd_noise_steps_check(xd_ctx *ctx, const xd_noise_schedule *schedule, int steps,
                                       const double *list, int64_t count) {
-    XDI_GIVEN(ctx, ctx, schedule);
+    XDI_GIVEN_IN_PLAN(ctx, ctx, schedule);
     XDI_GIVEN_LIST(ctx, list, count);
     XD_TRY(xdi_noise_check(ctx, schedule));
     XD_REQUIRE(ctx, steps >= 1, XD_ERROR_ARGUMENT, "a student of %d steps", steps);
@@ -324,7 +324,7 @@ XD_API double xd_noise_network_scale(const xd_noise_schedule *schedule) {
 /* ---- EDM's network ---- */
 
 XD_API xd_result xd_edm_scales_at(xd_ctx *ctx, const xd_edm_desc *desc, double t, xd_edm_scales *out) {
-    XDI_GIVEN(ctx, ctx, desc, out);
+    XDI_GIVEN_IN_PLAN(ctx, ctx, desc, out);
     const double s = desc->sigma_data != 0.0 ? desc->sigma_data : 0.5;
     const double least = desc->least != 0.0 ? desc->least : 1e-6, shifted = t + desc->sigma_shift;
     XD_REQUIRE(ctx, s > 0.0 && isfinite(s), XD_ERROR_ARGUMENT, "sigma_data is %g", s);

@@ -1,6 +1,7 @@
 /* f-distill: weights of the student's samples, from the logits of a whole step. */
 
 #include "base/internal.h"
+#include "dmd/losses.h"
 #include "dmd/state.h"
 
 #include <math.h>
@@ -68,7 +69,7 @@ XD_PRIVATE size_t xdi_dmd_ratios_workspace(const xd_dmd *d) {
     xd_fdistill_desc desc;
     if (!d->desc.gan.fdistill.on) return 0;
     desc = xdi_dmd_fdistill_desc(d);
-    return xd_fdistill_workspace_bytes(d->ctx, &desc);
+    return xdi_fdistill_workspace(&desc);
 }
 
 XD_PRIVATE xd_result xdi_dmd_begin_ratios(xd_dmd *d) {
@@ -101,7 +102,7 @@ static xd_result xdi_dmd_copy_bins(xd_dmd *d, double *to, const double *from) {
 }
 
 XD_API xd_result xd_dmd_weigh(xd_dmd *dmd) {
-    XDI_GIVEN(NULL, dmd);
+    XDI_GIVEN(dmd ? dmd->ctx : NULL, dmd);
     XD_TRY(xdi_dmd_check_on(dmd));
     const xd_fdistill_desc desc = xdi_dmd_fdistill_desc(dmd);
     XD_TRY(xdi_dmd_copy_bins(dmd, dmd->ratios.earlier, dmd->ratios.bins));
@@ -141,7 +142,7 @@ XD_API xd_result xd_dmd_bins(xd_dmd *dmd, double *out) {
 }
 
 XD_API xd_result xd_dmd_set_bins(xd_dmd *dmd, const double *values, int count) {
-    XDI_GIVEN(NULL, dmd);
+    XDI_GIVEN(dmd ? dmd->ctx : NULL, dmd);
     XDI_GIVEN_LIST(dmd->ctx, values, count);
     XD_TRY(xdi_dmd_check_on(dmd));
     XD_REQUIRE(dmd->ctx, count == dmd->desc.gan.fdistill.bins, XD_ERROR_ARGUMENT,

@@ -137,7 +137,7 @@ static void xdi_times_extremes(const xd_time_sampler *s, double *low, double *hi
 
 XD_API xd_result xd_times_check(xd_ctx *ctx, const xd_time_sampler *sampler,
                                 const xd_noise_schedule *schedule) {
-    XDI_GIVEN(ctx, ctx, sampler);
+    XDI_GIVEN_IN_PLAN(ctx, ctx, sampler);
     double low, high;
     XD_TRY(xdi_times_check(ctx, sampler));
     if (!schedule) return XD_OK;
@@ -325,7 +325,7 @@ static double xdi_time_rounded(const xd_time_sampler *s, double draw) {
 }
 
 XD_API xd_result xd_time_of_draw(xd_ctx *ctx, const xd_time_sampler *sampler, double draw, double *out) {
-    XDI_GIVEN(ctx, ctx, sampler, out);
+    XDI_GIVEN_IN_PLAN(ctx, ctx, sampler, out);
     XD_TRY(xdi_times_check(ctx, sampler));
     if (xdi_time_has_index(sampler)) {
         const int64_t first = xdi_time_first(sampler), last = xdi_time_last(sampler);
@@ -360,7 +360,7 @@ static double xdi_time_at(const xd_time_sampler *s, const xd_philox *random, int
 
 XD_API xd_result xd_times_draw(xd_ctx *ctx, const xd_time_sampler *sampler, const xd_philox *random,
                                int64_t count, double *times) {
-    XDI_GIVEN(ctx, ctx, sampler, random);
+    XDI_GIVEN_IN_PLAN(ctx, ctx, sampler, random);
     XDI_GIVEN_LIST(ctx, times, count);
     const int64_t first = (int64_t)random->sample;
     xd_philox at = *random;
@@ -377,7 +377,7 @@ XD_API xd_result xd_times_draw(xd_ctx *ctx, const xd_time_sampler *sampler, cons
 
 XD_API xd_result xd_times_draw_frames(xd_ctx *ctx, const xd_time_sampler *sampler, const xd_philox *random,
                                       int64_t frames, double *times) {
-    XDI_GIVEN(ctx, ctx, sampler, random, times);
+    XDI_GIVEN_IN_PLAN(ctx, ctx, sampler, random, times);
     const int64_t chunk = sampler ? sampler->chunk : 0;
     XD_TRY(xdi_times_check(ctx, sampler));
     XD_REQUIRE(ctx, chunk >= 1 && chunk <= frames, XD_ERROR_ARGUMENT, "chunks of %lld frames of %lld",

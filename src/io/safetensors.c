@@ -421,7 +421,7 @@ static xd_result xdi_safetensors_take(const xd_safetensors *f, int64_t index,
 
 XD_API xd_result xd_safetensors_read_range(xd_safetensors *f, int64_t index, uint64_t first_byte,
                                            size_t bytes, void *destination) {
-    XDI_GIVEN(NULL, f);
+    XDI_GIVEN(f ? f->ctx : NULL, f);
     XDI_GIVEN_LIST(f->ctx, destination, bytes);
     const xd_safetensors_info *info;
     XD_TRY(xdi_safetensors_take(f, index, &info));
@@ -532,7 +532,7 @@ static xd_result xdi_safetensors_check_box(xd_safetensors *f, const xd_safetenso
 
 XD_API xd_result xd_safetensors_read_box(xd_safetensors *f, int64_t index, const int64_t *offset,
                                          const int64_t *size, void *destination) {
-    XDI_GIVEN(NULL, f);
+    XDI_GIVEN(f ? f->ctx : NULL, f);
     const xd_safetensors_info *info;
     bool empty;
     XD_TRY(xdi_safetensors_take(f, index, &info));

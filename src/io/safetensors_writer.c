@@ -298,7 +298,7 @@ XD_API xd_result xd_safetensors_writer_create(xd_ctx *ctx, const char *path,
 
 XD_API xd_result xd_safetensors_writer_write_range(xd_safetensors_writer *writer, int64_t index,
                                                    uint64_t first_byte, size_t bytes, const void *data) {
-    XDI_GIVEN(NULL, writer);
+    XDI_GIVEN(writer ? writer->ctx : NULL, writer);
     XDI_GIVEN_LIST(writer->ctx, data, bytes);
     XD_REQUIRE(writer->ctx, index >= 0 && index < writer->count, XD_ERROR_ARGUMENT, "tensor %lld of %lld",
                (long long)index, (long long)writer->count);
@@ -313,7 +313,7 @@ XD_API xd_result xd_safetensors_writer_write_range(xd_safetensors_writer *writer
 }
 
 XD_API xd_result xd_safetensors_writer_write(xd_safetensors_writer *writer, int64_t index, const void *data) {
-    XDI_GIVEN(NULL, writer);
+    XDI_GIVEN(writer ? writer->ctx : NULL, writer);
     const bool known = index >= 0 && index < writer->count;
     const uint64_t bytes = known ? writer->layout->bytes[index] : 0;
     return xd_safetensors_writer_write_range(writer, index, 0, (size_t)bytes, data);
@@ -334,7 +334,7 @@ XD_PRIVATE xd_result xdi_safetensors_writer_rename(xd_safetensors_writer *writer
 }
 
 XD_API xd_result xd_safetensors_writer_commit(xd_safetensors_writer *writer) {
-    XDI_GIVEN(NULL, writer);
+    XDI_GIVEN(writer ? writer->ctx : NULL, writer);
     xd_result result = xdi_safetensors_check_complete(writer);
     if (result == XD_OK) {
         result = xd_publish_commit(writer->file);

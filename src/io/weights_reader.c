@@ -417,7 +417,7 @@ static xd_result xdi_whole_read_cut(const xdi_weights_piece *p, const xdi_weight
 
 XD_API xd_result xd_weights_reader_read(xd_weights_reader *r, int64_t index, const int64_t *offset,
                                         const int64_t *size, void *destination) {
-    XDI_GIVEN(NULL, r);
+    XDI_GIVEN(r ? r->ctx : NULL, r);
     xdi_weights_cut cut;
     XD_REQUIRE(r->ctx, index >= 0 && index < r->tensor_count, XD_ERROR_ARGUMENT, "tensor %lld of %lld",
                (long long)index, (long long)r->tensor_count);

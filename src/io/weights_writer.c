@@ -360,7 +360,7 @@ XD_API xd_result xd_weights_writer_create(xd_ctx *ctx, const char *directory,
 
 XD_API xd_result xd_weights_writer_write(xd_weights_writer *w, int64_t index, uint64_t first_byte,
                                          size_t bytes, const void *data) {
-    XDI_GIVEN(NULL, w);
+    XDI_GIVEN(w ? w->ctx : NULL, w);
     XDI_GIVEN_LIST(w->ctx, data, bytes);
     XD_REQUIRE(w->ctx, index >= 0 && index < w->first[w->shards], XD_ERROR_ARGUMENT, "tensor %lld of %lld",
                (long long)index, (long long)w->first[w->shards]);
@@ -434,7 +434,7 @@ static void xdi_weights_undo(xd_weights_writer *w) {
 }
 
 XD_API xd_result xd_weights_writer_commit(xd_weights_writer *w) {
-    XDI_GIVEN(NULL, w);
+    XDI_GIVEN(w ? w->ctx : NULL, w);
     xd_result result = xdi_weights_close_files(w);
     if (result == XD_OK) result = xdi_weights_switch(w);
     if (result != XD_OK && !w->switched) xdi_weights_undo(w);

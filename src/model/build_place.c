@@ -43,7 +43,7 @@ static xd_result xdi_pipeline_check_chunks(xd_ctx *ctx, const xd_pipeline_desc *
 
 XD_API xd_result xd_pipeline_place(xd_ctx *ctx, const xd_pipeline_desc *desc, int rank, int virtual_stage,
                                    xd_stage_place *out) {
-    XDI_GIVEN(ctx, ctx, desc, out);
+    XDI_GIVEN_IN_PLAN(ctx, ctx, desc, out);
     XD_TRY(xdi_pipeline_check_sizes(ctx, desc));
     const int ranks = desc->ranks ? desc->ranks : 1;
     const int stages = xdi_pipeline_stages(ranks, desc->virtual_stages);
@@ -72,7 +72,7 @@ XD_API xd_result xd_pipeline_place(xd_ctx *ctx, const xd_pipeline_desc *desc, in
 /* ---- hooks ---- */
 
 XD_API xd_result xd_stage_hooks_add(xd_ctx *ctx, xd_stage_hooks *list, xd_stage_hook hook, bool prepend) {
-    XDI_GIVEN(ctx, ctx, list);
+    XDI_GIVEN_IN_PLAN(ctx, ctx, list);
     XD_REQUIRE(ctx, hook.call, XD_ERROR_ARGUMENT, "hook %d has no function", list->count);
     XD_REQUIRE(ctx, list->count >= 0 && list->count < XD_STAGE_HOOKS_MAX, XD_ERROR_ARGUMENT,
                "a list of %d hooks, at most %d are possible", list->count + 1, (int)XD_STAGE_HOOKS_MAX);

@@ -199,6 +199,13 @@ XD_PRIVATE int xdi_schedule_sends_to(const xd_pipeline_schedule *d, int rank, co
  * IDLE: none. */
 XD_PRIVATE xd_pipeline_work xdi_schedule_arrival(const xdi_schedule *s, int rank, xd_pipeline_work_kind kind);
 
+/* pipeline_run.c: bytes of a pipeline on one rank of schedule.ranks; reads no groups and no `built`. */
+XD_PRIVATE xd_result xdi_pipeline_bytes(xd_ctx *ctx, const xd_pipeline_run_desc *desc, int rank,
+                                        xd_memory_bytes *out);
+
+/* recompute.c: bytes of the inputs of a sealed model: 0 without blocks to recompute, half of SIZE_MAX if uncountable. */
+XD_PRIVATE xd_memory_bytes xdi_inputs_bytes(const xd_model *model, const xd_inputs_desc *desc);
+
 /* pipeline_run.c: drops the step of every stage: see xdi_parallel_drop_step. */
 XD_PRIVATE void xdi_pipeline_drop(const xd_built *built);
 

@@ -157,9 +157,6 @@ XD_API const xd_block_desc *xd_block_settings(const xd_block *block);
 XD_API int64_t xd_model_parameter_count(const xd_model *model);
 XD_API int64_t xd_model_trained_count(const xd_model *model);
 
-/* Returns the bytes of xd_model_allocate, on the context's device; 0 before the seal. Local. */
-XD_API size_t xd_model_bytes(const xd_model *model);
-
 /* Allocates storage for every weight without: values, and gradients of trained ones. One zeroed block on the context's
  * device, in order, each aligned to XD_ARENA_ALIGNMENT. Local. Errors change nothing: STATE (not sealed; wrapped), MEMORY. */
 XD_API xd_result xd_model_allocate(xd_model *model);

@@ -501,7 +501,7 @@ XD_PRIVATE xd_tensor_part xdi_parallel_part(const xd_parallel *of, const xd_weig
 
 XD_API xd_result xd_parallel_params(const xd_parallel *p, int64_t capacity, xd_param *params,
                                     int64_t *count) {
-    XDI_GIVEN(p ? p->model->ctx : NULL, p, count);
+    XDI_GIVEN_IN_PLAN(p ? p->model->ctx : NULL, p, count);
     int64_t at = 0;
     XD_TRY(xdi_parallel_room(p, params, capacity, count));
     for (int64_t i = 0; i < p->model->weight_count && capacity > 0; i++)
@@ -512,7 +512,7 @@ XD_API xd_result xd_parallel_params(const xd_parallel *p, int64_t capacity, xd_p
 
 XD_API xd_result xd_parallel_parts(const xd_parallel *p, int64_t capacity, xd_tensor_part *parts,
                                    int64_t *count) {
-    XDI_GIVEN(p ? p->model->ctx : NULL, p, count);
+    XDI_GIVEN_IN_PLAN(p ? p->model->ctx : NULL, p, count);
     int64_t at = 0;
     XD_TRY(xdi_parallel_room(p, parts, capacity, count));
     for (int64_t i = 0; i < p->model->weight_count && capacity > 0; i++)
@@ -685,7 +685,7 @@ static void xdi_parallel_tell_dropped(const xd_parallel *p) {
 }
 
 XD_API xd_result xd_parallel_publish(xd_parallel *p) {
-    XDI_GIVEN(NULL, p);
+    XDI_GIVEN(p ? p->ctx : NULL, p);
     XD_TRY(xdi_parallel_agree_publish(p));
     XD_TRY(xdi_replicas_check(p));
     xdi_parallel_tell_dropped(p);
@@ -737,7 +737,7 @@ static xd_result xdi_parallel_may_thaw(const xd_parallel *p, const xd_weight *w)
 }
 
 XD_API xd_result xd_parallel_thaw(xd_parallel *parallel, xd_weight *weight) {
-    XDI_GIVEN(NULL, parallel);
+    XDI_GIVEN(parallel ? parallel->ctx : NULL, parallel);
     xd_parallel *p = parallel->experts && weight && xdi_parallel_of(parallel, weight)->of_experts
                          ? parallel->experts
                          : parallel;
@@ -776,7 +776,7 @@ static xd_result xdi_parallel_check_push(const xd_parallel *p) {
 }
 
 XD_API xd_result xd_parallel_push_leaf(xd_parallel *p) {
-    XDI_GIVEN(NULL, p);
+    XDI_GIVEN(p ? p->ctx : NULL, p);
     XD_TRY(xdi_parallel_check_push(p));
     for (int64_t i = 0; i < p->model->weight_count; i++) {
         const xd_weight *w = p->model->weights[i];

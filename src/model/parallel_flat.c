@@ -232,7 +232,7 @@ static bool xdi_flat_is_finished(const xdi_flat *flat) {
 static xd_result xdi_bucket_take_stack(xd_parallel *p, xd_leaf_stack_desc *d, xdi_room *room,
                                        xd_leaf_stack **out) {
     size_t *bytes = &p->bytes.gradients;
-    d->memory_bytes = xd_leaf_stack_bytes(d);
+    d->memory_bytes = xdi_leaf_stack_bytes(d);
     d->memory = p->dealt ? xdi_parallel_keep(p, room, (int64_t)d->memory_bytes, 1, bytes)
                          : xdi_parallel_take(&room->device, (int64_t)d->memory_bytes, 1, bytes);
     return room->device.base ? xd_leaf_stack_create_in(p->dealt ? p->home : p->ctx, d, out) : XD_OK;

@@ -417,7 +417,7 @@ static bool xdi_redistribution_take_buffers(xd_redistribution *plan) {
     if (plan->zero && memory->fill(&launch, plan->zero, 0, sizeof(uint64_t)) != XD_OK) return false;
     if (plan->middle)
         plan->middle_data =
-            memory->allocate(plan->ctx, xd_tensor_bytes(plan->middle, plan->desc.rank, plan->desc.dtype));
+            memory->allocate(plan->ctx, xdi_tensor_bytes(plan->middle, plan->desc.rank, plan->desc.dtype));
     return plan->send && plan->recv && plan->zero && (!plan->middle || plan->middle_data);
 }
 
@@ -533,7 +533,7 @@ static xd_result xdi_redistribution_copy(const xd_redistribution *plan, const xd
 
 XD_API xd_result xd_redistribution_pack(const xd_redistribution *plan, int step, const void *source,
                                         void *send) {
-    XDI_GIVEN(NULL, plan);
+    XDI_GIVEN(plan ? plan->ctx : NULL, plan);
     XD_TRY(xdi_redistribution_check_step(plan, step));
     const xdi_redistribution_exchange *x = &plan->step[step];
     return xdi_redistribution_copy(plan, x, 0, x->pack_end, step ? plan->middle_data : source, send);
@@ -561,7 +561,7 @@ static xd_result xdi_redistribution_reduce(const xd_redistribution *plan,
 
 XD_API xd_result xd_redistribution_unpack(const xd_redistribution *plan, int step, const void *source,
                                           void *recv, void *destination) {
-    XDI_GIVEN(NULL, plan);
+    XDI_GIVEN(plan ? plan->ctx : NULL, plan);
     XD_TRY(xdi_redistribution_check_step(plan, step));
     const xdi_redistribution_exchange *x = &plan->step[step];
     const size_t size = xd_dtype_size(plan->desc.dtype);

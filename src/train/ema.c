@@ -94,7 +94,7 @@ static double xdi_ema_decay_at(const xd_ema_desc *d, int64_t iteration) {
 }
 
 XD_API xd_result xd_ema_decay(xd_ctx *ctx, const xd_ema_desc *desc, int64_t iteration, double *decay) {
-    XDI_GIVEN(ctx, ctx, desc, decay);
+    XDI_GIVEN_IN_PLAN(ctx, ctx, desc, decay);
     xd_ema_desc d = *desc;
     xdi_ema_resolve(&d);
     XD_TRY(xdi_ema_validate(ctx, &d));
@@ -472,10 +472,8 @@ static xd_result xdi_ema_plan(xd_ctx *ctx, const xd_param *params, int64_t count
     return XD_OK;
 }
 
-XD_API xd_result xd_ema_bytes(xd_ctx *ctx, const xd_param *params, int64_t count, const xd_ema_desc *desc,
-                              xd_memory_bytes *out) {
-    XDI_GIVEN(ctx, ctx, out);
-    XDI_GIVEN_LIST(ctx, params, count);
+XD_PRIVATE xd_result xdi_ema_bytes(xd_ctx *ctx, const xd_param *params, int64_t count,
+                                   const xd_ema_desc *desc, xd_memory_bytes *out) {
     xd_ema_desc d;
     xdi_ema_sizes sizes;
     XD_TRY(xdi_ema_plan(ctx, params, count, desc, &d, &sizes));
@@ -484,10 +482,21 @@ XD_API xd_result xd_ema_bytes(xd_ctx *ctx, const xd_param *params, int64_t count
     return XD_OK;
 }
 
+static xd_result xdi_ema_add_to_plan(xd_ctx *ctx, const xd_param *params, int64_t count,
+                                     const xd_ema_desc *desc) {
+    xd_memory_bytes bytes = { 0, 0 };
+    XD_TRY(xdi_ema_bytes(ctx, params, count, desc, &bytes));
+    return xdi_plan_add(ctx, bytes);
+}
+
 XD_API xd_result xd_ema_create(xd_ctx *ctx, const xd_param *params, int64_t count, const xd_ema_desc *desc,
                                xd_ema **out) {
-    XDI_GIVEN(ctx, ctx, out);
+    XDI_GIVEN_IN_PLAN(ctx, ctx, out);
     XDI_GIVEN_LIST(ctx, params, count);
+    if (xdi_plan_is_open(ctx)) {
+        *out = NULL;
+        return xdi_ema_add_to_plan(ctx, params, count, desc);
+    }
     xd_ema_desc d;
     xdi_ema_sizes sizes;
     XD_TRY(xdi_ema_plan(ctx, params, count, desc, &d, &sizes));
@@ -659,7 +668,7 @@ XD_PRIVATE xd_result xdi_ema_has_next(const xd_ema *ema) {
 }
 
 XD_API xd_result xd_ema_update(xd_ema *ema, int64_t iteration, const xd_status *status) {
-    XDI_GIVEN(NULL, ema);
+    XDI_GIVEN(ema ? ema->ctx : NULL, ema);
     XD_REQUIRE(ema->ctx, iteration >= XD_EMA_NEXT, XD_ERROR_ARGUMENT, "iteration %lld is negative",
                (long long)iteration);
     if (iteration == XD_EMA_NEXT) XD_TRY(xdi_ema_has_next(ema));
@@ -735,7 +744,7 @@ static xd_result xdi_ema_check_swap(const xd_ema *ema) {
 }
 
 XD_API xd_result xd_ema_swap(xd_ema *ema) {
-    XDI_GIVEN(NULL, ema);
+    XDI_GIVEN(ema ? ema->ctx : NULL, ema);
     const xd_launch launch = xdi_train_launch(ema->ctx, NULL);
     xd_swap_array arrays[XDI_EMA_AT_ONCE];
     int64_t n = 0;

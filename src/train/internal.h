@@ -86,4 +86,9 @@ XD_PRIVATE void xdi_ema_restore(xd_ema *ema, int64_t iteration, bool initialized
 /* param.c: true for the dtypes of parameters and gradients: F32, BF16, F16. */
 XD_PRIVATE bool xdi_train_takes(xd_dtype dtype);
 
+/* optimizer.c, ema.c: what a create takes; desc of an average may be NULL. Errors: as the create, without MEMORY and those of names. */
+XD_PRIVATE xd_result xdi_optimizer_bytes(xd_ctx *ctx, const xd_optimizer_desc *desc, xd_memory_bytes *out);
+XD_PRIVATE xd_result xdi_ema_bytes(xd_ctx *ctx, const xd_param *params, int64_t count,
+                                   const xd_ema_desc *desc, xd_memory_bytes *out);
+
 #endif

@@ -12,7 +12,7 @@
 /* ---- widths ---- */
 
 XD_API xd_result xd_post_hoc_sigma_rel(xd_ctx *ctx, double gamma, double *sigma_rel) {
-    XDI_GIVEN(ctx, ctx, sigma_rel);
+    XDI_GIVEN_IN_PLAN(ctx, ctx, sigma_rel);
     XD_REQUIRE(ctx, gamma > -1.0 && gamma < HUGE_VAL, XD_ERROR_ARGUMENT,
                "the exponent %g is not above -1, or not finite", gamma);
     *sigma_rel = sqrt((gamma + 1.0) / (gamma + 3.0)) / (gamma + 2.0);
@@ -22,7 +22,7 @@ XD_API xd_result xd_post_hoc_sigma_rel(xd_ctx *ctx, double gamma, double *sigma_
 /* The largest root of (g + 2)^2 (g + 3) = (g + 1) / sigma^2, by Newton's steps from above: there the difference is convex and
  * rises, so they go down until rounding stops them. */
 XD_API xd_result xd_post_hoc_gamma(xd_ctx *ctx, double sigma_rel, double *gamma) {
-    XDI_GIVEN(ctx, ctx, gamma);
+    XDI_GIVEN_IN_PLAN(ctx, ctx, gamma);
     const double widest = 1.0 / sqrt(12.0); /* as people write it; sqrt(1.0 / 12.0) is less by a unit */
     XD_REQUIRE(ctx, sigma_rel >= 1e-100 && sigma_rel <= widest, XD_ERROR_ARGUMENT,
                "the relative width %g is not in (0, %.17g]", sigma_rel, widest);
@@ -188,7 +188,7 @@ static void xdi_post_hoc_run(xdi_post_hoc *p, const xd_post_hoc_profile *target)
 
 XD_API xd_result xd_post_hoc_coefficients(xd_ctx *ctx, const xd_post_hoc_desc *desc, double *coefficients,
                                           double *error) {
-    XDI_GIVEN(ctx, ctx, desc, coefficients);
+    XDI_GIVEN_IN_PLAN(ctx, ctx, desc, coefficients);
     xd_post_hoc_profile target;
     xdi_post_hoc p;
     size_t bytes = 0;

@@ -68,9 +68,9 @@ static void run_sweep(align_case *c) {
 
 static void run_programme(align_case *c) {
     xd_alignment out;
-    const xd_align_dp_desc desc = { .student = { c->student.strings, TOKENS },
-                                    .teacher = { c->teacher.strings, TOKENS } };
-    require(c->ctx, xd_align_segment(c->ctx, &desc, &out, NULL));
+    const xdi_align_dp_desc desc = { .student = { c->student.strings, TOKENS },
+                                     .teacher = { c->teacher.strings, TOKENS } };
+    require(c->ctx, xdi_align_segment(c->ctx, &desc, &out, NULL));
     xd_alignment_destroy(c->ctx, &out);
 }
 

@@ -212,7 +212,8 @@ static double loss_error(gpu_case *c) {
     xd_ctx *ctx = NULL;
     settings.cpu = XD_CPU_PLAIN;
     require(NULL, xd_ctx_create(&settings, &ctx));
-    require(ctx, xd_vocab_create_even(ctx, NULL, gpu->student.cols, &vocab));
+    const xd_vocab_desc split = { gpu->student.cols };
+    require(ctx, xd_vocab_create(ctx, &split, &vocab));
     cpu.vocab = vocab;
     cpu.student.rows = cpu.teacher.rows = cpu.common.gradient.rows = CHECKED_ROWS;
     cpu.student.data = host_copy(gpu->student.data, bytes);
@@ -251,7 +252,8 @@ static void bench_loss(const char *op, xd_dtype dtype, bool soft, xd_divergence 
     gpu_case c;
     bench_row row = {};
     open_case(&c, launch_loss);
-    require(c.ctx, xd_vocab_create_even(c.ctx, NULL, columns, &c.vocab));
+    const xd_vocab_desc split = { columns };
+    require(c.ctx, xd_vocab_create(c.ctx, &split, &c.vocab));
     c.loss.student = { device_noise(count, dtype, 8.0, 1), dtype, rows, columns, 0 };
     c.loss.hard_weight = soft ? 0.0 : 1.0;
     c.loss.soft_weight = soft ? 1.0 : 0.0;
@@ -295,7 +297,8 @@ static void bench_head(const char *cublas) {
     const int64_t rows = GPU_HEAD_ROWS, columns = GPU_VOCABULARY, width = GPU_WIDTH;
     gpu_case c;
     open_case(&c, launch_head, cublas);
-    require(c.ctx, xd_vocab_create_even(c.ctx, NULL, columns, &c.vocab));
+    const xd_vocab_desc split = { columns };
+    require(c.ctx, xd_vocab_create(c.ctx, &split, &c.vocab));
     c.head.student.hidden = { device_noise(rows * width, XD_DTYPE_BF16, 0.1, 3), XD_DTYPE_BF16, rows, width, 0 };
     c.head.student.weight = { device_noise(columns * width, XD_DTYPE_BF16, 1.0, 4), XD_DTYPE_BF16, columns, width, 0 };
     c.head.hidden_gradient = { device_room((size_t)(rows * width) * 2), XD_DTYPE_BF16, rows, width, 0 };
@@ -378,7 +381,9 @@ static void open_params(gpu_case *c, void (*launch)(gpu_case *), int64_t arrays,
     average.decay = 0.999;
     average.init_from_current = true;
     if (optimizer) require(c->ctx, xd_optimizer_create(c->ctx, &step, &c->optimizer));
-    if (ema) require(c->ctx, xd_ema_create(c->ctx, c->params, arrays, &average, &c->ema));
+    average.params = c->params;
+    average.param_count = arrays;
+    if (ema) require(c->ctx, xd_ema_create(c->ctx, &average, &c->ema));
 }
 
 static void close_params(gpu_case *c) {
@@ -408,7 +413,9 @@ static double param_error(gpu_case *c) {
     average.decay = 0.999;
     average.init_from_current = true;
     if (c->optimizer) require(ctx, xd_optimizer_create(ctx, &step, &cpu.optimizer));
-    if (c->ema) require(ctx, xd_ema_create(ctx, &param, 1, &average, &cpu.ema));
+    average.params = &param;
+    average.param_count = 1;
+    if (c->ema) require(ctx, xd_ema_create(ctx, &average, &cpu.ema));
     for (int i = 0; i < 3; i++) {
         c->launch(c);
         if (c->launch == launch_ema)
@@ -420,8 +427,8 @@ static double param_error(gpu_case *c) {
     require(c->ctx, xd_read(c->ctx, value, c->params[0].value, bytes));
     double error = bench_distance(value, param.value, XD_DTYPE_BF16, count);
     if (c->ema) {
-        require(c->ctx, xd_read(c->ctx, shadow, xd_ema_view(c->ema, 0).value, 2 * bytes));
-        error = bench_larger(error, bench_distance(shadow, xd_ema_view(cpu.ema, 0).value, XD_DTYPE_F32, count));
+        require(c->ctx, xd_read(c->ctx, shadow, xd_ema_view(c->ema, 0).shadow.value, 2 * bytes));
+        error = bench_larger(error, bench_distance(shadow, xd_ema_view(cpu.ema, 0).shadow.value, XD_DTYPE_F32, count));
     }
     free(value), free(shadow), free(param.value), free(param.gradient);
     xd_ema_destroy(cpu.ema);

@@ -66,7 +66,7 @@ __attribute__((target("avx512f"))) static float products(int64_t n) {
 /* Operations per second of the instruction that the product uses; 0 if this bench does not know it. */
 static double peak(bool bf16) {
 #if defined(XDI_X86)
-    const bool narrow = bf16 && xd_cpu_best() == XD_CPU_AVX512_BF16;
+    const bool narrow = bf16 && xd_cpu_supports(XD_CPU_AVX512_BF16);
     double best = 0.0;
     volatile float keep = 0.0f;
     if ((int)xd_cpu_best() < (int)XD_CPU_AVX512) return 0.0;
@@ -131,7 +131,7 @@ static void open_case(head_case *c, bool kl, bool bf16) {
     memset(c, 0, sizeof *c);
     for (int i = 0; i < ROWS; i++) labels[i] = i * 13 % VOCABULARY;
     require(NULL, xd_ctx_create(&desc, &c->ctx));
-    require(c->ctx, xd_vocab_create_even(c->ctx, NULL, VOCABULARY, &c->vocab));
+    require(c->ctx, xd_vocab_create(c->ctx, &(xd_vocab_desc){ .size = VOCABULARY }, &c->vocab));
     c->logits = (float *)allocate((size_t)ROWS * VOCABULARY * sizeof(float));
     c->teacher_logits = (float *)allocate((size_t)ROWS * VOCABULARY * sizeof(float));
     c->hidden_gradient = (float *)allocate((size_t)ROWS * WIDTH * sizeof(float));

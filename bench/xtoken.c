@@ -116,7 +116,7 @@ static void open_case(xtoken_case *c, xd_xtoken_kind kind) {
                                .allocator = { counting_allocate, counting_release, NULL } };
     memset(c, 0, sizeof *c);
     require(NULL, xd_ctx_create(&desc, &c->ctx));
-    require(c->ctx, xd_vocab_create_even(c->ctx, NULL, STUDENT, &c->vocab));
+    require(c->ctx, xd_vocab_create(c->ctx, &(xd_vocab_desc){ .size = STUDENT }, &c->vocab));
     make_projection(c);
     make_chunks(c);
     c->teacher.kind = kind;
@@ -151,7 +151,7 @@ static void run_plain(void *state) {
     xd_xtoken_desc d = c->d;
     xd_vocab *vocab = NULL;
     require(NULL, xd_ctx_create(&desc, &ctx));
-    require(ctx, xd_vocab_create_even(ctx, NULL, STUDENT, &vocab));
+    require(ctx, xd_vocab_create(ctx, &(xd_vocab_desc){ .size = STUDENT }, &vocab));
     d.vocab = vocab;
     require(ctx, xd_xtoken_loss(ctx, &d, &values));
     c->reference = values.loss;

@@ -90,7 +90,7 @@ static xd_result run_rank(xd_comm *world, void *unused) {
     XD_TRY(xd_mesh_create(world, &mesh_desc, &mesh));
     XD_TRY(xd_mesh_group(mesh, "dp", &dp));
     XD_TRY(xd_mesh_group(mesh, "tp", &tp));
-    XD_TRY(xd_vocab_create_even(ctx, tp, VOCABULARY, &vocab));
+    XD_TRY(xd_vocab_create(ctx, &(xd_vocab_desc){ .size = VOCABULARY, .tp = tp }, &vocab));
     prepare(m, xd_comm_rank(dp), xd_vocab_describe(vocab).begin);
 
     /* The mean is over the counted positions of the global batch, not only of this rank. */

@@ -48,7 +48,9 @@ static xd_result run_rank(xd_comm *tp, void *argument) {
     const int64_t columns = end - begin;
     xd_vocab *vocab;
     xd_loss_values values;
-    XD_TRY(xd_vocab_create(ctx, tp, (xd_interval){ begin, end }, VOCABULARY, &vocab));
+    const xd_interval mine = { begin, end };
+    const xd_vocab_desc split = { .size = VOCABULARY, .tp = tp, .columns = &mine };
+    XD_TRY(xd_vocab_create(ctx, &split, &vocab));
 
     float *student = malloc((size_t)(2 * POSITIONS * columns + 1) * sizeof *student);
     if (!student) return XD_ERROR_MEMORY;

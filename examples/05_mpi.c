@@ -36,7 +36,7 @@ static xd_result run_rank(xd_comm *world, double *loss) {
     xd_vocab *vocab;
     xd_loss_values values;
     int64_t label[POSITIONS];
-    XD_TRY(xd_vocab_create_even(ctx, world, VOCABULARY, &vocab));
+    XD_TRY(xd_vocab_create(ctx, &(xd_vocab_desc){ .size = VOCABULARY, .tp = world }, &vocab));
     const xd_vocab_info info = xd_vocab_describe(vocab);
     const int64_t columns = info.end - info.begin;
 

@@ -103,7 +103,7 @@ static xd_result distill(xd_ctx *ctx, side *student, side *teacher, xd_xtoken_va
     xd_projection projection;
     XD_TRY(xd_projection_build(ctx, &map, &projection, NULL));
     xd_vocab *vocab;
-    XD_TRY(xd_vocab_create_even(ctx, NULL, student->vocabulary, &vocab));
+    XD_TRY(xd_vocab_create(ctx, &(xd_vocab_desc){ .size = student->vocabulary }, &vocab));
     label(&both, XD_CHUNK_STUDENT, &a, student);
     label(&both, XD_CHUNK_TEACHER, &b, teacher);
     fill_teacher(teacher);

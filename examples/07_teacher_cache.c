@@ -75,7 +75,7 @@ static xd_result learn(xd_ctx *ctx, const xd_teacher_cache *cache, xd_xtoken_val
         positions[t] = t;
         chunks[t] = t;
     }
-    XD_TRY(xd_vocab_create_even(ctx, NULL, VOCABULARY, &vocab));
+    XD_TRY(xd_vocab_create(ctx, &(xd_vocab_desc){ .size = VOCABULARY }, &vocab));
     const xd_param table = {
         .name = "table",
         .value = student,

@@ -58,7 +58,7 @@ static xd_result learn(xd_comm *students, xd_route *route, xd_loss_values *loss)
     xd_optimizer *optimizer;
     xd_vocab *vocab;
 
-    XD_TRY(xd_vocab_create_even(ctx, NULL, VOCABULARY, &vocab));
+    XD_TRY(xd_vocab_create(ctx, &(xd_vocab_desc){ .size = VOCABULARY }, &vocab));
     const xd_param table = {
         .name = "table",
         .value = logits,

@@ -46,7 +46,7 @@ static xd_result train(xd_ctx *ctx, const xd_head_loss_desc *desc, xd_optimizer 
 static xd_result distill(xd_ctx *ctx, xd_loss_values *first, xd_loss_values *loss) {
     xd_optimizer *optimizer;
     xd_vocab *vocab;
-    XD_TRY(xd_vocab_create_even(ctx, NULL, VOCABULARY, &vocab));
+    XD_TRY(xd_vocab_create(ctx, &(xd_vocab_desc){ .size = VOCABULARY }, &vocab));
     const xd_param params[] = {
         { "hidden", hidden, hidden_gradient, XD_DTYPE_F32, .count = ROWS * STUDENT },
         { "weight", weight, weight_gradient, XD_DTYPE_F32, .count = VOCABULARY * STUDENT },

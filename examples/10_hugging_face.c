@@ -43,7 +43,7 @@ static xd_result train(xd_ctx *ctx, xd_tokenizer *tokenizer, xd_rows weight) {
                (long long)count);
     XD_TRY(xd_encoder_create(ctx, tokenizer, &encoder));
     XD_TRY(xd_encode(encoder, text, sizeof text - 1, NULL, &tokens));
-    XD_TRY(xd_vocab_create_even(ctx, NULL, weight.rows, &vocab));
+    XD_TRY(xd_vocab_create(ctx, &(xd_vocab_desc){ .size = weight.rows }, &vocab));
     const xd_param param = { name, weight.data, gradient, XD_DTYPE_BF16, .count = count };
     const xd_optimizer_desc adamw = xd_adamw_defaults(&param, 1);
     XD_TRY(xd_optimizer_create(ctx, &adamw, &optimizer));

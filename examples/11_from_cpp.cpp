@@ -24,7 +24,9 @@ static const int64_t positions = 8, vocabulary = 50;
 
 static xd_result distil(xd_ctx *ctx, double *first, double *last) {
     xd_vocab *columns = nullptr;
-    XD_TRY(xd_vocab_create_even(ctx, nullptr, vocabulary, &columns));
+    xd_vocab_desc split = {};
+    split.size = vocabulary;
+    XD_TRY(xd_vocab_create(ctx, &split, &columns));
     const owned<xd_vocab> vocab(columns, { xd_vocab_destroy });
 
     std::vector<float> student(positions * vocabulary);

@@ -47,7 +47,7 @@ static xd_result create(rank *r, xd_comm *world) {
     const xd_crossing_desc sum = { .kind = XD_CROSSING_REDUCE, .dtype = XD_DTYPE_F32, .ndim = 1,
                                    .shape = { FILTERS + 1 }, .leaves = { r->begin, r->h, H } };
     XD_TRY(xd_crossing_create(world, &sum, &r->reduce));
-    return xd_leaf_stack_create(xd_comm_ctx(world), sum.leaves, FILTERS + 1, &r->stack);
+    return xd_leaf_stack_create(xd_comm_ctx(world), &(xd_leaf_stack_desc){ .leaves = sum.leaves, .elements = FILTERS + 1 }, &r->stack);
 }
 
 /* The place of element i of [C, h, W] in the array with halo, [C, tall, WIDTH]. */

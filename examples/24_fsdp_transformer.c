@@ -61,7 +61,7 @@ static xd_result create_trainer(trainer *t, xd_comm *world) {
     xd_optimizer_desc adamw = xd_adamw_defaults(t->params, t->count);
     adamw.learning_rate = 0.005;
     XD_TRY(xd_optimizer_create(t->ctx, &adamw, &t->adamw));
-    XD_TRY(xd_vocab_create_even(t->ctx, NULL, VOCAB, &t->vocab));
+    XD_TRY(xd_vocab_create(t->ctx, &(xd_vocab_desc){ .size = VOCAB }, &t->vocab));
 
     t->blocks.model = t->description.model;
     t->source = nn_blocks_source(&t->blocks);

@@ -2,6 +2,7 @@
  * gradient nearly vanishes; and what must be exactly zero. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "vocab_calls.h"
 #include "xd_test.h"
 #include "xd_test_cpu.h"
 
@@ -143,7 +144,7 @@ static void compare(pair *p, int kind, xd_divergence divergence, double temperat
         xd_vocab *vocab = NULL;
         xd_loss_values out;
         double worst = 0.0;
-        CHECK_EQ_INT(xd_vocab_create_even(ctx, NULL, COLUMNS, &vocab), XD_OK);
+        CHECK_EQ_INT(vocab_even(ctx, NULL, COLUMNS, &vocab), XD_OK);
         xd_loss_desc d = desc_of(p, vocab, COLUMNS, xd_rows_of(gradient, XD_DTYPE_F32, 1, COLUMNS));
         d.divergence = divergence;
         d.temperature = temperature;
@@ -189,7 +190,7 @@ static xd_result expect_zero(xd_comm *world, void *argument) {
     xd_vocab *vocab = NULL;
     xd_loss_values out;
     float gradient[COLUMNS];
-    XD_TRY(xd_vocab_create_even(ctx, world, s->columns, &vocab));
+    XD_TRY(vocab_even(ctx, world, s->columns, &vocab));
     const xd_vocab_info part = xd_vocab_describe(vocab);
     const int64_t own = part.end - part.begin, size = (int64_t)xd_dtype_size(s->p->dtype);
     xd_loss_desc d = desc_of(s->p, vocab, own, xd_rows_of(gradient, XD_DTYPE_F32, 1, own));
@@ -263,7 +264,7 @@ XD_TEST(the_cross_entropy_of_one_class_is_exactly_0) {
         xd_loss_values out;
         xd_loss_desc d;
         memset(&d, 0, sizeof d);
-        CHECK_EQ_INT(xd_vocab_create_even(ctx, NULL, 1, &vocab), XD_OK);
+        CHECK_EQ_INT(vocab_even(ctx, NULL, 1, &vocab), XD_OK);
         d.student = xd_rows_of((void *)(uintptr_t)&logit, XD_DTYPE_F32, 1, 1);
         d.vocab = vocab;
         d.hard_weight = 1.0;
@@ -288,7 +289,7 @@ static double shipped(const float *student, const float *values) {
     xd_topk_desc d;
     memset(&d, 0, sizeof d);
     for (int i = 0; i < SHIPPED; i++) ids[i] = i;
-    CHECK_EQ_INT(xd_vocab_create_even(ctx, NULL, WIDE, &vocab), XD_OK);
+    CHECK_EQ_INT(vocab_even(ctx, NULL, WIDE, &vocab), XD_OK);
     d.student = xd_rows_of((void *)(uintptr_t)student, XD_DTYPE_F32, 1, WIDE);
     d.vocab = vocab;
     d.k = SHIPPED;

@@ -1,5 +1,6 @@
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "xd_private.h"
 #include "tokenizer_make.h"
 
 #include <stdlib.h>
@@ -25,9 +26,9 @@ static void check_dp(const char *student, const char *teacher, const char *expec
     xd_ctx *ctx = NULL;
     xd_alignment a;
     CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
-    const xd_align_dp_desc desc = { .student = { s, split(student, s) },
-                                    .teacher = { t, split(teacher, t) } };
-    CHECK_EQ_INT(xd_align_dp(ctx, &desc, &a), XD_OK);
+    const xdi_align_dp_desc desc = { .student = { s, split(student, s) },
+                                     .teacher = { t, split(teacher, t) } };
+    CHECK_EQ_INT(xdi_align_dp(ctx, &desc, &a), XD_OK);
     for (int64_t i = 0; i < a.count; i++) {
         const xd_aligned_chunk *c = &a.chunks[i];
         const size_t used = strlen(text);
@@ -55,16 +56,16 @@ XD_TEST(the_dynamic_programme_pairs_the_reference_cases) {
 }
 
 /* The score of "ab|x" against "a|b|y", and how many pairs there are. */
-static double segment(const xd_align_scores *scores, int64_t *pairs) {
+static double segment(const xdi_align_scores *scores, int64_t *pairs) {
     xd_text s[8], t[8];
     xd_ctx *ctx = NULL;
     xd_alignment a = { NULL, 0 };
     double score = -1e300;
     CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
-    const xd_align_dp_desc desc = { .student = { s, split("ab|x", s) },
-                                    .teacher = { t, split("a|b|y", t) },
-                                    .scores = scores };
-    CHECK_EQ_INT(xd_align_segment(ctx, &desc, &a, &score), XD_OK);
+    const xdi_align_dp_desc desc = { .student = { s, split("ab|x", s) },
+                                     .teacher = { t, split("a|b|y", t) },
+                                     .scores = scores };
+    CHECK_EQ_INT(xdi_align_segment(ctx, &desc, &a, &score), XD_OK);
     *pairs = a.count;
     xd_alignment_destroy(ctx, &a);
     xd_ctx_destroy(ctx);
@@ -72,8 +73,8 @@ static double segment(const xd_align_scores *scores, int64_t *pairs) {
 }
 
 XD_TEST(the_scores_of_the_dynamic_programme_are_used_as_they_are) {
-    const xd_align_scores defaults = xd_align_scores_defaults();
-    const xd_align_scores other = { 0.7, 0.3, -0.1 }, zero = { 0.0, 0.0, 0.0 }, costly = { 3.0, 0.0, -1.5 };
+    const xdi_align_scores defaults = xdi_align_scores_defaults();
+    const xdi_align_scores other = { 0.7, 0.3, -0.1 }, zero = { 0.0, 0.0, 0.0 }, costly = { 3.0, 0.0, -1.5 };
     int64_t pairs;
     CHECK(defaults.match == 3.0 && defaults.combination == 1.5 && defaults.gap == -1.5);
     CHECK(segment(NULL, &pairs) == 0.0 && pairs == 2); /* 2 * 1.5 - 3 */
@@ -85,12 +86,12 @@ XD_TEST(the_scores_of_the_dynamic_programme_are_used_as_they_are) {
 }
 
 XD_TEST(scores_that_are_not_finite_are_refused) {
-    const xd_align_scores bad = { 3.0, NAN, -1.5 };
+    const xdi_align_scores bad = { 3.0, NAN, -1.5 };
     xd_ctx *ctx = NULL;
     xd_alignment a = { NULL, 0 };
-    const xd_align_dp_desc desc = { .scores = &bad };
+    const xdi_align_dp_desc desc = { .scores = &bad };
     CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
-    CHECK_EQ_INT(xd_align_dp(ctx, &desc, &a), XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(xdi_align_dp(ctx, &desc, &a), XD_ERROR_ARGUMENT);
     CHECK(a.chunks == NULL);
     xd_ctx_destroy(ctx);
 }
@@ -99,11 +100,11 @@ XD_TEST(a_combination_that_cannot_be_is_refused) {
     xd_ctx *ctx = NULL;
     xd_alignment a = { NULL, 0 };
     xd_text token = { "a", 1 };
-    const xd_align_dp_desc desc = { .student = { &token, 1 },
-                                    .teacher = { &token, 1 },
-                                    .max_combination = 65 };
+    const xdi_align_dp_desc desc = { .student = { &token, 1 },
+                                     .teacher = { &token, 1 },
+                                     .max_combination = 65 };
     CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
-    CHECK_EQ_INT(xd_align_dp(ctx, &desc, &a), XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(xdi_align_dp(ctx, &desc, &a), XD_ERROR_ARGUMENT);
     CHECK(strstr(xd_last_error(ctx)->message, "65") && strstr(xd_last_error(ctx)->message, "64"));
     CHECK(a.chunks == NULL);
     xd_ctx_destroy(ctx);

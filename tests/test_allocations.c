@@ -4,11 +4,19 @@
  * calls; tests/build/check_allocations.py holds them against docs/api.txt. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "vocab_calls.h"
+#include "xd_private.h"
+#if defined(XD_TEST_LAYERS)
+#    include "dmd/fdistill.h"
+#endif
 #include "xd_test.h"
+#include "xd_test_topology.h"
 #include "ids_scene.h"
 #include "route_scene.h"
 #include "sizes_xtoken.h"
 #include "xtoken_rows.h"
+#include "softmax_calls.h"
+#include "averages.h"
 
 #include <sys/stat.h>
 
@@ -66,17 +74,18 @@ IDS_CALL(10)
 static xd_result run_row_stats(part *p) {
     double lse[IDS_ROWS];
     int64_t argmax[IDS_ROWS];
-    return xd_row_stats(xd_comm_ctx(p->world), p->vocab, ids_matrix(p->memory.student), 1.0, lse, argmax);
+    return softmax_row_stats(xd_comm_ctx(p->world), p->vocab, ids_matrix(p->memory.student), 1.0, lse,
+                             argmax);
 }
 
 static xd_result run_log_softmax(part *p) {
-    return xd_log_softmax(xd_comm_ctx(p->world), p->vocab, ids_matrix(p->memory.student), 1.0,
-                          ids_matrix(p->memory.out.gradient[0]));
+    return softmax_all(xd_comm_ctx(p->world), p->vocab, ids_matrix(p->memory.student), 1.0,
+                       ids_matrix(p->memory.out.gradient[0]));
 }
 
 static xd_result run_log_softmax_backward(part *p) {
-    return xd_log_softmax_backward(xd_comm_ctx(p->world), p->vocab, ids_matrix(p->memory.student), 1.0,
-                                   ids_matrix(p->memory.teacher), ids_matrix(p->memory.out.gradient[0]));
+    return softmax_all_backward(xd_comm_ctx(p->world), p->vocab, ids_matrix(p->memory.student), 1.0,
+                                ids_matrix(p->memory.teacher), ids_matrix(p->memory.out.gradient[0]));
 }
 
 static xd_result split(part *p, int color) {
@@ -129,7 +138,7 @@ static xd_result run_queue(part *p) {
 
 static xd_result run_vocab(part *p) {
     xd_vocab *vocab = NULL;
-    XD_TRY(xd_vocab_create_even(xd_comm_ctx(p->world), p->world, 100, &vocab));
+    XD_TRY(vocab_even(xd_comm_ctx(p->world), p->world, 100, &vocab));
     xd_vocab_destroy(vocab);
     return XD_OK;
 }
@@ -143,7 +152,7 @@ static xd_result run_samples(part *p) {
     xd_vsd_desc vsd = xd_vsd_defaults();
     xd_denoise_desc denoise = xd_denoise_defaults();
     xd_gan_desc gan = xd_gan_defaults();
-    xd_fdistill_desc ratios = xd_fdistill_defaults();
+    xdi_fdistill_desc ratios = xdi_fdistill_defaults();
     vsd.generated = denoise.prediction = gan.fake = ratios.logits = rows_of(in[0], 3, 4);
     vsd.teacher = denoise.clean = rows_of(in[1], 3, 4);
     vsd.fake = denoise.noise = rows_of(in[2], 3, 4);
@@ -156,7 +165,7 @@ static xd_result run_samples(part *p) {
     XD_TRY(xd_vsd_loss(xd_comm_ctx(p->world), &vsd, &values));
     XD_TRY(xd_denoise_loss(xd_comm_ctx(p->world), &denoise, &values));
     XD_TRY(xd_gan_loss(xd_comm_ctx(p->world), &gan, &values));
-    return xd_fdistill_weights(xd_comm_ctx(p->world), &ratios, weights);
+    return xdi_fdistill_weights(xd_comm_ctx(p->world), &ratios, weights);
 }
 
 static xd_result run_norm(part *p) {
@@ -391,19 +400,17 @@ static xd_result run_collectives(part *p) {
 static xd_result run_mesh(part *p) {
     const int ranks = xd_comm_size(p->world), dp = ranks == 4 ? 2 : 1;
     const xd_mesh_desc d = { .axes = { { "dp", dp }, { "tp", ranks / dp }, { "cp", 1 } } };
-    xd_mesh *mesh = NULL, *slices[2] = { NULL, NULL }, *both = NULL;
+    xd_mesh *mesh = NULL, *slice = NULL, *both = NULL;
     xd_comm *group;
     XD_TRY(xd_mesh_create(p->world, &d, &mesh));
     xd_result result = xd_mesh_group(mesh, "dp,tp", &group);
     if (result == XD_OK) { /* what is local can fail on one rank alone */
-        result = xd_mesh_slice(mesh, "dp", &slices[0]);
-        if (result == XD_OK) result = xd_mesh_slice(mesh, "tp", &slices[1]);
-        if (result == XD_OK) result = xd_mesh_concatenate(slices, 2, &both);
+        result = xd_mesh_derive(mesh, &(xd_mesh_derive_desc){ .axes = "tp" }, &slice);
+        if (result == XD_OK) result = xd_mesh_derive(slice, &(xd_mesh_derive_desc){ .axes = "dp,tp" }, &both);
         result = xd_agree(p->world, result);
     }
     xd_mesh_destroy(both);
-    xd_mesh_destroy(slices[1]);
-    xd_mesh_destroy(slices[0]);
+    xd_mesh_destroy(slice);
     xd_mesh_destroy(mesh);
     return result;
 }
@@ -414,7 +421,7 @@ static xd_tensor tensor_of(part *p) {
 
 static xd_result run_full(part *p) {
     const xd_tensor tensor = tensor_of(p);
-    return xd_tensor_full(p->world, &tensor, p->memory.out.gradient[0]);
+    return xd_tensor_gather(p->world, &tensor, NULL, -1, p->memory.out.gradient[0]);
 }
 
 static xd_result run_weights(part *p) {
@@ -558,7 +565,7 @@ static xd_result run_average(part *p) {
     xd_ema_record record;
     const int64_t fails = fails_in;
     fails_in = 0;
-    CHECK_EQ_INT(xd_ema_create(xd_comm_ctx(p->world), &param, 1, &constant, &average.ema), XD_OK);
+    CHECK_EQ_INT(average_create(xd_comm_ctx(p->world), &param, 1, &constant, &average.ema), XD_OK);
     fails_in = fails;
     network.averages = &average;
     network.average_count = 1;
@@ -570,12 +577,9 @@ static xd_result run_average(part *p) {
 
 /* A split of 12 rows over the ranks. */
 static void open_split(part *p) {
-    const xd_axis axis = { "dp", xd_comm_size(p->world) };
-    const xd_topology_desc line = { .axes = &axis, .axis_count = 1, .world_size = axis.size };
-    xd_topology topology;
+    const xd_topology topology = line_of("dp", xd_comm_size(p->world));
     xd_layout_desc d = { .ndim = 2, .shape = { 12, 3 }, .topology = &topology };
     d.placement[0].kind = XD_SHARD;
-    CHECK_EQ_INT(xd_topology_create(xd_comm_ctx(p->world), &line, &topology), XD_OK);
     CHECK_EQ_INT(xd_layout_create(xd_comm_ctx(p->world), &d, &p->split), XD_OK);
     snprintf(p->directory, sizeof p->directory, "/tmp/xdistill-test-allocations-%ld", (long)getpid());
 }
@@ -594,23 +598,23 @@ static const call calls[] = {
     { "xd_topk_kl_loss", run_ids_4, false },
     { "xd_topk_kl_loss, given ids", run_ids_5, false },
     { "xd_denominator_count", run_ids_6, true },
-    { "xd_target_log_probs", run_ids_7, false },
-    { "xd_target_log_probs_backward", run_ids_8, false },
-    { "xd_gather_columns", run_ids_9, false },
-    { "xd_accuracy", run_ids_10, false },
-    { "xd_row_stats", run_row_stats, false },
-    { "xd_log_softmax", run_log_softmax, false },
-    { "xd_log_softmax_backward", run_log_softmax_backward, false },
+    { "xd_log_probs, at ids", run_ids_7, false },
+    { "xd_log_probs_backward, at ids", run_ids_8, false },
+    { "xd_log_probs, logits", run_ids_9, false },
+    { "xd_log_probs, accuracy", run_ids_10, false },
+    { "xd_log_probs", run_row_stats, false },
+    { "xd_log_probs, all", run_log_softmax, false },
+    { "xd_log_probs_backward", run_log_softmax_backward, false },
     { "xd_comm_split, alone", run_split_alone, false },
     { "xd_comm_split, pairs", run_split_pairs, false },
     { "xd_comm_fork", run_fork, false },
     { "xd_queue_create, xd_queue_start, xd_queue_wait, xd_queue_wait_all, xd_exchange", run_queue, false },
-    { "xd_vocab_create, xd_vocab_create_even", run_vocab, false },
+    { "xd_vocab_create", run_vocab, false },
     { "xd_barrier, xd_broadcast, xd_all_reduce, xd_reduce_scatter, xd_all_gather, "
       "xd_all_to_all, xd_gather, xd_scatter, xd_send, xd_recv",
       run_collectives, true },
     { "xd_gradient_norm_compute, xd_gradient_norm_check", run_norm, true },
-    { "xd_vsd_loss, xd_denoise_loss, xd_gan_loss, xd_fdistill_weights", run_samples, false },
+    { "xd_vsd_loss, xd_denoise_loss, xd_gan_loss, xdi_fdistill_weights", run_samples, false },
     { "xd_route_create, xd_route_send, xd_route_take, xd_route_release", run_route, false },
     { "xd_route_create, messages", run_messages, false },
     { "xd_xtoken_loss, PROJECTED", run_projected, false },
@@ -618,10 +622,10 @@ static const call calls[] = {
     { "xd_xtoken_loss, SAME", run_same, false },
     { "xd_xtoken_loss, CACHED", run_cached, false },
     { "xd_xtoken_loss, LIKELIHOOD", run_likelihood, false },
-    { "xd_chunk_sums", run_chunk_sums, true },
-    { "xd_chunk_sizes", run_chunk_sizes, true },
-    { "xd_project", run_project, true },
-    { "xd_project_backward", run_project_backward, true },
+    { "xdi_chunk_sums", run_chunk_sums, true },
+    { "xdi_chunk_sizes", run_chunk_sizes, true },
+    { "xdi_project", run_project, true },
+    { "xdi_project_backward", run_project_backward, true },
     { "xd_teacher_cache_writer_append", run_append_shards, false },
     { "xd_teacher_cache_writer_create, xd_teacher_cache_writer_document", run_cache, false },
     { "xd_vocab_topk", run_topk, false },
@@ -635,8 +639,8 @@ static const call calls[] = {
     { "xd_fsdp_create, xd_block_begin, xd_block_end, xd_block_skip, xd_parallel_reduce, xd_parallel_publish, "
       "xd_parallel_thaw",
       run_fsdp, false },
-    { "xd_mesh_create, xd_mesh_group, xd_mesh_slice, xd_mesh_concatenate", run_mesh, false },
-    { "xd_tensor_full", run_full, false },
+    { "xd_mesh_create, xd_mesh_group, xd_mesh_derive", run_mesh, false },
+    { "xd_tensor_gather to all", run_full, false },
     { "xd_weights_gather", run_weights, false },
     { "xd_checkpoint_save", run_checkpoint_save, false },
     { "xd_checkpoint_load", run_checkpoint_load, false },
@@ -704,7 +708,7 @@ static xd_result allocations_rank(xd_comm *world, void *argument) {
     part *p = (part *)calloc(1, sizeof *p);
     p->world = world;
     ids_fill(&p->memory);
-    XD_TRY(xd_vocab_create_even(xd_comm_ctx(world), world, IDS_VOCAB, &p->vocab));
+    XD_TRY(vocab_even(xd_comm_ctx(world), world, IDS_VOCAB, &p->vocab));
     p->x.base.ctx = xd_comm_ctx(world);
     p->x.base.comm = world;
     p->x.base.rank = xd_comm_rank(world);

@@ -3,9 +3,12 @@
  * tests/build/check_allocations.py holds the three against docs/api.txt. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "xd_private.h"
 #include "xd_test.h"
 #include "sizes_xtoken.h"
 #include "tokenizer_make.h"
+#include "xd_test_topology.h"
+#include "averages.h"
 
 #include <sys/stat.h>
 
@@ -126,26 +129,25 @@ static xd_result run_world(place *p) {
 }
 static xd_result run_layout(place *p) {
     static const int64_t offsets[2] = { 0, 8 }, sections[2] = { 1, 2 };
-    xd_layout *layout = NULL, *whole = NULL, *one = NULL;
+    xd_layout *layout = NULL;
     xd_layout_desc d = { .ndim = 2, .shape = { 8, 3 }, .topology = &p->topology };
     d.placement[0] = (xd_placement){ .kind = XD_SHARD, .offsets = offsets };
     d.placement[1] = (xd_placement){ .kind = XD_SHARD, .dim = 1, .sections = 2, .section_sizes = sections };
     XD_TRY(untouched(xd_layout_create(p->ctx, &d, &layout), layout));
-    xd_result result = untouched(xd_layout_replicated(p->ctx, layout, &whole), whole);
-    if (result == XD_OK) result = untouched(xd_layout_on_rank(p->ctx, layout, 0, &one), one);
-    xd_layout_destroy(one);
-    xd_layout_destroy(whole);
     xd_layout_destroy(layout);
-    return result;
+    return XD_OK;
 }
 static xd_result run_plan(place *p) {
-    xd_redistribution *plan = NULL;
-    const xd_redistribution_desc d = {
-        .from = p->layout, .to = p->layout, .dtype = XD_DTYPE_F32, .ranks = 1, .rank = 0
-    };
-    XD_TRY(untouched(xd_redistribution_create(p->ctx, &d, &plan), plan));
-    xd_redistribution_destroy(plan);
-    return XD_OK;
+    float from[24] = { 0 }, to[24], whole[24];
+    const xd_tensor source = xd_tensor_view(p->layout, 0, from, XD_DTYPE_F32),
+                    target = xd_tensor_view(p->layout, 0, to, XD_DTYPE_F32);
+    xd_comm *comm = NULL;
+    XD_TRY(xd_comm_self(p->ctx, &comm));
+    xd_result result = xd_redistribute(comm, &source, &target);
+    if (result == XD_OK) result = xd_tensor_gather(comm, &source, NULL, 0, whole);
+    if (result == XD_OK) result = xd_tensor_gather(comm, &source, NULL, -1, whole);
+    xd_comm_destroy(comm);
+    return result;
 }
 static xd_result run_halo(place *p) {
     const xd_topology alone = { .axis_count = 1, .size = { 1 }, .rank_count = 1 };
@@ -185,7 +187,9 @@ static xd_result run_leaves(place *p) {
     static const float leaf[4] = { 1, 2, 3, 4 };
     xd_leaf_stack *stack = NULL;
     const xd_leaves leaves = { 0, 3, 3 };
-    XD_TRY(untouched(xd_leaf_stack_create(p->ctx, leaves, 4, &stack), stack));
+    XD_TRY(untouched(
+        xd_leaf_stack_create(p->ctx, &(xd_leaf_stack_desc){ .leaves = leaves, .elements = 4 }, &stack),
+        stack));
     xd_result result = XD_OK;
     for (int i = 0; i < 3 && result == XD_OK; i++) result = xd_leaf_stack_push(stack, leaf);
     xd_leaf_stack_destroy(stack);
@@ -213,9 +217,9 @@ static xd_result run_fill(place *p) {
 static xd_result run_ema(place *p) {
     xd_ema *ema = NULL;
     xd_param copies[2] = { p->params[0], p->params[1] };
-    XD_TRY(untouched(xd_ema_create(p->ctx, p->params, 2, NULL, &ema), ema));
+    XD_TRY(untouched(average_create(p->ctx, p->params, 2, NULL, &ema), ema));
     xd_result result = xd_ema_update(ema, XD_EMA_NEXT, NULL);
-    if (result == XD_OK) result = xd_ema_load(ema, copies, 2, NULL, NULL);
+    if (result == XD_OK) result = average_load(ema, copies, 2, NULL, NULL);
     if (result == XD_OK) result = xd_ema_copy_to(ema, copies, 2, false, NULL);
     if (result == XD_OK) result = xd_ema_swap(ema);
     xd_ema_destroy(ema);
@@ -227,14 +231,19 @@ static xd_result read_zeros(void *user, int64_t snapshot, int64_t tensor, void *
     return XD_OK;
 }
 static xd_result run_post_hoc(place *p) {
-    const xd_post_hoc_profile snapshots[2] = { { 10, 7.0 }, { 20, 7.0 } };
-    const xd_post_hoc_desc desc = { snapshots, 2, { 0, 9.0 } };
+    const xd_post_hoc_profile snapshots[2] = { { .iteration = 10, .gamma = 7.0 },
+                                               { .iteration = 20, .sigma_rel = 0.1 } };
+    const xd_post_hoc_desc desc = { .snapshots = snapshots,
+                                    .snapshot_count = 2,
+                                    .target = { .gamma = 9.0 },
+                                    .targets = p->params,
+                                    .target_count = 2,
+                                    .read = read_zeros,
+                                    .user = p };
     double coefficients[2] = { 5.0, 5.0 };
-    const xd_result result = xd_post_hoc_coefficients(p->ctx, &desc, coefficients, NULL);
+    const xd_result result = xd_post_hoc_average(p->ctx, &desc, coefficients, NULL);
     CHECK(result == XD_OK || coefficients[0] == 5.0);
-    XD_TRY(result);
-    const xd_post_hoc_sum_desc sum = { coefficients, 2, XD_DTYPE_F32, read_zeros, p };
-    return xd_post_hoc_sum(p->ctx, &sum, p->params, 2);
+    return result;
 }
 static xd_result run_estimate(place *p) {
     const xd_kl_estimate_desc d = { .logprobs = p->values[0], .reference = p->values[1], .count = 24 };
@@ -267,33 +276,33 @@ static xd_result run_align_batch(place *p) {
     return result;
 }
 static xd_result run_align_dp(place *p) {
-    const xd_align_dp_desc d = { .student = { strings, 6 }, .teacher = { strings, 6 } };
+    const xdi_align_dp_desc d = { .student = { strings, 6 }, .teacher = { strings, 6 } };
     xd_alignment out = { &earlier, 1 };
-    XD_TRY(untouched_list(xd_align_dp(p->ctx, &d, &out), &out));
+    XD_TRY(untouched_list(xdi_align_dp(p->ctx, &d, &out), &out));
     xd_alignment_destroy(p->ctx, &out);
     return XD_OK;
 }
 static xd_result run_align_segment(place *p) {
-    const xd_align_dp_desc d = { .student = { strings, 6 }, .teacher = { strings + 1, 5 } };
+    const xdi_align_dp_desc d = { .student = { strings, 6 }, .teacher = { strings + 1, 5 } };
     xd_alignment out = { &earlier, 1 };
     double score = -7.0;
-    const xd_result result = untouched_list(xd_align_segment(p->ctx, &d, &out, &score), &out);
+    const xd_result result = untouched_list(xdi_align_segment(p->ctx, &d, &out, &score), &out);
     CHECK((result == XD_OK) == (score != -7.0));
     XD_TRY(result);
     xd_alignment_destroy(p->ctx, &out);
     return XD_OK;
 }
 static xd_result run_canonical(place *p) {
-    xd_canonical out = { NULL, NULL, NULL, 0 };
-    XD_TRY(untouched(xd_canonical_sequence(p->ctx, strings, 6, &out), out.text));
-    xd_canonical_destroy(p->ctx, &out);
+    xdi_canonical out = { NULL, NULL, NULL, 0 };
+    XD_TRY(untouched(xdi_canonical_sequence(p->ctx, strings, 6, &out), out.text));
+    xdi_canonical_destroy(p->ctx, &out);
     return XD_OK;
 }
 static xd_result run_uld_chunks(place *p) {
-    const xd_uld_trl_side side = { p->x.m->labels, p->x.m->spans, 6, false };
-    const xd_uld_trl_desc d = { .student = side, .teacher = side, .extended = true };
+    const xdi_uld_trl_side side = { p->x.m->labels, p->x.m->spans, 6, false };
+    const xdi_uld_trl_desc d = { .student = side, .teacher = side, .extended = true };
     xd_alignment out = { &earlier, 1 };
-    XD_TRY(untouched_list(xd_compat_uld_chunks(p->ctx, &d, &out), &out));
+    XD_TRY(untouched_list(xdi_compat_uld_chunks(p->ctx, &d, &out), &out));
     xd_alignment_destroy(p->ctx, &out);
     return XD_OK;
 }
@@ -302,48 +311,48 @@ static xd_result run_uld_chunks(place *p) {
 
 static xd_result run_votes(place *p) {
     static const int64_t ids[3] = { 1, 2, 3 }, skip[2] = { 0, 1 };
-    xd_pieces tokens[6];
-    const xd_votes_pass pass = { .tokens = tokens,
-                                 .count = 6,
-                                 .max_pieces = 3,
-                                 .skip = skip,
-                                 .skip_count = 2,
-                                 .foreign_skip = skip,
-                                 .foreign_skip_count = 1 };
+    xdi_vote_pieces tokens[6];
+    const xdi_votes_pass pass = { .tokens = tokens,
+                                  .count = 6,
+                                  .max_pieces = 3,
+                                  .skip = skip,
+                                  .skip_count = 2,
+                                  .foreign_skip = skip,
+                                  .foreign_skip_count = 1 };
     const xd_projection_rows_desc how = { .k = 3 };
     xd_votes *votes = NULL;
     xd_projection_rows rows = { NULL, NULL, 0, 0 };
-    const xd_vote *cells;
+    const xdi_vote *cells;
     int64_t count;
-    for (int i = 0; i < 6; i++) tokens[i] = (xd_pieces){ strings[i], ids, 3 };
+    for (int i = 0; i < 6; i++) tokens[i] = (xdi_vote_pieces){ strings[i], ids, 3 };
     XD_TRY(untouched(xd_votes_create(p->ctx, 40, 40, &votes), votes));
     xd_result result = XD_OK;
     for (int i = 0; i < 200 && result == XD_OK; i++)
         result = xd_votes_add(votes, i * 7 % 40, i * 3 % 40, 1.0);
-    if (result == XD_OK) result = xd_votes_add_pass(votes, &pass);
-    if (result == XD_OK) result = xd_votes_set_exact(votes, 3, 4);
-    if (result == XD_OK) result = xd_votes_read(votes, &cells, &count);
+    if (result == XD_OK) result = xdi_votes_add_pass(votes, &pass);
+    if (result == XD_OK) result = xdi_votes_set_exact(votes, 3, 4);
+    if (result == XD_OK) result = xdi_votes_read(votes, &cells, &count);
     if (result == XD_OK) result = untouched(xd_projection_rows_from_votes(votes, &how, &rows), rows.ids);
     xd_projection_rows_destroy(p->ctx, &rows);
     xd_votes_destroy(votes);
     return result;
 }
 static xd_result run_special(place *p) {
-    const xd_special_desc d = { { strings, 6 }, { strings, 6 }, 0.1, 2 };
-    xd_special_pair *pairs = NULL;
+    const xdi_special_desc d = { { strings, 6 }, { strings, 6 }, 0.1, 2 };
+    xdi_special_pair *pairs = NULL;
     int64_t count;
-    XD_TRY(untouched(xd_special_pairs(p->ctx, &d, &pairs, &count), pairs));
+    XD_TRY(untouched(xdi_special_pairs(p->ctx, &d, &pairs, &count), pairs));
     xd_release(p->ctx, pairs);
     return XD_OK;
 }
 static xd_result run_exact(place *p) {
     const xd_texts texts = { strings, 6 };
-    return xd_projection_rows_apply_exact(p->ctx, &p->rows, texts, texts);
+    return xdi_projection_rows_apply_exact(p->ctx, &p->rows, texts, texts);
 }
 static xd_result run_cut(place *p) {
-    const xd_projection_cut_desc d = { .k = 2 };
+    const xdi_projection_cut_desc d = { .k = 2 };
     xd_projection_rows out = { NULL, NULL, 0, 0 };
-    XD_TRY(untouched(xd_projection_rows_cut(p->ctx, &p->rows, &d, &out), out.ids));
+    XD_TRY(untouched(xdi_projection_rows_cut(p->ctx, &p->rows, &d, &out), out.ids));
     xd_projection_rows_destroy(p->ctx, &out);
     return XD_OK;
 }
@@ -355,11 +364,11 @@ static xd_result run_from_rows(place *p) {
     return XD_OK;
 }
 static xd_result run_from_cells(place *p) {
-    static const xd_vote votes[2] = { { 1, 2, 1.0 }, { 3, 1, 2.0 } };
-    const xd_projection_cells cells = { votes, 2, XV, XU };
+    static const xdi_vote votes[2] = { { 1, 2, 1.0 }, { 3, 1, 2.0 } };
+    const xdi_projection_cells cells = { votes, 2, XV, XU };
     xd_projection out;
     memset(&out, 0, sizeof out);
-    XD_TRY(untouched(xd_projection_from_cells(p->ctx, &cells, &out), out.row_begin));
+    XD_TRY(untouched(xdi_projection_from_cells(p->ctx, &cells, &out), out.row_begin));
     xd_projection_destroy(p->ctx, &out);
     return XD_OK;
 }
@@ -577,26 +586,7 @@ static xd_result run_encode_batch(place *p) {
 /* ---- calls that allocate nothing ---- */
 
 static xd_result run_quiet(place *p) {
-    static const xd_axis axes[2] = { { "dp", 2 }, { "tp", 2 } }, parts[2] = { { "a", 1 }, { "b", 2 } };
-    const xd_topology_desc grid = { .axes = axes, .axis_count = 2, .world_size = 4 };
-    const xd_unflatten_desc unflatten = { "tp", parts, 2 };
-    const xd_parallelism parallel = { .data = XD_DATA_PARALLEL_DDP, .tensor = 2 };
-    const xd_expert_desc experts = { .world_size = 4, .tp = 2 };
-    const xd_ema_desc ema = xd_ema_defaults(XD_EMA_CONSTANT);
-    xd_topology topology, other, third;
     int64_t positions[8];
-    unsigned mask;
-    int ranks[4], size;
-    double decay;
-    XD_TRY(xd_topology_create(p->ctx, &grid, &topology));
-    XD_TRY(xd_topology_axes(p->ctx, &topology, "dp,tp", &mask));
-    XD_TRY(xd_topology_groups(p->ctx, &topology, "dp", ranks, &size));
-    XD_TRY(xd_topology_unflatten(p->ctx, &topology, &unflatten, &other));
-    XD_TRY(xd_topology_from_config(p->ctx, &parallel, 4, &other));
-    XD_TRY(xd_topology_experts(p->ctx, &experts, &other, &third));
-    XD_TRY(xd_ema_decay(p->ctx, &ema, 3, &decay));
-    XD_TRY(xd_post_hoc_gamma(p->ctx, 0.1, &decay));
-    XD_TRY(xd_post_hoc_sigma_rel(p->ctx, 7.0, &decay));
     XD_TRY(xd_load_balanced_positions(p->ctx, 8, 1, 2, positions));
     return xd_clip_gradients(p->ctx, p->params, 2, 1.0f);
 }
@@ -614,7 +604,6 @@ static xd_result run_quiet_data(place *p) {
     XD_TRY(xd_cast(p->ctx, narrow, XD_DTYPE_BF16, p->values[0], XD_DTYPE_F32, 24));
     XD_TRY(xd_read(p->ctx, narrow, p->values[0], sizeof narrow));
     XD_TRY(xd_status_check(p->ctx, &clean));
-    XD_TRY(xd_read_status(p->ctx, &clean));
     XD_TRY(xd_tokenizer_decode(p->ctx, p->tokenizer, &decode, &length));
     XD_TRY(xd_teacher_cache_find_document(p->ctx, p->x.cache, 0, &document));
     XD_TRY(xd_teacher_cache_entries(p->ctx, p->x.cache, 1, ids, probabilities));
@@ -648,30 +637,30 @@ static const call calls[] = {
     { "xd_ctx_create_versioned", run_ctx, false },
     { "xd_comm_self", run_self, false },
     { "xd_thread_world_create, xd_thread_world_join", run_world, false },
-    { "xd_layout_create, xd_layout_replicated, xd_layout_on_rank", run_layout, false },
-    { "xd_redistribution_create", run_plan, false },
+    { "xd_layout_create", run_layout, false },
+    { "xd_redistribute, xd_tensor_gather", run_plan, false },
     { "xd_leaf_stack_create, xd_leaf_stack_push", run_leaves, false },
     { "xd_halo_create, xd_plan_begin, xd_plan_end", run_halo, false },
     { "xd_crossing_create", run_crossing, false },
     { "xd_optimizer_create, xd_optimizer_step", run_optimizer, false },
     { "xd_tensor_part_fill", run_fill, false },
     { "xd_ema_create, xd_ema_update, xd_ema_load, xd_ema_copy_to, xd_ema_swap", run_ema, false },
-    { "xd_post_hoc_coefficients, xd_post_hoc_sum", run_post_hoc, false },
+    { "xd_post_hoc_average", run_post_hoc, false },
     { "xd_kl_estimate", run_estimate, false },
     { "xd_align_bytes", run_align, false },
     { "xd_align_batch", run_align_batch, false },
-    { "xd_align_dp", run_align_dp, false },
-    { "xd_align_segment", run_align_segment, false },
-    { "xd_canonical_sequence", run_canonical, false },
-    { "xd_compat_uld_chunks", run_uld_chunks, false },
-    { "xd_votes_create, xd_votes_add, xd_votes_add_pass, xd_votes_set_exact, xd_votes_read, "
+    { "xdi_align_dp", run_align_dp, false },
+    { "xdi_align_segment", run_align_segment, false },
+    { "xdi_canonical_sequence", run_canonical, false },
+    { "xdi_compat_uld_chunks", run_uld_chunks, false },
+    { "xd_votes_create, xd_votes_add, xdi_votes_add_pass, xdi_votes_set_exact, xdi_votes_read, "
       "xd_projection_rows_from_votes",
       run_votes, false },
-    { "xd_special_pairs", run_special, false },
-    { "xd_projection_rows_apply_exact", run_exact, false },
-    { "xd_projection_rows_cut", run_cut, false },
+    { "xdi_special_pairs", run_special, false },
+    { "xdi_projection_rows_apply_exact", run_exact, false },
+    { "xdi_projection_rows_cut", run_cut, false },
     { "xd_projection_from_rows", run_from_rows, false },
-    { "xd_projection_from_cells", run_from_cells, false },
+    { "xdi_projection_from_cells", run_from_cells, false },
     { "xd_exact_map_create", run_map, false },
     { "xd_projection_to_rows", run_to_rows, false },
     { "xd_projection_upload", run_upload, false },
@@ -680,9 +669,9 @@ static const call calls[] = {
     { "xd_projection_build", run_build, false },
     { "xd_projection_cached", run_cached, false },
     { "xd_uld_loss", run_stage_uld, false },
-    { "xd_compat_jsd_of_probabilities", run_jsd, false },
-    { "xd_projection_rows_from_embeddings", run_stage_embeddings, false },
-    { "xd_projection_rows_from_similarities", run_stage_similarities, false },
+    { "xdi_compat_jsd_of_probabilities", run_jsd, false },
+    { "xdi_projection_rows_from_embeddings", run_stage_embeddings, false },
+    { "xdi_projection_rows_from_similarities", run_stage_similarities, false },
     { "xd_teacher_cache_writer_append", run_stage_append, false },
     { "xd_teacher_cache_writer_create, xd_teacher_cache_writer_document, xd_teacher_cache_writer_commit, "
       "xd_teacher_cache_open",
@@ -700,15 +689,11 @@ static const call calls[] = {
     { "xd_tokenizer_load", run_tokenizer_file, false },
     { "xd_encoder_create, xd_encode", run_encode, false },
     { "xd_batch_encoder_create, xd_encode_batch", run_encode_batch, false },
-    { "xd_topology_create, xd_topology_axes, xd_topology_groups, xd_topology_unflatten, "
-      "xd_topology_from_config, "
-      "xd_topology_experts, xd_ema_decay, xd_load_balanced_positions, xd_clip_gradients, xd_post_hoc_gamma, "
-      "xd_post_hoc_sigma_rel",
-      run_quiet, true },
-    { "xd_cast, xd_read, xd_status_check, xd_read_status, xd_tokenizer_decode, "
+    { "xd_load_balanced_positions, xd_clip_gradients", run_quiet, true },
+    { "xd_cast, xd_read, xd_status_check, xd_tokenizer_decode, "
       "xd_teacher_cache_find_document, "
-      "xd_teacher_cache_entries, xd_teacher_cache_read, xd_teacher_piece_copy, xd_teacher_route, "
-      "xd_chunk_averages, xd_chunk_averages_backward",
+      "xd_teacher_cache_entries, xd_teacher_cache_read, xdi_teacher_piece_copy, xdi_teacher_route, "
+      "xdi_chunk_averages, xdi_chunk_averages_backward",
       run_quiet_data, true },
 };
 
@@ -716,9 +701,8 @@ static const call calls[] = {
 
 static void open_place(place *p) {
     static const xd_axis axes[2] = { { "dp", 1 }, { "tp", 1 } };
-    const xd_topology_desc grid = { .axes = axes, .axis_count = 2, .world_size = 1 };
     const xd_layout_desc layout = { .ndim = 2, .shape = { 8, 3 }, .topology = &p->topology };
-    const xd_similarity_desc similar = { XK, 0.0 };
+    const xdi_similarity_desc similar = { XK, 0.0 };
     const file *f = byte_level(PLAIN_BYTES, "a b|ab c|");
     char path[128];
     CHECK_EQ_INT(xd_ctx_create(p->desc, &p->ctx), XD_OK);
@@ -733,9 +717,9 @@ static void open_place(place *p) {
     FILE *out = fopen(path, "wb");
     CHECK(out && fwrite(f->text, 1, f->bytes, out) == f->bytes && fclose(out) == 0);
     CHECK_EQ_INT(xd_tokenizer_load_memory(p->ctx, f->text, f->bytes, NULL, &p->tokenizer), XD_OK);
-    CHECK_EQ_INT(xd_topology_create(p->ctx, &grid, &p->topology), XD_OK);
+    p->topology = grid_of(axes, 2, NULL);
     CHECK_EQ_INT(xd_layout_create(p->ctx, &layout, &p->layout), XD_OK);
-    CHECK_EQ_INT(xd_projection_rows_from_similarities(p->ctx, p->x.similarities, &similar, &p->rows), XD_OK);
+    CHECK_EQ_INT(xdi_projection_rows_from_similarities(p->ctx, p->x.similarities, &similar, &p->rows), XD_OK);
     for (int i = 0; i < 2; i++)
         p->params[i] =
             (xd_param){ i ? "w" : "module.v", p->values[i], p->gradient, XD_DTYPE_F32, .count = 24 };

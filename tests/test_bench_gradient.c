@@ -1,6 +1,7 @@
 /* What the benchmarks compare gradients with, before they time them: planted errors are larger than every limit. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "vocab_calls.h"
 #include "xd_test.h"
 
 #include "../bench/gradient.h"
@@ -36,7 +37,7 @@ static void scene_open(scene *s, xd_dtype dtype) {
     }
     for (int64_t r = 0; r < ROWS; r++) s->labels[r] = r * 7919 % COLUMNS;
     CHECK(xd_ctx_create(NULL, &ctx) == XD_OK);
-    CHECK(xd_vocab_create_even(ctx, NULL, COLUMNS, &vocab) == XD_OK);
+    CHECK(vocab_even(ctx, NULL, COLUMNS, &vocab) == XD_OK);
     d.student = d.common.gradient = xd_rows_of(s->expected, dtype, ROWS, COLUMNS);
     d.vocab = vocab;
     d.hard_weight = 1.0;

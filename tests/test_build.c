@@ -1,6 +1,7 @@
 /* Models that are built over several ranks: the seven steps, and what each leaves behind. */
 #define _POSIX_C_SOURCE 200809L /* dup */
 #include "xdistill.h"
+#include "xd_test_numbers.h"
 
 #include "build_scene.h"
 
@@ -376,7 +377,7 @@ static xd_result lower_types(xd_comm *world, void *argument) {
         s.desc.precision = (xd_precision){ .f16 = true };
         CHECK(build_run(&s) == XD_OK);
         check_types(&s, XD_DTYPE_F16);
-        CHECK(((const uint16_t *)build_info(&s, 0, "embed").value)[2] == xd_f16_from_f32(value));
+        CHECK(((const uint16_t *)build_info(&s, 0, "embed").value)[2] == f16_of(value));
     }
     build_drop(&s);
     s.desc.precision = (xd_precision){ .bf16 = true, .keep = keep, .keep_count = 3 };

@@ -1,5 +1,6 @@
 /* Types in which stages take and put out values, and policies of precision by name. */
 #include "xdistill.h"
+#include "xd_test_numbers.h"
 
 #include "build_scene.h"
 
@@ -25,8 +26,7 @@ static void check_inputs(const xd_stage *stage, xd_dtype to) {
     }
     CHECK(list[0].values == room && list[0].dtype == to);
     for (int i = 0; i < ELEMENTS; i++)
-        CHECK_EQ_INT(room[i],
-                     to == XD_DTYPE_BF16 ? xd_bf16_from_f32(numbers[i]) : xd_f16_from_f32(numbers[i]));
+        CHECK_EQ_INT(room[i], to == XD_DTYPE_BF16 ? xd_bf16_from_f32(numbers[i]) : f16_of(numbers[i]));
 }
 
 static void check_outputs(const xd_stage *stage, xd_dtype to) {

@@ -1,13 +1,14 @@
 /* Canonical forms of vocabulary strings, where the golden vectors have no case. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "xd_private.h"
 #include "xd_test.h"
 
 /* The canonical form of `size` bytes is `expected`, of expected_size bytes. */
 static void expect(const char *token, int64_t size, const char *expected, int64_t expected_size) {
     char out[64];
     memset(out, '#', sizeof out);
-    CHECK_EQ_INT(xd_canonical_token((xd_text){ token, size }, out), expected_size);
+    CHECK_EQ_INT(xdi_canonical_token((xd_text){ token, size }, out), expected_size);
     CHECK(memcmp(out, expected, (size_t)expected_size) == 0);
     if (memcmp(out, expected, (size_t)expected_size) != 0)
         printf("  \"%s\" became \"%.*s\"\n", token, (int)expected_size, out);

@@ -3,6 +3,8 @@
 
 #include "xd_test.h"
 #include "xdistill.h"
+#include "vocab_calls.h"
+#include "softmax_calls.h"
 
 #include <math.h>
 #include <string.h>
@@ -30,7 +32,7 @@ static void shard_open(shard *s, xd_comm *world) {
     memset(s, 0, sizeof *s);
     s->ctx = xd_comm_ctx(world);
     s->columns = xd_chunk(size, xd_comm_size(world), xd_comm_rank(world));
-    CHECK(xd_vocab_create(s->ctx, world, s->columns, size, &s->vocab) == XD_OK);
+    CHECK(vocab_of(s->ctx, world, s->columns, size, &s->vocab) == XD_OK);
     const int64_t width = s->columns.end - s->columns.begin;
     for (int64_t t = 0; t < TOKENS; t++)
         for (int64_t c = 0; c < width; c++) {
@@ -70,8 +72,8 @@ static xd_result penalty(xd_comm *world, void *argument) {
     (void)argument;
     shard_open(&s, world);
     const xd_rows x = rows_of(&s, s.student), g = rows_of(&s, s.gradient);
-    CHECK(xd_target_log_probs(s.ctx, s.vocab, x, 1.0, ids, student) == XD_OK);
-    CHECK(xd_target_log_probs(s.ctx, s.vocab, rows_of(&s, s.reference), 1.0, ids, reference) == XD_OK);
+    CHECK(softmax_at_ids(s.ctx, s.vocab, x, 1.0, ids, student) == XD_OK);
+    CHECK(softmax_at_ids(s.ctx, s.vocab, rows_of(&s, s.reference), 1.0, ids, reference) == XD_OK);
     const xd_kl_estimate_desc d = { .logprobs = student,
                                     .reference = reference,
                                     .weight = importance,
@@ -81,7 +83,7 @@ static xd_result penalty(xd_comm *world, void *argument) {
                                     .gradient = slopes };
     CHECK(xd_kl_estimate(s.ctx, &d, &sum) == XD_OK);
     CHECK_NEAR(sum, estimated(0, 0, 0.0), 1e-5);
-    CHECK(xd_target_log_probs_backward(s.ctx, s.vocab, x, 1.0, ids, slopes, g) == XD_OK);
+    CHECK(softmax_at_ids_backward(s.ctx, s.vocab, x, 1.0, ids, slopes, g) == XD_OK);
     for (int64_t t = 0; t < TOKENS; t++)
         for (int64_t id = s.columns.begin; id < s.columns.end; id++) {
             const double slope = (estimated(t, id, 1e-5) - estimated(t, id, -1e-5)) / 2e-5;
@@ -122,7 +124,7 @@ static xd_result shipped(xd_comm *world, void *argument) {
     shard_open(&s, world);
     const xd_rows teacher = rows_of(&s, s.reference);
     CHECK(xd_vocab_topk(s.ctx, s.vocab, teacher, K, values, ids) == XD_OK);
-    CHECK(xd_row_stats(s.ctx, s.vocab, teacher, 2.0, log_sum_exp, NULL) == XD_OK);
+    CHECK(softmax_row_stats(s.ctx, s.vocab, teacher, 2.0, log_sum_exp, NULL) == XD_OK);
     xd_topk_desc d = { .student = rows_of(&s, s.student),
                        .vocab = s.vocab,
                        .k = K,
@@ -140,7 +142,7 @@ static xd_result shipped(xd_comm *world, void *argument) {
     CHECK(from_list.loss > 0.01);
     CHECK_NEAR(from_list.loss, from_logits.loss, 1e-6 * from_logits.loss);
     float again[TOKENS * K]; /* the ids' logits, picked once more, are the same numbers */
-    CHECK(xd_gather_columns(s.ctx, s.vocab, teacher, xd_ids_of(ids, XD_DTYPE_I64), K, K, again) == XD_OK);
+    CHECK(softmax_columns(s.ctx, s.vocab, teacher, xd_ids_of(ids, XD_DTYPE_I64), K, K, again) == XD_OK);
     CHECK(memcmp(again, values, sizeof again) == 0);
     xd_vocab_destroy(s.vocab);
     return XD_OK;

@@ -6,6 +6,7 @@
 
 #include "checkpoint_files.h"
 #include "checkpoint_scene.h"
+#include "averages.h"
 
 /* ---- one rank with a few tensors ---- */
 
@@ -163,7 +164,7 @@ XD_TEST(lists_of_the_same_names_in_another_order_are_refused) {
     }
     const xd_optimizer_desc desc = xd_adamw_defaults(params, 3);
     CHECK_EQ_INT(xd_optimizer_create(l.ctx, &desc, &adam), XD_OK);
-    CHECK_EQ_INT(xd_ema_create(l.ctx, params, 3, NULL, &average.ema), XD_OK);
+    CHECK_EQ_INT(average_create(l.ctx, params, 3, NULL, &average.ema), XD_OK);
     l.network.optimizer = adam;
     little_saves(&l, 1, XD_ERROR_ARGUMENT,
                  "tensor 1 of the optimizer is \"c\", that of the network is \"b\"");
@@ -507,7 +508,9 @@ XD_TEST(weights_load_alone_and_two_networks_lie_side_by_side) {
     CHECK_EQ_INT(load_parts(one, self, root, &alone, &report), XD_ERROR_MISSING);
     CHECK_EQ_INT(report.missing, SCENE_TENSORS);
 
-    xd_optimizer_desc sgd = xd_sgd_defaults(one->param, SCENE_TENSORS); /* another kind of optimizer */
+    xd_optimizer_desc sgd = (xd_optimizer_desc){
+        .params = one->param, .param_count = SCENE_TENSORS, .kind = XD_OPTIMIZER_SGD, .learning_rate = 1e-3
+    }; /* another kind of optimizer */
     alone = networks[0];
     alone.optimizer = NULL;
     CHECK_EQ_INT(xd_optimizer_create(ctx, &sgd, &alone.optimizer), XD_OK);

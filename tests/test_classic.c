@@ -2,6 +2,7 @@
  * differences, bad input. Their values are compared with the peers' by the golden vectors. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "vocab_calls.h"
 #include "xd_test.h"
 
 #include <math.h>
@@ -45,7 +46,7 @@ static xd_result whole_rank(xd_comm *world, void *argument) {
     xd_vocab *vocab = NULL;
     xd_mft_desc d;
     xd_loss_values values;
-    XD_TRY(xd_vocab_create(xd_comm_ctx(world), world, (xd_interval){ begin, end }, VOCAB, &vocab));
+    XD_TRY(vocab_of(xd_comm_ctx(world), world, (xd_interval){ begin, end }, VOCAB, &vocab));
     d = xd_mft_defaults();
     const xd_rows x = { w->student + begin, XD_DTYPE_F32, ROWS, end - begin, VOCAB };
     d.loss.student = d.loss.teacher = d.loss.common.gradient = d.terms = x;
@@ -116,7 +117,7 @@ XD_TEST(minimal_fine_tuning_refuses_what_it_cannot_do) {
     xd_loss_values values = { 7.0, 0.0, 0.0, 0 };
     d = xd_mft_defaults();
     CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
-    CHECK_EQ_INT(xd_vocab_create_even(ctx, NULL, VOCAB, &vocab), XD_OK);
+    CHECK_EQ_INT(vocab_even(ctx, NULL, VOCAB, &vocab), XD_OK);
     const xd_rows x = { w->student, XD_DTYPE_F32, ROWS, VOCAB, 0 };
     d.loss.student = d.loss.teacher = x;
     d.loss.vocab = vocab;

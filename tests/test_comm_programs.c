@@ -11,6 +11,7 @@
  * be; an alarm ends a program that hangs. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "vocab_calls.h"
 #include "comm_program.h"
 #include "node_world.h"
 #include "tensor_model.h"
@@ -294,7 +295,7 @@ static xd_layout_desc draw_layout(const call *c, const xd_topology *t, int which
 static int term_of(const xd_layout_desc *d, int rank, int *terms) {
     int at[XD_MESH_AXES_MAX], term = 0;
     *terms = 1;
-    xd_topology_coordinate(d->topology, rank, at);
+    coordinate_of(d->topology, rank, at);
     for (int axis = 0; axis < 2; axis++) {
         if (d->placement[axis].kind != XD_PARTIAL) continue;
         term = term * d->topology->size[axis] + at[axis];
@@ -808,7 +809,7 @@ static xd_result measure_loss(xd_comm *world, invariant *v) {
         teacher[i] = number_of(v, 4, at);
     }
     for (int r = 0; r < ROWS; r++) labels[r] = (int64_t)(program_mix(v->seed + 5, (uint64_t)r) % COLUMNS);
-    XD_TRY(xd_vocab_create(xd_comm_ctx(world), world, columns, COLUMNS, &vocab));
+    XD_TRY(vocab_of(xd_comm_ctx(world), world, columns, COLUMNS, &vocab));
     d.vocab = vocab;
     d.hard_weight = 0.25;
     d.soft_weight = 0.75;

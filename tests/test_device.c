@@ -5,7 +5,9 @@
 #endif
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "vocab_calls.h"
 #include "xd_test.h"
+#include "softmax_calls.h"
 
 #include <stdlib.h>
 #include <sys/mman.h>
@@ -214,7 +216,7 @@ static void side_open(side *s, const xd_kernels *table, const board *from, xd_re
     desc.kernels = table;
     desc.reduction = reduction;
     CHECK(xd_ctx_create(&desc, &s->ctx) == XD_OK);
-    CHECK(xd_vocab_create_even(s->ctx, NULL, VOCAB, &s->vocab) == XD_OK);
+    CHECK(vocab_even(s->ctx, NULL, VOCAB, &s->vocab) == XD_OK);
     const xd_launch launch = xd_ctx_launch(s->ctx);
     s->b = (board *)table->memory.allocate(s->ctx, sizeof *s->b);
     CHECK(table->memory.copy(&launch, s->b, from, sizeof *from, XD_COPY_TO_DEVICE) == XD_OK);
@@ -305,22 +307,22 @@ static void call_softmax(side *s, int variant) {
     const xd_positions p = { ROWS, { b->labels, XD_DTYPE_I64 }, false, 0, b->mask, NULL };
     const xd_vocab_topk_desc choice = { s->vocab, student, 1, b->mask, NULL, K };
     switch (variant) {
-    case 0: CHECK(xd_row_stats(s->ctx, s->vocab, student, 1.5, b->lse, b->argmax) == XD_OK); break;
-    case 1: CHECK(xd_log_softmax(s->ctx, s->vocab, student, 1.5, gradient) == XD_OK); break;
-    case 2: CHECK(xd_log_softmax_backward(s->ctx, s->vocab, student, 1.5, teacher, gradient) == XD_OK); break;
+    case 0: CHECK(softmax_row_stats(s->ctx, s->vocab, student, 1.5, b->lse, b->argmax) == XD_OK); break;
+    case 1: CHECK(softmax_all(s->ctx, s->vocab, student, 1.5, gradient) == XD_OK); break;
+    case 2: CHECK(softmax_all_backward(s->ctx, s->vocab, student, 1.5, teacher, gradient) == XD_OK); break;
     case 3:
-        CHECK(xd_target_log_probs(s->ctx, s->vocab, student, 1.5, xd_ids_of(b->labels, XD_DTYPE_I64),
-                                  b->log_probs) == XD_OK);
+        CHECK(softmax_at_ids(s->ctx, s->vocab, student, 1.5, xd_ids_of(b->labels, XD_DTYPE_I64),
+                             b->log_probs) == XD_OK);
         break;
     case 4:
-        CHECK(xd_target_log_probs_backward(s->ctx, s->vocab, student, 1.5, xd_ids_of(b->labels, XD_DTYPE_I64),
-                                           b->weight, gradient) == XD_OK);
+        CHECK(softmax_at_ids_backward(s->ctx, s->vocab, student, 1.5, xd_ids_of(b->labels, XD_DTYPE_I64),
+                                      b->weight, gradient) == XD_OK);
         break;
     case 5:
-        CHECK(xd_gather_columns(s->ctx, s->vocab, student, xd_ids_of(b->ids, XD_DTYPE_I64), K, 0,
-                                b->picked) == XD_OK);
+        CHECK(softmax_columns(s->ctx, s->vocab, student, xd_ids_of(b->ids, XD_DTYPE_I64), K, 0, b->picked) ==
+              XD_OK);
         break;
-    case 6: CHECK(xd_accuracy(s->ctx, s->vocab, student, &p, NULL, &b->accuracy) == XD_OK); break;
+    case 6: CHECK(softmax_accuracy(s->ctx, s->vocab, student, &p, NULL, &b->accuracy) == XD_OK); break;
     case 7: CHECK(xd_vocab_topk(s->ctx, s->vocab, student, K, b->picked, b->ids) == XD_OK); break;
     default: CHECK(xd_vocab_topk_columns(s->ctx, &choice, b->ids, b->importance) == XD_OK);
     }
@@ -361,7 +363,9 @@ XD_TEST(findings_of_a_device_are_read_when_asked_for) {
     xd_loss_values values;
     CHECK(xd_read(s.ctx, &values, &s.b->loss, sizeof values) == XD_OK);
     CHECK(values.loss > 0.0);
-    CHECK(xd_read_status(s.ctx, &s.b->status) == XD_ERROR_DATA);
+    xd_status read;
+    CHECK(xd_read(s.ctx, &read, &s.b->status, sizeof read) == XD_OK);
+    CHECK(xd_status_check(s.ctx, &read) == XD_ERROR_DATA);
     CHECK(strstr(xd_last_error(s.ctx)->message, "first: row 3, value 23") != NULL);
     side_close(&s);
 }

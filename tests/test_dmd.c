@@ -1,5 +1,8 @@
 /* Whole steps of a distillation: turns, the same bits on every layout, findings, resumed runs. */
 #include "xdistill.h"
+#if defined(XD_TEST_LAYERS)
+#    include "dmd/state.h"
+#endif
 
 #include "dmd_scene.h"
 #include "planned.h"
@@ -560,7 +563,7 @@ XD_TEST(batches_and_calls_that_do_not_fit_are_refused) {
     CHECK_EQ_INT(xd_dmd_step(dmd, never, NULL, &values), XD_ERROR_STATE);
     CHECK(strstr(xd_last_error(ctx)->message, "the student has no wrapper"));
     batch.first = 0;
-    CHECK_EQ_INT(xd_dmd_warm_up(dmd, 0, &batch, &values), XD_ERROR_STATE);
+    CHECK_EQ_INT(xdi_dmd_warm_up(dmd, 0, &batch, &values), XD_ERROR_STATE);
     CHECK(strstr(xd_last_error(ctx)->message, "warm-up by 0 steps a rung"));
     CHECK_EQ_INT(xd_dmd_warm_up_step(dmd, never, NULL, &values), XD_ERROR_STATE);
     CHECK(strstr(xd_last_error(ctx)->message, "the student has no wrapper"));

@@ -3,6 +3,7 @@
 
 #include "checkpoint_files.h"
 #include "checkpoint_scene.h"
+#include "averages.h"
 
 enum { STEPS = 4, MORE = 3, LISTED = 2 * SCENE_TENSORS };
 
@@ -34,7 +35,7 @@ static void change_formats(scene *s, bool buffers) {
         d.average_buffers = buffers;
         xd_ema_destroy(s->ema[k]);
         s->ema[k] = NULL;
-        CHECK_EQ_INT(xd_ema_create(s->ctx, buffers ? list : s->param, SCENE_TENSORS, &d, &s->ema[k]), XD_OK);
+        CHECK_EQ_INT(average_create(s->ctx, buffers ? list : s->param, SCENE_TENSORS, &d, &s->ema[k]), XD_OK);
         s->averages[k].ema = s->ema[k];
     }
 }
@@ -62,7 +63,8 @@ static void free_scene(scene *s) {
 static void collect(const scene *s, averages *to) {
     for (int i = 0; i < SCENE_TENSORS; i++)
         for (int k = 0; k < SCENE_AVERAGES; k++) {
-            const xd_param shadow = xd_ema_view(s->ema[k], i), term = xd_ema_compensation(s->ema[k], i);
+            const xd_param shadow = xd_ema_view(s->ema[k], i).shadow,
+                           term = xd_ema_view(s->ema[k], i).compensation;
             const size_t size = xd_dtype_size(shadow.dtype);
             CHECK((term.dtype == XD_DTYPE_BF16) == (k == 0 && !scene_tensors[i].buffer));
             for (int64_t e = 0; e < s->param[i].count; e++) {
@@ -147,7 +149,8 @@ static xd_result load(xd_comm *world, job *j, bool import) {
             step_all(s, 50 + i); /* spoilt, then imported; the others are loaded again */
         CHECK_EQ_INT(xd_checkpoint_load(world, &desc, NULL, NULL), XD_OK);
         for (int i = 0; i < SCENE_TENSORS; i++) {
-            const xd_param shadow = xd_ema_view(s->ema[0], i), term = xd_ema_compensation(s->ema[0], i);
+            const xd_param shadow = xd_ema_view(s->ema[0], i).shadow,
+                           term = xd_ema_view(s->ema[0], i).compensation;
             for (int64_t e = 0; e < term.count; e++) {
                 ((float *)shadow.value)[e] = 3.0f;
                 ((uint16_t *)term.value)[e] = 0x1234;

@@ -2,6 +2,7 @@
  * rank: within 1e-6 of the largest element, and the same bits in INVARIANT mode. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "vocab_calls.h"
 #include "xd_test.h"
 #include "xd_test_cpu.h"
 
@@ -160,7 +161,7 @@ static xd_result rank_main(xd_comm *world, void *argument) {
     p.student = copy_part(&p, b->student);
     p.teacher = copy_part(&p, b->teacher);
     p.gradient = copy_part(&p, NULL);
-    CHECK(xd_vocab_create(ctx, tp, (xd_interval){ p.begin, p.begin + p.columns }, VOCAB, &vocab) == XD_OK);
+    CHECK(vocab_of(ctx, tp, (xd_interval){ p.begin, p.begin + p.columns }, VOCAB, &vocab) == XD_OK);
     const xd_result result = run_case(ctx, b, &p, vocab, cp, row_loss, &values);
     if (tp_rank == 0)
         memcpy(b->row_loss + p.first, row_loss, (size_t)p.rows * sizeof *row_loss); /* all have it */
@@ -249,7 +250,7 @@ static xd_result one_bad_rank(xd_comm *world, void *argument) {
     xd_loss_values values = { 7.0, 7.0, 7.0, 7 };
     xd_loss_desc d;
     part p;
-    CHECK(xd_vocab_create_even(ctx, world, VOCAB, &vocab) == XD_OK);
+    CHECK(vocab_even(ctx, world, VOCAB, &vocab) == XD_OK);
     const xd_vocab_info info = xd_vocab_describe(vocab);
     p.first = 0;
     p.rows = ROWS;
@@ -273,12 +274,10 @@ static xd_result one_bad_rank(xd_comm *world, void *argument) {
     CHECK_EQ_INT(status.not_finite, 1);
     free(p.student);
     xd_vocab_destroy(vocab);
-    CHECK(xd_vocab_create(ctx, world, (xd_interval){ rank * 10, rank * 10 + 11 }, 31, &vocab) ==
-          XD_ERROR_SHAPE);
+    CHECK(vocab_of(ctx, world, (xd_interval){ rank * 10, rank * 10 + 11 }, 31, &vocab) == XD_ERROR_SHAPE);
     CHECK(strstr(xd_last_error(ctx)->message, "begins at column 10 but the shards before it end at 11") !=
           NULL);
-    CHECK(xd_vocab_create(ctx, world, (xd_interval){ rank * 12, rank * 12 + 11 }, 35, &vocab) ==
-          XD_ERROR_SHAPE);
+    CHECK(vocab_of(ctx, world, (xd_interval){ rank * 12, rank * 12 + 11 }, 35, &vocab) == XD_ERROR_SHAPE);
     CHECK(strstr(xd_last_error(ctx)->message, "columns 11 to 12 are in no shard") != NULL);
     return XD_OK;
 }

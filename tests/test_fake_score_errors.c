@@ -1,6 +1,7 @@
 /* Fake scores made of parts: what is missing, unexpected, computed and begun anew; what is refused on all ranks alike; memory and
  * bytes between ranks. */
 #include "fake_scene.h"
+#include "xd_test_topology.h"
 
 /* ---- a teacher whose rows are cut over all ranks, or over some ---- */
 
@@ -60,9 +61,7 @@ static void scene_open(scene *s, xd_comm *world, int64_t rows, int64_t columns) 
     s->ranks = xd_comm_size(world);
     s->rows = rows;
     s->columns = columns;
-    const xd_axis axis = { "tp", s->ranks };
-    const xd_topology_desc t = { .axes = &axis, .axis_count = 1, .world_size = s->ranks };
-    CHECK(xd_topology_create(s->ctx, &t, &s->topology) == XD_OK);
+    s->topology = line_of("tp", s->ranks);
     s->cut = scene_layout(s, &s->topology, 0);
     s->teacher = scene_model(s, s->cut, true);
     s->desc.teacher = s->teacher;
@@ -80,7 +79,8 @@ static void scene_close(scene *s) {
 }
 
 static xd_result scene_make(scene *s) {
-    return xd_fake_score_create_meta(s->world, &s->desc, &s->report, &s->built);
+    s->desc.report = &s->report;
+    return xd_fake_score_create_meta(s->world, &s->desc, &s->built);
 }
 
 static xd_weight_info scene_info(const scene *s, const char *name) {

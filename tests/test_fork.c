@@ -5,6 +5,7 @@
 #endif
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "vocab_calls.h"
 #include "checkpoint_files.h"
 #include "checkpoint_scene.h"
 #include "node_world.h"
@@ -74,7 +75,7 @@ XD_TEST(a_forked_child_computes_on_its_one_thread_and_destroys_a_context_with_a_
     memset(&p, 0, sizeof p);
     p.ctx = open_ctx(2, NULL, XD_REDUCTION_DETERMINISTIC, XD_CPU_BEST);
     for (int i = 0; i < TOKENS * VOCABULARY; i++) logits[i] = 4.0f * number(&state);
-    CHECK_EQ_INT(xd_vocab_create_even(p.ctx, NULL, VOCABULARY, &p.vocab), XD_OK);
+    CHECK_EQ_INT(vocab_even(p.ctx, NULL, VOCABULARY, &p.vocab), XD_OK);
     p.d.student = xd_rows_of(logits, XD_DTYPE_F32, TOKENS, VOCABULARY);
     p.d.common.gradient = xd_rows_of(gradient, XD_DTYPE_F32, TOKENS, VOCABULARY);
     p.d.common.labels = xd_ids_of(labels, XD_DTYPE_I32);

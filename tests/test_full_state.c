@@ -126,7 +126,7 @@ static xd_result gather_scene(xd_comm *world, void *argument) {
     const xd_state_gather_desc d = gather_desc(s, j->store, j->staging_bytes);
     CHECK_EQ_INT(xd_state_gather(world, &d), XD_OK);
     if (s->rank == 0)
-        for (int k = 0; k < SCENE_AVERAGES; k++) j->records[k] = xd_ema_describe(s->ema[k]);
+        for (int k = 0; k < SCENE_AVERAGES; k++) j->records[k] = xd_ema_describe(s->ema[k]).record;
     free_scene(s);
     return XD_OK;
 }
@@ -231,8 +231,9 @@ static xd_result export_average(xd_comm *world, void *argument) {
     e.networks = &one;
     CHECK_EQ_INT(xd_ema_import(world, &e, NULL, &report), XD_OK);
     CHECK_EQ_INT(report.loaded, SCENE_TENSORS);
-    CHECK_EQ_INT(xd_ema_describe(fresh->ema[1]).iteration, xd_ema_describe(s->ema[1]).iteration - 5);
-    CHECK(xd_ema_describe(fresh->ema[1]).initialized);
+    CHECK_EQ_INT(xd_ema_describe(fresh->ema[1]).record.iteration,
+                 xd_ema_describe(s->ema[1]).record.iteration - 5);
+    CHECK(xd_ema_describe(fresh->ema[1]).record.initialized);
     record.format_version = 2;
     CHECK(xd_ema_import(world, &e, &record, NULL) == (s->rank == 0 ? XD_ERROR_FORMAT : XD_ERROR_PEER));
     free_scene(fresh);
@@ -257,7 +258,7 @@ static uint64_t hash_of_the_rest(const scene *s) {
     for (int i = 0; i < SCENE_TENSORS; i++) {
         const xd_optimizer_state state = xd_optimizer_state_at(s->optimizer, i);
         const size_t count = (size_t)s->param[i].count;
-        const xd_param shadow = xd_ema_view(s->ema[0], i);
+        const xd_param shadow = xd_ema_view(s->ema[0], i).shadow;
         if (state.exp_avg) hash = xd_hash(hash, state.exp_avg, count * sizeof(float));
         hash = xd_hash(hash, state.step, sizeof *state.step);
         hash = xd_hash(hash, shadow.value, count * xd_dtype_size(shadow.dtype));

@@ -1,6 +1,7 @@
 /* Losses from hidden states and the head against the same loss over logits that exist. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "vocab_calls.h"
 #include "planned.h"
 #include "xd_test.h"
 
@@ -84,7 +85,7 @@ static xd_result head_rank(xd_comm *world, void *argument) {
     xd_head_loss_desc d;
     xd_loss_values values;
     memset(&d, 0, sizeof d);
-    XD_TRY(xd_vocab_create(ctx, world, (xd_interval){ begin, begin + columns }, VOCAB, &vocab));
+    XD_TRY(vocab_of(ctx, world, (xd_interval){ begin, begin + columns }, VOCAB, &vocab));
     loss_of(p, &d.loss);
     d.loss.vocab = vocab;
     const xd_rows hidden = { narrow ? (void *)p->hidden_bf16 : (void *)p->hidden, p->dtype, ROWS, WIDTH, 0 };
@@ -156,7 +157,7 @@ static void run_logits(problem *p) {
     product(p->hidden, p->weight, p->bias ? p->offset : NULL, ROWS, VOCAB, WIDTH, student);
     product(p->teacher_hidden, p->teacher_weight, NULL, ROWS, VOCAB, TEACHER_WIDTH, teacher);
     CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
-    CHECK_EQ_INT(xd_vocab_create_even(ctx, NULL, VOCAB, &vocab), XD_OK);
+    CHECK_EQ_INT(vocab_even(ctx, NULL, VOCAB, &vocab), XD_OK);
     const xd_rows x = { student, XD_DTYPE_F32, ROWS, VOCAB, 0 },
                   y = { teacher, XD_DTYPE_F32, ROWS, VOCAB, 0 };
     const xd_rows g = { gradient, XD_DTYPE_F32, ROWS, VOCAB, 0 };
@@ -268,7 +269,7 @@ XD_TEST(heads_that_do_not_fit_are_refused_with_both_numbers) {
     xd_head_loss_desc d;
     memset(&d, 0, sizeof d);
     CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
-    CHECK_EQ_INT(xd_vocab_create_even(ctx, NULL, VOCAB, &vocab), XD_OK);
+    CHECK_EQ_INT(vocab_even(ctx, NULL, VOCAB, &vocab), XD_OK);
     const xd_rows hidden = { p->hidden, XD_DTYPE_F32, ROWS, WIDTH, 0 };
     const xd_rows weight = { p->weight, XD_DTYPE_F32, VOCAB, WIDTH, 0 };
     d.student.hidden = hidden;

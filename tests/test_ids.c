@@ -2,6 +2,7 @@
 
 #include "ids_scene.h"
 #include "xd_test_cpu.h"
+#include "vocab_calls.h"
 
 #include <stdlib.h>
 
@@ -22,7 +23,7 @@ static xd_result both_widths(xd_comm *world, void *user) {
     if (!wide) return XD_ERROR_MEMORY;
     ids_fill(wide);
     ids_fill(narrow);
-    CHECK(xd_vocab_create_even(ctx, world, IDS_VOCAB, &vocab) == XD_OK);
+    CHECK(vocab_even(ctx, world, IDS_VOCAB, &vocab) == XD_OK);
     ids_calls(ctx, vocab, wide, XD_DTYPE_NONE);
     ids_calls(ctx, vocab, narrow, XD_DTYPE_I32);
     if (s->ranks == 1) ids_seen(wide);

@@ -1,5 +1,6 @@
 /* INVARIANT mode's losses and gradients have the same bits on every CPU level. */
 #include "xdistill.h"
+#include "vocab_calls.h"
 #include "xd_test.h"
 #include "xd_test_cpu.h"
 
@@ -38,7 +39,7 @@ static double run(inputs *in, int level, int which, bool narrow, float *gradient
     memset(&d, 0, sizeof d);
     desc.cpu = (xd_cpu_level)level;
     desc.reduction = XD_REDUCTION_INVARIANT;
-    CHECK(xd_ctx_create(&desc, &ctx) == XD_OK && xd_vocab_create_even(ctx, NULL, SIZE, &vocab) == XD_OK);
+    CHECK(xd_ctx_create(&desc, &ctx) == XD_OK && vocab_even(ctx, NULL, SIZE, &vocab) == XD_OK);
     const xd_dtype dtype = narrow ? XD_DTYPE_BF16 : XD_DTYPE_F32;
     d.student = xd_rows_of(narrow ? (void *)in->student_narrow : (void *)in->student, dtype, ROWS, SIZE);
     d.vocab = vocab;

@@ -1,6 +1,7 @@
 /* Cross entropy and the KL family on one rank: values, gradients against finite differences, bad input. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "vocab_calls.h"
 #include "planned.h"
 #include "xd_test.h"
 #include "xd_test_cpu.h"
@@ -42,7 +43,7 @@ static void fixture_open(fixture *f, xd_reduction reduction) {
     desc.reduction = reduction;
     desc.cpu = xd_test_cpu();
     CHECK(xd_ctx_create(&desc, &f->ctx) == XD_OK);
-    CHECK(xd_vocab_create_even(f->ctx, NULL, VOCAB, &f->vocab) == XD_OK);
+    CHECK(vocab_even(f->ctx, NULL, VOCAB, &f->vocab) == XD_OK);
     for (int i = 0; i < ROWS * WIDTH; i++) {
         f->student[i] = (float)(3.0 * uniform(&state));
         f->teacher[i] = (float)(3.0 * uniform(&state));

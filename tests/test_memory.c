@@ -2,8 +2,10 @@
  * moves tensors. Each run ends with an error, never with a hang, and gives back everything it took. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "vocab_calls.h"
 #include "planned.h"
 #include "xd_test.h"
+#include "averages.h"
 
 #include <stdlib.h>
 #include <unistd.h>
@@ -46,7 +48,7 @@ static xd_result make(xd_comm *world, parts *p) {
     xd_comm *tp = NULL;
     XD_TRY(xd_mesh_create(world, &mesh, &p->mesh));
     XD_TRY(xd_mesh_group(p->mesh, "tp", &tp));
-    XD_TRY(xd_vocab_create_even(ctx, tp, RANKS * COLUMNS, &p->vocab));
+    XD_TRY(vocab_even(ctx, tp, RANKS * COLUMNS, &p->vocab));
     p->param.name = "logits";
     p->param.value = p->logits;
     p->param.gradient = p->gradient;
@@ -55,7 +57,7 @@ static xd_result make(xd_comm *world, parts *p) {
     const xd_optimizer_desc adamw = xd_adamw_defaults(&p->param, 1);
     /* Both can fail on one rank alone: agree before anybody communicates. */
     xd_result mine = xd_optimizer_create(ctx, &adamw, &p->optimizer);
-    if (mine == XD_OK) mine = xd_ema_create(ctx, &p->param, 1, NULL, &p->ema);
+    if (mine == XD_OK) mine = average_create(ctx, &p->param, 1, NULL, &p->ema);
     return xd_agree(world, mine);
 }
 
@@ -158,6 +160,8 @@ static xd_result make_columns(grid *g) {
 static xd_result mesh_step(grid *g, int step) {
     const xd_mesh_desc rows = { .axes = { { "dp", 2 }, { "tp", 2 } } };
     const xd_axis levels[2] = { { "outer", 2 }, { "inner", 1 } };
+    const xd_mesh_derive_desc all = { .axes = "dp,tp", .flatten = true, .name = "all" },
+                              two = { .axes = "tp", .parts = levels, .part_count = 2 };
     const int rank = xd_comm_rank(g->world);
     xd_tensor from, to;
     if (step >= 6) {
@@ -168,8 +172,8 @@ static xd_result mesh_step(grid *g, int step) {
     case 0: return xd_comm_split(g->world, rank % 2, 0, &g->half);
     case 1: return xd_mesh_create(g->world, &rows, &g->rows);
     case 2: return make_columns(g);
-    case 3: return xd_mesh_flatten(g->rows, "dp,tp", "all", &g->flat);
-    case 4: return xd_mesh_unflatten(g->rows, &(xd_unflatten_desc){ "tp", levels, 2 }, &g->split);
+    case 3: return xd_mesh_derive(g->rows, &all, &g->flat);
+    case 4: return xd_mesh_derive(g->rows, &two, &g->split);
     case 5: return make_layouts(g);
     case 6: return xd_redistribute(g->world, &from, &to);
     default: return xd_tensor_gather(g->world, &to, NULL, 2, g->whole);
@@ -270,7 +274,7 @@ static xd_result plan_buckets(xd_ctx *ctx) {
     xd_leaf_stack *stack = NULL;
     float *place = NULL;
     xd_result result = xd_bucket_plan_create(ctx, &desc, &plan);
-    if (result == XD_OK) result = xd_leaf_stack_create_in(ctx, &leaves, &stack);
+    if (result == XD_OK) result = xd_leaf_stack_create(ctx, &leaves, &stack);
     if (result == XD_OK) result = xd_leaf_stack_next(stack, &place);
     xd_leaf_stack_destroy(stack);
     xd_bucket_plan_destroy(plan);
@@ -377,7 +381,9 @@ XD_TEST(optimizers_and_averages_take_what_their_bytes_twins_say) {
                                     .dims = i == 1 ? 2 : 0,
                                     .buffer = i == 3 };
         for (int kind = 0; kind <= (int)XD_OPTIMIZER_SGD; kind++) {
-            xd_optimizer_desc desc = xd_sgd_defaults(params, count);
+            xd_optimizer_desc desc = (xd_optimizer_desc){
+                .params = params, .param_count = count, .kind = XD_OPTIMIZER_SGD, .learning_rate = 1e-3
+            };
             xd_optimizer *optimizer = NULL;
             xd_memory_bytes planned = { 0, 0 };
             desc.kind = (xd_optimizer_kind)kind;
@@ -393,9 +399,9 @@ XD_TEST(optimizers_and_averages_take_what_their_bytes_twins_say) {
         }
         xd_ema *ema = NULL;
         xd_memory_bytes planned = { 0, 0 };
-        CHECK(PLANNED_MEMORY(ctx, xd_ema_create(ctx, params, count, NULL, &ema), &planned) == XD_OK);
+        CHECK(PLANNED_MEMORY(ctx, average_create(ctx, params, count, NULL, &ema), &planned) == XD_OK);
         const int64_t before = h.bytes;
-        CHECK(xd_ema_create(ctx, params, count, NULL, &ema) == XD_OK);
+        CHECK(average_create(ctx, params, count, NULL, &ema) == XD_OK);
         CHECK_EQ_INT(h.bytes - before, planned.host);
         xd_ema_destroy(ema);
     }

@@ -2,6 +2,7 @@
  * plain loops in double; INVARIANT mode to the bit. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "vocab_calls.h"
 #include "planned.h"
 #include "xd_test.h"
 #include "xd_test_cpu.h"
@@ -183,7 +184,7 @@ static xd_result run_rank(xd_comm *world, void *argument) {
     xd_status status;
     memset(&d, 0, sizeof d);
     memset(&status, 0, sizeof status);
-    XD_TRY(xd_vocab_create(ctx, w->by_rows ? NULL : world, (xd_interval){ begin, end }, p->vocab, &vocab));
+    XD_TRY(vocab_of(ctx, w->by_rows ? NULL : world, (xd_interval){ begin, end }, p->vocab, &vocab));
     d.loss.student = part(w->student, p->student_dtype, p, row, rows, begin, columns);
     d.loss.teacher = part(w->teacher, p->teacher_dtype, p, row, rows, begin, columns);
     d.loss.common.gradient =
@@ -458,7 +459,7 @@ XD_TEST(a_workspace_is_that_of_a_loss) {
     for (int i = 0; i < ROWS * 5; i++) teacher[i] = (float)uniform(&state);
     memset(&p, 0, sizeof p);
     CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
-    CHECK_EQ_INT(xd_vocab_create_even(ctx, NULL, 5, &vocab), XD_OK);
+    CHECK_EQ_INT(vocab_even(ctx, NULL, 5, &vocab), XD_OK);
     const xd_rows x = { student, XD_DTYPE_F32, ROWS, 5, 0 }, y = { teacher, XD_DTYPE_F32, ROWS, 5, 0 };
     d.loss.student = x;
     d.loss.teacher = y;
@@ -491,7 +492,7 @@ XD_TEST(losses_without_rows_or_a_teacher) {
     d = xd_mft_defaults();
     memset(&status, 0, sizeof status);
     CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
-    CHECK_EQ_INT(xd_vocab_create_even(ctx, NULL, 5, &vocab), XD_OK);
+    CHECK_EQ_INT(vocab_even(ctx, NULL, 5, &vocab), XD_OK);
     const xd_rows x = { logit, XD_DTYPE_F32, 1, 5, 0 };
     d.loss.student = x;
     d.loss.common.labels = xd_ids_of(&label, XD_DTYPE_I64);

@@ -2,6 +2,7 @@
  * same call works the next time. tests/build/nulls.py asks each call of one rank with each of its pointers. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "vocab_calls.h"
 #include "xd_test.h"
 
 enum { RANKS = 2 };
@@ -39,7 +40,7 @@ static xd_result ask_queue_out(const scene *s) {
 
 static xd_result ask_vocab_out(const scene *s) {
     xd_vocab *vocab = NULL;
-    const xd_result result = xd_vocab_create_even(s->ctx, s->world, 10, s->without ? NULL : &vocab);
+    const xd_result result = vocab_even(s->ctx, s->world, 10, s->without ? NULL : &vocab);
     xd_vocab_destroy(vocab);
     return result;
 }

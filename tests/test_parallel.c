@@ -1,7 +1,11 @@
 /* Calls on several threads: the same bits for any number of them, in every mode. */
 #include "xdistill.h"
+#include "vocab_calls.h"
+#include "xd_private.h"
 #include "parallel.h"
 #include "xd_test.h"
+#include "softmax_calls.h"
+#include "averages.h"
 
 #include <stdlib.h>
 #include <unistd.h>
@@ -137,18 +141,17 @@ static void call_softmax(xd_ctx *ctx, const xd_vocab *vocab, sink *out) {
     float log_probs[ROWS];
     int64_t argmax[ROWS], ids[ROWS];
     for (int i = 0; i < ROWS; i++) ids[i] = i * 1000;
-    CHECK_EQ_INT(xd_row_stats(ctx, vocab, x, 2.0, numbers, argmax), XD_OK);
+    CHECK_EQ_INT(softmax_row_stats(ctx, vocab, x, 2.0, numbers, argmax), XD_OK);
     keep(out, numbers, sizeof numbers);
     keep(out, argmax, sizeof argmax);
-    CHECK_EQ_INT(xd_log_softmax(ctx, vocab, x, 2.0, to), XD_OK);
+    CHECK_EQ_INT(softmax_all(ctx, vocab, x, 2.0, to), XD_OK);
     keep(out, gradient, sizeof gradient);
-    CHECK_EQ_INT(xd_log_softmax_backward(ctx, vocab, x, 2.0, w, to), XD_OK);
+    CHECK_EQ_INT(softmax_all_backward(ctx, vocab, x, 2.0, w, to), XD_OK);
     keep(out, gradient, sizeof gradient);
-    CHECK_EQ_INT(xd_target_log_probs(ctx, vocab, x, 2.0, xd_ids_of(ids, XD_DTYPE_I64), log_probs), XD_OK);
+    CHECK_EQ_INT(softmax_at_ids(ctx, vocab, x, 2.0, xd_ids_of(ids, XD_DTYPE_I64), log_probs), XD_OK);
     keep(out, log_probs, sizeof log_probs);
-    CHECK_EQ_INT(
-        xd_target_log_probs_backward(ctx, vocab, x, 2.0, xd_ids_of(ids, XD_DTYPE_I64), row_weight, to),
-        XD_OK);
+    CHECK_EQ_INT(softmax_at_ids_backward(ctx, vocab, x, 2.0, xd_ids_of(ids, XD_DTYPE_I64), row_weight, to),
+                 XD_OK);
     keep(out, gradient, sizeof gradient);
 }
 
@@ -180,7 +183,7 @@ static void call_head(xd_ctx *ctx, const xd_vocab *vocab, sink *out) {
     memset(&d, 0, sizeof d);
     memset(&values, 0, sizeof values);
     memset(weight_gradient, 0, sizeof weight_gradient);
-    CHECK_EQ_INT(xd_vocab_create_even(ctx, NULL, HEAD_COLUMNS, &own), XD_OK);
+    CHECK_EQ_INT(vocab_even(ctx, NULL, HEAD_COLUMNS, &own), XD_OK);
     d.student.hidden = rows_of(weights, XD_DTYPE_F32, HEAD_ROWS, WIDTH);
     d.student.weight = rows_of(student, XD_DTYPE_F32, HEAD_COLUMNS, WIDTH);
     d.hidden_gradient = rows_of(hidden_gradient, XD_DTYPE_F32, HEAD_ROWS, WIDTH);
@@ -261,14 +264,17 @@ static void call_training(xd_ctx *ctx, const xd_vocab *vocab, sink *out) {
         memset(&measure, 0, sizeof measure);
         measure.params = params;
         measure.param_count = PARAMS;
-        if (kind) d = xd_sgd_defaults(params, PARAMS);
+        if (kind)
+            d = (xd_optimizer_desc){
+                .params = params, .param_count = PARAMS, .kind = XD_OPTIMIZER_SGD, .learning_rate = 1e-3
+            };
         d.momentum = 0.9;
         measure.max_norm = 1.0;
         measure.type = kind ? XD_NORM_L1 : XD_NORM_L2;
         average.decay = 0.9;
         average.init_from_current = true;
         CHECK_EQ_INT(xd_optimizer_create(ctx, &d, &optimizer), XD_OK);
-        CHECK_EQ_INT(xd_ema_create(ctx, params, PARAMS, &average, &ema), XD_OK);
+        CHECK_EQ_INT(average_create(ctx, params, PARAMS, &average, &ema), XD_OK);
         for (int i = 0; i < 2; i++) {
             memset(&step, 0, sizeof step);
             CHECK_EQ_INT(xd_gradient_norm_compute(ctx, NULL, &measure, &norm), XD_OK);
@@ -283,8 +289,8 @@ static void call_training(xd_ctx *ctx, const xd_vocab *vocab, sink *out) {
         keep(out, parameters, sizeof parameters);
         keep(out, narrow, sizeof narrow);
         keep(out, gradients, sizeof gradients);
-        for (int64_t i = 0; i < xd_ema_count(ema); i++) {
-            const xd_param shadow = xd_ema_view(ema, i);
+        for (int64_t i = 0; i < xd_ema_describe(ema).count; i++) {
+            const xd_param shadow = xd_ema_view(ema, i).shadow;
             keep(out, shadow.value, (size_t)shadow.count * xd_dtype_size(shadow.dtype));
         }
         xd_ema_destroy(ema);
@@ -320,7 +326,7 @@ static void call_align(xd_ctx *ctx, const xd_vocab *vocab, sink *out) {
 
 static void call_projection(xd_ctx *ctx, const xd_vocab *vocab, sink *out) {
     enum { IDS = 90, DIMENSIONS = 24 };
-    const xd_similarity_desc desc = { 4, 0.01 };
+    const xdi_similarity_desc desc = { 4, 0.01 };
     const xd_rows similar = xd_rows_of(weights, XD_DTYPE_F32, IDS, 2 * IDS);
     const xd_rows ours = xd_rows_of(student, XD_DTYPE_F32, IDS, DIMENSIONS),
                   theirs = xd_rows_of(teacher, XD_DTYPE_F32, 2 * IDS, DIMENSIONS);
@@ -328,8 +334,8 @@ static void call_projection(xd_ctx *ctx, const xd_vocab *vocab, sink *out) {
     for (int i = 0; i < 2; i++) {
         xd_projection_rows made;
         memset(&made, 0, sizeof made);
-        CHECK_EQ_INT(i ? xd_projection_rows_from_embeddings(ctx, ours, theirs, &desc, &made)
-                       : xd_projection_rows_from_similarities(ctx, similar, &desc, &made),
+        CHECK_EQ_INT(i ? xdi_projection_rows_from_embeddings(ctx, ours, theirs, &desc, &made)
+                       : xdi_projection_rows_from_similarities(ctx, similar, &desc, &made),
                      XD_OK);
         keep(out, made.ids, (size_t)(made.rows * made.k) * sizeof *made.ids);
         keep(out, made.weights, (size_t)(made.rows * made.k) * sizeof *made.weights);
@@ -440,7 +446,7 @@ static void xtoken_of(xd_ctx *ctx, xd_xtoken_kind kind, int64_t tile, sink *out)
     xd_xtoken_values values;
     xd_vocab *vocab = NULL;
     text_open(ctx, kind, &t);
-    CHECK_EQ_INT(xd_vocab_create_even(ctx, NULL, t.ids, &vocab), XD_OK);
+    CHECK_EQ_INT(vocab_even(ctx, NULL, t.ids, &vocab), XD_OK);
     for (int compat = 0; compat < 2; compat++) {
         xd_xtoken_desc d = xd_xtoken_defaults();
         memset(&values, 0, sizeof values);
@@ -552,7 +558,7 @@ static void call_reduce(xd_ctx *ctx, const xd_vocab *vocab, sink *out) {
 
 static void call_project(xd_ctx *ctx, const xd_vocab *vocab, sink *out) {
     enum { TEACHER = 12011, CELLS = 2 * COLUMNS, CHOSEN = 6000 };
-    static xd_vote cells[CELLS];
+    static xdi_vote cells[CELLS];
     static double probs[ROWS * TEACHER];
     static int64_t chosen[CHOSEN];
     xd_projection m;
@@ -563,18 +569,18 @@ static void call_project(xd_ctx *ctx, const xd_vocab *vocab, sink *out) {
         cells[i].weight = 0.25 + (double)(i % 7) / 8.0;
     }
     for (int i = 0; i < CHOSEN; i++) chosen[i] = 2 * i;
-    CHECK_EQ_INT(xd_projection_from_cells(ctx, &(xd_projection_cells){ cells, CELLS, COLUMNS, TEACHER }, &m),
-                 XD_OK);
+    CHECK_EQ_INT(
+        xdi_projection_from_cells(ctx, &(xdi_projection_cells){ cells, CELLS, COLUMNS, TEACHER }, &m), XD_OK);
     for (int i = 0; i < 2; i++) {
         const int64_t k = i ? CHOSEN : TEACHER;
         const xd_rows from = i ? rows_of(student16, XD_DTYPE_BF16, ROWS, COLUMNS)
                                : rows_of(weights, XD_DTYPE_F32, ROWS, COLUMNS);
         const xd_rows to = i ? rows_of(gradient16, XD_DTYPE_BF16, ROWS, COLUMNS)
                              : rows_of(gradient, XD_DTYPE_F32, ROWS, COLUMNS);
-        const xd_project_desc d = { vocab, &m, i ? chosen : NULL, k };
-        CHECK_EQ_INT(xd_project(ctx, &d, from, probs), XD_OK);
+        const xdi_project_desc d = { vocab, &m, i ? chosen : NULL, k };
+        CHECK_EQ_INT(xdi_project(ctx, &d, from, probs), XD_OK);
         keep(out, probs, (size_t)(ROWS * k) * sizeof *probs);
-        CHECK_EQ_INT(xd_project_backward(ctx, &d, probs, to), XD_OK);
+        CHECK_EQ_INT(xdi_project_backward(ctx, &d, probs, to), XD_OK);
         keep(out, to.data, (size_t)(ROWS * COLUMNS) * xd_dtype_size(to.dtype));
     }
     xd_projection_destroy(ctx, &m);
@@ -590,20 +596,20 @@ static const struct {
     { "xd_loss", call_loss },
     { "xd_topk_kl_loss", call_topk_kl },
     { "xd_vocab_topk, xd_vocab_topk_columns", call_selection },
-    { "xd_row_stats, xd_log_softmax, xd_target_log_probs, and back", call_softmax },
+    { "xd_log_probs, xd_log_probs_backward", call_softmax },
     { "xd_mft_loss, xd_cosine_loss", call_mft },
     { "xd_head_loss", call_head },
     { "xd_matmul", call_matmul },
     { "xd_optimizer_step, xd_ema_update, xd_gradient_norm_compute, xd_clip_gradients", call_training },
     { "xd_align_batch", call_align },
-    { "xd_projection_rows_from_similarities, xd_projection_rows_from_embeddings", call_projection },
+    { "xdi_projection_rows_from_similarities, xdi_projection_rows_from_embeddings", call_projection },
     { "xd_xtoken_loss, PROJECTED", call_projected },
     { "xd_xtoken_loss, GOLD", call_gold },
     { "xd_xtoken_loss, SAME", call_same },
     { "xd_xtoken_loss, CACHED", call_cached },
     { "xd_xtoken_loss, LIKELIHOOD", call_likelihood },
     { "xd_uld_loss", call_uld },
-    { "xd_project, xd_project_backward", call_project },
+    { "xdi_project, xdi_project_backward", call_project },
     { "xd_reduce_pieces, xd_reduce_leaves", call_reduce },
 };
 enum { CALLS = sizeof calls / sizeof *calls };
@@ -612,7 +618,7 @@ static void run_call(int call, int threads, loop *own, xd_reduction reduction, x
                      sink *out) {
     xd_ctx *ctx = open_ctx(threads, own, reduction, level);
     xd_vocab *vocab = NULL;
-    CHECK_EQ_INT(xd_vocab_create_even(ctx, NULL, COLUMNS, &vocab), XD_OK);
+    CHECK_EQ_INT(vocab_even(ctx, NULL, COLUMNS, &vocab), XD_OK);
     out->size = 0;
     memset(gradient, 0, sizeof gradient);
     memset(gradient16, 0, sizeof gradient16);

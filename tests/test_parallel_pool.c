@@ -1,5 +1,6 @@
 /* The pool of a context, and a parallel_for of the caller: what they promise, and how a wrong one is named. */
 #include "xdistill.h"
+#include "vocab_calls.h"
 #include "parallel.h"
 #include "planned.h"
 #include "xd_test.h"
@@ -100,7 +101,7 @@ XD_TEST(nothing_is_allocated_after_the_first_calls) {
     const xd_ctx_desc desc = witnessed(&w, 3);
     fill();
     CHECK_EQ_INT(xd_ctx_create(&desc, &ctx), XD_OK);
-    CHECK_EQ_INT(xd_vocab_create_even(ctx, NULL, COLUMNS, &vocab), XD_OK);
+    CHECK_EQ_INT(vocab_even(ctx, NULL, COLUMNS, &vocab), XD_OK);
     xd_loss_desc d;
     xd_loss_values values;
     memset(&d, 0, sizeof d);

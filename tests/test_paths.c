@@ -5,6 +5,7 @@
 #endif
 
 #include "xdistill.h"
+#include "xd_private.h"
 #include "tokenizer_make.h"
 
 #include <fcntl.h>
@@ -150,10 +151,10 @@ static xd_result gather_weights(const scene *s) {
 }
 
 static xd_result save_projection(const scene *s) {
-    const xd_vote cell = { 0, 1, 1.0 };
-    const xd_projection_cells list = { &cell, 1, 2, 3 };
+    const xdi_vote cell = { 0, 1, 1.0 };
+    const xdi_projection_cells list = { &cell, 1, 2, 3 };
     xd_projection projection;
-    CHECK_EQ_INT(xd_projection_from_cells(s->ctx, &list, &projection), XD_OK);
+    CHECK_EQ_INT(xdi_projection_from_cells(s->ctx, &list, &projection), XD_OK);
     projection.origin.options = xd_projection_defaults();
     const xd_result result = xd_projection_save(s->ctx, s->path, &projection);
     xd_projection_destroy(s->ctx, &projection);

@@ -1,6 +1,7 @@
 /* Plans of memory: for ranks that do not exist the same bytes as for those that do. */
 #include "xdistill.h"
 
+#include "averages.h"
 #include "planned.h"
 #include "wrap_scene.h"
 
@@ -54,9 +55,10 @@ static xd_result compare_with_what_is_taken(xd_comm *world, void *argument) {
     o.param_count = count;
     CHECK(PLANNED_MEMORY(r.ctx, xd_optimizer_create(r.ctx, &o, &none), &bytes) == XD_OK);
     CHECK(memcmp(&bytes, &plan.optimizer, sizeof bytes) == 0);
-    CHECK(PLANNED_MEMORY(r.ctx, xd_ema_create(r.ctx, params, count, &averages[0], &nothing), &bytes) ==
+    CHECK(PLANNED_MEMORY(r.ctx, average_create(r.ctx, params, count, &averages[0], &nothing), &bytes) ==
           XD_OK);
-    CHECK(PLANNED_MEMORY(r.ctx, xd_ema_create(r.ctx, params, count, &averages[1], &nothing), &more) == XD_OK);
+    CHECK(PLANNED_MEMORY(r.ctx, average_create(r.ctx, params, count, &averages[1], &nothing), &more) ==
+          XD_OK);
     CHECK_EQ_INT(bytes.host + more.host, plan.averages.host);
     wrap_close(&r);
     return XD_OK;

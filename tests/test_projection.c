@@ -1,5 +1,6 @@
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "xd_private.h"
 #include "xd_test.h"
 
 #include <math.h>
@@ -25,7 +26,7 @@ static void check_row(const xd_projection_rows *rows, int64_t r, const int32_t *
 XD_TEST(votes_add_up_in_the_order_of_ids) {
     xd_ctx *ctx = new_ctx();
     xd_votes *votes = NULL;
-    const xd_vote *cells = NULL;
+    const xdi_vote *cells = NULL;
     int64_t count = 0;
     CHECK_EQ_INT(xd_votes_create(ctx, 4, 9, &votes), XD_OK);
     CHECK_EQ_INT(xd_votes_add(votes, 2, 8, 0.5), XD_OK);
@@ -33,15 +34,15 @@ XD_TEST(votes_add_up_in_the_order_of_ids) {
     CHECK_EQ_INT(xd_votes_add(votes, 2, 1, 0.25), XD_OK);
     CHECK_EQ_INT(xd_votes_add(votes, 2, 8, 0.125), XD_OK);
     for (int again = 0; again < 2; again++) { /* reading changes nothing */
-        CHECK_EQ_INT(xd_votes_read(votes, &cells, &count), XD_OK);
+        CHECK_EQ_INT(xdi_votes_read(votes, &cells, &count), XD_OK);
         CHECK_EQ_INT(count, 3);
         CHECK(cells[0].student_id == 0 && cells[0].teacher_id == 3 && cells[0].weight == 1.0);
         CHECK(cells[1].student_id == 2 && cells[1].teacher_id == 1 && cells[1].weight == 0.25);
         CHECK(cells[2].student_id == 2 && cells[2].teacher_id == 8 && cells[2].weight == 0.625);
     }
-    CHECK_EQ_INT(xd_votes_set_exact(votes, 2, 5), XD_OK);
-    CHECK_EQ_INT(xd_votes_set_exact(votes, 3, 0), XD_OK);
-    CHECK_EQ_INT(xd_votes_read(votes, &cells, &count), XD_OK);
+    CHECK_EQ_INT(xdi_votes_set_exact(votes, 2, 5), XD_OK);
+    CHECK_EQ_INT(xdi_votes_set_exact(votes, 3, 0), XD_OK);
+    CHECK_EQ_INT(xdi_votes_read(votes, &cells, &count), XD_OK);
     CHECK_EQ_INT(count, 3);
     CHECK(cells[1].student_id == 2 && cells[1].teacher_id == 5 && cells[1].weight == 1.0);
     CHECK(cells[2].student_id == 3 && cells[2].teacher_id == 0);
@@ -63,7 +64,7 @@ XD_TEST(an_exact_row_of_the_scale_trick_has_nothing_in_its_last_slot) {
     CHECK_EQ_INT(xd_votes_create(ctx, 2, 9, &votes), XD_OK);
     CHECK_EQ_INT(xd_votes_add(votes, 0, 8, 0.75), XD_OK);
     CHECK_EQ_INT(xd_votes_add(votes, 0, 1, 0.25), XD_OK);
-    CHECK_EQ_INT(xd_votes_set_exact(votes, 1, 5), XD_OK);
+    CHECK_EQ_INT(xdi_votes_set_exact(votes, 1, 5), XD_OK);
     CHECK_EQ_INT(xd_projection_rows_from_votes(votes, &three, &rows), XD_OK);
     for (int i = 0; i < 3; i++) {
         CHECK_EQ_INT(rows.ids[i], other_ids[i]);
@@ -82,13 +83,13 @@ XD_TEST(an_exact_row_of_the_scale_trick_has_nothing_in_its_last_slot) {
 XD_TEST(a_pass_votes_for_pieces_and_leaves_out_special_tokens) {
     const int64_t two[] = { 4, 2 }, one[] = { 3 }, bad[] = { 1, 7 };
     const int64_t foreign[] = { 7 }, own[] = { 2 };
-    const xd_pieces tokens[] = {
+    const xdi_vote_pieces tokens[] = {
         { text("ab"), two, 2 }, { text("<|x|>"), one, 1 }, { text("c"), one, 1 }, { text("de"), bad, 2 }
     };
-    xd_votes_pass pass;
+    xdi_votes_pass pass;
     xd_ctx *ctx = new_ctx();
     xd_votes *votes = NULL;
-    const xd_vote *cells = NULL;
+    const xdi_vote *cells = NULL;
     int64_t count = 0;
     memset(&pass, 0, sizeof pass);
     pass.tokens = tokens;
@@ -99,12 +100,12 @@ XD_TEST(a_pass_votes_for_pieces_and_leaves_out_special_tokens) {
     pass.foreign_skip = foreign;
     pass.foreign_skip_count = 1;
     CHECK_EQ_INT(xd_votes_create(ctx, 8, 8, &votes), XD_OK);
-    CHECK_EQ_INT(xd_votes_add_pass(votes, &pass), XD_OK);
+    CHECK_EQ_INT(xdi_votes_add_pass(votes, &pass), XD_OK);
     pass.reverse = true;
     pass.max_pieces = 1;
     pass.skip_count = 0;
-    CHECK_EQ_INT(xd_votes_add_pass(votes, &pass), XD_OK);
-    CHECK_EQ_INT(xd_votes_read(votes, &cells, &count), XD_OK);
+    CHECK_EQ_INT(xdi_votes_add_pass(votes, &pass), XD_OK);
+    CHECK_EQ_INT(xdi_votes_read(votes, &cells, &count), XD_OK);
     CHECK_EQ_INT(count, 4);
     CHECK(cells[0].student_id == 0 && cells[0].teacher_id == 2 && fabs(cells[0].weight - 1.0 / 11.0) < 1e-12);
     CHECK(cells[1].student_id == 0 && cells[1].teacher_id == 4 &&
@@ -118,11 +119,11 @@ XD_TEST(a_pass_votes_for_pieces_and_leaves_out_special_tokens) {
 XD_TEST(special_tokens_pair_by_likeness) {
     const xd_text student[] = { text("<s>"), text("word"), text("<|start_of_turn|>") };
     const xd_text teacher[] = { text("<start_of_turn>"), text("<s>"), text("x") };
-    const xd_special_desc desc = { { student, 3 }, { teacher, 3 }, 0.3, 32 };
+    const xdi_special_desc desc = { { student, 3 }, { teacher, 3 }, 0.3, 32 };
     xd_ctx *ctx = new_ctx();
-    xd_special_pair *pairs = NULL;
+    xdi_special_pair *pairs = NULL;
     int64_t count = 0;
-    CHECK_EQ_INT(xd_special_pairs(ctx, &desc, &pairs, &count), XD_OK);
+    CHECK_EQ_INT(xdi_special_pairs(ctx, &desc, &pairs, &count), XD_OK);
     CHECK_EQ_INT(count, 2);
     CHECK(pairs[0].student_id == 0 && pairs[0].teacher_id == 1 && fabs(pairs[0].similarity - 0.6) < 1e-12);
     /* 15 common characters of 17 and 15; the words "start" and "turn" on both sides */
@@ -158,20 +159,20 @@ XD_TEST(cutting_keeps_the_last_entry_as_the_reference_does) {
     int32_t ids[] = { 10, 11, 12, -1, -1, 97 };
     float weights[] = { 0.5f, 0.25f, 1.0f / 12.0f, 0.0f, 0.0f, 1.0f / 6.0f };
     const xd_projection_rows in = { ids, weights, 1, 6 };
-    const xd_projection_cut_desc cut = { 4, false, false }, last = { 4, true, false },
-                                 none = { -1, false, false };
+    const xdi_projection_cut_desc cut = { 4, false, false }, last = { 4, true, false },
+                                  none = { -1, false, false };
     const int32_t sorted[] = { 10, 11, 97, 12 }, kept[] = { 10, 11, 97, 97 };
     const double sorted_shares[] = { 0.5, 0.25, 0.1667, 0.0833 };
     const double kept_shares[] = { 0.4615, 0.2308, 0.1538, 0.1538 };
     xd_ctx *ctx = new_ctx();
     xd_projection_rows out;
-    CHECK_EQ_INT(xd_projection_rows_cut(ctx, &in, &cut, &out), XD_OK);
+    CHECK_EQ_INT(xdi_projection_rows_cut(ctx, &in, &cut, &out), XD_OK);
     check_row(&out, 0, sorted, sorted_shares);
     xd_projection_rows_destroy(ctx, &out);
-    CHECK_EQ_INT(xd_projection_rows_cut(ctx, &in, &last, &out), XD_OK);
+    CHECK_EQ_INT(xdi_projection_rows_cut(ctx, &in, &last, &out), XD_OK);
     check_row(&out, 0, kept, kept_shares);
     xd_projection_rows_destroy(ctx, &out);
-    CHECK_EQ_INT(xd_projection_rows_cut(ctx, &in, &none, &out), XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(xdi_projection_rows_cut(ctx, &in, &none, &out), XD_ERROR_ARGUMENT);
     xd_ctx_destroy(ctx);
 }
 
@@ -183,10 +184,10 @@ XD_TEST(equal_strings_are_exact_and_the_highest_id_wins) {
     xd_projection_rows rows = { ids, weights, 3, 2 };
     xd_ctx *ctx = new_ctx();
     const xd_texts students = { student, 3 }, teachers = { teacher, 3 }, more = { student, 4 };
-    CHECK_EQ_INT(xd_projection_rows_apply_exact(ctx, &rows, students, teachers), XD_OK);
+    CHECK_EQ_INT(xdi_projection_rows_apply_exact(ctx, &rows, students, teachers), XD_OK);
     CHECK(ids[0] == 2 && ids[1] == -1 && weights[0] == 1.0f && weights[1] == 0.0f);
     CHECK(ids[2] == 1 && weights[2] == 0.5f && ids[4] == 1);
-    CHECK_EQ_INT(xd_projection_rows_apply_exact(ctx, &rows, more, teachers), XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(xdi_projection_rows_apply_exact(ctx, &rows, more, teachers), XD_ERROR_ARGUMENT);
     CHECK(strstr(xd_last_error(ctx)->message, "4 student strings for a projection of 3 rows") != NULL);
     xd_ctx_destroy(ctx);
 }
@@ -244,25 +245,25 @@ XD_TEST(similarities_may_stand_in_wider_rows_and_are_f32) {
     /* Two student ids, three teacher ids; a row is five apart. Embeddings whose cosines are these. */
     const float wide[] = { 1.0f, 0.0f, 0.6f, 9.0f, 9.0f, 0.0f, 1.0f, 0.8f, 9.0f, 9.0f };
     const float student[] = { 2.0f, 0.0f, 0.0f, 3.0f }, teacher[] = { 1.0f, 0.0f, 0.0f, 5.0f, 0.6f, 0.8f };
-    const xd_similarity_desc desc = { 2, 0.0 };
+    const xdi_similarity_desc desc = { 2, 0.0 };
     xd_rows similar = xd_rows_of(wide, XD_DTYPE_F32, 2, 3), ours = xd_rows_of(student, XD_DTYPE_F32, 2, 2),
             theirs = xd_rows_of(teacher, XD_DTYPE_F32, 3, 2);
     xd_projection_rows a, b;
     xd_ctx *ctx = new_ctx();
     similar.stride = 5;
-    CHECK_EQ_INT(xd_projection_rows_from_similarities(ctx, similar, &desc, &a), XD_OK);
-    CHECK_EQ_INT(xd_projection_rows_from_embeddings(ctx, ours, theirs, &desc, &b), XD_OK);
+    CHECK_EQ_INT(xdi_projection_rows_from_similarities(ctx, similar, &desc, &a), XD_OK);
+    CHECK_EQ_INT(xdi_projection_rows_from_embeddings(ctx, ours, theirs, &desc, &b), XD_OK);
     CHECK(a.rows == 2 && a.k == 2 && a.ids[0] == 0 && a.ids[1] == 2 && a.ids[2] == 1 && a.ids[3] == 2);
     for (int i = 0; i < 4; i++) CHECK(a.ids[i] == b.ids[i] && fabsf(a.weights[i] - b.weights[i]) < 1e-6f);
     xd_projection_rows_destroy(ctx, &a);
     xd_projection_rows_destroy(ctx, &b);
     similar.stride = 2;
-    CHECK_EQ_INT(xd_projection_rows_from_similarities(ctx, similar, &desc, &a), XD_ERROR_SHAPE);
+    CHECK_EQ_INT(xdi_projection_rows_from_similarities(ctx, similar, &desc, &a), XD_ERROR_SHAPE);
     ours.cols = 1;
-    CHECK_EQ_INT(xd_projection_rows_from_embeddings(ctx, ours, theirs, &desc, &a), XD_ERROR_SHAPE);
+    CHECK_EQ_INT(xdi_projection_rows_from_embeddings(ctx, ours, theirs, &desc, &a), XD_ERROR_SHAPE);
     CHECK(strstr(xd_last_error(ctx)->message, "1 numbers for the student and 2 for the teacher") != NULL);
     theirs.dtype = XD_DTYPE_BF16;
-    CHECK_EQ_INT(xd_projection_rows_from_embeddings(ctx, ours, theirs, &desc, &a), XD_ERROR_DTYPE);
+    CHECK_EQ_INT(xdi_projection_rows_from_embeddings(ctx, ours, theirs, &desc, &a), XD_ERROR_DTYPE);
     xd_ctx_destroy(ctx);
 }
 

@@ -2,6 +2,7 @@
  * 255 are the bytes, and merge i is id 256 + i. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "xd_private.h"
 #include "tokenizer_make.h"
 
 #include <unistd.h>
@@ -280,11 +281,11 @@ XD_TEST(checksums_have_the_known_values_and_go_on) {
 
 XD_TEST(a_matrix_that_does_not_say_what_it_is_made_of_is_not_saved) {
     xd_ctx *ctx = NULL;
-    const xd_vote cell = { 0, 1, 1.0 };
-    const xd_projection_cells list = { &cell, 1, 2, 3 };
+    const xdi_vote cell = { 0, 1, 1.0 };
+    const xdi_projection_cells list = { &cell, 1, 2, 3 };
     xd_projection p, back;
     CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
-    CHECK_EQ_INT(xd_projection_from_cells(ctx, &list, &p), XD_OK);
+    CHECK_EQ_INT(xdi_projection_from_cells(ctx, &list, &p), XD_OK);
     CHECK_EQ_INT(xd_projection_save(ctx, file_path(), &p), XD_ERROR_ARGUMENT);
     CHECK(strstr(xd_last_error(ctx)->message, "max_pieces 0 is outside [1, 32]") != NULL);
     p.origin.student_hash = 5;

@@ -3,7 +3,7 @@
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
 #if defined(XD_TEST_LAYERS)
-#    include "model/internal.h"
+#    include "model/describe_internal.h"
 #endif
 #include "xd_test.h"
 

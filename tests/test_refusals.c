@@ -3,8 +3,11 @@
  * themselves are in comm_suite.h. 0.1 seconds. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "vocab_calls.h"
+#include "xd_private.h"
 #include "ids_scene.h"
 #include "xd_test.h"
+#include "softmax_calls.h"
 
 #include <stdlib.h>
 #include <unistd.h>
@@ -34,49 +37,69 @@ static xd_ids shared_of(scene *s) {
 /* ---- softmax functions ---- */
 
 static xd_result no_temperature(scene *s, bool odd) {
-    return xd_row_stats(s->ctx, s->vocab, student_of(s), odd ? -1.0 : 1.0, s->doubles, NULL);
+    return softmax_row_stats(s->ctx, s->vocab, student_of(s), odd ? -1.0 : 1.0, s->doubles, NULL);
 }
 static xd_result few_rows_of_out(scene *s, bool odd) {
     xd_rows out = xd_rows_of(s->floats, XD_DTYPE_F32, IDS_ROWS - (odd ? 1 : 0), IDS_WIDTH);
-    return xd_log_softmax(s->ctx, s->vocab, student_of(s), 1.0, out);
+    return softmax_all(s->ctx, s->vocab, student_of(s), 1.0, out);
 }
 static xd_result few_rows_of_weight(scene *s, bool odd) {
     const xd_rows weight = xd_rows_of(s->m.teacher, XD_DTYPE_F32, IDS_ROWS - (odd ? 1 : 0), IDS_WIDTH);
-    return xd_log_softmax_backward(s->ctx, s->vocab, student_of(s), 1.0, weight, ids_matrix(s->floats));
+    return softmax_all_backward(s->ctx, s->vocab, student_of(s), 1.0, weight, ids_matrix(s->floats));
 }
 static xd_result no_targets(scene *s, bool odd) {
-    return xd_target_log_probs(s->ctx, s->vocab, student_of(s), 1.0,
-                               xd_ids_of(odd ? NULL : s->m.labels, XD_DTYPE_I64), s->floats);
+    return softmax_at_ids(s->ctx, s->vocab, student_of(s), 1.0,
+                          xd_ids_of(odd ? NULL : s->m.labels, XD_DTYPE_I64), s->floats);
 }
 static xd_result targets_of_floats(scene *s, bool odd) {
-    return xd_target_log_probs_backward(s->ctx, s->vocab, student_of(s), 1.0,
-                                        xd_ids_of(s->m.labels, odd ? XD_DTYPE_F64 : XD_DTYPE_I64),
-                                        s->m.row_weight, ids_matrix(s->floats));
+    return softmax_at_ids_backward(s->ctx, s->vocab, student_of(s), 1.0,
+                                   xd_ids_of(s->m.labels, odd ? XD_DTYPE_F64 : XD_DTYPE_I64), s->m.row_weight,
+                                   ids_matrix(s->floats));
 }
 static xd_result negative_columns(scene *s, bool odd) {
-    return xd_gather_columns(s->ctx, s->vocab, student_of(s), shared_of(s), odd ? -1 : IDS_K, 0, s->floats);
+    return softmax_columns(s->ctx, s->vocab, student_of(s), shared_of(s), odd ? -1 : IDS_K, 0, s->floats);
 }
-static xd_result a_short_stride_of_ids(scene *s, bool odd) {
-    return xd_gather_columns(s->ctx, s->vocab, student_of(s), shared_of(s), IDS_K, odd ? 1 : IDS_K,
-                             s->floats);
+static xd_result no_output(scene *s, bool odd) {
+    return softmax_row_stats(s->ctx, s->vocab, student_of(s), 1.0, odd ? NULL : s->doubles, NULL);
+}
+static xd_log_probs_gradient gradient_of(scene *s) {
+    xd_log_probs_gradient g;
+    memset(&g, 0, sizeof g);
+    g.at_ids = s->m.row_weight;
+    g.logits = ids_matrix(s->floats);
+    return g;
+}
+static xd_result gradients_of_two_outputs(scene *s, bool odd) {
+    xd_log_probs_desc d = softmax_desc(s->vocab, student_of(s), 1.0);
+    xd_log_probs_gradient g = gradient_of(s);
+    d.ids = xd_ids_of(s->m.labels, XD_DTYPE_I64);
+    if (odd) g.all = ids_matrix(s->m.teacher);
+    return xd_log_probs_backward(s->ctx, &d, &g);
+}
+static xd_result gradient_of_two_ids(scene *s, bool odd) {
+    const xd_log_probs_gradient g = gradient_of(s);
+    xd_log_probs_desc d = softmax_desc(s->vocab, student_of(s), 1.0);
+    d.ids = xd_ids_of(s->m.labels, XD_DTYPE_I64);
+    d.ids_per_row = odd ? 2 : 1;
+    return xd_log_probs_backward(s->ctx, &d, &g);
 }
 static xd_result a_column_outside(scene *s, bool odd) {
     s->m.ids[1] = odd ? IDS_VOCAB : 2;
-    return xd_gather_columns(s->ctx, s->vocab, student_of(s), shared_of(s), IDS_K, 0, s->floats);
+    return softmax_columns(s->ctx, s->vocab, student_of(s), shared_of(s), IDS_K, 0, s->floats);
 }
 static xd_result columns_of_floats(scene *s, bool odd) {
-    return xd_gather_columns(s->ctx, s->vocab, student_of(s),
-                             xd_ids_of(s->m.ids, odd ? XD_DTYPE_F32 : XD_DTYPE_I64), IDS_K, 0, s->floats);
+    return softmax_columns(s->ctx, s->vocab, student_of(s),
+                           xd_ids_of(s->m.ids, odd ? XD_DTYPE_F32 : XD_DTYPE_I64), IDS_K, 0, s->floats);
 }
 static xd_result no_columns(scene *s, bool odd) {
-    return xd_gather_columns(s->ctx, s->vocab, student_of(s), xd_ids_of(odd ? NULL : s->m.ids, XD_DTYPE_I64),
-                             IDS_K, 0, s->floats);
+    return softmax_columns(s->ctx, s->vocab, student_of(s), xd_ids_of(odd ? NULL : s->m.ids, XD_DTYPE_I64),
+                           IDS_K, 0, s->floats);
 }
 static xd_result no_labels_to_hit(scene *s, bool odd) {
     const xd_positions positions = { IDS_ROWS, xd_ids_of(odd ? NULL : s->m.labels, XD_DTYPE_I64),
                                      false,    0,
                                      NULL,     NULL };
-    return xd_accuracy(s->ctx, s->vocab, student_of(s), &positions, NULL, s->doubles);
+    return softmax_accuracy(s->ctx, s->vocab, student_of(s), &positions, NULL, s->doubles);
 }
 
 /* ---- selections ---- */
@@ -112,7 +135,7 @@ static xd_result chosen_of_another_dtype(scene *s, bool odd) {
 static xd_result choose_alone(scene *s, bool odd, bool gathers) {
     xd_vocab *whole = NULL;
     xd_vocab_topk_desc d = choice_of(s, true);
-    XD_TRY(xd_vocab_create_even(s->ctx, NULL, IDS_VOCAB, &whole));
+    XD_TRY(vocab_even(s->ctx, NULL, IDS_VOCAB, &whole));
     d.vocab = odd ? NULL : whole;
     const xd_result result = gathers
                                  ? xd_vocab_topk_gather(s->ctx, &d, s->integers,
@@ -181,7 +204,7 @@ static xd_result columns_in_no_shard(scene *s, bool odd) {
     xd_vocab *made = NULL;
     const int rank = xd_comm_rank(s->world);
     const xd_interval columns = { odd ? 5 : 4 * rank, 4 * rank + 4 };
-    const xd_result result = xd_vocab_create(s->ctx, s->world, columns, 4 * RANKS, &made);
+    const xd_result result = vocab_of(s->ctx, s->world, columns, 4 * RANKS, &made);
     CHECK(made == NULL);
     return result;
 }
@@ -190,21 +213,21 @@ static xd_result columns_in_no_shard(scene *s, bool odd) {
 
 static xd_result a_chunk_outside(scene *s, bool odd) {
     const int64_t id = odd ? 2 : 1;
-    xd_chunk_map map = { &id, 1, 1, 2, s->world };
-    return xd_chunk_sizes(s->ctx, &map, s->integers);
+    xdi_chunk_map map = { &id, 1, 1, 2, s->world };
+    return xdi_chunk_sizes(s->ctx, &map, s->integers);
 }
 static xd_result few_rows_of_chunks(scene *s, bool odd) {
     const int64_t id = 1;
-    xd_chunk_map map = { &id, 1, 1, 2, s->world };
-    return xd_chunk_sums(s->ctx, &map, xd_rows_of(s->m.student, XD_DTYPE_F32, odd ? 2 : 1, 4), s->doubles,
-                         s->integers);
+    xdi_chunk_map map = { &id, 1, 1, 2, s->world };
+    return xdi_chunk_sums(s->ctx, &map, xd_rows_of(s->m.student, XD_DTYPE_F32, odd ? 2 : 1, 4), s->doubles,
+                          s->integers);
 }
 static xd_result project(scene *s, bool odd, bool backward) {
     const int64_t begins[IDS_VOCAB + 1] = { 0 }, columns[2] = { odd ? 1 : 0, 1 };
     const int32_t none = 0;
     const float weight = 1.0f;
     xd_projection m;
-    xd_project_desc d;
+    xdi_project_desc d;
     memset(&m, 0, sizeof m);
     m.student_size = IDS_VOCAB;
     m.teacher_size = 2;
@@ -216,8 +239,8 @@ static xd_result project(scene *s, bool odd, bool backward) {
     d.projection = &m;
     d.columns = columns;
     d.k = 2;
-    return backward ? xd_project_backward(s->ctx, &d, s->doubles, ids_matrix(s->floats))
-                    : xd_project(s->ctx, &d, student_of(s), s->doubles);
+    return backward ? xdi_project_backward(s->ctx, &d, s->doubles, ids_matrix(s->floats))
+                    : xdi_project(s->ctx, &d, student_of(s), s->doubles);
 }
 static xd_result a_column_twice(scene *s, bool odd) {
     return project(s, odd, false);
@@ -241,13 +264,13 @@ static xd_result a_world_size_that_does_not_fit(scene *s, bool odd) {
 }
 static xd_result an_axis_that_is_not_there(scene *s, bool odd) {
     const xd_axis axes[2] = { { "a", 1 }, { "b", RANKS } };
-    xd_unflatten_desc d;
+    xd_mesh_derive_desc d;
     xd_mesh *mesh = NULL;
     memset(&d, 0, sizeof d);
-    d.axis = odd ? "cp" : "dp";
+    d.axes = odd ? "cp" : "dp";
     d.parts = axes;
     d.part_count = 2;
-    const xd_result result = xd_mesh_unflatten(s->mesh, &d, &mesh);
+    const xd_result result = xd_mesh_derive(s->mesh, &d, &mesh);
     CHECK(mesh == NULL);
     return result;
 }
@@ -276,7 +299,8 @@ static xd_result move(scene *s, bool odd, int how) {
     else if (how == WINDOW)
         result = xd_tensor_gather(s->world, &from, &window, 0, all);
     else
-        result = how == MOVED ? xd_redistribute(s->world, &from, &to) : xd_tensor_full(s->world, &from, all);
+        result = how == MOVED ? xd_redistribute(s->world, &from, &to)
+                              : xd_tensor_gather(s->world, &from, NULL, -1, all);
     xd_layout_destroy(layout);
     return result;
 }
@@ -339,7 +363,9 @@ static xd_result a_route_of_no_samples(scene *s, bool odd) {
     CASE(no_targets)                     \
     CASE(targets_of_floats)              \
     CASE(negative_columns)               \
-    CASE(a_short_stride_of_ids)          \
+    CASE(no_output)                      \
+    CASE(gradients_of_two_outputs)       \
+    CASE(gradient_of_two_ids)            \
     CASE(a_column_outside)               \
     CASE(columns_of_floats)              \
     CASE(no_columns)                     \
@@ -399,7 +425,7 @@ static xd_result refuse_all(xd_comm *world, void *argument) {
     s->world = world;
     s->ctx = xd_comm_ctx(world);
     (void)argument;
-    xd_result result = xd_vocab_create_even(s->ctx, world, IDS_VOCAB, &s->vocab);
+    xd_result result = vocab_even(s->ctx, world, IDS_VOCAB, &s->vocab);
     if (result == XD_OK) result = xd_mesh_create(world, &d, &s->mesh);
     for (int i = 0; i < CALLS && result == XD_OK; i++) {
         refuse(s, i);
@@ -440,7 +466,7 @@ static xd_result other_rows(xd_comm *world, void *argument) {
     xd_loss_values values;
     xd_loss_desc d;
     (void)argument;
-    CHECK_EQ_INT(xd_vocab_create_even(xd_comm_ctx(world), world, 2 * RANKS, &vocab), XD_OK);
+    CHECK_EQ_INT(vocab_even(xd_comm_ctx(world), world, 2 * RANKS, &vocab), XD_OK);
     memset(&d, 0, sizeof d);
     d.vocab = vocab;
     d.soft_weight = 1.0;

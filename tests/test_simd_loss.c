@@ -2,6 +2,7 @@
  * gradients within the bounds of f32 arithmetic, findings and selections exactly. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "vocab_calls.h"
 #if defined(XD_TEST_LAYERS)
 #    include "kernel/simd/loops.h"
 #endif
@@ -216,7 +217,7 @@ static void run_problem(const problem *p, xd_cpu_level level, outcome *out) {
     memset(&t, 0, sizeof t);
     settings.cpu = level;
     CHECK(xd_ctx_create(&settings, &ctx) == XD_OK);
-    CHECK(xd_vocab_create_even(ctx, NULL, p->vocab, &vocab) == XD_OK);
+    CHECK(vocab_even(ctx, NULL, p->vocab, &vocab) == XD_OK);
     d.student = t.student = rows_of(p, p->student, &owned[0]);
     d.teacher = t.teacher = rows_of(p, p->teacher, &owned[1]);
     d.common.gradient = rows_of(p, NULL, &owned[2]);
@@ -442,7 +443,7 @@ static void select_with(xd_cpu_level level, const xd_rows *logits, int64_t k, fl
     memset(&settings, 0, sizeof settings);
     settings.cpu = level;
     CHECK(xd_ctx_create(&settings, &ctx) == XD_OK);
-    CHECK(xd_vocab_create_even(ctx, NULL, logits->cols, &vocab) == XD_OK);
+    CHECK(vocab_even(ctx, NULL, logits->cols, &vocab) == XD_OK);
     CHECK(xd_vocab_topk(ctx, vocab, *logits, k, values, ids) == XD_OK);
     xd_vocab_destroy(vocab);
     xd_ctx_destroy(ctx);

@@ -3,9 +3,11 @@
  * lists against docs/api.txt. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "vocab_calls.h"
 #include "xd_test.h"
 #include "ids_scene.h"
 #include "sizes.h"
+#include "softmax_calls.h"
 
 /* Everything that the calls take; a case changes one matrix of it. */
 typedef struct stage {
@@ -77,36 +79,36 @@ static xd_result call_topk(void *memory) {
 }
 static xd_result call_stats(void *memory) {
     stage *s = (stage *)memory;
-    return xd_row_stats(s->base.ctx, s->vocab, s->first, 1.0, s->written, NULL);
+    return softmax_row_stats(s->base.ctx, s->vocab, s->first, 1.0, s->written, NULL);
 }
 static xd_result call_log_softmax(void *memory) {
     stage *s = (stage *)memory;
-    return xd_log_softmax(s->base.ctx, s->vocab, s->first, 1.0, s->third);
+    return softmax_all(s->base.ctx, s->vocab, s->first, 1.0, s->third);
 }
 static xd_result call_log_softmax_backward(void *memory) {
     stage *s = (stage *)memory;
-    return xd_log_softmax_backward(s->base.ctx, s->vocab, s->first, 1.0, s->second, s->third);
+    return softmax_all_backward(s->base.ctx, s->vocab, s->first, 1.0, s->second, s->third);
 }
 static xd_result call_target(void *memory) {
     stage *s = (stage *)memory;
-    return xd_target_log_probs(s->base.ctx, s->vocab, s->first, 1.0, xd_ids_of(s->m->labels, XD_DTYPE_I64),
-                               s->values);
+    return softmax_at_ids(s->base.ctx, s->vocab, s->first, 1.0, xd_ids_of(s->m->labels, XD_DTYPE_I64),
+                          s->values);
 }
 static xd_result call_target_backward(void *memory) {
     stage *s = (stage *)memory;
-    return xd_target_log_probs_backward(s->base.ctx, s->vocab, s->first, 1.0,
-                                        xd_ids_of(s->m->labels, XD_DTYPE_I64), s->m->row_weight, s->third);
+    return softmax_at_ids_backward(s->base.ctx, s->vocab, s->first, 1.0,
+                                   xd_ids_of(s->m->labels, XD_DTYPE_I64), s->m->row_weight, s->third);
 }
 static xd_result call_gather(void *memory) {
     stage *s = (stage *)memory;
-    return xd_gather_columns(s->base.ctx, s->vocab, s->first, xd_ids_of(s->m->ids, XD_DTYPE_I64), IDS_K,
-                             IDS_K, s->values);
+    return softmax_columns(s->base.ctx, s->vocab, s->first, xd_ids_of(s->m->ids, XD_DTYPE_I64), IDS_K, IDS_K,
+                           s->values);
 }
 static xd_result call_accuracy(void *memory) {
     stage *s = (stage *)memory;
     const int64_t labels = s->first.rows > IDS_ROWS + 1 ? s->first.rows : IDS_ROWS;
     const xd_positions positions = { labels, xd_ids_of(s->m->labels, XD_DTYPE_I64), false, 0, NULL, NULL };
-    return xd_accuracy(s->base.ctx, s->vocab, s->first, &positions, NULL, s->written);
+    return softmax_accuracy(s->base.ctx, s->vocab, s->first, &positions, NULL, s->written);
 }
 static xd_result call_vocab_topk(void *memory) {
     stage *s = (stage *)memory;
@@ -144,22 +146,19 @@ static const sizes_matrix matrices[] = {
     { "xd_topk_desc.student", AT(topk.student), call_topk, true, true, FEW, false, false },
     { "xd_topk_desc.teacher", AT(topk.teacher), call_topk, true, true, FEW, true, false },
     { "xd_topk_desc.common.gradient", AT(topk.common.gradient), call_topk, true, true, FEW, true, false },
-    { "xd_row_stats(logits)", AT(first), call_stats, false, true, FEW, false, false },
-    { "xd_log_softmax(logits)", AT(first), call_log_softmax, true, true, FEW, false, false },
-    { "xd_log_softmax(out)", AT(third), call_log_softmax, true, true, FEW, false, false },
-    { "xd_log_softmax_backward(logits)", AT(first), call_log_softmax_backward, true, true, FEW, false,
+    { "xd_log_probs_desc.logits", AT(first), call_stats, false, true, FEW, false, false },
+    { "xd_log_probs_desc.logits, of all", AT(first), call_log_softmax, true, true, FEW, false, false },
+    { "xd_log_probs_desc.all", AT(third), call_log_softmax, true, true, FEW, false, false },
+    { "xd_log_probs_desc.logits, back from all", AT(first), call_log_softmax_backward, true, true, FEW, false,
       false },
-    { "xd_log_softmax_backward(weight)", AT(second), call_log_softmax_backward, true, true, FEW, false,
+    { "xd_log_probs_gradient.all", AT(second), call_log_softmax_backward, true, true, FEW, false, false },
+    { "xd_log_probs_gradient.logits", AT(third), call_log_softmax_backward, true, true, FEW, true, false },
+    { "xd_log_probs_desc.logits, at ids", AT(first), call_target, false, true, FEW, false, false },
+    { "xd_log_probs_desc.logits, back from ids", AT(first), call_target_backward, true, true, FEW, false,
       false },
-    { "xd_log_softmax_backward(gradient)", AT(third), call_log_softmax_backward, true, true, FEW, true,
-      false },
-    { "xd_target_log_probs(logits)", AT(first), call_target, false, true, FEW, false, false },
-    { "xd_target_log_probs_backward(logits)", AT(first), call_target_backward, true, true, FEW, false,
-      false },
-    { "xd_target_log_probs_backward(gradient)", AT(third), call_target_backward, true, true, FEW, true,
-      false },
-    { "xd_gather_columns(logits)", AT(first), call_gather, false, true, FEW, false, false },
-    { "xd_accuracy(logits)", AT(first), call_accuracy, true, true, FEW, false, false },
+    { "xd_log_probs_gradient.logits, at ids", AT(third), call_target_backward, true, true, FEW, true, false },
+    { "xd_log_probs_desc.logits, at shared ids", AT(first), call_gather, false, true, FEW, false, false },
+    { "xd_log_probs_desc.logits, accuracy", AT(first), call_accuracy, true, true, FEW, false, false },
     { "xd_vocab_topk(logits)", AT(first), call_vocab_topk, false, true, FEW, false, false },
 };
 
@@ -168,7 +167,7 @@ static void open_stage(void *memory) {
     s->m = (ids_memory *)calloc(1, sizeof *s->m);
     s->base.memory = s->m;
     s->base.bytes = sizeof *s->m;
-    CHECK_EQ_INT(xd_vocab_create_even(s->base.ctx, s->base.world, IDS_VOCAB, &s->vocab), XD_OK);
+    CHECK_EQ_INT(vocab_even(s->base.ctx, s->base.world, IDS_VOCAB, &s->vocab), XD_OK);
 }
 
 static void close_stage(void *memory) {
@@ -200,13 +199,13 @@ static void release_little(void *user, void *memory) {
 static const struct {
     const char *name;
     xd_result (*call)(void *stage);
-} sized_calls[] = { { "xd_row_stats", call_stats },
-                    { "xd_log_softmax", call_log_softmax },
-                    { "xd_log_softmax_backward", call_log_softmax_backward },
-                    { "xd_target_log_probs", call_target },
-                    { "xd_target_log_probs_backward", call_target_backward },
-                    { "xd_gather_columns", call_gather },
-                    { "xd_accuracy", call_accuracy },
+} sized_calls[] = { { "xd_log_probs, sums", call_stats },
+                    { "xd_log_probs, all", call_log_softmax },
+                    { "xd_log_probs_backward, all", call_log_softmax_backward },
+                    { "xd_log_probs, at ids", call_target },
+                    { "xd_log_probs_backward, at ids", call_target_backward },
+                    { "xd_log_probs, logits", call_gather },
+                    { "xd_log_probs, accuracy", call_accuracy },
                     { "xd_vocab_topk", call_vocab_topk },
                     { "xd_vocab_topk_gather", call_choice_gather } };
 

@@ -3,7 +3,16 @@
  * tests/build/check_sizes.py holds the list of numbers against docs/api.txt. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#if defined(XD_TEST_LAYERS)
+#    include "comm/topology_internal.h"
+#    include "tensor/redistribute_internal.h"
+#endif
+#include "vocab_calls.h"
+#include "xd_private.h"
+#include "softmax_calls.h"
 #include "xd_test.h"
+#include "xd_test_topology.h"
+#include "averages.h"
 #include "sizes_xtoken.h"
 
 enum { POSITIONS = 4, ELEMENTS = 6 };
@@ -25,26 +34,24 @@ typedef struct stage {
     xd_ema_desc ema;
     xd_gradient_norm_desc norm;
     xd_axis axes[2], parts[2];
-    xd_topology_desc grid;
     xd_mesh_desc mesh;
-    xd_unflatten_desc unflatten;
-    xd_parallelism parallel;
+    xd_mesh_derive_desc derive;
     xd_expert_desc experts;
     xd_topology topology;
     xd_layout_desc layout;
-    xd_redistribution_desc plan;
+    xdi_redistribution_desc plan;
     xd_projection_rows rows;
-    xd_projection_cells cells;
-    xd_projection_cut_desc cut;
+    xdi_projection_cells cells;
+    xdi_projection_cut_desc cut;
     xd_projection_rows_desc from_votes;
-    xd_special_desc special;
-    xd_votes_pass pass;
-    xd_pieces pieces;
+    xdi_special_desc special;
+    xdi_votes_pass pass;
+    xdi_vote_pieces pieces;
     xd_texts texts;
     xd_text text[3];
     xd_align_side side;
-    xd_align_dp_desc dp;
-    xd_uld_trl_desc trl;
+    xdi_align_dp_desc dp;
+    xdi_uld_trl_desc trl;
     xd_safetensors_entry entry;
     xd_safetensors_writer_desc writer;
     int64_t a, b, c, d;   /* numbers that functions take themselves */
@@ -75,12 +82,10 @@ static void set_grids(stage *s) {
     s->axes[1] = (xd_axis){ "tp", s->x.base.ranks };
     s->parts[0] = (xd_axis){ "a", 1 };
     s->parts[1] = (xd_axis){ "b", s->x.base.ranks };
-    s->grid = (xd_topology_desc){ .axes = s->axes, .axis_count = 2, .world_size = s->x.base.ranks };
     s->mesh = (xd_mesh_desc){ .axes = { s->axes[0], s->axes[1] }, .world_size = s->x.base.ranks };
-    s->unflatten = (xd_unflatten_desc){ "tp", s->parts, 2 };
-    s->parallel = (xd_parallelism){ .tensor = 2 };
+    s->derive = (xd_mesh_derive_desc){ .axes = "tp", .parts = s->parts, .part_count = 2 };
     s->experts = (xd_expert_desc){ .world_size = 4, .tp = 2, .cp = 1, .ep = 2, .pp = 1 };
-    CHECK_EQ_INT(xd_topology_create(CTX, &s->grid, &s->topology), XD_OK);
+    s->topology = grid_of(s->axes, 2, NULL);
     s->layout = (xd_layout_desc){ .ndim = 2, .shape = { 6, 3 }, .topology = &s->topology };
     s->layout.placement[1].kind = XD_SHARD;
     s->layout.placement[1].sections = 1;
@@ -96,22 +101,22 @@ static void set_texts(stage *s) {
     s->texts = (xd_texts){ s->text, 3 };
     for (int i = 0; i < XV * XK; i++) s->row_ids[i] = i % XU, s->row_weights[i] = 0.5f;
     s->rows = (xd_projection_rows){ s->row_ids, s->row_weights, XV, XK };
-    static const xd_vote vote = { 1, 2, 1.0 };
-    s->cells = (xd_projection_cells){ &vote, 1, XV, XU };
-    s->cut = (xd_projection_cut_desc){ .k = 2 };
+    static const xdi_vote vote = { 1, 2, 1.0 };
+    s->cells = (xdi_projection_cells){ &vote, 1, XV, XU };
+    s->cut = (xdi_projection_cut_desc){ .k = 2 };
     s->from_votes = (xd_projection_rows_desc){ .k = 2 };
-    s->special = (xd_special_desc){ s->texts, s->texts, 0.3, 2 };
-    s->pieces = (xd_pieces){ s->text[0], s->ids, 2 };
-    s->pass = (xd_votes_pass){ .tokens = &s->pieces,
-                               .count = 1,
-                               .max_pieces = 3,
-                               .skip = s->ids,
-                               .skip_count = 1,
-                               .foreign_skip = s->ids,
-                               .foreign_skip_count = 1 };
+    s->special = (xdi_special_desc){ s->texts, s->texts, 0.3, 2 };
+    s->pieces = (xdi_vote_pieces){ s->text[0], s->ids, 2 };
+    s->pass = (xdi_votes_pass){ .tokens = &s->pieces,
+                                .count = 1,
+                                .max_pieces = 3,
+                                .skip = s->ids,
+                                .skip_count = 1,
+                                .foreign_skip = s->ids,
+                                .foreign_skip_count = 1 };
     s->side = (xd_align_side){ s->x.m->spans, NULL, NULL, NULL, 4 };
-    s->dp = (xd_align_dp_desc){ .student = s->texts, .teacher = s->texts };
-    s->trl = (xd_uld_trl_desc){ .student = { s->x.m->labels, s->x.m->spans, 4, false } };
+    s->dp = (xdi_align_dp_desc){ .student = s->texts, .teacher = s->texts };
+    s->trl = (xdi_uld_trl_desc){ .student = { s->x.m->labels, s->x.m->spans, 4, false } };
     s->trl.teacher = s->trl.student;
     static const int64_t shape[2] = { 2, 3 };
     s->entry = (xd_safetensors_entry){ "w", XD_DTYPE_F32, 2, shape };
@@ -192,12 +197,12 @@ static xd_result call_vocab_topk(void *memory) {
 }
 static xd_result call_gather(void *memory) {
     STAGE(memory);
-    return xd_gather_columns(CTX, s->x.vocab, s->choice.logits, xd_ids_of(s->x.m->columns, XD_DTYPE_I64),
-                             s->a, s->b == 2 ? s->a : s->b, s->x.m->window);
+    return softmax_columns(CTX, s->x.vocab, s->choice.logits, xd_ids_of(s->x.m->columns, XD_DTYPE_I64), s->a,
+                           s->b == 2 ? s->a : s->b, s->x.m->window);
 }
 static xd_result call_accuracy(void *memory) {
     STAGE(memory);
-    return xd_accuracy(CTX, s->x.vocab, s->choice.logits, &s->positions, NULL, &s->x.m->loss);
+    return softmax_accuracy(CTX, s->x.vocab, s->choice.logits, &s->positions, NULL, &s->x.m->loss);
 }
 static xd_result call_denominator(void *memory) {
     STAGE(memory);
@@ -219,14 +224,14 @@ static xd_result call_estimate(void *memory) {
 static xd_result call_vocab(void *memory) {
     STAGE(memory);
     xd_vocab *vocab = NULL;
-    XD_TRY(xd_vocab_create(CTX, s->x.base.world, xcolumns(&s->x), s->a + XV - 2, &vocab));
+    XD_TRY(vocab_of(CTX, s->x.base.world, xcolumns(&s->x), s->a + XV - 2, &vocab));
     xd_vocab_destroy(vocab);
     return XD_OK;
 }
 static xd_result call_vocab_even(void *memory) {
     STAGE(memory);
     xd_vocab *vocab = NULL;
-    XD_TRY(xd_vocab_create_even(CTX, s->x.base.world, s->a, &vocab));
+    XD_TRY(vocab_even(CTX, s->x.base.world, s->a, &vocab));
     xd_vocab_destroy(vocab);
     return XD_OK;
 }
@@ -257,10 +262,10 @@ static xd_result call_step(void *memory) {
 static xd_result call_ema(void *memory) {
     STAGE(memory);
     xd_ema *ema = NULL;
-    XD_TRY(xd_ema_create(CTX, s->param, s->a, &s->ema, &ema));
+    XD_TRY(average_create(CTX, s->param, s->a, &s->ema, &ema));
     xd_result result = xd_ema_update(ema, s->b, NULL);
     if (result == XD_OK) result = xd_ema_copy_to(ema, s->param, s->c, false, NULL);
-    if (result == XD_OK) result = xd_ema_load(ema, s->param, s->d, NULL, NULL);
+    if (result == XD_OK) result = average_load(ema, s->param, s->d, NULL, NULL);
     xd_ema_destroy(ema);
     return result;
 }
@@ -272,11 +277,6 @@ static xd_result call_clip(void *memory) {
     STAGE(memory);
     return xd_clip_gradients(CTX, s->param, s->a, 1.0f);
 }
-static xd_result call_grid(void *memory) {
-    STAGE(memory);
-    xd_topology out;
-    return xd_topology_create(CTX, &s->grid, &out);
-}
 static xd_result call_mesh(void *memory) {
     STAGE(memory);
     static const int ranks[2] = { 0, 1 };
@@ -286,20 +286,19 @@ static xd_result call_mesh(void *memory) {
     xd_mesh_destroy(mesh);
     return XD_OK;
 }
-static xd_result call_unflatten(void *memory) {
+static xd_result call_derive(void *memory) {
     STAGE(memory);
-    xd_topology out;
-    return xd_topology_unflatten(CTX, &s->topology, &s->unflatten, &out);
-}
-static xd_result call_parallel(void *memory) {
-    STAGE(memory);
-    xd_topology out;
-    return xd_topology_from_config(CTX, &s->parallel, (int)s->a, &out);
+    xd_mesh *mesh = NULL, *split = NULL;
+    XD_TRY(xd_mesh_create(s->x.base.comm, &s->mesh, &mesh));
+    const xd_result result = xd_mesh_derive(mesh, &s->derive, &split);
+    xd_mesh_destroy(split);
+    xd_mesh_destroy(mesh);
+    return result;
 }
 static xd_result call_experts(void *memory) {
     STAGE(memory);
     xd_topology dense, expert;
-    return xd_topology_experts(CTX, &s->experts, &dense, &expert);
+    return xdi_topology_experts(CTX, &s->experts, &dense, &expert);
 }
 static xd_result call_layout(void *memory) {
     STAGE(memory);
@@ -312,14 +311,14 @@ static xd_result call_layout(void *memory) {
 static xd_result call_plan(void *memory) {
     STAGE(memory);
     xd_layout *from = NULL, *to = NULL;
-    xd_redistribution *plan = NULL;
+    xdi_redistribution *plan = NULL;
     XD_TRY(xd_layout_create(CTX, &s->layout, &from));
     s->layout.shape[0] = s->a + 4;
     xd_result result = xd_layout_create(CTX, &s->layout, &to);
     s->plan.from = from;
     s->plan.to = to;
-    if (result == XD_OK) result = xd_redistribution_create(CTX, &s->plan, &plan);
-    xd_redistribution_destroy(plan);
+    if (result == XD_OK) result = xdi_redistribution_create(CTX, &s->plan, &plan);
+    xdi_redistribution_destroy(plan);
     xd_layout_destroy(to);
     xd_layout_destroy(from);
     return result;
@@ -364,7 +363,7 @@ static xd_result call_rows(void *memory) {
 static xd_result call_cells(void *memory) {
     STAGE(memory);
     xd_projection out;
-    XD_TRY(xd_projection_from_cells(CTX, &s->cells, &out));
+    XD_TRY(xdi_projection_from_cells(CTX, &s->cells, &out));
     xd_projection_destroy(CTX, &out);
     return XD_OK;
 }
@@ -378,13 +377,13 @@ static xd_result call_map(void *memory) {
 static xd_result call_cut(void *memory) {
     STAGE(memory);
     xd_projection_rows out;
-    XD_TRY(xd_projection_rows_cut(CTX, &s->rows, &s->cut, &out));
+    XD_TRY(xdi_projection_rows_cut(CTX, &s->rows, &s->cut, &out));
     xd_projection_rows_destroy(CTX, &out);
     return XD_OK;
 }
 static xd_result call_exact(void *memory) {
     STAGE(memory);
-    return xd_projection_rows_apply_exact(CTX, &s->rows, s->texts, s->dp.teacher);
+    return xdi_projection_rows_apply_exact(CTX, &s->rows, s->texts, s->dp.teacher);
 }
 static xd_result call_to_rows(void *memory) {
     STAGE(memory);
@@ -399,8 +398,8 @@ static xd_result call_votes(void *memory) {
     xd_projection_rows out = { NULL, NULL, 0, 0 };
     XD_TRY(xd_votes_create(CTX, s->a + 8, s->b + 8, &votes));
     xd_result result = xd_votes_add(votes, s->c, s->d, 1.0);
-    if (result == XD_OK) result = xd_votes_set_exact(votes, s->c, s->d);
-    if (result == XD_OK) result = xd_votes_add_pass(votes, &s->pass);
+    if (result == XD_OK) result = xdi_votes_set_exact(votes, s->c, s->d);
+    if (result == XD_OK) result = xdi_votes_add_pass(votes, &s->pass);
     if (result == XD_OK) result = xd_projection_rows_from_votes(votes, &s->from_votes, &out);
     xd_projection_rows_destroy(CTX, &out);
     xd_votes_destroy(votes);
@@ -408,9 +407,9 @@ static xd_result call_votes(void *memory) {
 }
 static xd_result call_special(void *memory) {
     STAGE(memory);
-    xd_special_pair *pairs = NULL;
+    xdi_special_pair *pairs = NULL;
     int64_t count;
-    XD_TRY(xd_special_pairs(CTX, &s->special, &pairs, &count));
+    XD_TRY(xdi_special_pairs(CTX, &s->special, &pairs, &count));
     xd_release(CTX, pairs);
     return XD_OK;
 }
@@ -426,21 +425,21 @@ static xd_result call_align(void *memory) {
 static xd_result call_align_dp(void *memory) {
     STAGE(memory);
     xd_alignment out;
-    XD_TRY(xd_align_dp(CTX, &s->dp, &out));
+    XD_TRY(xdi_align_dp(CTX, &s->dp, &out));
     xd_alignment_destroy(CTX, &out);
     return XD_OK;
 }
 static xd_result call_canonical(void *memory) {
     STAGE(memory);
-    xd_canonical out;
-    XD_TRY(xd_canonical_sequence(CTX, s->text, s->a, &out));
-    xd_canonical_destroy(CTX, &out);
+    xdi_canonical out;
+    XD_TRY(xdi_canonical_sequence(CTX, s->text, s->a, &out));
+    xdi_canonical_destroy(CTX, &out);
     return XD_OK;
 }
 static xd_result call_trl(void *memory) {
     STAGE(memory);
     xd_alignment out;
-    XD_TRY(xd_compat_uld_chunks(CTX, &s->trl, &out));
+    XD_TRY(xdi_compat_uld_chunks(CTX, &s->trl, &out));
     xd_alignment_destroy(CTX, &out);
     return XD_OK;
 }

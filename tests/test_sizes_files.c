@@ -2,7 +2,9 @@
  * what is asked. tests/build/check_sizes.py holds the list of numbers against docs/api.txt. Less than a tenth of a second of processor. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "xd_private.h" /* xdi_: the scene has private structs */
 #include "xd_test.h"
+#include "xd_test_topology.h"
 #include "sizes_xtoken.h"
 
 #include <unistd.h>
@@ -221,15 +223,13 @@ static void make_files(stage *s) {
 
 static void open_stage(void *data) {
     STAGE(data);
-    const xd_axis axis = { "tp", s->x.base.ranks };
-    const xd_topology_desc grid = { .axes = &axis, .axis_count = 1, .world_size = s->x.base.ranks };
     xsizes_open(data);
     snprintf(s->directory, sizeof s->directory, "%s-directory", s->x.path);
     snprintf(s->file, sizeof s->file, "%s/file", s->directory);
     CHECK_EQ_INT(xd_ctx_settings(CTX)->files.make_directory(NULL, s->directory), 0);
     set_stage(data);
     make_files(s);
-    CHECK_EQ_INT(xd_topology_create(CTX, &grid, &s->topology), XD_OK);
+    s->topology = line_of("tp", s->x.base.ranks);
     xd_layout_desc layout = { .ndim = 2, .shape = { shape[0], shape[1] }, .topology = &s->topology };
     layout.placement[0].kind = XD_SHARD;
     CHECK_EQ_INT(xd_layout_create(CTX, &layout, &s->layout), XD_OK);

@@ -1,6 +1,7 @@
 /* The file of a teacher's predictions: what is written is read, and nothing else is. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "vocab_calls.h"
 #include "xd_test.h"
 
 #include <errno.h>
@@ -584,8 +585,7 @@ static xd_result shard_body(xd_comm *world, void *argument) {
     float *mine = (float *)calloc(POSITIONS * VOCABULARY, sizeof *mine);
     for (int64_t p = 0; p < POSITIONS; p++)
         for (int64_t v = 0; v < columns; v++) mine[p * columns + v] = f->logits[p * VOCABULARY + begin + v];
-    xd_result result =
-        xd_vocab_create(ctx, world, (xd_interval){ begin, begin + columns }, VOCABULARY, &vocab);
+    xd_result result = vocab_of(ctx, world, (xd_interval){ begin, begin + columns }, VOCABULARY, &vocab);
     desc.vocab = vocab;
     if (result == XD_OK) result = xd_teacher_cache_writer_create(ctx, f->path, &desc, &w);
     for (int d = 0; d < 2 && result == XD_OK; d++) {

@@ -1,9 +1,11 @@
 /* Top-k losses, selection, softmax statistics, the next-token shift. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "vocab_calls.h"
 #include "planned.h"
 #include "xd_test.h"
 #include "xd_test_cpu.h"
+#include "softmax_calls.h"
 
 #include <stdlib.h>
 
@@ -41,7 +43,7 @@ static void fixture_open(fixture *f) {
     memset(&desc, 0, sizeof desc);
     desc.cpu = xd_test_cpu();
     CHECK(xd_ctx_create(&desc, &f->ctx) == XD_OK);
-    CHECK(xd_vocab_create_even(f->ctx, NULL, VOCAB, &f->vocab) == XD_OK);
+    CHECK(vocab_even(f->ctx, NULL, VOCAB, &f->vocab) == XD_OK);
     for (int i = 0; i < ROWS * VOCAB; i++) {
         f->student[i] = (float)(2.0 * uniform(&state));
         f->teacher[i] = (float)(2.0 * uniform(&state));
@@ -313,18 +315,18 @@ static xd_result selection_rank(xd_comm *world, void *argument) {
     double log_sum[2], accuracy = -1.0;
     float values[2 * 6], log_probs[2];
     shard_columns(xd_comm_rank(world), &begin, &end);
-    CHECK(xd_vocab_create(ctx, world, (xd_interval){ begin, end }, VOCAB, &vocab) == XD_OK);
+    CHECK(vocab_of(ctx, world, (xd_interval){ begin, end }, VOCAB, &vocab) == XD_OK);
     for (int r = 0; r < 2; r++)
         for (int64_t c = begin; c < end; c++) mine[r * (end - begin) + c - begin] = whole[r * VOCAB + c];
     const xd_rows rows = rows_of(mine, 2, end - begin);
     CHECK(xd_vocab_topk(ctx, vocab, rows, 6, values, ids) == XD_OK);
     static const int64_t expected[12] = { 2, 5, 9, 0, 4, 10, 7, 0, 1, 2, 3, 4 };
     for (int i = 0; i < 12; i++) CHECK_EQ_INT(ids[i], expected[i]);
-    CHECK(xd_row_stats(ctx, vocab, rows, 0.5, log_sum, argmax) == XD_OK);
+    CHECK(softmax_row_stats(ctx, vocab, rows, 0.5, log_sum, argmax) == XD_OK);
     CHECK_EQ_INT(argmax[0], 2);
     CHECK_EQ_INT(argmax[1], 7);
-    CHECK(xd_target_log_probs(ctx, vocab, rows, 0.5, xd_ids_of(labels, XD_DTYPE_I64), log_probs) == XD_OK);
-    CHECK(xd_log_softmax(ctx, vocab, rows, 0.5, rows_of(out, 2, end - begin)) == XD_OK);
+    CHECK(softmax_at_ids(ctx, vocab, rows, 0.5, xd_ids_of(labels, XD_DTYPE_I64), log_probs) == XD_OK);
+    CHECK(softmax_all(ctx, vocab, rows, 0.5, rows_of(out, 2, end - begin)) == XD_OK);
     for (int r = 0; r < 2; r++) {
         double total = 0.0;
         for (int c = 0; c < VOCAB; c++) total += exp(2.0 * (double)whole[r * VOCAB + c]);
@@ -338,9 +340,9 @@ static xd_result selection_rank(xd_comm *world, void *argument) {
     memset(&positions, 0, sizeof positions);
     positions.count = 2;
     positions.labels = xd_ids_of(labels, XD_DTYPE_I64);
-    CHECK(xd_accuracy(ctx, vocab, rows, &positions, NULL, &accuracy) == XD_OK);
+    CHECK(softmax_accuracy(ctx, vocab, rows, &positions, NULL, &accuracy) == XD_OK);
     CHECK_NEAR(accuracy, 0.5, 0);
-    CHECK(xd_gather_columns(ctx, vocab, rows, xd_ids_of(labels, XD_DTYPE_I64), 2, 0, values) == XD_OK);
+    CHECK(softmax_columns(ctx, vocab, rows, xd_ids_of(labels, XD_DTYPE_I64), 2, 0, values) == XD_OK);
     CHECK(values[0] == whole[2] && values[3] == whole[VOCAB + 5]);
     xd_vocab_topk_desc choice = { vocab, rows, 0, NULL, NULL, 6 };
     CHECK(xd_vocab_topk_columns(ctx, &choice, columns, importance) == XD_OK);
@@ -476,9 +478,9 @@ static void select_and_normalise(xd_ctx *ctx, const xd_vocab *vocab, int64_t row
     CHECK(values[0] == 100.0f);
     const xd_vocab_topk_desc choice = { vocab, x, 1, NULL, NULL, k };
     CHECK(xd_vocab_topk_columns(ctx, &choice, ids, NULL) == XD_OK);
-    CHECK(xd_row_stats(ctx, vocab, x, 0.0, log_sum_exp, NULL) == XD_OK);
-    CHECK(xd_log_softmax(ctx, vocab, x, 0.0, y) == XD_OK);
-    CHECK(xd_gather_columns(ctx, vocab, x, xd_ids_of(ids, XD_DTYPE_I64), k, 0, values) == XD_OK);
+    CHECK(softmax_row_stats(ctx, vocab, x, 0.0, log_sum_exp, NULL) == XD_OK);
+    CHECK(softmax_all(ctx, vocab, x, 0.0, y) == XD_OK);
+    CHECK(softmax_columns(ctx, vocab, x, xd_ids_of(ids, XD_DTYPE_I64), k, 0, values) == XD_OK);
 }
 
 XD_TEST(the_same_calls_again_allocate_nothing) {
@@ -491,7 +493,7 @@ XD_TEST(the_same_calls_again_allocate_nothing) {
     desc.allocator.release = counted_release;
     desc.allocator.user = counts;
     CHECK(xd_ctx_create(&desc, &ctx) == XD_OK);
-    CHECK(xd_vocab_create_even(ctx, NULL, 600, &vocab) == XD_OK);
+    CHECK(vocab_even(ctx, NULL, 600, &vocab) == XD_OK);
     select_and_normalise(ctx, vocab, 6, 40);
     const int before = counts[0];
     for (int i = 0; i < 5; i++) select_and_normalise(ctx, vocab, 6 - i, 40 - i);

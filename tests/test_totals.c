@@ -4,6 +4,7 @@
 #define _POSIX_C_SOURCE 200809L /* barriers of threads */
 
 #include "poison_xtoken.h"
+#include "vocab_calls.h"
 
 /* ---- losses over rows ---- */
 
@@ -29,7 +30,7 @@ static xd_result totals_rank(xd_comm *world, void *argument) {
     memset(&d, 0, sizeof d);
     memset(&mine, 0, sizeof mine);
     for (int i = 0; i < TOTALS_ROWS; i++) weight[i] = 4e6f;
-    CHECK_EQ_INT(xd_vocab_create_even(ctx, NULL, TOTALS_V, &vocab), XD_OK);
+    CHECK_EQ_INT(vocab_even(ctx, NULL, TOTALS_V, &vocab), XD_OK);
     d.vocab = vocab;
     d.student = xd_rows_of((void *)(uintptr_t)logits, XD_DTYPE_F32, rows, TOTALS_V);
     d.hard_weight = 1.0;

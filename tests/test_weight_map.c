@@ -276,7 +276,7 @@ static xd_result through_wrapped(xd_comm *world, void *argument) {
     grid.axes[1].name = "tp";
     grid.axes[1].size = pair;
     XD_TRY(xd_mesh_create(world, &grid, &mesh));
-    XD_TRY(xd_mesh_slice(mesh, "tp", &tp));
+    XD_TRY(xd_mesh_derive(mesh, &(xd_mesh_derive_desc){ .axes = "tp" }, &tp));
     XD_TRY(xd_mesh_group(mesh, "data", &data));
     for (int i = 0; i < 4; i++) {
         xd_layout_desc cut;

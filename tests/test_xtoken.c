@@ -1,6 +1,8 @@
 /* Losses across tokenizers on one rank: values, gradients, memory, bad input. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "vocab_calls.h"
+#include "xd_private.h"
 #include "planned.h"
 #include "xd_test.h"
 #include "xtoken_problem.h"
@@ -78,7 +80,7 @@ static double example_kd(example *e, int gold, bool reverse, bool exact_only, in
     t = xd_xtoken_teacher_defaults(XD_XTOKEN_PROJECTED);
     d = xd_xtoken_defaults();
     CHECK(xd_ctx_create(NULL, &ctx) == XD_OK);
-    CHECK(xd_vocab_create_even(ctx, NULL, 8, &vocab) == XD_OK);
+    CHECK(vocab_even(ctx, NULL, 8, &vocab) == XD_OK);
     CHECK(xd_projection_from_rows(ctx, &e->rows, 8, 7, &projection) == XD_OK);
     CHECK(xd_exact_map_create(ctx, &e->rows, 7, gold == 2, &map) == XD_OK);
     t.kind = gold ? XD_XTOKEN_GOLD : XD_XTOKEN_PROJECTED;
@@ -145,14 +147,14 @@ XD_TEST(a_student_that_equals_its_teacher_loses_nothing_by_default) {
     problem p;
     call c;
     xd_projection identity;
-    xd_vote cells[STUDENT_SIZE];
+    xdi_vote cells[STUDENT_SIZE];
     open_problem(&p, XD_XTOKEN_PROJECTED);
     for (int v = 0; v < STUDENT_SIZE; v++) {
         cells[v].student_id = cells[v].teacher_id = v;
         cells[v].weight = 1.0;
     }
-    const xd_projection_cells list = { cells, STUDENT_SIZE, STUDENT_SIZE, STUDENT_SIZE };
-    CHECK(xd_projection_from_cells(p.ctx, &list, &identity) == XD_OK);
+    const xdi_projection_cells list = { cells, STUDENT_SIZE, STUDENT_SIZE, STUDENT_SIZE };
+    CHECK(xdi_projection_from_cells(p.ctx, &list, &identity) == XD_OK);
     for (int i = 0; i < STUDENT_ROWS; i++)
         p.student_chunks[i] = i % STUDENT_LENGTH < CHUNKS ? i % STUDENT_LENGTH : -1;
     open_call(&p, &c);
@@ -519,7 +521,7 @@ XD_TEST(the_workspace_is_what_was_asked_for_and_small_at_real_sizes) {
     CHECK(xd_xtoken_loss(p.ctx, &c.d, &values) == XD_ERROR_ARGUMENT);
     free(c.d.common.workspace);
     xd_vocab_destroy(c.vocab);
-    CHECK(xd_vocab_create_even(p.ctx, NULL, 128256, &c.vocab) == XD_OK);
+    CHECK(vocab_even(p.ctx, NULL, 128256, &c.vocab) == XD_OK);
     c.d.vocab = c.vocab;
     c.d.sequences = 1;
     c.d.columns = c.d.tail = 8192;

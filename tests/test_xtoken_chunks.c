@@ -1,6 +1,7 @@
 /* Teachers that were run before: losses on a cache of their predictions, and on the likelihood of chunks. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "vocab_calls.h"
 #include "xd_test.h"
 #include "xtoken_mesh.h"
 
@@ -249,7 +250,7 @@ XD_TEST(a_long_text_is_cut_into_tiles) {
     remove(path);
     open_call(&p, &c);
     xd_vocab_destroy(c.vocab);
-    CHECK_EQ_INT(xd_vocab_create_even(p.ctx, NULL, SIZE, &c.vocab), XD_OK);
+    CHECK_EQ_INT(vocab_even(p.ctx, NULL, SIZE, &c.vocab), XD_OK);
     c.d.vocab = c.vocab;
     c.d.student = rows_of(student, LENGTH, SIZE);
     c.d.sequences = 1;

@@ -2,6 +2,7 @@
  * and gradient of the two as sequences of their own. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "vocab_calls.h"
 #include "xd_test.h"
 #include "xtoken_rows.h"
 
@@ -106,7 +107,7 @@ static double run(xd_ctx *ctx, int first, int end, bool prompt, double *loss,
     }
     const xd_projection_rows entries = { ids, weights, STUDENT_SIZE, 1 };
     CHECK(xd_projection_from_rows(ctx, &entries, STUDENT_SIZE, TEACHER_SIZE, &projection) == XD_OK);
-    CHECK(xd_vocab_create_even(ctx, NULL, STUDENT_SIZE, &vocab) == XD_OK);
+    CHECK(vocab_even(ctx, NULL, STUDENT_SIZE, &vocab) == XD_OK);
     fill_rows(&student, STUDENT_SIZE, 0.1, x);
     fill_rows(&teacher, TEACHER_SIZE, 0.4, y);
     kd = xd_xtoken_teacher_defaults(XD_XTOKEN_PROJECTED);

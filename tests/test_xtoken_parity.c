@@ -1,6 +1,7 @@
 /* Distillation across meshes has the loss and gradient of one rank. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "vocab_calls.h"
 #include "xd_test.h"
 #include "xtoken_parity.h"
 
@@ -82,7 +83,7 @@ XD_TEST(chosen_columns_that_cannot_be_are_refused) {
     memset(&p, 0, sizeof p);
     for (int i = 0; i < PARITY_TEACHER_LENGTH; i++) positions[i] = i;
     CHECK(xd_ctx_create(NULL, &ctx) == XD_OK);
-    CHECK(xd_vocab_create_even(ctx, NULL, PARITY_STUDENT_SIZE, &vocab) == XD_OK);
+    CHECK(vocab_even(ctx, NULL, PARITY_STUDENT_SIZE, &vocab) == XD_OK);
     c->count = 1;
     c->positions = c->teacher_positions = positions;
     c->held = PARITY_STUDENT_LENGTH;

@@ -96,12 +96,12 @@ step_compile() {
     unit)
         if [ "$emulate" ]; then $cxx $EMU_CU -O0 -I"$header" -c "$header/xdistill_cuda.cu" -o "$object"
         else NVCC="$nvcc" CUDA_ARCHS="$check_arch" CUDA_FLAGS="-Xcompiler -fPIC" sh tools/cuda_build.sh "$header" "$object"; fi ;;
-    library) $cc -std=c99 $([ "$emulate" ] && echo -O0 || echo -O2) -fPIC -I"$header" -c tests/build/implementation.c -o "$object" ;;
+    library) $cc -std=c99 $([ "$emulate" ] && echo -O0 || echo -O2) -fPIC -DXD_TEST_UNIT -I"$header" -c tests/build/implementation.c -o "$object" ;;
     golden)
         mkdir -p "$build/golden.d" || return 1
         flags=$([ "$emulate" ] && echo "-O0 -DXD_EMU -Itests/emu/include" || echo -O2)
         for part in tests/golden/*.c; do
-            $cc -std=c99 $flags -DXDISTILL_IMPLEMENTED -DGOLDEN_CUDA -I"$header" -Itests/helpers -c "$part" \
+            $cc -std=c99 $flags -DXDISTILL_IMPLEMENTED -DXD_TEST_LAYERS -DGOLDEN_CUDA -Isrc -Itests/helpers -c "$part" \
                 -o "$build/golden.d/$(basename "$part" .c).o" || return 1
         done
         : >"$object" ;;
@@ -113,7 +113,7 @@ step_compile() {
         [ -z "$emulate" ] || missing "a GPU"
         "$python" -c 'import torch' 2>/dev/null || missing "a python with PyTorch"
         compile_host bench/torch/gpu_shim.cu -DXDISTILL_IMPLEMENTED ;;
-    test_*) compile_host "tests/cuda/$1.cpp" ;;
+    test_*) compile_host "tests/cuda/$1.cpp" -Isrc -DXD_TEST_LAYERS ;;
     *) compile_example "examples/cuda/$1.cu" -DXDISTILL_IMPLEMENTED ;;
     esac
 }

@@ -104,7 +104,8 @@ extern "C" shim *shim_loss(int, int dtype, int64_t rows, int64_t cols, void *stu
     shim *s = shim_open(shim_run_loss);
     xd_loss_desc *d = &s->loss;
     xd_rows matrix = { student, (xd_dtype)dtype, rows, cols, 0 };
-    shim_require(s, xd_vocab_create_even(s->ctx, NULL, cols, &s->vocab));
+    const xd_vocab_desc split = { cols };
+    shim_require(s, xd_vocab_create(s->ctx, &split, &s->vocab));
     d->vocab = s->vocab;
     d->student = matrix;
     matrix.data = gradient;
@@ -134,7 +135,8 @@ extern "C" shim *shim_head(int, int64_t rows, int64_t cols, int64_t width, void 
                            float *hidden_gradient, float *weight_gradient) {
     shim *s = shim_open(shim_run_head);
     xd_head_loss_desc *d = &s->head;
-    shim_require(s, xd_vocab_create_even(s->ctx, NULL, cols, &s->vocab));
+    const xd_vocab_desc split = { cols };
+    shim_require(s, xd_vocab_create(s->ctx, &split, &s->vocab));
     d->student.hidden = { hidden, XD_DTYPE_BF16, rows, width, 0 };
     d->student.weight = { weight, XD_DTYPE_BF16, cols, width, 0 };
     d->hidden_gradient = { hidden_gradient, XD_DTYPE_F32, rows, width, 0 };
@@ -156,7 +158,8 @@ static void shim_run_select(shim *s) {
 
 extern "C" shim *shim_select(int, int dtype, int64_t rows, int64_t cols, void *data, int64_t k) {
     shim *s = shim_open(shim_run_select);
-    shim_require(s, xd_vocab_create_even(s->ctx, NULL, cols, &s->vocab));
+    const xd_vocab_desc split = { cols };
+    shim_require(s, xd_vocab_create(s->ctx, &split, &s->vocab));
     s->loss.student = { data, (xd_dtype)dtype, rows, cols, 0 };
     s->rows = rows;
     s->k = k;
@@ -185,7 +188,9 @@ static void shim_make_ema(shim *s, double decay) {
     xd_ema_desc desc = {};
     desc.decay = decay;
     desc.init_from_current = true;
-    shim_require(s, xd_ema_create(s->ctx, &s->param, 1, &desc, &s->ema));
+    desc.params = &s->param;
+    desc.param_count = 1;
+    shim_require(s, xd_ema_create(s->ctx, &desc, &s->ema));
 }
 
 static void shim_run_ema(shim *s) {
@@ -196,7 +201,7 @@ extern "C" shim *shim_ema(int, int64_t count, int dtype, void *value, double dec
     shim *s = shim_open(shim_run_ema);
     shim_param(s, count, dtype, value, XD_DTYPE_F32, NULL);
     shim_make_ema(s, decay);
-    s->swept = (char *)xd_ema_view(s->ema, 0).value;
+    s->swept = (char *)xd_ema_view(s->ema, 0).shadow.value;
     s->swept_bytes = count * (int64_t)sizeof(float);
     return s;
 }
@@ -221,7 +226,7 @@ extern "C" shim *shim_adamw(int, int64_t count, int dtype, void *value, int grad
 }
 
 extern "C" void shim_average(const shim *s, float *out) {
-    const xd_param shadow = xd_ema_view(s->ema, 0);
+    const xd_param shadow = xd_ema_view(s->ema, 0).shadow;
     const size_t bytes = (size_t)shadow.count * sizeof *out;
     shim_require_cuda(cudaMemcpy(out, shadow.value, bytes, cudaMemcpyDefault));
 }

@@ -77,7 +77,7 @@ static xd_result shim_run_rank(xd_comm *sequence, void *shim) {
     xd_vocab *vocab;
     teacher = xd_xtoken_teacher_defaults(s->gold ? XD_XTOKEN_GOLD : XD_XTOKEN_PROJECTED);
     d = xd_xtoken_defaults();
-    shim_require(ctx, xd_vocab_create_even(ctx, NULL, in->student_size, &vocab));
+    shim_require(ctx, xd_vocab_create(ctx, &(xd_vocab_desc){ .size = in->student_size }, &vocab));
     teacher.logits = shim_rows(in, in->teacher, in->teacher_size, begin, end);
     teacher.student_chunks = in->student_chunks + begin;
     teacher.teacher_chunks = in->teacher_chunks + begin;

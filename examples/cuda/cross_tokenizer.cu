@@ -65,7 +65,8 @@ static xd_result predict(xd_ctx *ctx, const xd_alignment *both, xd_chunk_side wh
 static xd_result distill(xd_ctx *ctx, const side s[2], int gpu, const xd_projection *m,
                          int64_t chunks, xd_xtoken_values *out) {
     xd_vocab *vocab;
-    XD_TRY(xd_vocab_create_even(ctx, NULL, s[0].logits[gpu].cols, &vocab));
+    const xd_vocab_desc split = { s[0].logits[gpu].cols };
+    XD_TRY(xd_vocab_create(ctx, &split, &vocab));
     xd_xtoken_teacher t = xd_xtoken_teacher_defaults(XD_XTOKEN_PROJECTED);
     t.logits = s[1].logits[gpu];
     t.projected.projection = m;

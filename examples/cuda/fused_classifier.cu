@@ -34,9 +34,10 @@ static bool classifier_create(classifier *c, int rows, int vocabulary) {
     if (cudaMalloc((void **)&c->workspace, all) || cudaMemset(c->workspace, 0, all)) return false;
     c->report = (xd_loss_report *)((char *)c->workspace + c->workspace_bytes);
     c->row_loss = (float *)(c->report + 1);
+    const xd_vocab_desc split = { vocabulary };
     return xd_ctx_create(NULL, &c->ctx) == XD_OK &&
            xd_cuda_create(c->ctx, NULL, &c->gpu) == XD_OK &&
-           xd_vocab_create_even(c->ctx, NULL, vocabulary, &c->vocab) == XD_OK;
+           xd_vocab_create(c->ctx, &split, &c->vocab) == XD_OK;
 }
 
 static void classifier_destroy(classifier *c) {

@@ -72,6 +72,7 @@ static xd_result run_rank(xd_comm *world, void *losses) {
     xd_ctx *ctx = xd_comm_ctx(world);
     xd_cuda *gpu = NULL;
     xd_vocab *vocab = NULL;
+    const xd_vocab_desc split = { VOCABULARY, world };
     memory *on_device = NULL;
     int devices = 0;
     bool ready = cudaGetDeviceCount(&devices) == cudaSuccess && devices > 0;
@@ -79,7 +80,7 @@ static xd_result run_rank(xd_comm *world, void *losses) {
             cudaMalloc((void **)&on_device, sizeof *on_device) == cudaSuccess;
     xd_result result = ready ? xd_cuda_create(ctx, NULL, &gpu) : XD_ERROR_DEVICE;
     result = xd_agree(world, result);
-    if (result == XD_OK) result = xd_vocab_create_even(ctx, world, VOCABULARY, &vocab);
+    if (result == XD_OK) result = xd_vocab_create(ctx, &split, &vocab);
     double *loss = (double *)losses + xd_comm_rank(world);
     if (result == XD_OK) result = compute(world, vocab, on_device, loss);
 

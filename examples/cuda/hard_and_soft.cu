@@ -42,7 +42,8 @@ static xd_result distill(xd_ctx *ctx, batch *b) {
     desc.soft_weight = 0.9;
     desc.hard_weight = 0.1;
     desc.common.status = &b->report.status;
-    xd_result result = xd_vocab_create_even(ctx, NULL, VOCABULARY, &vocab);
+    const xd_vocab_desc split = { VOCABULARY };
+    xd_result result = xd_vocab_create(ctx, &split, &vocab);
     desc.vocab = vocab;
     if (result == XD_OK) result = xd_loss(ctx, &desc, &b->report.values);
     xd_vocab_destroy(vocab);

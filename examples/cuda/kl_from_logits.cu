@@ -33,9 +33,10 @@ int main(void) {
     xd_cuda *gpu = NULL;
     xd_vocab *vocab = NULL;
     xd_loss_desc desc = {};
+    const xd_vocab_desc split = { VOCABULARY };
     if (xd_ctx_create(NULL, &ctx) != XD_OK) return 1;
     bool ok = xd_cuda_create(ctx, NULL, &gpu) == XD_OK;
-    ok = ok && xd_vocab_create_even(ctx, NULL, VOCABULARY, &vocab) == XD_OK;
+    ok = ok && xd_vocab_create(ctx, &split, &vocab) == XD_OK;
 
     desc.student = { device, XD_DTYPE_F32, POSITIONS, VOCABULARY, 0 };
     desc.teacher = { device + count, XD_DTYPE_F32, POSITIONS, VOCABULARY, 0 };

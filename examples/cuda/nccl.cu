@@ -81,7 +81,8 @@ static xd_result train(xd_comm *world, memory *gpu, double *loss) {
     XD_TRY(xd_optimizer_create(ctx, &adamw, &optimizer));
 
     /* Each rank has the whole vocabulary. */
-    XD_TRY(xd_vocab_create_even(ctx, NULL, VOCABULARY, &vocab));
+    const xd_vocab_desc split = { VOCABULARY };
+    XD_TRY(xd_vocab_create(ctx, &split, &vocab));
     desc.student = xd_rows_of(gpu->logits, XD_DTYPE_F32, 1, VOCABULARY);
     desc.teacher = xd_rows_of(gpu->teacher, XD_DTYPE_F32, 1, VOCABULARY);
     desc.common.gradient = xd_rows_of(gpu->gradient, XD_DTYPE_F32, 1, VOCABULARY);

@@ -64,7 +64,8 @@ static xd_result demo_make_mesh(demo_rank *r) {
 static xd_result demo_make_vocab(demo_rank *r, const nn_model *model, xd_vocab **out) {
     const nn_share *share = &model->share;
     const xd_interval columns = { share->vocab_begin, share->vocab_begin + share->vocab_count };
-    return xd_vocab_create(r->ctx, r->tp, columns, model->config.vocab, out);
+    const xd_vocab_desc desc = { .size = model->config.vocab, .tp = r->tp, .columns = &columns };
+    return xd_vocab_create(r->ctx, &desc, out);
 }
 
 static xd_result demo_make_models(demo_rank *r) {

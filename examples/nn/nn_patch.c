@@ -134,8 +134,8 @@ static bool nn_patch_allocate(nn_patch *p) {
 
 static xd_result nn_patch_make_stacks(nn_patch *p) {
     if (!p->config.split) return XD_OK;
-    XD_TRY(xd_leaf_stack_create(p->ctx, p->heads.leaves, p->heads.elements, &p->heads.stack));
-    return xd_leaf_stack_create(p->ctx, p->inner.leaves, p->inner.elements, &p->inner.stack);
+    XD_TRY(xd_leaf_stack_create(p->ctx, &(xd_leaf_stack_desc){ .leaves = p->heads.leaves, .elements = p->heads.elements }, &p->heads.stack));
+    return xd_leaf_stack_create(p->ctx, &(xd_leaf_stack_desc){ .leaves = p->inner.leaves, .elements = p->inner.elements }, &p->inner.stack);
 }
 
 xd_result nn_patch_capture(nn_patch *p, const int *layers, int count) {

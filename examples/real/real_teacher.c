@@ -84,7 +84,7 @@ static xd_result real_slice_create(xd_comm *world, const real_check_job *job, re
     s->begin = real_cut(job->text->count, rank, ranks);
     s->batch.sequences = 1;
     s->batch.positions = real_cut(job->text->count, rank + 1, ranks) - s->begin;
-    XD_TRY(xd_vocab_create_even(ctx, NULL, s->model.config.vocab, &s->vocab));
+    XD_TRY(xd_vocab_create(ctx, &(xd_vocab_desc){ .size = s->model.config.vocab }, &s->vocab));
     return real_slice_rooms(ctx, job->text, ranks, s);
 }
 

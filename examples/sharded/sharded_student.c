@@ -151,9 +151,13 @@ static xd_result sharded_open_plain(sharded_student *s) {
     s->planned += 2 * (uint64_t)r->model.float_count * sizeof(float);
     if (r->stack) {
         xd_leaf_stack *none;
+        xd_leaf_stack_desc stack;
         xd_planned planned;
+        memset(&stack, 0, sizeof stack);
+        stack.leaves = r->leaves;
+        stack.elements = r->model.float_count;
         XD_TRY(xd_plan_begin(r->ctx, NULL));
-        XD_TRY(xd_leaf_stack_create(r->ctx, r->leaves, r->model.float_count, &none));
+        XD_TRY(xd_leaf_stack_create(r->ctx, &stack, &none));
         XD_TRY(xd_plan_end(r->ctx, &planned));
         s->planned += planned.memory.host;
     }
@@ -176,12 +180,14 @@ static xd_result sharded_make_optimizer(sharded_student *s) {
     const int64_t before = sharded_counted();
     ema.decay = 0.99;
     ema.init_from_current = true;
+    ema.params = s->params;
+    ema.param_count = s->count;
     XD_TRY(xd_plan_begin(ctx, NULL));
     XD_TRY(xd_optimizer_create(ctx, &adamw, &s->optimizer)); /* NULL: a plan makes nothing */
-    XD_TRY(xd_ema_create(ctx, s->params, s->count, &ema, &s->average));
+    XD_TRY(xd_ema_create(ctx, &ema, &s->average));
     XD_TRY(xd_plan_end(ctx, &planned));
     XD_TRY(xd_optimizer_create(ctx, &adamw, &s->optimizer));
-    XD_TRY(xd_ema_create(ctx, s->params, s->count, &ema, &s->average));
+    XD_TRY(xd_ema_create(ctx, &ema, &s->average));
     s->planned += planned.memory.host;
     s->counted += (uint64_t)(sharded_counted() - before);
     return XD_OK;

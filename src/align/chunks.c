@@ -6,7 +6,7 @@
 
 #include <string.h>
 
-static xd_result xdi_chunks_check(xd_ctx *ctx, const xd_chunk_map *map) {
+static xd_result xdi_chunks_check(xd_ctx *ctx, const xdi_chunk_map *map) {
     XD_REQUIRE(ctx, map->sequences >= 0 && map->held >= 0 && map->chunks >= 0, XD_ERROR_ARGUMENT,
                "%lld sequences of %lld positions in %lld chunks", (long long)map->sequences,
                (long long)map->held, (long long)map->chunks);
@@ -22,7 +22,7 @@ static xd_result xdi_chunks_check(xd_ctx *ctx, const xd_chunk_map *map) {
     return XD_OK;
 }
 
-static xd_result xdi_chunks_check_rows(xd_ctx *ctx, const xd_chunk_map *map, const char *name,
+static xd_result xdi_chunks_check_rows(xd_ctx *ctx, const xdi_chunk_map *map, const char *name,
                                        const xd_rows *rows) {
     XD_REQUIRE(ctx, rows->rows == map->sequences * map->held, XD_ERROR_SHAPE,
                "%s has %lld rows but %lld sequences of %lld positions", name, (long long)rows->rows,
@@ -31,7 +31,7 @@ static xd_result xdi_chunks_check_rows(xd_ctx *ctx, const xd_chunk_map *map, con
 }
 
 /* Sums of all chunks; their bytes, as exact sums too, fit into a size. */
-static xd_result xdi_chunks_check_cells(xd_ctx *ctx, const xd_chunk_map *map, const xd_rows *rows,
+static xd_result xdi_chunks_check_cells(xd_ctx *ctx, const xdi_chunk_map *map, const xd_rows *rows,
                                         int64_t *cells) {
     const int64_t count = map->sequences * map->chunks;
     XD_REQUIRE(ctx, rows->cols == 0 || count <= INT64_MAX / 64 / rows->cols, XD_ERROR_ARGUMENT,
@@ -40,7 +40,7 @@ static xd_result xdi_chunks_check_cells(xd_ctx *ctx, const xd_chunk_map *map, co
     return XD_OK;
 }
 
-static xd_result xdi_chunks_count(const xd_chunk_map *map, int64_t *sizes) {
+static xd_result xdi_chunks_count(const xdi_chunk_map *map, int64_t *sizes) {
     const int64_t count = map->sequences * map->chunks;
     memset(sizes, 0, (size_t)count * sizeof *sizes);
     for (int64_t row = 0; row < map->sequences * map->held; row++)
@@ -49,7 +49,7 @@ static xd_result xdi_chunks_count(const xd_chunk_map *map, int64_t *sizes) {
     return xd_all_reduce(map->comm, sizes, sizes, count, XD_DTYPE_I64, XD_SUM);
 }
 
-XD_API xd_result xd_chunk_sizes(xd_ctx *ctx, const xd_chunk_map *map, int64_t *sizes) {
+XD_PRIVATE xd_result xdi_chunk_sizes(xd_ctx *ctx, const xdi_chunk_map *map, int64_t *sizes) {
     XDI_GIVEN(ctx, ctx, map);
     xd_result result = xdi_chunks_check(ctx, map);
     const int64_t count = result == XD_OK ? map->sequences * map->chunks : 0;
@@ -58,7 +58,7 @@ XD_API xd_result xd_chunk_sizes(xd_ctx *ctx, const xd_chunk_map *map, int64_t *s
     return xdi_chunks_count(map, sizes);
 }
 
-static xd_chunk_args xdi_chunks_args(const xd_chunk_map *map, const xd_rows *rows) {
+static xd_chunk_args xdi_chunks_args(const xdi_chunk_map *map, const xd_rows *rows) {
     xd_chunk_args a;
     memset(&a, 0, sizeof a);
     a.rows = *rows;
@@ -80,8 +80,8 @@ static xd_result xdi_chunks_sum(xd_ctx *ctx, xd_comm *comm, const xd_chunk_args 
     return xd_all_reduce(comm, a->out, a->out, words, a->fixed ? XD_DTYPE_I64 : XD_DTYPE_F64, XD_SUM);
 }
 
-XD_API xd_result xd_chunk_sums(xd_ctx *ctx, const xd_chunk_map *map, xd_rows values, double *sums,
-                               int64_t *sizes) {
+XD_PRIVATE xd_result xdi_chunk_sums(xd_ctx *ctx, const xdi_chunk_map *map, xd_rows values, double *sums,
+                                    int64_t *sizes) {
     XDI_GIVEN(ctx, ctx, map);
     const bool fixed = xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT;
     int64_t cells = 0;
@@ -110,8 +110,8 @@ XD_API xd_result xd_chunk_sums(xd_ctx *ctx, const xd_chunk_map *map, xd_rows val
     return result == XD_OK ? xdi_chunks_count(map, sizes) : result;
 }
 
-XD_API xd_result xd_chunk_averages(xd_ctx *ctx, const double *sums, const int64_t *sizes, int64_t chunks,
-                                   int64_t n, double *averages) {
+XD_PRIVATE xd_result xdi_chunk_averages(xd_ctx *ctx, const double *sums, const int64_t *sizes, int64_t chunks,
+                                        int64_t n, double *averages) {
     XDI_GIVEN(ctx, ctx);
     XDI_GIVEN_LIST(ctx, sums, chunks);
     XDI_GIVEN_LIST(ctx, sizes, chunks);
@@ -129,8 +129,8 @@ XD_API xd_result xd_chunk_averages(xd_ctx *ctx, const double *sums, const int64_
     return xd_ctx_kernels(ctx)->xtoken.chunk_averages(&launch, &a);
 }
 
-XD_API xd_result xd_chunk_averages_backward(xd_ctx *ctx, const xd_chunk_map *map, const int64_t *sizes,
-                                            const double *weight, xd_rows gradient) {
+XD_PRIVATE xd_result xdi_chunk_averages_backward(xd_ctx *ctx, const xdi_chunk_map *map, const int64_t *sizes,
+                                                 const double *weight, xd_rows gradient) {
     XDI_GIVEN(ctx, ctx, map);
     const xd_launch launch = xd_ctx_launch(ctx);
     XD_TRY(xdi_chunks_check(ctx, map));
@@ -142,8 +142,8 @@ XD_API xd_result xd_chunk_averages_backward(xd_ctx *ctx, const xd_chunk_map *map
     return xd_ctx_kernels(ctx)->xtoken.chunk_spread(&launch, &a);
 }
 
-XD_API void xd_valid_chunks(const int64_t *student_sizes, const int64_t *teacher_sizes, const uint8_t *mask,
-                            const uint8_t *exact, int64_t count, uint8_t *valid) {
+XD_PRIVATE void xdi_valid_chunks(const int64_t *student_sizes, const int64_t *teacher_sizes,
+                                 const uint8_t *mask, const uint8_t *exact, int64_t count, uint8_t *valid) {
     for (int64_t i = 0; i < count; i++) {
         const bool both = student_sizes[i] > 0 && teacher_sizes[i] > 0;
         valid[i] = (uint8_t)(both && (!mask || mask[i]) && (!exact || exact[i]));

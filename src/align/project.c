@@ -118,7 +118,7 @@ static xd_result xdi_project_bring(xdi_project_call *p) {
 }
 
 /* Local checks and memory; to be closed in any case. */
-static xd_result xdi_project_open(xd_ctx *ctx, const xd_project_desc *d, const char *name,
+static xd_result xdi_project_open(xd_ctx *ctx, const xdi_project_desc *d, const char *name,
                                   const xd_rows *rows, xdi_project_call *p) {
     const xd_projection *projection = d->projection;
     memset(p, 0, sizeof *p);
@@ -195,7 +195,7 @@ static xd_result xdi_project_take_cells(xdi_project_call *p) {
     return XD_OK;
 }
 
-XD_API xd_result xd_project(xd_ctx *ctx, const xd_project_desc *desc, xd_rows probs, double *out) {
+XD_PRIVATE xd_result xdi_project(xd_ctx *ctx, const xdi_project_desc *desc, xd_rows probs, double *out) {
     XDI_GIVEN(ctx, ctx, desc);
     xdi_project_call p;
     xd_result result = xdi_project_open(ctx, desc, "probs", &probs, &p);
@@ -211,8 +211,8 @@ XD_API xd_result xd_project(xd_ctx *ctx, const xd_project_desc *desc, xd_rows pr
     return result;
 }
 
-XD_API xd_result xd_project_backward(xd_ctx *ctx, const xd_project_desc *desc, const double *weight,
-                                     xd_rows gradient) {
+XD_PRIVATE xd_result xdi_project_backward(xd_ctx *ctx, const xdi_project_desc *desc, const double *weight,
+                                          xd_rows gradient) {
     XDI_GIVEN(ctx, ctx, desc);
     xdi_project_call p;
     xd_result result = xdi_project_open(ctx, desc, "gradient", &gradient, &p);

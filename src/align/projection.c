@@ -1,6 +1,7 @@
 /* The sparse projection matrix, from rows or from votes, and the map of exact pairs. */
 
 #include "align/internal.h"
+#include "align/rows.h"
 #include "base/extend.h"
 
 #include <math.h>
@@ -37,7 +38,7 @@ XD_API void xd_projection_destroy(xd_ctx *ctx, xd_projection *projection) {
 }
 
 /* From sorted cells without repetition: rows, then the transposed matrix by counting. */
-static void xdi_projection_fill(const xd_vote *cells, xd_projection *p) {
+static void xdi_projection_fill(const xdi_vote *cells, xd_projection *p) {
     int64_t *row = (int64_t *)p->row_begin, *column = (int64_t *)p->column_begin;
     int32_t *teacher = (int32_t *)p->teacher_id, *student = (int32_t *)p->student_id;
     float *weight = (float *)p->weight, *column_weight = (float *)p->column_weight;
@@ -58,11 +59,12 @@ static void xdi_projection_fill(const xd_vote *cells, xd_projection *p) {
     column[0] = 0;
 }
 
-XD_API xd_result xd_projection_from_cells(xd_ctx *ctx, const xd_projection_cells *list, xd_projection *out) {
+XD_PRIVATE xd_result xdi_projection_from_cells(xd_ctx *ctx, const xdi_projection_cells *list,
+                                               xd_projection *out) {
     XDI_GIVEN(NULL, ctx);
     XD_REQUIRE(ctx, list, XD_ERROR_ARGUMENT, "cells is NULL");
     XDI_GIVEN(ctx, out);
-    const xd_vote *cells = list->cells, *sorted = NULL;
+    const xdi_vote *cells = list->cells, *sorted = NULL;
     const int64_t count = list->count;
     int64_t student_size = list->student_size, teacher_size = list->teacher_size;
     xd_votes *votes = NULL;
@@ -80,7 +82,7 @@ XD_API xd_result xd_projection_from_cells(xd_ctx *ctx, const xd_projection_cells
     xd_result result = XD_OK;
     for (int64_t i = 0; i < count && result == XD_OK; i++)
         result = xd_votes_add(votes, cells[i].student_id, cells[i].teacher_id, cells[i].weight);
-    if (result == XD_OK) result = xd_votes_read(votes, &sorted, &entries);
+    if (result == XD_OK) result = xdi_votes_read(votes, &sorted, &entries);
     if (result == XD_OK) result = xdi_projection_create(ctx, student_size, teacher_size, entries, out);
     if (result == XD_OK) xdi_projection_fill(sorted, out);
     xd_votes_destroy(votes);
@@ -103,9 +105,9 @@ XD_API xd_result xd_projection_from_rows(xd_ctx *ctx, const xd_projection_rows *
     XD_REQUIRE(ctx, student_size >= 0 && teacher_size >= 0, XD_ERROR_ARGUMENT,
                "vocabularies of %lld and %lld ids", (long long)student_size, (long long)teacher_size);
     const size_t most = (size_t)rows->rows * (size_t)rows->k;
-    XD_REQUIRE(ctx, most <= SIZE_MAX / sizeof(xd_vote), XD_ERROR_MEMORY, "no room for %zu entries", most);
-    xd_vote *cells = (xd_vote *)xd_allocate(ctx, most * sizeof *cells);
-    xd_projection_cells list = { cells, 0, student_size, teacher_size };
+    XD_REQUIRE(ctx, most <= SIZE_MAX / sizeof(xdi_vote), XD_ERROR_MEMORY, "no room for %zu entries", most);
+    xdi_vote *cells = (xdi_vote *)xd_allocate(ctx, most * sizeof *cells);
+    xdi_projection_cells list = { cells, 0, student_size, teacher_size };
     XD_REQUIRE(ctx, cells, XD_ERROR_MEMORY, "no room for %zu entries", most);
     for (int64_t r = 0; r < rows->rows; r++)
         for (int64_t i = r * rows->k; i < (r + 1) * rows->k; i++) {
@@ -114,7 +116,7 @@ XD_API xd_result xd_projection_from_rows(xd_ctx *ctx, const xd_projection_rows *
             cells[list.count].teacher_id = rows->ids[i];
             cells[list.count++].weight = (double)rows->weights[i];
         }
-    const xd_result result = xd_projection_from_cells(ctx, &list, out);
+    const xd_result result = xdi_projection_from_cells(ctx, &list, out);
     xd_release(ctx, cells);
     return result;
 }

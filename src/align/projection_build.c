@@ -2,6 +2,7 @@
 
 #include "align/internal.h"
 #include "align/projection_build.h"
+#include "align/rows.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -113,7 +114,7 @@ static xd_result xdi_build_vote_pieces(xdi_build *b, int32_t id, xd_token token,
     xdi_build_pieces pieces;
     XD_TRY(xdi_build_encode(b, by, token, &pieces));
     const int64_t n = xdi_build_keep(b, by, &pieces, ids, &bytes);
-    xd_piece_weights(n, weights);
+    xdi_piece_weights(n, weights);
     for (int64_t i = 0; i < n; i++)
         XD_TRY(xd_votes_add(b->votes, reverse ? ids[i] : id, reverse ? id : ids[i], weights[i]));
     if (reverse) return XD_OK;
@@ -133,7 +134,7 @@ static xd_result xdi_build_forward(xdi_build *b) {
         b->report.tokens += token.kind != XD_TOKEN_KIND_NONE;
         if (xdi_build_is_text(token)) b->bytes += (double)token.length;
         if (equal >= 0) {
-            XD_TRY(xd_votes_set_exact(b->votes, id, equal));
+            XD_TRY(xdi_votes_set_exact(b->votes, id, equal));
             b->report.exact++;
             b->report.mean_pieces += 1.0;
             b->mapped++;
@@ -166,9 +167,9 @@ static void xdi_build_names(const xd_tokenizer *tokenizer, int64_t size, xd_text
 
 static xd_result xdi_build_special(xdi_build *b) {
     const int64_t students = b->info[XDI_BUILD_STUDENT].size, teachers = b->info[XDI_BUILD_TEACHER].size;
-    xd_special_pair *pairs = NULL;
+    xdi_special_pair *pairs = NULL;
     int64_t count = 0;
-    xd_special_desc desc;
+    xdi_special_desc desc;
     xd_text *names = (xd_text *)xd_allocate(b->ctx, (size_t)(students + teachers) * sizeof *names);
     XD_REQUIRE(b->ctx, names, XD_ERROR_MEMORY, "no room for %lld names", (long long)(students + teachers));
     xdi_build_names(b->tokenizer[XDI_BUILD_STUDENT], students, names);
@@ -180,7 +181,7 @@ static xd_result xdi_build_special(xdi_build *b) {
     desc.teacher.count = teachers;
     desc.threshold = b->options.special_threshold;
     desc.max_pairs = b->options.k;
-    xd_result result = xd_special_pairs(b->ctx, &desc, &pairs, &count);
+    xd_result result = xdi_special_pairs(b->ctx, &desc, &pairs, &count);
     for (int64_t i = 0; i < count && result == XD_OK; i++)
         result = xd_votes_add(b->votes, pairs[i].student_id, pairs[i].teacher_id, 0.8 * pairs[i].similarity);
     xd_release(b->ctx, pairs);
@@ -222,7 +223,7 @@ static void xdi_build_end(xdi_build *b) {
 }
 
 /* Share of one row's votes for ids that its list does not have. */
-static double xdi_build_row_loss(const xd_vote *cells, int64_t count, const int32_t *ids, int64_t k) {
+static double xdi_build_row_loss(const xdi_vote *cells, int64_t count, const int32_t *ids, int64_t k) {
     double all = 0.0, lost = 0.0;
     for (int64_t c = 0; c < count; c++) {
         bool kept = false;
@@ -236,10 +237,10 @@ static double xdi_build_row_loss(const xd_vote *cells, int64_t count, const int3
 /* Divides the sums of the report. */
 static xd_result xdi_build_finish(xdi_build *b, const xd_projection_rows *rows) {
     xd_projection_report *r = &b->report;
-    const xd_vote *cells = NULL;
+    const xdi_vote *cells = NULL;
     int64_t count = 0, at = 0;
     double lost = 0.0;
-    XD_TRY(xd_votes_read(b->votes, &cells, &count));
+    XD_TRY(xdi_votes_read(b->votes, &cells, &count));
     for (int64_t s = 0; s < rows->rows; s++) {
         const int64_t begin = at;
         while (at < count && cells[at].student_id == s) at++;

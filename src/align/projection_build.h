@@ -28,8 +28,8 @@ typedef struct xd_projection_desc {
  *   report   NULL when not needed
  *
  * A token of both vocabularies, or a special token of the same name, maps to that token alone. The teacher's tokenizer encodes
- * other tokens as inside a text. The first pieces get xd_piece_weights, unknown tokens none. The k best votes make a row of sum
- * 1. NeMo-RL's form: xd_votes_add_pass with compat rows.
+ * other tokens as inside a text. The first pieces get xdi_piece_weights, unknown tokens none. The k best votes make a row of sum
+ * 1. NeMo-RL's form: xdi_votes_add_pass with compat rows.
  * Takes an encoder, and at most 64 bytes per vote (max_pieces per token), 110 per entry and 60 per id. Errors: ARGUMENT
  * (options), DATA (a split pattern takes too many steps), MEMORY. */
 XD_API xd_result xd_projection_build(xd_ctx *ctx, const xd_projection_desc *desc, xd_projection *out,

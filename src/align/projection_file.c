@@ -1,6 +1,7 @@
 /* Projections as files. */
 
 #include "align/internal.h"
+#include "align/rows.h"
 #include "base/crc.h"
 #include "base/publish.h"
 
@@ -266,7 +267,7 @@ static xd_result xdi_projfile_check_rows(xd_ctx *ctx, const xdi_projfile *f) {
 
 static xd_result xdi_projfile_build(xd_ctx *ctx, const xdi_projfile *f, xd_projection *out) {
     const size_t n = (size_t)f->entries;
-    xd_vote *cells = (xd_vote *)xd_allocate(ctx, n * sizeof *cells);
+    xdi_vote *cells = (xdi_vote *)xd_allocate(ctx, n * sizeof *cells);
     XD_REQUIRE(ctx, cells, XD_ERROR_MEMORY, "no room for %zu entries", n);
     for (int64_t s = 0; s < f->student_size; s++)
         for (int64_t i = xdi_projfile_begin(f, s); i < xdi_projfile_begin(f, s + 1); i++) {
@@ -274,8 +275,8 @@ static xd_result xdi_projfile_build(xd_ctx *ctx, const xdi_projfile *f, xd_proje
             cells[i].teacher_id = (int32_t)xdi_projfile_get(f->teacher_id + 4 * i, 4);
             cells[i].weight = (double)xdi_projfile_get_float(f->weight + 4 * i);
         }
-    const xd_projection_cells list = { cells, f->entries, f->student_size, f->teacher_size };
-    const xd_result result = xd_projection_from_cells(ctx, &list, out);
+    const xdi_projection_cells list = { cells, f->entries, f->student_size, f->teacher_size };
+    const xd_result result = xdi_projection_from_cells(ctx, &list, out);
     if (result == XD_OK) out->origin = f->origin;
     xd_release(ctx, cells);
     return result;

@@ -1,6 +1,7 @@
 /* Rows of a projection: the k best of each, from votes, similarities or transport. */
 
 #include "align/internal.h"
+#include "align/rows.h"
 #include "base/half.h"
 #include "base/internal.h"
 
@@ -49,7 +50,7 @@ static void xdi_mapping_normalise(float *weights, int64_t k, bool compat) {
         weights[i] = compat ? xdi_mapping_narrow(weights[i] / narrow) : (float)((double)weights[i] / sum);
 }
 
-XD_API void xd_normalise_rows(double *matrix, int64_t rows, int64_t columns) {
+XD_PRIVATE void xdi_normalise_rows(double *matrix, int64_t rows, int64_t columns) {
     for (int64_t r = 0; r < rows; r++) {
         double *row = matrix + r * columns, sum = 0.0;
         for (int64_t c = 0; c < columns; c++) sum += row[c];
@@ -89,7 +90,7 @@ static void xdi_mapping_fill(xdi_mapping_best *best, int64_t teacher_size) {
 }
 
 /* Cells of one student id, ascending by teacher id, to its row. */
-static void xdi_mapping_from_cells(const xd_vote *cells, int64_t count, const xd_projection_rows_desc *desc,
+static void xdi_mapping_from_cells(const xdi_vote *cells, int64_t count, const xd_projection_rows_desc *desc,
                                    int64_t teacher_size, xdi_mapping_best *best) {
     double sum = 0.0;
     float narrow = 0.0f;
@@ -115,14 +116,14 @@ static void xdi_mapping_finish(const xd_projection_rows_desc *desc, bool exact, 
 
 XD_API xd_result xd_projection_rows_from_votes(xd_votes *votes, const xd_projection_rows_desc *desc,
                                                xd_projection_rows *out) {
-    const xd_vote *cells = NULL;
+    const xdi_vote *cells = NULL;
     int64_t student_size = 0, teacher_size = 0, count = 0, at = 0;
     xd_ctx *ctx = votes ? xdi_votes_describe(votes, &student_size, &teacher_size) : NULL;
     xd_projection_rows rows;
     XDI_GIVEN(ctx, votes, desc, out);
     XD_REQUIRE(ctx, desc->compat || !desc->scale_trick, XD_ERROR_ARGUMENT,
                "the scale trick exists in compat rows only");
-    XD_TRY(xd_votes_read(votes, &cells, &count));
+    XD_TRY(xdi_votes_read(votes, &cells, &count));
     XD_TRY(xdi_mapping_create(ctx, student_size, desc->k, &rows));
     for (int64_t s = 0; s < rows.rows; s++) {
         xdi_mapping_best best = { rows.ids + s * rows.k, rows.weights + s * rows.k, 0, rows.k };
@@ -177,8 +178,8 @@ static void xdi_mapping_set_exact(xd_projection_rows *rows, int64_t student_id, 
     }
 }
 
-XD_API xd_result xd_projection_rows_apply_exact(xd_ctx *ctx, xd_projection_rows *rows, xd_texts student,
-                                                xd_texts teacher) {
+XD_PRIVATE xd_result xdi_projection_rows_apply_exact(xd_ctx *ctx, xd_projection_rows *rows, xd_texts student,
+                                                     xd_texts teacher) {
     XDI_GIVEN(ctx, ctx, rows);
     XDI_GIVEN_LIST(ctx, student.texts, student.count);
     XDI_GIVEN_LIST(ctx, teacher.texts, teacher.count);
@@ -215,7 +216,7 @@ static bool xdi_mapping_valid(const xd_projection_rows *rows, int64_t at) {
     return rows->ids[at] >= 0 && rows->weights[at] > 0.0f;
 }
 
-static void xdi_mapping_cut_row(const xd_projection_rows *in, int64_t r, const xd_projection_cut_desc *desc,
+static void xdi_mapping_cut_row(const xd_projection_rows *in, int64_t r, const xdi_projection_cut_desc *desc,
                                 xd_projection_rows *out) {
     const int64_t begin = r * in->k, last = begin + in->k - 1;
     const bool keeps_last = desc->preserve_last && xdi_mapping_valid(in, last);
@@ -236,8 +237,8 @@ static void xdi_mapping_cut_row(const xd_projection_rows *in, int64_t r, const x
     xdi_mapping_normalise(out->weights + r * out->k, out->k, desc->compat);
 }
 
-XD_API xd_result xd_projection_rows_cut(xd_ctx *ctx, const xd_projection_rows *rows,
-                                        const xd_projection_cut_desc *desc, xd_projection_rows *out) {
+XD_PRIVATE xd_result xdi_projection_rows_cut(xd_ctx *ctx, const xd_projection_rows *rows,
+                                             const xdi_projection_cut_desc *desc, xd_projection_rows *out) {
     XDI_GIVEN(ctx, ctx, rows, desc, out);
     xd_projection_rows made;
     XD_TRY(xdi_check_row_weights(ctx, rows));
@@ -330,9 +331,9 @@ static void xdi_mapping_similar_rows(void *argument, int64_t begin, int64_t end,
     }
 }
 
-XD_API xd_result xd_projection_rows_from_similarities(xd_ctx *ctx, xd_rows similarities,
-                                                      const xd_similarity_desc *desc,
-                                                      xd_projection_rows *out) {
+XD_PRIVATE xd_result xdi_projection_rows_from_similarities(xd_ctx *ctx, xd_rows similarities,
+                                                           const xdi_similarity_desc *desc,
+                                                           xd_projection_rows *out) {
     XDI_GIVEN(ctx, ctx, desc, out);
     xd_projection_rows made;
     xdi_mapping_similar m = { &similarities, NULL, NULL, similarities.cols, desc->threshold, &made };
@@ -372,8 +373,9 @@ static void xdi_mapping_embedded_rows(void *argument, int64_t begin, int64_t end
     }
 }
 
-XD_API xd_result xd_projection_rows_from_embeddings(xd_ctx *ctx, xd_rows student, xd_rows teacher,
-                                                    const xd_similarity_desc *desc, xd_projection_rows *out) {
+XD_PRIVATE xd_result xdi_projection_rows_from_embeddings(xd_ctx *ctx, xd_rows student, xd_rows teacher,
+                                                         const xdi_similarity_desc *desc,
+                                                         xd_projection_rows *out) {
     XDI_GIVEN(ctx, ctx, desc, out);
     const size_t room = (size_t)xd_ctx_settings(ctx)->threads * (size_t)teacher.rows;
     xd_projection_rows made;

@@ -1,6 +1,7 @@
 /* Pairs of special tokens of two vocabularies, by role and by likeness of their names. */
 
 #include "align/projection.h"
+#include "align/rows.h"
 #include "base/internal.h"
 
 #include <math.h>
@@ -117,7 +118,7 @@ static bool xdi_special_is(xd_text text) {
 }
 
 /* Inserts a pair into the descending list of one student token, after equal ones. */
-static int64_t xdi_special_insert(xd_special_pair *list, int64_t n, int64_t most, xd_special_pair pair) {
+static int64_t xdi_special_insert(xdi_special_pair *list, int64_t n, int64_t most, xdi_special_pair pair) {
     int64_t at = n;
     while (at > 0 && list[at - 1].similarity < pair.similarity) at--;
     if (at == most) return n;
@@ -133,8 +134,8 @@ static int64_t xdi_special_count(xd_texts all) {
     return n;
 }
 
-XD_API xd_result xd_special_pairs(xd_ctx *ctx, const xd_special_desc *desc, xd_special_pair **pairs,
-                                  int64_t *count) {
+XD_PRIVATE xd_result xdi_special_pairs(xd_ctx *ctx, const xdi_special_desc *desc, xdi_special_pair **pairs,
+                                       int64_t *count) {
     XDI_GIVEN(ctx, ctx, desc, pairs, count);
     XDI_GIVEN_LIST(ctx, desc->student.texts, desc->student.count);
     XDI_GIVEN_LIST(ctx, desc->teacher.texts, desc->teacher.count);
@@ -150,14 +151,14 @@ XD_API xd_result xd_special_pairs(xd_ctx *ctx, const xd_special_desc *desc, xd_s
     if (most > teachers) most = teachers;
     const int64_t students = xdi_special_count(desc->student);
     const size_t room = (size_t)students * (size_t)most;
-    xd_special_pair *list = (xd_special_pair *)xd_allocate(ctx, room * sizeof *list);
+    xdi_special_pair *list = (xdi_special_pair *)xd_allocate(ctx, room * sizeof *list);
     XD_REQUIRE(ctx, list, XD_ERROR_MEMORY, "no room for %zu pairs of special tokens", room);
     for (int64_t s = 0; s < desc->student.count && most > 0; s++) {
         int64_t mine = 0;
         if (!xdi_special_is(desc->student.texts[s])) continue;
         for (int64_t t = 0; t < desc->teacher.count; t++) {
             if (!xdi_special_is(desc->teacher.texts[t])) continue;
-            const xd_special_pair pair = {
+            const xdi_special_pair pair = {
                 s, t, xdi_special_similarity(desc->student.texts[s], desc->teacher.texts[t])
             };
             if (pair.similarity >= threshold) mine = xdi_special_insert(list + n, mine, most, pair);

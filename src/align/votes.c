@@ -1,15 +1,16 @@
 /* Votes: how often a token of one vocabulary covered the same text as one of the other. */
 
 #include "align/internal.h"
+#include "align/rows.h"
 
 #include <string.h>
 
 struct xd_votes {
     xd_ctx *ctx;
     int64_t student_size, teacher_size;
-    xd_vote *cells; /* [capacity]; the first `read` are sorted and unique */
+    xdi_vote *cells; /* [capacity]; the first `read` are sorted and unique */
     int64_t count, capacity, read;
-    int32_t *exact; /* [student_size] the only teacher id of a student id (xd_votes_set_exact); -1: none */
+    int32_t *exact; /* [student_size] the only teacher id of a student id (xdi_votes_set_exact); -1: none */
 };
 
 XD_API xd_result xd_votes_create(xd_ctx *ctx, int64_t student_size, int64_t teacher_size, xd_votes **out) {
@@ -64,7 +65,7 @@ static xd_result xdi_votes_check(const xd_votes *v, int64_t student_id, int64_t 
 
 static xd_result xdi_votes_grow(xd_votes *v) {
     const int64_t capacity = v->capacity ? 2 * v->capacity : 4096;
-    xd_vote *cells = (xd_vote *)xd_allocate(v->ctx, (size_t)capacity * sizeof *cells);
+    xdi_vote *cells = (xdi_vote *)xd_allocate(v->ctx, (size_t)capacity * sizeof *cells);
     XD_REQUIRE(v->ctx, cells, XD_ERROR_MEMORY, "no room for %lld votes", (long long)capacity);
     if (v->count) memcpy(cells, v->cells, (size_t)v->count * sizeof *cells);
     xd_release(v->ctx, v->cells);
@@ -96,14 +97,14 @@ XD_API xd_result xd_votes_add(xd_votes *votes, int64_t student_id, int64_t teach
     XD_TRY(xdi_votes_check(votes, student_id, teacher_id));
     XD_TRY(xdi_check_weight(votes->ctx, weight, student_id, teacher_id));
     if (votes->count == votes->capacity) XD_TRY(xdi_votes_grow(votes));
-    xd_vote *cell = &votes->cells[votes->count++];
+    xdi_vote *cell = &votes->cells[votes->count++];
     cell->student_id = (int32_t)student_id;
     cell->teacher_id = (int32_t)teacher_id;
     cell->weight = weight;
     return XD_OK;
 }
 
-XD_API xd_result xd_votes_set_exact(xd_votes *votes, int64_t student_id, int64_t teacher_id) {
+XD_PRIVATE xd_result xdi_votes_set_exact(xd_votes *votes, int64_t student_id, int64_t teacher_id) {
     XDI_GIVEN(NULL, votes);
     XD_TRY(xdi_votes_check(votes, student_id, teacher_id));
     votes->exact[student_id] = (int32_t)teacher_id;
@@ -112,7 +113,7 @@ XD_API xd_result xd_votes_set_exact(xd_votes *votes, int64_t student_id, int64_t
 
 /* ---- passes ---- */
 
-XD_API void xd_piece_weights(int64_t count, double *weights) {
+XD_PRIVATE void xdi_piece_weights(int64_t count, double *weights) {
     double sum = 0.0, weight = 0.9;
     for (int64_t i = 0; i < count; i++, weight *= 0.1) {
         weights[i] = weight;
@@ -132,8 +133,8 @@ static bool xdi_votes_special(xd_text text) {
            memcmp(text.data + text.size - 2, "|>", 2) == 0;
 }
 
-static bool xdi_votes_silent(const xd_votes_pass *pass, int64_t id) {
-    const xd_pieces *token = &pass->tokens[id];
+static bool xdi_votes_silent(const xdi_votes_pass *pass, int64_t id) {
+    const xdi_vote_pieces *token = &pass->tokens[id];
     if (xdi_votes_special(token->text) || xdi_votes_among(pass->skip, pass->skip_count, id)) return true;
     for (int64_t i = 0; i < token->count; i++)
         if (xdi_votes_among(pass->foreign_skip, pass->foreign_skip_count, token->ids[i])) return true;
@@ -142,7 +143,7 @@ static bool xdi_votes_silent(const xd_votes_pass *pass, int64_t id) {
 
 enum { XDI_VOTES_MOST_PIECES = 32 };
 
-XD_API xd_result xd_votes_add_pass(xd_votes *votes, const xd_votes_pass *pass) {
+XD_PRIVATE xd_result xdi_votes_add_pass(xd_votes *votes, const xdi_votes_pass *pass) {
     XDI_GIVEN_OF(votes, pass);
     XDI_GIVEN_LIST(votes->ctx, pass->tokens, pass->count);
     XDI_GIVEN_LIST(votes->ctx, pass->skip, pass->skip_count);
@@ -155,12 +156,12 @@ XD_API xd_result xd_votes_add_pass(xd_votes *votes, const xd_votes_pass *pass) {
                XD_ERROR_ARGUMENT, "%lld tokens, of which %lld are skipped and %lld pieces",
                (long long)pass->count, (long long)pass->skip_count, (long long)pass->foreign_skip_count);
     for (int64_t id = 0; id < pass->count; id++) {
-        const xd_pieces *token = &pass->tokens[id];
+        const xdi_vote_pieces *token = &pass->tokens[id];
         const int64_t n = token->count < most ? token->count : most;
         XD_REQUIRE(votes->ctx, n >= 0, XD_ERROR_ARGUMENT, "token %lld of %lld has %lld pieces", (long long)id,
                    (long long)pass->count, (long long)n);
         if (xdi_votes_silent(pass, id)) continue;
-        xd_piece_weights(n, weights);
+        xdi_piece_weights(n, weights);
         for (int64_t i = 0; i < n; i++) {
             const int64_t student = pass->reverse ? token->ids[i] : id;
             const int64_t teacher = pass->reverse ? id : token->ids[i];
@@ -172,12 +173,12 @@ XD_API xd_result xd_votes_add_pass(xd_votes *votes, const xd_votes_pass *pass) {
 
 /* ---- reading ---- */
 
-static int64_t xdi_votes_key(const xd_vote *cell, bool by_student) {
+static int64_t xdi_votes_key(const xdi_vote *cell, bool by_student) {
     return by_student ? cell->student_id : cell->teacher_id;
 }
 
 /* Stable counting sort by one of the two ids. begin has vocabulary + 1 elements. */
-static void xdi_votes_order(const xd_vote *from, xd_vote *to, int64_t count, bool by_student, int64_t size,
+static void xdi_votes_order(const xdi_vote *from, xdi_vote *to, int64_t count, bool by_student, int64_t size,
                             int64_t *begin) {
     memset(begin, 0, (size_t)(size + 1) * sizeof *begin);
     for (int64_t i = 0; i < count; i++) begin[xdi_votes_key(&from[i], by_student) + 1]++;
@@ -186,7 +187,7 @@ static void xdi_votes_order(const xd_vote *from, xd_vote *to, int64_t count, boo
 }
 
 /* Adds up equal cells of a sorted list in the order in which they were cast; exact ids have one cell. */
-static int64_t xdi_votes_combine(const xd_votes *v, const xd_vote *from, xd_vote *to) {
+static int64_t xdi_votes_combine(const xd_votes *v, const xdi_vote *from, xdi_vote *to) {
     int64_t n = 0, at = 0;
     for (int32_t s = 0; s < (int32_t)v->student_size; s++) {
         if (v->exact[s] >= 0) {
@@ -205,14 +206,14 @@ static int64_t xdi_votes_combine(const xd_votes *v, const xd_vote *from, xd_vote
     return n;
 }
 
-XD_API xd_result xd_votes_read(xd_votes *votes, const xd_vote **cells, int64_t *count) {
+XD_PRIVATE xd_result xdi_votes_read(xd_votes *votes, const xdi_vote **cells, int64_t *count) {
     XDI_GIVEN_OF(votes, cells, count);
     xd_votes *v = votes;
     const int64_t size = v->student_size > v->teacher_size ? v->student_size : v->teacher_size;
     const int64_t room = v->count + v->student_size; /* every id may be exact without a vote */
     int64_t *begin = (int64_t *)xd_allocate(v->ctx, (size_t)(size + 1) * sizeof *begin);
-    xd_vote *one = (xd_vote *)xd_allocate(v->ctx, (size_t)room * sizeof *one);
-    xd_vote *two = (xd_vote *)xd_allocate(v->ctx, (size_t)room * sizeof *two);
+    xdi_vote *one = (xdi_vote *)xd_allocate(v->ctx, (size_t)room * sizeof *one);
+    xdi_vote *two = (xdi_vote *)xd_allocate(v->ctx, (size_t)room * sizeof *two);
     const bool fits = begin && one && two;
     if (fits) {
         xdi_votes_order(v->cells, one, v->count, false, v->teacher_size, begin);

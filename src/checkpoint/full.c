@@ -608,7 +608,7 @@ XD_API xd_result xd_ema_export(xd_comm *comm, const xd_state_gather_desc *desc, 
     XD_TRY(xd_agree(comm, xdi_full_average(ctx, d.networks, d.network_count, d.group, group)));
     d.group = group;
     XD_TRY(xd_state_gather(comm, &d));
-    *record = xd_ema_describe(d.networks->averages[0].ema);
+    *record = xd_ema_describe(d.networks->averages[0].ema).record;
     return XD_OK;
 }
 
@@ -638,7 +638,7 @@ XD_API xd_result xd_ema_import(xd_comm *comm, const xd_state_scatter_desc *desc,
     if (report) *report = own;
     XD_TRY(result);
     xd_ema *ema = d.networks->averages[0].ema;
-    const xd_ema_record now = xd_ema_describe(ema);
+    const xd_ema_record now = xd_ema_describe(ema).record;
     const bool filled = own.missing + own.wrong_shape == 0;
     if (counters[0])
         xdi_ema_restore(ema, counters[1], counters[2] != 0);

@@ -299,7 +299,7 @@ static xd_result xdi_manifest_read_tensor(xd_checkpoint *c, const xd_json *entry
                    t->file < c->info.file_count && c->files[t->file].group,
                XD_ERROR_FORMAT, "tensor \"%.80s\" lies in no file of tensors", t->name);
     t->group = c->files[t->file].group;
-    t->dtype = dtype && strcmp(dtype, "NONE") != 0 ? xd_dtype_from_name(dtype) : XD_DTYPE_NONE;
+    t->dtype = dtype && strcmp(dtype, "NONE") != 0 ? xdi_dtype_from_name(dtype) : XD_DTYPE_NONE;
     XD_REQUIRE(c->ctx, t->dtype != XD_DTYPE_NONE, XD_ERROR_FORMAT,
                "tensor \"%.80s\" has the unknown dtype \"%.20s\"", t->name, dtype ? dtype : "");
     XD_REQUIRE(c->ctx,

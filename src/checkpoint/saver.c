@@ -104,7 +104,7 @@ static size_t xdi_saver_lay_out(const xdi_content *c, int rank, unsigned char *s
     for (int64_t i = 0; i < c->tensor_count; i++) {
         size_t offset = 0;
         if (!xdi_stored_speaks(&c->tensors[i], rank) || c->tensors[i].step) continue;
-        (void)xd_arena_take(&arena, xdi_stored_bytes(&c->tensors[i]), &offset);
+        (void)xdi_arena_take(&arena, xdi_stored_bytes(&c->tensors[i]), &offset);
         if (stage) c->tensors[i].data = stage + offset;
     }
     return arena.peak;

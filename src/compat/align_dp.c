@@ -28,7 +28,7 @@ enum {
 /* One side: the canonical tokens, and their canonical forms again, by which pairs are compared. Tokens are
  * contiguous in memory, so a run of them is one string. */
 typedef struct xdi_dp_side {
-    xd_canonical tokens, again;
+    xdi_canonical tokens, again;
 } xdi_dp_side;
 
 /* A pair of runs of canonical tokens. */
@@ -47,14 +47,14 @@ typedef struct xdi_dp {
     int combination;
     xdi_dp_list now, next; /* room for every pair there can be */
     unsigned char *trace;  /* [cells of the largest table so far] */
-    xd_align_scores score;
+    xdi_align_scores score;
     double *scores; /* [combination + 1][teacher tokens + 1] */
     size_t trace_bytes;
 } xdi_dp;
 
 /* ---- strings ---- */
 
-static bool xdi_dp_equal(const xd_canonical *a, int64_t a0, int64_t a1, const xd_canonical *b, int64_t b0,
+static bool xdi_dp_equal(const xdi_canonical *a, int64_t a0, int64_t a1, const xdi_canonical *b, int64_t b0,
                          int64_t b1) {
     const int64_t size = a->offsets[a1] - a->offsets[a0];
     return size == b->offsets[b1] - b->offsets[b0] &&
@@ -87,7 +87,7 @@ static double *xdi_dp_row(const xdi_dp *dp, const xdi_dp_table *x, int64_t i) {
 
 /* The best way into one cell; a later candidate must be strictly better. */
 static void xdi_dp_cell(const xdi_dp *dp, const xdi_dp_table *x, int64_t i, int64_t j) {
-    const xd_canonical *s = &dp->student.tokens, *t = &dp->teacher.tokens;
+    const xdi_canonical *s = &dp->student.tokens, *t = &dp->teacher.tokens;
     const int64_t si = x->s0 + i, tj = x->t0 + j; /* after the token of this cell */
     const double gap = dp->score.gap, match = dp->score.match, combined = dp->score.combination;
     const double *above = xdi_dp_row(dp, x, i - 1);
@@ -158,7 +158,7 @@ static xd_result xdi_dp_align(xdi_dp *dp, int64_t s0, int64_t s1, int64_t t0, in
 /* ---- anchors: triples of tokens that occur once on each side ---- */
 
 typedef struct xdi_dp_triple {
-    const xd_canonical *side;
+    const xdi_canonical *side;
     int32_t at;
 } xdi_dp_triple;
 
@@ -181,7 +181,7 @@ static int xdi_dp_compare(const void *left, const void *right) {
 }
 
 /* Sorted triples of one side, each that occurs once; returns how many. */
-static int64_t xdi_dp_unique(const xd_canonical *side, xdi_dp_triple *triples) {
+static int64_t xdi_dp_unique(const xdi_canonical *side, xdi_dp_triple *triples) {
     const int64_t count = side->count - XDI_DP_ANCHOR + 1;
     int64_t unique = 0;
     for (int64_t i = 0; i < count; i++) {
@@ -249,7 +249,7 @@ static bool xdi_dp_search_layout(xd_arena *arena, const xdi_dp *dp, xdi_dp_searc
                          (void **)&x->used_s, (void **)&x->used_t, (void **)&x->anchors };
     for (int i = 0; i < 6; i++) {
         size_t at;
-        if (!xd_arena_take(arena, sizes[i], &at)) return false;
+        if (!xdi_arena_take(arena, sizes[i], &at)) return false;
         if (arena->base) *blocks[i] = arena->base + at;
     }
     return true;
@@ -372,7 +372,7 @@ static xd_result xdi_dp_split(xdi_dp *dp) {
 /* ---- the whole ---- */
 
 /* One block of memory for `count` tokens of `bytes` bytes in total. */
-static xd_result xdi_dp_strings(xd_ctx *ctx, int64_t count, size_t bytes, xd_canonical *out) {
+static xd_result xdi_dp_strings(xd_ctx *ctx, int64_t count, size_t bytes, xdi_canonical *out) {
     const size_t offsets = ((size_t)count + 1) * sizeof *out->offsets;
     const size_t origin = ((size_t)count + 1) * sizeof *out->origin;
     char *memory = (char *)xd_allocate(ctx, offsets + origin + bytes);
@@ -388,7 +388,7 @@ static xd_result xdi_dp_strings(xd_ctx *ctx, int64_t count, size_t bytes, xd_can
 static xd_result xdi_dp_plain_side(xd_ctx *ctx, xd_texts all, xdi_dp_side *side) {
     const xd_text *tokens = all.texts;
     const int64_t count = all.count;
-    xd_canonical *s = &side->tokens;
+    xdi_canonical *s = &side->tokens;
     size_t bytes = 1;
     for (int64_t i = 0; i < count; i++)
         XD_REQUIRE(ctx, tokens[i].size >= 0 && (tokens[i].data || tokens[i].size == 0), XD_ERROR_ARGUMENT,
@@ -406,15 +406,15 @@ static xd_result xdi_dp_plain_side(xd_ctx *ctx, xd_texts all, xdi_dp_side *side)
 
 /* Canonical forms, and the canonical forms of those. */
 static xd_result xdi_dp_canonical_side(xd_ctx *ctx, xd_texts all, xdi_dp_side *side) {
-    XD_TRY(xd_canonical_sequence(ctx, all.texts, all.count, &side->tokens));
+    XD_TRY(xdi_canonical_sequence(ctx, all.texts, all.count, &side->tokens));
     const int64_t n = side->tokens.count;
-    xd_canonical *again = &side->again;
+    xdi_canonical *again = &side->again;
     XD_TRY(xdi_dp_strings(ctx, n, (size_t)side->tokens.offsets[n] + 2 * (size_t)n + 8, again));
     for (int64_t i = 0; i < n; i++) {
         const int64_t *at = side->tokens.offsets + i;
         const xd_text token = { side->tokens.text + at[0], at[1] - at[0] };
         again->offsets[i + 1] =
-            again->offsets[i] + xd_canonical_token(token, again->text + again->offsets[i]);
+            again->offsets[i] + xdi_canonical_token(token, again->text + again->offsets[i]);
     }
     return XD_OK;
 }
@@ -431,7 +431,7 @@ static xd_result xdi_dp_memory(xdi_dp *dp) {
 }
 
 /* Pairs as chunks of original tokens, judged by the spellings s and t. */
-static xd_result xdi_dp_chunks(const xdi_dp *dp, const xd_canonical *student, const xd_canonical *teacher,
+static xd_result xdi_dp_chunks(const xdi_dp *dp, const xdi_canonical *student, const xdi_canonical *teacher,
                                xd_alignment *out) {
     const int32_t *s = dp->student.tokens.origin, *t = dp->teacher.tokens.origin;
     xd_aligned_chunk *chunks =
@@ -451,20 +451,20 @@ static xd_result xdi_dp_chunks(const xdi_dp *dp, const xd_canonical *student, co
     return XD_OK;
 }
 
-XD_API xd_align_scores xd_align_scores_defaults(void) {
-    xd_align_scores scores;
+XD_PRIVATE xdi_align_scores xdi_align_scores_defaults(void) {
+    xdi_align_scores scores;
     scores.match = 3.0;
     scores.combination = 1.5;
     scores.gap = -1.5;
     return scores;
 }
 
-static xd_result xdi_dp_open(xd_ctx *ctx, const xd_align_dp_desc *desc, xdi_dp *dp) {
+static xd_result xdi_dp_open(xd_ctx *ctx, const xdi_align_dp_desc *desc, xdi_dp *dp) {
     const int64_t student_count = desc->student.count, teacher_count = desc->teacher.count;
     memset(dp, 0, sizeof *dp);
     dp->ctx = ctx;
     dp->combination = desc->max_combination ? desc->max_combination : 4;
-    dp->score = desc->scores ? *desc->scores : xd_align_scores_defaults();
+    dp->score = desc->scores ? *desc->scores : xdi_align_scores_defaults();
     XD_REQUIRE(ctx, isfinite(dp->score.match) && isfinite(dp->score.combination) && isfinite(dp->score.gap),
                XD_ERROR_ARGUMENT, "scores %g, %g and %g must be finite", dp->score.match,
                dp->score.combination, dp->score.gap);
@@ -481,16 +481,16 @@ static xd_result xdi_dp_open(xd_ctx *ctx, const xd_align_dp_desc *desc, xdi_dp *
 }
 
 static void xdi_dp_close(xdi_dp *dp) {
-    xd_canonical *strings[4] = { &dp->student.tokens, &dp->student.again, &dp->teacher.tokens,
-                                 &dp->teacher.again };
-    for (int i = 0; i < 4; i++) xd_canonical_destroy(dp->ctx, strings[i]);
+    xdi_canonical *strings[4] = { &dp->student.tokens, &dp->student.again, &dp->teacher.tokens,
+                                  &dp->teacher.again };
+    for (int i = 0; i < 4; i++) xdi_canonical_destroy(dp->ctx, strings[i]);
     xd_release(dp->ctx, dp->now.pairs);
     xd_release(dp->ctx, dp->next.pairs);
     xd_release(dp->ctx, dp->scores);
     xd_release(dp->ctx, dp->trace);
 }
 
-static xd_result xdi_dp_run(xdi_dp *dp, const xd_align_dp_desc *desc, xd_alignment *out) {
+static xd_result xdi_dp_run(xdi_dp *dp, const xdi_align_dp_desc *desc, xd_alignment *out) {
     XD_TRY(xdi_dp_canonical_side(dp->ctx, desc->student, &dp->student));
     XD_TRY(xdi_dp_canonical_side(dp->ctx, desc->teacher, &dp->teacher));
     XD_TRY(xdi_dp_memory(dp));
@@ -500,7 +500,7 @@ static xd_result xdi_dp_run(xdi_dp *dp, const xd_align_dp_desc *desc, xd_alignme
     return xdi_dp_chunks(dp, &dp->student.again, &dp->teacher.again, out);
 }
 
-XD_API xd_result xd_align_dp(xd_ctx *ctx, const xd_align_dp_desc *desc, xd_alignment *out) {
+XD_PRIVATE xd_result xdi_align_dp(xd_ctx *ctx, const xdi_align_dp_desc *desc, xd_alignment *out) {
     XDI_GIVEN(ctx, ctx, desc, out);
     xdi_dp dp;
     XD_TRY(xdi_dp_open(ctx, desc, &dp));
@@ -509,7 +509,7 @@ XD_API xd_result xd_align_dp(xd_ctx *ctx, const xd_align_dp_desc *desc, xd_align
     return result;
 }
 
-static xd_result xdi_dp_run_segment(xdi_dp *dp, const xd_align_dp_desc *desc, xd_alignment *out,
+static xd_result xdi_dp_run_segment(xdi_dp *dp, const xdi_align_dp_desc *desc, xd_alignment *out,
                                     double *score) {
     const int64_t n = desc->student.count, m = desc->teacher.count;
     const xdi_dp_table x = { 0, n, 0, m };
@@ -522,8 +522,8 @@ static xd_result xdi_dp_run_segment(xdi_dp *dp, const xd_align_dp_desc *desc, xd
     return XD_OK;
 }
 
-XD_API xd_result xd_align_segment(xd_ctx *ctx, const xd_align_dp_desc *desc, xd_alignment *out,
-                                  double *score) {
+XD_PRIVATE xd_result xdi_align_segment(xd_ctx *ctx, const xdi_align_dp_desc *desc, xd_alignment *out,
+                                       double *score) {
     XDI_GIVEN(ctx, ctx, desc, out);
     xdi_dp dp;
     XD_TRY(xdi_dp_open(ctx, desc, &dp));

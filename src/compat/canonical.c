@@ -157,7 +157,7 @@ static int64_t xdi_canonical_repair(char *text, int64_t size) {
     return size;
 }
 
-XD_API int64_t xd_canonical_token(xd_text token, char *out) {
+XD_PRIVATE int64_t xdi_canonical_token(xd_text token, char *out) {
     int64_t size = token.size, skip = 0;
     if (size <= 0) return 0;
     const bool marked = xdi_canonical_begins(token.data, size, XDI_CANONICAL_BLOCK);
@@ -251,14 +251,14 @@ static bool xdi_canonical_character(const xdi_canonical_run *run) {
     return b[0] != 0xF4 || b[1] < 0x90;
 }
 
-static void xdi_canonical_append(xd_canonical *s, const char *text, int64_t size, int32_t end) {
+static void xdi_canonical_append(xdi_canonical *s, const char *text, int64_t size, int32_t end) {
     memmove(s->text + s->offsets[s->count], text, (size_t)size);
     s->offsets[s->count + 1] = s->offsets[s->count] + size;
     s->origin[++s->count] = end;
 }
 
 /* Steps 1 and 2: pairs of tokens that spell one character, then every token's canonical form. */
-static void xdi_canonical_tokens(const xd_text *tokens, int64_t count, xd_canonical *s) {
+static void xdi_canonical_tokens(const xd_text *tokens, int64_t count, xdi_canonical *s) {
     for (int64_t i = 0; i < count;) {
         char *out = s->text + s->offsets[s->count], joined[8];
         const int64_t size = i + 1 < count ? xdi_canonical_artifact(tokens[i], tokens[i + 1], joined) : 0;
@@ -268,12 +268,12 @@ static void xdi_canonical_tokens(const xd_text *tokens, int64_t count, xd_canoni
             token.size = size;
         }
         i += size > 0 ? 2 : 1;
-        xdi_canonical_append(s, out, xd_canonical_token(token, out), (int32_t)i);
+        xdi_canonical_append(s, out, xdi_canonical_token(token, out), (int32_t)i);
     }
 }
 
 /* The longest run of byte-like tokens [i, end) of a sequence of `count`; token i begins at `start`. */
-static int64_t xdi_canonical_gather(const xd_canonical *s, int64_t i, int64_t start, int64_t count,
+static int64_t xdi_canonical_gather(const xdi_canonical *s, int64_t i, int64_t start, int64_t count,
                                     xdi_canonical_run *run) {
     int64_t end = i;
     memset(run, 0, sizeof *run);
@@ -286,7 +286,7 @@ static int64_t xdi_canonical_gather(const xd_canonical *s, int64_t i, int64_t st
 
 /* Step 3, in place: maximal runs of byte-like tokens that spell one character become it. What is written lies
  * at or before what is read; only the place where the next token starts must be taken before writing. */
-static void xdi_canonical_join(xd_canonical *s) {
+static void xdi_canonical_join(xdi_canonical *s) {
     const int64_t count = s->count;
     int64_t start = 0;
     s->count = 0;
@@ -310,7 +310,8 @@ static void xdi_canonical_join(xd_canonical *s) {
     }
 }
 
-XD_API xd_result xd_canonical_sequence(xd_ctx *ctx, const xd_text *tokens, int64_t count, xd_canonical *out) {
+XD_PRIVATE xd_result xdi_canonical_sequence(xd_ctx *ctx, const xd_text *tokens, int64_t count,
+                                            xdi_canonical *out) {
     XDI_GIVEN(ctx, ctx, out);
     XDI_GIVEN_LIST(ctx, tokens, count);
     size_t bytes = 8, entries = (size_t)count + 1;
@@ -326,7 +327,7 @@ XD_API xd_result xd_canonical_sequence(xd_ctx *ctx, const xd_text *tokens, int64
     for (int64_t i = 0; i < count; i++) bytes += (size_t)tokens[i].size + 2;
     const size_t sizes[3] = { entries * sizeof *out->offsets, entries * sizeof *out->origin, bytes };
     for (int i = 0; i < 3; i++)
-        XD_REQUIRE(ctx, xd_arena_take(&plan, sizes[i], &at[i]), XD_ERROR_MEMORY,
+        XD_REQUIRE(ctx, xdi_arena_take(&plan, sizes[i], &at[i]), XD_ERROR_MEMORY,
                    "%lld tokens would not fit into memory", (long long)count);
     char *memory = (char *)xd_allocate(ctx, plan.peak);
     XD_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for %lld canonical tokens: %zu bytes", (long long)count,
@@ -340,7 +341,7 @@ XD_API xd_result xd_canonical_sequence(xd_ctx *ctx, const xd_text *tokens, int64
     return XD_OK;
 }
 
-XD_API void xd_canonical_destroy(xd_ctx *ctx, xd_canonical *sequence) {
+XD_PRIVATE void xdi_canonical_destroy(xd_ctx *ctx, xdi_canonical *sequence) {
     xd_release(ctx, sequence->offsets);
     memset(sequence, 0, sizeof *sequence);
 }

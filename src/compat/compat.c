@@ -16,8 +16,9 @@ static xd_result xdi_compat_validate(xd_ctx *ctx, const xd_rows *rows, const cha
     return XD_OK;
 }
 
-XD_API xd_result xd_compat_jsd_of_probabilities(xd_ctx *ctx, xd_rows student, xd_rows teacher, double beta,
-                                                double denominator, xd_rows gradient, double *loss) {
+XD_PRIVATE xd_result xdi_compat_jsd_of_probabilities(xd_ctx *ctx, xd_rows student, xd_rows teacher,
+                                                     double beta, double denominator, xd_rows gradient,
+                                                     double *loss) {
     XDI_GIVEN(ctx, ctx, loss);
     const xd_launch launch = xd_ctx_launch(ctx);
     xd_jsd_args a;
@@ -43,16 +44,16 @@ XD_API xd_result xd_compat_jsd_of_probabilities(xd_ctx *ctx, xd_rows student, xd
     return XD_OK;
 }
 
-XD_API double xd_compat_jsd_denominator(xd_compat_reduction reduction, int64_t batch, int64_t counted,
-                                        int64_t vocabulary, bool labels) {
-    if (reduction == XD_COMPAT_SUM) return 1.0;
-    if (reduction == XD_COMPAT_MEAN) return (double)counted * (double)vocabulary;
+XD_PRIVATE double xdi_compat_jsd_denominator(xdi_compat_reduction reduction, int64_t batch, int64_t counted,
+                                             int64_t vocabulary, bool labels) {
+    if (reduction == XDI_COMPAT_SUM) return 1.0;
+    if (reduction == XDI_COMPAT_MEAN) return (double)counted * (double)vocabulary;
     const int64_t rows = labels ? counted : batch;
     return rows > 0 ? (double)rows : 1.0;
 }
 
-XD_API double xd_compat_modelopt_denominator(xd_compat_reduction reduction, int64_t rows,
-                                             int64_t vocabulary) {
-    if (reduction == XD_COMPAT_SUM) return 1.0;
-    return reduction == XD_COMPAT_MEAN ? (double)rows * (double)vocabulary : (double)rows;
+XD_PRIVATE double xdi_compat_modelopt_denominator(xdi_compat_reduction reduction, int64_t rows,
+                                                  int64_t vocabulary) {
+    if (reduction == XDI_COMPAT_SUM) return 1.0;
+    return reduction == XDI_COMPAT_MEAN ? (double)rows * (double)vocabulary : (double)rows;
 }

@@ -5,7 +5,7 @@
 #include "teacher/internal.h"
 
 /* The shard's part of the window; false when there is none. */
-static bool xdi_route_cut(const xd_teacher_shard *s, int64_t begin, int64_t end, xd_teacher_shard *out) {
+static bool xdi_route_cut(const xdi_teacher_shard *s, int64_t begin, int64_t end, xdi_teacher_shard *out) {
     *out = *s;
     if (out->position_begin < begin) out->position_begin = begin;
     if (out->position_end > end) out->position_end = end;
@@ -17,7 +17,7 @@ static uint64_t xdi_route_extent(int64_t begin, int64_t end) {
     return (uint64_t)end - (uint64_t)begin;
 }
 
-static xd_result xdi_route_check(xd_ctx *ctx, const xd_teacher_route_desc *d) {
+static xd_result xdi_route_check(xd_ctx *ctx, const xdi_teacher_route_desc *d) {
     XD_REQUIRE(ctx, d->count >= 0 && (d->shards || d->count == 0), XD_ERROR_ARGUMENT, "%lld shards%s",
                (long long)d->count, d->count < 0 ? "" : ", but no list of them");
     XD_REQUIRE(ctx, d->begin <= d->end && d->vocabulary >= 0, XD_ERROR_ARGUMENT,
@@ -28,7 +28,7 @@ static xd_result xdi_route_check(xd_ctx *ctx, const xd_teacher_route_desc *d) {
                "a window of positions [%lld, %lld) by %lld columns has more than 2^63 logits",
                (long long)d->begin, (long long)d->end, (long long)d->vocabulary);
     for (int64_t i = 0; i < d->count; i++) {
-        const xd_teacher_shard *s = &d->shards[i];
+        const xdi_teacher_shard *s = &d->shards[i];
         XD_REQUIRE(ctx, s->position_begin <= s->position_end && s->vocabulary_begin <= s->vocabulary_end,
                    XD_ERROR_ARGUMENT, "shard %lld is [%lld, %lld) by [%lld, %lld)", (long long)i,
                    (long long)s->position_begin, (long long)s->position_end, (long long)s->vocabulary_begin,
@@ -43,18 +43,18 @@ static xd_result xdi_route_check(xd_ctx *ctx, const xd_teacher_route_desc *d) {
     return XD_OK;
 }
 
-static bool xdi_route_overlap(const xd_teacher_shard *a, const xd_teacher_shard *b) {
+static bool xdi_route_overlap(const xdi_teacher_shard *a, const xdi_teacher_shard *b) {
     return a->position_begin < b->position_end && b->position_begin < a->position_end &&
            a->vocabulary_begin < b->vocabulary_end && b->vocabulary_begin < a->vocabulary_end;
 }
 
 /* Disjoint rectangles whose areas add up to the window's cover it. */
-static xd_result xdi_route_cover(xd_ctx *ctx, const xd_teacher_route_desc *d) {
-    const xd_teacher_shard *shards = d->shards;
+static xd_result xdi_route_cover(xd_ctx *ctx, const xdi_teacher_route_desc *d) {
+    const xdi_teacher_shard *shards = d->shards;
     const int64_t begin = d->begin, end = d->end;
     int64_t area = 0;
     for (int64_t i = 0; i < d->count; i++) {
-        xd_teacher_shard mine, other;
+        xdi_teacher_shard mine, other;
         if (!xdi_route_cut(&shards[i], begin, end, &mine)) continue;
         area += (mine.position_end - mine.position_begin) * (mine.vocabulary_end - mine.vocabulary_begin);
         for (int64_t j = 0; j < i; j++)
@@ -68,15 +68,15 @@ static xd_result xdi_route_cover(xd_ctx *ctx, const xd_teacher_route_desc *d) {
     return XD_OK;
 }
 
-XD_API xd_result xd_teacher_route(xd_ctx *ctx, const xd_teacher_route_desc *desc, xd_teacher_piece *pieces,
-                                  int64_t *piece_count) {
+XD_PRIVATE xd_result xdi_teacher_route(xd_ctx *ctx, const xdi_teacher_route_desc *desc,
+                                       xdi_teacher_piece *pieces, int64_t *piece_count) {
     XDI_GIVEN(ctx, ctx, desc, pieces, piece_count);
-    const xd_teacher_shard *shards = desc->shards;
+    const xdi_teacher_shard *shards = desc->shards;
     int64_t n = 0;
     XD_TRY(xdi_route_check(ctx, desc));
     XD_TRY(xdi_route_cover(ctx, desc));
     for (int64_t i = 0; i < desc->count; i++) {
-        xd_teacher_shard part;
+        xdi_teacher_shard part;
         if (!xdi_route_cut(&shards[i], desc->begin, desc->end, &part)) continue;
         pieces[n].shard = i;
         pieces[n].from_position = part.position_begin - shards[i].position_begin;
@@ -91,7 +91,7 @@ XD_API xd_result xd_teacher_route(xd_ctx *ctx, const xd_teacher_route_desc *desc
 }
 
 static xd_result xdi_route_check_rows(xd_ctx *ctx, const char *name, const xd_rows *rows, int64_t position,
-                                      int64_t column, const xd_teacher_piece *piece) {
+                                      int64_t column, const xdi_teacher_piece *piece) {
     XD_TRY(xdi_rows_check(ctx, name, rows));
     XD_REQUIRE(
         ctx,
@@ -107,7 +107,7 @@ static xd_result xdi_route_check_rows(xd_ctx *ctx, const char *name, const xd_ro
 
 /* The piece's elements of rows that it begins in at a position and a column. */
 static xd_rows xdi_route_part_of(const xd_rows *rows, int64_t position, int64_t column,
-                                 const xd_teacher_piece *piece) {
+                                 const xdi_teacher_piece *piece) {
     xd_rows part = *rows;
     part.stride = rows->stride ? rows->stride : rows->cols;
     part.rows = piece->positions;
@@ -117,8 +117,8 @@ static xd_rows xdi_route_part_of(const xd_rows *rows, int64_t position, int64_t 
     return part;
 }
 
-XD_API xd_result xd_teacher_piece_copy(xd_ctx *ctx, const xd_teacher_piece *piece, xd_rows shard,
-                                       xd_rows window) {
+XD_PRIVATE xd_result xdi_teacher_piece_copy(xd_ctx *ctx, const xdi_teacher_piece *piece, xd_rows shard,
+                                            xd_rows window) {
     XDI_GIVEN(ctx, ctx, piece);
     const xd_kernels *kernels = xd_ctx_kernels(ctx);
     XD_TRY(xdi_route_check_rows(ctx, "shard", &shard, piece->from_position, piece->from_column, piece));

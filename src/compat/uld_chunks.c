@@ -10,7 +10,7 @@ typedef struct xdi_uld_span {
     int64_t first, count;
 } xdi_uld_span;
 
-static xdi_uld_span xdi_uld_span_of(const xd_uld_trl_side *side) {
+static xdi_uld_span xdi_uld_span_of(const xdi_uld_trl_side *side) {
     xdi_uld_span span = { 0, 0 };
     for (int64_t i = side->count; i-- > 0;)
         if (side->labels[i] != -100) {
@@ -32,7 +32,7 @@ static void xdi_uld_push(xd_alignment *a, int64_t s0, int64_t s1, int64_t t0, in
 }
 
 /* A pair of groups ends where both sides have a token that ends; what is left over is the last pair. */
-static void xdi_uld_extended(const xd_uld_trl_desc *d, xdi_uld_span s, xdi_uld_span t, xd_alignment *out) {
+static void xdi_uld_extended(const xdi_uld_trl_desc *d, xdi_uld_span s, xdi_uld_span t, xd_alignment *out) {
     const int64_t s_end = s.first + s.count, t_end = t.first + t.count;
     int64_t i = s.first, j = t.first, s0 = i, t0 = j;
     while (i < s_end && j < t_end) {
@@ -47,7 +47,7 @@ static void xdi_uld_extended(const xd_uld_trl_desc *d, xdi_uld_span s, xdi_uld_s
     xdi_uld_push(out, s0, s_end, t0, t_end);
 }
 
-XD_API xd_result xd_compat_uld_chunks(xd_ctx *ctx, const xd_uld_trl_desc *desc, xd_alignment *out) {
+XD_PRIVATE xd_result xdi_compat_uld_chunks(xd_ctx *ctx, const xdi_uld_trl_desc *desc, xd_alignment *out) {
     XDI_GIVEN(ctx, ctx, desc, out);
     XDI_GIVEN_LIST(ctx, desc->student.labels, desc->student.count);
     XDI_GIVEN_LIST(ctx, desc->teacher.labels, desc->teacher.count);

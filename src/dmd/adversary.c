@@ -97,8 +97,7 @@ static xd_result xdi_dmd_add_ratios(xd_dmd *d, int64_t leaf, int64_t samples) {
     return XD_OK;
 }
 
-XD_API xd_result xd_dmd_ratios(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch) {
-    XDI_GIVEN_OF(dmd, batch);
+XD_PRIVATE xd_result xdi_dmd_collect_ratios(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch) {
     XD_TRY(xdi_dmd_check_on(dmd));
     XD_TRY(xdi_dmd_check_batch(dmd, leaf, batch, dmd->desc.sizes.step_samples));
     if (dmd->ratios.weighed || dmd->ratios.first[leaf] >= 0) xdi_dmd_forget_ratios(dmd);

@@ -1,10 +1,11 @@
 /* The object of a distillation: defaults, checks and memory. */
 
 #include "base/internal.h"
+#include "dmd/fdistill.h"
 #include "dmd/internal.h"
 #include "dmd/losses.h"
 #include "dmd/state.h"
-#include "model/internal.h"
+#include "model/parallel_internal.h"
 
 #include <math.h>
 #include <string.h>
@@ -12,11 +13,12 @@
 /* ---- settings ---- */
 
 XD_API xd_dmd_desc xd_dmd_defaults(xd_dmd_recipe recipe) {
+    const xdi_fdistill_desc ratios = xdi_fdistill_defaults();
     xd_dmd_desc desc;
     memset(&desc, 0, sizeof desc);
     desc.schedule = xd_noise_defaults(XD_NOISE_FLOW);
     desc.student_times = xd_times_defaults(recipe);
-    if (recipe == XD_DMD_FASTGEN) xd_times_narrow(&desc.student_times, &desc.schedule);
+    if (recipe == XD_DMD_FASTGEN) xdi_times_narrow(&desc.student_times, &desc.schedule);
     desc.fake_times = desc.student_times;
     if (recipe == XD_DMD_ORIGINAL)
         desc.fake_times.first = 0, desc.fake_times.last = desc.fake_times.count - 1;
@@ -30,9 +32,9 @@ XD_API xd_dmd_desc xd_dmd_defaults(xd_dmd_recipe recipe) {
                                                       : XD_PREDICT_EPS;
     desc.gan.weight = recipe == XD_DMD_FASTGEN ? 0.001 : 0.03;
     desc.gan.r1_alpha = 0.1;
-    desc.gan.fdistill.lower = 0.1; /* FastGen's, when it is switched on */
-    desc.gan.fdistill.upper = 20.0;
-    desc.gan.fdistill.bins = 10;
+    desc.gan.fdistill.lower = ratios.lower; /* when it is switched on */
+    desc.gan.fdistill.upper = ratios.upper;
+    desc.gan.fdistill.bins = ratios.bins;
     desc.alternation = recipe;
     desc.frequency = 5;
     desc.own_samples = recipe == XD_DMD_ORIGINAL;
@@ -103,7 +105,7 @@ static xd_result xdi_dmd_check_networks(xd_ctx *ctx, const xd_dmd_desc *desc) {
         XD_REQUIRE(ctx, network->backward || (role == XD_DMD_TEACHER && !adversarial), XD_ERROR_ARGUMENT,
                    "the %s has no backward", xdi_dmd_role_name((xd_dmd_role)role));
         if (role == XD_DMD_DISCRIMINATOR) continue;
-        XD_TRY(xd_prediction_check(ctx, &desc->schedule, network->predicts, desc->v_is_flow));
+        XD_TRY(xdi_prediction_check(ctx, &desc->schedule, network->predicts, desc->v_is_flow));
     }
     XD_REQUIRE(ctx,
                fake->user != teacher->user || fake->forward != teacher->forward || !fake->user ||
@@ -163,8 +165,8 @@ static xd_result xdi_dmd_check_numbers(xd_ctx *ctx, const xd_dmd_desc *desc) {
     XD_REQUIRE(ctx, desc->network_scale >= 0.0 && isfinite(desc->network_scale), XD_ERROR_ARGUMENT,
                "times for networks, times %g", desc->network_scale);
     XD_REQUIRE(ctx,
-               !isnan(xd_noise_network_time(0.5, desc->network_scale,
-                                            desc->network_dtype ? desc->network_dtype : XD_DTYPE_F32)),
+               !isnan(xdi_noise_network_time(0.5, desc->network_scale,
+                                             desc->network_dtype ? desc->network_dtype : XD_DTYPE_F32)),
                XD_ERROR_DTYPE, "times for networks as %s", xd_dtype_name(desc->network_dtype));
     return XD_OK;
 }
@@ -203,7 +205,7 @@ static xd_result xdi_dmd_check_rungs(xd_ctx *ctx, const xd_dmd_desc *desc) {
                XDI_DMD_FRESH_STEPS);
     XD_REQUIRE(ctx, rungs->list, XD_ERROR_ARGUMENT, "a student of %d steps without a list of times",
                rungs->steps);
-    XD_TRY(xd_noise_steps_check(ctx, &desc->schedule, rungs->steps, rungs->list, rungs->steps + 1));
+    XD_TRY(xdi_noise_check_steps(ctx, &desc->schedule, rungs->steps, rungs->list, rungs->steps + 1));
     if (desc->student_times.dtype == XD_DTYPE_F32)
         XD_TRY(xdi_noise_check_list_f32(ctx, rungs->list, (int64_t)rungs->steps + 1));
     XD_REQUIRE(ctx, substeps >= 0 && substeps < INT32_MAX, XD_ERROR_ARGUMENT, "warm-up by %d steps a rung",
@@ -247,13 +249,13 @@ static bool xdi_dmd_steps(const xd_optimizer_desc *steps, const xd_param *param)
 
 /* An optimizer over another list would leave the role as it is. It may leave out some of its weights, but not all that are here. */
 static xd_result xdi_dmd_check_optimizer(xd_ctx *ctx, const xd_dmd_trainer *trainer, xd_dmd_role role) {
-    const xd_model *model = trainer->parallel->model;
+    const xd_model *model = trainer->parallel->place.model;
     const xd_optimizer_desc *steps = xd_optimizer_settings(trainer->optimizer);
     const char *first = NULL;
     for (int64_t i = 0; i < model->weight_count; i++) {
         const xd_weight *w = model->weights[i];
-        if (!xdi_parallel_lists(w)) continue;
-        const xd_param param = xdi_parallel_param(trainer->parallel, w);
+        if (!xdi_weight_is_listed(w)) continue;
+        const xd_param param = xdi_weight_kept_param(w);
         if (param.buffer || param.frozen || param.count == 0) continue;
         if (xdi_dmd_steps(steps, &param)) return XD_OK;
         if (!first) first = param.name;
@@ -279,9 +281,9 @@ static xd_result xdi_dmd_check_roles(xd_ctx *ctx, const xd_dmd_desc *desc) {
 }
 
 static xd_result xdi_dmd_check(xd_ctx *ctx, const xd_dmd_desc *desc) {
-    XD_TRY(xd_noise_check(ctx, &desc->schedule));
-    XD_TRY(xd_times_check(ctx, &desc->student_times, &desc->schedule));
-    XD_TRY(xd_times_check(ctx, &desc->fake_times, &desc->schedule));
+    XD_TRY(xdi_noise_check(ctx, &desc->schedule));
+    XD_TRY(xdi_times_check(ctx, &desc->student_times, &desc->schedule));
+    XD_TRY(xdi_times_check(ctx, &desc->fake_times, &desc->schedule));
     XD_TRY(xdi_dmd_check_sizes(ctx, &desc->sizes));
     XD_TRY(xdi_dmd_check_networks(ctx, desc));
     XD_TRY(xdi_dmd_check_numbers(ctx, desc));

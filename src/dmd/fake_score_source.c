@@ -419,7 +419,7 @@ static xd_result xdi_fake_read_some(xdi_fake_reading *r, const xdi_fake_tensor *
     int64_t run = xdi_part_run(&t->part, r->position, &elements.begin);
     if (run > room) run = room;
     elements.end = elements.begin + run;
-    xd_clear_error(f->ctx);
+    xdi_clear_error(f->ctx);
     XD_TRY(xdi_builder_called(f->ctx,
                               reader->read(reader->user, &reader->entries[key->index], elements, r->stage),
                               "the reader of tensor", (int)key->index));

@@ -8,8 +8,8 @@
 #include <math.h>
 #include <string.h>
 
-XD_API xd_fdistill_desc xd_fdistill_defaults(void) {
-    xd_fdistill_desc d;
+XD_PRIVATE xdi_fdistill_desc xdi_fdistill_defaults(void) {
+    xdi_fdistill_desc d;
     memset(&d, 0, sizeof d);
     d.lower = 0.1;
     d.upper = 20.0;
@@ -18,11 +18,11 @@ XD_API xd_fdistill_desc xd_fdistill_defaults(void) {
     return d;
 }
 
-XD_API double xd_f_weight(xd_f_divergence divergence, double ratio) {
+XD_PRIVATE double xdi_f_weight(xd_f_divergence divergence, double ratio) {
     return xd_f_weight_of(divergence, ratio);
 }
 
-static xd_result xdi_fdistill_validate(xd_ctx *ctx, const xd_fdistill_desc *d, const double *weights) {
+static xd_result xdi_fdistill_validate(xd_ctx *ctx, const xdi_fdistill_desc *d, const double *weights) {
     XD_TRY(xdi_sample_check_rows(ctx, "logits", &d->logits, d->logits.rows, d->logits.cols));
     XD_REQUIRE(ctx, d->logits.cols >= 1, XD_ERROR_SHAPE, "logits have %lld heads; at least 1 is needed",
                (long long)d->logits.cols);
@@ -47,14 +47,14 @@ static xd_result xdi_fdistill_validate(xd_ctx *ctx, const xd_fdistill_desc *d, c
 
 /* ---- memory ---- */
 
-static bool xdi_fdistill_layout(const xd_fdistill_desc *d, xd_fdistill_args *a, xd_arena *arena) {
+static bool xdi_fdistill_layout(const xdi_fdistill_desc *d, xd_fdistill_args *a, xd_arena *arena) {
     const size_t bin = (size_t)XD_FDISTILL_BIN_WORDS * sizeof(int64_t), bins = (size_t)d->bins;
     const size_t ranks = d->comm ? (size_t)xd_comm_size(d->comm) : 1, all = ranks > 1 ? ranks : 0;
     const size_t sizes[5] = { (bins + 1) * bin, all * (bins + 1) * bin, bin, all * bin,
                               bins * sizeof(double) };
     size_t at[5];
     for (int i = 0; i < 5; i++)
-        if (!xd_arena_take(arena, sizes[i], &at[i])) return false;
+        if (!xdi_arena_take(arena, sizes[i], &at[i])) return false;
     if (!arena->base) return true;
     a->record = (int64_t *)(void *)(arena->base + at[0]);
     a->records = all ? (int64_t *)(void *)(arena->base + at[1]) : a->record;
@@ -65,14 +65,15 @@ static bool xdi_fdistill_layout(const xd_fdistill_desc *d, xd_fdistill_args *a, 
     return true;
 }
 
-XD_PRIVATE size_t xdi_fdistill_workspace(const xd_fdistill_desc *desc) {
+XD_PRIVATE size_t xdi_fdistill_workspace_bytes(xd_ctx *ctx, const xdi_fdistill_desc *desc) {
     xd_fdistill_args a;
     xd_arena arena = xd_arena_over(NULL, 0);
+    (void)ctx;
     if (desc->bins < 0 || desc->bins > XD_FDISTILL_BINS_MAX) return 0;
     return xdi_fdistill_layout(desc, &a, &arena) ? arena.peak : 0;
 }
 
-static void xdi_fdistill_fill(xd_ctx *ctx, const xd_fdistill_desc *d, xd_fdistill_args *a, double *weights) {
+static void xdi_fdistill_fill(xd_ctx *ctx, const xdi_fdistill_desc *d, xd_fdistill_args *a, double *weights) {
     a->logits = d->logits;
     a->divergence = d->divergence;
     a->lower = d->lower;
@@ -87,9 +88,9 @@ static void xdi_fdistill_fill(xd_ctx *ctx, const xd_fdistill_desc *d, xd_fdistil
     a->weights = weights;
 }
 
-static xd_result xdi_fdistill_prepare(xd_ctx *ctx, const xd_fdistill_desc *d, xd_fdistill_args *a,
+static xd_result xdi_fdistill_prepare(xd_ctx *ctx, const xdi_fdistill_desc *d, xd_fdistill_args *a,
                                       double *weights, void **owned) {
-    const size_t needed = xdi_fdistill_workspace(d);
+    const size_t needed = xdi_fdistill_workspace_bytes(ctx, d);
     void *memory = d->workspace;
     size_t bytes = d->workspace_bytes;
     if (!memory) {
@@ -106,7 +107,7 @@ static xd_result xdi_fdistill_prepare(xd_ctx *ctx, const xd_fdistill_desc *d, xd
 
 /* ---- the call ---- */
 
-static xd_result xdi_fdistill_run(xd_ctx *ctx, const xd_fdistill_desc *d, const xd_fdistill_args *a) {
+static xd_result xdi_fdistill_run(xd_ctx *ctx, const xdi_fdistill_desc *d, const xd_fdistill_args *a) {
     const xd_dmd_loss_kernels *kernels = &xd_ctx_kernels(ctx)->dmd_loss;
     const int64_t bin = XD_FDISTILL_BIN_WORDS;
     xd_launch launch = xd_ctx_launch(ctx);
@@ -124,13 +125,13 @@ static xd_result xdi_fdistill_run(xd_ctx *ctx, const xd_fdistill_desc *d, const 
     return d->status ? XD_OK : xd_status_check(ctx, &found);
 }
 
-XD_API xd_result xd_fdistill_weights(xd_ctx *ctx, const xd_fdistill_desc *desc, double *weights) {
-    XDI_GIVEN_IN_PLAN(ctx, ctx, desc);
+XD_PRIVATE xd_result xdi_fdistill_weights(xd_ctx *ctx, const xdi_fdistill_desc *desc, double *weights) {
     xd_fdistill_args a;
     void *owned = NULL;
     memset(&a, 0, sizeof a);
     xd_result result = xdi_fdistill_validate(ctx, desc, weights);
-    if (xdi_plan_is_open(ctx)) return xdi_plan_add_workspace(ctx, result, xdi_fdistill_workspace(desc));
+    if (xdi_plan_is_open(ctx))
+        return xdi_plan_add_workspace(ctx, result, xdi_fdistill_workspace_bytes(ctx, desc));
     if (result == XD_OK) result = xdi_fdistill_prepare(ctx, desc, &a, weights, &owned);
     result = xdi_vocab_agree_rows(desc->comm, result, desc->bins);
     if (result == XD_OK) result = xdi_fdistill_run(ctx, desc, &a);

@@ -2,6 +2,7 @@
 
 #include "base/internal.h"
 #include "dmd/losses.h"
+#include "dmd/internal.h"
 #include "dmd/state.h"
 
 #include <math.h>
@@ -102,7 +103,7 @@ static xd_result xdi_dmd_mix_guided(xd_dmd *d, int64_t samples, xdi_dmd_tensor c
 XD_PRIVATE xd_result xdi_dmd_guide_clean(xd_dmd *d, const xd_guidance *guidance, int64_t samples,
                                          xdi_dmd_tensor out, xdi_dmd_tensor scratch) {
     double *plain = d->spreads, *guided = plain ? plain + d->desc.sizes.samples : NULL;
-    for (int64_t i = 0; i < samples; i++) d->host_mixes[i] = xd_guidance_mix(guidance->scale);
+    for (int64_t i = 0; i < samples; i++) d->host_mixes[i] = xdi_guidance_mix(guidance->scale);
     if (guidance->rescale == 0.0) return xdi_dmd_mix_guided(d, samples, out, d->tensors[out]);
     XD_TRY(xdi_dmd_mix_guided(d, samples, out, d->tensors[scratch]));
     XD_TRY(xdi_dmd_variances(d, out, samples, plain));
@@ -110,7 +111,7 @@ XD_PRIVATE xd_result xdi_dmd_guide_clean(xd_dmd *d, const xd_guidance *guidance,
     for (int64_t i = 0; i < samples; i++) { /* from the two again, so that a narrow type rounds once */
         const double ratio = guided[i] > 0.0 ? sqrt(plain[i] / guided[i]) : 1.0;
         const double factor = guidance->rescale * ratio + (1.0 - guidance->rescale);
-        d->host_mixes[i] = xd_guidance_mix(guidance->scale);
+        d->host_mixes[i] = xdi_guidance_mix(guidance->scale);
         d->host_mixes[i].c0 *= factor;
         d->host_mixes[i].c1 *= factor;
     }

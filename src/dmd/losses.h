@@ -3,7 +3,6 @@
 
 #include "base/internal.h"
 #include "dmd/denoise.h"
-#include "dmd/fdistill.h"
 #include "dmd/gan.h"
 #include "dmd/samples.h"
 #include "dmd/vsd.h"
@@ -54,10 +53,9 @@ XD_PRIVATE xd_result xdi_sample_finish(xdi_sample_call *call, xdi_sample_slope s
                                        xd_sample_values *out);
 XD_PRIVATE void xdi_sample_close(xdi_sample_call *call);
 
-/* vsd.c, denoise.c, gan.c, fdistill.c: bytes of workspace; 0 for sizes that are negative or do not fit. No pointer is followed. */
+/* vsd.c, denoise.c, gan.c: bytes of workspace; 0 for sizes that are negative or do not fit. No pointer is followed. */
 XD_PRIVATE size_t xdi_vsd_workspace(xd_ctx *ctx, const xd_vsd_desc *desc);
 XD_PRIVATE size_t xdi_denoise_workspace(xd_ctx *ctx, const xd_denoise_desc *desc);
 XD_PRIVATE size_t xdi_gan_workspace(xd_ctx *ctx, const xd_gan_desc *desc);
-XD_PRIVATE size_t xdi_fdistill_workspace(const xd_fdistill_desc *desc);
 
 #endif

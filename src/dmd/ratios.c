@@ -2,15 +2,16 @@
 
 #include "base/internal.h"
 #include "dmd/losses.h"
+#include "dmd/fdistill.h"
 #include "dmd/state.h"
 
 #include <math.h>
 #include <string.h>
 
-static xd_fdistill_desc xdi_dmd_fdistill_desc(const xd_dmd *d) {
+static xdi_fdistill_desc xdi_dmd_fdistill_desc(const xd_dmd *d) {
     const xd_dmd_fdistill *f = &d->desc.gan.fdistill;
     const bool own = f->min_t != 0.0 || f->max_t != 0.0;
-    xd_fdistill_desc desc;
+    xdi_fdistill_desc desc;
     memset(&desc, 0, sizeof desc);
     desc.logits = xd_rows_of(d->ratios.logits, XD_DTYPE_F32, d->ratios.rows,
                              d->desc.networks[XD_DMD_DISCRIMINATOR].heads);
@@ -66,10 +67,10 @@ XD_PRIVATE void xdi_dmd_lay_out_ratios(xd_dmd *d, xd_arena *host, xd_arena *devi
 }
 
 XD_PRIVATE size_t xdi_dmd_ratios_workspace(const xd_dmd *d) {
-    xd_fdistill_desc desc;
+    xdi_fdistill_desc desc;
     if (!d->desc.gan.fdistill.on) return 0;
     desc = xdi_dmd_fdistill_desc(d);
-    return xdi_fdistill_workspace(&desc);
+    return xdi_fdistill_workspace_bytes(d->ctx, &desc);
 }
 
 XD_PRIVATE xd_result xdi_dmd_begin_ratios(xd_dmd *d) {
@@ -101,12 +102,11 @@ static xd_result xdi_dmd_copy_bins(xd_dmd *d, double *to, const double *from) {
     return xd_ctx_kernels(d->ctx)->memory.copy(&launch, to, from, bytes, XD_COPY_ON_DEVICE);
 }
 
-XD_API xd_result xd_dmd_weigh(xd_dmd *dmd) {
-    XDI_GIVEN(dmd ? dmd->ctx : NULL, dmd);
+XD_PRIVATE xd_result xdi_dmd_weigh(xd_dmd *dmd) {
     XD_TRY(xdi_dmd_check_on(dmd));
-    const xd_fdistill_desc desc = xdi_dmd_fdistill_desc(dmd);
+    const xdi_fdistill_desc desc = xdi_dmd_fdistill_desc(dmd);
     XD_TRY(xdi_dmd_copy_bins(dmd, dmd->ratios.earlier, dmd->ratios.bins));
-    XD_TRY(xd_fdistill_weights(dmd->ctx, &desc, dmd->ratios.weights));
+    XD_TRY(xdi_fdistill_weights(dmd->ctx, &desc, dmd->ratios.weights));
     dmd->ratios.weighed = true;
     return XD_OK;
 }
@@ -120,10 +120,9 @@ XD_PRIVATE xd_result xdi_dmd_undo_weigh(xd_dmd *d) {
 XD_PRIVATE xd_result xdi_dmd_take_weights(xd_dmd *d, int64_t leaf, int64_t samples, const double **out) {
     xdi_dmd_ratios *r = &d->ratios;
     if (!d->desc.gan.fdistill.on) return XD_OK;
-    XD_REQUIRE(
-        d->ctx, r->weighed && r->first[leaf] >= 0, XD_ERROR_STATE,
-        "leaf %lld has no weights of f-distill: xd_dmd_ratios of all leaves and xd_dmd_weigh come first",
-        (long long)leaf);
+    XD_REQUIRE(d->ctx, r->weighed && r->first[leaf] >= 0, XD_ERROR_STATE,
+               "micro-batch %lld of %lld has no weights of f-distill, which only xd_dmd_step computes",
+               (long long)leaf, (long long)d->leaves);
     XD_REQUIRE(d->ctx, r->samples[leaf] == samples, XD_ERROR_STATE,
                "leaf %lld has weights of %lld samples, and now has %lld", (long long)leaf,
                (long long)r->samples[leaf], (long long)samples);
@@ -134,16 +133,13 @@ XD_PRIVATE xd_result xdi_dmd_take_weights(xd_dmd *d, int64_t leaf, int64_t sampl
 
 /* ---- bins ---- */
 
-XD_API xd_result xd_dmd_bins(xd_dmd *dmd, double *out) {
-    XDI_GIVEN_OF(dmd, out);
+XD_PRIVATE xd_result xdi_dmd_bins(xd_dmd *dmd, double *out) {
     XD_TRY(xdi_dmd_check_on(dmd));
     const size_t bytes = (size_t)dmd->desc.gan.fdistill.bins * sizeof *out;
     return bytes > 0 ? xd_read(dmd->ctx, out, dmd->ratios.bins, bytes) : XD_OK;
 }
 
-XD_API xd_result xd_dmd_set_bins(xd_dmd *dmd, const double *values, int count) {
-    XDI_GIVEN(dmd ? dmd->ctx : NULL, dmd);
-    XDI_GIVEN_LIST(dmd->ctx, values, count);
+XD_PRIVATE xd_result xdi_dmd_set_bins(xd_dmd *dmd, const double *values, int count) {
     XD_TRY(xdi_dmd_check_on(dmd));
     XD_REQUIRE(dmd->ctx, count == dmd->desc.gan.fdistill.bins, XD_ERROR_ARGUMENT,
                "%d values for the %d bins of f-distill", count, dmd->desc.gan.fdistill.bins);

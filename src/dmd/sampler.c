@@ -56,11 +56,11 @@ static xd_result xdi_sampler_check_list(xd_ctx *ctx, const xd_sampler_desc *s) {
                s->list ? "" : " without a list of times");
     XD_REQUIRE(ctx, s->kind != XD_SAMPLER_SDE || s->steps <= XDI_DMD_FRESH_STEPS, XD_ERROR_ARGUMENT,
                "new noise between %d times; there are numbers for %d", s->steps, XDI_DMD_FRESH_STEPS);
-    XD_TRY(xd_noise_steps_check(ctx, &s->schedule, s->steps, s->list, (int64_t)s->steps + 1));
+    XD_TRY(xdi_noise_check_steps(ctx, &s->schedule, s->steps, s->list, (int64_t)s->steps + 1));
     if (s->list_dtype == XD_DTYPE_F32) XD_TRY(xdi_noise_check_list_f32(ctx, s->list, (int64_t)s->steps + 1));
     for (int i = 0; i < s->steps; i++) {
         xd_noise_level level = { 0.0, 0.0, 0.0, 0.0 };
-        XD_TRY(xd_noise_level_at(ctx, &s->schedule, s->list[i], &level));
+        XD_TRY(xdi_noise_level_at(ctx, &s->schedule, s->list[i], &level));
         XD_REQUIRE(ctx,
                    !xdi_sampler_has_slope(s->kind) ||
                        (isfinite(level.alpha_rate) && isfinite(level.sigma_rate)),
@@ -103,15 +103,15 @@ static xd_result xdi_sampler_check_sizes(xd_ctx *ctx, const xd_sampler_desc *s) 
 
 static xd_result xdi_sampler_check(xd_ctx *ctx, const xd_sampler_desc *s) {
     const xd_dtype dtype = s->network_dtype ? s->network_dtype : XD_DTYPE_F32;
-    XD_TRY(xd_noise_check(ctx, &s->schedule));
+    XD_TRY(xdi_noise_check(ctx, &s->schedule));
     XD_REQUIRE(ctx, s->network.forward, XD_ERROR_ARGUMENT,
                "the network of a sampler of %d steps has no forward", s->steps);
-    XD_TRY(xd_prediction_check(ctx, &s->schedule, s->network.predicts, s->v_is_flow));
+    XD_TRY(xdi_prediction_check(ctx, &s->schedule, s->network.predicts, s->v_is_flow));
     XD_TRY(xdi_sampler_check_list(ctx, s));
     XD_TRY(xdi_sampler_check_guidance(ctx, s));
     XD_REQUIRE(ctx, s->network_scale >= 0.0 && isfinite(s->network_scale), XD_ERROR_ARGUMENT,
                "times for networks, times %g", s->network_scale);
-    XD_REQUIRE(ctx, !isnan(xd_noise_network_time(0.5, s->network_scale, dtype)), XD_ERROR_DTYPE,
+    XD_REQUIRE(ctx, !isnan(xdi_noise_network_time(0.5, s->network_scale, dtype)), XD_ERROR_DTYPE,
                "times for networks as %s", xd_dtype_name(s->network_dtype));
     XD_REQUIRE(ctx, s->list_dtype == XD_DTYPE_NONE || s->list_dtype == XD_DTYPE_F32, XD_ERROR_DTYPE,
                "times of a list as %s; NONE and F32 are possible", xd_dtype_name(s->list_dtype));
@@ -351,8 +351,7 @@ XD_API xd_result xd_sampler_run(xd_sampler *sampler, const xd_dmd_batch *batch, 
                                                 : xdi_sampler_few(sampler, batch, out);
 }
 
-XD_API xd_result xd_sampler_noise(xd_sampler *sampler, const xd_dmd_batch *batch, void *out) {
-    XDI_GIVEN(sampler ? sampler->d.ctx : NULL, sampler, batch);
+XD_PRIVATE xd_result xdi_sampler_noise(xd_sampler *sampler, const xd_dmd_batch *batch, void *out) {
     XD_TRY(xdi_sampler_check_batch(sampler, batch, out));
     return xdi_dmd_normals(&sampler->d, xdi_dmd_at(XD_DMD_STUDENT, XD_STREAM_STUDENT_NOISE, batch), out);
 }

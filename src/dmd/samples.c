@@ -88,7 +88,7 @@ static bool xdi_sample_layout(xdi_sample_call *call, xd_arena *arena) {
                               ranks > 1 ? ranks * record : 0,
                               sizeof(double) };
     for (int i = 0; i < 7; i++)
-        if (!xd_arena_take(arena, sizes[i], &at[i])) return false;
+        if (!xdi_arena_take(arena, sizes[i], &at[i])) return false;
     if (!arena->base) return true;
     a->parts = xdi_sample_words_at(arena, at[0]);
     a->sums = chunks == 1 ? a->parts : xdi_sample_words_at(arena, at[1]);

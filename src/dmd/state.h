@@ -64,7 +64,7 @@ typedef struct xdi_dmd_ratios {
     double *times;    /* [rows] */
     double *weights;  /* [rows] */
     double *bins;     /* [bins] */
-    double *earlier;  /* [bins] before the last xd_dmd_weigh */
+    double *earlier;  /* [bins] before the last xdi_dmd_weigh */
     int64_t *first;   /* [leaves] on the host: a leaf's first row; -1: it has none */
     int64_t *samples; /* [leaves] on the host */
     int64_t rows;
@@ -225,6 +225,20 @@ XD_PRIVATE xd_result xdi_dmd_take_weights(xd_dmd *d, int64_t leaf, int64_t sampl
 XD_PRIVATE void xdi_dmd_forget_ratios(xd_dmd *d);
 XD_PRIVATE xd_result xdi_dmd_undo_weigh(xd_dmd *d);
 
+/* f-distill's weights of a step: adversary.c: logits of each micro-batch, ratios.c: once weights of all, then xd_dmd_student for
+ * each. Collective as xd_dmd_student, and over xd_dmd_desc.data. Errors: STATE (no f-distill), those of xd_dmd_student and
+ * xdi_fdistill_weights. */
+XD_PRIVATE xd_result xdi_dmd_collect_ratios(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch);
+XD_PRIVATE xd_result xdi_dmd_weigh(xd_dmd *dmd);
+
+/* ratios.c: returns and sets the bins: [xd_dmd_fdistill.bins] mean ratios by time, initially 1, equal on all ranks. Waits for a
+ * GPU. Errors: STATE (no f-distill), ARGUMENT (count, values not finite and > 0). */
+XD_PRIVATE xd_result xdi_dmd_bins(xd_dmd *dmd, double *out);
+XD_PRIVATE xd_result xdi_dmd_set_bins(xd_dmd *dmd, const double *values, int count);
+
+/* sampler.c: the noise of a sampler's samples, before sigma. */
+XD_PRIVATE xd_result xdi_sampler_noise(xd_sampler *sampler, const xd_dmd_batch *batch, void *out);
+
 /* tensors.c: what each loss gets besides its tensors, which have so many numbers to a sample; leaf.c: adds the value of the last
  * loss. */
 XD_PRIVATE xd_sample_common xdi_dmd_common(const xd_dmd *d, int64_t numbers);
@@ -240,6 +254,11 @@ XD_PRIVATE size_t xdi_dmd_guidance_workspace(const xd_dmd *d);
 
 /* guidance.c: what settings say of a role: its scale, and how much it is rescaled. */
 XD_PRIVATE xd_guidance xdi_dmd_guidance(const xd_dmd_desc *desc, xd_dmd_role role);
+
+/* warm_up.c: the warm-up term of one micro-batch; adds to values->regression. Collective and errors as of xd_dmd_student; STATE
+ * (no substeps, a schedule other than FLOW). */
+XD_PRIVATE xd_result xdi_dmd_warm_up(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch,
+                                     xd_dmd_values *values);
 
 /* warm_up.c: noises of a step of warm-up. */
 XD_PRIVATE int64_t xdi_dmd_warm_up_samples(const xd_dmd *d);

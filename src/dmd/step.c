@@ -2,7 +2,7 @@
 
 #include "base/internal.h"
 #include "dmd/state.h"
-#include "model/internal.h"
+#include "model/parallel_internal.h"
 
 #include <string.h>
 
@@ -50,7 +50,7 @@ static xd_result xdi_dmd_open_leaf(xd_dmd *d, const xdi_dmd_source *source, int6
 static xd_result xdi_dmd_leaf(xd_dmd *d, const xdi_dmd_source *source, int64_t k, xd_dmd_batch *batch,
                               xd_dmd_values *values) {
     XD_TRY(xdi_dmd_open_leaf(d, source, k, batch));
-    if (source->warm_up) return xd_dmd_warm_up(d, k, batch, values);
+    if (source->warm_up) return xdi_dmd_warm_up(d, k, batch, values);
     if (source->turns[XD_DMD_STUDENT]) XD_TRY(xd_dmd_student(d, k, batch, values));
     if (source->turns[XD_DMD_FAKE_SCORE]) XD_TRY(xd_dmd_fake_score(d, k, batch, values));
     if (source->turns[XD_DMD_DISCRIMINATOR]) XD_TRY(xd_dmd_discriminator(d, k, batch, values));
@@ -76,11 +76,11 @@ static xd_result xdi_dmd_look_ahead(xd_dmd *d, const xdi_dmd_source *source, xd_
     for (int64_t k = 0; k < d->leaves && result == XD_OK; k++) {
         xd_dmd_batch batch;
         result = xdi_dmd_open_leaf(d, source, k, &batch);
-        if (result == XD_OK) result = xd_dmd_ratios(d, k, &batch);
+        if (result == XD_OK) result = xdi_dmd_collect_ratios(d, k, &batch);
         d->beyond = -1;
     }
     XD_TRY(xdi_dmd_agree(&d->desc, result)); /* nobody waits for the weights of a rank that has failed */
-    return xd_dmd_weigh(d);
+    return xdi_dmd_weigh(d);
 }
 
 /* ---- what all ranks know ---- */

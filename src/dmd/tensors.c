@@ -1,6 +1,7 @@
 /* What distribution matching draws, sums of two tensors, and what all of its losses get besides theirs. */
 
 #include "base/internal.h"
+#include "dmd/internal.h"
 #include "dmd/state.h"
 
 #include <string.h>
@@ -117,7 +118,7 @@ XD_PRIVATE void xdi_dmd_set_time(const xd_dmd *d, const xdi_dmd_times *times, in
     const xd_dtype dtype = d->desc.network_dtype;
     times->exact[row] = t;
     times->network[row] =
-        xd_noise_network_time(t, d->desc.network_scale, dtype == XD_DTYPE_NONE ? XD_DTYPE_F32 : dtype);
+        xdi_noise_network_time(t, d->desc.network_scale, dtype == XD_DTYPE_NONE ? XD_DTYPE_F32 : dtype);
 }
 
 XD_PRIVATE xd_result xdi_dmd_draw_times(xd_dmd *d, xdi_dmd_where where, const xd_time_sampler *sampler,
@@ -127,9 +128,9 @@ XD_PRIVATE xd_result xdi_dmd_draw_times(xd_dmd *d, xdi_dmd_where where, const xd
     if (own && own->numbers) {
         XD_TRY(own->numbers(own->user, &draw, sampler, d->draws));
         for (int64_t i = 0; i < where.samples; i++)
-            XD_TRY(xd_time_of_draw(d->ctx, sampler, d->draws[i], &d->draws[i]));
+            XD_TRY(xdi_time_of_draw(d->ctx, sampler, d->draws[i], &d->draws[i]));
     } else {
-        XD_TRY(xd_times_draw(d->ctx, sampler, &draw.random, where.samples, d->draws));
+        XD_TRY(xdi_times_of_samples(d->ctx, sampler, &draw.random, where.samples, d->draws));
     }
     for (int64_t i = 0; i < where.samples; i++) xdi_dmd_set_time(d, out, i, d->draws[i]);
     return XD_OK;

@@ -1,6 +1,7 @@
 /* What networks are given and what their predictions say, at one time and down a list of times. */
 
 #include "base/internal.h"
+#include "dmd/internal.h"
 #include "dmd/state.h"
 
 #include <string.h>
@@ -93,7 +94,7 @@ XD_PRIVATE xd_result xdi_dmd_begin(xd_dmd *d, const void *noise, int64_t samples
     xd_noise_level level = { 0.0, 0.0, 0.0, 0.0 };
     xd_rows none;
     memset(&none, 0, sizeof none);
-    XD_TRY(xd_noise_level_at(d->ctx, &d->desc.schedule, d->desc.rungs.list[0], &level));
+    XD_TRY(xdi_noise_level_at(d->ctx, &d->desc.schedule, d->desc.rungs.list[0], &level));
     for (int64_t i = 0; i < samples; i++) d->host_mixes[i].c0 = level.sigma, d->host_mixes[i].c1 = 0.0;
     xdi_dmd_set_times(d, &d->input, samples, xdi_dmd_rung_time(d, 0));
     return xdi_dmd_mix(d, xdi_dmd_rows(d, noise, samples), none,
@@ -163,7 +164,7 @@ XD_PRIVATE xd_result xdi_dmd_guide(xd_dmd *d, const xd_dmd_batch *batch, xdi_dmd
     for (int64_t i = 0; i < batch->samples; i++) d->host_mixes[i].c0 = 1.0, d->host_mixes[i].c1 = 0.0;
     XD_TRY(xdi_dmd_mix(d, raw, raw, conditional));
     XD_TRY(xdi_dmd_infer(d, batch, batch->negative, at));
-    for (int64_t i = 0; i < batch->samples; i++) d->host_mixes[i] = xd_guidance_mix(d->desc.guidance_scale);
+    for (int64_t i = 0; i < batch->samples; i++) d->host_mixes[i] = xdi_guidance_mix(d->desc.guidance_scale);
     return xdi_dmd_mix(d, conditional, raw, raw);
 }
 

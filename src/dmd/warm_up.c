@@ -89,8 +89,8 @@ static xd_result xdi_dmd_check_warm_up(const xd_dmd *d, int64_t leaf, const xd_d
     return xdi_dmd_check_guidance(d, batch, XD_DMD_TEACHER);
 }
 
-XD_API xd_result xd_dmd_warm_up(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch, xd_dmd_values *values) {
-    XDI_GIVEN_OF(dmd, batch);
+XD_PRIVATE xd_result xdi_dmd_warm_up(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch,
+                                     xd_dmd_values *values) {
     XD_TRY(xdi_dmd_check_warm_up(dmd, leaf, batch));
     dmd->noised_leaf = -1;
     XD_TRY(xdi_dmd_take_noise(dmd, XD_DMD_TEACHER, batch));

@@ -64,7 +64,7 @@ static const xdi_safetensors_type *xdi_safetensors_find_type(const char *name) {
 /* The type of a tensor; both outputs are empty for one that the format does not have. */
 static void xdi_safetensors_set_type(xd_safetensors_info *info, const char *name) {
     const xdi_safetensors_type *type = xdi_safetensors_find_type(name);
-    info->dtype = strcmp(name, "NONE") == 0 ? XD_DTYPE_NONE : xd_dtype_from_name(name);
+    info->dtype = strcmp(name, "NONE") == 0 ? XD_DTYPE_NONE : xdi_dtype_from_name(name);
     info->type = type ? type->name : info->dtype != XD_DTYPE_NONE ? xd_dtype_name(info->dtype) : NULL;
 }
 

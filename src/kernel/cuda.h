@@ -32,7 +32,7 @@ typedef struct xd_cuda_desc {
 /* Graph capture: losses and optimizers do not wait or copy to the host; only xd_read does. With a workspace they allocate
  * nothing, so a graph can capture a step. Its device memory must not move. Optimizers and averages keep the list of their
  * arrays on the device and copy changes only. A list that a graph reads is fixed. Other arrays then go as kernel arguments,
- * in more launches. xd_row_stats, its group and top-k selections allocate device memory in each call. */
+ * in more launches. xd_log_probs and top-k selections allocate device memory in each call. */
 
 /* Makes ctx compute on the calling thread's current device: pointers to elements, statistics, results and statuses are then
  * device addresses. Descs and lists stay on the host. Checks the device, loads every kernel, and logs a warning if another

@@ -146,7 +146,7 @@ static bool xdi_head_layout(xdi_head_plan *p, bool invariant, xd_arena *arena) {
     if (!xdi_loss_layout(&p->loss, p->chunk, arena)) return false;
     for (int i = 0; i < 6; i++) {
         size_t offset;
-        if (!xd_arena_take(arena, sizes[i], &offset)) return false;
+        if (!xdi_arena_take(arena, sizes[i], &offset)) return false;
         at[i] = arena->base ? arena->base + offset : NULL;
     }
     p->student = (float *)at[0];
@@ -187,7 +187,11 @@ static xd_result xdi_head_prepare(xd_ctx *ctx, const xd_head_loss_desc *desc, xd
     const xd_leaves tiles = { (v.begin + XD_HEAD_TILE - 1) / XD_HEAD_TILE,
                               (p->columns + XD_HEAD_TILE - 1) / XD_HEAD_TILE,
                               (v.size + XD_HEAD_TILE - 1) / XD_HEAD_TILE };
-    return xd_leaf_stack_create(ctx, tiles, p->chunk * p->width, &p->leaves);
+    xd_leaf_stack_desc leaves;
+    memset(&leaves, 0, sizeof leaves);
+    leaves.leaves = tiles;
+    leaves.elements = p->chunk * p->width;
+    return xd_leaf_stack_create(ctx, &leaves, &p->leaves);
 }
 
 /* ---- one chunk ---- */

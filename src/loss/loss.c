@@ -111,7 +111,7 @@ XD_PRIVATE bool xdi_loss_layout(xdi_loss_plan *plan, int64_t rows_at_once, xd_ar
                            &most))
         return false;
     for (int i = 0; i < 7; i++)
-        if (!xd_arena_take(arena, sizes[i], &at[i])) return false;
+        if (!xdi_arena_take(arena, sizes[i], &at[i])) return false;
     if (!arena->base) return true;
     plan->row_scale = (double *)(void *)(arena->base + at[0]);
     plan->args.row_scale = plan->row_scale;

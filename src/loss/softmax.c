@@ -1,5 +1,6 @@
-/* Log-softmax of chosen ids, and its gradient. */
+/* Log-probabilities of split rows, and their gradients. */
 
+#include "kernel/ids.h"
 #include "loss/internal.h"
 #include "loss/softmax.h"
 
@@ -64,8 +65,8 @@ static void xdi_softmax_close(xd_ctx *ctx, xdi_softmax_exchange *x) {
     xdi_call_memory_done(ctx, x->everyones);
 }
 
-XD_API xd_result xd_row_stats(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature,
-                              double *log_sum_exp, int64_t *argmax) {
+XD_PRIVATE xd_result xdi_row_stats(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature,
+                                   double *log_sum_exp, int64_t *argmax) {
     XDI_GIVEN(ctx, ctx, vocab);
     xdi_softmax_exchange x;
     xd_result result = xdi_softmax_open(ctx, vocab, &logits, temperature, XD_SOFTMAX_PARTS, XD_OK, &x);
@@ -81,42 +82,26 @@ XD_API xd_result xd_row_stats(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits
 /* log_sum_exp of every row in device memory, the same on all ranks. */
 static xd_result xdi_softmax_lse(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits,
                                  double temperature, const xd_rows *other, const char *name, double **lse) {
-    const int64_t rows = logits->rows > 0 ? logits->rows : 0; /* xd_row_stats refuses negative ones */
+    const int64_t rows = logits->rows > 0 ? logits->rows : 0; /* xdi_row_stats refuses negative ones */
     xd_result result = other ? xdi_vocab_check_rows(ctx, vocab, name, other, logits->rows) : XD_OK;
     *lse = result == XD_OK ? (double *)xdi_call_array(ctx, rows, 1, sizeof **lse) : NULL;
     if (result == XD_OK && !*lse)
         result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld rows", (long long)rows);
     result = xdi_vocab_agree(xd_vocab_describe(vocab).tp, NULL, result);
-    if (result == XD_OK) result = xd_row_stats(ctx, vocab, *logits, temperature, *lse, NULL);
+    if (result == XD_OK) result = xdi_row_stats(ctx, vocab, *logits, temperature, *lse, NULL);
     if (result == XD_OK) return XD_OK;
     xdi_call_memory_done(ctx, *lse);
     *lse = NULL;
     return result;
 }
 
-XD_API xd_result xd_log_softmax(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature,
-                                xd_rows out) {
-    XDI_GIVEN(ctx, ctx, vocab);
-    const xd_kernels *kernels = xd_ctx_kernels(ctx);
-    const xd_launch launch = xd_ctx_launch(ctx);
-    xd_softmax_args args;
-    double *lse;
-    XD_TRY(xdi_softmax_lse(ctx, vocab, &logits, temperature, &out, "out", &lse));
-    xdi_softmax_fill_args(vocab, &logits, temperature, &args);
-    args.log_sum_exp = lse;
-    args.out = out;
-    const xd_result result = kernels->softmax.write(&launch, &args);
-    xdi_call_memory_done(ctx, lse);
-    return result;
-}
-
-XD_API xd_result xd_log_softmax_backward(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
-                                         double temperature, xd_rows weight, xd_rows gradient) {
-    XDI_GIVEN(ctx, ctx, vocab);
+/* gradient = (weight - softmax sum_v weight) / temperature, the sum over the whole vocabulary. */
+static xd_result xdi_log_probs_all_backward(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
+                                            double temperature, xd_rows weight, xd_rows gradient) {
     xdi_softmax_exchange x;
     double *lse;
     XD_TRY(xdi_vocab_agree(xd_vocab_describe(vocab).tp, NULL,
-                           xdi_vocab_check_rows(ctx, vocab, "weight", &weight, logits.rows)));
+                           xdi_vocab_check_rows(ctx, vocab, "the gradient of all", &weight, logits.rows)));
     XD_TRY(xdi_softmax_lse(ctx, vocab, &logits, temperature, &gradient, "gradient", &lse));
     xd_result result = xdi_softmax_open(ctx, vocab, &weight, temperature, 1, XD_OK, &x);
     x.args.weights = weight;
@@ -185,40 +170,21 @@ static xd_result xdi_softmax_columns(xd_ctx *ctx, const xd_vocab *vocab, const x
     return result;
 }
 
-XD_API xd_result xd_gather_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, xd_ids ids, int64_t n,
-                                   int64_t ids_stride, float *values) {
-    XDI_GIVEN(ctx, ctx, vocab);
-    const xdi_softmax_pick pick = { ids, n, ids_stride, values, XD_DTYPE_F32, "values" };
-    return xdi_softmax_columns(ctx, vocab, &logits, 0.0, NULL, &pick);
-}
-
 XD_PRIVATE xd_result xdi_vocab_at_ids(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits, xd_ids ids,
                                       double *values) {
     const xdi_softmax_pick pick = { ids, 1, 1, values, XD_DTYPE_F64, "values" };
     return xdi_softmax_columns(ctx, vocab, logits, 0.0, NULL, &pick);
 }
 
-XD_API xd_result xd_target_log_probs(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature,
-                                     xd_ids ids, float *log_probs) {
-    XDI_GIVEN(ctx, ctx, vocab);
-    double *lse;
-    XD_TRY(xdi_softmax_lse(ctx, vocab, &logits, temperature, NULL, NULL, &lse));
-    const xdi_softmax_pick pick = { ids, 1, 1, log_probs, XD_DTYPE_F32, "log_probs" };
-    const xd_result result = xdi_softmax_columns(ctx, vocab, &logits, temperature, lse, &pick);
-    xdi_call_memory_done(ctx, lse);
-    return result;
-}
-
-XD_API xd_result xd_target_log_probs_backward(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
-                                              double temperature, xd_ids ids, const float *weight,
-                                              xd_rows gradient) {
-    XDI_GIVEN(ctx, ctx, vocab);
+/* gradient = (onehot(id) - softmax) weight[t] / temperature */
+static xd_result xdi_log_probs_ids_backward(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
+                                            double temperature, xd_ids ids, const float *weight,
+                                            xd_rows gradient) {
     const xd_kernels *kernels = xd_ctx_kernels(ctx);
     const xd_launch launch = xd_ctx_launch(ctx);
     xd_softmax_args args;
     double *lse;
-    xd_result mine = xdi_softmax_check_ids(ctx, &ids, logits.rows, 1);
-    if (mine == XD_OK && logits.rows > 0) mine = XDI_CHECK_GIVEN(ctx, weight);
+    const xd_result mine = xdi_softmax_check_ids(ctx, &ids, logits.rows, 1);
     XD_TRY(xdi_vocab_agree(xd_vocab_describe(vocab).tp, NULL, mine));
     XD_TRY(xdi_softmax_lse(ctx, vocab, &logits, temperature, &gradient, "gradient", &lse));
     xdi_softmax_fill_args(vocab, &logits, temperature, &args);
@@ -232,8 +198,8 @@ XD_API xd_result xd_target_log_probs_backward(xd_ctx *ctx, const xd_vocab *vocab
 }
 
 static xd_result xdi_softmax_check_positions(xd_ctx *ctx, const xd_positions *positions, int64_t rows) {
-    XD_REQUIRE(ctx, positions->labels.data, XD_ERROR_ARGUMENT, "positions have no labels");
-    XD_REQUIRE(ctx, positions->count == rows, XD_ERROR_SHAPE, "%lld positions but logits have %lld rows",
+    XD_REQUIRE(ctx, positions->labels.data, XD_ERROR_ARGUMENT, "counted has no labels for accuracy");
+    XD_REQUIRE(ctx, positions->count == rows, XD_ERROR_SHAPE, "counted has %lld rows but logits have %lld",
                (long long)positions->count, (long long)rows);
     return xdi_vocab_check_ids(ctx, "labels", &positions->labels);
 }
@@ -249,7 +215,7 @@ static xd_result xdi_softmax_accuracy(xd_ctx *ctx, const xd_vocab *vocab, const 
     uint8_t *hits = (uint8_t *)(argmax + logits->rows);
     xd_positions right = *positions; /* those where the argmax is the label */
     right.mask = hits;
-    xd_result result = xd_row_stats(ctx, vocab, *logits, 0.0, NULL, argmax);
+    xd_result result = xdi_row_stats(ctx, vocab, *logits, 0.0, NULL, argmax);
     XD_TRY(xdi_vocab_agree(NULL, comm, result));
     XD_TRY(kernels->softmax.hits(&launch, argmax, positions->labels, positions->mask, logits->rows, hits));
     XD_TRY(xd_denominator_count(ctx, comm, positions, 1, counted));
@@ -257,20 +223,107 @@ static xd_result xdi_softmax_accuracy(xd_ctx *ctx, const xd_vocab *vocab, const 
     return kernels->rows.ratio(&launch, hit, counted, out);
 }
 
-XD_API xd_result xd_accuracy(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
-                             const xd_positions *positions, xd_comm *comm, double *out) {
-    XDI_GIVEN(ctx, ctx, vocab);
-    void *memory = NULL;
-    xd_result result = XDI_CHECK_GIVEN(ctx, positions, out);
-    if (result == XD_OK) result = xdi_softmax_check_positions(ctx, positions, logits.rows);
-    if (result == XD_OK) {
-        const int64_t heads = (int64_t)(2 * sizeof(xd_denominator)); /* more rows than the two take */
-        const int64_t rows = logits.rows <= INT64_MAX - heads ? logits.rows + heads : -1;
-        memory = xdi_call_array(ctx, rows, 1, sizeof(int64_t) + 1);
-        if (!memory) result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld rows", (long long)logits.rows);
-    }
-    result = xdi_vocab_agree(xd_vocab_describe(vocab).tp, comm, result);
-    if (result == XD_OK) result = xdi_softmax_accuracy(ctx, vocab, &logits, positions, comm, memory, out);
+/* Accuracy with its memory. `positions` is checked. */
+static xd_result xdi_log_probs_accuracy(xd_ctx *ctx, const xd_log_probs_desc *d) {
+    const int64_t heads = (int64_t)(2 * sizeof(xd_denominator)); /* more rows than the two take */
+    const int64_t rows = d->logits.rows <= INT64_MAX - heads ? d->logits.rows + heads : -1;
+    void *memory = xdi_call_array(ctx, rows, 1, sizeof(int64_t) + 1);
+    xd_result result = XD_OK;
+    if (!memory) result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld rows", (long long)d->logits.rows);
+    result = xdi_vocab_agree(xd_vocab_describe(d->vocab).tp, d->comm, result);
+    if (result == XD_OK)
+        result = xdi_softmax_accuracy(ctx, d->vocab, &d->logits, &d->counted, d->comm, memory, d->accuracy);
     xdi_call_memory_done(ctx, memory);
     return result;
+}
+
+/* ---- the public calls ---- */
+
+static xdi_softmax_pick xdi_log_probs_pick(const xd_log_probs_desc *d, float *values, const char *name) {
+    const int64_t n = d->ids_per_row == 0 ? 1 : d->ids_per_row;
+    const xdi_softmax_pick pick = { d->ids, n, d->ids_shared ? 0 : n, values, XD_DTYPE_F32, name };
+    return pick;
+}
+
+/* What this rank can see to be wrong, before any exchange. */
+static xd_result xdi_log_probs_check(xd_ctx *ctx, const xd_log_probs_desc *d) {
+    const xdi_softmax_pick at_ids = xdi_log_probs_pick(d, d->at_ids, "at_ids");
+    XD_REQUIRE(ctx,
+               d->log_sum_exp || d->argmax || d->at_ids || d->logits_at_ids || d->all.data || d->accuracy ||
+                   d->logits.rows == 0,
+               XD_ERROR_ARGUMENT, "no output is given for %lld rows of %lld columns",
+               (long long)d->logits.rows, (long long)d->logits.cols);
+    XD_TRY(xdi_vocab_check_rows(ctx, d->vocab, "logits", &d->logits, -1));
+    XD_REQUIRE(ctx, d->temperature >= 0.0 && d->temperature < (double)INFINITY, XD_ERROR_ARGUMENT,
+               "temperature %g must be positive and finite", d->temperature);
+    if (d->all.data) XD_TRY(xdi_vocab_check_rows(ctx, d->vocab, "all", &d->all, d->logits.rows));
+    if (d->accuracy) XD_TRY(xdi_softmax_check_positions(ctx, &d->counted, d->logits.rows));
+    if (!d->at_ids && !d->logits_at_ids) return XD_OK;
+    const xdi_softmax_pick pick =
+        d->at_ids ? at_ids : xdi_log_probs_pick(d, d->logits_at_ids, "logits_at_ids");
+    return xdi_softmax_check_pick(ctx, d->vocab, d->logits.rows, &pick);
+}
+
+/* Those that need the sum of each row, which is d->log_sum_exp or memory of the call. */
+static xd_result xdi_log_probs_of_sums(xd_ctx *ctx, const xd_log_probs_desc *d, double *lse) {
+    const xdi_softmax_pick pick = xdi_log_probs_pick(d, d->at_ids, "at_ids");
+    const xd_launch launch = xd_ctx_launch(ctx);
+    xd_softmax_args args;
+    if (d->at_ids) XD_TRY(xdi_softmax_columns(ctx, d->vocab, &d->logits, d->temperature, lse, &pick));
+    if (!d->all.data) return XD_OK;
+    xdi_softmax_fill_args(d->vocab, &d->logits, d->temperature, &args);
+    args.log_sum_exp = lse;
+    args.out = d->all;
+    return xd_ctx_kernels(ctx)->softmax.write(&launch, &args);
+}
+
+XD_API xd_result xd_log_probs(xd_ctx *ctx, const xd_log_probs_desc *desc) {
+    XDI_GIVEN(ctx, ctx, desc);
+    XDI_GIVEN(ctx, desc->vocab);
+    const xd_log_probs_desc *d = desc;
+    const xdi_softmax_pick raw = xdi_log_probs_pick(d, d->logits_at_ids, "logits_at_ids");
+    const bool sums = d->at_ids || d->all.data, stats = sums || d->log_sum_exp || d->argmax;
+    double *lse = d->log_sum_exp, *taken = NULL;
+    xd_result result = xdi_log_probs_check(ctx, d);
+    if (result == XD_OK && sums && !lse) {
+        lse = taken = (double *)xdi_call_array(ctx, d->logits.rows, 1, sizeof *lse);
+        if (!lse) result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld rows", (long long)d->logits.rows);
+    }
+    result = xdi_vocab_agree(xd_vocab_describe(d->vocab).tp, d->accuracy ? d->comm : NULL, result);
+    if (result == XD_OK && stats)
+        result = xdi_row_stats(ctx, d->vocab, d->logits, d->temperature, lse, d->argmax);
+    if (result == XD_OK && d->logits_at_ids)
+        result = xdi_softmax_columns(ctx, d->vocab, &d->logits, 0.0, NULL, &raw);
+    if (result == XD_OK && d->accuracy) result = xdi_log_probs_accuracy(ctx, d);
+    if (result == XD_OK)
+        result = xdi_log_probs_of_sums(ctx, d, lse); /* the last: it may write over the logits */
+    xdi_call_memory_done(ctx, taken);
+    return result;
+}
+
+static xd_result xdi_log_probs_check_gradient(xd_ctx *ctx, const xd_log_probs_desc *d,
+                                              const xd_log_probs_gradient *g) {
+    const bool one = d->ids_per_row == 0 || d->ids_per_row == 1;
+    XD_REQUIRE(ctx, (g->at_ids != NULL) + (g->all.data != NULL) == 1 || d->logits.rows == 0,
+               XD_ERROR_ARGUMENT, "gradients by %d outputs are given: at_ids or all is needed, for %lld rows",
+               (g->at_ids != NULL) + (g->all.data != NULL), (long long)d->logits.rows);
+    XD_REQUIRE(ctx, !g->at_ids || (one && !d->ids_shared), XD_ERROR_ARGUMENT,
+               "the gradient is of 1 id a row, not of %lld%s", (long long)d->ids_per_row,
+               d->ids_shared ? " for all rows" : "");
+    return XD_OK;
+}
+
+XD_API xd_result xd_log_probs_backward(xd_ctx *ctx, const xd_log_probs_desc *desc,
+                                       const xd_log_probs_gradient *gradient) {
+    XDI_GIVEN(ctx, ctx, desc);
+    XDI_GIVEN(ctx, desc->vocab);
+    const xd_log_probs_desc *d = desc;
+    xd_result mine = XDI_CHECK_GIVEN(ctx, gradient);
+    if (mine == XD_OK) mine = xdi_log_probs_check_gradient(ctx, d, gradient);
+    XD_TRY(xdi_vocab_agree(xd_vocab_describe(d->vocab).tp, NULL, mine));
+    if (gradient->all.data)
+        return xdi_log_probs_all_backward(ctx, d->vocab, d->logits, d->temperature, gradient->all,
+                                          gradient->logits);
+    return xdi_log_probs_ids_backward(ctx, d->vocab, d->logits, d->temperature, d->ids, gradient->at_ids,
+                                      gradient->logits);
 }

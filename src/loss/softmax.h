@@ -5,47 +5,43 @@
 #include "loss/vocab.h"
 #include "kernel/types.h"
 
-/* Row statistics over a split vocabulary. Numbers of one token are f32, sums are double; all arithmetic is double.
- * Collective over the vocabulary's group, the same bits on all ranks. Takes [T, tp] memory: a CPU context retains it, a GPU
- * allocates it for the call. GPU arrays and results are device memory. Logits of -infinity have probability zero; NaN and
- * +infinity propagate in a row.
- * Errors: SHAPE, DTYPE, ARGUMENT (temperature), MISMATCH (rows differ between ranks), MEMORY. */
+/* Log-probabilities of rows whose columns are split over ranks, and what evaluations take from them. Outputs that are NULL, or
+ * without data, are not computed. On a GPU arrays are device memory. Numbers of one token are f32, sums double. */
+typedef struct xd_log_probs_desc {
+    const xd_vocab *vocab; /* required */
+    xd_rows logits;        /* required; [T, V/tp] f32 or bf16 */
+    double temperature;    /* divides logits; 0 -> 1 */
+    xd_ids ids;            /* [T, ids_per_row] global ids, for the outputs at ids */
+    int64_t ids_per_row;   /* 0 -> 1 */
+    bool ids_shared;       /* ids is one list [ids_per_row] for all rows */
+    xd_positions counted;  /* rows and labels of accuracy */
+    xd_comm *comm;         /* ranks with other positions of accuracy; NULL -> none */
+    /* Outputs, at least one. */
+    double *log_sum_exp;  /* [T] of logits / temperature; -infinity for a row of only -infinity */
+    int64_t *argmax;      /* [T]; ties: lowest id */
+    float *at_ids;        /* [T, ids_per_row]; NaN for an id outside the vocabulary */
+    float *logits_at_ids; /* the same of the logits themselves */
+    xd_rows all;      /* [T, V/tp] of this rank's columns, not padding; may be logits; data NULL -> none */
+    double *accuracy; /* weighted share of counted rows with the label as argmax; 0 without counted rows */
+} xd_log_probs_desc;
 
-/* Returns log_sum_exp[T] of logits/temperature (0 -> 1) and argmax[T], ties: lowest id; either may be NULL. A row of only
- * -infinity has log_sum_exp -infinity. */
-XD_API xd_result xd_row_stats(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature,
-                              double *log_sum_exp, int64_t *argmax);
+/* Computes the outputs of desc. Collective over the vocabulary's group, with accuracy also over comm; the same bits on all
+ * ranks. Takes [T, tp] memory: a CPU context retains it, a GPU allocates it for the call. NaN and +infinity propagate in their
+ * row.
+ * Errors, outputs untouched: SHAPE, DTYPE, ARGUMENT (temperature; nothing asked for; shared id outside the vocabulary, on a GPU
+ * NaN; weights that xd_denominator_count refuses, on a GPU NaN), MISMATCH (rows differ between ranks), MEMORY. */
+XD_API xd_result xd_log_probs(xd_ctx *ctx, const xd_log_probs_desc *desc);
 
-/* out[t, c] = logits[t, c] / temperature - log_sum_exp[t] for this rank's columns, not padding; out may be logits. */
-XD_API xd_result xd_log_softmax(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature,
-                                xd_rows out);
+/* Gradients of a loss by log-probabilities: one of the first two. */
+typedef struct xd_log_probs_gradient {
+    const float *at_ids; /* [T] d loss / d at_ids, one id a row; NULL -> of all */
+    xd_rows all;         /* [T, V/tp] d loss / d all; data NULL -> of at_ids */
+    xd_rows logits;      /* required; output [T, V/tp], d loss / d logits; may be logits or all */
+} xd_log_probs_gradient;
 
-/* Gradient of xd_log_softmax. The sum is over the whole vocabulary; weight and gradient are [T, V/tp]; gradient may be
- * weight or logits.
- *
- *     gradient = (weight - softmax sum_v weight) / temperature */
-XD_API xd_result xd_log_softmax_backward(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
-                                         double temperature, xd_rows weight, xd_rows gradient);
-
-/* Returns log_probs[T] of ids under softmax(logits / temperature); NaN for an id outside the vocabulary. */
-XD_API xd_result xd_target_log_probs(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature,
-                                     xd_ids ids, float *log_probs);
-
-/* gradient = (onehot(id) - softmax) weight[t] / temperature of xd_target_log_probs; zero for an id outside the vocabulary or
- * weight 0. gradient may be logits. */
-XD_API xd_result xd_target_log_probs_backward(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
-                                              double temperature, xd_ids ids, const float *weight,
-                                              xd_rows gradient);
-
-/* values[t, j] = logits[t, ids[t, j]], [T, n]. ids_stride is n, or 0 for one shared list. Id outside the vocabulary:
- * ARGUMENT if shared on the host, else NaN. */
-XD_API xd_result xd_gather_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, xd_ids ids, int64_t n,
-                                   int64_t ids_stride, float *values);
-
-/* Returns the weighted share of counted positions with the label as argmax, over comm (NULL -> this rank). Nothing counted:
- * 0. positions has labels for the rows. Weights that xd_denominator_count refuses: ARGUMENT, on a GPU NaN. Also collective
- * over comm. */
-XD_API xd_result xd_accuracy(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits,
-                             const xd_positions *positions, xd_comm *comm, double *out);
+/* Computes d loss / d logits. Of desc the inputs are read. Zero for an id outside the vocabulary or a gradient of 0. Collective
+ * over the vocabulary's group; memory and errors as xd_log_probs. */
+XD_API xd_result xd_log_probs_backward(xd_ctx *ctx, const xd_log_probs_desc *desc,
+                                       const xd_log_probs_gradient *gradient);
 
 #endif

@@ -52,7 +52,7 @@ typedef struct xd_topk_desc {
     const float *values;   /* [T, k]; NULL -> teacher */
     xd_topk_values values_kind;
     double values_temperature; /* of log-probabilities, equal to temperature; 0 -> 1 */
-    /* [T] ln sum_v e^(y_v/tau), from xd_row_stats: for LOGITS in TAIL and TRUNCATE */
+    /* [T] ln sum_v e^(y_v/tau), from xd_log_probs: for LOGITS in TAIL and TRUNCATE */
     const double *log_normaliser;
     xd_rows teacher;
     xd_topk_mode mode;                        /* the mass outside the ids; 0 -> TAIL */

@@ -176,7 +176,7 @@ static bool xdi_topk_kl_layout(xdi_topk_kl_plan *plan, xd_arena *arena) {
         return false;
     for (int i = 0; i < 15; i++) {
         size_t offset;
-        if (!xd_arena_take(arena, sizes[i], &offset)) return false;
+        if (!xdi_arena_take(arena, sizes[i], &offset)) return false;
         at[i] = arena->base ? arena->base + offset : NULL;
     }
     if (!arena->base) return true;

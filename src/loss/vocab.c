@@ -79,9 +79,21 @@ static xd_result xdi_vocab_fill(xd_vocab *vocab, const int64_t mine[3], int64_t 
     return vocab->memory->synchronize(&launch);
 }
 
-XD_API xd_result xd_vocab_create(xd_ctx *ctx, xd_comm *tp, xd_interval columns, int64_t size,
-                                 xd_vocab **out) {
+/* Columns of this rank in an even split. */
+static xd_interval xdi_vocab_even(const xd_comm *tp, int64_t size) {
+    const int64_t ranks = tp ? xd_comm_size(tp) : 1, rank = tp ? xd_comm_rank(tp) : 0;
+    const int64_t piece = size > 0 ? (size + ranks - 1) / ranks : 0;
+    const int64_t begin = rank * piece < size ? rank * piece : size;
+    const xd_interval columns = { begin, begin + piece < size ? begin + piece : size };
+    return columns;
+}
+
+XD_API xd_result xd_vocab_create(xd_ctx *ctx, const xd_vocab_desc *desc, xd_vocab **out) {
+    XDI_GIVEN(ctx, ctx, desc);
+    xd_comm *tp = desc->tp;
     XDI_GIVEN_TO_ALL(ctx, tp, ctx, out);
+    const int64_t size = desc->size;
+    const xd_interval columns = desc->columns ? *desc->columns : xdi_vocab_even(tp, size);
     const int64_t mine[3] = { columns.begin, columns.end, size };
     xd_vocab *vocab = xdi_vocab_new(ctx, tp);
     int64_t *all = vocab ? (int64_t *)xd_allocate(ctx, (size_t)vocab->ranks * sizeof mine) : NULL;
@@ -95,15 +107,6 @@ XD_API xd_result xd_vocab_create(xd_ctx *ctx, xd_comm *tp, xd_interval columns, 
     }
     *out = vocab;
     return XD_OK;
-}
-
-XD_API xd_result xd_vocab_create_even(xd_ctx *ctx, xd_comm *tp, int64_t size, xd_vocab **out) {
-    XDI_GIVEN_TO_ALL(ctx, tp, ctx, out);
-    const int64_t ranks = tp ? xd_comm_size(tp) : 1, rank = tp ? xd_comm_rank(tp) : 0;
-    const int64_t piece = size > 0 ? (size + ranks - 1) / ranks : 0;
-    const int64_t begin = rank * piece < size ? rank * piece : size;
-    const xd_interval columns = { begin, begin + piece < size ? begin + piece : size };
-    return xd_vocab_create(ctx, tp, columns, size, out);
 }
 
 XD_API void xd_vocab_destroy(xd_vocab *vocab) {
@@ -152,13 +155,6 @@ XD_API xd_result xd_status_check(xd_ctx *ctx, const xd_status *status) {
         (long long)status->label_out_of_range, (long long)status->not_finite, (long long)status->overflow,
         (long long)status->first_row, status->first_value);
     return XD_OK;
-}
-
-XD_API xd_result xd_read_status(xd_ctx *ctx, const xd_status *status) {
-    XDI_GIVEN(ctx, ctx, status);
-    xd_status host;
-    XD_TRY(xd_read(ctx, &host, status, sizeof host));
-    return xd_status_check(ctx, &host);
 }
 
 XD_PRIVATE xd_result xdi_rows_check(xd_ctx *ctx, const char *name, const xd_rows *rows) {

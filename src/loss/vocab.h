@@ -9,19 +9,19 @@
  * end - begin columns; further ones are padding: ignored, gradient zero. */
 typedef struct xd_vocab xd_vocab;
 
-/* Agrees on the columns of every rank.
- *
- *    tp       group that shares the vocabulary; NULL -> this rank has it all. Must outlive *out
- *    columns  global columns of this rank, as from xd_chunk; may be empty
- *    size     true columns over all ranks
- *
- * Collective over tp. Allocates a few words a rank, on host and device, until xd_vocab_destroy. Waits for a GPU.
- * Errors: SHAPE (shards in rank order have a gap, overlap or end before or after size), MISMATCH (sizes), MEMORY. */
-XD_API xd_result xd_vocab_create(xd_ctx *ctx, xd_comm *tp, xd_interval columns, int64_t size, xd_vocab **out);
+/* How to split a vocabulary. */
+typedef struct xd_vocab_desc {
+    int64_t size; /* required; true columns over all ranks */
+    xd_comm *tp;  /* group that shares the vocabulary; NULL -> this rank has it all. Must outlive the split */
+    /* Global columns of this rank, as from xd_chunk; may be empty. NULL -> an even split: rank r holds at most ceil(size / n)
+     * columns from r ceil(size / n). */
+    const xd_interval *columns;
+} xd_vocab_desc;
 
-/* As xd_vocab_create with an even split: rank r holds at most ceil(size / n) columns from r ceil(size / n). Collective over
- * tp; errors as xd_vocab_create. */
-XD_API xd_result xd_vocab_create_even(xd_ctx *ctx, xd_comm *tp, int64_t size, xd_vocab **out);
+/* Agrees on the columns of every rank. Collective over tp. Allocates a few words a rank, on host and device, until
+ * xd_vocab_destroy. Waits for a GPU.
+ * Errors: SHAPE (shards in rank order have a gap, overlap or end before or after size), MISMATCH (sizes), MEMORY. */
+XD_API xd_result xd_vocab_create(xd_ctx *ctx, const xd_vocab_desc *desc, xd_vocab **out);
 
 /* Frees it; local. NULL is fine. */
 XD_API void xd_vocab_destroy(xd_vocab *vocab);
@@ -39,10 +39,7 @@ typedef struct xd_vocab_info {
 /* Returns the split; pointers live as long as the object. Local. */
 XD_API xd_vocab_info xd_vocab_describe(const xd_vocab *vocab);
 
-/* Returns OK for a status without errors, else DATA with counts, row and value. Host memory. Local. */
+/* Returns OK for a status without errors, else DATA with counts, row and value. Host memory: xd_read copies a GPU's. Local. */
 XD_API xd_result xd_status_check(xd_ctx *ctx, const xd_status *status);
-
-/* The same for a status in device memory: xd_read, then xd_status_check. Local. */
-XD_API xd_result xd_read_status(xd_ctx *ctx, const xd_status *status);
 
 #endif

@@ -19,8 +19,8 @@ struct xd_bucket_plan {
     int shards; /* ranks of an instance */
     int64_t count;
     xd_bucket_param *params;
-    int64_t *start; /* [param_count] position of each parameter */
-    int64_t *home;  /* [param_count] its bucket */
+    int64_t *start;     /* [param_count] position of each parameter */
+    int64_t *bucket_of; /* [param_count] its bucket */
     xd_bucket *buckets;
 };
 
@@ -101,7 +101,7 @@ static bool xdi_bucket_lay_out(xd_bucket_plan *plan) {
         }
         if (at > XDI_BUCKET_NUMEL_MAX - plan->params[i].numel) return false;
         plan->start[i] = at;
-        plan->home[i] = plan->count;
+        plan->bucket_of[i] = plan->count;
         at += plan->params[i].numel;
         open++;
         if (at - begin < d->bucket_size && !alone && i > 0) continue;
@@ -130,8 +130,8 @@ XD_API xd_result xd_bucket_plan_create(xd_ctx *ctx, const xd_bucket_plan_desc *d
     plan->shards = d.ranks / d.instances;
     plan->buckets = (xd_bucket *)(void *)(plan + 1);
     plan->start = (int64_t *)(void *)(plan->buckets + d.param_count);
-    plan->home = plan->start + d.param_count;
-    plan->params = (xd_bucket_param *)(void *)(plan->home + d.param_count);
+    plan->bucket_of = plan->start + d.param_count;
+    plan->params = (xd_bucket_param *)(void *)(plan->bucket_of + d.param_count);
     if (d.param_count) memcpy(plan->params, d.params, (size_t)d.param_count * sizeof *d.params);
     plan->desc.params = plan->params;
     const bool laid_out = xdi_bucket_lay_out(plan);
@@ -171,7 +171,7 @@ XD_API xd_interval xd_bucket_plan_param(const xd_bucket_plan *plan, int64_t para
     xd_interval place;
     place.begin = plan->start[param];
     place.end = place.begin + plan->params[param].numel;
-    if (bucket) *bucket = plan->home[param];
+    if (bucket) *bucket = plan->bucket_of[param];
     return place;
 }
 
@@ -211,7 +211,7 @@ XD_API uint64_t xd_bucket_plan_hash(const xd_bucket_plan *plan) {
     const int64_t facts[4] = { d->param_count, plan->count, plan->shards, d->sharded };
     uint64_t hash = xd_hash(0, facts, sizeof facts);
     for (int64_t i = 0; i < d->param_count; i++) {
-        const int64_t place[3] = { plan->start[i], plan->params[i].numel, plan->home[i] };
+        const int64_t place[3] = { plan->start[i], plan->params[i].numel, plan->bucket_of[i] };
         hash = xd_hash(hash, place, sizeof place);
     }
     for (int64_t i = 0; i < plan->count; i++)

@@ -1,7 +1,7 @@
 /* Types in which stages take and put out values, and policies of precision by name. */
 
 #include "kernel/kernels.h"
-#include "model/internal.h"
+#include "model/build_internal.h"
 
 #include <string.h>
 

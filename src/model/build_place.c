@@ -1,6 +1,6 @@
 /* Where the stages of a pipeline are, and lists of hooks. */
 
-#include "model/internal.h"
+#include "model/build_internal.h"
 
 XD_PRIVATE int xdi_group_rank(const xd_comm *comm) {
     return comm ? xd_comm_rank(comm) : 0;

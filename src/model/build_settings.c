@@ -1,7 +1,7 @@
 /* Settings of a build: what is refused before anything is built, and what all ranks must say alike. */
 
 #include "comm/internal.h"
-#include "model/internal.h"
+#include "model/build_internal.h"
 
 #include <string.h>
 

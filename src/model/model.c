@@ -1,6 +1,6 @@
 /* The description of a model: blocks, weights, ties, their names and their order. */
 
-#include "model/internal.h"
+#include "model/describe_internal.h"
 #include "comm/topology.h"
 #include "tensor/interval.h"
 

@@ -2,7 +2,7 @@
 
 #include "comm/internal.h"
 #include "comm/mesh.h"
-#include "model/internal.h"
+#include "model/describe_internal.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -173,20 +173,20 @@ static xd_result xdi_model_report(const xdi_model_part *part, xd_comm *comm, int
 static xd_result xdi_model_part_agree(const xdi_model_part *part, xd_comm *comm) {
     xd_ctx *ctx = xd_comm_ctx(comm);
     const uint64_t hash = xdi_model_part_hash(part);
-    int64_t sent[3], most[3];
+    int64_t sent[3], max[3];
     XD_TRY(xd_agree(
         comm, part->model->sealed
                   ? XD_OK
                   : XD_FAIL(ctx, XD_ERROR_STATE, "the model is not sealed: xd_model_seal comes first")));
     memcpy(&sent[0], &hash, sizeof hash);
-    sent[1] = ~sent[0]; /* its maximum tells the minimum of the hashes */
+    sent[1] = ~sent[0]; /* its maximum is the complement of the minimum of the hashes */
     sent[2] = part->count;
-    XD_TRY(xd_all_reduce(comm, sent, most, 3, XD_DTYPE_I64, XD_MAX));
-    if (most[0] == ~most[1]) return XD_OK;
-    int64_t *hashes = (int64_t *)xd_allocate(ctx, ((size_t)most[2] + 1) * sizeof *hashes);
+    XD_TRY(xd_all_reduce(comm, sent, max, 3, XD_DTYPE_I64, XD_MAX));
+    if (max[0] == ~max[1]) return XD_OK;
+    int64_t *hashes = (int64_t *)xd_allocate(ctx, ((size_t)max[2] + 1) * sizeof *hashes);
     xd_result result = xd_agree(
-        comm, hashes ? XD_OK : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld hashes", (long long)most[2]));
-    if (result == XD_OK) result = xdi_model_report(part, comm, hashes, most[2]);
+        comm, hashes ? XD_OK : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld hashes", (long long)max[2]));
+    if (result == XD_OK) result = xdi_model_report(part, comm, hashes, max[2]);
     xd_release(ctx, hashes);
     return result;
 }

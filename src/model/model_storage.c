@@ -1,7 +1,7 @@
 /* Storage of a model's weights, and the list that optimizers take. */
 
 #include "kernel/internal.h"
-#include "model/internal.h"
+#include "model/describe_internal.h"
 
 #include <string.h>
 
@@ -15,13 +15,13 @@ static bool xdi_model_lay_out(xd_model *model, xd_arena *arena, xdi_take what) {
         size_t offset = 0;
         if (weight->owner != weight || (what == XDI_TAKE_BUFFERS && !weight->desc.buffer)) continue;
         if (!weight->value) {
-            if (!xd_arena_take(arena, (size_t)weight->count * xd_dtype_size(weight->desc.dtype), &offset))
+            if (!xdi_arena_take(arena, (size_t)weight->count * xd_dtype_size(weight->desc.dtype), &offset))
                 return false;
             if (give) weight->value = arena->base + offset;
         }
         if (what == XDI_TAKE_ALL && xdi_weight_is_trained(weight) && !weight->gradient) {
-            if (!xd_arena_take(arena, (size_t)weight->count * xd_dtype_size(weight->desc.gradient_dtype),
-                               &offset))
+            if (!xdi_arena_take(arena, (size_t)weight->count * xd_dtype_size(weight->desc.gradient_dtype),
+                                &offset))
                 return false;
             if (give) weight->gradient = arena->base + offset;
         }

@@ -61,7 +61,8 @@ static xd_result xdi_cache_validate(xd_ctx *ctx, const char *path, const xd_teac
 }
 
 static xd_result xdi_cache_begin(xd_teacher_cache_writer *w) {
-    if (!w->d.vocab) XD_TRY(xd_vocab_create_even(w->ctx, NULL, w->d.vocabulary, &w->own_vocab));
+    const xd_vocab_desc whole = { w->d.vocabulary, NULL, NULL };
+    if (!w->d.vocab) XD_TRY(xd_vocab_create(w->ctx, &whole, &w->own_vocab));
     w->vocab = w->d.vocab ? w->d.vocab : w->own_vocab;
     w->form = xdi_cache_form_of(&w->d);
     w->offset = XDI_CACHE_HEADER;
@@ -206,7 +207,7 @@ static bool xdi_cache_layout(const xd_teacher_cache_writer *w, int64_t rows, xd_
     const size_t sizes[7] = { entries, entries, 8 * n, 8 * n, 8 * n, n * sizeof(xd_fixed), bytes };
     for (int i = 0; i < 7; i++) {
         size_t offset;
-        if (!xd_arena_take(arena, sizes[i], &offset)) return false;
+        if (!xdi_arena_take(arena, sizes[i], &offset)) return false;
         blocks[i] = arena->base ? arena->base + offset : NULL;
     }
     r->values = (double *)blocks[0];
@@ -237,8 +238,8 @@ static xd_result xdi_cache_statistics(const xd_teacher_cache_writer *w, const xd
                                       xdi_cache_rows *r) {
     const int64_t rows = b->logits.rows;
     XD_TRY(xdi_vocab_topk(w->ctx, w->vocab, &b->logits, w->d.k, r->values, r->ids));
-    XD_TRY(xd_row_stats(w->ctx, w->vocab, b->logits, w->d.temperature, r->lse, NULL));
-    if (w->d.temperature != 1.0) XD_TRY(xd_row_stats(w->ctx, w->vocab, b->logits, 1.0, r->lse_one, NULL));
+    XD_TRY(xdi_row_stats(w->ctx, w->vocab, b->logits, w->d.temperature, r->lse, NULL));
+    if (w->d.temperature != 1.0) XD_TRY(xdi_row_stats(w->ctx, w->vocab, b->logits, 1.0, r->lse_one, NULL));
     XD_TRY(xdi_vocab_at_ids(w->ctx, w->vocab, &b->logits, xd_ids_of(b->next, XD_DTYPE_I32), r->next));
     for (int64_t i = 0; i < rows; i++)
         XD_REQUIRE(w->ctx, isfinite(r->lse[i]) && isfinite(r->lse_one[i]), XD_ERROR_DATA,

@@ -40,6 +40,16 @@ XD_PRIVATE int64_t xdi_part_position(const xd_tensor_part *part, int64_t index);
 /* tensor.c: bytes of the dense part of `rank`; 0 also when they exceed size_t. */
 XD_PRIVATE size_t xdi_tensor_bytes(const xd_layout *layout, int rank, xd_dtype dtype);
 
+/* layout.c: elements of the whole tensor. */
+XD_PRIVATE int64_t xdi_layout_numel(const xd_layout *layout);
+
+/* layout.c: the same shape on the same ranks, every axis REPLICATE; or on one rank. Errors: ARGUMENT (negative rank), MEMORY. */
+XD_PRIVATE xd_result xdi_layout_replicated(xd_ctx *ctx, const xd_layout *layout, xd_layout **out);
+XD_PRIVATE xd_result xdi_layout_on_rank(xd_ctx *ctx, const xd_layout *layout, int rank, xd_layout **out);
+
+/* layout.c: hash of all that decides which rank holds an element, for comparison between ranks. */
+XD_PRIVATE uint64_t xdi_layout_hash(const xd_layout *layout);
+
 /* layout.c: all of a layout: 4, 4 for each axis and 1 for each dimension, so that two fit into one list. */
 XD_PRIVATE void xdi_facts_layout(xdi_facts *facts, const xd_layout *layout);
 

@@ -1,5 +1,6 @@
 /* Statistics of the student's rows, and which of them count. */
 
+#include "kernel/ids.h"
 #include "loss/softmax.h"
 #include "loss/topk.h"
 #include "xtoken/internal.h"
@@ -11,7 +12,7 @@
 static xd_result xdi_xrows_lse(const xdi_xtoken *x, double temperature, double *lse) {
     const xd_rows *z = &x->d.student;
     const xd_xtoken_row_sums_args a = { *z, x->columns, temperature, lse, x->work.cells };
-    XD_TRY(xd_row_stats(x->ctx, x->d.vocab, *z, temperature, lse, x->work.argmax));
+    XD_TRY(xdi_row_stats(x->ctx, x->d.vocab, *z, temperature, lse, x->work.argmax));
     if (!x->fixed) return XD_OK;
     XD_TRY(xdi_vocab_at_ids(x->ctx, x->d.vocab, z, xd_ids_of(x->work.argmax, XD_DTYPE_I64), lse));
     XD_TRY(x->kernels->memory.fill(&x->launch, a.cells, 0, (size_t)z->rows * sizeof(xd_fixed)));

@@ -1,7 +1,6 @@
 #ifndef XDI_XTOKEN_XTOKEN_H
 #define XDI_XTOKEN_XTOKEN_H
 
-#include "align/chunks.h"
 #include "align/projection.h"
 #include "teacher/cache.h"
 #include "loss/common.h"
@@ -81,9 +80,11 @@ typedef struct xd_xtoken_likelihood {
 /* One teacher. Its rows are whole on each rank of the vocabulary; sequence_comm may split positions in any way. */
 typedef struct xd_xtoken_teacher {
     xd_xtoken_kind kind;
-    xd_rows logits;                  /* [B * held, >= vocabulary] f32 or bf16; SAME: the student's rows */
-    int64_t vocabulary;              /* 0 -> the projection's teacher_size, else all columns */
-    const int64_t *student_chunks;   /* [student rows] shifted ids: xd_chunk_map; not SAME */
+    xd_rows logits;     /* [B * held, >= vocabulary] f32 or bf16; SAME: the student's rows */
+    int64_t vocabulary; /* 0 -> the projection's teacher_size, else all columns */
+    const int64_t
+        *student_chunks; /* [student rows] chunk of the position's next token, or -1: the shifted ids of
+                                      * xd_chunk_ids; not SAME */
     const int64_t *teacher_chunks;   /* [rows of logits] */
     int64_t chunks;                  /* C */
     const uint8_t *chunk_mask;       /* [B, C] 0: no such chunk; NULL -> all exist */

@@ -42,7 +42,7 @@ def main():
     test = (ROOT / "tests/test_poison.c").read_text()
     texts = [p.read_text() for p in sorted((ROOT / "tests/helpers").glob("poison_*.h"))]
     table = {name for text in texts for name in re.findall(r'poison_family_\w+ = \{\s*(?:\.name = )?"(xd_\w+)"', text)}
-    table |= {"xd_" + name for text in texts for name in re.findall(r"^POISON_SOFTMAX_FAMILY\((\w+)", text, re.M)}
+    table |= {name for text in texts for name in re.findall(r'^POISON_SOFTMAX_FAMILY\(\w+, "(xd_\w+)"', text, re.M)}
     excused = {}
     for names, reason in re.findall(r"^ \*   ((?:xd_\w+(?:,\s+\*?\s*)?)+): (\S.*)$", test, re.M):
         excused.update({name: reason for name in re.findall(r"xd_\w+", names)})

@@ -154,19 +154,22 @@ static xd_result make_buffers(rank *r) {
     r->teacher = floats(r->most * r->rows_here * r->columns);
     if (is_staged(r)) {
         XD_TRY(stages_list(r));
-        return xd_vocab_create(r->ctx, r->tp, r->share->vocab, z->vocab, &r->vocab);
+        return xd_vocab_create(r->ctx, &(xd_vocab_desc){ .size = z->vocab, .tp = r->tp, .columns = &r->share->vocab }, &r->vocab);
     }
     XD_TRY(xd_parallel_params(r->parallel, PARTS, r->params, &r->count));
     XD_TRY(xd_parallel_parts(r->parallel, PARTS, r->parts, &r->count));
     XD_TRY(fill_parts(r));
-    return xd_vocab_create(r->ctx, r->tp, r->share->vocab, z->vocab, &r->vocab);
+    return xd_vocab_create(r->ctx, &(xd_vocab_desc){ .size = z->vocab, .tp = r->tp, .columns = &r->share->vocab }, &r->vocab);
 }
 
 static xd_result make_state(rank *r) {
     const compose_config *c = r->job->config;
     xd_optimizer_desc d = xd_adamw_defaults(r->params, r->count);
     if (c->optimizer == 1) d = xd_adam_defaults(r->params, r->count);
-    if (c->optimizer == 2) d = xd_sgd_defaults(r->params, r->count);
+    if (c->optimizer == 2) {
+        const xd_optimizer_desc sgd = { .params = r->params, .param_count = r->count, .kind = XD_OPTIMIZER_SGD };
+        d = sgd;
+    }
     d.learning_rate = 0.02;
     d.reserve_frozen = c->thaw > 0;
     if (c->optimizer == 2) d.momentum = 0.9;
@@ -175,7 +178,9 @@ static xd_result make_state(rank *r) {
         xd_ema_desc e = xd_ema_defaults(i ? XD_EMA_POWER : XD_EMA_CONSTANT);
         e.decay = 0.75;
         e.init_from_current = i == 0;
-        XD_TRY(xd_ema_create(r->home, r->params, r->count, &e, &r->averages[i]));
+        e.params = r->params;
+        e.param_count = r->count;
+        XD_TRY(xd_ema_create(r->home, &e, &r->averages[i]));
     }
     return XD_OK;
 }
@@ -392,7 +397,7 @@ static xd_result keep_element(const rank *r, int64_t i, int64_t at, int64_t to) 
     if (state.exp_avg) out->first[to] = state.exp_avg[at];
     if (state.exp_avg_sq) out->second[to] = state.exp_avg_sq[at];
     for (int a = 0; a < r->job->config->averages; a++)
-        out->averages[a][to] = ((const float *)xd_ema_view(r->averages[a], i).value)[at];
+        out->averages[a][to] = ((const float *)xd_ema_view(r->averages[a], i).shadow.value)[at];
     if (!state.master) return xd_cast(r->home, out->values + to, XD_DTYPE_F32, value, p->dtype, 1);
     out->values[to] = state.master[at];
     return XD_OK;

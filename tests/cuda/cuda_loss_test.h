@@ -46,10 +46,10 @@ struct Pair {
     std::vector<unsigned char> run(Board *board, int64_t size, bool sealed, Call call) {
         Device device(board->bytes);
         xd_vocab *vocab = nullptr;
-        CHECK(xd_vocab_create_even(cpu, nullptr, size, &vocab) == XD_OK);
+        CHECK(vocab_even(cpu, nullptr, size, &vocab) == XD_OK);
         call(cpu, vocab, board->bytes.data());
         xd_vocab_destroy(vocab);
-        CHECK(xd_vocab_create_even(gpu.ctx, nullptr, size, &vocab) == XD_OK);
+        CHECK(vocab_even(gpu.ctx, nullptr, size, &vocab) == XD_OK);
         if (sealed) seal();
         call(gpu.ctx, vocab, device.at<void>());
         if (sealed) unseal();

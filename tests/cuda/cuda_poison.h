@@ -151,10 +151,15 @@ static inline xd_result gpu_denominator_count(xd_ctx *ctx, xd_comm *comm, const 
     return refuse(out);
 }
 
-static inline xd_result gpu_accuracy(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, const xd_positions *positions,
-                                     xd_comm *comm, double *out) {
-    const xd_result result = on_gpu(xd_accuracy)(ctx, vocab, logits, positions, comm, out);
-    return result == XD_OK && isnan(*out) ? refuse(out) : result;
+static inline xd_result gpu_log_probs(xd_ctx *ctx, const xd_log_probs_desc *desc) {
+    const xd_result result = on_gpu(xd_log_probs)(ctx, desc);
+    return result == XD_OK && desc->accuracy && isnan(*desc->accuracy) ? refuse(desc->accuracy) : result;
+}
+
+/* The gradient is a struct on the host. */
+static inline xd_result gpu_log_probs_backward(xd_ctx *ctx, const xd_log_probs_desc *desc,
+                                               const xd_log_probs_gradient *gradient) {
+    return on_gpu(xd_log_probs_backward)(ctx, desc, gradient);
 }
 
 /* Only logits and gradient are device memory, and in every second variant the scale. */
@@ -178,8 +183,8 @@ static inline xd_result gpu_uld_loss(xd_ctx *ctx, const xd_uld_desc *desc, xd_ul
 }
 
 /* Projections may be on the host or on the device: every second variant uploads it. */
-template <typename Call> static xd_result with_projection(xd_ctx *ctx, const xd_project_desc *desc, Call call) {
-    xd_project_desc d = *desc;
+template <typename Call> static xd_result with_projection(xd_ctx *ctx, const xdi_project_desc *desc, Call call) {
+    xdi_project_desc d = *desc;
     xd_projection there = {};
     const bool upload = mirror->scene->variant % 2 != 0;
     if (upload) CHECK_EQ_INT(xd_projection_upload(ctx, desc->projection, &there), XD_OK);
@@ -189,37 +194,37 @@ template <typename Call> static xd_result with_projection(xd_ctx *ctx, const xd_
     return result;
 }
 
-static inline xd_result gpu_project(xd_ctx *ctx, const xd_project_desc *desc, xd_rows probs, double *out) {
+static inline xd_result gpu_project(xd_ctx *ctx, const xdi_project_desc *desc, xd_rows probs, double *out) {
     return with_projection(ctx, desc,
-                           [&](const xd_project_desc *d) { return on_gpu(xd_project)(ctx, d, probs, out); });
+                           [&](const xdi_project_desc *d) { return on_gpu(xdi_project)(ctx, d, probs, out); });
 }
 
-static inline xd_result gpu_project_backward(xd_ctx *ctx, const xd_project_desc *desc, const double *weight,
+static inline xd_result gpu_project_backward(xd_ctx *ctx, const xdi_project_desc *desc, const double *weight,
                                              xd_rows gradient) {
-    return with_projection(ctx, desc, [&](const xd_project_desc *d) {
-        return on_gpu(xd_project_backward)(ctx, d, weight, gradient);
+    return with_projection(ctx, desc, [&](const xdi_project_desc *d) {
+        return on_gpu(xdi_project_backward)(ctx, d, weight, gradient);
     });
 }
 
 /* Ids and sizes of chunks are host memory. */
-static inline xd_result gpu_chunk_sums(xd_ctx *ctx, const xd_chunk_map *map, xd_rows values, double *sums,
+static inline xd_result gpu_chunk_sums(xd_ctx *ctx, const xdi_chunk_map *map, xd_rows values, double *sums,
                                        int64_t *sizes) {
     values.data = mirror->there(values.data);
-    return between([&] { return xd_chunk_sums(ctx, map, values, mirror->there(sums), sizes); });
+    return between([&] { return xdi_chunk_sums(ctx, map, values, mirror->there(sums), sizes); });
 }
 
 static inline xd_result gpu_chunk_averages(xd_ctx *ctx, const double *sums, const int64_t *sizes, int64_t chunks,
                                            int64_t columns, double *averages) {
     return between([&] {
-        return xd_chunk_averages(ctx, mirror->there(sums), sizes, chunks, columns, mirror->there(averages));
+        return xdi_chunk_averages(ctx, mirror->there(sums), sizes, chunks, columns, mirror->there(averages));
     });
 }
 
-static inline xd_result gpu_chunk_averages_backward(xd_ctx *ctx, const xd_chunk_map *map, const int64_t *sizes,
+static inline xd_result gpu_chunk_averages_backward(xd_ctx *ctx, const xdi_chunk_map *map, const int64_t *sizes,
                                                     const double *weight, xd_rows gradient) {
     gradient.data = mirror->there(gradient.data);
     return between([&] {
-        return xd_chunk_averages_backward(ctx, map, sizes, mirror->there(weight), gradient);
+        return xdi_chunk_averages_backward(ctx, map, sizes, mirror->there(weight), gradient);
     });
 }
 
@@ -238,7 +243,7 @@ static inline xd_result gpu_compat_jsd_of_probabilities(xd_ctx *ctx, xd_rows stu
     teacher.data = mirror->there(teacher.data);
     gradient.data = mirror->there(gradient.data);
     return between([&] {
-        return xd_compat_jsd_of_probabilities(ctx, student, teacher, beta, denominator, gradient, loss);
+        return xdi_compat_jsd_of_probabilities(ctx, student, teacher, beta, denominator, gradient, loss);
     });
 }
 
@@ -250,10 +255,10 @@ static inline xd_result gpu_optimizer_create(xd_ctx *ctx, const xd_optimizer_des
     return between([&] { return xd_optimizer_create(ctx, &d, out); });
 }
 
-static inline xd_result gpu_ema_create(xd_ctx *ctx, const xd_param *params, int64_t count, const xd_ema_desc *desc,
-                                       xd_ema **out) {
-    const xd_param *list = mirror->list(params, count);
-    return between([&] { return xd_ema_create(ctx, list, count, desc, out); });
+static inline xd_result gpu_ema_create(xd_ctx *ctx, const xd_ema_desc *desc, xd_ema **out) {
+    xd_ema_desc d = *desc;
+    d.params = mirror->list(desc->params, desc->param_count);
+    return between([&] { return xd_ema_create(ctx, &d, out); });
 }
 
 static inline xd_result gpu_gradient_norm_compute(xd_ctx *ctx, xd_comm *comm, const xd_gradient_norm_desc *desc,
@@ -269,11 +274,12 @@ static inline xd_result gpu_clip_gradients(xd_ctx *ctx, const xd_param *params, 
 }
 
 /* These lists are not borrowed. */
-static inline xd_result gpu_ema_load(xd_ema *ema, const xd_param *sources, int64_t count,
-                                     const xd_ema_load_desc *desc, xd_ema_match *match) {
-    CHECK_EQ_INT(count, 1);
-    const xd_param source = mirror->moved(*sources);
-    return between([&] { return xd_ema_load(ema, &source, count, desc, match); });
+static inline xd_result gpu_ema_load(xd_ema *ema, const xd_ema_load_desc *desc, xd_ema_match *match) {
+    CHECK_EQ_INT(desc->source_count, 1);
+    const xd_param source = mirror->moved(*desc->sources);
+    xd_ema_load_desc d = *desc;
+    d.sources = &source;
+    return between([&] { return xd_ema_load(ema, &d, match); });
 }
 
 static inline xd_result gpu_ema_copy_to(const xd_ema *ema, const xd_param *targets, int64_t count, bool lenient,
@@ -284,24 +290,26 @@ static inline xd_result gpu_ema_copy_to(const xd_ema *ema, const xd_param *targe
 }
 
 /* With the shadow on the host, until the next view. */
-static inline xd_param gpu_ema_view(const xd_ema *ema, int64_t index) {
-    xd_param view = xd_ema_view(ema, index);
-    mirror->shadow.resize((size_t)view.count);
+static inline xd_ema_entry gpu_ema_view(const xd_ema *ema, int64_t index) {
+    xd_ema_entry view = xd_ema_view(ema, index);
+    const size_t count = (size_t)view.shadow.count;
+    mirror->shadow.resize(count);
     CHECK(cudaStreamSynchronize(mirror->gpu.stream) == cudaSuccess);
-    CHECK(cudaMemcpy(mirror->shadow.data(), view.value, (size_t)view.count * sizeof(float), cudaMemcpyDeviceToHost) ==
+    CHECK(cudaMemcpy(mirror->shadow.data(), view.shadow.value, count * sizeof(float), cudaMemcpyDeviceToHost) ==
           cudaSuccess);
-    view.value = mirror->shadow.data();
+    view.shadow.value = mirror->shadow.data();
     return view;
 }
 
 /* ---- the names ---- */
 
-#define xd_accuracy gpu_accuracy
-#define xd_chunk_averages gpu_chunk_averages
-#define xd_chunk_averages_backward gpu_chunk_averages_backward
-#define xd_chunk_sums gpu_chunk_sums
+#define xd_log_probs gpu_log_probs
+#define xd_log_probs_backward gpu_log_probs_backward
+#define xdi_chunk_averages gpu_chunk_averages
+#define xdi_chunk_averages_backward gpu_chunk_averages_backward
+#define xdi_chunk_sums gpu_chunk_sums
 #define xd_clip_gradients gpu_clip_gradients
-#define xd_compat_jsd_of_probabilities gpu_compat_jsd_of_probabilities
+#define xdi_compat_jsd_of_probabilities gpu_compat_jsd_of_probabilities
 #define xd_cosine_loss on_gpu(xd_cosine_loss)
 #define xd_denominator_count gpu_denominator_count
 #define xd_ema_copy_to gpu_ema_copy_to
@@ -309,21 +317,15 @@ static inline xd_param gpu_ema_view(const xd_ema *ema, int64_t index) {
 #define xd_ema_load gpu_ema_load
 #define xd_ema_update on_gpu(xd_ema_update)
 #define xd_ema_view gpu_ema_view
-#define xd_gather_columns on_gpu(xd_gather_columns)
 #define xd_gradient_norm_compute gpu_gradient_norm_compute
 #define xd_head_loss gpu_head_loss
 #define xd_kl_estimate gpu_kl_estimate
-#define xd_log_softmax on_gpu(xd_log_softmax)
-#define xd_log_softmax_backward on_gpu(xd_log_softmax_backward)
 #define xd_loss on_gpu(xd_loss)
 #define xd_mft_loss on_gpu(xd_mft_loss)
 #define xd_optimizer_create gpu_optimizer_create
 #define xd_optimizer_step on_gpu(xd_optimizer_step)
-#define xd_project gpu_project
-#define xd_project_backward gpu_project_backward
-#define xd_row_stats on_gpu(xd_row_stats)
-#define xd_target_log_probs on_gpu(xd_target_log_probs)
-#define xd_target_log_probs_backward on_gpu(xd_target_log_probs_backward)
+#define xdi_project gpu_project
+#define xdi_project_backward gpu_project_backward
 #define xd_topk_kl_loss on_gpu(xd_topk_kl_loss)
 #define xd_uld_loss gpu_uld_loss
 #define xd_vocab_topk on_gpu(xd_vocab_topk)
@@ -333,32 +335,32 @@ static inline xd_param gpu_ema_view(const xd_ema *ema, int64_t index) {
 
 /* The families that run here; and those that do not, with the reason. */
 static const char *const gpu_families[] = {
-    "xd_accuracy",
-    "xd_chunk_averages",
-    "xd_chunk_averages_backward",
-    "xd_chunk_sums",
+    "xd_log_probs of accuracy",
+    "xdi_chunk_averages",
+    "xdi_chunk_averages_backward",
+    "xdi_chunk_sums",
     "xd_clip_gradients",
-    "xd_compat_jsd_of_probabilities",
+    "xdi_compat_jsd_of_probabilities",
     "xd_cosine_loss",
     "xd_denominator_count",
     "xd_ema_copy_to",
     "xd_ema_load",
     "xd_ema_update",
-    "xd_gather_columns",
+    "xd_log_probs of logits",
     "xd_gradient_norm_compute",
     "xd_head_loss",
     "xd_kl_estimate",
-    "xd_log_softmax",
-    "xd_log_softmax_backward",
+    "xd_log_probs of all",
+    "xd_log_probs_backward of all",
     "xd_loss",
     "xd_mft_loss",
     "xd_optimizer_set_learning_rate",
     "xd_optimizer_step",
-    "xd_project",
-    "xd_project_backward",
-    "xd_row_stats",
-    "xd_target_log_probs",
-    "xd_target_log_probs_backward",
+    "xdi_project",
+    "xdi_project_backward",
+    "xd_log_probs",
+    "xd_log_probs at ids",
+    "xd_log_probs_backward",
     "xd_topk_kl_loss",
     "xd_uld_loss",
     "xd_vocab_topk",
@@ -369,13 +371,13 @@ static const char *const gpu_families[] = {
 
 static const char *const gpu_excused[][2] = {
     { "xd_votes_add", "votes are counted on the host" },
-    { "xd_projection_from_cells", "makes a projection in host memory" },
+    { "xdi_projection_from_cells", "makes a projection in host memory" },
     { "xd_projection_from_rows", "makes a projection in host memory" },
-    { "xd_projection_rows_cut", "makes rows in host memory" },
+    { "xdi_projection_rows_cut", "makes rows in host memory" },
     { "xd_exact_map_create", "makes a map in host memory" },
-    { "xd_projection_rows_from_similarities", "reads and makes host memory" },
-    { "xd_projection_rows_from_embeddings", "reads and makes host memory" },
-    { "xd_special_pairs", "compares texts on the host" },
+    { "xdi_projection_rows_from_similarities", "reads and makes host memory" },
+    { "xdi_projection_rows_from_embeddings", "reads and makes host memory" },
+    { "xdi_special_pairs", "compares texts on the host" },
     { "xd_projection_to_rows", "reads and makes host memory" },
     { "xd_projection_save", "writes host memory to a file" },
     { "xd_projection_load_memory", "reads a file into host memory" },

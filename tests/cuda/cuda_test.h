@@ -14,6 +14,13 @@
 #include "xd_test.h"
 #include "xdistill.h"
 
+/* Private functions too: the library that the tests are linked with shows them. */
+#if !defined(XD_PRIVATE)
+#    define XD_PRIVATE XD_API
+#endif
+#include "vocab_calls.h"
+#include "xd_private.h"
+
 #if defined(XD_EMU)
 static inline void seal() { emu_seal(); }
 static inline void unseal() { emu_unseal(); }

@@ -11,8 +11,8 @@
 # work in reverse and only when the program waits. CUDA_PLAIN_ORDER=0 leaves the first run out, for callers that run the other
 # builds too. The coverage has streams that work in order, and only when the program waits. CUDA_TESTS names the programs (default: all),
 # GOLDEN the folder of vectors, CUDA_BUILD the folder for what is built, EMU_BUILD that for the emulation (where its own tests
-# have it: beside the other), CUDA_HEADER where xdistill.h and xdistill_cuda.cu are (src, or . for the generated files), CUDA_LIBRARY an object
-# of that library for the builds that do not sanitize it (default: compiled here, once for each).
+# have it: beside the other), CUDA_HEADER where xdistill.h and xdistill_cuda.cu are (src, or . for the generated files; programs include src), CUDA_LIBRARY an object
+# of that library with XD_TEST_UNIT for the builds that do not sanitize it (default: compiled here, once for each).
 cd "$(dirname "$0")/../.." || exit 1
 build=${CUDA_BUILD:-build/cuda}
 emu=${EMU_BUILD:-$(dirname "$build")/emu}
@@ -70,7 +70,7 @@ compile_golden() {
     [ -n "$golden" ] || return 0
     mkdir -p "$out/golden.o" || return 1
     for source in tests/golden/*.c; do
-        $cc -std=c99 -O1 -g "$@" $warn -DXDISTILL_IMPLEMENTED -DGOLDEN_CUDA -I"$header" -Itests/helpers -c "$source" \
+        $cc -std=c99 -O1 -g "$@" $warn -DXDISTILL_IMPLEMENTED -DXD_TEST_LAYERS -DGOLDEN_CUDA -Isrc -Itests/helpers -c "$source" \
             -o "$out/golden.o/$(basename "$source" .c).o" || return 1
     done
 }
@@ -84,12 +84,12 @@ build_emulated() {
     if [ -n "${CUDA_LIBRARY:-}" ] && [ -z "$host" ]; then
         cp "$CUDA_LIBRARY" "$out/library.o" || return 1
     else
-        $cc -std=c99 -O1 -g $host -I"$header" -c tests/build/implementation.c -o "$out/library.o" || return 1
+        $cc -std=c99 -O1 -g $host -DXD_TEST_UNIT -I"$header" -c tests/build/implementation.c -o "$out/library.o" || return 1
     fi
     $cxx $EMU_CU $warn -I"$header" -c "$header/xdistill_cuda.cu" -o "$out/unit.o" || return 1
     for test in $tests; do
         name=$(basename "$test" .cpp)
-        $cxx $EMU_HOST -O1 $warn -I"$header" -Itests/helpers -c "$test" -o "$out/$name.o" || return 1
+        $cxx $EMU_HOST -O1 $warn -Isrc -DXD_TEST_LAYERS -Itests/helpers -c "$test" -o "$out/$name.o" || return 1
         $cxx "$out/$name.o" "$out/unit.o" "$out/library.o" "$emu/$1/libemu.a" $EMU_LINK -lm -o "$out/$name" ||
             return 1
     done

@@ -31,7 +31,7 @@ static xd_result choose(xd_comm *world, void *argument) {
     CHECK(xd_comm_split(world, 2 + tp_rank, cp_rank, &cp) == XD_OK);
     const int64_t begin = tp_rank ? 9 : 0, columns = tp_rank ? SIZE - 9 : 9, stride = columns + 2,
                   wide = K + 1;
-    CHECK(xd_vocab_create(p.ctx, tp, { begin, begin + columns }, SIZE, &vocab) == XD_OK);
+    CHECK(vocab_of(p.ctx, tp, { begin, begin + columns }, SIZE, &vocab) == XD_OK);
     std::vector<unsigned char> logits((size_t)(SEQUENCES * HELD * stride) * xd_dtype_size(choice->dtype));
     std::vector<unsigned char> values((size_t)(SEQUENCES * HELD * wide) *
                                       xd_dtype_size(choice->values_dtype));
@@ -114,7 +114,7 @@ static xd_xtoken_values distill(problem *p, bool routed, std::vector<float> *gra
         }
         Device votes(mask, sizeof mask);
         const xd_rows rows = { values.at<void>(), XD_DTYPE_F32, TEACHER_ROWS, K, 0 };
-        CHECK(xd_vocab_create_even(p->ctx, nullptr, TEACHER_SIZE, &vocab) == XD_OK);
+        CHECK(vocab_even(p->ctx, nullptr, TEACHER_SIZE, &vocab) == XD_OK);
         const xd_vocab_topk_desc choice = { vocab, c.teachers[0].logits, SEQUENCES, votes.at<uint8_t>(), nullptr,
                                             K };
         CHECK(xd_vocab_topk_gather(p->ctx, &choice, ids, rows) == XD_OK);

@@ -8,7 +8,7 @@ static void compare(xd_reduction reduction, bool cluster) {
     std::vector<ids_memory> start(1);
     ids_fill(start.data());
     Device wide(start), narrow(start);
-    CHECK(xd_vocab_create_even(gpu.ctx, nullptr, IDS_VOCAB, &vocab) == XD_OK);
+    CHECK(vocab_even(gpu.ctx, nullptr, IDS_VOCAB, &vocab) == XD_OK);
     ids_calls(gpu.ctx, vocab, wide.at<ids_memory>(), XD_DTYPE_NONE);
     ids_calls(gpu.ctx, vocab, narrow.at<ids_memory>(), XD_DTYPE_I32);
     gpu.wait();

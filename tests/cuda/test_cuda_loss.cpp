@@ -284,7 +284,7 @@ XD_TEST(nearly_one_hot_rows_keep_the_digits_of_their_largest_gradient) {
             xd_loss_values values;
             xd_status status = {};
             xd_vocab *vocab = nullptr;
-            CHECK(xd_vocab_create_even(ctx, nullptr, s.cols, &vocab) == XD_OK);
+            CHECK(vocab_even(ctx, nullptr, s.cols, &vocab) == XD_OK);
             xd_loss_desc d = {};
             d.student = rows_at(side ? dx.at<void>() : (void *)x.data(), 0, s.student, s);
             if (kind >= 0) d.teacher = rows_at(side ? dy.at<void>() : (void *)y.data(), 0, s.teacher, s);
@@ -320,7 +320,7 @@ XD_TEST(a_loss_is_captured_into_a_graph) {
     xd_vocab *vocab = nullptr;
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t exec = nullptr;
-    CHECK(xd_vocab_create_even(gpu.ctx, nullptr, s.cols, &vocab) == XD_OK);
+    CHECK(vocab_even(gpu.ctx, nullptr, s.cols, &vocab) == XD_OK);
     xd_loss_desc d = {};
     d.student = rows_at(x.at<void>(), 0, s.student, s);
     d.common.gradient = rows_at(g.at<void>(), 0, s.gradient, s);
@@ -494,7 +494,7 @@ static xd_result tp_rank(xd_comm *world, void *argument) {
     xd_ctx *ctx = gpu.ctx;
     xd_vocab *vocab = nullptr;
     const int64_t columns = w->columns(gpu.rank), begin = w->cuts[(size_t)gpu.rank];
-    CHECK(xd_vocab_create(ctx, world, { begin, begin + columns }, TP_COLS, &vocab) == XD_OK);
+    CHECK(vocab_of(ctx, world, { begin, begin + columns }, TP_COLS, &vocab) == XD_OK);
     std::vector<float> x = w->shard(w->student, gpu.rank), y = w->shard(w->teacher, gpu.rank);
     {
         std::vector<float> topk(x);
@@ -535,7 +535,9 @@ static xd_result tp_rank(xd_comm *world, void *argument) {
         CHECK(xd_topk_kl_loss(ctx, &t, out) == XD_OK);
         if (w->on_device) {
             CHECK(xd_read(ctx, &values, out, sizeof values) == XD_OK);
-            CHECK(xd_read_status(ctx, d.common.status) == XD_OK);
+            xd_status read;
+            CHECK(xd_read(ctx, &read, d.common.status, sizeof read) == XD_OK);
+            CHECK(xd_status_check(ctx, &read) == XD_OK);
             CHECK(xd_read(ctx, x.data(), dx.at<void>(), x.size() * sizeof(float)) == XD_OK);
             CHECK(xd_read(ctx, topk.data(), dt.at<void>(), x.size() * sizeof(float)) == XD_OK);
         }

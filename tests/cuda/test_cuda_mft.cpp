@@ -140,7 +140,7 @@ XD_TEST(losses_without_rows_find_nothing_counted) {
     const Gpu gpu;
     Device x(std::vector<float>(8)), status(std::vector<xd_status>(1)), out(std::vector<xd_loss_values>(1));
     xd_vocab *vocab = nullptr;
-    CHECK(xd_vocab_create_even(gpu.ctx, nullptr, 8, &vocab) == XD_OK);
+    CHECK(vocab_even(gpu.ctx, nullptr, 8, &vocab) == XD_OK);
     xd_mft_desc d = xd_mft_defaults();
     d.loss.student = d.loss.teacher = { x.at<void>(), XD_DTYPE_F32, 0, 8, 0 };
     d.loss.common.labels.data = x.at<int64_t>();
@@ -173,7 +173,7 @@ static xd_result world_rank(xd_comm *world, void *argument) {
     const std::vector<int64_t> labels = { 3, 44, XD_IGNORE_INDEX, 20 };
     std::vector<float> x = w->shard(w->student, gpu.rank), y = w->shard(w->teacher, gpu.rank);
     xd_vocab *vocab = nullptr;
-    CHECK(xd_vocab_create(gpu.ctx, world, { begin, begin + columns }, TP_COLS, &vocab) == XD_OK);
+    CHECK(vocab_of(gpu.ctx, world, { begin, begin + columns }, TP_COLS, &vocab) == XD_OK);
     std::vector<float> terms(x.size());
     {
         const xd_device_ops *memory = &xd_ctx_kernels(gpu.ctx)->memory;
@@ -199,7 +199,9 @@ static xd_result world_rank(xd_comm *world, void *argument) {
         d.loss.temperature = 1.5;
         xd_loss_values *out = (xd_loss_values *)at[5], values;
         CHECK((w->cosine ? xd_cosine_loss(gpu.ctx, &d.loss, out) : xd_mft_loss(gpu.ctx, &d, out)) == XD_OK);
-        CHECK(xd_read_status(gpu.ctx, d.loss.common.status) == XD_OK);
+        xd_status read;
+        CHECK(xd_read(gpu.ctx, &read, d.loss.common.status, sizeof read) == XD_OK);
+        CHECK(xd_status_check(gpu.ctx, &read) == XD_OK);
         CHECK(xd_read(gpu.ctx, x.data(), at[0], bytes) == XD_OK);
         CHECK(xd_read(gpu.ctx, terms.data(), at[2], bytes) == XD_OK);
         CHECK(xd_read(gpu.ctx, &values, out, sizeof values) == XD_OK);
@@ -265,7 +267,7 @@ static void capture(bool cosine) {
     xd_vocab *vocab = nullptr;
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t exec = nullptr;
-    CHECK(xd_vocab_create_even(gpu.ctx, nullptr, s.cols, &vocab) == XD_OK);
+    CHECK(vocab_even(gpu.ctx, nullptr, s.cols, &vocab) == XD_OK);
     xd_mft_desc d = xd_mft_defaults();
     d.loss.student = rows_at(x.at<void>(), 0, s.student, s);
     d.loss.teacher = rows_at(y.at<void>(), 0, s.teacher, s);

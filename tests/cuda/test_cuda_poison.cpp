@@ -20,7 +20,7 @@ XD_TEST(poison_a_temperature_whose_inverse_f32_cannot_hold_leaves_gradients_fini
     Device student(x), teacher(y), gradient(x), report(none), labels(label);
     xd_loss_report *at = report.at<xd_loss_report>();
     xd_vocab *vocab = nullptr;
-    CHECK_EQ_INT(xd_vocab_create_even(gpu.ctx, nullptr, COLS, &vocab), XD_OK);
+    CHECK_EQ_INT(vocab_even(gpu.ctx, nullptr, COLS, &vocab), XD_OK);
     xd_mft_desc d = {};
     d.loss.vocab = vocab;
     d.loss.student = xd_rows_of(student.at(), XD_DTYPE_F32, ROWS, COLS);

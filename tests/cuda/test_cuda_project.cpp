@@ -37,19 +37,19 @@ static void compare_chunks(Pair *pair, bool sealed, xd_dtype dtype, bool ordered
             mine.assign((size_t)cells, 7);
             for (int call = 0; call < 3; call++) {
                 Ids once(ids), counts(mine);
-                const xd_chunk_map map = { once.ids.data(), SEQUENCES, held, chunks, nullptr };
+                const xdi_chunk_map map = { once.ids.data(), SEQUENCES, held, chunks, nullptr };
                 const int64_t *size = counts.ids.data();
                 xd_result result = XD_OK;
                 if (call == 0)
-                    result = xd_chunk_sums(ctx, &map, rows_at(at, values, dtype, shape), out, mine.data());
+                    result = xdi_chunk_sums(ctx, &map, rows_at(at, values, dtype, shape), out, mine.data());
                 else if (call == 1)
-                    result = xd_chunk_averages(ctx, out, size, cells, n, place<double>(at, averages));
+                    result = xdi_chunk_averages(ctx, out, size, cells, n, place<double>(at, averages));
                 else
-                    result = xd_chunk_averages_backward(ctx, &map, size, place<double>(at, weight),
+                    result = xdi_chunk_averages_backward(ctx, &map, size, place<double>(at, weight),
                                                         rows_at(at, gradient, dtype, shape));
                 CHECK(result == XD_OK);
             }
-            CHECK(xd_chunk_averages(ctx, out, mine.data(), cells, n, out) == XD_OK); /* in place */
+            CHECK(xdi_chunk_averages(ctx, out, mine.data(), cells, n, out) == XD_OK); /* in place */
         });
     CHECK_SAME(after, board.bytes);
     CHECK_SAME(sizes[0], sizes[1]);
@@ -71,27 +71,27 @@ static void refuse_chunks(xd_reduction reduction) {
     std::vector<double> out(8, 5.0);
     Device values(x), sums(out);
     int64_t ids[4] = { 0, 1, -1, 1 }, sizes[2] = { 7, 7 };
-    xd_chunk_map map = { ids, 1, 4, 2, nullptr };
+    xdi_chunk_map map = { ids, 1, 4, 2, nullptr };
     xd_rows rows = { values.at(), XD_DTYPE_F64, 4, 3, 0 };
-    CHECK(xd_chunk_sums(gpu.ctx, &map, rows, sums.at<double>(), sizes) == XD_ERROR_DTYPE);
-    CHECK(xd_chunk_averages_backward(gpu.ctx, &map, sizes, sums.at<double>(), rows) == XD_ERROR_DTYPE);
+    CHECK(xdi_chunk_sums(gpu.ctx, &map, rows, sums.at<double>(), sizes) == XD_ERROR_DTYPE);
+    CHECK(xdi_chunk_averages_backward(gpu.ctx, &map, sizes, sums.at<double>(), rows) == XD_ERROR_DTYPE);
     rows.dtype = XD_DTYPE_F32;
     rows.rows = 3;
-    CHECK(xd_chunk_sums(gpu.ctx, &map, rows, sums.at<double>(), sizes) == XD_ERROR_SHAPE);
-    CHECK(xd_chunk_averages_backward(gpu.ctx, &map, sizes, sums.at<double>(), rows) == XD_ERROR_SHAPE);
+    CHECK(xdi_chunk_sums(gpu.ctx, &map, rows, sums.at<double>(), sizes) == XD_ERROR_SHAPE);
+    CHECK(xdi_chunk_averages_backward(gpu.ctx, &map, sizes, sums.at<double>(), rows) == XD_ERROR_SHAPE);
     rows.rows = 4;
     ids[3] = 2;
-    CHECK(xd_chunk_sums(gpu.ctx, &map, rows, sums.at<double>(), sizes) == XD_ERROR_ARGUMENT);
-    CHECK(xd_chunk_averages(gpu.ctx, sums.at<double>(), sizes, -1, 3, sums.at<double>()) ==
+    CHECK(xdi_chunk_sums(gpu.ctx, &map, rows, sums.at<double>(), sizes) == XD_ERROR_ARGUMENT);
+    CHECK(xdi_chunk_averages(gpu.ctx, sums.at<double>(), sizes, -1, 3, sums.at<double>()) ==
           XD_ERROR_ARGUMENT);
     gpu.wait();
     CHECK_SAME(sums.host<double>(), out);
     CHECK_EQ_INT(sizes[0], 7);
     map.sequences = 0;
     rows.rows = 0;
-    CHECK(xd_chunk_sums(gpu.ctx, &map, rows, nullptr, sizes) == XD_OK);
-    CHECK(xd_chunk_averages(gpu.ctx, nullptr, nullptr, 0, 3, nullptr) == XD_OK);
-    CHECK(xd_chunk_averages_backward(gpu.ctx, &map, sizes, nullptr, rows) == XD_OK);
+    CHECK(xdi_chunk_sums(gpu.ctx, &map, rows, nullptr, sizes) == XD_OK);
+    CHECK(xdi_chunk_averages(gpu.ctx, nullptr, nullptr, 0, 3, nullptr) == XD_OK);
+    CHECK(xdi_chunk_averages_backward(gpu.ctx, &map, sizes, nullptr, rows) == XD_OK);
 }
 
 XD_TEST(what_does_not_fit_the_chunks_is_refused) {
@@ -106,14 +106,14 @@ struct Matrix {
     xd_ctx *ctx;
     xd_projection m = {};
     Matrix(xd_ctx *c, int64_t student, int64_t teacher, Random *random) : ctx(c) {
-        std::vector<xd_vote> cells;
+        std::vector<xdi_vote> cells;
         for (int64_t s = 0; s < student; s++)
             for (int64_t i = 0; i < s % 5; i++) {
                 const int64_t t = i == 0 ? 0 : random->below(teacher - 1);
                 cells.push_back({ (int32_t)s, (int32_t)t, 0.5 + 0.4 * (double)random->unit() });
             }
-        const xd_projection_cells list = { cells.data(), (int64_t)cells.size(), student, teacher };
-        CHECK(xd_projection_from_cells(ctx, &list, &m) == XD_OK);
+        const xdi_projection_cells list = { cells.data(), (int64_t)cells.size(), student, teacher };
+        CHECK(xdi_projection_from_cells(ctx, &list, &m) == XD_OK);
     }
     ~Matrix() {
         xd_projection_destroy(ctx, &m);
@@ -148,9 +148,9 @@ static void compare_project(Pair *pair, xd_dtype dtype, bool all, bool exact, bo
         pair->run(&board, STUDENT, near && !exact, [&](xd_ctx *ctx, xd_vocab *vocab, void *at) {
             const xd_projection *m = near && ctx != pair->cpu ? &there : &matrix.m;
             const int64_t *columns = near ? place<int64_t>(at, list) : some_columns;
-            const xd_project_desc desc = { vocab, m, all ? nullptr : columns, k };
-            CHECK(xd_project(ctx, &desc, rows_at(at, p, dtype, shape), place<double>(at, out)) == XD_OK);
-            CHECK(xd_project_backward(ctx, &desc, place<double>(at, w), rows_at(at, gradient, dtype, shape)) == XD_OK);
+            const xdi_project_desc desc = { vocab, m, all ? nullptr : columns, k };
+            CHECK(xdi_project(ctx, &desc, rows_at(at, p, dtype, shape), place<double>(at, out)) == XD_OK);
+            CHECK(xdi_project_backward(ctx, &desc, place<double>(at, w), rows_at(at, gradient, dtype, shape)) == XD_OK);
         });
     const double *a = (const double *)(const void *)(after.data() + out),
                  *b = place<double>(board.bytes.data(), out);
@@ -178,33 +178,33 @@ static void refuse_projection(xd_reduction reduction) {
     const int64_t outside[2] = { 4, TEACHER }, unordered[2] = { 4, 4 };
     xd_rows rows = { p.at(), XD_DTYPE_F32, TOKENS, STUDENT, 0 };
     xd_vocab *vocab = nullptr, *other = nullptr;
-    CHECK(xd_vocab_create_even(gpu.ctx, nullptr, STUDENT, &vocab) == XD_OK);
-    CHECK(xd_vocab_create_even(gpu.ctx, nullptr, STUDENT - 1, &other) == XD_OK);
+    CHECK(vocab_even(gpu.ctx, nullptr, STUDENT, &vocab) == XD_OK);
+    CHECK(vocab_even(gpu.ctx, nullptr, STUDENT - 1, &other) == XD_OK);
     double *at = out.at<double>();
-    const xd_project_desc all = { vocab, &matrix.m, nullptr, TEACHER }, short_of = { vocab, &matrix.m, nullptr, 2 };
-    const xd_project_desc beyond = { vocab, &matrix.m, outside, 2 }, twice = { vocab, &matrix.m, unordered, 2 };
-    const xd_project_desc another = { other, &matrix.m, nullptr, TEACHER };
-    CHECK(xd_project(gpu.ctx, &beyond, rows, at) == XD_ERROR_ARGUMENT);
-    CHECK(xd_project(gpu.ctx, &twice, rows, at) == XD_ERROR_ARGUMENT);
-    CHECK(xd_project(gpu.ctx, &short_of, rows, at) == XD_ERROR_SHAPE);
-    CHECK(xd_project(gpu.ctx, &another, rows, at) == XD_ERROR_SHAPE);
-    CHECK(xd_project_backward(gpu.ctx, &beyond, at, rows) == XD_ERROR_ARGUMENT);
+    const xdi_project_desc all = { vocab, &matrix.m, nullptr, TEACHER }, short_of = { vocab, &matrix.m, nullptr, 2 };
+    const xdi_project_desc beyond = { vocab, &matrix.m, outside, 2 }, twice = { vocab, &matrix.m, unordered, 2 };
+    const xdi_project_desc another = { other, &matrix.m, nullptr, TEACHER };
+    CHECK(xdi_project(gpu.ctx, &beyond, rows, at) == XD_ERROR_ARGUMENT);
+    CHECK(xdi_project(gpu.ctx, &twice, rows, at) == XD_ERROR_ARGUMENT);
+    CHECK(xdi_project(gpu.ctx, &short_of, rows, at) == XD_ERROR_SHAPE);
+    CHECK(xdi_project(gpu.ctx, &another, rows, at) == XD_ERROR_SHAPE);
+    CHECK(xdi_project_backward(gpu.ctx, &beyond, at, rows) == XD_ERROR_ARGUMENT);
     const int64_t there[3] = { -1, 4, TEACHER };
     Device columns(there, sizeof there), three(std::vector<double>(3 * TOKENS, 9.0));
-    const xd_project_desc near = { vocab, &matrix.m, columns.at<int64_t>(), 3 };
-    CHECK(xd_project(gpu.ctx, &near, rows, three.at<double>()) == XD_OK);
+    const xdi_project_desc near = { vocab, &matrix.m, columns.at<int64_t>(), 3 };
+    CHECK(xdi_project(gpu.ctx, &near, rows, three.at<double>()) == XD_OK);
     gpu.wait();
     const std::vector<double> found = three.host<double>();
     CHECK(found[0] == 0.0 && found[1] > 0.0 && found[2] == 0.0);
     rows.dtype = XD_DTYPE_F64;
-    CHECK(xd_project(gpu.ctx, &all, rows, at) == XD_ERROR_DTYPE);
-    CHECK(xd_project_backward(gpu.ctx, &all, at, rows) == XD_ERROR_DTYPE);
+    CHECK(xdi_project(gpu.ctx, &all, rows, at) == XD_ERROR_DTYPE);
+    CHECK(xdi_project_backward(gpu.ctx, &all, at, rows) == XD_ERROR_DTYPE);
     rows.dtype = XD_DTYPE_F32;
     rows.stride = STUDENT - 1;
-    CHECK(xd_project(gpu.ctx, &all, rows, at) == XD_ERROR_SHAPE);
+    CHECK(xdi_project(gpu.ctx, &all, rows, at) == XD_ERROR_SHAPE);
     rows.stride = rows.rows = 0;
-    CHECK(xd_project(gpu.ctx, &all, rows, at) == XD_OK);
-    CHECK(xd_project_backward(gpu.ctx, &all, at, rows) == XD_OK);
+    CHECK(xdi_project(gpu.ctx, &all, rows, at) == XD_OK);
+    CHECK(xdi_project_backward(gpu.ctx, &all, at, rows) == XD_OK);
     gpu.wait();
     CHECK_SAME(out.host<double>(), nines);
     xd_vocab_destroy(other);
@@ -262,14 +262,14 @@ static void project_of_rank(xd_ctx *ctx, xd_comm *world, Shared *s) {
     Device probs(columns_of(s->probs, begin, end)), weight(s->weight), out(s->out);
     xd_rows rows = { probs.at(), XD_DTYPE_F32, TOKENS, end - begin, 0 };
     xd_vocab *vocab = nullptr;
-    CHECK(xd_vocab_create(ctx, ranks > 1 ? world : nullptr, { begin, end }, STUDENT, &vocab) == XD_OK);
+    CHECK(vocab_of(ctx, ranks > 1 ? world : nullptr, { begin, end }, STUDENT, &vocab) == XD_OK);
     if (s->wrong && rank == 0) rows.dtype = XD_DTYPE_I32;
-    const xd_project_desc all = { vocab, &matrix.m, nullptr, TEACHER };
-    xd_result result = xd_project(ctx, &all, rows, out.at<double>());
+    const xdi_project_desc all = { vocab, &matrix.m, nullptr, TEACHER };
+    xd_result result = xdi_project(ctx, &all, rows, out.at<double>());
     CHECK(result == (!s->wrong ? XD_OK : rank == 0 ? XD_ERROR_DTYPE : XD_ERROR_PEER));
     std::vector<double> mine(s->out.size());
     CHECK(xd_read(ctx, mine.data(), out.at(), mine.size() * sizeof(double)) == XD_OK);
-    result = xd_project_backward(ctx, &all, weight.at<double>(), rows);
+    result = xdi_project_backward(ctx, &all, weight.at<double>(), rows);
     CHECK(result == (!s->wrong ? XD_OK : rank == 0 ? XD_ERROR_DTYPE : XD_ERROR_PEER));
     std::vector<float> part((size_t)(TOKENS * (end - begin)));
     CHECK(xd_read(ctx, part.data(), probs.at(), part.size() * sizeof(float)) == XD_OK);
@@ -286,10 +286,10 @@ static void chunks_of_rank(xd_ctx *ctx, xd_comm *world, Shared *s) {
                                   s->values.begin() + (rank + 1) * held * STUDENT);
     Device values(mine), sums(s->sums);
     std::vector<int64_t> sizes(CHUNKS);
-    const xd_chunk_map map = { s->ids.data() + rank * held, 1, held, CHUNKS, ranks > 1 ? world : nullptr };
+    const xdi_chunk_map map = { s->ids.data() + rank * held, 1, held, CHUNKS, ranks > 1 ? world : nullptr };
     xd_rows rows = { values.at(), XD_DTYPE_F32, held, STUDENT, 0 };
     if (s->wrong && rank == 0) rows.rows--;
-    const xd_result result = xd_chunk_sums(ctx, &map, rows, sums.at<double>(), sizes.data());
+    const xd_result result = xdi_chunk_sums(ctx, &map, rows, sums.at<double>(), sizes.data());
     CHECK(result == (!s->wrong ? XD_OK : rank == 0 ? XD_ERROR_SHAPE : XD_ERROR_PEER));
     std::vector<double> all(s->sums.size());
     CHECK(xd_read(ctx, all.data(), sums.at(), all.size() * sizeof(double)) == XD_OK);
@@ -352,26 +352,26 @@ XD_TEST(pieces_of_logits_have_the_bits_of_the_cpu) {
         const xd_dtype from = form % 2 ? XD_DTYPE_BF16 : XD_DTYPE_F32,
                        to = form / 2 % 2 ? XD_DTYPE_BF16 : XD_DTYPE_F32;
         const Shape shape = { 40, 37, form / 4, 0, from, from, from }, window = { 45, 50, 3, 0, to, to, to };
-        const xd_teacher_piece pieces[3] = { { 0, 1, 2, 3, 5, 39, 30 },
+        const xdi_teacher_piece pieces[3] = { { 0, 1, 2, 3, 5, 39, 30 },
                                              { 0, 0, 0, 0, 40, 2, 10 },
                                              { 0, 40, 0, 7, 0, 0, 9 } };
         Board board;
         const size_t x = board.add(logits(from, shape, &random)), y = board.add(logits(to, window, &random));
         const std::vector<unsigned char> after =
             pair.run(&board, 1, true, [&](xd_ctx *ctx, xd_vocab *, void *at) {
-                for (const xd_teacher_piece &piece : pieces)
-                    CHECK(xd_teacher_piece_copy(ctx, &piece, rows_at(at, x, from, shape),
+                for (const xdi_teacher_piece &piece : pieces)
+                    CHECK(xdi_teacher_piece_copy(ctx, &piece, rows_at(at, x, from, shape),
                                                 rows_at(at, y, to, window)) == XD_OK);
-                const xd_teacher_piece outside = { 0, 0, 0, 0, 30, 1, 21 };
+                const xdi_teacher_piece outside = { 0, 0, 0, 0, 30, 1, 21 };
                 xd_rows rows = rows_at(at, x, from, shape);
-                CHECK(xd_teacher_piece_copy(ctx, &outside, rows, rows_at(at, y, to, window)) ==
+                CHECK(xdi_teacher_piece_copy(ctx, &outside, rows, rows_at(at, y, to, window)) ==
                       XD_ERROR_SHAPE);
                 rows.dtype = XD_DTYPE_F16;
-                CHECK(xd_teacher_piece_copy(ctx, &pieces[0], rows, rows_at(at, y, to, window)) ==
+                CHECK(xdi_teacher_piece_copy(ctx, &pieces[0], rows, rows_at(at, y, to, window)) ==
                       XD_ERROR_DTYPE);
                 rows.dtype = from;
                 rows.stride = 3;
-                CHECK(xd_teacher_piece_copy(ctx, &pieces[0], rows, rows_at(at, y, to, window)) ==
+                CHECK(xdi_teacher_piece_copy(ctx, &pieces[0], rows, rows_at(at, y, to, window)) ==
                       XD_ERROR_SHAPE);
             });
         CHECK_SAME(after, board.bytes);

@@ -1,5 +1,6 @@
 /* Top-k losses, selection and softmax on a GPU against the plain CPU kernels. */
 #include "cuda_loss_test.h"
+#include "softmax_calls.h"
 
 /* ---- top-k ---- */
 
@@ -204,15 +205,15 @@ XD_TEST(softmax_and_its_gradients_are_those_of_the_cpu) {
                 float *f = place<float>(at, floats);
                 const int64_t *ids = place<int64_t>(at, l);
                 const xd_positions p = { s.rows, { ids, XD_DTYPE_I64 }, false, 0, nullptr, nullptr };
-                CHECK(xd_row_stats(ctx, vocab, logits_rows, 1.5, d, place<int64_t>(at, argmax)) == XD_OK);
-                CHECK(xd_log_softmax(ctx, vocab, logits_rows, 1.5, to[0]) == XD_OK);
-                CHECK(xd_log_softmax_backward(ctx, vocab, logits_rows, 1.5, rows_at(at, w, XD_DTYPE_F32, s),
+                CHECK(softmax_row_stats(ctx, vocab, logits_rows, 1.5, d, place<int64_t>(at, argmax)) == XD_OK);
+                CHECK(softmax_all(ctx, vocab, logits_rows, 1.5, to[0]) == XD_OK);
+                CHECK(softmax_all_backward(ctx, vocab, logits_rows, 1.5, rows_at(at, w, XD_DTYPE_F32, s),
                                               to[1]) == XD_OK);
-                CHECK(xd_target_log_probs(ctx, vocab, logits_rows, 1.5, xd_ids_of(ids, XD_DTYPE_I64), f) == XD_OK);
-                CHECK(xd_target_log_probs_backward(ctx, vocab, logits_rows, 1.5, xd_ids_of(ids, XD_DTYPE_I64), place<float>(at, u),
+                CHECK(softmax_at_ids(ctx, vocab, logits_rows, 1.5, xd_ids_of(ids, XD_DTYPE_I64), f) == XD_OK);
+                CHECK(softmax_at_ids_backward(ctx, vocab, logits_rows, 1.5, xd_ids_of(ids, XD_DTYPE_I64), place<float>(at, u),
                                                    to[2]) == XD_OK);
-                CHECK(xd_gather_columns(ctx, vocab, logits_rows, xd_ids_of(ids, XD_DTYPE_I64), 1, 1, f + 10) == XD_OK);
-                CHECK(xd_accuracy(ctx, vocab, logits_rows, &p, nullptr, d + 30) == XD_OK);
+                CHECK(softmax_columns(ctx, vocab, logits_rows, xd_ids_of(ids, XD_DTYPE_I64), 1, 1, f + 10) == XD_OK);
+                CHECK(softmax_accuracy(ctx, vocab, logits_rows, &p, nullptr, d + 30) == XD_OK);
             });
         const unsigned char *a = after.data(), *b = board.bytes.data();
         for (size_t i = 0; i < 3; i++)

@@ -237,7 +237,7 @@ static void compare_probabilities(Pair *pair, double beta, xd_dtype dtype, int64
     int side = 0;
     const std::vector<unsigned char> after =
         pair->run(&board, 1, false, [&](xd_ctx *ctx, xd_vocab *, void *at) {
-            CHECK(xd_compat_jsd_of_probabilities(
+            CHECK(xdi_compat_jsd_of_probabilities(
                       ctx, rows_at(at, x, dtype, shape), rows_at(at, y, dtype, shape), beta, 3.0,
                       rows_at(at, in_place ? x : g, dtype, shape), &loss[side++]) == XD_OK);
         });

@@ -389,7 +389,9 @@ static std::vector<float> travel(const std::string &root, bool host, bool loads)
     CHECK(xd_parallel_parts(parallel, 2, parts, &count) == XD_OK);
     xd_ema_desc desc = xd_ema_defaults(XD_EMA_CONSTANT);
     desc.host = host;
-    CHECK(xd_ema_create(gpu.ctx, params, count, &desc, &ema) == XD_OK);
+    desc.params = params;
+    desc.param_count = count;
+    CHECK(xd_ema_create(gpu.ctx, &desc, &ema) == XD_OK);
     const xd_checkpoint_average average = { "half", ema };
     xd_checkpoint_network network = {};
     network.parts = parts;
@@ -404,7 +406,7 @@ static std::vector<float> travel(const std::string &root, bool host, bool loads)
         load.network_count = 1;
         const xd_launch launch = gpu.launch();
         for (int i = 0; i < 2; i++) /* what is not written would be seen */
-            CHECK(gpu.kernels()->memory.copy(&launch, xd_ema_view(ema, i).value, params[1 - i].value,
+            CHECK(gpu.kernels()->memory.copy(&launch, xd_ema_view(ema, i).shadow.value, params[1 - i].value,
                                              SIZE * sizeof(float), XD_COPY_ON_DEVICE) == XD_OK);
         CHECK_EQ_INT(xd_checkpoint_load(self, &load, nullptr, nullptr), XD_OK);
     } else {
@@ -417,7 +419,7 @@ static std::vector<float> travel(const std::string &root, bool host, bool loads)
     }
     std::vector<float> out(2 * SIZE);
     for (int i = 0; i < 2; i++)
-        CHECK(xd_read(gpu.ctx, &out[i * SIZE], xd_ema_view(ema, i).value, SIZE * sizeof(float)) == XD_OK);
+        CHECK(xd_read(gpu.ctx, &out[i * SIZE], xd_ema_view(ema, i).shadow.value, SIZE * sizeof(float)) == XD_OK);
     xd_ema_destroy(ema);
     xd_parallel_destroy(parallel);
     xd_model_destroy(model);

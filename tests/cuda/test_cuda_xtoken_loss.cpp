@@ -112,7 +112,7 @@ static xd_result either_loss(xd_ctx *ctx, const xd_xtoken_desc *desc, xd_xtoken_
     CHECK(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking) == cudaSuccess);
     xd_ctx_set_stream(ctx, stream);
     CHECK(xd_cuda_create(ctx, nullptr, &cuda) == XD_OK);
-    CHECK(xd_vocab_create(ctx, info.tp, { info.begin, info.end }, info.size, &vocab) == XD_OK);
+    CHECK(vocab_of(ctx, info.tp, { info.begin, info.end }, info.size, &vocab) == XD_OK);
     d.vocab = vocab;
     const xd_result result = call_loss(ctx, &d, out);
     xd_vocab_destroy(vocab);

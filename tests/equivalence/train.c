@@ -171,7 +171,7 @@ static xd_result train_describe(train_state *s) {
     XD_TRY(nn_describe(s->ctx, &s->model, 5, dtype, &s->description));
     const nn_share *share = &s->model.share;
     const xd_interval columns = { share->vocab_begin, share->vocab_begin + share->vocab_count };
-    return xd_vocab_create(s->ctx, s->config->tp > 1 ? s->tp : NULL, columns, VOCAB, &s->vocab);
+    return xd_vocab_create(s->ctx, &(xd_vocab_desc){ .size = VOCAB, .tp = s->config->tp > 1 ? s->tp : NULL, .columns = &columns }, &s->vocab);
 }
 
 static xd_result train_make_queues(train_state *s, xd_comm *data) {
@@ -224,16 +224,18 @@ static xd_result train_make_state(train_state *s) {
     adamw.learning_rate = 0.01;
     ema.decay = 0.9;
     ema.init_from_current = true;
+    ema.params = s->params;
+    ema.param_count = s->count;
     XD_TRY(xd_plan_begin(s->ctx, NULL));
     XD_TRY(xd_optimizer_create(s->ctx, &adamw, &s->optimizer));
     XD_TRY(xd_plan_end(s->ctx, &planned[0]));
     XD_TRY(xd_plan_begin(s->ctx, NULL));
-    XD_TRY(xd_ema_create(s->ctx, s->params, s->count, &ema, &s->average));
+    XD_TRY(xd_ema_create(s->ctx, &ema, &s->average));
     XD_TRY(xd_plan_end(s->ctx, &planned[1]));
     const int64_t before = s->memory.bytes;
     XD_TRY(xd_optimizer_create(s->ctx, &adamw, &s->optimizer));
     const int64_t optimizer = s->memory.bytes - before;
-    XD_TRY(xd_ema_create(s->ctx, s->params, s->count, &ema, &s->average));
+    XD_TRY(xd_ema_create(s->ctx, &ema, &s->average));
     const int64_t average = s->memory.bytes - before - optimizer;
     XD_REQUIRE(s->ctx,
                optimizer == (int64_t)planned[0].memory.host && average == (int64_t)planned[1].memory.host,
@@ -427,7 +429,7 @@ static void train_keep(const train_state *s) {
         const nn_param *share = &s->model.params[nn_param_find(&s->model, part->name)];
         const nn_param *whole = &s->whole.params[nn_param_find(&s->whole, part->name)];
         const xd_optimizer_state state = xd_optimizer_state_at(s->optimizer, i);
-        const float *average = (const float *)xd_ema_view(s->average, i).value;
+        const float *average = (const float *)xd_ema_view(s->average, i).shadow.value;
         for (int64_t at = part->range.begin; at < part->range.end && !part->replica; at++) {
             const int64_t to = train_place(share, whole, at), here = at - part->range.begin;
             out->values[to] = state.master ? state.master[here] : ((const float *)part->data)[here];

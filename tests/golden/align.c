@@ -81,9 +81,9 @@ static void check_pairs(golden_case *c, const xd_json *expected, int64_t row, co
 
 static void check_canonical(golden_case *c, const xd_text *tokens, int64_t count, const xd_json *expected,
                             const xd_json *ranges) {
-    xd_canonical made;
+    xdi_canonical made;
     if (!expected && !ranges) return;
-    if (!golden_ok(c, xd_canonical_sequence(golden_ctx(c), tokens, count, &made))) return;
+    if (!golden_ok(c, xdi_canonical_sequence(golden_ctx(c), tokens, count, &made))) return;
     const int64_t count_expected = (int64_t)xd_json_count(expected ? expected : ranges);
     if (made.count != count_expected)
         golden_fail(c, "%lld canonical tokens, expected %lld", (long long)made.count,
@@ -100,7 +100,7 @@ static void check_canonical(golden_case *c, const xd_text *tokens, int64_t count
             golden_fail(c, "canonical token %lld comes from [%d, %d), expected [%lld, %lld)", (long long)i,
                         (int)made.origin[i], (int)made.origin[i + 1], (long long)begin, (long long)end);
     }
-    xd_canonical_destroy(golden_ctx(c), &made);
+    xdi_canonical_destroy(golden_ctx(c), &made);
 }
 
 static bool table_claims(const golden_case *c) {
@@ -113,7 +113,7 @@ static void table_run(golden_case *c) {
     for (size_t i = 0; out && i < xd_json_count(in); i++) {
         const xd_text token = text_of(xd_json_at(in, i));
         char *canonical = (char *)golden_memory(c, (size_t)token.size + 3);
-        const xd_text made = { canonical, xd_canonical_token(token, canonical) };
+        const xd_text made = { canonical, xdi_canonical_token(token, canonical) };
         if (!equals(made, text_of(xd_json_at(out, i))))
             golden_fail(c, "\"%s\" becomes \"%.*s\"", token.data, (int)made.size, made.data);
     }
@@ -128,8 +128,8 @@ static bool segment_claims(const golden_case *c) {
     return golden_origin_has(c, "TokenAligner._align_dp");
 }
 
-static xd_align_scores scores_of(golden_case *c) {
-    xd_align_scores scores = xd_align_scores_defaults();
+static xdi_align_scores scores_of(golden_case *c) {
+    xdi_align_scores scores = xdi_align_scores_defaults();
     scores.match = golden_number(c, "cfg.exact_match_score", scores.match);
     scores.combination = golden_number(c, "cfg.combination_score_multiplier", scores.combination);
     scores.gap = golden_number(c, "cfg.gap_penalty", scores.gap);
@@ -139,14 +139,14 @@ static xd_align_scores scores_of(golden_case *c) {
 static void segment_run(golden_case *c) {
     xd_json *student = parse(c, "tokens.student"), *teacher = parse(c, "tokens.teacher");
     xd_json *pairs = parse_result(c, "expect.pairs");
-    const xd_align_scores scores = scores_of(c);
-    xd_align_dp_desc desc = { .max_combination = golden_integer(c, "cfg.max_comb_len", 4, 1, 64),
-                              .scores = &scores };
+    const xdi_align_scores scores = scores_of(c);
+    xdi_align_dp_desc desc = { .max_combination = golden_integer(c, "cfg.max_comb_len", 4, 1, 64),
+                               .scores = &scores };
     desc.student.texts = texts_of(c, student, &desc.student.count);
     desc.teacher.texts = texts_of(c, teacher, &desc.teacher.count);
     xd_alignment made = { NULL, 0 };
     double score = 0.0;
-    if (golden_ok(c, xd_align_segment(golden_ctx(c), &desc, &made, &score))) {
+    if (golden_ok(c, xdi_align_segment(golden_ctx(c), &desc, &made, &score))) {
         check_pairs(c, pairs, 0, &made, 4);
         golden_exact(c, "out.score", &score, 1);
         xd_alignment_destroy(golden_ctx(c), &made);
@@ -238,12 +238,12 @@ static void run_row(batch *b, int64_t row) {
     xd_alignment made = { NULL, 0 };
     check_canonical(b->c, student, n, xd_json_at(b->canonical[0], r), xd_json_at(b->ranges[0], r));
     check_canonical(b->c, teacher, m, xd_json_at(b->canonical[1], r), xd_json_at(b->ranges[1], r));
-    const xd_align_scores scores = scores_of(b->c);
-    const xd_align_dp_desc desc = { .student = { student, n },
-                                    .teacher = { teacher, m },
-                                    .max_combination = golden_integer(b->c, "cfg.max_comb_len", 4, 1, 64),
-                                    .scores = &scores };
-    if (!golden_ok(b->c, xd_align_dp(ctx, &desc, &made))) return;
+    const xdi_align_scores scores = scores_of(b->c);
+    const xdi_align_dp_desc desc = { .student = { student, n },
+                                     .teacher = { teacher, m },
+                                     .max_combination = golden_integer(b->c, "cfg.max_comb_len", 4, 1, 64),
+                                     .scores = &scores };
+    if (!golden_ok(b->c, xdi_align_dp(ctx, &desc, &made))) return;
     check_pairs(b->c, xd_json_at(b->pairs, r), row, &made, 5);
     fill_row(b, row, &made);
     xd_alignment_destroy(ctx, &made);

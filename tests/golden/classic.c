@@ -34,7 +34,7 @@ static bool rows_open(golden_case *c, const char *student, rows_case *k) {
     k->desc.student = golden_rows(golden_f32(c, &a), k->rows, k->width);
     k->desc.common.gradient = golden_rows(k->gradient, k->rows, k->width);
     k->desc.common.row_loss = k->row_loss;
-    if (!golden_ok(c, xd_vocab_create_even(golden_ctx(c), NULL, k->width, &k->vocab))) return false;
+    if (!golden_ok(c, vocab_even(golden_ctx(c), NULL, k->width, &k->vocab))) return false;
     k->desc.vocab = k->vocab;
     return true;
 }
@@ -73,9 +73,9 @@ static reduction reduction_of(golden_case *c, reduction absent) {
     return (reduction)golden_choice(c, "cfg.reduction", names, (int)absent);
 }
 
-static xd_compat_reduction compat_reduction(reduction r) {
-    if (r == REDUCTION_SUM) return XD_COMPAT_SUM;
-    return r == REDUCTION_MEAN ? XD_COMPAT_MEAN : XD_COMPAT_BATCHMEAN;
+static xdi_compat_reduction compat_reduction(reduction r) {
+    if (r == REDUCTION_SUM) return XDI_COMPAT_SUM;
+    return r == REDUCTION_MEAN ? XDI_COMPAT_MEAN : XDI_COMPAT_BATCHMEAN;
 }
 
 static void set_beta(double beta, xd_divergence *divergence, double *out) {
@@ -162,7 +162,7 @@ static void jsd_probabilities(golden_case *c, rows_case *k, double beta) {
     golden_loans *l = golden_case_loans(c);
     const xd_rows student = golden_rows_in(l, k->desc.student), teacher = golden_rows_in(l, k->desc.teacher);
     const xd_rows gradient = golden_rows_out(l, k->desc.common.gradient);
-    const xd_result result = xd_compat_jsd_of_probabilities(
+    const xd_result result = xdi_compat_jsd_of_probabilities(
         golden_ctx(c), student, teacher, beta, k->desc.common.denominator_value, gradient, &loss);
     if (!golden_ok(c, golden_back(l, result))) return;
     golden_close(c, "out.loss", &loss, 1);
@@ -187,7 +187,7 @@ static void jsd_run(golden_case *c) {
     k.desc.temperature_factor = XD_TEMPERATURE_FACTOR_ONE;
     k.desc.common.denominator_value = golden_number(c, "cfg.num_items_in_batch", 0.0);
     if (k.desc.common.denominator_value == 0.0)
-        k.desc.common.denominator_value = xd_compat_jsd_denominator(
+        k.desc.common.denominator_value = xdi_compat_jsd_denominator(
             compat_reduction(r), k.batch, counted_positions(c, k.desc.common.labels, k.rows, XD_IGNORE_INDEX),
             k.width, labels);
     set_beta(beta, &k.desc.divergence, &k.desc.beta);
@@ -211,7 +211,7 @@ static void modelopt_run(golden_case *c) {
     k.desc.temperature = golden_number(c, "cfg.temperature", 1.0);
     const reduction r = reduction_of(c, REDUCTION_BATCHMEAN);
     k.desc.common.denominator_value =
-        r == REDUCTION_NONE ? 1.0 : xd_compat_modelopt_denominator(compat_reduction(r), k.rows, k.width);
+        r == REDUCTION_NONE ? 1.0 : xdi_compat_modelopt_denominator(compat_reduction(r), k.rows, k.width);
     rows_compare(c, &k, "grad.student_logits");
     xd_vocab_destroy(k.vocab);
 }
@@ -235,7 +235,7 @@ static void mft_run(golden_case *c) {
     d.loss.common.labels = xd_ids_of(rows_labels(c, &k), XD_DTYPE_I64);
     d.loss.temperature = golden_number(c, "cfg.temperature", 1.0);
     d.loss.common.denominator_value =
-        none ? 1.0 : xd_compat_modelopt_denominator(compat_reduction(r), k.rows, k.width);
+        none ? 1.0 : xdi_compat_modelopt_denominator(compat_reduction(r), k.rows, k.width);
     d.threshold = golden_number(c, "cfg.threshold", 0.2);
     d.terms = golden_rows(terms, k.rows, k.width);
     if (golden_ok(c, golden_mft_loss(golden_case_loans(c), &d, &values))) {

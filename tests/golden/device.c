@@ -1,6 +1,7 @@
 /* Memory for the calls of a case. The kinds keep everything on the host and lend arrays to a call; on a device a lent array is
  * a copy, and what the call has written there is copied back. Built with GOLDEN_CUDA, contexts compute on a GPU. */
 #include "golden.h"
+#include "softmax_calls.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -143,7 +144,7 @@ xd_result golden_accuracy(golden_loans *l, const xd_vocab *vocab, xd_rows logits
                           const xd_positions *positions, double *out) {
     const xd_positions lent = golden_positions_in(l, *positions);
     double *there = (double *)golden_out(l, out, sizeof *out);
-    return golden_back(l, xd_accuracy(l->ctx, vocab, golden_rows_in(l, logits), &lent, NULL, there));
+    return golden_back(l, softmax_accuracy(l->ctx, vocab, golden_rows_in(l, logits), &lent, NULL, there));
 }
 
 xd_status *golden_status(golden_loans *l, xd_status *status) {

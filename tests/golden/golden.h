@@ -8,6 +8,13 @@
 
 #include "xdistill.h"
 
+/* Private functions have vectors too: the library that this program is linked with shows them. */
+#if !defined(XD_PRIVATE)
+#    define XD_PRIVATE XD_API
+#endif
+#include "vocab_calls.h"
+#include "xd_private.h"
+
 typedef struct golden_case golden_case;
 
 /* A tensor of the file, widened to double. `bits` is the file's own data. */

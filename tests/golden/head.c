@@ -57,7 +57,7 @@ static void fused_run(golden_case *c) {
     d.hidden_gradient = hidden;
     d.weight_gradient = (float *)golden_memory(c, (size_t)(size * width + 1) * sizeof(float));
     d.bias_gradient = (float *)golden_memory(c, (size_t)(size + 1) * sizeof(float));
-    if (!golden_ok(c, xd_vocab_create_even(golden_ctx(c), NULL, size, &vocab))) return;
+    if (!golden_ok(c, vocab_even(golden_ctx(c), NULL, size, &vocab))) return;
     d.loss.vocab = vocab;
     if (golden_ok(c, golden_head_loss(golden_case_loans(c), &d, &values))) {
         golden_close(c, "out.loss", &values.loss, 1);

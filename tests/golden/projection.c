@@ -74,7 +74,7 @@ static void weights_run(golden_case *c) {
         const int64_t count = golden_result_count(c, golden_tensor_name(c, i));
         double *weights = doubles(c, count);
         if (count < 1) continue;
-        xd_piece_weights(count, weights);
+        xdi_piece_weights(count, weights);
         compare_table(c, golden_tensor_name(c, i), weights, count);
     }
 }
@@ -87,7 +87,7 @@ static void sinkhorn_run(golden_case *c) {
     const golden_array in = golden_tensor(c, "in.matrix");
     double *matrix = doubles(c, in.count);
     memcpy(matrix, in.values, (size_t)in.count * sizeof *matrix);
-    xd_normalise_rows(matrix, in.shape[0], in.shape[1]);
+    xdi_normalise_rows(matrix, in.shape[0], in.shape[1]);
     for (int i = 0; i < golden_tensor_count(c); i++)
         compare_table(c, golden_tensor_name(c, i), matrix, in.count);
 }
@@ -99,12 +99,12 @@ static bool cut_claims(const golden_case *c) {
 static void cut_run(golden_case *c) {
     const xd_projection_rows in = rows_of(c, "in.indices", "in.likelihoods");
     for (int last = 0; last < 2; last++) {
-        const xd_projection_cut_desc desc = { (int64_t)golden_number(c, "cfg.new_top_k", 4.0), last != 0,
-                                              false };
+        const xdi_projection_cut_desc desc = { (int64_t)golden_number(c, "cfg.new_top_k", 4.0), last != 0,
+                                               false };
         const char *ids = last ? "out.indices_preserve_last" : "out.indices";
         const char *weights = last ? "out.likelihoods_preserve_last" : "out.likelihoods";
         xd_projection_rows out;
-        if (!golden_ok(c, xd_projection_rows_cut(golden_ctx(c), &in, &desc, &out))) return;
+        if (!golden_ok(c, xdi_projection_rows_cut(golden_ctx(c), &in, &desc, &out))) return;
         golden_exact(c, ids, ids_of(c, &out), out.rows * out.k);
         golden_close(c, weights, weights_of(c, &out), out.rows * out.k);
         xd_projection_rows_destroy(golden_ctx(c), &out);
@@ -139,8 +139,8 @@ static bool similarity_claims(const golden_case *c) {
 }
 
 static void similarity_run(golden_case *c) {
-    const xd_similarity_desc desc = { (int64_t)golden_number(c, "cfg.top_k", 0.0),
-                                      golden_number(c, "cfg.weight_threshold", 0.0) };
+    const xdi_similarity_desc desc = { (int64_t)golden_number(c, "cfg.top_k", 0.0),
+                                       golden_number(c, "cfg.weight_threshold", 0.0) };
     const bool embeddings = golden_has(c, "in.embeddings_student");
     golden_inert(c, "cfg.chunk_size"); /* rows that the peer takes at a time */
     const golden_array a = golden_tensor(c, embeddings ? "in.embeddings_student" : "in.similarities");
@@ -150,9 +150,9 @@ static void similarity_run(golden_case *c) {
     if (embeddings) {
         const golden_array b = golden_tensor(c, "in.embeddings_teacher");
         const xd_rows second = xd_rows_of(golden_f32(c, &b), XD_DTYPE_F32, b.shape[0], b.shape[1]);
-        result = xd_projection_rows_from_embeddings(golden_ctx(c), first, second, &desc, &rows);
+        result = xdi_projection_rows_from_embeddings(golden_ctx(c), first, second, &desc, &rows);
     } else {
-        result = xd_projection_rows_from_similarities(golden_ctx(c), first, &desc, &rows);
+        result = xdi_projection_rows_from_similarities(golden_ctx(c), first, &desc, &rows);
     }
     if (!golden_ok(c, result)) return;
     check_best(c, golden_has(c, "out.indices") ? "out.indices" : "out32.indices", &rows);
@@ -312,12 +312,12 @@ static int64_t *skipped_ids(const vocabularies *v, int side, int64_t *count) {
     return ids;
 }
 
-static xd_pieces *pieces_of(const vocabularies *v, int side) {
+static xdi_vote_pieces *pieces_of(const vocabularies *v, int side) {
     const xd_json *token = xd_json_first(v->pieces[side]);
     int64_t count = 0;
     const xd_text *decoded = strings(v->c, v->decoded[side], &count);
     const xd_text *texts = v->options.raw ? v->names[side] : decoded;
-    xd_pieces *out = (xd_pieces *)golden_memory(v->c, (size_t)(v->size[side] + 1) * sizeof *out);
+    xdi_vote_pieces *out = (xdi_vote_pieces *)golden_memory(v->c, (size_t)(v->size[side] + 1) * sizeof *out);
     for (int64_t i = 0; i < v->size[side] && token; i++, token = xd_json_next(token)) {
         int64_t *ids = (int64_t *)golden_memory(v->c, (xd_json_count(token) + 1) * sizeof *ids);
         for (const xd_json *id = xd_json_first(token); id; id = xd_json_next(id))
@@ -328,8 +328,8 @@ static xd_pieces *pieces_of(const vocabularies *v, int side) {
     return out;
 }
 
-static xd_votes_pass pass_of(const vocabularies *v, int side) {
-    xd_votes_pass pass;
+static xdi_votes_pass pass_of(const vocabularies *v, int side) {
+    xdi_votes_pass pass;
     memset(&pass, 0, sizeof pass);
     pass.tokens = pieces_of(v, side);
     pass.count = v->size[side];
@@ -341,8 +341,8 @@ static xd_votes_pass pass_of(const vocabularies *v, int side) {
 }
 
 static bool add_pass(vocabularies *v, int side) {
-    const xd_votes_pass pass = pass_of(v, side);
-    return golden_ok(v->c, xd_votes_add_pass(v->votes, &pass));
+    const xdi_votes_pass pass = pass_of(v, side);
+    return golden_ok(v->c, xdi_votes_add_pass(v->votes, &pass));
 }
 
 static bool has_id(const int64_t *ids, int64_t count, int64_t id) {
@@ -353,10 +353,10 @@ static bool has_id(const int64_t *ids, int64_t count, int64_t id) {
 
 /* The program's count of student tokens that vote for several pieces. */
 static void check_examples(const vocabularies *v) {
-    const xd_votes_pass pass = pass_of(v, 0);
+    const xdi_votes_pass pass = pass_of(v, 0);
     int64_t count = 0;
     for (int64_t i = 0; i < pass.count; i++) {
-        const xd_pieces *p = &pass.tokens[i];
+        const xdi_vote_pieces *p = &pass.tokens[i];
         const int64_t n = p->text.size;
         const bool special =
             n >= 4 && memcmp(p->text.data, "<|", 2) == 0 && memcmp(p->text.data + n - 2, "|>", 2) == 0;
@@ -369,22 +369,22 @@ static void check_examples(const vocabularies *v) {
     golden_only(v->c, "cfg.multi_token_examples", (double)count);
 }
 
-static xd_special_pair *special_pairs(vocabularies *v, int64_t *count) {
+static xdi_special_pair *special_pairs(vocabularies *v, int64_t *count) {
     const vote_options *o = &v->options;
-    const xd_special_desc desc = { { v->names[0], v->size[0] },
-                                   { v->names[1], v->size[1] },
-                                   o->special_threshold,
-                                   (int64_t)(o->special_top_k > 0.0 ? o->special_top_k : o->top_k) };
-    xd_special_pair *pairs = NULL;
+    const xdi_special_desc desc = { { v->names[0], v->size[0] },
+                                    { v->names[1], v->size[1] },
+                                    o->special_threshold,
+                                    (int64_t)(o->special_top_k > 0.0 ? o->special_top_k : o->top_k) };
+    xdi_special_pair *pairs = NULL;
     *count = 0;
-    golden_ok(v->c, xd_special_pairs(golden_ctx(v->c), &desc, &pairs, count));
+    golden_ok(v->c, xdi_special_pairs(golden_ctx(v->c), &desc, &pairs, count));
     return pairs;
 }
 
 static void check_votes(vocabularies *v, const char *index, const char *value) {
-    const xd_vote *cells = NULL;
+    const xdi_vote *cells = NULL;
     int64_t count = 0;
-    if (!golden_ok(v->c, xd_votes_read(v->votes, &cells, &count))) return;
+    if (!golden_ok(v->c, xdi_votes_read(v->votes, &cells, &count))) return;
     double *ids = doubles(v->c, 2 * count), *weights = doubles(v->c, count);
     for (int64_t i = 0; i < count; i++) {
         ids[i] = (double)cells[i].student_id;
@@ -408,7 +408,7 @@ static void multitoken_run(golden_case *c) {
         xd_json *expected =
             golden_text(c, "expect.special_mappings") ? parse(c, "expect.special_mappings") : NULL;
         int64_t count = 0;
-        xd_special_pair *pairs = expected ? special_pairs(&v, &count) : NULL;
+        xdi_special_pair *pairs = expected ? special_pairs(&v, &count) : NULL;
         if (expected) golden_compared(c);
         if (count != (int64_t)xd_json_count(expected))
             golden_fail(c, "%lld special pairs, expected %zu", (long long)count, xd_json_count(expected));
@@ -465,7 +465,7 @@ static void check_stage(vocabularies *v, const char *stage, const xd_projection_
 }
 
 /* Does another vote of the same student id have the same weight up to one unit of bf16? Then either may be selected. */
-static bool tied(const xd_vote *cells, int64_t count, int64_t i) {
+static bool tied(const xdi_vote *cells, int64_t count, int64_t i) {
     for (int64_t j = 0; j < count; j++)
         if (j != i && cells[j].student_id == cells[i].student_id &&
             fabs(cells[j].weight - cells[i].weight) <= cells[i].weight / 128.0)
@@ -475,7 +475,7 @@ static bool tied(const xd_vote *cells, int64_t count, int64_t i) {
 
 static void check_ids(vocabularies *v, const char *stage, const xd_projection_rows *rows) {
     char name[96];
-    const xd_vote *cells = NULL;
+    const xdi_vote *cells = NULL;
     int64_t count = 0;
     snprintf(name, sizeof name, "out.%sindices", stage);
     if (!golden_has(v->c, name)) return;
@@ -486,7 +486,7 @@ static void check_ids(vocabularies *v, const char *stage, const xd_projection_ro
                     (long long)(rows->rows * rows->k));
         return;
     }
-    golden_ok(v->c, xd_votes_read(v->votes, &cells, &count));
+    golden_ok(v->c, xdi_votes_read(v->votes, &cells, &count));
     for (int64_t i = 0; i < count; i++) {
         bool theirs = false, ours = false;
         for (int64_t j = 0; j < rows->k; j++) {
@@ -513,7 +513,7 @@ static xd_text *names_of(const vocabularies *v, int side) {
     for (int64_t id = 0; id < v->size[side]; id++) {
         names[id] = v->names[side][id];
         if (!v->options.canonical) continue;
-        const xd_text made = { room, xd_canonical_token(names[id], room) };
+        const xd_text made = { room, xdi_canonical_token(names[id], room) };
         room += names[id].size + 3;
         names[id] = made;
     }
@@ -528,7 +528,7 @@ static bool pipeline_exact(vocabularies *v) {
         while (t >= 0 && (teacher[t].size != student[s].size ||
                           memcmp(teacher[t].data, student[s].data, (size_t)student[s].size) != 0))
             t--;
-        if (t >= 0 && !golden_ok(v->c, xd_votes_set_exact(v->votes, s, t))) return false;
+        if (t >= 0 && !golden_ok(v->c, xdi_votes_set_exact(v->votes, s, t))) return false;
     }
     return true;
 }
@@ -537,7 +537,7 @@ static bool pipeline_votes(vocabularies *v) {
     golden_case *c = v->c;
     if (!add_pass(v, 0) || (v->options.reverse && !add_pass(v, 1))) return false;
     int64_t count = 0;
-    xd_special_pair *pairs = v->options.special ? special_pairs(v, &count) : NULL;
+    xdi_special_pair *pairs = v->options.special ? special_pairs(v, &count) : NULL;
     for (int64_t i = 0; i < count; i++)
         golden_ok(
             c, xd_votes_add(v->votes, pairs[i].student_id, pairs[i].teacher_id, 0.8 * pairs[i].similarity));
@@ -547,10 +547,10 @@ static bool pipeline_votes(vocabularies *v) {
 
 static void pipeline_cut(vocabularies *v, const xd_projection_rows *rows, bool preserve_last) {
     golden_case *c = v->c;
-    const xd_projection_cut_desc desc = { (int64_t)golden_number(c, "cfg.runtime_top_k", 4.0), preserve_last,
-                                          true };
+    const xdi_projection_cut_desc desc = { (int64_t)golden_number(c, "cfg.runtime_top_k", 4.0), preserve_last,
+                                           true };
     xd_projection_rows out;
-    if (!golden_ok(c, xd_projection_rows_cut(golden_ctx(c), rows, &desc, &out))) return;
+    if (!golden_ok(c, xdi_projection_rows_cut(golden_ctx(c), rows, &desc, &out))) return;
     check_stage(v, preserve_last ? "cut_preserve_last_" : "cut_", &out);
     check_ids(v, preserve_last ? "cut_preserve_last_" : "cut_", &out);
     xd_projection_rows_destroy(golden_ctx(c), &out);
@@ -568,9 +568,9 @@ static void pipeline_run(golden_case *c) {
         if (golden_ok(c, xd_projection_rows_from_votes(v.votes, &desc, &rows))) {
             check_stage(&v, "", &rows);
             check_ids(&v, "", &rows);
-            golden_ok(c, xd_projection_rows_apply_exact(golden_ctx(c), &rows,
-                                                        (xd_texts){ v.names[0], v.size[0] },
-                                                        (xd_texts){ v.names[1], v.size[1] }));
+            golden_ok(c, xdi_projection_rows_apply_exact(golden_ctx(c), &rows,
+                                                         (xd_texts){ v.names[0], v.size[0] },
+                                                         (xd_texts){ v.names[1], v.size[1] }));
             check_stage(&v, "exact_", &rows);
             check_ids(&v, "exact_", &rows);
             pipeline_cut(&v, &rows, false);
@@ -642,7 +642,7 @@ static xd_result sparse_projection(golden_case *c, xd_projection *out) {
     }
     const golden_array index = golden_tensor(c, "in.proj_coo_index"),
                        value = golden_tensor(c, "in.proj_coo_value");
-    xd_vote *cells = (xd_vote *)golden_memory(c, (size_t)(value.count + 1) * sizeof *cells);
+    xdi_vote *cells = (xdi_vote *)golden_memory(c, (size_t)(value.count + 1) * sizeof *cells);
     for (int64_t i = 0; i < value.count; i++) {
         cells[i].student_id = (int32_t)index.values[i];
         cells[i].teacher_id = (int32_t)index.values[value.count + i];
@@ -650,8 +650,8 @@ static xd_result sparse_projection(golden_case *c, xd_projection *out) {
         if (cells[i].student_id >= student) student = cells[i].student_id + 1;
         if (cells[i].teacher_id >= teacher) teacher = cells[i].teacher_id + 1;
     }
-    const xd_projection_cells list = { cells, value.count, student, teacher };
-    return xd_projection_from_cells(golden_ctx(c), &list, out);
+    const xdi_projection_cells list = { cells, value.count, student, teacher };
+    return xdi_projection_from_cells(golden_ctx(c), &list, out);
 }
 
 /* The index of a teacher id in a sorted list of columns; the id itself without a list; -1 when it is not there. */

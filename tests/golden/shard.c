@@ -210,7 +210,11 @@ static xd_result sequence_rank(xd_comm *world, void *argument) {
     xd_layout *balanced = NULL, *contiguous = NULL, *whole = NULL;
     xd_result result = sequence_layout(ctx, s, &t, true, NULL, &balanced);
     if (result == XD_OK) result = sequence_layout(ctx, s, &t, false, NULL, &contiguous);
-    if (result == XD_OK) result = xd_layout_replicated(ctx, contiguous, &whole);
+    if (result == XD_OK) {
+        xd_layout_desc everywhere = *xd_layout_settings(contiguous);
+        memset(everywhere.placement, 0, sizeof everywhere.placement);
+        result = xd_layout_create(ctx, &everywhere, &whole);
+    }
     if (result == XD_OK) result = sequence_move(world, balanced, p->balanced, contiguous, p->contiguous);
     if (result == XD_OK) result = sequence_shift(world, s, contiguous, p->shifted);
     /* The gradient of a move is the reverse move: here from the weight's contiguous windows. */

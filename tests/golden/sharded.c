@@ -1,4 +1,5 @@
 #include "sharded.h"
+#include "softmax_calls.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -43,7 +44,7 @@ static xd_result sharded_rank(xd_comm *world, void *argument) {
     if (result == XD_OK) result = golden_device_open(part.ctx, &device);
     if (result == XD_OK) result = xd_comm_split(world, cp_rank, tp_rank, &tp);
     if (result == XD_OK) result = xd_comm_split(world, tp_rank, cp_rank, &cp);
-    if (result == XD_OK) result = xd_vocab_create_even(part.ctx, tp, job->width, &part.vocab);
+    if (result == XD_OK) result = vocab_even(part.ctx, tp, job->width, &part.vocab);
     if (result == XD_OK) result = sharded_positions(part.ctx, job, cp_rank, positions, &held);
     if (result == XD_OK) {
         for (int64_t b = 0; b < job->sequences; b++)
@@ -274,11 +275,11 @@ static void topk_distill_teacher(golden_case *c, topk_distill *job) {
     float *out = (float *)golden_memory(c, (size_t)(rows * job->k + 1) * sizeof *out);
     xd_vocab *vocab = NULL;
     if (!golden_wants(c, "out.teacher_topk_logprobs")) return;
-    if (!golden_ok(c, xd_vocab_create_even(golden_ctx(c), NULL, job->k, &vocab))) return;
+    if (!golden_ok(c, vocab_even(golden_ctx(c), NULL, job->k, &vocab))) return;
     golden_loans *l = golden_case_loans(c);
     const xd_rows values = golden_rows_in(l, golden_rows(job->values, rows, job->k));
     const xd_rows there = golden_rows_out(l, golden_rows(out, rows, job->k));
-    if (golden_ok(c, golden_back(l, xd_log_softmax(golden_ctx(c), vocab, values, 1.0, there)))) {
+    if (golden_ok(c, golden_back(l, softmax_all(golden_ctx(c), vocab, values, 1.0, there)))) {
         const double *wide = golden_widen(c, out, XD_DTYPE_F32, rows * job->k);
         golden_close(c, "out.teacher_topk_logprobs",
                      sharded_without_last(c, wide, job->sequences, job->length, job->k),

@@ -72,9 +72,9 @@ static void batch_open(golden_case *c, batch *b) {
     b->gradient = (float *)golden_memory(c, (size_t)(logits.count + 1) * sizeof *b->gradient);
 }
 
-static xd_uld_trl_side trl_side(const side *s, int64_t row) {
-    const xd_uld_trl_side trl = { s->labels + row * s->length, s->spans + row * s->length, s->length,
-                                  s->skip_eos };
+static xdi_uld_trl_side trl_side(const side *s, int64_t row) {
+    const xdi_uld_trl_side trl = { s->labels + row * s->length, s->spans + row * s->length, s->length,
+                                   s->skip_eos };
     return trl;
 }
 
@@ -90,8 +90,8 @@ static xd_uld_side uld_side(const side *s, int64_t row, double temperature) {
 static void uld_row(batch *b, int64_t row) {
     static const char *const strategies[] = { "observed", "bayesian", NULL };
     golden_case *c = b->c;
-    xd_uld_trl_desc trl = { trl_side(&b->student, row), trl_side(&b->teacher, row),
-                            golden_flag(c, "cfg.use_extended_uld", true), XD_ULD_OBSERVED };
+    xdi_uld_trl_desc trl = { trl_side(&b->student, row), trl_side(&b->teacher, row),
+                             golden_flag(c, "cfg.use_extended_uld", true), XD_ULD_OBSERVED };
     const double all = (double)(b->teacher.width > 1 ? b->teacher.width : 1);
     xd_alignment chunks = { NULL, 0 };
     xd_uld_values values;
@@ -100,7 +100,7 @@ static void uld_row(batch *b, int64_t row) {
     d.merge =
         golden_choice(c, "cfg.uld_token_merge_strategy", strategies, 0) ? XD_ULD_BAYESIAN : XD_ULD_OBSERVED;
     trl.merge = d.merge;
-    if (!golden_ok(c, xd_compat_uld_chunks(golden_ctx(c), &trl, &chunks))) return;
+    if (!golden_ok(c, xdi_compat_uld_chunks(golden_ctx(c), &trl, &chunks))) return;
     d.student = uld_side(&b->student, row, golden_number(c, "cfg.uld_student_temperature", 1.0));
     d.teacher = uld_side(&b->teacher, row, golden_number(c, "cfg.uld_teacher_temperature", 1.0));
     d.chunks = chunks.chunks;
@@ -139,7 +139,7 @@ static void add_cross_entropy(batch *b, double weight) {
     memset(&d, 0, sizeof d);
     const xd_rows x = { b->student.logits, XD_DTYPE_F32, count, b->student.width, 0 };
     const xd_rows g = { gradient, XD_DTYPE_F32, count, b->student.width, 0 };
-    if (!golden_ok(c, xd_vocab_create_even(golden_ctx(c), NULL, x.cols, &vocab))) return;
+    if (!golden_ok(c, vocab_even(golden_ctx(c), NULL, x.cols, &vocab))) return;
     d.student = x;
     d.common.gradient = g;
     d.common.labels = xd_ids_of(labels, XD_DTYPE_I64);

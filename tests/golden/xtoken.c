@@ -112,14 +112,14 @@ static bool read_projection(xtoken_case *x, int index) {
     }
     const golden_array ids = golden_tensor(c, numbered(name, index, "proj_coo_index"));
     const golden_array value = golden_tensor(c, numbered(name, index, "proj_coo_value"));
-    xd_vote *cells = (xd_vote *)golden_memory(c, (size_t)(value.count + 1) * sizeof *cells);
+    xdi_vote *cells = (xdi_vote *)golden_memory(c, (size_t)(value.count + 1) * sizeof *cells);
     for (int64_t i = 0; i < value.count; i++) {
         cells[i].student_id = (int32_t)ids.values[i];
         cells[i].teacher_id = (int32_t)ids.values[value.count + i];
         cells[i].weight = value.values[i];
     }
-    const xd_projection_cells list = { cells, value.count, x->width, size };
-    return golden_ok(c, xd_projection_from_cells(golden_ctx(c), &list, &t->projection));
+    const xdi_projection_cells list = { cells, value.count, x->width, size };
+    return golden_ok(c, xdi_projection_from_cells(golden_ctx(c), &list, &t->projection));
 }
 
 /* Only for a teacher with another tokenizer. */
@@ -507,7 +507,7 @@ static void chunks_run(golden_case *c) {
     const int64_t chunks =
         weight.values ? weight.shape[1] : golden_integer(c, "cfg.max_chunks", 0, 0, 1 << 20);
     const int64_t n = values.shape[2], count = ids.shape[0] * chunks;
-    const xd_chunk_map map = { golden_i64(c, &ids), ids.shape[0], ids.shape[1], chunks, NULL };
+    const xdi_chunk_map map = { golden_i64(c, &ids), ids.shape[0], ids.shape[1], chunks, NULL };
     double *sums = (double *)golden_memory(c, (size_t)(count * n + 1) * sizeof *sums);
     double *wide = (double *)golden_memory(c, (size_t)(count + 1) * sizeof *wide);
     int64_t *sizes = (int64_t *)golden_memory(c, (size_t)(count + 1) * sizeof *sizes);
@@ -515,20 +515,20 @@ static void chunks_run(golden_case *c) {
     const size_t bytes = (size_t)(count * n) * sizeof *sums;
     golden_loans *l = golden_case_loans(c);
     double *there = (double *)golden_out(l, sums, bytes);
-    if (!golden_ok(c,
-                   golden_back(l, xd_chunk_sums(golden_ctx(c), &map, golden_rows_in(l, rows), there, sizes))))
+    if (!golden_ok(
+            c, golden_back(l, xdi_chunk_sums(golden_ctx(c), &map, golden_rows_in(l, rows), there, sizes))))
         return;
     for (int64_t i = 0; i < count; i++) wide[i] = (double)sizes[i];
     golden_double(c, "out.chunk_sums", sums, count * n);
     golden_exact(c, "out.chunk_sizes", wide, count);
     there = (double *)golden_out(l, sums, bytes);
-    if (!golden_ok(c, golden_back(l, xd_chunk_averages(golden_ctx(c), there, sizes, count, n, there))))
+    if (!golden_ok(c, golden_back(l, xdi_chunk_averages(golden_ctx(c), there, sizes, count, n, there))))
         return;
     golden_double(c, "out.chunk_avg", sums, count * n);
     if (!weight.values) return;
     const double *slope = (const double *)golden_in(l, weight.values, bytes);
-    if (!golden_ok(c, golden_back(l, xd_chunk_averages_backward(golden_ctx(c), &map, sizes, slope,
-                                                                golden_rows_out(l, rows)))))
+    if (!golden_ok(c, golden_back(l, xdi_chunk_averages_backward(golden_ctx(c), &map, sizes, slope,
+                                                                 golden_rows_out(l, rows)))))
         return;
     golden_gradient(c, "grad.log_probs", golden_widen(c, rows.data, XD_DTYPE_F32, values.count),
                     values.count);
@@ -543,8 +543,8 @@ static void valid_run(golden_case *c) {
                        teacher = golden_tensor(c, "in.teacher_sizes");
     const golden_array pairs = golden_tensor(c, "in.pair_valid");
     uint8_t *valid = (uint8_t *)golden_memory(c, (size_t)(pairs.count + 1));
-    xd_valid_chunks(golden_i64(c, &student), golden_i64(c, &teacher), golden_u8(c, &pairs), NULL, pairs.count,
-                    valid);
+    xdi_valid_chunks(golden_i64(c, &student), golden_i64(c, &teacher), golden_u8(c, &pairs), NULL,
+                     pairs.count, valid);
     golden_exact(c, "out.mask", golden_widen(c, valid, XD_DTYPE_U8, pairs.count), pairs.count);
 }
 
@@ -569,13 +569,13 @@ static xd_result project_body(const sharded_part *part, void *user) {
     const size_t bytes = (size_t)(part->rows * k) * sizeof *mine;
     golden_loans *l = part->loans;
     double *there = (double *)golden_out(l, mine, bytes);
-    const xd_project_desc desc = { part->vocab, &job->projection, NULL, k };
-    xd_result result = golden_back(l, xd_project(part->ctx, &desc, golden_rows_in(l, rows), there));
+    const xdi_project_desc desc = { part->vocab, &job->projection, NULL, k };
+    xd_result result = golden_back(l, xdi_project(part->ctx, &desc, golden_rows_in(l, rows), there));
     sharded_put(part, mine, k, job->out);
     for (int64_t i = 0; i < part->rows * k; i++) mine[i] = job->weight[part->row[i / k] * k + i % k];
     const double *weight = (const double *)golden_in(l, mine, bytes);
     if (result == XD_OK)
-        result = golden_back(l, xd_project_backward(part->ctx, &desc, weight, golden_rows_out(l, rows)));
+        result = golden_back(l, xdi_project_backward(part->ctx, &desc, weight, golden_rows_out(l, rows)));
     sharded_put_columns(part, probs, job->gradient);
     free(probs);
     free(mine);
@@ -621,15 +621,15 @@ static bool route_claims(const golden_case *c) {
 }
 
 /* One rank's window, assembled from the shards' rectangles of in.full. */
-static void route_window(golden_case *c, const xd_teacher_piece *pieces, int64_t count, int rank,
-                         int64_t positions, const xd_teacher_shard *shards) {
+static void route_window(golden_case *c, const xdi_teacher_piece *pieces, int64_t count, int rank,
+                         int64_t positions, const xdi_teacher_shard *shards) {
     char name[64];
     const golden_array full = golden_tensor(c, "in.full");
     const int64_t length = full.shape[1], width = full.shape[2], cells = full.shape[0] * positions * width;
     float *out = (float *)golden_memory(c, (size_t)(cells + 1) * sizeof *out), *in = golden_f32(c, &full);
     for (int64_t b = 0; b < full.shape[0]; b++)
         for (int64_t i = 0; i < count; i++) {
-            const xd_teacher_shard *s = &shards[pieces[i].shard];
+            const xdi_teacher_shard *s = &shards[pieces[i].shard];
             golden_loans *l = golden_case_loans(c);
             xd_rows shard = golden_rows_in(l, golden_rows(in + b * length * width, length, width));
             const xd_rows window =
@@ -638,7 +638,7 @@ static void route_window(golden_case *c, const xd_teacher_piece *pieces, int64_t
             shard.rows = s->position_end - s->position_begin;
             shard.cols = s->vocabulary_end - s->vocabulary_begin;
             shard.stride = width;
-            golden_ok(c, golden_back(l, xd_teacher_piece_copy(golden_ctx(c), &pieces[i], shard, window)));
+            golden_ok(c, golden_back(l, xdi_teacher_piece_copy(golden_ctx(c), &pieces[i], shard, window)));
         }
     snprintf(name, sizeof name, "out.rank%d.logits", rank);
     golden_exact(c, name, golden_widen(c, out, XD_DTYPE_F32, cells), cells);
@@ -652,8 +652,8 @@ static void route_run(golden_case *c) {
     if (teachers != bounds.shape[0])
         golden_fail(c, "%d shards of cfg.teacher_cp and cfg.teacher_tp", teachers);
     const int64_t count = bounds.shape[0], positions = full.shape[1] / ranks;
-    xd_teacher_shard *shards = (xd_teacher_shard *)golden_memory(c, (size_t)(count + 1) * sizeof *shards);
-    xd_teacher_piece *pieces = (xd_teacher_piece *)golden_memory(c, (size_t)(count + 1) * sizeof *pieces);
+    xdi_teacher_shard *shards = (xdi_teacher_shard *)golden_memory(c, (size_t)(count + 1) * sizeof *shards);
+    xdi_teacher_piece *pieces = (xdi_teacher_piece *)golden_memory(c, (size_t)(count + 1) * sizeof *pieces);
     double *plan = (double *)golden_memory(c, (size_t)(ranks * count + 1) * 10 * sizeof *plan), *at = plan;
     for (int64_t i = 0; i < count; i++) {
         shards[i].position_begin = (int64_t)bounds.values[4 * i];
@@ -663,11 +663,11 @@ static void route_run(golden_case *c) {
     }
     for (int r = 0; r < ranks; r++) {
         int64_t n = 0;
-        const xd_teacher_route_desc desc = { shards, count, r * positions, (r + 1) * positions,
-                                             full.shape[2] };
-        if (!golden_ok(c, xd_teacher_route(golden_ctx(c), &desc, pieces, &n))) return;
+        const xdi_teacher_route_desc desc = { shards, count, r * positions, (r + 1) * positions,
+                                              full.shape[2] };
+        if (!golden_ok(c, xdi_teacher_route(golden_ctx(c), &desc, pieces, &n))) return;
         for (int64_t i = 0; i < n; i++) {
-            const xd_teacher_piece *p = &pieces[i];
+            const xdi_teacher_piece *p = &pieces[i];
             *at++ = (double)r;
             *at++ = (double)p->shard;
             *at++ = (double)p->from_position;

@@ -1,6 +1,7 @@
 /* Golden cases of the area xtoken-parts that need no second tokenizer: losses and statistics over a split
  * vocabulary. */
 #include "sharded.h"
+#include "softmax_calls.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -111,23 +112,23 @@ static xd_result softmax_body(const sharded_part *part, void *user) {
     double *values = (double *)calloc((size_t)(part->rows * p->n + 1), sizeof *values);
     golden_loans *l = part->loans;
     const xd_rows x = sharded_rows(part, logits), y = sharded_rows(part, out), w = sharded_rows(part, weight);
-    xd_result result = golden_back(l, xd_log_softmax(part->ctx, part->vocab, golden_rows_in(l, x),
-                                                     p->temperature, golden_rows_out(l, y)));
+    xd_result result = golden_back(
+        l, softmax_all(part->ctx, part->vocab, golden_rows_in(l, x), p->temperature, golden_rows_out(l, y)));
     sharded_put_columns(part, out, p->columns_out);
     if (result == XD_OK)
-        result = golden_back(l, xd_log_softmax_backward(part->ctx, part->vocab, golden_rows_in(l, x),
-                                                        p->temperature, golden_rows_in(l, w),
-                                                        golden_rows_out(l, y)));
+        result =
+            golden_back(l, softmax_all_backward(part->ctx, part->vocab, golden_rows_in(l, x), p->temperature,
+                                                golden_rows_in(l, w), golden_rows_out(l, y)));
     sharded_put_columns(part, out, p->gradient);
     if (result == XD_OK)
-        result = golden_back(l, xd_gather_columns(part->ctx, part->vocab, golden_rows_in(l, x),
-                                                  xd_ids_of(ids_in(part, p->ids, p->n), XD_DTYPE_I64), p->n,
-                                                  0, floats_out(part, values, part->rows * p->n)));
+        result = golden_back(l, softmax_columns(part->ctx, part->vocab, golden_rows_in(l, x),
+                                                xd_ids_of(ids_in(part, p->ids, p->n), XD_DTYPE_I64), p->n, 0,
+                                                floats_out(part, values, part->rows * p->n)));
     widen_in_place(values, part->rows * p->n);
     sharded_put(part, values, p->n, p->values);
     if (result == XD_OK)
-        result = golden_back(l, xd_row_stats(part->ctx, part->vocab, golden_rows_in(l, x), p->temperature,
-                                             NULL, ids_out(part, argmax, part->rows)));
+        result = golden_back(l, softmax_row_stats(part->ctx, part->vocab, golden_rows_in(l, x),
+                                                  p->temperature, NULL, ids_out(part, argmax, part->rows)));
     if (result == XD_OK) to_doubles(argmax, part->rows, values);
     sharded_put(part, values, 1, p->row_out);
     free(logits);
@@ -175,10 +176,9 @@ static xd_result topk_body(const sharded_part *part, void *user) {
     if (result == XD_OK) to_doubles(best, part->rows * k, values);
     sharded_put(part, values, k, p->id_out);
     if (result == XD_OK)
-        result =
-            golden_back(l, xd_gather_columns(part->ctx, part->vocab, golden_rows_in(l, x),
-                                             xd_ids_of(ids_in(part, ids, part->rows * p->n), XD_DTYPE_I64),
-                                             p->n, p->n, floats_out(part, values, part->rows * p->n)));
+        result = golden_back(l, softmax_columns(part->ctx, part->vocab, golden_rows_in(l, x),
+                                                xd_ids_of(ids_in(part, ids, part->rows * p->n), XD_DTYPE_I64),
+                                                p->n, p->n, floats_out(part, values, part->rows * p->n)));
     widen_in_place(values, part->rows * p->n);
     sharded_put(part, values, p->n, p->values);
     free(logits);
@@ -217,7 +217,7 @@ static void select_run(golden_case *c) {
     float *importance = (float *)golden_memory(c, (size_t)p.width * sizeof *importance);
     double *wide = parts_room(c, k);
     golden_loans *l = golden_case_loans(c);
-    if (!golden_ok(c, xd_vocab_create_even(golden_ctx(c), NULL, p.width, &vocab))) return;
+    if (!golden_ok(c, vocab_even(golden_ctx(c), NULL, p.width, &vocab))) return;
     const xd_rows x = golden_rows_in(l, golden_rows(p.logits, p.rows, p.width));
     int64_t *ids_there = (int64_t *)golden_out(l, ids, (size_t)k * sizeof *ids);
     float *importance_there = (float *)golden_out(l, importance, (size_t)p.width * sizeof *importance);
@@ -244,18 +244,18 @@ static xd_result logprobs_body(const sharded_part *part, void *user) {
     const xd_rows x = sharded_rows(part, logits);
     golden_loans *l = part->loans;
     xd_result result =
-        golden_back(l, xd_target_log_probs(part->ctx, part->vocab, golden_rows_in(l, x), 1.0,
-                                           xd_ids_of(ids_in(part, labels, part->rows), XD_DTYPE_I64),
-                                           floats_out(part, values, part->rows)));
+        golden_back(l, softmax_at_ids(part->ctx, part->vocab, golden_rows_in(l, x), 1.0,
+                                      xd_ids_of(ids_in(part, labels, part->rows), XD_DTYPE_I64),
+                                      floats_out(part, values, part->rows)));
     widen_in_place(values, part->rows);
     sharded_put(part, values, 1, p->row_out);
     const xd_rows over = golden_rows_out(l, x); /* the gradient is written over the logits */
     const float *weight_there = (const float *)golden_in(l, weight, (size_t)part->rows * sizeof *weight);
     if (result == XD_OK)
-        result = golden_back(
-            l, xd_target_log_probs_backward(part->ctx, part->vocab, over, 1.0,
-                                            xd_ids_of(ids_in(part, labels, part->rows), XD_DTYPE_I64),
-                                            weight_there, over));
+        result =
+            golden_back(l, softmax_at_ids_backward(part->ctx, part->vocab, over, 1.0,
+                                                   xd_ids_of(ids_in(part, labels, part->rows), XD_DTYPE_I64),
+                                                   weight_there, over));
     sharded_put_columns(part, logits, p->gradient);
     free(logits);
     free(weight);
@@ -356,7 +356,7 @@ static void next_token_accuracy(parts_case *p, const float *mask) {
     positions.count = p->rows;
     positions.labels = xd_ids_of(p->ids, XD_DTYPE_I64);
     positions.weights = mask;
-    if (!golden_ok(p->c, xd_vocab_create_even(golden_ctx(p->c), NULL, p->width, &vocab))) return;
+    if (!golden_ok(p->c, vocab_even(golden_ctx(p->c), NULL, p->width, &vocab))) return;
     if (golden_ok(p->c, golden_accuracy(golden_case_loans(p->c), vocab,
                                         golden_rows(p->logits, p->rows, p->width), &positions, &accuracy)))
         golden_within(p->c, "out.accuracy", &accuracy, 1, 1e-6);

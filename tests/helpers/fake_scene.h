@@ -7,6 +7,7 @@
 
 #include "tensor_model.h"
 #include "xd_test.h"
+#include "xd_test_topology.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -148,12 +149,7 @@ static inline void fake_cut_layouts(xd_ctx *ctx, const fake_cut *cut, fake_layou
     memset(l, 0, sizeof *l);
     if (cut->a == 0) return;
     for (int i = 0; i < cut->a * cut->b; i++) l->ranks[i] = cut->first + i;
-    const xd_topology_desc t = { .axes = axes,
-                                 .axis_count = 2,
-                                 .ranks = l->ranks,
-                                 .rank_count = cut->a * cut->b,
-                                 .world_size = FAKE_ROOM };
-    CHECK(xd_topology_create(ctx, &t, &l->topology) == XD_OK);
+    l->topology = grid_of(axes, 2, l->ranks);
     for (int i = 0; i < FAKE_TENSORS; i++) {
         const fake_tensor *tensor = &fake_tensors[i];
         int64_t offsets[FAKE_ROOM] = { 0 }, unused[FAKE_ROOM] = { 0 };

@@ -7,6 +7,7 @@
 
 #include "xd_test.h"
 #include "xdistill.h"
+#include "softmax_calls.h"
 
 enum { IDS_ROWS = 9, IDS_VOCAB = 44, IDS_WIDTH = 48, IDS_HIDDEN = 6, IDS_K = 3, IDS_CALLS = 11 };
 
@@ -137,16 +138,15 @@ static inline xd_result ids_call(xd_ctx *ctx, const xd_vocab *vocab, ids_memory 
     case 4: return ids_topk(ctx, vocab, m, dtype, true);
     case 5: return ids_topk(ctx, vocab, m, dtype, false);
     case 6: return xd_denominator_count(ctx, NULL, &positions, 1, &m->out.denominator);
-    case 7: return xd_target_log_probs(ctx, vocab, student, 2.0, labels, m->out.log_probs);
+    case 7: return softmax_at_ids(ctx, vocab, student, 2.0, labels, m->out.log_probs);
     case 8:
-        return xd_target_log_probs_backward(ctx, vocab, student, 2.0, labels, m->row_weight,
-                                            ids_matrix(m->out.gradient[3]));
+        return softmax_at_ids_backward(ctx, vocab, student, 2.0, labels, m->row_weight,
+                                       ids_matrix(m->out.gradient[3]));
     case 9: {
-        const xd_result result = xd_gather_columns(ctx, vocab, student, ids, IDS_K, IDS_K, m->out.picked);
-        return result == XD_OK ? xd_gather_columns(ctx, vocab, student, ids, IDS_K, 0, m->out.shared)
-                               : result;
+        const xd_result result = softmax_columns(ctx, vocab, student, ids, IDS_K, IDS_K, m->out.picked);
+        return result == XD_OK ? softmax_columns(ctx, vocab, student, ids, IDS_K, 0, m->out.shared) : result;
     }
-    default: return xd_accuracy(ctx, vocab, student, &positions, NULL, &m->out.accuracy);
+    default: return softmax_accuracy(ctx, vocab, student, &positions, NULL, &m->out.accuracy);
     }
 }
 

@@ -4,11 +4,12 @@
 #define XD_POISON_CHUNKS_H
 
 #include "poison_loss.h"
+#include "xd_private.h"
 
 enum { POISON_CB = 2, POISON_CH = 6, POISON_CC = 3, POISON_CN = 7 };
 
 typedef struct poison_chunks {
-    xd_chunk_map map;
+    xdi_chunk_map map;
     xd_rows values, gradient;
     double *sums, *averages, *weight;
     int64_t *sizes;
@@ -22,8 +23,8 @@ static inline bool poison_chunks_build(poison_scene *s) {
     const xd_dtype dtype = s->variant ? XD_DTYPE_BF16 : XD_DTYPE_F32;
     const int64_t rows = POISON_CB * POISON_CH, slots = POISON_CB * POISON_CC;
     poison_chunks *p = (poison_chunks *)(s->own = poison_take(s, sizeof *p));
-    const bool sums = !strcmp(s->family->name, "xd_chunk_sums"),
-               averages = !strcmp(s->family->name, "xd_chunk_averages");
+    const bool sums = !strcmp(s->family->name, "xdi_chunk_sums"),
+               averages = !strcmp(s->family->name, "xdi_chunk_averages");
     for (int r = 0; r < (int)rows; r++) {
         p->ids[r] = ids[r % POISON_CH];
         p->row_unit[r] = p->ids[r] < 0 ? 100 + r : r / POISON_CH * POISON_CC + (int)p->ids[r];
@@ -76,17 +77,17 @@ static inline void poison_chunks_leave_out(poison_scene *s, int way) {
 
 static inline xd_result poison_chunk_sums_call(poison_scene *s) {
     poison_chunks *p = (poison_chunks *)s->own;
-    return xd_chunk_sums(s->ctx, &p->map, p->values, p->sums, p->sizes);
+    return xdi_chunk_sums(s->ctx, &p->map, p->values, p->sums, p->sizes);
 }
 
 static inline xd_result poison_chunk_averages_call(poison_scene *s) {
     poison_chunks *p = (poison_chunks *)s->own;
-    return xd_chunk_averages(s->ctx, p->sums, p->sizes, POISON_CB * POISON_CC, POISON_CN, p->averages);
+    return xdi_chunk_averages(s->ctx, p->sums, p->sizes, POISON_CB * POISON_CC, POISON_CN, p->averages);
 }
 
 static inline xd_result poison_chunk_backward_call(poison_scene *s) {
     poison_chunks *p = (poison_chunks *)s->own;
-    return xd_chunk_averages_backward(s->ctx, &p->map, p->sizes, p->weight, p->gradient);
+    return xdi_chunk_averages_backward(s->ctx, &p->map, p->sizes, p->weight, p->gradient);
 }
 
 static inline poison_verdict poison_expect_chunks(const poison_scene *s, const poison_part *part,
@@ -96,7 +97,7 @@ static inline poison_verdict poison_expect_chunks(const poison_scene *s, const p
 }
 
 static const poison_family poison_family_chunk_sums = {
-    .name = "xd_chunk_sums",
+    .name = "xdi_chunk_sums",
     .variants = 2,
     .ways = 1,
     .layouts = { true, false, true },
@@ -106,7 +107,7 @@ static const poison_family poison_family_chunk_sums = {
     .expect = poison_expect_chunks,
 };
 static const poison_family poison_family_chunk_averages = {
-    .name = "xd_chunk_averages",
+    .name = "xdi_chunk_averages",
     .variants = 1,
     .ways = 1,
     .layouts = { true, false, false },
@@ -116,7 +117,7 @@ static const poison_family poison_family_chunk_averages = {
     .expect = poison_expect_chunks,
 };
 static const poison_family poison_family_chunk_averages_backward = {
-    .name = "xd_chunk_averages_backward",
+    .name = "xdi_chunk_averages_backward",
     .variants = 2,
     .ways = 1,
     .layouts = { true, false, false },
@@ -245,7 +246,7 @@ static const poison_family poison_family_topk_gather = {
     .release = poison_release_vocab,
 };
 
-/* ---- xd_compat_jsd_of_probabilities: reports nothing, as its reference ---- */
+/* ---- xdi_compat_jsd_of_probabilities: reports nothing, as its reference ---- */
 
 typedef struct poison_jsd {
     xd_rows student, teacher, gradient;
@@ -274,8 +275,8 @@ static inline bool poison_jsd_build(poison_scene *s) {
 
 static inline xd_result poison_jsd_call(poison_scene *s) {
     poison_jsd *p = (poison_jsd *)s->own;
-    return xd_compat_jsd_of_probabilities(s->ctx, p->student, p->teacher, p->beta, p->denominator,
-                                          p->gradient, &p->loss);
+    return xdi_compat_jsd_of_probabilities(s->ctx, p->student, p->teacher, p->beta, p->denominator,
+                                           p->gradient, &p->loss);
 }
 
 static inline poison_verdict poison_expect_jsd(const poison_scene *s, const poison_part *part, double value) {
@@ -287,7 +288,7 @@ static inline poison_verdict poison_expect_jsd(const poison_scene *s, const pois
 }
 
 static const poison_family poison_family_jsd = {
-    .name = "xd_compat_jsd_of_probabilities",
+    .name = "xdi_compat_jsd_of_probabilities",
     .variants = 3,
     .layouts = { true, false, false },
     .build = poison_jsd_build,

@@ -3,6 +3,7 @@
 #define XD_POISON_LOSS_H
 
 #include "poison.h"
+#include "vocab_calls.h"
 
 enum { POISON_T = 5, POISON_V = 41, POISON_UNIT = 2, POISON_PADDING = 2 };
 
@@ -42,8 +43,7 @@ static inline xd_interval poison_columns(const poison_scene *s) {
 
 static inline bool poison_vocab(poison_scene *s, int64_t size) {
     xd_vocab *vocab = NULL;
-    CHECK_EQ_INT(xd_vocab_create_even(s->ctx, s->layout == POISON_VOCABULARY ? s->world : NULL, size, &vocab),
-                 XD_OK);
+    CHECK_EQ_INT(vocab_even(s->ctx, s->layout == POISON_VOCABULARY ? s->world : NULL, size, &vocab), XD_OK);
     s->objects = vocab;
     return vocab != NULL;
 }

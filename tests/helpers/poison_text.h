@@ -3,16 +3,17 @@
 #define XD_POISON_TEXT_H
 
 #include "poison.h"
+#include "xd_private.h"
 
 enum { POISON_R = 6, POISON_C = 5, POISON_P = 3 };
 
 typedef struct poison_text {
-    xd_vote cells[POISON_R];
+    xdi_vote cells[POISON_R];
     xd_projection_rows rows;
     xd_projection_rows_desc from_votes;
-    xd_similarity_desc similarity;
-    xd_projection_cut_desc cut;
-    xd_special_desc special;
+    xdi_similarity_desc similarity;
+    xdi_projection_cut_desc cut;
+    xdi_special_desc special;
     xd_rows student, teacher;
     int32_t ids[POISON_R * POISON_P];
     double weight;
@@ -76,7 +77,7 @@ static const poison_family poison_family_votes = {
     poison_expect_weight, NULL, NULL,
 };
 
-/* ---- xd_projection_from_cells ---- */
+/* ---- xdi_projection_from_cells ---- */
 
 static inline bool poison_cells_build(poison_scene *s) {
     poison_text *p = poison_text_begin(s);
@@ -86,9 +87,9 @@ static inline bool poison_cells_build(poison_scene *s) {
 
 static inline xd_result poison_cells_call(poison_scene *s) {
     poison_text *p = (poison_text *)s->own;
-    const xd_projection_cells list = { p->cells, POISON_R, POISON_R, POISON_C };
+    const xdi_projection_cells list = { p->cells, POISON_R, POISON_R, POISON_C };
     xd_projection made;
-    const xd_result result = xd_projection_from_cells(s->ctx, &list, &made);
+    const xd_result result = xdi_projection_from_cells(s->ctx, &list, &made);
     if (result != XD_OK) return result;
     for (int i = 0; i < POISON_R; i++) p->out[i] = made.weight[i];
     xd_projection_destroy(s->ctx, &made);
@@ -96,7 +97,7 @@ static inline xd_result poison_cells_call(poison_scene *s) {
 }
 
 static const poison_family poison_family_cells = {
-    "xd_projection_from_cells",
+    "xdi_projection_from_cells",
     1,
     0,
     { true, false, false },
@@ -134,7 +135,7 @@ static inline xd_result poison_from_rows_call(poison_scene *s) {
 static inline xd_result poison_cut_call(poison_scene *s) {
     poison_text *p = (poison_text *)s->own;
     xd_projection_rows made;
-    const xd_result result = xd_projection_rows_cut(s->ctx, &p->rows, &p->cut, &made);
+    const xd_result result = xdi_projection_rows_cut(s->ctx, &p->rows, &p->cut, &made);
     if (result != XD_OK) return result;
     poison_text_take(p, &made);
     xd_projection_rows_destroy(s->ctx, &made);
@@ -164,8 +165,16 @@ static const poison_family poison_family_from_rows = {
     NULL,
 };
 static const poison_family poison_family_cut = {
-    "xd_projection_rows_cut", 1,    0,    { true, false, false }, poison_weights_build, poison_cut_call, NULL,
-    poison_expect_weight,     NULL, NULL,
+    "xdi_projection_rows_cut",
+    1,
+    0,
+    { true, false, false },
+    poison_weights_build,
+    poison_cut_call,
+    NULL,
+    poison_expect_weight,
+    NULL,
+    NULL,
 };
 static const poison_family poison_family_map = {
     "xd_exact_map_create", 1,    0,    { true, false, false }, poison_weights_build, poison_map_call, NULL,
@@ -194,8 +203,8 @@ static inline xd_result poison_similar_call(poison_scene *s) {
     xd_projection_rows made;
     const xd_result result =
         p->teacher.data
-            ? xd_projection_rows_from_embeddings(s->ctx, p->student, p->teacher, &p->similarity, &made)
-            : xd_projection_rows_from_similarities(s->ctx, p->student, &p->similarity, &made);
+            ? xdi_projection_rows_from_embeddings(s->ctx, p->student, p->teacher, &p->similarity, &made)
+            : xdi_projection_rows_from_similarities(s->ctx, p->student, &p->similarity, &made);
     if (result != XD_OK) return result;
     poison_text_take(p, &made);
     xd_projection_rows_destroy(s->ctx, &made);
@@ -211,7 +220,7 @@ static inline poison_verdict poison_expect_similar(const poison_scene *s, const 
 }
 
 static const poison_family poison_family_similarities = {
-    "xd_projection_rows_from_similarities",
+    "xdi_projection_rows_from_similarities",
     1,
     0,
     { true, false, false },
@@ -223,7 +232,7 @@ static const poison_family poison_family_similarities = {
     NULL,
 };
 static const poison_family poison_family_embeddings = {
-    "xd_projection_rows_from_embeddings",
+    "xdi_projection_rows_from_embeddings",
     1,
     0,
     { true, false, false },
@@ -235,7 +244,7 @@ static const poison_family poison_family_embeddings = {
     NULL,
 };
 
-/* ---- xd_special_pairs ---- */
+/* ---- xdi_special_pairs ---- */
 
 static inline bool poison_special_build(poison_scene *s) {
     static const xd_text texts[2] = { { "<start of text>", 15 }, { "<end of text>", 13 } };
@@ -250,9 +259,9 @@ static inline bool poison_special_build(poison_scene *s) {
 
 static inline xd_result poison_special_call(poison_scene *s) {
     poison_text *p = (poison_text *)s->own;
-    xd_special_pair *pairs = NULL;
+    xdi_special_pair *pairs = NULL;
     int64_t count = 0;
-    const xd_result result = xd_special_pairs(s->ctx, &p->special, &pairs, &count);
+    const xd_result result = xdi_special_pairs(s->ctx, &p->special, &pairs, &count);
     if (result != XD_OK) return result;
     p->out[0] = (float)count;
     xd_release(s->ctx, pairs);
@@ -266,7 +275,7 @@ static inline poison_verdict poison_expect_threshold(const poison_scene *s, cons
 }
 
 static const poison_family poison_family_special = {
-    "xd_special_pairs",
+    "xdi_special_pairs",
     1,
     0,
     { true, false, false },

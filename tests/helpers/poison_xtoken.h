@@ -4,6 +4,7 @@
 
 #include "poison_files.h"
 #include "poison_loss.h"
+#include "vocab_calls.h"
 
 enum {
     POISON_XB = 2,
@@ -179,9 +180,8 @@ static inline bool poison_xtoken_objects_build(poison_scene *s) {
         weights[2 * v] = exact ? 1.0f : 0.7f;
         weights[2 * v + 1] = exact ? 0.0f : 0.3f;
     }
-    CHECK_EQ_INT(
-        xd_vocab_create_even(s->ctx, s->layout == POISON_VOCABULARY ? s->world : NULL, size, &o->vocab),
-        XD_OK);
+    CHECK_EQ_INT(vocab_even(s->ctx, s->layout == POISON_VOCABULARY ? s->world : NULL, size, &o->vocab),
+                 XD_OK);
     CHECK_EQ_INT(xd_projection_from_rows(s->ctx, &rows, size, POISON_XU, &o->projection), XD_OK);
     CHECK_EQ_INT(xd_exact_map_create(s->ctx, &rows, POISON_XU, false, &o->map), XD_OK);
     if (poison_xtoken_variants[s->variant].kind == XD_XTOKEN_CACHED) poison_xtoken_cache(s, o);

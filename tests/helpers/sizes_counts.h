@@ -28,26 +28,26 @@ AT("xd_uld_desc.chunk_count", x.uld.chunk_count, -1, xcall_uld, XD_ERROR_ARGUMEN
 AT("xd_uld_desc.matched_count", x.uld.matched_count, -1, xcall_uld, XD_ERROR_ARGUMENT, "-1 matched ids", true)
 AT("xd_uld_side.vocabulary", x.uld.student.vocabulary, XV + 1, xcall_uld, XD_ERROR_SHAPE,
    "student logits have 12 columns for a vocabulary of 13", true)
-AT("xd_chunk_map.sequences", x.chunk_map.sequences, 3, xcall_chunk_sums, XD_ERROR_SHAPE,
+AT("xdi_chunk_map.sequences", x.chunk_map.sequences, 3, xcall_chunk_sums, XD_ERROR_SHAPE,
    "values has 8 rows but 3 sequences of 4 positions", false)
-AT("xd_chunk_map.sequences", x.chunk_map.sequences, -1, xcall_chunk_sizes, XD_ERROR_ARGUMENT,
+AT("xdi_chunk_map.sequences", x.chunk_map.sequences, -1, xcall_chunk_sizes, XD_ERROR_ARGUMENT,
    "-1 sequences of 4 positions in 2 chunks", false)
-AT("xd_chunk_map.sequences", x.chunk_map.sequences, (int64_t)1 << 62, xcall_chunk_sums, XD_ERROR_ARGUMENT,
+AT("xdi_chunk_map.sequences", x.chunk_map.sequences, (int64_t)1 << 62, xcall_chunk_sums, XD_ERROR_ARGUMENT,
    "4611686018427387904 sequences of 4 positions in 2 chunks are too many", false)
-AT("xd_chunk_map.sequences", x.chunk_map.sequences, (int64_t)1 << 62, xcall_chunk_sizes, XD_ERROR_ARGUMENT,
+AT("xdi_chunk_map.sequences", x.chunk_map.sequences, (int64_t)1 << 62, xcall_chunk_sizes, XD_ERROR_ARGUMENT,
    "4611686018427387904 sequences of 4 positions in 2 chunks are too many", false)
-AT("xd_chunk_map.sequences", x.chunk_map.sequences, (int64_t)1 << 62, xcall_chunk_backward, XD_ERROR_ARGUMENT,
-   "4611686018427387904 sequences of 4 positions in 2 chunks are too many", true)
-AT("xd_chunk_map.held", x.chunk_map.held, 5, xcall_chunk_sums, XD_ERROR_SHAPE,
+AT("xdi_chunk_map.sequences", x.chunk_map.sequences, (int64_t)1 << 62, xcall_chunk_backward,
+   XD_ERROR_ARGUMENT, "4611686018427387904 sequences of 4 positions in 2 chunks are too many", true)
+AT("xdi_chunk_map.held", x.chunk_map.held, 5, xcall_chunk_sums, XD_ERROR_SHAPE,
    "values has 8 rows but 2 sequences of 5 positions", false)
-AT("xd_chunk_map.chunks", x.chunk_map.chunks, 1, xcall_chunk_sums, XD_ERROR_ARGUMENT,
+AT("xdi_chunk_map.chunks", x.chunk_map.chunks, 1, xcall_chunk_sums, XD_ERROR_ARGUMENT,
    "chunk id 1 of position 1 is outside [-1, 1)", false)
-AT("xd_chunk_map.chunks", x.chunk_map.chunks, 3, xcall_chunk_sums, XD_ERROR_MISMATCH, "", false)
-AT("xd_chunk_map.chunks", x.chunk_map.chunks, 3, xcall_chunk_sizes, XD_ERROR_MISMATCH, "", false)
-AT("xd_chunk_averages(chunks)", x.chunks, -1, xcall_chunk_averages, XD_ERROR_ARGUMENT,
+AT("xdi_chunk_map.chunks", x.chunk_map.chunks, 3, xcall_chunk_sums, XD_ERROR_MISMATCH, "", false)
+AT("xdi_chunk_map.chunks", x.chunk_map.chunks, 3, xcall_chunk_sizes, XD_ERROR_MISMATCH, "", false)
+AT("xdi_chunk_averages(chunks)", x.chunks, -1, xcall_chunk_averages, XD_ERROR_ARGUMENT,
    "-1 chunks of 10 columns", true)
-AT("xd_chunk_averages(n)", x.n, -1, xcall_chunk_averages, XD_ERROR_ARGUMENT, "4 chunks of -1 columns", true)
-AT("xd_project_desc.k", x.project.k, -1, xcall_project, XD_ERROR_SHAPE,
+AT("xdi_chunk_averages(n)", x.n, -1, xcall_chunk_averages, XD_ERROR_ARGUMENT, "4 chunks of -1 columns", true)
+AT("xdi_project_desc.k", x.project.k, -1, xcall_project, XD_ERROR_SHAPE,
    "-1 columns of a projection that has 10", false)
 AT("xd_projection.student_size", x.matrix.student_size, XV + 1, xcall_project, XD_ERROR_SHAPE,
    "the vocabulary has 12 ids but the projection 13 rows", false)
@@ -77,34 +77,34 @@ AT("xd_route_side.span_count", x.route.teacher.span_count, -1, xcall_route, XD_E
    "a teacher side of 2 samples in micro-batches of 2 with -1 spans", false)
 AT("xd_route_side.column_end", x.route.teacher.column_end, XU + 1, xcall_route, XD_ERROR_ARGUMENT, "", false)
 AT("xd_route_side.column_begin", x.route.teacher.column_begin, -1, xcall_route, XD_ERROR_ARGUMENT, "", false)
-AT("xd_teacher_piece.positions", x.piece.positions, XT + 1, xcall_piece, XD_ERROR_SHAPE,
+AT("xdi_teacher_piece.positions", x.piece.positions, XT + 1, xcall_piece, XD_ERROR_SHAPE,
    "a piece of 4 positions from 0 on by 10 columns from 0 on leaves shard ", true)
-AT("xd_teacher_piece.columns", x.piece.columns, INT64_MAX, xcall_piece, XD_ERROR_SHAPE,
+AT("xdi_teacher_piece.columns", x.piece.columns, INT64_MAX, xcall_piece, XD_ERROR_SHAPE,
    "a piece of 3 positions from 0 on by 9223372036854775807 columns from 0", true)
-AT("xd_teacher_piece.from_position", x.piece.from_position, 1, xcall_piece, XD_ERROR_SHAPE,
+AT("xdi_teacher_piece.from_position", x.piece.from_position, 1, xcall_piece, XD_ERROR_SHAPE,
    "a piece of 3 positions from 1 on by 10 columns from 0 on leaves shard ", true)
-AT("xd_teacher_piece.from_column", x.piece.from_column, INT64_MAX, xcall_piece, XD_ERROR_SHAPE,
+AT("xdi_teacher_piece.from_column", x.piece.from_column, INT64_MAX, xcall_piece, XD_ERROR_SHAPE,
    "a piece of 3 positions from 0 on by 10 columns from 922337203685477580", true)
-AT("xd_teacher_piece.to_position", x.piece.to_position, 1, xcall_piece, XD_ERROR_SHAPE,
+AT("xdi_teacher_piece.to_position", x.piece.to_position, 1, xcall_piece, XD_ERROR_SHAPE,
    "a piece of 3 positions from 1 on by 10 columns from 0 on leaves window", true)
-AT("xd_teacher_piece.to_column", x.piece.to_column, -1, xcall_piece, XD_ERROR_SHAPE,
+AT("xdi_teacher_piece.to_column", x.piece.to_column, -1, xcall_piece, XD_ERROR_SHAPE,
    "a piece of 3 positions from 0 on by 10 columns from -1 on leaves windo", true)
-AT("xd_teacher_route_desc.count", x.plan.count, -1, xcall_plan, XD_ERROR_ARGUMENT, "-1 shards", true)
-AT("xd_teacher_route_desc.begin", x.plan.begin, XT + 1, xcall_plan, XD_ERROR_ARGUMENT,
+AT("xdi_teacher_route_desc.count", x.plan.count, -1, xcall_plan, XD_ERROR_ARGUMENT, "-1 shards", true)
+AT("xdi_teacher_route_desc.begin", x.plan.begin, XT + 1, xcall_plan, XD_ERROR_ARGUMENT,
    "a window of positions [4, 3) by 10 columns", true)
-AT("xd_teacher_route_desc.end", x.plan.end, XT + 1, xcall_plan, XD_ERROR_SHAPE,
+AT("xdi_teacher_route_desc.end", x.plan.end, XT + 1, xcall_plan, XD_ERROR_SHAPE,
    "shards hold 30 of the window's 40 logits", true)
-AT("xd_teacher_route_desc.vocabulary", x.plan.vocabulary, XU - 1, xcall_plan, XD_ERROR_ARGUMENT,
+AT("xdi_teacher_route_desc.vocabulary", x.plan.vocabulary, XU - 1, xcall_plan, XD_ERROR_ARGUMENT,
    "shard 0 has columns [0, 10) of a vocabulary of 9", true)
-AT("xd_teacher_shard.position_begin", x.shard.position_begin, XT + 1, xcall_plan, XD_ERROR_ARGUMENT,
+AT("xdi_teacher_shard.position_begin", x.shard.position_begin, XT + 1, xcall_plan, XD_ERROR_ARGUMENT,
    "shard 0 is [4, 3) by [0, 10)", true)
-AT("xd_teacher_shard.position_end", x.shard.position_end, XT - 1, xcall_plan, XD_ERROR_SHAPE,
+AT("xdi_teacher_shard.position_end", x.shard.position_end, XT - 1, xcall_plan, XD_ERROR_SHAPE,
    "shards hold 20 of the window's 30 logits", true)
-AT("xd_teacher_shard.vocabulary_begin", x.shard.vocabulary_begin, -1, xcall_plan, XD_ERROR_ARGUMENT,
+AT("xdi_teacher_shard.vocabulary_begin", x.shard.vocabulary_begin, -1, xcall_plan, XD_ERROR_ARGUMENT,
    "shard 0 has columns [-1, 10) of a vocabulary of 10", true)
-AT("xd_teacher_shard.vocabulary_end", x.shard.vocabulary_end, XU + 1, xcall_plan, XD_ERROR_ARGUMENT,
+AT("xdi_teacher_shard.vocabulary_end", x.shard.vocabulary_end, XU + 1, xcall_plan, XD_ERROR_ARGUMENT,
    "shard 0 has columns [0, 11) of a vocabulary of 10", true)
-AT("xd_similarity_desc.k", x.similarity.k, 0, xcall_similarities, XD_ERROR_ARGUMENT, "0 entries a row", true)
+AT("xdi_similarity_desc.k", x.similarity.k, 0, xcall_similarities, XD_ERROR_ARGUMENT, "0 entries a row", true)
 AT("xd_loss_desc(rows of one rank)", teacher_rows, XR - 1, call_loss_rows, XD_ERROR_MISMATCH, "", false)
 AT("xd_loss_common.workspace_bytes", loss.common.workspace_bytes, 7, call_loss_workspace, XD_ERROR_ARGUMENT,
    "workspace has 7 bytes", false)
@@ -122,10 +122,10 @@ AT("xd_vocab_topk_desc.sequences", choice.sequences, 3, call_choice, XD_ERROR_SH
    false)
 AT("xd_vocab_topk(k)", a, XV + 1, call_vocab_topk, XD_ERROR_ARGUMENT,
    "k is 13 but the vocabulary has 12 columns", false)
-AT("xd_gather_columns(n)", a, -1, call_gather, XD_ERROR_ARGUMENT, "-1 ids a row with stride -1", false)
-AT("xd_gather_columns(ids_stride)", b, 1, call_gather, XD_ERROR_ARGUMENT, "2 ids a row with stride 1", false)
+AT("xd_log_probs_desc.ids_per_row", a, -1, call_gather, XD_ERROR_ARGUMENT, "-1 ids a row with stride -1",
+   false)
 AT("xd_positions.count", positions.count, XR - 1, call_accuracy, XD_ERROR_SHAPE,
-   "7 positions but logits have 8 rows", false)
+   "counted has 7 rows but logits have 8", false)
 AT("xd_positions.count", positions.count, -1, call_denominator, XD_ERROR_ARGUMENT, "a batch of -1 positions",
    true)
 AT("xd_denominator_count(batch_count)", a, 0, call_denominator, XD_ERROR_ARGUMENT, "-1 batches of positions",
@@ -142,9 +142,9 @@ AT("xd_load_balanced_positions(length)", a, 3, call_balanced, XD_ERROR_SHAPE,
 AT("xd_load_balanced_positions(rank)", b, 3, call_balanced, XD_ERROR_ARGUMENT, "", true)
 AT("xd_load_balanced_positions(ranks)", c, 0, call_balanced, XD_ERROR_ARGUMENT, "", true)
 AT("xd_kl_estimate_desc.count", estimate.count, -1, call_estimate, XD_ERROR_ARGUMENT, "-1 tokens", true)
-AT("xd_vocab_create(size)", a, 3, call_vocab, XD_ERROR_SHAPE,
+AT("xd_vocab_desc.size", a, 3, call_vocab, XD_ERROR_SHAPE,
    "vocabulary shards end at column 12 but there are 13", true)
-AT("xd_vocab_create_even(size)", a, -1, call_vocab_even, XD_ERROR_SHAPE,
+AT("xd_vocab_desc.size, an even split", a, -1, call_vocab_even, XD_ERROR_SHAPE,
    "vocabulary shard 0 begins at column -1 but the shards before it end at", true)
 AT("xd_cast(count)", a, -1, call_cast, XD_ERROR_ARGUMENT, "-1 elements to convert", true)
 AT("xd_optimizer_desc.param_count", optimizer.param_count, -1, call_optimizer, XD_ERROR_ARGUMENT,
@@ -159,10 +159,10 @@ AT("xd_param.count", param[1].count, ELEMENTS - 1, call_step, XD_ERROR_STATE,
 AT("xd_param.dims", param[1].dims, -1, call_ema, XD_ERROR_ARGUMENT, "v: -1 dimensions", true)
 AT("xd_optimizer_step_desc.average_count", step.average_count, -1, call_optimizer, XD_ERROR_ARGUMENT,
    "-1 averages at NULL", true)
-AT("xd_ema_create(count)", a, -1, call_ema, XD_ERROR_ARGUMENT, "-1 parameters", true)
+AT("xd_ema_desc.param_count", a, -1, call_ema, XD_ERROR_ARGUMENT, "-1 parameters", true)
 AT("xd_ema_update(iteration)", b, -2, call_ema, XD_ERROR_ARGUMENT, "iteration -2 is negative", true)
 AT("xd_ema_copy_to(count)", c, -1, call_ema, XD_ERROR_ARGUMENT, "-1 tensors", true)
-AT("xd_ema_load(count)", d, -1, call_ema, XD_ERROR_ARGUMENT, "-1 tensors", true)
+AT("xd_ema_load_desc.source_count", d, -1, call_ema, XD_ERROR_ARGUMENT, "-1 tensors", true)
 AT("xd_ema_desc.batch_size", ema.batch_size, -1, call_ema, XD_ERROR_ARGUMENT, "batch_size -1 is negative",
    true)
 AT("xd_ema_desc.start_iteration", ema.start_iteration, -1, call_ema, XD_ERROR_ARGUMENT,
@@ -171,25 +171,13 @@ AT("xd_ema_desc.strip_count", ema.strip_count, -1, call_ema, XD_ERROR_ARGUMENT, 
 AT("xd_gradient_norm_desc.param_count", norm.param_count, -1, call_norm, XD_ERROR_ARGUMENT, "-1 parameters",
    false)
 AT("xd_clip_gradients(param_count)", a, -1, call_clip, XD_ERROR_ARGUMENT, "-1 parameters", true)
-AT("xd_topology_desc.axis_count", grid.axis_count, 9, call_grid, XD_ERROR_ARGUMENT,
-   "9 axes given, 1 to 8 are possible", true)
-AT("xd_topology_desc.rank_count", grid.rank_count, -1, call_grid, XD_ERROR_ARGUMENT, "a list of -1 ranks",
-   true)
-AT("xd_topology_desc.world_size", grid.world_size, 5, call_grid, XD_ERROR_TOPOLOGY,
-   "axis sizes multiply to 1 but the world has 5 ranks", true)
-AT("xd_axis.size", axes[1].size, -2, call_grid, XD_ERROR_ARGUMENT,
+AT("xd_axis.size", mesh.axes[1].size, -2, call_mesh, XD_ERROR_ARGUMENT,
    "axis 1 has size -2, must be at least 1, or -1 to fill", true)
 AT("xd_mesh_desc.world_size", mesh.world_size, 5, call_mesh, XD_ERROR_ARGUMENT, "", false)
 AT("xd_mesh_desc.rank_count", mesh.rank_count, 3, call_mesh, XD_ERROR_TOPOLOGY,
    "axis sizes multiply to 1 but the list has 3 ranks", true)
-AT("xd_unflatten_desc.part_count", unflatten.part_count, 9, call_unflatten, XD_ERROR_ARGUMENT,
-   "9 parts for one of 2 axes, at most 8 axes are possible", true)
-AT("xd_parallelism.tensor", parallel.tensor, 3, call_parallel, XD_ERROR_TOPOLOGY,
-   "tensor 3 x domain 1 does not divide a world of 2 ranks", true)
-AT("xd_parallelism.domain", parallel.domain, 3, call_parallel, XD_ERROR_TOPOLOGY,
-   "tensor 2 x domain 3 does not divide a world of 2 ranks", true)
-AT("xd_topology_from_config(world_size)", a, 3, call_parallel, XD_ERROR_TOPOLOGY,
-   "tensor 2 x domain 1 does not divide a world of 3 ranks", true)
+AT("xd_mesh_derive_desc.part_count", derive.part_count, 9, call_derive, XD_ERROR_ARGUMENT,
+   "9 parts for one of 2 axes, at most 8 axes are possible", false)
 AT("xd_expert_desc.world_size", experts.world_size, 3, call_experts, XD_ERROR_TOPOLOGY,
    "tp 2 x cp 1 x ep 1 x pp 1 does not divide a world of 3 ranks", true)
 AT("xd_expert_desc.tp", experts.tp, 3, call_experts, XD_ERROR_TOPOLOGY,
@@ -213,13 +201,14 @@ AT("xd_layout_desc.shape", layout.shape[0], -1, call_layout, XD_ERROR_SHAPE, "di
 AT("xd_placement.dim", layout.placement[1].dim, 2, call_layout, XD_ERROR_ARGUMENT,
    "axis 1 splits dimension 2 of a tensor of 2 dimensions", true)
 AT("xd_placement.sections", layout.placement[1].sections, 4, call_layout, XD_ERROR_SHAPE, "", true)
-AT("xd_redistribution_desc.ranks", plan.ranks, 0, call_plan, XD_ERROR_ARGUMENT, "", true)
-AT("xd_redistribution_desc.rank", plan.rank, 5, call_plan, XD_ERROR_ARGUMENT, "", true)
-AT("xd_redistribution_desc(shapes)", a, 3, call_plan, XD_ERROR_SHAPE,
+AT("xdi_redistribution_desc.ranks", plan.ranks, 0, call_plan, XD_ERROR_ARGUMENT, "", true)
+AT("xdi_redistribution_desc.rank", plan.rank, 5, call_plan, XD_ERROR_ARGUMENT, "", true)
+AT("xdi_redistribution_desc(shapes)", a, 3, call_plan, XD_ERROR_SHAPE,
    "dimension 0: the source has extent 6, the destination 7", true)
 AT("xd_tensor.ndim", b, 3, call_tensor, XD_ERROR_SHAPE, "the source has 3 dimensions, its layout 2", false)
 AT("xd_tensor.shape", a, 5, call_tensor, XD_ERROR_SHAPE, "", false)
 AT("xd_tensor_gather(root)", root, 5, call_tensor, XD_ERROR_TOPOLOGY, "", true)
+AT("xd_tensor_gather(root)", root, -2, call_tensor, XD_ERROR_ARGUMENT, "rank -2 is negative", true)
 AT("xd_all_reduce(count)", a, -1, call_reduce, XD_ERROR_ARGUMENT,
    "all_reduce: count -1 is negative or too large", false)
 AT("xd_broadcast(count)", a, -1, call_broadcast, XD_ERROR_ARGUMENT,
@@ -238,15 +227,15 @@ AT("xd_projection_from_rows(student_size)", a, -20, call_rows, XD_ERROR_ARGUMENT
    "vocabularies of -8 and 12 ids", true)
 AT("xd_projection_from_rows(teacher_size)", b, -20, call_rows, XD_ERROR_ARGUMENT,
    "vocabularies of 14 and -10 ids", true)
-AT("xd_projection_cells.count", cells.count, -1, call_cells, XD_ERROR_ARGUMENT, "-1 cells", true)
-AT("xd_projection_cells.student_size", cells.student_size, -1, call_cells, XD_ERROR_ARGUMENT,
+AT("xdi_projection_cells.count", cells.count, -1, call_cells, XD_ERROR_ARGUMENT, "-1 cells", true)
+AT("xdi_projection_cells.student_size", cells.student_size, -1, call_cells, XD_ERROR_ARGUMENT,
    "vocabularies of -1 and 10 ids", true)
-AT("xd_projection_cells.teacher_size", cells.teacher_size, -1, call_cells, XD_ERROR_ARGUMENT,
+AT("xdi_projection_cells.teacher_size", cells.teacher_size, -1, call_cells, XD_ERROR_ARGUMENT,
    "vocabularies of 12 and -1 ids", true)
 AT("xd_exact_map_create(teacher_size)", a, -20, call_map, XD_ERROR_ARGUMENT, "-10 teacher ids", true)
 AT("xd_exact_map_create(teacher_size)", a, -1, call_map, XD_ERROR_ARGUMENT,
    "row 3 has teacher id 9, the vocabulary 9", true)
-AT("xd_projection_cut_desc.k", cut.k, 0, call_cut, XD_ERROR_ARGUMENT, "0 entries a row", true)
+AT("xdi_projection_cut_desc.k", cut.k, 0, call_cut, XD_ERROR_ARGUMENT, "0 entries a row", true)
 AT("xd_texts.count", texts.count, -1, call_exact, XD_ERROR_ARGUMENT, "vocabularies of -1 and 3 strings", true)
 AT("xd_texts.count", dp.teacher.count, -1, call_exact, XD_ERROR_ARGUMENT, "vocabularies of 3 and -1 strings",
    true)
@@ -259,30 +248,31 @@ AT("xd_votes_add(student_id)", c, 10, call_votes, XD_ERROR_ARGUMENT,
    "student id 10 is outside a vocabulary of 10", true)
 AT("xd_votes_add(teacher_id)", d, 10, call_votes, XD_ERROR_ARGUMENT,
    "teacher id 10 is outside a vocabulary of 10", true)
-AT("xd_votes_pass.count", pass.count, -1, call_votes, XD_ERROR_ARGUMENT,
+AT("xdi_votes_pass.count", pass.count, -1, call_votes, XD_ERROR_ARGUMENT,
    "-1 tokens, of which 1 are skipped and 1 pieces", true)
-AT("xd_votes_pass.max_pieces", pass.max_pieces, 0, call_votes, XD_ERROR_ARGUMENT,
+AT("xdi_votes_pass.max_pieces", pass.max_pieces, 0, call_votes, XD_ERROR_ARGUMENT,
    "max_pieces 0 is outside [1, 32]", true)
-AT("xd_votes_pass.skip_count", pass.skip_count, -1, call_votes, XD_ERROR_ARGUMENT,
+AT("xdi_votes_pass.skip_count", pass.skip_count, -1, call_votes, XD_ERROR_ARGUMENT,
    "1 tokens, of which -1 are skipped and 1 pieces", true)
-AT("xd_votes_pass.foreign_skip_count", pass.foreign_skip_count, -1, call_votes, XD_ERROR_ARGUMENT,
+AT("xdi_votes_pass.foreign_skip_count", pass.foreign_skip_count, -1, call_votes, XD_ERROR_ARGUMENT,
    "1 tokens, of which 1 are skipped and -1 pieces", true)
-AT("xd_pieces.count", pieces.count, -1, call_votes, XD_ERROR_ARGUMENT, "token 0 of 1 has -1 pieces", true)
+AT("xdi_vote_pieces.count", pieces.count, -1, call_votes, XD_ERROR_ARGUMENT, "token 0 of 1 has -1 pieces",
+   true)
 AT("xd_projection_rows_desc.k", from_votes.k, 0, call_votes, XD_ERROR_ARGUMENT, "0 entries a row", true)
-AT("xd_special_desc.max_pairs", special.max_pairs, -1, call_special, XD_ERROR_ARGUMENT,
+AT("xdi_special_desc.max_pairs", special.max_pairs, -1, call_special, XD_ERROR_ARGUMENT,
    "max_pairs -1 is negative", true)
 AT("xd_texts.count", special.student.count, -1, call_special, XD_ERROR_ARGUMENT,
    "vocabularies of -1 and 3 strings", true)
 AT("xd_align_side.count", side.count, -1, call_align, XD_ERROR_ARGUMENT, "sequence 0: student has -1 tokens",
    true)
 AT("xd_align_batch(count)", a, -1, call_align, XD_ERROR_ARGUMENT, "-1 pairs of sequences", true)
-AT("xd_align_dp_desc.max_combination", dp.max_combination, 65, call_align_dp, XD_ERROR_ARGUMENT,
+AT("xdi_align_dp_desc.max_combination", dp.max_combination, 65, call_align_dp, XD_ERROR_ARGUMENT,
    "max_combination 65 is outside [1, 64]", true)
 AT("xd_texts.count", dp.student.count, -1, call_align_dp, XD_ERROR_ARGUMENT, "sequences of -1 and 3 tokens",
    true)
-AT("xd_canonical_sequence(count)", a, -1, call_canonical, XD_ERROR_ARGUMENT, "-1 tokens", true)
+AT("xdi_canonical_sequence(count)", a, -1, call_canonical, XD_ERROR_ARGUMENT, "-1 tokens", true)
 AT("xd_text.size", text[1].size, -1, call_canonical, XD_ERROR_ARGUMENT, "token 1 has -1 bytes", true)
-AT("xd_uld_trl_side.count", trl.student.count, -1, call_trl, XD_ERROR_ARGUMENT,
+AT("xdi_uld_trl_side.count", trl.student.count, -1, call_trl, XD_ERROR_ARGUMENT,
    "sequences of -1 and 4 tokens", true)
 AT("xd_safetensors_entry.ndim", entry.ndim, -1, call_writer, XD_ERROR_ARGUMENT, "", true)
 AT("xd_safetensors_writer_desc.entry_count", writer.entry_count, -1, call_writer, XD_ERROR_ARGUMENT,

@@ -4,6 +4,8 @@
 #define SIZES_XTOKEN_H
 
 #include "sizes.h"
+#include "xd_private.h"
+#include "vocab_calls.h"
 
 #include <unistd.h>
 
@@ -51,18 +53,18 @@ typedef struct xsizes {
     xd_xtoken_desc xtoken[XKINDS];
     xd_xtoken_teacher teacher[XKINDS];
     xd_uld_desc uld;
-    xd_chunk_map chunk_map;
-    xd_project_desc project;
+    xdi_chunk_map chunk_map;
+    xdi_project_desc project;
     xd_teacher_cache_block block, shards; /* whole rows; this rank's columns */
     xd_teacher_cache_desc cache_desc;
     xd_route_desc route;
-    xd_teacher_piece piece;
-    xd_teacher_route_desc plan;
-    xd_teacher_shard shard;
-    xd_similarity_desc similarity;
+    xdi_teacher_piece piece;
+    xdi_teacher_route_desc plan;
+    xdi_teacher_shard shard;
+    xdi_similarity_desc similarity;
     xd_rows one, two, three; /* of calls that take matrices themselves */
     xd_rows similarities, route_rows, shard_rows, window_rows;
-    int64_t chunks, n;    /* of xd_chunk_averages */
+    int64_t chunks, n;    /* of xdi_chunk_averages */
     int64_t first, count; /* of xd_teacher_cache_read */
 } xsizes;
 
@@ -177,9 +179,9 @@ static inline void xsizes_set_route(xsizes *s) {
     d->slots = 2;
     if (s->base.rank == s->base.ranks - 1) d->teacher.sample_count = 2;
     if (s->base.rank == 0) d->student.sample_count = 2;
-    s->piece = (xd_teacher_piece){ 0, 0, 0, 0, 0, XT, XU };
-    s->shard = (xd_teacher_shard){ 0, XT, 0, XU };
-    s->plan = (xd_teacher_route_desc){ &s->shard, 1, 0, XT, XU };
+    s->piece = (xdi_teacher_piece){ 0, 0, 0, 0, 0, XT, XU };
+    s->shard = (xdi_teacher_shard){ 0, XT, 0, XU };
+    s->plan = (xdi_teacher_route_desc){ &s->shard, 1, 0, XT, XU };
 }
 
 static inline void xsizes_set(void *memory) {
@@ -192,9 +194,9 @@ static inline void xsizes_set(void *memory) {
     xsizes_set_uld(s);
     xsizes_set_cache(s);
     xsizes_set_route(s);
-    s->chunk_map = (xd_chunk_map){ m->student_chunks, XB, XS, XC, s->base.world };
-    s->project = (xd_project_desc){ s->vocab, &s->matrix, m->columns, XU };
-    s->similarity = (xd_similarity_desc){ XK, 0.0 };
+    s->chunk_map = (xdi_chunk_map){ m->student_chunks, XB, XS, XC, s->base.world };
+    s->project = (xdi_project_desc){ s->vocab, &s->matrix, m->columns, XU };
+    s->similarity = (xdi_similarity_desc){ XK, 0.0 };
     s->one = xrows(m->student, XR, columns.end - columns.begin);
     s->two = xrows(m->teacher, XR, columns.end - columns.begin);
     s->three = xrows(m->gradient, XR, columns.end - columns.begin);
@@ -233,55 +235,55 @@ static inline xd_result xcall_uld(void *memory) {
 }
 static inline xd_result xcall_chunk_sums(void *memory) {
     xsizes *s = (xsizes *)memory;
-    return xd_chunk_sums(s->base.ctx, &s->chunk_map, s->one, s->m->sums, s->m->out_sizes);
+    return xdi_chunk_sums(s->base.ctx, &s->chunk_map, s->one, s->m->sums, s->m->out_sizes);
 }
 static inline xd_result xcall_chunk_sizes(void *memory) {
     xsizes *s = (xsizes *)memory;
-    return xd_chunk_sizes(s->base.ctx, &s->chunk_map, s->m->out_sizes);
+    return xdi_chunk_sizes(s->base.ctx, &s->chunk_map, s->m->out_sizes);
 }
 static inline xd_result xcall_chunk_averages(void *memory) {
     xsizes *s = (xsizes *)memory;
-    return xd_chunk_averages(s->base.ctx, s->m->weight, s->m->sizes, s->chunks, s->n, s->m->averages);
+    return xdi_chunk_averages(s->base.ctx, s->m->weight, s->m->sizes, s->chunks, s->n, s->m->averages);
 }
 static inline xd_result xcall_chunk_backward(void *memory) {
     xsizes *s = (xsizes *)memory;
-    return xd_chunk_averages_backward(s->base.ctx, &s->chunk_map, s->m->sizes, s->m->weight, s->three);
+    return xdi_chunk_averages_backward(s->base.ctx, &s->chunk_map, s->m->sizes, s->m->weight, s->three);
 }
 static inline xd_result xcall_jsd(void *memory) {
     xsizes *s = (xsizes *)memory;
-    return xd_compat_jsd_of_probabilities(s->base.ctx, s->one, s->two, 0.5, 2.0, s->three, &s->m->loss);
+    return xdi_compat_jsd_of_probabilities(s->base.ctx, s->one, s->two, 0.5, 2.0, s->three, &s->m->loss);
 }
 static inline xd_result xcall_project(void *memory) {
     xsizes *s = (xsizes *)memory;
-    return xd_project(s->base.ctx, &s->project, s->one, s->m->sums);
+    return xdi_project(s->base.ctx, &s->project, s->one, s->m->sums);
 }
 static inline xd_result xcall_project_backward(void *memory) {
     xsizes *s = (xsizes *)memory;
-    return xd_project_backward(s->base.ctx, &s->project, s->m->weight, s->three);
+    return xdi_project_backward(s->base.ctx, &s->project, s->m->weight, s->three);
 }
 static inline xd_result xcall_embeddings(void *memory) {
     xsizes *s = (xsizes *)memory;
     xd_projection_rows rows;
-    XD_TRY(xd_projection_rows_from_embeddings(s->base.ctx, s->one, s->two, &s->similarity, &rows));
+    XD_TRY(xdi_projection_rows_from_embeddings(s->base.ctx, s->one, s->two, &s->similarity, &rows));
     xd_projection_rows_destroy(s->base.ctx, &rows);
     return XD_OK;
 }
 static inline xd_result xcall_similarities(void *memory) {
     xsizes *s = (xsizes *)memory;
     xd_projection_rows rows;
-    XD_TRY(xd_projection_rows_from_similarities(s->base.ctx, s->similarities, &s->similarity, &rows));
+    XD_TRY(xdi_projection_rows_from_similarities(s->base.ctx, s->similarities, &s->similarity, &rows));
     xd_projection_rows_destroy(s->base.ctx, &rows);
     return XD_OK;
 }
 static inline xd_result xcall_piece(void *memory) {
     xsizes *s = (xsizes *)memory;
-    return xd_teacher_piece_copy(s->base.ctx, &s->piece, s->shard_rows, s->window_rows);
+    return xdi_teacher_piece_copy(s->base.ctx, &s->piece, s->shard_rows, s->window_rows);
 }
 static inline xd_result xcall_plan(void *memory) {
     xsizes *s = (xsizes *)memory;
-    xd_teacher_piece pieces[2];
+    xdi_teacher_piece pieces[2];
     int64_t count;
-    return xd_teacher_route(s->base.ctx, &s->plan, pieces, &count);
+    return xdi_teacher_route(s->base.ctx, &s->plan, pieces, &count);
 }
 /* A cache with one document, given up at the end. */
 static inline xd_result xcall_append(void *memory) {
@@ -354,7 +356,7 @@ static inline void xsizes_open(void *memory) {
         weights[2 * v] = exact ? 1.0f : 0.7f;
         weights[2 * v + 1] = exact ? 0.0f : 0.3f;
     }
-    CHECK_EQ_INT(xd_vocab_create_even(s->base.ctx, s->base.world, XV, &s->vocab), XD_OK);
+    CHECK_EQ_INT(vocab_even(s->base.ctx, s->base.world, XV, &s->vocab), XD_OK);
     CHECK_EQ_INT(xd_projection_from_rows(s->base.ctx, &rows, XV, XU, &s->projection), XD_OK);
     CHECK_EQ_INT(xd_exact_map_create(s->base.ctx, &rows, XU, false, &s->map), XD_OK);
     xsizes_fill(s->m);

@@ -4,6 +4,7 @@
 #define WRAP_TRAIN_H
 
 #include "wrap_scene.h"
+#include "averages.h"
 
 /* ---- one rank's passes ---- */
 
@@ -169,7 +170,7 @@ static void wrap_keep(wrap_rank *r, const xd_tensor_part *parts, int64_t count, 
             const float value = state.master ? state.master[here] : wrap_at(p->data, p->dtype, here);
             if (p->replica) continue;
             r->run->values[at + j] = value;
-            r->run->averages[at + j] = ((const float *)xd_ema_view(ema, i).value)[here];
+            r->run->averages[at + j] = ((const float *)xd_ema_view(ema, i).shadow.value)[here];
             if (state.exp_avg) r->run->moments[at + j] = state.exp_avg[here];
             if (state.exp_avg_sq) r->run->squares[at + j] = state.exp_avg_sq[here];
         }
@@ -195,7 +196,7 @@ static xd_result wrap_train(wrap_rank *r) {
     average.decay = 0.9;
     average.init_from_current = true;
     CHECK(xd_optimizer_create(r->home, &d, &optimizer) == XD_OK);
-    CHECK(xd_ema_create(r->home, params, count, &average, &ema) == XD_OK);
+    CHECK(average_create(r->home, params, count, &average, &ema) == XD_OK);
     xd_result result = XD_OK;
     const int steps = r->run->steps ? r->run->steps : WRAP_STEPS;
     for (int step = 0; step < steps && result == XD_OK; step++) {

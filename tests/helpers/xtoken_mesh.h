@@ -3,6 +3,7 @@
 #define XTOKEN_MESH_H
 
 #include "xtoken_problem.h"
+#include "vocab_calls.h"
 
 typedef struct mesh_job {
     problem *p;
@@ -102,7 +103,7 @@ static inline xd_result mesh_body(xd_comm *world, void *argument) {
     if (result == XD_OK) result = xd_comm_split(world, d * job->tp + t, rank, &cp);
     if (result == XD_OK) result = xd_comm_split(world, t, rank, &data);
     const xd_interval columns = { m->begin, m->end };
-    if (result == XD_OK) result = xd_vocab_create(xd_comm_ctx(world), tp, columns, STUDENT_SIZE, &vocab);
+    if (result == XD_OK) result = vocab_of(xd_comm_ctx(world), tp, columns, STUDENT_SIZE, &vocab);
     desc.student = desc.common.gradient = rows_of(m->student, m->students, m->end - m->begin);
     if (p->teacher_count > 1)
         desc.common.gradient.data = calloc((size_t)(STUDENT_ROWS * STUDENT_SIZE), sizeof(float));

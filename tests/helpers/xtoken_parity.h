@@ -4,6 +4,7 @@
 #define XTOKEN_PARITY_H
 
 #include "xdistill.h"
+#include "vocab_calls.h"
 #include "xd_test.h"
 #include "xtoken_rows.h"
 
@@ -252,7 +253,7 @@ static inline void parity_alone(xd_ctx *ctx, const parity *p, int64_t first, int
     for (int64_t i = 0; i < PARITY_TEACHER_LENGTH; i++) positions[i] = i;
     for (int64_t i = 0; i < count * length * size; i++)
         teacher[i] = parity_teacher(first + i / size / length, i / size % length, i % size);
-    CHECK(xd_vocab_create_even(ctx, NULL, PARITY_STUDENT_SIZE, &vocab) == XD_OK);
+    CHECK(vocab_even(ctx, NULL, PARITY_STUDENT_SIZE, &vocab) == XD_OK);
     memset(c, 0, sizeof *c);
     c->first = first;
     c->count = count;
@@ -326,10 +327,10 @@ static inline xd_result parity_open(xd_comm *world, const parity *p, parity_rank
     if (result == XD_OK) result = xd_comm_split(world, s->member ? s->t : -1, rank, &r->data);
     const xd_interval theirs = { t->begin, t->end }, mine = { s->begin, s->end };
     if (result == XD_OK && t->member)
-        result = xd_vocab_create(xd_comm_ctx(world), r->teacher_tp, theirs, parity_teacher_size(p),
-                                 &r->teacher_vocab);
+        result =
+            vocab_of(xd_comm_ctx(world), r->teacher_tp, theirs, parity_teacher_size(p), &r->teacher_vocab);
     if (result == XD_OK && s->member)
-        result = xd_vocab_create(xd_comm_ctx(world), r->tp, mine, PARITY_STUDENT_SIZE, &r->vocab);
+        result = vocab_of(xd_comm_ctx(world), r->tp, mine, PARITY_STUDENT_SIZE, &r->vocab);
     memset(&d, 0, sizeof d);
     d.payload = p->payload;
     d.messages = p->messages;

@@ -3,6 +3,7 @@
 #define XTOKEN_PROBLEM_H
 
 #include "xdistill.h"
+#include "vocab_calls.h"
 #include "xd_test.h"
 #include "xtoken_rows.h"
 
@@ -165,7 +166,7 @@ typedef struct call {
 static inline void open_call(problem *p, call *c) {
     memset(c, 0, sizeof *c);
     c->d = p->settings;
-    CHECK(xd_vocab_create_even(p->ctx, NULL, STUDENT_SIZE, &c->vocab) == XD_OK);
+    CHECK(vocab_even(p->ctx, NULL, STUDENT_SIZE, &c->vocab) == XD_OK);
     c->d.student = rows_of(p->student, STUDENT_ROWS, STUDENT_SIZE);
     c->d.vocab = c->vocab;
     c->d.sequences = SEQUENCES;

@@ -1,6 +1,7 @@
 /* Statistics of softmax, and the values computed from them. */
 
 #include "kernel/cpu/internal.h"
+#include "kernel/ids.h"
 
 #include <math.h>
 

@@ -1,6 +1,6 @@
 /* Universal logit distillation, estimates and the JSD of probabilities: plain loops, double inside. */
 
-#include "kernel/cpu/internal.h"
+#include "kernel/cpu/uld.h"
 #include "kernel/uld_scalar.h"
 
 #include <math.h>
@@ -272,7 +272,7 @@ static xd_result xdi_cpu_estimate(const xd_launch *launch, const xd_estimate_arg
     return XD_OK;
 }
 
-XD_API const xd_uld_kernels *xd_uld_kernels_cpu(void) {
+XD_PRIVATE const xd_uld_kernels *xdi_uld_kernels_plain(void) {
     static const xd_uld_kernels kernels = {
         xdi_cpu_uld_merge,    xdi_cpu_uld_sort, xdi_cpu_uld_compare,
         xdi_cpu_uld_gradient, xdi_cpu_jsd,      xdi_cpu_estimate,

@@ -4,8 +4,8 @@
 #include "xd_private.h"
 #include "parallel.h"
 #include "xd_test.h"
-#include "softmax_calls.h"
 #include "averages.h"
+#include "softmax_calls.h"
 
 #include <stdlib.h>
 #include <unistd.h>

@@ -2,8 +2,8 @@
 #include "xdistill.h"
 #include "planned.h"
 #include "xd_test.h"
-#include "xd_test_numbers.h"
 #include "averages.h"
+#include "xd_test_numbers.h"
 
 #include <stdlib.h>
 

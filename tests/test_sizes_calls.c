@@ -112,7 +112,7 @@ static xd_result call_route(void *data) {
 static xd_result call_world(void *data) {
     STAGE(data);
     xd_thread_world *world = NULL;
-    XD_TRY(xd_thread_world_create(CTX, s->count, &world));
+    XD_TRY(xd_thread_world_create(CTX, &(xd_thread_world_desc){ s->count }, &world));
     xd_thread_world_destroy(world);
     return XD_OK;
 }
@@ -122,7 +122,7 @@ static xd_result call_join(void *data) {
     xd_ctx *ctx = NULL;
     xd_comm *comm = NULL;
     xd_result result = xd_ctx_create(&s->desc, &ctx);
-    if (result == XD_OK) result = xd_thread_world_create(ctx, 1, &world);
+    if (result == XD_OK) result = xd_thread_world_create(ctx, &(xd_thread_world_desc){ 1 }, &world);
     if (result == XD_OK) result = xd_thread_world_join(world, ctx, s->rank, &comm);
     if (result != XD_OK) (void)XD_FAIL(CTX, result, "%s", xd_last_error(ctx)->message);
     xd_comm_destroy(comm);
@@ -191,7 +191,7 @@ static const sizes_count counts[] = {
        "positions [4, 3) after 0, of 3", false),
     AT("xd_route_span.end", span.end, LENGTH + 1, call_route, XD_ERROR_ARGUMENT,
        "positions [0, 4) after 0, of 3", false),
-    AT("xd_thread_world_create(ranks)", count, 0, call_world, XD_ERROR_ARGUMENT, "a world of 0 ranks", true),
+    AT("xd_thread_world_desc.ranks", count, 0, call_world, XD_ERROR_ARGUMENT, "a world of 0 ranks", true),
     AT("xd_thread_world_join(rank)", rank, 1, call_join, XD_ERROR_ARGUMENT, "rank 1 is outside [0, 1)", true),
     AT("xd_run_threads(ranks)", count, -1, call_run, XD_ERROR_ARGUMENT, "a world of -1 ranks", true),
     AT("xd_ctx_desc.threads", desc.threads, -1, call_ctx, XD_ERROR_ARGUMENT, "", true),

@@ -122,7 +122,7 @@ static xd_result toy_teach_leaf(const toy_run *run, toy_actor *teacher, int64_t 
         slope[i] = 2.0f / (TOY_BATCH * TOY_ELEMENTS) * (raw[i] - lesson.target[i]);
     call.raw_gradient = slope;
     call.weights = true;
-    call.leaf = k;
+    call.micro_batch = k;
     return network.backward(network.user, &call);
 }
 

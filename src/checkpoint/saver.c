@@ -303,25 +303,24 @@ static xd_result xdi_saver_hire(xd_checkpoint_saver *s) {
 }
 
 /* With the context and the communicator of its thread. */
-static xd_result xdi_saver_add_to_plan(xd_comm *comm, const xd_checkpoint_network *networks,
-                                       int network_count) {
+static xd_result xdi_saver_add_to_plan(xd_comm *comm, const xd_checkpoint_saver_desc *desc) {
     size_t bytes = 0;
-    XD_TRY(xdi_saver_bytes(comm, networks, network_count, &bytes));
+    XD_TRY(xdi_saver_bytes(comm, desc->networks, desc->network_count, &bytes));
     const size_t thread = xdi_comm_forks_for_threads(comm) && xdi_comm_fork_bytes(comm) > 0
                               ? xdi_ctx_bytes(sizeof(xd_kernels)) + xdi_comm_fork_bytes(comm)
                               : 0;
     return xdi_plan_take(xd_comm_ctx(comm), sizeof(xd_checkpoint_saver) + bytes + thread, 0);
 }
 
-XD_API xd_result xd_checkpoint_saver_create(xd_comm *comm, const xd_checkpoint_network *networks,
-                                            int network_count, xd_checkpoint_saver **out) {
-    XDI_GIVEN_COMM_IN_PLAN(comm, out);
+XD_API xd_result xd_checkpoint_saver_create(xd_comm *comm, const xd_checkpoint_saver_desc *desc,
+                                            xd_checkpoint_saver **out) {
+    XDI_GIVEN_COMM_IN_PLAN(comm, desc, out);
     if (xdi_plan_is_open(xd_comm_ctx(comm))) {
         *out = NULL;
-        return xdi_saver_add_to_plan(comm, networks, network_count);
+        return xdi_saver_add_to_plan(comm, desc);
     }
     xd_checkpoint_saver *s = NULL;
-    xd_result result = xd_agree(comm, xdi_saver_make(comm, networks, network_count, &s));
+    xd_result result = xd_agree(comm, xdi_saver_make(comm, desc->networks, desc->network_count, &s));
     if (result == XD_OK) result = xdi_saver_hire(s);
     if (result == XD_OK)
         *out = s;

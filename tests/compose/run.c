@@ -129,7 +129,7 @@ static xd_result make_model(rank *r) {
     source = plain.model;
     XD_TRY(xd_model_allocate(source));
     XD_TRY(xd_model_init_weights(source));
-    for (int64_t i = 0; i < xd_model_weight_count(source); i++) {
+    for (int64_t i = 0; i < xd_model_describe(source).weight_count; i++) {
         const xd_weight_info from = xd_weight_describe(xd_model_weight_at(source, i)),
                              to = xd_weight_describe(xd_model_weight_at(r->toy.model, i));
         if (from.count > 0) memcpy(to.value, from.value, (size_t)from.count * sizeof(float));

@@ -77,7 +77,7 @@ static xd_result open_block(Net *net, const xd_network_call *call, bool backward
     xd_pass pass = { XD_PASS_INFERENCE, 0, false };
     xd_block_view view;
     if (backward ? call->weights : call->keep) pass.kind = backward ? XD_PASS_BACKWARD : XD_PASS_FORWARD;
-    if (pass.kind == XD_PASS_BACKWARD) pass.leaf = call->leaf, pass.more = call->more;
+    if (pass.kind == XD_PASS_BACKWARD) pass.leaf = call->micro_batch, pass.more = call->more;
     XD_TRY(xd_block_begin(net->block, pass, &view));
     out->weight = net->place.get(view.values[0], net->rows() * net->columns());
     out->to = pass.kind == XD_PASS_BACKWARD ? view.gradients[0] : nullptr;

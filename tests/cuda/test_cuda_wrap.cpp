@@ -340,7 +340,8 @@ static void save_beside(const std::string &root, void *(*lock)(xd_ctx *, size_t)
     xd_checkpoint_network network = {};
     network.parts = parts;
     network.part_count = count;
-    CHECK(xd_checkpoint_saver_create(self, &network, 1, &saver) == XD_OK);
+    const xd_checkpoint_saver_desc of = { &network, 1 };
+    CHECK(xd_checkpoint_saver_create(self, &of, &saver) == XD_OK);
     xd_checkpoint_save_desc save = {};
     save.root = root.c_str();
     save.step = 7;

@@ -67,7 +67,7 @@ typedef struct dmd_run {
 
 static xd_pass dmd_pass(const xd_network_call *call, bool backward) {
     xd_pass pass = { .kind = backward ? XD_PASS_BACKWARD : XD_PASS_FORWARD,
-                     .leaf = call->leaf,
+                     .leaf = call->micro_batch,
                      .more = call->more };
     if (backward ? !call->weights : !call->keep) pass = (xd_pass){ .kind = XD_PASS_INFERENCE };
     return pass;

@@ -227,7 +227,7 @@ static inline bool sizes_is_believed(const char *name) {
         "xd_texts.count",
         "xd_align_batch(count)",
         "xdi_uld_trl_side.count",
-        "xd_thread_world_create(ranks)",
+        "xd_thread_world_desc.ranks",
         "xd_run_threads(ranks)",
         "xd_teacher_cache_writer_document(bytes)",
         "xd_tokenizer_load_memory(bytes)",

@@ -366,24 +366,25 @@ static xd_result xdi_parallel_create(xdi_place *kind, const xd_fsdp_desc *d, xd_
     return result;
 }
 
-XD_API xd_result xd_ddp_create(xd_model *model, xd_comm *data, const xd_ddp_desc *desc, xd_parallel **out) {
-    XDI_GIVEN_TO_ALL(model ? model->ctx : NULL, data, model, data, out);
+XD_API xd_result xd_ddp_create(xd_model *model, const xd_ddp_desc *desc, xd_parallel **out) {
+    XDI_GIVEN(model ? model->ctx : NULL, desc);
+    XDI_GIVEN_TO_ALL(model ? model->ctx : NULL, desc->data, model, desc->data, out);
     xdi_place kind;
     xd_fsdp_desc d;
     xdi_place_set_kind(&kind, &d, desc, NULL);
     kind.model = model;
-    kind.data = data;
+    kind.data = desc->data;
     return xdi_parallel_create(&kind, &d, out);
 }
 
-XD_API xd_result xd_fsdp_create(xd_model *model, xd_comm *data, const xd_fsdp_desc *desc, xd_parallel **out) {
-    XDI_GIVEN_TO_ALL(model ? model->ctx : NULL, data, model, data, out);
-    xd_fsdp_desc defaults, d;
+XD_API xd_result xd_fsdp_create(xd_model *model, const xd_fsdp_desc *desc, xd_parallel **out) {
+    XDI_GIVEN(model ? model->ctx : NULL, desc);
+    XDI_GIVEN_TO_ALL(model ? model->ctx : NULL, desc->data, model, desc->data, out);
+    xd_fsdp_desc d;
     xdi_place kind;
-    memset(&defaults, 0, sizeof defaults);
-    xdi_place_set_kind(&kind, &d, NULL, desc ? desc : &defaults);
+    xdi_place_set_kind(&kind, &d, NULL, desc);
     kind.model = model;
-    kind.data = data;
+    kind.data = desc->data;
     return xdi_parallel_create(&kind, &d, out);
 }
 

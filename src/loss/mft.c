@@ -63,7 +63,7 @@ static xd_result xdi_cosine_rows(const xd_launch *launch, xdi_loss_plan *plan, c
 }
 
 XD_API xd_result xd_cosine_loss(xd_ctx *ctx, const xd_loss_desc *desc, xd_loss_values *out) {
-    XDI_GIVEN(ctx, ctx, desc);
+    XDI_GIVEN_IN_PLAN(ctx, ctx, desc);
     xd_loss_desc d = *desc;
     d.hard_weight = 0.0;
     d.temperature = 1.0; /* a direction does not depend on it */
@@ -123,7 +123,7 @@ XD_API xd_mft_desc xd_mft_defaults(void) {
 }
 
 XD_API xd_result xd_mft_loss(xd_ctx *ctx, const xd_mft_desc *desc, xd_loss_values *out) {
-    XDI_GIVEN(ctx, ctx, desc);
+    XDI_GIVEN_IN_PLAN(ctx, ctx, desc);
     xd_mft_desc d = *desc;
     d.loss.hard_weight = 0.0;
     d.loss.divergence = XD_KL_FORWARD;

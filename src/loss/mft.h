@@ -22,7 +22,7 @@ typedef struct xd_mft_desc {
 /* Returns the reference's numbers: threshold 0.2, soft_weight 1. Pure. */
 XD_API xd_mft_desc xd_mft_defaults(void);
 
-/* Computes value and gradient. All else as xd_loss, with GPU, INVARIANT mode and xd_loss_workspace_bytes(&desc->loss).
+/* Computes value and gradient. All else as xd_loss, with GPU and INVARIANT mode.
  * Collective over the vocabulary's group (two exchanges; INVARIANT: three) and comm. */
 XD_API xd_result xd_mft_loss(xd_ctx *ctx, const xd_mft_desc *desc, xd_loss_values *out);
 

@@ -7,6 +7,7 @@
 #include "vocab_calls.h"
 #include "xd_private.h"
 #if defined(XD_TEST_LAYERS)
+#    include "model/describe_internal.h"
 #    include "dmd/fdistill.h"
 #endif
 #include "xd_test.h"
@@ -15,8 +16,9 @@
 #include "route_scene.h"
 #include "sizes_xtoken.h"
 #include "xtoken_rows.h"
-#include "softmax_calls.h"
 #include "averages.h"
+#include "softmax_calls.h"
+#include "wrap_calls.h"
 
 #include <sys/stat.h>
 
@@ -299,7 +301,7 @@ static xd_result run_model_agree(part *p) {
     CHECK(xd_model_create(xd_comm_ctx(p->world), NULL, &model) == XD_OK);
     CHECK(xd_weight_add(xd_model_root(model), &w, NULL) == XD_OK && xd_model_seal(model) == XD_OK);
     fails_in = left;
-    const xd_result result = xd_model_agree(model, p->world);
+    const xd_result result = xdi_model_agree(model, p->world);
     xd_model_destroy(model);
     return result == XD_ERROR_MISMATCH && xd_comm_size(p->world) > 1 ? XD_OK : result;
 }
@@ -320,8 +322,8 @@ static xd_result wrapped_step(part *p, xd_model *model, bool sharded) {
     int64_t count;
     const int ranks = xd_comm_size(p->world);
     const xd_fsdp_desc parts = { .reshard_ranks = ranks % 2 ? 0 : ranks / 2, .reserve_frozen = true };
-    XD_TRY(sharded ? xd_fsdp_create(model, p->world, &parts, &parallel)
-                   : xd_ddp_create(model, p->world, NULL, &parallel));
+    XD_TRY(sharded ? wrap_over_fsdp(model, p->world, &parts, &parallel)
+                   : wrap_over_ddp(model, p->world, NULL, &parallel));
     xd_result result = xd_parallel_params(parallel, 2, params, &count);
     if (result == XD_OK) result = xd_parallel_parts(parallel, 2, tensors, &count);
     if (result == XD_OK && sharded) result = xd_parallel_thaw(parallel, xd_model_find_weight(model, "late"));
@@ -558,19 +560,24 @@ static xd_result run_average(part *p) {
     xd_tensor_part tensor;
     xd_checkpoint_network network = checkpoint_network(p, &tensor);
     xd_checkpoint_average average = { "slow", NULL };
-    const xd_state_gather_desc out = { .networks = &network, .network_count = 1, .take = drop_piece };
-    const xd_state_scatter_desc in = {
-        .networks = &network, .network_count = 1, .tensors = &given, .tensor_count = 1
-    };
     xd_ema_record record;
+    const xd_state_gather_desc out = {
+        .networks = &network, .network_count = 1, .average = true, .record = &record, .take = drop_piece
+    };
+    const xd_state_scatter_desc in = { .networks = &network,
+                                       .network_count = 1,
+                                       .average = true,
+                                       .record = &record,
+                                       .tensors = &given,
+                                       .tensor_count = 1 };
     const int64_t fails = fails_in;
     fails_in = 0;
     CHECK_EQ_INT(average_create(xd_comm_ctx(p->world), &param, 1, &constant, &average.ema), XD_OK);
     fails_in = fails;
     network.averages = &average;
     network.average_count = 1;
-    xd_result result = xd_ema_export(p->world, &out, &record);
-    if (result == XD_OK) result = xd_ema_import(p->world, &in, &record, NULL);
+    xd_result result = xd_state_gather(p->world, &out);
+    if (result == XD_OK) result = xd_state_scatter(p->world, &in, NULL);
     xd_ema_destroy(average.ema);
     return result;
 }
@@ -649,7 +656,7 @@ static const call calls[] = {
     { "xd_weights_import", run_import, false },
     { "xd_state_scatter", run_state_scatter, false },
     { "xd_state_inherit", run_state_inherit, false },
-    { "xd_ema_export, xd_ema_import", run_average, false }
+    { "xd_state_gather, xd_state_scatter", run_average, false }
 };
 
 /* What all ranks of a run share: a world of its own for each call, because contexts retain memory. */

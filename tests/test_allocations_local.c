@@ -2,13 +2,17 @@
  * call works the next time. Where a call can do without (leftovers of dead writers, caches), it works. Calls of several ranks are in tests/test_allocations.c, and meshes in tests/test_memory.c;
  * tests/build/check_allocations.py holds the three against docs/api.txt. */
 #define XDISTILL_IMPLEMENTATION
+#if defined(XD_TEST_LAYERS)
+#    include "checkpoint/map_internal.h"
+#endif
 #include "xdistill.h"
 #include "xd_private.h"
 #include "xd_test.h"
 #include "sizes_xtoken.h"
 #include "tokenizer_make.h"
-#include "xd_test_topology.h"
 #include "averages.h"
+#include "weights_calls.h"
+#include "xd_test_topology.h"
 
 #include <sys/stat.h>
 
@@ -473,51 +477,50 @@ static xd_result run_cache_memory(place *p) {
 
 static xd_result run_safetensors(place *p) {
     static const int64_t shape[2] = { 4, 6 }, first[2] = { 1, 2 }, size[2] = { 2, 3 };
-    static const xd_safetensors_entry entries[2] = { { "w", XD_DTYPE_F32, 2, shape },
-                                                     { "v", XD_DTYPE_F32, 2, shape } };
-    static const xd_safetensors_pair pair = { "key", "value" };
-    const xd_safetensors_writer_desc d = { entries, 2, &pair, 1, 0 };
-    xd_safetensors_writer *writer = NULL;
-    xd_safetensors *open = NULL;
+    static const xd_weights_entry entries[2] = { { "w", XD_DTYPE_F32, 2, shape },
+                                                 { "v", XD_DTYPE_F32, 2, shape } };
+    static const xd_weights_pair pair = { "key", "value" };
+    const xd_weights_writer_desc d = {
+        .entries = entries, .entry_count = 2, .metadata = &pair, .metadata_count = 1
+    };
+    xd_weights_writer *writer = NULL;
+    xd_weights *open = NULL;
     float box[6];
-    XD_TRY(untouched(xd_safetensors_writer_create(p->ctx, p->file, &d, &writer), writer));
-    xd_result result = xd_safetensors_writer_write(writer, 0, p->values[0]);
-    if (result == XD_OK) result = xd_safetensors_writer_write_range(writer, 1, 0, 96, p->values[1]);
+    XD_TRY(untouched(weights_write_file(p->ctx, p->file, &d, &writer), writer));
+    xd_result result = xd_weights_writer_write(writer, 0, 0, XD_WEIGHTS_REST, p->values[0]);
+    if (result == XD_OK) result = xd_weights_writer_write(writer, 1, 0, 96, p->values[1]);
     if (result != XD_OK) {
-        xd_safetensors_writer_abort(writer);
+        xd_weights_writer_abort(writer);
         return result;
     }
-    XD_TRY(xd_safetensors_writer_commit(writer));
-    const xd_safetensors_desc stream = { .mode = XD_SAFETENSORS_STREAM };
-    XD_TRY(untouched(xd_safetensors_open(p->ctx, p->file, &stream, &open), open));
-    result = xd_safetensors_read_box(open, 0, first, size, box);
-    if (result == XD_OK) result = xd_safetensors_read_range(open, 0, 4, 8, box);
-    xd_safetensors_close(open);
+    XD_TRY(xd_weights_writer_commit(writer));
+    const xd_weights_desc stream = { .mode = XD_WEIGHTS_STREAM };
+    XD_TRY(untouched(weights_open_file(p->ctx, p->file, &stream, &open), open));
+    result = weights_read_box(open, 0, first, size, box);
+    if (result == XD_OK) result = weights_read_bytes(open, 0, 4, 8, box);
+    xd_weights_close(open);
     return result;
 }
 static xd_result run_safetensors_memory(place *p) {
-    xd_safetensors *open = NULL;
+    xd_weights *open = NULL;
     char *data = NULL;
     size_t bytes = 0;
     XD_TRY(xd_file_load(p->ctx, p->file, 0, &data, &bytes));
-    const xd_result result = untouched(xd_safetensors_open_memory(p->ctx, data, bytes, NULL, &open), open);
-    xd_safetensors_close(open);
+    const xd_result result = untouched(weights_open_memory(p->ctx, data, bytes, NULL, &open), open);
+    xd_weights_close(open);
     xd_release(p->ctx, data);
     return result;
 }
 static xd_result run_weights(place *p) {
     static const int64_t shape[1] = { 24 };
-    static const xd_safetensors_entry entries[2] = { { "w", XD_DTYPE_F32, 1, shape },
-                                                     { "v", XD_DTYPE_F32, 1, shape } };
+    static const xd_weights_entry entries[2] = { { "w", XD_DTYPE_F32, 1, shape },
+                                                 { "v", XD_DTYPE_F32, 1, shape } };
     const xd_weights_writer_desc d = { .entries = entries, .entry_count = 2, .max_shard_bytes = 100 };
     xd_weights_writer *writer = NULL;
-    xd_weights_files *files = NULL;
-    xd_weights_reader *reader = NULL;
+    xd_weights *reader = NULL;
     const int64_t first[1] = { 2 }, size[1] = { 5 };
-    xd_safetensors *found;
-    int64_t index;
     float box[5];
-    XD_TRY(untouched(xd_weights_writer_create(p->ctx, p->directory, &d, &writer), writer));
+    XD_TRY(untouched(weights_write_directory(p->ctx, p->directory, &d, &writer), writer));
     xd_result result = XD_OK;
     for (int i = 0; i < 2 && result == XD_OK; i++)
         result = xd_weights_writer_write(writer, i, 0, 96, p->values[i]);
@@ -526,13 +529,10 @@ static xd_result run_weights(place *p) {
         return result;
     }
     XD_TRY(xd_weights_writer_commit(writer));
-    XD_TRY(untouched(xd_weights_files_open(p->ctx, p->directory, NULL, &files), files));
-    result = xd_weights_files_find(files, "w", &found, &index);
-    xd_weights_files_close(files);
-    if (result != XD_OK) return result;
-    XD_TRY(untouched(xd_weights_reader_open(p->ctx, p->directory, NULL, &reader), reader));
-    result = xd_weights_reader_read(reader, 1, first, size, box);
-    xd_weights_reader_close(reader);
+    CHECK(result == XD_OK);
+    XD_TRY(untouched(weights_open_directory(p->ctx, p->directory, NULL, &reader), reader));
+    result = weights_read_box(reader, 1, first, size, box);
+    xd_weights_close(reader);
     return result;
 }
 static xd_result run_publish(place *p) {
@@ -624,11 +624,11 @@ static xd_result run_weight_map(place *p) {
         { .name = "c", .dtype = XD_DTYPE_F32, .ndim = 1, .shape = { 3 } },
     };
     const xd_mapped_weights weights = { parts, 2, &map, 1 };
-    return xd_weight_map_check(p->ctx, &weights);
+    return xdi_weight_map_check(p->ctx, &weights);
 }
 
 static const call calls[] = {
-    { "xd_weight_map_check", run_weight_map, false },
+    { "xdi_weight_map_check", run_weight_map, false },
     { "xd_dmd_create, xd_dmd_state_save, xd_dmd_state_load", run_dmd, false },
     { "xd_sampler_create", run_sampler, false },
     { "xd_ctx_create_versioned", run_ctx, false },
@@ -674,12 +674,12 @@ static const call calls[] = {
       "xd_teacher_cache_open",
       run_cache, false },
     { "xd_teacher_cache_open_memory", run_cache_memory, false },
-    { "xd_safetensors_writer_create, xd_safetensors_writer_write, xd_safetensors_writer_write_range, "
-      "xd_safetensors_writer_commit, xd_safetensors_open, xd_safetensors_read_box, xd_safetensors_read_range",
+    { "xd_weights_writer_create, xd_weights_writer_write, "
+      "xd_weights_writer_commit, xd_weights_open, xd_weights_read",
       run_safetensors, false },
-    { "xd_safetensors_open_memory", run_safetensors_memory, false },
-    { "xd_weights_writer_create, xd_weights_writer_write, xd_weights_writer_commit, xd_weights_files_open, "
-      "xd_weights_files_find, xd_weights_reader_open, xd_weights_reader_read",
+    { "xd_weights_open", run_safetensors_memory, false },
+    { "xd_weights_writer_create, xd_weights_writer_write, xd_weights_writer_commit, xd_weights_open, "
+      "xd_weights_read",
       run_weights, false },
     { "xd_publish_directory_create, xd_publish_directory_commit", run_publish, false },
     { "xd_tokenizer_load_memory", run_tokenizer, false },

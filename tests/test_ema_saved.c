@@ -123,11 +123,13 @@ static xd_result save(xd_comm *world, void *argument) {
     one.average_count = 1;
     const xd_state_gather_desc gather = { .networks = &one,
                                           .network_count = 1,
+                                          .average = true,
+                                          .record = &record,
                                           .staging_bytes = 64,
                                           .take = s->rank == 0 ? keep : NULL,
                                           .user = &j->exported };
     CHECK_EQ_INT(xd_checkpoint_save(world, &desc), XD_OK);
-    CHECK_EQ_INT(xd_ema_export(world, &gather, &record), XD_OK);
+    CHECK_EQ_INT(xd_state_gather(world, &gather), XD_OK);
     CHECK_EQ_INT(xd_ema_swap(s->ema[0]), XD_ERROR_DTYPE); /* the weights are not all f32 */
     if (s->rank == 0) j->record = record;
     free_scene(s);
@@ -159,7 +161,9 @@ static xd_result load(xd_comm *world, job *j, bool import) {
         xd_state_scatter_desc scatter = { .networks = &one, .network_count = 1, .staging_bytes = 64 };
         if (s->rank == 0) scatter.tensors = j->exported.tensors;
         if (s->rank == 0) scatter.tensor_count = j->exported.count;
-        CHECK_EQ_INT(xd_ema_import(world, &scatter, s->rank == 0 ? &j->record : NULL, &report), XD_OK);
+        scatter.average = true;
+        if (s->rank == 0) scatter.record = &j->record;
+        CHECK_EQ_INT(xd_state_scatter(world, &scatter, &report), XD_OK);
         CHECK_EQ_INT(report.loaded, SCENE_TENSORS + SCENE_TENSORS - 2);
         CHECK_EQ_INT(report.missing + report.unexpected + report.wrong_shape + report.wrong_type, 0);
     }

@@ -121,11 +121,14 @@ static xd_result export_it(xd_ctx *ctx, xd_ema *ema, const xd_param *p, int *tak
     const xd_checkpoint_network network = {
         .parts = &part, .part_count = 1, .averages = &average, .average_count = 1
     };
-    const xd_state_gather_desc gather = {
-        .networks = &network, .network_count = 1, .take = no_take, .user = taken
-    };
+    const xd_state_gather_desc gather = { .networks = &network,
+                                          .network_count = 1,
+                                          .average = true,
+                                          .record = &record,
+                                          .take = no_take,
+                                          .user = taken };
     CHECK_EQ_INT(xd_comm_self(ctx, &comm), XD_OK);
-    const xd_result result = xd_ema_export(comm, &gather, &record);
+    const xd_result result = xd_state_gather(comm, &gather);
     xd_comm_destroy(comm);
     return result;
 }

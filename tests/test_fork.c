@@ -259,7 +259,9 @@ XD_TEST(a_child_leaves_a_save_of_its_origin_alone) {
     s.d.networks = &network->network;
     s.d.network_count = 1;
     s.d.block_bytes = 4096;
-    CHECK_EQ_INT(xd_checkpoint_saver_create(self, &network->network, 1, &s.saver), XD_OK);
+    CHECK_EQ_INT(
+        xd_checkpoint_saver_create(self, &(xd_checkpoint_saver_desc){ &network->network, 1 }, &s.saver),
+        XD_OK);
     for (s.d.step = 1; s.d.step <= 2; s.d.step++) {
         scene_step(network, (int)s.d.step);
         CHECK_EQ_INT(xd_checkpoint_save_start(s.saver, &s.d), XD_OK);

@@ -1,6 +1,7 @@
 /* The whole state through rank 0: gathered from any layout and scattered to any other, to the bit. */
 
 #include "checkpoint_scene.h"
+#include "wrap_calls.h"
 
 enum { STORE_MOST = 64, STORE_BYTES = SCENE_MOST * 8 };
 
@@ -149,7 +150,9 @@ static xd_result scatter_scene(xd_comm *world, void *argument) {
         one.average_count = 1;
         e.networks = &one;
         e.lenient = true; /* the list has other groups */
-        CHECK_EQ_INT(xd_ema_import(world, &e, s->rank == 0 ? &j->records[k] : NULL, &report), XD_OK);
+        e.average = true;
+        e.record = s->rank == 0 ? &j->records[k] : NULL;
+        CHECK_EQ_INT(xd_state_scatter(world, &e, &report), XD_OK);
         CHECK_EQ_INT(report.loaded, SCENE_TENSORS);
         CHECK_EQ_INT(report.missing, 0);
     }
@@ -213,12 +216,14 @@ static xd_result export_average(xd_comm *world, void *argument) {
     xd_state_gather_desc d = gather_desc(s, j->store, 64);
     xd_ema_record record;
     memset(&record, 0, sizeof record);
-    CHECK_EQ_INT(xd_ema_export(world, &d, &record), XD_ERROR_ARGUMENT); /* two averages */
+    d.average = true;
+    d.record = &record;
+    CHECK_EQ_INT(xd_state_gather(world, &d), XD_ERROR_ARGUMENT); /* two averages */
     CHECK(says(s->ctx, "2 averages"));
     one.averages = &s->averages[1];
     one.average_count = 1;
     d.networks = &one;
-    CHECK_EQ_INT(xd_ema_export(world, &d, &record), XD_OK);
+    CHECK_EQ_INT(xd_state_gather(world, &d), XD_OK);
     CHECK_EQ_INT(record.iteration, 5);
     CHECK(record.initialized);
     /* An average filled without a record is initialized, and its iteration its own. */
@@ -229,13 +234,15 @@ static xd_result export_average(xd_comm *world, void *argument) {
     one.averages = &fresh->averages[1];
     one.average_count = 1;
     e.networks = &one;
-    CHECK_EQ_INT(xd_ema_import(world, &e, NULL, &report), XD_OK);
+    e.average = true;
+    CHECK_EQ_INT(xd_state_scatter(world, &e, &report), XD_OK);
     CHECK_EQ_INT(report.loaded, SCENE_TENSORS);
     CHECK_EQ_INT(xd_ema_describe(fresh->ema[1]).record.iteration,
                  xd_ema_describe(s->ema[1]).record.iteration - 5);
     CHECK(xd_ema_describe(fresh->ema[1]).record.initialized);
     record.format_version = 2;
-    CHECK(xd_ema_import(world, &e, &record, NULL) == (s->rank == 0 ? XD_ERROR_FORMAT : XD_ERROR_PEER));
+    e.record = &record;
+    CHECK(xd_state_scatter(world, &e, NULL) == (s->rank == 0 ? XD_ERROR_FORMAT : XD_ERROR_PEER));
     free_scene(fresh);
     free_scene(s);
     return XD_OK;
@@ -584,9 +591,9 @@ static xd_result through_wrapper(xd_comm *world, void *argument) {
         fsdp.replicas = replicas;
     }
     if (w->kind < 2)
-        XD_TRY(xd_ddp_create(model, world, &ddp, &parallel));
+        XD_TRY(wrap_over_ddp(model, world, &ddp, &parallel));
     else
-        XD_TRY(xd_fsdp_create(model, group ? group : world, &fsdp, &parallel));
+        XD_TRY(wrap_over_fsdp(model, group ? group : world, &fsdp, &parallel));
     XD_TRY(xd_parallel_params(parallel, 3, params, &count));
     XD_TRY(xd_parallel_parts(parallel, 3, parts, &count));
     xd_optimizer_desc o = xd_adamw_defaults(params, count);

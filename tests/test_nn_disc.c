@@ -1,5 +1,6 @@
 /* test_nn_disc.c - the discriminator of examples/nn as a network: gradients, slots, batches, wrappers, first values. */
 #include "xdistill.h"
+#include "wrap_calls.h"
 
 #include "nn_alone.h"
 
@@ -424,7 +425,7 @@ static xd_result train_leaf(const trainer *t, int64_t k, int step) {
     batch b;
     batch_make(&b, (uint64_t)(1000 + step * ALONE_LEAVES + leaf), IN_LEAF);
     b.call.samples = own ? IN_LEAF : 0;
-    b.call.leaf = k;
+    b.call.micro_batch = k;
     xd_result result = n->forward(n->user, &b.call);
     for (int i = 0; i < IN_LEAF * HEADS; i++) b.slopes[i] = 0.1f * b.logits[i] - 0.05f;
     if (result == XD_OK) result = n->backward(n->user, &b.call);
@@ -508,8 +509,8 @@ XD_TEST(a_head_has_eight_channels_squared_and_two_channels_and_one_weights) {
         const nn_disc_config config = { 1, { { channels[i], 4, 4 } } };
         xd_model *model = NULL;
         CHECK_EQ_INT(nn_disc_describe(ctx, &config, 1, &model), XD_OK);
-        CHECK_EQ_INT(xd_model_parameter_count(model), 8 * c * c + 2 * c + 1);
-        if (c == 3072) CHECK_EQ_INT(xd_model_parameter_count(model), 75503617);
+        CHECK_EQ_INT(xd_model_describe(model).parameter_count, 8 * c * c + 2 * c + 1);
+        if (c == 3072) CHECK_EQ_INT(xd_model_describe(model).parameter_count, 75503617);
         xd_model_destroy(model);
     }
     xd_ctx_destroy(ctx);
@@ -529,7 +530,7 @@ XD_TEST(convolutions_begin_uniform_within_the_root_of_their_inputs) {
     CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
     CHECK_EQ_INT(xd_comm_self(ctx, &self), XD_OK);
     CHECK_EQ_INT(nn_disc_describe(ctx, &config, 1, &model), XD_OK);
-    CHECK_EQ_INT(xd_ddp_create(model, self, &(xd_ddp_desc){ .leaves = 1 }, &parallel), XD_OK);
+    CHECK_EQ_INT(wrap_over_ddp(model, self, &(xd_ddp_desc){ .leaves = 1 }, &parallel), XD_OK);
     CHECK_EQ_INT(xd_parallel_params(parallel, NN_HEAD_WEIGHTS, w, &count), XD_OK);
     CHECK_EQ_INT(count, NN_HEAD_WEIGHTS);
     for (int64_t i = 0; i < w[NN_HEAD_CONV].count; i++) {

@@ -3,6 +3,7 @@
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
 #include "xd_test.h"
+#include "wrap_calls.h"
 
 #include "../examples/nn/nn_blocks.c"
 #include "../examples/nn/nn_describe.c"
@@ -214,7 +215,7 @@ XD_TEST(what_is_recomputed_wrongly_is_refused_with_both_names) {
     xd_block *plain = NULL;
     pair_block(&p, "plain", false, &plain);
     CHECK_EQ_INT(xd_model_seal(p.model), XD_OK);
-    CHECK_EQ_INT(xd_ddp_create(p.model, self, &ddp, &p.parallel), XD_OK);
+    CHECK_EQ_INT(wrap_over_ddp(p.model, self, &ddp, &p.parallel), XD_OK);
     CHECK_EQ_INT(xd_recompute(p.a, 0, forward), XD_ERROR_STATE);
     CHECK(says(&p, "leaf 0 of block \"a\" is to recompute, and the model has no inputs"));
     CHECK_EQ_INT(xd_inputs_create(p.model, &none, &p.inputs), XD_ERROR_ARGUMENT);

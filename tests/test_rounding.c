@@ -1,8 +1,9 @@
 /* BF16 parameters without a master copy: what is rounded up, what down, and that nothing but the place of an element decides. */
 #include "xdistill.h"
 #include "xd_test.h"
-#include "xd_test_numbers.h"
 #include "averages.h"
+#include "xd_test_numbers.h"
+#include "wrap_calls.h"
 
 #include <stdlib.h>
 
@@ -355,7 +356,7 @@ static xd_result check_first(xd_comm *world, void *argument) {
     (void)argument;
     CHECK_EQ_INT(xd_model_create(ctx, &desc, &model), XD_OK);
     CHECK(xd_weight_add(xd_model_root(model), &d, NULL) == XD_OK && xd_model_seal(model) == XD_OK);
-    CHECK_EQ_INT(xd_fsdp_create(model, world, &fsdp, &wrapped), XD_OK);
+    CHECK_EQ_INT(wrap_over_fsdp(model, world, &fsdp, &wrapped), XD_OK);
     CHECK_EQ_INT(xd_parallel_params(wrapped, 1, &param, &count), XD_OK);
     CHECK_EQ_INT(xd_all_gather(world, &param.count, counts, ones, XD_DTYPE_I64), XD_OK);
     int64_t before = 0;

@@ -24,14 +24,14 @@ static xd_result sharded_wrap_model(sharded_student *s, sharded_wrap wrap) {
     memset(&ddp, 0, sizeof ddp);
     XD_TRY(xd_mesh_group(s->rank->mesh, "dp", &s->data));
     if (wrap == SHARDED_HSDP) XD_TRY(sharded_split(s, s->data));
+    ddp.data = fsdp.data = s->data;
     ddp.leaves = fsdp.leaves = DEMO_BATCH;
     ddp.sharded_optimizer = wrap == SHARDED_OPTIMIZER;
     fsdp.unit_types = units;
     fsdp.unit_type_count = 1;
     fsdp.replicas = s->replicas;
-    return wrap == SHARDED_FSDP || wrap == SHARDED_HSDP
-               ? xd_fsdp_create(s->model, s->data, &fsdp, &s->parallel)
-               : xd_ddp_create(s->model, s->data, &ddp, &s->parallel);
+    return wrap == SHARDED_FSDP || wrap == SHARDED_HSDP ? xd_fsdp_create(s->model, &fsdp, &s->parallel)
+                                                        : xd_ddp_create(s->model, &ddp, &s->parallel);
 }
 
 /* Under FSDP every rank opens blocks as often as the one with most leaves. */

@@ -75,7 +75,7 @@ static xd_result xdi_find_check_size(const xd_checkpoint *c, const char *directo
 
 XD_PRIVATE xd_result xdi_checkpoint_open_whole(xd_ctx *ctx, const char *directory, xd_checkpoint **out) {
     xd_checkpoint *c = NULL;
-    XD_TRY(xd_checkpoint_open(ctx, directory, &c));
+    XD_TRY(xdi_checkpoint_open_directory(ctx, directory, &c));
     xd_result result = XD_OK;
     for (int64_t i = 0; i < c->info.file_count && result == XD_OK; i++)
         result = xdi_find_check_size(c, directory, i);

@@ -25,7 +25,7 @@ PROMISED = """
     xd_crossing_backward(d_out) xd_crossing_backward(d_in) xd_built_parts(parts) xd_parallel_parts(parts)
     xd_gradient_norm_check(comm) xd_clip_gradients(params.name) xd_clip_gradients(params.value) xd_denoise_loss(desc.mask) xd_exchange(records.send_counts) xd_exchange(records.recv_counts) xd_queue_start(record.send) xd_queue_start(record.recv)
     xd_queue_start(record.send_counts) xd_queue_start(record.recv_counts) xd_state_inherit(desc.from) xd_dmd_warm_up_step(values)
-    xd_policy_find(desc.param_dtype) xd_policy_find(desc.reduce_dtype) xd_policy_find(desc.output_dtype) xd_queue_bytes(desc) xd_ema_import(report)
+    xd_policy_find(desc.param_dtype) xd_policy_find(desc.reduce_dtype) xd_policy_find(desc.output_dtype) xd_queue_bytes(desc)
     xd_ema_copy_to(targets.name) xd_ema_load(desc.sources.name) xd_ema_bytes(params.name) xd_agree_same(what)
     xd_reduce_scatter(send) xd_reduce_scatter(recv) xd_all_gather(send) xd_all_gather(recv) xd_all_to_all(send)
     xd_all_to_all(recv) xd_gather(send) xd_gather(recv) xd_scatter(send) xd_scatter(recv)
@@ -48,7 +48,7 @@ PROMISED_FIELDS = {
 }
 
 # Pointers whose object has the context: there is no place for a message.
-ANONYMOUS = [("xd_stage_cast_inputs", "stage.model"), ("xd_stage_cast_outputs", "stage.model")]
+ANONYMOUS = [("xd_stage_cast", "stage.model")]
 
 # Of two ranks, which make one of the two each.
 PAIRS = ["xd_send", "xd_recv"]

@@ -1,5 +1,6 @@
 /* train.c - what the ranks do, and how two runs are compared. */
 #include "train.h"
+#include "../helpers/wrap_calls.h"
 
 #include "../../examples/nn/nn_blocks.h"
 #include "../../examples/nn/nn_patch_positions.h"
@@ -202,8 +203,8 @@ static xd_result train_wrap_model(train_state *s) {
                                 .reductions = s->reductions,
                                 .prefetch = c->workers };
     s->memory.count = 0;
-    XD_TRY(c->wrap <= TRAIN_SHARDED ? xd_ddp_create(s->description.model, data, &ddp, &s->parallel)
-                                    : xd_fsdp_create(s->description.model, data, &fsdp, &s->parallel));
+    XD_TRY(c->wrap <= TRAIN_SHARDED ? wrap_over_ddp(s->description.model, data, &ddp, &s->parallel)
+                                    : wrap_over_fsdp(s->description.model, data, &fsdp, &s->parallel));
     const xd_parallel_bytes bytes = xd_parallel_memory(s->parallel);
     const size_t planned = bytes.values + bytes.gradients + bytes.gathered + bytes.whole_gradients;
     bool found = false;

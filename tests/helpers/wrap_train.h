@@ -18,7 +18,7 @@ static float wrap_number(int64_t leaf, int64_t weight, int64_t at) {
 
 static int64_t wrap_weight_count(const xd_block *block, const xd_model *model, int64_t *first) {
     int64_t n = 0;
-    for (int64_t i = 0; i < xd_model_weight_count(model); i++)
+    for (int64_t i = 0; i < xd_model_describe(model).weight_count; i++)
         if (xd_weight_describe(xd_model_weight_at(model, i)).block == block) {
             if (n == 0) *first = i;
             n++;
@@ -221,7 +221,7 @@ static xd_result wrap_rank_run(xd_comm *world, void *argument) {
     r.ctx = xd_comm_ctx(world);
     r.model = wrap_describe(r.ctx, r.run->kept ? r.run->kept : XD_DTYPE_F32);
     for (int i = 0; i < 4 && r.run->thaws[i].name; i++)
-        CHECK(xd_weight_freeze(xd_model_find_weight(r.model, r.run->thaws[i].name)) == XD_OK);
+        CHECK(xd_weight_set_frozen(xd_model_find_weight(r.model, r.run->thaws[i].name), true) == XD_OK);
     CHECK(xd_model_seal(r.model) == XD_OK);
     xd_result result = wrap_home(&r);
     if (result == XD_OK) result = wrap_groups(&r);

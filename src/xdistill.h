@@ -93,7 +93,6 @@
 #include "loss/loss.h"
 #include "loss/head.h"
 #include "loss/topk.h"
-#include "loss/mft.h"
 #include "loss/softmax.h"
 #include "loss/estimator.h"
 
@@ -461,6 +460,7 @@
 #include "loss/mft.c"
 #include "loss/estimator.c"
 #include "loss/topk.c"
+#include "loss/columns.c"
 #include "loss/topk_kl.c"
 
 #include "align/internal.h"
@@ -489,7 +489,6 @@
 #include "teacher/route_node.c"
 #include "teacher/route_memory.c"
 #include "teacher/route.c"
-#include "teacher/columns.c"
 #endif
 
 #ifndef XDISTILL_NO_XTOKEN

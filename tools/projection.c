@@ -95,8 +95,12 @@ static void print_report(const xd_projection *p, const xd_projection_report *r) 
 static xd_result build(xd_ctx *ctx, const arguments *a, xd_tokenizer **tokenizers, xd_projection *p) {
     xd_projection_report report;
     char name[XD_PROJECTION_NAME_BYTES];
-    for (int i = 0; i < 2; i++) XD_TRY(xd_tokenizer_load(ctx, a->path[i], &a->desc[i], &tokenizers[i]));
-    const xd_projection_desc desc = { tokenizers[0], tokenizers[1], &a->options };
+    for (int i = 0; i < 2; i++) {
+        xd_tokenizer_desc tokenizer = a->desc[i];
+        tokenizer.path = a->path[i];
+        XD_TRY(xd_tokenizer_load(ctx, &tokenizer, &tokenizers[i]));
+    }
+    const xd_projection_desc desc = { tokenizers[0], tokenizers[1], &a->options, NULL };
     XD_TRY(xd_projection_build(ctx, &desc, p, &report));
     xd_projection_cache_name(&p->origin, name);
     XD_TRY(xd_projection_save(ctx, a->out ? a->out : name, p));

@@ -68,23 +68,25 @@ help: ## Library: list the targets
 	@for group in Library Tests Demonstrations GPU Speed Source; do echo "$$group"; \
 	sed -n "s/^\([a-z-]*\):[^#]*## $$group: \(.*\)/  make \1\t\2/p" Makefile | expand -t 28; done
 
-lib: build/libxdistill.a build/libxdistill.so ## Library: the library to link, static and shared
+lib: build/libxdistill.a build/libxdistill.so ## Library: the library to link, static and shared; -j helps
+
+# The six sections of the implementation, each an object: xdistill.h says what they are. build/xdistill.o is all of them in one.
+section_objects := $(foreach section,1 2 3 4 5 6,build/section$(section).o)
+
+$(section_objects): build/section%.o: tests/build/implementation.c xdistill.h | build
+	$(if $(V),,@echo "compiling section $* of 6 of the library, about 6 s"; )$(CC) -std=c99 $(CFLAGS) -fPIC -DXDISTILL_SECTION=$* -I. -c $< -o $@
 
 build/xdistill.o: tests/build/implementation.c xdistill.h | build
 	$(if $(V),,@echo "compiling the library, about 30 s"; )$(CC) -std=c99 $(CFLAGS) -fPIC -I. -c $< -o $@
 
-# The same with private functions that other objects find: for tests of them.
-build/xdistill_tests.o: tests/build/implementation.c xdistill.h | build
-	$(if $(V),,@echo "compiling the library for tests, about 30 s"; )$(CC) -std=c99 $(CFLAGS) -fPIC -I. -DXD_TEST_UNIT -c $< -o $@
-
-build/libxdistill.a: build/xdistill.o
-	rm -f $@ && $(AR) -rc $@ $<
+build/libxdistill.a: $(section_objects)
+	rm -f $@ && $(AR) -rc $@ $^
 
 # A program finds it by its name for the loader, libxdistill.so.0.2: before 1.0 a minor version may change the interface.
 shared = libxdistill.so.$(basename $(version))
 
-build/libxdistill.so: build/xdistill.o
-	$(compiling)$(CC) -shared $(if $(filter Linux,$(shell uname)),-Wl$(comma)-soname$(comma)$(shared)) $< -o build/$(shared) $(LIBS)
+build/libxdistill.so: $(section_objects)
+	$(compiling)$(CC) -shared $(if $(filter Linux,$(shell uname)),-Wl$(comma)-soname$(comma)$(shared)) $^ -o build/$(shared) $(LIBS)
 	ln -sf $(shared) $@
 
 test: ## Tests: build and run tests/test_*.c; minutes, -j helps
@@ -143,7 +145,7 @@ build/golden: $(golden_objects) $(golden_implementation) | build
 	$(compiling)$(CC) $(golden_objects) $(golden_implementation) -o $@ $(LIBS)
 
 $(golden_objects): build/golden.d/%.o: tests/golden/%.c | build/golden.d
-	$(compiling)$(CC) -std=c99 -O2 $(warnings) $(linked) -DXD_TEST_LAYERS -Isrc -Itests/helpers $(dependencies) -c $< -o $@
+	$(compiling)$(CC) -std=c99 -O2 $(warnings) $(linked) -DXD_TEST_LAYERS $(private) -Isrc -Itests/helpers $(dependencies) -c $< -o $@
 
 # Configurations of wrapped training against one rank: build/compose --seed 1 --count 200
 build/compose: $(wildcard tests/compose/*) $(golden_implementation) | build
@@ -402,15 +404,22 @@ install: xdistill.h lib ## Library: headers, library, packages to DESTDIR/PREFIX
 	install -m 644 build/libxdistill.a build/$(shared) "$(prefix)/lib"
 	ln -sf $(shared) "$(prefix)/lib/libxdistill.so"
 	install -m 644 $(headers) "$(prefix)/include"
-	install -m 644 cmake/xdistill-config.cmake "$(prefix)/share/cmake/xdistill"
+	install -m 644 cmake/xdistill-config.cmake cmake/xdistill-companions.cmake "$(prefix)/share/cmake/xdistill"
 	sed 's|@VERSION@|$(version)|' cmake/xdistill-config-version.cmake.in \
 	    > "$(prefix)/share/cmake/xdistill/xdistill-config-version.cmake"
-	sed 's|@VERSION@|$(version)|; s|@PREFIX@|$(PREFIX)|' xdistill.pc.in > "$(prefix)/share/pkgconfig/xdistill.pc"
+	for name in xdistill xdistill-lib; do sed 's|@VERSION@|$(version)|; s|@PREFIX@|$(PREFIX)|' $$name.pc.in \
+	    > "$(prefix)/share/pkgconfig/$$name.pc" || exit 1; done
+	@if command -v $(PYTHON) >/dev/null; then $(MAKE) --no-print-directory build/xdistill_ctypes.py && \
+	install -d "$(prefix)/share/xdistill" && install -m 644 build/xdistill_ctypes.py "$(prefix)/share/xdistill"; \
+	else echo "without the ctypes binding: no $(PYTHON)"; fi
+
+build/xdistill_ctypes.py: xdistill.h tools/api.py tools/api_ctypes.py | build
+	$(compiling)CC="$(CC)" $(PYTHON) tools/api.py --build build
 
 uninstall: ## Library: remove what install wrote
 	cd "$(prefix)/include" && rm -f xdistill.h xdistill_cuda.cu xdistill_nccl.h xdistill_mpi.h
 	cd "$(prefix)/lib" && rm -f libxdistill.a libxdistill.so $(shared)
-	rm -f "$(prefix)/share/pkgconfig/xdistill.pc"
+	cd "$(prefix)/share" && rm -f pkgconfig/xdistill.pc pkgconfig/xdistill-lib.pc xdistill/xdistill_ctypes.py
 	rm -rf "$(prefix)/share/cmake/xdistill"
 
 clean: ## Library: remove build/

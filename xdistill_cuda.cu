@@ -10,6 +10,7 @@
                   CPU's kernels. Reductions are deterministic: the same bits on every run and every GPU. Exact sums
                   (INVARIANT) have the CPU's bits as well. Losses compute their terms in f32 and add them in double, so
                   they agree with the CPU's to a few 1e-6; in INVARIANT mode no split changes a bit of the GPU's.
+   OPTIONS        XDISTILL_NO_ACROSS and XDISTILL_NO_DIFFUSION, as in xdistill.h, leave out their kernels.
    CONTENTS       search for ">>": the basis of every kernel, then the operations, then the table. */
 
 /* Generated from src/xdistill_cuda.cu by tools/amalgamate.py. Edit src/, then run `make amalgamate`. */
@@ -5846,23 +5847,11 @@ static xd_result xdi_cuda_softmax_stats(const xd_launch *launch, const xd_softma
 static __global__ void XDI_CUDA_KERNEL
 xdi_cuda_softmax_merge_kernel(const __grid_constant__ xd_softmax_args a) {
     const int64_t r = xdi_cuda_flat_index();
-    double max = -(double)INFINITY, arg = -1.0, sum = 0.0;
+    double whole[XD_SOFTMAX_PARTS];
     if (r >= a.logits.rows) return;
-    for (int i = 0; i < a.vocab.shards; i++) {
-        const double *part = a.all + i * a.all_stride + r * XD_SOFTMAX_PARTS;
-        const bool first = arg < 0.0 && part[XD_SOFTMAX_ARG] >= 0.0;
-        if (!first && !(part[XD_SOFTMAX_MAX] > max)) continue;
-        max = part[XD_SOFTMAX_MAX];
-        arg = part[XD_SOFTMAX_ARG];
-    }
-    for (int i = 0; i < a.vocab.shards; i++) {
-        const double *part = a.all + i * a.all_stride + r * XD_SOFTMAX_PARTS;
-        if (isnan(part[XD_SOFTMAX_MAX])) sum = (double)NAN;
-        if (part[XD_SOFTMAX_MAX] > -(double)INFINITY)
-            sum += part[XD_SOFTMAX_SUM] * exp((part[XD_SOFTMAX_MAX] - max) / a.temperature);
-    }
-    if (a.log_sum_exp) a.log_sum_exp[r] = max / a.temperature + log(sum);
-    if (a.argmax) a.argmax[r] = (int64_t)arg;
+    xd_softmax_join(&a, r, whole);
+    if (a.log_sum_exp) a.log_sum_exp[r] = xd_softmax_log_sum_exp(whole, a.temperature);
+    if (a.argmax) a.argmax[r] = (int64_t)whole[XD_SOFTMAX_ARG];
 }
 
 static xd_result xdi_cuda_softmax_merge(const xd_launch *launch, const xd_softmax_args *a) {
@@ -6789,6 +6778,7 @@ static xd_topk_kernels xdi_cuda_topk_table() {
     return kernels;
 }
 
+#ifndef XDISTILL_NO_ACROSS
 /* >>cuda/xtoken.cu */
 
 /* Projected losses across tokenizers: kernel/cpu/xtoken*.c is the reference. Probabilities are f32, from a logarithm
@@ -6955,19 +6945,6 @@ static __device__ inline void xdi_cuda_xtoken_means(const xd_xtoken_divergence_a
     __syncthreads();
 }
 
-/* One entry of xdi_cpu_xtoken_slopes: q becomes dr. */
-static __device__ inline void xdi_cuda_xtoken_slope(double *q, double a, double z, bool reverse,
-                                                    double *value, double *dot) {
-    const double r = *q / z, s = log(r + XD_XTOKEN_EPSILON), target = exp(a);
-    const double ds = reverse ? exp(s) * (s - a + 1.0) : -target;
-    if (reverse)
-        *value += exp(s) * (s - a);
-    else if (target != 0.0)
-        *value += target * (a - s);
-    *q = ds / (r + XD_XTOKEN_EPSILON);
-    *dot += *q * r;
-}
-
 static __global__ void XDI_CUDA_WIDE_KERNEL
 xdi_cuda_xtoken_divergence_kernel(const __grid_constant__ xd_xtoken_divergence_args args) {
     const int64_t k = args.k, first = (int64_t)threadIdx.x;
@@ -6983,12 +6960,12 @@ xdi_cuda_xtoken_divergence_kernel(const __grid_constant__ xd_xtoken_divergence_a
     for (int64_t j = first; j < k; j += XDI_CUDA_TEAM_BLOCK) mass += q[j];
     const double z = xdi_cuda_block_sum(mass) + XD_XTOKEN_EPSILON;
     for (int64_t j = first; j < k; j += XDI_CUDA_TEAM_BLOCK)
-        xdi_cuda_xtoken_slope(&q[j], a[j], z, args.reverse, &value, &dot);
+        xd_xtoken_slope(&q[j], a[j], z, args.reverse, &value, &dot);
     value = xdi_cuda_block_sum(value);
     dot = xdi_cuda_block_sum(dot);
-    const double factor = xd_xtoken_chunk_takes(c, value) ? c->factor : 0.0;
+    const double factor = xd_xtoken_chunk_factor(c, value);
     for (int64_t j = first; j < k; j += XDI_CUDA_TEAM_BLOCK) {
-        q[j] = factor != 0.0 ? (q[j] - dot) / z * factor : 0.0;
+        q[j] = xd_xtoken_scaled(xd_xtoken_slope_of_mean(q[j], dot, z), factor);
         if (fabs(q[j]) > largest) largest = fabs(q[j]);
     }
     largest = xdi_cuda_block_reduce(largest, 0.0, xdi_cuda_larger());
@@ -6996,7 +6973,7 @@ xdi_cuda_xtoken_divergence_kernel(const __grid_constant__ xd_xtoken_divergence_a
     c->value = value;
     c->agree = agree;
     c->largest = largest;
-    c->delta = dot * XD_XTOKEN_EPSILON / z * factor * c->student;
+    c->delta = xd_xtoken_slope_delta(dot, z) * factor * c->student;
 }
 
 static xd_result xdi_cuda_xtoken_divergence(const xd_launch *launch, const xd_xtoken_divergence_args *a) {
@@ -7115,13 +7092,14 @@ static __device__ inline float xdi_cuda_xtoken_element(const xdi_cuda_xtoken_for
                                                        float before) {
     const double tau = f.to.x.temperature;
     double g = w.add ? (double)before : 0.0;
-    if (w.ce != 0.0) g += w.ce * ((double)expf((float)((double)z - w.lse_one)) - (v == w.label ? 1.0 : 0.0));
+    if (w.ce != 0.0)
+        g += xd_xtoken_ce_part(w.ce, (double)expf((float)((double)z - w.lse_one)), v == w.label);
     const double p = w.soft ? (double)expf((float)((double)z / tau - f.to.x.lse[w.row])) : 0.0;
     if (w.dy) {
         const double h = xdi_cuda_xtoken_h(f, w, v);
-        return (float)(g + (f.direct ? w.factor * h : p * (h - w.delta) / tau));
+        return (float)(g + (f.direct ? w.factor * h : xd_xtoken_project_part(p, h, w.delta, tau)));
     }
-    return (float)(f.u ? g + ((double)f.u[v] * f.scale - p * w.delta) : g);
+    return (float)(f.u ? g + xd_xtoken_mean_part((double)f.u[v], f.scale, p, w.delta) : g);
 }
 
 static __global__ void XDI_CUDA_KERNEL
@@ -7256,9 +7234,7 @@ static __global__ void XDI_CUDA_KERNEL
 xdi_cuda_xtoken_row_deltas_kernel(const __grid_constant__ xd_xtoken_row_deltas_args a) {
     const int64_t i = xdi_cuda_flat_index();
     if (i >= a.count) return;
-    const xd_xtoken_chunk *c = a.chunks + a.places[i];
-    const double delta = __dmul_rn(xdi_cuda_cell_value(a.fixed, a.cells, i), c->largest);
-    a.out[i] = c->largest == 0.0 ? 0.0 : c->alone ? c->delta : delta;
+    a.out[i] = xd_xtoken_row_delta(a.chunks + a.places[i], xdi_cuda_cell_value(a.fixed, a.cells, i));
 }
 
 static xd_result xdi_cuda_xtoken_row_deltas(const xd_launch *launch, const xd_xtoken_row_deltas_args *a) {
@@ -7295,11 +7271,7 @@ xdi_cuda_xtoken_close_kernel(const __grid_constant__ xd_xtoken_close_args a) {
     const int64_t i = xdi_cuda_flat_index();
     const double kl = xdi_cuda_cell_value(a.fixed, a.cells, 0), sum = xdi_cuda_cell_value(a.fixed, a.cells, 1);
     if (i < a.count) a.out[i] = __dmul_rn(sum, a.scale);
-    if (i > 0) return;
-    a.chunk->value = isfinite(sum) ? kl : (double)NAN; /* without a gradient there is no loss */
-    a.chunk->delta = a.merged[0];
-    a.chunk->agree = a.merged[1] != 0.0;
-    a.chunk->largest = isfinite(sum) && xd_xtoken_chunk_takes(a.chunk, kl + a.merged[0]) ? 1.0 : 0.0;
+    if (i == 0) xd_xtoken_close_chunk(&a, kl, sum);
 }
 
 static xd_result xdi_cuda_xtoken_close(const xd_launch *launch, const xd_xtoken_close_args *a) {
@@ -7312,8 +7284,7 @@ static __global__ void XDI_CUDA_KERNEL
 xdi_cuda_xtoken_row_logs_kernel(const __grid_constant__ xd_xtoken_row_sums_args a) {
     const int64_t row = xdi_cuda_flat_index();
     if (row >= a.logits.rows) return;
-    const double largest = __ddiv_rn(a.lse[row], a.temperature);
-    a.lse[row] = __dadd_rn(largest, log(xdi_cuda_cell_value(true, a.cells, row)));
+    a.lse[row] = xd_xtoken_row_log(a.lse[row], a.temperature, xdi_cuda_cell_value(true, a.cells, row));
 }
 
 static xd_result xdi_cuda_xtoken_row_logs(const xd_launch *launch, const xd_xtoken_row_sums_args *a) {
@@ -7478,9 +7449,8 @@ xdi_cuda_xtoken_log_probs_kernel(const __grid_constant__ xd_xtoken_log_probs_arg
     }
     for (int64_t i = 0; i < a.x.count; i++) {
         const int64_t row = a.x.rows[i];
-        const double z = __ddiv_rn((double)xdi_cuda_element(a.x.logits, row, v), a.x.temperature);
-        const double term = __dmul_rn(__dsub_rn(z, lse ? lse[i] : a.x.lse[row]), a.scale);
-        xdi_cuda_cell_add<FIXED>(a.cells, v, term);
+        const double z = (double)xdi_cuda_element(a.x.logits, row, v), log_sum = lse ? lse[i] : a.x.lse[row];
+        xdi_cuda_cell_add<FIXED>(a.cells, v, xd_xtoken_log_prob(z, a.x.temperature, log_sum, a.scale));
     }
 }
 
@@ -7552,11 +7522,10 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_xtoken_pair_kernel(const __grid_
         const double beta = a.others[a.other[i]];
         other = xdi_cuda_top_join()(other, xdi_cuda_top_of(beta, i));
         if (v < 0 || v >= a.columns) continue;
-        const double alpha = a.means[v], p = exp(a.reverse ? alpha : beta);
+        const double alpha = a.means[v];
+        double term;
         best = xdi_cuda_top_join()(best, xdi_cuda_top_of(alpha, i));
-        if (p == 0.0) continue;
-        mine.add_wide(0, __dmul_rn(p, a.reverse ? __dsub_rn(alpha, beta) : __dsub_rn(beta, alpha)));
-        a.slope[v] = (float)(a.reverse ? __dmul_rn(p, __dadd_rn(__dsub_rn(alpha, beta), 1.0)) : -p);
+        if (xd_xtoken_pair_term(alpha, beta, a.reverse, &term, &a.slope[v])) mine.add_wide(0, term);
     }
     xdi_cuda_gold_put<FIXED>(a.scratch, mine, best, other);
 }
@@ -7717,19 +7686,6 @@ static __device__ inline int64_t xdi_cuda_tail_before(const double *list, int64_
     return low;
 }
 
-/* xdi_cpu_xtoken_agree, for one thread */
-static __device__ inline bool xdi_cuda_xtoken_agree(const xd_xtoken_merge &m) {
-    double best = -(double)INFINITY, pair = -1.0;
-    for (int r = 0; r < m.shards; r++) {
-        const double *one = m.all + r * m.stride;
-        const double mean = one[XD_XTOKEN_BEST_MEAN], at = one[XD_XTOKEN_BEST_PAIR];
-        if (at < 0.0 || (pair >= 0.0 && (mean < best || (mean == best && at > pair)))) continue;
-        best = mean;
-        pair = at;
-    }
-    return pair >= 0.0 && pair == m.all[XD_XTOKEN_BEST_OTHER];
-}
-
 /* The sum is in fixed point: probabilities fit, and it is the same for every split. A NaN has no rank; it makes the sum NaN. */
 static __global__ void XDI_CUDA_KERNEL
 xdi_cuda_xtoken_merge_kernel(const __grid_constant__ xd_xtoken_merge m) {
@@ -7747,13 +7703,13 @@ xdi_cuda_xtoken_merge_kernel(const __grid_constant__ xd_xtoken_merge m) {
         const double y = m.others[rank];
         mine.add_wide(0, fabs(value - y));
         if (shard == m.shard && m.found[place] >= 0)
-            m.slope[m.found[place]] = (float)((value > y ? 1.0 : value < y ? -1.0 : 0.0) * value);
+            m.slope[m.found[place]] = xd_xtoken_tail_slope(value, y);
     }
     const xdi_cuda_sums<1, true>::totals totals = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(mine);
     if (threadIdx.x != 0) return;
     const bool fits = totals.misfits.large + totals.misfits.infinite == 0;
     m.out[0] = fits ? xd_fixed_read(totals.sum[0]) : (double)NAN;
-    m.out[1] = xdi_cuda_xtoken_agree(m) ? 1.0 : 0.0;
+    m.out[1] = xd_xtoken_agree(&m) ? 1.0 : 0.0;
 }
 
 static xd_result xdi_cuda_xtoken_merge(const xd_launch *launch, const xd_xtoken_merge *m) {
@@ -7817,7 +7773,7 @@ xdi_cuda_xtoken_moments_kernel(const __grid_constant__ xd_xtoken_moments_args a)
         for (int j = 0; j < XDI_CUDA_EIGHT; j++) {
             const double p =
                 exp((double)__fsub_rn(x.at[j], best.max) - log_sum); /* near 1, ln p has no digits in f32 */
-            if (c + j < a.x.columns) entropies.add_wide(0, -p * log(p + XD_XTOKEN_EPSILON));
+            if (c + j < a.x.columns) entropies.add_wide(0, xd_xtoken_entropy_term(p));
         }
     }
     const double entropy = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(entropies).sum[0];
@@ -7847,10 +7803,8 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_xtoken_pick_kernel(const __grid_
     const int64_t v = a.ids[i % a.k] - a.x.first, row = a.x.rows[i / a.k];
     double value = -(double)INFINITY;
     if (v >= 0 && v < a.x.columns)
-        value = __dadd_rn(a.add ? a.out[i] : 0.0,
-                          __dmul_rn(a.scale, (double)xdi_cuda_element(a.x.logits, row, v)));
-    if ((a.x.finite && !a.x.finite[row]) || (a.x.lse && !(a.x.lse[row] < (double)INFINITY)))
-        value = (double)NAN;
+        value = xd_xtoken_picked(a.add ? a.out[i] : 0.0, a.scale, (double)xdi_cuda_element(a.x.logits, row, v));
+    if (xd_xtoken_row_is_bad(&a.x, row)) value = (double)NAN;
     a.out[i] = value;
 }
 
@@ -7884,18 +7838,10 @@ xdi_cuda_xtoken_compare_kernel(const __grid_constant__ xd_xtoken_compare_args a)
     const bool agree = xdi_cuda_block_argmax(s, a.k) == xdi_cuda_block_argmax(t, a.k);
     xdi_cuda_xtoken_log_softmax(s, a.k);
     xdi_cuda_xtoken_log_softmax(t, a.k);
-    for (int64_t j = first; j < a.k; j += XDI_CUDA_TEAM_BLOCK) {
-        const double p = exp(a.reverse ? s[j] : t[j]);
-        if (p != 0.0) value += p * (a.reverse ? s[j] - t[j] : t[j] - s[j]);
-    }
+    for (int64_t j = first; j < a.k; j += XDI_CUDA_TEAM_BLOCK) xd_xtoken_add_kl(s[j], t[j], a.reverse, &value);
     value = xdi_cuda_block_sum(value);
-    for (int64_t j = first; j < a.k; j += XDI_CUDA_TEAM_BLOCK) {
-        const double p = exp(s[j]);
-        if (!a.reverse)
-            s[j] = p - exp(t[j]);
-        else
-            s[j] = p != 0.0 ? p * (s[j] - t[j] - value) : 0.0;
-    }
+    for (int64_t j = first; j < a.k; j += XDI_CUDA_TEAM_BLOCK)
+        s[j] = xd_xtoken_kl_slope(s[j], t[j], a.reverse, value);
     if (threadIdx.x != 0) return;
     chunk->value = value;
     chunk->agree = agree;
@@ -7987,12 +7933,6 @@ static xd_result xdi_cuda_list_project(const xd_launch *launch, const xd_xtoken_
 
 /* ---- list_divergence: one block per chunk; three reads of its lists, which stay in the cache ---- */
 
-static __device__ inline double xdi_cuda_list_term(double q, double a, bool reverse, double *slope) {
-    const double difference = log(q + XD_XTOKEN_EPSILON) - log(a + XD_XTOKEN_EPSILON);
-    *slope = reverse ? difference + q / (q + XD_XTOKEN_EPSILON) : -a / (q + XD_XTOKEN_EPSILON);
-    return reverse ? q * difference : -a * difference;
-}
-
 static __global__ void XDI_CUDA_WIDE_KERNEL
 xdi_cuda_list_divergence_kernel(const __grid_constant__ xd_xtoken_list_args a) {
     xd_xtoken_chunk *c = a.chunks + blockIdx.x;
@@ -8006,14 +7946,13 @@ xdi_cuda_list_divergence_kernel(const __grid_constant__ xd_xtoken_list_args a) {
     for (int64_t i = first; i < n; i += XDI_CUDA_TEAM_BLOCK) {
         inside += q[i];
         target += t[i];
-        value += xdi_cuda_list_term(q[i], t[i], a.reverse, &q[i]);
+        value += xd_xtoken_list_term(q[i], t[i], a.reverse, &q[i]);
     }
-    const double outside = 1.0 - xdi_cuda_block_sum(inside), rest = 1.0 - xdi_cuda_block_sum(target);
-    value = xdi_cuda_block_sum(value) +
-            xdi_cuda_list_term(outside < 0.0 ? 0.0 : outside, rest > 0.0 ? rest : 0.0, a.reverse, &slope);
-    const double factor = xd_xtoken_chunk_takes(c, value) ? c->factor : 0.0;
+    const double outside = 1.0 - xdi_cuda_block_sum(inside), all = xdi_cuda_block_sum(target);
+    value = xdi_cuda_block_sum(value) + xd_xtoken_list_rest(outside, all, a.reverse, &slope);
+    const double factor = xd_xtoken_chunk_factor(c, value);
     for (int64_t i = first; i < n; i += XDI_CUDA_TEAM_BLOCK) {
-        q[i] = factor != 0.0 ? (outside < 0.0 ? q[i] : q[i] - slope) * factor : 0.0;
+        q[i] = xd_xtoken_scaled(xd_xtoken_list_slope(q[i], outside, slope), factor);
         if (fabs(q[i]) > largest) largest = fabs(q[i]);
     }
     largest = xdi_cuda_block_reduce(largest, 0.0, xdi_cuda_larger());
@@ -8136,10 +8075,6 @@ static xd_result xdi_cuda_each_chunk_list(int64_t count, ChunkOf chunk_of, SizeO
     return XD_OK;
 }
 
-static int64_t xdi_cuda_chunk_of_row(const xd_chunk_args *a, int64_t row) {
-    return a->ids[row] < 0 ? -1 : row / a->held * a->chunks + a->ids[row];
-}
-
 /* ---- sums: one thread per column; reads every element once ---- */
 
 /* A block handles only the chunks of its group, so that many blocks share a few columns, and one thread adds to each sum, in
@@ -8166,7 +8101,7 @@ static xd_result xdi_cuda_chunk_sums(const xd_launch *launch, const xd_chunk_arg
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
     return xdi_cuda_each_chunk_list(
-        a->rows.rows, [&](int64_t row) { return xdi_cuda_chunk_of_row(a, row); }, [](int64_t) { return 0; },
+        a->rows.rows, [&](int64_t row) { return xd_chunk_of_row(a, row); }, [](int64_t) { return 0; },
         [&](const xdi_cuda_chunk_list &list) {
             XDI_CUDA_CELLS(a->fixed, FIXED, {
                 return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_chunk_sums_kernel<FIXED>, *a, list);
@@ -8181,7 +8116,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_chunk_averages_kernel(
     const int64_t n = a.rows.cols, i = xdi_cuda_flat_index();
     if (i >= list.count * n) return;
     const int64_t size = list.size[i / n], at = list.first * n + i;
-    a.out[at] = size > 0 ? __ddiv_rn(a.sums[at], (double)size) : 0.0;
+    a.out[at] = xd_chunk_average(a.sums[at], size);
 }
 
 static xd_result xdi_cuda_chunk_averages(const xd_launch *launch, const xd_chunk_args *a) {
@@ -8215,7 +8150,7 @@ static xd_result xdi_cuda_chunk_spread(const xd_launch *launch, const xd_chunk_a
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
     return xdi_cuda_each_chunk_list(
-        a->rows.rows, [&](int64_t row) { return xdi_cuda_chunk_of_row(a, row); },
+        a->rows.rows, [&](int64_t row) { return xd_chunk_of_row(a, row); },
         [&](int64_t chunk) { return a->sizes[chunk]; },
         [&](const xdi_cuda_chunk_list &list) {
             return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(list.count, XDI_CUDA_TEAM_BLOCK),
@@ -8278,7 +8213,7 @@ static __device__ inline void xdi_cuda_uld_merge_side(const xd_uld_rows &side, i
         const double p =
             xdi_cuda_uld_power(side, row, 1.0)(xdi_cuda_element(side.logits, row, side.ids[row]));
         side.scores[row] = p;
-        factor *= p > XD_ULD_FLOOR ? p : XD_ULD_FLOOR;
+        factor *= xd_uld_floored(p);
     }
     chunk->factor[which] = factor;
 }
@@ -8454,7 +8389,7 @@ struct xdi_cuda_uld_pair {
         const double u = r < n ? student(xd_float_of_key((uint32_t)(x >> 32))) : 0.0;
         const double v = r < m ? teacher(xd_float_of_key((uint32_t)(y >> 32))) : 0.0;
         const bool compared = n > 0 && m > 0;
-        const double d = compared ? a.unmatched_weight * (double)((u > v) - (u < v)) : 0.0;
+        const double d = compared ? xd_uld_sign(a.unmatched_weight, u, v) : 0.0;
         if (compared) sums->add_wide(XDI_CUDA_ULD_UNMATCHED, fabs(u - v));
         if (r >= n || !slope) return;
         slope[(uint32_t)x] = (float)d;
@@ -8506,11 +8441,10 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_uld_total_kernel(const __grid_co
     for (int64_t i = (int64_t)threadIdx.x; i < parts; i += XDI_CUDA_TEAM_BLOCK)
         mine.whole = xdi_cuda_uld_sums::join()(mine.whole, from[i]);
     const xdi_cuda_uld_sums::totals totals = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(mine);
-    const double factor = chunk->factor[XD_ULD_STUDENT];
     if (threadIdx.x != 0) return;
     chunk->unmatched = totals.sum[XDI_CUDA_ULD_UNMATCHED];
     chunk->matched = totals.sum[XDI_CUDA_ULD_MATCHED];
-    chunk->mean = factor > 0.0 ? totals.sum[XDI_CUDA_ULD_MEAN] / factor : 0.0;
+    chunk->mean = xd_uld_mean(totals.sum[XDI_CUDA_ULD_MEAN], chunk->factor[XD_ULD_STUDENT]);
 }
 
 static xd_result xdi_cuda_uld_compare(const xd_launch *launch, const xd_uld_args *a) {
@@ -8655,6 +8589,8 @@ static xd_uld_kernels xdi_cuda_uld_table() {
     return kernels;
 }
 
+#endif
+#ifndef XDISTILL_NO_DIFFUSION
 /* >>cuda/dmd.cu */
 
 /* Distribution matching: kernel/cpu/dmd.c is the reference, kernel/dmd.h has the formulas. */
@@ -9309,6 +9245,7 @@ static xd_dmd_loss_kernels xdi_cuda_dmd_loss_table() {
     return kernels;
 }
 
+#endif
 /* >>cuda/table.cu */
 
 /* The kernel table of the unit, and what runs once: the set-up of a context's GPU. */
@@ -9323,6 +9260,26 @@ static __global__ void xdi_cuda_probe_kernel(int *architecture) {
     if (threadIdx.x == 0) *architecture = compiled_for;
 }
 
+#ifndef XDISTILL_NO_ACROSS
+static xd_result xdi_cuda_across_load(xd_ctx *ctx) {
+    XD_TRY(xdi_cuda_xtoken_load(ctx));
+    XD_TRY(xdi_cuda_gold_load(ctx));
+    XD_TRY(xdi_cuda_xtoken_rows_load(ctx));
+    XD_TRY(xdi_cuda_list_kernels_load(ctx));
+    XD_TRY(xdi_cuda_chunks_load(ctx));
+    return xdi_cuda_uld_load(ctx);
+}
+
+static void xdi_cuda_across_fill(xd_kernels *kernels) {
+    kernels->xtoken = xdi_cuda_xtoken_table();
+    xdi_cuda_gold_fill(&kernels->xtoken);
+    xdi_cuda_xtoken_rows_fill(&kernels->xtoken);
+    xdi_cuda_list_kernels_fill(&kernels->xtoken);
+    xdi_cuda_chunks_fill(&kernels->xtoken);
+    kernels->uld = xdi_cuda_uld_table();
+}
+#endif
+
 static xd_result xdi_cuda_load_all(xd_ctx *ctx) {
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_probe_kernel));
     XD_TRY(xdi_cuda_copy_load(ctx));
@@ -9336,14 +9293,13 @@ static xd_result xdi_cuda_load_all(xd_ctx *ctx) {
     XD_TRY(xdi_cuda_mft_load(ctx));
     XD_TRY(xdi_cuda_rows_load(ctx));
     XD_TRY(xdi_cuda_softmax_load(ctx));
-    XD_TRY(xdi_cuda_xtoken_load(ctx));
-    XD_TRY(xdi_cuda_gold_load(ctx));
-    XD_TRY(xdi_cuda_xtoken_rows_load(ctx));
-    XD_TRY(xdi_cuda_list_kernels_load(ctx));
-    XD_TRY(xdi_cuda_chunks_load(ctx));
-    XD_TRY(xdi_cuda_uld_load(ctx));
+#ifndef XDISTILL_NO_ACROSS
+    XD_TRY(xdi_cuda_across_load(ctx));
+#endif
+#ifndef XDISTILL_NO_DIFFUSION
     XD_TRY(xdi_cuda_dmd_load(ctx));
     XD_TRY(xdi_cuda_dmd_loss_load(ctx));
+#endif
     XD_TRY(xdi_cuda_topk_load(ctx));
     return xdi_cuda_select_load(ctx);
 }
@@ -9358,12 +9314,9 @@ static xd_kernels xdi_cuda_table() {
     kernels.mft = xdi_cuda_mft_table();
     kernels.rows = xdi_cuda_rows_table();
     kernels.softmax = xdi_cuda_softmax_table();
-    kernels.xtoken = xdi_cuda_xtoken_table();
-    xdi_cuda_gold_fill(&kernels.xtoken);
-    xdi_cuda_xtoken_rows_fill(&kernels.xtoken);
-    xdi_cuda_list_kernels_fill(&kernels.xtoken);
-    xdi_cuda_chunks_fill(&kernels.xtoken);
-    kernels.uld = xdi_cuda_uld_table();
+#ifndef XDISTILL_NO_ACROSS
+    xdi_cuda_across_fill(&kernels);
+#endif
     kernels.optimizer.adam = xdi_cuda_adam_run;
     kernels.optimizer.sgd = xdi_cuda_sgd_run;
     kernels.optimizer.lerp = xdi_cuda_lerp;
@@ -9383,8 +9336,10 @@ static xd_kernels xdi_cuda_table() {
     kernels.copies = xdi_cuda_copies;
     kernels.matmul = xdi_cuda_matmul;
     kernels.fill = xdi_cuda_init_run;
+#ifndef XDISTILL_NO_DIFFUSION
     kernels.dmd = xdi_cuda_dmd_table();
     kernels.dmd_loss = xdi_cuda_dmd_loss_table();
+#endif
     return kernels;
 }
 
@@ -9473,4 +9428,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 dfda50f3ced1926629e86600146c3090dbb041b2f60a42d7c3a68358065ed4f1 */
+/* xdistill sha256 66ae31fa18d095dd2651ea958dbd2a6a84a0ee575a65f3c344ed70df5ab40806 */

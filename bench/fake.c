@@ -94,10 +94,11 @@ static void step_scene(stage *st, int which) {
     d.groups = &groups;
     d.wrap.kind = XD_WRAP_FSDP;
     d.wrap.fsdp = &fsdp;
+    d.report = &report;
     if (s->root) list_root(s, texts, tensors, &d.source);
     team_require(s->ctx, xd_barrier(s->comm));
     const double start = bench_now();
-    team_require(s->ctx, xd_fake_score_create_meta(s->comm, &d, &report, &built));
+    team_require(s->ctx, xd_fake_score_create_meta(s->comm, &d, &built));
     team_require(s->ctx, xd_barrier(s->comm));
     s->seconds = bench_now() - start;
     if (report.loaded != LAYERS) exit(2);

@@ -66,7 +66,7 @@ __attribute__((target("avx512f"))) static float products(int64_t n) {
 /* Operations per second of the instruction that the product uses; 0 if this bench does not know it. */
 static double peak(bool bf16) {
 #if defined(XDI_X86)
-    const bool narrow = bf16 && xd_cpu_best() == XD_CPU_AVX512_BF16;
+    const bool narrow = bf16 && xd_cpu_supports(XD_CPU_AVX512_BF16);
     double best = 0.0;
     volatile float keep = 0.0f;
     if ((int)xd_cpu_best() < (int)XD_CPU_AVX512) return 0.0;

@@ -1,5 +1,5 @@
 # find_package(xdistill): xdistill::xdistill is the header, for a program with a file that defines XDISTILL_IMPLEMENTATION;
-# xdistill::lib is the compiled library, for a program without one.
+# xdistill::lib is the compiled library, for a program without one. COMPONENTS mpi, nccl, cuda add the companions as targets.
 include(CMakeFindDependencyMacro)
 find_dependency(Threads)
 
@@ -19,3 +19,8 @@ if(NOT TARGET xdistill::xdistill)
     unset(xdistill_library)
     unset(xdistill_prefix)
 endif()
+
+include("${CMAKE_CURRENT_LIST_DIR}/xdistill-companions.cmake")
+get_filename_component(xdistill_prefix "${CMAKE_CURRENT_LIST_DIR}/../../.." ABSOLUTE)
+xdistill_add_companions("${xdistill_prefix}/include" ${xdistill_FIND_COMPONENTS})
+unset(xdistill_prefix)

@@ -73,7 +73,7 @@ static xd_result keep(void *user, const xd_state_tensor *tensor, xd_interval ran
 static xd_result run_rank(xd_comm *world, void *argument) {
     run *r = argument;
     xd_ctx *ctx = xd_comm_ctx(world);
-    xd_mesh *mesh;
+    xd_mesh *mesh, *columns;
     xd_comm *tp, *shard, *group;
     xd_model *model;
     xd_layout *rows;
@@ -90,12 +90,14 @@ static xd_result run_rank(xd_comm *world, void *argument) {
     XD_TRY(xd_mesh_group(mesh, "tp", &tp));
     XD_TRY(xd_mesh_group(mesh, "shard", &shard));
     XD_TRY(xd_mesh_group(mesh, "group", &group));
+    const xd_mesh_derive_desc one_axis = { .axes = "tp" };
+    XD_TRY(xd_mesh_derive(mesh, &one_axis, &columns));
 
-    const xd_model_desc seeded = { .seed = 1, .rank = xd_comm_rank(tp) };
+    /* The layout names ranks of the world: those that have the same shard of the same group. */
+    const xd_model_desc seeded = { .seed = 1, .rank = xd_comm_rank(world) };
     XD_TRY(xd_model_create(ctx, &seeded, &model));
-    const xd_topology columns = { .axis_count = 1, .size = { r->columns },
-                                  .rank_count = r->columns };
-    const xd_layout_desc split = { .ndim = 2, .shape = { WIDTH, ROW }, .topology = &columns,
+    const xd_layout_desc split = { .ndim = 2, .shape = { WIDTH, ROW },
+                                   .topology = xd_mesh_topology(columns),
                                    .placement = { { XD_SHARD } } };
     XD_TRY(xd_layout_create(ctx, &split, &rows));
     const xd_weight_desc w = { .name = "w", .dtype = XD_DTYPE_F32, .ndim = 2,
@@ -122,6 +124,7 @@ static xd_result run_rank(xd_comm *world, void *argument) {
     xd_parallel_destroy(parallel);
     xd_model_destroy(model);
     xd_layout_destroy(rows);
+    xd_mesh_destroy(columns);
     xd_mesh_destroy(mesh);
     return XD_OK;
 }

@@ -116,9 +116,9 @@ static xd_result run(xd_comm *world, void *argument) {
     const xd_fake_score_meta_desc meta = {
         .teacher = teacher, .provider = { describe, teacher },
         .groups = &groups, .wrap = { XD_WRAP_FSDP, .fsdp = &fsdp },
-        .lenient = true, .fresh = fresh, .fresh_count = 1,
+        .lenient = true, .fresh = fresh, .fresh_count = 1, .report = &report,
     };
-    XD_TRY(xd_fake_score_create_meta(world, &meta, &report, &built));
+    XD_TRY(xd_fake_score_create_meta(world, &meta, &built));
     const xd_stage fake = xd_built_stage(built, 0);
     XD_TRY(compare(fake.model, &wrong));
     if (xd_comm_rank(world) == 0)

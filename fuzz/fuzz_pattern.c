@@ -3,9 +3,8 @@
  * tokenizer and an encoder for each input, so this program carries its own implementation. */
 #undef XDISTILL_IMPLEMENTED
 #define XDISTILL_STATIC
-#define XDISTILL_NO_COMPAT
-#define XDISTILL_NO_XTOKEN
-#define XDISTILL_NO_TEACHER
+#define XDISTILL_NO_MODELS
+#define XDISTILL_NO_DIFFUSION
 #include "fuzz.h"
 
 static xdi_unicode *fuzz_unicode(void) {

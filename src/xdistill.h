@@ -22,11 +22,14 @@
        xd_loss(ctx, &loss, &values);                          // values.loss, and d loss / d logits for your backward pass
        xd_optimizer_step(adamw, NULL, NULL);                  // over your own parameters: xd_optimizer_create
 
-   OPTIONS   XDISTILL_STATIC, XD_API, XD_ASSERT, XDISTILL_PORTABLE; all else is a run-time field of a desc
-             struct. Left out by XDISTILL_NO_TEXT: tokenizers and projections built from them; _NO_XTOKEN: losses across
-             tokenizers; _NO_TEACHER: caches and routes of teachers; _NO_COMPAT: what only reproduces other trainers;
-             _NO_MODELS: models, wrappers, xd_dmd_step; _NO_CHECKPOINT: checkpoints, fake scores; _NO_DMD: diffusion models.
-             A call of what was left out is an error that names the option.
+   OPTIONS   XDISTILL_STATIC, XD_API, XD_ASSERT, XDISTILL_PORTABLE; all else is a run-time field of a desc struct.
+             XDISTILL_NO_ACROSS leaves out tokenizers, teachers and losses across tokenizers; _NO_MODELS models, wrappers,
+             checkpoints and xd_dmd_step; _NO_DIFFUSION diffusion models. Their kernels go with them. A call of what was
+             left out is an error that names the option.
+   SECTIONS  The implementation also compiles as objects that link into the same library: define XDISTILL_SECTION too,
+             as 1 (kernels), 2 (vector kernels), 3 (core), 4 (across), 5 (models), 6 (diffusion), all with the same
+             options. An undefined xdistill_section_N_... names a section that is missing, or has other options or
+             another version.
    SHAPES    T tokens, V vocabulary, H hidden, L layers; [T, V/tp] = columns split over axis "tp".
    ERRORS    A call that can fail returns an xd_result. xd_last_error(ctx) has the message with its numbers, the place and
              the rank. A call checks its arguments before data moves; if it fails, outputs are unchanged.
@@ -98,23 +101,17 @@
 
 /* Tokenizers and alignment. */
 #include "base/text.h"
-#ifndef XDISTILL_NO_TEXT
+#ifndef XDISTILL_NO_ACROSS
 #include "text/tokenizer.h"
-#endif
 #include "align/align.h"
 #include "align/projection.h"
 #include "align/projection_file.h"
-#ifndef XDISTILL_NO_TEXT
 #include "align/projection_build.h"
-#endif
 #include "align/project.h"
 
 /* Teachers. */
-#ifndef XDISTILL_NO_TEACHER
 #include "teacher/cache.h"
 #include "teacher/route.h"
-#endif
-#ifndef XDISTILL_NO_XTOKEN
 #include "xtoken/xtoken.h"
 #include "xtoken/uld.h"
 #endif
@@ -126,13 +123,9 @@
 #include "train/ema.h"
 #include "train/post_hoc.h"
 
-/* Models over data-parallel ranks. */
-
 /* Files. */
 #include "base/directory.h"
-#include "io/safetensors.h"
-#include "io/weights_files.h"
-#include "io/weights_reader.h"
+#include "io/weights.h"
 #include "io/gather.h"
 
 /* Models. */
@@ -145,11 +138,8 @@
 #include "model/build.h"
 #include "model/pipeline.h"
 #include "model/plan.h"
-#include "model/buckets.h"
-#endif
 
 /* Checkpoints. */
-#ifndef XDISTILL_NO_CHECKPOINT
 #include "checkpoint/checkpoint.h"
 #include "checkpoint/saver.h"
 #include "checkpoint/full.h"
@@ -159,7 +149,7 @@
 
 /* Distillation of diffusion models. */
 #include "kernel/dmd_types.h"
-#ifndef XDISTILL_NO_DMD
+#ifndef XDISTILL_NO_DIFFUSION
 #include "dmd/noise_schedule.h"
 #include "dmd/convert.h"
 #include "dmd/times.h"
@@ -168,16 +158,13 @@
 #include "dmd/vsd.h"
 #include "dmd/denoise.h"
 #include "dmd/gan.h"
-#include "dmd/fdistill.h"
 #include "dmd/pack.h"
 #ifndef XDISTILL_NO_MODELS
 #include "dmd/network.h"
 #include "dmd/dmd.h"
 #include "dmd/record.h"
 #include "dmd/sampler.h"
-#ifndef XDISTILL_NO_CHECKPOINT
 #include "dmd/fake_score.h"
-#endif
 #endif
 #endif
 
@@ -191,6 +178,7 @@
 #include "base/publish.h"
 #include "base/json.h"
 #include "base/crc.h"
+#include "kernel/ids.h"
 #include "kernel/copy.h"
 #include "kernel/fill.h"
 #include "kernel/fixed.h"
@@ -204,10 +192,12 @@
 #include "kernel/mft_scalar.h"
 #include "kernel/rows.h"
 #include "kernel/softmax.h"
+#include "kernel/softmax_scalar.h"
 #include "kernel/optimizer.h"
 #include "kernel/optimizer_scalar.h"
 #include "kernel/matmul.h"
 #include "kernel/xtoken.h"
+#include "kernel/xtoken_scalar.h"
 #include "kernel/uld.h"
 #include "kernel/uld_scalar.h"
 #include "kernel/dmd.h"
@@ -227,6 +217,7 @@
 #define XDISTILL_IMPLEMENTED
 
 /* ---- implementation ---- */
+#include "base/section.h"
 #include "base/internal.h"
 #include "base/dtype.c"
 #include "base/result.c"
@@ -262,29 +253,20 @@
 #include "kernel/cpu/topk.c"
 #include "kernel/cpu/rows.c"
 #include "kernel/cpu/softmax.c"
-#include "kernel/cpu/xtoken.h"
-#include "kernel/cpu/xtoken.c"
-#include "kernel/cpu/xtoken_gradient.c"
-#include "kernel/cpu/xtoken_chunks.c"
-#include "kernel/cpu/xtoken_gold.c"
-#include "kernel/cpu/xtoken_rows.c"
-#include "kernel/cpu/xtoken_lists.c"
-#include "kernel/cpu/xtoken_table.c"
-#include "kernel/cpu/uld.c"
 #include "kernel/cpu/mft.c"
-#include "kernel/cpu/dmd.c"
 #include "kernel/cpu/span.c"
 #include "kernel/cpu/norm.c"
 #include "kernel/cpu/optimizer.c"
-#include "kernel/cpu/dmd_loss.h"
-#include "kernel/cpu/dmd_loss.c"
 #include "kernel/cpu/clip.c"
 #include "kernel/cpu/matmul.h"
 #include "kernel/cpu/matmul.c"
 #include "kernel/simd/internal.h"
 #include "kernel/simd/simd.h"
 #include "kernel/simd/tiles.h"
+#ifndef XDISTILL_NO_ACROSS
 #include "kernel/simd/xtoken_loops.h"
+#include "kernel/simd/across.h"
+#endif
 #include "kernel/simd/loops.h"
 #include "kernel/simd/rest.c"
 #include "kernel/simd/portable.c"
@@ -302,14 +284,40 @@
 #include "kernel/simd/topk.c"
 #include "kernel/simd/mft.c"
 #include "kernel/simd/rows.c"
+#include "kernel/simd/reduce.c"
+#include "kernel/wings.h"
+#include "kernel/kernels.c"
+
+#ifndef XDISTILL_NO_ACROSS
+#include "kernel/cpu/xtoken.h"
+#include "kernel/cpu/xtoken.c"
+#include "kernel/cpu/xtoken_gradient.c"
+#include "kernel/cpu/xtoken_chunks.c"
+#include "kernel/cpu/xtoken_gold.c"
+#include "kernel/cpu/xtoken_rows.c"
+#include "kernel/cpu/xtoken_lists.c"
+#include "kernel/cpu/xtoken_table.c"
+#include "kernel/cpu/uld.h"
+#include "kernel/cpu/uld.c"
+#include "kernel/simd/xtoken_rest.c"
 #include "kernel/simd/xtoken.c"
 #include "kernel/simd/uld.c"
-#include "kernel/simd/reduce.c"
+#include "kernel/across.c"
+#endif
+
+#ifndef XDISTILL_NO_DIFFUSION
+#include "kernel/cpu/dmd.h"
+#include "kernel/cpu/dmd.c"
+#include "kernel/cpu/dmd_loss.h"
+#include "kernel/cpu/dmd_loss.c"
+#include "kernel/simd/dmd.h"
 #include "kernel/simd/dmd.c"
 #include "kernel/simd/dmd_loss.c"
 #include "kernel/simd/dmd_tiles.c"
-#include "kernel/kernels.c"
+#include "kernel/diffusion.c"
+#endif
 
+#include "comm/topology_internal.h"
 #include "comm/internal.h"
 #include "comm/record.c"
 #include "comm/collective.c"
@@ -340,6 +348,7 @@
 #include "tensor/interval.c"
 #include "tensor/layout.c"
 #include "tensor/tensor.c"
+#include "tensor/redistribute_internal.h"
 #include "tensor/redistribute.c"
 #include "tensor/fill.c"
 #include "tensor/runs.c"
@@ -359,6 +368,7 @@
 #include "train/post_hoc.c"
 #include "train/optimizer.c"
 
+#include "io/safetensors_internal.h"
 #include "io/internal.h"
 #include "io/safetensors.c"
 #include "io/safetensors_writer.c"
@@ -368,8 +378,30 @@
 #include "io/weights_writer.c"
 #include "io/gather.c"
 
+#include "loss/internal.h"
+#include "loss/vocab.c"
+#include "loss/denominator.c"
+#include "loss/shift.c"
+#include "loss/softmax.c"
+#include "loss/reduction.c"
+#include "loss/loss.c"
+#include "loss/head.c"
+#include "loss/mft.c"
+#include "loss/estimator.c"
+#include "loss/topk.c"
+#include "loss/columns.c"
+#include "loss/topk_kl.c"
+
 #ifndef XDISTILL_NO_MODELS
-#include "model/internal.h"
+#include "model/describe_internal.h"
+#include "model/build_internal.h"
+#include "model/pipeline_internal.h"
+#include "model/place_internal.h"
+#include "model/buckets_internal.h"
+#include "model/store_internal.h"
+#include "model/step_internal.h"
+#include "model/parallel_internal.h"
+#include "model/finish_internal.h"
 #include "model/model.c"
 #include "model/model_seal.c"
 #include "model/model_storage.c"
@@ -387,7 +419,7 @@
 #include "model/parallel_flight.c"
 #include "model/parallel_values.c"
 #include "model/parallel_gradient.c"
-#include "model/parallel_home.c"
+#include "model/parallel_host.c"
 #include "model/parallel.c"
 #include "model/plan.c"
 #include "model/pass.c"
@@ -405,9 +437,7 @@
 #include "model/pipeline_run.c"
 #include "model/parallel_reduce.c"
 #include "model/pipeline_finish.c"
-#endif
 
-#ifndef XDISTILL_NO_CHECKPOINT
 #include "checkpoint/internal.h"
 #include "checkpoint/rounds.c"
 #include "checkpoint/fingerprint.c"
@@ -434,7 +464,7 @@
 #include "checkpoint/verify.c"
 #endif
 
-#ifndef XDISTILL_NO_TEXT
+#ifndef XDISTILL_NO_ACROSS
 #include "text/internal.h"
 #include "text/unicode_tables.h"
 #include "text/unicode.c"
@@ -447,21 +477,6 @@
 #include "text/tokenizer_ranks.c"
 #include "text/tokenizer_sentencepiece.c"
 #include "text/tokenizer_load.c"
-#endif
-
-#include "loss/internal.h"
-#include "loss/vocab.c"
-#include "loss/denominator.c"
-#include "loss/shift.c"
-#include "loss/softmax.c"
-#include "loss/reduction.c"
-#include "loss/loss.c"
-#include "loss/head.c"
-#include "loss/mft.c"
-#include "loss/estimator.c"
-#include "loss/topk.c"
-#include "loss/columns.c"
-#include "loss/topk_kl.c"
 
 #include "align/internal.h"
 #include "align/chunks.h"
@@ -475,11 +490,8 @@
 #include "align/projection_file.c"
 #include "align/chunks.c"
 #include "align/project.c"
-#ifndef XDISTILL_NO_TEXT
 #include "align/projection_build.c"
-#endif
 
-#ifndef XDISTILL_NO_TEACHER
 #include "teacher/internal.h"
 #include "teacher/cache.c"
 #include "teacher/cache_write.c"
@@ -489,9 +501,7 @@
 #include "teacher/route_node.c"
 #include "teacher/route_memory.c"
 #include "teacher/route.c"
-#endif
 
-#ifndef XDISTILL_NO_XTOKEN
 #include "xtoken/internal.h"
 #include "xtoken/teacher.c"
 #include "xtoken/cells.c"
@@ -509,26 +519,20 @@
 #include "xtoken/rows.c"
 #include "xtoken/xtoken.c"
 #include "xtoken/uld.c"
-#endif
 
-#ifndef XDISTILL_NO_COMPAT
 #include "compat/canonical.h"
 #include "compat/canonical.c"
 #include "compat/align_dp.h"
 #include "compat/align_dp.c"
 #include "compat/compat.h"
 #include "compat/compat.c"
-#ifndef XDISTILL_NO_XTOKEN
 #include "compat/uld_chunks.h"
 #include "compat/uld_chunks.c"
-#endif
-#ifndef XDISTILL_NO_TEACHER
 #include "compat/route_plan.h"
 #include "compat/route_plan.c"
 #endif
-#endif
 
-#ifndef XDISTILL_NO_DMD
+#ifndef XDISTILL_NO_DIFFUSION
 #include "dmd/internal.h"
 #include "dmd/noise_schedule.c"
 #include "dmd/convert.c"
@@ -539,6 +543,7 @@
 #include "dmd/vsd.c"
 #include "dmd/denoise.c"
 #include "dmd/gan.c"
+#include "dmd/fdistill.h"
 #include "dmd/fdistill.c"
 #include "dmd/pack.c"
 #ifndef XDISTILL_NO_MODELS
@@ -550,19 +555,17 @@
 #include "dmd/guidance.c"
 #include "dmd/walk.c"
 #include "dmd/input.c"
-#include "dmd/leaf.c"
+#include "dmd/micro_batch.c"
 #include "dmd/adversary.c"
 #include "dmd/terms.c"
 #include "dmd/warm_up.c"
 #include "dmd/step.c"
 #include "dmd/record.c"
 #include "dmd/sampler.c"
-#ifndef XDISTILL_NO_CHECKPOINT
 #include "dmd/fake_score_internal.h"
 #include "dmd/fake_score.c"
 #include "dmd/fake_score_source.c"
 #include "dmd/fake_score_meta.c"
-#endif
 #endif
 #endif
 

@@ -10,6 +10,7 @@
                   CPU's kernels. Reductions are deterministic: the same bits on every run and every GPU. Exact sums
                   (INVARIANT) have the CPU's bits as well. Losses compute their terms in f32 and add them in double, so
                   they agree with the CPU's to a few 1e-6; in INVARIANT mode no split changes a bit of the GPU's.
+   OPTIONS        XDISTILL_NO_ACROSS and XDISTILL_NO_DIFFUSION, as in xdistill.h, leave out their kernels.
    CONTENTS       search for ">>": the basis of every kernel, then the operations, then the table. */
 
 #include "xdistill.h"
@@ -35,13 +36,17 @@
 #include "cuda/loss_softmax.cu"
 #include "cuda/topk.cu"
 #include "cuda/topk_select.cu"
+#ifndef XDISTILL_NO_ACROSS
 #include "cuda/xtoken.cu"
 #include "cuda/xtoken_gold.cu"
 #include "cuda/xtoken_rows.cu"
 #include "cuda/xtoken_lists.cu"
 #include "cuda/xtoken_chunks.cu"
 #include "cuda/uld.cu"
+#endif
+#ifndef XDISTILL_NO_DIFFUSION
 #include "cuda/dmd.cu"
 #include "cuda/dmd_total.cu"
 #include "cuda/dmd_loss.cu"
+#endif
 #include "cuda/table.cu"

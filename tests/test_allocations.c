@@ -8,11 +8,17 @@
 #include "loss_calls.h"
 #include "vocab_calls.h"
 #include "xd_private.h"
+#if defined(XD_TEST_LAYERS)
+#    include "model/describe_internal.h"
+#    include "dmd/fdistill.h"
+#endif
 #include "xd_test.h"
+#include "xd_test_topology.h"
 #include "ids_scene.h"
 #include "route_scene.h"
 #include "sizes_xtoken.h"
 #include "xtoken_rows.h"
+#include "averages.h"
 #include "softmax_calls.h"
 
 #include <sys/stat.h>
@@ -149,7 +155,7 @@ static xd_result run_samples(part *p) {
     xd_vsd_desc vsd = xd_vsd_defaults();
     xd_denoise_desc denoise = xd_denoise_defaults();
     xd_gan_desc gan = xd_gan_defaults();
-    xd_fdistill_desc ratios = xd_fdistill_defaults();
+    xdi_fdistill_desc ratios = xdi_fdistill_defaults();
     vsd.generated = denoise.prediction = gan.fake = ratios.logits = rows_of(in[0], 3, 4);
     vsd.teacher = denoise.clean = rows_of(in[1], 3, 4);
     vsd.fake = denoise.noise = rows_of(in[2], 3, 4);
@@ -162,7 +168,7 @@ static xd_result run_samples(part *p) {
     XD_TRY(xd_vsd_loss(xd_comm_ctx(p->world), &vsd, &values));
     XD_TRY(xd_denoise_loss(xd_comm_ctx(p->world), &denoise, &values));
     XD_TRY(xd_gan_loss(xd_comm_ctx(p->world), &gan, &values));
-    return xd_fdistill_weights(xd_comm_ctx(p->world), &ratios, weights);
+    return xdi_fdistill_weights(xd_comm_ctx(p->world), &ratios, weights);
 }
 
 static xd_result run_norm(part *p) {
@@ -296,7 +302,7 @@ static xd_result run_model_agree(part *p) {
     CHECK(xd_model_create(xd_comm_ctx(p->world), NULL, &model) == XD_OK);
     CHECK(xd_weight_add(xd_model_root(model), &w, NULL) == XD_OK && xd_model_seal(model) == XD_OK);
     fails_in = left;
-    const xd_result result = xd_model_agree(model, p->world);
+    const xd_result result = xdi_model_agree(model, p->world);
     xd_model_destroy(model);
     return result == XD_ERROR_MISMATCH && xd_comm_size(p->world) > 1 ? XD_OK : result;
 }
@@ -397,19 +403,17 @@ static xd_result run_collectives(part *p) {
 static xd_result run_mesh(part *p) {
     const int ranks = xd_comm_size(p->world), dp = ranks == 4 ? 2 : 1;
     const xd_mesh_desc d = { .axes = { { "dp", dp }, { "tp", ranks / dp }, { "cp", 1 } } };
-    xd_mesh *mesh = NULL, *slices[2] = { NULL, NULL }, *both = NULL;
+    xd_mesh *mesh = NULL, *slice = NULL, *both = NULL;
     xd_comm *group;
     XD_TRY(xd_mesh_create(p->world, &d, &mesh));
     xd_result result = xd_mesh_group(mesh, "dp,tp", &group);
     if (result == XD_OK) { /* what is local can fail on one rank alone */
-        result = xd_mesh_slice(mesh, "dp", &slices[0]);
-        if (result == XD_OK) result = xd_mesh_slice(mesh, "tp", &slices[1]);
-        if (result == XD_OK) result = xd_mesh_concatenate(slices, 2, &both);
+        result = xd_mesh_derive(mesh, &(xd_mesh_derive_desc){ .axes = "tp" }, &slice);
+        if (result == XD_OK) result = xd_mesh_derive(slice, &(xd_mesh_derive_desc){ .axes = "dp,tp" }, &both);
         result = xd_agree(p->world, result);
     }
     xd_mesh_destroy(both);
-    xd_mesh_destroy(slices[1]);
-    xd_mesh_destroy(slices[0]);
+    xd_mesh_destroy(slice);
     xd_mesh_destroy(mesh);
     return result;
 }
@@ -420,7 +424,7 @@ static xd_tensor tensor_of(part *p) {
 
 static xd_result run_full(part *p) {
     const xd_tensor tensor = tensor_of(p);
-    return xd_tensor_full(p->world, &tensor, p->memory.out.gradient[0]);
+    return xd_tensor_gather(p->world, &tensor, NULL, -1, p->memory.out.gradient[0]);
 }
 
 static xd_result run_weights(part *p) {
@@ -557,31 +561,33 @@ static xd_result run_average(part *p) {
     xd_tensor_part tensor;
     xd_checkpoint_network network = checkpoint_network(p, &tensor);
     xd_checkpoint_average average = { "slow", NULL };
-    const xd_state_gather_desc out = { .networks = &network, .network_count = 1, .take = drop_piece };
-    const xd_state_scatter_desc in = {
-        .networks = &network, .network_count = 1, .tensors = &given, .tensor_count = 1
-    };
     xd_ema_record record;
+    const xd_state_gather_desc out = {
+        .networks = &network, .network_count = 1, .average = true, .record = &record, .take = drop_piece
+    };
+    const xd_state_scatter_desc in = { .networks = &network,
+                                       .network_count = 1,
+                                       .average = true,
+                                       .record = &record,
+                                       .tensors = &given,
+                                       .tensor_count = 1 };
     const int64_t fails = fails_in;
     fails_in = 0;
-    CHECK_EQ_INT(xd_ema_create(xd_comm_ctx(p->world), &param, 1, &constant, &average.ema), XD_OK);
+    CHECK_EQ_INT(average_create(xd_comm_ctx(p->world), &param, 1, &constant, &average.ema), XD_OK);
     fails_in = fails;
     network.averages = &average;
     network.average_count = 1;
-    xd_result result = xd_ema_export(p->world, &out, &record);
-    if (result == XD_OK) result = xd_ema_import(p->world, &in, &record, NULL);
+    xd_result result = xd_state_gather(p->world, &out);
+    if (result == XD_OK) result = xd_state_scatter(p->world, &in, NULL);
     xd_ema_destroy(average.ema);
     return result;
 }
 
 /* A split of 12 rows over the ranks. */
 static void open_split(part *p) {
-    const xd_axis axis = { "dp", xd_comm_size(p->world) };
-    const xd_topology_desc line = { .axes = &axis, .axis_count = 1, .world_size = axis.size };
-    xd_topology topology;
+    const xd_topology topology = line_of("dp", xd_comm_size(p->world));
     xd_layout_desc d = { .ndim = 2, .shape = { 12, 3 }, .topology = &topology };
     d.placement[0].kind = XD_SHARD;
-    CHECK_EQ_INT(xd_topology_create(xd_comm_ctx(p->world), &line, &topology), XD_OK);
     CHECK_EQ_INT(xd_layout_create(xd_comm_ctx(p->world), &d, &p->split), XD_OK);
     snprintf(p->directory, sizeof p->directory, "/tmp/xdistill-test-allocations-%ld", (long)getpid());
 }
@@ -616,7 +622,7 @@ static const call calls[] = {
       "xd_all_to_all, xd_gather, xd_scatter, xd_send, xd_recv",
       run_collectives, true },
     { "xd_gradient_norm_compute, xd_gradient_norm_check", run_norm, true },
-    { "xd_vsd_loss, xd_denoise_loss, xd_gan_loss, xd_fdistill_weights", run_samples, false },
+    { "xd_vsd_loss, xd_denoise_loss, xd_gan_loss, xdi_fdistill_weights", run_samples, false },
     { "xd_route_create, xd_route_send, xd_route_take, xd_route_release", run_route, false },
     { "xd_route_create, messages", run_messages, false },
     { "xd_xtoken_loss, PROJECTED", run_projected, false },
@@ -641,8 +647,8 @@ static const call calls[] = {
     { "xd_fsdp_create, xd_block_begin, xd_block_end, xd_block_skip, xd_parallel_reduce, xd_parallel_publish, "
       "xd_parallel_thaw",
       run_fsdp, false },
-    { "xd_mesh_create, xd_mesh_group, xd_mesh_slice, xd_mesh_concatenate", run_mesh, false },
-    { "xd_tensor_full", run_full, false },
+    { "xd_mesh_create, xd_mesh_group, xd_mesh_derive", run_mesh, false },
+    { "xd_tensor_gather to all", run_full, false },
     { "xd_weights_gather", run_weights, false },
     { "xd_checkpoint_save", run_checkpoint_save, false },
     { "xd_checkpoint_load", run_checkpoint_load, false },
@@ -651,7 +657,7 @@ static const call calls[] = {
     { "xd_weights_import", run_import, false },
     { "xd_state_scatter", run_state_scatter, false },
     { "xd_state_inherit", run_state_inherit, false },
-    { "xd_ema_export, xd_ema_import", run_average, false }
+    { "xd_state_gather, xd_state_scatter", run_average, false }
 };
 
 /* What all ranks of a run share: a world of its own for each call, because contexts retain memory. */

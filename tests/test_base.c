@@ -1,5 +1,8 @@
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#if defined(XD_TEST_LAYERS)
+#    include "base/internal.h"
+#endif
 #include "xd_test.h"
 
 #include <stdlib.h>
@@ -27,9 +30,9 @@ XD_TEST(dtypes_know_their_size_name_and_kind) {
     CHECK_EQ_STR(xd_dtype_name(XD_DTYPE_F8_E4M3), "F8_E4M3");
     CHECK(xd_dtype_is_floating(XD_DTYPE_F16) && !xd_dtype_is_floating(XD_DTYPE_U8));
     for (int i = 1; i < (int)XD_DTYPE_COUNT; i++)
-        CHECK_EQ_INT(xd_dtype_from_name(xd_dtype_name((xd_dtype)i)), i);
-    CHECK_EQ_INT(xd_dtype_from_name("F4"), XD_DTYPE_NONE);
-    CHECK_EQ_INT(xd_dtype_from_name("f32"), XD_DTYPE_NONE);
+        CHECK_EQ_INT(xdi_dtype_from_name(xd_dtype_name((xd_dtype)i)), i);
+    CHECK_EQ_INT(xdi_dtype_from_name("F4"), XD_DTYPE_NONE);
+    CHECK_EQ_INT(xdi_dtype_from_name("f32"), XD_DTYPE_NONE);
 }
 
 XD_TEST(the_best_cpu_level_is_the_highest_that_there_is_and_the_default) {
@@ -53,7 +56,7 @@ typedef struct half_format {
 } half_format;
 
 static const half_format half_formats[] = { { xd_bf16_from_f32, xd_f32_from_bf16, 0x7f80 },
-                                            { xd_f16_from_f32, xd_f32_from_f16, 0x7c00 } };
+                                            { xdi_f16_from_f32, xd_f32_from_f16, 0x7c00 } };
 
 XD_TEST(every_16_bit_float_survives_the_way_through_f32) {
     for (int f = 0; f < 2; f++) {
@@ -88,15 +91,15 @@ XD_TEST(rounding_to_16_bits_is_to_nearest_with_ties_to_even) {
 }
 
 XD_TEST(overflow_to_16_bits_gives_infinity_and_nan_stays_quiet) {
-    CHECK_EQ_INT(xd_f16_from_f32(65504.0f), 0x7bff);
-    CHECK_EQ_INT(xd_f16_from_f32(65519.996f), 0x7bff);
-    CHECK_EQ_INT(xd_f16_from_f32(65520.0f), 0x7c00);
-    CHECK_EQ_INT(xd_f16_from_f32(-1e30f), 0xfc00);
+    CHECK_EQ_INT(xdi_f16_from_f32(65504.0f), 0x7bff);
+    CHECK_EQ_INT(xdi_f16_from_f32(65519.996f), 0x7bff);
+    CHECK_EQ_INT(xdi_f16_from_f32(65520.0f), 0x7c00);
+    CHECK_EQ_INT(xdi_f16_from_f32(-1e30f), 0xfc00);
     CHECK_EQ_INT(xd_bf16_from_f32(float_of(0x7f7f7fffu)), 0x7f7f);
     CHECK_EQ_INT(xd_bf16_from_f32(float_of(0x7f7f8000u)), 0x7f80);
     CHECK_EQ_INT(xd_bf16_from_f32(-INFINITY), 0xff80);
     CHECK_EQ_INT(xd_bf16_from_f32(float_of(0x7f800001u)), 0x7fc0); /* signalling, payload in the lost bits */
-    CHECK_EQ_INT(xd_f16_from_f32(float_of(0xff800001u)), 0xfe00);
+    CHECK_EQ_INT(xdi_f16_from_f32(float_of(0xff800001u)), 0xfe00);
 }
 
 XD_TEST(elements_of_any_arithmetic_dtype_load_and_store) {
@@ -115,7 +118,7 @@ XD_TEST(a_planning_run_gives_the_offsets_and_the_size_of_the_real_one) {
     static const size_t sizes[] = { 1, 0, 64, 65, 7 };
     xd_arena plan = xd_arena_over(NULL, 0);
     size_t offsets[5];
-    for (int i = 0; i < 5; i++) CHECK(xd_arena_take(&plan, sizes[i], &offsets[i]));
+    for (int i = 0; i < 5; i++) CHECK(xdi_arena_take(&plan, sizes[i], &offsets[i]));
     CHECK_EQ_INT(plan.peak, 263);
     CHECK(xd_arena_take_pointer(&plan, 1) == NULL);
     unsigned char memory[263];
@@ -129,25 +132,11 @@ XD_TEST(a_planning_run_gives_the_offsets_and_the_size_of_the_real_one) {
     CHECK_EQ_INT(real.used, sizeof memory);
 }
 
-XD_TEST(marks_give_memory_back_and_the_peak_stays) {
-    unsigned char memory[256];
-    xd_arena arena = xd_arena_over(memory, sizeof memory);
-    CHECK(xd_arena_take_pointer(&arena, 10) == memory);
-    const size_t mark = xd_arena_mark(&arena);
-    CHECK(xd_arena_take_pointer(&arena, 100) == memory + 64);
-    xd_arena_release(&arena, mark);
-    CHECK_EQ_INT(arena.used, 10);
-    CHECK_EQ_INT(arena.peak, 164);
-    CHECK(xd_arena_take_pointer(&arena, 1) == memory + 64);
-    xd_arena_seal(&arena);
-    CHECK(xd_arena_take_pointer(&arena, 1) == NULL);
-}
-
 XD_TEST(sizes_that_overflow_are_refused_by_the_arena) {
     xd_arena plan = xd_arena_over(NULL, 0);
     size_t offset = 7;
-    CHECK(xd_arena_take(&plan, 1, &offset));
-    CHECK(!xd_arena_take(&plan, SIZE_MAX - 10, &offset));
+    CHECK(xdi_arena_take(&plan, 1, &offset));
+    CHECK(!xdi_arena_take(&plan, SIZE_MAX - 10, &offset));
     CHECK_EQ_INT(plan.used, 1);
 }
 
@@ -223,7 +212,7 @@ XD_TEST(refusals_without_a_context_tell_the_logger) {
     snprintf(both, sizeof both, "version 1.2.3, but the implementation is %d.%d.%d", XD_VERSION_MAJOR,
              XD_VERSION_MINOR, XD_VERSION_PATCH);
     CHECK(strstr(book.last, both) != NULL && book.level == XD_LOG_ERROR);
-    CHECK(ctx == NULL && xd_version() == XD_VERSION);
+    CHECK(ctx == NULL);
     /* Patches change no declaration. */
     CHECK_EQ_INT(xd_ctx_create_versioned(XD_VERSION + 1, &desc, &ctx), XD_OK);
     xd_ctx_destroy(ctx);
@@ -278,7 +267,7 @@ XD_TEST(an_error_keeps_message_place_rank_and_culprit) {
     CHECK_EQ_INT(error->culprit, 5);
     xd_fail(xd_at(ctx, "user.c", 42), XD_ERROR_DATA, "a.c", 9, "h", "x");
     CHECK_EQ_STR(error->message, "x (caller user.c:42)");
-    xd_clear_error(ctx);
+    xdi_clear_error(ctx);
     CHECK_EQ_INT(error->result, XD_OK);
     xd_ctx_destroy(ctx);
 }

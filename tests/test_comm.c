@@ -69,7 +69,8 @@ XD_TEST(a_stack_of_leaves_holds_the_forest_that_a_sum_takes) {
         const int64_t first = ranges[k][0], end = ranges[k][1];
         const xd_leaves leaves = { first, end - first, 24 };
         xd_leaf_stack *stack = NULL;
-        CHECK(xd_leaf_stack_create(ctx, leaves, ELEMENTS, &stack) == XD_OK);
+        CHECK(xd_leaf_stack_create(ctx, &(xd_leaf_stack_desc){ .leaves = leaves, .elements = ELEMENTS },
+                                   &stack) == XD_OK);
         for (int round = 0; round < 2; round++, xd_leaf_stack_reset(stack)) {
             const float *node;
             long wrong = 0;
@@ -115,8 +116,9 @@ XD_TEST(leaves_written_in_place_and_memory_of_the_callers_give_the_bits_of_a_pus
             d.memory = first % 2 ? room : NULL; /* or memory of the stack's own */
             d.memory_bytes = bytes;
             room[bytes / sizeof(float)] = 17.0f;
-            CHECK(xd_leaf_stack_create(ctx, leaves, ELEMENTS, &pushed) == XD_OK);
-            CHECK(xd_leaf_stack_create_in(ctx, &d, &placed) == XD_OK);
+            CHECK(xd_leaf_stack_create(ctx, &(xd_leaf_stack_desc){ .leaves = leaves, .elements = ELEMENTS },
+                                       &pushed) == XD_OK);
+            CHECK(xd_leaf_stack_create(ctx, &d, &placed) == XD_OK);
             for (int l = 0; l < count; l++) {
                 float *place = NULL;
                 random_leaf((uint64_t)(first + l), leaf, ELEMENTS);
@@ -166,7 +168,7 @@ XD_TEST(a_stack_of_one_leaf_is_the_gradient_buffer_and_steps_allocate_nothing) {
     CHECK_EQ_INT(xd_leaf_stack_bytes(&d), sizeof gradient);
     d.memory_bytes = sizeof gradient;
     const size_t before = memory.bytes;
-    CHECK(xd_leaf_stack_create_in(ctx, &d, &stack) == XD_OK);
+    CHECK(xd_leaf_stack_create(ctx, &d, &stack) == XD_OK);
     CHECK(memory.bytes - before < 400); /* the object alone */
     const int calls = memory.calls;
     for (int step = 0; step < 3; step++, xd_leaf_stack_reset(stack)) {
@@ -177,7 +179,7 @@ XD_TEST(a_stack_of_one_leaf_is_the_gradient_buffer_and_steps_allocate_nothing) {
     xd_leaf_stack_destroy(stack);
     d.memory = NULL;
     const size_t own = memory.bytes;
-    CHECK(xd_leaf_stack_create_in(ctx, &d, &stack) == XD_OK);
+    CHECK(xd_leaf_stack_create(ctx, &d, &stack) == XD_OK);
     CHECK(memory.bytes - own >= sizeof gradient && memory.bytes - own < sizeof gradient + 500);
     xd_leaf_stack_destroy(stack);
     xd_ctx_destroy(ctx);
@@ -189,19 +191,19 @@ XD_TEST(places_that_are_not_kept_and_memory_that_is_too_small_are_refused) {
     xd_leaf_stack *stack = NULL;
     xd_ctx *ctx = NULL;
     CHECK(xd_ctx_create(NULL, &ctx) == XD_OK);
-    CHECK(xd_leaf_stack_create_in(ctx, &d, &stack) == XD_ERROR_ARGUMENT && stack == NULL);
+    CHECK(xd_leaf_stack_create(ctx, &d, &stack) == XD_ERROR_ARGUMENT && stack == NULL);
     CHECK(strstr(xd_last_error(ctx)->message, "31 bytes but the stack needs 32") != NULL);
     d.memory_bytes = 32;
     d.leaves.total = 1;
-    CHECK(xd_leaf_stack_create_in(ctx, &d, &stack) == XD_ERROR_ARGUMENT && xd_leaf_stack_bytes(&d) == 0);
+    CHECK(xd_leaf_stack_create(ctx, &d, &stack) == XD_ERROR_ARGUMENT && xd_leaf_stack_bytes(&d) == 0);
     d.leaves.total = 2;
     d.elements = INT64_MAX;
-    CHECK(xd_leaf_stack_create_in(ctx, &d, &stack) == XD_ERROR_MEMORY && xd_leaf_stack_bytes(&d) == 0);
+    CHECK(xd_leaf_stack_create(ctx, &d, &stack) == XD_ERROR_MEMORY && xd_leaf_stack_bytes(&d) == 0);
     d.elements = 4;
     d.memory = (char *)room + 1;
-    CHECK(xd_leaf_stack_create_in(ctx, &d, &stack) == XD_ERROR_ARGUMENT);
+    CHECK(xd_leaf_stack_create(ctx, &d, &stack) == XD_ERROR_ARGUMENT);
     d.memory = room;
-    CHECK(xd_leaf_stack_create_in(ctx, &d, &stack) == XD_OK);
+    CHECK(xd_leaf_stack_create(ctx, &d, &stack) == XD_OK);
     CHECK(xd_leaf_stack_push(stack, room) == XD_ERROR_ARGUMENT); /* its memory, but no place was given */
     CHECK(xd_leaf_stack_next(stack, &place) == XD_OK && xd_leaf_stack_next(stack, &again) == XD_OK);
     CHECK(place == again && place == room);
@@ -258,7 +260,7 @@ XD_TEST(threads_that_the_caller_started_join_a_world) {
     pthread_t threads[4];
     guest guests[4];
     CHECK(xd_ctx_create(NULL, &ctx) == XD_OK);
-    CHECK(xd_thread_world_create(ctx, 4, &world) == XD_OK);
+    CHECK(xd_thread_world_create(ctx, &(xd_thread_world_desc){ 4 }, &world) == XD_OK);
     for (int r = 0; r < 4; r++) {
         guests[r] = (guest){ world, r, 0 };
         CHECK(pthread_create(&threads[r], NULL, visit, &guests[r]) == 0);

@@ -295,7 +295,7 @@ static xd_layout_desc draw_layout(const call *c, const xd_topology *t, int which
 static int term_of(const xd_layout_desc *d, int rank, int *terms) {
     int at[XD_MESH_AXES_MAX], term = 0;
     *terms = 1;
-    xd_topology_coordinate(d->topology, rank, at);
+    coordinate_of(d->topology, rank, at);
     for (int axis = 0; axis < 2; axis++) {
         if (d->placement[axis].kind != XD_PARTIAL) continue;
         term = term * d->topology->size[axis] + at[axis];

@@ -2,7 +2,11 @@
  * the schedules, the references' way through x0; the kernel that mixes rows, on every level to the bit; and every refusal. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#if defined(XD_TEST_LAYERS)
+#    include "dmd/internal.h"
+#endif
 #include "xd_test.h"
+#include "xd_test_numbers.h"
 #include "xd_test_cpu.h"
 
 #include <math.h>
@@ -82,7 +86,7 @@ static void refused(xd_ctx *ctx, xd_result result, xd_result expected, const cha
 static void check_pairs(xd_ctx *ctx, const xd_noise_schedule *s, int kind, double t, uint64_t *state) {
     const double x0 = uniform(state), eps = 2.0 * uniform(state);
     xd_noise_level l;
-    CHECK(xd_noise_level_at(ctx, s, t, &l) == XD_OK);
+    CHECK(xdi_noise_level_at(ctx, s, t, &l) == XD_OK);
     const double square = l.alpha * l.alpha + l.sigma * l.sigma;
     const bool unit = kind != XD_NOISE_FLOW && kind != XD_NOISE_EDM && fabs(square - 1.0) <= 0.01;
     const double x_t = l.alpha * x0 + l.sigma * eps;
@@ -129,7 +133,7 @@ XD_TEST(derivatives_by_the_prediction_are_the_first_factors) {
         CHECK(mix_of(ctx, &flow, XD_PREDICT_FLOW, XD_PREDICT_EPS, t).c1 == 1.0);
         CHECK(mix_of(ctx, &flow, XD_PREDICT_EPS, XD_PREDICT_X0, t).c0 == -(t / (1.0 - t)));
         CHECK(mix_of(ctx, &trig, XD_PREDICT_V, XD_PREDICT_X0, t).c0 == -sin(t));
-        CHECK(xd_noise_level_at(ctx, &vp, t, &l) == XD_OK);
+        CHECK(xdi_noise_level_at(ctx, &vp, t, &l) == XD_OK);
         CHECK(mix_of(ctx, &vp, XD_PREDICT_V, XD_PREDICT_X0, t).c0 == -l.sigma);
         CHECK(xd_noise_mix(ctx, &flow, t, &forward) == XD_OK);
         CHECK(forward.c0 == 1.0 - t && forward.c1 == t);
@@ -158,11 +162,11 @@ XD_TEST(targets_are_what_the_types_mean) {
         const bool unit = kind == XD_NOISE_VP || kind == XD_NOISE_TRIG || kind > XD_NOISE_CUSTOM;
         const xd_noise_schedule s = schedule_of(kind);
         xd_noise_level l;
-        CHECK(xd_noise_level_at(ctx, &s, 0.3, &l) == XD_OK);
+        CHECK(xdi_noise_level_at(ctx, &s, 0.3, &l) == XD_OK);
         for (int type = 0; type < TYPES; type++) {
             xd_mix mix = { 7.0, 7.0 };
             const xd_conversion wanted = { XD_PREDICT_X0, (xd_prediction)type, false, false };
-            const xd_result result = xd_target_mix(ctx, &s, &wanted, 0.3, &mix);
+            const xd_result result = xdi_target_mix(ctx, &s, &wanted, 0.3, &mix);
             const double of_x0 = value_of((xd_prediction)type, unit, &l, 1.0, 0.0);
             const double of_eps = value_of((xd_prediction)type, unit, &l, 0.0, 1.0);
             CHECK(isnan(of_x0) ? result == XD_ERROR_ARGUMENT && mix.c0 == 7.0
@@ -172,7 +176,7 @@ XD_TEST(targets_are_what_the_types_mean) {
     const xd_noise_schedule flow = schedule_of(XD_NOISE_FLOW);
     xd_mix v;
     const xd_conversion wanted = { XD_PREDICT_X0, XD_PREDICT_V, true, false };
-    CHECK(xd_target_mix(ctx, &flow, &wanted, 0.3, &v) == XD_OK);
+    CHECK(xdi_target_mix(ctx, &flow, &wanted, 0.3, &v) == XD_OK);
     CHECK(v.c0 == -1.0 && v.c1 == 1.0); /* eps - x0, not (1 - t) eps - t x0 */
     xd_ctx_destroy(ctx);
 }
@@ -246,7 +250,7 @@ XD_TEST(v_under_rectified_flow_is_refused_or_is_the_flow) {
     refused(ctx, xd_prediction_mix(ctx, &vp, &way, 1.25, &m), XD_ERROR_ARGUMENT, "t 1.25 is outside");
     refused(ctx, xd_noise_mix(ctx, &vp, 1.25, &m), XD_ERROR_ARGUMENT, "t 1.25 is outside");
     way.to = XD_PREDICT_FLOW;
-    refused(ctx, xd_target_mix(ctx, &vp, &way, 0.25, &m), XD_ERROR_ARGUMENT, "flow has no meaning");
+    refused(ctx, xdi_target_mix(ctx, &vp, &way, 0.25, &m), XD_ERROR_ARGUMENT, "flow has no meaning");
     CHECK(m.c0 == 1.0);
     xd_ctx_destroy(ctx);
 }
@@ -257,17 +261,17 @@ XD_TEST(types_are_checked_over_the_whole_range) {
     const xd_noise_schedule vp = schedule_of(XD_NOISE_VP), trig = schedule_of(XD_NOISE_TRIG);
     for (int type = 0; type < TYPES; type++) {
         const xd_prediction p = (xd_prediction)type;
-        CHECK(xd_prediction_check(ctx, &flow, p, false) == (p == XD_PREDICT_V ? XD_ERROR_ARGUMENT : XD_OK));
-        CHECK(xd_prediction_check(ctx, &flow, p, true) == XD_OK);
-        CHECK(xd_prediction_check(ctx, &vp, p, false) == (p == XD_PREDICT_FLOW ? XD_ERROR_ARGUMENT : XD_OK));
+        CHECK(xdi_prediction_check(ctx, &flow, p, false) == (p == XD_PREDICT_V ? XD_ERROR_ARGUMENT : XD_OK));
+        CHECK(xdi_prediction_check(ctx, &flow, p, true) == XD_OK);
+        CHECK(xdi_prediction_check(ctx, &vp, p, false) == (p == XD_PREDICT_FLOW ? XD_ERROR_ARGUMENT : XD_OK));
     }
     flow.max_t = 1.0;
-    CHECK(xd_prediction_check(ctx, &flow, XD_PREDICT_FLOW, false) == XD_OK);
-    refused(ctx, xd_prediction_check(ctx, &flow, XD_PREDICT_EPS, false), XD_ERROR_ARGUMENT,
+    CHECK(xdi_prediction_check(ctx, &flow, XD_PREDICT_FLOW, false) == XD_OK);
+    refused(ctx, xdi_prediction_check(ctx, &flow, XD_PREDICT_EPS, false), XD_ERROR_ARGUMENT,
             "eps says nothing of x0 at max_t 1: alpha is 0 there");
-    refused(ctx, xd_prediction_check(ctx, &trig, XD_PREDICT_SCORE, false), XD_ERROR_ARGUMENT,
+    refused(ctx, xdi_prediction_check(ctx, &trig, XD_PREDICT_SCORE, false), XD_ERROR_ARGUMENT,
             "score says nothing of x0 at max_t 1.57079633");
-    refused(ctx, xd_prediction_check(ctx, &flow, (xd_prediction)7, false), XD_ERROR_ARGUMENT,
+    refused(ctx, xdi_prediction_check(ctx, &flow, (xd_prediction)7, false), XD_ERROR_ARGUMENT,
             "prediction 7 is unknown");
     xd_ctx_destroy(ctx);
 }
@@ -376,7 +380,7 @@ XD_TEST(narrow_results_are_rounded_once) {
     d.p = xd_rows_of(p + 1, XD_DTYPE_F64, 1, 1);
     d.out.dtype = XD_DTYPE_F16;
     CHECK(xd_mix_rows(ctx, &d) == XD_OK);
-    CHECK(xd_f16_from_f32((float)half) == 0x3c00 && out[0] == 0x3c01);
+    CHECK(f16_of((float)half) == 0x3c00 && out[0] == 0x3c01);
     d.p = xd_rows_of(below, XD_DTYPE_F64, 1, 1);
     d.out.dtype = XD_DTYPE_BF16;
     CHECK(xd_mix_rows(ctx, &d) == XD_OK);
@@ -557,7 +561,7 @@ XD_TEST(a_factor_of_zero_does_not_read_the_second_tensor) {
     const float p[4] = { 1.0f, -2.0f, 3.0f, -0.0f };
     const float q[4] = { NAN, INFINITY, -INFINITY, NAN };
     float out[4] = { 7.0f, 7.0f, 7.0f, 7.0f };
-    const xd_mix mix = xd_guidance_mix(1.0);
+    const xd_mix mix = xdi_guidance_mix(1.0);
     xd_ctx *ctx = open_ctx(XD_CPU_BEST, 0);
     xd_mix_desc d;
     memset(&d, 0, sizeof d);
@@ -574,7 +578,7 @@ XD_TEST(guidance_adds_the_scaled_difference) {
     const float with[3] = { 1.0f, -2.0f, 0.5f }, without[3] = { 0.5f, 1.0f, 0.5f };
     const float expected[3] = { 2.5f, -11.0f, 0.5f };
     float out[3];
-    const xd_mix mix = xd_guidance_mix(4.0);
+    const xd_mix mix = xdi_guidance_mix(4.0);
     xd_ctx *ctx = open_ctx(XD_CPU_BEST, 0);
     xd_mix_desc d;
     memset(&d, 0, sizeof d);

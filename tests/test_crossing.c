@@ -176,7 +176,8 @@ static xd_result two_products(xd_comm *world, void *argument) {
     XD_TRY(xd_crossing_create(world, &d, &enter));
     d.kind = XD_CROSSING_REDUCE;
     XD_TRY(xd_crossing_create(world, &d, &leave));
-    XD_TRY(xd_leaf_stack_create(ctx, d.leaves, TOKENS * WIDTH, &stack));
+    XD_TRY(xd_leaf_stack_create(ctx, &(xd_leaf_stack_desc){ .leaves = d.leaves, .elements = TOKENS * WIDTH },
+                                &stack));
     for (int i = 0; i < TOKENS * WIDTH; i++) d_x[i] = sinf((float)i);
     XD_TRY(xd_crossing_forward(enter, d_x, x));
     for (int64_t c = own.begin; c < own.end; c++) {
@@ -250,7 +251,8 @@ static xd_result scattered_leaves(xd_comm *world, void *argument) {
         d.leaves.total = LEAVES;
         XD_TRY(xd_crossing_create(world, &d, &c));
         XD_TRY(xd_crossing_bytes(xd_comm_ctx(world), &d, n, me, &bytes));
-        XD_TRY(xd_leaf_stack_create(xd_comm_ctx(world), d.leaves, 21, &stack));
+        XD_TRY(xd_leaf_stack_create(xd_comm_ctx(world),
+                                    &(xd_leaf_stack_desc){ .leaves = d.leaves, .elements = 21 }, &stack));
         for (int64_t k = own.begin; k < own.end; k++) {
             for (int i = 0; i < 21; i++) leaf[i] = (float)(k * 100 + i);
             XD_TRY(xd_leaf_stack_push(stack, leaf));

@@ -1,6 +1,9 @@
 /* Terms of the denoising loss: factors and weights by space and schedule. */
 
 #include "xdistill.h"
+#if defined(XD_TEST_LAYERS)
+#    include "dmd/internal.h"
+#endif
 
 #include "xd_test.h"
 
@@ -55,7 +58,7 @@ XD_TEST(a_perfect_prediction_leaves_no_residual_in_any_space) {
                     continue;
                 }
                 CHECK_EQ_INT(xd_denoise_term_at(ctx, &schedule, &form, 0.7, &term), XD_OK);
-                CHECK_EQ_INT(xd_target_mix(ctx, &schedule, &predicted, 0.7, &target), XD_OK);
+                CHECK_EQ_INT(xdi_target_mix(ctx, &schedule, &predicted, 0.7, &target), XD_OK);
                 CHECK_NEAR(term.prediction * target.c0 + term.clean, 0.0, 1e-12);
                 CHECK_NEAR(term.prediction * target.c1 + term.noise, 0.0, 1e-12);
             }

@@ -2,6 +2,9 @@
  * ranks are told, nobody waits, nothing leaks, and what failed can be done again, to the same bits.
  * test_dmd_record_failures.c has its text and its checkpoints. */
 #include "xdistill.h"
+#if defined(XD_TEST_LAYERS)
+#    include "dmd/state.h"
+#endif
 
 #include "dmd_failures.h"
 
@@ -125,7 +128,7 @@ static void step_with_failures(part *p, job *j, int s) {
     const xd_dmd_record record = xd_dmd_describe(p->dmd);
     double bins[BINS], now[BINS];
     bool over = false;
-    CHECK_EQ_INT(xd_dmd_bins(p->dmd, bins), XD_OK);
+    CHECK_EQ_INT(xdi_dmd_bins(p->dmd, bins), XD_OK);
     const uint64_t before = hash_here(p);
     for (int64_t n = 1; n < MOST && !over; n++) {
         fail_in(p, j, n);
@@ -133,7 +136,7 @@ static void step_with_failures(part *p, job *j, int s) {
         if (over) break;
         const xd_dmd_record after = xd_dmd_describe(p->dmd);
         CHECK(memcmp(&record, &after, sizeof record) == 0);
-        CHECK_EQ_INT(xd_dmd_bins(p->dmd, now), XD_OK);
+        CHECK_EQ_INT(xdi_dmd_bins(p->dmd, now), XD_OK);
         CHECK(memcmp(bins, now, sizeof bins) == 0);
         CHECK(hash_here(p) == before);
     }
@@ -206,8 +209,8 @@ static xd_result make_term(part *p, int term, int64_t leaf, xd_dmd_values *value
     xd_dmd_batch batch;
     memset(&batch, 0, sizeof batch);
     XD_TRY(work_batch(p, leaf, &batch));
-    if (term == 0) return xd_dmd_warm_up(p->dmd, leaf, &batch, values);
-    if (term == 1) return xd_dmd_ratios(p->dmd, leaf, &batch);
+    if (term == 0) return xdi_dmd_warm_up(p->dmd, leaf, &batch, values);
+    if (term == 1) return xdi_dmd_collect_ratios(p->dmd, leaf, &batch);
     if (term == 2) return xd_dmd_student(p->dmd, leaf, &batch, values);
     if (term == 3) return xd_dmd_fake_score(p->dmd, leaf, &batch, values);
     return xd_dmd_discriminator(p->dmd, leaf, &batch, values);
@@ -217,7 +220,7 @@ static xd_result make_term(part *p, int term, int64_t leaf, xd_dmd_values *value
 static xd_result make_terms(part *p, int term, xd_dmd_values *values) {
     memset(values, 0, sizeof *values);
     for (int64_t leaf = 0; leaf < DMD_LEAVES; leaf++) XD_TRY(make_term(p, term, leaf, values));
-    return term == 1 ? xd_dmd_weigh(p->dmd) : XD_OK;
+    return term == 1 ? xdi_dmd_weigh(p->dmd) : XD_OK;
 }
 
 /* The caller's loop gives up what it has added up: a sum ends all leaves of a role or drops those of a part, and
@@ -236,7 +239,7 @@ static void term_with_failures(part *p, job *j, int term, xd_dmd_values *values)
     for (int64_t n = 1; n < MOST && !over; n++) {
         double bins[BINS];
         xd_dmd_values unused;
-        CHECK_EQ_INT(xd_dmd_bins(p->dmd, bins), XD_OK);
+        CHECK_EQ_INT(xdi_dmd_bins(p->dmd, bins), XD_OK);
         if (term == 2) CHECK_EQ_INT(make_terms(p, 1, &unused), XD_OK);
         heap_fails_in = n;
         const xd_result result = make_terms(p, term, values);
@@ -245,7 +248,7 @@ static void term_with_failures(part *p, job *j, int term, xd_dmd_values *values)
         CHECK_EQ_INT(result, over ? XD_OK : XD_ERROR_MEMORY);
         j->failures += !over;
         drop_terms(p);
-        if (term == 2 || (term == 1 && over)) CHECK_EQ_INT(xd_dmd_set_bins(p->dmd, bins, BINS), XD_OK);
+        if (term == 2 || (term == 1 && over)) CHECK_EQ_INT(xdi_dmd_set_bins(p->dmd, bins, BINS), XD_OK);
     }
     CHECK(over);
 }
@@ -258,11 +261,11 @@ static xd_result terms_with_failures(xd_comm *world, void *argument) {
     CHECK_EQ_INT(xd_dmd_create(p.ctx, &p.desc, &p.dmd), XD_OK);
     for (int term = 0; term < TERMS; term++) {
         double bins[BINS];
-        CHECK_EQ_INT(xd_dmd_bins(p.dmd, bins), XD_OK);
+        CHECK_EQ_INT(xdi_dmd_bins(p.dmd, bins), XD_OK);
         if (term == 2) CHECK_EQ_INT(make_terms(&p, 1, &unused), XD_OK);
         CHECK_EQ_INT(make_terms(&p, term, &calm[term]), XD_OK);
         drop_terms(&p);
-        CHECK_EQ_INT(xd_dmd_set_bins(p.dmd, bins, BINS), XD_OK);
+        CHECK_EQ_INT(xdi_dmd_set_bins(p.dmd, bins, BINS), XD_OK);
     }
     for (int term = 0; term < TERMS; term++) term_with_failures(&p, j, term, &pressed[term]);
     CHECK(memcmp(calm, pressed, sizeof calm) == 0);

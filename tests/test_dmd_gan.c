@@ -4,6 +4,9 @@
 #include "xd_test.h"
 #include "xd_test_cpu.h"
 #include "xdistill.h"
+#if defined(XD_TEST_LAYERS)
+#    include "dmd/fdistill.h"
+#endif
 
 #include <stdlib.h>
 
@@ -242,7 +245,7 @@ XD_TEST(terms_on_logits_refuse_what_they_cannot_read) {
 /* ---- f-distill ---- */
 
 typedef struct ratios {
-    xd_fdistill_desc d;
+    xdi_fdistill_desc d;
     float logits[CELLS];
     double times[SAMPLES], bins[BINS], weights[SAMPLES];
     xd_status status;
@@ -251,7 +254,7 @@ typedef struct ratios {
 static void ratios_fill(ratios *r, int variant) {
     uint64_t state = 11;
     memset(r, 0, sizeof *r);
-    r->d = xd_fdistill_defaults();
+    r->d = xdi_fdistill_defaults();
     r->d.divergence = (xd_f_divergence)(variant % 7);
     r->d.bins = variant >= 7 ? BINS : 0;
     r->d.rate = 0.25;
@@ -262,13 +265,13 @@ static void ratios_fill(ratios *r, int variant) {
 }
 
 static xd_result ratios_call(xd_ctx *ctx, ratios *r, int from, int to, xd_comm *comm) {
-    xd_fdistill_desc d = r->d;
+    xdi_fdistill_desc d = r->d;
     d.logits = xd_rows_of(r->logits + from * HEADS, XD_DTYPE_F32, to - from, HEADS);
     d.times = r->times + from;
     d.bin_values = r->bins;
     d.comm = comm;
     d.status = &r->status;
-    return xd_fdistill_weights(ctx, &d, r->weights + from);
+    return xdi_fdistill_weights(ctx, &d, r->weights + from);
 }
 
 static double ratio_of(const ratios *r, int b) {
@@ -306,7 +309,7 @@ XD_TEST(weights_of_samples_are_those_of_the_formulas) {
             const double all[] = { 1.0 - 1.0 / (1.0 + x), 1.0, x, 1.0 / (1.0 + x), sqrt(x), 1.0 + x,
                                    1.0 / fmax(x, 1e-8) };
             h[b] = all[variant % 7];
-            CHECK_NEAR(h[b], xd_f_weight((xd_f_divergence)(variant % 7), x), 1e-14 * h[b]);
+            CHECK_NEAR(h[b], xdi_f_weight((xd_f_divergence)(variant % 7), x), 1e-14 * h[b]);
             mean += h[b] / SAMPLES;
         }
         for (int b = 0; b < SAMPLES; b++)
@@ -322,7 +325,7 @@ XD_TEST(the_reverse_divergence_weighs_every_sample_alike) {
     ratios_fill(&r, XD_F_RKL + 7);
     CHECK_EQ_INT(ratios_call(ctx, &r, 0, SAMPLES, NULL), XD_OK);
     for (int b = 0; b < SAMPLES; b++) CHECK_NEAR(r.weights[b], 1.0, 1.1e-6);
-    CHECK(isnan(xd_f_weight((xd_f_divergence)7, 1.0)));
+    CHECK(isnan(xdi_f_weight((xd_f_divergence)7, 1.0)));
     xd_ctx_destroy(ctx);
 }
 
@@ -380,9 +383,9 @@ XD_TEST(a_ratio_that_is_not_finite_has_weight_0_and_keeps_the_bins) {
     }
 }
 
-static void ratios_refuse(xd_ctx *ctx, const xd_fdistill_desc *d, xd_result expected, const char *says) {
+static void ratios_refuse(xd_ctx *ctx, const xdi_fdistill_desc *d, xd_result expected, const char *says) {
     double weights[SAMPLES] = { 7.0 };
-    CHECK_EQ_INT(xd_fdistill_weights(ctx, d, weights), expected);
+    CHECK_EQ_INT(xdi_fdistill_weights(ctx, d, weights), expected);
     CHECK_NEAR(weights[0], 7.0, 0.0);
     CHECK(strstr(xd_last_error(ctx)->message, says) != NULL);
 }
@@ -402,7 +405,7 @@ XD_TEST(workspaces_of_the_sizes_asked_are_enough) {
             d.common.workspace = malloc(d.common.workspace_bytes);
             CHECK_EQ_INT(xd_gan_loss(ctx, &d, &values), less ? XD_ERROR_ARGUMENT : XD_OK);
             free(d.common.workspace);
-            r.d.workspace_bytes = xd_fdistill_workspace_bytes(ctx, &r.d) - (size_t)less;
+            r.d.workspace_bytes = xdi_fdistill_workspace_bytes(ctx, &r.d) - (size_t)less;
             r.d.workspace = malloc(r.d.workspace_bytes);
             CHECK_EQ_INT(ratios_call(ctx, &r, 0, SAMPLES, NULL), less ? XD_ERROR_ARGUMENT : XD_OK);
             free(r.d.workspace);
@@ -410,7 +413,7 @@ XD_TEST(workspaces_of_the_sizes_asked_are_enough) {
         d.fake.rows = -1;
         CHECK_EQ_INT(xd_gan_workspace_bytes(ctx, &d), 0);
         r.d.bins = -1;
-        CHECK_EQ_INT(xd_fdistill_workspace_bytes(ctx, &r.d), 0);
+        CHECK_EQ_INT(xdi_fdistill_workspace_bytes(ctx, &r.d), 0);
         xd_ctx_destroy(ctx);
     }
 }
@@ -419,7 +422,7 @@ XD_TEST(weights_of_samples_refuse_numbers_out_of_range) {
     ratios r;
     char memory[64];
     xd_ctx *ctx = context(XD_REDUCTION_DETERMINISTIC);
-    xd_fdistill_desc good, d;
+    xdi_fdistill_desc good, d;
     ratios_fill(&r, 7);
     good = r.d;
     good.logits = xd_rows_of(r.logits, XD_DTYPE_F32, SAMPLES, HEADS);
@@ -451,10 +454,10 @@ XD_TEST(weights_of_samples_refuse_numbers_out_of_range) {
     ratios_refuse(ctx, &d, XD_ERROR_DTYPE, "logits is I64");
     d = good, d.workspace = memory, d.workspace_bytes = sizeof memory;
     ratios_refuse(ctx, &d, XD_ERROR_ARGUMENT, "workspace has 64 bytes");
-    CHECK_EQ_INT(xd_fdistill_weights(ctx, &good, NULL), XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(xdi_fdistill_weights(ctx, &good, NULL), XD_ERROR_ARGUMENT);
     CHECK_NEAR(r.bins[1], 2.0, 0.0);
     r.logits[0] = NAN; /* without a status */
-    CHECK_EQ_INT(xd_fdistill_weights(ctx, &good, r.weights), XD_ERROR_DATA);
+    CHECK_EQ_INT(xdi_fdistill_weights(ctx, &good, r.weights), XD_ERROR_DATA);
     xd_ctx_destroy(ctx);
 }
 

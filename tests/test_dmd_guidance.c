@@ -1,5 +1,8 @@
 /* Guidance of the teacher and of the fake score, with and without rescale, against sums in double; what is refused. */
 #include "xdistill.h"
+#if defined(XD_TEST_LAYERS)
+#    include "dmd/state.h"
+#endif
 
 #include "xd_test.h"
 
@@ -170,7 +173,7 @@ static double regression(double scale, double rescale) {
     d.networks[XD_DMD_TEACHER].guidance.rescale = rescale;
     CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
     CHECK_EQ_INT(xd_dmd_create(ctx, &d, &dmd), XD_OK);
-    CHECK_EQ_INT(xd_dmd_warm_up(dmd, 0, &batch, &values), XD_OK);
+    CHECK_EQ_INT(xdi_dmd_warm_up(dmd, 0, &batch, &values), XD_OK);
     xd_dmd_destroy(dmd);
     xd_ctx_destroy(ctx);
     return values.regression;

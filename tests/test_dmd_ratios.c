@@ -1,5 +1,9 @@
 /* f-distill within a distillation: weights of a whole step by hand, bins over steps, layouts, what is skipped and refused. */
 #include "xdistill.h"
+#if defined(XD_TEST_LAYERS)
+#    include "dmd/fdistill.h"
+#    include "dmd/state.h"
+#endif
 
 #include "dmd_scene.h"
 
@@ -71,11 +75,12 @@ static xd_result watch_make(watch *w, xd_comm *world, xd_dmd_desc *d) {
 static xd_dmd_desc watched_settings(int variant, bool on) {
     xd_dmd_desc d = dmd_settings(XD_DMD_MODELOPT, 1);
     d.gan.weight = 1e-30; /* what the student is given is the term of matching */
-    d.gan.fdistill.on = on;
-    d.gan.fdistill.divergence = (xd_f_divergence)(variant % 7);
-    d.gan.fdistill.bins = variant & 1 ? BINS : 0;
-    d.gan.fdistill.rate = 0.25;
-    d.gan.fdistill.lower = 0.5; /* ratios of such a small discriminator are near 1 */
+    xd_dmd_fdistill *f = &d.gan.fdistill;
+    f->on = on;
+    f->divergence = (xd_f_divergence)(variant % 7);
+    f->bins = variant & 1 ? BINS : 0;
+    f->rate = 0.25;
+    f->lower = 0.5; /* ratios of such a small discriminator are near 1 */
     return d;
 }
 
@@ -84,10 +89,10 @@ static xd_result watched_students(watch *w, xd_dmd *dmd, bool on, double *vsd) {
     w->look = true;
     for (int64_t k = 0; k < DMD_LEAVES && on; k++) {
         batch.first = k * DMD_IN_LEAF;
-        XD_TRY(xd_dmd_ratios(dmd, k, &batch));
+        XD_TRY(xdi_dmd_collect_ratios(dmd, k, &batch));
     }
     w->look = false;
-    if (on) XD_TRY(xd_dmd_weigh(dmd));
+    if (on) XD_TRY(xdi_dmd_weigh(dmd));
     for (int64_t k = 0; k < DMD_LEAVES; k++) {
         xd_dmd_values values = { 0 };
         batch.first = k * DMD_IN_LEAF;
@@ -97,9 +102,9 @@ static xd_result watched_students(watch *w, xd_dmd *dmd, bool on, double *vsd) {
     return XD_OK;
 }
 
-/* What xd_fdistill_weights makes of the logits and times that went by. */
+/* What xdi_fdistill_weights makes of the logits and times that went by. */
 static xd_result by_hand(xd_ctx *ctx, const watch *w, const xd_dmd_desc *d, double *weights, double *bins) {
-    xd_fdistill_desc f = xd_fdistill_defaults();
+    xdi_fdistill_desc f = xdi_fdistill_defaults();
     f.logits = xd_rows_of(w->logits, XD_DTYPE_F32, ROWS, DMD_HEADS);
     f.divergence = d->gan.fdistill.divergence;
     f.lower = 0.5;
@@ -109,7 +114,7 @@ static xd_result by_hand(xd_ctx *ctx, const watch *w, const xd_dmd_desc *d, doub
     f.max_t = d->student_times.max_t;
     f.times = w->times;
     f.bin_values = bins;
-    return xd_fdistill_weights(ctx, &f, weights);
+    return xdi_fdistill_weights(ctx, &f, weights);
 }
 
 static xd_result check_weights(xd_comm *world, void *argument) {
@@ -136,11 +141,12 @@ static xd_result check_weights(xd_comm *world, void *argument) {
     CHECK((apart > 1e-3) == (d[0].gan.fdistill.divergence != XD_F_RKL));
     for (int i = 0; i < ROWS; i++) total += weights[i] / ROWS;
     CHECK_NEAR(total, 1.0, 1e-5); /* over the step: not over a leaf */
-    XD_TRY(xd_dmd_bins(dmd[0], after));
+    XD_TRY(xdi_dmd_bins(dmd[0], after));
     CHECK(memcmp(after, bins, (size_t)d[0].gan.fdistill.bins * sizeof *bins) == 0);
     const xd_dmd_batch batch = { .samples = DMD_IN_LEAF };
     CHECK_EQ_INT(xd_dmd_student(dmd[0], 0, &batch, NULL), XD_ERROR_STATE); /* its weights are used up */
-    CHECK(strstr(xd_last_error(ctx)->message, "leaf 0 has no weights of f-distill"));
+    CHECK(strstr(xd_last_error(ctx)->message,
+                 "micro-batch 0 of 8 has no weights of f-distill, which only xd_dmd_step computes"));
     for (int k = 0; k < 2; k++) xd_dmd_destroy(dmd[k]);
     for (int role = 0; role < XD_DMD_ROLES; role++) {
         dmd_free_net(&on.nets[role]);
@@ -309,26 +315,26 @@ static xd_result refuse_calls(xd_comm *world, void *argument) {
     plain.gan.fdistill.on = false;
     XD_TRY(xd_dmd_create(ctx, &d, &dmd));
     XD_TRY(xd_dmd_create(ctx, &plain, &other));
-    CHECK_EQ_INT(xd_dmd_ratios(other, 0, &batch), XD_ERROR_STATE);
-    CHECK_EQ_INT(xd_dmd_weigh(other), XD_ERROR_STATE);
-    CHECK_EQ_INT(xd_dmd_bins(other, got), XD_ERROR_STATE);
-    CHECK_EQ_INT(xd_dmd_set_bins(other, values, BINS), XD_ERROR_STATE);
+    CHECK_EQ_INT(xdi_dmd_collect_ratios(other, 0, &batch), XD_ERROR_STATE);
+    CHECK_EQ_INT(xdi_dmd_weigh(other), XD_ERROR_STATE);
+    CHECK_EQ_INT(xdi_dmd_bins(other, got), XD_ERROR_STATE);
+    CHECK_EQ_INT(xdi_dmd_set_bins(other, values, BINS), XD_ERROR_STATE);
     CHECK(strstr(xd_last_error(ctx)->message, "without f-distill"));
-    CHECK_EQ_INT(xd_dmd_set_bins(dmd, values, 3), XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(xdi_dmd_set_bins(dmd, values, 3), XD_ERROR_ARGUMENT);
     CHECK(strstr(xd_last_error(ctx)->message, "3 values for the 4 bins"));
-    CHECK_EQ_INT(xd_dmd_set_bins(dmd, bad, BINS), XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(xdi_dmd_set_bins(dmd, bad, BINS), XD_ERROR_ARGUMENT);
     CHECK(strstr(xd_last_error(ctx)->message, "bin 1 of 4 of f-distill is 0"));
-    CHECK_EQ_INT(xd_dmd_set_bins(dmd, worse, BINS), XD_ERROR_ARGUMENT);
-    XD_TRY(xd_dmd_bins(dmd, got));
+    CHECK_EQ_INT(xdi_dmd_set_bins(dmd, worse, BINS), XD_ERROR_ARGUMENT);
+    XD_TRY(xdi_dmd_bins(dmd, got));
     for (int k = 0; k < BINS; k++) CHECK_NEAR(got[k], 1.0, 0.0);
-    XD_TRY(xd_dmd_set_bins(dmd, values, BINS));
-    XD_TRY(xd_dmd_bins(dmd, got));
+    XD_TRY(xdi_dmd_set_bins(dmd, values, BINS));
+    XD_TRY(xdi_dmd_bins(dmd, got));
     CHECK(memcmp(got, values, sizeof got) == 0);
     CHECK_EQ_INT(xd_dmd_student(dmd, 0, &batch, NULL), XD_ERROR_STATE);
-    CHECK_EQ_INT(xd_dmd_ratios(dmd, DMD_LEAVES, &batch), XD_ERROR_ARGUMENT);
-    XD_TRY(xd_dmd_ratios(dmd, 0, &batch));
+    CHECK_EQ_INT(xdi_dmd_collect_ratios(dmd, DMD_LEAVES, &batch), XD_ERROR_ARGUMENT);
+    XD_TRY(xdi_dmd_collect_ratios(dmd, 0, &batch));
     CHECK_EQ_INT(xd_dmd_student(dmd, 0, &batch, NULL), XD_ERROR_STATE); /* not weighed */
-    XD_TRY(xd_dmd_weigh(dmd));
+    XD_TRY(xdi_dmd_weigh(dmd));
     batch.samples = 1;
     CHECK_EQ_INT(xd_dmd_student(dmd, 0, &batch, NULL), XD_ERROR_STATE);
     CHECK(strstr(xd_last_error(ctx)->message, "weights of 2 samples, and now has 1"));

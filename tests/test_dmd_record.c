@@ -1,6 +1,9 @@
 /* A distillation as one record: what a checkpoint has to hold, what it refuses to go on from, and what is missing. */
 #define _POSIX_C_SOURCE 200809L /* mkdtemp */
 #include "xdistill.h"
+#if defined(XD_TEST_LAYERS)
+#    include "dmd/state.h"
+#endif
 
 #include "checkpoint_files.h"
 #include "dmd_scene.h"
@@ -199,7 +202,7 @@ static void middle(char *out) {
     made m = make(&d, true);
     char *text = NULL;
     CHECK_EQ_INT(xd_dmd_resume(m.dmd, &record), XD_OK);
-    CHECK_EQ_INT(xd_dmd_set_bins(m.dmd, odd_bins, BINS), XD_OK);
+    CHECK_EQ_INT(xdi_dmd_set_bins(m.dmd, odd_bins, BINS), XD_OK);
     CHECK_EQ_INT(xd_dmd_state_save(m.dmd, &text), XD_OK);
     CHECK(strlen(text) < MOST_TEXT);
     snprintf(out, MOST_TEXT, "%s", text);
@@ -215,7 +218,7 @@ static void check_middle(const made *m) {
     CHECK_EQ_INT(r.updates[XD_DMD_FAKE_SCORE], 4);
     CHECK_EQ_INT(r.updates[XD_DMD_DISCRIMINATOR], 4);
     CHECK_EQ_INT(r.warm_up, 5);
-    CHECK_EQ_INT(xd_dmd_bins(m->dmd, bins), XD_OK);
+    CHECK_EQ_INT(xdi_dmd_bins(m->dmd, bins), XD_OK);
     CHECK(memcmp(bins, odd_bins, sizeof bins) == 0);
 }
 
@@ -223,7 +226,7 @@ static void check_fresh(const made *m) {
     const xd_dmd_record r = xd_dmd_describe(m->dmd);
     double bins[BINS];
     CHECK(r.step == 0 && r.warm_up == 0 && r.updates[0] == 0 && r.updates[1] == 0 && r.updates[2] == 0);
-    CHECK_EQ_INT(xd_dmd_bins(m->dmd, bins), XD_OK);
+    CHECK_EQ_INT(xdi_dmd_bins(m->dmd, bins), XD_OK);
     for (int k = 0; k < BINS; k++) CHECK(bins[k] == 1.0);
 }
 

@@ -7,6 +7,9 @@
 #endif
 
 #include "xdistill.h"
+#if defined(XD_TEST_LAYERS)
+#    include "dmd/state.h"
+#endif
 
 #include "checkpoint_files.h"
 #include "dmd_failures.h"
@@ -28,8 +31,8 @@ static xd_result save_and_load(part *from, part *to) {
 static bool stands_alike(const part *a, const part *b) {
     const xd_dmd_record one = xd_dmd_describe(a->dmd), other = xd_dmd_describe(b->dmd);
     double bins[2][BINS];
-    CHECK_EQ_INT(xd_dmd_bins(a->dmd, bins[0]), XD_OK);
-    CHECK_EQ_INT(xd_dmd_bins(b->dmd, bins[1]), XD_OK);
+    CHECK_EQ_INT(xdi_dmd_bins(a->dmd, bins[0]), XD_OK);
+    CHECK_EQ_INT(xdi_dmd_bins(b->dmd, bins[1]), XD_OK);
     return memcmp(&one, &other, sizeof one) == 0 && memcmp(bins[0], bins[1], sizeof bins[0]) == 0;
 }
 

@@ -56,6 +56,9 @@
  *                                                                  and below: a_sample_without_counted_elements_is_zero_and_changes_no_other
  *   x equal to T                                                 below: epsilon_is_within_the_denominator */
 #include "xdistill.h"
+#if defined(XD_TEST_LAYERS)
+#    include "dmd/state.h"
+#endif
 
 #include "dmd_scene.h"
 
@@ -340,7 +343,7 @@ static xd_result sick_steps(xd_comm *world, sickness *s, sick_net *nets, xd_dmd 
         s->skipped[me][rank.step] = values.skipped;
         XD_TRY(dmd_hash_all(world, copies, &here));
         if (me == 0) s->hashes[rank.step] = here.hash;
-        if (me == 0 && s->run.desc.gan.fdistill.on) XD_TRY(xd_dmd_bins(dmd, s->bins[rank.step]));
+        if (me == 0 && s->run.desc.gan.fdistill.on) XD_TRY(xdi_dmd_bins(dmd, s->bins[rank.step]));
     }
     s->records[me] = xd_dmd_describe(dmd);
     return XD_OK;

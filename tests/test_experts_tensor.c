@@ -6,6 +6,7 @@
 #include "xdistill.h"
 
 #include "xd_test.h"
+#include "xd_test_topology.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -47,14 +48,8 @@ static void describe(tensor_rank *r) {
     const int tp = r->run->tp, base = r->rank - r->rank % tp;
     const int ranks[2] = { base, base + 1 }, whole = r->run->expert_tp * r->run->ep == 1;
     const xd_axis dense = { "tp", tp }, shared[2] = { { "ep", r->run->ep }, { "tp", r->run->expert_tp } };
-    const xd_topology_desc topologies[WEIGHTS] = {
-        { .axes = &dense, .axis_count = 1, .ranks = ranks, .rank_count = tp, .world_size = r->size },
-        { .axes = shared,
-          .axis_count = 2,
-          .ranks = whole ? &r->rank : NULL,
-          .rank_count = whole,
-          .world_size = r->size }
-    };
+    const xd_topology topologies[WEIGHTS] = { grid_of(&dense, 1, ranks),
+                                              grid_of(shared, 2, whole ? &r->rank : NULL) };
     const xd_layout_desc layouts[WEIGHTS] = {
         { .ndim = 1, .shape = { WIDTH }, .placement = { { XD_SHARD } } },
         { .ndim = 3,
@@ -65,10 +60,8 @@ static void describe(tensor_rank *r) {
     const xd_block_desc block = { .name = "experts", .type = "experts" };
     CHECK(xd_block_add(xd_model_root(r->model), &block, &r->experts) == XD_OK);
     for (int i = 0; i < WEIGHTS; i++) {
-        xd_topology topology;
         xd_layout_desc l = layouts[i];
-        l.topology = &topology;
-        CHECK(xd_topology_create(r->ctx, &topologies[i], &topology) == XD_OK);
+        l.topology = &topologies[i];
         CHECK(xd_layout_create(r->ctx, &l, &r->layouts[i]) == XD_OK);
         xd_weight_desc d = { .name = i ? "matrix" : "scale",
                              .dtype = XD_DTYPE_F32,

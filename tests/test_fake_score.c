@@ -1,5 +1,6 @@
 /* Fake scores: copies on one rank, and made of parts on many, from any cut to any other, with the teacher's bits. */
 #include "fake_scene.h"
+#include "xd_test_topology.h"
 
 /* ---- on one rank ---- */
 
@@ -14,8 +15,8 @@ static xd_result copy_whole(xd_comm *world, void *argument) {
     (void)argument;
     CHECK(xd_fake_score_create(teacher, NULL, &fake) == XD_OK);
     CHECK_EQ_INT(fake_wrong(fake, NULL), 0);
-    CHECK_EQ_INT(xd_model_weight_count(fake), FAKE_TENSORS);
-    CHECK_EQ_STR(xd_block_settings(xd_model_find_block(fake, "blocks.1"))->type, "block");
+    CHECK_EQ_INT(xd_model_describe(fake).weight_count, FAKE_TENSORS);
+    CHECK_EQ_STR(xd_block_describe(xd_model_find_block(fake, "blocks.1")).desc->type, "block");
     for (int64_t i = 0; i < FAKE_TENSORS; i++) {
         const xd_weight_info from = xd_weight_describe(xd_model_weight_at(teacher, i)),
                              to = xd_weight_describe(xd_model_weight_at(fake, i));
@@ -189,9 +190,7 @@ static xd_result copy_sharded(xd_comm *world, void *argument) {
     fake_layouts l;
     memset(&l, 0, sizeof l);
     (void)argument;
-    const xd_axis axis = { "tp", 2 };
-    const xd_topology_desc t = { .axes = &axis, .axis_count = 1, .world_size = 2 };
-    CHECK(xd_topology_create(ctx, &t, &l.topology) == XD_OK);
+    l.topology = line_of("tp", 2);
     xd_layout_desc d = { .ndim = 3, .shape = { 3, 2, 5 }, .topology = &l.topology };
     d.placement[0] = (xd_placement){ XD_SHARD, .dim = 2 };
     CHECK(xd_layout_create(ctx, &d, &l.layout[3]) == XD_OK);
@@ -254,7 +253,7 @@ static xd_result describe_and_add(xd_comm *world, void *argument) {
     CHECK(xd_fake_score_describe(teacher, NULL, &fake) == XD_OK); /* of a teacher without storage */
     CHECK(xd_weight_add(xd_model_find_block(fake, "out"), &head, NULL) == XD_OK);
     CHECK(xd_model_seal(fake) == XD_OK);
-    CHECK_EQ_INT(xd_model_weight_count(fake), FAKE_TENSORS + 1);
+    CHECK_EQ_INT(xd_model_describe(fake).weight_count, FAKE_TENSORS + 1);
     CHECK(!xd_weight_describe(xd_model_find_weight(fake, "embed.weight")).value);
     CHECK(xd_model_allocate(fake) == XD_OK && xd_model_init_weights(fake) == XD_OK);
     fake_fill(teacher);
@@ -362,14 +361,14 @@ static xd_result cut_otherwise(void *user, const char *name, xd_weight_desc *wei
 typedef struct fake_list {
     xd_tensor_part parts[FAKE_TENSORS];
     xd_state_tensor tensors[FAKE_TENSORS];
-    xd_safetensors_entry entries[FAKE_TENSORS];
+    xd_weights_entry entries[FAKE_TENSORS];
     xd_region whole[FAKE_TENSORS];
     int64_t data[FAKE_TENSORS][64];
     int64_t count;
     int reads, fails_at; /* the call that fails; 0: none */
 } fake_list;
 
-static xd_result read_list(void *user, const xd_safetensors_entry *entry, xd_interval elements, void *to) {
+static xd_result read_list(void *user, const xd_weights_entry *entry, xd_interval elements, void *to) {
     fake_list *list = (fake_list *)user;
     const fake_tensor *t = fake_find(entry->name);
     const size_t size = xd_dtype_size(entry->dtype);
@@ -398,7 +397,7 @@ static void make_list(xd_comm *world, bool table, fake_list *list) {
                                            .range = { 0, xd_comm_rank(world) ? 0 : fake_numel(t) } };
         for (int d = 0; d < t->ndim; d++) list->parts[n].shape[d] = t->shape[d];
         list->tensors[n] = (xd_state_tensor){ NULL, name, t->dtype, t->ndim, t->shape, list->data[n] };
-        list->entries[n] = (xd_safetensors_entry){ t->full, t->dtype, t->ndim, t->shape };
+        list->entries[n] = (xd_weights_entry){ t->full, t->dtype, t->ndim, t->shape };
         list->count++;
     }
 }
@@ -437,11 +436,12 @@ static xd_result move_case(xd_comm *world, void *argument) {
     fake_cut none = { 0 };
     fake_cut_layouts(xd_comm_ctx(world), c.to.form == FORM_LAYOUTS ? &c.to.cut : &none, &c.to.layouts);
     xd_fake_score_meta_desc d = { .teacher = c.from.model, .groups = &groups, .wrap = wrap_of(c.to.form) };
+    d.report = &report;
     d.fake = (xd_fake_score_desc){ .dtype = c.dtype, .adapt = cut_otherwise, .user = &c.to };
     d.staging_bytes = c.seed % 3 == 0 ? 1 : c.seed % 3 == 1 ? 200 : 0;
     if (!own) use_list(&d, c.source, list);
     if (c.without_table) d.compute = (xd_fake_score_compute){ compute_table, &computed };
-    const xd_result result = xd_fake_score_create_meta(world, &d, &report, &built);
+    const xd_result result = xd_fake_score_create_meta(world, &d, &built);
     CHECK(result == XD_OK);
     if (result != XD_OK)
         printf("seed %llu: %s\n", (unsigned long long)c.seed, xd_last_error(xd_comm_ctx(world))->message);
@@ -551,10 +551,11 @@ static xd_result build_over_dirt(xd_comm *world, void *argument) {
     for (int way = 0; way < 2; way++) {
         xd_built *built = NULL;
         xd_fake_score_meta_desc d = { .teacher = teacher, .groups = &groups, .wrap = wrap_of(FORM_FSDP) };
+        d.report = &report;
         d.source.from = way ? XD_FAKE_SCORE_FROM_ROOT : XD_FAKE_SCORE_FROM_TEACHER;
         d.source.tensors = tensors;
         d.source.tensor_count = 5;
-        CHECK(xd_fake_score_create_meta(world, &d, &report, &built) == XD_OK);
+        CHECK(xd_fake_score_create_meta(world, &d, &built) == XD_OK);
         CHECK_EQ_INT(report.loaded, 5);
         if (built) CHECK(has_written(xd_built_stage(built, 0).parallel));
         xd_built_destroy(built);
@@ -581,10 +582,7 @@ static xd_result two_ways(xd_comm *world, void *argument) {
     memset(&from, 0, sizeof from);
     memset(&whole, 0, sizeof whole);
     const xd_axis axis = { "tp", 2 };
-    const xd_topology_desc t = {
-        .axes = &axis, .axis_count = 1, .ranks = tp, .rank_count = 2, .world_size = 4
-    };
-    CHECK(xd_topology_create(ctx, &t, &from.layouts.topology) == XD_OK);
+    from.layouts.topology = grid_of(&axis, 1, tp);
     for (int i = 0; i < FAKE_TENSORS - 1; i++) {
         const fake_tensor *tensor = &fake_tensors[i];
         xd_layout_desc d = { .ndim = tensor->ndim, .topology = &from.layouts.topology };
@@ -600,10 +598,11 @@ static xd_result two_ways(xd_comm *world, void *argument) {
     const xd_groups groups = { .dp = data }, all = { .dp = world };
     for (int way = 0; way < 3; way++) { /* the same two ways; columns alone; shards over all four */
         xd_fake_score_meta_desc d = { .teacher = from.model, .groups = way < 2 ? &groups : &all };
+        d.report = &report;
         d.wrap = wrap_of(way == 1 ? FORM_LAYOUTS : FORM_FSDP);
         d.fake = (xd_fake_score_desc){ .adapt = cut_otherwise, .user = way < 2 ? &from : &whole };
         xd_built *built = NULL;
-        CHECK(xd_fake_score_create_meta(world, &d, &report, &built) == XD_OK);
+        CHECK(xd_fake_score_create_meta(world, &d, &built) == XD_OK);
         CHECK_EQ_INT(report.loaded, FAKE_TENSORS - 1);
         CHECK(way != (wrapped ? 0 : 1) || report.local == report.loaded);
         if (built)

@@ -1,6 +1,7 @@
 /* test_images_png.c - examples/images: PNG files, read by an inflate of the tests, and grids of pictures. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "xd_test_numbers.h"
 
 #include "images_scene.h"
 
@@ -137,7 +138,7 @@ XD_TEST(png_files_decode_to_their_pixels) {
             const int count = sides[s][0] * sides[s][1];
             xd_philox random = { 9, XD_STREAM_USER, (uint16_t)kind, (uint32_t)s, 0 };
             for (int i = 0; i < count; i++) {
-                const uint32_t word = xd_philox_word(&random, i);
+                const uint32_t word = word_of(&random, i);
                 pixels[i] = (uint8_t)word;                                   /* noise: every literal */
                 if (kind == 1) pixels[i] = (uint8_t)(word % 9 ? 200 : word); /* short runs */
                 if (kind == 2) pixels[i] = 255;                              /* the longest runs */

@@ -1,6 +1,9 @@
 /* Topologies against the tables of the order strings, meshes and their groups over threads. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#if defined(XD_TEST_LAYERS)
+#    include "comm/topology_internal.h"
+#endif
 
 #include "xd_test.h"
 
@@ -16,7 +19,7 @@ static const char *groups(xd_ctx *ctx, const xd_topology *t, const char *names) 
     int ranks[64], size = 1;
     size_t used = 0;
     text[0] = 0;
-    CHECK(xd_topology_groups(ctx, t, names, ranks, &size) == XD_OK);
+    CHECK(xdi_topology_groups(ctx, t, names, ranks, &size) == XD_OK);
     for (int i = 0; i < t->rank_count && used + 8 < sizeof text; i++)
         used += (size_t)snprintf(text + used, sizeof text - used, "%s%d%s",
                                  i % size ? ","
@@ -28,10 +31,10 @@ static const char *groups(xd_ctx *ctx, const xd_topology *t, const char *names) 
 
 static xd_result ordered(xd_ctx *ctx, const char *order, const xd_axis *axes, int axis_count, int world_size,
                          xd_topology *out) {
-    const xd_topology_desc desc = {
+    const xdi_topology_desc desc = {
         .axes = axes, .axis_count = axis_count, .order = order, .world_size = world_size
     };
-    return xd_topology_create(ctx, &desc, out);
+    return xdi_topology_create(ctx, &desc, out);
 }
 
 XD_TEST(order_strings_give_the_groups_of_the_table) {
@@ -69,14 +72,14 @@ XD_TEST(an_order_goes_over_a_list_of_ranks_too) {
     const int ranks[4] = { 7, 5, 3, 1 };
     xd_ctx *ctx = plain_ctx();
     xd_topology t;
-    CHECK(xd_topology_create(ctx,
-                             &(xd_topology_desc){ .axes = axes,
-                                                  .axis_count = 2,
-                                                  .order = "tp-dp",
-                                                  .ranks = ranks,
-                                                  .rank_count = 4,
-                                                  .world_size = 8 },
-                             &t) == XD_OK);
+    CHECK(xdi_topology_create(ctx,
+                              &(xdi_topology_desc){ .axes = axes,
+                                                    .axis_count = 2,
+                                                    .order = "tp-dp",
+                                                    .ranks = ranks,
+                                                    .rank_count = 4,
+                                                    .world_size = 8 },
+                              &t) == XD_OK);
     CHECK_EQ_STR(groups(ctx, &t, "tp"), "[7,5] [3,1]");
     CHECK_EQ_STR(groups(ctx, &t, "dp"), "[7,3] [5,1]");
     xd_ctx_destroy(ctx);
@@ -88,7 +91,7 @@ XD_TEST(bad_order_strings_are_refused) {
     xd_ctx *ctx = plain_ctx();
     xd_topology t;
     CHECK(ordered(ctx, "tp-dp", axes, 3, 4, &t) == XD_OK);
-    CHECK_EQ_INT(xd_topology_axis(&t, "pp"), 0); /* left out at size 1: the slowest */
+    CHECK_EQ_INT(xdi_topology_axis(&t, "pp"), 0); /* left out at size 1: the slowest */
     CHECK(ordered(ctx, "tp-pp", axes, 3, 4, &t) == XD_ERROR_ARGUMENT);
     CHECK(ordered(ctx, "tp-dp-tp", axes, 3, 4, &t) == XD_ERROR_ARGUMENT);
     CHECK(ordered(ctx, "tp-dp-xx", axes, 3, 4, &t) == XD_ERROR_ARGUMENT);
@@ -100,20 +103,64 @@ XD_TEST(bad_order_strings_are_refused) {
     xd_ctx_destroy(ctx);
 }
 
+XD_TEST(numbers_that_do_not_fit_are_in_the_message) {
+    const xd_axis axes[2] = { { "dp", 1 }, { "tp", 2 } };
+    const struct {
+        xdi_topology_desc desc;
+        xd_result expected;
+        const char *message;
+    } cases[] = {
+        { { axes, 9, NULL, NULL, 0, 2 }, XD_ERROR_ARGUMENT, "9 axes given, 1 to 8 are possible" },
+        { { NULL, 2, NULL, NULL, 0, 2 }, XD_ERROR_ARGUMENT, "2 axes given at NULL, 1 to 8 are possible" },
+        { { axes, 2, NULL, NULL, -1, 2 }, XD_ERROR_ARGUMENT, "a list of -1 ranks" },
+        { { axes, 2, NULL, NULL, 0, 0 }, XD_ERROR_ARGUMENT, "0 ranks given, at least 1 is needed" },
+        { { axes, 2, NULL, NULL, 0, 5 },
+          XD_ERROR_TOPOLOGY,
+          "axis sizes multiply to 2 but the world has 5 ranks" },
+    };
+    const struct {
+        xdi_parallelism desc;
+        int world_size;
+        const char *message;
+    } forms[] = {
+        { { XDI_DATA_PARALLEL_NONE, 3, 0, false },
+          2,
+          "tensor 3 x domain 1 does not divide a world of 2 ranks" },
+        { { XDI_DATA_PARALLEL_NONE, 2, 3, false },
+          2,
+          "tensor 2 x domain 3 does not divide a world of 2 ranks" },
+        { { XDI_DATA_PARALLEL_NONE, 2, 0, false },
+          3,
+          "tensor 2 x domain 1 does not divide a world of 3 ranks" },
+    };
+    xd_ctx *ctx = plain_ctx();
+    xd_topology t;
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        CHECK_EQ_INT(xdi_topology_create(ctx, &cases[i].desc, &t), cases[i].expected);
+        CHECK_EQ_STR(xd_last_error(ctx)->message, cases[i].message);
+    }
+    for (size_t i = 0; i < sizeof forms / sizeof *forms; i++) {
+        CHECK_EQ_INT(xdi_topology_from_config(ctx, &forms[i].desc, forms[i].world_size, &t),
+                     XD_ERROR_TOPOLOGY);
+        CHECK_EQ_STR(xd_last_error(ctx)->message, forms[i].message);
+    }
+    xd_ctx_destroy(ctx);
+}
+
 XD_TEST(an_axis_unflattens_into_levels_and_optimizer_instances) {
     const xd_axis line[1] = { { "cp", 16 } }, levels[3] = { { "h3", 4 }, { "h2", 2 }, { "h1", 2 } };
     const xd_axis wrong[2] = { { "a", 3 }, { "b", 5 } };
     xd_ctx *ctx = plain_ctx();
     xd_topology t, split;
-    CHECK(xd_topology_create(ctx, &(xd_topology_desc){ .axes = line, .axis_count = 1, .world_size = 16 },
-                             &t) == XD_OK);
-    CHECK(xd_topology_unflatten(ctx, &t, &(xd_unflatten_desc){ "cp", levels, 3 }, &split) == XD_OK);
+    CHECK(xdi_topology_create(ctx, &(xdi_topology_desc){ .axes = line, .axis_count = 1, .world_size = 16 },
+                              &t) == XD_OK);
+    CHECK(xdi_topology_unflatten(ctx, &t, &(xdi_unflatten_desc){ "cp", levels, 3 }, &split) == XD_OK);
     CHECK_EQ_STR(groups(ctx, &split, "h1"), "[0,1] [2,3] [4,5] [6,7] [8,9] [10,11] [12,13] [14,15]");
     CHECK_EQ_STR(groups(ctx, &split, "h2"), "[0,2] [1,3] [4,6] [5,7] [8,10] [9,11] [12,14] [13,15]");
     CHECK_EQ_STR(groups(ctx, &split, "h3"), "[0,4,8,12] [1,5,9,13] [2,6,10,14] [3,7,11,15]");
-    CHECK(xd_topology_unflatten(ctx, &t, &(xd_unflatten_desc){ "cp", wrong, 2 }, &split) ==
+    CHECK(xdi_topology_unflatten(ctx, &t, &(xdi_unflatten_desc){ "cp", wrong, 2 }, &split) ==
           XD_ERROR_TOPOLOGY);
-    CHECK(xd_topology_unflatten(ctx, &t, &(xd_unflatten_desc){ "tp", levels, 3 }, &split) ==
+    CHECK(xdi_topology_unflatten(ctx, &t, &(xdi_unflatten_desc){ "tp", levels, 3 }, &split) ==
           XD_ERROR_ARGUMENT);
     xd_ctx_destroy(ctx);
 }
@@ -121,24 +168,24 @@ XD_TEST(an_axis_unflattens_into_levels_and_optimizer_instances) {
 XD_TEST(the_configuration_form_keeps_active_axes_only) {
     xd_ctx *ctx = plain_ctx();
     xd_topology t;
-    xd_parallelism p = { XD_DATA_PARALLEL_FSDP2, 2, 2, false };
-    CHECK(xd_topology_from_config(ctx, &p, 8, &t) == XD_OK);
+    xdi_parallelism p = { XDI_DATA_PARALLEL_FSDP2, 2, 2, false };
+    CHECK(xdi_topology_from_config(ctx, &p, 8, &t) == XD_OK);
     CHECK_EQ_INT(t.axis_count, 3);
     CHECK_EQ_STR(groups(ctx, &t, "domain"), "[0,1] [2,3] [4,5] [6,7]");
     CHECK_EQ_STR(groups(ctx, &t, "tp"), "[0,2] [1,3] [4,6] [5,7]");
     CHECK_EQ_STR(groups(ctx, &t, "dp"), "[0,4] [1,5] [2,6] [3,7]");
-    CHECK(xd_topology_from_config(ctx, &p, 4, &t) == XD_OK);
+    CHECK(xdi_topology_from_config(ctx, &p, 4, &t) == XD_OK);
     CHECK_EQ_INT(t.axis_count, 3); /* dp is kept at size 1 */
-    CHECK(xd_topology_from_config(ctx, &p, 6, &t) == XD_ERROR_TOPOLOGY);
+    CHECK(xdi_topology_from_config(ctx, &p, 6, &t) == XD_ERROR_TOPOLOGY);
     p.tensor = p.domain = 0;
-    CHECK(xd_topology_from_config(ctx, &p, 1, &t) == XD_OK);
+    CHECK(xdi_topology_from_config(ctx, &p, 1, &t) == XD_OK);
     CHECK_EQ_INT(t.axis_count, 0);
-    p.data = XD_DATA_PARALLEL_NONE;
-    CHECK(xd_topology_from_config(ctx, &p, 4, &t) == XD_ERROR_TOPOLOGY);
+    p.data = XDI_DATA_PARALLEL_NONE;
+    CHECK(xdi_topology_from_config(ctx, &p, 4, &t) == XD_ERROR_TOPOLOGY);
     p.replicas = true;
-    CHECK(xd_topology_from_config(ctx, &p, 4, &t) == XD_OK);
+    CHECK(xdi_topology_from_config(ctx, &p, 4, &t) == XD_OK);
     p.tensor = -1;
-    CHECK(xd_topology_from_config(ctx, &p, 4, &t) == XD_ERROR_ARGUMENT);
+    CHECK(xdi_topology_from_config(ctx, &p, 4, &t) == XD_ERROR_ARGUMENT);
     xd_ctx_destroy(ctx);
 }
 
@@ -151,20 +198,20 @@ XD_TEST(the_two_expert_grids_share_their_pipelines) {
     d.tp = d.pp = 2;
     d.ep = 4;
     d.expert_tp = 1;
-    CHECK(xd_topology_experts(ctx, &d, &dense, &expert) == XD_OK);
+    CHECK(xdi_topology_experts(ctx, &d, &dense, &expert) == XD_OK);
     CHECK_EQ_STR(groups(ctx, &dense, "pp"), "[0,8] [1,9] [2,10] [3,11] [4,12] [5,13] [6,14] [7,15]");
     CHECK_EQ_STR(groups(ctx, &expert, "ep"), "[0,1,2,3] [4,5,6,7] [8,9,10,11] [12,13,14,15]");
     d.order = "tp-cp-ep-pp-dp"; /* pipelines in the middle: dp would have to be equal */
-    CHECK(xd_topology_experts(ctx, &d, &dense, &expert) == XD_ERROR_TOPOLOGY);
+    CHECK(xdi_topology_experts(ctx, &d, &dense, &expert) == XD_ERROR_TOPOLOGY);
     d.order = NULL;
     d.optimizer_instances = 3;
-    CHECK(xd_topology_experts(ctx, &d, &dense, &expert) == XD_ERROR_TOPOLOGY);
+    CHECK(xdi_topology_experts(ctx, &d, &dense, &expert) == XD_ERROR_TOPOLOGY);
     d.optimizer_instances = 0;
     d.ep = 3;
-    CHECK(xd_topology_experts(ctx, &d, &dense, &expert) == XD_ERROR_TOPOLOGY);
+    CHECK(xdi_topology_experts(ctx, &d, &dense, &expert) == XD_ERROR_TOPOLOGY);
     d.ep = d.pp = 1;
     d.virtual_pipeline = 2;
-    CHECK(xd_topology_experts(ctx, &d, &dense, &expert) == XD_ERROR_ARGUMENT);
+    CHECK(xdi_topology_experts(ctx, &d, &dense, &expert) == XD_ERROR_ARGUMENT);
     xd_ctx_destroy(ctx);
 }
 
@@ -175,24 +222,24 @@ XD_TEST(ranks_coordinates_and_groups_agree_about_every_member) {
     xd_topology t;
     unsigned mask = 0;
     int by_name[12], by_mask[12], size = 0, at = 0;
-    CHECK(xd_topology_create(ctx, &(xd_topology_desc){ axes, 3, NULL, order, 12, 36 }, &t) == XD_OK);
+    CHECK(xdi_topology_create(ctx, &(xdi_topology_desc){ axes, 3, NULL, order, 12, 36 }, &t) == XD_OK);
     for (int p = 0; p < 2; p++)
         for (int d = 0; d < 3; d++)
             for (int k = 0; k < 2; k++, at++) {
                 const int coordinate[3] = { p, d, k };
                 int back[3] = { -1, -1, -1 };
-                CHECK_EQ_INT(xd_topology_rank(&t, coordinate), order[at]);
-                CHECK(xd_topology_coordinate(&t, order[at], back) &&
+                CHECK_EQ_INT(xdi_topology_rank(&t, coordinate), order[at]);
+                CHECK(xdi_topology_coordinate(&t, order[at], back) &&
                       memcmp(back, coordinate, sizeof back) == 0);
             }
-    CHECK(xd_topology_axes(ctx, &t, "tp,pp", &mask) == XD_OK);
+    CHECK(xdi_topology_axes(ctx, &t, "tp,pp", &mask) == XD_OK);
     CHECK_EQ_INT(mask, 1u << 0 | 1u << 2);
-    CHECK(xd_topology_groups(ctx, &t, "pp-tp", by_name, &size) == XD_OK);
-    CHECK_EQ_INT(xd_topology_groups_of(&t, mask, by_mask), size);
+    CHECK(xdi_topology_groups(ctx, &t, "pp-tp", by_name, &size) == XD_OK);
+    CHECK_EQ_INT(xdi_topology_groups_of(&t, mask, by_mask), size);
     CHECK_EQ_INT(size, 4);
     CHECK(memcmp(by_name, by_mask, sizeof by_name) == 0);
     const char *const wrong[] = { "ep", "tp,tp", "", "tp," };
-    for (int i = 0; i < 4; i++) CHECK(xd_topology_axes(ctx, &t, wrong[i], &mask) == XD_ERROR_ARGUMENT);
+    for (int i = 0; i < 4; i++) CHECK(xdi_topology_axes(ctx, &t, wrong[i], &mask) == XD_ERROR_ARGUMENT);
     CHECK_EQ_INT(mask, 1u << 0 | 1u << 2); /* untouched on failure */
     xd_ctx_destroy(ctx);
 }
@@ -203,17 +250,17 @@ XD_TEST(topologies_are_equal_and_hash_alike_by_axes_names_and_ranks) {
     const xd_axis line[1] = { { "dp", 4 } };
     xd_ctx *ctx = plain_ctx();
     xd_topology t[5];
-    CHECK(xd_topology_create(ctx, &(xd_topology_desc){ grid, 2, NULL, NULL, 0, 4 }, &t[0]) == XD_OK);
-    CHECK(xd_topology_create(ctx, &(xd_topology_desc){ grid, 2, NULL, in_order, 4, 4 }, &t[1]) ==
+    CHECK(xdi_topology_create(ctx, &(xdi_topology_desc){ grid, 2, NULL, NULL, 0, 4 }, &t[0]) == XD_OK);
+    CHECK(xdi_topology_create(ctx, &(xdi_topology_desc){ grid, 2, NULL, in_order, 4, 4 }, &t[1]) ==
           XD_OK); /* what NULL means */
-    CHECK(xd_topology_create(ctx, &(xd_topology_desc){ grid, 2, NULL, turned, 4, 4 }, &t[2]) == XD_OK);
-    CHECK(xd_topology_create(ctx, &(xd_topology_desc){ other, 2, NULL, NULL, 0, 4 }, &t[3]) == XD_OK);
-    CHECK(xd_topology_create(ctx, &(xd_topology_desc){ line, 1, NULL, NULL, 0, 4 }, &t[4]) == XD_OK);
+    CHECK(xdi_topology_create(ctx, &(xdi_topology_desc){ grid, 2, NULL, turned, 4, 4 }, &t[2]) == XD_OK);
+    CHECK(xdi_topology_create(ctx, &(xdi_topology_desc){ other, 2, NULL, NULL, 0, 4 }, &t[3]) == XD_OK);
+    CHECK(xdi_topology_create(ctx, &(xdi_topology_desc){ line, 1, NULL, NULL, 0, 4 }, &t[4]) == XD_OK);
     for (int i = 0; i < 5; i++)
         for (int j = 0; j < 5; j++) {
             const bool same = i == j || (i < 2 && j < 2);
-            CHECK_EQ_INT(xd_topology_equal(&t[i], &t[j]), same);
-            CHECK_EQ_INT(xd_topology_hash(&t[i]) == xd_topology_hash(&t[j]), same);
+            CHECK_EQ_INT(xdi_topology_equal(&t[i], &t[j]), same);
+            CHECK_EQ_INT(xdi_topology_hash(&t[i]) == xdi_topology_hash(&t[j]), same);
         }
     xd_ctx_destroy(ctx);
 }
@@ -247,24 +294,28 @@ static xd_result refused_meshes(xd_comm *world, void *argument) {
         xd_result expected;
         const char *message;
     } cases[] = {
-        { { { { "dp", 2 }, { "tp", 4 } }, NULL, 0, 6, NULL, NULL },
+        { { { { "dp", 2 }, { "tp", 4 } }, NULL, 0, 6, NULL, NULL, NULL },
           XD_ERROR_ARGUMENT,
           "multiply to 8 but world_size is 6" },
-        { { { { "dp", 2 }, { "tp", 4 } }, NULL, 0, 0, NULL, NULL },
+        { { { { "dp", 2 }, { "tp", 4 } }, NULL, 0, 0, NULL, NULL, NULL },
           XD_ERROR_TOPOLOGY,
           "multiply to 8 but the world has 2" },
-        { { { { "dp", 1 } }, NULL, 0, 0, NULL, NULL }, XD_ERROR_TOPOLOGY, "multiply to 1" },
-        { { { { "dp", 1 }, { "dp", 2 } }, NULL, 0, 0, NULL, NULL }, XD_ERROR_ARGUMENT, "both named \"dp\"" },
-        { { { { "dp", 1 }, { NULL, 2 } }, NULL, 0, 0, NULL, NULL }, XD_ERROR_ARGUMENT, "name all" },
-        { { { { "dp", -1 }, { "tp", -1 } }, NULL, 0, 0, NULL, NULL },
+        { { { { "dp", 1 } }, NULL, 0, 0, NULL, NULL, NULL }, XD_ERROR_TOPOLOGY, "multiply to 1" },
+        { { { { "dp", 1 }, { "dp", 2 } }, NULL, 0, 0, NULL, NULL, NULL },
+          XD_ERROR_ARGUMENT,
+          "both named \"dp\"" },
+        { { { { "dp", 1 }, { NULL, 2 } }, NULL, 0, 0, NULL, NULL, NULL }, XD_ERROR_ARGUMENT, "name all" },
+        { { { { "dp", -1 }, { "tp", -1 } }, NULL, 0, 0, NULL, NULL, NULL },
           XD_ERROR_ARGUMENT,
           "at most 1 can fill" },
-        { { { { "dp", -1 }, { "tp", 3 } }, NULL, 0, 0, NULL, NULL }, XD_ERROR_TOPOLOGY, "fill 2 ranks" },
-        { { { { "dp", 0 }, { "tp", 2 } }, NULL, 0, 0, NULL, NULL }, XD_ERROR_ARGUMENT, "has size 0" },
-        { { { { "d p", 2 } }, NULL, 0, 0, NULL, NULL }, XD_ERROR_ARGUMENT, "no name" },
-        { { { { "dp", 2 } }, twice, 2, 0, NULL, NULL }, XD_ERROR_ARGUMENT, "both 1" },
-        { { { { "dp", 2 } }, beyond, 2, 0, NULL, NULL }, XD_ERROR_ARGUMENT, "is 9" },
-        { { { { NULL, 0 } }, NULL, 0, 0, NULL, NULL }, XD_ERROR_ARGUMENT, "0 axes" },
+        { { { { "dp", -1 }, { "tp", 3 } }, NULL, 0, 0, NULL, NULL, NULL },
+          XD_ERROR_TOPOLOGY,
+          "fill 2 ranks" },
+        { { { { "dp", 0 }, { "tp", 2 } }, NULL, 0, 0, NULL, NULL, NULL }, XD_ERROR_ARGUMENT, "has size 0" },
+        { { { { "d p", 2 } }, NULL, 0, 0, NULL, NULL, NULL }, XD_ERROR_ARGUMENT, "no name" },
+        { { { { "dp", 2 } }, twice, 2, 0, NULL, NULL, NULL }, XD_ERROR_ARGUMENT, "both 1" },
+        { { { { "dp", 2 } }, beyond, 2, 0, NULL, NULL, NULL }, XD_ERROR_ARGUMENT, "is 9" },
+        { { { { NULL, 0 } }, NULL, 0, 0, NULL, NULL, NULL }, XD_ERROR_ARGUMENT, "0 axes" },
     };
     xd_ctx *ctx = xd_comm_ctx(world);
     (void)argument;
@@ -348,6 +399,20 @@ XD_TEST(ranks_that_ask_for_other_groups_of_a_mesh_are_named) {
     CHECK(xd_run_threads(12, NULL, disagreeing_groups, NULL, NULL) == XD_OK);
 }
 
+/* A mesh of some axes of another, of several as one, or with one axis as several. */
+static xd_result slice_of(xd_mesh *mesh, const char *axes, xd_mesh **out) {
+    return xd_mesh_derive(mesh, &(xd_mesh_derive_desc){ .axes = axes }, out);
+}
+
+static xd_result flat_of(xd_mesh *mesh, const char *axes, const char *name, xd_mesh **out) {
+    return xd_mesh_derive(mesh, &(xd_mesh_derive_desc){ .axes = axes, .flatten = true, .name = name }, out);
+}
+
+static xd_result split_of(xd_mesh *mesh, const char *axis, const xd_axis *parts, int count, xd_mesh **out) {
+    return xd_mesh_derive(mesh, &(xd_mesh_derive_desc){ .axes = axis, .parts = parts, .part_count = count },
+                          out);
+}
+
 /* The world ranks of a communicator as text. */
 static const char *members(const xd_comm *comm, char *text) {
     text[0] = 0;
@@ -387,25 +452,34 @@ static xd_result derived_meshes(xd_comm *world, void *argument) {
     CHECK(xd_mesh_group(mesh, NULL, &a) == XD_ERROR_ARGUMENT);
     CHECK(xd_mesh_group(mesh, "dp,pp", &a) == XD_ERROR_ARGUMENT);
     /* slices share the communicators and resolve against the root */
-    CHECK(xd_mesh_slice(mesh, "dp,tp", &slice) == XD_OK && xd_mesh_topology(slice)->rank_count == 4);
+    CHECK(slice_of(mesh, "dp,tp", &slice) == XD_OK && xd_mesh_topology(slice)->rank_count == 4);
     CHECK_EQ_INT(xd_mesh_topology(slice)->ranks[3], (me & 2) + 5);
     CHECK(xd_mesh_group(mesh, "cp", &a) == XD_OK && xd_mesh_group(slice, "cp", &b) == XD_OK && a == b);
-    CHECK(xd_mesh_slice(mesh, "tp,dp", &bad) == XD_ERROR_ARGUMENT &&
-          xd_mesh_slice(mesh, "dp,dp", &bad) == XD_ERROR_ARGUMENT);
+    CHECK(slice_of(mesh, "tp,dp", &bad) == XD_ERROR_ARGUMENT &&
+          slice_of(mesh, "dp,dp", &bad) == XD_ERROR_ARGUMENT);
     /* flatten */
-    CHECK(xd_mesh_flatten(mesh, "dp,cp", NULL, &flat) == XD_OK);
+    CHECK(flat_of(mesh, "dp,cp", NULL, &flat) == XD_OK);
     CHECK(xd_mesh_group(flat, NULL, &a) == XD_OK && xd_mesh_group(mesh, "dp_cp", &b) == XD_OK && a == b);
     sprintf(expected, "%d,%d,%d,%d", me & 1, (me & 1) + 2, (me & 1) + 4, (me & 1) + 6);
     CHECK_EQ_STR(members(a, text), expected);
-    CHECK(xd_mesh_flatten(mesh, "cp,tp", "dp_cp", &bad) == XD_ERROR_ARGUMENT);
-    CHECK(xd_mesh_flatten(mesh, "cp,tp", "dp", &bad) == XD_ERROR_ARGUMENT);
+    CHECK(flat_of(mesh, "cp,tp", "dp_cp", &bad) == XD_ERROR_ARGUMENT);
+    CHECK(flat_of(mesh, "cp,tp", "dp", &bad) == XD_ERROR_ARGUMENT);
     xd_mesh_destroy(slice);
-    CHECK(xd_mesh_slice(flat, "dp_cp,tp", &slice) == XD_OK && xd_mesh_topology(slice)->axis_count == 2);
-    xd_mesh *const order[2] = { flat, slice }, *const same[1] = { slice };
-    CHECK(xd_mesh_concatenate(order, 2, &bad) == XD_ERROR_ARGUMENT);
-    CHECK(xd_mesh_concatenate(same, 1, &joined) == XD_OK && xd_mesh_topology(joined)->rank_count == 8);
+    CHECK(slice_of(flat, "dp_cp,tp", &slice) == XD_OK && xd_mesh_topology(slice)->axis_count == 2);
+    /* a slice of a derived mesh: axes of the root and flattened names together, none twice, in the root's order */
+    CHECK(slice_of(slice, "dp_cp,dp", &bad) == XD_ERROR_ARGUMENT);
+    CHECK(slice_of(slice, "tp,dp_cp", &bad) == XD_ERROR_ARGUMENT);
+    CHECK(slice_of(slice, "dp_cp,tp", &joined) == XD_OK && xd_mesh_topology(joined)->rank_count == 8);
+    /* an axis is split or flattened, not both, and one alone is split */
+    CHECK_EQ_INT(xd_mesh_derive(mesh, &(xd_mesh_derive_desc){ "dp", true, NULL, parts, 2 }, &bad),
+                 XD_ERROR_ARGUMENT);
+    CHECK_EQ_STR(xd_last_error(ctx)->message, "flatten and 2 parts: derive two meshes");
+    CHECK_EQ_INT(split_of(mesh, "dp,cp", parts, 2, &bad), XD_ERROR_ARGUMENT);
+    CHECK_EQ_STR(xd_last_error(ctx)->message, "there is no axis \"dp,cp\" to unflatten");
+    CHECK_EQ_INT(xd_mesh_derive(mesh, &(xd_mesh_derive_desc){ .flatten = true }, &bad), XD_ERROR_ARGUMENT);
+    CHECK_EQ_STR(xd_last_error(ctx)->message, "desc->axes is NULL");
     /* unflatten: the same partition keeps its communicator */
-    CHECK(xd_mesh_unflatten(mesh, &(xd_unflatten_desc){ "dp", parts, 2 }, &split) == XD_OK);
+    CHECK(split_of(mesh, "dp", parts, 2, &split) == XD_OK);
     CHECK(xd_mesh_group(split, "replicate", &b) == XD_OK && xd_mesh_group(mesh, "dp", &a) == XD_OK && a == b);
     /* a second mesh that shares */
     d.share = mesh;
@@ -421,8 +495,32 @@ static xd_result derived_meshes(xd_comm *world, void *argument) {
     xd_mesh_destroy(flat);
     xd_mesh_destroy(slice);
     xd_mesh_destroy(NULL);
-    (void)ctx;
     return XD_OK;
+}
+
+static xd_result ordered_mesh(xd_comm *world, void *argument) {
+    const int me = xd_comm_rank(world);
+    xd_mesh_desc d = { .axes = { { "tp", 2 }, { "pp", 2 }, { "dp", -1 } }, .order = "tp-dp-pp" };
+    xd_mesh *mesh = NULL;
+    xd_comm *group = NULL;
+    char text[64], expected[64];
+    (void)argument;
+    CHECK(xd_mesh_create(world, &d, &mesh) == XD_OK);
+    CHECK_EQ_STR(xd_mesh_topology(mesh)->name[0], "pp");
+    CHECK(xd_mesh_group(mesh, "dp", &group) == XD_OK);
+    sprintf(expected, "%d,%d", me & ~2, me | 2);
+    CHECK_EQ_STR(members(group, text), expected);
+    xd_mesh_destroy(mesh);
+    mesh = NULL;
+    d.order = "tp-pp";
+    CHECK_EQ_INT(xd_mesh_create(world, &d, &mesh), XD_ERROR_ARGUMENT);
+    CHECK_EQ_STR(xd_last_error(xd_comm_ctx(world))->message,
+                 "order \"tp-pp\" leaves out \"dp\", whose size is -1, not 1");
+    return XD_OK;
+}
+
+XD_TEST(a_mesh_takes_its_axes_in_the_order_of_a_string) {
+    CHECK(xd_run_threads(8, NULL, ordered_mesh, NULL, NULL) == XD_OK);
 }
 
 XD_TEST(derived_meshes_share_the_communicators_of_their_root) {
@@ -436,7 +534,7 @@ static xd_result two_meshes(xd_comm *world, void *argument) {
     xd_mesh_desc d;
     xd_mesh *teacher = NULL, *student = NULL;
     xd_comm *group = NULL;
-    int c = -1, size = -1;
+    int c = -1;
     (void)argument;
     memset(&d, 0, sizeof d);
     d.axes[0].name = "tp", d.axes[0].size = -1;
@@ -447,11 +545,10 @@ static xd_result two_meshes(xd_comm *world, void *argument) {
     d.axes[0].name = "dp", d.axes[0].size = 5;
     CHECK(xd_mesh_create(world, &d, &student) == XD_OK);
     if (!teacher || !student) return XD_ERROR_STATE;
-    CHECK(xd_mesh_world(teacher) == world && xd_mesh_world(student) == world);
-    CHECK(xd_mesh_axis_size(teacher, "tp", &size) == XD_OK && size == 3); /* known outside of it too */
-    CHECK(xd_mesh_axis_size(student, NULL, &size) == XD_OK && size == 5);
-    CHECK_EQ_INT(xd_mesh_axis_size(student, "tp", &size), XD_ERROR_ARGUMENT);
-    CHECK_EQ_INT(xd_mesh_is_member(teacher), teaches);
+    CHECK_EQ_INT(xd_mesh_topology(teacher)->size[0], 3); /* known outside of it too */
+    CHECK_EQ_INT(xd_mesh_topology(student)->size[0], 5);
+    CHECK_EQ_INT(xd_mesh_coordinate(student, "tp", &c), XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(c, -1);
     CHECK_EQ_INT(xd_mesh_coordinate(teacher, "tp", &c), teaches ? XD_OK : XD_ERROR_STATE);
     CHECK_EQ_INT(c, teaches ? (me + 2) % 6 / 2 : -1);
     CHECK_EQ_INT(xd_mesh_group(teacher, "tp", &group), teaches ? XD_OK : XD_ERROR_STATE);

@@ -8,7 +8,10 @@
 #include "xdistill.h"
 #include "xd_private.h"
 #include "xd_test.h"
+#include "xd_test_topology.h"
 #include "checkpoint_files.h"
+#include "averages.h"
+#include "weights_calls.h"
 
 /* A context and its world of one rank. */
 typedef struct alone {
@@ -127,33 +130,24 @@ XD_TEST(leaves_in_memory_of_the_caller) {
         .leaves = { 0, 1, 1 }, .elements = 2, .memory = memory, .memory_bytes = sizeof memory
     };
     xd_leaf_stack *stack = NULL;
-    CHECK(xd_leaf_stack_create_in(a.ctx, &desc, &stack) == XD_OK);
+    CHECK(xd_leaf_stack_create(a.ctx, &desc, &stack) == XD_OK);
     xd_leaf_stack_destroy(stack);
     alone_close(&a);
 }
 
 XD_TEST(a_tensor_is_moved_on_one_rank) {
     alone a = alone_open();
-    const xd_axis axis = { "dp", 1 };
-    xd_topology topology;
-    CHECK(xd_topology_create(a.ctx, &(xd_topology_desc){ .axes = &axis, .axis_count = 1, .world_size = 1 },
-                             &topology) == XD_OK);
+    const xd_topology topology = line_of("dp", 1);
     const xd_layout_desc settings = { .ndim = 1, .shape = { 2 }, .topology = &topology };
     xd_layout *layout = NULL;
     CHECK(xd_layout_create(a.ctx, &settings, &layout) == XD_OK);
-    const xd_redistribution_desc desc = { .from = layout, .to = layout, .dtype = XD_DTYPE_F32, .ranks = 1 };
-    xd_redistribution *plan = NULL;
     float source[2] = { 1.0f, 2.0f }, target[2] = { 0.0f, 0.0f };
-    CHECK(xd_redistribution_create(a.ctx, &desc, &plan) == XD_OK);
-    CHECK(xd_redistribution_agree(plan, a.world, XD_OK) == XD_OK);
-    CHECK(xd_redistribution_execute(plan, a.world, source, target) == XD_OK);
-    CHECK(target[0] == 1.0f && target[1] == 2.0f);
-    xd_redistribution_destroy(plan);
     const xd_tensor from = xd_tensor_view(layout, 0, source, XD_DTYPE_F32);
     const xd_tensor to = xd_tensor_view(layout, 0, target, XD_DTYPE_F32);
     source[0] = 5.0f;
     CHECK(xd_redistribute(a.world, &from, &to) == XD_OK);
     CHECK(target[0] == 5.0f);
+    CHECK(xd_tensor_gather(a.world, &to, NULL, 0, source) == XD_OK && source[1] == 2.0f);
     xd_layout_destroy(layout);
     alone_close(&a);
 }
@@ -213,19 +207,19 @@ XD_TEST(files_with_metadata) {
     strcpy(directory, new_root());
     const int64_t shape[1] = { 2 };
     const float values[2] = { 1.0f, 2.0f };
-    const xd_safetensors_pair pair = { "made", "by a test" };
-    const xd_safetensors_entry entry = { "w", XD_DTYPE_F32, 1, shape };
-    const xd_safetensors_writer_desc one = {
+    const xd_weights_pair pair = { "made", "by a test" };
+    const xd_weights_entry entry = { "w", XD_DTYPE_F32, 1, shape };
+    const xd_weights_writer_desc one = {
         .entries = &entry, .entry_count = 1, .metadata = &pair, .metadata_count = 1
     };
     const xd_weights_writer_desc all = {
         .entries = &entry, .entry_count = 1, .metadata = &pair, .metadata_count = 1
     };
-    xd_safetensors_layout *layout = NULL;
+    xd_weights_layout *layout = NULL;
     xd_weights_writer *writer = NULL;
-    CHECK(xd_safetensors_plan(a.ctx, &one, &layout) == XD_OK);
+    CHECK(xd_weights_plan(a.ctx, &one, &layout) == XD_OK);
     xd_release(a.ctx, layout);
-    CHECK(xd_weights_writer_create(a.ctx, directory, &all, &writer) == XD_OK);
+    CHECK(weights_write_directory(a.ctx, directory, &all, &writer) == XD_OK);
     CHECK(xd_weights_writer_write(writer, 0, 0, sizeof values, values) == XD_OK);
     CHECK(xd_weights_writer_commit(writer) == XD_OK);
     remove_all(directory);
@@ -246,7 +240,7 @@ XD_TEST(a_checkpoint_in_the_background) {
     };
     const xd_checkpoint_file file = { "note.txt", "text", 4 };
     xd_ema *ema = NULL;
-    CHECK(xd_ema_create(a.ctx, &param, 1, &settings, &ema) == XD_OK);
+    CHECK(average_create(a.ctx, &param, 1, &settings, &ema) == XD_OK);
     const xd_checkpoint_average average = { "slow", ema };
     const xd_checkpoint_network network = {
         .parts = &part, .part_count = 1, .averages = &average, .average_count = 1
@@ -258,7 +252,7 @@ XD_TEST(a_checkpoint_in_the_background) {
     size_t bytes = 0;
     int64_t step = -1;
     CHECK(xd_checkpoint_saver_bytes(a.world, &network, 1, &bytes) == XD_OK && bytes > 0);
-    CHECK(xd_checkpoint_saver_create(a.world, &network, 1, &saver) == XD_OK);
+    CHECK(xd_checkpoint_saver_create(a.world, &(xd_checkpoint_saver_desc){ &network, 1 }, &saver) == XD_OK);
     CHECK(xd_checkpoint_save_start(saver, &desc) == XD_OK);
     CHECK(xd_checkpoint_save_wait(saver) == XD_OK);
     CHECK(xd_checkpoint_find(a.ctx, root, &step) == XD_OK && step == 3);
@@ -341,19 +335,15 @@ XD_TEST(a_schedule_with_a_table) {
     schedule.table_count = 3;
     const xd_conversion conversion = { .from = XD_PREDICT_EPS, .to = XD_PREDICT_X0 };
     xd_mix mix;
-    double ratio = 0.0;
-    CHECK(xd_noise_ratio(a.ctx, &schedule, 0.5, &ratio) == XD_OK && ratio > 0.0);
     CHECK(xd_noise_mix(a.ctx, &schedule, 0.5, &mix) == XD_OK);
-    CHECK(xd_prediction_check(a.ctx, &schedule, XD_PREDICT_EPS, false) == XD_OK);
     CHECK(xd_prediction_mix(a.ctx, &schedule, &conversion, 0.5, &mix) == XD_OK);
-    CHECK(xd_target_mix(a.ctx, &schedule, &conversion, 0.5, &mix) == XD_OK);
     const xd_time_sampler sampler = { .kind = XD_TIME_UNIFORM, .min_t = 0.1, .max_t = 0.9 };
     const xd_denoise_form form = { .native = XD_PREDICT_EPS, .space = XD_PREDICT_EPS };
     xd_denoise_term term;
-    int64_t nearest = -1;
-    CHECK(xd_times_check(a.ctx, &sampler, &schedule) == XD_OK);
+    const xd_philox random = { .seed = 1 };
+    double t = 0.0;
+    CHECK(xd_times_draw(a.ctx, &sampler, &random, 1, &t) == XD_OK && t > 0.0);
     CHECK(xd_denoise_term_at(a.ctx, &schedule, &form, 0.5, &term) == XD_OK);
-    CHECK(xd_noise_nearest(a.ctx, &schedule, 3, 1.0, &nearest) == XD_OK && nearest >= 0);
     alone_close(&a);
 }
 

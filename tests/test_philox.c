@@ -1,12 +1,13 @@
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
 #include "xd_test.h"
+#include "xd_test_numbers.h"
 
 #include <stdlib.h>
 
 static void check_block(const uint32_t counter[4], const uint32_t key[2], const uint32_t expected[4]) {
     uint32_t out[4];
-    xd_philox_block(counter, key, out);
+    xd_philox_rounds(counter, key, out);
     for (int i = 0; i < 4; i++) CHECK_EQ_INT(out[i], expected[i]);
 }
 
@@ -31,7 +32,7 @@ XD_TEST(the_block_function_gives_the_known_answers) {
 XD_TEST(the_counter_holds_block_stream_micro_sample_and_step) {
     const xd_philox p = { 0, 0xab, 0xcdef, 0x11223344u, 0x55667788u };
     uint32_t counter[4];
-    xd_philox_counter(&p, 0xfe76543210u, counter);
+    xd_philox_counter_of(&p, 0xfe76543210u, counter);
     CHECK_EQ_INT(counter[0], 0x76543210u);
     CHECK_EQ_INT(counter[1], 0xcdefabfeu);
     CHECK_EQ_INT(counter[2], 0x11223344u);
@@ -66,8 +67,8 @@ XD_TEST(every_field_of_the_sequence_changes_the_numbers) {
     p[5].sample ^= 1;
     p[6].step ^= 1;
     for (int i = 0; i < 7; i++)
-        for (int j = 0; j < i; j++) CHECK(xd_philox_word(&p[i], 5) != xd_philox_word(&p[j], 5));
-    CHECK(xd_philox_word(p, (int64_t)1 << 40) != xd_philox_word(p, 0)); /* the bits above 32 count */
+        for (int j = 0; j < i; j++) CHECK(word_of(&p[i], 5) != word_of(&p[j], 5));
+    CHECK(word_of(p, (int64_t)1 << 40) != word_of(p, 0)); /* the bits above 32 count */
 }
 
 XD_TEST(uniforms_lie_inside_the_open_interval_and_are_exact) {
@@ -76,7 +77,7 @@ XD_TEST(uniforms_lie_inside_the_open_interval_and_are_exact) {
     for (int64_t i = 0; i < 40000; i++) {
         float u;
         xd_philox_fill_uniform(&p, i, 1, &u);
-        const double exact = ((double)(xd_philox_word(&p, i) >> 9) + 0.5) / 8388608.0;
+        const double exact = ((double)(word_of(&p, i) >> 9) + 0.5) / 8388608.0;
         CHECK((double)u == exact && u > 0.0f && u < 1.0f);
         const double wide = xd_philox_uniform_f64(&p, i);
         CHECK(wide > 0.0 && wide < 1.0);

@@ -265,13 +265,13 @@ static xd_result a_world_size_that_does_not_fit(scene *s, bool odd) {
 }
 static xd_result an_axis_that_is_not_there(scene *s, bool odd) {
     const xd_axis axes[2] = { { "a", 1 }, { "b", RANKS } };
-    xd_unflatten_desc d;
+    xd_mesh_derive_desc d;
     xd_mesh *mesh = NULL;
     memset(&d, 0, sizeof d);
-    d.axis = odd ? "cp" : "dp";
+    d.axes = odd ? "cp" : "dp";
     d.parts = axes;
     d.part_count = 2;
-    const xd_result result = xd_mesh_unflatten(s->mesh, &d, &mesh);
+    const xd_result result = xd_mesh_derive(s->mesh, &d, &mesh);
     CHECK(mesh == NULL);
     return result;
 }
@@ -300,7 +300,8 @@ static xd_result move(scene *s, bool odd, int how) {
     else if (how == WINDOW)
         result = xd_tensor_gather(s->world, &from, &window, 0, all);
     else
-        result = how == MOVED ? xd_redistribute(s->world, &from, &to) : xd_tensor_full(s->world, &from, all);
+        result = how == MOVED ? xd_redistribute(s->world, &from, &to)
+                              : xd_tensor_gather(s->world, &from, NULL, -1, all);
     xd_layout_destroy(layout);
     return result;
 }

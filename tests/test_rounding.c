@@ -1,6 +1,8 @@
 /* BF16 parameters without a master copy: what is rounded up, what down, and that nothing but the place of an element decides. */
 #include "xdistill.h"
 #include "xd_test.h"
+#include "averages.h"
+#include "xd_test_numbers.h"
 
 #include <stdlib.h>
 
@@ -68,7 +70,7 @@ static uint16_t expected_rounding(float x, int64_t element, int64_t step) {
     const uint64_t hash = xd_hash(0, name, strlen(name));
     const xd_philox random = { 0x123456789abcdefu, XD_STREAM_OPTIMIZER, (uint16_t)(hash >> 32),
                                (uint32_t)hash, (uint32_t)step };
-    const uint32_t word = xd_philox_word(&random, element / 2);
+    const uint32_t word = word_of(&random, element / 2);
     const double drawn = (double)(element % 2 ? word >> 16 : word & 0xffffu);
     const uint16_t below = truncated(x);
     const double a = fabs((double)widened(below));
@@ -257,7 +259,7 @@ XD_TEST(averages_resumed_runs_and_other_dtypes_are_as_ever) {
     for (int k = 0; k < 2; k++) {
         draw_values(bf16[k], gradients, N);
         for (int i = 0; i < N; i++) f32[k][i] = widened(bf16[k][i]);
-        for (int i = 0; i < N; i++) f16[k][i] = xd_f16_from_f32(widened(bf16[k][i]));
+        for (int i = 0; i < N; i++) f16[k][i] = f16_of(widened(bf16[k][i]));
         xd_param params[3] = { param_of(bf16[k], gradients, XD_DTYPE_BF16, N),
                                param_of(f16[k], gradients, XD_DTYPE_F16, N),
                                param_of(f32[k], gradients, XD_DTYPE_F32, N) };
@@ -270,7 +272,7 @@ XD_TEST(averages_resumed_runs_and_other_dtypes_are_as_ever) {
         xd_optimizer *optimizer = NULL;
         xd_ema *ema = NULL;
         CHECK_EQ_INT(xd_optimizer_create(ctx, &d, &optimizer), XD_OK);
-        CHECK_EQ_INT(xd_ema_create(ctx, params, 3, &average, &ema), XD_OK);
+        CHECK_EQ_INT(average_create(ctx, params, 3, &average, &ema), XD_OK);
         const xd_optimizer_step_desc with = { .averages = &ema, .average_count = 1 };
         for (int step = 0; step < STEPS; step++) {
             CHECK_EQ_INT(xd_optimizer_step(optimizer, k ? &with : NULL, NULL), XD_OK);
@@ -291,7 +293,7 @@ XD_TEST(averages_resumed_runs_and_other_dtypes_are_as_ever) {
         }
         CHECK(xd_optimizer_state_at(optimizer, 0).master == NULL &&
               xd_optimizer_state_at(optimizer, 1).master);
-        memcpy(shadow[k], xd_ema_view(ema, 0).value, sizeof shadow[k]);
+        memcpy(shadow[k], xd_ema_view(ema, 0).shadow.value, sizeof shadow[k]);
         xd_ema_destroy(ema);
         xd_optimizer_destroy(optimizer);
     }

@@ -1,5 +1,9 @@
 /* Samples from noise, and warm-up's targets: networks are formulas, trajectories are computed again in double. */
 #include "xdistill.h"
+#if defined(XD_TEST_LAYERS)
+#    include "dmd/internal.h"
+#    include "dmd/state.h"
+#endif
 
 #include "xd_test.h"
 
@@ -182,7 +186,7 @@ XD_TEST(a_sample_depends_on_its_number_and_seed_and_step_but_not_on_the_batch) {
         CHECK_EQ_INT(xd_sampler_run(sampler, &all, whole), XD_OK);
         CHECK_EQ_INT(xd_sampler_run(sampler, &some, part), XD_OK);
         CHECK(memcmp(whole + 3 * ELEMENTS, part, 2 * ELEMENTS * sizeof(float)) == 0);
-        CHECK_EQ_INT(xd_sampler_noise(sampler, &all, noise), XD_OK);
+        CHECK_EQ_INT(xdi_sampler_noise(sampler, &all, noise), XD_OK);
         given.noise = noise;
         CHECK_EQ_INT(xd_sampler_run(sampler, &given, part), XD_OK);
         CHECK(memcmp(whole, part, sizeof part) == 0);
@@ -208,17 +212,17 @@ XD_TEST(elements_of_a_sample_have_the_noise_of_the_whole_one) {
     CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
     xd_sampler_desc d = settings(&f, XD_SAMPLER_ODE);
     CHECK_EQ_INT(xd_sampler_create(ctx, &d, &sampler), XD_OK);
-    CHECK_EQ_INT(xd_sampler_noise(sampler, &batch, whole), XD_OK);
+    CHECK_EQ_INT(xdi_sampler_noise(sampler, &batch, whole), XD_OK);
     xd_sampler_destroy(sampler);
     d.elements = 2, d.first_element = 3;
     CHECK_EQ_INT(xd_sampler_create(ctx, &d, &sampler), XD_OK);
-    CHECK_EQ_INT(xd_sampler_noise(sampler, &batch, half), XD_OK);
+    CHECK_EQ_INT(xdi_sampler_noise(sampler, &batch, half), XD_OK);
     xd_sampler_destroy(sampler);
     for (int i = 0; i < SAMPLES; i++)
         CHECK(memcmp(half + 2 * i, whole + ELEMENTS * i + 3, 2 * sizeof(float)) == 0);
     d.elements = 1, d.first_element = 2; /* a single element is one, too */
     CHECK_EQ_INT(xd_sampler_create(ctx, &d, &sampler), XD_OK);
-    CHECK_EQ_INT(xd_sampler_noise(sampler, &batch, half), XD_OK);
+    CHECK_EQ_INT(xdi_sampler_noise(sampler, &batch, half), XD_OK);
     xd_sampler_destroy(sampler);
     for (int i = 0; i < SAMPLES; i++) CHECK(half[i] == whole[ELEMENTS * i + 2]);
     xd_ctx_destroy(ctx);
@@ -234,11 +238,11 @@ XD_TEST(narrow_samples_start_from_rounded_noise) {
     CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
     xd_sampler_desc d = settings(&f, XD_SAMPLER_EULER);
     CHECK_EQ_INT(xd_sampler_create(ctx, &d, &sampler), XD_OK);
-    CHECK_EQ_INT(xd_sampler_noise(sampler, &batch, wide), XD_OK);
+    CHECK_EQ_INT(xdi_sampler_noise(sampler, &batch, wide), XD_OK);
     xd_sampler_destroy(sampler);
     d.dtype = XD_DTYPE_BF16;
     CHECK_EQ_INT(xd_sampler_create(ctx, &d, &sampler), XD_OK);
-    CHECK_EQ_INT(xd_sampler_noise(sampler, &batch, narrow), XD_OK);
+    CHECK_EQ_INT(xdi_sampler_noise(sampler, &batch, narrow), XD_OK);
     xd_sampler_destroy(sampler);
     for (int i = 0; i < SAMPLES * ELEMENTS; i++) CHECK_EQ_INT(narrow[i], xd_bf16_from_f32(wide[i]));
     xd_ctx_destroy(ctx);
@@ -275,9 +279,9 @@ static void check_slopes(xd_noise_kind schedule, const double *list, xd_sampler_
     xd_sampler_desc d = settings(&f, kind);
     d.schedule = xd_noise_defaults(schedule);
     d.list = list;
-    CHECK_EQ_INT(xd_noise_level_at(ctx, &d.schedule, list[0], &level), XD_OK);
+    CHECK_EQ_INT(xdi_noise_level_at(ctx, &d.schedule, list[0], &level), XD_OK);
     CHECK_EQ_INT(xd_sampler_create(ctx, &d, &sampler), XD_OK);
-    CHECK_EQ_INT(xd_sampler_noise(sampler, &batch, noise), XD_OK);
+    CHECK_EQ_INT(xdi_sampler_noise(sampler, &batch, noise), XD_OK);
     CHECK_EQ_INT(xd_sampler_run(sampler, &batch, out), XD_OK);
     CHECK_EQ_INT(f.calls, kind == XD_SAMPLER_HEUN ? 7 : 4);
     for (int i = 0; i < SAMPLES * ELEMENTS; i++) {
@@ -337,7 +341,7 @@ XD_TEST(guidance_leads_away_from_the_negative_condition) {
         d.guided = true;
         d.guidance_scale = 3.0;
         CHECK_EQ_INT(xd_sampler_create(ctx, &d, &sampler), XD_OK);
-        CHECK_EQ_INT(xd_sampler_noise(sampler, &batch, noise), XD_OK);
+        CHECK_EQ_INT(xdi_sampler_noise(sampler, &batch, noise), XD_OK);
         batch.negative = NULL;
         CHECK_EQ_INT(xd_sampler_run(sampler, &batch, out), XD_ERROR_ARGUMENT);
         CHECK(strstr(xd_last_error(ctx)->message, "no negative condition for 6 samples"));
@@ -373,7 +377,7 @@ XD_TEST(warm_up_teaches_mean_velocities_at_every_rung) {
     d.regression.step_samples = 8;
     CHECK_EQ_INT(xd_dmd_create(ctx, &d, &dmd), XD_OK);
     const xd_dmd_batch batch = { .samples = SAMPLES, .first = 2, .noise = noise };
-    CHECK_EQ_INT(xd_dmd_warm_up(dmd, 0, &batch, &values), XD_OK);
+    CHECK_EQ_INT(xdi_dmd_warm_up(dmd, 0, &batch, &values), XD_OK);
     CHECK_EQ_INT(teacher->calls, 4 * SUBSTEPS);
     CHECK_EQ_INT(student->calls, 4);
     CHECK_EQ_INT(student->keeps, 4);
@@ -395,7 +399,7 @@ XD_TEST(warm_up_teaches_mean_velocities_at_every_rung) {
     CHECK(fabs(values.regression - 1.0 - loss) < 1e-6);
     CHECK(loss > 0.01);
     const xd_dmd_batch beyond = { .samples = SAMPLES, .first = 3 };
-    CHECK_EQ_INT(xd_dmd_warm_up(dmd, 0, &beyond, &values), XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(xdi_dmd_warm_up(dmd, 0, &beyond, &values), XD_ERROR_ARGUMENT);
     CHECK(strstr(xd_last_error(ctx)->message, "samples 3 to 8 of a step of 8"));
     xd_dmd_destroy(dmd);
     xd_ctx_destroy(ctx);
@@ -416,7 +420,7 @@ XD_TEST(warm_up_is_refused_under_other_schedules_by_name) {
     d.rungs.list = edm;
     d.student_times = d.fake_times = xd_times_defaults(XD_DMD_FASTGEN);
     CHECK_EQ_INT(xd_dmd_create(ctx, &d, &dmd), XD_OK);
-    CHECK_EQ_INT(xd_dmd_warm_up(dmd, 0, &batch, &values), XD_ERROR_STATE);
+    CHECK_EQ_INT(xdi_dmd_warm_up(dmd, 0, &batch, &values), XD_ERROR_STATE);
     CHECK(strstr(xd_last_error(ctx)->message, "under the schedule EDM; it is for FLOW"));
     CHECK(values.regression == 7.0);
     CHECK_EQ_INT(nets[0].calls + nets[1].calls, 0);
@@ -533,7 +537,7 @@ XD_TEST(a_sampler_takes_what_it_says_and_nothing_while_it_runs) {
             CHECK(bytes.host == c.bytes - before && bytes.device == 0);
             const int64_t calls = c.calls;
             CHECK_EQ_INT(xd_sampler_run(sampler, &batch, out), XD_OK);
-            CHECK_EQ_INT(xd_sampler_noise(sampler, &batch, out), XD_OK);
+            CHECK_EQ_INT(xdi_sampler_noise(sampler, &batch, out), XD_OK);
             CHECK_EQ_INT(c.calls, calls);
             xd_sampler_destroy(sampler);
             xd_ctx_destroy(ctx);

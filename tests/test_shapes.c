@@ -55,7 +55,7 @@ static xd_result call_tensor(scene *s, int ndim, const int64_t *shape) {
     xd_tensor tensor = xd_tensor_view(layout, 0, s->data, XD_DTYPE_F32);
     tensor.ndim = ndim;
     memcpy(tensor.shape, shape, sizeof tensor.shape);
-    const xd_result result = xd_tensor_full(s->self, &tensor, s->full);
+    const xd_result result = xd_tensor_gather(s->self, &tensor, NULL, -1, s->full);
     xd_layout_destroy(layout);
     return result;
 }

@@ -5,6 +5,7 @@
 #include "xd_private.h" /* xdi_: the scene has private structs */
 #include "vocab_calls.h"
 #include "xd_test.h"
+#include "xd_test_topology.h"
 #include "ids_scene.h"
 #include "sizes_xtoken.h"
 
@@ -22,13 +23,10 @@ XD_TEST(bytes_that_do_not_fit_into_a_size_are_0) {
     xd_ctx *ctx = NULL;
     xd_vocab *vocab = NULL;
     xd_layout *layout = NULL;
-    xd_topology topology;
+    const xd_topology topology = line_of("dp", 1);
     const int64_t huge = (int64_t)1 << 61;
-    const xd_axis axis = { "dp", 1 };
     CHECK(xd_ctx_create(NULL, &ctx) == XD_OK);
     CHECK(vocab_even(ctx, NULL, IDS_VOCAB, &vocab) == XD_OK);
-    CHECK(xd_topology_create(ctx, &(xd_topology_desc){ .axes = &axis, .axis_count = 1, .world_size = 1 },
-                             &topology) == XD_OK);
     const xd_layout_desc large = { .ndim = 2, .shape = { huge / 1024, 1024 }, .topology = &topology };
     CHECK(xd_layout_create(ctx, &large, &layout) == XD_OK);
     CHECK(xd_tensor_bytes(layout, 0, XD_DTYPE_U8) == (size_t)huge);
@@ -145,13 +143,10 @@ XD_TEST(workspaces_of_any_numbers_are_0_or_large_enough) {
 
 /* Layouts of large shapes, any rank, any dtype. */
 XD_TEST(tensors_of_any_numbers_have_0_bytes_or_all) {
-    static const xd_axis axis = { "dp", 3 };
+    const xd_topology topology = line_of("dp", 3);
     xd_ctx *ctx = NULL;
-    xd_topology topology;
     int64_t made = 0;
     CHECK(xd_ctx_create(&(xd_ctx_desc){ .log_level = XD_LOG_NONE }, &ctx) == XD_OK);
-    CHECK(xd_topology_create(ctx, &(xd_topology_desc){ .axes = &axis, .axis_count = 1, .world_size = 3 },
-                             &topology) == XD_OK);
     for (int i = 0; i < 4000; i++) {
         xd_layout *layout = NULL;
         xd_layout_desc d = { .ndim = 1 + i % 3, .topology = &topology };

@@ -5,7 +5,9 @@
 #include "makers.h"
 #include "xd_private.h"
 #include "xd_test.h"
+#include "xd_test_topology.h"
 #include "sizes.h"
+#include "averages.h"
 
 enum { ELEMENTS = 6, SAMPLES = 2, LENGTH = 3, COLUMNS = 5 };
 
@@ -15,10 +17,9 @@ typedef struct memory {
 
 typedef struct stage {
     sizes_base base; /* first */
-    xd_mesh *mesh, *slices[2];
+    xd_mesh *mesh;
     xd_topology topology;
     xd_layout *layout;
-    xd_redistribution *plan;
     xd_collective reduce, broadcast;
     xd_leaves leaves;
     xd_route_desc route;
@@ -35,22 +36,12 @@ static void open_stage(void *data) {
     STAGE(data);
     const xd_mesh_desc mesh = { .axes = { { "dp", 1 }, { "tp", s->base.ranks } },
                                 .world_size = s->base.ranks };
-    const xd_axis alone = { "dp", 1 };
     s->base.bytes = sizeof(memory);
     s->base.memory = calloc(1, sizeof(memory));
     CHECK_EQ_INT(xd_mesh_create(s->base.comm, &mesh, &s->mesh), XD_OK);
-    CHECK_EQ_INT(xd_mesh_slice(s->mesh, "dp", &s->slices[0]), XD_OK);
-    CHECK_EQ_INT(xd_mesh_slice(s->mesh, "tp", &s->slices[1]), XD_OK);
-    CHECK_EQ_INT(xd_topology_create(CTX,
-                                    &(xd_topology_desc){ .axes = &alone, .axis_count = 1, .world_size = 1 },
-                                    &s->topology),
-                 XD_OK);
+    s->topology = line_of("dp", 1);
     const xd_layout_desc layout = { .ndim = 1, .shape = { ELEMENTS }, .topology = &s->topology };
     CHECK_EQ_INT(xd_layout_create(CTX, &layout, &s->layout), XD_OK);
-    const xd_redistribution_desc plan = {
-        .from = s->layout, .to = s->layout, .dtype = XD_DTYPE_F32, .ranks = 1
-    };
-    CHECK_EQ_INT(xd_redistribution_create(CTX, &plan, &s->plan), XD_OK);
 }
 
 static void set_stage(void *data) {
@@ -87,9 +78,7 @@ static void set_stage(void *data) {
 
 static void close_stage(void *data) {
     STAGE(data);
-    xd_redistribution_destroy(s->plan);
     xd_layout_destroy(s->layout);
-    for (int i = 0; i < 2; i++) xd_mesh_destroy(s->slices[i]);
     xd_mesh_destroy(s->mesh);
     free(s->base.memory);
 }
@@ -107,31 +96,10 @@ static xd_result call_broadcast(void *data) {
 static xd_result call_leaves(void *data) {
     STAGE(data);
     xd_leaf_stack *stack = NULL;
-    XD_TRY(xd_leaf_stack_create(CTX, s->leaves, s->elements, &stack));
+    XD_TRY(xd_leaf_stack_create(CTX, &(xd_leaf_stack_desc){ .leaves = s->leaves, .elements = s->elements },
+                                &stack));
     xd_leaf_stack_destroy(stack);
     return XD_OK;
-}
-static xd_result call_concatenate(void *data) {
-    STAGE(data);
-    xd_mesh *mesh = NULL;
-    XD_TRY(xd_mesh_concatenate(s->slices, s->count, &mesh));
-    xd_mesh_destroy(mesh);
-    return XD_OK;
-}
-static xd_result call_on_rank(void *data) {
-    STAGE(data);
-    xd_layout *layout = NULL;
-    XD_TRY(xd_layout_on_rank(CTX, s->layout, s->rank, &layout));
-    xd_layout_destroy(layout);
-    return XD_OK;
-}
-static xd_result call_pack(void *data) {
-    STAGE(data);
-    return xd_redistribution_pack(s->plan, s->rank, MEMORY->in, MEMORY->out);
-}
-static xd_result call_unpack(void *data) {
-    STAGE(data);
-    return xd_redistribution_unpack(s->plan, s->rank, MEMORY->in, MEMORY->out + ELEMENTS, MEMORY->out);
 }
 static xd_result call_route(void *data) {
     STAGE(data);
@@ -143,7 +111,7 @@ static xd_result call_route(void *data) {
 static xd_result call_world(void *data) {
     STAGE(data);
     xd_thread_world *world = NULL;
-    XD_TRY(xd_thread_world_create(CTX, s->count, &world));
+    XD_TRY(xd_thread_world_create(CTX, &(xd_thread_world_desc){ s->count }, &world));
     xd_thread_world_destroy(world);
     return XD_OK;
 }
@@ -153,7 +121,7 @@ static xd_result call_join(void *data) {
     xd_ctx *ctx = NULL;
     xd_comm *comm = NULL;
     xd_result result = xd_ctx_create(&s->desc, &ctx);
-    if (result == XD_OK) result = xd_thread_world_create(ctx, 1, &world);
+    if (result == XD_OK) result = xd_thread_world_create(ctx, &(xd_thread_world_desc){ 1 }, &world);
     if (result == XD_OK) result = xd_thread_world_join(world, ctx, s->rank, &comm);
     if (result != XD_OK) (void)XD_FAIL(CTX, result, "%s", xd_last_error(ctx)->message);
     xd_comm_destroy(comm);
@@ -180,11 +148,14 @@ static xd_result call_ctx(void *data) {
     xd_ctx_destroy(ctx);
     return result == XD_OK ? XD_OK : XD_FAIL(CTX, result, "no context");
 }
-static xd_result call_decay(void *data) {
+static xd_result call_update(void *data) {
     STAGE(data);
     const xd_ema_desc desc = xd_ema_defaults(XD_EMA_HALFLIFE);
-    double decay;
-    return xd_ema_decay(CTX, &desc, s->iteration, &decay);
+    xd_ema *ema = NULL;
+    XD_TRY(xd_ema_create(CTX, &desc, &ema));
+    const xd_result result = xd_ema_update(ema, s->iteration, NULL);
+    xd_ema_destroy(ema);
+    return result;
 }
 static xd_result call_exact(void *data) {
     STAGE(data);
@@ -203,29 +174,22 @@ static const sizes_count counts[] = {
     AT("xd_collective.count", reduce.count, 3, call_reduce, XD_ERROR_MISMATCH, "3", false),
     AT("xd_collective.root", broadcast.root, 5, call_broadcast, XD_ERROR_ARGUMENT,
        "broadcast: rank 5 is outside [0, ", false),
-    AT("xd_leaf_stack_create(elements)", elements, -1, call_leaves, XD_ERROR_ARGUMENT,
-       "-1 elements in a leaf", true),
-    AT("xd_leaf_stack_create(elements)", elements, INT64_MAX, call_leaves, XD_ERROR_MEMORY,
+    AT("xd_leaf_stack_desc.elements", elements, -1, call_leaves, XD_ERROR_ARGUMENT, "-1 elements in a leaf",
+       true),
+    AT("xd_leaf_stack_desc.elements", elements, INT64_MAX, call_leaves, XD_ERROR_MEMORY,
        "9223372036854775807 elements", true),
-    AT("xd_mesh_concatenate(count)", count, 0, call_concatenate, XD_ERROR_ARGUMENT,
-       "0 slices, at least 1 is needed", true),
-    AT("xd_mesh_concatenate(count)", count, -1, call_concatenate, XD_ERROR_ARGUMENT,
-       "-1 slices, at least 1 is needed", true),
-    AT("xd_layout_on_rank(rank)", rank, -1, call_on_rank, XD_ERROR_ARGUMENT, "rank -1 is negative", true),
-    AT("xd_redistribution_pack(step)", rank, 9, call_pack, XD_ERROR_ARGUMENT, "step 9 of 1", true),
-    AT("xd_redistribution_unpack(step)", rank, -1, call_unpack, XD_ERROR_ARGUMENT, "step -1 of 1", true),
     AT("xd_route_span.begin", span.begin, -1, call_route, XD_ERROR_ARGUMENT,
        "positions [-1, 3) after 0, of 3", false),
     AT("xd_route_span.begin", span.begin, LENGTH + 1, call_route, XD_ERROR_ARGUMENT,
        "positions [4, 3) after 0, of 3", false),
     AT("xd_route_span.end", span.end, LENGTH + 1, call_route, XD_ERROR_ARGUMENT,
        "positions [0, 4) after 0, of 3", false),
-    AT("xd_thread_world_create(ranks)", count, 0, call_world, XD_ERROR_ARGUMENT, "a world of 0 ranks", true),
+    AT("xd_thread_world_desc.ranks", count, 0, call_world, XD_ERROR_ARGUMENT, "a world of 0 ranks", true),
     AT("xd_thread_world_join(rank)", rank, 1, call_join, XD_ERROR_ARGUMENT, "rank 1 is outside [0, 1)", true),
     AT("xd_run_threads(ranks)", count, -1, call_run, XD_ERROR_ARGUMENT, "a world of -1 ranks", true),
     AT("xd_ctx_desc.threads", desc.threads, -1, call_ctx, XD_ERROR_ARGUMENT, "", true),
     AT("xd_ctx_create_versioned(version)", version, XD_VERSION + 100, call_ctx, XD_ERROR_MISMATCH, "", true),
-    AT("xd_ema_decay(iteration)", iteration, -1, call_decay, XD_ERROR_ARGUMENT, "iteration -1 is negative",
+    AT("xd_ema_update(iteration)", iteration, -2, call_update, XD_ERROR_ARGUMENT, "iteration -2 is negative",
        true),
     AT("xdi_votes_set_exact(student_id)", student_id, 3, call_exact, XD_ERROR_ARGUMENT,
        "student id 3 is outside a vocabulary of 3", true),
@@ -287,15 +251,11 @@ XD_TEST(pairs_that_disagree_are_refused_on_both_ranks) {
 
 static void ask_layouts(xd_ctx *ctx, const stage *s, int rank) {
     xd_region region;
-    int coordinate[XD_MESH_AXES_MAX];
     float number;
     const xd_tensor view = xd_tensor_view(s->layout, rank, &number, XD_DTYPE_F32);
-    const xd_redistribution_step step = xd_redistribution_step_at(s->plan, rank);
     ASK("xd_layout_region(rank)", !xd_layout_region(s->layout, rank, &region) && region.ndim == 1);
     ASK("xd_tensor_bytes(rank)", xd_tensor_bytes(s->layout, rank, XD_DTYPE_F32) == 0);
     ASK("xd_tensor_view(rank)", view.data == NULL && xd_tensor_numel(&view) == 0);
-    ASK("xd_topology_coordinate(rank)", !xd_topology_coordinate(&s->topology, rank, coordinate));
-    ASK("xd_redistribution_step_at(step)", step.send_counts == NULL && step.copy_count == 0);
     ASK("xd_comm_world_rank(rank)", xd_comm_world_rank(s->base.comm, rank) == -1);
 }
 
@@ -308,12 +268,13 @@ static void ask_training(xd_ctx *ctx, int64_t index) {
     xd_optimizer *optimizer = NULL;
     xd_ema *ema = NULL;
     CHECK_EQ_INT(xd_optimizer_create(ctx, &desc, &optimizer), XD_OK);
-    CHECK_EQ_INT(xd_ema_create(ctx, &param, 1, &average, &ema), XD_OK);
+    CHECK_EQ_INT(average_create(ctx, &param, 1, &average, &ema), XD_OK);
     ASK("xd_optimizer_state_at(index)", xd_optimizer_state_at(optimizer, 0).exp_avg != NULL);
     ASK("xd_optimizer_state_at(index)", xd_optimizer_state_at(optimizer, index).exp_avg == NULL);
-    ASK("xd_ema_view(index)", xd_ema_view(ema, 0).value != NULL && xd_ema_view(ema, index).value == NULL);
-    ASK("xd_ema_compensation(index)",
-        xd_ema_compensation(ema, 0).value != NULL && xd_ema_compensation(ema, index).value == NULL);
+    ASK("xd_ema_view(index)",
+        xd_ema_view(ema, 0).shadow.value != NULL && xd_ema_view(ema, index).shadow.value == NULL);
+    ASK("xd_ema_view(index)",
+        xd_ema_view(ema, 0).compensation.value != NULL && xd_ema_view(ema, index).compensation.value == NULL);
     xd_ema_destroy(ema);
     xd_optimizer_destroy(optimizer);
 }
@@ -326,7 +287,6 @@ static xd_result query_rank(xd_comm *world, void *argument) {
     s.base.comm = world;
     s.base.ranks = 1;
     open_stage(&s);
-    CHECK(xd_redistribution_step_at(s.plan, 0).send_counts != NULL);
     for (int number = -1; number < 2; number += 2) {
         ask_layouts(s.base.ctx, &s, number);
         ask_training(s.base.ctx, number);

@@ -3,12 +3,19 @@
  * tests/build/check_sizes.py holds the list of numbers against docs/api.txt. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#if defined(XD_TEST_LAYERS)
+#    include "comm/topology_internal.h"
+#    include "tensor/redistribute_internal.h"
+#endif
 #include "makers.h"
 #include "loss_calls.h"
 #include "vocab_calls.h"
 #include "xd_private.h"
 #include "softmax_calls.h"
 #include "xd_test.h"
+#include "averages.h"
+#include "weights_calls.h"
+#include "xd_test_topology.h"
 #include "sizes_xtoken.h"
 
 enum { POSITIONS = 4, ELEMENTS = 6 };
@@ -30,14 +37,12 @@ typedef struct stage {
     xd_ema_desc ema;
     xd_gradient_norm_desc norm;
     xd_axis axes[2], parts[2];
-    xd_topology_desc grid;
     xd_mesh_desc mesh;
-    xd_unflatten_desc unflatten;
-    xd_parallelism parallel;
+    xd_mesh_derive_desc derive;
     xd_expert_desc experts;
     xd_topology topology;
     xd_layout_desc layout;
-    xd_redistribution_desc plan;
+    xdi_redistribution_desc plan;
     xd_projection_rows rows;
     xdi_projection_cells cells;
     xdi_projection_cut_desc cut;
@@ -50,8 +55,8 @@ typedef struct stage {
     xd_align_side side;
     xdi_align_dp_desc dp;
     xdi_uld_trl_desc trl;
-    xd_safetensors_entry entry;
-    xd_safetensors_writer_desc writer;
+    xd_weights_entry entry;
+    xd_weights_writer_desc writer;
     int64_t a, b, c, d;   /* numbers that functions take themselves */
     int64_t teacher_rows; /* of all matrices of a loss at once */
     int root;
@@ -80,12 +85,10 @@ static void set_grids(stage *s) {
     s->axes[1] = (xd_axis){ "tp", s->x.base.ranks };
     s->parts[0] = (xd_axis){ "a", 1 };
     s->parts[1] = (xd_axis){ "b", s->x.base.ranks };
-    s->grid = (xd_topology_desc){ .axes = s->axes, .axis_count = 2, .world_size = s->x.base.ranks };
     s->mesh = (xd_mesh_desc){ .axes = { s->axes[0], s->axes[1] }, .world_size = s->x.base.ranks };
-    s->unflatten = (xd_unflatten_desc){ "tp", s->parts, 2 };
-    s->parallel = (xd_parallelism){ .tensor = 2 };
+    s->derive = (xd_mesh_derive_desc){ .axes = "tp", .parts = s->parts, .part_count = 2 };
     s->experts = (xd_expert_desc){ .world_size = 4, .tp = 2, .cp = 1, .ep = 2, .pp = 1 };
-    CHECK_EQ_INT(xd_topology_create(CTX, &s->grid, &s->topology), XD_OK);
+    s->topology = grid_of(s->axes, 2, NULL);
     s->layout = (xd_layout_desc){ .ndim = 2, .shape = { 6, 3 }, .topology = &s->topology };
     s->layout.placement[1].kind = XD_SHARD;
     s->layout.placement[1].sections = 1;
@@ -119,8 +122,8 @@ static void set_texts(stage *s) {
     s->trl = (xdi_uld_trl_desc){ .student = { s->x.m->labels, s->x.m->spans, 4, false } };
     s->trl.teacher = s->trl.student;
     static const int64_t shape[2] = { 2, 3 };
-    s->entry = (xd_safetensors_entry){ "w", XD_DTYPE_F32, 2, shape };
-    s->writer = (xd_safetensors_writer_desc){ .entries = &s->entry, .entry_count = 1 };
+    s->entry = (xd_weights_entry){ "w", XD_DTYPE_F32, 2, shape };
+    s->writer = (xd_weights_writer_desc){ .entries = &s->entry, .entry_count = 1 };
 }
 
 static void set_stage(void *memory) {
@@ -262,10 +265,10 @@ static xd_result call_step(void *memory) {
 static xd_result call_ema(void *memory) {
     STAGE(memory);
     xd_ema *ema = NULL;
-    XD_TRY(xd_ema_create(CTX, s->param, s->a, &s->ema, &ema));
+    XD_TRY(average_create(CTX, s->param, s->a, &s->ema, &ema));
     xd_result result = xd_ema_update(ema, s->b, NULL);
     if (result == XD_OK) result = xd_ema_copy_to(ema, s->param, s->c, false, NULL);
-    if (result == XD_OK) result = xd_ema_load(ema, s->param, s->d, NULL, NULL);
+    if (result == XD_OK) result = average_load(ema, s->param, s->d, NULL, NULL);
     xd_ema_destroy(ema);
     return result;
 }
@@ -277,11 +280,6 @@ static xd_result call_clip(void *memory) {
     STAGE(memory);
     return xd_clip_gradients(CTX, s->param, s->a, 1.0f);
 }
-static xd_result call_grid(void *memory) {
-    STAGE(memory);
-    xd_topology out;
-    return xd_topology_create(CTX, &s->grid, &out);
-}
 static xd_result call_mesh(void *memory) {
     STAGE(memory);
     static const int ranks[2] = { 0, 1 };
@@ -291,20 +289,19 @@ static xd_result call_mesh(void *memory) {
     xd_mesh_destroy(mesh);
     return XD_OK;
 }
-static xd_result call_unflatten(void *memory) {
+static xd_result call_derive(void *memory) {
     STAGE(memory);
-    xd_topology out;
-    return xd_topology_unflatten(CTX, &s->topology, &s->unflatten, &out);
-}
-static xd_result call_parallel(void *memory) {
-    STAGE(memory);
-    xd_topology out;
-    return xd_topology_from_config(CTX, &s->parallel, (int)s->a, &out);
+    xd_mesh *mesh = NULL, *split = NULL;
+    XD_TRY(xd_mesh_create(s->x.base.comm, &s->mesh, &mesh));
+    const xd_result result = xd_mesh_derive(mesh, &s->derive, &split);
+    xd_mesh_destroy(split);
+    xd_mesh_destroy(mesh);
+    return result;
 }
 static xd_result call_experts(void *memory) {
     STAGE(memory);
     xd_topology dense, expert;
-    return xd_topology_experts(CTX, &s->experts, &dense, &expert);
+    return xdi_topology_experts(CTX, &s->experts, &dense, &expert);
 }
 static xd_result call_layout(void *memory) {
     STAGE(memory);
@@ -317,14 +314,14 @@ static xd_result call_layout(void *memory) {
 static xd_result call_plan(void *memory) {
     STAGE(memory);
     xd_layout *from = NULL, *to = NULL;
-    xd_redistribution *plan = NULL;
+    xdi_redistribution *plan = NULL;
     XD_TRY(xd_layout_create(CTX, &s->layout, &from));
     s->layout.shape[0] = s->a + 4;
     xd_result result = xd_layout_create(CTX, &s->layout, &to);
     s->plan.from = from;
     s->plan.to = to;
-    if (result == XD_OK) result = xd_redistribution_create(CTX, &s->plan, &plan);
-    xd_redistribution_destroy(plan);
+    if (result == XD_OK) result = xdi_redistribution_create(CTX, &s->plan, &plan);
+    xdi_redistribution_destroy(plan);
     xd_layout_destroy(to);
     xd_layout_destroy(from);
     return result;
@@ -451,11 +448,11 @@ static xd_result call_trl(void *memory) {
 }
 static xd_result call_writer(void *memory) {
     STAGE(memory);
-    xd_safetensors_writer *writer = NULL;
-    XD_TRY(xd_safetensors_writer_create(CTX, s->x.path, &s->writer, &writer));
-    const xd_result result = xd_safetensors_writer_write_range(writer, s->a - 2, (uint64_t)s->b - 2,
-                                                               (size_t)s->c + 22, s->numbers);
-    xd_safetensors_writer_abort(writer);
+    xd_weights_writer *writer = NULL;
+    XD_TRY(weights_write_file(CTX, s->x.path, &s->writer, &writer));
+    const xd_result result =
+        xd_weights_writer_write(writer, s->a - 2, (uint64_t)s->b - 2, (size_t)s->c + 22, s->numbers);
+    xd_weights_writer_abort(writer);
     return result;
 }
 

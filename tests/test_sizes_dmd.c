@@ -2,6 +2,9 @@
 #include "sizes.h"
 #include "xd_test.h"
 #include "xdistill.h"
+#if defined(XD_TEST_LAYERS)
+#    include "dmd/fdistill.h"
+#endif
 
 enum { SAMPLES = 3, ELEMENTS = 6 };
 
@@ -10,7 +13,7 @@ typedef struct stage {
     xd_vsd_desc vsd;
     xd_denoise_desc denoise;
     xd_gan_desc gan;
-    xd_fdistill_desc ratios;
+    xdi_fdistill_desc ratios;
     xd_denoise_term terms[SAMPLES];
     float in[3][SAMPLES * ELEMENTS];
     char workspace[8];
@@ -52,7 +55,7 @@ static void set_stage(void *memory) {
     s->gan.fake_gradient = matrix(s->written.out[0]);
     s->gan.real_gradient = matrix(s->written.out[1]);
     s->gan.common = s->vsd.common;
-    s->ratios = xd_fdistill_defaults();
+    s->ratios = xdi_fdistill_defaults();
     s->ratios.logits = matrix(s->in[0]);
     s->ratios.bins = 4;
     s->ratios.bin_values = s->written.bins;
@@ -90,7 +93,7 @@ static xd_result call_gan(void *memory) {
 static xd_result call_ratios(void *memory) {
     stage *s = (stage *)memory;
     if (s->ratios.workspace_bytes > 0) s->ratios.workspace = s->workspace;
-    return xd_fdistill_weights(s->base.ctx, &s->ratios, s->written.weights);
+    return xdi_fdistill_weights(s->base.ctx, &s->ratios, s->written.weights);
 }
 
 #define AT(field) offsetof(stage, field)
@@ -107,7 +110,7 @@ static const sizes_matrix matrices[] = {
     { "xd_gan_desc.real", AT(gan.real), call_gan, true, true, 0, false, false },
     { "xd_gan_desc.fake_gradient", AT(gan.fake_gradient), call_gan, true, true, 0, true, false },
     { "xd_gan_desc.real_gradient", AT(gan.real_gradient), call_gan, true, true, 0, true, false },
-    { "xd_fdistill_desc.logits", AT(ratios.logits), call_ratios, false, false, 0, false,
+    { "xdi_fdistill_desc.logits", AT(ratios.logits), call_ratios, false, false, 0, false,
       true }, /* ranks may have any number */
 };
 #undef AT
@@ -117,10 +120,10 @@ static const sizes_matrix matrices[] = {
 static const sizes_count counts[] = {
     AT("xd_sample_common.workspace_bytes", vsd.common.workspace_bytes, 7, call_vsd, XD_ERROR_ARGUMENT,
        "workspace has 7 bytes but the loss needs", false) /**/
-    AT("xd_fdistill_desc.workspace_bytes", ratios.workspace_bytes, 7, call_ratios, XD_ERROR_ARGUMENT,
+    AT("xdi_fdistill_desc.workspace_bytes", ratios.workspace_bytes, 7, call_ratios, XD_ERROR_ARGUMENT,
        "workspace has 7 bytes but f-distill needs", false)                                         /**/
-    AT("xd_fdistill_desc.bins", ratios.bins, -1, call_ratios, XD_ERROR_ARGUMENT, "-1 bins", false) /**/
-    AT("xd_fdistill_desc.bins", ratios.bins, 3, call_ratios, XD_ERROR_MISMATCH, "", false)         /**/
+    AT("xdi_fdistill_desc.bins", ratios.bins, -1, call_ratios, XD_ERROR_ARGUMENT, "-1 bins", false) /**/
+    AT("xdi_fdistill_desc.bins", ratios.bins, 3, call_ratios, XD_ERROR_MISMATCH, "", false)         /**/
 };
 #undef AT
 

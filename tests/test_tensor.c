@@ -2,6 +2,10 @@
  * a sample. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#if defined(XD_TEST_LAYERS)
+#    include "tensor/internal.h"
+#    include "tensor/redistribute_internal.h"
+#endif
 
 #include "xd_test.h"
 
@@ -84,16 +88,18 @@ XD_TEST(a_layout_counts_elements_and_bytes_and_moves_whole_to_one_rank) {
     CHECK(xd_layout_create(ctx, &d, &cut) == XD_OK && xd_layout_create(ctx, &d, &same) == XD_OK);
     d.placement[1].dim = 1;
     CHECK(xd_layout_create(ctx, &d, &other) == XD_OK);
-    CHECK_EQ_INT(xd_layout_numel(cut), 55);
-    CHECK(xd_layout_hash(cut) == xd_layout_hash(same) && xd_layout_hash(cut) != xd_layout_hash(other));
+    CHECK_EQ_INT(xdi_layout_numel(cut), 55);
+    CHECK(xdi_layout_hash(cut) == xdi_layout_hash(same) && xdi_layout_hash(cut) != xdi_layout_hash(other));
     for (int r = 0; r < 6; r++) { /* 4, 4 and 3 rows of 5 */
         CHECK_EQ_INT(xd_tensor_bytes(cut, r, XD_DTYPE_BF16), r % 3 == 2 ? 30 : 40);
         bytes += xd_tensor_bytes(cut, r, XD_DTYPE_F64);
     }
     CHECK_EQ_INT(bytes, 2 * 55 * 8);
     CHECK_EQ_INT(xd_tensor_bytes(cut, 6, XD_DTYPE_F64), 0);
-    CHECK(xd_layout_on_rank(ctx, cut, 4, &alone) == XD_OK);
-    CHECK_EQ_INT(xd_layout_numel(alone), 55);
+    CHECK_EQ_INT(xdi_layout_on_rank(ctx, cut, -1, &alone), XD_ERROR_ARGUMENT);
+    CHECK_EQ_STR(xd_last_error(ctx)->message, "rank -1 is negative");
+    CHECK(xdi_layout_on_rank(ctx, cut, 4, &alone) == XD_OK);
+    CHECK_EQ_INT(xdi_layout_numel(alone), 55);
     for (int r = 0; r < 6; r++) {
         CHECK_EQ_INT(xd_layout_region(alone, r, &region), r == 4);
         CHECK_EQ_INT(xd_tensor_bytes(alone, r, XD_DTYPE_U8), r == 4 ? 55 : 0);
@@ -112,11 +118,11 @@ XD_TEST(a_redistribution_says_what_its_destination_measures) {
     d.ndim = 2;
     d.shape[1] = 5;
     d.placement[0].kind = XD_SHARD;
-    CHECK(xd_layout_create(ctx, &d, &cut) == XD_OK && xd_layout_replicated(ctx, cut, &whole) == XD_OK);
+    CHECK(xd_layout_create(ctx, &d, &cut) == XD_OK && xdi_layout_replicated(ctx, cut, &whole) == XD_OK);
     for (int r = 0; r < 3; r++)
         for (int form = 0; form < 3; form++) {
-            xd_redistribution *plan = NULL;
-            xd_redistribution_desc p;
+            xdi_redistribution *plan = NULL;
+            xdi_redistribution_desc p;
             int64_t shape[2] = { -1, -1 };
             memset(&p, 0, sizeof p);
             p.from = form ? cut : whole;
@@ -125,11 +131,18 @@ XD_TEST(a_redistribution_says_what_its_destination_measures) {
             p.dtype = XD_DTYPE_F32;
             p.ranks = 3;
             p.rank = r;
-            CHECK(xd_redistribution_create(ctx, &p, &plan) == XD_OK);
-            xd_redistribution_shape(plan, shape);
+            CHECK(xdi_redistribution_create(ctx, &p, &plan) == XD_OK);
+            CHECK_EQ_INT(xdi_redistribution_pack(plan, 9, NULL, NULL), XD_ERROR_ARGUMENT);
+            CHECK_EQ_STR(xd_last_error(ctx)->message, "step 9 of 1");
+            CHECK_EQ_INT(xdi_redistribution_unpack(plan, -1, NULL, NULL, NULL), XD_ERROR_ARGUMENT);
+            CHECK_EQ_STR(xd_last_error(ctx)->message, "step -1 of 1");
+            CHECK(xdi_redistribution_step_at(plan, 0).send_counts != NULL);
+            CHECK(xdi_redistribution_step_at(plan, -1).send_counts == NULL);
+            CHECK(xdi_redistribution_step_at(plan, 1).copy_count == 0);
+            xdi_redistribution_shape(plan, shape);
             CHECK_EQ_INT(shape[0], form == 0 ? (r == 2 ? 3 : 4) : form == 1 ? 11 : 7);
             CHECK_EQ_INT(shape[1], form == 2 ? 3 : 5);
-            xd_redistribution_destroy(plan);
+            xdi_redistribution_destroy(plan);
         }
     xd_layout_destroy(whole);
     xd_layout_destroy(cut);
@@ -252,7 +265,7 @@ XD_TEST(bad_layouts_are_refused_with_both_numbers) {
  * number. */
 static int64_t partial_weight(const xd_layout_desc *d, int rank) {
     int c[XD_MESH_AXES_MAX], linear = 0, size = 1;
-    xd_topology_coordinate(d->topology, rank, c);
+    coordinate_of(d->topology, rank, c);
     for (int i = 0; i < d->topology->axis_count; i++) {
         if (d->placement[i].kind != XD_PARTIAL) continue;
         linear = linear * d->topology->size[i] + c[i];
@@ -301,29 +314,29 @@ static int64_t least_moved(const xd_layout_desc *from, const xd_layout_desc *to)
 /* Makes every rank's plan, moves the bytes between arrays, and counts wrong elements. */
 static long simulate(xd_ctx *ctx, const xd_layout *from, const xd_layout *to) {
     static int64_t src[RANKS][MODEL_NUMEL], dst[RANKS][MODEL_NUMEL];
-    xd_redistribution *plans[RANKS] = { NULL };
+    xdi_redistribution *plans[RANKS] = { NULL };
     void *send[RANKS], *recv[RANKS];
     const xd_layout_desc *df = xd_layout_settings(from), *dt = xd_layout_settings(to);
     long wrong = 0;
     int64_t total = 0;
     for (int r = 0; r < RANKS; r++) {
-        xd_redistribution_desc d;
+        xdi_redistribution_desc d;
         memset(&d, 0, sizeof d);
         d.from = from;
         d.to = to;
         d.dtype = XD_DTYPE_I64;
         d.ranks = RANKS;
         d.rank = r;
-        if (xd_redistribution_create(ctx, &d, &plans[r]) != XD_OK) return 1;
+        if (xdi_redistribution_create(ctx, &d, &plans[r]) != XD_OK) return 1;
         filled(df, r, src[r]);
     }
-    for (int s = 0; s < xd_redistribution_step_count(plans[0]); s++) {
-        xd_redistribution_step steps[RANKS];
+    for (int s = 0; s < xdi_redistribution_step_count(plans[0]); s++) {
+        xdi_redistribution_step steps[RANKS];
         for (int r = 0; r < RANKS; r++) {
-            steps[r] = xd_redistribution_step_at(plans[r], s);
+            steps[r] = xdi_redistribution_step_at(plans[r], s);
             send[r] = malloc((size_t)steps[r].send_count * 8 + 1);
             recv[r] = malloc((size_t)steps[r].recv_capacity * 8 + 1);
-            xd_redistribution_pack(plans[r], s, src[r], send[r]);
+            xdi_redistribution_pack(plans[r], s, src[r], send[r]);
             wrong += steps[r].total_count != steps[0].total_count;
             total += steps[r].send_count;
         }
@@ -335,14 +348,14 @@ static long simulate(xd_ctx *ctx, const xd_layout *from, const xd_layout *to) {
                        (char *)send[a] + 8 * steps[a].send_displacements[b], (size_t)n * 8);
             }
         for (int r = 0; r < RANKS; r++) {
-            wrong += xd_redistribution_unpack(plans[r], s, src[r], recv[r], dst[r]) != XD_OK;
+            wrong += xdi_redistribution_unpack(plans[r], s, src[r], recv[r], dst[r]) != XD_OK;
             free(send[r]);
             free(recv[r]);
         }
     }
     for (int r = 0; r < RANKS; r++) {
         wrong += differing(dt, r, dst[r]);
-        xd_redistribution_destroy(plans[r]);
+        xdi_redistribution_destroy(plans[r]);
     }
     if (!has_partial(df) && !has_partial(dt)) wrong += total != least_moved(df, dt);
     return wrong;
@@ -497,8 +510,8 @@ XD_TEST(a_plan_whose_bytes_are_no_number_is_refused) {
         const xd_topology t = grid(cases[i].ranks, 0);
         xd_layout_desc d = line(&t, cases[i].extent);
         xd_layout *whole = NULL, *sum = NULL;
-        xd_redistribution_desc p;
-        xd_redistribution *plan = NULL;
+        xdi_redistribution_desc p;
+        xdi_redistribution *plan = NULL;
         CHECK(xd_layout_create(ctx, &d, &whole) == XD_OK);
         d.placement[0].kind = XD_PARTIAL;
         d.placement[0].op = XD_MAX;
@@ -508,10 +521,10 @@ XD_TEST(a_plan_whose_bytes_are_no_number_is_refused) {
         p.to = whole;
         p.dtype = cases[i].dtype;
         p.ranks = cases[i].ranks;
-        CHECK_EQ_INT(xd_redistribution_create(ctx, &p, &plan), cases[i].expected);
+        CHECK_EQ_INT(xdi_redistribution_create(ctx, &p, &plan), cases[i].expected);
         if (cases[i].expected == XD_ERROR_SHAPE)
             CHECK(strstr(xd_last_error(ctx)->message, "elements of F32 has more than 2^63 bytes") != NULL);
-        xd_redistribution_destroy(plan);
+        xdi_redistribution_destroy(plan);
         xd_layout_destroy(sum);
         xd_layout_destroy(whole);
     }
@@ -548,14 +561,14 @@ XD_TEST(transitions_that_have_no_meaning_are_refused) {
         { shard, shard, XD_DTYPE_F32, 1, XD_ERROR_TOPOLOGY },
     };
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
-        xd_redistribution_desc p;
-        xd_redistribution *plan = NULL;
+        xdi_redistribution_desc p;
+        xdi_redistribution *plan = NULL;
         memset(&p, 0, sizeof p);
         p.from = cases[i].from;
         p.to = cases[i].to;
         p.dtype = cases[i].dtype;
         p.ranks = cases[i].ranks;
-        CHECK_EQ_INT(xd_redistribution_create(ctx, &p, &plan), cases[i].expected);
+        CHECK_EQ_INT(xdi_redistribution_create(ctx, &p, &plan), cases[i].expected);
         CHECK(plan == NULL);
     }
     xd_layout_destroy(longer);
@@ -570,11 +583,11 @@ XD_TEST(transitions_that_have_no_meaning_are_refused) {
 
 /* A move of [4, 6] over 2 by 2 ranks that one rank plans otherwise. */
 static xd_result plan_otherwise(xd_ctx *ctx, int what, bool odd, int rank, xd_layout *ends[2],
-                                xd_redistribution **plan) {
+                                xdi_redistribution **plan) {
     static const int64_t offsets[] = { 0, 1, 4 };
     const xd_topology t = odd && what == 2 ? grid(1, 4) : grid(2, 2);
     xd_layout_desc from = line(&t, 4), to;
-    xd_redistribution_desc p;
+    xdi_redistribution_desc p;
     from.ndim = 2;
     from.shape[1] = odd && what == 1 ? 8 : 6;
     to = from;
@@ -590,7 +603,7 @@ static xd_result plan_otherwise(xd_ctx *ctx, int what, bool odd, int rank, xd_la
     p.dtype = odd && what == 0 ? XD_DTYPE_F64 : XD_DTYPE_F32;
     p.ranks = 4;
     p.rank = rank;
-    return xd_redistribution_create(ctx, &p, plan);
+    return xdi_redistribution_create(ctx, &p, plan);
 }
 
 static xd_result run_other_plans(xd_comm *world, void *argument) {
@@ -605,13 +618,13 @@ static xd_result run_other_plans(xd_comm *world, void *argument) {
     (void)argument;
     for (int what = 0; what < (int)(sizeof texts / sizeof texts[0]); what++) {
         xd_layout *ends[2] = { NULL, NULL };
-        xd_redistribution *plan = NULL;
+        xdi_redistribution *plan = NULL;
         char text[128];
         CHECK(plan_otherwise(ctx, what, me == 3, me, ends, &plan) == XD_OK);
-        CHECK_EQ_INT(xd_redistribution_agree(plan, world, XD_OK), XD_ERROR_MISMATCH);
+        CHECK_EQ_INT(xdi_redistribution_agree(plan, world, XD_OK), XD_ERROR_MISMATCH);
         snprintf(text, sizeof text, "redistribution: rank 3 passed %s", texts[what]);
         if (!strstr(xd_last_error(ctx)->message, text)) CHECK_EQ_STR(xd_last_error(ctx)->message, text);
-        xd_redistribution_destroy(plan);
+        xdi_redistribution_destroy(plan);
         for (int i = 0; i < 2; i++) xd_layout_destroy(ends[i]);
     }
     return XD_OK;
@@ -637,7 +650,7 @@ static xd_result run_moves(xd_comm *world, void *argument) {
         xd_topology ta = grid(members, 0), tb = grid(size, 0);
         xd_layout_desc da = line(&ta, 0), db;
         xd_layout *from = NULL, *to = NULL;
-        xd_redistribution *plan = NULL;
+        xdi_redistribution *plan = NULL;
         int64_t src[512], dst[512];
         da.ndim = 2;
         da.shape[0] = model_draw(&state, 12);
@@ -648,26 +661,26 @@ static xd_result run_moves(xd_comm *world, void *argument) {
         db.placement[0].kind = kinds[i % 5][1];
         db.placement[0].dim = 1;
         CHECK(xd_layout_create(ctx, &da, &from) == XD_OK && xd_layout_create(ctx, &db, &to) == XD_OK);
-        xd_redistribution_desc p;
+        xdi_redistribution_desc p;
         memset(&p, 0, sizeof p);
         p.from = from;
         p.to = to;
         p.dtype = XD_DTYPE_I64;
         p.ranks = size;
         p.rank = me;
-        CHECK(xd_redistribution_create(ctx, &p, &plan) == XD_OK);
-        CHECK(xd_redistribution_agree(plan, world, XD_OK) == XD_OK);
+        CHECK(xdi_redistribution_create(ctx, &p, &plan) == XD_OK);
+        CHECK(xdi_redistribution_agree(plan, world, XD_OK) == XD_OK);
         const xd_comm_counters before = xd_comm_traffic(world);
-        CHECK(xd_redistribution_execute(plan, world, filled(&da, me, src), dst) == XD_OK);
+        CHECK(xdi_redistribution_execute(plan, world, filled(&da, me, src), dst) == XD_OK);
         const xd_comm_counters after = xd_comm_traffic(world);
-        CHECK_EQ_INT(after.bytes_sent - before.bytes_sent, xd_redistribution_bytes_sent(plan));
+        CHECK_EQ_INT(after.bytes_sent - before.bytes_sent, xdi_redistribution_bytes_sent(plan));
         CHECK_EQ_INT(differing(&db, me, dst), 0);
         xd_tensor from_view = xd_tensor_view(from, me, src, XD_DTYPE_I64),
                   to_view = xd_tensor_view(to, me, dst, XD_DTYPE_I64);
         memset(dst, 0, sizeof dst);
         CHECK(xd_redistribute(world, &from_view, &to_view) == XD_OK);
         CHECK_EQ_INT(differing(&db, me, dst), 0);
-        xd_redistribution_destroy(plan);
+        xdi_redistribution_destroy(plan);
         xd_layout_destroy(from);
         xd_layout_destroy(to);
     }
@@ -694,7 +707,7 @@ static xd_result run_gather(xd_comm *world, void *argument) {
     d.placement[0].kind = XD_SHARD;
     CHECK(xd_layout_create(ctx, &d, &layout) == XD_OK);
     xd_tensor view = xd_tensor_view(layout, me, filled(&d, me, src), XD_DTYPE_I64);
-    CHECK(xd_tensor_full(world, &view, full) == XD_OK);
+    CHECK(xd_tensor_gather(world, &view, NULL, -1, full) == XD_OK);
     for (int i = 0; i < 55; i++) CHECK_EQ_INT(full[i], 7 * (i + 1));
     memset(full, 0, sizeof full);
     CHECK(xd_tensor_gather(world, &view, NULL, size - 1, me == size - 1 ? full : NULL) == XD_OK);
@@ -705,7 +718,7 @@ static xd_result run_gather(xd_comm *world, void *argument) {
     CHECK(xd_tensor_gather(world, &view, back, 0, NULL) == XD_ERROR_ARGUMENT);
     if (me == size - 1) view.shape[0]++;
     const xd_result expected = me == size - 1 ? XD_ERROR_SHAPE : XD_ERROR_PEER;
-    CHECK_EQ_INT(xd_tensor_full(world, &view, full), expected);
+    CHECK_EQ_INT(xd_tensor_gather(world, &view, NULL, -1, full), expected);
     xd_layout_destroy(layout);
     return XD_OK;
 }
@@ -730,7 +743,7 @@ static xd_result run_reductions(xd_comm *world, void *argument) {
         d.placement[0].op = ops[i];
         CHECK(xd_layout_create(ctx, &d, &partial) == XD_OK);
         const xd_tensor view = xd_tensor_view(partial, me, mine, XD_DTYPE_F32);
-        CHECK(xd_tensor_full(world, &view, got) == XD_OK);
+        CHECK(xd_tensor_gather(world, &view, NULL, -1, got) == XD_OK);
         CHECK(xd_all_reduce(world, mine, want, 13, XD_DTYPE_F32, ops[i]) == XD_OK);
         CHECK(memcmp(got, want, sizeof got) == 0);
         xd_layout_destroy(partial);
@@ -791,8 +804,8 @@ static xd_result run_padded(xd_comm *world, void *argument) {
         for (int k = 0; k < LINES * WIDTH; k++)
             padded[k / WIDTH * FROM + k % WIDTH] = dense[k] = 100 * (kinds[i][0] != XD_REPLICATE) * me + k;
         for (int form = 0; form < 2; form++) {
-            xd_redistribution *plan = NULL;
-            xd_redistribution_desc p;
+            xdi_redistribution *plan = NULL;
+            xdi_redistribution_desc p;
             int64_t shape[2] = { 0, 0 };
             memset(&p, 0, sizeof p);
             p.from = from;
@@ -802,12 +815,12 @@ static xd_result run_padded(xd_comm *world, void *argument) {
             p.rank = me;
             if (form) p.from_stride = from_stride;
             if (form) p.to_stride = to_stride;
-            CHECK(xd_redistribution_create(ctx, &p, &plan) == XD_OK);
-            CHECK_EQ_INT(xd_redistribution_execute(plan, world, form ? padded : dense, form ? out : expected),
-                         XD_OK);
-            xd_redistribution_shape(plan, shape);
+            CHECK(xdi_redistribution_create(ctx, &p, &plan) == XD_OK);
+            CHECK_EQ_INT(
+                xdi_redistribution_execute(plan, world, form ? padded : dense, form ? out : expected), XD_OK);
+            xdi_redistribution_shape(plan, shape);
             width = shape[1];
-            xd_redistribution_destroy(plan);
+            xdi_redistribution_destroy(plan);
         }
         const int64_t lines = xd_tensor_view(to, me, NULL, XD_DTYPE_I64).shape[0];
         for (int k = 0; k < ROOM; k++) {

@@ -2,6 +2,9 @@
  * draws from counters, chunks of frames; and every refusal. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#if defined(XD_TEST_LAYERS)
+#    include "dmd/internal.h"
+#endif
 #include "xd_test.h"
 
 #include <math.h>
@@ -22,7 +25,7 @@ static xd_time_sampler sampler_of(xd_time_kind kind) {
 
 static double time_of(xd_ctx *ctx, const xd_time_sampler *s, double draw) {
     double t = (double)NAN;
-    CHECK(xd_time_of_draw(ctx, s, draw, &t) == XD_OK);
+    CHECK(xdi_time_of_draw(ctx, s, draw, &t) == XD_OK);
     return t;
 }
 
@@ -210,7 +213,7 @@ XD_TEST(narrow_times_are_clamped_to_the_f32s_inside) {
     }
     s.min_t = 0.7, s.max_t = 0.70000000001;
     double t = 7.0;
-    refused(ctx, xd_time_of_draw(ctx, &s, 0.5, &t), XD_ERROR_ARGUMENT,
+    refused(ctx, xdi_time_of_draw(ctx, &s, 0.5, &t), XD_ERROR_ARGUMENT,
             "no f32 from min_t 0.69999999999999996");
     CHECK(t == 7.0);
     xd_ctx_destroy(ctx);
@@ -236,10 +239,10 @@ XD_TEST(indices_choose_times_of_grids_lists_and_steps) {
     CHECK(time_of(ctx, &s, 0.0) == 0.001 && time_of(ctx, &s, 999.0) == 0.999);
     CHECK_NEAR(time_of(ctx, &s, 500.0), 0.001 + 0.998 * 500.0 / 999.0, 1e-15);
     fastgen.kind = XD_TIME_GRID;
-    CHECK(xd_noise_grid_time(ctx, &edm, 1000, 500, &t) == XD_OK && time_of(ctx, &fastgen, 500.0) == t);
+    CHECK(xdi_noise_grid_time(ctx, &edm, 1000, 500, &t) == XD_OK && time_of(ctx, &fastgen, 500.0) == t);
     s.kind = XD_TIME_LIST, s.list = list, s.list_count = 4;
     for (int i = 0; i < 3; i++) CHECK(time_of(ctx, &s, i) == list[i]);
-    refused(ctx, xd_time_of_draw(ctx, &s, 3.0, &t), XD_ERROR_ARGUMENT, "3 is no index from 0 to 2");
+    refused(ctx, xdi_time_of_draw(ctx, &s, 3.0, &t), XD_ERROR_ARGUMENT, "3 is no index from 0 to 2");
     s.list_to_end = true;
     CHECK(time_of(ctx, &s, 3.0) == 0.0); /* below min_t, and not clamped */
     s = xd_times_defaults(XD_DMD_ORIGINAL);
@@ -252,7 +255,7 @@ XD_TEST(indices_choose_times_of_grids_lists_and_steps) {
         CHECK((int)(t * 1000.0) == i);
         CHECK_NEAR(t, i / 1000.0, 1.2e-7);
     }
-    refused(ctx, xd_time_of_draw(ctx, &s, 0.5, &t), XD_ERROR_ARGUMENT, "0.5 is no index from 0 to 999");
+    refused(ctx, xdi_time_of_draw(ctx, &s, 0.5, &t), XD_ERROR_ARGUMENT, "0.5 is no index from 0 to 999");
     xd_ctx_destroy(ctx);
 }
 
@@ -260,15 +263,16 @@ XD_TEST(draws_outside_their_range_are_refused) {
     xd_ctx *ctx = open_ctx();
     xd_time_sampler s = sampler_of(XD_TIME_UNIFORM);
     double t = 7.0;
-    refused(ctx, xd_time_of_draw(ctx, &s, 1.5, &t), XD_ERROR_ARGUMENT, "uniform number 1.5 is not in [0, 1]");
-    refused(ctx, xd_time_of_draw(ctx, &s, -0.5, &t), XD_ERROR_ARGUMENT, "uniform number -0.5");
-    refused(ctx, xd_time_of_draw(ctx, &s, (double)NAN, &t), XD_ERROR_ARGUMENT, "uniform number nan");
+    refused(ctx, xdi_time_of_draw(ctx, &s, 1.5, &t), XD_ERROR_ARGUMENT,
+            "uniform number 1.5 is not in [0, 1]");
+    refused(ctx, xdi_time_of_draw(ctx, &s, -0.5, &t), XD_ERROR_ARGUMENT, "uniform number -0.5");
+    refused(ctx, xdi_time_of_draw(ctx, &s, (double)NAN, &t), XD_ERROR_ARGUMENT, "uniform number nan");
     s.kind = XD_TIME_LOGIT_NORMAL;
-    refused(ctx, xd_time_of_draw(ctx, &s, (double)NAN, &t), XD_ERROR_ARGUMENT, "normal number nan");
+    refused(ctx, xdi_time_of_draw(ctx, &s, (double)NAN, &t), XD_ERROR_ARGUMENT, "normal number nan");
     s.kind = XD_TIME_GRID;
-    refused(ctx, xd_time_of_draw(ctx, &s, (double)NAN, &t), XD_ERROR_ARGUMENT,
+    refused(ctx, xdi_time_of_draw(ctx, &s, (double)NAN, &t), XD_ERROR_ARGUMENT,
             "nan is no index from 0 to 999");
-    refused(ctx, xd_time_of_draw(ctx, &s, -1.0, &t), XD_ERROR_ARGUMENT, "-1 is no index");
+    refused(ctx, xdi_time_of_draw(ctx, &s, -1.0, &t), XD_ERROR_ARGUMENT, "-1 is no index");
     CHECK(t == 7.0);
     xd_ctx_destroy(ctx);
 }
@@ -276,28 +280,28 @@ XD_TEST(draws_outside_their_range_are_refused) {
 XD_TEST(samplers_that_make_no_sense_are_refused_with_their_numbers) {
     xd_ctx *ctx = open_ctx();
     xd_time_sampler s = sampler_of(XD_TIME_SHIFTED);
-    CHECK(xd_times_check(ctx, &s, NULL) == XD_OK);
+    CHECK(xdi_times_check(ctx, &s, NULL) == XD_OK);
     s.shift = 0.5;
-    refused(ctx, xd_times_check(ctx, &s, NULL), XD_ERROR_ARGUMENT, "shift is 0.5: at least 1 is needed");
+    refused(ctx, xdi_times_check(ctx, &s, NULL), XD_ERROR_ARGUMENT, "shift is 0.5: at least 1 is needed");
     s.shift = (double)NAN;
-    refused(ctx, xd_times_check(ctx, &s, NULL), XD_ERROR_ARGUMENT, "shift is nan");
+    refused(ctx, xdi_times_check(ctx, &s, NULL), XD_ERROR_ARGUMENT, "shift is nan");
     s.kind = XD_TIME_UNIFORM; /* which has no shift */
-    CHECK(xd_times_check(ctx, &s, NULL) == XD_OK);
+    CHECK(xdi_times_check(ctx, &s, NULL) == XD_OK);
     s.min_t = 0.999;
-    refused(ctx, xd_times_check(ctx, &s, NULL), XD_ERROR_ARGUMENT, "from min_t 0.999 to max_t 0.999");
+    refused(ctx, xdi_times_check(ctx, &s, NULL), XD_ERROR_ARGUMENT, "from min_t 0.999 to max_t 0.999");
     s.min_t = -0.5;
-    refused(ctx, xd_times_check(ctx, &s, NULL), XD_ERROR_ARGUMENT, "from min_t -0.5 to max_t 0.999");
+    refused(ctx, xdi_times_check(ctx, &s, NULL), XD_ERROR_ARGUMENT, "from min_t -0.5 to max_t 0.999");
     s = sampler_of(XD_TIME_LOG_NORMAL), s.deviation = 0.0;
-    refused(ctx, xd_times_check(ctx, &s, NULL), XD_ERROR_ARGUMENT, "mean 0 and deviation 0");
+    refused(ctx, xdi_times_check(ctx, &s, NULL), XD_ERROR_ARGUMENT, "mean 0 and deviation 0");
     s.deviation = 1.0, s.mean = (double)INFINITY;
-    refused(ctx, xd_times_check(ctx, &s, NULL), XD_ERROR_ARGUMENT, "mean inf and deviation 1");
+    refused(ctx, xdi_times_check(ctx, &s, NULL), XD_ERROR_ARGUMENT, "mean inf and deviation 1");
     s = sampler_of(XD_TIME_LOG_T), s.freedom = 0.0;
-    refused(ctx, xd_times_check(ctx, &s, NULL), XD_ERROR_ARGUMENT, "0 degrees of freedom");
+    refused(ctx, xdi_times_check(ctx, &s, NULL), XD_ERROR_ARGUMENT, "0 degrees of freedom");
     s = sampler_of(XD_TIME_UNIFORM), s.dtype = XD_DTYPE_BF16;
-    refused(ctx, xd_times_check(ctx, &s, NULL), XD_ERROR_DTYPE, "F64 or F32 is needed");
+    refused(ctx, xdi_times_check(ctx, &s, NULL), XD_ERROR_DTYPE, "F64 or F32 is needed");
     s = sampler_of((xd_time_kind)42);
-    refused(ctx, xd_times_check(ctx, &s, NULL), XD_ERROR_ARGUMENT, "kind 42");
-    refused(ctx, xd_times_check(ctx, NULL, NULL), XD_ERROR_ARGUMENT, "sampler is NULL");
+    refused(ctx, xdi_times_check(ctx, &s, NULL), XD_ERROR_ARGUMENT, "kind 42");
+    refused(ctx, xdi_times_check(ctx, NULL, NULL), XD_ERROR_ARGUMENT, "no distribution of times is given");
     xd_ctx_destroy(ctx);
 }
 
@@ -306,31 +310,31 @@ XD_TEST(indices_and_lists_that_do_not_fit_are_refused) {
     xd_ctx *ctx = open_ctx();
     xd_time_sampler s = sampler_of(XD_TIME_GRID);
     s.last = 1000;
-    refused(ctx, xd_times_check(ctx, &s, NULL), XD_ERROR_ARGUMENT,
+    refused(ctx, xdi_times_check(ctx, &s, NULL), XD_ERROR_ARGUMENT,
             "indices from 0 to 1000 of a grid of 1000");
     s.first = 5, s.last = 4;
-    refused(ctx, xd_times_check(ctx, &s, NULL), XD_ERROR_ARGUMENT, "indices from 5 to 4");
+    refused(ctx, xdi_times_check(ctx, &s, NULL), XD_ERROR_ARGUMENT, "indices from 5 to 4");
     s.first = -1;
-    refused(ctx, xd_times_check(ctx, &s, NULL), XD_ERROR_ARGUMENT, "indices from -1 to 4");
+    refused(ctx, xdi_times_check(ctx, &s, NULL), XD_ERROR_ARGUMENT, "indices from -1 to 4");
     s.first = 0, s.grid = XD_NOISE_TRIG;
-    refused(ctx, xd_times_check(ctx, &s, NULL), XD_ERROR_ARGUMENT, "a grid of kind 3");
+    refused(ctx, xdi_times_check(ctx, &s, NULL), XD_ERROR_ARGUMENT, "a grid of kind 3");
     s = xd_times_defaults(XD_DMD_ORIGINAL), s.count = 0;
-    refused(ctx, xd_times_check(ctx, &s, NULL), XD_ERROR_ARGUMENT, "0 steps: 1 to 2^53");
+    refused(ctx, xdi_times_check(ctx, &s, NULL), XD_ERROR_ARGUMENT, "0 steps: 1 to 2^53");
     s.count = INT64_MAX, s.last = INT64_MAX;
-    refused(ctx, xd_times_check(ctx, &s, NULL), XD_ERROR_ARGUMENT, "9223372036854775807 steps");
+    refused(ctx, xdi_times_check(ctx, &s, NULL), XD_ERROR_ARGUMENT, "9223372036854775807 steps");
     s = xd_times_defaults(XD_DMD_ORIGINAL);
     s.count = 900;
-    refused(ctx, xd_times_check(ctx, &s, NULL), XD_ERROR_ARGUMENT, "steps 20 to 980 of 900 are times");
+    refused(ctx, xdi_times_check(ctx, &s, NULL), XD_ERROR_ARGUMENT, "steps 20 to 980 of 900 are times");
     s = sampler_of(XD_TIME_LIST);
-    refused(ctx, xd_times_check(ctx, &s, NULL), XD_ERROR_ARGUMENT, "no list of 0 times");
+    refused(ctx, xdi_times_check(ctx, &s, NULL), XD_ERROR_ARGUMENT, "no list of 0 times");
     s.list = rising, s.list_count = 1;
-    refused(ctx, xd_times_check(ctx, &s, NULL), XD_ERROR_ARGUMENT, "a list of 1 times");
+    refused(ctx, xdi_times_check(ctx, &s, NULL), XD_ERROR_ARGUMENT, "a list of 1 times");
     s.list_count = 3;
-    refused(ctx, xd_times_check(ctx, &s, NULL), XD_ERROR_ARGUMENT, "0.75 comes after 0.5");
+    refused(ctx, xdi_times_check(ctx, &s, NULL), XD_ERROR_ARGUMENT, "0.75 comes after 0.5");
     s.list = high;
-    refused(ctx, xd_times_check(ctx, &s, NULL), XD_ERROR_ARGUMENT, "begins at 1.5, above max_t 0.999");
+    refused(ctx, xdi_times_check(ctx, &s, NULL), XD_ERROR_ARGUMENT, "begins at 1.5, above max_t 0.999");
     s.list = open, s.list_count = 2;
-    refused(ctx, xd_times_check(ctx, &s, NULL), XD_ERROR_ARGUMENT, "ends in 0.5, not in 0");
+    refused(ctx, xdi_times_check(ctx, &s, NULL), XD_ERROR_ARGUMENT, "ends in 0.5, not in 0");
     xd_ctx_destroy(ctx);
 }
 
@@ -339,18 +343,18 @@ XD_TEST(ranges_are_narrowed_to_the_schedules_or_refused) {
     xd_ctx *ctx = open_ctx();
     const xd_noise_schedule flow = xd_noise_defaults(XD_NOISE_FLOW), edm = xd_noise_defaults(XD_NOISE_EDM);
     xd_time_sampler s = xd_times_defaults(XD_DMD_FASTGEN);
-    CHECK(xd_times_check(ctx, &s, &edm) == XD_OK);
-    refused(ctx, xd_times_check(ctx, &s, &flow), XD_ERROR_ARGUMENT,
+    CHECK(xdi_times_check(ctx, &s, &edm) == XD_OK);
+    refused(ctx, xdi_times_check(ctx, &s, &flow), XD_ERROR_ARGUMENT,
             "times from 0.002 to 80 are drawn, those of the schedule are 0 to 0.999");
-    xd_times_narrow(&s, &flow);
-    CHECK(s.min_t == 0.002 && s.max_t == 0.999 && xd_times_check(ctx, &s, &flow) == XD_OK);
+    xdi_times_narrow(&s, &flow);
+    CHECK(s.min_t == 0.002 && s.max_t == 0.999 && xdi_times_check(ctx, &s, &flow) == XD_OK);
     s = sampler_of(XD_TIME_LIST), s.list = list, s.list_count = 3;
-    CHECK(xd_times_check(ctx, &s, &edm) == XD_OK); /* the final 0 is not drawn */
+    CHECK(xdi_times_check(ctx, &s, &edm) == XD_OK); /* the final 0 is not drawn */
     s.list_to_end = true;
-    refused(ctx, xd_times_check(ctx, &s, &edm), XD_ERROR_ARGUMENT, "times from 0 to 0.999 are drawn");
+    refused(ctx, xdi_times_check(ctx, &s, &edm), XD_ERROR_ARGUMENT, "times from 0 to 0.999 are drawn");
     xd_noise_schedule none = flow;
     none.max_t = 2.0;
-    refused(ctx, xd_times_check(ctx, &s, &none), XD_ERROR_ARGUMENT, "max_t 2 is past");
+    refused(ctx, xdi_times_check(ctx, &s, &none), XD_ERROR_ARGUMENT, "max_t 2 is past");
     xd_ctx_destroy(ctx);
 }
 
@@ -439,7 +443,7 @@ XD_TEST(frames_of_a_chunk_share_their_time_and_the_first_has_the_rest) {
     xd_time_sampler s = sampler_of(XD_TIME_LIST);
     s.list = list, s.list_count = 6, s.list_to_end = true, s.chunk = 3;
     for (random.sample = 0; random.sample < 50; random.sample++) {
-        CHECK(xd_times_draw_frames(ctx, &s, &random, 11, t) == XD_OK); /* chunks of 5, 3 and 3 */
+        CHECK(xd_times_draw(ctx, &s, &random, 11, t) == XD_OK); /* chunks of 5, 3 and 3 */
         for (int i = 0; i < 11; i++) {
             const int chunk = i < 5 ? 0 : i < 8 ? 1 : 2;
             CHECK(t[i] == list[xd_draw_index(&random, chunk, 6)]);
@@ -449,12 +453,13 @@ XD_TEST(frames_of_a_chunk_share_their_time_and_the_first_has_the_rest) {
     CHECK(ended);
     random.sample = 0;
     s.chunk = 4;
-    CHECK(xd_times_draw_frames(ctx, &s, &random, 4, t) == XD_OK && t[0] == t[3]);
+    CHECK(xd_times_draw(ctx, &s, &random, 4, t) == XD_OK && t[0] == t[3]);
     t[0] = 7.0;
-    s.chunk = 0;
-    refused(ctx, xd_times_draw_frames(ctx, &s, &random, 4, t), XD_ERROR_ARGUMENT, "chunks of 0 frames of 4");
+    s.chunk = -1;
+    refused(ctx, xd_times_draw(ctx, &s, &random, 4, t), XD_ERROR_ARGUMENT, "chunks of -1 frames of 4");
     s.chunk = 5;
-    refused(ctx, xd_times_draw_frames(ctx, &s, &random, 4, t), XD_ERROR_ARGUMENT, "chunks of 5 frames of 4");
+    refused(ctx, xd_times_draw(ctx, &s, &random, 4, t), XD_ERROR_ARGUMENT, "chunks of 5 frames of 4");
+    s.chunk = 0;
     refused(ctx, xd_times_draw(ctx, &s, &random, -1, t), XD_ERROR_ARGUMENT, "-1 samples from sample 0");
     random.sample = 4294967295u;
     refused(ctx, xd_times_draw(ctx, &s, &random, 2, t), XD_ERROR_ARGUMENT,

@@ -183,7 +183,7 @@ static xd_result refuse_layouts(xd_comm *world, void *argument) {
     xd_layout_desc cut = { .ndim = 1, .shape = { 6 } };
     xd_weight_desc d = { .name = "cut", .dtype = XD_DTYPE_F32, .ndim = 1, .shape = { 6 } };
     CHECK(xd_mesh_create(world, &grid, &mesh) == XD_OK && xd_mesh_group(mesh, "dp", &data) == XD_OK);
-    CHECK(xd_mesh_slice(mesh, "tp", &columns) == XD_OK);
+    CHECK(xd_mesh_derive(mesh, &(xd_mesh_derive_desc){ .axes = "tp" }, &columns) == XD_OK);
     for (int i = 0; i < 2; i++) {
         cut.topology = xd_mesh_topology(i ? columns : mesh);
         cut.placement[i ? 0 : 1] = (xd_placement){ .kind = XD_SHARD };

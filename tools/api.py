@@ -33,6 +33,7 @@ import sys
 import tempfile
 
 import api_ctypes
+import structs
 from declarations import Array, Base, Function, Pointer, Reader, Refused, render
 
 MARKER = "---- for back ends ----"
@@ -495,12 +496,16 @@ def listed(text, start):
     return set(re.findall(r"`(\w+)`", text[at:].split("\n\n", 1)[0])) if at >= 0 else set()
 
 
-def is_table(struct):
-    return 2 * sum("function" in field for field in struct["fields"]) > len(struct["fields"])
+def large_structs(root):
+    """Structs with too many fields, of all parts under src/."""
+    for path, line, name, fields in structs.structs_under(root / "src"):
+        if len(fields) > MOST_FIELDS and not structs.is_table(fields):
+            yield "%s:%d: %s has %d fields, of %d at most: fields that belong together are a struct" % (
+                path.relative_to(root), line, name, len(fields), MOST_FIELDS)
 
 
 def too_large(api, text):
-    """Functions with too many arguments, structs with too many fields, and names that are excepted for nothing."""
+    """Functions with too many arguments, and names that are excepted for nothing."""
     arrays, later = (listed(text, start) for start in LISTS.values())
     long = {function["name"]: len(function["arguments"]) for function in api["functions"]
             if function["part"] == "users" and len(function["arguments"]) > MOST_ARGUMENTS}
@@ -510,10 +515,6 @@ def too_large(api, text):
                 name, count, MOST_ARGUMENTS)
     for name in sorted(arrays - set(long)):
         yield "docs/interface.md excepts %s, which has at most %d arguments or is no function" % (name, MOST_ARGUMENTS)
-    for struct in api["structs"]:
-        if len(struct["fields"]) > MOST_FIELDS and not is_table(struct) and struct["name"] not in later:
-            yield "%s has %d fields, of %d at most: fields that belong together are a struct" % (
-                struct["name"], len(struct["fields"]), MOST_FIELDS)
 
 
 def difference(old, new):
@@ -546,6 +547,7 @@ def main():
     rules = root / "docs" / "interface.md"
     if options.check or options.accept:
         broken += too_large(api, rules.read_text() if rules.is_file() else "")
+        broken += large_structs(root)
     for message in broken:
         print(message, file=sys.stderr)
     if broken:

@@ -8,6 +8,7 @@
   index      docs/index.md has every name of the users' part, as docs/api.txt lists them, and of the companions, once
   names      what prose names exists: check_names.py
   words      comments, sentences and phrases within their limits: check_words.py
+  calls      written out have the number of arguments of their declaration: check_calls.py
   surface    programs call the functions of the users' part: check_surface.py
   tests      every function of the users' part (docs/api.txt) is called by a file of tests/
   version    the top entry of CHANGELOG.md and the first line of src/xdistill.h name the version of config.h
@@ -22,6 +23,7 @@ import sys
 import tempfile
 
 from api import Names
+from check_calls import check_calls
 from check_names import check_names
 from check_surface import check_surface
 from check_words import check_words
@@ -169,7 +171,7 @@ def check_version():
 
 def main():
     complaints = [*check_comments(), *check_options(), *check_figures(), *check_tests(), *check_version(), *check_index(),
-                  *check_cells(), *check_names(ROOT), *check_words(), *check_surface(), *check_snippets()]
+                  *check_cells(), *check_names(ROOT), *check_words(), *check_surface(), *check_calls(ROOT), *check_snippets()]
     for complaint in complaints:
         print(complaint, file=sys.stderr)
     return 1 if complaints else 0

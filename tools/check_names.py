@@ -35,7 +35,7 @@ class Tree:
                           for path in (root / folder).rglob("*") if path.suffix in CODE
                           for name in NAME.findall(blank_comments(path.read_text()) if path.suffix != ".py" else path.read_text())}
         if (root / "CMakeLists.txt").is_file():
-            self.elsewhere.update(re.findall(r"option\((\w+)", (root / "CMakeLists.txt").read_text()))
+            self.elsewhere.update(re.findall(r"(?:option|set)\((XDISTILL_\w+)", (root / "CMakeLists.txt").read_text()))
         self.fields = {}
         for text in code.values():
             for name, body in STRUCT.findall(text):

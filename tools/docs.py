@@ -6,9 +6,10 @@
                              anything from elsewhere, or when a public name has no entry
     tools/docs.py --root D   work on another tree
 
-One page for each part of the header (declarations with their comments, structs with offsets, what takes a type), one for
-each companion header, and the Markdown pages of the repository. Every name in code leads to its declaration. The pages
-need no server and load nothing from elsewhere.
+The first page is the door: the tutorial, then README's table of who starts where, then the pages and the examples. There is one
+page for each part of the header (declarations with their comments, structs with offsets, what takes a type), for each companion
+header, each Markdown page of the repository, and each example. Every name in code leads to its declaration. The pages need no
+server and load nothing from elsewhere.
 """
 
 import argparse
@@ -51,12 +52,16 @@ table { border-collapse: collapse; margin: .6rem 0 } td, th { border: 1px solid 
 h3 { margin: 1.6rem 0 .3rem; font: bold 15px ui-monospace, monospace } h3 small { font-weight: normal; opacity: .7 }
 h3:target, tr:target { outline: 2px solid var(--link); outline-offset: 3px }
 #search { width: 100%; box-sizing: border-box; font: inherit; padding: .3rem } #found { max-height: 60vh; overflow-y: auto }
-@media (max-width: 50rem) { body { display: block } nav { width: auto; height: auto; position: static } }
+nav summary { cursor: pointer; font-weight: bold }
+@media (max-width: 50rem) { body { display: block } nav { width: auto; height: auto; position: static; border-right: 0;
+      border-bottom: 1px solid var(--line) } main { padding: 1rem } table { display: block; overflow-x: auto } #found { max-height: 40vh }
+      h3 { overflow-wrap: anywhere } }
 """
 
 SCRIPT = """
 "use strict";
 const box = document.getElementById("search"), list = document.getElementById("found");
+if (window.innerWidth < 800) document.querySelector("nav details").open = false;
 function look() {
     const words = box.value.toLowerCase().split(/\\s+/).filter(Boolean);
     list.textContent = "";
@@ -117,11 +122,19 @@ class Site:
                       [root / "README.md", root / "CHANGELOG.md", *sorted((root / "docs").glob("*.md"))]}
         if "docs/index.md" in self.texts:
             self.texts["docs/index.md"] = "tasks.html"
+        self.titles = {path: self.title_of(path) for path in self.texts}
+        self.examples = {path.relative_to(root).as_posix(): "example_%s.html" % path.stem for path in
+                         sorted([*root.glob("examples/*.c"), *root.glob("examples/*.cpp"), *root.glob("examples/cuda/*.cu")])}
         self.where, self.kinds = {}, {}
         self.find_names()
         self.takers = self.find_takers()
         self.companions = {name: self.read_companion(name) for name in COMPANIONS if (root / name).is_file()}
         self.write()
+
+    def title_of(self, path):
+        """The first heading of a Markdown page."""
+        heading = re.search(r"^# (.*)$", (self.root / path).read_text(), re.M)
+        return heading.group(1) if heading else path
 
     # where names are
 
@@ -173,8 +186,8 @@ class Site:
 
     def code(self, text):
         """The HTML of code in a Markdown page: names lead to their declarations, pages to pages."""
-        if text in self.texts:
-            return '<a href="%s">%s</a>' % (self.texts[text], text)
+        if text in self.texts or text in self.examples:
+            return '<a href="%s">%s</a>' % (self.texts.get(text) or self.examples[text], text)
         return self.linked(text)
 
     def words(self, text):
@@ -202,12 +215,15 @@ class Site:
         navigation = ['<h2><a href="index.html">xdistill %s</a></h2>' % self.api["version"],
                       '<input id="search" type="search" placeholder="name   ( / )" aria-label="search by name">',
                       '<ul id="found"></ul>', "<h2>Pages</h2><ul>"]
-        navigation += ['<li><a href="%s">%s</a></li>' % (address, name) for name, address in self.texts.items()]
+        navigation.insert(3, "<details open><summary>Contents</summary>")
+        navigation += ['<li><a href="%s">%s</a></li>' % (address, html.escape(self.titles[name])) for name, address in self.texts.items()]
+        navigation.append('<li><a href="manual.html">Manual of the header</a></li>')
         for group, sections in self.groups:
             navigation.append("</ul><h2>%s</h2><ul>" % group)
             navigation += ['<li><a href="%s">%s</a></li>' % (page_of(one), one) for one in sections if self.entries.get(one)]
         navigation.append("</ul><h2>Companions</h2><ul>")
         navigation += ['<li><a href="api_%s.html">%s</a></li>' % (name.replace(".", "_"), name) for name in self.companions]
+        navigation.append("</ul></details><ul>")
         self.files[file] = (
             '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><title>%s</title>\n'
             '<meta name="viewport" content="width=device-width"><link rel="stylesheet" href="style.css"></head>\n'
@@ -228,6 +244,9 @@ class Site:
             self.page("api_%s.html" % name.replace(".", "_"), name, "\n".join(body))
         for path, file in self.texts.items():
             self.markdown(path, file)
+        for path, file in self.examples.items():
+            self.page(file, path, "<h1>%s</h1><pre>%s</pre>" % (path, self.linked((self.root / path).read_text())))
+        self.page("manual.html", "Manual of the header", self.manual())
         self.page("index.html", "xdistill", self.front())
         self.files["style.css"] = STYLE.lstrip()
         self.files["search.js"] = SCRIPT.lstrip()
@@ -242,6 +261,8 @@ class Site:
                 return address
             name, _, anchor = address.partition("#")
             name = os.path.normpath(str(here / name))
+            if name in self.examples:
+                return self.examples[name]
             if name in self.texts:
                 return self.texts[name] + ("#" + anchor if anchor else "")
             return os.path.relpath(self.root / name, self.root / "build/docs")
@@ -251,10 +272,31 @@ class Site:
         self.page(file, html.unescape(title), page.html)
 
     def front(self):
+        """The door: what this is, the tutorial, who starts where, the pages by subject, the examples."""
+        readme = (self.root / "README.md").read_text() if "README.md" in self.texts else ""
+        opening = re.search(r"^# [^\n]*\n\n(.*?)\n\n", readme, re.S)
+        table = re.search(r"^## Start here\n\n(\|.*?)\n\n", readme, re.S | re.M)
+        body = ["<h1>xdistill %s</h1>" % self.api["version"], "<p>%s</p>" % self.words(opening.group(1)) if opening else ""]
+        if "docs/tutorial.md" in self.texts:
+            body.append('<p><b><a href="tutorial.html">%s</a></b></p>' % html.escape(self.titles["docs/tutorial.md"]))
+        if table:
+            body.append(Page(table.group(1) + "\n", self.code, self.words, lambda address: self.texts.get(address, "readme.html")).html)
+        body.append("<h2>Pages</h2><ul>%s</ul>" % "".join(
+            '<li><a href="%s">%s</a></li>' % (file, html.escape(self.titles[path])) for path, file in self.texts.items()))
+        body.append('<p><a href="manual.html">Manual of the header</a>: options, errors, ranks, and all names in its order.</p>')
+        body.append("<h2>Examples</h2><ul>%s</ul>" % "".join(
+            '<li><a href="%s">%s</a> %s</li>' % (file, path, html.escape(self.about(path))) for path, file in self.examples.items()))
+        return "\n".join(body)
+
+    def about(self, path):
+        """The first sentence of an example's opening comment."""
+        comment = re.match(r"/\*(.*?)\*/|((?://[^\n]*\n)+)", (self.root / path).read_text(), re.S)
+        words = " ".join(re.sub(r"^\s*(?:\*|//)", "", comment.group(1) or comment.group(2), flags=re.M).split()) if comment else ""
+        return re.split(r"(?<=[.:])\s", words)[0]
+
+    def manual(self):
         """What the header says of itself, and all names by section."""
-        body = ["<h1>xdistill %s</h1>" % self.api["version"]]
-        if "docs/index.md" in self.texts:
-            body.append('<p><a href="tasks.html">By task</a>; below in the order of the header.</p>')
+        body = ["<h1>Manual of the header</h1>"]
         head = self.sections[""]["comments"]
         body.append("<pre>%s</pre>" % self.linked(head[0]) if head else "")
         for group, sections in self.groups:

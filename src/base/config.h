@@ -14,12 +14,26 @@
 #    error "xdistill promises bits: compile the file that defines XDISTILL_IMPLEMENTATION without -ffast-math"
 #endif
 
-#if defined(XDISTILL_NO_TEACHER) && !defined(XDISTILL_NO_XTOKEN)
-#    error "XDISTILL_NO_TEACHER needs XDISTILL_NO_XTOKEN: losses across tokenizers read teacher caches"
+#if defined(XDISTILL_NO_TEXT) || defined(XDISTILL_NO_XTOKEN) || defined(XDISTILL_NO_TEACHER) || \
+    defined(XDISTILL_NO_COMPAT)
+#    error "XDISTILL_NO_ACROSS replaces XDISTILL_NO_TEXT, _XTOKEN, _TEACHER and _COMPAT"
+#endif
+#if defined(XDISTILL_NO_CHECKPOINT)
+#    error "XDISTILL_NO_MODELS replaces XDISTILL_NO_CHECKPOINT"
+#endif
+#if defined(XDISTILL_NO_DMD)
+#    error "XDISTILL_NO_DIFFUSION replaces XDISTILL_NO_DMD"
 #endif
 
-#if defined(XD_NO_TOKENIZERS)
-#    error "XD_NO_TOKENIZERS is called XDISTILL_NO_TEXT now"
+#if defined(XDISTILL_SECTION)
+#    if defined(XDISTILL_STATIC)
+#        error "XDISTILL_SECTION makes a library of several objects, XDISTILL_STATIC one that has none"
+#    elif XDISTILL_SECTION < 1 || XDISTILL_SECTION > 6
+#        error "XDISTILL_SECTION is 1 to 6"
+#    endif
+#    define XDI_MAKES(sections) ((sections) >> XDISTILL_SECTION & 1) /* a set of bits 1 << 1 to 1 << 6 */
+#else
+#    define XDI_MAKES(sections) 1
 #endif
 
 #include <stdbool.h>

@@ -97,10 +97,6 @@ static void xdi_ctx_defaults(xd_ctx_desc *d) {
     xdi_files_defaults(&d->files);
 }
 
-XD_API int xd_version(void) {
-    return XD_VERSION;
-}
-
 /* There is no context yet, so the errors go to the logger through one on the stack. */
 static xd_result xdi_ctx_check(const xd_ctx_desc *d) {
     xd_ctx nobody;
@@ -205,7 +201,7 @@ XD_API const xd_error *xd_last_error(const xd_ctx *ctx) {
     return &ctx->error;
 }
 
-XD_API void xd_clear_error(xd_ctx *ctx) {
+XD_PRIVATE void xdi_clear_error(xd_ctx *ctx) {
     XD_ASSERT(ctx);
     memset(&ctx->error, 0, sizeof ctx->error);
     ctx->error.culprit = -1;

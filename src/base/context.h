@@ -73,9 +73,6 @@ typedef struct xd_ctx_desc {
     void *stream; /* orders the work of a device; NULL -> its default stream */
 } xd_ctx_desc;
 
-/* Returns XD_VERSION of the linked implementation. Pure. */
-XD_API int xd_version(void);
-
 /* Creates a context: xd_ctx_create(const xd_ctx_desc *desc, xd_ctx **out); desc NULL -> all defaults. The macro passes the
  * caller's XD_VERSION. Local.
  * Errors, to desc's logger: MISMATCH (other major or minor version), ARGUMENT (timeouts negative or not finite; threads
@@ -95,9 +92,6 @@ XD_API void xd_ctx_set_stream(xd_ctx *ctx, void *stream);
 
 /* Returns the last failure, result XD_OK if none. Valid until the next failing call. */
 XD_API const xd_error *xd_last_error(const xd_ctx *ctx);
-
-/* Clears the last failure. A broken world stays broken. */
-XD_API void xd_clear_error(xd_ctx *ctx);
 
 /* Sets the caller's source position of the next error; returns ctx. See XD_AT. */
 XD_API xd_ctx *xd_at(xd_ctx *ctx, const char *file, int line);

@@ -81,12 +81,3 @@ XD_API xd_cpu_level xd_cpu_best(void) {
 XD_API const char *xd_cpu_level_name(xd_cpu_level level) {
     return (int)level >= 0 && (int)level < XDI_CPU_ROWS ? xdi_cpu_rows[level].name : "unknown";
 }
-
-XD_API bool xd_cpu_level_from_name(const char *name, xd_cpu_level *out) {
-    for (int i = 0; i < XDI_CPU_ROWS; i++) {
-        if (strcmp(name, xdi_cpu_rows[i].name) != 0) continue;
-        *out = (xd_cpu_level)i;
-        return true;
-    }
-    return false;
-}

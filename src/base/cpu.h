@@ -24,7 +24,4 @@ XD_API xd_cpu_level xd_cpu_best(void);
 /* Returns "best", "plain", "portable", "avx2", "avx512" or "avx512_bf16"; "unknown" for other values. */
 XD_API const char *xd_cpu_level_name(xd_cpu_level level);
 
-/* Finds the level of a name. Unknown: returns false, *out untouched. */
-XD_API bool xd_cpu_level_from_name(const char *name, xd_cpu_level *out);
-
 #endif

@@ -1,6 +1,6 @@
 /* Element types. */
 
-#include "base/dtype.h"
+#include "base/internal.h"
 
 #include <string.h>
 
@@ -33,7 +33,7 @@ XD_API const char *xd_dtype_name(xd_dtype dtype) {
     return xdi_dtype_find(dtype)->name;
 }
 
-XD_API xd_dtype xd_dtype_from_name(const char *name) {
+XD_PRIVATE xd_dtype xdi_dtype_from_name(const char *name) {
     for (int i = 1; i < (int)XD_DTYPE_COUNT; i++)
         if (strcmp(name, xdi_dtype_rows[i].name) == 0) return (xd_dtype)i;
     return XD_DTYPE_NONE;

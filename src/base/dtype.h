@@ -40,7 +40,4 @@ XD_API bool xd_dtype_is_floating(xd_dtype dtype);
 /* Returns the safetensors name ("BF16"); "NONE" for XD_DTYPE_NONE and outside the enumeration. A constant string. */
 XD_API const char *xd_dtype_name(xd_dtype dtype);
 
-/* Inverse of xd_dtype_name; XD_DTYPE_NONE for an unknown name. */
-XD_API xd_dtype xd_dtype_from_name(const char *name);
-
 #endif

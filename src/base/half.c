@@ -13,7 +13,7 @@ XD_API float xd_f32_from_bf16(uint16_t bits) {
     return xd_bits_from_bf16(bits);
 }
 
-XD_API uint16_t xd_f16_from_f32(float value) {
+XD_PRIVATE uint16_t xdi_f16_from_f32(float value) {
     return xd_bits_to_f16(value);
 }
 

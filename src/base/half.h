@@ -7,7 +7,6 @@
  * subnormals stay. Integer arithmetic: same bits on every machine. */
 XD_API uint16_t xd_bf16_from_f32(float value);
 XD_API float xd_f32_from_bf16(uint16_t bits);
-XD_API uint16_t xd_f16_from_f32(float value);
 XD_API float xd_f32_from_f16(uint16_t bits);
 
 /* Returns element `index` of an arithmetic dtype as double; exact except I64 beyond 2^53. */

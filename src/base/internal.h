@@ -1,16 +1,9 @@
 #ifndef XDI_BASE_INTERNAL_H
 #define XDI_BASE_INTERNAL_H
 
+#include "base/dtype.h"
 #include "base/extend.h"
-
-/* Functions that several parts use. They may be unused without a warning: options leave out parts of the library. */
-#if !defined(XD_PRIVATE)
-#    if defined(__GNUC__)
-#        define XD_PRIVATE static __attribute__((unused))
-#    else
-#        define XD_PRIVATE static
-#    endif
-#endif
+#include "base/section.h"
 
 /* A function that is called and never inlined, however small. */
 #if defined(__GNUC__)
@@ -105,6 +98,15 @@ XD_PRIVATE void xdi_ctx_set_level(xd_ctx *ctx, xd_cpu_level level);
 /* context.c: the error of another context, which has logged it, becomes the last one of this; returns its result. */
 XD_PRIVATE xd_result xdi_ctx_adopt(xd_ctx *ctx, const xd_error *error);
 
+/* half.c: as xd_bf16_from_f32. */
+XD_PRIVATE uint16_t xdi_f16_from_f32(float value);
+
+/* dtype.c: inverse of xd_dtype_name; XD_DTYPE_NONE for an unknown name. */
+XD_PRIVATE xd_dtype xdi_dtype_from_name(const char *name);
+
+/* context.c: forgets the last failure of a context. A broken world stays broken. */
+XD_PRIVATE void xdi_clear_error(xd_ctx *ctx);
+
 /* context.c: a * b, false when it overflows. */
 XD_PRIVATE bool xdi_size_multiply(size_t a, size_t b, size_t *product);
 
@@ -172,6 +174,9 @@ XD_PRIVATE xd_result xdi_ctx_settle(xd_ctx *ctx);
 /* context.c: XDI_POOL_SCRATCH bytes for the length of a piece, for a slot other than 0; slot 0 uses memory of the call,
  * with one thread too. */
 XD_PRIVATE void *xdi_parallel_scratch(const xd_ctx *ctx, int slot);
+
+/* memory.c: as xd_arena_take_pointer, but gives the offset, also in a planning run; false without room. */
+XD_PRIVATE bool xdi_arena_take(xd_arena *arena, size_t bytes, size_t *offset);
 
 /* memory.c: a block of count elements; NULL in a planning run. *fits becomes false when there is no room. */
 XD_PRIVATE void *xdi_arena_array(xd_arena *arena, int64_t count, size_t size, bool *fits);

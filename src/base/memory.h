@@ -22,7 +22,6 @@ typedef struct xd_arena {
     size_t capacity;     /* bytes at base; ignored when planning */
     size_t used;         /* bytes, with alignment */
     size_t peak;         /* maximum of used */
-    bool sealed;         /* after xd_arena_seal all allocations fail */
 } xd_arena;
 
 #define XD_ARENA_ALIGNMENT 64 /* of every block: a cache line, enough for vector loads */
@@ -30,18 +29,8 @@ typedef struct xd_arena {
 /* Returns an arena over capacity bytes at base; base NULL starts a planning run. Local, allocates nothing. */
 XD_API xd_arena xd_arena_over(void *base, size_t capacity);
 
-/* Allocates `bytes` bytes (0 is legal) at a multiple of XD_ARENA_ALIGNMENT from base; planning only returns the offset.
- * Returns false, arena unchanged, if it is full, sealed or the size overflows. */
-XD_API bool xd_arena_take(xd_arena *arena, size_t bytes, size_t *offset);
-
-/* As xd_arena_take, but returns the address: NULL if there is no room, and always NULL when planning. */
+/* Allocates `bytes` bytes (0 is legal) at a multiple of XD_ARENA_ALIGNMENT from base. Returns NULL, arena unchanged, if it is
+ * full or the size overflows; also in a planning run, which only counts. */
 XD_API void *xd_arena_take_pointer(xd_arena *arena, size_t bytes);
-
-/* xd_arena_release(arena, mark) frees all allocations after mark = xd_arena_mark(arena). The peak stays. */
-XD_API size_t xd_arena_mark(const xd_arena *arena);
-XD_API void xd_arena_release(xd_arena *arena, size_t mark);
-
-/* Makes every later allocation fail. */
-XD_API void xd_arena_seal(xd_arena *arena);
 
 #endif

@@ -2,20 +2,6 @@
 
 #include "base/philox_scalar.h"
 
-XD_API void xd_philox_block(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]) {
-    xd_philox_rounds(counter, key, out);
-}
-
-XD_API void xd_philox_counter(const xd_philox *p, uint64_t block, uint32_t counter[4]) {
-    xd_philox_counter_of(p, block, counter);
-}
-
-XD_API uint32_t xd_philox_word(const xd_philox *p, int64_t element) {
-    uint32_t words[4];
-    xd_philox_words(p, element / 4, words);
-    return words[element % 4];
-}
-
 XD_API double xd_philox_uniform_f64(const xd_philox *p, int64_t block) {
     uint32_t words[4];
     xd_philox_words(p, block, words);

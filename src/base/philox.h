@@ -33,17 +33,6 @@ typedef struct xd_philox {
     uint32_t step;   /* optimizer step */
 } xd_philox;
 
-/* Returns 128 random bits for each of 2^128 counters under a 64-bit key. Local. Deterministic. */
-XD_API void xd_philox_block(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]);
-
-/* Returns the counter of block `block` in [0, 2^40), elements 4 block .. 4 block + 3.
- *
- *   { low 32 bits of block, next 8 bits | stream << 8 | micro << 16, sample, step } */
-XD_API void xd_philox_counter(const xd_philox *p, uint64_t block, uint32_t counter[4]);
-
-/* Returns 32 random bits of one element in [0, 2^42). */
-XD_API uint32_t xd_philox_word(const xd_philox *p, int64_t element);
-
 /* Returns a uniform number in (0, 1) with 53 bits from words 0 and 1 of block `block`: times, other scalars. */
 XD_API double xd_philox_uniform_f64(const xd_philox *p, int64_t block);
 

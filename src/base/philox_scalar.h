@@ -7,7 +7,7 @@
 /* Formulas of base/philox.h. Their bits are promised: products are added to other terms by xd_fmaf only, or are exact, so that
  * it does not depend on the compiler which of them are fused. Coefficients: interpolation at Chebyshev nodes, rounded to f32. */
 
-/* xd_philox_block. */
+/* 128 random bits for each of 2^128 counters under a 64-bit key. */
 XD_SCALAR void xd_philox_rounds(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]) {
     uint32_t c0 = counter[0], c1 = counter[1], c2 = counter[2], c3 = counter[3];
     uint32_t k0 = key[0], k1 = key[1];
@@ -27,7 +27,9 @@ XD_SCALAR void xd_philox_rounds(const uint32_t counter[4], const uint32_t key[2]
     out[3] = c3;
 }
 
-/* xd_philox_counter. */
+/* The counter of block `block` in [0, 2^40), elements 4 block .. 4 block + 3:
+ *
+ *   { low 32 bits of block, next 8 bits | stream << 8 | micro << 16, sample, step } */
 XD_SCALAR void xd_philox_counter_of(const xd_philox *p, uint64_t block, uint32_t counter[4]) {
     counter[0] = (uint32_t)block;
     counter[1] = (uint32_t)(block >> 32 & 0xffu) | (uint32_t)p->stream << 8 | (uint32_t)p->micro << 16;

@@ -104,7 +104,7 @@ static size_t xdi_saver_lay_out(const xdi_content *c, int rank, unsigned char *s
     for (int64_t i = 0; i < c->tensor_count; i++) {
         size_t offset = 0;
         if (!xdi_stored_speaks(&c->tensors[i], rank) || c->tensors[i].step) continue;
-        (void)xd_arena_take(&arena, xdi_stored_bytes(&c->tensors[i]), &offset);
+        (void)xdi_arena_take(&arena, xdi_stored_bytes(&c->tensors[i]), &offset);
         if (stage) c->tensors[i].data = stage + offset;
     }
     return arena.peak;
@@ -302,11 +302,11 @@ static xd_result xdi_saver_hire(xd_checkpoint_saver *s) {
     return xd_agree(s->comm, xdi_saver_employ(s));
 }
 
-XD_API xd_result xd_checkpoint_saver_create(xd_comm *comm, const xd_checkpoint_network *networks,
-                                            int network_count, xd_checkpoint_saver **out) {
-    XDI_GIVEN_COMM(comm, out);
+XD_API xd_result xd_checkpoint_saver_create(xd_comm *comm, const xd_checkpoint_saver_desc *desc,
+                                            xd_checkpoint_saver **out) {
+    XDI_GIVEN_COMM(comm, desc, out);
     xd_checkpoint_saver *s = NULL;
-    xd_result result = xd_agree(comm, xdi_saver_make(comm, networks, network_count, &s));
+    xd_result result = xd_agree(comm, xdi_saver_make(comm, desc->networks, desc->network_count, &s));
     if (result == XD_OK) result = xdi_saver_hire(s);
     if (result == XD_OK)
         *out = s;

@@ -72,7 +72,7 @@ XD_PRIVATE void xdi_facts_topology(xdi_facts *facts, const xd_topology *topology
         xdi_fact_name(facts, "name", topology->name[i]);
     }
     xdi_facts_item(facts, NULL, 0);
-    xdi_fact_hash(facts, "list of ranks, or of axes' long names", xd_topology_hash(topology));
+    xdi_fact_hash(facts, "list of ranks, or of axes' long names", xdi_topology_hash(topology));
 }
 
 XD_PRIVATE uint64_t xdi_facts_hash(uint64_t seed, const xdi_facts *facts) {

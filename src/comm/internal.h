@@ -4,7 +4,7 @@
 #include "base/internal.h"
 #include "comm/leaves.h"
 #include "comm/queue.h"
-#include "comm/topology.h"
+#include "comm/topology_internal.h"
 #include "comm/transport.h"
 
 struct xd_comm {
@@ -266,12 +266,5 @@ XD_PRIVATE uint64_t xdi_facts_hash(uint64_t seed, const xdi_facts *facts);
 /* facts.c: xd_agree_same over a list of the same names on every rank, in the same exchange. The error names the first setting that
  * differs, with both values. */
 XD_PRIVATE xd_result xdi_agree_facts(xd_comm *comm, const xdi_facts *facts, const char *what);
-
-/* topology.c: removes the next name from the front of a list joined by ',' or '-' and returns its length; *list is NULL
- * after the last. */
-XD_PRIVATE size_t xdi_topology_next(const char **list, const char **name);
-
-/* topology.c: letters, digits and '_', not too long. */
-XD_PRIVATE bool xdi_topology_name_is_valid(const char *name);
 
 #endif

@@ -18,11 +18,10 @@ struct xd_leaf_stack {
     float *nodes;   /* [deepest, elements] */
     size_t bytes;
     const xd_kernels *kernels; /* of the memory that the nodes are in */
-    bool owned;                /* the nodes were allocated, from the kernels' memory unless `plain` */
-    bool plain;
-    bool open;       /* xd_leaf_stack_next has given the place of the next leaf */
-    bool clears;     /* leaves begin as zeros: nodes that were added become zeros */
-    uint64_t zeroed; /* bit i: node i is zeros; of the first 64 */
+    bool owned;                /* the nodes were allocated, from the kernels' memory */
+    bool open;                 /* xd_leaf_stack_next has given the place of the next leaf */
+    bool clears;               /* leaves begin as zeros: nodes that were added become zeros */
+    uint64_t zeroed;           /* bit i: node i is zeros; of the first 64 */
 };
 
 /* Maximum number of nodes on the stack while the leaves are pushed: at each push, the forest of the earlier leaves
@@ -57,10 +56,10 @@ XD_API size_t xd_leaf_stack_bytes(const xd_leaf_stack_desc *desc) {
     return xdi_leaf_stack_size(&desc->leaves, desc->elements, &bytes) ? bytes : 0;
 }
 
-/* Memory for the nodes: the caller's, the host's when `plain`, or the device's. */
+/* Memory for the nodes: the caller's, or the device's. */
 static xd_result xdi_leaf_stack_memory(xd_leaf_stack *s, const xd_leaf_stack_desc *d) {
     const xd_kernels *device = xd_ctx_kernels(s->ctx), *host = xd_ctx_host_kernels(s->ctx);
-    const bool on_host = d->memory ? !device->memory.owns(s->ctx, d->memory) : s->plain;
+    const bool on_host = d->memory && !device->memory.owns(s->ctx, d->memory);
     s->kernels = on_host ? host : device;
     s->nodes = (float *)d->memory;
     s->owned = !d->memory;
@@ -68,16 +67,15 @@ static xd_result xdi_leaf_stack_memory(xd_leaf_stack *s, const xd_leaf_stack_des
                "memory has %zu bytes but the stack needs %zu", d->memory_bytes, s->bytes);
     XD_REQUIRE(s->ctx, (uintptr_t)d->memory % sizeof(float) == 0, XD_ERROR_ARGUMENT,
                "the memory of a stack is at %p, not at a multiple of 4", d->memory);
-    if (s->owned)
-        s->nodes =
-            (float *)(s->plain ? xd_allocate(s->ctx, s->bytes) : device->memory.allocate(s->ctx, s->bytes));
+    if (s->owned) s->nodes = (float *)device->memory.allocate(s->ctx, s->bytes);
     XD_REQUIRE(s->ctx, s->nodes || !s->bytes, XD_ERROR_MEMORY,
                "no room for a stack of leaves of %" PRId64 " elements", s->elements);
     return XD_OK;
 }
 
-static xd_result xdi_leaf_stack_make(xd_ctx *ctx, const xd_leaf_stack_desc *d, bool plain,
-                                     xd_leaf_stack **out) {
+XD_API xd_result xd_leaf_stack_create(xd_ctx *ctx, const xd_leaf_stack_desc *desc, xd_leaf_stack **out) {
+    XDI_GIVEN(ctx, ctx, desc, out);
+    const xd_leaf_stack_desc *d = desc;
     const xd_leaves leaves = d->leaves;
     size_t bytes = 0;
     XD_REQUIRE(ctx, xdi_leaf_stack_fits(&leaves), XD_ERROR_ARGUMENT,
@@ -92,7 +90,6 @@ static xd_result xdi_leaf_stack_make(xd_ctx *ctx, const xd_leaf_stack_desc *d, b
     stack->leaves = leaves;
     stack->elements = d->elements;
     stack->bytes = bytes;
-    stack->plain = plain;
     const xd_result result = xdi_leaf_stack_memory(stack, d);
     if (result != XD_OK) {
         xd_leaf_stack_destroy(stack);
@@ -100,20 +97,6 @@ static xd_result xdi_leaf_stack_make(xd_ctx *ctx, const xd_leaf_stack_desc *d, b
     }
     *out = stack;
     return XD_OK;
-}
-
-XD_API xd_result xd_leaf_stack_create(xd_ctx *ctx, xd_leaves leaves, int64_t elements, xd_leaf_stack **out) {
-    XDI_GIVEN(ctx, ctx, out);
-    xd_leaf_stack_desc d;
-    memset(&d, 0, sizeof d);
-    d.leaves = leaves;
-    d.elements = elements;
-    return xdi_leaf_stack_make(ctx, &d, true, out);
-}
-
-XD_API xd_result xd_leaf_stack_create_in(xd_ctx *ctx, const xd_leaf_stack_desc *desc, xd_leaf_stack **out) {
-    XDI_GIVEN(ctx, ctx, desc, out);
-    return xdi_leaf_stack_make(ctx, desc, false, out);
 }
 
 static xd_result xdi_leaf_stack_check(const xd_leaf_stack *s) {
@@ -206,7 +189,6 @@ XD_API void xd_leaf_stack_reset(xd_leaf_stack *stack) {
 
 XD_API void xd_leaf_stack_destroy(xd_leaf_stack *stack) {
     if (!stack) return;
-    if (stack->owned && stack->plain) xd_release(stack->ctx, stack->nodes);
-    if (stack->owned && !stack->plain) stack->kernels->memory.release(stack->ctx, stack->nodes);
+    if (stack->owned) stack->kernels->memory.release(stack->ctx, stack->nodes);
     xd_release(stack->ctx, stack);
 }

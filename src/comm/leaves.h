@@ -7,11 +7,7 @@
  * aligned block merge. A rank's number of leaves does not change the bits. Belongs to its context. */
 typedef struct xd_leaf_stack xd_leaf_stack;
 
-/* Creates a host stack for leaves [leaves.first, + leaves.count) of `elements` f32. Memory: at most 2 log2(count) + 1 leaves,
- * one if count is 1. Local. Errors: ARGUMENT (range outside [0, total)), MEMORY. */
-XD_API xd_result xd_leaf_stack_create(xd_ctx *ctx, xd_leaves leaves, int64_t elements, xd_leaf_stack **out);
-
-/* Place and size of a stack. */
+/* Settings of a stack: leaves [leaves.first, + leaves.count). */
 typedef struct xd_leaf_stack_desc {
     xd_leaves leaves;
     int64_t elements; /* f32 per leaf */
@@ -24,9 +20,10 @@ typedef struct xd_leaf_stack_desc {
 /* Returns the bytes of the nodes; 0 for a range outside [0, total), negative elements, and overflow of size_t. Pure. */
 XD_API size_t xd_leaf_stack_bytes(const xd_leaf_stack_desc *desc);
 
-/* Creates a stack on the context's device or in the caller's memory, with the same bits. Device work runs on the context's
- * stream without waiting. Local. Errors: ARGUMENT (also memory too small or unaligned), MEMORY. */
-XD_API xd_result xd_leaf_stack_create_in(xd_ctx *ctx, const xd_leaf_stack_desc *desc, xd_leaf_stack **out);
+/* Creates a stack on the context's device or in the caller's memory, with the same bits. Memory: at most 2 log2(count) + 1
+ * leaves, one if count is 1. Device work runs on the context's stream without waiting. Local.
+ * Errors: ARGUMENT (range outside [0, total); memory too small or unaligned), MEMORY. */
+XD_API xd_result xd_leaf_stack_create(xd_ctx *ctx, const xd_leaf_stack_desc *desc, xd_leaf_stack **out);
 
 /* Returns the place for the next leaf, [elements], to fill and push without a copy. Stays the same until the push. Local,
  * allocates nothing. Errors: STATE (all leaves added). */

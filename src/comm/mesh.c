@@ -131,13 +131,13 @@ static void xdi_mesh_seat(const xd_topology *topology, unsigned mask, int rank, 
     int coordinate[XD_MESH_AXES_MAX];
     *leader = -1;
     *place = 0;
-    if (!xd_topology_coordinate(topology, rank, coordinate)) return;
+    if (!xdi_topology_coordinate(topology, rank, coordinate)) return;
     for (int i = 0; i < topology->axis_count; i++) {
         if (!(mask >> i & 1u)) continue;
         *place = *place * topology->size[i] + coordinate[i];
         coordinate[i] = 0;
     }
-    *leader = xd_topology_rank(topology, coordinate);
+    *leader = xdi_topology_rank(topology, coordinate);
 }
 
 /* The entry that has the groups over `mask`, or NULL. Needs no memory: whether groups must be created may not depend on
@@ -282,7 +282,7 @@ static xd_mesh *xdi_mesh_over(xdi_mesh_root *root, const unsigned *axes,
                 coordinate[k] = rest % root->topology.size[k];
                 rest /= root->topology.size[k];
             }
-        ranks[r] = xd_topology_rank(&root->topology, coordinate);
+        ranks[r] = xdi_topology_rank(&root->topology, coordinate);
     }
     mesh->topology.ranks = ranks;
     mesh->root = root;
@@ -302,7 +302,7 @@ static xd_mesh *xdi_mesh_root_create(xdi_mesh_table *table, const xd_topology *t
     xd_mesh *mesh = NULL;
     for (int i = 0; i < topology->axis_count; i++) axes[i] = 1u << i;
     if (xdi_mesh_own_ranks(table->ctx, &root->topology)) {
-        root->member = xd_topology_coordinate(topology, xd_comm_rank(table->world), root->coordinate);
+        root->member = xdi_topology_coordinate(topology, xd_comm_rank(table->world), root->coordinate);
         mesh =
             xdi_mesh_over(root, axes, (const char(*)[XD_AXIS_NAME_MAX])topology->name, topology->axis_count);
     }
@@ -313,7 +313,7 @@ static xd_mesh *xdi_mesh_root_create(xdi_mesh_table *table, const xd_topology *t
 static xd_result xdi_mesh_topology_of(xd_comm *world, const xd_mesh_desc *d, xd_topology *out) {
     xd_ctx *ctx = xd_comm_ctx(world);
     xd_axis axes[XD_MESH_AXES_MAX];
-    xd_topology_desc made;
+    xdi_topology_desc made;
     int count = 0;
     int64_t product = 1;
     XD_REQUIRE(ctx, !d->share || d->share->root->table->world == world, XD_ERROR_ARGUMENT,
@@ -336,8 +336,9 @@ static xd_result xdi_mesh_topology_of(xd_comm *world, const xd_mesh_desc *d, xd_
     made.axis_count = count;
     made.ranks = d->topology ? d->topology->ranks : d->ranks;
     made.rank_count = d->topology ? d->topology->rank_count : d->rank_count;
+    made.order = d->topology ? NULL : d->order;
     made.world_size = xd_comm_size(world);
-    return xd_topology_create(ctx, &made, out);
+    return xdi_topology_create(ctx, &made, out);
 }
 
 static xd_result xdi_mesh_build(xd_comm *world, const xd_mesh_desc *desc, xd_mesh **out) {
@@ -392,16 +393,6 @@ XD_API const xd_topology *xd_mesh_topology(const xd_mesh *mesh) {
     return &mesh->topology;
 }
 
-XD_API xd_comm *xd_mesh_world(const xd_mesh *mesh) {
-    XD_ASSERT(mesh);
-    return mesh->root->table->world;
-}
-
-XD_API bool xd_mesh_is_member(const xd_mesh *mesh) {
-    XD_ASSERT(mesh);
-    return mesh->root->member;
-}
-
 static xd_result xdi_mesh_require_member(const xd_mesh *mesh) {
     XD_REQUIRE(mesh->root->table->ctx, mesh->root->member, XD_ERROR_STATE,
                "rank %d is none of the %d ranks of the mesh", xd_comm_rank(mesh->root->table->world),
@@ -414,7 +405,7 @@ static xd_result xdi_mesh_own_axis(const xd_mesh *mesh, const char *name, int *a
     xd_ctx *ctx = mesh->root->table->ctx;
     XD_REQUIRE(ctx, name || mesh->topology.axis_count == 1, XD_ERROR_ARGUMENT,
                "the mesh has %d axes: name one", mesh->topology.axis_count);
-    *axis = name ? xd_topology_axis(&mesh->topology, name) : 0;
+    *axis = name ? xdi_topology_axis(&mesh->topology, name) : 0;
     XD_REQUIRE(ctx, *axis >= 0, XD_ERROR_ARGUMENT, "\"%s\" is none of the %d axes of the mesh", name,
                mesh->topology.axis_count);
     return XD_OK;
@@ -425,22 +416,14 @@ XD_API xd_result xd_mesh_coordinate(const xd_mesh *mesh, const char *axis, int *
     int own[XD_MESH_AXES_MAX], index;
     XD_TRY(xdi_mesh_require_member(mesh));
     XD_TRY(xdi_mesh_own_axis(mesh, axis, &index));
-    xd_topology_coordinate(&mesh->topology, xd_comm_rank(mesh->root->table->world), own);
+    xdi_topology_coordinate(&mesh->topology, xd_comm_rank(mesh->root->table->world), own);
     *coordinate = own[index];
-    return XD_OK;
-}
-
-XD_API xd_result xd_mesh_axis_size(const xd_mesh *mesh, const char *axis, int *size) {
-    XDI_GIVEN(mesh ? mesh->root->table->ctx : NULL, mesh, size);
-    int index;
-    XD_TRY(xdi_mesh_own_axis(mesh, axis, &index));
-    *size = mesh->topology.size[index];
     return XD_OK;
 }
 
 /* One name of root axes or of a flattened set -> bits; 0 when unknown. */
 static unsigned xdi_mesh_lookup(const xdi_mesh_root *root, const char *name) {
-    const int axis = xd_topology_axis(&root->topology, name);
+    const int axis = xdi_topology_axis(&root->topology, name);
     if (axis >= 0) return 1u << axis;
     for (int i = 0; i < root->flat_count; i++)
         if (strcmp(root->flat_name[i], name) == 0) return root->flat_axes[i];
@@ -504,23 +487,21 @@ XD_API xd_result xd_mesh_group(xd_mesh *mesh, const char *axes, xd_comm **out) {
     return xdi_mesh_group_of(mesh->root, mask, out);
 }
 
-static xd_result xdi_mesh_derive(xdi_mesh_root *root, const unsigned *sets,
-                                 const char (*names)[XD_AXIS_NAME_MAX], int count, xd_mesh **out) {
+static xd_result xdi_mesh_make(xdi_mesh_root *root, const unsigned *sets,
+                               const char (*names)[XD_AXIS_NAME_MAX], int count, xd_mesh **out) {
     xd_mesh *mesh = xdi_mesh_over(root, sets, names, count);
     XD_REQUIRE(root->table->ctx, mesh, XD_ERROR_MEMORY, "no room for a mesh of %d axes", count);
     *out = mesh;
     return XD_OK;
 }
 
-XD_API xd_result xd_mesh_slice(xd_mesh *mesh, const char *axes, xd_mesh **out) {
-    XDI_GIVEN(mesh ? mesh->root->table->ctx : NULL, mesh, axes, out);
+static xd_result xdi_mesh_slice(xd_mesh *mesh, const char *axes, xd_mesh **out) {
     unsigned sets[XD_MESH_AXES_MAX];
     char names[XD_MESH_AXES_MAX][XD_AXIS_NAME_MAX];
     int count;
-    XD_TRY(xdi_mesh_require_member(mesh));
     XD_TRY(xdi_mesh_parse(mesh->root, axes, sets, names, &count));
     XD_TRY(xdi_mesh_require_ascending(mesh->root->table->ctx, sets, count));
-    return xdi_mesh_derive(mesh->root, sets, (const char(*)[XD_AXIS_NAME_MAX])names, count, out);
+    return xdi_mesh_make(mesh->root, sets, (const char(*)[XD_AXIS_NAME_MAX])names, count, out);
 }
 
 /* The name a flattened set gets: the caller's, or its axes joined with '_'. */
@@ -536,15 +517,13 @@ static xd_result xdi_mesh_flat_name(xd_ctx *ctx, const char *axes, const char *n
     return XD_OK;
 }
 
-XD_API xd_result xd_mesh_flatten(xd_mesh *mesh, const char *axes, const char *name, xd_mesh **out) {
-    XDI_GIVEN(mesh ? mesh->root->table->ctx : NULL, mesh, axes, out);
+static xd_result xdi_mesh_flatten(xd_mesh *mesh, const char *axes, const char *name, xd_mesh **out) {
     xdi_mesh_root *root = mesh->root;
     xd_ctx *ctx = root->table->ctx;
     unsigned sets[XD_MESH_AXES_MAX], mask = 0;
     char names[XD_MESH_AXES_MAX][XD_AXIS_NAME_MAX], flat[1][XD_AXIS_NAME_MAX];
     int count;
     xd_comm *comm;
-    XD_TRY(xdi_mesh_require_member(mesh));
     XD_TRY(xdi_mesh_parse(root, axes, sets, names, &count));
     XD_TRY(xdi_mesh_require_ascending(ctx, sets, count));
     XD_TRY(xdi_mesh_flat_name(ctx, axes, name, flat[0]));
@@ -556,7 +535,7 @@ XD_API xd_result xd_mesh_flatten(xd_mesh *mesh, const char *axes, const char *na
                "the mesh already has %d flattened names, the most there can be", root->flat_count);
     XD_TRY(xdi_mesh_group_of(root, mask, &comm));
     xd_mesh *made = NULL;
-    xd_result result = xdi_mesh_derive(root, &mask, (const char(*)[XD_AXIS_NAME_MAX])flat, 1, &made);
+    xd_result result = xdi_mesh_make(root, &mask, (const char(*)[XD_AXIS_NAME_MAX])flat, 1, &made);
     if (!known) result = xd_agree(root->groups[(1u << root->topology.axis_count) - 1u]->comm, result);
     if (result != XD_OK) {
         xd_mesh_destroy(made);
@@ -570,16 +549,19 @@ XD_API xd_result xd_mesh_flatten(xd_mesh *mesh, const char *axes, const char *na
     return XD_OK;
 }
 
-XD_API xd_result xd_mesh_unflatten(xd_mesh *mesh, const xd_unflatten_desc *desc, xd_mesh **out) {
-    XDI_GIVEN(mesh ? mesh->root->table->ctx : NULL, mesh, desc, out);
+/* The root with one axis as several. */
+static xd_result xdi_mesh_split(xd_mesh *mesh, const xd_mesh_derive_desc *desc, xd_mesh **out) {
     xdi_mesh_root *root = mesh->root;
     const unsigned all = (1u << root->topology.axis_count) - 1u;
+    const xdi_unflatten_desc split = { desc->axes, desc->parts, desc->part_count };
     xd_topology topology;
     xd_mesh *fresh = NULL;
     xd_comm *members;
-    XD_TRY(xdi_mesh_require_member(mesh));
     XD_TRY(xdi_mesh_group_of(root, all, &members));
-    xd_result result = xd_topology_unflatten(root->table->ctx, &root->topology, desc, &topology);
+    xd_result result = desc->flatten
+                           ? XD_FAIL(root->table->ctx, XD_ERROR_ARGUMENT,
+                                     "flatten and %d parts: derive two meshes", desc->part_count)
+                           : xdi_topology_unflatten(root->table->ctx, &root->topology, &split, &topology);
     if (result == XD_OK) {
         fresh = xdi_mesh_root_create(root->table, &topology);
         if (!fresh)
@@ -589,28 +571,13 @@ XD_API xd_result xd_mesh_unflatten(xd_mesh *mesh, const xd_unflatten_desc *desc,
     return xdi_mesh_publish(members, result, fresh, out);
 }
 
-XD_API xd_result xd_mesh_concatenate(xd_mesh *const *slices, int count, xd_mesh **out) {
-    XDI_GIVEN(NULL, slices);
-    XDI_GIVEN(NULL, slices[0]);
-    XDI_GIVEN(slices[0]->root->table->ctx, out);
-    xdi_mesh_root *root = slices[0]->root;
-    xd_ctx *ctx = root->table->ctx;
-    unsigned sets[XD_MESH_AXES_MAX], seen = 0;
-    char names[XD_MESH_AXES_MAX][XD_AXIS_NAME_MAX];
-    int total = 0;
-    XD_REQUIRE(ctx, count >= 1, XD_ERROR_ARGUMENT, "%d slices, at least 1 is needed", count);
-    XD_TRY(xdi_mesh_require_member(slices[0]));
-    for (int i = 0; i < count; i++) {
-        XD_REQUIRE(ctx, slices[i]->root == root, XD_ERROR_ARGUMENT,
-                   "slice %d comes from another mesh than slice 0", i);
-        for (int k = 0; k < slices[i]->topology.axis_count; k++, total++) {
-            XD_REQUIRE(ctx, total < XD_MESH_AXES_MAX && !(seen & slices[i]->axes[k]), XD_ERROR_ARGUMENT,
-                       "slice %d repeats an axis of the %d slices", i, count);
-            sets[total] = slices[i]->axes[k];
-            seen |= sets[total];
-            memcpy(names[total], slices[i]->topology.name[k], XD_AXIS_NAME_MAX);
-        }
-    }
-    XD_TRY(xdi_mesh_require_ascending(ctx, sets, total));
-    return xdi_mesh_derive(root, sets, (const char(*)[XD_AXIS_NAME_MAX])names, total, out);
+XD_API xd_result xd_mesh_derive(xd_mesh *mesh, const xd_mesh_derive_desc *desc, xd_mesh **out) {
+    xd_ctx *ctx = mesh ? mesh->root->table->ctx : NULL;
+    XDI_GIVEN(ctx, mesh, desc, out);
+    XDI_GIVEN(ctx, desc->axes);
+    const bool split = desc->parts != NULL || desc->part_count != 0;
+    XD_TRY(xdi_mesh_require_member(mesh));
+    if (split) return xdi_mesh_split(mesh, desc, out);
+    if (desc->flatten) return xdi_mesh_flatten(mesh, desc->axes, desc->name, out);
+    return xdi_mesh_slice(mesh, desc->axes, out);
 }

@@ -18,53 +18,56 @@ typedef struct xd_mesh_desc {
     int world_size;              /* product of the sizes; 0 -> not checked */
     const xd_topology *topology; /* instead of axes and ranks; NULL -> these */
     xd_mesh *share;              /* mesh of the same world that shares communicators; may be NULL */
+    /* Axis names joined by '-', the leftmost with stride 1 ("tp-cp-ep-dp-pp"); `axes` may then have any order. Omitted axes
+     * of size 1 become slowest. NULL -> none; ignored with `topology`. */
+    const char *order;
 } xd_mesh_desc;
 
-/* Creates a mesh over ranks of `world`, which may be a part of the job.
+/* Creates a mesh over ranks of `world`, which may be a part of the job. The rank at coordinate c is
+ *     ranks[(c[0] * size[1] + c[1]) * size[2] + c[2] ...]
  *
  * Collective over the world, also for other ranks. Compares descs, then creates the groups of single axes from left to right.
  * The whole world in order uses its communicator; an axis of size 1 has none of its own.
- * Errors: those of xd_topology_create; ARGUMENT ("axis sizes multiply to 8 but world_size is 6"; share of another world),
+ * Errors: ARGUMENT (names; sizes; two of -1; repeated or unknown ranks; "axis sizes multiply to 8 but world_size is 6"; share
+ * of another world; order: unknown or repeated names, omitted axes above 1, "cp" and "ep" above 1), TOPOLOGY (sizes do not fit
+ * the number of ranks),
  * MISMATCH (names the ranks), MEMORY. *out is untouched on failure. */
 XD_API xd_result xd_mesh_create(xd_comm *world, const xd_mesh_desc *desc, xd_mesh **out);
 
 /* Destroys the mesh; NULL is legal. Local. Its communicators live as long as the last mesh of their table. */
 XD_API void xd_mesh_destroy(xd_mesh *mesh);
 
-/* Local facts. A derived mesh lists its own axes and ranks. */
+/* Returns axes and ranks, valid as long as the mesh. A derived mesh has its own. Local. */
 XD_API const xd_topology *xd_mesh_topology(const xd_mesh *mesh);
-XD_API xd_comm *xd_mesh_world(const xd_mesh *mesh);
-XD_API bool xd_mesh_is_member(const xd_mesh *mesh);
 
-/* Return this rank's coordinate on an axis and the axis size; axis NULL -> the only axis. Local. Errors: ARGUMENT (no such
- * axis), STATE (not a member). */
+/* Returns this rank's coordinate on an axis; axis NULL -> the only axis. Local. Errors: ARGUMENT (no such axis), STATE (not a
+ * member). */
 XD_API xd_result xd_mesh_coordinate(const xd_mesh *mesh, const char *axis, int *coordinate);
-XD_API xd_result xd_mesh_axis_size(const xd_mesh *mesh, const char *axis, int *size);
 
-/* Returns this rank's communicator over the named axes: "tp", "dp,cp" in any order, or a name of xd_mesh_flatten; axes NULL
- * -> the only axis. The mesh's last axis is fastest. Names are the root's, also on a slice.
+/* Returns this rank's communicator over the named axes: "tp", "dp,cp" in any order, or a name that xd_mesh_derive gave; axes
+ * NULL -> the only axis. The mesh's last axis is fastest. Names are the root's, also on a derived mesh.
  *
  * The first call for several axes is collective over the root's members; others are local. The mesh owns the communicator.
  * Errors: ARGUMENT, STATE (not a member), MISMATCH, MEMORY. */
 XD_API xd_result xd_mesh_group(xd_mesh *mesh, const char *axes, xd_comm **out);
 
-/* Creates this rank's sub-mesh of the named axes, in root order. Names are the root's, also on a slice, or from
- * xd_mesh_flatten. Local.
- * Errors: ARGUMENT (unknown or overlapping names, not in root order), STATE (not a member), MEMORY. */
-XD_API xd_result xd_mesh_slice(xd_mesh *mesh, const char *axes, xd_mesh **out);
+/* What to make of a mesh's root. */
+typedef struct xd_mesh_derive_desc {
+    const char *axes;     /* required: names of the root's axes, or given by `name`, in its order: "dp,tp" */
+    bool flatten;         /* one axis over all of them, adjacent or not, row-major */
+    const char *name;     /* of that axis, for later calls too; NULL -> names joined by '_' */
+    const xd_axis *parts; /* [part_count], slowest first: splits the one axis `axes`; NULL -> none */
+    int part_count;
+} xd_mesh_derive_desc;
 
-/* Creates a one-axis mesh over named root axes, adjacent or not, row-major. Slices and groups can use its name. name NULL ->
- * names joined by '_'. A name always means the same axes, a root name its axis. First use is collective as in xd_mesh_group.
- * Errors: ARGUMENT, STATE, MISMATCH, MEMORY. */
-XD_API xd_result xd_mesh_flatten(xd_mesh *mesh, const char *axes, const char *name, xd_mesh **out);
-
-/* Creates the root mesh with one axis split into several, row-major. Collective over the root's members. Errors: ARGUMENT,
- * TOPOLOGY, STATE, MEMORY. */
-XD_API xd_result xd_mesh_unflatten(xd_mesh *mesh, const xd_unflatten_desc *desc, xd_mesh **out);
-
-/* Joins slices of one root, at least one, in ascending order of root axes. Local.
- * Errors: ARGUMENT (count < 1, different roots, overlapping, not ascending), MEMORY. */
-XD_API xd_result xd_mesh_concatenate(xd_mesh *const *slices, int count, xd_mesh **out);
+/* Creates another mesh of the same ranks: this rank's sub-mesh of some axes; one axis over several; or all axes, one of them
+ * split into parts, whose product is its size. Partitions that exist keep their communicators. A name always means the same
+ * axes.
+ *
+ * A sub-mesh is local. A split, and the first use of a flattened name, is collective over the root's members.
+ * Errors: ARGUMENT (unknown or overlapping names, not in root order; a name of other axes; parts with flatten or of several
+ * axes), TOPOLOGY (product of parts), STATE (not a member), MISMATCH, MEMORY. */
+XD_API xd_result xd_mesh_derive(xd_mesh *mesh, const xd_mesh_derive_desc *desc, xd_mesh **out);
 
 /* Compares a hash over the group. Collective. `what` names it in the message.
  * Errors: MISMATCH on every rank, naming those that differ from rank 0. */

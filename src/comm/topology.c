@@ -57,7 +57,7 @@ static xd_result xdi_topology_check_ranks(xd_ctx *ctx, const int *ranks, int ran
 }
 
 /* The topology of axes that are slowest first. */
-static xd_result xdi_topology_lay_out(xd_ctx *ctx, const xd_topology_desc *d, const xd_axis *axes,
+static xd_result xdi_topology_lay_out(xd_ctx *ctx, const xdi_topology_desc *d, const xd_axis *axes,
                                       xd_topology *out) {
     xd_topology t;
     int64_t product = 1;
@@ -130,7 +130,7 @@ static xd_result xdi_topology_parse_order(xd_ctx *ctx, const char *order, const 
 }
 
 /* The axes in the order of the string, slowest first. */
-static xd_result xdi_topology_sort(xd_ctx *ctx, const xd_topology_desc *d, xd_axis *sorted) {
+static xd_result xdi_topology_sort(xd_ctx *ctx, const xdi_topology_desc *d, xd_axis *sorted) {
     int sequence[XD_MESH_AXES_MAX];
     XD_REQUIRE(ctx, d->axes[0].name, XD_ERROR_ARGUMENT, "an order string needs named axes");
     XD_TRY(xdi_topology_parse_order(ctx, d->order, d->axes, d->axis_count, sequence));
@@ -140,13 +140,13 @@ static xd_result xdi_topology_sort(xd_ctx *ctx, const xd_topology_desc *d, xd_ax
 
 /* Context and expert parallelism use the same ranks: a grid can have only one of them. */
 static xd_result xdi_topology_check_order(xd_ctx *ctx, const xd_topology *t) {
-    const int cp = xd_topology_axis(t, "cp"), ep = xd_topology_axis(t, "ep");
+    const int cp = xdi_topology_axis(t, "cp"), ep = xdi_topology_axis(t, "ep");
     XD_REQUIRE(ctx, cp < 0 || ep < 0 || t->size[cp] == 1 || t->size[ep] == 1, XD_ERROR_ARGUMENT,
                "cp is %d and ep is %d: one grid cannot have both above 1", t->size[cp], t->size[ep]);
     return XD_OK;
 }
 
-XD_API xd_result xd_topology_create(xd_ctx *ctx, const xd_topology_desc *desc, xd_topology *out) {
+XD_PRIVATE xd_result xdi_topology_create(xd_ctx *ctx, const xdi_topology_desc *desc, xd_topology *out) {
     XDI_GIVEN(ctx, ctx, desc, out);
     xd_axis sorted[XD_MESH_AXES_MAX];
     xd_topology t;
@@ -158,8 +158,8 @@ XD_API xd_result xd_topology_create(xd_ctx *ctx, const xd_topology_desc *desc, x
     return XD_OK;
 }
 
-XD_API xd_result xd_topology_from_config(xd_ctx *ctx, const xd_parallelism *desc, int world_size,
-                                         xd_topology *out) {
+XD_PRIVATE xd_result xdi_topology_from_config(xd_ctx *ctx, const xdi_parallelism *desc, int world_size,
+                                              xd_topology *out) {
     XDI_GIVEN(ctx, ctx, desc, out);
     const int tensor = desc->tensor ? desc->tensor : 1, domain = desc->domain ? desc->domain : 1;
     xd_axis axes[3];
@@ -169,14 +169,14 @@ XD_API xd_result xd_topology_from_config(xd_ctx *ctx, const xd_parallelism *desc
     XD_REQUIRE(ctx, world_size % ((int64_t)tensor * domain) == 0, XD_ERROR_TOPOLOGY,
                "tensor %d x domain %d does not divide a world of %d ranks", tensor, domain, world_size);
     const int dp = world_size / (tensor * domain);
-    XD_REQUIRE(ctx, desc->data != XD_DATA_PARALLEL_NONE || dp == 1 || desc->replicas, XD_ERROR_TOPOLOGY,
+    XD_REQUIRE(ctx, desc->data != XDI_DATA_PARALLEL_NONE || dp == 1 || desc->replicas, XD_ERROR_TOPOLOGY,
                "data is none but %d data ranks are left: their gradients would never meet (set replicas to "
                "allow it)",
                dp);
     const char *const names[3] = { "dp", "tp", "domain" };
     const int sizes[3] = { dp, tensor, domain };
     for (int i = 0; i < 3; i++) {
-        if (sizes[i] == 1 && !(i == 0 && desc->data != XD_DATA_PARALLEL_NONE)) continue;
+        if (sizes[i] == 1 && !(i == 0 && desc->data != XDI_DATA_PARALLEL_NONE)) continue;
         axes[count].name = names[i];
         axes[count++].size = sizes[i];
     }
@@ -184,12 +184,12 @@ XD_API xd_result xd_topology_from_config(xd_ctx *ctx, const xd_parallelism *desc
         memset(out, 0, sizeof *out);
         return XD_OK;
     }
-    xd_topology_desc d;
+    xdi_topology_desc d;
     memset(&d, 0, sizeof d);
     d.axes = axes;
     d.axis_count = count;
     d.world_size = world_size;
-    return xd_topology_create(ctx, &d, out);
+    return xdi_topology_create(ctx, &d, out);
 }
 
 static xd_result xdi_topology_expert_grid(xd_ctx *ctx, const xd_expert_desc *d, int tp, int cp, int ep,
@@ -205,23 +205,23 @@ static xd_result xdi_topology_expert_grid(xd_ctx *ctx, const xd_expert_desc *d, 
         axes[i].name = names[i];
         axes[i].size = sizes[i];
     }
-    xd_topology_desc grid;
+    xdi_topology_desc grid;
     memset(&grid, 0, sizeof grid);
     grid.axes = axes;
     grid.axis_count = 5;
     grid.order = d->order;
     grid.world_size = d->world_size;
-    return xd_topology_create(ctx, &grid, out);
+    return xdi_topology_create(ctx, &grid, out);
 }
 
 /* The index of a rank in its pipeline group and the first rank of that group. */
 static void xdi_topology_pipeline_place(const xd_topology *t, int rank, int *first, int *place) {
-    const int pp = xd_topology_axis(t, "pp");
+    const int pp = xdi_topology_axis(t, "pp");
     int c[XD_MESH_AXES_MAX] = { 0 };
-    xd_topology_coordinate(t, rank, c);
+    xdi_topology_coordinate(t, rank, c);
     *place = c[pp];
     c[pp] = 0;
-    *first = xd_topology_rank(t, c);
+    *first = xdi_topology_rank(t, c);
 }
 
 static xd_result xdi_topology_check_pipelines(xd_ctx *ctx, const xd_topology *dense,
@@ -239,8 +239,8 @@ static xd_result xdi_topology_check_pipelines(xd_ctx *ctx, const xd_topology *de
     return XD_OK;
 }
 
-XD_API xd_result xd_topology_experts(xd_ctx *ctx, const xd_expert_desc *desc, xd_topology *dense,
-                                     xd_topology *expert) {
+XD_PRIVATE xd_result xdi_topology_experts(xd_ctx *ctx, const xd_expert_desc *desc, xd_topology *dense,
+                                          xd_topology *expert) {
     XDI_GIVEN(ctx, ctx, desc, dense, expert);
     xd_expert_desc d = *desc;
     if (!d.tp) d.tp = 1;
@@ -271,7 +271,7 @@ XD_API xd_result xd_topology_experts(xd_ctx *ctx, const xd_expert_desc *desc, xd
 
 /* The product of the sizes of the parts must be the size of the axis. */
 static xd_result xdi_topology_check_parts(xd_ctx *ctx, const xd_topology *topology,
-                                          const xd_unflatten_desc *d, int at) {
+                                          const xdi_unflatten_desc *d, int at) {
     int64_t product = 1;
     XD_REQUIRE(ctx, at >= 0, XD_ERROR_ARGUMENT, "there is no axis \"%s\" to unflatten",
                d->axis ? d->axis : "");
@@ -286,13 +286,13 @@ static xd_result xdi_topology_check_parts(xd_ctx *ctx, const xd_topology *topolo
     return XD_OK;
 }
 
-XD_API xd_result xd_topology_unflatten(xd_ctx *ctx, const xd_topology *topology,
-                                       const xd_unflatten_desc *desc, xd_topology *out) {
+XD_PRIVATE xd_result xdi_topology_unflatten(xd_ctx *ctx, const xd_topology *topology,
+                                            const xdi_unflatten_desc *desc, xd_topology *out) {
     XDI_GIVEN(ctx, ctx, topology, desc, out);
     XDI_GIVEN_LIST(ctx, desc->parts, desc->part_count);
-    const int at = desc->axis ? xd_topology_axis(topology, desc->axis) : -1;
+    const int at = desc->axis ? xdi_topology_axis(topology, desc->axis) : -1;
     xd_axis axes[XD_MESH_AXES_MAX];
-    xd_topology_desc d;
+    xdi_topology_desc d;
     xd_topology t;
     memset(&d, 0, sizeof d);
     XD_TRY(xdi_topology_check_parts(ctx, topology, desc, at));
@@ -304,20 +304,20 @@ XD_API xd_result xd_topology_unflatten(xd_ctx *ctx, const xd_topology *topology,
     }
     d.axes = axes;
     d.world_size = topology->rank_count;
-    XD_TRY(xd_topology_create(ctx, &d, &t));
+    XD_TRY(xdi_topology_create(ctx, &d, &t));
     t.ranks = topology->ranks;
     *out = t;
     return XD_OK;
 }
 
-XD_API int xd_topology_axis(const xd_topology *topology, const char *name) {
+XD_PRIVATE int xdi_topology_axis(const xd_topology *topology, const char *name) {
     for (int i = 0; i < topology->axis_count; i++)
         if (name[0] && strcmp(topology->name[i], name) == 0) return i;
     return -1;
 }
 
-XD_API xd_result xd_topology_axes(xd_ctx *ctx, const xd_topology *topology, const char *names,
-                                  unsigned *mask) {
+XD_PRIVATE xd_result xdi_topology_axes(xd_ctx *ctx, const xd_topology *topology, const char *names,
+                                       unsigned *mask) {
     XDI_GIVEN(ctx, ctx, topology, names, mask);
     unsigned found = 0;
     XD_REQUIRE(ctx, topology->axis_count > 0 && topology->name[0][0], XD_ERROR_ARGUMENT,
@@ -338,13 +338,13 @@ XD_API xd_result xd_topology_axes(xd_ctx *ctx, const xd_topology *topology, cons
     return XD_OK;
 }
 
-XD_API int xd_topology_rank(const xd_topology *topology, const int *coordinate) {
+XD_PRIVATE int xdi_topology_rank(const xd_topology *topology, const int *coordinate) {
     int linear = 0;
     for (int i = 0; i < topology->axis_count; i++) linear = linear * topology->size[i] + coordinate[i];
     return topology->ranks ? topology->ranks[linear] : linear;
 }
 
-XD_API bool xd_topology_coordinate(const xd_topology *topology, int rank, int *coordinate) {
+XD_PRIVATE bool xdi_topology_coordinate(const xd_topology *topology, int rank, int *coordinate) {
     int linear = rank;
     if (topology->ranks)
         for (linear = 0; linear < topology->rank_count && topology->ranks[linear] != rank;) linear++;
@@ -367,28 +367,28 @@ static bool xdi_topology_advance(const xd_topology *topology, unsigned mask, int
     return false;
 }
 
-XD_API int xd_topology_groups_of(const xd_topology *topology, unsigned mask, int *ranks) {
+XD_PRIVATE int xdi_topology_groups_of(const xd_topology *topology, unsigned mask, int *ranks) {
     int coordinate[XD_MESH_AXES_MAX] = { 0 };
     int count = 0, size = 1;
     for (int i = 0; i < topology->axis_count; i++)
         if (mask >> i & 1u) size *= topology->size[i];
     do {
-        do ranks[count++] = xd_topology_rank(topology, coordinate);
+        do ranks[count++] = xdi_topology_rank(topology, coordinate);
         while (xdi_topology_advance(topology, mask, coordinate));
     } while (xdi_topology_advance(topology, ~mask, coordinate));
     return size;
 }
 
-XD_API xd_result xd_topology_groups(xd_ctx *ctx, const xd_topology *topology, const char *names, int *ranks,
-                                    int *group_size) {
+XD_PRIVATE xd_result xdi_topology_groups(xd_ctx *ctx, const xd_topology *topology, const char *names,
+                                         int *ranks, int *group_size) {
     XDI_GIVEN(ctx, ctx, topology, names, ranks, group_size);
     unsigned mask;
-    XD_TRY(xd_topology_axes(ctx, topology, names, &mask));
-    *group_size = xd_topology_groups_of(topology, mask, ranks);
+    XD_TRY(xdi_topology_axes(ctx, topology, names, &mask));
+    *group_size = xdi_topology_groups_of(topology, mask, ranks);
     return XD_OK;
 }
 
-XD_API bool xd_topology_equal(const xd_topology *a, const xd_topology *b) {
+XD_PRIVATE bool xdi_topology_equal(const xd_topology *a, const xd_topology *b) {
     if (a->axis_count != b->axis_count || a->rank_count != b->rank_count) return false;
     for (int i = 0; i < a->axis_count; i++)
         if (a->size[i] != b->size[i] || strcmp(a->name[i], b->name[i]) != 0) return false;
@@ -404,7 +404,7 @@ XD_API uint64_t xd_hash(uint64_t seed, const void *data, size_t bytes) {
     return hash;
 }
 
-XD_API uint64_t xd_topology_hash(const xd_topology *topology) {
+XD_PRIVATE uint64_t xdi_topology_hash(const xd_topology *topology) {
     uint64_t hash = xd_hash(0, &topology->axis_count, sizeof topology->axis_count);
     for (int i = 0; i < topology->axis_count; i++) {
         hash = xd_hash(hash, &topology->size[i], sizeof topology->size[i]);

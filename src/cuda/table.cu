@@ -10,6 +10,26 @@ static __global__ void xdi_cuda_probe_kernel(int *architecture) {
     if (threadIdx.x == 0) *architecture = compiled_for;
 }
 
+#ifndef XDISTILL_NO_ACROSS
+static xd_result xdi_cuda_across_load(xd_ctx *ctx) {
+    XD_TRY(xdi_cuda_xtoken_load(ctx));
+    XD_TRY(xdi_cuda_gold_load(ctx));
+    XD_TRY(xdi_cuda_xtoken_rows_load(ctx));
+    XD_TRY(xdi_cuda_list_kernels_load(ctx));
+    XD_TRY(xdi_cuda_chunks_load(ctx));
+    return xdi_cuda_uld_load(ctx);
+}
+
+static void xdi_cuda_across_fill(xd_kernels *kernels) {
+    kernels->xtoken = xdi_cuda_xtoken_table();
+    xdi_cuda_gold_fill(&kernels->xtoken);
+    xdi_cuda_xtoken_rows_fill(&kernels->xtoken);
+    xdi_cuda_list_kernels_fill(&kernels->xtoken);
+    xdi_cuda_chunks_fill(&kernels->xtoken);
+    kernels->uld = xdi_cuda_uld_table();
+}
+#endif
+
 static xd_result xdi_cuda_load_all(xd_ctx *ctx) {
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_probe_kernel));
     XD_TRY(xdi_cuda_copy_load(ctx));
@@ -23,14 +43,13 @@ static xd_result xdi_cuda_load_all(xd_ctx *ctx) {
     XD_TRY(xdi_cuda_mft_load(ctx));
     XD_TRY(xdi_cuda_rows_load(ctx));
     XD_TRY(xdi_cuda_softmax_load(ctx));
-    XD_TRY(xdi_cuda_xtoken_load(ctx));
-    XD_TRY(xdi_cuda_gold_load(ctx));
-    XD_TRY(xdi_cuda_xtoken_rows_load(ctx));
-    XD_TRY(xdi_cuda_list_kernels_load(ctx));
-    XD_TRY(xdi_cuda_chunks_load(ctx));
-    XD_TRY(xdi_cuda_uld_load(ctx));
+#ifndef XDISTILL_NO_ACROSS
+    XD_TRY(xdi_cuda_across_load(ctx));
+#endif
+#ifndef XDISTILL_NO_DIFFUSION
     XD_TRY(xdi_cuda_dmd_load(ctx));
     XD_TRY(xdi_cuda_dmd_loss_load(ctx));
+#endif
     XD_TRY(xdi_cuda_topk_load(ctx));
     return xdi_cuda_select_load(ctx);
 }
@@ -45,12 +64,9 @@ static xd_kernels xdi_cuda_table() {
     kernels.mft = xdi_cuda_mft_table();
     kernels.rows = xdi_cuda_rows_table();
     kernels.softmax = xdi_cuda_softmax_table();
-    kernels.xtoken = xdi_cuda_xtoken_table();
-    xdi_cuda_gold_fill(&kernels.xtoken);
-    xdi_cuda_xtoken_rows_fill(&kernels.xtoken);
-    xdi_cuda_list_kernels_fill(&kernels.xtoken);
-    xdi_cuda_chunks_fill(&kernels.xtoken);
-    kernels.uld = xdi_cuda_uld_table();
+#ifndef XDISTILL_NO_ACROSS
+    xdi_cuda_across_fill(&kernels);
+#endif
     kernels.optimizer.adam = xdi_cuda_adam_run;
     kernels.optimizer.sgd = xdi_cuda_sgd_run;
     kernels.optimizer.lerp = xdi_cuda_lerp;
@@ -70,8 +86,10 @@ static xd_kernels xdi_cuda_table() {
     kernels.copies = xdi_cuda_copies;
     kernels.matmul = xdi_cuda_matmul;
     kernels.fill = xdi_cuda_init_run;
+#ifndef XDISTILL_NO_DIFFUSION
     kernels.dmd = xdi_cuda_dmd_table();
     kernels.dmd_loss = xdi_cuda_dmd_loss_table();
+#endif
     return kernels;
 }
 

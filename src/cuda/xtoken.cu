@@ -162,19 +162,6 @@ static __device__ inline void xdi_cuda_xtoken_means(const xd_xtoken_divergence_a
     __syncthreads();
 }
 
-/* One entry of xdi_cpu_xtoken_slopes: q becomes dr. */
-static __device__ inline void xdi_cuda_xtoken_slope(double *q, double a, double z, bool reverse,
-                                                    double *value, double *dot) {
-    const double r = *q / z, s = log(r + XD_XTOKEN_EPSILON), target = exp(a);
-    const double ds = reverse ? exp(s) * (s - a + 1.0) : -target;
-    if (reverse)
-        *value += exp(s) * (s - a);
-    else if (target != 0.0)
-        *value += target * (a - s);
-    *q = ds / (r + XD_XTOKEN_EPSILON);
-    *dot += *q * r;
-}
-
 static __global__ void XDI_CUDA_WIDE_KERNEL
 xdi_cuda_xtoken_divergence_kernel(const __grid_constant__ xd_xtoken_divergence_args args) {
     const int64_t k = args.k, first = (int64_t)threadIdx.x;
@@ -190,12 +177,12 @@ xdi_cuda_xtoken_divergence_kernel(const __grid_constant__ xd_xtoken_divergence_a
     for (int64_t j = first; j < k; j += XDI_CUDA_TEAM_BLOCK) mass += q[j];
     const double z = xdi_cuda_block_sum(mass) + XD_XTOKEN_EPSILON;
     for (int64_t j = first; j < k; j += XDI_CUDA_TEAM_BLOCK)
-        xdi_cuda_xtoken_slope(&q[j], a[j], z, args.reverse, &value, &dot);
+        xd_xtoken_slope(&q[j], a[j], z, args.reverse, &value, &dot);
     value = xdi_cuda_block_sum(value);
     dot = xdi_cuda_block_sum(dot);
-    const double factor = xd_xtoken_chunk_takes(c, value) ? c->factor : 0.0;
+    const double factor = xd_xtoken_chunk_factor(c, value);
     for (int64_t j = first; j < k; j += XDI_CUDA_TEAM_BLOCK) {
-        q[j] = factor != 0.0 ? (q[j] - dot) / z * factor : 0.0;
+        q[j] = xd_xtoken_scaled(xd_xtoken_slope_of_mean(q[j], dot, z), factor);
         if (fabs(q[j]) > largest) largest = fabs(q[j]);
     }
     largest = xdi_cuda_block_reduce(largest, 0.0, xdi_cuda_larger());
@@ -203,7 +190,7 @@ xdi_cuda_xtoken_divergence_kernel(const __grid_constant__ xd_xtoken_divergence_a
     c->value = value;
     c->agree = agree;
     c->largest = largest;
-    c->delta = dot * XD_XTOKEN_EPSILON / z * factor * c->student;
+    c->delta = xd_xtoken_slope_delta(dot, z) * factor * c->student;
 }
 
 static xd_result xdi_cuda_xtoken_divergence(const xd_launch *launch, const xd_xtoken_divergence_args *a) {
@@ -322,13 +309,14 @@ static __device__ inline float xdi_cuda_xtoken_element(const xdi_cuda_xtoken_for
                                                        float before) {
     const double tau = f.to.x.temperature;
     double g = w.add ? (double)before : 0.0;
-    if (w.ce != 0.0) g += w.ce * ((double)expf((float)((double)z - w.lse_one)) - (v == w.label ? 1.0 : 0.0));
+    if (w.ce != 0.0)
+        g += xd_xtoken_ce_part(w.ce, (double)expf((float)((double)z - w.lse_one)), v == w.label);
     const double p = w.soft ? (double)expf((float)((double)z / tau - f.to.x.lse[w.row])) : 0.0;
     if (w.dy) {
         const double h = xdi_cuda_xtoken_h(f, w, v);
-        return (float)(g + (f.direct ? w.factor * h : p * (h - w.delta) / tau));
+        return (float)(g + (f.direct ? w.factor * h : xd_xtoken_project_part(p, h, w.delta, tau)));
     }
-    return (float)(f.u ? g + ((double)f.u[v] * f.scale - p * w.delta) : g);
+    return (float)(f.u ? g + xd_xtoken_mean_part((double)f.u[v], f.scale, p, w.delta) : g);
 }
 
 static __global__ void XDI_CUDA_KERNEL
@@ -463,9 +451,7 @@ static __global__ void XDI_CUDA_KERNEL
 xdi_cuda_xtoken_row_deltas_kernel(const __grid_constant__ xd_xtoken_row_deltas_args a) {
     const int64_t i = xdi_cuda_flat_index();
     if (i >= a.count) return;
-    const xd_xtoken_chunk *c = a.chunks + a.places[i];
-    const double delta = __dmul_rn(xdi_cuda_cell_value(a.fixed, a.cells, i), c->largest);
-    a.out[i] = c->largest == 0.0 ? 0.0 : c->alone ? c->delta : delta;
+    a.out[i] = xd_xtoken_row_delta(a.chunks + a.places[i], xdi_cuda_cell_value(a.fixed, a.cells, i));
 }
 
 static xd_result xdi_cuda_xtoken_row_deltas(const xd_launch *launch, const xd_xtoken_row_deltas_args *a) {
@@ -502,11 +488,7 @@ xdi_cuda_xtoken_close_kernel(const __grid_constant__ xd_xtoken_close_args a) {
     const int64_t i = xdi_cuda_flat_index();
     const double kl = xdi_cuda_cell_value(a.fixed, a.cells, 0), sum = xdi_cuda_cell_value(a.fixed, a.cells, 1);
     if (i < a.count) a.out[i] = __dmul_rn(sum, a.scale);
-    if (i > 0) return;
-    a.chunk->value = isfinite(sum) ? kl : (double)NAN; /* without a gradient there is no loss */
-    a.chunk->delta = a.merged[0];
-    a.chunk->agree = a.merged[1] != 0.0;
-    a.chunk->largest = isfinite(sum) && xd_xtoken_chunk_takes(a.chunk, kl + a.merged[0]) ? 1.0 : 0.0;
+    if (i == 0) xd_xtoken_close_chunk(&a, kl, sum);
 }
 
 static xd_result xdi_cuda_xtoken_close(const xd_launch *launch, const xd_xtoken_close_args *a) {
@@ -519,8 +501,7 @@ static __global__ void XDI_CUDA_KERNEL
 xdi_cuda_xtoken_row_logs_kernel(const __grid_constant__ xd_xtoken_row_sums_args a) {
     const int64_t row = xdi_cuda_flat_index();
     if (row >= a.logits.rows) return;
-    const double largest = __ddiv_rn(a.lse[row], a.temperature);
-    a.lse[row] = __dadd_rn(largest, log(xdi_cuda_cell_value(true, a.cells, row)));
+    a.lse[row] = xd_xtoken_row_log(a.lse[row], a.temperature, xdi_cuda_cell_value(true, a.cells, row));
 }
 
 static xd_result xdi_cuda_xtoken_row_logs(const xd_launch *launch, const xd_xtoken_row_sums_args *a) {

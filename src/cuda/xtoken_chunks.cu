@@ -25,10 +25,6 @@ static xd_result xdi_cuda_each_chunk_list(int64_t count, ChunkOf chunk_of, SizeO
     return XD_OK;
 }
 
-static int64_t xdi_cuda_chunk_of_row(const xd_chunk_args *a, int64_t row) {
-    return a->ids[row] < 0 ? -1 : row / a->held * a->chunks + a->ids[row];
-}
-
 /* ---- sums: one thread per column; reads every element once ---- */
 
 /* A block handles only the chunks of its group, so that many blocks share a few columns, and one thread adds to each sum, in
@@ -55,7 +51,7 @@ static xd_result xdi_cuda_chunk_sums(const xd_launch *launch, const xd_chunk_arg
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
     return xdi_cuda_each_chunk_list(
-        a->rows.rows, [&](int64_t row) { return xdi_cuda_chunk_of_row(a, row); }, [](int64_t) { return 0; },
+        a->rows.rows, [&](int64_t row) { return xd_chunk_of_row(a, row); }, [](int64_t) { return 0; },
         [&](const xdi_cuda_chunk_list &list) {
             XDI_CUDA_CELLS(a->fixed, FIXED, {
                 return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_chunk_sums_kernel<FIXED>, *a, list);
@@ -70,7 +66,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_chunk_averages_kernel(
     const int64_t n = a.rows.cols, i = xdi_cuda_flat_index();
     if (i >= list.count * n) return;
     const int64_t size = list.size[i / n], at = list.first * n + i;
-    a.out[at] = size > 0 ? __ddiv_rn(a.sums[at], (double)size) : 0.0;
+    a.out[at] = xd_chunk_average(a.sums[at], size);
 }
 
 static xd_result xdi_cuda_chunk_averages(const xd_launch *launch, const xd_chunk_args *a) {
@@ -104,7 +100,7 @@ static xd_result xdi_cuda_chunk_spread(const xd_launch *launch, const xd_chunk_a
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
     return xdi_cuda_each_chunk_list(
-        a->rows.rows, [&](int64_t row) { return xdi_cuda_chunk_of_row(a, row); },
+        a->rows.rows, [&](int64_t row) { return xd_chunk_of_row(a, row); },
         [&](int64_t chunk) { return a->sizes[chunk]; },
         [&](const xdi_cuda_chunk_list &list) {
             return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(list.count, XDI_CUDA_TEAM_BLOCK),

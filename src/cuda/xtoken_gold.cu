@@ -41,9 +41,8 @@ xdi_cuda_xtoken_log_probs_kernel(const __grid_constant__ xd_xtoken_log_probs_arg
     }
     for (int64_t i = 0; i < a.x.count; i++) {
         const int64_t row = a.x.rows[i];
-        const double z = __ddiv_rn((double)xdi_cuda_element(a.x.logits, row, v), a.x.temperature);
-        const double term = __dmul_rn(__dsub_rn(z, lse ? lse[i] : a.x.lse[row]), a.scale);
-        xdi_cuda_cell_add<FIXED>(a.cells, v, term);
+        const double z = (double)xdi_cuda_element(a.x.logits, row, v), log_sum = lse ? lse[i] : a.x.lse[row];
+        xdi_cuda_cell_add<FIXED>(a.cells, v, xd_xtoken_log_prob(z, a.x.temperature, log_sum, a.scale));
     }
 }
 
@@ -115,11 +114,10 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_xtoken_pair_kernel(const __grid_
         const double beta = a.others[a.other[i]];
         other = xdi_cuda_top_join()(other, xdi_cuda_top_of(beta, i));
         if (v < 0 || v >= a.columns) continue;
-        const double alpha = a.means[v], p = exp(a.reverse ? alpha : beta);
+        const double alpha = a.means[v];
+        double term;
         best = xdi_cuda_top_join()(best, xdi_cuda_top_of(alpha, i));
-        if (p == 0.0) continue;
-        mine.add_wide(0, __dmul_rn(p, a.reverse ? __dsub_rn(alpha, beta) : __dsub_rn(beta, alpha)));
-        a.slope[v] = (float)(a.reverse ? __dmul_rn(p, __dadd_rn(__dsub_rn(alpha, beta), 1.0)) : -p);
+        if (xd_xtoken_pair_term(alpha, beta, a.reverse, &term, &a.slope[v])) mine.add_wide(0, term);
     }
     xdi_cuda_gold_put<FIXED>(a.scratch, mine, best, other);
 }
@@ -280,19 +278,6 @@ static __device__ inline int64_t xdi_cuda_tail_before(const double *list, int64_
     return low;
 }
 
-/* xdi_cpu_xtoken_agree, for one thread */
-static __device__ inline bool xdi_cuda_xtoken_agree(const xd_xtoken_merge &m) {
-    double best = -(double)INFINITY, pair = -1.0;
-    for (int r = 0; r < m.shards; r++) {
-        const double *one = m.all + r * m.stride;
-        const double mean = one[XD_XTOKEN_BEST_MEAN], at = one[XD_XTOKEN_BEST_PAIR];
-        if (at < 0.0 || (pair >= 0.0 && (mean < best || (mean == best && at > pair)))) continue;
-        best = mean;
-        pair = at;
-    }
-    return pair >= 0.0 && pair == m.all[XD_XTOKEN_BEST_OTHER];
-}
-
 /* The sum is in fixed point: probabilities fit, and it is the same for every split. A NaN has no rank; it makes the sum NaN. */
 static __global__ void XDI_CUDA_KERNEL
 xdi_cuda_xtoken_merge_kernel(const __grid_constant__ xd_xtoken_merge m) {
@@ -310,13 +295,13 @@ xdi_cuda_xtoken_merge_kernel(const __grid_constant__ xd_xtoken_merge m) {
         const double y = m.others[rank];
         mine.add_wide(0, fabs(value - y));
         if (shard == m.shard && m.found[place] >= 0)
-            m.slope[m.found[place]] = (float)((value > y ? 1.0 : value < y ? -1.0 : 0.0) * value);
+            m.slope[m.found[place]] = xd_xtoken_tail_slope(value, y);
     }
     const xdi_cuda_sums<1, true>::totals totals = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(mine);
     if (threadIdx.x != 0) return;
     const bool fits = totals.misfits.large + totals.misfits.infinite == 0;
     m.out[0] = fits ? xd_fixed_read(totals.sum[0]) : (double)NAN;
-    m.out[1] = xdi_cuda_xtoken_agree(m) ? 1.0 : 0.0;
+    m.out[1] = xd_xtoken_agree(&m) ? 1.0 : 0.0;
 }
 
 static xd_result xdi_cuda_xtoken_merge(const xd_launch *launch, const xd_xtoken_merge *m) {

@@ -61,12 +61,6 @@ static xd_result xdi_cuda_list_project(const xd_launch *launch, const xd_xtoken_
 
 /* ---- list_divergence: one block per chunk; three reads of its lists, which stay in the cache ---- */
 
-static __device__ inline double xdi_cuda_list_term(double q, double a, bool reverse, double *slope) {
-    const double difference = log(q + XD_XTOKEN_EPSILON) - log(a + XD_XTOKEN_EPSILON);
-    *slope = reverse ? difference + q / (q + XD_XTOKEN_EPSILON) : -a / (q + XD_XTOKEN_EPSILON);
-    return reverse ? q * difference : -a * difference;
-}
-
 static __global__ void XDI_CUDA_WIDE_KERNEL
 xdi_cuda_list_divergence_kernel(const __grid_constant__ xd_xtoken_list_args a) {
     xd_xtoken_chunk *c = a.chunks + blockIdx.x;
@@ -80,14 +74,13 @@ xdi_cuda_list_divergence_kernel(const __grid_constant__ xd_xtoken_list_args a) {
     for (int64_t i = first; i < n; i += XDI_CUDA_TEAM_BLOCK) {
         inside += q[i];
         target += t[i];
-        value += xdi_cuda_list_term(q[i], t[i], a.reverse, &q[i]);
+        value += xd_xtoken_list_term(q[i], t[i], a.reverse, &q[i]);
     }
-    const double outside = 1.0 - xdi_cuda_block_sum(inside), rest = 1.0 - xdi_cuda_block_sum(target);
-    value = xdi_cuda_block_sum(value) +
-            xdi_cuda_list_term(outside < 0.0 ? 0.0 : outside, rest > 0.0 ? rest : 0.0, a.reverse, &slope);
-    const double factor = xd_xtoken_chunk_takes(c, value) ? c->factor : 0.0;
+    const double outside = 1.0 - xdi_cuda_block_sum(inside), all = xdi_cuda_block_sum(target);
+    value = xdi_cuda_block_sum(value) + xd_xtoken_list_rest(outside, all, a.reverse, &slope);
+    const double factor = xd_xtoken_chunk_factor(c, value);
     for (int64_t i = first; i < n; i += XDI_CUDA_TEAM_BLOCK) {
-        q[i] = factor != 0.0 ? (outside < 0.0 ? q[i] : q[i] - slope) * factor : 0.0;
+        q[i] = xd_xtoken_scaled(xd_xtoken_list_slope(q[i], outside, slope), factor);
         if (fabs(q[i]) > largest) largest = fabs(q[i]);
     }
     largest = xdi_cuda_block_reduce(largest, 0.0, xdi_cuda_larger());

@@ -24,7 +24,7 @@ xdi_cuda_xtoken_moments_kernel(const __grid_constant__ xd_xtoken_moments_args a)
         for (int j = 0; j < XDI_CUDA_EIGHT; j++) {
             const double p =
                 exp((double)__fsub_rn(x.at[j], best.max) - log_sum); /* near 1, ln p has no digits in f32 */
-            if (c + j < a.x.columns) entropies.add_wide(0, -p * log(p + XD_XTOKEN_EPSILON));
+            if (c + j < a.x.columns) entropies.add_wide(0, xd_xtoken_entropy_term(p));
         }
     }
     const double entropy = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(entropies).sum[0];
@@ -54,10 +54,8 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_xtoken_pick_kernel(const __grid_
     const int64_t v = a.ids[i % a.k] - a.x.first, row = a.x.rows[i / a.k];
     double value = -(double)INFINITY;
     if (v >= 0 && v < a.x.columns)
-        value = __dadd_rn(a.add ? a.out[i] : 0.0,
-                          __dmul_rn(a.scale, (double)xdi_cuda_element(a.x.logits, row, v)));
-    if ((a.x.finite && !a.x.finite[row]) || (a.x.lse && !(a.x.lse[row] < (double)INFINITY)))
-        value = (double)NAN;
+        value = xd_xtoken_picked(a.add ? a.out[i] : 0.0, a.scale, (double)xdi_cuda_element(a.x.logits, row, v));
+    if (xd_xtoken_row_is_bad(&a.x, row)) value = (double)NAN;
     a.out[i] = value;
 }
 
@@ -91,18 +89,10 @@ xdi_cuda_xtoken_compare_kernel(const __grid_constant__ xd_xtoken_compare_args a)
     const bool agree = xdi_cuda_block_argmax(s, a.k) == xdi_cuda_block_argmax(t, a.k);
     xdi_cuda_xtoken_log_softmax(s, a.k);
     xdi_cuda_xtoken_log_softmax(t, a.k);
-    for (int64_t j = first; j < a.k; j += XDI_CUDA_TEAM_BLOCK) {
-        const double p = exp(a.reverse ? s[j] : t[j]);
-        if (p != 0.0) value += p * (a.reverse ? s[j] - t[j] : t[j] - s[j]);
-    }
+    for (int64_t j = first; j < a.k; j += XDI_CUDA_TEAM_BLOCK) xd_xtoken_add_kl(s[j], t[j], a.reverse, &value);
     value = xdi_cuda_block_sum(value);
-    for (int64_t j = first; j < a.k; j += XDI_CUDA_TEAM_BLOCK) {
-        const double p = exp(s[j]);
-        if (!a.reverse)
-            s[j] = p - exp(t[j]);
-        else
-            s[j] = p != 0.0 ? p * (s[j] - t[j] - value) : 0.0;
-    }
+    for (int64_t j = first; j < a.k; j += XDI_CUDA_TEAM_BLOCK)
+        s[j] = xd_xtoken_kl_slope(s[j], t[j], a.reverse, value);
     if (threadIdx.x != 0) return;
     chunk->value = value;
     chunk->agree = agree;

@@ -99,7 +99,7 @@ XD_API xd_result xd_prediction_mix(xd_ctx *ctx, const xd_noise_schedule *schedul
     const xd_mix same = { 1.0, 0.0 };
     xd_mix mix = same, second = same;
     xd_noise_level level = { 0.0, 0.0, 0.0, 0.0 };
-    XD_TRY(xd_noise_level_at(ctx, schedule, t, &level));
+    XD_TRY(xdi_noise_level_at(ctx, schedule, t, &level));
     if (from != to) {
         XD_TRY(xdi_prediction_meant(ctx, schedule, conversion->v_is_flow, &from));
         XD_TRY(xdi_prediction_meant(ctx, schedule, conversion->v_is_flow, &to));
@@ -118,14 +118,13 @@ XD_API xd_result xd_prediction_mix(xd_ctx *ctx, const xd_noise_schedule *schedul
     return XD_OK;
 }
 
-XD_API xd_result xd_prediction_check(xd_ctx *ctx, const xd_noise_schedule *schedule, xd_prediction type,
-                                     bool v_is_flow) {
-    XDI_GIVEN(ctx, ctx, schedule);
+XD_PRIVATE xd_result xdi_prediction_check(xd_ctx *ctx, const xd_noise_schedule *schedule, xd_prediction type,
+                                          bool v_is_flow) {
     xd_conversion conversion = { type, XD_PREDICT_X0, v_is_flow, false };
     xd_noise_level level = { 0.0, 0.0, 0.0, 0.0 };
     xd_mix mix = { 0.0, 0.0 };
-    XD_TRY(xd_noise_check(ctx, schedule));
-    XD_TRY(xd_noise_level_at(ctx, schedule, schedule->max_t, &level));
+    XD_TRY(xdi_noise_check(ctx, schedule));
+    XD_TRY(xdi_noise_level_at(ctx, schedule, schedule->max_t, &level));
     XD_TRY(xd_prediction_mix(ctx, schedule, &conversion, schedule->max_t, &mix));
     XD_TRY(xd_prediction_mix(ctx, schedule, &conversion, schedule->min_t, &mix));
     XD_REQUIRE(ctx, !xdi_is_eps(type) || fabs(level.alpha) > xdi_noise_least(schedule), XD_ERROR_ARGUMENT,
@@ -137,19 +136,18 @@ XD_API xd_result xd_prediction_check(xd_ctx *ctx, const xd_noise_schedule *sched
 XD_API xd_result xd_noise_mix(xd_ctx *ctx, const xd_noise_schedule *schedule, double t, xd_mix *out) {
     XDI_GIVEN(ctx, ctx, schedule, out);
     xd_noise_level level = { 0.0, 0.0, 0.0, 0.0 };
-    XD_TRY(xd_noise_level_at(ctx, schedule, t, &level));
+    XD_TRY(xdi_noise_level_at(ctx, schedule, t, &level));
     out->c0 = level.alpha;
     out->c1 = level.sigma;
     return XD_OK;
 }
 
-XD_API xd_result xd_target_mix(xd_ctx *ctx, const xd_noise_schedule *schedule,
-                               const xd_conversion *conversion, double t, xd_mix *out) {
-    XDI_GIVEN(ctx, ctx, schedule, conversion, out);
+XD_PRIVATE xd_result xdi_target_mix(xd_ctx *ctx, const xd_noise_schedule *schedule,
+                                    const xd_conversion *conversion, double t, xd_mix *out) {
     xd_prediction type = conversion->to;
     xd_noise_level level = { 0.0, 0.0, 0.0, 0.0 };
     xdi_type target = { 0.0, 0.0, 0.0 };
-    XD_TRY(xd_noise_level_at(ctx, schedule, t, &level));
+    XD_TRY(xdi_noise_level_at(ctx, schedule, t, &level));
     XD_TRY(xdi_prediction_meant(ctx, schedule, conversion->v_is_flow, &type));
     XD_TRY(xdi_type_of(ctx, schedule, type, &level, &target));
     out->c0 = target.a;
@@ -157,7 +155,7 @@ XD_API xd_result xd_target_mix(xd_ctx *ctx, const xd_noise_schedule *schedule,
     return XD_OK;
 }
 
-XD_API xd_mix xd_guidance_mix(double scale) {
+XD_PRIVATE xd_mix xdi_guidance_mix(double scale) {
     const xd_mix mix = { scale, 1.0 - scale };
     return mix;
 }

@@ -28,26 +28,12 @@ typedef struct xd_conversion {
 /* Returns the factors of out = c0 prediction + c1 x_t; c0 is the derivative by the prediction. Divisors (sigma from x0, alpha
  * from eps and score, sigma for score) below schedule.least in magnitude become least with their sign. Equal types return
  * c0 = 1, c1 = 0 unchecked. Local.
- * Errors: those of xd_noise_level_at; ARGUMENT (type, V or FLOW without meaning, v_is_flow). */
+ * Errors: ARGUMENT (schedule, t outside it by more than one f32, type, V or FLOW without meaning, v_is_flow). */
 XD_API xd_result xd_prediction_mix(xd_ctx *ctx, const xd_noise_schedule *schedule,
                                    const xd_conversion *conversion, double t, xd_mix *out);
 
-/* Checks at set-up that this type trains over the whole range: converts to x0 and back; for EPS and SCORE, alpha(max_t) >
- * `least`. Local. Errors: those of xd_prediction_mix and xd_noise_check. */
-XD_API xd_result xd_prediction_check(xd_ctx *ctx, const xd_noise_schedule *schedule, xd_prediction type,
-                                     bool v_is_flow);
-
-/* Returns the factors of x_t = c0 x0 + c1 eps. Local. Errors: those of xd_noise_level_at. */
+/* Returns the factors of x_t = c0 x0 + c1 eps. Local. Errors: ARGUMENT (schedule, t). */
 XD_API xd_result xd_noise_mix(xd_ctx *ctx, const xd_noise_schedule *schedule, double t, xd_mix *out);
-
-/* Returns the factors of a target c0 x0 + c1 eps of type conversion->to; reads v_is_flow too. Local. Errors: those of
- * xd_prediction_mix. */
-XD_API xd_result xd_target_mix(xd_ctx *ctx, const xd_noise_schedule *schedule,
-                               const xd_conversion *conversion, double t, xd_mix *out);
-
-/* Returns the factors of guidance: c0 conditional + c1 unconditional = unconditional + scale (conditional - unconditional).
- * Trainers that add w (conditional - unconditional) to conditional have scale w + 1. Pure. */
-XD_API xd_mix xd_guidance_mix(double scale);
 
 /* Guidance in a distillation. `scale` mixes x0 with the condition, P, and x0 with the negative one to G. `rescale` then limits
  * the range (Lin et al., "Common Diffusion Noise Schedules and Sample Steps Are Flawed", 2024), by deviations over whole
@@ -56,7 +42,8 @@ XD_API xd_mix xd_guidance_mix(double scale);
  *   out = (rescale std(P) / std(G) + 1 - rescale) G, or G if std(G) = 0 */
 typedef struct xd_guidance {
     bool on;
-    double scale;   /* as in xd_guidance_mix; 0: the negative prediction */
+    double scale; /* of c0 conditional + c1 negative: c0 = scale, c1 = 1 - scale; 0: the negative prediction.
+                     * Trainers that add w (conditional - negative) to conditional have scale w + 1 */
     double rescale; /* in [0, 1]; 0 -> G */
 } xd_guidance;
 

@@ -1,6 +1,7 @@
 /* The denoising term of fake score and diffusion training. */
 
 #include "dmd/denoise.h"
+#include "dmd/internal.h"
 #include "dmd/losses.h"
 
 #include <math.h>
@@ -53,16 +54,16 @@ XD_API xd_result xd_denoise_term_at(xd_ctx *ctx, const xd_noise_schedule *schedu
     conversion.to = form->space;
     conversion.v_is_flow = form->v_is_flow;
     XD_TRY(xdi_denoise_check_form(ctx, form));
-    XD_TRY(xd_noise_level_at(ctx, schedule, t, &level));
+    XD_TRY(xdi_noise_level_at(ctx, schedule, t, &level));
     if (form->v_of_any_schedule) {
         target.c0 = -level.sigma;
         target.c1 = level.alpha;
     } else {
-        XD_TRY(xd_target_mix(ctx, schedule, &conversion, t, &target));
+        XD_TRY(xdi_target_mix(ctx, schedule, &conversion, t, &target));
     }
     XD_TRY(xd_prediction_mix(ctx, schedule, &conversion, t, &of));
     if (form->weight == XD_DENOISE_EDM || form->weight == XD_DENOISE_SNR_MIN)
-        XD_TRY(xd_noise_ratio(ctx, schedule, t, &root));
+        XD_TRY(xdi_noise_ratio(ctx, schedule, t, &root));
     term->prediction = of.c0;
     term->clean = of.c1 * level.alpha - target.c0;
     term->noise = of.c1 * level.sigma - target.c1;

@@ -24,7 +24,7 @@ typedef struct xd_denoise_form {
     bool v_of_any_schedule; /* compat (Model-Optimizer): V is alpha eps - sigma x0: docs/diffusion.md */
 } xd_denoise_form;
 
-/* Computes a sample's term at time t. Local. Errors, *term untouched: those of xd_prediction_mix and xd_target_mix; ARGUMENT
+/* Computes a sample's term at time t. Local. Errors, *term untouched: those of xd_prediction_mix; ARGUMENT
  * (weight, space, native). */
 XD_API xd_result xd_denoise_term_at(xd_ctx *ctx, const xd_noise_schedule *schedule,
                                     const xd_denoise_form *form, double t, xd_denoise_term *term);

@@ -2,7 +2,6 @@
 #define XDI_DMD_DMD_H
 
 #include "dmd/denoise.h"
-#include "dmd/fdistill.h"
 #include "dmd/gan.h"
 #include "dmd/network.h"
 #include "dmd/times.h"
@@ -59,13 +58,13 @@ typedef struct xd_dmd_rungs {
     xd_dmd_deal deal;   /* with roll_out */
 } xd_dmd_rungs;
 
-/* Warm-up of the student by regression (xd_dmd_warm_up). */
+/* Warm-up of the student by regression (xd_dmd_warm_up_step). */
 typedef struct xd_dmd_regression {
     int substeps;         /* Euler steps between rungs; 0 -> no warm-up */
     int64_t step_samples; /* noises, of all ranks; 0 -> xd_dmd_sizes.step_samples */
 } xd_dmd_regression;
 
-/* f-distill: weights of the student's samples (xd_fdistill_weights). */
+/* f-distill: weights of the student's samples by the discriminator's ratios, for another f-divergence: docs/diffusion.md. */
 typedef struct xd_dmd_fdistill {
     bool on; /* needs a discriminator; false: nothing else is read */
     xd_f_divergence divergence;
@@ -106,7 +105,7 @@ typedef struct xd_dmd_draws {
     void *user;
     xd_result (*normals)(void *user, const xd_dmd_draw *draw, float *out); /* [rows, columns], on the host */
     xd_result (*numbers)(void *user, const xd_dmd_draw *draw, const xd_time_sampler *sampler,
-                         double *out); /* [rows] draws of xd_time_of_draw */
+                         double *out); /* [rows] draws, as xd_time_kind says */
     xd_result (*rungs)(void *user, const xd_dmd_draw *draw, int64_t count,
                        int64_t *out); /* [rows] in [0, count) */
 } xd_dmd_draws;
@@ -133,7 +132,7 @@ typedef struct xd_dmd_desc {
     double network_scale;                      /* factor of times for networks; 0 -> 1 */
     xd_dtype network_dtype;                    /* of these times: F32, BF16, F16, F64; NONE -> F32 */
     xd_dmd_rungs rungs;
-    bool guided; /* guides the teacher (xd_guidance_mix) */
+    bool guided; /* guides the teacher */
     double guidance_scale;
     xd_vsd_normaliser normaliser;
     xd_denoise_form fake_loss; /* `native` and v_is_flow are not read */
@@ -158,8 +157,8 @@ typedef struct xd_dmd_values {
     double discriminator, r1;   /* discriminator's loss: discriminator + gan.r1_weight r1 */
     bool skipped;               /* a finding: no role stepped */
     double distance;            /* mean |x - T| */
-    double regression;          /* of xd_dmd_warm_up */
-    double norms[XD_DMD_ROLES]; /* of gradients before clipping, of roles with a turn */
+    double regression;          /* of xd_dmd_warm_up_step */
+    double norms[XD_DMD_ROLES]; /* of gradients before clipping, of roles that train */
 } xd_dmd_values;
 
 /* Counters that resume a run. */
@@ -173,7 +172,7 @@ typedef struct xd_dmd_record {
 /* Checks the settings and allocates all memory. Collective over data and sizes.split if given.
  *
  * Errors: ARGUMENT (functions, features, numbers, optimizers, micro-batches), MISMATCH (settings), STATE (a network or wrapper
- * twice), DTYPE, MEMORY; those of xd_noise_check, xd_prediction_check, xd_times_check and xd_noise_steps_check. */
+ * twice), DTYPE, MEMORY; those of xd_prediction_mix and xd_times_draw. */
 XD_API xd_result xd_dmd_create(xd_ctx *ctx, const xd_dmd_desc *desc, xd_dmd **out);
 
 /* Returns the bytes of xd_dmd_create. Local, allocates nothing. Errors: those of one rank. */
@@ -182,48 +181,28 @@ XD_API xd_result xd_dmd_bytes(xd_ctx *ctx, const xd_dmd_desc *desc, xd_memory_by
 /* Destroys a distillation; NULL is fine. Local. */
 XD_API void xd_dmd_destroy(xd_dmd *dmd);
 
-/* Compute the terms of a role for one micro-batch, forwards to backwards, in a caller's own loop.
+/* Compute the terms of a role for one micro-batch, forwards to backwards, in a caller's own loop: docs/diffusion.md.
  *
- *   leaf     this rank's micro-batch of the step
- *   values   the call adds to its fields; NULL -> not read back from a device
+ *   micro_batch   this rank's micro-batch of the step
+ *   values        the call adds to its fields; NULL -> not read back from a device
  *
  * Collective over sizes.split, and as the networks' calls are. Findings are counted: xd_dmd_findings. Errors: those of the
- * networks; ARGUMENT (samples, arrays), STATE (own_samples of another number, no discriminator). */
-XD_API xd_result xd_dmd_student(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch, xd_dmd_values *values);
-XD_API xd_result xd_dmd_fake_score(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch,
+ * networks; ARGUMENT (samples, arrays), STATE (own_samples of another number, no discriminator, f-distill in xd_dmd_student). */
+XD_API xd_result xd_dmd_student(xd_dmd *dmd, int64_t micro_batch, const xd_dmd_batch *batch,
+                                xd_dmd_values *values);
+XD_API xd_result xd_dmd_fake_score(xd_dmd *dmd, int64_t micro_batch, const xd_dmd_batch *batch,
                                    xd_dmd_values *values);
-XD_API xd_result xd_dmd_discriminator(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch,
+XD_API xd_result xd_dmd_discriminator(xd_dmd *dmd, int64_t micro_batch, const xd_dmd_batch *batch,
                                       xd_dmd_values *values);
-
-/* Computes the warm-up term of one micro-batch: docs/diffusion.md. batch->real is not read.
- *
- *   values   the call adds to `regression`; NULL -> not read back from a device
- *
- * Collective, findings and errors as of xd_dmd_student; STATE (no substeps, a schedule other than FLOW). */
-XD_API xd_result xd_dmd_warm_up(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch, xd_dmd_values *values);
-
-/* Compute f-distill's weights in a caller's own loop: xd_dmd_ratios for each micro-batch, xd_dmd_weigh once, then
- * xd_dmd_student for each.
- *
- * Collective: xd_dmd_ratios as xd_dmd_student, xd_dmd_weigh over xd_dmd_desc.data. Allocate nothing. Deterministic; INVARIANT:
- * for every split. Errors: STATE (no f-distill; no weights for xd_dmd_student), those of xd_dmd_student and
- * xd_fdistill_weights. */
-XD_API xd_result xd_dmd_ratios(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch);
-XD_API xd_result xd_dmd_weigh(xd_dmd *dmd);
-
-/* Return and set the bins: [xd_dmd_fdistill.bins] mean ratios by time, initially 1, equal on all ranks. Local; wait for a GPU.
- * Errors: STATE (no f-distill), ARGUMENT (count, values not finite and > 0), those of the device. */
-XD_API xd_result xd_dmd_bins(xd_dmd *dmd, double *out);
-XD_API xd_result xd_dmd_set_bins(xd_dmd *dmd, const double *values, int count);
 
 /* Returns and clears the findings of this rank's terms; not_finite counts samples. Waits for a GPU. Local. Errors: those of
  * the device. */
 XD_API xd_result xd_dmd_findings(xd_dmd *dmd, xd_status *out);
 
-/* Fills in micro-batch `leaf` of the whole step, for each pass over it. Pointers are read until the next call. */
-typedef xd_result (*xd_dmd_batch_function)(void *user, int64_t leaf, xd_dmd_batch *batch);
+/* Fills in micro-batch `micro_batch` of the whole step, for each pass over it. Pointers are read until the next call. */
+typedef xd_result (*xd_dmd_batch_function)(void *user, int64_t micro_batch, xd_dmd_batch *batch);
 
-/* Makes one step of all roles with a turn: terms, sums, clipping, optimizers, averages. After a finding on any rank no role
+/* Makes one step of all roles that train in it: terms, sums, clipping, optimizers, averages. After a finding on any rank no role
  * steps, but the step counts.
  *
  *   values   out; the same on every rank, in INVARIANT mode for every layout; may be NULL
@@ -232,12 +211,13 @@ typedef xd_result (*xd_dmd_batch_function)(void *user, int64_t leaf, xd_dmd_batc
  * STATE (a role without a trainer). */
 XD_API xd_result xd_dmd_step(xd_dmd *dmd, xd_dmd_batch_function batch, void *user, xd_dmd_values *values);
 
-/* Makes one warm-up step of the student. Collective, values and errors as of xd_dmd_step and xd_dmd_warm_up. */
+/* Makes one warm-up step of the student. Collective, values and errors as of xd_dmd_step; STATE (no substeps, a schedule other than FLOW).
+ * batch->real is not read: docs/diffusion.md. */
 XD_API xd_result xd_dmd_warm_up_step(xd_dmd *dmd, xd_dmd_batch_function batch, void *user,
                                      xd_dmd_values *values);
 
-/* Returns whether a role has its turn in a step. Pure. */
-XD_API bool xd_dmd_has_turn(const xd_dmd_desc *desc, xd_dmd_role role, int64_t step);
+/* Returns whether a role trains in a step. Pure. */
+XD_API bool xd_dmd_trains(const xd_dmd_desc *desc, xd_dmd_role role, int64_t step);
 
 /* Return and set the counters. Set them after weights, optimizers and averages are loaded. Local. Errors: ARGUMENT (counts),
  * MISMATCH (seed), STATE (own_samples at a step without the student). */

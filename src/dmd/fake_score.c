@@ -57,7 +57,7 @@ static xd_result xdi_fake_adapt(xd_ctx *ctx, const xd_fake_score_desc *d, const 
                                 xd_weight_desc *made) {
     if (!made->buffer) made->traits.frozen = xdi_fake_fits(d->frozen, d->frozen_count, weight->name);
     if (!d->adapt) return XD_OK;
-    xd_clear_error(ctx);
+    xdi_clear_error(ctx);
     XD_TRY(xdi_builder_called(ctx, d->adapt(d->user, weight->name, made), "adapt of weight",
                               (int)weight->index));
     bool same = made->ndim == weight->desc.ndim && made->buffer == weight->desc.buffer && !made->tied_to &&
@@ -150,9 +150,9 @@ XD_API xd_result xd_fake_score_describe(const xd_model *teacher, const xd_fake_s
 XD_PRIVATE xd_tensor_part xdi_fake_part(const xd_weight *w, bool whole) {
     xd_tensor_part part;
     if (w->flat) {
-        part = xdi_parallel_part(w->model->parallel, w);
+        part = xdi_weight_kept_part(w);
         if (!whole || !w->flat->whole) return part;
-        part.replica = part.replica || w->model->parallel->rank > 0;
+        part.replica = part.replica || w->model->parallel->place.rank > 0;
     } else {
         memset(&part, 0, sizeof part);
         part.name = w->name;
@@ -174,7 +174,7 @@ static bool xdi_fake_is_cut(const xd_weight *w) {
     const xd_layout_desc *cut = w->desc.layout ? xd_layout_settings(w->desc.layout) : NULL;
     for (int i = 0; cut && i < cut->topology->axis_count; i++)
         if (cut->placement[i].kind != XD_REPLICATE && cut->topology->size[i] > 1) return true;
-    return w->flat && !w->flat->whole && xdi_parallel_assembles(w->model->parallel);
+    return w->flat && !w->flat->whole && xdi_place_assembles(&w->model->parallel->place);
 }
 
 /* Refuses teachers that one rank cannot copy, looking at every weight. */

@@ -2,7 +2,7 @@
 #define XDI_DMD_FAKE_SCORE_H
 
 #include "checkpoint/full.h"
-#include "io/safetensors.h"
+#include "io/weights.h"
 #include "model/build.h"
 
 /* A fake score is a trainable copy of its teacher: docs/fake_score.md.
@@ -62,11 +62,11 @@ typedef enum xd_fake_score_from {
 
 /* Reads elements, from a file for example. */
 typedef struct xd_fake_score_reader {
-    const xd_safetensors_entry *entries; /* [entry_count] the same list on every rank */
+    const xd_weights_entry *entries; /* [entry_count] the same list on every rank */
     int64_t entry_count;
     /* Writes elements in ascending order, in the entry's dtype, to host memory. Each rank calls it for its own elements. A
      * result other than XD_OK ends the call. */
-    xd_result (*read)(void *user, const xd_safetensors_entry *entry, xd_interval elements, void *to);
+    xd_result (*read)(void *user, const xd_weights_entry *entry, xd_interval elements, void *to);
     void *user;
 } xd_fake_score_reader;
 
@@ -87,6 +87,19 @@ typedef struct xd_fake_score_compute {
     void *user;
 } xd_fake_score_compute;
 
+/* Numbers of weights and buffers without ties; the same on every rank. */
+typedef struct xd_fake_score_report {
+    int64_t loaded;      /* from the source */
+    int64_t local;       /* of these, without communication */
+    int64_t converted;   /* of those loaded */
+    int64_t computed;    /* by `compute` */
+    int64_t formed;      /* by their init */
+    int64_t missing;     /* without a source: an error */
+    int64_t unexpected;  /* in the source only */
+    int64_t wrong_shape; /* an error unless formed */
+    char names[200];     /* first five of these three; ", " between */
+} xd_fake_score_report;
+
 /* What to make; the same on every rank. Layouts and the names in wrapper settings must outlive the call. */
 typedef struct xd_fake_score_meta_desc {
     /* Sealed; without storage on ranks without a part. Required unless provider and another source are set. */
@@ -102,32 +115,19 @@ typedef struct xd_fake_score_meta_desc {
     const char *const *fresh;
     int fresh_count;
     xd_fake_score_compute compute; /* zero -> none */
+    xd_fake_score_report *report;  /* out; also filled in when its counts make the call fail; NULL -> none */
     size_t staging_bytes;          /* of elements in memory; the largest tensor is enough; 0 -> 16 MiB */
 } xd_fake_score_meta_desc;
 
-/* Numbers of weights and buffers without ties; the same on every rank. */
-typedef struct xd_fake_score_report {
-    int64_t loaded;      /* from the source */
-    int64_t local;       /* of these, without communication */
-    int64_t converted;   /* of those loaded */
-    int64_t computed;    /* by `compute` */
-    int64_t formed;      /* by their init */
-    int64_t missing;     /* without a source: an error */
-    int64_t unexpected;  /* in the source only */
-    int64_t wrong_shape; /* an error unless formed */
-    char names[200];     /* first five of these three; ", " between */
-} xd_fake_score_report;
-
 /* Creates a fake score on all ranks by xd_build and a source. Collective over world.
  *
- *   report   also filled in when its counts make the call fail; may be NULL
- *   out      one stage: xd_built_stage(built, 0); untouched on failure
+ *   out   one stage: xd_built_stage(built, 0); untouched on failure
  *
  * Deterministic; a new dtype rounds to nearest even. Compares names, shapes and types before it allocates.
  * Errors: those of xd_fake_score_describe, the provider and xd_build; ARGUMENT, MISMATCH, MISSING, UNEXPECTED, SHAPE, DTYPE,
  * STATE (no values), UNSUPPORTED (stages, a partial sum), MEMORY; a function's own (PEER on the others).
  * Source: FastGen's meta initialisation, with shares instead of broadcasts. */
 XD_API xd_result xd_fake_score_create_meta(xd_comm *world, const xd_fake_score_meta_desc *desc,
-                                           xd_fake_score_report *report, xd_built **out);
+                                           xd_built **out);
 
 #endif

@@ -3,7 +3,8 @@
 
 #include "checkpoint/internal.h"
 #include "dmd/fake_score.h"
-#include "model/internal.h"
+#include "model/build_internal.h"
+#include "model/parallel_internal.h"
 
 /* ---- fake_score.c ---- */
 

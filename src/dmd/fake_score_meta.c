@@ -245,7 +245,7 @@ static xd_result xdi_fake_prepare(void *user, xd_ctx *ctx, const xd_stages *in, 
     (void)out;
     f->model = model;
     XD_TRY(xd_agree(f->world, model->sealed ? XD_OK : xd_model_seal(model)));
-    XD_TRY(xd_model_agree(model, f->world));
+    XD_TRY(xdi_model_agree(model, f->world));
     XD_TRY(xd_agree_same(f->world, xdi_fake_hash_layouts(model), "layouts of the fake score's weights"));
     XD_TRY(xd_agree(f->world, xdi_fake_list_tensors(f)));
     XD_TRY(xdi_fake_list(f));
@@ -261,7 +261,7 @@ static xd_result xdi_fake_compute(const xdi_fake *f) {
     for (int64_t i = 0; i < f->tensor_count; i++) {
         const xdi_fake_tensor *t = &f->tensors[i];
         if (t->origin != XDI_FAKE_COMPUTED || t->part.range.begin == t->part.range.end) continue;
-        xd_clear_error(f->ctx);
+        xdi_clear_error(f->ctx);
         XD_TRY(xdi_builder_called(f->ctx, compute->call(compute->user, f->ctx, &t->part), "compute of tensor",
                                   (int)i));
     }
@@ -306,7 +306,7 @@ static xd_result xdi_fake_run(xdi_fake *f, xd_built **built) {
 }
 
 XD_API xd_result xd_fake_score_create_meta(xd_comm *world, const xd_fake_score_meta_desc *desc,
-                                           xd_fake_score_report *report, xd_built **out) {
+                                           xd_built **out) {
     XDI_GIVEN_COMM(world, desc, out);
     xdi_fake f;
     xd_built *built = NULL;
@@ -317,7 +317,7 @@ XD_API xd_result xd_fake_score_create_meta(xd_comm *world, const xd_fake_score_m
     const xd_result result = xdi_fake_run(&f, &built);
     xdi_fake_list_release(&f);
     xd_release(f.ctx, f.tensors);
-    if (report) *report = f.report;
+    if (desc->report) *desc->report = f.report;
     if (result == XD_OK)
         *out = built;
     else

@@ -8,8 +8,8 @@
 #include <math.h>
 #include <string.h>
 
-XD_API xd_fdistill_desc xd_fdistill_defaults(void) {
-    xd_fdistill_desc d;
+XD_PRIVATE xdi_fdistill_desc xdi_fdistill_defaults(void) {
+    xdi_fdistill_desc d;
     memset(&d, 0, sizeof d);
     d.lower = 0.1;
     d.upper = 20.0;
@@ -18,11 +18,11 @@ XD_API xd_fdistill_desc xd_fdistill_defaults(void) {
     return d;
 }
 
-XD_API double xd_f_weight(xd_f_divergence divergence, double ratio) {
+XD_PRIVATE double xdi_f_weight(xd_f_divergence divergence, double ratio) {
     return xd_f_weight_of(divergence, ratio);
 }
 
-static xd_result xdi_fdistill_validate(xd_ctx *ctx, const xd_fdistill_desc *d, const double *weights) {
+static xd_result xdi_fdistill_validate(xd_ctx *ctx, const xdi_fdistill_desc *d, const double *weights) {
     XD_TRY(xdi_sample_check_rows(ctx, "logits", &d->logits, d->logits.rows, d->logits.cols));
     XD_REQUIRE(ctx, d->logits.cols >= 1, XD_ERROR_SHAPE, "logits have %lld heads; at least 1 is needed",
                (long long)d->logits.cols);
@@ -47,26 +47,22 @@ static xd_result xdi_fdistill_validate(xd_ctx *ctx, const xd_fdistill_desc *d, c
 
 /* ---- memory ---- */
 
-static bool xdi_fdistill_layout(const xd_fdistill_desc *d, xd_fdistill_args *a, xd_arena *arena) {
-    const size_t bin = (size_t)XD_FDISTILL_BIN_WORDS * sizeof(int64_t), bins = (size_t)d->bins;
-    const size_t ranks = d->comm ? (size_t)xd_comm_size(d->comm) : 1, all = ranks > 1 ? ranks : 0;
-    const size_t sizes[5] = { (bins + 1) * bin, all * (bins + 1) * bin, bin, all * bin,
-                              bins * sizeof(double) };
-    size_t at[5];
-    for (int i = 0; i < 5; i++)
-        if (!xd_arena_take(arena, sizes[i], &at[i])) return false;
-    if (!arena->base) return true;
-    a->record = (int64_t *)(void *)(arena->base + at[0]);
-    a->records = all ? (int64_t *)(void *)(arena->base + at[1]) : a->record;
-    a->mass = (int64_t *)(void *)(arena->base + at[2]);
-    a->masses = all ? (int64_t *)(void *)(arena->base + at[3]) : a->mass;
-    a->next = (double *)(void *)(arena->base + at[4]);
+static bool xdi_fdistill_layout(const xdi_fdistill_desc *d, xd_fdistill_args *a, xd_arena *arena) {
+    const size_t bin = (size_t)XD_FDISTILL_BIN_WORDS * sizeof(int64_t);
+    const int64_t bins = d->bins, ranks = d->comm ? xd_comm_size(d->comm) : 1, all = ranks > 1 ? ranks : 0;
+    bool fits = true;
+    a->record = (int64_t *)xdi_arena_array(arena, bins + 1, bin, &fits);
+    a->records = (int64_t *)xdi_arena_array(arena, all * (bins + 1), bin, &fits);
+    a->mass = (int64_t *)xdi_arena_array(arena, 1, bin, &fits);
+    a->masses = (int64_t *)xdi_arena_array(arena, all, bin, &fits);
+    a->next = (double *)xdi_arena_array(arena, bins, sizeof(double), &fits);
+    if (all == 0) a->records = a->record;
+    if (all == 0) a->masses = a->mass;
     a->ranks = (int)ranks;
-    return true;
+    return fits;
 }
 
-XD_API size_t xd_fdistill_workspace_bytes(xd_ctx *ctx, const xd_fdistill_desc *desc) {
-    XD_ASSERT(ctx);
+XD_PRIVATE size_t xdi_fdistill_workspace_bytes(xd_ctx *ctx, const xdi_fdistill_desc *desc) {
     xd_fdistill_args a;
     xd_arena arena = xd_arena_over(NULL, 0);
     (void)ctx;
@@ -74,7 +70,7 @@ XD_API size_t xd_fdistill_workspace_bytes(xd_ctx *ctx, const xd_fdistill_desc *d
     return xdi_fdistill_layout(desc, &a, &arena) ? arena.peak : 0;
 }
 
-static void xdi_fdistill_fill(xd_ctx *ctx, const xd_fdistill_desc *d, xd_fdistill_args *a, double *weights) {
+static void xdi_fdistill_fill(xd_ctx *ctx, const xdi_fdistill_desc *d, xd_fdistill_args *a, double *weights) {
     a->logits = d->logits;
     a->divergence = d->divergence;
     a->lower = d->lower;
@@ -89,9 +85,9 @@ static void xdi_fdistill_fill(xd_ctx *ctx, const xd_fdistill_desc *d, xd_fdistil
     a->weights = weights;
 }
 
-static xd_result xdi_fdistill_prepare(xd_ctx *ctx, const xd_fdistill_desc *d, xd_fdistill_args *a,
+static xd_result xdi_fdistill_prepare(xd_ctx *ctx, const xdi_fdistill_desc *d, xd_fdistill_args *a,
                                       double *weights, void **owned) {
-    const size_t needed = xd_fdistill_workspace_bytes(ctx, d);
+    const size_t needed = xdi_fdistill_workspace_bytes(ctx, d);
     void *memory = d->workspace;
     size_t bytes = d->workspace_bytes;
     if (!memory) {
@@ -108,7 +104,7 @@ static xd_result xdi_fdistill_prepare(xd_ctx *ctx, const xd_fdistill_desc *d, xd
 
 /* ---- the call ---- */
 
-static xd_result xdi_fdistill_run(xd_ctx *ctx, const xd_fdistill_desc *d, const xd_fdistill_args *a) {
+static xd_result xdi_fdistill_run(xd_ctx *ctx, const xdi_fdistill_desc *d, const xd_fdistill_args *a) {
     const xd_dmd_loss_kernels *kernels = &xd_ctx_kernels(ctx)->dmd_loss;
     const int64_t bin = XD_FDISTILL_BIN_WORDS;
     xd_launch launch = xd_ctx_launch(ctx);
@@ -126,8 +122,7 @@ static xd_result xdi_fdistill_run(xd_ctx *ctx, const xd_fdistill_desc *d, const 
     return d->status ? XD_OK : xd_status_check(ctx, &found);
 }
 
-XD_API xd_result xd_fdistill_weights(xd_ctx *ctx, const xd_fdistill_desc *desc, double *weights) {
-    XDI_GIVEN(ctx, ctx, desc);
+XD_PRIVATE xd_result xdi_fdistill_weights(xd_ctx *ctx, const xdi_fdistill_desc *desc, double *weights) {
     xd_fdistill_args a;
     void *owned = NULL;
     memset(&a, 0, sizeof a);

@@ -1,11 +1,13 @@
 #ifndef XDI_DMD_FDISTILL_H
 #define XDI_DMD_FDISTILL_H
 
+#include "base/internal.h"
 #include "comm/collective.h"
 #include "kernel/dmd_types.h"
 
-/* f-distill: sample weights that minimise another f-divergence, by the discriminator's ratios: docs/diffusion.md. */
-typedef struct xd_fdistill_desc {
+/* f-distill: sample weights that minimise another f-divergence, by the discriminator's ratios: docs/diffusion.md. xd_dmd calls
+ * these by xd_dmd_desc.gan.fdistill. */
+typedef struct xdi_fdistill_desc {
     xd_rows logits; /* [samples, heads >= 1] of generated samples; F32, BF16 or F16 */
     xd_f_divergence divergence;
     double lower, upper; /* of the ratio; 0 < lower <= upper */
@@ -18,16 +20,16 @@ typedef struct xd_fdistill_desc {
     xd_status *status;   /* findings; NULL -> they are returned as DATA */
     void *workspace;     /* NULL -> from the device's allocator */
     size_t workspace_bytes;
-} xd_fdistill_desc;
+} xdi_fdistill_desc;
 
 /* Returns FastGen's recipe: docs/diffusion.md. Pure. */
-XD_API xd_fdistill_desc xd_fdistill_defaults(void);
+XD_PRIVATE xdi_fdistill_desc xdi_fdistill_defaults(void);
 
 /* Returns h; NaN for an unknown divergence. Pure. */
-XD_API double xd_f_weight(xd_f_divergence divergence, double ratio);
+XD_PRIVATE double xdi_f_weight(xd_f_divergence divergence, double ratio);
 
-/* Returns xd_fdistill_weights's workspace bytes; 0 for an invalid desc. Local. */
-XD_API size_t xd_fdistill_workspace_bytes(xd_ctx *ctx, const xd_fdistill_desc *desc);
+/* Returns xdi_fdistill_weights's workspace bytes; 0 for an invalid desc. Local. */
+XD_PRIVATE size_t xdi_fdistill_workspace_bytes(xd_ctx *ctx, const xdi_fdistill_desc *desc);
 
 /* Computes weights [samples], for sample_scale of xd_vsd_desc, and the next bins.
  *
@@ -35,6 +37,6 @@ XD_API size_t xd_fdistill_workspace_bytes(xd_ctx *ctx, const xd_fdistill_desc *d
  * every split. After a finding (status.not_finite) no bin changes. On a GPU all arrays are device memory.
  * Errors, nothing written: ARGUMENT (numbers, missing times, bins, weights, workspace, no status on a GPU), SHAPE, DTYPE; DATA
  * (a finding without a status; weights are written). */
-XD_API xd_result xd_fdistill_weights(xd_ctx *ctx, const xd_fdistill_desc *desc, double *weights);
+XD_PRIVATE xd_result xdi_fdistill_weights(xd_ctx *ctx, const xdi_fdistill_desc *desc, double *weights);
 
 #endif

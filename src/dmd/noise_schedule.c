@@ -41,7 +41,7 @@ static double xdi_noise_end(xd_noise_kind kind) {
 }
 
 /* All but the table's values. */
-XD_PRIVATE xd_result xdi_noise_check(xd_ctx *ctx, const xd_noise_schedule *s) {
+XD_PRIVATE xd_result xdi_noise_check_range(xd_ctx *ctx, const xd_noise_schedule *s) {
     XD_REQUIRE(ctx, s, XD_ERROR_ARGUMENT, "no noise schedule is given");
     XD_REQUIRE(ctx, s->kind >= XD_NOISE_FLOW && s->kind <= XD_NOISE_CUSTOM, XD_ERROR_ARGUMENT,
                "kind %d is no noise schedule", (int)s->kind);
@@ -60,10 +60,8 @@ XD_PRIVATE xd_result xdi_noise_check(xd_ctx *ctx, const xd_noise_schedule *s) {
     return XD_OK;
 }
 
-XD_API xd_result xd_noise_check(xd_ctx *ctx, const xd_noise_schedule *s) {
-    XDI_GIVEN(NULL, ctx);
-    XD_REQUIRE(ctx, s, XD_ERROR_ARGUMENT, "schedule is NULL");
-    XD_TRY(xdi_noise_check(ctx, s));
+XD_PRIVATE xd_result xdi_noise_check(xd_ctx *ctx, const xd_noise_schedule *s) {
+    XD_TRY(xdi_noise_check_range(ctx, s));
     for (int64_t k = 0; s->kind == XD_NOISE_VP && k < s->table_count; k++) {
         XD_REQUIRE(ctx, s->table[k] > 0.0 && s->table[k] <= 1.0, XD_ERROR_ARGUMENT,
                    "step %lld of the table is %g: above 0 and at most 1 is needed", (long long)k,
@@ -76,7 +74,7 @@ XD_API xd_result xd_noise_check(xd_ctx *ctx, const xd_noise_schedule *s) {
 
 /* One f32 of slack at each end. */
 static xd_result xdi_noise_check_time(xd_ctx *ctx, const xd_noise_schedule *s, double t) {
-    XD_TRY(xdi_noise_check(ctx, s));
+    XD_TRY(xdi_noise_check_range(ctx, s));
     const double low = (double)nextafterf((float)s->min_t, -HUGE_VALF);
     const double high = (double)nextafterf((float)s->max_t, HUGE_VALF);
     XD_REQUIRE(ctx, t >= low && t <= high, XD_ERROR_ARGUMENT,
@@ -111,9 +109,8 @@ static xd_noise_level xdi_noise_at(const xd_noise_schedule *s, double t) {
     return level;
 }
 
-XD_API xd_result xd_noise_level_at(xd_ctx *ctx, const xd_noise_schedule *schedule, double t,
-                                   xd_noise_level *out) {
-    XDI_GIVEN(ctx, ctx, schedule, out);
+XD_PRIVATE xd_result xdi_noise_level_at(xd_ctx *ctx, const xd_noise_schedule *schedule, double t,
+                                        xd_noise_level *out) {
     XD_TRY(xdi_noise_check_time(ctx, schedule, t));
     const xd_noise_level level = xdi_noise_at(schedule, t);
     XD_REQUIRE(ctx, isfinite(level.alpha) && isfinite(level.sigma), XD_ERROR_ARGUMENT,
@@ -128,10 +125,9 @@ static double xdi_noise_ratio_of(const xd_noise_schedule *s, xd_noise_level leve
     return level.alpha / xdi_noise_divisor(s, level.sigma);
 }
 
-XD_API xd_result xd_noise_ratio(xd_ctx *ctx, const xd_noise_schedule *schedule, double t, double *out) {
-    XDI_GIVEN(ctx, ctx, schedule, out);
+XD_PRIVATE xd_result xdi_noise_ratio(xd_ctx *ctx, const xd_noise_schedule *schedule, double t, double *out) {
     xd_noise_level level = { 0.0, 0.0, 0.0, 0.0 };
-    XD_TRY(xd_noise_level_at(ctx, schedule, t, &level));
+    XD_TRY(xdi_noise_level_at(ctx, schedule, t, &level));
     *out = xdi_noise_ratio_of(schedule, level);
     return XD_OK;
 }
@@ -143,7 +139,7 @@ static xd_result xdi_noise_bisect(xd_ctx *ctx, const xd_noise_schedule *s, doubl
         const double middle = low + 0.5 * (high - low);
         double there = 0.0;
         if (middle <= low || middle >= high) break;
-        XD_TRY(xd_noise_ratio(ctx, s, middle, &there));
+        XD_TRY(xdi_noise_ratio(ctx, s, middle, &there));
         if (there > ratio)
             low = middle;
         else
@@ -153,13 +149,11 @@ static xd_result xdi_noise_bisect(xd_ctx *ctx, const xd_noise_schedule *s, doubl
     return XD_OK;
 }
 
-XD_API xd_result xd_noise_time_of_ratio(xd_ctx *ctx, const xd_noise_schedule *s, double ratio, double *out) {
-    XDI_GIVEN(NULL, ctx);
-    XD_REQUIRE(ctx, s, XD_ERROR_ARGUMENT, "schedule is NULL");
-    XDI_GIVEN(ctx, out);
+XD_PRIVATE xd_result xdi_noise_time_of_ratio(xd_ctx *ctx, const xd_noise_schedule *s, double ratio,
+                                             bool missing_root, double *out) {
     double t = 0.0;
     int64_t index = 0;
-    XD_TRY(xdi_noise_check(ctx, s));
+    XD_TRY(xdi_noise_check_range(ctx, s));
     XD_REQUIRE(ctx, ratio >= 0.0, XD_ERROR_ARGUMENT,
                "%g is no ratio of signal to noise: at least 0 is needed", ratio);
     if (s->kind == XD_NOISE_FLOW) t = 1.0 / (1.0 + ratio);
@@ -168,7 +162,7 @@ XD_API xd_result xd_noise_time_of_ratio(xd_ctx *ctx, const xd_noise_schedule *s,
     if (s->kind == XD_NOISE_CUSTOM) XD_TRY(xdi_noise_bisect(ctx, s, ratio, &t));
     if (s->kind == XD_NOISE_VP) {
         const double square = 1.0 / (1.0 + ratio * ratio);
-        XD_TRY(xd_noise_nearest(ctx, s, s->table_count, s->missing_root ? square : sqrt(square), &index));
+        XD_TRY(xdi_noise_nearest(ctx, s, s->table_count, missing_root ? square : sqrt(square), &index));
         t = xdi_step_time(s->table_count, index, false);
     }
     *out = t < s->min_t ? s->min_t : t > s->max_t ? s->max_t : t;
@@ -198,7 +192,7 @@ XD_PRIVATE double xdi_step_time(int64_t count, int64_t index, bool f32) {
 }
 
 static xd_result xdi_noise_check_grid(xd_ctx *ctx, const xd_noise_schedule *s, int64_t count) {
-    XD_TRY(xdi_noise_check(ctx, s));
+    XD_TRY(xdi_noise_check_range(ctx, s));
     XD_REQUIRE(ctx, count >= 2 || s->kind == XD_NOISE_VP, XD_ERROR_ARGUMENT,
                "a grid of %lld times: at least 2 are needed", (long long)count);
     XD_REQUIRE(ctx, s->kind != XD_NOISE_VP || count == s->table_count, XD_ERROR_ARGUMENT,
@@ -212,9 +206,8 @@ static double xdi_noise_grid_at(const xd_noise_schedule *s, int64_t count, int64
     return xdi_even_step(s->min_t, s->max_t, count, index);
 }
 
-XD_API xd_result xd_noise_grid_time(xd_ctx *ctx, const xd_noise_schedule *schedule, int64_t count,
-                                    int64_t index, double *out) {
-    XDI_GIVEN(ctx, ctx, schedule, out);
+XD_PRIVATE xd_result xdi_noise_grid_time(xd_ctx *ctx, const xd_noise_schedule *schedule, int64_t count,
+                                         int64_t index, double *out) {
     XD_TRY(xdi_noise_check_grid(ctx, schedule, count));
     XD_REQUIRE(ctx, index >= 0 && index < count, XD_ERROR_ARGUMENT, "time %lld of a grid of %lld",
                (long long)index, (long long)count);
@@ -230,14 +223,13 @@ static xd_result xdi_noise_grid_sigma(xd_ctx *ctx, const xd_noise_schedule *s, i
         *out = xdi_noise_of_step(s, index).sigma;
         return XD_OK;
     }
-    XD_TRY(xd_noise_level_at(ctx, s, xdi_noise_grid_at(s, count, index), &level));
+    XD_TRY(xdi_noise_level_at(ctx, s, xdi_noise_grid_at(s, count, index), &level));
     *out = level.sigma;
     return XD_OK;
 }
 
-XD_API xd_result xd_noise_nearest(xd_ctx *ctx, const xd_noise_schedule *schedule, int64_t count, double sigma,
-                                  int64_t *index) {
-    XDI_GIVEN(ctx, ctx, schedule, index);
+XD_PRIVATE xd_result xdi_noise_nearest(xd_ctx *ctx, const xd_noise_schedule *schedule, int64_t count,
+                                       double sigma, int64_t *index) {
     int64_t best = 0;
     double least = HUGE_VAL;
     XD_TRY(xdi_noise_check_grid(ctx, schedule, count));
@@ -258,7 +250,7 @@ XD_API xd_result xd_noise_nearest(xd_ctx *ctx, const xd_noise_schedule *schedule
 
 XD_API xd_result xd_noise_steps(xd_ctx *ctx, const xd_noise_schedule *schedule, int steps, double *list) {
     XDI_GIVEN(ctx, ctx, schedule, list);
-    XD_TRY(xdi_noise_check(ctx, schedule));
+    XD_TRY(xdi_noise_check_range(ctx, schedule));
     XD_REQUIRE(ctx, steps >= 1 && steps <= XDI_EDM_LAST - XDI_EDM_FIRST, XD_ERROR_ARGUMENT,
                "%d steps: 1 to %d are possible", steps, XDI_EDM_LAST - XDI_EDM_FIRST);
     for (int i = 0; i < steps; i++) {
@@ -293,11 +285,9 @@ XD_PRIVATE xd_result xdi_noise_check_list_f32(xd_ctx *ctx, const double *list, i
     return XD_OK;
 }
 
-XD_API xd_result xd_noise_steps_check(xd_ctx *ctx, const xd_noise_schedule *schedule, int steps,
-                                      const double *list, int64_t count) {
-    XDI_GIVEN(ctx, ctx, schedule);
-    XDI_GIVEN_LIST(ctx, list, count);
-    XD_TRY(xdi_noise_check(ctx, schedule));
+XD_PRIVATE xd_result xdi_noise_check_steps(xd_ctx *ctx, const xd_noise_schedule *schedule, int steps,
+                                           const double *list, int64_t count) {
+    XD_TRY(xdi_noise_check_range(ctx, schedule));
     XD_REQUIRE(ctx, steps >= 1, XD_ERROR_ARGUMENT, "a student of %d steps", steps);
     XD_REQUIRE(ctx, list && count == (int64_t)steps + 1, XD_ERROR_ARGUMENT,
                "%s of %lld times for %d steps: %d are needed", list ? "a list" : "no list", (long long)count,
@@ -307,17 +297,17 @@ XD_API xd_result xd_noise_steps_check(xd_ctx *ctx, const xd_noise_schedule *sche
 
 /* ---- what networks see ---- */
 
-XD_API double xd_noise_network_time(double t, double scale, xd_dtype dtype) {
+XD_PRIVATE double xdi_noise_network_time(double t, double scale, xd_dtype dtype) {
     if (dtype == XD_DTYPE_F64) return scale != 0.0 ? t * scale : t;
     float seen = (float)t;
     if (scale != 0.0) seen *= (float)scale;
     if (dtype == XD_DTYPE_F32) return (double)seen;
     if (dtype == XD_DTYPE_BF16) return (double)xd_f32_from_bf16(xd_bf16_from_f32(seen));
-    if (dtype == XD_DTYPE_F16) return (double)xd_f32_from_f16(xd_f16_from_f32(seen));
+    if (dtype == XD_DTYPE_F16) return (double)xd_f32_from_f16(xdi_f16_from_f32(seen));
     return (double)NAN;
 }
 
-XD_API double xd_noise_network_scale(const xd_noise_schedule *schedule) {
+XD_PRIVATE double xdi_noise_network_scale(const xd_noise_schedule *schedule) {
     return schedule->kind == XD_NOISE_FLOW || schedule->kind == XD_NOISE_VP ? 1000.0 : 1.0;
 }
 

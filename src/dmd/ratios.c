@@ -1,15 +1,16 @@
 /* f-distill: weights of the student's samples, from the logits of a whole step. */
 
 #include "base/internal.h"
+#include "dmd/fdistill.h"
 #include "dmd/state.h"
 
 #include <math.h>
 #include <string.h>
 
-static xd_fdistill_desc xdi_dmd_fdistill_desc(const xd_dmd *d) {
+static xdi_fdistill_desc xdi_dmd_fdistill_desc(const xd_dmd *d) {
     const xd_dmd_fdistill *f = &d->desc.gan.fdistill;
     const bool own = f->min_t != 0.0 || f->max_t != 0.0;
-    xd_fdistill_desc desc;
+    xdi_fdistill_desc desc;
     memset(&desc, 0, sizeof desc);
     desc.logits = xd_rows_of(d->ratios.logits, XD_DTYPE_F32, d->ratios.rows,
                              d->desc.networks[XD_DMD_DISCRIMINATOR].heads);
@@ -23,9 +24,9 @@ static xd_fdistill_desc xdi_dmd_fdistill_desc(const xd_dmd *d) {
     desc.times = d->ratios.times;
     desc.bin_values = d->ratios.bins;
     desc.comm = d->desc.data;
-    desc.status = d->status;
-    desc.workspace = d->workspace;
-    desc.workspace_bytes = d->workspace_bytes;
+    desc.status = d->results.status;
+    desc.workspace = d->results.workspace;
+    desc.workspace_bytes = d->results.workspace_bytes;
     return desc;
 }
 
@@ -51,7 +52,8 @@ XD_PRIVATE xd_result xdi_dmd_check_fdistill(xd_ctx *ctx, const xd_dmd_desc *desc
 }
 
 XD_PRIVATE void xdi_dmd_lay_out_ratios(xd_dmd *d, xd_arena *host, xd_arena *device) {
-    const size_t leaves = (size_t)d->leaves, rows = leaves * (size_t)d->desc.sizes.samples,
+    const size_t micro_batches = (size_t)d->micro_batches,
+                 rows = micro_batches * (size_t)d->desc.sizes.samples,
                  bins = (size_t)d->desc.gan.fdistill.bins,
                  heads = (size_t)d->desc.networks[XD_DMD_DISCRIMINATOR].heads;
     xdi_dmd_ratios *r = &d->ratios;
@@ -60,15 +62,15 @@ XD_PRIVATE void xdi_dmd_lay_out_ratios(xd_dmd *d, xd_arena *host, xd_arena *devi
     r->weights = (double *)xd_arena_take_pointer(device, rows * sizeof *r->weights);
     r->bins = (double *)xd_arena_take_pointer(device, bins * sizeof *r->bins);
     r->earlier = (double *)xd_arena_take_pointer(device, bins * sizeof *r->earlier);
-    r->first = (int64_t *)xd_arena_take_pointer(host, leaves * sizeof *r->first);
-    r->samples = (int64_t *)xd_arena_take_pointer(host, leaves * sizeof *r->samples);
+    r->first = (int64_t *)xd_arena_take_pointer(host, micro_batches * sizeof *r->first);
+    r->samples = (int64_t *)xd_arena_take_pointer(host, micro_batches * sizeof *r->samples);
 }
 
 XD_PRIVATE size_t xdi_dmd_ratios_workspace(const xd_dmd *d) {
-    xd_fdistill_desc desc;
+    xdi_fdistill_desc desc;
     if (!d->desc.gan.fdistill.on) return 0;
     desc = xdi_dmd_fdistill_desc(d);
-    return xd_fdistill_workspace_bytes(d->ctx, &desc);
+    return xdi_fdistill_workspace_bytes(d->ctx, &desc);
 }
 
 XD_PRIVATE xd_result xdi_dmd_begin_ratios(xd_dmd *d) {
@@ -76,12 +78,12 @@ XD_PRIVATE xd_result xdi_dmd_begin_ratios(xd_dmd *d) {
     if (!d->desc.gan.fdistill.on) return XD_OK;
     xdi_dmd_forget_ratios(d);
     for (int k = 0; k < d->desc.gan.fdistill.bins; k++)
-        XD_TRY(xdi_dmd_send(d, d->ratios.bins + k, &one, sizeof one));
+        XD_TRY(xdi_dmd_send(d->ctx, d->ratios.bins + k, &one, sizeof one));
     return XD_OK;
 }
 
 XD_PRIVATE void xdi_dmd_forget_ratios(xd_dmd *d) {
-    for (int64_t k = 0; k < d->leaves; k++) d->ratios.first[k] = -1;
+    for (int64_t k = 0; k < d->micro_batches; k++) d->ratios.first[k] = -1;
     d->ratios.rows = 0;
     d->ratios.weighed = false;
 }
@@ -100,12 +102,11 @@ static xd_result xdi_dmd_copy_bins(xd_dmd *d, double *to, const double *from) {
     return xd_ctx_kernels(d->ctx)->memory.copy(&launch, to, from, bytes, XD_COPY_ON_DEVICE);
 }
 
-XD_API xd_result xd_dmd_weigh(xd_dmd *dmd) {
-    XDI_GIVEN(NULL, dmd);
+XD_PRIVATE xd_result xdi_dmd_weigh(xd_dmd *dmd) {
     XD_TRY(xdi_dmd_check_on(dmd));
-    const xd_fdistill_desc desc = xdi_dmd_fdistill_desc(dmd);
+    const xdi_fdistill_desc desc = xdi_dmd_fdistill_desc(dmd);
     XD_TRY(xdi_dmd_copy_bins(dmd, dmd->ratios.earlier, dmd->ratios.bins));
-    XD_TRY(xd_fdistill_weights(dmd->ctx, &desc, dmd->ratios.weights));
+    XD_TRY(xdi_fdistill_weights(dmd->ctx, &desc, dmd->ratios.weights));
     dmd->ratios.weighed = true;
     return XD_OK;
 }
@@ -116,38 +117,35 @@ XD_PRIVATE xd_result xdi_dmd_undo_weigh(xd_dmd *d) {
     return xdi_dmd_copy_bins(d, d->ratios.bins, d->ratios.earlier);
 }
 
-XD_PRIVATE xd_result xdi_dmd_take_weights(xd_dmd *d, int64_t leaf, int64_t samples, const double **out) {
+XD_PRIVATE xd_result xdi_dmd_take_weights(xd_dmd *d, int64_t micro_batch, int64_t samples,
+                                          const double **out) {
     xdi_dmd_ratios *r = &d->ratios;
     if (!d->desc.gan.fdistill.on) return XD_OK;
-    XD_REQUIRE(
-        d->ctx, r->weighed && r->first[leaf] >= 0, XD_ERROR_STATE,
-        "leaf %lld has no weights of f-distill: xd_dmd_ratios of all leaves and xd_dmd_weigh come first",
-        (long long)leaf);
-    XD_REQUIRE(d->ctx, r->samples[leaf] == samples, XD_ERROR_STATE,
-               "leaf %lld has weights of %lld samples, and now has %lld", (long long)leaf,
-               (long long)r->samples[leaf], (long long)samples);
-    *out = r->weights + r->first[leaf];
-    r->first[leaf] = -1;
+    XD_REQUIRE(d->ctx, r->weighed && r->first[micro_batch] >= 0, XD_ERROR_STATE,
+               "micro-batch %lld of %lld has no weights of f-distill, which only xd_dmd_step computes",
+               (long long)micro_batch, (long long)d->micro_batches);
+    XD_REQUIRE(d->ctx, r->samples[micro_batch] == samples, XD_ERROR_STATE,
+               "leaf %lld has weights of %lld samples, and now has %lld", (long long)micro_batch,
+               (long long)r->samples[micro_batch], (long long)samples);
+    *out = r->weights + r->first[micro_batch];
+    r->first[micro_batch] = -1;
     return XD_OK;
 }
 
 /* ---- bins ---- */
 
-XD_API xd_result xd_dmd_bins(xd_dmd *dmd, double *out) {
-    XDI_GIVEN_OF(dmd, out);
+XD_PRIVATE xd_result xdi_dmd_bins(xd_dmd *dmd, double *out) {
     XD_TRY(xdi_dmd_check_on(dmd));
     const size_t bytes = (size_t)dmd->desc.gan.fdistill.bins * sizeof *out;
     return bytes > 0 ? xd_read(dmd->ctx, out, dmd->ratios.bins, bytes) : XD_OK;
 }
 
-XD_API xd_result xd_dmd_set_bins(xd_dmd *dmd, const double *values, int count) {
-    XDI_GIVEN(NULL, dmd);
-    XDI_GIVEN_LIST(dmd->ctx, values, count);
+XD_PRIVATE xd_result xdi_dmd_set_bins(xd_dmd *dmd, const double *values, int count) {
     XD_TRY(xdi_dmd_check_on(dmd));
     XD_REQUIRE(dmd->ctx, count == dmd->desc.gan.fdistill.bins, XD_ERROR_ARGUMENT,
                "%d values for the %d bins of f-distill", count, dmd->desc.gan.fdistill.bins);
     for (int k = 0; k < count; k++)
         XD_REQUIRE(dmd->ctx, isfinite(values[k]) && values[k] > 0.0, XD_ERROR_ARGUMENT,
                    "bin %d of %d of f-distill is %g; it must be above 0 and finite", k, count, values[k]);
-    return xdi_dmd_send(dmd, dmd->ratios.bins, values, (size_t)count * sizeof *values);
+    return xdi_dmd_send(dmd->ctx, dmd->ratios.bins, values, (size_t)count * sizeof *values);
 }

@@ -67,10 +67,10 @@ static void xdi_dmd_say(const xd_dmd_desc *d, int aspect, char out[XDI_DMD_TEXT]
     if (aspect == XDI_DMD_ROLES_AND_AVERAGES) xdi_dmd_say_roles(d, out);
 }
 
-/* Whose turn a step is. */
+/* Which roles a step trains. */
 static const char *xdi_dmd_phase(const xd_dmd_desc *d, int64_t step) {
-    const bool student = xd_dmd_has_turn(d, XD_DMD_STUDENT, step);
-    if (xd_dmd_has_turn(d, XD_DMD_FAKE_SCORE, step)) return student ? "all" : "others";
+    const bool student = xd_dmd_trains(d, XD_DMD_STUDENT, step);
+    if (xd_dmd_trains(d, XD_DMD_FAKE_SCORE, step)) return student ? "all" : "others";
     return "student";
 }
 
@@ -95,7 +95,7 @@ static xd_result xdi_dmd_write_bins(xd_dmd *d, xd_json_writer *w) {
     if (bins == 0) return XD_OK;
     double *values = (double *)xd_allocate(d->ctx, (size_t)bins * sizeof *values);
     XD_REQUIRE(d->ctx, values, XD_ERROR_MEMORY, "no room for %d bins", bins);
-    const xd_result result = xd_dmd_bins(d, values);
+    const xd_result result = xdi_dmd_bins(d, values);
     xd_json_write_key(w, "bins");
     xd_json_write_array(w);
     for (int k = 0; k < bins && result == XD_OK; k++) xd_json_write_double(w, values[k]);
@@ -292,7 +292,7 @@ XD_API xd_result xd_dmd_state_load(xd_dmd *dmd, const char *text, const xd_dmd_s
     if (!reader.object) reader.object = root;
     xd_result result = xdi_dmd_read_state(&reader);
     if (result == XD_OK) result = xd_dmd_resume(dmd, &reader.record);
-    if (result == XD_OK && reader.bins) result = xd_dmd_set_bins(dmd, reader.bins, (int)reader.bin_count);
+    if (result == XD_OK && reader.bins) result = xdi_dmd_set_bins(dmd, reader.bins, (int)reader.bin_count);
     xd_release(dmd->ctx, reader.bins);
     xd_json_destroy(dmd->ctx, root);
     return result;

@@ -23,7 +23,7 @@ typedef struct xd_dmd_state_desc {
  *
  *   text   out; NUL-terminated, free with xd_release; bins and times keep their bits
  *
- * Local, the same on every rank; waits for a GPU if there are bins. Errors: MEMORY, those of xd_dmd_bins. */
+ * Local, the same on every rank; waits for a GPU if there are bins. Errors: MEMORY, those of the device. */
 XD_API xd_result xd_dmd_state_save(xd_dmd *dmd, char **text);
 
 /* Sets counters and bins after xd_checkpoint_load. A failure changes nothing.
@@ -32,7 +32,7 @@ XD_API xd_result xd_dmd_state_save(xd_dmd *dmd, char **text);
  *   desc   NULL -> everything must be there
  *
  * Local. Errors: FORMAT (object, member, numbers), UNSUPPORTED (version), MISSING (a part), MISMATCH (seed, schedule, rungs,
- * ratio, roles, averages, settings, bins), MEMORY, those of xd_dmd_resume and xd_dmd_set_bins. */
+ * ratio, roles, averages, settings, bins), MEMORY, those of xd_dmd_resume; ARGUMENT (bins). */
 XD_API xd_result xd_dmd_state_load(xd_dmd *dmd, const char *text, const xd_dmd_state_desc *desc);
 
 #endif

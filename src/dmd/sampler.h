@@ -23,7 +23,7 @@ typedef struct xd_sampler_desc {
     xd_sampler_kind kind;
     int steps;          /* >= 1 */
     const double *list; /* [steps + 1] descending, the last 0, as of xd_noise_steps */
-    bool guided;        /* away from the negative condition (xd_guidance_mix) */
+    bool guided;        /* away from the negative condition */
     double guidance_scale;
     int64_t samples;        /* maximum of a call */
     int64_t elements;       /* of a sample on this rank */
@@ -45,8 +45,7 @@ XD_API xd_sampler_desc xd_sampler_of_student(const xd_dmd_desc *desc);
 typedef struct xd_sampler xd_sampler;
 
 /* Checks the settings and allocates all memory. Collective over `split` if given, local otherwise. Errors: ARGUMENT (forward,
- * steps, samples, list, rates, guidance, elements), DTYPE, MISMATCH, MEMORY; those of xd_noise_check, xd_prediction_check and
- * xd_noise_steps_check. */
+ * steps, samples, list, rates, guidance, elements), DTYPE, MISMATCH, MEMORY; those of xd_prediction_mix. */
 XD_API xd_result xd_sampler_create(xd_ctx *ctx, const xd_sampler_desc *desc, xd_sampler **out);
 
 /* Returns the bytes of xd_sampler_create. Local, allocates nothing. Errors: those of one rank, except MEMORY. */
@@ -55,15 +54,11 @@ XD_API xd_result xd_sampler_bytes(xd_ctx *ctx, const xd_sampler_desc *desc, xd_m
 /* Destroys a sampler; NULL is fine. Local. */
 XD_API void xd_sampler_destroy(xd_sampler *sampler);
 
-/* Writes samples `first` to `first + samples - 1` to out [samples, elements] in device memory. batch->noise NULL ->
- * xd_sampler_noise; batch->real is not read.
+/* Writes samples `first` to `first + samples - 1` to out [samples, elements] in device memory. Draws the
+ * noise of the student in xd_dmd (XD_STREAM_STUDENT_NOISE) if batch->noise is NULL. Does not read batch->real.
  *
  * Collective over `split` with rescale, and as the network's calls are; a rank without samples passes 0. Allocates nothing;
  * waits for a GPU with rescale. Deterministic. Errors, `out` undefined: ARGUMENT (samples, arrays), those of the network. */
 XD_API xd_result xd_sampler_run(xd_sampler *sampler, const xd_dmd_batch *batch, void *out);
-
-/* Writes the samples' pure noise, before sigma, to out: that of xd_dmd's student (XD_STREAM_STUDENT_NOISE). `samples` and
- * `first` alone are read. Local. Errors: ARGUMENT (samples). */
-XD_API xd_result xd_sampler_noise(xd_sampler *sampler, const xd_dmd_batch *batch, void *out);
 
 #endif

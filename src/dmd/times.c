@@ -34,7 +34,7 @@ XD_API xd_time_sampler xd_times_defaults(xd_dmd_recipe recipe) {
     return s;
 }
 
-XD_API void xd_times_narrow(xd_time_sampler *sampler, const xd_noise_schedule *schedule) {
+XD_PRIVATE void xdi_times_narrow(xd_time_sampler *sampler, const xd_noise_schedule *schedule) {
     if (sampler->min_t < schedule->min_t) sampler->min_t = schedule->min_t;
     if (sampler->max_t > schedule->max_t) sampler->max_t = schedule->max_t;
 }
@@ -117,7 +117,7 @@ static xd_result xdi_times_check_numbers(xd_ctx *ctx, const xd_time_sampler *s) 
     return XD_OK;
 }
 
-static xd_result xdi_times_check(xd_ctx *ctx, const xd_time_sampler *s) {
+static xd_result xdi_times_check_sampler(xd_ctx *ctx, const xd_time_sampler *s) {
     XD_REQUIRE(ctx, s, XD_ERROR_ARGUMENT, "no distribution of times is given");
     XD_TRY(xdi_times_check_range(ctx, s));
     XD_TRY(xdi_times_check_numbers(ctx, s));
@@ -135,13 +135,12 @@ static void xdi_times_extremes(const xd_time_sampler *s, double *low, double *hi
     }
 }
 
-XD_API xd_result xd_times_check(xd_ctx *ctx, const xd_time_sampler *sampler,
-                                const xd_noise_schedule *schedule) {
-    XDI_GIVEN(ctx, ctx, sampler);
+XD_PRIVATE xd_result xdi_times_check(xd_ctx *ctx, const xd_time_sampler *sampler,
+                                     const xd_noise_schedule *schedule) {
     double low, high;
-    XD_TRY(xdi_times_check(ctx, sampler));
+    XD_TRY(xdi_times_check_sampler(ctx, sampler));
     if (!schedule) return XD_OK;
-    XD_TRY(xdi_noise_check(ctx, schedule));
+    XD_TRY(xdi_noise_check_range(ctx, schedule));
     xdi_times_extremes(sampler, &low, &high);
     XD_REQUIRE(ctx, low >= schedule->min_t && high <= schedule->max_t, XD_ERROR_ARGUMENT,
                "times from %.9g to %.9g are drawn, those of the schedule are %.9g to %.9g", low, high,
@@ -324,9 +323,8 @@ static double xdi_time_rounded(const xd_time_sampler *s, double draw) {
     return t > low ? (t < high ? t : high) : low;
 }
 
-XD_API xd_result xd_time_of_draw(xd_ctx *ctx, const xd_time_sampler *sampler, double draw, double *out) {
-    XDI_GIVEN(ctx, ctx, sampler, out);
-    XD_TRY(xdi_times_check(ctx, sampler));
+XD_PRIVATE xd_result xdi_time_of_draw(xd_ctx *ctx, const xd_time_sampler *sampler, double draw, double *out) {
+    XD_TRY(xdi_times_check_sampler(ctx, sampler));
     if (xdi_time_has_index(sampler)) {
         const int64_t first = xdi_time_first(sampler), last = xdi_time_last(sampler);
         XD_REQUIRE(ctx, draw >= (double)first && draw <= (double)last && draw == floor(draw),
@@ -358,13 +356,19 @@ static double xdi_time_at(const xd_time_sampler *s, const xd_philox *random, int
     return xdi_time_rounded(s, draw);
 }
 
-XD_API xd_result xd_times_draw(xd_ctx *ctx, const xd_time_sampler *sampler, const xd_philox *random,
-                               int64_t count, double *times) {
-    XDI_GIVEN(ctx, ctx, sampler, random);
-    XDI_GIVEN_LIST(ctx, times, count);
+/* One draw a chunk of the frames of one sample. */
+static void xdi_times_of_frames(const xd_time_sampler *s, const xd_philox *random, int64_t frames,
+                                double *times) {
+    const int64_t longer = frames % s->chunk;
+    for (int64_t i = 0; i < frames; i++)
+        times[i] = xdi_time_at(s, random, i < longer ? 0 : (i - longer) / s->chunk);
+}
+
+XD_PRIVATE xd_result xdi_times_of_samples(xd_ctx *ctx, const xd_time_sampler *sampler,
+                                          const xd_philox *random, int64_t count, double *times) {
     const int64_t first = (int64_t)random->sample;
     xd_philox at = *random;
-    XD_TRY(xdi_times_check(ctx, sampler));
+    XD_TRY(xdi_times_check_sampler(ctx, sampler));
     XD_REQUIRE(ctx, count >= 0 && first <= ((int64_t)1 << 32) - count, XD_ERROR_ARGUMENT,
                "%lld samples from sample %lld: they are numbered from 0 to 2^32 - 1", (long long)count,
                (long long)first);
@@ -375,17 +379,14 @@ XD_API xd_result xd_times_draw(xd_ctx *ctx, const xd_time_sampler *sampler, cons
     return XD_OK;
 }
 
-XD_API xd_result xd_times_draw_frames(xd_ctx *ctx, const xd_time_sampler *sampler, const xd_philox *random,
-                                      int64_t frames, double *times) {
-    XDI_GIVEN(ctx, ctx, sampler, random, times);
-    const int64_t chunk = sampler ? sampler->chunk : 0;
-    XD_TRY(xdi_times_check(ctx, sampler));
-    XD_REQUIRE(ctx, chunk >= 1 && chunk <= frames, XD_ERROR_ARGUMENT, "chunks of %lld frames of %lld",
-               (long long)chunk, (long long)frames);
-    const int64_t longer = frames % chunk;
-    for (int64_t i = 0; i < frames; i++) {
-        const int64_t k = i < longer ? 0 : (i - longer) / chunk;
-        times[i] = xdi_time_at(sampler, random, k);
-    }
+XD_API xd_result xd_times_draw(xd_ctx *ctx, const xd_time_sampler *sampler, const xd_philox *random,
+                               int64_t count, double *times) {
+    XDI_GIVEN(ctx, ctx, sampler, random);
+    XDI_GIVEN_LIST(ctx, times, count);
+    if (sampler->chunk == 0) return xdi_times_of_samples(ctx, sampler, random, count, times);
+    XD_TRY(xdi_times_check_sampler(ctx, sampler));
+    XD_REQUIRE(ctx, sampler->chunk >= 1 && sampler->chunk <= count, XD_ERROR_ARGUMENT,
+               "chunks of %lld frames of %lld", (long long)sampler->chunk, (long long)count);
+    xdi_times_of_frames(sampler, random, count, times);
     return XD_OK;
 }

@@ -14,7 +14,7 @@ typedef struct xd_vsd_desc {
     xd_rows fake;      /* F, x's shape */
     xd_rows gradient;  /* x's shape, F32, BF16 or F16; over an input: its dtype, stride; data NULL -> none */
     const uint8_t *mask;        /* [samples, elements] dense; 0 -> not read, gradient 0; NULL -> all count */
-    const double *sample_scale; /* [samples] >= 0, as of xd_fdistill_weights; NULL -> 1 */
+    const double *sample_scale; /* [samples] >= 0, for example of f-distill; NULL -> 1 */
     const double *chain;        /* [samples] d x / d prediction: c0 of xd_prediction_mix to X0; NULL -> 1 */
     xd_vsd_normaliser normaliser;
     xd_vsd_form form;

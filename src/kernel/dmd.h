@@ -17,7 +17,4 @@ typedef struct xd_dmd_kernels {
     xd_result (*draw)(const xd_launch *launch, const xd_draw_desc *desc); /* out.stride is not 0 */
 } xd_dmd_kernels;
 
-/* The plain CPU implementation, the specification of the others. */
-XD_API const xd_dmd_kernels *xd_dmd_kernels_cpu(void);
-
 #endif

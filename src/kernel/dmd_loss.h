@@ -145,7 +145,4 @@ typedef struct xd_dmd_loss_kernels {
     bool denoise_at_once;
 } xd_dmd_loss_kernels;
 
-/* The plain CPU implementation, the specification of the others. */
-XD_API const xd_dmd_loss_kernels *xd_dmd_loss_kernels_cpu(void);
-
 #endif

@@ -1,6 +1,7 @@
 /* The kernel table of a CPU level, that of a context, which is created with it, and the functions that call it. */
 
 #include "kernel/simd/internal.h"
+#include "kernel/wings.h"
 
 #include <string.h>
 
@@ -77,6 +78,7 @@ static void *xdi_cpu_stream_create(xd_ctx *ctx) {
 XD_API void xd_kernels_cpu(xd_cpu_level level, xd_kernels *kernels) {
     if (level == XD_CPU_BEST) level = xd_cpu_best();
     if (!xd_cpu_supports(level)) level = XD_CPU_PLAIN;
+    memset(kernels, 0, sizeof *kernels);
     kernels->name = xd_cpu_level_name(level);
     kernels->device = XD_DEVICE_CPU;
     kernels->memory.allocate = xd_allocate;
@@ -100,24 +102,16 @@ XD_API void xd_kernels_cpu(xd_cpu_level level, xd_kernels *kernels) {
     kernels->memory.host_release = xd_release;
     kernels->rows = *xd_row_kernels_cpu();
     kernels->softmax = *xd_softmax_kernels_cpu();
-    kernels->xtoken = *xd_xtoken_kernels_cpu();
-    kernels->uld = *xd_uld_kernels_cpu();
     kernels->loss = *xd_loss_kernels_cpu_plain();
     kernels->topk = *xd_topk_kernels_cpu();
     kernels->mft = *xd_mft_kernels_cpu();
     kernels->reduce = *xd_reduce_kernels_cpu();
-    kernels->dmd = *xd_dmd_kernels_cpu();
-    kernels->dmd_loss = *xd_dmd_loss_kernels_cpu();
     if (level != XD_CPU_PLAIN) {
         xdi_simd_loss_fill(&kernels->loss);
         xdi_simd_topk_fill(&kernels->topk);
         xdi_simd_mft_fill(&kernels->mft);
         xdi_simd_rows_fill(&kernels->rows, &kernels->softmax);
-        xdi_simd_xtoken_fill(&kernels->xtoken);
-        xdi_simd_uld_fill(&kernels->uld);
         xdi_simd_reduce_fill(&kernels->reduce);
-        xdi_simd_dmd_fill(&kernels->dmd);
-        xdi_simd_dmd_loss_fill(&kernels->dmd_loss);
     } else {
         xdi_simd_loss_fill_plain(&kernels->loss);
     }
@@ -126,6 +120,12 @@ XD_API void xd_kernels_cpu(xd_cpu_level level, xd_kernels *kernels) {
     kernels->copies = xdi_cpu_copies;
     kernels->matmul = xdi_matmul_cpu;
     kernels->fill = xd_fill_cpu;
+#ifndef XDISTILL_NO_ACROSS
+    xdi_kernels_across(level, kernels);
+#endif
+#ifndef XDISTILL_NO_DIFFUSION
+    xdi_kernels_diffusion(level, kernels);
+#endif
 }
 
 XD_API xd_result xd_ctx_create_versioned(int version, const xd_ctx_desc *desc, xd_ctx **out) {

@@ -55,12 +55,6 @@ XD_API xd_rows xd_rows_of(const void *data, xd_dtype dtype, int64_t rows, int64_
 /* Returns ids, for languages without struct initialisers; data NULL -> no ids. Pure. */
 XD_API xd_ids xd_ids_of(const void *data, xd_dtype dtype);
 
-/* Returns id i without checks. Pure; device kernels call it too. */
-static XDI_ON_DEVICE inline int64_t xd_id_at(xd_ids ids, int64_t i) {
-    return ids.dtype == XD_DTYPE_I32 ? (int64_t)((const int32_t *)ids.data)[i]
-                                     : ((const int64_t *)ids.data)[i];
-}
-
 /* Converts [count] elements on the context's device, without overlap.
  *
  *   float -> float       F16 BF16 F32 F64, to nearest even; F64 to F16 and BF16 through F32, as xd_store_f64

@@ -107,7 +107,4 @@ typedef struct xd_uld_kernels {
     xd_result (*estimate)(const xd_launch *launch, const xd_estimate_args *args);
 } xd_uld_kernels;
 
-/* The plain CPU implementation, the specification of the others. */
-XD_API const xd_uld_kernels *xd_uld_kernels_cpu(void);
-
 #endif

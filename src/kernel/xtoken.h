@@ -70,11 +70,6 @@ typedef struct xd_xtoken_chunk {
     double limit;   /* a divergence of this size or more is not finite; 0: every number is */
 } xd_xtoken_chunk;
 
-/* Is this divergence of the chunk finite? Else its gradient is 0. */
-XD_SCALAR bool xd_xtoken_chunk_takes(const xd_xtoken_chunk *chunk, double value) {
-    return isfinite(value) && (chunk->limit == 0.0 || fabs(value) < chunk->limit);
-}
-
 /* The most likely pair of a shard: its mean, its index, and the index of the teacher's. Without a pair the
  * indices are -1 and the mean is -infinity. */
 enum { XD_XTOKEN_BEST_MEAN, XD_XTOKEN_BEST_PAIR, XD_XTOKEN_BEST_OTHER, XD_XTOKEN_BEST_WORDS };
@@ -438,8 +433,5 @@ typedef struct xd_xtoken_kernels {
     /* rows = the transposed projection times weight; 0 beyond `columns` */
     xd_result (*product_back)(const xd_launch *launch, const xd_xtoken_product_args *args);
 } xd_xtoken_kernels;
-
-/* The plain CPU implementation, the specification of the others. */
-XD_API const xd_xtoken_kernels *xd_xtoken_kernels_cpu(void);
 
 #endif

@@ -1,6 +1,7 @@
 /* Labels of the next token when a sequence is split over ranks. */
 
 #include "base/internal.h"
+#include "kernel/ids.h"
 #include "loss/internal.h"
 #include "loss/shift.h"
 

@@ -1,5 +1,6 @@
 /* Log-probabilities of split rows, and their gradients. */
 
+#include "kernel/ids.h"
 #include "loss/internal.h"
 #include "loss/softmax.h"
 

@@ -2,7 +2,8 @@
 
 #include "comm/internal.h"
 #include "comm/mesh.h"
-#include "model/internal.h"
+#include "model/build_internal.h"
+#include "model/parallel_internal.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -67,9 +68,9 @@ static xd_result xdi_builder_describe_one(xdi_builder *b, int virtual_stage) {
     xd_stage *stage = &b->list->stages[b->list->count];
     xd_model *model = NULL;
     pipeline.ranks = xdi_group_size(b->groups.pp);
-    XD_TRY(xd_pipeline_place(b->ctx, &pipeline, xdi_group_rank(b->groups.pp), virtual_stage, &stage->place));
+    XD_TRY(xdi_pipeline_place(b->ctx, &pipeline, xdi_group_rank(b->groups.pp), virtual_stage, &stage->place));
     const xd_stage_place place = stage->place;
-    xd_clear_error(b->ctx);
+    xdi_clear_error(b->ctx);
     XD_TRY(xdi_builder_called(b->ctx, provider->describe(provider->user, b->ctx, &place, &model),
                               "the provider of virtual stage", virtual_stage));
     stage->model = model;
@@ -90,7 +91,7 @@ static xd_result xdi_builder_describe(xdi_builder *b) {
 /* Calls one hook; its list becomes the build's when no rank has failed. */
 static xd_result xdi_builder_hook(xdi_builder *b, const xd_stage_hook *hook, int index, xd_stages *out) {
     memset(out, 0, sizeof *out);
-    xd_clear_error(b->ctx);
+    xdi_clear_error(b->ctx);
     xd_result result =
         xdi_builder_called(b->ctx, hook->call(hook->user, b->ctx, b->list, out), "hook", index);
     if (result == XD_OK && out->count != 0) result = xdi_stages_check(b->ctx, out, "a hook's list");
@@ -135,7 +136,7 @@ static xd_result xdi_builder_before(xdi_builder *b) {
 static void xdi_weight_default_traits(xd_weight *w) {
     xd_weight_traits *t = &w->desc.traits;
     const xd_layout_desc *cut = w->desc.layout ? xd_layout_settings(w->desc.layout) : NULL;
-    const int axis = cut ? xd_topology_axis(cut->topology, "tp") : -1;
+    const int axis = cut ? xdi_topology_axis(cut->topology, "tp") : -1;
     if (axis < 0 || cut->placement[axis].kind != XD_SHARD || t->tensor_parallel) return;
     const xd_placement *p = &cut->placement[axis];
     t->tensor_parallel = true;
@@ -158,17 +159,17 @@ static bool xdi_model_default_traits(xd_model *model) {
 /* Whether a group has the same number of stages, and the same models in them. */
 static xd_result xdi_builder_compare_count(const xdi_builder *b, xd_comm *comm) {
     const int64_t count = b->list->count;
-    int64_t most[2] = { count, -count };
+    int64_t max[2] = { count, -count };
     if (xdi_group_size(comm) == 1) return XD_OK;
-    XD_TRY(xd_all_reduce(comm, most, most, 2, XD_DTYPE_I64, XD_MAX));
-    XD_REQUIRE(b->ctx, most[0] == -most[1], XD_ERROR_MISMATCH,
-               "ranks of one group have from %lld to %lld stages", (long long)-most[1], (long long)most[0]);
+    XD_TRY(xd_all_reduce(comm, max, max, 2, XD_DTYPE_I64, XD_MAX));
+    XD_REQUIRE(b->ctx, max[0] == -max[1], XD_ERROR_MISMATCH,
+               "ranks of one group have from %lld to %lld stages", (long long)-max[1], (long long)max[0]);
     return XD_OK;
 }
 
 static xd_result xdi_builder_compare_models(const xdi_builder *b, xd_comm *comm) {
     for (int i = 0; i < b->list->count && xdi_group_size(comm) > 1; i++)
-        XD_TRY(xd_model_agree(b->list->stages[i].model, comm));
+        XD_TRY(xdi_model_agree(b->list->stages[i].model, comm));
     return XD_OK;
 }
 
@@ -190,7 +191,7 @@ static void xdi_builder_report_count(const xdi_builder *b) {
     int64_t count = 0;
     char line[128];
     if (xdi_group_rank(g->dp) || xdi_group_rank(g->cp) || xdi_group_rank(g->dp_cp)) return;
-    for (int i = 0; i < b->list->count; i++) count += xd_model_parameter_count(b->list->stages[i].model);
+    for (int i = 0; i < b->list->count; i++) count += xdi_model_elements(b->list->stages[i].model, false);
     snprintf(line, sizeof line,
              " > number of parameters on (tensor, pipeline) model parallel rank (%d, %d): %lld",
              xdi_group_rank(g->tp), xdi_group_rank(g->pp), (long long)count);
@@ -242,7 +243,7 @@ static xd_result xdi_builder_call_init(const xdi_builder *b, xd_model *model) {
     const xd_block_init *init = &b->desc->init;
     int index = 0;
     for (xd_block *block = &model->root; block && init->call; block = xdi_block_after(block)) {
-        xd_clear_error(b->ctx);
+        xdi_clear_error(b->ctx);
         XD_TRY(xdi_builder_called(b->ctx, init->call(init->user, model, block), "init of block", index++));
     }
     return XD_OK;
@@ -317,7 +318,7 @@ static xd_result xdi_builder_settle(const xdi_builder *b, int index, xdi_builder
     if (!out->fsdp.groups) out->fsdp.groups = &b->groups;
     out->ddp.stage = stage->place.pipeline_rank;
     out->ddp.chunk = index;
-    xd_clear_error(b->ctx);
+    xdi_clear_error(b->ctx);
     if (b->desc->wrap_settings.call)
         XD_TRY(
             xdi_builder_called(b->ctx,
@@ -341,7 +342,7 @@ static xd_result xdi_builder_wrap_one(const xdi_builder *b, xd_comm *data, int i
     stage->model->yields = s.ddp.sharded_optimizer && s.ddp.gathers;
     XD_TRY(ddp ? xd_ddp_create(stage->model, data, &s.ddp, &stage->parallel)
                : xd_fsdp_create(stage->model, data, &s.fsdp, &stage->parallel));
-    stage->parallel->stages = b->list->count;
+    stage->parallel->place.settings.stages = b->list->count;
     return XD_OK;
 }
 
@@ -400,8 +401,8 @@ static xd_result xdi_builder_open(xdi_builder *b, const xd_stages *existing) {
     return XD_OK;
 }
 
-static xd_result xdi_builder_create(xd_comm *world, const xd_build_desc *desc, const xd_stages *existing,
-                                    xd_built **out) {
+static xd_result xdi_builder_create(xd_comm *world, const xd_build_desc *desc, xd_built **out) {
+    const xd_stages *existing = desc->stages;
     xdi_builder b;
     memset(&b, 0, sizeof b);
     b.ctx = xd_comm_ctx(world);
@@ -423,13 +424,7 @@ static xd_result xdi_builder_create(xd_comm *world, const xd_build_desc *desc, c
 
 XD_API xd_result xd_build(xd_comm *world, const xd_build_desc *desc, xd_built **out) {
     XDI_GIVEN_COMM(world, desc, out);
-    return xdi_builder_create(world, desc, NULL, out);
-}
-
-XD_API xd_result xd_build_existing(xd_comm *world, const xd_build_desc *desc, const xd_stages *stages,
-                                   xd_built **out) {
-    XDI_GIVEN_COMM(world, desc, stages, out);
-    return xdi_builder_create(world, desc, stages, out);
+    return xdi_builder_create(world, desc, out);
 }
 
 XD_API void xd_built_destroy(xd_built *built) {

@@ -1,28 +1,19 @@
 /* Lists of a whole model, of which this rank has some stages. */
 
 #include "base/internal.h"
-#include "model/internal.h"
+#include "model/build_internal.h"
+#include "model/parallel_internal.h"
 
 #include <inttypes.h>
 #include <string.h>
 
-/* A weight of the whole model as this rank has it; all NULL where another one does. */
-typedef struct xdi_built_entry {
-    const xd_parallel *parallel;
-    const xd_weight *weight;
-} xdi_built_entry;
-
-static xdi_built_entry xdi_built_find(const xd_built *built, const char *name) {
-    xdi_built_entry entry;
-    memset(&entry, 0, sizeof entry);
-    for (int i = 0; i < xd_built_stage_count(built) && !entry.weight; i++) {
-        const xd_stage stage = xd_built_stage(built, i);
-        const xd_weight *w = xd_model_find_weight(stage.model, name);
-        if (!w || !xdi_parallel_lists(w)) continue;
-        entry.parallel = stage.parallel;
-        entry.weight = w;
+/* A weight of the whole model as this rank has it; NULL where another one does. */
+static const xd_weight *xdi_built_find(const xd_built *built, const char *name) {
+    for (int i = 0; i < xd_built_stage_count(built); i++) {
+        const xd_weight *w = xd_model_find_weight(xd_built_stage(built, i).model, name);
+        if (w && xdi_weight_is_listed(w)) return w;
     }
-    return entry;
+    return NULL;
 }
 
 /* ---- what must fit ---- */
@@ -39,15 +30,15 @@ static xd_result xdi_built_check_stage(xd_ctx *ctx, const xd_built *built, const
                xd_built_stage_count(built));
     for (int64_t i = 0; i < stage.model->weight_count; i++) {
         const xd_weight *w = stage.model->weights[i];
-        if (!xdi_parallel_lists(w)) continue;
+        if (!xdi_weight_is_listed(w)) continue;
         const xd_weight *of = xd_model_find_weight(whole, w->name);
-        XD_REQUIRE(ctx, of && xdi_parallel_lists(of), XD_ERROR_MISMATCH,
+        XD_REQUIRE(ctx, of && xdi_weight_is_listed(of), XD_ERROR_MISMATCH,
                    "stage %d has weight \"%.80s\", and the whole model of %" PRId64 " weights does not",
                    index, w->name, whole->weight_count);
         XD_REQUIRE(ctx, xdi_built_is_alike(w, of), XD_ERROR_MISMATCH,
                    "weight \"%.80s\" has another shape or type in stage %d than in the whole model", w->name,
                    index);
-        XD_REQUIRE(ctx, xdi_built_find(built, w->name).weight == w, XD_ERROR_MISMATCH,
+        XD_REQUIRE(ctx, xdi_built_find(built, w->name) == w, XD_ERROR_MISMATCH,
                    "weight \"%.80s\" of stage %d is in one before it as well", w->name, index);
     }
     return XD_OK;
@@ -61,7 +52,7 @@ static xd_result xdi_built_check_list(const xd_built *built, const xd_model *who
     XD_REQUIRE(ctx, whole->sealed, XD_ERROR_STATE, "a whole model of %" PRId64 " weights that is not sealed",
                whole->weight_count);
     for (int i = 0; i < xd_built_stage_count(built); i++) XD_TRY(xdi_built_check_stage(ctx, built, whole, i));
-    for (int64_t i = 0; i < whole->weight_count; i++) n += xdi_parallel_lists(whole->weights[i]);
+    for (int64_t i = 0; i < whole->weight_count; i++) n += xdi_weight_is_listed(whole->weights[i]);
     XD_REQUIRE(ctx, capacity == 0 || capacity >= n, XD_ERROR_ARGUMENT,
                "%" PRId64 " weights of a whole model, capacity is %" PRId64, n, capacity);
     *count = n;
@@ -93,20 +84,20 @@ static xd_tensor_part xdi_built_no_part(const xd_weight *w) {
 
 /* Names are those of the whole model. */
 static xd_param xdi_built_param(const xd_built *built, xd_weight *of) {
-    const xdi_built_entry entry = xdi_built_find(built, of->name);
-    if (!entry.weight) return xdi_built_no_param(of);
-    xd_param out = xdi_parallel_param(entry.parallel, entry.weight);
+    const xd_weight *here = xdi_built_find(built, of->name);
+    if (!here) return xdi_built_no_param(of);
+    xd_param out = xdi_weight_kept_param(here);
     out.name = of->name;
     return out;
 }
 
 static xd_tensor_part xdi_built_part(const xd_built *built, const xd_weight *of) {
-    const xdi_built_entry entry = xdi_built_find(built, of->name);
-    if (!entry.weight) return xdi_built_no_part(of);
-    xd_tensor_part out = xdi_parallel_part(entry.parallel, entry.weight);
+    const xd_weight *here = xdi_built_find(built, of->name);
+    if (!here) return xdi_built_no_part(of);
+    xd_tensor_part out = xdi_weight_kept_part(here);
     out.name = of->name;
-    if (entry.weight->desc.traits.shared_embedding) /* whoever has the other copy has it under another name */
-        out.replica = xdi_parallel_is_elsewhere(entry.parallel, entry.weight);
+    if (here->desc.traits.shared_embedding) /* whoever has the other copy has it under another name */
+        out.replica = xdi_weight_is_elsewhere(here);
     return out;
 }
 
@@ -117,7 +108,7 @@ XD_API xd_result xd_built_params(const xd_built *built, const xd_model *whole, i
     int64_t at = 0;
     XD_TRY(xdi_built_check_list(built, whole, capacity, count));
     for (int64_t i = 0; i < whole->weight_count && capacity > 0; i++)
-        if (xdi_parallel_lists(whole->weights[i])) params[at++] = xdi_built_param(built, whole->weights[i]);
+        if (xdi_weight_is_listed(whole->weights[i])) params[at++] = xdi_built_param(built, whole->weights[i]);
     return XD_OK;
 }
 
@@ -128,6 +119,6 @@ XD_API xd_result xd_built_parts(const xd_built *built, const xd_model *whole, in
     int64_t at = 0;
     XD_TRY(xdi_built_check_list(built, whole, capacity, count));
     for (int64_t i = 0; i < whole->weight_count && capacity > 0; i++)
-        if (xdi_parallel_lists(whole->weights[i])) parts[at++] = xdi_built_part(built, whole->weights[i]);
+        if (xdi_weight_is_listed(whole->weights[i])) parts[at++] = xdi_built_part(built, whole->weights[i]);
     return XD_OK;
 }

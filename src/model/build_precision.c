@@ -1,7 +1,7 @@
 /* Half types for the weights and buffers of a model. */
 
 #include "kernel/kernels.h"
-#include "model/internal.h"
+#include "model/build_internal.h"
 
 #include <string.h>
 

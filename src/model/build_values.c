@@ -2,7 +2,7 @@
 
 #include "comm/internal.h"
 #include "kernel/kernels.h"
-#include "model/internal.h"
+#include "model/build_internal.h"
 
 #include <string.h>
 

@@ -97,7 +97,7 @@ static xd_result xdi_grid_compute(xd_ctx *ctx, const xd_expert_desc *d, int rank
                                   xd_topology *expert) {
     XD_REQUIRE(ctx, d->world_size == ranks, XD_ERROR_TOPOLOGY, "world_size is %d, the world has %d ranks",
                d->world_size, ranks);
-    return xd_topology_experts(ctx, d, dense, expert);
+    return xdi_topology_experts(ctx, d, dense, expert);
 }
 
 /* The grid without groups, or none on any rank. */

@@ -26,14 +26,16 @@ typedef struct xd_groups {
 /* All groups of a run, from its two grids. Owns the communicators. */
 typedef struct xd_grid xd_grid;
 
-/* Makes the meshes of both grids of xd_topology_experts and all groups. Collective over world.
+/* Makes the meshes of two grids and all groups. Collective over world.
  *
- *   world   every rank of the run; must outlive the grid
- *   desc    sizes; world_size 0 -> that of `world`
+ *   dense    tp cp ep=1 dp pp, dp = world / (tp cp pp)
+ *   expert   tp=expert_tp cp=1 ep dp pp, dp = world / (expert_tp ep pp)
+ *   world    every rank of the run; must outlive the grid
+ *   desc     sizes; world_size 0 -> that of `world`
  *
  * Memory: some hundred bytes for each communicator and rank. Deterministic.
- * Errors: those of xd_topology_experts; TOPOLOGY (world_size; instances of the experts' data group), MISMATCH (ranks
- * differ), MEMORY.
+ * Errors: ARGUMENT (sizes, order, virtual pipeline without pp), TOPOLOGY (not divisible; pipeline groups differ; world_size;
+ * instances of the experts' data group), MISMATCH (ranks differ), MEMORY.
  * Source: Megatron-Core, parallel_state.py and process_groups_config.py. */
 XD_API xd_result xd_grid_create(xd_comm *world, const xd_expert_desc *desc, xd_grid **out);
 

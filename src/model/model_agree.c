@@ -2,7 +2,7 @@
 
 #include "comm/internal.h"
 #include "comm/mesh.h"
-#include "model/internal.h"
+#include "model/describe_internal.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -70,7 +70,7 @@ static xdi_model_part xdi_model_part_of(const xd_model *model, bool shared) {
     part.model = model;
     part.shared = shared;
     part.count = 0;
-    for (int64_t i = 0; i < xd_model_weight_count(model); i++) part.count += xdi_model_part_has(&part, i);
+    for (int64_t i = 0; i < xdi_model_weight_count(model); i++) part.count += xdi_model_part_has(&part, i);
     return part;
 }
 
@@ -93,8 +93,7 @@ static uint64_t xdi_model_part_hash(const xdi_model_part *part) {
     return hash;
 }
 
-XD_API uint64_t xd_model_hash(const xd_model *model) {
-    XD_ASSERT(model);
+XD_PRIVATE uint64_t xdi_model_hash(const xd_model *model) {
     const xdi_model_part all = xdi_model_part_of(model, false);
     return xdi_model_part_hash(&all);
 }
@@ -173,25 +172,25 @@ static xd_result xdi_model_report(const xdi_model_part *part, xd_comm *comm, int
 static xd_result xdi_model_part_agree(const xdi_model_part *part, xd_comm *comm) {
     xd_ctx *ctx = xd_comm_ctx(comm);
     const uint64_t hash = xdi_model_part_hash(part);
-    int64_t sent[3], most[3];
+    int64_t sent[3], max[3];
     XD_TRY(xd_agree(
         comm, part->model->sealed
                   ? XD_OK
                   : XD_FAIL(ctx, XD_ERROR_STATE, "the model is not sealed: xd_model_seal comes first")));
     memcpy(&sent[0], &hash, sizeof hash);
-    sent[1] = ~sent[0]; /* its maximum tells the minimum of the hashes */
+    sent[1] = ~sent[0]; /* its maximum is the complement of the minimum of the hashes */
     sent[2] = part->count;
-    XD_TRY(xd_all_reduce(comm, sent, most, 3, XD_DTYPE_I64, XD_MAX));
-    if (most[0] == ~most[1]) return XD_OK;
-    int64_t *hashes = (int64_t *)xd_allocate(ctx, ((size_t)most[2] + 1) * sizeof *hashes);
+    XD_TRY(xd_all_reduce(comm, sent, max, 3, XD_DTYPE_I64, XD_MAX));
+    if (max[0] == ~max[1]) return XD_OK;
+    int64_t *hashes = (int64_t *)xd_allocate(ctx, ((size_t)max[2] + 1) * sizeof *hashes);
     xd_result result = xd_agree(
-        comm, hashes ? XD_OK : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld hashes", (long long)most[2]));
-    if (result == XD_OK) result = xdi_model_report(part, comm, hashes, most[2]);
+        comm, hashes ? XD_OK : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld hashes", (long long)max[2]));
+    if (result == XD_OK) result = xdi_model_report(part, comm, hashes, max[2]);
     xd_release(ctx, hashes);
     return result;
 }
 
-XD_API xd_result xd_model_agree(const xd_model *model, xd_comm *comm) {
+XD_PRIVATE xd_result xdi_model_agree(const xd_model *model, xd_comm *comm) {
     XDI_GIVEN_TO_ALL(model ? model->ctx : NULL, comm, model, comm);
     const xdi_model_part all = xdi_model_part_of(model, false);
     return xdi_model_part_agree(&all, comm);

@@ -1,6 +1,6 @@
 /* First values of weights. */
 
-#include "model/internal.h"
+#include "model/describe_internal.h"
 #include "comm/topology.h"
 #include "tensor/fill.h"
 #include "tensor/internal.h"

@@ -1,6 +1,6 @@
 /* The end of a description: the order of the weights, and what can be checked only now. */
 
-#include "model/internal.h"
+#include "model/describe_internal.h"
 
 #include <stdlib.h>
 

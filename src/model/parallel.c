@@ -1,70 +1,78 @@
-/* Wrappers: DDP and FSDP, what they hand to optimizers and files, and the two ends of a step. */
+/* Wrappers: DDP and FSDP, what they give optimizers and files, and the two ends of a step. */
 
 #include "base/internal.h"
 #include "comm/internal.h"
 #include "comm/mesh.h"
 #include "kernel/internal.h"
 #include "kernel/kernels.h"
-#include "model/internal.h"
+#include "model/build_internal.h"
+#include "model/parallel_internal.h"
 
 #include <string.h>
 
 /* ---- leaves ---- */
 
-static bool xdi_parallel_is_power(int64_t n) {
+static bool xdi_is_power_of_two(int64_t n) {
     return n > 0 && (n & (n - 1)) == 0;
 }
 
 /* How the leaves of a group fall to its ranks. */
-static xd_result xdi_parallel_deal(xd_parallel *p, int64_t leaves, bool in_rows) {
-    const int64_t n = p->ranks, all = n * p->members, groups = p->replica_count;
-    p->total = leaves ? leaves : n * groups;
-    const int64_t group = p->total / groups, first = group * p->rank / n;
-    XD_REQUIRE(p->ctx, p->total >= n * groups, XD_ERROR_ARGUMENT, "%lld leaves for %lld data ranks",
+static xd_result xdi_batches_deal(xdi_place *place, int64_t leaves, bool in_rows) {
+    xdi_batches *batches = &place->batches;
+    const int64_t n = place->ranks, all = n * place->members, groups = place->replica_count;
+    batches->total = leaves ? leaves : n * groups;
+    const int64_t group = batches->total / groups, first = group * place->rank / n;
+    XD_REQUIRE(place->ctx, batches->total >= n * groups, XD_ERROR_ARGUMENT, "%lld leaves for %lld data ranks",
                (long long)leaves, (long long)(n * groups));
-    XD_REQUIRE(p->ctx, group * groups == p->total, XD_ERROR_ARGUMENT,
-               "%lld leaves are not the same number for each of %lld groups", (long long)p->total,
+    XD_REQUIRE(place->ctx, group * groups == batches->total, XD_ERROR_ARGUMENT,
+               "%lld leaves are not the same number for each of %lld groups", (long long)batches->total,
                (long long)groups);
-    XD_REQUIRE(p->ctx, !p->invariant || groups == 1 || xdi_parallel_is_power(group), XD_ERROR_UNSUPPORTED,
+    XD_REQUIRE(place->ctx, !place->invariant || groups == 1 || xdi_is_power_of_two(group),
+               XD_ERROR_UNSUPPORTED,
                "INVARIANT mode with replicas: %lld leaves of a group are no power of two", (long long)group);
-    p->dealt = p->sharded && !in_rows && group % all == 0 && (!p->invariant || xdi_parallel_is_power(all));
-    p->leaves.first = first;
-    p->leaves.count = group * (p->rank + 1) / n - first;
-    p->leaves.total = group;
-    p->most = (group + all - 1) / all;
+    batches->strided = place->settings.sharded && !in_rows && group % all == 0 &&
+                       (!place->invariant || xdi_is_power_of_two(all));
+    batches->own.first = first;
+    batches->own.count = group * (place->rank + 1) / n - first;
+    batches->own.total = group;
+    batches->max = (group + all - 1) / all;
     return XD_OK;
 }
 
-/* What all ranks know of each other's leaves before any step: those of a sum over the data ranks, where each dealt leaf has a sum
+/* What all ranks know of each other's leaves before any step: those of a sum over the data ranks, where each strided leaf has a sum
  * of its own, and those over the groups. */
-static xd_result xdi_parallel_list_leaves(xd_parallel *p) {
-    const int n = p->ranks, groups = p->replica_count;
-    p->known = (xd_leaves *)xd_allocate(p->ctx, ((size_t)n + (size_t)groups) * sizeof *p->known);
-    XD_REQUIRE(p->ctx, p->known, XD_ERROR_MEMORY, "no room for the leaves of %d data ranks and %d groups", n,
-               groups);
+static xd_result xdi_batches_list(xdi_place *place) {
+    xdi_batches *batches = &place->batches;
+    const int n = place->ranks, groups = place->replica_count;
+    const int64_t group = batches->own.total;
+    batches->known =
+        (xd_leaves *)xd_allocate(place->ctx, ((size_t)n + (size_t)groups) * sizeof *batches->known);
+    XD_REQUIRE(place->ctx, batches->known, XD_ERROR_MEMORY,
+               "no room for the leaves of %d data ranks and %d groups", n, groups);
     for (int r = 0; r < n + groups; r++) {
-        const bool in_rows = r < n && !p->dealt;
-        xd_leaves *known = &p->known[r];
-        known->first = in_rows ? p->leaves.total * r / n : r < n ? r : r - n;
-        known->count = in_rows ? p->leaves.total * (r + 1) / n - known->first : 1;
-        known->total = in_rows ? p->leaves.total : r < n ? n : groups;
+        const bool in_rows = r < n && !batches->strided;
+        xd_leaves *known = &batches->known[r];
+        known->first = in_rows ? group * r / n : r < n ? r : r - n;
+        known->count = in_rows ? group * (r + 1) / n - known->first : 1;
+        known->total = in_rows ? group : r < n ? n : groups;
     }
     return XD_OK;
 }
 
 XD_API xd_parallel_leaf_count xd_parallel_leaves(const xd_parallel *p) {
     XD_ASSERT(p);
+    const xdi_place *place = &p->place;
     xd_parallel_leaf_count out;
-    out.own = p->leaves.count;
-    out.most = p->most;
-    out.total = p->total;
-    out.opened = xdi_parallel_passes(p);
+    out.own = place->batches.own.count;
+    out.most = place->batches.max;
+    out.total = place->batches.total;
+    out.opened = xdi_batches_passes(place);
     return out;
 }
 
 XD_API int64_t xd_parallel_leaf(const xd_parallel *p, int64_t k) {
     XD_ASSERT(p);
-    return xdi_parallel_number(p, k);
+    return xdi_batches_number(&p->place, k);
 }
 
 /* ---- life ---- */
@@ -79,39 +87,41 @@ XD_PRIVATE bool xdi_weight_is_copy(const xd_weight *w) {
     return false;
 }
 
-static void xdi_parallel_list_settings(const xd_parallel *p, xdi_facts *f) {
-    xdi_fact_integer(f, "leaves", p->total);
-    xdi_fact_integer(f, "FSDP", p->sharded);
-    xdi_fact_integer(f, "accumulate_whole", !p->dealt);
-    xdi_fact_integer(f, "sharded_optimizer", p->split_optimizer);
-    xdi_fact_integer(f, "reserve_frozen", p->reserve_frozen);
-    xdi_fact_integer(f, "compare_steps", p->compare_steps);
-    xdi_fact_integer(f, "replicas", p->replica_count);
-    xdi_fact_dtype(f, "sent_dtype", p->sent_dtype);
-    xdi_fact_dtype(f, "view_dtype", p->view_dtype);
-    xdi_fact_integer(f, "reshard_ranks", p->reshard_ranks);
-    xdi_fact_integer(f, "gathers", p->gathers != NULL);
-    xdi_fact_integer(f, "reductions", p->reductions != NULL);
-    xdi_fact_integer(f, "prefetch", p->prefetch);
-    xdi_fact_integer(f, "host", p->offloaded);
-    xdi_fact_integer(f, "experts", p->experts ? p->experts->members : 0);
-    xdi_fact_integer(f, "members of a group of experts", p->members);
-    xdi_fact_integer(f, "stage", p->stage);
-    xdi_fact_integer(f, "chunk", p->chunk);
-    xdi_fact_integer(f, "gathers_in_step", p->gathers_in_step);
-    xdi_fact_integer(f, "wide_padding", p->wide_padding);
-    xdi_fact_integer(f, "groups", p->has_groups);
+static void xdi_place_list_settings(const xdi_place *place, int expert_members, int64_t unit_count,
+                                    xdi_facts *f) {
+    const xdi_wrap_settings *s = &place->settings;
+    xdi_fact_integer(f, "leaves", place->batches.total);
+    xdi_fact_integer(f, "FSDP", s->sharded);
+    xdi_fact_integer(f, "accumulate_whole", !place->batches.strided);
+    xdi_fact_integer(f, "sharded_optimizer", s->split_optimizer);
+    xdi_fact_integer(f, "reserve_frozen", s->reserve_frozen);
+    xdi_fact_integer(f, "compare_steps", s->compare_steps);
+    xdi_fact_integer(f, "replicas", place->replica_count);
+    xdi_fact_dtype(f, "sent_dtype", s->sent_dtype);
+    xdi_fact_dtype(f, "view_dtype", s->view_dtype);
+    xdi_fact_integer(f, "reshard_ranks", s->reshard_ranks);
+    xdi_fact_integer(f, "gathers", s->gathers != NULL);
+    xdi_fact_integer(f, "reductions", s->reductions != NULL);
+    xdi_fact_integer(f, "prefetch", s->prefetch);
+    xdi_fact_integer(f, "host", place->on_host);
+    xdi_fact_integer(f, "experts", expert_members);
+    xdi_fact_integer(f, "members of a group of experts", place->members);
+    xdi_fact_integer(f, "stage", s->stage);
+    xdi_fact_integer(f, "chunk", s->chunk);
+    xdi_fact_integer(f, "gathers_in_step", s->gathers_in_step);
+    xdi_fact_integer(f, "wide_padding", s->wide_padding);
+    xdi_fact_integer(f, "groups", s->has_groups);
     f->part = "groups";
-    xdi_fact_integer(f, "tp", xdi_group_size(p->groups.tp));
-    xdi_fact_integer(f, "pp", xdi_group_size(p->groups.pp));
-    xdi_fact_integer(f, "embedding", xdi_group_size(p->groups.embedding));
+    xdi_fact_integer(f, "tp", xdi_group_size(s->groups.tp));
+    xdi_fact_integer(f, "pp", xdi_group_size(s->groups.pp));
+    xdi_fact_integer(f, "embedding", xdi_group_size(s->groups.embedding));
     f->part = "divide";
-    xdi_fact_number(f, "before (its inverse)", (double)p->before);
-    xdi_fact_number(f, "after (its inverse, with average)", (double)p->after);
+    xdi_fact_number(f, "before (its inverse)", (double)place->batches.before);
+    xdi_fact_number(f, "after (its inverse, with average)", (double)place->batches.after);
     f->part = NULL;
-    xdi_fact_integer(f, "number of units", p->unit_count);
-    xdi_fact_bytes(f, "ranges of leaves", p->known,
-                   ((size_t)p->ranks + (size_t)p->replica_count) * sizeof *p->known);
+    xdi_fact_integer(f, "number of units", unit_count);
+    xdi_fact_bytes(f, "ranges of leaves", place->batches.known,
+                   ((size_t)place->ranks + (size_t)place->replica_count) * sizeof *place->batches.known);
 }
 
 /* What all ranks must have said alike: settings and where everything lies. */
@@ -119,9 +129,10 @@ static xd_result xdi_parallel_agree_settings(const xd_parallel *p, xd_comm *comm
     uint64_t places = 0;
     xdi_facts facts;
     xdi_facts_begin(&facts);
-    xdi_parallel_list_settings(p, &facts);
-    for (int64_t i = 0; i < p->flat_count; i++) {
-        const uint64_t flat = xd_bucket_plan_hash(p->flats[i].plan);
+    xdi_place_list_settings(&p->place, p->experts ? p->experts->place.members : 0, p->store.unit_count,
+                            &facts);
+    for (int64_t i = 0; i < p->store.flat_count; i++) {
+        const uint64_t flat = xdi_bucket_plan_hash(p->store.flats[i].plan);
         places = xd_hash(places, &flat, sizeof flat);
     }
     xdi_fact_bytes(&facts, "order of weights in buckets (unit_types, bucket_size, bucket_count)", &places,
@@ -130,12 +141,12 @@ static xd_result xdi_parallel_agree_settings(const xd_parallel *p, xd_comm *comm
 }
 
 /* A layout that spans data ranks makes all but one of them copies, which nobody would count: copies must be the same everywhere. */
-static xd_result xdi_parallel_agree_copies(const xd_parallel *p, xd_comm *comm) {
+static xd_result xdi_place_agree_copies(const xdi_place *place, xd_comm *comm) {
     uint64_t hash = 0;
     int64_t copies = 0;
-    for (int64_t i = 0; i < p->model->weight_count; i++) {
-        if (!xdi_parallel_has(p, p->model->weights[i])) continue;
-        const int64_t copy = xdi_weight_is_copy(p->model->weights[i]);
+    for (int64_t i = 0; i < place->model->weight_count; i++) {
+        if (!xdi_place_has(place, place->model->weights[i])) continue;
+        const int64_t copy = xdi_weight_is_copy(place->model->weights[i]);
         hash = xd_hash(hash, &copy, sizeof copy);
         copies += copy;
     }
@@ -143,10 +154,10 @@ static xd_result xdi_parallel_agree_copies(const xd_parallel *p, xd_comm *comm) 
                           "what layouts of weights count as copies (they are not over data ranks)");
 }
 
-static xd_result xdi_parallel_check_dtypes(const xd_parallel *p) {
-    const xd_dtype dtypes[] = { p->sent_dtype, p->view_dtype };
+static xd_result xdi_place_check_dtypes(const xdi_place *place) {
+    const xd_dtype dtypes[] = { place->settings.sent_dtype, place->settings.view_dtype };
     for (int i = 0; i < 2; i++)
-        XD_REQUIRE(p->ctx,
+        XD_REQUIRE(place->ctx,
                    dtypes[i] == XD_DTYPE_NONE || dtypes[i] == XD_DTYPE_F32 || dtypes[i] == XD_DTYPE_BF16 ||
                        dtypes[i] == XD_DTYPE_F16,
                    XD_ERROR_DTYPE, "values are %s as %s: F32, BF16 and F16 are possible",
@@ -154,55 +165,62 @@ static xd_result xdi_parallel_check_dtypes(const xd_parallel *p) {
     return XD_OK;
 }
 
-static xd_result xdi_parallel_check_buckets(const xd_parallel *p) {
-    XD_REQUIRE(p->ctx, p->bucket_size >= 0 && p->bucket_parts >= 0, XD_ERROR_ARGUMENT,
-               "buckets of %lld elements, and %lld of them", (long long)p->bucket_size,
-               (long long)p->bucket_parts);
-    XD_REQUIRE(p->ctx, !p->bucket_size || !p->bucket_parts, XD_ERROR_ARGUMENT,
+static xd_result xdi_place_check_buckets(const xdi_place *place) {
+    const xdi_wrap_settings *s = &place->settings;
+    XD_REQUIRE(place->ctx, s->bucket_size >= 0 && s->bucket_parts >= 0, XD_ERROR_ARGUMENT,
+               "buckets of %lld elements, and %lld of them", (long long)s->bucket_size,
+               (long long)s->bucket_parts);
+    XD_REQUIRE(place->ctx, !s->bucket_size || !s->bucket_parts, XD_ERROR_ARGUMENT,
                "bucket_size %lld and bucket_count %lld: one of them says where a bucket ends",
-               (long long)p->bucket_size, (long long)p->bucket_parts);
-    XD_REQUIRE(p->ctx, p->stage >= 0 && p->chunk >= 0, XD_ERROR_ARGUMENT, "stage %d, chunk %d", p->stage,
-               p->chunk);
+               (long long)s->bucket_size, (long long)s->bucket_parts);
+    XD_REQUIRE(place->ctx, s->stage >= 0 && s->chunk >= 0, XD_ERROR_ARGUMENT, "stage %d, chunk %d", s->stage,
+               s->chunk);
     XD_REQUIRE(
-        p->ctx, !p->gathers_in_step || p->gathers, XD_ERROR_ARGUMENT,
+        place->ctx, !s->gathers_in_step || s->gathers, XD_ERROR_ARGUMENT,
         "gathers_in_step without a queue of gathers on %d data ranks: a gather beside the step needs one",
-        p->ranks);
+        place->ranks);
     XD_REQUIRE(
-        p->ctx, !p->gathers_in_step || p->split_optimizer, XD_ERROR_ARGUMENT,
+        place->ctx, !s->gathers_in_step || s->split_optimizer, XD_ERROR_ARGUMENT,
         "gathers_in_step without sharded_optimizer: each of %d data ranks steps all values, so there is "
         "nothing to gather",
-        p->ranks);
-    XD_REQUIRE(p->ctx, !p->wide_padding || p->sharded || p->split_optimizer, XD_ERROR_ARGUMENT,
+        place->ranks);
+    XD_REQUIRE(place->ctx, !s->wide_padding || s->sharded || s->split_optimizer, XD_ERROR_ARGUMENT,
                "wide_padding without sharded_optimizer: each of %d data ranks has the whole of a bucket",
-               p->ranks);
+               place->ranks);
+    return XD_OK;
+}
+
+static xd_result xdi_place_check(const xdi_place *place, const xd_fsdp_desc *d) {
+    const xdi_wrap_settings *s = &place->settings;
+    XD_REQUIRE(place->ctx, d->leaves >= 0 && d->unit_type_count >= 0, XD_ERROR_ARGUMENT,
+               "%lld leaves and %d types of units", (long long)d->leaves, d->unit_type_count);
+    XD_REQUIRE(place->ctx, d->unit_types || d->unit_type_count == 0, XD_ERROR_ARGUMENT,
+               "%d types of units, unit_types is NULL", d->unit_type_count);
+    XD_REQUIRE(place->ctx, !d->unit_types || d->unit_type_count > 0, XD_ERROR_ARGUMENT,
+               "a list of unit_types, and unit_type_count %d", d->unit_type_count);
+    XD_REQUIRE(place->ctx, s->prefetch >= 0 && (s->prefetch == 0 || s->gathers), XD_ERROR_ARGUMENT,
+               "%d units gathered ahead, and %s queue of gathers", s->prefetch, s->gathers ? "a" : "no");
+    XD_TRY(xdi_place_check_buckets(place));
+    XD_TRY(xdi_place_check_dtypes(place));
+    XD_TRY(xdi_place_check_host(place));
+    XD_REQUIRE(place->ctx, s->reshard_ranks > 0 && place->ranks % s->reshard_ranks == 0, XD_ERROR_ARGUMENT,
+               "%d ranks that keep a unit do not divide %d data ranks", s->reshard_ranks, place->ranks);
     return XD_OK;
 }
 
 XD_PRIVATE xd_result xdi_parallel_lay(xd_parallel *p, const xd_fsdp_desc *d) {
-    XD_REQUIRE(p->ctx, d->leaves >= 0 && d->unit_type_count >= 0, XD_ERROR_ARGUMENT,
-               "%lld leaves and %d types of units", (long long)d->leaves, d->unit_type_count);
-    XD_REQUIRE(p->ctx, d->unit_types || d->unit_type_count == 0, XD_ERROR_ARGUMENT,
-               "%d types of units, unit_types is NULL", d->unit_type_count);
-    XD_REQUIRE(p->ctx, !d->unit_types || d->unit_type_count > 0, XD_ERROR_ARGUMENT,
-               "a list of unit_types, and unit_type_count %d", d->unit_type_count);
-    XD_REQUIRE(p->ctx, p->prefetch >= 0 && (p->prefetch == 0 || p->gathers), XD_ERROR_ARGUMENT,
-               "%d units gathered ahead, and %s queue of gathers", p->prefetch, p->gathers ? "a" : "no");
-    XD_TRY(xdi_parallel_check_buckets(p));
-    XD_TRY(xdi_parallel_check_dtypes(p));
-    XD_TRY(xdi_parallel_check_home(p));
-    XD_REQUIRE(p->ctx, p->reshard_ranks > 0 && p->ranks % p->reshard_ranks == 0, XD_ERROR_ARGUMENT,
-               "%d ranks that keep a unit do not divide %d data ranks", p->reshard_ranks, p->ranks);
-    XD_TRY(xdi_parallel_deal(p, d->leaves, d->accumulate_whole));
-    XD_TRY(xdi_parallel_list_leaves(p));
-    XD_TRY(xdi_gradient_set_factors(p, &d->divide));
-    XD_TRY(xdi_spectral_retype(p));
-    XD_TRY(xdi_parallel_divide(p, d));
-    return xdi_parallel_plan(p);
+    XD_TRY(xdi_place_check(&p->place, d));
+    XD_TRY(xdi_batches_deal(&p->place, d->leaves, d->accumulate_whole));
+    XD_TRY(xdi_batches_list(&p->place));
+    XD_TRY(xdi_batches_set_factors(&p->place, &d->divide));
+    XD_TRY(xdi_spectral_retype(&p->place));
+    XD_TRY(xdi_store_divide(&p->store, d));
+    return xdi_store_plan(&p->store);
 }
 
 XD_PRIVATE xd_result xdi_experts_lay(xd_parallel *p, const xd_fsdp_desc *d) {
     xd_fsdp_desc settings = *d;
-    settings.leaves = p->total;
+    settings.leaves = p->place.batches.total;
     if (!p->experts) return XD_OK;
     XD_TRY(xdi_parallel_lay(p->experts, &settings));
     xdi_gradient_align(&p, 1);
@@ -212,101 +230,111 @@ XD_PRIVATE xd_result xdi_experts_lay(xd_parallel *p, const xd_fsdp_desc *d) {
 static xd_result xdi_parallel_prepare(xd_parallel *p, const xd_fsdp_desc *d) {
     XD_TRY(xdi_parallel_lay(p, d));
     XD_TRY(xdi_experts_lay(p, d));
-    XD_TRY(xdi_parallel_check_queues(p));
-    if (p->experts) XD_TRY(xdi_parallel_check_queues(p->experts));
-    XD_TRY(xdi_parallel_take_memory(p));
-    return p->experts ? xdi_parallel_take_memory(p->experts) : XD_OK;
+    XD_TRY(xdi_store_check_queues(&p->store));
+    if (p->experts) XD_TRY(xdi_store_check_queues(&p->experts->store));
+    XD_TRY(xdi_store_take_memory(&p->store));
+    return p->experts ? xdi_store_take_memory(&p->experts->store) : XD_OK;
+}
+
+/* Whether the ranks of a group have wrapped alike. */
+static xd_result xdi_parallel_agree_group(const xd_parallel *p, xd_comm *comm, const char *what) {
+    XD_TRY(xdi_parallel_agree_settings(p, comm, what));
+    return xdi_place_agree_copies(&p->place, comm);
 }
 
 /* The same of experts, which other data ranks have otherwise. */
 static xd_result xdi_parallel_agree_experts(const xd_parallel *q) {
-    XD_TRY(xd_model_agree(q->model, q->data));
-    XD_TRY(xdi_parallel_agree_settings(q, q->data, "settings of a wrapper for experts"));
-    XD_TRY(xdi_parallel_agree_copies(q, q->data));
-    return q->replicas ? xdi_parallel_agree_settings(q, q->replicas, "settings of a wrapper for experts")
-                       : XD_OK;
+    static const char *const what = "settings of a wrapper for experts";
+    const xdi_place *place = &q->place;
+    XD_TRY(xdi_model_agree(place->model, place->data));
+    XD_TRY(xdi_parallel_agree_group(q, place->data, what));
+    return place->replicas ? xdi_parallel_agree_settings(q, place->replicas, what) : XD_OK;
 }
 
 static xd_result xdi_parallel_take_all_values(xd_parallel *p) {
-    if (p->experts) XD_TRY(xdi_parallel_take_values(p->experts));
-    return xdi_parallel_take_values(p);
+    if (p->experts) XD_TRY(xdi_store_take_values(&p->experts->store));
+    return xdi_store_take_values(&p->store);
 }
 
 /* The ranks fail alike, before and after any of them takes the model's values. */
 static xd_result xdi_parallel_build(xd_parallel *p, const xd_fsdp_desc *d) {
-    XD_TRY(xdi_model_agree_shared(p->model, p->data));
-    XD_TRY(xd_agree(p->data, xdi_parallel_prepare(p, d)));
-    XD_TRY(xdi_parallel_agree_settings(p, p->data, "settings of a wrapper"));
-    XD_TRY(xdi_parallel_agree_copies(p, p->data));
-    if (p->experts) XD_TRY(xd_agree(p->data, xdi_parallel_agree_experts(p->experts)));
-    if (xdi_parallel_has_near(p))
-        XD_TRY(xd_comm_split(p->data, p->rank / p->reshard_ranks, p->rank, &p->near));
-    if (p->replicas) XD_TRY(xd_model_agree(p->model, p->replicas));
-    if (p->replicas) XD_TRY(xdi_parallel_agree_settings(p, p->replicas, "settings of a wrapper"));
-    if (p->replicas) XD_TRY(xdi_parallel_agree_copies(p, p->replicas));
-    XD_TRY(xd_agree(p->data, xdi_parallel_take_all_values(p)));
-    xdi_parallel_leave_storage(p);
-    p->model->parallel = p;
+    static const char *const what = "settings of a wrapper";
+    xdi_place *place = &p->place;
+    xd_comm *data = place->data;
+    XD_TRY(xdi_model_agree_shared(place->model, data));
+    XD_TRY(xd_agree(data, xdi_parallel_prepare(p, d)));
+    XD_TRY(xdi_parallel_agree_group(p, data, what));
+    if (p->experts) XD_TRY(xd_agree(data, xdi_parallel_agree_experts(p->experts)));
+    if (xdi_place_reshards(place))
+        XD_TRY(
+            xd_comm_split(data, place->rank / place->settings.reshard_ranks, place->rank, &place->resharded));
+    if (place->replicas) XD_TRY(xdi_model_agree(place->model, place->replicas));
+    if (place->replicas) XD_TRY(xdi_parallel_agree_group(p, place->replicas, what));
+    XD_TRY(xd_agree(data, xdi_parallel_take_all_values(p)));
+    xdi_place_leave_storage(place);
+    place->model->parallel = p;
     return XD_OK;
 }
 
-XD_PRIVATE void xdi_parallel_set_kind(xd_parallel *p, xd_fsdp_desc *settings, const xd_ddp_desc *ddp,
-                                      const xd_fsdp_desc *fsdp) {
-    memset(p, 0, sizeof *p);
+/* Settings of DDP as those of FSDP, and what only DDP has. */
+static void xdi_place_set_ddp(xdi_wrap_settings *s, xd_fsdp_desc *settings, const xd_ddp_desc *ddp) {
+    settings->leaves = ddp->leaves;
+    settings->view_dtype = ddp->view_dtype;
+    settings->gathers = ddp->gathers;
+    settings->reductions = ddp->reductions;
+    settings->divide = ddp->divide;
+    settings->reserve_frozen = ddp->reserve_frozen;
+    settings->compare_steps = ddp->compare_steps;
+    settings->replicas = ddp->replicas;
+    settings->experts = ddp->experts;
+    settings->groups = ddp->groups;
+    settings->wide_padding = ddp->wide_padding;
+    s->bucket_size = ddp->bucket_size;
+    s->bucket_parts = ddp->bucket_count;
+    s->stage = ddp->stage;
+    s->chunk = ddp->chunk;
+    s->gathers_in_step = ddp->gathers_in_step;
+    s->split_optimizer = ddp->sharded_optimizer;
+}
+
+XD_PRIVATE void xdi_place_set_kind(xdi_place *place, xd_fsdp_desc *settings, const xd_ddp_desc *ddp,
+                                   const xd_fsdp_desc *fsdp) {
+    xdi_wrap_settings *s = &place->settings;
+    memset(place, 0, sizeof *place);
     memset(settings, 0, sizeof *settings);
     if (fsdp) *settings = *fsdp;
-    if (ddp) {
-        settings->leaves = ddp->leaves;
-        settings->view_dtype = ddp->view_dtype;
-        settings->gathers = ddp->gathers;
-        settings->reductions = ddp->reductions;
-        settings->divide = ddp->divide;
-        settings->reserve_frozen = ddp->reserve_frozen;
-        settings->compare_steps = ddp->compare_steps;
-        settings->replicas = ddp->replicas;
-        settings->experts = ddp->experts;
-        settings->groups = ddp->groups;
-        settings->wide_padding = ddp->wide_padding;
-        p->bucket_size = ddp->bucket_size;
-        p->bucket_parts = ddp->bucket_count;
-        p->stage = ddp->stage;
-        p->chunk = ddp->chunk;
-        p->gathers_in_step = ddp->gathers_in_step;
-        p->split_optimizer = ddp->sharded_optimizer;
-    }
-    p->sharded = fsdp != NULL;
-    p->sent_dtype = settings->sent_dtype;
-    p->view_dtype = settings->view_dtype;
-    p->reshard_ranks = settings->reshard_ranks;
-    p->gathers = settings->gathers;
-    p->reductions = settings->reductions;
-    p->prefetch = settings->prefetch;
-    p->reserve_frozen = settings->reserve_frozen;
-    p->compare_steps = settings->compare_steps;
-    p->wide_padding = settings->wide_padding;
-    p->home = settings->host;
-    p->offloaded = settings->host != NULL;
-    p->has_groups = settings->groups != NULL;
-    if (settings->groups) p->groups = *settings->groups;
+    if (ddp) xdi_place_set_ddp(s, settings, ddp);
+    s->sharded = fsdp != NULL;
+    s->sent_dtype = settings->sent_dtype;
+    s->view_dtype = settings->view_dtype;
+    s->reshard_ranks = settings->reshard_ranks;
+    s->gathers = settings->gathers;
+    s->reductions = settings->reductions;
+    s->prefetch = settings->prefetch;
+    s->reserve_frozen = settings->reserve_frozen;
+    s->compare_steps = settings->compare_steps;
+    s->wide_padding = settings->wide_padding;
+    s->has_groups = settings->groups != NULL;
+    if (settings->groups) s->groups = *settings->groups;
+    place->parts_ctx = settings->host;
+    place->on_host = settings->host != NULL;
 }
 
 /* An empty wrapper on every rank, or none on any. */
-static xd_result xdi_parallel_open(const xd_parallel *kind, const xd_fsdp_desc *d, xd_parallel **out) {
+static xd_result xdi_parallel_open(const xdi_place *kind, const xd_fsdp_desc *d, xd_parallel **out) {
     xd_ctx *ctx = xd_comm_ctx(kind->data);
+    xdi_place place = *kind;
     xd_parallel *p = NULL;
     xd_result result = XD_OK;
+    xdi_place_set_rank(&place, xd_comm_rank(kind->data), xd_comm_size(kind->data),
+                       kind->replicas ? xd_comm_rank(kind->replicas) : 0,
+                       kind->replicas ? xd_comm_size(kind->replicas) : 1);
     if (kind->model->parallel)
         result = XD_FAIL(ctx, XD_ERROR_STATE, "the model of %lld weights is wrapped already",
                          (long long)kind->model->weight_count);
-    else if ((p = (xd_parallel *)xd_allocate(ctx, sizeof *p)) == NULL)
+    else if ((p = xdi_parallel_at(&place)) == NULL)
         result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a wrapper");
-    if (result == XD_OK) {
-        *p = *kind;
-        xdi_parallel_set_place(p, xd_comm_rank(p->data), xd_comm_size(p->data),
-                               p->replicas ? xd_comm_rank(p->replicas) : 0,
-                               p->replicas ? xd_comm_size(p->replicas) : 1);
-        result = xdi_experts_open(p, d);
-    }
+    if (result == XD_OK) result = xdi_experts_open(p, d);
     result = xd_agree(kind->data, result);
     if (result == XD_OK)
         *out = p;
@@ -316,19 +344,21 @@ static xd_result xdi_parallel_open(const xd_parallel *kind, const xd_fsdp_desc *
 }
 
 /* A type that no block has is legal, on some stages of a pipeline it is so; a name that is misspelt gathers the whole model at once. */
-static void xdi_parallel_tell_types(const xd_parallel *p, const xd_fsdp_desc *d) {
-    if (p->sharded && p->unit_count == 1 && d->unit_type_count > 0 && xdi_block_after(&p->model->root))
-        xd_log(p->ctx, XD_LOG_WARN,
+static void xdi_place_warn_of_types(const xdi_place *place, int64_t unit_count, const xd_fsdp_desc *d) {
+    if (place->settings.sharded && unit_count == 1 && d->unit_type_count > 0 &&
+        xdi_block_after(&place->model->root))
+        xd_log(place->ctx, XD_LOG_WARN,
                "no block is of the %d types of units, of which \"%.80s\" is the first: the whole model is "
                "one unit",
                d->unit_type_count, d->unit_types[0]);
 }
 
-static xd_result xdi_parallel_create(const xd_parallel *kind, const xd_fsdp_desc *d, xd_parallel **out) {
+static xd_result xdi_parallel_create(xdi_place *kind, const xd_fsdp_desc *d, xd_parallel **out) {
     xd_parallel *p = NULL;
+    if (d->replicas && xd_comm_size(d->replicas) > 1) kind->replicas = d->replicas;
     XD_TRY(xdi_parallel_open(kind, d, &p));
     const xd_result result = xdi_parallel_build(p, d);
-    if (result == XD_OK) xdi_parallel_tell_types(p, d);
+    if (result == XD_OK) xdi_place_warn_of_types(&p->place, p->store.unit_count, d);
     if (result == XD_OK)
         *out = p;
     else
@@ -338,82 +368,111 @@ static xd_result xdi_parallel_create(const xd_parallel *kind, const xd_fsdp_desc
 
 XD_API xd_result xd_ddp_create(xd_model *model, xd_comm *data, const xd_ddp_desc *desc, xd_parallel **out) {
     XDI_GIVEN_TO_ALL(model ? model->ctx : NULL, data, model, data, out);
-    xd_parallel kind;
+    xdi_place kind;
     xd_fsdp_desc d;
-    xdi_parallel_set_kind(&kind, &d, desc, NULL);
+    xdi_place_set_kind(&kind, &d, desc, NULL);
     kind.model = model;
     kind.data = data;
-    if (d.replicas && xd_comm_size(d.replicas) > 1) kind.replicas = d.replicas;
     return xdi_parallel_create(&kind, &d, out);
 }
 
 XD_API xd_result xd_fsdp_create(xd_model *model, xd_comm *data, const xd_fsdp_desc *desc, xd_parallel **out) {
     XDI_GIVEN_TO_ALL(model ? model->ctx : NULL, data, model, data, out);
     xd_fsdp_desc defaults, d;
-    xd_parallel kind;
+    xdi_place kind;
     memset(&defaults, 0, sizeof defaults);
-    xdi_parallel_set_kind(&kind, &d, NULL, desc ? desc : &defaults);
+    xdi_place_set_kind(&kind, &d, NULL, desc ? desc : &defaults);
     kind.model = model;
     kind.data = data;
-    if (d.replicas && xd_comm_size(d.replicas) > 1) kind.replicas = d.replicas;
     return xdi_parallel_create(&kind, &d, out);
 }
 
-/* The model shows nothing of the wrapper any more. */
-static void xdi_parallel_detach(const xd_parallel *p) {
-    for (xd_block *b = &p->model->root; b; b = xdi_block_after(b)) {
+/* The model shows nothing of the wrapper any more; of one that was not finished its own values have not changed. */
+static void xdi_model_detach(xd_model *model, bool finished) {
+    for (xd_block *b = &model->root; b; b = xdi_block_after(b)) {
         b->units[0] = b->units[1] = NULL;
         b->open = 0;
         b->leaf = 0;
     }
-    for (int64_t i = 0; i < xd_model_weight_count(p->model); i++) {
-        xd_weight *w = p->model->weights[i];
+    for (int64_t i = 0; i < xdi_model_weight_count(model); i++) {
+        xd_weight *w = model->weights[i];
         const unsigned char *value = (const unsigned char *)w->value;
         const unsigned char *kept = w->flat && w->flat->whole ? (const unsigned char *)w->flat->values : NULL;
         if (kept && value >= kept && value < kept + w->flat->kept_bytes) w->value = NULL;
-        xdi_spectral_give_back(p, w, w->own && p->model->parallel == p ? xdi_flat_place(w) : NULL);
+        xdi_spectral_give_back(w, w->own && finished ? xdi_flat_place(w) : NULL);
         w->ready = w->ready && w->value;
         w->state = XD_GRADIENT_READY;
         w->flat = NULL;
     }
-    if (p->model->parallel == p) p->model->parallel = NULL;
+    if (finished) model->parallel = NULL;
+}
+
+static void xdi_store_free(xdi_store *store) {
+    const xdi_place *place = store->place;
+    xd_ctx *ctx = place->ctx, *parts = place->parts_ctx;
+    const xdi_wrap_memory *memory = &store->memory;
+    for (int64_t i = 0; i < store->bucket_count && store->buckets; i++)
+        xd_leaf_stack_destroy(store->buckets[i].stack);
+    for (int64_t i = 0; i < store->bucket_count * place->members && store->lanes; i++)
+        xd_leaf_stack_destroy(store->lanes[i]);
+    for (int64_t i = 0; i < store->flat_count; i++) xdi_bucket_plan_destroy(store->flats[i].plan);
+    if (memory->device) xd_ctx_kernels(ctx)->memory.release(ctx, memory->device);
+    xdi_locked_give(ctx, memory->locked);
+    if (memory->host && !memory->locked) xd_ctx_kernels(parts)->memory.release(parts, memory->host);
+    void *const tables[] = { store->units,
+                             store->flats,
+                             store->buckets,
+                             (void *)store->weights,
+                             store->slots,
+                             store->sums,
+                             (void *)store->lanes,
+                             (void *)store->places,
+                             store->scratch.counts,
+                             store->scratch.used,
+                             (void *)store->scratch.forests,
+                             store->scratch.forest_leaves };
+    for (size_t i = 0; i < sizeof tables / sizeof tables[0]; i++) xd_release(ctx, tables[i]);
 }
 
 static void xdi_parallel_free(xd_parallel *p) {
-    for (int64_t i = 0; i < p->bucket_count && p->buckets; i++) xd_leaf_stack_destroy(p->buckets[i].stack);
-    for (int64_t i = 0; i < p->bucket_count * p->members && p->lanes; i++) xd_leaf_stack_destroy(p->lanes[i]);
-    for (int64_t i = 0; i < p->flat_count; i++) xd_bucket_plan_destroy(p->flats[i].plan);
-    if (p->memory) xd_ctx_kernels(p->ctx)->memory.release(p->ctx, p->memory);
-    xdi_locked_give(p->ctx, p->locked);
-    if (p->home_memory && !p->locked) xd_ctx_kernels(p->home)->memory.release(p->home, p->home_memory);
-    xd_comm_destroy(p->near);
-    void *const tables[] = {
-        p->units,         p->flats,  p->buckets,       (void *)p->weights, p->slots,
-        p->sums,          p->counts, (void *)p->lanes, (void *)p->places,  (void *)p->forests,
-        p->forest_leaves, p->known,  p->used
-    };
-    for (size_t i = 0; i < sizeof tables / sizeof tables[0]; i++) xd_release(p->ctx, tables[i]);
-    xd_release(p->ctx, p);
+    const xdi_place *place = &p->place;
+    xd_ctx *ctx = place->ctx;
+    xdi_store_free(&p->store);
+    xd_comm_destroy(place->resharded);
+    xd_release(ctx, place->batches.known);
+    xd_release(ctx, p);
 }
 
 XD_API void xd_parallel_destroy(xd_parallel *p) {
     if (!p) return;
-    xdi_parallel_land(p);
-    if (p->experts) xdi_parallel_land(p->experts);
-    xdi_parallel_detach(p);
+    xdi_store_land(&p->store);
+    if (p->experts) xdi_store_land(&p->experts->store);
+    xdi_model_detach(p->place.model, p->place.model->parallel == p);
     if (p->experts) xdi_parallel_free(p->experts);
     xdi_parallel_free(p);
 }
 
-XD_API xd_wrap_kind xd_model_wrapped(const xd_model *model) {
+static xd_wrap_kind xdi_model_wrapper(const xd_model *model) {
     if (!model->parallel) return XD_WRAP_NONE;
-    return model->parallel->sharded ? XD_WRAP_FSDP : XD_WRAP_DDP;
+    return model->parallel->place.settings.sharded ? XD_WRAP_FSDP : XD_WRAP_DDP;
+}
+
+XD_API xd_model_info xd_model_describe(const xd_model *model) {
+    XD_ASSERT(model);
+    xd_model_info info;
+    memset(&info, 0, sizeof info);
+    info.weight_count = xdi_model_weight_count(model);
+    info.parameter_count = xdi_model_elements(model, false);
+    info.trained_count = xdi_model_elements(model, true);
+    info.hash = xdi_model_hash(model);
+    info.wrapper = xdi_model_wrapper(model);
+    return info;
 }
 
 XD_API xd_parallel_bytes xd_parallel_memory(const xd_parallel *parallel) {
-    xd_parallel_bytes out = parallel->bytes;
+    xd_parallel_bytes out = parallel->store.memory.bytes;
     if (!parallel->experts) return out;
-    const xd_parallel_bytes *experts = &parallel->experts->bytes;
+    const xd_parallel_bytes *experts = &parallel->experts->store.memory.bytes;
     out.values += experts->values;
     out.gradients += experts->gradients;
     out.gathered += experts->gathered;
@@ -424,41 +483,41 @@ XD_API xd_parallel_bytes xd_parallel_memory(const xd_parallel *parallel) {
 
 /* ---- lists ---- */
 
-XD_PRIVATE bool xdi_parallel_lists(const xd_weight *w) {
+XD_PRIVATE bool xdi_weight_is_listed(const xd_weight *w) {
     return w->owner == w && !(w->desc.buffer && w->desc.transient);
 }
 
-static xd_result xdi_parallel_room(const xd_parallel *p, const void *list, int64_t capacity, int64_t *count) {
+static xd_result xdi_model_list_room(const xd_model *model, const void *list, int64_t capacity,
+                                     int64_t *count) {
     int64_t n = 0;
-    XD_REQUIRE(p->ctx, list || capacity == 0, XD_ERROR_ARGUMENT, "a list of %lld at NULL: capacity 0 counts",
-               (long long)capacity);
-    for (int64_t i = 0; i < p->model->weight_count; i++) n += xdi_parallel_lists(p->model->weights[i]);
-    XD_REQUIRE(p->ctx, capacity == 0 || capacity >= n, XD_ERROR_ARGUMENT, "%lld parameters, capacity is %lld",
-               (long long)n, (long long)capacity);
+    XD_REQUIRE(model->ctx, list || capacity == 0, XD_ERROR_ARGUMENT,
+               "a list of %lld at NULL: capacity 0 counts", (long long)capacity);
+    for (int64_t i = 0; i < model->weight_count; i++) n += xdi_weight_is_listed(model->weights[i]);
+    XD_REQUIRE(model->ctx, capacity == 0 || capacity >= n, XD_ERROR_ARGUMENT,
+               "%lld parameters, capacity is %lld", (long long)n, (long long)capacity);
     *count = n;
     return XD_OK;
 }
 
-XD_PRIVATE bool xdi_parallel_is_elsewhere(const xd_parallel *of, const xd_weight *w) {
-    const xd_parallel *p = xdi_parallel_of(of, w);
-    const bool everywhere = xd_bucket_plan_settings(w->flat->plan)->ranks == 1;
-    return p->replica > 0 || (everywhere && p->rank > 0) || xdi_weight_is_copy(w);
+XD_PRIVATE bool xdi_weight_is_elsewhere(const xd_weight *w) {
+    const xdi_place *place = w->flat->place;
+    const bool everywhere = xdi_bucket_plan_settings(w->flat->plan)->ranks == 1;
+    return place->replica > 0 || (everywhere && place->rank > 0) || xdi_weight_is_copy(w);
 }
 
 /* Whether another data rank, or one of the caller's cut, counts what is here. */
-static bool xdi_parallel_is_replica(const xd_parallel *p, const xd_weight *w) {
-    return w->desc.traits.shared || xdi_parallel_is_elsewhere(p, w);
+static bool xdi_weight_is_replica(const xd_weight *w) {
+    return w->desc.traits.shared || xdi_weight_is_elsewhere(w);
 }
 
-XD_PRIVATE xd_param xdi_parallel_describe(const xd_parallel *of, const xd_weight *w, xd_bucket_piece *piece) {
-    const xd_parallel *p = xdi_parallel_of(of, w);
+XD_PRIVATE xd_param xdi_weight_describe_part(const xd_weight *w, xdi_bucket_piece *piece) {
     xd_param out = xdi_weight_param(w);
     memset(piece, 0, sizeof *piece);
-    (void)xdi_flat_piece(p, w, piece);
+    (void)xdi_flat_piece(w, piece);
     out.value = out.gradient = NULL;
     out.count = piece->param.end - piece->param.begin;
     out.first += piece->param.begin;
-    out.replica = xdi_parallel_is_replica(p, w);
+    out.replica = xdi_weight_is_replica(w);
     if (out.count != w->count) {
         out.shape = NULL;
         out.dims = 0;
@@ -466,10 +525,10 @@ XD_PRIVATE xd_param xdi_parallel_describe(const xd_parallel *of, const xd_weight
     return out;
 }
 
-XD_PRIVATE xd_param xdi_parallel_param(const xd_parallel *p, const xd_weight *w) {
-    xd_bucket_piece piece;
+XD_PRIVATE xd_param xdi_weight_kept_param(const xd_weight *w) {
+    xdi_bucket_piece piece;
     const xdi_bucket *b = xdi_flat_bucket(w);
-    xd_param out = xdi_parallel_describe(p, w, &piece);
+    xd_param out = xdi_weight_describe_part(w, &piece);
     if (out.count > 0) out.value = xdi_flat_value(w, &piece);
     out.state = &w->state;
     if (b) out.gradient = b->sum + piece.shard.begin; /* not NULL where nothing is: steps count alike */
@@ -480,11 +539,10 @@ static int64_t xdi_at_most(int64_t value, int64_t bound) {
     return value < bound ? value : bound;
 }
 
-XD_PRIVATE xd_tensor_part xdi_parallel_part(const xd_parallel *of, const xd_weight *w) {
-    const xd_parallel *p = xdi_parallel_of(of, w);
+XD_PRIVATE xd_tensor_part xdi_weight_kept_part(const xd_weight *w) {
     xd_tensor_part out;
-    xd_bucket_piece piece;
-    const int64_t most = xdi_weight_true_count(w);
+    xdi_bucket_piece piece;
+    const int64_t max = xdi_weight_true_count(w);
     memset(&out, 0, sizeof out);
     memset(&piece, 0, sizeof piece);
     out.name = w->name;
@@ -492,58 +550,60 @@ XD_PRIVATE xd_tensor_part xdi_parallel_part(const xd_parallel *of, const xd_weig
     out.ndim = w->desc.ndim;
     memcpy(out.shape, w->desc.shape, sizeof out.shape);
     out.region = w->saved ? w->saved : &w->region;
-    if (xdi_flat_piece(p, w, &piece)) out.data = xdi_flat_value(w, &piece);
-    out.range.begin = xdi_at_most(piece.param.begin, most);
-    out.range.end = xdi_at_most(piece.param.end, most);
-    out.replica = xdi_parallel_is_replica(p, w);
+    if (xdi_flat_piece(w, &piece)) out.data = xdi_flat_value(w, &piece);
+    out.range.begin = xdi_at_most(piece.param.begin, max);
+    out.range.end = xdi_at_most(piece.param.end, max);
+    out.replica = xdi_weight_is_replica(w);
     return out;
 }
 
 XD_API xd_result xd_parallel_params(const xd_parallel *p, int64_t capacity, xd_param *params,
                                     int64_t *count) {
-    XDI_GIVEN(p ? p->model->ctx : NULL, p, count);
+    XDI_GIVEN(p ? p->place.model->ctx : NULL, p, count);
+    const xd_model *model = p->place.model;
     int64_t at = 0;
-    XD_TRY(xdi_parallel_room(p, params, capacity, count));
-    for (int64_t i = 0; i < p->model->weight_count && capacity > 0; i++)
-        if (xdi_parallel_lists(p->model->weights[i]))
-            params[at++] = xdi_parallel_param(p, p->model->weights[i]);
+    XD_TRY(xdi_model_list_room(model, params, capacity, count));
+    for (int64_t i = 0; i < model->weight_count && capacity > 0; i++)
+        if (xdi_weight_is_listed(model->weights[i])) params[at++] = xdi_weight_kept_param(model->weights[i]);
     return XD_OK;
 }
 
 XD_API xd_result xd_parallel_parts(const xd_parallel *p, int64_t capacity, xd_tensor_part *parts,
                                    int64_t *count) {
-    XDI_GIVEN(p ? p->model->ctx : NULL, p, count);
+    XDI_GIVEN(p ? p->place.model->ctx : NULL, p, count);
+    const xd_model *model = p->place.model;
     int64_t at = 0;
-    XD_TRY(xdi_parallel_room(p, parts, capacity, count));
-    for (int64_t i = 0; i < p->model->weight_count && capacity > 0; i++)
-        if (xdi_parallel_lists(p->model->weights[i]))
-            parts[at++] = xdi_parallel_part(p, p->model->weights[i]);
+    XD_TRY(xdi_model_list_room(model, parts, capacity, count));
+    for (int64_t i = 0; i < model->weight_count && capacity > 0; i++)
+        if (xdi_weight_is_listed(model->weights[i])) parts[at++] = xdi_weight_kept_part(model->weights[i]);
     return XD_OK;
 }
 
 /* ---- the ends of a step ---- */
 
 static bool xdi_parallel_has_open(const xd_parallel *p) {
-    return p->open > 0 || (p->experts && p->experts->open > 0);
+    return p->step.open > 0 || (p->experts && p->experts->step.open > 0);
 }
 
 static xd_result xdi_parallel_check_closed(const xd_parallel *p, const char *call) {
-    for (const xd_block *b = &p->model->root; b && xdi_parallel_has_open(p); b = xdi_block_after(b))
+    for (const xd_block *b = &p->place.model->root; b && xdi_parallel_has_open(p); b = xdi_block_after(b))
         if (b->open > 0)
-            return XD_FAIL(p->ctx, XD_ERROR_STATE, "%s while block \"%.80s\" is open", call, b->name);
+            return XD_FAIL(p->place.ctx, XD_ERROR_STATE, "%s while block \"%.80s\" is open", call, b->name);
     return XD_OK;
 }
 
 static xd_result xdi_parallel_check_step(const xd_parallel *p) {
-    const int64_t leaves = xdi_parallel_passes(p);
-    XD_REQUIRE(p->ctx, !p->reduced, XD_ERROR_STATE,
-               "a step of %lld leaves was reduced already: xd_parallel_publish ends it", (long long)p->total);
+    const xdi_place *place = &p->place;
+    const int64_t leaves = xdi_batches_passes(place);
+    XD_REQUIRE(place->ctx, !p->step.reduced, XD_ERROR_STATE,
+               "a step of %lld leaves was reduced already: xd_parallel_publish ends it",
+               (long long)place->batches.total);
     XD_TRY(xdi_parallel_check_closed(p, "xd_parallel_reduce"));
-    for (const xd_block *b = &p->model->root; b; b = xdi_block_after(b))
-        XD_REQUIRE(p->ctx, b->leaf == leaves || !xdi_block_trains(b) || b->expert != p->of_experts,
+    for (const xd_block *b = &place->model->root; b; b = xdi_block_after(b))
+        XD_REQUIRE(place->ctx, b->leaf == leaves || !xdi_block_trains(b) || b->expert != place->of_experts,
                    XD_ERROR_STATE, "block \"%.80s\"%s has had backward passes of %lld leaves, not of %lld%s",
                    b->name, *b->name ? "" : " (the root)", (long long)b->leaf, (long long)leaves,
-                   leaves > p->leaves.count
+                   leaves > place->batches.own.count
                        ? ": this rank opens blocks for xd_parallel_leaves().opened, also beyond its own"
                        : "");
     return XD_OK;
@@ -553,63 +613,66 @@ static xd_result xdi_parallel_check_step(const xd_parallel *p) {
 typedef struct xdi_agreement {
     xd_result mine;
     uint64_t hash;
-    const char *what;         /* the hash is of; NULL: the order of brackets */
-    const xd_parallel *order; /* whose */
-    bool elsewhere;           /* out: some rank was in another call, so that nothing was agreed */
-    bool skips; /* a rank of those so far has a weight whose blocks were skipped in all of its leaves */
+    const char *what;     /* the hash is of; NULL: the order of brackets */
+    const xdi_step *step; /* whose; and of which model */
+    const xd_model *model;
+    bool elsewhere; /* out: some rank was in another call, so that nothing was agreed */
+    bool skips;     /* a rank of those so far has a weight whose blocks were skipped in all of its leaves */
 } xdi_agreement;
 
 /* A rank that is elsewhere meets this one in another collective, whose name says nothing to the caller. */
 static xd_result xdi_agreement_explain(xd_comm *comm, xd_result result) {
-    const xd_error told = *xd_last_error(xd_comm_ctx(comm));
+    const xd_error reported = *xd_last_error(xd_comm_ctx(comm));
     if (result != XD_ERROR_MISMATCH) return result;
     return XD_FAIL_CULPRIT(
-        xd_comm_ctx(comm), result, told.culprit,
+        xd_comm_ctx(comm), result, reported.culprit,
         "%.300s; here is xd_parallel_reduce: a rank is in another call, and has not called it "
         "after its backward passes",
-        told.message);
+        reported.message);
 }
 
 static xd_result xdi_agreement_reach(xdi_agreement *a, xd_comm *comm) {
     const int64_t hash = (int64_t)a->hash;
     const xd_error own = *xd_last_error(xd_comm_ctx(comm));
-    int64_t facts[] = { a->mine != XD_OK, hash, ~hash, a->skips }; /* the third is the least, upside down */
-    const xd_result told = xd_all_reduce(comm, facts, facts, 4, XD_DTYPE_I64, XD_MAX);
-    const bool knows = told == XD_ERROR_MISMATCH && a->mine != XD_OK && own.result == a->mine;
-    a->elsewhere = !knows && (told == XD_ERROR_MISMATCH || told == XD_ERROR_PEER);
+    int64_t facts[] = { a->mine != XD_OK, hash, ~hash, a->skips }; /* the third is the minimum, upside down */
+    const xd_result reported = xd_all_reduce(comm, facts, facts, 4, XD_DTYPE_I64, XD_MAX);
+    const bool knows = reported == XD_ERROR_MISMATCH && a->mine != XD_OK && own.result == a->mine;
+    a->elsewhere = !knows && (reported == XD_ERROR_MISMATCH || reported == XD_ERROR_PEER);
     /* The others are still in the blocks that this rank has left out: its own error says so, theirs that it came here. */
     if (knows) return xdi_ctx_adopt(xd_comm_ctx(comm), &own);
-    if (told != XD_OK) return a->what ? told : xdi_agreement_explain(comm, told);
+    if (reported != XD_OK) return a->what ? reported : xdi_agreement_explain(comm, reported);
     a->skips = facts[3] > 0;
     if (facts[0] > 0) return xd_agree(comm, a->mine);
     if (facts[1] == ~facts[2]) return XD_OK;
-    return a->what ? xd_agree_same(comm, a->hash, a->what) : xdi_order_explain(a->order, comm);
+    return a->what ? xd_agree_same(comm, a->hash, a->what)
+                   : xdi_order_explain(&a->step->order, a->model, comm);
 }
 
 /* Groups of replicas wait for each other later, so they fail together too. */
-static xd_result xdi_parallel_agree(const xd_parallel *p, xdi_agreement *agreement) {
-    agreement->mine = xdi_agreement_reach(agreement, p->data);
-    return p->replicas ? xdi_agreement_reach(agreement, p->replicas) : agreement->mine;
+static xd_result xdi_place_agree(const xdi_place *place, xdi_agreement *agreement) {
+    agreement->mine = xdi_agreement_reach(agreement, place->data);
+    return place->replicas ? xdi_agreement_reach(agreement, place->replicas) : agreement->mine;
 }
 
-/* Under DDP each rank opens blocks in an order of its own. What the ranks of some experts have found is told to all. */
+/* Under DDP each rank opens blocks in an order of its own. What the ranks of some experts have found is reported to all. */
 static xd_result xdi_parallel_agree_step(xd_parallel *p) {
     xdi_agreement step;
     step.mine = p->experts ? xdi_parallel_agree_step(p->experts) : XD_OK;
     if (step.mine == XD_OK) step.mine = xdi_parallel_check_step(p);
-    step.skips = xdi_state_skips(p);
-    step.hash = p->sharded ? p->signature : 0;
+    step.skips = xdi_state_skips(&p->place);
+    step.hash = p->place.settings.sharded ? p->step.order.signature : 0;
     step.what = NULL;
-    step.order = p;
-    const xd_result result = xdi_parallel_agree(p, &step);
-    p->elsewhere = step.elsewhere;
-    return result == XD_OK ? xdi_state_sum(p, step.skips) : result;
+    step.step = &p->step;
+    step.model = p->place.model;
+    const xd_result result = xdi_place_agree(&p->place, &step);
+    p->step.elsewhere = step.elsewhere;
+    return result == XD_OK ? xdi_state_sum(&p->store, step.skips) : result;
 }
 
 static xd_result xdi_parallel_reduce_own(xd_parallel *p) {
-    xdi_parallel_drop_ahead(p);
-    XD_TRY(xdi_parallel_land_values(p));
-    return xdi_gradient_reduce(p);
+    xdi_store_drop_ahead(&p->store);
+    XD_TRY(xdi_store_land_values(&p->store));
+    return xdi_gradient_reduce(&p->store);
 }
 
 XD_PRIVATE xd_result xdi_parallel_reduce_data(xd_parallel *p) {
@@ -619,24 +682,24 @@ XD_PRIVATE xd_result xdi_parallel_reduce_data(xd_parallel *p) {
 }
 
 static void xdi_parallel_reset(xd_parallel *p) {
-    if (p->experts) xdi_gradient_reset(p->experts);
-    xdi_gradient_reset(p);
-    xdi_state_reset(p);
+    if (p->experts) xdi_gradient_reset(&p->experts->store, &p->experts->step);
+    xdi_gradient_reset(&p->store, &p->step);
+    xdi_state_reset(p->place.model, &p->step);
 }
 
 XD_PRIVATE xd_result xdi_parallel_end_reduce(xd_parallel *p, xd_result result) {
-    if (result != XD_OK && !p->reduced && !p->elsewhere) xdi_parallel_reset(p);
-    p->reduced = p->reduced || result == XD_OK;
-    p->waits = p->waits && result != XD_OK;
-    if (p->experts) p->experts->reduced = p->reduced;
+    if (result != XD_OK && !p->step.reduced && !p->step.elsewhere) xdi_parallel_reset(p);
+    p->step.reduced = p->step.reduced || result == XD_OK;
+    p->step.waits = p->step.waits && result != XD_OK;
+    if (p->experts) p->experts->step.reduced = p->step.reduced;
     return result;
 }
 
 /* Whether a queue has a sum of this step, which other ranks may not have begun: dropped here it would stay there. */
 static bool xdi_parallel_has_sent(const xd_parallel *p) {
-    bool sent = p->launched > 0;
-    for (int64_t i = 0; i < p->bucket_count; i++) sent = sent || p->buckets[i].sending.open;
-    return (sent && p->reductions) || (p->experts && xdi_parallel_has_sent(p->experts));
+    bool sent = p->step.launched > 0;
+    for (int64_t i = 0; i < p->store.bucket_count; i++) sent = sent || p->store.buckets[i].sending.open;
+    return (sent && p->place.settings.reductions) || (p->experts && xdi_parallel_has_sent(p->experts));
 }
 
 XD_PRIVATE void xdi_parallel_drop_leaves(xd_parallel *p) {
@@ -645,10 +708,10 @@ XD_PRIVATE void xdi_parallel_drop_leaves(xd_parallel *p) {
 
 /* Whether all leaves of a step are there and only their sum is missing: a step that is given up ends earlier, or by that call. */
 static bool xdi_parallel_is_complete(const xd_parallel *p) {
-    bool complete = p->waits;
-    for (const xd_block *b = &p->model->root; b && complete; b = xdi_block_after(b)) {
+    bool complete = p->step.waits;
+    for (const xd_block *b = &p->place.model->root; b && complete; b = xdi_block_after(b)) {
         const xd_parallel *of = b->expert ? p->experts : p;
-        complete = !xdi_block_trains(b) || b->leaf == xdi_parallel_passes(of);
+        complete = !xdi_block_trains(b) || b->leaf == xdi_batches_passes(&of->place);
     }
     return complete;
 }
@@ -656,29 +719,30 @@ static bool xdi_parallel_is_complete(const xd_parallel *p) {
 static xd_result xdi_parallel_check_publish(const xd_parallel *p) {
     XD_TRY(xdi_parallel_check_closed(p, "xd_parallel_publish"));
     XD_REQUIRE(
-        p->ctx, !xdi_parallel_is_complete(p), XD_ERROR_STATE,
+        p->place.ctx, !xdi_parallel_is_complete(p), XD_ERROR_STATE,
         "xd_parallel_publish before xd_parallel_reduce: the backward passes of all %lld leaves of this "
         "rank have ended and are not summed; sum them also for a step that you give up",
-        (long long)xdi_parallel_passes(p));
+        (long long)xdi_batches_passes(&p->place));
     return XD_OK;
 }
 
 /* The other ranks may be in xd_parallel_reduce, which this one has left out: its own error names the call. */
 static xd_result xdi_parallel_agree_publish(const xd_parallel *p) {
+    const xdi_place *place = &p->place;
     const xd_result mine = xdi_parallel_check_publish(p);
-    const xd_error own = *xd_last_error(p->ctx);
-    const xd_result told = xd_agree(p->data, mine);
-    return told == XD_ERROR_MISMATCH && mine != XD_OK ? xdi_ctx_adopt(p->ctx, &own) : told;
+    const xd_error own = *xd_last_error(place->ctx);
+    const xd_result reported = xd_agree(place->data, mine);
+    return reported == XD_ERROR_MISMATCH && mine != XD_OK ? xdi_ctx_adopt(place->ctx, &own) : reported;
 }
 
 /* A step that was given up between two leaves has some that nobody needs. */
-static void xdi_parallel_tell_dropped(const xd_parallel *p) {
+static void xdi_step_warn_dropped(const xdi_place *place, const xdi_step *step) {
     int64_t leaves = 0;
-    if (p->reduced) return;
-    for (const xd_block *b = &p->model->root; b; b = xdi_block_after(b))
+    if (step->reduced) return;
+    for (const xd_block *b = &place->model->root; b; b = xdi_block_after(b))
         leaves = b->leaf > leaves ? b->leaf : leaves;
     if (leaves > 0)
-        xd_log(p->ctx, XD_LOG_WARN,
+        xd_log(place->ctx, XD_LOG_WARN,
                "xd_parallel_publish drops %lld leaves: xd_parallel_reduce was not called after their "
                "backward passes",
                (long long)leaves);
@@ -688,89 +752,94 @@ XD_API xd_result xd_parallel_publish(xd_parallel *p) {
     XDI_GIVEN(NULL, p);
     XD_TRY(xdi_parallel_agree_publish(p));
     XD_TRY(xdi_replicas_check(p));
-    xdi_parallel_tell_dropped(p);
-    if (p->experts) XD_TRY(xdi_parallel_renew_values(p->experts));
-    XD_TRY(xdi_parallel_renew_values(p));
+    xdi_step_warn_dropped(&p->place, &p->step);
+    if (p->experts) XD_TRY(xdi_store_renew_values(&p->experts->store));
+    XD_TRY(xdi_store_renew_values(&p->store));
     xdi_parallel_reset(p);
     return XD_OK;
 }
 
 XD_PRIVATE void xdi_parallel_drop_step(xd_parallel *p) {
     if (p->experts) xdi_parallel_drop_step(p->experts);
-    for (xd_block *b = &p->model->root; b; b = xdi_block_after(b)) b->open = 0;
-    for (int64_t i = 0; i < p->unit_count; i++) p->units[i].open = 0;
-    p->open = 0;
-    xdi_parallel_forget_values(p);
-    xdi_gradient_reset(p);
-    xdi_state_reset(p);
+    for (xd_block *b = &p->place.model->root; b; b = xdi_block_after(b)) b->open = 0;
+    for (int64_t i = 0; i < p->store.unit_count; i++) p->store.units[i].open = 0;
+    p->step.open = 0;
+    xdi_store_forget_values(&p->store);
+    xdi_gradient_reset(&p->store, &p->step);
+    xdi_state_reset(p->place.model, &p->step);
 }
 
 /* ---- weights that are thawed ---- */
 
 /* Whether some block has had a backward pass, and the step has not ended. */
 static bool xdi_parallel_is_within(const xd_parallel *p) {
-    bool within = p->reduced;
-    for (const xd_block *b = &p->model->root; b; b = xdi_block_after(b)) within = within || b->leaf > 0;
-    for (int64_t i = 0; i < p->bucket_count; i++) within = within || xdi_bucket_is_forming(p, &p->buckets[i]);
+    bool within = p->step.reduced;
+    for (const xd_block *b = &p->place.model->root; b; b = xdi_block_after(b)) within = within || b->leaf > 0;
+    for (int64_t i = 0; i < p->store.bucket_count; i++)
+        within = within || xdi_bucket_is_forming(&p->store.buckets[i]);
     return within;
 }
 
 static xd_result xdi_parallel_may_thaw(const xd_parallel *p, const xd_weight *w) {
-    XD_REQUIRE(p->ctx, w, XD_ERROR_ARGUMENT,
+    const xdi_place *place = &p->place;
+    XD_REQUIRE(place->ctx, w, XD_ERROR_ARGUMENT,
                "no weight to thaw: none of the model's %lld has the name it was found by",
-               (long long)p->model->weight_count);
-    XD_REQUIRE(p->ctx, w->model == p->model, XD_ERROR_ARGUMENT, "weight \"%.80s\" is one of another model",
-               w->name);
+               (long long)place->model->weight_count);
+    XD_REQUIRE(place->ctx, w->model == place->model, XD_ERROR_ARGUMENT,
+               "weight \"%.80s\" is one of another model", w->name);
     const xd_weight *owner = w->owner;
-    XD_REQUIRE(p->ctx, p->reserve_frozen, XD_ERROR_STATE,
+    XD_REQUIRE(place->ctx, place->settings.reserve_frozen, XD_ERROR_STATE,
                "weight \"%.80s\" cannot be thawed: the model was wrapped without reserve_frozen",
                owner->name);
-    XD_REQUIRE(p->ctx, !owner->desc.buffer, XD_ERROR_STATE, "buffer \"%.80s\" cannot be thawed", owner->name);
-    XD_REQUIRE(p->ctx, owner->desc.traits.frozen, XD_ERROR_STATE, "weight \"%.80s\" is trained already",
+    XD_REQUIRE(place->ctx, !owner->desc.buffer, XD_ERROR_STATE, "buffer \"%.80s\" cannot be thawed",
                owner->name);
-    XD_REQUIRE(p->ctx, owner->flat->trained, XD_ERROR_DTYPE,
+    XD_REQUIRE(place->ctx, owner->desc.traits.frozen, XD_ERROR_STATE, "weight \"%.80s\" is trained already",
+               owner->name);
+    XD_REQUIRE(place->ctx, owner->flat->trained, XD_ERROR_DTYPE,
                "weight \"%.80s\" is %s with gradients of %s: F32, BF16 and F16 train, with F32", owner->name,
                xd_dtype_name(owner->desc.dtype), xd_dtype_name(owner->desc.gradient_dtype));
-    XD_REQUIRE(p->ctx, !xdi_parallel_is_within(p), XD_ERROR_STATE,
-               "weight \"%.80s\" is thawed within a step of %lld leaves", owner->name, (long long)p->total);
+    XD_REQUIRE(place->ctx, !xdi_parallel_is_within(p), XD_ERROR_STATE,
+               "weight \"%.80s\" is thawed within a step of %lld leaves", owner->name,
+               (long long)place->batches.total);
     return xdi_parallel_check_closed(p, "xd_parallel_thaw");
 }
 
 XD_API xd_result xd_parallel_thaw(xd_parallel *parallel, xd_weight *weight) {
     XDI_GIVEN(NULL, parallel);
-    xd_parallel *p = parallel->experts && weight && xdi_parallel_of(parallel, weight)->of_experts
-                         ? parallel->experts
-                         : parallel;
+    xd_parallel *p =
+        parallel->experts && weight && xdi_weight_is_expert(weight) ? parallel->experts : parallel;
     xdi_agreement thaw;
     thaw.mine = xdi_parallel_may_thaw(p, weight);
     thaw.hash = weight ? xd_hash(0, weight->owner->name, strlen(weight->owner->name)) : 0;
     thaw.what = "the weight that is thawed";
-    thaw.order = NULL;
+    thaw.step = NULL;
+    thaw.model = p->place.model;
     thaw.skips = false;
-    XD_TRY(xdi_parallel_agree(p, &thaw));
+    XD_TRY(xdi_place_agree(&p->place, &thaw));
     weight->owner->desc.traits.frozen = false;
-    xdi_parallel_count_blocks(p);
+    xdi_store_count_blocks(&p->store);
     return XD_OK;
 }
 
 /* ---- the caller's own gradients ---- */
 
 static xd_result xdi_parallel_check_push(const xd_parallel *p) {
-    XD_REQUIRE(p->ctx, !p->sharded, XD_ERROR_UNSUPPORTED,
-               "under FSDP the leaves of %lld units come from brackets", (long long)p->unit_count);
-    XD_REQUIRE(p->ctx, !p->experts, XD_ERROR_UNSUPPORTED,
+    const xdi_place *place = &p->place;
+    XD_REQUIRE(place->ctx, !place->settings.sharded, XD_ERROR_UNSUPPORTED,
+               "under FSDP the leaves of %lld units come from brackets", (long long)p->store.unit_count);
+    XD_REQUIRE(place->ctx, !p->experts, XD_ERROR_UNSUPPORTED,
                "leaves of experts, %lld in a step on this rank, come from brackets",
                (long long)xd_parallel_expert_leaves(p).own);
-    for (int64_t i = 0; i < p->model->weight_count; i++) {
-        const xd_weight *w = p->model->weights[i];
-        XD_REQUIRE(p->ctx, w->owner != w || !xdi_weight_is_trained(w) || w->gradient || w->count == 0,
+    for (int64_t i = 0; i < place->model->weight_count; i++) {
+        const xd_weight *w = place->model->weights[i];
+        XD_REQUIRE(place->ctx, w->owner != w || !xdi_weight_is_trained(w) || w->gradient || w->count == 0,
                    XD_ERROR_STATE, "weight \"%.80s\" has no gradient of the caller's", w->name);
     }
-    for (const xd_block *b = &p->model->root; b; b = xdi_block_after(b)) {
-        XD_REQUIRE(p->ctx, b->leaf < p->leaves.count && !p->reduced, XD_ERROR_STATE,
+    for (const xd_block *b = &place->model->root; b; b = xdi_block_after(b)) {
+        XD_REQUIRE(place->ctx, b->leaf < place->batches.own.count && !p->step.reduced, XD_ERROR_STATE,
                    "leaf %lld of block \"%.80s\": this rank has %lld, and xd_parallel_publish ends a step",
-                   (long long)b->leaf, b->name, (long long)p->leaves.count);
-        XD_TRY(xdi_gradient_check_leaf(p, b, b->leaf));
+                   (long long)b->leaf, b->name, (long long)place->batches.own.count);
+        XD_TRY(xdi_gradient_check_leaf(place, b, b->leaf));
     }
     return XD_OK;
 }
@@ -778,16 +847,16 @@ static xd_result xdi_parallel_check_push(const xd_parallel *p) {
 XD_API xd_result xd_parallel_push_leaf(xd_parallel *p) {
     XDI_GIVEN(NULL, p);
     XD_TRY(xdi_parallel_check_push(p));
-    for (int64_t i = 0; i < p->model->weight_count; i++) {
-        const xd_weight *w = p->model->weights[i];
+    for (int64_t i = 0; i < p->place.model->weight_count; i++) {
+        const xd_weight *w = p->place.model->weights[i];
         void *place = NULL;
         if (w->owner != w || !xdi_weight_is_trained(w)) continue;
-        XD_TRY(xdi_gradient_place(p, w, 0, &place));
-        XD_TRY(xdi_gradient_add(p, w, place));
+        XD_TRY(xdi_gradient_place(&p->store, w, 0, &place));
+        XD_TRY(xdi_gradient_add(w, place));
     }
-    for (xd_block *b = &p->model->root; b; b = xdi_block_after(b)) {
+    for (xd_block *b = &p->place.model->root; b; b = xdi_block_after(b)) {
         xdi_state_use(b);
-        XD_TRY(xdi_gradient_finish(p, b));
+        XD_TRY(xdi_gradient_finish(&p->store, &p->step, b));
     }
     return XD_OK;
 }

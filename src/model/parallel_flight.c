@@ -2,7 +2,7 @@
 
 #include "base/internal.h"
 #include "comm/internal.h"
-#include "model/internal.h"
+#include "model/store_internal.h"
 
 XD_PRIVATE xd_result xdi_flight_start(xd_queue *queue, xd_comm *comm, const xd_collective *record,
                                       xdi_flight *flight) {
@@ -18,18 +18,19 @@ XD_PRIVATE xd_result xdi_flight_land(xd_queue *queue, xdi_flight *flight) {
     return queue ? xd_queue_wait(queue, flight->ticket) : XD_OK;
 }
 
-XD_PRIVATE void xdi_parallel_land(xd_parallel *p) {
-    for (int64_t i = 0; i < p->flat_count && p->flats; i++)
-        (void)xdi_flight_land(p->gathers, &p->flats[i].arriving);
-    for (int64_t i = 0; i < p->bucket_count && p->buckets; i++) {
-        (void)xdi_flight_land(p->reductions, &p->buckets[i].sending);
-        (void)xdi_flight_land(p->gathers, &p->buckets[i].spreading);
+XD_PRIVATE void xdi_store_land(xdi_store *store) {
+    const xdi_place *place = store->place;
+    for (int64_t i = 0; i < store->flat_count && store->flats; i++)
+        (void)xdi_flight_land(place->settings.gathers, &store->flats[i].arriving);
+    for (int64_t i = 0; i < store->bucket_count && store->buckets; i++) {
+        (void)xdi_flight_land(place->settings.reductions, &store->buckets[i].sending);
+        (void)xdi_flight_land(place->settings.gathers, &store->buckets[i].spreading);
     }
 }
 
-XD_PRIVATE xd_result xdi_parallel_land_values(xd_parallel *p) {
-    for (int64_t i = 0; i < p->bucket_count; i++)
-        XD_TRY(xdi_flight_land(p->gathers, &p->buckets[i].spreading));
+XD_PRIVATE xd_result xdi_store_land_values(xdi_store *store) {
+    for (int64_t i = 0; i < store->bucket_count; i++)
+        XD_TRY(xdi_flight_land(store->place->settings.gathers, &store->buckets[i].spreading));
     return XD_OK;
 }
 
@@ -37,40 +38,45 @@ XD_PRIVATE xd_result xdi_parallel_land_values(xd_parallel *p) {
 
 /* Records under way at once: gathers of a unit and those ahead of it, or of every bucket after a step; sums of the units that have
  * memory for a gradient, or of every bucket. */
-static int64_t xdi_parallel_gathers_at_once(const xd_parallel *p) {
-    int64_t most = 0;
-    if (!p->sharded) return p->bucket_count;
-    for (int64_t i = 0; i < p->unit_count; i++)
-        if (p->units[i].flat_count > most) most = p->units[i].flat_count;
-    return most * (1 + p->prefetch);
+static int64_t xdi_store_gathers_at_once(const xdi_store *store) {
+    const xdi_place *place = store->place;
+    int64_t max = 0;
+    if (!place->settings.sharded) return store->bucket_count;
+    for (int64_t i = 0; i < store->unit_count; i++)
+        if (store->units[i].flat_count > max) max = store->units[i].flat_count;
+    return max * (1 + place->settings.prefetch);
 }
 
-static int64_t xdi_parallel_sums_at_once(const xd_parallel *p) {
-    int64_t most = 0;
-    if (!p->dealt) return p->bucket_count;
-    for (int64_t i = 0; i < p->unit_count; i++) {
+static int64_t xdi_store_sums_at_once(const xdi_store *store) {
+    int64_t max = 0;
+    if (!store->place->batches.strided) return store->bucket_count;
+    for (int64_t i = 0; i < store->unit_count; i++) {
         int64_t buckets = 0;
-        for (int64_t f = 0; f < p->units[i].flat_count; f++) buckets += p->units[i].flats[f].bucket_count;
-        if (buckets > most) most = buckets;
+        for (int64_t f = 0; f < store->units[i].flat_count; f++)
+            buckets += store->units[i].flats[f].bucket_count;
+        if (buckets > max) max = buckets;
     }
-    return most * p->sum_count;
+    return max * store->sum_count;
 }
 
-static xd_result xdi_parallel_check_queue(const xd_parallel *p, xd_queue *queue, int64_t records,
-                                          const char *name) {
+static xd_result xdi_place_check_queue(const xdi_place *place, xd_queue *queue, int64_t records,
+                                       const char *name) {
     if (!queue) return XD_OK;
     const xd_comm *comm = xdi_queue_comm(queue);
     const int capacity = xd_queue_info(queue).capacity;
-    XD_REQUIRE(p->ctx, xd_comm_size(comm) == p->ranks && xd_comm_rank(comm) == p->rank, XD_ERROR_ARGUMENT,
-               "a queue of %s on rank %d of %d for data rank %d of %d", name, xd_comm_rank(comm),
-               xd_comm_size(comm), p->rank, p->ranks);
-    XD_REQUIRE(p->ctx, records <= capacity, XD_ERROR_ARGUMENT,
+    XD_REQUIRE(place->ctx, xd_comm_size(comm) == place->ranks && xd_comm_rank(comm) == place->rank,
+               XD_ERROR_ARGUMENT, "a queue of %s on rank %d of %d for data rank %d of %d", name,
+               xd_comm_rank(comm), xd_comm_size(comm), place->rank, place->ranks);
+    XD_REQUIRE(place->ctx, records <= capacity, XD_ERROR_ARGUMENT,
                "a queue of %s has room for %d records, and %lld are under way at once", name, capacity,
                (long long)records);
     return XD_OK;
 }
 
-XD_PRIVATE xd_result xdi_parallel_check_queues(const xd_parallel *p) {
-    XD_TRY(xdi_parallel_check_queue(p, p->gathers, xdi_parallel_gathers_at_once(p), "gathers"));
-    return xdi_parallel_check_queue(p, p->reductions, xdi_parallel_sums_at_once(p), "reductions");
+XD_PRIVATE xd_result xdi_store_check_queues(const xdi_store *store) {
+    const xdi_place *place = store->place;
+    XD_TRY(
+        xdi_place_check_queue(place, place->settings.gathers, xdi_store_gathers_at_once(store), "gathers"));
+    return xdi_place_check_queue(place, place->settings.reductions, xdi_store_sums_at_once(store),
+                                 "reductions");
 }

@@ -3,7 +3,9 @@
 #include "base/internal.h"
 #include "comm/internal.h"
 #include "kernel/kernels.h"
-#include "model/internal.h"
+#include "model/build_internal.h"
+#include "model/finish_internal.h"
+#include "model/parallel_internal.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -20,7 +22,7 @@ XD_PRIVATE xd_stage xdi_finish_stage(const xdi_finish *f, int index) {
 static bool xdi_finish_has(const xd_weight *w, xdi_finish_kind kind) {
     const xd_weight_traits *t = &w->desc.traits;
     if (w->owner != w || !xdi_weight_is_trained(w)) return false;
-    if (kind != XDI_FINISH_ALL && w->model->parallel->summed) return false;
+    if (kind != XDI_FINISH_ALL && w->model->parallel->step.summed) return false;
     switch (kind) {
     case XDI_FINISH_OVER_STAGES: return t->pipeline_parallel;
     case XDI_FINISH_OVER_TENSORS: return t->sequence_parallel || t->averaged_over_tensor_parallel;
@@ -37,29 +39,29 @@ XD_PRIVATE const xd_weight *xdi_finish_find(const xd_stage *stage, xdi_finish_ki
         const xd_weight *w = stage->model->weights[i];
         if (!xdi_finish_has(w, kind)) continue;
         if ((*count)++ == number) found = w;
-        *elements += xdi_parallel_param(stage->parallel, w).count;
+        *elements += xdi_weight_kept_param(w).count;
     }
     return found;
 }
 
 /* This rank's part of a gradient; all zero for none. */
 typedef struct xdi_finish_part {
-    const xd_parallel *parallel;
+    const xdi_place *place;
     float *gradient; /* [count] where the wrapper keeps it */
     float *passage; /* [count] in memory of the device, where it passes to other ranks; NULL -> it is there */
     int64_t count, first;
 } xdi_finish_part;
 
-static xdi_finish_part xdi_finish_part_of(const xd_parallel *parallel, const xd_weight *w) {
-    const xd_param param = xdi_parallel_param(parallel, w);
+static xdi_finish_part xdi_finish_part_of(const xd_weight *w) {
+    const xd_param param = xdi_weight_kept_param(w);
     const xdi_bucket *b = xdi_flat_bucket(w);
     xdi_finish_part part;
     memset(&part, 0, sizeof part);
-    part.parallel = parallel;
+    part.place = w->flat->place;
     part.gradient = (float *)param.gradient;
     part.count = param.count;
     part.first = param.first;
-    if (parallel->offloaded && b && b->landed) part.passage = b->landed + (part.gradient - b->sum);
+    if (part.place->on_host && b && b->landed) part.passage = b->landed + (part.gradient - b->sum);
     return part;
 }
 
@@ -68,7 +70,7 @@ static xdi_finish_part xdi_finish_take(const xd_stage *stage, xdi_finish_kind ki
     xdi_finish_part none;
     const xd_weight *w = xdi_finish_find(stage, kind, number, &count, &elements);
     memset(&none, 0, sizeof none);
-    return w ? xdi_finish_part_of(stage->parallel, w) : none;
+    return w ? xdi_finish_part_of(w) : none;
 }
 
 /* ---- what must fit ---- */
@@ -166,41 +168,42 @@ static xd_result xdi_finish_sum(xd_comm *comm, const xdi_finish_part *part) {
     const size_t bytes = (size_t)part->count * sizeof(float);
     if (!comm || xd_comm_size(comm) == 1 || part->count == 0) return XD_OK;
     if (!part->passage) return xdi_finish_all_reduce(comm, part->gradient, part->count);
-    XD_TRY(xdi_parallel_take_out(part->parallel, part->passage, part->gradient, bytes));
+    XD_TRY(xdi_parts_read(part->place, part->passage, part->gradient, bytes));
     XD_TRY(xdi_finish_all_reduce(comm, part->passage, part->count));
-    return xdi_parallel_bring_home(part->parallel, part->gradient, part->passage, bytes);
+    return xdi_parts_write(part->place, part->gradient, part->passage, bytes);
 }
 
 /* a = a + b, both where the wrappers keep them. */
 static xd_result xdi_finish_add(const xdi_finish_part *a, const xdi_finish_part *b) {
     if (a->count == 0) return XD_OK;
-    xd_ctx *home = a->parallel->home;
-    const xd_launch launch = xd_ctx_launch(home);
+    xd_ctx *parts = a->place->parts_ctx;
+    const xd_launch launch = xd_ctx_launch(parts);
     const void *pair[2];
     pair[0] = a->gradient;
     pair[1] = b->gradient;
-    return xd_ctx_kernels(home)->reduce.pieces(&launch, a->gradient, pair, 2, a->count, XD_DTYPE_F32, XD_SUM);
+    return xd_ctx_kernels(parts)->reduce.pieces(&launch, a->gradient, pair, 2, a->count, XD_DTYPE_F32,
+                                                XD_SUM);
 }
 
 static xd_result xdi_finish_copy(const xdi_finish_part *from, const xdi_finish_part *to) {
     if (from->count == 0) return XD_OK;
-    xd_ctx *home = to->parallel->home;
-    const xd_launch launch = xd_ctx_launch(home);
-    return xd_ctx_kernels(home)->memory.copy(&launch, to->gradient, from->gradient,
-                                             (size_t)from->count * sizeof(float), XD_COPY_ON_DEVICE);
+    xd_ctx *parts = to->place->parts_ctx;
+    const xd_launch launch = xd_ctx_launch(parts);
+    return xd_ctx_kernels(parts)->memory.copy(&launch, to->gradient, from->gradient,
+                                              (size_t)from->count * sizeof(float), XD_COPY_ON_DEVICE);
 }
 
 static xd_result xdi_finish_scale(const xdi_finish_part *part, float factor) {
     xd_scale_args args;
     if (part->count == 0 || factor == 1.0f) return XD_OK;
-    xd_ctx *home = part->parallel->home;
-    const xd_launch launch = xd_ctx_launch(home);
+    xd_ctx *parts = part->place->parts_ctx;
+    const xd_launch launch = xd_ctx_launch(parts);
     memset(&args, 0, sizeof args);
     args.data = part->gradient;
     args.count = part->count;
     args.dtype = XD_DTYPE_F32;
     args.factor = factor;
-    return xd_ctx_kernels(home)->optimizer.scale(&launch, &args);
+    return xd_ctx_kernels(parts)->optimizer.scale(&launch, &args);
 }
 
 /* Over this rank's stages, over the ranks, and back. */
@@ -234,7 +237,7 @@ XD_PRIVATE xd_result xdi_finish_each(xd_comm *tp, const xdi_finish *f, xdi_finis
             const bool averages =
                 kind == XDI_FINISH_OVER_TENSORS && w->desc.traits.averaged_over_tensor_parallel;
             if (!xdi_finish_has(w, kind)) continue;
-            const xdi_finish_part part = xdi_finish_part_of(stage.parallel, w);
+            const xdi_finish_part part = xdi_finish_part_of(w);
             XD_TRY(xdi_finish_sum(tp, &part));
             XD_TRY(xdi_finish_scale(&part, averages ? 1.0f / (float)xdi_group_size(tp) : factor));
         }
@@ -267,25 +270,25 @@ static const char *xdi_finish_trait(const xd_weight *w, xdi_finish_kind kind) {
     return w->desc.traits.sequence_parallel ? "sequence_parallel" : "averaged_over_tensor_parallel";
 }
 
-static xd_result xdi_finish_check_weight(const xd_parallel *p, const xd_weight *w, xdi_finish_kind kind) {
+static xd_result xdi_finish_check_weight(const xdi_place *place, const xd_weight *w, xdi_finish_kind kind) {
     const char *trait = xdi_finish_trait(w, kind);
     if (!trait) return XD_OK;
     XD_REQUIRE(
-        p->ctx, p->has_groups, XD_ERROR_STATE,
+        place->ctx, place->settings.has_groups, XD_ERROR_STATE,
         "weight \"%.80s\" of %lld elements has the trait %s, and its wrapper has no groups to sum over: set "
         "groups of xd_ddp_desc or xd_fsdp_desc, or build by xd_build and call xd_pipeline_finish",
         w->name, (long long)w->count, trait);
-    XD_REQUIRE(p->ctx, p->stages <= 1 || kind == XDI_FINISH_OVER_TENSORS, XD_ERROR_STATE,
+    XD_REQUIRE(place->ctx, place->settings.stages <= 1 || kind == XDI_FINISH_OVER_TENSORS, XD_ERROR_STATE,
                "weight \"%.80s\" has the trait %s, whose sum is over all %d stages of this rank: call "
                "xd_pipeline_finish instead of xd_parallel_reduce",
-               w->name, trait, p->stages);
+               w->name, trait, place->settings.stages);
     return XD_OK;
 }
 
-static xd_result xdi_finish_check_reduce(const xd_parallel *p) {
-    for (int64_t i = 0; i < p->model->weight_count; i++)
+static xd_result xdi_finish_check_reduce(const xdi_place *place) {
+    for (int64_t i = 0; i < place->model->weight_count; i++)
         for (int kind = XDI_FINISH_OVER_STAGES; kind < XDI_FINISH_ALL; kind++)
-            XD_TRY(xdi_finish_check_weight(p, p->model->weights[i], (xdi_finish_kind)kind));
+            XD_TRY(xdi_finish_check_weight(place, place->model->weights[i], (xdi_finish_kind)kind));
     return XD_OK;
 }
 
@@ -293,8 +296,8 @@ static xdi_finish xdi_finish_of(xd_parallel *p) {
     xdi_finish f;
     memset(&f, 0, sizeof f);
     f.call = "xd_parallel_reduce";
-    f.groups = p->groups;
-    f.one.model = p->model;
+    f.groups = p->place.settings.groups;
+    f.one.model = p->place.model;
     f.one.parallel = p;
     f.one.place.first = xdi_group_rank(f.groups.pp) == 0;
     f.one.place.last = xdi_group_rank(f.groups.pp) == xdi_group_size(f.groups.pp) - 1;
@@ -305,36 +308,36 @@ static xdi_finish xdi_finish_of(xd_parallel *p) {
 static bool xdi_finish_meets(const xdi_finish *f, xdi_finish_kind kind, const xd_comm *comm) {
     int64_t elements = 0;
     const xd_parallel *p = f->one.parallel;
-    if (kind != XDI_FINISH_OVER_TENSORS && p->stages > 1) return false;
+    if (kind != XDI_FINISH_OVER_TENSORS && p->place.settings.stages > 1) return false;
     if (xdi_finish_total(f, kind, &elements) > 0) return true;
-    return xdi_group_size(comm) > 1 && !p->compared[kind];
+    return xdi_group_size(comm) > 1 && !p->step.compared[kind];
 }
 
 /* The ranks of one group, which all fail where one has failed before. */
 static xd_result xdi_finish_meet(const xdi_finish *f, xdi_finish_kind kind, xd_comm *comm, xd_result mine) {
     xd_parallel *p = f->one.parallel;
     if (!xdi_finish_meets(f, kind, comm)) return mine;
-    XD_TRY(kind == XDI_FINISH_EMBEDDING ? xdi_finish_compare_copies(p->ctx, f, mine)
+    XD_TRY(kind == XDI_FINISH_EMBEDDING ? xdi_finish_compare_copies(p->place.ctx, f, mine)
                                         : xdi_finish_compare(comm, f, kind, mine));
-    p->compared[kind] = true;
+    p->step.compared[kind] = true;
     return XD_OK;
 }
 
 /* Stages meet last, so that none waits for one that has failed. */
 static xd_result xdi_finish_reduce(xd_parallel *p, xd_result mine) {
     const xdi_finish f = xdi_finish_of(p);
-    if (!p->has_groups) return mine;
+    if (!p->place.settings.has_groups) return mine;
     mine = xdi_finish_meet(&f, XDI_FINISH_OVER_TENSORS, f.groups.tp, mine);
     mine = xdi_finish_meet(&f, XDI_FINISH_EMBEDDING, f.groups.embedding, mine);
     mine = xdi_finish_meet(&f, XDI_FINISH_OVER_STAGES, f.groups.pp, mine);
     XD_TRY(mine);
     XD_TRY(xdi_finish_traits(&f));
-    p->summed = true;
+    p->step.summed = true;
     return XD_OK;
 }
 
 XD_API xd_result xd_parallel_reduce(xd_parallel *p) {
     XDI_GIVEN(NULL, p);
-    XD_TRY(xdi_finish_check_reduce(p));
+    XD_TRY(xdi_finish_check_reduce(&p->place));
     return xdi_parallel_end_reduce(p, xdi_finish_reduce(p, xdi_parallel_reduce_data(p)));
 }

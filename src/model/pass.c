@@ -1,7 +1,7 @@
 /* Brackets: blocks are opened before a pass and closed after it. */
 
 #include "base/internal.h"
-#include "model/internal.h"
+#include "model/parallel_internal.h"
 
 #include <string.h>
 
@@ -11,8 +11,8 @@ static xd_result xdi_block_check_backward(const xd_block *b, xd_pass pass) {
     const xd_parallel *p = xdi_block_parallel(b);
     xd_ctx *ctx = b->model->ctx;
     XD_REQUIRE(ctx, p, XD_ERROR_STATE, "a backward of block \"%.80s\", whose model has no wrapper", b->name);
-    const int64_t leaves = xdi_parallel_passes(p);
-    XD_REQUIRE(ctx, !p->reduced, XD_ERROR_STATE,
+    const int64_t leaves = xdi_batches_passes(&p->place);
+    XD_REQUIRE(ctx, !p->step.reduced, XD_ERROR_STATE,
                "a backward of block \"%.80s\" after xd_parallel_reduce: xd_parallel_publish ends the step",
                b->name);
     XD_REQUIRE(ctx, pass.leaf >= 0 && pass.leaf < leaves, XD_ERROR_ARGUMENT,
@@ -21,7 +21,7 @@ static xd_result xdi_block_check_backward(const xd_block *b, xd_pass pass) {
     XD_REQUIRE(ctx, pass.leaf == b->leaf, XD_ERROR_STATE,
                "leaf %lld of block \"%.80s\", whose next one is %lld", (long long)pass.leaf, b->name,
                (long long)b->leaf);
-    return xdi_gradient_check_leaf(p, b, pass.leaf);
+    return xdi_gradient_check_leaf(&p->place, b, pass.leaf);
 }
 
 static xd_result xdi_block_check(const xd_block *b, xd_pass pass) {
@@ -45,11 +45,11 @@ static xd_result xdi_block_check(const xd_block *b, xd_pass pass) {
 static xd_result xdi_weight_show(xd_parallel *p, const xd_weight *w, int64_t leaf, bool adds) {
     xd_model *model = w->model;
     xdi_bucket *bucket = p ? xdi_flat_bucket(w->owner) : NULL;
-    if (bucket) XD_TRY(xdi_flight_land(p->gathers, &bucket->spreading));
-    model->values[w->index] = xdi_weight_shown(p, w->owner);
+    if (bucket) XD_TRY(xdi_flight_land(p->place.settings.gathers, &bucket->spreading));
+    model->values[w->index] = xdi_weight_shown(w->owner);
     model->value_dtypes[w->index] = p ? w->owner->flat->view_dtype : w->owner->desc.dtype;
     if (!adds) return XD_OK;
-    XD_TRY(xdi_gradient_place(p, w, leaf, &model->gradients[w->index]));
+    XD_TRY(xdi_gradient_place(&p->store, w, leaf, &model->gradients[w->index]));
     model->gradient_dtypes[w->index] =
         model->gradients[w->index] ? w->owner->desc.gradient_dtype : XD_DTYPE_NONE;
     return XD_OK;
@@ -59,7 +59,7 @@ static xd_result xdi_weight_show(xd_parallel *p, const xd_weight *w, int64_t lea
 static xd_result xdi_block_show(xd_block *b, xd_pass pass, xd_block_view *view) {
     xd_model *model = b->model;
     xd_parallel *p = xdi_block_parallel(b);
-    const bool adds = pass.kind == XD_PASS_BACKWARD && xdi_parallel_owns(p, pass.leaf);
+    const bool adds = pass.kind == XD_PASS_BACKWARD && xdi_batches_owns(&p->place, pass.leaf);
     for (int64_t i = b->first; i < b->first + b->count; i++)
         XD_TRY(xdi_weight_show(p, model->weights[i], pass.leaf, adds));
     view->count = b->count;
@@ -82,12 +82,12 @@ XD_PRIVATE xd_result xdi_block_show_values(xd_block *block, xd_block_view *view)
 static xd_result xdi_block_explain(const xd_block *block, xd_pass pass, bool ends, xd_result result) {
     static const char *const kinds[] = { "the forward", "the backward", "the forward again", "an inference" };
     if (result != XD_ERROR_MISMATCH) return result;
-    const xd_error told = *xd_last_error(block->model->ctx);
+    const xd_error reported = *xd_last_error(block->model->ctx);
     return XD_FAIL_CULPRIT(
-        block->model->ctx, result, told.culprit,
+        block->model->ctx, result, reported.culprit,
         "%.300s; here is %s of block \"%.80s\"%s (leaf %lld): ranks open the same blocks in the "
         "same order",
-        told.message, ends ? "the end of the backward" : kinds[pass.kind], block->name,
+        reported.message, ends ? "the end of the backward" : kinds[pass.kind], block->name,
         *block->name ? "" : ", the root,", (long long)pass.leaf);
 }
 
@@ -99,16 +99,17 @@ XD_API xd_result xd_block_begin(xd_block *block, xd_pass pass, xd_block_view *vi
                "block \"%.80s\" is opened without a view: it is NULL", block->name);
     XD_TRY(xdi_block_check(block, pass));
     if (p)
-        XD_TRY(xdi_block_explain(block, pass, false,
-                                 xdi_unit_open(p, xdi_block_unit(block), pass.kind == XD_PASS_BACKWARD)));
+        XD_TRY(xdi_block_explain(
+            block, pass, false,
+            xdi_unit_open(&p->store, xdi_block_unit(block), pass.kind == XD_PASS_BACKWARD)));
     const xd_result result = xdi_block_show(block, pass, &shown);
     if (result != XD_OK) {
         if (p) xdi_block_unit(block)->open--;
         return result;
     }
-    if (p) xdi_order_add(p, block, pass, false);
+    if (p) xdi_order_add(&p->step.order, block, pass, false);
     if (p && pass.kind == XD_PASS_BACKWARD) xdi_state_use(block);
-    if (p) p->open++;
+    if (p) p->step.open++;
     block->passes[block->open++] = pass;
     *view = shown;
     return XD_OK;
@@ -122,12 +123,12 @@ XD_API xd_result xd_block_skip(xd_block *block, int64_t leaf) {
     pass.leaf = leaf;
     pass.more = false;
     XD_TRY(xdi_block_check(block, pass));
-    for (int64_t i = 0; i < block->count && xdi_parallel_owns(p, leaf); i++) {
+    for (int64_t i = 0; i < block->count && xdi_batches_owns(&p->place, leaf); i++) {
         void *place = NULL; /* zeros, where this is the first block of the leaf */
-        XD_TRY(xdi_gradient_place(p, block->model->weights[block->first + i], leaf, &place));
+        XD_TRY(xdi_gradient_place(&p->store, block->model->weights[block->first + i], leaf, &place));
     }
-    xdi_order_add(p, block, pass, true);
-    return xdi_gradient_finish(p, block);
+    xdi_order_add(&p->step.order, block, pass, true);
+    return xdi_gradient_finish(&p->store, &p->step, block);
 }
 
 XD_API xd_result xd_block_end(xd_block *block) {
@@ -137,12 +138,12 @@ XD_API xd_result xd_block_end(xd_block *block) {
                block->name);
     const xd_pass pass = block->passes[--block->open];
     if (!p) return XD_OK;
-    p->open--;
+    p->step.open--;
     xdi_block_unit(block)->open--;
-    if (pass.kind == XD_PASS_INFERENCE && p->open == 0) xdi_parallel_drop_ahead(p);
+    if (pass.kind == XD_PASS_INFERENCE && p->step.open == 0) xdi_store_drop_ahead(&p->store);
     if (pass.kind != XD_PASS_BACKWARD || pass.more) return XD_OK;
-    XD_REQUIRE(p->ctx, pass.leaf == block->leaf, XD_ERROR_STATE,
+    XD_REQUIRE(p->place.ctx, pass.leaf == block->leaf, XD_ERROR_STATE,
                "the backward of leaf %lld of block \"%.80s\" has ended already", (long long)pass.leaf,
                block->name);
-    return xdi_block_explain(block, pass, true, xdi_gradient_finish(p, block));
+    return xdi_block_explain(block, pass, true, xdi_gradient_finish(&p->store, &p->step, block));
 }

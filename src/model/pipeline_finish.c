@@ -1,7 +1,9 @@
 /* The end of a pipeline's step: what sums of single stages leave out. */
 
 #include "comm/internal.h"
-#include "model/internal.h"
+#include "model/finish_internal.h"
+#include "model/parallel_internal.h"
+#include "model/pipeline_internal.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -16,13 +18,13 @@ static xd_result xdi_finish_check(xd_ctx *ctx, const xd_pipeline_finish_desc *d)
         const xd_parallel *parallel = xd_built_stage(d->built, i).parallel;
         XD_REQUIRE(ctx, parallel, XD_ERROR_STATE, "stage %d of %d has no wrapper", i,
                    xd_built_stage_count(d->built));
-        XD_REQUIRE(ctx, !parallel->finished, XD_ERROR_STATE,
+        XD_REQUIRE(ctx, !parallel->step.finished, XD_ERROR_STATE,
                    "the step of stage %d of %d was finished already: xd_parallel_publish ends it", i,
                    xd_built_stage_count(d->built));
-        XD_REQUIRE(ctx, parallel->offloaded == xd_built_stage(d->built, 0).parallel->offloaded,
+        XD_REQUIRE(ctx, parallel->place.on_host == xd_built_stage(d->built, 0).parallel->place.on_host,
                    XD_ERROR_UNSUPPORTED,
                    "the gradients of %s of stages 0 and %d are on the host: all or none",
-                   parallel->offloaded ? "the second" : "the first", i);
+                   parallel->place.on_host ? "the second" : "the first", i);
     }
     return XD_OK;
 }
@@ -75,7 +77,7 @@ static xd_result xdi_finish_gradients(const xdi_finish *f, const xd_pipeline_fin
 static xd_result xdi_finish_data(const xd_built *built) {
     for (int i = 0; i < xd_built_stage_count(built); i++) {
         xd_parallel *parallel = xd_built_stage(built, i).parallel;
-        if (parallel->reduced) continue;
+        if (parallel->step.reduced) continue;
         XD_TRY(xdi_parallel_end_reduce(parallel,
                                        xdi_parallel_reduce_data(parallel))); /* alike on all data ranks */
     }
@@ -96,7 +98,7 @@ XD_API xd_result xd_pipeline_finish(xd_comm *world, const xd_pipeline_finish_des
     if (result != XD_OK) xdi_pipeline_drop(desc->built);
     for (int i = 0; i < xd_built_stage_count(desc->built) && result == XD_OK; i++) {
         xd_parallel *parallel = xd_built_stage(desc->built, i).parallel;
-        parallel->summed = parallel->finished = true;
+        parallel->step.summed = parallel->step.finished = true;
     }
     return result;
 }

@@ -1,7 +1,7 @@
 /* Programs of pipelines: the ticks of one rank, with places for what waits. */
 
 #include "base/internal.h"
-#include "model/internal.h"
+#include "model/pipeline_internal.h"
 
 #include <string.h>
 

@@ -17,7 +17,9 @@
 #include "base/internal.h"
 #include "comm/internal.h"
 #include "kernel/kernels.h"
-#include "model/internal.h"
+#include "model/build_internal.h"
+#include "model/parallel_internal.h"
+#include "model/pipeline_internal.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -64,7 +66,7 @@ struct xd_pipeline {
     bool stopped;   /* some rank has failed, perhaps this one */
     bool failed;    /* a call here or on a data rank */
     bool own;       /* a call here */
-    bool told;      /* the data ranks know */
+    bool reported;  /* the data ranks know */
     xd_error error; /* why */
     xdi_pipeline_flight flights[XDI_PIPELINE_FLIGHTS];
     uint64_t flown; /* flights so far: the next is number flown % XDI_PIPELINE_FLIGHTS */
@@ -319,12 +321,12 @@ static void xdi_pipeline_tell(xd_pipeline *p, xd_result result) {
     xd_comm *data = p->desc.data;
     const bool heard = data && xdi_comm_refused_last(data) > p->heard;
     if (result != XD_OK) xdi_pipeline_fail(p, !(heard && result == XD_ERROR_PEER));
-    if (p->stopped && heard) p->told = true;
-    if (!p->desc.gathers || p->told) return;
+    if (p->stopped && heard) p->reported = true;
+    if (!p->desc.gathers || p->reported) return;
     if (p->stopped && result == XD_OK) result = xdi_ctx_adopt(p->ctx, &p->error); /* a neighbour's refusal */
     const xd_result agreed = xd_agree(data, result);
     if (agreed == XD_OK) return;
-    p->told = true;
+    p->reported = true;
     if (result == XD_OK) xdi_pipeline_fail(p, false);
 }
 
@@ -340,7 +342,7 @@ XD_PRIVATE void xdi_pipeline_drop(const xd_built *built) {
 static xd_result xdi_pipeline_settle(xd_pipeline *p) {
     const xd_pipeline_run_desc *d = &p->desc;
     xd_result result = xd_agree(p->comm, p->failed ? xdi_ctx_adopt(p->ctx, &p->error) : XD_OK);
-    if (d->data && !p->told) result = xd_agree(d->data, result);
+    if (d->data && !p->reported) result = xd_agree(d->data, result);
     if (d->world) {
         const xd_result all = xd_agree(d->world, p->own ? xdi_ctx_adopt(p->ctx, &p->error) : XD_OK);
         if (all != XD_OK) result = all;
@@ -378,7 +380,7 @@ static void xdi_pipeline_describe(const xd_pipeline *p, const xdi_pipeline_step 
     if (p->desc.built)
         call->stage = xd_built_stage(p->desc.built, w->virtual_stage);
     else
-        (void)xd_pipeline_place(p->ctx, &places, p->rank, w->virtual_stage, &call->stage.place);
+        (void)xdi_pipeline_place(p->ctx, &places, p->rank, w->virtual_stage, &call->stage.place);
     call->pass = pass;
     call->micro_batch = w->micro_batch;
     call->slot = step->slot;
@@ -394,7 +396,7 @@ static void xdi_pipeline_describe(const xd_pipeline *p, const xdi_pipeline_step 
 static void xdi_pipeline_work(xd_pipeline *p, const xdi_pipeline_step *step) {
     const bool forward = step->work.kind == XD_PIPELINE_FORWARD, trains = p->calls->backward != NULL;
     xd_pipeline_call call;
-    if (step->work.kind == XD_PIPELINE_IDLE || p->told) return;
+    if (step->work.kind == XD_PIPELINE_IDLE || p->reported) return;
     if (p->stopped) {
         xdi_pipeline_tell(p, XD_OK);
         return;
@@ -404,7 +406,7 @@ static void xdi_pipeline_work(xd_pipeline *p, const xdi_pipeline_step *step) {
                           : trains ? XD_PASS_FORWARD
                                    : XD_PASS_INFERENCE,
                           &call);
-    xd_clear_error(p->ctx);
+    xdi_clear_error(p->ctx);
     const xd_result result = xdi_builder_called(
         p->ctx,
         forward ? p->calls->forward(p->calls->user, &call) : p->calls->backward(p->calls->user, &call),
@@ -547,7 +549,7 @@ static xd_result xdi_pipeline_begin(xd_pipeline *p, const xd_pipeline_calls *cal
     if (p->desc.gathers)
         result = xdi_comm_agree_number(p->desc.data, result, "xd_pipeline_run", "backwards", backwards);
     p->calls = calls;
-    p->stopped = p->failed = p->own = p->told = false;
+    p->stopped = p->failed = p->own = p->reported = false;
     p->heard = p->desc.data ? xdi_comm_refused_last(p->desc.data) : 0;
     memset(p->values, 0, (size_t)p->sizes.values * sizeof *p->values);
     return result;

@@ -5,7 +5,8 @@
  * of a tick. In each stage micro-batches follow each other in order, so what is done is one number a stage and direction. */
 
 #include "base/internal.h"
-#include "model/internal.h"
+#include "model/build_internal.h"
+#include "model/pipeline_internal.h"
 #include "model/pipeline.h"
 
 #include <inttypes.h>
@@ -196,44 +197,44 @@ XD_API xd_result xd_pipeline_table(xd_ctx *ctx, const xd_pipeline_schedule *sche
     return XD_OK;
 }
 
-static void xdi_counts_raise(int64_t *most, int64_t now) {
-    if (now > *most) *most = now;
+static void xdi_counts_raise(int64_t *max, int64_t now) {
+    if (now > *max) *max = now;
 }
 
 /* What one tick changes. */
 static void xdi_counts_add(const xdi_schedule *s, int rank, xd_pipeline_counts *now,
-                           xd_pipeline_counts *most) {
+                           xd_pipeline_counts *max) {
     const xd_pipeline_work *work = &s->row[rank];
     const bool has_input = work->virtual_stage * s->desc.ranks + rank > 0;
     const bool has_gradient =
         work->virtual_stage * s->desc.ranks + rank < s->desc.ranks * s->desc.virtual_stages - 1;
     const bool ends = work->kind == (s->desc.forward_only ? XD_PIPELINE_FORWARD : XD_PIPELINE_BACKWARD);
-    most->work += work->kind != XD_PIPELINE_IDLE;
-    most->sends += xdi_schedule_sends_to(&s->desc, rank, work) >= 0;
+    max->work += work->kind != XD_PIPELINE_IDLE;
+    max->sends += xdi_schedule_sends_to(&s->desc, rank, work) >= 0;
     now->forwards += work->kind == XD_PIPELINE_FORWARD;
-    xdi_counts_raise(&most->forwards, now->forwards);
+    xdi_counts_raise(&max->forwards, now->forwards);
     if (ends) now->forwards--, now->inputs -= has_input;
     if (work->kind == XD_PIPELINE_BACKWARD) now->gradients -= has_gradient;
-    if (xdi_schedule_arrival(s, rank, XD_PIPELINE_FORWARD).kind) now->inputs++, most->receives++;
-    if (xdi_schedule_arrival(s, rank, XD_PIPELINE_BACKWARD).kind) now->gradients++, most->receives++;
-    xdi_counts_raise(&most->inputs, now->inputs);
-    xdi_counts_raise(&most->gradients, now->gradients);
+    if (xdi_schedule_arrival(s, rank, XD_PIPELINE_FORWARD).kind) now->inputs++, max->receives++;
+    if (xdi_schedule_arrival(s, rank, XD_PIPELINE_BACKWARD).kind) now->gradients++, max->receives++;
+    xdi_counts_raise(&max->inputs, now->inputs);
+    xdi_counts_raise(&max->gradients, now->gradients);
 }
 
 XD_API xd_result xd_pipeline_measure(xd_ctx *ctx, const xd_pipeline_schedule *schedule, int rank,
                                      xd_pipeline_counts *out) {
     XDI_GIVEN(ctx, ctx, schedule, out);
-    xd_pipeline_counts now, most;
+    xd_pipeline_counts now, max;
     xdi_schedule s;
     XD_TRY(xdi_schedule_open(ctx, schedule, &s));
     memset(&now, 0, sizeof now);
-    memset(&most, 0, sizeof most);
+    memset(&max, 0, sizeof max);
     const bool exists = rank >= 0 && rank < s.desc.ranks;
-    while (exists && xdi_schedule_next(&s)) xdi_counts_add(&s, rank, &now, &most);
+    while (exists && xdi_schedule_next(&s)) xdi_counts_add(&s, rank, &now, &max);
     xdi_schedule_close(&s);
     XD_REQUIRE(ctx, exists, XD_ERROR_ARGUMENT, "rank %d of a pipeline of %d ranks", rank, s.desc.ranks);
-    most.ticks = s.ticks;
-    most.idle = s.ticks - most.work;
-    *out = most;
+    max.ticks = s.ticks;
+    max.idle = s.ticks - max.work;
+    *out = max;
     return XD_OK;
 }

@@ -2,7 +2,7 @@
 
 #include "base/internal.h"
 #include "comm/internal.h"
-#include "model/internal.h"
+#include "model/parallel_internal.h"
 #include "model/plan.h"
 
 #include <stdio.h>
@@ -53,35 +53,38 @@ static xd_result xdi_plan_optimizer(xd_ctx *ctx, const xd_memory_plan_desc *d, c
 
 /* Objects that take lists compare the addresses of values and read none: here each weight's own description stands for its
  * values. */
-static xd_result xdi_plan_list(const xd_parallel *p, const xd_memory_plan_desc *d, xd_param *params,
+static xd_result xdi_plan_list(const xdi_place *place, const xd_memory_plan_desc *d, xd_param *params,
                                xd_memory_plan *out) {
+    const xd_model *model = place->model;
     int64_t count = 0;
-    for (int64_t i = 0; i < p->model->weight_count; i++) {
-        xd_weight *w = p->model->weights[i];
-        xd_bucket_piece piece;
-        if (!xdi_parallel_lists(w)) continue;
+    for (int64_t i = 0; i < model->weight_count; i++) {
+        xd_weight *w = model->weights[i];
+        xdi_bucket_piece piece;
+        if (!xdi_weight_is_listed(w)) continue;
         xd_param *param = &params[count++];
-        *param = xdi_parallel_describe(p, w, &piece);
+        *param = xdi_weight_describe_part(w, &piece);
         param->value = param->gradient = w;
         out->elements += param->count;
     }
-    return xdi_plan_optimizer(p->home, d, params, count, out);
+    return xdi_plan_optimizer(place->parts_ctx, d, params, count, out);
 }
 
 static xd_result xdi_plan_measure(xd_parallel *p, const xd_memory_plan_desc *d, const xd_fsdp_desc *settings,
                                   xd_memory_plan *out) {
+    const xdi_place *place = &p->place;
     xdi_room room;
-    XD_TRY(xdi_experts_place(p, settings, d->expert_ranks ? d->expert_ranks : p->ranks));
+    XD_TRY(xdi_experts_place(p, settings, d->expert_ranks ? d->expert_ranks : place->ranks));
     XD_TRY(xdi_parallel_lay(p, settings));
     XD_TRY(xdi_experts_lay(p, settings));
-    XD_TRY(xdi_parallel_measure(p, &room));
-    if (p->experts) XD_TRY(xdi_parallel_measure(p->experts, &room));
+    XD_TRY(xdi_store_measure(&p->store, &room));
+    if (p->experts) XD_TRY(xdi_store_measure(&p->experts->store, &room));
     out->wrapper = xd_parallel_memory(p);
-    xd_param *params = (xd_param *)xd_allocate(p->ctx, ((size_t)p->model->weight_count + 1) * sizeof *params);
-    XD_REQUIRE(p->ctx, params, XD_ERROR_MEMORY, "no room for a list of %lld weights",
-               (long long)p->model->weight_count);
-    const xd_result result = xdi_plan_list(p, d, params, out);
-    xd_release(p->ctx, params);
+    xd_ctx *ctx = place->ctx;
+    const int64_t count = place->model->weight_count;
+    xd_param *params = (xd_param *)xd_allocate(ctx, ((size_t)count + 1) * sizeof *params);
+    XD_REQUIRE(ctx, params, XD_ERROR_MEMORY, "no room for a list of %lld weights", (long long)count);
+    const xd_result result = xdi_plan_list(place, d, params, out);
+    xd_release(ctx, params);
     return result;
 }
 
@@ -109,14 +112,16 @@ XD_API xd_result xd_plan_memory(xd_model *model, const xd_memory_plan_desc *desc
     xd_memory_plan plan;
     xd_fsdp_desc settings;
     XD_TRY(xdi_plan_check(model, desc, rank));
-    xd_parallel *p = (xd_parallel *)xd_allocate(model->ctx, sizeof *p);
-    XD_REQUIRE(model->ctx, p, XD_ERROR_MEMORY, "no room for a wrapper");
+    xdi_place place;
     memset(&plan, 0, sizeof plan);
-    xdi_parallel_set_kind(p, &settings, desc->ddp, desc->fsdp);
-    if (desc->pipeline && desc->pipeline_rank > p->stage) p->stage = desc->pipeline_rank;
-    p->model = model;
-    xdi_parallel_set_place(p, rank % xdi_plan_ranks(desc), xdi_plan_ranks(desc), rank / xdi_plan_ranks(desc),
-                           xdi_plan_groups(desc));
+    xdi_place_set_kind(&place, &settings, desc->ddp, desc->fsdp);
+    if (desc->pipeline && desc->pipeline_rank > place.settings.stage)
+        place.settings.stage = desc->pipeline_rank;
+    place.model = model;
+    xdi_place_set_rank(&place, rank % xdi_plan_ranks(desc), xdi_plan_ranks(desc), rank / xdi_plan_ranks(desc),
+                       xdi_plan_groups(desc));
+    xd_parallel *p = xdi_parallel_at(&place);
+    XD_REQUIRE(model->ctx, p, XD_ERROR_MEMORY, "no room for a wrapper");
     xd_result result = xdi_plan_measure(p, desc, &settings, &plan);
     xd_parallel_destroy(p);
     if (result == XD_OK && desc->pipeline)
@@ -169,7 +174,7 @@ static void xdi_plan_write_row(xd_ctx *ctx, const xd_build_report *report, const
 
 XD_API xd_result xd_plan_print(xd_model *model, const xd_memory_plan_desc *desc, xd_build_report report) {
     XDI_GIVEN_OF(model, desc);
-    size_t columns[XDI_PLAN_COLUMNS], most[XDI_PLAN_COLUMNS] = { 0 }, sum[XDI_PLAN_COLUMNS] = { 0 };
+    size_t columns[XDI_PLAN_COLUMNS], max[XDI_PLAN_COLUMNS] = { 0 }, sum[XDI_PLAN_COLUMNS] = { 0 };
     const int ranks = xdi_plan_ranks(desc) * xdi_plan_groups(desc);
     char head[24];
     xd_memory_plan plan;
@@ -184,10 +189,10 @@ XD_API xd_result xd_plan_print(xd_model *model, const xd_memory_plan_desc *desc,
         xdi_plan_write_row(model->ctx, &report, head, columns);
         for (int i = 0; i < XDI_PLAN_COLUMNS; i++) {
             sum[i] += columns[i];
-            if (columns[i] > most[i]) most[i] = columns[i];
+            if (columns[i] > max[i]) max[i] = columns[i];
         }
     }
-    xdi_plan_write_row(model->ctx, &report, "largest", most);
+    xdi_plan_write_row(model->ctx, &report, "largest", max);
     xdi_plan_write_row(model->ctx, &report, "sum", sum);
     return XD_OK;
 }

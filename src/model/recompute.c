@@ -2,7 +2,7 @@
 
 #include "model/recompute.h"
 #include "base/internal.h"
-#include "model/internal.h"
+#include "model/describe_internal.h"
 
 #include <string.h>
 

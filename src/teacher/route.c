@@ -180,7 +180,7 @@ static xd_rows xdi_route_rectangle(const xdi_route_piece *p, void *data, xd_dtyp
 
 static xd_rows xdi_route_from(const xd_route *route, const xdi_route_piece *p, uint64_t number) {
     const xdi_route_half *half = &route->plan.halves[XDI_ROUTE_TEACHER][p->teacher];
-    return xdi_route_rectangle(p, xdi_route_slot_rows(route, p->teacher, number), route->d.wire,
+    return xdi_route_rectangle(p, xdi_route_slot_rows(&route->rings, p->teacher, number), route->d.wire,
                                half->column_end - half->column_begin,
                                p->from_sample * half->held + p->from_position, p->from_column);
 }
@@ -203,13 +203,14 @@ static xd_result xdi_route_pack(xd_route *route, uint64_t first, int64_t begin, 
         if (p->teacher != plan->rank) continue;
         const uint64_t number = first + (uint64_t)p->batch;
         const xd_rows from = xdi_route_from(route, p, number);
-        const xd_rows to = xdi_route_rectangle(p, route->send, route->d.wire, p->columns, 0, at);
+        const xd_rows to = xdi_route_rectangle(p, route->messages.send, route->d.wire, p->columns, 0, at);
         XD_TRY(xdi_rows_copy(route->ctx, route->kernels, &from, &to));
         at += p->positions * p->columns;
         counts[p->student] += p->positions * p->columns;
         if (route->d.payload != XD_ROUTE_COLUMNS || !p->brings_ids) continue;
-        memcpy(route->send_ids + lists++ * route->d.columns,
-               xdi_route_slot_ids(route, p->teacher, number) + p->from_sample * route->d.columns, list);
+        memcpy(route->messages.send_ids + lists++ * route->d.columns,
+               xdi_route_slot_ids(&route->rings, p->teacher, number) + p->from_sample * route->d.columns,
+               list);
         id_counts[p->student] += route->d.columns;
     }
     return XD_OK;
@@ -222,13 +223,13 @@ static xd_result xdi_route_unpack_step(xd_route *route, int64_t begin, int64_t e
         const xdi_route_piece *p = &plan->pieces[i];
         if (p->student != plan->rank) continue;
         const xd_rows from =
-            xdi_route_rectangle(p, route->recv, route->d.wire, p->columns, 0, at[p->teacher]);
+            xdi_route_rectangle(p, route->messages.recv, route->d.wire, p->columns, 0, at[p->teacher]);
         const xd_rows to = xdi_route_to(route, p);
         XD_TRY(xdi_rows_copy(route->ctx, route->kernels, &from, &to));
         at[p->teacher] += p->positions * p->columns;
         if (route->d.payload != XD_ROUTE_COLUMNS || !p->brings_ids) continue;
-        memcpy(route->window_ids + p->to_sample * route->d.columns, route->recv_ids + ids_at[p->teacher],
-               (size_t)route->d.columns * sizeof(int64_t));
+        memcpy(route->window_ids + p->to_sample * route->d.columns,
+               route->messages.recv_ids + ids_at[p->teacher], (size_t)route->d.columns * sizeof(int64_t));
         ids_at[p->teacher] += route->d.columns;
     }
     return XD_OK;
@@ -245,14 +246,15 @@ static void xdi_route_begins(int64_t *counts, int ranks) {
 }
 
 static xd_result xdi_route_exchange(xd_route *route) {
+    xdi_route_messages *messages = &route->messages;
     const xdi_route_plan *plan = &route->plan;
     const int ranks = plan->ranks;
-    const int64_t step = (int64_t)(route->exchanged % (uint64_t)plan->takes);
-    const uint64_t round = route->exchanged / (uint64_t)plan->takes;
+    const int64_t step = (int64_t)(messages->exchanged % (uint64_t)plan->takes);
+    const uint64_t round = messages->exchanged / (uint64_t)plan->takes;
     const uint64_t first = round * (uint64_t)xdi_route_own(route, XDI_ROUTE_TEACHER)->batches;
     const int64_t begin = plan->step_begin[step], end = plan->step_begin[step + 1];
-    int64_t *out = route->counts, *in = out + ranks, *ids_out = in + ranks, *ids_in = ids_out + ranks;
-    memset(route->counts, 0, 4 * (size_t)ranks * sizeof *route->counts);
+    int64_t *out = messages->counts, *in = out + ranks, *ids_out = in + ranks, *ids_in = ids_out + ranks;
+    memset(messages->counts, 0, 4 * (size_t)ranks * sizeof *messages->counts);
     XD_TRY(xdi_route_pack(route, first, begin, end, out, ids_out));
     for (int64_t i = begin; i < end; i++) {
         const xdi_route_piece *p = &plan->pieces[i];
@@ -260,10 +262,11 @@ static xd_result xdi_route_exchange(xd_route *route) {
         in[p->teacher] += p->positions * p->columns;
         if (p->brings_ids) ids_in[p->teacher] += route->d.columns;
     }
-    XD_TRY(xd_all_to_all(route->comm, route->send, out, route->recv, in, route->d.wire));
+    XD_TRY(xd_all_to_all(route->comm, messages->send, out, messages->recv, in, route->d.wire));
     if (route->d.payload == XD_ROUTE_COLUMNS)
-        XD_TRY(xd_all_to_all(route->comm, route->send_ids, ids_out, route->recv_ids, ids_in, XD_DTYPE_I64));
-    route->exchanged++;
+        XD_TRY(xd_all_to_all(route->comm, messages->send_ids, ids_out, messages->recv_ids, ids_in,
+                             XD_DTYPE_I64));
+    messages->exchanged++;
     xdi_route_begins(in, ranks);
     xdi_route_begins(ids_in, ranks);
     return xdi_route_unpack_step(route, begin, end, in, ids_in);
@@ -274,9 +277,9 @@ static xd_result xdi_route_exchange(xd_route *route) {
 static xd_result xdi_route_catch_up(xd_route *route) {
     for (;;) {
         const uint64_t batches = (uint64_t)xdi_route_own(route, XDI_ROUTE_TEACHER)->batches;
-        const uint64_t begun = route->exchanged / (uint64_t)route->plan.takes * batches;
+        const uint64_t begun = route->messages.exchanged / (uint64_t)route->plan.takes * batches;
         const uint64_t need =
-            xdi_route_needed_at(route, route->plan.rank, route->exchanged, route->plan.need);
+            xdi_route_needed_at(route, route->plan.rank, route->messages.exchanged, route->plan.need);
         if (route->posted < need || route->posted <= begun) return XD_OK;
         XD_TRY(xdi_route_exchange(route));
     }
@@ -286,7 +289,7 @@ static xd_result xdi_route_catch_up(xd_route *route) {
 
 /* Waits until a student has released `target` micro-batches; the stream then waits for the student's kernels. */
 static xd_result xdi_route_wait_reader(const xd_route *route, int student, uint64_t target) {
-    const uint64_t *released = xdi_route_released(route, route->plan.rank, student);
+    const uint64_t *released = xdi_route_released(&route->rings, route->plan.rank, student);
     XD_TRY(xdi_route_watch(route, released, target, student));
     return xdi_route_follow_reader(route, student);
 }
@@ -299,13 +302,13 @@ static xd_result xdi_route_wait_slot(xd_route *route) {
     if (route->posted < slots) return XD_OK;
     const uint64_t target = route->posted - slots + 1;
     if (!route->shared)
-        own = xdi_route_needed_at(route, me, route->exchanged, route->plan.first) < target;
-    else if (route->used_by[me])
+        own = xdi_route_needed_at(route, me, route->messages.exchanged, route->plan.first) < target;
+    else if (route->rings.used_by[me])
         own = xdi_route_needed_at(route, me, route->told, route->plan.still) < target;
     XD_REQUIRE(route->ctx, !own, XD_ERROR_STATE,
                "all %d slots are full and this rank's own student side has to take first", route->d.slots);
     for (int s = 0; s < route->plan.ranks && route->shared; s++)
-        if (route->used_by[s]) XD_TRY(xdi_route_wait_reader(route, s, target));
+        if (route->rings.used_by[s]) XD_TRY(xdi_route_wait_reader(route, s, target));
     return XD_OK;
 }
 
@@ -327,12 +330,13 @@ XD_API xd_result xd_route_slot(xd_route *route, xd_rows *rows, int64_t **ids) {
     const int me = route->plan.rank;
     if (!route->open) XD_TRY(xdi_route_wait_slot(route));
     route->open = true;
-    rows->data = xdi_route_slot_rows(route, me, route->posted);
+    rows->data = xdi_route_slot_rows(&route->rings, me, route->posted);
     rows->dtype = route->d.wire;
     rows->rows = xdi_route_next_samples(route) * half->held;
     rows->cols = rows->stride = half->column_end - half->column_begin;
     if (ids)
-        *ids = route->d.payload == XD_ROUTE_COLUMNS ? xdi_route_slot_ids(route, me, route->posted) : NULL;
+        *ids = route->d.payload == XD_ROUTE_COLUMNS ? xdi_route_slot_ids(&route->rings, me, route->posted)
+                                                    : NULL;
     return XD_OK;
 }
 
@@ -345,7 +349,7 @@ XD_API xd_result xd_route_post(xd_route *route) {
     route->posted++;
     if (xdi_route_is_late(route)) return XD_OK;
     if (route->shared)
-        __atomic_store_n(xdi_route_posted(route, route->plan.rank), route->posted, __ATOMIC_RELEASE);
+        __atomic_store_n(xdi_route_posted(&route->rings, route->plan.rank), route->posted, __ATOMIC_RELEASE);
     else if (xdi_route_own(route, XDI_ROUTE_STUDENT)->sample_count == 0)
         return xdi_route_catch_up(route);
     return XD_OK;
@@ -392,7 +396,7 @@ XD_API xd_result xd_route_send(xd_route *route, xd_rows rows, const int64_t *ids
 /* ---- the student's side ---- */
 
 static xd_result xdi_route_wait_piece(const xd_route *route, const xdi_route_piece *p, uint64_t number) {
-    XD_TRY(xdi_route_watch(route, xdi_route_posted(route, p->teacher), number + 1, p->teacher));
+    XD_TRY(xdi_route_watch(route, xdi_route_posted(&route->rings, p->teacher), number + 1, p->teacher));
     return xdi_route_follow_slot(route, p->teacher, number);
 }
 
@@ -410,7 +414,7 @@ static xd_result xdi_route_collect(xd_route *route, int64_t step, uint64_t round
         XD_TRY(xdi_rows_copy(route->ctx, route->kernels, &from, &to));
         if (route->d.payload == XD_ROUTE_COLUMNS && p->brings_ids)
             memcpy(route->window_ids + p->to_sample * route->d.columns,
-                   xdi_route_slot_ids(route, p->teacher, number) + p->from_sample * route->d.columns,
+                   xdi_route_slot_ids(&route->rings, p->teacher, number) + p->from_sample * route->d.columns,
                    (size_t)route->d.columns * sizeof(int64_t));
     }
     return view ? XD_OK : xdi_route_let_go(route, route->taken + 1);
@@ -426,7 +430,8 @@ static void xdi_route_look(const xd_route *route, int64_t step, uint64_t round, 
     window->rows.data = from.data;
     window->rows.stride = from.stride;
     if (window->ids)
-        window->ids = xdi_route_slot_ids(route, p->teacher, number) + p->from_sample * route->d.columns;
+        window->ids =
+            xdi_route_slot_ids(&route->rings, p->teacher, number) + p->from_sample * route->d.columns;
 }
 
 static xd_result xdi_route_check_take(const xd_route *route) {

@@ -58,34 +58,47 @@ enum { XDI_ROUTE_LINE = 64, XDI_ROUTE_NAP = 50000 /* nanoseconds */ };
 /* A bit of the counters of a rank that has destroyed its route: it wakes ranks that wait for it. */
 #define XDI_ROUTE_GONE ((uint64_t)1 << 63)
 
+/* The rings of all ranks as this one sees them: [ranks] each. */
+typedef struct xdi_route_rings {
+    int ranks;
+    int slots;                    /* of a ring */
+    xdi_node *node;               /* rings that processes share; NULL: rings of threads, or a private ring */
+    char **heads;                 /* head and ids; NULL where this rank sees none */
+    char **rows;                  /* the slots' rows; the same */
+    size_t *row_bytes, *id_bytes; /* of a slot */
+    uint8_t *used_by;             /* students that read this rank's slots */
+    uint64_t *left;               /* ranks that share rings and have destroyed the route; atomic */
+    void *memory;                 /* host memory: the rings, when they are private */
+    void *own_rows;               /* of a GPU: this rank's */
+    int64_t *links;               /* shared on a GPU: [ranks][slots + 2], see xdi_route_link */
+    bool linked;                  /* all ranks have the links of all */
+} xdi_route_rings;
+
+/* Without shared rings: what one step of the students sends and takes. Rows are of the device. */
+typedef struct xdi_route_messages {
+    char *send, *recv;
+    int64_t *send_ids, *recv_ids;
+    int64_t *counts;    /* [4][ranks] */
+    uint64_t exchanged; /* students' steps */
+} xdi_route_messages;
+
 struct xd_route {
     xd_ctx *ctx;
     xd_comm *comm; /* ranks with a side; NULL: this one has none */
     const xd_kernels *kernels;
     xd_route_desc d;
     xdi_route_plan plan;
+    xdi_route_rings rings;
+    xdi_route_messages messages;
+    char *window; /* of the device */
+    int64_t *window_ids;
     int needed;
     bool shared;
-    bool open;                         /* a slot was handed out and not posted */
-    bool holds;                        /* a window was taken and not released */
-    uint64_t posted, taken, exchanged; /* micro-batches, windows released, students' steps on messages */
-    uint64_t told;                     /* windows reported to teachers as read, at once or by the stream */
-    uint64_t counted;                  /* such windows, counted when the stream reaches them; atomic */
-    xdi_node *node;               /* rings that processes share; NULL: rings of threads, or a private ring */
-    char **rings;                 /* [ranks] head and ids; NULL where this rank sees none */
-    char **rows;                  /* [ranks] the slots' rows; the same */
-    size_t *row_bytes, *id_bytes; /* [ranks] of a slot */
-    uint8_t *used_by;             /* [ranks] students that read this rank's slots */
-    uint64_t *left;               /* ranks that share rings and have destroyed the route; atomic */
-    void *memory;                 /* host memory: the rings, when they are private */
-    void *own_rows;               /* of a GPU: this rank's */
-    int64_t *links;               /* shared on a GPU: [ranks][slots + 2], see xdi_route_link */
-    bool linked;                  /* all ranks have the links of all */
-    char *window;                 /* of the device, like send and recv */
-    int64_t *window_ids;
-    char *send, *recv; /* messages */
-    int64_t *send_ids, *recv_ids;
-    int64_t *counts; /* [4][ranks] */
+    bool open;              /* a slot was handed out and not posted */
+    bool holds;             /* a window was taken and not released */
+    uint64_t posted, taken; /* micro-batches, windows released */
+    uint64_t told;          /* windows reported to teachers as read, at once or by the stream */
+    uint64_t counted;       /* such windows, counted when the stream reaches them; atomic */
     size_t bytes;
 };
 
@@ -99,10 +112,10 @@ XD_PRIVATE bool xdi_route_ring_bytes(xd_route *route, int r, size_t *head, size_
 XD_PRIVATE int xdi_route_lay_rings(xd_route *route, char *memory, size_t *total, size_t *on_device);
 XD_PRIVATE bool xdi_route_has_side(const xd_route *route, int side);
 /* route_slots.c: counters of a teacher's ring, its slot for a micro-batch, and the slot's ids. */
-XD_PRIVATE uint64_t *xdi_route_posted(const xd_route *route, int teacher);
-XD_PRIVATE uint64_t *xdi_route_released(const xd_route *route, int teacher, int student);
-XD_PRIVATE char *xdi_route_slot_rows(const xd_route *route, int teacher, uint64_t number);
-XD_PRIVATE int64_t *xdi_route_slot_ids(const xd_route *route, int teacher, uint64_t number);
+XD_PRIVATE uint64_t *xdi_route_posted(const xdi_route_rings *rings, int teacher);
+XD_PRIVATE uint64_t *xdi_route_released(const xdi_route_rings *rings, int teacher, int student);
+XD_PRIVATE char *xdi_route_slot_rows(const xdi_route_rings *rings, int teacher, uint64_t number);
+XD_PRIVATE int64_t *xdi_route_slot_ids(const xdi_route_rings *rings, int teacher, uint64_t number);
 /* route_slots.c: waits until the counter, which `rank` raises, reaches target. */
 XD_PRIVATE xd_result xdi_route_watch(const xd_route *route, const uint64_t *counter, uint64_t target,
                                      int rank);
@@ -125,7 +138,7 @@ XD_PRIVATE xd_result xdi_route_follow_reader(const xd_route *route, int student)
 /* route_memory.c: can the window of this rank's step be a view into a slot? */
 XD_PRIVATE bool xdi_route_is_view(const xd_route *route, int64_t step);
 
-/* route_node.c: tries to place the rings in memory that all processes of one node share: then route->node is
+/* route_node.c: tries to place the rings in memory that all processes of one node share: then route->rings.node is
  * set, else the route is not shared. Collective over the ranks with a side. */
 XD_PRIVATE xd_result xdi_route_share_node(xd_route *route);
 /* route_node.c: do the streams raise the counters? */

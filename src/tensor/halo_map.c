@@ -255,7 +255,7 @@ XD_PRIVATE xd_result xdi_halo_check(xd_ctx *ctx, const xd_halo_desc *desc, int r
 /* Whether two ranks are at the same place of all axes that cut nothing, so that they exchange with each other. */
 static bool xdi_halo_together(const xd_layout_desc *l, int a, int b) {
     int at[XD_MESH_AXES_MAX] = { 0 }, other[XD_MESH_AXES_MAX] = { 0 };
-    if (!xd_topology_coordinate(l->topology, a, at) || !xd_topology_coordinate(l->topology, b, other))
+    if (!xdi_topology_coordinate(l->topology, a, at) || !xdi_topology_coordinate(l->topology, b, other))
         return false;
     for (int i = 0; i < l->topology->axis_count; i++)
         if (l->placement[i].kind != XD_SHARD && at[i] != other[i]) return false;

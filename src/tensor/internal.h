@@ -37,6 +37,16 @@ XD_PRIVATE int64_t xdi_part_run(const xd_tensor_part *part, int64_t position, in
  * positions. */
 XD_PRIVATE int64_t xdi_part_position(const xd_tensor_part *part, int64_t index);
 
+/* layout.c: elements of the whole tensor. */
+XD_PRIVATE int64_t xdi_layout_numel(const xd_layout *layout);
+
+/* layout.c: the same shape on the same ranks, every axis REPLICATE; or on one rank. Errors: ARGUMENT (negative rank), MEMORY. */
+XD_PRIVATE xd_result xdi_layout_replicated(xd_ctx *ctx, const xd_layout *layout, xd_layout **out);
+XD_PRIVATE xd_result xdi_layout_on_rank(xd_ctx *ctx, const xd_layout *layout, int rank, xd_layout **out);
+
+/* layout.c: hash of all that decides which rank holds an element, for comparison between ranks. */
+XD_PRIVATE uint64_t xdi_layout_hash(const xd_layout *layout);
+
 /* layout.c: all of a layout: 4, 4 for each axis and 1 for each dimension, so that two fit into one list. */
 XD_PRIVATE void xdi_facts_layout(xdi_facts *facts, const xd_layout *layout);
 

@@ -13,14 +13,30 @@ struct xd_layout {
     int64_t *numbers[XD_MESH_AXES_MAX]; /* offsets or section sizes of each axis */
 };
 
+/* A topology that the caller may have written. */
+static xd_result xdi_layout_check_topology(xd_ctx *ctx, const xd_topology *t) {
+    int64_t ranks = 1;
+    XD_REQUIRE(ctx, t && t->axis_count > 0, XD_ERROR_ARGUMENT, "a layout needs a topology with axes");
+    XD_REQUIRE(ctx, t->axis_count <= XD_MESH_AXES_MAX, XD_ERROR_ARGUMENT,
+               "a topology of %d axes, 1 to %d are possible", t->axis_count, XD_MESH_AXES_MAX);
+    for (int i = 0; i < t->axis_count && ranks <= INT32_MAX; i++) {
+        XD_REQUIRE(ctx, t->size[i] >= 1, XD_ERROR_ARGUMENT,
+                   "axis %d of the topology has size %d, must be at least 1", i, t->size[i]);
+        ranks *= t->size[i];
+    }
+    XD_REQUIRE(ctx, ranks == t->rank_count, XD_ERROR_TOPOLOGY,
+               "axis sizes of the topology multiply to %lld but rank_count is %d", (long long)ranks,
+               t->rank_count);
+    return XD_OK;
+}
+
 static xd_result xdi_layout_check_shape(xd_ctx *ctx, const xd_layout_desc *d) {
     int64_t room = (int64_t)1 << 62;
     bool empty = false;
     XD_REQUIRE(ctx, d->ndim >= 0 && d->ndim <= XD_DIMS_MAX, XD_ERROR_ARGUMENT,
                "%d dimensions, 0 to %d are possible", d->ndim, XD_DIMS_MAX);
     XD_TRY(xdi_shape_check_rest(ctx, "", d->ndim, d->shape));
-    XD_REQUIRE(ctx, d->topology && d->topology->axis_count > 0, XD_ERROR_ARGUMENT,
-               "a layout needs a topology with axes");
+    XD_TRY(xdi_layout_check_topology(ctx, d->topology));
     for (int i = 0; i < d->ndim; i++) {
         XD_REQUIRE(ctx, d->shape[i] >= 0, XD_ERROR_SHAPE, "dimension %d has extent %lld", i,
                    (long long)d->shape[i]);
@@ -152,7 +168,7 @@ static xd_result xdi_layout_check_regions(xd_ctx *ctx, const xd_layout_desc *d) 
         int coordinate[XD_MESH_AXES_MAX];
         xd_region region;
         int64_t extent = 0;
-        xd_topology_coordinate(d->topology, rank, coordinate);
+        xdi_topology_coordinate(d->topology, rank, coordinate);
         const int axis = xdi_layout_split(d, coordinate, &region, &extent);
         if (axis < 0) continue;
         XD_REQUIRE(ctx, extent >= 0, XD_ERROR_UNSUPPORTED,
@@ -241,7 +257,7 @@ XD_API bool xd_layout_region(const xd_layout *layout, int rank, xd_region *out) 
     XD_ASSERT(layout);
     int coordinate[XD_MESH_AXES_MAX];
     int64_t extent;
-    if (!xd_topology_coordinate(&layout->topology, rank, coordinate)) {
+    if (!xdi_topology_coordinate(&layout->topology, rank, coordinate)) {
         memset(out, 0, sizeof *out);
         out->ndim = layout->desc.ndim;
         return false;
@@ -250,7 +266,7 @@ XD_API bool xd_layout_region(const xd_layout *layout, int rank, xd_region *out) 
     return true;
 }
 
-XD_API int64_t xd_layout_numel(const xd_layout *layout) {
+XD_PRIVATE int64_t xdi_layout_numel(const xd_layout *layout) {
     XD_ASSERT(layout);
     int64_t numel = 1;
     for (int i = 0; i < layout->desc.ndim; i++) numel *= layout->desc.shape[i];
@@ -264,14 +280,14 @@ static void xdi_layout_same_shape(const xd_layout *layout, const xd_topology *to
     d->topology = topology;
 }
 
-XD_API xd_result xd_layout_replicated(xd_ctx *ctx, const xd_layout *layout, xd_layout **out) {
+XD_PRIVATE xd_result xdi_layout_replicated(xd_ctx *ctx, const xd_layout *layout, xd_layout **out) {
     XDI_GIVEN(ctx, ctx, layout, out);
     xd_layout_desc d;
     xdi_layout_same_shape(layout, &layout->topology, &d);
     return xd_layout_create(ctx, &d, out);
 }
 
-XD_API xd_result xd_layout_on_rank(xd_ctx *ctx, const xd_layout *layout, int rank, xd_layout **out) {
+XD_PRIVATE xd_result xdi_layout_on_rank(xd_ctx *ctx, const xd_layout *layout, int rank, xd_layout **out) {
     XDI_GIVEN(ctx, ctx, layout, out);
     xd_topology alone;
     xd_layout_desc d;
@@ -285,10 +301,10 @@ XD_API xd_result xd_layout_on_rank(xd_ctx *ctx, const xd_layout *layout, int ran
     return xd_layout_create(ctx, &d, out);
 }
 
-XD_API uint64_t xd_layout_hash(const xd_layout *layout) {
+XD_PRIVATE uint64_t xdi_layout_hash(const xd_layout *layout) {
     XD_ASSERT(layout);
     const xd_layout_desc *d = &layout->desc;
-    uint64_t hash = xd_topology_hash(&layout->topology);
+    uint64_t hash = xdi_topology_hash(&layout->topology);
     hash = xd_hash(hash, d->shape, (size_t)d->ndim * sizeof d->shape[0]);
     for (int i = 0; i < layout->topology.axis_count; i++) {
         const xd_placement *p = &d->placement[i];
@@ -324,5 +340,5 @@ XD_PRIVATE void xdi_facts_layout(xdi_facts *facts, const xd_layout *layout) {
         xdi_fact_integer(facts, "dim", d->placement[i].kind == XD_SHARD ? d->placement[i].dim : 0);
     }
     xdi_facts_item(facts, NULL, 0);
-    xdi_fact_hash(facts, "op, offsets, sections, balanced, or order", xd_layout_hash(layout));
+    xdi_fact_hash(facts, "op, offsets, sections, balanced, or order", xdi_layout_hash(layout));
 }

@@ -29,7 +29,7 @@ typedef struct xd_placement {
 typedef struct xd_layout_desc {
     int ndim;                                 /* 0 is a scalar */
     int64_t shape[XD_DIMS_MAX];               /* of the whole tensor; 0 from ndim on, here and elsewhere */
-    const xd_topology *topology;              /* required; xd_mesh_topology(mesh) */
+    const xd_topology *topology;              /* required; xd_mesh_topology(mesh), or written by hand */
     xd_placement placement[XD_MESH_AXES_MAX]; /* one for each mesh axis; zero -> REPLICATE */
     /* Mesh axes in splitting order; all zero -> left to right. FSDP over TP: TP first. */
     int order[XD_MESH_AXES_MAX];
@@ -39,7 +39,7 @@ typedef struct xd_layout xd_layout; /* immutable */
 
 /* Creates a layout; copies desc and all it points to.
  *
- * Local. Errors: ARGUMENT (dimensions, order, offsets not ascending, two forms of one split), SHAPE (offsets or sections do
+ * Local. Errors: ARGUMENT (dimensions, topology, order, offsets not ascending, two forms of one split), SHAPE (offsets or sections do
  * not end at the extent; `balanced` or equal sections do not divide it; more than 2^62 elements), UNSUPPORTED (two partial
  * ops; more than XD_LAYOUT_INTERVALS_MAX intervals), MEMORY. */
 XD_API xd_result xd_layout_create(xd_ctx *ctx, const xd_layout_desc *desc, xd_layout **out);
@@ -52,15 +52,5 @@ XD_API const xd_layout_desc *xd_layout_settings(const xd_layout *layout);
 
 /* Returns what a rank holds; an empty split gives an empty region. False and empty for a rank outside the mesh. */
 XD_API bool xd_layout_region(const xd_layout *layout, int rank, xd_region *out);
-
-/* Elements of the whole tensor. */
-XD_API int64_t xd_layout_numel(const xd_layout *layout);
-
-/* The same shape on the same ranks, every axis REPLICATE; or on one rank. Errors: ARGUMENT (negative rank), MEMORY. */
-XD_API xd_result xd_layout_replicated(xd_ctx *ctx, const xd_layout *layout, xd_layout **out);
-XD_API xd_result xd_layout_on_rank(xd_ctx *ctx, const xd_layout *layout, int rank, xd_layout **out);
-
-/* Hash of all that decides which rank holds an element, for comparison between ranks. */
-XD_API uint64_t xd_layout_hash(const xd_layout *layout);
 
 #endif

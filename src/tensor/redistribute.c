@@ -4,7 +4,7 @@
 #include "kernel/internal.h"
 #include "kernel/kernels.h"
 #include "tensor/internal.h"
-#include "tensor/redistribute.h"
+#include "tensor/redistribute_internal.h"
 
 #include <string.h>
 
@@ -17,6 +17,12 @@ typedef struct xdi_redistribution_holders {
     int *turn; /* [cells][pieces]: the next of the replicas to send */
 } xdi_redistribution_holders;
 
+/* The copies of a rank: pack, then local, then unpack. */
+typedef struct xdi_redistribution_copies {
+    xd_copy *list; /* NULL while they are counted */
+    int64_t pack_end, local_end, end;
+} xdi_redistribution_copies;
+
 typedef struct xdi_redistribution_exchange {
     const xd_layout *from, *to;
     unsigned kept, reduced, added; /* mesh axes: partial on both sides; reduced; newly partial by a sum */
@@ -28,14 +34,13 @@ typedef struct xdi_redistribution_exchange {
     int64_t kept_count; /* elements from this rank itself; in a reduction they follow the received ones */
     bool zero;          /* this rank's part of a newly partial sum is zeros */
     xd_region src, dst; /* of this rank; dst within the window */
-    xd_copy *copies;    /* pack, then local, then unpack */
-    int64_t pack_end, local_end, copy_end;
+    xdi_redistribution_copies copies;
     void **pointers; /* [pieces] scratch for the reduction */
 } xdi_redistribution_exchange;
 
-struct xd_redistribution {
+struct xdi_redistribution {
     xd_ctx *ctx;
-    xd_redistribution_desc desc;
+    xdi_redistribution_desc desc;
     xd_region window;
     int64_t stride[2][XD_DIMS_MAX];
     int step_count;
@@ -76,7 +81,7 @@ static bool xdi_redistribution_holders_create(xd_ctx *ctx, const xdi_redistribut
     for (int i = 0; i < t->rank_count; i++) {
         const int rank = t->ranks ? t->ranks[i] : i;
         int coordinate[XD_MESH_AXES_MAX] = { 0 };
-        xd_topology_coordinate(t, rank, coordinate);
+        xdi_topology_coordinate(t, rank, coordinate);
         const int cell = xdi_redistribution_linear(t, all & ~copies & ~x->reduced, coordinate, &h->cells);
         const int piece = xdi_redistribution_linear(t, x->reduced, coordinate, &h->pieces);
         const int replica = xdi_redistribution_linear(t, copies, coordinate, &h->replicas);
@@ -95,7 +100,7 @@ static int xdi_redistribution_giver(xdi_redistribution_holders *h, int cell, int
 }
 
 /* The part of the destination that a rank needs. False when no data moves to it. */
-static bool xdi_redistribution_wanted(const xd_redistribution *plan, const xdi_redistribution_exchange *x,
+static bool xdi_redistribution_wanted(const xdi_redistribution *plan, const xdi_redistribution_exchange *x,
                                       int rank, xd_region *wanted, bool *zero) {
     const xd_topology *t = xd_layout_settings(x->to)->topology;
     int coordinate[XD_MESH_AXES_MAX] = { 0 }, ignored;
@@ -105,7 +110,7 @@ static bool xdi_redistribution_wanted(const xd_redistribution *plan, const xdi_r
         const xd_region whole = *wanted;
         xd_region_intersect(&whole, &plan->window, wanted);
     }
-    xd_topology_coordinate(t, rank, coordinate);
+    xdi_topology_coordinate(t, rank, coordinate);
     *zero = xdi_redistribution_linear(t, x->added, coordinate, &ignored) != 0;
     return !*zero && xd_region_numel(wanted) > 0;
 }
@@ -115,8 +120,8 @@ static bool xdi_redistribution_same_partial(const xdi_redistribution_exchange *x
     const xd_topology *t = xd_layout_settings(x->from)->topology;
     int ca[XD_MESH_AXES_MAX], cb[XD_MESH_AXES_MAX], ignored;
     if (!x->kept) return true;
-    xd_topology_coordinate(t, a, ca);
-    xd_topology_coordinate(t, b, cb);
+    xdi_topology_coordinate(t, a, ca);
+    xdi_topology_coordinate(t, b, cb);
     return xdi_redistribution_linear(t, x->kept, ca, &ignored) ==
            xdi_redistribution_linear(t, x->kept, cb, &ignored);
 }
@@ -128,7 +133,7 @@ static void xdi_redistribution_count(int64_t *sum, int64_t count) {
 
 /* Decides for every rank which ranks send to it, and stores this rank's part. It must go over all ranks, because
  * replicas take turns. */
-static void xdi_redistribution_assign(const xd_redistribution *plan, xdi_redistribution_exchange *x,
+static void xdi_redistribution_assign(const xdi_redistribution *plan, xdi_redistribution_exchange *x,
                                       xdi_redistribution_holders *h) {
     const xd_topology *t = xd_layout_settings(x->to)->topology;
     const int me = plan->desc.rank;
@@ -160,7 +165,7 @@ static void xdi_redistribution_assign(const xd_redistribution *plan, xdi_redistr
 }
 
 /* The intersection of what this rank holds and what `peer` needs, or the reverse, stored densely. */
-static bool xdi_redistribution_message(const xd_redistribution *plan, const xdi_redistribution_exchange *x,
+static bool xdi_redistribution_message(const xdi_redistribution *plan, const xdi_redistribution_exchange *x,
                                        int peer, bool sending, xd_region *message) {
     xd_region other;
     bool zero;
@@ -172,49 +177,50 @@ static bool xdi_redistribution_message(const xd_redistribution *plan, const xdi_
     return xd_region_intersect(&other, &x->dst, message);
 }
 
-/* Appends the copies between two regions; with copies NULL it only counts. dense_offset shifts the side that
+/* Appends the copies between two regions; with list NULL it only counts. dense_offset shifts the side that
  * is a staging buffer: 1 the destination, -1 the source, 0 none. */
-static void xdi_redistribution_append(xdi_redistribution_exchange *x, int64_t *end, int64_t capacity,
+static void xdi_redistribution_append(xdi_redistribution_copies *to, int64_t *end, int64_t capacity,
                                       const xd_region *src, const int64_t *src_stride, const xd_region *dst,
                                       const int64_t *dst_stride, int side, int64_t dense_offset) {
     const int64_t begin = *end;
-    xd_copy *copies = x->copies ? x->copies + begin : NULL;
-    *end += xd_region_copies(src, src_stride, dst, dst_stride, copies, x->copies ? capacity - begin : 0);
-    for (int64_t i = begin; x->copies && i < *end; i++) {
-        if (side > 0) x->copies[i].dst_offset += dense_offset;
-        if (side < 0) x->copies[i].src_offset += dense_offset;
+    xd_copy *list = to->list ? to->list + begin : NULL;
+    *end += xd_region_copies(src, src_stride, dst, dst_stride, list, to->list ? capacity - begin : 0);
+    for (int64_t i = begin; to->list && i < *end; i++) {
+        if (side > 0) to->list[i].dst_offset += dense_offset;
+        if (side < 0) to->list[i].src_offset += dense_offset;
     }
 }
 
 /* The three lists of copies, in the order of the ranks. Called twice: to count, and to fill. */
-static void xdi_redistribution_list(const xd_redistribution *plan, xdi_redistribution_exchange *x,
+static void xdi_redistribution_list(const xdi_redistribution *plan, xdi_redistribution_exchange *x,
                                     const int64_t *from_stride, const int64_t *to_stride) {
-    const int64_t capacity = x->copy_end;
+    const int64_t capacity = x->copies.end;
     int64_t end = 0;
     xd_region message;
     for (int r = 0; r < plan->desc.ranks; r++)
         if (x->send_counts[r] && xdi_redistribution_message(plan, x, r, true, &message))
-            xdi_redistribution_append(x, &end, capacity, &x->src, from_stride, &message, NULL, 1,
+            xdi_redistribution_append(&x->copies, &end, capacity, &x->src, from_stride, &message, NULL, 1,
                                       x->send_displacements[r]);
-    x->pack_end = end;
+    x->copies.pack_end = end;
     if (x->kept_count && x->pieces == 1)
-        xdi_redistribution_append(x, &end, capacity, &x->src, from_stride, &x->dst, to_stride, 0, 0);
+        xdi_redistribution_append(&x->copies, &end, capacity, &x->src, from_stride, &x->dst, to_stride, 0, 0);
     if (x->kept_count && x->pieces > 1 &&
         xdi_redistribution_message(plan, x, plan->desc.rank, false, &message))
-        xdi_redistribution_append(x, &end, capacity, &x->src, from_stride, &message, NULL, 1, x->recv_count);
-    x->local_end = end;
+        xdi_redistribution_append(&x->copies, &end, capacity, &x->src, from_stride, &message, NULL, 1,
+                                  x->recv_count);
+    x->copies.local_end = end;
     /* A reduction writes its result over the first term, so only first terms are unpacked. */
     for (int cell = 0; cell < x->cells; cell++) {
         const int giver = x->source[cell * x->pieces];
         if (giver < 0 || (giver == plan->desc.rank && x->pieces == 1)) continue;
         if (!xdi_redistribution_message(plan, x, giver, false, &message)) continue;
         const int64_t at = giver == plan->desc.rank ? x->recv_count : x->recv_displacements[giver];
-        xdi_redistribution_append(x, &end, capacity, &message, NULL, &x->dst, to_stride, -1, at);
+        xdi_redistribution_append(&x->copies, &end, capacity, &message, NULL, &x->dst, to_stride, -1, at);
     }
-    x->copy_end = end;
+    x->copies.end = end;
 }
 
-static bool xdi_redistribution_allocate(const xd_redistribution *plan, xdi_redistribution_exchange *x,
+static bool xdi_redistribution_allocate(const xdi_redistribution *plan, xdi_redistribution_exchange *x,
                                         const xdi_redistribution_holders *h) {
     const size_t ranks = (size_t)plan->desc.ranks, slots = (size_t)h->cells * (size_t)h->pieces;
     x->cells = h->cells;
@@ -231,7 +237,7 @@ static bool xdi_redistribution_allocate(const xd_redistribution *plan, xdi_redis
 }
 
 /* Fills one exchange whose layouts and axes are set. False without memory. */
-static bool xdi_redistribution_build(const xd_redistribution *plan, xdi_redistribution_exchange *x,
+static bool xdi_redistribution_build(const xdi_redistribution *plan, xdi_redistribution_exchange *x,
                                      const int64_t *from_stride, const int64_t *to_stride) {
     xdi_redistribution_holders holders;
     if (!xdi_redistribution_holders_create(plan->ctx, x, &holders)) return false;
@@ -248,9 +254,10 @@ static bool xdi_redistribution_build(const xd_redistribution *plan, xdi_redistri
         xdi_redistribution_count(&x->recv_count, x->recv_counts[r]);
     }
     xdi_redistribution_list(plan, x, from_stride, to_stride);
-    if (x->copy_end) x->copies = (xd_copy *)xd_allocate(plan->ctx, (size_t)x->copy_end * sizeof *x->copies);
-    if (x->copy_end && !x->copies) return false;
-    if (x->copies) xdi_redistribution_list(plan, x, from_stride, to_stride);
+    if (x->copies.end)
+        x->copies.list = (xd_copy *)xd_allocate(plan->ctx, (size_t)x->copies.end * sizeof *x->copies.list);
+    if (x->copies.end && !x->copies.list) return false;
+    if (x->copies.list) xdi_redistribution_list(plan, x, from_stride, to_stride);
     return true;
 }
 
@@ -258,7 +265,7 @@ static bool xdi_redistribution_build(const xd_redistribution *plan, xdi_redistri
 static xd_result xdi_redistribution_match(xd_ctx *ctx, const xd_layout *from, const xd_layout *to,
                                           xdi_redistribution_exchange *x) {
     const xd_layout_desc *f = xd_layout_settings(from), *t = xd_layout_settings(to);
-    const bool same = xd_topology_equal(f->topology, t->topology);
+    const bool same = xdi_topology_equal(f->topology, t->topology);
     const unsigned partial = xdi_redistribution_axes(from, XD_PARTIAL);
     memset(x, 0, sizeof *x);
     x->from = from;
@@ -283,7 +290,7 @@ static xd_result xdi_redistribution_match(xd_ctx *ctx, const xd_layout *from, co
     return XD_OK;
 }
 
-static xd_result xdi_redistribution_validate(xd_ctx *ctx, const xd_redistribution_desc *d,
+static xd_result xdi_redistribution_validate(xd_ctx *ctx, const xdi_redistribution_desc *d,
                                              xdi_redistribution_exchange *x) {
     const xd_layout_desc *side[2];
     XD_REQUIRE(ctx, d->from && d->to, XD_ERROR_ARGUMENT, "a plan needs two layouts");
@@ -298,9 +305,9 @@ static xd_result xdi_redistribution_validate(xd_ctx *ctx, const xd_redistributio
         XD_REQUIRE(ctx, side[0]->shape[i] == side[1]->shape[i], XD_ERROR_SHAPE,
                    "dimension %d: the source has extent %lld, the destination %lld", i,
                    (long long)side[0]->shape[i], (long long)side[1]->shape[i]);
-    XD_REQUIRE(ctx, xd_layout_numel(d->from) <= INT64_MAX / (int64_t)xd_dtype_size(d->dtype), XD_ERROR_SHAPE,
+    XD_REQUIRE(ctx, xdi_layout_numel(d->from) <= INT64_MAX / (int64_t)xd_dtype_size(d->dtype), XD_ERROR_SHAPE,
                "a tensor of %lld elements of %s has more than 2^63 bytes",
-               (long long)xd_layout_numel(d->from), xd_dtype_name(d->dtype));
+               (long long)xdi_layout_numel(d->from), xd_dtype_name(d->dtype));
     for (int s = 0; s < 2; s++)
         for (int i = 0; i < side[s]->topology->rank_count; i++) {
             const int rank = side[s]->topology->ranks ? side[s]->topology->ranks[i] : i;
@@ -351,14 +358,14 @@ static void xdi_redistribution_exchange_release(xd_ctx *ctx, xdi_redistribution_
     xd_release(ctx, x->send_counts);
     xd_release(ctx, x->source);
     xd_release(ctx, x->pointers);
-    xd_release(ctx, x->copies);
+    xd_release(ctx, x->copies.list);
     x->send_counts = NULL;
     x->source = NULL;
     x->pointers = NULL;
-    x->copies = NULL;
+    x->copies.list = NULL;
 }
 
-XD_API void xd_redistribution_destroy(xd_redistribution *plan) {
+XD_PRIVATE void xdi_redistribution_destroy(xdi_redistribution *plan) {
     if (!plan) return;
     for (int i = 0; i < 2; i++) xdi_redistribution_exchange_release(plan->ctx, &plan->step[i]);
     xd_layout_destroy(plan->middle);
@@ -372,8 +379,8 @@ XD_API void xd_redistribution_destroy(xd_redistribution *plan) {
 
 /* Reduce into parts, then gather them: used when that moves fewer elements than the single step that is already
  * built. */
-static xd_result xdi_redistribution_try_two_steps(xd_redistribution *plan) {
-    xd_redistribution two = *plan;
+static xd_result xdi_redistribution_try_two_steps(xdi_redistribution *plan) {
+    xdi_redistribution two = *plan;
     xdi_redistribution_exchange *x = two.step;
     xd_ctx *ctx = plan->ctx;
     if (!plan->step[0].reduced || plan->desc.window || xd_layout_settings(plan->desc.from)->ndim == 0)
@@ -397,12 +404,12 @@ static xd_result xdi_redistribution_try_two_steps(xd_redistribution *plan) {
     return XD_OK;
 }
 
-static bool xdi_redistribution_take_buffers(xd_redistribution *plan) {
+static bool xdi_redistribution_take_buffers(xdi_redistribution *plan) {
     const size_t size = xd_dtype_size(plan->desc.dtype);
     size_t send_bytes, recv_bytes;
     int64_t send = 0, recv = 0;
     for (int i = 0; i < plan->step_count; i++) {
-        const xd_redistribution_step s = xd_redistribution_step_at(plan, i);
+        const xdi_redistribution_step s = xdi_redistribution_step_at(plan, i);
         if (s.send_count > send) send = s.send_count;
         if (s.recv_capacity > recv) recv = s.recv_capacity;
     }
@@ -421,13 +428,13 @@ static bool xdi_redistribution_take_buffers(xd_redistribution *plan) {
     return plan->send && plan->recv && plan->zero && (!plan->middle || plan->middle_data);
 }
 
-XD_API xd_result xd_redistribution_create(xd_ctx *ctx, const xd_redistribution_desc *desc,
-                                          xd_redistribution **out) {
+XD_PRIVATE xd_result xdi_redistribution_create(xd_ctx *ctx, const xdi_redistribution_desc *desc,
+                                               xdi_redistribution **out) {
     XDI_GIVEN(ctx, ctx, desc, out);
     XDI_GIVEN(ctx, desc->from, desc->to);
     xdi_redistribution_exchange x;
     XD_TRY(xdi_redistribution_validate(ctx, desc, &x));
-    xd_redistribution *plan = (xd_redistribution *)xd_allocate(ctx, sizeof *plan);
+    xdi_redistribution *plan = (xdi_redistribution *)xd_allocate(ctx, sizeof *plan);
     XD_REQUIRE(ctx, plan, XD_ERROR_MEMORY, "no room for a plan over %d ranks", desc->ranks);
     plan->ctx = ctx;
     plan->desc = *desc;
@@ -446,7 +453,7 @@ XD_API xd_result xd_redistribution_create(xd_ctx *ctx, const xd_redistribution_d
     if (room) result = xdi_redistribution_try_two_steps(plan);
     room = room && result == XD_OK && xdi_redistribution_take_buffers(plan);
     if (!room) {
-        xd_redistribution_destroy(plan);
+        xdi_redistribution_destroy(plan);
         return result != XD_OK
                    ? result
                    : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a plan over %d ranks", desc->ranks);
@@ -455,24 +462,24 @@ XD_API xd_result xd_redistribution_create(xd_ctx *ctx, const xd_redistribution_d
     return XD_OK;
 }
 
-XD_API int xd_redistribution_step_count(const xd_redistribution *plan) {
+XD_PRIVATE int xdi_redistribution_step_count(const xdi_redistribution *plan) {
     XD_ASSERT(plan);
     return plan->step_count;
 }
 
-static bool xdi_redistribution_has(const xd_redistribution *plan, int step) {
+static bool xdi_redistribution_has(const xdi_redistribution *plan, int step) {
     return step >= 0 && step < plan->step_count;
 }
 
-static xd_result xdi_redistribution_check_step(const xd_redistribution *plan, int step) {
+static xd_result xdi_redistribution_check_step(const xdi_redistribution *plan, int step) {
     XD_REQUIRE(plan->ctx, xdi_redistribution_has(plan, step), XD_ERROR_ARGUMENT, "step %d of %d", step,
                plan->step_count);
     return XD_OK;
 }
 
-XD_API xd_redistribution_step xd_redistribution_step_at(const xd_redistribution *plan, int step) {
+XD_PRIVATE xdi_redistribution_step xdi_redistribution_step_at(const xdi_redistribution *plan, int step) {
     XD_ASSERT(plan);
-    xd_redistribution_step s;
+    xdi_redistribution_step s;
     memset(&s, 0, sizeof s);
     if (!xdi_redistribution_has(plan, step)) return s;
     const xdi_redistribution_exchange *x = &plan->step[step];
@@ -485,24 +492,25 @@ XD_API xd_redistribution_step xd_redistribution_step_at(const xd_redistribution 
     s.reduces = x->pieces > 1;
     s.recv_capacity = x->recv_count;
     if (s.reduces) xdi_redistribution_count(&s.recv_capacity, x->kept_count);
-    s.copy_count = x->copy_end;
+    s.copy_count = x->copies.end;
     s.total_count = x->total_count;
     return s;
 }
 
-XD_API uint64_t xd_redistribution_bytes_sent(const xd_redistribution *plan) {
+XD_PRIVATE uint64_t xdi_redistribution_bytes_sent(const xdi_redistribution *plan) {
     XD_ASSERT(plan);
     int64_t count = 0;
     for (int i = 0; i < plan->step_count; i++) count += plan->step[i].send_count;
     return (uint64_t)count * xd_dtype_size(plan->desc.dtype);
 }
 
-XD_API void xd_redistribution_shape(const xd_redistribution *plan, int64_t *shape) {
+XD_PRIVATE void xdi_redistribution_shape(const xdi_redistribution *plan, int64_t *shape) {
     XD_ASSERT(plan);
     xd_region_shape(&plan->step[plan->step_count - 1].dst, shape);
 }
 
-XD_API xd_result xd_redistribution_agree(const xd_redistribution *plan, xd_comm *world, xd_result mine) {
+XD_PRIVATE xd_result xdi_redistribution_agree(const xdi_redistribution *plan, xd_comm *world,
+                                              xd_result mine) {
     XDI_GIVEN(plan ? plan->ctx : NULL, world);
     uint64_t window = 0;
     xdi_facts facts;
@@ -523,24 +531,24 @@ XD_API xd_result xd_redistribution_agree(const xd_redistribution *plan, xd_comm 
 }
 
 /* Copies [begin, end) of an exchange, by the context's kernels. */
-static xd_result xdi_redistribution_copy(const xd_redistribution *plan, const xdi_redistribution_exchange *x,
+static xd_result xdi_redistribution_copy(const xdi_redistribution *plan, const xdi_redistribution_exchange *x,
                                          int64_t begin, int64_t end, const void *src, void *dst) {
     const xd_launch launch = xd_ctx_launch(plan->ctx);
     if (begin == end) return XD_OK;
-    return xd_ctx_kernels(plan->ctx)->copies(&launch, x->copies + begin, end - begin, src, dst,
+    return xd_ctx_kernels(plan->ctx)->copies(&launch, x->copies.list + begin, end - begin, src, dst,
                                              xd_dtype_size(plan->desc.dtype));
 }
 
-XD_API xd_result xd_redistribution_pack(const xd_redistribution *plan, int step, const void *source,
-                                        void *send) {
+XD_PRIVATE xd_result xdi_redistribution_pack(const xdi_redistribution *plan, int step, const void *source,
+                                             void *send) {
     XDI_GIVEN(NULL, plan);
     XD_TRY(xdi_redistribution_check_step(plan, step));
     const xdi_redistribution_exchange *x = &plan->step[step];
-    return xdi_redistribution_copy(plan, x, 0, x->pack_end, step ? plan->middle_data : source, send);
+    return xdi_redistribution_copy(plan, x, 0, x->copies.pack_end, step ? plan->middle_data : source, send);
 }
 
 /* Reduces the terms of every cell into the first of them. */
-static xd_result xdi_redistribution_reduce(const xd_redistribution *plan,
+static xd_result xdi_redistribution_reduce(const xdi_redistribution *plan,
                                            const xdi_redistribution_exchange *x, void *recv) {
     const size_t size = xd_dtype_size(plan->desc.dtype);
     for (int cell = 0; cell < x->cells; cell++) {
@@ -559,8 +567,8 @@ static xd_result xdi_redistribution_reduce(const xd_redistribution *plan,
     return XD_OK;
 }
 
-XD_API xd_result xd_redistribution_unpack(const xd_redistribution *plan, int step, const void *source,
-                                          void *recv, void *destination) {
+XD_PRIVATE xd_result xdi_redistribution_unpack(const xdi_redistribution *plan, int step, const void *source,
+                                               void *recv, void *destination) {
     XDI_GIVEN(NULL, plan);
     XD_TRY(xdi_redistribution_check_step(plan, step));
     const xdi_redistribution_exchange *x = &plan->step[step];
@@ -575,13 +583,14 @@ XD_API xd_result xd_redistribution_unpack(const xd_redistribution *plan, int ste
         if (!xd_region_copies(&x->dst, none, &x->dst, plan->desc.to_stride, &copy, 1)) return XD_OK;
         return xd_ctx_kernels(plan->ctx)->copies(&launch, &copy, 1, plan->zero, dst, size);
     }
-    XD_TRY(xdi_redistribution_copy(plan, x, x->pack_end, x->local_end, src, x->pieces > 1 ? recv : dst));
+    XD_TRY(xdi_redistribution_copy(plan, x, x->copies.pack_end, x->copies.local_end, src,
+                                   x->pieces > 1 ? recv : dst));
     if (x->pieces > 1) XD_TRY(xdi_redistribution_reduce(plan, x, recv));
-    return xdi_redistribution_copy(plan, x, x->local_end, x->copy_end, recv, dst);
+    return xdi_redistribution_copy(plan, x, x->copies.local_end, x->copies.end, recv, dst);
 }
 
-XD_API xd_result xd_redistribution_execute(xd_redistribution *plan, xd_comm *world, const void *source,
-                                           void *destination) {
+XD_PRIVATE xd_result xdi_redistribution_execute(xdi_redistribution *plan, xd_comm *world, const void *source,
+                                                void *destination) {
     XDI_GIVEN_TO_ALL(plan ? plan->ctx : NULL, world, plan, world);
     for (int i = 0; i < plan->step_count; i++) {
         const xdi_redistribution_exchange *x = &plan->step[i];
@@ -595,20 +604,20 @@ XD_API xd_result xd_redistribution_execute(xd_redistribution *plan, xd_comm *wor
         c.recv_counts = x->recv_counts;
         c.recv_displacements = x->recv_displacements;
         c.dtype = plan->desc.dtype;
-        XD_TRY(xd_redistribution_pack(plan, i, source, plan->send));
+        XD_TRY(xdi_redistribution_pack(plan, i, source, plan->send));
         if (x->total_count) XD_TRY(xd_collective_run(world, &c));
-        XD_TRY(xd_redistribution_unpack(plan, i, source, plan->recv, destination));
+        XD_TRY(xdi_redistribution_unpack(plan, i, source, plan->recv, destination));
     }
     return XD_OK;
 }
 
-static xd_result xdi_redistribution_run(xd_comm *world, const xd_redistribution_desc *desc, xd_result mine,
+static xd_result xdi_redistribution_run(xd_comm *world, const xdi_redistribution_desc *desc, xd_result mine,
                                         const void *source, void *destination) {
-    xd_redistribution *plan = NULL;
-    if (mine == XD_OK) mine = xd_redistribution_create(xd_comm_ctx(world), desc, &plan);
-    mine = xd_redistribution_agree(plan, world, mine);
-    if (mine == XD_OK) mine = xd_redistribution_execute(plan, world, source, destination);
-    xd_redistribution_destroy(plan);
+    xdi_redistribution *plan = NULL;
+    if (mine == XD_OK) mine = xdi_redistribution_create(xd_comm_ctx(world), desc, &plan);
+    mine = xdi_redistribution_agree(plan, world, mine);
+    if (mine == XD_OK) mine = xdi_redistribution_execute(plan, world, source, destination);
+    xdi_redistribution_destroy(plan);
     return mine;
 }
 
@@ -636,7 +645,7 @@ static xd_result xdi_tensor_check(xd_comm *world, const xd_tensor *tensor, const
 XD_API xd_result xd_redistribute(xd_comm *world, const xd_tensor *from, const xd_tensor *to) {
     XDI_GIVEN_COMM(world, from, to);
     xd_ctx *ctx = xd_comm_ctx(world);
-    xd_redistribution_desc d;
+    xdi_redistribution_desc d;
     memset(&d, 0, sizeof d);
     d.from = from->layout;
     d.to = to->layout;
@@ -656,7 +665,7 @@ XD_API xd_result xd_redistribute(xd_comm *world, const xd_tensor *from, const xd
 /* Moves a tensor, or a window of it, into a dense part under a layout that is destroyed here. */
 static xd_result xdi_tensor_move(xd_comm *world, const xd_tensor *tensor, xd_layout *to,
                                  const xd_region *window, xd_result result, void *out) {
-    xd_redistribution_desc d;
+    xdi_redistribution_desc d;
     memset(&d, 0, sizeof d);
     d.from = tensor->layout;
     d.to = to;
@@ -668,14 +677,6 @@ static xd_result xdi_tensor_move(xd_comm *world, const xd_tensor *tensor, xd_lay
     result = xdi_redistribution_run(world, &d, result, tensor->data, out);
     xd_layout_destroy(to);
     return result;
-}
-
-XD_API xd_result xd_tensor_full(xd_comm *world, const xd_tensor *tensor, void *full) {
-    XDI_GIVEN_COMM(world, tensor);
-    xd_layout *to = NULL;
-    xd_result result = xdi_tensor_check(world, tensor, "source");
-    if (result == XD_OK) result = xd_layout_replicated(xd_comm_ctx(world), tensor->layout, &to);
-    return xdi_tensor_move(world, tensor, to, NULL, result, full);
 }
 
 static xd_result xdi_tensor_window(xd_ctx *ctx, const xd_tensor *tensor, const xd_interval *window,
@@ -701,6 +702,8 @@ XD_API xd_result xd_tensor_gather(xd_comm *world, const xd_tensor *tensor, const
     xd_region region;
     xd_result result = xdi_tensor_check(world, tensor, "source");
     if (result == XD_OK) result = xdi_tensor_window(ctx, tensor, window, &region);
-    if (result == XD_OK) result = xd_layout_on_rank(ctx, tensor->layout, root, &to);
+    if (result == XD_OK)
+        result = root == -1 ? xdi_layout_replicated(ctx, tensor->layout, &to)
+                            : xdi_layout_on_rank(ctx, tensor->layout, root, &to);
     return xdi_tensor_move(world, tensor, to, window ? &region : NULL, result, out);
 }

@@ -172,9 +172,9 @@ typedef struct xdi_split {
     bool invert; /* the text between the matches takes their role */
 } xdi_split;
 
-struct xd_tokenizer {
+/* All tokens by id, their texts, and the tables that find them. */
+typedef struct xdi_vocabulary {
     xd_ctx *ctx;
-    xdi_unicode *unicode;
     xdi_token *tokens; /* [size] */
     int32_t size, count;
     uint8_t *blob;
@@ -182,33 +182,54 @@ struct xd_tokenizer {
     /* hash tables by text and, when the symbols are characters or there are strays, by raw bytes */
     xdi_slot *pieces, *raws;
     uint32_t piece_slots; /* of each, a power of two */
-    xdi_merge *merges;    /* hash table */
-    uint64_t *merge_bits; /* [XDI_TOKENIZER_BITS for each slot] set where a merge has its hash */
-    uint32_t merge_slots, merge_count;
-    bool byte_level;    /* the model's symbols are bytes, else characters */
-    bool strays;        /* it has tokens that no text becomes: of bytes, but with names that spell none */
+    bool byte_level;      /* the model's symbols are bytes, else characters */
+    bool strays;          /* it has tokens that no text becomes: of bytes, but with names that spell none */
+    int32_t unknown;      /* -1: none, also below */
+    int32_t byte_id[256];
+    /* for symbols that are characters: of each 128 code points, the block that is theirs in character_ids, tokens of
+     * one character */
+    uint16_t *character_pages;
+    int32_t *character_ids;
+} xdi_vocabulary;
+
+/* All merges by their pairs. */
+typedef struct xdi_merges {
+    xd_ctx *ctx;
+    xdi_merge *items; /* hash table */
+    uint64_t *bits;   /* [XDI_TOKENIZER_BITS for each slot] set where a merge has its hash */
+    uint32_t slots, count;
+    uint64_t *merging; /* [size of the vocabulary] bits: tokens that are part of a merge */
+} xdi_merges;
+
+/* The steps from a text to pieces. */
+typedef struct xdi_stages {
+    xdi_rewrite rewrites[XDI_TOKENIZER_STAGES]; /* normalisers, then what pre-tokenizers change */
+    int rewrite_count, normalizer_count;
+    xdi_split splits[XDI_TOKENIZER_STAGES];
+    int split_count;
+} xdi_stages;
+
+/* Special tokens that add_special puts `before` the text, then after it (`behind`). */
+typedef struct xdi_around {
+    int32_t ids[XDI_TOKENIZER_AROUND];
+    int before, behind;
+    char refusal[96]; /* why add_special cannot be done; empty when it can */
+} xdi_around;
+
+struct xd_tokenizer {
+    xd_ctx *ctx;
+    xdi_unicode *unicode;
+    xdi_vocabulary vocab;
+    xdi_merges merges;
+    xdi_stages stages;
+    xdi_added_list added[2]; /* matched in the text as given; matched after normalisation */
+    xdi_around around;
+    int32_t bos, eos;   /* -1: none */
     bool ignore_merges; /* a piece that is a token is not merged */
     bool ends_lines;    /* `$` in patterns matches before a line feed too */
     bool text_prefix; /* the last normaliser puts a prefix before the text, which added tokens do not have */
     bool byte_fallback, fuse_unknown, adds_prefix;
     bool cuts_at_mark; /* no merge crosses a blank, so a text may be divided before each */
-    int32_t unknown;
-    int32_t byte_id[256]; /* -1: none */
-    /* for symbols that are characters: of each 128 code points, the block that is theirs in character_ids, tokens of
-     * one character; -1: none */
-    uint16_t *character_pages;
-    int32_t *character_ids;
-    uint64_t *merging;                          /* [size] bits: tokens that are part of a merge */
-    xdi_rewrite rewrites[XDI_TOKENIZER_STAGES]; /* normalisers, then what pre-tokenizers change */
-    int rewrite_count, normalizer_count;
-    xdi_split splits[XDI_TOKENIZER_STAGES];
-    int split_count;
-    xdi_added_list added[2]; /* matched in the text as given; matched after normalisation */
-    int32_t bos, eos;        /* -1: none */
-    /* what add_special puts: `before` the text, then after it (`behind`) */
-    int32_t around[XDI_TOKENIZER_AROUND];
-    int before, behind;
-    char refusal[96]; /* why add_special cannot be done; empty when it can */
     uint64_t hash;
 };
 
@@ -222,17 +243,16 @@ XD_PRIVATE int xdi_tokenizer_fallback_byte(const uint8_t *text, size_t bytes);
 /* An empty tokenizer of ids below `size` whose texts take at most blob_bytes. */
 XD_PRIVATE xd_result xdi_tokenizer_begin(xd_ctx *ctx, int64_t size, size_t blob_bytes, xd_tokenizer **out);
 /* Gives an id a token that is never found by merges or by text. Errors: FORMAT for an id that is used already. */
-XD_PRIVATE xd_result xdi_tokenizer_set(xd_tokenizer *t, int64_t id, xd_token_kind kind, const void *text,
-                                       size_t text_bytes);
+XD_PRIVATE xd_result xdi_vocabulary_set(xdi_vocabulary *v, int64_t id, xd_token_kind kind, const void *text,
+                                        size_t text_bytes);
 /* Gives an id a token without text: no text becomes it, and it decodes to nothing. Errors: as above. */
-XD_PRIVATE xd_result xdi_tokenizer_set_empty(xd_tokenizer *t, int64_t id);
+XD_PRIVATE xd_result xdi_vocabulary_set_empty(xdi_vocabulary *v, int64_t id);
 /* Gives an id its token, to be found by its text. raw NULL: the same as the text. Errors: FORMAT for an id or
  * a text that is used already. */
-XD_PRIVATE xd_result xdi_tokenizer_add(xd_tokenizer *t, int64_t id, xd_token_kind kind, const void *text,
-                                       size_t text_bytes, const void *raw, size_t raw_bytes);
+XD_PRIVATE xd_result xdi_vocabulary_add(xdi_vocabulary *v, int64_t id, xd_token_kind kind, const void *text,
+                                        size_t text_bytes, const void *raw, size_t raw_bytes);
 /* Adds a merge; of two for one pair the later one counts. */
-XD_PRIVATE xd_result xdi_tokenizer_add_merge(xd_tokenizer *t, int32_t left, int32_t right, int32_t rank,
-                                             int32_t id);
+XD_PRIVATE xd_result xdi_merges_add(xdi_merges *m, int32_t left, int32_t right, int32_t rank, int32_t id);
 /* Derives the merges from the tokens: any two whose concatenation is a third. ranks: [size], lower first. */
 XD_PRIVATE xd_result xdi_tokenizer_derive_merges(xd_tokenizer *t, const int32_t *ranks);
 /* Adds a token to the list that is matched before splits and merges. A token that the id has already is
@@ -250,9 +270,9 @@ XD_PRIVATE xd_result xdi_tokenizer_measure_specials(xd_ctx *ctx, const xd_tokeni
 /* Adds them. Errors: ARGUMENT for an id that is used already. */
 XD_PRIVATE xd_result xdi_tokenizer_add_specials(xd_tokenizer *t, const xd_tokenizer_desc *desc);
 /* One more token around a text. When there are too many, add_special will be refused. */
-XD_PRIVATE void xdi_tokenizer_put_around(xd_tokenizer *t, int32_t id, bool behind);
+XD_PRIVATE void xdi_around_put(xdi_around *a, int32_t id, bool behind);
 /* Records why add_special cannot be done; of several reasons the first. */
-XD_PRIVATE void xdi_tokenizer_refuse_special(xd_tokenizer *t, const char *what, const char *name);
+XD_PRIVATE void xdi_around_refuse(xdi_around *a, const char *what, const char *name);
 /* The ADDED or SPECIAL token of a name, -1 when there is none. */
 XD_PRIVATE int32_t xdi_tokenizer_special(const xd_tokenizer *t, const char *name, size_t bytes);
 /* Names of the tokens that begin and end a text, NULL for none: add_special puts the first, and is refused when it is
@@ -264,16 +284,16 @@ XD_PRIVATE xd_result xdi_tokenizer_replace_ends(xd_tokenizer *t, const xd_tokeni
 XD_PRIVATE xd_result xdi_tokenizer_finish(xd_tokenizer *t);
 
 /* The token whose text this is, -1 when there is none. */
-XD_PRIVATE int32_t xdi_tokenizer_piece(const xd_tokenizer *t, const uint8_t *text, size_t bytes);
+XD_PRIVATE int32_t xdi_vocabulary_piece(const xdi_vocabulary *v, const uint8_t *text, size_t bytes);
 /* The same for a text of one character, where symbols are characters. */
-static inline int32_t xdi_tokenizer_character(const xd_tokenizer *t, uint32_t point) {
-    const size_t block = t->character_pages[point / XDI_TOKENIZER_PAGE];
-    return t->character_ids[block * XDI_TOKENIZER_PAGE + point % XDI_TOKENIZER_PAGE];
+static inline int32_t xdi_vocabulary_character(const xdi_vocabulary *v, uint32_t point) {
+    const size_t block = v->character_pages[point / XDI_TOKENIZER_PAGE];
+    return v->character_ids[block * XDI_TOKENIZER_PAGE + point % XDI_TOKENIZER_PAGE];
 }
 
 /* Is a token part of a merge? */
-static inline bool xdi_tokenizer_merges(const xd_tokenizer *t, int32_t id) {
-    return t->merging[(uint32_t)id / 64u] >> ((uint32_t)id & 63u) & 1u;
+static inline bool xdi_merges_use(const xdi_merges *m, int32_t id) {
+    return m->merging[(uint32_t)id / 64u] >> ((uint32_t)id & 63u) & 1u;
 }
 
 static inline uint32_t xdi_merge_hash(uint64_t pair) {
@@ -282,14 +302,14 @@ static inline uint32_t xdi_merge_hash(uint64_t pair) {
 
 /* The merge of a pair, NULL when there is none. Most pairs have none, which one bit of a small table shows.
  */
-static inline const xdi_merge *xdi_tokenizer_find_merge(const xd_tokenizer *t, int32_t left, int32_t right) {
+static inline const xdi_merge *xdi_merges_find(const xdi_merges *m, int32_t left, int32_t right) {
     const uint64_t pair = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
     uint32_t slot = xdi_merge_hash(pair);
-    const uint32_t bit = slot & (XDI_TOKENIZER_BITS * t->merge_slots - 1);
-    if (!(t->merge_bits[bit >> 6] >> (bit & 63u) & 1u)) return NULL;
-    for (slot &= t->merge_slots - 1; t->merges[slot].pair != pair; slot = (slot + 1) & (t->merge_slots - 1))
-        if (t->merges[slot].pair == UINT64_MAX) return NULL;
-    return &t->merges[slot];
+    const uint32_t bit = slot & (XDI_TOKENIZER_BITS * m->slots - 1);
+    if (!(m->bits[bit >> 6] >> (bit & 63u) & 1u)) return NULL;
+    for (slot &= m->slots - 1; m->items[slot].pair != pair; slot = (slot + 1) & (m->slots - 1))
+        if (m->items[slot].pair == UINT64_MAX) return NULL;
+    return &m->items[slot];
 }
 
 /* ---- tokenizer_text.c ---- */

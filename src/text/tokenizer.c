@@ -31,34 +31,34 @@ static uint32_t xdi_tokenizer_hash_bytes(const uint8_t *bytes, size_t length) {
     return (uint32_t)(hash >> 32);
 }
 
-static bool xdi_tokenizer_is_text(const xd_tokenizer *t, bool raw, int32_t id, const uint8_t *text,
-                                  size_t bytes) {
-    const xdi_token *token = &t->tokens[id];
+static bool xdi_vocabulary_is_text(const xdi_vocabulary *v, bool raw, int32_t id, const uint8_t *text,
+                                   size_t bytes) {
+    const xdi_token *token = &v->tokens[id];
     const uint32_t at = raw ? token->raw : token->text, length = raw ? token->raw_bytes : token->text_bytes;
-    return length == bytes && memcmp(t->blob + at, text, bytes) == 0;
+    return length == bytes && memcmp(v->blob + at, text, bytes) == 0;
 }
 
 /* The slot of a text: the one that has it, or a free one; NULL when a hostile file made the table slow. */
-static xdi_slot *xdi_tokenizer_slot(const xd_tokenizer *t, bool raw, const uint8_t *text, size_t bytes) {
-    xdi_slot *table = raw ? t->raws : t->pieces;
+static xdi_slot *xdi_vocabulary_slot(const xdi_vocabulary *v, bool raw, const uint8_t *text, size_t bytes) {
+    xdi_slot *table = raw ? v->raws : v->pieces;
     const uint32_t hash = xdi_tokenizer_hash_bytes(text, bytes);
     for (uint32_t i = 0; i < XDI_TOKENIZER_PROBES; i++) {
-        xdi_slot *at = &table[(hash + i) & (t->piece_slots - 1)];
+        xdi_slot *at = &table[(hash + i) & (v->piece_slots - 1)];
         if (at->id == 0) return at;
-        if (at->hash == hash && xdi_tokenizer_is_text(t, raw, at->id - 1, text, bytes)) return at;
+        if (at->hash == hash && xdi_vocabulary_is_text(v, raw, at->id - 1, text, bytes)) return at;
     }
     return NULL;
 }
 
-static void xdi_tokenizer_fill_slot(const xd_tokenizer *t, xdi_slot *slot, bool raw, int32_t id) {
-    const xdi_token *token = &t->tokens[id];
-    slot->hash = xdi_tokenizer_hash_bytes(t->blob + (raw ? token->raw : token->text),
+static void xdi_vocabulary_fill_slot(const xdi_vocabulary *v, xdi_slot *slot, bool raw, int32_t id) {
+    const xdi_token *token = &v->tokens[id];
+    slot->hash = xdi_tokenizer_hash_bytes(v->blob + (raw ? token->raw : token->text),
                                           raw ? token->raw_bytes : token->text_bytes);
     slot->id = id + 1;
 }
 
-XD_PRIVATE int32_t xdi_tokenizer_piece(const xd_tokenizer *t, const uint8_t *text, size_t bytes) {
-    const xdi_slot *slot = xdi_tokenizer_slot(t, false, text, bytes);
+XD_PRIVATE int32_t xdi_vocabulary_piece(const xdi_vocabulary *v, const uint8_t *text, size_t bytes) {
+    const xdi_slot *slot = xdi_vocabulary_slot(v, false, text, bytes);
     return slot ? slot->id - 1 : -1;
 }
 
@@ -94,17 +94,17 @@ XD_PRIVATE xd_result xdi_tokenizer_begin(xd_ctx *ctx, int64_t size, size_t blob_
                (unsigned long long)blob_bytes);
     xd_tokenizer *t = (xd_tokenizer *)xd_allocate(ctx, sizeof *t);
     XD_REQUIRE(ctx, t, XD_ERROR_MEMORY, "no room for a tokenizer");
-    t->ctx = ctx;
-    t->size = (int32_t)size;
-    t->unknown = t->bos = t->eos = -1;
-    t->blob_capacity = blob_bytes;
-    for (t->piece_slots = 16; t->piece_slots < 2 * (uint32_t)size;) t->piece_slots *= 2;
-    for (int i = 0; i < 256; i++) t->byte_id[i] = -1;
+    t->ctx = t->vocab.ctx = t->merges.ctx = ctx;
+    t->vocab.size = (int32_t)size;
+    t->vocab.unknown = t->bos = t->eos = -1;
+    t->vocab.blob_capacity = blob_bytes;
+    for (t->vocab.piece_slots = 16; t->vocab.piece_slots < 2 * (uint32_t)size;) t->vocab.piece_slots *= 2;
+    for (int i = 0; i < 256; i++) t->vocab.byte_id[i] = -1;
     t->unicode = xdi_unicode_create(ctx);
-    t->tokens = (xdi_token *)xd_allocate(ctx, (size_t)size * sizeof *t->tokens);
-    t->blob = (uint8_t *)xd_allocate(ctx, blob_bytes + XDI_TOKENIZER_LONGEST);
-    t->pieces = (xdi_slot *)xd_allocate(ctx, t->piece_slots * sizeof *t->pieces);
-    const bool fits = t->unicode && t->tokens && t->blob && t->pieces;
+    t->vocab.tokens = (xdi_token *)xd_allocate(ctx, (size_t)size * sizeof *t->vocab.tokens);
+    t->vocab.blob = (uint8_t *)xd_allocate(ctx, blob_bytes + XDI_TOKENIZER_LONGEST);
+    t->vocab.pieces = (xdi_slot *)xd_allocate(ctx, t->vocab.piece_slots * sizeof *t->vocab.pieces);
+    const bool fits = t->unicode && t->vocab.tokens && t->vocab.blob && t->vocab.pieces;
     if (!fits) xd_tokenizer_destroy(t);
     XD_REQUIRE(ctx, fits, XD_ERROR_MEMORY, "no room for a tokenizer of %lld ids", (long long)size);
     *out = t;
@@ -113,146 +113,146 @@ XD_PRIVATE xd_result xdi_tokenizer_begin(xd_ctx *ctx, int64_t size, size_t blob_
 
 XD_API void xd_tokenizer_destroy(xd_tokenizer *t) {
     if (!t) return;
-    for (int i = 0; i < t->rewrite_count; i++) xdi_pattern_destroy(t->ctx, t->rewrites[i].pattern);
-    for (int i = 0; i < t->split_count; i++) xdi_pattern_destroy(t->ctx, t->splits[i].pattern);
+    for (int i = 0; i < t->stages.rewrite_count; i++)
+        xdi_pattern_destroy(t->ctx, t->stages.rewrites[i].pattern);
+    for (int i = 0; i < t->stages.split_count; i++) xdi_pattern_destroy(t->ctx, t->stages.splits[i].pattern);
     for (int i = 0; i < 2; i++) {
         xd_release(t->ctx, t->added[i].items);
         xd_release(t->ctx, t->added[i].starts);
     }
     xdi_unicode_destroy(t->ctx, t->unicode);
-    xd_release(t->ctx, t->tokens);
-    xd_release(t->ctx, t->blob);
-    xd_release(t->ctx, t->pieces);
-    xd_release(t->ctx, t->raws);
-    xd_release(t->ctx, t->merges);
-    xd_release(t->ctx, t->merge_bits);
-    xd_release(t->ctx, t->merging);
-    xd_release(t->ctx, t->character_pages);
-    xd_release(t->ctx, t->character_ids);
+    xd_release(t->ctx, t->vocab.tokens);
+    xd_release(t->ctx, t->vocab.blob);
+    xd_release(t->ctx, t->vocab.pieces);
+    xd_release(t->ctx, t->vocab.raws);
+    xd_release(t->ctx, t->merges.items);
+    xd_release(t->ctx, t->merges.bits);
+    xd_release(t->ctx, t->merges.merging);
+    xd_release(t->ctx, t->vocab.character_pages);
+    xd_release(t->ctx, t->vocab.character_ids);
     xd_release(t->ctx, t);
 }
 
 /* The size of the blob comes from a loader's count. If that count is wrong, a text is truncated, but nothing outside the
  * blob is written: after its end there is memory for a whole token. */
 /* Memory in the blob for bytes to be written; the caller has counted them. */
-static uint32_t xdi_tokenizer_store(xd_tokenizer *t, const void *bytes, size_t length) {
-    const size_t at = t->blob_bytes, left = t->blob_capacity - at;
+static uint32_t xdi_vocabulary_store(xdi_vocabulary *v, const void *bytes, size_t length) {
+    const size_t at = v->blob_bytes, left = v->blob_capacity - at;
     XD_ASSERT(length <= left);
-    memcpy(t->blob + at, bytes, length <= left ? length : left);
-    t->blob_bytes += length <= left ? length : left;
+    memcpy(v->blob + at, bytes, length <= left ? length : left);
+    v->blob_bytes += length <= left ? length : left;
     return (uint32_t)at;
 }
 
-static xd_result xdi_tokenizer_check_free(const xd_tokenizer *t, int64_t id) {
-    XD_REQUIRE(t->ctx, id >= 0 && id < t->size, XD_ERROR_FORMAT, "tokenizer: id %lld is not in 0 to %d",
-               (long long)id, (int)t->size - 1);
-    XD_REQUIRE(t->ctx, t->tokens[id].kind == XD_TOKEN_KIND_NONE, XD_ERROR_FORMAT,
+static xd_result xdi_vocabulary_check_free(const xdi_vocabulary *v, int64_t id) {
+    XD_REQUIRE(v->ctx, id >= 0 && id < v->size, XD_ERROR_FORMAT, "tokenizer: id %lld is not in 0 to %d",
+               (long long)id, (int)v->size - 1);
+    XD_REQUIRE(v->ctx, v->tokens[id].kind == XD_TOKEN_KIND_NONE, XD_ERROR_FORMAT,
                "tokenizer: id %lld stands twice", (long long)id);
     return XD_OK;
 }
 
-static xd_result xdi_tokenizer_check_id(const xd_tokenizer *t, int64_t id, size_t bytes) {
-    XD_TRY(xdi_tokenizer_check_free(t, id));
-    XD_REQUIRE(t->ctx, bytes > 0 && bytes <= XDI_TOKENIZER_LONGEST, XD_ERROR_FORMAT,
+static xd_result xdi_vocabulary_check_id(const xdi_vocabulary *v, int64_t id, size_t bytes) {
+    XD_TRY(xdi_vocabulary_check_free(v, id));
+    XD_REQUIRE(v->ctx, bytes > 0 && bytes <= XDI_TOKENIZER_LONGEST, XD_ERROR_FORMAT,
                "tokenizer: id %lld has %llu bytes; 1 to %d are supported", (long long)id,
                (unsigned long long)bytes, (int)XDI_TOKENIZER_LONGEST);
     return XD_OK;
 }
 
-XD_PRIVATE xd_result xdi_tokenizer_set_empty(xd_tokenizer *t, int64_t id) {
-    XD_TRY(xdi_tokenizer_check_free(t, id));
-    t->tokens[id].kind = XD_TOKEN_KIND_NORMAL;
-    t->count++;
+XD_PRIVATE xd_result xdi_vocabulary_set_empty(xdi_vocabulary *v, int64_t id) {
+    XD_TRY(xdi_vocabulary_check_free(v, id));
+    v->tokens[id].kind = XD_TOKEN_KIND_NORMAL;
+    v->count++;
     return XD_OK;
 }
 
-XD_PRIVATE xd_result xdi_tokenizer_set(xd_tokenizer *t, int64_t id, xd_token_kind kind, const void *text,
-                                       size_t text_bytes) {
-    XD_TRY(xdi_tokenizer_check_id(t, id, text_bytes));
-    xdi_token *token = &t->tokens[id];
+XD_PRIVATE xd_result xdi_vocabulary_set(xdi_vocabulary *v, int64_t id, xd_token_kind kind, const void *text,
+                                        size_t text_bytes) {
+    XD_TRY(xdi_vocabulary_check_id(v, id, text_bytes));
+    xdi_token *token = &v->tokens[id];
     token->kind = kind;
-    token->text = token->raw = xdi_tokenizer_store(t, text, text_bytes);
+    token->text = token->raw = xdi_vocabulary_store(v, text, text_bytes);
     token->text_bytes = token->raw_bytes = (uint32_t)text_bytes;
-    t->count++;
+    v->count++;
     return XD_OK;
 }
 
-XD_PRIVATE xd_result xdi_tokenizer_add(xd_tokenizer *t, int64_t id, xd_token_kind kind, const void *text,
-                                       size_t text_bytes, const void *raw, size_t raw_bytes) {
-    xdi_slot *slot = xdi_tokenizer_slot(t, false, (const uint8_t *)text, text_bytes);
-    XD_REQUIRE(t->ctx, slot, XD_ERROR_FORMAT, "tokenizer: more than %d texts share a hash",
+XD_PRIVATE xd_result xdi_vocabulary_add(xdi_vocabulary *v, int64_t id, xd_token_kind kind, const void *text,
+                                        size_t text_bytes, const void *raw, size_t raw_bytes) {
+    xdi_slot *slot = xdi_vocabulary_slot(v, false, (const uint8_t *)text, text_bytes);
+    XD_REQUIRE(v->ctx, slot, XD_ERROR_FORMAT, "tokenizer: more than %d texts share a hash",
                (int)XDI_TOKENIZER_PROBES);
-    XD_REQUIRE(t->ctx, slot->id == 0, XD_ERROR_FORMAT, "tokenizer: ids %d and %lld have the same text",
+    XD_REQUIRE(v->ctx, slot->id == 0, XD_ERROR_FORMAT, "tokenizer: ids %d and %lld have the same text",
                (int)slot->id - 1, (long long)id);
-    XD_TRY(xdi_tokenizer_set(t, id, kind, text, text_bytes));
-    xdi_tokenizer_fill_slot(t, slot, false, (int32_t)id);
-    xdi_token *token = &t->tokens[id];
-    if (raw) token->raw = xdi_tokenizer_store(t, raw, raw_bytes);
+    XD_TRY(xdi_vocabulary_set(v, id, kind, text, text_bytes));
+    xdi_vocabulary_fill_slot(v, slot, false, (int32_t)id);
+    xdi_token *token = &v->tokens[id];
+    if (raw) token->raw = xdi_vocabulary_store(v, raw, raw_bytes);
     if (raw) token->raw_bytes = (uint32_t)raw_bytes;
     if (kind == XD_TOKEN_KIND_BYTE ||
-        (t->byte_level && kind == XD_TOKEN_KIND_NORMAL && token->raw_bytes == 1))
-        t->byte_id[t->blob[token->raw]] = (int32_t)id;
+        (v->byte_level && kind == XD_TOKEN_KIND_NORMAL && token->raw_bytes == 1))
+        v->byte_id[v->blob[token->raw]] = (int32_t)id;
     return XD_OK;
 }
 
-static xd_result xdi_tokenizer_put_merge(xd_tokenizer *t, const xdi_merge *merge) {
+static xd_result xdi_merges_put(xdi_merges *m, const xdi_merge *merge) {
     const uint64_t pair = merge->pair;
     uint32_t slot = xdi_merge_hash(pair);
     for (int i = 0; i < XDI_TOKENIZER_PROBES; i++, slot++) {
-        xdi_merge *at = &t->merges[slot & (t->merge_slots - 1)];
+        xdi_merge *at = &m->items[slot & (m->slots - 1)];
         if (at->pair != UINT64_MAX && at->pair != pair) continue;
-        if (at->pair != pair) t->merge_count++;
+        if (at->pair != pair) m->count++;
         *at = *merge;
         return XD_OK;
     }
-    return XD_FAIL(t->ctx, XD_ERROR_FORMAT, "tokenizer: more than %d merges share a hash",
+    return XD_FAIL(m->ctx, XD_ERROR_FORMAT, "tokenizer: more than %d merges share a hash",
                    (int)XDI_TOKENIZER_PROBES);
 }
 
 /* Doubles the table of merges. */
-static xd_result xdi_tokenizer_grow_merges(xd_tokenizer *t) {
-    xdi_merge *old = t->merges;
-    const uint32_t old_slots = t->merge_slots, slots = old_slots ? 2 * old_slots : 1024;
-    XD_REQUIRE(t->ctx, slots <= 2 * XDI_TOKENIZER_MERGES, XD_ERROR_FORMAT, "tokenizer: more than %d merges",
+static xd_result xdi_merges_grow(xdi_merges *m) {
+    xdi_merge *old = m->items;
+    const uint32_t old_slots = m->slots, slots = old_slots ? 2 * old_slots : 1024;
+    XD_REQUIRE(m->ctx, slots <= 2 * XDI_TOKENIZER_MERGES, XD_ERROR_FORMAT, "tokenizer: more than %d merges",
                (int)XDI_TOKENIZER_MERGES);
-    xdi_merge *merges = (xdi_merge *)xd_allocate(t->ctx, slots * sizeof *merges);
-    XD_REQUIRE(t->ctx, merges, XD_ERROR_MEMORY, "no room for %u merges", (unsigned)slots / 2);
+    xdi_merge *merges = (xdi_merge *)xd_allocate(m->ctx, slots * sizeof *merges);
+    XD_REQUIRE(m->ctx, merges, XD_ERROR_MEMORY, "no room for %u merges", (unsigned)slots / 2);
     for (uint32_t i = 0; i < slots; i++) merges[i].pair = UINT64_MAX;
-    t->merges = merges;
-    t->merge_slots = slots;
-    t->merge_count = 0;
+    m->items = merges;
+    m->slots = slots;
+    m->count = 0;
     xd_result result = XD_OK;
     for (uint32_t i = 0; i < old_slots && result == XD_OK; i++)
-        if (old[i].pair != UINT64_MAX) result = xdi_tokenizer_put_merge(t, &old[i]);
-    xd_release(t->ctx, old);
+        if (old[i].pair != UINT64_MAX) result = xdi_merges_put(m, &old[i]);
+    xd_release(m->ctx, old);
     return result;
 }
 
-XD_PRIVATE xd_result xdi_tokenizer_add_merge(xd_tokenizer *t, int32_t left, int32_t right, int32_t rank,
-                                             int32_t id) {
-    if (2 * t->merge_count >= t->merge_slots) XD_TRY(xdi_tokenizer_grow_merges(t));
+XD_PRIVATE xd_result xdi_merges_add(xdi_merges *m, int32_t left, int32_t right, int32_t rank, int32_t id) {
+    if (2 * m->count >= m->slots) XD_TRY(xdi_merges_grow(m));
     xdi_merge merge;
     merge.pair = (uint64_t)(uint32_t)left << 32 | (uint32_t)right;
     merge.rank = rank;
     merge.id = id;
-    return xdi_tokenizer_put_merge(t, &merge);
+    return xdi_merges_put(m, &merge);
 }
 
 XD_PRIVATE xd_result xdi_tokenizer_derive_merges(xd_tokenizer *t, const int32_t *ranks) {
-    for (int32_t id = 0; id < t->size; id++) {
-        const xdi_token *token = &t->tokens[id];
+    for (int32_t id = 0; id < t->vocab.size; id++) {
+        const xdi_token *token = &t->vocab.tokens[id];
         if (token->kind != XD_TOKEN_KIND_NORMAL) continue;
-        const uint8_t *text = t->blob + token->text;
+        const uint8_t *text = t->vocab.blob + token->text;
         XD_REQUIRE(t->ctx, token->text_bytes <= XDI_TOKENIZER_DERIVED, XD_ERROR_UNSUPPORTED,
                    "tokenizer: id %d has %u bytes; at most %d are supported in this form", (int)id,
                    (unsigned)token->text_bytes, (int)XDI_TOKENIZER_DERIVED);
         for (uint32_t cut = 1; cut < token->text_bytes; cut++) {
-            if (!t->byte_level && (text[cut] & 0xc0u) == 0x80u) continue;
-            const int32_t left = xdi_tokenizer_piece(t, text, cut);
-            if (left < 0 || t->tokens[left].kind != XD_TOKEN_KIND_NORMAL) continue;
-            const int32_t right = xdi_tokenizer_piece(t, text + cut, token->text_bytes - cut);
-            if (right < 0 || t->tokens[right].kind != XD_TOKEN_KIND_NORMAL) continue;
-            XD_TRY(xdi_tokenizer_add_merge(t, left, right, ranks[id], id));
+            if (!t->vocab.byte_level && (text[cut] & 0xc0u) == 0x80u) continue;
+            const int32_t left = xdi_vocabulary_piece(&t->vocab, text, cut);
+            if (left < 0 || t->vocab.tokens[left].kind != XD_TOKEN_KIND_NORMAL) continue;
+            const int32_t right = xdi_vocabulary_piece(&t->vocab, text + cut, token->text_bytes - cut);
+            if (right < 0 || t->vocab.tokens[right].kind != XD_TOKEN_KIND_NORMAL) continue;
+            XD_TRY(xdi_merges_add(&t->merges, left, right, ranks[id], id));
         }
     }
     return XD_OK;
@@ -277,16 +277,16 @@ static xd_result xdi_tokenizer_append_added(xd_tokenizer *t, const xdi_added *ad
 XD_PRIVATE xd_result xdi_tokenizer_add_special(xd_tokenizer *t, const xdi_added *added, const char *text,
                                                size_t bytes) {
     xdi_added item = *added;
-    XD_REQUIRE(t->ctx, item.id >= 0 && item.id < t->size, XD_ERROR_FORMAT,
-               "tokenizer: added token %d is not in 0 to %d", (int)item.id, (int)t->size - 1);
+    XD_REQUIRE(t->ctx, item.id >= 0 && item.id < t->vocab.size, XD_ERROR_FORMAT,
+               "tokenizer: added token %d is not in 0 to %d", (int)item.id, (int)t->vocab.size - 1);
     XD_REQUIRE(t->ctx, bytes <= XDI_TOKENIZER_ADDED, XD_ERROR_UNSUPPORTED,
                "tokenizer: added token %d has %llu bytes; at most %d are supported", (int)item.id,
                (unsigned long long)bytes, (int)XDI_TOKENIZER_ADDED);
-    xdi_token *token = &t->tokens[item.id];
+    xdi_token *token = &t->vocab.tokens[item.id];
     if (token->kind == XD_TOKEN_KIND_NONE)
-        XD_TRY(xdi_tokenizer_set(t, item.id, XD_TOKEN_KIND_ADDED, text, bytes));
-    if (token->raw_bytes != bytes || memcmp(t->blob + token->raw, text, bytes) != 0) {
-        token->text = token->raw = xdi_tokenizer_store(t, text, bytes);
+        XD_TRY(xdi_vocabulary_set(&t->vocab, item.id, XD_TOKEN_KIND_ADDED, text, bytes));
+    if (token->raw_bytes != bytes || memcmp(t->vocab.blob + token->raw, text, bytes) != 0) {
+        token->text = token->raw = xdi_vocabulary_store(&t->vocab, text, bytes);
         token->text_bytes = token->raw_bytes = (uint32_t)bytes;
     }
     if (token->kind != XD_TOKEN_KIND_UNKNOWN)
@@ -319,7 +319,7 @@ XD_PRIVATE xd_result xdi_tokenizer_add_specials(xd_tokenizer *t, const xd_tokeni
         memset(&added, 0, sizeof added);
         added.id = desc->specials[i].id;
         added.special = true;
-        XD_REQUIRE(t->ctx, t->tokens[added.id].kind == XD_TOKEN_KIND_NONE, XD_ERROR_ARGUMENT,
+        XD_REQUIRE(t->ctx, t->vocab.tokens[added.id].kind == XD_TOKEN_KIND_NONE, XD_ERROR_ARGUMENT,
                    "special token \"%.80s\": id %d is taken", content, (int)added.id);
         XD_TRY(xdi_tokenizer_add_special(t, &added, content, strlen(content)));
     }
@@ -328,28 +328,28 @@ XD_PRIVATE xd_result xdi_tokenizer_add_specials(xd_tokenizer *t, const xd_tokeni
 
 /* ---- around a text ---- */
 
-XD_PRIVATE void xdi_tokenizer_refuse_special(xd_tokenizer *t, const char *what, const char *name) {
-    if (!t->refusal[0]) snprintf(t->refusal, sizeof t->refusal, "%.40s %.40s", what, name);
+XD_PRIVATE void xdi_around_refuse(xdi_around *a, const char *what, const char *name) {
+    if (!a->refusal[0]) snprintf(a->refusal, sizeof a->refusal, "%.40s %.40s", what, name);
 }
 
-XD_PRIVATE void xdi_tokenizer_put_around(xd_tokenizer *t, int32_t id, bool behind) {
-    const int count = t->before + t->behind;
+XD_PRIVATE void xdi_around_put(xdi_around *a, int32_t id, bool behind) {
+    const int count = a->before + a->behind;
     if (count == XDI_TOKENIZER_AROUND) {
-        xdi_tokenizer_refuse_special(t, "more special tokens than are supported", "around a text");
+        xdi_around_refuse(a, "more special tokens than are supported", "around a text");
         return;
     }
-    t->around[count] = id;
+    a->ids[count] = id;
     if (behind)
-        t->behind++;
+        a->behind++;
     else
-        t->before++;
+        a->before++;
 }
 
 XD_PRIVATE int32_t xdi_tokenizer_special(const xd_tokenizer *t, const char *name, size_t bytes) {
     for (int l = 0; l < 2; l++)
         for (uint32_t i = 0; i < t->added[l].count; i++) {
             const int32_t id = t->added[l].items[i].id;
-            if (xdi_tokenizer_is_text(t, false, id, (const uint8_t *)name, bytes)) return id;
+            if (xdi_vocabulary_is_text(&t->vocab, false, id, (const uint8_t *)name, bytes)) return id;
         }
     return -1;
 }
@@ -358,23 +358,23 @@ XD_PRIVATE void xdi_tokenizer_name_ends(xd_tokenizer *t, const char *bos, const 
     t->bos = bos ? xdi_tokenizer_special(t, bos, strlen(bos)) : -1;
     t->eos = eos ? xdi_tokenizer_special(t, eos, strlen(eos)) : -1;
     if (t->bos >= 0)
-        xdi_tokenizer_put_around(t, t->bos, false);
+        xdi_around_put(&t->around, t->bos, false);
     else if (bos)
-        xdi_tokenizer_refuse_special(t, "there is no special token", bos);
+        xdi_around_refuse(&t->around, "there is no special token", bos);
 }
 
 XD_PRIVATE xd_result xdi_tokenizer_replace_ends(xd_tokenizer *t, const xd_tokenizer_desc *desc) {
     const char *const names[] = { desc->bos, desc->eos };
     int32_t ids[] = { -1, -1 };
     if (!desc->bos && !desc->eos) return XD_OK;
-    t->before = t->behind = 0;
-    t->refusal[0] = '\0';
+    t->around.before = t->around.behind = 0;
+    t->around.refusal[0] = '\0';
     for (int i = 0; i < 2; i++) {
         if (!names[i]) continue;
         ids[i] = xd_tokenizer_find_special(t, names[i]);
         XD_REQUIRE(t->ctx, ids[i] >= 0, XD_ERROR_ARGUMENT,
                    "tokenizer: no special token \"%.80s\" to %s a text", names[i], i ? "end" : "begin");
-        xdi_tokenizer_put_around(t, ids[i], i > 0);
+        xdi_around_put(&t->around, ids[i], i > 0);
     }
     t->bos = ids[0];
     t->eos = ids[1];
@@ -419,27 +419,27 @@ static xd_result xdi_tokenizer_compile(xd_tokenizer *t, const char *text, size_t
 
 XD_PRIVATE xd_result xdi_tokenizer_add_split(xd_tokenizer *t, const char *pattern, size_t bytes, bool literal,
                                              xdi_split_behavior behavior, bool invert) {
-    XD_REQUIRE(t->ctx, t->split_count < XDI_TOKENIZER_STAGES, XD_ERROR_UNSUPPORTED,
+    XD_REQUIRE(t->ctx, t->stages.split_count < XDI_TOKENIZER_STAGES, XD_ERROR_UNSUPPORTED,
                "tokenizer: more than %d pre-tokenizers", (int)XDI_TOKENIZER_STAGES);
-    xdi_split *split = &t->splits[t->split_count];
+    xdi_split *split = &t->stages.splits[t->stages.split_count];
     XD_TRY(xdi_tokenizer_compile(t, pattern, bytes, literal, &split->pattern));
     split->behavior = behavior;
     split->invert = invert;
-    t->split_count++;
+    t->stages.split_count++;
     return XD_OK;
 }
 
 XD_PRIVATE xd_result xdi_tokenizer_add_rewrite(xd_tokenizer *t, xdi_rewrite_kind kind, const char *pattern,
                                                size_t bytes, bool literal, const char *to, size_t to_bytes) {
-    XD_REQUIRE(t->ctx, t->rewrite_count < XDI_TOKENIZER_STAGES, XD_ERROR_UNSUPPORTED,
+    XD_REQUIRE(t->ctx, t->stages.rewrite_count < XDI_TOKENIZER_STAGES, XD_ERROR_UNSUPPORTED,
                "tokenizer: more than %d normalizers", (int)XDI_TOKENIZER_STAGES);
-    xdi_rewrite *rewrite = &t->rewrites[t->rewrite_count];
+    xdi_rewrite *rewrite = &t->stages.rewrites[t->stages.rewrite_count];
     if (pattern) XD_TRY(xdi_tokenizer_compile(t, pattern, bytes, literal, &rewrite->pattern));
     rewrite->kind = kind;
     rewrite->one = pattern && literal && bytes == 1 && (unsigned char)pattern[0] < 0x80 ? pattern[0] : '\0';
-    rewrite->to = xdi_tokenizer_store(t, to, to_bytes);
+    rewrite->to = xdi_vocabulary_store(&t->vocab, to, to_bytes);
     rewrite->to_bytes = (uint32_t)to_bytes;
-    t->rewrite_count++;
+    t->stages.rewrite_count++;
     return XD_OK;
 }
 
@@ -451,46 +451,46 @@ static int xdi_tokenizer_compare(const uint8_t *a, size_t a_bytes, const uint8_t
 }
 
 /* Sifts an item into a heap of added tokens, largest first. */
-static void xdi_added_sift(const xd_tokenizer *t, xdi_added *items, uint32_t root, uint32_t count) {
+static void xdi_added_sift(const xdi_vocabulary *v, xdi_added *items, uint32_t root, uint32_t count) {
     const xdi_added moving = items[root];
     for (uint32_t child; (child = 2 * root + 1) < count; root = child) {
         const xdi_added *c = &items[child];
         if (child + 1 < count &&
-            xdi_tokenizer_compare(t->blob + c->text, c->bytes, t->blob + c[1].text, c[1].bytes) < 0)
+            xdi_tokenizer_compare(v->blob + c->text, c->bytes, v->blob + c[1].text, c[1].bytes) < 0)
             c = &items[++child];
-        if (xdi_tokenizer_compare(t->blob + moving.text, moving.bytes, t->blob + c->text, c->bytes) >= 0)
+        if (xdi_tokenizer_compare(v->blob + moving.text, moving.bytes, v->blob + c->text, c->bytes) >= 0)
             break;
         items[root] = *c;
     }
     items[root] = moving;
 }
 
-static xd_result xdi_tokenizer_sort_added(xd_tokenizer *t, xdi_added_list *list) {
+static xd_result xdi_added_sort(xdi_vocabulary *v, xdi_added_list *list) {
     if (list->count == 0) return XD_OK;
-    for (uint32_t i = list->count / 2; i-- > 0;) xdi_added_sift(t, list->items, i, list->count);
+    for (uint32_t i = list->count / 2; i-- > 0;) xdi_added_sift(v, list->items, i, list->count);
     for (uint32_t end = list->count; end-- > 1;) {
         const xdi_added largest = list->items[0];
         list->items[0] = list->items[end];
         list->items[end] = largest;
-        xdi_added_sift(t, list->items, 0, end);
+        xdi_added_sift(v, list->items, 0, end);
     }
-    list->starts = (uint8_t *)xd_allocate(t->ctx, 8192);
-    XD_REQUIRE(t->ctx, list->starts, XD_ERROR_MEMORY, "no room for added tokens");
+    list->starts = (uint8_t *)xd_allocate(v->ctx, 8192);
+    XD_REQUIRE(v->ctx, list->starts, XD_ERROR_MEMORY, "no room for added tokens");
     for (uint32_t i = 0; i < list->count; i++) {
-        const uint8_t *text = t->blob + list->items[i].text;
+        const uint8_t *text = v->blob + list->items[i].text;
         const unsigned first = text[0] * 256u, low = list->items[i].bytes > 1 ? text[1] : 0u;
         const unsigned high = list->items[i].bytes > 1 ? text[1] : 255u;
         for (unsigned s = low; s <= high; s++) list->starts[(first + s) >> 3] |= (uint8_t)(1u << (s & 7u));
     }
-    list->first = t->blob[list->items[0].text];
-    list->alike = t->blob[list->items[list->count - 1].text] == list->first;
+    list->first = v->blob[list->items[0].text];
+    list->alike = v->blob[list->items[list->count - 1].text] == list->first;
     return XD_OK;
 }
 
 /* Added tokens that are matched after normalisation are normalised too. */
 static xd_result xdi_tokenizer_normalize_added(xd_tokenizer *t) {
     xdi_added_list *list = &t->added[1];
-    const int last = t->normalizer_count - (t->text_prefix ? 1 : 0);
+    const int last = t->stages.normalizer_count - (t->text_prefix ? 1 : 0);
     if (last == 0) return XD_OK;
     xdi_rewriter rewriter;
     memset(&rewriter, 0, sizeof rewriter);
@@ -499,17 +499,17 @@ static xd_result xdi_tokenizer_normalize_added(xd_tokenizer *t) {
     for (uint32_t i = 0; i < list->count && result == XD_OK; i++) {
         if (list->items[i].literal) continue;
         xdi_text_run run = { 0, 0, list->items[i].bytes, true };
-        xdi_text_view in = { t->blob + list->items[i].text, list->items[i].bytes, &run, 1 }, out;
+        xdi_text_view in = { t->vocab.blob + list->items[i].text, list->items[i].bytes, &run, 1 }, out;
         result = xdi_rewrite_apply(t->ctx, t, 0, last, &rewriter, 0, in, &out);
         if (result != XD_OK || out.bytes == in.bytes) continue;
         if (out.length == 0 || out.length > XDI_TOKENIZER_ADDED ||
-            t->blob_bytes + out.length > t->blob_capacity)
+            t->vocab.blob_bytes + out.length > t->vocab.blob_capacity)
             result =
                 XD_FAIL(t->ctx, XD_ERROR_UNSUPPORTED,
                         "tokenizer: added token %d normalises to %llu bytes; 1 to %d are supported",
                         (int)list->items[i].id, (unsigned long long)out.length, (int)XDI_TOKENIZER_ADDED);
         if (result != XD_OK) continue;
-        list->items[i].text = xdi_tokenizer_store(t, out.bytes, out.length);
+        list->items[i].text = xdi_vocabulary_store(&t->vocab, out.bytes, out.length);
         list->items[i].bytes = (uint32_t)out.length;
     }
     xdi_rewriter_release(t->ctx, &rewriter);
@@ -530,35 +530,35 @@ static bool xdi_tokenizer_crosses_mark(const uint8_t *text, size_t bytes) {
 
 /* Without an unknown token a character may be dropped, and its neighbours could then merge across a split. */
 static void xdi_tokenizer_find_cuts(xd_tokenizer *t) {
-    const int32_t mark = xdi_tokenizer_piece(t, (const uint8_t *)XDI_TOKENIZER_MARK, 3);
-    t->cuts_at_mark = !t->byte_level && !t->ignore_merges && mark >= 0 && t->unknown >= 0;
-    for (uint32_t i = 0; i < t->merge_slots && t->cuts_at_mark; i++) {
-        if (t->merges[i].pair == UINT64_MAX) continue;
-        const xdi_token *token = &t->tokens[t->merges[i].id];
-        if (xdi_tokenizer_crosses_mark(t->blob + token->text, token->text_bytes)) t->cuts_at_mark = false;
+    const int32_t mark = xdi_vocabulary_piece(&t->vocab, (const uint8_t *)XDI_TOKENIZER_MARK, 3);
+    t->cuts_at_mark = !t->vocab.byte_level && !t->ignore_merges && mark >= 0 && t->vocab.unknown >= 0;
+    for (uint32_t i = 0; i < t->merges.slots && t->cuts_at_mark; i++) {
+        if (t->merges.items[i].pair == UINT64_MAX) continue;
+        const xdi_token *token = &t->vocab.tokens[t->merges.items[i].id];
+        if (xdi_tokenizer_crosses_mark(t->vocab.blob + token->text, token->text_bytes))
+            t->cuts_at_mark = false;
     }
 }
 
-static xd_result xdi_tokenizer_fill_bits(xd_tokenizer *t) {
-    const size_t bits = XDI_TOKENIZER_BITS * (size_t)t->merge_slots;
-    t->merge_bits = (uint64_t *)xd_allocate(t->ctx, bits / 8);
-    t->merging = (uint64_t *)xd_allocate(t->ctx, ((size_t)t->size + 63) / 64 * sizeof *t->merging);
-    XD_REQUIRE(t->ctx, t->merge_bits && t->merging, XD_ERROR_MEMORY, "no room for %u merges",
-               (unsigned)t->merge_count);
-    for (uint32_t i = 0; i < t->merge_slots; i++) {
-        const uint64_t pair = t->merges[i].pair;
+static xd_result xdi_merges_fill_bits(xdi_merges *m, int32_t size) {
+    const size_t bits = XDI_TOKENIZER_BITS * (size_t)m->slots;
+    m->bits = (uint64_t *)xd_allocate(m->ctx, bits / 8);
+    m->merging = (uint64_t *)xd_allocate(m->ctx, ((size_t)size + 63) / 64 * sizeof *m->merging);
+    XD_REQUIRE(m->ctx, m->bits && m->merging, XD_ERROR_MEMORY, "no room for %u merges", (unsigned)m->count);
+    for (uint32_t i = 0; i < m->slots; i++) {
+        const uint64_t pair = m->items[i].pair;
         const size_t bit = xdi_merge_hash(pair) & (bits - 1);
         if (pair == UINT64_MAX) continue;
-        t->merge_bits[bit >> 6] |= (uint64_t)1 << (bit & 63u);
-        t->merging[pair >> 38] |= (uint64_t)1 << (pair >> 32 & 63u);
-        t->merging[(uint32_t)pair >> 6] |= (uint64_t)1 << (pair & 63u);
+        m->bits[bit >> 6] |= (uint64_t)1 << (bit & 63u);
+        m->merging[pair >> 38] |= (uint64_t)1 << (pair >> 32 & 63u);
+        m->merging[(uint32_t)pair >> 6] |= (uint64_t)1 << (pair & 63u);
     }
     return XD_OK;
 }
 
 /* The code point of a token of one character, XDI_UNICODE_INVALID for others. */
-static uint32_t xdi_tokenizer_point(const xd_tokenizer *t, const xdi_token *token) {
-    const uint8_t *text = t->blob + token->text;
+static uint32_t xdi_vocabulary_point(const xdi_vocabulary *v, const xdi_token *token) {
+    const uint8_t *text = v->blob + token->text;
     uint32_t point = XDI_UNICODE_INVALID;
     if (token->text_bytes == 0 || token->kind == XD_TOKEN_KIND_NONE) return point;
     const size_t length = xdi_utf8_decode(text, text + token->text_bytes, &point);
@@ -566,52 +566,52 @@ static uint32_t xdi_tokenizer_point(const xd_tokenizer *t, const xdi_token *toke
 }
 
 /* Block 0 is that of all pages without tokens. */
-static xd_result xdi_tokenizer_fill_characters(xd_tokenizer *t) {
+static xd_result xdi_vocabulary_fill_characters(xdi_vocabulary *v) {
     size_t blocks = 1;
-    if (t->byte_level) return XD_OK;
-    t->character_pages =
-        (uint16_t *)xd_allocate(t->ctx, 0x110000 / XDI_TOKENIZER_PAGE * sizeof *t->character_pages);
-    XD_REQUIRE(t->ctx, t->character_pages, XD_ERROR_MEMORY, "no room for a table of characters");
-    for (int32_t id = 0; id < t->size; id++) {
-        const uint32_t point = xdi_tokenizer_point(t, &t->tokens[id]);
-        if (point == XDI_UNICODE_INVALID || t->character_pages[point / XDI_TOKENIZER_PAGE]) continue;
-        t->character_pages[point / XDI_TOKENIZER_PAGE] = (uint16_t)blocks++;
+    if (v->byte_level) return XD_OK;
+    v->character_pages =
+        (uint16_t *)xd_allocate(v->ctx, 0x110000 / XDI_TOKENIZER_PAGE * sizeof *v->character_pages);
+    XD_REQUIRE(v->ctx, v->character_pages, XD_ERROR_MEMORY, "no room for a table of characters");
+    for (int32_t id = 0; id < v->size; id++) {
+        const uint32_t point = xdi_vocabulary_point(v, &v->tokens[id]);
+        if (point == XDI_UNICODE_INVALID || v->character_pages[point / XDI_TOKENIZER_PAGE]) continue;
+        v->character_pages[point / XDI_TOKENIZER_PAGE] = (uint16_t)blocks++;
     }
-    t->character_ids = (int32_t *)xd_allocate(t->ctx, blocks * XDI_TOKENIZER_PAGE * sizeof *t->character_ids);
-    XD_REQUIRE(t->ctx, t->character_ids, XD_ERROR_MEMORY, "no room for a table of characters");
-    memset(t->character_ids, 0xff, blocks * XDI_TOKENIZER_PAGE * sizeof *t->character_ids);
-    for (int32_t id = 0; id < t->size; id++) {
-        const xdi_token *token = &t->tokens[id];
-        const uint32_t point = xdi_tokenizer_point(t, token);
+    v->character_ids = (int32_t *)xd_allocate(v->ctx, blocks * XDI_TOKENIZER_PAGE * sizeof *v->character_ids);
+    XD_REQUIRE(v->ctx, v->character_ids, XD_ERROR_MEMORY, "no room for a table of characters");
+    memset(v->character_ids, 0xff, blocks * XDI_TOKENIZER_PAGE * sizeof *v->character_ids);
+    for (int32_t id = 0; id < v->size; id++) {
+        const xdi_token *token = &v->tokens[id];
+        const uint32_t point = xdi_vocabulary_point(v, token);
         if (point == XDI_UNICODE_INVALID) continue;
-        const size_t block = t->character_pages[point / XDI_TOKENIZER_PAGE];
-        t->character_ids[block * XDI_TOKENIZER_PAGE + point % XDI_TOKENIZER_PAGE] =
-            xdi_tokenizer_piece(t, t->blob + token->text, token->text_bytes);
+        const size_t block = v->character_pages[point / XDI_TOKENIZER_PAGE];
+        v->character_ids[block * XDI_TOKENIZER_PAGE + point % XDI_TOKENIZER_PAGE] =
+            xdi_vocabulary_piece(v, v->blob + token->text, token->text_bytes);
     }
     return XD_OK;
 }
 
 /* Which of several tokens with the same bytes is stored, the lowest first; 3: none of them. */
-static int xdi_tokenizer_order(const xd_tokenizer *t, int32_t id) {
-    const xdi_token *token = &t->tokens[id];
+static int xdi_vocabulary_order(const xdi_vocabulary *v, int32_t id) {
+    const xdi_token *token = &v->tokens[id];
     if (token->kind == XD_TOKEN_KIND_BYTE) return 2;
     if (token->kind != XD_TOKEN_KIND_NORMAL || token->raw_bytes == 0) return 3;
-    return t->strays && xdi_tokenizer_piece(t, t->blob + token->text, token->text_bytes) != id ? 1 : 0;
+    return v->strays && xdi_vocabulary_piece(v, v->blob + token->text, token->text_bytes) != id ? 1 : 0;
 }
 
 /* The table by raw bytes; if the symbols are bytes it would equal the table by text, but for strays. Of two tokens with the
  * same bytes a NORMAL one is stored, one that texts become before a stray. */
-static xd_result xdi_tokenizer_fill_raws(xd_tokenizer *t) {
-    if (t->byte_level && !t->strays) return XD_OK;
-    t->raws = (xdi_slot *)xd_allocate(t->ctx, t->piece_slots * sizeof *t->raws);
-    XD_REQUIRE(t->ctx, t->raws, XD_ERROR_MEMORY, "no room for a table of %u tokens",
-               (unsigned)t->piece_slots);
+static xd_result xdi_vocabulary_fill_raws(xdi_vocabulary *v) {
+    if (v->byte_level && !v->strays) return XD_OK;
+    v->raws = (xdi_slot *)xd_allocate(v->ctx, v->piece_slots * sizeof *v->raws);
+    XD_REQUIRE(v->ctx, v->raws, XD_ERROR_MEMORY, "no room for a table of %u tokens",
+               (unsigned)v->piece_slots);
     for (int pass = 0; pass < 3; pass++) {
-        for (int32_t id = 0; id < t->size; id++) {
-            const xdi_token *token = &t->tokens[id];
-            if (xdi_tokenizer_order(t, id) != pass) continue;
-            xdi_slot *slot = xdi_tokenizer_slot(t, true, t->blob + token->raw, token->raw_bytes);
-            if (slot && slot->id == 0) xdi_tokenizer_fill_slot(t, slot, true, id);
+        for (int32_t id = 0; id < v->size; id++) {
+            const xdi_token *token = &v->tokens[id];
+            if (xdi_vocabulary_order(v, id) != pass) continue;
+            xdi_slot *slot = xdi_vocabulary_slot(v, true, v->blob + token->raw, token->raw_bytes);
+            if (slot && slot->id == 0) xdi_vocabulary_fill_slot(v, slot, true, id);
         }
     }
     return XD_OK;
@@ -621,17 +621,17 @@ static xd_result xdi_tokenizer_fill_raws(xd_tokenizer *t) {
  * hashed when they were added. */
 static void xdi_tokenizer_fill_hash(xd_tokenizer *t) {
     uint64_t hash = t->hash, sum = 0;
-    for (int32_t id = 0; id < t->size; id++) {
-        const xdi_token *token = &t->tokens[id];
+    for (int32_t id = 0; id < t->vocab.size; id++) {
+        const xdi_token *token = &t->vocab.tokens[id];
         xdi_tokenizer_mix(&hash, (uint64_t)token->kind);
-        xdi_tokenizer_mix_bytes(&hash, t->blob + token->text, token->text_bytes);
-        xdi_tokenizer_mix_bytes(&hash, t->blob + token->raw, token->raw_bytes);
+        xdi_tokenizer_mix_bytes(&hash, t->vocab.blob + token->text, token->text_bytes);
+        xdi_tokenizer_mix_bytes(&hash, t->vocab.blob + token->raw, token->raw_bytes);
     }
-    for (uint32_t i = 0; i < t->merge_slots; i++) {
+    for (uint32_t i = 0; i < t->merges.slots; i++) {
         uint64_t one = 0;
-        if (t->merges[i].pair == UINT64_MAX) continue;
-        xdi_tokenizer_mix(&one, t->merges[i].pair);
-        xdi_tokenizer_mix(&one, (uint64_t)t->merges[i].rank << 32 | (uint32_t)t->merges[i].id);
+        if (t->merges.items[i].pair == UINT64_MAX) continue;
+        xdi_tokenizer_mix(&one, t->merges.items[i].pair);
+        xdi_tokenizer_mix(&one, (uint64_t)t->merges.items[i].rank << 32 | (uint32_t)t->merges.items[i].id);
         sum += one;
     }
     xdi_tokenizer_mix(&hash, sum);
@@ -643,27 +643,27 @@ static void xdi_tokenizer_fill_hash(xd_tokenizer *t) {
                                          (uint64_t)(64 * a->literal));
         }
     }
-    for (int i = 0; i < t->rewrite_count; i++) {
-        const xdi_rewrite *r = &t->rewrites[i];
+    for (int i = 0; i < t->stages.rewrite_count; i++) {
+        const xdi_rewrite *r = &t->stages.rewrites[i];
         xdi_tokenizer_mix(&hash, (uint64_t)r->kind + 8 * r->unless_there + 16 * r->only_first);
-        xdi_tokenizer_mix_bytes(&hash, t->blob + r->to, r->to_bytes);
+        xdi_tokenizer_mix_bytes(&hash, t->vocab.blob + r->to, r->to_bytes);
     }
-    for (int i = 0; i < t->split_count; i++)
-        xdi_tokenizer_mix(&hash, (uint64_t)t->splits[i].behavior + 8 * t->splits[i].invert);
-    xdi_tokenizer_mix(&hash, (uint64_t)(t->byte_level + 2 * t->ignore_merges + 4 * t->byte_fallback) |
+    for (int i = 0; i < t->stages.split_count; i++)
+        xdi_tokenizer_mix(&hash, (uint64_t)t->stages.splits[i].behavior + 8 * t->stages.splits[i].invert);
+    xdi_tokenizer_mix(&hash, (uint64_t)(t->vocab.byte_level + 2 * t->ignore_merges + 4 * t->byte_fallback) |
                                  (uint64_t)(8 * t->fuse_unknown + 16 * t->adds_prefix));
     t->hash = hash;
 }
 
 XD_PRIVATE xd_result xdi_tokenizer_finish(xd_tokenizer *t) {
-    if (!t->merges)
-        XD_TRY(xdi_tokenizer_grow_merges(t)); /* an empty table, so that a look-up is always legal */
+    if (!t->merges.items)
+        XD_TRY(xdi_merges_grow(&t->merges)); /* an empty table, so that a look-up is always legal */
     XD_TRY(xdi_tokenizer_normalize_added(t));
-    for (int i = 0; i < 2; i++) XD_TRY(xdi_tokenizer_sort_added(t, &t->added[i]));
+    for (int i = 0; i < 2; i++) XD_TRY(xdi_added_sort(&t->vocab, &t->added[i]));
     xdi_tokenizer_find_cuts(t);
-    XD_TRY(xdi_tokenizer_fill_bits(t));
-    XD_TRY(xdi_tokenizer_fill_raws(t));
-    XD_TRY(xdi_tokenizer_fill_characters(t));
+    XD_TRY(xdi_merges_fill_bits(&t->merges, t->vocab.size));
+    XD_TRY(xdi_vocabulary_fill_raws(&t->vocab));
+    XD_TRY(xdi_vocabulary_fill_characters(&t->vocab));
     xdi_tokenizer_fill_hash(t);
     return XD_OK;
 }
@@ -672,13 +672,13 @@ XD_PRIVATE xd_result xdi_tokenizer_finish(xd_tokenizer *t) {
 
 /* Whether decoding gives back any bytes that were encoded: all 256 have a token, and nothing changes or drops text. */
 static bool xdi_tokenizer_keeps_bytes(const xd_tokenizer *t) {
-    if (!t->byte_level) return false;
+    if (!t->vocab.byte_level) return false;
     for (int i = 0; i < 256; i++)
-        if (t->byte_id[i] < 0) return false;
-    for (int i = 0; i < t->rewrite_count; i++)
-        if (t->rewrites[i].kind != XDI_REWRITE_PREPEND || !t->adds_prefix) return false;
-    for (int i = 0; i < t->split_count; i++)
-        if (t->splits[i].behavior == XDI_SPLIT_REMOVED) return false;
+        if (t->vocab.byte_id[i] < 0) return false;
+    for (int i = 0; i < t->stages.rewrite_count; i++)
+        if (t->stages.rewrites[i].kind != XDI_REWRITE_PREPEND || !t->adds_prefix) return false;
+    for (int i = 0; i < t->stages.split_count; i++)
+        if (t->stages.splits[i].behavior == XDI_SPLIT_REMOVED) return false;
     for (int l = 0; l < 2; l++)
         for (uint32_t i = 0; i < t->added[l].count; i++)
             if (!t->added[l].items[i].special &&
@@ -690,12 +690,12 @@ static bool xdi_tokenizer_keeps_bytes(const xd_tokenizer *t) {
 XD_API xd_tokenizer_info xd_tokenizer_describe(const xd_tokenizer *t) {
     XD_ASSERT(t);
     xd_tokenizer_info info;
-    info.size = t->size;
-    info.tokens = t->count;
+    info.size = t->vocab.size;
+    info.tokens = t->vocab.count;
     info.hash = t->hash;
     info.byte_level = xdi_tokenizer_keeps_bytes(t);
     info.adds_prefix = t->adds_prefix;
-    info.unknown = t->unknown;
+    info.unknown = t->vocab.unknown;
     info.bos = t->bos;
     info.eos = t->eos;
     return info;
@@ -705,19 +705,20 @@ XD_API xd_token xd_tokenizer_token(const xd_tokenizer *t, int32_t id) {
     XD_ASSERT(t);
     xd_token token;
     memset(&token, 0, sizeof token);
-    if (id < 0 || id >= t->size) return token;
-    token.kind = t->tokens[id].kind;
+    if (id < 0 || id >= t->vocab.size) return token;
+    token.kind = t->vocab.tokens[id].kind;
     if (token.kind == XD_TOKEN_KIND_NONE || token.kind == XD_TOKEN_KIND_UNKNOWN) return token;
-    token.bytes = t->blob + t->tokens[id].raw;
-    token.length = t->tokens[id].raw_bytes;
+    token.bytes = t->vocab.blob + t->vocab.tokens[id].raw;
+    token.length = t->vocab.tokens[id].raw_bytes;
     return token;
 }
 
 XD_API int32_t xd_tokenizer_find(const xd_tokenizer *t, const void *bytes, size_t length) {
     XD_ASSERT(t);
-    const xdi_slot *slot = xdi_tokenizer_slot(t, t->raws != NULL, (const uint8_t *)bytes, length);
+    const xdi_slot *slot =
+        xdi_vocabulary_slot(&t->vocab, t->vocab.raws != NULL, (const uint8_t *)bytes, length);
     if (!slot || slot->id == 0) return -1;
-    const xd_token_kind kind = t->tokens[slot->id - 1].kind;
+    const xd_token_kind kind = t->vocab.tokens[slot->id - 1].kind;
     return kind == XD_TOKEN_KIND_NORMAL || kind == XD_TOKEN_KIND_BYTE ? slot->id - 1 : -1;
 }
 

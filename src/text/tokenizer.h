@@ -5,7 +5,7 @@
 #include "base/text.h"
 
 /* Text to token ids and back, for BPE vocabularies: tokenizer.json (Hugging Face), rank files (tiktoken), SentencePiece models
- * and Tekken. Ids and token boundaries are those of the reference implementations. XDISTILL_NO_TEXT leaves this out.
+ * and Tekken. Ids and token boundaries are those of the reference implementations. XDISTILL_NO_ACROSS leaves this out.
  *
  *     XD_TRY(xd_tokenizer_load(ctx, &(xd_tokenizer_desc){ .path = "tokenizer.json" }, &tokenizer));
  *     XD_TRY(xd_encoder_create(ctx, &(xd_encoder_desc){ .tokenizer = tokenizer }, &encoder));

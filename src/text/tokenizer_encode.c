@@ -220,7 +220,8 @@ static size_t xdi_encoder_byte_symbols(xd_encoder *e, size_t begin, size_t end) 
     const xd_tokenizer *t = e->tokenizer;
     size_t count = 0;
     for (size_t i = begin; i < end; i++) {
-        const int32_t id = t->byte_id[e->text[i]] >= 0 ? t->byte_id[e->text[i]] : t->unknown;
+        const int32_t id =
+            t->vocab.byte_id[e->text[i]] >= 0 ? t->vocab.byte_id[e->text[i]] : t->vocab.unknown;
         if (id >= 0) count = xdi_encoder_symbol(e, count, id, i, i + 1);
     }
     return count;
@@ -230,15 +231,15 @@ static size_t xdi_encoder_byte_symbols(xd_encoder *e, size_t begin, size_t end) 
 static size_t xdi_encoder_unknown(xd_encoder *e, size_t count, size_t begin, size_t end) {
     const xd_tokenizer *t = e->tokenizer;
     bool bytes = t->byte_fallback;
-    for (size_t i = begin; i < end && bytes; i++) bytes = t->byte_id[e->text[i]] >= 0;
+    for (size_t i = begin; i < end && bytes; i++) bytes = t->vocab.byte_id[e->text[i]] >= 0;
     if (bytes) {
         for (size_t i = begin; i < end; i++)
-            count = xdi_encoder_symbol(e, count, t->byte_id[e->text[i]], i, i + 1);
+            count = xdi_encoder_symbol(e, count, t->vocab.byte_id[e->text[i]], i, i + 1);
         return count;
     }
-    if (t->unknown < 0) return count;
-    const bool fuse = t->fuse_unknown && count > 0 && e->symbols[count - 1].id == t->unknown;
-    if (!fuse) return xdi_encoder_symbol(e, count, t->unknown, begin, end);
+    if (t->vocab.unknown < 0) return count;
+    const bool fuse = t->fuse_unknown && count > 0 && e->symbols[count - 1].id == t->vocab.unknown;
+    if (!fuse) return xdi_encoder_symbol(e, count, t->vocab.unknown, begin, end);
     e->symbols[count - 1].end = (uint32_t)end;
     return count;
 }
@@ -251,7 +252,7 @@ static size_t xdi_encoder_character_symbols(xd_encoder *e, size_t begin, size_t 
     for (size_t i = begin; i < end;) {
         uint32_t point;
         const size_t length = xdi_utf8_decode(text + i, text + end, &point);
-        const int32_t id = point == XDI_UNICODE_INVALID ? -1 : xdi_tokenizer_character(t, point);
+        const int32_t id = point == XDI_UNICODE_INVALID ? -1 : xdi_vocabulary_character(&t->vocab, point);
         if (id >= 0)
             count = xdi_encoder_symbol(e, count, id, i, i + length);
         else
@@ -263,7 +264,7 @@ static size_t xdi_encoder_character_symbols(xd_encoder *e, size_t begin, size_t 
 
 /* The merge of two neighbours: its rank, INT32_MAX when there is none, and its result. */
 static void xdi_encoder_look(const xd_encoder *e, const xdi_symbol *left, int32_t *rank, int32_t *id) {
-    const xdi_merge *merge = xdi_tokenizer_find_merge(e->tokenizer, left[0].id, left[1].id);
+    const xdi_merge *merge = xdi_merges_find(&e->tokenizer->merges, left[0].id, left[1].id);
     *rank = merge ? merge->rank : INT32_MAX;
     *id = merge ? merge->id : -1;
 }
@@ -307,7 +308,7 @@ static void xdi_encoder_push(xd_encoder *e, const xdi_symbol *s, uint32_t at) {
     const xdi_symbol *left = &s[at];
     if (left->next == UINT32_MAX) return;
     const int32_t right = s[left->next].id;
-    const xdi_merge *merge = xdi_tokenizer_find_merge(e->tokenizer, left->id, right);
+    const xdi_merge *merge = xdi_merges_find(&e->tokenizer->merges, left->id, right);
     if (!merge) return;
     xdi_candidate c;
     c.rank = merge->rank;
@@ -384,17 +385,17 @@ static xd_result xdi_encoder_merge_run(xd_encoder *e, xdi_symbol *s, size_t coun
 static xd_result xdi_encoder_merge(xd_encoder *e, size_t begin, size_t end) {
     const xd_tokenizer *t = e->tokenizer;
     if (t->ignore_merges) {
-        const int32_t whole = xdi_tokenizer_piece(t, e->text + begin, end - begin);
+        const int32_t whole = xdi_vocabulary_piece(&t->vocab, e->text + begin, end - begin);
         if (whole >= 0) {
             xdi_encoder_put(e, whole, begin, end);
             return XD_OK;
         }
     }
     XD_TRY(xdi_encoder_reserve_symbols(e, end - begin));
-    const size_t count = t->byte_level ? xdi_encoder_byte_symbols(e, begin, end)
-                                       : xdi_encoder_character_symbols(e, begin, end);
+    const size_t count = t->vocab.byte_level ? xdi_encoder_byte_symbols(e, begin, end)
+                                             : xdi_encoder_character_symbols(e, begin, end);
     for (size_t i = 0, from = 0; i < count; from = ++i) {
-        while (i < count && xdi_tokenizer_merges(t, e->symbols[i].id)) i++;
+        while (i < count && xdi_merges_use(&t->merges, e->symbols[i].id)) i++;
         XD_TRY(xdi_encoder_merge_run(e, e->symbols + from, i - from));
         if (i < count) xdi_encoder_put(e, e->symbols[i].id, e->symbols[i].begin, e->symbols[i].end);
     }
@@ -445,7 +446,7 @@ static xd_result xdi_encoder_split(xd_encoder *e, int stage, size_t begin, size_
 /* Passes a piece of a split to the next split; empty pieces are dropped. */
 static xd_result xdi_encoder_next(xd_encoder *e, int stage, size_t begin, size_t end) {
     if (begin >= end) return XD_OK;
-    if (stage + 1 < e->tokenizer->split_count) return xdi_encoder_split(e, stage + 1, begin, end);
+    if (stage + 1 < e->tokenizer->stages.split_count) return xdi_encoder_split(e, stage + 1, begin, end);
     return xdi_encoder_cut(e, begin, end);
 }
 
@@ -459,7 +460,7 @@ typedef struct xdi_held {
  * part. */
 static xd_result xdi_encoder_part(xd_encoder *e, int stage, size_t begin, size_t end, bool match,
                                   xdi_held *held) {
-    const xdi_split_behavior behavior = e->tokenizer->splits[stage].behavior;
+    const xdi_split_behavior behavior = e->tokenizer->stages.splits[stage].behavior;
     if (begin >= end || (match && behavior == XDI_SPLIT_REMOVED)) return XD_OK;
     if (behavior <= XDI_SPLIT_REMOVED) return xdi_encoder_next(e, stage, begin, end);
     bool joins = held->at != SIZE_MAX, waits = true;
@@ -480,7 +481,7 @@ static xd_result xdi_encoder_part(xd_encoder *e, int stage, size_t begin, size_t
 }
 
 static xd_result xdi_encoder_split(xd_encoder *e, int stage, size_t begin, size_t end) {
-    const xdi_split *split = &e->tokenizer->splits[stage];
+    const xdi_split *split = &e->tokenizer->stages.splits[stage];
     xdi_held held = { SIZE_MAX, false };
     size_t from, to;
     for (size_t at = begin; at < end; at = to) {
@@ -516,13 +517,14 @@ static xd_result xdi_encoder_plain(xd_encoder *e, const xdi_text_view *normal) {
     const int64_t first = e->count;
     xdi_text_view view;
     if (normal->length == 0) return XD_OK;
-    XD_TRY(
-        xdi_rewrite_apply(e->ctx, t, t->normalizer_count, t->rewrite_count, &e->rewriter, 2, *normal, &view));
+    XD_TRY(xdi_rewrite_apply(e->ctx, t, t->stages.normalizer_count, t->stages.rewrite_count, &e->rewriter, 2,
+                             *normal, &view));
     if (view.length == 0) return XD_OK;
     e->text = view.bytes;
     e->length = view.length;
-    for (int i = 0; i < t->split_count; i++) xdi_matcher_start(&e->matchers[i], view.bytes, view.length);
-    if (t->split_count)
+    for (int i = 0; i < t->stages.split_count; i++)
+        xdi_matcher_start(&e->matchers[i], view.bytes, view.length);
+    if (t->stages.split_count)
         XD_TRY(xdi_encoder_split(e, 0, 0, view.length));
     else
         XD_TRY(xdi_encoder_cut(e, 0, view.length));
@@ -537,7 +539,7 @@ static uint32_t xdi_encoder_narrow(const xd_encoder *e, const xdi_added *items, 
                                    size_t depth, unsigned c) {
     while (low < high) {
         const uint32_t middle = low + (high - low) / 2;
-        if (e->tokenizer->blob[items[middle].text + depth] < c)
+        if (e->tokenizer->vocab.blob[items[middle].text + depth] < c)
             low = middle + 1;
         else
             high = middle;
@@ -642,7 +644,7 @@ static xd_result xdi_encoder_between(xd_encoder *e, int list, const xdi_text_vie
     const xd_tokenizer *t = e->tokenizer;
     xdi_text_view normal;
     if (list == 1) return xdi_encoder_plain(e, part);
-    XD_TRY(xdi_rewrite_apply(e->ctx, t, 0, t->normalizer_count, &e->rewriter, 0, *part, &normal));
+    XD_TRY(xdi_rewrite_apply(e->ctx, t, 0, t->stages.normalizer_count, &e->rewriter, 0, *part, &normal));
     XD_TRY(xdi_encoder_reserve_runs(e, normal.run_count + 1));
     return xdi_encoder_added(e, 1, &normal, e->part_runs);
 }
@@ -678,7 +680,8 @@ static xd_result xdi_encoder_put_around(xd_encoder *e, const int32_t *ids, int c
 /* The roles of the tokens, when all of them are known. */
 static xd_result xdi_encoder_fill_roles(xd_encoder *e) {
     const xd_tokenizer *t = e->tokenizer;
-    const size_t count = (size_t)e->count, before = (size_t)t->before, behind = (size_t)t->behind;
+    const size_t count = (size_t)e->count, before = (size_t)t->around.before,
+                 behind = (size_t)t->around.behind;
     if (!e->roles || count > e->role_capacity) {
         void *memory = e->roles;
         e->role_capacity = 0;
@@ -698,8 +701,8 @@ static xd_result xdi_encoder_check(const xd_encoder *e, size_t bytes, bool add_s
     XD_REQUIRE(e->ctx, bytes < XDI_TOKENIZER_TEXT, XD_ERROR_ARGUMENT,
                "a text of %llu bytes; less than %d are supported", (unsigned long long)bytes,
                (int)XDI_TOKENIZER_TEXT);
-    XD_REQUIRE(e->ctx, !add_special || !e->tokenizer->refusal[0], XD_ERROR_UNSUPPORTED, "add_special: %s",
-               e->tokenizer->refusal);
+    XD_REQUIRE(e->ctx, !add_special || !e->tokenizer->around.refusal[0], XD_ERROR_UNSUPPORTED,
+               "add_special: %s", e->tokenizer->around.refusal);
     return XD_OK;
 }
 
@@ -715,10 +718,10 @@ XD_API xd_result xd_encode(xd_encoder *e, const char *text, size_t bytes, const 
     e->count = 0;
     e->parse_special = desc && desc->parse_special;
     e->with_spans = !desc || !desc->skip_spans;
-    XD_TRY(xdi_encoder_put_around(e, t->around, add_special ? t->before : 0, 0));
+    XD_TRY(xdi_encoder_put_around(e, t->around.ids, add_special ? t->around.before : 0, 0));
     XD_TRY(xdi_encoder_added(e, 0, &view, &part));
     if (add_special) {
-        XD_TRY(xdi_encoder_put_around(e, t->around + t->before, t->behind, bytes));
+        XD_TRY(xdi_encoder_put_around(e, t->around.ids + t->around.before, t->around.behind, bytes));
         XD_TRY(xdi_encoder_fill_roles(e));
     }
     out->count = e->count;

@@ -84,23 +84,23 @@ static xd_result xdi_hf_add_token(xdi_hf_loader *l, const xd_json *item) {
     size_t bytes = 0, raw_bytes = 0;
     const char *text = xd_json_key(item, &bytes);
     int64_t id = -1;
-    (void)xd_json_int64(item, &id);                           /* it is one: they were measured */
-    if (bytes == 0) return xdi_tokenizer_set_empty(l->t, id); /* Whisper's vocabularies have one */
+    (void)xd_json_int64(item, &id);                                    /* it is one: they were measured */
+    if (bytes == 0) return xdi_vocabulary_set_empty(&l->t->vocab, id); /* Whisper's vocabularies have one */
     if (l->byte_level) {
         if (!xdi_hf_unspell(text, bytes, l->buffer, &raw_bytes)) {
-            l->t->strays = true;
-            return xdi_tokenizer_set(l->t, id, XD_TOKEN_KIND_NORMAL, text, bytes);
+            l->t->vocab.strays = true;
+            return xdi_vocabulary_set(&l->t->vocab, id, XD_TOKEN_KIND_NORMAL, text, bytes);
         }
-        return xdi_tokenizer_add(l->t, id, XD_TOKEN_KIND_NORMAL, l->buffer, raw_bytes, NULL, 0);
+        return xdi_vocabulary_add(&l->t->vocab, id, XD_TOKEN_KIND_NORMAL, l->buffer, raw_bytes, NULL, 0);
     }
     const int byte = l->t->byte_fallback ? xdi_tokenizer_fallback_byte((const uint8_t *)text, bytes) : -1;
     if (byte >= 0) {
         const uint8_t raw = (uint8_t)byte;
-        return xdi_tokenizer_add(l->t, id, XD_TOKEN_KIND_BYTE, text, bytes, &raw, 1);
+        return xdi_vocabulary_add(&l->t->vocab, id, XD_TOKEN_KIND_BYTE, text, bytes, &raw, 1);
     }
     raw_bytes = l->marks ? xdi_tokenizer_unmark((const uint8_t *)text, bytes, l->buffer) : bytes;
-    return xdi_tokenizer_add(l->t, id, XD_TOKEN_KIND_NORMAL, text, bytes, l->marks ? l->buffer : NULL,
-                             raw_bytes);
+    return xdi_vocabulary_add(&l->t->vocab, id, XD_TOKEN_KIND_NORMAL, text, bytes,
+                              l->marks ? l->buffer : NULL, raw_bytes);
 }
 
 static xd_result xdi_hf_add_vocab(xdi_hf_loader *l) {
@@ -111,8 +111,8 @@ static xd_result xdi_hf_add_vocab(xdi_hf_loader *l) {
     const xd_json *item = unknown ? xd_json_find_n(l->vocab, unknown, bytes) : NULL;
     int64_t id = -1;
     if (!item || !xd_json_int64(item, &id)) return XD_OK;
-    l->t->unknown = (int32_t)id;
-    l->t->tokens[id].kind = XD_TOKEN_KIND_UNKNOWN;
+    l->t->vocab.unknown = (int32_t)id;
+    l->t->vocab.tokens[id].kind = XD_TOKEN_KIND_UNKNOWN;
     return XD_OK;
 }
 
@@ -124,7 +124,7 @@ static int32_t xdi_hf_half(xdi_hf_loader *l, const char *text, size_t bytes, siz
         memcpy(l->buffer + *used, text, bytes);
     else if (!xdi_hf_unspell(text, bytes, l->buffer + *used, &length))
         return -1;
-    const int32_t id = xdi_tokenizer_piece(l->t, l->buffer + *used, length);
+    const int32_t id = xdi_vocabulary_piece(&l->t->vocab, l->buffer + *used, length);
     *used += length;
     return id;
 }
@@ -147,24 +147,26 @@ static xd_result xdi_hf_add_merge(xdi_hf_loader *l, const xd_json *item, int32_t
                "tokenizer.json: merge %d at byte %llu is not two texts", (int)rank,
                (unsigned long long)xd_json_offset(item));
     const int32_t a = xdi_hf_half(l, left, left_bytes, &used), b = xdi_hf_half(l, right, right_bytes, &used);
-    const int32_t whole = a < 0 || b < 0 ? -1 : xdi_tokenizer_piece(l->t, l->buffer, used);
+    const int32_t whole = a < 0 || b < 0 ? -1 : xdi_vocabulary_piece(&l->t->vocab, l->buffer, used);
     XD_REQUIRE(l->ctx, whole >= 0, XD_ERROR_FORMAT,
                "tokenizer.json: merge %d at byte %llu (\"%.40s\", \"%.40s\") is not in the vocabulary",
                (int)rank, (unsigned long long)xd_json_offset(item), left, right);
-    return xdi_tokenizer_add_merge(l->t, a, b, rank, whole);
+    return xdi_merges_add(&l->t->merges, a, b, rank, whole);
 }
 
 static xd_result xdi_hf_add_added(xdi_hf_loader *l, const xd_json *item) {
     size_t bytes = 0;
     int64_t id = -1, known = -1;
     const char *content = xd_json_string(xd_json_find(item, "content"), &bytes);
-    XD_REQUIRE(l->ctx, content && xd_json_int64(xd_json_find(item, "id"), &id) && id >= 0 && id < l->t->size,
+    XD_REQUIRE(l->ctx,
+               content && xd_json_int64(xd_json_find(item, "id"), &id) && id >= 0 && id < l->t->vocab.size,
                XD_ERROR_FORMAT, "tokenizer.json: added token at byte %llu has no content or no id",
                (unsigned long long)xd_json_offset(item));
     if (bytes == 0) return XD_OK; /* the reference ignores it: no text would end before it */
     const xd_json *entry = xd_json_find_n(l->vocab, content, bytes);
     if (entry) (void)xd_json_int64(entry, &known);
-    XD_REQUIRE(l->ctx, entry ? known == id : l->t->tokens[id].kind == XD_TOKEN_KIND_NONE, XD_ERROR_FORMAT,
+    XD_REQUIRE(l->ctx, entry ? known == id : l->t->vocab.tokens[id].kind == XD_TOKEN_KIND_NONE,
+               XD_ERROR_FORMAT,
                "tokenizer.json: added token \"%.80s\" has id %lld, which the vocabulary uses otherwise",
                content, (long long)id);
     xdi_added added;
@@ -210,7 +212,7 @@ static xd_result xdi_hf_add_replace(xdi_hf_loader *l, const xd_json *stage) {
 static xd_result xdi_hf_add_prepend(xdi_hf_loader *l, const char *text, size_t bytes, bool unless_there,
                                     bool only_first) {
     XD_TRY(xdi_tokenizer_add_rewrite(l->t, XDI_REWRITE_PREPEND, NULL, 0, false, text, bytes));
-    xdi_rewrite *rewrite = &l->t->rewrites[l->t->rewrite_count - 1];
+    xdi_rewrite *rewrite = &l->t->stages.rewrites[l->t->stages.rewrite_count - 1];
     rewrite->unless_there = unless_there;
     rewrite->only_first = only_first;
     l->t->adds_prefix = true;
@@ -256,7 +258,7 @@ static xd_result xdi_hf_add_split(xdi_hf_loader *l, const xd_json *stage) {
 
 /* A pre-tokenizer that changes the text can be the first only: pieces are not changed one by one here. */
 static xd_result xdi_hf_check_first(const xdi_hf_loader *l, const xd_json *stage) {
-    XD_REQUIRE(l->ctx, l->t->split_count == 0, XD_ERROR_UNSUPPORTED,
+    XD_REQUIRE(l->ctx, l->t->stages.split_count == 0, XD_ERROR_UNSUPPORTED,
                "tokenizer.json: %.80s at byte %llu adds to the text after another pre-tokenizer, which is "
                "not supported",
                xdi_hf_type(stage), (unsigned long long)xd_json_offset(stage));
@@ -325,12 +327,13 @@ static xd_result xdi_hf_put_around(xdi_hf_loader *l, const xd_json *stage, const
     XD_REQUIRE(l->ctx, xd_json_int64(id, &value), XD_ERROR_FORMAT,
                "tokenizer.json: %.80s at byte %llu has a token without id", xdi_hf_type(stage),
                (unsigned long long)xd_json_offset(stage));
-    XD_REQUIRE(l->ctx, value >= 0 && value < l->t->size && l->t->tokens[value].kind != XD_TOKEN_KIND_NONE,
+    XD_REQUIRE(l->ctx,
+               value >= 0 && value < l->t->vocab.size && l->t->vocab.tokens[value].kind != XD_TOKEN_KIND_NONE,
                XD_ERROR_FORMAT,
                "tokenizer.json: %.80s adds id %lld at byte %llu, which is no token; ids are in 0 to %d",
                xdi_hf_type(stage), (long long)value, (unsigned long long)xd_json_offset(id),
-               (int)l->t->size - 1);
-    xdi_tokenizer_put_around(l->t, (int32_t)value, behind);
+               (int)l->t->vocab.size - 1);
+    xdi_around_put(&l->t->around, (int32_t)value, behind);
     return XD_OK;
 }
 
@@ -357,7 +360,7 @@ static xd_result xdi_hf_add_template_piece(xdi_hf_loader *l, const xd_json *stag
     XD_REQUIRE(l->ctx, xd_json_kind_of(ids) == XD_JSON_ARRAY, XD_ERROR_FORMAT,
                "tokenizer.json: special token \"%.80s\" at byte %llu of a template has no ids in its table",
                name, offset);
-    for (const xd_json *id = xd_json_first(ids); id && !l->t->refusal[0]; id = xd_json_next(id))
+    for (const xd_json *id = xd_json_first(ids); id && !l->t->around.refusal[0]; id = xd_json_next(id))
         XD_TRY(xdi_hf_put_around(l, stage, id, *behind));
     return XD_OK;
 }
@@ -395,13 +398,13 @@ static xd_result xdi_hf_add_post_processor(xdi_hf_loader *l, const xd_json *stag
             XD_TRY(xdi_hf_add_post_processor(l, item));
         return XD_OK;
     }
-    if (xdi_hf_is(type, "ByteLevel")) return XD_OK; /* trims offsets; our spans keep their blanks */
-    if (l->t->before + l->t->behind > 0)            /* the result of the reference has no meaning here */
-        xdi_tokenizer_refuse_special(l->t, "post-processor behind another:", xdi_hf_type(stage));
+    if (xdi_hf_is(type, "ByteLevel")) return XD_OK;    /* trims offsets; our spans keep their blanks */
+    if (l->t->around.before + l->t->around.behind > 0) /* the result of the reference has no meaning here */
+        xdi_around_refuse(&l->t->around, "post-processor behind another:", xdi_hf_type(stage));
     if (xdi_hf_is(type, "TemplateProcessing")) return xdi_hf_add_template(l, stage);
     if (xdi_hf_is(type, "BertProcessing") || xdi_hf_is(type, "RobertaProcessing"))
         return xdi_hf_add_cls_and_sep(l, stage);
-    xdi_tokenizer_refuse_special(l->t, "unsupported post-processor", xdi_hf_type(stage));
+    xdi_around_refuse(&l->t->around, "unsupported post-processor", xdi_hf_type(stage));
     return XD_OK;
 }
 
@@ -410,9 +413,9 @@ static xd_result xdi_hf_fill_around(xdi_hf_loader *l) {
     xd_tokenizer *t = l->t;
     if (!stage || xd_json_kind_of(stage) == XD_JSON_NULL) return XD_OK;
     XD_TRY(xdi_hf_add_post_processor(l, stage));
-    if (t->refusal[0]) return XD_OK;
-    if (t->before) t->bos = t->around[0];
-    if (t->behind) t->eos = t->around[t->before + t->behind - 1];
+    if (t->around.refusal[0]) return XD_OK;
+    if (t->around.before) t->bos = t->around.ids[0];
+    if (t->around.behind) t->eos = t->around.ids[t->around.before + t->around.behind - 1];
     return XD_OK;
 }
 
@@ -472,17 +475,17 @@ static xd_result xdi_hf_measure(xdi_hf_loader *l, const xd_tokenizer_desc *desc,
 static xd_result xdi_hf_fill(xdi_hf_loader *l, const xd_tokenizer_desc *desc) {
     xd_tokenizer *t = l->t;
     int32_t rank = 0;
-    t->byte_level = l->byte_level;
+    t->vocab.byte_level = l->byte_level;
     t->byte_fallback = xdi_hf_flag(l->model, "byte_fallback", false);
     t->fuse_unknown = xdi_hf_flag(l->model, "fuse_unk", false);
     t->ignore_merges = xdi_hf_flag(l->model, "ignore_merges", false);
     t->ends_lines = true; /* Oniguruma */
     XD_TRY(xdi_hf_add_normalizer(l, xd_json_find(l->root, "normalizer")));
-    t->normalizer_count = t->rewrite_count;
+    t->stages.normalizer_count = t->stages.rewrite_count;
     XD_TRY(xdi_hf_add_pre_tokenizer(l, xd_json_find(l->root, "pre_tokenizer")));
-    for (int i = 0; i < t->rewrite_count; i++) {
-        const xdi_rewrite *w = &t->rewrites[i];
-        if (w->to_bytes == 3 && memcmp(t->blob + w->to, XDI_TOKENIZER_MARK, 3) == 0) l->marks = true;
+    for (int i = 0; i < t->stages.rewrite_count; i++) {
+        const xdi_rewrite *w = &t->stages.rewrites[i];
+        if (w->to_bytes == 3 && memcmp(t->vocab.blob + w->to, XDI_TOKENIZER_MARK, 3) == 0) l->marks = true;
     }
     XD_TRY(xdi_hf_add_vocab(l));
     for (const xd_json *item = xd_json_first(l->merges); item; item = xd_json_next(item))

@@ -145,7 +145,7 @@ static xd_result xdi_ranks_add_special(xd_tokenizer *t, int32_t id, const char *
     memset(&added, 0, sizeof added);
     added.id = id;
     added.special = true;
-    XD_REQUIRE(t->ctx, t->tokens[id].kind == XD_TOKEN_KIND_NONE, XD_ERROR_ARGUMENT,
+    XD_REQUIRE(t->ctx, t->vocab.tokens[id].kind == XD_TOKEN_KIND_NONE, XD_ERROR_ARGUMENT,
                "the preset's special token %s has id %d, which the file uses otherwise: another preset?",
                name, (int)id);
     return xdi_tokenizer_add_special(t, &added, name, strlen(name));
@@ -167,9 +167,9 @@ static xd_result xdi_ranks_add_preset(xd_tokenizer *t, const xdi_ranks_preset *p
 
 /* Merges of a complete set of byte tokens whose ids grow with their ranks, and the pattern. */
 static xd_result xdi_ranks_finish(xd_tokenizer *t, const char *pattern, size_t pattern_bytes) {
-    int32_t *ranks = (int32_t *)xd_allocate(t->ctx, (size_t)t->size * sizeof *ranks);
-    XD_REQUIRE(t->ctx, ranks, XD_ERROR_MEMORY, "no room for %d ranks", (int)t->size);
-    for (int32_t i = 0; i < t->size; i++) ranks[i] = i;
+    int32_t *ranks = (int32_t *)xd_allocate(t->ctx, (size_t)t->vocab.size * sizeof *ranks);
+    XD_REQUIRE(t->ctx, ranks, XD_ERROR_MEMORY, "no room for %d ranks", (int)t->vocab.size);
+    for (int32_t i = 0; i < t->vocab.size; i++) ranks[i] = i;
     const xd_result result = xdi_tokenizer_derive_merges(t, ranks);
     xd_release(t->ctx, ranks);
     XD_TRY(result);
@@ -213,7 +213,7 @@ static xd_result xdi_ranks_add_lines(xd_tokenizer *t, const char *text, size_t b
         if (length == 1 && *base64 == '=') continue; /* no bytes: an unused id, as in Whisper's file */
         XD_REQUIRE(t->ctx, xdi_base64_decode(base64, length, buffer, &decoded), XD_ERROR_FORMAT,
                    "rank file: line %lld is not base64", (long long)line);
-        XD_TRY(xdi_tokenizer_add(t, rank, XD_TOKEN_KIND_NORMAL, buffer, decoded, NULL, 0));
+        XD_TRY(xdi_vocabulary_add(&t->vocab, rank, XD_TOKEN_KIND_NORMAL, buffer, decoded, NULL, 0));
     }
 }
 
@@ -241,13 +241,13 @@ static xd_result xdi_ranks_measure(xd_ctx *ctx, const char *text, size_t bytes, 
 static xd_result xdi_ranks_fill(xd_tokenizer *t, const char *text, size_t bytes,
                                 const xd_tokenizer_desc *desc, const xdi_ranks_preset *preset,
                                 uint8_t *buffer) {
-    t->byte_level = t->ignore_merges = true;
+    t->vocab.byte_level = t->ignore_merges = true;
     XD_TRY(xdi_ranks_add_lines(t, text, bytes, buffer));
     XD_TRY(xdi_ranks_add_preset(t, preset));
     XD_TRY(xdi_tokenizer_add_specials(t, desc));
     xdi_tokenizer_name_ends(t, preset->bos, preset->eos);
     if (preset->nfc) XD_TRY(xdi_tokenizer_add_rewrite(t, XDI_REWRITE_NFC, NULL, 0, false, "", 0));
-    t->normalizer_count = t->rewrite_count;
+    t->stages.normalizer_count = t->stages.rewrite_count;
     const char *pattern = desc->pattern ? desc->pattern : preset->pattern;
     return xdi_ranks_finish(t, pattern, strlen(pattern));
 }
@@ -325,8 +325,8 @@ static xd_result xdi_tekken_add_vocab(const xdi_tekken *k, xd_tokenizer *t, uint
         XD_REQUIRE(k->ctx, good, XD_ERROR_FORMAT, "Tekken: the token at byte %llu lacks token_bytes or rank",
                    (unsigned long long)xd_json_offset(item));
         if (rank < k->size - k->special_count)
-            XD_TRY(xdi_tokenizer_add(t, rank + k->special_count, XD_TOKEN_KIND_NORMAL, buffer, decoded, NULL,
-                                     0));
+            XD_TRY(xdi_vocabulary_add(&t->vocab, rank + k->special_count, XD_TOKEN_KIND_NORMAL, buffer,
+                                      decoded, NULL, 0));
     }
     return XD_OK;
 }
@@ -364,7 +364,7 @@ static xd_result xdi_tekken_add_specials(const xdi_tekken *k, xd_tokenizer *t) {
         XD_TRY(xdi_ranks_add_special(t, (int32_t)rank, text));
     }
     for (int32_t id = 0; id < k->special_count; id++) {
-        if (t->tokens[id].kind != XD_TOKEN_KIND_NONE) continue;
+        if (t->vocab.tokens[id].kind != XD_TOKEN_KIND_NONE) continue;
         const bool named = !k->specials && id < (int32_t)(sizeof old / sizeof old[0]);
         snprintf(name, sizeof name, "%s", named ? old[id] : "");
         if (!named) snprintf(name, sizeof name, "<SPECIAL_%d>", (int)id);
@@ -381,7 +381,7 @@ XD_PRIVATE xd_result xdi_tokenizer_load_tekken(xd_ctx *ctx, const xdi_tokenizer_
     k.ctx = ctx;
     XD_TRY(xdi_tekken_measure(&k, file->root, desc));
     XD_TRY(xdi_tokenizer_begin(ctx, k.size, k.blob, &t));
-    t->byte_level = t->ignore_merges = true;
+    t->vocab.byte_level = t->ignore_merges = true;
     uint8_t *buffer = (uint8_t *)xd_allocate(ctx, k.longest + 4);
     xd_result result = buffer ? XD_OK : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a token");
     if (result == XD_OK) result = xdi_tekken_add_vocab(&k, t, buffer);

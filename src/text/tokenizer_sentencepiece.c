@@ -224,17 +224,18 @@ static xd_result xdi_sentencepiece_add(xd_tokenizer *t, int32_t id, const xdi_se
     const size_t length = xdi_tokenizer_unmark(piece->text, piece->length, buffer);
     switch (piece->kind) {
     case XDI_SENTENCEPIECE_NORMAL:
-        return xdi_tokenizer_add(t, id, XD_TOKEN_KIND_NORMAL, piece->text, piece->length, buffer, length);
+        return xdi_vocabulary_add(&t->vocab, id, XD_TOKEN_KIND_NORMAL, piece->text, piece->length, buffer,
+                                  length);
     case XDI_SENTENCEPIECE_UNKNOWN:
-        XD_REQUIRE(t->ctx, t->unknown < 0, XD_ERROR_FORMAT,
-                   "SentencePiece model: pieces %d and %d are unknown", (int)t->unknown, (int)id);
-        t->unknown = id;
-        return xdi_tokenizer_set(t, id, XD_TOKEN_KIND_UNKNOWN, piece->text, piece->length);
+        XD_REQUIRE(t->ctx, t->vocab.unknown < 0, XD_ERROR_FORMAT,
+                   "SentencePiece model: pieces %d and %d are unknown", (int)t->vocab.unknown, (int)id);
+        t->vocab.unknown = id;
+        return xdi_vocabulary_set(&t->vocab, id, XD_TOKEN_KIND_UNKNOWN, piece->text, piece->length);
     case XDI_SENTENCEPIECE_CONTROL:
     case XDI_SENTENCEPIECE_USER: return xdi_tokenizer_add_special(t, &added, (const char *)buffer, length);
     case XDI_SENTENCEPIECE_BYTE:
         XD_REQUIRE(t->ctx, byte >= 0, XD_ERROR_FORMAT, "SentencePiece model: piece %d is no byte", (int)id);
-        return xdi_tokenizer_add(t, id, XD_TOKEN_KIND_BYTE, piece->text, piece->length, &raw, 1);
+        return xdi_vocabulary_add(&t->vocab, id, XD_TOKEN_KIND_BYTE, piece->text, piece->length, &raw, 1);
     default:
         return XD_FAIL(t->ctx, XD_ERROR_UNSUPPORTED, "SentencePiece model: piece %d is of kind %llu%s",
                        (int)id, (unsigned long long)piece->kind,
@@ -246,7 +247,7 @@ static xd_result xdi_sentencepiece_add(xd_tokenizer *t, int32_t id, const xdi_se
  * the ids in the same message. */
 static int32_t xdi_sentencepiece_control(const xd_tokenizer *t, const xdi_sentencepiece_name *name) {
     const int32_t id = xdi_tokenizer_special(t, name->text, name->bytes);
-    return id >= 0 && t->tokens[id].kind == XD_TOKEN_KIND_SPECIAL ? id : -1;
+    return id >= 0 && t->vocab.tokens[id].kind == XD_TOKEN_KIND_SPECIAL ? id : -1;
 }
 
 /* A score as an integer that grows while the score falls. */
@@ -277,14 +278,14 @@ static xd_result xdi_sentencepiece_fill(const xdi_sentencepiece *m, xd_tokenizer
     t->fuse_unknown = true;
     t->bos = xdi_sentencepiece_control(t, &m->bos);
     t->eos = xdi_sentencepiece_control(t, &m->eos);
-    if (t->bos >= 0) xdi_tokenizer_put_around(t, t->bos, false);
+    if (t->bos >= 0) xdi_around_put(&t->around, t->bos, false);
     XD_TRY(xdi_tokenizer_derive_merges(t, ranks));
     XD_TRY(xdi_tokenizer_add_rewrite(t, XDI_REWRITE_REPLACE, " ", 1, true, XDI_TOKENIZER_MARK, 3));
     if (m->prefix) {
         XD_TRY(xdi_tokenizer_add_rewrite(t, XDI_REWRITE_PREPEND, NULL, 0, false, XDI_TOKENIZER_MARK, 3));
         t->adds_prefix = t->text_prefix = true;
     }
-    t->normalizer_count = t->rewrite_count;
+    t->stages.normalizer_count = t->stages.rewrite_count;
     XD_TRY(xdi_tokenizer_add_specials(t, desc));
     return xdi_tokenizer_finish(t);
 }

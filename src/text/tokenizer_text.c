@@ -175,7 +175,7 @@ static unsigned xdi_rewrite_flags(bool compat) {
 }
 
 /* A cluster is a character and those after it that may join it. */
-static xd_result xdi_rewrite_normalize(xd_ctx *ctx, const xd_tokenizer *t, bool compat, xdi_rewriter *r,
+static xd_result xdi_rewrite_normalize(xd_ctx *ctx, const xdi_unicode *u, bool compat, xdi_rewriter *r,
                                        xdi_text *out, const xdi_text_view *in) {
     const unsigned flags = xdi_rewrite_flags(compat);
     const uint8_t *text = in->bytes, *const end = text + in->length;
@@ -188,7 +188,7 @@ static xd_result xdi_rewrite_normalize(xd_ctx *ctx, const xd_tokenizer *t, bool 
             continue;
         }
         const size_t length = xdi_utf8_decode(text + at, end, &point);
-        const unsigned found = xdi_unicode_property(t->unicode, point) & flags;
+        const unsigned found = xdi_unicode_property(u, point) & flags;
         if (!found) {
             before = point == XDI_UNICODE_INVALID ? at + 1 : at;
             at += length;
@@ -198,18 +198,18 @@ static xd_result xdi_rewrite_normalize(xd_ctx *ctx, const xd_tokenizer *t, bool 
         size_t stop = at + length;
         while (stop < in->length) {
             const size_t next = xdi_utf8_decode(text + stop, end, &point);
-            if (!(xdi_unicode_property(t->unicode, point) & XDI_UNICODE_JOINS)) break;
+            if (!(xdi_unicode_property(u, point) & XDI_UNICODE_JOINS)) break;
             stop += next;
         }
         XD_TRY(xdi_text_copy(ctx, out, in, &run, done, start));
-        XD_TRY(xdi_rewrite_cluster(ctx, t->unicode, compat, r, in, &run, start, stop, out));
+        XD_TRY(xdi_rewrite_cluster(ctx, u, compat, r, in, &run, start, stop, out));
         done = at = before = stop;
     }
     return xdi_text_copy(ctx, out, in, &run, done, in->length);
 }
 
 /* Would normalisation leave the text unchanged? */
-static bool xdi_rewrite_is_stable(const xd_tokenizer *t, bool compat, const xdi_text_view *in) {
+static bool xdi_rewrite_is_stable(const xdi_unicode *u, bool compat, const xdi_text_view *in) {
     const unsigned flags = xdi_rewrite_flags(compat);
     const uint8_t *at = in->bytes, *const end = at + in->length;
     while (at < end) {
@@ -219,7 +219,7 @@ static bool xdi_rewrite_is_stable(const xd_tokenizer *t, bool compat, const xdi_
             continue;
         }
         at += xdi_utf8_decode(at, end, &point);
-        if (xdi_unicode_property(t->unicode, point) & flags) return false;
+        if (xdi_unicode_property(u, point) & flags) return false;
     }
     return true;
 }
@@ -262,19 +262,19 @@ static xd_result xdi_rewrite_replace(xd_ctx *ctx, const xdi_rewrite *w, const ui
 static bool xdi_rewrite_is_idle(const xd_tokenizer *t, const xdi_rewrite *w, const xdi_text_view *in) {
     if (in->length == 0) return true;
     if (w->kind == XDI_REWRITE_NFC || w->kind == XDI_REWRITE_NFKC)
-        return xdi_rewrite_is_stable(t, w->kind == XDI_REWRITE_NFKC, in);
+        return xdi_rewrite_is_stable(t->unicode, w->kind == XDI_REWRITE_NFKC, in);
     if (w->kind != XDI_REWRITE_PREPEND) return false;
     if (w->only_first && (in->runs[0].from > 0)) return true;
     return w->unless_there && in->length >= w->to_bytes &&
-           memcmp(in->bytes, t->blob + w->to, w->to_bytes) == 0;
+           memcmp(in->bytes, t->vocab.blob + w->to, w->to_bytes) == 0;
 }
 
 XD_PRIVATE xd_result xdi_rewrite_apply(xd_ctx *ctx, const xd_tokenizer *t, int first, int last,
                                        xdi_rewriter *r, int place, xdi_text_view in, xdi_text_view *out) {
     int use = place;
     for (int i = first; i < last; i++) {
-        const xdi_rewrite *w = &t->rewrites[i];
-        const uint8_t *to = t->blob + w->to;
+        const xdi_rewrite *w = &t->stages.rewrites[i];
+        const uint8_t *to = t->vocab.blob + w->to;
         xdi_text *text = &r->texts[use];
         if (xdi_rewrite_is_idle(t, w, &in)) continue;
         text->length = text->run_count = 0;
@@ -284,7 +284,7 @@ XD_PRIVATE xd_result xdi_rewrite_apply(xd_ctx *ctx, const xd_tokenizer *t, int f
         else if (w->kind == XDI_REWRITE_REPLACE)
             XD_TRY(xdi_rewrite_replace(ctx, w, to, r, text, &in));
         else
-            XD_TRY(xdi_rewrite_normalize(ctx, t, w->kind == XDI_REWRITE_NFKC, r, text, &in));
+            XD_TRY(xdi_rewrite_normalize(ctx, t->unicode, w->kind == XDI_REWRITE_NFKC, r, text, &in));
         in.bytes = text->bytes;
         in.length = text->length;
         in.runs = text->runs;

@@ -82,7 +82,7 @@ static int64_t xdi_xcached_bound(const xdi_xtoken_term *term, const xdi_xcached_
 
 static int64_t xdi_xcached_tile_bound(const xdi_xtoken_term *term, const xdi_xcached_places *p,
                                       const xdi_xtoken_tile *tile) {
-    const int64_t *order = term->order + xdi_xtoken_tile_start(term, tile);
+    const int64_t *order = term->places.order + xdi_xtoken_tile_start(&term->places, tile);
     int64_t bound = 0;
     for (int64_t i = 0; i < tile->count; i++)
         bound += xdi_xcached_bound(term, p, tile->b * term->teacher->chunks + order[i]);
@@ -100,14 +100,14 @@ static xd_result xdi_xcached_measure(const xdi_xtoken *x, const xdi_xtoken_term 
     *longest = 1;
     for (int64_t i = 0; i < x->d.sequences * chunks; i++) p->total += term->teacher_sizes[i];
     for (int64_t b = 0; b < x->d.sequences; b++)
-        for (int64_t i = 0; i < xdi_xtoken_tiles(term, b); i++, h->tiles++) {
-            const xdi_xtoken_tile tile = xdi_xtoken_tile_at(x, term, b, i);
+        for (int64_t i = 0; i < xdi_xtoken_tiles(&term->places, b); i++, h->tiles++) {
+            const xdi_xtoken_tile tile = xdi_xtoken_tile_at(&term->places, x->d.sequence_comm, b, i);
             const int64_t bound = xdi_xcached_tile_bound(term, p, &tile);
             *longest = xdi_xtoken_most(*longest, bound);
             h->room += bound;
         }
     if (!x->on_device && h->room > XDI_XCACHED_ROOM) h->room = xdi_xtoken_most(*longest, XDI_XCACHED_ROOM);
-    h->width = (chunks < term->tile ? chunks : term->tile) + 1;
+    h->width = (chunks < term->places.tile ? chunks : term->places.tile) + 1;
     if (!x->d.sequence_comm) return XD_OK;
     return xd_all_reduce(x->d.sequence_comm, &p->most, &p->most, 1, XD_DTYPE_I64, XD_MAX);
 }
@@ -227,7 +227,7 @@ static int64_t xdi_xcached_target(const xdi_xtoken_term *term, xdi_xcached_place
 /* Tile `index` of all. */
 static void xdi_xcached_read_tile(const xdi_xtoken_term *term, xdi_xcached *h,
                                   const xdi_xtoken_tile *tile, int64_t index) {
-    const int64_t *order = term->order + xdi_xtoken_tile_start(term, tile);
+    const int64_t *order = term->places.order + xdi_xtoken_tile_start(&term->places, tile);
     int64_t *offset = h->offset + index * h->width, at = h->begin[index];
     offset[0] = 0;
     for (int64_t place = 0; place < tile->count; place++) {
@@ -250,8 +250,8 @@ static xd_result xdi_xcached_bring(const xdi_xtoken *x, const xdi_xtoken_term *t
     h->first = h->end = index;
     h->begin[index] = 0;
     for (; b < x->d.sequences; b++, i = 0)
-        for (; i < xdi_xtoken_tiles(term, b); i++) {
-            const xdi_xtoken_tile tile = xdi_xtoken_tile_at(x, term, b, i);
+        for (; i < xdi_xtoken_tiles(&term->places, b); i++) {
+            const xdi_xtoken_tile tile = xdi_xtoken_tile_at(&term->places, x->d.sequence_comm, b, i);
             if (h->begin[h->end] + xdi_xcached_tile_bound(term, &h->in, &tile) > h->room)
                 return xdi_xcached_upload(x, h);
             xdi_xcached_read_tile(term, h, &tile, h->end++);
@@ -306,9 +306,9 @@ static void xdi_xcached_close(const xdi_xtoken *x, xdi_xtoken_term *term) {
 
 static xd_result xdi_xcached_fill(xdi_xtoken *x, xdi_xtoken_term *term) {
     for (int64_t b = 0; b < x->d.sequences; b++)
-        for (int64_t place = 0; place < term->listed[b]; place++) {
+        for (int64_t place = 0; place < term->places.listed[b]; place++) {
             const int64_t at = b * term->teacher->chunks + place;
-            term->chunks[at] = xdi_xtoken_chunk_of(x, term, b, term->order[at], 0.0);
+            term->chunks[at] = xdi_xtoken_chunk_of(x, term, b, term->places.order[at], 0.0);
         }
     return XD_OK;
 }
@@ -331,7 +331,8 @@ static xd_result xdi_xcached_sums(const xdi_xtoken *x, const xdi_xtoken_term *te
     a->lists.ids = (const int32_t *)xdi_xcached_there(x, h, h->ids + begin);
     a->lists.entries = h->begin[index + 1] - begin;
     a->teacher = (double *)(uintptr_t)xdi_xcached_there(x, h, h->target + begin); /* read alone */
-    a->chunks = (xd_xtoken_chunk *)xdi_xtoken_there(x, term->chunks + xdi_xtoken_tile_start(term, tile));
+    a->chunks = (xd_xtoken_chunk *)xdi_xtoken_there(
+        &x->lists, term->chunks + xdi_xtoken_tile_start(&term->places, tile));
     a->cells = h->q + h->settle_room;
     a->fixed = x->fixed;
     a->reverse = x->d.reverse;
@@ -363,8 +364,8 @@ static xd_result xdi_xcached_run(xdi_xtoken *x, xdi_xtoken_term *term) {
     xdi_xcached *h = (xdi_xcached *)term->own;
     int64_t index = 0;
     for (int64_t b = 0; b < x->d.sequences; b++)
-        for (int64_t i = 0; i < xdi_xtoken_tiles(term, b); i++, index++) {
-            const xdi_xtoken_tile tile = xdi_xtoken_tile_at(x, term, b, i);
+        for (int64_t i = 0; i < xdi_xtoken_tiles(&term->places, b); i++, index++) {
+            const xdi_xtoken_tile tile = xdi_xtoken_tile_at(&term->places, x->d.sequence_comm, b, i);
             xd_xtoken_list_args a;
             XD_TRY(xdi_xcached_bring(x, term, h, index, b, i));
             XD_TRY(xdi_xcached_sums(x, term, &tile, index, &a));

@@ -1,5 +1,6 @@
 /* Defaults and checks of a desc of losses across tokenizers. */
 
+#include "kernel/ids.h"
 #include "teacher/internal.h"
 #include "xtoken/internal.h"
 

@@ -88,9 +88,9 @@ static xd_result xdi_gold_fill(xdi_xtoken *x, xdi_xtoken_term *term) {
     xdi_gold_fill_ids(g->rest, map->student_rest, map->student_rest_count);
     xdi_gold_fill_ids(g->other_rest, map->teacher_rest, map->teacher_rest_count);
     for (int64_t b = 0; b < x->d.sequences; b++)
-        for (int64_t place = 0; place < term->listed[b]; place++) {
+        for (int64_t place = 0; place < term->places.listed[b]; place++) {
             const int64_t at = b * term->teacher->chunks + place;
-            term->chunks[at] = xdi_xtoken_chunk_of(x, term, b, term->order[at], XD_XTOKEN_EPSILON);
+            term->chunks[at] = xdi_xtoken_chunk_of(x, term, b, term->places.order[at], XD_XTOKEN_EPSILON);
         }
     return XD_OK;
 }
@@ -123,7 +123,7 @@ static xd_result xdi_gold_means(const xdi_xtoken *x, xdi_gold_chunk *c) {
 
 /* A list of the caller, used in place on a CPU. */
 static const int32_t *xdi_gold_there(const xdi_xtoken *x, const int32_t *list) {
-    return x->on_device ? (const int32_t *)xdi_xtoken_there(x, list) : list;
+    return x->on_device ? (const int32_t *)xdi_xtoken_there(&x->lists, list) : list;
 }
 
 /* The KL of this shard's pairs in a cell, its derivative by alpha in u, and the most probable pair. */
@@ -200,7 +200,7 @@ static xd_result xdi_gold_merge(const xdi_xtoken *x, int64_t k) {
 /* The chunk's results, and dz = (dlp - p sum dlp) / tau, dlp = u * factor. */
 static xd_result xdi_gold_finish(const xdi_xtoken *x, const xdi_gold_chunk *c) {
     const double scale = c->chunk->factor / x->d.temperature;
-    xd_xtoken_chunk *chunk = (xd_xtoken_chunk *)xdi_xtoken_there(x, c->chunk);
+    xd_xtoken_chunk *chunk = (xd_xtoken_chunk *)xdi_xtoken_there(&x->lists, c->chunk);
     const xd_xtoken_total_args total = { x->work.u, x->columns, c->sums + xdi_xtoken_wide(x), x->fixed,
                                          x->work.scratch };
     const xd_xtoken_close_args close = { c->sums,          x->fixed,      x->work.merged, scale,
@@ -220,7 +220,7 @@ static xd_result xdi_gold_run_chunk(const xdi_xtoken *x, const xdi_xtoken_term *
     c.g = (const xdi_gold *)term->own;
     c.student = xdi_xtoken_student_tile(x, term, tile);
     c.teacher = xdi_xtoken_teacher_tile(x, term, tile);
-    c.chunk = term->chunks + xdi_xtoken_tile_start(term, tile);
+    c.chunk = term->chunks + xdi_xtoken_tile_start(&term->places, tile);
     c.comm = tile->comm;
     XD_TRY(xdi_gold_means(x, &c));
     XD_TRY(xdi_gold_pairs(x, term, &c));
@@ -232,9 +232,10 @@ static xd_result xdi_gold_run_chunk(const xdi_xtoken *x, const xdi_xtoken_term *
 /* Chunks that several ranks share, or those of this rank only, of all sequences. */
 static xd_result xdi_gold_run_tiles(const xdi_xtoken *x, const xdi_xtoken_term *term, bool together) {
     for (int64_t b = 0; b < x->d.sequences; b++) {
-        const int64_t shared = xdi_xtoken_shared_tiles(term, b), all = xdi_xtoken_tiles(term, b);
+        const int64_t shared = xdi_xtoken_shared_tiles(&term->places, b),
+                      all = xdi_xtoken_tiles(&term->places, b);
         for (int64_t i = together ? 0 : shared; i < (together ? shared : all); i++) {
-            const xdi_xtoken_tile tile = xdi_xtoken_tile_at(x, term, b, i);
+            const xdi_xtoken_tile tile = xdi_xtoken_tile_at(&term->places, x->d.sequence_comm, b, i);
             XD_TRY(xdi_gold_run_chunk(x, term, &tile));
         }
     }
@@ -264,10 +265,10 @@ static void xdi_gold_tell_chunk(xdi_xtoken *x, const xdi_xtoken_term *term, cons
 static void xdi_gold_tell(xdi_xtoken *x, const xdi_xtoken_term *term) {
     for (int together = 1; together >= 0; together--)
         for (int64_t b = 0; b < x->d.sequences; b++) {
-            const int64_t end = together ? term->shared[b] : term->listed[b];
-            for (int64_t place = together ? 0 : term->shared[b]; place < end; place++) {
+            const int64_t end = together ? term->places.shared[b] : term->places.listed[b];
+            for (int64_t place = together ? 0 : term->places.shared[b]; place < end; place++) {
                 const int64_t at = b * term->teacher->chunks + place;
-                xdi_gold_tell_chunk(x, term, &term->chunks[at], b, term->order[at]);
+                xdi_gold_tell_chunk(x, term, &term->chunks[at], b, term->places.order[at]);
             }
         }
 }

@@ -83,16 +83,21 @@ typedef struct xdi_xtoken_side {
     int64_t *rows, *places; /* lists: [rows] those whose chunk has a place, and this place in its tile */
 } xdi_xtoken_side;
 
+/* The places of the chunks of each sequence, in host memory. */
+typedef struct xdi_xtoken_places {
+    int64_t chunks, tile;     /* C; places of a tile, or positions */
+    int64_t *order, *place;   /* [B, C] the chunk of a place, and the place of a chunk or -1 */
+    int64_t *shared, *listed; /* [B] places of chunks that several ranks hold, and all */
+} xdi_xtoken_places;
+
 struct xdi_xtoken_term {
     const xd_xtoken_teacher *teacher;
     const xdi_xtoken_kind *kind;
-    int64_t held;       /* teacher positions of a sequence on this rank */
-    int64_t vocabulary; /* V_t */
-    int64_t k;          /* columns in J */
-    int64_t tile;
+    int64_t held;                           /* teacher positions of a sequence on this rank */
+    int64_t vocabulary;                     /* V_t */
+    int64_t k;                              /* columns in J */
     int64_t *student_sizes, *teacher_sizes; /* host: [B, C] */
-    int64_t *order, *place;   /* host: [B, C] the chunk of a place, and the place of a chunk or -1 */
-    int64_t *shared, *listed; /* host: [B] places of chunks that several ranks hold, and all */
+    xdi_xtoken_places places;
     xdi_xtoken_side student_rows, teacher_rows;
     xd_xtoken_chunk *chunks; /* lists: by place [B, C]; positions: [rows] */
     int64_t chunk_count;     /* of these */
@@ -162,6 +167,24 @@ typedef struct xdi_xtoken_work {
     void *moment_labels;                    /* [moment rows] where the device cannot read the caller's */
 } xdi_xtoken_work;
 
+/* Lists that the host makes, at both addresses. */
+typedef struct xdi_xtoken_lists {
+    unsigned char *here, *there; /* of the host, and where the device has them */
+    size_t bytes;
+} xdi_xtoken_lists;
+
+/* Memory to be released; NULL where it is the caller's. */
+typedef struct xdi_xtoken_memory {
+    void *host, *lists, *work;
+} xdi_xtoken_memory;
+
+/* Of the parts of the loss. */
+typedef struct xdi_xtoken_weights {
+    double kd, ce;
+    double factor;            /* of loss and gradient: the caller's scale */
+    double token_denominator; /* D of ce and of kinds that compare positions */
+} xdi_xtoken_weights;
+
 /* One call. */
 struct xdi_xtoken {
     xd_ctx *ctx;
@@ -173,14 +196,11 @@ struct xdi_xtoken {
     xdi_xtoken_term *terms; /* [teacher_count] */
     xdi_xtoken_host host;
     xdi_xtoken_work work;
-    unsigned char *here, *there; /* the lists, and where the device has them */
-    size_t list_bytes;
+    xdi_xtoken_lists lists;
+    xdi_xtoken_memory memory;
     int64_t room; /* see work.cells */
-    double token_denominator;
-    double factor; /* of loss and gradient: the caller's scale */
-    double kd_weight, ce_weight;
-    xd_status found, found_in_rows;                /* of this pass, and of the labels alone */
-    void *host_memory, *list_memory, *work_memory; /* to be released */
+    xdi_xtoken_weights weights;
+    xd_status found, found_in_rows; /* of this pass, and of the labels alone */
     int selected;
     bool on_device; /* its memory is not the host's */
     bool fixed;     /* INVARIANT: cells are xd_fixed */
@@ -258,13 +278,14 @@ typedef struct xdi_xtoken_tile {
     xd_comm *comm;
 } xdi_xtoken_tile;
 
-/* The number of tiles of a sequence: of chunks of several ranks, which come first, and of all; and one of the tiles. */
-XD_PRIVATE int64_t xdi_xtoken_shared_tiles(const xdi_xtoken_term *term, int64_t b);
-XD_PRIVATE int64_t xdi_xtoken_tiles(const xdi_xtoken_term *term, int64_t b);
-XD_PRIVATE xdi_xtoken_tile xdi_xtoken_tile_at(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b,
+/* The number of tiles of a sequence: of chunks of several ranks, which come first, and of all; and one of the tiles, with
+ * sequence_comm for the former. */
+XD_PRIVATE int64_t xdi_xtoken_shared_tiles(const xdi_xtoken_places *places, int64_t b);
+XD_PRIVATE int64_t xdi_xtoken_tiles(const xdi_xtoken_places *places, int64_t b);
+XD_PRIVATE xdi_xtoken_tile xdi_xtoken_tile_at(const xdi_xtoken_places *places, xd_comm *comm, int64_t b,
                                               int64_t index);
 /* The number of the tile's first chunk among term->chunks and term->order. */
-XD_PRIVATE int64_t xdi_xtoken_tile_start(const xdi_xtoken_term *term, const xdi_xtoken_tile *tile);
+XD_PRIVATE int64_t xdi_xtoken_tile_start(const xdi_xtoken_places *places, const xdi_xtoken_tile *tile);
 
 /* Factors of gradients are at most this, and weights below it: beyond, gradients could leave f32. */
 #define XDI_XTOKEN_MOST 1e30
@@ -294,7 +315,7 @@ XD_PRIVATE void *xdi_xtoken_list(xdi_xtoken_arenas *a, int64_t count, size_t siz
 XD_PRIVATE int64_t xdi_xtoken_most(int64_t a, int64_t b);
 
 /* The device's address of something in the lists. */
-XD_PRIVATE void *xdi_xtoken_there(const xdi_xtoken *x, const void *list);
+XD_PRIVATE void *xdi_xtoken_there(const xdi_xtoken_lists *lists, const void *list);
 XD_PRIVATE xd_result xdi_xtoken_copy(const xdi_xtoken *x, void *to, const void *from, size_t bytes,
                                      xd_copy_kind kind);
 /* The caller's labels in memory that kernels can read: in place, or copied to the block. */

@@ -9,6 +9,14 @@ static int64_t xdi_layout_sums(const xd_xtoken_desc *d) {
     return XDI_XTOKEN_FIRST + XDI_XTOKEN_PER_TEACHER * (int64_t)d->teacher_count;
 }
 
+/* Chunks, or positions, that a term works on at once. */
+static int64_t xdi_layout_tile(const xdi_xtoken *x, const xdi_xtoken_term *term) {
+    int64_t tile = xdi_xtoken_fits((int64_t)1 << 18, term->k);
+    if (tile > 32) tile = 32;
+    if (x->d.tile > 0) tile = x->d.tile;
+    return term->kind->tile ? term->kind->tile(&x->d, term->teacher, tile) : tile;
+}
+
 static xdi_xtoken_term xdi_layout_term(const xdi_xtoken *x, int index) {
     const xd_xtoken_teacher *t = &x->d.teachers[index];
     xdi_xtoken_term term;
@@ -18,10 +26,8 @@ static xdi_xtoken_term xdi_layout_term(const xdi_xtoken *x, int index) {
     term.held = t->logits.rows / x->d.sequences;
     term.vocabulary = xdi_xtoken_vocabulary(t);
     term.k = xdi_xtoken_columns(&x->d, t, x->vocab.size);
-    term.tile = xdi_xtoken_fits((int64_t)1 << 18, term.k);
-    if (term.tile > 32) term.tile = 32;
-    if (x->d.tile > 0) term.tile = x->d.tile;
-    if (term.kind->tile) term.tile = term.kind->tile(&x->d, t, term.tile);
+    term.places.chunks = t->chunks;
+    term.places.tile = xdi_layout_tile(x, &term);
     term.reads = xdi_xtoken_reads_logits(t);
     term.weight = t->weight;
     term.cell = XDI_XTOKEN_FIRST + XDI_XTOKEN_PER_TEACHER * index;
@@ -36,6 +42,14 @@ static void xdi_layout_side(const xdi_xtoken *x, const xdi_xtoken_term *term, in
     side->places = (int64_t *)xdi_xtoken_list(a, rows, sizeof(int64_t));
 }
 
+static void xdi_layout_places(xdi_xtoken_places *places, int64_t sequences, xdi_xtoken_arenas *a) {
+    const int64_t count = sequences * places->chunks;
+    places->order = (int64_t *)xdi_arena_array(a->host, count, sizeof(int64_t), &a->fits);
+    places->place = (int64_t *)xdi_arena_array(a->host, count, sizeof(int64_t), &a->fits);
+    places->shared = (int64_t *)xdi_arena_array(a->host, sequences, sizeof(int64_t), &a->fits);
+    places->listed = (int64_t *)xdi_arena_array(a->host, sequences, sizeof(int64_t), &a->fits);
+}
+
 /* What is copied back to the host is contiguous. */
 static void xdi_layout_chunks(const xdi_xtoken *x, xdi_xtoken_term *term, xdi_xtoken_arenas *a) {
     const int64_t b = x->d.sequences, count = b * term->teacher->chunks;
@@ -48,10 +62,7 @@ static void xdi_layout_chunks(const xdi_xtoken *x, xdi_xtoken_term *term, xdi_xt
     term->chunk_count = positions ? x->d.student.rows : count;
     term->chunks = (xd_xtoken_chunk *)xdi_xtoken_list(a, term->chunk_count, sizeof *term->chunks);
     if (positions) return;
-    term->order = (int64_t *)xdi_arena_array(a->host, count, sizeof(int64_t), &a->fits);
-    term->place = (int64_t *)xdi_arena_array(a->host, count, sizeof(int64_t), &a->fits);
-    term->shared = (int64_t *)xdi_arena_array(a->host, b, sizeof(int64_t), &a->fits);
-    term->listed = (int64_t *)xdi_arena_array(a->host, b, sizeof(int64_t), &a->fits);
+    xdi_layout_places(&term->places, b, a);
     xdi_layout_side(x, term, x->d.student.rows, &term->student_rows, a);
     xdi_layout_side(x, term, term->teacher->logits.rows, &term->teacher_rows, a);
 }
@@ -130,15 +141,15 @@ static void xdi_layout_shared(xdi_xtoken *x, const xdi_xtoken_sizes *s, xdi_xtok
 static bool xdi_layout_all(xdi_xtoken *x, xdi_xtoken_arenas *a) {
     xdi_xtoken_sizes s;
     memset(&s, 0, sizeof s);
-    x->here = a->lists->base;
+    x->lists.here = a->lists->base;
     xdi_layout_teachers(x, &s, a);
     xdi_layout_rows(x, &s, a);
     xdi_layout_cells(x, &s, a);
     xdi_layout_shared(x, &s, a);
-    x->there = x->here;
-    x->list_bytes = a->lists->used;
+    x->lists.there = x->lists.here;
+    x->lists.bytes = a->lists->used;
     if (x->on_device)
-        x->there = (unsigned char *)xdi_arena_array(a->work, (int64_t)x->list_bytes, 1, &a->fits);
+        x->lists.there = (unsigned char *)xdi_arena_array(a->work, (int64_t)x->lists.bytes, 1, &a->fits);
     return a->fits;
 }
 
@@ -153,9 +164,9 @@ XD_PRIVATE void xdi_xtoken_open(xdi_xtoken *x, xd_ctx *ctx, const xd_xtoken_desc
     x->held = d->student.rows / d->sequences;
     x->columns = x->vocab.end - x->vocab.begin;
     x->selected = -1;
-    x->factor = 1.0;
-    x->kd_weight = d->kd_weight;
-    x->ce_weight = d->ce_weight;
+    x->weights.factor = 1.0;
+    x->weights.kd = d->kd_weight;
+    x->weights.ce = d->ce_weight;
     x->fixed = xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT;
     x->owner = !d->sequence_comm || xd_comm_rank(d->sequence_comm) == 0;
 }
@@ -183,18 +194,18 @@ XD_PRIVATE xd_result xdi_xtoken_provide(xdi_xtoken *x, const xd_xtoken_desc *des
     XD_REQUIRE(x->ctx, xdi_xtoken_plan(x, &work, &host, &lists), XD_ERROR_ARGUMENT,
                "the workspace would not fit into memory");
     if (x->on_device) {
-        x->host_memory = xd_allocate(x->ctx, host + 1);
-        x->list_memory = xd_allocate(x->ctx, lists + 1);
-        XD_REQUIRE(x->ctx, x->host_memory && x->list_memory, XD_ERROR_MEMORY,
+        x->memory.host = xd_allocate(x->ctx, host + 1);
+        x->memory.lists = xd_allocate(x->ctx, lists + 1);
+        XD_REQUIRE(x->ctx, x->memory.host && x->memory.lists, XD_ERROR_MEMORY,
                    "no room for lists of %zu bytes", host + lists);
     }
     if (!memory) {
-        memory = x->work_memory = x->kernels->memory.allocate(x->ctx, bytes = work);
+        memory = x->memory.work = x->kernels->memory.allocate(x->ctx, bytes = work);
         XD_REQUIRE(x->ctx, memory, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes", bytes);
     }
     arenas[0] = xd_arena_over(memory, bytes);
-    arenas[1] = xd_arena_over(x->host_memory, host);
-    arenas[2] = xd_arena_over(x->list_memory, lists);
+    arenas[1] = xd_arena_over(x->memory.host, host);
+    arenas[2] = xd_arena_over(x->memory.lists, lists);
     a.work = &arenas[0];
     a.host = x->on_device ? &arenas[1] : a.work;
     a.lists = x->on_device ? &arenas[2] : a.work;
@@ -209,7 +220,7 @@ XD_PRIVATE void xdi_xtoken_close(xdi_xtoken *x, xd_result result) {
     if (result != XD_OK) x->kernels->memory.synchronize(&x->launch);
     for (int i = 0; i < x->d.teacher_count && x->terms; i++)
         if (x->terms[i].kind->close && x->terms[i].own) x->terms[i].kind->close(x, &x->terms[i]);
-    x->kernels->memory.release(x->ctx, x->work_memory);
-    xd_release(x->ctx, x->list_memory);
-    xd_release(x->ctx, x->host_memory);
+    x->kernels->memory.release(x->ctx, x->memory.work);
+    xd_release(x->ctx, x->memory.lists);
+    xd_release(x->ctx, x->memory.host);
 }

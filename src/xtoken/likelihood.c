@@ -155,7 +155,7 @@ static xd_result xdi_likelihood_run(xdi_xtoken *x, xdi_xtoken_term *term) {
     const xdi_likelihood *h = (const xdi_likelihood *)term->own;
     const xd_xtoken_label_gradient_args a = { xdi_xtoken_gradient_of(
                                                   x, xdi_xtoken_student(x, h->rows, NULL, h->count)),
-                                              (const double *)xdi_xtoken_there(x, h->slopes) };
+                                              (const double *)xdi_xtoken_there(&x->lists, h->slopes) };
     return x->write ? x->kernels->xtoken.label_gradient(&x->launch, &a) : XD_OK;
 }
 

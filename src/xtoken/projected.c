@@ -32,7 +32,7 @@ static xd_xtoken_matrix xdi_projected_matrix(const xdi_xtoken *x, const xd_proje
 
 /* The size query may be called with a desc that is not valid yet. */
 static void xdi_projected_size(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xtoken_sizes *s) {
-    const int64_t sums = 2 * term->tile * term->k;
+    const int64_t sums = 2 * term->places.tile * term->k;
     const xd_projection *m = term->teacher->projected.projection;
     s->ids = xdi_xtoken_most(s->ids, term->k);
     s->maxima = xdi_xtoken_most(s->maxima, term->vocabulary);
@@ -80,9 +80,9 @@ static xd_result xdi_projected_fill(xdi_xtoken *x, xdi_xtoken_term *term) {
             given[2 * b * k + j] = ids[b * k + j];
             given[(2 * b + 1) * k + j] = j;
         }
-        for (int64_t place = 0; place < term->listed[b]; place++) {
+        for (int64_t place = 0; place < term->places.listed[b]; place++) {
             const int64_t at = b * term->teacher->chunks + place;
-            term->chunks[at] = xdi_xtoken_chunk_of(x, term, b, term->order[at], XD_XTOKEN_EPSILON);
+            term->chunks[at] = xdi_xtoken_chunk_of(x, term, b, term->places.order[at], XD_XTOKEN_EPSILON);
             term->chunks[at].alone = term->chunks[at].student < 1.5;
         }
     }
@@ -94,7 +94,7 @@ static xd_result xdi_projected_fill(xdi_xtoken *x, xdi_xtoken_term *term) {
 static xd_result xdi_projected_choose(xdi_xtoken *x, xdi_xtoken_term *term, int64_t b) {
     xdi_projected *p = (xdi_projected *)term->own;
     if (term->teacher->projected.column_ids) {
-        p->matrix.ids = (const int64_t *)xdi_xtoken_there(x, p->given + 2 * b * term->k);
+        p->matrix.ids = (const int64_t *)xdi_xtoken_there(&x->lists, p->given + 2 * b * term->k);
         p->ids_in_rows = p->matrix.ids + term->k;
     } else {
         XD_TRY(xdi_xtoken_choose(x, term, term->vocabulary, b));
@@ -172,7 +172,8 @@ static xd_result xdi_projected_run_tile(const xdi_xtoken *x, const xdi_xtoken_te
     t.comm = tile->comm;
     t.places = tile->count;
     t.k = term->k;
-    t.chunks = (xd_xtoken_chunk *)xdi_xtoken_there(x, term->chunks + xdi_xtoken_tile_start(term, tile));
+    t.chunks = (xd_xtoken_chunk *)xdi_xtoken_there(&x->lists,
+                                                   term->chunks + xdi_xtoken_tile_start(&term->places, tile));
     XD_TRY(xdi_projected_sums(x, &t));
     XD_TRY(xdi_projected_divergence(x, &t));
     return x->write ? xdi_projected_gradient(x, &t) : XD_OK;
@@ -181,8 +182,8 @@ static xd_result xdi_projected_run_tile(const xdi_xtoken *x, const xdi_xtoken_te
 static xd_result xdi_projected_run(xdi_xtoken *x, xdi_xtoken_term *term) {
     for (int64_t b = 0; b < x->d.sequences; b++) {
         if (b == 0 || !x->d.compat) XD_TRY(xdi_projected_choose(x, term, b));
-        for (int64_t i = 0; i < xdi_xtoken_tiles(term, b); i++) {
-            const xdi_xtoken_tile tile = xdi_xtoken_tile_at(x, term, b, i);
+        for (int64_t i = 0; i < xdi_xtoken_tiles(&term->places, b); i++) {
+            const xdi_xtoken_tile tile = xdi_xtoken_tile_at(&term->places, x->d.sequence_comm, b, i);
             XD_TRY(xdi_projected_run_tile(x, term, &tile));
         }
     }

@@ -1,5 +1,6 @@
 /* Statistics of the student's rows, and which of them count. */
 
+#include "kernel/ids.h"
 #include "loss/softmax.h"
 #include "loss/topk.h"
 #include "xtoken/internal.h"

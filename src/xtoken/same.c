@@ -33,7 +33,7 @@ static void xdi_same_size(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_
         s->voters = xdi_xtoken_most(s->voters, x->d.student.rows);
     }
     s->slots = xdi_xtoken_most(s->slots, x->vocab.size);
-    s->doubles = xdi_xtoken_most(s->doubles, 2 * term->tile * term->k);
+    s->doubles = xdi_xtoken_most(s->doubles, 2 * term->places.tile * term->k);
     s->scratch = xdi_xtoken_most(s->scratch, x->kernels->xtoken.pick_scratch(x->columns));
 }
 
@@ -80,7 +80,7 @@ static xd_result xdi_same_choose(const xdi_xtoken *x, const xdi_xtoken_term *ter
     const xdi_same *s = (const xdi_same *)term->own;
     if (b > 0 && (!s->chooses || x->d.compat)) return XD_OK;
     if (s->chooses) XD_TRY(xdi_xtoken_choose(x, term, x->vocab.size, b));
-    *ids = s->chooses ? x->work.ids : (const int64_t *)xdi_xtoken_there(x, s->all);
+    *ids = s->chooses ? x->work.ids : (const int64_t *)xdi_xtoken_there(&x->lists, s->all);
     const xd_xtoken_slots_args a = { *ids, term->k, x->vocab.size, x->work.slots };
     return x->kernels->xtoken.slots(&x->launch, &a);
 }
@@ -122,7 +122,7 @@ static xd_result xdi_same_run_tile(const xdi_xtoken *x, const xdi_xtoken_term *t
     const xd_xtoken_pick_args p = { rows, ids, term->k, 1.0, false, student };
     xd_xtoken_pick_args q = p;
     xd_xtoken_compare_args c = {
-        student, teacher,     (xd_xtoken_chunk *)xdi_xtoken_there(x, term->chunks + at),
+        student, teacher,     (xd_xtoken_chunk *)xdi_xtoken_there(&x->lists, term->chunks + at),
         count,   term->k,     x->d.temperature,
         1.0,     x->d.reverse
     };
@@ -141,9 +141,9 @@ static xd_result xdi_same_run(xdi_xtoken *x, xdi_xtoken_term *term) {
     const int64_t *ids = NULL;
     for (int64_t b = 0; b < x->d.sequences; b++) {
         XD_TRY(xdi_same_choose(x, term, b, &ids));
-        for (int64_t at = s->first[b]; at < s->first[b + 1]; at += term->tile) {
+        for (int64_t at = s->first[b]; at < s->first[b + 1]; at += term->places.tile) {
             const int64_t left = s->first[b + 1] - at;
-            XD_TRY(xdi_same_run_tile(x, term, ids, at, left < term->tile ? left : term->tile));
+            XD_TRY(xdi_same_run_tile(x, term, ids, at, left < term->places.tile ? left : term->places.tile));
         }
     }
     return XD_OK;

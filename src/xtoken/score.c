@@ -1,5 +1,6 @@
 /* Scores of teachers, and the weights computed from them. */
 
+#include "kernel/ids.h"
 #include "xtoken/internal.h"
 
 #include <math.h>

@@ -53,7 +53,7 @@ XD_PRIVATE double xdi_xtoken_omega(const xdi_xtoken *x, const xdi_xtoken_term *t
 }
 
 XD_PRIVATE double xdi_xtoken_factor(const xdi_xtoken *x, const xdi_xtoken_term *term) {
-    return x->kd_weight * xdi_xtoken_omega(x, term) * xdi_xtoken_scale(x, term) * x->factor;
+    return x->weights.kd * xdi_xtoken_omega(x, term) * xdi_xtoken_scale(x, term) * x->weights.factor;
 }
 
 /* Divergences below it are taken by sums, also times the weight: their product may be rounded up, and sums of doubles have many
@@ -79,40 +79,40 @@ XD_PRIVATE xd_xtoken_chunk xdi_xtoken_chunk_of(const xdi_xtoken *x, const xdi_xt
 
 /* ---- places ---- */
 
-/* How a chunk is computed: stored in term->place until its place is known. */
+/* How a chunk is computed: stored in places->place until its place is known. */
 enum { XDI_SHARE_NONE = -1, XDI_SHARE_OWN = -2, XDI_SHARE_ALL = -3 };
 
-static void xdi_share_mark(const xdi_xtoken_term *term, const int64_t *ids, int64_t rows, int64_t held) {
+static void xdi_share_mark(const xdi_xtoken_places *places, const int64_t *ids, int64_t rows, int64_t held) {
     for (int64_t row = 0; row < rows; row++)
-        if (ids[row] >= 0) term->place[row / held * term->teacher->chunks + ids[row]] = 1;
+        if (ids[row] >= 0) places->place[row / held * places->chunks + ids[row]] = 1;
 }
 
-/* Which rank computes each chunk, in term->place: this needs the number of ranks that have tokens of it. */
+/* Which rank computes each chunk, in places->place: this needs the number of ranks that have tokens of it. */
 static xd_result xdi_share_sort(const xdi_xtoken *x, const xdi_xtoken_term *term) {
+    const xdi_xtoken_places *places = &term->places;
     const xd_xtoken_teacher *t = term->teacher;
     const int64_t count = x->d.sequences * t->chunks;
-    int64_t *ranks = term->order;
-    memset(term->place, 0, (size_t)count * sizeof *term->place);
-    xdi_share_mark(term, t->student_chunks, x->d.sequences * x->held, x->held);
-    xdi_share_mark(term, t->teacher_chunks, x->d.sequences * term->held, term->held);
-    memcpy(ranks, term->place, (size_t)count * sizeof *ranks);
+    int64_t *ranks = places->order;
+    memset(places->place, 0, (size_t)count * sizeof *places->place);
+    xdi_share_mark(places, t->student_chunks, x->d.sequences * x->held, x->held);
+    xdi_share_mark(places, t->teacher_chunks, x->d.sequences * term->held, term->held);
+    memcpy(ranks, places->place, (size_t)count * sizeof *ranks);
     if (x->d.sequence_comm && xd_comm_size(x->d.sequence_comm) > 1)
         XD_TRY(xd_all_reduce(x->d.sequence_comm, ranks, ranks, count, XD_DTYPE_I64, XD_SUM));
     for (int64_t i = 0; i < count; i++) {
-        const bool mine = term->place[i] == 1,
+        const bool mine = places->place[i] == 1,
                    looks = xdi_xtoken_looks(x, term, i / t->chunks, i % t->chunks);
-        term->place[i] = XDI_SHARE_NONE;
-        if (looks && ranks[i] > 1) term->place[i] = XDI_SHARE_ALL;
-        if (looks && ranks[i] == 1 && mine) term->place[i] = XDI_SHARE_OWN;
+        places->place[i] = XDI_SHARE_NONE;
+        if (looks && ranks[i] > 1) places->place[i] = XDI_SHARE_ALL;
+        if (looks && ranks[i] == 1 && mine) places->place[i] = XDI_SHARE_OWN;
     }
     return XD_OK;
 }
 
 /* Assigns places from `next` on to the chunks of one sort; returns the next free place. */
-static int64_t xdi_share_place(const xdi_xtoken_term *term, int64_t b, int64_t kind, int64_t next) {
-    int64_t *order = term->order + b * term->teacher->chunks,
-            *place = term->place + b * term->teacher->chunks;
-    for (int64_t c = 0; c < term->teacher->chunks; c++) {
+static int64_t xdi_share_place(const xdi_xtoken_places *places, int64_t b, int64_t kind, int64_t next) {
+    int64_t *order = places->order + b * places->chunks, *place = places->place + b * places->chunks;
+    for (int64_t c = 0; c < places->chunks; c++) {
         if (place[c] != kind) continue;
         order[next] = c;
         place[c] = next++;
@@ -121,9 +121,9 @@ static int64_t xdi_share_place(const xdi_xtoken_term *term, int64_t b, int64_t k
 }
 
 /* The place in its tile. */
-static int64_t xdi_share_in_tile(const xdi_xtoken_term *term, int64_t b, int64_t place) {
-    const int64_t shared = term->shared[b];
-    return (place < shared ? place : place - shared) % term->tile;
+static int64_t xdi_share_in_tile(const xdi_xtoken_places *places, int64_t b, int64_t place) {
+    const int64_t shared = places->shared[b];
+    return (place < shared ? place : place - shared) % places->tile;
 }
 
 /* Sorts a side's rows by the place of their chunk; rows of one chunk stay in order. */
@@ -135,12 +135,12 @@ static void xdi_share_rows(const xdi_xtoken *x, const xdi_xtoken_term *term, con
     for (int64_t turn = 0; turn < 2; turn++) {
         for (int64_t row = 0; row < x->d.sequences * held; row++) {
             const int64_t b = row / held, first = b * chunks,
-                          place = ids[row] < 0 ? -1 : term->place[first + ids[row]];
+                          place = ids[row] < 0 ? -1 : term->places.place[first + ids[row]];
             if (place < 0) continue;
             if (turn == 0) {
                 begin[first + place + 1]++;
             } else {
-                side->places[begin[first + place]] = xdi_share_in_tile(term, b, place);
+                side->places[begin[first + place]] = xdi_share_in_tile(&term->places, b, place);
                 side->rows[begin[first + place]++] = row; /* begins move to ends ... */
             }
         }
@@ -151,10 +151,11 @@ static void xdi_share_rows(const xdi_xtoken *x, const xdi_xtoken_term *term, con
 }
 
 XD_PRIVATE xd_result xdi_xtoken_share(const xdi_xtoken *x, const xdi_xtoken_term *term) {
+    const xdi_xtoken_places *places = &term->places;
     XD_TRY(xdi_share_sort(x, term));
     for (int64_t b = 0; b < x->d.sequences; b++) {
-        term->shared[b] = xdi_share_place(term, b, XDI_SHARE_ALL, 0);
-        term->listed[b] = xdi_share_place(term, b, XDI_SHARE_OWN, term->shared[b]);
+        places->shared[b] = xdi_share_place(places, b, XDI_SHARE_ALL, 0);
+        places->listed[b] = xdi_share_place(places, b, XDI_SHARE_OWN, places->shared[b]);
     }
     xdi_share_rows(x, term, term->teacher->student_chunks, x->held, &term->student_rows);
     xdi_share_rows(x, term, term->teacher->teacher_chunks, term->held, &term->teacher_rows);
@@ -162,8 +163,8 @@ XD_PRIVATE xd_result xdi_xtoken_share(const xdi_xtoken *x, const xdi_xtoken_term
 }
 
 XD_PRIVATE bool xdi_xtoken_tells(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b, int64_t c) {
-    const int64_t place = term->place[b * term->teacher->chunks + c];
-    return place >= 0 && (place >= term->shared[b] || x->owner);
+    const int64_t place = term->places.place[b * term->teacher->chunks + c];
+    return place >= 0 && (place >= term->places.shared[b] || x->owner);
 }
 
 /* ---- tiles ---- */
@@ -172,26 +173,27 @@ static int64_t xdi_share_tiles(int64_t chunks, int64_t tile) {
     return (chunks + tile - 1) / tile;
 }
 
-XD_PRIVATE int64_t xdi_xtoken_shared_tiles(const xdi_xtoken_term *term, int64_t b) {
-    return xdi_share_tiles(term->shared[b], term->tile);
+XD_PRIVATE int64_t xdi_xtoken_shared_tiles(const xdi_xtoken_places *places, int64_t b) {
+    return xdi_share_tiles(places->shared[b], places->tile);
 }
 
-XD_PRIVATE int64_t xdi_xtoken_tiles(const xdi_xtoken_term *term, int64_t b) {
-    return xdi_xtoken_shared_tiles(term, b) + xdi_share_tiles(term->listed[b] - term->shared[b], term->tile);
+XD_PRIVATE int64_t xdi_xtoken_tiles(const xdi_xtoken_places *places, int64_t b) {
+    return xdi_xtoken_shared_tiles(places, b) +
+           xdi_share_tiles(places->listed[b] - places->shared[b], places->tile);
 }
 
-XD_PRIVATE xdi_xtoken_tile xdi_xtoken_tile_at(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t b,
+XD_PRIVATE xdi_xtoken_tile xdi_xtoken_tile_at(const xdi_xtoken_places *places, xd_comm *comm, int64_t b,
                                               int64_t index) {
-    const int64_t together = xdi_xtoken_shared_tiles(term, b), own = index - together;
-    const int64_t end = own < 0 ? term->shared[b] : term->listed[b];
-    xdi_xtoken_tile t = { b, own < 0 ? index * term->tile : term->shared[b] + own * term->tile, 0,
-                          own < 0 ? x->d.sequence_comm : NULL };
-    t.count = end - t.first < term->tile ? end - t.first : term->tile;
-    return t;
+    const int64_t together = xdi_xtoken_shared_tiles(places, b), shared = places->shared[b];
+    const bool own = index >= together;
+    const int64_t first = own ? shared + (index - together) * places->tile : index * places->tile;
+    const int64_t left = (own ? places->listed[b] : shared) - first;
+    const xdi_xtoken_tile tile = { b, first, left < places->tile ? left : places->tile, own ? NULL : comm };
+    return tile;
 }
 
-XD_PRIVATE int64_t xdi_xtoken_tile_start(const xdi_xtoken_term *term, const xdi_xtoken_tile *tile) {
-    return tile->b * term->teacher->chunks + tile->first;
+XD_PRIVATE int64_t xdi_xtoken_tile_start(const xdi_xtoken_places *places, const xdi_xtoken_tile *tile) {
+    return tile->b * places->chunks + tile->first;
 }
 
 /* ---- results of chunks ---- */
@@ -229,8 +231,8 @@ XD_PRIVATE void xdi_xtoken_tell_chunk(xdi_xtoken *x, const xdi_xtoken_term *term
 
 XD_PRIVATE void xdi_xtoken_tell_chunks(xdi_xtoken *x, const xdi_xtoken_term *term) {
     for (int64_t b = 0; b < x->d.sequences; b++)
-        for (int64_t place = 0; place < term->listed[b]; place++) {
+        for (int64_t place = 0; place < term->places.listed[b]; place++) {
             const int64_t at = b * term->teacher->chunks + place;
-            xdi_xtoken_tell_chunk(x, term, &term->chunks[at], b, term->order[at]);
+            xdi_xtoken_tell_chunk(x, term, &term->chunks[at], b, term->places.order[at]);
         }
 }

@@ -20,8 +20,8 @@ XD_PRIVATE void *xdi_xtoken_list(xdi_xtoken_arenas *a, int64_t count, size_t siz
     return xdi_arena_array(a->lists, count, size, &a->fits);
 }
 
-XD_PRIVATE void *xdi_xtoken_there(const xdi_xtoken *x, const void *list) {
-    return x->there + ((const unsigned char *)list - x->here);
+XD_PRIVATE void *xdi_xtoken_there(const xdi_xtoken_lists *lists, const void *list) {
+    return lists->there + ((const unsigned char *)list - lists->here);
 }
 
 XD_PRIVATE xd_result xdi_xtoken_copy(const xdi_xtoken *x, void *to, const void *from, size_t bytes,
@@ -49,15 +49,15 @@ XD_PRIVATE xd_xtoken_rows xdi_xtoken_student(const xdi_xtoken *x, const int64_t 
     r.first = x->vocab.begin;
     r.temperature = x->d.temperature;
     r.lse = x->work.lse;
-    if (rows) r.rows = (const int64_t *)xdi_xtoken_there(x, rows);
-    if (places) r.places = (const int64_t *)xdi_xtoken_there(x, places);
+    if (rows) r.rows = (const int64_t *)xdi_xtoken_there(&x->lists, rows);
+    if (places) r.places = (const int64_t *)xdi_xtoken_there(&x->lists, places);
     r.count = count;
     return r;
 }
 
 static xd_xtoken_rows xdi_work_tile(const xdi_xtoken *x, const xdi_xtoken_term *term,
                                     const xdi_xtoken_side *side, const xdi_xtoken_tile *tile) {
-    const int64_t *begin = side->begin + xdi_xtoken_tile_start(term, tile), at = begin[0];
+    const int64_t *begin = side->begin + xdi_xtoken_tile_start(&term->places, tile), at = begin[0];
     return xdi_xtoken_student(x, side->rows + at, side->places + at, begin[tile->count] - at);
 }
 
@@ -86,11 +86,11 @@ XD_PRIVATE xd_xtoken_gradient xdi_xtoken_gradient_of(const xdi_xtoken *x, xd_xto
     to.x = rows;
     to.rows = x->d.common.gradient;
     to.lse_one = x->work.lse_one;
-    to.ce_weight = x->ce_weight * x->factor;
+    to.ce_weight = x->weights.ce * x->weights.factor;
     to.written = x->work.written;
     to.fixed = x->fixed;
     if (!x->d.common.labels.data) return to;
-    to.ce_factor = (const double *)xdi_xtoken_there(x, x->host.ce_factor);
+    to.ce_factor = (const double *)xdi_xtoken_there(&x->lists, x->host.ce_factor);
     to.labels = x->d.common.labels;
     if (x->on_device) to.labels.data = x->work.labels;
     return to;
@@ -114,7 +114,8 @@ XD_PRIVATE xd_result xdi_xtoken_choose(const xdi_xtoken *x, const xdi_xtoken_ter
     const xd_kernels *kernels = x->kernels;
     const xd_rows *y = &term->teacher->logits;
     const int64_t first = x->d.compat ? 0 : b * term->held, skip = first * (y->stride ? y->stride : y->cols);
-    const uint8_t *mask = x->d.compat ? NULL : (const uint8_t *)xdi_xtoken_there(x, term->mask + first);
+    const uint8_t *mask =
+        x->d.compat ? NULL : (const uint8_t *)xdi_xtoken_there(&x->lists, term->mask + first);
     uint8_t *voters = x->work.voters + first;
     xd_comm *comm = x->d.sequence_comm;
     float *maxima = x->work.maxima;
@@ -158,7 +159,7 @@ XD_PRIVATE xd_result xdi_xtoken_moments(const xdi_xtoken *x, const xdi_xtoken_te
     a.entropy = entropy;
     a.fixed = x->fixed;
     a.moments = x->work.moments;
-    XD_TRY(xdi_xtoken_copy(x, xdi_xtoken_there(x, asked), asked, (size_t)count * sizeof *asked,
+    XD_TRY(xdi_xtoken_copy(x, xdi_xtoken_there(&x->lists, asked), asked, (size_t)count * sizeof *asked,
                            XD_COPY_TO_DEVICE));
     if (labels.data)
         XD_TRY(

@@ -1,6 +1,7 @@
 /* The call: denominators, passes over teachers, values. */
 
 #include "align/chunks.h"
+#include "kernel/ids.h"
 #include "xtoken/internal.h"
 
 #include <math.h>
@@ -58,7 +59,7 @@ static void xdi_xtoken_count(const xdi_xtoken *x, const xdi_xtoken_term *term, i
 }
 
 static double xdi_xtoken_denominator(const xdi_xtoken *x, const xdi_xtoken_term *term, double counted) {
-    if (term->kind->traits & XDI_KIND_POSITIONS) return x->token_denominator;
+    if (term->kind->traits & XDI_KIND_POSITIONS) return x->weights.token_denominator;
     if (term->teacher->denominator_value > 0.0) return term->teacher->denominator_value;
     return x->d.compat && counted < 1.0 ? 1.0 : counted;
 }
@@ -73,10 +74,10 @@ static xd_result xdi_xtoken_read_value(const xdi_xtoken *x, void *to, const void
 /* The factor of loss and gradient; one that is not finite is a finding, and counts as 0. */
 static xd_result xdi_xtoken_read_scale(xdi_xtoken *x) {
     if (!x->d.common.scale) return XD_OK;
-    XD_TRY(xdi_xtoken_read_value(x, &x->factor, x->d.common.scale, sizeof x->factor));
-    if (isfinite(x->factor)) return XD_OK;
-    xdi_xtoken_found(x, 0, x->factor);
-    x->factor = 0.0;
+    XD_TRY(xdi_xtoken_read_value(x, &x->weights.factor, x->d.common.scale, sizeof x->weights.factor));
+    if (isfinite(x->weights.factor)) return XD_OK;
+    xdi_xtoken_found(x, 0, x->weights.factor);
+    x->weights.factor = 0.0;
     return XD_OK;
 }
 
@@ -84,22 +85,24 @@ static xd_result xdi_xtoken_read_scale(xdi_xtoken *x) {
 static xd_result xdi_xtoken_read_tokens(xdi_xtoken *x, double counted) {
     const xd_loss_common *c = &x->d.common;
     xd_denominator given;
-    x->token_denominator = c->denominator_value > 0.0 ? c->denominator_value : counted;
+    x->weights.token_denominator = c->denominator_value > 0.0 ? c->denominator_value : counted;
     if (!c->denominator) return XD_OK;
     XD_TRY(xdi_xtoken_read_value(x, &given, c->denominator, sizeof given));
-    x->token_denominator = given.inverse > 0.0 ? given.value : 0.0;
+    x->weights.token_denominator = given.inverse > 0.0 ? given.value : 0.0;
     return XD_OK;
 }
 
 /* A scale, weights or a D with which gradients would leave f32 are a finding, the same on every rank; loss and gradient are
  * then 0, as with a scale that is not finite. */
 static void xdi_xtoken_bound(xdi_xtoken *x) {
-    double most = x->token_denominator > 0.0 ? fabs(x->factor * x->ce_weight / x->token_denominator) : 0.0;
+    double most = x->weights.token_denominator > 0.0
+                      ? fabs(x->weights.factor * x->weights.ce / x->weights.token_denominator)
+                      : 0.0;
     for (int i = 0; i < x->d.teacher_count; i++)
         most = fmax(most, fabs(xdi_xtoken_factor(x, &x->terms[i])) * fmax(1.0, 1.0 / x->d.temperature));
     if (most <= XDI_XTOKEN_MOST) return;
-    if (x->owner) xdi_xtoken_found(x, 0, x->factor);
-    x->factor = 0.0;
+    if (x->owner) xdi_xtoken_found(x, 0, x->weights.factor);
+    x->weights.factor = 0.0;
 }
 
 /* One exchange over comm: tokens, D and scores; then weights of teachers and factors of rows. */
@@ -123,13 +126,14 @@ static xd_result xdi_xtoken_denominators(xdi_xtoken *x) {
         x->terms[i].denominator = xdi_xtoken_denominator(x, &x->terms[i], x->host.sums[1 + i]);
         all += x->host.sums[1 + i];
     }
-    if (all == 0.0 && (x->host.sums[0] == 0.0 || x->token_denominator == 0.0)) x->found.nothing_counted = 1;
+    if (all == 0.0 && (x->host.sums[0] == 0.0 || x->weights.token_denominator == 0.0))
+        x->found.nothing_counted = 1;
     xdi_xtoken_weigh(x, x->host.sums + 1 + n);
     xdi_xtoken_bound(x);
     for (int64_t row = 0; row < x->d.student.rows; row++) {
         double *factor = &x->host.ce_factor[row];
-        *factor = x->token_denominator > 0.0 ? *factor / x->token_denominator : 0.0;
-        if (fabs(*factor * x->factor * x->ce_weight) <= XDI_XTOKEN_MOST) continue;
+        *factor = x->weights.token_denominator > 0.0 ? *factor / x->weights.token_denominator : 0.0;
+        if (fabs(*factor * x->weights.factor * x->weights.ce) <= XDI_XTOKEN_MOST) continue;
         xdi_xtoken_found(x, row, x->host.row_weight[row]);
         *factor = 0.0;
     }
@@ -142,7 +146,7 @@ static xd_result xdi_xtoken_denominators(xdi_xtoken *x) {
 static xd_result xdi_xtoken_upload(xdi_xtoken *x) {
     for (int i = 0; i < x->d.teacher_count; i++)
         if (x->terms[i].active) XD_TRY(x->terms[i].kind->fill(x, &x->terms[i]));
-    XD_TRY(xdi_xtoken_copy(x, x->there, x->here, x->list_bytes, XD_COPY_TO_DEVICE));
+    XD_TRY(xdi_xtoken_copy(x, x->lists.there, x->lists.here, x->lists.bytes, XD_COPY_TO_DEVICE));
     return x->kernels->memory.fill(&x->launch, x->work.written, 0, (size_t)x->d.student.rows);
 }
 
@@ -151,7 +155,7 @@ static xd_result xdi_xtoken_take_home(xdi_xtoken *x) {
     for (int i = 0; i < x->d.teacher_count; i++) {
         const xdi_xtoken_term *term = &x->terms[i];
         if (term->active && term->chunk_count > 0)
-            XD_TRY(xdi_xtoken_copy(x, term->chunks, xdi_xtoken_there(x, term->chunks),
+            XD_TRY(xdi_xtoken_copy(x, term->chunks, xdi_xtoken_there(&x->lists, term->chunks),
                                    (size_t)term->chunk_count * sizeof *term->chunks, XD_COPY_TO_HOST));
     }
     XD_TRY(x->kernels->memory.synchronize(&x->launch));
@@ -219,16 +223,17 @@ static xd_xtoken_values xdi_xtoken_result(const xdi_xtoken *x) {
     memset(&v, 0, sizeof v);
     for (int i = 0; i < x->d.teacher_count; i++)
         v.kd += xdi_xtoken_omega(x, &x->terms[i]) * xdi_xtoken_teacher_result(x, i).kd;
-    v.ce = x->token_denominator > 0.0 ? x->host.sums[XDI_XTOKEN_CE] / x->token_denominator : 0.0;
-    v.kd_weight = x->kd_weight;
+    v.ce =
+        x->weights.token_denominator > 0.0 ? x->host.sums[XDI_XTOKEN_CE] / x->weights.token_denominator : 0.0;
+    v.kd_weight = x->weights.kd;
     v.balance = v.kd != 0.0 ? fabs(v.ce) / fabs(v.kd) : 1.0;
     if (!x->d.compat) v.balance = fmin(v.balance, XDI_XTOKEN_BALANCE_MOST);
-    v.kd *= x->factor;
-    v.ce *= x->factor;
-    v.loss = x->kd_weight * v.kd + x->ce_weight * v.ce;
+    v.kd *= x->weights.factor;
+    v.ce *= x->weights.factor;
+    v.loss = x->weights.kd * v.kd + x->weights.ce * v.ce;
     v.right = x->host.sums[XDI_XTOKEN_RIGHT];
     v.tokens = x->host.sums[XDI_XTOKEN_TOKENS];
-    v.token_denominator = x->token_denominator;
+    v.token_denominator = x->weights.token_denominator;
     v.selected = x->selected;
     return v;
 }
@@ -258,12 +263,12 @@ static xd_result xdi_xtoken_run(xdi_xtoken *x, xd_xtoken_values *out) {
     for (int i = 0; i < x->d.teacher_count; i++)
         if (x->terms[i].active && x->terms[i].kind->begin) XD_TRY(x->terms[i].kind->begin(x, &x->terms[i]));
     x->found_in_rows = x->found;
-    if (x->d.balance) x->kd_weight = x->ce_weight = 1.0;
+    if (x->d.balance) x->weights.kd = x->weights.ce = 1.0;
     XD_TRY(xdi_xtoken_pass(x, write && !x->d.balance));
     XD_TRY(xdi_xtoken_finish(x));
     values = xdi_xtoken_result(x);
     if (x->d.balance) {
-        x->kd_weight = values.balance;
+        x->weights.kd = values.balance;
         if (write) XD_TRY(xdi_xtoken_pass(x, true));
         if (write) XD_TRY(xdi_xtoken_finish(x));
         values = xdi_xtoken_result(x);
@@ -271,7 +276,7 @@ static xd_result xdi_xtoken_run(xdi_xtoken *x, xd_xtoken_values *out) {
     XD_TRY(xdi_xtoken_report(x));
     for (int i = 0; i < x->d.teacher_count && x->d.teacher_values; i++) {
         x->d.teacher_values[i] = xdi_xtoken_teacher_result(x, i);
-        x->d.teacher_values[i].kd *= x->factor;
+        x->d.teacher_values[i].kd *= x->weights.factor;
     }
     *out = values;
     return XD_OK;

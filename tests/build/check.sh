@@ -22,7 +22,7 @@ steps() { all_steps | xargs -n 1 | grep -vx "${CHECK_DONE:-}"; }
 all_steps() {
     echo build amalgamate format layout fastmath tools api fields nulls poison
     echo cuda_emu:plain cuda_emu:asan cuda_emu:checker coverage_cuda transformers fuzz
-    echo tests:address tests:generated tests:clang tests:hostile tests:thread undefined levels portable aarch64 options test
+    echo tests:address tests:generated tests:clang tests:hostile tests:thread undefined levels portable aarch64 options sections test
     # Every standard decides for itself what it accepts: it reads the whole unit, and declarations become code on both
     # levels. Code of the unit is made at the corners: the oldest C and the newest C++ for the warnings that only the
     # optimizer sees, and C without it. These objects serve the tests; gcc's of C++ has the flags of tests:hostile.
@@ -65,8 +65,8 @@ newest_cxx() {
     esac
 }
 
-# The one object at -O2 that golden vectors and random configurations share: it shows private functions.
-export golden_implementation=build/xdistill_tests.o
+# The library at -O2 that golden vectors and random configurations share: its sections show private functions.
+export golden_implementation=build/libxdistill.a
 private_names="-Isrc -DXD_TEST_LAYERS -DXD_PRIVATE=extern" # for objects that call them
 
 file_name() { echo "$1" | tr :/ --; }
@@ -128,6 +128,33 @@ unit() {
     [ -f "$unit" ]
 }
 
+# The same, made of the six sections, so private functions are visible to what is linked with it: `joined clang c99 O3`. $kernels: other
+# flags for the two sections of kernels.
+joined() {
+    mkdir -p "$out/units"
+    unit=$out/units/joined-$(echo "$*" | tr ' /=:,' '-----').a
+    until mkdir "$unit.lock" 2>/dev/null; do sleep 1; done
+    if ! [ "$unit" -nt xdistill.h ]; then
+        rm -f "$unit"
+        sections "$unit" "$@" && ar -rc "$unit" $objects
+        rm -f $objects
+    fi
+    rmdir "$unit.lock"
+    [ -f "$unit" ]
+}
+
+# The six sections as objects NAME.1.o to NAME.6.o, their names in $objects: `sections NAME gcc c99 O2 -DXDISTILL_NO_ACROSS`.
+sections() {
+    base=$1 compile="$(driver "$2" "$3") -$4" objects=
+    shift 4
+    for section in 1 2 3 4 5 6; do
+        flags=$*
+        [ $section -gt 2 ] || flags=${kernels:-$flags}
+        $compile $flags -DXDISTILL_SECTION=$section -I. -c tests/build/implementation.c -o "$base.$section.o" || return 1
+        objects="$objects $base.$section.o"
+    done
+}
+
 # What more than one step takes: the objects of the tests and of the golden vectors' program, and the library.
 step_build() { make --no-print-directory -j"${CHECK_JOBS:-2}" build-tests lib build/golden; }
 
@@ -151,12 +178,12 @@ step_fields() {
 # Each call of the users' part, as tests make it, with one pointer after the other NULL: refused by name, and the test goes on.
 step_nulls() {
     need python3 gcc
-    make --no-print-directory build/xdistill_tests.o || return 1
+    make --no-print-directory build/libxdistill.a || return 1
     python3 tools/api.py --build "$dir" && python3 tests/build/nulls.py --write "$dir/api.json" "$dir/nulls.c" &&
         python3 tests/build/nulls.py --flags "$dir/api.json" >"$dir/nulls.flags" &&
         gcc -std=gnu99 -O0 -I. -Itests/helpers -c "$dir/nulls.c" -o "$dir/nulls.o" || return 1
     for t in $(python3 tests/build/nulls.py --programs); do
-        gcc -std=c99 -DXDISTILL_IMPLEMENTED $private_names -Itests/helpers "tests/$t.c" "$dir/nulls.o" build/xdistill_tests.o \
+        gcc -std=c99 -DXDISTILL_IMPLEMENTED $private_names -Itests/helpers "tests/$t.c" "$dir/nulls.o" build/libxdistill.a \
             "@$dir/nulls.flags" -lm -lpthread -o "$dir/$t" && NULLS_LOG="$dir/nulls.log" "$dir/$t" || return 1
     done
     python3 tests/build/nulls.py --judge "$dir/api.json" "$dir/nulls.log"
@@ -170,8 +197,8 @@ step_poison() {
     gcc -std=c99 -O1 -DXDISTILL_PORTABLE $sanitize -fsanitize=undefined -I. -Itests/helpers -DXDISTILL_IMPLEMENTATION -DXDISTILL_STATIC \
         tests/test_poison.c -o "$dir/test_poison_undefined" -lm -lpthread &&
     XDISTILL_POISON=23 "$dir/test_poison_undefined" || return 1
-    make --no-print-directory build/xdistill_tests.o &&
-    gcc -std=c99 -O2 $private_names -Itests/helpers -DXDISTILL_IMPLEMENTED tests/test_poison.c build/xdistill_tests.o -o "$dir/test_poison" \
+    make --no-print-directory build/libxdistill.a &&
+    gcc -std=c99 -O2 $private_names -Itests/helpers -DXDISTILL_IMPLEMENTED tests/test_poison.c build/libxdistill.a -o "$dir/test_poison" \
         -lm -lpthread && XDISTILL_POISON=all "$dir/test_poison" && python3 tools/api.py --build "$dir" &&
     python3 tests/build/test_poison_table.py "$dir/api.json"
 }
@@ -219,7 +246,8 @@ step_docs() {
 step_tutorial() {
     need python3 cc gcc
     unit gcc c99 O3 || return 1
-    python3 tools/tutorial.py --check --object "$unit"
+    venv=${VENV:-$PWD/build/transformers} # of the step transformers, if it could be made: the page opens its student there
+    PATH="$venv/bin:$PATH" HF_HUB_OFFLINE=1 python3 tools/tutorial.py --check --object "$unit"
 }
 
 step_format() {
@@ -384,22 +412,23 @@ step_fastmath() {
     grep 'error: #error.*fast-math' "$dir/errors"
 }
 
-# Run the suites with the implementation from the generated header, compiled as each of these says. Tests hold nothing of
-# it, so that those of `make test` are linked again where not they, but what they call, is to be another: with clang's code
-# too, since address and thread have clang compile the tests. Users' private functions are static, and so are those of the unit
-# that most tests have; tests that call some have another one, XD_TEST_UNIT. Two carry their own implementation, compiled as
-# $whole says. Sanitizers see no difference: one unit is enough. The hostile flags make of C++ the functions that they make of C:
-# there the unit is C++, and that of the private functions C, with a test of optimizers, whose bits are promised. In both languages
-# everything would be run twice.
+# Run the suites with the implementation from the generated header, compiled as each of these says: all of them over the header as
+# one unit (generated) and over its sections (clang). Tests hold nothing of it, so those of `make test` are linked again where not
+# they, but what they call, is to be another; address and thread have clang compile the tests. Users' private functions are static,
+# and so are those of the unit that most tests have; tests that call some have another one, XD_TEST_UNIT, or the sections. Two carry
+# their own implementation, compiled as $whole says. The hostile flags make of C++ the functions that they make of C: there the unit
+# is C++, and that of the private functions C, with a test of optimizers, whose bits are promised. address leaves to others what runs
+# long: networks of the examples, and calls on several threads, which thread runs; arithmetic of its kernels is watched by poison.
 step_tests() {
-    sources=$(ls tests/test_*.c) own= more= also=
-    case $1 in clang | hostile) sources=$(of_numbers) ;; esac
+    sources=$(ls tests/test_*.c) own= more= also= kernels= made=unit
+    [ "$1" != hostile ] || sources=$(of_arithmetic)
     need gcc clang
     case $1 in
     generated) users="gcc c99 O3" inside="$users -DXD_TEST_UNIT" whole="$(driver gcc c99) -O3" ;;
-    clang) users="clang c99 O3" inside="$users -DXD_TEST_UNIT" whole="clang -std=c11 -O3" ;;
-    address) users="clang c99 O1 -DXD_TEST_UNIT $memory" inside=$users whole="clang -std=c99 -O1 $memory"
-             own="clang -std=c99 -O0 $sanitize -fsanitize=address,undefined" ;;
+    clang) made=joined users="clang c99 O3" inside=$users whole="clang -std=c11 -O3" ;;
+    address) made=joined users="clang c99 O1 $memory" inside=$users kernels="$sanitize -fsanitize=address" whole="clang -std=c99 -O1 $memory"
+             own="clang -std=c99 -O0 $sanitize -fsanitize=address,undefined"
+             sources=$(ls tests/test_*.c | grep -v 'test_nn\|test_toys\|test_images\|test_parallel.c') ;;
     thread) users="clang c99 O1 -DXD_TEST_UNIT $sanitize -fsanitize=thread" inside=$users own="clang -std=c99 -O0 $sanitize -fsanitize=thread" whole="clang -std=c99 -O1 $sanitize -fsanitize=thread"
             sources=$(ls tests/test_comm*.c tests/test_faults*.c tests/test_parallel*.c tests/test_tokenizer_batch.c tests/test_wrap*.c 2>/dev/null) ;;
     hostile) users="gcc $(newest_cxx gcc)" inside="gcc gnu11 O3 -DXD_TEST_UNIT $hostile" whole="gcc -std=gnu11 -O3 $hostile" more=-lstdc++
@@ -408,7 +437,7 @@ step_tests() {
     [ -n "$sources" ] || { echo "there are no such tests"; exit 77; }
     few=$(echo "$sources" | grep -xF "$(grep -lE "\\<($private)" tests/test_*.c; echo "$also")")
     [ "$inside" != "$users" ] || few=
-    unit $users || return 1
+    $made $users || return 1
     suites "$dir" "$(echo "$sources" | grep -vxF "${few:-none}")" whole_test_cc="$whole -I. -Itests/helpers" \
         test_implementation="$unit" test_libs="-lm -lpthread $more" ${own:+test_objects="$dir" test_cc="$own" test_header=.} || return 1
     [ -z "$few" ] || unit $inside || return 1
@@ -425,6 +454,9 @@ of_numbers() {
         weight_map weight_pieces wrap_errors; do echo "-e tests/test_$name"; done)
 }
 
+# Those of them without ranks that train: their arithmetic is that of the calls that the others test.
+of_arithmetic() { of_numbers | grep -v 'test_wrap\|test_pipeline\|test_experts\|test_equivalence_\|test_build\|test_thaw\|test_offload\|test_recompute\|test_halo\|test_crossing\|test_comm\|test_nn\|test_toys\|test_images'; }
+
 # Run the tests of these sources in a folder, with more words for make.
 suites() {
     folder=$1 chosen=$(echo $2)
@@ -438,7 +470,8 @@ step_fuzz() {
     compiler=gcc flags="$sanitize -fsanitize=address,undefined"
     command -v clang >/dev/null 2>&1 && compiler=clang flags=$memory
     need $compiler
-    unit $compiler c99 O1 -DXD_TEST_UNIT $flags && planted || return 1
+    kernels="$sanitize -fsanitize=address" # the same as those of tests:address
+    joined $compiler c99 O1 $flags && planted || return 1
     export TMPDIR="$PWD/$dir"
     for source in fuzz/fuzz_*.c; do
         name=$(basename "$source" .c)
@@ -448,10 +481,10 @@ step_fuzz() {
         grep -q "define XDISTILL_STATIC" "$source" && with= # it carries its own implementation
         build="$compiler -std=c99 -O1 -DXDISTILL_IMPLEMENTED -I. $source $with -o $dir/$name -lm -lpthread $flags"
         if [ $compiler = clang ] && $build -fsanitize=fuzzer 2>"$dir/$name.log"; then
-            "$dir/$name" -max_total_time="${FUZZ_SECONDS:-5}" -verbosity=0 -print_final_stats=1 -artifact_prefix="$dir/" \
+            "$dir/$name" -max_total_time="${FUZZ_SECONDS:-4}" -verbosity=0 -print_final_stats=1 -artifact_prefix="$dir/" \
                 "$dir/$name.corpus" "$seeds" || return 1
         else
-            $build -DFUZZ_FILES && FUZZ_SECONDS=${FUZZ_SECONDS:-5} "$dir/$name" "$seeds"/* || return 1
+            $build -DFUZZ_FILES && FUZZ_SECONDS=${FUZZ_SECONDS:-4} "$dir/$name" "$seeds"/* || return 1
         fi
     done
 }
@@ -524,21 +557,59 @@ step_aarch64() {
         $(ls "$dir"/test_* | grep -v '\.log$')
 }
 
-# Each option that leaves parts out, as README names them, and all together: the unit compiles and links without a warning,
-# what was left out is an error that names the option, in C and C++. What a layer takes of another shows when it is linked, so
-# the code is not optimized, and the tests are run with the least that there can be alone, by step_portable.
-everything="COMPAT XTOKEN TEACHER TEXT MODELS CHECKPOINT DMD"
+# Each option that leaves a wing out, as docs/building.md names them, and each two and all of them, in one unit and in sections:
+# both compile and link without a warning and have the same functions; what was left out is an error that names the option, in C
+# and C++. What a layer takes of another shows when it is linked, so the code is not optimized, and the tests are run with the least
+# that there can be alone, by step_portable.
+everything="ACROSS MODELS DIFFUSION"
 step_options() {
     need gcc clang nm
-    for words in COMPAT XTOKEN "XTOKEN TEACHER" TEXT MODELS CHECKPOINT DMD "$everything"; do
+    for words in ACROSS MODELS DIFFUSION "ACROSS MODELS" "ACROSS DIFFUSION" "MODELS DIFFUSION" "$everything"; do
         echo "== $words"
         options=$(printf -- '-DXDISTILL_NO_%s ' $words)
-        unit gcc c99 O0 $options && missing && left_out || return 1
+        unit gcc c99 O0 -fPIC $options && missing && left_out || return 1
         whole="$(driver gcc c99) -O1 $options -I."
         $whole tests/build/declarations.c -x none "$unit" -o "$dir/linked" -lm -lpthread && "$dir/linked" &&
-        $whole -fsyntax-only tests/build/static_unit.c || return 1
+        $whole -fsyntax-only tests/build/static_unit.c && sections "$dir/section" gcc c99 O0 -fPIC $options && same_functions "$unit" || return 1
     done
-    gcc -std=c99 -I. -DXDISTILL_NO_TEACHER -fsyntax-only tests/build/declarations.c 2>&1 | grep 'needs XDISTILL_NO_XTOKEN'
+    for old in TEXT XTOKEN TEACHER COMPAT CHECKPOINT DMD; do
+        gcc -std=c99 -I. -DXDISTILL_NO_$old -fsyntax-only tests/build/declarations.c 2>&1 | grep "replaces.*_$old" || return 1
+    done
+}
+
+# The sections export what the unit exports, xd_ names and no others, and link into a program.
+same_functions() {
+    gcc -shared $objects -o "$dir/sections.so" -lm -lpthread && gcc -shared "$1" -o "$dir/unit.so" -lm -lpthread || return 1
+    for library in sections unit; do nm -D --defined-only "$dir/$library.so" | awk '$3 !~ /^_Z/ { print $3 }' | sort >"$dir/$library.names"; done
+    diff "$dir/unit.names" "$dir/sections.names" && ! grep -v '^xd_' "$dir/sections.names" || return 1
+    ${whole:-gcc -std=c99 -I.} tests/build/declarations.c -x none $objects -o "$dir/linked" -lm -lpthread && "$dir/linked"
+}
+
+# Sections in C and C++, and beside them suites of every wing on the sections of `make lib`. One that is missing, made with other
+# options, or of another version does not link, and the linker names it. A smaller header, as tools/amalgamate.py writes it.
+step_sections() {
+    need gcc g++ nm python3
+    whole=
+    sections "$dir/section" gcc c++17 O0 -fPIC && unit gcc c++17 O0 -fPIC && whole="g++ -x c++ -std=c++17 -I." same_functions "$unit" || return 1
+    make --no-print-directory build/libxdistill.a || return 1
+    suites "$dir" "tests/test_loss.c tests/test_xtoken.c tests/test_wrap.c tests/test_checkpoint.c tests/test_dmd.c
+        tests/test_tokenizer.c tests/test_comm.c" test_implementation="$(echo build/section?.o)" || return 1
+    gcc -std=c99 -O0 -fPIC -DXDISTILL_SECTION=3 -DXDISTILL_NO_ACROSS -I. -c tests/build/implementation.c -o "$dir/other.o" || return 1
+    refused 'xdistill_section_4_v' $(ls build/section?.o | grep -v section4) &&
+        refused 'xdistill_section_3_v' $(ls build/section?.o | grep -v section3) "$dir/other.o" || return 1
+    gcc -std=c99 -I. -DXDISTILL_SECTION=1 -DXDISTILL_STATIC -fsyntax-only tests/build/implementation.c 2>&1 | grep 'error.*XDISTILL_STATIC' &&
+        gcc -std=c99 -I. -DXDISTILL_SECTION=7 -fsyntax-only tests/build/implementation.c 2>&1 | grep 'XDISTILL_SECTION is 1 to 6' || return 1
+    python3 tools/amalgamate.py --wings core,models --out "$dir/small" && [ $(($(wc -c <"$dir/small/xdistill.h") * 10)) -lt $(($(wc -c <xdistill.h) * 8)) ] &&
+    $(driver gcc c99) -O0 -I"$dir/small" -c tests/build/implementation.c -o "$dir/small.o" &&
+    gcc -std=c99 -I"$dir/small" tests/build/declarations.c "$dir/small.o" -o "$dir/linked" -lm -lpthread && "$dir/linked" &&
+    ! python3 tools/amalgamate.py --wings models
+}
+
+# A program of these objects does not link, and the linker says this name.
+refused() {
+    name=$1
+    shift
+    ! gcc -std=c99 -I. tests/build/declarations.c "$@" -o "$dir/linked" -lm -lpthread 2>"$dir/linker" && grep -o "undefined reference to .$name.*" "$dir/linker" | head -n 1
 }
 
 # The functions that $unit lacks, in $dir/missing.
@@ -695,12 +766,15 @@ step_cuda() {
 }
 
 # The tests of the CUDA unit on the emulation, from the generated files. The emulation's own tests come first. The plain order
-# is run in the checker's build, in asan's and by coverage_cuda, so the plain build leaves it to them.
+# is run in the checker's build and by coverage_cuda, so the plain build leaves it to them. The checker watches every access of
+# kernels; asan, which watches the host too, has the programs with much of that.
 step_cuda_emu() {
     need g++
-    make --no-print-directory build/xdistill_tests.o || return 1
+    make --no-print-directory build/libxdistill.a || return 1
+    programs= host='cublas|comm|ema|equivalence|fill|nccl|optimizer|reduce|route|step|thaw|topk|wrap|xtoken_loss'
+    [ "$1" != asan ] || programs=$(ls tests/cuda/test_*.cpp | grep -E "test_cuda_($host)\.cpp")
     EMU_BUILD="$dir/emu" sh tests/emu/run.sh "$1" &&
-    CUDA_PLAIN_ORDER=0 CUDA_BUILD="$dir/cuda" CUDA_HEADER=. CUDA_LIBRARY=build/xdistill_tests.o sh tests/cuda/run.sh "$1"
+    CUDA_TESTS=$programs CUDA_PLAIN_ORDER=0 CUDA_BUILD="$dir/cuda" CUDA_HEADER=. CUDA_LIBRARY=build/libxdistill.a sh tests/cuda/run.sh "$1"
 }
 
 # With the emulation that cuda_emu:plain has built before, if it has. So has the step below.
@@ -711,14 +785,15 @@ step_gpu_check() {
 
 step_coverage_cuda() {
     need g++ gcov
-    make --no-print-directory build/xdistill_tests.o || return 1
-    EMU_BUILD="$out/cuda_emu-plain.d/emu" CUDA_BUILD="$dir/cuda" CUDA_LIBRARY=build/xdistill_tests.o sh tests/cuda/run.sh coverage
+    make --no-print-directory build/libxdistill.a || return 1
+    EMU_BUILD="$out/cuda_emu-plain.d/emu" CUDA_BUILD="$dir/cuda" CUDA_LIBRARY=build/libxdistill.a sh tests/cuda/run.sh coverage
 }
 
 step_install() {
     root=$PWD/$dir
     make --no-print-directory install PREFIX=/usr DESTDIR="$root/stage" || return 1
-    for file in include/xdistill.h lib/libxdistill.a lib/libxdistill.so share/pkgconfig/xdistill.pc share/cmake/xdistill/xdistill-config.cmake; do
+    for file in include/xdistill.h lib/libxdistill.a lib/libxdistill.so share/pkgconfig/xdistill.pc share/pkgconfig/xdistill-lib.pc \
+        share/xdistill/xdistill_ctypes.py share/cmake/xdistill/xdistill-config.cmake share/cmake/xdistill/xdistill-companions.cmake; do
         [ -s "$root/stage/usr/$file" ] || { echo "$file is missing"; return 1; }
     done
     make --no-print-directory uninstall PREFIX=/usr DESTDIR="$root/stage" || return 1
@@ -739,15 +814,29 @@ step_cmake() {
         "$root/use-$prefix/app" && "$root/use-$prefix/linked" || return 1
     done
     cmake -S tests/install -B "$root/sub" -DXDISTILL_SOURCE="$PWD" -DCMAKE_INSTALL_PREFIX="$root/none" || return 1
-    cmake --build "$root/sub" && "$root/sub/app" && "$root/sub/linked" && cmake --install "$root/sub" && [ ! -e "$root/none" ]
+    cmake --build "$root/sub" && "$root/sub/app" && "$root/sub/linked" && cmake --install "$root/sub" && [ ! -e "$root/none" ] || return 1
+    components=
+    command -v mpicc >/dev/null 2>&1 && components=mpi
+    command -v nvcc >/dev/null 2>&1 && components="$components;cuda"
+    [ -z "$components" ] || {
+        cmake -S tests/install -B "$root/companions" -DCMAKE_PREFIX_PATH="$root/make" -DXDISTILL_COMPONENTS="${components#;}" \
+            $(command -v nvcc >/dev/null 2>&1 && echo -DWITH_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=90 -DCMAKE_CUDA_FLAGS=-O0) &&
+        cmake --build "$root/companions" || return 1
+    }
+    [ ! -x "$root/companions/ranks" ] || "$root/companions/ranks" && { [ ! -x "$root/companions/device" ] || "$root/companions/device"; }
 }
 
 step_pkgconfig() {
     need pkg-config cc
     root=$PWD/$dir
     make --no-print-directory install PREFIX="$root" || return 1
-    flags=$(PKG_CONFIG_PATH=$root/share/pkgconfig pkg-config --cflags --libs xdistill) || return 1
-    cc -std=c99 tests/install/app.c -o "$dir/app" $flags && "$dir/app"
+    export PKG_CONFIG_PATH="$root/share/pkgconfig"
+    cc -std=c99 tests/install/app.c -o "$dir/app" $(pkg-config --cflags --libs xdistill) && "$dir/app" || return 1
+    cc -std=c99 tests/install/linked.c -o "$dir/linked" $(pkg-config --cflags --libs xdistill-lib) && LD_LIBRARY_PATH="$root/lib" "$dir/linked" || return 1
+    # The binding and the shared library that were installed, as a Python program uses them.
+    ! command -v python3 >/dev/null 2>&1 || PYTHONPATH="$root/share/xdistill" python3 -c 'import sys, xdistill_ctypes
+xd = xdistill_ctypes.load(sys.argv[1])
+assert xd.xd_result_name(xdistill_ctypes.XD_OK) == b"OK"' "$root/lib/libxdistill.so"
 }
 
 cd "$(dirname "$0")/../.." || exit 1

@@ -24,12 +24,11 @@ OTHERS = ("tests/helpers/*.h", "tests/mpi/*.c", "tests/cuda/*.cpp", "tests/cuda/
 
 # Fields that nothing reads, by the reason.
 NOT_READ = {name: reason for reason, names in {
-    "it lets a call do what is refused without it": """xd_dmd_desc.allow_shared xd_checkpoint_save_desc.overwrite
-        xd_parallelism.replicas""",
+    "it lets a call do what is refused without it": """xd_dmd_desc.allow_shared xd_checkpoint_save_desc.overwrite""",
     "an extent of the caller's: what does not fit into it is refused": """xd_weight_desc.room
         xd_mesh_desc.world_size xd_expert_desc.virtual_pipeline""",
     "told to the caller, who acts on it: the provider of a stage, the loop over pieces": """xd_stage_place.pipeline_ranks xd_stage_place.virtual_stage xd_stage_place.virtual_stages
-        xd_stage_place.first_layer xdi_teacher_piece.shard""",
+        xd_stage_place.first_layer""",
     "xd_build fills it in for the caller's layers, as tensor_parallel, partition_dim and partition_stride":
         "xd_weight_traits.expert_tensor_parallel",
     "the library sets it, and transports compare it": "xd_collective.sequence",
@@ -40,7 +39,7 @@ NOT_READ = {name: reason for reason, names in {
 # Fields that no test and no example sets by name, by the reason.
 NOT_SET = {name: reason for reason, names in {
     "a state that calls make and take back": """xd_arena.base xd_arena.capacity xd_arena.used xd_arena.peak
-        xd_arena.sealed xd_collective.sequence xd_status.first_row xd_status.first_value
+        xd_collective.sequence xd_status.first_row xd_status.first_value
         xd_status.large_norms xd_ticket.number xd_ema_record.config
         xd_exact_map.pairs xd_exact_map.student_rest xd_exact_map.student_rest_count xd_exact_map.teacher_rest
         xd_exact_map.teacher_rest_count""",
@@ -49,7 +48,7 @@ NOT_SET = {name: reason for reason, names in {
         xd_groups.position_embedding xd_groups.tp_cp xd_groups.tp_dp_cp xd_groups.tp_ep xd_groups.tp_ep_pp""",
     "set within a struct that contains it: tests/helpers/xtoken_parity.h": "xd_xtoken_projected.column_ids",
     "see above": "xd_tensor.device xd_weight_traits.expert_tensor_parallel",
-    "set in a row of a macro: tests/test_sizes_files.c": "xd_safetensors_desc.max_header_bytes",
+    "set in a row of a macro: tests/test_sizes_files.c": "xd_weights_desc.max_header_bytes",
 }.items() for name in names.split()}
 
 WARNING = re.compile(r"^(.*?):(\d+):(\d+): warning: '\w+' is deprecated: (xd_\w+\.\w+) \[")

@@ -123,29 +123,80 @@ class Amalgamate(unittest.TestCase):
         self.write("base/low.c", "/* Low. */\nXD_API int xd_low(void) { return xd_high(); }\n")
         self.assert_refused("src/base/low.c:2: layer base must not use xd_high of comm/high.c")
 
-    def test_every_folder_is_walled_against_the_next_one(self):
-        names = [layer.replace("/", "_") for layer in amalgamate.LAYERS]
-        headers, sources = {}, {}
-        for layer, name in zip(amalgamate.LAYERS, names):
-            guard = "XDI_%s_PART_H" % name.upper()
-            headers["%s/part.h" % layer] = "#ifndef %s\n#define %s\nXD_API int xd_%s(void);\n#endif\n" % (
-                guard, guard, name)
-            sources["%s/part.c" % layer] = (
-                '/* %s. */\n#include "%s/part.h"\nXD_API int xd_%s(void) { return 0; }\n' % (layer, layer, name))
+    def house(self):
+        """A tree with one part in every folder, each wing left out by its option; {layer: text of its source}."""
         for path in (self.root / "src").glob("*/*"):
             path.unlink()
-        for name, text in {**headers, **sources}.items():
-            self.write(name, text)
-        self.write("xdistill.h", "/* every layer */\n" + "".join(
-            '#include "%s"\n' % name for name in [*headers, *sources]))
+        table, sources = "/* every layer */\n", {}
+        for end in ("h", "c"):
+            for wing, layers in amalgamate.WINGS.items():
+                guard = "#ifndef XDISTILL_NO_%s\n%%s#endif\n" % wing.upper() if wing != "core" else "%s"
+                table += guard % "".join('#include "%s/part.%s"\n' % (layer, end) for layer in layers)
+            table += "/* ---- left out by an option ---- */\n/* ---- implementation ---- */\n" if end == "h" else ""
+        for layer in amalgamate.LAYERS:
+            name = layer.replace("/", "_")
+            guard = "XDI_%s_PART_H" % name.upper()
+            self.write("%s/part.h" % layer, "#ifndef %s\n#define %s\nXD_API int xd_%s(void);\n#endif\n" % (guard, guard, name))
+            sources[layer] = '/* %s. */\n#include "%s/part.h"\nXD_API int xd_%s(void) { return 0; }\n' % (name, layer, name)
+            self.write("%s/part.c" % layer, sources[layer])
+        self.write("xdistill.h", table)
+        return sources
+
+    def test_every_folder_is_walled_against_those_above_and_other_wings(self):
+        sources = self.house()
         self.assertEqual(self.run_tool().returncode, 0)
-        for below, above, name in zip(amalgamate.LAYERS, amalgamate.LAYERS[1:], names[1:]):
-            part, text = "%s/part.c" % below, sources["%s/part.c" % below]
+        above = list(zip(amalgamate.LAYERS, amalgamate.LAYERS[1:]))
+        refused = [pair for pair in above if amalgamate.WING[pair[0]] in ("core", amalgamate.WING[pair[1]])]
+        refused += [("model", "text"), ("text", "model"), ("xtoken", "checkpoint"), ("dmd", "xtoken"), ("checkpoint", "dmd"), ("compat", "dmd")]
+        for below, other in refused:
+            part, text, name = "%s/part.c" % below, sources[below], other.replace("/", "_")
             self.write(part, text.replace("return 0", "return xd_%s()" % name))
-            self.assert_refused("src/%s:3: layer %s must not use xd_%s of %s/part.c" % (part, below, name, above))
-            self.write(part, text.replace("#include", '#include "%s/part.h"\n#include' % above, 1))
-            self.assert_refused("src/%s:2: layer %s must not include %s/part.h" % (part, below, above))
+            self.assert_refused("src/%s:3: layer %s must not use xd_%s of %s/part.c" % (part, below, name, other))
+            self.write(part, text.replace("#include", '#include "%s/part.h"\n#include' % other, 1))
+            self.assert_refused("src/%s:2: layer %s must not include %s/part.h" % (part, below, other))
             self.write(part, text)
+        for user, used in (("compat", "loss"), ("dmd", "loss"), ("checkpoint", "io")):
+            text = sources[user].replace("#include", '#include "%s/part.h"\n#include' % used, 1)
+            self.write("%s/part.c" % user, text.replace("return 0", "return xd_%s()" % used))
+            self.assertEqual(self.run_tool().returncode, 0)
+
+    def test_a_part_that_stays_uses_what_an_option_leaves_out_in_its_guard_alone(self):
+        sources = self.house()
+        text = sources["dmd"].replace("#include", '#include "model/part.h"\n#include', 1)
+        self.write("dmd/part.c", text.replace("return 0", "return xd_model()"))
+        self.assert_refused("src/dmd/part.c:4: XDISTILL_NO_MODELS leaves out xd_model of model/part.c, and not this")
+        self.write("dmd/part.c", text.replace("{ return 0; }", "{\n#ifndef XDISTILL_NO_MODELS\nreturn xd_model();\n#endif\nreturn 0;\n}"))
+        self.assertEqual(self.run_tool().returncode, 0)
+        table = (self.root / "src/xdistill.h").read_text()
+        self.write("xdistill.h", table.replace("#ifndef XDISTILL_NO_MODELS", "#ifndef XDISTILL_NO_OTHERS"))
+        self.assert_refused("src/model/part.c:1: XDISTILL_NO_MODELS does not leave it out")
+
+    def test_divides_the_implementation_into_sections_with_the_private_headers_that_each_needs(self):
+        sources = self.house()
+        self.write("kernel/private.h", "#ifndef XDI_KERNEL_PRIVATE_H\n#define XDI_KERNEL_PRIVATE_H\nXD_PRIVATE int xdi_kernel(void);\n#endif\n")
+        table = (self.root / "src/xdistill.h").read_text()
+        self.write("xdistill.h", table.replace('#include "kernel/part.c"', '#include "kernel/private.h"\n#include "kernel/part.c"'))
+        for layer in ("kernel", "dmd"):
+            self.write("%s/part.c" % layer, sources[layer].replace("#include", '#include "kernel/private.h"\n#include', 1))
+        self.assertEqual(self.run_tool().returncode, 0)
+        text = (self.root / "xdistill.h").read_text()
+        self.assertIn("#if XDI_MAKES(1 << 1 | 1 << 6)\n/* >>kernel/private */", text)
+        for layer, section in (("base", 3), ("kernel", 1), ("kernel/simd", 2), ("comm", 3), ("text", 4), ("model", 5), ("dmd", 6)):
+            before = text[:text.index("/* >>%s/part.c */" % layer)]
+            self.assertTrue(before[before.rindex("XDI_MAKES"):].startswith("XDI_MAKES(1 << %d)" % section), layer)
+
+    def test_writes_a_smaller_header_of_the_wings_that_are_named(self):
+        self.house()
+        out = self.root / "small"
+        self.assertEqual(self.run_tool("--wings", "core,models", "--out", str(out)).returncode, 0)
+        text = (out / "xdistill.h").read_text()
+        self.assertIn("int xd_model(void) { return 0; }", text)
+        self.assertIn("#    define XDISTILL_NO_ACROSS\n", text)
+        self.assertIn("#    define xd_text (XDISTILL_NO_ACROSS_leaves_out_xd_text)", text)
+        self.assertNotIn("int xd_text(void)", text)
+        self.assertNotIn("int xd_dmd(void)", text)
+        self.assert_refused("--wings takes core, then across, models, diffusion; not core,other", "--wings", "core,other")
+        self.assert_refused("not models", "--wings", "models")
 
     def test_refuses_a_circle(self):
         self.write("xdistill.h", TABLE + '#include "comm/other.c"\n')

@@ -327,15 +327,49 @@ class Sizes(Tree):
         self.write("0.2.0", ("int xd_thrice(int x)", "int xd_thrice(int x, int b, int c, int d, int e, int f)"))
         self.assert_accepted("--accept")
 
-    def test_structs_have_24_fields_and_tables_any_number(self):
-        def fields(text, count):
-            self.write("0.2.0", ("    int when;\n", "".join("    %s;\n" % (text % i) for i in range(count))))
-        fields("int a%d", 24)
+    def plant(self, text, name="xd_wide", path="teacher/internal.h"):
+        part = self.root / "src" / path
+        part.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text("/* A part. */\ntypedef struct %s {\n%s} %s;\n" % (name, text, name))
+        self.write()
+
+    def test_structs_have_24_fields(self):
+        for path in ("teacher/internal.h", "io/header.c", "cuda/loss.cu", "mpi/wait.c", "kernel/simd/loops.inc"):
+            self.plant("".join("    int a%d; /* one; two { */\n" % i for i in range(24)), path=path)
+            self.assert_accepted("--accept")
+            self.plant("    int *a, b[2], c;\n" + "".join("    const xd_rows *a%d;\n" % i for i in range(22)), path=path)
+            for option in ("--check", "--accept"):
+                self.assert_refused("src/%s:2: xd_wide has 25 fields, of 24 at most" % path, option)
+            (self.root / "src" / path).unlink()
+
+    def test_fields_of_structs_inside_count(self):
+        rows = "".join("        int a%d;\n" % i for i in range(22))
+        for inside in ("    struct {\n%s    } inner;\n", "    union {\n%s    };\n", "    struct xd_inner {\n%s    } *inner;\n"):
+            self.plant("    int a, b;\n" + inside % rows)
+            self.assert_accepted("--accept")
+            self.plant("    int a, b, c;\n" + inside % rows)
+            self.assert_refused("src/teacher/internal.h:2: xd_wide has 25 fields", "--check")
+        self.plant("    int a, b, c;\n    xd_inner inner[22];\n    enum { XD_ONE, XD_TWO };\n    enum { XD_THREE } which;\n")
         self.assert_accepted("--accept")
-        fields("int a%d", 25)
-        self.assert_refused("xd_later has 25 fields, of 24 at most", "--check")
-        fields("int (*a%d)(int x)", 25)
+
+    def test_methods_are_no_fields(self):
+        method = "    __device__ int f%d(int x, int y) const {\n        int z = x;\n        return z + y;\n    }\n"
+        self.plant("    static const int limit = 3;\n    typedef int number;\n" +
+                   "    xd_wide(int x) : a(x), b{ x } {}\n    int g(int x);\n" +
+                   "".join("    xd_pair<int, float> a%d;\n" % i for i in range(24)) +
+                   "".join(method % i for i in range(30)), path="cuda/loss.cuh")
         self.assert_accepted("--accept")
+
+    def test_tables_of_functions_have_any_number(self):
+        def table(functions, fields):
+            self.plant("".join("    int (*a%d)(int (*of)(int x));\n    xd_call b%d;\n" % (i, i) for i in range(functions // 2)) +
+                       "".join("    int c%d;\n" % i for i in range(fields)))
+            path = self.root / "src" / "teacher" / "route.h"
+            path.write_text("typedef int (*xd_call)(void *user);\n")
+        table(30, 10)
+        self.assert_accepted("--accept")
+        table(30, 11)
+        self.assert_refused("xd_wide has 41 fields", "--check")
 
 
 class Holding(Tree):

@@ -8,6 +8,7 @@ import unittest
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools"))
 import docs  # noqa: E402
+from check_calls import check_calls  # noqa: E402
 from check_docs import CELL, check_cells, check_figures, check_index  # noqa: E402
 from check_names import check_names  # noqa: E402
 from check_words import COMMENT, Count, SENTENCE, check_words, sentences  # noqa: E402
@@ -140,6 +141,23 @@ class Pages(unittest.TestCase):
         for message in ("a.html: <b> of line 1 is not closed", "c.html loads something from elsewhere", "xd_low has no entry",
                         "a.html: b.html leads nowhere", "a.html: #y has no such anchor"):
             self.assertIn(message, found)
+
+
+class Calls(unittest.TestCase):
+    def complaints(self, page):
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder)
+            (root / "docs").mkdir()
+            (root / "docs/api.txt").write_text("function int xd_one(int a, int (*f)(int, int), char b)\nfunction void xd_none(void)\n"
+                                               "function void xd_many(int a, ...)\n")
+            (root / "README.md").write_text(page)
+            return list(check_calls(root))
+
+    def test_counts_arguments_in_blocks_and_in_the_text(self):
+        self.assertEqual(self.complaints("`xd_one(a, f(1, 2), (x[]){ 1, 2 })`, `xd_one()`, `xd_many(1, 2, 3)`\n\n```c\nxd_one(a, b, c); /* d, e */\n```\n"), [])
+        self.assertEqual(self.complaints("one\n\n```c\nxd_one(a, b);\n```\n"), ["README.md:3: xd_one takes 3 arguments, not 2: a, b"])
+        self.assertEqual(self.complaints("see `xd_none(a)`"), ["README.md:1: xd_none takes 0 arguments, not 1: a"])
+        self.assertEqual(self.complaints("    xd_one(a, ...)\n"), [])
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 /* share.c - see share.h. */
 #include "share.h"
+#include "../helpers/xd_test_topology.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -25,19 +26,14 @@ int share_shape(const share_sizes *z, share_cut cut, int64_t *shape) {
 
 /* The ranks that have a weight once: those that share a leaf, or also the members of their group. `ranks` [SHARE_MOST] is used by
  * the topology. */
-static xd_result make_topology(const sharing *s, bool experts, int *ranks, xd_topology *out) {
+static xd_topology make_topology(const sharing *s, bool experts, int *ranks) {
     const share_ranks *r = &s->ranks;
     const int tp = xd_comm_size(r->tp), cp = xd_comm_size(r->cp), members = xd_comm_size(r->members);
     const int place = xd_comm_rank(r->cp) * tp + xd_comm_rank(r->tp);
     const int before = place + (experts ? xd_comm_rank(r->members) * tp * cp : 0);
     const xd_axis axes[3] = { { "ep", experts ? members : 1 }, { "cp", cp }, { "tp", tp } };
-    const xd_topology_desc d = { .axes = axes,
-                                 .axis_count = 3,
-                                 .ranks = ranks,
-                                 .rank_count = axes[0].size * cp * tp,
-                                 .world_size = xd_comm_size(r->world) };
-    for (int i = 0; i < d.rank_count; i++) ranks[i] = xd_comm_rank(r->world) - before + i;
-    return xd_topology_create(s->ctx, &d, out);
+    for (int i = 0; i < axes[0].size * cp * tp; i++) ranks[i] = xd_comm_rank(r->world) - before + i;
+    return grid_of(axes, 3, ranks);
 }
 
 static xd_result make_layouts(sharing *s) {
@@ -46,10 +42,9 @@ static xd_result make_layouts(sharing *s) {
         const bool experts = i >= SHARE_MATRICES;
         const int axis = experts ? 0 : 2;
         int ranks[SHARE_MOST];
-        xd_topology topology;
         xd_layout_desc d;
         if (experts ? !s->size.experts : !shared) continue;
-        XD_TRY(make_topology(s, experts, ranks, &topology));
+        const xd_topology topology = make_topology(s, experts, ranks);
         memset(&d, 0, sizeof d);
         d.ndim = share_shape(&s->size, (share_cut)i, d.shape);
         if (i == SHARE_VOCAB) d.shape[0] = s->size.stored;
@@ -86,7 +81,7 @@ static xd_result make_crossing(sharing *s, share_kind kind) {
                                  .ndim = 2,
                                  .shape = { s->size.rows, s->size.width + (kind == SHARE_LOGITS) },
                                  .leaves = s->leaves[kind] };
-    XD_TRY(xd_leaf_stack_create(s->ctx, d.leaves, elements_of(s, kind), &s->stacks[kind]));
+    XD_TRY(xd_leaf_stack_create(s->ctx, &(xd_leaf_stack_desc){ .leaves = d.leaves, .elements = elements_of(s, kind) }, &s->stacks[kind]));
     return xd_crossing_create(kind == SHARE_SEE ? s->ranks.cp : s->ranks.tp, &d, &s->crossings[kind]);
 }
 
@@ -107,7 +102,7 @@ static xd_result make_sums(sharing *s) {
     s->counts[SHARE_OF_EXPERTS] = (s->experts.end - s->experts.begin) * (hidden + 1) * hidden;
     s->counts[SHARE_OF_HEAD] = 1 + s->counts[SHARE_OF_EMBED];
     for (int i = 0; i < SHARE_WEIGHTS; i++) {
-        XD_TRY(xd_leaf_stack_create(s->ctx, rows, s->counts[i], &s->weights[i]));
+        XD_TRY(xd_leaf_stack_create(s->ctx, &(xd_leaf_stack_desc){ .leaves = rows, .elements = s->counts[i] }, &s->weights[i]));
         if (s->counts[i] > most) most = s->counts[i];
     }
     s->sum = (float *)calloc((size_t)most, sizeof *s->sum);

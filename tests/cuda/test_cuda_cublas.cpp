@@ -1,6 +1,7 @@
 /* Matrix products by cuBLASLt: right against double arithmetic, the unit's own where the library has no part in it, and
  * clear words for a library that cannot be used. The emulation has a library of its own (tests/emu/cublaslt.cpp). */
 #include "cuda_test.h"
+#include "base/internal.h"
 
 /* NULL where cuBLASLt can be loaded under its usual name; else why not. */
 static const char *missing() {
@@ -330,7 +331,7 @@ XD_TEST(a_failure_of_cublas_has_its_call_and_its_text) {
     Random random(9);
     const Matrix a = dense(&random, XD_DTYPE_F32, 4, 8, false), b = dense(&random, XD_DTYPE_F32, 8, 4, false);
     check_product(gpu, a, b, Ask());
-    xd_clear_error(gpu.ctx);
+    xdi_clear_error(gpu.ctx);
     check_maker(gpu, a, b, std::vector<float>(16), Ask());
     const char *message = xd_last_error(gpu.ctx)->message;
     CHECK(strstr(message, "cublasLtMatmul(") && strstr(message, ": the function failed to launch on the GPU"));

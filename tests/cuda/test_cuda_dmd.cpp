@@ -1,6 +1,7 @@
 /* A distillation on GPUs: steps, warm-up and samples have the bits of the host. Its networks compute on the host, of copies of what
  * they are given, so that nothing but the library differs. */
 #include "cuda_test.h"
+#include "dmd/state.h"
 
 #include <cmath>
 
@@ -76,7 +77,7 @@ static xd_result open_block(Net *net, const xd_network_call *call, bool backward
     xd_pass pass = { XD_PASS_INFERENCE, 0, false };
     xd_block_view view;
     if (backward ? call->weights : call->keep) pass.kind = backward ? XD_PASS_BACKWARD : XD_PASS_FORWARD;
-    if (pass.kind == XD_PASS_BACKWARD) pass.leaf = call->leaf, pass.more = call->more;
+    if (pass.kind == XD_PASS_BACKWARD) pass.leaf = call->micro_batch, pass.more = call->more;
     XD_TRY(xd_block_begin(net->block, pass, &view));
     out->weight = net->place.get(view.values[0], net->rows() * net->columns());
     out->to = pass.kind == XD_PASS_BACKWARD ? view.gradients[0] : nullptr;
@@ -202,10 +203,12 @@ static void make_net(Net *net, xd_comm *world, xd_dmd_role role) {
                          : xd_ddp_create(net->model, world, &ddp, &net->parallel)) == XD_OK);
     CHECK(xd_parallel_params(net->parallel, 1, &net->param, &net->count) == XD_OK);
     xd_optimizer_desc adamw = xd_adamw_defaults(&net->param, net->count);
-    const xd_ema_desc average = xd_ema_defaults(XD_EMA_RAMP);
+    xd_ema_desc average = xd_ema_defaults(XD_EMA_RAMP);
     adamw.learning_rate = 0.01;
     CHECK(xd_optimizer_create(net->place.ctx, &adamw, &net->optimizer) == XD_OK);
-    CHECK(xd_ema_create(net->place.ctx, &net->param, net->count, &average, &net->average) == XD_OK);
+    average.params = &net->param;
+    average.param_count = net->count;
+    CHECK(xd_ema_create(net->place.ctx, &average, &net->average) == XD_OK);
 }
 
 static void free_net(Net *net) {
@@ -322,7 +325,7 @@ static void note(std::vector<double> *seen, const xd_dmd_values &v) {
 }
 
 static void note_weights(std::vector<double> *seen, const Net &net) {
-    for (const xd_param &p : { net.param, xd_ema_view(net.average, 0) })
+    for (const xd_param &p : { net.param, xd_ema_view(net.average, 0).shadow })
         for (float x : net.place.get(p.value, net.count ? p.count : 0)) seen->push_back((double)x);
 }
 
@@ -390,7 +393,7 @@ static xd_result distil(xd_comm *world, void *argument) {
         note(&seen, values);
     }
     double bins[3] = { 0.0, 0.0, 0.0 };
-    if (setting.fdistill) XD_TRY(xd_dmd_bins(dmd, bins));
+    if (setting.fdistill) XD_TRY(xdi_dmd_bins(dmd, bins));
     seen.insert(seen.end(), bins, bins + 3);
     sample(place, setting, d, &seen);
     for (const Net &net : nets) note_weights(&seen, net);
@@ -490,7 +493,7 @@ XD_TEST(noise_of_split_samples_is_drawn_on_the_gpu) {
             CHECK(xd_sampler_create(ctx, &s, &sampler) == XD_OK);
             std::vector<unsigned char> here((size_t)(3 * elements) * size);
             const Device there(here);
-            CHECK(xd_sampler_noise(sampler, &batch, c ? there.at() : whole.data()) == XD_OK);
+            CHECK(xdi_sampler_noise(sampler, &batch, c ? there.at() : whole.data()) == XD_OK);
             gpu.wait();
             here = there.host<unsigned char>();
             for (int64_t i = 0; c && i < 3; i++)

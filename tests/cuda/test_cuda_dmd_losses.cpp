@@ -1,6 +1,7 @@
 /* Losses over samples on a GPU against the plain CPU kernels: the same bits of values and gradients, but for terms on logits, whose
  * exponentials differ; nothing allocated, waited for or read during a step. */
 #include "cuda_loss_test.h"
+#include "dmd/fdistill.h"
 
 struct SampleCase {
     int64_t samples, elements, padding, skew;
@@ -345,7 +346,7 @@ XD_TEST(weights_of_samples_are_those_of_the_cpu) {
         const xd_status none = {};
         const size_t status = board.add(&none, sizeof none), work = board.add(nullptr, 16384);
         const std::vector<unsigned char> after = pair.run(&board, 1, true, [&](xd_ctx *ctx, xd_vocab *, void *at) {
-            xd_fdistill_desc d = xd_fdistill_defaults();
+            xdi_fdistill_desc d = xdi_fdistill_defaults();
             d.logits = xd_rows_of(place<void>(at, z), XD_DTYPE_F32, samples, heads);
             d.divergence = (xd_f_divergence)(variant / 2 % 7);
             d.bins = variant < 14 ? 10 : 0;
@@ -355,7 +356,7 @@ XD_TEST(weights_of_samples_are_those_of_the_cpu) {
             d.status = place<xd_status>(at, status);
             d.workspace = place<void>(at, work);
             d.workspace_bytes = 16384;
-            CHECK(xd_fdistill_weights(ctx, &d, place<double>(at, w)) == XD_OK);
+            CHECK(xdi_fdistill_weights(ctx, &d, place<double>(at, w)) == XD_OK);
         });
         const unsigned char *a = after.data(), *b = board.bytes.data();
         check_near((const double *)(const void *)(a + w), (const double *)(const void *)(b + w), samples, 1e-12);
@@ -420,7 +421,7 @@ XD_TEST(weights_of_many_samples_have_the_bits_of_the_cpu) {
                      status = board.add(&none, sizeof none), room = 8192 + (size_t)(bin_count + samples) * 512,
                      work = board.add(nullptr, room);
         const std::vector<unsigned char> after = pair.run(&board, 1, true, [&](xd_ctx *ctx, xd_vocab *, void *at) {
-            xd_fdistill_desc d = xd_fdistill_defaults();
+            xdi_fdistill_desc d = xdi_fdistill_defaults();
             d.logits = xd_rows_of(place<void>(at, z), XD_DTYPE_F32, samples, 1);
             d.divergence = XD_F_KL;
             d.lower = 0.1;
@@ -432,7 +433,7 @@ XD_TEST(weights_of_many_samples_have_the_bits_of_the_cpu) {
             d.status = place<xd_status>(at, status);
             d.workspace = place<void>(at, work);
             d.workspace_bytes = room;
-            CHECK(xd_fdistill_weights(ctx, &d, place<double>(at, w)) == XD_OK);
+            CHECK(xdi_fdistill_weights(ctx, &d, place<double>(at, w)) == XD_OK);
         });
         const unsigned char *a = after.data(), *b = board.bytes.data();
         CHECK(memcmp(a + w, b + w, (size_t)samples * sizeof(double)) == 0);

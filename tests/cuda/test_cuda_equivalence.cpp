@@ -1,6 +1,7 @@
 /* A dozen of wrapped trainings on GPUs, by name: a small network under every wrapper, with tensor and context parallelism, has the
  * weights, averages, losses and norms of one GPU, bit for bit. Passes are computed on the host, of copies of what blocks show. */
 #include "cuda_test.h"
+#include "xd_test_topology.h"
 
 #include <math.h>
 
@@ -93,13 +94,7 @@ static xd_result open(Rank &r) {
 }
 
 static xd_result describe(Rank &r) {
-    const xd_axis axis = { "tp", r.config.tp };
-    xd_topology_desc t = {};
-    t.axes = &axis;
-    t.axis_count = 1;
-    t.world_size = r.config.tp;
-    xd_topology topology;
-    XD_TRY(xd_topology_create(r.gpu.ctx, &t, &topology));
+    const xd_topology topology = line_of("tp", r.config.tp);
     xd_model_desc m = {};
     m.seed = 5;
     m.rank = xd_comm_rank(r.groups->tp);
@@ -355,7 +350,7 @@ static void keep(Rank &r, const xd_tensor_part *parts, xd_optimizer *optimizer, 
         const int64_t to = (int64_t)r.first(i) * shapes[i][1] + parts[i].range.begin;
         if (parts[i].replica || count == 0) continue;
         const void *const from[2] = { state.master ? state.master : parts[i].data,
-                                      xd_ema_view(average, i).value };
+                                      xd_ema_view(average, i).shadow.value };
         CHECK(xd_read(r.gpu.ctx, &r.job.out.values[i][(size_t)to], from[0], count * sizeof(float)) == XD_OK);
         CHECK(xd_read(r.gpu.ctx, &r.job.out.averages[i][(size_t)to], from[1], count * sizeof(float)) == XD_OK);
     }
@@ -401,7 +396,9 @@ static xd_result train(Rank &r) {
     ema.decay = 0.9;
     ema.init_from_current = true;
     XD_TRY(xd_optimizer_create(r.gpu.ctx, &adamw, &optimizer));
-    xd_result result = xd_ema_create(r.gpu.ctx, params, count, &ema, &average);
+    ema.params = params;
+    ema.param_count = count;
+    xd_result result = xd_ema_create(r.gpu.ctx, &ema, &average);
     for (r.step = 0; r.step < STEPS && result == XD_OK; r.step++)
         result = train_step(r, params, optimizer, average);
     if (result == XD_OK) keep(r, parts, optimizer, average);

@@ -95,8 +95,11 @@ XD_TEST(a_stack_of_leaves_on_the_device_has_the_bits_of_the_cpu) {
         if (count % 3) d.memory = room.at();
         d.memory_bytes = nothing.size();
         xd_leaf_stack *there = nullptr, *here = nullptr;
-        CHECK(xd_leaf_stack_create(host, d.leaves, n, &here) == XD_OK);
-        CHECK(xd_leaf_stack_create_in(gpu.ctx, &d, &there) == XD_OK);
+        xd_leaf_stack_desc own = {};
+        own.leaves = d.leaves;
+        own.elements = n;
+        CHECK(xd_leaf_stack_create(host, &own, &here) == XD_OK);
+        CHECK(xd_leaf_stack_create(gpu.ctx, &d, &there) == XD_OK);
         for (int l = 0; l < count; l++) {
             const std::vector<unsigned char> data = elements(XD_DTYPE_F32, n, &random, false);
             const Device leaf(data);
@@ -129,10 +132,10 @@ XD_TEST(leaves_and_their_stack_are_both_on_the_host_or_both_on_the_device) {
     d.leaves.count = d.leaves.total = 2;
     d.elements = 8;
     xd_leaf_stack *there = nullptr, *here = nullptr;
-    CHECK(xd_leaf_stack_create_in(gpu.ctx, &d, &there) == XD_OK);
+    CHECK(xd_leaf_stack_create(gpu.ctx, &d, &there) == XD_OK);
     d.memory = memory.data();
     d.memory_bytes = memory.size() * sizeof(float);
-    CHECK(xd_leaf_stack_create_in(gpu.ctx, &d, &here) == XD_OK);
+    CHECK(xd_leaf_stack_create(gpu.ctx, &d, &here) == XD_OK);
     CHECK(xd_leaf_stack_push(there, data.data()) == XD_ERROR_ARGUMENT);
     CHECK(xd_leaf_stack_push(here, leaf.at<float>()) == XD_ERROR_ARGUMENT);
     CHECK(xd_leaf_stack_push(there, leaf.at<float>()) == XD_OK);

@@ -1,5 +1,6 @@
 /* Golden cases of the area dmd: noise schedules, conversions, times, guidance. */
 #include "golden.h"
+#include "dmd/internal.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -93,7 +94,7 @@ static xd_result converter_factors(golden_case *c, const void *state, double t, 
     const converter *k = (const converter *)state;
     xd_ctx *ctx = golden_ctx(c);
     if (k->forward) return xd_noise_mix(ctx, &k->schedule, t, out);
-    if (k->target) return xd_target_mix(ctx, &k->schedule, &k->conversion, t, out);
+    if (k->target) return xdi_target_mix(ctx, &k->schedule, &k->conversion, t, out);
     return xd_prediction_mix(ctx, &k->schedule, &k->conversion, t, out);
 }
 
@@ -204,14 +205,13 @@ static xd_noise_schedule schedule_of(golden_case *c) {
         const golden_array table = golden_tensor(c, "in.alphas_cumprod");
         s.table = table.values;
         s.table_count = table.count;
-        s.missing_root = true;
     }
     return s;
 }
 
 /* FastGen's flows and tables tell networks t times num_steps. */
 static double network_scale(const xd_noise_schedule *s, int64_t count) {
-    return xd_noise_network_scale(s) != 1.0 ? (double)count : 1.0;
+    return xdi_noise_network_scale(s) != 1.0 ? (double)count : 1.0;
 }
 
 static void check_levels(golden_case *c, const xd_noise_schedule *s, int64_t count, const golden_array *t) {
@@ -223,13 +223,13 @@ static void check_levels(golden_case *c, const xd_noise_schedule *s, int64_t cou
     for (int k = 0; k < RESULTS; k++) got[k] = (double *)golden_memory(c, (size_t)(t->count + 1) * 8);
     for (int64_t i = 0; i < t->count; i++) {
         xd_noise_level level;
-        if (!golden_ok(c, xd_noise_level_at(ctx, s, t->values[i], &level))) return;
+        if (!golden_ok(c, xdi_noise_level_at(ctx, s, t->values[i], &level))) return;
         got[ALPHA][i] = level.alpha, got[SIGMA][i] = level.sigma;
         got[ALPHA_RATE][i] = level.alpha_rate, got[SIGMA_RATE][i] = level.sigma_rate;
-        if (!golden_ok(c, xd_noise_ratio(ctx, s, t->values[i], &got[RATIO][i])) ||
-            !golden_ok(c, xd_noise_time_of_ratio(ctx, s, got[RATIO][i], &got[TIME][i])))
+        if (!golden_ok(c, xdi_noise_ratio(ctx, s, t->values[i], &got[RATIO][i])) ||
+            !golden_ok(c, xdi_noise_time_of_ratio(ctx, s, got[RATIO][i], true, &got[TIME][i])))
             return;
-        got[SEEN][i] = xd_noise_network_time(t->values[i], network_scale(s, count), XD_DTYPE_F64);
+        got[SEEN][i] = xdi_noise_network_time(t->values[i], network_scale(s, count), XD_DTYPE_F64);
     }
     for (int k = 0; k < RESULTS; k++) compare(c, names[k], got[k], t->count, XD_DTYPE_F64);
 }
@@ -244,15 +244,15 @@ static void check_nearest(golden_case *c, const xd_noise_schedule *s, int64_t co
     xd_ctx *ctx = golden_ctx(c);
     int64_t nearest = 0;
     for (int64_t i = 0; i < query.count; i++) {
-        if (!golden_ok(c, xd_noise_nearest(ctx, s, count, query.values[i], &nearest))) return;
+        if (!golden_ok(c, xdi_noise_nearest(ctx, s, count, query.values[i], &nearest))) return;
         index[i] = (double)nearest;
     }
     if (query.values) golden_exact(c, "out.closest_sigma_idx", index, query.count);
     for (int64_t i = 0; i < t->count; i++) {
         xd_noise_level level;
-        if (!golden_ok(c, xd_noise_level_at(ctx, s, t->values[i], &level)) ||
-            !golden_ok(c, xd_noise_nearest(ctx, s, count, level.sigma, &nearest)) ||
-            !golden_ok(c, xd_noise_grid_time(ctx, s, count, nearest, &time[i])))
+        if (!golden_ok(c, xdi_noise_level_at(ctx, s, t->values[i], &level)) ||
+            !golden_ok(c, xdi_noise_nearest(ctx, s, count, level.sigma, &nearest)) ||
+            !golden_ok(c, xdi_noise_grid_time(ctx, s, count, nearest, &time[i])))
             return;
         /* The peer's time of a step of the flow is index / num_steps, whatever the range. */
         if (s->kind == XD_NOISE_FLOW) time[i] = (double)nearest / (double)count;
@@ -270,8 +270,8 @@ static void check_ends(golden_case *c, const xd_noise_schedule *s, int64_t count
         const int64_t at = i < ends.count / 2 ? i : count - ends.count + i;
         xd_noise_level level;
         double t = 0.0;
-        if (!golden_ok(c, xd_noise_grid_time(ctx, s, count, at, &t)) ||
-            !golden_ok(c, xd_noise_level_at(ctx, s, t, &level)))
+        if (!golden_ok(c, xdi_noise_grid_time(ctx, s, count, at, &t)) ||
+            !golden_ok(c, xdi_noise_level_at(ctx, s, t, &level)))
             return;
         sigma[i] = level.sigma;
     }
@@ -292,8 +292,8 @@ static bool list_of(golden_case *c, const xd_noise_schedule *s, int64_t count, i
                        golden_number(c, "cfg.min_step_percent", 0.002) == 0.002;
     if (s->kind != XD_NOISE_EDM || usual) return golden_ok(c, xd_noise_steps(golden_ctx(c), s, steps, list));
     for (int i = 0; i < steps; i++)
-        if (!golden_ok(c,
-                       xd_noise_grid_time(golden_ctx(c), s, count, list_index(c, count, steps, i), &list[i])))
+        if (!golden_ok(
+                c, xdi_noise_grid_time(golden_ctx(c), s, count, list_index(c, count, steps, i), &list[i])))
             return false;
     list[steps] = 0.0;
     return true;
@@ -321,7 +321,7 @@ static xd_result start_factors(golden_case *c, const void *state, double t, xd_m
     xd_noise_level level;
     (void)t;
     out->c1 = 0.0;
-    if (!golden_ok(c, xd_noise_level_at(golden_ctx(c), s, s->max_t, &level))) return XD_ERROR_ARGUMENT;
+    if (!golden_ok(c, xdi_noise_level_at(golden_ctx(c), s, s->max_t, &level))) return XD_ERROR_ARGUMENT;
     out->c0 = level.sigma;
     return XD_OK;
 }
@@ -359,12 +359,12 @@ static void schedule_run(golden_case *c) {
     const golden_array t = golden_tensor(c, "in.t");
     const int64_t count = golden_integer(c, "cfg.num_steps", 1000, 2, 1 << 20);
     xd_noise_level last;
-    if (!golden_ok(c, xd_noise_check(golden_ctx(c), &s))) return;
+    if (!golden_ok(c, xdi_noise_check(golden_ctx(c), &s))) return;
     check_levels(c, &s, count, &t);
     check_nearest(c, &s, count, &t);
     check_ends(c, &s, count);
     check_lists(c, &s, count);
-    if (golden_ok(c, xd_noise_level_at(golden_ctx(c), &s, s.max_t, &last))) {
+    if (golden_ok(c, xdi_noise_level_at(golden_ctx(c), &s, s.max_t, &last))) {
         if (s.kind == XD_NOISE_TRIG) /* the peer's sine is float32 */
             golden_close(c, "out.max_sigma", &last.sigma, 1);
         else
@@ -434,7 +434,7 @@ static void times_run(golden_case *c) {
     for (int run = 0; run < 2; run++) {
         s.dtype = run ? XD_DTYPE_F32 : XD_DTYPE_F64;
         for (int64_t i = 0; i < draws.count; i++)
-            if (!golden_ok(c, xd_time_of_draw(golden_ctx(c), &s, draws.values[i], &t[i]))) return;
+            if (!golden_ok(c, xdi_time_of_draw(golden_ctx(c), &s, draws.values[i], &t[i]))) return;
         compare(c, "t", t, draws.count, s.dtype);
     }
 }
@@ -447,7 +447,7 @@ static bool guidance_claims(const golden_case *c) {
 
 static xd_result guidance_factors(golden_case *c, const void *state, double t, xd_mix *out) {
     (void)c, (void)t;
-    *out = xd_guidance_mix(*(const double *)state);
+    *out = xdi_guidance_mix(*(const double *)state);
     return XD_OK;
 }
 

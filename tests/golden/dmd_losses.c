@@ -1,5 +1,6 @@
 /* Golden cases of the area dmd: losses of distribution matching, terms of discriminators, weights of f-distill. */
 #include "golden.h"
+#include "dmd/fdistill.h"
 
 #include <string.h>
 
@@ -194,7 +195,7 @@ static bool weights_claims(const golden_case *c) {
 
 static void weights_run(golden_case *c) {
     samples_case s;
-    xd_fdistill_desc d = xd_fdistill_defaults();
+    xdi_fdistill_desc d = xdi_fdistill_defaults();
     samples_open(&s, c, "in.fake_logits");
     d.logits = samples_in(&s, "in.fake_logits");
     d.divergence = (xd_f_divergence)golden_choice(c, "cfg.f_div", divergences, XD_F_JS);
@@ -218,7 +219,7 @@ static void weights_run(golden_case *c) {
     d.status = golden_status(&s.loans, &s.status);
     double *weights = (double *)golden_memory(c, (size_t)(s.samples + 1) * sizeof *weights);
     double *there = (double *)golden_out(&s.loans, weights, (size_t)s.samples * sizeof *weights);
-    if (!golden_ok(c, golden_found(&s.loans, xd_fdistill_weights(golden_ctx(c), &d, there), &s.status)))
+    if (!golden_ok(c, golden_found(&s.loans, xdi_fdistill_weights(golden_ctx(c), &d, there), &s.status)))
         return;
     golden_close(c, "out.h", weights, s.samples);
     golden_close(c, "out.bins", values, bins);
@@ -236,7 +237,7 @@ static void table_run(golden_case *c) {
         strcat(name, divergences[k]);
         if (!golden_wants(c, name)) continue;
         for (int64_t i = 0; i < ratios.count; i++)
-            weights[i] = xd_f_weight((xd_f_divergence)k, ratios.values[i]);
+            weights[i] = xdi_f_weight((xd_f_divergence)k, ratios.values[i]);
         golden_double(c, name, weights, ratios.count);
     }
 }

@@ -261,7 +261,7 @@ static bool golden_run(const xd_ctx_desc *desc, golden_files *files, golden_tota
 }
 
 static bool golden_option(const char *argument, xd_ctx_desc *desc) {
-    if (strncmp(argument, "--cpu=", 6) == 0) return xd_cpu_level_from_name(argument + 6, &desc->cpu);
+    if (strncmp(argument, "--cpu=", 6) == 0) return xd_test_cpu_find(argument + 6, &desc->cpu);
     desc->reduction = XD_REDUCTION_INVARIANT;
     return strcmp(argument, "--invariant") == 0;
 }

@@ -3,6 +3,9 @@
 #define DMD_FAILURES_H
 
 #include "xdistill.h"
+#if defined(XD_TEST_LAYERS)
+#    include "dmd/state.h"
+#endif
 
 #include "dmd_scene.h"
 #include "failing_heap.h"
@@ -154,7 +157,7 @@ static void note_end(part *p) {
     dmd_run *run = p->batches.run;
     CHECK_EQ_INT(dmd_hash_all(p->world, p->nets, run), XD_OK);
     if (p->rank == 0) run->record = xd_dmd_describe(p->dmd);
-    if (p->rank == 0) CHECK_EQ_INT(xd_dmd_bins(p->dmd, run->bins), XD_OK);
+    if (p->rank == 0) CHECK_EQ_INT(xdi_dmd_bins(p->dmd, run->bins), XD_OK);
 }
 
 static inline bool same_end(const dmd_run *a, const dmd_run *b) {

@@ -4,8 +4,12 @@
 #define DMD_SCENE_H
 
 #include "xdistill.h"
+#if defined(XD_TEST_LAYERS)
+#    include "dmd/state.h"
+#endif
 
 #include "xd_test.h"
+#include "averages.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -63,7 +67,7 @@ typedef struct dmd_run {
 
 static xd_pass dmd_pass(const xd_network_call *call, bool backward) {
     xd_pass pass = { .kind = backward ? XD_PASS_BACKWARD : XD_PASS_FORWARD,
-                     .leaf = call->leaf,
+                     .leaf = call->micro_batch,
                      .more = call->more };
     if (backward ? !call->weights : !call->keep) pass = (xd_pass){ .kind = XD_PASS_INFERENCE };
     return pass;
@@ -233,7 +237,7 @@ static xd_result dmd_make_net(dmd_net *net, xd_comm *world, xd_dmd_role role, co
     XD_TRY(xd_optimizer_create(ctx, &adamw, &net->optimizer));
     xd_ema_desc ema = xd_ema_defaults(XD_EMA_CONSTANT);
     ema.decay = 0.5;
-    return xd_ema_create(ctx, net->params, net->count, &ema, &net->average);
+    return average_create(ctx, net->params, net->count, &ema, &net->average);
 }
 
 static void dmd_free_net(dmd_net *net) {
@@ -334,11 +338,11 @@ static xd_result dmd_make_anew(xd_comm *world, const xd_dmd_desc *desc, bool for
     const xd_dmd_record record = xd_dmd_describe(*dmd);
     const bool on = desc->gan.fdistill.on && !forget_bins;
     double bins[DMD_BINS_MAX];
-    if (on) XD_TRY(xd_dmd_bins(*dmd, bins));
+    if (on) XD_TRY(xdi_dmd_bins(*dmd, bins));
     xd_dmd_destroy(*dmd);
     *dmd = NULL;
     XD_TRY(xd_dmd_create(xd_comm_ctx(world), desc, dmd));
-    if (on) XD_TRY(xd_dmd_set_bins(*dmd, bins, desc->gan.fdistill.bins));
+    if (on) XD_TRY(xdi_dmd_set_bins(*dmd, bins, desc->gan.fdistill.bins));
     return xd_dmd_resume(*dmd, &record);
 }
 
@@ -366,7 +370,7 @@ static xd_result dmd_steps(xd_comm *world, dmd_rank *rank, const xd_dmd_desc *de
         run->values[rank->step] = values;
     }
     if (xd_comm_rank(world) == 0) run->record = xd_dmd_describe(dmd);
-    if (xd_comm_rank(world) == 0 && desc->gan.fdistill.on) XD_TRY(xd_dmd_bins(dmd, run->bins));
+    if (xd_comm_rank(world) == 0 && desc->gan.fdistill.on) XD_TRY(xdi_dmd_bins(dmd, run->bins));
     xd_dmd_destroy(dmd);
     return XD_OK;
 }

@@ -4,6 +4,7 @@
 #define EXPERT_SCENE_H
 
 #include "wrap_weights.h"
+#include "xd_test_topology.h"
 
 #include <stdlib.h>
 
@@ -88,10 +89,7 @@ static void expert_describe(expert_rank *r) {
     const int experts = r->run->experts;
     const int64_t shapes[2][3] = { { experts, EXPERT_HIDDEN, EXPERT_WIDTH },
                                    { experts, EXPERT_WIDTH, EXPERT_HIDDEN } };
-    const xd_axis axis = { "ep", r->run->ep };
-    const xd_topology_desc t = { .axes = &axis, .axis_count = 1, .world_size = r->run->ep };
-    xd_topology topology;
-    CHECK(xd_topology_create(r->ctx, &t, &topology) == XD_OK);
+    const xd_topology topology = line_of("ep", r->run->ep);
     CHECK(xd_model_create(r->ctx, &(xd_model_desc){ 4, xd_comm_rank(r->groups->ep) }, &r->model) == XD_OK);
     for (int i = 0; i < 2; i++) {
         xd_layout_desc d = { .ndim = 3, .topology = &topology, .placement = { { XD_SHARD } } };
@@ -109,7 +107,8 @@ static void expert_describe(expert_rank *r) {
         expert_weight(layer->experts, "down", shapes[1], r->layouts[1]);
     }
     wrap_weight(xd_model_root(r->model), "head", EXPERT_WIDTH, 0);
-    if (r->run->frozen) CHECK(xd_weight_freeze(xd_model_find_weight(r->model, r->run->frozen)) == XD_OK);
+    if (r->run->frozen)
+        CHECK(xd_weight_set_frozen(xd_model_find_weight(r->model, r->run->frozen), true) == XD_OK);
     CHECK(xd_model_seal(r->model) == XD_OK);
 }
 

@@ -7,6 +7,7 @@
 
 #include "tensor_model.h"
 #include "xd_test.h"
+#include "xd_test_topology.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -148,12 +149,7 @@ static inline void fake_cut_layouts(xd_ctx *ctx, const fake_cut *cut, fake_layou
     memset(l, 0, sizeof *l);
     if (cut->a == 0) return;
     for (int i = 0; i < cut->a * cut->b; i++) l->ranks[i] = cut->first + i;
-    const xd_topology_desc t = { .axes = axes,
-                                 .axis_count = 2,
-                                 .ranks = l->ranks,
-                                 .rank_count = cut->a * cut->b,
-                                 .world_size = FAKE_ROOM };
-    CHECK(xd_topology_create(ctx, &t, &l->topology) == XD_OK);
+    l->topology = grid_of(axes, 2, l->ranks);
     for (int i = 0; i < FAKE_TENSORS; i++) {
         const fake_tensor *tensor = &fake_tensors[i];
         int64_t offsets[FAKE_ROOM] = { 0 }, unused[FAKE_ROOM] = { 0 };
@@ -214,7 +210,7 @@ static xd_model *fake_describe(xd_comm *world, const fake_layouts *layouts, cons
 /* Gives a described model the teacher's values. */
 static void fake_fill(xd_model *model) {
     CHECK(xd_model_allocate(model) == XD_OK);
-    for (int64_t i = 0; i < xd_model_weight_count(model); i++) {
+    for (int64_t i = 0; i < xd_model_describe(model).weight_count; i++) {
         const xd_weight_info info = xd_weight_describe(xd_model_weight_at(model, i));
         if (info.owner != xd_model_weight_at(model, i)) continue;
         if (info.count > 0)
@@ -227,7 +223,7 @@ static void fake_fill(xd_model *model) {
 static int64_t fake_wrong(const xd_model *model, const xd_parallel *parallel) {
     static const char *const names[] = { "", "blocks.0", "blocks.1", "out" };
     int64_t wrong = 0;
-    for (int64_t i = 0; i < xd_model_weight_count(model) && !parallel; i++) {
+    for (int64_t i = 0; i < xd_model_describe(model).weight_count && !parallel; i++) {
         const xd_weight_info info = xd_weight_describe(xd_model_weight_at(model, i));
         const fake_tensor *t =
             fake_find(info.owner == xd_model_weight_at(model, i) ? info.name : "embed.weight");
@@ -239,7 +235,7 @@ static int64_t fake_wrong(const xd_model *model, const xd_parallel *parallel) {
         xd_block_view view;
         int k = 0;
         CHECK(xd_block_begin(block, (xd_pass){ .kind = XD_PASS_INFERENCE }, &view) == XD_OK);
-        for (int64_t i = 0; i < xd_model_weight_count(model); i++) {
+        for (int64_t i = 0; i < xd_model_describe(model).weight_count; i++) {
             const xd_weight_info info = xd_weight_describe(xd_model_weight_at(model, i));
             const fake_tensor *t = fake_find(info.desc->tied_to ? "embed.weight" : info.name);
             if (info.block != block) continue;

@@ -2,6 +2,8 @@
 #ifndef HALO_SCENE_H
 #define HALO_SCENE_H
 
+#include "xd_test_topology.h"
+
 #include <stdlib.h>
 
 enum { HALO_DIMS = 4, HALO_ROOM = 1 << 14, HALO_RANKS = 8, HALO_TERMS = 2048 };
@@ -100,8 +102,8 @@ static void halo_at(const halo_scene *s, int64_t (*box)[2], int64_t k, int64_t *
 /* Whether two ranks exchange: same place on axes that cut nothing. */
 static bool halo_pair(const halo_scene *s, int a, int b) {
     int x[XD_MESH_AXES_MAX], y[XD_MESH_AXES_MAX];
-    xd_topology_coordinate(&s->grid, a, x);
-    xd_topology_coordinate(&s->grid, b, y);
+    coordinate_of(&s->grid, a, x);
+    coordinate_of(&s->grid, b, y);
     for (int i = 0; i < s->grid.axis_count; i++)
         if (s->cut.placement[i].kind != XD_SHARD && x[i] != y[i]) return false;
     return true;

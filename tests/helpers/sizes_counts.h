@@ -59,9 +59,9 @@ AT("xd_teacher_cache_desc.k", x.cache_desc.k, XU + 1, xcall_append, XD_ERROR_ARG
    "k is 11, with a vocabulary of 10 allowed are 1 to 10", true)
 AT("xd_teacher_cache_desc.context", x.cache_desc.context, -1, xcall_append, XD_ERROR_ARGUMENT,
    "a context of -1 tokens", true)
-AT("xd_teacher_cache_read(first)", x.first, -1, xcall_read, XD_ERROR_ARGUMENT,
+AT("xd_teacher_cache_read_desc.first", x.first, -1, xcall_read, XD_ERROR_ARGUMENT,
    "2 positions from -1 on, it has 6", true)
-AT("xd_teacher_cache_read(count)", x.count, XQ, xcall_read, XD_ERROR_ARGUMENT,
+AT("xd_teacher_cache_read_desc.count", x.count, XQ, xcall_read, XD_ERROR_ARGUMENT,
    "6 positions from 1 on, it has 6", true)
 AT("xd_route_desc.samples", x.route.samples, 1, xcall_route, XD_ERROR_ARGUMENT, "", true)
 AT("xd_route_desc.length", x.route.length, 0, xcall_route, XD_ERROR_ARGUMENT,
@@ -159,10 +159,10 @@ AT("xd_param.count", param[1].count, ELEMENTS - 1, call_step, XD_ERROR_STATE,
 AT("xd_param.dims", param[1].dims, -1, call_ema, XD_ERROR_ARGUMENT, "v: -1 dimensions", true)
 AT("xd_optimizer_step_desc.average_count", step.average_count, -1, call_optimizer, XD_ERROR_ARGUMENT,
    "-1 averages at NULL", true)
-AT("xd_ema_create(count)", a, -1, call_ema, XD_ERROR_ARGUMENT, "-1 parameters", true)
+AT("xd_ema_desc.param_count", a, -1, call_ema, XD_ERROR_ARGUMENT, "-1 parameters", true)
 AT("xd_ema_update(iteration)", b, -2, call_ema, XD_ERROR_ARGUMENT, "iteration -2 is negative", true)
 AT("xd_ema_copy_to(count)", c, -1, call_ema, XD_ERROR_ARGUMENT, "-1 tensors", true)
-AT("xd_ema_load(count)", d, -1, call_ema, XD_ERROR_ARGUMENT, "-1 tensors", true)
+AT("xd_ema_load_desc.source_count", d, -1, call_ema, XD_ERROR_ARGUMENT, "-1 tensors", true)
 AT("xd_ema_desc.batch_size", ema.batch_size, -1, call_ema, XD_ERROR_ARGUMENT, "batch_size -1 is negative",
    true)
 AT("xd_ema_desc.start_iteration", ema.start_iteration, -1, call_ema, XD_ERROR_ARGUMENT,
@@ -171,25 +171,13 @@ AT("xd_ema_desc.strip_count", ema.strip_count, -1, call_ema, XD_ERROR_ARGUMENT, 
 AT("xd_gradient_norm_desc.param_count", norm.param_count, -1, call_norm, XD_ERROR_ARGUMENT, "-1 parameters",
    false)
 AT("xd_clip_gradients(param_count)", a, -1, call_clip, XD_ERROR_ARGUMENT, "-1 parameters", true)
-AT("xd_topology_desc.axis_count", grid.axis_count, 9, call_grid, XD_ERROR_ARGUMENT,
-   "9 axes given, 1 to 8 are possible", true)
-AT("xd_topology_desc.rank_count", grid.rank_count, -1, call_grid, XD_ERROR_ARGUMENT, "a list of -1 ranks",
-   true)
-AT("xd_topology_desc.world_size", grid.world_size, 5, call_grid, XD_ERROR_TOPOLOGY,
-   "axis sizes multiply to 1 but the world has 5 ranks", true)
-AT("xd_axis.size", axes[1].size, -2, call_grid, XD_ERROR_ARGUMENT,
+AT("xd_axis.size", mesh.axes[1].size, -2, call_mesh, XD_ERROR_ARGUMENT,
    "axis 1 has size -2, must be at least 1, or -1 to fill", true)
 AT("xd_mesh_desc.world_size", mesh.world_size, 5, call_mesh, XD_ERROR_ARGUMENT, "", false)
 AT("xd_mesh_desc.rank_count", mesh.rank_count, 3, call_mesh, XD_ERROR_TOPOLOGY,
    "axis sizes multiply to 1 but the list has 3 ranks", true)
-AT("xd_unflatten_desc.part_count", unflatten.part_count, 9, call_unflatten, XD_ERROR_ARGUMENT,
-   "9 parts for one of 2 axes, at most 8 axes are possible", true)
-AT("xd_parallelism.tensor", parallel.tensor, 3, call_parallel, XD_ERROR_TOPOLOGY,
-   "tensor 3 x domain 1 does not divide a world of 2 ranks", true)
-AT("xd_parallelism.domain", parallel.domain, 3, call_parallel, XD_ERROR_TOPOLOGY,
-   "tensor 2 x domain 3 does not divide a world of 2 ranks", true)
-AT("xd_topology_from_config(world_size)", a, 3, call_parallel, XD_ERROR_TOPOLOGY,
-   "tensor 2 x domain 1 does not divide a world of 3 ranks", true)
+AT("xd_mesh_derive_desc.part_count", derive.part_count, 9, call_derive, XD_ERROR_ARGUMENT,
+   "9 parts for one of 2 axes, at most 8 axes are possible", false)
 AT("xd_expert_desc.world_size", experts.world_size, 3, call_experts, XD_ERROR_TOPOLOGY,
    "tp 2 x cp 1 x ep 1 x pp 1 does not divide a world of 3 ranks", true)
 AT("xd_expert_desc.tp", experts.tp, 3, call_experts, XD_ERROR_TOPOLOGY,
@@ -213,13 +201,14 @@ AT("xd_layout_desc.shape", layout.shape[0], -1, call_layout, XD_ERROR_SHAPE, "di
 AT("xd_placement.dim", layout.placement[1].dim, 2, call_layout, XD_ERROR_ARGUMENT,
    "axis 1 splits dimension 2 of a tensor of 2 dimensions", true)
 AT("xd_placement.sections", layout.placement[1].sections, 4, call_layout, XD_ERROR_SHAPE, "", true)
-AT("xd_redistribution_desc.ranks", plan.ranks, 0, call_plan, XD_ERROR_ARGUMENT, "", true)
-AT("xd_redistribution_desc.rank", plan.rank, 5, call_plan, XD_ERROR_ARGUMENT, "", true)
-AT("xd_redistribution_desc(shapes)", a, 3, call_plan, XD_ERROR_SHAPE,
+AT("xdi_redistribution_desc.ranks", plan.ranks, 0, call_plan, XD_ERROR_ARGUMENT, "", true)
+AT("xdi_redistribution_desc.rank", plan.rank, 5, call_plan, XD_ERROR_ARGUMENT, "", true)
+AT("xdi_redistribution_desc(shapes)", a, 3, call_plan, XD_ERROR_SHAPE,
    "dimension 0: the source has extent 6, the destination 7", true)
 AT("xd_tensor.ndim", b, 3, call_tensor, XD_ERROR_SHAPE, "the source has 3 dimensions, its layout 2", false)
 AT("xd_tensor.shape", a, 5, call_tensor, XD_ERROR_SHAPE, "", false)
 AT("xd_tensor_gather(root)", root, 5, call_tensor, XD_ERROR_TOPOLOGY, "", true)
+AT("xd_tensor_gather(root)", root, -2, call_tensor, XD_ERROR_ARGUMENT, "rank -2 is negative", true)
 AT("xd_all_reduce(count)", a, -1, call_reduce, XD_ERROR_ARGUMENT,
    "all_reduce: count -1 is negative or too large", false)
 AT("xd_broadcast(count)", a, -1, call_broadcast, XD_ERROR_ARGUMENT,
@@ -243,17 +232,17 @@ AT("xdi_projection_cells.student_size", cells.student_size, -1, call_cells, XD_E
    "vocabularies of -1 and 10 ids", true)
 AT("xdi_projection_cells.teacher_size", cells.teacher_size, -1, call_cells, XD_ERROR_ARGUMENT,
    "vocabularies of 12 and -1 ids", true)
-AT("xd_exact_map_create(teacher_size)", a, -20, call_map, XD_ERROR_ARGUMENT, "-10 teacher ids", true)
-AT("xd_exact_map_create(teacher_size)", a, -1, call_map, XD_ERROR_ARGUMENT,
+AT("xd_exact_map_desc.teacher_size", a, -20, call_map, XD_ERROR_ARGUMENT, "-10 teacher ids", true)
+AT("xd_exact_map_desc.teacher_size", a, -1, call_map, XD_ERROR_ARGUMENT,
    "row 3 has teacher id 9, the vocabulary 9", true)
 AT("xdi_projection_cut_desc.k", cut.k, 0, call_cut, XD_ERROR_ARGUMENT, "0 entries a row", true)
 AT("xd_texts.count", texts.count, -1, call_exact, XD_ERROR_ARGUMENT, "vocabularies of -1 and 3 strings", true)
 AT("xd_texts.count", dp.teacher.count, -1, call_exact, XD_ERROR_ARGUMENT, "vocabularies of 3 and -1 strings",
    true)
 AT("xd_projection_to_rows(k)", a, -1, call_to_rows, XD_ERROR_ARGUMENT, "-1 entries a row", true)
-AT("xd_votes_create(student_size)", a, -8, call_votes, XD_ERROR_ARGUMENT,
+AT("xd_votes_desc.student_size", a, -8, call_votes, XD_ERROR_ARGUMENT,
    "votes between vocabularies of 0 and 10 ids", true)
-AT("xd_votes_create(teacher_size)", b, -8, call_votes, XD_ERROR_ARGUMENT,
+AT("xd_votes_desc.teacher_size", b, -8, call_votes, XD_ERROR_ARGUMENT,
    "votes between vocabularies of 10 and 0 ids", true)
 AT("xd_votes_add(student_id)", c, 10, call_votes, XD_ERROR_ARGUMENT,
    "student id 10 is outside a vocabulary of 10", true)
@@ -285,15 +274,15 @@ AT("xdi_canonical_sequence(count)", a, -1, call_canonical, XD_ERROR_ARGUMENT, "-
 AT("xd_text.size", text[1].size, -1, call_canonical, XD_ERROR_ARGUMENT, "token 1 has -1 bytes", true)
 AT("xdi_uld_trl_side.count", trl.student.count, -1, call_trl, XD_ERROR_ARGUMENT,
    "sequences of -1 and 4 tokens", true)
-AT("xd_safetensors_entry.ndim", entry.ndim, -1, call_writer, XD_ERROR_ARGUMENT, "", true)
-AT("xd_safetensors_writer_desc.entry_count", writer.entry_count, -1, call_writer, XD_ERROR_ARGUMENT,
+AT("xd_weights_entry.ndim", entry.ndim, -1, call_writer, XD_ERROR_ARGUMENT, "", true)
+AT("xd_weights_writer_desc.entry_count", writer.entry_count, -1, call_writer, XD_ERROR_ARGUMENT,
    "-1 tensors, allowed are 3125000", true)
-AT("xd_safetensors_writer_desc.metadata_count", writer.metadata_count, -1, call_writer, XD_ERROR_ARGUMENT,
+AT("xd_weights_writer_desc.metadata_count", writer.metadata_count, -1, call_writer, XD_ERROR_ARGUMENT,
    "-1 pairs of metadata", true)
-AT("xd_safetensors_writer_desc.alignment", writer.alignment, 12, call_writer, XD_ERROR_ARGUMENT,
+AT("xd_weights_writer_desc.alignment", writer.alignment, 12, call_writer, XD_ERROR_ARGUMENT,
    "alignment 12 is no power of two from 8 on", true)
-AT("xd_safetensors_writer_write_range(index)", a, 3, call_writer, XD_ERROR_ARGUMENT, "tensor 1 of 1", true)
-AT("xd_safetensors_writer_write_range(first_byte)", b, 4, call_writer, XD_ERROR_ARGUMENT,
+AT("xd_weights_writer_write(index)", a, 3, call_writer, XD_ERROR_ARGUMENT, "tensor 1 of 1", true)
+AT("xd_weights_writer_write(first_byte)", b, 4, call_writer, XD_ERROR_ARGUMENT,
    "24 bytes from 2 of tensor 0, which has 24", true)
-AT("xd_safetensors_writer_write_range(bytes)", c, 3, call_writer, XD_ERROR_ARGUMENT,
+AT("xd_weights_writer_write(bytes)", c, 3, call_writer, XD_ERROR_ARGUMENT,
    "25 bytes from 0 of tensor 0, which has 24", true)

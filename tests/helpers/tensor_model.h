@@ -2,6 +2,8 @@
 #ifndef TENSOR_MODEL_H
 #define TENSOR_MODEL_H
 
+#include "xd_test_topology.h"
+
 #include <stdlib.h>
 
 enum { MODEL_EXTENT = 64, MODEL_NUMEL = 4096 };
@@ -43,7 +45,7 @@ static inline int model_split(int *list, int n, const xd_placement *p, int size,
  * mesh. */
 static inline int model_held(const xd_layout_desc *d, int rank, int *held) {
     int list[XD_DIMS_MAX][MODEL_EXTENT], n[XD_DIMS_MAX], c[XD_MESH_AXES_MAX], count = 1;
-    if (!xd_topology_coordinate(d->topology, rank, c)) return -1;
+    if (!coordinate_of(d->topology, rank, c)) return -1;
     for (int k = 0; k < d->ndim; k++) {
         n[k] = (int)d->shape[k];
         for (int i = 0; i < n[k]; i++) list[k][i] = i;

@@ -1,7 +1,7 @@
 /* Plain kernels of distribution matching: kernel/dmd.h has the formulas. */
 
+#include "kernel/cpu/dmd.h"
 #include "kernel/dmd_scalar.h"
-#include "kernel/internal.h"
 
 /* Elements [begin, end) of the tensor out, which cover several rows or a part of one. */
 static void xdi_cpu_mix_piece(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
@@ -50,7 +50,7 @@ static xd_result xdi_cpu_draw(const xd_launch *launch, const xd_draw_desc *desc)
     return xdi_spread_items(launch, desc->out.rows * xd_draw_blocks(desc), grain, xdi_cpu_draw_piece, desc);
 }
 
-XD_API const xd_dmd_kernels *xd_dmd_kernels_cpu(void) {
+XD_PRIVATE const xd_dmd_kernels *xdi_dmd_kernels_plain(void) {
     static const xd_dmd_kernels kernels = { xdi_cpu_mix, xdi_cpu_draw };
     return &kernels;
 }

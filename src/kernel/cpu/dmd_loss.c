@@ -669,7 +669,7 @@ static xd_result xdi_cpu_fdistill_weights(const xd_launch *launch, const xd_fdis
     return XD_OK;
 }
 
-XD_API const xd_dmd_loss_kernels *xd_dmd_loss_kernels_cpu(void) {
+XD_PRIVATE const xd_dmd_loss_kernels *xdi_dmd_loss_kernels_plain(void) {
     static const xd_dmd_loss_kernels kernels = {
         xdi_cpu_vsd_measure,   xdi_cpu_vsd_weigh,         xdi_cpu_vsd_rounded,   xdi_cpu_vsd_settle,
         xdi_cpu_vsd_slope,     xdi_cpu_denoise_measure,   xdi_cpu_denoise_weigh, xdi_cpu_denoise_slope,

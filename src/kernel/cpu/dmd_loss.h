@@ -5,6 +5,9 @@
 #include "kernel/internal.h"
 #include "kernel/span.h"
 
+/* The plain table, the specification of the others. */
+XD_PRIVATE const xd_dmd_loss_kernels *xdi_dmd_loss_kernels_plain(void);
+
 /* Losses over samples are written once, on loops over f32 that a CPU level compiles for its vectors. All of them have the same
  * bits: elements are apart from each other, no product that is added has a rounding error, and lanes are those of
  * kernel/dmd_loss.h. n is at most XD_SAMPLE_TILE.

@@ -1,6 +1,7 @@
 /* Minimal fine-tuning and the cosine: plain loops, double inside. kernel/mft.h has the formulas. */
 
 #include "kernel/cpu/internal.h"
+#include "kernel/ids.h"
 #include "kernel/mft_scalar.h"
 
 #include <math.h>

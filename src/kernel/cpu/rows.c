@@ -1,5 +1,6 @@
 /* Rows of a batch: which count, their labels, records of losses, maxima of columns. */
 
+#include "kernel/ids.h"
 #include "kernel/internal.h"
 #include "kernel/loss_scalar.h"
 

@@ -2,6 +2,7 @@
 
 #include "kernel/cpu/exact.h"
 #include "kernel/cpu/internal.h"
+#include "kernel/ids.h"
 #include "kernel/topk_scalar.h"
 
 #include <math.h>

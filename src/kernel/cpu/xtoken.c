@@ -45,11 +45,11 @@ XD_PRIVATE int64_t xdi_cpu_xtoken_argmax(const double *x, int64_t k) {
 }
 
 XD_PRIVATE void xdi_xtoken_scale_slopes(xd_xtoken_chunk *c, double *q, int64_t k) {
-    const double factor = xd_xtoken_chunk_takes(c, c->value) ? c->factor : 0.0;
+    const double factor = xd_xtoken_chunk_factor(c, c->value);
     c->largest = 0.0;
     c->delta *= factor * c->student; /* dy = factor dq / n, and n q are the sums */
     for (int64_t j = 0; j < k; j++) {
-        q[j] = factor != 0.0 ? q[j] * factor : 0.0;
+        q[j] = xd_xtoken_scaled(q[j], factor);
         if (fabs(q[j]) > c->largest) c->largest = fabs(q[j]);
     }
 }
@@ -155,7 +155,7 @@ XD_PRIVATE xd_result xdi_cpu_xtoken_row_sums(const xd_launch *launch, const xd_x
 XD_PRIVATE xd_result xdi_cpu_xtoken_row_logs(const xd_launch *launch, const xd_xtoken_row_sums_args *a) {
     (void)launch;
     for (int64_t row = 0; row < a->logits.rows; row++)
-        a->lse[row] = a->lse[row] / a->temperature + log(xdi_cells_value(true, a->cells, row));
+        a->lse[row] = xd_xtoken_row_log(a->lse[row], a->temperature, xdi_cells_value(true, a->cells, row));
     return XD_OK;
 }
 
@@ -164,10 +164,7 @@ XD_PRIVATE xd_result xdi_cpu_xtoken_close(const xd_launch *launch, const xd_xtok
     const double sum = xdi_cells_value(a->fixed, a->cells, 1);
     (void)launch;
     for (int64_t i = 0; i < a->count; i++) a->out[i] = sum * a->scale;
-    a->chunk->value = isfinite(sum) ? value : (double)NAN; /* without a gradient there is no loss */
-    a->chunk->delta = a->merged[0];
-    a->chunk->agree = a->merged[1] != 0.0;
-    a->chunk->largest = isfinite(sum) && xd_xtoken_chunk_takes(a->chunk, value + a->merged[0]) ? 1.0 : 0.0;
+    xd_xtoken_close_chunk(a, value, sum);
     return XD_OK;
 }
 

@@ -2,6 +2,10 @@
 #define XDI_KERNEL_CPU_XTOKEN_H
 
 #include "kernel/cpu/internal.h"
+#include "kernel/xtoken_scalar.h"
+
+/* xtoken_table.c: the plain table, the specification of the others. */
+XD_PRIVATE const xd_xtoken_kernels *xdi_xtoken_kernels_plain(void);
 
 /* xtoken.c: the form of a matrix that `prepare` writes: the entries in J of this shard's rows, ascending by column, then
  * slot. */

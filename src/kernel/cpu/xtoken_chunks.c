@@ -48,24 +48,13 @@ XD_PRIVATE xd_result xdi_cpu_xtoken_target(const xd_launch *launch, const xd_xto
     return xdi_spread_rows(launch, a->place_count, a->k, xdi_cpu_xtoken_target_places, a);
 }
 
-/* Returns d(c) and replaces q by the derivative d d(c) / d q, where r = q / Z and s = ln(r + epsilon):
- *   ds = -e^a (forward) or e^s (s - a + 1) (reverse),  dr = ds / (r + epsilon),  dq = (dr - sum dr r) / Z
- * delta is sum q dq. */
+/* Returns d(c) and replaces q by the derivative d d(c) / d q; delta is sum q dq. */
 static double xdi_cpu_xtoken_slopes(double *q, const double *a, int64_t k, bool reverse, double *delta) {
     double z = XD_XTOKEN_EPSILON, value = 0.0, dot = 0.0;
     for (int64_t j = 0; j < k; j++) z += q[j];
-    for (int64_t j = 0; j < k; j++) {
-        const double r = q[j] / z, s = log(r + XD_XTOKEN_EPSILON), target = exp(a[j]);
-        const double ds = reverse ? exp(s) * (s - a[j] + 1.0) : -target;
-        if (reverse)
-            value += exp(s) * (s - a[j]);
-        else if (target != 0.0)
-            value += target * (a[j] - s); /* NaN passes, a column of no probability does not count */
-        q[j] = ds / (r + XD_XTOKEN_EPSILON);
-        dot += q[j] * r;
-    }
-    for (int64_t j = 0; j < k; j++) q[j] = (q[j] - dot) / z;
-    *delta = dot * XD_XTOKEN_EPSILON / z; /* sum q = z - epsilon */
+    for (int64_t j = 0; j < k; j++) xd_xtoken_slope(&q[j], a[j], z, reverse, &value, &dot);
+    for (int64_t j = 0; j < k; j++) q[j] = xd_xtoken_slope_of_mean(q[j], dot, z);
+    *delta = xd_xtoken_slope_delta(dot, z);
     return value;
 }
 
@@ -122,25 +111,18 @@ XD_PRIVATE xd_result xdi_cpu_xtoken_delta(const xd_launch *launch, const xd_xtok
 XD_PRIVATE xd_result xdi_cpu_xtoken_row_deltas(const xd_launch *launch, const xd_xtoken_row_deltas_args *a) {
     (void)launch;
     for (int64_t i = 0; i < a->count; i++) {
-        const xd_xtoken_chunk *c = &a->chunks[a->places[i]];
-        const double delta = c->alone ? c->delta : xdi_cells_value(a->fixed, a->cells, i) * c->largest;
-        a->out[i] = c->largest == 0.0 ? 0.0 : delta;
+        a->out[i] = xd_xtoken_row_delta(&a->chunks[a->places[i]], xdi_cells_value(a->fixed, a->cells, i));
     }
     return XD_OK;
 }
 
 /* ---- averages of chunks ---- */
 
-/* The chunk of a row among all, or -1. */
-static int64_t xdi_cpu_chunk_of(const xd_chunk_args *a, int64_t row) {
-    return a->ids[row] < 0 ? -1 : row / a->held * a->chunks + a->ids[row];
-}
-
 XD_PRIVATE xd_result xdi_cpu_chunk_sums(const xd_launch *launch, const xd_chunk_args *a) {
     const int64_t n = a->rows.cols;
     (void)launch;
     for (int64_t row = 0; row < a->rows.rows; row++) {
-        const int64_t chunk = xdi_cpu_chunk_of(a, row);
+        const int64_t chunk = xd_chunk_of_row(a, row);
         for (int64_t i = 0; i < n && chunk >= 0; i++)
             xdi_cells_add(a->fixed, a->out, chunk * n + i, xdi_loss_load(&a->rows, row, i));
     }
@@ -150,8 +132,7 @@ XD_PRIVATE xd_result xdi_cpu_chunk_sums(const xd_launch *launch, const xd_chunk_
 XD_PRIVATE xd_result xdi_cpu_chunk_averages(const xd_launch *launch, const xd_chunk_args *a) {
     const int64_t n = a->rows.cols;
     (void)launch;
-    for (int64_t i = 0; i < a->count * n; i++)
-        a->out[i] = a->sizes[i / n] > 0 ? a->sums[i] / (double)a->sizes[i / n] : 0.0;
+    for (int64_t i = 0; i < a->count * n; i++) a->out[i] = xd_chunk_average(a->sums[i], a->sizes[i / n]);
     return XD_OK;
 }
 
@@ -161,7 +142,7 @@ static void xdi_cpu_chunk_spread_rows(const xd_launch *launch, const void *args,
     const int64_t n = a->rows.cols;
     (void)launch, (void)slot;
     for (int64_t row = begin; row < end; row++) {
-        const int64_t chunk = xdi_cpu_chunk_of(a, row);
+        const int64_t chunk = xd_chunk_of_row(a, row);
         for (int64_t i = 0; i < n; i++)
             xdi_loss_store(&a->rows, row, i,
                            chunk < 0 ? 0.0 : a->weight[chunk * n + i] / (double)a->sizes[chunk]);

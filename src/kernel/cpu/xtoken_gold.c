@@ -18,8 +18,9 @@ XD_PRIVATE void xdi_xtoken_log_probs_piece(const xd_xtoken_log_probs_args *a, in
     if (!cut->more)
         memset((char *)a->cells + (size_t)cut->begin * size, 0, (size_t)(cut->end - cut->begin) * size);
     for (int64_t v = cut->begin; v < cut->end; v++)
-        xdi_cells_add(a->fixed, a->cells, v,
-                      (xdi_loss_load(&x->logits, x->rows[i], v) / x->temperature - lse) * a->scale);
+        xdi_cells_add(
+            a->fixed, a->cells, v,
+            xd_xtoken_log_prob(xdi_loss_load(&x->logits, x->rows[i], v), x->temperature, lse, a->scale));
 }
 
 /* First the rows' log-sum-exps, then the columns, for as many rows at a time as fit in the scratch. */
@@ -96,9 +97,10 @@ XD_PRIVATE xd_result xdi_cpu_xtoken_pair(const xd_launch *launch, const xd_xtoke
         const double beta = a->others[a->other[i]];
         if (other < 0 || beta > a->others[a->other[other]]) other = i;
         if (v < 0 || v >= a->columns) continue;
-        const double alpha = a->means[v], p = exp(a->reverse ? alpha : beta);
-        if (p != 0.0) xdi_cells_add(a->fixed, a->cells, 0, p * (a->reverse ? alpha - beta : beta - alpha));
-        if (p != 0.0) a->slope[v] = (float)(a->reverse ? p * (alpha - beta + 1.0) : -p);
+        const double alpha = a->means[v];
+        double term;
+        if (xd_xtoken_pair_term(alpha, beta, a->reverse, &term, &a->slope[v]))
+            xdi_cells_add(a->fixed, a->cells, 0, term);
         if (best < 0 || alpha > a->means[a->pair[best] - a->first]) best = i;
     }
     xdi_xtoken_best(a, best, other);
@@ -146,19 +148,6 @@ XD_PRIVATE xd_result xdi_cpu_xtoken_tail(const xd_launch *launch, const xd_xtoke
     return xdi_xtoken_tail_finish(t, first);
 }
 
-/* Whether the most likely pair of all shards is the teacher's. */
-static bool xdi_cpu_xtoken_agree(const xd_xtoken_merge *m) {
-    double best = -INFINITY, pair = -1.0;
-    for (int r = 0; r < m->shards; r++) {
-        const double *one = m->all + r * m->stride;
-        const double mean = one[XD_XTOKEN_BEST_MEAN], at = one[XD_XTOKEN_BEST_PAIR];
-        if (at < 0.0 || (pair >= 0.0 && (mean < best || (mean == best && at > pair)))) continue;
-        best = mean;
-        pair = at;
-    }
-    return pair >= 0.0 && pair == m->all[XD_XTOKEN_BEST_OTHER];
-}
-
 XD_PRIVATE xd_result xdi_cpu_xtoken_merge(const xd_launch *launch, const xd_xtoken_merge *m) {
     double sum = 0.0;
     (void)launch;
@@ -177,9 +166,9 @@ XD_PRIVATE xd_result xdi_cpu_xtoken_merge(const xd_launch *launch, const xd_xtok
         const int64_t mine = m->places[owner]++;
         sum += fabs(largest - y);
         if (owner != m->shard || m->found[mine] < 0) continue;
-        m->slope[m->found[mine]] = (float)((largest > y ? 1.0 : largest < y ? -1.0 : 0.0) * largest);
+        m->slope[m->found[mine]] = xd_xtoken_tail_slope(largest, y);
     }
     m->out[0] = sum;
-    m->out[1] = xdi_cpu_xtoken_agree(m) ? 1.0 : 0.0;
+    m->out[1] = xd_xtoken_agree(m) ? 1.0 : 0.0;
     return XD_OK;
 }

@@ -1,6 +1,7 @@
 /* Gradients of losses across tokenizers: one form for all kinds. */
 
 #include "kernel/cpu/xtoken.h"
+#include "kernel/ids.h"
 
 #include <math.h>
 #include <string.h>
@@ -15,9 +16,9 @@ XD_PRIVATE double xdi_xtoken_gradient_at(const xdi_xtoken_form *f, int64_t i, in
     const double ce = first - (f->slopes ? f->slopes[i] : 0.0);
     double g = to->written[row] ? xdi_loss_load(&to->rows, row, v) : 0.0;
     if (ce != 0.0)
-        g += ce * (exp(z - to->lse_one[row]) - (v == xd_id_at(to->labels, row) - x->first ? 1.0 : 0.0));
-    if (f->dy) return g + p * (h - delta) / x->temperature;
-    return f->u ? g + ((double)f->u[v] * f->scale - p * delta) : g;
+        g += xd_xtoken_ce_part(ce, exp(z - to->lse_one[row]), v == xd_id_at(to->labels, row) - x->first);
+    if (f->dy) return g + xd_xtoken_project_part(p, h, delta, x->temperature);
+    return f->u ? g + xd_xtoken_mean_part((double)f->u[v], f->scale, p, delta) : g;
 }
 
 XD_PRIVATE void xdi_xtoken_gradient_end(const xd_xtoken_gradient *to, int64_t row) {

@@ -39,26 +39,17 @@ XD_PRIVATE xd_result xdi_cpu_xtoken_list_project(const xd_launch *launch, const 
     return xdi_spread_rows(launch, a->lists.count, a->x.columns, xdi_cpu_xtoken_list_project_rows, a);
 }
 
-/* One term of d, and its derivative with respect to q; the logarithms have a floor. */
-static double xdi_cpu_xtoken_list_term(double q, double a, bool reverse, double *slope) {
-    const double difference = log(q + XD_XTOKEN_EPSILON) - log(a + XD_XTOKEN_EPSILON);
-    *slope = reverse ? difference + q / (q + XD_XTOKEN_EPSILON) : -a / (q + XD_XTOKEN_EPSILON);
-    return reverse ? q * difference : -a * difference;
-}
-
-/* d(c), and in q its derivative. The mass outside the list is 1 minus the sum, so each q also has the slope of that mass
- * with a minus sign, unless the sum is above 1, as rows of M with a sum above 1 can make it. */
+/* d(c), and in q its derivative. */
 static double xdi_cpu_xtoken_list_value(double *q, const double *a, int64_t n, bool reverse) {
     double inside = 0.0, target = 0.0, value = 0.0, slope;
     for (int64_t i = 0; i < n; i++) {
         inside += q[i];
         target += a[i];
-        value += xdi_cpu_xtoken_list_term(q[i], a[i], reverse, &q[i]);
+        value += xd_xtoken_list_term(q[i], a[i], reverse, &q[i]);
     }
     const double outside = 1.0 - inside;
-    value += xdi_cpu_xtoken_list_term(outside < 0.0 ? 0.0 : outside, target < 1.0 ? 1.0 - target : 0.0,
-                                      reverse, &slope);
-    for (int64_t i = 0; i < n && !(outside < 0.0); i++) q[i] -= slope;
+    value += xd_xtoken_list_rest(outside, target, reverse, &slope);
+    for (int64_t i = 0; i < n; i++) q[i] = xd_xtoken_list_slope(q[i], outside, slope);
     return value;
 }
 

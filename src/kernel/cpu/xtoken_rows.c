@@ -1,6 +1,7 @@
 /* Losses across tokenizers, by single rows: moments, and teachers of the student's own tokenizer. */
 
 #include "kernel/cpu/xtoken.h"
+#include "kernel/ids.h"
 
 #include <math.h>
 #include <string.h>
@@ -21,7 +22,7 @@ static void xdi_cpu_xtoken_moments_rows(const xd_launch *launch, const void *arg
         const double lse = max + log(sum);
         for (int64_t v = 0; v < x->columns && a->entropy; v++) {
             const double p = exp(xdi_loss_load(&x->logits, row, v) - lse);
-            entropy -= p * log(p + XD_XTOKEN_EPSILON);
+            entropy += xd_xtoken_entropy_term(p);
         }
         out[XD_XTOKEN_LARGEST] = max;
         out[XD_XTOKEN_LOG_SUM] = log(sum);
@@ -35,11 +36,6 @@ XD_PRIVATE xd_result xdi_cpu_xtoken_moments(const xd_launch *launch, const xd_xt
     return xdi_spread_rows(launch, a->x.count, a->x.columns, xdi_cpu_xtoken_moments_rows, a);
 }
 
-/* Does the row hold a number that is NaN or infinity, perhaps in a column that nobody picks, or on another shard? */
-static bool xdi_cpu_xtoken_is_bad(const xd_xtoken_rows *x, int64_t row) {
-    return (x->finite && !x->finite[row]) || (x->lse && !(x->lse[row] < (double)INFINITY));
-}
-
 static void xdi_cpu_xtoken_pick_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                      int slot) {
     const xd_xtoken_pick_args *a = (const xd_xtoken_pick_args *)args;
@@ -48,9 +44,10 @@ static void xdi_cpu_xtoken_pick_rows(const xd_launch *launch, const void *args, 
     for (int64_t i = begin * a->k; i < end * a->k; i++) {
         const int64_t v = a->ids[i % a->k] - x->first, row = x->rows[i / a->k];
         const double before = a->add ? a->out[i] : 0.0;
-        a->out[i] = v >= 0 && v < x->columns ? before + a->scale * xdi_loss_load(&x->logits, row, v)
-                                             : (double)-INFINITY;
-        if (xdi_cpu_xtoken_is_bad(x, row)) a->out[i] = (double)NAN;
+        a->out[i] = (double)-INFINITY;
+        if (v >= 0 && v < x->columns)
+            a->out[i] = xd_xtoken_picked(before, a->scale, xdi_loss_load(&x->logits, row, v));
+        if (xd_xtoken_row_is_bad(x, row)) a->out[i] = (double)NAN;
     }
 }
 
@@ -66,17 +63,8 @@ static void xdi_cpu_xtoken_log_softmax(double *x, int64_t k) {
 /* KL of log-probabilities, and in s its derivative with respect to the logits. */
 static double xdi_cpu_xtoken_kl(double *s, const double *t, int64_t k, bool reverse) {
     double value = 0.0;
-    for (int64_t j = 0; j < k; j++) {
-        const double p = reverse ? exp(s[j]) : exp(t[j]), difference = reverse ? s[j] - t[j] : t[j] - s[j];
-        if (p != 0.0) value += p * difference;
-    }
-    for (int64_t j = 0; j < k; j++) {
-        const double p = exp(s[j]);
-        if (!reverse)
-            s[j] = p - exp(t[j]);
-        else
-            s[j] = p != 0.0 ? p * (s[j] - t[j] - value) : 0.0;
-    }
+    for (int64_t j = 0; j < k; j++) xd_xtoken_add_kl(s[j], t[j], reverse, &value);
+    for (int64_t j = 0; j < k; j++) s[j] = xd_xtoken_kl_slope(s[j], t[j], reverse, value);
     return value;
 }
 

@@ -2,7 +2,7 @@
 
 #include "kernel/cpu/xtoken.h"
 
-XD_API const xd_xtoken_kernels *xd_xtoken_kernels_cpu(void) {
+XD_PRIVATE const xd_xtoken_kernels *xdi_xtoken_kernels_plain(void) {
     static const xd_xtoken_kernels kernels = {
         xdi_cpu_xtoken_matrix_bytes,  xdi_cpu_xtoken_project_scratch,
         xdi_cpu_xtoken_prepare,       xdi_cpu_xtoken_project,

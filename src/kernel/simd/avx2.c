@@ -268,6 +268,8 @@ XDI_SIMD_256 bool xdi_v8_tile_unpack(const uint64_t *records, int64_t n, int64_t
     return _mm256_movemask_pd(zeros) != 0 || rest;
 }
 
+#    ifndef XDISTILL_NO_ACROSS
+
 /* ---- losses across tokenizers ---- */
 
 /* Elements 0 to 3 of two lines, side by side. */
@@ -325,6 +327,8 @@ XDI_SIMD_256 double xdi_v8_xtoken_top(const double *x, int64_t n, bool magnitude
                  rest = xdi_xtoken_top_rest(x + i, n - i, magnitude);
     return rest > top ? rest : top;
 }
+
+#    endif
 
 /* Stores of f32, to a multiple of 32 bytes, bypass the caches; for the halves of bf16 this gains nothing. */
 XDI_SIMD_INLINE_256 void xdi_v8_store_past(xdi_simd_array x, int64_t i, xdi_v8 value) {

@@ -254,6 +254,8 @@ XDI_SIMD_512 bool xdi_v16_tile_unpack(const uint64_t *records, int64_t n, int64_
     return zeros != 0 || begin_zero || rest;
 }
 
+#    ifndef XDISTILL_NO_ACROSS
+
 /* ---- losses across tokenizers ---- */
 
 /* Eight at a time is fast enough for both widths. */
@@ -277,6 +279,8 @@ XDI_SIMD_512 double xdi_v16_xtoken_top(const double *x, int64_t n, bool magnitud
     const double rest = xdi_xtoken_top_rest(x + i, n - i, magnitude);
     return rest > top ? rest : top;
 }
+
+#    endif
 
 /* To a multiple of 64 bytes. */
 XDI_SIMD_INLINE_512 void xdi_v16_store_past(xdi_simd_array x, int64_t i, xdi_v16 value) {

@@ -1,8 +1,9 @@
 /* Distribution matching on vectors, with the bits of the plain kernels: tiles are widened to f32 and rounded back by the
  * spans of the level, and the arithmetic between is that of kernel/dmd.h. */
 
+#include "kernel/cpu/dmd.h"
 #include "kernel/dmd_scalar.h"
-#include "kernel/simd/internal.h"
+#include "kernel/simd/dmd.h"
 
 static bool xdi_simd_mix_takes(xd_dtype dtype) {
     return dtype == XD_DTYPE_F32 || dtype == XD_DTYPE_BF16 || dtype == XD_DTYPE_F16;
@@ -63,7 +64,7 @@ static void xdi_simd_mix_piece(const xd_launch *launch, const void *args, int64_
 static xd_result xdi_simd_mix(const xd_launch *launch, const xd_mix_desc *d) {
     const bool vectors = xdi_simd_mix_takes(d->p.dtype) && xdi_simd_mix_takes(d->out.dtype) &&
                          (!d->q.data || xdi_simd_mix_takes(d->q.dtype));
-    if (!vectors) return xd_dmd_kernels_cpu()->mix(launch, d);
+    if (!vectors) return xdi_dmd_kernels_plain()->mix(launch, d);
     return xdi_spread_elements(launch, d->out.rows * d->out.cols, 1, xdi_simd_mix_piece, d);
 }
 

@@ -1,7 +1,7 @@
 /* Losses over samples on vectors: kernel/simd/dmd_loss.inc compiled for each level. */
 
 #include "kernel/cpu/dmd_loss.h"
-#include "kernel/simd/internal.h"
+#include "kernel/simd/dmd.h"
 #include "kernel/simd/simd.h"
 
 #include <math.h>

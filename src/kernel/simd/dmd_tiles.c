@@ -2,7 +2,7 @@
  * error, so one rounding for both is the bits of two. */
 
 #include "kernel/cpu/dmd_loss.h"
-#include "kernel/simd/internal.h"
+#include "kernel/simd/dmd.h"
 #include "kernel/simd/simd.h"
 
 #if defined(XDI_X86)

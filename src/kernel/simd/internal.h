@@ -6,17 +6,14 @@
 #include "kernel/kernels.h"
 #include "kernel/span.h"
 
-/* The entries that are faster with vectors: kernels.c replaces those of the plain tables by them. */
+/* The entries that are faster with vectors: kernels.c replaces those of the plain tables by them. across.h and dmd.h have those
+ * of the wings. */
 XD_PRIVATE void xdi_simd_loss_fill(xd_loss_kernels *kernels);
 XD_PRIVATE void xdi_simd_loss_fill_plain(xd_loss_kernels *kernels); /* the plain level */
 XD_PRIVATE void xdi_simd_topk_fill(xd_topk_kernels *kernels);
 XD_PRIVATE void xdi_simd_rows_fill(xd_row_kernels *rows, xd_softmax_kernels *softmax);
-XD_PRIVATE void xdi_simd_xtoken_fill(xd_xtoken_kernels *kernels);
 XD_PRIVATE void xdi_simd_mft_fill(xd_mft_kernels *kernels);
-XD_PRIVATE void xdi_simd_uld_fill(xd_uld_kernels *kernels);
 XD_PRIVATE void xdi_simd_reduce_fill(xd_reduce_kernels *kernels);
-XD_PRIVATE void xdi_simd_dmd_fill(xd_dmd_kernels *kernels);
-XD_PRIVATE void xdi_simd_dmd_loss_fill(xd_dmd_loss_kernels *kernels);
 
 /* topk.c: the entry select. */
 XD_PRIVATE xd_result xdi_simd_select(const xd_launch *launch, const xd_select_args *a);

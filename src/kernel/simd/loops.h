@@ -4,8 +4,8 @@
 #include <float.h>
 
 #include "kernel/cpu/exact.h"
+#include "kernel/simd/across.h"
 #include "kernel/simd/tiles.h"
-#include "kernel/simd/xtoken_loops.h"
 
 /* The inner loops of a vector width: one table of each family. loops.inc holds them, the file of a CPU level
  * includes it. */
@@ -68,27 +68,6 @@ enum { XDI_ROWS_AT_ONCE = 4, XDI_ROWS_OF_F32 = 2, XDI_ROWS_PIECE = 4096 };
 
 typedef bool (*xdi_rows_raise)(const xdi_simd_array *x, int64_t n, float *maxima);
 
-/* ---- universal logit distillation ---- */
-
-/* Ranks, or pairs of matched ids, at a time. */
-enum { XDI_ULD_TILE = 1024 };
-
-/* A tile of both sides. */
-typedef struct xdi_uld_tile {
-    float x[XDI_ULD_TILE], y[XDI_ULD_TILE]; /* logits of student and teacher */
-    float slope[XDI_ULD_TILE];              /* out */
-    double value, mean; /* out: sums of the terms, and of slope times the student's merged probability */
-} xdi_uld_tile;
-
-/* The inner loops of one vector width; n elements of a tile. */
-typedef struct xdi_uld_loops {
-    /* |a - b|; slope is the sign of a - b */
-    void (*ranks)(xdi_uld_tile *tile, int64_t n, const xdi_xtoken_power *p, const xdi_xtoken_power *q);
-    /* the generalised JSD, and its derivative */
-    void (*pairs)(xdi_uld_tile *tile, int64_t n, const xdi_xtoken_power *p, const xdi_xtoken_power *q,
-                  double beta);
-} xdi_uld_loops;
-
 /* ---- all of a width ---- */
 
 typedef struct xdi_loops {
@@ -96,8 +75,10 @@ typedef struct xdi_loops {
     const xdi_exact_level *exact;
     const xdi_mft_level *mft;
     xdi_rows_raise raise;
+#ifndef XDISTILL_NO_ACROSS
     const xdi_uld_loops *uld;
     const xdi_xtoken_loops *xtoken;
+#endif
 } xdi_loops;
 
 /* portable.c: what the plain level uses of its loops. */
@@ -109,9 +90,6 @@ XD_PRIVATE const xdi_loops *xdi_loops_portable(void);
 #if defined(XDI_X86)
 XD_PRIVATE const xdi_loops *xdi_loops_avx2(void);
 XD_PRIVATE const xdi_loops *xdi_loops_avx512(void);
-/* avx2.c: entries of losses across tokenizers that AVX-512 uses unchanged. */
-XD_PRIVATE void xdi_v8_to_tables(const float *lanes, int64_t n, float *tables);
-XD_PRIVATE void xdi_v8_to_lanes(const float *tables, int64_t n, float *lanes);
 #endif
 
 /* levels.c: those of a level, and of a context's; NULL for the plain one. */

@@ -3,6 +3,7 @@
  * with a larger one, so a row is read once for its references and sums. Sums of tiles are accumulated in
  * double. Rows that f32 cannot represent, and all rows with a finding, are left to the plain kernels. */
 
+#include "kernel/ids.h"
 #include "kernel/simd/tiles.h"
 
 #include <math.h>

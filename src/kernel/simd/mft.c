@@ -2,6 +2,7 @@
  * teacher. The cosine's terms are double, among them products without rounding, so its loops differ from the plain ones only in
  * the order of additions, and the elements that they write have the same bits. */
 
+#include "kernel/ids.h"
 #include "kernel/mft_scalar.h"
 #include "kernel/simd/loops.h"
 

@@ -243,6 +243,12 @@ static bool xdi_v4_tile_unpack(const uint64_t *records, int64_t n, int64_t first
     return xdi_tile_unpack_rest(records, n, first, values, ids);
 }
 
+XDI_SIMD_INLINE void xdi_v4_store_past(xdi_simd_array x, int64_t i, xdi_v4 value) {
+    xdi_v4_store(x, i, value);
+}
+
+#    ifndef XDISTILL_NO_ACROSS
+
 /* ---- losses across tokenizers ---- */
 
 static void xdi_v4_to_tables(const float *lanes, int64_t n, float *tables) {
@@ -257,13 +263,11 @@ static void xdi_v4_to_lanes(const float *tables, int64_t n, float *lanes) {
             lanes[lane * XDI_XTOKEN_STRIDE + i] = tables[i * XDI_XTOKEN_LANES + lane];
 }
 
-XDI_SIMD_INLINE void xdi_v4_store_past(xdi_simd_array x, int64_t i, xdi_v4 value) {
-    xdi_v4_store(x, i, value);
-}
-
 static double xdi_v4_xtoken_top(const double *x, int64_t n, bool magnitude) {
     return xdi_xtoken_top_rest(x, n, magnitude);
 }
+
+#    endif
 
 #    define xdi_v xdi_v4
 #    define XDI_V(name) xdi_v4_##name

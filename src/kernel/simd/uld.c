@@ -1,5 +1,6 @@
 /* Universal logit distillation on vectors of f32. Chunks and rows that f32 cannot represent are left to the plain kernels. */
 
+#include "kernel/cpu/uld.h"
 #include "kernel/simd/loops.h"
 
 #include <math.h>

@@ -1,6 +1,7 @@
 /* Losses across tokenizers on vectors. Rows that f32 cannot represent are left to the plain kernels. */
 
 #include "kernel/cpu/xtoken.h"
+#include "kernel/ids.h"
 #include "kernel/simd/loops.h"
 
 #include <math.h>
@@ -256,7 +257,7 @@ static void xdi_simd_project_runs(const xd_launch *launch, const void *args, int
         for (int at = 0; at < g.rows; at++) {
             xd_xtoken_project_args one = *a;
             one.x = xdi_simd_xtoken_one(&a->x, g.row[at]);
-            if (!g.fits[at]) xd_xtoken_kernels_cpu()->project(launch, &one);
+            if (!g.fits[at]) xdi_xtoken_kernels_plain()->project(launch, &one);
         }
         row = g.end;
     }
@@ -264,7 +265,8 @@ static void xdi_simd_project_runs(const xd_launch *launch, const void *args, int
 
 static xd_result xdi_simd_xtoken_project(const xd_launch *launch, const xd_xtoken_project_args *a) {
     xdi_simd_runs runs = { a, { NULL, false }, { 0 }, 0 };
-    if (a->fixed || !xdi_simd_xtoken_takes(&a->x.logits)) return xd_xtoken_kernels_cpu()->project(launch, a);
+    if (a->fixed || !xdi_simd_xtoken_takes(&a->x.logits))
+        return xdi_xtoken_kernels_plain()->project(launch, a);
     return xdi_simd_spread(launch, &a->x, a->matrix.k, xdi_simd_project_runs, &runs);
 }
 
@@ -319,14 +321,14 @@ static void xdi_simd_delta_runs(const xd_launch *launch, const void *args, int64
             xd_xtoken_delta_args one = *a;
             one.x = xdi_simd_xtoken_one(&a->x, g.row[at]);
             one.cells = a->cells + g.row[at];
-            if (!g.fits[at]) xd_xtoken_kernels_cpu()->delta(launch, &one);
+            if (!g.fits[at]) xdi_xtoken_kernels_plain()->delta(launch, &one);
         }
     }
 }
 
 static xd_result xdi_simd_xtoken_delta(const xd_launch *launch, const xd_xtoken_delta_args *a) {
     xdi_simd_runs runs = { a, { a->chunks, true }, { 0 }, 0 };
-    if (a->fixed || !xdi_simd_xtoken_takes(&a->x.logits)) return xd_xtoken_kernels_cpu()->delta(launch, a);
+    if (a->fixed || !xdi_simd_xtoken_takes(&a->x.logits)) return xdi_xtoken_kernels_plain()->delta(launch, a);
     return xdi_simd_spread(launch, &a->x, a->matrix.k, xdi_simd_delta_runs, &runs);
 }
 
@@ -429,7 +431,7 @@ static void xdi_simd_project_gradient_runs(const xd_launch *launch, const void *
 static xd_result xdi_simd_xtoken_project_gradient(const xd_launch *launch,
                                                   const xd_xtoken_project_gradient_args *a) {
     xdi_simd_runs runs = { a, { a->chunks, false }, { 0 }, 0 };
-    if (!xdi_simd_xtoken_writes(&a->to)) return xd_xtoken_kernels_cpu()->project_gradient(launch, a);
+    if (!xdi_simd_xtoken_writes(&a->to)) return xdi_xtoken_kernels_plain()->project_gradient(launch, a);
     return xdi_simd_spread(launch, &a->to.x, a->matrix.k, xdi_simd_project_gradient_runs, &runs);
 }
 
@@ -510,7 +512,7 @@ static void xdi_simd_target_places(const xd_launch *launch, const void *args, in
         xd_xtoken_target_args one = *a;
         one.x = xdi_simd_xtoken_one(&a->x, i);
         if (isnan(lse) || (a->x.finite && !a->x.finite[a->x.rows[i]]))
-            xd_xtoken_kernels_cpu()->target(launch, &one);
+            xdi_xtoken_kernels_plain()->target(launch, &one);
         else
             xdi_loops_of(launch)->xtoken->widen(xdi_xtoken_floats(picked), a->k, 1.0 / tau, lse, true,
                                                 a->cells + a->x.places[i] * a->k);
@@ -518,7 +520,8 @@ static void xdi_simd_target_places(const xd_launch *launch, const void *args, in
 }
 
 static xd_result xdi_simd_xtoken_target(const xd_launch *launch, const xd_xtoken_target_args *a) {
-    if (a->fixed || !xdi_simd_xtoken_takes(&a->x.logits)) return xd_xtoken_kernels_cpu()->target(launch, a);
+    if (a->fixed || !xdi_simd_xtoken_takes(&a->x.logits))
+        return xdi_xtoken_kernels_plain()->target(launch, a);
     return xdi_spread_rooms(launch, a->place_count, a->k, (size_t)a->k * sizeof *a->scratch,
                             xdi_simd_target_places, a);
 }
@@ -544,7 +547,7 @@ static void xdi_simd_log_probs_add(const xd_launch *launch, const xd_xtoken_log_
 static xd_result xdi_simd_xtoken_log_probs(const xd_launch *launch, const xd_xtoken_log_probs_args *a) {
     static const xdi_log_probs_steps steps = { xdi_simd_log_probs_lse, xdi_simd_log_probs_add };
     if (a->fixed || !xdi_simd_xtoken_takes(&a->x.logits))
-        return xd_xtoken_kernels_cpu()->log_probs(launch, a);
+        return xdi_xtoken_kernels_plain()->log_probs(launch, a);
     return xdi_xtoken_log_probs(launch, a, &steps);
 }
 
@@ -592,8 +595,8 @@ static bool xdi_simd_chunk(const xd_launch *launch, const xd_xtoken_divergence_a
         c->value += loops->slopes(r + j, t + j, xdi_simd_tile_at(j, k), (float)(1.0 / z), a->reverse, &part);
         dot += part;
     }
-    c->delta = dot * XD_XTOKEN_EPSILON / z;
-    const double factor = xd_xtoken_chunk_takes(c, c->value) ? c->factor : 0.0;
+    c->delta = xd_xtoken_slope_delta(dot, z);
+    const double factor = xd_xtoken_chunk_factor(c, c->value);
     c->delta *= factor * c->student;
     loops->widen(xdi_xtoken_floats(r), k, factor / z, dot * (factor / z), false, q);
     if (factor == 0.0) memset(q, 0, (size_t)k * sizeof *q); /* whatever r is */
@@ -612,12 +615,12 @@ static void xdi_simd_divergence_places(const xd_launch *launch, const void *args
         one.chunks = a->chunks + i;
         one.place_count = 1;
         if (!one.chunks->compared || !xdi_simd_chunk(launch, &one, scratch))
-            xd_xtoken_kernels_cpu()->divergence(launch, &one);
+            xdi_xtoken_kernels_plain()->divergence(launch, &one);
     }
 }
 
 static xd_result xdi_simd_xtoken_divergence(const xd_launch *launch, const xd_xtoken_divergence_args *a) {
-    if (a->fixed) return xd_xtoken_kernels_cpu()->divergence(launch, a);
+    if (a->fixed) return xdi_xtoken_kernels_plain()->divergence(launch, a);
     return xdi_spread_rooms(launch, a->place_count, a->k, (size_t)(2 * a->k) * sizeof *a->scratch,
                             xdi_simd_divergence_places, a);
 }
@@ -675,7 +678,7 @@ static xd_result xdi_simd_xtoken_pair(const xd_launch *launch, const xd_xtoken_p
     const int64_t begin = xdi_simd_pair_from(a, a->first), end = xdi_simd_pair_from(a, a->first + a->columns);
     const int64_t tile = XDI_XTOKEN_PAIRS;
     xdi_simd_best best = { -INFINITY, -1 }, other = best;
-    if (a->fixed) return xd_xtoken_kernels_cpu()->pair(launch, a);
+    if (a->fixed) return xdi_xtoken_kernels_plain()->pair(launch, a);
     memset(a->slope, 0, (size_t)a->columns * sizeof *a->slope);
     for (int64_t at = 0; at < a->pairs; at += tile) {
         const int64_t n = a->pairs - at < tile ? a->pairs - at : tile;
@@ -711,7 +714,7 @@ static xd_result xdi_simd_xtoken_tail(const xd_launch *launch, const xd_xtoken_t
 
 static xd_result xdi_simd_xtoken_total(const xd_launch *launch, const xd_xtoken_total_args *a) {
     const xdi_tiles *tiles = xdi_simd_tiles(launch);
-    if (a->fixed) return xd_xtoken_kernels_cpu()->total(launch, a);
+    if (a->fixed) return xdi_xtoken_kernels_plain()->total(launch, a);
     for (int64_t v = 0; v < a->columns; v += XDI_TILE)
         a->cells[0] += tiles->linear(xdi_xtoken_floats(a->u + v), xdi_simd_tile_at(v, a->columns), 0.0f);
     return XD_OK;
@@ -752,12 +755,13 @@ static void xdi_simd_moments_rows(const xd_launch *launch, const void *args, int
         one.x.count = 1;
         one.moments = a->moments + i * XD_XTOKEN_MOMENTS;
         if (!xdi_simd_moments_row(launch, a, a->x.rows[i], one.moments))
-            xd_xtoken_kernels_cpu()->moments(launch, &one);
+            xdi_xtoken_kernels_plain()->moments(launch, &one);
     }
 }
 
 static xd_result xdi_simd_xtoken_moments(const xd_launch *launch, const xd_xtoken_moments_args *a) {
-    if (a->fixed || !xdi_simd_xtoken_takes(&a->x.logits)) return xd_xtoken_kernels_cpu()->moments(launch, a);
+    if (a->fixed || !xdi_simd_xtoken_takes(&a->x.logits))
+        return xdi_xtoken_kernels_plain()->moments(launch, a);
     return xdi_spread_rows(launch, a->x.count, a->x.columns, xdi_simd_moments_rows, a);
 }
 

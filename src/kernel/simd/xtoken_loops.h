@@ -75,7 +75,7 @@ static inline void xdi_xtoken_ahead(xdi_simd_array x, int64_t i) {
 /* xtoken.c: scale exp(z / temperature - lse); false where f32 does not fit. */
 XD_PRIVATE bool xdi_simd_xtoken_power(double temperature, double lse, double scale, xdi_xtoken_power *p);
 
-/* rest.c: the listed elements of a block one by one, since no vector operation compresses faster; and the
+/* xtoken_rest.c: the listed elements of a block one by one, since no vector operation compresses faster; and the
  * largest of the last few elements. */
 XD_PRIVATE void xdi_xtoken_pack(xdi_simd_array x, int64_t n, const int32_t *list, int64_t count, float *out);
 XD_PRIVATE double xdi_xtoken_top_rest(const double *x, int64_t n, bool magnitude);

@@ -27,8 +27,11 @@ typedef struct side {
 } side;
 
 static xd_result open_side(xd_ctx *ctx, const char *path, side *s) {
-    XD_TRY(xd_tokenizer_load(ctx, path, NULL, &s->tokenizer));
-    XD_TRY(xd_encoder_create(ctx, s->tokenizer, &s->encoder));
+    xd_tokenizer_desc file = {};
+    file.path = path;
+    XD_TRY(xd_tokenizer_load(ctx, &file, &s->tokenizer));
+    const xd_encoder_desc encodes = { s->tokenizer };
+    XD_TRY(xd_encoder_create(ctx, &encodes, &s->encoder));
     XD_TRY(xd_encode(s->encoder, text, sizeof text - 1, NULL, &s->tokens));
     s->spans.spans = s->tokens.spans;
     s->spans.count = s->tokens.count;
@@ -95,7 +98,7 @@ static xd_result compare(xd_ctx *ctx, side s[2]) {
     xd_xtoken_values cpu, on_gpu;
     for (int i = 0; i < 2; i++) XD_TRY(open_side(ctx, paths[i], &s[i]));
     XD_TRY(xd_align_bytes(ctx, &s[0].spans, &s[1].spans, &both, NULL));
-    const xd_projection_desc pair = { s[0].tokenizer, s[1].tokenizer, NULL };
+    const xd_projection_desc pair = { s[0].tokenizer, s[1].tokenizer, NULL, NULL };
     XD_TRY(xd_projection_build(ctx, &pair, &m, NULL));
     XD_TRY(predict(ctx, &both, XD_CHUNK_STUDENT, &s[0]));
     XD_TRY(predict(ctx, &both, XD_CHUNK_TEACHER, &s[1]));

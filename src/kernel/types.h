@@ -123,8 +123,11 @@ typedef enum xd_divergence {
     XD_KL_FORWARD = 0, /* KL(teacher || student) */
     XD_KL_REVERSE,     /* KL(student || teacher) */
     XD_JSD, /* beta KL(teacher || m) + (1 - beta) KL(student || m), m = beta teacher + (1 - beta) student */
-    XD_SOFT_CE, /* -sum teacher ln student = forward KL + teacher's entropy */
-    XD_KL_MIXED /* (1 - beta) forward + beta reverse; top-k losses only */
+    XD_SOFT_CE,  /* -sum teacher ln student = forward KL + teacher's entropy */
+    XD_KL_MIXED, /* (1 - beta) forward + beta reverse; top-k losses only */
+    /* xd_loss only, without cross entropy: */
+    XD_MFT,   /* minimal fine-tuning: forward KL from a corrected teacher */
+    XD_COSINE /* 1 - cos(student, teacher), of logits */
 } xd_divergence;
 
 /* Treatment of the probability outside the k ids. Except in ZERO_OUTSIDE, only its total matters, not its columns. */

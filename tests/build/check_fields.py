@@ -28,7 +28,7 @@ NOT_READ = {name: reason for reason, names in {
     "an extent of the caller's: what does not fit into it is refused": """xd_weight_desc.room
         xd_mesh_desc.world_size xd_expert_desc.virtual_pipeline""",
     "told to the caller, who acts on it: the provider of a stage, the loop over pieces": """xd_stage_place.pipeline_ranks xd_stage_place.virtual_stage xd_stage_place.virtual_stages
-        xd_stage_place.first_layer xdi_teacher_piece.shard""",
+        xd_stage_place.first_layer""",
     "xd_build fills it in for the caller's layers, as tensor_parallel, partition_dim and partition_stride":
         "xd_weight_traits.expert_tensor_parallel",
     "the library sets it, and transports compare it": "xd_collective.sequence",

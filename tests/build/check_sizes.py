@@ -19,10 +19,10 @@ LEFT_OUT = {
 
 
 # Structs that calls only write, and numbers that belong to nothing else: ids, hashes, indices, seeds, colours.
-WRITTEN = """xd_align_report xd_alignment xd_arena xd_cached_document xdi_canonical xd_comm_counters xd_denominator
+WRITTEN = """xd_align_report xd_alignment xd_arena xd_cached_document xd_comm_counters xd_denominator
 xd_queue_facts xd_checkpoint_report xd_state_report xd_checkpoint_info xd_checkpoint_file_info xd_checkpoint_tensor_info xd_stage_place xd_pipeline_work xd_pipeline_counts xd_pipeline_call
 xd_ema_info xd_ema_match xd_ema_record xd_model_info xd_weights_file xd_weights_info xd_fake_score_report xd_memory_bytes xd_memory_plan xd_block_view xd_parallel_bytes xd_parallel_leaf_count xd_weight_info xd_model_desc xd_weights_layout xd_encoding xd_encoding_batch xd_error xd_exact_map xd_gradient_norm xd_launch xd_launch_info xd_loss_values
-xd_sample_values xd_norm_sum xd_projection_report xd_route_info xd_route_window xd_weights_tensor xdi_special_pair
+xd_sample_values xd_norm_sum xd_projection_report xd_route_info xd_route_window xd_weights_tensor
 xd_status xd_teacher_cache_info xd_token xd_tokenizer_info xd_topology xd_uld_values xd_vocab_info xd_xtoken_values xd_rows
 xd_planned xd_interval xd_region xd_token_span xd_projection_origin xd_leaves""".split()
 # Numbers for which no value is wrong, or that nothing else in the call tells, by the reason.
@@ -38,10 +38,7 @@ COUNTS_LEFT_OUT = {
     "any number may be the id that is ignored": """xd_loss_common.ignore_index xd_positions.ignore_index
         xd_shift_desc.ignore_index""",
     "arithmetic without a context or a result: the extent of arrays that only the caller knows": """xd_hash(bytes)
-        xd_load_f64(index) xd_store_f64(index) xdi_normalise_rows(columns) xdi_normalise_rows(rows)
-        xdi_piece_weights(count) xdi_valid_chunks(count) xdi_compat_jsd_denominator(batch)
-        xdi_compat_jsd_denominator(counted) xdi_compat_jsd_denominator(vocabulary)
-        xdi_compat_modelopt_denominator(rows) xdi_compat_modelopt_denominator(vocabulary)""",
+        xd_load_f64(index) xd_store_f64(index)""",
     "a copy of memory of which only the caller knows the extent": "xd_read(bytes)",
     "memory that is there or not: NULL or false when it is not (tests/test_base.c)": """xd_allocate(bytes)
         xd_arena_over(capacity) xd_arena_take_pointer(bytes)""",
@@ -123,7 +120,6 @@ COUNTS_LEFT_OUT = {
         xd_fake_score_reader.entry_count xd_fake_score_source.part_count xd_fake_score_source.tensor_count""",
     "tests/test_node_join.c makes those wrong that can be": """xd_node_desc.rank xd_node_desc.size xd_node_desc.slot_bytes""",
     "no call reads it: all data of a tensor is on the context's device": "xd_tensor.device",
-    "an output of xdi_teacher_route: it says which rows the caller has to pass": "xdi_teacher_piece.shard",
 }
 
 def matrices(text):

@@ -206,7 +206,11 @@ static bool bench_kind(FILE *json, xd_xtoken_kind kind, const char *name) {
            (long long)(kind == XD_XTOKEN_GOLD ? c.map.pairs : c.projection.entries), (double)extra * 1e-6);
     c.d.student.rows = c.d.common.gradient.rows = c.teacher.logits.rows = 2048;
     c.teacher.chunks = 1640;
-    printf("#   at T = 2048 the workspace is %.1f MB\n", (double)xd_xtoken_workspace_bytes(&c.d) * 1e-6);
+    xd_planned planned;
+    require(c.ctx, xd_plan_begin(c.ctx, NULL));
+    require(c.ctx, xd_xtoken_loss(c.ctx, &c.d, &c.values));
+    require(c.ctx, xd_plan_end(c.ctx, &planned));
+    printf("#   at T = 2048 the workspace is %.1f MB\n", (double)planned.workspace * 1e-6);
     return right;
 }
 

@@ -76,7 +76,8 @@ static xd_result train(xd_ctx *ctx, xd_tokenizer *tokenizer, xd_rows weight) {
 static xd_result save(xd_ctx *ctx, const xd_weights *from, const char *to, const void *values) {
     const int64_t count = xd_weights_describe(from).tensor_count;
     xd_weights_entry *entries = calloc((size_t)count, sizeof *entries);
-    const xd_weights_writer_desc desc = { .directory = to, .entries = entries, .entry_count = count };
+    const xd_weights_writer_desc desc = { .directory = to,
+                                          .entries = entries, .entry_count = count };
     xd_weights_writer *writer = NULL;
     if (!entries) return XD_ERROR_MEMORY;
     for (int64_t i = 0; i < count; i++) {

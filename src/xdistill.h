@@ -64,6 +64,7 @@
 #include "base/parallel.h"
 #include "base/context.h"
 #include "base/fail.h"
+#include "base/plan.h"
 #include "base/philox.h"
 #include "kernel/types.h"
 #include "kernel/cuda.h"
@@ -84,7 +85,6 @@
 #include "tensor/part.h"
 #include "tensor/fill.h"
 #include "tensor/redistribute.h"
-#include "tensor/exchange.h"
 #include "tensor/halo.h"
 #include "tensor/crossing.h"
 

@@ -20,6 +20,7 @@
 #include "xtoken_rows.h"
 #include "averages.h"
 #include "softmax_calls.h"
+#include "wrap_calls.h"
 
 #include <sys/stat.h>
 
@@ -323,8 +324,8 @@ static xd_result wrapped_step(part *p, xd_model *model, bool sharded) {
     int64_t count;
     const int ranks = xd_comm_size(p->world);
     const xd_fsdp_desc parts = { .reshard_ranks = ranks % 2 ? 0 : ranks / 2, .reserve_frozen = true };
-    XD_TRY(sharded ? xd_fsdp_create(model, p->world, &parts, &parallel)
-                   : xd_ddp_create(model, p->world, NULL, &parallel));
+    XD_TRY(sharded ? wrap_over_fsdp(model, p->world, &parts, &parallel)
+                   : wrap_over_ddp(model, p->world, NULL, &parallel));
     xd_result result = xd_parallel_params(parallel, 2, params, &count);
     if (result == XD_OK) result = xd_parallel_parts(parallel, 2, tensors, &count);
     if (result == XD_OK && sharded) result = xd_parallel_thaw(parallel, xd_model_find_weight(model, "late"));

@@ -161,11 +161,15 @@ static xd_result run_halo(place *p) {
     xd_layout *layout = NULL;
     xd_comm *comm = NULL;
     xd_halo *halo = NULL;
-    xd_exchange_bytes bytes;
+    xd_planned planned;
     XD_TRY(xd_layout_create(p->ctx, &cut, &layout));
     d.layout = layout;
     xd_result result = xd_comm_self(p->ctx, &comm);
-    if (result == XD_OK) result = xd_halo_bytes(p->ctx, &d, 1, 0, &bytes);
+    if (result == XD_OK) {
+        CHECK_EQ_INT(xd_plan_begin(p->ctx, NULL), XD_OK);
+        result = untouched(xd_halo_create(comm, &d, &halo), halo);
+        CHECK_EQ_INT(xd_plan_end(p->ctx, &planned), XD_OK);
+    }
     if (result == XD_OK) result = untouched(xd_halo_create(comm, &d, &halo), halo);
     xd_halo_destroy(halo);
     xd_comm_destroy(comm);
@@ -637,7 +641,7 @@ static const call calls[] = {
     { "xd_layout_create", run_layout, false },
     { "xd_redistribute, xd_tensor_gather", run_plan, false },
     { "xd_leaf_stack_create, xd_leaf_stack_push", run_leaves, false },
-    { "xd_halo_create, xd_halo_bytes", run_halo, false },
+    { "xd_halo_create, xd_plan_begin, xd_plan_end", run_halo, false },
     { "xd_crossing_create", run_crossing, false },
     { "xd_optimizer_create, xd_optimizer_step", run_optimizer, false },
     { "xd_tensor_part_fill", run_fill, false },
@@ -686,8 +690,7 @@ static const call calls[] = {
     { "xd_tokenizer_load", run_tokenizer_file, false },
     { "xd_encoder_create, xd_encode", run_encode, false },
     { "xd_batch_encoder_create, xd_encode_batch", run_encode_batch, false },
-    { "xd_load_balanced_positions, xd_clip_gradients",
-      run_quiet, true },
+    { "xd_load_balanced_positions, xd_clip_gradients", run_quiet, true },
     { "xd_cast, xd_read, xd_status_check, xd_tokenizer_decode, "
       "xd_teacher_cache_find_document, "
       "xd_teacher_cache_entries, xd_teacher_cache_read, xdi_teacher_piece_copy, xdi_teacher_route, "

@@ -4,6 +4,7 @@
 #include "xdistill.h"
 #include "loss_calls.h"
 #include "vocab_calls.h"
+#include "planned.h"
 #include "xd_test.h"
 #include "xd_test_cpu.h"
 
@@ -464,7 +465,7 @@ XD_TEST(a_workspace_is_that_of_a_loss) {
     d.loss.teacher = y;
     d.loss.common.labels = xd_ids_of(p.labels, XD_DTYPE_I64);
     d.loss.vocab = vocab;
-    const size_t bytes = xd_loss_workspace_bytes(&d.loss);
+    const size_t bytes = PLANNED_WORKSPACE(ctx, xd_mft_loss(ctx, &d, &values));
     d.loss.common.workspace = malloc(bytes);
     d.loss.common.workspace_bytes = bytes - 1;
     CHECK_EQ_INT(mft_loss(ctx, &d, &values), XD_ERROR_ARGUMENT);

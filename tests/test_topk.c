@@ -3,6 +3,7 @@
 #include "xdistill.h"
 #include "loss_calls.h"
 #include "vocab_calls.h"
+#include "planned.h"
 #include "xd_test.h"
 #include "xd_test_cpu.h"
 #include "softmax_calls.h"
@@ -275,7 +276,7 @@ XD_TEST(a_workspace_of_the_queried_size_is_enough_and_a_smaller_one_is_refused) 
             f.desc.values = NULL;
         }
         const double loss = loss_of(&f);
-        const size_t bytes = xd_topk_kl_workspace_bytes(f.ctx, &f.desc);
+        const size_t bytes = PLANNED_WORKSPACE(f.ctx, xd_topk_kl_loss(f.ctx, &f.desc, &values));
         f.desc.common.workspace = malloc(bytes);
         f.desc.common.workspace_bytes = bytes;
         CHECK(loss_of(&f) == loss);

@@ -96,7 +96,11 @@ static xd_result shim_run_rank(xd_comm *sequence, void *shim) {
     if (in->labels) d.common.labels.data = in->labels + begin;
     d.compat = true;
     if (!s->workspace[rank]) {
-        s->workspace_bytes[rank] = xd_xtoken_workspace_bytes(&d);
+        xd_planned planned;
+        shim_require(ctx, xd_plan_begin(ctx, NULL));
+        shim_require(ctx, xd_xtoken_loss(ctx, &d, &values));
+        shim_require(ctx, xd_plan_end(ctx, &planned));
+        s->workspace_bytes[rank] = planned.workspace;
         s->workspace[rank] = malloc(s->workspace_bytes[rank]);
     }
     d.common.workspace = s->workspace[rank];

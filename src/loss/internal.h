@@ -98,6 +98,7 @@ typedef struct xdi_loss_plan {
     double *all_partials; /* references and sums of all shards, for the current rows */
     void *all_mixtures;
     int64_t *words;
+    size_t bytes; /* of the workspace */
 } xdi_loss_plan;
 
 /* The desc with every default filled in, its reduction, and the checks of both. */
@@ -107,7 +108,7 @@ XD_PRIVATE xd_result xdi_loss_validate(xd_ctx *ctx, const xd_loss_desc *d, const
 /* plan->args from plan->d, without the blocks of the workspace. */
 XD_PRIVATE void xdi_loss_fill_args(xd_ctx *ctx, xdi_loss_plan *plan);
 /* Takes every block from the arena, for all rows and for `rows` of them; with a planning arena this is
- * the size query. False when it does not fit. */
+ * their size. False when it does not fit. */
 XD_PRIVATE bool xdi_loss_layout(xdi_loss_plan *plan, int64_t rows, xd_arena *arena);
 /* From the logits of plan->args to the scalars of every row, and the gradient. Collective over the vocabulary. */
 XD_PRIVATE xd_result xdi_loss_rows(const xd_launch *launch, xdi_loss_plan *plan);

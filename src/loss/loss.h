@@ -60,10 +60,6 @@ typedef struct xd_loss_desc {
  * Below norm 1e-12 a row has gradient 0; a row of zeros has loss 1. In INVARIANT mode the bits are the same on every CPU and GPU.
  */
 
-/* Returns the workspace bytes of xd_loss: [T, tp] partial results, never [T, V]. 0 for an invalid desc or above size_t.
- * Local. */
-XD_API size_t xd_loss_workspace_bytes(const xd_loss_desc *desc);
-
 /* Computes value and gradient. Gradients are of the global loss: sum them over data ranks.
  *
  * Collective over the vocabulary's group and comm; the same bits on all ranks. One exchange over the vocabulary (JSD, MFT:

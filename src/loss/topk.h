@@ -66,9 +66,6 @@ typedef struct xd_topk_desc {
     xd_loss_common common; /* labels only select rows; row_loss has the temperature factor */
 } xd_topk_desc;
 
-/* Returns the workspace bytes of xd_topk_kl_loss: [T, k, tp] and [threads, k]. 0 for an invalid desc. Local. */
-XD_API size_t xd_topk_kl_workspace_bytes(xd_ctx *ctx, const xd_topk_desc *desc);
-
 /* Computes value and gradient. Collectivity, bits, data errors as xd_loss; one exchange over the vocabulary, in
  * INVARIANT mode two. Allocates nothing with a workspace. A row without valid entries counts with loss 0.
  *

@@ -341,7 +341,7 @@ XD_API xd_result xd_route_slot(xd_route *route, xd_rows *rows, int64_t **ids) {
 }
 
 XD_API xd_result xd_route_post(xd_route *route) {
-    XDI_GIVEN(NULL, route);
+    XDI_GIVEN(route ? route->ctx : NULL, route);
     XD_TRY(xdi_route_check_teacher(route));
     XD_REQUIRE(route->ctx, route->open, XD_ERROR_STATE, "no slot is open: xd_route_slot comes first");
     XD_TRY(xdi_route_is_late(route) ? xdi_route_post_later(route) : xdi_route_show(route));
@@ -380,7 +380,7 @@ static xd_result xdi_route_check_rows_sent(const xd_route *route, const xd_rows 
 }
 
 XD_API xd_result xd_route_send(xd_route *route, xd_rows rows, const int64_t *ids) {
-    XDI_GIVEN(NULL, route);
+    XDI_GIVEN(route ? route->ctx : NULL, route);
     XD_TRY(xdi_route_check_teacher(route));
     XD_TRY(xdi_route_check_rows_sent(route, &rows, ids));
     xd_rows slot;
@@ -467,7 +467,7 @@ XD_API xd_result xd_route_take(xd_route *route, xd_route_window *out) {
 }
 
 XD_API xd_result xd_route_release(xd_route *route) {
-    XDI_GIVEN(NULL, route);
+    XDI_GIVEN(route ? route->ctx : NULL, route);
     XD_REQUIRE(route->ctx, route->holds, XD_ERROR_STATE, "there is no window to release");
     XD_TRY(xdi_comm_own(route->comm));
     const uint64_t takes = (uint64_t)route->plan.takes;

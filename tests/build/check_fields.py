@@ -38,8 +38,7 @@ NOT_READ = {name: reason for reason, names in {
 }.items() for name in names.split()}
 # Fields that no test and no example sets by name, by the reason.
 NOT_SET = {name: reason for reason, names in {
-    "a state that calls make and take back": """xd_arena.base xd_arena.capacity xd_arena.used xd_arena.peak
-        xd_collective.sequence xd_status.first_row xd_status.first_value
+    "a state that calls make and take back": """xd_collective.sequence xd_status.first_row xd_status.first_value
         xd_status.large_norms xd_ticket.number xd_ema_record.config
         xd_exact_map.pairs xd_exact_map.student_rest xd_exact_map.student_rest_count xd_exact_map.teacher_rest
         xd_exact_map.teacher_rest_count""",

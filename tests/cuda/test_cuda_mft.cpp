@@ -1,6 +1,7 @@
 /* Minimal fine-tuning and the cosine on a GPU against the plain CPU kernels: values, terms, gradients and findings over
  * many shapes, splits of the vocabulary, a graph; nothing allocated, waited for or read during a step. */
 #include "cuda_loss_test.h"
+#include "planned.h"
 #include "loss_calls.h"
 
 /* ---- one rank ---- */
@@ -276,7 +277,7 @@ static void capture(bool cosine) {
     d.loss.common.labels.data = l.at<int64_t>();
     d.loss.vocab = vocab;
     d.loss.common.status = status.at<xd_status>();
-    d.loss.common.workspace_bytes = xd_loss_workspace_bytes(&d.loss);
+    d.loss.common.workspace_bytes = PLANNED_WORKSPACE(gpu.ctx, xd_mft_loss(gpu.ctx, &d, out.at<xd_loss_values>()));
     Device workspace(std::vector<unsigned char>(d.loss.common.workspace_bytes));
     d.loss.common.workspace = workspace.at<void>();
     const auto call = [&]() {

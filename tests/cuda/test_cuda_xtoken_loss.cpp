@@ -4,6 +4,7 @@
 static xd_result either_loss(xd_ctx *ctx, const xd_xtoken_desc *desc, xd_xtoken_values *out);
 
 #define XTOKEN_LOSS either_loss
+#include "planned.h"
 #include "xtoken_mesh.h"
 
 #include <unistd.h>
@@ -89,7 +90,7 @@ static xd_result call_loss(xd_ctx *ctx, const xd_xtoken_desc *desc, xd_xtoken_va
     if (form.own_workspace && form.on_gpu) {
         if (d.common.scale) d.common.scale = scale.at<double>();
         if (d.common.denominator) d.common.denominator = denominator.at<xd_denominator>();
-        d.common.workspace_bytes = xd_xtoken_workspace_bytes(&d);
+        d.common.workspace_bytes = PLANNED_WORKSPACE(ctx, xd_xtoken_loss(ctx, &d, out));
         workspace = new Device(std::vector<unsigned char>(d.common.workspace_bytes, 0xff));
         d.common.workspace = workspace->at<void>();
     }

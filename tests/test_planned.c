@@ -2,6 +2,7 @@
  * ranks that are not here; what cannot be planned is refused by name. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "loss_calls.h"
 #if defined(XD_TEST_LAYERS)
 #    include "dmd/state.h" /* xdi_: of the scene */
 #endif
@@ -377,13 +378,13 @@ static xd_result call_loss(scene *s) {
 static xd_result call_cosine(scene *s) {
     xd_loss_values values;
     const xd_loss_desc d = loss_of(s);
-    return xd_cosine_loss(s->ctx, &d, &values);
+    return cosine_loss(s->ctx, &d, &values);
 }
 static xd_result call_mft(scene *s) {
     xd_loss_values values;
-    xd_mft_desc d = xd_mft_defaults();
+    mft_desc d = mft_defaults();
     d.loss = loss_of(s);
-    return xd_mft_loss(s->ctx, &d, &values);
+    return mft_loss(s->ctx, &d, &values);
 }
 static xd_result call_head(scene *s) {
     const xd_vocab_info v = xd_vocab_describe(s->vocab);

@@ -643,7 +643,7 @@ static const call calls[] = {
     { "xd_next_token_labels", run_shift, false },
     { "xd_denominator_count, over ranks", run_denominator, true },
     { "xd_agree_same", run_agree_same, false },
-    { "xd_model_agree", run_model_agree, false },
+    { "xdi_model_agree", run_model_agree, false },
     { "xd_ddp_create, xd_parallel_push_leaf, xd_parallel_params, xd_parallel_parts", run_ddp, false },
     { "xd_fsdp_create, xd_block_begin, xd_block_end, xd_block_skip, xd_parallel_reduce, xd_parallel_publish, "
       "xd_parallel_thaw",

@@ -89,7 +89,8 @@ static void make_projection(xtoken_case *c) {
             weights[v * ENTRIES + e] = exact ? 1.0f : 0.25f;
             if (exact) ids[v * ENTRIES + e] = e == 0 ? (int32_t)(v * 7 % TEACHER) : -1;
         }
-    require(c->ctx, xd_exact_map_create(c->ctx, &rows, TEACHER, false, &c->map));
+    const xd_exact_map_desc map = { &rows, TEACHER, false };
+    require(c->ctx, xd_exact_map_create(c->ctx, &map, &c->map));
     for (int64_t v = 0; v < PAIRS; v++) /* as in the reference's file: every row is full */
         for (int e = 0; e < ENTRIES; e++) {
             if (e > 0) ids[v * ENTRIES + e] = (int32_t)(uniform() * uniform() * uniform() * TEACHER);

@@ -22,6 +22,7 @@ typedef struct rank {
     xd_halo *input_halo, *gradient_halo;
     xd_leaf_stack *stack;
     xd_crossing *reduce;
+    xd_region region;
     int begin, h, count;
     float filters[FILTERS], leaves[H][FILTERS + 1], sums[FILTERS + 1];
     float x[MAP], d[MAP], slope[LAYERS][MAP];
@@ -34,6 +35,7 @@ static xd_result create(rank *r, xd_comm *world) {
     const xd_layout_desc map = { .ndim = 3, .shape = { H, C, W },
                                  .topology = &mesh, .placement = { { XD_SHARD } } };
     XD_TRY(xd_layout_create(xd_comm_ctx(world), &map, &r->rows));
+    xd_layout_region(r->rows, xd_comm_rank(world), &r->region);
     xd_halo_desc halo = { .layout = r->rows, .dtype = XD_DTYPE_F32, .before = { R, 0, R },
                           .after = { R, 0, R }, .longitude = 2, .gradient = XD_HALO_COMPLETE };
     /* This halo has zeros beyond the poles and ends, since no outputs are there. */
@@ -41,34 +43,11 @@ static xd_result create(rank *r, xd_comm *world) {
     halo.boundary[0] = XD_HALO_POLE;
     halo.boundary[2] = XD_HALO_PERIODIC;
     XD_TRY(xd_halo_create(world, &halo, &r->input_halo));
-<<<<<<< HEAD
-    int64_t wide[3];
-    xd_halo_shape(r->input_halo, wide);
-    r->tall = (int)wide[1];
-    const xd_crossing_desc sum = { .kind = XD_CROSSING_REDUCE, .dtype = XD_DTYPE_F32, .ndim = 1,
-                                   .shape = { FILTERS + 1 }, .leaves = { r->begin, r->h, H } };
-    XD_TRY(xd_crossing_create(world, &sum, &r->reduce));
-    const xd_leaf_stack_desc rows = { .leaves = sum.leaves, .elements = FILTERS + 1 };
-    return xd_leaf_stack_create(xd_comm_ctx(world), &rows, &r->stack);
-}
-
-/* Fills this rank's part of the map. A pixel depends on its place in the whole map alone. */
-static xd_result fill(rank *r, xd_comm *world) {
-    const xd_philox random = { .seed = 1, .stream = XD_STREAM_USER };
-    const xd_init normal = { XD_INIT_NORMAL, .scale = 1.0f };
-    xd_region region;
-    xd_layout_region(r->rows, xd_comm_rank(world), &region);
-    const xd_tensor_part part = { .name = "map", .dtype = XD_DTYPE_F32, .ndim = 3,
-                                  .shape = { C, H, W }, .region = &region,
-                                  .range = { 0, r->count }, .data = r->x };
-    return xd_tensor_part_fill(xd_comm_ctx(world), &part, &normal, &random);
-=======
     const xd_leaf_stack_desc stack = { .leaves = { r->begin, r->h, H }, .elements = FILTERS + 1 };
     const xd_crossing_desc sum = { .kind = XD_CROSSING_REDUCE, .dtype = XD_DTYPE_F32, .ndim = 1,
                                    .shape = { FILTERS + 1 }, .leaves = stack.leaves };
     XD_TRY(xd_leaf_stack_create(xd_comm_ctx(world), &stack, &r->stack));
     return xd_crossing_create(world, &sum, &r->reduce);
->>>>>>> w-small
 }
 
 /* Element j of the window around pixel i of [h, C, W]. */
@@ -113,16 +92,14 @@ static xd_result backward(rank *r, int l) {
     return XD_OK;
 }
 
-<<<<<<< HEAD
-static xd_result train_step(rank *r, xd_comm *world, float sums[FILTERS + 1]) {
-    memset(r->leaf, 0, H * sizeof *r->leaf);
-    XD_TRY(fill(r, world));
-=======
-static xd_result train_step(rank *r) {
+/* A pixel of the first map depends on its place alone, whichever rank has it. */
+static xd_result train_step(rank *r, xd_ctx *ctx) {
+    const xd_tensor_part map = { .name = "map", .dtype = XD_DTYPE_F32, .ndim = 3,
+                                 .shape = { H, C, W }, .region = &r->region,
+                                 .range = { 0, r->count }, .data = r->x };
+    const xd_init normal = { XD_INIT_NORMAL, .scale = 1.0f };
     memset(r->leaves, 0, sizeof r->leaves);
-    for (int i = 0; i < r->count; i++)
-        r->x[i] = sinf(0.7f * (float)((i / W % C * H + r->begin + i / W / C) * W + i % W));
->>>>>>> w-small
+    XD_TRY(xd_tensor_part_fill(ctx, &map, &normal, &(xd_philox){ .stream = XD_STREAM_USER }));
     for (int l = 0; l < LAYERS; l++) XD_TRY(forward(r, l));
     /* The loss is half the mean squared distance from 0.5. */
     for (int i = 0; i < r->count; i++) {
@@ -140,28 +117,15 @@ static xd_result train_step(rank *r) {
 
 static xd_result run_rank(xd_comm *world, void *argument) {
     run *out = argument;
-<<<<<<< HEAD
-    const int me = xd_comm_rank(world);
-    const xd_interval own = xd_chunk(H, xd_comm_size(world), me);
-    const int h = (int)(own.end - own.begin);
-    rank r = { .begin = (int)own.begin, .h = h, .count = C * h * W, .leaf = leaves[me] };
-    float sums[FILTERS + 1];
-=======
     const xd_interval own = xd_chunk(H, xd_comm_size(world), xd_comm_rank(world));
     rank r = { .begin = (int)own.begin, .h = (int)(own.end - own.begin) };
     r.count = r.h * C * W;
->>>>>>> w-small
     XD_TRY(create(&r, world));
 
     for (int i = 0; i < FILTERS; i++) r.filters[i] = 0.2f * sinf((float)i * 1.7f);
     for (int step = 0; step < STEPS; step++) {
-<<<<<<< HEAD
-        XD_TRY(train_step(&r, world, sums));
-        if (me == 0) out->losses[step] = sums[FILTERS];
-=======
-        XD_TRY(train_step(&r));
+        XD_TRY(train_step(&r, xd_comm_ctx(world)));
         if (xd_comm_rank(world) == 0) out->losses[step] = r.sums[FILTERS];
->>>>>>> w-small
     }
     memcpy(out->gradient + r.begin * C * W, r.d, (size_t)r.count * sizeof *r.d);
     if (xd_comm_rank(world) == 0) memcpy(out->filters, r.filters, sizeof r.filters);

@@ -100,31 +100,12 @@ static xd_result create(rank *r, xd_comm *world) {
     XD_TRY(xd_block_add(r->root, &(xd_block_desc){ .name = "layer" }, &r->layer));
     XD_TRY(xd_weight_add(r->layer, &experts, NULL));
     XD_TRY(xd_model_seal(r->model));
-    const xd_ddp_desc ddp = { .leaves = LEAVES, .experts = { .data = groups->expert_dp } };
-    return xd_ddp_create(r->model, groups->dp, &ddp, &r->parallel);
+    const xd_ddp_desc ddp = { .data = groups->dp, .leaves = LEAVES,
+                              .experts = { .data = groups->expert_dp } };
+    return xd_ddp_create(r->model, &ddp, &r->parallel);
 }
 
 static xd_result run_rank(xd_comm *world, void *argument) {
-<<<<<<< HEAD
-    const int size = xd_comm_size(world) == 1 ? 1 : MEMBERS;
-    const xd_topology members = { .axis_count = 1, .size = { size }, .rank_count = size };
-    const xd_layout_desc by_expert = { .ndim = 2, .shape = { EXPERTS, SIZE },
-                                       .topology = &members, .placement = { { XD_SHARD } } };
-    rank r = { .members = size, .here = EXPERTS / size };
-    xd_grid *grid;
-    xd_layout *sharded;
-    xd_model *model;
-    XD_TRY(xd_grid_create(world, &(xd_expert_desc){ .ep = size }, &grid));
-    const xd_groups *groups = xd_grid_groups(grid);
-    r.group = groups->ep;
-    XD_TRY(xd_layout_create(xd_comm_ctx(world), &by_expert, &sharded));
-    XD_TRY(create_model(&r, xd_comm_ctx(world), sharded, &model));
-    const xd_ddp_desc ddp = { .data = groups->dp, .leaves = LEAVES,
-                              .experts = { .data = groups->expert_dp } };
-    XD_TRY(xd_ddp_create(model, &ddp, &r.parallel));
-
-    for (int64_t k = 0; k < xd_parallel_leaves(r.parallel).most; k++) XD_TRY(train_leaf(&r, k));
-=======
     gradients *out = argument;
     rank r = { .members = xd_comm_size(world) == 1 ? 1 : MEMBERS };
     r.here = EXPERTS / r.members;
@@ -134,7 +115,6 @@ static xd_result run_rank(xd_comm *world, void *argument) {
         XD_TRY(forward(&r, k, &b));
         XD_TRY(backward(&r, k, &b));
     }
->>>>>>> w-small
     XD_TRY(xd_parallel_reduce(r.parallel));
 
     /* An optimizer would take the params; this program keeps their gradients. */

@@ -10,7 +10,7 @@
  *   xd_all_reduce, xd_reduce_scatter, xd_leaf_stack_push: arithmetic on elements alone, NaN in, NaN out
  *   xd_redistribute, xd_tensor_gather, xd_tensor_numel, xd_weights_gather: move elements as bytes
  *   xd_halo_exchange, xd_crossing_forward: move elements as bytes, or add them; xd_halo_exchange_backward, xd_crossing_backward: the same
- *   xd_route_send, xd_route_slot, xdi_teacher_piece_copy: move rows as bytes
+ *   xd_route_send, xd_route_slot: move rows as bytes
  *   xd_cast, xd_bf16_from_f32, xd_load_f64, xd_store_f64: conversions, tested over all values in test_base.c
  *   xd_rows_of, xd_ids_of: make a struct
  *   xd_adamw_defaults, xd_adam_defaults: make a struct
@@ -47,13 +47,9 @@
  *   xd_draw_rows: takes whole numbers, and writes what it draws
  *   xd_times_draw: numbers outside their range, NaN among them, are refused, tested
  *   in test_times.c
- *   xdi_votes_read: the sums of what xd_votes_add let in
- *   xdi_align_dp, xdi_align_segment: scores that are not finite are refused, tested in test_align.c
- *   xd_projection_build, xd_projection_cached: a threshold outside [0, 1] or NaN is refused, tested in test_projection_build.c
+ *   xd_projection_build: a threshold outside [0, 1] or NaN is refused, tested in test_projection_build.c
  *   xd_projection_cache_name: prints the bits of a threshold
- *   xd_projection_load: through xd_projection_save, and its checks are those of xd_projection_load_memory
- *   xd_projection_upload: copies arrays as bytes
- *   xd_teacher_cache_open: through xd_teacher_cache_writer_append, and its checks are those of xd_teacher_cache_open_memory */
+ *   xd_projection_upload: copies arrays as bytes */
 
 #define _POSIX_C_SOURCE 200809L /* barriers of threads */
 

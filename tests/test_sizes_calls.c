@@ -2,6 +2,7 @@
  * says what is asked. tests/build/check_sizes.py holds the list of numbers against docs/api.txt. Less than a tenth of a second of processor. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "makers.h"
 #include "xd_private.h"
 #include "xd_test.h"
 #include "xd_test_topology.h"
@@ -161,7 +162,7 @@ static xd_result call_update(void *data) {
 static xd_result call_exact(void *data) {
     STAGE(data);
     xd_votes *votes = NULL;
-    XD_TRY(xd_votes_create(CTX, 3, 2, &votes));
+    XD_TRY(votes_create(CTX, 3, 2, &votes));
     const xd_result result = xdi_votes_set_exact(votes, s->student_id, s->teacher_id);
     xd_votes_destroy(votes);
     return result;

@@ -1,6 +1,7 @@
 /* Losses across tokenizers on one rank: values, gradients, memory, bad input. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "makers.h"
 #include "vocab_calls.h"
 #include "xd_private.h"
 #include "planned.h"
@@ -82,7 +83,7 @@ static double example_kd(example *e, int gold, bool reverse, bool exact_only, in
     CHECK(xd_ctx_create(NULL, &ctx) == XD_OK);
     CHECK(vocab_even(ctx, NULL, 8, &vocab) == XD_OK);
     CHECK(xd_projection_from_rows(ctx, &e->rows, 8, 7, &projection) == XD_OK);
-    CHECK(xd_exact_map_create(ctx, &e->rows, 7, gold == 2, &map) == XD_OK);
+    CHECK(exact_map_create(ctx, &e->rows, 7, gold == 2, &map) == XD_OK);
     t.kind = gold ? XD_XTOKEN_GOLD : XD_XTOKEN_PROJECTED;
     t.logits = rows_of(e->teacher, 7, 8);
     t.vocabulary = 7;

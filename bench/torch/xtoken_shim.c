@@ -58,7 +58,7 @@ XD_API xtoken_shim *xtoken_shim_open(const xtoken_inputs *in, int gold, int thre
     s->threads = threads;
     shim_require(NULL, xd_ctx_create(NULL, &s->ctx));
     if (gold)
-        shim_require(s->ctx, xd_exact_map_create(s->ctx, &rows, in->teacher_size, false, &s->map));
+        shim_require(s->ctx, xd_exact_map_create(s->ctx, &(xd_exact_map_desc){ &rows, in->teacher_size, false }, &s->map));
     else
         shim_require(s->ctx, xd_projection_from_rows(s->ctx, &rows, in->student_size, in->teacher_size,
                                                      &s->projection));

@@ -38,7 +38,7 @@ xd_result real_lesson_project(xd_ctx *ctx, const real_lesson *lesson, int64_t st
     memset(&rows, 0, sizeof rows);
     memset(&desc, 0, sizeof desc);
     desc.k = REAL_MOST_ENTRIES;
-    XD_TRY(xd_votes_create(ctx, student_size, teacher_size, &votes));
+    XD_TRY(xd_votes_create(ctx, &(xd_votes_desc){ student_size, teacher_size }, &votes));
     xd_result result = XD_OK;
     for (int64_t c = 0; c < lesson->chunks.count && result == XD_OK; c++) {
         const xd_aligned_chunk *chunk = &lesson->chunks.chunks[c];

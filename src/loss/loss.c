@@ -238,7 +238,6 @@ static xd_result xdi_loss_body_rows(const xd_launch *launch, xdi_loss_plan *plan
     return xdi_loss_rows(launch, plan);
 }
 
-XD_API xd_result xd_loss(xd_ctx *ctx, const xd_loss_desc *desc, xd_loss_values *out) {
-    XDI_GIVEN_IN_PLAN(ctx, ctx, desc);
+XD_PRIVATE xd_result xdi_loss_of_rows(xd_ctx *ctx, const xd_loss_desc *desc, xd_loss_values *out) {
     return xdi_loss_call(ctx, desc, XD_OK, xdi_loss_body_rows, NULL, out);
 }

@@ -50,7 +50,7 @@ typedef enum xd_xtoken_score {
 typedef struct xd_xtoken_projected {
     /* Required; [V, V_t]. On a GPU use xd_projection_upload, or every call copies it. */
     const xd_projection *projection;
-    /* [B, k] ascending, k = min(columns, V_t), the same on all ranks of the sequence: J from xd_vocab_topk_gather, the
+    /* [B, k] ascending, k = min(columns, V_t), the same on all ranks of the sequence: J from xd_vocab_topk_columns, the
      * only columns in logits. Not with scores, SELECT or compat. NULL -> the loss chooses J. */
     const int64_t *column_ids;
 } xd_xtoken_projected;

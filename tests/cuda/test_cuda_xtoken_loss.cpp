@@ -259,7 +259,7 @@ static void make_cache(problem *p, bool same, xd_cache_coding coding, int64_t k)
     desc.k = k;
     desc.coding = coding;
     desc.teacher_hash = 77;
-    CHECK(xd_teacher_cache_writer_create(p->ctx, path.c_str(), &desc, &w) == XD_OK);
+    CHECK(cache_writer_create(p->ctx, path.c_str(), &desc, &w) == XD_OK);
     for (int b = 0; b < SEQUENCES; b++) {
         xd_teacher_cache_block block = {};
         for (int i = 0; i < length; i++) {
@@ -273,7 +273,7 @@ static void make_cache(problem *p, bool same, xd_cache_coding coding, int64_t k)
         CHECK(xd_teacher_cache_writer_append(w, &block) == XD_OK);
     }
     CHECK(xd_teacher_cache_writer_commit(w) == XD_OK);
-    CHECK(xd_teacher_cache_open(p->ctx, path.c_str(), nullptr, &p->cache) == XD_OK);
+    CHECK(cache_open(p->ctx, path.c_str(), nullptr, &p->cache) == XD_OK);
     remove(path.c_str());
     for (int i = 0; i < SEQUENCES * length; i++)
         p->cache_positions[i] = i % length == length - 1 ? -1 : i; /* the last predicts nothing */

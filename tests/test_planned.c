@@ -8,6 +8,7 @@
 #endif
 #include "dmd_scene.h"
 #include "live_bytes.h"
+#include "loss_calls.h"
 #include "planned.h"
 #include "vocab_calls.h"
 #include "xd_test.h"

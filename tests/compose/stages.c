@@ -50,7 +50,7 @@ static xd_result load_block(void *user, xd_model *model, xd_block *block) {
     const rank *r = (const rank *)user;
     int stage = 0;
     while (r->stages[stage].model != model) stage++;
-    for (int64_t i = 0; i < xd_model_weight_count(model); i++) {
+    for (int64_t i = 0; i < xd_model_describe(model).weight_count; i++) {
         xd_weight *weight = xd_model_weight_at(model, i);
         const xd_weight_info to = xd_weight_describe(weight);
         const xd_weight_info from = xd_weight_describe(xd_model_weight_at(r->sources[stage].model, i));
@@ -90,7 +90,7 @@ static xd_result make_built(rank *r) {
     else
         d.wrap.ddp = &s.ddp;
     if (r->job->config->hooked && !l->late && !loads_in_init(r))
-        XD_TRY(xd_stage_hooks_add(r->ctx, &before, (xd_stage_hook){ fill_stages, r }, false));
+        before.hooks[before.count++] = (xd_stage_hook){ fill_stages, r };
     d.before = &before;
     if (loads_in_init(r) && !l->late) d.init = (xd_block_init){ load_block, r };
     if (r->job->config->hooked == 3) d.storage = XD_STORAGE_META;

@@ -11,7 +11,7 @@
 #include <stdio.h>
 
 enum { EXPERTS = 4, MEMBERS = 2, WIDTH = 3, SIZE = WIDTH * WIDTH };
-enum { TOKENS = 6, ROOM = MEMBERS * TOKENS, LEAVES = 8 };
+enum { TOKENS = 6, ROOM = MEMBERS * TOKENS };
 typedef float token[WIDTH];
 typedef struct gradients { double norm; float bias[WIDTH], experts[EXPERTS][SIZE]; } gradients;
 
@@ -100,8 +100,7 @@ static xd_result create(rank *r, xd_comm *world) {
     XD_TRY(xd_block_add(r->root, &(xd_block_desc){ .name = "layer" }, &r->layer));
     XD_TRY(xd_weight_add(r->layer, &experts, NULL));
     XD_TRY(xd_model_seal(r->model));
-    const xd_ddp_desc ddp = { .data = groups->dp, .leaves = LEAVES,
-                              .experts = { .data = groups->expert_dp } };
+    const xd_ddp_desc ddp = { .data = groups->dp, .leaves = 8, .experts = { groups->expert_dp } };
     return xd_ddp_create(r->model, &ddp, &r->parallel);
 }
 

@@ -45,7 +45,7 @@ static xd_result exchange(const rank *r, token *from, token *to) {
 static xd_result forward(const rank *r, int64_t k, tokens *b) {
     xd_block_view view;
     for (int t = 0; t < TOKENS; t++) {
-        const int64_t seed = xd_parallel_leaf(r->parallel, k) * 31 + t * 7;
+        const int64_t seed = xd_parallel_micro_batch(r->parallel, k) * 31 + t * 7;
         for (int i = 0; i < WIDTH; i++) b->x[t][i] = sinf((float)(seed + i * 3));
         memcpy(b->sent[expert_of(b->x[t]) / r->here * TOKENS + t], b->x[t], sizeof b->x[t]);
     }
@@ -63,7 +63,7 @@ static xd_result forward(const rank *r, int64_t k, tokens *b) {
 
 /* The loss is half the squared distance of y + bias from |x|; y becomes its gradient. */
 static xd_result backward_bias(const rank *r, int64_t k, tokens *b) {
-    const xd_pass pass = { XD_PASS_BACKWARD, .leaf = k };
+    const xd_pass pass = { XD_PASS_BACKWARD, .micro_batch = k };
     xd_block_view view;
     XD_TRY(xd_block_begin(r->root, pass, &view));
     const float *bias = view.values[0];
@@ -80,7 +80,7 @@ static xd_result backward_bias(const rank *r, int64_t k, tokens *b) {
 
 /* The gradient of this rank's experts from the micro-batch of one member of the group. */
 static xd_result backward_experts(const rank *r, int64_t k, int member, const tokens *b) {
-    const xd_pass pass = { XD_PASS_BACKWARD, .leaf = k * r->members + member };
+    const xd_pass pass = { XD_PASS_BACKWARD, .micro_batch = k * r->members + member };
     xd_block_view view;
     XD_TRY(xd_block_begin(r->layer, pass, &view));
     for (int n = member * TOKENS; n < (member + 1) * TOKENS; n++) {
@@ -150,10 +150,11 @@ static xd_result run_rank(xd_comm *world, void *argument) {
     r.group = groups->ep;
     XD_TRY(xd_layout_create(xd_comm_ctx(world), &by_expert, &sharded));
     XD_TRY(create_model(&r, xd_comm_ctx(world), sharded, &model));
-    const xd_ddp_desc ddp = { .leaves = LEAVES, .experts = { .data = groups->expert_dp } };
+    const xd_ddp_desc ddp = { .micro_batches = LEAVES, .experts = { .data = groups->expert_dp } };
     XD_TRY(xd_ddp_create(model, groups->dp, &ddp, &r.parallel));
 
-    for (int64_t k = 0; k < xd_parallel_leaves(r.parallel).most; k++) XD_TRY(train_leaf(&r, k));
+    for (int64_t k = 0; k < xd_parallel_micro_batches(r.parallel).most; k++)
+        XD_TRY(train_leaf(&r, k));
     XD_TRY(xd_parallel_reduce(r.parallel));
     XD_TRY(keep_gradients(&r, world, argument));
 

@@ -45,7 +45,7 @@ static void store(void *x, xd_dtype dtype, int64_t i, float value) {
 
 static xd_result open_forward(const net *n, const xd_network_call *call, xd_block_view *view) {
     const xd_pass pass = { .kind = call->keep ? XD_PASS_FORWARD : XD_PASS_INFERENCE,
-                           .leaf = call->leaf,
+                           .micro_batch = call->leaf,
                            .more = call->more };
     return xd_block_begin(n->block, pass, view);
 }
@@ -67,7 +67,8 @@ static xd_result backward(void *user, const xd_network_call *call) {
     net *n = (net *)user;
     xd_block_view view;
     XD_TRY(xd_block_begin(
-        n->block, (xd_pass){ .kind = XD_PASS_BACKWARD, .leaf = call->leaf, .more = call->more }, &view));
+        n->block, (xd_pass){ .kind = XD_PASS_BACKWARD, .micro_batch = call->leaf, .more = call->more },
+        &view));
     float *w = (float *)view.gradients[0], *b = (float *)view.gradients[1];
     for (int64_t i = 0; i < call->samples * n->elements; i++) {
         const int64_t e = i % n->elements;
@@ -105,8 +106,8 @@ static xd_result judge_backward(void *user, const xd_network_call *call) {
     net *n = (net *)user;
     const xd_pass_kind kind = call->weights ? XD_PASS_BACKWARD : XD_PASS_INFERENCE;
     xd_block_view view;
-    XD_TRY(
-        xd_block_begin(n->block, (xd_pass){ .kind = kind, .leaf = call->leaf, .more = call->more }, &view));
+    XD_TRY(xd_block_begin(n->block, (xd_pass){ .kind = kind, .micro_batch = call->leaf, .more = call->more },
+                          &view));
     float *w = (float *)view.gradients[0], *b = (float *)view.gradients[1];
     for (int64_t i = 0; i < call->samples && call->input_gradients; i++) call->input_gradients[0][i] = 0.0f;
     for (int64_t i = 0; i < call->samples * HEADS && call->weights; i++) {
@@ -128,7 +129,7 @@ static xd_result make_net(net *n, xd_comm *data, int role, bool trains) {
     w.init = (xd_init){ XD_INIT_CONSTANT, .center = 0.1f * (float)role };
     XD_TRY(xd_weight_add(n->block, &w, NULL));
     XD_TRY(xd_model_seal(n->model));
-    XD_TRY(xd_ddp_create(n->model, data, &(xd_ddp_desc){ .leaves = LEAVES }, &n->parallel));
+    XD_TRY(xd_ddp_create(n->model, data, &(xd_ddp_desc){ .micro_batches = LEAVES }, &n->parallel));
     XD_TRY(xd_parallel_params(n->parallel, 2, n->params, &n->count));
     if (!trains) return XD_OK;
     xd_optimizer_desc adamw = xd_adamw_defaults(n->params, n->count);

@@ -24,7 +24,7 @@ static xd_result images_wrap(images_role *role, const images_shape *shape) {
     const images_ranks *ranks = shape->ranks;
     memset(&ddp, 0, sizeof ddp);
     memset(&fsdp, 0, sizeof fsdp);
-    ddp.leaves = fsdp.leaves = shape->leaves;
+    ddp.micro_batches = fsdp.micro_batches = shape->leaves;
     fsdp.unit_types = units;
     fsdp.unit_type_count = 2;
     fsdp.accumulate_whole = true; /* warm-up has a backward for each rung of a leaf, a discriminator two */

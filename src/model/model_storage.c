@@ -20,7 +20,7 @@ static bool xdi_model_lay_out(xd_model *model, xd_arena *arena, xdi_take what) {
         }
         if (what == XDI_TAKE_ALL && xdi_weight_is_trained(weight) && !weight->gradient) {
             if (!xdi_arena_take(arena, (size_t)weight->count * xd_dtype_size(weight->desc.gradient_dtype),
-                               &offset))
+                                &offset))
                 return false;
             if (give) weight->gradient = arena->base + offset;
         }

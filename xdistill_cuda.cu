@@ -5847,23 +5847,11 @@ static xd_result xdi_cuda_softmax_stats(const xd_launch *launch, const xd_softma
 static __global__ void XDI_CUDA_KERNEL
 xdi_cuda_softmax_merge_kernel(const __grid_constant__ xd_softmax_args a) {
     const int64_t r = xdi_cuda_flat_index();
-    double max = -(double)INFINITY, arg = -1.0, sum = 0.0;
+    double whole[XD_SOFTMAX_PARTS];
     if (r >= a.logits.rows) return;
-    for (int i = 0; i < a.vocab.shards; i++) {
-        const double *part = a.all + i * a.all_stride + r * XD_SOFTMAX_PARTS;
-        const bool first = arg < 0.0 && part[XD_SOFTMAX_ARG] >= 0.0;
-        if (!first && !(part[XD_SOFTMAX_MAX] > max)) continue;
-        max = part[XD_SOFTMAX_MAX];
-        arg = part[XD_SOFTMAX_ARG];
-    }
-    for (int i = 0; i < a.vocab.shards; i++) {
-        const double *part = a.all + i * a.all_stride + r * XD_SOFTMAX_PARTS;
-        if (isnan(part[XD_SOFTMAX_MAX])) sum = (double)NAN;
-        if (part[XD_SOFTMAX_MAX] > -(double)INFINITY)
-            sum += part[XD_SOFTMAX_SUM] * exp((part[XD_SOFTMAX_MAX] - max) / a.temperature);
-    }
-    if (a.log_sum_exp) a.log_sum_exp[r] = max / a.temperature + log(sum);
-    if (a.argmax) a.argmax[r] = (int64_t)arg;
+    xd_softmax_join(&a, r, whole);
+    if (a.log_sum_exp) a.log_sum_exp[r] = xd_softmax_log_sum_exp(whole, a.temperature);
+    if (a.argmax) a.argmax[r] = (int64_t)whole[XD_SOFTMAX_ARG];
 }
 
 static xd_result xdi_cuda_softmax_merge(const xd_launch *launch, const xd_softmax_args *a) {
@@ -8225,7 +8213,7 @@ static __device__ inline void xdi_cuda_uld_merge_side(const xd_uld_rows &side, i
         const double p =
             xdi_cuda_uld_power(side, row, 1.0)(xdi_cuda_element(side.logits, row, side.ids[row]));
         side.scores[row] = p;
-        factor *= p > XD_ULD_FLOOR ? p : XD_ULD_FLOOR;
+        factor *= xd_uld_floored(p);
     }
     chunk->factor[which] = factor;
 }
@@ -8401,7 +8389,7 @@ struct xdi_cuda_uld_pair {
         const double u = r < n ? student(xd_float_of_key((uint32_t)(x >> 32))) : 0.0;
         const double v = r < m ? teacher(xd_float_of_key((uint32_t)(y >> 32))) : 0.0;
         const bool compared = n > 0 && m > 0;
-        const double d = compared ? a.unmatched_weight * (double)((u > v) - (u < v)) : 0.0;
+        const double d = compared ? xd_uld_sign(a.unmatched_weight, u, v) : 0.0;
         if (compared) sums->add_wide(XDI_CUDA_ULD_UNMATCHED, fabs(u - v));
         if (r >= n || !slope) return;
         slope[(uint32_t)x] = (float)d;
@@ -8453,11 +8441,10 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_uld_total_kernel(const __grid_co
     for (int64_t i = (int64_t)threadIdx.x; i < parts; i += XDI_CUDA_TEAM_BLOCK)
         mine.whole = xdi_cuda_uld_sums::join()(mine.whole, from[i]);
     const xdi_cuda_uld_sums::totals totals = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(mine);
-    const double factor = chunk->factor[XD_ULD_STUDENT];
     if (threadIdx.x != 0) return;
     chunk->unmatched = totals.sum[XDI_CUDA_ULD_UNMATCHED];
     chunk->matched = totals.sum[XDI_CUDA_ULD_MATCHED];
-    chunk->mean = factor > 0.0 ? totals.sum[XDI_CUDA_ULD_MEAN] / factor : 0.0;
+    chunk->mean = xd_uld_mean(totals.sum[XDI_CUDA_ULD_MEAN], chunk->factor[XD_ULD_STUDENT]);
 }
 
 static xd_result xdi_cuda_uld_compare(const xd_launch *launch, const xd_uld_args *a) {
@@ -9441,4 +9428,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 29fde89d6d1e4b1c5a46787506b76171c632be9d9f69524538a2c04c1d536e2a */
+/* xdistill sha256 66ae31fa18d095dd2651ea958dbd2a6a84a0ee575a65f3c344ed70df5ab40806 */

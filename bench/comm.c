@@ -23,7 +23,8 @@
 
 enum { RANKS_MAX = 8, CORES_MAX = 64 };
 
-typedef enum team_operation { BARRIER, ALL_REDUCE, REDUCE_SCATTER } team_operation;
+/* EXCHANGE is a step of a ring, as attention over split sequences makes it: to the next rank, from the one before. */
+typedef enum team_operation { BARRIER, ALL_REDUCE, REDUCE_SCATTER, SCATTER, EXCHANGE } team_operation;
 
 /* The naive meeting: the last to arrive wakes the others. */
 typedef struct naive_team {
@@ -72,10 +73,23 @@ static void naive_barrier(team_case *c) {
     pthread_mutex_unlock(&t->mutex);
 }
 
+/* The rank that an element comes from when nothing is added. */
+static int sender(const team_case *c, int rank) {
+    return c->operation == SCATTER ? 0 : (rank + c->ranks - 1) % c->ranks;
+}
+
 static void naive_operation(team_case *c, int rank) {
     naive_team *t = &c->team;
     naive_barrier(c); /* all have read the previous sum */
     if (c->operation == BARRIER) return;
+    if (c->operation >= SCATTER) {
+        const bool block = c->operation == SCATTER;
+        const int64_t from = block ? xd_chunk(c->count, c->ranks, rank).begin : 0;
+        const int64_t count = block ? c->counts[rank] : c->count;
+        memcpy(c->recv[rank], c->send[sender(c, rank)] + from, (size_t)count * sizeof(float));
+        naive_barrier(c);
+        return;
+    }
     pthread_mutex_lock(&t->mutex);
     if (t->added++ == 0) memset(t->sum, 0, (size_t)c->count * sizeof *t->sum);
     for (int64_t i = 0; i < c->count; i++) t->sum[i] += c->send[rank][i];
@@ -84,6 +98,24 @@ static void naive_operation(team_case *c, int rank) {
     const bool whole = c->operation == ALL_REDUCE;
     const int64_t begin = whole ? 0 : xd_chunk(c->count, c->ranks, rank).begin;
     memcpy(c->recv[rank], t->sum + begin, (size_t)(whole ? c->count : c->counts[rank]) * sizeof *t->sum);
+}
+
+/* A step of a ring: both messages together, so that no order of the ranks can block. */
+static xd_result run_ring(const team_case *c, xd_comm *comm, const float *send, float *recv) {
+    const int rank = xd_comm_rank(comm);
+    const xd_collective both[2] = {
+        { .kind = XD_COLLECTIVE_SEND,
+          .send = send,
+          .count = c->count,
+          .dtype = XD_DTYPE_F32,
+          .root = (rank + 1) % c->ranks },
+        { .kind = XD_COLLECTIVE_RECV,
+          .recv = recv,
+          .count = c->count,
+          .dtype = XD_DTYPE_F32,
+          .root = sender(c, rank) },
+    };
+    return xd_exchange(comm, both, 2);
 }
 
 static xd_result run_operation(team_case *c, xd_comm *comm) {
@@ -97,6 +129,8 @@ static xd_result run_operation(team_case *c, xd_comm *comm) {
     switch (c->operation) {
     case ALL_REDUCE: return xd_all_reduce(comm, send, recv, c->count, XD_DTYPE_F32, XD_SUM);
     case REDUCE_SCATTER: return xd_reduce_scatter(comm, send, recv, c->counts, XD_DTYPE_F32, XD_SUM);
+    case SCATTER: return xd_scatter(comm, send, recv, c->counts, XD_DTYPE_F32, 0);
+    case EXCHANGE: return run_ring(c, comm, send, recv);
     default: return xd_barrier(comm);
     }
 }
@@ -140,13 +174,14 @@ static const char other_name[] = "mpi";
 enum { ORDER_OPERATION, ORDER_COUNT, ORDER_ITERATIONS, ORDER_FIELDS };
 
 static double run_mpi(const long *order) {
-    int rank, size, counts[RANKS_MAX];
+    int rank, size, counts[RANKS_MAX], places[RANKS_MAX];
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);
     MPI_Comm_size(MPI_COMM_WORLD, &size);
     const int count = (int)order[ORDER_COUNT], iterations = (int)order[ORDER_ITERATIONS];
     for (int r = 0; r < size; r++) {
         const xd_interval piece = xd_chunk(count, size, r);
         counts[r] = (int)(piece.end - piece.begin);
+        places[r] = (int)piece.begin;
     }
     float *send = (float *)calloc((size_t)count, sizeof *send),
           *recv = (float *)calloc((size_t)count, sizeof *recv);
@@ -160,6 +195,11 @@ static double run_mpi(const long *order) {
             MPI_Barrier(MPI_COMM_WORLD);
         else if (order[ORDER_OPERATION] == ALL_REDUCE)
             MPI_Allreduce(send, recv, count, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
+        else if (order[ORDER_OPERATION] == SCATTER)
+            MPI_Scatterv(send, counts, places, MPI_FLOAT, recv, counts[rank], MPI_FLOAT, 0, MPI_COMM_WORLD);
+        else if (order[ORDER_OPERATION] == EXCHANGE)
+            MPI_Sendrecv(send, count, MPI_FLOAT, (rank + 1) % size, 0, recv, count, MPI_FLOAT,
+                         (rank + size - 1) % size, 0, MPI_COMM_WORLD, MPI_STATUS_IGNORE);
         else
             MPI_Reduce_scatter(send, recv, counts, MPI_FLOAT, MPI_SUM, MPI_COMM_WORLD);
     }
@@ -210,18 +250,20 @@ static float contribution(int rank, int64_t i) {
     return (float)((7 * i + rank) % 13);
 }
 
-/* The largest difference from the true sums, ours or the naive ones. */
+/* The largest difference from the true results, ours or the naive ones. */
 static double check(team_case *c, bool naive) {
     double error = 0.0;
     for (int r = 0; r < c->ranks; r++) memset(c->recv[r], 0xff, (size_t)c->count * sizeof(float)); /* NaN */
     measure(c, naive);
     if (c->operation == BARRIER) return 0.0;
     for (int r = 0; r < c->ranks; r++) {
-        const bool whole = c->operation == ALL_REDUCE;
+        const bool whole = c->operation == ALL_REDUCE || c->operation == EXCHANGE,
+                   sums = c->operation < SCATTER;
         const int64_t begin = whole ? 0 : xd_chunk(c->count, c->ranks, r).begin;
         for (int64_t i = 0; i < (whole ? c->count : c->counts[r]); i++) {
             double expected = 0.0;
-            for (int k = 0; k < c->ranks; k++) expected += (double)contribution(k, begin + i);
+            for (int k = 0; k < c->ranks; k++)
+                if (sums || k == sender(c, r)) expected += (double)contribution(k, begin + i);
             if (!((double)c->recv[r][i] == expected)) error = fmax(error, 1.0);
         }
     }
@@ -259,9 +301,11 @@ static void close_team(team_case *c) {
 /* Minimal bytes: every rank's payload read once, every result written once. */
 static bool bench_team(FILE *json, const bench_machine *m, team_operation operation, int ranks, int64_t count,
                        bool pinned) {
-    static const char *const names[] = { "barrier", "all_reduce", "reduce_scatter" };
+    static const char *const names[] = { "barrier", "all_reduce", "reduce_scatter", "scatter", "exchange" };
     const double payload = operation == BARRIER ? 0.0 : (double)count * sizeof(float);
-    const double bytes = payload * (operation == ALL_REDUCE ? 2 * ranks : ranks + 1);
+    const double bytes = payload * (operation == REDUCE_SCATTER ? ranks + 1
+                                    : operation == SCATTER      ? 2
+                                                                : 2 * ranks);
     const double workers = ranks < m->cores ? ranks : (double)m->cores;
     char variant[64], shape[64];
     team_case c;
@@ -296,7 +340,7 @@ static int bench_all(FILE *json, const bench_machine *m, const int *ranks, int r
     int wrong = 0;
     for (int i = 0; i < rank_counts; i++) wrong += !bench_team(json, m, BARRIER, ranks[i], 1, true);
     for (int i = 0; i < rank_counts; i++) wrong += !bench_team(json, m, BARRIER, ranks[i], 1, false);
-    for (int operation = ALL_REDUCE; operation <= REDUCE_SCATTER; operation++)
+    for (int operation = ALL_REDUCE; operation <= EXCHANGE; operation++)
         for (int i = 0; i < rank_counts && ranks[i] < RANKS_MAX; i++)
             for (int k = 0; k < 4; k++)
                 wrong += !bench_team(json, m, (team_operation)operation, ranks[i], counts[k], true);

@@ -90,7 +90,9 @@ static void engage(scene *s, xd_dmd_role role, double rate, double decay) {
     team_require(s->ctx, xd_optimizer_create(s->ctx, &adamw, &a->optimizer));
     xd_ema_desc ema = xd_ema_defaults(XD_EMA_CONSTANT);
     ema.decay = decay;
-    if (decay > 0.0) team_require(s->ctx, xd_ema_create(s->ctx, a->params, count, &ema, &a->average));
+    ema.params = a->params;
+    ema.param_count = count;
+    if (decay > 0.0) team_require(s->ctx, xd_ema_create(s->ctx, &ema, &a->average));
     a->inner = toy_net_network(a->net);
 }
 

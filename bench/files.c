@@ -189,7 +189,8 @@ static void save(stage *st, bool beside) {
 static void reserve(stage *st) {
     const xd_checkpoint_network n = network(st);
     if (st->saver) return;
-    team_require(st->me->ctx[0], xd_checkpoint_saver_create(st->me->comm[0], &n, 1, &st->saver));
+    team_require(st->me->ctx[0], xd_checkpoint_saver_create(
+                                     st->me->comm[0], &(xd_checkpoint_saver_desc){ &n, 1 }, &st->saver));
     st->copies = (char *)xd_allocate(st->me->ctx[0], (size_t)st->tensors * PIECE);
     require(st->copies != NULL, "memory");
 }
@@ -261,12 +262,12 @@ static void read_raw(stage *st) {
 /* Opens the file by mapping it and asks for the address of every tensor. */
 static void map(const stage *st) {
     char path[PATH_ROOM];
-    xd_safetensors *file = NULL;
+    xd_weights *file = NULL;
     model_path(st, path);
-    team_require(st->me->ctx[0], xd_safetensors_open(st->me->ctx[0], path, NULL, &file));
-    for (int64_t i = 0; i < xd_safetensors_count(file); i++)
-        if (!xd_safetensors_data(file, i)) exit(2);
-    xd_safetensors_close(file);
+    team_require(st->me->ctx[0], xd_weights_open(st->me->ctx[0], &(xd_weights_desc){ .file = path }, &file));
+    for (int64_t i = 0; i < xd_weights_describe(file).tensor_count; i++)
+        if (!xd_weights_data(file, i)) exit(2);
+    xd_weights_close(file);
 }
 
 static void verify(const stage *st) {

@@ -372,7 +372,9 @@ static void open_params(gpu_case *c, void (*launch)(gpu_case *), int64_t arrays,
     average.decay = 0.999;
     average.init_from_current = true;
     if (optimizer) require(c->ctx, xd_optimizer_create(c->ctx, &step, &c->optimizer));
-    if (ema) require(c->ctx, xd_ema_create(c->ctx, c->params, arrays, &average, &c->ema));
+    average.params = c->params;
+    average.param_count = arrays;
+    if (ema) require(c->ctx, xd_ema_create(c->ctx, &average, &c->ema));
 }
 
 static void close_params(gpu_case *c) {
@@ -402,7 +404,9 @@ static double param_error(gpu_case *c) {
     average.decay = 0.999;
     average.init_from_current = true;
     if (c->optimizer) require(ctx, xd_optimizer_create(ctx, &step, &cpu.optimizer));
-    if (c->ema) require(ctx, xd_ema_create(ctx, &param, 1, &average, &cpu.ema));
+    average.params = &param;
+    average.param_count = 1;
+    if (c->ema) require(ctx, xd_ema_create(ctx, &average, &cpu.ema));
     for (int i = 0; i < 3; i++) {
         c->launch(c);
         if (c->launch == launch_ema)
@@ -414,8 +418,8 @@ static double param_error(gpu_case *c) {
     require(c->ctx, xd_read(c->ctx, value, c->params[0].value, bytes));
     double error = bench_distance(value, param.value, XD_DTYPE_BF16, count);
     if (c->ema) {
-        require(c->ctx, xd_read(c->ctx, shadow, xd_ema_view(c->ema, 0).value, 2 * bytes));
-        error = bench_larger(error, bench_distance(shadow, xd_ema_view(cpu.ema, 0).value, XD_DTYPE_F32, count));
+        require(c->ctx, xd_read(c->ctx, shadow, xd_ema_view(c->ema, 0).shadow.value, 2 * bytes));
+        error = bench_larger(error, bench_distance(shadow, xd_ema_view(cpu.ema, 0).shadow.value, XD_DTYPE_F32, count));
     }
     free(value), free(shadow), free(param.value), free(param.gradient);
     xd_ema_destroy(cpu.ema);

@@ -469,34 +469,39 @@ static void bench_ema(void) {
     param_case c;
     bench_row row = param_row("ema", "", 12.0, machine.in_place, "in place", 0.95);
     open_param(&c, XD_REDUCTION_DETERMINISTIC);
-    const xd_ema_desc desc = { .decay = 0.999, .init_from_current = true };
-    require(c.ctx, xd_ema_create(c.ctx, &c.param, 1, &desc, &c.ema));
+    xd_ema_desc desc = { .decay = 0.999, .init_from_current = true };
+    desc.params = &c.param;
+    desc.param_count = 1;
+    require(c.ctx, xd_ema_create(c.ctx, &desc, &c.ema));
     memcpy(c.first, c.value, ELEMENTS * sizeof(float));
     memcpy(c.value, c.gradient, ELEMENTS * sizeof(float)); /* the live value moves away from its average */
     const bench_arm ours = { "xdistill", &c, run_ema, NULL }, naive = { "naive", &c, run_naive_ema, NULL };
     run_ema(&c);
     run_naive_ema(&c);
-    row.error = bench_distance(xd_ema_view(c.ema, 0).value, c.first, XD_DTYPE_F32, ELEMENTS);
+    row.error = bench_distance(xd_ema_view(c.ema, 0).shadow.value, c.first, XD_DTYPE_F32, ELEMENTS);
     report(&row, &ours, &naive);
     close_param(&c);
 }
 
 /* A format that the plain kernels average element by element: the reference is that level. */
-static void bench_ema_format(const char *variant, const xd_ema_desc *desc, double bytes) {
+static void bench_ema_format(const char *variant, xd_ema_desc desc, double bytes) {
     static const xd_ctx_desc plain = { .cpu = XD_CPU_PLAIN };
     param_case c, p;
     bench_row row = param_row("ema", variant, bytes, machine.in_place, "in place", 0.0);
     open_param(&c, XD_REDUCTION_DETERMINISTIC);
     p = c;
     require(c.ctx, xd_ctx_create(&plain, &p.ctx));
-    require(c.ctx, xd_ema_create(c.ctx, &c.param, 1, desc, &c.ema));
-    require(p.ctx, xd_ema_create(p.ctx, &p.param, 1, desc, &p.ema));
+    desc.param_count = 1;
+    desc.params = &c.param;
+    require(c.ctx, xd_ema_create(c.ctx, &desc, &c.ema));
+    desc.params = &p.param;
+    require(p.ctx, xd_ema_create(p.ctx, &desc, &p.ema));
     memcpy(c.value, c.gradient, ELEMENTS * sizeof(float));
     const bench_arm ours = { "xdistill", &c, run_ema, NULL }, reference = { "plain", &p, run_ema, NULL };
     run_ema(&c);
     run_ema(&p);
-    const xd_param shadow = xd_ema_view(c.ema, 0);
-    row.error = bench_distance(shadow.value, xd_ema_view(p.ema, 0).value, shadow.dtype, ELEMENTS);
+    const xd_param shadow = xd_ema_view(c.ema, 0).shadow;
+    row.error = bench_distance(shadow.value, xd_ema_view(p.ema, 0).shadow.value, shadow.dtype, ELEMENTS);
     row.error_limit = 0.0;
     report(&row, &ours, &reference);
     xd_ema_destroy(p.ema);
@@ -507,8 +512,8 @@ static void bench_ema_format(const char *variant, const xd_ema_desc *desc, doubl
 static void bench_ema_formats(void) {
     const xd_ema_desc compensated = { .decay = 0.999, .init_from_current = true, .compensated = true };
     const xd_ema_desc random = { .decay = 0.999, .init_from_current = true, .stochastic_bf16 = true };
-    bench_ema_format("compensated", &compensated, 16.0);
-    bench_ema_format("bf16 at random", &random, 8.0);
+    bench_ema_format("compensated", compensated, 16.0);
+    bench_ema_format("bf16 at random", random, 8.0);
 }
 
 /* The parameter's average in the same pass; the naive one takes two, with `shadow` as the average. */
@@ -529,16 +534,18 @@ static void bench_adamw_ema(void) {
     bench_row row = param_row("adamw+ema", "one pass", 36.0, machine.in_place, "in place", 0.94);
     open_param(&c, XD_REDUCTION_DETERMINISTIC);
     const xd_optimizer_desc desc = xd_adamw_defaults(&c.param, 1);
-    const xd_ema_desc average = { .decay = 0.999, .init_from_current = true };
+    xd_ema_desc average = { .decay = 0.999, .init_from_current = true };
     require(c.ctx, xd_optimizer_create(c.ctx, &desc, &c.optimizer));
-    require(c.ctx, xd_ema_create(c.ctx, &c.param, 1, &average, &c.ema));
+    average.params = &c.param;
+    average.param_count = 1;
+    require(c.ctx, xd_ema_create(c.ctx, &average, &c.ema));
     c.shadow = (float *)allocate(ELEMENTS * sizeof(float));
     memcpy(c.shadow, c.value, ELEMENTS * sizeof(float));
     const bench_arm ours = { "xdistill", &c, run_adamw_ema, NULL },
                     naive = { "naive", &c, run_naive_adamw_ema, NULL };
     run_adamw_ema(&c);
     run_naive_adamw_ema(&c);
-    row.error = bench_distance(xd_ema_view(c.ema, 0).value, c.shadow, XD_DTYPE_F32, ELEMENTS);
+    row.error = bench_distance(xd_ema_view(c.ema, 0).shadow.value, c.shadow, XD_DTYPE_F32, ELEMENTS);
     report(&row, &ours, &naive);
     close_param(&c);
 }

@@ -152,7 +152,7 @@ static void team_run(void (*work)(void *rank, void *argument), void *argument) {
     pthread_cond_init(&t.told, NULL);
     team_require(NULL, xd_ctx_create(NULL, &ctx));
     for (int mode = 0; mode < TEAM_MODES; mode++)
-        team_require(ctx, xd_thread_world_create(ctx, TEAM_RANKS, &t.world[mode]));
+        team_require(ctx, xd_thread_world_create(ctx, &(xd_thread_world_desc){ TEAM_RANKS }, &t.world[mode]));
     for (int r = 0; r < TEAM_RANKS; r++) {
         ranks[r].team = &t;
         ranks[r].rank = r;

@@ -161,14 +161,16 @@ static void check_step(scene *s) {
 
 static void open_optimizer(scene *s) {
     xd_optimizer_desc d;
-    const xd_ema_desc average = xd_ema_defaults(XD_EMA_CONSTANT);
+    xd_ema_desc average = xd_ema_defaults(XD_EMA_CONSTANT);
     wrap(s);
     for (int i = 0; i < UNITS; i++)
         for (int64_t k = 0; k < s->params[i].count; k++)
             ((float *)s->params[i].gradient)[k] = 1e-3f * (float)(k % 2039 - 1000);
     d = xd_adamw_defaults(s->params, UNITS);
     team_require(s->ctx, xd_optimizer_create(s->ctx, &d, &s->optimizer));
-    team_require(s->ctx, xd_ema_create(s->ctx, s->params, UNITS, &average, &s->average));
+    average.params = s->params;
+    average.param_count = UNITS;
+    team_require(s->ctx, xd_ema_create(s->ctx, &average, &s->average));
 }
 
 /* AdamW on this rank's part, clipped by the norm of all parts, with an average in the same pass. */

@@ -104,7 +104,7 @@ static int toy_positions(const toy *t) {
 /* With 16 leaves a leaf is a sequence; with fewer it has that many more of them. */
 static toy *toy_open(xd_comm *comm, bool sharded, bool kept, int64_t leaves) {
     nn_config config;
-    const xd_ema_desc average = xd_ema_defaults(XD_EMA_CONSTANT);
+    xd_ema_desc average = xd_ema_defaults(XD_EMA_CONSTANT);
     toy *t = (toy *)calloc(1, sizeof *t);
     memset(&config, 0, sizeof config);
     config.vocab = TOY_VOCABULARY;
@@ -124,7 +124,9 @@ static toy *toy_open(xd_comm *comm, bool sharded, bool kept, int64_t leaves) {
     toy_wrap(t, kept, leaves);
     const xd_optimizer_desc adamw = xd_adamw_defaults(t->params, t->count);
     team_require(t->ctx, xd_optimizer_create(t->ctx, &adamw, &t->optimizer));
-    team_require(t->ctx, xd_ema_create(t->ctx, t->params, t->count, &average, &t->average));
+    average.params = t->params;
+    average.param_count = t->count;
+    team_require(t->ctx, xd_ema_create(t->ctx, &average, &t->average));
     t->batch.sequences = (int)(TOY_SEQUENCES / leaves);
     t->batch.positions = TOY_POSITIONS;
     t->batch.ids = t->ids;

@@ -73,24 +73,23 @@ static xd_result train(xd_ctx *ctx, xd_tokenizer *tokenizer, xd_rows weight) {
 }
 
 /* Writes all tensors. The tensor `name` takes the new values. */
-static xd_result save(xd_ctx *ctx, const xd_safetensors *from, const char *to, const void *values) {
-    const int64_t count = xd_safetensors_count(from);
-    xd_safetensors_entry *entries = calloc((size_t)count, sizeof *entries);
-    const xd_weights_writer_desc desc = { .entries = entries, .entry_count = count };
+static xd_result save(xd_ctx *ctx, const xd_weights *from, const char *to, const void *values) {
+    const int64_t count = xd_weights_describe(from).tensor_count;
+    xd_weights_entry *entries = calloc((size_t)count, sizeof *entries);
+    const xd_weights_writer_desc desc = { .directory = to, .entries = entries, .entry_count = count };
     xd_weights_writer *writer = NULL;
     if (!entries) return XD_ERROR_MEMORY;
     for (int64_t i = 0; i < count; i++) {
-        const xd_safetensors_info *info = xd_safetensors_at(from, i);
-        entries[i] = (xd_safetensors_entry){ info->name, info->dtype, info->ndim, info->shape };
+        const xd_weights_tensor *info = xd_weights_at(from, i);
+        entries[i] = (xd_weights_entry){ info->name, info->dtype, info->ndim, info->shape };
     }
 
-    xd_result result = xd_weights_writer_create(ctx, to, &desc, &writer);
+    xd_result result = xd_weights_writer_create(ctx, &desc, &writer);
     for (int64_t i = 0; i < count && result == XD_OK; i++) {
-        const xd_safetensors_info *info = xd_safetensors_at(from, i);
-        const size_t bytes = (size_t)(info->end - info->begin);
+        const xd_weights_tensor *info = xd_weights_at(from, i);
         const bool trained = strcmp(info->name, name) == 0;
-        const void *data = trained ? values : xd_safetensors_data(from, i);
-        result = xd_weights_writer_write(writer, i, 0, bytes, data);
+        const void *data = trained ? values : xd_weights_data(from, i);
+        result = xd_weights_writer_write(writer, i, 0, XD_WEIGHTS_REST, data);
     }
     free(entries);
     if (result == XD_OK) return xd_weights_writer_commit(writer);
@@ -101,26 +100,25 @@ static xd_result save(xd_ctx *ctx, const xd_safetensors *from, const char *to, c
 static xd_result run(xd_ctx *ctx, const char *from, const char *to) {
     char path[4096];
     xd_tokenizer *tokenizer;
-    xd_weights_files *files;
-    xd_safetensors *file;
-    int64_t index;
+    xd_weights *weights;
     snprintf(path, sizeof path, "%s/tokenizer.json", from);
     XD_TRY(xd_tokenizer_load(ctx, path, NULL, &tokenizer));
-    XD_TRY(xd_weights_files_open(ctx, from, NULL, &files));
-    XD_TRY(xd_weights_files_find(files, name, &file, &index));
+    XD_TRY(xd_weights_open(ctx, &(xd_weights_desc){ .directory = from }, &weights));
 
-    const xd_safetensors_info *info = xd_safetensors_at(file, index);
+    const int64_t index = xd_weights_find(weights, name);
+    const xd_weights_tensor *info = xd_weights_at(weights, index);
+    XD_REQUIRE(ctx, info, XD_ERROR_MISSING, "%s has no tensor %s", from, name);
     const size_t bytes = (size_t)(info->end - info->begin);
     const bool bf16_matrix = info->dtype == XD_DTYPE_BF16 && info->ndim == 2;
     XD_REQUIRE(ctx, bf16_matrix, XD_ERROR_DTYPE, "%s is no bf16 matrix", name);
     void *data = malloc(bytes);
     const xd_rows weight = xd_rows_of(data, XD_DTYPE_BF16, info->shape[0], info->shape[1]);
     XD_REQUIRE(ctx, data, XD_ERROR_MEMORY, "no room for %zu bytes of %s", bytes, name);
-    XD_TRY(xd_safetensors_read_range(file, index, 0, bytes, data));
+    XD_TRY(xd_weights_read(weights, index, NULL, data));
     XD_TRY(train(ctx, tokenizer, weight));
-    XD_TRY(save(ctx, file, to, data));
+    XD_TRY(save(ctx, weights, to, data));
 
-    xd_weights_files_close(files);
+    xd_weights_close(weights);
     xd_tokenizer_destroy(tokenizer);
     free(data);
     return XD_OK;

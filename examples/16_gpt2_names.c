@@ -105,28 +105,27 @@ static xd_result run_rank(xd_comm *world, void *argument) {
 /* Checks that each element in directory `to` is the element in `from`, multiplied by the scale. */
 static xd_result compare(xd_comm *self, void *argument) {
     const run *r = argument;
-    xd_weights_files *from, *to;
-    xd_safetensors *file, *other;
-    int64_t elements = 0, wrong = 0, at;
-    XD_TRY(xd_weights_files_open(xd_comm_ctx(self), r->from, NULL, &from));
-    XD_TRY(xd_weights_files_open(xd_comm_ctx(self), r->to, NULL, &to));
+    xd_ctx *ctx = xd_comm_ctx(self);
+    xd_weights *from, *to;
+    int64_t elements = 0, wrong = 0;
+    XD_TRY(xd_weights_open(ctx, &(xd_weights_desc){ .directory = r->from }, &from));
+    XD_TRY(xd_weights_open(ctx, &(xd_weights_desc){ .directory = r->to }, &to));
 
-    for (int64_t f = 0; (file = xd_weights_files_at(from, f)) != NULL; f++)
-        for (int64_t i = 0; i < xd_safetensors_count(file); i++) {
-            const xd_safetensors_info *info = xd_safetensors_at(file, i);
-            XD_TRY(xd_weights_files_find(to, info->name, &other, &at));
-            const float *one = xd_safetensors_data(file, i);
-            const float *two = xd_safetensors_data(other, at);
-            const int64_t count = (int64_t)(info->end - info->begin) / 4;
-            for (int64_t k = 0; k < count; k++)
-                wrong += two[k] != r->scale * one[k];
-            elements += count;
-        }
+    for (int64_t i = 0; i < xd_weights_describe(from).tensor_count; i++) {
+        const xd_weights_tensor *info = xd_weights_at(from, i);
+        const float *one = xd_weights_data(from, i);
+        const float *two = xd_weights_data(to, xd_weights_find(to, info->name));
+        const int64_t count = (int64_t)(info->end - info->begin) / 4;
+        XD_REQUIRE(ctx, two, XD_ERROR_MISSING, "%s has no tensor %s", r->to, info->name);
+        for (int64_t k = 0; k < count; k++)
+            wrong += two[k] != r->scale * one[k];
+        elements += count;
+    }
     printf("%lld elements of GPT-2 read, multiplied and written; %lld are wrong\n",
            (long long)elements, (long long)wrong);
 
-    xd_weights_files_close(from);
-    xd_weights_files_close(to);
+    xd_weights_close(from);
+    xd_weights_close(to);
     return wrong ? XD_ERROR_DATA : XD_OK;
 }
 

@@ -44,10 +44,26 @@ static xd_result create(rank *r, xd_comm *world) {
     halo.boundary[1] = XD_HALO_POLE;
     halo.boundary[2] = XD_HALO_PERIODIC;
     XD_TRY(xd_halo_create(world, &halo, &r->input_halo));
+    int64_t wide[3];
+    xd_halo_shape(r->input_halo, wide);
+    r->tall = (int)wide[1];
     const xd_crossing_desc sum = { .kind = XD_CROSSING_REDUCE, .dtype = XD_DTYPE_F32, .ndim = 1,
                                    .shape = { FILTERS + 1 }, .leaves = { r->begin, r->h, H } };
     XD_TRY(xd_crossing_create(world, &sum, &r->reduce));
-    return xd_leaf_stack_create(xd_comm_ctx(world), &(xd_leaf_stack_desc){ .leaves = sum.leaves, .elements = FILTERS + 1 }, &r->stack);
+    const xd_leaf_stack_desc rows = { .leaves = sum.leaves, .elements = FILTERS + 1 };
+    return xd_leaf_stack_create(xd_comm_ctx(world), &rows, &r->stack);
+}
+
+/* Fills this rank's part of the map. A pixel depends on its place in the whole map alone. */
+static xd_result fill(rank *r, xd_comm *world) {
+    const xd_philox random = { .seed = 1, .stream = XD_STREAM_USER };
+    const xd_init normal = { XD_INIT_NORMAL, .scale = 1.0f };
+    xd_region region;
+    xd_layout_region(r->rows, xd_comm_rank(world), &region);
+    const xd_tensor_part part = { .name = "map", .dtype = XD_DTYPE_F32, .ndim = 3,
+                                  .shape = { C, H, W }, .region = &region,
+                                  .range = { 0, r->count }, .data = r->x };
+    return xd_tensor_part_fill(xd_comm_ctx(world), &part, &normal, &random);
 }
 
 /* The place of element i of [C, h, W] in the array with halo, [C, tall, WIDTH]. */
@@ -105,12 +121,9 @@ static xd_result backward(rank *r, int l) {
     return XD_OK;
 }
 
-static xd_result train_step(rank *r, float sums[FILTERS + 1]) {
+static xd_result train_step(rank *r, xd_comm *world, float sums[FILTERS + 1]) {
     memset(r->leaf, 0, H * sizeof *r->leaf);
-    for (int i = 0; i < r->count; i++) {
-        const int row = i / W / r->h * H + r->begin + i / W % r->h;
-        r->x[i] = sinf((float)(row * W + i % W) * 0.7f);
-    }
+    XD_TRY(fill(r, world));
     for (int l = 0; l < LAYERS; l++) XD_TRY(forward(r, l));
     /* The loss is half the mean squared distance from 0.5. */
     for (int i = 0; i < r->count; i++) {
@@ -132,14 +145,13 @@ static xd_result run_rank(xd_comm *world, void *argument) {
     const int me = xd_comm_rank(world);
     const xd_interval own = xd_chunk(H, xd_comm_size(world), me);
     const int h = (int)(own.end - own.begin);
-    rank r = { .begin = (int)own.begin, .h = h, .tall = h ? h + 2 * R : 0,
-               .count = C * h * W, .leaf = leaves[me] };
+    rank r = { .begin = (int)own.begin, .h = h, .count = C * h * W, .leaf = leaves[me] };
     float sums[FILTERS + 1];
     XD_TRY(create(&r, world));
 
     for (int i = 0; i < FILTERS; i++) r.filters[i] = 0.2f * sinf((float)i * 1.7f);
     for (int step = 0; step < STEPS; step++) {
-        XD_TRY(train_step(&r, sums));
+        XD_TRY(train_step(&r, world, sums));
         if (me == 0) out->losses[step] = sums[FILTERS];
     }
     for (int i = 0; i < r.count; i++)

@@ -42,7 +42,8 @@ static void make_network(scene *s) {
     s->part.ndim = 1;
     const xd_optimizer_desc adamw = xd_adamw_defaults(&s->param, 1);
     FUZZ_CHECK(xd_optimizer_create(fuzz_ctx(), &adamw, &s->optimizer) == XD_OK);
-    FUZZ_CHECK(xd_ema_create(fuzz_ctx(), &s->param, 1, NULL, &s->ema) == XD_OK);
+    const xd_ema_desc average = { .params = &s->param, .param_count = 1 };
+    FUZZ_CHECK(xd_ema_create(fuzz_ctx(), &average, &s->ema) == XD_OK);
     FUZZ_CHECK(xd_optimizer_step(s->optimizer, NULL, NULL) == XD_OK);
     FUZZ_CHECK(xd_ema_update(s->ema, 1, NULL) == XD_OK);
     s->average.name = "slow";

@@ -42,7 +42,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
     if (bytes) memcpy(copy, data, bytes);
     for (int round = 0; round < 2; round++) {
         xd_checkpoint *c = NULL;
-        if (xd_checkpoint_open_memory(fuzz_ctx(), copy, bytes, &c) == XD_OK) use(c);
+        if (xd_checkpoint_open(fuzz_ctx(), &(xd_checkpoint_desc){ .text = copy, .bytes = bytes }, &c) ==
+            XD_OK)
+            use(c);
         xd_checkpoint_close(c);
         if (bytes < 11) break;
         memcpy(copy + bytes - 11, "00000000", 8);

@@ -126,9 +126,7 @@
 
 /* Files. */
 #include "base/directory.h"
-#include "io/safetensors.h"
-#include "io/weights_files.h"
-#include "io/weights_reader.h"
+#include "io/weights.h"
 #include "io/gather.h"
 
 /* Models. */
@@ -141,7 +139,6 @@
 #include "model/build.h"
 #include "model/pipeline.h"
 #include "model/plan.h"
-#include "model/buckets.h"
 
 /* Checkpoints. */
 #include "checkpoint/checkpoint.h"
@@ -196,6 +193,7 @@
 #include "kernel/mft_scalar.h"
 #include "kernel/rows.h"
 #include "kernel/softmax.h"
+#include "kernel/softmax_scalar.h"
 #include "kernel/optimizer.h"
 #include "kernel/optimizer_scalar.h"
 #include "kernel/matmul.h"
@@ -371,6 +369,7 @@
 #include "train/post_hoc.c"
 #include "train/optimizer.c"
 
+#include "io/safetensors_internal.h"
 #include "io/internal.h"
 #include "io/safetensors.c"
 #include "io/safetensors_writer.c"
@@ -398,6 +397,7 @@
 #include "model/build_internal.h"
 #include "model/pipeline_internal.h"
 #include "model/place_internal.h"
+#include "model/buckets_internal.h"
 #include "model/store_internal.h"
 #include "model/step_internal.h"
 #include "model/parallel_internal.h"
@@ -556,7 +556,7 @@
 #include "dmd/guidance.c"
 #include "dmd/walk.c"
 #include "dmd/input.c"
-#include "dmd/leaf.c"
+#include "dmd/micro_batch.c"
 #include "dmd/adversary.c"
 #include "dmd/terms.c"
 #include "dmd/warm_up.c"

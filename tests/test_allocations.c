@@ -7,6 +7,7 @@
 #include "vocab_calls.h"
 #include "xd_private.h"
 #if defined(XD_TEST_LAYERS)
+#    include "model/describe_internal.h"
 #    include "dmd/fdistill.h"
 #endif
 #include "xd_test.h"
@@ -15,6 +16,7 @@
 #include "route_scene.h"
 #include "sizes_xtoken.h"
 #include "xtoken_rows.h"
+#include "averages.h"
 #include "softmax_calls.h"
 
 #include <sys/stat.h>
@@ -298,7 +300,7 @@ static xd_result run_model_agree(part *p) {
     CHECK(xd_model_create(xd_comm_ctx(p->world), NULL, &model) == XD_OK);
     CHECK(xd_weight_add(xd_model_root(model), &w, NULL) == XD_OK && xd_model_seal(model) == XD_OK);
     fails_in = left;
-    const xd_result result = xd_model_agree(model, p->world);
+    const xd_result result = xdi_model_agree(model, p->world);
     xd_model_destroy(model);
     return result == XD_ERROR_MISMATCH && xd_comm_size(p->world) > 1 ? XD_OK : result;
 }
@@ -557,19 +559,24 @@ static xd_result run_average(part *p) {
     xd_tensor_part tensor;
     xd_checkpoint_network network = checkpoint_network(p, &tensor);
     xd_checkpoint_average average = { "slow", NULL };
-    const xd_state_gather_desc out = { .networks = &network, .network_count = 1, .take = drop_piece };
-    const xd_state_scatter_desc in = {
-        .networks = &network, .network_count = 1, .tensors = &given, .tensor_count = 1
-    };
     xd_ema_record record;
+    const xd_state_gather_desc out = {
+        .networks = &network, .network_count = 1, .average = true, .record = &record, .take = drop_piece
+    };
+    const xd_state_scatter_desc in = { .networks = &network,
+                                       .network_count = 1,
+                                       .average = true,
+                                       .record = &record,
+                                       .tensors = &given,
+                                       .tensor_count = 1 };
     const int64_t fails = fails_in;
     fails_in = 0;
-    CHECK_EQ_INT(xd_ema_create(xd_comm_ctx(p->world), &param, 1, &constant, &average.ema), XD_OK);
+    CHECK_EQ_INT(average_create(xd_comm_ctx(p->world), &param, 1, &constant, &average.ema), XD_OK);
     fails_in = fails;
     network.averages = &average;
     network.average_count = 1;
-    xd_result result = xd_ema_export(p->world, &out, &record);
-    if (result == XD_OK) result = xd_ema_import(p->world, &in, &record, NULL);
+    xd_result result = xd_state_gather(p->world, &out);
+    if (result == XD_OK) result = xd_state_scatter(p->world, &in, NULL);
     xd_ema_destroy(average.ema);
     return result;
 }
@@ -648,7 +655,7 @@ static const call calls[] = {
     { "xd_weights_import", run_import, false },
     { "xd_state_scatter", run_state_scatter, false },
     { "xd_state_inherit", run_state_inherit, false },
-    { "xd_ema_export, xd_ema_import", run_average, false }
+    { "xd_state_gather, xd_state_scatter", run_average, false }
 };
 
 /* What all ranks of a run share: a world of its own for each call, because contexts retain memory. */

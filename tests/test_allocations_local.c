@@ -2,11 +2,16 @@
  * call works the next time. Where a call can do without (leftovers of dead writers, caches), it works. Calls of several ranks are in tests/test_allocations.c, and meshes in tests/test_memory.c;
  * tests/build/check_allocations.py holds the three against docs/api.txt. */
 #define XDISTILL_IMPLEMENTATION
+#if defined(XD_TEST_LAYERS)
+#    include "checkpoint/map_internal.h"
+#endif
 #include "xdistill.h"
 #include "xd_private.h"
 #include "xd_test.h"
 #include "sizes_xtoken.h"
 #include "tokenizer_make.h"
+#include "averages.h"
+#include "weights_calls.h"
 #include "xd_test_topology.h"
 
 #include <sys/stat.h>
@@ -120,7 +125,7 @@ static xd_result run_self(place *p) {
 static xd_result run_world(place *p) {
     xd_thread_world *world = NULL;
     xd_comm *comm = NULL;
-    XD_TRY(untouched(xd_thread_world_create(p->ctx, 1, &world), world));
+    XD_TRY(untouched(xd_thread_world_create(p->ctx, &(xd_thread_world_desc){ 1 }, &world), world));
     const xd_result result = untouched(xd_thread_world_join(world, p->ctx, 0, &comm), comm);
     xd_comm_destroy(comm);
     xd_thread_world_destroy(world);
@@ -212,9 +217,9 @@ static xd_result run_fill(place *p) {
 static xd_result run_ema(place *p) {
     xd_ema *ema = NULL;
     xd_param copies[2] = { p->params[0], p->params[1] };
-    XD_TRY(untouched(xd_ema_create(p->ctx, p->params, 2, NULL, &ema), ema));
+    XD_TRY(untouched(average_create(p->ctx, p->params, 2, NULL, &ema), ema));
     xd_result result = xd_ema_update(ema, XD_EMA_NEXT, NULL);
-    if (result == XD_OK) result = xd_ema_load(ema, copies, 2, NULL, NULL);
+    if (result == XD_OK) result = average_load(ema, copies, 2, NULL, NULL);
     if (result == XD_OK) result = xd_ema_copy_to(ema, copies, 2, false, NULL);
     if (result == XD_OK) result = xd_ema_swap(ema);
     xd_ema_destroy(ema);
@@ -226,14 +231,19 @@ static xd_result read_zeros(void *user, int64_t snapshot, int64_t tensor, void *
     return XD_OK;
 }
 static xd_result run_post_hoc(place *p) {
-    const xd_post_hoc_profile snapshots[2] = { { 10, 7.0 }, { 20, 7.0 } };
-    const xd_post_hoc_desc desc = { snapshots, 2, { 0, 9.0 } };
+    const xd_post_hoc_profile snapshots[2] = { { .iteration = 10, .gamma = 7.0 },
+                                               { .iteration = 20, .sigma_rel = 0.1 } };
+    const xd_post_hoc_desc desc = { .snapshots = snapshots,
+                                    .snapshot_count = 2,
+                                    .target = { .gamma = 9.0 },
+                                    .targets = p->params,
+                                    .target_count = 2,
+                                    .read = read_zeros,
+                                    .user = p };
     double coefficients[2] = { 5.0, 5.0 };
-    const xd_result result = xd_post_hoc_coefficients(p->ctx, &desc, coefficients, NULL);
+    const xd_result result = xd_post_hoc_average(p->ctx, &desc, coefficients, NULL);
     CHECK(result == XD_OK || coefficients[0] == 5.0);
-    XD_TRY(result);
-    const xd_post_hoc_sum_desc sum = { coefficients, 2, XD_DTYPE_F32, read_zeros, p };
-    return xd_post_hoc_sum(p->ctx, &sum, p->params, 2);
+    return result;
 }
 static xd_result run_estimate(place *p) {
     const xd_kl_estimate_desc d = { .logprobs = p->values[0], .reference = p->values[1], .count = 24 };
@@ -467,51 +477,50 @@ static xd_result run_cache_memory(place *p) {
 
 static xd_result run_safetensors(place *p) {
     static const int64_t shape[2] = { 4, 6 }, first[2] = { 1, 2 }, size[2] = { 2, 3 };
-    static const xd_safetensors_entry entries[2] = { { "w", XD_DTYPE_F32, 2, shape },
-                                                     { "v", XD_DTYPE_F32, 2, shape } };
-    static const xd_safetensors_pair pair = { "key", "value" };
-    const xd_safetensors_writer_desc d = { entries, 2, &pair, 1, 0 };
-    xd_safetensors_writer *writer = NULL;
-    xd_safetensors *open = NULL;
+    static const xd_weights_entry entries[2] = { { "w", XD_DTYPE_F32, 2, shape },
+                                                 { "v", XD_DTYPE_F32, 2, shape } };
+    static const xd_weights_pair pair = { "key", "value" };
+    const xd_weights_writer_desc d = {
+        .entries = entries, .entry_count = 2, .metadata = &pair, .metadata_count = 1
+    };
+    xd_weights_writer *writer = NULL;
+    xd_weights *open = NULL;
     float box[6];
-    XD_TRY(untouched(xd_safetensors_writer_create(p->ctx, p->file, &d, &writer), writer));
-    xd_result result = xd_safetensors_writer_write(writer, 0, p->values[0]);
-    if (result == XD_OK) result = xd_safetensors_writer_write_range(writer, 1, 0, 96, p->values[1]);
+    XD_TRY(untouched(weights_write_file(p->ctx, p->file, &d, &writer), writer));
+    xd_result result = xd_weights_writer_write(writer, 0, 0, XD_WEIGHTS_REST, p->values[0]);
+    if (result == XD_OK) result = xd_weights_writer_write(writer, 1, 0, 96, p->values[1]);
     if (result != XD_OK) {
-        xd_safetensors_writer_abort(writer);
+        xd_weights_writer_abort(writer);
         return result;
     }
-    XD_TRY(xd_safetensors_writer_commit(writer));
-    const xd_safetensors_desc stream = { .mode = XD_SAFETENSORS_STREAM };
-    XD_TRY(untouched(xd_safetensors_open(p->ctx, p->file, &stream, &open), open));
-    result = xd_safetensors_read_box(open, 0, first, size, box);
-    if (result == XD_OK) result = xd_safetensors_read_range(open, 0, 4, 8, box);
-    xd_safetensors_close(open);
+    XD_TRY(xd_weights_writer_commit(writer));
+    const xd_weights_desc stream = { .mode = XD_WEIGHTS_STREAM };
+    XD_TRY(untouched(weights_open_file(p->ctx, p->file, &stream, &open), open));
+    result = weights_read_box(open, 0, first, size, box);
+    if (result == XD_OK) result = weights_read_bytes(open, 0, 4, 8, box);
+    xd_weights_close(open);
     return result;
 }
 static xd_result run_safetensors_memory(place *p) {
-    xd_safetensors *open = NULL;
+    xd_weights *open = NULL;
     char *data = NULL;
     size_t bytes = 0;
     XD_TRY(xd_file_load(p->ctx, p->file, 0, &data, &bytes));
-    const xd_result result = untouched(xd_safetensors_open_memory(p->ctx, data, bytes, NULL, &open), open);
-    xd_safetensors_close(open);
+    const xd_result result = untouched(weights_open_memory(p->ctx, data, bytes, NULL, &open), open);
+    xd_weights_close(open);
     xd_release(p->ctx, data);
     return result;
 }
 static xd_result run_weights(place *p) {
     static const int64_t shape[1] = { 24 };
-    static const xd_safetensors_entry entries[2] = { { "w", XD_DTYPE_F32, 1, shape },
-                                                     { "v", XD_DTYPE_F32, 1, shape } };
+    static const xd_weights_entry entries[2] = { { "w", XD_DTYPE_F32, 1, shape },
+                                                 { "v", XD_DTYPE_F32, 1, shape } };
     const xd_weights_writer_desc d = { .entries = entries, .entry_count = 2, .max_shard_bytes = 100 };
     xd_weights_writer *writer = NULL;
-    xd_weights_files *files = NULL;
-    xd_weights_reader *reader = NULL;
+    xd_weights *reader = NULL;
     const int64_t first[1] = { 2 }, size[1] = { 5 };
-    xd_safetensors *found;
-    int64_t index;
     float box[5];
-    XD_TRY(untouched(xd_weights_writer_create(p->ctx, p->directory, &d, &writer), writer));
+    XD_TRY(untouched(weights_write_directory(p->ctx, p->directory, &d, &writer), writer));
     xd_result result = XD_OK;
     for (int i = 0; i < 2 && result == XD_OK; i++)
         result = xd_weights_writer_write(writer, i, 0, 96, p->values[i]);
@@ -520,20 +529,18 @@ static xd_result run_weights(place *p) {
         return result;
     }
     XD_TRY(xd_weights_writer_commit(writer));
-    XD_TRY(untouched(xd_weights_files_open(p->ctx, p->directory, NULL, &files), files));
-    result = xd_weights_files_find(files, "w", &found, &index);
-    xd_weights_files_close(files);
-    if (result != XD_OK) return result;
-    XD_TRY(untouched(xd_weights_reader_open(p->ctx, p->directory, NULL, &reader), reader));
-    result = xd_weights_reader_read(reader, 1, first, size, box);
-    xd_weights_reader_close(reader);
+    CHECK(result == XD_OK);
+    XD_TRY(untouched(weights_open_directory(p->ctx, p->directory, NULL, &reader), reader));
+    result = weights_read_box(reader, 1, first, size, box);
+    xd_weights_close(reader);
     return result;
 }
 static xd_result run_publish(place *p) {
     xd_publish_directory *directory = NULL;
     char path[128];
     snprintf(path, sizeof path, "%s/published", p->directory);
-    XD_TRY(untouched(xd_publish_directory_create(p->ctx, path, &directory), directory));
+    XD_TRY(untouched(xd_publish_directory_create(p->ctx, &(xd_publish_directory_desc){ path }, &directory),
+                     directory));
     return xd_publish_directory_commit(directory);
 }
 
@@ -576,12 +583,7 @@ static xd_result run_encode_batch(place *p) {
 /* ---- calls that allocate nothing ---- */
 
 static xd_result run_quiet(place *p) {
-    const xd_ema_desc ema = xd_ema_defaults(XD_EMA_CONSTANT);
     int64_t positions[8];
-    double decay;
-    XD_TRY(xd_ema_decay(p->ctx, &ema, 3, &decay));
-    XD_TRY(xd_post_hoc_gamma(p->ctx, 0.1, &decay));
-    XD_TRY(xd_post_hoc_sigma_rel(p->ctx, 7.0, &decay));
     XD_TRY(xd_load_balanced_positions(p->ctx, 8, 1, 2, positions));
     return xd_clip_gradients(p->ctx, p->params, 2, 1.0f);
 }
@@ -622,11 +624,11 @@ static xd_result run_weight_map(place *p) {
         { .name = "c", .dtype = XD_DTYPE_F32, .ndim = 1, .shape = { 3 } },
     };
     const xd_mapped_weights weights = { parts, 2, &map, 1 };
-    return xd_weight_map_check(p->ctx, &weights);
+    return xdi_weight_map_check(p->ctx, &weights);
 }
 
 static const call calls[] = {
-    { "xd_weight_map_check", run_weight_map, false },
+    { "xdi_weight_map_check", run_weight_map, false },
     { "xd_dmd_create, xd_dmd_state_save, xd_dmd_state_load", run_dmd, false },
     { "xd_sampler_create", run_sampler, false },
     { "xd_ctx_create_versioned", run_ctx, false },
@@ -640,7 +642,7 @@ static const call calls[] = {
     { "xd_optimizer_create, xd_optimizer_step", run_optimizer, false },
     { "xd_tensor_part_fill", run_fill, false },
     { "xd_ema_create, xd_ema_update, xd_ema_load, xd_ema_copy_to, xd_ema_swap", run_ema, false },
-    { "xd_post_hoc_coefficients, xd_post_hoc_sum", run_post_hoc, false },
+    { "xd_post_hoc_average", run_post_hoc, false },
     { "xd_kl_estimate", run_estimate, false },
     { "xd_align_bytes", run_align, false },
     { "xd_align_batch", run_align_batch, false },
@@ -672,20 +674,19 @@ static const call calls[] = {
       "xd_teacher_cache_open",
       run_cache, false },
     { "xd_teacher_cache_open_memory", run_cache_memory, false },
-    { "xd_safetensors_writer_create, xd_safetensors_writer_write, xd_safetensors_writer_write_range, "
-      "xd_safetensors_writer_commit, xd_safetensors_open, xd_safetensors_read_box, xd_safetensors_read_range",
+    { "xd_weights_writer_create, xd_weights_writer_write, "
+      "xd_weights_writer_commit, xd_weights_open, xd_weights_read",
       run_safetensors, false },
-    { "xd_safetensors_open_memory", run_safetensors_memory, false },
-    { "xd_weights_writer_create, xd_weights_writer_write, xd_weights_writer_commit, xd_weights_files_open, "
-      "xd_weights_files_find, xd_weights_reader_open, xd_weights_reader_read",
+    { "xd_weights_open", run_safetensors_memory, false },
+    { "xd_weights_writer_create, xd_weights_writer_write, xd_weights_writer_commit, xd_weights_open, "
+      "xd_weights_read",
       run_weights, false },
     { "xd_publish_directory_create, xd_publish_directory_commit", run_publish, false },
     { "xd_tokenizer_load_memory", run_tokenizer, false },
     { "xd_tokenizer_load", run_tokenizer_file, false },
     { "xd_encoder_create, xd_encode", run_encode, false },
     { "xd_batch_encoder_create, xd_encode_batch", run_encode_batch, false },
-    { "xd_ema_decay, xd_load_balanced_positions, xd_clip_gradients, xd_post_hoc_gamma, "
-      "xd_post_hoc_sigma_rel",
+    { "xd_load_balanced_positions, xd_clip_gradients",
       run_quiet, true },
     { "xd_cast, xd_read, xd_status_check, xd_tokenizer_decode, "
       "xd_teacher_cache_find_document, "

@@ -1,4 +1,7 @@
 /* Layouts of gradient buckets: the rules by hand, and what holds for every layout. Golden vectors have Megatron's own. */
+#if defined(XD_TEST_LAYERS)
+#    include "model/buckets_internal.h"
+#endif
 #include "xdistill.h"
 
 #include "xd_test.h"
@@ -7,9 +10,9 @@ enum { PARAMS_MAX = 12 };
 
 typedef struct scene {
     xd_ctx *ctx;
-    xd_bucket_param params[PARAMS_MAX];
-    xd_bucket_plan_desc desc;
-    xd_bucket_plan *plan;
+    xdi_bucket_param params[PARAMS_MAX];
+    xdi_bucket_plan_desc desc;
+    xdi_bucket_plan *plan;
 } scene;
 
 static void open_scene(scene *s, const int64_t *numel, int count) {
@@ -21,13 +24,13 @@ static void open_scene(scene *s, const int64_t *numel, int count) {
 }
 
 static void lay_out(scene *s) {
-    xd_bucket_plan_destroy(s->plan);
+    xdi_bucket_plan_destroy(s->plan);
     s->plan = NULL;
-    CHECK(xd_bucket_plan_create(s->ctx, &s->desc, &s->plan) == XD_OK);
+    CHECK(xdi_bucket_plan_create(s->ctx, &s->desc, &s->plan) == XD_OK);
 }
 
 static void close_scene(scene *s) {
-    xd_bucket_plan_destroy(s->plan);
+    xdi_bucket_plan_destroy(s->plan);
     xd_ctx_destroy(s->ctx);
 }
 
@@ -35,16 +38,16 @@ static void close_scene(scene *s) {
 static void check_layout(scene *s, const int64_t *begins, int buckets, const int64_t *ends,
                          const int64_t *unpadded) {
     lay_out(s);
-    CHECK_EQ_INT(xd_bucket_plan_count(s->plan), buckets);
+    CHECK_EQ_INT(xdi_bucket_plan_count(s->plan), buckets);
     for (int i = 0; i < (int)s->desc.param_count; i++)
-        CHECK_EQ_INT(xd_bucket_plan_param(s->plan, i, NULL).begin, begins[i]);
+        CHECK_EQ_INT(xdi_bucket_plan_param(s->plan, i, NULL).begin, begins[i]);
     for (int b = 0; b < buckets; b++) {
-        const xd_bucket bucket = xd_bucket_plan_at(s->plan, b);
+        const xdi_planned_bucket bucket = xdi_bucket_plan_at(s->plan, b);
         CHECK_EQ_INT(bucket.buffer.begin, b ? ends[b - 1] : 0);
         CHECK_EQ_INT(bucket.buffer.end, ends[b]);
         CHECK_EQ_INT(bucket.unpadded, unpadded[b]);
     }
-    CHECK_EQ_INT(xd_bucket_plan_numel(s->plan), ends[buckets - 1]);
+    CHECK_EQ_INT(xdi_bucket_plan_numel(s->plan), ends[buckets - 1]);
 }
 
 static const int64_t four[4] = { 100, 50, 200, 64 };
@@ -107,8 +110,8 @@ XD_TEST(the_first_chunk_of_the_first_stage_alone_is_cut) {
         s.desc.chunk = k == 3;
         s.desc.gathers_in_step = k == 4;
         lay_out(&s);
-        CHECK_EQ_INT(xd_bucket_plan_count(s.plan), k == 0 ? 3 : 1);
-        CHECK(xd_bucket_plan_settings(s.plan)->bucket_size == (k == 0 ? 60 : INT64_MAX));
+        CHECK_EQ_INT(xdi_bucket_plan_count(s.plan), k == 0 ? 3 : 1);
+        CHECK(xdi_bucket_plan_settings(s.plan)->bucket_size == (k == 0 ? 60 : INT64_MAX));
     }
     close_scene(&s);
 }
@@ -118,26 +121,26 @@ XD_TEST(the_size_of_a_bucket_has_a_default_and_may_come_from_their_number) {
     open_scene(&s, four, 4);
     s.desc.overlap = true;
     lay_out(&s);
-    CHECK_EQ_INT(xd_bucket_plan_settings(s.plan)->bucket_size, 40000000);
-    CHECK_EQ_INT(xd_bucket_plan_settings(s.plan)->ranks, 1);
-    CHECK_EQ_INT(xd_bucket_plan_settings(s.plan)->instances, 1);
-    CHECK(xd_bucket_plan_settings(s.plan)->params != s.params);
+    CHECK_EQ_INT(xdi_bucket_plan_settings(s.plan)->bucket_size, 40000000);
+    CHECK_EQ_INT(xdi_bucket_plan_settings(s.plan)->ranks, 1);
+    CHECK_EQ_INT(xdi_bucket_plan_settings(s.plan)->instances, 1);
+    CHECK(xdi_bucket_plan_settings(s.plan)->params != s.params);
     s.desc.ranks = 64;
     s.desc.instances = 2; /* the default counts all ranks */
     lay_out(&s);
-    CHECK_EQ_INT(xd_bucket_plan_settings(s.plan)->bucket_size, 64000000);
+    CHECK_EQ_INT(xdi_bucket_plan_settings(s.plan)->bucket_size, 64000000);
     s.desc.bucket_count = 4; /* 414 elements */
     lay_out(&s);
-    CHECK_EQ_INT(xd_bucket_plan_settings(s.plan)->bucket_size, 103);
-    CHECK_EQ_INT(xd_bucket_plan_count(s.plan), 2);
-    CHECK_EQ_INT(xd_bucket_plan_at(s.plan, 0).first, 2);
-    CHECK_EQ_INT(xd_bucket_plan_at(s.plan, 0).count, 2);
-    CHECK_EQ_INT(xd_bucket_plan_at(s.plan, 1).first, 0);
+    CHECK_EQ_INT(xdi_bucket_plan_settings(s.plan)->bucket_size, 103);
+    CHECK_EQ_INT(xdi_bucket_plan_count(s.plan), 2);
+    CHECK_EQ_INT(xdi_bucket_plan_at(s.plan, 0).first, 2);
+    CHECK_EQ_INT(xdi_bucket_plan_at(s.plan, 0).count, 2);
+    CHECK_EQ_INT(xdi_bucket_plan_at(s.plan, 1).first, 0);
     s.desc.param_count = 0;
     s.desc.bucket_count = 0;
     s.desc.params = NULL;
     lay_out(&s);
-    CHECK(xd_bucket_plan_count(s.plan) == 0 && xd_bucket_plan_numel(s.plan) == 0);
+    CHECK(xdi_bucket_plan_count(s.plan) == 0 && xdi_bucket_plan_numel(s.plan) == 0);
     close_scene(&s);
 }
 
@@ -156,12 +159,12 @@ static int below(int n) {
 static long check_order(const scene *s) {
     int64_t end = 0, next = s->desc.param_count - 1;
     long wrong = 0;
-    for (int64_t b = 0; b < xd_bucket_plan_count(s->plan); b++) {
-        const xd_bucket bucket = xd_bucket_plan_at(s->plan, b);
+    for (int64_t b = 0; b < xdi_bucket_plan_count(s->plan); b++) {
+        const xdi_planned_bucket bucket = xdi_bucket_plan_at(s->plan, b);
         int64_t at = bucket.buffer.begin, home;
         wrong += bucket.buffer.begin != end || bucket.count < 1;
         for (int64_t i = bucket.first + bucket.count - 1; i >= bucket.first; i--) {
-            const xd_interval place = xd_bucket_plan_param(s->plan, i, &home);
+            const xd_interval place = xdi_bucket_plan_param(s->plan, i, &home);
             wrong += i != next-- || home != b || place.begin < at;
             wrong += place.end - place.begin != s->params[i].numel;
             wrong += s->desc.sharded ? place.begin % 64 != 0 : place.begin != at;
@@ -176,32 +179,32 @@ static long check_order(const scene *s) {
 
 /* In each instance the ranks own every bucket once, in order, and every element of every parameter once. */
 static long check_owners(const scene *s) {
-    const int instances = xd_bucket_plan_settings(s->plan)->instances;
-    const int shards = xd_bucket_plan_settings(s->plan)->ranks / instances;
+    const int instances = xdi_bucket_plan_settings(s->plan)->instances;
+    const int shards = xdi_bucket_plan_settings(s->plan)->ranks / instances;
     long wrong = 0;
     for (int k = 0; k < instances; k++) {
-        for (int64_t b = 0; b < xd_bucket_plan_count(s->plan); b++) {
-            int64_t at = xd_bucket_plan_at(s->plan, b).buffer.begin;
-            const int64_t length = xd_bucket_plan_at(s->plan, b).buffer.end - at;
+        for (int64_t b = 0; b < xdi_bucket_plan_count(s->plan); b++) {
+            int64_t at = xdi_bucket_plan_at(s->plan, b).buffer.begin;
+            const int64_t length = xdi_bucket_plan_at(s->plan, b).buffer.end - at;
             for (int r = 0; r < shards; r++) {
-                const xd_interval part = xd_bucket_plan_shard(s->plan, b, k * shards + r);
+                const xd_interval part = xdi_bucket_plan_shard(s->plan, b, k * shards + r);
                 wrong += part.begin != at || part.end - part.begin != length / shards;
                 at = part.end;
             }
-            wrong += at != xd_bucket_plan_at(s->plan, b).buffer.end;
+            wrong += at != xdi_bucket_plan_at(s->plan, b).buffer.end;
         }
         for (int64_t i = 0; i < s->desc.param_count; i++) {
             int64_t held = 0;
             for (int r = 0; r < shards; r++) {
-                xd_bucket_piece p;
-                if (!xd_bucket_plan_piece(s->plan, i, k * shards + r, &p)) continue;
+                xdi_bucket_piece p;
+                if (!xdi_bucket_plan_piece(s->plan, i, k * shards + r, &p)) continue;
                 wrong += p.param.begin != held;
                 held = p.param.end;
-                wrong += p.buffer.begin != xd_bucket_plan_param(s->plan, i, NULL).begin + p.param.begin;
+                wrong += p.buffer.begin != xdi_bucket_plan_param(s->plan, i, NULL).begin + p.param.begin;
                 wrong +=
-                    p.buffer.begin - p.in_bucket.begin != xd_bucket_plan_at(s->plan, p.bucket).buffer.begin;
+                    p.buffer.begin - p.in_bucket.begin != xdi_bucket_plan_at(s->plan, p.bucket).buffer.begin;
                 wrong += p.buffer.begin - p.shard.begin !=
-                         xd_bucket_plan_shard(s->plan, p.bucket, k * shards + r).begin;
+                         xdi_bucket_plan_shard(s->plan, p.bucket, k * shards + r).begin;
                 wrong += p.buffer.end - p.buffer.begin != p.param.end - p.param.begin ||
                          p.in_bucket.end - p.in_bucket.begin != p.shard.end - p.shard.begin ||
                          p.shard.end - p.shard.begin != p.param.end - p.param.begin;
@@ -238,13 +241,13 @@ XD_TEST(every_element_has_one_place_and_one_owner_in_each_instance) {
 }
 
 XD_TEST(without_a_sharded_optimizer_every_rank_owns_whole_buckets) {
-    xd_bucket_piece piece;
+    xdi_bucket_piece piece;
     scene s;
     open_scene(&s, four, 4);
     s.desc.ranks = 4;
     lay_out(&s);
-    CHECK(xd_bucket_plan_shard(s.plan, 0, 3).begin == 0 && xd_bucket_plan_shard(s.plan, 0, 3).end == 414);
-    CHECK(xd_bucket_plan_piece(s.plan, 1, 3, &piece) && piece.param.begin == 0 && piece.param.end == 50);
+    CHECK(xdi_bucket_plan_shard(s.plan, 0, 3).begin == 0 && xdi_bucket_plan_shard(s.plan, 0, 3).end == 414);
+    CHECK(xdi_bucket_plan_piece(s.plan, 1, 3, &piece) && piece.param.begin == 0 && piece.param.end == 50);
     close_scene(&s);
 }
 
@@ -261,7 +264,7 @@ XD_TEST(plans_that_place_or_own_an_element_otherwise_have_other_hashes) {
         s.params[1].numel = k > 4 ? 51 : 50;
         if (k == 6) s.desc.bucket_size = 1;
         lay_out(&s);
-        hash[k] = xd_bucket_plan_hash(s.plan);
+        hash[k] = xdi_bucket_plan_hash(s.plan);
         for (int i = 1; i < k; i++) CHECK(hash[i] != hash[k]);
         if (k == 1) CHECK(hash[0] == hash[1]);
     }
@@ -278,7 +281,7 @@ XD_TEST(what_is_no_layout_is_refused_with_its_numbers) {
                                         "2^62",
                                         "2^62" };
     for (int k = 0; k < 8; k++) {
-        xd_bucket_plan *plan = NULL;
+        xdi_bucket_plan *plan = NULL;
         scene s;
         open_scene(&s, four, 4);
         s.desc.overlap = true;
@@ -291,7 +294,7 @@ XD_TEST(what_is_no_layout_is_refused_with_its_numbers) {
         if (k == 6) s.params[1].numel = ((int64_t)1 << 62) - 300;
         if (k == 7)
             s.params[1].numel = ((int64_t)1 << 62) - 364, s.desc.sharded = true; /* with the padding */
-        CHECK_EQ_INT(xd_bucket_plan_create(s.ctx, &s.desc, &plan),
+        CHECK_EQ_INT(xdi_bucket_plan_create(s.ctx, &s.desc, &plan),
                      k < 6 ? XD_ERROR_ARGUMENT : XD_ERROR_SHAPE);
         CHECK(plan == NULL);
         CHECK(strstr(xd_last_error(s.ctx)->message, said[k]) != NULL);

@@ -1,5 +1,8 @@
 /* Models that are built over several ranks: the seven steps, and what each leaves behind. */
 #define _POSIX_C_SOURCE 200809L /* dup */
+#if defined(XD_TEST_LAYERS)
+#    include "model/build_internal.h"
+#endif
 #include "xdistill.h"
 #include "xd_test_numbers.h"
 
@@ -225,7 +228,7 @@ static int init_calls;
 static xd_result fill_angles(void *user, xd_model *model, xd_block *block) {
     char name[64];
     (void)user;
-    snprintf(name, sizeof name, "%s.angles", xd_block_name(block));
+    snprintf(name, sizeof name, "%s.angles", xd_block_describe(block).name);
     xd_weight *w = xd_model_find_weight(model, name);
     if (!w) return XD_OK;
     float *value = (float *)xd_weight_describe(w).value;
@@ -295,7 +298,7 @@ static xd_result refuse_a_part(xd_comm *world, void *argument) {
     s.desc.before = NULL;
     s.desc.init.call = fill_angles;
     s.desc.wrap = (xd_wrap){ XD_WRAP_FSDP, NULL, &fsdp };
-    CHECK(xd_build_existing(world, &s.desc, &stages, &s.built) == XD_ERROR_ARGUMENT);
+    CHECK(build_existing(world, &s.desc, &stages, &s.built) == XD_ERROR_ARGUMENT);
     CHECK(strstr(xd_last_error(ctx)->message, "1 micro-batches for 2 data ranks"));
     xd_model *model = stages.stages[0].model;
     CHECK(!xd_weight_describe(xd_model_find_weight(model, "layers.1.angles")).ready);
@@ -539,7 +542,7 @@ XD_TEST(models_of_half_types_are_wrapped_frozen_or_not) {
 
 static xd_result init_by_rank(void *user, xd_model *model, xd_block *block) {
     const build_scene *s = (const build_scene *)user;
-    for (int64_t i = 0; i < xd_model_weight_count(model); i++) {
+    for (int64_t i = 0; i < xd_model_describe(model).weight_count; i++) {
         const xd_weight_info w = xd_weight_describe(xd_model_weight_at(model, i));
         if (w.block != block || w.owner != xd_model_weight_at(model, i)) continue;
         for (int64_t k = 0; k < w.count; k++) ((float *)w.value)[k] = (float)(100 * s->rank + k);
@@ -748,29 +751,29 @@ static xd_result take_existing(xd_comm *world, void *argument) {
     stages->count = 2;
     for (int i = 0; i < 2; i++) {
         const xd_pipeline_desc pipeline = { 2, 1, 4, NULL };
-        CHECK(xd_pipeline_place(s.ctx, &pipeline, i, 0, &stages->stages[i].place) == XD_OK);
+        CHECK(xdi_pipeline_place(s.ctx, &pipeline, i, 0, &stages->stages[i].place) == XD_OK);
         CHECK(build_describe(&s, s.ctx, &stages->stages[i].place, &stages->stages[i].model) == XD_OK);
     }
-    CHECK(xd_build_existing(world, &s.desc, stages, &s.built) == XD_ERROR_ARGUMENT);
+    CHECK(build_existing(world, &s.desc, stages, &s.built) == XD_ERROR_ARGUMENT);
     CHECK(build_says(&s, "2 stages exist already: no provider") && !s.built);
     s.desc.provider.describe = NULL;
     s.desc.before = NULL;
     s.desc.wrap = (xd_wrap){ XD_WRAP_DDP, &ddp, NULL };
     const xd_ddp_desc few = { .micro_batches = 1 };
     s.desc.wrap.ddp = &few; /* fails after the storage is there: the models stay the caller's */
-    CHECK(xd_build_existing(world, &s.desc, stages, &s.built) == XD_ERROR_ARGUMENT && !s.built);
+    CHECK(build_existing(world, &s.desc, stages, &s.built) == XD_ERROR_ARGUMENT && !s.built);
     CHECK(build_says(&s, "1 micro-batches for 2 data ranks"));
     s.desc.wrap.ddp = &ddp;
-    CHECK(xd_build_existing(world, &s.desc, stages, &s.built) == XD_OK);
+    CHECK(build_existing(world, &s.desc, stages, &s.built) == XD_OK);
     CHECK(xd_built_stage_count(s.built) == 2 && xd_built_stage(s.built, 1).parallel);
     CHECK(xd_built_stage(s.built, 1).model == stages->stages[1].model);
     CHECK(xd_built_stage(s.built, 1).place.first_layer == 2 && s.calls == 2);
     *stages = (xd_stages){ .count = 1, .stages = { xd_built_stage(s.built, 0) } };
     xd_built *again = NULL;
-    CHECK(xd_build_existing(world, &s.desc, stages, &again) == XD_ERROR_STATE && !again);
+    CHECK(build_existing(world, &s.desc, stages, &again) == XD_ERROR_STATE && !again);
     CHECK(build_says(&s, "stage 0 of 1 is wrapped already"));
     stages->count = 0;
-    CHECK(xd_build_existing(world, &s.desc, stages, &again) == XD_ERROR_ARGUMENT);
+    CHECK(build_existing(world, &s.desc, stages, &again) == XD_ERROR_ARGUMENT);
     CHECK(build_says(&s, "0 stages, from 1 to 128"));
     build_close(&s);
     free(stages);

@@ -18,7 +18,7 @@ static void check_inputs(const xd_stage *stage, xd_dtype to) {
                                 { halves, XD_DTYPE_F16, ELEMENTS, NULL },
                                 { ids, XD_DTYPE_I64, ELEMENTS, NULL } };
     CHECK(stage->input_dtype == to);
-    CHECK(xd_stage_cast_inputs(stage, list, 3) == XD_OK);
+    CHECK(xd_stage_cast(stage, XD_STAGE_INPUTS, list, 3) == XD_OK);
     CHECK(list[1].values == halves && list[1].dtype == XD_DTYPE_F16 && list[2].values == ids);
     if (to == XD_DTYPE_NONE || to == XD_DTYPE_F32) {
         CHECK(list[0].values == numbers && list[0].dtype == XD_DTYPE_F32 && room[0] == 0);
@@ -35,7 +35,7 @@ static void check_outputs(const xd_stage *stage, xd_dtype to) {
     for (int i = 0; i < ELEMENTS; i++) halves[i] = xd_bf16_from_f32(numbers[i]);
     xd_stage_values one = { halves, XD_DTYPE_BF16, ELEMENTS, room };
     CHECK(stage->output_dtype == to);
-    CHECK(xd_stage_cast_outputs(stage, &one, 1) == XD_OK);
+    CHECK(xd_stage_cast(stage, XD_STAGE_OUTPUTS, &one, 1) == XD_OK);
     CHECK(one.dtype == (to == XD_DTYPE_F32 ? to : XD_DTYPE_BF16));
     CHECK(one.values == (to == XD_DTYPE_F32 ? (const void *)room : (const void *)halves));
     for (int i = 0; i < ELEMENTS && to == XD_DTYPE_F32; i++)
@@ -87,11 +87,11 @@ static xd_result refuse_casts(xd_comm *world, void *argument) {
     const xd_stage stage = xd_built_stage(s.built, 0);
     xd_stage_values list[2] = { { numbers, XD_DTYPE_F32, ELEMENTS, room },
                                 { numbers, XD_DTYPE_F32, ELEMENTS, NULL } };
-    CHECK(xd_stage_cast_inputs(&stage, list, 2) == XD_ERROR_ARGUMENT);
+    CHECK(xd_stage_cast(&stage, XD_STAGE_INPUTS, list, 2) == XD_ERROR_ARGUMENT);
     CHECK(build_says(&s, "value 1 of 2 becomes BF16, and there is no room for its 3 elements"));
     CHECK(list[0].values == numbers && room[0] == 0);
-    CHECK(xd_stage_cast_inputs(&stage, NULL, 1) == XD_ERROR_ARGUMENT);
-    CHECK(xd_stage_cast_inputs(&stage, list, 1) == XD_OK && list[0].values == room);
+    CHECK(xd_stage_cast(&stage, XD_STAGE_INPUTS, NULL, 1) == XD_ERROR_ARGUMENT);
+    CHECK(xd_stage_cast(&stage, XD_STAGE_INPUTS, list, 1) == XD_OK && list[0].values == room);
     build_close(&s);
     return XD_OK;
 }
@@ -173,7 +173,7 @@ static xd_result wrap_by_policy(xd_comm *world, void *argument) {
     CHECK(build_run(&s) == XD_OK);
     const xd_stage stage = xd_built_stage(s.built, 0);
     CHECK(stage.input_dtype == XD_DTYPE_BF16 && stage.output_dtype == XD_DTYPE_BF16);
-    CHECK(xd_model_wrapped(stage.model) == XD_WRAP_FSDP);
+    CHECK(xd_model_describe(stage.model).wrapper == XD_WRAP_FSDP);
     CHECK(build_info(&s, 0, "layers.1.w").desc->dtype == XD_DTYPE_F32); /* as it is kept */
     build_drop(&s);
     build_close(&s);

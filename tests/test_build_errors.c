@@ -25,8 +25,15 @@ static xd_result note(void *user, xd_ctx *ctx, const xd_stages *in, xd_stages *o
     return t->result;
 }
 
-static void add_tracer(build_scene *s, xd_stage_hooks *list, tracer *t, bool prepend) {
-    CHECK(xd_stage_hooks_add(s->ctx, list, (xd_stage_hook){ note, t }, prepend) == XD_OK);
+/* Behind all others, or before them. */
+static void add_hook(xd_stage_hooks *list, xd_stage_hook hook, bool prepend) {
+    for (int i = list->count; i > 0 && prepend; i--) list->hooks[i] = list->hooks[i - 1];
+    list->hooks[prepend ? 0 : list->count] = hook;
+    list->count++;
+}
+
+static void add_tracer(xd_stage_hooks *list, tracer *t, bool prepend) {
+    add_hook(list, (xd_stage_hook){ note, t }, prepend);
 }
 
 static xd_result order_hooks(xd_comm *world, void *argument) {
@@ -38,14 +45,14 @@ static xd_result order_hooks(xd_comm *world, void *argument) {
     build_scene s;
     (void)argument;
     build_open(&s, world, NULL);
-    add_tracer(&s, &s.before, &a, false);
-    add_tracer(&s, &s.before, &b, false);
-    add_tracer(&s, &s.before, &c, true);
-    add_tracer(&s, &s.after, &d, false);
+    add_tracer(&s.before, &a, false);
+    add_tracer(&s.before, &b, false);
+    add_tracer(&s.before, &c, true);
+    add_tracer(&s.after, &d, false);
     CHECK(build_run(&s) == XD_OK);
     CHECK_EQ_STR(seen.text, "cabd");
     build_drop(&s);
-    add_tracer(&s, &override, &b, false);
+    add_tracer(&override, &b, false);
     s.desc.before_override = &override; /* instead of all others */
     s.desc.after_override = &empty;     /* also when it is empty */
     seen.text[0] = 0;
@@ -64,19 +71,26 @@ XD_TEST(hooks_are_called_in_order_and_overridden_as_a_list) {
     build_ranks(2, order_hooks);
 }
 
-XD_TEST(lists_of_hooks_refuse_what_does_not_fit) {
-    xd_ctx *ctx = NULL;
+static xd_result misfit_hooks(xd_comm *world, void *argument) {
     trace seen = { "" };
     tracer t = { &seen, "t", XD_OK };
-    xd_stage_hooks list = { 0 };
-    CHECK(xd_ctx_create(NULL, &ctx) == XD_OK);
-    CHECK(xd_stage_hooks_add(ctx, &list, (xd_stage_hook){ NULL, NULL }, true) == XD_ERROR_ARGUMENT);
-    CHECK(strstr(xd_last_error(ctx)->message, "hook 0 has no function") && list.count == 0);
-    for (int i = 0; i < XD_STAGE_HOOKS_MAX; i++)
-        CHECK(xd_stage_hooks_add(ctx, &list, (xd_stage_hook){ note, &t }, false) == XD_OK);
-    CHECK(xd_stage_hooks_add(ctx, &list, (xd_stage_hook){ note, &t }, false) == XD_ERROR_ARGUMENT);
-    CHECK(strstr(xd_last_error(ctx)->message, "17 hooks, at most 16") && list.count == XD_STAGE_HOOKS_MAX);
-    xd_ctx_destroy(ctx);
+    build_scene s;
+    (void)argument;
+    build_open(&s, world, NULL);
+    s.before.count = 1;
+    CHECK(build_run(&s) == XD_ERROR_ARGUMENT);
+    CHECK(strstr(xd_last_error(s.ctx)->message, "hook 0 of 1 before the wrap has no function"));
+    for (int i = 0; i < XD_STAGE_HOOKS_MAX; i++) s.before.hooks[i] = (xd_stage_hook){ note, &t };
+    s.before.count = XD_STAGE_HOOKS_MAX + 1;
+    CHECK(build_run(&s) == XD_ERROR_ARGUMENT);
+    CHECK(strstr(xd_last_error(s.ctx)->message, "17 hooks before the wrap, at most 16 are possible"));
+    CHECK_EQ_STR(seen.text, "");
+    build_close(&s);
+    return XD_OK;
+}
+
+XD_TEST(lists_of_hooks_refuse_what_does_not_fit) {
+    build_ranks(1, misfit_hooks);
 }
 
 /* Adds an adapter to the stage and freezes what was there. */
@@ -86,7 +100,7 @@ static xd_result adapt(void *user, xd_ctx *ctx, const xd_stages *in, xd_stages *
     (void)user;
     (void)ctx;
     (void)out;
-    XD_TRY(xd_weight_freeze(xd_model_find_weight(model, "embed")));
+    XD_TRY(xd_weight_set_frozen(xd_model_find_weight(model, "embed"), true));
     return xd_weight_add(xd_model_root(model), &d, NULL);
 }
 
@@ -105,16 +119,17 @@ static xd_result adapt_stages(xd_comm *world, void *argument) {
     build_scene s;
     (void)argument;
     build_open(&s, world, NULL);
-    CHECK(xd_stage_hooks_add(s.ctx, &s.before, (xd_stage_hook){ adapt, NULL }, false) == XD_OK);
-    CHECK(xd_stage_hooks_add(s.ctx, &s.after, (xd_stage_hook){ see_wrappers, NULL }, false) == XD_OK);
+    add_hook(&s.before, (xd_stage_hook){ adapt, NULL }, false);
+    add_hook(&s.after, (xd_stage_hook){ see_wrappers, NULL }, false);
     s.desc.wrap = (xd_wrap){ XD_WRAP_DDP, &ddp, NULL };
     wrapped_seen = 0;
     CHECK(build_run(&s) == XD_OK && wrapped_seen == 1);
     CHECK(build_info(&s, 0, "embed").desc->traits.frozen && build_info(&s, 0, "adapter").ready);
-    CHECK_EQ_INT(xd_model_parameter_count(xd_built_stage(s.built, 0).model), 42);
-    CHECK_EQ_INT(xd_model_trained_count(xd_built_stage(s.built, 0).model), 39);
+    CHECK_EQ_INT(xd_model_describe(xd_built_stage(s.built, 0).model).parameter_count, 42);
+    CHECK_EQ_INT(xd_model_describe(xd_built_stage(s.built, 0).model).trained_count, 39);
     CHECK(strstr(s.line, ": 42")); /* the line comes after the hooks */
-    CHECK(xd_weight_freeze(xd_model_find_weight(xd_built_stage(s.built, 0).model, "head")) == XD_ERROR_STATE);
+    CHECK(xd_weight_set_frozen(xd_model_find_weight(xd_built_stage(s.built, 0).model, "head"), true) ==
+          XD_ERROR_STATE);
     CHECK(build_says(&s, "\"head\" is frozen after xd_model_seal"));
     build_close(&s);
     return XD_OK;
@@ -139,11 +154,11 @@ XD_TEST(weights_with_a_gradient_of_the_callers_are_not_frozen_and_ties_follow) {
     d.gradient = memory;
     d.room = 4;
     CHECK(xd_weight_add(xd_model_root(model), &d, &given) == XD_OK);
-    CHECK(xd_weight_freeze(given) == XD_ERROR_STATE);
+    CHECK(xd_weight_set_frozen(given, true) == XD_ERROR_STATE);
     CHECK(strstr(xd_last_error(ctx)->message, "\"c\" is frozen, but has a gradient"));
-    CHECK(xd_weight_freeze(tie) == XD_OK && xd_model_seal(model) == XD_OK);
+    CHECK(xd_weight_set_frozen(tie, true) == XD_OK && xd_model_seal(model) == XD_OK);
     CHECK(xd_weight_describe(owner).desc->traits.frozen && xd_weight_describe(tie).desc->traits.frozen);
-    CHECK_EQ_INT(xd_model_trained_count(model), 4);
+    CHECK_EQ_INT(xd_model_describe(model).trained_count, 4);
     xd_model_destroy(model);
     xd_ctx_destroy(ctx);
 }
@@ -164,15 +179,15 @@ static xd_result replace_stages(xd_comm *world, void *argument) {
     build_open(&s, world, &(xd_expert_desc){ .pp = 2 });
     s.desc.pipeline.virtual_stages = 2;
     s.desc.wrap = (xd_wrap){ XD_WRAP_DDP, &ddp, NULL };
-    CHECK(xd_stage_hooks_add(s.ctx, &s.before, (xd_stage_hook){ replace, &s }, false) == XD_OK);
-    CHECK(xd_stage_hooks_add(s.ctx, &s.before, (xd_stage_hook){ replace, &s }, false) == XD_OK);
+    add_hook(&s.before, (xd_stage_hook){ replace, &s }, false);
+    add_hook(&s.before, (xd_stage_hook){ replace, &s }, false);
     CHECK(build_run(&s) == XD_OK && xd_built_stage_count(s.built) == 2);
     CHECK(build_info(&s, 1, "layers.9.w").ready && xd_built_stage(s.built, 1).parallel);
     CHECK(xd_built_stage(s.built, 1).place.first_layer == 9);
     build_drop(&s);
     /* After the wrap the wrapper goes with its stage. */
     s.before.count = 0;
-    CHECK(xd_stage_hooks_add(s.ctx, &s.after, (xd_stage_hook){ replace, &s }, false) == XD_OK);
+    add_hook(&s.after, (xd_stage_hook){ replace, &s }, false);
     CHECK(build_run(&s) == XD_OK && xd_built_stage_count(s.built) == 2);
     CHECK(xd_built_stage(s.built, 0).parallel && !xd_built_stage(s.built, 1).parallel);
     build_close(&s);
@@ -196,12 +211,13 @@ static xd_result existing_and_added(xd_comm *world, void *argument) {
         stages->stages[stages->count].place = place;
         CHECK(build_describe(&s, s.ctx, &place, &stages->stages[stages->count].model) == XD_OK);
     }
-    CHECK(xd_stage_hooks_add(s.ctx, &s.after, (xd_stage_hook){ replace, &s }, false) == XD_OK);
-    add_tracer(&s, &s.after, &bad, false);
+    add_hook(&s.after, (xd_stage_hook){ replace, &s }, false);
+    add_tracer(&s.after, &bad, false);
     s.desc.provider.describe = NULL;
     s.desc.before = NULL;
-    CHECK(xd_build_existing(world, &s.desc, stages, &s.built) == XD_ERROR_DATA && !s.built);
-    CHECK_EQ_INT(xd_model_weight_count(stages->stages[1].model), 4); /* sealed; the first one is gone */
+    CHECK(build_existing(world, &s.desc, stages, &s.built) == XD_ERROR_DATA && !s.built);
+    CHECK_EQ_INT(xd_model_describe(stages->stages[1].model).weight_count,
+                 4); /* sealed; the first one is gone */
     xd_model_destroy(stages->stages[1].model);
     build_close(&s);
     free(stages);
@@ -227,7 +243,7 @@ static xd_result existing_on_one(xd_comm *world, void *argument) {
         CHECK(build_describe(&s, s.ctx, &place, &stages->stages[0].model) == XD_OK);
         s.desc.provider.describe = NULL;
         s.desc.before = NULL;
-        CHECK(xd_build_existing(world, &s.desc, stages, &s.built) == XD_ERROR_MISMATCH && !s.built);
+        CHECK(build_existing(world, &s.desc, stages, &s.built) == XD_ERROR_MISMATCH && !s.built);
         xd_model_destroy(stages->stages[0].model);
     }
     CHECK(strstr(xd_last_error(s.ctx)->message,
@@ -350,8 +366,7 @@ static xd_result bad_hooks(xd_comm *world, void *argument) {
     bad_hook b = { &s, 0, 2 };
     for (int after = 0; after < 2; after++) {
         s.before.count = s.after.count = 0;
-        CHECK(xd_stage_hooks_add(s.ctx, after ? &s.after : &s.before, (xd_stage_hook){ change_badly, &b },
-                                 false) == XD_OK);
+        add_hook(after ? &s.after : &s.before, (xd_stage_hook){ change_badly, &b }, false);
         for (b.kind = HOOK_FAILS; b.kind <= HOOK_NEGATIVE; b.kind++) {
             build_fails(&s, b.kind == HOOK_FAILS ? XD_ERROR_FORMAT : XD_ERROR_ARGUMENT, false, texts[b.kind]);
             CHECK(s.rank == 2 || xd_last_error(s.ctx)->culprit == 2);
@@ -359,7 +374,7 @@ static xd_result bad_hooks(xd_comm *world, void *argument) {
     }
     /* A hook that changes one rank's stages alone. */
     s.after.count = 0;
-    CHECK(xd_stage_hooks_add(s.ctx, &s.before, (xd_stage_hook){ change_badly, &b }, false) == XD_OK);
+    add_hook(&s.before, (xd_stage_hook){ change_badly, &b }, false);
     b.kind = HOOK_STAYS;
     build_fails(&s, XD_ERROR_MISMATCH, true, "models differ first at weight 0");
     build_close(&s);
@@ -384,7 +399,7 @@ static xd_result count_stages(xd_comm *world, void *argument) {
     build_scene s;
     (void)argument;
     build_open(&s, world, NULL);
-    CHECK(xd_stage_hooks_add(s.ctx, &s.before, (xd_stage_hook){ add_stage, &s }, false) == XD_OK);
+    add_hook(&s.before, (xd_stage_hook){ add_stage, &s }, false);
     build_fails(&s, XD_ERROR_MISMATCH, true, "from 1 to 2 stages");
     build_close(&s);
     return XD_OK;
@@ -398,7 +413,7 @@ XD_TEST(data_ranks_with_other_numbers_of_stages_are_told_both) {
 static xd_result init_badly(void *user, xd_model *model, xd_block *block) {
     const build_scene *s = (const build_scene *)user;
     (void)model;
-    return s->rank == 1 && strcmp(xd_block_name(block), "layers.1") == 0 ? XD_ERROR_DATA : XD_OK;
+    return s->rank == 1 && strcmp(xd_block_describe(block).name, "layers.1") == 0 ? XD_ERROR_DATA : XD_OK;
 }
 
 static xd_result bad_init(xd_comm *world, void *argument) {
@@ -727,7 +742,7 @@ static xd_result build_without_memory(xd_comm *world, bool existing, int victim,
     xd_result result = xd_grid_create(world, &sizes, &grid);
     if (result == XD_OK) {
         d.groups = xd_grid_groups(grid);
-        result = existing ? xd_build_existing(world, &d, stages, &built) : xd_build(world, &d, &built);
+        result = existing ? build_existing(world, &d, stages, &built) : xd_build(world, &d, &built);
     }
     fails_in = fails_in > 0 ? 0 : -1; /* -1: something failed */
     CHECK((built != NULL) == (result == XD_OK));

@@ -1,4 +1,7 @@
 /* Where the parts of a model are that is built over several ranks: the groups of ranks, and the layers of each stage. */
+#if defined(XD_TEST_LAYERS)
+#    include "model/build_internal.h"
+#endif
 #include "xdistill.h"
 
 #include "build_ranks.h"
@@ -101,7 +104,7 @@ XD_TEST(even_layers_go_round_by_round_to_the_ranks) {
     for (int rank = 0; rank < 4; rank++)
         for (int stage = 0; stage < 2; stage++) {
             xd_stage_place place;
-            CHECK(xd_pipeline_place(ctx, &d, rank, stage, &place) == XD_OK);
+            CHECK(xdi_pipeline_place(ctx, &d, rank, stage, &place) == XD_OK);
             CHECK_EQ_INT(place.first_layer, 8 * stage + 2 * rank);
             CHECK_EQ_INT(place.layer_count, 2);
             CHECK(place.first == (rank == 0 && stage == 0) && place.last == (rank == 3 && stage == 1));
@@ -118,7 +121,7 @@ XD_TEST(explicit_layers_of_chunks_follow_each_other) {
     const int64_t first[] = { 0, 1, 5, 5 };
     for (int chunk = 0; chunk < 4; chunk++) {
         xd_stage_place place;
-        CHECK(xd_pipeline_place(ctx, &d, chunk % 2, chunk / 2, &place) == XD_OK);
+        CHECK(xdi_pipeline_place(ctx, &d, chunk % 2, chunk / 2, &place) == XD_OK);
         CHECK_EQ_INT(place.first_layer, first[chunk]);
         CHECK_EQ_INT(place.layer_count, layers[chunk]);
     }
@@ -151,7 +154,7 @@ XD_TEST(pipelines_that_do_not_add_up_are_refused) {
     xd_ctx *ctx = plain_ctx();
     for (size_t i = 0; i < sizeof cases / sizeof cases[0]; i++) {
         xd_stage_place place = { .layer_count = 77 };
-        const xd_result got = xd_pipeline_place(ctx, &cases[i].desc, cases[i].rank, cases[i].stage, &place);
+        const xd_result got = xdi_pipeline_place(ctx, &cases[i].desc, cases[i].rank, cases[i].stage, &place);
         CHECK_EQ_INT(got, cases[i].result);
         const bool said = strstr(xd_last_error(ctx)->message, cases[i].text) != NULL;
         if (!said) printf("%zu: %s\n", i, xd_last_error(ctx)->message);
@@ -169,7 +172,7 @@ XD_TEST(virtual_stages_of_one_rank_are_one_stage) {
             .ranks = i % 2, .virtual_stages = 3, .layer_count = 7, .chunk_layers = i < 2 ? NULL : layers
         };
         xd_stage_place place;
-        CHECK(xd_pipeline_place(ctx, &d, 0, 0, &place) == XD_OK);
+        CHECK(xdi_pipeline_place(ctx, &d, 0, 0, &place) == XD_OK);
         CHECK(place.first && place.last && place.first_layer == 0 && place.layer_count == 7);
         CHECK(place.virtual_stages == 1 && place.pipeline_ranks == 1);
     }

@@ -156,7 +156,9 @@ static xd_result save_scene(xd_comm *world, void *argument) {
     xd_checkpoint_saver *saver = NULL;
     if (j->form == FORM_POLL) take_fork(world);
     const xd_result made =
-        j->form == FORM_DIRECT ? XD_OK : xd_checkpoint_saver_create(world, &s->network, 1, &saver);
+        j->form == FORM_DIRECT
+            ? XD_OK
+            : xd_checkpoint_saver_create(world, &(xd_checkpoint_saver_desc){ &s->network, 1 }, &saver);
     if (s->rank == 0) j->made = made;
     if (made != XD_OK) {
         free_scene(s);
@@ -300,7 +302,8 @@ static xd_result train_at_a_closed_gate(xd_comm *world, void *argument) {
     scene *s = new_scene(world, j->cut);
     xd_checkpoint_saver *saver = NULL;
     job other = new_job(j->root, j->form);
-    CHECK_EQ_INT(xd_checkpoint_saver_create(world, &s->network, 1, &saver), XD_OK);
+    CHECK_EQ_INT(xd_checkpoint_saver_create(world, &(xd_checkpoint_saver_desc){ &s->network, 1 }, &saver),
+                 XD_OK);
     CHECK_EQ_INT(start(saver, world, j, s), XD_OK);
     while (s->rank == 0 && __atomic_load_n(&g->waiting, __ATOMIC_RELAXED) == 0) rest(1e-3);
     train(s, world, 1, 50);
@@ -341,7 +344,8 @@ static xd_result lose_rank_0(xd_comm *world, void *argument) {
     scene *s = new_scene(world, j->cut);
     xd_checkpoint_saver *saver = NULL;
     int64_t one = 1;
-    CHECK_EQ_INT(xd_checkpoint_saver_create(world, &s->network, 1, &saver), XD_OK);
+    CHECK_EQ_INT(xd_checkpoint_saver_create(world, &(xd_checkpoint_saver_desc){ &s->network, 1 }, &saver),
+                 XD_OK);
     CHECK_EQ_INT(start(saver, world, j, s), XD_OK);
     if (s->rank > 0) { /* rank 0's thread does not come back from its file in time */
         remember(j, world, j->waited, xd_checkpoint_save_wait(saver));
@@ -395,9 +399,10 @@ static xd_result refuse(xd_comm *world, void *argument) {
     CHECK_EQ_INT(xd_checkpoint_saver_bytes(world, &s->network, 1, &bytes), XD_OK);
     CHECK_EQ_INT(xd_checkpoint_saver_bytes(world, &less, 1, &fewer), XD_OK);
     CHECK(fewer < bytes);
-    CHECK_EQ_INT(xd_checkpoint_saver_create(world, &less, -1, &saver), XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(xd_checkpoint_saver_create(world, &(xd_checkpoint_saver_desc){ &less, -1 }, &saver),
+                 XD_ERROR_ARGUMENT);
     CHECK(saver == NULL);
-    CHECK_EQ_INT(xd_checkpoint_saver_create(world, &less, 1, &saver), XD_OK);
+    CHECK_EQ_INT(xd_checkpoint_saver_create(world, &(xd_checkpoint_saver_desc){ &less, 1 }, &saver), XD_OK);
     CHECK_EQ_INT(start(saver, world, j, s), XD_ERROR_STATE);
     snprintf(text, sizeof text, "step 7: %llu bytes are to be copied, the saver was created for %llu",
              (unsigned long long)bytes, (unsigned long long)fewer);
@@ -554,7 +559,8 @@ static xd_result save_without_memory(xd_comm *world, void *argument) {
     if (s->rank == 0) __atomic_store_n(&h->calls, 0, __ATOMIC_RELAXED);
     if (s->rank == 0) h->at = j->polls;
     CHECK_EQ_INT(xd_barrier(world), XD_OK);
-    const xd_result made = xd_checkpoint_saver_create(world, &s->network, 1, &saver);
+    const xd_result made =
+        xd_checkpoint_saver_create(world, &(xd_checkpoint_saver_desc){ &s->network, 1 }, &saver);
     remember(j, world, j->started, made == XD_OK ? start(saver, world, j, s) : made);
     if (j->started[s->rank] == XD_OK) remember(j, world, j->waited, xd_checkpoint_save_wait(saver));
     xd_checkpoint_saver_destroy(saver);
@@ -627,13 +633,16 @@ static xd_result save_what_was_thawed(xd_comm *world, void *argument) {
     network.optimizer = optimizer;
     const job j = new_job((const char *)argument, FORM_THREAD);
     const xd_checkpoint_save_desc d = save_desc(&j, &network);
-    CHECK_EQ_INT(xd_checkpoint_saver_create(world, &network, 1, &saver), XD_OK);
+    CHECK_EQ_INT(xd_checkpoint_saver_create(world, &(xd_checkpoint_saver_desc){ &network, 1 }, &saver),
+                 XD_OK);
     params[1].frozen = false;
     CHECK_EQ_INT(xd_optimizer_thaw(optimizer, 1), XD_OK);
     CHECK_EQ_INT(xd_checkpoint_save_start(saver, &d), XD_OK);
     CHECK_EQ_INT(xd_checkpoint_save_wait(saver), XD_OK);
     if (xd_comm_rank(world) == 0) { /* the memory of path_in is one for all threads */
-        CHECK_EQ_INT(xd_checkpoint_open(ctx, path_in(j.root, "step-7"), &saved), XD_OK);
+        CHECK_EQ_INT(
+            xd_checkpoint_open(ctx, &(xd_checkpoint_desc){ .directory = path_in(j.root, "step-7") }, &saved),
+            XD_OK);
         CHECK(saved && xd_checkpoint_tensor_find(saved, "optim", "optim.master.late") >= 0);
         xd_checkpoint_close(saved);
     }

@@ -215,7 +215,8 @@ static xd_result open_edited(xd_ctx *ctx, const char *manifest, const char *from
         snprintf(digits, sizeof digits, "%08x", (unsigned)xd_crc32c(0, text, strlen(text)));
         memcpy(self + 8, digits, 8);
     }
-    const xd_result result = xd_checkpoint_open_memory(ctx, text, strlen(text), &c);
+    const xd_result result =
+        xd_checkpoint_open(ctx, &(xd_checkpoint_desc){ .text = text, .bytes = strlen(text) }, &c);
     xd_checkpoint_close(c);
     free(text);
     return result;
@@ -281,7 +282,9 @@ XD_TEST(a_manifest_with_bad_content_and_the_right_checksum_is_refused) {
     }
     for (size_t length = 0; length < bytes; length += 1 + length / 40) { /* cut short */
         xd_checkpoint *c = NULL;
-        CHECK_EQ_INT(xd_checkpoint_open_memory(b.ctx, manifest, length, &c), XD_ERROR_FORMAT);
+        CHECK_EQ_INT(
+            xd_checkpoint_open(b.ctx, &(xd_checkpoint_desc){ .text = manifest, .bytes = length }, &c),
+            XD_ERROR_FORMAT);
         CHECK(c == NULL);
     }
     xd_release(b.ctx, manifest);

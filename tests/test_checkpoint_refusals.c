@@ -6,6 +6,8 @@
 
 #include "checkpoint_files.h"
 #include "checkpoint_scene.h"
+#include "averages.h"
+#include "weights_calls.h"
 
 /* ---- one rank with a few tensors ---- */
 
@@ -163,7 +165,7 @@ XD_TEST(lists_of_the_same_names_in_another_order_are_refused) {
     }
     const xd_optimizer_desc desc = xd_adamw_defaults(params, 3);
     CHECK_EQ_INT(xd_optimizer_create(l.ctx, &desc, &adam), XD_OK);
-    CHECK_EQ_INT(xd_ema_create(l.ctx, params, 3, NULL, &average.ema), XD_OK);
+    CHECK_EQ_INT(average_create(l.ctx, params, 3, NULL, &average.ema), XD_OK);
     l.network.optimizer = adam;
     little_saves(&l, 1, XD_ERROR_ARGUMENT,
                  "tensor 1 of the optimizer is \"c\", that of the network is \"b\"");
@@ -202,8 +204,10 @@ XD_TEST(an_open_checkpoint_lists_files_and_tensors) {
     l.save.state = " {\"a\":[{}]} ";
     little_saves(&l, 12, XD_OK, NULL);
     const char *directory = path_in(l.root, "step-12");
-    CHECK_EQ_INT(xd_checkpoint_open(l.ctx, path_in(l.root, "step-13"), &c), XD_ERROR_IO);
-    CHECK_EQ_INT(xd_checkpoint_open(l.ctx, directory, &c), XD_OK);
+    CHECK_EQ_INT(
+        xd_checkpoint_open(l.ctx, &(xd_checkpoint_desc){ .directory = path_in(l.root, "step-13") }, &c),
+        XD_ERROR_IO);
+    CHECK_EQ_INT(xd_checkpoint_open(l.ctx, &(xd_checkpoint_desc){ .directory = directory }, &c), XD_OK);
     const xd_checkpoint_info info = xd_checkpoint_describe(c);
     CHECK(info.step == 12 && info.file_count == 2 && info.tensor_count == 3 && info.block_bytes == 4 << 20);
     for (int i = 0; i < 3; i++) {
@@ -239,7 +243,7 @@ XD_TEST(an_open_checkpoint_lists_files_and_tensors) {
 
 XD_TEST(files_of_a_limited_size_are_a_model_directory_of_hugging_face) {
     little l;
-    xd_weights_files *files = NULL;
+    xd_weights *files = NULL;
     little_create(&l);
     l.save.max_shard_bytes = WIDE * sizeof(float) + 1; /* one tensor each */
     little_saves(&l, 1, XD_OK, NULL);
@@ -247,16 +251,14 @@ XD_TEST(files_of_a_limited_size_are_a_model_directory_of_hugging_face) {
     CHECK_EQ_STR(names_in(l.ctx, directory),
                  "manifest.json model-00001-of-00003.safetensors model-00002-of-00003.safetensors "
                  "model-00003-of-00003.safetensors model.safetensors.index.json state.json ");
-    CHECK_EQ_INT(xd_weights_files_open(l.ctx, directory, NULL, &files), XD_OK);
+    CHECK_EQ_INT(weights_open_directory(l.ctx, directory, NULL, &files), XD_OK);
     for (int i = 0; i < 3; i++) {
-        xd_safetensors *file = NULL;
-        int64_t index = -1;
         float values[WIDE];
-        CHECK_EQ_INT(xd_weights_files_find(files, l.part[i].name, &file, &index), XD_OK);
-        CHECK_EQ_INT(xd_safetensors_read_range(file, index, 0, sizeof values, values), XD_OK);
+        const int64_t index = xd_weights_find(files, l.part[i].name);
+        CHECK_EQ_INT(weights_read_bytes(files, index, 0, sizeof values, values), XD_OK);
         CHECK(memcmp(values, l.values[i], sizeof values) == 0);
     }
-    xd_weights_files_close(files);
+    xd_weights_close(files);
     memset(l.values, 0, sizeof l.values);
     l.load.step = 1;
     (void)little_loads(&l, XD_OK, NULL);
@@ -507,7 +509,9 @@ XD_TEST(weights_load_alone_and_two_networks_lie_side_by_side) {
     CHECK_EQ_INT(load_parts(one, self, root, &alone, &report), XD_ERROR_MISSING);
     CHECK_EQ_INT(report.missing, SCENE_TENSORS);
 
-    xd_optimizer_desc sgd = xd_sgd_defaults(one->param, SCENE_TENSORS); /* another kind of optimizer */
+    xd_optimizer_desc sgd = (xd_optimizer_desc){
+        .params = one->param, .param_count = SCENE_TENSORS, .kind = XD_OPTIMIZER_SGD, .learning_rate = 1e-3
+    }; /* another kind of optimizer */
     alone = networks[0];
     alone.optimizer = NULL;
     CHECK_EQ_INT(xd_optimizer_create(ctx, &sgd, &alone.optimizer), XD_OK);

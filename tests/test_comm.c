@@ -260,7 +260,7 @@ XD_TEST(threads_that_the_caller_started_join_a_world) {
     pthread_t threads[4];
     guest guests[4];
     CHECK(xd_ctx_create(NULL, &ctx) == XD_OK);
-    CHECK(xd_thread_world_create(ctx, 4, &world) == XD_OK);
+    CHECK(xd_thread_world_create(ctx, &(xd_thread_world_desc){ 4 }, &world) == XD_OK);
     for (int r = 0; r < 4; r++) {
         guests[r] = (guest){ world, r, 0 };
         CHECK(pthread_create(&threads[r], NULL, visit, &guests[r]) == 0);

@@ -10,6 +10,7 @@
 #include <errno.h>
 
 #include "../tools/dcp_join.h"
+#include "weights_calls.h"
 
 static xd_ctx *new_ctx(void) {
     xd_ctx *ctx = NULL;
@@ -51,29 +52,26 @@ static void check_nothing(xd_ctx *ctx, const char *root) {
 
 /* Whether a directory has the tensors of the scene, bit for bit, under names without the first `skipped` bytes. */
 static void check_tensors(const dcp_scene *s, xd_ctx *ctx, const char *directory, const char *select) {
-    xd_weights_files *files = NULL;
+    xd_weights *files = NULL;
     const size_t skipped = select ? strlen(select) : 0;
-    CHECK_EQ_INT(xd_weights_files_open(ctx, directory, NULL, &files), XD_OK);
+    CHECK_EQ_INT(weights_open_directory(ctx, directory, NULL, &files), XD_OK);
     for (int t = 0; files && t < DCP_TENSORS; t++) {
         const dcp_made *made = &s->tensor[t];
         unsigned char read[DCP_MOST * 8];
-        xd_safetensors *file = NULL;
-        int64_t index = -1;
         const bool wanted = !select || strncmp(made->name, select, skipped) == 0;
-        const xd_result found =
-            xd_weights_files_find(files, made->name + (wanted ? skipped : 0), &file, &index);
-        CHECK_EQ_INT(found, wanted ? XD_OK : XD_ERROR_MISSING);
-        if (found != XD_OK) continue;
-        const xd_safetensors_info *info = xd_safetensors_at(file, index);
+        const int64_t index = xd_weights_find(files, made->name + (wanted ? skipped : 0));
+        CHECK((index >= 0) == wanted);
+        if (index < 0) continue;
+        const xd_weights_tensor *info = xd_weights_at(files, index);
         CHECK_EQ_INT(info->dtype, made->type);
         CHECK_EQ_INT(info->ndim, made->ndim);
         CHECK(memcmp(info->shape, made->shape, (size_t)made->ndim * sizeof *made->shape) == 0);
         const size_t bytes = (size_t)dcp_made_numel(made) * xd_dtype_size(made->type);
         CHECK_EQ_INT(info->end - info->begin, bytes);
-        CHECK_EQ_INT(xd_safetensors_read_range(file, index, 0, bytes, read), XD_OK);
+        CHECK_EQ_INT(weights_read_bytes(files, index, 0, bytes, read), XD_OK);
         CHECK(memcmp(read, s->value[t], bytes) == 0);
     }
-    xd_weights_files_close(files);
+    xd_weights_close(files);
 }
 
 XD_TEST(a_checkpoint_in_chunks_becomes_whole_tensors_with_the_same_bits) {
@@ -110,7 +108,7 @@ XD_TEST(what_begins_with_a_prefix_is_left_out) {
     dcp_scene_metadata(&s);
     for (int i = 0; i < 2; i++) {
         const char *root = save(&s, ctx);
-        xd_safetensors *file = NULL;
+        xd_weights *file = NULL;
         char *text = NULL;
         size_t bytes = 0;
         dcp_convert_desc desc;
@@ -119,10 +117,10 @@ XD_TEST(what_begins_with_a_prefix_is_left_out) {
         desc.target = path_in(root, "to");
         desc.without = prefixes[i];
         CHECK_EQ_INT(join_directory(ctx, &desc), XD_OK);
-        CHECK_EQ_INT(xd_safetensors_open(ctx, path_in(root, "to/model.safetensors"), NULL, &file), XD_OK);
-        CHECK_EQ_INT(xd_safetensors_count(file), i == 0 ? 2 : DCP_TENSORS);
-        CHECK(xd_safetensors_find(file, "scalar") >= 0 && xd_safetensors_find(file, "empty") >= 0);
-        xd_safetensors_close(file);
+        CHECK_EQ_INT(weights_open_file(ctx, path_in(root, "to/model.safetensors"), NULL, &file), XD_OK);
+        CHECK_EQ_INT(weights_count(file), i == 0 ? 2 : DCP_TENSORS);
+        CHECK(xd_weights_find(file, "scalar") >= 0 && xd_weights_find(file, "empty") >= 0);
+        xd_weights_close(file);
         CHECK_EQ_INT(xd_file_load(ctx, path_in(root, "to/objects.json"), 0, &text, &bytes), XD_OK);
         CHECK_EQ_STR(text, i == 0 ? "{\n  \"step\": 12\n}" : "{}");
         xd_release(ctx, text);
@@ -159,15 +157,13 @@ XD_TEST(a_tensor_of_a_type_that_cannot_be_read_can_be_left_out) {
             form ? "tensor \"rope\" is of type C64, which cannot be converted; --without rope leaves it out"
                  : "tensor \"model.a\" is of type complex64"));
         check_nothing(ctx, root);
-        xd_weights_files *files = NULL;
-        xd_safetensors *file = NULL;
-        int64_t index = 0;
+        xd_weights *files = NULL;
         desc.without = form ? "rope" : "model.a";
         CHECK_EQ_INT(join_directory(ctx, &desc), XD_OK);
-        CHECK_EQ_INT(xd_weights_files_open(ctx, path_in(root, "to"), NULL, &files), XD_OK);
-        CHECK_EQ_INT(xd_weights_files_find(files, form ? "w" : "model.b", &file, &index), XD_OK);
-        CHECK_EQ_INT(xd_weights_files_find(files, desc.without, &file, &index), XD_ERROR_MISSING);
-        xd_weights_files_close(files);
+        CHECK_EQ_INT(weights_open_directory(ctx, path_in(root, "to"), NULL, &files), XD_OK);
+        CHECK(xd_weights_find(files, form ? "w" : "model.b") >= 0);
+        CHECK_EQ_INT(xd_weights_find(files, desc.without), -1);
+        xd_weights_close(files);
         remove_all(root);
     }
     xd_ctx_destroy(ctx);
@@ -567,11 +563,11 @@ static void write_piece(xd_ctx *ctx, const char *directory, int number) {
     static float data[600 * 700];
     const int64_t begin[2] = { number / 2 * 600, number % 2 * 300 };
     const int64_t shape[2] = { number / 2 ? TALL - 600 : 600, number % 2 ? WIDE - 300 : 300 };
-    const xd_safetensors_entry entry = { "model.w", XD_DTYPE_F32, 2, shape };
+    const xd_weights_entry entry = { "model.w", XD_DTYPE_F32, 2, shape };
     char info[100], name[64];
-    xd_safetensors_pair pair = { "DCP_SHARDING_INFO", info };
-    xd_safetensors_writer_desc d;
-    xd_safetensors_writer *writer = NULL;
+    xd_weights_pair pair = { "DCP_SHARDING_INFO", info };
+    xd_weights_writer_desc d;
+    xd_weights_writer *writer = NULL;
     memset(&d, 0, sizeof d);
     d.entries = &entry;
     d.entry_count = 1;
@@ -581,31 +577,31 @@ static void write_piece(xd_ctx *ctx, const char *directory, int number) {
         data[i] = (float)((begin[0] + i / shape[1]) * WIDE + begin[1] + i % shape[1]);
     snprintf(info, sizeof info, "{\"model.w\": {\"saved_offsets\": [%d, %d]}}", (int)begin[0], (int)begin[1]);
     snprintf(name, sizeof name, "shard-%05d-model-00001-of-00001.safetensors", number + 1);
-    CHECK_EQ_INT(xd_safetensors_writer_create(ctx, path_in(directory, name), &d, &writer), XD_OK);
-    CHECK_EQ_INT(xd_safetensors_writer_write(writer, 0, data), XD_OK);
-    CHECK_EQ_INT(xd_safetensors_writer_commit(writer), XD_OK);
+    CHECK_EQ_INT(weights_write_file(ctx, path_in(directory, name), &d, &writer), XD_OK);
+    CHECK_EQ_INT(xd_weights_writer_write(writer, 0, 0, XD_WEIGHTS_REST, data), XD_OK);
+    CHECK_EQ_INT(xd_weights_writer_commit(writer), XD_OK);
 }
 
 XD_TEST(pieces_of_ranks_become_one_file) {
     xd_ctx *ctx = new_ctx();
     const char *root = new_root();
-    xd_safetensors *file = NULL;
+    xd_weights *file = NULL;
     int64_t wrong = 0;
     CHECK_EQ_INT(mkdir(path_in(root, "from"), 0777), 0);
     for (int i = 0; i < 4; i++) write_piece(ctx, path_in(root, "from"), i);
     CHECK_EQ_INT(convert(ctx, root, "optim.", false, 0), XD_ERROR_MISSING);
     CHECK_EQ_INT(convert(ctx, root, "model.", false, 0), XD_OK);
-    CHECK_EQ_INT(xd_safetensors_open(ctx, path_in(root, "to/model.safetensors"), NULL, &file), XD_OK);
-    CHECK_EQ_INT(xd_safetensors_count(file), 1);
-    CHECK_EQ_STR(xd_safetensors_at(file, 0)->name, "w");
-    CHECK_EQ_INT(xd_safetensors_at(file, 0)->end, TALL * WIDE * 4);
+    CHECK_EQ_INT(weights_open_file(ctx, path_in(root, "to/model.safetensors"), NULL, &file), XD_OK);
+    CHECK_EQ_INT(weights_count(file), 1);
+    CHECK_EQ_STR(xd_weights_at(file, 0)->name, "w");
+    CHECK_EQ_INT(xd_weights_at(file, 0)->end, TALL * WIDE * 4);
     for (int64_t i = 0; i < TALL * WIDE; i++) {
         float value;
-        memcpy(&value, (const char *)xd_safetensors_data(file, 0) + i * 4, sizeof value);
+        memcpy(&value, (const char *)xd_weights_data(file, 0) + i * 4, sizeof value);
         wrong += value != (float)i;
     }
     CHECK_EQ_INT(wrong, 0);
-    xd_safetensors_close(file);
+    xd_weights_close(file);
     remove_all(path_in(root, "to"));
     CHECK_EQ_INT(remove(path_in(root, "from/shard-00002-model-00001-of-00001.safetensors")), 0);
     CHECK_EQ_INT(convert(ctx, root, NULL, false, 0), XD_ERROR_FORMAT);

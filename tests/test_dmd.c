@@ -246,10 +246,10 @@ XD_TEST(turns_are_those_of_the_three_references) {
         xd_dmd_desc d = dmd_settings((xd_dmd_recipe)recipe, 1);
         d.frequency = 3;
         for (int step = 0; step < 7; step++) {
-            CHECK_EQ_INT(xd_dmd_has_turn(&d, XD_DMD_STUDENT, step), students[recipe][step] == 'S');
-            CHECK_EQ_INT(xd_dmd_has_turn(&d, XD_DMD_FAKE_SCORE, step), others[recipe][step] == 'F');
-            CHECK(!xd_dmd_has_turn(&d, XD_DMD_DISCRIMINATOR, step)); /* there is none */
-            CHECK(!xd_dmd_has_turn(&d, XD_DMD_TEACHER, step));
+            CHECK_EQ_INT(xd_dmd_trains(&d, XD_DMD_STUDENT, step), students[recipe][step] == 'S');
+            CHECK_EQ_INT(xd_dmd_trains(&d, XD_DMD_FAKE_SCORE, step), others[recipe][step] == 'F');
+            CHECK(!xd_dmd_trains(&d, XD_DMD_DISCRIMINATOR, step)); /* there is none */
+            CHECK(!xd_dmd_trains(&d, XD_DMD_TEACHER, step));
         }
     }
 }
@@ -261,14 +261,14 @@ XD_TEST(a_lead_moves_all_turns) {
         late = d;
         late.lead = 4;
         for (int step = 0; step < 4; step++) {
-            CHECK(!xd_dmd_has_turn(&late, XD_DMD_STUDENT, step));
-            CHECK(xd_dmd_has_turn(&late, XD_DMD_FAKE_SCORE, step));
+            CHECK(!xd_dmd_trains(&late, XD_DMD_STUDENT, step));
+            CHECK(xd_dmd_trains(&late, XD_DMD_FAKE_SCORE, step));
         }
         for (int step = 0; step < 7; step++)
             for (int role = 0; role < XD_DMD_ROLES; role++)
-                CHECK_EQ_INT(xd_dmd_has_turn(&late, (xd_dmd_role)role, step + 4),
-                             xd_dmd_has_turn(&d, (xd_dmd_role)role, step));
-        CHECK(!xd_dmd_has_turn(&late, XD_DMD_STUDENT, -1) && !xd_dmd_has_turn(&late, XD_DMD_FAKE_SCORE, -1));
+                CHECK_EQ_INT(xd_dmd_trains(&late, (xd_dmd_role)role, step + 4),
+                             xd_dmd_trains(&d, (xd_dmd_role)role, step));
+        CHECK(!xd_dmd_trains(&late, XD_DMD_STUDENT, -1) && !xd_dmd_trains(&late, XD_DMD_FAKE_SCORE, -1));
     }
 }
 

@@ -1,6 +1,9 @@
 /* The leaves of a step have each of its samples once, over all ranks: a step_samples that is not their sum, and a `first` that
  * begins again in each leaf, are refused on every rank, and the same step with the right numbers is that of a run without them. */
 #include "xdistill.h"
+#if defined(XD_TEST_LAYERS)
+#    include "dmd/state.h" /* xdi_dmd_bins, for the scene */
+#endif
 
 #include "dmd_failures.h"
 

@@ -45,7 +45,7 @@ static void store(void *x, xd_dtype dtype, int64_t i, float value) {
 
 static xd_result open_forward(const net *n, const xd_network_call *call, xd_block_view *view) {
     const xd_pass pass = { .kind = call->keep ? XD_PASS_FORWARD : XD_PASS_INFERENCE,
-                           .micro_batch = call->leaf,
+                           .micro_batch = call->micro_batch,
                            .more = call->more };
     return xd_block_begin(n->block, pass, view);
 }
@@ -67,7 +67,7 @@ static xd_result backward(void *user, const xd_network_call *call) {
     net *n = (net *)user;
     xd_block_view view;
     XD_TRY(xd_block_begin(
-        n->block, (xd_pass){ .kind = XD_PASS_BACKWARD, .micro_batch = call->leaf, .more = call->more },
+        n->block, (xd_pass){ .kind = XD_PASS_BACKWARD, .micro_batch = call->micro_batch, .more = call->more },
         &view));
     float *w = (float *)view.gradients[0], *b = (float *)view.gradients[1];
     for (int64_t i = 0; i < call->samples * n->elements; i++) {
@@ -106,7 +106,7 @@ static xd_result judge_backward(void *user, const xd_network_call *call) {
     net *n = (net *)user;
     const xd_pass_kind kind = call->weights ? XD_PASS_BACKWARD : XD_PASS_INFERENCE;
     xd_block_view view;
-    XD_TRY(xd_block_begin(n->block, (xd_pass){ .kind = kind, .micro_batch = call->leaf, .more = call->more },
+    XD_TRY(xd_block_begin(n->block, (xd_pass){ .kind = kind, .micro_batch = call->micro_batch, .more = call->more },
                           &view));
     float *w = (float *)view.gradients[0], *b = (float *)view.gradients[1];
     for (int64_t i = 0; i < call->samples && call->input_gradients; i++) call->input_gradients[0][i] = 0.0f;

@@ -13,13 +13,16 @@ static xd_ema_desc ema_desc(double decay) {
 }
 
 static float ema_f32(const xd_ema *ema, int64_t index) {
-    return ((const float *)xd_ema_view(ema, index).value)[0];
+    return ((const float *)xd_ema_view(ema, index).shadow.value)[0];
 }
 
 static double ema_decay(xd_ema_desc desc, int64_t iteration) {
     xd_ctx *ctx = scene_ctx(XD_CPU_BEST, 0);
-    double decay = -1.0;
-    CHECK(xd_ema_decay(ctx, &desc, iteration, &decay) == XD_OK);
+    xd_ema *ema = NULL;
+    CHECK(average_create(ctx, NULL, 0, &desc, &ema) == XD_OK);
+    CHECK(xd_ema_update(ema, iteration, NULL) == XD_OK);
+    const double decay = xd_ema_describe(ema).decay;
+    xd_ema_destroy(ema);
     xd_ctx_destroy(ctx);
     return decay;
 }
@@ -52,7 +55,7 @@ static void ema_sequence(float from, float to, double decay, const float *expect
     const xd_param param = scene_param("w", &value, XD_DTYPE_F32, 1);
     const xd_ema_desc desc = ema_desc(decay);
     xd_ema *ema = NULL;
-    CHECK(xd_ema_create(ctx, &param, 1, &desc, &ema) == XD_OK);
+    CHECK(average_create(ctx, &param, 1, &desc, &ema) == XD_OK);
     CHECK(xd_ema_update(ema, XD_EMA_NEXT, NULL) == XD_OK); /* copies */
     value = to;
     for (int i = 0; i < n; i++) {
@@ -82,11 +85,11 @@ XD_TEST(a_bf16_shadow_rounds_once_and_may_stand_still) {
         xd_ema_desc desc = ema_desc(k ? 0.999 : 0.9);
         desc.dtype = XD_DTYPE_BF16;
         xd_ema *ema = NULL;
-        CHECK(xd_ema_create(ctx, &param, 1, &desc, &ema) == XD_OK);
+        CHECK(average_create(ctx, &param, 1, &desc, &ema) == XD_OK);
         CHECK(xd_ema_update(ema, 1, NULL) == XD_OK);
         value = 2.0f;
         CHECK(xd_ema_update(ema, 2, NULL) == XD_OK);
-        CHECK(xd_load_f64(xd_ema_view(ema, 0).value, XD_DTYPE_BF16, 0) == (k ? 1.0 : 1.1015625));
+        CHECK(xd_load_f64(xd_ema_view(ema, 0).shadow.value, XD_DTYPE_BF16, 0) == (k ? 1.0 : 1.1015625));
         xd_ema_destroy(ema);
     }
     xd_ctx_destroy(ctx);
@@ -99,7 +102,7 @@ XD_TEST(weights_zero_and_one_keep_or_take_the_value_to_the_bit) {
         const xd_param param = scene_param("w", &value, XD_DTYPE_F32, 1);
         const xd_ema_desc desc = ema_desc(k ? 0.0 : 1.0);
         xd_ema *ema = NULL;
-        CHECK(xd_ema_create(ctx, &param, 1, &desc, &ema) == XD_OK);
+        CHECK(average_create(ctx, &param, 1, &desc, &ema) == XD_OK);
         CHECK(xd_ema_update(ema, 1, NULL) == XD_OK);
         value = 12345.678f;
         CHECK(xd_ema_update(ema, 2, NULL) == XD_OK);
@@ -125,13 +128,13 @@ static void ema_machine(int64_t start, bool from_current, const ema_row *rows, i
     desc.start_iteration = start;
     desc.init_from_current = from_current;
     xd_ema *ema = NULL;
-    CHECK(xd_ema_create(ctx, &param, 1, &desc, &ema) == XD_OK);
+    CHECK(average_create(ctx, &param, 1, &desc, &ema) == XD_OK);
     CHECK(ema_f32(ema, 0) == 1.0f); /* publishing before the first copy gives the weights of creation */
     for (int i = 0; i < n; i++) {
         value = rows[i].live;
         CHECK(xd_ema_update(ema, rows[i].iteration, NULL) == XD_OK);
         CHECK_NEAR(ema_f32(ema, 0), rows[i].shadow, 0.0);
-        CHECK_EQ_INT(xd_ema_describe(ema).initialized, rows[i].initialized);
+        CHECK_EQ_INT(xd_ema_describe(ema).record.initialized, rows[i].initialized);
     }
     xd_ema_destroy(ema);
     xd_ctx_destroy(ctx);
@@ -193,16 +196,16 @@ XD_TEST(nothing_changes_before_the_start) {
     xd_ema_desc desc = ema_desc(0.5);
     desc.start_iteration = 100;
     xd_ema *ema = NULL;
-    CHECK(xd_ema_create(ctx, params, 2, &desc, &ema) == XD_OK);
+    CHECK(average_create(ctx, params, 2, &desc, &ema) == XD_OK);
     for (int64_t i = 1; i < 100; i++) {
         value = buffer = (float)i + 1.0f;
         CHECK(xd_ema_update(ema, XD_EMA_NEXT, NULL) == XD_OK);
         CHECK(ema_f32(ema, 0) == 1.0f && ema_f32(ema, 1) == 1.0f);
-        CHECK(!xd_ema_describe(ema).initialized);
-        CHECK_EQ_INT(xd_ema_describe(ema).iteration, i);
+        CHECK(!xd_ema_describe(ema).record.initialized);
+        CHECK_EQ_INT(xd_ema_describe(ema).record.iteration, i);
     }
     CHECK(xd_ema_update(ema, XD_EMA_NEXT, NULL) == XD_OK);
-    CHECK(ema_f32(ema, 0) == 100.0f && ema_f32(ema, 1) == 100.0f && xd_ema_describe(ema).initialized);
+    CHECK(ema_f32(ema, 0) == 100.0f && ema_f32(ema, 1) == 100.0f && xd_ema_describe(ema).record.initialized);
     xd_ema_destroy(ema);
     xd_ctx_destroy(ctx);
 }
@@ -213,10 +216,11 @@ XD_TEST(publishing_before_the_first_copy_gives_the_weights_of_creation) {
     const xd_param param = scene_param("w", &value, XD_DTYPE_F32, 1),
                    target = scene_param("w", &out, XD_DTYPE_F32, 1);
     xd_ema *ema = NULL;
-    CHECK(xd_ema_create(ctx, &param, 1, NULL, &ema) == XD_OK);
+    CHECK(average_create(ctx, &param, 1, NULL, &ema) == XD_OK);
     value = 7.0f;
     CHECK(xd_ema_copy_to(ema, &target, 1, false, NULL) == XD_OK);
-    CHECK(out == 1.5f && !xd_ema_describe(ema).initialized && xd_ema_describe(ema).iteration == 0);
+    CHECK(out == 1.5f && !xd_ema_describe(ema).record.initialized &&
+          xd_ema_describe(ema).record.iteration == 0);
     xd_ema_destroy(ema);
     xd_ctx_destroy(ctx);
 }
@@ -230,13 +234,13 @@ XD_TEST(the_decay_is_that_of_the_iteration_given) {
     xd_ema_desc desc = xd_ema_defaults(XD_EMA_POWER);
     desc.init_from_current = true;
     xd_ema *ema = NULL;
-    CHECK(xd_ema_create(ctx, &param, 1, &desc, &ema) == XD_OK);
+    CHECK(average_create(ctx, &param, 1, &desc, &ema) == XD_OK);
     for (int k = 0; k < 5; k++) {
         value = (float)(k + 1);
         shadow += (1.0 - pow(1.0 - 1.0 / (double)iterations[k], 17.97)) * ((double)value - shadow);
         CHECK(xd_ema_update(ema, iterations[k], NULL) == XD_OK);
         CHECK_NEAR(ema_f32(ema, 0), shadow, 1e-5);
-        CHECK_EQ_INT(xd_ema_describe(ema).iteration, iterations[k]);
+        CHECK_EQ_INT(xd_ema_describe(ema).record.iteration, iterations[k]);
     }
     xd_ema_destroy(ema);
     xd_ctx_destroy(ctx);
@@ -251,15 +255,15 @@ XD_TEST(the_counter_goes_on_from_the_last_iteration_given) {
     xd_ctx *ctx = scene_ctx(XD_CPU_BEST, 0);
     const xd_param param = scene_param("w", &value, XD_DTYPE_F32, 1);
     xd_ema *ema = NULL;
-    CHECK(xd_ema_create(ctx, &param, 1, NULL, &ema) == XD_OK);
+    CHECK(average_create(ctx, &param, 1, NULL, &ema) == XD_OK);
     for (int k = 0; k < 8; k++) {
         CHECK(xd_ema_update(ema, asked[k], NULL) == XD_OK);
-        CHECK_EQ_INT(xd_ema_describe(ema).iteration, stored[k]);
+        CHECK_EQ_INT(xd_ema_describe(ema).record.iteration, stored[k]);
     }
     CHECK(xd_ema_update(ema, INT64_MAX, NULL) == XD_OK);
     CHECK(xd_ema_update(ema, XD_EMA_NEXT, NULL) == XD_ERROR_ARGUMENT);
     CHECK_EQ_STR(xd_last_error(ctx)->message, "there is no iteration after 9223372036854775807");
-    CHECK_EQ_INT(xd_ema_describe(ema).iteration, INT64_MAX);
+    CHECK_EQ_INT(xd_ema_describe(ema).record.iteration, INT64_MAX);
     xd_ema_destroy(ema);
     xd_ctx_destroy(ctx);
 }
@@ -274,9 +278,9 @@ XD_TEST(a_loaded_average_is_overwritten_at_the_start) {
         xd_ema_desc desc = ema_desc(0.5);
         desc.start_iteration = 5;
         xd_ema *ema = NULL;
-        CHECK(xd_ema_create(ctx, &param, 1, &desc, &ema) == XD_OK);
-        CHECK(xd_ema_load(ema, &list, 1, NULL, NULL) == XD_OK);
-        CHECK(xd_ema_describe(ema).initialized);
+        CHECK(average_create(ctx, &param, 1, &desc, &ema) == XD_OK);
+        CHECK(average_load(ema, &list, 1, NULL, NULL) == XD_OK);
+        CHECK(xd_ema_describe(ema).record.initialized);
         value = 2.0f;
         CHECK(xd_ema_update(ema, at, NULL) == XD_OK);
         CHECK(ema_f32(ema, 0) == (at < 5 ? 10.0f : at == 5 ? 2.0f : 6.0f));
@@ -301,11 +305,11 @@ XD_TEST(a_status_with_a_finding_stops_update_and_counter) {
     xd_status status;
     memset(&status, 0, sizeof status);
     status.not_finite = 1;
-    CHECK(xd_ema_create(ctx, &param, 1, NULL, &ema) == XD_OK);
+    CHECK(average_create(ctx, &param, 1, NULL, &ema) == XD_OK);
     value = 2.0f;
     CHECK(xd_ema_update(ema, XD_EMA_NEXT, &status) == XD_OK);
     CHECK(ema_f32(ema, 0) == 1.0f);
-    CHECK_EQ_INT(xd_ema_describe(ema).iteration, 0);
+    CHECK_EQ_INT(xd_ema_describe(ema).record.iteration, 0);
     CHECK(xd_ema_update(ema, -2, NULL) == XD_ERROR_ARGUMENT);
     xd_ema_destroy(ema);
     xd_ctx_destroy(ctx);
@@ -324,11 +328,11 @@ XD_TEST(the_average_of_a_shard_is_the_shard_of_the_average) {
         xd_ema *all = NULL, *part[RANKS];
         scene_fill(whole, XD_DTYPE_F32, n, 1u);
         memcpy(pieces, whole, sizeof(float) * (size_t)n);
-        CHECK(xd_ema_create(ctx, &one, 1, &desc, &all) == XD_OK);
+        CHECK(average_create(ctx, &one, 1, &desc, &all) == XD_OK);
         for (int r = 0; r < RANKS; r++) {
             const int begin = r * chunk < n ? r * chunk : n, end = begin + chunk < n ? begin + chunk : n;
             shard[r] = scene_param("w", end > begin ? pieces + begin : NULL, XD_DTYPE_F32, end - begin);
-            CHECK(xd_ema_create(ctx, &shard[r], 1, &desc, &part[r]) == XD_OK);
+            CHECK(average_create(ctx, &shard[r], 1, &desc, &part[r]) == XD_OK);
         }
         for (int t = 0; t < STEPS; t++) {
             scene_fill(whole, XD_DTYPE_F32, n, 10u + (uint32_t)t);
@@ -336,9 +340,9 @@ XD_TEST(the_average_of_a_shard_is_the_shard_of_the_average) {
             CHECK(xd_ema_update(all, XD_EMA_NEXT, NULL) == XD_OK);
             for (int r = 0; r < RANKS; r++) CHECK(xd_ema_update(part[r], XD_EMA_NEXT, NULL) == XD_OK);
         }
-        const float *expected = (const float *)xd_ema_view(all, 0).value;
+        const float *expected = (const float *)xd_ema_view(all, 0).shadow.value;
         for (int r = 0, at = 0; r < RANKS; r++) {
-            const xd_param view = xd_ema_view(part[r], 0);
+            const xd_param view = xd_ema_view(part[r], 0).shadow;
             CHECK(memcmp(view.value, expected + at, (size_t)view.count * sizeof(float)) == 0);
             at += (int)view.count;
             xd_ema_destroy(part[r]);
@@ -371,14 +375,14 @@ XD_TEST(every_pair_of_dtypes_agrees_with_double_arithmetic_rounded_once) {
         desc.dtype = to;
         xd_ema *ema = NULL;
         for (int i = 0; i < N; i++) xd_store_f64(live, from, i, (double)start[i]);
-        CHECK(xd_ema_create(ctx, &param, 1, &desc, &ema) == XD_OK);
+        CHECK(average_create(ctx, &param, 1, &desc, &ema) == XD_OK);
         CHECK(xd_ema_update(ema, 1, NULL) == XD_OK);
         for (int i = 0; i < N; i++) xd_store_f64(live, from, i, (double)next[i]);
         CHECK(xd_ema_update(ema, 2, NULL) == XD_OK);
         for (int i = 0; i < N; i++) {
             const double a = ema_through(start[i], from, to), b = ema_through(next[i], from, to);
             const double expected = ema_through((float)(a + (1.0 - 0.9) * (b - a)), XD_DTYPE_F32, to);
-            CHECK_NEAR(xd_load_f64(xd_ema_view(ema, 0).value, to, i), expected,
+            CHECK_NEAR(xd_load_f64(xd_ema_view(ema, 0).shadow.value, to, i), expected,
                        to == XD_DTYPE_F32 ? 1.2e-7 : 0.0);
         }
         xd_ema_destroy(ema);
@@ -397,19 +401,19 @@ XD_TEST(buffers_are_copied_as_they_are) {
     params[2] = scene_param("half", &half, XD_DTYPE_F16, 1);
     for (int i = 0; i < 3; i++) params[i].buffer = true;
     xd_ema *ema = NULL;
-    CHECK(xd_ema_create(ctx, params, 3, NULL, &ema) == XD_OK);
+    CHECK(average_create(ctx, params, 3, NULL, &ema) == XD_OK);
     CHECK(xd_ema_update(ema, 1, NULL) == XD_OK);
     counter += 2;
     flag = 0;
     half = f16_of(7.0f);
     CHECK(xd_ema_update(ema, 2, NULL) == XD_OK);
-    CHECK(memcmp(xd_ema_view(ema, 0).value, &counter, sizeof counter) == 0);
-    CHECK(memcmp(xd_ema_view(ema, 1).value, &flag, sizeof flag) == 0);
-    CHECK(memcmp(xd_ema_view(ema, 2).value, &half, sizeof half) == 0);
+    CHECK(memcmp(xd_ema_view(ema, 0).shadow.value, &counter, sizeof counter) == 0);
+    CHECK(memcmp(xd_ema_view(ema, 1).shadow.value, &flag, sizeof flag) == 0);
+    CHECK(memcmp(xd_ema_view(ema, 2).shadow.value, &half, sizeof half) == 0);
     xd_ema_destroy(ema);
     params[0].buffer = false;
     ema = NULL;
-    CHECK(xd_ema_create(ctx, params, 3, NULL, &ema) == XD_ERROR_DTYPE);
+    CHECK(average_create(ctx, params, 3, NULL, &ema) == XD_ERROR_DTYPE);
     CHECK(ema == NULL);
     xd_ctx_destroy(ctx);
 }
@@ -439,23 +443,24 @@ XD_TEST(buffers_are_averaged_by_a_flag_as_parameters_are_but_for_integers_and_ve
             counter++;
             CHECK(xd_ema_update(ema, XD_EMA_NEXT, NULL) == XD_OK);
         }
-        const void *mean = xd_ema_view(ema, 1).value;
-        CHECK(memcmp(mean, k ? xd_ema_view(ema, 0).value : values[1], sizeof values[1]) == 0);
-        CHECK(memcmp(xd_ema_view(ema, 0).value, values[0], sizeof values[0]) != 0);
-        CHECK(memcmp(xd_ema_view(ema, 2).value, u, sizeof u) == 0);
-        CHECK(memcmp(xd_ema_view(ema, 3).value, &counter, sizeof counter) == 0);
+        const void *mean = xd_ema_view(ema, 1).shadow.value;
+        CHECK(memcmp(mean, k ? xd_ema_view(ema, 0).shadow.value : values[1], sizeof values[1]) == 0);
+        CHECK(memcmp(xd_ema_view(ema, 0).shadow.value, values[0], sizeof values[0]) != 0);
+        CHECK(memcmp(xd_ema_view(ema, 2).shadow.value, u, sizeof u) == 0);
+        CHECK(memcmp(xd_ema_view(ema, 3).shadow.value, &counter, sizeof counter) == 0);
         /* Resumed from what it shows. */
-        const xd_ema_record record = xd_ema_describe(ema);
+        const xd_ema_record record = xd_ema_describe(ema).record;
         CHECK(record.config.average_buffers == (k > 0));
-        const xd_param saved[] = { xd_ema_view(ema, 0), xd_ema_view(ema, 1), xd_ema_view(ema, 2),
-                                   xd_ema_view(ema, 3) };
+        const xd_param saved[] = { xd_ema_view(ema, 0).shadow, xd_ema_view(ema, 1).shadow,
+                                   xd_ema_view(ema, 2).shadow, xd_ema_view(ema, 3).shadow };
         xd_ema *resumed = scene_ema(ctx, params, 4, record.config);
-        CHECK(xd_ema_load(resumed, saved, 4, &(xd_ema_load_desc){ .record = &record }, NULL) == XD_OK);
+        CHECK(average_load(resumed, saved, 4, &(xd_ema_load_desc){ .record = &record }, NULL) == XD_OK);
         scene_fill(values[1], XD_DTYPE_F32, 6, 9);
         CHECK(xd_ema_update(ema, XD_EMA_NEXT, NULL) == XD_OK);
         CHECK(xd_ema_update(resumed, XD_EMA_NEXT, NULL) == XD_OK);
         for (int i = 0; i < 2; i++)
-            CHECK(memcmp(xd_ema_view(resumed, i).value, xd_ema_view(ema, i).value, sizeof values[0]) == 0);
+            CHECK(memcmp(xd_ema_view(resumed, i).shadow.value, xd_ema_view(ema, i).shadow.value,
+                         sizeof values[0]) == 0);
         xd_ema_destroy(resumed);
         xd_ema_destroy(ema);
     }
@@ -472,7 +477,7 @@ XD_TEST(tokens_of_the_caller_are_stripped_instead) {
     d.strip_tokens = tokens;
     d.strip_count = 1;
     xd_ema *ema = scene_ema(ctx, &param, 1, d);
-    CHECK_EQ_STR(xd_ema_view(ema, 0).name, "module.w"); /* that of wrappers stays */
+    CHECK_EQ_STR(xd_ema_view(ema, 0).shadow.name, "module.w"); /* that of wrappers stays */
     CHECK(xd_ema_copy_to(ema, &out, 1, false, NULL) == XD_OK && target == 1.0f);
     xd_ema_destroy(ema);
     xd_ctx_destroy(ctx);
@@ -485,8 +490,8 @@ XD_TEST(names_lose_their_wrappers_and_may_not_collide) {
     params[0] = scene_param("module._orig_mod.layer._checkpoint_wrapped_module.w", &a, XD_DTYPE_F32, 1);
     params[1] = scene_param("layer.b", &b, XD_DTYPE_F32, 1);
     xd_ema *ema = NULL;
-    CHECK(xd_ema_create(ctx, params, 2, NULL, &ema) == XD_OK);
-    CHECK_EQ_STR(xd_ema_view(ema, 0).name, "layer.w");
+    CHECK(average_create(ctx, params, 2, NULL, &ema) == XD_OK);
+    CHECK_EQ_STR(xd_ema_view(ema, 0).shadow.name, "layer.w");
     const xd_param out = scene_param("_fsdp_wrapped_module.layer.w", &target, XD_DTYPE_F32, 1);
     xd_ema_match match;
     CHECK(xd_ema_copy_to(ema, &out, 1, true, &match) == XD_OK);
@@ -494,7 +499,7 @@ XD_TEST(names_lose_their_wrappers_and_may_not_collide) {
     xd_ema_destroy(ema);
     params[1].name = "layer.w";
     ema = NULL;
-    CHECK(xd_ema_create(ctx, params, 2, NULL, &ema) == XD_ERROR_ARGUMENT);
+    CHECK(average_create(ctx, params, 2, NULL, &ema) == XD_ERROR_ARGUMENT);
     CHECK(strstr(xd_last_error(ctx)->message, "layer.w") != NULL);
     CHECK(ema == NULL);
     xd_ctx_destroy(ctx);
@@ -509,8 +514,8 @@ XD_TEST(tied_parameters_share_a_shadow_and_both_names_receive_it) {
     targets[0] = scene_param("embedding", first, XD_DTYPE_F32, 2);
     targets[1] = scene_param("head", second, XD_DTYPE_F32, 2);
     xd_ema *ema = NULL;
-    CHECK(xd_ema_create(ctx, params, 2, NULL, &ema) == XD_OK);
-    CHECK_EQ_INT(xd_ema_count(ema), 1);
+    CHECK(average_create(ctx, params, 2, NULL, &ema) == XD_OK);
+    CHECK_EQ_INT(xd_ema_describe(ema).count, 1);
     CHECK(xd_ema_copy_to(ema, targets, 2, false, NULL) == XD_OK);
     CHECK(memcmp(first, value, sizeof value) == 0 && memcmp(second, value, sizeof value) == 0);
     xd_ema_destroy(ema);
@@ -531,26 +536,26 @@ XD_TEST(a_strict_load_refuses_what_does_not_fit_and_writes_nothing) {
     sources[2] = scene_param("c", saved, XD_DTYPE_F32, 1);
     xd_ema *ema = NULL;
     xd_ema_match match;
-    CHECK(xd_ema_create(ctx, params, 2, NULL, &ema) == XD_OK);
-    CHECK(xd_ema_load(ema, sources, 3, NULL, &match) == XD_ERROR_UNEXPECTED);
+    CHECK(average_create(ctx, params, 2, NULL, &ema) == XD_OK);
+    CHECK(average_load(ema, sources, 3, NULL, &match) == XD_ERROR_UNEXPECTED);
     CHECK_EQ_STR(match.names, "c");
-    CHECK(xd_ema_load(ema, sources, 1, NULL, &match) == XD_ERROR_MISSING);
+    CHECK(average_load(ema, sources, 1, NULL, &match) == XD_ERROR_MISSING);
     CHECK_EQ_STR(match.names, "b");
     sources[0].count = 1; /* one element would spread over two if shapes were not compared */
-    CHECK(xd_ema_load(ema, sources, 2, NULL, &match) == XD_ERROR_SHAPE);
-    CHECK(xd_ema_load(ema, sources, 2, &(xd_ema_load_desc){ .lenient = true }, &match) == XD_ERROR_SHAPE);
+    CHECK(average_load(ema, sources, 2, NULL, &match) == XD_ERROR_SHAPE);
+    CHECK(average_load(ema, sources, 2, &(xd_ema_load_desc){ .lenient = true }, &match) == XD_ERROR_SHAPE);
     sources[0].count = 2;
     sources[0].shape = flat;
     sources[0].dims = 2;
-    CHECK(xd_ema_load(ema, sources, 2, NULL, &match) == XD_ERROR_SHAPE);
-    CHECK(memcmp(xd_ema_view(ema, 0).value, a, sizeof a) == 0 && ema_f32(ema, 1) == 3.0f);
-    CHECK(!xd_ema_describe(ema).initialized);
+    CHECK(average_load(ema, sources, 2, NULL, &match) == XD_ERROR_SHAPE);
+    CHECK(memcmp(xd_ema_view(ema, 0).shadow.value, a, sizeof a) == 0 && ema_f32(ema, 1) == 3.0f);
+    CHECK(!xd_ema_describe(ema).record.initialized);
     sources[0].shape = tall;
-    CHECK(xd_ema_load(ema, sources, 1, &(xd_ema_load_desc){ .lenient = true }, &match) == XD_OK);
+    CHECK(average_load(ema, sources, 1, &(xd_ema_load_desc){ .lenient = true }, &match) == XD_OK);
     CHECK(match.matched == 1 && match.missing_in_target == 1);
-    CHECK(!xd_ema_describe(ema).initialized); /* b was not restored */
-    CHECK(xd_ema_load(ema, sources, 2, NULL, NULL) == XD_OK);
-    CHECK(ema_f32(ema, 1) == 8.0f && xd_ema_describe(ema).initialized);
+    CHECK(!xd_ema_describe(ema).record.initialized); /* b was not restored */
+    CHECK(average_load(ema, sources, 2, NULL, NULL) == XD_OK);
+    CHECK(ema_f32(ema, 1) == 8.0f && xd_ema_describe(ema).record.initialized);
     xd_ema_destroy(ema);
     xd_ctx_destroy(ctx);
 }
@@ -562,25 +567,26 @@ XD_TEST(a_resumed_average_goes_on_to_the_same_bits) {
     const xd_param param = scene_param("w", value, XD_DTYPE_F32, N);
     xd_ema *through = NULL, *first = NULL, *resumed = NULL;
     scene_fill(value, XD_DTYPE_F32, N, 1u);
-    CHECK(xd_ema_create(ctx, &param, 1, NULL, &through) == XD_OK);
-    CHECK(xd_ema_create(ctx, &param, 1, NULL, &first) == XD_OK);
+    CHECK(average_create(ctx, &param, 1, NULL, &through) == XD_OK);
+    CHECK(average_create(ctx, &param, 1, NULL, &first) == XD_OK);
     for (uint32_t t = 0; t < 6; t++) {
         scene_fill(value, XD_DTYPE_F32, N, 20u + t);
         if (t == 3) {
-            CHECK(xd_ema_create(ctx, &param, 1, NULL, &resumed) == XD_OK);
+            CHECK(average_create(ctx, &param, 1, NULL, &resumed) == XD_OK);
             const xd_param saved = scene_param("w", kept, XD_DTYPE_F32, N);
-            xd_ema_record record = xd_ema_describe(first);
+            xd_ema_record record = xd_ema_describe(first).record;
             CHECK(xd_ema_copy_to(first, &saved, 1, false, NULL) == XD_OK);
-            CHECK(xd_ema_load(resumed, &saved, 1, &(xd_ema_load_desc){ .record = &record }, NULL) == XD_OK);
+            CHECK(average_load(resumed, &saved, 1, &(xd_ema_load_desc){ .record = &record }, NULL) == XD_OK);
             record.format_version = 2;
-            CHECK(xd_ema_load(resumed, &saved, 1, &(xd_ema_load_desc){ .record = &record }, NULL) ==
+            CHECK(average_load(resumed, &saved, 1, &(xd_ema_load_desc){ .record = &record }, NULL) ==
                   XD_ERROR_FORMAT);
         }
         CHECK(xd_ema_update(through, XD_EMA_NEXT, NULL) == XD_OK);
         CHECK(xd_ema_update(resumed ? resumed : first, XD_EMA_NEXT, NULL) == XD_OK);
     }
-    CHECK(memcmp(xd_ema_view(through, 0).value, xd_ema_view(resumed, 0).value, sizeof value) == 0);
-    CHECK_EQ_INT(xd_ema_describe(resumed).iteration, 6);
+    CHECK(memcmp(xd_ema_view(through, 0).shadow.value, xd_ema_view(resumed, 0).shadow.value, sizeof value) ==
+          0);
+    CHECK_EQ_INT(xd_ema_describe(resumed).record.iteration, 6);
     xd_ema_destroy(resumed);
     xd_ema_destroy(first);
     xd_ema_destroy(through);
@@ -592,7 +598,7 @@ XD_TEST(the_final_error_stays_below_the_dead_zone) {
     xd_ctx *ctx = scene_ctx(XD_CPU_BEST, 0);
     const xd_param param = scene_param("w", &value, XD_DTYPE_F32, 1);
     xd_ema *ema = NULL;
-    CHECK(xd_ema_create(ctx, &param, 1, NULL, &ema) == XD_OK);
+    CHECK(average_create(ctx, &param, 1, NULL, &ema) == XD_OK);
     CHECK(xd_ema_update(ema, 1, NULL) == XD_OK);
     value = 1.0f;
     for (int64_t i = 2; i <= 200000; i++) CHECK(xd_ema_update(ema, i, NULL) == XD_OK);
@@ -614,11 +620,11 @@ XD_TEST(numbers_out_of_range_are_refused) {
         if (k == 5) desc.batch_size = -1;
         if (k == 6) desc.start_iteration = -1;
         if (k == 7) desc.decay = -0.1;
-        CHECK(xd_ema_create(ctx, NULL, 0, &desc, &ema) == XD_ERROR_ARGUMENT);
+        CHECK(average_create(ctx, NULL, 0, &desc, &ema) == XD_ERROR_ARGUMENT);
     }
     float value = 0.0f;
     xd_param param = scene_param(NULL, &value, XD_DTYPE_F32, 1);
-    CHECK(xd_ema_create(ctx, &param, 1, NULL, &ema) == XD_ERROR_ARGUMENT);
+    CHECK(average_create(ctx, &param, 1, NULL, &ema) == XD_ERROR_ARGUMENT);
     CHECK(ema == NULL);
     xd_ctx_destroy(ctx);
 }
@@ -646,7 +652,7 @@ XD_TEST(no_room_for_the_shadows_is_an_error) {
     CHECK(xd_ctx_create(&ctx_desc, &ctx) == XD_OK);
     const xd_param param = scene_param("w", &value, XD_DTYPE_F32, 1);
     xd_ema *ema = NULL;
-    CHECK(xd_ema_create(ctx, &param, 1, NULL, &ema) == XD_ERROR_MEMORY);
+    CHECK(average_create(ctx, &param, 1, NULL, &ema) == XD_ERROR_MEMORY);
     CHECK(ema == NULL);
     xd_ema_destroy(ema);
     xd_ctx_destroy(ctx);

@@ -35,8 +35,8 @@ static double error_after(xd_ema_desc desc) {
         CHECK(xd_ema_update(ema, XD_EMA_NEXT, NULL) == XD_OK);
         exact += (1.0 - desc.decay) * ((double)value - exact);
     }
-    double got = (double)((const float *)xd_ema_view(ema, 0).value)[0];
-    if (desc.compensated) got += xd_load_f64(xd_ema_compensation(ema, 0).value, XD_DTYPE_BF16, 0);
+    double got = (double)((const float *)xd_ema_view(ema, 0).shadow.value)[0];
+    if (desc.compensated) got += xd_load_f64(xd_ema_view(ema, 0).compensation.value, XD_DTYPE_BF16, 0);
     xd_ema_destroy(ema);
     xd_ctx_destroy(ctx);
     return fabs(got - exact);
@@ -82,8 +82,8 @@ static void check_compensated(xd_cpu_level level, int threads, double decay, xd_
         CHECK_EQ_INT(xd_ema_update(ema, XD_EMA_NEXT, NULL), XD_OK);
         for (int i = 0; i < N; i++)
             expected_compensated(decay, (float)xd_load_f64(live, dtype, i), &shadow[i], &term[i]);
-        CHECK(memcmp(xd_ema_view(ema, 0).value, shadow, sizeof shadow) == 0);
-        CHECK(memcmp(xd_ema_compensation(ema, 0).value, term, sizeof term) == 0);
+        CHECK(memcmp(xd_ema_view(ema, 0).shadow.value, shadow, sizeof shadow) == 0);
+        CHECK(memcmp(xd_ema_view(ema, 0).compensation.value, term, sizeof term) == 0);
     }
     xd_ema_destroy(ema);
     xd_ctx_destroy(ctx);
@@ -105,14 +105,14 @@ XD_TEST(a_compensated_weight_of_one_takes_the_value_and_infinities_leave_no_term
     xd_ema *ema = scene_ema(ctx, &param, 1, compensated(0.0));
     value = 12345.678f;
     CHECK_EQ_INT(xd_ema_update(ema, XD_EMA_NEXT, NULL), XD_OK);
-    CHECK(((const float *)xd_ema_view(ema, 0).value)[0] == 12345.678f);
-    CHECK_EQ_INT(*(const uint16_t *)xd_ema_compensation(ema, 0).value, 0);
+    CHECK(((const float *)xd_ema_view(ema, 0).shadow.value)[0] == 12345.678f);
+    CHECK_EQ_INT(*(const uint16_t *)xd_ema_view(ema, 0).compensation.value, 0);
     xd_ema_destroy(ema);
     ema = scene_ema(ctx, &param, 1, compensated(0.9));
     value = INFINITY;
     CHECK_EQ_INT(xd_ema_update(ema, XD_EMA_NEXT, NULL), XD_OK);
-    CHECK(isinf(((const float *)xd_ema_view(ema, 0).value)[0]));
-    CHECK_EQ_INT(*(const uint16_t *)xd_ema_compensation(ema, 0).value, 0);
+    CHECK(isinf(((const float *)xd_ema_view(ema, 0).shadow.value)[0]));
+    CHECK_EQ_INT(*(const uint16_t *)xd_ema_view(ema, 0).compensation.value, 0);
     xd_ema_destroy(ema);
     xd_ctx_destroy(ctx);
 }
@@ -127,17 +127,18 @@ XD_TEST(a_compensated_average_is_saved_as_two_tensors_and_resumed_to_the_bit) {
     scene_fill(value, XD_DTYPE_F32, N, 1);
     xd_ema *through = scene_ema(ctx, &param, 1, compensated(0.999)),
            *resumed = scene_ema(ctx, &param, 1, compensated(0.999));
-    CHECK_EQ_STR(xd_ema_compensation(through, 0).name, "w");
-    CHECK(xd_ema_compensation(through, 1).value == NULL && xd_ema_compensation(through, -1).value == NULL);
+    CHECK_EQ_STR(xd_ema_view(through, 0).compensation.name, "w");
+    CHECK(xd_ema_view(through, 1).compensation.value == NULL &&
+          xd_ema_view(through, -1).compensation.value == NULL);
     for (uint32_t t = 0; t < 8; t++) {
         scene_fill(value, XD_DTYPE_F32, N, 20 + t);
         CHECK_EQ_INT(xd_ema_update(through, XD_EMA_NEXT, NULL), XD_OK);
         CHECK_EQ_INT(xd_ema_update(resumed, XD_EMA_NEXT, NULL), XD_OK);
         if (t != 4) continue;
-        const xd_ema_record record = xd_ema_describe(resumed);
+        const xd_ema_record record = xd_ema_describe(resumed).record;
         CHECK(record.config.compensated);
         CHECK_EQ_INT(xd_ema_copy_to(resumed, &saved, 1, false, NULL), XD_OK);
-        memcpy(term, xd_ema_compensation(resumed, 0).value, sizeof term);
+        memcpy(term, xd_ema_view(resumed, 0).compensation.value, sizeof term);
         long terms = 0;
         for (int i = 0; i < N; i++) terms += term[i] % 0x8000 != 0;
         CHECK(terms > N / 2);
@@ -146,13 +147,14 @@ XD_TEST(a_compensated_average_is_saved_as_two_tensors_and_resumed_to_the_bit) {
         CHECK_EQ_INT(xd_ema_update(resumed, XD_EMA_NEXT, NULL), XD_OK); /* a term that a load must forget */
         scene_fill(value, XD_DTYPE_F32, N, 99);
         CHECK_EQ_INT(xd_ema_update(resumed, XD_EMA_NEXT, NULL), XD_OK);
-        CHECK_EQ_INT(xd_ema_load(resumed, &saved, 1, &(xd_ema_load_desc){ .record = &record }, NULL), XD_OK);
-        for (int i = 0; i < N; i++) CHECK(((uint16_t *)xd_ema_compensation(resumed, 0).value)[i] == 0);
-        memcpy(xd_ema_compensation(resumed, 0).value, term, sizeof term);
+        CHECK_EQ_INT(average_load(resumed, &saved, 1, &(xd_ema_load_desc){ .record = &record }, NULL), XD_OK);
+        for (int i = 0; i < N; i++) CHECK(((uint16_t *)xd_ema_view(resumed, 0).compensation.value)[i] == 0);
+        memcpy(xd_ema_view(resumed, 0).compensation.value, term, sizeof term);
     }
-    CHECK(memcmp(xd_ema_view(through, 0).value, xd_ema_view(resumed, 0).value, sizeof shadow) == 0);
-    CHECK(memcmp(xd_ema_compensation(through, 0).value, xd_ema_compensation(resumed, 0).value, sizeof term) ==
+    CHECK(memcmp(xd_ema_view(through, 0).shadow.value, xd_ema_view(resumed, 0).shadow.value, sizeof shadow) ==
           0);
+    CHECK(memcmp(xd_ema_view(through, 0).compensation.value, xd_ema_view(resumed, 0).compensation.value,
+                 sizeof term) == 0);
     xd_ema_destroy(resumed);
     xd_ema_destroy(through);
     xd_ctx_destroy(ctx);
@@ -187,7 +189,7 @@ static void check_random(xd_cpu_level level, double decay, xd_dtype dtype, int64
     param.first = first;
     scene_fill(live, dtype, N, 3);
     xd_ema *ema = scene_ema(ctx, &param, 1, at_random(decay));
-    CHECK_EQ_INT(xd_ema_view(ema, 0).dtype, XD_DTYPE_BF16);
+    CHECK_EQ_INT(xd_ema_view(ema, 0).shadow.dtype, XD_DTYPE_BF16);
     for (int i = 0; i < N; i++) shadow[i] = xd_bf16_from_f32((float)xd_load_f64(live, dtype, i));
     for (int64_t t = 7; t < 11; t++) {
         scene_fill(live, dtype, N, 50 + (uint32_t)t);
@@ -199,7 +201,7 @@ static void check_random(xd_cpu_level level, double decay, xd_dtype dtype, int64
                 weight < 0.5f ? fmaf(weight, difference, before) : fmaf(weight - 1.0f, difference, source);
             shadow[i] = expected_random("layer.w", x, first + i, t);
         }
-        CHECK(memcmp(xd_ema_view(ema, 0).value, shadow, sizeof shadow) == 0);
+        CHECK(memcmp(xd_ema_view(ema, 0).shadow.value, shadow, sizeof shadow) == 0);
     }
     xd_ema_destroy(ema);
     xd_ctx_destroy(ctx);
@@ -230,7 +232,7 @@ XD_TEST(the_mean_of_shadows_at_random_is_the_average_where_nearest_ones_stand_st
     }
     for (int k = 0; k < 2; k++)
         for (int i = 0; i < N; i++)
-            mean[k] += xd_load_f64(xd_ema_view(ema[k], 0).value, XD_DTYPE_BF16, i) / N;
+            mean[k] += xd_load_f64(xd_ema_view(ema[k], 0).shadow.value, XD_DTYPE_BF16, i) / N;
     /* a shadow wanders by sqrt(0.09 / 2^-7) 2^-7, 0.027; the mean of 3001 by 0.0005; six of those */
     CHECK_NEAR(mean[0], exact, 0.003);
     CHECK_NEAR(mean[1], 1.0, 1e-9);
@@ -297,11 +299,11 @@ static void check_cut(xd_tensor_part part, xd_ema_desc desc, int64_t padding) {
     for (int64_t at = part.range.begin; at < part.range.end; at++) {
         const int64_t index = (part.region->interval[0][0].begin + at / columns) * COLUMNS +
                               part.region->interval[1][0].begin + at % columns;
-        CHECK(((const uint16_t *)xd_ema_view(shard, 0).value)[at - part.range.begin] ==
-              ((const uint16_t *)xd_ema_view(one, 0).value)[index]);
+        CHECK(((const uint16_t *)xd_ema_view(shard, 0).shadow.value)[at - part.range.begin] ==
+              ((const uint16_t *)xd_ema_view(one, 0).shadow.value)[index]);
     }
     for (int64_t i = count; i < count + padding; i++)
-        CHECK(((const uint16_t *)xd_ema_view(shard, 0).value)[i] == 0);
+        CHECK(((const uint16_t *)xd_ema_view(shard, 0).shadow.value)[i] == 0);
     xd_ema_destroy(shard);
     xd_ema_destroy(one);
     xd_ctx_destroy(ctx);
@@ -336,13 +338,14 @@ XD_TEST(a_random_average_resumes_from_its_iteration_to_the_same_bits) {
         CHECK_EQ_INT(xd_ema_update(through, XD_EMA_NEXT, NULL), XD_OK);
         CHECK_EQ_INT(xd_ema_update(resumed, XD_EMA_NEXT, NULL), XD_OK);
         if (t != 4) continue;
-        const xd_ema_record record = xd_ema_describe(resumed);
+        const xd_ema_record record = xd_ema_describe(resumed).record;
         CHECK_EQ_INT(xd_ema_copy_to(resumed, &saved, 1, false, NULL), XD_OK);
         xd_ema_destroy(resumed);
         resumed = scene_ema(ctx, &param, 1, at_random(0.99));
-        CHECK_EQ_INT(xd_ema_load(resumed, &saved, 1, &(xd_ema_load_desc){ .record = &record }, NULL), XD_OK);
+        CHECK_EQ_INT(average_load(resumed, &saved, 1, &(xd_ema_load_desc){ .record = &record }, NULL), XD_OK);
     }
-    CHECK(memcmp(xd_ema_view(through, 0).value, xd_ema_view(resumed, 0).value, sizeof kept) == 0);
+    CHECK(memcmp(xd_ema_view(through, 0).shadow.value, xd_ema_view(resumed, 0).shadow.value, sizeof kept) ==
+          0);
     xd_ema_destroy(resumed);
     xd_ema_destroy(through);
     xd_ctx_destroy(ctx);
@@ -378,7 +381,7 @@ XD_TEST(steps_update_averages_of_every_format_as_calls_of_their_own_do) {
             CHECK_EQ_INT(xd_optimizer_step(optimizer[1], NULL, NULL), XD_OK);
             CHECK_EQ_INT(xd_ema_update(ema[1], XD_EMA_NEXT, NULL), XD_OK);
             CHECK_EQ_INT(unmoved[0], unmoved[1]);
-            const xd_param a = xd_ema_view(ema[0], 0), b = xd_ema_view(ema[1], 0);
+            const xd_param a = xd_ema_view(ema[0], 0).shadow, b = xd_ema_view(ema[1], 0).shadow;
             CHECK(memcmp(a.value, b.value, (size_t)N * xd_dtype_size(a.dtype)) == 0);
         }
         for (int k = 0; k < 2; k++) {
@@ -420,7 +423,7 @@ XD_TEST(formats_that_exclude_each_other_are_refused) {
         if (k == 5) d.dtype = XD_DTYPE_F32;
         param.first = k == 6 ? -3 : 0;
         if (k == 7) d.parts = &part;
-        CHECK_EQ_INT(xd_ema_create(ctx, &param, 1, &d, &ema), expected[k].result);
+        CHECK_EQ_INT(average_create(ctx, &param, 1, &d, &ema), expected[k].result);
         CHECK(scene_says(ctx, expected[k].words));
         CHECK(ema == NULL);
         CHECK_EQ_INT(xd_ema_bytes(ctx, &param, 1, &d, &bytes), expected[k].result);
@@ -457,7 +460,7 @@ XD_TEST(bytes_are_those_of_the_format) {
         xd_ema *ema = NULL;
         CHECK_EQ_INT(xd_ema_bytes(ctx, &param, 1, &d, &bytes), XD_OK);
         taken = 0;
-        CHECK_EQ_INT(xd_ema_create(ctx, &param, 1, &d, &ema), XD_OK);
+        CHECK_EQ_INT(average_create(ctx, &param, 1, &d, &ema), XD_OK);
         CHECK_EQ_INT(taken, bytes.host);
         host[k] = bytes.host;
         taken = 0;
@@ -487,7 +490,7 @@ static void check_unmoved(xd_ema_desc desc, xd_dtype dtype, int threads, int64_t
     xd_ema_count_unmoved(ema, &unmoved);
     for (int64_t i = 0; i < MANY; i += 1 + i % 3) /* from no difference to large ones */
         xd_store_f64(live, dtype, i, xd_load_f64(live, dtype, i) * (1.0 + ldexp(1.0, -(int)(i % 24))));
-    const xd_param view = xd_ema_view(ema, 0), lacked = xd_ema_compensation(ema, 0);
+    const xd_param view = xd_ema_view(ema, 0).shadow, lacked = xd_ema_view(ema, 0).compensation;
     const size_t size = xd_dtype_size(view.dtype);
     for (int t = 0; t < 3; t++) {
         memcpy(before, view.value, MANY * size);

@@ -3,6 +3,7 @@
 
 #include "checkpoint_files.h"
 #include "checkpoint_scene.h"
+#include "averages.h"
 
 enum { STEPS = 4, MORE = 3, LISTED = 2 * SCENE_TENSORS };
 
@@ -34,7 +35,7 @@ static void change_formats(scene *s, bool buffers) {
         d.average_buffers = buffers;
         xd_ema_destroy(s->ema[k]);
         s->ema[k] = NULL;
-        CHECK_EQ_INT(xd_ema_create(s->ctx, buffers ? list : s->param, SCENE_TENSORS, &d, &s->ema[k]), XD_OK);
+        CHECK_EQ_INT(average_create(s->ctx, buffers ? list : s->param, SCENE_TENSORS, &d, &s->ema[k]), XD_OK);
         s->averages[k].ema = s->ema[k];
     }
 }
@@ -62,7 +63,8 @@ static void free_scene(scene *s) {
 static void collect(const scene *s, averages *to) {
     for (int i = 0; i < SCENE_TENSORS; i++)
         for (int k = 0; k < SCENE_AVERAGES; k++) {
-            const xd_param shadow = xd_ema_view(s->ema[k], i), term = xd_ema_compensation(s->ema[k], i);
+            const xd_param shadow = xd_ema_view(s->ema[k], i).shadow,
+                           term = xd_ema_view(s->ema[k], i).compensation;
             const size_t size = xd_dtype_size(shadow.dtype);
             CHECK((term.dtype == XD_DTYPE_BF16) == (k == 0 && !scene_tensors[i].buffer));
             for (int64_t e = 0; e < s->param[i].count; e++) {
@@ -121,11 +123,13 @@ static xd_result save(xd_comm *world, void *argument) {
     one.average_count = 1;
     const xd_state_gather_desc gather = { .networks = &one,
                                           .network_count = 1,
+                                          .average = true,
+                                          .record = &record,
                                           .staging_bytes = 64,
                                           .take = s->rank == 0 ? keep : NULL,
                                           .user = &j->exported };
     CHECK_EQ_INT(xd_checkpoint_save(world, &desc), XD_OK);
-    CHECK_EQ_INT(xd_ema_export(world, &gather, &record), XD_OK);
+    CHECK_EQ_INT(xd_state_gather(world, &gather), XD_OK);
     CHECK_EQ_INT(xd_ema_swap(s->ema[0]), XD_ERROR_DTYPE); /* the weights are not all f32 */
     if (s->rank == 0) j->record = record;
     free_scene(s);
@@ -147,7 +151,8 @@ static xd_result load(xd_comm *world, job *j, bool import) {
             step_all(s, 50 + i); /* spoilt, then imported; the others are loaded again */
         CHECK_EQ_INT(xd_checkpoint_load(world, &desc, NULL, NULL), XD_OK);
         for (int i = 0; i < SCENE_TENSORS; i++) {
-            const xd_param shadow = xd_ema_view(s->ema[0], i), term = xd_ema_compensation(s->ema[0], i);
+            const xd_param shadow = xd_ema_view(s->ema[0], i).shadow,
+                           term = xd_ema_view(s->ema[0], i).compensation;
             for (int64_t e = 0; e < term.count; e++) {
                 ((float *)shadow.value)[e] = 3.0f;
                 ((uint16_t *)term.value)[e] = 0x1234;
@@ -156,7 +161,9 @@ static xd_result load(xd_comm *world, job *j, bool import) {
         xd_state_scatter_desc scatter = { .networks = &one, .network_count = 1, .staging_bytes = 64 };
         if (s->rank == 0) scatter.tensors = j->exported.tensors;
         if (s->rank == 0) scatter.tensor_count = j->exported.count;
-        CHECK_EQ_INT(xd_ema_import(world, &scatter, s->rank == 0 ? &j->record : NULL, &report), XD_OK);
+        scatter.average = true;
+        if (s->rank == 0) scatter.record = &j->record;
+        CHECK_EQ_INT(xd_state_scatter(world, &scatter, &report), XD_OK);
         CHECK_EQ_INT(report.loaded, SCENE_TENSORS + SCENE_TENSORS - 2);
         CHECK_EQ_INT(report.missing + report.unexpected + report.wrong_shape + report.wrong_type, 0);
     }

@@ -96,12 +96,14 @@ static bool same(xd_param a, xd_param b) {
 static void check_models(const model *a, const model *b) {
     CHECK(memcmp(a->value, b->value, sizeof a->value) == 0);
     for (int i = 0; i < AVERAGES; i++) {
-        const int64_t count = xd_ema_count(a->averages[i]);
+        const int64_t count = xd_ema_describe(a->averages[i]).count;
         for (int64_t k = 0; k < count; k++) {
-            CHECK(same(xd_ema_view(a->averages[i], k), xd_ema_view(b->averages[i], k)));
-            CHECK(same(xd_ema_compensation(a->averages[i], k), xd_ema_compensation(b->averages[i], k)));
+            CHECK(same(xd_ema_view(a->averages[i], k).shadow, xd_ema_view(b->averages[i], k).shadow));
+            CHECK(same(xd_ema_view(a->averages[i], k).compensation,
+                       xd_ema_view(b->averages[i], k).compensation));
         }
-        CHECK_EQ_INT(xd_ema_describe(a->averages[i]).iteration, xd_ema_describe(b->averages[i]).iteration);
+        CHECK_EQ_INT(xd_ema_describe(a->averages[i]).record.iteration,
+                     xd_ema_describe(b->averages[i]).record.iteration);
     }
 }
 
@@ -258,7 +260,7 @@ static void check_lengths(int64_t stepped, int64_t averaged, bool random) {
     for (int j = 0; j < 2; j++) {
         CHECK_EQ_INT(xd_ema_update(ema[1][j], XD_EMA_NEXT, NULL), XD_OK);
         for (int64_t i = 0; i < averaged; i++)
-            CHECK(same(xd_ema_view(ema[0][j], i), xd_ema_view(ema[1][j], i)));
+            CHECK(same(xd_ema_view(ema[0][j], i).shadow, xd_ema_view(ema[1][j], i).shadow));
     }
     for (int k = 0; k < 2; k++) {
         xd_ema_destroy(ema[k][0]);

@@ -44,8 +44,8 @@ static xd_ema_desc own_dtypes(void) {
 
 /* The shadows as they are, one after the other. */
 static void keep_shadows(const xd_ema *ema, unsigned char (*to)[MOST * 8]) {
-    for (int64_t i = 0; i < xd_ema_count(ema); i++) {
-        const xd_param view = xd_ema_view(ema, i);
+    for (int64_t i = 0; i < xd_ema_describe(ema).count; i++) {
+        const xd_param view = xd_ema_view(ema, i).shadow;
         memcpy(to[i], view.value ? view.value : "", bytes_of(&view));
     }
 }
@@ -56,7 +56,7 @@ static void check_exchange(int threads, bool averaged) {
     model *m = new_model();
     set_weights(m, 1);
     xd_ema *ema = scene_ema(ctx, m->params, ENTRIES, own_dtypes());
-    CHECK_EQ_INT(xd_ema_count(ema), ENTRIES - 1); /* the tied one has no shadow of its own */
+    CHECK_EQ_INT(xd_ema_describe(ema).count, ENTRIES - 1); /* the tied one has no shadow of its own */
     set_weights(m, 2);
     if (averaged) CHECK_EQ_INT(xd_ema_update(ema, XD_EMA_NEXT, NULL), XD_OK);
     set_weights(m, 3);
@@ -64,11 +64,11 @@ static void check_exchange(int threads, bool averaged) {
     memset(shadows, 0, sizeof shadows);
     keep_shadows(ema, shadows);
     for (int turn = 0; turn < 4; turn++) {
-        CHECK(xd_ema_is_swapped(ema) == (turn % 2 == 1));
+        CHECK(xd_ema_describe(ema).swapped == (turn % 2 == 1));
         CHECK_EQ_INT(xd_ema_swap(ema), XD_OK);
         for (int i = 0; i < ENTRIES - 1; i++) {
             const size_t bytes = bytes_of(&m->params[i]);
-            const xd_param view = xd_ema_view(ema, i);
+            const xd_param view = xd_ema_view(ema, i).shadow;
             CHECK(memcmp(m->values[i], turn % 2 ? weights[i] : shadows[i], bytes) == 0);
             CHECK(bytes == 0 || memcmp(view.value, turn % 2 ? shadows[i] : weights[i], bytes) == 0);
         }
@@ -96,7 +96,7 @@ XD_TEST(an_average_that_was_exchanged_goes_on_to_the_bits_of_one_that_was_not) {
             CHECK_EQ_INT(xd_ema_update(ema, XD_EMA_NEXT, NULL), XD_OK);
             for (int turn = 0; turn < 2 * k; turn++) CHECK_EQ_INT(xd_ema_swap(ema), XD_OK);
         }
-        CHECK_EQ_INT(xd_ema_describe(ema).iteration, 6);
+        CHECK_EQ_INT(xd_ema_describe(ema).record.iteration, 6);
         keep_shadows(ema, k ? got : expected);
         xd_ema_destroy(ema);
         free(m);
@@ -121,11 +121,14 @@ static xd_result export_it(xd_ctx *ctx, xd_ema *ema, const xd_param *p, int *tak
     const xd_checkpoint_network network = {
         .parts = &part, .part_count = 1, .averages = &average, .average_count = 1
     };
-    const xd_state_gather_desc gather = {
-        .networks = &network, .network_count = 1, .take = no_take, .user = taken
-    };
+    const xd_state_gather_desc gather = { .networks = &network,
+                                          .network_count = 1,
+                                          .average = true,
+                                          .record = &record,
+                                          .take = no_take,
+                                          .user = taken };
     CHECK_EQ_INT(xd_comm_self(ctx, &comm), XD_OK);
-    const xd_result result = xd_ema_export(comm, &gather, &record);
+    const xd_result result = xd_state_gather(comm, &gather);
     xd_comm_destroy(comm);
     return result;
 }
@@ -154,16 +157,16 @@ XD_TEST(while_exchanged_nothing_updates_steps_publishes_loads_or_saves) {
     CHECK(scene_says(ctx, words));
     CHECK_EQ_INT(xd_ema_copy_to(ema, &list, 1, false, NULL), XD_ERROR_STATE);
     CHECK(scene_says(ctx, words));
-    CHECK_EQ_INT(xd_ema_load(ema, &list, 1, NULL, NULL), XD_ERROR_STATE);
+    CHECK_EQ_INT(average_load(ema, &list, 1, NULL, NULL), XD_ERROR_STATE);
     CHECK(scene_says(ctx, words));
     CHECK_EQ_INT(export_it(ctx, ema, &param, &taken), XD_ERROR_STATE);
     CHECK(scene_says(ctx, words));
     CHECK_EQ_INT(taken, 1);
-    CHECK(value[0] == 1.0f && other[0] == 0.0f && xd_ema_describe(ema).iteration == 0);
+    CHECK(value[0] == 1.0f && other[0] == 0.0f && xd_ema_describe(ema).record.iteration == 0);
     CHECK_EQ_INT(*xd_optimizer_state_at(optimizer, 0).step, 0);
     CHECK_EQ_INT(xd_ema_swap(ema), XD_OK);
     CHECK_EQ_INT(xd_ema_update(ema, XD_EMA_NEXT, NULL), XD_OK);
-    CHECK(value[0] == 5.0f && ((const float *)xd_ema_view(ema, 0).value)[0] == 3.0f);
+    CHECK(value[0] == 5.0f && ((const float *)xd_ema_view(ema, 0).shadow.value)[0] == 3.0f);
     xd_optimizer_destroy(optimizer);
     xd_ema_destroy(ema);
     xd_ctx_destroy(ctx);
@@ -181,7 +184,7 @@ XD_TEST(shadows_of_another_dtype_are_not_exchanged_and_neither_are_the_others) {
     CHECK_EQ_INT(xd_ema_swap(ema), XD_ERROR_DTYPE);
     CHECK(scene_says(ctx, "second: a shadow of f32 and values of bf16") ||
           scene_says(ctx, "second: a shadow of F32 and values of BF16"));
-    CHECK(first == 9.0f && !xd_ema_is_swapped(ema));
+    CHECK(first == 9.0f && !xd_ema_describe(ema).swapped);
     params[1].count = 0; /* the list changed */
     CHECK_EQ_INT(xd_ema_swap(ema), XD_ERROR_STATE);
     CHECK(scene_says(ctx, "second"));

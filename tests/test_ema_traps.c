@@ -17,7 +17,9 @@ static void check_weight(xd_cpu_level level, xd_dtype dtype, bool joined) {
     xd_optimizer *optimizer = NULL;
     xd_param param = scene_param("w", live, dtype, N);
     param.gradient = gradient;
-    xd_optimizer_desc desc = xd_sgd_defaults(&param, 1);
+    xd_optimizer_desc desc = (xd_optimizer_desc){
+        .params = &param, .param_count = 1, .kind = XD_OPTIMIZER_SGD, .learning_rate = 1e-3
+    };
     CHECK(right != wrong && wrong > 1.0001e-4f);
     memset(live, 0, sizeof live);
     memset(gradient, 0, sizeof gradient);
@@ -30,7 +32,7 @@ static void check_weight(xd_cpu_level level, xd_dtype dtype, bool joined) {
     const xd_optimizer_step_desc with = { .averages = &ema, .average_count = 1 };
     CHECK_EQ_INT(joined ? xd_optimizer_step(optimizer, &with, NULL) : xd_ema_update(ema, XD_EMA_NEXT, NULL),
                  XD_OK);
-    const float *shadow = (const float *)xd_ema_view(ema, 0).value;
+    const float *shadow = (const float *)xd_ema_view(ema, 0).shadow.value;
     long other = 0;
     for (int i = 0; i < N; i++) other += shadow[i] != right;
     CHECK_EQ_INT(other, 0);
@@ -62,7 +64,7 @@ static void check_fused(xd_cpu_level level) {
             const float d = live[i] - before[i], a = w < 0.5f ? w : w - 1.0f,
                         base = w < 0.5f ? before[i] : live[i];
             volatile float product = a * d;
-            const float once = fmaf(a, d, base), got = ((const float *)xd_ema_view(ema, 0).value)[i];
+            const float once = fmaf(a, d, base), got = ((const float *)xd_ema_view(ema, 0).shadow.value)[i];
             other += got != once;
             twice += product + base != once;
         }
@@ -101,9 +103,9 @@ XD_TEST(trap_buffers_are_copied_also_those_of_floats_not_averaged) {
         value = running = 3.0f;
         counter = 3;
         CHECK_EQ_INT(xd_ema_update(ema, XD_EMA_NEXT, NULL), XD_OK);
-        CHECK(xd_load_f64(xd_ema_view(ema, 0).value, xd_ema_view(ema, 0).dtype, 0) == 2.0);
-        CHECK(*(const float *)xd_ema_view(ema, 1).value == 3.0f);
-        CHECK(*(const int64_t *)xd_ema_view(ema, 2).value == 3);
+        CHECK(xd_load_f64(xd_ema_view(ema, 0).shadow.value, xd_ema_view(ema, 0).shadow.dtype, 0) == 2.0);
+        CHECK(*(const float *)xd_ema_view(ema, 1).shadow.value == 3.0f);
+        CHECK(*(const int64_t *)xd_ema_view(ema, 2).shadow.value == 3);
         xd_ema_destroy(ema);
     }
     xd_ctx_destroy(ctx);
@@ -156,16 +158,16 @@ XD_TEST(trap_an_empty_map_does_not_initialize_the_average) {
     const xd_param one = scene_param("a", &saved, XD_DTYPE_F32, 1);
     const xd_ema_load_desc lenient = { .lenient = true };
     xd_ema *ema = scene_ema(ctx, params, 2, desc);
-    CHECK_EQ_INT(xd_ema_load(ema, NULL, 0, NULL, NULL), XD_ERROR_MISSING);
-    CHECK(!xd_ema_describe(ema).initialized);
-    CHECK_EQ_INT(xd_ema_load(ema, NULL, 0, &lenient, NULL), XD_OK);
-    CHECK(!xd_ema_describe(ema).initialized);
-    CHECK_EQ_INT(xd_ema_load(ema, &one, 1, &lenient, NULL), XD_OK);
-    CHECK(!xd_ema_describe(ema).initialized); /* nor does a part */
+    CHECK_EQ_INT(average_load(ema, NULL, 0, NULL, NULL), XD_ERROR_MISSING);
+    CHECK(!xd_ema_describe(ema).record.initialized);
+    CHECK_EQ_INT(average_load(ema, NULL, 0, &lenient, NULL), XD_OK);
+    CHECK(!xd_ema_describe(ema).record.initialized);
+    CHECK_EQ_INT(average_load(ema, &one, 1, &lenient, NULL), XD_OK);
+    CHECK(!xd_ema_describe(ema).record.initialized); /* nor does a part */
     value[0] = 5.0f;
     CHECK_EQ_INT(xd_ema_update(ema, XD_EMA_NEXT, NULL), XD_OK);
-    CHECK(*(const float *)xd_ema_view(ema, 0).value == 5.0f); /* copied, not averaged with 9 or 1 */
-    CHECK(*(const float *)xd_ema_view(ema, 1).value == 2.0f);
+    CHECK(*(const float *)xd_ema_view(ema, 0).shadow.value == 5.0f); /* copied, not averaged with 9 or 1 */
+    CHECK(*(const float *)xd_ema_view(ema, 1).shadow.value == 2.0f);
     xd_ema_destroy(ema);
     xd_ctx_destroy(ctx);
 }
@@ -193,13 +195,13 @@ XD_TEST(trap_a_shape_that_could_be_broadcast_is_refused_and_nothing_is_written) 
         p.dims = other[k].dims;
         for (int lenient = 0; lenient < 2; lenient++) {
             const xd_ema_load_desc how = { .lenient = lenient != 0 };
-            CHECK_EQ_INT(xd_ema_load(ema, &p, 1, &how, &match), XD_ERROR_SHAPE);
+            CHECK_EQ_INT(average_load(ema, &p, 1, &how, &match), XD_ERROR_SHAPE);
             CHECK(match.wrong_shape == 1 && match.matched == 0);
             CHECK_EQ_STR(match.names, "w");
             CHECK_EQ_INT(xd_ema_copy_to(ema, &p, 1, lenient != 0, &match), XD_ERROR_SHAPE);
         }
         for (int i = 0; i < 6; i++)
-            CHECK(list[i] == 7.0f && ((const float *)xd_ema_view(ema, 0).value)[i] == 1.0f);
+            CHECK(list[i] == 7.0f && ((const float *)xd_ema_view(ema, 0).shadow.value)[i] == 1.0f);
     }
     xd_ema_destroy(ema);
     xd_ctx_destroy(ctx);
@@ -214,7 +216,7 @@ XD_TEST(trap_what_was_copied_out_does_not_change_with_the_next_update) {
     CHECK_EQ_INT(xd_ema_copy_to(ema, &out, 1, false, NULL), XD_OK);
     value = 3.0f;
     CHECK_EQ_INT(xd_ema_update(ema, XD_EMA_NEXT, NULL), XD_OK);
-    CHECK(saved == 1.0f && *(const float *)xd_ema_view(ema, 0).value == 2.0f);
+    CHECK(saved == 1.0f && *(const float *)xd_ema_view(ema, 0).shadow.value == 2.0f);
     xd_ema_destroy(ema);
     xd_ctx_destroy(ctx);
 }
@@ -252,14 +254,14 @@ XD_TEST(trap_a_shard_of_one_row_is_neither_spread_nor_mixed_with_the_whole) {
             CHECK_EQ_INT(xd_ema_update(one, XD_EMA_NEXT, NULL), XD_OK);
             CHECK_EQ_INT(xd_ema_update(part, XD_EMA_NEXT, NULL), XD_OK);
             for (int i = 0; i < 2; i++) {
-                const xd_param mine = xd_ema_view(part, i), theirs = xd_ema_view(one, i);
+                const xd_param mine = xd_ema_view(part, i).shadow, theirs = xd_ema_view(one, i).shadow;
                 CHECK_EQ_INT(mine.count, shard[i].count);
                 CHECK(memcmp(mine.value ? mine.value : kept,
                              empty ? (void *)kept : (float *)theirs.value + (i ? r : r * COLUMNS),
                              (size_t)mine.count * sizeof(float)) == 0);
             }
         }
-        CHECK_EQ_INT(xd_ema_load(part, whole, 2, NULL, NULL), XD_ERROR_SHAPE);
+        CHECK_EQ_INT(average_load(part, whole, 2, NULL, NULL), XD_ERROR_SHAPE);
         CHECK_EQ_INT(xd_ema_copy_to(part, whole, 2, true, NULL), XD_ERROR_SHAPE);
         CHECK_EQ_INT(xd_ema_copy_to(one, shard, 2, true, NULL), XD_ERROR_SHAPE);
         xd_ema_destroy(part);

@@ -15,8 +15,8 @@ static xd_result copy_whole(xd_comm *world, void *argument) {
     (void)argument;
     CHECK(xd_fake_score_create(teacher, NULL, &fake) == XD_OK);
     CHECK_EQ_INT(fake_wrong(fake, NULL), 0);
-    CHECK_EQ_INT(xd_model_weight_count(fake), FAKE_TENSORS);
-    CHECK_EQ_STR(xd_block_settings(xd_model_find_block(fake, "blocks.1"))->type, "block");
+    CHECK_EQ_INT(xd_model_describe(fake).weight_count, FAKE_TENSORS);
+    CHECK_EQ_STR(xd_block_describe(xd_model_find_block(fake, "blocks.1")).desc->type, "block");
     for (int64_t i = 0; i < FAKE_TENSORS; i++) {
         const xd_weight_info from = xd_weight_describe(xd_model_weight_at(teacher, i)),
                              to = xd_weight_describe(xd_model_weight_at(fake, i));
@@ -253,7 +253,7 @@ static xd_result describe_and_add(xd_comm *world, void *argument) {
     CHECK(xd_fake_score_describe(teacher, NULL, &fake) == XD_OK); /* of a teacher without storage */
     CHECK(xd_weight_add(xd_model_find_block(fake, "out"), &head, NULL) == XD_OK);
     CHECK(xd_model_seal(fake) == XD_OK);
-    CHECK_EQ_INT(xd_model_weight_count(fake), FAKE_TENSORS + 1);
+    CHECK_EQ_INT(xd_model_describe(fake).weight_count, FAKE_TENSORS + 1);
     CHECK(!xd_weight_describe(xd_model_find_weight(fake, "embed.weight")).value);
     CHECK(xd_model_allocate(fake) == XD_OK && xd_model_init_weights(fake) == XD_OK);
     fake_fill(teacher);
@@ -361,14 +361,14 @@ static xd_result cut_otherwise(void *user, const char *name, xd_weight_desc *wei
 typedef struct fake_list {
     xd_tensor_part parts[FAKE_TENSORS];
     xd_state_tensor tensors[FAKE_TENSORS];
-    xd_safetensors_entry entries[FAKE_TENSORS];
+    xd_weights_entry entries[FAKE_TENSORS];
     xd_region whole[FAKE_TENSORS];
     int64_t data[FAKE_TENSORS][64];
     int64_t count;
     int reads, fails_at; /* the call that fails; 0: none */
 } fake_list;
 
-static xd_result read_list(void *user, const xd_safetensors_entry *entry, xd_interval elements, void *to) {
+static xd_result read_list(void *user, const xd_weights_entry *entry, xd_interval elements, void *to) {
     fake_list *list = (fake_list *)user;
     const fake_tensor *t = fake_find(entry->name);
     const size_t size = xd_dtype_size(entry->dtype);
@@ -397,7 +397,7 @@ static void make_list(xd_comm *world, bool table, fake_list *list) {
                                            .range = { 0, xd_comm_rank(world) ? 0 : fake_numel(t) } };
         for (int d = 0; d < t->ndim; d++) list->parts[n].shape[d] = t->shape[d];
         list->tensors[n] = (xd_state_tensor){ NULL, name, t->dtype, t->ndim, t->shape, list->data[n] };
-        list->entries[n] = (xd_safetensors_entry){ t->full, t->dtype, t->ndim, t->shape };
+        list->entries[n] = (xd_weights_entry){ t->full, t->dtype, t->ndim, t->shape };
         list->count++;
     }
 }

@@ -155,7 +155,7 @@ static xd_result to_columns(void *user, const char *name, xd_weight_desc *weight
     return XD_OK;
 }
 
-static xd_result read_number(void *user, const xd_safetensors_entry *entry, xd_interval elements, void *to) {
+static xd_result read_number(void *user, const xd_weights_entry *entry, xd_interval elements, void *to) {
     ++*(int64_t *)user;
     for (int64_t i = elements.begin; i < elements.end; i++)
         ((float *)to)[i - elements.begin] = fake_number(entry->name, i);
@@ -168,7 +168,7 @@ static xd_result measure(xd_comm *world, void *argument) {
     const budget *b = (const budget *)argument;
     const int64_t shape[2] = { WIDE_ROWS, WIDE_COLUMNS };
     const int64_t tensor = WIDE_ROWS * WIDE_COLUMNS * 4, shard = SCENE_WEIGHTS * tensor / 4;
-    xd_safetensors_entry entries[SCENE_WEIGHTS];
+    xd_weights_entry entries[SCENE_WEIGHTS];
     int64_t reads = 0;
     scene s;
     scene_open(&s, world, WIDE_ROWS, WIDE_COLUMNS);
@@ -177,7 +177,7 @@ static xd_result measure(xd_comm *world, void *argument) {
     s.desc.staging_bytes = (size_t)b->staging;
     s.desc.source.from = b->from;
     for (int i = 0; i < SCENE_WEIGHTS; i++)
-        entries[i] = (xd_safetensors_entry){ scene_names[i], XD_DTYPE_F32, 2, shape };
+        entries[i] = (xd_weights_entry){ scene_names[i], XD_DTYPE_F32, 2, shape };
     s.desc.source.reader = (xd_fake_score_reader){ entries, SCENE_WEIGHTS, read_number, &reads };
     const int64_t before = fake_bytes;
     fake_most = before;
@@ -431,14 +431,14 @@ XD_TEST(a_fake_score_that_is_refused_has_taken_no_memory_for_weights) {
 
 /* ---- sources that do not cover, or fail ---- */
 
-static xd_result read_badly(void *user, const xd_safetensors_entry *entry, xd_interval elements, void *to) {
+static xd_result read_badly(void *user, const xd_weights_entry *entry, xd_interval elements, void *to) {
     const int rank = *(const int *)user;
     if (rank == 1 && strcmp(entry->name, "w2") == 0) return XD_ERROR_IO;
     for (int64_t i = 0; i < elements.end - elements.begin; i++) ((float *)to)[i] = 1.0f;
     return XD_OK;
 }
 
-static void fail_sources(scene *s, xd_tensor_part *parts, xd_safetensors_entry *entries,
+static void fail_sources(scene *s, xd_tensor_part *parts, xd_weights_entry *entries,
                          xd_state_tensor *tensors) {
     xd_fake_score_source *source = &s->desc.source;
     source->from = (xd_fake_score_from)4;
@@ -493,7 +493,7 @@ static xd_result break_sources(xd_comm *world, void *argument) {
     static const int64_t shape[2] = { 6, 4 };
     float whole[24] = { 0 };
     xd_tensor_part parts[SCENE_WEIGHTS];
-    xd_safetensors_entry entries[SCENE_WEIGHTS];
+    xd_weights_entry entries[SCENE_WEIGHTS];
     xd_state_tensor tensors[SCENE_WEIGHTS];
     scene s;
     (void)argument;
@@ -507,7 +507,7 @@ static xd_result break_sources(xd_comm *world, void *argument) {
                                      .region = info.region,
                                      .range = { 0, info.count },
                                      .data = info.value };
-        entries[i] = (xd_safetensors_entry){ info.name, XD_DTYPE_F32, 2, shape };
+        entries[i] = (xd_weights_entry){ info.name, XD_DTYPE_F32, 2, shape };
         tensors[i] = (xd_state_tensor){ NULL, info.name, XD_DTYPE_F32, 2, shape, whole };
     }
     fail_sources(&s, parts, entries, tensors);
@@ -550,14 +550,14 @@ static xd_result starve(xd_comm *world, void *argument) {
     const xd_fake_score_from from = *(const xd_fake_score_from *)argument;
     static const int64_t shape[2] = { 5, 4 };
     static float whole[SCENE_WEIGHTS][20];
-    xd_safetensors_entry entries[SCENE_WEIGHTS];
+    xd_weights_entry entries[SCENE_WEIGHTS];
     xd_state_tensor tensors[SCENE_WEIGHTS];
     int64_t reads = 0, failed = 0;
     scene s;
     scene_open(&s, world, 5, 4);
     xd_layout *columns = scene_layout(&s, &s.topology, 1);
     for (int i = 0; i < SCENE_WEIGHTS; i++) {
-        entries[i] = (xd_safetensors_entry){ scene_names[i], XD_DTYPE_F32, 2, shape };
+        entries[i] = (xd_weights_entry){ scene_names[i], XD_DTYPE_F32, 2, shape };
         tensors[i] = (xd_state_tensor){ NULL, scene_names[i], XD_DTYPE_F32, 2, shape, whole[i] };
         for (int k = 0; k < 20 && s.rank == 0; k++) whole[i][k] = fake_number(scene_names[i], k);
     }

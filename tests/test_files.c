@@ -7,6 +7,7 @@
 
 #include "xdistill.h"
 #include "xd_test.h"
+#include "weights_calls.h"
 
 #include <errno.h>
 #include <fcntl.h>
@@ -585,7 +586,7 @@ XD_TEST(a_direct_write_that_fails_is_an_error_and_one_that_is_not_offered_a_reas
 static xd_result make_directory(const folder *f) {
     xd_publish_directory *d = NULL;
     char name[100];
-    XD_TRY(xd_publish_directory_create(f->ctx, f->path, &d));
+    XD_TRY(xd_publish_directory_create(f->ctx, &(xd_publish_directory_desc){ f->path }, &d));
     snprintf(name, sizeof name, "%s/inner", xd_publish_directory_path(d));
     CHECK_EQ_INT(f->files->make_directory(f->files->user, name), 0);
     return xd_publish_directory_commit(d);
@@ -692,7 +693,7 @@ XD_TEST(files_of_the_callers_own_need_no_more_than_they_are_asked_for) {
     xd_ctx *ctx = NULL;
     char *text = NULL;
     size_t bytes = 0;
-    xd_safetensors *tensors = NULL;
+    xd_weights *tensors = NULL;
     const xd_ctx_desc desc = shelf_desc(&s);
     CHECK_EQ_INT(xd_ctx_create(&desc, &ctx), XD_OK);
     CHECK(xd_ctx_settings(ctx)->files.map == NULL && xd_ctx_settings(ctx)->files.sync == NULL);
@@ -703,9 +704,9 @@ XD_TEST(files_of_the_callers_own_need_no_more_than_they_are_asked_for) {
     CHECK_EQ_INT(s.modes[0], XD_FILE_NEW);
     CHECK_EQ_INT(s.modes[1], XD_FILE_READ);
     CHECK_EQ_INT(xd_file_save(ctx, "b", empty, sizeof empty - 1), XD_OK);
-    CHECK_EQ_INT(xd_safetensors_open(ctx, "b", NULL, &tensors), XD_OK); /* without map */
-    CHECK_EQ_INT(xd_safetensors_count(tensors), 0);
-    xd_safetensors_close(tensors);
+    CHECK_EQ_INT(weights_open_file(ctx, "b", NULL, &tensors), XD_OK); /* without map */
+    CHECK_EQ_INT(weights_count(tensors), 0);
+    xd_weights_close(tensors);
     char large[SHELF_BYTES + 1] = "";
     CHECK_EQ_INT(xd_file_save(ctx, "c", large, sizeof large), XD_ERROR_IO); /* without remove */
     CHECK(shelf_find(&s, "c") < 0 && shelf_find(&s, "c.tmp-0") >= 0);
@@ -772,16 +773,16 @@ XD_TEST(a_map_is_ended_once_with_its_address_and_size) {
     shelf s;
     for (int maps = 0; maps < 2; maps++) {
         xd_ctx *ctx = NULL;
-        xd_safetensors *tensors = NULL;
+        xd_weights *tensors = NULL;
         xd_ctx_desc desc = shelf_desc(&s);
         desc.files.map = maps ? shelf_map : shelf_no_map;
         desc.files.unmap = shelf_unmap;
         CHECK_EQ_INT(xd_ctx_create(&desc, &ctx), XD_OK);
         CHECK_EQ_INT(xd_file_save(ctx, "b", empty, sizeof empty - 1), XD_OK);
-        CHECK_EQ_INT(xd_safetensors_open(ctx, "b", NULL, &tensors), XD_OK);
+        CHECK_EQ_INT(weights_open_file(ctx, "b", NULL, &tensors), XD_OK);
         CHECK_EQ_INT(s.maps, maps);
         CHECK_EQ_INT(s.unmaps, 0);
-        xd_safetensors_close(tensors);
+        xd_weights_close(tensors);
         CHECK_EQ_INT(s.unmaps, maps); /* what was read instead has no map to end */
         if (maps) CHECK(s.unmapped == s.bytes[shelf_find(&s, "b")] && s.unmapped_bytes == sizeof empty - 1);
         xd_ctx_destroy(ctx);

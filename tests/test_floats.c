@@ -42,7 +42,7 @@ static void guests_meet(guest guests[RANKS], float_kind odd) {
     xd_ctx *ctx = open_ctx(1, NULL, XD_REDUCTION_DETERMINISTIC, XD_CPU_BEST);
     xd_thread_world *world = NULL;
     pthread_t threads[RANKS];
-    CHECK_EQ_INT(xd_thread_world_create(ctx, RANKS, &world), XD_OK);
+    CHECK_EQ_INT(xd_thread_world_create(ctx, &(xd_thread_world_desc){ RANKS }, &world), XD_OK);
     for (int r = 0; r < RANKS; r++) {
         memset(&guests[r], 0, sizeof guests[r]);
         guests[r].world = world;

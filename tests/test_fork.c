@@ -259,7 +259,9 @@ XD_TEST(a_child_leaves_a_save_of_its_origin_alone) {
     s.d.networks = &network->network;
     s.d.network_count = 1;
     s.d.block_bytes = 4096;
-    CHECK_EQ_INT(xd_checkpoint_saver_create(self, &network->network, 1, &s.saver), XD_OK);
+    CHECK_EQ_INT(
+        xd_checkpoint_saver_create(self, &(xd_checkpoint_saver_desc){ &network->network, 1 }, &s.saver),
+        XD_OK);
     for (s.d.step = 1; s.d.step <= 2; s.d.step++) {
         scene_step(network, (int)s.d.step);
         CHECK_EQ_INT(xd_checkpoint_save_start(s.saver, &s.d), XD_OK);
@@ -306,7 +308,9 @@ XD_TEST(a_child_that_aborts_files_of_its_origin_leaves_them) {
     block.ids = ids;
     block.next = next;
     CHECK_EQ_INT(xd_publish_create(ctx, path_in(root, "file"), &w.file), XD_OK);
-    CHECK_EQ_INT(xd_publish_directory_create(ctx, path_in(root, "folder"), &w.directory), XD_OK);
+    CHECK_EQ_INT(xd_publish_directory_create(ctx, &(xd_publish_directory_desc){ path_in(root, "folder") },
+                                             &w.directory),
+                 XD_OK);
     CHECK_EQ_INT(xd_teacher_cache_writer_create(ctx, path_in(root, "cache"), &d, &w.cache), XD_OK);
     CHECK_EQ_INT(xd_teacher_cache_writer_document(w.cache, NULL, 0), XD_OK);
     CHECK_EQ_INT(xd_teacher_cache_writer_append(w.cache, &block), XD_OK);

@@ -126,7 +126,7 @@ static xd_result gather_scene(xd_comm *world, void *argument) {
     const xd_state_gather_desc d = gather_desc(s, j->store, j->staging_bytes);
     CHECK_EQ_INT(xd_state_gather(world, &d), XD_OK);
     if (s->rank == 0)
-        for (int k = 0; k < SCENE_AVERAGES; k++) j->records[k] = xd_ema_describe(s->ema[k]);
+        for (int k = 0; k < SCENE_AVERAGES; k++) j->records[k] = xd_ema_describe(s->ema[k]).record;
     free_scene(s);
     return XD_OK;
 }
@@ -149,7 +149,9 @@ static xd_result scatter_scene(xd_comm *world, void *argument) {
         one.average_count = 1;
         e.networks = &one;
         e.lenient = true; /* the list has other groups */
-        CHECK_EQ_INT(xd_ema_import(world, &e, s->rank == 0 ? &j->records[k] : NULL, &report), XD_OK);
+        e.average = true;
+        e.record = s->rank == 0 ? &j->records[k] : NULL;
+        CHECK_EQ_INT(xd_state_scatter(world, &e, &report), XD_OK);
         CHECK_EQ_INT(report.loaded, SCENE_TENSORS);
         CHECK_EQ_INT(report.missing, 0);
     }
@@ -213,12 +215,14 @@ static xd_result export_average(xd_comm *world, void *argument) {
     xd_state_gather_desc d = gather_desc(s, j->store, 64);
     xd_ema_record record;
     memset(&record, 0, sizeof record);
-    CHECK_EQ_INT(xd_ema_export(world, &d, &record), XD_ERROR_ARGUMENT); /* two averages */
+    d.average = true;
+    d.record = &record;
+    CHECK_EQ_INT(xd_state_gather(world, &d), XD_ERROR_ARGUMENT); /* two averages */
     CHECK(says(s->ctx, "2 averages"));
     one.averages = &s->averages[1];
     one.average_count = 1;
     d.networks = &one;
-    CHECK_EQ_INT(xd_ema_export(world, &d, &record), XD_OK);
+    CHECK_EQ_INT(xd_state_gather(world, &d), XD_OK);
     CHECK_EQ_INT(record.iteration, 5);
     CHECK(record.initialized);
     /* An average filled without a record is initialized, and its iteration its own. */
@@ -229,12 +233,15 @@ static xd_result export_average(xd_comm *world, void *argument) {
     one.averages = &fresh->averages[1];
     one.average_count = 1;
     e.networks = &one;
-    CHECK_EQ_INT(xd_ema_import(world, &e, NULL, &report), XD_OK);
+    e.average = true;
+    CHECK_EQ_INT(xd_state_scatter(world, &e, &report), XD_OK);
     CHECK_EQ_INT(report.loaded, SCENE_TENSORS);
-    CHECK_EQ_INT(xd_ema_describe(fresh->ema[1]).iteration, xd_ema_describe(s->ema[1]).iteration - 5);
-    CHECK(xd_ema_describe(fresh->ema[1]).initialized);
+    CHECK_EQ_INT(xd_ema_describe(fresh->ema[1]).record.iteration,
+                 xd_ema_describe(s->ema[1]).record.iteration - 5);
+    CHECK(xd_ema_describe(fresh->ema[1]).record.initialized);
     record.format_version = 2;
-    CHECK(xd_ema_import(world, &e, &record, NULL) == (s->rank == 0 ? XD_ERROR_FORMAT : XD_ERROR_PEER));
+    e.record = &record;
+    CHECK(xd_state_scatter(world, &e, NULL) == (s->rank == 0 ? XD_ERROR_FORMAT : XD_ERROR_PEER));
     free_scene(fresh);
     free_scene(s);
     return XD_OK;
@@ -257,7 +264,7 @@ static uint64_t hash_of_the_rest(const scene *s) {
     for (int i = 0; i < SCENE_TENSORS; i++) {
         const xd_optimizer_state state = xd_optimizer_state_at(s->optimizer, i);
         const size_t count = (size_t)s->param[i].count;
-        const xd_param shadow = xd_ema_view(s->ema[0], i);
+        const xd_param shadow = xd_ema_view(s->ema[0], i).shadow;
         if (state.exp_avg) hash = xd_hash(hash, state.exp_avg, count * sizeof(float));
         hash = xd_hash(hash, state.step, sizeof *state.step);
         hash = xd_hash(hash, shadow.value, count * xd_dtype_size(shadow.dtype));

@@ -1,13 +1,14 @@
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
 #include "xd_test.h"
+#include "weights_calls.h"
 
 #include <stdlib.h>
 #include <unistd.h>
 
 enum { ROWS = 13, COLUMNS = 5 };
 
-static const xd_safetensors_pair pairs[2] = { { "step", "12" }, { "lesson", "of the fox" } };
+static const xd_weights_pair pairs[2] = { { "step", "12" }, { "lesson", "of the fox" } };
 
 typedef struct gather_case {
     char directory[64];
@@ -74,31 +75,28 @@ static xd_result save(xd_comm *world, void *argument) {
 
 static void check_saved(const gather_case *c) {
     xd_ctx *ctx = NULL;
-    xd_weights_files *model = NULL;
-    xd_safetensors *file;
-    int64_t index;
+    xd_weights *model = NULL;
     float value = 0.0f;
     CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
-    CHECK_EQ_INT(xd_weights_files_open(ctx, c->directory, NULL, &model), XD_OK);
+    CHECK_EQ_INT(weights_open_directory(ctx, c->directory, NULL, &model), XD_OK);
     for (int i = 0; i < 2 && model; i++) {
         float values[ROWS * COLUMNS];
-        CHECK_EQ_INT(xd_weights_files_find(model, i ? "columns" : "rows", &file, &index), XD_OK);
-        CHECK_EQ_INT(xd_safetensors_read_range(file, index, 0, sizeof values, values), XD_OK);
+        const int64_t index = xd_weights_find(model, i ? "columns" : "rows");
+        CHECK_EQ_INT(weights_read_bytes(model, index, 0, sizeof values, values), XD_OK);
         for (int k = 0; k < ROWS * COLUMNS; k++) CHECK_NEAR(values[k], k, 0);
     }
-    CHECK_EQ_INT(xd_weights_files_find(model, "scalar", &file, &index), XD_OK);
-    CHECK_EQ_INT(xd_safetensors_read_range(file, index, 0, sizeof value, &value), XD_OK);
+    CHECK_EQ_INT(xd_weights_read(model, xd_weights_find(model, "scalar"), NULL, &value), XD_OK);
     CHECK_NEAR(value, 42.0, 0);
-    CHECK_EQ_INT(xd_weights_files_find(model, "empty", &file, &index), XD_OK);
-    CHECK_EQ_STR(xd_safetensors_metadata(file, "format"), "pt");
+    CHECK(xd_weights_find(model, "empty") >= 0);
+    CHECK_EQ_STR(xd_weights_metadata(model, "format"), "pt");
     for (int i = 0; i < 2; i++) {
-        const char *found = xd_safetensors_metadata(file, pairs[i].key);
+        const char *found = xd_weights_metadata(model, pairs[i].key);
         if (i < c->pairs)
             CHECK_EQ_STR(found ? found : "", pairs[i].value);
         else
             CHECK(found == NULL);
     }
-    xd_weights_files_close(model);
+    xd_weights_close(model);
     xd_ctx_destroy(ctx);
 }
 

@@ -6,6 +6,7 @@
 #include "images_scene.h"
 
 #include "../examples/images/images_watch.c"
+#include "averages.h"
 
 enum { IN_LEAF = 2, BATCH = IN_LEAF * IMAGES_LEAVES };
 
@@ -102,7 +103,7 @@ static void watch_step(images_run *run, double weight) {
     run->recipe = &recipe;
     run->roles[XD_DMD_STUDENT].count = 1;
     run->roles[XD_DMD_STUDENT].params = &param;
-    CHECK_EQ_INT(xd_ema_create(ctx, &param, 1, NULL, &run->roles[XD_DMD_STUDENT].average), XD_OK);
+    CHECK_EQ_INT(average_create(ctx, &param, 1, NULL, &run->roles[XD_DMD_STUDENT].average), XD_OK);
     run->desc = xd_dmd_defaults(XD_DMD_MODELOPT);
     for (int role = 0; role < XD_DMD_ROLES; role++) {
         if (role == XD_DMD_DISCRIMINATOR) continue;

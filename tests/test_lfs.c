@@ -3,6 +3,7 @@
 #include "xdistill.h"
 #include "xd_test.h"
 #include "checkpoint_files.h"
+#include "weights_calls.h"
 
 static const char pointer[] =
     "version https://git-lfs.github.com/spec/v1\n"
@@ -27,21 +28,21 @@ XD_TEST(a_pointer_of_git_lfs_is_called_that_by_every_reader_of_a_file) {
     char *text = NULL;
     size_t bytes = 0;
     xd_json *json = NULL;
-    xd_safetensors *tensors = NULL;
+    xd_weights *tensors = NULL;
     xd_tokenizer *tokenizer = NULL;
     xd_projection projection;
     xd_teacher_cache *cache = NULL;
-    xd_safetensors_desc stream;
+    xd_weights_desc stream;
     CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
     const char *root = new_root();
     const char *path = put_file(ctx, root, "file", pointer, BYTES);
     memset(&stream, 0, sizeof stream);
-    stream.mode = XD_SAFETENSORS_STREAM;
+    stream.mode = XD_WEIGHTS_STREAM;
     check(ctx, "xd_file_load", xd_file_load(ctx, path, 0, &text, &bytes));
     check(ctx, "xd_json_load", xd_json_load(ctx, NULL, path, &json));
-    check(ctx, "xd_safetensors_open", xd_safetensors_open(ctx, path, NULL, &tensors));
+    check(ctx, "a file", weights_open_file(ctx, path, NULL, &tensors));
     CHECK(strstr(xd_last_error(ctx)->message, root) != NULL);
-    check(ctx, "xd_safetensors_open, stream", xd_safetensors_open(ctx, path, &stream, &tensors));
+    check(ctx, "a file, stream", weights_open_file(ctx, path, &stream, &tensors));
     check(ctx, "xd_tokenizer_load", xd_tokenizer_load(ctx, path, NULL, &tokenizer));
     check(ctx, "xd_projection_load", xd_projection_load(ctx, path, NULL, &projection));
     check(ctx, "xd_teacher_cache_open", xd_teacher_cache_open(ctx, path, NULL, &cache));
@@ -52,12 +53,12 @@ XD_TEST(a_pointer_of_git_lfs_is_called_that_by_every_reader_of_a_file) {
 XD_TEST(a_pointer_of_git_lfs_is_called_that_in_memory) {
     xd_ctx *ctx = NULL;
     xd_json *json = NULL;
-    xd_safetensors *tensors = NULL;
+    xd_weights *tensors = NULL;
     xd_tokenizer *tokenizer = NULL;
     xd_projection projection;
     CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
     check(ctx, "xd_json_load_memory", xd_json_load_memory(ctx, NULL, pointer, BYTES, &json));
-    check(ctx, "xd_safetensors_open_memory", xd_safetensors_open_memory(ctx, pointer, BYTES, NULL, &tensors));
+    check(ctx, "bytes of a file", weights_open_memory(ctx, pointer, BYTES, NULL, &tensors));
     check(ctx, "xd_tokenizer_load_memory", xd_tokenizer_load_memory(ctx, pointer, BYTES, NULL, &tokenizer));
     check(ctx, "xd_projection_load_memory",
           xd_projection_load_memory(ctx, pointer, BYTES, NULL, &projection));
@@ -67,21 +68,20 @@ XD_TEST(a_pointer_of_git_lfs_is_called_that_in_memory) {
 XD_TEST(a_pointer_of_git_lfs_is_called_that_in_directories) {
     static const char index[] = "{\"weight_map\":{\"w\":\"part.safetensors\"}}";
     xd_ctx *ctx = NULL;
-    xd_weights_files *files = NULL;
-    xd_weights_reader *reader = NULL;
+    xd_weights *files = NULL;
     xd_checkpoint *checkpoint = NULL;
     CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
     const char *root = new_root();
     put_file(ctx, root, "model.safetensors.index.json", pointer, BYTES);
-    check(ctx, "the index", xd_weights_files_open(ctx, root, NULL, &files));
+    check(ctx, "the index", weights_open_directory(ctx, root, NULL, &files));
     put_file(ctx, root, "model.safetensors.index.json", index, sizeof index - 1);
     put_file(ctx, root, "part.safetensors", pointer, BYTES);
-    check(ctx, "a shard", xd_weights_files_open(ctx, root, NULL, &files));
-    check(ctx, "xd_weights_reader_open", xd_weights_reader_open(ctx, root, NULL, &reader));
+    check(ctx, "a shard", weights_open_directory(ctx, root, NULL, &files));
     put_file(ctx, root, "model.safetensors", pointer, BYTES);
-    check(ctx, "the model", xd_weights_reader_open(ctx, root, NULL, &reader));
+    check(ctx, "the model", weights_open_directory(ctx, root, NULL, &files));
     put_file(ctx, root, "manifest.json", pointer, BYTES);
-    check(ctx, "xd_checkpoint_open", xd_checkpoint_open(ctx, root, &checkpoint));
+    check(ctx, "xd_checkpoint_open",
+          xd_checkpoint_open(ctx, &(xd_checkpoint_desc){ .directory = root }, &checkpoint));
     remove_all(root);
     xd_ctx_destroy(ctx);
 }

@@ -1,9 +1,14 @@
 /* The n-th allocation fails, for every n: in one training step on two ranks, and in everything that makes meshes and
  * moves tensors. Each run ends with an error, never with a hang, and gives back everything it took. */
 #define XDISTILL_IMPLEMENTATION
+#if defined(XD_TEST_LAYERS)
+#    include "model/describe_internal.h"
+#    include "model/buckets_internal.h"
+#endif
 #include "xdistill.h"
 #include "vocab_calls.h"
 #include "xd_test.h"
+#include "averages.h"
 
 #include <stdlib.h>
 #include <unistd.h>
@@ -55,7 +60,7 @@ static xd_result make(xd_comm *world, parts *p) {
     const xd_optimizer_desc adamw = xd_adamw_defaults(&p->param, 1);
     /* Both can fail on one rank alone: agree before anybody communicates. */
     xd_result mine = xd_optimizer_create(ctx, &adamw, &p->optimizer);
-    if (mine == XD_OK) mine = xd_ema_create(ctx, &p->param, 1, NULL, &p->ema);
+    if (mine == XD_OK) mine = average_create(ctx, &p->param, 1, NULL, &p->ema);
     return xd_agree(world, mine);
 }
 
@@ -251,7 +256,7 @@ static xd_result build_model(xd_ctx *ctx) {
     if (result == XD_OK)
         result = xd_block_add(xd_model_root(model), &(xd_block_desc){ .name = "a", .type = "t" }, &block);
     if (result == XD_OK) result = xd_weight_add(block, &w, &weight);
-    if (result == XD_OK) result = xd_weight_set_tensor_parallel(weight, 1, 1);
+    if (result == XD_OK) result = xdi_weight_set_tensor_parallel(weight, 1, 1);
     if (result == XD_OK) result = xd_weight_add(block, &table, &weight);
     if (result == XD_OK) result = xd_model_seal(model);
     if (result == XD_OK) result = plan_model(model);
@@ -265,26 +270,26 @@ static xd_result build_model(xd_ctx *ctx) {
 
 /* Buckets, and leaves in memory of the context. */
 static xd_result plan_buckets(xd_ctx *ctx) {
-    const xd_bucket_param params[] = { { .numel = 30 }, { .numel = 5 } };
-    const xd_bucket_plan_desc desc = { .params = params, .param_count = 2, .ranks = 2, .sharded = true };
+    const xdi_bucket_param params[] = { { .numel = 30 }, { .numel = 5 } };
+    const xdi_bucket_plan_desc desc = { .params = params, .param_count = 2, .ranks = 2, .sharded = true };
     const xd_leaf_stack_desc leaves = { .leaves = { .first = 0, .count = 3, .total = 3 }, .elements = 4 };
-    xd_bucket_plan *plan = NULL;
+    xdi_bucket_plan *plan = NULL;
     xd_leaf_stack *stack = NULL;
     float *place = NULL;
-    xd_result result = xd_bucket_plan_create(ctx, &desc, &plan);
+    xd_result result = xdi_bucket_plan_create(ctx, &desc, &plan);
     if (result == XD_OK) result = xd_leaf_stack_create(ctx, &leaves, &stack);
     if (result == XD_OK) result = xd_leaf_stack_next(stack, &place);
     xd_leaf_stack_destroy(stack);
-    xd_bucket_plan_destroy(plan);
+    xdi_bucket_plan_destroy(plan);
     return result;
 }
 
 static xd_result plan_file(xd_ctx *ctx) {
     static const int64_t shape[] = { 3, 4 };
-    const xd_safetensors_entry entry = { .name = "w", .dtype = XD_DTYPE_F32, .ndim = 2, .shape = shape };
-    const xd_safetensors_writer_desc desc = { .entries = &entry, .entry_count = 1 };
-    xd_safetensors_layout *layout = NULL;
-    const xd_result result = xd_safetensors_plan(ctx, &desc, &layout);
+    const xd_weights_entry entry = { .name = "w", .dtype = XD_DTYPE_F32, .ndim = 2, .shape = shape };
+    const xd_weights_writer_desc desc = { .entries = &entry, .entry_count = 1 };
+    xd_weights_layout *layout = NULL;
+    const xd_result result = xd_weights_plan(ctx, &desc, &layout);
     xd_release(ctx, layout);
     return result;
 }
@@ -315,11 +320,13 @@ static xd_result find_checkpoint(xd_ctx *ctx) {
     xd_checkpoint *checkpoint = NULL, *again = NULL;
     xd_result result = xd_checkpoint_find(ctx, checkpoints, &step);
     snprintf(path, sizeof path, "%s/step-3", checkpoints);
-    if (result == XD_OK) result = xd_checkpoint_open(ctx, path, &checkpoint);
+    if (result == XD_OK)
+        result = xd_checkpoint_open(ctx, &(xd_checkpoint_desc){ .directory = path }, &checkpoint);
     if (result == XD_OK) result = xd_checkpoint_verify(ctx, path);
     snprintf(path, sizeof path, "%s/step-3/manifest.json", checkpoints);
     if (result == XD_OK) result = xd_file_load(ctx, path, 0, &text, &bytes);
-    if (result == XD_OK) result = xd_checkpoint_open_memory(ctx, text, bytes, &again);
+    if (result == XD_OK)
+        result = xd_checkpoint_open(ctx, &(xd_checkpoint_desc){ .text = text, .bytes = bytes }, &again);
     xd_release(ctx, text);
     xd_checkpoint_close(again);
     xd_checkpoint_close(checkpoint);
@@ -379,7 +386,9 @@ XD_TEST(optimizers_and_averages_take_what_their_bytes_twins_say) {
                                     .dims = i == 1 ? 2 : 0,
                                     .buffer = i == 3 };
         for (int kind = 0; kind <= (int)XD_OPTIMIZER_SGD; kind++) {
-            xd_optimizer_desc desc = xd_sgd_defaults(params, count);
+            xd_optimizer_desc desc = (xd_optimizer_desc){
+                .params = params, .param_count = count, .kind = XD_OPTIMIZER_SGD, .learning_rate = 1e-3
+            };
             xd_optimizer *optimizer = NULL;
             xd_memory_bytes planned;
             desc.kind = (xd_optimizer_kind)kind;
@@ -396,7 +405,7 @@ XD_TEST(optimizers_and_averages_take_what_their_bytes_twins_say) {
         xd_memory_bytes planned;
         CHECK(xd_ema_bytes(ctx, params, count, NULL, &planned) == XD_OK);
         const int64_t before = h.bytes;
-        CHECK(xd_ema_create(ctx, params, count, NULL, &ema) == XD_OK);
+        CHECK(average_create(ctx, params, count, NULL, &ema) == XD_OK);
         CHECK_EQ_INT(h.bytes - before, planned.host);
         xd_ema_destroy(ema);
     }

@@ -1,5 +1,8 @@
 /* Descriptions of models: names, order, ties, storage, first values, and whether ranks agree. */
 #define XDISTILL_IMPLEMENTATION
+#if defined(XD_TEST_LAYERS)
+#    include "model/describe_internal.h"
+#endif
 #include "xdistill.h"
 #include "xd_test.h"
 
@@ -69,10 +72,10 @@ XD_TEST(weights_are_in_the_order_of_blocks_and_found_by_full_name) {
                                          "layers.1.angles",        "layers.1.mlp.up.weight" };
     xd_ctx *ctx = plain_ctx();
     xd_model *model = language_model(ctx, 1, 2);
-    CHECK_EQ_INT(xd_model_weight_count(model), 0);
-    CHECK(xd_model_weight_at(model, 0) == NULL && xd_model_hash(model) == 0);
-    CHECK(xd_model_seal(model) == XD_OK && xd_model_hash(model) != 0);
-    CHECK_EQ_INT(xd_model_weight_count(model), 8);
+    CHECK_EQ_INT(xd_model_describe(model).weight_count, 0);
+    CHECK(xd_model_weight_at(model, 0) == NULL && xd_model_describe(model).hash == 0);
+    CHECK(xd_model_seal(model) == XD_OK && xd_model_describe(model).hash != 0);
+    CHECK_EQ_INT(xd_model_describe(model).weight_count, 8);
     for (int64_t i = 0; i < 8; i++) {
         const xd_weight_info info = xd_weight_describe(xd_model_weight_at(model, i));
         CHECK_EQ_STR(info.name, order[i]);
@@ -82,10 +85,10 @@ XD_TEST(weights_are_in_the_order_of_blocks_and_found_by_full_name) {
     CHECK(xd_model_find_weight(model, "layers.0") == NULL &&
           xd_model_find_block(model, "embed.weight") == NULL);
     CHECK(xd_model_find_block(model, "") == xd_model_root(model) && xd_model_find_weight(model, "") == NULL);
-    CHECK_EQ_STR(xd_block_name(xd_model_find_block(model, "layers.1.mlp")), "layers.1.mlp");
-    CHECK_EQ_STR(xd_block_settings(xd_model_find_block(model, "layers.1.mlp"))->type, "layer");
-    CHECK_EQ_STR(xd_block_settings(xd_model_find_block(model, "layers.1.mlp"))->name, "mlp");
-    CHECK_EQ_STR(xd_block_name(xd_model_root(model)), "");
+    CHECK_EQ_STR(xd_block_describe(xd_model_find_block(model, "layers.1.mlp")).name, "layers.1.mlp");
+    CHECK_EQ_STR(xd_block_describe(xd_model_find_block(model, "layers.1.mlp")).desc->type, "layer");
+    CHECK_EQ_STR(xd_block_describe(xd_model_find_block(model, "layers.1.mlp")).desc->name, "mlp");
+    CHECK_EQ_STR(xd_block_describe(xd_model_root(model)).name, "");
     xd_model_destroy(model);
     xd_ctx_destroy(ctx);
 }
@@ -118,8 +121,8 @@ XD_TEST(a_tie_has_its_owners_storage_and_counts_once) {
     CHECK(xd_model_params(model, 0, NULL, &count) == XD_ERROR_STATE);
     CHECK(strstr(xd_last_error(ctx)->message, "not sealed"));
     CHECK(xd_model_seal(model) == XD_OK);
-    CHECK_EQ_INT(xd_model_parameter_count(model), 50 * 8 + 8 + 24 * 8);
-    CHECK_EQ_INT(xd_model_trained_count(model), 50 * 8 + 8 + 24 * 8);
+    CHECK_EQ_INT(xd_model_describe(model).parameter_count, 50 * 8 + 8 + 24 * 8);
+    CHECK_EQ_INT(xd_model_describe(model).trained_count, 50 * 8 + 8 + 24 * 8);
     CHECK(xd_model_params(model, 0, NULL, &count) == XD_ERROR_STATE);
     CHECK(strstr(xd_last_error(ctx)->message, "\"embed.weight\" has no storage"));
     CHECK(xd_model_bytes(model) >= 2 * (50 * 8 + 8 + 24 * 8) * sizeof(float) + 4 * sizeof(float));
@@ -394,7 +397,7 @@ XD_TEST(a_bad_weight_is_refused_with_its_numbers_and_changes_nothing) {
     CHECK(xd_block_add(xd_model_root(model), &(xd_block_desc){ .name = "b", .unit = (xd_shard_unit)3 },
                        NULL) == XD_ERROR_ARGUMENT);
     CHECK(xd_model_seal(model) == XD_OK);
-    CHECK_EQ_INT(xd_model_weight_count(model), 1);
+    CHECK_EQ_INT(xd_model_describe(model).weight_count, 1);
     xd_model_destroy(model);
     xd_layout_destroy(layout);
     xd_ctx_destroy(ctx);
@@ -433,9 +436,9 @@ XD_TEST(a_sealed_model_takes_no_more_and_a_wrong_order_or_shared_storage_no_seal
     const xd_weight_desc late = vector("late", 1);
     CHECK(xd_weight_add(xd_model_root(model), &late, NULL) == XD_ERROR_STATE);
     xd_weight *up = xd_model_find_weight(model, "layers.0.mlp.up.weight");
-    CHECK(xd_weight_set_tensor_parallel(up, 2, 1) == XD_ERROR_ARGUMENT);
-    CHECK(xd_weight_set_tensor_parallel(up, 1, 1) == XD_OK);
-    CHECK(xd_weight_set_tensor_parallel(up, 0, 1) == XD_ERROR_STATE);
+    CHECK(xdi_weight_set_tensor_parallel(up, 2, 1) == XD_ERROR_ARGUMENT);
+    CHECK(xdi_weight_set_tensor_parallel(up, 1, 1) == XD_OK);
+    CHECK(xdi_weight_set_tensor_parallel(up, 0, 1) == XD_ERROR_STATE);
     CHECK(xd_weight_describe(up).desc->traits.tensor_parallel &&
           xd_weight_describe(up).desc->traits.partition_dim == 1);
     xd_model_destroy(model);
@@ -465,9 +468,9 @@ static xd_result compare(xd_comm *world, void *user) {
     xd_model *model = language_model_of(ctx, odd && way == SEED ? 2 : 1, odd && way == SHORTER ? 1 : 2,
                                         odd && way == SHAPE ? 8 : 24);
     if (odd && way == TRAIT)
-        CHECK(xd_weight_set_tensor_parallel(xd_model_find_weight(model, "embed.weight"), 0, 1) == XD_OK);
+        CHECK(xdi_weight_set_tensor_parallel(xd_model_find_weight(model, "embed.weight"), 0, 1) == XD_OK);
     if (!odd || way != UNSEALED) CHECK(xd_model_seal(model) == XD_OK);
-    const xd_result result = xd_model_agree(model, world);
+    const xd_result result = xdi_model_agree(model, world);
     if (way == SAME) CHECK(result == XD_OK);
     if (way == UNSEALED) CHECK(result == (odd ? XD_ERROR_STATE : XD_ERROR_PEER));
     if (way != SAME && way != UNSEALED) CHECK(result == XD_ERROR_MISMATCH);

@@ -6,6 +6,7 @@
 #include "checkpoint_files.h"
 
 #include "../examples/common/name_maps.h"
+#include "weights_calls.h"
 
 enum { LAYERS = 3, D = 8, HEADS = 4, GROUPS = 2, HEAD = 3, HIDDEN = 7, VOCABULARY = 11, KINDS = 9 };
 enum { PARTS = 3 + LAYERS * KINDS, MOST = 128 };
@@ -46,7 +47,7 @@ typedef struct theirs {
     char names[PARTS][80];
     int64_t shape[PARTS][3];
     float data[PARTS][LAYERS * 20 * 12];
-    xd_safetensors_entry entries[PARTS];
+    xd_weights_entry entries[PARTS];
     int count;
 } theirs;
 
@@ -201,20 +202,20 @@ static xd_result run(xd_comm *world, void *argument) {
 
 /* Whether a directory has their tensors, and nothing else. */
 static void check_directory(xd_ctx *ctx, const theirs *t, const char *directory) {
-    xd_weights_reader *reader = NULL;
+    xd_weights *reader = NULL;
     static float read[LAYERS * 20 * 12];
-    CHECK_EQ_INT(xd_weights_reader_open(ctx, directory, NULL, &reader), XD_OK);
-    CHECK_EQ_INT(xd_weights_reader_count(reader), t->count);
+    CHECK_EQ_INT(weights_open_directory(ctx, directory, NULL, &reader), XD_OK);
+    CHECK_EQ_INT(weights_count(reader), t->count);
     for (int i = 0; i < t->count; i++) {
-        const int64_t index = xd_weights_reader_find(reader, t->names[i]), zero[3] = { 0, 0, 0 };
+        const int64_t index = xd_weights_find(reader, t->names[i]), zero[3] = { 0, 0, 0 };
         int64_t numel = 1;
         CHECK(index >= 0);
         if (index < 0) continue;
         for (int d = 0; d < t->entries[i].ndim; d++) numel *= t->shape[i][d];
-        CHECK_EQ_INT(xd_weights_reader_read(reader, index, zero, t->shape[i], read), XD_OK);
+        CHECK_EQ_INT(weights_read_box(reader, index, zero, t->shape[i], read), XD_OK);
         CHECK(memcmp(read, t->data[i], (size_t)numel * sizeof *read) == 0);
     }
-    xd_weights_reader_close(reader);
+    xd_weights_close(reader);
 }
 
 XD_TEST(a_llama_of_torchtitan_or_megatron_is_read_and_written_to_the_bit) {
@@ -237,7 +238,7 @@ XD_TEST(a_llama_of_torchtitan_or_megatron_is_read_and_written_to_the_bit) {
                 make_megatron(&t, form == MEGATRON_STACKED);
             d.entries = t.entries;
             d.entry_count = t.count;
-            CHECK_EQ_INT(xd_weights_writer_create(ctx, from, &d, &writer), XD_OK);
+            CHECK_EQ_INT(weights_write_directory(ctx, from, &d, &writer), XD_OK);
             for (int i = 0; i < t.count; i++) {
                 size_t bytes = sizeof(float);
                 for (int k = 0; k < t.entries[i].ndim; k++) bytes *= (size_t)t.shape[i][k];

@@ -673,15 +673,15 @@ static void check_description(bool tied) {
     CHECK(xd_ctx_create(NULL, &ctx) == XD_OK);
     CHECK(nn_model_init(&config, NULL, NULL, &model) == NULL);
     CHECK(nn_describe(ctx, &model, 3, XD_DTYPE_F32, &description) == XD_OK);
-    CHECK_EQ_INT(xd_model_weight_count(description.model), model.param_count + tied);
-    CHECK_EQ_INT(xd_model_parameter_count(description.model), model.float_count);
-    CHECK_EQ_INT(xd_model_trained_count(description.model), model.float_count);
+    CHECK_EQ_INT(xd_model_describe(description.model).weight_count, model.param_count + tied);
+    CHECK_EQ_INT(xd_model_describe(description.model).parameter_count, model.float_count);
+    CHECK_EQ_INT(xd_model_describe(description.model).trained_count, model.float_count);
     for (int block = NN_ROOT; block < config.layers; block++)
         for (int i = 0; i < nn_block_weights(block); i++) check_weight(description.model, &model, block, i);
     const xd_weight *head = xd_model_find_weight(description.model, "lm_head.weight");
     CHECK_EQ_STR(xd_weight_describe(xd_weight_describe(head).owner).name,
                  tied ? "model.embed_tokens.weight" : "lm_head.weight");
-    CHECK_EQ_STR(xd_block_settings(xd_model_find_block(description.model, "model.layers.1"))->type,
+    CHECK_EQ_STR(xd_block_describe(xd_model_find_block(description.model, "model.layers.1")).desc->type,
                  NN_LAYER_TYPE);
     nn_description_free(&description);
     nn_model_free(&model);
@@ -732,8 +732,8 @@ static void check_share(xd_ctx *ctx, const nn_model *whole, const xd_model *all,
     CHECK(nn_model_init(&whole->config, &tp, NULL, &part) == NULL);
     CHECK(nn_describe(ctx, &part, 3, XD_DTYPE_F32, &share) == XD_OK);
     CHECK(xd_model_allocate(share.model) == XD_OK && xd_model_init_weights(share.model) == XD_OK);
-    CHECK_EQ_INT(xd_model_parameter_count(share.model), part.float_count);
-    CHECK(xd_model_hash(share.model) == xd_model_hash(all));
+    CHECK_EQ_INT(xd_model_describe(share.model).parameter_count, part.float_count);
+    CHECK(xd_model_describe(share.model).hash == xd_model_describe(all).hash);
     for (int i = 0; i < part.param_count; i++) {
         const nn_param *p = &part.params[i];
         const xd_weight_info here = xd_weight_describe(xd_model_find_weight(share.model, p->name));

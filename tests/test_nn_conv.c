@@ -385,7 +385,7 @@ static xd_result slots_rank(xd_comm *world, void *argument) {
     alone a;
     (void)argument;
     XD_TRY(alone_start(&a, world, SAMPLES, 2));
-    CHECK_EQ_INT(xd_model_parameter_count(a.model), ALL_WEIGHTS);
+    CHECK_EQ_INT(xd_model_describe(a.model).parameter_count, ALL_WEIGHTS);
     for (int i = 1; i >= 0; i--) {
         batch_make(&one[i], 20 + (uint64_t)i);
         one[i].call.more = i == 1;
@@ -924,7 +924,7 @@ static xd_result plain_rank(xd_comm *world, void *argument) {
     nn_conv *passes;
     (void)argument;
     XD_TRY(nn_conv_describe(ctx, &usual, 1, &model));
-    CHECK_EQ_INT(xd_model_parameter_count(model), 88353);
+    CHECK_EQ_INT(xd_model_describe(model).parameter_count, 88353);
     XD_TRY(xd_model_allocate(model));
     XD_TRY(xd_model_init_weights(model));
     XD_TRY(nn_conv_create(ctx, &usual, model, 2, 0, &passes));

@@ -424,7 +424,7 @@ static xd_result train_leaf(const trainer *t, int64_t k, int step) {
     batch b;
     batch_make(&b, (uint64_t)(1000 + step * ALONE_LEAVES + leaf), IN_LEAF);
     b.call.samples = own ? IN_LEAF : 0;
-    b.call.leaf = k;
+    b.call.micro_batch = k;
     xd_result result = n->forward(n->user, &b.call);
     for (int i = 0; i < IN_LEAF * HEADS; i++) b.slopes[i] = 0.1f * b.logits[i] - 0.05f;
     if (result == XD_OK) result = n->backward(n->user, &b.call);
@@ -508,8 +508,8 @@ XD_TEST(a_head_has_eight_channels_squared_and_two_channels_and_one_weights) {
         const nn_disc_config config = { 1, { { channels[i], 4, 4 } } };
         xd_model *model = NULL;
         CHECK_EQ_INT(nn_disc_describe(ctx, &config, 1, &model), XD_OK);
-        CHECK_EQ_INT(xd_model_parameter_count(model), 8 * c * c + 2 * c + 1);
-        if (c == 3072) CHECK_EQ_INT(xd_model_parameter_count(model), 75503617);
+        CHECK_EQ_INT(xd_model_describe(model).parameter_count, 8 * c * c + 2 * c + 1);
+        if (c == 3072) CHECK_EQ_INT(xd_model_describe(model).parameter_count, 75503617);
         xd_model_destroy(model);
     }
     xd_ctx_destroy(ctx);

@@ -715,7 +715,7 @@ static xd_result plain_rank(xd_comm *world, void *argument) {
     nn_patch *passes;
     (void)argument;
     XD_TRY(nn_patch_describe(ctx, &usual, 1, &model));
-    CHECK_EQ_INT(xd_model_parameter_count(model), 423664);
+    CHECK_EQ_INT(xd_model_describe(model).parameter_count, 423664);
     XD_TRY(xd_model_allocate(model));
     XD_TRY(xd_model_init_weights(model));
     XD_TRY(nn_patch_create(ctx, &usual, model, 2, 0, &passes));

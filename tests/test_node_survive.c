@@ -11,6 +11,7 @@
 #include "node_world.h"
 #include "wrap_train.h"
 #include "xd_test.h"
+#include "averages.h"
 
 enum { MOST = 5, STEPS = 24, EVERY = 5, TRAININGS = 4, LEAVES = 8, SEED = 11 };
 
@@ -152,7 +153,7 @@ static xd_result make(member *m) {
     XD_TRY(xd_parallel_parts(m->r.parallel, WRAP_WEIGHTS, m->parts, &m->count));
     const xd_optimizer_desc d = xd_adamw_defaults(m->params, m->count);
     XD_TRY(xd_optimizer_create(m->r.home, &d, &m->optimizer));
-    return xd_ema_create(m->r.home, m->params, m->count, &average, &m->average);
+    return average_create(m->r.home, m->params, m->count, &average, &m->average);
 }
 
 static member *member_create(xd_comm *world, training *t, int worlds) {

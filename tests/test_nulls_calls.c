@@ -10,6 +10,8 @@
 #include "xd_test.h"
 #include "xd_test_topology.h"
 #include "checkpoint_files.h"
+#include "averages.h"
+#include "weights_calls.h"
 
 /* A context and its world of one rank. */
 typedef struct alone {
@@ -205,19 +207,19 @@ XD_TEST(files_with_metadata) {
     strcpy(directory, new_root());
     const int64_t shape[1] = { 2 };
     const float values[2] = { 1.0f, 2.0f };
-    const xd_safetensors_pair pair = { "made", "by a test" };
-    const xd_safetensors_entry entry = { "w", XD_DTYPE_F32, 1, shape };
-    const xd_safetensors_writer_desc one = {
+    const xd_weights_pair pair = { "made", "by a test" };
+    const xd_weights_entry entry = { "w", XD_DTYPE_F32, 1, shape };
+    const xd_weights_writer_desc one = {
         .entries = &entry, .entry_count = 1, .metadata = &pair, .metadata_count = 1
     };
     const xd_weights_writer_desc all = {
         .entries = &entry, .entry_count = 1, .metadata = &pair, .metadata_count = 1
     };
-    xd_safetensors_layout *layout = NULL;
+    xd_weights_layout *layout = NULL;
     xd_weights_writer *writer = NULL;
-    CHECK(xd_safetensors_plan(a.ctx, &one, &layout) == XD_OK);
+    CHECK(xd_weights_plan(a.ctx, &one, &layout) == XD_OK);
     xd_release(a.ctx, layout);
-    CHECK(xd_weights_writer_create(a.ctx, directory, &all, &writer) == XD_OK);
+    CHECK(weights_write_directory(a.ctx, directory, &all, &writer) == XD_OK);
     CHECK(xd_weights_writer_write(writer, 0, 0, sizeof values, values) == XD_OK);
     CHECK(xd_weights_writer_commit(writer) == XD_OK);
     remove_all(directory);
@@ -238,7 +240,7 @@ XD_TEST(a_checkpoint_in_the_background) {
     };
     const xd_checkpoint_file file = { "note.txt", "text", 4 };
     xd_ema *ema = NULL;
-    CHECK(xd_ema_create(a.ctx, &param, 1, &settings, &ema) == XD_OK);
+    CHECK(average_create(a.ctx, &param, 1, &settings, &ema) == XD_OK);
     const xd_checkpoint_average average = { "slow", ema };
     const xd_checkpoint_network network = {
         .parts = &part, .part_count = 1, .averages = &average, .average_count = 1
@@ -250,7 +252,7 @@ XD_TEST(a_checkpoint_in_the_background) {
     size_t bytes = 0;
     int64_t step = -1;
     CHECK(xd_checkpoint_saver_bytes(a.world, &network, 1, &bytes) == XD_OK && bytes > 0);
-    CHECK(xd_checkpoint_saver_create(a.world, &network, 1, &saver) == XD_OK);
+    CHECK(xd_checkpoint_saver_create(a.world, &(xd_checkpoint_saver_desc){ &network, 1 }, &saver) == XD_OK);
     CHECK(xd_checkpoint_save_start(saver, &desc) == XD_OK);
     CHECK(xd_checkpoint_save_wait(saver) == XD_OK);
     CHECK(xd_checkpoint_find(a.ctx, root, &step) == XD_OK && step == 3);

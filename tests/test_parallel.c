@@ -4,6 +4,7 @@
 #include "xd_private.h"
 #include "parallel.h"
 #include "xd_test.h"
+#include "averages.h"
 #include "softmax_calls.h"
 
 #include <stdlib.h>
@@ -263,14 +264,17 @@ static void call_training(xd_ctx *ctx, const xd_vocab *vocab, sink *out) {
         memset(&measure, 0, sizeof measure);
         measure.params = params;
         measure.param_count = PARAMS;
-        if (kind) d = xd_sgd_defaults(params, PARAMS);
+        if (kind)
+            d = (xd_optimizer_desc){
+                .params = params, .param_count = PARAMS, .kind = XD_OPTIMIZER_SGD, .learning_rate = 1e-3
+            };
         d.momentum = 0.9;
         measure.max_norm = 1.0;
         measure.type = kind ? XD_NORM_L1 : XD_NORM_L2;
         average.decay = 0.9;
         average.init_from_current = true;
         CHECK_EQ_INT(xd_optimizer_create(ctx, &d, &optimizer), XD_OK);
-        CHECK_EQ_INT(xd_ema_create(ctx, params, PARAMS, &average, &ema), XD_OK);
+        CHECK_EQ_INT(average_create(ctx, params, PARAMS, &average, &ema), XD_OK);
         for (int i = 0; i < 2; i++) {
             memset(&step, 0, sizeof step);
             CHECK_EQ_INT(xd_gradient_norm_compute(ctx, NULL, &measure, &norm), XD_OK);
@@ -285,8 +289,8 @@ static void call_training(xd_ctx *ctx, const xd_vocab *vocab, sink *out) {
         keep(out, parameters, sizeof parameters);
         keep(out, narrow, sizeof narrow);
         keep(out, gradients, sizeof gradients);
-        for (int64_t i = 0; i < xd_ema_count(ema); i++) {
-            const xd_param shadow = xd_ema_view(ema, i);
+        for (int64_t i = 0; i < xd_ema_describe(ema).count; i++) {
+            const xd_param shadow = xd_ema_view(ema, i).shadow;
             keep(out, shadow.value, (size_t)shadow.count * xd_dtype_size(shadow.dtype));
         }
         xd_ema_destroy(ema);

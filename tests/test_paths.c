@@ -7,6 +7,7 @@
 #include "xdistill.h"
 #include "xd_private.h"
 #include "tokenizer_make.h"
+#include "weights_calls.h"
 
 #include <fcntl.h>
 #include <sys/socket.h>
@@ -61,41 +62,42 @@ static xd_result open_cache(const scene *s) {
     return result;
 }
 
-static xd_result open_tensors_by(const scene *s, xd_safetensors_mode mode) {
-    xd_safetensors *opened = NULL;
-    xd_safetensors_desc desc;
+static xd_result open_tensors_by(const scene *s, xd_weights_mode mode) {
+    xd_weights *opened = NULL;
+    xd_weights_desc desc;
     memset(&desc, 0, sizeof desc);
     desc.mode = mode;
-    const xd_result result = xd_safetensors_open(s->ctx, s->path, &desc, &opened);
-    xd_safetensors_close(opened);
+    const xd_result result = weights_open_file(s->ctx, s->path, &desc, &opened);
+    xd_weights_close(opened);
     return result;
 }
 
 static xd_result open_tensors(const scene *s) {
-    return open_tensors_by(s, XD_SAFETENSORS_MAP);
+    return open_tensors_by(s, XD_WEIGHTS_MAP);
 }
 
 static xd_result stream_tensors(const scene *s) {
-    return open_tensors_by(s, XD_SAFETENSORS_STREAM);
+    return open_tensors_by(s, XD_WEIGHTS_STREAM);
 }
 
 static xd_result open_weights(const scene *s) {
-    xd_weights_files *model = NULL;
-    const xd_result result = xd_weights_files_open(s->ctx, s->directory, NULL, &model);
-    xd_weights_files_close(model);
+    xd_weights *model = NULL;
+    const xd_result result = weights_open_directory(s->ctx, s->directory, NULL, &model);
+    xd_weights_close(model);
     return result;
 }
 
 static xd_result read_weights(const scene *s) {
-    xd_weights_reader *model = NULL;
-    const xd_result result = xd_weights_reader_open(s->ctx, s->directory, NULL, &model);
-    xd_weights_reader_close(model);
+    xd_weights *model = NULL;
+    const xd_result result = weights_open_directory(s->ctx, s->directory, NULL, &model);
+    xd_weights_close(model);
     return result;
 }
 
 static xd_result open_checkpoint(const scene *s) {
     xd_checkpoint *checkpoint = NULL;
-    const xd_result result = xd_checkpoint_open(s->ctx, s->directory, &checkpoint);
+    const xd_result result =
+        xd_checkpoint_open(s->ctx, &(xd_checkpoint_desc){ .directory = s->directory }, &checkpoint);
     xd_checkpoint_close(checkpoint);
     return result;
 }
@@ -124,18 +126,18 @@ static xd_result publish(const scene *s) {
 }
 
 static xd_result save_tensors(const scene *s) {
-    xd_safetensors_writer *w = NULL;
-    xd_safetensors_writer_desc desc;
+    xd_weights_writer *w = NULL;
+    xd_weights_writer_desc desc;
     memset(&desc, 0, sizeof desc);
-    const xd_result result = xd_safetensors_writer_create(s->ctx, s->path, &desc, &w);
-    return result == XD_OK ? xd_safetensors_writer_commit(w) : result;
+    const xd_result result = weights_write_file(s->ctx, s->path, &desc, &w);
+    return result == XD_OK ? xd_weights_writer_commit(w) : result;
 }
 
 static xd_result save_weights(const scene *s) {
     xd_weights_writer *w = NULL;
     xd_weights_writer_desc desc;
     memset(&desc, 0, sizeof desc);
-    const xd_result result = xd_weights_writer_create(s->ctx, s->directory, &desc, &w);
+    const xd_result result = weights_write_directory(s->ctx, s->directory, &desc, &w);
     return result == XD_OK ? xd_weights_writer_commit(w) : result;
 }
 
@@ -175,7 +177,8 @@ static xd_result save_cache(const scene *s) {
 
 static xd_result publish_directory(const scene *s) {
     xd_publish_directory *made = NULL;
-    const xd_result result = xd_publish_directory_create(s->ctx, s->path, &made);
+    const xd_result result =
+        xd_publish_directory_create(s->ctx, &(xd_publish_directory_desc){ s->path }, &made);
     return result == XD_OK ? xd_publish_directory_commit(made) : result;
 }
 
@@ -192,17 +195,17 @@ static const path_call calls[] = {
     { "xd_tokenizer_load", load_tokenizer, "tokenizer.json", true, false },
     { "xd_projection_load", load_projection, "file", true, false },
     { "xd_teacher_cache_open", open_cache, "file", true, false },
-    { "xd_safetensors_open", open_tensors, "file", true, false },
-    { "xd_safetensors_open", stream_tensors, "file", true, false },
-    { "xd_weights_files_open", open_weights, "model.safetensors", true, false },
-    { "xd_weights_reader_open", read_weights, "model.safetensors", true, false },
-    { "xd_weights_files_open", open_weights, "model.safetensors.index.json", true, false },
+    { "xd_weights_open", open_tensors, "file", true, false },
+    { "xd_weights_open", stream_tensors, "file", true, false },
+    { "xd_weights_open", open_weights, "model.safetensors", true, false },
+    { "xd_weights_open", read_weights, "model.safetensors", true, false },
+    { "xd_weights_open", open_weights, "model.safetensors.index.json", true, false },
     { "xd_checkpoint_open", open_checkpoint, "manifest.json", true, false },
     { "xd_checkpoint_verify", verify_checkpoint, "manifest.json", true, false },
     { "xd_projection_cached", cache_projection, NULL, false, true },
     { "xd_file_save", save_file, "file", false, true },
     { "xd_publish_create", publish, "file", false, true },
-    { "xd_safetensors_writer_create", save_tensors, "file", false, true },
+    { "xd_weights_writer_create", save_tensors, "file", false, true },
     { "xd_weights_writer_create", save_weights, "model.safetensors", false, true },
     { "xd_weights_writer_create", save_weights, "model.safetensors.index.json", false, true },
     { "xd_weights_gather", gather_weights, "model.safetensors", false, true },

@@ -36,9 +36,9 @@ static xd_result compare_with_what_is_taken(xd_comm *world, void *argument) {
     xd_param params[WRAP_WEIGHTS];
     int64_t count = 0, elements = 0;
     r.model = wrap_model(r.ctx, run->kept ? run->kept : XD_DTYPE_F32);
-    const uint64_t before = xd_model_hash(r.model);
+    const uint64_t before = xd_model_describe(r.model).hash;
     CHECK(xd_plan_memory(r.model, &d, xd_comm_rank(world), &plan) == XD_OK);
-    CHECK(xd_model_hash(r.model) == before);
+    CHECK(xd_model_describe(r.model).hash == before);
     CHECK(wrap_groups(&r) == XD_OK && wrap_create(&r) == XD_OK);
     const xd_parallel_bytes taken = xd_parallel_memory(r.parallel);
     CHECK(memcmp(&taken, &plan.wrapper, sizeof taken) == 0);
@@ -176,8 +176,8 @@ XD_TEST(all_ranks_of_a_large_group_are_planned_by_one) {
     const xd_memory_plan_desc d = { .fsdp = &fsdp, .ranks = 48, .groups = 2, .optimizer = &optimizer };
     xd_memory_plan plan;
     lines all = { 0 };
-    int64_t elements = 0, whole = xd_model_parameter_count(model);
-    for (int64_t i = 0; i < xd_model_weight_count(model); i++) {
+    int64_t elements = 0, whole = xd_model_describe(model).parameter_count;
+    for (int64_t i = 0; i < xd_model_describe(model).weight_count; i++) {
         const xd_weight_info info = xd_weight_describe(xd_model_weight_at(model, i));
         if (info.desc->buffer) whole += 48 * info.count; /* whole on every rank */
     }

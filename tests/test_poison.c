@@ -13,7 +13,7 @@
  *   xd_route_send, xd_route_slot, xdi_teacher_piece_copy: move rows as bytes
  *   xd_cast, xd_bf16_from_f32, xd_load_f64, xd_store_f64: conversions, tested over all values in test_base.c
  *   xd_rows_of, xd_ids_of: make a struct
- *   xd_adamw_defaults, xd_adam_defaults, xd_sgd_defaults: make a struct
+ *   xd_adamw_defaults, xd_adam_defaults: make a struct
  *   xd_loss_workspace_bytes, xd_head_loss_workspace_bytes, xd_topk_kl_workspace_bytes, xd_xtoken_workspace_bytes: read sizes
  *   xd_vsd_workspace_bytes, xd_denoise_workspace_bytes, xd_gan_workspace_bytes: read sizes
  *   xd_vsd_defaults, xd_denoise_defaults, xd_gan_defaults: make a struct
@@ -27,21 +27,20 @@
  *   xd_plan_memory, xd_plan_print: read sizes; numbers of optimizers and averages are checked as by the calls that create
  *   xd_ctx_create_versioned, xd_run_threads: timeouts, tested in test_base.c
  *   xd_comm_node, xd_comm_shrink: a timeout below 0 or NaN is refused, tested in test_node_join.c and test_node_shrink.c
- *   xd_ddp_create, xd_fsdp_create, xd_build, xd_build_existing: divisors that have no inverse are refused, tested in
+ *   xd_ddp_create, xd_fsdp_create, xd_build: divisors that have no inverse are refused, tested in
  *     test_wrap_checks.c
  *   xd_gradient_norm_check: tells what xd_gradient_norm_compute found, tested in test_wrap_checks.c
  *   xd_optimizer_create: through xd_optimizer_step
- *   xd_ema_create, xd_ema_decay: through xd_ema_update
- *   xd_ema_import: reads the counters of a record, none of its settings
- *   xd_post_hoc_gamma, xd_post_hoc_sigma_rel, xd_post_hoc_coefficients: numbers outside their range, NaN among them, are refused,
- *     tested in test_post_hoc.c
- *   xd_post_hoc_sum: the same of coefficients; arithmetic on elements alone, NaN in, NaN out
+ *   xd_ema_create: through xd_ema_update
+ *   xd_state_scatter: reads the counters of a record, none of its settings
+ *   xd_post_hoc_average: numbers outside their range, NaN among them, are refused, tested in test_post_hoc.c; arithmetic on
+ *     elements alone, NaN in, NaN out
  *   xd_status_check: prints a number
  *   xd_noise_steps, xd_edm_scales_at: numbers outside their range, NaN among them, are refused, tested in test_noise_schedule.c
  *   xd_prediction_mix, xd_noise_mix: the same, tested in test_convert.c
  *   xd_dmd_create, xd_dmd_bytes: numbers outside their range, NaN among them, are refused, tested in test_dmd.c
  *   xd_latent_pack, xd_latent_unpack: move elements as bytes
- *   xd_dmd_has_turn: reads two whole numbers
+ *   xd_dmd_trains: reads two whole numbers
  *   xd_fake_score_create_meta: moves elements as bytes, or rounds them as xd_cast does
  *   xd_state_inherit: moves elements as bytes
  *   xd_sampler_create, xd_sampler_bytes: the same, tested in test_sampler.c

@@ -1,5 +1,8 @@
 /* Averages formed after training: widths and exponents, coefficients against an independent solve, sums of snapshots, and all of it
  * against averages that were followed in training. */
+#if defined(XD_TEST_LAYERS)
+#    include "train/internal.h"
+#endif
 #include "ema_scene.h"
 
 #include <math.h>
@@ -8,56 +11,73 @@ enum { MOST = 40 };
 
 /* ---- widths ---- */
 
+/* The relative width of an exponent, by its formula. */
+static double width_of(double gamma) {
+    return sqrt((gamma + 1.0) / (gamma + 3.0)) / (gamma + 2.0);
+}
+
 XD_TEST(exponents_have_the_published_widths_and_back) {
     static const double known[][2] = { { 0.01, 96.99 }, { 0.05, 16.97 }, { 0.10, 6.94 } };
     xd_ctx *ctx = scene_ctx(XD_CPU_BEST, 1);
     double gamma = -1.0, width = -1.0;
     for (int k = 0; k < 3; k++) {
-        CHECK_EQ_INT(xd_post_hoc_gamma(ctx, known[k][0], &gamma), XD_OK);
+        CHECK_EQ_INT(xdi_post_hoc_gamma(ctx, known[k][0], &gamma), XD_OK);
         CHECK_NEAR(gamma, known[k][1], 0.005);
     }
     for (int k = 0; k < 200; k++) {
         const double asked = sqrt(1.0 / 12.0) * pow(10.0, -(double)k / 20.0);
-        CHECK_EQ_INT(xd_post_hoc_gamma(ctx, asked, &gamma), XD_OK);
-        CHECK_EQ_INT(xd_post_hoc_sigma_rel(ctx, gamma, &width), XD_OK);
+        CHECK_EQ_INT(xdi_post_hoc_gamma(ctx, asked, &gamma), XD_OK);
+        width = width_of(gamma);
         CHECK_NEAR(width, asked, 1e-14 * asked);
     }
-    CHECK_EQ_INT(xd_post_hoc_gamma(ctx, sqrt(1.0 / 12.0), &gamma), XD_OK);
+    CHECK_EQ_INT(xdi_post_hoc_gamma(ctx, sqrt(1.0 / 12.0), &gamma), XD_OK);
     CHECK_NEAR(gamma, 0.0, 1e-14);
-    CHECK_EQ_INT(xd_post_hoc_gamma(ctx, 1.0 / sqrt(12.0), &gamma), XD_OK); /* which is more by a unit */
+    CHECK_EQ_INT(xdi_post_hoc_gamma(ctx, 1.0 / sqrt(12.0), &gamma), XD_OK); /* which is more by a unit */
     CHECK(gamma == 0.0);
-    CHECK_EQ_INT(xd_post_hoc_gamma(ctx, nextafter(1.0 / sqrt(12.0), 1.0), &gamma), XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(xdi_post_hoc_gamma(ctx, nextafter(1.0 / sqrt(12.0), 1.0), &gamma), XD_ERROR_ARGUMENT);
     xd_ctx_destroy(ctx);
 }
 
 /* The standard deviation of a profile over its length, summed up. */
 XD_TEST(a_width_is_the_standard_deviation_of_the_profile) {
     enum { POINTS = 200000 };
-    xd_ctx *ctx = scene_ctx(XD_CPU_BEST, 1);
     for (int k = 0; k < 3; k++) {
         const double gamma = k == 0 ? 0.0 : k == 1 ? 6.94 : 16.97;
-        double mean = 0.0, square = 0.0, width = 0.0;
+        double mean = 0.0, square = 0.0;
         for (int i = 0; i < POINTS; i++) {
             const double u = (i + 0.5) / POINTS, weight = (gamma + 1.0) * pow(u, gamma) / POINTS;
             mean += weight * u;
             square += weight * u * u;
         }
-        CHECK_EQ_INT(xd_post_hoc_sigma_rel(ctx, gamma, &width), XD_OK);
-        CHECK_NEAR(width, sqrt(square - mean * mean), 1e-8);
+        CHECK_NEAR(width_of(gamma), sqrt(square - mean * mean), 1e-8);
     }
-    xd_ctx_destroy(ctx);
 }
 
-XD_TEST(widths_and_exponents_out_of_range_are_refused) {
+/* In averages and profiles 0 stands for no width. */
+static void refuse_width(xd_ctx *ctx, double width) {
+    const xd_post_hoc_profile s[2] = { { 10, 7.0, 0.0 }, { 20, 0.0, width } };
+    const xd_post_hoc_desc target = { .snapshots = s, .snapshot_count = 1, .target = { 0, 0.0, width } },
+                           snapshot = { .snapshots = s, .snapshot_count = 2, .target = { 0, 5.0, 0.0 } };
+    xd_ema_desc desc = xd_ema_defaults(XD_EMA_POWER);
+    xd_ema *ema = NULL;
+    double got[2] = { 3.0, 3.0 };
+    desc.sigma_rel = width;
+    CHECK_EQ_INT(xd_ema_create(ctx, &desc, &ema), XD_ERROR_ARGUMENT);
+    CHECK(scene_says(ctx, "is not in (0, 0.2886") && !ema);
+    CHECK_EQ_INT(xd_post_hoc_average(ctx, &target, got, NULL), XD_ERROR_ARGUMENT);
+    CHECK(scene_says(ctx, "is not in (0, 0.2886"));
+    CHECK_EQ_INT(xd_post_hoc_average(ctx, &snapshot, got, NULL), XD_ERROR_ARGUMENT);
+    CHECK(scene_says(ctx, "is not in (0, 0.2886") && got[0] == 3.0);
+}
+
+XD_TEST(widths_out_of_range_are_refused) {
     static const double widths[] = { 0.0, -0.1, 0.2887, 1.0, (double)NAN, (double)INFINITY };
-    static const double exponents[] = { -1.0, -2.0, (double)NAN, (double)INFINITY };
     xd_ctx *ctx = scene_ctx(XD_CPU_BEST, 1);
     double out = 7.0;
-    for (int k = 0; k < 6; k++) CHECK_EQ_INT(xd_post_hoc_gamma(ctx, widths[k], &out), XD_ERROR_ARGUMENT);
+    for (int k = 0; k < 6; k++) CHECK_EQ_INT(xdi_post_hoc_gamma(ctx, widths[k], &out), XD_ERROR_ARGUMENT);
     CHECK(scene_says(ctx, "relative width inf is not in (0, 0.2886"));
-    for (int k = 0; k < 4; k++)
-        CHECK_EQ_INT(xd_post_hoc_sigma_rel(ctx, exponents[k], &out), XD_ERROR_ARGUMENT);
     CHECK(out == 7.0);
+    for (int k = 1; k < 6; k++) refuse_width(ctx, widths[k]);
     xd_ctx_destroy(ctx);
 }
 
@@ -105,6 +125,7 @@ static void expected_coefficients(const xd_post_hoc_profile *s, int n, xd_post_h
 static void make_snapshots(xd_post_hoc_profile *s, int n, int64_t every) {
     for (int i = 0; i < n; i++) {
         s[i].iteration = (1 + i / 2) * every;
+        s[i].sigma_rel = 0.0;
         s[i].gamma = i % 2 ? 6.94 : 16.97;
     }
 }
@@ -119,15 +140,13 @@ XD_TEST(coefficients_are_those_of_an_independent_solve) {
             double got[MOST], largest = 0.0, sum = 0.0, error = -1.0;
             long double expected[MOST];
             make_snapshots(s, counts[k], t % 2 ? 1 : 12345678);
-            const xd_post_hoc_desc desc = { s,
-                                            counts[k],
-                                            { t == 3 ? s[counts[k] / 2].iteration : 0, t == 0   ? 10.0
-                                                                                       : t == 1 ? 4.0
-                                                                                                : 30.0 } };
+            xd_post_hoc_desc desc = { .snapshots = s, .snapshot_count = counts[k] };
+            desc.target.iteration = t == 3 ? s[counts[k] / 2].iteration : 0;
+            desc.target.gamma = t == 0 ? 10.0 : t == 1 ? 4.0 : 30.0;
             xd_post_hoc_profile target = desc.target;
             if (target.iteration == 0) target.iteration = s[counts[k] - 1].iteration;
             expected_coefficients(s, counts[k], target, expected);
-            CHECK_EQ_INT(xd_post_hoc_coefficients(ctx, &desc, got, &error), XD_OK);
+            CHECK_EQ_INT(xd_post_hoc_average(ctx, &desc, got, &error), XD_OK);
             for (int i = 0; i < counts[k]; i++) {
                 largest = fmax(largest, fabs((double)expected[i]));
                 sum += got[i];
@@ -152,15 +171,15 @@ XD_TEST(the_profile_of_a_snapshot_is_that_snapshot_and_more_of_them_come_closer)
     double got[MOST], error = -1.0, before = 1.0;
     make_snapshots(s, 12, 1000);
     for (int i = 0; i < 12; i++) {
-        const xd_post_hoc_desc desc = { s, 12, s[i] };
-        CHECK_EQ_INT(xd_post_hoc_coefficients(ctx, &desc, got, &error), XD_OK);
+        const xd_post_hoc_desc desc = { .snapshots = s, .snapshot_count = 12, .target = s[i] };
+        CHECK_EQ_INT(xd_post_hoc_average(ctx, &desc, got, &error), XD_OK);
         for (int k = 0; k < 12; k++) CHECK_NEAR(got[k], k == i ? 1.0 : 0.0, 1e-10);
         CHECK_NEAR(error, 0.0, 1e-6);
     }
     for (int n = 2; n <= 32; n *= 2) {
         make_snapshots(s, n, 3200 / n);
-        const xd_post_hoc_desc desc = { s, n, { 0, 10.0 } };
-        CHECK_EQ_INT(xd_post_hoc_coefficients(ctx, &desc, got, &error), XD_OK);
+        const xd_post_hoc_desc desc = { .snapshots = s, .snapshot_count = n, .target.gamma = 10.0 };
+        CHECK_EQ_INT(xd_post_hoc_average(ctx, &desc, got, &error), XD_OK);
         CHECK(error < before);
         before = error;
     }
@@ -180,8 +199,8 @@ XD_TEST(snapshots_that_double_cannot_tell_apart_do_no_harm) {
         s[i].iteration = 1000000 + i / 3;
         s[i].gamma = 5.0 + i % 3;
     }
-    const xd_post_hoc_desc desc = { s, MANY, { 0, 5.5 } };
-    CHECK_EQ_INT(xd_post_hoc_coefficients(ctx, &desc, got, &error), XD_OK);
+    const xd_post_hoc_desc desc = { .snapshots = s, .snapshot_count = MANY, .target.gamma = 5.5 };
+    CHECK_EQ_INT(xd_post_hoc_average(ctx, &desc, got, &error), XD_OK);
     for (int i = 0; i < MANY; i++) {
         CHECK(isfinite(got[i]));
         zeros += got[i] == 0.0;
@@ -210,8 +229,8 @@ XD_TEST(profiles_that_make_no_sense_are_refused) {
                                          "target 0: the exponent inf",
                                          "an average of iteration 21, the last snapshot is of 20" };
     for (int k = 0; k < 9; k++) {
-        xd_post_hoc_profile s[2] = { { 10, 7.0 }, { 20, 7.0 } };
-        xd_post_hoc_desc d = { s, 2, { 0, 5.0 } };
+        xd_post_hoc_profile s[2] = { { 10, 7.0, 0.0 }, { 20, 7.0, 0.0 } };
+        xd_post_hoc_desc d = { .snapshots = s, .snapshot_count = 2, .target.gamma = 5.0 };
         double got[2] = { 3.0, 3.0 }, error = 4.0;
         if (k == 0) d.snapshot_count = 0;
         if (k == 1) d.snapshots = NULL;
@@ -222,7 +241,7 @@ XD_TEST(profiles_that_make_no_sense_are_refused) {
         if (k == 6) d.target.iteration = -4;
         if (k == 7) d.target.gamma = (double)INFINITY;
         if (k == 8) d.target.iteration = 21;
-        CHECK_EQ_INT(xd_post_hoc_coefficients(ctx, &d, got, &error), XD_ERROR_ARGUMENT);
+        CHECK_EQ_INT(xd_post_hoc_average(ctx, &d, got, &error), XD_ERROR_ARGUMENT);
         CHECK(k == 4 ? scene_says(ctx, "snapshot 1: the exponent") : scene_says(ctx, words[k]));
         CHECK(got[0] == 3.0 && got[1] == 3.0 && error == 4.0);
     }
@@ -273,7 +292,14 @@ static const double added[SNAPSHOTS] = { 0.1, -1.7, 0.0, 2.9, -0.3 };
 static void sum_range(xd_ctx *ctx, store *s, int64_t begin, int64_t end, unsigned char (*out)[LENGTH * 8]) {
     static const char *const names[TENSORS] = { "w", "brain", "double", "counter" };
     xd_param targets[TENSORS];
-    const xd_post_hoc_sum_desc desc = { added, SNAPSHOTS, s->dtype, read_store, s };
+    const xd_post_hoc_desc desc = { .coefficients = added,
+                                    .snapshot_count = SNAPSHOTS,
+                                    .targets = targets,
+                                    .target_count = TENSORS,
+                                    .dtype = s->dtype,
+                                    .read = read_store,
+                                    .user = s };
+    double used[SNAPSHOTS], error = 7.0;
     s->begin = begin;
     s->end = end;
     for (int i = 0; i < TENSORS; i++) {
@@ -282,7 +308,8 @@ static void sum_range(xd_ctx *ctx, store *s, int64_t begin, int64_t end, unsigne
     }
     targets[3].buffer = true;
     s->reads = 0;
-    CHECK_EQ_INT(xd_post_hoc_sum(ctx, &desc, targets, TENSORS), XD_OK);
+    CHECK_EQ_INT(xd_post_hoc_average(ctx, &desc, used, &error), XD_OK);
+    CHECK(memcmp(used, added, sizeof used) == 0 && error == 0.0);
     CHECK_EQ_INT(s->reads, begin < end ? 3 * 4 + 1 : 0); /* the coefficient 0 is not read */
     CHECK(begin == end || s->last_snapshot == SNAPSHOTS - 1);
 }
@@ -337,7 +364,12 @@ XD_TEST(a_sum_that_cannot_be_formed_writes_nothing_and_one_that_cannot_be_read_s
         double coefficients[SNAPSHOTS] = { 1.0, 1.0, 1.0, 1.0, 1.0 };
         float value[3] = { 5.0f, 5.0f, 5.0f };
         xd_param target = scene_param("w", value, XD_DTYPE_F32, 3);
-        xd_post_hoc_sum_desc d = { coefficients, SNAPSHOTS, XD_DTYPE_NONE, read_store, s };
+        xd_post_hoc_desc d = { .coefficients = coefficients,
+                               .snapshot_count = SNAPSHOTS,
+                               .targets = &target,
+                               .target_count = 1,
+                               .read = read_store,
+                               .user = s };
         s->end = 3;
         s->fails_at = 2;
         s->tells = k == 10 ? ctx : NULL;
@@ -350,12 +382,13 @@ XD_TEST(a_sum_that_cannot_be_formed_writes_nothing_and_one_that_cannot_be_read_s
         if (k == 6) target.count = -1;
         if (k == 7) target.value = NULL;
         if (k == 8) target.dtype = XD_DTYPE_I32;
-        CHECK_EQ_INT(xd_post_hoc_sum(ctx, &d, &target, 1), k >= 9             ? XD_ERROR_IO
-                                                           : k == 4 || k == 8 ? XD_ERROR_DTYPE
-                                                                              : XD_ERROR_ARGUMENT);
+        CHECK_EQ_INT(xd_post_hoc_average(ctx, &d, NULL, NULL), k >= 9             ? XD_ERROR_IO
+                                                               : k == 4 || k == 8 ? XD_ERROR_DTYPE
+                                                                                  : XD_ERROR_ARGUMENT);
         CHECK(k == 2 ? scene_says(ctx, "of snapshot 1 of 5 is no f32") : scene_says(ctx, words[k]) || k == 4);
         CHECK(value[0] == 5.0f && value[2] == 5.0f);
-        if (k == 9) CHECK_EQ_INT(xd_post_hoc_sum(ctx, &d, &target, -1), XD_ERROR_ARGUMENT);
+        d.target_count = -1;
+        if (k == 9) CHECK_EQ_INT(xd_post_hoc_average(ctx, &d, NULL, NULL), XD_ERROR_ARGUMENT);
         CHECK_EQ_INT(s->reads, k >= 9 ? 2 : 0);
         free(s);
         xd_ctx_destroy(ctx);
@@ -376,18 +409,16 @@ static xd_result read_kept(void *user, int64_t snapshot, int64_t tensor, void *t
 XD_TEST(an_average_formed_afterwards_is_close_to_the_one_that_would_have_been_followed) {
     static float kept[KEPT][WEIGHTS];
     static const double widths[3] = { 0.05, 0.10, 0.075 };
-    xd_post_hoc_profile profiles[KEPT];
+    static xd_post_hoc_profile profiles[KEPT];
     float value[WEIGHTS], noise[WEIGHTS], found[WEIGHTS];
     double coefficients[KEPT], far = 0.0, near = 1e9, size = 0.0;
     xd_ctx *ctx = scene_ctx(XD_CPU_BEST, 1);
     const xd_param param = scene_param("w", value, XD_DTYPE_F32, WEIGHTS),
                    target = scene_param("w", found, XD_DTYPE_F32, WEIGHTS);
     xd_ema *ema[3];
-    double gamma[3];
     for (int k = 0; k < 3; k++) {
         xd_ema_desc d = xd_ema_defaults(XD_EMA_POWER);
-        CHECK_EQ_INT(xd_post_hoc_gamma(ctx, widths[k], &gamma[k]), XD_OK);
-        d.gamma = gamma[k];
+        d.sigma_rel = widths[k];
         ema[k] = scene_ema(ctx, &param, 1, d);
     }
     for (int t = 1, n = 0; t <= STEPS; t++) {
@@ -398,15 +429,19 @@ XD_TEST(an_average_formed_afterwards_is_close_to_the_one_that_would_have_been_fo
         for (int k = 0; k < 3; k++) CHECK_EQ_INT(xd_ema_update(ema[k], XD_EMA_NEXT, NULL), XD_OK);
         for (int k = 0; k < 2 && t % (STEPS / 20) == 0; k++, n++) {
             profiles[n].iteration = t;
-            profiles[n].gamma = gamma[k];
-            memcpy(kept[n], xd_ema_view(ema[k], 0).value, sizeof kept[n]);
+            profiles[n].sigma_rel = widths[k];
+            memcpy(kept[n], xd_ema_view(ema[k], 0).shadow.value, sizeof kept[n]);
         }
     }
-    const xd_post_hoc_desc desc = { profiles, KEPT, { 0, gamma[2] } };
-    const xd_post_hoc_sum_desc sum = { coefficients, KEPT, XD_DTYPE_F32, read_kept, kept };
-    CHECK_EQ_INT(xd_post_hoc_coefficients(ctx, &desc, coefficients, NULL), XD_OK);
-    CHECK_EQ_INT(xd_post_hoc_sum(ctx, &sum, &target, 1), XD_OK);
-    const float *truth = (const float *)xd_ema_view(ema[2], 0).value;
+    const xd_post_hoc_desc desc = { .snapshots = profiles,
+                                    .snapshot_count = KEPT,
+                                    .target.sigma_rel = widths[2],
+                                    .targets = &target,
+                                    .target_count = 1,
+                                    .read = read_kept,
+                                    .user = kept };
+    CHECK_EQ_INT(xd_post_hoc_average(ctx, &desc, coefficients, NULL), XD_OK);
+    const float *truth = (const float *)xd_ema_view(ema[2], 0).shadow.value;
     for (int i = 0; i < WEIGHTS; i++) {
         far = fmax(far, fabs((double)(found[i] - truth[i])));
         size = fmax(size, fabs((double)truth[i]));

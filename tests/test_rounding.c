@@ -1,6 +1,7 @@
 /* BF16 parameters without a master copy: what is rounded up, what down, and that nothing but the place of an element decides. */
 #include "xdistill.h"
 #include "xd_test.h"
+#include "averages.h"
 #include "xd_test_numbers.h"
 
 #include <stdlib.h>
@@ -271,7 +272,7 @@ XD_TEST(averages_resumed_runs_and_other_dtypes_are_as_ever) {
         xd_optimizer *optimizer = NULL;
         xd_ema *ema = NULL;
         CHECK_EQ_INT(xd_optimizer_create(ctx, &d, &optimizer), XD_OK);
-        CHECK_EQ_INT(xd_ema_create(ctx, params, 3, &average, &ema), XD_OK);
+        CHECK_EQ_INT(average_create(ctx, params, 3, &average, &ema), XD_OK);
         const xd_optimizer_step_desc with = { .averages = &ema, .average_count = 1 };
         for (int step = 0; step < STEPS; step++) {
             CHECK_EQ_INT(xd_optimizer_step(optimizer, k ? &with : NULL, NULL), XD_OK);
@@ -292,7 +293,7 @@ XD_TEST(averages_resumed_runs_and_other_dtypes_are_as_ever) {
         }
         CHECK(xd_optimizer_state_at(optimizer, 0).master == NULL &&
               xd_optimizer_state_at(optimizer, 1).master);
-        memcpy(shadow[k], xd_ema_view(ema, 0).value, sizeof shadow[k]);
+        memcpy(shadow[k], xd_ema_view(ema, 0).shadow.value, sizeof shadow[k]);
         xd_ema_destroy(ema);
         xd_optimizer_destroy(optimizer);
     }

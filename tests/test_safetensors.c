@@ -2,22 +2,23 @@
 #include "xdistill.h"
 #include "xd_test.h"
 #include "safetensors_bench.h"
+#include "weights_calls.h"
 
 /* ---- headers by hand ---- */
 
 /* Opens a file made of a header text and a number of data bytes. */
-static xd_result open_text(xd_ctx *ctx, const char *header, size_t data_bytes,
-                           const xd_safetensors_desc *desc, unsigned char **memory, xd_safetensors **out) {
+static xd_result open_text(xd_ctx *ctx, const char *header, size_t data_bytes, const xd_weights_desc *desc,
+                           unsigned char **memory, xd_weights **out) {
     const size_t length = strlen(header);
     *memory = (unsigned char *)calloc(8 + length + data_bytes, 1);
     for (int i = 0; i < 8; i++) (*memory)[i] = (unsigned char)((uint64_t)length >> (8 * i));
     memcpy(*memory + 8, header, length);
-    return xd_safetensors_open_memory(ctx, *memory, 8 + length + data_bytes, desc, out);
+    return weights_open_memory(ctx, *memory, 8 + length + data_bytes, desc, out);
 }
 
 static void check_header(xd_ctx *ctx, const char *header, size_t data_bytes, const char *expected) {
     unsigned char *memory;
-    xd_safetensors *file = NULL;
+    xd_weights *file = NULL;
     const xd_result result = open_text(ctx, header, data_bytes, NULL, &memory, &file);
     if (expected) {
         CHECK_EQ_INT(result, XD_ERROR_FORMAT);
@@ -26,7 +27,7 @@ static void check_header(xd_ctx *ctx, const char *header, size_t data_bytes, con
             CHECK_EQ_STR(xd_last_error(ctx)->message, expected);
     } else {
         if (result != XD_OK) CHECK_EQ_STR(xd_last_error(ctx)->message, header);
-        xd_safetensors_close(file);
+        xd_weights_close(file);
     }
     free(memory);
 }
@@ -102,15 +103,15 @@ XD_TEST(every_broken_promise_of_a_header_is_named) {
 XD_TEST(lengths_and_names_beyond_the_limits_are_refused) {
     bench b;
     bench_start(&b);
-    xd_safetensors *file = NULL;
+    xd_weights *file = NULL;
     unsigned char bytes[16] = { 0 };
-    CHECK_EQ_INT(xd_safetensors_open_memory(b.ctx, bytes, 7, NULL, &file), XD_ERROR_FORMAT);
+    CHECK_EQ_INT(weights_open_memory(b.ctx, bytes, 7, NULL, &file), XD_ERROR_FORMAT);
     CHECK(strstr(xd_last_error(b.ctx)->message, "7 bytes"));
     bytes[0] = 9;
-    CHECK_EQ_INT(xd_safetensors_open_memory(b.ctx, bytes, 16, NULL, &file), XD_ERROR_FORMAT);
+    CHECK_EQ_INT(weights_open_memory(b.ctx, bytes, 16, NULL, &file), XD_ERROR_FORMAT);
     CHECK(strstr(xd_last_error(b.ctx)->message, "9 bytes in a file of 16"));
     memset(bytes, 0xff, 8);
-    CHECK_EQ_INT(xd_safetensors_open_memory(b.ctx, bytes, 16, NULL, &file), XD_ERROR_FORMAT);
+    CHECK_EQ_INT(weights_open_memory(b.ctx, bytes, 16, NULL, &file), XD_ERROR_FORMAT);
     CHECK(strstr(xd_last_error(b.ctx)->message, "allowed are 100000000"));
     char *header = (char *)calloc(70000, 1);
     memset(header, 'n', 69000);
@@ -129,17 +130,17 @@ XD_TEST(unknown_dtypes_can_be_skipped_but_still_take_their_place) {
     bench b;
     bench_start(&b);
     const char *header = "{" ENTRY("a", "I4", "[2]", 0, 1) "," ENTRY("b", "U8", "[2]", 1, 3) "}";
-    xd_safetensors_desc desc;
+    xd_weights_desc desc;
     unsigned char *memory;
-    xd_safetensors *file = NULL;
+    xd_weights *file = NULL;
     memset(&desc, 0, sizeof desc);
     desc.skip_unknown = true;
     CHECK_EQ_INT(open_text(b.ctx, header, 3, &desc, &memory, &file), XD_OK);
-    CHECK_EQ_INT(xd_safetensors_count(file), 1);
-    CHECK_EQ_INT(xd_safetensors_find(file, "b"), 0);
-    CHECK_EQ_INT(xd_safetensors_find(file, "a"), -1);
-    CHECK((const unsigned char *)xd_safetensors_data(file, 0) == memory + 8 + strlen(header) + 1);
-    xd_safetensors_close(file);
+    CHECK_EQ_INT(weights_count(file), 1);
+    CHECK_EQ_INT(xd_weights_find(file, "b"), 0);
+    CHECK_EQ_INT(xd_weights_find(file, "a"), -1);
+    CHECK((const unsigned char *)xd_weights_data(file, 0) == memory + 8 + strlen(header) + 1);
+    xd_weights_close(file);
     free(memory);
     bench_end(&b);
 }
@@ -174,7 +175,7 @@ XD_TEST(a_type_that_cannot_be_read_is_a_property_of_its_tensor) {
         unsigned char read[4] = { 0 };
         char header[300], told[80];
         unsigned char *memory = NULL;
-        xd_safetensors *file = NULL;
+        xd_weights *file = NULL;
         snprintf(header, sizeof header,
                  "{\"odd\":{\"dtype\":\"%s\",\"shape\":%s,\"data_offsets\":[0,%d]},"
                  "\"plain\":{\"dtype\":\"U8\",\"shape\":[2],\"data_offsets\":[%d,%d]}}",
@@ -186,18 +187,18 @@ XD_TEST(a_type_that_cannot_be_read_is_a_property_of_its_tensor) {
             free(memory);
             continue;
         }
-        CHECK_EQ_INT(xd_safetensors_count(file), 2);
-        CHECK_EQ_INT(xd_safetensors_at(file, 0)->dtype, XD_DTYPE_NONE);
-        CHECK_EQ_STR(xd_safetensors_at(file, 0)->type, cases[i].type);
-        CHECK_EQ_STR(xd_safetensors_at(file, 1)->type, "U8");
-        CHECK(xd_safetensors_data(file, 0) == NULL && xd_safetensors_data(file, 1) != NULL);
+        CHECK_EQ_INT(weights_count(file), 2);
+        CHECK_EQ_INT(xd_weights_at(file, 0)->dtype, XD_DTYPE_NONE);
+        CHECK_EQ_STR(xd_weights_at(file, 0)->type, cases[i].type);
+        CHECK_EQ_STR(xd_weights_at(file, 1)->type, "U8");
+        CHECK(xd_weights_data(file, 0) == NULL && xd_weights_data(file, 1) != NULL);
         snprintf(told, sizeof told, "tensor \"odd\" is of type %s, which cannot be read", cases[i].type);
-        CHECK_EQ_INT(xd_safetensors_read_range(file, 0, 0, 0, read), XD_ERROR_UNSUPPORTED);
+        CHECK_EQ_INT(weights_read_bytes(file, 0, 0, 0, read), XD_ERROR_UNSUPPORTED);
         CHECK(strstr(xd_last_error(b.ctx)->message, told));
-        CHECK_EQ_INT(xd_safetensors_read_box(file, 0, zero, zero, read), XD_ERROR_UNSUPPORTED);
+        CHECK_EQ_INT(weights_read_box(file, 0, zero, zero, read), XD_ERROR_UNSUPPORTED);
         CHECK(strstr(xd_last_error(b.ctx)->message, told));
-        CHECK_EQ_INT(xd_safetensors_read_range(file, 1, 0, 2, read), XD_OK);
-        xd_safetensors_close(file);
+        CHECK_EQ_INT(weights_read_bytes(file, 1, 0, 2, read), XD_OK);
+        xd_weights_close(file);
         free(memory);
     }
     bench_end(&b);
@@ -206,8 +207,8 @@ XD_TEST(a_type_that_cannot_be_read_is_a_property_of_its_tensor) {
 /* ---- files ---- */
 
 /* Every box of the tensor, against plain indexing. */
-static void check_boxes(xd_safetensors *file) {
-    const int64_t index = xd_safetensors_find(file, "m \"box\"");
+static void check_boxes(xd_weights *file) {
+    const int64_t index = xd_weights_find(file, "m \"box\"");
     int64_t o[3], n[3];
     for (int64_t code = 0; code < 6 * 10 * 15; code++) {
         /* pairs (offset, size) with offset + size <= 3, 4, 5 and size >= 1: 6, 10, 15 of them */
@@ -218,7 +219,7 @@ static void check_boxes(xd_safetensors *file) {
         }
         int32_t got[61];
         memset(got, -1, sizeof got);
-        CHECK_EQ_INT(xd_safetensors_read_box(file, index, o, n, got), XD_OK);
+        CHECK_EQ_INT(weights_read_box(file, index, o, n, got), XD_OK);
         int64_t at = 0;
         for (int64_t i = o[0]; i < o[0] + n[0]; i++)
             for (int64_t k = o[1]; k < o[1] + n[1]; k++)
@@ -227,42 +228,42 @@ static void check_boxes(xd_safetensors *file) {
     }
 }
 
-static void check_file(bench *b, const char *name, xd_safetensors_mode mode) {
+static void check_file(bench *b, const char *name, xd_weights_mode mode) {
     static const char *const names[] = { "a\xc3\xa9", "empty", "m \"box\"", "scalar", "z.bytes" };
-    xd_safetensors_desc desc;
-    xd_safetensors *file = NULL;
+    xd_weights_desc desc;
+    xd_weights *file = NULL;
     double doubles[2] = { 0.0, 0.0 };
     unsigned char byte = 0;
     memset(&desc, 0, sizeof desc);
     desc.mode = mode;
-    CHECK_EQ_INT(xd_safetensors_open(b->ctx, bench_path(b, name), &desc, &file), XD_OK);
+    CHECK_EQ_INT(weights_open_file(b->ctx, bench_path(b, name), &desc, &file), XD_OK);
     if (!file) return;
-    CHECK_EQ_INT(xd_safetensors_count(file), ENTRY_COUNT);
+    CHECK_EQ_INT(weights_count(file), ENTRY_COUNT);
     for (int i = 0; i < ENTRY_COUNT; i++) {
-        CHECK_EQ_STR(xd_safetensors_at(file, i)->name, names[i]);
-        CHECK_EQ_INT(xd_safetensors_find(file, names[i]), i);
-        CHECK((xd_safetensors_data(file, i) != NULL) == (mode == XD_SAFETENSORS_MAP));
+        CHECK_EQ_STR(xd_weights_at(file, i)->name, names[i]);
+        CHECK_EQ_INT(xd_weights_find(file, names[i]), i);
+        CHECK((xd_weights_data(file, i) != NULL) == (mode == XD_WEIGHTS_MAP));
     }
-    CHECK_EQ_STR(xd_safetensors_metadata(file, "format"), "pt");
-    CHECK_EQ_STR(xd_safetensors_metadata(file, "note"), "line\nend");
+    CHECK_EQ_STR(xd_weights_metadata(file, "format"), "pt");
+    CHECK_EQ_STR(xd_weights_metadata(file, "note"), "line\nend");
     const char *key = "untouched", *value = key;
-    CHECK(xd_safetensors_metadata_at(file, 0, &key, &value));
+    CHECK(weights_metadata_at(file, 0, &key, &value));
     CHECK_EQ_STR(key, "format");
     CHECK_EQ_STR(value, "pt");
-    CHECK(xd_safetensors_metadata_at(file, 1, &key, &value));
+    CHECK(weights_metadata_at(file, 1, &key, &value));
     CHECK_EQ_STR(key, "note");
-    CHECK(!xd_safetensors_metadata_at(file, 2, &key, &value));
+    CHECK(!weights_metadata_at(file, 2, &key, &value));
     CHECK_EQ_STR(value, "line\nend"); /* untouched past the last */
-    CHECK_EQ_INT(xd_safetensors_read_range(file, 0, 0, 16, doubles), XD_OK);
+    CHECK_EQ_INT(weights_read_bytes(file, 0, 0, 16, doubles), XD_OK);
     CHECK(doubles[0] == 1.0 && doubles[1] == -2.0);
-    CHECK_EQ_INT(xd_safetensors_read_range(file, 4, 1, 1, &byte), XD_OK);
+    CHECK_EQ_INT(weights_read_bytes(file, 4, 1, 1, &byte), XD_OK);
     CHECK_EQ_INT(byte, 8);
-    CHECK_EQ_INT(xd_safetensors_read_range(file, 4, 1, 2, &byte), XD_ERROR_ARGUMENT);
-    CHECK_EQ_INT(xd_safetensors_read_range(file, 5, 0, 0, &byte), XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(weights_read_bytes(file, 4, 1, 2, &byte), XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(weights_read_bytes(file, 5, 0, 0, &byte), XD_ERROR_ARGUMENT);
     const int64_t outside[3] = { 0, 2, 0 }, whole[3] = { 3, 3, 5 };
-    CHECK_EQ_INT(xd_safetensors_read_box(file, 2, outside, whole, doubles), XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(weights_read_box(file, 2, outside, whole, doubles), XD_ERROR_ARGUMENT);
     check_boxes(file);
-    xd_safetensors_close(file);
+    xd_weights_close(file);
 }
 
 XD_TEST(a_file_reads_back_mapped_streamed_and_where_nothing_can_be_mapped) {
@@ -271,32 +272,32 @@ XD_TEST(a_file_reads_back_mapped_streamed_and_where_nothing_can_be_mapped) {
     CHECK_EQ_INT(write_file(&b, "a.safetensors", 0), XD_OK);
     CHECK_EQ_INT(write_file(&b, "b.safetensors", 4096), XD_OK);
     CHECK_EQ_INT(bench_files(&b, false), 2);
-    check_file(&b, "a.safetensors", XD_SAFETENSORS_MAP);
-    check_file(&b, "b.safetensors", XD_SAFETENSORS_STREAM);
+    check_file(&b, "a.safetensors", XD_WEIGHTS_MAP);
+    check_file(&b, "b.safetensors", XD_WEIGHTS_STREAM);
     b.no_map = true;
-    check_file(&b, "a.safetensors", XD_SAFETENSORS_MAP);
+    check_file(&b, "a.safetensors", XD_WEIGHTS_MAP);
     bench_end(&b);
 }
 
 XD_TEST(the_bytes_of_a_file_are_those_of_the_format) {
     static const int64_t two[] = { 2 };
-    static const xd_safetensors_entry entry = { "a", XD_DTYPE_F32, 1, two };
+    static const xd_weights_entry entry = { "a", XD_DTYPE_F32, 1, two };
     static const char text[] = "{\"__metadata__\":{\"format\":\"pt\"},"
                                "\"a\":{\"dtype\":\"F32\",\"shape\":[2],\"data_offsets\":[0,8]}}";
     static const float values[2] = { 1.0f, -2.0f };
     static const unsigned char tail[8] = { 0, 0, 0x80, 0x3f, 0, 0, 0, 0xc0 };
     bench b;
     bench_start(&b);
-    xd_safetensors_writer_desc desc;
-    xd_safetensors_writer *w = NULL;
+    xd_weights_writer_desc desc;
+    xd_weights_writer *w = NULL;
     char *data = NULL;
     size_t bytes = 0;
     memset(&desc, 0, sizeof desc);
     desc.entries = &entry;
     desc.entry_count = 1;
-    CHECK_EQ_INT(xd_safetensors_writer_create(b.ctx, bench_path(&b, "f"), &desc, &w), XD_OK);
-    CHECK_EQ_INT(xd_safetensors_writer_write(w, 0, values), XD_OK);
-    CHECK_EQ_INT(xd_safetensors_writer_commit(w), XD_OK);
+    CHECK_EQ_INT(weights_write_file(b.ctx, bench_path(&b, "f"), &desc, &w), XD_OK);
+    CHECK_EQ_INT(xd_weights_writer_write(w, 0, 0, XD_WEIGHTS_REST, values), XD_OK);
+    CHECK_EQ_INT(xd_weights_writer_commit(w), XD_OK);
     CHECK_EQ_INT(xd_file_load(b.ctx, bench_path(&b, "f"), 0, &data, &bytes), XD_OK);
     CHECK_EQ_INT(bytes, 8 + 88 + 8);
     CHECK_EQ_INT((unsigned char)data[0], 88);
@@ -310,63 +311,64 @@ XD_TEST(the_bytes_of_a_file_are_those_of_the_format) {
 XD_TEST(wide_elements_come_first_so_that_tensors_are_aligned) {
     bench b;
     bench_start(&b);
-    xd_safetensors *file = NULL;
+    xd_weights *file = NULL;
     CHECK_EQ_INT(write_file(&b, "f", 0), XD_OK);
-    CHECK_EQ_INT(xd_safetensors_open(b.ctx, bench_path(&b, "f"), NULL, &file), XD_OK);
-    CHECK_EQ_INT(xd_safetensors_at(file, 0)->begin, 0);   /* F64 */
-    CHECK_EQ_INT(xd_safetensors_at(file, 1)->begin, 16);  /* F32, empty */
-    CHECK_EQ_INT(xd_safetensors_at(file, 2)->begin, 16);  /* I32 */
-    CHECK_EQ_INT(xd_safetensors_at(file, 3)->begin, 256); /* BF16 */
-    CHECK_EQ_INT(xd_safetensors_at(file, 4)->begin, 258); /* U8 */
-    xd_safetensors_close(file);
+    CHECK_EQ_INT(weights_open_file(b.ctx, bench_path(&b, "f"), NULL, &file), XD_OK);
+    const uint64_t first = xd_weights_at(file, 0)->begin; /* F64 */
+    CHECK_EQ_INT(xd_weights_file_at(file, 0)->bytes - first, xd_weights_at(file, 4)->end - first);
+    CHECK_EQ_INT(xd_weights_at(file, 1)->begin - first, 16);  /* F32, empty */
+    CHECK_EQ_INT(xd_weights_at(file, 2)->begin - first, 16);  /* I32 */
+    CHECK_EQ_INT(xd_weights_at(file, 3)->begin - first, 256); /* BF16 */
+    CHECK_EQ_INT(xd_weights_at(file, 4)->begin - first, 258); /* U8 */
+    xd_weights_close(file);
     bench_end(&b);
 }
 
 XD_TEST(a_streamed_box_reads_little_more_than_its_bytes) {
     enum { ROWS = 64, COLUMNS = 400000 };
     static const int64_t shape[] = { ROWS, COLUMNS };
-    static const xd_safetensors_entry entry = { "w", XD_DTYPE_U8, 2, shape };
+    static const xd_weights_entry entry = { "w", XD_DTYPE_U8, 2, shape };
     bench b;
     bench_start(&b);
-    xd_safetensors_writer_desc desc;
-    xd_safetensors_writer *w = NULL;
-    xd_safetensors *file = NULL;
+    xd_weights_writer_desc desc;
+    xd_weights_writer *w = NULL;
+    xd_weights *file = NULL;
     unsigned char *data = (unsigned char *)malloc(ROWS * COLUMNS),
                   *part = (unsigned char *)malloc(ROWS * COLUMNS);
     for (int i = 0; i < ROWS * COLUMNS; i++) data[i] = (unsigned char)(i * 31 + i / 997);
     memset(&desc, 0, sizeof desc);
     desc.entries = &entry;
     desc.entry_count = 1;
-    CHECK_EQ_INT(xd_safetensors_writer_create(b.ctx, bench_path(&b, "f"), &desc, &w), XD_OK);
-    CHECK_EQ_INT(xd_safetensors_writer_write(w, 0, data), XD_OK);
-    CHECK_EQ_INT(xd_safetensors_writer_commit(w), XD_OK);
-    xd_safetensors_desc stream;
+    CHECK_EQ_INT(weights_write_file(b.ctx, bench_path(&b, "f"), &desc, &w), XD_OK);
+    CHECK_EQ_INT(xd_weights_writer_write(w, 0, 0, XD_WEIGHTS_REST, data), XD_OK);
+    CHECK_EQ_INT(xd_weights_writer_commit(w), XD_OK);
+    xd_weights_desc stream;
     memset(&stream, 0, sizeof stream);
-    stream.mode = XD_SAFETENSORS_STREAM;
-    CHECK_EQ_INT(xd_safetensors_open(b.ctx, bench_path(&b, "f"), &stream, &file), XD_OK);
+    stream.mode = XD_WEIGHTS_STREAM;
+    CHECK_EQ_INT(weights_open_file(b.ctx, bench_path(&b, "f"), &stream, &file), XD_OK);
     const int64_t offsets[2][2] = { { 10, 0 }, { 5, 1000 } },
                   sizes[2][2] = { { 20, COLUMNS }, { 50, 100000 } };
     for (int k = 0; k < 2; k++) {
         b.bytes_read = 0;
-        CHECK_EQ_INT(xd_safetensors_read_box(file, 0, offsets[k], sizes[k], part), XD_OK);
+        CHECK_EQ_INT(weights_read_box(file, 0, offsets[k], sizes[k], part), XD_OK);
         CHECK_EQ_INT(b.bytes_read, sizes[k][0] * sizes[k][1]);
         for (int64_t i = 0; i < sizes[k][0]; i++)
             CHECK(memcmp(part + i * sizes[k][1], data + (offsets[k][0] + i) * COLUMNS + offsets[k][1],
                          (size_t)sizes[k][1]) == 0);
     }
-    xd_safetensors_close(file);
+    xd_weights_close(file);
     free(data);
     free(part);
     bench_end(&b);
 }
 
 /* A plan and a writer refuse alike, before there is a file. */
-static void check_bad_plan(bench *b, const xd_safetensors_writer_desc *desc, const char *expected) {
-    xd_safetensors_layout *layout = NULL;
-    xd_safetensors_writer *w = NULL;
-    CHECK_EQ_INT(xd_safetensors_plan(b->ctx, desc, &layout), XD_ERROR_ARGUMENT);
+static void check_bad_plan(bench *b, const xd_weights_writer_desc *desc, const char *expected) {
+    xd_weights_layout *layout = NULL;
+    xd_weights_writer *w = NULL;
+    CHECK_EQ_INT(xd_weights_plan(b->ctx, desc, &layout), XD_ERROR_ARGUMENT);
     CHECK_EQ_STR(xd_last_error(b->ctx)->message, expected);
-    CHECK_EQ_INT(xd_safetensors_writer_create(b->ctx, bench_path(b, "f"), desc, &w), XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(weights_write_file(b->ctx, bench_path(b, "f"), desc, &w), XD_ERROR_ARGUMENT);
     CHECK_EQ_STR(xd_last_error(b->ctx)->message, expected);
     CHECK(w == NULL && layout == NULL);
     CHECK_EQ_INT(bench_files(b, false), 0);
@@ -375,7 +377,7 @@ static void check_bad_plan(bench *b, const xd_safetensors_writer_desc *desc, con
 XD_TEST(bad_tensors_are_refused_before_a_file_exists) {
     static const int64_t negative[] = { 3, -1 }, huge[] = { (int64_t)1 << 62, 4 }, most[] = { INT64_MAX };
     static const struct {
-        xd_safetensors_entry entry;
+        xd_weights_entry entry;
         const char *message;
     } bad[] = {
         { { NULL, XD_DTYPE_U8, 0, NULL }, "tensor 1 has no name" },
@@ -401,18 +403,18 @@ XD_TEST(bad_tensors_are_refused_before_a_file_exists) {
     };
     bench b;
     bench_start(&b);
-    xd_safetensors_writer_desc desc;
+    xd_weights_writer_desc desc;
     memset(&desc, 0, sizeof desc);
     desc.entry_count = 2;
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
-        const xd_safetensors_entry both[] = { { "first", XD_DTYPE_F32, 0, NULL }, bad[i].entry };
+        const xd_weights_entry both[] = { { "first", XD_DTYPE_F32, 0, NULL }, bad[i].entry };
         desc.entries = both;
         check_bad_plan(&b, &desc, bad[i].message);
     }
     char *name = (char *)malloc(65538);
     memset(name, 'n', 65537);
     name[65537] = '\0';
-    const xd_safetensors_entry named = { name, XD_DTYPE_U8, 0, NULL };
+    const xd_weights_entry named = { name, XD_DTYPE_U8, 0, NULL };
     desc.entries = &named;
     desc.entry_count = 1;
     check_bad_plan(&b, &desc, "the name of tensor 0 has 65537 bytes, allowed are 65536");
@@ -422,7 +424,7 @@ XD_TEST(bad_tensors_are_refused_before_a_file_exists) {
 
 XD_TEST(bad_metadata_and_numbers_are_refused_before_a_file_exists) {
     static const struct {
-        xd_safetensors_pair pair;
+        xd_weights_pair pair;
         const char *message;
     } bad[] = {
         { { NULL, "value" }, "pair 1 of the metadata has no key" },
@@ -434,11 +436,11 @@ XD_TEST(bad_metadata_and_numbers_are_refused_before_a_file_exists) {
     };
     bench b;
     bench_start(&b);
-    xd_safetensors_writer_desc desc;
+    xd_weights_writer_desc desc;
     memset(&desc, 0, sizeof desc);
     desc.metadata_count = 2;
     for (size_t i = 0; i < sizeof bad / sizeof bad[0]; i++) {
-        const xd_safetensors_pair both[] = { { "first", "1" }, bad[i].pair };
+        const xd_weights_pair both[] = { { "first", "1" }, bad[i].pair };
         desc.metadata = both;
         check_bad_plan(&b, &desc, bad[i].message);
     }
@@ -447,7 +449,7 @@ XD_TEST(bad_metadata_and_numbers_are_refused_before_a_file_exists) {
     desc.metadata_count = 0;
     desc.entry_count = -1;
     check_bad_plan(&b, &desc, "-1 tensors, allowed are 3125000");
-    const xd_safetensors_entry one = { "one", XD_DTYPE_U8, 0, NULL };
+    const xd_weights_entry one = { "one", XD_DTYPE_U8, 0, NULL };
     desc.entries = &one;
     desc.entry_count = 3125001;
     check_bad_plan(&b, &desc, "3125001 tensors, allowed are 3125000");
@@ -481,13 +483,13 @@ XD_TEST(a_file_that_does_not_fit_is_refused_before_it_is_written) {
 XD_TEST(an_incomplete_file_is_not_published) {
     bench b;
     bench_start(&b);
-    xd_safetensors_writer *w = NULL;
-    const xd_safetensors_writer_desc desc = writer_desc();
-    CHECK_EQ_INT(xd_safetensors_writer_create(b.ctx, bench_path(&b, "f"), &desc, &w), XD_OK);
+    xd_weights_writer *w = NULL;
+    const xd_weights_writer_desc desc = writer_desc();
+    CHECK_EQ_INT(weights_write_file(b.ctx, bench_path(&b, "f"), &desc, &w), XD_OK);
     CHECK_EQ_INT(bench_files(&b, false), 1);
-    CHECK_EQ_INT(xd_safetensors_writer_write_range(w, 0, 1, 2, "ab"), XD_ERROR_ARGUMENT);
-    CHECK_EQ_INT(xd_safetensors_writer_write(w, 0, "ab"), XD_OK);
-    CHECK_EQ_INT(xd_safetensors_writer_commit(w), XD_ERROR_STATE);
+    CHECK_EQ_INT(xd_weights_writer_write(w, 0, 1, 2, "ab"), XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(xd_weights_writer_write(w, 0, 0, XD_WEIGHTS_REST, "ab"), XD_OK);
+    CHECK_EQ_INT(xd_weights_writer_commit(w), XD_ERROR_STATE);
     CHECK_EQ_INT(bench_files(&b, false), 0);
     bench_end(&b);
 }
@@ -507,9 +509,9 @@ XD_TEST(every_byte_of_a_tensor_is_written_once) {
                   { { 0, 0, 0 }, { 0, 0, 0 }, "tensor \"b\": bytes 0 to 7 of 8 are not written" },
                   { { 4, 0, 2 }, { 4, 2, 2 }, NULL },
                   { { 0, 2, 4 }, { 2, 2, 4 }, NULL } };
-    const xd_safetensors_entry three[3] = { { "a", XD_DTYPE_U16, 1, &four },
-                                            { "b", XD_DTYPE_U16, 1, &four },
-                                            { "c", XD_DTYPE_U16, 1, &four } };
+    const xd_weights_entry three[3] = { { "a", XD_DTYPE_U16, 1, &four },
+                                        { "b", XD_DTYPE_U16, 1, &four },
+                                        { "c", XD_DTYPE_U16, 1, &four } };
     bench b;
     bench_start(&b);
     for (size_t i = 0; i < 2 * sizeof cases / sizeof *cases; i++) {
@@ -520,7 +522,7 @@ XD_TEST(every_byte_of_a_tensor_is_written_once) {
         d.entries = three;
         d.entry_count = 3;
         d.max_shard_bytes = i % 2 ? 8 : 0; /* one file, and one for each tensor */
-        CHECK_EQ_INT(xd_weights_writer_create(b.ctx, b.directory, &d, &w), XD_OK);
+        CHECK_EQ_INT(weights_write_directory(b.ctx, b.directory, &d, &w), XD_OK);
         CHECK_EQ_INT(xd_weights_writer_write(w, 2, 0, 8, "12345678"), XD_OK);
         for (int k = 0; k < 3; k++)
             CHECK_EQ_INT(xd_weights_writer_write(w, 1, cases[at].begin[k], cases[at].bytes[k], "abcdefgh"),
@@ -542,10 +544,10 @@ XD_TEST(truncated_files_are_refused_at_every_length) {
     CHECK_EQ_INT(write_file(&b, "f", 0), XD_OK);
     CHECK_EQ_INT(xd_file_load(b.ctx, bench_path(&b, "f"), 0, &data, &bytes), XD_OK);
     for (size_t length = 0; length < bytes; length++) {
-        xd_safetensors *file = NULL;
+        xd_weights *file = NULL;
         char *cut = (char *)malloc(length + 1); /* of its own size, for the address sanitizer */
         memcpy(cut, data, length);
-        CHECK_EQ_INT(xd_safetensors_open_memory(b.ctx, cut, length, NULL, &file), XD_ERROR_FORMAT);
+        CHECK_EQ_INT(weights_open_memory(b.ctx, cut, length, NULL, &file), XD_ERROR_FORMAT);
         free(cut);
     }
     xd_release(b.ctx, data);
@@ -555,28 +557,22 @@ XD_TEST(truncated_files_are_refused_at_every_length) {
 /* ---- models ---- */
 
 static xd_result open_model(bench *b, int64_t files) {
-    xd_weights_files *model = NULL;
-    const xd_result result = xd_weights_files_open(b->ctx, b->directory, NULL, &model);
+    xd_weights *model = NULL;
+    const xd_result result = weights_open_directory(b->ctx, b->directory, NULL, &model);
     if (result != XD_OK) return result;
-    CHECK_EQ_INT(xd_weights_files_count(model), files);
-    int64_t tensors = 0;
-    for (int64_t f = 0; f < files; f++) tensors += xd_safetensors_count(xd_weights_files_at(model, f));
-    CHECK_EQ_INT(tensors, ENTRY_COUNT);
+    CHECK_EQ_INT(xd_weights_describe(model).file_count, files);
+    CHECK_EQ_INT(weights_count(model), ENTRY_COUNT);
     for (int i = 0; i < ENTRY_COUNT; i++) {
-        xd_safetensors *file = NULL;
-        int64_t index = -1;
-        CHECK_EQ_INT(xd_weights_files_find(model, entries[i].name, &file, &index), XD_OK);
-        if (!file) continue;
-        const xd_safetensors_info *info = xd_safetensors_at(file, index);
-        const unsigned char *data = (const unsigned char *)xd_safetensors_data(file, index);
+        const int64_t index = xd_weights_find(model, entries[i].name);
+        CHECK(index >= 0);
+        if (index < 0) continue;
+        const xd_weights_tensor *info = xd_weights_at(model, index);
+        const unsigned char *data = (const unsigned char *)xd_weights_data(model, index);
         CHECK_EQ_STR(info->name, entries[i].name);
         for (uint64_t k = 0; k < info->end - info->begin; k++) CHECK_EQ_INT(data[k], k);
     }
-    xd_safetensors *none = NULL;
-    int64_t index = -7;
-    CHECK_EQ_INT(xd_weights_files_find(model, "nothing", &none, &index), XD_ERROR_MISSING);
-    CHECK(none == NULL && index == -7);
-    xd_weights_files_close(model);
+    CHECK_EQ_INT(xd_weights_find(model, "nothing"), -1);
+    xd_weights_close(model);
     return result;
 }
 
@@ -624,17 +620,17 @@ static xd_result save_and_load(bench *b) {
     xd_result result = write_model(b, 18);
     if (result == XD_OK) result = open_model(b, 3);
     if (result != XD_OK) return result;
-    xd_safetensors_desc desc;
-    xd_safetensors *file = NULL;
+    xd_weights_desc desc;
+    xd_weights *file = NULL;
     memset(&desc, 0, sizeof desc);
-    desc.mode = XD_SAFETENSORS_STREAM;
+    desc.mode = XD_WEIGHTS_STREAM;
     result =
-        xd_safetensors_open(b->ctx, bench_path(b, "model-00002-of-00003-save-1.safetensors"), &desc, &file);
+        weights_open_file(b->ctx, bench_path(b, "model-00002-of-00003-save-1.safetensors"), &desc, &file);
     if (result != XD_OK) return result;
     const int64_t offset[3] = { 0, 1, 1 }, size[3] = { 3, 2, 2 };
     int32_t box[12];
-    result = xd_safetensors_read_box(file, 0, offset, size, box);
-    xd_safetensors_close(file);
+    result = weights_read_box(file, 0, offset, size, box);
+    xd_weights_close(file);
     return result;
 }
 

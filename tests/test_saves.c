@@ -8,6 +8,7 @@
 #endif
 
 #include "press_files.h"
+#include "weights_calls.h"
 
 #include <dirent.h>
 #include <signal.h>
@@ -20,10 +21,10 @@
 enum { TENSORS = 4, TENSOR_BYTES = 600, SINGLE = 0, TWO = 2 * TENSOR_BYTES, FOUR = TENSOR_BYTES };
 
 static const int64_t shape[] = { TENSOR_BYTES };
-static const xd_safetensors_entry entries[TENSORS] = { { "a", XD_DTYPE_U8, 1, shape },
-                                                       { "b", XD_DTYPE_U8, 1, shape },
-                                                       { "c", XD_DTYPE_U8, 1, shape },
-                                                       { "d", XD_DTYPE_U8, 1, shape } };
+static const xd_weights_entry entries[TENSORS] = { { "a", XD_DTYPE_U8, 1, shape },
+                                                   { "b", XD_DTYPE_U8, 1, shape },
+                                                   { "c", XD_DTYPE_U8, 1, shape },
+                                                   { "d", XD_DTYPE_U8, 1, shape } };
 
 static int files_of(int kind) {
     return kind == SINGLE ? 1 : 1 + TENSORS * TENSOR_BYTES / kind;
@@ -38,7 +39,7 @@ static xd_result save(xd_ctx *ctx, const char *directory, int kind, int version)
     desc.entries = entries;
     desc.entry_count = TENSORS;
     desc.max_shard_bytes = (uint64_t)kind;
-    xd_result result = xd_weights_writer_create(ctx, directory, &desc, &w);
+    xd_result result = weights_write_directory(ctx, directory, &desc, &w);
     if (result != XD_OK) return result;
     for (int i = 0; i < TENSORS && result == XD_OK; i++)
         result = xd_weights_writer_write(w, i, 0, sizeof bytes, bytes);
@@ -49,22 +50,21 @@ static xd_result save(xd_ctx *ctx, const char *directory, int kind, int version)
 
 /* The version that a reader finds: -1 when there is none, -2 when it is a mixture. */
 static int version_of(xd_ctx *ctx, const char *directory) {
-    xd_weights_files *model = NULL;
-    if (xd_weights_files_open(ctx, directory, NULL, &model) != XD_OK) return -1;
+    xd_weights *model = NULL;
+    if (weights_open_directory(ctx, directory, NULL, &model) != XD_OK) return -1;
     int version = -1;
     for (int i = 0; i < TENSORS; i++) {
-        xd_safetensors *file = NULL;
-        int64_t index = 0;
-        if (xd_weights_files_find(model, entries[i].name, &file, &index) != XD_OK) {
+        const int64_t index = xd_weights_find(model, entries[i].name);
+        if (index < 0) {
             version = -2;
             break;
         }
-        const unsigned char *data = (const unsigned char *)xd_safetensors_data(file, index);
+        const unsigned char *data = (const unsigned char *)xd_weights_data(model, index);
         if (i == 0) version = data[0];
         for (int k = 0; k < TENSOR_BYTES; k++)
             if (data[k] != version) version = -2;
     }
-    xd_weights_files_close(model);
+    xd_weights_close(model);
     return version;
 }
 
@@ -280,7 +280,7 @@ static xd_result save_student(xd_ctx *ctx, const char *path, int version) {
     xd_publish_directory *d = NULL;
     char name[400];
     const char byte = (char)version;
-    xd_result result = xd_publish_directory_create(ctx, path, &d);
+    xd_result result = xd_publish_directory_create(ctx, &(xd_publish_directory_desc){ path }, &d);
     if (result != XD_OK) return result;
     snprintf(name, sizeof name, "%s/config", xd_publish_directory_path(d));
     result = xd_file_save(ctx, name, &byte, 1);
@@ -366,17 +366,19 @@ XD_TEST(one_writer_of_a_directory_at_a_time_and_nothing_else_is_replaced) {
     strcpy(directory, new_directory());
     snprintf(path, sizeof path, "%s/student", directory);
     snprintf(again, sizeof again, "%s/", path);
-    CHECK_EQ_INT(xd_publish_directory_create(p.ctx, path, &d), XD_OK);
-    CHECK_EQ_INT(xd_publish_directory_create(p.ctx, again, &other), XD_ERROR_STATE);
+    CHECK_EQ_INT(xd_publish_directory_create(p.ctx, &(xd_publish_directory_desc){ path }, &d), XD_OK);
+    CHECK_EQ_INT(xd_publish_directory_create(p.ctx, &(xd_publish_directory_desc){ again }, &other),
+                 XD_ERROR_STATE);
     xd_publish_directory_abort(d);
     CHECK_EQ_INT(names_in(directory, false), 0);
     CHECK_EQ_INT(xd_file_save(p.ctx, path, "file", 4), XD_OK);
-    CHECK_EQ_INT(xd_publish_directory_create(p.ctx, path, &d), XD_ERROR_IO);
+    CHECK_EQ_INT(xd_publish_directory_create(p.ctx, &(xd_publish_directory_desc){ path }, &d), XD_ERROR_IO);
     CHECK(strstr(xd_last_error(p.ctx)->message, path) != NULL);
     CHECK(remove(path) == 0 && symlink(directory, path) == 0);
-    CHECK_EQ_INT(xd_publish_directory_create(p.ctx, path, &d), XD_ERROR_IO);
+    CHECK_EQ_INT(xd_publish_directory_create(p.ctx, &(xd_publish_directory_desc){ path }, &d), XD_ERROR_IO);
     CHECK_EQ_INT(names_in(directory, false), 1);
-    CHECK_EQ_INT(xd_publish_directory_create(p.ctx, "/", &d), XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(xd_publish_directory_create(p.ctx, &(xd_publish_directory_desc){ "/" }, &d),
+                 XD_ERROR_ARGUMENT);
     end_directory(directory);
     xd_ctx_destroy(p.ctx);
 }
@@ -459,7 +461,7 @@ XD_TEST(one_save_at_a_time_and_a_living_writers_file_is_not_taken_for_a_dead_one
     xd_weights_writer *w = NULL;
     xd_weights_writer_desc desc;
     memset(&desc, 0, sizeof desc);
-    CHECK_EQ_INT(xd_weights_writer_create(p.ctx, directory, &desc, &w), XD_OK);
+    CHECK_EQ_INT(weights_write_directory(p.ctx, directory, &desc, &w), XD_OK);
     CHECK_EQ_INT(save(p.ctx, directory, FOUR, 1), XD_ERROR_STATE);
     CHECK(strstr(xd_last_error(p.ctx)->message, "another writer") != NULL);
     fflush(stdout);

@@ -5,6 +5,7 @@
 #include "xd_test.h"
 #include "xd_test_numbers.h"
 #include "xd_test_cpu.h"
+#include "averages.h"
 
 #include <float.h>
 #include <stdlib.h>
@@ -541,8 +542,8 @@ static void simd_model_open(simd_model *m, xd_cpu_level level, xd_optimizer_kind
     memcpy(m->copy, m->params, sizeof m->copy);
     m->average_count = average_count;
     for (int i = 0; i < average_count; i++)
-        CHECK(xd_ema_create(m->ctx, other_lists >> i & 1u ? m->copy : m->params, TRAIN_PARAMS, &averages[i],
-                            &m->averages[i]) == XD_OK);
+        CHECK(average_create(m->ctx, other_lists >> i & 1u ? m->copy : m->params, TRAIN_PARAMS, &averages[i],
+                             &m->averages[i]) == XD_OK);
 }
 
 static void simd_model_close(simd_model *m) {
@@ -565,9 +566,9 @@ static void simd_model_step(simd_model *m, int step, const xd_status *status, bo
 }
 
 static void simd_model_compare_average(const xd_ema *a, const xd_ema *b) {
-    CHECK_EQ_INT(xd_ema_describe(a).iteration, xd_ema_describe(b).iteration);
-    for (int64_t i = 0; i < xd_ema_count(a); i++) {
-        const xd_param x = xd_ema_view(a, i), y = xd_ema_view(b, i);
+    CHECK_EQ_INT(xd_ema_describe(a).record.iteration, xd_ema_describe(b).record.iteration);
+    for (int64_t i = 0; i < xd_ema_describe(a).count; i++) {
+        const xd_param x = xd_ema_view(a, i).shadow, y = xd_ema_view(b, i).shadow;
         CHECK(memcmp(x.value, y.value, (size_t)x.count * xd_dtype_size(x.dtype)) == 0);
     }
 }
@@ -649,12 +650,12 @@ static void simd_step_refused(simd_model *m, xd_ema *const *averages, int count,
     desc.average_count = count;
     before = *m;
     const int64_t step = *xd_optimizer_state_at(m->optimizer, 0).step;
-    const int64_t iteration = xd_ema_describe(m->averages[0]).iteration;
+    const int64_t iteration = xd_ema_describe(m->averages[0]).record.iteration;
     CHECK(xd_optimizer_step(m->optimizer, &desc, NULL) == expected);
     CHECK_EQ_STR(xd_last_error(m->ctx)->message, message);
     CHECK(memcmp(before.value, m->value, sizeof m->value) == 0);
     CHECK_EQ_INT(*xd_optimizer_state_at(m->optimizer, 0).step, step);
-    CHECK_EQ_INT(xd_ema_describe(m->averages[0]).iteration, iteration);
+    CHECK_EQ_INT(xd_ema_describe(m->averages[0]).record.iteration, iteration);
 }
 
 XD_TEST(a_list_of_averages_with_a_hole_is_refused) {
@@ -678,7 +679,7 @@ XD_TEST(a_step_whose_average_has_lost_its_parameters_changes_nothing) {
     simd_model_open(&m, XD_CPU_BEST, XD_OPTIMIZER_ADAMW, average, 1, 1);
     simd_model_step(&m, 0, NULL, true);
     list[0] = m.params[0];
-    CHECK(xd_ema_create(m.ctx, list, 1, NULL, &m.averages[1]) == XD_OK);
+    CHECK(average_create(m.ctx, list, 1, NULL, &m.averages[1]) == XD_OK);
     list[0].count--;
     simd_step_refused(&m, m.averages, 2, XD_ERROR_STATE,
                       "a: value, dtype, count or flags changed since creation: count was 600 and is 599");

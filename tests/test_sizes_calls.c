@@ -6,6 +6,7 @@
 #include "xd_test.h"
 #include "xd_test_topology.h"
 #include "sizes.h"
+#include "averages.h"
 
 enum { ELEMENTS = 6, SAMPLES = 2, LENGTH = 3, COLUMNS = 5 };
 
@@ -109,7 +110,7 @@ static xd_result call_route(void *data) {
 static xd_result call_world(void *data) {
     STAGE(data);
     xd_thread_world *world = NULL;
-    XD_TRY(xd_thread_world_create(CTX, s->count, &world));
+    XD_TRY(xd_thread_world_create(CTX, &(xd_thread_world_desc){ s->count }, &world));
     xd_thread_world_destroy(world);
     return XD_OK;
 }
@@ -119,7 +120,7 @@ static xd_result call_join(void *data) {
     xd_ctx *ctx = NULL;
     xd_comm *comm = NULL;
     xd_result result = xd_ctx_create(&s->desc, &ctx);
-    if (result == XD_OK) result = xd_thread_world_create(ctx, 1, &world);
+    if (result == XD_OK) result = xd_thread_world_create(ctx, &(xd_thread_world_desc){ 1 }, &world);
     if (result == XD_OK) result = xd_thread_world_join(world, ctx, s->rank, &comm);
     if (result != XD_OK) (void)XD_FAIL(CTX, result, "%s", xd_last_error(ctx)->message);
     xd_comm_destroy(comm);
@@ -146,11 +147,14 @@ static xd_result call_ctx(void *data) {
     xd_ctx_destroy(ctx);
     return result == XD_OK ? XD_OK : XD_FAIL(CTX, result, "no context");
 }
-static xd_result call_decay(void *data) {
+static xd_result call_update(void *data) {
     STAGE(data);
     const xd_ema_desc desc = xd_ema_defaults(XD_EMA_HALFLIFE);
-    double decay;
-    return xd_ema_decay(CTX, &desc, s->iteration, &decay);
+    xd_ema *ema = NULL;
+    XD_TRY(xd_ema_create(CTX, &desc, &ema));
+    const xd_result result = xd_ema_update(ema, s->iteration, NULL);
+    xd_ema_destroy(ema);
+    return result;
 }
 static xd_result call_exact(void *data) {
     STAGE(data);
@@ -179,12 +183,12 @@ static const sizes_count counts[] = {
        "positions [4, 3) after 0, of 3", false),
     AT("xd_route_span.end", span.end, LENGTH + 1, call_route, XD_ERROR_ARGUMENT,
        "positions [0, 4) after 0, of 3", false),
-    AT("xd_thread_world_create(ranks)", count, 0, call_world, XD_ERROR_ARGUMENT, "a world of 0 ranks", true),
+    AT("xd_thread_world_desc.ranks", count, 0, call_world, XD_ERROR_ARGUMENT, "a world of 0 ranks", true),
     AT("xd_thread_world_join(rank)", rank, 1, call_join, XD_ERROR_ARGUMENT, "rank 1 is outside [0, 1)", true),
     AT("xd_run_threads(ranks)", count, -1, call_run, XD_ERROR_ARGUMENT, "a world of -1 ranks", true),
     AT("xd_ctx_desc.threads", desc.threads, -1, call_ctx, XD_ERROR_ARGUMENT, "", true),
     AT("xd_ctx_create_versioned(version)", version, XD_VERSION + 100, call_ctx, XD_ERROR_MISMATCH, "", true),
-    AT("xd_ema_decay(iteration)", iteration, -1, call_decay, XD_ERROR_ARGUMENT, "iteration -1 is negative",
+    AT("xd_ema_update(iteration)", iteration, -2, call_update, XD_ERROR_ARGUMENT, "iteration -2 is negative",
        true),
     AT("xdi_votes_set_exact(student_id)", student_id, 3, call_exact, XD_ERROR_ARGUMENT,
        "student id 3 is outside a vocabulary of 3", true),
@@ -263,12 +267,13 @@ static void ask_training(xd_ctx *ctx, int64_t index) {
     xd_optimizer *optimizer = NULL;
     xd_ema *ema = NULL;
     CHECK_EQ_INT(xd_optimizer_create(ctx, &desc, &optimizer), XD_OK);
-    CHECK_EQ_INT(xd_ema_create(ctx, &param, 1, &average, &ema), XD_OK);
+    CHECK_EQ_INT(average_create(ctx, &param, 1, &average, &ema), XD_OK);
     ASK("xd_optimizer_state_at(index)", xd_optimizer_state_at(optimizer, 0).exp_avg != NULL);
     ASK("xd_optimizer_state_at(index)", xd_optimizer_state_at(optimizer, index).exp_avg == NULL);
-    ASK("xd_ema_view(index)", xd_ema_view(ema, 0).value != NULL && xd_ema_view(ema, index).value == NULL);
-    ASK("xd_ema_compensation(index)",
-        xd_ema_compensation(ema, 0).value != NULL && xd_ema_compensation(ema, index).value == NULL);
+    ASK("xd_ema_view(index)",
+        xd_ema_view(ema, 0).shadow.value != NULL && xd_ema_view(ema, index).shadow.value == NULL);
+    ASK("xd_ema_view(index)",
+        xd_ema_view(ema, 0).compensation.value != NULL && xd_ema_view(ema, index).compensation.value == NULL);
     xd_ema_destroy(ema);
     xd_optimizer_destroy(optimizer);
 }

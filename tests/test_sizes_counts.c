@@ -11,6 +11,8 @@
 #include "xd_private.h"
 #include "softmax_calls.h"
 #include "xd_test.h"
+#include "averages.h"
+#include "weights_calls.h"
 #include "xd_test_topology.h"
 #include "sizes_xtoken.h"
 
@@ -51,8 +53,8 @@ typedef struct stage {
     xd_align_side side;
     xdi_align_dp_desc dp;
     xdi_uld_trl_desc trl;
-    xd_safetensors_entry entry;
-    xd_safetensors_writer_desc writer;
+    xd_weights_entry entry;
+    xd_weights_writer_desc writer;
     int64_t a, b, c, d;   /* numbers that functions take themselves */
     int64_t teacher_rows; /* of all matrices of a loss at once */
     int root;
@@ -118,8 +120,8 @@ static void set_texts(stage *s) {
     s->trl = (xdi_uld_trl_desc){ .student = { s->x.m->labels, s->x.m->spans, 4, false } };
     s->trl.teacher = s->trl.student;
     static const int64_t shape[2] = { 2, 3 };
-    s->entry = (xd_safetensors_entry){ "w", XD_DTYPE_F32, 2, shape };
-    s->writer = (xd_safetensors_writer_desc){ .entries = &s->entry, .entry_count = 1 };
+    s->entry = (xd_weights_entry){ "w", XD_DTYPE_F32, 2, shape };
+    s->writer = (xd_weights_writer_desc){ .entries = &s->entry, .entry_count = 1 };
 }
 
 static void set_stage(void *memory) {
@@ -261,10 +263,10 @@ static xd_result call_step(void *memory) {
 static xd_result call_ema(void *memory) {
     STAGE(memory);
     xd_ema *ema = NULL;
-    XD_TRY(xd_ema_create(CTX, s->param, s->a, &s->ema, &ema));
+    XD_TRY(average_create(CTX, s->param, s->a, &s->ema, &ema));
     xd_result result = xd_ema_update(ema, s->b, NULL);
     if (result == XD_OK) result = xd_ema_copy_to(ema, s->param, s->c, false, NULL);
-    if (result == XD_OK) result = xd_ema_load(ema, s->param, s->d, NULL, NULL);
+    if (result == XD_OK) result = average_load(ema, s->param, s->d, NULL, NULL);
     xd_ema_destroy(ema);
     return result;
 }
@@ -444,11 +446,11 @@ static xd_result call_trl(void *memory) {
 }
 static xd_result call_writer(void *memory) {
     STAGE(memory);
-    xd_safetensors_writer *writer = NULL;
-    XD_TRY(xd_safetensors_writer_create(CTX, s->x.path, &s->writer, &writer));
-    const xd_result result = xd_safetensors_writer_write_range(writer, s->a - 2, (uint64_t)s->b - 2,
-                                                               (size_t)s->c + 22, s->numbers);
-    xd_safetensors_writer_abort(writer);
+    xd_weights_writer *writer = NULL;
+    XD_TRY(weights_write_file(CTX, s->x.path, &s->writer, &writer));
+    const xd_result result =
+        xd_weights_writer_write(writer, s->a - 2, (uint64_t)s->b - 2, (size_t)s->c + 22, s->numbers);
+    xd_weights_writer_abort(writer);
     return result;
 }
 

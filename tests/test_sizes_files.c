@@ -6,6 +6,7 @@
 #include "xd_test.h"
 #include "xd_test_topology.h"
 #include "sizes_xtoken.h"
+#include "weights_calls.h"
 
 #include <unistd.h>
 
@@ -27,8 +28,8 @@ typedef struct stage {
     xsizes x; /* first */
     char directory[96], file[128];
     image tensors, cached, projected;
-    xd_safetensors_entry entry[TENSORS];
-    xd_safetensors_desc reading;
+    xd_weights_entry entry[TENSORS];
+    xd_weights_desc reading;
     xd_weights_writer_desc writer;
     xd_topology topology;
     xd_layout *layout;
@@ -54,7 +55,7 @@ static void set_stage(void *data) {
     xsizes_set(data);
     memset(&s->reading, 0, sizeof s->reading);
     for (int i = 0; i < TENSORS; i++)
-        s->entry[i] = (xd_safetensors_entry){ i ? "v" : "w", XD_DTYPE_F32, 2, shape };
+        s->entry[i] = (xd_weights_entry){ i ? "v" : "w", XD_DTYPE_F32, 2, shape };
     s->writer = (xd_weights_writer_desc){ .entries = s->entry, .entry_count = TENSORS };
     s->gather =
         (xd_weights_gather_desc){ .directory = s->directory, .tensors = s->tensor, .tensor_count = TENSORS };
@@ -72,43 +73,43 @@ static void set_stage(void *data) {
 
 static xd_result call_open(void *data) {
     STAGE(data);
-    xd_safetensors *file = NULL;
+    xd_weights *file = NULL;
     const size_t bytes = s->tensors.bytes - (size_t)s->cut;
-    XD_TRY(xd_safetensors_open_memory(CTX, s->tensors.data, bytes, &s->reading, &file));
-    xd_safetensors_close(file);
+    XD_TRY(weights_open_memory(CTX, s->tensors.data, bytes, &s->reading, &file));
+    xd_weights_close(file);
     return XD_OK;
 }
 static xd_result call_range(void *data) {
     STAGE(data);
-    xd_safetensors *file = NULL;
-    XD_TRY(xd_safetensors_open_memory(CTX, s->tensors.data, s->tensors.bytes, NULL, &file));
+    xd_weights *file = NULL;
+    XD_TRY(weights_open_memory(CTX, s->tensors.data, s->tensors.bytes, NULL, &file));
     const xd_result result =
-        xd_safetensors_read_range(file, s->index, (uint64_t)s->first_byte, (size_t)s->bytes, s->numbers);
-    xd_safetensors_close(file);
+        weights_read_bytes(file, s->index, (uint64_t)s->first_byte, (size_t)s->bytes, s->numbers);
+    xd_weights_close(file);
     return result;
 }
 static xd_result call_box(void *data) {
     STAGE(data);
     const int64_t offset[2] = { 0, 0 };
-    xd_safetensors *file = NULL;
-    XD_TRY(xd_safetensors_open_memory(CTX, s->tensors.data, s->tensors.bytes, NULL, &file));
-    const xd_result result = xd_safetensors_read_box(file, s->index, offset, shape, s->numbers);
-    xd_safetensors_close(file);
+    xd_weights *file = NULL;
+    XD_TRY(weights_open_memory(CTX, s->tensors.data, s->tensors.bytes, NULL, &file));
+    const xd_result result = weights_read_box(file, s->index, offset, shape, s->numbers);
+    xd_weights_close(file);
     return result;
 }
 static xd_result call_write(void *data) {
     STAGE(data);
-    const xd_safetensors_writer_desc desc = { .entries = s->entry, .entry_count = TENSORS };
-    xd_safetensors_writer *writer = NULL;
-    XD_TRY(xd_safetensors_writer_create(CTX, s->file, &desc, &writer));
-    const xd_result result = xd_safetensors_writer_write(writer, s->index, s->numbers);
-    xd_safetensors_writer_abort(writer);
+    const xd_weights_writer_desc desc = { .entries = s->entry, .entry_count = TENSORS };
+    xd_weights_writer *writer = NULL;
+    XD_TRY(weights_write_file(CTX, s->file, &desc, &writer));
+    const xd_result result = xd_weights_writer_write(writer, s->index, 0, XD_WEIGHTS_REST, s->numbers);
+    xd_weights_writer_abort(writer);
     return result;
 }
 static xd_result call_weights(void *data) {
     STAGE(data);
     xd_weights_writer *writer = NULL;
-    XD_TRY(xd_weights_writer_create(CTX, s->directory, &s->writer, &writer));
+    XD_TRY(weights_write_directory(CTX, s->directory, &s->writer, &writer));
     const xd_result result =
         xd_weights_writer_write(writer, s->index, (uint64_t)s->first_byte, (size_t)s->bytes, s->numbers);
     xd_weights_writer_abort(writer);
@@ -204,13 +205,13 @@ static void read_image(stage *s, image *out) {
 }
 
 static void make_files(stage *s) {
-    const xd_safetensors_writer_desc desc = { .entries = s->entry, .entry_count = TENSORS };
-    xd_safetensors_writer *tensors = NULL;
+    const xd_weights_writer_desc desc = { .entries = s->entry, .entry_count = TENSORS };
+    xd_weights_writer *tensors = NULL;
     xd_teacher_cache_writer *cache = NULL;
-    CHECK_EQ_INT(xd_safetensors_writer_create(CTX, s->file, &desc, &tensors), XD_OK);
+    CHECK_EQ_INT(weights_write_file(CTX, s->file, &desc, &tensors), XD_OK);
     for (int i = 0; i < TENSORS; i++)
-        CHECK_EQ_INT(xd_safetensors_writer_write(tensors, i, s->numbers), XD_OK);
-    CHECK_EQ_INT(xd_safetensors_writer_commit(tensors), XD_OK);
+        CHECK_EQ_INT(xd_weights_writer_write(tensors, i, 0, XD_WEIGHTS_REST, s->numbers), XD_OK);
+    CHECK_EQ_INT(xd_weights_writer_commit(tensors), XD_OK);
     read_image(s, &s->tensors);
     CHECK_EQ_INT(xd_teacher_cache_writer_create(CTX, s->file, &s->x.cache_desc, &cache), XD_OK);
     CHECK_EQ_INT(xd_teacher_cache_writer_document(cache, "a document", 10), XD_OK);
@@ -256,17 +257,16 @@ static void close_stage(void *data) {
 #define AT(name, field, wrong, call, result, text, local) \
     { name, offsetof(stage, field), sizeof(((stage *)0)->field), wrong, call, result, text, local }
 static const sizes_count counts[] = {
-    AT("xd_safetensors_open_memory(bytes)", cut, 1, call_open, XD_ERROR_FORMAT, "", true),
-    AT("xd_safetensors_desc.max_header_bytes", reading.max_header_bytes, 8, call_open, XD_ERROR_FORMAT, "8",
+    AT("xd_weights_desc.bytes", cut, 1, call_open, XD_ERROR_FORMAT, "", true),
+    AT("xd_weights_desc.max_header_bytes", reading.max_header_bytes, 8, call_open, XD_ERROR_FORMAT, "8",
        true),
-    AT("xd_safetensors_read_range(index)", index, TENSORS, call_range, XD_ERROR_ARGUMENT, "tensor 2 of 2",
-       true),
-    AT("xd_safetensors_read_range(first_byte)", first_byte, 1, call_range, XD_ERROR_ARGUMENT,
+    AT("xd_weights_read(index)", index, TENSORS, call_range, XD_ERROR_ARGUMENT, "tensor 2 of 2", true),
+    AT("xd_weights_read_desc.first_byte", first_byte, 1, call_range, XD_ERROR_ARGUMENT,
        "24 bytes from 1 of tensor|which has 24", true),
-    AT("xd_safetensors_read_range(bytes)", bytes, TENSOR_BYTES + 1, call_range, XD_ERROR_ARGUMENT,
+    AT("xd_weights_read_desc.bytes", bytes, TENSOR_BYTES + 1, call_range, XD_ERROR_ARGUMENT,
        "25 bytes from 0 of tensor|which has 24", true),
-    AT("xd_safetensors_read_box(index)", index, -1, call_box, XD_ERROR_ARGUMENT, "tensor -1 of 2", true),
-    AT("xd_safetensors_writer_write(index)", index, TENSORS, call_write, XD_ERROR_ARGUMENT, "tensor 2 of 2",
+    AT("xd_weights_read(index)", index, -1, call_box, XD_ERROR_ARGUMENT, "tensor -1 of 2", true),
+    AT("xd_weights_writer_write(index)", index, TENSORS, call_write, XD_ERROR_ARGUMENT, "tensor 2 of 2",
        true),
     AT("xd_weights_writer_desc.entry_count", writer.entry_count, -1, call_weights, XD_ERROR_ARGUMENT,
        "-1 tensors", true),
@@ -333,31 +333,29 @@ XD_TEST(counts_of_files_that_disagree_are_refused_and_nothing_is_written) {
         CHECK(asked);                                           \
     } while (0)
 
-static void ask_file(const xd_safetensors *file, int64_t number) {
-    const char *key, *value;
-    ASK("xd_safetensors_at(index)", xd_safetensors_at(file, number) == NULL);
-    ASK("xd_safetensors_data(index)", xd_safetensors_data(file, number) == NULL);
-    ASK("xd_safetensors_metadata_at(index)", !xd_safetensors_metadata_at(file, number, &key, &value));
+static void ask_file(const xd_weights *file, int64_t number) {
+    ASK("xd_weights_at(index)", xd_weights_at(file, number) == NULL);
+    ASK("xd_weights_data(index)", xd_weights_data(file, number) == NULL);
+    ASK("xd_weights_file_at(index)", xd_weights_file_at(file, number) == NULL);
 }
 
 static xd_result query_rank(xd_comm *world, void *argument) {
     stage *s = (stage *)calloc(1, sizeof *s);
-    xd_weights_files *model = NULL;
+    xd_weights *model = NULL;
     (void)argument;
     s->x.base.ctx = xd_comm_ctx(world);
     s->x.base.comm = world;
     s->x.base.ranks = 1;
     open_stage(s);
     CHECK_EQ_INT(call_gather(s), XD_OK);
-    CHECK_EQ_INT(xd_weights_files_open(CTX, s->directory, NULL, &model), XD_OK);
-    CHECK(xd_weights_files_at(model, 0) && xd_safetensors_data(xd_weights_files_at(model, 0), 0));
+    CHECK_EQ_INT(weights_open_directory(CTX, s->directory, NULL, &model), XD_OK);
+    CHECK(xd_weights_file_at(model, 0) && xd_weights_data(model, 0));
     const int64_t numbers[4] = { -1, TENSORS, INT64_MAX, INT64_MIN };
     for (int i = 0; i < 4; i++) {
         const int64_t number = numbers[i];
-        ask_file(xd_weights_files_at(model, 0), number);
-        ASK("xd_weights_files_at(file)", xd_weights_files_at(model, number) == NULL);
+        ask_file(model, number);
     }
-    xd_weights_files_close(model);
+    xd_weights_close(model);
     close_stage(s);
     free(s);
     return XD_OK;

@@ -4,6 +4,7 @@
 #include "xdistill.h"
 #include "wrap_train.h"
 #include "xd_test.h"
+#include "averages.h"
 
 enum { RANKS = 4, STEPS = 3, LEAVES = 8 };
 
@@ -43,7 +44,7 @@ static void hold(holder *h, xd_comm *world, wrap_run *run, bool groups) {
     average.decay = 0.9;
     average.init_from_current = true;
     CHECK_EQ_INT(xd_optimizer_create(h->r.ctx, &d, &h->optimizer), XD_OK);
-    CHECK_EQ_INT(xd_ema_create(h->r.ctx, h->params, h->count, &average, &h->ema), XD_OK);
+    CHECK_EQ_INT(average_create(h->r.ctx, h->params, h->count, &average, &h->ema), XD_OK);
 }
 
 static void let_go(holder *h) {
@@ -99,7 +100,7 @@ static void inherit(xd_comm *left, scene *s, const holder *before, int64_t step)
         snprintf(own, sizeof own, "{\"step\": %d}", (int)s->found);
         CHECK_EQ_STR(state, own);
         CHECK(xd_optimizer_settings(now.optimizer)->learning_rate == 0.01 * (double)s->found);
-        CHECK_EQ_INT(xd_ema_describe(now.ema).iteration, s->found);
+        CHECK_EQ_INT(xd_ema_describe(now.ema).record.iteration, s->found);
     } else {
         CHECK(found == -1 && !state);
         CHECK(strstr(xd_last_error(now.r.ctx)->message, "no step is whole on 3 ranks; of step 3: ") != NULL);

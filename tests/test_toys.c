@@ -81,7 +81,7 @@ static xd_result compare_gradients(xd_comm *world, void *argument) {
     XD_TRY(toy_engage(world, 5, &recipe, &s.actor));
     scene_fill(&s);
     for (int64_t leaf = 0; leaf < TOY_LEAVES; leaf++) { /* the first alone has a gradient */
-        xd_network_call none = { .weights = true, .leaf = leaf };
+        xd_network_call none = { .weights = true, .micro_batch = leaf };
         if (leaf == 0) {
             CHECK_EQ_INT(scene_forward(&s, true), XD_OK);
             CHECK_EQ_INT(scene_backward(&s, true), XD_OK);

@@ -4,6 +4,7 @@
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
 #include "xd_test.h"
+#include "averages.h"
 
 #include <stdlib.h>
 
@@ -58,7 +59,7 @@ static void set_up(xd_comm *world, const run *r, rank_state *s) {
     CHECK(xd_leaf_stack_create(ctx, &(xd_leaf_stack_desc){ .leaves = leaves, .elements = ELEMENTS },
                                &s->stack) == XD_OK);
     CHECK(xd_optimizer_create(ctx, &adamw, &s->optimizer) == XD_OK);
-    CHECK(xd_ema_create(ctx, &s->param, 1, &average, &s->ema) == XD_OK);
+    CHECK(average_create(ctx, &s->param, 1, &average, &s->ema) == XD_OK);
 }
 
 /* The sum of all leaves: this rank's shard of it, or all of it. */
@@ -103,7 +104,7 @@ static xd_result train_rank(xd_comm *world, void *argument) {
     set_up(world, r, s);
     for (int step = 0; step < STEPS; step++) train_step(world, r, s, step);
     if (xd_comm_rank(world) == 0) memcpy(r->weights, s->full, sizeof r->weights);
-    const xd_param shadow = xd_ema_view(s->ema, 0);
+    const xd_param shadow = xd_ema_view(s->ema, 0).shadow;
     if (r->sharded || xd_comm_rank(world) == 0)
         memcpy(r->average + s->begin, shadow.value, (size_t)shadow.count * sizeof(float));
     xd_ema_destroy(s->ema);

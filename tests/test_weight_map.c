@@ -1,7 +1,11 @@
 /* Model directories of others through a map: read on any ranks with any cut, and written again to the bit. */
 #define XDISTILL_IMPLEMENTATION
+#if defined(XD_TEST_LAYERS)
+#    include "checkpoint/map_internal.h"
+#endif
 #include "map_job.h"
 #include "press_files.h"
+#include "weights_calls.h"
 
 /* ---- round trips ---- */
 
@@ -123,7 +127,7 @@ static xd_result through_large(xd_comm *world, void *argument) {
 /* A matrix [TALL, WIDE] of 2.5 MB whose elements are their numbers. */
 static void write_large(const char *directory) {
     static const int64_t shape[2] = { TALL, WIDE };
-    const xd_safetensors_entry entry = { "theirs", XD_DTYPE_F32, 2, shape };
+    const xd_weights_entry entry = { "theirs", XD_DTYPE_F32, 2, shape };
     xd_weights_writer_desc d;
     xd_weights_writer *writer = NULL;
     xd_ctx *ctx = NULL;
@@ -133,7 +137,7 @@ static void write_large(const char *directory) {
     d.entries = &entry;
     d.entry_count = 1;
     CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
-    CHECK_EQ_INT(xd_weights_writer_create(ctx, directory, &d, &writer), XD_OK);
+    CHECK_EQ_INT(weights_write_directory(ctx, directory, &d, &writer), XD_OK);
     CHECK_EQ_INT(xd_weights_writer_write(writer, 0, 0, TALL * WIDE * sizeof *data, data), XD_OK);
     CHECK_EQ_INT(xd_weights_writer_commit(writer), XD_OK);
     real_files = xd_ctx_settings(ctx)->files;
@@ -249,7 +253,7 @@ static xd_result import_wrapped(xd_comm *world, wrapped *w, xd_parallel *paralle
     memset(&out, 0, sizeof out);
     out.directory = w->to;
     out.weights = in.weights;
-    XD_TRY(xd_weight_map_check(xd_comm_ctx(world), &in.weights));
+    XD_TRY(xdi_weight_map_check(xd_comm_ctx(world), &in.weights));
     XD_TRY(xd_weights_import(world, &in, NULL));
     XD_TRY(xd_parallel_publish(parallel));
     for (int64_t i = 0; i < count; i++)
@@ -304,8 +308,8 @@ static xd_result through_wrapped(xd_comm *world, void *argument) {
 
 static void write_wrapped(const char *directory) {
     static const int64_t shapes[2][2] = { { WRAP_V, WRAP_D }, { WRAP_D, 12 } };
-    const xd_safetensors_entry entries[2] = { { "wte", XD_DTYPE_F32, 2, shapes[0] },
-                                              { "c_attn", XD_DTYPE_F32, 2, shapes[1] } };
+    const xd_weights_entry entries[2] = { { "wte", XD_DTYPE_F32, 2, shapes[0] },
+                                          { "c_attn", XD_DTYPE_F32, 2, shapes[1] } };
     float data[WRAP_V * WRAP_D + WRAP_D * 12];
     xd_weights_writer_desc d;
     xd_weights_writer *writer = NULL;
@@ -315,7 +319,7 @@ static void write_wrapped(const char *directory) {
     d.entries = entries;
     d.entry_count = 2;
     CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
-    CHECK_EQ_INT(xd_weights_writer_create(ctx, directory, &d, &writer), XD_OK);
+    CHECK_EQ_INT(weights_write_directory(ctx, directory, &d, &writer), XD_OK);
     CHECK_EQ_INT(xd_weights_writer_write(writer, 0, 0, WRAP_V * WRAP_D * sizeof *data, data), XD_OK);
     CHECK_EQ_INT(xd_weights_writer_write(writer, 1, 0, WRAP_D * 12 * sizeof *data, data + WRAP_V * WRAP_D),
                  XD_OK);
@@ -391,7 +395,7 @@ static xd_result convert_rank(xd_comm *world, void *argument) {
     d.weights.maps = map;
     d.weights.map_count = 2;
     d.convert = c->converts;
-    CHECK_EQ_INT(xd_weight_map_check(xd_comm_ctx(world), &d.weights), XD_ERROR_DTYPE);
+    CHECK_EQ_INT(xdi_weight_map_check(xd_comm_ctx(world), &d.weights), XD_ERROR_DTYPE);
     CHECK(strstr(xd_last_error(xd_comm_ctx(world))->message,
                  "\"b\" is F64, and what else is in \"w\" is BF16"));
     const xd_result result = xd_weights_import(world, &d, &report);
@@ -414,7 +418,7 @@ static xd_result convert_rank(xd_comm *world, void *argument) {
 
 XD_TEST(types_are_converted_only_when_asked_each_weight_of_a_fused_tensor_to_its_own) {
     static const int64_t shape[2] = { 3, 3 };
-    const xd_safetensors_entry entry = { "w", XD_DTYPE_F32, 2, shape };
+    const xd_weights_entry entry = { "w", XD_DTYPE_F32, 2, shape };
     const float data[9] = { 0, 1, 2, 3, 4, 5, 6, 7, 8 };
     converting c = { "", false };
     xd_weights_writer_desc d;
@@ -425,7 +429,7 @@ XD_TEST(types_are_converted_only_when_asked_each_weight_of_a_fused_tensor_to_its
     d.entries = &entry;
     d.entry_count = 1;
     CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
-    CHECK_EQ_INT(xd_weights_writer_create(ctx, c.directory, &d, &writer), XD_OK);
+    CHECK_EQ_INT(weights_write_directory(ctx, c.directory, &d, &writer), XD_OK);
     CHECK_EQ_INT(xd_weights_writer_write(writer, 0, 0, sizeof data, data), XD_OK);
     CHECK_EQ_INT(xd_weights_writer_commit(writer), XD_OK);
     xd_ctx_destroy(ctx);

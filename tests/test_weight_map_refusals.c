@@ -1,7 +1,11 @@
 /* Imports and exports through a map that are refused by name where entries, files and ranks differ, and file calls that fail. */
 #define XDISTILL_IMPLEMENTATION
+#if defined(XD_TEST_LAYERS)
+#    include "checkpoint/map_internal.h"
+#endif
 #include "map_job.h"
 #include "press_files.h"
+#include "weights_calls.h"
 
 /* ---- refusals ---- */
 
@@ -247,7 +251,7 @@ XD_TEST(a_type_that_cannot_be_read_is_refused_where_it_is_asked_for) {
     char path[200];
     xd_ctx *ctx = NULL;
     xd_comm *self = NULL;
-    xd_weights_reader *reader = NULL;
+    xd_weights *reader = NULL;
     xd_tensor_part parts[2];
     xd_weights_import_desc in;
     CHECK(xd_ctx_create(NULL, &ctx) == XD_OK && xd_comm_self(ctx, &self) == XD_OK);
@@ -257,14 +261,14 @@ XD_TEST(a_type_that_cannot_be_read_is_refused_where_it_is_asked_for) {
     memcpy(file + sizeof file - 6, "abcdef", 6);
     CHECK_EQ_INT(xd_file_save(ctx, path, file, sizeof file), XD_OK);
 
-    CHECK_EQ_INT(xd_weights_reader_open(ctx, from, NULL, &reader), XD_OK);
-    CHECK_EQ_STR(xd_weights_reader_at(reader, 0)->type, "F8_E8M0");
-    CHECK_EQ_INT(xd_weights_reader_at(reader, 0)->dtype, XD_DTYPE_NONE);
-    CHECK_EQ_INT(xd_weights_reader_read(reader, 0, &zero, &four, odd), XD_ERROR_UNSUPPORTED);
+    CHECK_EQ_INT(weights_open_directory(ctx, from, NULL, &reader), XD_OK);
+    CHECK_EQ_STR(xd_weights_at(reader, 0)->type, "F8_E8M0");
+    CHECK_EQ_INT(xd_weights_at(reader, 0)->dtype, XD_DTYPE_NONE);
+    CHECK_EQ_INT(weights_read_box(reader, 0, &zero, &four, odd), XD_ERROR_UNSUPPORTED);
     CHECK(strstr(xd_last_error(ctx)->message, "tensor \"odd\" is of type F8_E8M0, which cannot be read"));
-    CHECK_EQ_INT(xd_weights_reader_read(reader, 1, &zero, &two, plain), XD_OK);
+    CHECK_EQ_INT(weights_read_box(reader, 1, &zero, &two, plain), XD_OK);
     CHECK(odd[0] == 9 && plain[0] == 'e' && plain[1] == 'f');
-    xd_weights_reader_close(reader);
+    xd_weights_close(reader);
 
     memset(parts, 0, sizeof parts);
     for (int i = 0; i < 2; i++) {
@@ -371,7 +375,7 @@ XD_TEST(names_match_numbers_exactly) {
         memset(&part, 0, sizeof part);
         part.name = names[i];
         part.dtype = XD_DTYPE_F32;
-        CHECK_EQ_INT(xd_weight_map_check(ctx, &w), matches[i] ? XD_OK : XD_ERROR_ARGUMENT);
+        CHECK_EQ_INT(xdi_weight_map_check(ctx, &w), matches[i] ? XD_OK : XD_ERROR_ARGUMENT);
     }
     xd_ctx_destroy(ctx);
 }

@@ -3,6 +3,7 @@
 #define XDISTILL_IMPLEMENTATION
 #include "map_scene.h"
 #include "failing_heap.h"
+#include "weights_calls.h"
 
 /* ---- through files of the ranks ---- */
 
@@ -47,16 +48,16 @@ static void run(int ranks, job *j) {
 /* Reads whole tensors of theirs, and boxes of them; returns the number of pieces. */
 static int64_t check_reader(const char *directory) {
     xd_ctx *ctx = NULL;
-    xd_weights_reader *reader = NULL;
+    xd_weights *reader = NULL;
     int64_t pieces = 0;
     CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
-    CHECK_EQ_INT(xd_weights_reader_open(ctx, directory, NULL, &reader), XD_OK);
+    CHECK_EQ_INT(weights_open_directory(ctx, directory, NULL, &reader), XD_OK);
     if (!reader) printf("%s\n", xd_last_error(ctx)->message);
     for (int i = 0; i < MAP_THEIRS && reader; i++) {
         const map_tensor *t = &map_theirs[i];
         const size_t size = xd_dtype_size(t->dtype);
-        const int64_t index = xd_weights_reader_find(reader, t->name);
-        const xd_weights_tensor *info = xd_weights_reader_at(reader, index);
+        const int64_t index = xd_weights_find(reader, t->name);
+        const xd_weights_tensor *info = xd_weights_at(reader, index);
         unsigned char data[MAP_MOST * 8], want[8];
         int64_t offset[3] = { 0, 0, 0 }, wrong = 0, extent[3];
         CHECK(info != NULL);
@@ -68,7 +69,7 @@ static int64_t check_reader(const char *directory) {
         CHECK(memcmp(info->shape, t->shape, (size_t)t->ndim * sizeof *t->shape) == 0);
         memcpy(extent, t->shape, sizeof extent);
         if (t->ndim > 1 && extent[1] > 1) offset[1] = extent[1]-- > 0; /* without the first column */
-        CHECK_EQ_INT(xd_weights_reader_read(reader, index, offset, extent, data), XD_OK);
+        CHECK_EQ_INT(weights_read_box(reader, index, offset, extent, data), XD_OK);
         int64_t position = 0;
         for (int64_t k = 0; k < map_numel(t); k++) {
             const int64_t inner = t->ndim > 2 ? t->shape[2] : 1;
@@ -78,8 +79,8 @@ static int64_t check_reader(const char *directory) {
         }
         CHECK_EQ_INT(wrong, 0);
     }
-    if (reader) CHECK_EQ_INT(xd_weights_reader_count(reader), MAP_THEIRS);
-    xd_weights_reader_close(reader);
+    if (reader) CHECK_EQ_INT(weights_count(reader), MAP_THEIRS);
+    xd_weights_close(reader);
     xd_ctx_destroy(ctx);
     return pieces;
 }
@@ -276,20 +277,20 @@ static const lie lies[] = {
 static void write_piece(xd_ctx *ctx, const char *directory, int number, const file *f) {
     char name[64];
     const int64_t shape[2] = { f->rows, 4 };
-    const xd_safetensors_entry entry = { "w", f->dtype, 2, shape };
-    const xd_safetensors_pair pair = { "DCP_SHARDING_INFO", f->info };
+    const xd_weights_entry entry = { "w", f->dtype, 2, shape };
+    const xd_weights_pair pair = { "DCP_SHARDING_INFO", f->info };
     const float data[12] = { 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12 };
-    xd_safetensors_writer_desc d;
-    xd_safetensors_writer *writer = NULL;
+    xd_weights_writer_desc d;
+    xd_weights_writer *writer = NULL;
     memset(&d, 0, sizeof d);
     d.entries = &entry;
     d.entry_count = 1;
     d.metadata = &pair;
     d.metadata_count = f->info != NULL;
     snprintf(name, sizeof name, "shard-%05d-model-00001-of-00001.safetensors", number + 1);
-    CHECK_EQ_INT(xd_safetensors_writer_create(ctx, path_in(directory, name), &d, &writer), XD_OK);
-    CHECK_EQ_INT(xd_safetensors_writer_write(writer, 0, data), XD_OK);
-    CHECK_EQ_INT(xd_safetensors_writer_commit(writer), XD_OK);
+    CHECK_EQ_INT(weights_write_file(ctx, path_in(directory, name), &d, &writer), XD_OK);
+    CHECK_EQ_INT(xd_weights_writer_write(writer, 0, 0, XD_WEIGHTS_REST, data), XD_OK);
+    CHECK_EQ_INT(xd_weights_writer_commit(writer), XD_OK);
 }
 
 XD_TEST(pieces_that_lie_are_refused) {
@@ -298,14 +299,14 @@ XD_TEST(pieces_that_lie_are_refused) {
     CHECK_EQ_INT(xd_ctx_create(&desc, &ctx), XD_OK);
     for (size_t i = 0; i < sizeof lies / sizeof *lies; i++) {
         const char *root = new_root();
-        xd_weights_reader *reader = NULL;
+        xd_weights *reader = NULL;
         for (int f = 0; f < FILES; f++) write_piece(ctx, root, f, &lies[i].files[f]);
-        CHECK_EQ_INT(xd_weights_reader_open(ctx, root, NULL, &reader), lies[i].result);
+        CHECK_EQ_INT(weights_open_directory(ctx, root, NULL, &reader), lies[i].result);
         CHECK((reader != NULL) == (lies[i].result == XD_OK));
         if (!reader && !strstr(xd_last_error(ctx)->message, lies[i].says))
             printf("%d: %s\n", (int)i, xd_last_error(ctx)->message);
         if (!reader) CHECK(strstr(xd_last_error(ctx)->message, lies[i].says) != NULL);
-        xd_weights_reader_close(reader);
+        xd_weights_close(reader);
         remove_all(root);
     }
     xd_ctx_destroy(ctx);
@@ -314,29 +315,29 @@ XD_TEST(pieces_that_lie_are_refused) {
 XD_TEST(a_reader_refuses_boxes_outside_of_a_tensor_and_directories_without_one) {
     xd_ctx *ctx = NULL;
     const char *root = new_root();
-    xd_weights_reader *reader = NULL;
+    xd_weights *reader = NULL;
     float box[24];
     const int64_t offset[2] = { 1, 2 }, size[2] = { 4, 2 }, more[2] = { 6, 2 };
     const xd_ctx_desc desc = map_ctx_desc();
     CHECK_EQ_INT(xd_ctx_create(&desc, &ctx), XD_OK);
-    CHECK_EQ_INT(xd_weights_reader_open(ctx, root, NULL, &reader), XD_ERROR_IO);
+    CHECK_EQ_INT(weights_open_directory(ctx, root, NULL, &reader), XD_ERROR_IO);
     CHECK(strstr(xd_last_error(ctx)->message,
                  " has neither model.safetensors nor model.safetensors.index.json"));
     CHECK(strstr(xd_last_error(ctx)->message, "model.safetensors.index.json") != NULL);
     for (int f = 0; f < FILES; f++) write_piece(ctx, root, f, &lies[0].files[f]);
-    CHECK_EQ_INT(xd_weights_reader_open(ctx, root, NULL, &reader), XD_OK);
-    CHECK_EQ_INT(xd_weights_reader_count(reader), 1);
-    CHECK_EQ_INT(xd_weights_reader_at(reader, 0)->piece_count, 3);
-    CHECK(xd_weights_reader_at(reader, 1) == NULL && xd_weights_reader_at(reader, -1) == NULL);
-    CHECK_EQ_INT(xd_weights_reader_find(reader, "v"), -1);
-    CHECK_EQ_INT(xd_weights_reader_read(reader, 0, offset, size, box), XD_OK);
+    CHECK_EQ_INT(weights_open_directory(ctx, root, NULL, &reader), XD_OK);
+    CHECK_EQ_INT(weights_count(reader), 1);
+    CHECK_EQ_INT(xd_weights_at(reader, 0)->piece_count, 3);
+    CHECK(xd_weights_at(reader, 1) == NULL && xd_weights_at(reader, -1) == NULL);
+    CHECK_EQ_INT(xd_weights_find(reader, "v"), -1);
+    CHECK_EQ_INT(weights_read_box(reader, 0, offset, size, box), XD_OK);
     const float want[8] = { 7, 8, 11, 12, 3, 4, 7, 8 };
     CHECK(memcmp(box, want, sizeof want) == 0);
-    CHECK_EQ_INT(xd_weights_reader_read(reader, 0, offset, more, box), XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(weights_read_box(reader, 0, offset, more, box), XD_ERROR_ARGUMENT);
     CHECK(strstr(xd_last_error(ctx)->message, "6 indices from 1 of dimension 0, which has 6") != NULL);
-    CHECK_EQ_INT(xd_weights_reader_read(reader, 1, offset, size, box), XD_ERROR_ARGUMENT);
-    xd_weights_reader_close(reader);
-    xd_weights_reader_close(NULL);
+    CHECK_EQ_INT(weights_read_box(reader, 1, offset, size, box), XD_ERROR_ARGUMENT);
+    xd_weights_close(reader);
+    xd_weights_close(NULL);
     remove_all(root);
     xd_ctx_destroy(ctx);
 }

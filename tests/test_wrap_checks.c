@@ -376,8 +376,11 @@ static xd_result clip_two_meshes(xd_comm *world, void *argument) {
         CHECK(xd_parallel_reduce(r[m].parallel) == XD_OK);
         CHECK(xd_parallel_params(r[m].parallel, WRAP_WEIGHTS, params + first, &count[m]) == XD_OK);
         for (int64_t i = first; i < first + count[m]; i++) params[i].replica |= m && rank >= half;
-        xd_optimizer_desc d =
-            m ? xd_sgd_defaults(params + first, count[m]) : xd_adamw_defaults(params, count[m]);
+        xd_optimizer_desc d = m ? (xd_optimizer_desc){ .params = params + first,
+                                                       .param_count = count[m],
+                                                       .kind = XD_OPTIMIZER_SGD,
+                                                       .learning_rate = 1e-3 }
+                                : xd_adamw_defaults(params, count[m]);
         d.learning_rate = 0.5;
         CHECK(xd_optimizer_create(r[m].ctx, &d, &optimizers[m]) == XD_OK);
         first += count[m];

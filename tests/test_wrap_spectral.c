@@ -89,10 +89,10 @@ static xd_result show_vectors(xd_comm *world, void *argument) {
     CHECK(xd_model_allocate(alone) == XD_OK && xd_model_init_weights(alone) == XD_OK);
     const float *u = (const float *)xd_weight_describe(xd_model_find_weight(alone, "conv.weight_u")).value;
     if (s->filled) CHECK(xd_model_allocate(model) == XD_OK && xd_model_init_weights(model) == XD_OK);
-    const uint64_t before = xd_model_hash(model);
-    CHECK(xd_model_wrapped(model) == XD_WRAP_NONE);
+    const uint64_t before = xd_model_describe(model).hash;
+    CHECK(xd_model_describe(model).wrapper == XD_WRAP_NONE);
     CHECK(wrap(s, model, world, host, &parallel) == XD_OK);
-    CHECK(xd_model_wrapped(model) == (s->fsdp ? XD_WRAP_FSDP : XD_WRAP_DDP));
+    CHECK(xd_model_describe(model).wrapper == (s->fsdp ? XD_WRAP_FSDP : XD_WRAP_DDP));
     check_vectors(model, u, half);
     xd_param params[16];
     int64_t count = 0;
@@ -105,9 +105,9 @@ static xd_result show_vectors(xd_comm *world, void *argument) {
     CHECK(xd_parallel_publish(parallel) == XD_OK);
     if (half) CHECK_EQ_INT(((const uint16_t *)shown(model, "conv", 1))[0], 0x4040);
     xd_parallel_destroy(parallel);
-    CHECK(xd_model_wrapped(model) == XD_WRAP_NONE);
+    CHECK(xd_model_describe(model).wrapper == XD_WRAP_NONE);
     /* The model is as it was described, and where it had storage it has the values. */
-    CHECK(xd_model_hash(model) == before && dtype_of(model, "conv.weight_u") == XD_DTYPE_F32);
+    CHECK(xd_model_describe(model).hash == before && dtype_of(model, "conv.weight_u") == XD_DTYPE_F32);
     const float *back = (const float *)xd_weight_describe(xd_model_find_weight(model, "conv.weight_u")).value;
     CHECK((back != NULL) == (s->filled && !s->fsdp));
     const float rounded = xd_f32_from_bf16(xd_bf16_from_f32(u[1]));
@@ -137,10 +137,10 @@ static xd_result plan_and_refuse(xd_comm *world, void *argument) {
     xd_parallel *parallel = NULL;
     float value[ROWS] = { 1.0f };
     xd_model *model = describe(ctx, NULL), *given = describe(ctx, value);
-    const uint64_t before = xd_model_hash(model);
+    const uint64_t before = xd_model_describe(model).hash;
     (void)argument;
     CHECK(xd_plan_memory(model, &d, xd_comm_rank(world), &plan) == XD_OK);
-    CHECK(xd_model_hash(model) == before);
+    CHECK(xd_model_describe(model).hash == before);
     CHECK(wrap(&s, model, world, NULL, &parallel) == XD_OK);
     const xd_parallel_bytes bytes = xd_parallel_memory(parallel);
     CHECK(memcmp(&bytes, &plan.wrapper, sizeof bytes) == 0);
@@ -150,7 +150,7 @@ static xd_result plan_and_refuse(xd_comm *world, void *argument) {
     CHECK(wrap(&ddp, given, world, NULL, &parallel) == XD_ERROR_STATE);
     CHECK(says(ctx, "buffer \"conv.weight_u\" has the caller's storage of F32"));
     CHECK(says(ctx, "give the buffer as BF16"));
-    CHECK(xd_model_hash(given) == before && xd_model_wrapped(given) == XD_WRAP_NONE);
+    CHECK(xd_model_describe(given).hash == before && xd_model_describe(given).wrapper == XD_WRAP_NONE);
     CHECK(wrap(&wide, given, world, NULL, &parallel) == XD_OK);
     CHECK(shown(given, "conv", 1) == (const void *)value);
     xd_parallel_destroy(parallel);

@@ -487,7 +487,6 @@ def changes(kind, name, old, new):
 # ---- sizes ----
 
 MOST_ARGUMENTS, MOST_FIELDS = 5, 24
-TAKEN_APART = {"xd_dmd": 39}  # structs above MOST_FIELDS, with limits that go down
 LISTS = {"arrays": "Arithmetic on arrays:", "later": "Taken apart later:"}  # paragraphs of docs/interface.md
 
 
@@ -498,14 +497,11 @@ def listed(text, start):
 
 
 def large_structs(root):
-    """Of all parts under src/: structs with too many fields, and names that are excepted for nothing."""
+    """Structs with too many fields, of all parts under src/."""
     for path, line, name, fields in structs.structs_under(root / "src"):
-        count, most = len(fields), TAKEN_APART.get(name, MOST_FIELDS)
-        place = "%s:%d: %s" % (path.relative_to(root), line, name)
-        if count > most and not structs.is_table(fields):
-            yield "%s has %d fields, of %d at most: fields that belong together are a struct" % (place, count, most)
-        elif name in TAKEN_APART and count <= MOST_FIELDS:
-            yield "%s has %d fields: TAKEN_APART of tools/api.py excepts it for nothing" % (place, count)
+        if len(fields) > MOST_FIELDS and not structs.is_table(fields):
+            yield "%s:%d: %s has %d fields, of %d at most: fields that belong together are a struct" % (
+                path.relative_to(root), line, name, len(fields), MOST_FIELDS)
 
 
 def too_large(api, text):

@@ -31,7 +31,7 @@ typedef struct dcp_convert {
     const dcp_convert_desc *desc;
     dcp d;
     int64_t *index; /* [tensor_count] of a tensor in the new files, -1 for those that are left out */
-    xd_safetensors_entry *entries;
+    xd_weights_entry *entries;
     int64_t entry_count;
     char *names;
     xd_weights_writer *writer;
@@ -340,7 +340,7 @@ static xd_result dcp_list_tensors(dcp_convert *c) {
     size_t bytes = 1, skipped;
     for (int64_t i = 0; i < c->d.tensor_count; i++) bytes += c->d.tensors[i].name.bytes + 1;
     c->index = (int64_t *)xd_allocate(c->ctx, (size_t)c->d.tensor_count * sizeof *c->index);
-    c->entries = (xd_safetensors_entry *)xd_allocate(c->ctx, (size_t)c->d.tensor_count * sizeof *c->entries);
+    c->entries = (xd_weights_entry *)xd_allocate(c->ctx, (size_t)c->d.tensor_count * sizeof *c->entries);
     c->names = (char *)xd_allocate(c->ctx, bytes);
     c->window = (unsigned char *)xd_allocate(c->ctx, DCP_WINDOW);
     XD_REQUIRE(c->ctx, c->index && c->entries && c->names && c->window, XD_ERROR_MEMORY,
@@ -348,7 +348,7 @@ static xd_result dcp_list_tensors(dcp_convert *c) {
     char *name = c->names;
     for (int64_t i = 0; i < c->d.tensor_count; i++) {
         const dcp_tensor *t = &c->d.tensors[i];
-        xd_safetensors_entry *e = &c->entries[c->entry_count];
+        xd_weights_entry *e = &c->entries[c->entry_count];
         c->index[i] = PICKLE_NOTHING;
         if (!dcp_is_wanted(c->desc, t->name.data, t->name.bytes, &skipped)) continue;
         XD_TRY(dcp_check_type(c, t->dtype, t->type, &t->name));
@@ -381,10 +381,11 @@ static xd_result dcp_write_objects(dcp_convert *c, const char *directory) {
 static xd_result dcp_write_directory(dcp_convert *c, const char *directory) {
     xd_weights_writer_desc desc;
     memset(&desc, 0, sizeof desc);
+    desc.directory = directory;
     desc.entries = c->entries;
     desc.entry_count = c->entry_count;
     desc.max_shard_bytes = c->desc->max_shard_bytes;
-    XD_TRY(xd_weights_writer_create(c->ctx, directory, &desc, &c->writer));
+    XD_TRY(xd_weights_writer_create(c->ctx, &desc, &c->writer));
     for (int64_t i = 0; i < c->d.entry_count; i++) XD_TRY(dcp_copy_entry(c, &c->d.entries[i]));
     xd_weights_writer *writer = c->writer;
     c->writer = NULL;
@@ -412,7 +413,7 @@ static xd_result dcp_publish(dcp_convert *c) {
     xd_publish_directory *directory;
     XD_TRY(dcp_check_target(c));
     XD_TRY(dcp_list_tensors(c));
-    XD_TRY(xd_publish_directory_create(c->ctx, c->desc->target, &directory));
+    XD_TRY(xd_publish_directory_create(c->ctx, &(xd_publish_directory_desc){ c->desc->target }, &directory));
     c->json = xd_json_writer_create(c->ctx);
     c->json.indent = 2;
     xd_json_write_object(&c->json);

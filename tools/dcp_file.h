@@ -457,11 +457,12 @@ static xd_result file_write_objects(file_convert *f) {
 static xd_result file_write_directory(file_convert *f, const char *directory) {
     xd_weights_writer_desc desc;
     memset(&desc, 0, sizeof desc);
+    desc.directory = directory;
     desc.entries = f->c.entries;
     desc.entry_count = f->c.entry_count;
     desc.max_shard_bytes = f->c.desc->max_shard_bytes;
     XD_TRY(file_write_objects(f)); /* before the tensors, which may be large: it may be refused */
-    XD_TRY(xd_weights_writer_create(f->c.ctx, directory, &desc, &f->c.writer));
+    XD_TRY(xd_weights_writer_create(f->c.ctx, &desc, &f->c.writer));
     for (int64_t i = 0; i < f->c.d.tensor_count; i++) XD_TRY(file_copy_tensor(f, i));
     xd_weights_writer *writer = f->c.writer;
     f->c.writer = NULL;
@@ -473,7 +474,7 @@ static xd_result file_publish(file_convert *f) {
     xd_publish_directory *directory;
     XD_TRY(dcp_check_target(&f->c));
     XD_TRY(dcp_list_tensors(&f->c));
-    XD_TRY(xd_publish_directory_create(f->c.ctx, f->c.desc->target, &directory));
+    XD_TRY(xd_publish_directory_create(f->c.ctx, &(xd_publish_directory_desc){ f->c.desc->target }, &directory));
     f->c.json = xd_json_writer_create(f->c.ctx);
     f->c.json.indent = 2;
     xd_json_write_object(&f->c.json);

@@ -13,11 +13,11 @@ typedef struct join_tensor {
     int outer;               /* dimensions of which a box has one index, but for the last of them */
 } join_tensor;
 
-static join_tensor join_begin(const xd_weights_reader *reader, int64_t index) {
+static join_tensor join_begin(const xd_weights *reader, int64_t index) {
     join_tensor t;
     int64_t room;
     memset(&t, 0, sizeof t);
-    t.info = xd_weights_reader_at(reader, index);
+    t.info = xd_weights_at(reader, index);
     t.index = index;
     t.count = 1;
     room = (int64_t)(DCP_WINDOW / xd_dtype_size(t.info->dtype));
@@ -30,7 +30,7 @@ static join_tensor join_begin(const xd_weights_reader *reader, int64_t index) {
     return t;
 }
 
-static xd_result join_copy(dcp_convert *c, xd_weights_reader *reader, const join_tensor *t, int64_t to) {
+static xd_result join_copy(dcp_convert *c, xd_weights *reader, const join_tensor *t, int64_t to) {
     const size_t size = xd_dtype_size(t->info->dtype);
     int64_t offset[64] = { 0 }, extent[64];
     for (int64_t done = 0; done < t->count;) {
@@ -42,7 +42,8 @@ static xd_result join_copy(dcp_convert *c, xd_weights_reader *reader, const join
             if (left < extent[last]) extent[last] = left;
         }
         for (int d = 0; d < t->info->ndim; d++) now *= extent[d];
-        XD_TRY(xd_weights_reader_read(reader, t->index, offset, extent, c->window));
+        const xd_weights_read_desc box = { offset, extent, 0, 0 };
+        XD_TRY(xd_weights_read(reader, t->index, &box, c->window));
         XD_TRY(xd_weights_writer_write(c->writer, to, (uint64_t)done * size, (size_t)now * size, c->window));
         done += now;
         for (int d = t->outer - 1; d >= 0; d--) {
@@ -55,17 +56,17 @@ static xd_result join_copy(dcp_convert *c, xd_weights_reader *reader, const join
 }
 
 /* The tensors that are selected. */
-static xd_result join_list(dcp_convert *c, const xd_weights_reader *reader) {
-    const int64_t count = xd_weights_reader_count(reader);
+static xd_result join_list(dcp_convert *c, const xd_weights *reader) {
+    const int64_t count = xd_weights_describe(reader).tensor_count;
     size_t skipped;
     c->index = (int64_t *)xd_allocate(c->ctx, (size_t)count * sizeof *c->index);
-    c->entries = (xd_safetensors_entry *)xd_allocate(c->ctx, (size_t)count * sizeof *c->entries);
+    c->entries = (xd_weights_entry *)xd_allocate(c->ctx, (size_t)count * sizeof *c->entries);
     c->window = (unsigned char *)xd_allocate(c->ctx, DCP_WINDOW);
     XD_REQUIRE(c->ctx, c->index && c->entries && c->window, XD_ERROR_MEMORY,
                "no room for a list of %lld tensors", (long long)count);
     for (int64_t i = 0; i < count; i++) {
-        const xd_weights_tensor *t = xd_weights_reader_at(reader, i);
-        xd_safetensors_entry *e = &c->entries[c->entry_count];
+        const xd_weights_tensor *t = xd_weights_at(reader, i);
+        xd_weights_entry *e = &c->entries[c->entry_count];
         const dcp_text name = { t->name, strlen(t->name) };
         if (!dcp_is_wanted(c->desc, t->name, name.bytes, &skipped)) continue;
         XD_TRY(dcp_check_type(c, t->dtype, t->type, &name));
@@ -80,13 +81,14 @@ static xd_result join_list(dcp_convert *c, const xd_weights_reader *reader) {
     return XD_OK;
 }
 
-static xd_result join_write(dcp_convert *c, xd_weights_reader *reader, const char *directory) {
+static xd_result join_write(dcp_convert *c, xd_weights *reader, const char *directory) {
     xd_weights_writer_desc desc;
     memset(&desc, 0, sizeof desc);
+    desc.directory = directory;
     desc.entries = c->entries;
     desc.entry_count = c->entry_count;
     desc.max_shard_bytes = c->desc->max_shard_bytes;
-    XD_TRY(xd_weights_writer_create(c->ctx, directory, &desc, &c->writer));
+    XD_TRY(xd_weights_writer_create(c->ctx, &desc, &c->writer));
     for (int64_t i = 0; i < c->entry_count; i++) {
         const join_tensor t = join_begin(reader, c->index[i]);
         XD_TRY(join_copy(c, reader, &t, i));
@@ -96,11 +98,11 @@ static xd_result join_write(dcp_convert *c, xd_weights_reader *reader, const cha
     return xd_weights_writer_commit(writer);
 }
 
-static xd_result join_publish(dcp_convert *c, xd_weights_reader *reader) {
+static xd_result join_publish(dcp_convert *c, xd_weights *reader) {
     xd_publish_directory *directory;
     XD_TRY(dcp_check_target(c));
     XD_TRY(join_list(c, reader));
-    XD_TRY(xd_publish_directory_create(c->ctx, c->desc->target, &directory));
+    XD_TRY(xd_publish_directory_create(c->ctx, &(xd_publish_directory_desc){ c->desc->target }, &directory));
     const xd_result result = join_write(c, reader, xd_publish_directory_path(directory));
     xd_weights_writer_abort(c->writer);
     if (result == XD_OK) return xd_publish_directory_commit(directory);
@@ -136,16 +138,19 @@ static bool join_is_saved(xd_ctx *ctx, const char *source) {
 /* Converts a directory of any form, or a file of torch.save. */
 static xd_result join_directory(xd_ctx *ctx, const dcp_convert_desc *desc) {
     dcp_convert c;
-    xd_weights_reader *reader = NULL;
+    xd_weights_desc from;
+    xd_weights *reader = NULL;
     if (file_is_there(ctx, desc->source)) return file_convert_all(ctx, desc, false);
     if (join_is_pickled(ctx, desc->source)) return dcp_convert_directory(ctx, desc);
     if (join_is_saved(ctx, desc->source)) return file_convert_all(ctx, desc, true);
     memset(&c, 0, sizeof c);
     c.ctx = ctx;
     c.desc = desc;
-    xd_result result = xd_weights_reader_open(ctx, desc->source, NULL, &reader);
+    memset(&from, 0, sizeof from);
+    from.directory = desc->source;
+    xd_result result = xd_weights_open(ctx, &from, &reader);
     if (result == XD_OK) result = join_publish(&c, reader);
-    xd_weights_reader_close(reader);
+    xd_weights_close(reader);
     xd_release(ctx, c.index);
     xd_release(ctx, c.entries);
     xd_release(ctx, c.window);

@@ -12,9 +12,8 @@
 #define LISTING_INDEX "model.safetensors.index.json"
 
 enum {
-    LISTING_SHOWN = 4096,     /* bytes of a name */
-    LISTING_WINDOW = 1 << 20, /* bytes of a tensor in memory */
-    LISTING_HEADER = 8        /* bytes of a safetensors file that say how long its header is */
+    LISTING_SHOWN = 4096,    /* bytes of a name */
+    LISTING_WINDOW = 1 << 20 /* bytes of a tensor in memory */
 };
 
 typedef struct listing_tensor {
@@ -26,8 +25,7 @@ typedef struct listing {
     xd_ctx *ctx;
     const char *directory;
     xd_checkpoint *checkpoint; /* NULL: a Hugging Face directory, */
-    xd_weights_files *files;   /* and its files */
-    xd_json *index;            /* NULL: a single one */
+    xd_weights *weights;       /* and what it has */
     const char **names;        /* [file_count] */
     int64_t file_count;
     listing_tensor *tensors; /* [tensor_count] in the order of their groups' and names' bytes */
@@ -60,20 +58,6 @@ static xd_result listing_read(const listing *l, int64_t file, intptr_t handle, u
     return XD_OK;
 }
 
-/* Bytes before the elements of a safetensors file, and all of the file. */
-static xd_result listing_measure(const listing *l, int64_t file, uint64_t *begin, uint64_t *bytes) {
-    const xd_files *files = &xd_ctx_settings(l->ctx)->files;
-    unsigned char length[LISTING_HEADER];
-    intptr_t handle;
-    XD_TRY(listing_open_file(l, file, &handle, bytes));
-    const xd_result result = listing_read(l, file, handle, 0, sizeof length, length);
-    files->close(files->user, handle);
-    *begin = 0;
-    for (int i = LISTING_HEADER - 1; i >= 0 && result == XD_OK; i--) *begin = *begin << 8 | length[i];
-    *begin += LISTING_HEADER;
-    return result;
-}
-
 /* ---- opening ---- */
 
 static int listing_order(const void *a, const void *b) {
@@ -92,7 +76,7 @@ static xd_result listing_reserve(listing *l, int64_t files, int64_t tensors) {
 }
 
 static xd_result listing_open_checkpoint(listing *l) {
-    XD_TRY(xd_checkpoint_open(l->ctx, l->directory, &l->checkpoint));
+    XD_TRY(xd_checkpoint_open(l->ctx, &(xd_checkpoint_desc){ .directory = l->directory }, &l->checkpoint));
     const xd_checkpoint_info info = xd_checkpoint_describe(l->checkpoint);
     XD_TRY(listing_reserve(l, info.file_count, info.tensor_count));
     for (; l->file_count < info.file_count; l->file_count++)
@@ -105,65 +89,30 @@ static xd_result listing_open_checkpoint(listing *l) {
     return XD_OK;
 }
 
-/* The files of the index, each once, in the order of xd_weights_files_at. */
-static xd_result listing_read_index(listing *l) {
-    char *path = file_path(l->ctx, l->directory, LISTING_INDEX);
-    XD_REQUIRE(l->ctx, path, XD_ERROR_MEMORY, "%s: no room for a path", l->directory);
-    const xd_result result = xd_json_load(l->ctx, NULL, path, &l->index);
-    xd_release(l->ctx, path);
-    XD_TRY(result);
-    const xd_json *map = xd_json_find(l->index, "weight_map");
-    int64_t count = 0;
-    const int64_t most = (int64_t)xd_json_count(map);
-    const char **all = (const char **)xd_allocate(l->ctx, (size_t)(most + 1) * sizeof *all);
-    XD_REQUIRE(l->ctx, all, XD_ERROR_MEMORY, "%s: no room for %lld names", l->directory, (long long)most);
-    for (const xd_json *e = xd_json_first(map); e; e = xd_json_next(e))
-        if (xd_json_string(e, NULL)) all[count++] = xd_json_string(e, NULL);
-    if (count) qsort((void *)all, (size_t)count, sizeof *all, file_by_text);
-    for (int64_t i = 0; i < count && l->file_count < xd_weights_files_count(l->files); i++)
-        if (i == 0 || strcmp(all[i], all[i - 1]) != 0) l->names[l->file_count++] = all[i];
-    xd_release(l->ctx, (void *)all);
-    return XD_OK;
-}
-
-static xd_result listing_add_file(listing *l, int64_t file) {
-    const xd_safetensors *s = xd_weights_files_at(l->files, file);
-    uint64_t begin, bytes;
-    XD_TRY(listing_measure(l, file, &begin, &bytes));
-    for (int64_t i = 0; i < xd_safetensors_count(s); i++) {
-        const xd_safetensors_info *from = xd_safetensors_at(s, i);
-        listing_tensor *t = &l->tensors[l->tensor_count++];
+static xd_result listing_open_model(listing *l) {
+    xd_weights_desc desc;
+    memset(&desc, 0, sizeof desc);
+    desc.directory = l->directory;
+    desc.mode = XD_WEIGHTS_STREAM;
+    XD_TRY(xd_weights_open(l->ctx, &desc, &l->weights));
+    const xd_weights_info info = xd_weights_describe(l->weights);
+    XD_TRY(listing_reserve(l, info.file_count, info.tensor_count));
+    for (; l->file_count < info.file_count; l->file_count++)
+        l->names[l->file_count] = xd_weights_file_at(l->weights, l->file_count)->name;
+    for (; l->tensor_count < info.tensor_count; l->tensor_count++) {
+        const xd_weights_tensor *from = xd_weights_at(l->weights, l->tensor_count);
+        listing_tensor *t = &l->tensors[l->tensor_count];
         memset(t, 0, sizeof *t);
         t->info.group = "model";
         t->info.name = from->name;
-        t->info.file = file;
+        t->info.file = from->file;
         t->info.dtype = from->dtype;
         t->info.ndim = from->ndim;
         t->info.shape = from->shape;
-        t->info.begin = begin + from->begin;
-        t->info.end = begin + from->end;
+        t->info.begin = from->begin;
+        t->info.end = from->end;
         t->type = from->type;
     }
-    return XD_OK;
-}
-
-static xd_result listing_open_model(listing *l) {
-    xd_safetensors_desc desc;
-    int64_t tensors = 0;
-    memset(&desc, 0, sizeof desc);
-    desc.mode = XD_SAFETENSORS_STREAM;
-    XD_TRY(xd_weights_files_open(l->ctx, l->directory, &desc, &l->files));
-    const int64_t files = xd_weights_files_count(l->files);
-    for (int64_t i = 0; i < files; i++) tensors += xd_safetensors_count(xd_weights_files_at(l->files, i));
-    XD_TRY(listing_reserve(l, files, tensors));
-    if (join_has(l->ctx, l->directory, LISTING_SINGLE))
-        l->names[l->file_count++] = LISTING_SINGLE;
-    else
-        XD_TRY(listing_read_index(l));
-    XD_REQUIRE(l->ctx, l->file_count == files, XD_ERROR_STATE, "%s: its files are being replaced",
-               l->directory);
-    for (int64_t i = 0; i < files; i++) XD_TRY(listing_add_file(l, i));
-    if (tensors) qsort(l->tensors, (size_t)tensors, sizeof *l->tensors, listing_order);
     return XD_OK;
 }
 
@@ -181,8 +130,7 @@ static void listing_close(listing *l) {
     if (!l->ctx) return;
     xd_release(l->ctx, l->tensors);
     xd_release(l->ctx, (void *)l->names);
-    xd_json_destroy(l->ctx, l->index);
-    xd_weights_files_close(l->files);
+    xd_weights_close(l->weights);
     xd_checkpoint_close(l->checkpoint);
 }
 
@@ -268,19 +216,18 @@ static void listing_print_tensor(const listing *l, const listing_tensor *t) {
         printf("] -\n");
 }
 
-static xd_result listing_print_file(const listing *l, int64_t file) {
+static void listing_print_file(const listing *l, int64_t file) {
     char name[LISTING_SHOWN], sum[16] = "-       ";
-    uint64_t begin, bytes;
+    uint64_t bytes;
     if (l->checkpoint) {
         const xd_checkpoint_file_info *f = xd_checkpoint_file_at(l->checkpoint, file);
         bytes = f->bytes;
         snprintf(sum, sizeof sum, "%08" PRIx32, f->crc32c);
     } else {
-        XD_TRY(listing_measure(l, file, &begin, &bytes));
+        bytes = xd_weights_file_at(l->weights, file)->bytes;
     }
     printf("  %12llu %s %s\n", (unsigned long long)bytes, sum,
            xd_text_escape(l->names[file], name, sizeof name));
-    return XD_OK;
 }
 
 #endif

@@ -41,8 +41,7 @@ static int inspect(const listing *l) {
     else
         printf("a Hugging Face directory, ");
     printf("%lld files, %lld tensors\n", (long long)l->file_count, (long long)l->tensor_count);
-    for (int64_t i = 0; i < l->file_count; i++)
-        if (listing_print_file(l, i) != XD_OK) return BROKEN;
+    for (int64_t i = 0; i < l->file_count; i++) listing_print_file(l, i);
     for (int64_t i = 0; i < l->tensor_count; i++) listing_print_tensor(l, &l->tensors[i]);
     return SAME;
 }
@@ -150,7 +149,8 @@ static int print_unknown(xd_ctx *ctx, const char *directory, const xd_checkpoint
 static int verify(xd_ctx *ctx, const char *directory) {
     xd_checkpoint *c = NULL;
     int status = BROKEN;
-    if (xd_checkpoint_verify(ctx, directory) == XD_OK && xd_checkpoint_open(ctx, directory, &c) == XD_OK)
+    if (xd_checkpoint_verify(ctx, directory) == XD_OK &&
+        xd_checkpoint_open(ctx, &(xd_checkpoint_desc){ .directory = directory }, &c) == XD_OK)
         status = print_unknown(ctx, directory, c);
     xd_checkpoint_close(c);
     return status;

@@ -179,7 +179,9 @@ static void shim_make_ema(shim *s, double decay) {
     xd_ema_desc desc = {};
     desc.decay = decay;
     desc.init_from_current = true;
-    shim_require(s, xd_ema_create(s->ctx, &s->param, 1, &desc, &s->ema));
+    desc.params = &s->param;
+    desc.param_count = 1;
+    shim_require(s, xd_ema_create(s->ctx, &desc, &s->ema));
 }
 
 static void shim_run_ema(shim *s) {
@@ -190,7 +192,7 @@ extern "C" shim *shim_ema(int, int64_t count, int dtype, void *value, double dec
     shim *s = shim_open(shim_run_ema);
     shim_param(s, count, dtype, value, XD_DTYPE_F32, NULL);
     shim_make_ema(s, decay);
-    s->swept = (char *)xd_ema_view(s->ema, 0).value;
+    s->swept = (char *)xd_ema_view(s->ema, 0).shadow.value;
     s->swept_bytes = count * (int64_t)sizeof(float);
     return s;
 }
@@ -215,7 +217,7 @@ extern "C" shim *shim_adamw(int, int64_t count, int dtype, void *value, int grad
 }
 
 extern "C" void shim_average(const shim *s, float *out) {
-    const xd_param shadow = xd_ema_view(s->ema, 0);
+    const xd_param shadow = xd_ema_view(s->ema, 0).shadow;
     const size_t bytes = (size_t)shadow.count * sizeof *out;
     shim_require_cuda(cudaMemcpy(out, shadow.value, bytes, cudaMemcpyDefault));
 }

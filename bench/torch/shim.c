@@ -177,7 +177,9 @@ static void shim_make_ema(shim *s, double decay, xd_ema **ema) {
     memset(&desc, 0, sizeof desc);
     desc.decay = decay;
     desc.init_from_current = true;
-    s->result = xd_ema_create(s->ctx, &s->param, 1, &desc, ema);
+    desc.params = &s->param;
+    desc.param_count = 1;
+    s->result = xd_ema_create(s->ctx, &desc, ema);
     shim_check(s);
 }
 
@@ -190,7 +192,7 @@ shim *shim_ema(int threads, int64_t count, int dtype, void *value, double decay)
     shim *s = shim_open(threads, shim_run_ema);
     shim_param(s, count, dtype, value, XD_DTYPE_F32, NULL);
     shim_make_ema(s, decay, &s->ema);
-    const xd_param shadow = xd_ema_view(s->ema, 0);
+    const xd_param shadow = xd_ema_view(s->ema, 0).shadow;
     shim_sweeps(s, shadow.value, shadow.count * (int64_t)sizeof(float));
     return s;
 }
@@ -228,7 +230,7 @@ shim *shim_adamw_two(int threads, int64_t count, float *value, float *gradient, 
 
 /* Copies the average's elements out. */
 void shim_average(const shim *s, float *out) {
-    const xd_param shadow = xd_ema_view(s->ema, 0);
+    const xd_param shadow = xd_ema_view(s->ema, 0).shadow;
     memcpy(out, shadow.value, (size_t)shadow.count * sizeof *out);
 }
 

@@ -108,21 +108,21 @@ static void model_write_tokenizer(xd_json_writer *w, const model_extras *e) {
 /* ---- model.safetensors ---- */
 
 /* Writes every weight as bf16; `bits` has room for the largest. */
-static xd_result model_tensors_write(xd_safetensors_writer *writer, const nn_model *m, const float *weights,
+static xd_result model_tensors_write(xd_weights_writer *writer, const nn_model *m, const float *weights,
                                      uint16_t *bits) {
     for (int i = 0; i < m->param_count; i++) {
         const float *from = weights + m->params[i].offset;
         for (int64_t j = 0; j < nn_param_count(&m->params[i]); j++) bits[j] = xd_bf16_from_f32(from[j]);
-        XD_TRY(xd_safetensors_writer_write(writer, i, bits));
+        XD_TRY(xd_weights_writer_write(writer, i, 0, XD_WEIGHTS_REST, bits));
     }
     return XD_OK;
 }
 
 static xd_result model_tensors_save(xd_ctx *ctx, const char *path, const nn_model *m, const float *weights) {
-    xd_safetensors_writer_desc desc;
-    xd_safetensors_writer *writer = NULL;
+    xd_weights_writer_desc desc;
+    xd_weights_writer *writer = NULL;
     const size_t count = (size_t)m->param_count;
-    xd_safetensors_entry *entries = (xd_safetensors_entry *)xd_allocate(ctx, count * sizeof *entries);
+    xd_weights_entry *entries = (xd_weights_entry *)xd_allocate(ctx, count * sizeof *entries);
     int64_t *shapes = (int64_t *)xd_allocate(ctx, 2 * count * sizeof *shapes);
     uint16_t *bits = (uint16_t *)xd_allocate(ctx, (size_t)m->float_count * sizeof *bits);
     xd_result result = XD_OK;
@@ -136,14 +136,15 @@ static xd_result model_tensors_save(xd_ctx *ctx, const char *path, const nn_mode
         entries[i].shape = &shapes[2 * i];
     }
     memset(&desc, 0, sizeof desc);
+    desc.file = path;
     desc.entries = entries;
     desc.entry_count = m->param_count;
-    if (result == XD_OK) result = xd_safetensors_writer_create(ctx, path, &desc, &writer);
+    if (result == XD_OK) result = xd_weights_writer_create(ctx, &desc, &writer);
     if (result == XD_OK) result = model_tensors_write(writer, m, weights, bits);
     if (result == XD_OK)
-        result = xd_safetensors_writer_commit(writer);
+        result = xd_weights_writer_commit(writer);
     else
-        xd_safetensors_writer_abort(writer);
+        xd_weights_writer_abort(writer);
     xd_release(ctx, entries);
     xd_release(ctx, shapes);
     xd_release(ctx, bits);
@@ -151,16 +152,16 @@ static xd_result model_tensors_save(xd_ctx *ctx, const char *path, const nn_mode
 }
 
 /* One weight of an open file. */
-static xd_result model_tensor_read(xd_ctx *ctx, const xd_safetensors *file, const nn_param *p, float *out) {
-    const int64_t index = xd_safetensors_find(file, p->name), count = nn_param_count(p);
+static xd_result model_tensor_read(xd_ctx *ctx, const xd_weights *file, const nn_param *p, float *out) {
+    const int64_t index = xd_weights_find(file, p->name), count = nn_param_count(p);
     if (index < 0) return XD_FAIL(ctx, XD_ERROR_MISSING, "the file has no tensor %s", p->name);
-    const xd_safetensors_info *info = xd_safetensors_at(file, index);
+    const xd_weights_tensor *info = xd_weights_at(file, index);
     if (info->dtype != XD_DTYPE_BF16)
         return XD_FAIL(ctx, XD_ERROR_DTYPE, "%s is %s, not BF16", p->name, xd_dtype_name(info->dtype));
     if (info->ndim != p->dims || info->shape[0] != p->rows || (p->dims == 2 && info->shape[1] != p->cols))
         return XD_FAIL(ctx, XD_ERROR_SHAPE, "%s does not have the %d x %d elements of the configuration",
                        p->name, p->rows, p->cols);
-    const uint8_t *bytes = (const uint8_t *)xd_safetensors_data(file, index);
+    const uint8_t *bytes = (const uint8_t *)xd_weights_data(file, index);
     for (int64_t i = 0; i < count; i++) {
         uint16_t bits;
         memcpy(&bits, bytes + 2 * i, sizeof bits); /* the format does not align its data */
@@ -170,12 +171,15 @@ static xd_result model_tensor_read(xd_ctx *ctx, const xd_safetensors *file, cons
 }
 
 static xd_result model_tensors_load(xd_ctx *ctx, const char *path, const nn_model *m, float *weights) {
-    xd_safetensors *file = NULL;
+    xd_weights_desc desc;
+    xd_weights *file = NULL;
     xd_result result = XD_OK;
-    XD_TRY(xd_safetensors_open(ctx, path, NULL, &file));
+    memset(&desc, 0, sizeof desc);
+    desc.file = path;
+    XD_TRY(xd_weights_open(ctx, &desc, &file));
     for (int i = 0; i < m->param_count && result == XD_OK; i++)
         result = model_tensor_read(ctx, file, &m->params[i], weights + m->params[i].offset);
-    xd_safetensors_close(file);
+    xd_weights_close(file);
     return result;
 }
 
@@ -252,7 +256,7 @@ xd_result model_directory_save(xd_ctx *ctx, const char *directory, const nn_mode
     xd_publish_directory *made = NULL;
     for (int64_t i = 0; i < model->float_count; i++)
         weights[i] = xd_f32_from_bf16(xd_bf16_from_f32(weights[i]));
-    XD_TRY(xd_publish_directory_create(ctx, directory, &made));
+    XD_TRY(xd_publish_directory_create(ctx, &(xd_publish_directory_desc){ directory }, &made));
     const xd_result result = model_files_save(ctx, xd_publish_directory_path(made), model, weights, extras);
     if (result == XD_OK) return xd_publish_directory_commit(made);
     xd_publish_directory_abort(made);

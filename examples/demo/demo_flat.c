@@ -8,7 +8,8 @@ static xd_result demo_make_leaves(demo_rank *r) {
     r->leaves.first = r->sequences[0];
     r->leaves.count = r->batch.sequences;
     r->leaves.total = DEMO_BATCH;
-    return xd_leaf_stack_create(r->ctx, &(xd_leaf_stack_desc){ .leaves = r->leaves, .elements = r->model.float_count }, &r->stack);
+    const xd_leaf_stack_desc leaves = { .leaves = r->leaves, .elements = r->model.float_count };
+    return xd_leaf_stack_create(r->ctx, &leaves, &r->stack);
 }
 
 xd_result demo_flat_open(demo_rank *r) {

@@ -74,14 +74,14 @@ void demo_state_path(const char *directory, uint64_t seed, char path[512]) {
 }
 
 static xd_result demo_state_create(xd_ctx *ctx, const demo_state *s, int64_t count,
-                                   xd_safetensors_writer **writer) {
+                                   xd_weights_writer **writer) {
     const int arms = s->job->arm_count;
     const int64_t losses = s->done, seconds = arms, heldout = (int64_t)arms * DEMO_POINTS;
     demo_value values[FACTS];
     demo_tensor_name names[DEMO_MOST_TENSORS];
-    xd_safetensors_pair pairs[FACTS];
-    xd_safetensors_entry entries[DEMO_MOST_TENSORS];
-    xd_safetensors_writer_desc desc;
+    xd_weights_pair pairs[FACTS];
+    xd_weights_entry entries[DEMO_MOST_TENSORS];
+    xd_weights_writer_desc desc;
     demo_describe(s, values);
     for (int i = 0; i < FACTS; i++) {
         pairs[i].key = demo_facts[i];
@@ -101,44 +101,46 @@ static xd_result demo_state_create(xd_ctx *ctx, const demo_state *s, int64_t cou
         entries[i].shape = i == arms * KINDS ? &seconds : &heldout;
     }
     memset(&desc, 0, sizeof desc);
+    desc.file = s->path;
     desc.entries = entries;
     desc.entry_count = arms * KINDS + 2;
     desc.metadata = pairs;
     desc.metadata_count = FACTS;
-    return xd_safetensors_writer_create(ctx, s->path, &desc, writer);
+    return xd_weights_writer_create(ctx, &desc, writer);
 }
 
 /* What rank 0 has without asking the others. */
-static xd_result demo_state_write_own(const demo_state *s, xd_safetensors_writer *writer) {
+static xd_result demo_state_write_own(const demo_state *s, xd_weights_writer *writer) {
     const int arms = s->job->arm_count;
     double seconds[DEMO_MOST_ARMS], heldout[DEMO_MOST_ARMS * DEMO_POINTS];
     for (int arm = 0; arm < arms; arm++) {
         seconds[arm] = s->learners[arm].seconds;
         memcpy(heldout + arm * DEMO_POINTS, s->learners[arm].heldout, DEMO_POINTS * sizeof *heldout);
-        XD_TRY(xd_safetensors_writer_write(writer, arm * KINDS + LOSSES, s->learners[arm].losses));
+        XD_TRY(xd_weights_writer_write(writer, arm * KINDS + LOSSES, 0, XD_WEIGHTS_REST,
+                                       s->learners[arm].losses));
     }
-    XD_TRY(xd_safetensors_writer_write(writer, arms * KINDS, seconds));
-    return xd_safetensors_writer_write(writer, arms * KINDS + 1, heldout);
+    XD_TRY(xd_weights_writer_write(writer, arms * KINDS, 0, XD_WEIGHTS_REST, seconds));
+    return xd_weights_writer_write(writer, arms * KINDS + 1, 0, XD_WEIGHTS_REST, heldout);
 }
 
 /* Collects every whole tensor, one at a time; rank 0 writes it. A write that failed is told at the end: the
  * others wait for their part until then. */
 static xd_result demo_state_write(xd_ctx *ctx, const demo_state *s, const nn_model *whole, float *values,
-                                  float *flat, xd_safetensors_writer *writer) {
+                                  float *flat, xd_weights_writer *writer) {
     xd_result result = writer ? demo_state_write_own(s, writer) : XD_OK;
     for (int arm = 0; arm < s->job->arm_count; arm++)
         for (int kind = VALUES; kind < LOSSES; kind++) {
             demo_state_copy(s, arm, kind, flat, false);
             XD_TRY(demo_gather_shares(ctx, s->tp, s->part, flat, whole, values));
             if (writer && result == XD_OK)
-                result = xd_safetensors_writer_write(writer, arm * KINDS + kind, values);
+                result = xd_weights_writer_write(writer, arm * KINDS + kind, 0, XD_WEIGHTS_REST, values);
         }
     return result;
 }
 
 xd_result demo_state_save(xd_ctx *ctx, const demo_state *s) {
     nn_model whole;
-    xd_safetensors_writer *writer = NULL;
+    xd_weights_writer *writer = NULL;
     const char *problem = nn_model_init(&s->part->config, NULL, NULL, &whole);
     const int64_t count = problem ? 0 : whole.float_count;
     float *values = (float *)xd_allocate(ctx, ((size_t)count + 1) * sizeof *values);
@@ -148,9 +150,9 @@ xd_result demo_state_save(xd_ctx *ctx, const demo_state *s) {
     result = xd_agree(s->world, result);
     if (result == XD_OK) result = demo_state_write(ctx, s, &whole, values, flat, writer);
     if (writer && result == XD_OK)
-        result = xd_safetensors_writer_commit(writer);
+        result = xd_weights_writer_commit(writer);
     else if (writer)
-        xd_safetensors_writer_abort(writer);
+        xd_weights_writer_abort(writer);
     xd_release(ctx, values);
     xd_release(ctx, flat);
     if (!problem) nn_model_free(&whole);
@@ -160,19 +162,19 @@ xd_result demo_state_save(xd_ctx *ctx, const demo_state *s) {
 /* ---- loading ---- */
 
 /* A fact of the file, or -1 when it is not a number in [least, most]. */
-static double demo_state_number(const xd_safetensors *file, int fact, double least, double most) {
-    const char *value = xd_safetensors_metadata(file, demo_facts[fact]);
+static double demo_state_number(const xd_weights *file, int fact, double least, double most) {
+    const char *value = xd_weights_metadata(file, demo_facts[fact]);
     char *end = NULL;
     const double number = value ? strtod(value, &end) : -1.0;
     return value && end != value && !*end && number >= least && number <= most ? number : -1.0;
 }
 
 /* The file must be of this run. */
-static xd_result demo_state_compare(xd_ctx *ctx, const demo_state *s, const xd_safetensors *file) {
+static xd_result demo_state_compare(xd_ctx *ctx, const demo_state *s, const xd_weights *file) {
     demo_value here[FACTS];
     demo_describe(s, here);
     for (int i = 0; i < SHARED; i++) {
-        const char *there = xd_safetensors_metadata(file, demo_facts[i]);
+        const char *there = xd_weights_metadata(file, demo_facts[i]);
         if (i == MESH && s->job->reduction == XD_REDUCTION_INVARIANT) continue;
         if (!there || strcmp(there, here[i]) != 0)
             return XD_FAIL(
@@ -184,18 +186,17 @@ static xd_result demo_state_compare(xd_ctx *ctx, const demo_state *s, const xd_s
     return XD_OK;
 }
 
-static xd_result demo_state_check_tensor(xd_ctx *ctx, const demo_state *s, const xd_safetensors *file,
+static xd_result demo_state_check_tensor(xd_ctx *ctx, const demo_state *s, const xd_weights *file,
                                          const char *name, xd_dtype dtype, int64_t count) {
-    const int64_t index = xd_safetensors_find(file, name);
-    const xd_safetensors_info *info = index < 0 ? NULL : xd_safetensors_at(file, index);
+    const int64_t index = xd_weights_find(file, name);
+    const xd_weights_tensor *info = index < 0 ? NULL : xd_weights_at(file, index);
     if (info && info->dtype == dtype && info->ndim == 1 && info->shape[0] == count) return XD_OK;
     return XD_FAIL(ctx, XD_ERROR_SHAPE, "%s does not have %lld numbers in %s", s->path, (long long)count,
                    name);
 }
 
 /* Its numbers must be possible, and its tensors as long as they should be. */
-static xd_result demo_state_check(xd_ctx *ctx, const demo_state *s, const xd_safetensors *file,
-                                  int64_t count) {
+static xd_result demo_state_check(xd_ctx *ctx, const demo_state *s, const xd_weights *file, int64_t count) {
     const int arms = s->job->arm_count;
     const double done = demo_state_number(file, DONE, 1.0, s->job->steps);
     demo_tensor_name name;
@@ -213,11 +214,14 @@ static xd_result demo_state_check(xd_ctx *ctx, const demo_state *s, const xd_saf
     return demo_state_check_tensor(ctx, s, file, demo_seconds_name, XD_DTYPE_F64, arms);
 }
 
-static xd_result demo_state_fetch(xd_safetensors *file, const char *name, size_t bytes, void *out) {
-    return xd_safetensors_read_range(file, xd_safetensors_find(file, name), 0, bytes, out);
+static xd_result demo_state_fetch(xd_weights *file, const char *name, size_t bytes, void *out) {
+    xd_weights_read_desc range;
+    memset(&range, 0, sizeof range);
+    range.bytes = bytes;
+    return xd_weights_read(file, xd_weights_find(file, name), &range, out);
 }
 
-static xd_result demo_state_read_arm(demo_state *s, xd_safetensors *file, int arm, const nn_model *whole,
+static xd_result demo_state_read_arm(demo_state *s, xd_weights *file, int arm, const nn_model *whole,
                                      float *values, float *flat) {
     demo_tensor_name name;
     demo_learner *learner = &s->learners[arm];
@@ -232,7 +236,7 @@ static xd_result demo_state_read_arm(demo_state *s, xd_safetensors *file, int ar
     return demo_state_fetch(file, name, (size_t)s->done * sizeof *learner->losses, learner->losses);
 }
 
-static xd_result demo_state_read(xd_ctx *ctx, demo_state *s, xd_safetensors *file, const nn_model *whole,
+static xd_result demo_state_read(xd_ctx *ctx, demo_state *s, xd_weights *file, const nn_model *whole,
                                  float *values, float *flat) {
     double seconds[DEMO_MOST_ARMS], heldout[DEMO_MOST_ARMS * DEMO_POINTS];
     const size_t bytes = (size_t)s->job->arm_count * sizeof *seconds;
@@ -254,16 +258,19 @@ static xd_result demo_state_read(xd_ctx *ctx, demo_state *s, xd_safetensors *fil
 /* The file, which is there. */
 static xd_result demo_state_open(xd_ctx *ctx, demo_state *s) {
     nn_model whole;
-    xd_safetensors *file = NULL;
+    xd_weights_desc desc;
+    xd_weights *file = NULL;
     const char *problem = nn_model_init(&s->part->config, NULL, NULL, &whole);
     const int64_t count = problem ? 0 : whole.float_count;
     float *values = (float *)xd_allocate(ctx, ((size_t)count + 1) * sizeof *values);
     float *flat = (float *)xd_allocate(ctx, ((size_t)s->part->float_count + 1) * sizeof *flat);
     xd_result result =
         problem || !values || !flat ? XD_FAIL(ctx, XD_ERROR_MEMORY, "no room to resume") : XD_OK;
-    if (result == XD_OK) result = xd_safetensors_open(ctx, s->path, NULL, &file);
+    memset(&desc, 0, sizeof desc);
+    desc.file = s->path;
+    if (result == XD_OK) result = xd_weights_open(ctx, &desc, &file);
     if (result == XD_OK) result = demo_state_read(ctx, s, file, &whole, values, flat);
-    xd_safetensors_close(file);
+    xd_weights_close(file);
     xd_release(ctx, values);
     xd_release(ctx, flat);
     if (!problem) nn_model_free(&whole);

@@ -70,29 +70,32 @@ void classifier_free(xd_ctx *ctx, classifier *c) {
 }
 
 /* The tensors of the file; the last is the scale. */
-static void classifier_entries(xd_safetensors_entry entries[CLASSIFIER_PARAMS + 1]) {
+static void classifier_entries(xd_weights_entry entries[CLASSIFIER_PARAMS + 1]) {
     static const int64_t one = 1;
     for (int p = 0; p < CLASSIFIER_PARAMS; p++) {
         const classifier_param *param = &classifier_params()[p];
-        const xd_safetensors_entry entry = { param->name, XD_DTYPE_BF16, param->dims, param->shape };
+        const xd_weights_entry entry = { param->name, XD_DTYPE_BF16, param->dims, param->shape };
         entries[p] = entry;
     }
-    const xd_safetensors_entry scale = { "feature_scale", XD_DTYPE_F32, 1, &one };
+    const xd_weights_entry scale = { "feature_scale", XD_DTYPE_F32, 1, &one };
     entries[CLASSIFIER_PARAMS] = scale;
 }
 
 xd_result classifier_load(xd_ctx *ctx, const char *path, classifier *out) {
-    xd_safetensors_entry entries[CLASSIFIER_PARAMS + 1];
-    xd_safetensors *file = NULL;
+    xd_weights_entry entries[CLASSIFIER_PARAMS + 1];
+    xd_weights_desc desc;
+    xd_weights *file = NULL;
     classifier c;
     classifier_entries(entries);
-    XD_TRY(xd_safetensors_open(ctx, path, NULL, &file));
+    memset(&desc, 0, sizeof desc);
+    desc.file = path;
+    XD_TRY(xd_weights_open(ctx, &desc, &file));
     xd_result result = classifier_allocate(ctx, &c);
     for (int p = 0; p < CLASSIFIER_PARAMS && result == XD_OK; p++)
         result = tensors_read(ctx, path, file, &entries[p], c.weights + classifier_params()[p].offset);
     if (result == XD_OK)
         result = tensors_read(ctx, path, file, &entries[CLASSIFIER_PARAMS], &c.feature_scale);
-    xd_safetensors_close(file);
+    xd_weights_close(file);
     if (result == XD_OK)
         *out = c;
     else
@@ -101,18 +104,19 @@ xd_result classifier_load(xd_ctx *ctx, const char *path, classifier *out) {
 }
 
 xd_result classifier_save(xd_ctx *ctx, const char *path, classifier *c) {
-    xd_safetensors_entry entries[CLASSIFIER_PARAMS + 1];
+    xd_weights_entry entries[CLASSIFIER_PARAMS + 1];
     const float *values[CLASSIFIER_PARAMS + 1];
-    xd_safetensors_writer_desc desc;
+    xd_weights_writer_desc desc;
     classifier_entries(entries);
     for (int p = 0; p < CLASSIFIER_PARAMS; p++) values[p] = c->weights + classifier_params()[p].offset;
     values[CLASSIFIER_PARAMS] = &c->feature_scale;
     for (int i = 0; i < CLASSIFIER_WEIGHTS; i++)
         c->weights[i] = xd_f32_from_bf16(xd_bf16_from_f32(c->weights[i]));
     memset(&desc, 0, sizeof desc);
+    desc.file = path;
     desc.entries = entries;
     desc.entry_count = CLASSIFIER_PARAMS + 1;
-    return tensors_save(ctx, path, &desc, values);
+    return tensors_save(ctx, &desc, values);
 }
 
 /* ---- layers ---- */

@@ -137,9 +137,9 @@ double frechet_distance(const frechet_gaussian *a, const frechet_gaussian *b) {
 
 /* ---- files ---- */
 
-static void frechet_entries(const int64_t shape[2], xd_safetensors_entry entries[2]) {
-    const xd_safetensors_entry mean = { "mean", XD_DTYPE_F32, 1, shape };
-    const xd_safetensors_entry covariance = { "covariance", XD_DTYPE_F32, 2, shape };
+static void frechet_entries(const int64_t shape[2], xd_weights_entry entries[2]) {
+    const xd_weights_entry mean = { "mean", XD_DTYPE_F32, 1, shape };
+    const xd_weights_entry covariance = { "covariance", XD_DTYPE_F32, 2, shape };
     entries[0] = mean;
     entries[1] = covariance;
 }
@@ -149,31 +149,31 @@ xd_result frechet_save(xd_ctx *ctx, const char *path, const frechet_gaussian *g)
     float mean[FRECHET_MOST], covariance[FRECHET_MOST * FRECHET_MOST];
     const float *const values[2] = { mean, covariance };
     char rows[32];
-    const xd_safetensors_pair pair = { "rows", rows };
-    xd_safetensors_entry entries[2];
-    xd_safetensors_writer_desc desc;
+    const xd_weights_pair pair = { "rows", rows };
+    xd_weights_entry entries[2];
+    xd_weights_writer_desc desc;
     frechet_entries(shape, entries);
     snprintf(rows, sizeof rows, "%lld", (long long)g->rows);
     for (int i = 0; i < g->width; i++) mean[i] = (float)g->mean[i];
     for (int i = 0; i < g->width * g->width; i++) covariance[i] = (float)g->covariance[i];
     memset(&desc, 0, sizeof desc);
+    desc.file = path;
     desc.entries = entries;
     desc.entry_count = 2;
     desc.metadata = &pair;
     desc.metadata_count = 1;
-    return tensors_save(ctx, path, &desc, values);
+    return tensors_save(ctx, &desc, values);
 }
 
 /* The width is that of "mean"; everything else has to agree with it. */
-static xd_result frechet_read(xd_ctx *ctx, const char *path, const xd_safetensors *file,
-                              frechet_gaussian *g) {
+static xd_result frechet_read(xd_ctx *ctx, const char *path, const xd_weights *file, frechet_gaussian *g) {
     float mean[FRECHET_MOST], covariance[FRECHET_MOST * FRECHET_MOST];
-    xd_safetensors_entry entries[2];
-    const int64_t index = xd_safetensors_find(file, "mean");
-    const xd_safetensors_info *info = index < 0 ? NULL : xd_safetensors_at(file, index);
+    xd_weights_entry entries[2];
+    const int64_t index = xd_weights_find(file, "mean");
+    const xd_weights_tensor *info = index < 0 ? NULL : xd_weights_at(file, index);
     const int64_t width = info && info->ndim == 1 ? info->shape[0] : 1;
     const int64_t shape[2] = { width, width };
-    const char *rows = xd_safetensors_metadata(file, "rows");
+    const char *rows = xd_weights_metadata(file, "rows");
     XD_REQUIRE(ctx, width >= 1 && width <= FRECHET_MOST, XD_ERROR_SHAPE,
                "%s: mean has %lld features, at least 1 and at most %d", path, (long long)width, FRECHET_MOST);
     frechet_entries(shape, entries);
@@ -190,9 +190,12 @@ static xd_result frechet_read(xd_ctx *ctx, const char *path, const xd_safetensor
 }
 
 xd_result frechet_load(xd_ctx *ctx, const char *path, frechet_gaussian *out) {
-    xd_safetensors *file = NULL;
-    XD_TRY(xd_safetensors_open(ctx, path, NULL, &file));
+    xd_weights_desc desc;
+    xd_weights *file = NULL;
+    memset(&desc, 0, sizeof desc);
+    desc.file = path;
+    XD_TRY(xd_weights_open(ctx, &desc, &file));
     const xd_result result = frechet_read(ctx, path, file, out);
-    xd_safetensors_close(file);
+    xd_weights_close(file);
     return result;
 }

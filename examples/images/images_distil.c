@@ -180,7 +180,7 @@ static xd_result images_match_step(images_run *run, int step) {
         XD_TRY(xd_optimizer_set_learning_rate(run->roles[XD_DMD_STUDENT].optimizer, rate));
     images_watch_clear(run);
     XD_TRY(xd_dmd_step(run->dmd, images_batch, run, &values));
-    if (xd_dmd_has_turn(&run->desc, XD_DMD_STUDENT, step)) XD_TRY(images_watch_read(run));
+    if (xd_dmd_trains(&run->desc, XD_DMD_STUDENT, step)) XD_TRY(images_watch_read(run));
     return images_agree_on(run, images_tell(run, step + 1, total, &values));
 }
 

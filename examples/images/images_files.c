@@ -202,7 +202,7 @@ xd_result images_note(images_run *run, int step, const xd_dmd_values *values) {
             judged, sizeof judged,
             "\"generator\": %.17g, \"discriminator\": %.17g, \"r1\": %.17g, \"discriminator_norm\": %.17g, ",
             values->generator, values->discriminator, values->r1, values->norms[XD_DMD_DISCRIMINATOR]);
-    if (!run->warming && xd_dmd_has_turn(&run->desc, XD_DMD_STUDENT, step - 1)) {
+    if (!run->warming && xd_dmd_trains(&run->desc, XD_DMD_STUDENT, step - 1)) {
         const int used =
             snprintf(drawn, sizeof drawn,
                      "\"mean\": %.17g, \"deviation\": %.17g, \"stuck\": %.17g, \"vsd_norm\": %.17g, ",

@@ -121,7 +121,9 @@ xd_result images_role_train(images_role *role, const images_trainer *trainer) {
     images_role_rest(role);
     XD_TRY(xd_optimizer_create(ctx, &adamw, &role->optimizer));
     if (trainer->average == 0.0) return XD_OK;
-    return xd_ema_create(ctx, role->params, role->count, &average, &role->average);
+    average.params = role->params;
+    average.param_count = role->count;
+    return xd_ema_create(ctx, &average, &role->average);
 }
 
 xd_result images_role_step(images_role *role, double max_norm, double *norm) {

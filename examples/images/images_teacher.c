@@ -116,7 +116,7 @@ static xd_result train_leaf(images_role *role, const images_lesson *lesson, int 
     if (number >= 0) XD_TRY(take_loss(ctx, leaf, loss));
     call.raw_gradient = leaf->slope;
     call.weights = true;
-    call.leaf = k;
+    call.micro_batch = k;
     return role->network.backward(role->network.user, &call);
 }
 

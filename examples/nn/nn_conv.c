@@ -113,8 +113,9 @@ xd_result nn_conv_create(xd_ctx *ctx, const nn_conv_config *config, xd_model *mo
                            ? nn_network_blocks(ctx, model, config->blocks, p->blocks)
                            : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld samples in %d slots",
                                      (long long)samples, slots);
+    const xd_leaf_stack_desc pieces = { .leaves = p->pieces.leaves, .elements = p->pieces.elements };
     if (result == XD_OK && config->split)
-        result = xd_leaf_stack_create(ctx, &(xd_leaf_stack_desc){ .leaves = p->pieces.leaves, .elements = p->pieces.elements }, &p->pieces.stack);
+        result = xd_leaf_stack_create(ctx, &pieces, &p->pieces.stack);
     if (result != XD_OK) {
         nn_conv_destroy(p);
         return result;

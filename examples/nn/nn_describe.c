@@ -120,7 +120,7 @@ static xd_weight_desc nn_tied_head(const nn_param *embed, xd_dtype dtype) {
 /* Weights are added by their numbers, so that those are their places in an xd_block_view. */
 static xd_result nn_describe_block(const nn_description *d, const nn_model *model, int number,
                                    xd_block *block) {
-    const char *name = xd_block_name(block);
+    const char *name = xd_block_describe(block).name;
     const size_t inside = name[0] ? strlen(name) + 1 : 0;
     for (int i = 0; i < nn_block_weights(number); i++) {
         const nn_param *p = nn_block_param(model, number, i);

@@ -134,8 +134,10 @@ static bool nn_patch_allocate(nn_patch *p) {
 
 static xd_result nn_patch_make_stacks(nn_patch *p) {
     if (!p->config.split) return XD_OK;
-    XD_TRY(xd_leaf_stack_create(p->ctx, &(xd_leaf_stack_desc){ .leaves = p->heads.leaves, .elements = p->heads.elements }, &p->heads.stack));
-    return xd_leaf_stack_create(p->ctx, &(xd_leaf_stack_desc){ .leaves = p->inner.leaves, .elements = p->inner.elements }, &p->inner.stack);
+    const xd_leaf_stack_desc heads = { .leaves = p->heads.leaves, .elements = p->heads.elements };
+    const xd_leaf_stack_desc inner = { .leaves = p->inner.leaves, .elements = p->inner.elements };
+    XD_TRY(xd_leaf_stack_create(p->ctx, &heads, &p->heads.stack));
+    return xd_leaf_stack_create(p->ctx, &inner, &p->inner.stack);
 }
 
 xd_result nn_patch_capture(nn_patch *p, const int *layers, int count) {

@@ -38,9 +38,9 @@ static void sharded_compare_bytes(sharded_comparison *c, int what, xd_dtype dtyp
 }
 
 /* `both` is room for the tensor from each file. */
-static xd_result sharded_compare_tensor(xd_safetensors *one, xd_safetensors *other, int64_t index, int what,
+static xd_result sharded_compare_tensor(xd_weights *one, xd_weights *other, int64_t index, int what,
                                         char *both, sharded_comparison *c) {
-    const xd_safetensors_info *here = xd_safetensors_at(one, index), *there = xd_safetensors_at(other, index);
+    const xd_weights_tensor *here = xd_weights_at(one, index), *there = xd_weights_at(other, index);
     const size_t bytes = (size_t)(here->end - here->begin);
     const bool alike = there && strcmp(here->name, there->name) == 0 && here->dtype == there->dtype &&
                        there->end - there->begin == bytes;
@@ -49,26 +49,26 @@ static xd_result sharded_compare_tensor(xd_safetensors *one, xd_safetensors *oth
         c->apart[what] = INFINITY;
         return XD_OK;
     }
-    XD_TRY(xd_safetensors_read_range(one, index, 0, bytes, both));
-    XD_TRY(xd_safetensors_read_range(other, index, 0, bytes, both + bytes));
+    XD_TRY(xd_weights_read(one, index, NULL, both));
+    XD_TRY(xd_weights_read(other, index, NULL, both + bytes));
     sharded_compare_bytes(c, what, here->dtype, both, both + bytes, bytes);
     return XD_OK;
 }
 
-static xd_result sharded_compare_open(xd_ctx *ctx, xd_safetensors *one, xd_safetensors *other, int what,
+static xd_result sharded_compare_open(xd_ctx *ctx, xd_weights *one, xd_weights *other, int what,
                                       sharded_comparison *c) {
     xd_result result = XD_OK;
-    const int64_t count = xd_safetensors_count(one);
+    const int64_t count = xd_weights_describe(one).tensor_count;
     uint64_t most = 0;
     for (int64_t i = 0; i < count; i++) {
-        const xd_safetensors_info *info = xd_safetensors_at(one, i);
+        const xd_weights_tensor *info = xd_weights_at(one, i);
         if (info->end - info->begin > most) most = info->end - info->begin;
     }
     char *both = (char *)xd_allocate(ctx, 2 * (size_t)most + 1);
     if (!both)
         return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for two tensors of %llu bytes",
                        (unsigned long long)most);
-    c->same_bits[what] = count > 0 && count == xd_safetensors_count(other);
+    c->same_bits[what] = count > 0 && count == xd_weights_describe(other).tensor_count;
     for (int64_t i = 0; i < count && result == XD_OK; i++)
         result = sharded_compare_tensor(one, other, i, what, both, c);
     xd_release(ctx, both);
@@ -78,14 +78,17 @@ static xd_result sharded_compare_open(xd_ctx *ctx, xd_safetensors *one, xd_safet
 static xd_result sharded_compare_files(xd_ctx *ctx, const char *one, const char *other, int step, int what,
                                        sharded_comparison *c) {
     char path[512];
-    xd_safetensors *here = NULL, *there = NULL;
+    xd_weights_desc desc;
+    xd_weights *here = NULL, *there = NULL;
+    memset(&desc, 0, sizeof desc);
+    desc.file = path;
     sharded_file_path(one, step, what, path);
-    xd_result result = xd_safetensors_open(ctx, path, NULL, &here);
+    xd_result result = xd_weights_open(ctx, &desc, &here);
     sharded_file_path(other, step, what, path);
-    if (result == XD_OK) result = xd_safetensors_open(ctx, path, NULL, &there);
+    if (result == XD_OK) result = xd_weights_open(ctx, &desc, &there);
     if (result == XD_OK) result = sharded_compare_open(ctx, here, there, what, c);
-    xd_safetensors_close(here);
-    xd_safetensors_close(there);
+    xd_weights_close(here);
+    xd_weights_close(there);
     return result;
 }
 

@@ -176,7 +176,9 @@ static xd_result sharded_make_optimizer(sharded_student *s) {
     XD_TRY(xd_optimizer_bytes(ctx, &adamw, &optimizer));
     XD_TRY(xd_ema_bytes(ctx, s->params, s->count, &ema, &average));
     XD_TRY(xd_optimizer_create(ctx, &adamw, &s->optimizer));
-    XD_TRY(xd_ema_create(ctx, s->params, s->count, &ema, &s->average));
+    ema.params = s->params;
+    ema.param_count = s->count;
+    XD_TRY(xd_ema_create(ctx, &ema, &s->average));
     s->planned += optimizer.host + average.host;
     s->counted += (uint64_t)(sharded_counted() - before);
     return XD_OK;

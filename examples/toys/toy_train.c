@@ -61,7 +61,9 @@ static xd_result toy_engage(xd_comm *world, uint64_t seed, const toy_recipe *rec
     if (recipe->decay == 0.0) return XD_OK;
     xd_ema_desc ema = xd_ema_defaults(XD_EMA_RAMP);
     ema.decay = recipe->decay;
-    return xd_ema_create(ctx, a->params, a->count, &ema, &a->average);
+    ema.params = a->params;
+    ema.param_count = a->count;
+    return xd_ema_create(ctx, &ema, &a->average);
 }
 
 /* The weights of another network, before any step. */
@@ -120,7 +122,7 @@ static xd_result toy_teach_leaf(const toy_run *run, toy_actor *teacher, int64_t 
         slope[i] = 2.0f / (TOY_BATCH * TOY_ELEMENTS) * (raw[i] - lesson.target[i]);
     call.raw_gradient = slope;
     call.weights = true;
-    call.leaf = k;
+    call.micro_batch = k;
     return network.backward(network.user, &call);
 }
 

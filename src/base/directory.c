@@ -125,8 +125,11 @@ static xd_result xdi_directory_start(xd_publish_directory *d) {
     return xdi_directory_make(d);
 }
 
-XD_API xd_result xd_publish_directory_create(xd_ctx *ctx, const char *path, xd_publish_directory **out) {
-    XDI_GIVEN(ctx, ctx, path, out);
+XD_API xd_result xd_publish_directory_create(xd_ctx *ctx, const xd_publish_directory_desc *desc,
+                                             xd_publish_directory **out) {
+    XDI_GIVEN(ctx, ctx, desc, out);
+    XDI_GIVEN(ctx, desc->path);
+    const char *path = desc->path;
     size_t length = strlen(path);
     while (length > 1 && path[length - 1] == '/') length--;
     const size_t room = length + XDI_DIRECTORY_ROOM;

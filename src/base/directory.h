@@ -6,10 +6,16 @@
 /* A directory being written under a temporary name next to its own. */
 typedef struct xd_publish_directory xd_publish_directory;
 
-/* Starts a directory whose files appear together: write into xd_publish_directory_path with any call, then commit. `path` is
- * free or a directory, which commit replaces whole. One writer of a path. Local.
+/* Settings of a directory. */
+typedef struct xd_publish_directory_desc {
+    const char *path; /* required; free or a directory, which commit replaces whole */
+} xd_publish_directory_desc;
+
+/* Starts a directory whose files appear together: write into xd_publish_directory_path with any call, then commit. One writer
+ * of a path. Local.
  * Errors: STATE (another writer), IO (also a symbolic link or no directory), MEMORY, UNSUPPORTED. */
-XD_API xd_result xd_publish_directory_create(xd_ctx *ctx, const char *path, xd_publish_directory **out);
+XD_API xd_result xd_publish_directory_create(xd_ctx *ctx, const xd_publish_directory_desc *desc,
+                                             xd_publish_directory **out);
 XD_API const char *xd_publish_directory_path(const xd_publish_directory *directory);
 
 /* Gives the directory its name, removes an older one, and frees the object in every case. Without `exchange` of xd_files the

@@ -47,7 +47,7 @@ typedef struct xd_files {
     int (*sync)(void *user, intptr_t file);
     int (*close)(void *user, intptr_t file);
     /* Private, read-only. Truncating a mapped file raises SIGBUS; the library replaces files instead. If other programs
-     * truncate, open safetensors with XD_SAFETENSORS_STREAM and return ENOTSUP from map: files are then read into memory. */
+     * truncate, open safetensors with XD_WEIGHTS_STREAM and return ENOTSUP from map: files are then read into memory. */
     int (*map)(void *user, intptr_t file, uint64_t bytes, const void **address);
     int (*unmap)(void *user, const void *address, uint64_t bytes);
     int (*rename)(void *user, const char *from, const char *to); /* replaces `to` atomically */

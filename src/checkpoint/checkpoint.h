@@ -144,11 +144,16 @@ typedef struct xd_checkpoint_tensor_info {
     uint64_t fingerprint; /* sum modulo 2^64 of a hash of each element's bits and index */
 } xd_checkpoint_tensor_info;
 
-/* Reads and checks a manifest, no other file. Local. Errors: IO, MEMORY, FORMAT, CORRUPT (its checksum). */
-XD_API xd_result xd_checkpoint_open(xd_ctx *ctx, const char *directory, xd_checkpoint **out);
+/* What to open: one of directory and text. */
+typedef struct xd_checkpoint_desc {
+    const char *directory;
+    const char *text; /* [bytes] of a manifest, read during the call only */
+    size_t bytes;
+} xd_checkpoint_desc;
 
-/* The same over the text of a manifest, not needed afterwards. Errors: FORMAT, CORRUPT, MEMORY. */
-XD_API xd_result xd_checkpoint_open_memory(xd_ctx *ctx, const char *text, size_t bytes, xd_checkpoint **out);
+/* Reads and checks a manifest, no other file. Local. Errors: ARGUMENT (none or both of directory and text), IO, MEMORY,
+ * FORMAT, CORRUPT (its checksum). */
+XD_API xd_result xd_checkpoint_open(xd_ctx *ctx, const xd_checkpoint_desc *desc, xd_checkpoint **out);
 
 /* Frees the object. NULL is fine. */
 XD_API void xd_checkpoint_close(xd_checkpoint *checkpoint);

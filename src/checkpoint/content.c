@@ -17,7 +17,7 @@ static xd_result xdi_content_check_parts(xd_ctx *ctx, const xd_checkpoint_networ
                "%lld parts at %p", (long long)n->part_count, (const void *)n->parts);
     for (int64_t i = 0; i < n->part_count; i++) {
         const xd_tensor_part *p = &n->parts[i];
-        xd_safetensors_entry entry;
+        xd_weights_entry entry;
         uint64_t bytes;
         entry.name = p->name;
         entry.dtype = p->dtype;

@@ -75,7 +75,7 @@ static xd_result xdi_find_check_size(const xd_checkpoint *c, const char *directo
 
 XD_PRIVATE xd_result xdi_checkpoint_open_whole(xd_ctx *ctx, const char *directory, xd_checkpoint **out) {
     xd_checkpoint *c = NULL;
-    XD_TRY(xd_checkpoint_open(ctx, directory, &c));
+    XD_TRY(xdi_checkpoint_open_directory(ctx, directory, &c));
     xd_result result = XD_OK;
     for (int64_t i = 0; i < c->info.file_count && result == XD_OK; i++)
         result = xdi_find_check_size(c, directory, i);
@@ -203,8 +203,10 @@ static xd_result xdi_find_recover(xd_ctx *ctx, const char *root, int64_t step) {
     else if (error != 0)
         result = XD_FAIL(ctx, error == ENOMEM ? XD_ERROR_MEMORY : XD_ERROR_IO, "%s: remove: %s", gone,
                          strerror(error));
-    else
-        result = xd_publish_directory_create(ctx, path, &d);
+    else {
+        const xd_publish_directory_desc directory = { path };
+        result = xd_publish_directory_create(ctx, &directory, &d);
+    }
     xd_publish_directory_abort(d);
     xd_release(ctx, path);
     xd_release(ctx, gone);

@@ -281,8 +281,7 @@ static xd_result xdi_full_gather_run(xdi_full *f, const xd_state_gather_desc *de
     return XD_OK;
 }
 
-XD_API xd_result xd_state_gather(xd_comm *comm, const xd_state_gather_desc *desc) {
-    XDI_GIVEN_COMM(comm, desc);
+static xd_result xdi_full_gather(xd_comm *comm, const xd_state_gather_desc *desc) {
     xdi_full f = xdi_full_begin(comm, desc->group, desc->staging_bytes);
     f.gathers = true;
     const xd_result result = xdi_full_gather_run(&f, desc);
@@ -572,8 +571,7 @@ static xd_result xdi_full_scatter_run(xdi_full *f, const xd_state_scatter_desc *
     return xd_agree(f->comm, xdi_full_finish(f));
 }
 
-XD_API xd_result xd_state_scatter(xd_comm *comm, const xd_state_scatter_desc *desc, xd_state_report *report) {
-    XDI_GIVEN_COMM(comm, desc);
+static xd_result xdi_full_scatter(xd_comm *comm, const xd_state_scatter_desc *desc, xd_state_report *report) {
     xdi_full f = xdi_full_begin(comm, desc->group, desc->staging_bytes);
     xd_state_report own;
     memset(&own, 0, sizeof own);
@@ -600,21 +598,23 @@ static xd_result xdi_full_average(xd_ctx *ctx, const xd_checkpoint_network *n, i
     return XD_OK;
 }
 
-XD_API xd_result xd_ema_export(xd_comm *comm, const xd_state_gather_desc *desc, xd_ema_record *record) {
-    XDI_GIVEN_COMM(comm, desc, record);
+XD_API xd_result xd_state_gather(xd_comm *comm, const xd_state_gather_desc *desc) {
+    XDI_GIVEN_COMM(comm, desc);
+    if (!desc->average) return xdi_full_gather(comm, desc);
     xd_ctx *ctx = xd_comm_ctx(comm);
     xd_state_gather_desc d = *desc;
     char group[XDI_GROUP_ROOM];
     XD_TRY(xd_agree(comm, xdi_full_average(ctx, d.networks, d.network_count, d.group, group)));
     d.group = group;
-    XD_TRY(xd_state_gather(comm, &d));
-    *record = xd_ema_describe(d.networks->averages[0].ema);
+    XD_TRY(xdi_full_gather(comm, &d));
+    if (desc->record) *desc->record = xd_ema_describe(d.networks->averages[0].ema).record;
     return XD_OK;
 }
 
-XD_API xd_result xd_ema_import(xd_comm *comm, const xd_state_scatter_desc *desc, const xd_ema_record *record,
-                               xd_state_report *report) {
+XD_API xd_result xd_state_scatter(xd_comm *comm, const xd_state_scatter_desc *desc, xd_state_report *report) {
     XDI_GIVEN_COMM(comm, desc);
+    if (!desc->average) return xdi_full_scatter(comm, desc, report);
+    const xd_ema_record *record = desc->record;
     xd_ctx *ctx = xd_comm_ctx(comm);
     xd_state_scatter_desc d = *desc;
     xd_state_report own;
@@ -634,11 +634,11 @@ XD_API xd_result xd_ema_import(xd_comm *comm, const xd_state_scatter_desc *desc,
     XD_TRY(xd_broadcast(comm, counters, 3, XD_DTYPE_I64, 0));
     d.group = group;
     memset(&own, 0, sizeof own);
-    const xd_result result = xd_state_scatter(comm, &d, &own);
+    const xd_result result = xdi_full_scatter(comm, &d, &own);
     if (report) *report = own;
     XD_TRY(result);
     xd_ema *ema = d.networks->averages[0].ema;
-    const xd_ema_record now = xd_ema_describe(ema);
+    const xd_ema_record now = xd_ema_describe(ema).record;
     const bool filled = own.missing + own.wrong_shape == 0;
     if (counters[0])
         xdi_ema_restore(ema, counters[1], counters[2] != 0);

@@ -24,7 +24,10 @@ typedef xd_result (*xd_state_take)(void *user, const xd_state_tensor *tensor, xd
 typedef struct xd_state_gather_desc {
     const xd_checkpoint_network *networks; /* [network_count] required; as for a save */
     int network_count;
-    const char *group;    /* only its tensors; NULL -> all */
+    const char *group; /* only its tensors; NULL -> all */
+    bool average;      /* only the average of one network with one average; `group` is NULL */
+    xd_ema_record
+        *record; /* with `average`: out, on every rank: store it with the shadows; NULL -> not wanted */
     size_t staging_bytes; /* of a tensor on rank 0 at once, the same on all ranks; 0 -> 16 MiB */
     xd_state_take take;   /* required on rank 0, not called on others */
     void *user;
@@ -33,14 +36,17 @@ typedef struct xd_state_gather_desc {
 /* Gathers the state on rank 0, tensor by tensor: weights, optimizer states, averages of each network in the order of its parts.
  * Collective. Keeps bits.
  * Errors: ARGUMENT, MISMATCH (between ranks; an element with no owner or two), both before the first piece; MISSING (unknown
- * group), MEMORY; that of `take` (PEER on the others). */
+ * group), STATE (an average is swapped), MEMORY; that of `take` (PEER on the others). */
 XD_API xd_result xd_state_gather(xd_comm *comm, const xd_state_gather_desc *desc);
 
 /* What to scatter. */
 typedef struct xd_state_scatter_desc {
     const xd_checkpoint_network *networks; /* [network_count] required; destinations, as for a load */
     int network_count;
-    const char *group;              /* only its tensors; NULL -> all */
+    const char *group; /* only its tensors; NULL -> all */
+    bool average;      /* as in xd_state_gather_desc */
+    /* With `average`, of rank 0: the counters; NULL -> the iteration stays; initialized if all shadows were filled. */
+    const xd_ema_record *record;
     const xd_state_tensor *tensors; /* [tensor_count] of rank 0 only, in any order */
     int64_t tensor_count;
     bool lenient;         /* accept missing, unexpected, wrongly shaped; they stay unchanged */
@@ -67,24 +73,9 @@ typedef struct xd_state_report {
  *   report   also filled in when its counts make the call fail; may be NULL
  *
  * Sends an element only to its holders. A parameter without states gets zero moments and step 0; a missing master comes from
- * the weight. Settings, learning rates and counters (see xd_ema_import) stay. Nothing changes before all ranks agree.
+ * the weight. Settings, learning rates and counters (see `average`) stay. Nothing changes before all ranks agree.
  * Errors: ARGUMENT (also a tensor twice), MISMATCH (between ranks), MISSING, UNEXPECTED, SHAPE (unless lenient), DTYPE, STATE
- * (no data), DATA (a count of steps), MEMORY, PEER. */
+ * (no data), DATA (a count of steps), FORMAT (another version of record), MEMORY, PEER. */
 XD_API xd_result xd_state_scatter(xd_comm *comm, const xd_state_scatter_desc *desc, xd_state_report *report);
-
-/* Gathers one average on rank 0. Collective. As xd_state_gather.
- *
- *   desc     of one network with one average; `group` is NULL
- *   record   out, on every rank: store it with the shadows */
-XD_API xd_result xd_ema_export(xd_comm *comm, const xd_state_gather_desc *desc, xd_ema_record *record);
-
-/* Scatters one average, group "ema-AVERAGE". Collective. As xd_state_scatter.
- *
- *   desc     of one network with one average; `group` is NULL
- *   record   of rank 0: the counters; NULL -> the iteration stays; initialized if all shadows were filled
- *
- * Further errors: FORMAT (another version of record). */
-XD_API xd_result xd_ema_import(xd_comm *comm, const xd_state_scatter_desc *desc, const xd_ema_record *record,
-                               xd_state_report *report);
 
 #endif

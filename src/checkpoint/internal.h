@@ -156,7 +156,7 @@ XD_PRIVATE uint64_t xdi_checked_level(xd_cpu_level level, const xdi_checked_data
 typedef struct xdi_planned_file {
     char name[XDI_FILE_NAME_ROOM];
     int64_t group, first, count; /* of the content's tensors */
-    xd_safetensors_layout *layout;
+    xd_weights_layout *layout;
     int64_t first_block; /* among those of all files */
 } xdi_planned_file;
 
@@ -340,6 +340,11 @@ XD_PRIVATE char *xdi_checkpoint_path(xd_ctx *ctx, const char *root, int64_t step
 
 /* Whether a name is exactly that of a step; `suffix` is what must follow it. */
 XD_PRIVATE bool xdi_checkpoint_is_step(const char *name, const char *suffix, int64_t *step);
+
+/* manifest.c: the manifest of a directory, and a manifest's text. Errors: those of xd_checkpoint_open. */
+XD_PRIVATE xd_result xdi_checkpoint_open_directory(xd_ctx *ctx, const char *directory, xd_checkpoint **out);
+XD_PRIVATE xd_result xdi_checkpoint_open_text(xd_ctx *ctx, const char *text, size_t bytes,
+                                              xd_checkpoint **out);
 
 /* Opens the manifest and looks at the sizes of all files. Errors: those of xd_checkpoint_open, MISSING, CORRUPT. */
 XD_PRIVATE xd_result xdi_checkpoint_open_whole(xd_ctx *ctx, const char *directory, xd_checkpoint **out);

@@ -130,7 +130,7 @@ static xd_result xdi_load_reserve_texts(xdi_load *l) {
 
 static xd_result xdi_load_parse(xdi_load *l) {
     const size_t manifest = (size_t)l->sizes[1], state = (size_t)l->sizes[2];
-    XD_TRY(xd_checkpoint_open_memory(l->ctx, l->manifest_text, manifest, &l->checkpoint));
+    XD_TRY(xdi_checkpoint_open_text(l->ctx, l->manifest_text, manifest, &l->checkpoint));
     const xd_result result = xd_json_load_memory(l->ctx, NULL, l->state_text, state, &l->state);
     XD_REQUIRE(l->ctx, result == XD_OK, result, "%s/%s: %s", l->directory, XDI_STATE_FILE,
                xd_last_error(l->ctx)->message);

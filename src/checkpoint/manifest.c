@@ -409,8 +409,8 @@ static xd_result xdi_manifest_read(xd_checkpoint *c, const char *text, size_t by
 
 /* ---- public ---- */
 
-XD_API xd_result xd_checkpoint_open_memory(xd_ctx *ctx, const char *text, size_t bytes, xd_checkpoint **out) {
-    XDI_GIVEN(ctx, ctx, text, out);
+XD_PRIVATE xd_result xdi_checkpoint_open_text(xd_ctx *ctx, const char *text, size_t bytes,
+                                              xd_checkpoint **out) {
     xd_checkpoint *c = (xd_checkpoint *)xd_allocate(ctx, sizeof *c);
     XD_REQUIRE(ctx, c, XD_ERROR_MEMORY, "no room for a checkpoint");
     c->ctx = ctx;
@@ -422,19 +422,26 @@ XD_API xd_result xd_checkpoint_open_memory(xd_ctx *ctx, const char *text, size_t
     return result;
 }
 
-XD_API xd_result xd_checkpoint_open(xd_ctx *ctx, const char *directory, xd_checkpoint **out) {
-    XDI_GIVEN(ctx, ctx, directory, out);
+XD_PRIVATE xd_result xdi_checkpoint_open_directory(xd_ctx *ctx, const char *directory, xd_checkpoint **out) {
     char *text = NULL, *path = xdi_weights_path(ctx, directory, XDI_MANIFEST_FILE);
     size_t bytes = 0;
     XD_REQUIRE(ctx, path, XD_ERROR_MEMORY, "%s: no room for a path", directory);
     xd_result result = xd_file_load(ctx, path, 0, &text, &bytes);
     if (result == XD_OK) {
-        result = xd_checkpoint_open_memory(ctx, text, bytes, out);
+        result = xdi_checkpoint_open_text(ctx, text, bytes, out);
         if (result != XD_OK) result = XD_FAIL(ctx, result, "%s: %s", path, xd_last_error(ctx)->message);
     }
     xd_release(ctx, text);
     xd_release(ctx, path);
     return result;
+}
+
+XD_API xd_result xd_checkpoint_open(xd_ctx *ctx, const xd_checkpoint_desc *desc, xd_checkpoint **out) {
+    XDI_GIVEN(ctx, ctx, desc, out);
+    XD_REQUIRE(ctx, !desc->directory != !desc->text, XD_ERROR_ARGUMENT,
+               "%d of directory and text are given, not one", desc->text ? 2 : 0);
+    return desc->text ? xdi_checkpoint_open_text(ctx, desc->text, desc->bytes, out)
+                      : xdi_checkpoint_open_directory(ctx, desc->directory, out);
 }
 
 XD_API void xd_checkpoint_close(xd_checkpoint *c) {

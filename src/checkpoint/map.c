@@ -95,7 +95,7 @@ static xd_result xdi_mapped_agree(xdi_mapped *m, const xd_mapped_weights *weight
     return xd_agree(m->comm, xdi_mapped_plan_create(&m->content, weights, lenient, &m->plan));
 }
 
-XD_API xd_result xd_weight_map_check(xd_ctx *ctx, const xd_mapped_weights *weights) {
+XD_PRIVATE xd_result xdi_weight_map_check(xd_ctx *ctx, const xd_mapped_weights *weights) {
     XDI_GIVEN(ctx, ctx, weights);
     XDI_GIVEN_LIST(ctx, weights->maps, weights->map_count);
     xd_checkpoint_network network;
@@ -118,7 +118,7 @@ XD_API xd_result xd_weight_map_check(xd_ctx *ctx, const xd_mapped_weights *weigh
 typedef struct xdi_import {
     xdi_mapped m;
     const xd_weights_import_desc *desc;
-    xd_weights_reader *reader;
+    xd_weights *reader;
     xd_checkpoint_report report;
     unsigned char *converted, *wire; /* wire: in memory of the device */
     int64_t box, at[XD_DIMS_MAX];    /* what comes next */
@@ -129,10 +129,12 @@ static bool xdi_import_on_device(const xdi_import *l) {
 }
 
 static xd_result xdi_import_open(xdi_import *l) {
-    xd_safetensors_desc d;
+    xd_weights_desc d;
     memset(&d, 0, sizeof d);
-    d.mode = XD_SAFETENSORS_STREAM;
-    return xdi_weights_reader_start(l->m.ctx, l->m.directory, &d, l->desc->lenient, &l->reader);
+    d.directory = l->m.directory;
+    d.mode = XD_WEIGHTS_STREAM;
+    d.lenient = l->desc->lenient;
+    return xd_weights_open(l->m.ctx, &d, &l->reader);
 }
 
 static void xdi_import_note(xdi_import *l, const char *name) {
@@ -141,12 +143,12 @@ static void xdi_import_note(xdi_import *l, const char *name) {
 }
 
 static const xd_weights_tensor *xdi_import_theirs(const xdi_import *l, const xdi_mapped_tensor *t) {
-    return xd_weights_reader_at(l->reader, t->index);
+    return xd_weights_at(l->reader, t->index);
 }
 
 /* Counts one tensor of theirs, and forgets where it is when it does not fit. */
 static void xdi_import_judge(xdi_import *l, xdi_mapped_tensor *t) {
-    t->index = xd_weights_reader_find(l->reader, t->name);
+    t->index = xd_weights_find(l->reader, t->name);
     if (t->index < 0) {
         l->report.missing++;
         xdi_import_note(l, t->name);
@@ -174,8 +176,9 @@ static bool xdi_import_expects(const xdi_import *l, const char *name) {
 }
 
 static void xdi_import_find_unexpected(xdi_import *l) {
-    for (int64_t i = 0; i < xd_weights_reader_count(l->reader); i++) {
-        const char *name = xd_weights_reader_at(l->reader, i)->name;
+    const int64_t count = xd_weights_describe(l->reader).tensor_count;
+    for (int64_t i = 0; i < count; i++) {
+        const char *name = xd_weights_at(l->reader, i)->name;
         if (xdi_import_expects(l, name)) continue;
         l->report.unexpected++;
         xdi_import_note(l, name);
@@ -212,9 +215,9 @@ static xd_result xdi_import_refuse_shape(const xdi_import *l) {
     char text[2][XD_DIMS_MAX * 21 + 1] = { "", "" };
     for (int64_t i = 0; i < p->tensor_count; i++) {
         const xdi_mapped_tensor t = p->tensors[i];
-        const int64_t index = xd_weights_reader_find(l->reader, t.name);
+        const int64_t index = xd_weights_find(l->reader, t.name);
         if (t.index >= 0 || index < 0) continue;
-        const xd_weights_tensor *info = xd_weights_reader_at(l->reader, index);
+        const xd_weights_tensor *info = xd_weights_at(l->reader, index);
         for (int side = 0; side < 2; side++) {
             const int ndim = side ? t.ndim : info->ndim;
             size_t used = 0;
@@ -319,7 +322,8 @@ static xd_result xdi_import_tile(xdi_import *l, const xdi_mapped_piece *piece, c
     const bool direct = tile->dense && dtype == t->dtype && !xdi_import_on_device(l);
     char *to =
         direct ? (char *)t->data + (size_t)tile->copy.dst_offset * xd_dtype_size(dtype) : (char *)l->m.stage;
-    XD_TRY(xd_weights_reader_read(l->reader, from->index, tile->begin, tile->size, to));
+    const xd_weights_read_desc box = { tile->begin, tile->size, 0, 0 };
+    XD_TRY(xd_weights_read(l->reader, from->index, &box, to));
     return direct ? XD_OK : xdi_import_put(l, t, tile, dtype);
 }
 
@@ -354,8 +358,8 @@ static xd_result xdi_import_run(xdi_import *l) {
     const xd_weights_import_desc *d = l->desc;
     XD_TRY(xdi_mapped_agree(&l->m, &d->weights, d, false));
     XD_TRY(xdi_comm_agree_alike(l->m.comm, xdi_import_open(l)));
-    XD_TRY(xdi_agree_list(l->m.comm, xd_weights_reader_count(l->reader), xdi_weights_reader_hash(l->reader),
-                          "the tensors of the directory"));
+    XD_TRY(xdi_agree_list(l->m.comm, xd_weights_describe(l->reader).tensor_count,
+                          xdi_weights_reader_hash(l->reader), "the tensors of the directory"));
     XD_TRY(xdi_import_match(l));
     XD_TRY(xd_agree(l->m.comm, xdi_import_reserve(l)));
     return xdi_rounds(l->m.comm, xdi_import_bytes(l), xdi_import_work, l);
@@ -372,7 +376,7 @@ XD_API xd_result xd_weights_import(xd_comm *comm, const xd_weights_import_desc *
     if (report) *report = l.report;
     if (xdi_import_on_device(&l)) xd_ctx_kernels(l.m.ctx)->memory.release(l.m.ctx, l.wire);
     xd_release(l.m.ctx, l.converted);
-    xd_weights_reader_close(l.reader);
+    xd_weights_close(l.reader);
     xdi_mapped_end(&l.m);
     return result;
 }
@@ -465,8 +469,8 @@ static xd_result xdi_export_create(xdi_export *e) {
     const xdi_mapped_plan *p = &e->m.plan;
     xd_weights_writer_desc d;
     if (xd_comm_rank(e->m.comm) != 0) return XD_OK;
-    xd_safetensors_entry *entries =
-        (xd_safetensors_entry *)xd_allocate(e->m.ctx, (size_t)p->tensor_count * sizeof *entries);
+    xd_weights_entry *entries =
+        (xd_weights_entry *)xd_allocate(e->m.ctx, (size_t)p->tensor_count * sizeof *entries);
     XD_REQUIRE(e->m.ctx, entries, XD_ERROR_MEMORY, "no room to plan %lld tensors",
                (long long)p->tensor_count);
     for (int64_t i = 0; i < p->tensor_count; i++) {
@@ -476,12 +480,13 @@ static xd_result xdi_export_create(xdi_export *e) {
         entries[i].shape = p->tensors[i].shape;
     }
     memset(&d, 0, sizeof d);
+    d.directory = e->m.directory;
     d.entries = entries;
     d.entry_count = p->tensor_count;
     d.max_shard_bytes = e->desc->max_shard_bytes;
     d.metadata = e->desc->metadata;
     d.metadata_count = e->desc->metadata_count;
-    const xd_result result = xd_weights_writer_create(e->m.ctx, e->m.directory, &d, &e->writer);
+    const xd_result result = xd_weights_writer_create(e->m.ctx, &d, &e->writer);
     xd_release(e->m.ctx, entries);
     XD_TRY(result);
     e->m.stage = (unsigned char *)xd_allocate(e->m.ctx, e->m.staging_bytes);

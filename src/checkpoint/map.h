@@ -2,7 +2,7 @@
 #define XDI_CHECKPOINT_MAP_H
 
 #include "checkpoint/checkpoint.h"
-#include "io/safetensors.h"
+#include "io/weights.h"
 
 /* Maps weights to tensors of Hugging Face model directories with other names or layouts, in both directions:
  * docs/checkpoints.md. GPT-2 (examples/16_gpt2_names.c):
@@ -34,14 +34,9 @@ typedef struct xd_mapped_weights {
     int64_t map_count;
 } xd_mapped_weights;
 
-/* Checks entries in both directions by the shapes of the parts, without files. Local.
- * Errors: ARGUMENT (an invalid entry; two for the same elements), SHAPE (elements without an entry), DTYPE (several in one
- * tensor of theirs), MEMORY. */
-XD_API xd_result xd_weight_map_check(xd_ctx *ctx, const xd_mapped_weights *weights);
-
 /* What to read. */
 typedef struct xd_weights_import_desc {
-    const char *directory; /* required; for xd_weights_reader_open; paths may differ between ranks */
+    const char *directory; /* required; for xd_weights_open; paths may differ between ranks */
     xd_mapped_weights weights;
     /* Accept missing, unexpected and wrongly shaped tensors, entries without a weight, and an index that differs from its
      * shards: the shards count, with a warning. */
@@ -55,8 +50,9 @@ typedef struct xd_weights_import_desc {
  *   report   of their tensors; step is 0. Also filled in when its counts make the call fail; may be NULL
  *
  * Nothing changes before all ranks agree; IO while data moves leaves the weights partly loaded.
- * Errors: those of xd_weight_map_check and xd_weights_reader_open; ARGUMENT, MISMATCH (between ranks), MISSING, UNEXPECTED,
- * SHAPE (unless lenient), DTYPE, UNSUPPORTED (a type that cannot be read), IO, MEMORY. */
+ * Errors: those of xd_weights_open; ARGUMENT (an invalid entry; two for the same elements), MISMATCH (between ranks), MISSING,
+ * UNEXPECTED, SHAPE (unless lenient; elements without an entry), DTYPE (also several in one tensor of theirs), UNSUPPORTED (a
+ * type that cannot be read), IO, MEMORY. */
 XD_API xd_result xd_weights_import(xd_comm *comm, const xd_weights_import_desc *desc,
                                    xd_checkpoint_report *report);
 
@@ -65,8 +61,8 @@ typedef struct xd_weights_export_desc {
     const char *directory; /* required; exists on rank 0 */
     xd_mapped_weights weights;
     size_t staging_bytes; /* of a tensor on rank 0 at once, at least 64, the same on all ranks; 0 -> 16 MiB */
-    uint64_t max_shard_bytes;            /* as in xd_weights_writer_desc */
-    const xd_safetensors_pair *metadata; /* [metadata_count] of rank 0, with `pieces` of each rank */
+    uint64_t max_shard_bytes;        /* as in xd_weights_writer_desc */
+    const xd_weights_pair *metadata; /* [metadata_count] of rank 0, with `pieces` of each rank */
     int64_t metadata_count;
     bool pieces; /* each rank writes its own files; the same on all ranks; false -> rank 0 writes all */
 } xd_weights_export_desc;
@@ -76,8 +72,8 @@ typedef struct xd_weights_export_desc {
  *
  * Rank 0 gathers and writes windows of weights (xd_state_gather) and publishes once (xd_weights_writer_commit). With `pieces`
  * each rank writes its elements to shard-0000(r+1)-model-0000k-of-0000n.safetensors, without max_shard_bytes.
- * Errors: those of xd_weight_map_check, xd_state_gather and xd_weights_writer; PEER (rank 0's disk failed). With `pieces`:
- * MISMATCH (as in xd_state_gather), STATE (.safetensors files exist), those of xd_safetensors_writer. */
+ * Errors: those of xd_weights_import about entries, of xd_state_gather and xd_weights_writer; PEER (rank 0's disk failed). With `pieces`:
+ * MISMATCH (as in xd_state_gather), STATE (.safetensors files exist), those of xdi_safetensors_writer. */
 XD_API xd_result xd_weights_export(xd_comm *comm, const xd_weights_export_desc *desc);
 
 #endif

@@ -3,7 +3,7 @@
 
 #include "checkpoint/internal.h"
 #include "checkpoint/map.h"
-#include "io/weights_reader.h"
+#include "io/weights.h"
 
 /* The two sides of a map. */
 enum { XDI_THEIRS = 0, XDI_OURS = 1, XDI_SIDES = 2 };
@@ -102,7 +102,7 @@ enum { XDI_PIECE_PATH = 4096 };
 typedef struct xdi_piece_files {
     const char *directory;
     size_t staging_bytes;
-    const xd_safetensors_pair *metadata; /* [metadata_count] of every file */
+    const xd_weights_pair *metadata; /* [metadata_count] of every file */
     int64_t metadata_count;
 } xdi_piece_files;
 
@@ -110,5 +110,8 @@ typedef struct xdi_piece_files {
  * files of that kind; IO, MEMORY. */
 XD_PRIVATE xd_result xdi_mapped_write_pieces(xd_comm *comm, const xdi_mapped_plan *plan,
                                              const xdi_piece_files *to);
+
+/* map.c: checks entries in both directions by the shapes of the parts, without files. Errors: those of an import about them. */
+XD_PRIVATE xd_result xdi_weight_map_check(xd_ctx *ctx, const xd_mapped_weights *weights);
 
 #endif

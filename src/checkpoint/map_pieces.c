@@ -17,14 +17,14 @@ typedef struct xdi_pieces {
     xd_ctx *ctx;
     int rank;
     xdi_mapped_boxes boxes;
-    const void **order;              /* [boxes.count] boxes by tensor of theirs and place */
-    int64_t *file;                   /* [boxes.count] of order[i] */
-    xd_safetensors_entry *entries;   /* [boxes.count] of one file at a time */
-    int64_t *sizes;                  /* [boxes.count][XD_DIMS_MAX] */
-    xd_safetensors_pair *metadata;   /* of one file at a time */
-    xd_safetensors_writer **writers; /* [file_count] */
-    int64_t file_count, named;       /* named: those that have their names */
-    unsigned char *stage, *wire;     /* wire: in memory of the device */
+    const void **order;               /* [boxes.count] boxes by tensor of theirs and place */
+    int64_t *file;                    /* [boxes.count] of order[i] */
+    xd_weights_entry *entries;        /* [boxes.count] of one file at a time */
+    int64_t *sizes;                   /* [boxes.count][XD_DIMS_MAX] */
+    xd_weights_pair *metadata;        /* of one file at a time */
+    xdi_safetensors_writer **writers; /* [file_count] */
+    int64_t file_count, named;        /* named: those that have their names */
+    unsigned char *stage, *wire;      /* wire: in memory of the device */
     size_t stage_bytes;
 } xdi_pieces;
 
@@ -85,10 +85,10 @@ static xd_result xdi_pieces_reserve(xdi_pieces *p) {
     boxes->list = (xdi_mapped_box *)xd_allocate(p->ctx, count * sizeof *boxes->list);
     p->order = (const void **)xd_allocate(p->ctx, count * sizeof *p->order);
     p->file = (int64_t *)xd_allocate(p->ctx, count * sizeof *p->file);
-    p->entries = (xd_safetensors_entry *)xd_allocate(p->ctx, count * sizeof *p->entries);
+    p->entries = (xd_weights_entry *)xd_allocate(p->ctx, count * sizeof *p->entries);
     p->sizes = (int64_t *)xd_allocate(p->ctx, count * XD_DIMS_MAX * sizeof *p->sizes);
     p->metadata =
-        (xd_safetensors_pair *)xd_allocate(p->ctx, ((size_t)p->to->metadata_count + 2) * sizeof *p->metadata);
+        (xd_weights_pair *)xd_allocate(p->ctx, ((size_t)p->to->metadata_count + 2) * sizeof *p->metadata);
     p->stage = (unsigned char *)xd_allocate(p->ctx, p->stage_bytes);
     if (xdi_pieces_on_device(p))
         p->wire = (unsigned char *)xd_ctx_kernels(p->ctx)->memory.allocate(p->ctx, p->stage_bytes);
@@ -107,7 +107,7 @@ static xd_result xdi_pieces_reserve(xdi_pieces *p) {
         p->file[i] = same ? p->file[i - 1] + 1 : 0;
         if (p->file[i] >= p->file_count) p->file_count = p->file[i] + 1;
     }
-    p->writers = (xd_safetensors_writer **)xd_allocate(p->ctx, (size_t)p->file_count * sizeof *p->writers);
+    p->writers = (xdi_safetensors_writer **)xd_allocate(p->ctx, (size_t)p->file_count * sizeof *p->writers);
     XD_REQUIRE(p->ctx, p->writers, XD_ERROR_MEMORY, "no room for %lld files", (long long)p->file_count);
     return XD_OK;
 }
@@ -140,14 +140,14 @@ static xd_result xdi_pieces_name(const xdi_pieces *p, int64_t file, char path[XD
 }
 
 static xd_result xdi_pieces_start(xdi_pieces *p, int64_t file, const char *info) {
-    xd_safetensors_writer_desc d;
+    xd_weights_writer_desc d;
     char path[XDI_PIECE_PATH];
     memset(&d, 0, sizeof d);
     d.entries = p->entries;
     for (int64_t i = 0; i < p->boxes.count; i++) {
         const xdi_mapped_box *box = (const xdi_mapped_box *)p->order[i];
         const xdi_mapped_tensor *t = &p->plan->tensors[box->piece->their];
-        xd_safetensors_entry *e = &p->entries[d.entry_count];
+        xd_weights_entry *e = &p->entries[d.entry_count];
         if (p->file[i] != file) continue;
         e->name = t->name;
         e->dtype = t->dtype;
@@ -165,7 +165,7 @@ static xd_result xdi_pieces_start(xdi_pieces *p, int64_t file, const char *info)
     p->metadata[1].key = "DCP_VERSION";
     p->metadata[1].value = "1.0";
     XD_TRY(xdi_pieces_name(p, file, path));
-    return xd_safetensors_writer_create(p->ctx, path, &d, &p->writers[file]);
+    return xdi_safetensors_writer_create(p->ctx, path, &d, &p->writers[file]);
 }
 
 static xd_result xdi_pieces_start_all(xdi_pieces *p) {
@@ -230,7 +230,7 @@ static xd_result xdi_pieces_write_box(xdi_pieces *p, const xdi_mapped_box *box, 
     while (xdi_mapped_next_tile(box, (int64_t)(p->stage_bytes / size), at, &tile)) {
         const size_t bytes = (size_t)tile.count * size;
         XD_TRY(xdi_pieces_fetch(p, t, &tile));
-        XD_TRY(xd_safetensors_writer_write_range(p->writers[file], entry, done, bytes, p->stage));
+        XD_TRY(xdi_safetensors_writer_write(p->writers[file], entry, done, bytes, p->stage));
         done += bytes;
     }
     return XD_OK;
@@ -248,9 +248,9 @@ static xd_result xdi_pieces_write_all(xdi_pieces *p) {
 
 static xd_result xdi_pieces_commit(xdi_pieces *p) {
     for (; p->named < p->file_count; p->named++) {
-        xd_safetensors_writer *writer = p->writers[p->named];
+        xdi_safetensors_writer *writer = p->writers[p->named];
         p->writers[p->named] = NULL;
-        XD_TRY(xd_safetensors_writer_commit(writer));
+        XD_TRY(xdi_safetensors_writer_commit(writer));
     }
     return XD_OK;
 }
@@ -271,7 +271,7 @@ static xd_result xdi_pieces_prepare(xdi_pieces *p) {
 }
 
 static void xdi_pieces_end(xdi_pieces *p) {
-    for (int64_t i = 0; i < p->file_count && p->writers; i++) xd_safetensors_writer_abort(p->writers[i]);
+    for (int64_t i = 0; i < p->file_count && p->writers; i++) xdi_safetensors_writer_abort(p->writers[i]);
     if (p->wire) xd_ctx_kernels(p->ctx)->memory.release(p->ctx, p->wire);
     xd_release(p->ctx, p->writers);
     xd_release(p->ctx, p->stage);

@@ -288,7 +288,7 @@ static xd_result xdi_mapped_check_ours(xdi_mapped_plan *p) {
 static xd_result xdi_mapped_join(xdi_mapped_plan *p, int64_t first, int64_t end) {
     xdi_mapped_tensor *t = &p->tensors[p->tensor_count];
     const xdi_mapped_piece *one = (const xdi_mapped_piece *)p->order[first];
-    xd_safetensors_entry entry;
+    xd_weights_entry entry;
     xdi_mapped_cover c;
     uint64_t bytes;
     memset(t, 0, sizeof *t);

@@ -54,8 +54,8 @@ static int64_t xdi_plan_deal(const xdi_content *c, uint64_t limit, xdi_planned_f
     return count;
 }
 
-static xd_result xdi_plan_file(xdi_plan *p, xdi_planned_file *f, xd_safetensors_entry *entries) {
-    xd_safetensors_writer_desc d;
+static xd_result xdi_plan_file(xdi_plan *p, xdi_planned_file *f, xd_weights_entry *entries) {
+    xd_weights_writer_desc d;
     for (int64_t i = 0; i < f->count; i++) {
         const xdi_stored *t = &p->content->tensors[f->first + i];
         entries[i].name = t->name;
@@ -67,7 +67,7 @@ static xd_result xdi_plan_file(xdi_plan *p, xdi_planned_file *f, xd_safetensors_
     d.entries = entries;
     d.entry_count = f->count;
     d.alignment = XDI_BLOCK_LEAST;
-    XD_TRY(xd_safetensors_plan(p->content->ctx, &d, &f->layout));
+    XD_TRY(xd_weights_plan(p->content->ctx, &d, &f->layout));
     f->first_block = p->block_count;
     p->block_count += xdi_block_count(f->layout->file_bytes, p->block_bytes);
     return XD_OK;
@@ -82,8 +82,8 @@ XD_PRIVATE xd_result xdi_plan_create(const xdi_content *content, uint64_t max_sh
     out->block_bytes = block_bytes;
     out->file_count = xdi_plan_deal(content, limit, NULL);
     out->files = (xdi_planned_file *)xd_allocate(ctx, (size_t)out->file_count * sizeof *out->files);
-    xd_safetensors_entry *entries =
-        (xd_safetensors_entry *)xd_allocate(ctx, (size_t)content->tensor_count * sizeof *entries);
+    xd_weights_entry *entries =
+        (xd_weights_entry *)xd_allocate(ctx, (size_t)content->tensor_count * sizeof *entries);
     xd_result result = XD_OK;
     if (!out->files || !entries)
         result =

@@ -141,7 +141,8 @@ static xd_result xdi_save_start(xdi_save *s) {
     XD_TRY(xdi_checkpoint_sweep(s->ctx, s->desc.root));
     XD_REQUIRE(s->ctx, s->desc.overwrite || xdi_file_probe(s->ctx, s->path) != EISDIR, XD_ERROR_STATE,
                "%s exists, and overwrite is false", s->path);
-    XD_TRY(xd_publish_directory_create(s->ctx, s->path, &s->directory));
+    const xd_publish_directory_desc directory = { s->path };
+    XD_TRY(xd_publish_directory_create(s->ctx, &directory, &s->directory));
     for (int64_t i = 0; i < s->plan.file_count; i++) XD_TRY(xdi_save_start_file(s, i));
     return XD_OK;
 }

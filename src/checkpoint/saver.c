@@ -302,11 +302,11 @@ static xd_result xdi_saver_hire(xd_checkpoint_saver *s) {
     return xd_agree(s->comm, xdi_saver_employ(s));
 }
 
-XD_API xd_result xd_checkpoint_saver_create(xd_comm *comm, const xd_checkpoint_network *networks,
-                                            int network_count, xd_checkpoint_saver **out) {
-    XDI_GIVEN_COMM(comm, out);
+XD_API xd_result xd_checkpoint_saver_create(xd_comm *comm, const xd_checkpoint_saver_desc *desc,
+                                            xd_checkpoint_saver **out) {
+    XDI_GIVEN_COMM(comm, desc, out);
     xd_checkpoint_saver *s = NULL;
-    xd_result result = xd_agree(comm, xdi_saver_make(comm, networks, network_count, &s));
+    xd_result result = xd_agree(comm, xdi_saver_make(comm, desc->networks, desc->network_count, &s));
     if (result == XD_OK) result = xdi_saver_hire(s);
     if (result == XD_OK)
         *out = s;

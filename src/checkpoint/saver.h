@@ -19,15 +19,21 @@ typedef struct xd_checkpoint_saver xd_checkpoint_saver;
 XD_API xd_result xd_checkpoint_saver_bytes(xd_comm *comm, const xd_checkpoint_network *networks,
                                            int network_count, size_t *bytes);
 
+/* What a saver can save. */
+typedef struct xd_checkpoint_saver_desc {
+    const xd_checkpoint_network *networks; /* [network_count] */
+    int network_count;
+} xd_checkpoint_saver_desc;
+
 /* Creates a saver of these networks or fewer, for one save at a time. Collective.
  *
- *   networks   [network_count], read during the call only
- *   out        destroy it before comm
+ *   desc   read during the call only
+ *   out    destroy it before comm
  *
  * Memory: the staging block on the host, page-locked if the device can; a context and a communicator.
  * Errors: those of xd_checkpoint_saver_bytes; MEMORY (also: no thread). */
-XD_API xd_result xd_checkpoint_saver_create(xd_comm *comm, const xd_checkpoint_network *networks,
-                                            int network_count, xd_checkpoint_saver **out);
+XD_API xd_result xd_checkpoint_saver_create(xd_comm *comm, const xd_checkpoint_saver_desc *desc,
+                                            xd_checkpoint_saver **out);
 
 /* Starts a save: checks, copies and agrees. Collective. On a device the copy follows the context's stream and is complete on
  * return.

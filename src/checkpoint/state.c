@@ -46,7 +46,7 @@ static void xdi_state_write_optimizer(xd_json_writer *w, const xd_optimizer *opt
 }
 
 static void xdi_state_write_average(xd_json_writer *w, const xd_checkpoint_average *average) {
-    const xd_ema_record r = xd_ema_describe(average->ema);
+    const xd_ema_record r = xd_ema_describe(average->ema).record;
     xd_json_write_key(w, average->name);
     xd_json_write_object(w);
     xd_json_write_key(w, "format_version");

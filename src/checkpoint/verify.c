@@ -88,15 +88,15 @@ static xd_result xdi_verify_file(xdi_verify *v, int64_t file) {
 }
 
 /* A file's own header puts the tensors where the manifest does. Both cover the file up to its end. */
-static xd_result xdi_verify_header(xdi_verify *v, int64_t file, const xd_safetensors *open) {
+static xd_result xdi_verify_header(xdi_verify *v, int64_t file, const xdi_safetensors *open) {
     const xd_checkpoint *c = v->c;
     const int64_t first = c->first_tensor[file], count = c->first_tensor[file + 1] - first;
-    XD_REQUIRE(v->ctx, xd_safetensors_count(open) == count, XD_ERROR_CORRUPT,
+    XD_REQUIRE(v->ctx, xdi_safetensors_count(open) == count, XD_ERROR_CORRUPT,
                "%s/%s has %lld tensors, the manifest %lld", v->directory, c->files[file].name,
-               (long long)xd_safetensors_count(open), (long long)count);
+               (long long)xdi_safetensors_count(open), (long long)count);
     for (int64_t i = 0; i < count; i++) {
         const xd_checkpoint_tensor_info *t = c->by_place[first + i];
-        const xd_safetensors_info *info = xd_safetensors_at(open, xd_safetensors_find(open, t->name));
+        const xdi_safetensors_info *info = xdi_safetensors_at(open, xdi_safetensors_find(open, t->name));
         XD_REQUIRE(v->ctx,
                    info && info->dtype == t->dtype && info->ndim == t->ndim &&
                        memcmp(info->shape, t->shape, (size_t)t->ndim * sizeof *t->shape) == 0 &&
@@ -108,17 +108,17 @@ static xd_result xdi_verify_header(xdi_verify *v, int64_t file, const xd_safeten
 }
 
 static xd_result xdi_verify_headers(xdi_verify *v) {
-    xd_safetensors_desc desc;
+    xdi_safetensors_desc desc;
     memset(&desc, 0, sizeof desc);
-    desc.mode = XD_SAFETENSORS_STREAM;
+    desc.mode = XD_WEIGHTS_STREAM;
     for (int64_t i = 0; i < v->c->info.file_count; i++) {
-        xd_safetensors *open = NULL;
+        xdi_safetensors *open = NULL;
         if (!v->c->files[i].group) continue;
         char *path = xdi_weights_path(v->ctx, v->directory, v->c->files[i].name);
         XD_REQUIRE(v->ctx, path, XD_ERROR_MEMORY, "%s: no room for a path", v->directory);
-        xd_result result = xd_safetensors_open(v->ctx, path, &desc, &open);
+        xd_result result = xdi_safetensors_open(v->ctx, path, &desc, &open);
         if (result == XD_OK) result = xdi_verify_header(v, i, open);
-        xd_safetensors_close(open);
+        xdi_safetensors_close(open);
         xd_release(v->ctx, path);
         XD_TRY(result);
     }

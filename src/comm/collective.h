@@ -190,7 +190,10 @@ XD_API xd_result xd_run_threads(int ranks, const xd_ctx_desc *desc, xd_rank_func
  * Errors: ARGUMENT (ranks < 1; rank outside the world), STATE (rank has joined), MISMATCH (floating-point states differ),
  * TIMEOUT, PEER, MEMORY. */
 typedef struct xd_thread_world xd_thread_world;
-XD_API xd_result xd_thread_world_create(xd_ctx *ctx, int ranks, xd_thread_world **out);
+typedef struct xd_thread_world_desc {
+    int ranks; /* required */
+} xd_thread_world_desc;
+XD_API xd_result xd_thread_world_create(xd_ctx *ctx, const xd_thread_world_desc *desc, xd_thread_world **out);
 XD_API xd_result xd_thread_world_join(xd_thread_world *world, xd_ctx *ctx, int rank, xd_comm **out);
 XD_API void xd_thread_world_destroy(xd_thread_world *world);
 

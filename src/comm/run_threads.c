@@ -96,10 +96,11 @@ XD_API xd_result xd_run_threads(int ranks, const xd_ctx_desc *desc, xd_rank_func
     XDI_GIVEN(NULL, function);
     xd_ctx *ctx = NULL;
     xd_thread_world *world = NULL;
+    const xd_thread_world_desc size = { ranks };
     xdi_threads_run *runs = NULL;
     xd_result result = xd_ctx_create(desc, &ctx);
     if (result != XD_OK) return result;
-    result = xd_thread_world_create(ctx, ranks, &world);
+    result = xd_thread_world_create(ctx, &size, &world);
     if (result == XD_OK) {
         runs = (xdi_threads_run *)xd_allocate(ctx, (size_t)ranks * sizeof *runs);
         if (!runs) result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %d ranks", ranks);

@@ -307,8 +307,10 @@ static xd_thread_world *xdi_threads_world_new(const xd_allocator *allocator, int
     return world;
 }
 
-XD_API xd_result xd_thread_world_create(xd_ctx *ctx, int ranks, xd_thread_world **out) {
-    XDI_GIVEN(ctx, ctx, out);
+XD_API xd_result xd_thread_world_create(xd_ctx *ctx, const xd_thread_world_desc *desc,
+                                        xd_thread_world **out) {
+    XDI_GIVEN(ctx, ctx, desc, out);
+    const int ranks = desc->ranks;
     XD_REQUIRE(ctx, ranks >= 1, XD_ERROR_ARGUMENT, "a world of %d ranks", ranks);
     xd_thread_world *world = xdi_threads_world_new(&xd_ctx_settings(ctx)->allocator, ranks);
     XD_REQUIRE(ctx, world, XD_ERROR_MEMORY, "no room for a world of %d ranks", ranks);

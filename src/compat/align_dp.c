@@ -242,17 +242,15 @@ typedef struct xdi_dp_search {
 } xdi_dp_search;
 
 static bool xdi_dp_search_layout(xd_arena *arena, const xdi_dp *dp, xdi_dp_search *x) {
-    const size_t n = (size_t)dp->student.tokens.count, m = (size_t)dp->teacher.tokens.count;
-    const size_t sizes[6] = { n * sizeof *x->s,      m * sizeof *x->t, n * sizeof *x->match, n, m,
-                              n * sizeof *x->anchors };
-    void **blocks[6] = { (void **)&x->s,      (void **)&x->t,      (void **)&x->match,
-                         (void **)&x->used_s, (void **)&x->used_t, (void **)&x->anchors };
-    for (int i = 0; i < 6; i++) {
-        size_t at;
-        if (!xdi_arena_take(arena, sizes[i], &at)) return false;
-        if (arena->base) *blocks[i] = arena->base + at;
-    }
-    return true;
+    const int64_t n = dp->student.tokens.count, m = dp->teacher.tokens.count;
+    bool fits = true;
+    x->s = (xdi_dp_triple *)xdi_arena_array(arena, n, sizeof *x->s, &fits);
+    x->t = (xdi_dp_triple *)xdi_arena_array(arena, m, sizeof *x->t, &fits);
+    x->match = (int32_t *)xdi_arena_array(arena, n, sizeof *x->match, &fits);
+    x->used_s = (unsigned char *)xdi_arena_array(arena, n, 1, &fits);
+    x->used_t = (unsigned char *)xdi_arena_array(arena, m, 1, &fits);
+    x->anchors = (xdi_dp_pair *)xdi_arena_array(arena, n, sizeof *x->anchors, &fits);
+    return fits;
 }
 
 /* Between two anchors, then the anchor itself as pairs of single tokens. */

@@ -310,13 +310,21 @@ static void xdi_canonical_join(xdi_canonical *s) {
     }
 }
 
+/* The first block is what xdi_canonical_destroy releases. */
+static bool xdi_canonical_layout(xd_arena *arena, int64_t count, size_t bytes, xdi_canonical *out) {
+    bool fits = true;
+    out->offsets = (int64_t *)xdi_arena_array(arena, count + 1, sizeof *out->offsets, &fits);
+    out->origin = (int32_t *)xdi_arena_array(arena, count + 1, sizeof *out->origin, &fits);
+    out->text = (char *)xdi_arena_array(arena, 1, bytes, &fits);
+    return fits;
+}
+
 XD_PRIVATE xd_result xdi_canonical_sequence(xd_ctx *ctx, const xd_text *tokens, int64_t count,
                                             xdi_canonical *out) {
     XDI_GIVEN(ctx, ctx, out);
     XDI_GIVEN_LIST(ctx, tokens, count);
-    size_t bytes = 8, entries = (size_t)count + 1;
-    size_t at[3];
-    xd_arena plan = xd_arena_over(NULL, 0);
+    size_t bytes = 8;
+    xd_arena plan = xd_arena_over(NULL, 0), arena;
     XD_REQUIRE(ctx, count >= 0, XD_ERROR_ARGUMENT, "%lld tokens", (long long)count);
     for (int64_t i = 0; i < count; i++)
         XD_REQUIRE(ctx, tokens[i].size >= 0, XD_ERROR_ARGUMENT, "token %lld has %lld bytes", (long long)i,
@@ -325,16 +333,13 @@ XD_PRIVATE xd_result xdi_canonical_sequence(xd_ctx *ctx, const xd_text *tokens, 
         XD_REQUIRE(ctx, tokens[i].data || tokens[i].size == 0, XD_ERROR_ARGUMENT,
                    "token %lld: data is NULL and size %lld", (long long)i, (long long)tokens[i].size);
     for (int64_t i = 0; i < count; i++) bytes += (size_t)tokens[i].size + 2;
-    const size_t sizes[3] = { entries * sizeof *out->offsets, entries * sizeof *out->origin, bytes };
-    for (int i = 0; i < 3; i++)
-        XD_REQUIRE(ctx, xdi_arena_take(&plan, sizes[i], &at[i]), XD_ERROR_MEMORY,
-                   "%lld tokens would not fit into memory", (long long)count);
-    char *memory = (char *)xd_allocate(ctx, plan.peak);
+    XD_REQUIRE(ctx, xdi_canonical_layout(&plan, count, bytes, out), XD_ERROR_MEMORY,
+               "%lld tokens would not fit into memory", (long long)count);
+    void *memory = xd_allocate(ctx, plan.peak);
     XD_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for %lld canonical tokens: %zu bytes", (long long)count,
                plan.peak);
-    out->offsets = (int64_t *)(void *)(memory + at[0]);
-    out->origin = (int32_t *)(void *)(memory + at[1]);
-    out->text = memory + at[2];
+    arena = xd_arena_over(memory, plan.peak);
+    xdi_canonical_layout(&arena, count, bytes, out);
     out->count = 0;
     xdi_canonical_tokens(tokens, count, out);
     xdi_canonical_join(out);

@@ -42,23 +42,11 @@ static xd_result xdi_cuda_softmax_stats(const xd_launch *launch, const xd_softma
 static __global__ void XDI_CUDA_KERNEL
 xdi_cuda_softmax_merge_kernel(const __grid_constant__ xd_softmax_args a) {
     const int64_t r = xdi_cuda_flat_index();
-    double max = -(double)INFINITY, arg = -1.0, sum = 0.0;
+    double whole[XD_SOFTMAX_PARTS];
     if (r >= a.logits.rows) return;
-    for (int i = 0; i < a.vocab.shards; i++) {
-        const double *part = a.all + i * a.all_stride + r * XD_SOFTMAX_PARTS;
-        const bool first = arg < 0.0 && part[XD_SOFTMAX_ARG] >= 0.0;
-        if (!first && !(part[XD_SOFTMAX_MAX] > max)) continue;
-        max = part[XD_SOFTMAX_MAX];
-        arg = part[XD_SOFTMAX_ARG];
-    }
-    for (int i = 0; i < a.vocab.shards; i++) {
-        const double *part = a.all + i * a.all_stride + r * XD_SOFTMAX_PARTS;
-        if (isnan(part[XD_SOFTMAX_MAX])) sum = (double)NAN;
-        if (part[XD_SOFTMAX_MAX] > -(double)INFINITY)
-            sum += part[XD_SOFTMAX_SUM] * exp((part[XD_SOFTMAX_MAX] - max) / a.temperature);
-    }
-    if (a.log_sum_exp) a.log_sum_exp[r] = max / a.temperature + log(sum);
-    if (a.argmax) a.argmax[r] = (int64_t)arg;
+    xd_softmax_join(&a, r, whole);
+    if (a.log_sum_exp) a.log_sum_exp[r] = xd_softmax_log_sum_exp(whole, a.temperature);
+    if (a.argmax) a.argmax[r] = (int64_t)whole[XD_SOFTMAX_ARG];
 }
 
 static xd_result xdi_cuda_softmax_merge(const xd_launch *launch, const xd_softmax_args *a) {

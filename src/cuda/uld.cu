@@ -38,7 +38,7 @@ static __device__ inline void xdi_cuda_uld_merge_side(const xd_uld_rows &side, i
         const double p =
             xdi_cuda_uld_power(side, row, 1.0)(xdi_cuda_element(side.logits, row, side.ids[row]));
         side.scores[row] = p;
-        factor *= p > XD_ULD_FLOOR ? p : XD_ULD_FLOOR;
+        factor *= xd_uld_floored(p);
     }
     chunk->factor[which] = factor;
 }
@@ -214,7 +214,7 @@ struct xdi_cuda_uld_pair {
         const double u = r < n ? student(xd_float_of_key((uint32_t)(x >> 32))) : 0.0;
         const double v = r < m ? teacher(xd_float_of_key((uint32_t)(y >> 32))) : 0.0;
         const bool compared = n > 0 && m > 0;
-        const double d = compared ? a.unmatched_weight * (double)((u > v) - (u < v)) : 0.0;
+        const double d = compared ? xd_uld_sign(a.unmatched_weight, u, v) : 0.0;
         if (compared) sums->add_wide(XDI_CUDA_ULD_UNMATCHED, fabs(u - v));
         if (r >= n || !slope) return;
         slope[(uint32_t)x] = (float)d;
@@ -266,11 +266,10 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_uld_total_kernel(const __grid_co
     for (int64_t i = (int64_t)threadIdx.x; i < parts; i += XDI_CUDA_TEAM_BLOCK)
         mine.whole = xdi_cuda_uld_sums::join()(mine.whole, from[i]);
     const xdi_cuda_uld_sums::totals totals = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(mine);
-    const double factor = chunk->factor[XD_ULD_STUDENT];
     if (threadIdx.x != 0) return;
     chunk->unmatched = totals.sum[XDI_CUDA_ULD_UNMATCHED];
     chunk->matched = totals.sum[XDI_CUDA_ULD_MATCHED];
-    chunk->mean = factor > 0.0 ? totals.sum[XDI_CUDA_ULD_MEAN] / factor : 0.0;
+    chunk->mean = xd_uld_mean(totals.sum[XDI_CUDA_ULD_MEAN], chunk->factor[XD_ULD_STUDENT]);
 }
 
 static xd_result xdi_cuda_uld_compare(const xd_launch *launch, const xd_uld_args *a) {

@@ -41,12 +41,12 @@ XD_API xd_dmd_desc xd_dmd_defaults(xd_dmd_recipe recipe) {
 }
 
 /* The student's first step. */
-static int64_t xdi_dmd_first_turn(const xd_dmd_desc *desc) {
+static int64_t xdi_dmd_first_student_step(const xd_dmd_desc *desc) {
     return desc->lead + (desc->alternation == XD_DMD_FASTGEN ? desc->frequency - 1 : 0);
 }
 
-XD_API bool xd_dmd_has_turn(const xd_dmd_desc *desc, xd_dmd_role role, int64_t step) {
-    const int64_t f = desc->frequency, first = xdi_dmd_first_turn(desc);
+XD_API bool xd_dmd_trains(const xd_dmd_desc *desc, xd_dmd_role role, int64_t step) {
+    const int64_t f = desc->frequency, first = xdi_dmd_first_student_step(desc);
     const bool student = f > 0 && step >= first && (step - first) % f == 0;
     if (role == XD_DMD_STUDENT) return student;
     if (role == XD_DMD_TEACHER || (role == XD_DMD_DISCRIMINATOR && !xdi_dmd_adversarial(desc))) return false;
@@ -150,12 +150,12 @@ static xd_result xdi_dmd_check_gan(xd_ctx *ctx, const xd_dmd_desc *desc) {
 }
 
 static xd_result xdi_dmd_check_numbers(xd_ctx *ctx, const xd_dmd_desc *desc) {
-    const int64_t least = desc->alternation == XD_DMD_ORIGINAL ? 1 : 2;
+    const int64_t min = desc->alternation == XD_DMD_ORIGINAL ? 1 : 2;
     XD_REQUIRE(ctx, desc->alternation >= XD_DMD_MODELOPT && desc->alternation <= XD_DMD_ORIGINAL,
                XD_ERROR_ARGUMENT, "alternation %d", (int)desc->alternation);
-    XD_REQUIRE(ctx, desc->frequency >= least, XD_ERROR_ARGUMENT,
+    XD_REQUIRE(ctx, desc->frequency >= min, XD_ERROR_ARGUMENT,
                "frequency %lld, at least %lld: the fake score would never train", (long long)desc->frequency,
-               (long long)least);
+               (long long)min);
     XD_REQUIRE(ctx, desc->lead >= 0 && desc->lead <= UINT32_MAX && desc->frequency <= UINT32_MAX,
                XD_ERROR_ARGUMENT, "%lld steps before the student's first, and then every %lld",
                (long long)desc->lead, (long long)desc->frequency);
@@ -304,38 +304,39 @@ XD_PRIVATE xd_result xdi_dmd_agree(const xd_dmd_desc *desc, xd_result result) {
 
 /* ---- memory ---- */
 
-static size_t xdi_dmd_most(size_t a, size_t b) {
+static size_t xdi_dmd_max(size_t a, size_t b) {
     return a > b ? a : b;
 }
 
-/* The most that any of the losses takes for a full batch. */
+/* The largest workspace that any of the losses takes for a full batch. */
 static size_t xdi_dmd_workspace(const xd_dmd *d) {
     const int64_t n = d->desc.sizes.samples;
-    size_t most;
+    size_t max;
     xd_vsd_desc vsd = xd_vsd_defaults();
     xd_denoise_desc denoise = xd_denoise_defaults();
     xd_gan_desc gan = xd_gan_defaults();
-    vsd.generated = vsd.teacher = vsd.fake = xdi_dmd_rows(d, d, n); /* any address: nothing is read */
-    vsd.gradient = xdi_dmd_slopes(d, NULL, n);
+    vsd.generated = vsd.teacher = vsd.fake =
+        xdi_dmd_rows(&d->desc.sizes, d, n); /* any address: nothing is read */
+    vsd.gradient = xdi_dmd_gradient_rows(&d->desc.sizes, NULL, n);
     vsd.common.split = d->desc.sizes.split;
     denoise.prediction = denoise.clean = denoise.noise = vsd.generated;
     denoise.terms = (const xd_denoise_term *)d;
     denoise.common.split = d->desc.sizes.split;
-    most = xdi_dmd_most(xd_vsd_workspace_bytes(d->ctx, &vsd), xd_denoise_workspace_bytes(d->ctx, &denoise));
-    if (!xdi_dmd_adversarial(&d->desc)) return most;
+    max = xdi_dmd_max(xd_vsd_workspace_bytes(d->ctx, &vsd), xd_denoise_workspace_bytes(d->ctx, &denoise));
+    if (!xdi_dmd_adversarial(&d->desc)) return max;
     gan.fake = xd_rows_of(d, XD_DTYPE_F32, n, d->desc.networks[XD_DMD_DISCRIMINATOR].heads);
     gan.real = gan.fake;
     gan.role = XD_GAN_DISCRIMINATOR;
-    most = xdi_dmd_most(most, xdi_dmd_ratios_workspace(d));
-    most = xdi_dmd_most(most, xd_gan_workspace_bytes(d->ctx, &gan));
+    max = xdi_dmd_max(max, xdi_dmd_ratios_workspace(d));
+    max = xdi_dmd_max(max, xd_gan_workspace_bytes(d->ctx, &gan));
     const xd_network *teacher = &d->desc.networks[XD_DMD_TEACHER];
     for (int i = 0; i < teacher->feature_count && xdi_dmd_penalised(&d->desc, XD_DMD_PENALTY_SLOPE); i++) {
         denoise.prediction = xd_rows_of(d, XD_DTYPE_F32, n, teacher->feature_elements[i]);
         denoise.clean = denoise.noise = denoise.prediction;
         denoise.common.split = NULL;
-        most = xdi_dmd_most(most, xd_denoise_workspace_bytes(d->ctx, &denoise));
+        max = xdi_dmd_max(max, xd_denoise_workspace_bytes(d->ctx, &denoise));
     }
-    return most;
+    return max;
 }
 
 static float *xdi_dmd_floats(xd_arena *arena, int64_t count) {
@@ -354,39 +355,51 @@ static void xdi_dmd_lay_out_features(xd_dmd *d, xd_arena *host, xd_arena *device
         xdi_dmd_features *f = &d->features[slot];
         f->values = (float **)xd_arena_take_pointer(host, pointers);
         f->logits = xdi_dmd_floats(device, logits);
-        f->slopes = xdi_dmd_floats(device, logits);
+        f->logit_gradients = xdi_dmd_floats(device, logits);
         for (int i = 0; i < teacher->feature_count; i++) {
             float *values = xdi_dmd_floats(device, n * teacher->feature_elements[i]);
             if (f->values) f->values[i] = values;
         }
     }
-    d->penalty = xdi_dmd_floats(device, logits);
+    d->gradients.penalty = xdi_dmd_floats(device, logits);
     if (xdi_dmd_penalised(&d->desc, XD_DMD_PENALTY_SLOPE)) d->ones = xdi_dmd_floats(host, logits);
-    d->feature_slopes = slopes;
+    d->gradients.features = slopes;
     for (int i = 0; i < teacher->feature_count; i++) {
         float *values = xdi_dmd_floats(device, n * teacher->feature_elements[i]);
         if (slopes) slopes[i] = values;
     }
 }
 
+static void xdi_dmd_lay_out_tensors(xd_dmd *d, xd_arena *device) {
+    const xd_dmd_sizes *sizes = &d->desc.sizes;
+    const size_t bytes = (size_t)(sizes->samples * sizes->elements) * xd_dtype_size(sizes->dtype);
+    xdi_dmd_tensors *t = &d->tensors;
+    void **const all[] = { &t->noise,  &t->input,      &t->prediction, &t->generated, &t->epsilon,
+                           &t->noised, &t->teacher_x0, &t->fake_x0,    &t->scratch };
+    for (size_t i = 0; i < sizeof all / sizeof *all; i++) *all[i] = xd_arena_take_pointer(device, bytes);
+    if (xdi_dmd_adversarial(&d->desc)) t->real = xd_arena_take_pointer(device, bytes);
+    if (xdi_dmd_rescales(&d->desc)) t->guided_x0 = xd_arena_take_pointer(device, bytes);
+}
+
 static void xdi_dmd_lay_out_device(xd_dmd *d, xd_arena *device) {
     const xd_dmd_sizes *sizes = &d->desc.sizes;
     const int64_t n = sizes->samples, all = n * sizes->elements;
     const size_t bytes = (size_t)all * xd_dtype_size(sizes->dtype);
-    for (int i = 0; i < XDI_DMD_TENSORS; i++) d->tensors[i] = xd_arena_take_pointer(device, bytes);
-    if (d->desc.own_samples) d->kept = xd_arena_take_pointer(device, bytes * (size_t)d->leaves);
-    d->slope = xdi_dmd_floats(device, all);
-    d->raw_slope = xdi_dmd_floats(device, all);
-    if (xdi_dmd_adversarial(&d->desc)) d->hidden_slope = xdi_dmd_floats(device, all);
-    if (xdi_dmd_draws_between(d)) d->normals = xdi_dmd_floats(device, all);
-    d->mixes = (xd_mix *)xd_arena_take_pointer(device, (size_t)n * sizeof *d->mixes);
-    d->terms = (xd_denoise_term *)xd_arena_take_pointer(device, (size_t)n * sizeof *d->terms);
+    xdi_dmd_lay_out_tensors(d, device);
+    if (d->desc.own_samples)
+        d->kept.samples = xd_arena_take_pointer(device, bytes * (size_t)d->micro_batches);
+    d->gradients.generated = xdi_dmd_floats(device, all);
+    d->gradients.prediction = xdi_dmd_floats(device, all);
+    if (xdi_dmd_adversarial(&d->desc)) d->gradients.noised = xdi_dmd_floats(device, all);
+    if (xdi_dmd_draws_between(d->ctx, &d->desc)) d->draws.normals = xdi_dmd_floats(device, all);
+    d->factors.mixes = (xd_mix *)xd_arena_take_pointer(device, (size_t)n * sizeof *d->factors.mixes);
+    d->factors.terms = (xd_denoise_term *)xd_arena_take_pointer(device, (size_t)n * sizeof *d->factors.terms);
     d->norms = (xd_gradient_norm *)xd_arena_take_pointer(device, XD_DMD_ROLES * sizeof *d->norms);
-    d->status = (xd_status *)xd_arena_take_pointer(device, sizeof *d->status);
-    d->value = (xd_sample_values *)xd_arena_take_pointer(device, sizeof *d->value);
-    d->distances = (double *)xd_arena_take_pointer(device, (size_t)n * sizeof *d->distances);
-    d->workspace_bytes = xdi_dmd_workspace(d);
-    d->workspace = xd_arena_take_pointer(device, d->workspace_bytes);
+    d->results.status = (xd_status *)xd_arena_take_pointer(device, sizeof *d->results.status);
+    d->results.value = (xd_sample_values *)xd_arena_take_pointer(device, sizeof *d->results.value);
+    d->results.distances = (double *)xd_arena_take_pointer(device, (size_t)n * sizeof *d->results.distances);
+    d->results.workspace_bytes = xdi_dmd_workspace(d);
+    d->results.workspace = xd_arena_take_pointer(device, d->results.workspace_bytes);
 }
 
 XD_PRIVATE void xdi_dmd_take_times(xd_arena *host, int64_t samples, xdi_dmd_times *times) {
@@ -394,32 +407,30 @@ XD_PRIVATE void xdi_dmd_take_times(xd_arena *host, int64_t samples, xdi_dmd_time
     times->network = (double *)xd_arena_take_pointer(host, (size_t)samples * sizeof(double));
 }
 
-/* Rows of the table of values: of every leaf that any rank may have, and one for the rank itself. */
+/* Rows of the table of values: of every micro-batch that any rank may have, and one for the rank itself. */
 static int64_t xdi_dmd_table_rows(const xd_dmd *d) {
     const int64_t ranks = d->desc.data ? xd_comm_size(d->desc.data) : 1;
-    return (d->leaves + 1) * (ranks + 1); /* what this rank sends stands last */
+    return (d->micro_batches + 1) * (ranks + 1); /* what this rank sends stands last */
 }
 
 static void xdi_dmd_lay_out_host(xd_dmd *d, xd_arena *host) {
-    const xd_dmd_desc *desc = &d->desc;
     const size_t n = (size_t)d->desc.sizes.samples;
-    if (xdi_dmd_draws_apart(d))
-        d->host_normals = xdi_dmd_floats(host, d->desc.sizes.samples * d->desc.sizes.elements);
-    d->host_mixes = (xd_mix *)xd_arena_take_pointer(host, n * sizeof *d->host_mixes);
-    d->host_terms = (xd_denoise_term *)xd_arena_take_pointer(host, n * sizeof *d->host_terms);
-    d->draws = (double *)xd_arena_take_pointer(host, n * sizeof *d->draws);
-    if (desc->networks[XD_DMD_TEACHER].guidance.rescale > 0.0 ||
-        desc->networks[XD_DMD_FAKE_SCORE].guidance.rescale > 0.0)
-        d->spreads = (double *)xd_arena_take_pointer(host, 3 * n * sizeof *d->spreads);
-    d->rung = (int64_t *)xd_arena_take_pointer(host, n * sizeof *d->rung);
+    if (xdi_dmd_draws_apart(d->ctx, &d->desc))
+        d->draws.host_normals = xdi_dmd_floats(host, d->desc.sizes.samples * d->desc.sizes.elements);
+    d->factors.host_mixes = (xd_mix *)xd_arena_take_pointer(host, n * sizeof *d->factors.host_mixes);
+    d->factors.host_terms = (xd_denoise_term *)xd_arena_take_pointer(host, n * sizeof *d->factors.host_terms);
+    d->draws.times = (double *)xd_arena_take_pointer(host, n * sizeof *d->draws.times);
+    d->results.host_distances = (double *)xd_arena_take_pointer(host, n * sizeof *d->results.host_distances);
+    d->draws.rungs = (int64_t *)xd_arena_take_pointer(host, n * sizeof *d->draws.rungs);
     xdi_dmd_take_times(host, d->desc.sizes.samples, &d->input);
     xdi_dmd_take_times(host, d->desc.sizes.samples, &d->noised);
     xdi_dmd_take_times(host, d->desc.sizes.samples, &d->real);
-    d->counts = (int64_t *)xd_arena_take_pointer(
-        host, (size_t)(d->desc.data ? xd_comm_size(d->desc.data) : 1) * sizeof *d->counts);
-    d->kept_samples = (int64_t *)xd_arena_take_pointer(host, (size_t)d->leaves * sizeof *d->kept_samples);
-    d->table = (double *)xd_arena_take_pointer(host, (size_t)xdi_dmd_table_rows(d) * XDI_DMD_COLUMNS *
-                                                         sizeof *d->table);
+    d->table.counts = (int64_t *)xd_arena_take_pointer(
+        host, (size_t)(d->desc.data ? xd_comm_size(d->desc.data) : 1) * sizeof *d->table.counts);
+    d->kept.counts =
+        (int64_t *)xd_arena_take_pointer(host, (size_t)d->micro_batches * sizeof *d->kept.counts);
+    d->table.rows = (double *)xd_arena_take_pointer(host, (size_t)xdi_dmd_table_rows(d) * XDI_DMD_COLUMNS *
+                                                              sizeof *d->table.rows);
 }
 
 /* Fills in a model of the object, for sizes alone or over memory. */
@@ -428,14 +439,15 @@ static void xdi_dmd_lay_out(xd_dmd *d, xd_ctx *ctx, const xd_dmd_desc *desc, xd_
     memset(d, 0, sizeof *d);
     d->ctx = ctx;
     d->desc = *desc;
-    d->leaves = desc->trainers[XD_DMD_STUDENT].parallel
-                    ? xd_parallel_micro_batches(desc->trainers[XD_DMD_STUDENT].parallel).most
-                    : 1;
-    d->noised_leaf = d->beyond = -1;
+    d->micro_batches = desc->trainers[XD_DMD_STUDENT].parallel
+                           ? xd_parallel_micro_batches(desc->trainers[XD_DMD_STUDENT].parallel).most
+                           : 1;
+    d->noised_micro_batch = d->beyond = -1;
     d->record.seed = desc->seed;
     xd_arena_take_pointer(host, sizeof *d);
     xdi_dmd_lay_out_host(d, host);
     xdi_dmd_lay_out_device(d, device);
+    if (xdi_dmd_rescales(desc)) xdi_dmd_lay_out_deviations(d, host, device);
     if (xdi_dmd_adversarial(desc)) xdi_dmd_lay_out_features(d, host, device);
     if (desc->gan.fdistill.on) xdi_dmd_lay_out_ratios(d, host, device);
 }
@@ -467,7 +479,7 @@ static xd_result xdi_dmd_make(xd_ctx *ctx, const xd_dmd_desc *desc, xd_dmd **out
     xdi_dmd_lay_out(&plan, ctx, desc, &host, &device);
     *d = plan;
     d->memory = memory;
-    for (int64_t i = 0; i < d->leaves; i++) d->kept_samples[i] = -1;
+    for (int64_t i = 0; i < d->micro_batches; i++) d->kept.counts[i] = -1;
     const int64_t logits = desc->sizes.samples * desc->networks[XD_DMD_DISCRIMINATOR].heads;
     for (int64_t i = 0; d->ones && i < logits; i++) d->ones[i] = 1.0f;
     *out = d;
@@ -494,7 +506,8 @@ XD_API xd_result xd_dmd_create(xd_ctx *ctx, const xd_dmd_desc *desc, xd_dmd **ou
     if (result != XD_OK) xd_dmd_destroy(made);
     XD_TRY(result);
     const xd_launch launch = xd_ctx_launch(ctx);
-    xd_result cleared = xd_ctx_kernels(ctx)->memory.fill(&launch, made->status, 0, sizeof *made->status);
+    xd_result cleared =
+        xd_ctx_kernels(ctx)->memory.fill(&launch, made->results.status, 0, sizeof *made->results.status);
     if (cleared == XD_OK) cleared = xdi_dmd_begin_ratios(made);
     if (cleared != XD_OK) xd_dmd_destroy(made);
     XD_TRY(cleared);
@@ -527,8 +540,8 @@ XD_API xd_result xd_dmd_resume(xd_dmd *dmd, const xd_dmd_record *record) {
                XD_ERROR_ARGUMENT, "step %lld, %lld of warm-up", (long long)record->step,
                (long long)record->warm_up);
     XD_REQUIRE(dmd->ctx,
-               !dmd->desc.own_samples || record->step <= xdi_dmd_first_turn(&dmd->desc) ||
-                   xd_dmd_has_turn(&dmd->desc, XD_DMD_STUDENT, record->step),
+               !dmd->desc.own_samples || record->step <= xdi_dmd_first_student_step(&dmd->desc) ||
+                   xd_dmd_trains(&dmd->desc, XD_DMD_STUDENT, record->step),
                XD_ERROR_STATE,
                "step %lld is to train on samples of an earlier one, which are not saved: go on from a step "
                "of the student",
@@ -539,7 +552,7 @@ XD_API xd_result xd_dmd_resume(xd_dmd *dmd, const xd_dmd_record *record) {
                    (long long)record->updates[role], xdi_dmd_role_name((xd_dmd_role)role),
                    (long long)record->step);
     dmd->record = *record;
-    dmd->noised_leaf = -1;
-    for (int64_t k = 0; k < dmd->leaves; k++) dmd->kept_samples[k] = -1; /* those of another step */
+    dmd->noised_micro_batch = -1;
+    for (int64_t k = 0; k < dmd->micro_batches; k++) dmd->kept.counts[k] = -1; /* those of another step */
     return XD_OK;
 }

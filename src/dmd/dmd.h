@@ -158,7 +158,7 @@ typedef struct xd_dmd_values {
     bool skipped;               /* a finding: no role stepped */
     double distance;            /* mean |x - T| */
     double regression;          /* of xd_dmd_warm_up_step */
-    double norms[XD_DMD_ROLES]; /* of gradients before clipping, of roles with a turn */
+    double norms[XD_DMD_ROLES]; /* of gradients before clipping, of roles that train */
 } xd_dmd_values;
 
 /* Counters that resume a run. */
@@ -183,25 +183,26 @@ XD_API void xd_dmd_destroy(xd_dmd *dmd);
 
 /* Compute the terms of a role for one micro-batch, forwards to backwards, in a caller's own loop: docs/diffusion.md.
  *
- *   leaf     this rank's micro-batch of the step
- *   values   the call adds to its fields; NULL -> not read back from a device
+ *   micro_batch   this rank's micro-batch of the step
+ *   values        the call adds to its fields; NULL -> not read back from a device
  *
  * Collective over sizes.split, and as the networks' calls are. Findings are counted: xd_dmd_findings. Errors: those of the
  * networks; ARGUMENT (samples, arrays), STATE (own_samples of another number, no discriminator, f-distill in xd_dmd_student). */
-XD_API xd_result xd_dmd_student(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch, xd_dmd_values *values);
-XD_API xd_result xd_dmd_fake_score(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch,
+XD_API xd_result xd_dmd_student(xd_dmd *dmd, int64_t micro_batch, const xd_dmd_batch *batch,
+                                xd_dmd_values *values);
+XD_API xd_result xd_dmd_fake_score(xd_dmd *dmd, int64_t micro_batch, const xd_dmd_batch *batch,
                                    xd_dmd_values *values);
-XD_API xd_result xd_dmd_discriminator(xd_dmd *dmd, int64_t leaf, const xd_dmd_batch *batch,
+XD_API xd_result xd_dmd_discriminator(xd_dmd *dmd, int64_t micro_batch, const xd_dmd_batch *batch,
                                       xd_dmd_values *values);
 
 /* Returns and clears the findings of this rank's terms; not_finite counts samples. Waits for a GPU. Local. Errors: those of
  * the device. */
 XD_API xd_result xd_dmd_findings(xd_dmd *dmd, xd_status *out);
 
-/* Fills in micro-batch `leaf` of the whole step, for each pass over it. Pointers are read until the next call. */
-typedef xd_result (*xd_dmd_batch_function)(void *user, int64_t leaf, xd_dmd_batch *batch);
+/* Fills in micro-batch `micro_batch` of the whole step, for each pass over it. Pointers are read until the next call. */
+typedef xd_result (*xd_dmd_batch_function)(void *user, int64_t micro_batch, xd_dmd_batch *batch);
 
-/* Makes one step of all roles with a turn: terms, sums, clipping, optimizers, averages. After a finding on any rank no role
+/* Makes one step of all roles that train in it: terms, sums, clipping, optimizers, averages. After a finding on any rank no role
  * steps, but the step counts.
  *
  *   values   out; the same on every rank, in INVARIANT mode for every layout; may be NULL
@@ -215,8 +216,8 @@ XD_API xd_result xd_dmd_step(xd_dmd *dmd, xd_dmd_batch_function batch, void *use
 XD_API xd_result xd_dmd_warm_up_step(xd_dmd *dmd, xd_dmd_batch_function batch, void *user,
                                      xd_dmd_values *values);
 
-/* Returns whether a role has its turn in a step. Pure. */
-XD_API bool xd_dmd_has_turn(const xd_dmd_desc *desc, xd_dmd_role role, int64_t step);
+/* Returns whether a role trains in a step. Pure. */
+XD_API bool xd_dmd_trains(const xd_dmd_desc *desc, xd_dmd_role role, int64_t step);
 
 /* Return and set the counters. Set them after weights, optimizers and averages are loaded. Local. Errors: ARGUMENT (counts),
  * MISMATCH (seed), STATE (own_samples at a step without the student). */

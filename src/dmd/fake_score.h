@@ -2,7 +2,7 @@
 #define XDI_DMD_FAKE_SCORE_H
 
 #include "checkpoint/full.h"
-#include "io/safetensors.h"
+#include "io/weights.h"
 #include "model/build.h"
 
 /* A fake score is a trainable copy of its teacher: docs/fake_score.md.
@@ -62,11 +62,11 @@ typedef enum xd_fake_score_from {
 
 /* Reads elements, from a file for example. */
 typedef struct xd_fake_score_reader {
-    const xd_safetensors_entry *entries; /* [entry_count] the same list on every rank */
+    const xd_weights_entry *entries; /* [entry_count] the same list on every rank */
     int64_t entry_count;
     /* Writes elements in ascending order, in the entry's dtype, to host memory. Each rank calls it for its own elements. A
      * result other than XD_OK ends the call. */
-    xd_result (*read)(void *user, const xd_safetensors_entry *entry, xd_interval elements, void *to);
+    xd_result (*read)(void *user, const xd_weights_entry *entry, xd_interval elements, void *to);
     void *user;
 } xd_fake_score_reader;
 

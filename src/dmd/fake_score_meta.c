@@ -245,7 +245,7 @@ static xd_result xdi_fake_prepare(void *user, xd_ctx *ctx, const xd_stages *in, 
     (void)out;
     f->model = model;
     XD_TRY(xd_agree(f->world, model->sealed ? XD_OK : xd_model_seal(model)));
-    XD_TRY(xd_model_agree(model, f->world));
+    XD_TRY(xdi_model_agree(model, f->world));
     XD_TRY(xd_agree_same(f->world, xdi_fake_hash_layouts(model), "layouts of the fake score's weights"));
     XD_TRY(xd_agree(f->world, xdi_fake_list_tensors(f)));
     XD_TRY(xdi_fake_list(f));

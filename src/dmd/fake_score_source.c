@@ -110,7 +110,7 @@ static xd_result xdi_fake_reserve(xdi_fake *f, int64_t count) {
     return XD_OK;
 }
 
-static xd_result xdi_fake_set_key(const xdi_fake *f, int64_t i, const xd_safetensors_entry *entry) {
+static xd_result xdi_fake_set_key(const xdi_fake *f, int64_t i, const xd_weights_entry *entry) {
     xdi_fake_key *key = &f->keys[i];
     XD_REQUIRE(f->ctx,
                entry->name && entry->name[0] && xd_dtype_size(entry->dtype) && entry->ndim >= 0 &&
@@ -126,8 +126,8 @@ static xd_result xdi_fake_set_key(const xdi_fake *f, int64_t i, const xd_safeten
     return XD_OK;
 }
 
-static xd_safetensors_entry xdi_fake_entry(const char *name, xd_dtype dtype, int ndim, const int64_t *shape) {
-    xd_safetensors_entry entry;
+static xd_weights_entry xdi_fake_entry(const char *name, xd_dtype dtype, int ndim, const int64_t *shape) {
+    xd_weights_entry entry;
     entry.name = name;
     entry.dtype = dtype;
     entry.ndim = ndim;
@@ -144,7 +144,7 @@ static xd_result xdi_fake_fill_keys(xdi_fake *f) {
     for (int64_t i = 0; i < count; i++) {
         const xd_tensor_part *p = root || reads ? NULL : &f->parts[i];
         const xd_state_tensor *t = root ? &s->tensors[i] : NULL;
-        const xd_safetensors_entry entry = reads ? s->reader.entries[i]
+        const xd_weights_entry entry = reads ? s->reader.entries[i]
                                            : t   ? xdi_fake_entry(t->name, t->dtype, t->ndim, t->shape)
                                                  : xdi_fake_entry(p->name, p->dtype, p->ndim, p->shape);
         XD_TRY(xdi_fake_set_key(f, i, &entry));

@@ -48,21 +48,18 @@ static xd_result xdi_fdistill_validate(xd_ctx *ctx, const xdi_fdistill_desc *d, 
 /* ---- memory ---- */
 
 static bool xdi_fdistill_layout(const xdi_fdistill_desc *d, xd_fdistill_args *a, xd_arena *arena) {
-    const size_t bin = (size_t)XD_FDISTILL_BIN_WORDS * sizeof(int64_t), bins = (size_t)d->bins;
-    const size_t ranks = d->comm ? (size_t)xd_comm_size(d->comm) : 1, all = ranks > 1 ? ranks : 0;
-    const size_t sizes[5] = { (bins + 1) * bin, all * (bins + 1) * bin, bin, all * bin,
-                              bins * sizeof(double) };
-    size_t at[5];
-    for (int i = 0; i < 5; i++)
-        if (!xdi_arena_take(arena, sizes[i], &at[i])) return false;
-    if (!arena->base) return true;
-    a->record = (int64_t *)(void *)(arena->base + at[0]);
-    a->records = all ? (int64_t *)(void *)(arena->base + at[1]) : a->record;
-    a->mass = (int64_t *)(void *)(arena->base + at[2]);
-    a->masses = all ? (int64_t *)(void *)(arena->base + at[3]) : a->mass;
-    a->next = (double *)(void *)(arena->base + at[4]);
+    const size_t bin = (size_t)XD_FDISTILL_BIN_WORDS * sizeof(int64_t);
+    const int64_t bins = d->bins, ranks = d->comm ? xd_comm_size(d->comm) : 1, all = ranks > 1 ? ranks : 0;
+    bool fits = true;
+    a->record = (int64_t *)xdi_arena_array(arena, bins + 1, bin, &fits);
+    a->records = (int64_t *)xdi_arena_array(arena, all * (bins + 1), bin, &fits);
+    a->mass = (int64_t *)xdi_arena_array(arena, 1, bin, &fits);
+    a->masses = (int64_t *)xdi_arena_array(arena, all, bin, &fits);
+    a->next = (double *)xdi_arena_array(arena, bins, sizeof(double), &fits);
+    if (all == 0) a->records = a->record;
+    if (all == 0) a->masses = a->mass;
     a->ranks = (int)ranks;
-    return true;
+    return fits;
 }
 
 XD_PRIVATE size_t xdi_fdistill_workspace_bytes(xd_ctx *ctx, const xdi_fdistill_desc *desc) {

@@ -24,7 +24,7 @@ typedef struct xd_network_call {
     float *hidden_gradient;                /* out, or NULL: d loss / d hidden, overwritten */
     float *const *input_gradients;         /* out, or NULL: discriminator, [feature_count] */
     bool weights;                          /* weights get gradients; false: open blocks as for an inference */
-    int64_t leaf;                          /* micro-batch of this rank, as in xd_pass */
+    int64_t micro_batch;                   /* micro-batch of this rank, as in xd_pass */
     bool more;                             /* another backward of it follows, as in xd_pass */
     const float *const *directions;        /* v of `penalty`, [feature_count] */
 } xd_network_call;

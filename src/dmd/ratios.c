@@ -24,9 +24,9 @@ static xdi_fdistill_desc xdi_dmd_fdistill_desc(const xd_dmd *d) {
     desc.times = d->ratios.times;
     desc.bin_values = d->ratios.bins;
     desc.comm = d->desc.data;
-    desc.status = d->status;
-    desc.workspace = d->workspace;
-    desc.workspace_bytes = d->workspace_bytes;
+    desc.status = d->results.status;
+    desc.workspace = d->results.workspace;
+    desc.workspace_bytes = d->results.workspace_bytes;
     return desc;
 }
 
@@ -52,7 +52,8 @@ XD_PRIVATE xd_result xdi_dmd_check_fdistill(xd_ctx *ctx, const xd_dmd_desc *desc
 }
 
 XD_PRIVATE void xdi_dmd_lay_out_ratios(xd_dmd *d, xd_arena *host, xd_arena *device) {
-    const size_t leaves = (size_t)d->leaves, rows = leaves * (size_t)d->desc.sizes.samples,
+    const size_t micro_batches = (size_t)d->micro_batches,
+                 rows = micro_batches * (size_t)d->desc.sizes.samples,
                  bins = (size_t)d->desc.gan.fdistill.bins,
                  heads = (size_t)d->desc.networks[XD_DMD_DISCRIMINATOR].heads;
     xdi_dmd_ratios *r = &d->ratios;
@@ -61,8 +62,8 @@ XD_PRIVATE void xdi_dmd_lay_out_ratios(xd_dmd *d, xd_arena *host, xd_arena *devi
     r->weights = (double *)xd_arena_take_pointer(device, rows * sizeof *r->weights);
     r->bins = (double *)xd_arena_take_pointer(device, bins * sizeof *r->bins);
     r->earlier = (double *)xd_arena_take_pointer(device, bins * sizeof *r->earlier);
-    r->first = (int64_t *)xd_arena_take_pointer(host, leaves * sizeof *r->first);
-    r->samples = (int64_t *)xd_arena_take_pointer(host, leaves * sizeof *r->samples);
+    r->first = (int64_t *)xd_arena_take_pointer(host, micro_batches * sizeof *r->first);
+    r->samples = (int64_t *)xd_arena_take_pointer(host, micro_batches * sizeof *r->samples);
 }
 
 XD_PRIVATE size_t xdi_dmd_ratios_workspace(const xd_dmd *d) {
@@ -77,12 +78,12 @@ XD_PRIVATE xd_result xdi_dmd_begin_ratios(xd_dmd *d) {
     if (!d->desc.gan.fdistill.on) return XD_OK;
     xdi_dmd_forget_ratios(d);
     for (int k = 0; k < d->desc.gan.fdistill.bins; k++)
-        XD_TRY(xdi_dmd_send(d, d->ratios.bins + k, &one, sizeof one));
+        XD_TRY(xdi_dmd_send(d->ctx, d->ratios.bins + k, &one, sizeof one));
     return XD_OK;
 }
 
 XD_PRIVATE void xdi_dmd_forget_ratios(xd_dmd *d) {
-    for (int64_t k = 0; k < d->leaves; k++) d->ratios.first[k] = -1;
+    for (int64_t k = 0; k < d->micro_batches; k++) d->ratios.first[k] = -1;
     d->ratios.rows = 0;
     d->ratios.weighed = false;
 }
@@ -116,17 +117,18 @@ XD_PRIVATE xd_result xdi_dmd_undo_weigh(xd_dmd *d) {
     return xdi_dmd_copy_bins(d, d->ratios.bins, d->ratios.earlier);
 }
 
-XD_PRIVATE xd_result xdi_dmd_take_weights(xd_dmd *d, int64_t leaf, int64_t samples, const double **out) {
+XD_PRIVATE xd_result xdi_dmd_take_weights(xd_dmd *d, int64_t micro_batch, int64_t samples,
+                                          const double **out) {
     xdi_dmd_ratios *r = &d->ratios;
     if (!d->desc.gan.fdistill.on) return XD_OK;
-    XD_REQUIRE(d->ctx, r->weighed && r->first[leaf] >= 0, XD_ERROR_STATE,
+    XD_REQUIRE(d->ctx, r->weighed && r->first[micro_batch] >= 0, XD_ERROR_STATE,
                "micro-batch %lld of %lld has no weights of f-distill, which only xd_dmd_step computes",
-               (long long)leaf, (long long)d->leaves);
-    XD_REQUIRE(d->ctx, r->samples[leaf] == samples, XD_ERROR_STATE,
-               "leaf %lld has weights of %lld samples, and now has %lld", (long long)leaf,
-               (long long)r->samples[leaf], (long long)samples);
-    *out = r->weights + r->first[leaf];
-    r->first[leaf] = -1;
+               (long long)micro_batch, (long long)d->micro_batches);
+    XD_REQUIRE(d->ctx, r->samples[micro_batch] == samples, XD_ERROR_STATE,
+               "leaf %lld has weights of %lld samples, and now has %lld", (long long)micro_batch,
+               (long long)r->samples[micro_batch], (long long)samples);
+    *out = r->weights + r->first[micro_batch];
+    r->first[micro_batch] = -1;
     return XD_OK;
 }
 
@@ -145,5 +147,5 @@ XD_PRIVATE xd_result xdi_dmd_set_bins(xd_dmd *dmd, const double *values, int cou
     for (int k = 0; k < count; k++)
         XD_REQUIRE(dmd->ctx, isfinite(values[k]) && values[k] > 0.0, XD_ERROR_ARGUMENT,
                    "bin %d of %d of f-distill is %g; it must be above 0 and finite", k, count, values[k]);
-    return xdi_dmd_send(dmd, dmd->ratios.bins, values, (size_t)count * sizeof *values);
+    return xdi_dmd_send(dmd->ctx, dmd->ratios.bins, values, (size_t)count * sizeof *values);
 }

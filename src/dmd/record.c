@@ -67,10 +67,10 @@ static void xdi_dmd_say(const xd_dmd_desc *d, int aspect, char out[XDI_DMD_TEXT]
     if (aspect == XDI_DMD_ROLES_AND_AVERAGES) xdi_dmd_say_roles(d, out);
 }
 
-/* Whose turn a step is. */
+/* Which roles a step trains. */
 static const char *xdi_dmd_phase(const xd_dmd_desc *d, int64_t step) {
-    const bool student = xd_dmd_has_turn(d, XD_DMD_STUDENT, step);
-    if (xd_dmd_has_turn(d, XD_DMD_FAKE_SCORE, step)) return student ? "all" : "others";
+    const bool student = xd_dmd_trains(d, XD_DMD_STUDENT, step);
+    if (xd_dmd_trains(d, XD_DMD_FAKE_SCORE, step)) return student ? "all" : "others";
     return "student";
 }
 

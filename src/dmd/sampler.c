@@ -10,6 +10,7 @@
 struct xd_sampler {
     xd_dmd d;
     xd_sampler_kind kind;
+    void *slope, *next_slope; /* HEUN: dx/dt, as `input` */
 };
 
 /* ---- settings ---- */
@@ -130,7 +131,7 @@ static void xdi_sampler_settle(xd_sampler *s, xd_ctx *ctx, const xd_sampler_desc
     memset(s, 0, sizeof *s);
     s->kind = desc->kind;
     s->d.ctx = ctx;
-    s->d.alone = "sampler's network";
+    s->d.only_network = "sampler's network";
     s->d.beyond = -1;
     s->d.record.step = desc->step;
     d->networks[XD_DMD_TEACHER] = desc->network;
@@ -152,38 +153,37 @@ static void xdi_sampler_settle(xd_sampler *s, xd_ctx *ctx, const xd_sampler_desc
     d->seed = desc->seed;
 }
 
-static bool xdi_sampler_rescales(const xd_sampler *s) {
-    return xdi_dmd_guidance(&s->d.desc, XD_DMD_TEACHER).rescale > 0.0;
-}
-
-/* Heun's slopes are in GENERATED and EPSILON: the others are guidance's. */
-static bool xdi_sampler_uses(const xd_sampler *s, xdi_dmd_tensor tensor) {
-    switch (tensor) {
-    case XDI_DMD_INPUT:
-    case XDI_DMD_RAW: return true;
-    case XDI_DMD_GENERATED:
-    case XDI_DMD_EPSILON: return s->kind != XD_SAMPLER_EULER;
-    case XDI_DMD_NOISED: return s->kind == XD_SAMPLER_HEUN;
-    case XDI_DMD_TARGET:
-    case XDI_DMD_FAKE: return xdi_sampler_rescales(s);
-    case XDI_DMD_REAL: return s->d.desc.guided;
-    default: return false;
-    }
-}
-
-/* What deviations of samples are computed with. */
+/* What guidance with rescale computes with. */
 static void xdi_sampler_lay_out_rescale(xd_dmd *d, xd_arena *host, xd_arena *device) {
-    const size_t n = (size_t)d->desc.sizes.samples, all = n * (size_t)d->desc.sizes.elements;
-    d->host_terms = (xd_denoise_term *)xd_arena_take_pointer(host, n * sizeof *d->host_terms);
-    d->draws = (double *)xd_arena_take_pointer(host, n * sizeof *d->draws);
-    d->spreads = (double *)xd_arena_take_pointer(host, 3 * n * sizeof *d->spreads);
-    d->raw_slope = (float *)xd_arena_take_pointer(device, all * sizeof *d->raw_slope);
-    d->terms = (xd_denoise_term *)xd_arena_take_pointer(device, n * sizeof *d->terms);
-    d->status = (xd_status *)xd_arena_take_pointer(device, sizeof *d->status);
-    d->value = (xd_sample_values *)xd_arena_take_pointer(device, sizeof *d->value);
-    d->distances = (double *)xd_arena_take_pointer(device, n * sizeof *d->distances);
-    d->workspace_bytes = xdi_dmd_guidance_workspace(d);
-    d->workspace = xd_arena_take_pointer(device, d->workspace_bytes);
+    const size_t n = (size_t)d->desc.sizes.samples;
+    d->factors.host_terms = (xd_denoise_term *)xd_arena_take_pointer(host, n * sizeof *d->factors.host_terms);
+    d->factors.terms = (xd_denoise_term *)xd_arena_take_pointer(device, n * sizeof *d->factors.terms);
+    xdi_dmd_lay_out_deviations(d, host, device);
+    d->results.status = (xd_status *)xd_arena_take_pointer(device, sizeof *d->results.status);
+    d->results.value = (xd_sample_values *)xd_arena_take_pointer(device, sizeof *d->results.value);
+    d->results.workspace_bytes = xdi_dmd_guidance_workspace(d);
+    d->results.workspace = xd_arena_take_pointer(device, d->results.workspace_bytes);
+}
+
+static void xdi_sampler_lay_out_tensors(xd_sampler *s, xd_arena *device) {
+    const xd_dmd_desc *desc = &s->d.desc;
+    const size_t all = (size_t)desc->sizes.samples * (size_t)desc->sizes.elements;
+    const bool few = s->kind == XD_SAMPLER_ODE || s->kind == XD_SAMPLER_SDE,
+               rescales = xdi_dmd_rescales(desc);
+    const bool heun = s->kind == XD_SAMPLER_HEUN;
+    xdi_dmd_tensors *t = &s->d.tensors;
+    void **const places[] = { &t->input,
+                              &t->prediction,
+                              few ? &t->generated : NULL,
+                              few ? &t->epsilon : NULL,
+                              heun ? &t->noised : NULL,
+                              heun ? &s->slope : NULL,
+                              heun ? &s->next_slope : NULL,
+                              desc->guided ? &t->scratch : NULL,
+                              rescales ? &t->teacher_x0 : NULL,
+                              rescales ? &t->guided_x0 : NULL };
+    for (size_t i = 0; i < sizeof places / sizeof *places; i++)
+        if (places[i]) *places[i] = xd_arena_take_pointer(device, all * xd_dtype_size(desc->sizes.dtype));
 }
 
 static void xdi_sampler_lay_out(xd_sampler *s, xd_arena *host, xd_arena *device) {
@@ -192,16 +192,14 @@ static void xdi_sampler_lay_out(xd_sampler *s, xd_arena *host, xd_arena *device)
     xd_arena_take_pointer(host, sizeof *s);
     xdi_dmd_take_times(host, d->desc.sizes.samples, &d->input);
     xdi_dmd_take_times(host, d->desc.sizes.samples, &d->noised);
-    d->host_mixes = (xd_mix *)xd_arena_take_pointer(host, n * sizeof *d->host_mixes);
-    if (xdi_dmd_draws_apart(d))
-        d->host_normals = (float *)xd_arena_take_pointer(host, all * sizeof *d->host_normals);
-    d->mixes = (xd_mix *)xd_arena_take_pointer(device, n * sizeof *d->mixes);
-    if (xdi_dmd_draws_between(d))
-        d->normals = (float *)xd_arena_take_pointer(device, all * sizeof *d->normals);
-    for (int i = 0; i < XDI_DMD_TENSORS; i++)
-        if (xdi_sampler_uses(s, (xdi_dmd_tensor)i))
-            d->tensors[i] = xd_arena_take_pointer(device, all * xd_dtype_size(d->desc.sizes.dtype));
-    if (xdi_sampler_rescales(s)) xdi_sampler_lay_out_rescale(d, host, device);
+    d->factors.host_mixes = (xd_mix *)xd_arena_take_pointer(host, n * sizeof *d->factors.host_mixes);
+    if (xdi_dmd_draws_apart(d->ctx, &d->desc))
+        d->draws.host_normals = (float *)xd_arena_take_pointer(host, all * sizeof *d->draws.host_normals);
+    d->factors.mixes = (xd_mix *)xd_arena_take_pointer(device, n * sizeof *d->factors.mixes);
+    if (xdi_dmd_draws_between(d->ctx, &d->desc))
+        d->draws.normals = (float *)xd_arena_take_pointer(device, all * sizeof *d->draws.normals);
+    xdi_sampler_lay_out_tensors(s, device);
+    if (xdi_dmd_rescales(&d->desc)) xdi_sampler_lay_out_rescale(d, host, device);
 }
 
 XD_API xd_result xd_sampler_bytes(xd_ctx *ctx, const xd_sampler_desc *desc, xd_memory_bytes *out) {
@@ -235,8 +233,9 @@ static xd_result xdi_sampler_make(xd_ctx *ctx, const xd_sampler_desc *desc, xd_s
     *s = plan;
     s->d.memory = memory;
     *out = s;
-    return s->d.status ? xd_ctx_kernels(ctx)->memory.fill(&launch, s->d.status, 0, sizeof *s->d.status)
-                       : XD_OK;
+    return s->d.results.status ? xd_ctx_kernels(ctx)->memory.fill(&launch, s->d.results.status, 0,
+                                                                  sizeof *s->d.results.status)
+                               : XD_OK;
 }
 
 XD_API xd_result xd_sampler_create(xd_ctx *ctx, const xd_sampler_desc *desc, xd_sampler **out) {
@@ -282,56 +281,47 @@ static xd_result xdi_sampler_check_batch(const xd_sampler *s, const xd_dmd_batch
 static xd_result xdi_sampler_few(xd_sampler *s, const xd_dmd_batch *batch, void *out) {
     xd_dmd *d = &s->d;
     const int64_t n = batch->samples, last = d->desc.rungs.steps - 1;
-    xdi_dmd_point at = { XDI_DMD_INPUT, NULL };
-    xdi_dmd_reading reading;
-    at.times = &d->input;
+    const xdi_dmd_point at = xdi_dmd_input_point(d);
+    void *epsilon = d->tensors.epsilon;
     for (int64_t j = 0; j < last; j++) {
         const xdi_dmd_where fresh = xdi_dmd_at(XD_DMD_STUDENT, XD_STREAM_ROLLOUT + 1 + (int)j, batch);
         XD_TRY(xdi_dmd_guide(d, batch, at));
-        XD_TRY(s->kind == XD_SAMPLER_SDE
-                   ? xdi_dmd_normals(d, fresh, d->tensors[XDI_DMD_EPSILON])
-                   : xdi_dmd_read_input(d, XD_DMD_TEACHER, XD_PREDICT_EPS, n, XDI_DMD_EPSILON));
-        XD_TRY(xdi_dmd_descend(d, XD_DMD_TEACHER, n, j, XDI_DMD_EPSILON));
+        XD_TRY(s->kind == XD_SAMPLER_SDE ? xdi_dmd_normals(d, fresh, epsilon)
+                                         : xdi_dmd_read_input(d, XD_DMD_TEACHER, XD_PREDICT_EPS, n, epsilon));
+        XD_TRY(xdi_dmd_descend(d, XD_DMD_TEACHER, n, j, epsilon));
     }
     XD_TRY(xdi_dmd_guide(d, batch, at));
-    reading.role = XD_DMD_TEACHER;
-    reading.to = XD_PREDICT_X0;
-    reading.times = &d->input;
-    reading.hidden = d->tensors[XDI_DMD_INPUT];
-    return xdi_dmd_read(d, reading, n, out);
+    return xdi_dmd_read_input(d, XD_DMD_TEACHER, XD_PREDICT_X0, n, out);
 }
 
 /* out = x + width/2 (slope at x + slope at where Euler's step leads to). */
 static xd_result xdi_sampler_heun(xd_sampler *s, const xd_dmd_batch *batch, double width, double next,
                                   void *out) {
     xd_dmd *d = &s->d;
+    const xd_dmd_sizes *sizes = &d->desc.sizes;
     const int64_t n = batch->samples;
-    const xd_rows x = xdi_dmd_rows(d, d->tensors[XDI_DMD_INPUT], n), to = xdi_dmd_rows(d, out, n);
-    const xd_rows here = xdi_dmd_rows(d, d->tensors[XDI_DMD_GENERATED], n);
-    const xd_rows there = xdi_dmd_rows(d, d->tensors[XDI_DMD_EPSILON], n);
-    xdi_dmd_point at = { XDI_DMD_INPUT, NULL }, ahead = { XDI_DMD_NOISED, NULL };
-    at.times = &d->input;
-    ahead.times = &d->noised;
-    XD_TRY(xdi_dmd_slope(d, n, at, XDI_DMD_GENERATED));
-    XD_TRY(xdi_dmd_euler(d, n, at, width, d->tensors[XDI_DMD_NOISED]));
-    xdi_dmd_set_times(d, &d->noised, n, next);
+    const xdi_dmd_point at = xdi_dmd_input_point(d), ahead = { d->tensors.noised, &d->noised };
+    const xd_rows slope = xdi_dmd_rows(sizes, s->slope, n),
+                  next_slope = xdi_dmd_rows(sizes, s->next_slope, n);
+    XD_TRY(xdi_dmd_slope(d, n, at, s->slope));
+    XD_TRY(xdi_dmd_euler(d, n, at, width, d->tensors.noised));
+    xdi_dmd_set_times(&d->desc, &d->noised, n, next);
     XD_TRY(xdi_dmd_guide(d, batch, ahead));
-    XD_TRY(xdi_dmd_slope(d, n, ahead, XDI_DMD_EPSILON));
-    for (int64_t i = 0; i < n; i++) d->host_mixes[i].c0 = d->host_mixes[i].c1 = 0.5;
-    XD_TRY(xdi_dmd_mix(d, here, there, here));
-    for (int64_t i = 0; i < n; i++) d->host_mixes[i].c0 = 1.0, d->host_mixes[i].c1 = width;
-    return xdi_dmd_mix(d, x, here, to);
+    XD_TRY(xdi_dmd_slope(d, n, ahead, s->next_slope));
+    for (int64_t i = 0; i < n; i++) d->factors.host_mixes[i].c0 = d->factors.host_mixes[i].c1 = 0.5;
+    XD_TRY(xdi_dmd_mix(d, slope, next_slope, slope));
+    for (int64_t i = 0; i < n; i++) d->factors.host_mixes[i].c0 = 1.0, d->factors.host_mixes[i].c1 = width;
+    return xdi_dmd_mix(d, xdi_dmd_rows(sizes, at.x, n), slope, xdi_dmd_rows(sizes, out, n));
 }
 
 static xd_result xdi_sampler_many(xd_sampler *s, const xd_dmd_batch *batch, void *out) {
     xd_dmd *d = &s->d;
     const int64_t n = batch->samples, steps = d->desc.rungs.steps;
-    xdi_dmd_point at = { XDI_DMD_INPUT, NULL };
-    at.times = &d->input;
+    const xdi_dmd_point at = xdi_dmd_input_point(d);
     for (int64_t j = 0; j < steps; j++) {
-        const double t = xdi_dmd_rung_time(d, j), next = xdi_dmd_rung_time(d, j + 1);
-        void *to = j + 1 < steps ? d->tensors[XDI_DMD_INPUT] : out;
-        xdi_dmd_set_times(d, &d->input, n, t);
+        const double t = xdi_dmd_rung_time(&d->desc, j), next = xdi_dmd_rung_time(&d->desc, j + 1);
+        void *to = j + 1 < steps ? d->tensors.input : out;
+        xdi_dmd_set_times(&d->desc, &d->input, n, t);
         XD_TRY(xdi_dmd_guide(d, batch, at));
         XD_TRY(s->kind == XD_SAMPLER_HEUN && j + 1 < steps ? xdi_sampler_heun(s, batch, next - t, next, to)
                                                            : xdi_dmd_euler(d, n, at, next - t, to));
@@ -342,7 +332,7 @@ static xd_result xdi_sampler_many(xd_sampler *s, const xd_dmd_batch *batch, void
 XD_API xd_result xd_sampler_run(xd_sampler *sampler, const xd_dmd_batch *batch, void *out) {
     XDI_GIVEN(sampler ? sampler->d.ctx : NULL, sampler, batch);
     xd_dmd *d = &sampler->d;
-    void *input = d->tensors[XDI_DMD_INPUT];
+    void *input = d->tensors.input;
     XD_TRY(xdi_sampler_check_batch(sampler, batch, out));
     XD_TRY(xdi_dmd_check_guidance(d, batch, XD_DMD_TEACHER));
     if (!batch->noise)

@@ -66,41 +66,33 @@ static int xdi_sample_ranks(const xd_comm *comm) {
     return comm ? xd_comm_size(comm) : 1;
 }
 
-static int64_t *xdi_sample_words_at(const xd_arena *arena, size_t offset) {
-    return (int64_t *)(void *)(arena->base + offset);
-}
-
 /* The blocks: chunks' sums, the rows', all shards', samples, this rank's record and all ranks', the factor. */
 static bool xdi_sample_layout(xdi_sample_call *call, xd_arena *arena) {
     xd_sample_args *a = call->args;
     const size_t word = sizeof(int64_t), row = (size_t)xd_sample_words(a->fixed) * word;
-    const size_t samples = (size_t)a->samples, chunks = (size_t)xd_sample_chunks(a->elements);
-    const size_t shards = call->measured ? (size_t)xdi_sample_ranks(call->common->split) : 0;
     const size_t record = (size_t)xd_sample_record_words(a->fixed) * word;
-    const size_t ranks = (size_t)xdi_sample_ranks(call->common->comm);
-    size_t most, at[7];
-    if (!xdi_size_multiply(samples, (chunks + shards + 2) * (row + sizeof(xd_sample)), &most)) return false;
-    const size_t sizes[7] = { call->measured ? samples * chunks * row : 0,
-                              call->measured && chunks != 1 ? samples * row : 0,
-                              shards > 1 ? shards * samples * row : 0,
-                              samples * sizeof(xd_sample),
-                              record,
-                              ranks > 1 ? ranks * record : 0,
-                              sizeof(double) };
-    for (int i = 0; i < 7; i++)
-        if (!xdi_arena_take(arena, sizes[i], &at[i])) return false;
-    if (!arena->base) return true;
-    a->parts = xdi_sample_words_at(arena, at[0]);
-    a->sums = chunks == 1 ? a->parts : xdi_sample_words_at(arena, at[1]);
-    call->all_sums = shards > 1 ? xdi_sample_words_at(arena, at[2]) : a->sums;
+    const int64_t samples = a->samples, chunks = xd_sample_chunks(a->elements);
+    const int shards = call->measured ? xdi_sample_ranks(call->common->split) : 0;
+    const int ranks = xdi_sample_ranks(call->common->comm);
+    size_t most; /* no size wraps if this one does not */
+    bool fits = true;
+    if (!xdi_size_multiply((size_t)samples, ((size_t)chunks + (size_t)shards + 2) * (row + sizeof(xd_sample)),
+                           &most))
+        return false;
+    a->parts = (int64_t *)xdi_arena_array(arena, call->measured ? samples * chunks : 0, row, &fits);
+    a->sums = (int64_t *)xdi_arena_array(arena, call->measured && chunks != 1 ? samples : 0, row, &fits);
+    call->all_sums = (int64_t *)xdi_arena_array(arena, shards > 1 ? shards * samples : 0, row, &fits);
+    a->sample = (xd_sample *)xdi_arena_array(arena, samples, sizeof(xd_sample), &fits);
+    a->record = (int64_t *)xdi_arena_array(arena, 1, record, &fits);
+    a->records = (int64_t *)xdi_arena_array(arena, ranks > 1 ? ranks : 0, record, &fits);
+    a->factor = (double *)xdi_arena_array(arena, 1, sizeof(double), &fits);
+    if (chunks == 1) a->sums = a->parts;
+    if (shards <= 1) call->all_sums = a->sums;
+    if (ranks <= 1) a->records = a->record;
     a->all_sums = call->all_sums;
-    a->shards = (int)shards;
-    a->sample = (xd_sample *)(void *)(arena->base + at[3]);
-    a->record = xdi_sample_words_at(arena, at[4]);
-    a->records = ranks > 1 ? xdi_sample_words_at(arena, at[5]) : a->record;
-    a->ranks = (int)ranks;
-    a->factor = (double *)(void *)(arena->base + at[6]);
-    return true;
+    a->shards = shards;
+    a->ranks = ranks;
+    return fits;
 }
 
 XD_PRIVATE size_t xdi_sample_bytes(xdi_sample_call *call) {

@@ -6,17 +6,17 @@
 
 #include <string.h>
 
-XD_PRIVATE xd_rows xdi_dmd_rows(const xd_dmd *d, const void *data, int64_t samples) {
-    return xd_rows_of(data, d->desc.sizes.dtype, samples, d->desc.sizes.elements);
+XD_PRIVATE xd_rows xdi_dmd_rows(const xd_dmd_sizes *sizes, const void *data, int64_t samples) {
+    return xd_rows_of(data, sizes->dtype, samples, sizes->elements);
 }
 
-XD_PRIVATE xd_rows xdi_dmd_slopes(const xd_dmd *d, const float *data, int64_t samples) {
-    return xd_rows_of(data, XD_DTYPE_F32, samples, d->desc.sizes.elements);
+XD_PRIVATE xd_rows xdi_dmd_gradient_rows(const xd_dmd_sizes *sizes, const float *data, int64_t samples) {
+    return xd_rows_of(data, XD_DTYPE_F32, samples, sizes->elements);
 }
 
-XD_PRIVATE xd_result xdi_dmd_send(xd_dmd *d, void *to, const void *from, size_t bytes) {
-    const xd_device_ops *device = &xd_ctx_kernels(d->ctx)->memory;
-    const xd_launch launch = xd_ctx_launch(d->ctx);
+XD_PRIVATE xd_result xdi_dmd_send(xd_ctx *ctx, void *to, const void *from, size_t bytes) {
+    const xd_device_ops *device = &xd_ctx_kernels(ctx)->memory;
+    const xd_launch launch = xd_ctx_launch(ctx);
     if (bytes == 0) return XD_OK;
     XD_TRY(device->copy(&launch, to, from, bytes, XD_COPY_TO_DEVICE));
     return device->synchronize(&launch); /* the caller's memory is used again */
@@ -25,8 +25,9 @@ XD_PRIVATE xd_result xdi_dmd_send(xd_dmd *d, void *to, const void *from, size_t 
 XD_PRIVATE xd_result xdi_dmd_mix(xd_dmd *d, xd_rows p, xd_rows q, xd_rows out) {
     xd_mix_desc desc;
     memset(&desc, 0, sizeof desc);
-    desc.p = p, desc.q = q, desc.out = out, desc.mix = d->mixes;
-    XD_TRY(xdi_dmd_send(d, d->mixes, d->host_mixes, (size_t)p.rows * sizeof *d->mixes));
+    desc.p = p, desc.q = q, desc.out = out, desc.mix = d->factors.mixes;
+    XD_TRY(xdi_dmd_send(d->ctx, d->factors.mixes, d->factors.host_mixes,
+                        (size_t)p.rows * sizeof *d->factors.mixes));
     return xd_mix_rows(d->ctx, &desc);
 }
 
@@ -35,9 +36,9 @@ XD_PRIVATE xd_sample_common xdi_dmd_common(const xd_dmd *d, int64_t numbers) {
     memset(&common, 0, sizeof common);
     common.weight = 1.0;
     common.denominator_value = (double)d->desc.sizes.step_samples * (double)numbers;
-    common.status = d->status;
-    common.workspace = d->workspace;
-    common.workspace_bytes = d->workspace_bytes;
+    common.status = d->results.status;
+    common.workspace = d->results.workspace;
+    common.workspace_bytes = d->results.workspace_bytes;
     return common;
 }
 
@@ -65,17 +66,17 @@ static xd_dmd_draw xdi_dmd_draw_elements(const xd_dmd *d, xdi_dmd_where where) {
     return draw;
 }
 
-XD_PRIVATE bool xdi_dmd_draws_there(const xd_dmd *d) {
-    const xd_dmd_draws *own = d->desc.draws;
-    return !(own && own->normals) && xd_ctx_kernels(d->ctx)->dmd.draw;
+XD_PRIVATE bool xdi_dmd_draws_there(const xd_ctx *ctx, const xd_dmd_desc *desc) {
+    return !(desc->draws && desc->draws->normals) && xd_ctx_kernels(ctx)->dmd.draw;
 }
 
-XD_PRIVATE bool xdi_dmd_draws_apart(const xd_dmd *d) {
-    return !xdi_dmd_draws_there(d) && xd_ctx_kernels(d->ctx)->device != XD_DEVICE_CPU;
+XD_PRIVATE bool xdi_dmd_draws_apart(const xd_ctx *ctx, const xd_dmd_desc *desc) {
+    return !xdi_dmd_draws_there(ctx, desc) && xd_ctx_kernels(ctx)->device != XD_DEVICE_CPU;
 }
 
-XD_PRIVATE bool xdi_dmd_draws_between(const xd_dmd *d) {
-    return xdi_dmd_draws_apart(d) || (!xdi_dmd_draws_there(d) && d->desc.sizes.dtype != XD_DTYPE_F32);
+XD_PRIVATE bool xdi_dmd_draws_between(const xd_ctx *ctx, const xd_dmd_desc *desc) {
+    return xdi_dmd_draws_apart(ctx, desc) ||
+           (!xdi_dmd_draws_there(ctx, desc) && desc->sizes.dtype != XD_DTYPE_F32);
 }
 
 /* By the counters, on a device or with the host's kernels. */
@@ -95,30 +96,35 @@ XD_PRIVATE xd_result xdi_dmd_normals(xd_dmd *d, xdi_dmd_where where, void *out) 
     const int64_t elements = d->desc.sizes.elements;
     const xd_dmd_draw draw = xdi_dmd_draw_elements(d, where);
     const xd_dmd_draws *own = d->desc.draws;
-    float *here = d->host_normals ? d->host_normals : d->normals ? d->normals : (float *)out;
+    float *here = d->draws.host_normals ? d->draws.host_normals
+                  : d->draws.normals    ? d->draws.normals
+                                        : (float *)out;
     xd_rows none;
     memset(&none, 0, sizeof none);
     if (where.samples == 0) return XD_OK;
-    if (xdi_dmd_draws_there(d))
-        return xdi_dmd_fill(d, &xd_ctx_kernels(d->ctx)->dmd, &draw, xdi_dmd_rows(d, out, where.samples));
+    if (xdi_dmd_draws_there(d->ctx, &d->desc))
+        return xdi_dmd_fill(d, &xd_ctx_kernels(d->ctx)->dmd, &draw,
+                            xdi_dmd_rows(&d->desc.sizes, out, where.samples));
     if (own && own->normals)
         XD_TRY(own->normals(own->user, &draw, here));
     else
         XD_TRY(xdi_dmd_fill(d, &xd_ctx_host_kernels(d->ctx)->dmd, &draw,
-                            xdi_dmd_slopes(d, here, where.samples)));
-    if (!d->normals) return XD_OK;
-    if (d->host_normals)
-        XD_TRY(xdi_dmd_send(d, d->normals, here, (size_t)(where.samples * elements) * sizeof *here));
-    for (int64_t i = 0; i < where.samples; i++) d->host_mixes[i].c0 = 1.0, d->host_mixes[i].c1 = 0.0;
-    return xdi_dmd_mix(d, xdi_dmd_slopes(d, d->normals, where.samples), none,
-                       xdi_dmd_rows(d, out, where.samples));
+                            xdi_dmd_gradient_rows(&d->desc.sizes, here, where.samples)));
+    if (!d->draws.normals) return XD_OK;
+    if (d->draws.host_normals)
+        XD_TRY(
+            xdi_dmd_send(d->ctx, d->draws.normals, here, (size_t)(where.samples * elements) * sizeof *here));
+    for (int64_t i = 0; i < where.samples; i++)
+        d->factors.host_mixes[i].c0 = 1.0, d->factors.host_mixes[i].c1 = 0.0;
+    return xdi_dmd_mix(d, xdi_dmd_gradient_rows(&d->desc.sizes, d->draws.normals, where.samples), none,
+                       xdi_dmd_rows(&d->desc.sizes, out, where.samples));
 }
 
-XD_PRIVATE void xdi_dmd_set_time(const xd_dmd *d, const xdi_dmd_times *times, int64_t row, double t) {
-    const xd_dtype dtype = d->desc.network_dtype;
+XD_PRIVATE void xdi_dmd_set_time(const xd_dmd_desc *desc, const xdi_dmd_times *times, int64_t row, double t) {
+    const xd_dtype dtype = desc->network_dtype;
     times->exact[row] = t;
     times->network[row] =
-        xdi_noise_network_time(t, d->desc.network_scale, dtype == XD_DTYPE_NONE ? XD_DTYPE_F32 : dtype);
+        xdi_noise_network_time(t, desc->network_scale, dtype == XD_DTYPE_NONE ? XD_DTYPE_F32 : dtype);
 }
 
 XD_PRIVATE xd_result xdi_dmd_draw_times(xd_dmd *d, xdi_dmd_where where, const xd_time_sampler *sampler,
@@ -126,13 +132,13 @@ XD_PRIVATE xd_result xdi_dmd_draw_times(xd_dmd *d, xdi_dmd_where where, const xd
     const xd_dmd_draw draw = xdi_dmd_draw(d, where);
     const xd_dmd_draws *own = d->desc.draws;
     if (own && own->numbers) {
-        XD_TRY(own->numbers(own->user, &draw, sampler, d->draws));
+        XD_TRY(own->numbers(own->user, &draw, sampler, d->draws.times));
         for (int64_t i = 0; i < where.samples; i++)
-            XD_TRY(xdi_time_of_draw(d->ctx, sampler, d->draws[i], &d->draws[i]));
+            XD_TRY(xdi_time_of_draw(d->ctx, sampler, d->draws.times[i], &d->draws.times[i]));
     } else {
-        XD_TRY(xdi_times_of_samples(d->ctx, sampler, &draw.random, where.samples, d->draws));
+        XD_TRY(xdi_times_of_samples(d->ctx, sampler, &draw.random, where.samples, d->draws.times));
     }
-    for (int64_t i = 0; i < where.samples; i++) xdi_dmd_set_time(d, out, i, d->draws[i]);
+    for (int64_t i = 0; i < where.samples; i++) xdi_dmd_set_time(&d->desc, out, i, d->draws.times[i]);
     return XD_OK;
 }
 
@@ -142,13 +148,13 @@ XD_PRIVATE xd_result xdi_dmd_draw_rungs(xd_dmd *d, xdi_dmd_where where, int64_t 
     const int64_t count = d->desc.rungs.steps;
     draw.rows = rows;
     if (own && own->rungs) {
-        XD_TRY(own->rungs(own->user, &draw, count, d->rung));
+        XD_TRY(own->rungs(own->user, &draw, count, d->draws.rungs));
         for (int64_t i = 0; i < rows; i++)
-            XD_REQUIRE(d->ctx, d->rung[i] >= 0 && d->rung[i] < count, XD_ERROR_ARGUMENT, "rung %lld of %lld",
-                       (long long)d->rung[i], (long long)count);
+            XD_REQUIRE(d->ctx, d->draws.rungs[i] >= 0 && d->draws.rungs[i] < count, XD_ERROR_ARGUMENT,
+                       "rung %lld of %lld", (long long)d->draws.rungs[i], (long long)count);
         return XD_OK;
     }
     for (int64_t i = 0; i < rows; i++, draw.random.sample++)
-        d->rung[i] = xd_draw_index(&draw.random, 0, count);
+        d->draws.rungs[i] = xd_draw_index(&draw.random, 0, count);
     return XD_OK;
 }

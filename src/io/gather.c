@@ -33,7 +33,7 @@ static int64_t xdi_gather_rows(const xdi_gather *g, int64_t i, size_t *row_bytes
     return rows < extent ? rows : extent;
 }
 
-static xd_result xdi_gather_create_writer(xdi_gather *g, xd_safetensors_entry *entries) {
+static xd_result xdi_gather_create_writer(xdi_gather *g, xd_weights_entry *entries) {
     xd_weights_writer_desc d;
     memset(&d, 0, sizeof d);
     for (int64_t i = 0; i < g->desc->tensor_count; i++) {
@@ -43,12 +43,13 @@ static xd_result xdi_gather_create_writer(xdi_gather *g, xd_safetensors_entry *e
         entries[i].ndim = whole->ndim;
         entries[i].shape = whole->shape;
     }
+    d.directory = g->desc->directory;
     d.entries = entries;
     d.entry_count = g->desc->tensor_count;
     d.max_shard_bytes = g->desc->max_shard_bytes;
     d.metadata = g->desc->metadata;
     d.metadata_count = g->desc->metadata_count;
-    return xd_weights_writer_create(g->ctx, g->desc->directory, &d, &g->writer);
+    return xd_weights_writer_create(g->ctx, &d, &g->writer);
 }
 
 /* Root: the files, and a slab that is large enough for every tensor. */
@@ -56,7 +57,7 @@ static xd_result xdi_gather_prepare(xdi_gather *g) {
     if (!g->root) return XD_OK;
     const size_t count = (size_t)g->desc->tensor_count;
     size_t largest = 0;
-    xd_safetensors_entry *entries = (xd_safetensors_entry *)xd_allocate(g->ctx, count * sizeof *entries);
+    xd_weights_entry *entries = (xd_weights_entry *)xd_allocate(g->ctx, count * sizeof *entries);
     XD_REQUIRE(g->ctx, entries, XD_ERROR_MEMORY, "no room to plan %llu tensors", (unsigned long long)count);
     const xd_result result = xdi_gather_create_writer(g, entries);
     xd_release(g->ctx, entries);

@@ -1,7 +1,7 @@
 #ifndef XDI_IO_GATHER_H
 #define XDI_IO_GATHER_H
 
-#include "io/weights_files.h"
+#include "io/weights.h"
 #include "tensor/redistribute.h"
 
 /* A tensor and its name in the file. */
@@ -19,7 +19,7 @@ typedef struct xd_weights_gather_desc {
     /* Of a tensor on root at once, at least one index of dimension 0; 0 -> 16 MiB. */
     size_t staging_bytes;
     uint64_t max_shard_bytes; /* as in xd_weights_writer_desc */
-    const xd_safetensors_pair *metadata;
+    const xd_weights_pair *metadata;
     int64_t metadata_count;
 } xd_weights_gather_desc;
 

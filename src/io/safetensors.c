@@ -10,12 +10,12 @@ enum {
     XDI_SAFETENSORS_STAGE = 1024 * 1024
 };
 
-struct xd_safetensors {
+struct xdi_safetensors {
     xd_ctx *ctx;
     char *path; /* for messages */
     xd_json *header;
-    xd_safetensors_info *infos; /* [count], by name */
-    int64_t *shapes;            /* of all tensors */
+    xdi_safetensors_info *infos; /* [count], by name */
+    int64_t *shapes;             /* of all tensors */
     int64_t count;
     uint64_t size, data;        /* of the file; where the data area starts */
     const unsigned char *bytes; /* the whole file; NULL in stream mode */
@@ -62,14 +62,14 @@ static const xdi_safetensors_type *xdi_safetensors_find_type(const char *name) {
 }
 
 /* The type of a tensor; both outputs are empty for one that the format does not have. */
-static void xdi_safetensors_set_type(xd_safetensors_info *info, const char *name) {
+static void xdi_safetensors_set_type(xdi_safetensors_info *info, const char *name) {
     const xdi_safetensors_type *type = xdi_safetensors_find_type(name);
     info->dtype = strcmp(name, "NONE") == 0 ? XD_DTYPE_NONE : xdi_dtype_from_name(name);
     info->type = type ? type->name : info->dtype != XD_DTYPE_NONE ? xd_dtype_name(info->dtype) : NULL;
 }
 
 /* Bytes of a tensor, from its bits where its type has no bytes of its own. */
-static xd_result xdi_safetensors_measure(const xd_safetensors *f, const xd_safetensors_info *info,
+static xd_result xdi_safetensors_measure(const xdi_safetensors *f, const xdi_safetensors_info *info,
                                          uint64_t *bytes) {
     const xdi_safetensors_type *type = xdi_safetensors_find_type(info->type);
     const xd_dtype dtype = type ? XD_DTYPE_U8 : info->dtype;
@@ -86,8 +86,8 @@ static xd_result xdi_safetensors_measure(const xd_safetensors *f, const xd_safet
     return XD_OK;
 }
 
-static xd_result xdi_safetensors_parse_shape(xd_safetensors *f, const xd_json *shape,
-                                             xd_safetensors_info *info, int64_t *sizes) {
+static xd_result xdi_safetensors_parse_shape(xdi_safetensors *f, const xd_json *shape,
+                                             xdi_safetensors_info *info, int64_t *sizes) {
     const size_t ndim = xd_json_count(shape);
     XD_REQUIRE(f->ctx, xd_json_kind_of(shape) == XD_JSON_ARRAY, XD_ERROR_FORMAT,
                "%s: tensor \"%.80s\" has no shape", f->path, info->name);
@@ -104,8 +104,8 @@ static xd_result xdi_safetensors_parse_shape(xd_safetensors *f, const xd_json *s
 }
 
 /* Fills one info from its entry. A type that the format does not have gives NULL when such tensors are skipped. */
-static xd_result xdi_safetensors_parse_entry(xd_safetensors *f, const xd_json *entry,
-                                             xd_safetensors_info *info, int64_t *sizes) {
+static xd_result xdi_safetensors_parse_entry(xdi_safetensors *f, const xd_json *entry,
+                                             xdi_safetensors_info *info, int64_t *sizes) {
     size_t name_bytes;
     info->name = xd_json_key(entry, &name_bytes);
     XD_REQUIRE(f->ctx, name_bytes <= XDI_SAFETENSORS_NAME, XD_ERROR_FORMAT,
@@ -137,7 +137,7 @@ static xd_result xdi_safetensors_parse_entry(xd_safetensors *f, const xd_json *e
     return XD_OK;
 }
 
-static xd_result xdi_safetensors_check_metadata(xd_safetensors *f, const xd_json *metadata) {
+static xd_result xdi_safetensors_check_metadata(xdi_safetensors *f, const xd_json *metadata) {
     const xd_json_kind kind = xd_json_kind_of(metadata);
     XD_REQUIRE(f->ctx, kind == XD_JSON_NONE || kind == XD_JSON_NULL || kind == XD_JSON_OBJECT,
                XD_ERROR_FORMAT, "%s: __metadata__ is no object", f->path);
@@ -148,13 +148,13 @@ static xd_result xdi_safetensors_check_metadata(xd_safetensors *f, const xd_json
 }
 
 /* Allocates the infos and the sizes of all shapes. */
-static xd_result xdi_safetensors_reserve(xd_safetensors *f) {
+static xd_result xdi_safetensors_reserve(xdi_safetensors *f) {
     size_t tensors = 0, sizes = 0;
     for (const xd_json *entry = xd_json_first(f->header); entry; entry = xd_json_next(entry)) {
         tensors++;
         sizes += xd_json_count(xd_json_find(entry, "shape"));
     }
-    f->infos = (xd_safetensors_info *)xd_allocate(f->ctx, tensors * sizeof *f->infos);
+    f->infos = (xdi_safetensors_info *)xd_allocate(f->ctx, tensors * sizeof *f->infos);
     f->shapes = (int64_t *)xd_allocate(f->ctx, sizes * sizeof *f->shapes);
     XD_REQUIRE(f->ctx, f->infos && f->shapes, XD_ERROR_MEMORY, "%s: no room for %llu tensors", f->path,
                (unsigned long long)tensors);
@@ -162,13 +162,13 @@ static xd_result xdi_safetensors_reserve(xd_safetensors *f) {
 }
 
 static int xdi_safetensors_by_offset(const void *a, const void *b) {
-    const xd_safetensors_info *x = (const xd_safetensors_info *)a, *y = (const xd_safetensors_info *)b;
+    const xdi_safetensors_info *x = (const xdi_safetensors_info *)a, *y = (const xdi_safetensors_info *)b;
     if (x->begin != y->begin) return x->begin < y->begin ? -1 : 1;
     return x->end < y->end ? -1 : x->end > y->end;
 }
 
 /* The tensors must cover the data area: no gap, no overlap, no byte after the last one. */
-static xd_result xdi_safetensors_check_tiles(xd_safetensors *f) {
+static xd_result xdi_safetensors_check_tiles(xdi_safetensors *f) {
     const size_t count = (size_t)f->count;
     const void **order = (const void **)xd_allocate(f->ctx, count * sizeof *order);
     XD_REQUIRE(f->ctx, order, XD_ERROR_MEMORY, "%s: no room to sort %llu tensors", f->path,
@@ -178,7 +178,7 @@ static xd_result xdi_safetensors_check_tiles(xd_safetensors *f) {
     uint64_t end = 0;
     xd_result result = XD_OK;
     for (size_t i = 0; i < count && result == XD_OK; i++) {
-        const xd_safetensors_info *info = (const xd_safetensors_info *)order[i];
+        const xdi_safetensors_info *info = (const xdi_safetensors_info *)order[i];
         if (info->begin != end)
             result = XD_FAIL(f->ctx, XD_ERROR_FORMAT,
                              "%s: tensor \"%.80s\" begins at %llu, the one before ends at %llu", f->path,
@@ -194,7 +194,7 @@ static xd_result xdi_safetensors_check_tiles(xd_safetensors *f) {
 }
 
 /* Takes the tensors out of the parsed header, in the order of their names. */
-static xd_result xdi_safetensors_collect(xd_safetensors *f) {
+static xd_result xdi_safetensors_collect(xdi_safetensors *f) {
     XD_REQUIRE(f->ctx, xd_json_kind_of(f->header) == XD_JSON_OBJECT, XD_ERROR_FORMAT,
                "%s: the header is no object", f->path);
     XD_TRY(xdi_safetensors_check_metadata(f, xd_json_find(f->header, XDI_SAFETENSORS_METADATA)));
@@ -203,7 +203,7 @@ static xd_result xdi_safetensors_collect(xd_safetensors *f) {
     for (size_t i = 0; i < xd_json_count(f->header); i++) {
         const xd_json *entry = xd_json_by_key(f->header, i);
         if (strcmp(xd_json_key(entry, NULL), XDI_SAFETENSORS_METADATA) == 0) continue;
-        xd_safetensors_info *info = &f->infos[f->count++];
+        xdi_safetensors_info *info = &f->infos[f->count++];
         XD_TRY(xdi_safetensors_parse_entry(f, entry, info, sizes));
         sizes += info->ndim;
     }
@@ -215,7 +215,7 @@ static xd_result xdi_safetensors_collect(xd_safetensors *f) {
     return XD_OK;
 }
 
-static xd_result xdi_safetensors_parse(xd_safetensors *f, const char *header, size_t bytes) {
+static xd_result xdi_safetensors_parse(xdi_safetensors *f, const char *header, size_t bytes) {
     xd_json_desc limits;
     memset(&limits, 0, sizeof limits);
     limits.max_bytes = bytes;
@@ -227,7 +227,7 @@ static xd_result xdi_safetensors_parse(xd_safetensors *f, const char *header, si
 
 /* ---- opening ---- */
 
-static xd_result xdi_safetensors_read(xd_safetensors *f, void *to, size_t bytes, uint64_t offset) {
+static xd_result xdi_safetensors_read(xdi_safetensors *f, void *to, size_t bytes, uint64_t offset) {
     if (f->bytes) {
         if (bytes) memcpy(to, f->bytes + offset, bytes);
         return XD_OK;
@@ -240,7 +240,7 @@ static xd_result xdi_safetensors_read(xd_safetensors *f, void *to, size_t bytes,
 }
 
 /* Its first eight bytes, taken as a length, would be a message that says nothing. */
-static xd_result xdi_safetensors_check_pointer(xd_safetensors *f) {
+static xd_result xdi_safetensors_check_pointer(xdi_safetensors *f) {
     char begin[64];
     const size_t bytes = f->size < sizeof begin ? (size_t)f->size : sizeof begin;
     XD_TRY(xdi_safetensors_read(f, begin, bytes, 0));
@@ -248,7 +248,7 @@ static xd_result xdi_safetensors_check_pointer(xd_safetensors *f) {
 }
 
 /* The first checks, on numbers alone; then the header text, read or in place, goes to the parser. */
-static xd_result xdi_safetensors_header(xd_safetensors *f, size_t max_header_bytes) {
+static xd_result xdi_safetensors_header(xdi_safetensors *f, size_t max_header_bytes) {
     unsigned char prefix[8];
     XD_REQUIRE(f->ctx, f->size >= 8, XD_ERROR_FORMAT, "%s has %llu bytes, the shortest file has 8", f->path,
                (unsigned long long)f->size);
@@ -273,7 +273,7 @@ static xd_result xdi_safetensors_header(xd_safetensors *f, size_t max_header_byt
 }
 
 /* Map mode: the file in memory, mapped where that works. */
-static xd_result xdi_safetensors_map(xd_safetensors *f) {
+static xd_result xdi_safetensors_map(xdi_safetensors *f) {
     const xd_files *files = &xd_ctx_settings(f->ctx)->files;
     const void *address = NULL;
     if (f->size < 8)
@@ -292,20 +292,20 @@ static xd_result xdi_safetensors_map(xd_safetensors *f) {
     return XD_OK;
 }
 
-static xd_result xdi_safetensors_open_file(xd_safetensors *f, const xd_safetensors_desc *d) {
+static xd_result xdi_safetensors_open_file(xdi_safetensors *f, const xdi_safetensors_desc *d) {
     const xd_files *files = &xd_ctx_settings(f->ctx)->files;
     int error = xdi_file_open_read(f->ctx, f->path, &f->file);
     XD_REQUIRE(f->ctx, error == 0, XD_ERROR_IO, "%s: open: %s", f->path, xdi_open_error(error));
     f->open = true;
     error = files->size(files->user, f->file, &f->size);
     XD_REQUIRE(f->ctx, error == 0, XD_ERROR_IO, "%s: size: %s", f->path, strerror(error));
-    if (d->mode == XD_SAFETENSORS_MAP) XD_TRY(xdi_safetensors_map(f));
+    if (d->mode == XD_WEIGHTS_MAP) XD_TRY(xdi_safetensors_map(f));
     return xdi_safetensors_header(f, d->max_header_bytes);
 }
 
-static xd_safetensors *xdi_safetensors_new(xd_ctx *ctx, const char *path, const xd_safetensors_desc *d) {
+static xdi_safetensors *xdi_safetensors_new(xd_ctx *ctx, const char *path, const xdi_safetensors_desc *d) {
     const size_t length = strlen(path) + 1;
-    xd_safetensors *f = (xd_safetensors *)xd_allocate(ctx, sizeof *f + length);
+    xdi_safetensors *f = (xdi_safetensors *)xd_allocate(ctx, sizeof *f + length);
     if (!f) return NULL;
     f->ctx = ctx;
     f->path = (char *)(f + 1);
@@ -315,42 +315,42 @@ static xd_safetensors *xdi_safetensors_new(xd_ctx *ctx, const char *path, const 
 }
 
 /* Returns the object in *out, or destroys it on failure. */
-static xd_result xdi_safetensors_finish(xd_safetensors *f, xd_result result, xd_safetensors **out) {
+static xd_result xdi_safetensors_finish(xdi_safetensors *f, xd_result result, xdi_safetensors **out) {
     if (result == XD_OK)
         *out = f;
     else
-        xd_safetensors_close(f);
+        xdi_safetensors_close(f);
     return result;
 }
 
-static xd_safetensors_desc xdi_safetensors_defaults(const xd_safetensors_desc *desc) {
-    xd_safetensors_desc d;
+static xdi_safetensors_desc xdi_safetensors_defaults(const xdi_safetensors_desc *desc) {
+    xdi_safetensors_desc d;
     memset(&d, 0, sizeof d);
     return desc ? *desc : d;
 }
 
-XD_API xd_result xd_safetensors_open(xd_ctx *ctx, const char *path, const xd_safetensors_desc *desc,
-                                     xd_safetensors **out) {
+XD_PRIVATE xd_result xdi_safetensors_open(xd_ctx *ctx, const char *path, const xdi_safetensors_desc *desc,
+                                          xdi_safetensors **out) {
     XDI_GIVEN(ctx, ctx, path, out);
-    const xd_safetensors_desc d = xdi_safetensors_defaults(desc);
-    xd_safetensors *f = xdi_safetensors_new(ctx, path, &d);
+    const xdi_safetensors_desc d = xdi_safetensors_defaults(desc);
+    xdi_safetensors *f = xdi_safetensors_new(ctx, path, &d);
     XD_REQUIRE(ctx, f, XD_ERROR_MEMORY, "%s: no room for a file object", path);
     return xdi_safetensors_finish(f, xdi_safetensors_open_file(f, &d), out);
 }
 
-XD_API xd_result xd_safetensors_open_memory(xd_ctx *ctx, const void *data, size_t bytes,
-                                            const xd_safetensors_desc *desc, xd_safetensors **out) {
+XD_PRIVATE xd_result xdi_safetensors_open_memory(xd_ctx *ctx, const void *data, size_t bytes,
+                                                 const xdi_safetensors_desc *desc, xdi_safetensors **out) {
     XDI_GIVEN(ctx, ctx, out);
     XDI_GIVEN_LIST(ctx, data, bytes);
-    const xd_safetensors_desc d = xdi_safetensors_defaults(desc);
-    xd_safetensors *f = xdi_safetensors_new(ctx, "memory", &d);
+    const xdi_safetensors_desc d = xdi_safetensors_defaults(desc);
+    xdi_safetensors *f = xdi_safetensors_new(ctx, "memory", &d);
     XD_REQUIRE(ctx, f, XD_ERROR_MEMORY, "no room for a file object");
     f->bytes = (const unsigned char *)data;
     f->size = bytes;
     return xdi_safetensors_finish(f, xdi_safetensors_header(f, d.max_header_bytes), out);
 }
 
-XD_API void xd_safetensors_close(xd_safetensors *f) {
+XD_PRIVATE void xdi_safetensors_close(xdi_safetensors *f) {
     if (!f) return;
     const xd_files *files = &xd_ctx_settings(f->ctx)->files;
     if (f->mapped) files->unmap(files->user, f->bytes, f->size);
@@ -364,32 +364,32 @@ XD_API void xd_safetensors_close(xd_safetensors *f) {
 
 /* ---- queries ---- */
 
-XD_API int64_t xd_safetensors_count(const xd_safetensors *f) {
+XD_PRIVATE int64_t xdi_safetensors_count(const xdi_safetensors *f) {
     XD_ASSERT(f);
     return f->count;
 }
 
-XD_API const xd_safetensors_info *xd_safetensors_at(const xd_safetensors *f, int64_t index) {
+XD_PRIVATE const xdi_safetensors_info *xdi_safetensors_at(const xdi_safetensors *f, int64_t index) {
     XD_ASSERT(f);
     return index >= 0 && index < f->count ? &f->infos[index] : NULL;
 }
 
 static int xdi_safetensors_is_named(const void *name, const void *info) {
-    return strcmp((const char *)name, ((const xd_safetensors_info *)info)->name);
+    return strcmp((const char *)name, ((const xdi_safetensors_info *)info)->name);
 }
 
-XD_API int64_t xd_safetensors_find(const xd_safetensors *f, const char *name) {
+XD_PRIVATE int64_t xdi_safetensors_find(const xdi_safetensors *f, const char *name) {
     XD_ASSERT(f);
     return xdi_find(name, f->infos, sizeof *f->infos, f->count, xdi_safetensors_is_named);
 }
 
-XD_API const char *xd_safetensors_metadata(const xd_safetensors *f, const char *key) {
+XD_PRIVATE const char *xdi_safetensors_metadata(const xdi_safetensors *f, const char *key) {
     XD_ASSERT(f);
     return xd_json_string(xd_json_find(xd_json_find(f->header, XDI_SAFETENSORS_METADATA), key), NULL);
 }
 
-XD_API bool xd_safetensors_metadata_at(const xd_safetensors *f, int64_t index, const char **key,
-                                       const char **value) {
+XD_PRIVATE bool xdi_safetensors_metadata_at(const xdi_safetensors *f, int64_t index, const char **key,
+                                            const char **value) {
     XD_ASSERT(f);
     if (index < 0) return false;
     const xd_json *pair = xd_json_by_key(xd_json_find(f->header, XDI_SAFETENSORS_METADATA), (size_t)index);
@@ -399,18 +399,27 @@ XD_API bool xd_safetensors_metadata_at(const xd_safetensors *f, int64_t index, c
     return true;
 }
 
-XD_API const void *xd_safetensors_data(const xd_safetensors *f, int64_t index) {
+XD_PRIVATE const char *xdi_safetensors_path(const xdi_safetensors *f) {
+    return f->path;
+}
+
+XD_PRIVATE uint64_t xdi_safetensors_size(const xdi_safetensors *f, uint64_t *data) {
+    *data = f->data;
+    return f->size;
+}
+
+XD_PRIVATE const void *xdi_safetensors_data(const xdi_safetensors *f, int64_t index) {
     XD_ASSERT(f);
-    const xd_safetensors_info *info = xd_safetensors_at(f, index);
+    const xdi_safetensors_info *info = xdi_safetensors_at(f, index);
     return info && info->dtype != XD_DTYPE_NONE && f->bytes ? f->bytes + f->data + info->begin : NULL;
 }
 
 /* ---- reading ---- */
 
 /* The tensor of an index, when it can be read. */
-static xd_result xdi_safetensors_take(const xd_safetensors *f, int64_t index,
-                                      const xd_safetensors_info **out) {
-    const xd_safetensors_info *info = xd_safetensors_at(f, index);
+static xd_result xdi_safetensors_take(const xdi_safetensors *f, int64_t index,
+                                      const xdi_safetensors_info **out) {
+    const xdi_safetensors_info *info = xdi_safetensors_at(f, index);
     XD_REQUIRE(f->ctx, info, XD_ERROR_ARGUMENT, "%s: tensor %lld of %lld", f->path, (long long)index,
                (long long)f->count);
     XD_REQUIRE(f->ctx, info->dtype != XD_DTYPE_NONE, XD_ERROR_UNSUPPORTED,
@@ -419,11 +428,11 @@ static xd_result xdi_safetensors_take(const xd_safetensors *f, int64_t index,
     return XD_OK;
 }
 
-XD_API xd_result xd_safetensors_read_range(xd_safetensors *f, int64_t index, uint64_t first_byte,
-                                           size_t bytes, void *destination) {
+XD_PRIVATE xd_result xdi_safetensors_read_range(xdi_safetensors *f, int64_t index, uint64_t first_byte,
+                                                size_t bytes, void *destination) {
     XDI_GIVEN(NULL, f);
     XDI_GIVEN_LIST(f->ctx, destination, bytes);
-    const xd_safetensors_info *info;
+    const xdi_safetensors_info *info;
     XD_TRY(xdi_safetensors_take(f, index, &info));
     const uint64_t length = info->end - info->begin;
     XD_REQUIRE(f->ctx, first_byte <= length && bytes <= length - first_byte, XD_ERROR_ARGUMENT,
@@ -435,7 +444,7 @@ XD_API xd_result xd_safetensors_read_range(xd_safetensors *f, int64_t index, uin
 
 /* A box as byte ranges ("pieces" below) of the file, all of the same length, in ascending order. */
 typedef struct xdi_safetensors_box {
-    const xd_safetensors_info *info;
+    const xdi_safetensors_info *info;
     const int64_t *offset, *size;
     int outer;      /* dimensions over which pieces are enumerated; the others lie inside one piece */
     uint64_t piece; /* bytes */
@@ -444,8 +453,8 @@ typedef struct xdi_safetensors_box {
     uint64_t stride[64]; /* bytes between neighbours along a dimension */
 } xdi_safetensors_box;
 
-static xdi_safetensors_box xdi_safetensors_plan(const xd_safetensors *f, const xd_safetensors_info *info,
-                                                const int64_t *offset, const int64_t *size) {
+static xdi_safetensors_box xdi_safetensors_lay_box(const xdi_safetensors *f, const xdi_safetensors_info *info,
+                                                   const int64_t *offset, const int64_t *size) {
     xdi_safetensors_box box;
     uint64_t stride = xd_dtype_size(info->dtype);
     bool inside = true; /* everything from this dimension on is taken whole */
@@ -494,7 +503,7 @@ static int64_t xdi_safetensors_group(const xdi_safetensors_box *box, int64_t fir
     return count;
 }
 
-static xd_result xdi_safetensors_gather(xd_safetensors *f, const xdi_safetensors_box *box, unsigned char *to,
+static xd_result xdi_safetensors_gather(xdi_safetensors *f, const xdi_safetensors_box *box, unsigned char *to,
                                         unsigned char *stage) {
     for (int64_t i = 0; i < box->pieces;) {
         const uint64_t begin = xdi_safetensors_piece(box, i);
@@ -513,7 +522,7 @@ static xd_result xdi_safetensors_gather(xd_safetensors *f, const xdi_safetensors
     return XD_OK;
 }
 
-static xd_result xdi_safetensors_check_box(xd_safetensors *f, const xd_safetensors_info *info,
+static xd_result xdi_safetensors_check_box(xdi_safetensors *f, const xdi_safetensors_info *info,
                                            const int64_t *offset, const int64_t *size, bool *empty) {
     XDI_GIVEN_LIST(f->ctx, offset, info->ndim);
     XDI_GIVEN_LIST(f->ctx, size, info->ndim);
@@ -530,16 +539,16 @@ static xd_result xdi_safetensors_check_box(xd_safetensors *f, const xd_safetenso
     return XD_OK;
 }
 
-XD_API xd_result xd_safetensors_read_box(xd_safetensors *f, int64_t index, const int64_t *offset,
-                                         const int64_t *size, void *destination) {
+XD_PRIVATE xd_result xdi_safetensors_read_box(xdi_safetensors *f, int64_t index, const int64_t *offset,
+                                              const int64_t *size, void *destination) {
     XDI_GIVEN(NULL, f);
-    const xd_safetensors_info *info;
+    const xdi_safetensors_info *info;
     bool empty;
     XD_TRY(xdi_safetensors_take(f, index, &info));
     XD_TRY(xdi_safetensors_check_box(f, info, offset, size, &empty));
     if (empty) return XD_OK;
     XDI_GIVEN(f->ctx, destination);
-    const xdi_safetensors_box box = xdi_safetensors_plan(f, info, offset, size);
+    const xdi_safetensors_box box = xdi_safetensors_lay_box(f, info, offset, size);
     unsigned char *stage = NULL;
     if (!f->bytes && box.pieces > 1) {
         stage = (unsigned char *)xd_allocate(f->ctx, XDI_SAFETENSORS_STAGE);

@@ -11,7 +11,7 @@
 /* The header fits behind them in 63 bits. */
 #define XDI_SAFETENSORS_DATA ((uint64_t)INT64_MAX - 8 - XDI_SAFETENSORS_LIMIT)
 
-static xd_result xdi_safetensors_check_name(xd_ctx *ctx, const xd_safetensors_entry *e, int64_t index) {
+static xd_result xdi_safetensors_check_name(xd_ctx *ctx, const xd_weights_entry *e, int64_t index) {
     XD_REQUIRE(ctx, e->name && e->name[0], XD_ERROR_ARGUMENT, "tensor %lld has no name", (long long)index);
     XD_REQUIRE(ctx, strcmp(e->name, XDI_SAFETENSORS_METADATA) != 0, XD_ERROR_ARGUMENT,
                "tensor %lld is named %s, which is the name of something else", (long long)index,
@@ -26,7 +26,7 @@ static xd_result xdi_safetensors_check_name(xd_ctx *ctx, const xd_safetensors_en
     return XD_OK;
 }
 
-XD_PRIVATE xd_result xdi_safetensors_check_entry(xd_ctx *ctx, const xd_safetensors_entry *e, int64_t index,
+XD_PRIVATE xd_result xdi_safetensors_check_entry(xd_ctx *ctx, const xd_weights_entry *e, int64_t index,
                                                  uint64_t *bytes) {
     XD_TRY(xdi_safetensors_check_name(ctx, e, index));
     XD_REQUIRE(ctx, xd_dtype_size(e->dtype) > 0, XD_ERROR_ARGUMENT, "tensor \"%.80s\" has no dtype", e->name);
@@ -43,16 +43,16 @@ XD_PRIVATE xd_result xdi_safetensors_check_entry(xd_ctx *ctx, const xd_safetenso
 }
 
 static int xdi_safetensors_by_name(const void *a, const void *b) {
-    return strcmp(((const xd_safetensors_entry *)a)->name, ((const xd_safetensors_entry *)b)->name);
+    return strcmp(((const xd_weights_entry *)a)->name, ((const xd_weights_entry *)b)->name);
 }
 
-XD_PRIVATE xd_result xdi_safetensors_check_repeats(xd_ctx *ctx, const xd_safetensors_entry *entries,
+XD_PRIVATE xd_result xdi_safetensors_check_repeats(xd_ctx *ctx, const xd_weights_entry *entries,
                                                    int64_t count, const void **order) {
     for (int64_t i = 0; i < count; i++) order[i] = &entries[i];
     xdi_sort(order, (size_t)count, xdi_safetensors_by_name);
     for (int64_t i = 1; i < count; i++) {
-        const int64_t one = (const xd_safetensors_entry *)order[i - 1] - entries;
-        const int64_t other = (const xd_safetensors_entry *)order[i] - entries;
+        const int64_t one = (const xd_weights_entry *)order[i - 1] - entries;
+        const int64_t other = (const xd_weights_entry *)order[i] - entries;
         XD_REQUIRE(ctx, strcmp(entries[one].name, entries[other].name) != 0, XD_ERROR_ARGUMENT,
                    "tensors %lld and %lld are both named \"%.80s\"", (long long)(one < other ? one : other),
                    (long long)(one < other ? other : one), entries[one].name);
@@ -62,7 +62,7 @@ XD_PRIVATE xd_result xdi_safetensors_check_repeats(xd_ctx *ctx, const xd_safeten
 
 /* A file being planned. */
 typedef struct xdi_safetensors_draft {
-    const xd_safetensors_writer_desc *desc;
+    const xd_weights_writer_desc *desc;
     const void **order;      /* [entry_count] entries, or pairs of the metadata */
     uint64_t *begin, *bytes; /* [entry_count], by the caller's index; begin in the data area */
     uint64_t data_bytes;
@@ -70,13 +70,13 @@ typedef struct xdi_safetensors_draft {
 } xdi_safetensors_draft;
 
 static int xdi_safetensors_by_key(const void *a, const void *b) {
-    return strcmp(((const xd_safetensors_pair *)a)->key, ((const xd_safetensors_pair *)b)->key);
+    return strcmp(((const xd_weights_pair *)a)->key, ((const xd_weights_pair *)b)->key);
 }
 
 static xd_result xdi_safetensors_check_pairs(xd_ctx *ctx, const xdi_safetensors_draft *p) {
-    const xd_safetensors_writer_desc *d = p->desc;
+    const xd_weights_writer_desc *d = p->desc;
     for (int64_t i = 0; i < d->metadata_count; i++) {
-        const xd_safetensors_pair *pair = &d->metadata[i];
+        const xd_weights_pair *pair = &d->metadata[i];
         XD_REQUIRE(ctx, pair->key && pair->value, XD_ERROR_ARGUMENT, "pair %lld of the metadata has no %s",
                    (long long)i, pair->key ? "value" : "key");
         XD_REQUIRE(ctx, strcmp(pair->key, "format") != 0, XD_ERROR_ARGUMENT,
@@ -90,13 +90,12 @@ static xd_result xdi_safetensors_check_pairs(xd_ctx *ctx, const xdi_safetensors_
     xdi_sort(p->order, (size_t)d->metadata_count, xdi_safetensors_by_key);
     for (int64_t i = 1; i < d->metadata_count; i++)
         XD_REQUIRE(ctx, xdi_safetensors_by_key(p->order[i - 1], p->order[i]) != 0, XD_ERROR_ARGUMENT,
-                   "the metadata has the key \"%.80s\" twice",
-                   ((const xd_safetensors_pair *)p->order[i])->key);
+                   "the metadata has the key \"%.80s\" twice", ((const xd_weights_pair *)p->order[i])->key);
     return XD_OK;
 }
 
 static xd_result xdi_safetensors_check_plan(xd_ctx *ctx, xdi_safetensors_draft *p) {
-    const xd_safetensors_writer_desc *d = p->desc;
+    const xd_weights_writer_desc *d = p->desc;
     for (int64_t i = 0; i < d->entry_count; i++) {
         XD_TRY(xdi_safetensors_check_entry(ctx, &d->entries[i], i, &p->bytes[i]));
         XD_REQUIRE(ctx, p->bytes[i] <= XDI_SAFETENSORS_DATA - p->data_bytes, XD_ERROR_ARGUMENT,
@@ -110,12 +109,12 @@ static xd_result xdi_safetensors_check_plan(xd_ctx *ctx, xdi_safetensors_draft *
 
 /* Wide elements first, so that every tensor is aligned to its own width; then by name. */
 static int xdi_safetensors_by_rank(const void *a, const void *b) {
-    const xd_safetensors_entry *x = (const xd_safetensors_entry *)a, *y = (const xd_safetensors_entry *)b;
+    const xd_weights_entry *x = (const xd_weights_entry *)a, *y = (const xd_weights_entry *)b;
     if (x->dtype != y->dtype) return x->dtype > y->dtype ? -1 : 1;
     return strcmp(x->name, y->name);
 }
 
-static void xdi_safetensors_write_entry(xd_json_writer *w, const xd_safetensors_entry *e, uint64_t begin,
+static void xdi_safetensors_write_entry(xd_json_writer *w, const xd_weights_entry *e, uint64_t begin,
                                         uint64_t end) {
     xd_json_write_key(w, e->name);
     xd_json_write_object(w);
@@ -133,7 +132,7 @@ static void xdi_safetensors_write_entry(xd_json_writer *w, const xd_safetensors_
     xd_json_write_end(w);
 }
 
-static void xdi_safetensors_write_metadata(xd_json_writer *w, const xd_safetensors_writer_desc *d) {
+static void xdi_safetensors_write_metadata(xd_json_writer *w, const xd_weights_writer_desc *d) {
     xd_json_write_key(w, XDI_SAFETENSORS_METADATA);
     xd_json_write_object(w);
     xd_json_write_key(w, "format");
@@ -147,14 +146,14 @@ static void xdi_safetensors_write_metadata(xd_json_writer *w, const xd_safetenso
 
 /* Assigns an offset to every tensor and builds the header's text. */
 static void xdi_safetensors_place(xdi_safetensors_draft *p) {
-    const xd_safetensors_writer_desc *d = p->desc;
+    const xd_weights_writer_desc *d = p->desc;
     uint64_t end = 0;
     for (int64_t i = 0; i < d->entry_count; i++) p->order[i] = &d->entries[i];
     xdi_sort(p->order, (size_t)d->entry_count, xdi_safetensors_by_rank);
     xd_json_write_object(&p->header);
     xdi_safetensors_write_metadata(&p->header, d);
     for (int64_t i = 0; i < d->entry_count; i++) {
-        const int64_t index = (const xd_safetensors_entry *)p->order[i] - d->entries;
+        const int64_t index = (const xd_weights_entry *)p->order[i] - d->entries;
         p->begin[index] = end;
         end += p->bytes[index];
         xdi_safetensors_write_entry(&p->header, &d->entries[index], p->begin[index], end);
@@ -163,7 +162,7 @@ static void xdi_safetensors_place(xdi_safetensors_draft *p) {
 }
 
 /* The result, in one block: the struct, the arrays, the header. */
-static xd_result xdi_safetensors_pack(xd_ctx *ctx, xdi_safetensors_draft *p, xd_safetensors_layout **out) {
+static xd_result xdi_safetensors_pack(xd_ctx *ctx, xdi_safetensors_draft *p, xd_weights_layout **out) {
     const size_t alignment = p->desc->alignment ? p->desc->alignment : 8,
                  count = (size_t)p->desc->entry_count;
     const char *text;
@@ -174,8 +173,8 @@ static xd_result xdi_safetensors_pack(xd_ctx *ctx, xdi_safetensors_draft *p, xd_
                "a header of %llu bytes, allowed are %d", (unsigned long long)padded,
                (int)XDI_SAFETENSORS_LIMIT);
     const size_t header_bytes = 8 + (size_t)padded;
-    xd_safetensors_layout *layout = (xd_safetensors_layout *)xd_allocate(
-        ctx, sizeof *layout + 2 * count * sizeof(uint64_t) + header_bytes);
+    xd_weights_layout *layout =
+        (xd_weights_layout *)xd_allocate(ctx, sizeof *layout + 2 * count * sizeof(uint64_t) + header_bytes);
     XD_REQUIRE(ctx, layout, XD_ERROR_MEMORY, "no room for a header of %llu bytes",
                (unsigned long long)padded);
     uint64_t *begin = (uint64_t *)(layout + 1), *sizes = begin + count;
@@ -194,7 +193,7 @@ static xd_result xdi_safetensors_pack(xd_ctx *ctx, xdi_safetensors_draft *p, xd_
     return XD_OK;
 }
 
-static xd_result xdi_safetensors_check_counts(xd_ctx *ctx, const xd_safetensors_writer_desc *d) {
+static xd_result xdi_safetensors_check_counts(xd_ctx *ctx, const xd_weights_writer_desc *d) {
     const size_t alignment = d->alignment ? d->alignment : 8;
     XD_REQUIRE(ctx, d->entry_count >= 0 && d->entry_count <= XDI_SAFETENSORS_LIMIT / 32, XD_ERROR_ARGUMENT,
                "%lld tensors, allowed are %d", (long long)d->entry_count, (int)XDI_SAFETENSORS_LIMIT / 32);
@@ -208,8 +207,7 @@ static xd_result xdi_safetensors_check_counts(xd_ctx *ctx, const xd_safetensors_
     return XD_OK;
 }
 
-XD_API xd_result xd_safetensors_plan(xd_ctx *ctx, const xd_safetensors_writer_desc *desc,
-                                     xd_safetensors_layout **out) {
+XD_API xd_result xd_weights_plan(xd_ctx *ctx, const xd_weights_writer_desc *desc, xd_weights_layout **out) {
     XDI_GIVEN(ctx, ctx, desc, out);
     xdi_safetensors_draft p;
     XD_TRY(xdi_safetensors_check_counts(ctx, desc));
@@ -236,18 +234,18 @@ XD_API xd_result xd_safetensors_plan(xd_ctx *ctx, const xd_safetensors_writer_de
 
 /* ---- writing ---- */
 
-struct xd_safetensors_writer {
+struct xdi_safetensors_writer {
     xd_ctx *ctx;
     xd_publish *file;
-    xd_safetensors_layout *layout;
+    xd_weights_layout *layout;
     const char **names; /* [count], copies */
     xdi_written written;
     int64_t count;
 };
 
 /* The names of the tensors, for messages: the desc is gone when one is needed. */
-static xd_result xdi_safetensors_keep_names(xd_safetensors_writer *writer,
-                                            const xd_safetensors_writer_desc *desc) {
+static xd_result xdi_safetensors_keep_names(xdi_safetensors_writer *writer,
+                                            const xd_weights_writer_desc *desc) {
     size_t bytes = (size_t)writer->count * sizeof *writer->names;
     for (int64_t i = 0; i < writer->count; i++) bytes += strlen(desc->entries[i].name) + 1;
     writer->names = (const char **)xd_allocate(writer->ctx, bytes);
@@ -264,9 +262,9 @@ static xd_result xdi_safetensors_keep_names(xd_safetensors_writer *writer,
 }
 
 /* Gives the file its final size and writes the header. */
-static xd_result xdi_safetensors_start(xd_safetensors_writer *writer, const char *path,
-                                       const xd_safetensors_writer_desc *desc, bool locked) {
-    XD_TRY(xd_safetensors_plan(writer->ctx, desc, &writer->layout));
+static xd_result xdi_safetensors_start(xdi_safetensors_writer *writer, const char *path,
+                                       const xd_weights_writer_desc *desc, bool locked) {
+    XD_TRY(xd_weights_plan(writer->ctx, desc, &writer->layout));
     XD_TRY(xdi_safetensors_keep_names(writer, desc));
     XD_TRY(xdi_publish_start(writer->ctx, path, locked, &writer->file));
     XD_TRY(xd_publish_resize(writer->file, writer->layout->file_bytes));
@@ -274,10 +272,10 @@ static xd_result xdi_safetensors_start(xd_safetensors_writer *writer, const char
 }
 
 XD_PRIVATE xd_result xdi_safetensors_writer_start(xd_ctx *ctx, const char *path,
-                                                  const xd_safetensors_writer_desc *desc, bool locked,
-                                                  xd_safetensors_writer **out) {
+                                                  const xd_weights_writer_desc *desc, bool locked,
+                                                  xdi_safetensors_writer **out) {
     XD_TRY(xdi_safetensors_check_counts(ctx, desc));
-    xd_safetensors_writer *writer = (xd_safetensors_writer *)xd_allocate(ctx, sizeof *writer);
+    xdi_safetensors_writer *writer = (xdi_safetensors_writer *)xd_allocate(ctx, sizeof *writer);
     XD_REQUIRE(ctx, writer, XD_ERROR_MEMORY, "%s: no room for a writer", path);
     writer->ctx = ctx;
     writer->count = desc->entry_count;
@@ -285,24 +283,23 @@ XD_PRIVATE xd_result xdi_safetensors_writer_start(xd_ctx *ctx, const char *path,
     if (result == XD_OK)
         *out = writer;
     else
-        xd_safetensors_writer_abort(writer);
+        xdi_safetensors_writer_abort(writer);
     return result;
 }
 
-XD_API xd_result xd_safetensors_writer_create(xd_ctx *ctx, const char *path,
-                                              const xd_safetensors_writer_desc *desc,
-                                              xd_safetensors_writer **out) {
-    XDI_GIVEN(ctx, ctx, path, desc, out);
+XD_PRIVATE xd_result xdi_safetensors_writer_create(xd_ctx *ctx, const char *path,
+                                                   const xd_weights_writer_desc *desc,
+                                                   xdi_safetensors_writer **out) {
     return xdi_safetensors_writer_start(ctx, path, desc, true, out);
 }
 
-XD_API xd_result xd_safetensors_writer_write_range(xd_safetensors_writer *writer, int64_t index,
-                                                   uint64_t first_byte, size_t bytes, const void *data) {
-    XDI_GIVEN(NULL, writer);
-    XDI_GIVEN_LIST(writer->ctx, data, bytes);
+XD_PRIVATE xd_result xdi_safetensors_writer_write(xdi_safetensors_writer *writer, int64_t index,
+                                                  uint64_t first_byte, size_t bytes, const void *data) {
     XD_REQUIRE(writer->ctx, index >= 0 && index < writer->count, XD_ERROR_ARGUMENT, "tensor %lld of %lld",
                (long long)index, (long long)writer->count);
     const uint64_t length = writer->layout->bytes[index];
+    if (bytes == XD_WEIGHTS_REST && first_byte <= length) bytes = (size_t)(length - first_byte);
+    XDI_GIVEN_LIST(writer->ctx, data, bytes);
     XD_REQUIRE(writer->ctx, first_byte <= length && bytes <= length - first_byte, XD_ERROR_ARGUMENT,
                "%llu bytes from %llu of tensor %lld, which has %llu", (unsigned long long)bytes,
                (unsigned long long)first_byte, (long long)index, (unsigned long long)length);
@@ -312,39 +309,31 @@ XD_API xd_result xd_safetensors_writer_write_range(xd_safetensors_writer *writer
     return XD_OK;
 }
 
-XD_API xd_result xd_safetensors_writer_write(xd_safetensors_writer *writer, int64_t index, const void *data) {
-    XDI_GIVEN(NULL, writer);
-    const bool known = index >= 0 && index < writer->count;
-    const uint64_t bytes = known ? writer->layout->bytes[index] : 0;
-    return xd_safetensors_writer_write_range(writer, index, 0, (size_t)bytes, data);
-}
-
-static xd_result xdi_safetensors_check_complete(const xd_safetensors_writer *writer) {
+static xd_result xdi_safetensors_check_complete(const xdi_safetensors_writer *writer) {
     return xdi_written_check(writer->ctx, &writer->written, writer->count, writer->names,
                              writer->layout->bytes);
 }
 
-XD_PRIVATE xd_result xdi_safetensors_writer_close(xd_safetensors_writer *writer) {
+XD_PRIVATE xd_result xdi_safetensors_writer_close(xdi_safetensors_writer *writer) {
     XD_TRY(xdi_safetensors_check_complete(writer));
     return xdi_publish_close(writer->file);
 }
 
-XD_PRIVATE xd_result xdi_safetensors_writer_rename(xd_safetensors_writer *writer) {
+XD_PRIVATE xd_result xdi_safetensors_writer_rename(xdi_safetensors_writer *writer) {
     return xdi_publish_rename(writer->file);
 }
 
-XD_API xd_result xd_safetensors_writer_commit(xd_safetensors_writer *writer) {
-    XDI_GIVEN(NULL, writer);
+XD_PRIVATE xd_result xdi_safetensors_writer_commit(xdi_safetensors_writer *writer) {
     xd_result result = xdi_safetensors_check_complete(writer);
     if (result == XD_OK) {
         result = xd_publish_commit(writer->file);
         writer->file = NULL;
     }
-    xd_safetensors_writer_abort(writer);
+    xdi_safetensors_writer_abort(writer);
     return result;
 }
 
-XD_API void xd_safetensors_writer_abort(xd_safetensors_writer *writer) {
+XD_PRIVATE void xdi_safetensors_writer_abort(xdi_safetensors_writer *writer) {
     if (!writer) return;
     xd_publish_abort(writer->file);
     xd_release(writer->ctx, writer->written.pieces);

@@ -5,18 +5,18 @@
 #include "base/json.h"
 #include "base/publish.h"
 #include "io/internal.h"
-#include "io/weights_files.h"
+#include "io/weights.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
-struct xd_weights_files {
+struct xdi_weights_files {
     xd_ctx *ctx;
     const char *directory; /* the caller's; valid while opening */
     xd_json *index;        /* NULL for a single file */
     const char **names;    /* [count], of the files, ascending; in the index's memory */
-    xd_safetensors **files;
+    xdi_safetensors **files;
     int64_t count;
     bool single;   /* there was a model.safetensors */
     bool lenient;  /* the index may differ from the files */
@@ -37,7 +37,7 @@ XD_PRIVATE bool xdi_weights_is_basename(const char *name) {
     return *name && strcmp(name, ".") != 0 && strcmp(name, "..") != 0 && !strpbrk(name, "/\\:");
 }
 
-static const xd_json *xdi_weights_map(const xd_weights_files *m) {
+static const xd_json *xdi_weights_map(const xdi_weights_files *m) {
     return xd_json_find(m->index, "weight_map");
 }
 
@@ -46,7 +46,7 @@ static int xdi_weights_by_name(const void *a, const void *b) {
 }
 
 /* The distinct file names of the index, sorted, in m->names; their number becomes the count. */
-static xd_result xdi_weights_collect(xd_weights_files *m) {
+static xd_result xdi_weights_collect(xdi_weights_files *m) {
     const xd_json *map = xdi_weights_map(m);
     const size_t entries = xd_json_count(map);
     size_t used = 0;
@@ -72,37 +72,37 @@ static int xdi_weights_is_named(const void *name, const void *at) {
     return strcmp((const char *)name, *(const char *const *)at);
 }
 
-static xd_safetensors *xdi_weights_file(const xd_weights_files *m, const char *name) {
+static xdi_safetensors *xdi_weights_file(const xdi_weights_files *m, const char *name) {
     const int64_t at = xdi_find(name, m->names, sizeof *m->names, m->count, xdi_weights_is_named);
     return at < 0 ? NULL : m->files[at];
 }
 
-static xd_result xdi_weights_open_shard(xd_weights_files *m, const xd_safetensors_desc *desc, int64_t i) {
+static xd_result xdi_weights_open_shard(xdi_weights_files *m, const xdi_safetensors_desc *desc, int64_t i) {
     char *path = xdi_weights_path(m->ctx, m->directory, m->names[i]);
     XD_REQUIRE(m->ctx, path, XD_ERROR_MEMORY, "%s/%s: no room for the path", m->directory, m->names[i]);
-    const xd_result result = xd_safetensors_open(m->ctx, path, desc, &m->files[i]);
+    const xd_result result = xdi_safetensors_open(m->ctx, path, desc, &m->files[i]);
     xd_release(m->ctx, path);
     return result;
 }
 
 /* What the index and a file say differently about a tensor: an error, or with `lenient` the first of some. */
-static xd_result xdi_weights_differ(const xd_weights_files *m, int64_t *found, xd_result result,
+static xd_result xdi_weights_differ(const xdi_weights_files *m, int64_t *found, xd_result result,
                                     const char *text) {
     XD_REQUIRE(m->ctx, m->lenient, result, "%s", text);
     if (++*found == 1) xd_log(m->ctx, XD_LOG_WARN, "%s", text);
     return XD_OK;
 }
 
-static xd_result xdi_weights_check_entry(const xd_weights_files *m, const xd_json *entry, int64_t *found) {
+static xd_result xdi_weights_check_entry(const xdi_weights_files *m, const xd_json *entry, int64_t *found) {
     char text[700];
     const char *name = xd_json_key(entry, NULL), *file = xd_json_string(entry, NULL);
-    if (xd_safetensors_find(xdi_weights_file(m, file), name) >= 0) return XD_OK;
+    if (xdi_safetensors_find(xdi_weights_file(m, file), name) >= 0) return XD_OK;
     snprintf(text, sizeof text, "%.300s/%.100s holds no tensor \"%.80s\", where the index puts it",
              m->directory, file, name);
     return xdi_weights_differ(m, found, XD_ERROR_MISSING, text);
 }
 
-static xd_result xdi_weights_check_tensor(const xd_weights_files *m, int64_t shard, const char *name,
+static xd_result xdi_weights_check_tensor(const xdi_weights_files *m, int64_t shard, const char *name,
                                           int64_t *found) {
     char text[700];
     const char *file = xd_json_string(xd_json_find(xdi_weights_map(m), name), NULL);
@@ -113,21 +113,21 @@ static xd_result xdi_weights_check_tensor(const xd_weights_files *m, int64_t sha
 }
 
 /* The index and the files must agree, in both directions. */
-static xd_result xdi_weights_check(const xd_weights_files *m) {
+static xd_result xdi_weights_check(const xdi_weights_files *m) {
     int64_t found = 0;
     const xd_json *first = xd_json_first(xdi_weights_map(m));
     for (const xd_json *entry = first; entry; entry = xd_json_next(entry))
         XD_TRY(xdi_weights_check_entry(m, entry, &found));
     for (int64_t i = 0; i < m->count; i++)
-        for (int64_t k = 0; k < xd_safetensors_count(m->files[i]); k++)
-            XD_TRY(xdi_weights_check_tensor(m, i, xd_safetensors_at(m->files[i], k)->name, &found));
+        for (int64_t k = 0; k < xdi_safetensors_count(m->files[i]); k++)
+            XD_TRY(xdi_weights_check_tensor(m, i, xdi_safetensors_at(m->files[i], k)->name, &found));
     if (found > 1)
         xd_log(m->ctx, XD_LOG_WARN, "%s: the index and the files differ about %lld tensors", m->directory,
                (long long)found);
     return XD_OK;
 }
 
-static xd_result xdi_weights_load_index(xd_weights_files *m) {
+static xd_result xdi_weights_load_index(xdi_weights_files *m) {
     char *path = xdi_weights_path(m->ctx, m->directory, XDI_WEIGHTS_INDEX), *text = NULL;
     size_t bytes = 0;
     XD_REQUIRE(m->ctx, path, XD_ERROR_MEMORY, "%s/%s: no room for the path", m->directory, XDI_WEIGHTS_INDEX);
@@ -142,36 +142,36 @@ static xd_result xdi_weights_load_index(xd_weights_files *m) {
     return XD_OK;
 }
 
-static int xdi_weights_probe_in(const xd_weights_files *m, const char *name) {
+static int xdi_weights_probe_in(const xdi_weights_files *m, const char *name) {
     char *path = xdi_weights_path(m->ctx, m->directory, name);
     const int error = path ? xdi_file_probe(m->ctx, path) : ENOMEM;
     xd_release(m->ctx, path);
     return error;
 }
 
-static xd_result xdi_weights_open_index(xd_weights_files *m, const xd_safetensors_desc *desc) {
+static xd_result xdi_weights_open_index(xdi_weights_files *m, const xdi_safetensors_desc *desc) {
     const xd_result result = xdi_weights_load_index(m);
     XD_REQUIRE(m->ctx, result != XD_ERROR_IO || xdi_weights_probe_in(m, XDI_WEIGHTS_INDEX) != ENOENT,
                XD_ERROR_IO, "%s has neither %s nor %s: %s", m->directory, XDI_WEIGHTS_SINGLE,
                XDI_WEIGHTS_INDEX, strerror(ENOENT));
     XD_TRY(result);
     XD_TRY(xdi_weights_collect(m));
-    m->files = (xd_safetensors **)xd_allocate(m->ctx, (size_t)m->count * sizeof *m->files);
+    m->files = (xdi_safetensors **)xd_allocate(m->ctx, (size_t)m->count * sizeof *m->files);
     XD_REQUIRE(m->ctx, m->files, XD_ERROR_MEMORY, "no room for %lld files", (long long)m->count);
     for (int64_t i = 0; i < m->count; i++) XD_TRY(xdi_weights_open_shard(m, desc, i));
     return xdi_weights_check(m);
 }
 
-static xd_result xdi_weights_open_single(xd_weights_files *m, const char *path,
-                                         const xd_safetensors_desc *desc) {
-    m->files = (xd_safetensors **)xd_allocate(m->ctx, sizeof *m->files);
+static xd_result xdi_weights_open_single(xdi_weights_files *m, const char *path,
+                                         const xdi_safetensors_desc *desc) {
+    m->files = (xdi_safetensors **)xd_allocate(m->ctx, sizeof *m->files);
     XD_REQUIRE(m->ctx, m->files, XD_ERROR_MEMORY, "%s: no room for a file list", path);
     m->count = 1;
-    return xd_safetensors_open(m->ctx, path, desc, m->files);
+    return xdi_safetensors_open(m->ctx, path, desc, m->files);
 }
 
 /* Looks again when there is neither: between the two looks a save may have replaced one by the other. */
-static bool xdi_weights_is_single(const xd_weights_files *m) {
+static bool xdi_weights_is_single(const xdi_weights_files *m) {
     enum { LOOKS = 4 };
     for (int i = 0; i < LOOKS; i++) {
         if (xdi_weights_probe_in(m, XDI_WEIGHTS_SINGLE) != ENOENT) return true;
@@ -180,7 +180,7 @@ static bool xdi_weights_is_single(const xd_weights_files *m) {
     return false;
 }
 
-static xd_result xdi_weights_open_once(xd_weights_files *m, const xd_safetensors_desc *desc) {
+static xd_result xdi_weights_open_once(xdi_weights_files *m, const xdi_safetensors_desc *desc) {
     m->single = xdi_weights_is_single(m);
     if (!m->single) return xdi_weights_open_index(m, desc);
     char *single = xdi_weights_path(m->ctx, m->directory, XDI_WEIGHTS_SINGLE);
@@ -192,7 +192,7 @@ static xd_result xdi_weights_open_once(xd_weights_files *m, const xd_safetensors
 
 /* Whether a save may have switched the directory to another model since this one was begun to be read. No two indices are
  * equal, because the names of shards are not; a single file may have gone and come again. */
-static bool xdi_weights_has_moved(const xd_weights_files *m, int tries) {
+static bool xdi_weights_has_moved(const xdi_weights_files *m, int tries) {
     enum { AGAIN = 3 };
     char *text = NULL;
     size_t bytes = 0;
@@ -208,9 +208,9 @@ static bool xdi_weights_has_moved(const xd_weights_files *m, int tries) {
     return moved;
 }
 
-static void xdi_weights_close_all(xd_weights_files *m) {
+static void xdi_weights_close_all(xdi_weights_files *m) {
     if (m->files)
-        for (int64_t i = 0; i < m->count; i++) xd_safetensors_close(m->files[i]);
+        for (int64_t i = 0; i < m->count; i++) xdi_safetensors_close(m->files[i]);
     xd_release(m->ctx, m->files);
     xd_release(m->ctx, m->names);
     xd_json_destroy(m->ctx, m->index);
@@ -218,10 +218,10 @@ static void xdi_weights_close_all(xd_weights_files *m) {
 
 /* A save removes the older model's files: a reader that was just opening them begins again. */
 XD_PRIVATE xd_result xdi_weights_files_start(xd_ctx *ctx, const char *directory,
-                                             const xd_safetensors_desc *desc, bool lenient,
-                                             xd_weights_files **out) {
+                                             const xdi_safetensors_desc *desc, bool lenient,
+                                             xdi_weights_files **out) {
     enum { TRIES = 100 };
-    xd_weights_files *m = (xd_weights_files *)xd_allocate(ctx, sizeof *m);
+    xdi_weights_files *m = (xdi_weights_files *)xd_allocate(ctx, sizeof *m);
     XD_REQUIRE(ctx, m, XD_ERROR_MEMORY, "%s: no room for a model", directory);
     xd_result result = XD_ERROR_IO;
     for (int i = 0; i < TRIES && result == XD_ERROR_IO; i++) {
@@ -236,48 +236,29 @@ XD_PRIVATE xd_result xdi_weights_files_start(xd_ctx *ctx, const char *directory,
     if (result == XD_OK)
         *out = m;
     else
-        xd_weights_files_close(m);
+        xdi_weights_files_close(m);
     return result;
 }
 
-XD_API xd_result xd_weights_files_open(xd_ctx *ctx, const char *directory, const xd_safetensors_desc *desc,
-                                       xd_weights_files **out) {
-    XDI_GIVEN(ctx, ctx, directory, out);
-    return xdi_weights_files_start(ctx, directory, desc, false, out);
-}
-
-XD_API void xd_weights_files_close(xd_weights_files *m) {
+XD_PRIVATE void xdi_weights_files_close(xdi_weights_files *m) {
     if (!m) return;
     xdi_weights_close_all(m);
     xd_release(m->ctx, m);
 }
 
-XD_API int64_t xd_weights_files_count(const xd_weights_files *m) {
-    XD_ASSERT(m);
+XD_PRIVATE int64_t xdi_weights_files_count(const xdi_weights_files *m) {
     return m->count;
 }
 
-XD_API xd_safetensors *xd_weights_files_at(const xd_weights_files *m, int64_t file) {
-    XD_ASSERT(m);
+XD_PRIVATE xdi_safetensors *xdi_weights_files_at(const xdi_weights_files *m, int64_t file) {
     return file >= 0 && file < m->count ? m->files[file] : NULL;
 }
 
-XD_PRIVATE xd_safetensors *xdi_weights_holder(const xd_weights_files *m, const char *name) {
+XD_PRIVATE xdi_safetensors *xdi_weights_holder(const xdi_weights_files *m, const char *name) {
     const char *where = xd_json_string(xd_json_find(xdi_weights_map(m), name), NULL);
-    xd_safetensors *holder = where ? xdi_weights_file(m, where) : NULL;
-    if (holder && xd_safetensors_find(holder, name) >= 0) return holder;
+    xdi_safetensors *holder = where ? xdi_weights_file(m, where) : NULL;
+    if (holder && xdi_safetensors_find(holder, name) >= 0) return holder;
     for (int64_t i = 0; i < m->count; i++)
-        if (xd_safetensors_find(m->files[i], name) >= 0) return m->files[i];
+        if (xdi_safetensors_find(m->files[i], name) >= 0) return m->files[i];
     return NULL;
-}
-
-XD_API xd_result xd_weights_files_find(const xd_weights_files *m, const char *name, xd_safetensors **file,
-                                       int64_t *index) {
-    XDI_GIVEN_OF(m, name, file, index);
-    xd_safetensors *holder = xdi_weights_holder(m, name);
-    const int64_t found = holder ? xd_safetensors_find(holder, name) : -1;
-    XD_REQUIRE(m->ctx, found >= 0, XD_ERROR_MISSING, "the model has no tensor \"%.80s\"", name);
-    *file = holder;
-    *index = found;
-    return XD_OK;
 }

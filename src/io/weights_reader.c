@@ -1,6 +1,6 @@
 /* Whole tensors of a model's directory, whose pieces may be in many files. */
 
-#include "io/weights_reader.h"
+#include "io/weights.h"
 
 #include "base/json.h"
 #include "base/publish.h"
@@ -19,20 +19,24 @@ enum {
 
 /* A tensor of a file: a box of a whole one. */
 typedef struct xdi_weights_piece {
-    const xd_safetensors_info *info; /* its sizes */
-    xd_safetensors *file;
+    const xdi_safetensors_info *info; /* its sizes */
+    xdi_safetensors *file;
     int64_t index;
+    int64_t number; /* of the file */
     int64_t *begin; /* [ndim] */
     int64_t key;    /* its place in one dimension, to sort by */
 } xdi_weights_piece;
 
-struct xd_weights_reader {
+struct xd_weights {
     xd_ctx *ctx;
     const char *directory;     /* the caller's; valid while opening */
     bool lenient;              /* its index may differ from its files */
-    xd_weights_files *model;   /* one file or an index, or NULL: */
-    xd_safetensors **files;    /* [file_count] */
+    bool alone;                /* a file or bytes in memory: pieces are tensors of their own */
+    xdi_weights_files *model;  /* of a directory: one file or an index, or NULL: */
+    xdi_safetensors **files;   /* [file_count] */
     int64_t file_count;        /* of either */
+    xd_weights_file *infos;    /* [file_count] */
+    xd_weights_pair *metadata; /* of all files */
     xdi_weights_piece *pieces; /* [piece_count] */
     const void **order;        /* [piece_count] by name */
     int64_t piece_count;
@@ -50,23 +54,23 @@ static bool xdi_whole_is_weights(const char *name) {
     return length > suffix && name[0] != '.' && strcmp(name + length - suffix, end) == 0;
 }
 
-static int xdi_whole_probe(const xd_weights_reader *r, const char *name) {
+static int xdi_whole_probe(const xd_weights *r, const char *name) {
     char *path = xdi_weights_path(r->ctx, r->directory, name);
     const int error = path ? xdi_file_probe(r->ctx, path) : 0;
     xd_release(r->ctx, path);
     return error;
 }
 
-static xd_result xdi_whole_open_files(xd_weights_reader *r, const xd_safetensors_desc *desc,
+static xd_result xdi_whole_open_files(xd_weights *r, const xdi_safetensors_desc *desc,
                                       const char *const *names, int64_t count) {
-    r->files = (xd_safetensors **)xd_allocate(r->ctx, (size_t)count * sizeof *r->files);
+    r->files = (xdi_safetensors **)xd_allocate(r->ctx, (size_t)count * sizeof *r->files);
     XD_REQUIRE(r->ctx, r->files, XD_ERROR_MEMORY, "%s: no room for %lld files", r->directory,
                (long long)count);
     for (int64_t i = 0; i < count; i++) {
         if (!xdi_whole_is_weights(names[i])) continue;
         char *path = xdi_weights_path(r->ctx, r->directory, names[i]);
         XD_REQUIRE(r->ctx, path, XD_ERROR_MEMORY, "%s/%s: no room for the path", r->directory, names[i]);
-        const xd_result result = xd_safetensors_open(r->ctx, path, desc, &r->files[r->file_count]);
+        const xd_result result = xdi_safetensors_open(r->ctx, path, desc, &r->files[r->file_count]);
         xd_release(r->ctx, path);
         XD_TRY(result);
         r->file_count++;
@@ -74,34 +78,88 @@ static xd_result xdi_whole_open_files(xd_weights_reader *r, const xd_safetensors
     return XD_OK;
 }
 
-/* Files in pieces are read only where readers of models would find nothing. */
-static xd_result xdi_whole_open_all(xd_weights_reader *r, const xd_safetensors_desc *desc) {
+/* Whether there is neither a model nor an index. Looks again: between two looks a save may have replaced one by the other. */
+static bool xdi_whole_is_pieces(const xd_weights *r) {
+    enum { LOOKS = 4 };
+    for (int i = 0; i < LOOKS; i++)
+        if (xdi_whole_probe(r, XDI_WEIGHTS_SINGLE) == 0 || xdi_whole_probe(r, XDI_WEIGHTS_INDEX) == 0)
+            return false;
+    return true;
+}
+
+static void xdi_whole_close_files(xd_weights *r) {
+    for (int64_t i = 0; i < r->file_count && r->files; i++) xdi_safetensors_close(r->files[i]);
+    xd_release(r->ctx, r->files);
+    r->files = NULL;
+    r->file_count = 0;
+}
+
+/* Files in pieces are read only where readers of models would find nothing, before and after. */
+static xd_result xdi_whole_open_all(xd_weights *r, const xdi_safetensors_desc *desc) {
     const char **names = NULL;
     int64_t count = 0, weights = 0;
-    if (xd_ctx_settings(r->ctx)->files.list && xdi_whole_probe(r, XDI_WEIGHTS_SINGLE) != 0 &&
-        xdi_whole_probe(r, XDI_WEIGHTS_INDEX) != 0)
+    if (xd_ctx_settings(r->ctx)->files.list && xdi_whole_is_pieces(r))
         XD_TRY(xd_file_list(r->ctx, r->directory, &names, &count));
     for (int64_t i = 0; i < count; i++) weights += xdi_whole_is_weights(names[i]);
     if (weights > 0) {
         const xd_result result = xdi_whole_open_files(r, desc, names, count);
         xd_release(r->ctx, (void *)names);
-        return result;
+        if (result == XD_ERROR_MEMORY || xdi_whole_is_pieces(r)) return result;
+        xdi_whole_close_files(r); /* a save has put a model there */
+        names = NULL;
     }
     xd_release(r->ctx, (void *)names);
     XD_TRY(xdi_weights_files_start(r->ctx, r->directory, desc, r->lenient, &r->model));
-    r->file_count = xd_weights_files_count(r->model);
+    r->file_count = xdi_weights_files_count(r->model);
     return XD_OK;
 }
 
-static xd_safetensors *xdi_whole_file(const xd_weights_reader *r, int64_t file) {
-    return r->model ? xd_weights_files_at(r->model, file) : r->files[file];
+static xdi_safetensors *xdi_whole_file(const xd_weights *r, int64_t file) {
+    return r->model ? xdi_weights_files_at(r->model, file) : r->files[file];
+}
+
+static xd_result xdi_whole_open_alone(xd_weights *r, const xd_weights_desc *desc,
+                                      const xdi_safetensors_desc *how) {
+    r->alone = true;
+    r->files = (xdi_safetensors **)xd_allocate(r->ctx, sizeof *r->files);
+    XD_REQUIRE(r->ctx, r->files, XD_ERROR_MEMORY, "%s: no room for a file list", r->directory);
+    XD_TRY(desc->file ? xdi_safetensors_open(r->ctx, desc->file, how, r->files)
+                      : xdi_safetensors_open_memory(r->ctx, desc->data, desc->bytes, how, r->files));
+    r->file_count = 1;
+    return XD_OK;
+}
+
+/* Names, sizes and metadata of the files. */
+static xd_result xdi_whole_describe_files(xd_weights *r) {
+    size_t pairs = 0;
+    const char *key, *value;
+    for (int64_t f = 0; f < r->file_count; f++)
+        for (int64_t i = 0; xdi_safetensors_metadata_at(xdi_whole_file(r, f), i, &key, &value); i++) pairs++;
+    r->infos = (xd_weights_file *)xd_allocate(r->ctx, (size_t)r->file_count * sizeof *r->infos);
+    r->metadata = (xd_weights_pair *)xd_allocate(r->ctx, pairs * sizeof *r->metadata);
+    XD_REQUIRE(r->ctx, r->infos && r->metadata, XD_ERROR_MEMORY, "%s: no room for facts of %lld files",
+               r->directory, (long long)r->file_count);
+    xd_weights_pair *next = r->metadata;
+    for (int64_t f = 0; f < r->file_count; f++) {
+        const xdi_safetensors *file = xdi_whole_file(r, f);
+        xd_weights_file *info = &r->infos[f];
+        const char *path = xdi_safetensors_path(file), *slash = strrchr(path, '/');
+        uint64_t data;
+        info->name = slash ? slash + 1 : path;
+        info->bytes = xdi_safetensors_size(file, &data);
+        info->metadata = next;
+        while (xdi_safetensors_metadata_at(file, info->metadata_count, &next->key, &next->value)) {
+            info->metadata_count++;
+            next++;
+        }
+    }
+    return XD_OK;
 }
 
 /* ---- pieces ---- */
 
 /* Where a piece begins: zeros in a file that says nothing of it. */
-static xd_result xdi_whole_take_offsets(const xd_weights_reader *r, const xd_json *info,
-                                        xdi_weights_piece *p) {
+static xd_result xdi_whole_take_offsets(const xd_weights *r, const xd_json *info, xdi_weights_piece *p) {
     const xd_json *list = xd_json_find(xd_json_find(info, p->info->name), XDI_PIECES_OFFSETS);
     XD_REQUIRE(r->ctx,
                !info ||
@@ -120,19 +178,20 @@ static xd_result xdi_whole_take_offsets(const xd_weights_reader *r, const xd_jso
     return XD_OK;
 }
 
-static xd_result xdi_whole_take_file(xd_weights_reader *r, xd_safetensors *file, const xd_json *info,
-                                     int64_t **numbers) {
-    const int64_t count = xd_safetensors_count(file);
+static xd_result xdi_whole_take_file(xd_weights *r, int64_t f, const xd_json *info, int64_t **numbers) {
+    xdi_safetensors *file = xdi_whole_file(r, f);
+    const int64_t count = xdi_safetensors_count(file);
     XD_REQUIRE(r->ctx, !info || xd_json_count(info) == (size_t)count, XD_ERROR_FORMAT,
                "%s: " XDI_PIECES_KEY " of a file of %lld tensors is that of %llu", r->directory,
                (long long)count, (unsigned long long)xd_json_count(info));
     for (int64_t i = 0; i < count; i++) {
         xdi_weights_piece *p = &r->pieces[r->piece_count];
-        p->info = xd_safetensors_at(file, i);
+        p->info = xdi_safetensors_at(file, i);
         if (r->model && xdi_weights_holder(r->model, p->info->name) != file)
             continue; /* one that does not count */
         p->file = file;
         p->index = i;
+        p->number = f;
         p->begin = *numbers;
         *numbers += p->info->ndim;
         r->order[r->piece_count++] = p;
@@ -141,13 +200,13 @@ static xd_result xdi_whole_take_file(xd_weights_reader *r, xd_safetensors *file,
     return XD_OK;
 }
 
-static xd_result xdi_whole_take_all(xd_weights_reader *r, int64_t *numbers) {
+static xd_result xdi_whole_take_all(xd_weights *r, int64_t *numbers) {
     for (int64_t f = 0; f < r->file_count; f++) {
-        xd_safetensors *file = xdi_whole_file(r, f);
-        const char *text = xd_safetensors_metadata(file, XDI_PIECES_KEY);
+        xdi_safetensors *file = xdi_whole_file(r, f);
+        const char *text = r->alone ? NULL : xdi_safetensors_metadata(file, XDI_PIECES_KEY);
         xd_json *info = NULL;
         if (text) XD_TRY(xd_json_load_memory(r->ctx, NULL, text, strlen(text), &info));
-        const xd_result result = xdi_whole_take_file(r, file, info, &numbers);
+        const xd_result result = xdi_whole_take_file(r, f, info, &numbers);
         xd_json_destroy(r->ctx, info);
         XD_TRY(result);
     }
@@ -160,13 +219,13 @@ static int xdi_whole_by_name(const void *a, const void *b) {
     return names ? names : (one > other) - (one < other);
 }
 
-static xd_result xdi_whole_list(xd_weights_reader *r) {
+static xd_result xdi_whole_list(xd_weights *r) {
     int64_t count = 0, numbers = 0;
     for (int64_t f = 0; f < r->file_count; f++) {
-        const xd_safetensors *file = xdi_whole_file(r, f);
-        count += xd_safetensors_count(file);
-        for (int64_t i = 0; i < xd_safetensors_count(file); i++)
-            numbers += 2 * (int64_t)xd_safetensors_at(file, i)->ndim;
+        const xdi_safetensors *file = xdi_whole_file(r, f);
+        count += xdi_safetensors_count(file);
+        for (int64_t i = 0; i < xdi_safetensors_count(file); i++)
+            numbers += 2 * (int64_t)xdi_safetensors_at(file, i)->ndim;
     }
     r->pieces = (xdi_weights_piece *)xd_allocate(r->ctx, (size_t)count * sizeof *r->pieces);
     r->order = (const void **)xd_allocate(r->ctx, (size_t)count * sizeof *r->order);
@@ -209,8 +268,7 @@ static int xdi_whole_dimension(const xdi_weights_piece *const *list, int64_t cou
 }
 
 /* Each element once: pieces `first` and so on, `count` of them, of a tensor. */
-static xd_result xdi_whole_check_cover(const xd_weights_reader *r, const xd_weights_tensor *t,
-                                       int64_t first) {
+static xd_result xdi_whole_check_cover(const xd_weights *r, const xd_weights_tensor *t, int64_t first) {
     const xdi_weights_piece **list = (const xdi_weights_piece **)(void *)(r->order + first);
     const int64_t count = t->piece_count;
     const int dim = xdi_whole_dimension(list, count);
@@ -238,7 +296,7 @@ static xd_result xdi_whole_check_cover(const xd_weights_reader *r, const xd_weig
 }
 
 /* The shape that pieces reach, whose bytes can be counted. */
-static xd_result xdi_whole_measure(const xd_weights_reader *r, const xd_weights_tensor *t, int64_t *shape) {
+static xd_result xdi_whole_measure(const xd_weights *r, const xd_weights_tensor *t, int64_t *shape) {
     int64_t left =
         INT64_MAX / (t->dtype != XD_DTYPE_NONE ? (int64_t)xd_dtype_size(t->dtype) : (int64_t)XDI_PIECE_BYTES);
     for (int d = 0; d < t->ndim; d++) {
@@ -250,9 +308,10 @@ static xd_result xdi_whole_measure(const xd_weights_reader *r, const xd_weights_
 }
 
 /* A tensor of the pieces from `first` on that have its name. */
-static xd_result xdi_whole_join(xd_weights_reader *r, int64_t first, int64_t end, int64_t *shape) {
+static xd_result xdi_whole_join(xd_weights *r, int64_t first, int64_t end, int64_t *shape) {
     const xdi_weights_piece *one = (const xdi_weights_piece *)r->order[first];
     xd_weights_tensor *t = &r->tensors[r->tensor_count];
+    uint64_t data;
     r->first[r->tensor_count++] = first;
     t->name = one->info->name;
     t->dtype = one->info->dtype;
@@ -260,6 +319,10 @@ static xd_result xdi_whole_join(xd_weights_reader *r, int64_t first, int64_t end
     t->ndim = one->info->ndim;
     t->shape = shape;
     t->piece_count = end - first;
+    t->file = one->number;
+    (void)xdi_safetensors_size(one->file, &data);
+    t->begin = data + one->info->begin;
+    t->end = data + one->info->end;
     memset(shape, 0, (size_t)t->ndim * sizeof *shape);
     for (int64_t i = first; i < end; i++) {
         const xdi_weights_piece *p = (const xdi_weights_piece *)r->order[i];
@@ -275,11 +338,11 @@ static xd_result xdi_whole_join(xd_weights_reader *r, int64_t first, int64_t end
     return xdi_whole_check_cover(r, t, first);
 }
 
-static xd_result xdi_whole_join_all(xd_weights_reader *r) {
+static xd_result xdi_whole_join_all(xd_weights *r) {
     int64_t *shape = r->numbers;
     for (int64_t i = 0; i < r->piece_count; i++) shape += r->pieces[i].info->ndim; /* behind the beginnings */
     for (int64_t first = 0, end; first < r->piece_count; first = end) {
-        const xd_safetensors_info *info = ((const xdi_weights_piece *)r->order[first])->info;
+        const xdi_safetensors_info *info = ((const xdi_weights_piece *)r->order[first])->info;
         for (end = first + 1; end < r->piece_count; end++)
             if (strcmp(info->name, ((const xdi_weights_piece *)r->order[end])->info->name) != 0) break;
         XD_TRY(xdi_whole_join(r, first, end, shape));
@@ -288,39 +351,43 @@ static xd_result xdi_whole_join_all(xd_weights_reader *r) {
     return XD_OK;
 }
 
-static xd_result xdi_whole_open(xd_weights_reader *r, const xd_safetensors_desc *desc) {
-    XD_TRY(xdi_whole_open_all(r, desc));
+static xd_result xdi_whole_open(xd_weights *r, const xd_weights_desc *desc) {
+    xdi_safetensors_desc how;
+    memset(&how, 0, sizeof how);
+    how.mode = desc->mode;
+    how.max_header_bytes = desc->max_header_bytes;
+    how.skip_unknown = desc->skip_unknown;
+    XD_TRY(desc->directory ? xdi_whole_open_all(r, &how) : xdi_whole_open_alone(r, desc, &how));
+    XD_TRY(xdi_whole_describe_files(r));
     XD_TRY(xdi_whole_list(r));
     return xdi_whole_join_all(r);
 }
 
-XD_PRIVATE xd_result xdi_weights_reader_start(xd_ctx *ctx, const char *directory,
-                                              const xd_safetensors_desc *desc, bool lenient,
-                                              xd_weights_reader **out) {
-    xd_weights_reader *r = (xd_weights_reader *)xd_allocate(ctx, sizeof *r);
-    XD_REQUIRE(ctx, r, XD_ERROR_MEMORY, "%s: no room for a model", directory);
+XD_API xd_result xd_weights_open(xd_ctx *ctx, const xd_weights_desc *desc, xd_weights **out) {
+    XDI_GIVEN(ctx, ctx, desc, out);
+    const int sources = (desc->directory != NULL) + (desc->file != NULL) + (desc->data != NULL);
+    XD_REQUIRE(ctx, sources == 1, XD_ERROR_ARGUMENT, "%d of directory, file and data are given, not one",
+               sources);
+    const char *name = desc->directory ? desc->directory : desc->file ? desc->file : "memory";
+    xd_weights *r = (xd_weights *)xd_allocate(ctx, sizeof *r);
+    XD_REQUIRE(ctx, r, XD_ERROR_MEMORY, "%s: no room for a model", name);
     r->ctx = ctx;
-    r->directory = directory;
-    r->lenient = lenient;
+    r->directory = name;
+    r->lenient = desc->lenient;
     const xd_result result = xdi_whole_open(r, desc);
     if (result == XD_OK)
         *out = r;
     else
-        xd_weights_reader_close(r);
+        xd_weights_close(r);
     return result;
 }
 
-XD_API xd_result xd_weights_reader_open(xd_ctx *ctx, const char *directory, const xd_safetensors_desc *desc,
-                                        xd_weights_reader **out) {
-    XDI_GIVEN(ctx, ctx, directory, out);
-    return xdi_weights_reader_start(ctx, directory, desc, false, out);
-}
-
-XD_API void xd_weights_reader_close(xd_weights_reader *r) {
+XD_API void xd_weights_close(xd_weights *r) {
     if (!r) return;
-    for (int64_t i = 0; i < r->file_count && r->files; i++) xd_safetensors_close(r->files[i]);
-    xd_weights_files_close(r->model);
-    xd_release(r->ctx, r->files);
+    if (!r->model) xdi_whole_close_files(r);
+    xdi_weights_files_close(r->model);
+    xd_release(r->ctx, r->infos);
+    xd_release(r->ctx, r->metadata);
     xd_release(r->ctx, r->pieces);
     xd_release(r->ctx, (void *)r->order);
     xd_release(r->ctx, r->tensors);
@@ -331,26 +398,40 @@ XD_API void xd_weights_reader_close(xd_weights_reader *r) {
 
 /* ---- answers ---- */
 
-XD_API int64_t xd_weights_reader_count(const xd_weights_reader *r) {
+XD_API xd_weights_info xd_weights_describe(const xd_weights *r) {
     XD_ASSERT(r);
-    return r->tensor_count;
+    const xd_weights_info info = { r->tensor_count, r->file_count };
+    return info;
 }
 
-XD_API const xd_weights_tensor *xd_weights_reader_at(const xd_weights_reader *r, int64_t index) {
+XD_API const xd_weights_file *xd_weights_file_at(const xd_weights *r, int64_t index) {
+    XD_ASSERT(r);
+    return index >= 0 && index < r->file_count ? &r->infos[index] : NULL;
+}
+
+XD_API const char *xd_weights_metadata(const xd_weights *r, const char *key) {
+    XD_ASSERT(r);
+    const char *value = NULL;
+    for (int64_t f = 0; f < r->file_count && !value; f++)
+        value = xdi_safetensors_metadata(xdi_whole_file(r, f), key);
+    return value;
+}
+
+XD_API const xd_weights_tensor *xd_weights_at(const xd_weights *r, int64_t index) {
     XD_ASSERT(r);
     return index >= 0 && index < r->tensor_count ? &r->tensors[index] : NULL;
 }
 
-static int xdi_weights_reader_is_named(const void *name, const void *tensor) {
+static int xdi_weights_is_tensor(const void *name, const void *tensor) {
     return strcmp((const char *)name, ((const xd_weights_tensor *)tensor)->name);
 }
 
-XD_API int64_t xd_weights_reader_find(const xd_weights_reader *r, const char *name) {
+XD_API int64_t xd_weights_find(const xd_weights *r, const char *name) {
     XD_ASSERT(r);
-    return xdi_find(name, r->tensors, sizeof *r->tensors, r->tensor_count, xdi_weights_reader_is_named);
+    return xdi_find(name, r->tensors, sizeof *r->tensors, r->tensor_count, xdi_weights_is_tensor);
 }
 
-XD_PRIVATE uint64_t xdi_weights_reader_hash(const xd_weights_reader *r) {
+XD_PRIVATE uint64_t xdi_weights_reader_hash(const xd_weights *r) {
     uint64_t hash = 0;
     for (int64_t i = 0; i < r->piece_count; i++) {
         const xdi_weights_piece *p = (const xdi_weights_piece *)r->order[i];
@@ -409,23 +490,40 @@ static xd_result xdi_whole_read_cut(const xdi_weights_piece *p, const xdi_weight
             place += (at - c->offset[d]) * stride;
             stride *= c->size[d];
         }
-        XD_TRY(xd_safetensors_read_box(p->file, p->index, first, size,
-                                       (char *)destination + (size_t)place * xd_dtype_size(p->info->dtype)));
+        XD_TRY(xdi_safetensors_read_box(p->file, p->index, first, size,
+                                        (char *)destination + (size_t)place * xd_dtype_size(p->info->dtype)));
     }
     return XD_OK;
 }
 
-XD_API xd_result xd_weights_reader_read(xd_weights_reader *r, int64_t index, const int64_t *offset,
-                                        const int64_t *size, void *destination) {
-    XDI_GIVEN(NULL, r);
-    xdi_weights_cut cut;
-    XD_REQUIRE(r->ctx, index >= 0 && index < r->tensor_count, XD_ERROR_ARGUMENT, "tensor %lld of %lld",
-               (long long)index, (long long)r->tensor_count);
+/* The piece of a tensor in one piece, NULL of others. */
+static const xdi_weights_piece *xdi_whole_single(const xd_weights *r, int64_t index) {
+    return r->tensors[index].piece_count == 1 ? (const xdi_weights_piece *)r->order[r->first[index]] : NULL;
+}
+
+XD_API const void *xd_weights_data(const xd_weights *r, int64_t index) {
+    XD_ASSERT(r);
+    const bool known = index >= 0 && index < r->tensor_count;
+    const xdi_weights_piece *p = known ? xdi_whole_single(r, index) : NULL;
+    return p ? xdi_safetensors_data(p->file, p->index) : NULL;
+}
+
+/* Bytes of a tensor in one piece. */
+static xd_result xdi_whole_read_bytes(xd_weights *r, int64_t index, uint64_t first_byte, size_t bytes,
+                                      void *destination) {
+    const xdi_weights_piece *p = xdi_whole_single(r, index);
+    XD_REQUIRE(r->ctx, p, XD_ERROR_UNSUPPORTED,
+               "tensor \"%.80s\": bytes of %lld pieces, which only boxes read", r->tensors[index].name,
+               (long long)r->tensors[index].piece_count);
+    return xdi_safetensors_read_range(p->file, p->index, first_byte, bytes, destination);
+}
+
+/* A box of a tensor, from all its pieces. */
+static xd_result xdi_whole_read_box(xd_weights *r, int64_t index, const int64_t *offset, const int64_t *size,
+                                    void *destination) {
     const xd_weights_tensor *t = &r->tensors[index];
-    XD_REQUIRE(r->ctx, t->dtype != XD_DTYPE_NONE, XD_ERROR_UNSUPPORTED,
-               "tensor \"%.80s\" is of type %s, which cannot be read", t->name, t->type);
+    xdi_weights_cut cut;
     XDI_GIVEN_LIST(r->ctx, offset, t->ndim);
-    XDI_GIVEN_LIST(r->ctx, size, t->ndim);
     for (int d = 0; d < t->ndim; d++)
         XD_REQUIRE(
             r->ctx,
@@ -439,4 +537,18 @@ XD_API xd_result xd_weights_reader_read(xd_weights_reader *r, int64_t index, con
         if (xdi_whole_cut(p, &cut)) XD_TRY(xdi_whole_read_cut(p, &cut, destination));
     }
     return XD_OK;
+}
+
+XD_API xd_result xd_weights_read(xd_weights *r, int64_t index, const xd_weights_read_desc *desc,
+                                 void *destination) {
+    static const int64_t zeros[XDI_PIECE_DIMS] = { 0 };
+    XDI_GIVEN(NULL, r);
+    XD_REQUIRE(r->ctx, index >= 0 && index < r->tensor_count, XD_ERROR_ARGUMENT, "tensor %lld of %lld",
+               (long long)index, (long long)r->tensor_count);
+    const xd_weights_tensor *t = &r->tensors[index];
+    XD_REQUIRE(r->ctx, t->dtype != XD_DTYPE_NONE, XD_ERROR_UNSUPPORTED,
+               "tensor \"%.80s\" is of type %s, which cannot be read", t->name, t->type);
+    if (!desc) return xdi_whole_read_box(r, index, zeros, t->shape, destination);
+    if (desc->size) return xdi_whole_read_box(r, index, desc->offset, desc->size, destination);
+    return xdi_whole_read_bytes(r, index, desc->first_byte, desc->bytes, destination);
 }

@@ -3,7 +3,7 @@
 #include "base/json.h"
 #include "base/publish.h"
 #include "io/internal.h"
-#include "io/weights_files.h"
+#include "io/weights.h"
 
 #include <errno.h>
 #include <stdio.h>
@@ -18,10 +18,11 @@ enum { XDI_WEIGHTS_NAME = 112 }; /* larger than any file name that is written he
 
 struct xd_weights_writer {
     xd_ctx *ctx;
-    char *directory, *lock_path;     /* after the struct in the same block */
-    xdi_lock lock;                   /* held from the beginning to the end: one save at a time */
-    xd_safetensors_writer **writers; /* [shards] */
-    int64_t *first;                  /* [shards + 1]: shard s holds entries first[s] .. first[s + 1] - 1 */
+    char *directory, *lock_path;      /* after the struct in the same block */
+    xdi_lock lock;                    /* held from the beginning to the end: one save at a time */
+    xdi_safetensors_writer *single;   /* one file; then there is nothing else below but ctx */
+    xdi_safetensors_writer **writers; /* [shards] */
+    int64_t *first;                   /* [shards + 1]: shard s holds entries first[s] .. first[s + 1] - 1 */
     int64_t shards;
     uint64_t total_bytes;
     uint64_t save; /* of shards: one more than the last; of a single file: the last */
@@ -91,17 +92,17 @@ static int xdi_weights_remove(xd_weights_writer *w, const char *name) {
 /* The number of the last save of shards, from what readers of the directory may have seen. What cannot be read counts as
  * nothing: the save replaces it. */
 static xd_result xdi_weights_read_single(xd_weights_writer *w, const char *path) {
-    xd_safetensors_desc desc;
-    xd_safetensors *file = NULL;
+    xdi_safetensors_desc desc;
+    xdi_safetensors *file = NULL;
     memset(&desc, 0, sizeof desc);
-    desc.mode = XD_SAFETENSORS_STREAM;
+    desc.mode = XD_WEIGHTS_STREAM;
     desc.skip_unknown = true;
-    const xd_result result = xd_safetensors_open(w->ctx, path, &desc, &file);
+    const xd_result result = xdi_safetensors_open(w->ctx, path, &desc, &file);
     if (result != XD_OK) return result == XD_ERROR_FORMAT ? XD_OK : result;
-    const char *save = xd_safetensors_metadata(file, XDI_WEIGHTS_SAVE);
+    const char *save = xdi_safetensors_metadata(file, XDI_WEIGHTS_SAVE);
     const uint64_t number = save ? strtoull(save, NULL, 10) : 0;
     if (number > w->save) w->save = number;
-    xd_safetensors_close(file);
+    xdi_safetensors_close(file);
     return XD_OK;
 }
 
@@ -278,15 +279,16 @@ static void xdi_weights_write_index(xd_weights_writer *w, const xd_weights_write
 }
 
 static xd_result xdi_weights_start_shard(xd_weights_writer *w, const xd_weights_writer_desc *d,
-                                         const xd_safetensors_pair *metadata, int64_t metadata_count,
+                                         const xd_weights_pair *metadata, int64_t metadata_count,
                                          int64_t shard) {
     char name[XDI_WEIGHTS_NAME], *path;
-    xd_safetensors_writer_desc file;
+    xd_weights_writer_desc file;
     memset(&file, 0, sizeof file);
     file.entries = d->entries ? d->entries + w->first[shard] : NULL; /* a directory without tensors */
     file.entry_count = w->first[shard + 1] - w->first[shard];
     file.metadata = metadata;
     file.metadata_count = metadata_count;
+    file.alignment = d->alignment;
     xdi_weights_name(w, shard, name);
     XD_TRY(xdi_weights_join(w, name, &path));
     /* Shards are protected by the lock of the save: with one each, every shard would be open twice. */
@@ -301,8 +303,8 @@ static xd_result xdi_weights_start_files(xd_weights_writer *w, const xd_weights_
     char save[24];
     int64_t count = 0;
     xd_result result = XD_OK;
-    xd_safetensors_pair *metadata =
-        (xd_safetensors_pair *)xd_allocate(w->ctx, ((size_t)d->metadata_count + 1) * sizeof *metadata);
+    xd_weights_pair *metadata =
+        (xd_weights_pair *)xd_allocate(w->ctx, ((size_t)d->metadata_count + 1) * sizeof *metadata);
     XD_REQUIRE(w->ctx, metadata, XD_ERROR_MEMORY, "no room for %lld pairs", (long long)d->metadata_count);
     for (int64_t i = 0; i < d->metadata_count; i++) /* a caller may hand on what a file that was read had */
         if (!d->metadata[i].key || strcmp(d->metadata[i].key, XDI_WEIGHTS_SAVE) != 0)
@@ -327,14 +329,27 @@ static xd_result xdi_weights_start(xd_weights_writer *w, const xd_weights_writer
     XD_TRY(xdi_weights_read_older(w));
     xdi_weights_sweep(w);
     xdi_weights_write_index(w, d);
-    w->writers = (xd_safetensors_writer **)xd_allocate(w->ctx, (size_t)w->shards * sizeof *w->writers);
+    w->writers = (xdi_safetensors_writer **)xd_allocate(w->ctx, (size_t)w->shards * sizeof *w->writers);
     XD_REQUIRE(w->ctx, w->writers, XD_ERROR_MEMORY, "no room for %lld files", (long long)w->shards);
     return xdi_weights_start_files(w, d);
 }
 
-XD_API xd_result xd_weights_writer_create(xd_ctx *ctx, const char *directory,
-                                          const xd_weights_writer_desc *desc, xd_weights_writer **out) {
-    XDI_GIVEN(ctx, ctx, directory, desc, out);
+static xd_result xdi_weights_writer_of_file(xd_ctx *ctx, const xd_weights_writer_desc *desc,
+                                            xd_weights_writer **out) {
+    xd_weights_writer *w = (xd_weights_writer *)xd_allocate(ctx, sizeof *w);
+    XD_REQUIRE(ctx, w, XD_ERROR_MEMORY, "%s: no room for a writer", desc->file);
+    w->ctx = ctx;
+    const xd_result result = xdi_safetensors_writer_create(ctx, desc->file, desc, &w->single);
+    if (result == XD_OK)
+        *out = w;
+    else
+        xd_release(ctx, w);
+    return result;
+}
+
+static xd_result xdi_weights_writer_of_directory(xd_ctx *ctx, const xd_weights_writer_desc *desc,
+                                                 xd_weights_writer **out) {
+    const char *directory = desc->directory;
     XDI_GIVEN_LIST(ctx, desc->entries, desc->entry_count);
     XDI_GIVEN_LIST(ctx, desc->metadata, desc->metadata_count);
     XD_REQUIRE(ctx, desc->entry_count >= 0 && desc->entry_count <= INT32_MAX, XD_ERROR_ARGUMENT,
@@ -358,10 +373,19 @@ XD_API xd_result xd_weights_writer_create(xd_ctx *ctx, const char *directory,
     return result;
 }
 
+XD_API xd_result xd_weights_writer_create(xd_ctx *ctx, const xd_weights_writer_desc *desc,
+                                          xd_weights_writer **out) {
+    XDI_GIVEN(ctx, ctx, desc, out);
+    XD_REQUIRE(ctx, !desc->directory != !desc->file, XD_ERROR_ARGUMENT,
+               "%d of directory and file are given, not one", desc->file ? 2 : 0);
+    return desc->file ? xdi_weights_writer_of_file(ctx, desc, out)
+                      : xdi_weights_writer_of_directory(ctx, desc, out);
+}
+
 XD_API xd_result xd_weights_writer_write(xd_weights_writer *w, int64_t index, uint64_t first_byte,
                                          size_t bytes, const void *data) {
     XDI_GIVEN(NULL, w);
-    XDI_GIVEN_LIST(w->ctx, data, bytes);
+    if (w->single) return xdi_safetensors_writer_write(w->single, index, first_byte, bytes, data);
     XD_REQUIRE(w->ctx, index >= 0 && index < w->first[w->shards], XD_ERROR_ARGUMENT, "tensor %lld of %lld",
                (long long)index, (long long)w->first[w->shards]);
     int64_t low = 0, high = w->shards; /* the last shard that starts at or before index */
@@ -372,7 +396,7 @@ XD_API xd_result xd_weights_writer_write(xd_weights_writer *w, int64_t index, ui
         else
             high = middle;
     }
-    return xd_safetensors_writer_write_range(w->writers[low], index - w->first[low], first_byte, bytes, data);
+    return xdi_safetensors_writer_write(w->writers[low], index - w->first[low], first_byte, bytes, data);
 }
 
 /* ---- the end ---- */
@@ -435,6 +459,11 @@ static void xdi_weights_undo(xd_weights_writer *w) {
 
 XD_API xd_result xd_weights_writer_commit(xd_weights_writer *w) {
     XDI_GIVEN(NULL, w);
+    if (w->single) {
+        const xd_result written = xdi_safetensors_writer_commit(w->single);
+        xd_release(w->ctx, w);
+        return written;
+    }
     xd_result result = xdi_weights_close_files(w);
     if (result == XD_OK) result = xdi_weights_switch(w);
     if (result != XD_OK && !w->switched) xdi_weights_undo(w);
@@ -449,8 +478,13 @@ XD_API xd_result xd_weights_writer_commit(xd_weights_writer *w) {
 
 XD_API void xd_weights_writer_abort(xd_weights_writer *w) {
     if (!w) return;
+    if (w->single) {
+        xdi_safetensors_writer_abort(w->single);
+        xd_release(w->ctx, w);
+        return;
+    }
     if (w->writers)
-        for (int64_t s = 0; s < w->shards; s++) xd_safetensors_writer_abort(w->writers[s]);
+        for (int64_t s = 0; s < w->shards; s++) xdi_safetensors_writer_abort(w->writers[s]);
     xd_publish_abort(w->index_file);
     xdi_lock_drop(w->ctx, w->lock_path, &w->lock);
     xd_json_writer_destroy(&w->index);

@@ -4,10 +4,15 @@
 #include "kernel/loss_scalar.h"
 #include "kernel/uld.h"
 
+/* A probability of at least the floor. */
+XD_SCALAR double xd_uld_floored(double p) {
+    return p > XD_ULD_FLOOR ? p : XD_ULD_FLOOR;
+}
+
 /* A term of the generalised JSD of probabilities, and its derivative with respect to u; u and v are raised to the floor
  * first. */
 XD_SCALAR double xd_jsd_entry(double u, double v, double beta, double *slope) {
-    const double p = u > XD_ULD_FLOOR ? u : XD_ULD_FLOOR, q = v > XD_ULD_FLOOR ? v : XD_ULD_FLOOR;
+    const double p = xd_uld_floored(u), q = xd_uld_floored(v);
     const double s = log(p), t = log(q), rest = xd_sub(1.0, beta);
     double student, teacher, value;
     if (beta == 0.0) {
@@ -23,6 +28,18 @@ XD_SCALAR double xd_jsd_entry(double u, double v, double beta, double *slope) {
     }
     if (!(u >= XD_ULD_FLOOR)) *slope = 0.0;
     return value;
+}
+
+/* ---- chunks ---- */
+
+/* The derivative of weight |u - v| with respect to u. */
+XD_SCALAR double xd_uld_sign(double weight, double u, double v) {
+    return weight * (double)((u > v) - (u < v));
+}
+
+/* The mean slope of a chunk from its sum, weighted by values that have the factor. */
+XD_SCALAR double xd_uld_mean(double sum, double factor) {
+    return factor > 0.0 ? sum / factor : 0.0;
 }
 
 /* ---- estimates ---- */

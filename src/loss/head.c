@@ -128,34 +128,25 @@ static void xdi_head_begin(const xd_head_loss_desc *desc, xdi_head_plan *p) {
 }
 
 static bool xdi_head_layout(xdi_head_plan *p, bool invariant, xd_arena *arena) {
-    const size_t chunk = (size_t)p->chunk;
-    size_t logits, states;
-    if (!xdi_size_multiply(chunk, (size_t)p->columns, &logits) ||
-        !xdi_size_multiply(logits, sizeof(float), &logits) ||
-        !xdi_size_multiply(chunk, (size_t)p->width, &states) ||
-        !xdi_size_multiply(states, sizeof(float), &states))
+    const int64_t chunk = p->chunk, width = p->width;
+    const int64_t hidden = p->d->hidden_gradient.data ? width : 0;
+    size_t most; /* no size wraps if these do not */
+    bool fits = true;
+    if (!xdi_size_multiply((size_t)chunk, (size_t)p->columns, &most) ||
+        !xdi_size_multiply(most, sizeof(float), &most) ||
+        !xdi_size_multiply((size_t)chunk, (size_t)width, &most) ||
+        !xdi_size_multiply(most, sizeof(float), &most) || !xdi_loss_layout(&p->loss, chunk, arena))
         return false;
-    const size_t hidden = p->d->hidden_gradient.data ? states : 0;
-    const size_t sizes[6] = { logits,
-                              p->d->teacher.hidden.data ? logits : 0,
-                              p->d->weight_gradient ? states : hidden,
-                              invariant ? hidden : 0,
-                              sizeof(float),
-                              XD_MATMUL_WORKSPACE_BYTES };
-    void *at[6];
-    if (!xdi_loss_layout(&p->loss, p->chunk, arena)) return false;
-    for (int i = 0; i < 6; i++) {
-        size_t offset;
-        if (!xdi_arena_take(arena, sizes[i], &offset)) return false;
-        at[i] = arena->base ? arena->base + offset : NULL;
-    }
-    p->student = (float *)at[0];
-    p->teacher = (float *)at[1];
-    p->hidden = (float *)at[2];
-    p->tile = (float *)at[3];
-    p->one = (float *)at[4];
-    p->product = at[5];
-    return true;
+    const int64_t logits = chunk * p->columns;
+    p->student = (float *)xdi_arena_array(arena, logits, sizeof(float), &fits);
+    p->teacher =
+        (float *)xdi_arena_array(arena, p->d->teacher.hidden.data ? logits : 0, sizeof(float), &fits);
+    p->hidden = (float *)xdi_arena_array(arena, chunk * (p->d->weight_gradient ? width : hidden),
+                                         sizeof(float), &fits);
+    p->tile = (float *)xdi_arena_array(arena, chunk * (invariant ? hidden : 0), sizeof(float), &fits);
+    p->one = (float *)xdi_arena_array(arena, 1, sizeof(float), &fits);
+    p->product = xdi_arena_array(arena, XD_MATMUL_WORKSPACE_BYTES, 1, &fits);
+    return fits;
 }
 
 /* Everything before the first exchange, local to this rank. */

@@ -101,9 +101,9 @@ XD_PRIVATE xdi_reduction xdi_loss_reduction(const xd_loss_desc *d);
 XD_PRIVATE xd_result xdi_loss_validate(xd_ctx *ctx, const xd_loss_desc *d, const xdi_reduction *in);
 /* plan->args from plan->d, without the blocks of the workspace. */
 XD_PRIVATE void xdi_loss_fill_args(xd_ctx *ctx, xdi_loss_plan *plan);
-/* Takes every block from the arena, for all rows and for `rows_at_once` of them; with a planning arena this is
+/* Takes every block from the arena, for all rows and for `rows` of them; with a planning arena this is
  * the size query. False when it does not fit. */
-XD_PRIVATE bool xdi_loss_layout(xdi_loss_plan *plan, int64_t rows_at_once, xd_arena *arena);
+XD_PRIVATE bool xdi_loss_layout(xdi_loss_plan *plan, int64_t rows, xd_arena *arena);
 /* From the logits of plan->args to the scalars of every row, and the gradient. Collective over the vocabulary. */
 XD_PRIVATE xd_result xdi_loss_rows(const xd_launch *launch, xdi_loss_plan *plan);
 /* Every loss tells its values: ARGUMENT where there is no place for them. */

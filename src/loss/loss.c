@@ -91,38 +91,29 @@ XD_PRIVATE void xdi_loss_fill_args(xd_ctx *ctx, xdi_loss_plan *plan) {
 
 /* A row's partials are references and sums; sums are doubles or pairs of integers, so the size is that of the
  * wider. */
-XD_PRIVATE bool xdi_loss_layout(xdi_loss_plan *plan, int64_t rows_at_once, xd_arena *arena) {
-    const size_t all = (size_t)plan->d.student.rows, rows = (size_t)rows_at_once;
-    const size_t ranks = (size_t)plan->args.vocab.shards;
-    const size_t gathered = ranks > 1 ? ranks * rows : 0; /* a single rank reads its partials */
+XD_PRIVATE bool xdi_loss_layout(xdi_loss_plan *plan, int64_t rows, xd_arena *arena) {
+    const int64_t all = plan->d.student.rows, ranks = plan->args.vocab.shards;
+    const int64_t gathered = ranks > 1 ? ranks : 0; /* a single rank reads its partials */
     const bool jsd = plan->d.teacher.data && plan->d.divergence == XD_JSD;
     const size_t partials = XD_LOSS_REFERENCES * sizeof(double) + XD_LOSS_SUMS * sizeof(xd_fixed);
     const size_t mixtures = jsd ? XD_LOSS_MIXTURES * sizeof(xd_fixed) : 0;
-    const size_t words = (size_t)xdi_reduction_words(&plan->reduction) * sizeof(int64_t);
-    const size_t sizes[7] = { all * sizeof(double),
-                              rows * partials,
-                              rows * mixtures,
-                              all * sizeof(xd_loss_row),
-                              gathered * partials,
-                              gathered * mixtures,
-                              words };
-    size_t at[7], most; /* no size wraps if this one does not */
-    if (!xdi_size_multiply(all > rows ? all : rows, (ranks + 1) * (partials + mixtures + sizeof(xd_loss_row)),
-                           &most))
+    size_t most; /* no size wraps if this one does not */
+    bool fits = true;
+    if (!xdi_size_multiply((size_t)(all > rows ? all : rows),
+                           ((size_t)ranks + 1) * (partials + mixtures + sizeof(xd_loss_row)), &most))
         return false;
-    for (int i = 0; i < 7; i++)
-        if (!xdi_arena_take(arena, sizes[i], &at[i])) return false;
-    if (!arena->base) return true;
-    plan->row_scale = (double *)(void *)(arena->base + at[0]);
+    plan->row_scale = (double *)xdi_arena_array(arena, all, sizeof(double), &fits);
+    plan->args.references = (double *)xdi_arena_array(arena, rows, partials, &fits);
+    plan->args.mixtures = xdi_arena_array(arena, rows, mixtures, &fits);
+    plan->rows = (xd_loss_row *)xdi_arena_array(arena, all, sizeof(xd_loss_row), &fits);
+    plan->all_partials = (double *)xdi_arena_array(arena, gathered * rows, partials, &fits);
+    plan->all_mixtures = xdi_arena_array(arena, gathered * rows, mixtures, &fits);
+    plan->words =
+        (int64_t *)xdi_arena_array(arena, xdi_reduction_words(&plan->reduction), sizeof(int64_t), &fits);
+    if (!fits || !arena->base) return fits;
     plan->args.row_scale = plan->row_scale;
-    plan->args.references = (double *)(void *)(arena->base + at[1]);
     plan->args.sums = plan->args.references + rows * XD_LOSS_REFERENCES;
-    plan->args.mixtures = arena->base + at[2];
-    plan->rows = (xd_loss_row *)(void *)(arena->base + at[3]);
     plan->args.row = plan->rows;
-    plan->all_partials = (double *)(void *)(arena->base + at[4]);
-    plan->all_mixtures = arena->base + at[5];
-    plan->words = (int64_t *)(void *)(arena->base + at[6]);
     return true;
 }
 

@@ -146,55 +146,37 @@ static void xdi_topk_kl_share(xdi_topk_kl_plan *plan) {
 /* Takes every block from the arena; with a planning arena only sizes are counted. False when it does not
  * fit. */
 static bool xdi_topk_kl_layout(xdi_topk_kl_plan *plan, xd_arena *arena) {
-    const size_t word = sizeof(double), rows = (size_t)plan->d.student.rows, k = (size_t)plan->d.k;
-    const size_t ranks = (size_t)plan->student.vocab.shards, sides = plan->d.teacher.data ? 2 : 1;
-    const size_t sent = sides * (size_t)plan->side_words * word;
-    const size_t scratch = plan->kernels->device == XD_DEVICE_CPU
-                               ? (size_t)plan->threads
-                               : rows; /* a GPU computes all rows at the same time */
-    const size_t candidates = plan->d.ids.data ? 0 : 2 * rows * k * word;
-    const size_t sizes[15] = { rows * word,
-                               sent,
-                               ranks > 1 ? ranks * sent : 0,
-                               rows * word,
-                               rows * word,
-                               rows * sizeof(xd_topk_side),
-                               rows * sizeof(xd_topk_side),
-                               rows * k * word,
-                               rows * k * word,
-                               rows * k * word,
-                               scratch * k * word,
-                               scratch * 3 * (k + 1) * word,
-                               rows * sizeof(xd_topk_row),
-                               (size_t)xdi_reduction_words(&plan->reduction) * word,
-                               (ranks > 1 ? ranks + 1 : 1) * candidates };
+    const int64_t rows = plan->d.student.rows, k = plan->d.k, ranks = plan->student.vocab.shards;
     const size_t each = 16 * (2 * XD_TOPK_SUMS + 1) + sizeof(xd_topk_side) + sizeof(xd_topk_row);
-    unsigned char *at[15];
     size_t most; /* no size wraps if this one does not */
-    if (!xdi_size_multiply(rows, k + 1, &most) || !xdi_size_multiply(most, (ranks + 1) * each, &most))
+    bool fits = true;
+    if (!xdi_size_multiply((size_t)rows, (size_t)k + 1, &most) ||
+        !xdi_size_multiply(most, ((size_t)ranks + 1) * each, &most))
         return false;
-    for (int i = 0; i < 15; i++) {
-        size_t offset;
-        if (!xdi_arena_take(arena, sizes[i], &offset)) return false;
-        at[i] = arena->base ? arena->base + offset : NULL;
-    }
-    if (!arena->base) return true;
-    plan->row_scale = (double *)(void *)at[0];
-    plan->send = (int64_t *)(void *)at[1];
-    plan->all = (int64_t *)(void *)at[2];
-    plan->student.maxima = (double *)(void *)at[3];
-    plan->teacher.maxima = (double *)(void *)at[4];
-    plan->student.side = (xd_topk_side *)(void *)at[5];
-    plan->teacher.side = (xd_topk_side *)(void *)at[6];
-    plan->ids = (int64_t *)(void *)at[7];
-    plan->teacher_values = (double *)(void *)at[8];
-    plan->both.slots = (double *)(void *)at[9];
-    plan->student.order = (int64_t *)(void *)at[10];
-    plan->both.scratch = (double *)(void *)at[11];
-    plan->both.row = (xd_topk_row *)(void *)at[12];
-    plan->words = (int64_t *)(void *)at[13];
-    plan->candidates.mine = (int64_t *)(void *)at[14];
-    plan->candidates.all = plan->candidates.mine + candidates / word;
+    const int64_t sent = (plan->d.teacher.data ? 2 : 1) * plan->side_words;
+    const int64_t scratch = plan->kernels->device == XD_DEVICE_CPU
+                                ? plan->threads
+                                : rows; /* a GPU computes all rows at the same time */
+    const int64_t candidates = plan->d.ids.data ? 0 : 2 * rows * k;
+    plan->row_scale = (double *)xdi_arena_array(arena, rows, sizeof(double), &fits);
+    plan->send = (int64_t *)xdi_arena_array(arena, sent, sizeof(int64_t), &fits);
+    plan->all = (int64_t *)xdi_arena_array(arena, ranks > 1 ? ranks * sent : 0, sizeof(int64_t), &fits);
+    plan->student.maxima = (double *)xdi_arena_array(arena, rows, sizeof(double), &fits);
+    plan->teacher.maxima = (double *)xdi_arena_array(arena, rows, sizeof(double), &fits);
+    plan->student.side = (xd_topk_side *)xdi_arena_array(arena, rows, sizeof(xd_topk_side), &fits);
+    plan->teacher.side = (xd_topk_side *)xdi_arena_array(arena, rows, sizeof(xd_topk_side), &fits);
+    plan->ids = (int64_t *)xdi_arena_array(arena, rows * k, sizeof(int64_t), &fits);
+    plan->teacher_values = (double *)xdi_arena_array(arena, rows * k, sizeof(double), &fits);
+    plan->both.slots = (double *)xdi_arena_array(arena, rows * k, sizeof(double), &fits);
+    plan->student.order = (int64_t *)xdi_arena_array(arena, scratch * k, sizeof(int64_t), &fits);
+    plan->both.scratch = (double *)xdi_arena_array(arena, scratch * 3 * (k + 1), sizeof(double), &fits);
+    plan->both.row = (xd_topk_row *)xdi_arena_array(arena, rows, sizeof(xd_topk_row), &fits);
+    plan->words =
+        (int64_t *)xdi_arena_array(arena, xdi_reduction_words(&plan->reduction), sizeof(int64_t), &fits);
+    plan->candidates.mine =
+        (int64_t *)xdi_arena_array(arena, (ranks > 1 ? ranks + 1 : 1) * candidates, sizeof(int64_t), &fits);
+    if (!fits || !arena->base) return fits;
+    plan->candidates.all = plan->candidates.mine + candidates;
     xdi_topk_kl_share(plan);
     return true;
 }

@@ -68,7 +68,7 @@ static xd_result xdi_builder_describe_one(xdi_builder *b, int virtual_stage) {
     xd_stage *stage = &b->list->stages[b->list->count];
     xd_model *model = NULL;
     pipeline.ranks = xdi_group_size(b->groups.pp);
-    XD_TRY(xd_pipeline_place(b->ctx, &pipeline, xdi_group_rank(b->groups.pp), virtual_stage, &stage->place));
+    XD_TRY(xdi_pipeline_place(b->ctx, &pipeline, xdi_group_rank(b->groups.pp), virtual_stage, &stage->place));
     const xd_stage_place place = stage->place;
     xdi_clear_error(b->ctx);
     XD_TRY(xdi_builder_called(b->ctx, provider->describe(provider->user, b->ctx, &place, &model),
@@ -169,7 +169,7 @@ static xd_result xdi_builder_compare_count(const xdi_builder *b, xd_comm *comm) 
 
 static xd_result xdi_builder_compare_models(const xdi_builder *b, xd_comm *comm) {
     for (int i = 0; i < b->list->count && xdi_group_size(comm) > 1; i++)
-        XD_TRY(xd_model_agree(b->list->stages[i].model, comm));
+        XD_TRY(xdi_model_agree(b->list->stages[i].model, comm));
     return XD_OK;
 }
 
@@ -191,7 +191,7 @@ static void xdi_builder_report_count(const xdi_builder *b) {
     int64_t count = 0;
     char line[128];
     if (xdi_group_rank(g->dp) || xdi_group_rank(g->cp) || xdi_group_rank(g->dp_cp)) return;
-    for (int i = 0; i < b->list->count; i++) count += xd_model_parameter_count(b->list->stages[i].model);
+    for (int i = 0; i < b->list->count; i++) count += xdi_model_elements(b->list->stages[i].model, false);
     snprintf(line, sizeof line,
              " > number of parameters on (tensor, pipeline) model parallel rank (%d, %d): %lld",
              xdi_group_rank(g->tp), xdi_group_rank(g->pp), (long long)count);
@@ -401,8 +401,8 @@ static xd_result xdi_builder_open(xdi_builder *b, const xd_stages *existing) {
     return XD_OK;
 }
 
-static xd_result xdi_builder_create(xd_comm *world, const xd_build_desc *desc, const xd_stages *existing,
-                                    xd_built **out) {
+static xd_result xdi_builder_create(xd_comm *world, const xd_build_desc *desc, xd_built **out) {
+    const xd_stages *existing = desc->stages;
     xdi_builder b;
     memset(&b, 0, sizeof b);
     b.ctx = xd_comm_ctx(world);
@@ -424,13 +424,7 @@ static xd_result xdi_builder_create(xd_comm *world, const xd_build_desc *desc, c
 
 XD_API xd_result xd_build(xd_comm *world, const xd_build_desc *desc, xd_built **out) {
     XDI_GIVEN_COMM(world, desc, out);
-    return xdi_builder_create(world, desc, NULL, out);
-}
-
-XD_API xd_result xd_build_existing(xd_comm *world, const xd_build_desc *desc, const xd_stages *stages,
-                                   xd_built **out) {
-    XDI_GIVEN_COMM(world, desc, stages, out);
-    return xdi_builder_create(world, desc, stages, out);
+    return xdi_builder_create(world, desc, out);
 }
 
 XD_API void xd_built_destroy(xd_built *built) {

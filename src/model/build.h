@@ -40,19 +40,12 @@ typedef struct xd_stage_place {
     int64_t first_layer, layer_count;  /* its layers, counted from 0 */
 } xd_stage_place;
 
-/* Returns the place of a stage of a rank. Pure.
- * Errors: ARGUMENT (negative numbers; no such rank or stage; above XD_STAGES_MAX; chunk_layers do not add up to
- * layer_count), TOPOLOGY (layers do not divide).
- * Source: Megatron-Core's interleaved pipeline; explicit counts are ours. */
-XD_API xd_result xd_pipeline_place(xd_ctx *ctx, const xd_pipeline_desc *desc, int rank, int virtual_stage,
-                                   xd_stage_place *out);
-
 /* One stage of this rank. */
 typedef struct xd_stage {
     xd_model *model;
     xd_parallel *parallel; /* its wrapper; NULL before step 7 and without a wrap */
     xd_stage_place place;
-    /* The types of xd_stage_cast_inputs and xd_stage_cast_outputs, from step 5; NONE -> no cast. */
+    /* The types of xd_stage_cast, from step 5; NONE -> no cast. */
     xd_dtype input_dtype, output_dtype;
 } xd_stage;
 
@@ -77,14 +70,11 @@ typedef struct xd_stage_hook {
     void *user;
 } xd_stage_hook;
 
-/* Hooks in order; each gets the list of the one before. */
+/* Hooks in order; each gets the list of the one before: { 1, { { adapt, &mine } } }. */
 typedef struct xd_stage_hooks {
     int count;
     xd_stage_hook hooks[XD_STAGE_HOOKS_MAX];
 } xd_stage_hooks;
-
-/* Adds a hook after all others, or before them. Local. Errors change nothing: ARGUMENT (no function; a full list). */
-XD_API xd_result xd_stage_hooks_add(xd_ctx *ctx, xd_stage_hooks *list, xd_stage_hook hook, bool prepend);
 
 /* ---- settings ---- */
 
@@ -174,6 +164,10 @@ typedef struct xd_build_report {
 typedef struct xd_build_desc {
     const xd_groups *groups; /* NULL -> one rank in every group */
     xd_stage_provider provider;
+    /* Existing models without wrappers, with their places, instead of a provider and hooks before the wrap: steps 3 to 7. The
+     * result owns the models. On failure the caller keeps them, perhaps changed, except those that a hook after the wrap left
+     * out. Of the pipeline only `ranks` is read. NULL -> the provider's. */
+    const xd_stages *stages;
     xd_pipeline_desc pipeline;
     const xd_stage_hooks *before, *after; /* of the wrap; NULL -> none */
     /* instead of these, even if empty; NULL -> no override */
@@ -192,27 +186,17 @@ typedef struct xd_built xd_built;
 
 /* ---- calls ---- */
 
-/* Runs the seven steps. Collective over world.
+/* Runs the steps. Collective over world.
  *
  *   world   every rank that builds
  *   out     untouched on failure
  *
  * Memory: models and wrappers; in step 5 each model with storage once more. Deterministic.
  * Errors: ARGUMENT (negative numbers; both half types; the wrap's settings; an illegal model of a provider or hook; above
- * XD_STAGES_MAX), TOPOLOGY (layers do not divide; groups), MISMATCH (settings, models, values or stages differ), STATE (the
- * caller's storage would change its type), those of callbacks, xd_pipeline_place and the wrappers, MEMORY.
+ * XD_STAGES_MAX; chunk_layers do not add up to layer_count), TOPOLOGY (layers do not divide; groups), MISMATCH (settings, models, values or stages differ), STATE (the
+ * caller's storage would change its type), those of callbacks and the wrappers, MEMORY.
  * Source: Megatron-Bridge, unimodal. */
 XD_API xd_result xd_build(xd_comm *world, const xd_build_desc *desc, xd_built **out);
-
-/* Runs steps 3 to 7 on existing models; otherwise as xd_build. Collective over world.
- *
- *   desc     no provider and no hooks before the wrap; of the pipeline only `ranks` is read
- *   stages   models without wrappers, with their places; read during the call only. The result owns the models. On failure
- *            the caller keeps them, perhaps changed, except those that a hook after the wrap left out
- *
- * Source: Megatron-Bridge, unimodal. */
-XD_API xd_result xd_build_existing(xd_comm *world, const xd_build_desc *desc, const xd_stages *stages,
-                                   xd_built **out);
 
 /* Frees wrappers and models, the last stage first. Local; NULL is legal. */
 XD_API void xd_built_destroy(xd_built *built);
@@ -225,15 +209,18 @@ typedef struct xd_stage_values {
     void *room; /* [count] of the new type; read only for a cast */
 } xd_stage_values;
 
-/* Casts the tensors of a list into `room`; an entry then shows its new values and type. Other entries stay.
+/* Which tensors of a stage. */
+typedef enum xd_stage_end { XD_STAGE_INPUTS = 0, XD_STAGE_OUTPUTS } xd_stage_end;
+
+/* Casts the tensors of a list to the stage's input or output type, into `room`; an entry then shows its new values and type.
+ * Other entries stay.
  *
  *   list   [count]
  *
  * Rounds to nearest, ties to even. Local. Errors cast nothing: ARGUMENT (a list at NULL; negative count; no room), those of
  * xd_cast.
  * Source: Megatron-Core, Float16Module, which leaves keyword inputs out. */
-XD_API xd_result xd_stage_cast_inputs(const xd_stage *stage, xd_stage_values *list, int64_t count);
-XD_API xd_result xd_stage_cast_outputs(const xd_stage *stage, xd_stage_values *list, int64_t count);
+XD_API xd_result xd_stage_cast(const xd_stage *stage, xd_stage_end end, xd_stage_values *list, int64_t count);
 
 /* Returns the number of this rank's stages, and one of them; all zero for none. Local. */
 XD_API int xd_built_stage_count(const xd_built *built);

@@ -52,14 +52,11 @@ static xd_result xdi_stage_cast(const xd_stage *stage, xd_dtype to, bool inputs,
     return XD_OK;
 }
 
-XD_API xd_result xd_stage_cast_inputs(const xd_stage *stage, xd_stage_values *list, int64_t count) {
+XD_API xd_result xd_stage_cast(const xd_stage *stage, xd_stage_end end, xd_stage_values *list,
+                               int64_t count) {
     XDI_GIVEN(NULL, stage);
-    return xdi_stage_cast(stage, stage->input_dtype, true, list, count);
-}
-
-XD_API xd_result xd_stage_cast_outputs(const xd_stage *stage, xd_stage_values *list, int64_t count) {
-    XDI_GIVEN(NULL, stage);
-    return xdi_stage_cast(stage, stage->output_dtype, false, list, count);
+    const bool inputs = end == XD_STAGE_INPUTS;
+    return xdi_stage_cast(stage, inputs ? stage->input_dtype : stage->output_dtype, inputs, list, count);
 }
 
 /* ---- policies ---- */

@@ -49,4 +49,11 @@ XD_PRIVATE bool xdi_name_fits(const char *pattern, const char *name);
 XD_PRIVATE xd_result xdi_builder_seeds(const xdi_builder *b);
 XD_PRIVATE xd_result xdi_builder_equalise(const xdi_builder *b);
 
+/* build_place.c: returns the place of a stage of a rank. Pure.
+ * Errors: ARGUMENT (negative numbers; no such rank or stage; above XD_STAGES_MAX; chunk_layers do not add up to
+ * layer_count), TOPOLOGY (layers do not divide).
+ * Source: Megatron-Core's interleaved pipeline; explicit counts are ours. */
+XD_PRIVATE xd_result xdi_pipeline_place(xd_ctx *ctx, const xd_pipeline_desc *desc, int rank,
+                                        int virtual_stage, xd_stage_place *out);
+
 #endif

@@ -1,4 +1,4 @@
-/* Where the stages of a pipeline are, and lists of hooks. */
+/* Where the stages of a pipeline are. */
 
 #include "model/build_internal.h"
 
@@ -41,8 +41,8 @@ static xd_result xdi_pipeline_check_chunks(xd_ctx *ctx, const xd_pipeline_desc *
     return XD_OK;
 }
 
-XD_API xd_result xd_pipeline_place(xd_ctx *ctx, const xd_pipeline_desc *desc, int rank, int virtual_stage,
-                                   xd_stage_place *out) {
+XD_PRIVATE xd_result xdi_pipeline_place(xd_ctx *ctx, const xd_pipeline_desc *desc, int rank,
+                                        int virtual_stage, xd_stage_place *out) {
     XDI_GIVEN(ctx, ctx, desc, out);
     XD_TRY(xdi_pipeline_check_sizes(ctx, desc));
     const int ranks = desc->ranks ? desc->ranks : 1;
@@ -66,18 +66,5 @@ XD_API xd_result xd_pipeline_place(xd_ctx *ctx, const xd_pipeline_desc *desc, in
         desc->chunk_layers && given == chunks ? desc->chunk_layers[chunk] : desc->layer_count / chunks;
     out->first_layer = desc->chunk_layers ? 0 : chunk * out->layer_count;
     for (int64_t i = 0; i < chunk && desc->chunk_layers; i++) out->first_layer += desc->chunk_layers[i];
-    return XD_OK;
-}
-
-/* ---- hooks ---- */
-
-XD_API xd_result xd_stage_hooks_add(xd_ctx *ctx, xd_stage_hooks *list, xd_stage_hook hook, bool prepend) {
-    XDI_GIVEN(ctx, ctx, list);
-    XD_REQUIRE(ctx, hook.call, XD_ERROR_ARGUMENT, "hook %d has no function", list->count);
-    XD_REQUIRE(ctx, list->count >= 0 && list->count < XD_STAGE_HOOKS_MAX, XD_ERROR_ARGUMENT,
-               "a list of %d hooks, at most %d are possible", list->count + 1, (int)XD_STAGE_HOOKS_MAX);
-    for (int i = list->count; i > 0 && prepend; i--) list->hooks[i] = list->hooks[i - 1];
-    list->hooks[prepend ? 0 : list->count] = hook;
-    list->count++;
     return XD_OK;
 }

@@ -90,7 +90,7 @@ static xd_result xdi_builder_check_source(const xdi_builder *b, const xd_stages 
     XD_REQUIRE(b->ctx, d->provider.describe, XD_ERROR_ARGUMENT, "a build of %lld layers without a provider",
                (long long)d->pipeline.layer_count);
     pipeline.ranks = xdi_group_size(b->groups.pp);
-    return xd_pipeline_place(b->ctx, &pipeline, xdi_group_rank(b->groups.pp), 0, &place);
+    return xdi_pipeline_place(b->ctx, &pipeline, xdi_group_rank(b->groups.pp), 0, &place);
 }
 
 XD_PRIVATE xd_result xdi_builder_validate(const xdi_builder *b, const xd_stages *existing) {

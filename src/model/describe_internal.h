@@ -124,11 +124,24 @@ XD_PRIVATE void xdi_inputs_forget(struct xd_inputs *inputs);
 /* model.c: whether a weight has a gradient. */
 XD_PRIVATE bool xdi_weight_is_trained(const xd_weight *weight);
 
-/* model_agree.c: xd_model_agree, of all weights but those of experts. */
+/* model_agree.c: xdi_model_agree, of all weights but those of experts. */
 XD_PRIVATE xd_result xdi_model_agree_shared(const xd_model *model, xd_comm *comm);
 
 /* model_storage.c: elements of this rank's region that the whole weight has: rows that are stored beyond its shape come
  * last. */
 XD_PRIVATE int64_t xdi_weight_true_count(const xd_weight *w);
+
+/* model.c: the number of weights, buffers and ties; 0 before the seal. Sets tensor_parallel, partition_dim and partition_stride,
+ * even in a sealed model; STATE when one is set already, ARGUMENT (no such dimension; a stride below 1). */
+XD_PRIVATE int64_t xdi_model_weight_count(const xd_model *model);
+XD_PRIVATE xd_result xdi_weight_set_tensor_parallel(xd_weight *weight, int dim, int stride);
+
+/* model_storage.c: elements of this rank without buffers, ties once: all, or trained. */
+XD_PRIVATE int64_t xdi_model_elements(const xd_model *model, bool trained);
+
+/* model_agree.c: a hash of the description, and the comparison of all ranks' ones. Collective. Errors: MISMATCH (with weight and
+ * rank), STATE (not sealed), MEMORY. */
+XD_PRIVATE uint64_t xdi_model_hash(const xd_model *model);
+XD_PRIVATE xd_result xdi_model_agree(const xd_model *model, xd_comm *comm);
 
 #endif

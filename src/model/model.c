@@ -112,14 +112,10 @@ XD_API xd_block *xd_model_root(const xd_model *model) {
     return (xd_block *)&model->root;
 }
 
-XD_API const char *xd_block_name(const xd_block *block) {
+XD_API xd_block_info xd_block_describe(const xd_block *block) {
     XD_ASSERT(block);
-    return block->name;
-}
-
-XD_API const xd_block_desc *xd_block_settings(const xd_block *block) {
-    XD_ASSERT(block);
-    return &block->desc;
+    const xd_block_info info = { block->name, &block->desc };
+    return info;
 }
 
 static char *xdi_model_copy(xd_ctx *ctx, const char *text) {
@@ -347,7 +343,7 @@ XD_API xd_result xd_weight_add(xd_block *block, const xd_weight_desc *desc, xd_w
     return XD_OK;
 }
 
-XD_API xd_result xd_weight_set_tensor_parallel(xd_weight *weight, int dim, int stride) {
+XD_PRIVATE xd_result xdi_weight_set_tensor_parallel(xd_weight *weight, int dim, int stride) {
     XDI_GIVEN(NULL, weight);
     xd_weight *owner = weight->owner;
     xd_weight_traits *t = &owner->desc.traits;
@@ -364,8 +360,7 @@ XD_API xd_result xd_weight_set_tensor_parallel(xd_weight *weight, int dim, int s
     return XD_OK;
 }
 
-XD_API xd_result xd_weight_freeze(xd_weight *weight) {
-    XDI_GIVEN(NULL, weight);
+static xd_result xdi_weight_freeze(xd_weight *weight) {
     xd_weight *owner = weight->owner;
     xd_ctx *ctx = weight->model->ctx;
     XD_REQUIRE(ctx, !weight->model->sealed, XD_ERROR_STATE, "\"%.80s\" is frozen after xd_model_seal",
@@ -375,8 +370,7 @@ XD_API xd_result xd_weight_freeze(xd_weight *weight) {
     return XD_OK;
 }
 
-XD_API xd_result xd_weight_thaw(xd_weight *weight) {
-    XDI_GIVEN(NULL, weight);
+static xd_result xdi_weight_thaw(xd_weight *weight) {
     xd_weight *owner = weight->owner;
     xd_ctx *ctx = weight->model->ctx;
     XD_REQUIRE(ctx, !weight->model->sealed, XD_ERROR_STATE, "\"%.80s\" is thawed after xd_model_seal",
@@ -386,6 +380,11 @@ XD_API xd_result xd_weight_thaw(xd_weight *weight) {
                xd_dtype_name(owner->desc.dtype));
     owner->desc.traits.frozen = false;
     return XD_OK;
+}
+
+XD_API xd_result xd_weight_set_frozen(xd_weight *weight, bool frozen) {
+    XDI_GIVEN(NULL, weight);
+    return frozen ? xdi_weight_freeze(weight) : xdi_weight_thaw(weight);
 }
 
 XD_API xd_weight_info xd_weight_describe(const xd_weight *weight) {
@@ -407,8 +406,7 @@ XD_API xd_weight_info xd_weight_describe(const xd_weight *weight) {
 
 /* ---- what there is ---- */
 
-XD_API int64_t xd_model_weight_count(const xd_model *model) {
-    XD_ASSERT(model);
+XD_PRIVATE int64_t xdi_model_weight_count(const xd_model *model) {
     return model->sealed ? model->weight_count : 0;
 }
 

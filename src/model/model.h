@@ -50,7 +50,7 @@ typedef enum xd_decay {
 typedef struct xd_weight_traits {
     bool frozen;                 /* not trained; sharded and saved */
     bool expert;                 /* its data group is that of the experts */
-    bool tensor_parallel;        /* cut over tensor-parallel ranks: xd_weight_set_tensor_parallel */
+    bool tensor_parallel;        /* cut over tensor-parallel ranks: step 3 of a build */
     int partition_dim;           /* the dimension that is cut */
     int partition_stride;        /* of the cut; 0 -> 1 */
     bool expert_tensor_parallel; /* cut over the experts' group instead */
@@ -123,23 +123,33 @@ XD_API xd_result xd_block_add(xd_block *parent, const xd_block_desc *desc, xd_bl
  * (sealed), MEMORY. */
 XD_API xd_result xd_weight_add(xd_block *block, const xd_weight_desc *desc, xd_weight **out);
 
-/* Sets tensor_parallel, partition_dim and partition_stride of a weight, even in a sealed model. Local.
- * Errors: STATE (one is set already), ARGUMENT (no such dimension; a stride below 1). */
-XD_API xd_result xd_weight_set_tensor_parallel(xd_weight *weight, int dim, int stride);
-
-/* Sets `frozen` of a weight, or of the weight that it is tied to. Local. Errors: STATE (sealed; the caller's gradient). */
-XD_API xd_result xd_weight_freeze(xd_weight *weight);
-
-/* Clears `frozen`. To thaw during training, use xd_optimizer_thaw instead, under a wrapper after xd_parallel_thaw. Local.
- * Errors: STATE (sealed), ARGUMENT (a weight of integers). */
-XD_API xd_result xd_weight_thaw(xd_weight *weight);
+/* Sets `frozen` of a weight, or of the weight that it is tied to. To thaw during training, use xd_optimizer_thaw instead, under
+ * a wrapper after xd_parallel_thaw. Local. Errors: STATE (sealed; frozen with the caller's gradient), ARGUMENT (trained, of
+ * integers). */
+XD_API xd_result xd_weight_set_frozen(xd_weight *weight, bool frozen);
 
 /* Ends the description and fixes the order: a block's weights as they were added, then those of its children. Local.
  * Errors: ARGUMENT (a tie before its owner; storage shared by two weights), STATE (sealed already), MEMORY. */
 XD_API xd_result xd_model_seal(xd_model *model);
 
-/* Return the number of weights, buffers and ties, and one of them in order; 0 and NULL before the seal. */
-XD_API int64_t xd_model_weight_count(const xd_model *model);
+/* The wrapper, with Megatron's strategies:
+ *   DDP    no_shard; with sharded_optimizer optim
+ *   FSDP   optim_grads_params; without units optim_grads: the model is one unit, whole while its root is open */
+typedef enum xd_wrap_kind { XD_WRAP_NONE = 0, XD_WRAP_DDP, XD_WRAP_FSDP } xd_wrap_kind;
+
+/* Facts of a model; all 0 before the seal. */
+typedef struct xd_model_info {
+    int64_t weight_count;    /* weights, buffers and ties */
+    int64_t parameter_count; /* elements of this rank without buffers, ties once */
+    int64_t trained_count;   /* those that are trained */
+    uint64_t hash;           /* of names, shapes, types, traits and order, not of storage and layouts */
+    xd_wrap_kind wrapper;    /* a build over one rank may skip the wrap */
+} xd_model_info;
+
+/* Returns the facts; reads all weights. Local. Source of `wrapper`: CREDIT, is_applied. */
+XD_API xd_model_info xd_model_describe(const xd_model *model);
+
+/* Returns a weight, buffer or tie in order; NULL for none and before the seal. */
 XD_API xd_weight *xd_model_weight_at(const xd_model *model, int64_t index);
 
 /* Find by full name, empty for the root; NULL for an unknown one. Local, in constant time. */
@@ -149,13 +159,14 @@ XD_API xd_block *xd_model_find_block(const xd_model *model, const char *name);
 /* Returns the state of a weight; pointers live as long as the model. Local. */
 XD_API xd_weight_info xd_weight_describe(const xd_weight *weight);
 
-/* Return a block's full name and settings; pointers live as long as the model. */
-XD_API const char *xd_block_name(const xd_block *block);
-XD_API const xd_block_desc *xd_block_settings(const xd_block *block);
+/* A block. */
+typedef struct xd_block_info {
+    const char *name;          /* full, joined with '.' */
+    const xd_block_desc *desc; /* with the name that it was added with */
+} xd_block_info;
 
-/* Return the elements of this rank without buffers, ties once: all, and trained. Local. */
-XD_API int64_t xd_model_parameter_count(const xd_model *model);
-XD_API int64_t xd_model_trained_count(const xd_model *model);
+/* Returns a block's name and settings; pointers live as long as the model. */
+XD_API xd_block_info xd_block_describe(const xd_block *block);
 
 /* Returns the bytes of xd_model_allocate, on the context's device; 0 before the seal. Local. */
 XD_API size_t xd_model_bytes(const xd_model *model);
@@ -178,12 +189,5 @@ XD_API xd_result xd_weight_set_ready(xd_weight *weight);
  *
  * Local. Errors: STATE (not sealed; wrapped; a weight without storage), ARGUMENT (capacity). */
 XD_API xd_result xd_model_params(const xd_model *model, int64_t capacity, xd_param *params, int64_t *count);
-
-/* Returns a hash of names, shapes, types, traits and order, not of storage and layouts. 0 before the seal. */
-XD_API uint64_t xd_model_hash(const xd_model *model);
-
-/* Compares the descriptions of all ranks. Collective over comm. Errors: MISMATCH (with weight and rank), STATE (not sealed),
- * PEER, MEMORY. */
-XD_API xd_result xd_model_agree(const xd_model *model, xd_comm *comm);
 
 #endif

@@ -70,7 +70,7 @@ static xdi_model_part xdi_model_part_of(const xd_model *model, bool shared) {
     part.model = model;
     part.shared = shared;
     part.count = 0;
-    for (int64_t i = 0; i < xd_model_weight_count(model); i++) part.count += xdi_model_part_has(&part, i);
+    for (int64_t i = 0; i < xdi_model_weight_count(model); i++) part.count += xdi_model_part_has(&part, i);
     return part;
 }
 
@@ -93,8 +93,7 @@ static uint64_t xdi_model_part_hash(const xdi_model_part *part) {
     return hash;
 }
 
-XD_API uint64_t xd_model_hash(const xd_model *model) {
-    XD_ASSERT(model);
+XD_PRIVATE uint64_t xdi_model_hash(const xd_model *model) {
     const xdi_model_part all = xdi_model_part_of(model, false);
     return xdi_model_part_hash(&all);
 }
@@ -191,7 +190,7 @@ static xd_result xdi_model_part_agree(const xdi_model_part *part, xd_comm *comm)
     return result;
 }
 
-XD_API xd_result xd_model_agree(const xd_model *model, xd_comm *comm) {
+XD_PRIVATE xd_result xdi_model_agree(const xd_model *model, xd_comm *comm) {
     XDI_GIVEN_TO_ALL(model ? model->ctx : NULL, comm, model, comm);
     const xdi_model_part all = xdi_model_part_of(model, false);
     return xdi_model_part_agree(&all, comm);

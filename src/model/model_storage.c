@@ -109,26 +109,16 @@ XD_PRIVATE xd_result xdi_model_require_storage(const xd_model *model) {
     return XD_OK;
 }
 
-static int64_t xdi_model_elements(const xd_model *model, bool trained) {
+XD_PRIVATE int64_t xdi_model_elements(const xd_model *model, bool trained) {
     int64_t total = 0;
     for (const xd_weight *const *at = (const xd_weight *const *)model->weights, *const *end =
                                                                                     at +
-                                                                                    xd_model_weight_count(
+                                                                                    xdi_model_weight_count(
                                                                                         model);
          at < end; at++)
         if ((*at)->owner == *at && !(*at)->desc.buffer && (!trained || xdi_weight_is_trained(*at)))
             total += (*at)->count;
     return total;
-}
-
-XD_API int64_t xd_model_parameter_count(const xd_model *model) {
-    XD_ASSERT(model);
-    return xdi_model_elements(model, false);
-}
-
-XD_API int64_t xd_model_trained_count(const xd_model *model) {
-    XD_ASSERT(model);
-    return xdi_model_elements(model, true);
 }
 
 static bool xdi_weight_decays(const xd_weight *weight) {

@@ -132,7 +132,7 @@ static xd_result xdi_parallel_agree_settings(const xd_parallel *p, xd_comm *comm
     xdi_place_list_settings(&p->place, p->experts ? p->experts->place.members : 0, p->store.unit_count,
                             &facts);
     for (int64_t i = 0; i < p->store.flat_count; i++) {
-        const uint64_t flat = xd_bucket_plan_hash(p->store.flats[i].plan);
+        const uint64_t flat = xdi_bucket_plan_hash(p->store.flats[i].plan);
         places = xd_hash(places, &flat, sizeof flat);
     }
     xdi_fact_bytes(&facts, "order of weights in buckets (unit_types, bucket_size, bucket_count)", &places,
@@ -246,7 +246,7 @@ static xd_result xdi_parallel_agree_group(const xd_parallel *p, xd_comm *comm, c
 static xd_result xdi_parallel_agree_experts(const xd_parallel *q) {
     static const char *const what = "settings of a wrapper for experts";
     const xdi_place *place = &q->place;
-    XD_TRY(xd_model_agree(place->model, place->data));
+    XD_TRY(xdi_model_agree(place->model, place->data));
     XD_TRY(xdi_parallel_agree_group(q, place->data, what));
     return place->replicas ? xdi_parallel_agree_settings(q, place->replicas, what) : XD_OK;
 }
@@ -268,7 +268,7 @@ static xd_result xdi_parallel_build(xd_parallel *p, const xd_fsdp_desc *d) {
     if (xdi_place_reshards(place))
         XD_TRY(
             xd_comm_split(data, place->rank / place->settings.reshard_ranks, place->rank, &place->resharded));
-    if (place->replicas) XD_TRY(xd_model_agree(place->model, place->replicas));
+    if (place->replicas) XD_TRY(xdi_model_agree(place->model, place->replicas));
     if (place->replicas) XD_TRY(xdi_parallel_agree_group(p, place->replicas, what));
     XD_TRY(xd_agree(data, xdi_parallel_take_all_values(p)));
     xdi_place_leave_storage(place);
@@ -394,7 +394,7 @@ static void xdi_model_detach(xd_model *model, bool finished) {
         b->open = 0;
         b->micro_batch = 0;
     }
-    for (int64_t i = 0; i < xd_model_weight_count(model); i++) {
+    for (int64_t i = 0; i < xdi_model_weight_count(model); i++) {
         xd_weight *w = model->weights[i];
         const unsigned char *value = (const unsigned char *)w->value;
         const unsigned char *kept = w->flat && w->flat->whole ? (const unsigned char *)w->flat->values : NULL;
@@ -415,7 +415,7 @@ static void xdi_store_free(xdi_store *store) {
         xd_leaf_stack_destroy(store->buckets[i].stack);
     for (int64_t i = 0; i < store->bucket_count * place->members && store->lanes; i++)
         xd_leaf_stack_destroy(store->lanes[i]);
-    for (int64_t i = 0; i < store->flat_count; i++) xd_bucket_plan_destroy(store->flats[i].plan);
+    for (int64_t i = 0; i < store->flat_count; i++) xdi_bucket_plan_destroy(store->flats[i].plan);
     if (memory->device) xd_ctx_kernels(ctx)->memory.release(ctx, memory->device);
     xdi_locked_give(ctx, memory->locked);
     if (memory->host && !memory->locked) xd_ctx_kernels(parts)->memory.release(parts, memory->host);
@@ -452,9 +452,21 @@ XD_API void xd_parallel_destroy(xd_parallel *p) {
     xdi_parallel_free(p);
 }
 
-XD_API xd_wrap_kind xd_model_wrapped(const xd_model *model) {
+static xd_wrap_kind xdi_model_wrapper(const xd_model *model) {
     if (!model->parallel) return XD_WRAP_NONE;
     return model->parallel->place.settings.sharded ? XD_WRAP_FSDP : XD_WRAP_DDP;
+}
+
+XD_API xd_model_info xd_model_describe(const xd_model *model) {
+    XD_ASSERT(model);
+    xd_model_info info;
+    memset(&info, 0, sizeof info);
+    info.weight_count = xdi_model_weight_count(model);
+    info.parameter_count = xdi_model_elements(model, false);
+    info.trained_count = xdi_model_elements(model, true);
+    info.hash = xdi_model_hash(model);
+    info.wrapper = xdi_model_wrapper(model);
+    return info;
 }
 
 XD_API xd_parallel_bytes xd_parallel_memory(const xd_parallel *parallel) {
@@ -489,7 +501,7 @@ static xd_result xdi_model_list_room(const xd_model *model, const void *list, in
 
 XD_PRIVATE bool xdi_weight_is_elsewhere(const xd_weight *w) {
     const xdi_place *place = w->flat->place;
-    const bool everywhere = xd_bucket_plan_settings(w->flat->plan)->ranks == 1;
+    const bool everywhere = xdi_bucket_plan_settings(w->flat->plan)->ranks == 1;
     return place->replica > 0 || (everywhere && place->rank > 0) || xdi_weight_is_copy(w);
 }
 
@@ -498,7 +510,7 @@ static bool xdi_weight_is_replica(const xd_weight *w) {
     return w->desc.traits.shared || xdi_weight_is_elsewhere(w);
 }
 
-XD_PRIVATE xd_param xdi_weight_describe_part(const xd_weight *w, xd_bucket_piece *piece) {
+XD_PRIVATE xd_param xdi_weight_describe_part(const xd_weight *w, xdi_bucket_piece *piece) {
     xd_param out = xdi_weight_param(w);
     memset(piece, 0, sizeof *piece);
     (void)xdi_flat_piece(w, piece);
@@ -514,7 +526,7 @@ XD_PRIVATE xd_param xdi_weight_describe_part(const xd_weight *w, xd_bucket_piece
 }
 
 XD_PRIVATE xd_param xdi_weight_kept_param(const xd_weight *w) {
-    xd_bucket_piece piece;
+    xdi_bucket_piece piece;
     const xdi_bucket *b = xdi_flat_bucket(w);
     xd_param out = xdi_weight_describe_part(w, &piece);
     if (out.count > 0) out.value = xdi_flat_value(w, &piece);
@@ -529,7 +541,7 @@ static int64_t xdi_at_most(int64_t value, int64_t bound) {
 
 XD_PRIVATE xd_tensor_part xdi_weight_kept_part(const xd_weight *w) {
     xd_tensor_part out;
-    xd_bucket_piece piece;
+    xdi_bucket_piece piece;
     const int64_t max = xdi_weight_true_count(w);
     memset(&out, 0, sizeof out);
     memset(&piece, 0, sizeof piece);

@@ -13,14 +13,6 @@
  * the same bits for every number of ranks, wrapper and setting. */
 typedef struct xd_parallel xd_parallel;
 
-/* The wrapper, with Megatron's strategies:
- *   DDP    no_shard; with sharded_optimizer optim
- *   FSDP   optim_grads_params; without units optim_grads: the model is one unit, whole while its root is open */
-typedef enum xd_wrap_kind { XD_WRAP_NONE = 0, XD_WRAP_DDP, XD_WRAP_FSDP } xd_wrap_kind;
-
-/* Returns a model's wrapper, or NONE; a build over one rank may skip the wrap. Local. Source: CREDIT, is_applied. */
-XD_API xd_wrap_kind xd_model_wrapped(const xd_model *model);
-
 /* Divisors of gradients. Each multiplies once, by the F32 nearest to its inverse, at the same place on every layout. */
 typedef struct xd_gradient_divisors {
     bool average; /* divides the sum by `micro_batches`: the mean over micro-batches */
@@ -111,10 +103,10 @@ typedef struct xd_fsdp_desc {
  *
  * Memory: gradients once; in INVARIANT mode with several micro-batches a rank at most 1 + 2 log2 of their number times.
  * Steps allocate nothing.
- * Errors: as xd_model_agree; STATE (not sealed; wrapped), ARGUMENT (a setting: docs/wrappers.md), DTYPE (trained weights
- * are F32, BF16 or F16, gradients F32), MISMATCH (settings, layouts or experts differ), TOPOLOGY (ranks for experts),
- * UNSUPPORTED (experts without ranks or in mixed blocks; INVARIANT replicas whose micro-batches are not a power of two),
- * MEMORY. */
+ * Errors: MISMATCH (the models of ranks differ; with weight and rank), STATE (not sealed; wrapped), ARGUMENT (a setting:
+ * docs/wrappers.md), DTYPE (trained weights are F32, BF16 or F16, gradients F32), MISMATCH (settings, layouts or experts
+ * differ), TOPOLOGY (ranks for experts), UNSUPPORTED (experts without ranks or in mixed blocks; INVARIANT replicas whose
+ * micro-batches are not a power of two), MEMORY. */
 XD_API xd_result xd_ddp_create(xd_model *model, xd_comm *data, const xd_ddp_desc *desc, xd_parallel **out);
 
 /* Wraps a model with FSDP: each rank keeps 1 / N of each unit. Collective over data and desc->replicas.

@@ -13,7 +13,7 @@
 /* ---- a wrapper ---- */
 
 static const xd_weight *xdi_experts_first(const xd_model *model) {
-    for (int64_t i = 0; i < xd_model_weight_count(model); i++)
+    for (int64_t i = 0; i < xdi_model_weight_count(model); i++)
         if (xdi_weight_is_expert(model->weights[i])) return model->weights[i];
     return NULL;
 }

@@ -43,11 +43,11 @@ static xd_result xdi_store_bucket_size(const xdi_store *store, int64_t *out) {
 static xd_result xdi_flat_plan(const xdi_store *store, xdi_flat *flat) {
     const xdi_place *place = store->place;
     const xdi_wrap_settings *settings = &place->settings;
-    xd_bucket_plan_desc d;
+    xdi_bucket_plan_desc d;
     int64_t size = 0;
     XD_TRY(xdi_store_bucket_size(store, &size));
-    xd_bucket_param *params =
-        (xd_bucket_param *)xd_allocate(place->ctx, ((size_t)flat->count + 1) * sizeof *params);
+    xdi_bucket_param *params =
+        (xdi_bucket_param *)xd_allocate(place->ctx, ((size_t)flat->count + 1) * sizeof *params);
     XD_REQUIRE(place->ctx, params, XD_ERROR_MEMORY, "no room for %lld weights", (long long)flat->count);
     for (int64_t i = 0; i < flat->count; i++) {
         params[i].numel = flat->weights[i]->count;
@@ -65,16 +65,16 @@ static xd_result xdi_flat_plan(const xdi_store *store, xdi_flat *flat) {
     d.stage = settings->stage;
     d.chunk = settings->chunk;
     d.gathers_in_step = settings->gathers_in_step;
-    const xd_result result = xd_bucket_plan_create(place->ctx, &d, &flat->plan);
+    const xd_result result = xdi_bucket_plan_create(place->ctx, &d, &flat->plan);
     xd_release(place->ctx, params);
-    if (result == XD_OK && flat->trained) flat->bucket_count = xd_bucket_plan_count(flat->plan);
+    if (result == XD_OK && flat->trained) flat->bucket_count = xdi_bucket_plan_count(flat->plan);
     return result;
 }
 
 XD_PRIVATE xdi_bucket *xdi_flat_bucket(const xd_weight *owner) {
     int64_t index = 0;
     if (!owner->flat->trained) return NULL;
-    (void)xd_bucket_plan_param(owner->flat->plan, owner->flat_index, &index);
+    (void)xdi_bucket_plan_param(owner->flat->plan, owner->flat_index, &index);
     return &owner->flat->buckets[index];
 }
 
@@ -97,8 +97,8 @@ static void xdi_flat_list_buckets(const xdi_store *store, xdi_flat *flat, xdi_bu
         buckets[i].flat = flat;
         buckets[i].places = store->places + (&buckets[i] - store->buckets) * place->members;
         if (store->lanes) buckets[i].lanes = store->lanes + (&buckets[i] - store->buckets) * place->members;
-        const xd_interval part = xd_bucket_plan_shard(flat->plan, i, place->rank);
-        buckets[i].buffer = xd_bucket_plan_at(flat->plan, i).buffer;
+        const xd_interval part = xdi_bucket_plan_shard(flat->plan, i, place->rank);
+        buckets[i].buffer = xdi_bucket_plan_at(flat->plan, i).buffer;
         buckets[i].kept = part.end - part.begin;
     }
 }
@@ -159,7 +159,7 @@ XD_PRIVATE xd_result xdi_store_plan(xdi_store *store) {
 
 /* Elements of a flat buffer's values that this rank keeps. */
 static int64_t xdi_flat_kept(const xdi_flat *flat) {
-    const int64_t numel = xd_bucket_plan_numel(flat->plan);
+    const int64_t numel = xdi_bucket_plan_numel(flat->plan);
     return flat->whole ? numel : numel / flat->place->ranks;
 }
 
@@ -201,7 +201,7 @@ static void xdi_unit_measure(const xdi_place *place, struct xdi_unit *unit) {
     xd_arena arena = xd_arena_over(NULL, 0);
     for (int64_t i = 0; i < unit->flat_count; i++) {
         xdi_flat *flat = &unit->flats[i];
-        const size_t numel = (size_t)xd_bucket_plan_numel(flat->plan);
+        const size_t numel = (size_t)xdi_bucket_plan_numel(flat->plan);
         if (!flat->whole && xdi_place_assembles(place))
             (void)xdi_arena_take(&arena, numel * xd_dtype_size(flat->sent_dtype), &flat->slot);
         if (!flat->whole && flat->view_dtype != flat->sent_dtype)
@@ -298,7 +298,7 @@ static xd_result xdi_bucket_take(xdi_store *store, const xdi_flat *flat, xdi_buc
 /* Values that stay: in their own type, and in others in which they are sent, shown, or kept by a few ranks together. */
 static void xdi_flat_take_whole(xdi_store *store, xdi_flat *flat, xdi_room *room) {
     const xdi_place *place = store->place;
-    const int64_t numel = xd_bucket_plan_numel(flat->plan);
+    const int64_t numel = xdi_bucket_plan_numel(flat->plan);
     const size_t size = xd_dtype_size(flat->view_dtype);
     if (place->on_host || flat->view_dtype != flat->dtype)
         flat->shown = xdi_arena_give(&room->device, numel, size, &store->memory.bytes.values);
@@ -312,7 +312,7 @@ static void xdi_flat_take_values(xdi_store *store, xdi_flat *flat, xdi_room *roo
 }
 
 static void xdi_flat_take(xdi_store *store, xdi_flat *flat, xdi_room *room) {
-    const int64_t kept = xdi_flat_kept(flat), numel = xd_bucket_plan_numel(flat->plan);
+    const int64_t kept = xdi_flat_kept(flat), numel = xdi_bucket_plan_numel(flat->plan);
     const size_t sent = xd_dtype_size(flat->sent_dtype);
     if (flat->whole) {
         if (xdi_flat_keeps(flat)) xdi_flat_take_values(store, flat, room);
@@ -395,11 +395,11 @@ XD_PRIVATE xd_result xdi_store_take_memory(xdi_store *store) {
 
 /* ---- values ---- */
 
-XD_PRIVATE bool xdi_flat_piece(const xd_weight *weight, xd_bucket_piece *out) {
-    return xd_bucket_plan_piece(weight->flat->plan, weight->flat_index, weight->flat->place->rank, out);
+XD_PRIVATE bool xdi_flat_piece(const xd_weight *weight, xdi_bucket_piece *out) {
+    return xdi_bucket_plan_piece(weight->flat->plan, weight->flat_index, weight->flat->place->rank, out);
 }
 
-XD_PRIVATE void *xdi_flat_value(const xd_weight *weight, const xd_bucket_piece *piece) {
+XD_PRIVATE void *xdi_flat_value(const xd_weight *weight, const xdi_bucket_piece *piece) {
     const xdi_flat *flat = weight->flat;
     const size_t size = xd_dtype_size(flat->dtype);
     if (flat->whole) return (unsigned char *)weight->value + (size_t)piece->param.begin * size;
@@ -408,7 +408,7 @@ XD_PRIVATE void *xdi_flat_value(const xd_weight *weight, const xd_bucket_piece *
 
 XD_PRIVATE void *xdi_flat_place(const xd_weight *weight) {
     const xdi_flat *flat = weight->flat;
-    const xd_interval place = xd_bucket_plan_param(flat->plan, weight->flat_index, NULL);
+    const xd_interval place = xdi_bucket_plan_param(flat->plan, weight->flat_index, NULL);
     return (unsigned char *)flat->values + (size_t)place.begin * xd_dtype_size(flat->dtype);
 }
 
@@ -433,7 +433,7 @@ static void xdi_flat_clear_gaps(const xdi_flat *flat) {
     unsigned char *values = (unsigned char *)flat->values;
     size_t at = 0;
     for (int64_t i = flat->count - 1; i >= 0; i--) {
-        xd_bucket_piece piece;
+        xdi_bucket_piece piece;
         if (!xdi_flat_piece(flat->weights[i], &piece)) continue;
         xdi_clear(place->parts_ctx, values + at, (size_t)piece.shard.begin * size - at);
         at = (size_t)piece.shard.end * size;
@@ -468,7 +468,7 @@ XD_PRIVATE void xdi_place_leave_storage(const xdi_place *place) {
 /* This rank's part of a weight: of the values that the model has, or the first ones. */
 static xd_result xdi_flat_keep_part(const xdi_store *store, xd_weight *weight) {
     const size_t size = xd_dtype_size(weight->desc.dtype);
-    xd_bucket_piece piece;
+    xdi_bucket_piece piece;
     if (!xdi_flat_piece(weight, &piece)) return XD_OK;
     void *to = xdi_flat_value(weight, &piece);
     if (!weight->value || !weight->ready) return xdi_flat_fill(store, weight, piece.param, to);
@@ -498,11 +498,11 @@ static xd_result xdi_flat_carry(const xd_weight *weight, bool back) {
     const xdi_flat *flat = weight->flat;
     const xd_launch launch = xd_ctx_launch(weight->flat->place->ctx);
     const size_t size = xd_dtype_size(flat->dtype);
-    const xd_interval place = xd_bucket_plan_param(flat->plan, weight->flat_index, NULL);
+    const xd_interval place = xdi_bucket_plan_param(flat->plan, weight->flat_index, NULL);
     unsigned char *own = (unsigned char *)weight->value,
                   *here = (unsigned char *)flat->values + (size_t)place.begin * size;
     xd_interval range = { 0, weight->count };
-    xd_bucket_piece piece;
+    xdi_bucket_piece piece;
     if (own == here || weight->count == 0) return XD_OK;
     if (!back && !xdi_flat_piece(weight, &piece)) return XD_OK;
     if (!back) range = piece.param;
@@ -535,9 +535,9 @@ static xd_result xdi_flat_spread(xdi_store *store, const xdi_flat *flat) {
     c.recv_counts = store->scratch.counts;
     c.dtype = flat->dtype;
     for (int64_t i = 0; i < flat->count; i++) XD_TRY(xdi_flat_carry(flat->weights[i], false));
-    for (int64_t i = 0; i < xd_bucket_plan_count(flat->plan); i++) {
-        const xd_interval bucket = xd_bucket_plan_at(flat->plan, i).buffer,
-                          part = xd_bucket_plan_shard(flat->plan, i, place->rank);
+    for (int64_t i = 0; i < xdi_bucket_plan_count(flat->plan); i++) {
+        const xd_interval bucket = xdi_bucket_plan_at(flat->plan, i).buffer,
+                          part = xdi_bucket_plan_shard(flat->plan, i, place->rank);
         unsigned char *values = (unsigned char *)flat->values;
         for (int r = 0; r < place->ranks; r++) store->scratch.counts[r] = part.end - part.begin;
         c.send = values + (size_t)part.begin * size;

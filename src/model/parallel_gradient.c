@@ -50,7 +50,7 @@ static xd_result xdi_gradient_scale(xd_ctx *ctx, float *data, int64_t count, flo
 
 /* Where this rank's part of a strided leaf's sum arrives on its way to the host: at its own place in the leaf. */
 static float *xdi_gradient_arrival(const xdi_bucket *b) {
-    const bool parts = xd_bucket_plan_settings(b->flat->plan)->ranks > 1;
+    const bool parts = xdi_bucket_plan_settings(b->flat->plan)->ranks > 1;
     float *leaf = b->flat->unit->sum->memory + b->flat->offset + b->buffer.begin;
     return leaf + (parts ? b->flat->place->rank * b->kept : 0);
 }
@@ -111,7 +111,7 @@ static xd_result xdi_gradient_begin_sent(xdi_store *store, xdi_bucket *b, int me
         unit->forming++;
     }
     b->places[member] =
-        unit->sum->memory + flat->offset + member * xd_bucket_plan_numel(flat->plan) + b->buffer.begin;
+        unit->sum->memory + flat->offset + member * xdi_bucket_plan_numel(flat->plan) + b->buffer.begin;
     return XD_OK;
 }
 
@@ -168,7 +168,7 @@ XD_PRIVATE xd_result xdi_gradient_place(xdi_store *store, const xd_weight *weigh
     *out = NULL;
     if (!b) return XD_OK;
     if (!b->places[member]) XD_TRY(xdi_gradient_begin(store, b, member));
-    *out = b->places[member] + xd_bucket_plan_param(owner->flat->plan, owner->flat_index, NULL).begin -
+    *out = b->places[member] + xdi_bucket_plan_param(owner->flat->plan, owner->flat_index, NULL).begin -
            b->buffer.begin;
     return XD_OK;
 }
@@ -207,7 +207,7 @@ static void xdi_gradient_know(const xdi_place *place, xd_collective *sum, const 
 static xd_result xdi_gradient_collect(const xdi_store *store, xdi_bucket *b, const xd_collective *sum) {
     const xdi_place *place = store->place;
     xd_collective c = *sum;
-    const bool parts = xd_bucket_plan_settings(b->flat->plan)->ranks > 1;
+    const bool parts = xdi_bucket_plan_settings(b->flat->plan)->ranks > 1;
     for (int r = 0; r < place->ranks; r++) store->scratch.counts[r] = b->kept;
     c.kind = parts ? XD_COLLECTIVE_REDUCE_SCATTER : XD_COLLECTIVE_ALL_REDUCE;
     if (parts)

@@ -23,12 +23,12 @@ static bool xdi_replicas_is_due(const xdi_place *place, int64_t published) {
  * may differ: each rank computes its own. */
 static bool xdi_replicas_share(const xdi_place *place, const xd_weight *w, bool groups) {
     if (w->owner != w || !xdi_place_has(place, w) || w->desc.buffer) return false;
-    return groups || (w->flat->whole && xd_bucket_plan_settings(w->flat->plan)->ranks == 1);
+    return groups || (w->flat->whole && xdi_bucket_plan_settings(w->flat->plan)->ranks == 1);
 }
 
 static xd_result xdi_replicas_hash(const xd_weight *w, uint64_t *hash) {
     unsigned char block[XDI_REPLICAS_BLOCK];
-    xd_bucket_piece piece;
+    xdi_bucket_piece piece;
     uint32_t crc = 0;
     if (!xdi_flat_piece(w, &piece)) return XD_OK;
     const unsigned char *values = (const unsigned char *)xdi_flat_value(w, &piece);

@@ -74,7 +74,7 @@ XD_PRIVATE void xdi_store_forget_values(xdi_store *store) {
 static xd_result xdi_flat_offer(const xdi_flat *flat, unsigned char *to, const void **out) {
     const xdi_place *place = flat->place;
     const size_t bytes =
-        (size_t)(xd_bucket_plan_numel(flat->plan) / place->ranks) * xd_dtype_size(flat->sent_dtype);
+        (size_t)(xdi_bucket_plan_numel(flat->plan) / place->ranks) * xd_dtype_size(flat->sent_dtype);
     unsigned char *part = to + (size_t)place->rank * bytes;
     *out = place->on_host ? part : flat->sent;
     return place->on_host ? xdi_parts_read(place, part, flat->sent, bytes) : XD_OK;
@@ -85,7 +85,7 @@ static xd_result xdi_flat_depart(const xdi_store *store, xdi_flat *flat, bool re
     const int n = resharded ? place->settings.reshard_ranks : place->ranks;
     xd_collective c;
     memset(&c, 0, sizeof c);
-    for (int r = 0; r < n; r++) store->scratch.counts[r] = xd_bucket_plan_numel(flat->plan) / n;
+    for (int r = 0; r < n; r++) store->scratch.counts[r] = xdi_bucket_plan_numel(flat->plan) / n;
     c.kind = XD_COLLECTIVE_ALL_GATHER;
     c.send = flat->resharded;
     c.recv = to;
@@ -101,7 +101,7 @@ static xd_result xdi_flat_depart(const xdi_store *store, xdi_flat *flat, bool re
 static xd_result xdi_flat_keep_resharded(const xdi_flat *flat, const unsigned char *from) {
     const xdi_place *place = flat->place;
     const xd_launch launch = xd_ctx_launch(place->ctx);
-    const size_t bytes = (size_t)(xd_bucket_plan_numel(flat->plan) / place->settings.reshard_ranks) *
+    const size_t bytes = (size_t)(xdi_bucket_plan_numel(flat->plan) / place->settings.reshard_ranks) *
                          xd_dtype_size(flat->sent_dtype);
     return xd_ctx_kernels(place->ctx)
         ->memory.copy(&launch, flat->resharded, from + (size_t)xd_comm_rank(place->resharded) * bytes, bytes,
@@ -115,7 +115,7 @@ static xd_result xdi_flat_arrive(xdi_flat *flat, bool resharded, unsigned char *
     if (place->resharded && !resharded) XD_TRY(xdi_flat_keep_resharded(flat, slot + flat->slot));
     if (flat->view_dtype == flat->sent_dtype) return XD_OK;
     return xd_cast(place->ctx, slot + flat->view_slot, flat->view_dtype, sent, flat->sent_dtype,
-                   xd_bucket_plan_numel(flat->plan));
+                   xdi_bucket_plan_numel(flat->plan));
 }
 
 /* Starts the gather of a unit into a slot, which is emptied first. */
@@ -178,7 +178,7 @@ static xd_result xdi_unit_refuse(const xdi_place *place, const struct xdi_unit *
 static bool xdi_unit_has_elements(const struct xdi_unit *unit) {
     bool some = false;
     for (int64_t i = 0; i < unit->flat_count; i++)
-        some = some || (!unit->flats[i].whole && xd_bucket_plan_numel(unit->flats[i].plan) > 0);
+        some = some || (!unit->flats[i].whole && xdi_bucket_plan_numel(unit->flats[i].plan) > 0);
     return some;
 }
 
@@ -233,7 +233,7 @@ static void *xdi_flat_shown(const xdi_flat *flat) {
 XD_PRIVATE void *xdi_weight_shown(const xd_weight *owner) {
     const xdi_flat *flat = owner->flat;
     if (!flat || (flat->whole && !flat->shown)) return owner->value;
-    const xd_interval place = xd_bucket_plan_param(flat->plan, owner->flat_index, NULL);
+    const xd_interval place = xdi_bucket_plan_param(flat->plan, owner->flat_index, NULL);
     unsigned char *shown = (unsigned char *)xdi_flat_shown(flat);
     return shown ? shown + (size_t)place.begin * xd_dtype_size(flat->view_dtype) : NULL;
 }
@@ -249,7 +249,7 @@ static xd_result xdi_weight_show_whole(const xd_weight *w) {
     if (!w->flat->place->on_host)
         return xd_cast(w->flat->place->ctx, shown, flat->view_dtype, value, flat->dtype, w->count);
     if (flat->sent) {
-        const xd_interval place = xd_bucket_plan_param(flat->plan, w->flat_index, NULL);
+        const xd_interval place = xdi_bucket_plan_param(flat->plan, w->flat_index, NULL);
         void *copy = (unsigned char *)flat->sent + (size_t)place.begin * size;
         XD_TRY(xd_cast(w->flat->place->parts_ctx, copy, flat->view_dtype, value, flat->dtype, w->count));
         value = copy;
@@ -271,7 +271,7 @@ XD_PRIVATE xd_result xdi_store_convert_values(xdi_store *store) {
             XD_TRY(xdi_flat_show_whole(flat));
         else if (flat->sent_dtype != flat->dtype)
             XD_TRY(xd_cast(place->parts_ctx, flat->sent, flat->sent_dtype, flat->values, flat->dtype,
-                           xd_bucket_plan_numel(flat->plan) / place->ranks));
+                           xdi_bucket_plan_numel(flat->plan) / place->ranks));
     }
     return XD_OK;
 }

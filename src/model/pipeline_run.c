@@ -380,7 +380,7 @@ static void xdi_pipeline_describe(const xd_pipeline *p, const xdi_pipeline_step 
     if (p->desc.built)
         call->stage = xd_built_stage(p->desc.built, w->virtual_stage);
     else
-        (void)xd_pipeline_place(p->ctx, &places, p->rank, w->virtual_stage, &call->stage.place);
+        (void)xdi_pipeline_place(p->ctx, &places, p->rank, w->virtual_stage, &call->stage.place);
     call->pass = pass;
     call->micro_batch = w->micro_batch;
     call->slot = step->slot;

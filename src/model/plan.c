@@ -59,7 +59,7 @@ static xd_result xdi_plan_list(const xdi_place *place, const xd_memory_plan_desc
     int64_t count = 0;
     for (int64_t i = 0; i < model->weight_count; i++) {
         xd_weight *w = model->weights[i];
-        xd_bucket_piece piece;
+        xdi_bucket_piece piece;
         if (!xdi_weight_is_listed(w)) continue;
         xd_param *param = &params[count++];
         *param = xdi_weight_describe_part(w, &piece);

@@ -4,7 +4,7 @@
 #include "base/internal.h"
 #include "comm/leaves.h"
 #include "comm/queue.h"
-#include "model/buckets.h"
+#include "model/buckets_internal.h"
 #include "model/describe_internal.h"
 #include "model/parallel.h"
 #include "model/place_internal.h"
@@ -49,7 +49,7 @@ typedef struct xdi_flat {
     xd_dtype dtype, sent_dtype, view_dtype;
     bool trained; /* or may be later */
     bool whole;   /* every rank keeps all values; else its part, and the unit is gathered while it is open */
-    xd_bucket_plan *plan;
+    xdi_bucket_plan *plan;
     size_t kept_bytes; /* of values */
     void *
         values; /* kept: all of them or this rank's part; NULL when all weights have their own; on the host if parts are */
@@ -164,9 +164,9 @@ XD_PRIVATE void xdi_place_leave_storage(const xdi_place *place);
 
 /* parallel_flat.c: what this rank has of a weight: a range of its region, and where that lies in the kept values and sums.
  * False when that is nothing. */
-XD_PRIVATE bool xdi_flat_piece(const xd_weight *weight, xd_bucket_piece *out);
+XD_PRIVATE bool xdi_flat_piece(const xd_weight *weight, xdi_bucket_piece *out);
 /* parallel_flat.c: the address of a weight's kept values from element `at` of its region on. */
-XD_PRIVATE void *xdi_flat_value(const xd_weight *weight, const xd_bucket_piece *piece);
+XD_PRIVATE void *xdi_flat_value(const xd_weight *weight, const xdi_bucket_piece *piece);
 /* parallel_flat.c: the place of a weight in the kept values of its buffer. */
 XD_PRIVATE void *xdi_flat_place(const xd_weight *weight);
 
@@ -216,7 +216,7 @@ XD_PRIVATE xd_result xdi_store_renew_values(xdi_store *store);
 /* parallel.c: whether optimizers and files see a weight: once, and not what is computed again. */
 XD_PRIVATE bool xdi_weight_is_listed(const xd_weight *w);
 /* parallel.c: the entry of such lists for this rank's part of a weight, and where that is; without value and gradient. */
-XD_PRIVATE xd_param xdi_weight_describe_part(const xd_weight *w, xd_bucket_piece *piece);
+XD_PRIVATE xd_param xdi_weight_describe_part(const xd_weight *w, xdi_bucket_piece *piece);
 /* parallel.c: an entry of xd_parallel_params, and of xd_parallel_parts, of any weight that is no tie. */
 XD_PRIVATE xd_param xdi_weight_kept_param(const xd_weight *w);
 XD_PRIVATE xd_tensor_part xdi_weight_kept_part(const xd_weight *w);

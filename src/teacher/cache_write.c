@@ -199,25 +199,21 @@ static xd_result xdi_cache_check_block(const xd_teacher_cache_writer *w, const x
 
 static bool xdi_cache_layout(const xd_teacher_cache_writer *w, int64_t rows, xd_arena *arena,
                              xdi_cache_rows *r) {
-    const size_t n = (size_t)rows, k = (size_t)w->d.k;
-    size_t entries, bytes;
+    size_t entries, bytes; /* no size wraps if these do not */
+    bool fits = true;
     memset(r, 0, sizeof *r);
-    if (!xdi_size_multiply(n, 8 * k, &entries) || !xdi_size_multiply(n, w->form.bytes, &bytes)) return false;
-    void *blocks[7];
-    const size_t sizes[7] = { entries, entries, 8 * n, 8 * n, 8 * n, n * sizeof(xd_fixed), bytes };
-    for (int i = 0; i < 7; i++) {
-        size_t offset;
-        if (!xdi_arena_take(arena, sizes[i], &offset)) return false;
-        blocks[i] = arena->base ? arena->base + offset : NULL;
-    }
-    r->values = (double *)blocks[0];
-    r->ids = (int64_t *)blocks[1];
-    r->lse = (double *)blocks[2];
-    r->lse_one = w->d.temperature == 1.0 ? r->lse : (double *)blocks[3];
-    r->next = (double *)blocks[4];
-    r->tail = (xd_fixed *)blocks[5];
-    r->file = (unsigned char *)blocks[6];
-    return true;
+    if (!xdi_size_multiply((size_t)rows, 8 * (size_t)w->d.k, &entries) ||
+        !xdi_size_multiply((size_t)rows, w->form.bytes, &bytes))
+        return false;
+    r->values = (double *)xdi_arena_array(arena, rows * w->d.k, sizeof(double), &fits);
+    r->ids = (int64_t *)xdi_arena_array(arena, rows * w->d.k, sizeof(int64_t), &fits);
+    r->lse = (double *)xdi_arena_array(arena, rows, sizeof(double), &fits);
+    r->lse_one = (double *)xdi_arena_array(arena, rows, sizeof(double), &fits);
+    r->next = (double *)xdi_arena_array(arena, rows, sizeof(double), &fits);
+    r->tail = (xd_fixed *)xdi_arena_array(arena, rows, sizeof(xd_fixed), &fits);
+    r->file = (unsigned char *)xdi_arena_array(arena, rows, w->form.bytes, &fits);
+    if (w->d.temperature == 1.0) r->lse_one = r->lse;
+    return fits;
 }
 
 /* The contribution to the tails of this shard's columns outside the k: those after the last of the k in their order. */

@@ -75,7 +75,7 @@ static xd_result xdi_ema_validate(xd_ctx *ctx, const xd_ema_desc *d) {
     return xdi_ema_validate_format(ctx, d);
 }
 
-static double xdi_ema_decay_at(const xd_ema_desc *d, int64_t iteration) {
+XD_PRIVATE double xdi_ema_decay_at(const xd_ema_desc *d, int64_t iteration) {
     const double i = (double)iteration;
     switch (d->schedule) {
     case XD_EMA_POWER: return pow(1.0 - 1.0 / (i > 1.0 ? i : 1.0), d->gamma + 1.0);
@@ -91,16 +91,6 @@ static double xdi_ema_decay_at(const xd_ema_desc *d, int64_t iteration) {
     }
     default: return d->decay;
     }
-}
-
-XD_API xd_result xd_ema_decay(xd_ctx *ctx, const xd_ema_desc *desc, int64_t iteration, double *decay) {
-    XDI_GIVEN(ctx, ctx, desc, decay);
-    xd_ema_desc d = *desc;
-    xdi_ema_resolve(&d);
-    XD_TRY(xdi_ema_validate(ctx, &d));
-    XD_REQUIRE(ctx, iteration >= 0, XD_ERROR_ARGUMENT, "iteration %lld is negative", (long long)iteration);
-    *decay = xdi_ema_decay_at(&d, iteration);
-    return XD_OK;
 }
 
 /* ---- names ---- */
@@ -215,8 +205,9 @@ static xd_arena *xdi_ema_shadow_room(xd_ctx *ctx, const xd_ema_desc *d, xdi_ema_
 }
 
 /* Lays everything out, the object itself first. Run once without memory to get the sizes, once with it. */
-static void xdi_ema_lay_out(xd_ctx *ctx, xdi_ema_room *room, const xd_ema_desc *d, const xd_param *params,
-                            int64_t count, xd_ema *ema) {
+static void xdi_ema_lay_out(xd_ctx *ctx, xdi_ema_room *room, const xd_ema_desc *d, xd_ema *ema) {
+    const xd_param *params = d->params;
+    const int64_t count = d->param_count;
     xd_arena *arena = &room->here, *memory = xdi_ema_shadow_room(ctx, d, room);
     const size_t n = (size_t)count;
     size_t slots = 2;
@@ -431,41 +422,39 @@ static xd_result xdi_ema_take(xd_ema *ema, int64_t count, const xdi_ema_sizes *s
 }
 
 /* Fills the block that begins with the object. */
-static xd_result xdi_ema_build(xd_ema *ema, xd_ctx *ctx, const xd_ema_desc *d, const xd_param *params,
-                               int64_t count, const xdi_ema_sizes *sizes) {
+static xd_result xdi_ema_build(xd_ema *ema, xd_ctx *ctx, const xd_ema_desc *d, const xdi_ema_sizes *sizes) {
     const xd_optimizer_kernels *kernels = &xd_ctx_kernels(ctx)->optimizer;
     xdi_ema_room room;
     ema->ctx = ctx;
-    XD_TRY(xdi_ema_take(ema, count, sizes, &room));
+    XD_TRY(xdi_ema_take(ema, d->param_count, sizes, &room));
     void *device_memory = ema->device_memory, *locked = ema->locked;
-    xdi_ema_lay_out(ctx, &room, d, params, count, ema);
+    xdi_ema_lay_out(ctx, &room, d, ema);
     ema->ctx = ctx;
     ema->device_memory = device_memory;
     ema->locked = locked;
     ema->desc = *d;
-    ema->params = params;
-    ema->param_count = count;
+    ema->params = d->params;
+    ema->param_count = d->param_count;
     ema->initialized = d->init_from_current;
     XD_TRY(xdi_ema_index(ema));
-    if (kernels->list_create) XD_TRY(kernels->list_create(ctx, count, &ema->list));
+    if (kernels->list_create) XD_TRY(kernels->list_create(ctx, d->param_count, &ema->list));
     return xdi_ema_copy(ema, true, NULL);
 }
 
 /* Fills in the defaults of a desc, checks everything, and finds the sizes. */
-static xd_result xdi_ema_plan(xd_ctx *ctx, const xd_param *params, int64_t count, const xd_ema_desc *desc,
-                              xd_ema_desc *d, xdi_ema_sizes *sizes) {
+static xd_result xdi_ema_plan(xd_ctx *ctx, xd_ema_desc *d, xdi_ema_sizes *sizes) {
     xdi_ema_room room;
-    memset(d, 0, sizeof *d);
-    if (desc) *d = *desc;
     XD_REQUIRE(ctx, d->strip_count >= 0, XD_ERROR_ARGUMENT, "%d tokens to strip", d->strip_count);
     xdi_ema_resolve(d);
+    if (d->schedule == XD_EMA_POWER && d->sigma_rel != 0.0)
+        XD_TRY(xdi_post_hoc_gamma(ctx, d->sigma_rel, &d->gamma));
     XD_TRY(xdi_ema_validate(ctx, d));
-    XD_TRY(xdi_ema_validate_params(ctx, params, count));
-    XD_TRY(xdi_ema_validate_places(ctx, d, params, count));
+    XD_TRY(xdi_ema_validate_params(ctx, d->params, d->param_count));
+    XD_TRY(xdi_ema_validate_places(ctx, d, d->params, d->param_count));
     XD_REQUIRE(ctx, !d->host || xd_ctx_kernels(ctx)->memory.host_allocate, XD_ERROR_UNSUPPORTED,
                "an average on the host: \"%s\" offers no page-locked memory", xd_ctx_kernels(ctx)->name);
     room.here = room.device = room.locked = xd_arena_over(NULL, 0);
-    xdi_ema_lay_out(ctx, &room, d, params, count, NULL);
+    xdi_ema_lay_out(ctx, &room, d, NULL);
     sizes->here = room.here.peak;
     sizes->device = room.device.peak;
     sizes->locked = room.locked.peak;
@@ -478,23 +467,26 @@ XD_API xd_result xd_ema_bytes(xd_ctx *ctx, const xd_param *params, int64_t count
     XDI_GIVEN_LIST(ctx, params, count);
     xd_ema_desc d;
     xdi_ema_sizes sizes;
-    XD_TRY(xdi_ema_plan(ctx, params, count, desc, &d, &sizes));
+    memset(&d, 0, sizeof d);
+    if (desc) d = *desc;
+    d.params = params;
+    d.param_count = count;
+    XD_TRY(xdi_ema_plan(ctx, &d, &sizes));
     const xd_memory_bytes bytes = { sizes.here + sizes.locked, sizes.device };
     *out = xdi_train_with_list(ctx, bytes, count);
     return XD_OK;
 }
 
-XD_API xd_result xd_ema_create(xd_ctx *ctx, const xd_param *params, int64_t count, const xd_ema_desc *desc,
-                               xd_ema **out) {
-    XDI_GIVEN(ctx, ctx, out);
-    XDI_GIVEN_LIST(ctx, params, count);
-    xd_ema_desc d;
+XD_API xd_result xd_ema_create(xd_ctx *ctx, const xd_ema_desc *desc, xd_ema **out) {
+    XDI_GIVEN(ctx, ctx, desc, out);
+    xd_ema_desc d = *desc;
     xdi_ema_sizes sizes;
-    XD_TRY(xdi_ema_plan(ctx, params, count, desc, &d, &sizes));
+    XDI_GIVEN_LIST(ctx, desc->params, desc->param_count);
+    XD_TRY(xdi_ema_plan(ctx, &d, &sizes));
     xd_ema *ema = (xd_ema *)xd_allocate(ctx, sizes.here);
     XD_REQUIRE(ctx, ema, XD_ERROR_MEMORY, "no room for the average of %lld parameters: %zu bytes",
-               (long long)count, sizes.here);
-    const xd_result result = xdi_ema_build(ema, ctx, &d, params, count, &sizes);
+               (long long)d.param_count, sizes.here);
+    const xd_result result = xdi_ema_build(ema, ctx, &d, &sizes);
     if (result == XD_OK)
         *out = ema;
     else
@@ -752,9 +744,4 @@ XD_API xd_result xd_ema_swap(xd_ema *ema) {
     }
     ema->swapped = !ema->swapped;
     return XD_OK;
-}
-
-XD_API bool xd_ema_is_swapped(const xd_ema *ema) {
-    XD_ASSERT(ema);
-    return ema->swapped;
 }

@@ -20,13 +20,18 @@ typedef enum xd_ema_schedule {
 
 /* Settings of an average. Numbers are used as given, 0 too: start from xd_ema_defaults. */
 typedef struct xd_ema_desc {
+    /* [param_count] F32, BF16, F16 or F64, also frozen; buffers of any dtype; borrowed until xd_ema_destroy. Entries with one
+     * value pointer are tied: one shadow with the first name, found by all. */
+    const xd_param *params;
+    int64_t param_count;
     xd_ema_schedule schedule;
-    double decay;            /* CONSTANT, RAMP; in [0, 1]; 0: the average is the weights */
-    double gamma;            /* POWER; at least -1 */
-    double halflife_kimg;    /* HALFLIFE; thousands of samples, above 0 */
-    double rampup_ratio;     /* HALFLIFE; at least 0 */
-    bool disable_rampup;     /* HALFLIFE */
-    int64_t batch_size;      /* HALFLIFE; samples of all ranks in an iteration; 0 -> 1 */
+    double decay;         /* CONSTANT, RAMP; in [0, 1]; 0: the average is the weights */
+    double gamma;         /* POWER; at least -1 */
+    double sigma_rel;     /* POWER; relative width, as in xd_post_hoc_profile, instead of gamma; 0 -> gamma */
+    double halflife_kimg; /* HALFLIFE; thousands of samples, above 0 */
+    double rampup_ratio;  /* HALFLIFE; at least 0 */
+    bool disable_rampup;  /* HALFLIFE */
+    int64_t batch_size;   /* HALFLIFE; samples of all ranks in an iteration; 0 -> 1 */
     int64_t start_iteration; /* earlier updates do nothing; 0 -> none is earlier */
     bool init_from_current;  /* the weights at creation count; false: the first update that counts copies */
     /* Of parameters' shadows: F32 BF16 F16 F64; NONE -> F32. A bf16 shadow of 1.0 at decay 0.9999 moves only by differences
@@ -85,20 +90,12 @@ typedef struct xd_ema_match {
 /* Makes xd_ema_update use the last iteration plus one. */
 #define XD_EMA_NEXT INT64_C(-1)
 
-/* Returns the decay at an iteration. Pure. Errors: ARGUMENT (as xd_ema_create; negative iteration). */
-XD_API xd_result xd_ema_decay(xd_ctx *ctx, const xd_ema_desc *desc, int64_t iteration, double *decay);
-
-/* Creates shadows with the current values.
- *
- *    params   [count] F32, BF16, F16 or F64, also frozen; buffers of any dtype; borrowed until xd_ema_destroy. Entries with one
- *             value pointer are tied: one shadow with the first name, found by all
- *    desc     NULL -> xd_ema_defaults(XD_EMA_CONSTANT)
+/* Creates shadows of desc->params with the current values.
  *
  * Local. One allocation; on a device one there with 64 KiB of counters, one on the host, and one more with `host`.
  * Errors: ARGUMENT (number out of range; stripped names equal; name missing or above 1023 bytes; formats excluded; `first`
  * negative), SHAPE (count of a part), DTYPE, MEMORY, UNSUPPORTED (`host` without page-locked memory). */
-XD_API xd_result xd_ema_create(xd_ctx *ctx, const xd_param *params, int64_t count, const xd_ema_desc *desc,
-                               xd_ema **out);
+XD_API xd_result xd_ema_create(xd_ctx *ctx, const xd_ema_desc *desc, xd_ema **out);
 
 /* Returns the memory that xd_ema_create would take; desc may be NULL. Local, allocates nothing. Errors: as xd_ema_create,
  * without MEMORY and errors of names. */
@@ -141,17 +138,15 @@ XD_API void xd_ema_count_unmoved(xd_ema *ema, int64_t *unmoved);
  * changed). */
 XD_API xd_result xd_ema_swap(xd_ema *ema);
 
-/* Returns whether shadows and values are swapped. */
-XD_API bool xd_ema_is_swapped(const xd_ema *ema);
+/* One average: name, value, dtype, count, shape, flags. */
+typedef struct xd_ema_entry {
+    xd_param shadow;
+    /* BF16, to save or restore in place: the average is shadow + compensation. Empty for copies and without `compensated`. */
+    xd_param compensation;
+} xd_ema_entry;
 
-/* Return the number of shadows, tied names not counted, and a view: name, value, dtype, count, shape, flags. It is valid
- * until xd_ema_destroy and follows updates; empty out of range. */
-XD_API int64_t xd_ema_count(const xd_ema *ema);
-XD_API xd_param xd_ema_view(const xd_ema *ema, int64_t index);
-
-/* Returns a shadow's BF16 compensation, to save or restore in place: average i is xd_ema_view(ema, i) +
- * xd_ema_compensation(ema, i). Empty for copies and without `compensated`. */
-XD_API xd_param xd_ema_compensation(const xd_ema *ema, int64_t index);
+/* Returns average `index`, valid until xd_ema_destroy, following updates; empty out of range. */
+XD_API xd_ema_entry xd_ema_view(const xd_ema *ema, int64_t index);
 
 /* Writes shadows to parameters and buffers by name, converted to their dtypes.
  *
@@ -166,22 +161,30 @@ XD_API xd_result xd_ema_copy_to(const xd_ema *ema, const xd_param *targets, int6
 
 /* How to load saved values. */
 typedef struct xd_ema_load_desc {
+    const xd_param *sources; /* [source_count] values in device memory, by name */
+    int64_t source_count;
     /* From xd_ema_describe; NULL -> the iteration stays. The average is then initialized if the record is or every parameter
      * was filled. */
     const xd_ema_record *record;
     bool lenient; /* as in xd_ema_copy_to */
 } xd_ema_load_desc;
 
-/* Fills shadows from a list by name; match and errors as xd_ema_copy_to, lists exchanged. Filled compensations become zero.
+/* Fills shadows by name; match and errors as xd_ema_copy_to, lists exchanged. Filled compensations become zero.
  *
- *    desc   NULL -> defaults
  *    match  may be NULL
  *
  * Local. Further errors: FORMAT (record of another version). */
-XD_API xd_result xd_ema_load(xd_ema *ema, const xd_param *sources, int64_t count,
-                             const xd_ema_load_desc *desc, xd_ema_match *match);
+XD_API xd_result xd_ema_load(xd_ema *ema, const xd_ema_load_desc *desc, xd_ema_match *match);
 
-/* Returns the state to save, defaults filled in. On a device it waits for updates if one had a status. */
-XD_API xd_ema_record xd_ema_describe(const xd_ema *ema);
+/* Facts of an average. */
+typedef struct xd_ema_info {
+    xd_ema_record record; /* to save; config has defaults filled in and no list */
+    int64_t count;        /* shadows; tied names not counted */
+    double decay;         /* of the schedule at record.iteration */
+    bool swapped;         /* shadows and values are swapped */
+} xd_ema_info;
+
+/* Returns the facts. On a device it waits for updates if one had a status. */
+XD_API xd_ema_info xd_ema_describe(const xd_ema *ema);
 
 #endif

@@ -55,6 +55,9 @@ struct xd_ema {
 /* ema.c: the shadow of a caller's name, -1 for an unknown name. `room` receives the stripped name. */
 XD_PRIVATE int64_t xdi_ema_find(const xd_ema *ema, const char *name, char *room, size_t room_bytes);
 
+/* ema.c: the decay of an iteration. */
+XD_PRIVATE double xdi_ema_decay_at(const xd_ema_desc *d, int64_t iteration);
+
 /* ema.c: the counters as they are, wherever. On a device this waits. After recall the host has them again. */
 XD_PRIVATE void xdi_ema_read_counters(const xd_ema *ema, int64_t *iteration, bool *initialized);
 XD_PRIVATE void xdi_ema_recall_counters(xd_ema *ema);

@@ -5,26 +5,6 @@
 
 #include <string.h>
 
-XD_API int64_t xd_ema_count(const xd_ema *ema) {
-    XD_ASSERT(ema);
-    return ema->shadow_count;
-}
-
-XD_API xd_param xd_ema_view(const xd_ema *ema, int64_t index) {
-    XD_ASSERT(ema);
-    xd_param view;
-    memset(&view, 0, sizeof view);
-    if (index < 0 || index >= ema->shadow_count) return view;
-    const xdi_ema_shadow *s = &ema->shadows[index];
-    view = ema->created[s->source];
-    view.frozen = ema->params[s->source].frozen; /* it may have been thawed */
-    view.name = s->name;
-    view.value = s->value;
-    view.dtype = s->dtype;
-    view.gradient = NULL;
-    return view;
-}
-
 XD_PRIVATE int64_t xdi_ema_entries(const xd_ema *ema) {
     return ema->param_count;
 }
@@ -46,10 +26,20 @@ static xd_param xdi_ema_compensation_of(const xd_ema *ema, const xdi_ema_shadow 
     return view;
 }
 
-XD_API xd_param xd_ema_compensation(const xd_ema *ema, int64_t index) {
+XD_API xd_ema_entry xd_ema_view(const xd_ema *ema, int64_t index) {
     XD_ASSERT(ema);
-    const xd_param view = xd_ema_view(ema, index);
-    return view.name ? xdi_ema_compensation_of(ema, &ema->shadows[index], view) : view;
+    xd_ema_entry view;
+    memset(&view, 0, sizeof view);
+    if (index < 0 || index >= ema->shadow_count) return view;
+    const xdi_ema_shadow *s = &ema->shadows[index];
+    view.shadow = ema->created[s->source];
+    view.shadow.frozen = ema->params[s->source].frozen; /* it may have been thawed */
+    view.shadow.name = s->name;
+    view.shadow.value = s->value;
+    view.shadow.dtype = s->dtype;
+    view.shadow.gradient = NULL;
+    view.compensation = xdi_ema_compensation_of(ema, s, view.shadow);
+    return view;
 }
 
 XD_PRIVATE xd_param xdi_ema_entry_compensation(const xd_ema *ema, int64_t index) {
@@ -62,14 +52,19 @@ XD_PRIVATE void xdi_ema_restore(xd_ema *ema, int64_t iteration, bool initialized
     ema->initialized = initialized;
 }
 
-XD_API xd_ema_record xd_ema_describe(const xd_ema *ema) {
+XD_API xd_ema_info xd_ema_describe(const xd_ema *ema) {
     XD_ASSERT(ema);
-    xd_ema_record record;
-    memset(&record, 0, sizeof record);
-    record.format_version = 1;
-    xdi_ema_read_counters(ema, &record.iteration, &record.initialized);
-    record.config = ema->desc;
-    return record;
+    xd_ema_info info;
+    memset(&info, 0, sizeof info);
+    info.record.format_version = 1;
+    xdi_ema_read_counters(ema, &info.record.iteration, &info.record.initialized);
+    info.record.config = ema->desc;
+    info.record.config.params = NULL;
+    info.record.config.param_count = 0;
+    info.count = ema->shadow_count;
+    info.decay = xdi_ema_decay_at(&ema->desc, info.record.iteration);
+    info.swapped = ema->swapped;
+    return info;
 }
 
 /* Adds a name to the list of those that did not match, while there is room and there are fewer than five. */
@@ -190,14 +185,14 @@ static xd_result xdi_ema_forget(const xd_ema *ema) {
     return XD_OK;
 }
 
-XD_API xd_result xd_ema_load(xd_ema *ema, const xd_param *sources, int64_t count,
-                             const xd_ema_load_desc *desc, xd_ema_match *match) {
+XD_API xd_result xd_ema_load(xd_ema *ema, const xd_ema_load_desc *desc, xd_ema_match *match) {
     XDI_GIVEN(NULL, ema);
-    XDI_GIVEN_LIST(ema->ctx, sources, count);
-    const xd_ema_record *record = desc ? desc->record : NULL;
+    XDI_GIVEN(ema->ctx, desc);
+    XDI_GIVEN_LIST(ema->ctx, desc->sources, desc->source_count);
+    const xd_ema_record *record = desc->record;
     XD_REQUIRE(ema->ctx, !record || record->format_version == 1, XD_ERROR_FORMAT,
                "the record has format version %d, this library reads 1", record->format_version);
-    XD_TRY(xdi_ema_exchange(ema, sources, count, desc && desc->lenient, true, match));
+    XD_TRY(xdi_ema_exchange(ema, desc->sources, desc->source_count, desc->lenient, true, match));
     XD_TRY(xdi_ema_forget(ema));
     xdi_ema_recall_counters(ema);
     if (record) ema->iteration = record->iteration;

@@ -83,6 +83,9 @@ XD_PRIVATE xd_result xdi_ema_in_place(const xd_ema *ema);
 /* ema_state.c: sets the counters, when the shadows have been filled otherwise. */
 XD_PRIVATE void xdi_ema_restore(xd_ema *ema, int64_t iteration, bool initialized);
 
+/* post_hoc.c: the exponent of an average's relative width. ARGUMENT outside (0, 1 / sqrt(12)]. */
+XD_PRIVATE xd_result xdi_post_hoc_gamma(xd_ctx *ctx, double sigma_rel, double *gamma);
+
 /* param.c: true for the dtypes of parameters and gradients: F32, BF16, F16. */
 XD_PRIVATE bool xdi_train_takes(xd_dtype dtype);
 

@@ -25,19 +25,13 @@ struct xd_optimizer {
     xd_array_list *list;          /* of the updates, on a device; NULL on the CPU */
 };
 
-XD_API xd_optimizer_desc xd_sgd_defaults(const xd_param *params, int64_t param_count) {
+XD_API xd_optimizer_desc xd_adam_defaults(const xd_param *params, int64_t param_count) {
     xd_optimizer_desc d;
     memset(&d, 0, sizeof d);
     d.params = params;
     d.param_count = param_count;
-    d.kind = XD_OPTIMIZER_SGD;
-    d.learning_rate = 1e-3;
-    return d;
-}
-
-XD_API xd_optimizer_desc xd_adam_defaults(const xd_param *params, int64_t param_count) {
-    xd_optimizer_desc d = xd_sgd_defaults(params, param_count);
     d.kind = XD_OPTIMIZER_ADAM_L2;
+    d.learning_rate = 1e-3;
     d.beta1 = 0.9;
     d.beta2 = 0.999;
     d.eps = 1e-8;

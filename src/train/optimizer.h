@@ -73,11 +73,10 @@ typedef struct xd_optimizer_step_desc {
     int average_count;
 } xd_optimizer_step_desc;
 
-/* Return PyTorch's defaults: learning rate 1e-3. AdamW and Adam: betas 0.9 and 0.999, eps 1e-8. AdamW: weight decay 1e-2.
- * Others: weight decay and momentum 0. Pure. */
+/* Return PyTorch's defaults: learning rate 1e-3, betas 0.9 and 0.999, eps 1e-8. AdamW: weight decay 1e-2, Adam: 0. SGD needs
+ * kind and learning_rate only. Pure. */
 XD_API xd_optimizer_desc xd_adamw_defaults(const xd_param *params, int64_t param_count);
 XD_API xd_optimizer_desc xd_adam_defaults(const xd_param *params, int64_t param_count);
-XD_API xd_optimizer_desc xd_sgd_defaults(const xd_param *params, int64_t param_count);
 
 /* Returns the memory of xd_optimizer_create. Local, allocates nothing. Errors: as xd_optimizer_create, without MEMORY. */
 XD_API xd_result xd_optimizer_bytes(xd_ctx *ctx, const xd_optimizer_desc *desc, xd_memory_bytes *out);

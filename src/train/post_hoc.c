@@ -11,18 +11,9 @@
 
 /* ---- widths ---- */
 
-XD_API xd_result xd_post_hoc_sigma_rel(xd_ctx *ctx, double gamma, double *sigma_rel) {
-    XDI_GIVEN(ctx, ctx, sigma_rel);
-    XD_REQUIRE(ctx, gamma > -1.0 && gamma < HUGE_VAL, XD_ERROR_ARGUMENT,
-               "the exponent %g is not above -1, or not finite", gamma);
-    *sigma_rel = sqrt((gamma + 1.0) / (gamma + 3.0)) / (gamma + 2.0);
-    return XD_OK;
-}
-
 /* The largest root of (g + 2)^2 (g + 3) = (g + 1) / sigma^2, by Newton's steps from above: there the difference is convex and
  * rises, so they go down until rounding stops them. */
-XD_API xd_result xd_post_hoc_gamma(xd_ctx *ctx, double sigma_rel, double *gamma) {
-    XDI_GIVEN(ctx, ctx, gamma);
+XD_PRIVATE xd_result xdi_post_hoc_gamma(xd_ctx *ctx, double sigma_rel, double *gamma) {
     const double widest = 1.0 / sqrt(12.0); /* as people write it; sqrt(1.0 / 12.0) is less by a unit */
     XD_REQUIRE(ctx, sigma_rel >= 1e-100 && sigma_rel <= widest, XD_ERROR_ARGUMENT,
                "the relative width %g is not in (0, %.17g]", sigma_rel, widest);
@@ -73,21 +64,28 @@ static xd_result xdi_profile_check(xd_ctx *ctx, const char *what, int64_t index,
     return XD_OK;
 }
 
-/* Checks everything and fills in the target's iteration. */
-static xd_result xdi_post_hoc_check(xd_ctx *ctx, const xd_post_hoc_desc *d, xd_post_hoc_profile *target) {
+/* A profile with its exponent. */
+static xd_result xdi_profile_resolve(xd_ctx *ctx, const xd_post_hoc_profile *given,
+                                     xd_post_hoc_profile *out) {
+    *out = *given;
+    return given->sigma_rel == 0.0 ? XD_OK : xdi_post_hoc_gamma(ctx, given->sigma_rel, &out->gamma);
+}
+
+/* Checks everything and fills in exponents and the target's iteration. */
+static xd_result xdi_post_hoc_check(xd_ctx *ctx, const xd_post_hoc_desc *d, xd_post_hoc_profile *snapshots,
+                                    xd_post_hoc_profile *target) {
     int64_t last = 0;
-    XD_REQUIRE(ctx, d->snapshot_count >= 1 && d->snapshots, XD_ERROR_ARGUMENT, "%lld snapshots at %p",
-               (long long)d->snapshot_count, (const void *)d->snapshots);
     for (int64_t i = 0; i < d->snapshot_count; i++) {
-        const xd_post_hoc_profile *p = &d->snapshots[i];
+        xd_post_hoc_profile *p = &snapshots[i];
+        XD_TRY(xdi_profile_resolve(ctx, &d->snapshots[i], p));
         XD_TRY(xdi_profile_check(ctx, "snapshot", i, p));
         if (p->iteration > last) last = p->iteration;
         for (int64_t k = 0; k < i; k++)
-            XD_REQUIRE(ctx, p->iteration != d->snapshots[k].iteration || p->gamma != d->snapshots[k].gamma,
+            XD_REQUIRE(ctx, p->iteration != snapshots[k].iteration || p->gamma != snapshots[k].gamma,
                        XD_ERROR_ARGUMENT, "snapshots %lld and %lld have the same profile", (long long)k,
                        (long long)i);
     }
-    *target = d->target;
+    XD_TRY(xdi_profile_resolve(ctx, &d->target, target));
     if (target->iteration == 0) target->iteration = last;
     XD_TRY(xdi_profile_check(ctx, "target", 0, target));
     XD_REQUIRE(ctx, target->iteration <= last, XD_ERROR_ARGUMENT,
@@ -186,34 +184,21 @@ static void xdi_post_hoc_run(xdi_post_hoc *p, const xd_post_hoc_profile *target)
     }
 }
 
-XD_API xd_result xd_post_hoc_coefficients(xd_ctx *ctx, const xd_post_hoc_desc *desc, double *coefficients,
-                                          double *error) {
-    XDI_GIVEN(ctx, ctx, desc, coefficients);
-    xd_post_hoc_profile target;
-    xdi_post_hoc p;
-    size_t bytes = 0;
-    XD_TRY(xdi_post_hoc_check(ctx, desc, &target));
-    memset(&p, 0, sizeof p);
-    const size_t n = (size_t)desc->snapshot_count;
-    const bool fits = n < (1u << 24) && xdi_size_multiply(n, (2 * n + 5) * sizeof(double), &bytes);
-    double *memory = fits ? (double *)xd_allocate(ctx, bytes) : NULL;
-    XD_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for the inner products of %lld snapshots",
-               (long long)desc->snapshot_count);
-    p.snapshots = desc->snapshots;
-    p.n = desc->snapshot_count;
-    p.matrix = memory;
-    p.factor = p.matrix + n * n;
-    p.right = p.factor + n * n;
-    p.y = p.right + n;
-    p.pivot = p.y + n;
-    p.change = p.pivot + n;
-    p.order = (int64_t *)(void *)(p.change + n);
-    xdi_post_hoc_run(&p, &target);
-    for (int64_t i = 0; i < p.n; i++)
-        coefficients[i] = p.y[i] * xdi_profile_length(&target) / xdi_profile_length(&p.snapshots[i]);
-    if (error) *error = xdi_post_hoc_distance(&p);
-    xd_release(ctx, memory);
-    return XD_OK;
+/* The coefficients, in memory of 2 n^2 + 5 n numbers, for profiles that are checked. */
+static void xdi_post_hoc_find(xdi_post_hoc *p, double *memory, const xd_post_hoc_profile *target,
+                              double *coefficients, double *error) {
+    const size_t n = (size_t)p->n;
+    p->matrix = memory;
+    p->factor = p->matrix + n * n;
+    p->right = p->factor + n * n;
+    p->y = p->right + n;
+    p->pivot = p->y + n;
+    p->change = p->pivot + n;
+    p->order = (int64_t *)(void *)(p->change + n);
+    xdi_post_hoc_run(p, target);
+    for (int64_t i = 0; i < p->n; i++)
+        coefficients[i] = p->y[i] * xdi_profile_length(target) / xdi_profile_length(&p->snapshots[i]);
+    *error = xdi_post_hoc_distance(p);
 }
 
 /* ---- sums ---- */
@@ -222,21 +207,23 @@ static bool xdi_post_hoc_adds(xd_dtype dtype) {
     return xdi_train_takes(dtype) || dtype == XD_DTYPE_F64;
 }
 
-static xd_result xdi_post_hoc_check_sum(xd_ctx *ctx, const xd_post_hoc_sum_desc *d, const xd_param *targets,
-                                        int64_t count) {
-    XD_REQUIRE(ctx, d->snapshot_count >= 1 && d->coefficients && d->read, XD_ERROR_ARGUMENT,
-               "%lld snapshots, coefficients at %p%s", (long long)d->snapshot_count,
-               (const void *)d->coefficients, d->read ? "" : ", nothing that reads");
-    for (int64_t k = 0; k < d->snapshot_count; k++)
-        XD_REQUIRE(ctx, fabs(d->coefficients[k]) <= (double)FLT_MAX, XD_ERROR_ARGUMENT,
-                   "the coefficient %g of snapshot %lld of %lld is no f32", d->coefficients[k], (long long)k,
-                   (long long)d->snapshot_count);
+static xd_result xdi_post_hoc_check_coefficients(xd_ctx *ctx, const double *coefficients, int64_t count) {
+    for (int64_t k = 0; k < count; k++)
+        XD_REQUIRE(ctx, fabs(coefficients[k]) <= (double)FLT_MAX, XD_ERROR_ARGUMENT,
+                   "the coefficient %g of snapshot %lld of %lld is no f32", coefficients[k], (long long)k,
+                   (long long)count);
+    return XD_OK;
+}
+
+static xd_result xdi_post_hoc_check_targets(xd_ctx *ctx, const xd_post_hoc_desc *d) {
+    XD_REQUIRE(ctx, d->target_count >= 0 && (d->targets || d->target_count == 0), XD_ERROR_ARGUMENT,
+               "%lld targets at %p", (long long)d->target_count, (const void *)d->targets);
+    XD_REQUIRE(ctx, d->read || d->target_count == 0, XD_ERROR_ARGUMENT, "%lld targets, nothing that reads",
+               (long long)d->target_count);
     XD_REQUIRE(ctx, xdi_post_hoc_adds(d->dtype), XD_ERROR_DTYPE,
                "parameters of snapshots are F32, BF16, F16 or F64, not %s", xd_dtype_name(d->dtype));
-    XD_REQUIRE(ctx, count >= 0 && (targets || count == 0), XD_ERROR_ARGUMENT, "%lld targets at %p",
-               (long long)count, (const void *)targets);
-    for (int64_t i = 0; i < count; i++) {
-        const xd_param *p = &targets[i];
+    for (int64_t i = 0; i < d->target_count; i++) {
+        const xd_param *p = &d->targets[i];
         XD_REQUIRE(ctx, p->name, XD_ERROR_ARGUMENT, "target %lld has no name", (long long)i);
         XD_REQUIRE(ctx, p->count >= 0 && (p->value || p->count == 0), XD_ERROR_ARGUMENT,
                    "%s: %lld elements, value at %p", p->name, (long long)p->count, p->value);
@@ -248,7 +235,7 @@ static xd_result xdi_post_hoc_check_sum(xd_ctx *ctx, const xd_post_hoc_sum_desc 
 
 /* Memory of the device for one parameter: what is read, and the sum. */
 typedef struct xdi_post_hoc_room {
-    const xd_post_hoc_sum_desc *desc;
+    const xd_post_hoc_desc *desc;
     void *read;
     float *sum;
 } xdi_post_hoc_room;
@@ -293,9 +280,9 @@ static xd_result xdi_post_hoc_add(xd_ctx *ctx, const xdi_post_hoc_room *room, co
     return kernels->optimizer.cast(&launch, &cast, 1);
 }
 
-static xd_result xdi_post_hoc_add_all(xd_ctx *ctx, const xdi_post_hoc_room *room, const xd_param *targets,
-                                      int64_t count) {
-    for (int64_t i = 0; i < count; i++) {
+static xd_result xdi_post_hoc_add_all(xd_ctx *ctx, const xdi_post_hoc_room *room) {
+    const xd_param *targets = room->desc->targets;
+    for (int64_t i = 0; i < room->desc->target_count; i++) {
         const int64_t last[2] = { room->desc->snapshot_count - 1, i };
         if (targets[i].count == 0) continue;
         if (targets[i].buffer)
@@ -306,27 +293,69 @@ static xd_result xdi_post_hoc_add_all(xd_ctx *ctx, const xdi_post_hoc_room *room
     return XD_OK;
 }
 
-XD_API xd_result xd_post_hoc_sum(xd_ctx *ctx, const xd_post_hoc_sum_desc *desc, const xd_param *targets,
-                                 int64_t count) {
-    XDI_GIVEN(ctx, ctx, desc);
-    XDI_GIVEN_LIST(ctx, targets, count);
+static xd_result xdi_post_hoc_fill(xd_ctx *ctx, const xd_post_hoc_desc *d) {
     const xd_device_ops *memory = &xd_ctx_kernels(ctx)->memory;
-    xd_post_hoc_sum_desc d = *desc;
     xdi_post_hoc_room room;
-    size_t most = 0;
-    if (d.dtype == XD_DTYPE_NONE) d.dtype = XD_DTYPE_F32;
-    XD_TRY(xdi_post_hoc_check_sum(ctx, &d, targets, count));
-    for (int64_t i = 0; i < count; i++)
-        if (!targets[i].buffer && (size_t)targets[i].count > most) most = (size_t)targets[i].count;
-    room.desc = &d;
-    room.read = memory->allocate(ctx, most * xd_dtype_size(d.dtype) + 1);
-    room.sum = (float *)memory->allocate(ctx, most * sizeof *room.sum + 1);
+    size_t largest = 0;
+    if (d->target_count == 0) return XD_OK;
+    for (int64_t i = 0; i < d->target_count; i++)
+        if (!d->targets[i].buffer && (size_t)d->targets[i].count > largest)
+            largest = (size_t)d->targets[i].count;
+    room.desc = d;
+    room.read = memory->allocate(ctx, largest * xd_dtype_size(d->dtype) + 1);
+    room.sum = (float *)memory->allocate(ctx, largest * sizeof *room.sum + 1);
     xd_result result = XD_OK;
     if (!room.read || !room.sum)
         result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a parameter of %llu elements and its sum",
-                         (unsigned long long)most);
-    if (result == XD_OK) result = xdi_post_hoc_add_all(ctx, &room, targets, count);
+                         (unsigned long long)largest);
+    if (result == XD_OK) result = xdi_post_hoc_add_all(ctx, &room);
     memory->release(ctx, room.sum);
     memory->release(ctx, room.read);
+    return result;
+}
+
+/* With memory of n profiles and 2 n^2 + 6 n numbers, which begin with the coefficients. */
+static xd_result xdi_post_hoc_form(xd_ctx *ctx, const xd_post_hoc_desc *desc, void *memory, double *found,
+                                   double *error) {
+    const size_t n = (size_t)desc->snapshot_count;
+    xd_post_hoc_profile target, *snapshots = (xd_post_hoc_profile *)memory;
+    double *numbers = (double *)(void *)(snapshots + n);
+    xd_post_hoc_desc d = *desc;
+    xdi_post_hoc p;
+    double distance = 0.0;
+    if (!desc->coefficients) {
+        memset(&p, 0, sizeof p);
+        XD_TRY(xdi_post_hoc_check(ctx, desc, snapshots, &target));
+        p.snapshots = snapshots;
+        p.n = desc->snapshot_count;
+        xdi_post_hoc_find(&p, numbers + n, &target, numbers, &distance);
+        d.coefficients = numbers;
+    }
+    XD_TRY(xdi_post_hoc_check_coefficients(ctx, d.coefficients, desc->snapshot_count));
+    XD_TRY(xdi_post_hoc_fill(ctx, &d));
+    if (found) memcpy(found, d.coefficients, n * sizeof *found);
+    if (error) *error = distance;
+    return XD_OK;
+}
+
+XD_API xd_result xd_post_hoc_average(xd_ctx *ctx, const xd_post_hoc_desc *desc, double *coefficients,
+                                     double *error) {
+    XDI_GIVEN(ctx, ctx, desc);
+    xd_post_hoc_desc d = *desc;
+    size_t bytes = 0;
+    if (d.dtype == XD_DTYPE_NONE) d.dtype = XD_DTYPE_F32;
+    XD_REQUIRE(ctx, d.snapshot_count >= 1 && (d.snapshots || d.coefficients), XD_ERROR_ARGUMENT,
+               "%lld snapshots at %p, coefficients at %p", (long long)d.snapshot_count,
+               (const void *)d.snapshots, (const void *)d.coefficients);
+    XD_TRY(xdi_post_hoc_check_targets(ctx, &d));
+    const size_t n = (size_t)d.snapshot_count;
+    const bool fits =
+        n < (1u << 24) &&
+        xdi_size_multiply(n, sizeof(xd_post_hoc_profile) + (2 * n + 6) * sizeof(double), &bytes);
+    void *memory = !fits ? NULL : d.coefficients ? xd_allocate(ctx, 1) : xd_allocate(ctx, bytes);
+    XD_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for the inner products of %lld snapshots",
+               (long long)d.snapshot_count);
+    const xd_result result = xdi_post_hoc_form(ctx, &d, memory, coefficients, error);
+    xd_release(ctx, memory);
     return result;
 }

@@ -8,7 +8,6 @@ import sys
 
 EXCUSED = {
     "xd_build": "in test_build_errors.c, each in turn",
-    "xd_build_existing": "in test_build_errors.c, each in turn",
     "xd_built_params": "makes structs of a list",
     "xd_built_parts": "makes structs of a list",
     "xd_checkpoint_save_start": "in test_checkpoint_async.c, each in turn",
@@ -43,14 +42,12 @@ EXCUSED = {
     "xd_pipeline_create": "in test_pipeline_errors.c, each in turn",
     "xd_pipeline_finish": "allocates nothing",
     "xd_pipeline_measure": "in test_pipeline_errors.c",
-    "xd_pipeline_place": "computes numbers",
     "xd_pipeline_run": "allocates nothing, counted in test_pipeline.c",
     "xd_pipeline_table": "in test_pipeline_errors.c",
     "xd_queue_bytes": "computes numbers",
     "xd_recompute": "allocates nothing, counted in test_recompute.c",
     "xd_route_post": "part of xd_route_send",
     "xd_route_slot": "part of xd_route_send",
-    "xd_stage_hooks_add": "writes into the caller's list",
     "xd_optimizer_thaw": "allocates nothing, counted in test_thaw.c",
     "xd_dmd_bytes": "computes numbers",
     "xd_dmd_discriminator": "allocates nothing, counted in test_dmd.c",
@@ -70,10 +67,8 @@ EXCUSED = {
     "xd_draw_rows": "allocates nothing, counted in test_draw.c",
     "xd_mix_rows": "allocates nothing, counted in test_convert.c",
     "xd_policy_find": "writes settings",
-    "xd_stage_cast_inputs": "casts, into room of the caller's",
-    "xd_stage_cast_outputs": "casts, into room of the caller's",
-    "xd_weight_freeze": "writes a flag",
-    "xd_weight_thaw": "writes a flag",
+    "xd_stage_cast": "casts, into room of the caller's",
+    "xd_weight_set_frozen": "writes a flag",
 }
 
 

@@ -25,8 +25,8 @@ PROMISED = """
     xd_crossing_backward(d_out) xd_crossing_backward(d_in) xd_built_parts(parts) xd_parallel_parts(parts)
     xd_gradient_norm_check(comm) xd_clip_gradients(params.name) xd_clip_gradients(params.value) xd_denoise_loss(desc.mask) xd_exchange(records.send_counts) xd_exchange(records.recv_counts) xd_queue_start(record.send) xd_queue_start(record.recv)
     xd_queue_start(record.send_counts) xd_queue_start(record.recv_counts) xd_state_inherit(desc.from) xd_dmd_warm_up_step(values)
-    xd_policy_find(desc.param_dtype) xd_policy_find(desc.reduce_dtype) xd_policy_find(desc.output_dtype) xd_queue_bytes(desc) xd_ema_import(report)
-    xd_ema_copy_to(targets.name) xd_ema_load(sources.name) xd_ema_bytes(params.name) xd_agree_same(what)
+    xd_policy_find(desc.param_dtype) xd_policy_find(desc.reduce_dtype) xd_policy_find(desc.output_dtype) xd_queue_bytes(desc)
+    xd_ema_copy_to(targets.name) xd_ema_load(desc.sources.name) xd_ema_bytes(params.name) xd_agree_same(what)
     xd_reduce_scatter(send) xd_reduce_scatter(recv) xd_all_gather(send) xd_all_gather(recv) xd_all_to_all(send)
     xd_all_to_all(recv) xd_gather(send) xd_gather(recv) xd_scatter(send) xd_scatter(recv)
 """.split()
@@ -48,13 +48,13 @@ PROMISED_FIELDS = {
 }
 
 # Pointers whose object has the context: there is no place for a message.
-ANONYMOUS = [("xd_stage_cast_inputs", "stage.model"), ("xd_stage_cast_outputs", "stage.model")]
+ANONYMOUS = [("xd_stage_cast", "stage.model")]
 
 # Of two ranks, which make one of the two each.
 PAIRS = ["xd_send", "xd_recv"]
 
 # Calls that make a world, and its ranks: of several ranks only local calls are asked, since the others of the world would wait.
-WORLDS = {"xd_thread_world_create": "ranks", "xd_comm_node": "2", "xd_comm_launched": "2"}
+WORLDS = {"xd_thread_world_create": "desc->ranks", "xd_comm_node": "2", "xd_comm_launched": "2"}
 
 # Test programs whose calls are asked: each ends in two seconds, bears that its ranks ask together, and makes a call that the
 # others do not. test_nulls_calls makes what none of the tests makes on one rank.

@@ -39,7 +39,7 @@ static xd_result inherit(const rank *r, const xd_model *model) {
     xd_checkpoint_network networks[2];
     int64_t n = 0;
     memset(networks, 0, sizeof networks);
-    for (int64_t i = 0; i < xd_model_weight_count(model); i++) {
+    for (int64_t i = 0; i < xd_model_describe(model).weight_count; i++) {
         xd_weight *weight = xd_model_weight_at(model, i);
         const xd_weight_info w = xd_weight_describe(weight);
         const size_t bytes = (size_t)w.count * xd_dtype_size(w.desc->dtype);
@@ -65,7 +65,7 @@ static xd_result import(const rank *r, const xd_model *model) {
     xd_tensor_part parts[PARTS];
     char path[128];
     int64_t n = 0;
-    for (int64_t i = 0; i < xd_model_weight_count(model); i++) {
+    for (int64_t i = 0; i < xd_model_describe(model).weight_count; i++) {
         xd_weight *weight = xd_model_weight_at(model, i);
         const xd_weight_info w = xd_weight_describe(weight);
         if (w.owner == weight) parts[n++] = part_of(&w, w.value);
@@ -89,7 +89,7 @@ xd_result fill_model(const rank *r, xd_model *model) {
     if (!r->job->config->filled || r->job->layout->late) return XD_OK;
     XD_TRY(xd_model_allocate(model));
     XD_TRY(xd_model_init_weights(model));
-    for (int64_t i = 0; i < xd_model_weight_count(model); i++) {
+    for (int64_t i = 0; i < xd_model_describe(model).weight_count; i++) {
         xd_weight *weight = xd_model_weight_at(model, i);
         const xd_weight_info w = xd_weight_describe(weight);
         if (w.owner != weight) continue;

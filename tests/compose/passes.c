@@ -12,7 +12,7 @@ enum { DOWN, NOTHING };                /* of the block in it */
 
 static void toy_look(const toy *t, const xd_block *block, float **values, float **gradients) {
     int64_t n = 0;
-    for (int64_t i = 0; i < xd_model_weight_count(t->model); i++) {
+    for (int64_t i = 0; i < xd_model_describe(t->model).weight_count; i++) {
         const xd_weight_info info = xd_weight_describe(xd_model_weight_at(t->model, i));
         if (info.block != block) continue;
         values[n] = (float *)info.value;

@@ -129,7 +129,7 @@ static xd_result make_model(rank *r) {
     source = plain.model;
     XD_TRY(xd_model_allocate(source));
     XD_TRY(xd_model_init_weights(source));
-    for (int64_t i = 0; i < xd_model_weight_count(source); i++) {
+    for (int64_t i = 0; i < xd_model_describe(source).weight_count; i++) {
         const xd_weight_info from = xd_weight_describe(xd_model_weight_at(source, i)),
                              to = xd_weight_describe(xd_model_weight_at(r->toy.model, i));
         if (from.count > 0) memcpy(to.value, from.value, (size_t)from.count * sizeof(float));
@@ -166,7 +166,10 @@ static xd_result make_state(rank *r) {
     const compose_config *c = r->job->config;
     xd_optimizer_desc d = xd_adamw_defaults(r->params, r->count);
     if (c->optimizer == 1) d = xd_adam_defaults(r->params, r->count);
-    if (c->optimizer == 2) d = xd_sgd_defaults(r->params, r->count);
+    if (c->optimizer == 2) {
+        const xd_optimizer_desc sgd = { .params = r->params, .param_count = r->count, .kind = XD_OPTIMIZER_SGD };
+        d = sgd;
+    }
     d.learning_rate = 0.02;
     d.reserve_frozen = c->thaw > 0;
     if (c->optimizer == 2) d.momentum = 0.9;
@@ -175,7 +178,9 @@ static xd_result make_state(rank *r) {
         xd_ema_desc e = xd_ema_defaults(i ? XD_EMA_POWER : XD_EMA_CONSTANT);
         e.decay = 0.75;
         e.init_from_current = i == 0;
-        XD_TRY(xd_ema_create(r->home, r->params, r->count, &e, &r->averages[i]));
+        e.params = r->params;
+        e.param_count = r->count;
+        XD_TRY(xd_ema_create(r->home, &e, &r->averages[i]));
     }
     return XD_OK;
 }
@@ -392,7 +397,7 @@ static xd_result keep_element(const rank *r, int64_t i, int64_t at, int64_t to) 
     if (state.exp_avg) out->first[to] = state.exp_avg[at];
     if (state.exp_avg_sq) out->second[to] = state.exp_avg_sq[at];
     for (int a = 0; a < r->job->config->averages; a++)
-        out->averages[a][to] = ((const float *)xd_ema_view(r->averages[a], i).value)[at];
+        out->averages[a][to] = ((const float *)xd_ema_view(r->averages[a], i).shadow.value)[at];
     if (!state.master) return xd_cast(r->home, out->values + to, XD_DTYPE_F32, value, p->dtype, 1);
     out->values[to] = state.master[at];
     return XD_OK;

@@ -42,7 +42,6 @@ static xd_result make_layouts(sharing *s) {
         const bool experts = i >= SHARE_MATRICES;
         const int axis = experts ? 0 : 2;
         int ranks[SHARE_MOST];
-        xd_topology topology;
         xd_layout_desc d;
         if (experts ? !s->size.experts : !shared) continue;
         const xd_topology topology = make_topology(s, experts, ranks);

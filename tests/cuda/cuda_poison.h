@@ -255,10 +255,10 @@ static inline xd_result gpu_optimizer_create(xd_ctx *ctx, const xd_optimizer_des
     return between([&] { return xd_optimizer_create(ctx, &d, out); });
 }
 
-static inline xd_result gpu_ema_create(xd_ctx *ctx, const xd_param *params, int64_t count, const xd_ema_desc *desc,
-                                       xd_ema **out) {
-    const xd_param *list = mirror->list(params, count);
-    return between([&] { return xd_ema_create(ctx, list, count, desc, out); });
+static inline xd_result gpu_ema_create(xd_ctx *ctx, const xd_ema_desc *desc, xd_ema **out) {
+    xd_ema_desc d = *desc;
+    d.params = mirror->list(desc->params, desc->param_count);
+    return between([&] { return xd_ema_create(ctx, &d, out); });
 }
 
 static inline xd_result gpu_gradient_norm_compute(xd_ctx *ctx, xd_comm *comm, const xd_gradient_norm_desc *desc,
@@ -274,11 +274,12 @@ static inline xd_result gpu_clip_gradients(xd_ctx *ctx, const xd_param *params, 
 }
 
 /* These lists are not borrowed. */
-static inline xd_result gpu_ema_load(xd_ema *ema, const xd_param *sources, int64_t count,
-                                     const xd_ema_load_desc *desc, xd_ema_match *match) {
-    CHECK_EQ_INT(count, 1);
-    const xd_param source = mirror->moved(*sources);
-    return between([&] { return xd_ema_load(ema, &source, count, desc, match); });
+static inline xd_result gpu_ema_load(xd_ema *ema, const xd_ema_load_desc *desc, xd_ema_match *match) {
+    CHECK_EQ_INT(desc->source_count, 1);
+    const xd_param source = mirror->moved(*desc->sources);
+    xd_ema_load_desc d = *desc;
+    d.sources = &source;
+    return between([&] { return xd_ema_load(ema, &d, match); });
 }
 
 static inline xd_result gpu_ema_copy_to(const xd_ema *ema, const xd_param *targets, int64_t count, bool lenient,
@@ -289,13 +290,14 @@ static inline xd_result gpu_ema_copy_to(const xd_ema *ema, const xd_param *targe
 }
 
 /* With the shadow on the host, until the next view. */
-static inline xd_param gpu_ema_view(const xd_ema *ema, int64_t index) {
-    xd_param view = xd_ema_view(ema, index);
-    mirror->shadow.resize((size_t)view.count);
+static inline xd_ema_entry gpu_ema_view(const xd_ema *ema, int64_t index) {
+    xd_ema_entry view = xd_ema_view(ema, index);
+    const size_t count = (size_t)view.shadow.count;
+    mirror->shadow.resize(count);
     CHECK(cudaStreamSynchronize(mirror->gpu.stream) == cudaSuccess);
-    CHECK(cudaMemcpy(mirror->shadow.data(), view.value, (size_t)view.count * sizeof(float), cudaMemcpyDeviceToHost) ==
+    CHECK(cudaMemcpy(mirror->shadow.data(), view.shadow.value, count * sizeof(float), cudaMemcpyDeviceToHost) ==
           cudaSuccess);
-    view.value = mirror->shadow.data();
+    view.shadow.value = mirror->shadow.data();
     return view;
 }
 

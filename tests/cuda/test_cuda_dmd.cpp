@@ -77,7 +77,7 @@ static xd_result open_block(Net *net, const xd_network_call *call, bool backward
     xd_pass pass = { XD_PASS_INFERENCE, 0, false };
     xd_block_view view;
     if (backward ? call->weights : call->keep) pass.kind = backward ? XD_PASS_BACKWARD : XD_PASS_FORWARD;
-    if (pass.kind == XD_PASS_BACKWARD) pass.micro_batch = call->leaf, pass.more = call->more;
+    if (pass.kind == XD_PASS_BACKWARD) pass.micro_batch = call->micro_batch, pass.more = call->more;
     XD_TRY(xd_block_begin(net->block, pass, &view));
     out->weight = net->place.get(view.values[0], net->rows() * net->columns());
     out->to = pass.kind == XD_PASS_BACKWARD ? view.gradients[0] : nullptr;
@@ -203,10 +203,12 @@ static void make_net(Net *net, xd_comm *world, xd_dmd_role role) {
                          : xd_ddp_create(net->model, world, &ddp, &net->parallel)) == XD_OK);
     CHECK(xd_parallel_params(net->parallel, 1, &net->param, &net->count) == XD_OK);
     xd_optimizer_desc adamw = xd_adamw_defaults(&net->param, net->count);
-    const xd_ema_desc average = xd_ema_defaults(XD_EMA_RAMP);
+    xd_ema_desc average = xd_ema_defaults(XD_EMA_RAMP);
     adamw.learning_rate = 0.01;
     CHECK(xd_optimizer_create(net->place.ctx, &adamw, &net->optimizer) == XD_OK);
-    CHECK(xd_ema_create(net->place.ctx, &net->param, net->count, &average, &net->average) == XD_OK);
+    average.params = &net->param;
+    average.param_count = net->count;
+    CHECK(xd_ema_create(net->place.ctx, &average, &net->average) == XD_OK);
 }
 
 static void free_net(Net *net) {
@@ -323,7 +325,7 @@ static void note(std::vector<double> *seen, const xd_dmd_values &v) {
 }
 
 static void note_weights(std::vector<double> *seen, const Net &net) {
-    for (const xd_param &p : { net.param, xd_ema_view(net.average, 0) })
+    for (const xd_param &p : { net.param, xd_ema_view(net.average, 0).shadow })
         for (float x : net.place.get(p.value, net.count ? p.count : 0)) seen->push_back((double)x);
 }
 

@@ -12,7 +12,7 @@ struct Averaged {
     xd_ctx *ctx;
     bool on_device;
 
-    Averaged(xd_ctx *context, bool device, const xd_ema_desc &desc, bool skewed) : ctx(context), on_device(device) {
+    Averaged(xd_ctx *context, bool device, xd_ema_desc desc, bool skewed) : ctx(context), on_device(device) {
         static const char *const names[PARAMS] = { "a", "b", "c", "d", "e", "f", "g", "counter" };
         static const int64_t counts[PARAMS] = { 1, 7, 64, 0, 40000, 301, 33, 3 };
         static const xd_dtype dtypes[PARAMS] = { XD_DTYPE_F32, XD_DTYPE_BF16, XD_DTYPE_F32, XD_DTYPE_F32,
@@ -31,7 +31,9 @@ struct Averaged {
             if (device) d_values.emplace_back(values[i], skewed ? (size_t)(i % 5) * xd_dtype_size(dtypes[i]) : 0);
             params[i].value = device ? d_values[i].at() : values[i].data();
         }
-        CHECK_EQ_INT(xd_ema_create(ctx, params, PARAMS, &desc, &ema), XD_OK);
+        desc.params = params;
+        desc.param_count = PARAMS;
+        CHECK_EQ_INT(xd_ema_create(ctx, &desc, &ema), XD_OK);
     }
     ~Averaged() { xd_ema_destroy(ema); }
 
@@ -63,16 +65,16 @@ struct Averaged {
 
 static void check_equal(const Averaged &host, const Averaged &device) {
     for (int i = 0; i < PARAMS; i++) {
-        const xd_param a = xd_ema_view(host.ema, i), b = xd_ema_view(device.ema, i);
+        const xd_param a = xd_ema_view(host.ema, i).shadow, b = xd_ema_view(device.ema, i).shadow;
         CHECK_ELEMENTS(a.dtype, host.bytes(a), device.bytes(b));
-        const xd_param c = xd_ema_compensation(host.ema, i), d = xd_ema_compensation(device.ema, i);
+        const xd_param c = xd_ema_view(host.ema, i).compensation, d = xd_ema_view(device.ema, i).compensation;
         CHECK_EQ_INT(c.dtype, d.dtype);
         if (c.dtype != XD_DTYPE_NONE) CHECK_ELEMENTS(c.dtype, host.bytes(c), device.bytes(d));
     }
 }
 
 static void check_counters(const xd_ema *host, const xd_ema *device) {
-    const xd_ema_record a = xd_ema_describe(host), b = xd_ema_describe(device);
+    const xd_ema_record a = xd_ema_describe(host).record, b = xd_ema_describe(device).record;
     CHECK_EQ_INT(a.iteration, b.iteration);
     CHECK_EQ_INT(a.initialized, b.initialized);
 }
@@ -145,8 +147,8 @@ XD_TEST(shadows_on_the_host_leave_the_counters_on_the_device) {
         CHECK(xd_ema_bytes(gpu.ctx, near.params, PARAMS, &there, &on_both) == XD_OK);
         CHECK(on_both.device < on_device.device && on_both.device >= sizeof(xd_average_turn));
         CHECK(on_both.host > on_device.host);
-        CHECK(gpu.kernels()->memory.owns(gpu.ctx, xd_ema_view(near.ema, 2).value));
-        CHECK(!gpu.kernels()->memory.owns(gpu.ctx, xd_ema_view(far.ema, 2).value));
+        CHECK(gpu.kernels()->memory.owns(gpu.ctx, xd_ema_view(near.ema, 2).shadow.value));
+        CHECK(!gpu.kernels()->memory.owns(gpu.ctx, xd_ema_view(far.ema, 2).shadow.value));
         check_equal(near, far);
         compare_orders(1);
         if (k != 4) continue; /* of the parameters' types: exchanged */
@@ -166,7 +168,7 @@ XD_TEST(a_device_without_page_locked_memory_refuses_an_average_on_the_host) {
     Gpu gpu;
     float value = 1.0f;
     const Device d_value(&value, sizeof value);
-    const xd_ema_desc desc = on_host(xd_ema_defaults(XD_EMA_CONSTANT), true);
+    xd_ema_desc desc = on_host(xd_ema_defaults(XD_EMA_CONSTANT), true);
     xd_param param = {};
     xd_ema *ema = nullptr;
     xd_kernels *table = const_cast<xd_kernels *>(gpu.kernels());
@@ -176,10 +178,12 @@ XD_TEST(a_device_without_page_locked_memory_refuses_an_average_on_the_host) {
     param.dtype = XD_DTYPE_F32;
     param.count = 1;
     table->memory.host_allocate = nullptr;
-    CHECK_EQ_INT(xd_ema_create(gpu.ctx, &param, 1, &desc, &ema), XD_ERROR_UNSUPPORTED);
+    desc.params = &param;
+    desc.param_count = 1;
+    CHECK_EQ_INT(xd_ema_create(gpu.ctx, &desc, &ema), XD_ERROR_UNSUPPORTED);
     CHECK(strstr(xd_last_error(gpu.ctx)->message, "offers no page-locked memory") != nullptr);
     table->memory.host_allocate = [](xd_ctx *, size_t) -> void * { return nullptr; };
-    CHECK_EQ_INT(xd_ema_create(gpu.ctx, &param, 1, &desc, &ema), XD_ERROR_MEMORY);
+    CHECK_EQ_INT(xd_ema_create(gpu.ctx, &desc, &ema), XD_ERROR_MEMORY);
     CHECK(strstr(xd_last_error(gpu.ctx)->message, "4 bytes of page-locked memory") != nullptr && !ema);
     table->memory.host_allocate = host_allocate;
 }
@@ -215,11 +219,11 @@ static void run_refused(const xd_ema_desc &desc, bool counts) {
             check_counters(host.ema, device.ema);
             if (counts) CHECK_EQ_INT(d_unmoved.host<int64_t>()[0], unmoved);
             if (t != 10) continue; /* counters that are set begin again from there */
-            const xd_ema_record record = xd_ema_describe(device.ema);
+            const xd_ema_record record = xd_ema_describe(device.ema).record;
             xd_ema_load_desc load = {};
             load.lenient = true;
             if (counts) load.record = &record;
-            CHECK_EQ_INT(xd_ema_load(device.ema, nullptr, 0, &load, nullptr), XD_OK);
+            CHECK_EQ_INT(xd_ema_load(device.ema, &load, nullptr), XD_OK);
             check_counters(host.ema, device.ema);
         }
     }
@@ -303,7 +307,9 @@ struct Stepped {
             params[i].value = device ? d_values[i].at() : values[i].data();
             params[i].gradient = params[i].frozen ? nullptr : device ? d_gradients[i].at() : gradients[i].data();
         }
-        const xd_optimizer_desc o = adam ? xd_adamw_defaults(params, STEPPED) : xd_sgd_defaults(params, STEPPED);
+        xd_optimizer_desc o = xd_adamw_defaults(params, STEPPED);
+        if (!adam) o.kind = XD_OPTIMIZER_SGD;
+        if (!adam) o.weight_decay = 0.0;
         CHECK_EQ_INT(xd_optimizer_create(ctx, &o, &optimizer), XD_OK);
         for (int i = 0; i < count; i++) {
             xd_ema_desc desc = format((i + 5) % 6, i % 2 ? 0.3 : 0.999);
@@ -311,7 +317,9 @@ struct Stepped {
             desc.gamma = 1.5;
             desc.start_iteration = i % 3;
             desc.host = i % 5 == 2;
-            CHECK_EQ_INT(xd_ema_create(ctx, params, STEPPED, &desc, &averages[i]), XD_OK);
+            desc.params = params;
+            desc.param_count = STEPPED;
+            CHECK_EQ_INT(xd_ema_create(ctx, &desc, &averages[i]), XD_OK);
         }
     }
     ~Stepped() {
@@ -339,11 +347,11 @@ static void check_stepped(const Stepped &host, const Stepped &device) {
         CHECK_ELEMENTS(host.params[i].dtype, host.bytes(host.params[i]), device.bytes(device.params[i]));
     for (int k = 0; k < host.count; k++) check_counters(host.averages[k], device.averages[k]);
     for (int k = 0; k < host.count; k++)
-        for (int64_t i = 0; i < xd_ema_count(host.averages[k]); i++) {
-            const xd_param a = xd_ema_view(host.averages[k], i), b = xd_ema_view(device.averages[k], i);
+        for (int64_t i = 0; i < xd_ema_describe(host.averages[k]).count; i++) {
+            const xd_param a = xd_ema_view(host.averages[k], i).shadow, b = xd_ema_view(device.averages[k], i).shadow;
             CHECK_ELEMENTS(a.dtype, host.bytes(a), device.bytes(b));
-            const xd_param c = xd_ema_compensation(host.averages[k], i),
-                           d = xd_ema_compensation(device.averages[k], i);
+            const xd_param c = xd_ema_view(host.averages[k], i).compensation,
+                           d = xd_ema_view(device.averages[k], i).compensation;
             if (c.dtype != XD_DTYPE_NONE) CHECK_ELEMENTS(c.dtype, host.bytes(c), device.bytes(d));
         }
 }
@@ -501,7 +509,13 @@ XD_TEST(sums_of_snapshots_have_the_bits_of_the_cpu) {
     for (int k = 0; k < Snapshots::COUNT; k++)
         for (int i = 0; i < Snapshots::TENSORS; i++)
             snapshots.data[k][i] = elements(i == 2 ? XD_DTYPE_U8 : XD_DTYPE_BF16, counts[i], &random, k == 1);
-    const xd_post_hoc_sum_desc desc = { coefficients, Snapshots::COUNT, XD_DTYPE_BF16, Snapshots::read, &snapshots };
+    xd_post_hoc_desc desc = {};
+    desc.snapshot_count = Snapshots::COUNT;
+    desc.coefficients = coefficients;
+    desc.target_count = Snapshots::TENSORS;
+    desc.dtype = XD_DTYPE_BF16;
+    desc.read = Snapshots::read;
+    desc.user = &snapshots;
     std::vector<unsigned char> found[2][Snapshots::TENSORS];
     for (int side = 0; side < 2; side++) {
         std::vector<Device> memory;
@@ -517,7 +531,8 @@ XD_TEST(sums_of_snapshots_have_the_bits_of_the_cpu) {
             targets[i].value = side ? memory[i].at() : found[side][i].data();
         }
         snapshots.gpu = side ? &gpu : nullptr;
-        CHECK_EQ_INT(xd_post_hoc_sum(side ? gpu.ctx : ctx, &desc, targets, Snapshots::TENSORS), XD_OK);
+        desc.targets = targets;
+        CHECK_EQ_INT(xd_post_hoc_average(side ? gpu.ctx : ctx, &desc, nullptr, nullptr), XD_OK);
         gpu.wait();
         for (int i = 0; i < Snapshots::TENSORS && side; i++) found[side][i] = memory[i].host<unsigned char>();
     }

@@ -350,7 +350,7 @@ static void keep(Rank &r, const xd_tensor_part *parts, xd_optimizer *optimizer, 
         const int64_t to = (int64_t)r.first(i) * shapes[i][1] + parts[i].range.begin;
         if (parts[i].replica || count == 0) continue;
         const void *const from[2] = { state.master ? state.master : parts[i].data,
-                                      xd_ema_view(average, i).value };
+                                      xd_ema_view(average, i).shadow.value };
         CHECK(xd_read(r.gpu.ctx, &r.job.out.values[i][(size_t)to], from[0], count * sizeof(float)) == XD_OK);
         CHECK(xd_read(r.gpu.ctx, &r.job.out.averages[i][(size_t)to], from[1], count * sizeof(float)) == XD_OK);
     }
@@ -396,7 +396,9 @@ static xd_result train(Rank &r) {
     ema.decay = 0.9;
     ema.init_from_current = true;
     XD_TRY(xd_optimizer_create(r.gpu.ctx, &adamw, &optimizer));
-    xd_result result = xd_ema_create(r.gpu.ctx, params, count, &ema, &average);
+    ema.params = params;
+    ema.param_count = count;
+    xd_result result = xd_ema_create(r.gpu.ctx, &ema, &average);
     for (r.step = 0; r.step < STEPS && result == XD_OK; r.step++)
         result = train_step(r, params, optimizer, average);
     if (result == XD_OK) keep(r, parts, optimizer, average);

@@ -46,7 +46,9 @@ struct Model {
         CHECK(xd_optimizer_create(ctx, &desc, &optimizer) == XD_OK);
         xd_ema_desc average = {};
         average.decay = 0.9;
-        CHECK(xd_ema_create(ctx, params, PARAMS, &average, &ema) == XD_OK);
+        average.params = params;
+        average.param_count = PARAMS;
+        CHECK(xd_ema_create(ctx, &average, &ema) == XD_OK);
     }
     ~Model() {
         xd_ema_destroy(ema);
@@ -73,7 +75,7 @@ struct Model {
 static void check_models(const Model &host, const Model &gpu) {
     for (int i = 0; i < PARAMS; i++) {
         CHECK_SAME(host.values[i], gpu.d_values[i].host<unsigned char>());
-        const xd_param a = xd_ema_view(host.ema, i), b = xd_ema_view(gpu.ema, i);
+        const xd_param a = xd_ema_view(host.ema, i).shadow, b = xd_ema_view(gpu.ema, i).shadow;
         std::vector<unsigned char> average((size_t)a.count * xd_dtype_size(a.dtype));
         CHECK(xd_read(gpu.ctx, average.data(), b.value, average.size()) == XD_OK);
         CHECK(average.empty() || memcmp(a.value, average.data(), average.size()) == 0);
@@ -222,7 +224,9 @@ struct Crowd {
         xd_ema_desc average = {};
         average.decay = 0.9;
         average.init_from_current = true;
-        CHECK(xd_ema_create(ctx, params.data(), (int64_t)arrays, &average, &ema) == XD_OK);
+        average.params = params.data();
+        average.param_count = (int64_t)arrays;
+        CHECK(xd_ema_create(ctx, &average, &ema) == XD_OK);
     }
     ~Crowd() {
         xd_ema_destroy(ema);
@@ -261,7 +265,7 @@ struct Crowd {
 static void check_crowds(const Crowd &host, const Crowd &gpu) {
     bool same = true;
     for (size_t i = 0; i < host.params.size(); i++) {
-        const xd_param a = xd_ema_view(host.ema, (int64_t)i), b = xd_ema_view(gpu.ema, (int64_t)i);
+        const xd_param a = xd_ema_view(host.ema, (int64_t)i).shadow, b = xd_ema_view(gpu.ema, (int64_t)i).shadow;
         const xd_optimizer_state s = xd_optimizer_state_at(host.optimizer, (int64_t)i),
                                  t = xd_optimizer_state_at(gpu.optimizer, (int64_t)i);
         std::vector<unsigned char> average((size_t)a.count * xd_dtype_size(a.dtype));
@@ -547,7 +551,10 @@ XD_TEST(optimizers_and_averages_take_what_their_bytes_twins_say) {
         CHECK_EQ_INT(counted_bytes[1] - before[1], planned.device);
         memcpy(before, counted_bytes, sizeof before);
         CHECK(xd_ema_bytes(ctx, model.params, PARAMS, nullptr, &planned) == XD_OK);
-        CHECK(xd_ema_create(ctx, model.params, PARAMS, nullptr, &ema) == XD_OK);
+        xd_ema_desc copies = {};
+        copies.params = model.params;
+        copies.param_count = PARAMS;
+        CHECK(xd_ema_create(ctx, &copies, &ema) == XD_OK);
         CHECK_EQ_INT(counted_bytes[0] - before[0], planned.host);
         CHECK_EQ_INT(counted_bytes[1] - before[1], planned.device);
         CHECK(planned.device > 0);

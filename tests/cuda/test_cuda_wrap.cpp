@@ -340,7 +340,8 @@ static void save_beside(const std::string &root, void *(*lock)(xd_ctx *, size_t)
     xd_checkpoint_network network = {};
     network.parts = parts;
     network.part_count = count;
-    CHECK(xd_checkpoint_saver_create(self, &network, 1, &saver) == XD_OK);
+    const xd_checkpoint_saver_desc of = { &network, 1 };
+    CHECK(xd_checkpoint_saver_create(self, &of, &saver) == XD_OK);
     xd_checkpoint_save_desc save = {};
     save.root = root.c_str();
     save.step = 7;
@@ -389,7 +390,9 @@ static std::vector<float> travel(const std::string &root, bool host, bool loads)
     CHECK(xd_parallel_parts(parallel, 2, parts, &count) == XD_OK);
     xd_ema_desc desc = xd_ema_defaults(XD_EMA_CONSTANT);
     desc.host = host;
-    CHECK(xd_ema_create(gpu.ctx, params, count, &desc, &ema) == XD_OK);
+    desc.params = params;
+    desc.param_count = count;
+    CHECK(xd_ema_create(gpu.ctx, &desc, &ema) == XD_OK);
     const xd_checkpoint_average average = { "half", ema };
     xd_checkpoint_network network = {};
     network.parts = parts;
@@ -404,7 +407,7 @@ static std::vector<float> travel(const std::string &root, bool host, bool loads)
         load.network_count = 1;
         const xd_launch launch = gpu.launch();
         for (int i = 0; i < 2; i++) /* what is not written would be seen */
-            CHECK(gpu.kernels()->memory.copy(&launch, xd_ema_view(ema, i).value, params[1 - i].value,
+            CHECK(gpu.kernels()->memory.copy(&launch, xd_ema_view(ema, i).shadow.value, params[1 - i].value,
                                              SIZE * sizeof(float), XD_COPY_ON_DEVICE) == XD_OK);
         CHECK_EQ_INT(xd_checkpoint_load(self, &load, nullptr, nullptr), XD_OK);
     } else {
@@ -417,7 +420,7 @@ static std::vector<float> travel(const std::string &root, bool host, bool loads)
     }
     std::vector<float> out(2 * SIZE);
     for (int i = 0; i < 2; i++)
-        CHECK(xd_read(gpu.ctx, &out[i * SIZE], xd_ema_view(ema, i).value, SIZE * sizeof(float)) == XD_OK);
+        CHECK(xd_read(gpu.ctx, &out[i * SIZE], xd_ema_view(ema, i).shadow.value, SIZE * sizeof(float)) == XD_OK);
     xd_ema_destroy(ema);
     xd_parallel_destroy(parallel);
     xd_model_destroy(model);

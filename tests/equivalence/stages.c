@@ -204,7 +204,9 @@ static xd_result stage_make_state(stage_state *s) {
     ema.decay = 0.9;
     ema.init_from_current = true;
     XD_TRY(xd_optimizer_create(s->ctx, &adamw, &s->optimizer));
-    return xd_ema_create(s->ctx, s->params, s->count, &ema, &s->average);
+    ema.params = s->params;
+    ema.param_count = s->count;
+    return xd_ema_create(s->ctx, &ema, &s->average);
 }
 
 static void stage_make_buffers(stage_state *s) {
@@ -336,7 +338,7 @@ static void stage_keep(const stage_state *s) {
     for (int64_t i = 0; i < s->count && s->cp_rank == 0; i++) {
         const xd_tensor_part *part = &s->tensors[i];
         const xd_optimizer_state state = xd_optimizer_state_at(s->optimizer, i);
-        const float *average = (const float *)xd_ema_view(s->average, i).value;
+        const float *average = (const float *)xd_ema_view(s->average, i).shadow.value;
         for (int64_t at = part->range.begin; at < part->range.end && stage_counts(s, part); at++) {
             const int64_t to = stage_place(s, part->name, at), here = at - part->range.begin;
             out->values[to] = state.master ? state.master[here] : ((const float *)part->data)[here];

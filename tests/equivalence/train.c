@@ -229,7 +229,9 @@ static xd_result train_make_state(train_state *s) {
     const int64_t before = s->memory.bytes;
     XD_TRY(xd_optimizer_create(s->ctx, &adamw, &s->optimizer));
     const int64_t optimizer = s->memory.bytes - before;
-    XD_TRY(xd_ema_create(s->ctx, s->params, s->count, &ema, &s->average));
+    ema.params = s->params;
+    ema.param_count = s->count;
+    XD_TRY(xd_ema_create(s->ctx, &ema, &s->average));
     const int64_t average = s->memory.bytes - before - optimizer;
     XD_REQUIRE(s->ctx, optimizer == (int64_t)planned[0].host && average == (int64_t)planned[1].host,
                XD_ERROR_STATE, "optimizer and average take %lld and %lld bytes, planned are %lld and %lld",
@@ -419,7 +421,7 @@ static void train_keep(const train_state *s) {
         const nn_param *share = &s->model.params[nn_param_find(&s->model, part->name)];
         const nn_param *whole = &s->whole.params[nn_param_find(&s->whole, part->name)];
         const xd_optimizer_state state = xd_optimizer_state_at(s->optimizer, i);
-        const float *average = (const float *)xd_ema_view(s->average, i).value;
+        const float *average = (const float *)xd_ema_view(s->average, i).shadow.value;
         for (int64_t at = part->range.begin; at < part->range.end && !part->replica; at++) {
             const int64_t to = train_place(share, whole, at), here = at - part->range.begin;
             out->values[to] = state.master ? state.master[here] : ((const float *)part->data)[here];

@@ -123,7 +123,9 @@ static xd_result role_train(xd_ctx *ctx, role *r) {
     ema.decay = 0.8;
     ema.init_from_current = true;
     XD_TRY(xd_optimizer_create(ctx, &adamw, &r->optimizer));
-    return xd_ema_create(ctx, r->params, r->count, &ema, &r->average);
+    ema.params = r->params;
+    ema.param_count = r->count;
+    return xd_ema_create(ctx, &ema, &r->average);
 }
 
 xd_result role_open(const role_ranks *ranks, const run_config *config, xd_dmd_role which, bool fresh,

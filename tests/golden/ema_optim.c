@@ -1,5 +1,6 @@
 /* Golden cases of the areas ema and optim. */
 #include "golden.h"
+#include "averages.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -116,8 +117,8 @@ static xd_ema_desc ema_desc(golden_case *c, bool widen) {
 /* Compares the shadow after call `step` with the file, in the dtype of the run. */
 static void ema_check(golden_case *c, const xd_ema *ema, int step, bool widen) {
     char name[NAME];
-    for (int64_t i = 0; i < xd_ema_count(ema); i++) {
-        const xd_param view = xd_ema_view(ema, i);
+    for (int64_t i = 0; i < xd_ema_describe(ema).count; i++) {
+        const xd_param view = xd_ema_view(ema, i).shadow;
         snprintf(name, sizeof name, "%s.step%d.%s", widen ? "out" : "out32", step, view.name);
         if (!widen && view.dtype != XD_DTYPE_F32 && !golden_wants(c, name)) /* the same of a narrow shadow */
             snprintf(name, sizeof name, "out.step%d.%s", step, view.name);
@@ -158,23 +159,33 @@ static void ema_check_copy(golden_case *c, const xd_ema *ema, model *m) {
 static bool ema_resume(golden_case *c, model *m, const xd_ema_desc *desc, xd_ema **ema) {
     xd_param saved[ROOM];
     golden_loans *l = golden_case_loans(c);
-    const int64_t n = xd_ema_count(*ema);
+    const int64_t n = xd_ema_describe(*ema).count;
     for (int64_t i = 0; i < n; i++) {
-        saved[i] = xd_ema_view(*ema, i);
+        saved[i] = xd_ema_view(*ema, i).shadow;
         const size_t bytes = (size_t)saved[i].count * xd_dtype_size(saved[i].dtype);
         void *copy = golden_memory(c, bytes + 1);
         memcpy(copy, golden_fetch(c, saved[i].value, bytes), bytes);
         saved[i].value = golden_out(l, copy, bytes);
         saved[i].name = m->names[i];
     }
-    const xd_ema_record record = xd_ema_describe(*ema);
+    const xd_ema_record record = xd_ema_describe(*ema).record;
     xd_ema_destroy(*ema);
     *ema = NULL;
-    const bool made = golden_ok(c, xd_ema_create(golden_ctx(c), m->params, m->count, desc, ema));
-    return golden_ok(c, golden_back(l, made ? xd_ema_load(*ema, saved, n,
-                                                          &(xd_ema_load_desc){ .record = &record }, NULL)
+    const bool made = golden_ok(c, average_create(golden_ctx(c), m->params, m->count, desc, ema));
+    return golden_ok(c, golden_back(l, made ? average_load(*ema, saved, n,
+                                                           &(xd_ema_load_desc){ .record = &record }, NULL)
                                             : XD_OK)) &&
            made;
+}
+
+/* The decay of an iteration, of an average of nothing. */
+static bool ema_beta(golden_case *c, const xd_ema_desc *desc, double iteration, double *beta) {
+    xd_ema *ema = NULL;
+    const bool ok = golden_ok(c, average_create(golden_ctx(c), NULL, 0, desc, &ema)) &&
+                    golden_ok(c, xd_ema_update(ema, (int64_t)iteration, NULL));
+    if (ok) *beta = xd_ema_describe(ema).decay;
+    xd_ema_destroy(ema);
+    return ok;
 }
 
 static void ema_trajectory(golden_case *c, bool widen) {
@@ -194,12 +205,12 @@ static void ema_trajectory(golden_case *c, bool widen) {
     }
     const int resume = (int)golden_number(c, "cfg.resume_before_step", -1.0);
     xd_ema *ema = NULL;
-    bool ok = golden_ok(c, xd_ema_create(golden_ctx(c), m.params, m.count, &desc, &ema));
+    bool ok = golden_ok(c, average_create(golden_ctx(c), m.params, m.count, &desc, &ema));
     for (int s = 0; ok && s < calls; s++) {
         model_set(c, &m, s);
         if (s == resume) ok = ema_resume(c, &m, &desc, &ema);
         ok = ok && golden_ok(c, xd_ema_update(ema, (int64_t)iterations[s], NULL)) &&
-             golden_ok(c, xd_ema_decay(golden_ctx(c), &desc, (int64_t)iterations[s], &betas[s]));
+             ema_beta(c, &desc, iterations[s], &betas[s]);
         if (ok) ema_check(c, ema, s, widen);
     }
     if (ok && !widen) golden_double(c, "out.beta", betas, calls);
@@ -266,8 +277,7 @@ static void table_run(golden_case *c) {
     for (const xd_json *item = xd_json_first(configs); item && ok; item = xd_json_next(item)) {
         const xd_ema_desc desc = table_desc(c, item);
         for (int64_t i = 0; ok && i < iterations.count; i++)
-            ok = golden_ok(c,
-                           xd_ema_decay(golden_ctx(c), &desc, (int64_t)iterations.values[i], &got[filled++]));
+            ok = ema_beta(c, &desc, iterations.values[i], &got[filled++]);
     }
     xd_json_destroy(golden_ctx(c), configs);
     if (ok) golden_double(c, "out.beta", got, filled);

@@ -9,7 +9,7 @@ enum { GOLDEN_REASON = 160 };
 struct golden_case {
     xd_ctx *ctx;
     golden_loans loans;
-    xd_safetensors *file;
+    xd_weights *file;
     const char *path;
     double f32_error; /* check.f32_err: the peer's own float32 error */
     int failures, compared;

@@ -1,4 +1,7 @@
 /* Golden cases of the area shard, and the sequence layouts of xtoken-parts. */
+#if defined(XD_TEST_LAYERS)
+#    include "model/buckets_internal.h"
+#endif
 #include "golden.h"
 
 #include <stdio.h>
@@ -283,12 +286,12 @@ static bool bucket_claims(const golden_case *c) {
 }
 
 /* The desc of a vector; its kind of layout is in the origin, everything else in the configuration. */
-static xd_bucket_plan_desc bucket_desc(golden_case *c, const golden_array *sizes) {
+static xdi_bucket_plan_desc bucket_desc(golden_case *c, const golden_array *sizes) {
     const int64_t *numel = golden_i64(c, sizes);
-    xd_bucket_param *params =
-        (xd_bucket_param *)golden_memory(c, (size_t)(sizes->count + 1) * sizeof *params);
+    xdi_bucket_param *params =
+        (xdi_bucket_param *)golden_memory(c, (size_t)(sizes->count + 1) * sizeof *params);
     double *shared = (double *)golden_memory(c, (size_t)(sizes->count + 1) * sizeof *shared);
-    xd_bucket_plan_desc d;
+    xdi_bucket_plan_desc d;
     memset(&d, 0, sizeof d);
     for (int64_t i = 0; i < sizes->count; i++) params[i].numel = numel[i];
     const int count = golden_numbers(c, "cfg.shared_embedding", shared, (int)sizes->count);
@@ -311,14 +314,14 @@ static xd_bucket_plan_desc bucket_desc(golden_case *c, const golden_array *sizes
 }
 
 /* Rows of rank, bucket and parameter and where they meet, in the order of the buffer. */
-static void bucket_ranges(golden_case *c, const xd_bucket_plan *plan, const xd_bucket_plan_desc *d) {
+static void bucket_ranges(golden_case *c, const xdi_bucket_plan *plan, const xdi_bucket_plan_desc *d) {
     double *rows =
         (double *)golden_memory(c, (size_t)(10 * d->ranks * (int64_t)(d->param_count + 1)) * sizeof *rows);
     int64_t n = 0;
     for (int rank = 0; rank < d->ranks; rank++)
         for (int64_t i = d->param_count - 1; i >= 0; i--) {
-            xd_bucket_piece p;
-            if (!xd_bucket_plan_piece(plan, i, rank, &p)) continue;
+            xdi_bucket_piece p;
+            if (!xdi_bucket_plan_piece(plan, i, rank, &p)) continue;
             const int64_t row[10] = { rank,           p.bucket,     i,
                                       p.buffer.begin, p.buffer.end, p.in_bucket.begin,
                                       p.shard.begin,  p.shard.end,  p.param.begin,
@@ -330,22 +333,22 @@ static void bucket_ranges(golden_case *c, const xd_bucket_plan *plan, const xd_b
 
 static void bucket_run(golden_case *c) {
     const golden_array sizes = golden_tensor(c, "in.param_numel");
-    const xd_bucket_plan_desc d = bucket_desc(c, &sizes);
-    xd_bucket_plan *plan = NULL;
-    if (!golden_ok(c, xd_bucket_plan_create(golden_ctx(c), &d, &plan))) return;
-    const int64_t buckets = xd_bucket_plan_count(plan);
+    const xdi_bucket_plan_desc d = bucket_desc(c, &sizes);
+    xdi_bucket_plan *plan = NULL;
+    if (!golden_ok(c, xdi_bucket_plan_create(golden_ctx(c), &d, &plan))) return;
+    const int64_t buckets = xdi_bucket_plan_count(plan);
     double *index = (double *)golden_memory(c, (size_t)(3 * d.param_count + 1) * sizeof *index);
     double *bounds = (double *)golden_memory(c, (size_t)(3 * buckets + 1) * sizeof *bounds);
     double *unpadded = bounds + 2 * buckets;
     for (int64_t i = 0; i < d.param_count; i++) {
         int64_t bucket;
-        const xd_interval place = xd_bucket_plan_param(plan, i, &bucket);
+        const xd_interval place = xdi_bucket_plan_param(plan, i, &bucket);
         index[3 * i] = (double)place.begin;
         index[3 * i + 1] = (double)place.end;
         index[3 * i + 2] = (double)bucket;
     }
     for (int64_t b = 0; b < buckets; b++) {
-        const xd_bucket bucket = xd_bucket_plan_at(plan, b);
+        const xdi_planned_bucket bucket = xdi_bucket_plan_at(plan, b);
         bounds[2 * b] = (double)bucket.buffer.begin;
         bounds[2 * b + 1] = (double)bucket.buffer.end;
         unpadded[b] = (double)bucket.unpadded;
@@ -354,7 +357,7 @@ static void bucket_run(golden_case *c) {
     golden_exact(c, "out.buckets", bounds, 2 * buckets);
     golden_exact(c, "out.bucket_unpadded", unpadded, buckets);
     if (golden_wants(c, "out.ranges")) bucket_ranges(c, plan, &d);
-    xd_bucket_plan_destroy(plan);
+    xdi_bucket_plan_destroy(plan);
 }
 
 /* ---- padding of buckets: rows of value, dp, wide, where a parameter behind `value` elements begins, and where a bucket of
@@ -374,24 +377,24 @@ static void padding_run(golden_case *c) {
     }
     memcpy(got, table.values, (size_t)table.count * sizeof *got);
     for (double *row = got; row < got + table.count; row += 5) {
-        const xd_bucket_param params[2] = { { 1, false }, { (int64_t)row[0], false } };
-        xd_bucket_plan_desc d;
+        const xdi_bucket_param params[2] = { { 1, false }, { (int64_t)row[0], false } };
+        xdi_bucket_plan_desc d;
         memset(&d, 0, sizeof d);
         d.params = params;
         d.param_count = 2;
         d.sharded = true;
         d.ranks = (int)row[1];
         d.wide_padding = row[2] != 0;
-        xd_bucket_plan *start = NULL, *end = NULL;
-        if (!golden_ok(c, xd_bucket_plan_create(golden_ctx(c), &d, &start))) return;
+        xdi_bucket_plan *start = NULL, *end = NULL;
+        if (!golden_ok(c, xdi_bucket_plan_create(golden_ctx(c), &d, &start))) return;
         d.params = params + 1;
         d.param_count = 1;
-        if (golden_ok(c, xd_bucket_plan_create(golden_ctx(c), &d, &end))) {
-            row[3] = (double)xd_bucket_plan_param(start, 0, NULL).begin;
-            row[4] = (double)xd_bucket_plan_numel(end);
+        if (golden_ok(c, xdi_bucket_plan_create(golden_ctx(c), &d, &end))) {
+            row[3] = (double)xdi_bucket_plan_param(start, 0, NULL).begin;
+            row[4] = (double)xdi_bucket_plan_numel(end);
         }
-        xd_bucket_plan_destroy(end);
-        xd_bucket_plan_destroy(start);
+        xdi_bucket_plan_destroy(end);
+        xdi_bucket_plan_destroy(start);
     }
     golden_exact(c, "out.table", got, table.count);
 }

@@ -1,5 +1,6 @@
 /* A vector: its metadata and tensors, the book of what a kind has read of them, and the comparisons. */
 #include "runner.h"
+#include "weights_calls.h"
 
 #include <math.h>
 #include <stdarg.h>
@@ -66,8 +67,8 @@ bool golden_case_open(golden_case *c, xd_ctx *ctx, const char *path) {
     c->ctx = ctx;
     c->path = path;
     golden_loans_open(&c->loans, ctx);
-    if (!golden_ok(c, xd_safetensors_open(ctx, path, NULL, &c->file))) return false;
-    while (xd_safetensors_metadata_at(c->file, keys, &key, &value)) keys++;
+    if (!golden_ok(c, weights_open_file(ctx, path, NULL, &c->file))) return false;
+    while (weights_metadata_at(c->file, keys, &key, &value)) keys++;
     c->key_read = (bool *)golden_memory(c, (size_t)keys * sizeof(bool));
     c->tensor_read = (bool *)golden_memory(c, (size_t)golden_tensor_count(c) * sizeof(bool));
     c->f32_error = golden_number(c, "check.f32_err", 0.0);
@@ -78,12 +79,12 @@ void golden_case_close(golden_case *c) {
     golden_back(&c->loans, XD_ERROR_STATE); /* what a failed case still has lent */
     for (int i = 0; i < c->block_count; i++) free(c->blocks[i]);
     free(c->blocks);
-    xd_safetensors_close(c->file);
+    xd_weights_close(c->file);
 }
 
 void golden_read_nothing(golden_case *c) {
     const char *key, *value;
-    for (int64_t i = 0; xd_safetensors_metadata_at(c->file, i, &key, &value); i++) c->key_read[i] = false;
+    for (int64_t i = 0; weights_metadata_at(c->file, i, &key, &value); i++) c->key_read[i] = false;
     for (int i = 0; i < golden_tensor_count(c); i++) c->tensor_read[i] = false;
 }
 
@@ -99,7 +100,7 @@ static bool golden_matches(const char *name, const char *pattern) {
 
 void golden_inert(golden_case *c, const char *pattern) {
     const char *key, *value;
-    for (int64_t i = 0; xd_safetensors_metadata_at(c->file, i, &key, &value); i++)
+    for (int64_t i = 0; weights_metadata_at(c->file, i, &key, &value); i++)
         if (golden_matches(key, pattern)) c->key_read[i] = true;
     for (int i = 0; i < golden_tensor_count(c); i++)
         if (golden_matches(golden_tensor_name(c, i), pattern)) c->tensor_read[i] = true;
@@ -137,7 +138,7 @@ static bool golden_must_read_tensor(const golden_case *c, const char *name) {
 
 void golden_judge_unread(golden_case *c) {
     const char *key, *value;
-    for (int64_t i = 0; xd_safetensors_metadata_at(c->file, i, &key, &value); i++)
+    for (int64_t i = 0; weights_metadata_at(c->file, i, &key, &value); i++)
         if (!c->key_read[i] && golden_must_read_key(c, key))
             golden_fail(c, "%s = %.60s: this kind does not know the key", key, value);
     for (int i = 0; i < golden_tensor_count(c); i++)
@@ -150,7 +151,7 @@ void golden_judge_unread(golden_case *c) {
 
 const char *golden_text(const golden_case *c, const char *key) {
     const char *name, *value;
-    for (int64_t i = 0; xd_safetensors_metadata_at(c->file, i, &name, &value); i++)
+    for (int64_t i = 0; weights_metadata_at(c->file, i, &name, &value); i++)
         if (strcmp(name, key) == 0) {
             c->key_read[i] = true;
             return value;
@@ -160,7 +161,7 @@ const char *golden_text(const golden_case *c, const char *key) {
 
 const char *golden_key(const golden_case *c, int index) {
     const char *key, *value;
-    return xd_safetensors_metadata_at(c->file, index, &key, &value) ? key : NULL;
+    return weights_metadata_at(c->file, index, &key, &value) ? key : NULL;
 }
 
 bool golden_is(const golden_case *c, const char *key, const char *value) {
@@ -252,34 +253,34 @@ int golden_numbers(golden_case *c, const char *key, double *values, int room) {
 /* ---- tensors ---- */
 
 bool golden_has(const golden_case *c, const char *name) {
-    return xd_safetensors_find(c->file, name) >= 0;
+    return xd_weights_find(c->file, name) >= 0;
 }
 
 int golden_tensor_count(const golden_case *c) {
-    return (int)xd_safetensors_count(c->file);
+    return (int)weights_count(c->file);
 }
 
 const char *golden_tensor_name(const golden_case *c, int index) {
-    return xd_safetensors_at(c->file, index)->name;
+    return xd_weights_at(c->file, index)->name;
 }
 
 golden_array golden_tensor(golden_case *c, const char *name) {
     golden_array a;
     memset(&a, 0, sizeof a);
-    const int64_t index = xd_safetensors_find(c->file, name);
+    const int64_t index = xd_weights_find(c->file, name);
     if (index < 0) {
         golden_fail(c, "the file has no tensor %s", name);
         return a;
     }
     c->tensor_read[index] = true;
-    const xd_safetensors_info *info = xd_safetensors_at(c->file, index);
+    const xd_weights_tensor *info = xd_weights_at(c->file, index);
     const size_t bytes = (size_t)(info->end - info->begin);
     if (info->ndim > 8) {
         golden_fail(c, "%s has %d dimensions, at most 8 are expected", name, info->ndim);
         return a;
     }
     void *bits = golden_memory(c, bytes); /* aligned, which the mapping need not be */
-    memcpy(bits, xd_safetensors_data(c->file, index), bytes);
+    memcpy(bits, xd_weights_data(c->file, index), bytes);
     a.bits = bits;
     a.dtype = info->dtype;
     a.ndim = info->ndim;
@@ -404,10 +405,10 @@ int64_t golden_result_count(const golden_case *c, const char *name) {
     char found[512];
     bool f32;
     if (!golden_find_result(c, name, found, &f32)) return -1;
-    const int64_t index = xd_safetensors_find(c->file, found);
+    const int64_t index = xd_weights_find(c->file, found);
     int64_t count = 1;
     if (index < 0) return count;
-    const xd_safetensors_info *info = xd_safetensors_at(c->file, index);
+    const xd_weights_tensor *info = xd_weights_at(c->file, index);
     for (int d = 0; d < info->ndim; d++) count *= info->shape[d];
     return count;
 }

@@ -26,6 +26,14 @@ typedef struct build_scene {
     int lines;
 } build_scene;
 
+/* A build of models that are there. */
+static inline xd_result build_existing(xd_comm *world, const xd_build_desc *settings, const xd_stages *stages,
+                                       xd_built **out) {
+    xd_build_desc desc = *settings;
+    desc.stages = stages;
+    return xd_build(world, &desc, out);
+}
+
 static float build_table[64]; /* the caller's storage of computed buffers, two of each layer */
 
 static xd_weight *build_weight(const build_scene *s, xd_block *block, const char *name, int64_t rows,

@@ -5,6 +5,7 @@
 
 #include "xdistill.h"
 #include "xd_test.h"
+#include "averages.h"
 
 #include <stdlib.h>
 
@@ -146,12 +147,12 @@ static inline void scene_equip(scene *s) {
     xd_optimizer_desc optimizer = xd_adamw_defaults(s->param, SCENE_TENSORS);
     xd_ema_desc ema = xd_ema_defaults(XD_EMA_RAMP);
     CHECK_EQ_INT(xd_optimizer_create(s->ctx, &optimizer, &s->optimizer), XD_OK);
-    CHECK_EQ_INT(xd_ema_create(s->ctx, s->param, SCENE_TENSORS, &ema, &s->ema[0]), XD_OK);
+    CHECK_EQ_INT(average_create(s->ctx, s->param, SCENE_TENSORS, &ema, &s->ema[0]), XD_OK);
     ema = xd_ema_defaults(XD_EMA_CONSTANT);
     ema.decay = 0.5;
     ema.live_dtype = true;
     ema.start_iteration = 2;
-    CHECK_EQ_INT(xd_ema_create(s->ctx, s->param, SCENE_TENSORS, &ema, &s->ema[1]), XD_OK);
+    CHECK_EQ_INT(average_create(s->ctx, s->param, SCENE_TENSORS, &ema, &s->ema[1]), XD_OK);
     s->averages[0].name = "slow";
     s->averages[0].ema = s->ema[0];
     s->averages[1].name = "fast_2";
@@ -241,13 +242,13 @@ static inline void scene_collect(const scene *s, scene_whole *w) {
         scene_put(s, w, 3, i, state.master, sizeof(float));
         if (s->param[i].count > 0) w->steps[i] = *state.step;
         for (int k = 0; k < SCENE_AVERAGES; k++) {
-            const xd_param shadow = xd_ema_view(s->ema[k], i);
+            const xd_param shadow = xd_ema_view(s->ema[k], i).shadow;
             CHECK_EQ_STR(shadow.name, scene_tensors[i].name);
             scene_put(s, w, 4 + k, i, shadow.value, xd_dtype_size(shadow.dtype));
         }
     }
     for (int k = 0; k < SCENE_AVERAGES; k++) {
-        const xd_ema_record record = xd_ema_describe(s->ema[k]);
+        const xd_ema_record record = xd_ema_describe(s->ema[k]).record;
         w->iteration[k] = record.iteration;
         w->initialized[k] = record.initialized;
     }

@@ -9,6 +9,7 @@
 #endif
 
 #include "xd_test.h"
+#include "averages.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -66,7 +67,7 @@ typedef struct dmd_run {
 
 static xd_pass dmd_pass(const xd_network_call *call, bool backward) {
     xd_pass pass = { .kind = backward ? XD_PASS_BACKWARD : XD_PASS_FORWARD,
-                     .micro_batch = call->leaf,
+                     .micro_batch = call->micro_batch,
                      .more = call->more };
     if (backward ? !call->weights : !call->keep) pass = (xd_pass){ .kind = XD_PASS_INFERENCE };
     return pass;
@@ -238,7 +239,7 @@ static xd_result dmd_make_net(dmd_net *net, xd_comm *world, xd_dmd_role role, co
     XD_TRY(xd_optimizer_create(ctx, &adamw, &net->optimizer));
     xd_ema_desc ema = xd_ema_defaults(XD_EMA_CONSTANT);
     ema.decay = 0.5;
-    return xd_ema_create(ctx, net->params, net->count, &ema, &net->average);
+    return average_create(ctx, net->params, net->count, &ema, &net->average);
 }
 
 static void dmd_free_net(dmd_net *net) {

@@ -4,6 +4,7 @@
 
 #include "xdistill.h"
 #include "xd_test.h"
+#include "averages.h"
 
 #include <stdlib.h>
 
@@ -26,7 +27,7 @@ static inline xd_param scene_param(const char *name, void *value, xd_dtype dtype
 
 static inline xd_ema *scene_ema(xd_ctx *ctx, const xd_param *params, int64_t count, xd_ema_desc desc) {
     xd_ema *ema = NULL;
-    CHECK_EQ_INT(xd_ema_create(ctx, params, count, &desc, &ema), XD_OK);
+    CHECK_EQ_INT(average_create(ctx, params, count, &desc, &ema), XD_OK);
     return ema;
 }
 

@@ -107,7 +107,8 @@ static void expert_describe(expert_rank *r) {
         expert_weight(layer->experts, "down", shapes[1], r->layouts[1]);
     }
     wrap_weight(xd_model_root(r->model), "head", EXPERT_WIDTH, 0);
-    if (r->run->frozen) CHECK(xd_weight_freeze(xd_model_find_weight(r->model, r->run->frozen)) == XD_OK);
+    if (r->run->frozen)
+        CHECK(xd_weight_set_frozen(xd_model_find_weight(r->model, r->run->frozen), true) == XD_OK);
     CHECK(xd_model_seal(r->model) == XD_OK);
 }
 

@@ -210,7 +210,7 @@ static xd_model *fake_describe(xd_comm *world, const fake_layouts *layouts, cons
 /* Gives a described model the teacher's values. */
 static void fake_fill(xd_model *model) {
     CHECK(xd_model_allocate(model) == XD_OK);
-    for (int64_t i = 0; i < xd_model_weight_count(model); i++) {
+    for (int64_t i = 0; i < xd_model_describe(model).weight_count; i++) {
         const xd_weight_info info = xd_weight_describe(xd_model_weight_at(model, i));
         if (info.owner != xd_model_weight_at(model, i)) continue;
         if (info.count > 0)
@@ -223,7 +223,7 @@ static void fake_fill(xd_model *model) {
 static int64_t fake_wrong(const xd_model *model, const xd_parallel *parallel) {
     static const char *const names[] = { "", "blocks.0", "blocks.1", "out" };
     int64_t wrong = 0;
-    for (int64_t i = 0; i < xd_model_weight_count(model) && !parallel; i++) {
+    for (int64_t i = 0; i < xd_model_describe(model).weight_count && !parallel; i++) {
         const xd_weight_info info = xd_weight_describe(xd_model_weight_at(model, i));
         const fake_tensor *t =
             fake_find(info.owner == xd_model_weight_at(model, i) ? info.name : "embed.weight");
@@ -235,7 +235,7 @@ static int64_t fake_wrong(const xd_model *model, const xd_parallel *parallel) {
         xd_block_view view;
         int k = 0;
         CHECK(xd_block_begin(block, (xd_pass){ .kind = XD_PASS_INFERENCE }, &view) == XD_OK);
-        for (int64_t i = 0; i < xd_model_weight_count(model); i++) {
+        for (int64_t i = 0; i < xd_model_describe(model).weight_count; i++) {
             const xd_weight_info info = xd_weight_describe(xd_model_weight_at(model, i));
             const fake_tensor *t = fake_find(info.desc->tied_to ? "embed.weight" : info.name);
             if (info.block != block) continue;

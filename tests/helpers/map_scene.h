@@ -6,6 +6,7 @@
 #include "xdistill.h"
 #include "xd_test.h"
 #include "checkpoint_files.h"
+#include "weights_calls.h"
 
 #include <stdlib.h>
 
@@ -269,7 +270,7 @@ static inline void map_write(const char *directory, const map_tensor *list, int 
                              uint64_t max_shard_bytes) {
     xd_ctx *ctx = NULL;
     xd_weights_writer *writer = NULL;
-    xd_safetensors_entry entries[MAP_THEIRS + 4];
+    xd_weights_entry entries[MAP_THEIRS + 4];
     xd_weights_writer_desc d;
     unsigned char data[MAP_MOST * 8];
     memset(&d, 0, sizeof d);
@@ -284,7 +285,7 @@ static inline void map_write(const char *directory, const map_tensor *list, int 
     d.max_shard_bytes = max_shard_bytes;
     const xd_ctx_desc desc = map_ctx_desc();
     CHECK_EQ_INT(xd_ctx_create(&desc, &ctx), XD_OK);
-    CHECK_EQ_INT(xd_weights_writer_create(ctx, directory, &d, &writer), XD_OK);
+    CHECK_EQ_INT(weights_write_directory(ctx, directory, &d, &writer), XD_OK);
     for (int i = 0; i < count && writer; i++) {
         const size_t size = xd_dtype_size(list[i].dtype);
         memset(data, 0, sizeof data);
@@ -299,18 +300,15 @@ static inline void map_write(const char *directory, const map_tensor *list, int 
 /* With which salt a directory was written, of 7 and 8. */
 static inline int map_salt(const char *directory) {
     xd_ctx *ctx = NULL;
-    xd_weights_files *files = NULL;
-    xd_safetensors *file = NULL;
-    int64_t index = 0;
+    xd_weights *files = NULL;
     unsigned char want[8];
     int salt = 7;
     map_value(14, 0, 8, want);
     CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
-    CHECK_EQ_INT(xd_weights_files_open(ctx, directory, NULL, &files), XD_OK);
-    if (files && xd_weights_files_find(files, map_theirs[14].name, &file, &index) == XD_OK &&
-        memcmp(xd_safetensors_data(file, index), want, sizeof want) == 0)
-        salt = 8;
-    xd_weights_files_close(files);
+    CHECK_EQ_INT(weights_open_directory(ctx, directory, NULL, &files), XD_OK);
+    const int64_t index = files ? xd_weights_find(files, map_theirs[14].name) : -1;
+    if (index >= 0 && memcmp(xd_weights_data(files, index), want, sizeof want) == 0) salt = 8;
+    xd_weights_close(files);
     xd_ctx_destroy(ctx);
     return salt;
 }
@@ -318,22 +316,22 @@ static inline int map_salt(const char *directory) {
 /* Compares a directory with the tensors of theirs; returns its files, 0 for one that cannot be opened. */
 static inline int64_t map_compare(const char *directory, int salt) {
     xd_ctx *ctx = NULL;
-    xd_weights_files *files = NULL;
-    int64_t count = 0, file_count = 0;
+    xd_weights *files = NULL;
+    xd_weights_info info = { 0, 0 };
     CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
-    CHECK_EQ_INT(xd_weights_files_open(ctx, directory, NULL, &files), XD_OK);
+    CHECK_EQ_INT(weights_open_directory(ctx, directory, NULL, &files), XD_OK);
     for (int i = 0; i < MAP_THEIRS && files; i++) {
         const map_tensor *t = &map_theirs[i];
         const size_t size = xd_dtype_size(t->dtype);
-        xd_safetensors *file = NULL;
-        int64_t index = -1, wrong = 0;
-        CHECK_EQ_INT(xd_weights_files_find(files, t->name, &file, &index), XD_OK);
-        if (!file) continue;
-        const xd_safetensors_info *info = xd_safetensors_at(file, index);
-        const unsigned char *data = (const unsigned char *)xd_safetensors_data(file, index);
-        CHECK_EQ_INT(info->dtype, t->dtype);
-        CHECK_EQ_INT(info->ndim, t->ndim);
-        CHECK(memcmp(info->shape, t->shape, (size_t)t->ndim * sizeof *t->shape) == 0);
+        const int64_t index = xd_weights_find(files, t->name);
+        int64_t wrong = 0;
+        CHECK(index >= 0);
+        if (index < 0) continue;
+        const xd_weights_tensor *found = xd_weights_at(files, index);
+        const unsigned char *data = (const unsigned char *)xd_weights_data(files, index);
+        CHECK_EQ_INT(found->dtype, t->dtype);
+        CHECK_EQ_INT(found->ndim, t->ndim);
+        CHECK(memcmp(found->shape, t->shape, (size_t)t->ndim * sizeof *t->shape) == 0);
         for (int64_t k = 0; k < map_numel(t); k++) {
             unsigned char want[8];
             map_value(i, k, salt, want);
@@ -341,12 +339,11 @@ static inline int64_t map_compare(const char *directory, int salt) {
         }
         CHECK_EQ_INT(wrong, 0);
     }
-    for (int64_t f = 0; files && f < xd_weights_files_count(files); f++, file_count++)
-        count += xd_safetensors_count(xd_weights_files_at(files, f));
-    CHECK_EQ_INT(count, MAP_THEIRS);
-    xd_weights_files_close(files);
+    if (files) info = xd_weights_describe(files);
+    CHECK_EQ_INT(info.tensor_count, MAP_THEIRS);
+    xd_weights_close(files);
     xd_ctx_destroy(ctx);
-    return file_count;
+    return info.file_count;
 }
 
 #endif

@@ -152,7 +152,7 @@ static inline xd_result train_pictures(const trainer *t, int64_t k, int step) {
                              .raw = raw,
                              .raw_gradient = d_raw,
                              .weights = true,
-                             .leaf = k };
+                             .micro_batch = k };
     if (own) noise((uint64_t)(1000 + step * ALONE_LEAVES + leaf), all, x);
     for (int i = 0; i < ALONE_IN_LEAF; i++) times[i] = (double)i / ALONE_IN_LEAF, labels[i] = i % t->labels;
     XD_TRY(n->forward(n->user, &call));

@@ -4,6 +4,7 @@
 #define XD_POISON_TRAIN_H
 
 #include "poison.h"
+#include "averages.h"
 
 enum { POISON_N = 21 };
 
@@ -43,7 +44,10 @@ static inline poison_train *poison_train_begin(poison_scene *s, int gradient_rol
 static inline bool poison_optimizer_build(poison_scene *s) {
     poison_train *p = poison_train_begin(s, POISON_IN, POISON_IN | POISON_OUT);
     p->optimizer = s->variant == 1   ? xd_adam_defaults(&p->param, 1)
-                   : s->variant == 2 ? xd_sgd_defaults(&p->param, 1)
+                   : s->variant == 2 ? (xd_optimizer_desc){ .params = &p->param,
+                                                            .param_count = 1,
+                                                            .kind = XD_OPTIMIZER_SGD,
+                                                            .learning_rate = 1e-3 }
                                      : xd_adamw_defaults(&p->param, 1);
     p->optimizer.momentum = 0.9;
     p->optimizer.weight_decay = 0.01;
@@ -147,10 +151,10 @@ static inline bool poison_ema_build(poison_scene *s) {
 static inline xd_result poison_ema_call(poison_scene *s) {
     poison_train *p = (poison_train *)s->own;
     xd_ema *ema = NULL;
-    xd_result result = xd_ema_create(s->ctx, &p->param, 1, &p->ema, &ema);
+    xd_result result = average_create(s->ctx, &p->param, 1, &p->ema, &ema);
     if (result == XD_OK) result = xd_ema_update(ema, 3, NULL);
-    if (result == XD_OK) result = xd_ema_decay(s->ctx, &p->ema, 3, &p->decay);
-    if (result == XD_OK) memcpy(p->shadow, xd_ema_view(ema, 0).value, POISON_N * sizeof *p->shadow);
+    if (result == XD_OK) p->decay = xd_ema_describe(ema).decay;
+    if (result == XD_OK) memcpy(p->shadow, xd_ema_view(ema, 0).shadow.value, POISON_N * sizeof *p->shadow);
     xd_ema_destroy(ema);
     return result;
 }
@@ -189,9 +193,9 @@ static inline xd_result poison_shadow_call(poison_scene *s) {
     target.value = p->shadow;
     target.dtype = s->variant ? XD_DTYPE_BF16 : XD_DTYPE_F32;
     p->ema.init_from_current = !load;
-    xd_result result = xd_ema_create(s->ctx, &p->origin, 1, &p->ema, &ema);
+    xd_result result = average_create(s->ctx, &p->origin, 1, &p->ema, &ema);
     if (result == XD_OK)
-        result = load ? xd_ema_load(ema, &p->param, 1, NULL, NULL) : xd_ema_update(ema, 1, NULL);
+        result = load ? average_load(ema, &p->param, 1, NULL, NULL) : xd_ema_update(ema, 1, NULL);
     if (result == XD_OK) result = xd_ema_copy_to(ema, &target, 1, false, NULL);
     xd_ema_destroy(ema);
     return result;

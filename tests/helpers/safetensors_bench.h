@@ -5,6 +5,7 @@
 
 #include "xd_test.h"
 #include "xdistill.h"
+#include "weights_calls.h"
 
 #include <dirent.h>
 #include <stdlib.h>
@@ -179,17 +180,17 @@ static inline const char *bench_path(const bench *b, const char *name) {
 /* ---- a file and a model of five tensors ---- */
 
 static const int64_t shape_box[] = { 3, 4, 5 }, shape_two[] = { 2 }, shape_zero[] = { 0, 7 };
-static const xd_safetensors_entry entries[] = { { "z.bytes", XD_DTYPE_U8, 1, shape_two },
-                                                { "m \"box\"", XD_DTYPE_I32, 3, shape_box },
-                                                { "scalar", XD_DTYPE_BF16, 0, NULL },
-                                                { "a\xc3\xa9", XD_DTYPE_F64, 1, shape_two },
-                                                { "empty", XD_DTYPE_F32, 2, shape_zero } };
+static const xd_weights_entry entries[] = { { "z.bytes", XD_DTYPE_U8, 1, shape_two },
+                                            { "m \"box\"", XD_DTYPE_I32, 3, shape_box },
+                                            { "scalar", XD_DTYPE_BF16, 0, NULL },
+                                            { "a\xc3\xa9", XD_DTYPE_F64, 1, shape_two },
+                                            { "empty", XD_DTYPE_F32, 2, shape_zero } };
 
 enum { ENTRY_COUNT = sizeof entries / sizeof entries[0] };
 
-static inline xd_safetensors_writer_desc writer_desc(void) {
-    static const xd_safetensors_pair pair = { "note", "line\nend" };
-    xd_safetensors_writer_desc desc;
+static inline xd_weights_writer_desc writer_desc(void) {
+    static const xd_weights_pair pair = { "note", "line\nend" };
+    xd_weights_writer_desc desc;
     memset(&desc, 0, sizeof desc);
     desc.entries = entries;
     desc.entry_count = ENTRY_COUNT;
@@ -204,19 +205,19 @@ static inline xd_result write_file(bench *b, const char *name, size_t alignment)
     static const unsigned char bytes[2] = { 7, 8 };
     static const double doubles[2] = { 1.0, -2.0 };
     const uint16_t one = xd_bf16_from_f32(1.0f);
-    xd_safetensors_writer *w = NULL;
-    xd_safetensors_writer_desc desc = writer_desc();
+    xd_weights_writer *w = NULL;
+    xd_weights_writer_desc desc = writer_desc();
     desc.alignment = alignment;
     for (int i = 0; i < 60; i++) box[i] = i;
-    xd_result result = xd_safetensors_writer_create(b->ctx, bench_path(b, name), &desc, &w);
+    xd_result result = weights_write_file(b->ctx, bench_path(b, name), &desc, &w);
     if (result != XD_OK) return result;
-    if (result == XD_OK) result = xd_safetensors_writer_write_range(w, 1, 100, 140, &box[25]);
-    if (result == XD_OK) result = xd_safetensors_writer_write_range(w, 1, 0, 100, box);
-    if (result == XD_OK) result = xd_safetensors_writer_write(w, 0, bytes);
-    if (result == XD_OK) result = xd_safetensors_writer_write(w, 3, doubles);
-    if (result == XD_OK) result = xd_safetensors_writer_write(w, 2, &one);
-    if (result == XD_OK) return xd_safetensors_writer_commit(w);
-    xd_safetensors_writer_abort(w);
+    if (result == XD_OK) result = xd_weights_writer_write(w, 1, 100, 140, &box[25]);
+    if (result == XD_OK) result = xd_weights_writer_write(w, 1, 0, 100, box);
+    if (result == XD_OK) result = xd_weights_writer_write(w, 0, 0, XD_WEIGHTS_REST, bytes);
+    if (result == XD_OK) result = xd_weights_writer_write(w, 3, 0, XD_WEIGHTS_REST, doubles);
+    if (result == XD_OK) result = xd_weights_writer_write(w, 2, 0, XD_WEIGHTS_REST, &one);
+    if (result == XD_OK) return xd_weights_writer_commit(w);
+    xd_weights_writer_abort(w);
     return result;
 }
 
@@ -230,7 +231,7 @@ static inline xd_result write_model(bench *b, uint64_t max_shard_bytes) {
     desc.max_shard_bytes = max_shard_bytes;
     for (int i = 0; i < 240; i++) data[i] = (unsigned char)i;
     static const size_t bytes[ENTRY_COUNT] = { 2, 240, 2, 16, 0 };
-    xd_result result = xd_weights_writer_create(b->ctx, b->directory, &desc, &w);
+    xd_result result = weights_write_directory(b->ctx, b->directory, &desc, &w);
     if (result != XD_OK) return result;
     for (int i = 0; i < ENTRY_COUNT && result == XD_OK; i++) {
         result = xd_weights_writer_write(w, i, 0, bytes[i] / 2, data);

@@ -159,10 +159,10 @@ AT("xd_param.count", param[1].count, ELEMENTS - 1, call_step, XD_ERROR_STATE,
 AT("xd_param.dims", param[1].dims, -1, call_ema, XD_ERROR_ARGUMENT, "v: -1 dimensions", true)
 AT("xd_optimizer_step_desc.average_count", step.average_count, -1, call_optimizer, XD_ERROR_ARGUMENT,
    "-1 averages at NULL", true)
-AT("xd_ema_create(count)", a, -1, call_ema, XD_ERROR_ARGUMENT, "-1 parameters", true)
+AT("xd_ema_desc.param_count", a, -1, call_ema, XD_ERROR_ARGUMENT, "-1 parameters", true)
 AT("xd_ema_update(iteration)", b, -2, call_ema, XD_ERROR_ARGUMENT, "iteration -2 is negative", true)
 AT("xd_ema_copy_to(count)", c, -1, call_ema, XD_ERROR_ARGUMENT, "-1 tensors", true)
-AT("xd_ema_load(count)", d, -1, call_ema, XD_ERROR_ARGUMENT, "-1 tensors", true)
+AT("xd_ema_load_desc.source_count", d, -1, call_ema, XD_ERROR_ARGUMENT, "-1 tensors", true)
 AT("xd_ema_desc.batch_size", ema.batch_size, -1, call_ema, XD_ERROR_ARGUMENT, "batch_size -1 is negative",
    true)
 AT("xd_ema_desc.start_iteration", ema.start_iteration, -1, call_ema, XD_ERROR_ARGUMENT,
@@ -274,15 +274,15 @@ AT("xdi_canonical_sequence(count)", a, -1, call_canonical, XD_ERROR_ARGUMENT, "-
 AT("xd_text.size", text[1].size, -1, call_canonical, XD_ERROR_ARGUMENT, "token 1 has -1 bytes", true)
 AT("xdi_uld_trl_side.count", trl.student.count, -1, call_trl, XD_ERROR_ARGUMENT,
    "sequences of -1 and 4 tokens", true)
-AT("xd_safetensors_entry.ndim", entry.ndim, -1, call_writer, XD_ERROR_ARGUMENT, "", true)
-AT("xd_safetensors_writer_desc.entry_count", writer.entry_count, -1, call_writer, XD_ERROR_ARGUMENT,
+AT("xd_weights_entry.ndim", entry.ndim, -1, call_writer, XD_ERROR_ARGUMENT, "", true)
+AT("xd_weights_writer_desc.entry_count", writer.entry_count, -1, call_writer, XD_ERROR_ARGUMENT,
    "-1 tensors, allowed are 3125000", true)
-AT("xd_safetensors_writer_desc.metadata_count", writer.metadata_count, -1, call_writer, XD_ERROR_ARGUMENT,
+AT("xd_weights_writer_desc.metadata_count", writer.metadata_count, -1, call_writer, XD_ERROR_ARGUMENT,
    "-1 pairs of metadata", true)
-AT("xd_safetensors_writer_desc.alignment", writer.alignment, 12, call_writer, XD_ERROR_ARGUMENT,
+AT("xd_weights_writer_desc.alignment", writer.alignment, 12, call_writer, XD_ERROR_ARGUMENT,
    "alignment 12 is no power of two from 8 on", true)
-AT("xd_safetensors_writer_write_range(index)", a, 3, call_writer, XD_ERROR_ARGUMENT, "tensor 1 of 1", true)
-AT("xd_safetensors_writer_write_range(first_byte)", b, 4, call_writer, XD_ERROR_ARGUMENT,
+AT("xd_weights_writer_write(index)", a, 3, call_writer, XD_ERROR_ARGUMENT, "tensor 1 of 1", true)
+AT("xd_weights_writer_write(first_byte)", b, 4, call_writer, XD_ERROR_ARGUMENT,
    "24 bytes from 2 of tensor 0, which has 24", true)
-AT("xd_safetensors_writer_write_range(bytes)", c, 3, call_writer, XD_ERROR_ARGUMENT,
+AT("xd_weights_writer_write(bytes)", c, 3, call_writer, XD_ERROR_ARGUMENT,
    "25 bytes from 0 of tensor 0, which has 24", true)

@@ -4,6 +4,7 @@
 #define WRAP_TRAIN_H
 
 #include "wrap_scene.h"
+#include "averages.h"
 
 /* ---- one rank's passes ---- */
 
@@ -17,7 +18,7 @@ static float wrap_number(int64_t leaf, int64_t weight, int64_t at) {
 
 static int64_t wrap_weight_count(const xd_block *block, const xd_model *model, int64_t *first) {
     int64_t n = 0;
-    for (int64_t i = 0; i < xd_model_weight_count(model); i++)
+    for (int64_t i = 0; i < xd_model_describe(model).weight_count; i++)
         if (xd_weight_describe(xd_model_weight_at(model, i)).block == block) {
             if (n == 0) *first = i;
             n++;
@@ -169,7 +170,7 @@ static void wrap_keep(wrap_rank *r, const xd_tensor_part *parts, int64_t count, 
             const float value = state.master ? state.master[here] : wrap_at(p->data, p->dtype, here);
             if (p->replica) continue;
             r->run->values[at + j] = value;
-            r->run->averages[at + j] = ((const float *)xd_ema_view(ema, i).value)[here];
+            r->run->averages[at + j] = ((const float *)xd_ema_view(ema, i).shadow.value)[here];
             if (state.exp_avg) r->run->moments[at + j] = state.exp_avg[here];
             if (state.exp_avg_sq) r->run->squares[at + j] = state.exp_avg_sq[here];
         }
@@ -195,7 +196,7 @@ static xd_result wrap_train(wrap_rank *r) {
     average.decay = 0.9;
     average.init_from_current = true;
     CHECK(xd_optimizer_create(r->home, &d, &optimizer) == XD_OK);
-    CHECK(xd_ema_create(r->home, params, count, &average, &ema) == XD_OK);
+    CHECK(average_create(r->home, params, count, &average, &ema) == XD_OK);
     xd_result result = XD_OK;
     const int steps = r->run->steps ? r->run->steps : WRAP_STEPS;
     for (int step = 0; step < steps && result == XD_OK; step++) {
@@ -220,7 +221,7 @@ static xd_result wrap_rank_run(xd_comm *world, void *argument) {
     r.ctx = xd_comm_ctx(world);
     r.model = wrap_describe(r.ctx, r.run->kept ? r.run->kept : XD_DTYPE_F32);
     for (int i = 0; i < 4 && r.run->thaws[i].name; i++)
-        CHECK(xd_weight_freeze(xd_model_find_weight(r.model, r.run->thaws[i].name)) == XD_OK);
+        CHECK(xd_weight_set_frozen(xd_model_find_weight(r.model, r.run->thaws[i].name), true) == XD_OK);
     CHECK(xd_model_seal(r.model) == XD_OK);
     xd_result result = wrap_home(&r);
     if (result == XD_OK) result = wrap_groups(&r);

@@ -2,6 +2,7 @@
 
 #include "kernel/cpu/internal.h"
 #include "kernel/ids.h"
+#include "kernel/softmax_scalar.h"
 
 #include <math.h>
 
@@ -27,34 +28,12 @@ static xd_result xdi_cpu_softmax_stats(const xd_launch *launch, const xd_softmax
                            a);
 }
 
-/* Merges a row's partials in rank order. The result's sum is relative to its max; NaN propagates. */
-static void xdi_softmax_join(const xd_softmax_args *a, int64_t row, double *whole) {
-    whole[XD_SOFTMAX_MAX] = -INFINITY;
-    whole[XD_SOFTMAX_ARG] = -1.0;
-    whole[XD_SOFTMAX_SUM] = 0.0;
-    for (int i = 0; i < a->vocab.shards; i++) {
-        const double *part = a->all + i * a->all_stride + row * XD_SOFTMAX_PARTS;
-        const bool first = whole[XD_SOFTMAX_ARG] < 0.0 && part[XD_SOFTMAX_ARG] >= 0.0;
-        if (!first && !(part[XD_SOFTMAX_MAX] > whole[XD_SOFTMAX_MAX])) continue;
-        whole[XD_SOFTMAX_MAX] = part[XD_SOFTMAX_MAX];
-        whole[XD_SOFTMAX_ARG] = part[XD_SOFTMAX_ARG];
-    }
-    for (int i = 0; i < a->vocab.shards; i++) {
-        const double *part = a->all + i * a->all_stride + row * XD_SOFTMAX_PARTS;
-        if (isnan(part[XD_SOFTMAX_MAX])) whole[XD_SOFTMAX_SUM] = NAN;
-        if (part[XD_SOFTMAX_MAX] > -INFINITY)
-            whole[XD_SOFTMAX_SUM] +=
-                part[XD_SOFTMAX_SUM] * exp((part[XD_SOFTMAX_MAX] - whole[XD_SOFTMAX_MAX]) / a->temperature);
-    }
-}
-
 static xd_result xdi_cpu_softmax_merge(const xd_launch *launch, const xd_softmax_args *a) {
     (void)launch;
     for (int64_t r = 0; r < a->logits.rows; r++) {
         double whole[XD_SOFTMAX_PARTS];
-        xdi_softmax_join(a, r, whole);
-        if (a->log_sum_exp)
-            a->log_sum_exp[r] = whole[XD_SOFTMAX_MAX] / a->temperature + log(whole[XD_SOFTMAX_SUM]);
+        xd_softmax_join(a, r, whole);
+        if (a->log_sum_exp) a->log_sum_exp[r] = xd_softmax_log_sum_exp(whole, a->temperature);
         if (a->argmax) a->argmax[r] = (int64_t)whole[XD_SOFTMAX_ARG];
     }
     return XD_OK;

@@ -25,7 +25,7 @@ static void xdi_cpu_uld_merge_side(const xd_uld_rows *side, int which, xd_uld_ch
         if (row == chunk->base[which]) continue;
         const double p = xdi_cpu_uld_probability(side, row, side->ids[row]);
         side->scores[row] = p;
-        factor *= p > XD_ULD_FLOOR ? p : XD_ULD_FLOOR;
+        factor *= xd_uld_floored(p);
     }
     chunk->factor[which] = factor;
 }
@@ -127,7 +127,7 @@ static void xdi_cpu_uld_unmatched(const xd_uld_args *a, int64_t i, float *slope,
     for (int64_t r = 0; n > 0 && m > 0 && (r < n || r < m); r++) {
         const double u = r < n ? xdi_cpu_uld_value(a, XD_ULD_STUDENT, chunk, x[r]) : 0.0;
         const double v = r < m ? xdi_cpu_uld_value(a, XD_ULD_TEACHER, chunk, y[r]) : 0.0;
-        const double d = a->unmatched_weight * (double)((u > v) - (u < v));
+        const double d = xd_uld_sign(a->unmatched_weight, u, v);
         chunk->unmatched += fabs(u - v);
         if (r >= n || !slope) continue;
         slope[(uint32_t)x[r]] = (float)d;
@@ -159,7 +159,7 @@ XD_PRIVATE void xdi_uld_compare_chunk(const xd_uld_args *a, int64_t i) {
     if (slope) memset(slope, 0, (size_t)columns * sizeof *slope);
     xdi_cpu_uld_unmatched(a, i, slope, &mean);
     xdi_cpu_uld_matched(a, chunk, slope, &mean);
-    chunk->mean = chunk->factor[XD_ULD_STUDENT] > 0.0 ? mean / chunk->factor[XD_ULD_STUDENT] : 0.0;
+    chunk->mean = xd_uld_mean(mean, chunk->factor[XD_ULD_STUDENT]);
 }
 
 static void xdi_cpu_uld_compare_chunks(const xd_launch *launch, const void *args, int64_t begin, int64_t end,

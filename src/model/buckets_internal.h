@@ -1,7 +1,7 @@
-#ifndef XDI_MODEL_BUCKETS_H
-#define XDI_MODEL_BUCKETS_H
+#ifndef XDI_MODEL_BUCKETS_INTERNAL_H
+#define XDI_MODEL_BUCKETS_INTERNAL_H
 
-#include "base/context.h"
+#include "base/internal.h"
 #include "tensor/region.h"
 
 /* The layout of a flat gradient buffer over trained parameters of the same dtypes. Its buckets are summed one by one beside
@@ -9,14 +9,14 @@
  * `sharded`, optimizer/param_layout.py and distrib_optimizer.py), in integers. */
 
 /* One parameter of the buffer. */
-typedef struct xd_bucket_param {
+typedef struct xdi_bucket_param {
     int64_t numel;         /* elements on this rank; 0 is legal */
     bool shared_embedding; /* with `sharded`: a bucket of its own, also summed between stages */
-} xd_bucket_param;
+} xdi_bucket_param;
 
 /* Settings, read during the call only. Zero -> one bucket, no padding. */
-typedef struct xd_bucket_plan_desc {
-    const xd_bucket_param *params; /* [param_count], trained, in the order of registration */
+typedef struct xdi_bucket_plan_desc {
+    const xdi_bucket_param *params; /* [param_count], trained, in the order of registration */
     int64_t param_count;
     int ranks;     /* data-parallel ranks, with those of cp; 0 -> 1 */
     int instances; /* of ranks / instances consecutive ranks, each with a whole optimizer; 0 -> 1 */
@@ -32,54 +32,56 @@ typedef struct xd_bucket_plan_desc {
     int stage;            /* pipeline stages after the first */
     int chunk;            /* model chunks after a stage's first */
     bool gathers_in_step; /* gathers beside the optimizer step */
-} xd_bucket_plan_desc;
+} xdi_bucket_plan_desc;
 
-typedef struct xd_bucket_plan xd_bucket_plan; /* immutable */
+typedef struct xdi_bucket_plan xdi_bucket_plan; /* immutable */
 
 /* Lays out a buffer: parameters in reverse order of registration, about that of a backward pass. Pure and local. Memory: 72
  * bytes a parameter.
  * Errors: ARGUMENT (negative numbers; instances do not divide ranks; both bucket_size and bucket_count; more buckets than
  * elements), SHAPE (above 2^62 elements), MEMORY. */
-XD_API xd_result xd_bucket_plan_create(xd_ctx *ctx, const xd_bucket_plan_desc *desc, xd_bucket_plan **out);
+XD_PRIVATE xd_result xdi_bucket_plan_create(xd_ctx *ctx, const xdi_bucket_plan_desc *desc,
+                                            xdi_bucket_plan **out);
 
 /* Frees the plan; NULL is legal. */
-XD_API void xd_bucket_plan_destroy(xd_bucket_plan *plan);
+XD_PRIVATE void xdi_bucket_plan_destroy(xdi_bucket_plan *plan);
 
 /* Returns the desc in use; bucket_size is INT64_MAX for one bucket. */
-XD_API const xd_bucket_plan_desc *xd_bucket_plan_settings(const xd_bucket_plan *plan);
+XD_PRIVATE const xdi_bucket_plan_desc *xdi_bucket_plan_settings(const xdi_bucket_plan *plan);
 
 /* One bucket. Buckets follow each other without gaps from 0 on, in the order of their sums. */
-typedef struct xd_bucket {
+typedef struct xdi_planned_bucket {
     xd_interval buffer;   /* with its padding at the end, which stays zero */
     int64_t unpadded;     /* elements without it, with padding between parameters */
     int64_t first, count; /* its parameters first, ... first + count - 1; the last one stands first */
-} xd_bucket;
+} xdi_planned_bucket;
 
 /* Return the number of buckets, 0 without parameters; one of them; the elements of the buffer. */
-XD_API int64_t xd_bucket_plan_count(const xd_bucket_plan *plan);
-XD_API xd_bucket xd_bucket_plan_at(const xd_bucket_plan *plan, int64_t index);
-XD_API int64_t xd_bucket_plan_numel(const xd_bucket_plan *plan);
+XD_PRIVATE int64_t xdi_bucket_plan_count(const xdi_bucket_plan *plan);
+XD_PRIVATE xdi_planned_bucket xdi_bucket_plan_at(const xdi_bucket_plan *plan, int64_t index);
+XD_PRIVATE int64_t xdi_bucket_plan_numel(const xdi_bucket_plan *plan);
 
 /* Returns the place of a parameter in the buffer. *bucket receives its bucket, NULL -> not wanted. Local. */
-XD_API xd_interval xd_bucket_plan_param(const xd_bucket_plan *plan, int64_t param, int64_t *bucket);
+XD_PRIVATE xd_interval xdi_bucket_plan_param(const xdi_bucket_plan *plan, int64_t param, int64_t *bucket);
 
 /* Returns the part of a bucket that the optimizer of `rank` owns: one of ranks / instances equal parts, which may be padding
  * alone. Without `sharded` the whole bucket. Local. */
-XD_API xd_interval xd_bucket_plan_shard(const xd_bucket_plan *plan, int64_t bucket, int rank);
+XD_PRIVATE xd_interval xdi_bucket_plan_shard(const xdi_bucket_plan *plan, int64_t bucket, int rank);
 
 /* A rank's piece of a parameter, from four origins. xd_region_flat_range makes regions of `param`. */
-typedef struct xd_bucket_piece {
+typedef struct xdi_bucket_piece {
     int64_t bucket;
     xd_interval buffer;    /* in the buffer */
     xd_interval in_bucket; /* from the bucket's begin */
     xd_interval shard;     /* from the begin of the rank's part of the bucket */
     xd_interval param;     /* in the parameter */
-} xd_bucket_piece;
+} xdi_bucket_piece;
 
 /* Returns a rank's piece; false, with *out untouched, if it owns nothing of the parameter. Local. */
-XD_API bool xd_bucket_plan_piece(const xd_bucket_plan *plan, int64_t param, int rank, xd_bucket_piece *out);
+XD_PRIVATE bool xdi_bucket_plan_piece(const xdi_bucket_plan *plan, int64_t param, int rank,
+                                      xdi_bucket_piece *out);
 
 /* Returns a hash of every element's place and owner: ranks compare it. */
-XD_API uint64_t xd_bucket_plan_hash(const xd_bucket_plan *plan);
+XD_PRIVATE uint64_t xdi_bucket_plan_hash(const xdi_bucket_plan *plan);
 
 #endif

@@ -1,0 +1,30 @@
+/* Averages over a list that is not in their desc. */
+#ifndef AVERAGES_H
+#define AVERAGES_H
+
+#include "xdistill.h"
+
+#include <string.h>
+
+/* Settings that are NULL -> all zero: the average is the weights. */
+static inline xd_result average_create(xd_ctx *ctx, const xd_param *params, int64_t count,
+                                       const xd_ema_desc *settings, xd_ema **out) {
+    xd_ema_desc desc;
+    memset(&desc, 0, sizeof desc);
+    if (settings) desc = *settings;
+    desc.params = params;
+    desc.param_count = count;
+    return xd_ema_create(ctx, &desc, out);
+}
+
+static inline xd_result average_load(xd_ema *ema, const xd_param *sources, int64_t count,
+                                     const xd_ema_load_desc *settings, xd_ema_match *match) {
+    xd_ema_load_desc desc;
+    memset(&desc, 0, sizeof desc);
+    if (settings) desc = *settings;
+    desc.sources = sources;
+    desc.source_count = count;
+    return xd_ema_load(ema, &desc, match);
+}
+
+#endif

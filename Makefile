@@ -145,7 +145,7 @@ build/golden: $(golden_objects) $(golden_implementation) | build
 	$(compiling)$(CC) $(golden_objects) $(golden_implementation) -o $@ $(LIBS)
 
 $(golden_objects): build/golden.d/%.o: tests/golden/%.c | build/golden.d
-	$(compiling)$(CC) -std=c99 -O2 $(warnings) $(linked) -DXD_TEST_LAYERS -Isrc -Itests/helpers $(dependencies) -c $< -o $@
+	$(compiling)$(CC) -std=c99 -O2 $(warnings) $(linked) -DXD_TEST_LAYERS $(private) -Isrc -Itests/helpers $(dependencies) -c $< -o $@
 
 # Configurations of wrapped training against one rank: build/compose --seed 1 --count 200
 build/compose: $(wildcard tests/compose/*) $(golden_implementation) | build

@@ -78,10 +78,11 @@ static void engage(scene *s, xd_dmd_role role, double rate, double decay) {
     int64_t count;
     xd_ddp_desc ddp;
     memset(&ddp, 0, sizeof ddp);
+    ddp.data = s->comm;
     ddp.micro_batches = s->arm->leaves;
     team_require(s->ctx, toy_net_describe(s->ctx, (uint64_t)role, &a->model));
     team_require(s->ctx, toy_net_create(s->ctx, a->model, samples, 1, &a->net));
-    team_require(s->ctx, xd_ddp_create(a->model, s->comm, &ddp, &a->parallel));
+    team_require(s->ctx, xd_ddp_create(a->model, &ddp, &a->parallel));
     team_require(s->ctx, xd_parallel_params(a->parallel, TOY_WEIGHTS, a->params, &count));
     xd_optimizer_desc adamw = xd_adamw_defaults(a->params, count);
     adamw.learning_rate = rate;

@@ -46,14 +46,15 @@ static xd_result describe(xd_ctx *ctx, xd_model **out) {
 
 static void open_scene(stage *st, int which) {
     static const char *const unit[1] = { "layer" };
-    const xd_fsdp_desc fsdp = { .unit_types = unit, .unit_type_count = 1 };
+    xd_fsdp_desc fsdp = { .unit_types = unit, .unit_type_count = 1 };
     scene *s = (scene *)stage_scene(st, which);
     s->root = which == 1;
     s->ctx = st->me->ctx[TEAM_DETERMINISTIC];
     s->comm = st->me->comm[TEAM_DETERMINISTIC];
+    fsdp.data = s->comm;
     team_require(s->ctx, describe(s->ctx, &s->teacher));
     if (!s->root) {
-        team_require(s->ctx, xd_fsdp_create(s->teacher, s->comm, &fsdp, &s->parallel));
+        team_require(s->ctx, xd_fsdp_create(s->teacher, &fsdp, &s->parallel));
         return;
     }
     if (xd_comm_rank(s->comm) > 0) return;
@@ -81,7 +82,7 @@ static void list_root(const scene *s, char texts[LAYERS][24], xd_state_tensor *t
 
 static void step_scene(stage *st, int which) {
     static const char *const unit[1] = { "layer" };
-    const xd_fsdp_desc fsdp = { .unit_types = unit, .unit_type_count = 1 };
+    xd_fsdp_desc fsdp = { .unit_types = unit, .unit_type_count = 1 };
     scene *s = (scene *)stage_scene(st, which);
     const xd_groups groups = { .dp = s->comm };
     char texts[LAYERS][24];

@@ -187,6 +187,15 @@ static void report(bench_row *row, gpu_case *c, double target) {
 
 /* ---- losses ---- */
 
+/* The workspace of the loss that a case launches. */
+static size_t planned_workspace(gpu_case *c, void (*launch)(gpu_case *c)) {
+    xd_planned planned;
+    require(c->ctx, xd_plan_begin(c->ctx, NULL));
+    launch(c);
+    require(c->ctx, xd_plan_end(c->ctx, &planned));
+    return planned.workspace;
+}
+
 static void launch_loss(gpu_case *c) {
     require(c->ctx, xd_loss(c->ctx, &c->loss, c->values));
 }
@@ -259,9 +268,9 @@ static void bench_loss(const char *op, xd_dtype dtype, bool soft, xd_divergence 
     c.loss.vocab = c.vocab;
     c.loss.common.denominator_value = (double)rows;
     c.loss.common.status = (xd_status *)device_room(sizeof *c.loss.common.status);
-    c.loss.common.workspace_bytes = xd_loss_workspace_bytes(&c.loss);
-    c.loss.common.workspace = device_room(c.loss.common.workspace_bytes);
     c.values = (xd_loss_values *)device_room(sizeof *c.values);
+    c.loss.common.workspace_bytes = planned_workspace(&c, launch_loss);
+    c.loss.common.workspace = device_room(c.loss.common.workspace_bytes);
     snprintf(shape, sizeof shape, "\"N\":%lld,\"V\":%lld", (long long)rows, (long long)columns);
     row.op = op;
     row.variant = soft ? clusters ? "temperature 2, clusters" : "temperature 2" : clusters ? "clusters" : "";
@@ -300,9 +309,9 @@ static void bench_head(const char *cublas) {
     c.head.loss.vocab = c.vocab;
     c.head.loss.common.denominator_value = (double)rows;
     c.head.loss.common.status = (xd_status *)device_room(sizeof *c.head.loss.common.status);
-    c.head.workspace_bytes = xd_head_loss_workspace_bytes(&c.head);
-    c.head.workspace = device_room(c.head.workspace_bytes);
     c.values = (xd_loss_values *)device_room(sizeof *c.values);
+    c.head.workspace_bytes = planned_workspace(&c, launch_head);
+    c.head.workspace = device_room(c.head.workspace_bytes);
     double best = HUGE_VAL;
     for (int round = 0; round < 5; round++) best = fmin(best, measure(&c));
     printf("  %-22s N=%lld V=%lld H=%lld bf16: %.3f ms at best of 5, %.1f TFLOP/s, %.1f MB of workspace\n",

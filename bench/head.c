@@ -151,7 +151,11 @@ static void open_case(head_case *c, bool kl, bool bf16) {
     c->d.loss.common.labels = xd_ids_of(labels, XD_DTYPE_I64);
     c->d.loss.hard_weight = kl ? 0.0 : 1.0;
     c->d.loss.soft_weight = kl ? 1.0 : 0.0;
-    c->d.workspace_bytes = xd_head_loss_workspace_bytes(&c->d);
+    xd_planned planned;
+    require(c->ctx, xd_plan_begin(c->ctx, NULL));
+    require(c->ctx, xd_head_loss(c->ctx, &c->d, &c->values));
+    require(c->ctx, xd_plan_end(c->ctx, &planned));
+    c->d.workspace_bytes = planned.workspace;
     c->d.workspace = allocate(c->d.workspace_bytes);
 }
 

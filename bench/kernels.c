@@ -100,11 +100,16 @@ static void run_loss(void *state) {
         else
             desc.teacher = teacher;
         if (c->kind == JSD) desc.divergence = XD_JSD;
-        const size_t bytes = xd_loss_workspace_bytes(&desc);
-        if (!c->workspace) c->workspace = allocate(bytes);
-        c->workspace_bytes = bytes;
+        if (!c->workspace) {
+            xd_planned planned;
+            require(c->ctx, xd_plan_begin(c->ctx, NULL));
+            require(c->ctx, xd_loss(c->ctx, &desc, &values));
+            require(c->ctx, xd_plan_end(c->ctx, &planned));
+            c->workspace_bytes = planned.workspace;
+            c->workspace = allocate(c->workspace_bytes);
+        }
         desc.common.workspace = c->workspace;
-        desc.common.workspace_bytes = bytes;
+        desc.common.workspace_bytes = c->workspace_bytes;
         require(c->ctx, xd_loss(c->ctx, &desc, &values));
     }
     c->loss = values.loss;

@@ -135,14 +135,14 @@ static xd_result train(setting *s, xd_comm *comm) {
     XD_TRY(describe(xd_comm_ctx(comm), &model, blocks));
     XD_TRY(xd_queue_create(comm, &form, &gathers));
     XD_TRY(xd_queue_create(comm, &form, &reductions));
-    const xd_ddp_desc ddp = { .reductions = reductions, .bucket_size = ROWS * ROWS };
-    const xd_fsdp_desc fsdp = { .unit_types = types,
+    const xd_ddp_desc ddp = { .data = comm, .reductions = reductions, .bucket_size = ROWS * ROWS };
+    const xd_fsdp_desc fsdp = { .data = comm,
+                                .unit_types = types,
                                 .unit_type_count = 1,
                                 .gathers = gathers,
                                 .reductions = reductions,
                                 .prefetch = s->workers ? 1 : 0 };
-    XD_TRY(s->fsdp ? xd_fsdp_create(model, comm, &fsdp, &parallel)
-                   : xd_ddp_create(model, comm, &ddp, &parallel));
+    XD_TRY(s->fsdp ? xd_fsdp_create(model, &fsdp, &parallel) : xd_ddp_create(model, &ddp, &parallel));
     XD_TRY(one_step(s, parallel, blocks));
     const double begin = bench_now();
     for (int i = 0; i < STEPS; i++) XD_TRY(one_step(s, parallel, blocks));

@@ -104,14 +104,16 @@ static void wrap(scene *s) {
     if (s->arm->sharded) {
         xd_fsdp_desc d;
         memset(&d, 0, sizeof d);
+        d.data = s->comm;
         d.micro_batches = s->arm->leaves;
-        team_require(s->ctx, xd_fsdp_create(s->model, s->comm, &d, &s->parallel));
+        team_require(s->ctx, xd_fsdp_create(s->model, &d, &s->parallel));
     } else {
         xd_ddp_desc d;
         memset(&d, 0, sizeof d);
+        d.data = s->comm;
         d.micro_batches = s->arm->leaves;
         d.compare_steps = s->arm->kind == COMPARED ? 1 : 0;
-        team_require(s->ctx, xd_ddp_create(s->model, s->comm, &d, &s->parallel));
+        team_require(s->ctx, xd_ddp_create(s->model, &d, &s->parallel));
     }
     team_require(s->ctx, xd_parallel_params(s->parallel, UNITS, s->params, &count));
 }

@@ -86,13 +86,14 @@ static void toy_wrap(toy *t, bool kept, int64_t leaves) {
     xd_ddp_desc ddp;
     memset(&fsdp, 0, sizeof fsdp);
     memset(&ddp, 0, sizeof ddp);
+    ddp.data = fsdp.data = t->comm;
     fsdp.unit_types = units;
     fsdp.unit_type_count = 1;
     ddp.micro_batches = fsdp.micro_batches = leaves;
     fsdp.accumulate_whole = kept;
     fsdp.reshard_ranks = kept ? 1 : 0;
-    team_require(t->ctx, t->sharded ? xd_fsdp_create(t->description.model, t->comm, &fsdp, &t->parallel)
-                                    : xd_ddp_create(t->description.model, t->comm, &ddp, &t->parallel));
+    team_require(t->ctx, t->sharded ? xd_fsdp_create(t->description.model, &fsdp, &t->parallel)
+                                    : xd_ddp_create(t->description.model, &ddp, &t->parallel));
     team_require(t->ctx, xd_parallel_params(t->parallel, TOY_WEIGHTS_MOST, t->params, &t->count));
 }
 

@@ -68,7 +68,8 @@ static xd_result run_rank(xd_comm *world, void *out) {
     xd_optimizer_desc adamw = xd_adamw_defaults(&param, 1);
     adamw.learning_rate = 0.02;
     XD_TRY(xd_optimizer_create(ctx, &adamw, &optimizer));
-    XD_TRY(xd_ema_create(ctx, &(xd_ema_desc){ .params = &param, .param_count = 1, .decay = 0.95 }, &ema));
+    const xd_ema_desc slow = { .params = &param, .param_count = 1, .decay = 0.95 };
+    XD_TRY(xd_ema_create(ctx, &slow, &ema));
 
     XD_TRY(train(value, gradient, mine, optimizer, ema));
     XD_TRY(xd_ema_copy_to(ema, &published, 1, false, NULL));

@@ -31,8 +31,8 @@ typedef struct side {
 } side;
 
 static xd_result open_side(xd_ctx *ctx, const char *path, side *s) {
-    XD_TRY(xd_tokenizer_load(ctx, path, NULL, &s->tokenizer));
-    XD_TRY(xd_encoder_create(ctx, s->tokenizer, &s->encoder));
+    XD_TRY(xd_tokenizer_load(ctx, &(xd_tokenizer_desc){ .path = path }, &s->tokenizer));
+    XD_TRY(xd_encoder_create(ctx, &(xd_encoder_desc){ .tokenizer = s->tokenizer }, &s->encoder));
     XD_TRY(xd_encode(s->encoder, text, sizeof text - 1, NULL, &s->tokens));
     s->vocabulary = xd_tokenizer_describe(s->tokenizer).size;
 

@@ -35,7 +35,12 @@ static void backward(void) {
 
 /* Runs once, on the ranks of the teacher. Each append may bring any number of positions. */
 static xd_result write_cache(xd_ctx *ctx) {
-    const xd_teacher_cache_desc desc = { .vocabulary = VOCABULARY, .k = 16, .name = "a table" };
+    const xd_teacher_cache_desc desc = {
+        .path = path,
+        .vocabulary = VOCABULARY,
+        .k = 16,
+        .name = "a table",
+    };
     int32_t next[TOKENS];
     for (int t = 0; t < TOKENS; t++) next[t] = t + 1 < TOKENS ? tokens[t + 1] : -1;
     forward(teacher);
@@ -46,7 +51,7 @@ static xd_result write_cache(xd_ctx *ctx) {
     };
 
     xd_teacher_cache_writer *writer;
-    XD_TRY(xd_teacher_cache_writer_create(ctx, path, &desc, &writer));
+    XD_TRY(xd_teacher_cache_writer_create(ctx, &desc, &writer));
     xd_result result = xd_teacher_cache_writer_document(writer, NULL, 0);
     if (result == XD_OK) result = xd_teacher_cache_writer_append(writer, &block);
     if (result == XD_OK) return xd_teacher_cache_writer_commit(writer);
@@ -117,7 +122,7 @@ static void make_up_data(void) {
 
 static xd_result run(xd_ctx *ctx, xd_teacher_cache **cache, xd_xtoken_values *loss) {
     XD_TRY(write_cache(ctx));
-    XD_TRY(xd_teacher_cache_open(ctx, path, NULL, cache));
+    XD_TRY(xd_teacher_cache_open(ctx, &(xd_teacher_cache_open_desc){ .path = path }, cache));
     printf("%zu bytes a position\n", xd_teacher_cache_describe(*cache).bytes / TOKENS);
     return learn(ctx, *cache, loss);
 }

@@ -67,9 +67,13 @@ static xd_result distill(xd_ctx *ctx, xd_loss_values *first, xd_loss_values *los
         .hidden_gradient = matrix(hidden_gradient, ROWS, STUDENT),
         .weight_gradient = weight_gradient,
     };
-    const double workspace = (double)xd_head_loss_workspace_bytes(&desc) / 1e6;
+    xd_planned planned; /* what the loss will take: it computes nothing yet */
+    XD_TRY(xd_plan_begin(ctx, NULL));
+    XD_TRY(xd_head_loss(ctx, &desc, loss));
+    XD_TRY(xd_plan_end(ctx, &planned));
     const double logits = 2.0 * ROWS * VOCABULARY * sizeof(float) / 1e6;
-    printf("workspace %.1f MB; the logits of both sides would be %.1f MB\n", workspace, logits);
+    printf("workspace %.1f MB; the logits of both sides would be %.1f MB\n",
+           (double)planned.workspace / 1e6, logits);
     XD_TRY(train(ctx, &desc, optimizer, first, loss));
 
     xd_optimizer_destroy(optimizer);

@@ -41,7 +41,7 @@ static xd_result train(xd_ctx *ctx, xd_tokenizer *tokenizer, xd_rows weight) {
     xd_optimizer *optimizer;
     XD_REQUIRE(ctx, hidden && gradient, XD_ERROR_MEMORY, "no room for a gradient of %lld numbers",
                (long long)count);
-    XD_TRY(xd_encoder_create(ctx, tokenizer, &encoder));
+    XD_TRY(xd_encoder_create(ctx, &(xd_encoder_desc){ .tokenizer = tokenizer }, &encoder));
     XD_TRY(xd_encode(encoder, text, sizeof text - 1, NULL, &tokens));
     XD_TRY(xd_vocab_create(ctx, &(xd_vocab_desc){ .size = weight.rows }, &vocab));
     const xd_param param = { name, weight.data, gradient, XD_DTYPE_BF16, .count = count };
@@ -76,7 +76,8 @@ static xd_result train(xd_ctx *ctx, xd_tokenizer *tokenizer, xd_rows weight) {
 static xd_result save(xd_ctx *ctx, const xd_weights *from, const char *to, const void *values) {
     const int64_t count = xd_weights_describe(from).tensor_count;
     xd_weights_entry *entries = calloc((size_t)count, sizeof *entries);
-    const xd_weights_writer_desc desc = { .directory = to, .entries = entries, .entry_count = count };
+    const xd_weights_writer_desc desc = { .directory = to,
+                                          .entries = entries, .entry_count = count };
     xd_weights_writer *writer = NULL;
     if (!entries) return XD_ERROR_MEMORY;
     for (int64_t i = 0; i < count; i++) {
@@ -102,7 +103,7 @@ static xd_result run(xd_ctx *ctx, const char *from, const char *to) {
     xd_tokenizer *tokenizer;
     xd_weights *weights;
     snprintf(path, sizeof path, "%s/tokenizer.json", from);
-    XD_TRY(xd_tokenizer_load(ctx, path, NULL, &tokenizer));
+    XD_TRY(xd_tokenizer_load(ctx, &(xd_tokenizer_desc){ .path = path }, &tokenizer));
     XD_TRY(xd_weights_open(ctx, &(xd_weights_desc){ .directory = from }, &weights));
 
     const int64_t index = xd_weights_find(weights, name);

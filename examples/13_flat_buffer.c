@@ -82,8 +82,8 @@ static xd_result wrap(xd_comm *world, trainer *t, xd_model **model, xd_parallel 
     }
     XD_TRY(xd_model_seal(*model));
 
-    const xd_ddp_desc ddp = { .micro_batches = LEAVES, .sharded_optimizer = true };
-    return xd_ddp_create(*model, world, &ddp, parallel);
+    const xd_ddp_desc ddp = { .data = world, .micro_batches = LEAVES, .sharded_optimizer = true };
+    return xd_ddp_create(*model, &ddp, parallel);
 }
 
 static xd_result train_step(trainer *t, xd_parallel *parallel, xd_optimizer *adamw) {

@@ -106,8 +106,8 @@ static xd_result run_rank(xd_comm *world, void *argument) {
     XD_TRY(xd_weight_add(xd_model_root(model), &w, NULL));
     XD_TRY(xd_model_seal(model));
 
-    const xd_fsdp_desc hsdp = { .micro_batches = LEAVES, .replicas = group };
-    XD_TRY(xd_fsdp_create(model, shard, &hsdp, &parallel));
+    const xd_fsdp_desc hsdp = { .data = shard, .micro_batches = LEAVES, .replicas = group };
+    XD_TRY(xd_fsdp_create(model, &hsdp, &parallel));
     XD_TRY(xd_parallel_params(parallel, 1, &param, &count));
     XD_TRY(xd_parallel_parts(parallel, 1, &part, &count));
     xd_optimizer_desc d = xd_adamw_defaults(&param, count);

@@ -85,7 +85,7 @@ static xd_result run_rank(xd_comm *world, void *argument) {
         map[i] = lines[i].map;
     XD_TRY(xd_model_create(xd_comm_ctx(world), NULL, &model));
     XD_TRY(describe(model));
-    XD_TRY(xd_fsdp_create(model, world, NULL, &parallel));
+    XD_TRY(xd_fsdp_create(model, &(xd_fsdp_desc){ .data = world }, &parallel));
     XD_TRY(xd_parallel_parts(parallel, MOST, parts, &weights.part_count));
 
     const xd_weights_import_desc reading = { .directory = r->from, .weights = weights };

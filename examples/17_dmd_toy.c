@@ -68,7 +68,7 @@ static xd_result make_net(xd_comm *world, double rate, net *n, xd_dmd_desc *d, x
     XD_TRY(xd_model_create(ctx, &(xd_model_desc){ .seed = (uint64_t)role }, &n->model));
     XD_TRY(xd_weight_add(xd_model_root(n->model), &w, NULL));
     XD_TRY(xd_model_seal(n->model));
-    XD_TRY(xd_ddp_create(n->model, world, NULL, &n->parallel));
+    XD_TRY(xd_ddp_create(n->model, &(xd_ddp_desc){ .data = world }, &n->parallel));
     XD_TRY(xd_parallel_params(n->parallel, 1, &n->weight, &one));
 
     xd_optimizer_desc adam = xd_adam_defaults(&n->weight, one);

@@ -45,13 +45,13 @@ static xd_result create_model(trainer *t, xd_comm *world) {
         .rope_theta = 1e4f, .norm_eps = 1e-5f, .tied = true
     };
     const xd_fsdp_desc fsdp = {
-        .micro_batches = LEAVES,
+        .data = world, .micro_batches = LEAVES,
         .unit_types = (const char *const[]){ NN_LAYER_TYPE }, .unit_type_count = 1,
         .view_dtype = XD_DTYPE_F32
     };
     if (nn_model_init(&config, NULL, NULL, &t->model)) return XD_ERROR_MEMORY;
     XD_TRY(nn_describe(t->ctx, &t->model, 1, XD_DTYPE_BF16, &t->description));
-    XD_TRY(xd_fsdp_create(t->description.model, world, &fsdp, &t->parallel));
+    XD_TRY(xd_fsdp_create(t->description.model, &fsdp, &t->parallel));
     return xd_parallel_params(t->parallel, ROOM, t->params, &t->count);
 }
 

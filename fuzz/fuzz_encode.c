@@ -25,8 +25,10 @@ static xd_encoder *make(const char *form, xd_tokenizer **tokenizer) {
         used += sprintf(file + used, "%s\"\\u%04x\":%d", b ? "," : "", point, b);
     }
     sprintf(file + used, "%s},\"merges\":[%s]}}", joined, merges);
-    FUZZ_CHECK(xd_tokenizer_load_memory(fuzz_ctx(), file, strlen(file), NULL, tokenizer) == XD_OK);
-    FUZZ_CHECK(xd_encoder_create(fuzz_ctx(), *tokenizer, &encoder) == XD_OK);
+    const xd_tokenizer_desc desc = { .data = file, .data_bytes = strlen(file) };
+    FUZZ_CHECK(xd_tokenizer_load(fuzz_ctx(), &desc, tokenizer) == XD_OK);
+    FUZZ_CHECK(xd_encoder_create(fuzz_ctx(), &(xd_encoder_desc){ .tokenizer = *tokenizer }, &encoder) ==
+               XD_OK);
     free(file);
     return encoder;
 }

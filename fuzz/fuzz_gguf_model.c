@@ -12,7 +12,8 @@ static void use_tokenizer(const gguf *file) {
         FUZZ_CHECK(xd_last_error(fuzz_ctx())->message[0]);
         return;
     }
-    FUZZ_CHECK(xd_encoder_create(fuzz_ctx(), tokenizer, &encoder) == XD_OK);
+    FUZZ_CHECK(xd_encoder_create(fuzz_ctx(), &(xd_encoder_desc){ .tokenizer = tokenizer }, &encoder) ==
+               XD_OK);
     if (xd_encode(encoder, "ab 12", 5, NULL, &encoding) != XD_OK)
         FUZZ_CHECK(xd_last_error(fuzz_ctx())->message[0]);
     xd_encoder_destroy(encoder);

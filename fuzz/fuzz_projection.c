@@ -25,7 +25,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
     FUZZ_CHECK(copy != NULL);
     if (bytes) memcpy(copy, data, bytes);
     for (int round = 0; round < 2; round++) {
-        if (xd_projection_load_memory(fuzz_ctx(), copy, bytes, NULL, &p) == XD_OK) {
+        const xd_projection_load_desc file = { .data = copy, .data_bytes = bytes };
+        if (xd_projection_load(fuzz_ctx(), &file, &p) == XD_OK) {
             use(&p);
             xd_projection_destroy(fuzz_ctx(), &p);
         }

@@ -4,15 +4,15 @@
 
 #include <math.h>
 
-enum { HEADER = 160, CHECKED = 16, MOST_K = XD_CACHE_MOST_K };
+enum { HEADER = 160, CHECKED = 16, MOST_K = XD_CACHE_MAX_K };
 
 static void use_position(const xd_teacher_cache *cache, int64_t at, const xd_cached_document *d) {
     static int32_t ids[MOST_K];
     static double probabilities[MOST_K];
     const xd_teacher_cache_info info = xd_teacher_cache_describe(cache);
     xd_cached_position p;
-    FUZZ_CHECK(xd_teacher_cache_read(fuzz_ctx(), cache, at, 1, &p) == XD_OK);
-    FUZZ_CHECK(xd_teacher_cache_entries(fuzz_ctx(), cache, at, ids, probabilities) == XD_OK);
+    const xd_teacher_cache_read_desc read = { at, 1, &p, ids, probabilities };
+    FUZZ_CHECK(xd_teacher_cache_read(fuzz_ctx(), cache, &read) == XD_OK);
     FUZZ_CHECK(p.id >= 0 && p.id < info.desc.vocabulary && p.next >= -1 && p.next < info.desc.vocabulary);
     FUZZ_CHECK((p.next == -1) == (at == d->first + d->count - 1));
     FUZZ_CHECK(p.next_log_prob <= 0.0 && p.tail >= 0.0);
@@ -46,7 +46,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
     if (bytes) memcpy(copy, data, bytes);
     for (int round = 0; round < 2; round++) {
         xd_teacher_cache *cache = NULL;
-        if (xd_teacher_cache_open_memory(fuzz_ctx(), copy, bytes, NULL, &cache) == XD_OK) use(cache);
+        const xd_teacher_cache_open_desc file = { .data = copy, .data_bytes = bytes };
+        if (xd_teacher_cache_open(fuzz_ctx(), &file, &cache) == XD_OK) use(cache);
         xd_teacher_cache_close(cache);
         if (bytes < HEADER) break;
         uint32_t crc = xd_crc32c(0, copy + HEADER, bytes - HEADER);

@@ -21,7 +21,7 @@ static void use(xd_ctx *ctx, const xd_tokenizer *tokenizer) {
         FUZZ_CHECK(xd_tokenizer_find(tokenizer, token.bytes, token.length) >= 0);
     }
     FUZZ_CHECK(found == info.tokens);
-    FUZZ_CHECK(xd_encoder_create(ctx, tokenizer, &encoder) == XD_OK);
+    FUZZ_CHECK(xd_encoder_create(ctx, &(xd_encoder_desc){ .tokenizer = tokenizer }, &encoder) == XD_OK);
     for (int round = 0; round < 2; round++) {
         if (xd_encode(encoder, text, sizeof text - 1, round ? &special : NULL, &e) != XD_OK) continue;
         int64_t begin = 0, end = 0;
@@ -41,11 +41,11 @@ static void use(xd_ctx *ctx, const xd_tokenizer *tokenizer) {
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t bytes) {
     xd_ctx *ctx = fuzz_ctx();
-    const xd_tokenizer_desc ranks = { XD_TOKENIZER_PRESET_GPT2, NULL, NULL, 0, 0, NULL, NULL };
+    xd_tokenizer_desc desc = { .data = data, .data_bytes = bytes };
     for (int form = 0; form < 2; form++) {
         xd_tokenizer *tokenizer = NULL;
-        if (xd_tokenizer_load_memory(ctx, data, bytes, form ? &ranks : NULL, &tokenizer) == XD_OK)
-            use(ctx, tokenizer);
+        desc.preset = form ? XD_TOKENIZER_PRESET_GPT2 : XD_TOKENIZER_PRESET_NONE;
+        if (xd_tokenizer_load(ctx, &desc, &tokenizer) == XD_OK) use(ctx, tokenizer);
         xd_tokenizer_destroy(tokenizer);
     }
     return 0;

@@ -64,6 +64,7 @@
 #include "base/parallel.h"
 #include "base/context.h"
 #include "base/fail.h"
+#include "base/plan.h"
 #include "base/philox.h"
 #include "kernel/types.h"
 #include "kernel/cuda.h"
@@ -84,7 +85,6 @@
 #include "tensor/part.h"
 #include "tensor/fill.h"
 #include "tensor/redistribute.h"
-#include "tensor/exchange.h"
 #include "tensor/halo.h"
 #include "tensor/crossing.h"
 
@@ -96,7 +96,6 @@
 #include "loss/loss.h"
 #include "loss/head.h"
 #include "loss/topk.h"
-#include "loss/mft.h"
 #include "loss/softmax.h"
 #include "loss/estimator.h"
 
@@ -390,6 +389,7 @@
 #include "loss/mft.c"
 #include "loss/estimator.c"
 #include "loss/topk.c"
+#include "loss/columns.c"
 #include "loss/topk_kl.c"
 
 #ifndef XDISTILL_NO_MODELS
@@ -501,7 +501,6 @@
 #include "teacher/route_node.c"
 #include "teacher/route_memory.c"
 #include "teacher/route.c"
-#include "teacher/columns.c"
 
 #include "xtoken/internal.h"
 #include "xtoken/teacher.c"

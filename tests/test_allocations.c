@@ -4,6 +4,8 @@
  * calls; tests/build/check_allocations.py holds them against docs/api.txt. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "makers.h"
+#include "loss_calls.h"
 #include "vocab_calls.h"
 #include "xd_private.h"
 #if defined(XD_TEST_LAYERS)
@@ -18,6 +20,7 @@
 #include "xtoken_rows.h"
 #include "averages.h"
 #include "softmax_calls.h"
+#include "wrap_calls.h"
 
 #include <sys/stat.h>
 
@@ -236,7 +239,7 @@ static xd_result run_cache(part *p) {
     p->x.cache_desc.vocab = p->x.vocab;
     p->x.cache_desc.vocabulary = XV;
     p->x.shards.next = p->x.m->cache_next;
-    XD_TRY(xd_teacher_cache_writer_create(xd_comm_ctx(p->world), p->x.path, &p->x.cache_desc, &writer));
+    XD_TRY(cache_writer_create(xd_comm_ctx(p->world), p->x.path, &p->x.cache_desc, &writer));
     xd_result result = xd_teacher_cache_writer_document(writer, "a document", 10);
     if (result == XD_OK) result = xd_teacher_cache_writer_append(writer, &p->x.shards);
     if (result == XD_OK) return xd_teacher_cache_writer_commit(writer);
@@ -260,14 +263,14 @@ static xd_vocab_topk_desc choice_of(part *p) {
 static xd_result run_choice(part *p) {
     const xd_vocab_topk_desc d = choice_of(p);
     int64_t ids[3 * IDS_K];
-    return xd_vocab_topk_columns(xd_comm_ctx(p->world), &d, ids, NULL);
+    return vocab_topk_columns(xd_comm_ctx(p->world), &d, ids, NULL);
 }
 
 static xd_result run_choice_gather(part *p) {
     const xd_vocab_topk_desc d = choice_of(p);
     int64_t ids[3 * IDS_K];
-    return xd_vocab_topk_gather(xd_comm_ctx(p->world), &d, ids,
-                                xd_rows_of(p->memory.out.picked, XD_DTYPE_F32, IDS_ROWS, IDS_K));
+    return vocab_topk_gather(xd_comm_ctx(p->world), &d, ids,
+                             xd_rows_of(p->memory.out.picked, XD_DTYPE_F32, IDS_ROWS, IDS_K));
 }
 
 /* Each rank has one of the positions. */
@@ -321,8 +324,8 @@ static xd_result wrapped_step(part *p, xd_model *model, bool sharded) {
     int64_t count;
     const int ranks = xd_comm_size(p->world);
     const xd_fsdp_desc parts = { .reshard_ranks = ranks % 2 ? 0 : ranks / 2, .reserve_frozen = true };
-    XD_TRY(sharded ? xd_fsdp_create(model, p->world, &parts, &parallel)
-                   : xd_ddp_create(model, p->world, NULL, &parallel));
+    XD_TRY(sharded ? wrap_over_fsdp(model, p->world, &parts, &parallel)
+                   : wrap_over_ddp(model, p->world, NULL, &parallel));
     xd_result result = xd_parallel_params(parallel, 2, params, &count);
     if (result == XD_OK) result = xd_parallel_parts(parallel, 2, tensors, &count);
     if (result == XD_OK && sharded) result = xd_parallel_thaw(parallel, xd_model_find_weight(model, "late"));
@@ -598,8 +601,8 @@ static void remove_directory(part *p) {
 
 static const call calls[] = {
     { "xd_loss", run_ids_0, false },
-    { "xd_mft_loss", run_ids_1, false },
-    { "xd_cosine_loss", run_ids_2, false },
+    { "xd_loss, MFT", run_ids_1, false },
+    { "xd_loss, cosine", run_ids_2, false },
     { "xd_head_loss", run_ids_3, false },
     { "xd_topk_kl_loss", run_ids_4, false },
     { "xd_topk_kl_loss, given ids", run_ids_5, false },
@@ -636,7 +639,7 @@ static const call calls[] = {
     { "xd_teacher_cache_writer_create, xd_teacher_cache_writer_document", run_cache, false },
     { "xd_vocab_topk", run_topk, false },
     { "xd_vocab_topk_columns", run_choice, false },
-    { "xd_vocab_topk_gather", run_choice_gather, false },
+    { "xd_vocab_topk_columns, values", run_choice_gather, false },
     { "xd_next_token_labels", run_shift, false },
     { "xd_denominator_count, over ranks", run_denominator, true },
     { "xd_agree_same", run_agree_same, false },

@@ -6,6 +6,7 @@
 #    include "checkpoint/map_internal.h"
 #endif
 #include "xdistill.h"
+#include "makers.h"
 #include "xd_private.h"
 #include "xd_test.h"
 #include "sizes_xtoken.h"
@@ -160,11 +161,15 @@ static xd_result run_halo(place *p) {
     xd_layout *layout = NULL;
     xd_comm *comm = NULL;
     xd_halo *halo = NULL;
-    xd_exchange_bytes bytes;
+    xd_planned planned;
     XD_TRY(xd_layout_create(p->ctx, &cut, &layout));
     d.layout = layout;
     xd_result result = xd_comm_self(p->ctx, &comm);
-    if (result == XD_OK) result = xd_halo_bytes(p->ctx, &d, 1, 0, &bytes);
+    if (result == XD_OK) {
+        CHECK_EQ_INT(xd_plan_begin(p->ctx, NULL), XD_OK);
+        result = untouched(xd_halo_create(comm, &d, &halo), halo);
+        CHECK_EQ_INT(xd_plan_end(p->ctx, &planned), XD_OK);
+    }
     if (result == XD_OK) result = untouched(xd_halo_create(comm, &d, &halo), halo);
     xd_halo_destroy(halo);
     xd_comm_destroy(comm);
@@ -325,7 +330,7 @@ static xd_result run_votes(place *p) {
     const xdi_vote *cells;
     int64_t count;
     for (int i = 0; i < 6; i++) tokens[i] = (xdi_vote_pieces){ strings[i], ids, 3 };
-    XD_TRY(untouched(xd_votes_create(p->ctx, 40, 40, &votes), votes));
+    XD_TRY(untouched(votes_create(p->ctx, 40, 40, &votes), votes));
     xd_result result = XD_OK;
     for (int i = 0; i < 200 && result == XD_OK; i++)
         result = xd_votes_add(votes, i * 7 % 40, i * 3 % 40, 1.0);
@@ -375,7 +380,7 @@ static xd_result run_from_cells(place *p) {
 static xd_result run_map(place *p) {
     xd_exact_map out;
     memset(&out, 0, sizeof out);
-    XD_TRY(untouched(xd_exact_map_create(p->ctx, &p->rows, XU, true, &out), out.student));
+    XD_TRY(untouched(exact_map_create(p->ctx, &p->rows, XU, true, &out), out.student));
     xd_exact_map_destroy(p->ctx, &out);
     return XD_OK;
 }
@@ -396,19 +401,19 @@ static xd_result run_save(place *p) {
     xd_projection out;
     memset(&out, 0, sizeof out);
     XD_TRY(xd_projection_save(p->ctx, p->file, &p->x.projection));
-    XD_TRY(untouched(xd_projection_load(p->ctx, p->file, NULL, &out), out.row_begin));
+    XD_TRY(untouched(projection_load(p->ctx, p->file, NULL, &out), out.row_begin));
     xd_projection_destroy(p->ctx, &out);
     return XD_OK;
 }
 static xd_result run_load_memory(place *p) {
     xd_projection out;
     memset(&out, 0, sizeof out);
-    XD_TRY(untouched(xd_projection_load_memory(p->ctx, p->bytes, p->byte_count, NULL, &out), out.row_begin));
+    XD_TRY(untouched(projection_load_memory(p->ctx, p->bytes, p->byte_count, NULL, &out), out.row_begin));
     xd_projection_destroy(p->ctx, &out);
     return XD_OK;
 }
 static xd_result run_build(place *p) {
-    const xd_projection_desc d = { p->tokenizer, p->tokenizer, NULL };
+    const xd_projection_desc d = { p->tokenizer, p->tokenizer, NULL, NULL };
     xd_projection out;
     memset(&out, 0, sizeof out);
     XD_TRY(untouched(xd_projection_build(p->ctx, &d, &out, NULL), out.row_begin));
@@ -416,10 +421,10 @@ static xd_result run_build(place *p) {
     return XD_OK;
 }
 static xd_result run_cached(place *p) {
-    const xd_projection_desc d = { p->tokenizer, p->tokenizer, NULL };
+    const xd_projection_desc d = { p->tokenizer, p->tokenizer, NULL, NULL };
     xd_projection out;
     memset(&out, 0, sizeof out);
-    XD_TRY(untouched(xd_projection_cached(p->ctx, p->directory, &d, &out, NULL), out.row_begin));
+    XD_TRY(untouched(projection_cached(p->ctx, p->directory, &d, &out, NULL), out.row_begin));
     xd_projection_destroy(p->ctx, &out);
     return XD_OK;
 }
@@ -449,7 +454,7 @@ static xd_result run_jsd(place *p) {
 static xd_result run_cache(place *p) {
     xd_teacher_cache_writer *writer = NULL;
     xd_teacher_cache *cache = NULL;
-    XD_TRY(untouched(xd_teacher_cache_writer_create(p->ctx, p->file, &p->x.cache_desc, &writer), writer));
+    XD_TRY(untouched(cache_writer_create(p->ctx, p->file, &p->x.cache_desc, &writer), writer));
     xd_result result = xd_teacher_cache_writer_document(writer, "a document", 10);
     if (result == XD_OK) result = xd_teacher_cache_writer_append(writer, &p->x.block);
     if (result != XD_OK) {
@@ -457,7 +462,7 @@ static xd_result run_cache(place *p) {
         return result;
     }
     XD_TRY(xd_teacher_cache_writer_commit(writer));
-    XD_TRY(untouched(xd_teacher_cache_open(p->ctx, p->file, NULL, &cache), cache));
+    XD_TRY(untouched(cache_open(p->ctx, p->file, NULL, &cache), cache));
     xd_teacher_cache_close(cache);
     return XD_OK;
 }
@@ -466,8 +471,7 @@ static xd_result run_cache_memory(place *p) {
     size_t bytes = 0;
     char *data = NULL;
     XD_TRY(xd_file_load(p->ctx, p->file, 0, &data, &bytes));
-    const xd_result result =
-        untouched(xd_teacher_cache_open_memory(p->ctx, data, bytes, NULL, &cache), cache);
+    const xd_result result = untouched(cache_open_memory(p->ctx, data, bytes, NULL, &cache), cache);
     xd_teacher_cache_close(cache);
     xd_release(p->ctx, data);
     return result;
@@ -549,7 +553,7 @@ static xd_result run_publish(place *p) {
 static xd_result run_tokenizer(place *p) {
     const file *f = byte_level(PLAIN_BYTES, "a b|ab c|");
     xd_tokenizer *tokenizer = NULL;
-    XD_TRY(untouched(xd_tokenizer_load_memory(p->ctx, f->text, f->bytes, NULL, &tokenizer), tokenizer));
+    XD_TRY(untouched(tokenizer_load_memory(p->ctx, f->text, f->bytes, NULL, &tokenizer), tokenizer));
     xd_tokenizer_destroy(tokenizer);
     return XD_OK;
 }
@@ -557,7 +561,7 @@ static xd_result run_tokenizer_file(place *p) {
     xd_tokenizer *tokenizer = NULL;
     char path[128];
     snprintf(path, sizeof path, "%s/tokenizer.json", p->directory);
-    XD_TRY(untouched(xd_tokenizer_load(p->ctx, path, NULL, &tokenizer), tokenizer));
+    XD_TRY(untouched(tokenizer_load(p->ctx, path, NULL, &tokenizer), tokenizer));
     xd_tokenizer_destroy(tokenizer);
     return XD_OK;
 }
@@ -565,18 +569,18 @@ static xd_result run_encode(place *p) {
     static const char text[] = "abc abc and other words, more of them than at first: abcabcabc";
     xd_encoder *encoder = NULL;
     xd_encoding out;
-    XD_TRY(untouched(xd_encoder_create(p->ctx, p->tokenizer, &encoder), encoder));
+    XD_TRY(untouched(encoder_create(p->ctx, p->tokenizer, &encoder), encoder));
     const xd_result result = xd_encode(encoder, text, sizeof text - 1, NULL, &out);
     xd_encoder_destroy(encoder);
     return result;
 }
 static xd_result run_encode_batch(place *p) {
     const xd_texts texts = { strings, 6 };
-    xd_batch_encoder *encoder = NULL;
+    xd_encoder *encoder = NULL;
     xd_encoding_batch out;
-    XD_TRY(untouched(xd_batch_encoder_create(p->ctx, p->tokenizer, &encoder), encoder));
+    XD_TRY(untouched(batch_encoder_create(p->ctx, p->tokenizer, &encoder), encoder));
     const xd_result result = xd_encode_batch(encoder, &texts, NULL, &out);
-    xd_batch_encoder_destroy(encoder);
+    xd_encoder_destroy(encoder);
     return result;
 }
 
@@ -603,7 +607,7 @@ static xd_result run_quiet_data(place *p) {
     XD_TRY(xd_status_check(p->ctx, &clean));
     XD_TRY(xd_tokenizer_decode(p->ctx, p->tokenizer, &decode, &length));
     XD_TRY(xd_teacher_cache_find_document(p->ctx, p->x.cache, 0, &document));
-    XD_TRY(xd_teacher_cache_entries(p->ctx, p->x.cache, 1, ids, probabilities));
+    XD_TRY(cache_entries(p->ctx, p->x.cache, 1, ids, probabilities));
     XD_TRY(xcall_read(&p->x));
     XD_TRY(xcall_piece(&p->x));
     XD_TRY(xcall_plan(&p->x));
@@ -637,7 +641,7 @@ static const call calls[] = {
     { "xd_layout_create", run_layout, false },
     { "xd_redistribute, xd_tensor_gather", run_plan, false },
     { "xd_leaf_stack_create, xd_leaf_stack_push", run_leaves, false },
-    { "xd_halo_create, xd_halo_bytes", run_halo, false },
+    { "xd_halo_create, xd_plan_begin, xd_plan_end", run_halo, false },
     { "xd_crossing_create", run_crossing, false },
     { "xd_optimizer_create, xd_optimizer_step", run_optimizer, false },
     { "xd_tensor_part_fill", run_fill, false },
@@ -686,8 +690,7 @@ static const call calls[] = {
     { "xd_tokenizer_load", run_tokenizer_file, false },
     { "xd_encoder_create, xd_encode", run_encode, false },
     { "xd_batch_encoder_create, xd_encode_batch", run_encode_batch, false },
-    { "xd_load_balanced_positions, xd_clip_gradients",
-      run_quiet, true },
+    { "xd_load_balanced_positions, xd_clip_gradients", run_quiet, true },
     { "xd_cast, xd_read, xd_status_check, xd_tokenizer_decode, "
       "xd_teacher_cache_find_document, "
       "xd_teacher_cache_entries, xd_teacher_cache_read, xdi_teacher_piece_copy, xdi_teacher_route, "
@@ -714,7 +717,7 @@ static void open_place(place *p) {
     CHECK_EQ_INT(mkdir(p->directory, 0700), 0);
     FILE *out = fopen(path, "wb");
     CHECK(out && fwrite(f->text, 1, f->bytes, out) == f->bytes && fclose(out) == 0);
-    CHECK_EQ_INT(xd_tokenizer_load_memory(p->ctx, f->text, f->bytes, NULL, &p->tokenizer), XD_OK);
+    CHECK_EQ_INT(tokenizer_load_memory(p->ctx, f->text, f->bytes, NULL, &p->tokenizer), XD_OK);
     p->topology = grid_of(axes, 2, NULL);
     CHECK_EQ_INT(xd_layout_create(p->ctx, &layout, &p->layout), XD_OK);
     CHECK_EQ_INT(xdi_projection_rows_from_similarities(p->ctx, p->x.similarities, &similar, &p->rows), XD_OK);

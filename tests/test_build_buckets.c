@@ -1,6 +1,7 @@
 /* Buckets of wrappers: how many sums a step has on each chunk of a pipeline, what padding and counts do, settings of single
  * stages, and values that travel while the optimizer of the next chunk steps. */
 #include "xdistill.h"
+#include "wrap_calls.h"
 
 #include "xd_test.h"
 
@@ -368,9 +369,9 @@ static xd_result hand_rank(xd_comm *world, void *argument) {
         const xd_ddp_desc wrong = { .stage = -1 };
         CHECK(describe(NULL, xd_comm_ctx(world), &place, &stage.model) == XD_OK);
         CHECK(xd_model_seal(stage.model) == XD_OK);
-        CHECK(xd_ddp_create(stage.model, world, &wrong, &stage.parallel) == XD_ERROR_ARGUMENT);
+        CHECK(wrap_over_ddp(stage.model, world, &wrong, &stage.parallel) == XD_ERROR_ARGUMENT);
         CHECK(says(xd_last_error(xd_comm_ctx(world))->message, "stage -1, chunk 0"));
-        CHECK(xd_ddp_create(stage.model, world, &d, &stage.parallel) == XD_OK);
+        CHECK(wrap_over_ddp(stage.model, world, &d, &stage.parallel) == XD_OK);
         const uint64_t before = xd_queue_info(reductions).traffic.calls;
         CHECK(backward(&stage, 0) == XD_OK && xd_parallel_reduce(stage.parallel) == XD_OK);
         CHECK_EQ_INT(xd_queue_info(reductions).traffic.calls - before, i == 1 || i == 2 ? 1 : 3);

@@ -1,5 +1,6 @@
 /* Builds: hooks, what is refused on which ranks in which words, failing allocations, ranks that do not come. */
 #include "xdistill.h"
+#include "wrap_calls.h"
 
 #include "build_scene.h"
 
@@ -321,7 +322,7 @@ static xd_result bad_providers(xd_comm *world, void *argument) {
     xd_model_destroy(b.other);
     xd_ctx_destroy(ctx);
     CHECK(xd_comm_self(s.ctx, &alone) == XD_OK && xd_model_create(s.ctx, NULL, &b.other) == XD_OK);
-    CHECK(xd_model_seal(b.other) == XD_OK && xd_ddp_create(b.other, alone, NULL, &parallel) == XD_OK);
+    CHECK(xd_model_seal(b.other) == XD_OK && wrap_over_ddp(b.other, alone, NULL, &parallel) == XD_OK);
     check_provider(&s, &b, WRAPPED_MODEL, XD_ERROR_ARGUMENT, "wrapped by what is not the stage's wrapper");
     xd_parallel_destroy(parallel);
     xd_model_destroy(b.other);

@@ -2,6 +2,7 @@
  * differences, bad input. Their values are compared with the peers' by the golden vectors. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "loss_calls.h"
 #include "vocab_calls.h"
 #include "xd_test.h"
 
@@ -44,10 +45,10 @@ static xd_result whole_rank(xd_comm *world, void *argument) {
     const int64_t begin = VOCAB * rank * rank / (ranks * ranks);
     const int64_t end = VOCAB * (rank + 1) * (rank + 1) / (ranks * ranks);
     xd_vocab *vocab = NULL;
-    xd_mft_desc d;
+    mft_desc d;
     xd_loss_values values;
     XD_TRY(vocab_of(xd_comm_ctx(world), world, (xd_interval){ begin, end }, VOCAB, &vocab));
-    d = xd_mft_defaults();
+    d = mft_defaults();
     const xd_rows x = { w->student + begin, XD_DTYPE_F32, ROWS, end - begin, VOCAB };
     d.loss.student = d.loss.teacher = d.loss.common.gradient = d.terms = x;
     d.loss.teacher.data = w->teacher + begin;
@@ -56,8 +57,8 @@ static xd_result whole_rank(xd_comm *world, void *argument) {
     d.loss.common.labels = xd_ids_of(w->labels, XD_DTYPE_I64);
     d.loss.vocab = vocab;
     d.loss.temperature = 2.0;
-    const xd_result result = w->cosine ? xd_cosine_loss(xd_comm_ctx(world), &d.loss, &values)
-                                       : xd_mft_loss(xd_comm_ctx(world), &d, &values);
+    const xd_result result = w->cosine ? cosine_loss(xd_comm_ctx(world), &d.loss, &values)
+                                       : mft_loss(xd_comm_ctx(world), &d, &values);
     if (rank == 0) w->loss = values.loss;
     xd_vocab_destroy(vocab);
     return result;
@@ -113,31 +114,31 @@ XD_TEST(minimal_fine_tuning_refuses_what_it_cannot_do) {
     whole *w = whole_new(false);
     xd_ctx *ctx = NULL;
     xd_vocab *vocab = NULL;
-    xd_mft_desc d;
+    mft_desc d;
     xd_loss_values values = { 7.0, 0.0, 0.0, 0 };
-    d = xd_mft_defaults();
+    d = mft_defaults();
     CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
     CHECK_EQ_INT(vocab_even(ctx, NULL, VOCAB, &vocab), XD_OK);
     const xd_rows x = { w->student, XD_DTYPE_F32, ROWS, VOCAB, 0 };
     d.loss.student = d.loss.teacher = x;
     d.loss.vocab = vocab;
-    CHECK_EQ_INT(xd_mft_loss(ctx, &d, &values), XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(mft_loss(ctx, &d, &values), XD_ERROR_ARGUMENT);
     CHECK(strstr(xd_last_error(ctx)->message, "no labels") != NULL);
     d.loss.common.labels = xd_ids_of(w->labels, XD_DTYPE_I64);
     d.threshold = 1.5;
-    CHECK_EQ_INT(xd_mft_loss(ctx, &d, &values), XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(mft_loss(ctx, &d, &values), XD_ERROR_ARGUMENT);
     CHECK(strstr(xd_last_error(ctx)->message, "threshold 1.5") != NULL);
     d.threshold = 0.0;
     d.terms = x;
     d.terms.rows = ROWS - 1;
-    CHECK_EQ_INT(xd_mft_loss(ctx, &d, &values), XD_ERROR_SHAPE);
+    CHECK_EQ_INT(mft_loss(ctx, &d, &values), XD_ERROR_SHAPE);
     CHECK(strstr(xd_last_error(ctx)->message, "[6, 19], the student's logits [7, 19]") != NULL);
     memset(&d.terms, 0, sizeof d.terms);
     w->labels[0] = VOCAB;
-    CHECK_EQ_INT(xd_mft_loss(ctx, &d, &values), XD_ERROR_DATA);
+    CHECK_EQ_INT(mft_loss(ctx, &d, &values), XD_ERROR_DATA);
     w->labels[0] = 0;
     w->student[VOCAB] = (float)NAN;
-    CHECK_EQ_INT(xd_mft_loss(ctx, &d, &values), XD_ERROR_DATA);
+    CHECK_EQ_INT(mft_loss(ctx, &d, &values), XD_ERROR_DATA);
     CHECK(values.loss == 7.0);
     xd_vocab_destroy(vocab);
     xd_ctx_destroy(ctx);

@@ -1,6 +1,9 @@
 /* The conformance suite on threads and on a group of one, and what only these have. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#if defined(XD_TEST_LAYERS)
+#    include "comm/internal.h"
+#endif
 #include "comm_suite.h"
 #include "xd_test.h"
 
@@ -111,7 +114,7 @@ XD_TEST(leaves_written_in_place_and_memory_of_the_callers_give_the_bits_of_a_pus
             float leaf[ELEMENTS], room[ROOM + 1];
             xd_leaf_stack_desc d = { .leaves = leaves, .elements = ELEMENTS };
             xd_leaf_stack *pushed = NULL, *placed = NULL;
-            const size_t bytes = xd_leaf_stack_bytes(&d), nodes = (size_t)xd_leaves_nodes(first, count);
+            const size_t bytes = xdi_leaf_stack_bytes(&d), nodes = (size_t)xd_leaves_nodes(first, count);
             CHECK(bytes <= ROOM * sizeof(float) && bytes >= nodes * sizeof leaf);
             d.memory = first % 2 ? room : NULL; /* or memory of the stack's own */
             d.memory_bytes = bytes;
@@ -165,7 +168,7 @@ XD_TEST(a_stack_of_one_leaf_is_the_gradient_buffer_and_steps_allocate_nothing) {
     xd_leaf_stack *stack = NULL;
     xd_ctx *ctx = NULL;
     CHECK(xd_ctx_create(&desc, &ctx) == XD_OK);
-    CHECK_EQ_INT(xd_leaf_stack_bytes(&d), sizeof gradient);
+    CHECK_EQ_INT(xdi_leaf_stack_bytes(&d), sizeof gradient);
     d.memory_bytes = sizeof gradient;
     const size_t before = memory.bytes;
     CHECK(xd_leaf_stack_create(ctx, &d, &stack) == XD_OK);
@@ -195,10 +198,10 @@ XD_TEST(places_that_are_not_kept_and_memory_that_is_too_small_are_refused) {
     CHECK(strstr(xd_last_error(ctx)->message, "31 bytes but the stack needs 32") != NULL);
     d.memory_bytes = 32;
     d.leaves.total = 1;
-    CHECK(xd_leaf_stack_create(ctx, &d, &stack) == XD_ERROR_ARGUMENT && xd_leaf_stack_bytes(&d) == 0);
+    CHECK(xd_leaf_stack_create(ctx, &d, &stack) == XD_ERROR_ARGUMENT && xdi_leaf_stack_bytes(&d) == 0);
     d.leaves.total = 2;
     d.elements = INT64_MAX;
-    CHECK(xd_leaf_stack_create(ctx, &d, &stack) == XD_ERROR_MEMORY && xd_leaf_stack_bytes(&d) == 0);
+    CHECK(xd_leaf_stack_create(ctx, &d, &stack) == XD_ERROR_MEMORY && xdi_leaf_stack_bytes(&d) == 0);
     d.elements = 4;
     d.memory = (char *)room + 1;
     CHECK(xd_leaf_stack_create(ctx, &d, &stack) == XD_ERROR_ARGUMENT);

@@ -4,6 +4,7 @@
 #include "xdistill.h"
 
 #include "live_bytes.h"
+#include "planned.h"
 #include "xd_test.h"
 
 #include <stdlib.h>
@@ -93,12 +94,14 @@ static void check_direction(xd_crossing *c, const xd_crossing_desc *d, xd_comm *
 static void check_crossing(xd_comm *world, const xd_crossing_desc *desc) {
     xd_ctx *ctx = xd_comm_ctx(world);
     xd_crossing *c = NULL;
-    xd_exchange_bytes bytes;
+    xd_planned bytes;
     int64_t in[XD_DIMS_MAX], out[XD_DIMS_MAX];
     const int n = xd_comm_size(world), me = xd_comm_rank(world);
     const xd_result made = xd_crossing_create(world, desc, &c);
     CHECK_EQ_INT(made, XD_OK);
-    CHECK_EQ_INT(xd_crossing_bytes(ctx, desc, n, me, &bytes), XD_OK);
+    xd_crossing *none = c;
+    CHECK_EQ_INT(PLANNED(ctx, xd_crossing_create(world, desc, &none), &bytes), XD_OK);
+    CHECK(none == NULL);
     if (made != XD_OK) return;
     const int dims[3] = { -1, desc->dim, desc->other_dim };
     xd_crossing_shape(c, in, out);
@@ -237,7 +240,7 @@ static xd_result scattered_leaves(xd_comm *world, void *argument) {
         xd_crossing_desc d;
         xd_crossing *c = NULL;
         xd_leaf_stack *stack = NULL;
-        xd_exchange_bytes bytes;
+        xd_planned bytes;
         float leaf[21], out[21];
         memset(&d, 0, sizeof d);
         d.kind = XD_CROSSING_REDUCE_SCATTER;
@@ -250,7 +253,8 @@ static xd_result scattered_leaves(xd_comm *world, void *argument) {
         d.leaves.count = own.end - own.begin;
         d.leaves.total = LEAVES;
         XD_TRY(xd_crossing_create(world, &d, &c));
-        XD_TRY(xd_crossing_bytes(xd_comm_ctx(world), &d, n, me, &bytes));
+        xd_crossing *none = NULL;
+        XD_TRY(PLANNED(xd_comm_ctx(world), xd_crossing_create(world, &d, &none), &bytes));
         XD_TRY(xd_leaf_stack_create(xd_comm_ctx(world),
                                     &(xd_leaf_stack_desc){ .leaves = d.leaves, .elements = 21 }, &stack));
         for (int64_t k = own.begin; k < own.end; k++) {
@@ -280,7 +284,7 @@ static xd_result weigh(xd_comm *world, void *argument) {
     for (int kind = 0; kind <= XD_CROSSING_ALL_TO_ALL; kind++) {
         xd_crossing_desc d;
         xd_crossing *c = NULL;
-        xd_exchange_bytes bytes;
+        xd_planned bytes;
         memset(&d, 0, sizeof d);
         d.kind = (xd_crossing_kind)kind;
         d.dtype = XD_DTYPE_BF16;
@@ -290,7 +294,8 @@ static xd_result weigh(xd_comm *world, void *argument) {
         d.dim = 1;
         const long long before = live_bytes;
         XD_TRY(xd_crossing_create(world, &d, &c));
-        XD_TRY(xd_crossing_bytes(xd_comm_ctx(world), &d, 4, xd_comm_rank(world), &bytes));
+        xd_crossing *none = NULL;
+        XD_TRY(PLANNED(xd_comm_ctx(world), xd_crossing_create(world, &d, &none), &bytes));
         CHECK_EQ_INT(live_bytes - before, bytes.memory.host + bytes.memory.device);
         const long long warm = live_bytes;
         for (int i = 0; i < 2; i++) {
@@ -380,12 +385,12 @@ static xd_result refuse(xd_comm *world, void *argument) {
     const refusal *r = (const refusal *)argument;
     xd_ctx *ctx = xd_comm_ctx(world);
     xd_crossing *c = NULL;
-    xd_exchange_bytes bytes;
+    xd_planned bytes;
     CHECK_EQ_INT(xd_crossing_create(world, &r->desc, &c), r->result);
     CHECK(strstr(xd_last_error(ctx)->message, r->text) != NULL);
     if (!strstr(xd_last_error(ctx)->message, r->text)) printf("%s\n", xd_last_error(ctx)->message);
     CHECK(!c);
-    CHECK_EQ_INT(xd_crossing_bytes(ctx, &r->desc, 3, 1, &bytes), r->result);
+    CHECK_EQ_INT(PLANNED_FOR(ctx, 1, 3, xd_crossing_create(world, &r->desc, &c), &bytes), r->result);
     return XD_OK;
 }
 
@@ -453,8 +458,7 @@ static xd_result run_wrong(xd_comm *world, void *argument) {
     CHECK_EQ_INT(xd_crossing_forward(c, in, out), XD_OK);
     xd_crossing_destroy(c);
     xd_crossing_destroy(NULL);
-    xd_exchange_bytes bytes;
-    CHECK_EQ_INT(xd_crossing_bytes(ctx, &d, 3, -1, &bytes), XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(xd_plan_begin(ctx, &(xd_plan_desc){ .ranks = 3, .rank = -1 }), XD_ERROR_ARGUMENT);
     CHECK(strstr(xd_last_error(ctx)->message, "rank -1 of 3") != NULL);
     return XD_OK;
 }

@@ -5,6 +5,7 @@
 #endif
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "loss_calls.h"
 #include "vocab_calls.h"
 #include "xd_test.h"
 #include "softmax_calls.h"
@@ -305,7 +306,9 @@ static void call_softmax(side *s, int variant) {
     const xd_rows student = rows_of(b->student), teacher = rows_of(b->teacher),
                   gradient = rows_of(b->gradient);
     const xd_positions p = { ROWS, { b->labels, XD_DTYPE_I64 }, false, 0, b->mask, NULL };
-    const xd_vocab_topk_desc choice = { s->vocab, student, 1, b->mask, NULL, K };
+    const xd_vocab_topk_desc choice = {
+        s->vocab, student, 1, b->mask, NULL, K, { NULL, XD_DTYPE_NONE, 0, 0, 0 }, NULL
+    };
     switch (variant) {
     case 0: CHECK(softmax_row_stats(s->ctx, s->vocab, student, 1.5, b->lse, b->argmax) == XD_OK); break;
     case 1: CHECK(softmax_all(s->ctx, s->vocab, student, 1.5, gradient) == XD_OK); break;
@@ -324,7 +327,7 @@ static void call_softmax(side *s, int variant) {
         break;
     case 6: CHECK(softmax_accuracy(s->ctx, s->vocab, student, &p, NULL, &b->accuracy) == XD_OK); break;
     case 7: CHECK(xd_vocab_topk(s->ctx, s->vocab, student, K, b->picked, b->ids) == XD_OK); break;
-    default: CHECK(xd_vocab_topk_columns(s->ctx, &choice, b->ids, b->importance) == XD_OK);
+    default: CHECK(vocab_topk_columns(s->ctx, &choice, b->ids, b->importance) == XD_OK);
     }
 }
 

@@ -5,6 +5,7 @@
 #endif
 
 #include "dmd_scene.h"
+#include "planned.h"
 
 static dmd_run *new_run(xd_dmd_recipe recipe, int rungs, bool gan) {
     dmd_run *run = (dmd_run *)calloc(1, sizeof *run);
@@ -398,14 +399,14 @@ XD_TEST(what_is_not_finite_keeps_every_role_from_stepping_on_every_rank) {
 
 static xd_result refuse_one(xd_ctx *ctx, const xd_dmd_desc *desc, const char *text) {
     xd_dmd *dmd = NULL;
-    xd_memory_bytes bytes;
+    xd_memory_bytes bytes = { 0, 0 };
     const xd_result result = xd_dmd_create(ctx, desc, &dmd);
     const xd_error *error = xd_last_error(ctx);
     if (!error || !strstr(error->message, text))
         printf("\"%s\" is not in: %s\n", text, error ? error->message : "nothing");
     CHECK(error && strstr(error->message, text));
     CHECK(dmd == NULL);
-    CHECK_EQ_INT(xd_dmd_bytes(ctx, desc, &bytes), result);
+    CHECK_EQ_INT(PLANNED_MEMORY(ctx, xd_dmd_create(ctx, desc, &dmd), &bytes), result);
     return result;
 }
 
@@ -439,10 +440,11 @@ XD_TEST(settings_that_do_not_fit_are_refused_with_their_numbers) {
     REFUSES(XD_ERROR_STATE, d.networks[XD_DMD_FAKE_SCORE].user = d.networks[XD_DMD_TEACHER].user,
             "allow_shared");
     xd_dmd_desc shared = whole_desc(nets);
-    xd_memory_bytes bytes;
+    xd_dmd *none = NULL;
+    xd_memory_bytes bytes = { 0, 0 };
     shared.networks[XD_DMD_FAKE_SCORE].user = shared.networks[XD_DMD_TEACHER].user;
     shared.allow_shared = true;
-    CHECK_EQ_INT(xd_dmd_bytes(ctx, &shared, &bytes), XD_OK);
+    CHECK_EQ_INT(PLANNED_MEMORY(ctx, xd_dmd_create(ctx, &shared, &none), &bytes), XD_OK);
     REFUSES(XD_ERROR_ARGUMENT, d.networks[XD_DMD_STUDENT].predicts = XD_PREDICT_V, "v");
     REFUSES(XD_ERROR_ARGUMENT, d.frequency = 1, "frequency 1, at least 2");
     REFUSES(XD_ERROR_ARGUMENT, d.frequency = 0, "frequency 0");

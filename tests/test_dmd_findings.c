@@ -1,5 +1,6 @@
 /* Losses of samples: what is not finite, what does not count, and what is refused. */
 
+#include "planned.h"
 #include "sample_losses.h"
 #include "sample_refused.h"
 
@@ -182,7 +183,8 @@ XD_TEST(the_students_term_refuses_what_it_cannot_read) {
     refuse_vsd(ctx, &d, XD_ERROR_ARGUMENT, "workspace has 64 bytes but the loss needs");
     d = good, d.generated.rows = d.teacher.rows = d.fake.rows = INT64_MAX / 4, d.gradient.data = NULL;
     refuse_vsd(ctx, &d, XD_ERROR_ARGUMENT, "would not fit");
-    CHECK_EQ_INT(xd_vsd_workspace_bytes(ctx, &d), 0);
+    xd_sample_values values;
+    CHECK_EQ_INT(PLANNED_WORKSPACE(ctx, xd_vsd_loss(ctx, &d, &values)), 0);
     xd_ctx_destroy(ctx);
 }
 

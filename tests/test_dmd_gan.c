@@ -1,5 +1,6 @@
 /* Terms on a discriminator's logits and the weights of f-distill: formulas, finite differences, splits, findings, refusals. */
 #include "parallel.h"
+#include "planned.h"
 #include "sample_refused.h"
 #include "xd_test.h"
 #include "xd_test_cpu.h"
@@ -401,19 +402,20 @@ XD_TEST(workspaces_of_the_sizes_asked_are_enough) {
         ratios_fill(&r, 7);
         d.fake = xd_rows_of(g.fake, XD_DTYPE_F32, SAMPLES, HEADS);
         for (int less = 0; less < 2; less++) {
-            d.common.workspace_bytes = xd_gan_workspace_bytes(ctx, &d) - (size_t)less;
+            d.common.workspace_bytes = PLANNED_WORKSPACE(ctx, xd_gan_loss(ctx, &d, &values)) - (size_t)less;
             d.common.workspace = malloc(d.common.workspace_bytes);
             CHECK_EQ_INT(xd_gan_loss(ctx, &d, &values), less ? XD_ERROR_ARGUMENT : XD_OK);
             free(d.common.workspace);
-            r.d.workspace_bytes = xdi_fdistill_workspace_bytes(ctx, &r.d) - (size_t)less;
+            r.d.workspace_bytes =
+                PLANNED_WORKSPACE(ctx, ratios_call(ctx, &r, 0, SAMPLES, NULL)) - (size_t)less;
             r.d.workspace = malloc(r.d.workspace_bytes);
             CHECK_EQ_INT(ratios_call(ctx, &r, 0, SAMPLES, NULL), less ? XD_ERROR_ARGUMENT : XD_OK);
             free(r.d.workspace);
         }
         d.fake.rows = -1;
-        CHECK_EQ_INT(xd_gan_workspace_bytes(ctx, &d), 0);
+        CHECK_EQ_INT(PLANNED_WORKSPACE(ctx, xd_gan_loss(ctx, &d, &values)), 0);
         r.d.bins = -1;
-        CHECK_EQ_INT(xdi_fdistill_workspace_bytes(ctx, &r.d), 0);
+        CHECK_EQ_INT(PLANNED_WORKSPACE(ctx, ratios_call(ctx, &r, 0, SAMPLES, NULL)), 0);
         xd_ctx_destroy(ctx);
     }
 }

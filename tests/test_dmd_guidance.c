@@ -4,6 +4,7 @@
 #    include "dmd/state.h"
 #endif
 
+#include "planned.h"
 #include "xd_test.h"
 
 #include <math.h>
@@ -190,14 +191,14 @@ XD_TEST(warm_up_is_rescaled_too) {
 /* ---- what is refused ---- */
 
 static void refuse(const xd_dmd_desc *d, const char *text) {
-    xd_memory_bytes bytes;
+    xd_memory_bytes bytes = { 0, 0 };
     xd_dmd *dmd = NULL;
     xd_ctx *ctx;
     CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
     CHECK_EQ_INT(xd_dmd_create(ctx, d, &dmd), XD_ERROR_ARGUMENT);
     CHECK(strstr(xd_last_error(ctx)->message, text));
     if (!strstr(xd_last_error(ctx)->message, text)) printf("%s\n", xd_last_error(ctx)->message);
-    CHECK_EQ_INT(xd_dmd_bytes(ctx, d, &bytes), XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(PLANNED_MEMORY(ctx, xd_dmd_create(ctx, d, &dmd), &bytes), XD_ERROR_ARGUMENT);
     CHECK(dmd == NULL);
     xd_ctx_destroy(ctx);
 }

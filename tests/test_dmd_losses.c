@@ -1,5 +1,6 @@
 /* Losses over samples: the student's term and the denoising term against plain loops in double and finite differences, over
  * dtypes, masks, CPU levels, threads and splits. test_dmd_findings.c has what they refuse and what they find. */
+#include "planned.h"
 #include "sample_losses.h"
 
 /* ---- values and gradients ---- */
@@ -248,8 +249,6 @@ XD_TEST(a_workspace_of_the_size_asked_is_enough_and_nothing_is_allocated) {
         int allocations = 0;
         xd_ctx_desc desc;
         xd_ctx *ctx = NULL;
-        xd_vsd_desc vsd = xd_vsd_defaults();
-        xd_denoise_desc denoise = xd_denoise_defaults();
         memset(&desc, 0, sizeof desc);
         desc.allocator.allocate = counted_allocate;
         desc.allocator.release = counted_release;
@@ -264,10 +263,11 @@ XD_TEST(a_workspace_of_the_size_asked_is_enough_and_nothing_is_allocated) {
         s.to = SAMPLES;
         s.end = p.elements;
         xd_sample_common common = common_of(&second, &s, NULL, NULL);
-        vsd.generated.rows = denoise.prediction.rows = SAMPLES;
-        vsd.generated.cols = denoise.prediction.cols = p.elements;
-        common.workspace_bytes =
-            kind ? xd_denoise_workspace_bytes(ctx, &denoise) : xd_vsd_workspace_bytes(ctx, &vsd);
+        part_open(&s);
+        common.workspace_bytes = kind == VSD
+                                     ? PLANNED_WORKSPACE(ctx, vsd_of(ctx, &s, &common, &second.values))
+                                     : PLANNED_WORKSPACE(ctx, denoise_of(ctx, &s, &common, &second.values));
+        part_close(&s, &second);
         common.workspace = malloc(common.workspace_bytes);
         part_open(&s);
         const int before = allocations;

@@ -6,6 +6,7 @@
 #endif
 
 #include "dmd_scene.h"
+#include "planned.h"
 
 enum { ROWS = DMD_LEAVES * DMD_IN_LEAF, BINS = 4 };
 
@@ -260,7 +261,7 @@ XD_TEST(a_weighted_run_goes_on_to_the_same_bits_with_its_bins_only) {
 static void refuse(const xd_dmd_desc *desc, const char *text) {
     dmd_net nets[XD_DMD_ROLES];
     xd_dmd_desc d = *desc;
-    xd_memory_bytes bytes;
+    xd_memory_bytes bytes = { 0, 0 };
     xd_dmd *dmd = NULL;
     xd_ctx *ctx;
     memset(nets, 0, sizeof nets);
@@ -271,7 +272,7 @@ static void refuse(const xd_dmd_desc *desc, const char *text) {
     CHECK_EQ_INT(xd_dmd_create(ctx, &d, &dmd), XD_ERROR_ARGUMENT);
     CHECK(strstr(xd_last_error(ctx)->message, text));
     if (!strstr(xd_last_error(ctx)->message, text)) printf("%s\n", xd_last_error(ctx)->message);
-    CHECK_EQ_INT(xd_dmd_bytes(ctx, &d, &bytes), XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(PLANNED_MEMORY(ctx, xd_dmd_create(ctx, &d, &dmd), &bytes), XD_ERROR_ARGUMENT);
     CHECK(dmd == NULL);
     xd_ctx_destroy(ctx);
 }

@@ -1,5 +1,6 @@
 /* Distillations whose samples are split over ranks, or narrow, and what ranks must agree about. */
 #include "xdistill.h"
+#include "wrap_calls.h"
 
 #include "xd_test.h"
 
@@ -129,7 +130,7 @@ static xd_result make_net(net *n, xd_comm *data, int role, bool trains) {
     w.init = (xd_init){ XD_INIT_CONSTANT, .center = 0.1f * (float)role };
     XD_TRY(xd_weight_add(n->block, &w, NULL));
     XD_TRY(xd_model_seal(n->model));
-    XD_TRY(xd_ddp_create(n->model, data, &(xd_ddp_desc){ .micro_batches = LEAVES }, &n->parallel));
+    XD_TRY(wrap_over_ddp(n->model, data, &(xd_ddp_desc){ .micro_batches = LEAVES }, &n->parallel));
     XD_TRY(xd_parallel_params(n->parallel, 2, n->params, &n->count));
     if (!trains) return XD_OK;
     xd_optimizer_desc adamw = xd_adamw_defaults(n->params, n->count);

@@ -1,6 +1,8 @@
 /* Formats of shadows that follow small differences, and the count of elements that do not move. */
 #include "ema_scene.h"
 #include "xd_test_numbers.h"
+#include "averages.h"
+#include "planned.h"
 
 enum { N = 3001 };
 
@@ -426,13 +428,14 @@ XD_TEST(formats_that_exclude_each_other_are_refused) {
         CHECK_EQ_INT(average_create(ctx, &param, 1, &d, &ema), expected[k].result);
         CHECK(scene_says(ctx, expected[k].words));
         CHECK(ema == NULL);
-        CHECK_EQ_INT(xd_ema_bytes(ctx, &param, 1, &d, &bytes), expected[k].result);
+        CHECK_EQ_INT(PLANNED_MEMORY(ctx, average_create(ctx, &param, 1, &d, &ema), &bytes),
+                     expected[k].result);
         CHECK(bytes.host == 7);
     }
     xd_ctx_destroy(ctx);
 }
 
-/* Counts what a context has, as xd_ema_bytes says it. */
+/* Counts what a context has, as a plan says it. */
 static void *count_allocate(void *user, size_t bytes) {
     *(size_t *)user += bytes;
     return malloc(bytes);
@@ -456,9 +459,9 @@ XD_TEST(bytes_are_those_of_the_format) {
     const xd_param param = scene_param("w", value, XD_DTYPE_F32, N);
     for (int k = 0; k < 3; k++) {
         const xd_ema_desc d = k == 0 ? scene_decay(0.5) : k == 1 ? compensated(0.5) : at_random(0.5);
-        xd_memory_bytes bytes;
+        xd_memory_bytes bytes = { 0, 0 };
         xd_ema *ema = NULL;
-        CHECK_EQ_INT(xd_ema_bytes(ctx, &param, 1, &d, &bytes), XD_OK);
+        CHECK_EQ_INT(PLANNED_MEMORY(ctx, average_create(ctx, &param, 1, &d, &ema), &bytes), XD_OK);
         taken = 0;
         CHECK_EQ_INT(average_create(ctx, &param, 1, &d, &ema), XD_OK);
         CHECK_EQ_INT(taken, bytes.host);

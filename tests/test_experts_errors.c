@@ -1,5 +1,6 @@
 /* Experts under a wrapper: what is refused, on which ranks, in which words. */
 #include "xdistill.h"
+#include "wrap_calls.h"
 
 #include "expert_scene.h"
 
@@ -30,7 +31,7 @@ static void open_rank(expert_rank *r, xd_comm *world, expert_run *run, int ep) {
 
 static xd_result wrap(expert_rank *r, xd_comm *experts) {
     const xd_fsdp_desc d = { .micro_batches = 4, .experts = { .data = experts } };
-    return xd_fsdp_create(r->model, r->world, &d, &r->parallel);
+    return wrap_over_fsdp(r->model, r->world, &d, &r->parallel);
 }
 
 /* ---- groups ---- */
@@ -129,7 +130,7 @@ static xd_result misuse_steps(xd_comm *world, void *argument) {
     (void)argument;
     open_rank(&r, world, &runs[rank], 2);
     const xd_ddp_desc d = { .micro_batches = 3, .experts = { .data = r.groups->expert_dp } };
-    CHECK(xd_ddp_create(r.model, world, &d, &r.parallel) == XD_OK);
+    CHECK(wrap_over_ddp(r.model, world, &d, &r.parallel) == XD_OK);
     const xd_parallel_micro_batch_count leaves = xd_parallel_expert_micro_batches(r.parallel);
     CHECK(leaves.own == 3 && leaves.most == 3 && leaves.total == 3 && leaves.opened == 4);
     CHECK_EQ_INT(xd_parallel_micro_batches(r.parallel).own, 1 + rank);
@@ -172,7 +173,7 @@ XD_TEST(without_experts_there_are_no_leaves_of_theirs) {
     xd_parallel *parallel = NULL;
     CHECK(xd_ctx_create(NULL, &ctx) == XD_OK && xd_comm_self(ctx, &world) == XD_OK);
     xd_model *model = describe_plain(ctx, false, 4);
-    CHECK(xd_ddp_create(model, world, NULL, &parallel) == XD_OK);
+    CHECK(wrap_over_ddp(model, world, NULL, &parallel) == XD_OK);
     const xd_parallel_micro_batch_count leaves = xd_parallel_expert_micro_batches(parallel);
     CHECK(leaves.own == 0 && leaves.most == 0 && leaves.total == 0 && leaves.opened == 0);
     CHECK_EQ_INT(xd_parallel_expert_micro_batch(parallel, 0), -1);

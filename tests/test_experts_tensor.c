@@ -4,6 +4,7 @@
 #    define _XOPEN_SOURCE 700 /* mkdtemp */
 #endif
 #include "xdistill.h"
+#include "wrap_calls.h"
 
 #include "xd_test.h"
 #include "xd_test_topology.h"
@@ -248,8 +249,8 @@ static xd_result wrap(tensor_rank *r) {
                                 .gathers = r->queues[0],
                                 .reductions = r->queues[1],
                                 .experts = experts };
-    return run->kind <= TENSOR_SHARDED ? xd_ddp_create(r->model, r->groups->dp_cp, &ddp, &r->parallel)
-                                       : xd_fsdp_create(r->model, r->groups->dp_cp, &fsdp, &r->parallel);
+    return run->kind <= TENSOR_SHARDED ? wrap_over_ddp(r->model, r->groups->dp_cp, &ddp, &r->parallel)
+                                       : wrap_over_fsdp(r->model, r->groups->dp_cp, &fsdp, &r->parallel);
 }
 
 static xd_result files(tensor_rank *r, const xd_tensor_part *parts, xd_optimizer *optimizer) {

@@ -1,6 +1,7 @@
 /* Fake scores: copies on one rank, and made of parts on many, from any cut to any other, with the teacher's bits. */
 #include "fake_scene.h"
 #include "xd_test_topology.h"
+#include "wrap_calls.h"
 
 /* ---- on one rank ---- */
 
@@ -210,7 +211,7 @@ static xd_result copy_sharded(xd_comm *world, void *argument) {
     fake_release_layouts(&l);
     teacher = whole_teacher(world);
     xd_parallel *parallel = NULL;
-    CHECK(xd_fsdp_create(teacher, world, NULL, &parallel) == XD_OK);
+    CHECK(wrap_over_fsdp(teacher, world, NULL, &parallel) == XD_OK);
     refuse(teacher, ctx, NULL, XD_ERROR_UNSUPPORTED,
            "of 35 elements of \"embed.weight\"; xd_fake_score_create_meta");
     const xd_fake_score_desc shared = { .shared = true };
@@ -228,7 +229,7 @@ static xd_result copy_wrapped(xd_comm *world, void *argument) {
     const xd_ddp_desc ddp = { .sharded_optimizer = *(const bool *)argument };
     xd_model *teacher = whole_teacher(world), *fake = NULL;
     xd_parallel *parallel = NULL;
-    CHECK(xd_ddp_create(teacher, world, &ddp, &parallel) == XD_OK);
+    CHECK(wrap_over_ddp(teacher, world, &ddp, &parallel) == XD_OK);
     CHECK(xd_fake_score_create(teacher, NULL, &fake) == XD_OK);
     CHECK_EQ_INT(fake_wrong(fake, NULL), 0);
     xd_model_destroy(fake);
@@ -338,8 +339,8 @@ static void make_teacher(xd_comm *world, fake_side *side, bool values) {
     if (!values || wrap.kind == XD_WRAP_NONE) return;
     CHECK(xd_comm_split(world, here ? 0 : -1, rank, &side->group) == XD_OK);
     if (!here) return;
-    CHECK((wrap.fsdp ? xd_fsdp_create(side->model, side->group, wrap.fsdp, &side->parallel)
-                     : xd_ddp_create(side->model, side->group, wrap.ddp, &side->parallel)) == XD_OK);
+    CHECK((wrap.fsdp ? wrap_over_fsdp(side->model, side->group, wrap.fsdp, &side->parallel)
+                     : wrap_over_ddp(side->model, side->group, wrap.ddp, &side->parallel)) == XD_OK);
 }
 
 static void drop_side(fake_side *side) {
@@ -539,7 +540,7 @@ static xd_result build_over_dirt(xd_comm *world, void *argument) {
     xd_state_tensor tensors[5];
     (void)argument;
     memset(fake_listed, 0, sizeof fake_listed);
-    CHECK(xd_fsdp_create(teacher, world, &fsdp, &parallel) == XD_OK);
+    CHECK(wrap_over_fsdp(teacher, world, &fsdp, &parallel) == XD_OK);
     CHECK(has_written(parallel));
     memset(data, 0, sizeof data);
     for (int i = 0; i < 5; i++) {
@@ -594,7 +595,7 @@ static xd_result two_ways(xd_comm *world, void *argument) {
     from.model = fake_describe(world, &from.layouts, NULL);
     fake_fill(from.model);
     CHECK(xd_comm_split(world, rank % 2, rank, &data) == XD_OK);
-    if (wrapped) CHECK(xd_fsdp_create(from.model, data, &fsdp, &from.parallel) == XD_OK);
+    if (wrapped) CHECK(wrap_over_fsdp(from.model, data, &fsdp, &from.parallel) == XD_OK);
     const xd_groups groups = { .dp = data }, all = { .dp = world };
     for (int way = 0; way < 3; way++) { /* the same two ways; columns alone; shards over all four */
         xd_fake_score_meta_desc d = { .teacher = from.model, .groups = way < 2 ? &groups : &all };

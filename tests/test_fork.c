@@ -5,6 +5,7 @@
 #endif
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "makers.h"
 #include "vocab_calls.h"
 #include "checkpoint_files.h"
 #include "checkpoint_scene.h"
@@ -311,7 +312,7 @@ XD_TEST(a_child_that_aborts_files_of_its_origin_leaves_them) {
     CHECK_EQ_INT(xd_publish_directory_create(ctx, &(xd_publish_directory_desc){ path_in(root, "folder") },
                                              &w.directory),
                  XD_OK);
-    CHECK_EQ_INT(xd_teacher_cache_writer_create(ctx, path_in(root, "cache"), &d, &w.cache), XD_OK);
+    CHECK_EQ_INT(cache_writer_create(ctx, path_in(root, "cache"), &d, &w.cache), XD_OK);
     CHECK_EQ_INT(xd_teacher_cache_writer_document(w.cache, NULL, 0), XD_OK);
     CHECK_EQ_INT(xd_teacher_cache_writer_append(w.cache, &block), XD_OK);
     in_child(abort_all, &w);

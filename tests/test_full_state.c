@@ -1,6 +1,7 @@
 /* The whole state through rank 0: gathered from any layout and scattered to any other, to the bit. */
 
 #include "checkpoint_scene.h"
+#include "wrap_calls.h"
 
 enum { STORE_MOST = 64, STORE_BYTES = SCENE_MOST * 8 };
 
@@ -590,9 +591,9 @@ static xd_result through_wrapper(xd_comm *world, void *argument) {
         fsdp.replicas = replicas;
     }
     if (w->kind < 2)
-        XD_TRY(xd_ddp_create(model, world, &ddp, &parallel));
+        XD_TRY(wrap_over_ddp(model, world, &ddp, &parallel));
     else
-        XD_TRY(xd_fsdp_create(model, group ? group : world, &fsdp, &parallel));
+        XD_TRY(wrap_over_fsdp(model, group ? group : world, &fsdp, &parallel));
     XD_TRY(xd_parallel_params(parallel, 3, params, &count));
     XD_TRY(xd_parallel_parts(parallel, 3, parts, &count));
     xd_optimizer_desc o = xd_adamw_defaults(params, count);

@@ -6,6 +6,7 @@
 #include "../examples/nn/nn_model.c"
 #include "../examples/real/gguf.c"
 #include "../examples/real/gguf_model.c"
+#include "makers.h"
 
 /* ---- files by hand ---- */
 
@@ -464,7 +465,7 @@ XD_TEST(a_tokenizer_splits_digits_when_its_rules_are_named_smollm) {
         CHECK(gguf_parse(ctx, m.data, m.bytes, &file) == XD_OK);
         CHECK(gguf_model_tokenizer(ctx, file, &tokenizer) == XD_OK);
         CHECK(xd_tokenizer_token(tokenizer, 0).kind == XD_TOKEN_KIND_SPECIAL);
-        CHECK(xd_encoder_create(ctx, tokenizer, &encoder) == XD_OK);
+        CHECK(encoder_create(ctx, tokenizer, &encoder) == XD_OK);
         CHECK(xd_encode(encoder, "a12", 3, NULL, &e) == XD_OK);
         CHECK_EQ_INT(e.count, digits ? 3 : 2);
         xd_encoder_destroy(encoder);

@@ -3,6 +3,7 @@
 #include "xdistill.h"
 
 #include "live_bytes.h"
+#include "planned.h"
 #include "xd_test.h"
 
 #include "halo_scene.h"
@@ -71,14 +72,16 @@ static void check_scene(halo_scene *s, xd_comm *world) {
     xd_ctx *ctx = xd_comm_ctx(world);
     const int rank = xd_comm_rank(world);
     xd_halo *halo = NULL;
-    xd_exchange_bytes bytes;
+    xd_planned bytes;
     const bool open = halo_open(s, ctx, xd_comm_size(world));
     CHECK(open);
     if (!open) return;
     const xd_result made = xd_halo_create(world, &s->halo, &halo);
     CHECK_EQ_INT(made, XD_OK);
     if (made != XD_OK && !rank) printf("%s\n", xd_last_error(ctx)->message);
-    CHECK_EQ_INT(xd_halo_bytes(ctx, &s->halo, s->ranks, rank, &bytes), XD_OK);
+    xd_halo *none = halo;
+    CHECK_EQ_INT(PLANNED(ctx, xd_halo_create(world, &s->halo, &none), &bytes), XD_OK);
+    CHECK(none == NULL);
     if (made == XD_OK) {
         const uint64_t start = xd_comm_traffic(world).bytes_sent;
         check_forward(s, halo, rank, part, wide);
@@ -366,7 +369,7 @@ static xd_result weigh(xd_comm *world, void *argument) {
     xd_ctx *ctx = xd_comm_ctx(world);
     halo_scene s;
     xd_halo *halo = NULL;
-    xd_exchange_bytes bytes;
+    xd_planned bytes;
     static __thread double part[HALO_ROOM / 8 + 1], wide[HALO_ROOM / 8 + 1];
     (void)argument;
     set_grid(&s, 2, 3);
@@ -384,7 +387,8 @@ static xd_result weigh(xd_comm *world, void *argument) {
     const long long before = live_bytes;
     XD_TRY(xd_halo_create(world, &s.halo, &halo));
     const long long taken = live_bytes - before;
-    XD_TRY(xd_halo_bytes(ctx, &s.halo, 6, xd_comm_rank(world), &bytes));
+    xd_halo *none = NULL;
+    XD_TRY(PLANNED(ctx, xd_halo_create(world, &s.halo, &none), &bytes));
     CHECK_EQ_INT(taken, bytes.memory.host + bytes.memory.device);
     CHECK_EQ_INT(bytes.memory.device, 0);
     check_forward(&s, halo, xd_comm_rank(world), part, wide);
@@ -440,11 +444,13 @@ XD_TEST(a_part_that_is_sent_twice_may_touch_the_array_with_halo) {
 
 XD_TEST(rows_of_the_first_dimension_are_exchanged_in_place) {
     xd_ctx *ctx = NULL;
-    CHECK(xd_ctx_create(NULL, &ctx) == XD_OK);
+    xd_comm *self = NULL;
+    xd_halo *none = NULL;
+    CHECK(xd_ctx_create(NULL, &ctx) == XD_OK && xd_comm_self(ctx, &self) == XD_OK);
     size_t host[2];
     for (int cut = 0; cut < 2; cut++) {
         halo_scene s;
-        xd_exchange_bytes bytes;
+        xd_planned bytes;
         set_grid(&s, 4, 0);
         s.cut.ndim = 2;
         s.cut.shape[0] = s.cut.shape[1] = 1000;
@@ -454,13 +460,14 @@ XD_TEST(rows_of_the_first_dimension_are_exchanged_in_place) {
         s.halo.dtype = XD_DTYPE_F32;
         s.halo.gradient = XD_HALO_COMPLETE;
         CHECK(halo_open(&s, ctx, 4));
-        CHECK_EQ_INT(xd_halo_bytes(ctx, &s.halo, 4, 1, &bytes), XD_OK);
+        CHECK_EQ_INT(PLANNED_FOR(ctx, 1, 4, xd_halo_create(self, &s.halo, &none), &bytes), XD_OK);
         CHECK_EQ_INT(bytes.forward_sent, 2 * 1000 * 4);
         CHECK_EQ_INT(bytes.backward_sent, 0);
         host[cut] = bytes.memory.host;
         xd_layout_destroy(s.layout);
     }
     CHECK(host[0] < 8000 && host[1] >= host[0] + 2 * 2 * 1000 * 4);
+    xd_comm_destroy(self);
     xd_ctx_destroy(ctx);
 }
 
@@ -537,7 +544,7 @@ static xd_result refuse(xd_comm *world, void *argument) {
     const int number = *(const int *)argument;
     xd_ctx *ctx = xd_comm_ctx(world);
     xd_halo *halo = NULL;
-    xd_exchange_bytes bytes;
+    xd_planned bytes;
     halo_scene s;
     small_scene(&s, 3);
     spoil(&s, number);
@@ -548,7 +555,7 @@ static xd_result refuse(xd_comm *world, void *argument) {
     CHECK(strstr(xd_last_error(ctx)->message, r->text) != NULL);
     if (!strstr(xd_last_error(ctx)->message, r->text)) printf("%s\n", xd_last_error(ctx)->message);
     CHECK(!halo);
-    CHECK_EQ_INT(xd_halo_bytes(ctx, &s.halo, 3, 1, &bytes), r->result);
+    CHECK_EQ_INT(PLANNED_FOR(ctx, 1, 3, xd_halo_create(world, &s.halo, &halo), &bytes), r->result);
     xd_layout_destroy(s.layout);
     return XD_OK;
 }
@@ -632,8 +639,7 @@ static xd_result run_wrong(xd_comm *world, void *argument) {
     CHECK(strstr(xd_last_error(ctx)->message, "has no sums for a backward") != NULL);
     xd_halo_destroy(halo);
     xd_halo_destroy(NULL);
-    xd_exchange_bytes bytes;
-    CHECK_EQ_INT(xd_halo_bytes(ctx, &s.halo, 3, 3, &bytes), XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(xd_plan_begin(ctx, &(xd_plan_desc){ .ranks = 3, .rank = 3 }), XD_ERROR_ARGUMENT);
     CHECK(strstr(xd_last_error(ctx)->message, "rank 3 of 3") != NULL);
     xd_layout_destroy(s.layout);
     return XD_OK;

@@ -2,6 +2,7 @@
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
 #include "vocab_calls.h"
+#include "planned.h"
 #include "xd_test.h"
 
 #include <math.h>
@@ -108,7 +109,7 @@ static xd_result head_rank(xd_comm *world, void *argument) {
     d.chunk_rows = p->chunk_rows;
     d.bf16 = p->fast;
     if (rank > 0) d.loss.common.row_loss = NULL;
-    d.workspace_bytes = xd_head_loss_workspace_bytes(&d);
+    d.workspace_bytes = PLANNED_WORKSPACE(ctx, xd_head_loss(ctx, &d, &values));
     d.workspace = malloc(d.workspace_bytes);
     const xd_result result = xd_head_loss(ctx, &d, &values);
     free(d.workspace);

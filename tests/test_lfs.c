@@ -1,6 +1,7 @@
 /* A clone without Git LFS has a pointer in the place of each large file: every reader says so. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "makers.h"
 #include "xd_test.h"
 #include "checkpoint_files.h"
 #include "weights_calls.h"
@@ -43,9 +44,9 @@ XD_TEST(a_pointer_of_git_lfs_is_called_that_by_every_reader_of_a_file) {
     check(ctx, "a file", weights_open_file(ctx, path, NULL, &tensors));
     CHECK(strstr(xd_last_error(ctx)->message, root) != NULL);
     check(ctx, "a file, stream", weights_open_file(ctx, path, &stream, &tensors));
-    check(ctx, "xd_tokenizer_load", xd_tokenizer_load(ctx, path, NULL, &tokenizer));
-    check(ctx, "xd_projection_load", xd_projection_load(ctx, path, NULL, &projection));
-    check(ctx, "xd_teacher_cache_open", xd_teacher_cache_open(ctx, path, NULL, &cache));
+    check(ctx, "xd_tokenizer_load", tokenizer_load(ctx, path, NULL, &tokenizer));
+    check(ctx, "xd_projection_load", projection_load(ctx, path, NULL, &projection));
+    check(ctx, "xd_teacher_cache_open", cache_open(ctx, path, NULL, &cache));
     remove_all(root);
     xd_ctx_destroy(ctx);
 }
@@ -59,9 +60,9 @@ XD_TEST(a_pointer_of_git_lfs_is_called_that_in_memory) {
     CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
     check(ctx, "xd_json_load_memory", xd_json_load_memory(ctx, NULL, pointer, BYTES, &json));
     check(ctx, "bytes of a file", weights_open_memory(ctx, pointer, BYTES, NULL, &tensors));
-    check(ctx, "xd_tokenizer_load_memory", xd_tokenizer_load_memory(ctx, pointer, BYTES, NULL, &tokenizer));
+    check(ctx, "xd_tokenizer_load_memory", tokenizer_load_memory(ctx, pointer, BYTES, NULL, &tokenizer));
     check(ctx, "xd_projection_load_memory",
-          xd_projection_load_memory(ctx, pointer, BYTES, NULL, &projection));
+          projection_load_memory(ctx, pointer, BYTES, NULL, &projection));
     xd_ctx_destroy(ctx);
 }
 

@@ -2,6 +2,7 @@
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
 #include "vocab_calls.h"
+#include "planned.h"
 #include "xd_test.h"
 #include "xd_test_cpu.h"
 
@@ -321,7 +322,7 @@ XD_TEST(a_workspace_of_the_queried_size_is_enough_and_a_smaller_one_is_refused) 
     fixture_open(&f, XD_REDUCTION_INVARIANT);
     f.desc.divergence = XD_JSD;
     const double loss = loss_of(&f);
-    const size_t bytes = xd_loss_workspace_bytes(&f.desc);
+    const size_t bytes = PLANNED_WORKSPACE(f.ctx, xd_loss(f.ctx, &f.desc, &values));
     f.desc.common.workspace = malloc(bytes);
     f.desc.common.workspace_bytes = bytes;
     CHECK(loss_of(&f) == loss);

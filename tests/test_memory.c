@@ -7,6 +7,7 @@
 #endif
 #include "xdistill.h"
 #include "vocab_calls.h"
+#include "planned.h"
 #include "xd_test.h"
 #include "averages.h"
 
@@ -390,20 +391,21 @@ XD_TEST(optimizers_and_averages_take_what_their_bytes_twins_say) {
                 .params = params, .param_count = count, .kind = XD_OPTIMIZER_SGD, .learning_rate = 1e-3
             };
             xd_optimizer *optimizer = NULL;
-            xd_memory_bytes planned;
+            xd_memory_bytes planned = { 0, 0 };
             desc.kind = (xd_optimizer_kind)kind;
-            CHECK(xd_optimizer_bytes(ctx, &desc, &planned) == XD_OK);
+            CHECK(PLANNED_MEMORY(ctx, xd_optimizer_create(ctx, &desc, &optimizer), &planned) == XD_OK);
             const int64_t before = h.bytes;
             CHECK(xd_optimizer_create(ctx, &desc, &optimizer) == XD_OK);
             CHECK_EQ_INT(h.bytes - before, planned.host);
             CHECK_EQ_INT(planned.device, 0);
             xd_optimizer_destroy(optimizer);
             desc.learning_rate = -1.0;
-            CHECK(xd_optimizer_bytes(ctx, &desc, &planned) == XD_ERROR_ARGUMENT);
+            CHECK(PLANNED_MEMORY(ctx, xd_optimizer_create(ctx, &desc, &optimizer), &planned) ==
+                  XD_ERROR_ARGUMENT);
         }
         xd_ema *ema = NULL;
-        xd_memory_bytes planned;
-        CHECK(xd_ema_bytes(ctx, params, count, NULL, &planned) == XD_OK);
+        xd_memory_bytes planned = { 0, 0 };
+        CHECK(PLANNED_MEMORY(ctx, average_create(ctx, params, count, NULL, &ema), &planned) == XD_OK);
         const int64_t before = h.bytes;
         CHECK(average_create(ctx, params, count, NULL, &ema) == XD_OK);
         CHECK_EQ_INT(h.bytes - before, planned.host);

@@ -2,7 +2,9 @@
  * plain loops in double; INVARIANT mode to the bit. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "loss_calls.h"
 #include "vocab_calls.h"
+#include "planned.h"
 #include "xd_test.h"
 #include "xd_test_cpu.h"
 
@@ -178,7 +180,7 @@ static xd_result run_rank(xd_comm *world, void *argument) {
     const int64_t columns = (end == p->vocab ? p->width : end) - begin; /* with the padding of the whole */
     float row_loss[ROWS];
     xd_vocab *vocab = NULL;
-    xd_mft_desc d;
+    mft_desc d;
     xd_loss_values values;
     xd_status status;
     memset(&d, 0, sizeof d);
@@ -200,8 +202,7 @@ static xd_result run_rank(xd_comm *world, void *argument) {
     d.loss.common.row_loss = row_loss;
     d.loss.common.status = &status;
     d.threshold = p->threshold;
-    const xd_result result =
-        p->cosine ? xd_cosine_loss(ctx, &d.loss, &values) : xd_mft_loss(ctx, &d, &values);
+    const xd_result result = p->cosine ? cosine_loss(ctx, &d.loss, &values) : mft_loss(ctx, &d, &values);
     if (result == XD_OK && (rank == 0 || w->by_rows))
         memcpy(w->out->row_loss + row, row_loss, (size_t)rows * sizeof *row_loss);
     if (rank == 0) {
@@ -449,11 +450,11 @@ XD_TEST(invariant_losses_have_the_same_bits_on_every_level_and_cosines_their_gra
 XD_TEST(a_workspace_is_that_of_a_loss) {
     xd_ctx *ctx = NULL;
     xd_vocab *vocab = NULL;
-    xd_mft_desc d;
+    mft_desc d;
     xd_loss_values values = { 7.0, 0.0, 0.0, 0 };
     float student[ROWS * 5], teacher[ROWS * 5];
     uint64_t state = 3;
-    d = xd_mft_defaults();
+    d = mft_defaults();
     for (int i = 0; i < ROWS * 5; i++) student[i] = (float)uniform(&state);
     for (int i = 0; i < ROWS * 5; i++) teacher[i] = (float)uniform(&state);
     memset(&p, 0, sizeof p);
@@ -464,16 +465,16 @@ XD_TEST(a_workspace_is_that_of_a_loss) {
     d.loss.teacher = y;
     d.loss.common.labels = xd_ids_of(p.labels, XD_DTYPE_I64);
     d.loss.vocab = vocab;
-    const size_t bytes = xd_loss_workspace_bytes(&d.loss);
+    const size_t bytes = PLANNED_WORKSPACE(ctx, xd_mft_loss(ctx, &d, &values));
     d.loss.common.workspace = malloc(bytes);
     d.loss.common.workspace_bytes = bytes - 1;
-    CHECK_EQ_INT(xd_mft_loss(ctx, &d, &values), XD_ERROR_ARGUMENT);
-    CHECK_EQ_INT(xd_cosine_loss(ctx, &d.loss, &values), XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(mft_loss(ctx, &d, &values), XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(cosine_loss(ctx, &d.loss, &values), XD_ERROR_ARGUMENT);
     CHECK(values.loss == 7.0);
     d.loss.common.workspace_bytes = bytes;
-    CHECK_EQ_INT(xd_mft_loss(ctx, &d, &values), XD_OK);
+    CHECK_EQ_INT(mft_loss(ctx, &d, &values), XD_OK);
     CHECK_EQ_INT(values.counted, ROWS);
-    CHECK_EQ_INT(xd_cosine_loss(ctx, &d.loss, &values), XD_OK);
+    CHECK_EQ_INT(cosine_loss(ctx, &d.loss, &values), XD_OK);
     CHECK_EQ_INT(values.counted, ROWS);
     free(d.loss.common.workspace);
     xd_vocab_destroy(vocab);
@@ -483,12 +484,12 @@ XD_TEST(a_workspace_is_that_of_a_loss) {
 XD_TEST(losses_without_rows_or_a_teacher) {
     xd_ctx *ctx = NULL;
     xd_vocab *vocab = NULL;
-    xd_mft_desc d;
+    mft_desc d;
     xd_status status;
     xd_loss_values values = { 7.0, 0.0, 0.0, 0 };
     int64_t label = 0;
     float logit[5] = { 0.0f, 1.0f, 2.0f, 3.0f, 4.0f };
-    d = xd_mft_defaults();
+    d = mft_defaults();
     memset(&status, 0, sizeof status);
     CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
     CHECK_EQ_INT(vocab_even(ctx, NULL, 5, &vocab), XD_OK);
@@ -497,15 +498,15 @@ XD_TEST(losses_without_rows_or_a_teacher) {
     d.loss.common.labels = xd_ids_of(&label, XD_DTYPE_I64);
     d.loss.vocab = vocab;
     d.loss.common.status = &status;
-    CHECK_EQ_INT(xd_mft_loss(ctx, &d, &values), XD_ERROR_ARGUMENT);
-    CHECK_EQ_INT(xd_cosine_loss(ctx, &d.loss, &values), XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(mft_loss(ctx, &d, &values), XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(cosine_loss(ctx, &d.loss, &values), XD_ERROR_ARGUMENT);
     CHECK(strstr(xd_last_error(ctx)->message, "no teacher") != NULL);
     CHECK(values.loss == 7.0);
     d.loss.student.rows = 0;
     d.loss.teacher = d.loss.student;
-    CHECK_EQ_INT(xd_mft_loss(ctx, &d, &values), XD_OK);
+    CHECK_EQ_INT(mft_loss(ctx, &d, &values), XD_OK);
     CHECK(values.loss == 0.0 && values.counted == 0);
-    CHECK_EQ_INT(xd_cosine_loss(ctx, &d.loss, &values), XD_OK);
+    CHECK_EQ_INT(cosine_loss(ctx, &d.loss, &values), XD_OK);
     CHECK_EQ_INT(status.nothing_counted, 2);
     xd_vocab_destroy(vocab);
     xd_ctx_destroy(ctx);

@@ -1,5 +1,6 @@
 /* test_nn_conv.c - the convolutional network of examples/nn as a network: gradients, slots, batches, wrappers, a distillation. */
 #include "xdistill.h"
+#include "wrap_calls.h"
 
 #include "nn_alone.h"
 
@@ -542,7 +543,7 @@ static xd_result wrap_as(xd_comm *world, xd_model *model, wrapper kind, const pa
     const xd_fsdp_desc hybrid = {
         .micro_batches = ALONE_LEAVES, .unit_types = &unit, .unit_type_count = 1, .replicas = two->replicas
     };
-    if (kind == UNDER_HSDP) return xd_fsdp_create(model, two->group, &hybrid, out);
+    if (kind == UNDER_HSDP) return wrap_over_fsdp(model, two->group, &hybrid, out);
     return wrap_in(world, model, unit, kind == UNDER_FSDP, out);
 }
 

@@ -1,5 +1,6 @@
 /* test_nn_disc.c - the discriminator of examples/nn as a network: gradients, slots, batches, wrappers, first values. */
 #include "xdistill.h"
+#include "wrap_calls.h"
 
 #include "nn_alone.h"
 
@@ -529,7 +530,7 @@ XD_TEST(convolutions_begin_uniform_within_the_root_of_their_inputs) {
     CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
     CHECK_EQ_INT(xd_comm_self(ctx, &self), XD_OK);
     CHECK_EQ_INT(nn_disc_describe(ctx, &config, 1, &model), XD_OK);
-    CHECK_EQ_INT(xd_ddp_create(model, self, &(xd_ddp_desc){ .micro_batches = 1 }, &parallel), XD_OK);
+    CHECK_EQ_INT(wrap_over_ddp(model, self, &(xd_ddp_desc){ .micro_batches = 1 }, &parallel), XD_OK);
     CHECK_EQ_INT(xd_parallel_params(parallel, NN_HEAD_WEIGHTS, w, &count), XD_OK);
     CHECK_EQ_INT(count, NN_HEAD_WEIGHTS);
     for (int64_t i = 0; i < w[NN_HEAD_CONV].count; i++) {

@@ -4,6 +4,7 @@
 #include "xdistill.h"
 #include "vocab_calls.h"
 #include "xd_test.h"
+#include "wrap_calls.h"
 
 enum { RANKS = 2 };
 
@@ -71,7 +72,7 @@ static xd_result ask_wrapper_out(const scene *s) {
     CHECK_EQ_INT(xd_model_create(s->ctx, NULL, &model), XD_OK);
     CHECK_EQ_INT(xd_weight_add(xd_model_root(model), &weight, NULL), XD_OK);
     CHECK_EQ_INT(xd_model_seal(model), XD_OK);
-    const xd_result result = xd_ddp_create(model, s->world, NULL, s->without ? NULL : &parallel);
+    const xd_result result = wrap_over_ddp(model, s->world, NULL, s->without ? NULL : &parallel);
     xd_parallel_destroy(parallel);
     xd_model_destroy(model);
     return result;

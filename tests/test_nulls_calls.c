@@ -7,6 +7,7 @@
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
 #include "xd_private.h"
+#include "planned.h"
 #include "xd_test.h"
 #include "xd_test_topology.h"
 #include "checkpoint_files.h"
@@ -249,10 +250,12 @@ XD_TEST(a_checkpoint_in_the_background) {
         .root = root, .step = 3, .networks = &network, .network_count = 1, .files = &file, .file_count = 1
     };
     xd_checkpoint_saver *saver = NULL;
-    size_t bytes = 0;
+    xd_memory_bytes bytes = { 0, 0 };
     int64_t step = -1;
-    CHECK(xd_checkpoint_saver_bytes(a.world, &network, 1, &bytes) == XD_OK && bytes > 0);
-    CHECK(xd_checkpoint_saver_create(a.world, &(xd_checkpoint_saver_desc){ &network, 1 }, &saver) == XD_OK);
+    const xd_checkpoint_saver_desc saves = { &network, 1 };
+    CHECK(PLANNED_MEMORY(a.ctx, xd_checkpoint_saver_create(a.world, &saves, &saver), &bytes) == XD_OK);
+    CHECK(bytes.host > 0);
+    CHECK(xd_checkpoint_saver_create(a.world, &saves, &saver) == XD_OK);
     CHECK(xd_checkpoint_save_start(saver, &desc) == XD_OK);
     CHECK(xd_checkpoint_save_wait(saver) == XD_OK);
     CHECK(xd_checkpoint_find(a.ctx, root, &step) == XD_OK && step == 3);

@@ -1,6 +1,7 @@
 /* Parts kept in another context (CPU offload): the bits of parts that are kept where the model is, and where everything lies. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "wrap_calls.h"
 
 #include "checkpoint_files.h"
 #include "wrap_train.h"
@@ -164,10 +165,10 @@ static xd_result refuse(xd_comm *world, void *argument) {
     CHECK(strstr(xd_last_error(ctx)->message, "2 ranks is forked for no context") && twin == world);
     xd_model *model = wrap_model(ctx, XD_DTYPE_F32);
     const xd_fsdp_desc d = { .host = host };
-    CHECK_EQ_INT(xd_fsdp_create(model, world, &d, &parallel), XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(wrap_over_fsdp(model, world, &d, &parallel), XD_ERROR_ARGUMENT);
     CHECK(strstr(xd_last_error(ctx)->message, "the context for them has reduction mode") && !parallel);
     const xd_fsdp_desc one = { .host = xd_comm_rank(world) == 0 ? ctx : NULL };
-    CHECK_EQ_INT(xd_fsdp_create(model, world, &one, &parallel), XD_ERROR_MISMATCH);
+    CHECK_EQ_INT(wrap_over_fsdp(model, world, &one, &parallel), XD_ERROR_MISMATCH);
     xd_model_destroy(model);
     xd_ctx_destroy(host);
     return XD_OK;

@@ -2,6 +2,7 @@
 #include "xdistill.h"
 #include "vocab_calls.h"
 #include "parallel.h"
+#include "planned.h"
 #include "xd_test.h"
 
 #include <stdlib.h>
@@ -109,7 +110,7 @@ XD_TEST(nothing_is_allocated_after_the_first_calls) {
     d.common.gradient = xd_rows_of(gradient, XD_DTYPE_BF16, ROWS, COLUMNS);
     d.vocab = vocab;
     d.soft_weight = 1.0;
-    d.common.workspace_bytes = xd_loss_workspace_bytes(&d);
+    d.common.workspace_bytes = PLANNED_WORKSPACE(ctx, xd_loss(ctx, &d, &values));
     d.common.workspace = malloc(d.common.workspace_bytes);
     CHECK_EQ_INT(xd_loss(ctx, &d, &values), XD_OK);
     const int before = w.calls;

@@ -5,6 +5,7 @@
 #endif
 
 #include "xdistill.h"
+#include "makers.h"
 #include "xd_private.h"
 #include "tokenizer_make.h"
 #include "weights_calls.h"
@@ -42,7 +43,7 @@ static xd_result load_json(const scene *s) {
 
 static xd_result load_tokenizer(const scene *s) {
     xd_tokenizer *tokenizer = NULL;
-    const xd_result result = xd_tokenizer_load(s->ctx, s->path, NULL, &tokenizer);
+    const xd_result result = tokenizer_load(s->ctx, s->path, NULL, &tokenizer);
     xd_tokenizer_destroy(tokenizer);
     return result;
 }
@@ -50,14 +51,14 @@ static xd_result load_tokenizer(const scene *s) {
 static xd_result load_projection(const scene *s) {
     xd_projection projection;
     memset(&projection, 0, sizeof projection);
-    const xd_result result = xd_projection_load(s->ctx, s->path, NULL, &projection);
+    const xd_result result = projection_load(s->ctx, s->path, NULL, &projection);
     if (result == XD_OK) xd_projection_destroy(s->ctx, &projection);
     return result;
 }
 
 static xd_result open_cache(const scene *s) {
     xd_teacher_cache *cache = NULL;
-    const xd_result result = xd_teacher_cache_open(s->ctx, s->path, NULL, &cache);
+    const xd_result result = cache_open(s->ctx, s->path, NULL, &cache);
     xd_teacher_cache_close(cache);
     return result;
 }
@@ -107,10 +108,10 @@ static xd_result verify_checkpoint(const scene *s) {
 }
 
 static xd_result cache_projection(const scene *s) {
-    const xd_projection_desc desc = { s->tokenizer, s->tokenizer, NULL };
+    const xd_projection_desc desc = { s->tokenizer, s->tokenizer, NULL, NULL };
     xd_projection projection;
     memset(&projection, 0, sizeof projection);
-    const xd_result result = xd_projection_cached(s->ctx, s->directory, &desc, &projection, NULL);
+    const xd_result result = projection_cached(s->ctx, s->directory, &desc, &projection, NULL);
     if (result == XD_OK) xd_projection_destroy(s->ctx, &projection);
     return result;
 }
@@ -170,7 +171,7 @@ static xd_result save_cache(const scene *s) {
     desc.vocabulary = 8;
     desc.temperature = 1.0;
     desc.k = 2;
-    const xd_result result = xd_teacher_cache_writer_create(s->ctx, s->path, &desc, &w);
+    const xd_result result = cache_writer_create(s->ctx, s->path, &desc, &w);
     xd_teacher_cache_writer_abort(w);
     return result;
 }
@@ -202,7 +203,7 @@ static const path_call calls[] = {
     { "xd_weights_open", open_weights, "model.safetensors.index.json", true, false },
     { "xd_checkpoint_open", open_checkpoint, "manifest.json", true, false },
     { "xd_checkpoint_verify", verify_checkpoint, "manifest.json", true, false },
-    { "xd_projection_cached", cache_projection, NULL, false, true },
+    { "xd_projection_build", cache_projection, NULL, false, true },
     { "xd_file_save", save_file, "file", false, true },
     { "xd_publish_create", publish, "file", false, true },
     { "xd_weights_writer_create", save_tensors, "file", false, true },
@@ -256,7 +257,7 @@ static void put_thing(const scene *s, thing what) {
 static void name_file(scene *s, const path_call *call) {
     char name[XD_PROJECTION_NAME_BYTES] = "file";
     xd_projection_origin origin;
-    const xd_projection_desc desc = { s->tokenizer, s->tokenizer, NULL };
+    const xd_projection_desc desc = { s->tokenizer, s->tokenizer, NULL, NULL };
     xd_projection projection;
     if (call->name) {
         snprintf(s->path, sizeof s->path, "%s/%s", s->directory, call->name);

@@ -4,6 +4,7 @@
 #include "xdistill.h"
 
 #include "pipeline_scene.h"
+#include "planned.h"
 
 #include <sched.h>
 #include <time.h>
@@ -181,11 +182,11 @@ static void plain_queue(xd_comm *world, const xd_pipeline_run_desc *planned) {
     const xd_queue_desc queue = { .form = XD_QUEUE_INLINE };
     const size_t more = planned->schedule.ranks > 1 ? 2 * XD_ARENA_ALIGNMENT : 0;
     xd_pipeline_run_desc d = *planned;
-    xd_memory_bytes without, with;
+    xd_memory_bytes without = { 0, 0 }, with = { 0, 0 };
     xd_pipeline *p = NULL;
     CHECK(xd_queue_create(world, &queue, &d.sends) == XD_OK);
-    CHECK(xd_pipeline_bytes(ctx, planned, xd_comm_rank(world), &without) == XD_OK);
-    CHECK(xd_pipeline_bytes(ctx, &d, xd_comm_rank(world), &with) == XD_OK);
+    CHECK(PLANNED_MEMORY(ctx, xd_pipeline_create(world, planned, &p), &without) == XD_OK);
+    CHECK(PLANNED_MEMORY(ctx, xd_pipeline_create(world, &d, &p), &with) == XD_OK);
     CHECK_EQ_INT(with.host - without.host, more);
     CHECK(xd_pipeline_create(world, &d, &p) == XD_OK);
     plain_check(world, p, &d, true);
@@ -199,12 +200,12 @@ static xd_result plain_rank(xd_comm *world, void *argument) {
     xd_ctx *ctx = xd_comm_ctx(world);
     const xd_pipeline_run_desc d = plain_desc(v, 9);
     xd_pipeline_run_desc planned = d;
-    xd_memory_bytes bytes;
+    xd_memory_bytes bytes = { 0, 0 };
     xd_pipeline *p = NULL;
     int64_t all;
     planned.schedule.ranks = xd_comm_size(world);
     for (int round = 0; round < 2; round++) { /* the second with scratch that is there */
-        CHECK(xd_pipeline_bytes(ctx, &planned, xd_comm_rank(world), &bytes) == XD_OK);
+        CHECK(PLANNED_MEMORY(ctx, xd_pipeline_create(world, &planned, &p), &bytes) == XD_OK);
         CHECK(bytes.host > 0 && bytes.device == 0);
         all = (int64_t)bytes.host;
         CHECK(xd_all_reduce(world, &all, &all, 1, XD_DTYPE_I64, XD_SUM) == XD_OK);

@@ -3,6 +3,7 @@
 #include "xdistill.h"
 
 #include "pipeline_scene.h"
+#include "planned.h"
 
 /* ---- creation ---- */
 
@@ -136,15 +137,18 @@ XD_TEST(ranks_that_declare_different_activations_or_schedules_are_named) {
 
 XD_TEST(bytes_are_refused_as_a_pipeline_is) {
     xd_ctx *ctx = NULL;
-    xd_memory_bytes bytes = { 7, 7 };
+    xd_comm *self = NULL;
+    xd_pipeline *none = NULL;
+    xd_planned planned = { { 7, 7 }, 7, 7, 7 };
     xd_pipeline_run_desc d = good_desc();
-    CHECK(xd_ctx_create(NULL, &ctx) == XD_OK);
+    CHECK(xd_ctx_create(NULL, &ctx) == XD_OK && xd_comm_self(ctx, &self) == XD_OK);
     d.schedule.ranks = 3;
-    CHECK_EQ_INT(xd_pipeline_bytes(ctx, &d, 3, &bytes), XD_ERROR_ARGUMENT);
-    CHECK(strstr(xd_last_error(ctx)->message, "rank 3 of a pipeline of 3 ranks") && bytes.host == 7);
+    CHECK_EQ_INT(PLANNED_FOR(ctx, 3, 4, xd_pipeline_create(self, &d, &none), &planned), XD_ERROR_ARGUMENT);
+    CHECK(strstr(xd_last_error(ctx)->message, "a schedule of 3 ranks in a plan for 4") != NULL);
     d.shape[0] = INT64_MAX / 2;
-    CHECK_EQ_INT(xd_pipeline_bytes(ctx, &d, 0, &bytes), XD_ERROR_SHAPE);
-    CHECK(bytes.host == 7 && bytes.device == 7);
+    CHECK_EQ_INT(PLANNED_FOR(ctx, 0, 3, xd_pipeline_create(self, &d, &none), &planned), XD_ERROR_SHAPE);
+    CHECK(planned.memory.host == 7 && planned.memory.device == 7 && none == NULL);
+    xd_comm_destroy(self);
     xd_pipeline_destroy(NULL);
     xd_ctx_destroy(ctx);
 }

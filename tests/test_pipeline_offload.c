@@ -1,6 +1,7 @@
 /* The sums at the end of a pipeline's step when wrappers keep gradients on the host: those of gradients that are kept where the model is,
  * and arithmetic done here. */
 #include "xdistill.h"
+#include "wrap_calls.h"
 
 #include "xd_test.h"
 
@@ -51,7 +52,7 @@ static xd_result replace(void *user, xd_ctx *ctx, const xd_stages *in, xd_stages
     *out = *in;
     XD_TRY(describe(NULL, ctx, &in->stages[1].place, &second->model));
     XD_TRY(xd_model_seal(second->model));
-    return xd_fsdp_create(second->model, xd_grid_groups(s->grid)->dp_cp, NULL, &second->parallel);
+    return wrap_over_fsdp(second->model, xd_grid_groups(s->grid)->dp_cp, NULL, &second->parallel);
 }
 
 static void open_scene(scene *s, xd_comm *world) {

@@ -1,6 +1,8 @@
 /* Plans of memory: for ranks that do not exist the same bytes as for those that do. */
 #include "xdistill.h"
 
+#include "averages.h"
+#include "planned.h"
 #include "wrap_scene.h"
 
 #include <stdlib.h>
@@ -46,13 +48,17 @@ static xd_result compare_with_what_is_taken(xd_comm *world, void *argument) {
     for (int64_t i = 0; i < count; i++) elements += params[i].count;
     CHECK_EQ_INT(elements, plan.elements);
     xd_optimizer_desc o = optimizer;
-    xd_memory_bytes bytes, more;
+    xd_memory_bytes bytes = { 0, 0 }, more = { 0, 0 };
+    xd_optimizer *none = NULL;
+    xd_ema *nothing = NULL;
     o.params = params;
     o.param_count = count;
-    CHECK(xd_optimizer_bytes(r.ctx, &o, &bytes) == XD_OK);
+    CHECK(PLANNED_MEMORY(r.ctx, xd_optimizer_create(r.ctx, &o, &none), &bytes) == XD_OK);
     CHECK(memcmp(&bytes, &plan.optimizer, sizeof bytes) == 0);
-    CHECK(xd_ema_bytes(r.ctx, params, count, &averages[0], &bytes) == XD_OK);
-    CHECK(xd_ema_bytes(r.ctx, params, count, &averages[1], &more) == XD_OK);
+    CHECK(PLANNED_MEMORY(r.ctx, average_create(r.ctx, params, count, &averages[0], &nothing), &bytes) ==
+          XD_OK);
+    CHECK(PLANNED_MEMORY(r.ctx, average_create(r.ctx, params, count, &averages[1], &nothing), &more) ==
+          XD_OK);
     CHECK_EQ_INT(bytes.host + more.host, plan.averages.host);
     wrap_close(&r);
     return XD_OK;
@@ -93,16 +99,20 @@ XD_TEST(a_plan_of_a_stage_has_the_activations_of_its_pipeline) {
     };
     xd_memory_plan_desc d = { .fsdp = &fsdp, .ranks = 2 };
     xd_memory_plan without, plan;
-    xd_memory_bytes bytes;
+    xd_planned planned;
+    xd_pipeline *none = NULL;
+    xd_comm *self = NULL;
     xd_pipeline_counts counts;
+    CHECK(xd_comm_self(ctx, &self) == XD_OK);
     CHECK(xd_plan_memory(model, &d, 0, &without) == XD_OK && without.pipeline.host == 0);
     d.pipeline = &pipeline;
     for (d.pipeline_rank = 0; d.pipeline_rank < 4; d.pipeline_rank++) {
         CHECK(xd_plan_memory(model, &d, 1, &plan) == XD_OK);
-        CHECK(xd_pipeline_bytes(ctx, &pipeline, d.pipeline_rank, &bytes) == XD_OK);
+        CHECK(PLANNED_FOR(ctx, d.pipeline_rank, 4, xd_pipeline_create(self, &pipeline, &none), &planned) ==
+              XD_OK);
         CHECK(xd_pipeline_measure(ctx, &pipeline.schedule, d.pipeline_rank, &counts) == XD_OK);
-        CHECK(plan.pipeline.host == bytes.host && plan.pipeline.device == 0);
-        CHECK(bytes.host >
+        CHECK(plan.pipeline.host == planned.memory.host && plan.pipeline.device == 0);
+        CHECK(planned.memory.host >
               (size_t)(counts.inputs + counts.gradients + 2) * 448); /* of 400 bytes, in lines of 64 */
     }
     const xd_memory_plan before = plan;
@@ -110,6 +120,7 @@ XD_TEST(a_plan_of_a_stage_has_the_activations_of_its_pipeline) {
     CHECK(strstr(xd_last_error(ctx)->message, "rank 4 of a pipeline of 4 ranks") != NULL);
     CHECK(memcmp(&plan, &before, sizeof plan) == 0);
     xd_model_destroy(model);
+    xd_comm_destroy(self);
     xd_ctx_destroy(ctx);
 }
 
@@ -132,7 +143,7 @@ static xd_result plan_with_queues(xd_comm *world, void *argument) {
     xd_memory_bytes bytes[2];
     (void)argument;
     for (int i = 0; i < 2; i++) {
-        XD_TRY(xd_queue_bytes(world, &descs[i], &bytes[i]));
+        XD_TRY(PLANNED_MEMORY(ctx, xd_queue_create(world, &descs[i], &queues[i]), &bytes[i]));
         XD_TRY(xd_queue_create(world, &descs[i], &queues[i]));
     }
     xd_model *model = wrap_model(ctx, XD_DTYPE_F32);

@@ -10,17 +10,15 @@
  *   xd_all_reduce, xd_reduce_scatter, xd_leaf_stack_push: arithmetic on elements alone, NaN in, NaN out
  *   xd_redistribute, xd_tensor_gather, xd_tensor_numel, xd_weights_gather: move elements as bytes
  *   xd_halo_exchange, xd_crossing_forward: move elements as bytes, or add them; xd_halo_exchange_backward, xd_crossing_backward: the same
- *   xd_route_send, xd_route_slot, xdi_teacher_piece_copy: move rows as bytes
+ *   xd_route_send, xd_route_slot: move rows as bytes
  *   xd_cast, xd_bf16_from_f32, xd_load_f64, xd_store_f64: conversions, tested over all values in test_base.c
  *   xd_rows_of, xd_ids_of: make a struct
  *   xd_adamw_defaults, xd_adam_defaults: make a struct
- *   xd_loss_workspace_bytes, xd_head_loss_workspace_bytes, xd_topk_kl_workspace_bytes, xd_xtoken_workspace_bytes: read sizes
- *   xd_vsd_workspace_bytes, xd_denoise_workspace_bytes, xd_gan_workspace_bytes: read sizes
  *   xd_vsd_defaults, xd_denoise_defaults, xd_gan_defaults: make a struct
  *   xd_vsd_loss, xd_denoise_loss: every input, counted and masked, on one rank and over split samples: test_dmd_findings.c
  *   xd_denoise_term_at: numbers that are refused, tested in test_denoise_terms.c
  *   xd_gan_loss: logits, times and numbers that are refused: test_dmd_gan.c
- *   xd_optimizer_bytes, xd_ema_bytes: read sizes; their numbers are checked as by the calls that create
+ *   xd_plan_begin, xd_plan_end: read sizes; numbers are checked as by the calls that are planned
  *   xd_weight_add: numbers of an init that are not finite are refused, tested in test_model.c
  *   xd_tensor_part_fill: the same, tested in test_fill.c
  *   xd_model_params, xd_parallel_params, xd_built_params: make structs of a list
@@ -38,24 +36,20 @@
  *   xd_status_check: prints a number
  *   xd_noise_steps, xd_edm_scales_at: numbers outside their range, NaN among them, are refused, tested in test_noise_schedule.c
  *   xd_prediction_mix, xd_noise_mix: the same, tested in test_convert.c
- *   xd_dmd_create, xd_dmd_bytes: numbers outside their range, NaN among them, are refused, tested in test_dmd.c
+ *   xd_dmd_create: numbers outside their range, NaN among them, are refused, tested in test_dmd.c
  *   xd_latent_pack, xd_latent_unpack: move elements as bytes
  *   xd_dmd_trains: reads two whole numbers
  *   xd_fake_score_create_meta: moves elements as bytes, or rounds them as xd_cast does
  *   xd_state_inherit: moves elements as bytes
- *   xd_sampler_create, xd_sampler_bytes: the same, tested in test_sampler.c
+ *   xd_sampler_create: the same, tested in test_sampler.c
  *   xd_sampler_of_student: makes a struct
  *   xd_mix_rows: arithmetic on elements alone, NaN in, NaN out, tested over every special number in test_convert.c
  *   xd_draw_rows: takes whole numbers, and writes what it draws
  *   xd_times_draw: numbers outside their range, NaN among them, are refused, tested
  *   in test_times.c
- *   xdi_votes_read: the sums of what xd_votes_add let in
- *   xdi_align_dp, xdi_align_segment: scores that are not finite are refused, tested in test_align.c
- *   xd_projection_build, xd_projection_cached: a threshold outside [0, 1] or NaN is refused, tested in test_projection_build.c
+ *   xd_projection_build: a threshold outside [0, 1] or NaN is refused, tested in test_projection_build.c
  *   xd_projection_cache_name: prints the bits of a threshold
- *   xd_projection_load: through xd_projection_save, and its checks are those of xd_projection_load_memory
- *   xd_projection_upload: copies arrays as bytes
- *   xd_teacher_cache_open: through xd_teacher_cache_writer_append, and its checks are those of xd_teacher_cache_open_memory */
+ *   xd_projection_upload: copies arrays as bytes */
 
 #define _POSIX_C_SOURCE 200809L /* barriers of threads */
 

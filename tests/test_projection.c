@@ -1,5 +1,6 @@
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "makers.h"
 #include "xd_private.h"
 #include "xd_test.h"
 
@@ -28,7 +29,7 @@ XD_TEST(votes_add_up_in_the_order_of_ids) {
     xd_votes *votes = NULL;
     const xdi_vote *cells = NULL;
     int64_t count = 0;
-    CHECK_EQ_INT(xd_votes_create(ctx, 4, 9, &votes), XD_OK);
+    CHECK_EQ_INT(votes_create(ctx, 4, 9, &votes), XD_OK);
     CHECK_EQ_INT(xd_votes_add(votes, 2, 8, 0.5), XD_OK);
     CHECK_EQ_INT(xd_votes_add(votes, 0, 3, 1.0), XD_OK);
     CHECK_EQ_INT(xd_votes_add(votes, 2, 1, 0.25), XD_OK);
@@ -61,7 +62,7 @@ XD_TEST(an_exact_row_of_the_scale_trick_has_nothing_in_its_last_slot) {
     xd_ctx *ctx = new_ctx();
     xd_votes *votes = NULL;
     xd_projection_rows rows;
-    CHECK_EQ_INT(xd_votes_create(ctx, 2, 9, &votes), XD_OK);
+    CHECK_EQ_INT(votes_create(ctx, 2, 9, &votes), XD_OK);
     CHECK_EQ_INT(xd_votes_add(votes, 0, 8, 0.75), XD_OK);
     CHECK_EQ_INT(xd_votes_add(votes, 0, 1, 0.25), XD_OK);
     CHECK_EQ_INT(xdi_votes_set_exact(votes, 1, 5), XD_OK);
@@ -99,7 +100,7 @@ XD_TEST(a_pass_votes_for_pieces_and_leaves_out_special_tokens) {
     pass.skip_count = 1;
     pass.foreign_skip = foreign;
     pass.foreign_skip_count = 1;
-    CHECK_EQ_INT(xd_votes_create(ctx, 8, 8, &votes), XD_OK);
+    CHECK_EQ_INT(votes_create(ctx, 8, 8, &votes), XD_OK);
     CHECK_EQ_INT(xdi_votes_add_pass(votes, &pass), XD_OK);
     pass.reverse = true;
     pass.max_pieces = 1;
@@ -137,7 +138,7 @@ XD_TEST(rows_keep_the_best_and_compat_fills_the_rest) {
     xd_ctx *ctx = new_ctx();
     xd_votes *votes = NULL;
     xd_projection_rows rows;
-    CHECK_EQ_INT(xd_votes_create(ctx, 2, 5, &votes), XD_OK);
+    CHECK_EQ_INT(votes_create(ctx, 2, 5, &votes), XD_OK);
     for (int t = 0; t < 4; t++) CHECK_EQ_INT(xd_votes_add(votes, 0, t, t == 2 ? 3.0 : 1.0), XD_OK);
     const xd_projection_rows_desc plain = { 3, false, false }, compat = { 3, true, true };
     const int32_t best[] = { 2, 0, 1 }, none[] = { -1, -1, -1 }, filled[] = { 0, 1, 2 };
@@ -220,20 +221,20 @@ XD_TEST(exact_maps_settle_collisions) {
     const xd_projection_rows rows = { ids, weights, 5, 2 };
     xd_ctx *ctx = new_ctx();
     xd_exact_map map;
-    CHECK_EQ_INT(xd_exact_map_create(ctx, &rows, 4, false, &map), XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(exact_map_create(ctx, &rows, 4, false, &map), XD_ERROR_ARGUMENT);
     CHECK_EQ_STR(xd_last_error(ctx)->message, "row 4 has teacher id 9, the vocabulary 4");
-    CHECK_EQ_INT(xd_exact_map_create(ctx, &rows, 4, true, &map), XD_OK); /* relaxed passes row 4 over */
+    CHECK_EQ_INT(exact_map_create(ctx, &rows, 4, true, &map), XD_OK); /* relaxed passes row 4 over */
     CHECK(map.pairs == 3 && map.student[0] == 0 && map.teacher[0] == 2 && map.student[2] == 3);
     CHECK(map.student_rest_count == 2 && map.student_rest[0] == 1 && map.student_rest[1] == 4);
     CHECK(map.teacher_rest_count == 1 && map.teacher_rest[0] == 3);
     xd_exact_map_destroy(ctx, &map);
     ids[8] = -1;
-    CHECK_EQ_INT(xd_exact_map_create(ctx, &rows, 4, false, &map), XD_OK);
+    CHECK_EQ_INT(exact_map_create(ctx, &rows, 4, false, &map), XD_OK);
     CHECK(map.pairs == 1 && map.student[0] == 0 && map.teacher[0] == 2);
     CHECK(map.student_rest_count == 4 && map.student_rest[0] == 1 && map.teacher_rest_count == 3);
     xd_exact_map_destroy(ctx, &map);
     weights[0] = 0.9f;
-    CHECK_EQ_INT(xd_exact_map_create(ctx, &rows, 4, true, &map), XD_OK);
+    CHECK_EQ_INT(exact_map_create(ctx, &rows, 4, true, &map), XD_OK);
     CHECK(map.pairs == 3 && map.student[0] == 1 && map.teacher[0] == 2);
     CHECK(map.student[1] == 2 && map.teacher[1] == 1 && map.student[2] == 3 && map.teacher[2] == 0);
     CHECK(map.teacher_rest_count == 1 && map.teacher_rest[0] == 3);

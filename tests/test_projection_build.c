@@ -2,6 +2,7 @@
  * 255 are the bytes, and merge i is id 256 + i. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "makers.h"
 #include "xd_private.h"
 #include "tokenizer_make.h"
 
@@ -21,7 +22,7 @@ static made make(fixture student, fixture teacher, const xd_projection_options *
     memset(&m, 0, sizeof m);
     m.student = student;
     m.teacher = teacher;
-    const xd_projection_desc desc = { student.tokenizer, teacher.tokenizer, options };
+    const xd_projection_desc desc = { student.tokenizer, teacher.tokenizer, options, NULL };
     CHECK_EQ_INT(xd_projection_build(student.ctx, &desc, &m.matrix, &m.report), XD_OK);
     CHECK_EQ_INT(m.report.entries, m.matrix.entries);
     return m;
@@ -203,9 +204,9 @@ XD_TEST(options_out_of_range_build_nothing) {
     xd_projection p;
     memset(&p, 0, sizeof p);
     for (size_t i = 0; i < sizeof bad / sizeof *bad; i++)
-        CHECK_EQ_INT(
-            xd_projection_build(f.ctx, &(xd_projection_desc){ f.tokenizer, f.tokenizer, &bad[i] }, &p, NULL),
-            XD_ERROR_ARGUMENT);
+        CHECK_EQ_INT(xd_projection_build(
+                         f.ctx, &(xd_projection_desc){ f.tokenizer, f.tokenizer, &bad[i], NULL }, &p, NULL),
+                     XD_ERROR_ARGUMENT);
     CHECK(p.row_begin == NULL);
     unload(&f);
 }
@@ -238,7 +239,7 @@ static void put_number(unsigned char *at, uint64_t value, int bytes) {
 static xd_result parse(xd_ctx *ctx, const unsigned char *data, size_t bytes, xd_projection *p) {
     unsigned char *copy = (unsigned char *)malloc(bytes + (bytes == 0));
     memcpy(copy, data, bytes);
-    const xd_result result = xd_projection_load_memory(ctx, copy, bytes, NULL, p);
+    const xd_result result = projection_load_memory(ctx, copy, bytes, NULL, p);
     free(copy);
     return result;
 }
@@ -291,7 +292,7 @@ XD_TEST(a_matrix_that_does_not_say_what_it_is_made_of_is_not_saved) {
     p.origin.student_hash = 5;
     p.origin.options = xd_projection_defaults();
     CHECK_EQ_INT(xd_projection_save(ctx, file_path(), &p), XD_OK);
-    CHECK_EQ_INT(xd_projection_load(ctx, file_path(), NULL, &back), XD_OK);
+    CHECK_EQ_INT(projection_load(ctx, file_path(), NULL, &back), XD_OK);
     CHECK_EQ_INT(unlink(file_path()), 0);
     CHECK(back.origin.student_hash == 5 && back.student_size == 2 && back.teacher_size == 3 &&
           back.entries == 1);
@@ -308,7 +309,7 @@ XD_TEST(a_file_gives_back_the_matrix_and_where_it_is_from) {
     options.special_threshold = 0.37;
     made m = make(plain("a b|ab c|ab ab"), plain("c a|a b"), &options);
     CHECK_EQ_INT(xd_projection_save(m.student.ctx, file_path(), &m.matrix), XD_OK);
-    CHECK_EQ_INT(xd_projection_load(m.student.ctx, file_path(), &m.matrix.origin, &back), XD_OK);
+    CHECK_EQ_INT(projection_load(m.student.ctx, file_path(), &m.matrix.origin, &back), XD_OK);
     CHECK_EQ_INT(unlink(file_path()), 0);
     CHECK(back.origin.student_hash == xd_tokenizer_describe(m.student.tokenizer).hash);
     CHECK(back.origin.teacher_hash == xd_tokenizer_describe(m.teacher.tokenizer).hash);
@@ -346,7 +347,7 @@ XD_TEST(a_file_for_other_tokenizers_is_refused_with_all_hashes) {
     memset(&p, 0, sizeof p);
     other.teacher_hash = 0x1234;
     CHECK_EQ_INT(xd_projection_save(m.student.ctx, file_path(), &m.matrix), XD_OK);
-    CHECK_EQ_INT(xd_projection_load(m.student.ctx, file_path(), &other, &p), XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(projection_load(m.student.ctx, file_path(), &other, &p), XD_ERROR_ARGUMENT);
     CHECK_EQ_INT(unlink(file_path()), 0);
     char hashes[96];
     snprintf(hashes, sizeof hashes, "%016llx and %016llx, wanted are %016llx and 0000000000001234",
@@ -356,7 +357,7 @@ XD_TEST(a_file_for_other_tokenizers_is_refused_with_all_hashes) {
     CHECK(strstr(xd_last_error(m.student.ctx)->message, hashes) != NULL);
     CHECK(strstr(xd_last_error(m.student.ctx)->message, file_path()) != NULL);
     CHECK(p.row_begin == NULL);
-    CHECK_EQ_INT(xd_projection_load(m.student.ctx, "/tmp/xdistill-no-such-file", NULL, &p), XD_ERROR_IO);
+    CHECK_EQ_INT(projection_load(m.student.ctx, "/tmp/xdistill-no-such-file", NULL, &p), XD_ERROR_IO);
     unmake(&m);
 }
 
@@ -456,7 +457,7 @@ XD_TEST(a_cache_is_built_once_and_again_when_it_is_damaged) {
     made m = make(plain("a b|ab c"), plain("c a"), NULL);
     char directory[64] = "/tmp/xdistill-test-XXXXXX", path[256], name[XD_PROJECTION_NAME_BYTES];
     xd_ctx *ctx = m.student.ctx;
-    const xd_projection_desc desc = { m.student.tokenizer, m.teacher.tokenizer, NULL };
+    const xd_projection_desc desc = { m.student.tokenizer, m.teacher.tokenizer, NULL, NULL };
     CHECK(mkdtemp(directory) != NULL);
     xd_projection_cache_name(&m.matrix.origin, name);
     snprintf(path, sizeof path, "%s/%s", directory, name);
@@ -464,7 +465,7 @@ XD_TEST(a_cache_is_built_once_and_again_when_it_is_damaged) {
         xd_projection p;
         bool built = round % 2 != 0;
         if (round == 2) CHECK_EQ_INT(xd_file_save(ctx, path, "XDPROJ", 6), XD_OK);
-        CHECK_EQ_INT(xd_projection_cached(ctx, directory, &desc, &p, &built), XD_OK);
+        CHECK_EQ_INT(projection_cached(ctx, directory, &desc, &p, &built), XD_OK);
         CHECK_EQ_INT(built, round % 2 == 0);
         CHECK_EQ_INT(p.entries, m.matrix.entries);
         CHECK(memcmp(p.weight, m.matrix.weight, 4 * (size_t)p.entries) == 0);
@@ -472,7 +473,7 @@ XD_TEST(a_cache_is_built_once_and_again_when_it_is_damaged) {
     }
     xd_projection none;
     memset(&none, 0, sizeof none);
-    CHECK_EQ_INT(xd_projection_cached(ctx, "/tmp/no such directory", &desc, &none, NULL), XD_ERROR_IO);
+    CHECK_EQ_INT(projection_cached(ctx, "/tmp/no such directory", &desc, &none, NULL), XD_ERROR_IO);
     CHECK(none.row_begin == NULL);
     CHECK_EQ_INT(unlink(path), 0);
     CHECK_EQ_INT(rmdir(directory), 0);
@@ -488,7 +489,7 @@ XD_TEST(rows_of_a_file_give_the_exact_map_of_gold_losses) {
     CHECK(rows.ids[2 * 'a'] == 'a' && rows.ids[2 * 'a' + 1] == -1 && rows.weights[2 * 'a'] == 1.0f);
     CHECK(rows.ids[2 * 257] == 257 && rows.ids[2 * 257 + 1] == 'c'); /* the larger weight first */
     CHECK(rows.weights[2 * 257] > 0.9f);
-    CHECK_EQ_INT(xd_exact_map_create(m.student.ctx, &rows, m.matrix.teacher_size, false, &map), XD_OK);
+    CHECK_EQ_INT(exact_map_create(m.student.ctx, &rows, m.matrix.teacher_size, false, &map), XD_OK);
     CHECK_EQ_INT(map.pairs, 257);
     CHECK_EQ_INT(map.student_rest_count, 1);
     CHECK_EQ_INT(map.teacher_rest_count, 1);
@@ -523,12 +524,12 @@ static void ration_release(void *user, void *memory) {
 static xd_result whole(xd_ctx *ctx, const made *m, const xd_projection_options *options) {
     xd_projection built, back;
     xd_projection_rows rows;
-    const xd_projection_desc desc = { m->student.tokenizer, m->teacher.tokenizer, options };
+    const xd_projection_desc desc = { m->student.tokenizer, m->teacher.tokenizer, options, NULL };
     memset(&back, 0, sizeof back);
     xd_result result = xd_projection_build(ctx, &desc, &built, NULL);
     if (result != XD_OK) return result;
     result = xd_projection_save(ctx, file_path(), &built);
-    if (result == XD_OK) result = xd_projection_load(ctx, file_path(), &built.origin, &back);
+    if (result == XD_OK) result = projection_load(ctx, file_path(), &built.origin, &back);
     if (result == XD_OK) result = xd_projection_to_rows(ctx, &back, 0, &rows);
     if (result == XD_OK) xd_projection_rows_destroy(ctx, &rows);
     xd_projection_destroy(ctx, &back);

@@ -2,7 +2,11 @@
  * memory, by the amount that was planned; and what is refused. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#if defined(XD_TEST_LAYERS)
+#    include "model/describe_internal.h"
+#endif
 #include "xd_test.h"
+#include "wrap_calls.h"
 
 #include "../examples/nn/nn_blocks.c"
 #include "../examples/nn/nn_describe.c"
@@ -175,7 +179,7 @@ XD_TEST(without_a_wrapper_a_forward_runs_again_on_the_input_that_was_kept) {
     CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
     pair_open(&p, ctx);
     CHECK_EQ_INT(xd_inputs_create(p.model, &desc, &p.inputs), XD_ERROR_STATE); /* not sealed */
-    CHECK_EQ_INT(xd_inputs_bytes(p.model, &desc).host, 0);
+    CHECK_EQ_INT(xdi_inputs_bytes(p.model, &desc).host, 0);
     CHECK_EQ_INT(xd_model_seal(p.model), XD_OK);
     CHECK_EQ_INT(xd_model_allocate(p.model), XD_OK);
     CHECK_EQ_INT(xd_model_init_weights(p.model), XD_OK);
@@ -216,7 +220,7 @@ XD_TEST(what_is_recomputed_wrongly_is_refused_with_both_names) {
     xd_block *plain = NULL;
     pair_block(&p, "plain", false, &plain);
     CHECK_EQ_INT(xd_model_seal(p.model), XD_OK);
-    CHECK_EQ_INT(xd_ddp_create(p.model, self, &ddp, &p.parallel), XD_OK);
+    CHECK_EQ_INT(wrap_over_ddp(p.model, self, &ddp, &p.parallel), XD_OK);
     CHECK_EQ_INT(xd_recompute(p.a, 0, forward), XD_ERROR_STATE);
     CHECK(says(&p, "micro-batch 0 of block \"a\" is to recompute, and the model has no inputs"));
     CHECK_EQ_INT(xd_inputs_create(p.model, &none, &p.inputs), XD_ERROR_ARGUMENT);
@@ -225,7 +229,7 @@ XD_TEST(what_is_recomputed_wrongly_is_refused_with_both_names) {
     const xd_inputs_desc many = { SIZE_MAX - 3, 1 }, more = { SIZE_MAX / 4, INT32_MAX };
     CHECK_EQ_INT(xd_inputs_create(p.model, &many, &p.inputs), XD_ERROR_MEMORY);
     CHECK_EQ_INT(xd_inputs_create(p.model, &more, &p.inputs), XD_ERROR_MEMORY);
-    CHECK(xd_inputs_bytes(p.model, &more).host > SIZE_MAX / 2);
+    CHECK(xdi_inputs_bytes(p.model, &more).host > SIZE_MAX / 2);
     CHECK_EQ_INT(xd_inputs_create(p.model, &desc, &p.inputs), XD_OK);
     CHECK_EQ_INT(xd_inputs_create(p.model, &desc, &again), XD_ERROR_STATE);
     CHECK(again == NULL && says(&p, "has inputs already"));
@@ -328,7 +332,7 @@ XD_TEST(planned_memory_of_inputs_is_what_they_take_and_no_pass_takes_more) {
     CHECK_EQ_INT(xd_model_seal(p.model), XD_OK);
     CHECK_EQ_INT(xd_model_allocate(p.model), XD_OK);
     CHECK_EQ_INT(xd_plan_memory(p.model, &plan_desc, 0, &plan), XD_OK);
-    CHECK_EQ_INT(plan.inputs.host, xd_inputs_bytes(p.model, &desc).host);
+    CHECK_EQ_INT(plan.inputs.host, xdi_inputs_bytes(p.model, &desc).host);
     CHECK(plan.inputs.host >= 2 * 5 * XD_ARENA_ALIGNMENT && plan.inputs.device == 0);
     const int64_t before = h.bytes;
     for (int n = 0; n < 2; n++) {

@@ -3,6 +3,8 @@
  * themselves are in comm_suite.h. 0.1 seconds. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "makers.h"
+#include "loss_calls.h"
 #include "vocab_calls.h"
 #include "xd_private.h"
 #include "ids_scene.h"
@@ -123,12 +125,12 @@ static xd_vocab_topk_desc choice_of(scene *s, bool of_all) {
 static xd_result sequences_that_do_not_divide(scene *s, bool odd) {
     xd_vocab_topk_desc d = choice_of(s, false);
     d.sequences = odd ? 4 : 3;
-    return xd_vocab_topk_columns(s->ctx, &d, s->integers, NULL);
+    return vocab_topk_columns(s->ctx, &d, s->integers, NULL);
 }
 static xd_result chosen_of_another_dtype(scene *s, bool odd) {
     const xd_vocab_topk_desc d = choice_of(s, false);
-    return xd_vocab_topk_gather(s->ctx, &d, s->integers,
-                                xd_rows_of(s->floats, odd ? XD_DTYPE_I32 : XD_DTYPE_F32, IDS_ROWS, IDS_K));
+    return vocab_topk_gather(s->ctx, &d, s->integers,
+                             xd_rows_of(s->floats, odd ? XD_DTYPE_I32 : XD_DTYPE_F32, IDS_ROWS, IDS_K));
 }
 
 /* Ranks that hold other positions, each with the whole vocabulary; one has forgotten its own. */
@@ -137,10 +139,9 @@ static xd_result choose_alone(scene *s, bool odd, bool gathers) {
     xd_vocab_topk_desc d = choice_of(s, true);
     XD_TRY(vocab_even(s->ctx, NULL, IDS_VOCAB, &whole));
     d.vocab = odd ? NULL : whole;
-    const xd_result result = gathers
-                                 ? xd_vocab_topk_gather(s->ctx, &d, s->integers,
-                                                        xd_rows_of(s->floats, XD_DTYPE_F32, IDS_ROWS, IDS_K))
-                                 : xd_vocab_topk_columns(s->ctx, &d, s->integers, NULL);
+    const xd_result result = gathers ? vocab_topk_gather(s->ctx, &d, s->integers,
+                                                         xd_rows_of(s->floats, XD_DTYPE_F32, IDS_ROWS, IDS_K))
+                                     : vocab_topk_columns(s->ctx, &d, s->integers, NULL);
     xd_vocab_destroy(whole);
     return result;
 }
@@ -158,10 +159,10 @@ static xd_result no_dtype_of_labels(scene *s, bool odd) {
     return xd_loss(s->ctx, &d, &s->m.out.values[0]);
 }
 static xd_result a_wrong_gradient(scene *s, bool odd) {
-    xd_mft_desc d = xd_mft_defaults();
+    mft_desc d = mft_defaults();
     d.loss = ids_loss(s->vocab, &s->m, XD_DTYPE_I64, 1);
     d.loss.common.gradient.rows -= odd ? 1 : 0;
-    return xd_mft_loss(s->ctx, &d, &s->m.out.values[1]);
+    return mft_loss(s->ctx, &d, &s->m.out.values[1]);
 }
 static xd_result no_k(scene *s, bool odd) {
     xd_topk_desc d;
@@ -339,7 +340,7 @@ static xd_result a_cache_of_no_temperature(scene *s, bool odd) {
     d.vocabulary = IDS_VOCAB;
     d.k = IDS_K;
     d.temperature = odd ? -1.0 : 1.0;
-    const xd_result result = xd_teacher_cache_writer_create(s->ctx, path, &d, &writer);
+    const xd_result result = cache_writer_create(s->ctx, path, &d, &writer);
     CHECK(writer == NULL);
     if (xd_comm_rank(s->world) == 0) CHECK(rmdir(folder) == 0);
     return result;

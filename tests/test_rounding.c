@@ -1,8 +1,10 @@
 /* BF16 parameters without a master copy: what is rounded up, what down, and that nothing but the place of an element decides. */
 #include "xdistill.h"
+#include "planned.h"
 #include "xd_test.h"
 #include "averages.h"
 #include "xd_test_numbers.h"
+#include "wrap_calls.h"
 
 #include <stdlib.h>
 
@@ -308,12 +310,12 @@ XD_TEST(sizes_are_told_and_bad_lists_are_refused) {
     static float gradients[N];
     xd_ctx *ctx = open_ctx(XD_CPU_BEST, 1);
     xd_optimizer *optimizer = NULL;
-    xd_memory_bytes with, without;
+    xd_memory_bytes with = { 0, 0 }, without = { 0, 0 };
     xd_param param = param_of(values, gradients, XD_DTYPE_BF16, N);
     xd_optimizer_desc d = desc_of(&param, 1, XD_OPTIMIZER_ADAMW);
-    CHECK_EQ_INT(xd_optimizer_bytes(ctx, &d, &without), XD_OK);
+    CHECK_EQ_INT(PLANNED_MEMORY(ctx, xd_optimizer_create(ctx, &d, &optimizer), &without), XD_OK);
     d.stochastic_bf16 = false;
-    CHECK_EQ_INT(xd_optimizer_bytes(ctx, &d, &with), XD_OK);
+    CHECK_EQ_INT(PLANNED_MEMORY(ctx, xd_optimizer_create(ctx, &d, &optimizer), &with), XD_OK);
     CHECK(with.host > without.host + 4 * N - 256);
     d.stochastic_bf16 = true;
     param.name = NULL;
@@ -355,7 +357,7 @@ static xd_result check_first(xd_comm *world, void *argument) {
     (void)argument;
     CHECK_EQ_INT(xd_model_create(ctx, &desc, &model), XD_OK);
     CHECK(xd_weight_add(xd_model_root(model), &d, NULL) == XD_OK && xd_model_seal(model) == XD_OK);
-    CHECK_EQ_INT(xd_fsdp_create(model, world, &fsdp, &wrapped), XD_OK);
+    CHECK_EQ_INT(wrap_over_fsdp(model, world, &fsdp, &wrapped), XD_OK);
     CHECK_EQ_INT(xd_parallel_params(wrapped, 1, &param, &count), XD_OK);
     CHECK_EQ_INT(xd_all_gather(world, &param.count, counts, ones, XD_DTYPE_I64), XD_OK);
     int64_t before = 0;

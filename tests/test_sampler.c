@@ -5,6 +5,7 @@
 #    include "dmd/state.h"
 #endif
 
+#include "planned.h"
 #include "xd_test.h"
 
 #include <math.h>
@@ -525,13 +526,13 @@ XD_TEST(a_sampler_takes_what_it_says_and_nothing_while_it_runs) {
             counter c = { 0, 0 };
             const xd_ctx_desc desc = { .allocator = { take, give_back, &c } };
             const xd_dmd_batch batch = { .samples = SAMPLES, .negative = &condition };
-            xd_memory_bytes bytes;
+            xd_memory_bytes bytes = { 0, 0 };
             xd_sampler *sampler;
             xd_ctx *ctx;
             CHECK_EQ_INT(xd_ctx_create(&desc, &ctx), XD_OK);
             xd_sampler_desc d = settings(&f, (xd_sampler_kind)kind);
             d.guided = guided != 0;
-            CHECK_EQ_INT(xd_sampler_bytes(ctx, &d, &bytes), XD_OK);
+            CHECK_EQ_INT(PLANNED_MEMORY(ctx, xd_sampler_create(ctx, &d, &sampler), &bytes), XD_OK);
             const size_t before = c.bytes;
             CHECK_EQ_INT(xd_sampler_create(ctx, &d, &sampler), XD_OK);
             CHECK(bytes.host == c.bytes - before && bytes.device == 0);
@@ -568,7 +569,7 @@ static void refuse(xd_ctx *ctx, const xd_sampler_desc *d, xd_result code, const 
     if (!strstr(xd_last_error(ctx)->message, text))
         printf("\"%s\" is not in: %s\n", text, xd_last_error(ctx)->message);
     CHECK(strstr(xd_last_error(ctx)->message, text));
-    CHECK_EQ_INT(xd_sampler_bytes(ctx, d, &bytes), code);
+    CHECK_EQ_INT(PLANNED_MEMORY(ctx, xd_sampler_create(ctx, d, &sampler), &bytes), code);
     CHECK(bytes.host == 7 && bytes.device == 7);
 }
 

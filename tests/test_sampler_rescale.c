@@ -1,6 +1,7 @@
 /* Samples from noise under rescaled guidance: trajectories computed again in double, split samples, what is refused. */
 #include "xdistill.h"
 
+#include "planned.h"
 #include "xd_test.h"
 
 #include <math.h>
@@ -293,11 +294,11 @@ XD_TEST(runs_allocate_nothing_and_bytes_are_known_before) {
         formula f = whole_formula();
         const xd_sampler_desc d = settings(&f, (xd_sampler_kind)kind, 3.0, 0.7),
                               plain = settings(&f, (xd_sampler_kind)kind, 3.0, 0.0);
-        xd_memory_bytes bytes, without_it;
+        xd_memory_bytes bytes = { 0, 0 }, without_it = { 0, 0 };
         xd_sampler *sampler;
         float out[ALL];
-        CHECK_EQ_INT(xd_sampler_bytes(ctx, &d, &bytes), XD_OK);
-        CHECK_EQ_INT(xd_sampler_bytes(ctx, &plain, &without_it), XD_OK);
+        CHECK_EQ_INT(PLANNED_MEMORY(ctx, xd_sampler_create(ctx, &d, &sampler), &bytes), XD_OK);
+        CHECK_EQ_INT(PLANNED_MEMORY(ctx, xd_sampler_create(ctx, &plain, &sampler), &without_it), XD_OK);
         CHECK(bytes.host > without_it.host);
         CHECK_EQ_INT(xd_sampler_create(ctx, &d, &sampler), XD_OK);
         const int before = calls;
@@ -311,14 +312,14 @@ XD_TEST(runs_allocate_nothing_and_bytes_are_known_before) {
 /* ---- what is refused ---- */
 
 static void refuse(const xd_sampler_desc *d, const char *text) {
-    xd_memory_bytes bytes;
+    xd_memory_bytes bytes = { 0, 0 };
     xd_sampler *sampler = NULL;
     xd_ctx *ctx;
     CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
     CHECK_EQ_INT(xd_sampler_create(ctx, d, &sampler), XD_ERROR_ARGUMENT);
     CHECK(strstr(xd_last_error(ctx)->message, text));
     if (!strstr(xd_last_error(ctx)->message, text)) printf("%s\n", xd_last_error(ctx)->message);
-    CHECK_EQ_INT(xd_sampler_bytes(ctx, d, &bytes), XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(PLANNED_MEMORY(ctx, xd_sampler_create(ctx, d, &sampler), &bytes), XD_ERROR_ARGUMENT);
     CHECK(sampler == NULL);
     xd_ctx_destroy(ctx);
 }

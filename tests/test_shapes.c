@@ -1,6 +1,7 @@
 /* ndim beside shape: entries from ndim on are 0, in every desc that has both. A shape without its ndim is no scalar. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "planned.h"
 #include "xd_test.h"
 
 typedef struct scene {
@@ -42,10 +43,11 @@ static xd_result call_fill(scene *s, int ndim, const int64_t *shape) {
 }
 
 static xd_result call_crossing(scene *s, int ndim, const int64_t *shape) {
-    xd_exchange_bytes bytes;
+    xd_crossing *none = NULL;
+    xd_planned planned;
     xd_crossing_desc d = { .kind = XD_CROSSING_COPY, .ndim = ndim, .dtype = XD_DTYPE_F32 };
     memcpy(d.shape, shape, sizeof d.shape);
-    return xd_crossing_bytes(s->ctx, &d, 1, 0, &bytes);
+    return PLANNED(s->ctx, xd_crossing_create(s->self, &d, &none), &planned);
 }
 
 static xd_result call_tensor(scene *s, int ndim, const int64_t *shape) {
@@ -108,14 +110,16 @@ XD_TEST(a_weight_whose_ndim_counts_a_size_that_was_left_out_is_refused) {
 XD_TEST(activations_of_a_pipeline_and_views_of_tensors_have_shapes_of_their_ndim) {
     scene s;
     open_scene(&s);
-    xd_memory_bytes bytes;
+    xd_pipeline *none = NULL;
+    xd_planned planned;
     xd_pipeline_run_desc d = {
         .schedule = { .ranks = 2, .micro_batches = 2 }, .ndim = 1, .shape = { 8, 50 }, .dtype = XD_DTYPE_F32
     };
-    CHECK_EQ_INT(xd_pipeline_bytes(s.ctx, &d, 0, &bytes), XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(PLANNED_FOR(s.ctx, 0, 2, xd_pipeline_create(s.self, &d, &none), &planned),
+                 XD_ERROR_ARGUMENT);
     CHECK(strstr(xd_last_error(s.ctx)->message, "shape[1] is 50 and ndim 1") != NULL);
     d.ndim = 2;
-    CHECK_EQ_INT(xd_pipeline_bytes(s.ctx, &d, 0, &bytes), XD_OK);
+    CHECK_EQ_INT(PLANNED_FOR(s.ctx, 0, 2, xd_pipeline_create(s.self, &d, &none), &planned), XD_OK);
     const int64_t shape[XD_DIMS_MAX] = { 8, 50 }, longer[XD_DIMS_MAX] = { 8, 50, 3 };
     CHECK_EQ_INT(call_tensor(&s, 2, longer), XD_ERROR_ARGUMENT);
     CHECK(strstr(xd_last_error(s.ctx)->message, "shape[2] is 3 and ndim 2") != NULL);

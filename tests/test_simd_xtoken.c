@@ -2,6 +2,7 @@
  * numbers that are none, rows that f32 does not fit. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "makers.h"
 #include "vocab_calls.h"
 #include "xd_test.h"
 #include "xd_test_cpu.h"
@@ -91,7 +92,7 @@ static void run_level(const simd_problem *p, xd_cpu_level level, simd_result *r)
     CHECK(xd_ctx_create(&desc, &ctx) == XD_OK);
     CHECK(vocab_even(ctx, NULL, STUDENT, &vocab) == XD_OK);
     CHECK(xd_projection_from_rows(ctx, &rows, STUDENT, TEACHER, &projection) == XD_OK);
-    CHECK(xd_exact_map_create(ctx, &rows, TEACHER, false, &map) == XD_OK);
+    CHECK(exact_map_create(ctx, &rows, TEACHER, false, &map) == XD_OK);
     void *student = copy_of(p->student, ROWS * WIDTH, p->bf16);
     void *teacher = copy_of(p->teacher, OTHER_ROWS * TEACHER, p->bf16);
     void *gradient = p->in_place ? student : copy_of(p->student, ROWS * WIDTH, p->bf16);

@@ -3,6 +3,7 @@
  * lists against docs/api.txt. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "loss_calls.h"
 #include "vocab_calls.h"
 #include "xd_test.h"
 #include "ids_scene.h"
@@ -16,7 +17,7 @@ typedef struct stage {
     ids_memory *m;
     xd_loss_desc loss;
     xd_head_loss_desc head;
-    xd_mft_desc mft;
+    mft_desc mft;
     xd_topk_desc topk;
     xd_vocab_topk_desc choice;
     xd_rows first, second, third, chosen; /* of functions that take matrices themselves */
@@ -40,7 +41,7 @@ static void set_stage(void *memory) {
         xd_rows_of(m->weight, XD_DTYPE_F32, vocab.end - vocab.begin, IDS_HIDDEN);
     s->head.hidden_gradient = xd_rows_of(m->out.gradient[0], XD_DTYPE_F32, IDS_ROWS, IDS_HIDDEN);
     s->head.weight_gradient = m->out.weight_gradient;
-    s->mft = xd_mft_defaults();
+    s->mft = mft_defaults();
     s->mft.loss = ids_loss(s->vocab, m, XD_DTYPE_I64, 1);
     memset(&s->topk, 0, sizeof s->topk);
     s->topk.student = ids_matrix(m->student);
@@ -71,7 +72,7 @@ static xd_result call_head(void *memory) {
 }
 static xd_result call_mft(void *memory) {
     stage *s = (stage *)memory;
-    return xd_mft_loss(s->base.ctx, &s->mft, &s->m->out.values[0]);
+    return mft_loss(s->base.ctx, &s->mft, &s->m->out.values[0]);
 }
 static xd_result call_topk(void *memory) {
     stage *s = (stage *)memory;
@@ -117,11 +118,11 @@ static xd_result call_vocab_topk(void *memory) {
 
 static xd_result call_choice(void *memory) {
     stage *s = (stage *)memory;
-    return xd_vocab_topk_columns(s->base.ctx, &s->choice, s->ids, NULL);
+    return vocab_topk_columns(s->base.ctx, &s->choice, s->ids, NULL);
 }
 static xd_result call_choice_gather(void *memory) {
     stage *s = (stage *)memory;
-    return xd_vocab_topk_gather(s->base.ctx, &s->choice, s->ids, s->chosen);
+    return vocab_topk_gather(s->base.ctx, &s->choice, s->ids, s->chosen);
 }
 
 enum { FEW = IDS_VOCAB / SIZES_RANKS - 1 }; /* columns that are too few on two ranks, too */
@@ -140,9 +141,9 @@ static const sizes_matrix matrices[] = {
     { "xd_mft_desc.loss.teacher", AT(mft.loss.teacher), call_mft, true, true, FEW, true, false },
     { "xd_mft_desc.loss.common.gradient", AT(mft.loss.common.gradient), call_mft, true, true, FEW, true,
       false },
-    { "xd_mft_desc.terms", AT(mft.terms), call_mft, true, true, FEW, true, false },
+    { "xd_loss_desc.mft_terms", AT(mft.terms), call_mft, true, true, FEW, true, false },
     { "xd_vocab_topk_desc.logits", AT(choice.logits), call_choice, true, true, FEW, false, false },
-    { "xd_vocab_topk_gather(values)", AT(chosen), call_choice_gather, true, false, FEW, false, false },
+    { "xd_vocab_topk_desc.values", AT(chosen), call_choice_gather, true, false, FEW, false, false },
     { "xd_topk_desc.student", AT(topk.student), call_topk, true, true, FEW, false, false },
     { "xd_topk_desc.teacher", AT(topk.teacher), call_topk, true, true, FEW, true, false },
     { "xd_topk_desc.common.gradient", AT(topk.common.gradient), call_topk, true, true, FEW, true, false },

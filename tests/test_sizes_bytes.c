@@ -3,7 +3,12 @@
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
 #include "xd_private.h" /* xdi_: the scene has private structs */
+#if defined(XD_TEST_LAYERS)
+#    include "comm/internal.h"
+#    include "tensor/internal.h"
+#endif
 #include "vocab_calls.h"
+#include "planned.h"
 #include "xd_test.h"
 #include "xd_test_topology.h"
 #include "ids_scene.h"
@@ -15,8 +20,8 @@
 XD_TEST(a_stack_of_any_number_of_leaves_is_measured_at_once) {
     const xd_leaf_stack_desc all = { .leaves = { 0, INT64_MAX, INT64_MAX }, .elements = 1 };
     const xd_leaf_stack_desc beyond = { .leaves = { 1, INT64_MAX, INT64_MAX }, .elements = 1 };
-    CHECK_EQ_INT(xd_leaf_stack_bytes(&all), (2 * 63 + 1) * sizeof(float));
-    CHECK_EQ_INT(xd_leaf_stack_bytes(&beyond), 0);
+    CHECK_EQ_INT(xdi_leaf_stack_bytes(&all), (2 * 63 + 1) * sizeof(float));
+    CHECK_EQ_INT(xdi_leaf_stack_bytes(&beyond), 0);
 }
 
 XD_TEST(bytes_that_do_not_fit_into_a_size_are_0) {
@@ -29,19 +34,24 @@ XD_TEST(bytes_that_do_not_fit_into_a_size_are_0) {
     CHECK(vocab_even(ctx, NULL, IDS_VOCAB, &vocab) == XD_OK);
     const xd_layout_desc large = { .ndim = 2, .shape = { huge / 1024, 1024 }, .topology = &topology };
     CHECK(xd_layout_create(ctx, &large, &layout) == XD_OK);
-    CHECK(xd_tensor_bytes(layout, 0, XD_DTYPE_U8) == (size_t)huge);
-    CHECK_EQ_INT(xd_tensor_bytes(layout, 0, XD_DTYPE_F64), 0); /* 2^64 */
+    CHECK(xdi_tensor_bytes(layout, 0, XD_DTYPE_U8) == (size_t)huge);
+    CHECK_EQ_INT(xdi_tensor_bytes(layout, 0, XD_DTYPE_F64), 0); /* 2^64 */
     for (int shift = 40; shift < 63; shift++) {
         static float somewhere;
         const int64_t rows = ((int64_t)1 << shift) + 5;
-        xd_loss_desc d = { .vocab = vocab, .hard_weight = 1.0 };
+        const xd_ids labels = xd_ids_of(&somewhere, XD_DTYPE_I32);
+        xd_loss_values values;
+        xd_loss_desc d = { .vocab = vocab, .hard_weight = 1.0, .common.labels = labels };
         xd_topk_desc k = { .vocab = vocab, .k = 3 };
-        xd_head_loss_desc h = { .loss = { .vocab = vocab, .hard_weight = 1.0 }, .chunk_rows = rows };
+        xd_head_loss_desc h = { .loss = { .vocab = vocab, .hard_weight = 1.0, .common.labels = labels } };
+        h.chunk_rows = (rows + 255) / 256 * 256;
         d.student = k.student = xd_rows_of(&somewhere, XD_DTYPE_F32, rows, IDS_VOCAB);
         h.student.hidden = xd_rows_of(&somewhere, XD_DTYPE_F32, rows, 8);
         h.student.weight = xd_rows_of(&somewhere, XD_DTYPE_F32, IDS_VOCAB, 8);
-        const size_t bytes[3] = { xd_loss_workspace_bytes(&d), xd_topk_kl_workspace_bytes(ctx, &k),
-                                  xd_head_loss_workspace_bytes(&h) };
+        k.teacher = k.student;
+        const size_t bytes[3] = { PLANNED_WORKSPACE(ctx, xd_loss(ctx, &d, &values)),
+                                  PLANNED_WORKSPACE(ctx, xd_topk_kl_loss(ctx, &k, &values)),
+                                  PLANNED_WORKSPACE(ctx, xd_head_loss(ctx, &h, &values)) };
         for (int i = 0; i < 3; i++) CHECK(bytes[i] == 0 || bytes[i] / 8 >= (size_t)rows);
         CHECK(shift < 60 || (bytes[0] == 0 && bytes[1] == 0 && bytes[2] == 0));
         CHECK(shift > 44 || (bytes[0] > 0 && bytes[1] > 0 && bytes[2] > 0));
@@ -101,6 +111,9 @@ XD_TEST(workspaces_of_any_numbers_are_0_or_large_enough) {
     static float somewhere[64];
     int64_t sized = 0, refused = 0;
     CHECK(xd_ctx_create(NULL, &s->base.ctx) == XD_OK);
+    xd_ctx *ctx = s->base.ctx;
+    xd_loss_values values;
+    xd_xtoken_values xtoken;
     s->base.ranks = 1;
     xsizes_open(s);
     for (int i = 0; i < 40000; i++) {
@@ -126,9 +139,12 @@ XD_TEST(workspaces_of_any_numbers_are_0_or_large_enough) {
         teacher->vocabulary = perhaps(teacher->vocabulary);
         if (i % 7 == 0) x->mode = XD_XTOKEN_AVERAGED_LOGITS;
         if (i % 5 == 0) x->score = XD_XTOKEN_SCORE_CE;
-        const size_t bytes[4] = { xd_loss_workspace_bytes(&loss),
-                                  xd_topk_kl_workspace_bytes(s->base.ctx, &topk),
-                                  xd_head_loss_workspace_bytes(&head), xd_xtoken_workspace_bytes(x) };
+        loss.common.labels = topk.common.labels = head.loss.common.labels =
+            xd_ids_of(somewhere, XD_DTYPE_I32);
+        const size_t bytes[4] = { PLANNED_WORKSPACE(ctx, xd_loss(ctx, &loss, &values)),
+                                  PLANNED_WORKSPACE(ctx, xd_topk_kl_loss(ctx, &topk, &values)),
+                                  PLANNED_WORKSPACE(ctx, xd_head_loss(ctx, &head, &values)),
+                                  PLANNED_WORKSPACE(ctx, xd_xtoken_loss(ctx, x, &xtoken)) };
         CHECK(holds(bytes[0], (double)loss.student.rows, 24.0));
         CHECK(holds(bytes[1], (double)topk.student.rows, 8.0 * (double)topk.k));
         CHECK(holds(bytes[2], (double)head.student.hidden.rows, 8.0));
@@ -161,7 +177,7 @@ XD_TEST(tensors_of_any_numbers_have_0_bytes_or_all) {
                 const size_t size = xd_dtype_size((xd_dtype)dtype);
                 const size_t count = (size_t)xd_tensor_numel(&view);
                 const bool fits = size == 0 || count <= SIZE_MAX / size;
-                CHECK(xd_tensor_bytes(layout, rank, (xd_dtype)dtype) == (fits ? count * size : 0));
+                CHECK(xdi_tensor_bytes(layout, rank, (xd_dtype)dtype) == (fits ? count * size : 0));
             }
         made += layout != NULL;
         xd_layout_destroy(layout);

@@ -2,6 +2,7 @@
  * says what is asked. tests/build/check_sizes.py holds the list of numbers against docs/api.txt. Less than a tenth of a second of processor. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "makers.h"
 #include "xd_private.h"
 #include "xd_test.h"
 #include "xd_test_topology.h"
@@ -26,6 +27,7 @@ typedef struct stage {
     xd_ctx_desc desc;
     int count, rank, version;
     int64_t elements, iteration, student_id, teacher_id;
+    xd_plan_desc plan_for;
 } stage;
 #define STAGE(data) stage *s = (stage *)(data)
 #define CTX (s->base.ctx)
@@ -70,6 +72,7 @@ static void set_stage(void *data) {
     s->desc = (xd_ctx_desc){ .log_level = XD_LOG_NONE, .threads = 1 };
     s->count = 2;
     s->rank = 0;
+    s->plan_for = (xd_plan_desc){ .ranks = 4, .rank = 3 };
     s->version = XD_VERSION;
     s->elements = ELEMENTS;
     s->iteration = s->student_id = s->teacher_id = 1;
@@ -159,10 +162,16 @@ static xd_result call_update(void *data) {
 static xd_result call_exact(void *data) {
     STAGE(data);
     xd_votes *votes = NULL;
-    XD_TRY(xd_votes_create(CTX, 3, 2, &votes));
+    XD_TRY(votes_create(CTX, 3, 2, &votes));
     const xd_result result = xdi_votes_set_exact(votes, s->student_id, s->teacher_id);
     xd_votes_destroy(votes);
     return result;
+}
+
+static xd_result call_plan_for(void *data) {
+    STAGE(data);
+    XD_TRY(xd_plan_begin(CTX, &s->plan_for));
+    return xd_plan_end(CTX, NULL);
 }
 
 #define AT(name, field, wrong, call, result, text, local) \
@@ -189,6 +198,12 @@ static const sizes_count counts[] = {
     AT("xd_ctx_desc.threads", desc.threads, -1, call_ctx, XD_ERROR_ARGUMENT, "", true),
     AT("xd_ctx_create_versioned(version)", version, XD_VERSION + 100, call_ctx, XD_ERROR_MISMATCH, "", true),
     AT("xd_ema_update(iteration)", iteration, -2, call_update, XD_ERROR_ARGUMENT, "iteration -2 is negative",
+       true),
+    AT("xd_plan_desc.ranks", plan_for.ranks, -1, call_plan_for, XD_ERROR_ARGUMENT, "a plan for rank 3 of -1",
+       true),
+    AT("xd_plan_desc.rank", plan_for.rank, -1, call_plan_for, XD_ERROR_ARGUMENT, "a plan for rank -1 of 4",
+       true),
+    AT("xd_plan_desc.rank", plan_for.rank, 4, call_plan_for, XD_ERROR_ARGUMENT, "a plan for rank 4 of 4",
        true),
     AT("xdi_votes_set_exact(student_id)", student_id, 3, call_exact, XD_ERROR_ARGUMENT,
        "student id 3 is outside a vocabulary of 3", true),
@@ -253,7 +268,6 @@ static void ask_layouts(xd_ctx *ctx, const stage *s, int rank) {
     float number;
     const xd_tensor view = xd_tensor_view(s->layout, rank, &number, XD_DTYPE_F32);
     ASK("xd_layout_region(rank)", !xd_layout_region(s->layout, rank, &region) && region.ndim == 1);
-    ASK("xd_tensor_bytes(rank)", xd_tensor_bytes(s->layout, rank, XD_DTYPE_F32) == 0);
     ASK("xd_tensor_view(rank)", view.data == NULL && xd_tensor_numel(&view) == 0);
     ASK("xd_comm_world_rank(rank)", xd_comm_world_rank(s->base.comm, rank) == -1);
 }

@@ -7,6 +7,8 @@
 #    include "comm/topology_internal.h"
 #    include "tensor/redistribute_internal.h"
 #endif
+#include "makers.h"
+#include "loss_calls.h"
 #include "vocab_calls.h"
 #include "xd_private.h"
 #include "softmax_calls.h"
@@ -190,7 +192,7 @@ static xd_result call_topk(void *memory) {
 }
 static xd_result call_choice(void *memory) {
     STAGE(memory);
-    return xd_vocab_topk_columns(CTX, &s->choice, s->x.m->ids, NULL);
+    return vocab_topk_columns(CTX, &s->choice, s->x.m->ids, NULL);
 }
 static xd_result call_vocab_topk(void *memory) {
     STAGE(memory);
@@ -371,7 +373,7 @@ static xd_result call_cells(void *memory) {
 static xd_result call_map(void *memory) {
     STAGE(memory);
     xd_exact_map out;
-    XD_TRY(xd_exact_map_create(CTX, &s->rows, s->a + XU, false, &out));
+    XD_TRY(exact_map_create(CTX, &s->rows, s->a + XU, false, &out));
     xd_exact_map_destroy(CTX, &out);
     return XD_OK;
 }
@@ -397,7 +399,7 @@ static xd_result call_votes(void *memory) {
     STAGE(memory);
     xd_votes *votes = NULL;
     xd_projection_rows out = { NULL, NULL, 0, 0 };
-    XD_TRY(xd_votes_create(CTX, s->a + 8, s->b + 8, &votes));
+    XD_TRY(votes_create(CTX, s->a + 8, s->b + 8, &votes));
     xd_result result = xd_votes_add(votes, s->c, s->d, 1.0);
     if (result == XD_OK) result = xdi_votes_set_exact(votes, s->c, s->d);
     if (result == XD_OK) result = xdi_votes_add_pass(votes, &s->pass);

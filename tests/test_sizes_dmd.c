@@ -121,7 +121,7 @@ static const sizes_count counts[] = {
     AT("xd_sample_common.workspace_bytes", vsd.common.workspace_bytes, 7, call_vsd, XD_ERROR_ARGUMENT,
        "workspace has 7 bytes but the loss needs", false) /**/
     AT("xdi_fdistill_desc.workspace_bytes", ratios.workspace_bytes, 7, call_ratios, XD_ERROR_ARGUMENT,
-       "workspace has 7 bytes but f-distill needs", false)                                         /**/
+       "workspace has 7 bytes but f-distill needs", false)                                          /**/
     AT("xdi_fdistill_desc.bins", ratios.bins, -1, call_ratios, XD_ERROR_ARGUMENT, "-1 bins", false) /**/
     AT("xdi_fdistill_desc.bins", ratios.bins, 3, call_ratios, XD_ERROR_MISMATCH, "", false)         /**/
 };

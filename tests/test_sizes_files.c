@@ -2,6 +2,7 @@
  * what is asked. tests/build/check_sizes.py holds the list of numbers against docs/api.txt. Less than a tenth of a second of processor. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "makers.h"
 #include "xd_private.h" /* xdi_: the scene has private structs */
 #include "xd_test.h"
 #include "xd_test_topology.h"
@@ -123,7 +124,7 @@ static xd_result call_cache(void *data) {
     STAGE(data);
     xd_teacher_cache *cache = NULL;
     const size_t bytes = s->cached.bytes - (size_t)s->cut;
-    XD_TRY(xd_teacher_cache_open_memory(CTX, s->cached.data, bytes, NULL, &cache));
+    XD_TRY(cache_open_memory(CTX, s->cached.data, bytes, NULL, &cache));
     xd_teacher_cache_close(cache);
     return XD_OK;
 }
@@ -131,7 +132,7 @@ static xd_result call_entries(void *data) {
     STAGE(data);
     int32_t tokens[XK];
     double probabilities[XK];
-    return xd_teacher_cache_entries(CTX, s->x.cache, s->index, tokens, probabilities);
+    return cache_entries(CTX, s->x.cache, s->index, tokens, probabilities);
 }
 static xd_result call_document(void *data) {
     STAGE(data);
@@ -142,7 +143,7 @@ static xd_result call_document(void *data) {
 static xd_result call_append(void *data) {
     STAGE(data);
     xd_teacher_cache_writer *writer = NULL;
-    XD_TRY(xd_teacher_cache_writer_create(CTX, s->file, &s->x.cache_desc, &writer));
+    XD_TRY(cache_writer_create(CTX, s->file, &s->x.cache_desc, &writer));
     xd_result result = xd_teacher_cache_writer_document(writer, "a document", (size_t)s->text_bytes);
     if (result == XD_OK) result = xd_teacher_cache_writer_append(writer, &s->x.block);
     xd_teacher_cache_writer_abort(writer);
@@ -152,7 +153,7 @@ static xd_result call_load(void *data) {
     STAGE(data);
     xd_tokenizer *tokenizer = NULL;
     const size_t bytes = sizeof tokenizer_json - 1 - (size_t)s->cut;
-    XD_TRY(xd_tokenizer_load_memory(CTX, tokenizer_json, bytes, &s->loading, &tokenizer));
+    XD_TRY(tokenizer_load_memory(CTX, tokenizer_json, bytes, &s->loading, &tokenizer));
     xd_tokenizer_destroy(tokenizer);
     return XD_OK;
 }
@@ -161,7 +162,7 @@ static xd_result call_load_file(void *data) {
     xd_tokenizer *tokenizer = NULL;
     FILE *out = fopen(s->file, "wb");
     if (out) CHECK(fwrite(tokenizer_json, sizeof tokenizer_json - 1, 1, out) == 1 && fclose(out) == 0);
-    const xd_result result = xd_tokenizer_load(CTX, s->file, &s->loading, &tokenizer);
+    const xd_result result = tokenizer_load(CTX, s->file, &s->loading, &tokenizer);
     xd_tokenizer_destroy(tokenizer);
     remove(s->file);
     return result;
@@ -186,7 +187,7 @@ static xd_result call_projection(void *data) {
     STAGE(data);
     xd_projection out;
     const size_t bytes = s->projected.bytes - (size_t)s->cut;
-    XD_TRY(xd_projection_load_memory(CTX, s->projected.data, bytes, NULL, &out));
+    XD_TRY(projection_load_memory(CTX, s->projected.data, bytes, NULL, &out));
     xd_projection_destroy(CTX, &out);
     return XD_OK;
 }
@@ -213,7 +214,7 @@ static void make_files(stage *s) {
         CHECK_EQ_INT(xd_weights_writer_write(tensors, i, 0, XD_WEIGHTS_REST, s->numbers), XD_OK);
     CHECK_EQ_INT(xd_weights_writer_commit(tensors), XD_OK);
     read_image(s, &s->tensors);
-    CHECK_EQ_INT(xd_teacher_cache_writer_create(CTX, s->file, &s->x.cache_desc, &cache), XD_OK);
+    CHECK_EQ_INT(cache_writer_create(CTX, s->file, &s->x.cache_desc, &cache), XD_OK);
     CHECK_EQ_INT(xd_teacher_cache_writer_document(cache, "a document", 10), XD_OK);
     CHECK_EQ_INT(xd_teacher_cache_writer_append(cache, &s->x.block), XD_OK);
     CHECK_EQ_INT(xd_teacher_cache_writer_commit(cache), XD_OK);
@@ -237,9 +238,9 @@ static void open_stage(void *data) {
     for (int i = 0; i < TENSORS; i++)
         s->tensor[i] = (xd_named_tensor){ i ? "v" : "w", xd_tensor_view(s->layout, s->x.base.rank, s->numbers,
                                                                         XD_DTYPE_F32) };
-    CHECK_EQ_INT(
-        xd_tokenizer_load_memory(CTX, tokenizer_json, sizeof tokenizer_json - 1, NULL, &s->tokenizer), XD_OK);
-    CHECK_EQ_INT(xd_encoder_create(CTX, s->tokenizer, &s->encoder), XD_OK);
+    CHECK_EQ_INT(tokenizer_load_memory(CTX, tokenizer_json, sizeof tokenizer_json - 1, NULL, &s->tokenizer),
+                 XD_OK);
+    CHECK_EQ_INT(encoder_create(CTX, s->tokenizer, &s->encoder), XD_OK);
 }
 
 static void close_stage(void *data) {
@@ -289,16 +290,16 @@ static const sizes_count counts[] = {
        "rank 1 passed staging_bytes = 12, rank 0 passed ", false),
     AT("xd_weights_gather_desc.metadata_count", gather.metadata_count, -1, call_gather, XD_ERROR_ARGUMENT,
        "-1 pairs of metadata", true),
-    AT("xd_teacher_cache_open_memory(bytes)", cut, 1, call_cache, XD_ERROR_FORMAT, "", true),
-    AT("xd_teacher_cache_entries(position)", index, XQ, call_entries, XD_ERROR_ARGUMENT, "position 6 of 6",
-       true),
+    AT("xd_teacher_cache_open_desc.data_bytes", cut, 1, call_cache, XD_ERROR_FORMAT, "", true),
+    AT("xd_teacher_cache_read_desc.first, ids", index, XQ, call_entries, XD_ERROR_ARGUMENT,
+       "1 positions from 6 on, it has 6", true),
     AT("xd_teacher_cache_find_document(d)", index, 1, call_document, XD_ERROR_ARGUMENT, "document 1 of 1",
        true),
     AT("xd_teacher_cache_writer_document(bytes)", text_bytes, 3, call_append, XD_ERROR_ARGUMENT,
        "row 3 is bytes 3 to 4 of 3", true),
     AT("xd_tokenizer_desc.special_count", loading.special_count, -1, call_load, XD_ERROR_ARGUMENT,
        "-1 special tokens", true),
-    AT("xd_tokenizer_load_memory(bytes)", cut, 1, call_load, XD_ERROR_FORMAT, "", true),
+    AT("xd_tokenizer_desc.data_bytes", cut, 1, call_load, XD_ERROR_FORMAT, "", true),
     AT("xd_tokenizer_desc.max_bytes", loading.max_bytes, 100, call_load_file, XD_ERROR_FORMAT, "100", true),
     AT("xd_encode(bytes)", text_bytes, INT64_MAX, call_encode, XD_ERROR_ARGUMENT,
        "a text of 9223372036854775807 bytes; less than ", true),
@@ -311,7 +312,7 @@ static const sizes_count counts[] = {
        "k 0 is outside [1, 1024]", true),
     AT("xd_projection_options.max_pieces", saved.origin.options.max_pieces, 33, call_save, XD_ERROR_ARGUMENT,
        "max_pieces 33 is outside [1, 32]", true),
-    AT("xd_projection_load_memory(bytes)", cut, 1, call_projection, XD_ERROR_FORMAT,
+    AT("xd_projection_load_desc.data_bytes", cut, 1, call_projection, XD_ERROR_FORMAT,
        " bytes for 12 student ids and 20 entries", true),
 };
 #undef AT

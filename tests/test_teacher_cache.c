@@ -1,6 +1,7 @@
 /* The file of a teacher's predictions: what is written is read, and nothing else is. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "makers.h"
 #include "vocab_calls.h"
 #include "xd_test.h"
 
@@ -76,7 +77,7 @@ static void append(fixture *f, xd_teacher_cache_writer *w, int first, int count,
 
 static void write_cache(fixture *f, int most) {
     xd_teacher_cache_writer *w = NULL;
-    CHECK_EQ_INT(xd_teacher_cache_writer_create(f->ctx, f->path, &f->desc, &w), XD_OK);
+    CHECK_EQ_INT(cache_writer_create(f->ctx, f->path, &f->desc, &w), XD_OK);
     CHECK_EQ_INT(xd_teacher_cache_writer_document(w, text_one, strlen(text_one)), XD_OK);
     append(f, w, 0, FIRST, most);
     CHECK_EQ_INT(xd_teacher_cache_writer_document(w, text_two, strlen(text_two)), XD_OK);
@@ -97,7 +98,7 @@ static void log_softmax(const fixture *f, int row, double temperature, double *o
 /* The cache holds what the logits say, to the given number of nats. */
 static void check_positions(fixture *f, const xd_teacher_cache *cache, double nats, double wide_nats) {
     xd_cached_position at[POSITIONS];
-    CHECK_EQ_INT(xd_teacher_cache_read(f->ctx, cache, 0, POSITIONS, at), XD_OK);
+    CHECK_EQ_INT(cache_read(f->ctx, cache, 0, POSITIONS, at), XD_OK);
     for (int p = 0; p < POSITIONS; p++) {
         double hot[VOCABULARY], one[VOCABULARY], probabilities[VOCABULARY], sum = at[p].tail, tail = 1.0;
         int32_t ids[VOCABULARY];
@@ -109,7 +110,7 @@ static void check_positions(fixture *f, const xd_teacher_cache *cache, double na
         CHECK(f->next[p] >= 0 || at[p].next_log_prob == -INFINITY);
         if (f->next[p] >= 0) CHECK_NEAR(at[p].next_log_prob, one[f->next[p]], wide_nats);
         if (f->desc.spans) CHECK(at[p].span.begin == f->spans[p].begin && at[p].span.end == f->spans[p].end);
-        CHECK_EQ_INT(xd_teacher_cache_entries(f->ctx, cache, p, ids, probabilities), XD_OK);
+        CHECK_EQ_INT(cache_entries(f->ctx, cache, p, ids, probabilities), XD_OK);
         for (int j = 0; j < k; j++) {
             int better = 0;
             for (int v = 0; v < VOCABULARY; v++)
@@ -133,7 +134,7 @@ XD_TEST(what_is_written_is_read_in_every_coding) {
         f.desc.coding = (xd_cache_coding)coding;
         f.desc.spans = coding != 1;
         write_cache(&f, 3);
-        CHECK_EQ_INT(xd_teacher_cache_open(f.ctx, f.path, NULL, &cache), XD_OK);
+        CHECK_EQ_INT(cache_open(f.ctx, f.path, NULL, &cache), XD_OK);
         check_positions(&f, cache, nats[coding], wide[coding]);
         const xd_teacher_cache_info info = xd_teacher_cache_describe(cache);
         CHECK_EQ_INT(info.positions, POSITIONS);
@@ -156,23 +157,23 @@ XD_TEST(documents_are_found_and_their_texts_known) {
     xd_cached_position at[2];
     open_fixture(&f);
     write_cache(&f, 100);
-    CHECK_EQ_INT(xd_teacher_cache_open(f.ctx, f.path, NULL, &cache), XD_OK);
+    CHECK_EQ_INT(cache_open(f.ctx, f.path, NULL, &cache), XD_OK);
     CHECK_EQ_INT(xd_teacher_cache_find_document(f.ctx, cache, 0, &d), XD_OK);
     CHECK(d.first == 0 && d.count == FIRST && d.text_bytes == (int64_t)strlen(text_one));
     CHECK(d.text_checksum == xd_crc32c(0, text_one, strlen(text_one)));
     CHECK_EQ_INT(xd_teacher_cache_find_document(f.ctx, cache, 1, &d), XD_OK);
     CHECK(d.first == FIRST && d.count == SECOND &&
           d.text_checksum == xd_crc32c(0, text_two, strlen(text_two)));
-    CHECK_EQ_INT(xd_teacher_cache_read(f.ctx, cache, FIRST - 1, 2, at), XD_OK);
+    CHECK_EQ_INT(cache_read(f.ctx, cache, FIRST - 1, 2, at), XD_OK);
     CHECK(at[0].next == -1 && at[1].next == f.next[FIRST]);
     CHECK_EQ_INT(xd_teacher_cache_find_document(f.ctx, cache, 2, &d), XD_ERROR_ARGUMENT);
     CHECK_EQ_INT(xd_teacher_cache_find_document(f.ctx, cache, -1, &d), XD_ERROR_ARGUMENT);
-    CHECK_EQ_INT(xd_teacher_cache_read(f.ctx, cache, POSITIONS, 0, at), XD_OK);
-    CHECK_EQ_INT(xd_teacher_cache_read(f.ctx, cache, POSITIONS - 1, 2, at), XD_ERROR_ARGUMENT);
-    CHECK_EQ_INT(xd_teacher_cache_read(f.ctx, cache, -1, 1, at), XD_ERROR_ARGUMENT);
-    CHECK_EQ_INT(xd_teacher_cache_read(f.ctx, cache, 1, INT64_MAX, at), XD_ERROR_ARGUMENT);
-    CHECK_EQ_INT(xd_teacher_cache_entries(f.ctx, cache, POSITIONS, &f.ids[0], NULL), XD_ERROR_ARGUMENT);
-    CHECK(strstr(xd_last_error(f.ctx)->message, "position 9 of 9") != NULL);
+    CHECK_EQ_INT(cache_read(f.ctx, cache, POSITIONS, 0, at), XD_OK);
+    CHECK_EQ_INT(cache_read(f.ctx, cache, POSITIONS - 1, 2, at), XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(cache_read(f.ctx, cache, -1, 1, at), XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(cache_read(f.ctx, cache, 1, INT64_MAX, at), XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(cache_entries(f.ctx, cache, POSITIONS, &f.ids[0], NULL), XD_ERROR_ARGUMENT);
+    CHECK(strstr(xd_last_error(f.ctx)->message, "1 positions from 9 on, it has 9") != NULL);
     xd_teacher_cache_close(cache);
     xd_teacher_cache_close(NULL);
     close_fixture(&f);
@@ -216,7 +217,7 @@ XD_TEST(padded_rows_of_bf16_give_the_file_of_their_values) {
     }
     write_cache(&f, 100);
     char *whole = load(&f, &bytes);
-    CHECK_EQ_INT(xd_teacher_cache_writer_create(f.ctx, f.path, &f.desc, &w), XD_OK);
+    CHECK_EQ_INT(cache_writer_create(f.ctx, f.path, &f.desc, &w), XD_OK);
     for (int d = 0; d < 2; d++) {
         xd_teacher_cache_block b = block_of(&f, d ? FIRST : 0, d ? SECOND : FIRST);
         b.logits.data = narrow + (d ? FIRST * WIDE : 0);
@@ -256,15 +257,15 @@ XD_TEST(defaults_are_filled_in_and_a_large_vocabulary_has_wide_ids) {
     ((float *)b.logits.data)[LARGE - 2] = 20.0f;
     b.ids = &id;
     b.next = &next;
-    CHECK_EQ_INT(xd_teacher_cache_writer_create(f.ctx, f.path, &desc, &w), XD_OK);
+    CHECK_EQ_INT(cache_writer_create(f.ctx, f.path, &desc, &w), XD_OK);
     CHECK_EQ_INT(xd_teacher_cache_writer_document(w, NULL, 0), XD_OK);
     CHECK_EQ_INT(xd_teacher_cache_writer_append(w, &b), XD_OK);
     CHECK_EQ_INT(xd_teacher_cache_writer_commit(w), XD_OK);
-    CHECK_EQ_INT(xd_teacher_cache_open(f.ctx, f.path, NULL, &cache), XD_OK);
+    CHECK_EQ_INT(cache_open(f.ctx, f.path, NULL, &cache), XD_OK);
     const xd_teacher_cache_info info = xd_teacher_cache_describe(cache);
     CHECK(info.desc.k == 16 && info.desc.temperature == 1.0 && info.desc.coding == XD_CACHE_8_BITS);
     CHECK_EQ_INT(info.bytes, HEADER + 4 + 2 + 2 + 16 * 5 + DOCUMENT);
-    CHECK_EQ_INT(xd_teacher_cache_entries(f.ctx, cache, 0, ids, probabilities), XD_OK);
+    CHECK_EQ_INT(cache_entries(f.ctx, cache, 0, ids, probabilities), XD_OK);
     CHECK(ids[0] == LARGE - 2 && ids[1] == 0 && ids[15] == 14); /* the lowest ids among equals */
     free(b.logits.data);
     xd_teacher_cache_close(cache);
@@ -283,10 +284,10 @@ XD_TEST(a_whole_vocabulary_leaves_no_tail) {
     f.logits[3] = -INFINITY;
     f.logits[8] = -1e4f;
     write_cache(&f, 100);
-    CHECK_EQ_INT(xd_teacher_cache_open(f.ctx, f.path, NULL, &cache), XD_OK);
-    CHECK_EQ_INT(xd_teacher_cache_read(f.ctx, cache, 0, 1, &at), XD_OK);
+    CHECK_EQ_INT(cache_open(f.ctx, f.path, NULL, &cache), XD_OK);
+    CHECK_EQ_INT(cache_read(f.ctx, cache, 0, 1, &at), XD_OK);
     CHECK(at.tail == 0.0);
-    CHECK_EQ_INT(xd_teacher_cache_entries(f.ctx, cache, 0, ids, probabilities), XD_OK);
+    CHECK_EQ_INT(cache_entries(f.ctx, cache, 0, ids, probabilities), XD_OK);
     CHECK(ids[VOCABULARY - 1] == 3 && probabilities[VOCABULARY - 1] == 0.0);
     CHECK(ids[VOCABULARY - 2] == 8 && probabilities[VOCABULARY - 2] > 1e-8); /* as small as 8 bits can say */
     xd_teacher_cache_close(cache);
@@ -304,18 +305,18 @@ XD_TEST(a_cache_is_for_its_tokenizers_only) {
     memset(&origin, 0, sizeof origin);
     origin.teacher_hash = f.desc.teacher_hash;
     origin.student_hash = f.desc.student_hash + 1;
-    CHECK_EQ_INT(xd_teacher_cache_open(f.ctx, f.path, &origin, &cache), XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(cache_open(f.ctx, f.path, &origin, &cache), XD_ERROR_ARGUMENT);
     CHECK(strstr(xd_last_error(f.ctx)->message, "99aabbccddeeff01") != NULL);
     origin.student_hash--;
-    CHECK_EQ_INT(xd_teacher_cache_open(f.ctx, f.path, &origin, &cache), XD_OK);
+    CHECK_EQ_INT(cache_open(f.ctx, f.path, &origin, &cache), XD_OK);
     xd_teacher_cache_close(cache);
     f.desc.student_hash = 0; /* any student */
     origin.student_hash = 5;
     write_cache(&f, 100);
-    CHECK_EQ_INT(xd_teacher_cache_open(f.ctx, f.path, &origin, &cache), XD_OK);
+    CHECK_EQ_INT(cache_open(f.ctx, f.path, &origin, &cache), XD_OK);
     xd_teacher_cache_close(cache);
     origin.teacher_hash++;
-    CHECK_EQ_INT(xd_teacher_cache_open(f.ctx, f.path, &origin, &cache), XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(cache_open(f.ctx, f.path, &origin, &cache), XD_ERROR_ARGUMENT);
     close_fixture(&f);
 }
 
@@ -330,7 +331,7 @@ static void put_checksum(unsigned char *file, size_t bytes) {
 
 static xd_result parse(fixture *f, const unsigned char *file, size_t bytes) {
     xd_teacher_cache *cache = NULL;
-    const xd_result result = xd_teacher_cache_open_memory(f->ctx, file, bytes, NULL, &cache);
+    const xd_result result = cache_open_memory(f->ctx, file, bytes, NULL, &cache);
     CHECK((result == XD_OK) == (cache != NULL));
     xd_teacher_cache_close(cache);
     return result;
@@ -429,7 +430,7 @@ XD_TEST(a_refused_block_adds_nothing) {
     char *whole = load(&good, &bytes);
     open_fixture(&f);
     remove(f.path);
-    CHECK_EQ_INT(xd_teacher_cache_writer_create(f.ctx, f.path, &f.desc, &w), XD_OK);
+    CHECK_EQ_INT(cache_writer_create(f.ctx, f.path, &f.desc, &w), XD_OK);
     xd_teacher_cache_block b = block_of(&f, 0, FIRST);
     CHECK_EQ_INT(xd_teacher_cache_writer_append(w, &b), XD_ERROR_ARGUMENT);
     CHECK(strstr(xd_last_error(f.ctx)->message, "without a document") != NULL);
@@ -492,9 +493,9 @@ XD_TEST(descs_that_a_file_cannot_hold_are_refused) {
         if (i == 5) d.name = "a name of sixty-four bytes ----------------------- and not one less";
         if (i == 6) d.context = -1;
         if (i == 7) d.vocabulary = (int64_t)1 << 40;
-        CHECK_EQ_INT(xd_teacher_cache_writer_create(f.ctx, f.path, &d, &w), XD_ERROR_ARGUMENT);
+        CHECK_EQ_INT(cache_writer_create(f.ctx, f.path, &d, &w), XD_ERROR_ARGUMENT);
     }
-    CHECK_EQ_INT(xd_teacher_cache_writer_create(f.ctx, "/tmp/no such directory/x", &f.desc, &w), XD_ERROR_IO);
+    CHECK_EQ_INT(cache_writer_create(f.ctx, "/tmp/no such directory/x", &f.desc, &w), XD_ERROR_IO);
     CHECK(w == NULL);
     xd_teacher_cache_writer_abort(NULL);
     close_fixture(&f);
@@ -505,7 +506,7 @@ XD_TEST(an_unfinished_cache_leaves_no_file) {
     xd_teacher_cache_writer *w = NULL;
     open_fixture(&f);
     for (int i = 0; i < 3; i++) {
-        CHECK_EQ_INT(xd_teacher_cache_writer_create(f.ctx, f.path, &f.desc, &w), XD_OK);
+        CHECK_EQ_INT(cache_writer_create(f.ctx, f.path, &f.desc, &w), XD_OK);
         CHECK_EQ_INT(xd_teacher_cache_writer_document(w, text_one, strlen(text_one)), XD_OK);
         if (i > 0) append(&f, w, 0, FIRST - 1, 100);
         if (i < 2)
@@ -547,7 +548,7 @@ XD_TEST(a_full_disk_leaves_no_file_and_no_map_is_no_hindrance) {
         xd_teacher_cache_writer *w = NULL;
         xd_teacher_cache_block b = block_of(&f, 0, FIRST);
         failing_calls = calls;
-        CHECK_EQ_INT(xd_teacher_cache_writer_create(f.ctx, f.path, &f.desc, &w), XD_OK);
+        CHECK_EQ_INT(cache_writer_create(f.ctx, f.path, &f.desc, &w), XD_OK);
         CHECK_EQ_INT(xd_teacher_cache_writer_document(w, text_one, strlen(text_one)), XD_OK);
         CHECK_EQ_INT(xd_teacher_cache_writer_append(w, &b), calls == 0 ? XD_ERROR_IO : XD_OK);
         CHECK_EQ_INT(xd_teacher_cache_writer_commit(w), calls == 0 ? XD_ERROR_ARGUMENT : XD_ERROR_IO);
@@ -555,12 +556,12 @@ XD_TEST(a_full_disk_leaves_no_file_and_no_map_is_no_hindrance) {
     }
     failing_calls = 1000;
     write_cache(&f, 100);
-    CHECK_EQ_INT(xd_teacher_cache_open(f.ctx, f.path, NULL, &cache), XD_OK);
+    CHECK_EQ_INT(cache_open(f.ctx, f.path, NULL, &cache), XD_OK);
     check_positions(&f, cache, 1.0 / 32.0, 1.0 / 4096.0);
     xd_teacher_cache_close(cache);
-    CHECK_EQ_INT(xd_teacher_cache_open(f.ctx, "/tmp/xdistill-no-such-file", NULL, &cache), XD_ERROR_IO);
+    CHECK_EQ_INT(cache_open(f.ctx, "/tmp/xdistill-no-such-file", NULL, &cache), XD_ERROR_IO);
     CHECK_EQ_INT(xd_file_save(f.ctx, f.path, "", 0), XD_OK);
-    CHECK_EQ_INT(xd_teacher_cache_open(f.ctx, f.path, NULL, &cache), XD_ERROR_FORMAT);
+    CHECK_EQ_INT(cache_open(f.ctx, f.path, NULL, &cache), XD_ERROR_FORMAT);
     close_fixture(&f);
 }
 
@@ -587,7 +588,7 @@ static xd_result shard_body(xd_comm *world, void *argument) {
         for (int64_t v = 0; v < columns; v++) mine[p * columns + v] = f->logits[p * VOCABULARY + begin + v];
     xd_result result = vocab_of(ctx, world, (xd_interval){ begin, begin + columns }, VOCABULARY, &vocab);
     desc.vocab = vocab;
-    if (result == XD_OK) result = xd_teacher_cache_writer_create(ctx, f->path, &desc, &w);
+    if (result == XD_OK) result = cache_writer_create(ctx, f->path, &desc, &w);
     for (int d = 0; d < 2 && result == XD_OK; d++) {
         xd_teacher_cache_block b = block_of(f, d ? FIRST : 0, d ? SECOND : FIRST);
         b.logits.data = mine + (d ? FIRST * columns : 0);

@@ -91,18 +91,18 @@ XD_TEST(a_layout_counts_elements_and_bytes_and_moves_whole_to_one_rank) {
     CHECK_EQ_INT(xdi_layout_numel(cut), 55);
     CHECK(xdi_layout_hash(cut) == xdi_layout_hash(same) && xdi_layout_hash(cut) != xdi_layout_hash(other));
     for (int r = 0; r < 6; r++) { /* 4, 4 and 3 rows of 5 */
-        CHECK_EQ_INT(xd_tensor_bytes(cut, r, XD_DTYPE_BF16), r % 3 == 2 ? 30 : 40);
-        bytes += xd_tensor_bytes(cut, r, XD_DTYPE_F64);
+        CHECK_EQ_INT(xdi_tensor_bytes(cut, r, XD_DTYPE_BF16), r % 3 == 2 ? 30 : 40);
+        bytes += xdi_tensor_bytes(cut, r, XD_DTYPE_F64);
     }
     CHECK_EQ_INT(bytes, 2 * 55 * 8);
-    CHECK_EQ_INT(xd_tensor_bytes(cut, 6, XD_DTYPE_F64), 0);
+    CHECK_EQ_INT(xdi_tensor_bytes(cut, 6, XD_DTYPE_F64), 0);
     CHECK_EQ_INT(xdi_layout_on_rank(ctx, cut, -1, &alone), XD_ERROR_ARGUMENT);
     CHECK_EQ_STR(xd_last_error(ctx)->message, "rank -1 is negative");
     CHECK(xdi_layout_on_rank(ctx, cut, 4, &alone) == XD_OK);
     CHECK_EQ_INT(xdi_layout_numel(alone), 55);
     for (int r = 0; r < 6; r++) {
         CHECK_EQ_INT(xd_layout_region(alone, r, &region), r == 4);
-        CHECK_EQ_INT(xd_tensor_bytes(alone, r, XD_DTYPE_U8), r == 4 ? 55 : 0);
+        CHECK_EQ_INT(xdi_tensor_bytes(alone, r, XD_DTYPE_U8), r == 4 ? 55 : 0);
     }
     xd_layout *const all[] = { cut, same, other, alone };
     for (int i = 0; i < 4; i++) xd_layout_destroy(all[i]);

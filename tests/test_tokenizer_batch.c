@@ -1,5 +1,6 @@
 /* Many texts at a time: the tokens of xd_encode for any number of threads, and how a failure is reported. */
 #include "xdistill.h"
+#include "makers.h"
 #include "parallel.h"
 #include "tokenizer_make.h"
 
@@ -31,12 +32,12 @@ static const file *with_ends(void) {
 /* A batch beside xd_encode of each of its texts. */
 static void check_batch(xd_ctx *ctx, const xd_tokenizer *tokenizer, const xd_encode_desc *desc) {
     const xd_texts all = texts();
-    xd_batch_encoder *batch = NULL;
+    xd_encoder *batch = NULL;
     xd_encoder *encoder = NULL;
     xd_encoding_batch b;
     int64_t total = 0;
-    CHECK_EQ_INT(xd_batch_encoder_create(ctx, tokenizer, &batch), XD_OK);
-    CHECK_EQ_INT(xd_encoder_create(ctx, tokenizer, &encoder), XD_OK);
+    CHECK_EQ_INT(batch_encoder_create(ctx, tokenizer, &batch), XD_OK);
+    CHECK_EQ_INT(encoder_create(ctx, tokenizer, &encoder), XD_OK);
     for (int round = 0; round < 2; round++) CHECK_EQ_INT(xd_encode_batch(batch, &all, desc, &b), XD_OK);
     CHECK_EQ_INT(b.count, TEXTS);
     for (int i = 0; i < TEXTS; i++) {
@@ -53,7 +54,7 @@ static void check_batch(xd_ctx *ctx, const xd_tokenizer *tokenizer, const xd_enc
     }
     CHECK(total > 10000);
     xd_encoder_destroy(encoder);
-    xd_batch_encoder_destroy(batch);
+    xd_encoder_destroy(batch);
 }
 
 XD_TEST(a_batch_has_the_tokens_of_its_texts_for_any_number_of_threads) {
@@ -76,14 +77,14 @@ XD_TEST(a_batch_has_the_tokens_of_its_texts_for_any_number_of_threads) {
 XD_TEST(a_batch_of_nothing_is_nothing) {
     fixture f = load(with_ends());
     const xd_texts none = { NULL, 0 };
-    xd_batch_encoder *batch = NULL;
+    xd_encoder *batch = NULL;
     xd_encoding_batch b;
-    CHECK_EQ_INT(xd_batch_encoder_create(f.ctx, f.tokenizer, &batch), XD_OK);
+    CHECK_EQ_INT(batch_encoder_create(f.ctx, f.tokenizer, &batch), XD_OK);
     CHECK_EQ_INT(xd_encode_batch(batch, &none, NULL, &b), XD_OK);
     CHECK_EQ_INT(b.count, 0);
     CHECK_EQ_INT(b.offset[0], 0);
-    xd_batch_encoder_destroy(batch);
-    xd_batch_encoder_destroy(NULL);
+    xd_encoder_destroy(batch);
+    xd_encoder_destroy(NULL);
     unload(&f);
 }
 
@@ -92,11 +93,11 @@ XD_TEST(the_first_text_that_fails_is_named_whatever_the_threads) {
     for (int threads = 1; threads <= 7; threads += 3) {
         xd_ctx *ctx = open_ctx(threads, NULL, XD_REDUCTION_DETERMINISTIC, XD_CPU_BEST);
         xd_texts all = texts();
-        xd_batch_encoder *batch = NULL;
+        xd_encoder *batch = NULL;
         xd_encoding_batch b = { -1, NULL, NULL, NULL, NULL };
         some[123].size = -5;
         some[124].size = some[600].size = -6;
-        CHECK_EQ_INT(xd_batch_encoder_create(ctx, f.tokenizer, &batch), XD_OK);
+        CHECK_EQ_INT(batch_encoder_create(ctx, f.tokenizer, &batch), XD_OK);
         CHECK_EQ_INT(xd_encode_batch(batch, &all, NULL, &b), XD_ERROR_ARGUMENT);
         CHECK(strstr(xd_last_error(ctx)->message, "text 123 of 700") != NULL);
         CHECK(strstr(xd_last_error(ctx)->message, "-5") != NULL);
@@ -106,7 +107,7 @@ XD_TEST(the_first_text_that_fails_is_named_whatever_the_threads) {
         all.count = -2;
         CHECK_EQ_INT(xd_encode_batch(batch, &all, NULL, &b), XD_ERROR_ARGUMENT);
         CHECK(strstr(xd_last_error(ctx)->message, "-2") != NULL);
-        xd_batch_encoder_destroy(batch);
+        xd_encoder_destroy(batch);
         xd_ctx_destroy(ctx);
     }
     unload(&f);
@@ -134,7 +135,7 @@ static xd_result encode_within(budget *b, const xd_tokenizer *tokenizer) {
     const xd_texts all = texts();
     xd_ctx_desc desc;
     xd_ctx *ctx = NULL;
-    xd_batch_encoder *batch = NULL;
+    xd_encoder *batch = NULL;
     xd_encoding_batch out;
     memset(&desc, 0, sizeof desc);
     desc.allocator.allocate = budget_allocate;
@@ -142,9 +143,9 @@ static xd_result encode_within(budget *b, const xd_tokenizer *tokenizer) {
     desc.allocator.user = b;
     desc.threads = 2;
     xd_result result = xd_ctx_create(&desc, &ctx);
-    if (result == XD_OK) result = xd_batch_encoder_create(ctx, tokenizer, &batch);
+    if (result == XD_OK) result = batch_encoder_create(ctx, tokenizer, &batch);
     if (result == XD_OK) result = xd_encode_batch(batch, &all, NULL, &out);
-    xd_batch_encoder_destroy(batch);
+    xd_encoder_destroy(batch);
     xd_ctx_destroy(ctx);
     return result;
 }

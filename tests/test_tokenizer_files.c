@@ -1,6 +1,7 @@
 /* Each form of tokenizer file, files that lie, and what threads and a lack of memory do. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "makers.h"
 #include "tokenizer_make.h"
 
 /* ---- rank files ---- */
@@ -98,7 +99,7 @@ XD_TEST(byte_level_is_true_only_where_any_bytes_survive) {
 XD_TEST(rank_files_merge_by_the_rank_of_the_result) {
     const xd_tokenizer_special specials[] = { { "<|x|>", 270 } };
     xd_tokenizer_desc desc = {
-        XD_TOKENIZER_PRESET_NONE, " ?[a-z]+|\\s+|[^a-z\\s]+", specials, 1, 0, NULL, NULL
+        XD_TOKENIZER_PRESET_NONE, " ?[a-z]+|\\s+|[^a-z\\s]+", specials, 1, 0, NULL, NULL, NULL, NULL, 0
     };
     const file *data = rank_file("=");
     fixture f = load_with(data->text, data->bytes - 1, &desc);
@@ -121,11 +122,13 @@ XD_TEST(rank_files_merge_by_the_rank_of_the_result) {
 }
 
 XD_TEST(rank_files_that_lie_are_refused) {
-    const xd_tokenizer_desc any = { XD_TOKENIZER_PRESET_GPT2, NULL, NULL, 0, 0, NULL, NULL };
-    const xd_tokenizer_desc wrong = { (xd_tokenizer_preset)99, NULL, NULL, 0, 0, NULL, NULL };
-    const xd_tokenizer_desc bad = { XD_TOKENIZER_PRESET_NONE, "a(", NULL, 0, 0, NULL, NULL };
+    const xd_tokenizer_desc any = { XD_TOKENIZER_PRESET_GPT2, NULL, NULL, 0, 0, NULL, NULL, NULL, NULL, 0 };
+    const xd_tokenizer_desc wrong = { (xd_tokenizer_preset)99, NULL, NULL, 0, 0, NULL, NULL, NULL, NULL, 0 };
+    const xd_tokenizer_desc bad = { XD_TOKENIZER_PRESET_NONE, "a(", NULL, 0, 0, NULL, NULL, NULL, NULL, 0 };
     const xd_tokenizer_special taken[] = { { "x", 97 } };
-    const xd_tokenizer_desc conflict = { XD_TOKENIZER_PRESET_GPT2, NULL, taken, 1, 0, NULL, NULL };
+    const xd_tokenizer_desc conflict = {
+        XD_TOKENIZER_PRESET_GPT2, NULL, taken, 1, 0, NULL, NULL, NULL, NULL, 0
+    };
     refuse_with("YQ== 0", 6, NULL, XD_ERROR_ARGUMENT, "needs a preset or a pattern");
     refuse_with("YQ== 0", 6, &wrong, XD_ERROR_ARGUMENT, "preset 99");
     refuse_with("YQ== 0", 6, &bad, XD_ERROR_FORMAT, "a group without end at byte 1");
@@ -272,7 +275,9 @@ XD_TEST(sentencepiece_models_put_the_control_piece_that_is_bos) {
 }
 
 XD_TEST(sentencepiece_models_of_other_kinds_are_refused_by_name) {
-    const xd_tokenizer_desc preset = { XD_TOKENIZER_PRESET_GPT2, NULL, NULL, 0, 0, NULL, NULL };
+    const xd_tokenizer_desc preset = {
+        XD_TOKENIZER_PRESET_GPT2, NULL, NULL, 0, 0, NULL, NULL, NULL, NULL, 0
+    };
     const file *f = sentencepiece(UNIGRAM, "", false);
     refuse(f, XD_ERROR_UNSUPPORTED, "type Unigram");
     f = sentencepiece(BPE, "abcd", false);
@@ -379,7 +384,7 @@ XD_TEST(tokenizer_json_may_be_cut_anywhere) {
 static xd_result encode_on_a_rank(xd_comm *world, void *argument) {
     xd_encoder *encoder = NULL;
     xd_encoding e;
-    XD_TRY(xd_encoder_create(xd_comm_ctx(world), (const xd_tokenizer *)argument, &encoder));
+    XD_TRY(encoder_create(xd_comm_ctx(world), (const xd_tokenizer *)argument, &encoder));
     for (int i = 0; i < 200; i++) {
         const xd_result result = xd_encode(encoder, "aabab abab", 10, NULL, &e);
         CHECK(result == XD_OK && e.count == 6 && e.ids[1] == 257 && e.ids[5] == 257);
@@ -419,8 +424,8 @@ static xd_result use(xd_ctx *ctx, const file *f) {
     char text[400];
     memset(text, 'a', sizeof text);
     memcpy(text, "fi\xef\xac\x81 e\xcc\x81<s> bc", 15);
-    xd_result result = xd_tokenizer_load_memory(ctx, f->text, f->bytes, NULL, &tokenizer);
-    if (result == XD_OK) result = xd_encoder_create(ctx, tokenizer, &encoder);
+    xd_result result = tokenizer_load_memory(ctx, f->text, f->bytes, NULL, &tokenizer);
+    if (result == XD_OK) result = encoder_create(ctx, tokenizer, &encoder);
     if (result == XD_OK) result = xd_encode(encoder, text, sizeof text, &desc, &e);
     xd_encoder_destroy(encoder);
     xd_tokenizer_destroy(tokenizer);
@@ -454,11 +459,11 @@ XD_TEST(a_failing_allocation_leaves_nothing_behind) {
 XD_TEST(a_file_is_loaded_by_its_name) {
     xd_ctx *ctx = new_ctx();
     xd_tokenizer *tokenizer = NULL;
-    CHECK_EQ_INT(xd_tokenizer_load(ctx, "no/such/tokenizer.json", NULL, &tokenizer), XD_ERROR_IO);
+    CHECK_EQ_INT(tokenizer_load(ctx, "no/such/tokenizer.json", NULL, &tokenizer), XD_ERROR_IO);
     CHECK(strstr(xd_last_error(ctx)->message, "no/such/tokenizer.json") != NULL);
-    if (xd_tokenizer_load(ctx, "data/teacher/tokenizer.json", NULL, &tokenizer) == XD_OK) {
+    if (tokenizer_load(ctx, "data/teacher/tokenizer.json", NULL, &tokenizer) == XD_OK) {
         fixture f = { ctx, tokenizer, NULL };
-        CHECK_EQ_INT(xd_encoder_create(ctx, tokenizer, &f.encoder), XD_OK);
+        CHECK_EQ_INT(encoder_create(ctx, tokenizer, &f.encoder), XD_OK);
         CHECK_EQ_INT(xd_tokenizer_describe(tokenizer).size, 2048);
         CHECK(survives(&f, "And the Lord said unto Moses, 12 'tis\n\n  caf\xc3\xa9", 47));
         unload(&f);

@@ -1,7 +1,9 @@
 /* Top-k losses, selection, softmax statistics, the next-token shift. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "loss_calls.h"
 #include "vocab_calls.h"
+#include "planned.h"
 #include "xd_test.h"
 #include "xd_test_cpu.h"
 #include "softmax_calls.h"
@@ -274,7 +276,7 @@ XD_TEST(a_workspace_of_the_queried_size_is_enough_and_a_smaller_one_is_refused) 
             f.desc.values = NULL;
         }
         const double loss = loss_of(&f);
-        const size_t bytes = xd_topk_kl_workspace_bytes(f.ctx, &f.desc);
+        const size_t bytes = PLANNED_WORKSPACE(f.ctx, xd_topk_kl_loss(f.ctx, &f.desc, &values));
         f.desc.common.workspace = malloc(bytes);
         f.desc.common.workspace_bytes = bytes;
         CHECK(loss_of(&f) == loss);
@@ -343,18 +345,18 @@ static xd_result selection_rank(xd_comm *world, void *argument) {
     CHECK_NEAR(accuracy, 0.5, 0);
     CHECK(softmax_columns(ctx, vocab, rows, xd_ids_of(labels, XD_DTYPE_I64), 2, 0, values) == XD_OK);
     CHECK(values[0] == whole[2] && values[3] == whole[VOCAB + 5]);
-    xd_vocab_topk_desc choice = { vocab, rows, 0, NULL, NULL, 6 };
-    CHECK(xd_vocab_topk_columns(ctx, &choice, columns, importance) == XD_OK);
+    xd_vocab_topk_desc choice = { vocab, rows, 0, NULL, NULL, 6, { NULL, XD_DTYPE_NONE, 0, 0, 0 }, NULL };
+    CHECK(vocab_topk_columns(ctx, &choice, columns, importance) == XD_OK);
     static const int64_t chosen[6] = { 0, 2, 4, 5, 7, 9 };
     for (int i = 0; i < 6; i++) CHECK_EQ_INT(columns[i], chosen[i]);
     for (int64_t c = begin; c < end; c++) CHECK(importance[c - begin] == fmaxf(whole[c], whole[VOCAB + c]));
     choice.sequences = 2; /* each row is a sequence, and chooses its own */
-    CHECK(xd_vocab_topk_columns(ctx, &choice, columns, importance) == XD_OK);
+    CHECK(vocab_topk_columns(ctx, &choice, columns, importance) == XD_OK);
     static const int64_t each[12] = { 0, 2, 4, 5, 9, 10, 0, 1, 2, 3, 4, 7 };
     for (int i = 0; i < 12; i++) CHECK_EQ_INT(columns[i], each[i]);
     CHECK(memcmp(importance, mine, (size_t)(2 * (end - begin)) * sizeof *mine) == 0);
     choice.sequences = 3;
-    CHECK(xd_vocab_topk_columns(ctx, &choice, columns, NULL) == XD_ERROR_SHAPE);
+    CHECK(vocab_topk_columns(ctx, &choice, columns, NULL) == XD_ERROR_SHAPE);
     CHECK(strstr(xd_last_error(ctx)->message, "2 rows for 3 sequences"));
     xd_vocab_destroy(vocab);
     return XD_OK;
@@ -475,8 +477,8 @@ static void select_and_normalise(xd_ctx *ctx, const xd_vocab *vocab, int64_t row
     for (int i = 0; i < MANY * WIDE; i++) logits[i] = (float)(i * 37 % 101);
     CHECK(xd_vocab_topk(ctx, vocab, x, k, values, ids) == XD_OK);
     CHECK(values[0] == 100.0f);
-    const xd_vocab_topk_desc choice = { vocab, x, 1, NULL, NULL, k };
-    CHECK(xd_vocab_topk_columns(ctx, &choice, ids, NULL) == XD_OK);
+    const xd_vocab_topk_desc choice = { vocab, x, 1, NULL, NULL, k, { NULL, XD_DTYPE_NONE, 0, 0, 0 }, NULL };
+    CHECK(vocab_topk_columns(ctx, &choice, ids, NULL) == XD_OK);
     CHECK(softmax_row_stats(ctx, vocab, x, 0.0, log_sum_exp, NULL) == XD_OK);
     CHECK(softmax_all(ctx, vocab, x, 0.0, y) == XD_OK);
     CHECK(softmax_columns(ctx, vocab, x, xd_ids_of(ids, XD_DTYPE_I64), k, 0, values) == XD_OK);

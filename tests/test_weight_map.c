@@ -6,6 +6,7 @@
 #include "map_job.h"
 #include "press_files.h"
 #include "weights_calls.h"
+#include "wrap_calls.h"
 
 /* ---- round trips ---- */
 
@@ -295,8 +296,8 @@ static xd_result through_wrapped(xd_comm *world, void *argument) {
     }
     XD_TRY(xd_model_create(ctx, &d, &model));
     XD_TRY(describe_wrapped(model, cuts));
-    XD_TRY(w->kind == 0 ? xd_ddp_create(model, data, NULL, &parallel)
-                        : xd_fsdp_create(model, data, NULL, &parallel));
+    XD_TRY(w->kind == 0 ? wrap_over_ddp(model, data, NULL, &parallel)
+                        : wrap_over_fsdp(model, data, NULL, &parallel));
     const xd_result result = import_wrapped(world, w, parallel);
     xd_parallel_destroy(parallel);
     xd_model_destroy(model);

@@ -1,5 +1,6 @@
 /* Wrappers: DDP and FSDP with all their settings train to the same bits as one rank alone, in INVARIANT mode. */
 #include "xdistill.h"
+#include "wrap_calls.h"
 
 #include "wrap_train.h"
 
@@ -159,7 +160,7 @@ static xd_result count_gathers(xd_comm *world, void *argument) {
     blocks[1] = wrap_child(blocks[0], "a", "layer");
     blocks[2] = wrap_child(blocks[0], "b", "layer");
     for (int i = 0; i < 3; i++) wrap_weight(blocks[i], "w", 5, 5);
-    CHECK(xd_model_seal(model) == XD_OK && xd_fsdp_create(model, world, &d, &parallel) == XD_OK);
+    CHECK(xd_model_seal(model) == XD_OK && wrap_over_fsdp(model, world, &d, &parallel) == XD_OK);
     for (int step = 0; step < 2; step++) {
         static const int order[] = { 0, 1, 2, 2, 1, 0 };
         uint64_t calls = xd_comm_traffic(world).calls;
@@ -264,8 +265,8 @@ static xd_result sum_by_brackets(xd_comm *world, void *argument) {
     xd_model *model = one_weight(xd_comm_ctx(world), NULL, NULL);
     xd_block *root = xd_model_root(model);
     xd_parallel *parallel = NULL;
-    CHECK((kind <= WRAP_SHARDED ? xd_ddp_create(model, world, &ddp, &parallel)
-                                : xd_fsdp_create(model, world, &fsdp, &parallel)) == XD_OK);
+    CHECK((kind <= WRAP_SHARDED ? wrap_over_ddp(model, world, &ddp, &parallel)
+                                : wrap_over_fsdp(model, world, &fsdp, &parallel)) == XD_OK);
     for (int64_t k = 0; k < xd_parallel_micro_batches(parallel).own; k++)
         for (int half = 0; half < 2; half++) { /* two brackets of one leaf */
             xd_block_view view;
@@ -289,10 +290,9 @@ static xd_result sum_by_pushes(xd_comm *world, void *argument) {
     xd_parallel *parallel = NULL;
     for (int i = 0; i < ROWS * COLUMNS; i++) value[i] = (float)i;
     xd_model *model = one_weight(xd_comm_ctx(world), value, gradient);
-    CHECK(xd_ddp_create(model, world, &ddp, &parallel) == XD_OK);
+    CHECK(wrap_over_ddp(model, world, &ddp, &parallel) == XD_OK);
     for (int64_t k = 0; k < xd_parallel_micro_batches(parallel).own; k++) {
-        for (int64_t i = 0; i < ROWS * COLUMNS; i++)
-            gradient[i] = by_hand(xd_parallel_micro_batch(parallel, k), i);
+        for (int64_t i = 0; i < ROWS * COLUMNS; i++) gradient[i] = by_hand(xd_parallel_micro_batch(parallel, k), i);
         CHECK(xd_parallel_push_micro_batch(parallel) == XD_OK);
     }
     CHECK(xd_parallel_push_micro_batch(parallel) == XD_ERROR_STATE);
@@ -364,7 +364,7 @@ XD_TEST(a_step_allocates_nothing_and_the_wrapper_says_what_it_took) {
     static const char *const types[] = { "layer" };
     r.model = wrap_model(ctx, XD_DTYPE_F32);
     const xd_fsdp_desc d = { .micro_batches = 3, .unit_types = types, .unit_type_count = 1 };
-    CHECK(xd_fsdp_create(r.model, self, &d, &r.parallel) == XD_OK);
+    CHECK(wrap_over_fsdp(r.model, self, &d, &r.parallel) == XD_OK);
     const xd_parallel_bytes bytes = xd_parallel_memory(r.parallel);
     CHECK(bytes.values > 300 * sizeof(float) && bytes.gradients > 0);
     int found = 0; /* all of it is one block */
@@ -403,8 +403,8 @@ static xd_result publish_own_storage(xd_comm *world, void *argument) {
     CHECK(xd_weight_add(xd_model_root(model), &d, NULL) == XD_OK);
     CHECK(xd_model_seal(model) == XD_OK && xd_model_allocate(model) == XD_OK);
     CHECK(xd_model_init_weights(model) == XD_OK);
-    CHECK((kind == WRAP_FSDP ? xd_fsdp_create(model, world, NULL, &parallel)
-                             : xd_ddp_create(model, world, &ddp, &parallel)) == XD_OK);
+    CHECK((kind == WRAP_FSDP ? wrap_over_fsdp(model, world, NULL, &parallel)
+                             : wrap_over_ddp(model, world, &ddp, &parallel)) == XD_OK);
     CHECK(xd_parallel_params(parallel, 2, params, &count) == XD_OK && count == 2);
     for (int64_t i = 0; i < params[0].count; i++)
         ((float *)params[0].value)[i] = kind == WRAP_DDP ? 5.0f : 5.0f + (float)xd_comm_rank(world);

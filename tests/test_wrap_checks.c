@@ -1,5 +1,6 @@
 /* Wrappers: gradients that are not finite or too large, their scale, and weights that are thawed during training. */
 #include "xdistill.h"
+#include "wrap_calls.h"
 
 #include "wrap_train.h"
 
@@ -173,15 +174,14 @@ static xd_result refuse_divisors(xd_comm *world, void *argument) {
     (void)argument;
     for (int i = 0; i < 5; i++) {
         xd_ddp_desc ddp = { .divide = { .before = bad[i] } };
-        CHECK(xd_ddp_create(model, world, &ddp, &parallel) == XD_ERROR_ARGUMENT);
+        CHECK(wrap_over_ddp(model, world, &ddp, &parallel) == XD_ERROR_ARGUMENT);
         CHECK(strstr(xd_last_error(ctx)->message, " of micro-batches: its inverse"));
         const xd_fsdp_desc fsdp = { .divide = { .average = true, .after = bad[i] } };
-        CHECK(xd_fsdp_create(model, world, &fsdp, &parallel) == XD_ERROR_ARGUMENT);
-        CHECK(strstr(xd_last_error(ctx)->message, " of the sum of all micro-batches: its inverse") &&
-              !parallel);
+        CHECK(wrap_over_fsdp(model, world, &fsdp, &parallel) == XD_ERROR_ARGUMENT);
+        CHECK(strstr(xd_last_error(ctx)->message, " of the sum of all micro-batches: its inverse") && !parallel);
     }
     xd_ddp_desc other = { .divide = { .average = xd_comm_rank(world) == 1 } };
-    CHECK(xd_ddp_create(model, world, &other, &parallel) == XD_ERROR_MISMATCH && !parallel);
+    CHECK(wrap_over_ddp(model, world, &other, &parallel) == XD_ERROR_MISMATCH && !parallel);
     xd_model_destroy(model);
     return XD_OK;
 }
@@ -245,7 +245,7 @@ static xd_result rest_and_wake(xd_comm *world, void *argument) {
         const xd_memory_plan_desc d = { .ddp = &ddp, .ranks = 2 };
         xd_memory_plan plan;
         CHECK(xd_plan_memory(r.model, &d, xd_comm_rank(world), &plan) == XD_OK);
-        CHECK(xd_ddp_create(r.model, world, &ddp, &r.parallel) == XD_OK);
+        CHECK(wrap_over_ddp(r.model, world, &ddp, &r.parallel) == XD_OK);
         const xd_parallel_bytes taken = xd_parallel_memory(r.parallel);
         CHECK(memcmp(&taken, &plan.wrapper, sizeof taken) == 0);
         bytes[reserves] = step_bytes(&r);
@@ -325,12 +325,12 @@ static xd_result refuse_without_room(xd_comm *world, void *argument) {
     xd_parallel *parallel = NULL;
     wrap_rank r = { .ctx = xd_comm_ctx(world), .model = wrap_model(xd_comm_ctx(world), XD_DTYPE_F32) };
     (void)argument;
-    CHECK(xd_fsdp_create(r.model, world, NULL, &parallel) == XD_OK);
+    CHECK(wrap_over_fsdp(r.model, world, NULL, &parallel) == XD_OK);
     CHECK(xd_parallel_thaw(parallel, weight_of(&r, "layers.1.table")) == XD_ERROR_STATE &&
           says(&r, "\"layers.1.table\" cannot be thawed: the model was wrapped without reserve_frozen"));
     xd_parallel_destroy(parallel);
     const xd_ddp_desc d = { .reserve_frozen = xd_comm_rank(world) == 1 };
-    CHECK(xd_ddp_create(r.model, world, &d, &parallel) == XD_ERROR_MISMATCH);
+    CHECK(wrap_over_ddp(r.model, world, &d, &parallel) == XD_ERROR_MISMATCH);
     xd_model_destroy(r.model);
     return XD_OK;
 }

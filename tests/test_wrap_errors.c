@@ -1,5 +1,6 @@
 /* Wrappers: what they refuse, on which ranks, in which words. */
 #include "xdistill.h"
+#include "wrap_calls.h"
 
 #include "wrap_weights.h"
 
@@ -35,7 +36,7 @@ static void close_scene(scene *s) {
 static xd_result wrap_fsdp(scene *s, int64_t leaves) {
     static const char *const types[] = { "layer" };
     const xd_fsdp_desc d = { .micro_batches = leaves, .unit_types = types, .unit_type_count = 1 };
-    return xd_fsdp_create(s->model, s->world, &d, &s->parallel);
+    return wrap_over_fsdp(s->model, s->world, &d, &s->parallel);
 }
 
 static bool says(const scene *s, const char *text) {
@@ -64,39 +65,39 @@ static xd_result refuse_wraps(xd_comm *world, void *argument) {
     CHECK(wrap_fsdp(&s, 1) == XD_ERROR_ARGUMENT && says(&s, "1 micro-batches for 2 data ranks"));
     CHECK(wrap_fsdp(&s, -3) == XD_ERROR_ARGUMENT && says(&s, "-3 micro-batches"));
     CHECK(wrap_fsdp(&s, s.rank ? 4 : 6) == XD_ERROR_MISMATCH &&
-          says(&s, "settings of a wrapper: rank 1 passed micro_batches = 4, rank 0 passed 6"));
+          says(&s, "settings of a wrapper: rank 1 passed micro-batches = 4, rank 0 passed 6"));
     xd_fsdp_desc d = { .micro_batches = 4, .reshard_ranks = 3 };
-    CHECK(xd_fsdp_create(s.model, world, &d, &s.parallel) == XD_ERROR_ARGUMENT &&
+    CHECK(wrap_over_fsdp(s.model, world, &d, &s.parallel) == XD_ERROR_ARGUMENT &&
           says(&s, "3 ranks that keep a unit do not divide 2"));
     d = (xd_fsdp_desc){ .micro_batches = 4, .unit_type_count = 1 };
-    CHECK(xd_fsdp_create(s.model, world, &d, &s.parallel) == XD_ERROR_ARGUMENT &&
+    CHECK(wrap_over_fsdp(s.model, world, &d, &s.parallel) == XD_ERROR_ARGUMENT &&
           says(&s, "1 types of units, unit_types is NULL"));
     static const char *const types[] = { "layer" };
     d = (xd_fsdp_desc){ .micro_batches = 4, .unit_types = types };
-    CHECK(xd_fsdp_create(s.model, world, &d, &s.parallel) == XD_ERROR_ARGUMENT &&
+    CHECK(wrap_over_fsdp(s.model, world, &d, &s.parallel) == XD_ERROR_ARGUMENT &&
           says(&s, "a list of unit_types, and unit_type_count 0"));
     d = (xd_fsdp_desc){ .micro_batches = 4, .sent_dtype = XD_DTYPE_I32 };
-    CHECK(xd_fsdp_create(s.model, world, &d, &s.parallel) == XD_ERROR_DTYPE && says(&s, "sent as I32"));
+    CHECK(wrap_over_fsdp(s.model, world, &d, &s.parallel) == XD_ERROR_DTYPE && says(&s, "sent as I32"));
     d = (xd_fsdp_desc){ .micro_batches = 4, .sent_dtype = s.rank ? XD_DTYPE_BF16 : XD_DTYPE_F16 };
-    CHECK(xd_fsdp_create(s.model, world, &d, &s.parallel) == XD_ERROR_MISMATCH &&
+    CHECK(wrap_over_fsdp(s.model, world, &d, &s.parallel) == XD_ERROR_MISMATCH &&
           says(&s, "rank 1 passed sent_dtype = BF16, rank 0 passed F16"));
     const xd_ddp_desc shown = { .micro_batches = 4, .view_dtype = XD_DTYPE_F64 };
-    CHECK(xd_ddp_create(s.model, world, &shown, &s.parallel) == XD_ERROR_DTYPE && says(&s, "shown as F64"));
+    CHECK(wrap_over_ddp(s.model, world, &shown, &s.parallel) == XD_ERROR_DTYPE && says(&s, "shown as F64"));
     xd_queue *queue = NULL;
     const xd_queue_desc few = { .capacity = 1 };
     CHECK(xd_queue_create(world, &few, &queue) == XD_OK);
     d = (xd_fsdp_desc){ .micro_batches = 4, .prefetch = 1 };
-    CHECK(xd_fsdp_create(s.model, world, &d, &s.parallel) == XD_ERROR_ARGUMENT &&
+    CHECK(wrap_over_fsdp(s.model, world, &d, &s.parallel) == XD_ERROR_ARGUMENT &&
           says(&s, "1 units gathered ahead, and no queue"));
     d.gathers = queue;
-    CHECK(xd_fsdp_create(s.model, world, &d, &s.parallel) == XD_ERROR_ARGUMENT &&
+    CHECK(wrap_over_fsdp(s.model, world, &d, &s.parallel) == XD_ERROR_ARGUMENT &&
           says(&s, "room for 1 records, and 2 are under way"));
     xd_queue_destroy(queue);
     CHECK(!s.parallel);
     /* Nothing of these is left behind. */
     CHECK(wrap_fsdp(&s, 4) == XD_OK);
     xd_parallel *again = NULL;
-    CHECK(xd_ddp_create(s.model, world, NULL, &again) == XD_ERROR_STATE && says(&s, "wrapped already") &&
+    CHECK(wrap_over_ddp(s.model, world, NULL, &again) == XD_ERROR_STATE && says(&s, "wrapped already") &&
           !again);
     close_scene(&s);
     return XD_OK;
@@ -195,7 +196,7 @@ static xd_result refuse_layouts(xd_comm *world, void *argument) {
         s.rank = xd_comm_rank(world);
         CHECK(xd_model_create(s.ctx, &(xd_model_desc){ .rank = s.rank }, &s.model) == XD_OK);
         CHECK(xd_weight_add(xd_model_root(s.model), &d, NULL) == XD_OK && xd_model_seal(s.model) == XD_OK);
-        const xd_result result = xd_fsdp_create(s.model, data, NULL, &s.parallel);
+        const xd_result result = wrap_over_fsdp(s.model, data, NULL, &s.parallel);
         if (i)
             CHECK(result == XD_OK);
         else
@@ -222,11 +223,11 @@ static xd_result refuse_groups(xd_comm *world, void *argument) {
     CHECK(xd_comm_split(world, s.rank / 2, 0, &data) == XD_OK &&
           xd_comm_split(world, s.rank % 2, 0, &replicas) == XD_OK);
     xd_fsdp_desc d = { .micro_batches = 12, .replicas = replicas };
-    CHECK(xd_fsdp_create(s.model, data, &d, &s.parallel) == XD_ERROR_UNSUPPORTED &&
+    CHECK(wrap_over_fsdp(s.model, data, &d, &s.parallel) == XD_ERROR_UNSUPPORTED &&
           says(&s, "6 micro-batches of a group"));
     d.micro_batches = 9;
-    CHECK(xd_fsdp_create(s.model, data, &d, &s.parallel) == XD_ERROR_ARGUMENT &&
-          says(&s, "9 micro-batches") && says(&s, "2 groups"));
+    CHECK(wrap_over_fsdp(s.model, data, &d, &s.parallel) == XD_ERROR_ARGUMENT && says(&s, "9 micro-batches") &&
+          says(&s, "2 groups"));
     close_scene(&s);
     xd_comm_destroy(replicas);
     xd_comm_destroy(data);
@@ -367,7 +368,7 @@ static xd_result forget_to_reduce(xd_comm *world, void *line) {
     open_scene(&s, world);
     static const char *const typo[] = { "layre" };
     const xd_fsdp_desc d = { .micro_batches = 2, .unit_types = typo, .unit_type_count = 1 };
-    CHECK(xd_model_seal(s.model) == XD_OK && xd_fsdp_create(s.model, world, &d, &s.parallel) == XD_OK);
+    CHECK(xd_model_seal(s.model) == XD_OK && wrap_over_fsdp(s.model, world, &d, &s.parallel) == XD_OK);
     CHECK(strstr((char *)line, "no block is of the 1 types of units, of which \"layre\" is the first") !=
           NULL);
     *(char *)line = 0;
@@ -401,7 +402,7 @@ static xd_result end_late(xd_comm *world, void *argument) {
     xd_block_view view;
     open_scene(&s, world);
     CHECK(xd_model_seal(s.model) == XD_OK);
-    CHECK((argument ? xd_ddp_create(s.model, world, &d, &s.parallel) : wrap_fsdp(&s, 4)) == XD_OK);
+    CHECK((argument ? wrap_over_ddp(s.model, world, &d, &s.parallel) : wrap_fsdp(&s, 4)) == XD_OK);
     CHECK(xd_block_begin(s.first, backward, &view) == XD_OK);
     CHECK(xd_parallel_reduce(s.parallel) == XD_ERROR_STATE && says(&s, "\"first\" is open"));
     CHECK(xd_block_end(s.first) == XD_OK); /* of the step that is gone: leaf 0 of this one is still to come */
@@ -463,7 +464,7 @@ static xd_result forget_a_block(xd_comm *world, void *argument) {
     (void)argument;
     open_scene(&s, world);
     const xd_ddp_desc d = { .micro_batches = 3 };
-    CHECK(xd_model_seal(s.model) == XD_OK && xd_ddp_create(s.model, world, &d, &s.parallel) == XD_OK);
+    CHECK(xd_model_seal(s.model) == XD_OK && wrap_over_ddp(s.model, world, &d, &s.parallel) == XD_OK);
     pass_over(&s, s.root, backward);
     pass_over(&s, s.second, backward);
     if (s.rank != 1) pass_over(&s, s.first, backward);
@@ -519,7 +520,7 @@ static xd_result refuse_pushes(xd_comm *world, void *argument) {
     scene s;
     (void)argument;
     open_scene(&s, world);
-    CHECK(xd_model_seal(s.model) == XD_OK && xd_ddp_create(s.model, world, NULL, &s.parallel) == XD_OK);
+    CHECK(xd_model_seal(s.model) == XD_OK && wrap_over_ddp(s.model, world, NULL, &s.parallel) == XD_OK);
     CHECK(xd_parallel_push_micro_batch(s.parallel) == XD_ERROR_STATE &&
           says(&s, "\"head\" has no gradient of the caller's"));
     close_scene(&s);
@@ -551,7 +552,7 @@ static xd_result open_queues(scene *s, const absence *a, xd_queue **gathers, xd_
                              .gathers = *gathers,
                              .reductions = *reductions,
                              .prefetch = 1 };
-    return xd_fsdp_create(s->model, s->world, &f, &s->parallel);
+    return wrap_over_fsdp(s->model, s->world, &f, &s->parallel);
 }
 
 /* The step until the phase in which the absent rank leaves. */

@@ -1,5 +1,6 @@
 /* Wrappers: in which orders blocks that are summed together may have their backwards. */
 #include "xdistill.h"
+#include "wrap_calls.h"
 
 #include "wrap_weights.h"
 
@@ -46,8 +47,8 @@ static xd_result wrap(scene *s, wrap_kind kind) {
         d.bucket_size = 1;
     }
     const xd_fsdp_desc f = { .micro_batches = LEAVES, .accumulate_whole = kind == FSDP_WHOLE };
-    return kind >= FSDP ? xd_fsdp_create(s->model, s->world, &f, &s->parallel)
-                        : xd_ddp_create(s->model, s->world, &d, &s->parallel);
+    return kind >= FSDP ? wrap_over_fsdp(s->model, s->world, &f, &s->parallel)
+                        : wrap_over_ddp(s->model, s->world, &d, &s->parallel);
 }
 
 static void open_scene(scene *s, xd_comm *world) {
@@ -252,7 +253,7 @@ XD_TEST(a_leaf_of_all_blocks_does_not_follow_that_of_one) {
         CHECK(xd_ctx_create(&desc, &ctx) == XD_OK && xd_comm_self(ctx, &world) == XD_OK);
         open_scene(&s, world);
         CHECK(xd_model_allocate(s.model) == XD_OK && xd_model_init_weights(s.model) == XD_OK);
-        CHECK(xd_ddp_create(s.model, world, &leaves, &s.parallel) == XD_OK);
+        CHECK(wrap_over_ddp(s.model, world, &leaves, &s.parallel) == XD_OK);
         CHECK(xd_block_skip(s.blocks[LEFT], 0) == XD_OK);
         CHECK_EQ_INT(xd_parallel_push_micro_batch(s.parallel), mode ? XD_OK : XD_ERROR_STATE);
         if (mode == 0)

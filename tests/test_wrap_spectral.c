@@ -1,5 +1,6 @@
 /* Blocks with spectral norm: their vectors have the type in which their weights are shown. */
 #include "xdistill.h"
+#include "wrap_calls.h"
 
 #include "wrap_weights.h"
 
@@ -64,7 +65,7 @@ typedef struct scene {
 static xd_result wrap(const scene *s, xd_model *model, xd_comm *world, xd_ctx *host, xd_parallel **out) {
     const xd_ddp_desc ddp = { .view_dtype = s->view };
     const xd_fsdp_desc fsdp = { .view_dtype = s->view, .host = host };
-    return s->fsdp ? xd_fsdp_create(model, world, &fsdp, out) : xd_ddp_create(model, world, &ddp, out);
+    return s->fsdp ? wrap_over_fsdp(model, world, &fsdp, out) : wrap_over_ddp(model, world, &ddp, out);
 }
 
 static void check_vectors(xd_model *model, const float *u, bool half) {

@@ -1,5 +1,6 @@
 /* A step with a part left out: no sum, a sum on one rank alone, blocks that no leaf has used. */
 #include "xdistill.h"
+#include "wrap_calls.h"
 
 #include "wrap_weights.h"
 
@@ -36,8 +37,8 @@ static void open_scene(scene *s, xd_comm *world, bool ddp, int64_t leaves) {
     wrap_weight(s->first, "w", 10, 10);
     wrap_weight(s->second, "w", 10, 10);
     CHECK(xd_model_seal(s->model) == XD_OK);
-    CHECK((ddp ? xd_ddp_create(s->model, world, &whole, &s->parallel)
-               : xd_fsdp_create(s->model, world, &sharded, &s->parallel)) == XD_OK);
+    CHECK((ddp ? wrap_over_ddp(s->model, world, &whole, &s->parallel)
+               : wrap_over_fsdp(s->model, world, &sharded, &s->parallel)) == XD_OK);
     CHECK(xd_parallel_params(s->parallel, WEIGHTS, s->params, &count) == XD_OK && count == WEIGHTS);
     xd_optimizer_desc d = xd_adamw_defaults(s->params, count);
     d.learning_rate = 0.1;
@@ -298,10 +299,10 @@ static xd_result load_alone(xd_comm *world, void *argument) {
         CHECK(xd_comm_split(world, rank / 2, rank, &data) == XD_OK);
         CHECK(xd_comm_split(world, rank % 2, rank, &replicas) == XD_OK);
         const xd_fsdp_desc d = { .replicas = replicas, .compare_steps = 3 };
-        CHECK(xd_fsdp_create(s.model, data, &d, &s.parallel) == XD_OK);
+        CHECK(wrap_over_fsdp(s.model, data, &d, &s.parallel) == XD_OK);
     } else {
         const xd_ddp_desc d = { .compare_steps = 3 };
-        CHECK(xd_ddp_create(s.model, world, &d, &s.parallel) == XD_OK);
+        CHECK(wrap_over_ddp(s.model, world, &d, &s.parallel) == XD_OK);
     }
     int64_t count = 0;
     CHECK(xd_parallel_params(s.parallel, WEIGHTS, s.params, &count) == XD_OK && count == 3);

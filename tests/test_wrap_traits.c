@@ -1,5 +1,6 @@
 /* Sums that traits of weights ask for, made by xd_parallel_reduce: over tensor-parallel ranks and stages, once. */
 #include "xdistill.h"
+#include "wrap_calls.h"
 
 #include "xd_test.h"
 
@@ -123,8 +124,8 @@ static void open_scene(scene *s, xd_comm *world, const settings *o) {
     if (o->alone) {
         CHECK(describe(s, s->ctx, NULL, &s->model) == XD_OK);
         CHECK(xd_model_seal(s->model) == XD_OK);
-        CHECK((o->fsdp ? xd_fsdp_create(s->model, s->groups->dp, &own_fsdp, &s->parallel)
-                       : xd_ddp_create(s->model, s->groups->dp, &own_ddp, &s->parallel)) == XD_OK);
+        CHECK((o->fsdp ? wrap_over_fsdp(s->model, s->groups->dp, &own_fsdp, &s->parallel)
+                       : wrap_over_ddp(s->model, s->groups->dp, &own_ddp, &s->parallel)) == XD_OK);
         return;
     }
     xd_build_desc d = { .groups = s->groups, .provider = { describe, s } };
@@ -213,8 +214,8 @@ static xd_result without_groups_rank(xd_comm *world, void *argument) {
     const bool fsdp = *(const bool *)argument;
     CHECK(describe(&s, s.ctx, NULL, &s.model) == XD_OK);
     CHECK(xd_model_seal(s.model) == XD_OK);
-    CHECK((fsdp ? xd_fsdp_create(s.model, world, NULL, &s.parallel)
-                : xd_ddp_create(s.model, world, NULL, &s.parallel)) == XD_OK);
+    CHECK((fsdp ? wrap_over_fsdp(s.model, world, NULL, &s.parallel)
+                : wrap_over_ddp(s.model, world, NULL, &s.parallel)) == XD_OK);
     CHECK(add(&s, 1.0f) == XD_OK);
     CHECK(xd_parallel_reduce(s.parallel) == XD_ERROR_STATE);
     CHECK(
@@ -226,7 +227,7 @@ static xd_result without_groups_rank(xd_comm *world, void *argument) {
     xd_parallel_destroy(s.parallel);
     s.parallel = NULL;
     const xd_groups one = { .dp = world };
-    CHECK(xd_ddp_create(s.model, world, &(xd_ddp_desc){ .groups = &one }, &s.parallel) == XD_OK);
+    CHECK(wrap_over_ddp(s.model, world, &(xd_ddp_desc){ .groups = &one }, &s.parallel) == XD_OK);
     CHECK(add(&s, 1.0f) == XD_OK);
     CHECK(xd_parallel_reduce(s.parallel) == XD_OK); /* one tensor-parallel rank: a sum of one */
     CHECK(gradient_is(&s, "summed", 2.0f) && gradient_is(&s, "averaged", 2.0f));

@@ -1,5 +1,6 @@
 /* Types of what blocks show: the declared one by default, rounded to what is sent; another one where view_dtype asks. */
 #include "xdistill.h"
+#include "wrap_calls.h"
 
 #include "wrap_weights.h"
 
@@ -29,7 +30,7 @@ static void open_scene(scene *s, xd_comm *world, xd_dtype sent, xd_dtype view) {
     wrap_weight(s->first, "w", 10, 10);
     wrap_weight(s->second, "w", 10, 10);
     CHECK(xd_weight_add(s->second, &norm, NULL) == XD_OK && xd_model_seal(s->model) == XD_OK);
-    CHECK(xd_fsdp_create(s->model, world, &d, &s->parallel) == XD_OK);
+    CHECK(wrap_over_fsdp(s->model, world, &d, &s->parallel) == XD_OK);
 }
 
 static void close_scene(scene *s) {

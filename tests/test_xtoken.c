@@ -1,8 +1,10 @@
 /* Losses across tokenizers on one rank: values, gradients, memory, bad input. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "makers.h"
 #include "vocab_calls.h"
 #include "xd_private.h"
+#include "planned.h"
 #include "xd_test.h"
 #include "xtoken_problem.h"
 
@@ -81,7 +83,7 @@ static double example_kd(example *e, int gold, bool reverse, bool exact_only, in
     CHECK(xd_ctx_create(NULL, &ctx) == XD_OK);
     CHECK(vocab_even(ctx, NULL, 8, &vocab) == XD_OK);
     CHECK(xd_projection_from_rows(ctx, &e->rows, 8, 7, &projection) == XD_OK);
-    CHECK(xd_exact_map_create(ctx, &e->rows, 7, gold == 2, &map) == XD_OK);
+    CHECK(exact_map_create(ctx, &e->rows, 7, gold == 2, &map) == XD_OK);
     t.kind = gold ? XD_XTOKEN_GOLD : XD_XTOKEN_PROJECTED;
     t.logits = rows_of(e->teacher, 7, 8);
     t.vocabulary = 7;
@@ -509,12 +511,12 @@ XD_TEST(the_workspace_is_what_was_asked_for_and_small_at_real_sizes) {
     xd_xtoken_values values;
     open_problem(&p, XD_XTOKEN_GOLD);
     open_call(&p, &c);
-    c.d.common.workspace_bytes = xd_xtoken_workspace_bytes(&c.d);
+    c.d.common.workspace_bytes = PLANNED_WORKSPACE(p.ctx, xd_xtoken_loss(p.ctx, &c.d, &values));
     CHECK(c.d.common.workspace_bytes > 0);
     c.d.common.workspace = malloc(c.d.common.workspace_bytes);
     run_call(&p, &c);
     c.d.tile = -1;
-    CHECK(xd_xtoken_workspace_bytes(&c.d) == 0);
+    CHECK(PLANNED_WORKSPACE(p.ctx, xd_xtoken_loss(p.ctx, &c.d, &values)) == 0);
     c.d.tile = 0;
     c.d.common.workspace_bytes--;
     CHECK(xd_xtoken_loss(p.ctx, &c.d, &values) == XD_ERROR_ARGUMENT);
@@ -524,14 +526,21 @@ XD_TEST(the_workspace_is_what_was_asked_for_and_small_at_real_sizes) {
     c.d.vocab = c.vocab;
     c.d.sequences = 1;
     c.d.columns = c.d.tail = 8192;
-    c.d.student = rows_of(NULL, 2048, 128256);
+    c.d.student = rows_of(c.gradient, 2048, 128256); /* addresses that nothing reads */
+    c.d.common.gradient = c.d.student;
+    const xd_projection wide = { .student_size = 128256,
+                                 .teacher_size = 151936,
+                                 .row_begin = (int64_t *)calloc(128257, sizeof(int64_t)) };
     for (int kind = 0; kind < 2; kind++) {
         c.teachers[0].kind = (xd_xtoken_kind)kind;
         c.teachers[0].vocabulary = 151936;
-        c.teachers[0].logits = rows_of(NULL, 2048, 151936);
+        c.teachers[0].logits = rows_of(c.gradient, 2048, 151936);
         c.teachers[0].chunks = 2047;
-        CHECK(xd_xtoken_workspace_bytes(&c.d) < (size_t)16 << 20);
+        c.teachers[0].projected.projection = &wide;
+        const size_t bytes = PLANNED_WORKSPACE(p.ctx, xd_xtoken_loss(p.ctx, &c.d, &values));
+        CHECK(bytes > 0 && bytes < (size_t)16 << 20);
     }
+    free((void *)(uintptr_t)wide.row_begin);
     xd_vocab_destroy(c.vocab);
     close_problem(&p);
 }
@@ -564,7 +573,8 @@ XD_TEST(bad_settings_are_refused_with_their_numbers) {
     c.d.tail = -2;
     check_refused(&p, &c, XD_ERROR_ARGUMENT, "tail of -2");
     c.d.columns = 0; /* zero is zero: no column is no loss, and no workspace */
-    CHECK_EQ_INT(xd_xtoken_workspace_bytes(&c.d), 0);
+    xd_xtoken_values values;
+    CHECK_EQ_INT(PLANNED_WORKSPACE(p.ctx, xd_xtoken_loss(p.ctx, &c.d, &values)), 0);
     check_refused(&p, &c, XD_ERROR_ARGUMENT, "0 columns");
     c.d.kd_weight = c.d.ce_weight = 0.0;
     check_refused(&p, &c, XD_ERROR_ARGUMENT, "no term of the loss has a weight: ce_weight is 0, kd_weight 0");

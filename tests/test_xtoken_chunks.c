@@ -1,6 +1,7 @@
 /* Teachers that were run before: losses on a cache of their predictions, and on the likelihood of chunks. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "makers.h"
 #include "vocab_calls.h"
 #include "xd_test.h"
 #include "xtoken_mesh.h"
@@ -26,7 +27,7 @@ static void make_cache(problem *p, float *logits, const int64_t *labels, int len
     desc.k = CACHED_IDS;
     desc.coding = coding;
     desc.teacher_hash = 77;
-    CHECK_EQ_INT(xd_teacher_cache_writer_create(p->ctx, path, &desc, &w), XD_OK);
+    CHECK_EQ_INT(cache_writer_create(p->ctx, path, &desc, &w), XD_OK);
     for (int b = 0; b < SEQUENCES; b++) {
         xd_teacher_cache_block block;
         memset(&block, 0, sizeof block);
@@ -41,7 +42,7 @@ static void make_cache(problem *p, float *logits, const int64_t *labels, int len
         CHECK_EQ_INT(xd_teacher_cache_writer_append(w, &block), XD_OK);
     }
     CHECK_EQ_INT(xd_teacher_cache_writer_commit(w), XD_OK);
-    CHECK_EQ_INT(xd_teacher_cache_open(p->ctx, path, NULL, &p->cache), XD_OK);
+    CHECK_EQ_INT(cache_open(p->ctx, path, NULL, &p->cache), XD_OK);
     remove(path);
     for (int i = 0; i < SEQUENCES * length; i++)
         p->cache_positions[i] = i % length == length - 1 ? -1 : i; /* the last predicts nothing */
@@ -121,9 +122,7 @@ static double cached_divergence(problem *p, const xd_xtoken_teacher *t, double *
             int32_t ids[CACHED_IDS];
             double probabilities[CACHED_IDS];
             if (i / (t->logits.rows / SEQUENCES) != b || t->teacher_chunks[i] != c) continue;
-            CHECK_EQ_INT(
-                xd_teacher_cache_entries(p->ctx, p->cache, t->cached.positions[i], ids, probabilities),
-                XD_OK);
+            CHECK_EQ_INT(cache_entries(p->ctx, p->cache, t->cached.positions[i], ids, probabilities), XD_OK);
             for (int j = 0; j < CACHED_IDS; j++) a[ids[j]] += probabilities[j];
             teachers += 1.0;
         }
@@ -242,11 +241,11 @@ XD_TEST(a_long_text_is_cut_into_tiles) {
     block.logits = rows_of(student + LENGTH * SIZE, LENGTH, SIZE);
     block.ids = ids;
     block.next = ids + LENGTH;
-    CHECK_EQ_INT(xd_teacher_cache_writer_create(p.ctx, path, &desc, &w), XD_OK);
+    CHECK_EQ_INT(cache_writer_create(p.ctx, path, &desc, &w), XD_OK);
     CHECK_EQ_INT(xd_teacher_cache_writer_document(w, NULL, 0), XD_OK);
     CHECK_EQ_INT(xd_teacher_cache_writer_append(w, &block), XD_OK);
     CHECK_EQ_INT(xd_teacher_cache_writer_commit(w), XD_OK);
-    CHECK_EQ_INT(xd_teacher_cache_open(p.ctx, path, NULL, &p.cache), XD_OK);
+    CHECK_EQ_INT(cache_open(p.ctx, path, NULL, &p.cache), XD_OK);
     remove(path);
     open_call(&p, &c);
     xd_vocab_destroy(c.vocab);

@@ -101,7 +101,7 @@ step_compile() {
         mkdir -p "$build/golden.d" || return 1
         flags=$([ "$emulate" ] && echo "-O0 -DXD_EMU -Itests/emu/include" || echo -O2)
         for part in tests/golden/*.c; do
-            $cc -std=c99 $flags -DXDISTILL_IMPLEMENTED -DXD_TEST_LAYERS -DGOLDEN_CUDA -Isrc -Itests/helpers -c "$part" \
+            $cc -std=c99 $flags -DXDISTILL_IMPLEMENTED -DXD_TEST_LAYERS -DXD_PRIVATE=extern -DGOLDEN_CUDA -Isrc -Itests/helpers -c "$part" \
                 -o "$build/golden.d/$(basename "$part" .c).o" || return 1
         done
         : >"$object" ;;

@@ -3,6 +3,9 @@
  *   cc -std=c99 -O2 tools/projection.c -o projection -lm -lpthread
  *   ./projection STUDENT/tokenizer.json TEACHER/tokenizer.json -o FILE
  *
+ *   ./projection --show FILE
+ *
+ *   --show FILE              what a file holds, and whether it is whole
  *   -o FILE                  where to write; without it, the cache name in the current directory
  *   --pieces N --keep N      first pieces of a token that get votes (4); teacher ids retained per student id (4)
  *   --reverse                the teacher's tokens vote too
@@ -22,7 +25,7 @@
 typedef struct arguments {
     const char *path[2]; /* student, teacher */
     xd_tokenizer_desc desc[2];
-    const char *out;
+    const char *out, *shown;
     xd_projection_options options;
 } arguments;
 
@@ -31,7 +34,7 @@ static const char *const side_names[] = { "student", "teacher" };
 static bool usage(void) {
     fprintf(stderr, "usage: projection STUDENT/tokenizer.json TEACHER/tokenizer.json [-o FILE] [--pieces N] "
                     "[--keep N]\n       [--reverse] [--special] [--no-exact] [--student-preset NAME] "
-                    "[--teacher-preset NAME]\n");
+                    "[--teacher-preset NAME]\n       projection --show FILE\n");
     return false;
 }
 
@@ -65,6 +68,7 @@ static bool read_argument(char **argv, int *at, arguments *a) {
     if (strcmp(name, "--special") == 0) return a->options.special_pairs = true;
     if (strcmp(name, "--no-exact") == 0) return a->options.disable_exact = true;
     ++*at;
+    if (strcmp(name, "--show") == 0) return (a->shown = value) != NULL || usage();
     if (strcmp(name, "-o") == 0) return (a->out = value) != NULL || usage();
     if (strcmp(name, "--pieces") == 0) return read_number(value, &a->options.max_pieces);
     if (strcmp(name, "--keep") == 0) return read_number(value, &a->options.k);
@@ -77,11 +81,15 @@ static double percent(int64_t part, int64_t whole) {
     return whole ? 100.0 * (double)part / (double)whole : 0.0;
 }
 
-static void print_report(const xd_projection *p, const xd_projection_report *r) {
+static void print_matrix(const xd_projection *p) {
     const unsigned long long hash[2] = { p->origin.student_hash, p->origin.teacher_hash };
     for (int i = 0; i < 2; i++) printf("%s tokenizer   %016llx\n", side_names[i], hash[i]);
     printf("matrix              %lld x %lld, %lld entries\n", (long long)p->student_size,
            (long long)p->teacher_size, (long long)p->entries);
+}
+
+static void print_report(const xd_projection *p, const xd_projection_report *r) {
+    print_matrix(p);
     printf("student tokens      %lld\n", (long long)r->tokens);
     printf("  covered           %lld (%.2f%%)\n", (long long)r->covered, percent(r->covered, r->tokens));
     printf("  the same in both  %lld (%.2f%%)\n", (long long)r->exact, percent(r->exact, r->tokens));
@@ -92,11 +100,24 @@ static void print_report(const xd_projection *p, const xd_projection_report *r) 
     printf("votes lost          %.3f%%\n", 100.0 * r->lost_mass);
 }
 
+/* A damaged file is refused. */
+static xd_result show(xd_ctx *ctx, const char *path, xd_projection *p) {
+    XD_TRY(xd_projection_load(ctx, &(xd_projection_load_desc){ .path = path }, p));
+    print_matrix(p);
+    printf("pieces, kept        %lld, %lld\n", (long long)p->origin.options.max_pieces,
+           (long long)p->origin.options.k);
+    return XD_OK;
+}
+
 static xd_result build(xd_ctx *ctx, const arguments *a, xd_tokenizer **tokenizers, xd_projection *p) {
     xd_projection_report report;
     char name[XD_PROJECTION_NAME_BYTES];
-    for (int i = 0; i < 2; i++) XD_TRY(xd_tokenizer_load(ctx, a->path[i], &a->desc[i], &tokenizers[i]));
-    const xd_projection_desc desc = { tokenizers[0], tokenizers[1], &a->options };
+    for (int i = 0; i < 2; i++) {
+        xd_tokenizer_desc tokenizer = a->desc[i];
+        tokenizer.path = a->path[i];
+        XD_TRY(xd_tokenizer_load(ctx, &tokenizer, &tokenizers[i]));
+    }
+    const xd_projection_desc desc = { tokenizers[0], tokenizers[1], &a->options, NULL };
     XD_TRY(xd_projection_build(ctx, &desc, p, &report));
     xd_projection_cache_name(&p->origin, name);
     XD_TRY(xd_projection_save(ctx, a->out ? a->out : name, p));
@@ -115,12 +136,13 @@ int main(int argc, char **argv) {
     memset(&projection, 0, sizeof projection);
     for (int i = 1; i < argc; i++)
         if (!read_argument(argv, &i, &a)) return 1;
-    if (!a.path[1]) {
+    if (!a.path[1] && !a.shown) {
         usage();
         return 1;
     }
     if (xd_ctx_create(NULL, &ctx) != XD_OK) return 1;
-    const xd_result result = build(ctx, &a, tokenizers, &projection);
+    const xd_result result =
+        a.shown ? show(ctx, a.shown, &projection) : build(ctx, &a, tokenizers, &projection);
     if (result != XD_OK) fprintf(stderr, "projection: %s\n", xd_last_error(ctx)->message);
     xd_projection_destroy(ctx, &projection);
     for (int i = 0; i < 2; i++) xd_tokenizer_destroy(tokenizers[i]);

@@ -12,13 +12,14 @@ static void *shim_memory(size_t bytes) {
 }
 
 /* What a loss works in, out of the clock. */
-static void shim_take_workspace(shim *s, xd_sample_common *common, size_t bytes) {
+static void shim_take_workspace(shim *s, xd_sample_common *common) {
+    const size_t bytes = shim_planned(s);
     common->workspace = s->workspace = shim_memory(bytes);
     common->workspace_bytes = bytes;
 }
 
 static void shim_run_vsd(shim *s) {
-    xd_sample_values values;
+    xd_sample_values values = { 0 };
     s->result = xd_vsd_loss(s->ctx, &s->samples.vsd, &values);
     s->value = values.loss;
 }
@@ -33,13 +34,13 @@ shim *shim_vsd(int threads, int dtype, int64_t samples, int64_t elements, void *
     d->teacher = shim_tensor(dtype, samples, elements, teacher);
     d->fake = shim_tensor(dtype, samples, elements, fake);
     d->gradient = shim_tensor(dtype, samples, elements, gradient);
-    shim_take_workspace(s, &d->common, xd_vsd_workspace_bytes(s->ctx, d));
+    shim_take_workspace(s, &d->common);
     shim_sweeps(s, gradient, samples * elements * (int64_t)xd_dtype_size((xd_dtype)dtype));
     return s;
 }
 
 static void shim_run_denoise(shim *s) {
-    xd_sample_values values;
+    xd_sample_values values = { 0 };
     s->result = xd_denoise_loss(s->ctx, &s->samples.denoise, &values);
     s->value = values.loss;
 }
@@ -65,7 +66,7 @@ shim *shim_denoise(int threads, int dtype, int64_t samples, int64_t elements, vo
     d->gradient = shim_tensor(dtype, samples, elements, gradient);
     d->terms = terms;
     s->factors = terms;
-    shim_take_workspace(s, &d->common, xd_denoise_workspace_bytes(s->ctx, d));
+    shim_take_workspace(s, &d->common);
     shim_sweeps(s, gradient, samples * elements * (int64_t)xd_dtype_size((xd_dtype)dtype));
     return s;
 }
@@ -98,7 +99,7 @@ shim *shim_convert(int threads, int dtype, int64_t samples, int64_t elements, vo
 }
 
 static void shim_run_gan(shim *s) {
-    xd_sample_values values;
+    xd_sample_values values = { 0 };
     s->result = xd_gan_loss(s->ctx, &s->samples.gan, &values);
     s->value = values.loss;
 }
@@ -114,6 +115,6 @@ shim *shim_gan(int threads, int64_t samples, int64_t heads, void *fake, void *re
     d->real = shim_tensor(XD_DTYPE_F32, samples, heads, real);
     d->fake_gradient = shim_tensor(XD_DTYPE_F32, samples, heads, fake_gradient);
     d->real_gradient = shim_tensor(XD_DTYPE_F32, samples, heads, real_gradient);
-    shim_take_workspace(s, &d->common, xd_gan_workspace_bytes(s->ctx, d));
+    shim_take_workspace(s, &d->common);
     return s;
 }

@@ -58,7 +58,7 @@ XD_API xtoken_shim *xtoken_shim_open(const xtoken_inputs *in, int gold, int thre
     s->threads = threads;
     shim_require(NULL, xd_ctx_create(NULL, &s->ctx));
     if (gold)
-        shim_require(s->ctx, xd_exact_map_create(s->ctx, &rows, in->teacher_size, false, &s->map));
+        shim_require(s->ctx, xd_exact_map_create(s->ctx, &(xd_exact_map_desc){ &rows, in->teacher_size, false }, &s->map));
     else
         shim_require(s->ctx, xd_projection_from_rows(s->ctx, &rows, in->student_size, in->teacher_size,
                                                      &s->projection));
@@ -96,7 +96,11 @@ static xd_result shim_run_rank(xd_comm *sequence, void *shim) {
     if (in->labels) d.common.labels.data = in->labels + begin;
     d.compat = true;
     if (!s->workspace[rank]) {
-        s->workspace_bytes[rank] = xd_xtoken_workspace_bytes(&d);
+        xd_planned planned;
+        shim_require(ctx, xd_plan_begin(ctx, NULL));
+        shim_require(ctx, xd_xtoken_loss(ctx, &d, &values));
+        shim_require(ctx, xd_plan_end(ctx, &planned));
+        s->workspace_bytes[rank] = planned.workspace;
         s->workspace[rank] = malloc(s->workspace_bytes[rank]);
     }
     d.common.workspace = s->workspace[rank];

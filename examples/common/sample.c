@@ -70,7 +70,7 @@ static int sample_begin(xd_ctx *ctx, const xd_tokenizer *tokenizer, const char *
     xd_encoder *encoder = NULL;
     xd_encoding encoding;
     int count = 0;
-    if (xd_encoder_create(ctx, tokenizer, &encoder) != XD_OK) return 0;
+    if (xd_encoder_create(ctx, &(xd_encoder_desc){ .tokenizer = tokenizer }, &encoder) != XD_OK) return 0;
     if (xd_encode(encoder, beginning, strlen(beginning), NULL, &encoding) == XD_OK)
         for (; count < encoding.count && count < SAMPLE_TOKENS; count++) ids[count] = encoding.ids[count];
     xd_encoder_destroy(encoder);

@@ -27,8 +27,11 @@ typedef struct side {
 } side;
 
 static xd_result open_side(xd_ctx *ctx, const char *path, side *s) {
-    XD_TRY(xd_tokenizer_load(ctx, path, NULL, &s->tokenizer));
-    XD_TRY(xd_encoder_create(ctx, s->tokenizer, &s->encoder));
+    xd_tokenizer_desc file = {};
+    file.path = path;
+    XD_TRY(xd_tokenizer_load(ctx, &file, &s->tokenizer));
+    const xd_encoder_desc encodes = { s->tokenizer };
+    XD_TRY(xd_encoder_create(ctx, &encodes, &s->encoder));
     XD_TRY(xd_encode(s->encoder, text, sizeof text - 1, NULL, &s->tokens));
     s->spans.spans = s->tokens.spans;
     s->spans.count = s->tokens.count;
@@ -39,7 +42,8 @@ static xd_result open_side(xd_ctx *ctx, const char *path, side *s) {
 static xd_result predict(xd_ctx *ctx, const xd_alignment *both, xd_chunk_side which, side *s) {
     const int64_t rows = s->tokens.count, columns = xd_tokenizer_describe(s->tokenizer).size;
     const size_t size = (size_t)(rows * columns), bytes = size * sizeof(float);
-    float *host = (float *)malloc(2 * bytes), *device = NULL;
+    float *host = (float *)malloc(2 * bytes);
+    float *device = NULL;
     xd_chunk_ids(both, which, &s->spans, s->chunks, NULL);
     for (int64_t t = 0; t < rows - 1; t++) {
         s->labels[t] = s->tokens.ids[t + 1];
@@ -50,8 +54,7 @@ static xd_result predict(xd_ctx *ctx, const xd_alignment *both, xd_chunk_side wh
 
     /* A formula stands for a model's logits. */
     for (size_t i = 0; i < size; i++) host[i] = 4.0f * sinf(0.37f * (float)(i % 9973));
-    XD_REQUIRE(ctx, !cudaMalloc((void **)&device, 2 * bytes), XD_ERROR_DEVICE,
-               "there is no room on the GPU");
+    XD_REQUIRE(ctx, !cudaMalloc((void **)&device, 2 * bytes), XD_ERROR_DEVICE, "no room on a GPU");
     cudaMemcpy(device, host, bytes, cudaMemcpyHostToDevice);
     s->logits[0] = xd_rows_of(host, XD_DTYPE_F32, rows, columns);
     s->gradient[0] = xd_rows_of(host + size, XD_DTYPE_F32, rows, columns);
@@ -82,8 +85,7 @@ static xd_result distill(xd_ctx *ctx, const side s[2], int gpu, const xd_project
     d.temperature = 2.0;
     d.teachers = &t;
     d.teacher_count = 1;
-    /* The teacher's most probable columns on this text. */
-    d.columns = 128;
+    d.columns = 128; /* the teacher's most probable ones on this text */
     XD_TRY(xd_xtoken_loss(ctx, &d, out));
     xd_vocab_destroy(vocab);
     return XD_OK;
@@ -96,7 +98,7 @@ static xd_result compare(xd_ctx *ctx, side s[2]) {
     xd_xtoken_values cpu, on_gpu;
     for (int i = 0; i < 2; i++) XD_TRY(open_side(ctx, paths[i], &s[i]));
     XD_TRY(xd_align_bytes(ctx, &s[0].spans, &s[1].spans, &both, NULL));
-    const xd_projection_desc pair = { s[0].tokenizer, s[1].tokenizer, NULL };
+    const xd_projection_desc pair = { s[0].tokenizer, s[1].tokenizer, NULL, NULL };
     XD_TRY(xd_projection_build(ctx, &pair, &m, NULL));
     XD_TRY(predict(ctx, &both, XD_CHUNK_STUDENT, &s[0]));
     XD_TRY(predict(ctx, &both, XD_CHUNK_TEACHER, &s[1]));

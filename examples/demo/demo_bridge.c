@@ -33,15 +33,17 @@ static xd_result demo_align(xd_ctx *ctx, demo_bridge *b) {
 static xd_result demo_map_vocabularies(xd_ctx *ctx, const xd_tokenizer *student, const xd_tokenizer *teacher,
                                        demo_bridge *b) {
     xd_projection_options options = xd_projection_defaults();
-    const xd_projection_desc desc = { student, teacher, &options };
+    const xd_projection_desc desc = { student, teacher, &options, NULL };
     xd_projection pieces;
     xd_projection_rows rows;
     memset(&pieces, 0, sizeof pieces);
     memset(&rows, 0, sizeof rows);
     xd_result result = xd_projection_build(ctx, &desc, &pieces, NULL);
     if (result == XD_OK) result = xd_projection_to_rows(ctx, &pieces, 0, &rows);
-    if (result == XD_OK) result = xd_exact_map_create(ctx, &rows, pieces.teacher_size, false, &b->strict);
-    if (result == XD_OK) result = xd_exact_map_create(ctx, &rows, pieces.teacher_size, true, &b->relaxed);
+    xd_exact_map_desc map = { .rows = &rows, .teacher_size = pieces.teacher_size };
+    if (result == XD_OK) result = xd_exact_map_create(ctx, &map, &b->strict);
+    map.relaxed = true;
+    if (result == XD_OK) result = xd_exact_map_create(ctx, &map, &b->relaxed);
     options.max_pieces = 1;
     options.k = DEMO_MOST_ENTRIES;
     options.disable_exact = options.reverse = true;
@@ -111,8 +113,9 @@ static xd_result demo_record_text(xd_ctx *ctx, const xd_teacher_cache *cache, in
         (xd_cached_position *)xd_allocate(ctx, ((size_t)count + 1) * sizeof *positions);
     out->ids = (int32_t *)xd_allocate(ctx, ((size_t)count + 1) * sizeof *out->ids);
     out->spans = (xd_token_span *)xd_allocate(ctx, ((size_t)count + 1) * sizeof *out->spans);
+    const xd_teacher_cache_read_desc read = { .count = count, .positions = positions };
     xd_result result = positions && out->ids && out->spans
-                           ? xd_teacher_cache_read(ctx, cache, 0, count, positions)
+                           ? xd_teacher_cache_read(ctx, cache, &read)
                            : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld positions", (long long)count);
     for (int64_t i = 0; i < count && result == XD_OK; i++) {
         out->ids[i] = positions[i].id;
@@ -148,7 +151,7 @@ static xd_result demo_record_fill(xd_ctx *ctx, const demo_bridge *b, int64_t stu
     desc.k = DEMO_MOST_ENTRIES;
     out->places = (int64_t *)xd_allocate(ctx, ((size_t)b->student->count + 1) * sizeof *out->places);
     if (!out->places) return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for the places of a cache");
-    XD_TRY(xd_votes_create(ctx, student_size, teacher_size, &votes));
+    XD_TRY(xd_votes_create(ctx, &(xd_votes_desc){ student_size, teacher_size }, &votes));
     xd_result result = demo_record_pairs(b, out->places, votes);
     if (result == XD_OK) result = xd_projection_rows_from_votes(votes, &desc, &rows);
     if (result == XD_OK)
@@ -168,7 +171,7 @@ xd_result demo_record_open(xd_ctx *ctx, const char *path, const xd_tokenizer *st
     memset(&bridge, 0, sizeof bridge);
     bridge.student = student;
     bridge.teacher = &teacher;
-    XD_TRY(xd_teacher_cache_open(ctx, path, NULL, &out->cache));
+    XD_TRY(xd_teacher_cache_open(ctx, &(xd_teacher_cache_open_desc){ .path = path }, &out->cache));
     const int64_t size = xd_tokenizer_describe(student_tokenizer).size;
     const xd_teacher_cache_info info = xd_teacher_cache_describe(out->cache);
     xd_result result = xd_teacher_cache_find_document(ctx, out->cache, 0, &document);

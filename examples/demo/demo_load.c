@@ -24,7 +24,7 @@ nn_config demo_config(int vocab, bool teacher) {
 
 xd_result demo_reader_open_tokenizer(xd_ctx *ctx, const char *directory, demo_reader *reader) {
     snprintf(reader->path, sizeof reader->path, "%s/tokenizer.json", directory);
-    return xd_tokenizer_load(ctx, reader->path, NULL, &reader->tokenizer);
+    return xd_tokenizer_load(ctx, &(xd_tokenizer_desc){ .path = reader->path }, &reader->tokenizer);
 }
 
 xd_result demo_reader_open(xd_ctx *ctx, const char *directory, const char *text, const char *heldout,

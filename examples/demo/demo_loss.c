@@ -197,16 +197,21 @@ xd_result demo_make_loss_workspace(demo_rank *r) {
     bool failed = false;
     const demo_extent all = demo_all_of(r);
     const xd_loss_desc text = demo_text_loss(r, &all);
+    xd_loss_values text_values;
+    xd_xtoken_values values;
+    xd_planned planned;
     if (r->asks_nobody) return XD_OK;
-    r->loss_workspace_bytes = xd_loss_workspace_bytes(&text);
+    XD_TRY(xd_plan_begin(r->ctx, NULL));
+    XD_TRY(xd_loss(r->ctx, &text, &text_values));
     for (int i = 0; i < r->job->arm_count; i++) {
         const demo_arm *arm = &r->job->arms[i];
         if (arm->signal == DEMO_TEXT_ALONE) continue;
         const xd_xtoken_teacher teacher = demo_arm_teacher(r, arm, &all);
         const xd_xtoken_desc desc = demo_cross_loss(r, arm, &all, &teacher);
-        const size_t bytes = xd_xtoken_workspace_bytes(&desc);
-        if (bytes > r->loss_workspace_bytes) r->loss_workspace_bytes = bytes;
+        XD_TRY(xd_xtoken_loss(r->ctx, &desc, &values));
     }
+    XD_TRY(xd_plan_end(r->ctx, &planned));
+    r->loss_workspace_bytes = planned.workspace;
     r->loss_workspace = demo_room(r, (int64_t)r->loss_workspace_bytes, 1, &failed);
     return failed ? XD_FAIL(r->ctx, XD_ERROR_MEMORY, "no room for the loss") : XD_OK;
 }

@@ -31,7 +31,7 @@ static xd_result demo_text_encode(xd_ctx *ctx, const xd_tokenizer *tokenizer, co
     xd_encoding encoding;
     memset(&desc, 0, sizeof desc);
     desc.parse_special = true; /* the texts are ours */
-    XD_TRY(xd_encoder_create(ctx, tokenizer, &encoder));
+    XD_TRY(xd_encoder_create(ctx, &(xd_encoder_desc){ .tokenizer = tokenizer }, &encoder));
     xd_result result = xd_encode(encoder, text, bytes, &desc, &encoding);
     if (result == XD_OK) result = demo_text_keep(ctx, &encoding, out);
     xd_encoder_destroy(encoder);

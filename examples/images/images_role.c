@@ -24,14 +24,15 @@ static xd_result images_wrap(images_role *role, const images_shape *shape) {
     const images_ranks *ranks = shape->ranks;
     memset(&ddp, 0, sizeof ddp);
     memset(&fsdp, 0, sizeof fsdp);
+    ddp.data = ranks->data;
+    fsdp.data = ranks->group ? ranks->group : ranks->data;
     ddp.micro_batches = fsdp.micro_batches = shape->leaves;
     fsdp.unit_types = units;
     fsdp.unit_type_count = 2;
     fsdp.accumulate_whole = true; /* warm-up has a backward for each rung of a leaf, a discriminator two */
     fsdp.replicas = ranks->replicas;
-    return ranks->fsdp ? xd_fsdp_create(role->model, ranks->group ? ranks->group : ranks->data, &fsdp,
-                                        &role->parallel)
-                       : xd_ddp_create(role->model, ranks->data, &ddp, &role->parallel);
+    return ranks->fsdp ? xd_fsdp_create(role->model, &fsdp, &role->parallel)
+                       : xd_ddp_create(role->model, &ddp, &role->parallel);
 }
 
 /* Ranks with other parts of the same pictures have the same weights: the first of them speaks for all. */

@@ -268,7 +268,8 @@ static xd_result gguf_tokenizer_of(xd_ctx *ctx, const gguf_vocabulary *v, xd_tok
     xd_json_writer writer = xd_json_writer_create(ctx);
     gguf_json_tokenizer(&writer, v);
     xd_result result = xd_json_writer_text(&writer, &text, &bytes);
-    if (result == XD_OK) result = xd_tokenizer_load_memory(ctx, text, bytes, NULL, out);
+    const xd_tokenizer_desc desc = { .data = text, .data_bytes = bytes };
+    if (result == XD_OK) result = xd_tokenizer_load(ctx, &desc, out);
     xd_json_writer_destroy(&writer);
     return result;
 }

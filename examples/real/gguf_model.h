@@ -24,7 +24,7 @@ xd_result gguf_model_weights(xd_ctx *ctx, const gguf *file, const nn_model *mode
 
 /* The tokenizer, by way of the tokenizer.json it would be. Byte-level BPE ("gpt2") with the split rules named
  * smollm, starcoder, gpt-2 or default. Local. Errors: UNSUPPORTED for others, by name; as
- * xd_tokenizer_load_memory. */
+ * xd_tokenizer_load. */
 xd_result gguf_model_tokenizer(xd_ctx *ctx, const gguf *file, xd_tokenizer **out);
 
 #ifdef __cplusplus

@@ -116,7 +116,7 @@ xd_result real_text_load(xd_ctx *ctx, const xd_tokenizer *tokenizer, const char 
     memset(out, 0, sizeof *out);
     XD_TRY(xd_file_load(ctx, path, 0, &out->data, &out->bytes));
     if (most > 0 && (uint64_t)most < out->bytes) out->bytes = (size_t)most;
-    xd_result result = xd_encoder_create(ctx, tokenizer, &encoder);
+    xd_result result = xd_encoder_create(ctx, &(xd_encoder_desc){ .tokenizer = tokenizer }, &encoder);
     if (result == XD_OK) result = real_text_encode(ctx, encoder, out);
     xd_encoder_destroy(encoder);
     if (result != XD_OK) real_text_free(ctx, out);

@@ -38,7 +38,7 @@ xd_result real_lesson_project(xd_ctx *ctx, const real_lesson *lesson, int64_t st
     memset(&rows, 0, sizeof rows);
     memset(&desc, 0, sizeof desc);
     desc.k = REAL_MOST_ENTRIES;
-    XD_TRY(xd_votes_create(ctx, student_size, teacher_size, &votes));
+    XD_TRY(xd_votes_create(ctx, &(xd_votes_desc){ student_size, teacher_size }, &votes));
     xd_result result = XD_OK;
     for (int64_t c = 0; c < lesson->chunks.count && result == XD_OK; c++) {
         const xd_aligned_chunk *chunk = &lesson->chunks.chunks[c];
@@ -233,8 +233,11 @@ static xd_rows real_rows(float *data, int64_t rows, int64_t cols) {
     return r;
 }
 
-/* Workspace of one loss, made when it is first needed. */
-static xd_result real_loss_room(real_pupil *p, size_t bytes) {
+/* Ends the plan of one loss, and makes its workspace when it is first needed. */
+static xd_result real_loss_room(real_pupil *p) {
+    xd_planned planned;
+    XD_TRY(xd_plan_end(p->ctx, &planned));
+    const size_t bytes = planned.workspace;
     if (bytes <= p->loss_bytes) return XD_OK;
     xd_release(p->ctx, p->loss_workspace);
     p->loss_workspace = xd_allocate(p->ctx, bytes);
@@ -255,7 +258,9 @@ static xd_result real_text_loss(real_pupil *p, double tokens, bool gradient, dou
     desc.common.comm = p->rows;
     desc.common.denominator_value = tokens;
     if (gradient) desc.common.gradient = desc.student;
-    XD_TRY(real_loss_room(p, xd_loss_workspace_bytes(&desc)));
+    XD_TRY(xd_plan_begin(p->ctx, NULL));
+    XD_TRY(xd_loss(p->ctx, &desc, &values));
+    XD_TRY(real_loss_room(p));
     desc.common.workspace = p->loss_workspace;
     desc.common.workspace_bytes = p->loss_bytes;
     XD_TRY(xd_loss(p->ctx, &desc, &values));
@@ -291,7 +296,9 @@ static xd_result real_teacher_loss(real_pupil *p, xd_xtoken_values *values) {
     desc.kd_weight = 0.5;
     desc.ce_weight = 0.5;
     desc.common.gradient = desc.student;
-    XD_TRY(real_loss_room(p, xd_xtoken_workspace_bytes(&desc)));
+    XD_TRY(xd_plan_begin(p->ctx, NULL));
+    XD_TRY(xd_xtoken_loss(p->ctx, &desc, values));
+    XD_TRY(real_loss_room(p));
     desc.common.workspace = p->loss_workspace;
     desc.common.workspace_bytes = p->loss_bytes;
     return xd_xtoken_loss(p->ctx, &desc, values);

@@ -20,7 +20,8 @@ static xd_result real_load_side(xd_ctx *ctx, const char *path, xd_tokenizer_pres
     xd_tokenizer_desc desc;
     memset(&desc, 0, sizeof desc);
     desc.preset = preset;
-    return xd_tokenizer_load(ctx, path, &desc, out);
+    desc.path = path;
+    return xd_tokenizer_load(ctx, &desc, out);
 }
 
 /* ---- vocabularies ---- */
@@ -45,8 +46,8 @@ static xd_result real_pair_vocabularies(xd_ctx *ctx, const real_options *o, real
     XD_TRY(real_load_side(ctx, o->path[1], o->preset[1], &s->teacher));
     real_overlap(s, &same, &all);
     const double loaded = xd_now(ctx) - start, empty = real_peak_mib();
-    XD_TRY(
-        xd_projection_build(ctx, &(xd_projection_desc){ s->student, s->teacher, NULL }, &s->projection, &r));
+    XD_TRY(xd_projection_build(ctx, &(xd_projection_desc){ s->student, s->teacher, NULL, NULL },
+                               &s->projection, &r));
     const double built = xd_now(ctx) - start - loaded;
     const double dense = (double)s->projection.student_size * (double)s->projection.teacher_size * 2.0;
     printf(

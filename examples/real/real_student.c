@@ -43,7 +43,8 @@ static xd_result real_arm_open_cache(xd_ctx *ctx, const char *path, real_arm *ar
     memset(&origin, 0, sizeof origin);
     origin.student_hash = xd_tokenizer_describe(arm->tokenizer).hash;
     origin.teacher_hash = xd_tokenizer_describe(arm->teacher.tokenizer).hash;
-    XD_TRY(xd_teacher_cache_open(ctx, path, &origin, &arm->cache));
+    const xd_teacher_cache_open_desc open = { .path = path, .expected = &origin };
+    XD_TRY(xd_teacher_cache_open(ctx, &open, &arm->cache));
     XD_TRY(xd_teacher_cache_find_document(ctx, arm->cache, 0, &document));
     const uint32_t checksum = xd_crc32c(0, arm->text.data, arm->text.bytes);
     XD_REQUIRE(ctx, document.text_bytes == (int64_t)arm->text.bytes && document.text_checksum == checksum,
@@ -53,7 +54,8 @@ static xd_result real_arm_open_cache(xd_ctx *ctx, const char *path, real_arm *ar
     arm->spans = (xd_token_span *)real_room(ctx, document.count, sizeof *arm->spans, &failed);
     arm->ids = (int32_t *)real_room(ctx, document.count, sizeof *arm->ids, &failed);
     XD_REQUIRE(ctx, !failed, XD_ERROR_MEMORY, "no room for %lld positions", (long long)document.count);
-    XD_TRY(xd_teacher_cache_read(ctx, arm->cache, 0, document.count, arm->positions));
+    const xd_teacher_cache_read_desc read = { .count = document.count, .positions = arm->positions };
+    XD_TRY(xd_teacher_cache_read(ctx, arm->cache, &read));
     for (int64_t i = 0; i < document.count; i++) {
         arm->spans[i] = arm->positions[i].span;
         arm->ids[i] = arm->positions[i].id;
@@ -95,7 +97,7 @@ static xd_result real_arm_load(xd_ctx *ctx, const real_options *o, real_arm *arm
                "arm %s: alone, live and cached are known", o->path[0]);
     XD_REQUIRE(ctx, o->paths >= 4 + (int)lesson->source, XD_ERROR_ARGUMENT, "arm %s needs %d files",
                o->path[0], 3 + (int)lesson->source);
-    XD_TRY(xd_tokenizer_load(ctx, o->path[1], NULL, &arm->tokenizer));
+    XD_TRY(xd_tokenizer_load(ctx, &(xd_tokenizer_desc){ .path = o->path[1] }, &arm->tokenizer));
     XD_TRY(real_text_load(ctx, arm->tokenizer, o->path[2], o->bytes, &arm->text));
     XD_TRY(real_text_load(ctx, arm->tokenizer, o->path[3], 0, &arm->heldout));
     XD_REQUIRE(ctx, arm->text.count > REAL_ROW + 2 && arm->heldout.count > 1, XD_ERROR_DATA,

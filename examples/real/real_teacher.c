@@ -266,13 +266,14 @@ static xd_result real_cache_rank(xd_comm *world, void *argument) {
 static xd_result real_cache_write(xd_ctx *ctx, const real_options *o, real_cache_job *job, const char *path) {
     xd_teacher_cache_desc desc;
     memset(&desc, 0, sizeof desc);
+    desc.path = path;
     desc.vocabulary = job->teacher->config.vocab;
     desc.teacher_hash = xd_tokenizer_describe(job->teacher->tokenizer).hash;
     desc.k = 16;
     desc.context = REAL_CONTEXT - 1;
     desc.spans = true;
     desc.name = "SmolLM2-135M-Instruct Q4_1";
-    XD_TRY(xd_teacher_cache_writer_create(ctx, path, &desc, &job->writer));
+    XD_TRY(xd_teacher_cache_writer_create(ctx, &desc, &job->writer));
     xd_result result = xd_teacher_cache_writer_document(job->writer, job->text->data, job->text->bytes);
     job->start = xd_now(ctx);
     if (result == XD_OK) result = real_run(ctx, o, real_cache_rank, job);

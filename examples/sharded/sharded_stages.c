@@ -94,7 +94,7 @@ static xd_result stages_make_pipeline(sharded_student *s, const sharded_leg *leg
     const int rank = xd_comm_rank(t->groups->pp);
     xd_pipeline_run_desc d;
     xd_pipeline_counts counts;
-    xd_memory_bytes bytes;
+    xd_planned planned;
     memset(&d, 0, sizeof d);
     d.schedule.ranks = leg->pp;
     d.schedule.virtual_stages = leg->vpp;
@@ -112,10 +112,12 @@ static xd_result stages_make_pipeline(sharded_student *s, const sharded_leg *leg
     const int64_t before = sharded_counted();
     d.sends = t->sends;
     XD_TRY(xd_pipeline_measure(s->rank->ctx, &d.schedule, rank, &counts));
-    XD_TRY(xd_pipeline_bytes(s->rank->ctx, &d, rank, &bytes));
+    XD_TRY(xd_plan_begin(s->rank->ctx, NULL));
+    XD_TRY(xd_pipeline_create(t->groups->pp, &d, &t->pipeline)); /* NULL: a plan makes nothing */
+    XD_TRY(xd_plan_end(s->rank->ctx, &planned));
     XD_TRY(xd_pipeline_create(t->groups->pp, &d, &t->pipeline));
     t->slots = counts.forwards;
-    s->planned += bytes.host;
+    s->planned += planned.memory.host;
     s->counted += (uint64_t)(sharded_counted() - before);
     return XD_OK;
 }

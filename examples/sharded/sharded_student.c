@@ -24,14 +24,14 @@ static xd_result sharded_wrap_model(sharded_student *s, sharded_wrap wrap) {
     memset(&ddp, 0, sizeof ddp);
     XD_TRY(xd_mesh_group(s->rank->mesh, "dp", &s->data));
     if (wrap == SHARDED_HSDP) XD_TRY(sharded_split(s, s->data));
+    ddp.data = fsdp.data = s->data;
     ddp.micro_batches = fsdp.micro_batches = DEMO_BATCH;
     ddp.sharded_optimizer = wrap == SHARDED_OPTIMIZER;
     fsdp.unit_types = units;
     fsdp.unit_type_count = 1;
     fsdp.replicas = s->replicas;
-    return wrap == SHARDED_FSDP || wrap == SHARDED_HSDP
-               ? xd_fsdp_create(s->model, s->data, &fsdp, &s->parallel)
-               : xd_ddp_create(s->model, s->data, &ddp, &s->parallel);
+    return wrap == SHARDED_FSDP || wrap == SHARDED_HSDP ? xd_fsdp_create(s->model, &fsdp, &s->parallel)
+                                                        : xd_ddp_create(s->model, &ddp, &s->parallel);
 }
 
 /* Under FSDP every rank opens blocks as often as the one with most leaves. */
@@ -147,13 +147,20 @@ static xd_result sharded_open_plain(sharded_student *s) {
     XD_TRY(demo_flat_open(r));
     s->weights = demo_floats(r, r->model.float_count, &failed);
     XD_REQUIRE(r->ctx, !failed, XD_ERROR_MEMORY, "no room for %lld weights", (long long)r->model.float_count);
-    xd_leaf_stack_desc stack;
-    memset(&stack, 0, sizeof stack);
-    stack.leaves = r->leaves;
-    stack.elements = r->model.float_count;
     s->counted += (uint64_t)(sharded_counted() - before);
     s->planned += 2 * (uint64_t)r->model.float_count * sizeof(float);
-    if (r->stack) s->planned += xd_leaf_stack_bytes(&stack);
+    if (r->stack) {
+        xd_leaf_stack *none;
+        xd_leaf_stack_desc stack;
+        xd_planned planned;
+        memset(&stack, 0, sizeof stack);
+        stack.leaves = r->leaves;
+        stack.elements = r->model.float_count;
+        XD_TRY(xd_plan_begin(r->ctx, NULL));
+        XD_TRY(xd_leaf_stack_create(r->ctx, &stack, &none));
+        XD_TRY(xd_plan_end(r->ctx, &planned));
+        s->planned += planned.memory.host;
+    }
     XD_TRY(sharded_first_values(s));
     s->flat.model = &r->model;
     s->flat.weights = s->weights;
@@ -169,17 +176,19 @@ static xd_result sharded_make_optimizer(sharded_student *s) {
     xd_ctx *ctx = s->rank->ctx;
     const xd_optimizer_desc adamw = demo_optimizer_of(s->params, s->count);
     xd_ema_desc ema = xd_ema_defaults(XD_EMA_CONSTANT);
-    xd_memory_bytes optimizer, average;
+    xd_planned planned;
     const int64_t before = sharded_counted();
     ema.decay = 0.99;
     ema.init_from_current = true;
-    XD_TRY(xd_optimizer_bytes(ctx, &adamw, &optimizer));
-    XD_TRY(xd_ema_bytes(ctx, s->params, s->count, &ema, &average));
-    XD_TRY(xd_optimizer_create(ctx, &adamw, &s->optimizer));
     ema.params = s->params;
     ema.param_count = s->count;
+    XD_TRY(xd_plan_begin(ctx, NULL));
+    XD_TRY(xd_optimizer_create(ctx, &adamw, &s->optimizer)); /* NULL: a plan makes nothing */
     XD_TRY(xd_ema_create(ctx, &ema, &s->average));
-    s->planned += optimizer.host + average.host;
+    XD_TRY(xd_plan_end(ctx, &planned));
+    XD_TRY(xd_optimizer_create(ctx, &adamw, &s->optimizer));
+    XD_TRY(xd_ema_create(ctx, &ema, &s->average));
+    s->planned += planned.memory.host;
     s->counted += (uint64_t)(sharded_counted() - before);
     return XD_OK;
 }

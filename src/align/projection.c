@@ -78,7 +78,8 @@ XD_PRIVATE xd_result xdi_projection_from_cells(xd_ctx *ctx, const xdi_projection
         if (cells[i].student_id >= student_size) student_size = (int64_t)cells[i].student_id + 1;
         if (cells[i].teacher_id >= teacher_size) teacher_size = (int64_t)cells[i].teacher_id + 1;
     }
-    XD_TRY(xd_votes_create(ctx, student_size, teacher_size, &votes));
+    const xd_votes_desc sizes = { student_size, teacher_size };
+    XD_TRY(xd_votes_create(ctx, &sizes, &votes));
     xd_result result = XD_OK;
     for (int64_t i = 0; i < count && result == XD_OK; i++)
         result = xd_votes_add(votes, cells[i].student_id, cells[i].teacher_id, cells[i].weight);
@@ -177,9 +178,12 @@ static void xdi_exact_fill(const xd_projection_rows *rows, int64_t teacher_size,
         if (owner[t] < 0) map->teacher_rest[map->teacher_rest_count++] = (int32_t)t;
 }
 
-XD_API xd_result xd_exact_map_create(xd_ctx *ctx, const xd_projection_rows *rows, int64_t teacher_size,
-                                     bool relaxed, xd_exact_map *out) {
-    XDI_GIVEN(ctx, ctx, rows, out);
+XD_API xd_result xd_exact_map_create(xd_ctx *ctx, const xd_exact_map_desc *desc, xd_exact_map *out) {
+    XDI_GIVEN(ctx, ctx, desc, out);
+    XDI_GIVEN(ctx, desc->rows);
+    const xd_projection_rows *rows = desc->rows;
+    const int64_t teacher_size = desc->teacher_size;
+    const bool relaxed = desc->relaxed;
     XD_REQUIRE(ctx, relaxed || rows->k >= 2, XD_ERROR_ARGUMENT,
                "the strict exact map needs 2 entries a row, the projection has %lld", (long long)rows->k);
     XD_REQUIRE(ctx, teacher_size >= 0 && teacher_size <= INT32_MAX, XD_ERROR_ARGUMENT, "%lld teacher ids",

@@ -12,8 +12,13 @@
 /* A sparse sum of votes over (student id, teacher id). */
 typedef struct xd_votes xd_votes;
 
+/* The vocabularies that vote. */
+typedef struct xd_votes_desc {
+    int64_t student_size, teacher_size; /* required; ids */
+} xd_votes_desc;
+
 /* Creates an empty sum. Errors: ARGUMENT (not 1 to 2^31 - 1 ids), MEMORY. */
-XD_API xd_result xd_votes_create(xd_ctx *ctx, int64_t student_size, int64_t teacher_size, xd_votes **out);
+XD_API xd_result xd_votes_create(xd_ctx *ctx, const xd_votes_desc *desc, xd_votes **out);
 XD_API void xd_votes_destroy(xd_votes *votes);
 
 /* Adds weight to a pair of ids. Errors: ARGUMENT (id outside its vocabulary; weight negative, NaN or above 3e38), MEMORY. */
@@ -96,11 +101,16 @@ typedef struct xd_exact_map {
     int64_t pairs, student_rest_count, teacher_rest_count;
 } xd_exact_map;
 
-/* Creates a map. Strict: rows of weight 1 whose stored second id is -1. Relaxed: rows with a largest weight of 0.6 or more, for
- * ids below teacher_size. Of two student ids for one teacher id strict takes the lower, relaxed the larger weight. Errors:
- * ARGUMENT (strict: fewer than two columns, or an id not below teacher_size; weights as xdi_projection_rows_cut), MEMORY. */
-XD_API xd_result xd_exact_map_create(xd_ctx *ctx, const xd_projection_rows *rows, int64_t teacher_size,
-                                     bool relaxed, xd_exact_map *out);
+/* Which pairs a map has. */
+typedef struct xd_exact_map_desc {
+    const xd_projection_rows *rows; /* required; at least 2 columns without relaxed */
+    int64_t teacher_size;           /* teacher ids */
+    bool relaxed; /* rows with a largest weight of 0.6 or more; else of weight 1 whose second id is -1 */
+} xd_exact_map_desc;
+
+/* Creates a map. Of two student ids for one teacher id strict takes the lower, relaxed the larger weight. Errors: ARGUMENT
+ * (strict: fewer than two columns, or an id not below teacher_size; weights negative, NaN or above 3e38), MEMORY. */
+XD_API xd_result xd_exact_map_create(xd_ctx *ctx, const xd_exact_map_desc *desc, xd_exact_map *out);
 XD_API void xd_exact_map_destroy(xd_ctx *ctx, xd_exact_map *map);
 
 #endif

@@ -208,11 +208,13 @@ static xd_result xdi_build_begin(xdi_build *b) {
     }
     b->text = (char *)xd_allocate(b->ctx, room + 1);
     XD_REQUIRE(b->ctx, b->text, XD_ERROR_MEMORY, "no room for a token of %zu bytes", room);
-    XD_TRY(xd_encoder_create(b->ctx, b->tokenizer[XDI_BUILD_TEACHER], &b->encoder[XDI_BUILD_TEACHER]));
-    if (b->options.reverse)
-        XD_TRY(xd_encoder_create(b->ctx, b->tokenizer[XDI_BUILD_STUDENT], &b->encoder[XDI_BUILD_STUDENT]));
-    return xd_votes_create(b->ctx, b->info[XDI_BUILD_STUDENT].size, b->info[XDI_BUILD_TEACHER].size,
-                           &b->votes);
+    for (int i = 0; i < 2; i++) {
+        const xd_encoder_desc desc = { b->tokenizer[i], false };
+        if (i == XDI_BUILD_TEACHER || b->options.reverse)
+            XD_TRY(xd_encoder_create(b->ctx, &desc, &b->encoder[i]));
+    }
+    const xd_votes_desc sizes = { b->info[XDI_BUILD_STUDENT].size, b->info[XDI_BUILD_TEACHER].size };
+    return xd_votes_create(b->ctx, &sizes, &b->votes);
 }
 
 static void xdi_build_end(xdi_build *b) {
@@ -276,10 +278,8 @@ static xd_result xdi_build_origin(xd_ctx *ctx, const xd_projection_desc *desc, x
     return XD_OK;
 }
 
-XD_API xd_result xd_projection_build(xd_ctx *ctx, const xd_projection_desc *desc, xd_projection *out,
-                                     xd_projection_report *report) {
-    XDI_GIVEN(ctx, ctx, desc, out);
-    XDI_GIVEN(ctx, desc->student, desc->teacher);
+static xd_result xdi_build_fresh(xd_ctx *ctx, const xd_projection_desc *desc, xd_projection *out,
+                                 xd_projection_report *report) {
     xd_projection_origin origin;
     xd_projection_rows rows;
     xdi_build b;
@@ -306,39 +306,45 @@ XD_API xd_result xd_projection_build(xd_ctx *ctx, const xd_projection_desc *desc
 
 /* ---- the cache ---- */
 
-static xd_result xdi_build_cached(xd_ctx *ctx, const char *path, const xd_projection_desc *desc,
-                                  const xd_projection_origin *origin, xd_projection *out, bool *built) {
+static xd_result xdi_build_at(xd_ctx *ctx, const char *path, const xd_projection_desc *desc,
+                              const xd_projection_origin *origin, xd_projection *out,
+                              xd_projection_report *report) {
+    const xd_projection_load_desc load = { path, NULL, 0, origin };
+    xd_projection_report counts;
     xd_projection made;
+    memset(&counts, 0, sizeof counts);
     if (xdi_file_probe(ctx, path) != ENOENT) { /* a missing file is not logged as an error */
-        const xd_result read = xd_projection_load(ctx, path, origin, out);
-        if (read != XD_ERROR_FORMAT && read != XD_ERROR_CORRUPT) return read;
+        const xd_result result = xd_projection_load(ctx, &load, out);
+        counts.read = true;
+        counts.entries = result == XD_OK ? out->entries : 0;
+        if (result == XD_OK && report) *report = counts;
+        if (result != XD_ERROR_FORMAT && result != XD_ERROR_CORRUPT) return result;
     }
-    XD_TRY(xd_projection_build(ctx, desc, &made, NULL));
+    XD_TRY(xdi_build_fresh(ctx, desc, &made, &counts));
     const xd_result written = xd_projection_save(ctx, path, &made);
     if (written == XD_OK) {
         *out = made;
-        *built = true;
+        if (report) *report = counts;
     } else {
         xd_projection_destroy(ctx, &made);
     }
     return written;
 }
 
-XD_API xd_result xd_projection_cached(xd_ctx *ctx, const char *directory, const xd_projection_desc *desc,
-                                      xd_projection *out, bool *built) {
-    XDI_GIVEN(ctx, ctx, directory, desc, out);
+XD_API xd_result xd_projection_build(xd_ctx *ctx, const xd_projection_desc *desc, xd_projection *out,
+                                     xd_projection_report *report) {
+    XDI_GIVEN(ctx, ctx, desc, out);
     XDI_GIVEN(ctx, desc->student, desc->teacher);
     char name[XD_PROJECTION_NAME_BYTES];
     xd_projection_origin origin;
-    bool fresh = false;
+    if (!desc->directory) return xdi_build_fresh(ctx, desc, out, report);
     XD_TRY(xdi_build_origin(ctx, desc, &origin));
     xd_projection_cache_name(&origin, name);
-    const size_t room = strlen(directory) + sizeof name + 1;
+    const size_t room = strlen(desc->directory) + sizeof name + 1;
     char *path = (char *)xd_allocate(ctx, room);
     XD_REQUIRE(ctx, path, XD_ERROR_MEMORY, "no room for a path of %zu bytes", room);
-    snprintf(path, room, "%s/%s", directory, name);
-    const xd_result result = xdi_build_cached(ctx, path, desc, &origin, out, &fresh);
+    snprintf(path, room, "%s/%s", desc->directory, name);
+    const xd_result result = xdi_build_at(ctx, path, desc, &origin, out, report);
     xd_release(ctx, path);
-    if (result == XD_OK && built) *built = fresh;
     return result;
 }

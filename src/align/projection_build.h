@@ -14,35 +14,30 @@ typedef struct xd_projection_report {
     double mean_pieces; /* pieces of a token, without limit; an exact token has one */
     double lost_bytes;  /* share of bytes in ignored pieces, or without teacher tokens */
     double lost_mass;   /* share of votes outside the k best, mean of covered rows */
+    bool read;          /* from the directory, without a build */
 } xd_projection_report;
 
 /* The settings of a build. */
 typedef struct xd_projection_desc {
     const xd_tokenizer *student, *teacher; /* required */
     const xd_projection_options *options;  /* NULL -> xd_projection_defaults() */
+    /* Keeps the projection in this directory by its cache name: reads it if it is there, else builds and writes it, also over a
+     * damaged file. Several processes may do so at once. NULL -> builds it. */
+    const char *directory;
 } xd_projection_desc;
 
 /* Builds the projection of two tokenizers from the bytes of their tokens. Local. Deterministic.
  *
  *   out      [student's size, teacher's size], with its origin; free with xd_projection_destroy
- *   report   NULL when not needed
+ *   report   NULL when not needed; of a projection that was read only `read` and `entries` are set
  *
  * A token of both vocabularies, or a special token of the same name, maps to that token alone. The teacher's tokenizer encodes
- * other tokens as inside a text. The first pieces get xdi_piece_weights, unknown tokens none. The k best votes make a row of sum
- * 1. NeMo-RL's form: xdi_votes_add_pass with compat rows.
+ * other tokens as inside a text. The first pieces get the weights 0.9 * 0.1^i, scaled to sum 1; unknown tokens none. The k
+ * best votes make a row of sum 1.
  * Takes an encoder, and at most 64 bytes per vote (max_pieces per token), 110 per entry and 60 per id. Errors: ARGUMENT
- * (options), DATA (a split pattern takes too many steps), MEMORY. */
+ * (options), DATA (a split pattern takes too many steps), MEMORY; with a directory those of
+ * xd_projection_save. */
 XD_API xd_result xd_projection_build(xd_ctx *ctx, const xd_projection_desc *desc, xd_projection *out,
                                      xd_projection_report *report);
-
-/* Reads the projection from a directory by its cache name, or builds and writes it. Replaces a damaged file. Several processes
- * may call this at once.
- *
- *   directory  must exist
- *   built      false if it was read; may be NULL
- *
- * Local. Errors: those of xd_projection_build and xd_projection_save, without a projection in *out. */
-XD_API xd_result xd_projection_cached(xd_ctx *ctx, const char *directory, const xd_projection_desc *desc,
-                                      xd_projection *out, bool *built);
 
 #endif

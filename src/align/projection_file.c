@@ -129,10 +129,10 @@ XD_API xd_result xd_projection_save(xd_ctx *ctx, const char *path, const xd_proj
     const xd_projection_options options = xdi_projection_resolve(&p->origin.options);
     XD_TRY(xdi_projection_check_options(ctx, &options));
     XD_REQUIRE(ctx,
-               p->student_size >= 1 && p->student_size <= XD_PROJECTION_MOST_IDS && p->teacher_size >= 1 &&
-                   p->teacher_size <= XD_PROJECTION_MOST_IDS,
+               p->student_size >= 1 && p->student_size <= XD_PROJECTION_MAX_IDS && p->teacher_size >= 1 &&
+                   p->teacher_size <= XD_PROJECTION_MAX_IDS,
                XD_ERROR_ARGUMENT, "%s: a projection between %lld and %lld ids, a file holds 1 to %d", path,
-               (long long)p->student_size, (long long)p->teacher_size, (int)XD_PROJECTION_MOST_IDS);
+               (long long)p->student_size, (long long)p->teacher_size, (int)XD_PROJECTION_MAX_IDS);
     XD_REQUIRE(ctx, p->entries == p->row_begin[p->student_size], XD_ERROR_ARGUMENT,
                "%s: a projection of %lld entries whose rows end at %lld", path, (long long)p->entries,
                (long long)p->row_begin[p->student_size]);
@@ -179,10 +179,10 @@ static xd_result xdi_projfile_open(xd_ctx *ctx, const unsigned char *file, size_
     const uint64_t student = xdi_projfile_get(file + 16, 8), teacher = xdi_projfile_get(file + 24, 8);
     const uint64_t entries = xdi_projfile_get(file + 32, 8);
     XD_REQUIRE(ctx,
-               student >= 1 && student <= XD_PROJECTION_MOST_IDS && teacher >= 1 &&
-                   teacher <= XD_PROJECTION_MOST_IDS,
+               student >= 1 && student <= XD_PROJECTION_MAX_IDS && teacher >= 1 &&
+                   teacher <= XD_PROJECTION_MAX_IDS,
                XD_ERROR_FORMAT, "%s: between %llu and %llu ids, allowed are 1 to %d", f->path,
-               (unsigned long long)student, (unsigned long long)teacher, (int)XD_PROJECTION_MOST_IDS);
+               (unsigned long long)student, (unsigned long long)teacher, (int)XD_PROJECTION_MAX_IDS);
     const uint64_t rest = (uint64_t)bytes - XDI_PROJFILE_HEADER, begins = 8 * (student + 1);
     XD_REQUIRE(ctx, rest >= begins && (rest - begins) % 8 == 0 && entries == (rest - begins) / 8,
                XD_ERROR_FORMAT, "%s: %zu bytes for %llu student ids and %llu entries", f->path, bytes,
@@ -295,20 +295,16 @@ static xd_result xdi_projfile_read(xd_ctx *ctx, const char *path, const void *da
     return xdi_projfile_build(ctx, &f, out);
 }
 
-XD_API xd_result xd_projection_load_memory(xd_ctx *ctx, const void *data, size_t bytes,
-                                           const xd_projection_origin *expected, xd_projection *out) {
-    XDI_GIVEN(ctx, ctx, out);
-    XDI_GIVEN_LIST(ctx, data, bytes);
-    return xdi_projfile_read(ctx, "projection", data, bytes, expected, out);
-}
-
-XD_API xd_result xd_projection_load(xd_ctx *ctx, const char *path, const xd_projection_origin *expected,
-                                    xd_projection *out) {
-    XDI_GIVEN(ctx, ctx, path, out);
+XD_API xd_result xd_projection_load(xd_ctx *ctx, const xd_projection_load_desc *desc, xd_projection *out) {
+    XDI_GIVEN(ctx, ctx, desc, out);
     char *data = NULL;
     size_t bytes = 0;
-    XD_TRY(xd_file_load(ctx, path, XDI_PROJFILE_MOST_BYTES, &data, &bytes));
-    const xd_result result = xdi_projfile_read(ctx, path, data, bytes, expected, out);
+    if (!desc->path) {
+        XDI_GIVEN(ctx, desc->data);
+        return xdi_projfile_read(ctx, "projection", desc->data, desc->data_bytes, desc->expected, out);
+    }
+    XD_TRY(xd_file_load(ctx, desc->path, XDI_PROJFILE_MOST_BYTES, &data, &bytes));
+    const xd_result result = xdi_projfile_read(ctx, desc->path, data, bytes, desc->expected, out);
     xd_release(ctx, data);
     return result;
 }

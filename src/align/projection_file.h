@@ -25,7 +25,7 @@
  * and nothing after it. All calls are local. */
 
 enum {
-    XD_PROJECTION_MOST_IDS = 1 << 22, /* ids of a vocabulary in a file */
+    XD_PROJECTION_MAX_IDS = 1 << 22, /* ids of a vocabulary in a file */
     XD_PROJECTION_NAME_BYTES = 128
 };
 
@@ -41,19 +41,18 @@ XD_API void xd_projection_cache_name(const xd_projection_origin *origin, char na
  * IO, MEMORY. */
 XD_API xd_result xd_projection_save(xd_ctx *ctx, const char *path, const xd_projection *projection);
 
-/* Loads a projection. Checks that its sizes fit the file before it allocates.
- *
- *   expected  tokenizers in use; only the hashes are compared. NULL -> any
- *   out       with the file's origin; free with xd_projection_destroy
- *
- * Memory: the file, and at most 80 bytes per entry and 32 per id. Errors: IO, FORMAT (format violated), CORRUPT (checksum),
- * UNSUPPORTED (version), ARGUMENT (other tokenizers), MEMORY. */
-XD_API xd_result xd_projection_load(xd_ctx *ctx, const char *path, const xd_projection_origin *expected,
-                                    xd_projection *out);
+/* A projection to load: a file, or its bytes. */
+typedef struct xd_projection_load_desc {
+    const char *path; /* NULL -> data */
+    const void *data; /* [data_bytes] the file's bytes, not used after the call; optional with path */
+    size_t data_bytes;
+    const xd_projection_origin *expected; /* tokenizers in use; only the hashes are compared. NULL -> any */
+} xd_projection_load_desc;
 
-/* The same over bytes in memory, not used after the call. */
-XD_API xd_result xd_projection_load_memory(xd_ctx *ctx, const void *data, size_t bytes,
-                                           const xd_projection_origin *expected, xd_projection *out);
+/* Loads a projection, with the file's origin; free with xd_projection_destroy. Checks that its sizes fit the file before it
+ * allocates: the file, and at most 80 bytes per entry and 32 per id. Errors: IO, FORMAT (format violated), CORRUPT (checksum),
+ * UNSUPPORTED (version), ARGUMENT (other tokenizers), MEMORY. */
+XD_API xd_result xd_projection_load(xd_ctx *ctx, const xd_projection_load_desc *desc, xd_projection *out);
 
 /* Returns a projection's rows for xd_exact_map_create: largest weight first, lowest id among equals.
  *

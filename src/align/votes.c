@@ -13,8 +13,9 @@ struct xd_votes {
     int32_t *exact; /* [student_size] the only teacher id of a student id (xdi_votes_set_exact); -1: none */
 };
 
-XD_API xd_result xd_votes_create(xd_ctx *ctx, int64_t student_size, int64_t teacher_size, xd_votes **out) {
-    XDI_GIVEN(ctx, ctx, out);
+XD_API xd_result xd_votes_create(xd_ctx *ctx, const xd_votes_desc *desc, xd_votes **out) {
+    XDI_GIVEN(ctx, ctx, desc, out);
+    const int64_t student_size = desc->student_size, teacher_size = desc->teacher_size;
     XD_REQUIRE(ctx,
                student_size > 0 && student_size <= INT32_MAX && teacher_size > 0 && teacher_size <= INT32_MAX,
                XD_ERROR_ARGUMENT, "votes between vocabularies of %lld and %lld ids", (long long)student_size,

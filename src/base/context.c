@@ -32,6 +32,9 @@ struct xd_ctx {
     bool told_of_floats;
     bool is_faulty; /* the other ranks do not know of the fault yet */
     xdi_pool_fault fault;
+    bool plans; /* a plan is open */
+    xd_plan_desc plan;
+    xd_planned planned;
 };
 
 /* Large blocks ask for large pages: a pass over them then has far fewer TLB misses, and hardware prefetching stops at
@@ -468,14 +471,15 @@ XD_API xd_result xd_fail_culprit(xd_ctx *ctx, xd_result result, int culprit, con
     return result;
 }
 
-XD_PRIVATE xd_result xdi_given(xd_ctx *ctx, const char *file, int line, const char *function,
+XD_PRIVATE xd_result xdi_given(xd_ctx *ctx, bool in_plan, const char *file, int line, const char *function,
                                const char *names, int count, ...) {
     va_list pointers;
     int given = 0;
     va_start(pointers, count);
     while (given < count && va_arg(pointers, const void *)) given++;
     va_end(pointers);
-    if (given == count) return XD_OK;
+    if (given == count)
+        return in_plan || !xdi_plan_is_open(ctx) ? XD_OK : xdi_plan_refuse(ctx, file, line, function);
     for (; given > 0; given--) names += strcspn(names, ",") + 1;
     names += strspn(names, " ");
     (void)xd_fail(ctx, XD_ERROR_ARGUMENT, file, line, function, "%.*s is NULL", (int)strcspn(names, ","),
@@ -487,4 +491,69 @@ XD_PRIVATE bool xdi_size_multiply(size_t a, size_t b, size_t *product) {
     if (b && a > SIZE_MAX / b) return false;
     *product = a * b;
     return true;
+}
+
+/* ---- plans ---- */
+
+XD_API xd_result xd_plan_begin(xd_ctx *ctx, const xd_plan_desc *desc) {
+    XDI_GIVEN_IN_PLAN(ctx, ctx);
+    const int ranks = desc ? desc->ranks : 0, rank = desc ? desc->rank : 0;
+    XD_REQUIRE(ctx, !ctx->plans, XD_ERROR_STATE, "a plan is open for rank %d of %d: xd_plan_end ends it",
+               ctx->plan.rank, ctx->plan.ranks);
+    XD_REQUIRE(ctx, ranks >= 0 && rank >= 0 && rank < (ranks ? ranks : 1), XD_ERROR_ARGUMENT,
+               "a plan for rank %d of %d", rank, ranks);
+    memset(&ctx->planned, 0, sizeof ctx->planned);
+    ctx->plans = true;
+    ctx->plan.ranks = ranks;
+    ctx->plan.rank = rank;
+    return XD_OK;
+}
+
+XD_API xd_result xd_plan_end(xd_ctx *ctx, xd_planned *out) {
+    XDI_GIVEN_IN_PLAN(ctx, ctx);
+    XD_REQUIRE(ctx, ctx->plans, XD_ERROR_STATE, "no plan is open: xd_plan_begin opens one");
+    ctx->plans = false;
+    if (out) *out = ctx->planned;
+    return XD_OK;
+}
+
+XD_PRIVATE bool xdi_plan_is_open(const xd_ctx *ctx) {
+    return ctx && ctx->plans;
+}
+
+XD_PRIVATE bool xdi_plan_place(const xd_ctx *ctx, int *rank, int *ranks) {
+    if (!ctx->plans || ctx->plan.ranks == 0) return false;
+    *rank = ctx->plan.rank;
+    *ranks = ctx->plan.ranks;
+    return true;
+}
+
+XD_PRIVATE xd_result xdi_plan_refuse(xd_ctx *ctx, const char *file, int line, const char *function) {
+    const bool makes = strstr(function, "_create") != NULL;
+    const xd_result result = makes ? XD_ERROR_UNSUPPORTED : XD_ERROR_STATE;
+    (void)xd_fail(ctx, result, file, line, function, "%s while a plan is open%s: xd_plan_end ends it",
+                  function, makes ? ", which does not measure it" : "");
+    return result;
+}
+
+XD_PRIVATE xd_result xdi_plan_add(xd_ctx *ctx, xd_memory_bytes bytes) {
+    xd_memory_bytes *sum = &ctx->planned.memory;
+    XD_REQUIRE(ctx, bytes.host <= SIZE_MAX - sum->host && bytes.device <= SIZE_MAX - sum->device,
+               XD_ERROR_MEMORY, "a plan of %zu and %zu bytes of the host, %zu and %zu of the device",
+               sum->host, bytes.host, sum->device, bytes.device);
+    sum->host += bytes.host;
+    sum->device += bytes.device;
+    return XD_OK;
+}
+
+XD_PRIVATE void xdi_plan_add_sent(xd_ctx *ctx, uint64_t forward, uint64_t backward) {
+    xd_planned *sum = &ctx->planned;
+    sum->forward_sent += forward;
+    sum->backward_sent += backward;
+}
+
+XD_PRIVATE xd_result xdi_plan_add_workspace(xd_ctx *ctx, xd_result checked, size_t bytes) {
+    xd_planned *sum = &ctx->planned;
+    if (checked == XD_OK && bytes > sum->workspace) sum->workspace = bytes;
+    return checked;
 }

@@ -196,7 +196,7 @@ static xd_result xdi_directory_switch(xd_publish_directory *d, const char **olde
 }
 
 XD_API xd_result xd_publish_directory_commit(xd_publish_directory *d) {
-    XDI_GIVEN(NULL, d);
+    XDI_GIVEN(d ? d->ctx : NULL, d);
     const char *older = NULL;
     xd_result result = xdi_directory_switch(d, &older);
     const int error = result == XD_OK && older ? xdi_directory_remove(d->ctx, older) : 0;

@@ -3,6 +3,7 @@
 
 #include "base/dtype.h"
 #include "base/extend.h"
+#include "base/plan.h"
 #include "base/section.h"
 
 /* A function that is called and never inlined, however small. */
@@ -74,18 +75,31 @@ XD_PRIVATE size_t xdi_json_valid_bytes(const char *text, size_t bytes);
 
 /* context.c: ARGUMENT, naming the first of `names` whose pointer is NULL. The macros write the names and count them, eight at
  * most: XDI_GIVEN(ctx, desc, out) returns the error, XDI_CHECK_GIVEN gives it, XDI_GIVEN_OF has the context of the object that
- * comes first. No context: no message. XDI_GIVEN_LIST refuses a count without its list. */
-XD_PRIVATE xd_result xdi_given(xd_ctx *ctx, const char *file, int line, const char *function,
+ * comes first. No context: no message. XDI_GIVEN_LIST refuses a count without its list. While a plan is open they refuse the call,
+ * but XDI_GIVEN_IN_PLAN does not: it is for calls that a plan measures, and for those that only compute numbers. */
+XD_PRIVATE xd_result xdi_given(xd_ctx *ctx, bool in_plan, const char *file, int line, const char *function,
                                const char *names, int count, ...);
 #define XDI_NINTH(a, b, c, d, e, f, g, h, ninth, ...) ninth
-#define XDI_CHECK_GIVEN(ctx, ...)                                \
-    xdi_given((ctx), __FILE__, __LINE__, __func__, #__VA_ARGS__, \
+#define XDI_CHECK_GIVEN_AS(ctx, in_plan, ...)                               \
+    xdi_given((ctx), (in_plan), __FILE__, __LINE__, __func__, #__VA_ARGS__, \
               XDI_NINTH(__VA_ARGS__, 8, 7, 6, 5, 4, 3, 2, 1, 0), __VA_ARGS__)
+#define XDI_CHECK_GIVEN(ctx, ...) XDI_CHECK_GIVEN_AS(ctx, false, __VA_ARGS__)
 #define XDI_GIVEN(ctx, ...) XD_TRY(XDI_CHECK_GIVEN(ctx, __VA_ARGS__))
+#define XDI_GIVEN_IN_PLAN(ctx, ...) XD_TRY(XDI_CHECK_GIVEN_AS(ctx, true, __VA_ARGS__))
 #define XDI_GIVEN_OF(object, ...) XDI_GIVEN((object) ? (object)->ctx : NULL, object, __VA_ARGS__)
 #define XDI_GIVEN_LIST(ctx, list, count)                                                                \
     XD_REQUIRE(ctx, (list) != NULL || (count) <= 0, XD_ERROR_ARGUMENT, "%s is NULL and %s %lld", #list, \
                #count, (long long)(count))
+
+/* context.c: whether a plan is open; the rank that it is for, false for the caller's own; the error of a call that cannot be
+ * planned; and what calls add. kernels.c has xdi_plan_take. */
+XD_PRIVATE bool xdi_plan_is_open(const xd_ctx *ctx);
+XD_PRIVATE bool xdi_plan_place(const xd_ctx *ctx, int *rank, int *ranks);
+XD_PRIVATE xd_result xdi_plan_refuse(xd_ctx *ctx, const char *file, int line, const char *function);
+XD_PRIVATE xd_result xdi_plan_add(xd_ctx *ctx, xd_memory_bytes bytes);
+XD_PRIVATE void xdi_plan_add_sent(xd_ctx *ctx, uint64_t forward, uint64_t backward);
+XD_PRIVATE xd_result xdi_plan_add_workspace(xd_ctx *ctx, xd_result checked,
+                                            size_t bytes); /* returns `checked` */
 
 /* context.c: refuses declarations of another major or minor version. */
 XD_PRIVATE xd_result xdi_ctx_check_version(int version, const xd_ctx_desc *desc);

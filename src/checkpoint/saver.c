@@ -234,7 +234,7 @@ XD_API bool xd_checkpoint_save_poll(xd_checkpoint_saver *s) {
 }
 
 XD_API xd_result xd_checkpoint_save_wait(xd_checkpoint_saver *s) {
-    XDI_GIVEN(NULL, s);
+    XDI_GIVEN(s ? xd_comm_ctx(s->comm) : NULL, s);
     if (!s->open) return XD_OK;
     XD_TRY(xdi_saver_own(s));
     pthread_mutex_lock(&s->lock);
@@ -248,9 +248,9 @@ XD_API xd_result xd_checkpoint_save_wait(xd_checkpoint_saver *s) {
 
 /* ---- life ---- */
 
-XD_API xd_result xd_checkpoint_saver_bytes(xd_comm *comm, const xd_checkpoint_network *networks,
-                                           int network_count, size_t *bytes) {
-    XDI_GIVEN(comm ? xd_comm_ctx(comm) : NULL, comm, bytes);
+/* Bytes of the staging block: all elements that this rank writes, states of frozen parameters included. */
+static xd_result xdi_saver_bytes(xd_comm *comm, const xd_checkpoint_network *networks, int network_count,
+                                 size_t *bytes) {
     XDI_GIVEN_LIST(xd_comm_ctx(comm), networks, network_count);
     xdi_content content;
     const xd_result result = xdi_content_create_thawed(xd_comm_ctx(comm), networks, network_count, &content);
@@ -263,7 +263,7 @@ static xd_result xdi_saver_make(xd_comm *comm, const xd_checkpoint_network *netw
                                 xd_checkpoint_saver **out) {
     xd_ctx *ctx = xd_comm_ctx(comm);
     size_t bytes = 0;
-    XD_TRY(xd_checkpoint_saver_bytes(comm, networks, network_count, &bytes));
+    XD_TRY(xdi_saver_bytes(comm, networks, network_count, &bytes));
     xd_checkpoint_saver *s = (xd_checkpoint_saver *)xd_allocate(ctx, sizeof *s);
     XD_REQUIRE(ctx, s, XD_ERROR_MEMORY, "no room for a saver of %llu bytes", (unsigned long long)bytes);
     s->comm = s->runner = comm;
@@ -302,9 +302,23 @@ static xd_result xdi_saver_hire(xd_checkpoint_saver *s) {
     return xd_agree(s->comm, xdi_saver_employ(s));
 }
 
+/* With the context and the communicator of its thread. */
+static xd_result xdi_saver_add_to_plan(xd_comm *comm, const xd_checkpoint_saver_desc *desc) {
+    size_t bytes = 0;
+    XD_TRY(xdi_saver_bytes(comm, desc->networks, desc->network_count, &bytes));
+    const size_t thread = xdi_comm_forks_for_threads(comm) && xdi_comm_fork_bytes(comm) > 0
+                              ? xdi_ctx_bytes(sizeof(xd_kernels)) + xdi_comm_fork_bytes(comm)
+                              : 0;
+    return xdi_plan_take(xd_comm_ctx(comm), sizeof(xd_checkpoint_saver) + bytes + thread, 0);
+}
+
 XD_API xd_result xd_checkpoint_saver_create(xd_comm *comm, const xd_checkpoint_saver_desc *desc,
                                             xd_checkpoint_saver **out) {
-    XDI_GIVEN_COMM(comm, desc, out);
+    XDI_GIVEN_COMM_IN_PLAN(comm, desc, out);
+    if (xdi_plan_is_open(xd_comm_ctx(comm))) {
+        *out = NULL;
+        return xdi_saver_add_to_plan(comm, desc);
+    }
     xd_checkpoint_saver *s = NULL;
     xd_result result = xd_agree(comm, xdi_saver_make(comm, desc->networks, desc->network_count, &s));
     if (result == XD_OK) result = xdi_saver_hire(s);

@@ -13,12 +13,6 @@
  *   call them on all ranks. */
 typedef struct xd_checkpoint_saver xd_checkpoint_saver;
 
-/* Returns the size of this rank's staging block: all elements that it writes, reserved states of frozen parameters included
- * (reserve_frozen). Each tensor is rounded up to XD_ARENA_ALIGNMENT. Local.
- * Errors: those of xd_checkpoint_save about networks; MEMORY. */
-XD_API xd_result xd_checkpoint_saver_bytes(xd_comm *comm, const xd_checkpoint_network *networks,
-                                           int network_count, size_t *bytes);
-
 /* What a saver can save. */
 typedef struct xd_checkpoint_saver_desc {
     const xd_checkpoint_network *networks; /* [network_count] */
@@ -30,8 +24,9 @@ typedef struct xd_checkpoint_saver_desc {
  *   desc   read during the call only
  *   out    destroy it before comm
  *
- * Memory: the staging block on the host, page-locked if the device can; a context and a communicator.
- * Errors: those of xd_checkpoint_saver_bytes; MEMORY (also: no thread). */
+ * Memory: a staging block on the host, page-locked if the device can: all elements that this rank writes, reserved states of
+ * frozen parameters included. Its thread has a context and a communicator.
+ * Errors: those of xd_checkpoint_save about networks; MEMORY (also: no thread). */
 XD_API xd_result xd_checkpoint_saver_create(xd_comm *comm, const xd_checkpoint_saver_desc *desc,
                                             xd_checkpoint_saver **out);
 

@@ -224,9 +224,22 @@ static xd_result xdi_comm_exchange_records(xd_comm *comm, const xd_collective *r
     return result;
 }
 
+/* `mine`, or the error of a record that starts while a plan is open: the other ranks are informed of it. */
+static xd_result xdi_comm_out_of_plan(xd_comm *comm, xd_collective_kind kind, xd_result mine) {
+    if (mine != XD_OK || !xdi_plan_is_open(comm->ctx)) return mine;
+    return xdi_plan_refuse(comm->ctx, __FILE__, __LINE__, xdi_comm_kind((uint64_t)kind));
+}
+
+/* The same of messages, which their other ranks are told of. */
+static xd_result xdi_comm_exchange_out_of_plan(xd_comm *comm, const xd_collective *records, int count) {
+    XD_TRY(xdi_comm_exchange_records(comm, records, count, true));
+    return xdi_comm_out_of_plan(comm, XD_COLLECTIVE_SEND, XD_OK);
+}
+
 XD_API xd_result xd_exchange(xd_comm *comm, const xd_collective *records, int count) {
     XDI_GIVEN(NULL, comm);
-    return xdi_comm_exchange_records(comm, records, count, false);
+    return xdi_plan_is_open(comm->ctx) ? xdi_comm_exchange_out_of_plan(comm, records, count)
+                                       : xdi_comm_exchange_records(comm, records, count, false);
 }
 
 XD_PRIVATE xd_result xdi_comm_exchange_as(xd_comm *comm, const xd_collective *records, int count,
@@ -244,6 +257,7 @@ XD_PRIVATE uint64_t xdi_comm_refused_last(const xd_comm *comm) {
 /* Validates, compares, moves, counts. `mine` is an error found before the call. The peers must be informed of it,
  * and of an error that the context has stored for them (xdi_ctx_settle). */
 static xd_result xdi_comm_run(xd_comm *comm, const xd_collective *c, xd_result mine, double *deadline) {
+    mine = xdi_comm_out_of_plan(comm, c->kind, mine);
     if (mine == XD_OK && comm->transport->size > 1) mine = xdi_ctx_settle(comm->ctx);
     comm->sequence++;
     *deadline = xdi_comm_deadline(comm);
@@ -259,7 +273,9 @@ XD_PRIVATE xd_result xdi_comm_collective_as(xd_comm *comm, const xd_collective *
     if (!xdi_comm_reduces(c.kind)) memset(&c.leaves, 0, sizeof c.leaves), c.known_leaves = NULL;
     if (!c.stream) c.stream = xd_ctx_settings(comm->ctx)->stream;
     XD_TRY(xdi_comm_whole(comm, &c));
-    if (xdi_comm_is_message(&c)) return xdi_comm_run_pair(comm, &c);
+    if (xdi_comm_is_message(&c))
+        return xdi_plan_is_open(comm->ctx) ? xdi_comm_exchange_out_of_plan(comm, &c, 1)
+                                           : xdi_comm_run_pair(comm, &c);
     double deadline;
     c.sequence = comm->sequence + 1;
     XD_TRY(xdi_comm_run(comm, &c, mine == XD_OK ? xdi_comm_validate(comm, &c) : mine, &deadline));
@@ -272,7 +288,7 @@ XD_PRIVATE xd_result xdi_comm_collective_as(xd_comm *comm, const xd_collective *
 }
 
 XD_API xd_result xd_collective_run(xd_comm *comm, const xd_collective *collective) {
-    XDI_GIVEN_COMM(comm, collective);
+    XDI_GIVEN_COMM_IN_PLAN(comm, collective);
     return xdi_comm_collective_as(comm, collective, XD_OK);
 }
 

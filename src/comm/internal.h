@@ -38,6 +38,10 @@ XD_PRIVATE int64_t xdi_comm_recv_elements(const xd_collective *c, int rank, int 
 XD_PRIVATE xd_result xdi_comm_given(xd_comm *comm, xd_result mine);
 #define XDI_GIVEN_TO_ALL(ctx, comm, ...) XD_TRY(xdi_comm_given(comm, XDI_CHECK_GIVEN(ctx, __VA_ARGS__)))
 #define XDI_GIVEN_COMM(comm, ...) XDI_GIVEN_TO_ALL((comm) ? (comm)->ctx : NULL, comm, comm, __VA_ARGS__)
+/* As XDI_GIVEN_IN_PLAN. While a plan is open no other rank is informed. */
+#define XDI_GIVEN_COMM_IN_PLAN(comm, ...)                                          \
+    XD_TRY(xdi_comm_given((comm) && xdi_plan_is_open((comm)->ctx) ? NULL : (comm), \
+                          XDI_CHECK_GIVEN_AS((comm) ? (comm)->ctx : NULL, true, comm, __VA_ARGS__)))
 
 /* record.c: what this rank alone can find wrong with a record. */
 XD_PRIVATE xd_result xdi_comm_validate(const xd_comm *comm, const xd_collective *c);
@@ -153,7 +157,10 @@ XD_PRIVATE bool xdi_comm_forks_for_threads(const xd_comm *comm);
 /* collective.c: bytes that a handle of xdi_comm_fork takes on this rank, the transport's with it; 0 where there would be none. */
 XD_PRIVATE size_t xdi_comm_fork_bytes(const xd_comm *comm);
 
-/* queue.c: as xd_queue_bytes, of a queue that is there. */
+/* leaves.c: bytes of a stack's nodes; 0 for a range outside [0, total), negative elements, and overflow of size_t. */
+XD_PRIVATE size_t xdi_leaf_stack_bytes(const xd_leaf_stack_desc *desc);
+
+/* queue.c: bytes of a queue, with the communicator of its worker. */
 XD_PRIVATE xd_memory_bytes xdi_queue_memory(const struct xd_queue *queue);
 
 /* queue.c: the communicator over which a queue was made. */

@@ -240,7 +240,7 @@ static void xdi_launch_name_job(xd_launch_info *info, xd_launch_kind kind) {
 }
 
 XD_API xd_result xd_launch_discover(xd_ctx *ctx, xd_launch_info *out) {
-    XDI_GIVEN(ctx, ctx, out);
+    XDI_GIVEN_IN_PLAN(ctx, ctx, out);
     xdi_launch_set set;
     xd_launch_info info;
     XD_TRY(xdi_launch_choose(ctx, &set));

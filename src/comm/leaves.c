@@ -50,7 +50,7 @@ static bool xdi_leaf_stack_size(const xd_leaves *leaves, int64_t elements, size_
            xdi_size_multiply(*bytes, (size_t)xdi_leaf_stack_deepest(leaves), bytes);
 }
 
-XD_API size_t xd_leaf_stack_bytes(const xd_leaf_stack_desc *desc) {
+XD_PRIVATE size_t xdi_leaf_stack_bytes(const xd_leaf_stack_desc *desc) {
     size_t bytes = 0;
     if (!xdi_leaf_stack_fits(&desc->leaves) || desc->elements < 0) return 0;
     return xdi_leaf_stack_size(&desc->leaves, desc->elements, &bytes) ? bytes : 0;
@@ -74,7 +74,7 @@ static xd_result xdi_leaf_stack_memory(xd_leaf_stack *s, const xd_leaf_stack_des
 }
 
 XD_API xd_result xd_leaf_stack_create(xd_ctx *ctx, const xd_leaf_stack_desc *desc, xd_leaf_stack **out) {
-    XDI_GIVEN(ctx, ctx, desc, out);
+    XDI_GIVEN_IN_PLAN(ctx, ctx, desc, out);
     const xd_leaf_stack_desc *d = desc;
     const xd_leaves leaves = d->leaves;
     size_t bytes = 0;
@@ -84,6 +84,11 @@ XD_API xd_result xd_leaf_stack_create(xd_ctx *ctx, const xd_leaf_stack_desc *des
     XD_REQUIRE(ctx, d->elements >= 0, XD_ERROR_ARGUMENT, "%" PRId64 " elements in a leaf", d->elements);
     XD_REQUIRE(ctx, xdi_leaf_stack_size(&leaves, d->elements, &bytes), XD_ERROR_MEMORY,
                "no room for a stack of leaves of %" PRId64 " elements", d->elements);
+    if (xdi_plan_is_open(ctx)) {
+        *out = NULL;
+        (void)xdi_plan_add_workspace(ctx, XD_OK, d->memory ? bytes : 0);
+        return xdi_plan_take(ctx, sizeof **out, d->memory ? 0 : bytes);
+    }
     xd_leaf_stack *stack = (xd_leaf_stack *)xd_allocate(ctx, sizeof *stack);
     XD_REQUIRE(ctx, stack, XD_ERROR_MEMORY, "no room for a stack of leaves");
     stack->ctx = ctx;
@@ -160,7 +165,7 @@ static xd_result xdi_leaf_stack_copy(const xd_leaf_stack *s, const xd_launch *la
 }
 
 XD_API xd_result xd_leaf_stack_push(xd_leaf_stack *s, const float *leaf) {
-    XDI_GIVEN(NULL, s);
+    XDI_GIVEN(s ? s->ctx : NULL, s);
     XDI_GIVEN_LIST(s->ctx, leaf, s->elements);
     const xd_launch launch = xd_ctx_launch(s->ctx);
     xd_result result = XD_OK;

@@ -14,11 +14,8 @@ typedef struct xd_leaf_stack_desc {
     /* Caller's node memory, f32-aligned, which outlives the stack: on the host, or on the context's device with the leaves.
      * For one leaf it is the gradient buffer. NULL -> the context's device allocates. */
     void *memory;
-    size_t memory_bytes; /* at least xd_leaf_stack_bytes */
+    size_t memory_bytes; /* as planned: xd_planned.workspace */
 } xd_leaf_stack_desc;
-
-/* Returns the bytes of the nodes; 0 for a range outside [0, total), negative elements, and overflow of size_t. Pure. */
-XD_API size_t xd_leaf_stack_bytes(const xd_leaf_stack_desc *desc);
 
 /* Creates a stack on the context's device or in the caller's memory, with the same bits. Memory: at most 2 log2(count) + 1
  * leaves, one if count is 1. Device work runs on the context's stream without waiting. Local.

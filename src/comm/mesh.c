@@ -412,7 +412,7 @@ static xd_result xdi_mesh_own_axis(const xd_mesh *mesh, const char *name, int *a
 }
 
 XD_API xd_result xd_mesh_coordinate(const xd_mesh *mesh, const char *axis, int *coordinate) {
-    XDI_GIVEN(mesh ? mesh->root->table->ctx : NULL, mesh, coordinate);
+    XDI_GIVEN_IN_PLAN(mesh ? mesh->root->table->ctx : NULL, mesh, coordinate);
     int own[XD_MESH_AXES_MAX], index;
     XD_TRY(xdi_mesh_require_member(mesh));
     XD_TRY(xdi_mesh_own_axis(mesh, axis, &index));

@@ -23,15 +23,13 @@ typedef struct xd_mesh_desc {
     const char *order;
 } xd_mesh_desc;
 
-/* Creates a mesh over ranks of `world`, which may be a part of the job. The rank at coordinate c is
- *     ranks[(c[0] * size[1] + c[1]) * size[2] + c[2] ...]
+/* Creates a mesh over ranks of `world`, which may be a part of the job. Collective over the world, also for other ranks.
+ * Compares descs, then creates the groups of single axes from left to right. The whole world in order uses its communicator;
+ * an axis of size 1 has none of its own.
  *
- * Collective over the world, also for other ranks. Compares descs, then creates the groups of single axes from left to right.
- * The whole world in order uses its communicator; an axis of size 1 has none of its own.
- * Errors: ARGUMENT (names; sizes; two of -1; repeated or unknown ranks; "axis sizes multiply to 8 but world_size is 6"; share
- * of another world; order: unknown or repeated names, omitted axes above 1, "cp" and "ep" above 1), TOPOLOGY (sizes do not fit
- * the number of ranks),
- * MISMATCH (names the ranks), MEMORY. *out is untouched on failure. */
+ * Errors: ARGUMENT (names; sizes; two of -1; repeated or unknown ranks; world_size; share of another world; order: unknown or
+ * repeated names, omitted axes above 1, "cp" and "ep" above 1), TOPOLOGY (sizes do not fit the number of ranks), MISMATCH
+ * (names the ranks), MEMORY. *out is untouched on failure. */
 XD_API xd_result xd_mesh_create(xd_comm *world, const xd_mesh_desc *desc, xd_mesh **out);
 
 /* Destroys the mesh; NULL is legal. Local. Its communicators live as long as the last mesh of their table. */
@@ -56,13 +54,12 @@ typedef struct xd_mesh_derive_desc {
     const char *axes;     /* required: names of the root's axes, or given by `name`, in its order: "dp,tp" */
     bool flatten;         /* one axis over all of them, adjacent or not, row-major */
     const char *name;     /* of that axis, for later calls too; NULL -> names joined by '_' */
-    const xd_axis *parts; /* [part_count], slowest first: splits the one axis `axes`; NULL -> none */
+    const xd_axis *parts; /* [part_count], slowest first, product as the one axis `axes`, which they split; NULL -> none */
     int part_count;
 } xd_mesh_derive_desc;
 
-/* Creates another mesh of the same ranks: this rank's sub-mesh of some axes; one axis over several; or all axes, one of them
- * split into parts, whose product is its size. Partitions that exist keep their communicators. A name always means the same
- * axes.
+/* Creates another mesh of the same ranks: of some axes through this rank, of several as one, or of all with one split into
+ * parts. Partitions that exist keep their communicators. A name always means the same axes.
  *
  * A sub-mesh is local. A split, and the first use of a flattened name, is collective over the root's members.
  * Errors: ARGUMENT (unknown or overlapping names, not in root order; a name of other axes; parts with flatten or of several

@@ -239,7 +239,7 @@ static xd_result xdi_queue_take(xd_queue *queue, xdi_queue_slot *slot) {
 }
 
 XD_API xd_result xd_queue_wait(xd_queue *queue, xd_ticket ticket) {
-    XDI_GIVEN(NULL, queue);
+    XDI_GIVEN(queue ? xd_comm_ctx(queue->comm) : NULL, queue);
     xd_ctx *ctx = xd_comm_ctx(queue->comm);
     XD_TRY(xdi_queue_own(queue));
     pthread_mutex_lock(&queue->lock);
@@ -263,7 +263,7 @@ static xdi_queue_slot *xdi_queue_oldest(const xd_queue *queue) {
 }
 
 XD_API xd_result xd_queue_wait_all(xd_queue *queue) {
-    XDI_GIVEN(NULL, queue);
+    XDI_GIVEN(queue ? xd_comm_ctx(queue->comm) : NULL, queue);
     const xdi_queue_slot *failed = NULL;
     xd_result order = XD_OK;
     XD_TRY(xdi_queue_own(queue));
@@ -418,26 +418,24 @@ XD_PRIVATE xd_memory_bytes xdi_queue_memory(const xd_queue *queue) {
     return xdi_queue_memory_of(queue->comm, queue->capacity, queue->ctx != NULL);
 }
 
-XD_API xd_result xd_queue_bytes(xd_comm *comm, const xd_queue_desc *desc, xd_memory_bytes *out) {
-    XDI_GIVEN(comm ? xd_comm_ctx(comm) : NULL, comm, out);
-    xd_queue_desc d;
-    memset(&d, 0, sizeof d);
-    if (desc) d = *desc;
-    if (!d.capacity) d.capacity = XDI_QUEUE_CAPACITY;
-    XD_TRY(xdi_queue_validate(xd_comm_ctx(comm), &d));
-    *out = xdi_queue_memory_of(comm, d.capacity,
-                               xdi_queue_wants_worker(comm, d.form) && xdi_comm_fork_bytes(comm) > 0);
-    return XD_OK;
+static xd_result xdi_queue_add_to_plan(xd_comm *comm, const xd_queue_desc *d, xd_result valid) {
+    const bool worker = xdi_queue_wants_worker(comm, d->form) && xdi_comm_fork_bytes(comm) > 0;
+    return valid == XD_OK ? xdi_plan_add(xd_comm_ctx(comm), xdi_queue_memory_of(comm, d->capacity, worker))
+                          : valid;
 }
 
 XD_API xd_result xd_queue_create(xd_comm *comm, const xd_queue_desc *desc, xd_queue **out) {
-    XDI_GIVEN_COMM(comm, out);
+    XDI_GIVEN_COMM_IN_PLAN(comm, out);
     xd_queue_desc d;
     xd_queue *queue = NULL;
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
     if (!d.capacity) d.capacity = XDI_QUEUE_CAPACITY;
     const xd_result valid = xdi_queue_validate(xd_comm_ctx(comm), &d);
+    if (xdi_plan_is_open(xd_comm_ctx(comm))) {
+        *out = NULL;
+        return xdi_queue_add_to_plan(comm, &d, valid);
+    }
     XD_TRY(xdi_comm_agree_number(comm, valid, "queue", "form", (int64_t)d.form));
     XD_TRY(xdi_comm_agree_number(comm, XD_OK, "queue", "capacity", d.capacity));
     bool worker = false;

@@ -46,14 +46,11 @@ typedef struct xd_queue_facts {
  *   desc   the same on all ranks; NULL -> all defaults
  *   out    destroy it before comm
  *
- * A form that this context or transport does not have becomes INLINE; xd_queue_info returns the form. Allocates the bytes of
- * xd_queue_bytes; a STREAM makes one event a record. Later calls allocate nothing.
+ * A form that this context or transport does not have becomes INLINE; xd_queue_info returns the form. Allocates here, with the
+ * communicator of a worker; between threads rank 0 allocates what ranks share. A STREAM makes one event a record. Later calls
+ * allocate nothing.
  * Errors: ARGUMENT (form, capacity), MISMATCH (ranks differ), MEMORY, DEVICE. */
 XD_API xd_result xd_queue_create(xd_comm *comm, const xd_queue_desc *desc, xd_queue **out);
-
-/* Returns the bytes that xd_queue_create would allocate on this rank, a worker's communicator included. Between threads the
- * ranks share what rank 0 allocates. Local; allocates nothing. Errors: ARGUMENT (form, capacity). */
-XD_API xd_result xd_queue_bytes(xd_comm *comm, const xd_queue_desc *desc, xd_memory_bytes *out);
 
 /* Appends a record. A WORKER returns at once; INLINE and STREAM run the record first. xd_queue_wait returns its errors.
  *

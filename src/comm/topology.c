@@ -147,7 +147,7 @@ static xd_result xdi_topology_check_order(xd_ctx *ctx, const xd_topology *t) {
 }
 
 XD_PRIVATE xd_result xdi_topology_create(xd_ctx *ctx, const xdi_topology_desc *desc, xd_topology *out) {
-    XDI_GIVEN(ctx, ctx, desc, out);
+    XDI_GIVEN_IN_PLAN(ctx, ctx, desc, out);
     xd_axis sorted[XD_MESH_AXES_MAX];
     xd_topology t;
     XD_TRY(xdi_topology_check_axes(ctx, desc->axes, desc->axis_count));
@@ -160,7 +160,7 @@ XD_PRIVATE xd_result xdi_topology_create(xd_ctx *ctx, const xdi_topology_desc *d
 
 XD_PRIVATE xd_result xdi_topology_from_config(xd_ctx *ctx, const xdi_parallelism *desc, int world_size,
                                               xd_topology *out) {
-    XDI_GIVEN(ctx, ctx, desc, out);
+    XDI_GIVEN_IN_PLAN(ctx, ctx, desc, out);
     const int tensor = desc->tensor ? desc->tensor : 1, domain = desc->domain ? desc->domain : 1;
     xd_axis axes[3];
     int count = 0;
@@ -241,7 +241,7 @@ static xd_result xdi_topology_check_pipelines(xd_ctx *ctx, const xd_topology *de
 
 XD_PRIVATE xd_result xdi_topology_experts(xd_ctx *ctx, const xd_expert_desc *desc, xd_topology *dense,
                                           xd_topology *expert) {
-    XDI_GIVEN(ctx, ctx, desc, dense, expert);
+    XDI_GIVEN_IN_PLAN(ctx, ctx, desc, dense, expert);
     xd_expert_desc d = *desc;
     if (!d.tp) d.tp = 1;
     if (!d.cp) d.cp = 1;
@@ -288,7 +288,7 @@ static xd_result xdi_topology_check_parts(xd_ctx *ctx, const xd_topology *topolo
 
 XD_PRIVATE xd_result xdi_topology_unflatten(xd_ctx *ctx, const xd_topology *topology,
                                             const xdi_unflatten_desc *desc, xd_topology *out) {
-    XDI_GIVEN(ctx, ctx, topology, desc, out);
+    XDI_GIVEN_IN_PLAN(ctx, ctx, topology, desc, out);
     XDI_GIVEN_LIST(ctx, desc->parts, desc->part_count);
     const int at = desc->axis ? xdi_topology_axis(topology, desc->axis) : -1;
     xd_axis axes[XD_MESH_AXES_MAX];
@@ -318,7 +318,7 @@ XD_PRIVATE int xdi_topology_axis(const xd_topology *topology, const char *name) 
 
 XD_PRIVATE xd_result xdi_topology_axes(xd_ctx *ctx, const xd_topology *topology, const char *names,
                                        unsigned *mask) {
-    XDI_GIVEN(ctx, ctx, topology, names, mask);
+    XDI_GIVEN_IN_PLAN(ctx, ctx, topology, names, mask);
     unsigned found = 0;
     XD_REQUIRE(ctx, topology->axis_count > 0 && topology->name[0][0], XD_ERROR_ARGUMENT,
                "\"%s\" cannot be looked up: the mesh has no axis names", names);
@@ -381,7 +381,7 @@ XD_PRIVATE int xdi_topology_groups_of(const xd_topology *topology, unsigned mask
 
 XD_PRIVATE xd_result xdi_topology_groups(xd_ctx *ctx, const xd_topology *topology, const char *names,
                                          int *ranks, int *group_size) {
-    XDI_GIVEN(ctx, ctx, topology, names, ranks, group_size);
+    XDI_GIVEN_IN_PLAN(ctx, ctx, topology, names, ranks, group_size);
     unsigned mask;
     XD_TRY(xdi_topology_axes(ctx, topology, names, &mask));
     *group_size = xdi_topology_groups_of(topology, mask, ranks);

@@ -126,5 +126,5 @@ XD_PRIVATE xd_result xdi_teacher_piece_copy(xd_ctx *ctx, const xdi_teacher_piece
     if (piece->positions == 0 || piece->columns == 0) return XD_OK;
     const xd_rows from = xdi_route_part_of(&shard, piece->from_position, piece->from_column, piece);
     const xd_rows to = xdi_route_part_of(&window, piece->to_position, piece->to_column, piece);
-    return xdi_route_copy(ctx, kernels, &from, &to);
+    return xdi_rows_copy(ctx, kernels, &from, &to);
 }

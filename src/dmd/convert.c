@@ -94,7 +94,7 @@ static xd_result xdi_prediction_direct(xd_ctx *ctx, const xd_noise_schedule *s, 
 
 XD_API xd_result xd_prediction_mix(xd_ctx *ctx, const xd_noise_schedule *schedule,
                                    const xd_conversion *conversion, double t, xd_mix *out) {
-    XDI_GIVEN(ctx, ctx, schedule, conversion, out);
+    XDI_GIVEN_IN_PLAN(ctx, ctx, schedule, conversion, out);
     xd_prediction from = conversion->from, to = conversion->to;
     const xd_mix same = { 1.0, 0.0 };
     xd_mix mix = same, second = same;
@@ -134,7 +134,7 @@ XD_PRIVATE xd_result xdi_prediction_check(xd_ctx *ctx, const xd_noise_schedule *
 }
 
 XD_API xd_result xd_noise_mix(xd_ctx *ctx, const xd_noise_schedule *schedule, double t, xd_mix *out) {
-    XDI_GIVEN(ctx, ctx, schedule, out);
+    XDI_GIVEN_IN_PLAN(ctx, ctx, schedule, out);
     xd_noise_level level = { 0.0, 0.0, 0.0, 0.0 };
     XD_TRY(xdi_noise_level_at(ctx, schedule, t, &level));
     out->c0 = level.alpha;

@@ -44,7 +44,7 @@ static double xdi_denoise_weight_of(const xd_denoise_form *f, double root) {
 
 XD_API xd_result xd_denoise_term_at(xd_ctx *ctx, const xd_noise_schedule *schedule,
                                     const xd_denoise_form *form, double t, xd_denoise_term *term) {
-    XDI_GIVEN(ctx, ctx, schedule, form, term);
+    XDI_GIVEN_IN_PLAN(ctx, ctx, schedule, form, term);
     xd_conversion conversion;
     xd_noise_level level = { 0.0, 0.0, 0.0, 0.0 };
     xd_mix of = { 0.0, 0.0 }, target = { 0.0, 0.0 };
@@ -111,8 +111,7 @@ static xd_result xdi_denoise_validate(xd_ctx *ctx, const xd_denoise_desc *d) {
     return xdi_sample_check_common(ctx, &d->common);
 }
 
-XD_API size_t xd_denoise_workspace_bytes(xd_ctx *ctx, const xd_denoise_desc *desc) {
-    XD_ASSERT(ctx);
+XD_PRIVATE size_t xdi_denoise_workspace(xd_ctx *ctx, const xd_denoise_desc *desc) {
     xd_denoise_args a;
     xdi_sample_call call = xdi_denoise_call_of(ctx, desc, &a);
     return xdi_sample_bytes(&call);
@@ -131,12 +130,13 @@ static xd_result xdi_denoise_gradient(const xd_launch *launch, const void *args)
 }
 
 XD_API xd_result xd_denoise_loss(xd_ctx *ctx, const xd_denoise_desc *desc, xd_sample_values *out) {
-    XDI_GIVEN(ctx, ctx, desc);
+    XDI_GIVEN_IN_PLAN(ctx, ctx, desc);
     const xd_launch launch = xd_ctx_launch(ctx);
     xd_denoise_args a;
     xdi_sample_call call = xdi_denoise_call_of(ctx, desc, &a);
-    xd_result result = XDI_CHECK_GIVEN(ctx, out);
+    xd_result result = XDI_CHECK_GIVEN_AS(ctx, true, out);
     if (result == XD_OK) result = xdi_denoise_validate(ctx, desc);
+    if (xdi_plan_is_open(ctx)) return xdi_sample_plan(&call, result);
     result = xdi_sample_open(&call, result);
     const bool alone = result == XD_OK && xdi_sample_goes_alone(&call, call.kernels->denoise_at_once);
     if (result == XD_OK)

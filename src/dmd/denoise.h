@@ -45,9 +45,6 @@ typedef struct xd_denoise_desc {
 /* Returns weight 1 and zeros. Pure. */
 XD_API xd_denoise_desc xd_denoise_defaults(void);
 
-/* As xd_vsd_workspace_bytes. Local. */
-XD_API size_t xd_denoise_workspace_bytes(xd_ctx *ctx, const xd_denoise_desc *desc);
-
 /* Computes loss and gradient. Collective, bits, memory, errors and GPUs as of xd_vsd_loss. */
 XD_API xd_result xd_denoise_loss(xd_ctx *ctx, const xd_denoise_desc *desc, xd_sample_values *out);
 

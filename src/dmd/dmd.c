@@ -3,6 +3,7 @@
 #include "base/internal.h"
 #include "dmd/fdistill.h"
 #include "dmd/internal.h"
+#include "dmd/losses.h"
 #include "dmd/state.h"
 #include "model/parallel_internal.h"
 
@@ -322,19 +323,19 @@ static size_t xdi_dmd_workspace(const xd_dmd *d) {
     denoise.prediction = denoise.clean = denoise.noise = vsd.generated;
     denoise.terms = (const xd_denoise_term *)d;
     denoise.common.split = d->desc.sizes.split;
-    max = xdi_dmd_max(xd_vsd_workspace_bytes(d->ctx, &vsd), xd_denoise_workspace_bytes(d->ctx, &denoise));
+    max = xdi_dmd_max(xdi_vsd_workspace(d->ctx, &vsd), xdi_denoise_workspace(d->ctx, &denoise));
     if (!xdi_dmd_adversarial(&d->desc)) return max;
     gan.fake = xd_rows_of(d, XD_DTYPE_F32, n, d->desc.networks[XD_DMD_DISCRIMINATOR].heads);
     gan.real = gan.fake;
     gan.role = XD_GAN_DISCRIMINATOR;
     max = xdi_dmd_max(max, xdi_dmd_ratios_workspace(d));
-    max = xdi_dmd_max(max, xd_gan_workspace_bytes(d->ctx, &gan));
+    max = xdi_dmd_max(max, xdi_gan_workspace(d->ctx, &gan));
     const xd_network *teacher = &d->desc.networks[XD_DMD_TEACHER];
     for (int i = 0; i < teacher->feature_count && xdi_dmd_penalised(&d->desc, XD_DMD_PENALTY_SLOPE); i++) {
         denoise.prediction = xd_rows_of(d, XD_DTYPE_F32, n, teacher->feature_elements[i]);
         denoise.clean = denoise.noise = denoise.prediction;
         denoise.common.split = NULL;
-        max = xdi_dmd_max(max, xd_denoise_workspace_bytes(d->ctx, &denoise));
+        max = xdi_dmd_max(max, xdi_denoise_workspace(d->ctx, &denoise));
     }
     return max;
 }
@@ -452,16 +453,11 @@ static void xdi_dmd_lay_out(xd_dmd *d, xd_ctx *ctx, const xd_dmd_desc *desc, xd_
     if (desc->gan.fdistill.on) xdi_dmd_lay_out_ratios(d, host, device);
 }
 
-XD_API xd_result xd_dmd_bytes(xd_ctx *ctx, const xd_dmd_desc *desc, xd_memory_bytes *out) {
-    XDI_GIVEN(ctx, ctx, desc, out);
+static xd_result xdi_dmd_add_to_plan(xd_ctx *ctx, const xd_dmd_desc *desc) {
     xd_arena host = xd_arena_over(NULL, 0), device = xd_arena_over(NULL, 0);
-    const bool apart = xd_ctx_kernels(ctx)->device != XD_DEVICE_CPU;
     xd_dmd plan;
-    XD_TRY(xdi_dmd_check(ctx, desc));
     xdi_dmd_lay_out(&plan, ctx, desc, &host, &device);
-    out->host = host.peak + (apart ? 0 : device.peak);
-    out->device = apart ? device.peak : 0;
-    return XD_OK;
+    return xdi_plan_take(ctx, host.peak, device.peak);
 }
 
 static xd_result xdi_dmd_make(xd_ctx *ctx, const xd_dmd_desc *desc, xd_dmd **out) {
@@ -494,11 +490,15 @@ static void xdi_dmd_align_sums(const xd_dmd_desc *desc) {
 }
 
 XD_API xd_result xd_dmd_create(xd_ctx *ctx, const xd_dmd_desc *desc, xd_dmd **out) {
-    XDI_GIVEN(ctx, ctx, desc);
+    XDI_GIVEN_IN_PLAN(ctx, ctx, desc);
     xd_dmd *made = NULL;
     xd_comm *const together[2] = { desc->sizes.split, desc->data };
-    xd_result valid = XDI_CHECK_GIVEN(ctx, out);
+    xd_result valid = XDI_CHECK_GIVEN_AS(ctx, true, out);
     if (valid == XD_OK) valid = xdi_dmd_check(ctx, desc);
+    if (xdi_plan_is_open(ctx)) {
+        if (out) *out = NULL;
+        return valid == XD_OK ? xdi_dmd_add_to_plan(ctx, desc) : valid;
+    }
     XD_TRY(xdi_dmd_agree(desc, valid));
     for (int i = 0; i < 2; i++)
         if (together[i]) XD_TRY(xdi_dmd_agree_settings(desc, together[i]));

@@ -175,9 +175,6 @@ typedef struct xd_dmd_record {
  * twice), DTYPE, MEMORY; those of xd_prediction_mix and xd_times_draw. */
 XD_API xd_result xd_dmd_create(xd_ctx *ctx, const xd_dmd_desc *desc, xd_dmd **out);
 
-/* Returns the bytes of xd_dmd_create. Local, allocates nothing. Errors: those of one rank. */
-XD_API xd_result xd_dmd_bytes(xd_ctx *ctx, const xd_dmd_desc *desc, xd_memory_bytes *out);
-
 /* Destroys a distillation; NULL is fine. Local. */
 XD_API void xd_dmd_destroy(xd_dmd *dmd);
 

@@ -127,6 +127,8 @@ XD_PRIVATE xd_result xdi_fdistill_weights(xd_ctx *ctx, const xdi_fdistill_desc *
     void *owned = NULL;
     memset(&a, 0, sizeof a);
     xd_result result = xdi_fdistill_validate(ctx, desc, weights);
+    if (xdi_plan_is_open(ctx))
+        return xdi_plan_add_workspace(ctx, result, xdi_fdistill_workspace_bytes(ctx, desc));
     if (result == XD_OK) result = xdi_fdistill_prepare(ctx, desc, &a, weights, &owned);
     result = xdi_vocab_agree_rows(desc->comm, result, desc->bins);
     if (result == XD_OK) result = xdi_fdistill_run(ctx, desc, &a);

@@ -53,8 +53,7 @@ static xd_result xdi_gan_validate(xd_ctx *ctx, const xd_gan_desc *d) {
     return xdi_sample_check_common(ctx, &d->common);
 }
 
-XD_API size_t xd_gan_workspace_bytes(xd_ctx *ctx, const xd_gan_desc *desc) {
-    XD_ASSERT(ctx);
+XD_PRIVATE size_t xdi_gan_workspace(xd_ctx *ctx, const xd_gan_desc *desc) {
     xd_gan_args a;
     xdi_sample_call call = xdi_gan_call_of(ctx, desc, &a);
     return xdi_sample_bytes(&call);
@@ -67,12 +66,13 @@ static xd_result xdi_gan_gradient(const xd_launch *launch, const void *args) {
 }
 
 XD_API xd_result xd_gan_loss(xd_ctx *ctx, const xd_gan_desc *desc, xd_sample_values *out) {
-    XDI_GIVEN(ctx, ctx, desc);
+    XDI_GIVEN_IN_PLAN(ctx, ctx, desc);
     const xd_launch launch = xd_ctx_launch(ctx);
     xd_gan_args a;
     xdi_sample_call call = xdi_gan_call_of(ctx, desc, &a);
-    xd_result result = XDI_CHECK_GIVEN(ctx, out);
+    xd_result result = XDI_CHECK_GIVEN_AS(ctx, true, out);
     if (result == XD_OK) result = xdi_gan_validate(ctx, desc);
+    if (xdi_plan_is_open(ctx)) return xdi_sample_plan(&call, result);
     result = xdi_sample_open(&call, result);
     if (result == XD_OK) result = call.kernels->gan_terms(&launch, &a);
     if (result == XD_OK) result = xdi_sample_finish(&call, xdi_gan_gradient, &a, out);

@@ -17,9 +17,6 @@ typedef struct xd_gan_desc {
 /* Returns weight 1 and zeros: the generator's softplus term. Pure. */
 XD_API xd_gan_desc xd_gan_defaults(void);
 
-/* As xd_vsd_workspace_bytes. Local. */
-XD_API size_t xd_gan_workspace_bytes(xd_ctx *ctx, const xd_gan_desc *desc);
-
 /* Computes loss and gradients. Collective over comm. Bits, memory, errors and GPUs as of xd_vsd_loss. Also
  * ARGUMENT (role, kind, `real` of a GENERATOR, a gradient over the other logits, split). */
 XD_API xd_result xd_gan_loss(xd_ctx *ctx, const xd_gan_desc *desc, xd_sample_values *out);

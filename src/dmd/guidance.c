@@ -1,6 +1,7 @@
 /* Guidance of clean samples, with the deviations that its rescaled form needs. */
 
 #include "base/internal.h"
+#include "dmd/losses.h"
 #include "dmd/internal.h"
 #include "dmd/state.h"
 
@@ -56,7 +57,7 @@ XD_PRIVATE size_t xdi_dmd_guidance_workspace(const xd_dmd *d) {
     xd_denoise_desc desc = xdi_dmd_squares_desc(d, d, n); /* any address: nothing is read */
     desc.clean = desc.noise = xdi_dmd_gradient_rows(&d->desc.sizes, (const float *)(const void *)d, n);
     desc.terms = (const xd_denoise_term *)(const void *)d;
-    return xd_denoise_workspace_bytes(d->ctx, &desc);
+    return xdi_denoise_workspace(d->ctx, &desc);
 }
 
 /* out [samples] = sums over whole samples of (x + shift c)^2: the denoising term's sums, which are those of all ranks, and in

@@ -2,7 +2,10 @@
 #define XDI_DMD_LOSSES_H
 
 #include "base/internal.h"
+#include "dmd/denoise.h"
+#include "dmd/gan.h"
 #include "dmd/samples.h"
+#include "dmd/vsd.h"
 #include "kernel/kernels.h"
 
 /* What the losses over samples share. */
@@ -31,6 +34,8 @@ XD_PRIVATE xd_result xdi_sample_check_status(xd_ctx *ctx, const xd_status *statu
 
 /* samples.c: bytes of workspace; 0 when samples or elements are negative or it does not fit. */
 XD_PRIVATE size_t xdi_sample_bytes(xdi_sample_call *call);
+/* samples.c: adds this workspace to an open plan. Returns `checked`, or its own error. Local. */
+XD_PRIVATE xd_result xdi_sample_plan(xdi_sample_call *call, xd_result checked);
 /* samples.c: before the first exchange: memory, arguments, then the agreement of all ranks on `checked`. Collective; when it
  * succeeds, or not, xdi_sample_close ends the call. */
 XD_PRIVATE xd_result xdi_sample_open(xdi_sample_call *call, xd_result checked);
@@ -47,5 +52,10 @@ typedef xd_result (*xdi_sample_slope)(const xd_launch *launch, const void *args)
 XD_PRIVATE xd_result xdi_sample_finish(xdi_sample_call *call, xdi_sample_slope slope, const void *user,
                                        xd_sample_values *out);
 XD_PRIVATE void xdi_sample_close(xdi_sample_call *call);
+
+/* vsd.c, denoise.c, gan.c: bytes of workspace; 0 for sizes that are negative or do not fit. No pointer is followed. */
+XD_PRIVATE size_t xdi_vsd_workspace(xd_ctx *ctx, const xd_vsd_desc *desc);
+XD_PRIVATE size_t xdi_denoise_workspace(xd_ctx *ctx, const xd_denoise_desc *desc);
+XD_PRIVATE size_t xdi_gan_workspace(xd_ctx *ctx, const xd_gan_desc *desc);
 
 #endif

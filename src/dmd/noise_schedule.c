@@ -249,7 +249,7 @@ XD_PRIVATE xd_result xdi_noise_nearest(xd_ctx *ctx, const xd_noise_schedule *sch
 /* ---- lists of few steps ---- */
 
 XD_API xd_result xd_noise_steps(xd_ctx *ctx, const xd_noise_schedule *schedule, int steps, double *list) {
-    XDI_GIVEN(ctx, ctx, schedule, list);
+    XDI_GIVEN_IN_PLAN(ctx, ctx, schedule, list);
     XD_TRY(xdi_noise_check_range(ctx, schedule));
     XD_REQUIRE(ctx, steps >= 1 && steps <= XDI_EDM_LAST - XDI_EDM_FIRST, XD_ERROR_ARGUMENT,
                "%d steps: 1 to %d are possible", steps, XDI_EDM_LAST - XDI_EDM_FIRST);
@@ -314,7 +314,7 @@ XD_PRIVATE double xdi_noise_network_scale(const xd_noise_schedule *schedule) {
 /* ---- EDM's network ---- */
 
 XD_API xd_result xd_edm_scales_at(xd_ctx *ctx, const xd_edm_desc *desc, double t, xd_edm_scales *out) {
-    XDI_GIVEN(ctx, ctx, desc, out);
+    XDI_GIVEN_IN_PLAN(ctx, ctx, desc, out);
     const double s = desc->sigma_data != 0.0 ? desc->sigma_data : 0.5;
     const double least = desc->least != 0.0 ? desc->least : 1e-6, shifted = t + desc->sigma_shift;
     XD_REQUIRE(ctx, s > 0.0 && isfinite(s), XD_ERROR_ARGUMENT, "sigma_data is %g", s);

@@ -1,6 +1,7 @@
 /* f-distill: weights of the student's samples, from the logits of a whole step. */
 
 #include "base/internal.h"
+#include "dmd/losses.h"
 #include "dmd/fdistill.h"
 #include "dmd/state.h"
 

@@ -275,7 +275,7 @@ static xd_result xdi_dmd_read_state(xdi_dmd_reader *r) {
 }
 
 XD_API xd_result xd_dmd_state_load(xd_dmd *dmd, const char *text, const xd_dmd_state_desc *desc) {
-    XDI_GIVEN(NULL, dmd);
+    XDI_GIVEN(dmd ? dmd->ctx : NULL, dmd);
     xdi_dmd_reader reader;
     xd_json *root = NULL;
     memset(&reader, 0, sizeof reader);

@@ -202,17 +202,12 @@ static void xdi_sampler_lay_out(xd_sampler *s, xd_arena *host, xd_arena *device)
     if (xdi_dmd_rescales(&d->desc)) xdi_sampler_lay_out_rescale(d, host, device);
 }
 
-XD_API xd_result xd_sampler_bytes(xd_ctx *ctx, const xd_sampler_desc *desc, xd_memory_bytes *out) {
-    XDI_GIVEN(ctx, ctx, desc, out);
+static xd_result xdi_sampler_add_to_plan(xd_ctx *ctx, const xd_sampler_desc *desc) {
     xd_arena host = xd_arena_over(NULL, 0), device = xd_arena_over(NULL, 0);
-    const bool apart = xd_ctx_kernels(ctx)->device != XD_DEVICE_CPU;
     xd_sampler plan;
-    XD_TRY(xdi_sampler_check(ctx, desc));
     xdi_sampler_settle(&plan, ctx, desc);
     xdi_sampler_lay_out(&plan, &host, &device);
-    out->host = host.peak + (apart ? 0 : device.peak);
-    out->device = apart ? device.peak : 0;
-    return XD_OK;
+    return xdi_plan_take(ctx, host.peak, device.peak);
 }
 
 static xd_result xdi_sampler_make(xd_ctx *ctx, const xd_sampler_desc *desc, xd_sampler **out) {
@@ -239,11 +234,15 @@ static xd_result xdi_sampler_make(xd_ctx *ctx, const xd_sampler_desc *desc, xd_s
 }
 
 XD_API xd_result xd_sampler_create(xd_ctx *ctx, const xd_sampler_desc *desc, xd_sampler **out) {
-    XDI_GIVEN(ctx, ctx, desc);
+    XDI_GIVEN_IN_PLAN(ctx, ctx, desc);
     xd_comm *split = desc->split;
     xd_sampler *made = NULL;
-    xd_result result = XDI_CHECK_GIVEN(ctx, out);
+    xd_result result = XDI_CHECK_GIVEN_AS(ctx, true, out);
     if (result == XD_OK) result = xdi_sampler_check(ctx, desc);
+    if (xdi_plan_is_open(ctx)) {
+        if (out) *out = NULL;
+        return result == XD_OK ? xdi_sampler_add_to_plan(ctx, desc) : result;
+    }
     if (split) result = xd_agree(split, result);
     XD_TRY(result);
     if (split) XD_TRY(xdi_sampler_agree_settings(desc, split));

@@ -48,9 +48,6 @@ typedef struct xd_sampler xd_sampler;
  * steps, samples, list, rates, guidance, elements), DTYPE, MISMATCH, MEMORY; those of xd_prediction_mix. */
 XD_API xd_result xd_sampler_create(xd_ctx *ctx, const xd_sampler_desc *desc, xd_sampler **out);
 
-/* Returns the bytes of xd_sampler_create. Local, allocates nothing. Errors: those of one rank, except MEMORY. */
-XD_API xd_result xd_sampler_bytes(xd_ctx *ctx, const xd_sampler_desc *desc, xd_memory_bytes *out);
-
 /* Destroys a sampler; NULL is fine. Local. */
 XD_API void xd_sampler_destroy(xd_sampler *sampler);
 

@@ -102,13 +102,24 @@ XD_PRIVATE size_t xdi_sample_bytes(xdi_sample_call *call) {
     return xdi_sample_layout(call, &arena) ? arena.peak : 0;
 }
 
+static xd_result xdi_sample_measure(xdi_sample_call *call, size_t *bytes) {
+    *bytes = xdi_sample_bytes(call);
+    XD_REQUIRE(call->ctx, *bytes > 0, XD_ERROR_ARGUMENT, "the workspace would not fit into memory");
+    return XD_OK;
+}
+
+XD_PRIVATE xd_result xdi_sample_plan(xdi_sample_call *call, xd_result checked) {
+    size_t bytes = 0;
+    if (checked == XD_OK) checked = xdi_sample_measure(call, &bytes);
+    return xdi_plan_add_workspace(call->ctx, checked, bytes);
+}
+
 /* This rank's part of opening: local. */
 static xd_result xdi_sample_prepare(xdi_sample_call *call) {
     const xd_sample_common *common = call->common;
-    const size_t needed = xdi_sample_bytes(call);
     void *memory = common->workspace;
-    size_t bytes = common->workspace_bytes;
-    XD_REQUIRE(call->ctx, needed > 0, XD_ERROR_ARGUMENT, "the workspace would not fit into memory");
+    size_t bytes = common->workspace_bytes, needed = 0;
+    XD_TRY(xdi_sample_measure(call, &needed));
     if (!memory) {
         bytes = needed;
         memory = call->owned = xd_ctx_kernels(call->ctx)->memory.allocate(call->ctx, bytes);

@@ -381,7 +381,7 @@ XD_PRIVATE xd_result xdi_times_of_samples(xd_ctx *ctx, const xd_time_sampler *sa
 
 XD_API xd_result xd_times_draw(xd_ctx *ctx, const xd_time_sampler *sampler, const xd_philox *random,
                                int64_t count, double *times) {
-    XDI_GIVEN(ctx, ctx, sampler, random);
+    XDI_GIVEN_IN_PLAN(ctx, ctx, sampler, random);
     XDI_GIVEN_LIST(ctx, times, count);
     if (sampler->chunk == 0) return xdi_times_of_samples(ctx, sampler, random, count, times);
     XD_TRY(xdi_times_check_sampler(ctx, sampler));

@@ -49,8 +49,7 @@ static xd_result xdi_vsd_validate(xd_ctx *ctx, const xd_vsd_desc *d) {
     return xdi_sample_check_common(ctx, &d->common);
 }
 
-XD_API size_t xd_vsd_workspace_bytes(xd_ctx *ctx, const xd_vsd_desc *desc) {
-    XD_ASSERT(ctx);
+XD_PRIVATE size_t xdi_vsd_workspace(xd_ctx *ctx, const xd_vsd_desc *desc) {
     xd_vsd_args a;
     xdi_sample_call call = xdi_vsd_call_of(ctx, desc, &a);
     return xdi_sample_bytes(&call);
@@ -72,12 +71,13 @@ static xd_result xdi_vsd_gradient(const xd_launch *launch, const void *args) {
 }
 
 XD_API xd_result xd_vsd_loss(xd_ctx *ctx, const xd_vsd_desc *desc, xd_sample_values *out) {
-    XDI_GIVEN(ctx, ctx, desc);
+    XDI_GIVEN_IN_PLAN(ctx, ctx, desc);
     const xd_launch launch = xd_ctx_launch(ctx);
     xd_vsd_args a;
     xdi_sample_call call = xdi_vsd_call_of(ctx, desc, &a);
-    xd_result result = XDI_CHECK_GIVEN(ctx, out);
+    xd_result result = XDI_CHECK_GIVEN_AS(ctx, true, out);
     if (result == XD_OK) result = xdi_vsd_validate(ctx, desc);
+    if (xdi_plan_is_open(ctx)) return xdi_sample_plan(&call, result);
     result = xdi_sample_open(&call, result);
     const bool alone = result == XD_OK && a.form != XD_VSD_COMPAT && xdi_sample_goes_alone(&call, false);
     if (result == XD_OK)

@@ -25,9 +25,6 @@ typedef struct xd_vsd_desc {
 /* Returns weight 1 and zeros: mean normaliser, exact form. Pure. */
 XD_API xd_vsd_desc xd_vsd_defaults(void);
 
-/* Returns xd_vsd_loss's workspace bytes; 0 for an invalid desc or too many bytes. Local. */
-XD_API size_t xd_vsd_workspace_bytes(xd_ctx *ctx, const xd_vsd_desc *desc);
-
 /* Computes loss and gradient of the global loss: sum gradients over data ranks, do not average.
  *
  * Collective over split and comm; the same bits on all ranks. Ranks of split pass equally many samples. Allocates nothing when

@@ -4,12 +4,9 @@
 #include "base/context.h"
 #include "base/dtype.h"
 
-/* Weights in safetensors files: one file, bytes in memory, or a Hugging Face model directory. Data is in host memory, also
- * with a GPU.
- *
- * A file has 8 bytes of header length, a JSON header, then tensors: little-endian, last dimension fastest, no gaps. The reader
- * checks untrusted files at open: lengths, UTF-8, types, gaps, overlaps, the end. The writer aligns data to 8 bytes; the
- * format promises no alignment.
+/* Weights in safetensors files: one file, bytes in memory, or a Hugging Face model directory. Data is in host memory, dense,
+ * last dimension fastest. The reader checks untrusted files at open. The format promises no alignment; the writer aligns data
+ * to 8 bytes.
  *
  * A directory has model.safetensors, or shards with the index model.safetensors.index.json, which maps tensors to files. Or it
  * has pieces, one file a rank, from torch.distributed.checkpoint's HuggingFaceStorageWriter or xd_weights_export with

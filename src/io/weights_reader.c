@@ -542,7 +542,7 @@ static xd_result xdi_whole_read_box(xd_weights *r, int64_t index, const int64_t 
 XD_API xd_result xd_weights_read(xd_weights *r, int64_t index, const xd_weights_read_desc *desc,
                                  void *destination) {
     static const int64_t zeros[XDI_PIECE_DIMS] = { 0 };
-    XDI_GIVEN(NULL, r);
+    XDI_GIVEN(r ? r->ctx : NULL, r);
     XD_REQUIRE(r->ctx, index >= 0 && index < r->tensor_count, XD_ERROR_ARGUMENT, "tensor %lld of %lld",
                (long long)index, (long long)r->tensor_count);
     const xd_weights_tensor *t = &r->tensors[index];

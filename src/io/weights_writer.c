@@ -384,7 +384,7 @@ XD_API xd_result xd_weights_writer_create(xd_ctx *ctx, const xd_weights_writer_d
 
 XD_API xd_result xd_weights_writer_write(xd_weights_writer *w, int64_t index, uint64_t first_byte,
                                          size_t bytes, const void *data) {
-    XDI_GIVEN(NULL, w);
+    XDI_GIVEN(w ? w->ctx : NULL, w);
     if (w->single) return xdi_safetensors_writer_write(w->single, index, first_byte, bytes, data);
     XD_REQUIRE(w->ctx, index >= 0 && index < w->first[w->shards], XD_ERROR_ARGUMENT, "tensor %lld of %lld",
                (long long)index, (long long)w->first[w->shards]);
@@ -458,7 +458,7 @@ static void xdi_weights_undo(xd_weights_writer *w) {
 }
 
 XD_API xd_result xd_weights_writer_commit(xd_weights_writer *w) {
-    XDI_GIVEN(NULL, w);
+    XDI_GIVEN(w ? w->ctx : NULL, w);
     if (w->single) {
         const xd_result written = xdi_safetensors_writer_commit(w->single);
         xd_release(w->ctx, w);

@@ -2,7 +2,7 @@
 #define XDI_KERNEL_FILL_H
 
 #include "base/philox_scalar.h"
-#include "kernel/types.h"
+#include "kernel/copy.h"
 
 /* Inputs and outputs of the fill entry: first values of boxes of a tensor. The number of an element is a function of its index in
  * the whole tensor alone, and has the same bits on every device. */

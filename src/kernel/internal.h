@@ -108,6 +108,10 @@ XD_PRIVATE xd_result xdi_reduce_absorb(const xd_launch *launch, float *sum, floa
 XD_PRIVATE xd_result xdi_rows_elect(const xd_launch *launch, const xd_rows *logits, const uint8_t *mask,
                                     int64_t columns, uint8_t *voters, float *maxima);
 
+/* kernels.c: bytes of the host and of the context's device; on a CPU all are the host's. And these as part of an open plan. */
+XD_PRIVATE xd_memory_bytes xdi_memory_of(const xd_ctx *ctx, size_t host, size_t device);
+XD_PRIVATE xd_result xdi_plan_take(xd_ctx *ctx, size_t host, size_t device);
+
 /* kernels.c: page-locked memory of the host for copies to and from the context's device; NULL on a CPU, and where there is none.
  * xdi_locked_give: NULL is fine. */
 XD_PRIVATE void *xdi_locked_take(xd_ctx *ctx, size_t bytes);

@@ -150,6 +150,18 @@ XD_API const xd_kernels *xd_ctx_kernels(const xd_ctx *ctx) {
     return kernels ? kernels : xd_ctx_host_kernels(ctx);
 }
 
+XD_PRIVATE xd_memory_bytes xdi_memory_of(const xd_ctx *ctx, size_t host, size_t device) {
+    xd_memory_bytes bytes = { host, device };
+    if (xd_ctx_kernels(ctx)->device != XD_DEVICE_CPU) return bytes;
+    bytes.host = device > SIZE_MAX - host ? SIZE_MAX : host + device;
+    bytes.device = 0;
+    return bytes;
+}
+
+XD_PRIVATE xd_result xdi_plan_take(xd_ctx *ctx, size_t host, size_t device) {
+    return xdi_plan_add(ctx, xdi_memory_of(ctx, host, device));
+}
+
 XD_API xd_launch xd_ctx_launch(xd_ctx *ctx) {
     xd_launch launch;
     memset(&launch, 0, sizeof launch);

@@ -123,8 +123,11 @@ typedef enum xd_divergence {
     XD_KL_FORWARD = 0, /* KL(teacher || student) */
     XD_KL_REVERSE,     /* KL(student || teacher) */
     XD_JSD, /* beta KL(teacher || m) + (1 - beta) KL(student || m), m = beta teacher + (1 - beta) student */
-    XD_SOFT_CE, /* -sum teacher ln student = forward KL + teacher's entropy */
-    XD_KL_MIXED /* (1 - beta) forward + beta reverse; top-k losses only */
+    XD_SOFT_CE,  /* -sum teacher ln student = forward KL + teacher's entropy */
+    XD_KL_MIXED, /* (1 - beta) forward + beta reverse; top-k losses only */
+    /* xd_loss only, without cross entropy: */
+    XD_MFT,   /* minimal fine-tuning: forward KL from a corrected teacher */
+    XD_COSINE /* 1 - cos(student, teacher), of logits */
 } xd_divergence;
 
 /* Treatment of the probability outside the k ids. Except in ZERO_OUTSIDE, only its total matters, not its columns. */
@@ -171,14 +174,6 @@ typedef struct xd_norm_sum {
 
 /* Maximum dimensions of a tensor. */
 #define XD_DIMS_MAX 8
-
-/* One strided block: extent[i] steps of src_stride[i] and dst_stride[i] elements. Dimensions contiguous on both sides are
- * folded: a contiguous block has ndim 1, stride 1. */
-typedef struct xd_copy {
-    int ndim;
-    int64_t src_offset, dst_offset; /* elements */
-    int64_t extent[XD_DIMS_MAX], src_stride[XD_DIMS_MAX], dst_stride[XD_DIMS_MAX];
-} xd_copy;
 
 /* Distribution of first values. */
 typedef enum xd_init_kind {

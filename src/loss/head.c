@@ -163,6 +163,8 @@ static xd_result xdi_head_prepare(xd_ctx *ctx, const xd_head_loss_desc *desc, xd
     xdi_loss_fill_args(ctx, &p->loss);
     XD_REQUIRE(ctx, xdi_head_layout(p, invariant, &planning), XD_ERROR_ARGUMENT,
                "the workspace would not fit into memory");
+    p->loss.bytes = planning.peak;
+    if (xdi_plan_is_open(ctx)) return XD_OK;
     if (!memory) {
         bytes = planning.peak;
         memory = *owned = p->loss.kernels->memory.allocate(ctx, bytes);
@@ -181,17 +183,6 @@ static xd_result xdi_head_prepare(xd_ctx *ctx, const xd_head_loss_desc *desc, xd
     leaves.leaves = tiles;
     leaves.elements = p->chunk * p->width;
     return xd_leaf_stack_create(ctx, &leaves, &p->leaves);
-}
-
-XD_API size_t xd_head_loss_workspace_bytes(const xd_head_loss_desc *desc) {
-    xdi_head_plan plan;
-    xd_arena arena = xd_arena_over(NULL, 0);
-    if (!desc->loss.vocab || desc->student.hidden.rows < 0 || desc->student.hidden.cols < 0 ||
-        desc->student.weight.rows < 0 || desc->chunk_rows < 0)
-        return 0;
-    xdi_head_begin(desc, &plan);
-    xdi_loss_fill_args(NULL, &plan.loss);
-    return xdi_head_layout(&plan, true, &arena) ? arena.peak : 0; /* enough for any mode */
 }
 
 /* ---- one chunk ---- */
@@ -360,12 +351,13 @@ static xd_result xdi_head_run(xd_ctx *ctx, xdi_head_plan *p, xd_loss_values *out
 }
 
 XD_API xd_result xd_head_loss(xd_ctx *ctx, const xd_head_loss_desc *desc, xd_loss_values *out) {
-    XDI_GIVEN(ctx, ctx, desc);
+    XDI_GIVEN_IN_PLAN(ctx, ctx, desc);
     xdi_head_plan plan;
     void *owned = NULL;
     memset(&plan, 0, sizeof plan);
     xd_result result = xdi_head_prepare(ctx, desc, &plan, &owned);
     if (result == XD_OK) result = xdi_loss_check_out(ctx, plan.rows, out);
+    if (xdi_plan_is_open(ctx)) return xdi_plan_add_workspace(ctx, result, plan.loss.bytes);
     result = xdi_vocab_agree(desc->loss.vocab ? xd_vocab_describe(desc->loss.vocab).tp : NULL,
                              desc->loss.common.comm, result);
     if (result == XD_OK) result = xdi_head_run(ctx, &plan, out);

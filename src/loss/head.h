@@ -23,16 +23,13 @@ typedef struct xd_head_loss_desc {
     float *bias_gradient;   /* [V/tp], d loss / d student.bias is added; NULL -> none */
     int64_t chunk_rows;     /* a multiple of 256; 0 -> 256 */
     bool bf16;              /* round both factors to bf16 where that is faster */
-    void *workspace;        /* NULL -> allocated on the device for this call */
+    /* About chunk_rows (V/tp (1, or 2 with a teacher's head) + H) floats; NULL -> allocated on the device for this call. */
+    void *workspace;
     size_t workspace_bytes;
 } xd_head_loss_desc;
 
 /* Columns of one tile of INVARIANT sums. */
 enum { XD_HEAD_TILE = 64 };
-
-/* Returns the workspace bytes of xd_head_loss: about chunk_rows (V/tp (1, or 2 with a teacher's head) + H) floats. 0 for an
- * invalid desc. Local. */
-XD_API size_t xd_head_loss_workspace_bytes(const xd_head_loss_desc *desc);
 
 /* Computes value and gradients. Sum weight_gradient and bias_gradient over data ranks; hidden_gradient is complete on every
  * rank of the vocabulary.

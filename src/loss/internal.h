@@ -51,6 +51,11 @@ XD_PRIVATE xd_result xdi_row_stats(xd_ctx *ctx, const xd_vocab *vocab, xd_rows l
 XD_PRIVATE xd_result xdi_vocab_at_ids(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits, xd_ids ids,
                                       double *values);
 
+/* columns.c: copies rows into those of another stride and dtype, on the context's stream. */
+XD_PRIVATE xd_result xdi_rows_copy(xd_ctx *ctx, const xd_kernels *kernels, const xd_rows *from,
+                                   const xd_rows *to);
+/* topk.c: chooses columns; ids are on the device. */
+XD_PRIVATE xd_result xdi_topk_choose(xd_ctx *ctx, const xd_vocab_topk_desc *desc, int64_t *ids);
 /* topk.c: the number of sequences; and the rows of sequence b, when rows are sequence by sequence, `held` rows each. */
 XD_PRIVATE int64_t xdi_topk_sequences(const xd_vocab_topk_desc *desc);
 XD_PRIVATE xd_rows xdi_topk_sequence(const xd_rows *all, int64_t b, int64_t held);
@@ -93,6 +98,7 @@ typedef struct xdi_loss_plan {
     double *all_partials; /* references and sums of all shards, for the current rows */
     void *all_mixtures;
     int64_t *words;
+    size_t bytes; /* of the workspace */
 } xdi_loss_plan;
 
 /* The desc with every default filled in, its reduction, and the checks of both. */
@@ -102,7 +108,7 @@ XD_PRIVATE xd_result xdi_loss_validate(xd_ctx *ctx, const xd_loss_desc *d, const
 /* plan->args from plan->d, without the blocks of the workspace. */
 XD_PRIVATE void xdi_loss_fill_args(xd_ctx *ctx, xdi_loss_plan *plan);
 /* Takes every block from the arena, for all rows and for `rows` of them; with a planning arena this is
- * the size query. False when it does not fit. */
+ * their size. False when it does not fit. */
 XD_PRIVATE bool xdi_loss_layout(xdi_loss_plan *plan, int64_t rows, xd_arena *arena);
 /* From the logits of plan->args to the scalars of every row, and the gradient. Collective over the vocabulary. */
 XD_PRIVATE xd_result xdi_loss_rows(const xd_launch *launch, xdi_loss_plan *plan);
@@ -113,5 +119,8 @@ XD_PRIVATE xd_result xdi_loss_check_out(xd_ctx *ctx, int64_t rows, const void *o
 typedef xd_result (*xdi_loss_body)(const xd_launch *launch, xdi_loss_plan *plan, const void *user);
 XD_PRIVATE xd_result xdi_loss_call(xd_ctx *ctx, const xd_loss_desc *desc, xd_result checked,
                                    xdi_loss_body body, const void *user, xd_loss_values *out);
+
+/* loss.c: xd_loss with cross entropy and the divergences that go with it. */
+XD_PRIVATE xd_result xdi_loss_of_rows(xd_ctx *ctx, const xd_loss_desc *desc, xd_loss_values *out);
 
 #endif

@@ -85,7 +85,7 @@ XD_PRIVATE void xdi_loss_fill_args(xd_ctx *ctx, xdi_loss_plan *plan) {
     a->hard_weight = d->hard_weight;
     a->soft_weight = plan->reduction.soft_weight;
     a->gradient = d->common.gradient;
-    a->fixed = ctx && xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT;
+    a->fixed = xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT;
     xdi_loss_smoothing(d, a);
 }
 
@@ -190,6 +190,8 @@ static xd_result xdi_loss_prepare(xd_ctx *ctx, const xd_loss_desc *desc, xdi_los
     xdi_loss_fill_args(ctx, plan);
     XD_REQUIRE(ctx, xdi_loss_layout(plan, plan->d.student.rows, &planning), XD_ERROR_ARGUMENT,
                "the workspace would not fit into memory");
+    plan->bytes = planning.peak;
+    if (xdi_plan_is_open(ctx)) return XD_OK;
     if (!memory) {
         bytes = planning.peak;
         memory = *owned = plan->kernels->memory.allocate(ctx, bytes);
@@ -199,16 +201,6 @@ static xd_result xdi_loss_prepare(xd_ctx *ctx, const xd_loss_desc *desc, xdi_los
     XD_REQUIRE(ctx, xdi_loss_layout(plan, plan->d.student.rows, &arena), XD_ERROR_ARGUMENT,
                "workspace has %zu bytes but the loss needs %zu", bytes, planning.peak);
     return XD_OK;
-}
-
-XD_API size_t xd_loss_workspace_bytes(const xd_loss_desc *desc) {
-    xdi_loss_plan plan;
-    xd_arena arena = xd_arena_over(NULL, 0);
-    if (!desc->vocab || desc->student.rows < 0) return 0;
-    plan.d = xdi_loss_defaults(desc);
-    plan.reduction = xdi_loss_reduction(&plan.d);
-    xdi_loss_fill_args(NULL, &plan);
-    return xdi_loss_layout(&plan, plan.d.student.rows, &arena) ? arena.peak : 0;
 }
 
 XD_PRIVATE xd_result xdi_loss_check_out(xd_ctx *ctx, int64_t rows, const void *out) {
@@ -222,9 +214,11 @@ XD_PRIVATE xd_result xdi_loss_call(xd_ctx *ctx, const xd_loss_desc *desc, xd_res
     const xd_launch launch = xd_ctx_launch(ctx);
     xdi_loss_plan plan;
     xd_row_args rows;
+    plan.bytes = 0;
     void *owned = NULL;
     xd_result result = checked == XD_OK ? xdi_loss_prepare(ctx, desc, &plan, &owned) : checked;
     if (result == XD_OK) result = xdi_loss_check_out(ctx, desc->student.rows, out);
+    if (xdi_plan_is_open(ctx)) return xdi_plan_add_workspace(ctx, result, plan.bytes);
     result =
         xdi_vocab_agree(desc->vocab ? xd_vocab_describe(desc->vocab).tp : NULL, desc->common.comm, result);
     if (result == XD_OK)
@@ -244,7 +238,6 @@ static xd_result xdi_loss_body_rows(const xd_launch *launch, xdi_loss_plan *plan
     return xdi_loss_rows(launch, plan);
 }
 
-XD_API xd_result xd_loss(xd_ctx *ctx, const xd_loss_desc *desc, xd_loss_values *out) {
-    XDI_GIVEN(ctx, ctx, desc);
+XD_PRIVATE xd_result xdi_loss_of_rows(xd_ctx *ctx, const xd_loss_desc *desc, xd_loss_values *out) {
     return xdi_loss_call(ctx, desc, XD_OK, xdi_loss_body_rows, NULL, out);
 }

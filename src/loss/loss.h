@@ -45,16 +45,25 @@ typedef struct xd_loss_desc {
     /* labels NULL -> soft loss only; row_loss is the weighted sum. On a GPU its pointers and out are device memory, also
      * scale, denominator and status. */
     xd_loss_common common;
+    double mft_threshold; /* MFT: in [0, 1]; the reference: 0.2 */
+    /* MFT: output of the student's shape, f32: tau^2 q ln(q/p) of each entry; 0 in rows that do not count; data NULL -> none */
+    xd_rows mft_terms;
 } xd_loss_desc;
 
-/* Returns the workspace bytes of xd_loss: [T, tp] partial results, never [T, V]. 0 for an invalid desc or above size_t.
- * Local. */
-XD_API size_t xd_loss_workspace_bytes(const xd_loss_desc *desc);
+/* MFT (NVIDIA Model-Optimizer, MFTLoss) requires labels and teacher. Its teacher is
+ *
+ *     q = (1 - mu) softmax(y/tau) + mu onehot(label)
+ *
+ * mu is the smallest value that puts the label mft_threshold above the argmax. If the label is the argmax, mu raises it by that.
+ *
+ * COSINE (Liger-Kernel) requires a teacher; labels only select rows, infinite logits are data errors, temperature is not used.
+ * Below norm 1e-12 a row has gradient 0; a row of zeros has loss 1. In INVARIANT mode the bits are the same on every CPU and GPU.
+ */
 
 /* Computes value and gradient. Gradients are of the global loss: sum them over data ranks.
  *
- * Collective over the vocabulary's group and comm; the same bits on all ranks. One exchange over the vocabulary (JSD: two;
- * INVARIANT: one more, of maxima), one over comm. Allocates nothing with a workspace, except at most 512 KB that a CPU
+ * Collective over the vocabulary's group and comm; the same bits on all ranks. One exchange over the vocabulary (JSD, MFT:
+ * two; INVARIANT: one more, of maxima), one over comm. Allocates nothing with a workspace, except at most 512 KB that a CPU
  * context retains after a bf16 forward KL. Deterministic for a fixed mesh, in INVARIANT mode for every split. Data errors
  * change no other row. Without counted rows all is zero and status reports it. A GPU does not wait; xd_read copies out.
  * Errors, outputs untouched: ARGUMENT (weights, temperature, beta, smoothing, no input, workspace; GPU without status),

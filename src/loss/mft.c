@@ -2,7 +2,6 @@
  * sums of a loss are large enough for the sides and sums here; those of all shards follow each other. */
 
 #include "loss/internal.h"
-#include "loss/mft.h"
 
 #include <string.h>
 
@@ -43,6 +42,9 @@ static xd_result xdi_mft_gather_sums(const xdi_loss_plan *plan, xd_mft_args *a) 
 
 static xd_result xdi_mft_check_teacher(xd_ctx *ctx, const xd_loss_desc *d) {
     XD_REQUIRE(ctx, d->teacher.data || d->student.rows == 0, XD_ERROR_ARGUMENT, "the loss has no teacher");
+    XD_REQUIRE(ctx, d->hard_weight == 0.0, XD_ERROR_ARGUMENT,
+               "hard_weight is %g with soft_weight %g: this divergence has no cross entropy", d->hard_weight,
+               d->soft_weight);
     return XD_OK;
 }
 
@@ -62,10 +64,9 @@ static xd_result xdi_cosine_rows(const xd_launch *launch, xdi_loss_plan *plan, c
     return a.gradient.data ? kernels->slopes(launch, &a) : XD_OK;
 }
 
-XD_API xd_result xd_cosine_loss(xd_ctx *ctx, const xd_loss_desc *desc, xd_loss_values *out) {
-    XDI_GIVEN(ctx, ctx, desc);
+static xd_result xdi_cosine_loss(xd_ctx *ctx, const xd_loss_desc *desc, xd_loss_values *out) {
     xd_loss_desc d = *desc;
-    d.hard_weight = 0.0;
+    d.divergence = XD_KL_FORWARD;
     d.temperature = 1.0; /* a direction does not depend on it */
     return xdi_loss_call(ctx, &d, xdi_mft_check_teacher(ctx, &d), xdi_cosine_rows, NULL, out);
 }
@@ -82,11 +83,11 @@ static void xdi_mft_exchange(xd_loss_args *a) {
 }
 
 static xd_result xdi_mft_rows(const xd_launch *launch, xdi_loss_plan *plan, const void *user) {
-    const xd_mft_desc *desc = (const xd_mft_desc *)user;
+    const xd_loss_desc *desc = (const xd_loss_desc *)user;
     const xd_mft_kernels *kernels = &plan->kernels->mft;
     xd_mft_args a = xdi_mft_args_of(plan);
-    a.threshold = desc->threshold;
-    a.terms = desc->terms;
+    a.threshold = desc->mft_threshold;
+    a.terms = desc->mft_terms;
     xdi_mft_exchange(&plan->args);
     XD_TRY(xdi_loss_rows(launch, plan));
     XD_TRY(kernels->at_label(launch, &a));
@@ -95,13 +96,13 @@ static xd_result xdi_mft_rows(const xd_launch *launch, xdi_loss_plan *plan, cons
     return a.gradient.data || a.terms.data ? kernels->write(launch, &a) : XD_OK;
 }
 
-static xd_result xdi_mft_validate(xd_ctx *ctx, const xd_mft_desc *d) {
-    const xd_rows *terms = &d->terms, *x = &d->loss.student;
-    XD_TRY(xdi_mft_check_teacher(ctx, &d->loss));
-    XD_REQUIRE(ctx, d->loss.common.labels.data || x->rows == 0, XD_ERROR_ARGUMENT,
+static xd_result xdi_mft_validate(xd_ctx *ctx, const xd_loss_desc *d) {
+    const xd_rows *terms = &d->mft_terms, *x = &d->student;
+    XD_TRY(xdi_mft_check_teacher(ctx, d));
+    XD_REQUIRE(ctx, d->common.labels.data || x->rows == 0, XD_ERROR_ARGUMENT,
                "minimal fine-tuning has no labels");
-    XD_REQUIRE(ctx, d->threshold >= 0.0 && d->threshold <= 1.0, XD_ERROR_ARGUMENT,
-               "threshold %g is outside [0, 1]", d->threshold);
+    XD_REQUIRE(ctx, d->mft_threshold >= 0.0 && d->mft_threshold <= 1.0, XD_ERROR_ARGUMENT,
+               "threshold %g is outside [0, 1]", d->mft_threshold);
     if (!terms->data) return XD_OK;
     XD_REQUIRE(ctx, terms->dtype == XD_DTYPE_F32, XD_ERROR_DTYPE, "terms are %s: F32 is needed",
                xd_dtype_name(terms->dtype));
@@ -114,18 +115,17 @@ static xd_result xdi_mft_validate(xd_ctx *ctx, const xd_mft_desc *d) {
     return XD_OK;
 }
 
-XD_API xd_mft_desc xd_mft_defaults(void) {
-    xd_mft_desc d;
-    memset(&d, 0, sizeof d);
-    d.loss.soft_weight = 1.0;
-    d.threshold = 0.2;
-    return d;
+static xd_result xdi_mft_loss(xd_ctx *ctx, const xd_loss_desc *desc, xd_loss_values *out) {
+    xd_loss_desc d = *desc;
+    d.divergence = XD_KL_FORWARD;
+    return xdi_loss_call(ctx, &d, xdi_mft_validate(ctx, &d), xdi_mft_rows, &d, out);
 }
 
-XD_API xd_result xd_mft_loss(xd_ctx *ctx, const xd_mft_desc *desc, xd_loss_values *out) {
-    XDI_GIVEN(ctx, ctx, desc);
-    xd_mft_desc d = *desc;
-    d.loss.hard_weight = 0.0;
-    d.loss.divergence = XD_KL_FORWARD;
-    return xdi_loss_call(ctx, &d.loss, xdi_mft_validate(ctx, &d), xdi_mft_rows, &d, out);
+/* ---- any divergence ---- */
+
+XD_API xd_result xd_loss(xd_ctx *ctx, const xd_loss_desc *desc, xd_loss_values *out) {
+    XDI_GIVEN_IN_PLAN(ctx, ctx, desc);
+    if (desc->divergence == XD_MFT) return xdi_mft_loss(ctx, desc, out);
+    if (desc->divergence == XD_COSINE) return xdi_cosine_loss(ctx, desc, out);
+    return xdi_loss_of_rows(ctx, desc, out);
 }

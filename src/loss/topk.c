@@ -149,9 +149,8 @@ static xd_result xdi_topk_columns_of(xd_ctx *ctx, const xd_vocab_topk_desc *d, i
     return kernels->sort_ids(&launch, ids, d->k);
 }
 
-XD_API xd_result xd_vocab_topk_columns(xd_ctx *ctx, const xd_vocab_topk_desc *desc, int64_t *ids,
-                                       float *importance) {
-    XDI_GIVEN(ctx, ctx, desc);
+XD_PRIVATE xd_result xdi_topk_choose(xd_ctx *ctx, const xd_vocab_topk_desc *desc, int64_t *ids) {
+    float *importance = desc->importance;
     const xd_device_ops *memory = &xd_ctx_kernels(ctx)->memory;
     const xd_launch launch = xd_ctx_launch(ctx);
     xdi_topk_columns c;

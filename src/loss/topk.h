@@ -7,7 +7,7 @@
 /* Finds the k largest logits of each position over the vocabulary, as for XD_TOPK_LOGITS: values [T, k] descending, global
  * ids [T, k]. Ties: lowest id. k may exceed a shard.
  *
- * Collective over the vocabulary's group: one exchange. Memory [T, k, tp] as in loss/softmax.h. The same bits for every
+ * Collective over the vocabulary's group: one exchange. Memory [T, k, tp] as xd_log_probs. The same bits for every
  * split.
  * Errors: ARGUMENT (k), SHAPE, DTYPE, MEMORY. */
 XD_API xd_result xd_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t k, float *values,
@@ -21,20 +21,19 @@ typedef struct xd_vocab_topk_desc {
     const uint8_t *mask;   /* [T] 0 -> not counted; NULL -> all count */
     xd_comm *comm;         /* ranks with other positions of these sequences; NULL -> none */
     int64_t k;             /* required, 1 <= k <= V */
+    /* Output [T, k], f32 or bf16: logits of the chosen columns, the same on all ranks of the vocabulary. A row with NaN or
+     * +infinity in any column is all NaN. data NULL -> none */
+    xd_rows values;
+    float *importance; /* output [B, V/tp], maxima of this rank's columns over comm; NULL -> none */
 } xd_vocab_topk_desc;
 
-/* Chooses the columns of each sequence; xd_vocab_topk_gather also returns their logits.
+/* Chooses the columns of each sequence, as xd_xtoken_loss would: ids [B, k] ascending, the same on all ranks of both groups; host
+ * memory with values, else on the device.
  *
- *    ids         [B, k] ascending, the same on all ranks of both groups
- *    importance  [B, V/tp] maxima of this rank's columns over comm; may be NULL
- *
- * A position with NaN or +infinity does not count and is not reported here; xd_xtoken_loss and users of xd_vocab_topk_gather
- * report it. -infinity is legal.
- *
- * Collective over the vocabulary's group and comm. Ties: lowest id. The same ids for every split. Memory as in
- * loss/softmax.h, for one sequence. Errors: as xd_vocab_topk; SHAPE (T not a multiple of B). */
-XD_API xd_result xd_vocab_topk_columns(xd_ctx *ctx, const xd_vocab_topk_desc *desc, int64_t *ids,
-                                       float *importance);
+ * Collective over the vocabulary's group and comm. Ties: lowest id. The same ids for every split. A position with NaN or +infinity
+ * does not count. -infinity is legal. Memory as xd_log_probs, for one sequence; with values [B + T / B, k] words of 8 bytes.
+ * Errors: as xd_vocab_topk; SHAPE (T not a multiple of B). */
+XD_API xd_result xd_vocab_topk_columns(xd_ctx *ctx, const xd_vocab_topk_desc *desc, int64_t *ids);
 
 /* What the teacher's values are. */
 typedef enum xd_topk_values {
@@ -65,9 +64,6 @@ typedef struct xd_topk_desc {
     float *student_log_probs;                 /* [T, k] of counted rows, normalised by the mode; or NULL */
     xd_loss_common common; /* labels only select rows; row_loss has the temperature factor */
 } xd_topk_desc;
-
-/* Returns the workspace bytes of xd_topk_kl_loss: [T, k, tp] and [threads, k]. 0 for an invalid desc. Local. */
-XD_API size_t xd_topk_kl_workspace_bytes(xd_ctx *ctx, const xd_topk_desc *desc);
 
 /* Computes value and gradient. Collectivity, bits, data errors as xd_loss; one exchange over the vocabulary, in
  * INVARIANT mode two. Allocates nothing with a workspace. A row without valid entries counts with loss 0.

@@ -21,6 +21,7 @@ typedef struct xdi_topk_kl_plan {
     double *teacher_values;
     int64_t *ids; /* absent entries are -1, invalid ones the vocabulary's size */
     int64_t *words;
+    size_t bytes;                   /* of the workspace */
     xdi_topk_candidates candidates; /* for the student's k largest */
 } xdi_topk_kl_plan;
 
@@ -247,6 +248,8 @@ static xd_result xdi_topk_kl_prepare(xd_ctx *ctx, const xd_topk_desc *desc, xdi_
     xdi_topk_kl_fill_args(ctx, plan);
     XD_REQUIRE(ctx, xdi_topk_kl_layout(plan, &planning), XD_ERROR_ARGUMENT,
                "the workspace would not fit into memory");
+    plan->bytes = planning.peak;
+    if (xdi_plan_is_open(ctx)) return XD_OK;
     if (!memory) {
         bytes = planning.peak;
         memory = *owned = plan->kernels->memory.allocate(ctx, bytes);
@@ -258,24 +261,13 @@ static xd_result xdi_topk_kl_prepare(xd_ctx *ctx, const xd_topk_desc *desc, xdi_
     return XD_OK;
 }
 
-XD_API size_t xd_topk_kl_workspace_bytes(xd_ctx *ctx, const xd_topk_desc *desc) {
-    XD_ASSERT(ctx);
-    xdi_topk_kl_plan plan;
-    xd_arena arena = xd_arena_over(NULL, 0);
-    if (!desc->vocab || desc->student.rows < 0 || desc->k < 1 ||
-        desc->k > xd_vocab_describe(desc->vocab).size)
-        return 0;
-    xdi_topk_kl_begin(ctx, desc, &plan);
-    xdi_topk_kl_fill_args(ctx, &plan);
-    return xdi_topk_kl_layout(&plan, &arena) ? arena.peak : 0;
-}
-
 XD_API xd_result xd_topk_kl_loss(xd_ctx *ctx, const xd_topk_desc *desc, xd_loss_values *out) {
-    XDI_GIVEN(ctx, ctx, desc);
+    XDI_GIVEN_IN_PLAN(ctx, ctx, desc);
     xdi_topk_kl_plan plan;
     void *owned = NULL;
     xd_result result = xdi_topk_kl_prepare(ctx, desc, &plan, &owned);
     if (result == XD_OK) result = xdi_loss_check_out(ctx, desc->student.rows, out);
+    if (xdi_plan_is_open(ctx)) return xdi_plan_add_workspace(ctx, result, plan.bytes);
     result =
         xdi_vocab_agree(desc->vocab ? xd_vocab_describe(desc->vocab).tp : NULL, desc->common.comm, result);
     if (result == XD_OK) result = xdi_topk_kl_run(ctx, &plan, out);

@@ -143,7 +143,7 @@ XD_PRIVATE xd_ctx *xdi_vocab_ctx(const xd_vocab *vocab) {
 }
 
 XD_API xd_result xd_status_check(xd_ctx *ctx, const xd_status *status) {
-    XDI_GIVEN(ctx, ctx, status);
+    XDI_GIVEN_IN_PLAN(ctx, ctx, status);
     XD_REQUIRE(ctx, status->nothing_counted == 0, XD_ERROR_DATA, "no counted position in %lld losses",
                (long long)status->nothing_counted);
     const bool clean = status->label_out_of_range == 0 && status->not_finite == 0 && status->overflow == 0;

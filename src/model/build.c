@@ -340,8 +340,9 @@ static xd_result xdi_builder_wrap_one(const xdi_builder *b, xd_comm *data, int i
     XD_TRY(
         xdi_builder_expert_ranks(b, stage->model, data, s.replicas, ddp ? &s.ddp.experts : &s.fsdp.experts));
     stage->model->yields = s.ddp.sharded_optimizer && s.ddp.gathers;
-    XD_TRY(ddp ? xd_ddp_create(stage->model, data, &s.ddp, &stage->parallel)
-               : xd_fsdp_create(stage->model, data, &s.fsdp, &stage->parallel));
+    s.ddp.data = s.fsdp.data = data;
+    XD_TRY(ddp ? xd_ddp_create(stage->model, &s.ddp, &stage->parallel)
+               : xd_fsdp_create(stage->model, &s.fsdp, &stage->parallel));
     stage->parallel->place.settings.stages = b->list->count;
     return XD_OK;
 }

@@ -105,7 +105,7 @@ XD_API xd_result xd_policy_find(xd_ctx *ctx, const xd_policy_desc *desc, xd_poli
     xd_dtype param = XD_DTYPE_BF16, reduce = XD_DTYPE_F32, output = XD_DTYPE_BF16;
     xd_policy_desc d;
     xd_policy policy;
-    XDI_GIVEN(ctx, ctx, out);
+    XDI_GIVEN_IN_PLAN(ctx, ctx, out);
     memset(&d, 0, sizeof d);
     memset(&policy, 0, sizeof policy);
     if (desc) d = *desc;

@@ -118,6 +118,9 @@ XD_PRIVATE xd_param xdi_weight_param(const xd_weight *weight);
 /* pass.c: the values of a block that is open, or that has no wrapper. */
 XD_PRIVATE xd_result xdi_block_show_values(xd_block *block, xd_block_view *view);
 
+/* recompute.c: bytes of the inputs of a sealed model: 0 without blocks to recompute, half of SIZE_MAX if uncountable. */
+XD_PRIVATE xd_memory_bytes xdi_inputs_bytes(const xd_model *model, const xd_inputs_desc *desc);
+
 /* model.c: frees the places of all inputs; NULL is fine. */
 XD_PRIVATE void xdi_inputs_forget(struct xd_inputs *inputs);
 

@@ -168,9 +168,6 @@ typedef struct xd_block_info {
 /* Returns a block's name and settings; pointers live as long as the model. */
 XD_API xd_block_info xd_block_describe(const xd_block *block);
 
-/* Returns the bytes of xd_model_allocate, on the context's device; 0 before the seal. Local. */
-XD_API size_t xd_model_bytes(const xd_model *model);
-
 /* Allocates storage for every weight without: values, and gradients of trained ones. One zeroed block on the context's
  * device, in order, each aligned to XD_ARENA_ALIGNMENT. Local. Errors change nothing: STATE (not sealed; wrapped), MEMORY. */
 XD_API xd_result xd_model_allocate(xd_model *model);

@@ -1,5 +1,6 @@
 /* Storage of a model's weights, and the list that optimizers take. */
 
+#include "kernel/internal.h"
 #include "model/describe_internal.h"
 
 #include <string.h>
@@ -28,12 +29,6 @@ static bool xdi_model_lay_out(xd_model *model, xd_arena *arena, xdi_take what) {
     return true;
 }
 
-XD_API size_t xd_model_bytes(const xd_model *model) {
-    xd_arena plan = xd_arena_over(NULL, 0);
-    if (!model->sealed || model->storage) return 0;
-    return xdi_model_lay_out((xd_model *)model, &plan, XDI_TAKE_ALL) ? plan.peak : 0;
-}
-
 XD_PRIVATE xd_result xdi_model_take(xd_model *model, xdi_take what) {
     xd_ctx *ctx = model->ctx;
     const xd_device_ops *memory = &xd_ctx_kernels(ctx)->memory;
@@ -46,6 +41,7 @@ XD_PRIVATE xd_result xdi_model_take(xd_model *model, xdi_take what) {
                "the size of %lld weights overflows", (long long)model->weight_count);
     const size_t bytes = arena.peak;
     if (bytes == 0) return XD_OK;
+    if (xdi_plan_is_open(ctx)) return xdi_plan_take(ctx, 0, bytes);
     void *storage = memory->allocate(ctx, bytes);
     XD_REQUIRE(ctx, storage, XD_ERROR_MEMORY, "no room for %llu bytes of weights and gradients",
                (unsigned long long)bytes);
@@ -168,7 +164,7 @@ XD_PRIVATE xd_param xdi_weight_param(const xd_weight *weight) {
 }
 
 XD_API xd_result xd_model_params(const xd_model *model, int64_t capacity, xd_param *params, int64_t *count) {
-    XDI_GIVEN_OF(model, count);
+    XDI_GIVEN_IN_PLAN(model ? model->ctx : NULL, model, count);
     XD_TRY(xdi_model_require_storage(model));
     int64_t n = 0, at = 0;
     for (int64_t i = 0; i < model->weight_count; i++) n += model->weights[i]->owner == model->weights[i];

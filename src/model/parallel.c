@@ -366,24 +366,25 @@ static xd_result xdi_parallel_create(xdi_place *kind, const xd_fsdp_desc *d, xd_
     return result;
 }
 
-XD_API xd_result xd_ddp_create(xd_model *model, xd_comm *data, const xd_ddp_desc *desc, xd_parallel **out) {
-    XDI_GIVEN_TO_ALL(model ? model->ctx : NULL, data, model, data, out);
+XD_API xd_result xd_ddp_create(xd_model *model, const xd_ddp_desc *desc, xd_parallel **out) {
+    XDI_GIVEN(model ? model->ctx : NULL, desc);
+    XDI_GIVEN_TO_ALL(model ? model->ctx : NULL, desc->data, model, desc->data, out);
     xdi_place kind;
     xd_fsdp_desc d;
     xdi_place_set_kind(&kind, &d, desc, NULL);
     kind.model = model;
-    kind.data = data;
+    kind.data = desc->data;
     return xdi_parallel_create(&kind, &d, out);
 }
 
-XD_API xd_result xd_fsdp_create(xd_model *model, xd_comm *data, const xd_fsdp_desc *desc, xd_parallel **out) {
-    XDI_GIVEN_TO_ALL(model ? model->ctx : NULL, data, model, data, out);
-    xd_fsdp_desc defaults, d;
+XD_API xd_result xd_fsdp_create(xd_model *model, const xd_fsdp_desc *desc, xd_parallel **out) {
+    XDI_GIVEN(model ? model->ctx : NULL, desc);
+    XDI_GIVEN_TO_ALL(model ? model->ctx : NULL, desc->data, model, desc->data, out);
+    xd_fsdp_desc d;
     xdi_place kind;
-    memset(&defaults, 0, sizeof defaults);
-    xdi_place_set_kind(&kind, &d, NULL, desc ? desc : &defaults);
+    xdi_place_set_kind(&kind, &d, NULL, desc);
     kind.model = model;
-    kind.data = data;
+    kind.data = desc->data;
     return xdi_parallel_create(&kind, &d, out);
 }
 
@@ -559,7 +560,7 @@ XD_PRIVATE xd_tensor_part xdi_weight_kept_part(const xd_weight *w) {
 
 XD_API xd_result xd_parallel_params(const xd_parallel *p, int64_t capacity, xd_param *params,
                                     int64_t *count) {
-    XDI_GIVEN(p ? p->place.model->ctx : NULL, p, count);
+    XDI_GIVEN_IN_PLAN(p ? p->place.model->ctx : NULL, p, count);
     const xd_model *model = p->place.model;
     int64_t at = 0;
     XD_TRY(xdi_model_list_room(model, params, capacity, count));
@@ -570,7 +571,7 @@ XD_API xd_result xd_parallel_params(const xd_parallel *p, int64_t capacity, xd_p
 
 XD_API xd_result xd_parallel_parts(const xd_parallel *p, int64_t capacity, xd_tensor_part *parts,
                                    int64_t *count) {
-    XDI_GIVEN(p ? p->place.model->ctx : NULL, p, count);
+    XDI_GIVEN_IN_PLAN(p ? p->place.model->ctx : NULL, p, count);
     const xd_model *model = p->place.model;
     int64_t at = 0;
     XD_TRY(xdi_model_list_room(model, parts, capacity, count));
@@ -752,7 +753,7 @@ static void xdi_step_warn_dropped(const xdi_place *place, const xdi_step *step) 
 }
 
 XD_API xd_result xd_parallel_publish(xd_parallel *p) {
-    XDI_GIVEN(NULL, p);
+    XDI_GIVEN(p ? p->place.ctx : NULL, p);
     XD_TRY(xdi_parallel_agree_publish(p));
     XD_TRY(xdi_replicas_check(p));
     xdi_step_warn_dropped(&p->place, &p->step);
@@ -809,7 +810,7 @@ static xd_result xdi_parallel_may_thaw(const xd_parallel *p, const xd_weight *w)
 }
 
 XD_API xd_result xd_parallel_thaw(xd_parallel *parallel, xd_weight *weight) {
-    XDI_GIVEN(NULL, parallel);
+    XDI_GIVEN(parallel ? parallel->place.ctx : NULL, parallel);
     xd_parallel *p =
         parallel->experts && weight && xdi_weight_is_expert(weight) ? parallel->experts : parallel;
     xdi_agreement thaw;
@@ -851,7 +852,7 @@ static xd_result xdi_parallel_check_push(const xd_parallel *p) {
 }
 
 XD_API xd_result xd_parallel_push_micro_batch(xd_parallel *p) {
-    XDI_GIVEN(NULL, p);
+    XDI_GIVEN(p ? p->place.ctx : NULL, p);
     XD_TRY(xdi_parallel_check_push(p));
     for (int64_t i = 0; i < p->place.model->weight_count; i++) {
         const xd_weight *w = p->place.model->weights[i];

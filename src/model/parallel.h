@@ -31,6 +31,8 @@ typedef struct xd_expert_ranks {
 
 /* Settings of DDP. */
 typedef struct xd_ddp_desc {
+    /* required: the data ranks, or a group of one; must outlive the wrapper. Not read by xd_build and xd_plan_memory */
+    xd_comm *data;
     int64_t micro_batches;  /* micro-batches of a step over all ranks; 0 -> one a rank */
     bool sharded_optimizer; /* ZeRO-1: each rank steps 1 / N of the weights; xd_parallel_publish gathers */
     /* F32, BF16 or F16, in which blocks show weights of these types: a copy. keep_f32 weights only in F32. NONE ->
@@ -64,6 +66,7 @@ typedef struct xd_ddp_desc {
 
 /* Settings of FSDP. */
 typedef struct xd_fsdp_desc {
+    xd_comm *data;                 /* required; as in xd_ddp_desc */
     int64_t micro_batches;         /* as in xd_ddp_desc */
     const char *const *unit_types; /* [unit_type_count] xd_block_desc.type of units */
     int unit_type_count;
@@ -95,29 +98,26 @@ typedef struct xd_fsdp_desc {
     bool wide_padding;       /* as in xd_ddp_desc, for every unit */
 } xd_fsdp_desc;
 
-/* Wraps a model with DDP. Collective over data and desc->replicas.
+/* Wraps a model with DDP. Collective over desc->data and desc->replicas.
  *
  *   model   sealed; must outlive the wrapper. Weights without values get their first ones
- *   data    the data ranks, or a group of one; must outlive the wrapper
- *   desc    NULL -> defaults
  *
- * Memory: gradients once; in INVARIANT mode with several micro-batches a rank at most 1 + 2 log2 of their number times.
- * Steps allocate nothing.
- * Errors: MISMATCH (the models of ranks differ; with weight and rank), STATE (not sealed; wrapped), ARGUMENT (a setting:
- * docs/wrappers.md), DTYPE (trained weights are F32, BF16 or F16, gradients F32), MISMATCH (settings, layouts or experts
- * differ), TOPOLOGY (ranks for experts), UNSUPPORTED (experts without ranks or in mixed blocks; INVARIANT replicas whose
- * micro-batches are not a power of two), MEMORY. */
-XD_API xd_result xd_ddp_create(xd_model *model, xd_comm *data, const xd_ddp_desc *desc, xd_parallel **out);
+ * Memory: gradients once; in INVARIANT mode with several micro-batches a rank at most 1 + 2 log2 of their number times. Steps allocate
+ * nothing.
+ * Errors: STATE (not sealed; wrapped), ARGUMENT (a setting: docs/wrappers.md), DTYPE (trained weights are F32, BF16 or F16,
+ * gradients F32), MISMATCH (settings, models, layouts or experts differ; names weight and rank), TOPOLOGY (ranks for experts),
+ * UNSUPPORTED (experts without ranks or in mixed blocks; INVARIANT replicas whose micro-batches are not a power of two), MEMORY. */
+XD_API xd_result xd_ddp_create(xd_model *model, const xd_ddp_desc *desc, xd_parallel **out);
 
-/* Wraps a model with FSDP: each rank keeps 1 / N of each unit. Collective over data and desc->replicas.
+/* Wraps a model with FSDP: each rank keeps 1 / N of each unit. Collective over desc->data and desc->replicas.
  *
  * Units are blocks with XD_UNIT_ALWAYS, those of unit_types, and the root for the rest. Buffers stay whole. Releases the
- * library's storage of the model. desc NULL -> defaults.
+ * library's storage of the model.
  * Memory: this rank's parts; a gathered unit and a whole gradient a level of nested units; what settings add
  * (xd_plan_memory).
  * Errors: as xd_ddp_create; ARGUMENT (reshard_ranks; prefetch without `gathers`; `host` with a GPU or another reduction
  * mode), STATE (the caller's storage, except buffers without `host`; a tie across units), UNSUPPORTED (as xd_ddp_create). */
-XD_API xd_result xd_fsdp_create(xd_model *model, xd_comm *data, const xd_fsdp_desc *desc, xd_parallel **out);
+XD_API xd_result xd_fsdp_create(xd_model *model, const xd_fsdp_desc *desc, xd_parallel **out);
 
 /* Frees the wrapper and the values that it kept; NULL is legal. Local. */
 XD_API void xd_parallel_destroy(xd_parallel *parallel);

@@ -254,7 +254,7 @@ static xd_result xdi_bucket_take_stack(xdi_store *store, xd_leaf_stack_desc *d, 
                                        xd_leaf_stack **out) {
     const xdi_place *place = store->place;
     size_t *bytes = &store->memory.bytes.gradients;
-    d->memory_bytes = xd_leaf_stack_bytes(d);
+    d->memory_bytes = xdi_leaf_stack_bytes(d);
     d->memory = place->batches.strided ? xdi_store_keep(store, room, (int64_t)d->memory_bytes, 1, bytes)
                                        : xdi_arena_give(&room->device, (int64_t)d->memory_bytes, 1, bytes);
     return room->device.base

@@ -92,7 +92,7 @@ static xd_result xdi_block_explain(const xd_block *block, xd_pass pass, bool end
 }
 
 XD_API xd_result xd_block_begin(xd_block *block, xd_pass pass, xd_block_view *view) {
-    XDI_GIVEN(NULL, block);
+    XDI_GIVEN(block ? block->model->ctx : NULL, block);
     xd_parallel *p = xdi_block_parallel(block);
     xd_block_view shown;
     XD_REQUIRE(block->model->ctx, view, XD_ERROR_ARGUMENT,
@@ -116,7 +116,7 @@ XD_API xd_result xd_block_begin(xd_block *block, xd_pass pass, xd_block_view *vi
 }
 
 XD_API xd_result xd_block_skip(xd_block *block, int64_t micro_batch) {
-    XDI_GIVEN(NULL, block);
+    XDI_GIVEN(block ? block->model->ctx : NULL, block);
     xd_parallel *p = xdi_block_parallel(block);
     xd_pass pass;
     pass.kind = XD_PASS_BACKWARD;
@@ -132,7 +132,7 @@ XD_API xd_result xd_block_skip(xd_block *block, int64_t micro_batch) {
 }
 
 XD_API xd_result xd_block_end(xd_block *block) {
-    XDI_GIVEN(NULL, block);
+    XDI_GIVEN(block ? block->model->ctx : NULL, block);
     xd_parallel *p = xdi_block_parallel(block);
     XD_REQUIRE(block->model->ctx, block->open > 0, XD_ERROR_STATE, "block \"%.80s\" is not open",
                block->name);

@@ -88,15 +88,10 @@ typedef struct xd_pipeline xd_pipeline;
  *   pipeline   the ranks in the order of their stages; must outlive the result
  *   desc       read during the call only, except what must live longer
  *
- * Memory: as xd_pipeline_bytes; runs allocate nothing.
+ * Allocates here, runs allocate nothing. A plan of another rank (xd_plan_begin) reads no groups and no `built`.
  * Errors: as xd_pipeline_table; ARGUMENT (ranks; dimensions; value_count; stages; `gathers` without data; `sends`), DTYPE,
  * SHAPE (sizes overflow), MISMATCH (ranks differ), MEMORY. */
 XD_API xd_result xd_pipeline_create(xd_comm *pipeline, const xd_pipeline_run_desc *desc, xd_pipeline **out);
-
-/* Returns the bytes of xd_pipeline_create on one rank of schedule.ranks. Reads no groups and no `built`. Local. Errors: as
- * xd_pipeline_create. */
-XD_API xd_result xd_pipeline_bytes(xd_ctx *ctx, const xd_pipeline_run_desc *desc, int rank,
-                                   xd_memory_bytes *out);
 
 /* Frees the pipeline; NULL is legal. Local. */
 XD_API void xd_pipeline_destroy(xd_pipeline *pipeline);

@@ -66,4 +66,8 @@ XD_PRIVATE xd_result xdi_pipeline_program_count(xd_ctx *ctx, const xd_pipeline_s
 XD_PRIVATE xd_result xdi_pipeline_program_fill(xd_ctx *ctx, xdi_pipeline_program *program, int rank,
                                                int64_t *owners);
 
+/* pipeline_run.c: bytes of a pipeline on one rank of schedule.ranks; reads no groups and no `built`. */
+XD_PRIVATE xd_result xdi_pipeline_bytes(xd_ctx *ctx, const xd_pipeline_run_desc *desc, int rank,
+                                        xd_memory_bytes *out);
+
 #endif

@@ -16,6 +16,7 @@
 
 #include "base/internal.h"
 #include "comm/internal.h"
+#include "kernel/internal.h"
 #include "kernel/kernels.h"
 #include "model/build_internal.h"
 #include "model/parallel_internal.h"
@@ -152,14 +153,11 @@ static xd_result xdi_pipeline_measure(xd_ctx *ctx, const xd_pipeline_run_desc *d
     return XD_OK;
 }
 
-XD_API xd_result xd_pipeline_bytes(xd_ctx *ctx, const xd_pipeline_run_desc *desc, int rank,
-                                   xd_memory_bytes *out) {
-    XDI_GIVEN(ctx, ctx, desc, out);
-    const bool on_host = xd_ctx_kernels(ctx)->device == XD_DEVICE_CPU;
+XD_PRIVATE xd_result xdi_pipeline_bytes(xd_ctx *ctx, const xd_pipeline_run_desc *desc, int rank,
+                                        xd_memory_bytes *out) {
     xdi_pipeline_sizes sizes;
     XD_TRY(xdi_pipeline_measure(ctx, desc, rank, &sizes));
-    out->host = sizes.host + (on_host ? sizes.device : 0);
-    out->device = on_host ? 0 : sizes.device;
+    *out = xdi_memory_of(ctx, sizes.host, sizes.device);
     return XD_OK;
 }
 
@@ -281,8 +279,29 @@ static xd_result xdi_pipeline_make(xd_comm *comm, const xd_pipeline_run_desc *d,
     return xdi_pipeline_divide(p);
 }
 
+/* Of another rank no groups and no stages are read. */
+static xd_result xdi_pipeline_add_to_plan(xd_comm *comm, const xd_pipeline_run_desc *desc) {
+    xd_ctx *ctx = xd_comm_ctx(comm);
+    xd_pipeline_run_desc d = *desc;
+    xdi_pipeline_sizes sizes;
+    int rank = 0, ranks = 0;
+    if (!xdi_plan_place(ctx, &rank, &ranks)) {
+        XD_TRY(xdi_pipeline_plan(comm, &d, &sizes));
+    } else {
+        XD_REQUIRE(ctx, d.schedule.ranks == 0 || d.schedule.ranks == ranks, XD_ERROR_ARGUMENT,
+                   "a schedule of %d ranks in a plan for %d", d.schedule.ranks, ranks);
+        d.schedule.ranks = ranks;
+        XD_TRY(xdi_pipeline_measure(ctx, &d, rank, &sizes));
+    }
+    return xdi_plan_take(ctx, sizes.host, sizes.device);
+}
+
 XD_API xd_result xd_pipeline_create(xd_comm *pipeline, const xd_pipeline_run_desc *desc, xd_pipeline **out) {
-    XDI_GIVEN_COMM(pipeline, desc, out);
+    XDI_GIVEN_COMM_IN_PLAN(pipeline, desc, out);
+    if (xdi_plan_is_open(xd_comm_ctx(pipeline))) {
+        *out = NULL;
+        return xdi_pipeline_add_to_plan(pipeline, desc);
+    }
     xd_pipeline_run_desc d = *desc;
     xdi_pipeline_sizes sizes;
     xd_pipeline *made = NULL;

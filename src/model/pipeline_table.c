@@ -183,7 +183,7 @@ XD_PRIVATE xd_pipeline_work xdi_schedule_arrival(const xdi_schedule *s, int rank
 
 XD_API xd_result xd_pipeline_table(xd_ctx *ctx, const xd_pipeline_schedule *schedule, int64_t capacity,
                                    xd_pipeline_work *table, int64_t *ticks) {
-    XDI_GIVEN(ctx, ctx, schedule, ticks);
+    XDI_GIVEN_IN_PLAN(ctx, ctx, schedule, ticks);
     xdi_schedule s;
     XD_TRY(xdi_schedule_open(ctx, schedule, &s));
     while (xdi_schedule_next(&s))
@@ -223,7 +223,7 @@ static void xdi_counts_add(const xdi_schedule *s, int rank, xd_pipeline_counts *
 
 XD_API xd_result xd_pipeline_measure(xd_ctx *ctx, const xd_pipeline_schedule *schedule, int rank,
                                      xd_pipeline_counts *out) {
-    XDI_GIVEN(ctx, ctx, schedule, out);
+    XDI_GIVEN_IN_PLAN(ctx, ctx, schedule, out);
     xd_pipeline_counts now, max;
     xdi_schedule s;
     XD_TRY(xdi_schedule_open(ctx, schedule, &s));

@@ -3,7 +3,9 @@
 #include "base/internal.h"
 #include "comm/internal.h"
 #include "model/parallel_internal.h"
+#include "model/pipeline_internal.h"
 #include "model/plan.h"
+#include "train/internal.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -40,11 +42,14 @@ static xd_result xdi_plan_optimizer(xd_ctx *ctx, const xd_memory_plan_desc *d, c
         xd_optimizer_desc o = *d->optimizer;
         o.params = params;
         o.param_count = count;
-        XD_TRY(xd_optimizer_bytes(ctx, &o, &out->optimizer));
+        XD_TRY(xdi_optimizer_bytes(ctx, &o, &out->optimizer));
     }
     for (int i = 0; i < d->average_count; i++) {
+        xd_ema_desc e = d->averages[i];
         xd_memory_bytes bytes;
-        XD_TRY(xd_ema_bytes(ctx, params, count, &d->averages[i], &bytes));
+        e.params = params;
+        e.param_count = count;
+        XD_TRY(xdi_ema_bytes(ctx, &e, &bytes));
         out->averages.host += bytes.host;
         out->averages.device += bytes.device;
     }
@@ -108,7 +113,7 @@ static xd_memory_bytes xdi_plan_queues(const xd_memory_plan_desc *d, const xd_fs
 
 XD_API xd_result xd_plan_memory(xd_model *model, const xd_memory_plan_desc *desc, int rank,
                                 xd_memory_plan *out) {
-    XDI_GIVEN_OF(model, desc, out);
+    XDI_GIVEN_IN_PLAN(model ? model->ctx : NULL, model, desc, out);
     xd_memory_plan plan;
     xd_fsdp_desc settings;
     XD_TRY(xdi_plan_check(model, desc, rank));
@@ -125,9 +130,9 @@ XD_API xd_result xd_plan_memory(xd_model *model, const xd_memory_plan_desc *desc
     xd_result result = xdi_plan_measure(p, desc, &settings, &plan);
     xd_parallel_destroy(p);
     if (result == XD_OK && desc->pipeline)
-        result = xd_pipeline_bytes(model->ctx, desc->pipeline, desc->pipeline_rank, &plan.pipeline);
+        result = xdi_pipeline_bytes(model->ctx, desc->pipeline, desc->pipeline_rank, &plan.pipeline);
     plan.queues = xdi_plan_queues(desc, &settings);
-    if (desc->inputs) plan.inputs = xd_inputs_bytes(model, desc->inputs);
+    if (desc->inputs) plan.inputs = xdi_inputs_bytes(model, desc->inputs);
     if (result == XD_OK) *out = plan;
     return result;
 }
@@ -173,7 +178,7 @@ static void xdi_plan_write_row(xd_ctx *ctx, const xd_build_report *report, const
 }
 
 XD_API xd_result xd_plan_print(xd_model *model, const xd_memory_plan_desc *desc, xd_build_report report) {
-    XDI_GIVEN_OF(model, desc);
+    XDI_GIVEN_IN_PLAN(model ? model->ctx : NULL, model, desc);
     size_t columns[XDI_PLAN_COLUMNS], max[XDI_PLAN_COLUMNS] = { 0 }, sum[XDI_PLAN_COLUMNS] = { 0 };
     const int ranks = xdi_plan_ranks(desc) * xdi_plan_groups(desc);
     char head[24];

@@ -28,11 +28,11 @@ typedef struct xd_memory_plan_desc {
 typedef struct xd_memory_plan {
     int64_t elements;          /* weights and buffers in this rank's list */
     xd_parallel_bytes wrapper; /* as xd_parallel_memory */
-    xd_memory_bytes optimizer; /* as xd_optimizer_bytes */
-    xd_memory_bytes averages;  /* sum, as xd_ema_bytes */
-    xd_memory_bytes inputs;    /* as xd_inputs_bytes */
-    xd_memory_bytes pipeline;  /* as xd_pipeline_bytes, once for all stages of a rank */
-    /* As xd_queue_bytes, of each queue in the descs once, over the queue's own ranks. */
+    xd_memory_bytes optimizer; /* of xd_optimizer_create */
+    xd_memory_bytes averages;  /* of each xd_ema_create, in sum */
+    xd_memory_bytes inputs;    /* of xd_inputs_create */
+    xd_memory_bytes pipeline;  /* of xd_pipeline_create, once for all stages of a rank */
+    /* Of each queue in the descs once, over the queue's own ranks. */
     xd_memory_bytes queues;
 } xd_memory_plan;
 
@@ -41,8 +41,8 @@ typedef struct xd_memory_plan {
  *   model   sealed, not wrapped, with or without storage
  *   rank    of ranks * groups, numbered group after group
  *
- * Errors leave *out untouched: as xd_ddp_create, xd_fsdp_create (of experts only their queues are read), xd_optimizer_bytes,
- * xd_ema_bytes and xd_pipeline_bytes; ARGUMENT (both wrappers or none; no such rank), STATE. */
+ * Errors leave *out untouched: as xd_ddp_create, xd_fsdp_create (of experts only their queues are read), and plans of
+ * optimizers, averages and pipelines; ARGUMENT (both wrappers or none; no such rank), STATE. */
 XD_API xd_result xd_plan_memory(xd_model *model, const xd_memory_plan_desc *desc, int rank,
                                 xd_memory_plan *out);
 

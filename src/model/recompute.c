@@ -28,8 +28,7 @@ static bool xdi_inputs_size(const xd_model *model, const xd_inputs_desc *d, size
            *bytes < SIZE_MAX / 2;
 }
 
-XD_API xd_memory_bytes xd_inputs_bytes(const xd_model *model, const xd_inputs_desc *desc) {
-    XD_ASSERT(model);
+XD_PRIVATE xd_memory_bytes xdi_inputs_bytes(const xd_model *model, const xd_inputs_desc *desc) {
     const size_t places = (size_t)(xdi_inputs_blocks(model) * xdi_inputs_in_flight(desc));
     const bool on_host = xd_ctx_kernels(model->ctx)->device == XD_DEVICE_CPU;
     xd_memory_bytes bytes = { 0, 0 };
@@ -54,7 +53,7 @@ static xd_result xdi_inputs_check(const xd_model *model, const xd_inputs_desc *d
 }
 
 XD_API xd_result xd_inputs_create(xd_model *model, const xd_inputs_desc *desc, xd_inputs **out) {
-    XDI_GIVEN_OF(model, desc, out);
+    XDI_GIVEN_IN_PLAN(model ? model->ctx : NULL, model, desc, out);
     XD_TRY(xdi_inputs_check(model, desc));
     xd_ctx *ctx = model->ctx;
     const int64_t count = xdi_inputs_blocks(model), in_flight = xdi_inputs_in_flight(desc);
@@ -63,6 +62,10 @@ XD_API xd_result xd_inputs_create(xd_model *model, const xd_inputs_desc *desc, x
     XD_REQUIRE(ctx, xdi_inputs_size(model, desc, &data), XD_ERROR_MEMORY,
                "no room for %llu inputs of %llu bytes", (unsigned long long)places,
                (unsigned long long)desc->bytes);
+    if (xdi_plan_is_open(ctx)) {
+        *out = NULL;
+        return xdi_plan_add(ctx, xdi_inputs_bytes(model, desc));
+    }
     xd_inputs *inputs =
         (xd_inputs *)xd_allocate(ctx, sizeof *inputs + places * sizeof *inputs->micro_batches);
     unsigned char *memory = inputs ? (unsigned char *)xd_ctx_kernels(ctx)->memory.allocate(ctx, data) : NULL;
@@ -122,7 +125,7 @@ static int64_t xdi_inputs_find(const xd_inputs *inputs, const xd_block *b, int64
 }
 
 XD_API xd_result xd_inputs_keep(xd_block *block, int64_t micro_batch, const void *input, size_t bytes) {
-    XDI_GIVEN(NULL, block);
+    XDI_GIVEN(block ? block->model->ctx : NULL, block);
     XDI_GIVEN_LIST(block->model->ctx, input, bytes);
     xd_ctx *ctx = block->model->ctx;
     xd_inputs *inputs = block->model->inputs;
@@ -168,7 +171,7 @@ static xd_result xdi_recompute_check(const xd_block *b, int64_t micro_batch) {
 }
 
 XD_API xd_result xd_recompute(xd_block *block, int64_t micro_batch, xd_forward forward) {
-    XDI_GIVEN(NULL, block);
+    XDI_GIVEN(block ? block->model->ctx : NULL, block);
     xd_inputs *inputs = block->model->inputs;
     xd_block_view view;
     XD_TRY(xdi_recompute_check(block, micro_batch));

@@ -16,9 +16,6 @@ typedef struct xd_inputs_desc {
     int in_flight; /* forwards of one block without their backward; 0 -> 1 */
 } xd_inputs_desc;
 
-/* Returns the bytes of xd_inputs_create for a sealed model: 0 without such blocks, half of SIZE_MAX if uncountable. Local. */
-XD_API xd_memory_bytes xd_inputs_bytes(const xd_model *model, const xd_inputs_desc *desc);
-
 /* Allocates memory for the inputs of all blocks with `recompute`. One for a model, wrapped or not; destroyed before it.
  * Local.
  * Errors: ARGUMENT (bytes 0; in_flight negative; no such block), STATE (not sealed; the model has inputs), MEMORY. */

@@ -40,14 +40,14 @@ XD_PRIVATE xdi_cache_form xdi_cache_form_of(const xd_teacher_cache_desc *desc) {
 
 XD_PRIVATE xd_result xdi_cache_check_desc(xd_ctx *ctx, const char *path, const xd_teacher_cache_desc *d,
                                           xd_result code) {
-    XD_REQUIRE(ctx, d->vocabulary >= 1 && d->vocabulary <= XD_PROJECTION_MOST_IDS, code,
+    XD_REQUIRE(ctx, d->vocabulary >= 1 && d->vocabulary <= XD_PROJECTION_MAX_IDS, code,
                "%s: a vocabulary of %lld ids, allowed are 1 to %d", path, (long long)d->vocabulary,
-               (int)XD_PROJECTION_MOST_IDS);
+               (int)XD_PROJECTION_MAX_IDS);
     XD_REQUIRE(
-        ctx, d->k >= 1 && d->k <= XD_CACHE_MOST_K && d->k <= d->vocabulary, code,
+        ctx, d->k >= 1 && d->k <= XD_CACHE_MAX_K && d->k <= d->vocabulary, code,
         "%s: k is %lld, with a vocabulary of %lld allowed are 1 to %lld", path, (long long)d->k,
         (long long)d->vocabulary,
-        (long long)(d->vocabulary < (int64_t)XD_CACHE_MOST_K ? d->vocabulary : (int64_t)XD_CACHE_MOST_K));
+        (long long)(d->vocabulary < (int64_t)XD_CACHE_MAX_K ? d->vocabulary : (int64_t)XD_CACHE_MAX_K));
     XD_REQUIRE(ctx, d->temperature > 0.0 && d->temperature <= 1e6, code,
                "%s: temperature %g is outside (0, 1e6]", path, d->temperature);
     XD_REQUIRE(ctx, d->context >= 0, code, "%s: a context of %lld tokens", path, (long long)d->context);
@@ -171,7 +171,7 @@ static xd_result xdi_cache_read_header(xd_teacher_cache *c) {
     const uint64_t vocabulary = xdi_cache_get(file + 32, 8), context = xdi_cache_get(file + 64, 8);
     const unsigned flags = (unsigned)xdi_cache_get(file + 80, 4),
                    coding = (unsigned)xdi_cache_get(file + 76, 4);
-    d->vocabulary = vocabulary <= XD_PROJECTION_MOST_IDS ? (int64_t)vocabulary : -1;
+    d->vocabulary = vocabulary <= XD_PROJECTION_MAX_IDS ? (int64_t)vocabulary : -1;
     d->student_hash = xdi_cache_get(file + 40, 8);
     d->teacher_hash = xdi_cache_get(file + 48, 8);
     d->temperature = xdi_cache_get_double(file + 56);
@@ -342,23 +342,19 @@ static xd_result xdi_cache_load(xd_teacher_cache *c, const xd_projection_origin 
     return xdi_cache_check(c, expected);
 }
 
-XD_API xd_result xd_teacher_cache_open(xd_ctx *ctx, const char *path, const xd_projection_origin *expected,
+XD_API xd_result xd_teacher_cache_open(xd_ctx *ctx, const xd_teacher_cache_open_desc *desc,
                                        xd_teacher_cache **out) {
-    XDI_GIVEN(ctx, ctx, path, out);
-    xd_teacher_cache *c = xdi_cache_new(ctx, path);
-    XD_REQUIRE(ctx, c, XD_ERROR_MEMORY, "%s: no room for a cache object", path);
-    return xdi_cache_publish(c, xdi_cache_load(c, expected), out);
-}
-
-XD_API xd_result xd_teacher_cache_open_memory(xd_ctx *ctx, const void *data, size_t bytes,
-                                              const xd_projection_origin *expected, xd_teacher_cache **out) {
-    XDI_GIVEN(ctx, ctx, out);
-    XDI_GIVEN_LIST(ctx, data, bytes);
-    xd_teacher_cache *c = xdi_cache_new(ctx, "teacher cache");
+    XDI_GIVEN(ctx, ctx, desc, out);
+    if (!desc->path) XDI_GIVEN(ctx, desc->data);
+    xd_teacher_cache *c = xdi_cache_new(ctx, desc->path ? desc->path : "teacher cache");
+    if (desc->path) {
+        XD_REQUIRE(ctx, c, XD_ERROR_MEMORY, "%s: no room for a cache object", desc->path);
+        return xdi_cache_publish(c, xdi_cache_load(c, desc->expected), out);
+    }
     XD_REQUIRE(ctx, c, XD_ERROR_MEMORY, "no room for a cache object");
-    c->file = (const unsigned char *)data;
-    c->bytes = bytes;
-    return xdi_cache_publish(c, xdi_cache_check(c, expected), out);
+    c->file = (const unsigned char *)desc->data;
+    c->bytes = desc->data_bytes;
+    return xdi_cache_publish(c, xdi_cache_check(c, desc->expected), out);
 }
 
 XD_API void xd_teacher_cache_close(xd_teacher_cache *cache) {
@@ -406,17 +402,31 @@ static int64_t xdi_cache_find(const xd_teacher_cache *c, int64_t position) {
     return low;
 }
 
-XD_API xd_result xd_teacher_cache_read(xd_ctx *ctx, const xd_teacher_cache *cache, int64_t first,
-                                       int64_t count, xd_cached_position *out) {
-    XDI_GIVEN(ctx, ctx, cache);
-    XDI_GIVEN_LIST(ctx, out, count);
+XD_PRIVATE void xdi_cache_entries(const xd_teacher_cache *c, int64_t position, int32_t *ids,
+                                  double *probabilities) {
+    const unsigned char *at = xdi_cache_position(c, position);
+    const double total = probabilities ? xdi_cache_total(c, at) : 1.0;
+    for (int64_t j = 0; j < c->form.k; j++) {
+        if (ids) ids[j] = (int32_t)xdi_cache_entry_id(c, at, j);
+        if (probabilities) probabilities[j] = exp(xdi_cache_entry(c, at, j)) / total;
+    }
+}
+
+XD_API xd_result xd_teacher_cache_read(xd_ctx *ctx, const xd_teacher_cache *cache,
+                                       const xd_teacher_cache_read_desc *desc) {
+    XDI_GIVEN(ctx, ctx, cache, desc);
     const xd_teacher_cache *c = cache;
+    const int64_t first = desc->first, count = desc->count;
+    xd_cached_position *out = desc->positions;
     XD_REQUIRE(ctx,
                first >= 0 && count >= 0 && first <= c->info.positions && count <= c->info.positions - first,
                XD_ERROR_ARGUMENT, "%s: %lld positions from %lld on, it has %lld", c->path, (long long)count,
                (long long)first, (long long)c->info.positions);
+    for (int64_t i = 0; i < count && (desc->ids || desc->probabilities); i++)
+        xdi_cache_entries(c, first + i, desc->ids ? desc->ids + i * c->form.k : NULL,
+                          desc->probabilities ? desc->probabilities + i * c->form.k : NULL);
     int64_t d = count ? xdi_cache_find(c, first) : 0, end = 0;
-    for (int64_t p = first; p < first + count; p++) {
+    for (int64_t p = first; out && p < first + count; p++) {
         const unsigned char *at = xdi_cache_position(c, p);
         xd_cached_position *one = &out[p - first];
         if (p == first || p == end) {
@@ -434,20 +444,4 @@ XD_API xd_result xd_teacher_cache_read(xd_ctx *ctx, const xd_teacher_cache *cach
 
 XD_PRIVATE double xdi_cache_next(const xd_teacher_cache *cache, int64_t position) {
     return xdi_cache_wide(cache, xdi_cache_position(cache, position) + cache->form.next);
-}
-
-XD_API xd_result xd_teacher_cache_entries(xd_ctx *ctx, const xd_teacher_cache *cache, int64_t position,
-                                          int32_t *ids, double *probabilities) {
-    XDI_GIVEN(ctx, ctx, cache);
-    const xd_teacher_cache *c = cache;
-    XD_REQUIRE(ctx, position >= 0 && position < c->info.positions, XD_ERROR_ARGUMENT,
-               "%s: position %lld of %lld", c->path, (long long)position, (long long)c->info.positions);
-    XDI_GIVEN(ctx, ids, probabilities);
-    const unsigned char *at = xdi_cache_position(c, position);
-    const double total = xdi_cache_total(c, at);
-    for (int64_t j = 0; j < c->form.k; j++) {
-        ids[j] = (int32_t)xdi_cache_entry_id(c, at, j);
-        probabilities[j] = exp(xdi_cache_entry(c, at, j)) / total;
-    }
-    return XD_OK;
 }

@@ -16,7 +16,7 @@ typedef enum xd_cache_coding {
 } xd_cache_coding;
 
 enum {
-    XD_CACHE_MOST_K = 1024,
+    XD_CACHE_MAX_K = 1024,
     XD_CACHE_NAME_BYTES = 64 /* with the final zero */
 };
 
@@ -32,6 +32,7 @@ typedef struct xd_teacher_cache_desc {
     bool spans;             /* stores spans, to align without a tokenizer */
     const char *name;       /* at most 63 bytes; NULL -> "" */
     const xd_vocab *vocab;  /* split of logits, not stored; NULL -> not split */
+    const char *path;       /* required to write; NULL in a header that was read */
 } xd_teacher_cache_desc;
 
 /* ---- writing ---- */
@@ -49,8 +50,7 @@ typedef struct xd_teacher_cache_block {
 
 /* Creates a writer. Collective over the vocabulary's group, as the next three calls; its rank 0 writes the file, which
  * appears at commit or not at all. Memory: the object. Errors: ARGUMENT (desc), IO, MEMORY. */
-XD_API xd_result xd_teacher_cache_writer_create(xd_ctx *ctx, const char *path,
-                                                const xd_teacher_cache_desc *desc,
+XD_API xd_result xd_teacher_cache_writer_create(xd_ctx *ctx, const xd_teacher_cache_desc *desc,
                                                 xd_teacher_cache_writer **out);
 
 /* Starts a document: a text that the teacher reads from its beginning. Stores its size and checksum, for readers to compare.
@@ -98,22 +98,22 @@ typedef struct xd_cached_position {
     int32_t id, next;     /* next is -1 at a document's end */
     xd_token_span span;   /* zero without spans */
     double next_log_prob; /* at temperature 1; -infinity at the end */
-    double tail;          /* probability; see xd_teacher_cache_entries */
+    double tail;          /* probability of all but the k ids */
 } xd_cached_position;
 
-/* Opens a cache: maps it into memory if the system can, or reads it.
- *
- *   expected  tokenizers in use; only the hashes are compared. NULL -> any
- *   out       close with xd_teacher_cache_close
- *
- * Checks every number of the file, which must not change while it is open. Local. Errors: IO, FORMAT (format violated), CORRUPT
- * (checksum), UNSUPPORTED (version), ARGUMENT (other tokenizers), MEMORY. */
-XD_API xd_result xd_teacher_cache_open(xd_ctx *ctx, const char *path, const xd_projection_origin *expected,
-                                       xd_teacher_cache **out);
+/* A cache to open: a file, or its bytes. */
+typedef struct xd_teacher_cache_open_desc {
+    const char *path; /* NULL -> data */
+    const void *data; /* [data_bytes] the file's bytes, which must outlive the object; optional with path */
+    size_t data_bytes;
+    const xd_projection_origin *expected; /* tokenizers in use; only the hashes are compared. NULL -> any */
+} xd_teacher_cache_open_desc;
 
-/* The same over bytes in memory, which must outlive the object. */
-XD_API xd_result xd_teacher_cache_open_memory(xd_ctx *ctx, const void *data, size_t bytes,
-                                              const xd_projection_origin *expected, xd_teacher_cache **out);
+/* Opens a cache: maps it into memory if the system can, or reads it. Close it with xd_teacher_cache_close. Checks every number of
+ * the file, which must not change while it is open. Local. Errors: IO, FORMAT (format violated), CORRUPT (checksum), UNSUPPORTED
+ * (version), ARGUMENT (other tokenizers), MEMORY. */
+XD_API xd_result xd_teacher_cache_open(xd_ctx *ctx, const xd_teacher_cache_open_desc *desc,
+                                       xd_teacher_cache **out);
 
 /* Closes the cache, in its context. NULL is fine. */
 XD_API void xd_teacher_cache_close(xd_teacher_cache *cache);
@@ -125,13 +125,17 @@ XD_API xd_teacher_cache_info xd_teacher_cache_describe(const xd_teacher_cache *c
 XD_API xd_result xd_teacher_cache_find_document(xd_ctx *ctx, const xd_teacher_cache *cache, int64_t d,
                                                 xd_cached_document *out);
 
-/* Reads positions [first, first + count) into out [count]. O(count k). Errors: ARGUMENT (range). */
-XD_API xd_result xd_teacher_cache_read(xd_ctx *ctx, const xd_teacher_cache *cache, int64_t first,
-                                       int64_t count, xd_cached_position *out);
+/* Which positions to read, and what of them. Outputs that are NULL are not read. */
+typedef struct xd_teacher_cache_read_desc {
+    int64_t first, count;
+    xd_cached_position *positions; /* [count]; NULL -> none */
+    int32_t *ids;                  /* [count, k] the most probable ids; NULL -> none */
+    double
+        *probabilities; /* [count, k] theirs at the cache's temperature, sum 1 with the tail; NULL -> none */
+} xd_teacher_cache_read_desc;
 
-/* Returns a position's k most probable ids [k] and their probabilities [k] at the cache's temperature; with the tail they sum
- * to 1. Errors: ARGUMENT (range). */
-XD_API xd_result xd_teacher_cache_entries(xd_ctx *ctx, const xd_teacher_cache *cache, int64_t position,
-                                          int32_t *ids, double *probabilities);
+/* Reads positions [first, first + count). O(count k). Local. Errors: ARGUMENT (range). */
+XD_API xd_result xd_teacher_cache_read(xd_ctx *ctx, const xd_teacher_cache *cache,
+                                       const xd_teacher_cache_read_desc *desc);
 
 #endif

@@ -90,13 +90,13 @@ static xd_result xdi_cache_make(xd_ctx *ctx, const char *path, const xd_teacher_
     return xdi_cache_begin(w);
 }
 
-XD_API xd_result xd_teacher_cache_writer_create(xd_ctx *ctx, const char *path,
-                                                const xd_teacher_cache_desc *desc,
+XD_API xd_result xd_teacher_cache_writer_create(xd_ctx *ctx, const xd_teacher_cache_desc *desc,
                                                 xd_teacher_cache_writer **out) {
-    XDI_GIVEN(ctx, ctx, path, desc, out);
+    XDI_GIVEN(ctx, ctx, desc, out);
+    XDI_GIVEN(ctx, desc->path);
     const xd_teacher_cache_desc d = xdi_cache_defaults(desc);
     xd_teacher_cache_writer *w = NULL;
-    xd_result result = xdi_cache_make(ctx, path, &d, &w);
+    xd_result result = xdi_cache_make(ctx, d.path, &d, &w);
     result = xdi_vocab_agree(d.vocab ? xd_vocab_describe(d.vocab).tp : NULL, NULL, result);
     if (result == XD_OK)
         *out = w;
@@ -134,7 +134,7 @@ static xd_result xdi_cache_add_document(xd_teacher_cache_writer *w, const void *
 
 XD_API xd_result xd_teacher_cache_writer_document(xd_teacher_cache_writer *w, const void *text,
                                                   size_t bytes) {
-    XDI_GIVEN(NULL, w);
+    XDI_GIVEN(w ? w->ctx : NULL, w);
     XD_TRY(xdi_vocab_agree(w->tp, NULL, xdi_cache_add_document(w, text, bytes)));
     xd_cached_document *document = &w->documents[w->document_count++];
     memset(document, 0, sizeof *document);
@@ -360,7 +360,7 @@ static xd_result xdi_cache_end(xd_teacher_cache_writer *w) {
 }
 
 XD_API xd_result xd_teacher_cache_writer_commit(xd_teacher_cache_writer *w) {
-    XDI_GIVEN(NULL, w);
+    XDI_GIVEN(w ? w->ctx : NULL, w);
     const xd_result result = xdi_vocab_agree(w->tp, NULL, xdi_cache_end(w));
     xd_teacher_cache_writer_abort(w);
     return result;

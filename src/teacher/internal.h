@@ -39,15 +39,15 @@ XD_PRIVATE void xdi_cache_put(unsigned char *at, uint64_t value, int bytes);
 /* A log-probability of the k ids, or (wide) of tail and next token, as its file has it. */
 XD_PRIVATE uint64_t xdi_cache_encode(const xdi_cache_form *form, bool wide, double log_prob);
 
+/* cache.c: the k ids of a position and their probabilities; either may be NULL. */
+XD_PRIVATE void xdi_cache_entries(const xd_teacher_cache *c, int64_t position, int32_t *ids,
+                                  double *probabilities);
+
 /* cache.c: log-probability of the next token of a position that the cache has. */
 XD_PRIVATE double xdi_cache_next(const xd_teacher_cache *cache, int64_t position);
 
 /* cache.c: may these two use the cache? Names both hashes when not. */
 XD_PRIVATE xd_result xdi_cache_check_origin(xd_ctx *ctx, const xd_teacher_cache *cache,
                                             const xd_projection_origin *expected);
-
-/* route_memory.c: copies rows into those of another stride and dtype, on the context's stream. */
-XD_PRIVATE xd_result xdi_route_copy(xd_ctx *ctx, const xd_kernels *kernels, const xd_rows *from,
-                                    const xd_rows *to);
 
 #endif

@@ -204,7 +204,7 @@ static xd_result xdi_route_pack(xd_route *route, uint64_t first, int64_t begin, 
         const uint64_t number = first + (uint64_t)p->batch;
         const xd_rows from = xdi_route_from(route, p, number);
         const xd_rows to = xdi_route_rectangle(p, route->messages.send, route->d.wire, p->columns, 0, at);
-        XD_TRY(xdi_route_copy(route->ctx, route->kernels, &from, &to));
+        XD_TRY(xdi_rows_copy(route->ctx, route->kernels, &from, &to));
         at += p->positions * p->columns;
         counts[p->student] += p->positions * p->columns;
         if (route->d.payload != XD_ROUTE_COLUMNS || !p->brings_ids) continue;
@@ -225,7 +225,7 @@ static xd_result xdi_route_unpack_step(xd_route *route, int64_t begin, int64_t e
         const xd_rows from =
             xdi_route_rectangle(p, route->messages.recv, route->d.wire, p->columns, 0, at[p->teacher]);
         const xd_rows to = xdi_route_to(route, p);
-        XD_TRY(xdi_route_copy(route->ctx, route->kernels, &from, &to));
+        XD_TRY(xdi_rows_copy(route->ctx, route->kernels, &from, &to));
         at[p->teacher] += p->positions * p->columns;
         if (route->d.payload != XD_ROUTE_COLUMNS || !p->brings_ids) continue;
         memcpy(route->window_ids + p->to_sample * route->d.columns,
@@ -341,7 +341,7 @@ XD_API xd_result xd_route_slot(xd_route *route, xd_rows *rows, int64_t **ids) {
 }
 
 XD_API xd_result xd_route_post(xd_route *route) {
-    XDI_GIVEN(NULL, route);
+    XDI_GIVEN(route ? route->ctx : NULL, route);
     XD_TRY(xdi_route_check_teacher(route));
     XD_REQUIRE(route->ctx, route->open, XD_ERROR_STATE, "no slot is open: xd_route_slot comes first");
     XD_TRY(xdi_route_is_late(route) ? xdi_route_post_later(route) : xdi_route_show(route));
@@ -380,14 +380,14 @@ static xd_result xdi_route_check_rows_sent(const xd_route *route, const xd_rows 
 }
 
 XD_API xd_result xd_route_send(xd_route *route, xd_rows rows, const int64_t *ids) {
-    XDI_GIVEN(NULL, route);
+    XDI_GIVEN(route ? route->ctx : NULL, route);
     XD_TRY(xdi_route_check_teacher(route));
     XD_TRY(xdi_route_check_rows_sent(route, &rows, ids));
     xd_rows slot;
     int64_t *slot_ids = NULL;
     XD_TRY(xd_route_slot(route, &slot, &slot_ids));
     if (!rows.stride) rows.stride = rows.cols;
-    XD_TRY(xdi_route_copy(route->ctx, route->kernels, &rows, &slot));
+    XD_TRY(xdi_rows_copy(route->ctx, route->kernels, &rows, &slot));
     if (slot_ids)
         memcpy(slot_ids, ids, (size_t)(xdi_route_next_samples(route) * route->d.columns) * sizeof *ids);
     return xd_route_post(route);
@@ -411,7 +411,7 @@ static xd_result xdi_route_collect(xd_route *route, int64_t step, uint64_t round
         XD_TRY(xdi_route_wait_piece(route, p, number));
         if (view) continue;
         const xd_rows from = xdi_route_from(route, p, number), to = xdi_route_to(route, p);
-        XD_TRY(xdi_route_copy(route->ctx, route->kernels, &from, &to));
+        XD_TRY(xdi_rows_copy(route->ctx, route->kernels, &from, &to));
         if (route->d.payload == XD_ROUTE_COLUMNS && p->brings_ids)
             memcpy(route->window_ids + p->to_sample * route->d.columns,
                    xdi_route_slot_ids(&route->rings, p->teacher, number) + p->from_sample * route->d.columns,
@@ -467,7 +467,7 @@ XD_API xd_result xd_route_take(xd_route *route, xd_route_window *out) {
 }
 
 XD_API xd_result xd_route_release(xd_route *route) {
-    XDI_GIVEN(NULL, route);
+    XDI_GIVEN(route ? route->ctx : NULL, route);
     XD_REQUIRE(route->ctx, route->holds, XD_ERROR_STATE, "there is no window to release");
     XD_TRY(xdi_comm_own(route->comm));
     const uint64_t takes = (uint64_t)route->plan.takes;

@@ -2,7 +2,6 @@
 #define XDI_TEACHER_ROUTE_H
 
 #include "comm/collective.h"
-#include "loss/topk.h"
 #include "kernel/types.h"
 
 /* Moves one teacher's outputs, micro-batch by micro-batch, to a student with another split: docs/routes.md.
@@ -19,7 +18,7 @@ typedef struct xd_route xd_route;
 /* The contents of a row; COLUMNS adds ids for each sample. */
 typedef enum xd_route_payload {
     XD_ROUTE_LOGITS = 0, /* V_t logits */
-    XD_ROUTE_COLUMNS,    /* logits of k columns: xd_vocab_topk_gather */
+    XD_ROUTE_COLUMNS,    /* logits of k columns: xd_vocab_topk_columns */
     XD_ROUTE_HIDDEN      /* H hidden states; the student applies the teacher's head */
 } xd_route_payload;
 
@@ -114,17 +113,5 @@ XD_API xd_result xd_route_take(xd_route *route, xd_route_window *out);
 
 /* Releases the window, after work queued on the context's stream. Local. Errors: STATE (no window), DEVICE. */
 XD_API xd_result xd_route_release(xd_route *route);
-
-/* Chooses columns on the teacher's ranks, as xd_xtoken_loss would: the ids of xd_vocab_topk_columns, and their logits.
- *
- *   desc    of the teacher; mask and logits on the device
- *   ids     [B, k] ascending, the same on all ranks of both groups; on the host
- *   values  rows T, cols k, f32 or bf16, on the device; the same on all ranks of the vocabulary. A row with NaN or
- *           +infinity in any column is all NaN; -infinity is legal
- *
- * Collective over the vocabulary's group and comm. Takes [B + T / B, k] words of 8 bytes for the call. On a GPU waits for the
- * ids. Errors: those of xd_vocab_topk_columns; SHAPE and DTYPE of values. */
-XD_API xd_result xd_vocab_topk_gather(xd_ctx *ctx, const xd_vocab_topk_desc *desc, int64_t *ids,
-                                      xd_rows values);
 
 #endif

@@ -5,8 +5,6 @@
 #include <string.h>
 #include <time.h>
 
-enum { XDI_ROUTE_CASTS = 32 /* rows of a call */ };
-
 /* ---- rings ---- */
 
 /* This rank's rows on a GPU. */
@@ -302,40 +300,4 @@ XD_PRIVATE bool xdi_route_leave(xd_route *route) {
     xd_release(route->ctx, (void *)rings->rows);
     xd_release(route->ctx, (void *)rings->heads);
     return true;
-}
-
-/* ---- rows ---- */
-
-/* Rows without gaps on both sides are one row. */
-XD_PRIVATE xd_result xdi_route_copy(xd_ctx *ctx, const xd_kernels *kernels, const xd_rows *from,
-                                    const xd_rows *to) {
-    const xd_launch launch = xd_ctx_launch(ctx);
-    const bool dense = from->stride == to->cols && to->stride == to->cols;
-    const int64_t rows = dense ? 1 : to->rows, columns = dense ? to->rows * to->cols : to->cols;
-    const size_t from_step = (size_t)from->stride * xd_dtype_size(from->dtype);
-    const size_t to_step = (size_t)to->stride * xd_dtype_size(to->dtype);
-    xd_cast_array casts[XDI_ROUTE_CASTS];
-    if (rows * columns == 0) return XD_OK;
-    if (from->dtype == to->dtype) {
-        xd_copy copy;
-        memset(&copy, 0, sizeof copy);
-        copy.ndim = dense ? 1 : 2;
-        copy.extent[0] = rows;
-        copy.src_stride[0] = from->stride;
-        copy.dst_stride[0] = to->stride;
-        copy.extent[copy.ndim - 1] = columns;
-        copy.src_stride[copy.ndim - 1] = copy.dst_stride[copy.ndim - 1] = 1;
-        return kernels->copies(&launch, &copy, 1, from->data, to->data, xd_dtype_size(to->dtype));
-    }
-    for (int64_t r = 0; r < rows; r++) {
-        xd_cast_array *cast = &casts[r % XDI_ROUTE_CASTS];
-        cast->target = (char *)to->data + (size_t)r * to_step;
-        cast->source = (const char *)from->data + (size_t)r * from_step;
-        cast->count = columns;
-        cast->target_dtype = to->dtype;
-        cast->source_dtype = from->dtype;
-        if (r + 1 < rows && r % XDI_ROUTE_CASTS + 1 < XDI_ROUTE_CASTS) continue;
-        XD_TRY(kernels->optimizer.cast(&launch, casts, r % XDI_ROUTE_CASTS + 1));
-    }
-    return XD_OK;
 }

@@ -4,6 +4,7 @@
 
 #include "comm/internal.h"
 #include "comm/mesh.h"
+#include "kernel/internal.h"
 #include "kernel/kernels.h"
 #include "tensor/internal.h"
 
@@ -287,19 +288,18 @@ static int64_t xdi_crossing_sent(const xd_crossing *c, const xdi_crossing_step *
     }
 }
 
-XD_API xd_result xd_crossing_bytes(xd_ctx *ctx, const xd_crossing_desc *desc, int ranks, int rank,
-                                   xd_exchange_bytes *out) {
-    XDI_GIVEN(ctx, ctx, desc, out);
-    const bool apart = xd_ctx_kernels(ctx)->device != XD_DEVICE_CPU;
-    const size_t size = xd_dtype_size(desc->dtype);
+/* What a create of the open plan's rank would take and send. */
+static xd_result xdi_crossing_add_to_plan(const xd_comm *comm, const xd_crossing_desc *desc) {
+    xd_ctx *ctx = xd_comm_ctx(comm);
+    int ranks = xd_comm_size(comm), rank = xd_comm_rank(comm);
     xd_crossing c;
     xd_arena arenas[2];
+    (void)xdi_plan_place(ctx, &rank, &ranks);
     XD_TRY(xdi_crossing_count(ctx, desc, ranks, rank, &c, arenas));
-    out->memory.host = arenas[0].peak + (apart ? 0 : arenas[1].peak);
-    out->memory.device = apart ? arenas[1].peak : 0;
-    out->forward_sent = (uint64_t)xdi_crossing_sent(&c, &c.step[0]) * size;
-    out->backward_sent = (uint64_t)xdi_crossing_sent(&c, &c.step[1]) * size;
-    return XD_OK;
+    const uint64_t size = xd_dtype_size(desc->dtype);
+    xdi_plan_add_sent(ctx, (uint64_t)xdi_crossing_sent(&c, &c.step[0]) * size,
+                      (uint64_t)xdi_crossing_sent(&c, &c.step[1]) * size);
+    return xdi_plan_take(ctx, arenas[0].peak, arenas[1].peak);
 }
 
 static xd_result xdi_crossing_make(xd_comm *comm, const xd_crossing_desc *desc, xd_crossing **out) {
@@ -343,8 +343,12 @@ static xd_result xdi_crossing_agree(xd_comm *comm, const xd_crossing_desc *d) {
 }
 
 XD_API xd_result xd_crossing_create(xd_comm *comm, const xd_crossing_desc *desc, xd_crossing **out) {
-    XDI_GIVEN_COMM(comm, desc, out);
+    XDI_GIVEN_COMM_IN_PLAN(comm, desc, out);
     xd_crossing *c = NULL;
+    if (xdi_plan_is_open(xd_comm_ctx(comm))) {
+        *out = NULL;
+        return xdi_crossing_add_to_plan(comm, desc);
+    }
     xd_result result = xd_agree(comm, xdi_crossing_make(comm, desc, &c));
     if (result == XD_OK) result = xdi_crossing_agree(comm, &c->desc);
     if (result != XD_OK) {
@@ -427,11 +431,11 @@ static xd_result xdi_crossing_run(xd_crossing *c, const xdi_crossing_step *s, co
 }
 
 XD_API xd_result xd_crossing_forward(xd_crossing *crossing, const void *in, void *out) {
-    XDI_GIVEN(NULL, crossing);
+    XDI_GIVEN(crossing ? crossing->ctx : NULL, crossing);
     return xdi_crossing_run(crossing, &crossing->step[0], in, out);
 }
 
 XD_API xd_result xd_crossing_backward(xd_crossing *crossing, const void *d_out, void *d_in) {
-    XDI_GIVEN(NULL, crossing);
+    XDI_GIVEN(crossing ? crossing->ctx : NULL, crossing);
     return xdi_crossing_run(crossing, &crossing->step[1], d_out, d_in);
 }

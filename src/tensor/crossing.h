@@ -2,7 +2,6 @@
 #define XDI_TENSOR_CROSSING_H
 
 #include "comm/collective.h"
-#include "tensor/exchange.h"
 
 /* Moves activations into or out of a region of tensor parallelism (columns split) or sequence parallelism (positions split).
  * Gradients are those of all ranks' loss. Parts are those of xd_chunk, also empty.
@@ -48,7 +47,7 @@ typedef struct xd_crossing xd_crossing;
  *
  *    comm   ranks of the region; outlives *out
  *
- * Collective over comm. Allocates the bytes of xd_crossing_bytes on the device.
+ * Collective over comm. A plan tells memory and bytes to send, also of ranks that do not exist (xd_plan_begin).
  * Errors: ARGUMENT (kind, dimensions, dim equals other_dim, leaves), SHAPE (negative extents; more than 2^56 elements),
  * DTYPE (unknown; no sums; leaves not F32 or F64), UNSUPPORTED (floating sums in INVARIANT mode without leaves), MISMATCH,
  * MEMORY. */
@@ -56,11 +55,6 @@ XD_API xd_result xd_crossing_create(xd_comm *comm, const xd_crossing_desc *desc,
 
 /* Frees it. Local. NULL is fine. */
 XD_API void xd_crossing_destroy(xd_crossing *crossing);
-
-/* Returns what rank `rank` of `ranks` would take; they need not exist. Local, allocates nothing.
- * Errors: local errors of xd_crossing_create; ARGUMENT (rank). */
-XD_API xd_result xd_crossing_bytes(xd_ctx *ctx, const xd_crossing_desc *desc, int ranks, int rank,
-                                   xd_exchange_bytes *out);
 
 /* Extents of this rank's input and output, [ndim] each, without forest nodes. Local. */
 XD_API void xd_crossing_shape(const xd_crossing *crossing, int64_t *in, int64_t *out);

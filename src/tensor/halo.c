@@ -1,6 +1,7 @@
 /* Halos: memory, agreement, and the exchange with its backward. */
 
 #include "comm/internal.h"
+#include "kernel/internal.h"
 #include "kernel/kernels.h"
 #include "tensor/halo_internal.h"
 
@@ -129,7 +130,7 @@ static xd_result xdi_halo_take_memory(xd_ctx *ctx, xdi_halo_making *m, int ranks
 }
 
 /* Makes a plan of one rank; with out NULL only its sizes. */
-static xd_result xdi_halo_plan_rank(xd_ctx *ctx, xdi_halo_scene *s, xd_exchange_bytes *bytes, xd_halo **out) {
+static xd_result xdi_halo_plan_rank(xd_ctx *ctx, xdi_halo_scene *s, xd_planned *bytes, xd_halo **out) {
     xdi_halo_making m;
     xd_halo counted;
     memset(&m, 0, sizeof m);
@@ -140,13 +141,12 @@ static xd_result xdi_halo_plan_rank(xd_ctx *ctx, xdi_halo_scene *s, xd_exchange_
     if (result == XD_OK && out) result = xdi_halo_take_memory(ctx, &m, s->ranks, &counted, out);
     if (result == XD_OK && bytes) {
         xd_arena host = xd_arena_over(NULL, 0), device = xd_arena_over(NULL, 0);
-        const bool apart = xd_ctx_kernels(ctx)->device != XD_DEVICE_CPU;
         const size_t size = xd_dtype_size(s->desc.dtype);
         if (!xdi_halo_lay_out(&counted, s->ranks, &host, &device))
             result =
                 XD_FAIL(ctx, XD_ERROR_MEMORY, "a halo on %d ranks needs more bytes than there are", s->ranks);
-        bytes->memory.host = host.peak + (apart ? 0 : device.peak);
-        bytes->memory.device = apart ? device.peak : 0;
+        bytes->memory.host = host.peak;
+        bytes->memory.device = device.peak;
         bytes->forward_sent = (uint64_t)counted.plan.lane[XDI_HALO_SEND].total * size;
         bytes->backward_sent = (uint64_t)counted.plan.lane[XDI_HALO_BACK_SEND].total * size;
     }
@@ -155,15 +155,17 @@ static xd_result xdi_halo_plan_rank(xd_ctx *ctx, xdi_halo_scene *s, xd_exchange_
     return result;
 }
 
-XD_API xd_result xd_halo_bytes(xd_ctx *ctx, const xd_halo_desc *desc, int ranks, int rank,
-                               xd_exchange_bytes *out) {
-    XDI_GIVEN(ctx, ctx, desc, out);
+/* What a create of the open plan's rank would take and send. */
+static xd_result xdi_halo_add_to_plan(const xd_comm *comm, const xd_halo_desc *desc) {
+    xd_ctx *ctx = xd_comm_ctx(comm);
+    int ranks = xd_comm_size(comm), rank = xd_comm_rank(comm);
     xdi_halo_scene scene;
-    xd_exchange_bytes bytes;
+    xd_planned bytes;
+    (void)xdi_plan_place(ctx, &rank, &ranks);
     XD_TRY(xdi_halo_check(ctx, desc, ranks, rank, &scene));
     XD_TRY(xdi_halo_plan_rank(ctx, &scene, &bytes, NULL));
-    *out = bytes;
-    return XD_OK;
+    xdi_plan_add_sent(ctx, bytes.forward_sent, bytes.backward_sent);
+    return xdi_plan_take(ctx, bytes.memory.host, bytes.memory.device);
 }
 
 static xd_result xdi_halo_agree(xd_comm *comm, const xdi_halo_scene *s) {
@@ -189,10 +191,14 @@ static xd_result xdi_halo_agree(xd_comm *comm, const xdi_halo_scene *s) {
 }
 
 XD_API xd_result xd_halo_create(xd_comm *comm, const xd_halo_desc *desc, xd_halo **out) {
-    XDI_GIVEN_COMM(comm, desc, out);
+    XDI_GIVEN_COMM_IN_PLAN(comm, desc, out);
     xd_ctx *ctx = xd_comm_ctx(comm);
     xdi_halo_scene scene;
     xd_halo *h = NULL;
+    if (xdi_plan_is_open(ctx)) {
+        *out = NULL;
+        return xdi_halo_add_to_plan(comm, desc);
+    }
     xd_result result = xdi_halo_check(ctx, desc, xd_comm_size(comm), xd_comm_rank(comm), &scene);
     if (result == XD_OK) result = xdi_halo_plan_rank(ctx, &scene, NULL, &h);
     result = xd_agree(comm, result);
@@ -255,7 +261,7 @@ static xd_result xdi_halo_check_arrays(const xd_halo *h, const void *part, const
 }
 
 XD_API xd_result xd_halo_exchange(xd_halo *halo, const void *part, void *wide) {
-    XDI_GIVEN(NULL, halo);
+    XDI_GIVEN(halo ? halo->ctx : NULL, halo);
     xd_result result = xdi_halo_check_arrays(halo, part, wide);
     if (result == XD_OK) result = xdi_halo_run_copies(halo, XDI_HALO_PACK, part, halo->send);
     XD_TRY(xdi_halo_move(halo, XDI_HALO_SEND, part, XDI_HALO_RECV, wide, result));
@@ -290,7 +296,7 @@ static xd_result xdi_halo_add(xd_halo *h) {
 }
 
 XD_API xd_result xd_halo_exchange_backward(xd_halo *halo, const void *wide, void *part) {
-    XDI_GIVEN(NULL, halo);
+    XDI_GIVEN(halo ? halo->ctx : NULL, halo);
     XD_TRY(xdi_halo_check_sums(halo)); /* the same on every rank */
     xd_result result = xdi_halo_check_arrays(halo, part, wide);
     if (result == XD_OK) result = xdi_halo_run_copies(halo, XDI_HALO_BACK_PACK, wide, halo->send);

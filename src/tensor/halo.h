@@ -1,7 +1,6 @@
 #ifndef XDI_TENSOR_HALO_H
 #define XDI_TENSOR_HALO_H
 
-#include "tensor/exchange.h"
 #include "tensor/tensor.h"
 
 /* Exchanges halos for operators with neighbours, such as convolutions, on spatially sharded tensors. A rank's box grows by
@@ -58,7 +57,8 @@ typedef struct xd_halo xd_halo;
  *
  *    comm   outlives *out; layout ranks are its ranks
  *
- * Collective over comm. Allocates the bytes of xd_halo_bytes on the device, and temporary lists.
+ * Collective over comm. Needs temporary lists. A plan tells memory and bytes to send, also of ranks that do not exist
+ * (xd_plan_begin).
  * Errors: ARGUMENT (layout, boundary, gradient, width negative or beyond ndim, two POLE, longitude), DTYPE, SHAPE (width
  * above the boundary's limit; more than 2^62 elements), TOPOLOGY (ranks outside comm), UNSUPPORTED (partial axes; several
  * intervals in a dimension), MISMATCH (plans differ), MEMORY. */
@@ -66,11 +66,6 @@ XD_API xd_result xd_halo_create(xd_comm *comm, const xd_halo_desc *desc, xd_halo
 
 /* Frees it. Local. NULL is fine. */
 XD_API void xd_halo_destroy(xd_halo *halo);
-
-/* Returns what rank `rank` of `ranks` would take; they need not exist. Local; uses temporary lists.
- * Errors: local errors of xd_halo_create; ARGUMENT (rank). */
-XD_API xd_result xd_halo_bytes(xd_ctx *ctx, const xd_halo_desc *desc, int ranks, int rank,
-                               xd_exchange_bytes *out);
 
 /* Extents of this rank's part with halo, [ndim]; 0 where it holds nothing. Local. */
 XD_API void xd_halo_shape(const xd_halo *halo, int64_t *shape);

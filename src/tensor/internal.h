@@ -37,6 +37,9 @@ XD_PRIVATE int64_t xdi_part_run(const xd_tensor_part *part, int64_t position, in
  * positions. */
 XD_PRIVATE int64_t xdi_part_position(const xd_tensor_part *part, int64_t index);
 
+/* tensor.c: bytes of the dense part of `rank`; 0 also when they exceed size_t. */
+XD_PRIVATE size_t xdi_tensor_bytes(const xd_layout *layout, int rank, xd_dtype dtype);
+
 /* layout.c: elements of the whole tensor. */
 XD_PRIVATE int64_t xdi_layout_numel(const xd_layout *layout);
 

@@ -2,6 +2,7 @@
 #define XDI_TENSOR_INTERVAL_H
 
 #include "base/context.h"
+#include "kernel/copy.h"
 #include "tensor/region.h"
 
 /* Lists of intervals and regions of indices. Data movement between layouts is planned with them: intersect what

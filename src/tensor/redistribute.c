@@ -424,7 +424,7 @@ static bool xdi_redistribution_take_buffers(xdi_redistribution *plan) {
     if (plan->zero && memory->fill(&launch, plan->zero, 0, sizeof(uint64_t)) != XD_OK) return false;
     if (plan->middle)
         plan->middle_data =
-            memory->allocate(plan->ctx, xd_tensor_bytes(plan->middle, plan->desc.rank, plan->desc.dtype));
+            memory->allocate(plan->ctx, xdi_tensor_bytes(plan->middle, plan->desc.rank, plan->desc.dtype));
     return plan->send && plan->recv && plan->zero && (!plan->middle || plan->middle_data);
 }
 

@@ -34,8 +34,7 @@ XD_API int64_t xd_tensor_numel(const xd_tensor *tensor) {
     return numel;
 }
 
-XD_API size_t xd_tensor_bytes(const xd_layout *layout, int rank, xd_dtype dtype) {
-    XD_ASSERT(layout);
+XD_PRIVATE size_t xdi_tensor_bytes(const xd_layout *layout, int rank, xd_dtype dtype) {
     xd_region region;
     size_t bytes = xd_dtype_size(dtype);
     if (!xd_layout_region(layout, rank, &region)) return 0;

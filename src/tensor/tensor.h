@@ -20,7 +20,4 @@ XD_API xd_tensor xd_tensor_view(const xd_layout *layout, int rank, void *data, x
 /* Elements of the local part; 0 outside the mesh, scalars included. */
 XD_API int64_t xd_tensor_numel(const xd_tensor *tensor);
 
-/* Bytes of the dense part of `rank`; 0 also when they exceed size_t. */
-XD_API size_t xd_tensor_bytes(const xd_layout *layout, int rank, xd_dtype dtype);
-
 #endif

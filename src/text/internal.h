@@ -378,4 +378,13 @@ XD_PRIVATE xd_result xdi_tokenizer_load_ranks(xd_ctx *ctx, const xdi_tokenizer_f
 XD_PRIVATE xd_result xdi_tokenizer_load_sentencepiece(xd_ctx *ctx, const xdi_tokenizer_file *file,
                                                       const xd_tokenizer_desc *desc, xd_tokenizer **out);
 
+/* tokenizer_batch.c: what encodes many texts at a time on the threads of a context. */
+typedef struct xdi_batch_encoder xdi_batch_encoder;
+
+/* tokenizer_encode.c: an encoder without batches; its context; where its batch encoder is, NULL without one. */
+XD_PRIVATE xd_result xdi_encoder_make(xd_ctx *ctx, const xd_tokenizer *tokenizer, xd_encoder **out);
+XD_PRIVATE void xdi_encoder_free(xd_encoder *encoder);
+XD_PRIVATE xd_ctx *xdi_encoder_ctx(const xd_encoder *encoder);
+XD_PRIVATE xdi_batch_encoder **xdi_encoder_batch(xd_encoder *encoder);
+
 #endif

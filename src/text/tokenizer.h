@@ -7,8 +7,8 @@
 /* Text to token ids and back, for BPE vocabularies: tokenizer.json (Hugging Face), rank files (tiktoken), SentencePiece models
  * and Tekken. Ids and token boundaries are those of the reference implementations. XDISTILL_NO_ACROSS leaves this out.
  *
- *     XD_TRY(xd_tokenizer_load(ctx, "tokenizer.json", NULL, &tokenizer));
- *     XD_TRY(xd_encoder_create(ctx, tokenizer, &encoder));
+ *     XD_TRY(xd_tokenizer_load(ctx, &(xd_tokenizer_desc){ .path = "tokenizer.json" }, &tokenizer));
+ *     XD_TRY(xd_encoder_create(ctx, &(xd_encoder_desc){ .tokenizer = tokenizer }, &encoder));
  *     XD_TRY(xd_encode(encoder, text, strlen(text), NULL, &e)); // e.ids[0 .. e.count), e.spans */
 
 /* A vocabulary with its rules. Immutable; threads may share it. */
@@ -34,7 +34,7 @@ typedef struct xd_tokenizer_special {
     int32_t id;
 } xd_tokenizer_special;
 
-/* How to load a tokenizer. */
+/* How to load a tokenizer: from a file, or from its bytes. */
 typedef struct xd_tokenizer_desc {
     xd_tokenizer_preset preset; /* rank files only */
     /* Rank files only: overrides the preset's; NUL-terminated. Text between matches is a piece too (tiktoken drops it). */
@@ -44,9 +44,12 @@ typedef struct xd_tokenizer_desc {
     size_t max_bytes; /* of the file; 0 -> 256 MiB */
     /* ADDED or SPECIAL tokens that add_special puts around a text. Both NULL -> what the file defines. */
     const char *bos, *eos;
+    const char *path; /* NULL -> data */
+    const void *data; /* [data_bytes] the file's bytes, not used after the call; optional with path */
+    size_t data_bytes;
 } xd_tokenizer_desc;
 
-/* Loads a tokenizer file of any form. desc NULL -> defaults. Local. Deterministic.
+/* Loads a tokenizer file of any form. Local. Deterministic.
  *
  *   tokenizer.json  BPE; normalizers NFC, NFKC, Prepend, Replace, Sequence; pre-tokenizers Split, ByteLevel,
  *                   Digits, Metaspace, Sequence; post-processors TemplateProcessing ("single"), BertProcessing,
@@ -58,12 +61,7 @@ typedef struct xd_tokenizer_desc {
  * Time and memory are proportional to the file's size and its largest id, at most 2,097,151 (100 MB).
  * Errors: IO, MEMORY, FORMAT (malformed, with the position; a split pattern unsupported or matching an empty text), UNSUPPORTED
  * (a feature, with its name: Unigram, WordPiece, ...), ARGUMENT (desc does not fit the file). */
-XD_API xd_result xd_tokenizer_load(xd_ctx *ctx, const char *path, const xd_tokenizer_desc *desc,
-                                   xd_tokenizer **out);
-
-/* The same over bytes in memory, not used after the call. */
-XD_API xd_result xd_tokenizer_load_memory(xd_ctx *ctx, const void *data, size_t bytes,
-                                          const xd_tokenizer_desc *desc, xd_tokenizer **out);
+XD_API xd_result xd_tokenizer_load(xd_ctx *ctx, const xd_tokenizer_desc *desc, xd_tokenizer **out);
 
 /* Destroys a tokenizer, after its encoders. NULL is fine. */
 XD_API void xd_tokenizer_destroy(xd_tokenizer *tokenizer);
@@ -131,8 +129,15 @@ XD_API xd_result xd_tokenizer_decode(xd_ctx *ctx, const xd_tokenizer *tokenizer,
 
 /* ---- encoding ---- */
 
-/* Creates an encoder for ctx's thread. The tokenizer must outlive it. Local. Errors: MEMORY. */
-XD_API xd_result xd_encoder_create(xd_ctx *ctx, const xd_tokenizer *tokenizer, xd_encoder **out);
+/* What an encoder encodes. */
+typedef struct xd_encoder_desc {
+    const xd_tokenizer *tokenizer; /* required; must outlive the encoder */
+    /* Also for xd_encode_batch: one more encoder for each thread of the context, 1 MB and the longest text's need each. */
+    bool batches;
+} xd_encoder_desc;
+
+/* Creates an encoder for ctx's thread. Local. With batches threads call the allocator one at a time. Errors: MEMORY. */
+XD_API xd_result xd_encoder_create(xd_ctx *ctx, const xd_encoder_desc *desc, xd_encoder **out);
 
 /* Destroys an encoder. NULL is fine. */
 XD_API void xd_encoder_destroy(xd_encoder *encoder);
@@ -173,17 +178,7 @@ XD_API xd_result xd_encode(xd_encoder *encoder, const char *text, size_t bytes, 
 
 /* ---- many texts ---- */
 
-/* Encodes many texts at a time on the context's threads. */
-typedef struct xd_batch_encoder xd_batch_encoder;
-
-/* Creates a batch encoder. Local. The tokenizer must outlive it. Takes an encoder a thread (1 MB and the longest text's need).
- * Threads call the allocator one at a time. Errors: MEMORY. */
-XD_API xd_result xd_batch_encoder_create(xd_ctx *ctx, const xd_tokenizer *tokenizer, xd_batch_encoder **out);
-
-/* Destroys a batch encoder. NULL is fine. */
-XD_API void xd_batch_encoder_destroy(xd_batch_encoder *encoder);
-
-/* The tokens of texts, until the batch encoder's next call. Text i has [offset[i], offset[i + 1]). */
+/* The tokens of texts, until the encoder's next xd_encode_batch. Text i has [offset[i], offset[i + 1]). */
 typedef struct xd_encoding_batch {
     int64_t count;              /* texts */
     const int64_t *offset;      /* [count + 1] */
@@ -192,13 +187,14 @@ typedef struct xd_encoding_batch {
     const uint8_t *roles;       /* [offset[count]] xd_token_role; NULL without add_special */
 } xd_encoding_batch;
 
-/* Encodes texts as xd_encode, with the same tokens for any number of threads.
+/* Encodes texts as xd_encode, on the context's threads, with the same tokens for any number of them.
  *
  *   desc   NULL -> defaults
  *
  * Local. Allocates when texts are more or longer than before. Errors: those of xd_encode, with the first failing text's index,
- * without a result; ARGUMENT (negative count or size). */
-XD_API xd_result xd_encode_batch(xd_batch_encoder *encoder, const xd_texts *texts, const xd_encode_desc *desc,
+ * without a result; ARGUMENT (negative count or size; an
+ * encoder without batches). */
+XD_API xd_result xd_encode_batch(xd_encoder *encoder, const xd_texts *texts, const xd_encode_desc *desc,
                                  xd_encoding_batch *out);
 
 #endif

@@ -28,7 +28,7 @@ typedef struct xdi_batch_text {
     int slot;
 } xdi_batch_text;
 
-struct xd_batch_encoder {
+struct xdi_batch_encoder {
     xd_ctx *ctx;
     pthread_mutex_t lock; /* of the context's allocator, which need not be made for several threads */
     int slots;
@@ -44,7 +44,7 @@ struct xd_batch_encoder {
 /* ---- memory ---- */
 
 static void *xdi_batch_allocate(void *user, size_t bytes) {
-    xd_batch_encoder *b = (xd_batch_encoder *)user;
+    xdi_batch_encoder *b = (xdi_batch_encoder *)user;
     const xd_allocator *allocator = &xd_ctx_settings(b->ctx)->allocator;
     pthread_mutex_lock(&b->lock);
     void *memory = allocator->allocate(allocator->user, bytes);
@@ -53,7 +53,7 @@ static void *xdi_batch_allocate(void *user, size_t bytes) {
 }
 
 static void xdi_batch_release(void *user, void *memory) {
-    xd_batch_encoder *b = (xd_batch_encoder *)user;
+    xdi_batch_encoder *b = (xdi_batch_encoder *)user;
     const xd_allocator *allocator = &xd_ctx_settings(b->ctx)->allocator;
     pthread_mutex_lock(&b->lock);
     allocator->release(allocator->user, memory);
@@ -90,7 +90,7 @@ static void xdi_batch_forget(xd_ctx *ctx, xdi_batch_tokens *t) {
     xd_release(ctx, t->roles);
 }
 
-static xd_result xdi_batch_reserve_texts(xd_batch_encoder *b, int64_t count) {
+static xd_result xdi_batch_reserve_texts(xdi_batch_encoder *b, int64_t count) {
     const int64_t capacity = count + count / 2 + 64;
     void *text = b->text, *offset = b->offset;
     if (count <= b->text_capacity && b->offset) return XD_OK;
@@ -104,7 +104,7 @@ static xd_result xdi_batch_reserve_texts(xd_batch_encoder *b, int64_t count) {
 
 /* ---- life ---- */
 
-static xd_result xdi_batch_open_slot(xd_batch_encoder *b, xdi_batch_slot *s, const xd_tokenizer *tokenizer) {
+static xd_result xdi_batch_open_slot(xdi_batch_encoder *b, xdi_batch_slot *s, const xd_tokenizer *tokenizer) {
     xd_ctx_desc desc;
     memset(&desc, 0, sizeof desc);
     desc.allocator.allocate = xdi_batch_allocate;
@@ -112,17 +112,33 @@ static xd_result xdi_batch_open_slot(xd_batch_encoder *b, xdi_batch_slot *s, con
     desc.allocator.user = b;
     XD_REQUIRE(b->ctx, xd_ctx_create(&desc, &s->ctx) == XD_OK, XD_ERROR_MEMORY,
                "no room for encoder %d of %d of a batch", (int)(s - b->slot), b->slots);
-    XD_REQUIRE(b->ctx, xd_encoder_create(s->ctx, tokenizer, &s->encoder) == XD_OK, XD_ERROR_MEMORY,
+    XD_REQUIRE(b->ctx, xdi_encoder_make(s->ctx, tokenizer, &s->encoder) == XD_OK, XD_ERROR_MEMORY,
                "no room for encoder %d of %d of a batch", (int)(s - b->slot), b->slots);
     return XD_OK;
 }
 
-XD_API xd_result xd_batch_encoder_create(xd_ctx *ctx, const xd_tokenizer *tokenizer, xd_batch_encoder **out) {
-    XDI_GIVEN(ctx, ctx, tokenizer, out);
+static void xdi_batch_encoder_destroy(xdi_batch_encoder *b) {
+    if (!b) return;
+    for (int i = 0; i < b->slots; i++) {
+        xdi_batch_slot *s = &b->slot[i];
+        if (!s->ctx) continue;
+        xdi_batch_forget(s->ctx, &s->tokens);
+        xdi_encoder_free(s->encoder);
+        xd_ctx_destroy(s->ctx);
+    }
+    pthread_mutex_destroy(&b->lock);
+    xdi_batch_forget(b->ctx, &b->tokens);
+    xd_release(b->ctx, b->text);
+    xd_release(b->ctx, b->offset);
+    xd_release(b->ctx, b);
+}
+
+static xd_result xdi_batch_encoder_create(xd_ctx *ctx, const xd_tokenizer *tokenizer,
+                                          xdi_batch_encoder **out) {
     const int slots = xd_ctx_settings(ctx)->threads;
     xd_result result = XD_OK;
-    xd_batch_encoder *b =
-        (xd_batch_encoder *)xd_allocate(ctx, sizeof *b + (size_t)slots * sizeof(xdi_batch_slot));
+    xdi_batch_encoder *b =
+        (xdi_batch_encoder *)xd_allocate(ctx, sizeof *b + (size_t)slots * sizeof(xdi_batch_slot));
     XD_REQUIRE(ctx, b, XD_ERROR_MEMORY, "no room for %d encoders of a batch", slots);
     b->ctx = ctx;
     b->slots = slots;
@@ -133,24 +149,8 @@ XD_API xd_result xd_batch_encoder_create(xd_ctx *ctx, const xd_tokenizer *tokeni
     if (result == XD_OK)
         *out = b;
     else
-        xd_batch_encoder_destroy(b);
+        xdi_batch_encoder_destroy(b);
     return result;
-}
-
-XD_API void xd_batch_encoder_destroy(xd_batch_encoder *b) {
-    if (!b) return;
-    for (int i = 0; i < b->slots; i++) {
-        xdi_batch_slot *s = &b->slot[i];
-        if (!s->ctx) continue;
-        xdi_batch_forget(s->ctx, &s->tokens);
-        xd_encoder_destroy(s->encoder);
-        xd_ctx_destroy(s->ctx);
-    }
-    pthread_mutex_destroy(&b->lock);
-    xdi_batch_forget(b->ctx, &b->tokens);
-    xd_release(b->ctx, b->text);
-    xd_release(b->ctx, b->offset);
-    xd_release(b->ctx, b);
 }
 
 /* ---- a batch ---- */
@@ -163,7 +163,7 @@ static void xdi_batch_append(xdi_batch_tokens *t, const xd_encoding *e) {
     t->count += e->count;
 }
 
-static xd_result xdi_batch_one(xd_batch_encoder *b, int64_t i, int slot) {
+static xd_result xdi_batch_one(xdi_batch_encoder *b, int64_t i, int slot) {
     const xd_text *text = &b->in->texts[i];
     xdi_batch_slot *s = &b->slot[slot];
     xdi_batch_tokens *t = &s->tokens;
@@ -180,7 +180,7 @@ static xd_result xdi_batch_one(xd_batch_encoder *b, int64_t i, int slot) {
 
 /* Texts before one that failed are still encoded: which failure is reported does not depend on the threads. */
 static void xdi_batch_encode(void *argument, int64_t begin, int64_t end, int slot) {
-    xd_batch_encoder *b = (xd_batch_encoder *)argument;
+    xdi_batch_encoder *b = (xdi_batch_encoder *)argument;
     xdi_batch_slot *s = &b->slot[slot];
     for (int64_t i = begin; i < end && i < s->failed; i++) {
         const xd_result result = xdi_batch_one(b, i, slot);
@@ -191,7 +191,7 @@ static void xdi_batch_encode(void *argument, int64_t begin, int64_t end, int slo
 }
 
 static void xdi_batch_collect(void *argument, int64_t begin, int64_t end, int slot) {
-    xd_batch_encoder *b = (xd_batch_encoder *)argument;
+    xdi_batch_encoder *b = (xdi_batch_encoder *)argument;
     xdi_batch_tokens *to = &b->tokens;
     (void)slot;
     for (int64_t i = begin; i < end; i++) {
@@ -206,7 +206,7 @@ static void xdi_batch_collect(void *argument, int64_t begin, int64_t end, int sl
 }
 
 /* The failure of the first text that failed, in the context of the call. */
-static xd_result xdi_batch_failure(xd_batch_encoder *b) {
+static xd_result xdi_batch_failure(xdi_batch_encoder *b) {
     const xdi_batch_slot *first = &b->slot[0];
     for (int i = 1; i < b->slots; i++)
         if (b->slot[i].failed < first->failed) first = &b->slot[i];
@@ -216,7 +216,7 @@ static xd_result xdi_batch_failure(xd_batch_encoder *b) {
 }
 
 /* Turns the sizes of the texts into offsets. */
-static void xdi_batch_add_up(xd_batch_encoder *b) {
+static void xdi_batch_add_up(xdi_batch_encoder *b) {
     int64_t total = 0;
     for (int64_t i = 0; i < b->in->count; i++) {
         const int64_t size = b->offset[i];
@@ -226,10 +226,8 @@ static void xdi_batch_add_up(xd_batch_encoder *b) {
     b->offset[b->in->count] = total;
 }
 
-XD_API xd_result xd_encode_batch(xd_batch_encoder *b, const xd_texts *texts, const xd_encode_desc *desc,
-                                 xd_encoding_batch *out) {
-    XDI_GIVEN_OF(b, texts, out);
-    XDI_GIVEN_LIST(b->ctx, texts->texts, texts->count);
+static xd_result xdi_batch_encode_texts(xdi_batch_encoder *b, const xd_texts *texts,
+                                        const xd_encode_desc *desc, xd_encoding_batch *out) {
     const int64_t grain = texts->count / 256 + 1;
     XD_REQUIRE(b->ctx, texts->count >= 0, XD_ERROR_ARGUMENT, "%lld texts", (long long)texts->count);
     XD_TRY(xdi_batch_reserve_texts(b, texts->count));
@@ -251,4 +249,36 @@ XD_API xd_result xd_encode_batch(xd_batch_encoder *b, const xd_texts *texts, con
     out->spans = desc && desc->skip_spans ? NULL : b->tokens.spans;
     out->roles = desc && desc->add_special ? b->tokens.roles : NULL;
     return XD_OK;
+}
+
+/* ---- the public calls ---- */
+
+XD_API xd_result xd_encoder_create(xd_ctx *ctx, const xd_encoder_desc *desc, xd_encoder **out) {
+    XDI_GIVEN(ctx, ctx, desc, out);
+    XDI_GIVEN(ctx, desc->tokenizer);
+    xd_encoder *e = NULL;
+    XD_TRY(xdi_encoder_make(ctx, desc->tokenizer, &e));
+    const xd_result result =
+        desc->batches ? xdi_batch_encoder_create(ctx, desc->tokenizer, xdi_encoder_batch(e)) : XD_OK;
+    if (result == XD_OK)
+        *out = e;
+    else
+        xd_encoder_destroy(e);
+    return result;
+}
+
+XD_API void xd_encoder_destroy(xd_encoder *encoder) {
+    if (!encoder) return;
+    if (*xdi_encoder_batch(encoder)) xdi_batch_encoder_destroy(*xdi_encoder_batch(encoder));
+    xdi_encoder_free(encoder);
+}
+
+XD_API xd_result xd_encode_batch(xd_encoder *encoder, const xd_texts *texts, const xd_encode_desc *desc,
+                                 xd_encoding_batch *out) {
+    xd_ctx *ctx = encoder ? xdi_encoder_ctx(encoder) : NULL;
+    XDI_GIVEN(ctx, encoder, texts, out);
+    XDI_GIVEN_LIST(ctx, texts->texts, texts->count);
+    XD_REQUIRE(ctx, *xdi_encoder_batch(encoder), XD_ERROR_ARGUMENT,
+               "%lld texts for an encoder that was created without batches", (long long)texts->count);
+    return xdi_batch_encode_texts(*xdi_encoder_batch(encoder), texts, desc, out);
 }

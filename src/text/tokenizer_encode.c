@@ -38,6 +38,7 @@ typedef struct xdi_candidate {
 } xdi_candidate;
 
 struct xd_encoder {
+    xdi_batch_encoder *batch; /* for xd_encode_batch; NULL without batches */
     xd_ctx *ctx;
     const xd_tokenizer *tokenizer;
     xdi_cached *cache;
@@ -60,8 +61,7 @@ struct xd_encoder {
     size_t length;
 };
 
-XD_API xd_result xd_encoder_create(xd_ctx *ctx, const xd_tokenizer *tokenizer, xd_encoder **out) {
-    XDI_GIVEN(ctx, ctx, tokenizer, out);
+XD_PRIVATE xd_result xdi_encoder_make(xd_ctx *ctx, const xd_tokenizer *tokenizer, xd_encoder **out) {
     xd_encoder *e = (xd_encoder *)xd_allocate(ctx, sizeof *e);
     XD_REQUIRE(ctx, e, XD_ERROR_MEMORY, "no room for an encoder");
     e->ctx = ctx;
@@ -70,7 +70,7 @@ XD_API xd_result xd_encoder_create(xd_ctx *ctx, const xd_tokenizer *tokenizer, x
     for (int i = 0; i < XDI_TOKENIZER_STAGES; i++) e->matchers[i].ctx = ctx;
     e->cache_memory = xd_allocate(ctx, (XDI_ENCODER_CACHED + 1) * sizeof(xdi_cached));
     const bool fits = e->cache_memory != NULL;
-    if (!fits) xd_encoder_destroy(e);
+    if (!fits) xdi_encoder_free(e);
     XD_REQUIRE(ctx, fits, XD_ERROR_MEMORY, "no room for the cache of an encoder");
     const size_t line = sizeof(xdi_cached);
     e->cache = (xdi_cached *)(((uintptr_t)e->cache_memory + line - 1) / line * line);
@@ -78,7 +78,7 @@ XD_API xd_result xd_encoder_create(xd_ctx *ctx, const xd_tokenizer *tokenizer, x
     return XD_OK;
 }
 
-XD_API void xd_encoder_destroy(xd_encoder *e) {
+XD_PRIVATE void xdi_encoder_free(xd_encoder *e) {
     if (!e) return;
     for (int i = 0; i < XDI_TOKENIZER_STAGES; i++) xdi_matcher_release(&e->matchers[i]);
     xdi_rewriter_release(e->ctx, &e->rewriter);
@@ -90,6 +90,14 @@ XD_API void xd_encoder_destroy(xd_encoder *e) {
     xd_release(e->ctx, e->spans);
     xd_release(e->ctx, e->roles);
     xd_release(e->ctx, e);
+}
+
+XD_PRIVATE xd_ctx *xdi_encoder_ctx(const xd_encoder *e) {
+    return e->ctx;
+}
+
+XD_PRIVATE xdi_batch_encoder **xdi_encoder_batch(xd_encoder *e) {
+    return &e->batch;
 }
 
 /* Replaces a buffer by a larger one with the same first bytes. */

@@ -63,23 +63,18 @@ static xd_result xdi_format_open(xd_ctx *ctx, const char *text, size_t bytes, xd
     return xd_json_load_memory(ctx, &limits, text, bytes, root);
 }
 
-XD_API xd_result xd_tokenizer_load_memory(xd_ctx *ctx, const void *data, size_t bytes,
-                                          const xd_tokenizer_desc *desc, xd_tokenizer **out) {
-    XDI_GIVEN(ctx, ctx, out);
-    XDI_GIVEN_LIST(ctx, data, bytes);
+static xd_result xdi_tokenizer_load_bytes(xd_ctx *ctx, const void *data, size_t bytes,
+                                          const xd_tokenizer_desc *d, xd_tokenizer **out) {
     xd_tokenizer *t = NULL;
     xd_json *root = NULL;
     xdi_tokenizer_file file;
-    xd_tokenizer_desc d;
-    memset(&d, 0, sizeof d);
-    if (desc) d = *desc;
     XD_TRY(xdi_format_open(ctx, (const char *)data, bytes, &root));
     file.text = (const char *)data;
     file.bytes = bytes;
     file.root = root;
-    xd_result result = xdi_format_load(ctx, &file, &d, &t);
+    xd_result result = xdi_format_load(ctx, &file, d, &t);
     xd_json_destroy(ctx, root);
-    if (result == XD_OK) result = xdi_tokenizer_replace_ends(t, &d);
+    if (result == XD_OK) result = xdi_tokenizer_replace_ends(t, d);
     if (result == XD_OK)
         *out = t;
     else
@@ -87,14 +82,17 @@ XD_API xd_result xd_tokenizer_load_memory(xd_ctx *ctx, const void *data, size_t 
     return result;
 }
 
-XD_API xd_result xd_tokenizer_load(xd_ctx *ctx, const char *path, const xd_tokenizer_desc *desc,
-                                   xd_tokenizer **out) {
-    XDI_GIVEN(ctx, ctx, path, out);
+XD_API xd_result xd_tokenizer_load(xd_ctx *ctx, const xd_tokenizer_desc *desc, xd_tokenizer **out) {
+    XDI_GIVEN(ctx, ctx, desc, out);
     char *data = NULL;
     size_t bytes = 0;
-    XD_TRY(xd_file_load(ctx, path, desc ? desc->max_bytes : 0, &data, &bytes));
-    const xd_result result = xd_tokenizer_load_memory(ctx, data, bytes, desc, out);
+    if (!desc->path) {
+        XDI_GIVEN(ctx, desc->data);
+        return xdi_tokenizer_load_bytes(ctx, desc->data, desc->data_bytes, desc, out);
+    }
+    XD_TRY(xd_file_load(ctx, desc->path, desc->max_bytes, &data, &bytes));
+    const xd_result result = xdi_tokenizer_load_bytes(ctx, data, bytes, desc, out);
     xd_release(ctx, data);
-    XD_REQUIRE(ctx, result == XD_OK, result, "%s: %s", path, xd_last_error(ctx)->message);
+    XD_REQUIRE(ctx, result == XD_OK, result, "%s: %s", desc->path, xd_last_error(ctx)->message);
     return XD_OK;
 }

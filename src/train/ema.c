@@ -461,27 +461,30 @@ static xd_result xdi_ema_plan(xd_ctx *ctx, xd_ema_desc *d, xdi_ema_sizes *sizes)
     return XD_OK;
 }
 
-XD_API xd_result xd_ema_bytes(xd_ctx *ctx, const xd_param *params, int64_t count, const xd_ema_desc *desc,
-                              xd_memory_bytes *out) {
-    XDI_GIVEN(ctx, ctx, out);
-    XDI_GIVEN_LIST(ctx, params, count);
-    xd_ema_desc d;
+XD_PRIVATE xd_result xdi_ema_bytes(xd_ctx *ctx, const xd_ema_desc *desc, xd_memory_bytes *out) {
+    xd_ema_desc d = *desc;
     xdi_ema_sizes sizes;
-    memset(&d, 0, sizeof d);
-    if (desc) d = *desc;
-    d.params = params;
-    d.param_count = count;
     XD_TRY(xdi_ema_plan(ctx, &d, &sizes));
     const xd_memory_bytes bytes = { sizes.here + sizes.locked, sizes.device };
-    *out = xdi_train_with_list(ctx, bytes, count);
+    *out = xdi_train_with_list(ctx, bytes, d.param_count);
     return XD_OK;
 }
 
+static xd_result xdi_ema_add_to_plan(xd_ctx *ctx, const xd_ema_desc *desc) {
+    xd_memory_bytes bytes = { 0, 0 };
+    XD_TRY(xdi_ema_bytes(ctx, desc, &bytes));
+    return xdi_plan_add(ctx, bytes);
+}
+
 XD_API xd_result xd_ema_create(xd_ctx *ctx, const xd_ema_desc *desc, xd_ema **out) {
-    XDI_GIVEN(ctx, ctx, desc, out);
+    XDI_GIVEN_IN_PLAN(ctx, ctx, desc, out);
     xd_ema_desc d = *desc;
     xdi_ema_sizes sizes;
     XDI_GIVEN_LIST(ctx, desc->params, desc->param_count);
+    if (xdi_plan_is_open(ctx)) {
+        *out = NULL;
+        return xdi_ema_add_to_plan(ctx, desc);
+    }
     XD_TRY(xdi_ema_plan(ctx, &d, &sizes));
     xd_ema *ema = (xd_ema *)xd_allocate(ctx, sizes.here);
     XD_REQUIRE(ctx, ema, XD_ERROR_MEMORY, "no room for the average of %lld parameters: %zu bytes",
@@ -651,7 +654,7 @@ XD_PRIVATE xd_result xdi_ema_has_next(const xd_ema *ema) {
 }
 
 XD_API xd_result xd_ema_update(xd_ema *ema, int64_t iteration, const xd_status *status) {
-    XDI_GIVEN(NULL, ema);
+    XDI_GIVEN(ema ? ema->ctx : NULL, ema);
     XD_REQUIRE(ema->ctx, iteration >= XD_EMA_NEXT, XD_ERROR_ARGUMENT, "iteration %lld is negative",
                (long long)iteration);
     if (iteration == XD_EMA_NEXT) XD_TRY(xdi_ema_has_next(ema));
@@ -727,7 +730,7 @@ static xd_result xdi_ema_check_swap(const xd_ema *ema) {
 }
 
 XD_API xd_result xd_ema_swap(xd_ema *ema) {
-    XDI_GIVEN(NULL, ema);
+    XDI_GIVEN(ema ? ema->ctx : NULL, ema);
     const xd_launch launch = xdi_train_launch(ema->ctx, NULL);
     xd_swap_array arrays[XDI_EMA_AT_ONCE];
     int64_t n = 0;

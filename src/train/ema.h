@@ -97,11 +97,6 @@ typedef struct xd_ema_match {
  * negative), SHAPE (count of a part), DTYPE, MEMORY, UNSUPPORTED (`host` without page-locked memory). */
 XD_API xd_result xd_ema_create(xd_ctx *ctx, const xd_ema_desc *desc, xd_ema **out);
 
-/* Returns the memory that xd_ema_create would take; desc may be NULL. Local, allocates nothing. Errors: as xd_ema_create,
- * without MEMORY and errors of names. */
-XD_API xd_result xd_ema_bytes(xd_ctx *ctx, const xd_param *params, int64_t count, const xd_ema_desc *desc,
-                              xd_memory_bytes *out);
-
 /* Frees the shadows; host shadows after their launched work. NULL is fine. */
 XD_API void xd_ema_destroy(xd_ema *ema);
 

@@ -89,4 +89,8 @@ XD_PRIVATE xd_result xdi_post_hoc_gamma(xd_ctx *ctx, double sigma_rel, double *g
 /* param.c: true for the dtypes of parameters and gradients: F32, BF16, F16. */
 XD_PRIVATE bool xdi_train_takes(xd_dtype dtype);
 
+/* optimizer.c, ema.c: what a create takes. Errors: as the create, without MEMORY and those of names. */
+XD_PRIVATE xd_result xdi_optimizer_bytes(xd_ctx *ctx, const xd_optimizer_desc *desc, xd_memory_bytes *out);
+XD_PRIVATE xd_result xdi_ema_bytes(xd_ctx *ctx, const xd_ema_desc *desc, xd_memory_bytes *out);
+
 #endif

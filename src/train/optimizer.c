@@ -233,8 +233,7 @@ static xd_result xdi_optimizer_plan(xd_ctx *ctx, xd_optimizer_desc *d, xd_memory
     return XD_OK;
 }
 
-XD_API xd_result xd_optimizer_bytes(xd_ctx *ctx, const xd_optimizer_desc *desc, xd_memory_bytes *out) {
-    XDI_GIVEN(ctx, ctx, desc, out);
+XD_PRIVATE xd_result xdi_optimizer_bytes(xd_ctx *ctx, const xd_optimizer_desc *desc, xd_memory_bytes *out) {
     xd_optimizer_desc d = *desc;
     xd_memory_bytes bytes = { 0, 0 };
     XD_TRY(xdi_optimizer_plan(ctx, &d, &bytes));
@@ -242,8 +241,18 @@ XD_API xd_result xd_optimizer_bytes(xd_ctx *ctx, const xd_optimizer_desc *desc, 
     return XD_OK;
 }
 
+static xd_result xdi_optimizer_add_to_plan(xd_ctx *ctx, const xd_optimizer_desc *desc) {
+    xd_memory_bytes bytes = { 0, 0 };
+    XD_TRY(xdi_optimizer_bytes(ctx, desc, &bytes));
+    return xdi_plan_add(ctx, bytes);
+}
+
 XD_API xd_result xd_optimizer_create(xd_ctx *ctx, const xd_optimizer_desc *desc, xd_optimizer **out) {
-    XDI_GIVEN(ctx, ctx, desc, out);
+    XDI_GIVEN_IN_PLAN(ctx, ctx, desc, out);
+    if (xdi_plan_is_open(ctx)) {
+        *out = NULL;
+        return xdi_optimizer_add_to_plan(ctx, desc);
+    }
     xd_optimizer_desc d = *desc;
     xd_memory_bytes bytes = { 0, 0 };
     XD_TRY(xdi_optimizer_plan(ctx, &d, &bytes));
@@ -322,7 +331,7 @@ static xd_result xdi_optimizer_may_thaw(const xd_optimizer *o, int64_t index) {
 }
 
 XD_API xd_result xd_optimizer_thaw(xd_optimizer *optimizer, int64_t index) {
-    XDI_GIVEN(NULL, optimizer);
+    XDI_GIVEN(optimizer ? optimizer->ctx : NULL, optimizer);
     XD_TRY(xdi_optimizer_may_thaw(optimizer, index));
     xd_optimizer_state state =
         optimizer->reserved[index]; /* zero since creation: nobody had a pointer to it */
@@ -470,7 +479,7 @@ static bool xdi_optimizer_has_joined(const xdi_optimizer_averages *averages, con
 
 XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_step_desc *desc,
                                    bool *skipped) {
-    XDI_GIVEN(NULL, optimizer);
+    XDI_GIVEN(optimizer ? optimizer->ctx : NULL, optimizer);
     const xd_optimizer_kernels *kernels = &xd_ctx_kernels(optimizer->ctx)->optimizer;
     xd_optimizer_step_desc d;
     xdi_optimizer_averages averages;

@@ -78,9 +78,6 @@ typedef struct xd_optimizer_step_desc {
 XD_API xd_optimizer_desc xd_adamw_defaults(const xd_param *params, int64_t param_count);
 XD_API xd_optimizer_desc xd_adam_defaults(const xd_param *params, int64_t param_count);
 
-/* Returns the memory of xd_optimizer_create. Local, allocates nothing. Errors: as xd_optimizer_create, without MEMORY. */
-XD_API xd_result xd_optimizer_bytes(xd_ctx *ctx, const xd_optimizer_desc *desc, xd_memory_bytes *out);
-
 /* Creates an optimizer; master copies start as the current values. One allocation, including states to thaw.
  *
  *    desc   read during the call, except desc->params

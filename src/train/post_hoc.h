@@ -41,19 +41,17 @@ typedef struct xd_post_hoc_desc {
     void *user;
 } xd_post_hoc_desc;
 
-/* Fills parameters and buffers with the weighted sum of snapshots whose profile is closest to the target's, in mean square
- * over iterations. Each snapshot in order adds one fused multiply-add with its f32 coefficient to f32 0; the result is
- * rounded to the target's dtype. Snapshots with coefficient 0 are not read. Buffers are the last snapshot's.
+/* Fills parameters with the sum of snapshots whose profile is closest to the target's, in mean square over iterations. Each
+ * snapshot in order adds one fused multiply-add with its f32 coefficient to f32 0. Snapshots with coefficient 0 are not read.
+ * Buffers are the last snapshot's.
  *
- *    coefficients   out, [snapshot_count], sum about 1; 0 for linearly dependent snapshots; may be NULL
- *    error          out: distance over the target profile's norm, to about 1e-8; 0 with desc->coefficients; may be NULL
+ *    coefficients   out, [snapshot_count], sum about 1; may be NULL
+ *    error          out: distance over the target profile's norm, 0 with desc->coefficients; may be NULL
  *
- * Local. Takes 2 n^2 + 6 n numbers and n^3 time, in double: pivoted Cholesky of normalized inner products, then refinement.
- * Then the largest parameter in f32 and in the read dtype. Coefficients depend on the math library's powers. With equal
- * coefficients the sum has the same bits on every device, and that of a shard the bits of the shard of the sum.
- * Errors, nothing written: ARGUMENT (no snapshots; iteration, exponent or width out of range; two equal; target after the
- * last; coefficient not finite; target without name or elements), DTYPE, MEMORY. After an error of `read`, earlier tensors
- * are complete, later ones unchanged. */
+ * Local. Takes 2 n^2 + 6 n doubles, n^3 time, and the largest parameter in f32 and in the read dtype. With equal coefficients
+ * the same bits on every device and for every split.
+ * Errors, nothing written: ARGUMENT (a profile; a coefficient; a target), DTYPE, MEMORY. After an error of `read`, earlier
+ * tensors are complete, later ones unchanged. */
 XD_API xd_result xd_post_hoc_average(xd_ctx *ctx, const xd_post_hoc_desc *desc, double *coefficients,
                                      double *error);
 

@@ -201,13 +201,13 @@ static xd_result xdi_xcached_find_places(const xdi_xtoken *x, const xdi_xtoken_t
 }
 
 /* J and a of one chunk; returns the number of entries. */
-static int64_t xdi_xcached_target(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached_places *p,
-                                  int64_t slot, int32_t *columns, double *target) {
+static int64_t xdi_xcached_target(const xdi_xtoken_term *term, xdi_xcached_places *p, int64_t slot,
+                                  int32_t *columns, double *target) {
     const xd_teacher_cache *cache = term->teacher->cached.cache;
     const double positions = (double)term->teacher_sizes[slot];
     int64_t count = 0;
     for (int64_t i = p->begin[slot]; i < p->begin[slot + 1]; i++) {
-        xd_teacher_cache_entries(x->ctx, cache, p->places[i], p->ids, p->probabilities);
+        xdi_cache_entries(cache, p->places[i], p->ids, p->probabilities);
         for (int64_t j = 0; j < p->k; j++) {
             const int32_t id = p->ids[j];
             if (p->probabilities[j] == 0.0) continue;
@@ -225,13 +225,13 @@ static int64_t xdi_xcached_target(const xdi_xtoken *x, const xdi_xtoken_term *te
 /* ---- loaded tiles ---- */
 
 /* Tile `index` of all. */
-static void xdi_xcached_read_tile(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xcached *h,
+static void xdi_xcached_read_tile(const xdi_xtoken_term *term, xdi_xcached *h,
                                   const xdi_xtoken_tile *tile, int64_t index) {
     const int64_t *order = term->places.order + xdi_xtoken_tile_start(&term->places, tile);
     int64_t *offset = h->offset + index * h->width, at = h->begin[index];
     offset[0] = 0;
     for (int64_t place = 0; place < tile->count; place++) {
-        at += xdi_xcached_target(x, term, &h->in, tile->b * term->teacher->chunks + order[place], h->ids + at,
+        at += xdi_xcached_target(term, &h->in, tile->b * term->teacher->chunks + order[place], h->ids + at,
                                  h->target + at);
         offset[place + 1] = at - h->begin[index];
     }
@@ -254,7 +254,7 @@ static xd_result xdi_xcached_bring(const xdi_xtoken *x, const xdi_xtoken_term *t
             const xdi_xtoken_tile tile = xdi_xtoken_tile_at(&term->places, x->d.sequence_comm, b, i);
             if (h->begin[h->end] + xdi_xcached_tile_bound(term, &h->in, &tile) > h->room)
                 return xdi_xcached_upload(x, h);
-            xdi_xcached_read_tile(x, term, h, &tile, h->end++);
+            xdi_xcached_read_tile(term, h, &tile, h->end++);
         }
     return xdi_xcached_upload(x, h);
 }

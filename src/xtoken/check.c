@@ -61,11 +61,11 @@ static xd_result xdi_xtoken_check_chunks(xd_ctx *ctx, const xd_xtoken_desc *d, i
                index, (long long)t->chunks);
     XD_REQUIRE(ctx, (t->student_chunks || d->student.rows == 0) && (t->teacher_chunks || t->logits.rows == 0),
                XD_ERROR_ARGUMENT, "teacher %d has no chunk ids", index);
-    for (int64_t i = 0; i < d->student.rows; i++)
+    for (int64_t i = 0; i < xdi_xtoken_read(ctx, d->student.rows); i++)
         XD_REQUIRE(ctx, t->student_chunks[i] >= -1 && t->student_chunks[i] < t->chunks, XD_ERROR_ARGUMENT,
                    "teacher %d: chunk id %lld of student row %lld is outside [-1, %lld)", index,
                    (long long)t->student_chunks[i], (long long)i, (long long)t->chunks);
-    for (int64_t i = 0; i < t->logits.rows; i++)
+    for (int64_t i = 0; i < xdi_xtoken_read(ctx, t->logits.rows); i++)
         XD_REQUIRE(ctx, t->teacher_chunks[i] >= -1 && t->teacher_chunks[i] < t->chunks, XD_ERROR_ARGUMENT,
                    "teacher %d: chunk id %lld of teacher row %lld is outside [-1, %lld)", index,
                    (long long)t->teacher_chunks[i], (long long)i, (long long)t->chunks);
@@ -83,7 +83,7 @@ static xd_result xdi_xtoken_check_column_ids(xd_ctx *ctx, const xd_xtoken_desc *
                XD_ERROR_ARGUMENT,
                "teacher %d has chosen columns alone: not with kind %d, scores, SELECT or compat", index,
                (int)t->kind);
-    for (int64_t i = 0; i < d->sequences * k; i++) {
+    for (int64_t i = 0; i < xdi_xtoken_read(ctx, d->sequences * k); i++) {
         const int64_t last = i % k == 0 ? -1 : t->projected.column_ids[i - 1];
         XD_REQUIRE(ctx, t->projected.column_ids[i] > last && t->projected.column_ids[i] < size,
                    XD_ERROR_ARGUMENT, "teacher %d has column %lld after %lld, of %lld", index,
@@ -126,7 +126,7 @@ static xd_result xdi_xtoken_check_cache(xd_ctx *ctx, const xd_xtoken_teacher *t,
     XD_REQUIRE(ctx, t->vocabulary == 0 || t->vocabulary == info.desc.vocabulary, XD_ERROR_SHAPE,
                "teacher %d has a vocabulary of %lld ids but its cache %lld", index, (long long)t->vocabulary,
                (long long)info.desc.vocabulary);
-    for (int64_t i = 0; i < t->logits.rows; i++) {
+    for (int64_t i = 0; i < xdi_xtoken_read(ctx, t->logits.rows); i++) {
         const int64_t at = t->cached.positions[i];
         const bool chunk = t->teacher_chunks && t->teacher_chunks[i] >= 0;
         XD_REQUIRE(ctx, at >= (chunk ? 0 : -1) && at < info.positions, XD_ERROR_ARGUMENT,
@@ -170,7 +170,7 @@ static xd_result xdi_xtoken_check_score_weights(xd_ctx *ctx, const xd_xtoken_des
     const bool labels = d->score == XD_XTOKEN_SCORE_CE || d->mode == XD_XTOKEN_SELECT;
     const float *weights = labels ? t->label_weight : t->position_weight;
     if (!labels && d->score == XD_XTOKEN_SCORE_NONE) return XD_OK;
-    for (int64_t i = 0; i < t->logits.rows && weights; i++) {
+    for (int64_t i = 0; i < xdi_xtoken_read(ctx, t->logits.rows) && weights; i++) {
         const bool ignored = labels && t->labels.data && xd_id_at(t->labels, i) == d->common.ignore_index;
         if (!ignored)
             XD_TRY(xdi_xtoken_check_weight(ctx, labels ? "label weight" : "position weight", weights[i], i));
@@ -211,9 +211,9 @@ static xd_result xdi_xtoken_check_numbers(xd_ctx *ctx, const xd_xtoken_desc *d) 
     XD_TRY(xdi_vocab_check_ids(ctx, "labels", &d->common.labels));
     XD_REQUIRE(ctx, !d->balance || d->common.labels.data, XD_ERROR_ARGUMENT,
                "balance needs labels: there is no CE without");
-    for (int64_t b = 0; b < d->sequences && d->sample_weight; b++)
+    for (int64_t b = 0; b < xdi_xtoken_read(ctx, d->sequences) && d->sample_weight; b++)
         XD_TRY(xdi_xtoken_check_weight(ctx, "sample weight", d->sample_weight[b], b));
-    for (int64_t i = 0; i < d->student.rows && d->common.row_weight; i++)
+    for (int64_t i = 0; i < xdi_xtoken_read(ctx, d->student.rows) && d->common.row_weight; i++)
         if (xdi_xtoken_row_counts(&d->common, i))
             XD_TRY(xdi_xtoken_check_weight(ctx, "row weight", d->common.row_weight[i], i));
     return XD_OK;

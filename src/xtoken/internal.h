@@ -364,6 +364,8 @@ XD_PRIVATE xd_result xdi_xtoken_validate(xd_ctx *ctx, const xd_xtoken_desc *d);
 
 /* layout.c: the call before its first kernel: everything except memory, the size of memory, and then the memory. */
 XD_PRIVATE void xdi_xtoken_open(xdi_xtoken *x, xd_ctx *ctx, const xd_xtoken_desc *d);
+/* work.c: how many elements of an array of the batch a check reads: none while a plan is open. */
+XD_PRIVATE int64_t xdi_xtoken_read(const xd_ctx *ctx, int64_t count);
 XD_PRIVATE bool xdi_xtoken_plan(xdi_xtoken *x, size_t *work, size_t *host, size_t *lists); /* bytes */
 XD_PRIVATE xd_result xdi_xtoken_provide(xdi_xtoken *x, const xd_xtoken_desc *desc);
 /* Also after a failure, when kernels that were launched may still read the memory. */

@@ -27,7 +27,7 @@ static xd_result xdi_likelihood_check(xd_ctx *ctx, const xd_xtoken_desc *d, int 
                "teacher %d compares likelihoods, but has neither labels nor log-probabilities", index);
     XD_REQUIRE(ctx, (int)t->likelihood.form >= 0 && (int)t->likelihood.form <= (int)XD_LIKELIHOOD_KL,
                XD_ERROR_ARGUMENT, "teacher %d has likelihood form %d", index, (int)t->likelihood.form);
-    for (int64_t i = 0; i < slots && t->likelihood.chunk_length; i++) {
+    for (int64_t i = 0; i < xdi_xtoken_read(ctx, slots) && t->likelihood.chunk_length; i++) {
         const bool counts = (!t->chunk_mask || t->chunk_mask[i]) &&
                             (d->compat || !d->sample_weight || d->sample_weight[i / t->chunks] != 0.0f);
         if (!counts) continue;

@@ -22,7 +22,8 @@ static bool xdi_xtoken_exists(const xdi_xtoken *x, const xdi_xtoken_term *term, 
     const bool exact = x->d.exact_only && !(x->d.compat && (term->kind->traits & XDI_KIND_EVEN_COMPAT));
     uint8_t valid;
     xdi_valid_chunks(&term->student_sizes[at], &term->teacher_sizes[at],
-                    t->chunk_mask ? &t->chunk_mask[at] : NULL, exact ? &t->chunk_exact[at] : NULL, 1, &valid);
+                     t->chunk_mask ? &t->chunk_mask[at] : NULL, exact ? &t->chunk_exact[at] : NULL, 1,
+                     &valid);
     return valid != 0;
 }
 

@@ -6,6 +6,10 @@
 
 /* ---- memory ---- */
 
+XD_PRIVATE int64_t xdi_xtoken_read(const xd_ctx *ctx, int64_t count) {
+    return xdi_plan_is_open(ctx) ? 0 : count;
+}
+
 XD_PRIVATE int64_t xdi_xtoken_most(int64_t a, int64_t b) {
     return a > b ? a : b;
 }

@@ -40,9 +40,9 @@ static void xdi_xtoken_add_rows(const xdi_xtoken *x) {
 static xd_result xdi_xtoken_count_chunks(const xdi_xtoken *x, const xdi_xtoken_term *term) {
     const xd_xtoken_teacher *t = term->teacher;
     const xdi_chunk_map student = { t->student_chunks, x->d.sequences, x->held, t->chunks,
-                                   x->d.sequence_comm };
+                                    x->d.sequence_comm };
     const xdi_chunk_map teacher = { t->teacher_chunks, x->d.sequences, term->held, t->chunks,
-                                   x->d.sequence_comm };
+                                    x->d.sequence_comm };
     if (term->kind->traits & XDI_KIND_POSITIONS) return XD_OK;
     XD_TRY(xdi_chunk_sizes(x->ctx, &student, term->student_sizes));
     XD_TRY(xdi_chunk_sizes(x->ctx, &teacher, term->teacher_sizes));
@@ -293,7 +293,7 @@ static bool xdi_xtoken_is_sized_teacher(const xd_xtoken_teacher *t) {
     return t->chunks >= 0 && t->chunks <= INT32_MAX && vocabulary >= 0 && vocabulary <= INT32_MAX;
 }
 
-/* Are the sizes valid, so that the workspace can be computed? */
+/* Are the sizes so small that no sum of them overflows? */
 static bool xdi_xtoken_is_sized(const xd_xtoken_desc *d) {
     if (!d->vocab || !d->teachers || !xdi_xtoken_is_rows(d->student.rows)) return false;
     if (d->sequences < 0 || d->sequences > INT32_MAX) return false;
@@ -303,18 +303,32 @@ static bool xdi_xtoken_is_sized(const xd_xtoken_desc *d) {
     return d->teacher_count > 0;
 }
 
-XD_API size_t xd_xtoken_workspace_bytes(const xd_xtoken_desc *desc) {
+static xd_result xdi_xtoken_measure(xd_ctx *ctx, const xd_xtoken_desc *desc, size_t *work) {
     xdi_xtoken x;
-    size_t work, host, lists;
-    if (!xdi_xtoken_is_sized(desc)) return 0;
+    size_t host, lists;
     const xd_xtoken_desc d = xdi_xtoken_resolve(desc);
-    if (d.columns <= 0 || d.tail < 0) return 0;
-    xdi_xtoken_open(&x, xdi_vocab_ctx(d.vocab), &d);
-    return xdi_xtoken_plan(&x, &work, &host, &lists) ? work : 0;
+    XD_REQUIRE(ctx, !d.vocab || !d.teachers || d.teacher_count <= 0 || xdi_xtoken_is_sized(&d),
+               XD_ERROR_ARGUMENT,
+               "the workspace of %lld rows in %lld sequences for %d teachers would not fit into memory",
+               (long long)d.student.rows, (long long)d.sequences, d.teacher_count);
+    XD_TRY(xdi_xtoken_validate(ctx, &d));
+    xdi_xtoken_open(&x, ctx, &d);
+    XD_REQUIRE(ctx, xdi_xtoken_plan(&x, work, &host, &lists), XD_ERROR_ARGUMENT,
+               "the workspace would not fit into memory");
+    return XD_OK;
+}
+
+static xd_result xdi_xtoken_add_to_plan(xd_ctx *ctx, const xd_xtoken_desc *desc,
+                                        const xd_xtoken_values *out) {
+    size_t work = 0;
+    xd_result result = xdi_xtoken_measure(ctx, desc, &work);
+    if (result == XD_OK) result = xdi_loss_check_out(ctx, desc->student.rows, out);
+    return xdi_plan_add_workspace(ctx, result, work);
 }
 
 XD_API xd_result xd_xtoken_loss(xd_ctx *ctx, const xd_xtoken_desc *desc, xd_xtoken_values *out) {
-    XDI_GIVEN(ctx, ctx, desc);
+    XDI_GIVEN_IN_PLAN(ctx, ctx, desc);
+    if (xdi_plan_is_open(ctx)) return xdi_xtoken_add_to_plan(ctx, desc, out);
     xdi_xtoken x;
     memset(&x, 0, sizeof x);
     xd_result result = xdi_xtoken_prepare(ctx, desc, &x);

@@ -50,7 +50,7 @@ typedef enum xd_xtoken_score {
 typedef struct xd_xtoken_projected {
     /* Required; [V, V_t]. On a GPU use xd_projection_upload, or every call copies it. */
     const xd_projection *projection;
-    /* [B, k] ascending, k = min(columns, V_t), the same on all ranks of the sequence: J from xd_vocab_topk_gather, the
+    /* [B, k] ascending, k = min(columns, V_t), the same on all ranks of the sequence: J from xd_vocab_topk_columns, the
      * only columns in logits. Not with scores, SELECT or compat. NULL -> the loss chooses J. */
     const int64_t *column_ids;
 } xd_xtoken_projected;
@@ -172,14 +172,11 @@ typedef struct xd_xtoken_desc {
 XD_API xd_xtoken_desc xd_xtoken_defaults(void);
 XD_API xd_xtoken_teacher xd_xtoken_teacher_defaults(xd_xtoken_kind kind);
 
-/* Returns the bytes of workspace for this desc (docs/xtoken.md), or 0 if it is invalid. CACHED allocates for the call instead.
- * Local. */
-XD_API size_t xd_xtoken_workspace_bytes(const xd_xtoken_desc *desc);
-
 /* Computes the global loss and its gradient; sum the gradient over data ranks. Balance, denominators, weights and J are
  * constants in it.
  *
- * Collective over the vocabulary, sequence_comm and comm. Takes [T] memory for the call besides the workspace. Returns with
+ * Collective over the vocabulary, sequence_comm and comm. Takes [T] memory for the call besides the workspace, CACHED
+ * more. Returns with
  * the results on the host. Deterministic for a fixed mesh; INVARIANT: the same bits for every split. Labels outside the
  * vocabulary and losses that are not finite count as zero, and in status (docs/xtoken.md). If nothing counts, all is zero, and
  * status reports it.

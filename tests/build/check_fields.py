@@ -28,7 +28,7 @@ NOT_READ = {name: reason for reason, names in {
     "an extent of the caller's: what does not fit into it is refused": """xd_weight_desc.room
         xd_mesh_desc.world_size xd_expert_desc.virtual_pipeline""",
     "told to the caller, who acts on it: the provider of a stage, the loop over pieces": """xd_stage_place.pipeline_ranks xd_stage_place.virtual_stage xd_stage_place.virtual_stages
-        xd_stage_place.first_layer xdi_teacher_piece.shard""",
+        xd_stage_place.first_layer""",
     "xd_build fills it in for the caller's layers, as tensor_parallel, partition_dim and partition_stride":
         "xd_weight_traits.expert_tensor_parallel",
     "the library sets it, and transports compare it": "xd_collective.sequence",
@@ -38,8 +38,7 @@ NOT_READ = {name: reason for reason, names in {
 }.items() for name in names.split()}
 # Fields that no test and no example sets by name, by the reason.
 NOT_SET = {name: reason for reason, names in {
-    "a state that calls make and take back": """xd_arena.base xd_arena.capacity xd_arena.used xd_arena.peak
-        xd_collective.sequence xd_status.first_row xd_status.first_value
+    "a state that calls make and take back": """xd_collective.sequence xd_status.first_row xd_status.first_value
         xd_status.large_norms xd_ticket.number xd_ema_record.config
         xd_exact_map.pairs xd_exact_map.student_rest xd_exact_map.student_rest_count xd_exact_map.teacher_rest
         xd_exact_map.teacher_rest_count""",

@@ -9,7 +9,7 @@ int main(int argc, char **argv) {
     xd_ctx *ctx = NULL;
     xd_projection p;
     if (argc != 2 || xd_ctx_create(NULL, &ctx) != XD_OK) return 2;
-    if (xd_projection_load(ctx, argv[1], NULL, &p) != XD_OK) {
+    if (xd_projection_load(ctx, &(xd_projection_load_desc){ .path = argv[1] }, &p) != XD_OK) {
         fprintf(stderr, "%s\n", xd_last_error(ctx)->message);
         return 1;
     }

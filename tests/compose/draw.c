@@ -66,7 +66,8 @@ const feature features[FEATURES] = { { "ranks", 1, 8 },
                                      { "tp2", 1, 8 },
                                      { "cp2", 1, 8 },
                                      { "padded2", 0, 3 },
-                                     { "filled", 0, 3 } };
+                                     { "filled", 0, 3 },
+                                     { "hooked", 0, 9 } }; /* more than 3 are none */
 
 enum {
     MOST_RANKS = 8,
@@ -97,7 +98,7 @@ static void settle_stages(int *f, int begin, int pp) {
     while (stages[PP] * at[RANKS] > MOST_RANKS) --stages[PP];
     if (stages[PP] == 1) stages[STAGES] = 1;
     if (stages[PP] * stages[STAGES] == 1) stages[UNEVEN] = 0;
-    if (stages[PP] > 1 || f[COPIES]) at[OWN] = f[TOGETHER] = 0;
+    if (stages[PP] > 1 || f[COPIES] || f[HOOKED]) at[OWN] = f[TOGETHER] = 0;
     if (stages[PP] > 1 || f[COPIES]) f[TIED] = 0;
 }
 
@@ -112,7 +113,7 @@ static void settle_share(int *f, int ranks, int pp, int tp) {
 
 /* Experts of a network that is not in stages, over ranks that divide the data ranks of a group. */
 static void settle_experts(int *f) {
-    if (f[EXPERTS] > TOY_EXPERTS || f[COPIES] || f[PP] > 1 || f[PP2] > 1) f[EXPERTS] = 0;
+    if (f[EXPERTS] > TOY_EXPERTS || f[COPIES] || f[HOOKED] || f[PP] > 1 || f[PP2] > 1) f[EXPERTS] = 0;
     if (!f[EXPERTS]) f[EP] = f[EP2] = 1;
     while (f[RANKS] / f[GROUPS] % f[EP]) --f[EP];
     while (f[RANKS2] / f[GROUPS2] % f[EP2]) --f[EP2];
@@ -122,6 +123,8 @@ static void settle_experts(int *f) {
 void settle(int *f) {
     if (f[STOP] >= f[STEPS]) f[STOP] = 0;
     if (f[COPIES] > 1) f[COPIES] = 0; /* drawn seldom: nothing is tied then, nor in storage of the caller's */
+    if (f[HOOKED] > 3) f[HOOKED] = 0;
+    if (f[HOOKED] && !f[FILLED]) f[FILLED] = 1;
     if (f[SOFT] == 1) f[SMOOTHING] = 0;
     settle_layout(f, RANKS);
     settle_layout(f, RANKS2);
@@ -187,6 +190,7 @@ compose_config config_of(const int *f) {
     c.imports = f[IMPORTS];
     c.divergence = f[DIVERGENCE];
     c.filled = f[FILLED];
+    c.hooked = f[HOOKED];
     c.layout = layout_of(f, RANKS, PP, EP, TP);
     c.stop = f[STOP];
     c.then = layout_of(f, RANKS2, PP2, EP2, TP2);
@@ -242,10 +246,15 @@ static const apart apart_list[] = {
     { OWN2, { PP2, STAGES2, UNEVEN2, COPIES }, "the caller gives storage for a whole network" },
     { PUSHED, { PP, STAGES, UNEVEN, COPIES }, "the caller gives storage for a whole network" },
     { PUSHED2, { PP2, STAGES2, UNEVEN2, COPIES }, "the caller gives storage for a whole network" },
-    { PUSHED, { RECOMPUTE, THAW, SKIPS, EXPERTS, EP, EP2 }, "whole leaves are pushed, of weights that train" },
-    { PUSHED2, { RECOMPUTE, THAW, SKIPS, EXPERTS, EP, EP2 }, "whole leaves are pushed, of weights that train" },
+    { PUSHED,
+      { RECOMPUTE, THAW, SKIPS, EXPERTS, EP, EP2 },
+      "whole leaves are pushed, of weights that train" },
+    { PUSHED2,
+      { RECOMPUTE, THAW, SKIPS, EXPERTS, EP, EP2 },
+      "whole leaves are pushed, of weights that train" },
     { TOGETHER, { PP, STAGES, UNEVEN, PP2, STAGES2, UNEVEN2, COPIES }, "a schedule has its own order" },
     { TIED, { PP, STAGES, UNEVEN, PP2, STAGES2, UNEVEN2, COPIES }, "a tie is within one stage" },
+    { HOOKED, { OWN, OWN2, PUSHED, PUSHED2, TOGETHER, EXPERTS, EP, EP2 }, "a build makes stages" },
     { EXPERTS, { PP, STAGES, UNEVEN, PP2, STAGES2, UNEVEN2, COPIES }, "stages of the toy have no experts" },
     { EP, { PP, STAGES, UNEVEN, PP2, STAGES2, UNEVEN2, COPIES }, "stages of the toy have no experts" },
     { EP2, { PP, STAGES, UNEVEN, PP2, STAGES2, UNEVEN2, COPIES }, "stages of the toy have no experts" },

@@ -74,6 +74,7 @@ enum {
     CP2,
     PADDED2,
     FILLED,
+    HOOKED,
     FEATURES
 };
 

@@ -35,7 +35,7 @@ typedef struct rank {
     xd_groups groups;           /* its, but that data ranks are dp alone */
     xd_expert_ranks experts;
     /* Of a pipeline: */
-    toy stages[STAGES];
+    toy stages[STAGES], sources[STAGES]; /* sources hold what the init callback of a build loads */
     int stage_count;
     xd_built *built;
     xd_pipeline *pipeline;

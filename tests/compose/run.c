@@ -1,6 +1,7 @@
 /* run.c - trains the toy: what the ranks do in a step, and the way from one layout to the next. */
 #define _DEFAULT_SOURCE /* MAP_ANONYMOUS */
 #include "rank.h"
+#include "../helpers/wrap_calls.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -94,8 +95,8 @@ wrap_settings settings_of(const rank *r) {
 static xd_result make_wrapper(rank *r) {
     const wrap_settings s = settings_of(r);
     if (is_staged(r)) return stages_make(r);
-    return is_fsdp(r->job->layout) ? xd_fsdp_create(r->toy.model, r->data, &s.fsdp, &r->parallel)
-                                   : xd_ddp_create(r->toy.model, r->data, &s.ddp, &r->parallel);
+    return is_fsdp(r->job->layout) ? wrap_over_fsdp(r->toy.model, r->data, &s.fsdp, &r->parallel)
+                                   : wrap_over_ddp(r->toy.model, r->data, &s.ddp, &r->parallel);
 }
 
 static float *floats(int64_t count) {

@@ -48,6 +48,8 @@ typedef struct compose_config {
     int divide; /* gradients: 1 averaged; 2 divided before and after the sums */
     int filled; /* models hold values when they are wrapped: 1 written, 2 inherited from other memory, 3
                 * imported */
+    int hooked; /* xd_build loads these values: 1 in a hook before the wrap, 2 in its init callback, 3 there into
+                 * XD_STORAGE_META; under FSDP in the hook */
     compose_layout layout;
     int imports; /* weights go on in files of others: 1 a model directory, 2 pieces of all ranks */
     int stop;    /* after so many steps the run is saved, and goes on in the next layout; 0 -> never */

@@ -4,21 +4,63 @@
 #include <string.h>
 
 bool is_staged(const rank *r) {
-    return r->job->layout->pp > 1 || r->job->config->size.copies;
+    const compose_layout *l = r->job->layout;
+    return l->pp > 1 || r->job->config->size.copies || (r->job->config->hooked && !l->late);
 }
 
 /* ---- set-up ---- */
+
+static xd_result seal_filled(const rank *r, xd_model *model) {
+    XD_TRY(xd_model_seal(model));
+    return fill_model(r, model);
+}
+
+/* Step 6 of a build, where its weights have storage. */
+static bool loads_in_init(const rank *r) {
+    return r->job->config->hooked > 1 && !is_fsdp(r->job->layout);
+}
 
 static xd_result describe(void *user, xd_ctx *ctx, const xd_stage_place *place, xd_model **out) {
     rank *r = (rank *)user;
     const toy_cut cut = { place->first, place->last, (int)place->first_layer,
                           (int)(place->first_layer + place->layer_count) };
-    toy *t = &r->stages[r->stage_count++];
-    t->share = r->share;
-    XD_TRY(toy_describe_stage(ctx, &r->job->config->size, &cut, t));
+    const compose_config *c = r->job->config;
+    toy *t = &r->stages[r->stage_count], *source = &r->sources[r->stage_count];
+    r->stage_count++;
+    t->share = source->share = r->share;
+    XD_TRY(toy_describe_stage(ctx, &c->size, &cut, t));
     *out = t->model;
-    if (r->job->config->filled && !r->job->layout->late) XD_TRY(xd_model_seal(t->model));
-    return r->job->config->filled ? fill_model(r, t->model) : XD_OK;
+    if (!c->filled || r->job->layout->late) return XD_OK;
+    if (!c->hooked) return seal_filled(r, t->model);
+    if (!loads_in_init(r)) return XD_OK;
+    XD_TRY(toy_describe_stage(ctx, &c->size, &cut, source));
+    return seal_filled(r, source->model);
+}
+
+/* The hook before the wrap; the list stays as it is. */
+static xd_result fill_stages(void *user, xd_ctx *ctx, const xd_stages *in, xd_stages *out) {
+    (void)ctx;
+    (void)out;
+    for (int i = 0; i < in->count; i++) XD_TRY(seal_filled((const rank *)user, in->stages[i].model));
+    return XD_OK;
+}
+
+/* The init callback: a block's values come from the source of its stage. */
+static xd_result load_block(void *user, xd_model *model, xd_block *block) {
+    const rank *r = (const rank *)user;
+    int stage = 0;
+    while (r->stages[stage].model != model) stage++;
+    for (int64_t i = 0; i < xd_model_weight_count(model); i++) {
+        xd_weight *weight = xd_model_weight_at(model, i);
+        const xd_weight_info to = xd_weight_describe(weight);
+        const xd_weight_info from = xd_weight_describe(xd_model_weight_at(r->sources[stage].model, i));
+        if (to.block != block || to.owner != weight) continue;
+        XD_REQUIRE(r->ctx, to.value || to.count == 0, XD_ERROR_STATE, "\"%s\" has no storage to load into",
+                   to.name);
+        if (to.count > 0) memcpy(to.value, from.value, (size_t)to.count * xd_dtype_size(to.desc->dtype));
+        XD_TRY(xd_weight_set_ready(weight));
+    }
+    return XD_OK;
 }
 
 /* As compose_layout.uneven says. */
@@ -37,6 +79,7 @@ static xd_result make_built(rank *r) {
     const wrap_settings s = settings_of(r);
     int64_t layers[STAGES * STAGES];
     xd_build_desc d = { .groups = &r->groups, .provider = { describe, r } };
+    xd_stage_hooks before = { 0, { { NULL, NULL } } };
     deal_layers(r->job->config->size.layers, l->pp * l->stages, l->uneven, layers);
     d.pipeline.layer_count = r->job->config->size.layers;
     d.pipeline.virtual_stages = l->stages;
@@ -46,7 +89,14 @@ static xd_result make_built(rank *r) {
         d.wrap.fsdp = &s.fsdp;
     else
         d.wrap.ddp = &s.ddp;
-    return xd_build(r->world, &d, &r->built);
+    if (r->job->config->hooked && !l->late && !loads_in_init(r))
+        XD_TRY(xd_stage_hooks_add(r->ctx, &before, (xd_stage_hook){ fill_stages, r }, false));
+    d.before = &before;
+    if (loads_in_init(r) && !l->late) d.init = (xd_block_init){ load_block, r };
+    if (r->job->config->hooked == 3) d.storage = XD_STORAGE_META;
+    const xd_result result = xd_build(r->world, &d, &r->built);
+    for (int i = 0; i < r->stage_count; i++) toy_destroy(&r->sources[i]);
+    return result;
 }
 
 static xd_result make_pipeline(rank *r) {

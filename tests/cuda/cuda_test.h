@@ -18,6 +18,7 @@
 #if !defined(XD_PRIVATE)
 #    define XD_PRIVATE XD_API
 #endif
+#include "makers.h"
 #include "vocab_calls.h"
 #include "xd_private.h"
 

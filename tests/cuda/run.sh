@@ -70,7 +70,7 @@ compile_golden() {
     [ -n "$golden" ] || return 0
     mkdir -p "$out/golden.o" || return 1
     for source in tests/golden/*.c; do
-        $cc -std=c99 -O1 -g "$@" $warn -DXDISTILL_IMPLEMENTED -DXD_TEST_LAYERS -DGOLDEN_CUDA -Isrc -Itests/helpers -c "$source" \
+        $cc -std=c99 -O1 -g "$@" $warn -DXDISTILL_IMPLEMENTED -DXD_TEST_LAYERS -DXD_PRIVATE=extern -DGOLDEN_CUDA -Isrc -Itests/helpers -c "$source" \
             -o "$out/golden.o/$(basename "$source" .c).o" || return 1
     done
 }

@@ -1,6 +1,7 @@
 /* Columns of a teacher chosen on a GPU are those that the CPU chooses, and a student learns from them over a route. */
 #include "cuda_test.h"
 #include "xtoken_problem.h"
+#include "loss_calls.h"
 
 enum { HELD = 5, SIZE = 23, K = 4, GROUP = 4 };
 
@@ -57,11 +58,11 @@ static xd_result choose(xd_comm *world, void *argument) {
     std::vector<int64_t> &ids = choice->ids[p.rank];
     ids.assign(SEQUENCES * K, -1);
     to.cols = K + 1;
-    const xd_vocab_topk_desc d = { vocab, from, SEQUENCES, votes, cp, K };
-    CHECK(xd_vocab_topk_gather(p.ctx, &d, ids.data(), to) == XD_ERROR_SHAPE);
+    const xd_vocab_topk_desc d = { vocab, from, SEQUENCES, votes, cp, K, { NULL, XD_DTYPE_NONE, 0, 0, 0 }, NULL };
+    CHECK(vocab_topk_gather(p.ctx, &d, ids.data(), to) == XD_ERROR_SHAPE);
     to.cols = K;
     CHECK(ids[0] == -1);
-    CHECK(xd_vocab_topk_gather(p.ctx, &d, ids.data(), to) == XD_OK);
+    CHECK(vocab_topk_gather(p.ctx, &d, ids.data(), to) == XD_OK);
     choice->values[p.rank] = choice->on_gpu ? far_values.host<unsigned char>() : values;
     xd_vocab_destroy(vocab);
     xd_comm_destroy(tp);
@@ -116,8 +117,8 @@ static xd_xtoken_values distill(problem *p, bool routed, std::vector<float> *gra
         const xd_rows rows = { values.at<void>(), XD_DTYPE_F32, TEACHER_ROWS, K, 0 };
         CHECK(vocab_even(p->ctx, nullptr, TEACHER_SIZE, &vocab) == XD_OK);
         const xd_vocab_topk_desc choice = { vocab, c.teachers[0].logits, SEQUENCES, votes.at<uint8_t>(), nullptr,
-                                            K };
-        CHECK(xd_vocab_topk_gather(p->ctx, &choice, ids, rows) == XD_OK);
+                                            K, { NULL, XD_DTYPE_NONE, 0, 0, 0 }, NULL };
+        CHECK(vocab_topk_gather(p->ctx, &choice, ids, rows) == XD_OK);
         xd_route_desc d = {};
         d.payload = XD_ROUTE_COLUMNS;
         d.samples = SEQUENCES;

@@ -2,6 +2,7 @@
  * they are given, so that nothing but the library differs. */
 #include "cuda_test.h"
 #include "dmd/state.h"
+#include "wrap_calls.h"
 
 #include <cmath>
 
@@ -199,8 +200,8 @@ static void make_net(Net *net, xd_comm *world, xd_dmd_role role) {
     CHECK(xd_model_create(net->place.ctx, &m, &net->model) == XD_OK);
     net->block = xd_model_root(net->model);
     CHECK(xd_weight_add(net->block, &w, nullptr) == XD_OK && xd_model_seal(net->model) == XD_OK);
-    CHECK((setting->fsdp ? xd_fsdp_create(net->model, world, &fsdp, &net->parallel)
-                         : xd_ddp_create(net->model, world, &ddp, &net->parallel)) == XD_OK);
+    CHECK((setting->fsdp ? wrap_over_fsdp(net->model, world, &fsdp, &net->parallel)
+                         : wrap_over_ddp(net->model, world, &ddp, &net->parallel)) == XD_OK);
     CHECK(xd_parallel_params(net->parallel, 1, &net->param, &net->count) == XD_OK);
     xd_optimizer_desc adamw = xd_adamw_defaults(&net->param, net->count);
     xd_ema_desc average = xd_ema_defaults(XD_EMA_RAMP);

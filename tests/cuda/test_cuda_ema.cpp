@@ -1,5 +1,7 @@
 /* Averages of every format on a GPU: the bits and the counts of the CPU, exchanges, added tensors. */
 #include "cuda_test.h"
+#include "averages.h"
+#include "planned.h"
 
 enum { PARAMS = 8 };
 
@@ -142,9 +144,10 @@ XD_TEST(shadows_on_the_host_leave_the_counters_on_the_device) {
         Gpu gpu;
         compare_orders(0);
         Averaged near(gpu.ctx, true, desc, false), far(gpu.ctx, true, there, false);
-        xd_memory_bytes on_device, on_both;
-        CHECK(xd_ema_bytes(gpu.ctx, near.params, PARAMS, &desc, &on_device) == XD_OK);
-        CHECK(xd_ema_bytes(gpu.ctx, near.params, PARAMS, &there, &on_both) == XD_OK);
+        xd_memory_bytes on_device = { 0, 0 }, on_both = { 0, 0 };
+        xd_ema *none = nullptr;
+        CHECK(PLANNED_MEMORY(gpu.ctx, average_create(gpu.ctx, near.params, PARAMS, &desc, &none), &on_device) == XD_OK);
+        CHECK(PLANNED_MEMORY(gpu.ctx, average_create(gpu.ctx, near.params, PARAMS, &there, &none), &on_both) == XD_OK);
         CHECK(on_both.device < on_device.device && on_both.device >= sizeof(xd_average_turn));
         CHECK(on_both.host > on_device.host);
         CHECK(gpu.kernels()->memory.owns(gpu.ctx, xd_ema_view(near.ema, 2).shadow.value));

@@ -2,6 +2,7 @@
  * weights, averages, losses and norms of one GPU, bit for bit. Passes are computed on the host, of copies of what blocks show. */
 #include "cuda_test.h"
 #include "xd_test_topology.h"
+#include "wrap_calls.h"
 
 #include <math.h>
 
@@ -144,8 +145,8 @@ static xd_result wrap(Rank &r) {
     fsdp.gathers = r.gathers;
     fsdp.reductions = r.reductions;
     fsdp.prefetch = c.queues;
-    return c.kind <= SHARDED ? xd_ddp_create(r.model, data, &ddp, &r.parallel)
-                             : xd_fsdp_create(r.model, data, &fsdp, &r.parallel);
+    return c.kind <= SHARDED ? wrap_over_ddp(r.model, data, &ddp, &r.parallel)
+                             : wrap_over_fsdp(r.model, data, &fsdp, &r.parallel);
 }
 
 /* ---- passes ---- */

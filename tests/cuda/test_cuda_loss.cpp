@@ -1,6 +1,7 @@
 /* Losses on a GPU against the plain CPU kernels: values, gradients and findings over many shapes; splits of the
  * vocabulary; nothing allocated, waited for or read during a step. */
 #include "cuda_loss_test.h"
+#include "planned.h"
 
 /* ---- full losses ---- */
 
@@ -327,7 +328,7 @@ XD_TEST(a_loss_is_captured_into_a_graph) {
     d.vocab = vocab;
     d.hard_weight = 1.0;
     d.common.status = &report->status;
-    d.common.workspace_bytes = xd_loss_workspace_bytes(&d);
+    d.common.workspace_bytes = PLANNED_WORKSPACE(gpu.ctx, xd_loss(gpu.ctx, &d, &report->values));
     Device workspace(std::vector<unsigned char>(d.common.workspace_bytes));
     d.common.workspace = workspace.at<void>();
     CHECK(cudaStreamBeginCapture(gpu.stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess);

@@ -1,6 +1,8 @@
 /* Minimal fine-tuning and the cosine on a GPU against the plain CPU kernels: values, terms, gradients and findings over
  * many shapes, splits of the vocabulary, a graph; nothing allocated, waited for or read during a step. */
 #include "cuda_loss_test.h"
+#include "planned.h"
+#include "loss_calls.h"
 
 /* ---- one rank ---- */
 
@@ -64,7 +66,7 @@ static void compare(Pair *pair, const MftCase &c, bool same_bits, uint64_t seed)
     const size_t work_bytes = 4096 + rows * 1024, work = board.add(nullptr, work_bytes);
     const std::vector<unsigned char> after =
         pair->run(&board, s.cols, true, [&](xd_ctx *ctx, xd_vocab *vocab, void *at) {
-            xd_mft_desc d = xd_mft_defaults();
+            mft_desc d = mft_defaults();
             d.loss.student = rows_at(at, x, s.student, s);
             d.loss.teacher = rows_at(at, y, s.teacher, s);
             d.loss.common.gradient = rows_at(at, g, s.gradient, s);
@@ -82,7 +84,7 @@ static void compare(Pair *pair, const MftCase &c, bool same_bits, uint64_t seed)
             d.threshold = c.threshold;
             if (c.terms) d.terms = rows_at(at, t, XD_DTYPE_F32, s);
             xd_loss_values *out = place<xd_loss_values>(at, values);
-            CHECK((c.cosine ? xd_cosine_loss(ctx, &d.loss, out) : xd_mft_loss(ctx, &d, out)) == XD_OK);
+            CHECK((c.cosine ? cosine_loss(ctx, &d.loss, out) : mft_loss(ctx, &d, out)) == XD_OK);
         });
     const unsigned char *a = after.data(), *b = board.bytes.data();
     const double loose = 1e-6 + tolerance_of(s.gradient);
@@ -140,17 +142,17 @@ XD_TEST(losses_without_rows_find_nothing_counted) {
     Device x(std::vector<float>(8)), status(std::vector<xd_status>(1)), out(std::vector<xd_loss_values>(1));
     xd_vocab *vocab = nullptr;
     CHECK(vocab_even(gpu.ctx, nullptr, 8, &vocab) == XD_OK);
-    xd_mft_desc d = xd_mft_defaults();
+    mft_desc d = mft_defaults();
     d.loss.student = d.loss.teacher = { x.at<void>(), XD_DTYPE_F32, 0, 8, 0 };
     d.loss.common.labels.data = x.at<int64_t>();
     d.loss.vocab = vocab;
     d.loss.common.status = status.at<xd_status>();
-    CHECK(xd_mft_loss(gpu.ctx, &d, out.at<xd_loss_values>()) == XD_OK);
-    CHECK(xd_cosine_loss(gpu.ctx, &d.loss, out.at<xd_loss_values>()) == XD_OK);
+    CHECK(mft_loss(gpu.ctx, &d, out.at<xd_loss_values>()) == XD_OK);
+    CHECK(cosine_loss(gpu.ctx, &d.loss, out.at<xd_loss_values>()) == XD_OK);
     gpu.wait();
     CHECK_EQ_INT(status.host<xd_status>()[0].nothing_counted, 2);
     d.loss.common.status = nullptr;
-    CHECK(xd_mft_loss(gpu.ctx, &d, out.at<xd_loss_values>()) ==
+    CHECK(mft_loss(gpu.ctx, &d, out.at<xd_loss_values>()) ==
           XD_ERROR_ARGUMENT); /* findings stay on the GPU */
     xd_vocab_destroy(vocab);
 }
@@ -188,7 +190,7 @@ static xd_result world_rank(xd_comm *world, void *argument) {
             at[i] = memory->allocate(gpu.ctx, sizes[i]);
             CHECK(memory->copy(&launch, at[i], from[i], sizes[i], XD_COPY_TO_DEVICE) == XD_OK);
         }
-        xd_mft_desc d = xd_mft_defaults();
+        mft_desc d = mft_defaults();
         d.loss.student = d.loss.common.gradient = { at[0], XD_DTYPE_F32, TP_ROWS, columns, 0 };
         d.loss.teacher = { at[1], XD_DTYPE_F32, TP_ROWS, columns, 0 };
         d.terms = { at[2], XD_DTYPE_F32, TP_ROWS, columns, 0 };
@@ -197,7 +199,7 @@ static xd_result world_rank(xd_comm *world, void *argument) {
         d.loss.vocab = vocab;
         d.loss.temperature = 1.5;
         xd_loss_values *out = (xd_loss_values *)at[5], values;
-        CHECK((w->cosine ? xd_cosine_loss(gpu.ctx, &d.loss, out) : xd_mft_loss(gpu.ctx, &d, out)) == XD_OK);
+        CHECK((w->cosine ? cosine_loss(gpu.ctx, &d.loss, out) : mft_loss(gpu.ctx, &d, out)) == XD_OK);
         xd_status read;
         CHECK(xd_read(gpu.ctx, &read, d.loss.common.status, sizeof read) == XD_OK);
         CHECK(xd_status_check(gpu.ctx, &read) == XD_OK);
@@ -267,7 +269,7 @@ static void capture(bool cosine) {
     cudaGraph_t graph = nullptr;
     cudaGraphExec_t exec = nullptr;
     CHECK(vocab_even(gpu.ctx, nullptr, s.cols, &vocab) == XD_OK);
-    xd_mft_desc d = xd_mft_defaults();
+    mft_desc d = mft_defaults();
     d.loss.student = rows_at(x.at<void>(), 0, s.student, s);
     d.loss.teacher = rows_at(y.at<void>(), 0, s.teacher, s);
     d.loss.common.gradient = rows_at(g.at<void>(), 0, s.gradient, s);
@@ -275,12 +277,12 @@ static void capture(bool cosine) {
     d.loss.common.labels.data = l.at<int64_t>();
     d.loss.vocab = vocab;
     d.loss.common.status = status.at<xd_status>();
-    d.loss.common.workspace_bytes = xd_loss_workspace_bytes(&d.loss);
+    d.loss.common.workspace_bytes = PLANNED_WORKSPACE(gpu.ctx, xd_mft_loss(gpu.ctx, &d, out.at<xd_loss_values>()));
     Device workspace(std::vector<unsigned char>(d.loss.common.workspace_bytes));
     d.loss.common.workspace = workspace.at<void>();
     const auto call = [&]() {
         xd_loss_values *values = out.at<xd_loss_values>();
-        CHECK((cosine ? xd_cosine_loss(gpu.ctx, &d.loss, values) : xd_mft_loss(gpu.ctx, &d, values)) ==
+        CHECK((cosine ? cosine_loss(gpu.ctx, &d.loss, values) : mft_loss(gpu.ctx, &d, values)) ==
               XD_OK);
     };
     CHECK(cudaStreamBeginCapture(gpu.stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess);

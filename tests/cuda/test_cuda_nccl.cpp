@@ -1,6 +1,7 @@
 /* The conformance suite on the emulated NCCL (xdistill_nccl.h), and what only NCCL has: ranks are threads, each with a GPU
  * of its own. NCCL itself wants a process and a GPU a rank, which `run.sh gpu` has not. */
 #include "cuda_test.h"
+#include "wrap_calls.h"
 
 #if defined(XD_EMU)
 #    include <nccl.h>
@@ -623,8 +624,8 @@ static void step_wrapped(Member *m) {
     ddp.micro_batches = fsdp.micro_batches = LEAVES;
     ddp.bucket_size = WEIGHT;
     fsdp.accumulate_whole = in_rows;
-    CHECK((is_sharded ? xd_fsdp_create(model, m->comm, &fsdp, &parallel)
-                      : xd_ddp_create(model, m->comm, &ddp, &parallel)) == XD_OK);
+    CHECK((is_sharded ? wrap_over_fsdp(model, m->comm, &fsdp, &parallel)
+                      : wrap_over_ddp(model, m->comm, &ddp, &parallel)) == XD_OK);
     for (int step = 0; step < 2; step++) {
         xd_param params[BLOCKS];
         int64_t count = 0;

@@ -21,7 +21,7 @@ XD_TEST(poison_a_temperature_whose_inverse_f32_cannot_hold_leaves_gradients_fini
     xd_loss_report *at = report.at<xd_loss_report>();
     xd_vocab *vocab = nullptr;
     CHECK_EQ_INT(vocab_even(gpu.ctx, nullptr, COLS, &vocab), XD_OK);
-    xd_mft_desc d = {};
+    mft_desc d = {};
     d.loss.vocab = vocab;
     d.loss.student = xd_rows_of(student.at(), XD_DTYPE_F32, ROWS, COLS);
     d.loss.teacher = xd_rows_of(teacher.at(), XD_DTYPE_F32, ROWS, COLS);
@@ -31,7 +31,7 @@ XD_TEST(poison_a_temperature_whose_inverse_f32_cannot_hold_leaves_gradients_fini
     d.loss.temperature = 1e-41;
     d.loss.common.labels = xd_ids_of(labels.at(), XD_DTYPE_I64);
     for (int minimal = 0; minimal < 2; minimal++) {
-        CHECK_EQ_INT(minimal ? xd_mft_loss(gpu.ctx, &d, &at->values) : xd_loss(gpu.ctx, &d.loss, &at->values), XD_OK);
+        CHECK_EQ_INT(minimal ? mft_loss(gpu.ctx, &d, &at->values) : xd_loss(gpu.ctx, &d.loss, &at->values), XD_OK);
         gpu.wait();
         for (float g : gradient.host<float>()) CHECK(std::isfinite(g));
     }
@@ -44,6 +44,7 @@ XD_TEST(poison_a_temperature_whose_inverse_f32_cannot_hold_leaves_gradients_fini
 #pragma GCC diagnostic ignored "-Wmissing-field-initializers"
 #define POISON_BACKEND
 #include "../test_poison.c"
+#include "loss_calls.h"
 
 XD_TEST(poison_each_family_of_the_table_runs_on_a_gpu_or_is_excused) {
     for (const poison_family *family : families) {

@@ -1,5 +1,6 @@
 /* Sums over ranks and leaves, and copies, on a GPU: the bits of the plain CPU kernels. */
 #include "cuda_test.h"
+#include "planned.h"
 
 XD_TEST(sums_over_ranks_have_the_bits_of_the_cpu) {
     static const xd_dtype dtypes[] = { XD_DTYPE_F32, XD_DTYPE_F64, XD_DTYPE_BF16, XD_DTYPE_F16,
@@ -90,11 +91,13 @@ XD_TEST(a_stack_of_leaves_on_the_device_has_the_bits_of_the_cpu) {
         d.leaves.count = count;
         d.leaves.total = 64;
         d.elements = n;
-        const std::vector<unsigned char> nothing(xd_leaf_stack_bytes(&d));
-        const Device room(nothing, count % 2 ? 4 : 0);
-        if (count % 3) d.memory = room.at();
-        d.memory_bytes = nothing.size();
         xd_leaf_stack *there = nullptr, *here = nullptr;
+        d.memory = &d; /* any address: the size of memory of the caller's */
+        const std::vector<unsigned char> nothing(
+            PLANNED_WORKSPACE(gpu.ctx, xd_leaf_stack_create(gpu.ctx, &d, &there)));
+        const Device room(nothing, count % 2 ? 4 : 0);
+        d.memory = count % 3 ? room.at() : nullptr;
+        d.memory_bytes = nothing.size();
         xd_leaf_stack_desc own = {};
         own.leaves = d.leaves;
         own.elements = n;

@@ -1,6 +1,7 @@
 /* Whole steps on a GPU: clip, optimizer and average, over a few arrays and over a thousand; what set-up does, and failures. */
 #include "cuda_test.h"
 #include "base/internal.h"
+#include "planned.h"
 
 /* ---- whole steps ---- */
 
@@ -541,16 +542,16 @@ XD_TEST(optimizers_and_averages_take_what_their_bytes_twins_say) {
     {
         const Model model(ctx, true, XD_OPTIMIZER_ADAMW);
         const xd_optimizer_desc adamw = xd_adamw_defaults(model.params, PARAMS);
-        xd_memory_bytes planned;
+        xd_memory_bytes planned = { 0, 0 };
         xd_optimizer *optimizer = nullptr;
         xd_ema *ema = nullptr;
         size_t before[2] = { counted_bytes[0], counted_bytes[1] };
-        CHECK(xd_optimizer_bytes(ctx, &adamw, &planned) == XD_OK);
+        CHECK(PLANNED_MEMORY(ctx, xd_optimizer_create(ctx, &adamw, &optimizer), &planned) == XD_OK);
         CHECK(xd_optimizer_create(ctx, &adamw, &optimizer) == XD_OK);
         CHECK_EQ_INT(counted_bytes[0] - before[0], planned.host);
         CHECK_EQ_INT(counted_bytes[1] - before[1], planned.device);
         memcpy(before, counted_bytes, sizeof before);
-        CHECK(xd_ema_bytes(ctx, model.params, PARAMS, nullptr, &planned) == XD_OK);
+        CHECK(PLANNED_MEMORY(ctx, average_create(ctx, model.params, PARAMS, nullptr, &ema), &planned) == XD_OK);
         xd_ema_desc copies = {};
         copies.params = model.params;
         copies.param_count = PARAMS;

@@ -1,5 +1,6 @@
 /* Parameters that are thawed on a GPU: the bits of the CPU, without a wait and without an allocation. */
 #include "cuda_test.h"
+#include "planned.h"
 
 enum { PARAMS = 3 };
 
@@ -98,10 +99,11 @@ XD_TEST(what_a_gpu_sets_aside_is_told_beforehand) {
     Gpu gpu;
     Frozen f(gpu.ctx, true, XD_OPTIMIZER_ADAMW);
     xd_optimizer_desc d = *xd_optimizer_settings(f.optimizer);
-    xd_memory_bytes with, without;
-    CHECK(xd_optimizer_bytes(gpu.ctx, &d, &with) == XD_OK);
+    xd_memory_bytes with = { 0, 0 }, without = { 0, 0 };
+    xd_optimizer *none = nullptr;
+    CHECK(PLANNED_MEMORY(gpu.ctx, xd_optimizer_create(gpu.ctx, &d, &none), &with) == XD_OK);
     d.reserve_frozen = false;
-    CHECK(xd_optimizer_bytes(gpu.ctx, &d, &without) == XD_OK);
+    CHECK(PLANNED_MEMORY(gpu.ctx, xd_optimizer_create(gpu.ctx, &d, &none), &without) == XD_OK);
     CHECK(with.device >= without.device + 3 * (301 + 302) * sizeof(float));
 }
 

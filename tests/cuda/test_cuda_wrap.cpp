@@ -1,5 +1,6 @@
 /* Wrapped models whose storage is on GPUs: what blocks show, and sums of leaves, have the bits of the host. */
 #include "cuda_test.h"
+#include "wrap_calls.h"
 
 #include <atomic>
 #include <string>
@@ -159,8 +160,8 @@ static xd_result train_once(xd_comm *world, void *argument) {
     plain.reduction = XD_REDUCTION_INVARIANT;
     CHECK(xd_ctx_create(&plain, &host) == XD_OK);
     fsdp.host = setting.offloaded ? host : nullptr;
-    CHECK((kind <= SHARDED ? xd_ddp_create(model, world, &ddp, &parallel)
-                           : xd_fsdp_create(model, world, &fsdp, &parallel)) == XD_OK);
+    CHECK((kind <= SHARDED ? wrap_over_ddp(model, world, &ddp, &parallel)
+                           : wrap_over_fsdp(model, world, &fsdp, &parallel)) == XD_OK);
     for (int step = 0; step < 2; step++) {
         for (int64_t k = 0; k < xd_parallel_micro_batches(parallel).own; k++) run_leaf(p, blocks, parallel, k);
         CHECK(xd_parallel_reduce(parallel) == XD_OK);
@@ -218,8 +219,8 @@ static xd_result there_and_back(xd_comm *world, void *argument) {
     xd_model *model = two_blocks(p.ctx, blocks);
     xd_fsdp_desc fsdp = {};
     const xd_ddp_desc ddp = {};
-    CHECK((*(const int *)argument == FSDP ? xd_fsdp_create(model, world, &fsdp, &parallel)
-                                          : xd_ddp_create(model, world, &ddp, &parallel)) == XD_OK);
+    CHECK((*(const int *)argument == FSDP ? wrap_over_fsdp(model, world, &fsdp, &parallel)
+                                          : wrap_over_ddp(model, world, &ddp, &parallel)) == XD_OK);
     CHECK(xd_parallel_params(parallel, 2, params, &count) == XD_OK);
     CHECK(xd_parallel_parts(parallel, 2, parts, &count) == XD_OK);
     const xd_optimizer_desc o = xd_adamw_defaults(params, count);
@@ -335,7 +336,7 @@ static void save_beside(const std::string &root, void *(*lock)(xd_ctx *, size_t)
     CHECK(xd_comm_self(gpu.ctx, &self) == XD_OK);
     xd_model *model = two_blocks(gpu.ctx, blocks);
     const xd_fsdp_desc fsdp = {};
-    CHECK(xd_fsdp_create(model, self, &fsdp, &parallel) == XD_OK);
+    CHECK(wrap_over_fsdp(model, self, &fsdp, &parallel) == XD_OK);
     CHECK(xd_parallel_parts(parallel, 2, parts, &count) == XD_OK);
     xd_checkpoint_network network = {};
     network.parts = parts;
@@ -385,7 +386,7 @@ static std::vector<float> travel(const std::string &root, bool host, bool loads)
     CHECK(xd_comm_self(gpu.ctx, &self) == XD_OK);
     xd_model *model = two_blocks(gpu.ctx, blocks);
     const xd_fsdp_desc fsdp = {};
-    CHECK(xd_fsdp_create(model, self, &fsdp, &parallel) == XD_OK);
+    CHECK(wrap_over_fsdp(model, self, &fsdp, &parallel) == XD_OK);
     CHECK(xd_parallel_params(parallel, 2, params, &count) == XD_OK);
     CHECK(xd_parallel_parts(parallel, 2, parts, &count) == XD_OK);
     xd_ema_desc desc = xd_ema_defaults(XD_EMA_CONSTANT);

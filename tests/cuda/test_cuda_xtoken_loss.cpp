@@ -4,6 +4,7 @@
 static xd_result either_loss(xd_ctx *ctx, const xd_xtoken_desc *desc, xd_xtoken_values *out);
 
 #define XTOKEN_LOSS either_loss
+#include "planned.h"
 #include "xtoken_mesh.h"
 
 #include <unistd.h>
@@ -89,7 +90,7 @@ static xd_result call_loss(xd_ctx *ctx, const xd_xtoken_desc *desc, xd_xtoken_va
     if (form.own_workspace && form.on_gpu) {
         if (d.common.scale) d.common.scale = scale.at<double>();
         if (d.common.denominator) d.common.denominator = denominator.at<xd_denominator>();
-        d.common.workspace_bytes = xd_xtoken_workspace_bytes(&d);
+        d.common.workspace_bytes = PLANNED_WORKSPACE(ctx, xd_xtoken_loss(ctx, &d, out));
         workspace = new Device(std::vector<unsigned char>(d.common.workspace_bytes, 0xff));
         d.common.workspace = workspace->at<void>();
     }
@@ -258,7 +259,7 @@ static void make_cache(problem *p, bool same, xd_cache_coding coding, int64_t k)
     desc.k = k;
     desc.coding = coding;
     desc.teacher_hash = 77;
-    CHECK(xd_teacher_cache_writer_create(p->ctx, path.c_str(), &desc, &w) == XD_OK);
+    CHECK(cache_writer_create(p->ctx, path.c_str(), &desc, &w) == XD_OK);
     for (int b = 0; b < SEQUENCES; b++) {
         xd_teacher_cache_block block = {};
         for (int i = 0; i < length; i++) {
@@ -272,7 +273,7 @@ static void make_cache(problem *p, bool same, xd_cache_coding coding, int64_t k)
         CHECK(xd_teacher_cache_writer_append(w, &block) == XD_OK);
     }
     CHECK(xd_teacher_cache_writer_commit(w) == XD_OK);
-    CHECK(xd_teacher_cache_open(p->ctx, path.c_str(), nullptr, &p->cache) == XD_OK);
+    CHECK(cache_open(p->ctx, path.c_str(), nullptr, &p->cache) == XD_OK);
     remove(path.c_str());
     for (int i = 0; i < SEQUENCES * length; i++)
         p->cache_positions[i] = i % length == length - 1 ? -1 : i; /* the last predicts nothing */

@@ -1,5 +1,6 @@
 /* train.c - what the ranks do, and how two runs are compared. */
 #include "train.h"
+#include "../helpers/wrap_calls.h"
 
 #include "../../examples/nn/nn_blocks.h"
 #include "../../examples/nn/nn_patch_positions.h"
@@ -202,8 +203,8 @@ static xd_result train_wrap_model(train_state *s) {
                                 .reductions = s->reductions,
                                 .prefetch = c->workers };
     s->memory.count = 0;
-    XD_TRY(c->wrap <= TRAIN_SHARDED ? xd_ddp_create(s->description.model, data, &ddp, &s->parallel)
-                                    : xd_fsdp_create(s->description.model, data, &fsdp, &s->parallel));
+    XD_TRY(c->wrap <= TRAIN_SHARDED ? wrap_over_ddp(s->description.model, data, &ddp, &s->parallel)
+                                    : wrap_over_fsdp(s->description.model, data, &fsdp, &s->parallel));
     const xd_parallel_bytes bytes = xd_parallel_memory(s->parallel);
     const size_t planned = bytes.values + bytes.gradients + bytes.gathered + bytes.whole_gradients;
     bool found = false;
@@ -220,23 +221,28 @@ static xd_result train_wrap_model(train_state *s) {
 static xd_result train_make_state(train_state *s) {
     xd_optimizer_desc adamw = xd_adamw_defaults(s->params, s->count);
     xd_ema_desc ema = xd_ema_defaults(XD_EMA_CONSTANT);
-    xd_memory_bytes planned[2];
+    xd_planned planned[2];
     adamw.learning_rate = 0.01;
     ema.decay = 0.9;
     ema.init_from_current = true;
-    XD_TRY(xd_optimizer_bytes(s->ctx, &adamw, &planned[0]));
-    XD_TRY(xd_ema_bytes(s->ctx, s->params, s->count, &ema, &planned[1]));
+    ema.params = s->params;
+    ema.param_count = s->count;
+    XD_TRY(xd_plan_begin(s->ctx, NULL));
+    XD_TRY(xd_optimizer_create(s->ctx, &adamw, &s->optimizer));
+    XD_TRY(xd_plan_end(s->ctx, &planned[0]));
+    XD_TRY(xd_plan_begin(s->ctx, NULL));
+    XD_TRY(xd_ema_create(s->ctx, &ema, &s->average));
+    XD_TRY(xd_plan_end(s->ctx, &planned[1]));
     const int64_t before = s->memory.bytes;
     XD_TRY(xd_optimizer_create(s->ctx, &adamw, &s->optimizer));
     const int64_t optimizer = s->memory.bytes - before;
-    ema.params = s->params;
-    ema.param_count = s->count;
     XD_TRY(xd_ema_create(s->ctx, &ema, &s->average));
     const int64_t average = s->memory.bytes - before - optimizer;
-    XD_REQUIRE(s->ctx, optimizer == (int64_t)planned[0].host && average == (int64_t)planned[1].host,
+    XD_REQUIRE(s->ctx,
+               optimizer == (int64_t)planned[0].memory.host && average == (int64_t)planned[1].memory.host,
                XD_ERROR_STATE, "optimizer and average take %lld and %lld bytes, planned are %lld and %lld",
-               (long long)optimizer, (long long)average, (long long)planned[0].host,
-               (long long)planned[1].host);
+               (long long)optimizer, (long long)average, (long long)planned[0].memory.host,
+               (long long)planned[1].memory.host);
     return XD_OK;
 }
 
@@ -244,14 +250,17 @@ static xd_result train_make_state(train_state *s) {
 static xd_result train_make_inputs(train_state *s) {
     const nn_config config = train_model(false);
     const xd_inputs_desc d = { (size_t)(s->room * config.hidden) * sizeof(float), (int)s->own };
-    const xd_memory_bytes planned = xd_inputs_bytes(s->description.model, &d);
-    const int64_t before = s->memory.bytes;
+    xd_planned planned;
     if (!s->config->recompute || s->own == 0) return XD_OK;
+    XD_TRY(xd_plan_begin(s->ctx, NULL));
     XD_TRY(xd_inputs_create(s->description.model, &d, &s->inputs));
-    XD_REQUIRE(s->ctx, s->memory.bytes - before == (int64_t)planned.host, XD_ERROR_STATE,
+    XD_TRY(xd_plan_end(s->ctx, &planned));
+    const int64_t before = s->memory.bytes;
+    XD_TRY(xd_inputs_create(s->description.model, &d, &s->inputs));
+    XD_REQUIRE(s->ctx, s->memory.bytes - before == (int64_t)planned.memory.host, XD_ERROR_STATE,
                "inputs take %lld bytes, planned are %lld", (long long)(s->memory.bytes - before),
-               (long long)planned.host);
-    if (xd_comm_rank(s->world) == 0) s->out->inputs = (int64_t)planned.host;
+               (long long)planned.memory.host);
+    if (xd_comm_rank(s->world) == 0) s->out->inputs = (int64_t)planned.memory.host;
     return XD_OK;
 }
 

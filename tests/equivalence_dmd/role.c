@@ -1,5 +1,6 @@
 /* role.c - networks are made, wrapped and given what trains them. */
 #include "role.h"
+#include "../helpers/wrap_calls.h"
 
 #include <string.h>
 
@@ -98,8 +99,8 @@ static xd_result role_wrap(const role_ranks *ranks, const run_config *config, ru
     fsdp.accumulate_whole = wrap == RUN_WHOLE || wrap == RUN_HSDP_WHOLE;
     fsdp.prefetch = queues[0] != NULL;
     return wrap <= RUN_SHARDED
-               ? xd_ddp_create(r->model, ranks->data, &ddp, &r->parallel)
-               : xd_fsdp_create(r->model, hybrid ? ranks->group : ranks->data, &fsdp, &r->parallel);
+               ? wrap_over_ddp(r->model, ranks->data, &ddp, &r->parallel)
+               : wrap_over_fsdp(r->model, hybrid ? ranks->group : ranks->data, &fsdp, &r->parallel);
 }
 
 /* Much of the patch transformer begins as zeros: here it gets numbers of each element's place in its weight. */

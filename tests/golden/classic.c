@@ -222,7 +222,7 @@ static bool mft_claims(const golden_case *c) {
 
 static void mft_run(golden_case *c) {
     rows_case k;
-    xd_mft_desc d;
+    mft_desc d;
     xd_loss_values values;
     if (!rows_open(c, "in.student_logits", &k)) return;
     const reduction r = reduction_of(c, REDUCTION_MEAN);

@@ -192,17 +192,17 @@ xd_result golden_loss(golden_loans *l, const xd_loss_desc *desc, xd_loss_values 
 }
 
 xd_result golden_cosine_loss(golden_loans *l, const xd_loss_desc *desc, xd_loss_values *out) {
-    return golden_loss_of(l, xd_cosine_loss, desc, out);
+    return golden_loss_of(l, cosine_loss, desc, out);
 }
 
-xd_result golden_mft_loss(golden_loans *l, const xd_mft_desc *desc, xd_loss_values *out) {
+xd_result golden_mft_loss(golden_loans *l, const mft_desc *desc, xd_loss_values *out) {
     xd_status status;
-    xd_mft_desc d = *desc;
+    mft_desc d = *desc;
     d.loss = golden_lent_loss(l, &desc->loss, desc->loss.student.rows);
     d.loss.common.status = golden_status(l, &status);
     d.terms = golden_rows_out(l, d.terms);
     xd_loss_values *there = (xd_loss_values *)golden_out(l, out, sizeof *out);
-    return golden_found(l, xd_mft_loss(l->ctx, &d, there), &status);
+    return golden_found(l, mft_loss(l->ctx, &d, there), &status);
 }
 
 static xd_head golden_lent_head(golden_loans *l, xd_head head) {

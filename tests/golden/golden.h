@@ -12,6 +12,8 @@
 #if !defined(XD_PRIVATE)
 #    define XD_PRIVATE XD_API
 #endif
+#include "loss_calls.h"
+#include "makers.h"
 #include "vocab_calls.h"
 #include "xd_private.h"
 
@@ -106,7 +108,7 @@ xd_result golden_found(golden_loans *l, xd_result result, xd_status *status);
 /* Calls of the library with the host's arrays in their descs, with such a status. */
 xd_result golden_loss(golden_loans *l, const xd_loss_desc *desc, xd_loss_values *out);
 xd_result golden_cosine_loss(golden_loans *l, const xd_loss_desc *desc, xd_loss_values *out);
-xd_result golden_mft_loss(golden_loans *l, const xd_mft_desc *desc, xd_loss_values *out);
+xd_result golden_mft_loss(golden_loans *l, const mft_desc *desc, xd_loss_values *out);
 xd_result golden_head_loss(golden_loans *l, const xd_head_loss_desc *desc, xd_loss_values *out);
 xd_result golden_topk_loss(golden_loans *l, const xd_topk_desc *desc, xd_loss_values *out);
 xd_result golden_denominator(golden_loans *l, const xd_positions *positions, xd_denominator *out);

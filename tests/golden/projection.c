@@ -277,7 +277,7 @@ static bool votes_open(golden_case *c, vocabularies *v, const vote_options *opti
             golden_fail(c, "vocab.%s has %lld tokens, not as many as the lists of texts and pieces",
                         sides[side], (long long)v->size[side]);
     }
-    return golden_ok(c, xd_votes_create(golden_ctx(c), v->size[0], v->size[1], &v->votes));
+    return golden_ok(c, votes_create(golden_ctx(c), v->size[0], v->size[1], &v->votes));
 }
 
 static void votes_close(vocabularies *v) {
@@ -601,7 +601,7 @@ bool golden_exact_map(golden_case *c, const xd_projection_rows *rows, int64_t si
                            "strict maps refuse");
             return false;
         }
-    return golden_ok(c, xd_exact_map_create(golden_ctx(c), rows, size, relaxed, out));
+    return golden_ok(c, exact_map_create(golden_ctx(c), rows, size, relaxed, out));
 }
 
 static bool exact_claims(const golden_case *c) {

@@ -5,6 +5,7 @@
 
 #include "wrap_weights.h"
 #include "xd_test_topology.h"
+#include "wrap_calls.h"
 
 #include <stdlib.h>
 
@@ -427,7 +428,7 @@ static xd_result expert_wrap(expert_rank *r) {
                                 .replicas = replicas,
                                 .experts = experts };
         expert_plan(r, &d, NULL);
-        return xd_ddp_create(r->model, data, &d, &r->parallel);
+        return wrap_over_ddp(r->model, data, &d, &r->parallel);
     }
     const xd_fsdp_desc d = { .micro_batches = run->leaves,
                              .unit_types = types,
@@ -445,7 +446,7 @@ static xd_result expert_wrap(expert_rank *r) {
                              .host = run->offloaded ? r->home : NULL,
                              .experts = experts };
     expert_plan(r, NULL, &d);
-    return xd_fsdp_create(r->model, data, &d, &r->parallel);
+    return wrap_over_fsdp(r->model, data, &d, &r->parallel);
 }
 
 /* What this rank counts, at its place among all weights one after another. */

@@ -7,6 +7,7 @@
 
 #include "xd_test.h"
 #include "xdistill.h"
+#include "loss_calls.h"
 #include "softmax_calls.h"
 
 enum { IDS_ROWS = 9, IDS_VOCAB = 44, IDS_WIDTH = 48, IDS_HIDDEN = 6, IDS_K = 3, IDS_CALLS = 11 };
@@ -98,9 +99,9 @@ static inline xd_result ids_head(xd_ctx *ctx, const xd_vocab *vocab, ids_memory 
 }
 
 static inline xd_result ids_mft(xd_ctx *ctx, const xd_vocab *vocab, ids_memory *m, xd_dtype dtype) {
-    xd_mft_desc d = xd_mft_defaults();
+    mft_desc d = mft_defaults();
     d.loss = ids_loss(vocab, m, dtype, 1);
-    return xd_mft_loss(ctx, &d, &m->out.values[1]);
+    return mft_loss(ctx, &d, &m->out.values[1]);
 }
 
 /* labels: the test is about the width of the labels; otherwise about that of the ids, and there are no labels. */
@@ -133,7 +134,7 @@ static inline xd_result ids_call(xd_ctx *ctx, const xd_vocab *vocab, ids_memory 
     switch (call) {
     case 0: return xd_loss(ctx, &d, &m->out.values[0]);
     case 1: return ids_mft(ctx, vocab, m, dtype);
-    case 2: return xd_cosine_loss(ctx, &d, &m->out.values[2]);
+    case 2: return cosine_loss(ctx, &d, &m->out.values[2]);
     case 3: return ids_head(ctx, vocab, m, dtype);
     case 4: return ids_topk(ctx, vocab, m, dtype, true);
     case 5: return ids_topk(ctx, vocab, m, dtype, false);

@@ -4,6 +4,7 @@
 #define NN_ALONE_H
 
 #include "xdistill.h"
+#include "wrap_calls.h"
 
 #include "xd_test.h"
 
@@ -47,7 +48,7 @@ static xd_result alone_wrap(alone *a, xd_comm *comm) {
     const xd_init normal = { XD_INIT_NORMAL, 0.0f, 1.0f };
     xd_tensor_part parts[ALONE_WEIGHTS];
     float more[ALONE_MOST];
-    XD_TRY(xd_ddp_create(a->model, comm, &(xd_ddp_desc){ .micro_batches = 1 }, &a->parallel));
+    XD_TRY(wrap_over_ddp(a->model, comm, &(xd_ddp_desc){ .micro_batches = 1 }, &a->parallel));
     XD_TRY(xd_parallel_params(a->parallel, ALONE_WEIGHTS, a->params, &a->count));
     XD_TRY(xd_parallel_parts(a->parallel, ALONE_WEIGHTS, parts, &a->count));
     for (int64_t i = 0; i < a->count; i++) {
@@ -204,8 +205,8 @@ static xd_result train(xd_comm *world, const trainer *t, uint64_t *hash) {
 /* Under FSDP blocks of type `unit` are units. */
 static xd_result wrap_in(xd_comm *world, xd_model *model, const char *unit, bool sharded, xd_parallel **out) {
     const xd_fsdp_desc fsdp = { .micro_batches = ALONE_LEAVES, .unit_types = &unit, .unit_type_count = 1 };
-    return sharded ? xd_fsdp_create(model, world, &fsdp, out)
-                   : xd_ddp_create(model, world, &(xd_ddp_desc){ .micro_batches = ALONE_LEAVES }, out);
+    return sharded ? wrap_over_fsdp(model, world, &fsdp, out)
+                   : wrap_over_ddp(model, world, &(xd_ddp_desc){ .micro_batches = ALONE_LEAVES }, out);
 }
 
 #endif

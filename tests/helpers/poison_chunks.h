@@ -5,6 +5,7 @@
 
 #include "poison_loss.h"
 #include "xd_private.h"
+#include "loss_calls.h"
 
 enum { POISON_CB = 2, POISON_CH = 6, POISON_CC = 3, POISON_CN = 7 };
 
@@ -127,7 +128,7 @@ static const poison_family poison_family_chunk_averages_backward = {
     .expect = poison_expect_chunks,
 };
 
-/* ---- xd_vocab_topk_columns, xd_vocab_topk_gather: the row that is not finite has no vote, and its values are all NaN ---- */
+/* ---- xd_vocab_topk_columns, also with values: the row that is not finite has no vote, and its values are all NaN ---- */
 
 enum { POISON_JB = 2, POISON_JH = 3, POISON_JK = 4 };
 
@@ -145,7 +146,7 @@ typedef struct poison_columns_call {
 static inline bool poison_columns_build(poison_scene *s) {
     static const int sequence_unit[POISON_JB] = { 1, 100 },
                      row_unit[POISON_JB * POISON_JH] = { 50, 1, 51, 52, 53, 54 };
-    const bool gather = !strcmp(s->family->name, "xd_vocab_topk_gather");
+    const bool gather = !strcmp(s->family->name, "xd_vocab_topk_columns of values");
     const int same = s->layout == POISON_VOCABULARY ? POISON_SAME : 0;
     const xd_dtype dtype = s->variant ? XD_DTYPE_BF16 : XD_DTYPE_F32;
     poison_columns_call *p = (poison_columns_call *)(s->own = poison_take(s, sizeof *p));
@@ -190,7 +191,7 @@ static inline void poison_columns_leave_out(poison_scene *s, int way) {
 
 static inline xd_result poison_columns_run(poison_scene *s) {
     poison_columns_call *p = (poison_columns_call *)s->own;
-    return xd_vocab_topk_columns(s->ctx, &p->desc, p->ids, p->importance);
+    return vocab_topk_columns(s->ctx, &p->desc, p->ids, p->importance);
 }
 
 /* What is told is left to the loss that takes the values: here to whoever looks for rows of NaN alone. */
@@ -198,7 +199,7 @@ static inline xd_result poison_gather_run(poison_scene *s) {
     poison_columns_call *p = (poison_columns_call *)s->own;
     int64_t told[2] = { 0, -1 };
     p->reported = true;
-    const xd_result result = xd_vocab_topk_gather(s->ctx, &p->desc, p->ids, p->values);
+    const xd_result result = vocab_topk_gather(s->ctx, &p->desc, p->ids, p->values);
     for (int64_t r = 0; r < p->values.rows && result == XD_OK; r++) {
         int64_t bad = 0;
         for (int64_t j = 0; j < POISON_JK; j++)
@@ -219,7 +220,7 @@ static inline poison_verdict poison_expect_columns(const poison_scene *s, const 
                                                    double value) {
     const bool bad = isnan(value) || value == (double)INFINITY;
     (void)part;
-    if (!strcmp(s->family->name, "xd_vocab_topk_gather")) return bad ? POISON_FOUND : POISON_FINE;
+    if (!strcmp(s->family->name, "xd_vocab_topk_columns of values")) return bad ? POISON_FOUND : POISON_FINE;
     return bad ? POISON_GONE : POISON_FINE;
 }
 
@@ -235,7 +236,7 @@ static const poison_family poison_family_topk_columns = {
     .release = poison_release_vocab,
 };
 static const poison_family poison_family_topk_gather = {
-    .name = "xd_vocab_topk_gather",
+    .name = "xd_vocab_topk_columns of values",
     .variants = 2,
     .ways = 1,
     .layouts = { true, true, true },

@@ -6,6 +6,7 @@
 #include <unistd.h>
 
 #include "poison.h"
+#include "makers.h"
 
 enum { POISON_FROWS = 5, POISON_FCOLS = 9, POISON_FK = 3, POISON_FILE_BYTES = 4096 };
 
@@ -105,7 +106,7 @@ static inline xd_result poison_save_call(poison_scene *s) {
     XD_TRY(poison_projection_of(s, &whole, &poisoned));
     xd_result result = xd_projection_save(s->ctx, path, &poisoned);
     if (result == XD_OK) {
-        CHECK_EQ_INT(xd_projection_load(s->ctx, path, NULL, &made), XD_OK);
+        CHECK_EQ_INT(projection_load(s->ctx, path, NULL, &made), XD_OK);
         poison_files_take((poison_files *)s->own, &made);
         xd_projection_destroy(s->ctx, &made);
     }
@@ -136,7 +137,7 @@ static inline xd_result poison_load_call(poison_scene *s) {
     memcpy(bytes + size - weights, p->weight, weights);
     const uint32_t sum = xd_crc32c(0, bytes + 16, size - 16);
     memcpy(bytes + 12, &sum, sizeof sum);
-    const xd_result result = xd_projection_load_memory(s->ctx, bytes, size, NULL, &made);
+    const xd_result result = projection_load_memory(s->ctx, bytes, size, NULL, &made);
     if (result == XD_OK) {
         poison_files_take(p, &made);
         xd_projection_destroy(s->ctx, &made);
@@ -169,7 +170,7 @@ static const poison_family poison_family_projection_save = {
     .expect = poison_expect_projection,
 };
 static const poison_family poison_family_projection_load = {
-    .name = "xd_projection_load_memory",
+    .name = "xd_projection_load",
     .variants = 1,
     .layouts = { true, false, false },
     .build = poison_projection_build,
@@ -201,7 +202,7 @@ static inline xd_result poison_cache_write(const poison_scene *s, const char *pa
     block.logits = p->logits;
     block.ids = p->tokens;
     block.next = p->next;
-    XD_TRY(xd_teacher_cache_writer_create(s->ctx, path, &p->cache, &writer));
+    XD_TRY(cache_writer_create(s->ctx, path, &p->cache, &writer));
     xd_result result = xd_teacher_cache_writer_document(writer, NULL, 0);
     if (result == XD_OK) result = xd_teacher_cache_writer_append(writer, &block);
     if (result == XD_OK) return xd_teacher_cache_writer_commit(writer);
@@ -218,10 +219,9 @@ static inline xd_result poison_cache_call(poison_scene *s) {
     const xd_result result = poison_cache_write(s, path);
     CHECK((access(path, F_OK) == 0) == (result == XD_OK));
     if (result != XD_OK) return poison_refusal(result);
-    CHECK_EQ_INT(xd_teacher_cache_open(s->ctx, path, NULL, &cache), XD_OK);
+    CHECK_EQ_INT(cache_open(s->ctx, path, NULL, &cache), XD_OK);
     for (int64_t i = 0; i < POISON_FROWS; i++)
-        CHECK_EQ_INT(xd_teacher_cache_entries(s->ctx, cache, i, ids, p->probabilities + i * POISON_FK),
-                     XD_OK);
+        CHECK_EQ_INT(cache_entries(s->ctx, cache, i, ids, p->probabilities + i * POISON_FK), XD_OK);
     xd_teacher_cache_close(cache);
     remove(path);
     return XD_OK;
@@ -294,11 +294,10 @@ static inline xd_result poison_open_call(poison_scene *s) {
         }
     const uint32_t sum = xd_crc32c(xd_crc32c(0, bytes + 160, size - 160), bytes + 16, 144);
     memcpy(bytes + 12, &sum, sizeof sum);
-    const xd_result result = xd_teacher_cache_open_memory(s->ctx, bytes, size, NULL, &cache);
+    const xd_result result = cache_open_memory(s->ctx, bytes, size, NULL, &cache);
     if (result != XD_OK) return poison_refusal(result);
     for (int64_t i = 0; i < POISON_FROWS; i++)
-        CHECK_EQ_INT(xd_teacher_cache_entries(s->ctx, cache, i, ids, p->probabilities + i * POISON_FK),
-                     XD_OK);
+        CHECK_EQ_INT(cache_entries(s->ctx, cache, i, ids, p->probabilities + i * POISON_FK), XD_OK);
     xd_teacher_cache_close(cache);
     return XD_OK;
 }
@@ -312,7 +311,7 @@ static inline poison_verdict poison_expect_open(const poison_scene *s, const poi
 }
 
 static const poison_family poison_family_cache_open = {
-    .name = "xd_teacher_cache_open_memory",
+    .name = "xd_teacher_cache_open",
     .variants = 1,
     .layouts = { true, false, false },
     .build = poison_open_build,

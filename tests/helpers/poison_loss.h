@@ -4,13 +4,14 @@
 
 #include "poison.h"
 #include "vocab_calls.h"
+#include "loss_calls.h"
 
 enum { POISON_T = 5, POISON_V = 41, POISON_UNIT = 2, POISON_PADDING = 2 };
 
 /* What the losses of this file share; in the block. */
 typedef struct poison_loss {
     xd_loss_desc loss;
-    xd_mft_desc mft;
+    mft_desc mft;
     xd_head_loss_desc head;
     xd_topk_desc topk;
     xd_kl_estimate_desc estimate;
@@ -227,7 +228,7 @@ static const poison_family poison_family_loss = {
     NULL,
 };
 
-/* ---- xd_mft_loss, xd_cosine_loss ---- */
+/* ---- xd_loss by MFT and by cosine ---- */
 
 /* Variants: f32; bf16 in place; of minimal fine-tuning with terms. */
 static inline xd_loss_desc *poison_mft_desc(poison_scene *s, poison_loss *p, xd_loss_desc *d) {
@@ -259,7 +260,7 @@ static inline bool poison_mft_build(poison_scene *s) {
 
 static inline xd_result poison_mft_call(poison_scene *s) {
     poison_loss *p = poison_loss_begin(s);
-    return xd_mft_loss(s->ctx, &p->mft, &p->values);
+    return mft_loss(s->ctx, &p->mft, &p->values);
 }
 
 static inline bool poison_cosine_build(poison_scene *s) {
@@ -271,7 +272,7 @@ static inline bool poison_cosine_build(poison_scene *s) {
 
 static inline xd_result poison_cosine_call(poison_scene *s) {
     poison_loss *p = poison_loss_begin(s);
-    return xd_cosine_loss(s->ctx, &p->loss, &p->values);
+    return cosine_loss(s->ctx, &p->loss, &p->values);
 }
 
 /* For the cosine infinity has no direction, whatever its sign; of minimal fine-tuning labels are read. */
@@ -283,7 +284,7 @@ static inline poison_verdict poison_expect_cosine(const poison_scene *s, const p
 }
 
 static const poison_family poison_family_mft = {
-    "xd_mft_loss",
+    "xd_loss of MFT",
     2,
     3,
     { true, true, true },
@@ -295,7 +296,7 @@ static const poison_family poison_family_mft = {
     NULL,
 };
 static const poison_family poison_family_cosine = {
-    "xd_cosine_loss",
+    "xd_loss of cosine",
     2,
     3,
     { true, true, true },

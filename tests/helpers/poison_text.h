@@ -4,6 +4,7 @@
 
 #include "poison.h"
 #include "xd_private.h"
+#include "makers.h"
 
 enum { POISON_R = 6, POISON_C = 5, POISON_P = 3 };
 
@@ -60,7 +61,7 @@ static inline xd_result poison_votes_call(poison_scene *s) {
     poison_text *p = (poison_text *)s->own;
     xd_projection_rows made;
     xd_votes *votes = NULL;
-    xd_result result = xd_votes_create(s->ctx, POISON_R, POISON_C, &votes);
+    xd_result result = votes_create(s->ctx, POISON_R, POISON_C, &votes);
     for (int i = 0; i < POISON_R && result == XD_OK; i++) result = xd_votes_add(votes, i, i % POISON_C, 2.0);
     if (result == XD_OK) result = xd_votes_add(votes, 2, 4, p->weight);
     if (result == XD_OK) result = xd_projection_rows_from_votes(votes, &p->from_votes, &made);
@@ -145,7 +146,7 @@ static inline xd_result poison_cut_call(poison_scene *s) {
 static inline xd_result poison_map_call(poison_scene *s) {
     poison_text *p = (poison_text *)s->own;
     xd_exact_map made;
-    const xd_result result = xd_exact_map_create(s->ctx, &p->rows, POISON_C, true, &made);
+    const xd_result result = exact_map_create(s->ctx, &p->rows, POISON_C, true, &made);
     if (result != XD_OK) return result;
     p->out[0] = (float)made.student_rest_count;
     xd_exact_map_destroy(s->ctx, &made);

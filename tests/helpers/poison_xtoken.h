@@ -5,6 +5,7 @@
 #include "poison_files.h"
 #include "poison_loss.h"
 #include "vocab_calls.h"
+#include "makers.h"
 
 enum {
     POISON_XB = 2,
@@ -153,7 +154,7 @@ static inline void poison_xtoken_cache(poison_scene *s, poison_xtoken_objects *o
     block.next = next;
     poison_path(s, path);
     CHECK_EQ_INT(xd_ctx_create(NULL, &host), XD_OK);
-    CHECK_EQ_INT(xd_teacher_cache_writer_create(host, path, &desc, &writer), XD_OK);
+    CHECK_EQ_INT(cache_writer_create(host, path, &desc, &writer), XD_OK);
     CHECK_EQ_INT(xd_teacher_cache_writer_document(writer, NULL, 0), XD_OK);
     CHECK_EQ_INT(xd_teacher_cache_writer_append(writer, &block), XD_OK);
     CHECK_EQ_INT(xd_teacher_cache_writer_commit(writer), XD_OK);
@@ -162,7 +163,7 @@ static inline void poison_xtoken_cache(poison_scene *s, poison_xtoken_objects *o
     const size_t size = file ? fread(o->bytes, 1, sizeof o->bytes, file) : 0;
     if (file) fclose(file);
     remove(path);
-    CHECK_EQ_INT(xd_teacher_cache_open_memory(s->ctx, o->bytes, size, NULL, &o->cache), XD_OK);
+    CHECK_EQ_INT(cache_open_memory(s->ctx, o->bytes, size, NULL, &o->cache), XD_OK);
 }
 
 static inline bool poison_xtoken_objects_build(poison_scene *s) {
@@ -183,7 +184,7 @@ static inline bool poison_xtoken_objects_build(poison_scene *s) {
     CHECK_EQ_INT(vocab_even(s->ctx, s->layout == POISON_VOCABULARY ? s->world : NULL, size, &o->vocab),
                  XD_OK);
     CHECK_EQ_INT(xd_projection_from_rows(s->ctx, &rows, size, POISON_XU, &o->projection), XD_OK);
-    CHECK_EQ_INT(xd_exact_map_create(s->ctx, &rows, POISON_XU, false, &o->map), XD_OK);
+    CHECK_EQ_INT(exact_map_create(s->ctx, &rows, POISON_XU, false, &o->map), XD_OK);
     if (poison_xtoken_variants[s->variant].kind == XD_XTOKEN_CACHED) poison_xtoken_cache(s, o);
     return true;
 }

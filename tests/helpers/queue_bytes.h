@@ -1,16 +1,18 @@
-/* What xd_queue_bytes says, and what a queue then takes of an allocator that counts: for worlds whose contexts have that of
+/* What a plan says of a queue, and what a queue then takes of an allocator that counts: for worlds whose contexts have that of
  * live_bytes.h. */
 #ifndef QUEUE_BYTES_H
 #define QUEUE_BYTES_H
 
 #include "live_bytes.h"
+#include "planned.h"
 #include "xd_test.h"
 #include "xdistill.h"
 
 static void queue_bytes_compare(xd_comm *world, const xd_queue_desc *d) {
     xd_queue *queue = NULL;
     xd_memory_bytes bytes = { 0, 0 };
-    CHECK_EQ_INT(xd_queue_bytes(world, d, &bytes), XD_OK);
+    CHECK_EQ_INT(PLANNED_MEMORY(xd_comm_ctx(world), xd_queue_create(world, d, &queue), &bytes), XD_OK);
+    CHECK(queue == NULL);
     CHECK_EQ_INT(xd_barrier(world), XD_OK);
     const long long before = live_most = live_bytes;
     CHECK_EQ_INT(xd_queue_create(world, d, &queue), XD_OK);
@@ -32,7 +34,9 @@ static xd_result queue_bytes_rank(xd_comm *world, void *unused) {
         }
     const xd_queue_desc bad = { XD_QUEUE_INLINE, -1 };
     xd_memory_bytes bytes = { 7, 9 };
-    CHECK_EQ_INT(xd_queue_bytes(world, &bad, &bytes), XD_ERROR_ARGUMENT);
+    xd_queue *none = NULL;
+    CHECK_EQ_INT(PLANNED_MEMORY(xd_comm_ctx(world), xd_queue_create(world, &bad, &none), &bytes),
+                 XD_ERROR_ARGUMENT);
     CHECK(strstr(xd_last_error(xd_comm_ctx(world))->message, "capacity -1 is outside [1, 4096]") != NULL);
     CHECK(bytes.host == 7 && bytes.device == 9);
     return XD_OK;

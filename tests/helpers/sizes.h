@@ -230,7 +230,7 @@ static inline bool sizes_is_believed(const char *name) {
         "xd_thread_world_desc.ranks",
         "xd_run_threads(ranks)",
         "xd_teacher_cache_writer_document(bytes)",
-        "xd_tokenizer_load_memory(bytes)",
+        "xd_tokenizer_desc.data_bytes",
     };
     for (size_t i = 0; i < sizeof believed / sizeof *believed; i++)
         if (strcmp(name, believed[i]) == 0) return true;

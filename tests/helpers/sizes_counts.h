@@ -59,9 +59,9 @@ AT("xd_teacher_cache_desc.k", x.cache_desc.k, XU + 1, xcall_append, XD_ERROR_ARG
    "k is 11, with a vocabulary of 10 allowed are 1 to 10", true)
 AT("xd_teacher_cache_desc.context", x.cache_desc.context, -1, xcall_append, XD_ERROR_ARGUMENT,
    "a context of -1 tokens", true)
-AT("xd_teacher_cache_read(first)", x.first, -1, xcall_read, XD_ERROR_ARGUMENT,
+AT("xd_teacher_cache_read_desc.first", x.first, -1, xcall_read, XD_ERROR_ARGUMENT,
    "2 positions from -1 on, it has 6", true)
-AT("xd_teacher_cache_read(count)", x.count, XQ, xcall_read, XD_ERROR_ARGUMENT,
+AT("xd_teacher_cache_read_desc.count", x.count, XQ, xcall_read, XD_ERROR_ARGUMENT,
    "6 positions from 1 on, it has 6", true)
 AT("xd_route_desc.samples", x.route.samples, 1, xcall_route, XD_ERROR_ARGUMENT, "", true)
 AT("xd_route_desc.length", x.route.length, 0, xcall_route, XD_ERROR_ARGUMENT,
@@ -232,17 +232,17 @@ AT("xdi_projection_cells.student_size", cells.student_size, -1, call_cells, XD_E
    "vocabularies of -1 and 10 ids", true)
 AT("xdi_projection_cells.teacher_size", cells.teacher_size, -1, call_cells, XD_ERROR_ARGUMENT,
    "vocabularies of 12 and -1 ids", true)
-AT("xd_exact_map_create(teacher_size)", a, -20, call_map, XD_ERROR_ARGUMENT, "-10 teacher ids", true)
-AT("xd_exact_map_create(teacher_size)", a, -1, call_map, XD_ERROR_ARGUMENT,
+AT("xd_exact_map_desc.teacher_size", a, -20, call_map, XD_ERROR_ARGUMENT, "-10 teacher ids", true)
+AT("xd_exact_map_desc.teacher_size", a, -1, call_map, XD_ERROR_ARGUMENT,
    "row 3 has teacher id 9, the vocabulary 9", true)
 AT("xdi_projection_cut_desc.k", cut.k, 0, call_cut, XD_ERROR_ARGUMENT, "0 entries a row", true)
 AT("xd_texts.count", texts.count, -1, call_exact, XD_ERROR_ARGUMENT, "vocabularies of -1 and 3 strings", true)
 AT("xd_texts.count", dp.teacher.count, -1, call_exact, XD_ERROR_ARGUMENT, "vocabularies of 3 and -1 strings",
    true)
 AT("xd_projection_to_rows(k)", a, -1, call_to_rows, XD_ERROR_ARGUMENT, "-1 entries a row", true)
-AT("xd_votes_create(student_size)", a, -8, call_votes, XD_ERROR_ARGUMENT,
+AT("xd_votes_desc.student_size", a, -8, call_votes, XD_ERROR_ARGUMENT,
    "votes between vocabularies of 0 and 10 ids", true)
-AT("xd_votes_create(teacher_size)", b, -8, call_votes, XD_ERROR_ARGUMENT,
+AT("xd_votes_desc.teacher_size", b, -8, call_votes, XD_ERROR_ARGUMENT,
    "votes between vocabularies of 10 and 0 ids", true)
 AT("xd_votes_add(student_id)", c, 10, call_votes, XD_ERROR_ARGUMENT,
    "student id 10 is outside a vocabulary of 10", true)

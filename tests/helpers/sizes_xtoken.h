@@ -6,6 +6,7 @@
 #include "sizes.h"
 #include "xd_private.h"
 #include "vocab_calls.h"
+#include "makers.h"
 
 #include <unistd.h>
 
@@ -289,7 +290,7 @@ static inline xd_result xcall_plan(void *memory) {
 static inline xd_result xcall_append(void *memory) {
     xsizes *s = (xsizes *)memory;
     xd_teacher_cache_writer *writer = NULL;
-    XD_TRY(xd_teacher_cache_writer_create(s->base.ctx, s->path, &s->cache_desc, &writer));
+    XD_TRY(cache_writer_create(s->base.ctx, s->path, &s->cache_desc, &writer));
     xd_result result = xd_teacher_cache_writer_document(writer, "a document", 10);
     if (result == XD_OK) result = xd_teacher_cache_writer_append(writer, &s->block);
     xd_teacher_cache_writer_abort(writer);
@@ -298,7 +299,7 @@ static inline xd_result xcall_append(void *memory) {
 static inline xd_result xcall_read(void *memory) {
     xsizes *s = (xsizes *)memory;
     xd_cached_position out[XQ];
-    return xd_teacher_cache_read(s->base.ctx, s->cache, s->first, s->count, out);
+    return cache_read(s->base.ctx, s->cache, s->first, s->count, out);
 }
 /* The same from logits whose columns the ranks share. */
 static inline xd_result xcall_append_shards(void *memory) {
@@ -333,11 +334,11 @@ static inline xd_result xcall_route(void *memory) {
 /* A cache of XQ positions in one document, which each rank writes for itself. */
 static inline void xsizes_open_cache(xsizes *s) {
     xd_teacher_cache_writer *writer = NULL;
-    CHECK_EQ_INT(xd_teacher_cache_writer_create(s->base.ctx, s->path, &s->cache_desc, &writer), XD_OK);
+    CHECK_EQ_INT(cache_writer_create(s->base.ctx, s->path, &s->cache_desc, &writer), XD_OK);
     CHECK_EQ_INT(xd_teacher_cache_writer_document(writer, "a document", 10), XD_OK);
     CHECK_EQ_INT(xd_teacher_cache_writer_append(writer, &s->block), XD_OK);
     CHECK_EQ_INT(xd_teacher_cache_writer_commit(writer), XD_OK);
-    CHECK_EQ_INT(xd_teacher_cache_open(s->base.ctx, s->path, NULL, &s->cache), XD_OK);
+    CHECK_EQ_INT(cache_open(s->base.ctx, s->path, NULL, &s->cache), XD_OK);
     remove(s->path);
 }
 
@@ -358,7 +359,7 @@ static inline void xsizes_open(void *memory) {
     }
     CHECK_EQ_INT(vocab_even(s->base.ctx, s->base.world, XV, &s->vocab), XD_OK);
     CHECK_EQ_INT(xd_projection_from_rows(s->base.ctx, &rows, XV, XU, &s->projection), XD_OK);
-    CHECK_EQ_INT(xd_exact_map_create(s->base.ctx, &rows, XU, false, &s->map), XD_OK);
+    CHECK_EQ_INT(exact_map_create(s->base.ctx, &rows, XU, false, &s->map), XD_OK);
     xsizes_fill(s->m);
     xsizes_set_cache(s);
     snprintf(s->path, sizeof s->path, "/tmp/xdistill-test-sizes-%ld-%d", (long)getpid(), s->base.rank);

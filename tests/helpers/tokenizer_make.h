@@ -3,6 +3,7 @@
 #define TOKENIZER_MAKE_H
 
 #include "xd_test.h"
+#include "makers.h"
 
 #include <stdlib.h>
 
@@ -123,10 +124,10 @@ typedef struct fixture {
 
 static inline fixture load_with(const void *data, size_t bytes, const xd_tokenizer_desc *desc) {
     fixture f = { new_ctx(), NULL, NULL };
-    if (xd_tokenizer_load_memory(f.ctx, data, bytes, desc, &f.tokenizer) != XD_OK)
+    if (tokenizer_load_memory(f.ctx, data, bytes, desc, &f.tokenizer) != XD_OK)
         CHECK_EQ_STR(xd_last_error(f.ctx)->message, "");
     else
-        CHECK_EQ_INT(xd_encoder_create(f.ctx, f.tokenizer, &f.encoder), XD_OK);
+        CHECK_EQ_INT(encoder_create(f.ctx, f.tokenizer, &f.encoder), XD_OK);
     return f;
 }
 
@@ -190,7 +191,7 @@ static inline void refuse_with(const void *data, size_t bytes, const xd_tokenize
     xd_tokenizer *tokenizer = NULL;
     void *copy = malloc(bytes + 1);
     memcpy(copy, data, bytes);
-    CHECK_EQ_INT(xd_tokenizer_load_memory(ctx, copy, bytes, desc, &tokenizer), result);
+    CHECK_EQ_INT(tokenizer_load_memory(ctx, copy, bytes, desc, &tokenizer), result);
     CHECK(tokenizer == NULL);
     if (!strstr(xd_last_error(ctx)->message, expected)) CHECK_EQ_STR(xd_last_error(ctx)->message, expected);
     free(copy);
@@ -209,7 +210,7 @@ static inline void cut_everywhere(const void *data, size_t bytes, const xd_token
         xd_tokenizer *tokenizer = NULL;
         void *copy = malloc(length + 1);
         memcpy(copy, data, length);
-        if (xd_tokenizer_load_memory(ctx, copy, length, desc, &tokenizer) != XD_OK) CHECK(tokenizer == NULL);
+        if (tokenizer_load_memory(ctx, copy, length, desc, &tokenizer) != XD_OK) CHECK(tokenizer == NULL);
         xd_tokenizer_destroy(tokenizer);
         free(copy);
     }

@@ -3,6 +3,7 @@
 #define WRAP_SCENE_H
 
 #include "wrap_weights.h"
+#include "wrap_calls.h"
 
 #include <stdlib.h>
 
@@ -128,7 +129,7 @@ static xd_result wrap_create(wrap_rank *r) {
                                 .reserve_frozen = run->thaws[0].name,
                                 .replicas = r->replicas,
                                 .divide = run->divide };
-        return xd_ddp_create(r->model, r->data, &d, &r->parallel);
+        return wrap_over_ddp(r->model, r->data, &d, &r->parallel);
     }
     const xd_fsdp_desc d = { .micro_batches = run->leaves,
                              .unit_types = types,
@@ -144,7 +145,7 @@ static xd_result wrap_create(wrap_rank *r) {
                              .reserve_frozen = run->thaws[0].name,
                              .divide = run->divide,
                              .host = run->offloaded ? r->home : NULL };
-    return xd_fsdp_create(r->model, r->data, &d, &r->parallel);
+    return wrap_over_fsdp(r->model, r->data, &d, &r->parallel);
 }
 
 static void wrap_close(wrap_rank *r) {

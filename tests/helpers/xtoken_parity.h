@@ -4,6 +4,8 @@
 #define XTOKEN_PARITY_H
 
 #include "xdistill.h"
+#include "makers.h"
+#include "loss_calls.h"
 #include "vocab_calls.h"
 #include "xd_test.h"
 #include "xtoken_rows.h"
@@ -94,7 +96,7 @@ static inline void parity_projection(xd_ctx *ctx, bool relaxed, xd_projection *p
         weights[2 * v + 1] = exact ? 0.0f : 0.3f;
     }
     CHECK(xd_projection_from_rows(ctx, &rows, PARITY_STUDENT_SIZE, PARITY_TEACHER_SIZE, projection) == XD_OK);
-    CHECK(xd_exact_map_create(ctx, &rows, PARITY_TEACHER_SIZE, relaxed, map) == XD_OK);
+    CHECK(exact_map_create(ctx, &rows, PARITY_TEACHER_SIZE, relaxed, map) == XD_OK);
 }
 
 /* ---- the rows one rank holds ---- */
@@ -382,8 +384,15 @@ static inline xd_result parity_send_columns(xd_ctx *ctx, const parity_rank *r, i
             if (b == dropped[k][0] && chunk == dropped[k][1]) mask[i] = 0;
     }
     const xd_rows rows = rows_of(values, count * t->held, PARITY_COLUMNS);
-    const xd_vocab_topk_desc d = { r->teacher_vocab, logits, count, mask, r->teacher_cp, PARITY_COLUMNS };
-    const xd_result result = xd_vocab_topk_gather(ctx, &d, ids, rows);
+    const xd_vocab_topk_desc d = { r->teacher_vocab,
+                                   logits,
+                                   count,
+                                   mask,
+                                   r->teacher_cp,
+                                   PARITY_COLUMNS,
+                                   { NULL, XD_DTYPE_NONE, 0, 0, 0 },
+                                   NULL };
+    const xd_result result = vocab_topk_gather(ctx, &d, ids, rows);
     return result == XD_OK ? xd_route_send(r->route, rows, ids) : result;
 }
 

@@ -3,6 +3,7 @@
 #define XTOKEN_PROBLEM_H
 
 #include "xdistill.h"
+#include "makers.h"
 #include "vocab_calls.h"
 #include "xd_test.h"
 #include "xtoken_rows.h"
@@ -69,7 +70,7 @@ static inline void make_projection(problem *p) {
         weights[2 * v + 1] = exact ? 0.0f : 0.3f;
     }
     CHECK(xd_projection_from_rows(p->ctx, &rows, STUDENT_SIZE, TEACHER_SIZE, &p->projection) == XD_OK);
-    CHECK(xd_exact_map_create(p->ctx, &rows, TEACHER_SIZE, false, &p->map) == XD_OK);
+    CHECK(exact_map_create(p->ctx, &rows, TEACHER_SIZE, false, &p->map) == XD_OK);
 }
 
 static inline void open_problem_as(problem *p, xd_xtoken_kind kind, xd_reduction reduction) {

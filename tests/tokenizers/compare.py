@@ -73,7 +73,12 @@ class Skip(Exception):
 class Desc(ctypes.Structure):
     _fields_ = [("preset", ctypes.c_int), ("pattern", ctypes.c_char_p), ("specials", ctypes.c_void_p),
                 ("special_count", ctypes.c_int64), ("max_bytes", ctypes.c_size_t), ("bos", ctypes.c_char_p),
-                ("eos", ctypes.c_char_p)]
+                ("eos", ctypes.c_char_p), ("path", ctypes.c_char_p), ("data", ctypes.c_void_p),
+                ("data_bytes", ctypes.c_size_t)]
+
+
+class EncoderDesc(ctypes.Structure):
+    _fields_ = [("tokenizer", ctypes.c_void_p), ("batches", ctypes.c_bool)]
 
 
 class Special(ctypes.Structure):
@@ -118,9 +123,10 @@ class Ours:
         if preset == LLAMA4:
             bos = Special(b"<|begin_of_text|>", len(path.read_bytes().splitlines()))
             desc.specials, desc.special_count = ctypes.cast(ctypes.byref(bos), ctypes.c_void_p), 1
-        self.check(library.xd_tokenizer_load(self.context, str(path).encode(), ctypes.byref(desc),
-                                             ctypes.byref(self.tokenizer)))
-        self.check(library.xd_encoder_create(self.context, self.tokenizer, ctypes.byref(self.encoder)))
+        desc.path = str(path).encode()
+        self.check(library.xd_tokenizer_load(self.context, ctypes.byref(desc), ctypes.byref(self.tokenizer)))
+        encodes = EncoderDesc(self.tokenizer, False)
+        self.check(library.xd_encoder_create(self.context, ctypes.byref(encodes), ctypes.byref(self.encoder)))
 
     def close(self):
         self.library.xd_encoder_destroy(self.encoder)

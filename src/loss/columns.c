@@ -1,10 +1,45 @@
 /* The columns of a teacher's logits that are selected for a sample. */
 
+#include "loss/internal.h"
 #include "loss/topk.h"
-#include "teacher/internal.h"
-#include "teacher/route.h"
 
 #include <string.h>
+
+enum { XDI_ROWS_CASTS = 32 /* rows of a call */ };
+
+/* Rows without gaps on both sides are one row. */
+XD_PRIVATE xd_result xdi_rows_copy(xd_ctx *ctx, const xd_kernels *kernels, const xd_rows *from,
+                                   const xd_rows *to) {
+    const xd_launch launch = xd_ctx_launch(ctx);
+    const bool dense = from->stride == to->cols && to->stride == to->cols;
+    const int64_t rows = dense ? 1 : to->rows, columns = dense ? to->rows * to->cols : to->cols;
+    const size_t from_step = (size_t)from->stride * xd_dtype_size(from->dtype);
+    const size_t to_step = (size_t)to->stride * xd_dtype_size(to->dtype);
+    xd_cast_array casts[XDI_ROWS_CASTS];
+    if (rows * columns == 0) return XD_OK;
+    if (from->dtype == to->dtype) {
+        xd_copy copy;
+        memset(&copy, 0, sizeof copy);
+        copy.ndim = dense ? 1 : 2;
+        copy.extent[0] = rows;
+        copy.src_stride[0] = from->stride;
+        copy.dst_stride[0] = to->stride;
+        copy.extent[copy.ndim - 1] = columns;
+        copy.src_stride[copy.ndim - 1] = copy.dst_stride[copy.ndim - 1] = 1;
+        return kernels->copies(&launch, &copy, 1, from->data, to->data, xd_dtype_size(to->dtype));
+    }
+    for (int64_t r = 0; r < rows; r++) {
+        xd_cast_array *cast = &casts[r % XDI_ROWS_CASTS];
+        cast->target = (char *)to->data + (size_t)r * to_step;
+        cast->source = (const char *)from->data + (size_t)r * from_step;
+        cast->count = columns;
+        cast->target_dtype = to->dtype;
+        cast->source_dtype = from->dtype;
+        if (r + 1 < rows && r % XDI_ROWS_CASTS + 1 < XDI_ROWS_CASTS) continue;
+        XD_TRY(kernels->optimizer.cast(&launch, casts, r % XDI_ROWS_CASTS + 1));
+    }
+    return XD_OK;
+}
 
 /* Memory of one call, on the device. */
 typedef struct xdi_columns {
@@ -54,7 +89,7 @@ static xd_result xdi_columns_sequence(xd_ctx *ctx, const xdi_columns *c, int64_t
     const xd_rows from = xd_rows_of(c->picked, XD_DTYPE_F64, c->held, c->d->k);
     const xd_rows to = xdi_topk_sequence(values, b, c->held);
     XD_TRY(xdi_columns_pick(ctx, c, b));
-    return xdi_route_copy(ctx, c->kernels, &from, &to);
+    return xdi_rows_copy(ctx, c->kernels, &from, &to);
 }
 
 static xd_result xdi_columns_prepare(xd_ctx *ctx, const xd_rows *values, xdi_columns *c) {
@@ -73,23 +108,28 @@ static xd_result xdi_columns_prepare(xd_ctx *ctx, const xd_rows *values, xdi_col
     return XD_OK;
 }
 
-XD_API xd_result xd_vocab_topk_gather(xd_ctx *ctx, const xd_vocab_topk_desc *desc, int64_t *ids,
-                                      xd_rows values) {
-    XDI_GIVEN(ctx, ctx, desc);
+/* Ids on the host, with their values. */
+static xd_result xdi_columns_gather(xd_ctx *ctx, const xd_vocab_topk_desc *desc, int64_t *ids) {
     xdi_columns c;
     memset(&c, 0, sizeof c);
     c.kernels = xd_ctx_kernels(ctx);
     c.d = desc;
     xd_result result = XDI_CHECK_GIVEN(ctx, ids);
-    if (result == XD_OK) result = xdi_columns_prepare(ctx, &values, &c);
+    if (result == XD_OK) result = xdi_columns_prepare(ctx, &desc->values, &c);
     result = xdi_vocab_agree(desc->vocab ? xd_vocab_describe(desc->vocab).tp : NULL, desc->comm, result);
-    if (result == XD_OK) result = xd_vocab_topk_columns(ctx, desc, c.ids, NULL);
+    if (result == XD_OK) result = xdi_topk_choose(ctx, desc, c.ids);
     for (int64_t b = 0; result == XD_OK && b < xdi_topk_sequences(desc); b++)
-        result = xdi_columns_sequence(ctx, &c, b, &values);
+        result = xdi_columns_sequence(ctx, &c, b, &desc->values);
     if (result == XD_OK)
         result = xd_read(ctx, ids, c.ids, (size_t)(xdi_topk_sequences(desc) * desc->k) * sizeof *ids);
     xdi_call_memory_done(ctx, c.finite);
     xdi_call_memory_done(ctx, c.ids);
     xdi_call_memory_done(ctx, c.picked);
     return result;
+}
+
+XD_API xd_result xd_vocab_topk_columns(xd_ctx *ctx, const xd_vocab_topk_desc *desc, int64_t *ids) {
+    XDI_GIVEN(ctx, ctx, desc);
+    const bool values = desc->values.data || desc->values.rows != 0 || desc->values.dtype != XD_DTYPE_NONE;
+    return values ? xdi_columns_gather(ctx, desc, ids) : xdi_topk_choose(ctx, desc, ids);
 }

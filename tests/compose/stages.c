@@ -106,7 +106,7 @@ static xd_result make_pipeline(rank *r) {
     const xd_pipeline_run_desc d = { .schedule = { .ranks = l->pp,
                                                    .virtual_stages = l->stages,
                                                    .micro_batches =
-                                                       xd_parallel_leaves(stages_lead(r)).opened },
+                                                       xd_parallel_micro_batches(stages_lead(r)).opened },
                                      .ndim = 2,
                                      .shape = { r->job->config->size.rows, TOY_HIDDEN },
                                      .dtype = XD_DTYPE_F32,
@@ -163,7 +163,7 @@ static toy_pass pass_of(rank *r, const xd_pipeline_call *call) {
     memset(&p, 0, sizeof p);
     p.kind = call->pass;
     p.step = r->step;
-    p.leaf = xd_parallel_leaf(call->stage.parallel, call->micro_batch);
+    p.leaf = xd_parallel_micro_batch(call->stage.parallel, call->micro_batch);
     p.k = call->micro_batch;
     p.recompute = r->job->config->recompute != 0;
     p.kept = &r->kept[call->slot];

@@ -79,7 +79,7 @@ static void engage(scene *s, xd_dmd_role role, double rate, double decay) {
     xd_ddp_desc ddp;
     memset(&ddp, 0, sizeof ddp);
     ddp.data = s->comm;
-    ddp.leaves = s->arm->leaves;
+    ddp.micro_batches = s->arm->leaves;
     team_require(s->ctx, toy_net_describe(s->ctx, (uint64_t)role, &a->model));
     team_require(s->ctx, toy_net_create(s->ctx, a->model, samples, 1, &a->net));
     team_require(s->ctx, xd_ddp_create(a->model, &ddp, &a->parallel));

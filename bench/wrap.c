@@ -105,13 +105,13 @@ static void wrap(scene *s) {
         xd_fsdp_desc d;
         memset(&d, 0, sizeof d);
         d.data = s->comm;
-        d.leaves = s->arm->leaves;
+        d.micro_batches = s->arm->leaves;
         team_require(s->ctx, xd_fsdp_create(s->model, &d, &s->parallel));
     } else {
         xd_ddp_desc d;
         memset(&d, 0, sizeof d);
         d.data = s->comm;
-        d.leaves = s->arm->leaves;
+        d.micro_batches = s->arm->leaves;
         d.compare_steps = s->arm->kind == COMPARED ? 1 : 0;
         team_require(s->ctx, xd_ddp_create(s->model, &d, &s->parallel));
     }
@@ -132,14 +132,14 @@ static void pass_over(scene *s, xd_pass pass, float gradient) {
 
 /* With `check` the gradient of leaf i is (i + 1) times the weights. */
 static void communicate(scene *s, bool check) {
-    const xd_parallel_leaf_count leaves = xd_parallel_leaves(s->parallel);
+    const xd_parallel_micro_batch_count leaves = xd_parallel_micro_batches(s->parallel);
     const int64_t passes = s->arm->sharded ? leaves.most : leaves.own;
     for (int64_t k = 0; k < passes; k++) {
         xd_pass pass = { XD_PASS_FORWARD, 0, false };
         pass_over(s, pass, 0.0f);
         pass.kind = XD_PASS_BACKWARD;
-        pass.leaf = k;
-        pass_over(s, pass, check ? (float)(xd_parallel_leaf(s->parallel, k) + 1) : 0.0f);
+        pass.micro_batch = k;
+        pass_over(s, pass, check ? (float)(xd_parallel_micro_batch(s->parallel, k) + 1) : 0.0f);
     }
     team_require(s->ctx, xd_parallel_reduce(s->parallel));
     if (!check) team_require(s->ctx, xd_parallel_publish(s->parallel));

@@ -89,7 +89,7 @@ static void toy_wrap(toy *t, bool kept, int64_t leaves) {
     ddp.data = fsdp.data = t->comm;
     fsdp.unit_types = units;
     fsdp.unit_type_count = 1;
-    ddp.leaves = fsdp.leaves = leaves;
+    ddp.micro_batches = fsdp.micro_batches = leaves;
     fsdp.accumulate_whole = kept;
     fsdp.reshard_ranks = kept ? 1 : 0;
     team_require(t->ctx, t->sharded ? xd_fsdp_create(t->description.model, &fsdp, &t->parallel)
@@ -140,7 +140,7 @@ static toy *toy_open(xd_comm *comm, bool sharded, bool kept, int64_t leaves) {
 /* The gradient of the loss is a thousandth of the logits. */
 static void toy_leaf(toy *t, int64_t k) {
     const nn_source source = { t, toy_begin, toy_end, NULL, NULL };
-    const int64_t leaf = xd_parallel_leaf(t->parallel, k);
+    const int64_t leaf = xd_parallel_micro_batch(t->parallel, k);
     t->blocks.leaf = k;
     const int positions = toy_positions(t);
     for (int i = 0; i < positions; i++) {
@@ -171,7 +171,7 @@ static void toy_optimize(toy *t) {
 static void toy_step(toy *t) {
     const toy_time start = toy_now();
     memset(&t->spent, 0, sizeof t->spent);
-    const int64_t own = xd_parallel_leaves(t->parallel).own; /* the same on both ranks */
+    const int64_t own = xd_parallel_micro_batches(t->parallel).own; /* the same on both ranks */
     for (int64_t k = 0; k < own; k++) toy_leaf(t, k);
     toy_meet(t);
     const toy_time met = toy_now();

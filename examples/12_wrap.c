@@ -54,7 +54,7 @@ static void compute(const xd_block_view view[2], int64_t leaf, int step) {
 }
 
 static xd_result train_leaf(xd_block *const layer[2], int64_t k, int64_t leaf, int step) {
-    const xd_pass pass = { .kind = XD_PASS_BACKWARD, .leaf = k };
+    const xd_pass pass = { .kind = XD_PASS_BACKWARD, .micro_batch = k };
     xd_block_view view[2];
     for (int i = 0; i < 2; i++) XD_TRY(xd_block_begin(layer[i], pass, &view[i]));
     /* Under FSDP, other ranks may have one more leaf. Then this rank only joins their gathers. */
@@ -66,8 +66,8 @@ static xd_result train_leaf(xd_block *const layer[2], int64_t k, int64_t leaf, i
 static xd_result train(const run *r, xd_parallel *parallel, xd_block *const layer[2],
                        xd_optimizer *optimizer) {
     for (int step = r->first; step < r->last; step++) {
-        for (int64_t k = 0; k < xd_parallel_leaves(parallel).opened; k++)
-            XD_TRY(train_leaf(layer, k, xd_parallel_leaf(parallel, k), step));
+        for (int64_t k = 0; k < xd_parallel_micro_batches(parallel).opened; k++)
+            XD_TRY(train_leaf(layer, k, xd_parallel_micro_batch(parallel, k), step));
         /* Sums the gradients of all leaves over all ranks. */
         XD_TRY(xd_parallel_reduce(parallel));
         XD_TRY(xd_optimizer_step(optimizer, NULL, NULL));
@@ -78,8 +78,8 @@ static xd_result train(const run *r, xd_parallel *parallel, xd_block *const laye
 }
 
 static xd_result wrap(xd_comm *world, xd_model *model, bool fsdp, xd_parallel **out) {
-    if (fsdp) return xd_fsdp_create(model, &(xd_fsdp_desc){ .data = world, .leaves = LEAVES }, out);
-    return xd_ddp_create(model, &(xd_ddp_desc){ .data = world, .leaves = LEAVES }, out);
+    if (fsdp) return xd_fsdp_create(model, &(xd_fsdp_desc){ .data = world, .micro_batches = LEAVES }, out);
+    return xd_ddp_create(model, &(xd_ddp_desc){ .data = world, .micro_batches = LEAVES }, out);
 }
 
 static xd_result run_rank(xd_comm *world, void *argument) {

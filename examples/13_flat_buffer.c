@@ -82,18 +82,18 @@ static xd_result wrap(xd_comm *world, trainer *t, xd_model **model, xd_parallel 
     }
     XD_TRY(xd_model_seal(*model));
 
-    const xd_ddp_desc ddp = { .data = world, .leaves = LEAVES, .sharded_optimizer = true };
+    const xd_ddp_desc ddp = { .data = world, .micro_batches = LEAVES, .sharded_optimizer = true };
     return xd_ddp_create(*model, &ddp, parallel);
 }
 
 static xd_result train_step(trainer *t, xd_parallel *parallel, xd_optimizer *adamw) {
     t->loss = 0.0f;
-    for (int64_t k = 0; k < xd_parallel_leaves(parallel).own; k++) {
+    for (int64_t k = 0; k < xd_parallel_micro_batches(parallel).own; k++) {
         memset(t->grads, 0, sizeof t->grads);
-        for (int i = (int)xd_parallel_leaf(parallel, k); i < POSITIONS; i += LEAVES)
+        for (int i = (int)xd_parallel_micro_batch(parallel, k); i < POSITIONS; i += LEAVES)
             train_position(t, i);
         /* DDP takes the whole buffer of gradients. */
-        XD_TRY(xd_parallel_push_leaf(parallel));
+        XD_TRY(xd_parallel_push_micro_batch(parallel));
     }
     XD_TRY(xd_parallel_reduce(parallel));
     XD_TRY(xd_optimizer_step(adamw, NULL, NULL));

@@ -51,9 +51,9 @@ static xd_result train(xd_comm *tp, xd_model *model, xd_parallel *parallel, xd_o
     xd_block *root = xd_model_root(model);
     const int64_t width = xd_weight_describe(xd_model_find_weight(model, "w")).count / ROW;
     for (int step = 0; step < STEPS; step++) {
-        for (int64_t k = 0; k < xd_parallel_leaves(parallel).own; k++) {
-            const xd_pass pass = { .kind = XD_PASS_BACKWARD, .leaf = k };
-            XD_TRY(train_leaf(root, tp, width, pass, xd_parallel_leaf(parallel, k), step));
+        for (int64_t k = 0; k < xd_parallel_micro_batches(parallel).own; k++) {
+            const xd_pass pass = { .kind = XD_PASS_BACKWARD, .micro_batch = k };
+            XD_TRY(train_leaf(root, tp, width, pass, xd_parallel_micro_batch(parallel, k), step));
         }
         XD_TRY(xd_parallel_reduce(parallel));
         XD_TRY(xd_optimizer_step(adamw, NULL, NULL));
@@ -106,7 +106,7 @@ static xd_result run_rank(xd_comm *world, void *argument) {
     XD_TRY(xd_weight_add(xd_model_root(model), &w, NULL));
     XD_TRY(xd_model_seal(model));
 
-    const xd_fsdp_desc hsdp = { .data = shard, .leaves = LEAVES, .replicas = group };
+    const xd_fsdp_desc hsdp = { .data = shard, .micro_batches = LEAVES, .replicas = group };
     XD_TRY(xd_fsdp_create(model, &hsdp, &parallel));
     XD_TRY(xd_parallel_params(parallel, 1, &param, &count));
     XD_TRY(xd_parallel_parts(parallel, 1, &part, &count));

@@ -37,7 +37,7 @@ static xd_result pass(void *user, const xd_network_call *call) {
     xd_block *const block = xd_model_root(((net *)user)->model);
     const float *x = call->hidden, *g = call->raw_gradient;
     const xd_pass_kind forward = call->keep ? XD_PASS_FORWARD : XD_PASS_INFERENCE;
-    const xd_pass how = { g ? XD_PASS_BACKWARD : forward, .leaf = call->micro_batch, .more = call->more };
+    const xd_pass how = { g ? XD_PASS_BACKWARD : forward, call->micro_batch, call->more };
     xd_block_view view;
     XD_TRY(xd_block_begin(block, how, &view));
 

@@ -35,7 +35,7 @@ static xd_result describe(void *user, xd_ctx *ctx, const xd_stage_place *place, 
 /* Runs a forward or an inference of one sample. The last stage adds up the loss. */
 static xd_result forward(void *user, const xd_pipeline_call *call) {
     const int layers = (int)call->stage.place.layer_count;
-    const int64_t sample = xd_parallel_leaf(call->stage.parallel, call->micro_batch);
+    const int64_t sample = xd_parallel_micro_batch(call->stage.parallel, call->micro_batch);
     const float *input = call->input;
     float(*x)[WIDTH] = ((kept *)user)[call->slot];
     xd_block *root = xd_model_root(call->stage.model);
@@ -57,7 +57,7 @@ static xd_result backward(void *user, const xd_pipeline_call *call) {
     float(*x)[WIDTH] = ((kept *)user)[call->slot];
     xd_block *root = xd_model_root(call->stage.model);
     xd_block_view view;
-    XD_TRY(xd_block_begin(root, (xd_pass){ .kind = call->pass, .leaf = call->micro_batch }, &view));
+    XD_TRY(xd_block_begin(root, (xd_pass){ call->pass, call->micro_batch, false }, &view));
     for (int j = 0; j < WIDTH; j++) {
         float d = d_output ? d_output[j] : (x[layers][j] - 0.25f) / SAMPLES;
         for (int i = layers - 1; i >= 0; i--) {
@@ -74,12 +74,12 @@ static xd_result build(xd_comm *world, const run *r, const xd_groups *groups, xd
                        xd_pipeline **pipeline) {
     const xd_build_desc network = {
         .groups = groups, .provider = { .describe = describe },
-        .wrap = { XD_WRAP_DDP, .ddp = &(xd_ddp_desc){ .leaves = SAMPLES } },
+        .wrap = { XD_WRAP_DDP, .ddp = &(xd_ddp_desc){ .micro_batches = SAMPLES } },
         .pipeline = { .layer_count = LAYERS, .virtual_stages = r->virtual_stages },
     };
     XD_TRY(xd_build(world, &network, built));
 
-    const int64_t samples = xd_parallel_leaves(xd_built_stage(*built, 0).parallel).own;
+    const int64_t samples = xd_parallel_micro_batches(xd_built_stage(*built, 0).parallel).own;
     const xd_pipeline_run_desc desc = {
         .schedule = { .virtual_stages = r->virtual_stages, .micro_batches = samples },
         .ndim = 1, .shape = { WIDTH }, .dtype = XD_DTYPE_F32,

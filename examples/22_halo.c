@@ -15,8 +15,7 @@ enum { WINDOW = C * K * K, FILTERS = LAYERS * C * WINDOW };
 typedef float wide_map[H + 2 * R][C][WIDTH];
 typedef struct run { float losses[STEPS], filters[FILTERS], gradient[MAP]; } run;
 
-/* A rank has h rows of the map from row `begin` on. A leaf is one row's term of the filters'
- * gradient and of the loss. */
+/* A rank has h rows from `begin` on. A leaf is a row's terms of the filters' gradient and loss. */
 typedef struct rank {
     xd_layout *rows;
     xd_halo *input_halo, *gradient_halo;
@@ -62,9 +61,8 @@ static xd_result forward(rank *r, int l) {
         const float *filter = r->filters + (l * C + i / W % C) * WINDOW;
         float sum = 0.0f;
         for (int j = 0; j < WINDOW; j++) sum += filter[j] * *tap(r->seen[l], i, j);
-        const float t = tanhf(sum);
-        r->x[i] += t;
-        r->slope[l][i] = 1.0f - t * t;
+        r->x[i] += tanhf(sum);
+        r->slope[l][i] = 1.0f / (coshf(sum) * coshf(sum));
     }
     return XD_OK;
 }
@@ -94,9 +92,8 @@ static xd_result backward(rank *r, int l) {
 
 /* A pixel of the first map depends on its place alone, whichever rank has it. */
 static xd_result train_step(rank *r, xd_ctx *ctx) {
-    const xd_tensor_part map = { .name = "map", .dtype = XD_DTYPE_F32, .ndim = 3,
-                                 .shape = { H, C, W }, .region = &r->region,
-                                 .range = { 0, r->count }, .data = r->x };
+    const xd_tensor_part map = { .dtype = XD_DTYPE_F32, .ndim = 3, .shape = { H, C, W },
+                                 .region = &r->region, .range = { 0, r->count }, .data = r->x };
     const xd_init normal = { XD_INIT_NORMAL, .scale = 1.0f };
     memset(r->leaves, 0, sizeof r->leaves);
     XD_TRY(xd_tensor_part_fill(ctx, &map, &normal, &(xd_philox){ .stream = XD_STREAM_USER }));
@@ -107,7 +104,6 @@ static xd_result train_step(rank *r, xd_ctx *ctx) {
         r->leaves[i / W / C][FILTERS] += 0.5f * (r->x[i] - 0.5f) * r->d[i];
     }
     for (int l = LAYERS - 1; l >= 0; l--) XD_TRY(backward(r, l));
-
     xd_leaf_stack_reset(r->stack);
     for (int y = 0; y < r->h; y++) XD_TRY(xd_leaf_stack_push(r->stack, r->leaves[y]));
     XD_TRY(xd_crossing_forward(r->reduce, xd_leaf_stack_forest(r->stack), r->sums));
@@ -121,7 +117,6 @@ static xd_result run_rank(xd_comm *world, void *argument) {
     rank r = { .begin = (int)own.begin, .h = (int)(own.end - own.begin) };
     r.count = r.h * C * W;
     XD_TRY(create(&r, world));
-
     for (int i = 0; i < FILTERS; i++) r.filters[i] = 0.2f * sinf((float)i * 1.7f);
     for (int step = 0; step < STEPS; step++) {
         XD_TRY(train_step(&r, xd_comm_ctx(world)));
@@ -129,7 +124,6 @@ static xd_result run_rank(xd_comm *world, void *argument) {
     }
     memcpy(out->gradient + r.begin * C * W, r.d, (size_t)r.count * sizeof *r.d);
     if (xd_comm_rank(world) == 0) memcpy(out->filters, r.filters, sizeof r.filters);
-
     xd_leaf_stack_destroy(r.stack);
     xd_crossing_destroy(r.reduce);
     xd_halo_destroy(r.input_halo);

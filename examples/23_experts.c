@@ -11,7 +11,7 @@
 #include <stdio.h>
 
 enum { EXPERTS = 4, MEMBERS = 2, WIDTH = 3, SIZE = WIDTH * WIDTH };
-enum { TOKENS = 6, ROOM = MEMBERS * TOKENS, LEAVES = 8 };
+enum { TOKENS = 6, ROOM = MEMBERS * TOKENS };
 typedef float token[WIDTH];
 typedef struct gradients { double norm; float bias[WIDTH], experts[EXPERTS][SIZE]; } gradients;
 
@@ -37,7 +37,7 @@ static xd_result exchange(const rank *r, token *from, token *to) {
 
 /* out = w x, computed by the experts' ranks and sent back as y. */
 static xd_result forward(const rank *r, int64_t k, tokens *b) {
-    const int64_t leaf = xd_parallel_leaf(r->parallel, k);
+    const int64_t leaf = xd_parallel_micro_batch(r->parallel, k);
     xd_block_view view;
     for (int t = 0; t < TOKENS; t++) {
         for (int i = 0; i < WIDTH; i++) b->x[t][i] = sinf((float)(leaf * 31 + t * 7 + i * 3));
@@ -58,7 +58,7 @@ static xd_result forward(const rank *r, int64_t k, tokens *b) {
  * member's micro-batch is a leaf of its own, so the experts run one backward for each member. */
 static xd_result backward(const rank *r, int64_t k, tokens *b) {
     xd_block_view view;
-    XD_TRY(xd_block_begin(r->root, (xd_pass){ XD_PASS_BACKWARD, .leaf = k }, &view));
+    XD_TRY(xd_block_begin(r->root, (xd_pass){ XD_PASS_BACKWARD, .micro_batch = k }, &view));
     for (int i = 0; i < TOKENS * WIDTH; i++) {
         const float *x = b->x[i / WIDTH];
         float *y = &b->y[expert_of(x) / r->here * TOKENS + i / WIDTH][i % WIDTH];
@@ -68,7 +68,7 @@ static xd_result backward(const rank *r, int64_t k, tokens *b) {
     XD_TRY(xd_block_end(r->root));
     XD_TRY(exchange(r, b->y, b->out));
     for (int m = 0; m < r->members; m++) {
-        const xd_pass pass = { XD_PASS_BACKWARD, .leaf = k * r->members + m };
+        const xd_pass pass = { XD_PASS_BACKWARD, .micro_batch = k * r->members + m };
         XD_TRY(xd_block_begin(r->layer, pass, &view));
         for (int n = m * TOKENS; n < (m + 1) * TOKENS; n++) {
             const float *x = b->received[n];
@@ -100,8 +100,8 @@ static xd_result create(rank *r, xd_comm *world) {
     XD_TRY(xd_block_add(r->root, &(xd_block_desc){ .name = "layer" }, &r->layer));
     XD_TRY(xd_weight_add(r->layer, &experts, NULL));
     XD_TRY(xd_model_seal(r->model));
-    const xd_ddp_desc ddp = { .data = groups->dp, .leaves = LEAVES,
-                              .experts = { .data = groups->expert_dp } };
+    const xd_ddp_desc ddp = { .data = groups->dp, .micro_batches = 8,
+                              .experts = { groups->expert_dp } };
     return xd_ddp_create(r->model, &ddp, &r->parallel);
 }
 
@@ -110,7 +110,7 @@ static xd_result run_rank(xd_comm *world, void *argument) {
     rank r = { .members = xd_comm_size(world) == 1 ? 1 : MEMBERS };
     r.here = EXPERTS / r.members;
     XD_TRY(create(&r, world));
-    for (int64_t k = 0; k < xd_parallel_leaves(r.parallel).most; k++) {
+    for (int64_t k = 0; k < xd_parallel_micro_batches(r.parallel).most; k++) {
         tokens b = { 0 };
         XD_TRY(forward(&r, k, &b));
         XD_TRY(backward(&r, k, &b));

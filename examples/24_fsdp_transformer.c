@@ -45,7 +45,7 @@ static xd_result create_model(trainer *t, xd_comm *world) {
         .rope_theta = 1e4f, .norm_eps = 1e-5f, .tied = true
     };
     const xd_fsdp_desc fsdp = {
-        .data = world, .leaves = LEAVES,
+        .data = world, .micro_batches = LEAVES,
         .unit_types = (const char *const[]){ NN_LAYER_TYPE }, .unit_type_count = 1,
         .view_dtype = XD_DTYPE_F32
     };
@@ -73,7 +73,7 @@ static xd_result create_trainer(trainer *t, xd_comm *world) {
 /* Forward and backward of one sequence, the k-th of this rank. Its text depends only on the step
  * and on the leaf's number, so that all runs train on the same text. */
 static xd_result train_leaf(trainer *t, int64_t k, int step, double *losses) {
-    const int64_t leaf = xd_parallel_leaf(t->parallel, k);
+    const int64_t leaf = xd_parallel_micro_batch(t->parallel, k);
     const int64_t from = (step * LEAVES + leaf) * 29 % (int64_t)(sizeof text - LENGTH - 1);
     int32_t ids[LENGTH + 1];
     const nn_batch batch = { .sequences = 1, .positions = LENGTH, .ids = ids };

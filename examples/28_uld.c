@@ -79,8 +79,8 @@ static xd_result loss_of(xd_ctx *ctx, const side sides[2], const xd_align_job *j
         xd_uld_desc desc = {
             .student = side_rows(&sides[0], i),
             .teacher = side_rows(&sides[1], i),
-            .chunks = jobs[i].out.chunks,
-            .chunk_count = jobs[i].out.count,
+            .chunks = jobs[i].out.chunks + 1, /* no row predicts the first */
+            .chunk_count = jobs[i].out.count - 1,
             .unmatched_weight = 1.0,
             .scale = 1.0 / TEXTS,
         };

@@ -332,7 +332,7 @@ static xd_result wrapped_step(part *p, xd_model *model, bool sharded) {
     if (result == XD_OK && sharded) result = xd_block_begin(xd_model_root(model), pass, &view);
     if (result == XD_OK && sharded) result = xd_block_end(xd_model_root(model));
     if (result == XD_OK && sharded) result = xd_block_skip(xd_model_find_block(model, "empty"), 0);
-    if (result == XD_OK && !sharded) result = xd_parallel_push_leaf(parallel);
+    if (result == XD_OK && !sharded) result = xd_parallel_push_micro_batch(parallel);
     if (result == XD_OK) result = xd_parallel_reduce(parallel);
     if (result == XD_OK) result = xd_parallel_publish(parallel);
     xd_parallel_destroy(parallel);
@@ -643,8 +643,8 @@ static const call calls[] = {
     { "xd_next_token_labels", run_shift, false },
     { "xd_denominator_count, over ranks", run_denominator, true },
     { "xd_agree_same", run_agree_same, false },
-    { "xd_model_agree", run_model_agree, false },
-    { "xd_ddp_create, xd_parallel_push_leaf, xd_parallel_params, xd_parallel_parts", run_ddp, false },
+    { "xdi_model_agree", run_model_agree, false },
+    { "xd_ddp_create, xd_parallel_push_micro_batch, xd_parallel_params, xd_parallel_parts", run_ddp, false },
     { "xd_fsdp_create, xd_block_begin, xd_block_end, xd_block_skip, xd_parallel_reduce, xd_parallel_publish, "
       "xd_parallel_thaw",
       run_fsdp, false },

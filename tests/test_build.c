@@ -252,7 +252,7 @@ static const float *shown_buffers(const build_scene *s, int index) {
 }
 
 static xd_result materialise_parts(xd_comm *world, void *argument) {
-    static const xd_fsdp_desc fsdp = { .leaves = 2 };
+    static const xd_fsdp_desc fsdp = { .micro_batches = 2 };
     const float *const table = build_table + 2;
     xd_param params[32], plain[32];
     int64_t count = 0;
@@ -283,7 +283,7 @@ static xd_result materialise_parts(xd_comm *world, void *argument) {
 
 /* A wrap that fails leaves models of the caller's without the buffers' storage, so that all of it can be made. */
 static xd_result refuse_a_part(xd_comm *world, void *argument) {
-    static const xd_fsdp_desc fsdp = { .leaves = 1 };
+    static const xd_fsdp_desc fsdp = { .micro_batches = 1 };
     xd_stages stages;
     build_scene s;
     (void)argument;
@@ -299,7 +299,7 @@ static xd_result refuse_a_part(xd_comm *world, void *argument) {
     s.desc.init.call = fill_angles;
     s.desc.wrap = (xd_wrap){ XD_WRAP_FSDP, NULL, &fsdp };
     CHECK(build_existing(world, &s.desc, &stages, &s.built) == XD_ERROR_ARGUMENT);
-    CHECK(strstr(xd_last_error(ctx)->message, "1 leaves for 2 data ranks"));
+    CHECK(strstr(xd_last_error(ctx)->message, "1 micro-batches for 2 data ranks"));
     xd_model *model = stages.stages[0].model;
     CHECK(!xd_weight_describe(xd_model_find_weight(model, "layers.1.angles")).ready);
     CHECK(xd_model_allocate(model) == XD_OK && xd_model_init_weights(model) == XD_OK);
@@ -459,8 +459,8 @@ XD_TEST(values_that_a_model_holds_are_converted_with_it) {
 
 static xd_result wrap_stages(xd_comm *world, void *argument) {
     static const char *const types[] = { "layer" };
-    const xd_ddp_desc ddp = { .leaves = 4 };
-    const xd_fsdp_desc fsdp = { .leaves = 4, .unit_types = types, .unit_type_count = 1 };
+    const xd_ddp_desc ddp = { .micro_batches = 4 };
+    const xd_fsdp_desc fsdp = { .micro_batches = 4, .unit_types = types, .unit_type_count = 1 };
     build_scene s;
     (void)argument;
     build_open(&s, world, &(xd_expert_desc){ .pp = 2 });
@@ -469,7 +469,7 @@ static xd_result wrap_stages(xd_comm *world, void *argument) {
     CHECK(build_run(&s) == XD_OK);
     for (int i = 0; i < 2; i++) {
         xd_parallel *p = xd_built_stage(s.built, i).parallel;
-        CHECK(p && xd_parallel_leaves(p).total == 4 && xd_parallel_leaves(p).own == 2);
+        CHECK(p && xd_parallel_micro_batches(p).total == 4 && xd_parallel_micro_batches(p).own == 2);
         CHECK(!xd_weight_describe(xd_model_weight_at(xd_built_stage(s.built, i).model, 0)).gradient);
     }
     build_drop(&s);
@@ -497,12 +497,12 @@ static xd_result wrap_replicas(xd_comm *world, void *argument) {
         build_scene s;
         build_open(&s, world, &(xd_expert_desc){ .optimizer_instances = 2 });
         xd_comm *replicas = s.desc.groups->inter_instances;
-        const xd_fsdp_desc fsdp = { .leaves = 8, .replicas = replicas };
-        const xd_ddp_desc ddp = { .leaves = 8, .sharded_optimizer = true, .replicas = replicas };
+        const xd_fsdp_desc fsdp = { .micro_batches = 8, .replicas = replicas };
+        const xd_ddp_desc ddp = { .micro_batches = 8, .sharded_optimizer = true, .replicas = replicas };
         s.desc.wrap = i ? (xd_wrap){ XD_WRAP_DDP, &ddp, NULL } : (xd_wrap){ XD_WRAP_FSDP, NULL, &fsdp };
         CHECK(build_run(&s) == XD_OK);
-        CHECK_EQ_INT(xd_parallel_leaves(xd_built_stage(s.built, 0).parallel).own, 2);
-        CHECK_EQ_INT(xd_parallel_leaves(xd_built_stage(s.built, 0).parallel).total, 8);
+        CHECK_EQ_INT(xd_parallel_micro_batches(xd_built_stage(s.built, 0).parallel).own, 2);
+        CHECK_EQ_INT(xd_parallel_micro_batches(xd_built_stage(s.built, 0).parallel).total, 8);
         build_close(&s);
     }
     return XD_OK;
@@ -515,7 +515,7 @@ XD_TEST(replicas_shard_over_the_group_of_their_instance) {
 static bool halves_are_frozen;
 
 static xd_result wrap_halves(xd_comm *world, void *argument) {
-    const xd_ddp_desc ddp = { .leaves = 0 };
+    const xd_ddp_desc ddp = { .micro_batches = 0 };
     build_scene s;
     (void)argument;
     build_open(&s, world, NULL);
@@ -525,7 +525,7 @@ static xd_result wrap_halves(xd_comm *world, void *argument) {
     s.desc.wrap = (xd_wrap){ XD_WRAP_DDP, &ddp, NULL };
     CHECK(build_run(&s) == XD_OK);
     CHECK(build_info(&s, 0, "embed").desc->dtype == XD_DTYPE_BF16 && build_info(&s, 0, "embed").ready);
-    CHECK_EQ_INT(xd_parallel_leaves(xd_built_stage(s.built, 0).parallel).total, 1);
+    CHECK_EQ_INT(xd_parallel_micro_batches(xd_built_stage(s.built, 0).parallel).total, 1);
     build_close(&s);
     return XD_OK;
 }
@@ -556,7 +556,7 @@ static void check_values(const build_scene *s, const char *name, int64_t at, int
 }
 
 static xd_result make_equal(xd_comm *world, void *argument) {
-    const xd_ddp_desc ddp = { .leaves = 0 };
+    const xd_ddp_desc ddp = { .micro_batches = 0 };
     build_scene s;
     (void)argument;
     build_open(&s, world, &(xd_expert_desc){ .cp = 2, .pp = 2 });
@@ -597,7 +597,7 @@ XD_TEST(values_become_those_of_the_first_data_rank_or_are_compared) {
 
 /* Under FSDP first values are formed in parts, from the seed of the first data rank. */
 static xd_result equal_seeds(xd_comm *world, void *argument) {
-    const xd_fsdp_desc fsdp = { .leaves = 0 };
+    const xd_fsdp_desc fsdp = { .micro_batches = 0 };
     build_scene s;
     xd_block_view view;
     (void)argument;
@@ -653,12 +653,13 @@ XD_TEST(values_of_experts_become_those_of_their_own_data_group) {
 static xd_result add_leaves(const build_scene *s, const char *name, bool experts) {
     xd_block *block = xd_model_find_block(xd_built_stage(s->built, 0).model, name);
     const xd_parallel *parallel = xd_built_stage(s->built, 0).parallel;
-    const int64_t opened = experts ? xd_parallel_expert_leaves(parallel).opened : 1;
+    const int64_t opened = experts ? xd_parallel_expert_micro_batches(parallel).opened : 1;
     xd_block_view view;
     for (int64_t k = 0; k < opened; k++) {
-        const int64_t leaf = experts ? xd_parallel_expert_leaf(parallel, k) : xd_parallel_leaf(parallel, k);
+        const int64_t leaf =
+            experts ? xd_parallel_expert_micro_batch(parallel, k) : xd_parallel_micro_batch(parallel, k);
         CHECK_EQ_INT(leaf, experts ? s->rank / 2 * 2 + k : s->rank);
-        XD_TRY(xd_block_begin(block, (xd_pass){ XD_PASS_BACKWARD, .leaf = k }, &view));
+        XD_TRY(xd_block_begin(block, (xd_pass){ XD_PASS_BACKWARD, .micro_batch = k }, &view));
         for (int64_t i = 0; i < (experts ? 4 : 6); i++) ((float *)view.gradients[0])[i] += (float)(leaf + 1);
         XD_TRY(xd_block_end(block));
     }
@@ -706,8 +707,8 @@ static void check_expert_lists(const build_scene *s) {
 
 static xd_result wrap_experts(xd_comm *world, void *argument) {
     static const char *const types[] = { "layer", "experts" };
-    const xd_ddp_desc ddp = { .leaves = 4 };
-    const xd_fsdp_desc fsdp = { .leaves = 4, .unit_types = types, .unit_type_count = 2 };
+    const xd_ddp_desc ddp = { .micro_batches = 4 };
+    const xd_fsdp_desc fsdp = { .micro_batches = 4, .unit_types = types, .unit_type_count = 2 };
     build_scene s;
     (void)argument;
     build_open(&s, world, &(xd_expert_desc){ .ep = 2 });
@@ -742,7 +743,7 @@ XD_TEST(experts_of_a_build_are_wrapped_over_their_own_data_group) {
 /* ---- stages that exist ---- */
 
 static xd_result take_existing(xd_comm *world, void *argument) {
-    const xd_ddp_desc ddp = { .leaves = 0 };
+    const xd_ddp_desc ddp = { .micro_batches = 0 };
     build_scene s;
     xd_stages *stages = (xd_stages *)calloc(1, sizeof *stages);
     (void)argument;
@@ -758,10 +759,10 @@ static xd_result take_existing(xd_comm *world, void *argument) {
     s.desc.provider.describe = NULL;
     s.desc.before = NULL;
     s.desc.wrap = (xd_wrap){ XD_WRAP_DDP, &ddp, NULL };
-    const xd_ddp_desc few = { .leaves = 1 };
+    const xd_ddp_desc few = { .micro_batches = 1 };
     s.desc.wrap.ddp = &few; /* fails after the storage is there: the models stay the caller's */
     CHECK(build_existing(world, &s.desc, stages, &s.built) == XD_ERROR_ARGUMENT && !s.built);
-    CHECK(build_says(&s, "1 leaves for 2 data ranks"));
+    CHECK(build_says(&s, "1 micro-batches for 2 data ranks"));
     s.desc.wrap.ddp = &ddp;
     CHECK(build_existing(world, &s.desc, stages, &s.built) == XD_OK);
     CHECK(xd_built_stage_count(s.built) == 2 && xd_built_stage(s.built, 1).parallel);

@@ -62,7 +62,7 @@ static xd_result describe(void *user, xd_ctx *ctx, const xd_stage_place *place, 
 }
 
 static xd_result build(rank *r, xd_ddp_desc ddp) {
-    const xd_fsdp_desc fsdp = { .leaves = ddp.leaves, .wide_padding = ddp.wide_padding };
+    const xd_fsdp_desc fsdp = { .micro_batches = ddp.micro_batches, .wide_padding = ddp.wide_padding };
     xd_build_desc d = { .groups = r->groups, .provider = { describe, r } };
     d.pipeline.layer_count = r->run->pp * CHUNKS;
     d.pipeline.virtual_stages = CHUNKS;
@@ -105,11 +105,11 @@ static xd_ddp_desc settings_of(const rank *r) {
 
 /* The backwards of one chunk: gradients that differ from element to element and from leaf to leaf. */
 static xd_result backward(const xd_stage *stage, int step) {
-    for (int64_t k = 0; k < xd_parallel_leaves(stage->parallel).opened; k++)
+    for (int64_t k = 0; k < xd_parallel_micro_batches(stage->parallel).opened; k++)
         for (int i = LAYERS - 1; i >= 0; i--) {
             xd_block_view view;
             char name[32];
-            const int64_t leaf = xd_parallel_leaf(stage->parallel, k);
+            const int64_t leaf = xd_parallel_micro_batch(stage->parallel, k);
             snprintf(name, sizeof name, "layer%d", (int)stage->place.first_layer * LAYERS + i);
             xd_block *block = xd_model_find_block(stage->model, name);
             XD_TRY(xd_block_begin(block, (xd_pass){ XD_PASS_BACKWARD, k, false }, &view));
@@ -199,7 +199,7 @@ static bucket_run *new_run(xd_ddp_desc ddp) {
     bucket_run *out = (bucket_run *)calloc(1, sizeof *out);
     CHECK(out != NULL);
     out->ddp = ddp;
-    out->ddp.leaves = 4;
+    out->ddp.micro_batches = 4;
     out->pp = out->dp = 2;
     out->reduction = XD_REDUCTION_INVARIANT;
     return out;
@@ -217,7 +217,7 @@ XD_TEST(only_the_first_chunk_of_the_first_stage_has_several_buckets) {
     bucket_run *of = new_run((xd_ddp_desc){ .bucket_size = 1 });
     CHECK(execute(of) == XD_OK);
     check_sums(of, 3, 1);
-    of->ddp = (xd_ddp_desc){ .leaves = 4, .bucket_count = 3, .sharded_optimizer = true };
+    of->ddp = (xd_ddp_desc){ .micro_batches = 4, .bucket_count = 3, .sharded_optimizer = true };
     CHECK(execute(of) == XD_OK);
     check_sums(of, 3, 1);
     of->ddp.bucket_count = 2; /* of 192 elements, which two weights have */
@@ -319,7 +319,7 @@ static xd_result fail_rank(xd_comm *world, void *argument) {
 
 XD_TEST(settings_of_a_stage_that_fail_end_the_build_on_all_ranks) {
     const xd_ctx_desc d = { .timeout_seconds = 20 };
-    bucket_run *of = new_run((xd_ddp_desc){ .leaves = 0 });
+    bucket_run *of = new_run((xd_ddp_desc){ .micro_batches = 0 });
     of->each = (xd_stage_settings){ fail, NULL };
     CHECK_EQ_INT(xd_run_threads(4, &d, fail_rank, of, NULL), XD_OK);
     free(of);
@@ -328,7 +328,7 @@ XD_TEST(settings_of_a_stage_that_fail_end_the_build_on_all_ranks) {
 /* ---- what is refused ---- */
 
 static void refuse(bucket_run *of, xd_ddp_desc ddp, const char *text) {
-    ddp.leaves = 4;
+    ddp.micro_batches = 4;
     of->ddp = ddp;
     of->message[0] = 0;
     CHECK(execute(of) == XD_ERROR_ARGUMENT);
@@ -336,7 +336,7 @@ static void refuse(bucket_run *of, xd_ddp_desc ddp, const char *text) {
 }
 
 XD_TEST(buckets_that_contradict_are_refused_with_the_numbers) {
-    bucket_run *of = new_run((xd_ddp_desc){ .leaves = 0 });
+    bucket_run *of = new_run((xd_ddp_desc){ .micro_batches = 0 });
     refuse(of, (xd_ddp_desc){ .bucket_size = 7, .bucket_count = 3 },
            "bucket_size 7 and bucket_count 3: one of them says where a bucket ends");
     refuse(of, (xd_ddp_desc){ .bucket_count = -3 }, "buckets of 0 elements, and -3 of them");
@@ -348,7 +348,7 @@ XD_TEST(buckets_that_contradict_are_refused_with_the_numbers) {
            "gathers_in_step without a queue of gathers");
     of->plain = false;
     of->message[0] = 0;
-    of->ddp = (xd_ddp_desc){ .leaves = 4, .bucket_count = 384 };
+    of->ddp = (xd_ddp_desc){ .micro_batches = 4, .bucket_count = 384 };
     CHECK(execute(of) == XD_OK);
     check_sums(of, 3, 1);
     free(of);
@@ -395,7 +395,7 @@ static xd_result plan_rank(xd_comm *world, void *argument) {
     xd_memory_plan plans[2];
     (void)argument;
     CHECK(xd_queue_create(world, NULL, &queue) == XD_OK);
-    const xd_ddp_desc ddp = { .reductions = queue, .leaves = 64 };
+    const xd_ddp_desc ddp = { .reductions = queue, .micro_batches = 64 };
     CHECK(xd_model_create(xd_comm_ctx(world), NULL, &model) == XD_OK);
     for (int i = 0; i < 2; i++) {
         const xd_weight_desc w = {

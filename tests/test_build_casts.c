@@ -115,7 +115,7 @@ static void check_policy(xd_ctx *ctx, xd_policy_desc desc, bool applied, xd_dtyp
     CHECK(p.applied == applied);
     CHECK(p.fsdp.sent_dtype == param && p.fsdp.view_dtype == param && p.ddp.view_dtype == param);
     CHECK(p.precision.input_dtype == param && p.precision.output_dtype == output);
-    CHECK(!p.precision.bf16 && !p.precision.f16 && p.fsdp.leaves == 0);
+    CHECK(!p.precision.bf16 && !p.precision.f16 && p.fsdp.micro_batches == 0);
 }
 
 static void refuse_policy(xd_ctx *ctx, xd_policy_desc desc, xd_result result, const char *text) {

@@ -116,7 +116,7 @@ static xd_result see_wrappers(void *user, xd_ctx *ctx, const xd_stages *in, xd_s
 }
 
 static xd_result adapt_stages(xd_comm *world, void *argument) {
-    const xd_ddp_desc ddp = { .leaves = 0 };
+    const xd_ddp_desc ddp = { .micro_batches = 0 };
     build_scene s;
     (void)argument;
     build_open(&s, world, NULL);
@@ -174,7 +174,7 @@ static xd_result replace(void *user, xd_ctx *ctx, const xd_stages *in, xd_stages
 }
 
 static xd_result replace_stages(xd_comm *world, void *argument) {
-    const xd_ddp_desc ddp = { .leaves = 0 };
+    const xd_ddp_desc ddp = { .micro_batches = 0 };
     build_scene s;
     (void)argument;
     build_open(&s, world, &(xd_expert_desc){ .pp = 2 });
@@ -501,7 +501,7 @@ static void spoil_after(xd_build_desc *d) {
     d->after_override = &hollow_list;
 }
 static void spoil_leaves(xd_build_desc *d) {
-    static const xd_ddp_desc few = { .leaves = 1 };
+    static const xd_ddp_desc few = { .micro_batches = 1 };
     d->wrap = (xd_wrap){ XD_WRAP_DDP, &few, NULL };
 }
 
@@ -524,7 +524,7 @@ static const bad_setting settings[] = {
     { spoil_none, XD_ERROR_ARGUMENT, "settings of FSDP, but wrap is NONE" },
     { spoil_before, XD_ERROR_ARGUMENT, "17 hooks before the wrap, at most 16" },
     { spoil_after, XD_ERROR_ARGUMENT, "hook 0 of 1 after the wrap has no function" },
-    { spoil_leaves, XD_ERROR_ARGUMENT, "1 leaves for 3 data ranks" },
+    { spoil_leaves, XD_ERROR_ARGUMENT, "1 micro-batches for 3 data ranks" },
 };
 
 static xd_result bad_settings(xd_comm *world, void *argument) {

@@ -63,9 +63,9 @@ static xd_result describe_whole(scene *s) {
 }
 
 static xd_result open_scene(scene *s, xd_comm *world, int pp, int virtual_stages, xd_wrap_kind wrap) {
-    const xd_ddp_desc ddp = { .leaves = LEAVES };
+    const xd_ddp_desc ddp = { .micro_batches = LEAVES };
     static const char *const units[] = { "unit" };
-    const xd_fsdp_desc fsdp = { .leaves = LEAVES, .unit_types = units, .unit_type_count = 1 };
+    const xd_fsdp_desc fsdp = { .micro_batches = LEAVES, .unit_types = units, .unit_type_count = 1 };
     s->world = world;
     s->ctx = xd_comm_ctx(world);
     XD_TRY(xd_grid_create(world, &(xd_expert_desc){ .pp = pp }, &s->grid));
@@ -183,7 +183,7 @@ static float gradient_of(float value, int64_t leaf, int step, int at) {
 }
 
 static xd_result push_leaf(const xd_stage *stage, int64_t k, int step) {
-    const int64_t leaf = xd_parallel_leaf(stage->parallel, k);
+    const int64_t leaf = xd_parallel_micro_batch(stage->parallel, k);
     const xd_pass pass = { XD_PASS_BACKWARD, k, false };
     xd_block_view view;
     XD_TRY(xd_block_begin(xd_model_root(stage->model), pass, &view));
@@ -201,7 +201,7 @@ static xd_result push_leaf(const xd_stage *stage, int64_t k, int step) {
 static xd_result push_leaves(const scene *s, int step) {
     for (int i = 0; i < xd_built_stage_count(s->built); i++) {
         const xd_stage stage = xd_built_stage(s->built, i);
-        for (int64_t k = 0; k < xd_parallel_leaves(stage.parallel).opened; k++)
+        for (int64_t k = 0; k < xd_parallel_micro_batches(stage.parallel).opened; k++)
             XD_TRY(push_leaf(&stage, k, step));
     }
     return xd_pipeline_finish(

@@ -46,7 +46,7 @@ static void store(void *x, xd_dtype dtype, int64_t i, float value) {
 
 static xd_result open_forward(const net *n, const xd_network_call *call, xd_block_view *view) {
     const xd_pass pass = { .kind = call->keep ? XD_PASS_FORWARD : XD_PASS_INFERENCE,
-                           .leaf = call->micro_batch,
+                           .micro_batch = call->micro_batch,
                            .more = call->more };
     return xd_block_begin(n->block, pass, view);
 }
@@ -68,7 +68,7 @@ static xd_result backward(void *user, const xd_network_call *call) {
     net *n = (net *)user;
     xd_block_view view;
     XD_TRY(xd_block_begin(
-        n->block, (xd_pass){ .kind = XD_PASS_BACKWARD, .leaf = call->micro_batch, .more = call->more },
+        n->block, (xd_pass){ .kind = XD_PASS_BACKWARD, .micro_batch = call->micro_batch, .more = call->more },
         &view));
     float *w = (float *)view.gradients[0], *b = (float *)view.gradients[1];
     for (int64_t i = 0; i < call->samples * n->elements; i++) {
@@ -107,7 +107,7 @@ static xd_result judge_backward(void *user, const xd_network_call *call) {
     net *n = (net *)user;
     const xd_pass_kind kind = call->weights ? XD_PASS_BACKWARD : XD_PASS_INFERENCE;
     xd_block_view view;
-    XD_TRY(xd_block_begin(n->block, (xd_pass){ .kind = kind, .leaf = call->micro_batch, .more = call->more },
+    XD_TRY(xd_block_begin(n->block, (xd_pass){ .kind = kind, .micro_batch = call->micro_batch, .more = call->more },
                           &view));
     float *w = (float *)view.gradients[0], *b = (float *)view.gradients[1];
     for (int64_t i = 0; i < call->samples && call->input_gradients; i++) call->input_gradients[0][i] = 0.0f;
@@ -130,7 +130,7 @@ static xd_result make_net(net *n, xd_comm *data, int role, bool trains) {
     w.init = (xd_init){ XD_INIT_CONSTANT, .center = 0.1f * (float)role };
     XD_TRY(xd_weight_add(n->block, &w, NULL));
     XD_TRY(xd_model_seal(n->model));
-    XD_TRY(wrap_over_ddp(n->model, data, &(xd_ddp_desc){ .leaves = LEAVES }, &n->parallel));
+    XD_TRY(wrap_over_ddp(n->model, data, &(xd_ddp_desc){ .micro_batches = LEAVES }, &n->parallel));
     XD_TRY(xd_parallel_params(n->parallel, 2, n->params, &n->count));
     if (!trains) return XD_OK;
     xd_optimizer_desc adamw = xd_adamw_defaults(n->params, n->count);

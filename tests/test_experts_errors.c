@@ -30,7 +30,7 @@ static void open_rank(expert_rank *r, xd_comm *world, expert_run *run, int ep) {
 }
 
 static xd_result wrap(expert_rank *r, xd_comm *experts) {
-    const xd_fsdp_desc d = { .leaves = 4, .experts = { .data = experts } };
+    const xd_fsdp_desc d = { .micro_batches = 4, .experts = { .data = experts } };
     return wrap_over_fsdp(r->model, r->world, &d, &r->parallel);
 }
 
@@ -129,29 +129,33 @@ static xd_result misuse_steps(xd_comm *world, void *argument) {
     expert_rank r;
     (void)argument;
     open_rank(&r, world, &runs[rank], 2);
-    const xd_ddp_desc d = { .leaves = 3, .experts = { .data = r.groups->expert_dp } };
+    const xd_ddp_desc d = { .micro_batches = 3, .experts = { .data = r.groups->expert_dp } };
     CHECK(wrap_over_ddp(r.model, world, &d, &r.parallel) == XD_OK);
-    const xd_parallel_leaf_count leaves = xd_parallel_expert_leaves(r.parallel);
+    const xd_parallel_micro_batch_count leaves = xd_parallel_expert_micro_batches(r.parallel);
     CHECK(leaves.own == 3 && leaves.most == 3 && leaves.total == 3 && leaves.opened == 4);
-    CHECK_EQ_INT(xd_parallel_leaves(r.parallel).own, 1 + rank);
+    CHECK_EQ_INT(xd_parallel_micro_batches(r.parallel).own, 1 + rank);
     const int64_t numbers[] = { -1, 0, 1, -1, 2, -1 }; /* rank 0 has leaf 0; rank 1 leaves 1 and 2 */
-    for (int64_t k = -1; k < 5; k++) CHECK_EQ_INT(xd_parallel_expert_leaf(r.parallel, k), numbers[k + 1]);
+    for (int64_t k = -1; k < 5; k++)
+        CHECK_EQ_INT(xd_parallel_expert_micro_batch(r.parallel, k), numbers[k + 1]);
     xd_block *experts = r.layers[0].experts;
-    CHECK(xd_block_begin(experts, (xd_pass){ XD_PASS_BACKWARD, .leaf = 1 }, &view) == XD_ERROR_STATE &&
-          says(&r, "leaf 1 of block \"layers.0.experts\", whose next one is 0"));
-    CHECK(xd_block_begin(experts, (xd_pass){ XD_PASS_BACKWARD, .leaf = 4 }, &view) == XD_ERROR_ARGUMENT &&
-          says(&r, "leaf 4 of block \"layers.0.experts\": this rank has 4"));
-    CHECK(xd_parallel_push_leaf(r.parallel) == XD_ERROR_UNSUPPORTED &&
-          says(&r, "leaves of experts, 3 in a step"));
+    CHECK(xd_block_begin(experts, (xd_pass){ XD_PASS_BACKWARD, .micro_batch = 1 }, &view) == XD_ERROR_STATE &&
+          says(&r, "micro-batch 1 of block \"layers.0.experts\", whose next one is 0"));
+    CHECK(xd_block_begin(experts, (xd_pass){ XD_PASS_BACKWARD, .micro_batch = 4 }, &view) ==
+              XD_ERROR_ARGUMENT &&
+          says(&r, "micro-batch 4 of block \"layers.0.experts\": this rank has 4"));
+    CHECK(xd_parallel_push_micro_batch(r.parallel) == XD_ERROR_UNSUPPORTED &&
+          says(&r, "micro-batches of experts, 3 in a step"));
     for (int64_t k = 0; k < 2; k++) CHECK(xd_block_skip(experts, k) == XD_OK);
     CHECK(xd_block_skip(experts, 2) == XD_ERROR_STATE &&
-          says(&r, "leaf 2 of block \"layers.0.experts\" while leaf 0 of block \"layers.1.experts\" is not"));
+          says(&r, "micro-batch 2 of block \"layers.0.experts\" while micro-batch 0 of block "
+                   "\"layers.1.experts\" is not"));
     for (int64_t k = 0; k < 4; k++)
         for (int i = k < 2; i < (rank && k == 3 ? 1 : 2); i++)
             CHECK(xd_block_skip(r.layers[i].experts, k) == XD_OK);
     CHECK(xd_parallel_reduce(r.parallel) == XD_ERROR_STATE); /* rank 0 lacks leaves of the other blocks */
-    if (rank) CHECK(says(&r, "block \"layers.1.experts\" has had backward passes of 3 leaves, not of 4"));
-    CHECK(xd_block_begin(experts, (xd_pass){ XD_PASS_BACKWARD, .leaf = 0 }, &view) == XD_OK);
+    if (rank)
+        CHECK(says(&r, "block \"layers.1.experts\" has had backward passes of 3 micro-batches, not of 4"));
+    CHECK(xd_block_begin(experts, (xd_pass){ XD_PASS_BACKWARD, .micro_batch = 0 }, &view) == XD_OK);
     CHECK(xd_parallel_publish(r.parallel) != XD_OK && says(&r, "while block \"layers.0.experts\" is open"));
     CHECK(xd_block_end(experts) == XD_OK);
     CHECK(xd_parallel_publish(r.parallel) == XD_OK);
@@ -170,9 +174,9 @@ XD_TEST(without_experts_there_are_no_leaves_of_theirs) {
     CHECK(xd_ctx_create(NULL, &ctx) == XD_OK && xd_comm_self(ctx, &world) == XD_OK);
     xd_model *model = describe_plain(ctx, false, 4);
     CHECK(wrap_over_ddp(model, world, NULL, &parallel) == XD_OK);
-    const xd_parallel_leaf_count leaves = xd_parallel_expert_leaves(parallel);
+    const xd_parallel_micro_batch_count leaves = xd_parallel_expert_micro_batches(parallel);
     CHECK(leaves.own == 0 && leaves.most == 0 && leaves.total == 0 && leaves.opened == 0);
-    CHECK_EQ_INT(xd_parallel_expert_leaf(parallel, 0), -1);
+    CHECK_EQ_INT(xd_parallel_expert_micro_batch(parallel, 0), -1);
     xd_parallel_destroy(parallel);
     xd_model_destroy(model);
     xd_comm_destroy(world);

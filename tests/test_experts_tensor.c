@@ -109,7 +109,7 @@ static xd_result scaled(tensor_rank *r, token_rows h) {
     const int tp = r->run->tp, columns = WIDTH / tp, at = r->rank % tp * columns;
     float part[TOKENS * WIDTH] = { 0 }, parts[2 * TOKENS * WIDTH];
     xd_block_view view;
-    if (r->k < xd_parallel_leaves(r->parallel).opened) {
+    if (r->k < xd_parallel_micro_batches(r->parallel).opened) {
         XD_TRY(xd_block_begin(xd_model_root(r->model), (xd_pass){ XD_PASS_FORWARD }, &view));
         for (int t = 0; t < TOKENS; t++)
             for (int c = 0; c < columns; c++)
@@ -177,8 +177,8 @@ static xd_result backward(tensor_rank *r, const int64_t *leaves, token_rows *h, 
         const int64_t k = r->k * r->members + m;
         const int g = m * tp;
         xd_block_view view;
-        CHECK(xd_parallel_expert_leaf(r->parallel, k) == leaves[g]);
-        XD_TRY(xd_block_begin(r->experts, (xd_pass){ XD_PASS_BACKWARD, .leaf = k }, &view));
+        CHECK(xd_parallel_expert_micro_batch(r->parallel, k) == leaves[g]);
+        XD_TRY(xd_block_begin(r->experts, (xd_pass){ XD_PASS_BACKWARD, .micro_batch = k }, &view));
         member_backward(r, &view, leaves[g], h[g], d[g], mine[g]);
         XD_TRY(xd_block_end(r->experts));
     }
@@ -196,8 +196,9 @@ static xd_result backward(tensor_rank *r, const int64_t *leaves, token_rows *h, 
 static xd_result scale_backward(tensor_rank *r, token_rows d_h) {
     const int tp = r->run->tp, columns = WIDTH / tp, at = r->rank % tp * columns;
     xd_block_view view;
-    if (r->k >= xd_parallel_leaves(r->parallel).opened) return XD_OK;
-    XD_TRY(xd_block_begin(xd_model_root(r->model), (xd_pass){ XD_PASS_BACKWARD, .leaf = r->k }, &view));
+    if (r->k >= xd_parallel_micro_batches(r->parallel).opened) return XD_OK;
+    XD_TRY(
+        xd_block_begin(xd_model_root(r->model), (xd_pass){ XD_PASS_BACKWARD, .micro_batch = r->k }, &view));
     for (int t = 0; t < TOKENS && r->leaf >= 0; t++)
         for (int c = 0; c < columns; c++)
             ((float *)view.gradients[0])[c] += d_h[t][at + c] * input_of(r, t, at + c);
@@ -209,7 +210,7 @@ static xd_result round_of(tensor_rank *r, int64_t k) {
     int64_t leaves[GROUP];
     double loss = 0.0;
     r->k = k;
-    r->leaf = xd_parallel_leaf(r->parallel, k);
+    r->leaf = xd_parallel_micro_batch(r->parallel, k);
     XD_TRY(scaled(r, h));
     XD_TRY(gather(r->groups->tp_ep, h, all_h, sizeof h));
     XD_TRY(gather(r->groups->tp_ep, &r->leaf, leaves, sizeof r->leaf));
@@ -236,12 +237,12 @@ static xd_result wrap(tensor_rank *r) {
         XD_TRY(xd_queue_create(i < 2 ? r->groups->dp_cp : r->groups->expert_dp, &queue, &r->queues[i]));
     experts.gathers = r->queues[2];
     experts.reductions = r->queues[3];
-    const xd_ddp_desc ddp = { .leaves = run->leaves,
+    const xd_ddp_desc ddp = { .micro_batches = run->leaves,
                               .sharded_optimizer = run->kind == TENSOR_SHARDED,
                               .gathers = r->queues[0],
                               .reductions = r->queues[1],
                               .experts = experts };
-    const xd_fsdp_desc fsdp = { .leaves = run->leaves,
+    const xd_fsdp_desc fsdp = { .micro_batches = run->leaves,
                                 .unit_types = types,
                                 .unit_type_count = 1,
                                 .accumulate_whole = run->kind == TENSOR_FSDP_WHOLE,
@@ -269,7 +270,7 @@ static xd_result files(tensor_rank *r, const xd_tensor_part *parts, xd_optimizer
 static xd_result train_step(tensor_rank *r, const xd_param *params, xd_optimizer *optimizer) {
     const xd_gradient_norm_desc clip = { .params = params, .param_count = WEIGHTS, .max_norm = 0.5 };
     xd_gradient_norm norm;
-    for (int64_t k = 0; k < xd_parallel_leaves(r->parallel).most; k++) XD_TRY(round_of(r, k));
+    for (int64_t k = 0; k < xd_parallel_micro_batches(r->parallel).most; k++) XD_TRY(round_of(r, k));
     XD_TRY(xd_parallel_reduce(r->parallel));
     XD_TRY(xd_gradient_norm_compute(r->ctx, r->world, &clip, &norm));
     if (xd_comm_rank(r->world) == 0) r->run->norms[r->step] = norm.norm;

@@ -235,7 +235,7 @@ static void keep_quiet(void *user, const char *line) {
 }
 
 static xd_result plan_model(xd_model *model) {
-    const xd_fsdp_desc fsdp = { .leaves = 3 };
+    const xd_fsdp_desc fsdp = { .micro_batches = 3 };
     const xd_memory_plan_desc d = { .fsdp = &fsdp, .ranks = 3 };
     xd_memory_plan plan = { .elements = -5 };
     const xd_result result = xd_plan_memory(model, &d, 1, &plan);

@@ -465,7 +465,7 @@ XD_TEST(a_workspace_is_that_of_a_loss) {
     d.loss.teacher = y;
     d.loss.common.labels = xd_ids_of(p.labels, XD_DTYPE_I64);
     d.loss.vocab = vocab;
-    const size_t bytes = PLANNED_WORKSPACE(ctx, xd_mft_loss(ctx, &d, &values));
+    const size_t bytes = PLANNED_WORKSPACE(ctx, mft_loss(ctx, &d, &values));
     d.loss.common.workspace = malloc(bytes);
     d.loss.common.workspace_bytes = bytes - 1;
     CHECK_EQ_INT(mft_loss(ctx, &d, &values), XD_ERROR_ARGUMENT);

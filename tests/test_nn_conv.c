@@ -541,7 +541,7 @@ typedef struct pairs {
 static xd_result wrap_as(xd_comm *world, xd_model *model, wrapper kind, const pairs *two, xd_parallel **out) {
     const char *unit = "residual";
     const xd_fsdp_desc hybrid = {
-        .leaves = ALONE_LEAVES, .unit_types = &unit, .unit_type_count = 1, .replicas = two->replicas
+        .micro_batches = ALONE_LEAVES, .unit_types = &unit, .unit_type_count = 1, .replicas = two->replicas
     };
     if (kind == UNDER_HSDP) return wrap_over_fsdp(model, two->group, &hybrid, out);
     return wrap_in(world, model, unit, kind == UNDER_FSDP, out);

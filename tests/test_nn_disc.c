@@ -420,8 +420,8 @@ typedef struct training {
 
 static xd_result train_leaf(const trainer *t, int64_t k, int step) {
     const xd_network *n = &t->network;
-    const int64_t leaf = xd_parallel_leaf(t->parallel, k);
-    const bool own = k < xd_parallel_leaves(t->parallel).own && !(t->zero && leaf == 3);
+    const int64_t leaf = xd_parallel_micro_batch(t->parallel, k);
+    const bool own = k < xd_parallel_micro_batches(t->parallel).own && !(t->zero && leaf == 3);
     batch b;
     batch_make(&b, (uint64_t)(1000 + step * ALONE_LEAVES + leaf), IN_LEAF);
     b.call.samples = own ? IN_LEAF : 0;
@@ -530,7 +530,7 @@ XD_TEST(convolutions_begin_uniform_within_the_root_of_their_inputs) {
     CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
     CHECK_EQ_INT(xd_comm_self(ctx, &self), XD_OK);
     CHECK_EQ_INT(nn_disc_describe(ctx, &config, 1, &model), XD_OK);
-    CHECK_EQ_INT(wrap_over_ddp(model, self, &(xd_ddp_desc){ .leaves = 1 }, &parallel), XD_OK);
+    CHECK_EQ_INT(wrap_over_ddp(model, self, &(xd_ddp_desc){ .micro_batches = 1 }, &parallel), XD_OK);
     CHECK_EQ_INT(xd_parallel_params(parallel, NN_HEAD_WEIGHTS, w, &count), XD_OK);
     CHECK_EQ_INT(count, NN_HEAD_WEIGHTS);
     for (int64_t i = 0; i < w[NN_HEAD_CONV].count; i++) {

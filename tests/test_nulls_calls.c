@@ -280,7 +280,7 @@ XD_TEST(a_plan_with_averages) {
     alone a = alone_open();
     int lines = 0;
     const xd_weight_desc weight = { .name = "w", .dtype = XD_DTYPE_F32, .ndim = 1, .shape = { 4 } };
-    const xd_ddp_desc ddp = { .leaves = 1 };
+    const xd_ddp_desc ddp = { .micro_batches = 1 };
     const xd_ema_desc average = { .decay = 0.5 };
     const xd_memory_plan_desc desc = { .ddp = &ddp, .averages = &average, .average_count = 1 };
     const xd_build_report report = { take_line, &lines };

@@ -336,7 +336,7 @@ static xd_result finish_describe(void *user, xd_ctx *ctx, const xd_stage_place *
 }
 
 static void finish_open(finish_scene *s, xd_comm *world) {
-    const xd_ddp_desc ddp = { .leaves = 1 };
+    const xd_ddp_desc ddp = { .micro_batches = 1 };
     s->rank = xd_comm_rank(world);
     CHECK(xd_grid_create(world, &(xd_expert_desc){ .tp = 2, .pp = 2 }, &s->grid) == XD_OK);
     const xd_groups *g = xd_grid_groups(s->grid);
@@ -356,7 +356,7 @@ static xd_result finish_by(finish_scene *s, xd_comm *world, bool per_token, fini
     for (int i = 0; i < PARTS; i++)
         for (int j = 0; j < 4; j++)
             s->gradients[i][j] = (float)(1 << (i * 2)) + (float)(s->pp * 2 + s->tp) * 0.125f;
-    if (p) CHECK(xd_parallel_push_leaf(p) == XD_OK);
+    if (p) CHECK(xd_parallel_push_micro_batch(p) == XD_OK);
     if (way != FINISH) XD_TRY(xd_parallel_reduce(p));
     if (way == REDUCE) return XD_OK;
     const xd_pipeline_finish_desc d = { .groups = xd_grid_groups(s->grid),

@@ -14,10 +14,10 @@ static xd_result compare_with_what_is_taken(xd_comm *world, void *argument) {
     static const char *const types[] = { "layer", "mlp" };
     wrap_rank r = { .run = (wrap_run *)argument, .world = world, .ctx = xd_comm_ctx(world) };
     CHECK(wrap_home(&r) == XD_OK);
-    const xd_ddp_desc ddp = { .leaves = run->leaves,
+    const xd_ddp_desc ddp = { .micro_batches = run->leaves,
                               .sharded_optimizer = run->kind == WRAP_SHARDED,
                               .view_dtype = run->view };
-    const xd_fsdp_desc fsdp = { .leaves = run->leaves,
+    const xd_fsdp_desc fsdp = { .micro_batches = run->leaves,
                                 .unit_types = types,
                                 .unit_type_count = run->nested ? 2 : 1,
                                 .accumulate_whole = run->kind == WRAP_FSDP_WHOLE,
@@ -90,7 +90,7 @@ XD_TEST(a_plan_of_a_stage_has_the_activations_of_its_pipeline) {
     xd_ctx *ctx = NULL;
     CHECK(xd_ctx_create(NULL, &ctx) == XD_OK);
     xd_model *model = wrap_model(ctx, XD_DTYPE_F32);
-    const xd_fsdp_desc fsdp = { .leaves = 8 };
+    const xd_fsdp_desc fsdp = { .micro_batches = 8 };
     const xd_pipeline_run_desc pipeline = {
         .schedule = { .ranks = 4, .virtual_stages = 2, .micro_batches = 8 },
         .ndim = 1,
@@ -147,7 +147,7 @@ static xd_result plan_with_queues(xd_comm *world, void *argument) {
         XD_TRY(xd_queue_create(world, &descs[i], &queues[i]));
     }
     xd_model *model = wrap_model(ctx, XD_DTYPE_F32);
-    xd_fsdp_desc fsdp = { .leaves = 8, .gathers = queues[0], .reductions = queues[1] };
+    xd_fsdp_desc fsdp = { .micro_batches = 8, .gathers = queues[0], .reductions = queues[1] };
     const xd_pipeline_run_desc pipeline = { .schedule = { .ranks = 4, .micro_batches = 8 },
                                             .ndim = 1,
                                             .shape = { 100 },
@@ -208,7 +208,7 @@ XD_TEST(plans_that_make_no_sense_are_refused) {
     xd_ctx *ctx = NULL;
     CHECK(xd_ctx_create(NULL, &ctx) == XD_OK);
     xd_model *model = wrap_model(ctx, XD_DTYPE_F32), *open = NULL;
-    const xd_ddp_desc ddp = { .leaves = 2 };
+    const xd_ddp_desc ddp = { .micro_batches = 2 };
     const xd_fsdp_desc fsdp = { .reshard_ranks = 3 };
     xd_memory_plan plan;
     memset(&plan, 7, sizeof plan);
@@ -220,7 +220,7 @@ XD_TEST(plans_that_make_no_sense_are_refused) {
     CHECK(xd_plan_memory(model, &d, 4, &plan) == XD_ERROR_ARGUMENT);
     CHECK(strstr(xd_last_error(ctx)->message, "rank 4 of 4"));
     CHECK(xd_plan_memory(model, &d, 0, &plan) == XD_ERROR_ARGUMENT);
-    CHECK(strstr(xd_last_error(ctx)->message, "2 leaves for 4 data ranks"));
+    CHECK(strstr(xd_last_error(ctx)->message, "2 micro-batches for 4 data ranks"));
     d.groups = 2;
     CHECK(xd_plan_memory(model, &d, 0, &plan) == XD_ERROR_ARGUMENT);
     d = (xd_memory_plan_desc){ .fsdp = &fsdp, .ranks = 4 };

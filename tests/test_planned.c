@@ -2,11 +2,13 @@
  * ranks that are not here; what cannot be planned is refused by name. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#include "loss_calls.h"
 #if defined(XD_TEST_LAYERS)
 #    include "dmd/state.h" /* xdi_: of the scene */
 #endif
 #include "dmd_scene.h"
 #include "live_bytes.h"
+#include "loss_calls.h"
 #include "planned.h"
 #include "vocab_calls.h"
 #include "xd_test.h"
@@ -377,13 +379,13 @@ static xd_result call_loss(scene *s) {
 static xd_result call_cosine(scene *s) {
     xd_loss_values values;
     const xd_loss_desc d = loss_of(s);
-    return xd_cosine_loss(s->ctx, &d, &values);
+    return cosine_loss(s->ctx, &d, &values);
 }
 static xd_result call_mft(scene *s) {
     xd_loss_values values;
-    xd_mft_desc d = xd_mft_defaults();
+    mft_desc d = mft_defaults();
     d.loss = loss_of(s);
-    return xd_mft_loss(s->ctx, &d, &values);
+    return mft_loss(s->ctx, &d, &values);
 }
 static xd_result call_head(scene *s) {
     const xd_vocab_info v = xd_vocab_describe(s->vocab);

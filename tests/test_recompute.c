@@ -188,7 +188,9 @@ XD_TEST(without_a_wrapper_a_forward_runs_again_on_the_input_that_was_kept) {
     CHECK_EQ_INT(keep(p.a, 0, 1.0f), XD_OK);
     CHECK_EQ_INT(keep(p.a, 7, 10.0f), XD_OK); /* a second forward in flight */
     CHECK_EQ_INT(keep(p.a, 8, 1.0f), XD_ERROR_STATE);
-    CHECK(says(&p, "leaf 8 of block \"a\" is to keep, and 2 are in flight, that of leaf 0 among them"));
+    CHECK(says(
+        &p,
+        "micro-batch 8 of block \"a\" is to keep, and 2 are in flight, that of micro-batch 0 among them"));
     CHECK_EQ_INT(xd_block_end(p.a), XD_OK);
     const float *w = (const float *)xd_weight_describe(xd_model_find_weight(p.model, "a.weight")).value;
     CHECK_EQ_INT(xd_recompute(p.a, 7, forward), XD_OK);
@@ -205,7 +207,7 @@ XD_TEST(without_a_wrapper_a_forward_runs_again_on_the_input_that_was_kept) {
 
 XD_TEST(what_is_recomputed_wrongly_is_refused_with_both_names) {
     const xd_inputs_desc desc = { 12, 0 }, none = { 0, 0 }, fewer = { 12, -1 };
-    const xd_ddp_desc ddp = { .leaves = 2 };
+    const xd_ddp_desc ddp = { .micro_batches = 2 };
     xd_ctx *ctx = NULL;
     xd_comm *self = NULL;
     xd_inputs *again = NULL;
@@ -220,7 +222,7 @@ XD_TEST(what_is_recomputed_wrongly_is_refused_with_both_names) {
     CHECK_EQ_INT(xd_model_seal(p.model), XD_OK);
     CHECK_EQ_INT(wrap_over_ddp(p.model, self, &ddp, &p.parallel), XD_OK);
     CHECK_EQ_INT(xd_recompute(p.a, 0, forward), XD_ERROR_STATE);
-    CHECK(says(&p, "leaf 0 of block \"a\" is to recompute, and the model has no inputs"));
+    CHECK(says(&p, "micro-batch 0 of block \"a\" is to recompute, and the model has no inputs"));
     CHECK_EQ_INT(xd_inputs_create(p.model, &none, &p.inputs), XD_ERROR_ARGUMENT);
     CHECK_EQ_INT(xd_inputs_create(p.model, &fewer, &p.inputs), XD_ERROR_ARGUMENT);
     CHECK(says(&p, "inputs of 12 bytes, -1 of them in flight"));
@@ -233,8 +235,9 @@ XD_TEST(what_is_recomputed_wrongly_is_refused_with_both_names) {
     CHECK(again == NULL && says(&p, "has inputs already"));
 
     CHECK_EQ_INT(keep(p.a, 0, 1.0f), XD_ERROR_STATE); /* not open */
-    CHECK(
-        says(&p, "leaf 0 of block \"a\" is to keep, and the block is open for nothing instead of a forward"));
+    CHECK(says(
+        &p,
+        "micro-batch 0 of block \"a\" is to keep, and the block is open for nothing instead of a forward"));
     CHECK_EQ_INT(begin(p.a, XD_PASS_INFERENCE, 0), XD_OK);
     CHECK_EQ_INT(keep(p.a, 0, 1.0f), XD_ERROR_STATE);
     CHECK(says(&p, "block \"a\" is to keep, and the block is open for an inference instead of a forward"));
@@ -254,21 +257,23 @@ XD_TEST(what_is_recomputed_wrongly_is_refused_with_both_names) {
     CHECK(says(&p, "an input of 16 bytes of block \"a\", planned are 12"));
     CHECK_EQ_INT(keep(p.a, 0, 1.0f), XD_OK);
     CHECK_EQ_INT(keep(p.a, 0, 1.0f), XD_ERROR_STATE);
-    CHECK(says(&p, "the input of leaf 0 of block \"a\" is kept already"));
+    CHECK(says(&p, "the input of micro-batch 0 of block \"a\" is kept already"));
     CHECK_EQ_INT(xd_block_end(p.a), XD_OK);
     CHECK_EQ_INT(xd_recompute(p.a, 0, forward), XD_ERROR_STATE); /* outside of its backward */
 
     CHECK_EQ_INT(begin(p.b, XD_PASS_BACKWARD, 0), XD_OK); /* whose input another block has */
     CHECK_EQ_INT(xd_recompute(p.b, 0, forward), XD_ERROR_STATE);
-    CHECK(says(&p, "no input of leaf 0 of block \"b\" is kept; the last one was of leaf 0 of \"a\""));
+    CHECK(says(
+        &p, "no input of micro-batch 0 of block \"b\" is kept; the last one was of micro-batch 0 of \"a\""));
     CHECK_EQ_INT(xd_block_end(p.b), XD_OK);
     CHECK_EQ_INT(begin(p.a, XD_PASS_BACKWARD, 0), XD_OK);
     CHECK_EQ_INT(xd_recompute(p.a, 1, forward), XD_ERROR_STATE);
-    CHECK(says(&p, "leaf 1 of block \"a\" is to recompute in a backward of leaf 0"));
+    CHECK(says(&p, "micro-batch 1 of block \"a\" is to recompute in a backward of micro-batch 0"));
     CHECK_EQ_INT(one.runs, 0);
     CHECK_EQ_INT(xd_recompute(p.a, 0, forward), XD_OK);
     CHECK_EQ_INT(xd_recompute(p.a, 0, forward), XD_ERROR_STATE); /* twice */
-    CHECK(says(&p, "no input of leaf 0 of block \"a\" is kept; the last one was of leaf 0 of \"a\""));
+    CHECK(says(
+        &p, "no input of micro-batch 0 of block \"a\" is kept; the last one was of micro-batch 0 of \"a\""));
     CHECK_EQ_INT(one.runs, 1);
     CHECK_EQ_INT(xd_block_end(p.a), XD_OK);
 
@@ -315,7 +320,7 @@ XD_TEST(planned_memory_of_inputs_is_what_they_take_and_no_pass_takes_more) {
     heap h = { 0, 0, -1 };
     const xd_ctx_desc settings = { .allocator = { heap_allocate, heap_release, &h } };
     const xd_inputs_desc desc = { 12, 5 };
-    const xd_ddp_desc ddp = { .leaves = 1 };
+    const xd_ddp_desc ddp = { .micro_batches = 1 };
     const xd_memory_plan_desc plan_desc = { .ddp = &ddp, .inputs = &desc };
     xd_memory_plan plan;
     xd_ctx *ctx = NULL;

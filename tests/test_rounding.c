@@ -348,7 +348,7 @@ static xd_result check_first(xd_comm *world, void *argument) {
                                .ndim = 2,
                                .shape = { ROWS, COLUMNS },
                                .init = { XD_INIT_NORMAL, 0, 1 } };
-    const xd_fsdp_desc fsdp = { .leaves = ranks };
+    const xd_fsdp_desc fsdp = { .micro_batches = ranks };
     xd_model *model = NULL;
     xd_parallel *wrapped = NULL;
     xd_param param;

@@ -260,20 +260,20 @@ static void check_sum(xd_parallel *parallel) {
 
 static xd_result sum_by_brackets(xd_comm *world, void *argument) {
     const int kind = *(const int *)argument;
-    const xd_ddp_desc ddp = { .leaves = LEAVES, .sharded_optimizer = kind == WRAP_SHARDED };
-    const xd_fsdp_desc fsdp = { .leaves = LEAVES, .accumulate_whole = kind == WRAP_FSDP_WHOLE };
+    const xd_ddp_desc ddp = { .micro_batches = LEAVES, .sharded_optimizer = kind == WRAP_SHARDED };
+    const xd_fsdp_desc fsdp = { .micro_batches = LEAVES, .accumulate_whole = kind == WRAP_FSDP_WHOLE };
     xd_model *model = one_weight(xd_comm_ctx(world), NULL, NULL);
     xd_block *root = xd_model_root(model);
     xd_parallel *parallel = NULL;
     CHECK((kind <= WRAP_SHARDED ? wrap_over_ddp(model, world, &ddp, &parallel)
                                 : wrap_over_fsdp(model, world, &fsdp, &parallel)) == XD_OK);
-    for (int64_t k = 0; k < xd_parallel_leaves(parallel).own; k++)
+    for (int64_t k = 0; k < xd_parallel_micro_batches(parallel).own; k++)
         for (int half = 0; half < 2; half++) { /* two brackets of one leaf */
             xd_block_view view;
             CHECK(xd_block_begin(root, (xd_pass){ XD_PASS_BACKWARD, k, half == 0 }, &view) == XD_OK);
             for (int64_t i = 0; i < ROWS * COLUMNS; i++)
                 if (i % 2 == half)
-                    ((float *)view.gradients[0])[i] += by_hand(xd_parallel_leaf(parallel, k), i);
+                    ((float *)view.gradients[0])[i] += by_hand(xd_parallel_micro_batch(parallel, k), i);
             CHECK(xd_block_end(root) == XD_OK);
         }
     CHECK(xd_parallel_reduce(parallel) == XD_OK);
@@ -285,16 +285,17 @@ static xd_result sum_by_brackets(xd_comm *world, void *argument) {
 
 static xd_result sum_by_pushes(xd_comm *world, void *argument) {
     float value[ROWS * COLUMNS], gradient[ROWS * COLUMNS];
-    const xd_ddp_desc ddp = { .leaves = LEAVES, .sharded_optimizer = *(const int *)argument == WRAP_SHARDED };
+    const xd_ddp_desc ddp = { .micro_batches = LEAVES,
+                              .sharded_optimizer = *(const int *)argument == WRAP_SHARDED };
     xd_parallel *parallel = NULL;
     for (int i = 0; i < ROWS * COLUMNS; i++) value[i] = (float)i;
     xd_model *model = one_weight(xd_comm_ctx(world), value, gradient);
     CHECK(wrap_over_ddp(model, world, &ddp, &parallel) == XD_OK);
-    for (int64_t k = 0; k < xd_parallel_leaves(parallel).own; k++) {
-        for (int64_t i = 0; i < ROWS * COLUMNS; i++) gradient[i] = by_hand(xd_parallel_leaf(parallel, k), i);
-        CHECK(xd_parallel_push_leaf(parallel) == XD_OK);
+    for (int64_t k = 0; k < xd_parallel_micro_batches(parallel).own; k++) {
+        for (int64_t i = 0; i < ROWS * COLUMNS; i++) gradient[i] = by_hand(xd_parallel_micro_batch(parallel, k), i);
+        CHECK(xd_parallel_push_micro_batch(parallel) == XD_OK);
     }
-    CHECK(xd_parallel_push_leaf(parallel) == XD_ERROR_STATE);
+    CHECK(xd_parallel_push_micro_batch(parallel) == XD_ERROR_STATE);
     CHECK(xd_parallel_reduce(parallel) == XD_OK);
     check_sum(parallel);
     /* Each rank changes its part of the caller's values; all have all of them afterwards. */
@@ -362,7 +363,7 @@ XD_TEST(a_step_allocates_nothing_and_the_wrapper_says_what_it_took) {
     wrap_rank r = { .run = &run, .ctx = ctx, .world = self, .data = self };
     static const char *const types[] = { "layer" };
     r.model = wrap_model(ctx, XD_DTYPE_F32);
-    const xd_fsdp_desc d = { .leaves = 3, .unit_types = types, .unit_type_count = 1 };
+    const xd_fsdp_desc d = { .micro_batches = 3, .unit_types = types, .unit_type_count = 1 };
     CHECK(wrap_over_fsdp(r.model, self, &d, &r.parallel) == XD_OK);
     const xd_parallel_bytes bytes = xd_parallel_memory(r.parallel);
     CHECK(bytes.values > 300 * sizeof(float) && bytes.gradients > 0);

@@ -6,8 +6,8 @@
 
 #include <math.h>
 
-static const char *const kinds[] = { "DDP", "DDP with a sharded optimizer", "FSDP", "FSDP with whole leaves",
-                                     "HSDP" };
+static const char *const kinds[] = { "DDP", "DDP with a sharded optimizer", "FSDP",
+                                     "FSDP with whole micro-batches", "HSDP" };
 
 static wrap_run *run_like(const wrap_run *like, wrap_kind kind, int ranks) {
     wrap_run *run = wrap_new(kind, ranks, 8, XD_REDUCTION_INVARIANT), empty = *run;
@@ -175,10 +175,10 @@ static xd_result refuse_divisors(xd_comm *world, void *argument) {
     for (int i = 0; i < 5; i++) {
         xd_ddp_desc ddp = { .divide = { .before = bad[i] } };
         CHECK(wrap_over_ddp(model, world, &ddp, &parallel) == XD_ERROR_ARGUMENT);
-        CHECK(strstr(xd_last_error(ctx)->message, " of leaves: its inverse"));
+        CHECK(strstr(xd_last_error(ctx)->message, " of micro-batches: its inverse"));
         const xd_fsdp_desc fsdp = { .divide = { .average = true, .after = bad[i] } };
         CHECK(wrap_over_fsdp(model, world, &fsdp, &parallel) == XD_ERROR_ARGUMENT);
-        CHECK(strstr(xd_last_error(ctx)->message, " of the sum of all leaves: its inverse") && !parallel);
+        CHECK(strstr(xd_last_error(ctx)->message, " of the sum of all micro-batches: its inverse") && !parallel);
     }
     xd_ddp_desc other = { .divide = { .average = xd_comm_rank(world) == 1 } };
     CHECK(wrap_over_ddp(model, world, &other, &parallel) == XD_ERROR_MISMATCH && !parallel);
@@ -241,7 +241,7 @@ static xd_result rest_and_wake(xd_comm *world, void *argument) {
         wrap_rank r = { .run = &run, .ctx = xd_comm_ctx(world), .world = world, .data = world };
         if (reserves) run.thaws[0].name = "layers.1.table";
         r.model = wrap_model(r.ctx, XD_DTYPE_F32);
-        const xd_ddp_desc ddp = { .leaves = 4, .reserve_frozen = reserves };
+        const xd_ddp_desc ddp = { .micro_batches = 4, .reserve_frozen = reserves };
         const xd_memory_plan_desc d = { .ddp = &ddp, .ranks = 2 };
         xd_memory_plan plan;
         CHECK(xd_plan_memory(r.model, &d, xd_comm_rank(world), &plan) == XD_OK);
@@ -300,7 +300,7 @@ static xd_result refuse_thaws(xd_comm *world, void *argument) {
     }
     CHECK(wrap_leaves(&r) == XD_OK);
     CHECK(xd_parallel_thaw(p, weight_of(&r, "layers.1.table")) == XD_ERROR_STATE &&
-          says(&r, "\"layers.1.table\" is thawed within a step of 4 leaves"));
+          says(&r, "\"layers.1.table\" is thawed within a step of 4 micro-batches"));
     CHECK(xd_parallel_reduce(p) == XD_OK);
     CHECK(xd_parallel_thaw(p, weight_of(&r, "layers.1.table")) == XD_ERROR_STATE &&
           says(&r, "within a step"));

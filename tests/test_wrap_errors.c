@@ -35,7 +35,7 @@ static void close_scene(scene *s) {
 
 static xd_result wrap_fsdp(scene *s, int64_t leaves) {
     static const char *const types[] = { "layer" };
-    const xd_fsdp_desc d = { .leaves = leaves, .unit_types = types, .unit_type_count = 1 };
+    const xd_fsdp_desc d = { .micro_batches = leaves, .unit_types = types, .unit_type_count = 1 };
     return wrap_over_fsdp(s->model, s->world, &d, &s->parallel);
 }
 
@@ -62,31 +62,31 @@ static xd_result refuse_wraps(xd_comm *world, void *argument) {
     open_scene(&s, world);
     CHECK(wrap_fsdp(&s, 0) == XD_ERROR_STATE && says(&s, "not sealed") && !s.parallel);
     CHECK(xd_model_seal(s.model) == XD_OK);
-    CHECK(wrap_fsdp(&s, 1) == XD_ERROR_ARGUMENT && says(&s, "1 leaves for 2 data ranks"));
-    CHECK(wrap_fsdp(&s, -3) == XD_ERROR_ARGUMENT && says(&s, "-3 leaves"));
+    CHECK(wrap_fsdp(&s, 1) == XD_ERROR_ARGUMENT && says(&s, "1 micro-batches for 2 data ranks"));
+    CHECK(wrap_fsdp(&s, -3) == XD_ERROR_ARGUMENT && says(&s, "-3 micro-batches"));
     CHECK(wrap_fsdp(&s, s.rank ? 4 : 6) == XD_ERROR_MISMATCH &&
-          says(&s, "settings of a wrapper: rank 1 passed leaves = 4, rank 0 passed 6"));
-    xd_fsdp_desc d = { .leaves = 4, .reshard_ranks = 3 };
+          says(&s, "settings of a wrapper: rank 1 passed micro-batches = 4, rank 0 passed 6"));
+    xd_fsdp_desc d = { .micro_batches = 4, .reshard_ranks = 3 };
     CHECK(wrap_over_fsdp(s.model, world, &d, &s.parallel) == XD_ERROR_ARGUMENT &&
           says(&s, "3 ranks that keep a unit do not divide 2"));
-    d = (xd_fsdp_desc){ .leaves = 4, .unit_type_count = 1 };
+    d = (xd_fsdp_desc){ .micro_batches = 4, .unit_type_count = 1 };
     CHECK(wrap_over_fsdp(s.model, world, &d, &s.parallel) == XD_ERROR_ARGUMENT &&
           says(&s, "1 types of units, unit_types is NULL"));
     static const char *const types[] = { "layer" };
-    d = (xd_fsdp_desc){ .leaves = 4, .unit_types = types };
+    d = (xd_fsdp_desc){ .micro_batches = 4, .unit_types = types };
     CHECK(wrap_over_fsdp(s.model, world, &d, &s.parallel) == XD_ERROR_ARGUMENT &&
           says(&s, "a list of unit_types, and unit_type_count 0"));
-    d = (xd_fsdp_desc){ .leaves = 4, .sent_dtype = XD_DTYPE_I32 };
+    d = (xd_fsdp_desc){ .micro_batches = 4, .sent_dtype = XD_DTYPE_I32 };
     CHECK(wrap_over_fsdp(s.model, world, &d, &s.parallel) == XD_ERROR_DTYPE && says(&s, "sent as I32"));
-    d = (xd_fsdp_desc){ .leaves = 4, .sent_dtype = s.rank ? XD_DTYPE_BF16 : XD_DTYPE_F16 };
+    d = (xd_fsdp_desc){ .micro_batches = 4, .sent_dtype = s.rank ? XD_DTYPE_BF16 : XD_DTYPE_F16 };
     CHECK(wrap_over_fsdp(s.model, world, &d, &s.parallel) == XD_ERROR_MISMATCH &&
           says(&s, "rank 1 passed sent_dtype = BF16, rank 0 passed F16"));
-    const xd_ddp_desc shown = { .leaves = 4, .view_dtype = XD_DTYPE_F64 };
+    const xd_ddp_desc shown = { .micro_batches = 4, .view_dtype = XD_DTYPE_F64 };
     CHECK(wrap_over_ddp(s.model, world, &shown, &s.parallel) == XD_ERROR_DTYPE && says(&s, "shown as F64"));
     xd_queue *queue = NULL;
     const xd_queue_desc few = { .capacity = 1 };
     CHECK(xd_queue_create(world, &few, &queue) == XD_OK);
-    d = (xd_fsdp_desc){ .leaves = 4, .prefetch = 1 };
+    d = (xd_fsdp_desc){ .micro_batches = 4, .prefetch = 1 };
     CHECK(wrap_over_fsdp(s.model, world, &d, &s.parallel) == XD_ERROR_ARGUMENT &&
           says(&s, "1 units gathered ahead, and no queue"));
     d.gathers = queue;
@@ -222,11 +222,11 @@ static xd_result refuse_groups(xd_comm *world, void *argument) {
     CHECK(xd_model_seal(s.model) == XD_OK);
     CHECK(xd_comm_split(world, s.rank / 2, 0, &data) == XD_OK &&
           xd_comm_split(world, s.rank % 2, 0, &replicas) == XD_OK);
-    xd_fsdp_desc d = { .leaves = 12, .replicas = replicas };
+    xd_fsdp_desc d = { .micro_batches = 12, .replicas = replicas };
     CHECK(wrap_over_fsdp(s.model, data, &d, &s.parallel) == XD_ERROR_UNSUPPORTED &&
-          says(&s, "6 leaves of a group"));
-    d.leaves = 9;
-    CHECK(wrap_over_fsdp(s.model, data, &d, &s.parallel) == XD_ERROR_ARGUMENT && says(&s, "9 leaves") &&
+          says(&s, "6 micro-batches of a group"));
+    d.micro_batches = 9;
+    CHECK(wrap_over_fsdp(s.model, data, &d, &s.parallel) == XD_ERROR_ARGUMENT && says(&s, "9 micro-batches") &&
           says(&s, "2 groups"));
     close_scene(&s);
     xd_comm_destroy(replicas);
@@ -265,21 +265,21 @@ static xd_result refuse_brackets(xd_comm *world, void *argument) {
     pass.kind = (xd_pass_kind)9;
     CHECK(xd_block_begin(s.first, pass, &view) == XD_ERROR_ARGUMENT && says(&s, "pass 9"));
     pass.kind = XD_PASS_BACKWARD;
-    pass.leaf = 2;
-    CHECK(xd_block_begin(s.first, pass, &view) == XD_ERROR_ARGUMENT && says(&s, "leaf 2") &&
+    pass.micro_batch = 2;
+    CHECK(xd_block_begin(s.first, pass, &view) == XD_ERROR_ARGUMENT && says(&s, "micro-batch 2") &&
           says(&s, "has 2"));
-    pass.leaf = 1;
-    CHECK(xd_block_begin(s.first, pass, &view) == XD_ERROR_STATE && says(&s, "leaf 1") &&
+    pass.micro_batch = 1;
+    CHECK(xd_block_begin(s.first, pass, &view) == XD_ERROR_STATE && says(&s, "micro-batch 1") &&
           says(&s, "next one is 0"));
     CHECK(xd_block_skip(s.first, 1) == XD_ERROR_STATE && says(&s, "next one is 0"));
-    CHECK(xd_block_skip(s.first, 2) == XD_ERROR_ARGUMENT && says(&s, "leaf 2"));
+    CHECK(xd_block_skip(s.first, 2) == XD_ERROR_ARGUMENT && says(&s, "micro-batch 2"));
     CHECK_EQ_INT(view.count, 42);
     CHECK(xd_block_begin(s.first, forward, &view) == XD_OK);
     CHECK(xd_block_begin(s.second, forward, &view) == XD_ERROR_STATE && says(&s, "\"second\"") &&
           says(&s, "\"first\" is open"));
     CHECK(xd_parallel_publish(s.parallel) == XD_ERROR_STATE && says(&s, "\"first\" is open"));
     CHECK(xd_block_end(s.first) == XD_OK);
-    CHECK(xd_parallel_push_leaf(s.parallel) == XD_ERROR_UNSUPPORTED);
+    CHECK(xd_parallel_push_micro_batch(s.parallel) == XD_ERROR_UNSUPPORTED);
     for (int i = 0; i < 8; i++) CHECK(xd_block_begin(s.first, forward, &view) == XD_OK);
     CHECK(xd_block_begin(s.first, forward, &view) == XD_ERROR_STATE && says(&s, "open 8 times"));
     close_scene(&s);
@@ -305,11 +305,11 @@ static xd_result refuse_steps(xd_comm *world, void *argument) {
     (void)argument;
     open_scene(&s, world);
     CHECK(xd_model_seal(s.model) == XD_OK && wrap_fsdp(&s, 2) == XD_OK);
-    CHECK(xd_parallel_reduce(s.parallel) == XD_ERROR_STATE && says(&s, "0 leaves, not of 1"));
+    CHECK(xd_parallel_reduce(s.parallel) == XD_ERROR_STATE && says(&s, "0 micro-batches, not of 1"));
     pass_over(&s, s.root, backward);
     pass_over(&s, s.first, backward);
     CHECK(xd_parallel_reduce(s.parallel) == XD_ERROR_STATE &&
-          says(&s, "\"second\" has had backward passes of 0 leaves"));
+          says(&s, "\"second\" has had backward passes of 0 micro-batches"));
     /* That step is gone; the next one is whole. */
     whole_leaf(&s, 0);
     CHECK(xd_parallel_reduce(s.parallel) == XD_OK);
@@ -339,7 +339,7 @@ static xd_result stray(xd_comm *world, void *argument) {
     if (s.rank == 1) {
         CHECK(xd_block_begin(s.second, backward, &view) == XD_OK);
         CHECK(xd_block_end(s.second) == XD_ERROR_MISMATCH &&
-              says(&s, "here is the end of the backward of block \"second\" (leaf 0)"));
+              says(&s, "here is the end of the backward of block \"second\" (micro-batch 0)"));
     } else {
         CHECK(xd_block_begin(s.second, backward, &view) == XD_OK);
         CHECK(xd_block_begin(s.root, forward, &view) == XD_ERROR_MISMATCH &&
@@ -367,7 +367,7 @@ static xd_result forget_to_reduce(xd_comm *world, void *line) {
     scene s;
     open_scene(&s, world);
     static const char *const typo[] = { "layre" };
-    const xd_fsdp_desc d = { .leaves = 2, .unit_types = typo, .unit_type_count = 1 };
+    const xd_fsdp_desc d = { .micro_batches = 2, .unit_types = typo, .unit_type_count = 1 };
     CHECK(xd_model_seal(s.model) == XD_OK && wrap_over_fsdp(s.model, world, &d, &s.parallel) == XD_OK);
     CHECK(strstr((char *)line, "no block is of the 1 types of units, of which \"layre\" is the first") !=
           NULL);
@@ -376,7 +376,7 @@ static xd_result forget_to_reduce(xd_comm *world, void *line) {
     CHECK(wrap_fsdp(&s, 2) == XD_OK && *(char *)line == 0);
     whole_leaf(&s, 0);
     CHECK(xd_parallel_publish(s.parallel) == XD_OK);
-    CHECK(strstr((char *)line, "drops 1 leaves: xd_parallel_reduce was not called") != NULL);
+    CHECK(strstr((char *)line, "drops 1 micro-batches: xd_parallel_reduce was not called") != NULL);
     *(char *)line = 0;
     for (int64_t leaf = 0; leaf < 2; leaf++)
         whole_leaf(&s, leaf); /* it was dropped: blocks begin at leaf 0 */
@@ -397,7 +397,7 @@ XD_TEST(leaves_that_are_not_reduced_and_types_that_are_not_there_are_warned_of) 
 
 /* `argument`: DDP instead of FSDP. Each rank has two leaves. */
 static xd_result end_late(xd_comm *world, void *argument) {
-    const xd_ddp_desc d = { .leaves = 4 };
+    const xd_ddp_desc d = { .micro_batches = 4 };
     scene s;
     xd_block_view view;
     open_scene(&s, world);
@@ -411,7 +411,7 @@ static xd_result end_late(xd_comm *world, void *argument) {
     CHECK(xd_block_end(s.first) == XD_OK);
     CHECK(xd_block_end(s.first) ==
           XD_ERROR_STATE); /* would be leaf 1, of which nobody has computed anything */
-    CHECK(says(&s, "the backward of leaf 0 of block \"first\" has ended already"));
+    CHECK(says(&s, "the backward of micro-batch 0 of block \"first\" has ended already"));
     CHECK(xd_parallel_reduce(s.parallel) == XD_ERROR_STATE);
     for (int leaf = 0; leaf < 2; leaf++) whole_leaf(&s, leaf);
     CHECK(xd_parallel_reduce(s.parallel) == XD_OK && xd_parallel_publish(s.parallel) == XD_OK);
@@ -433,10 +433,10 @@ static xd_result open_for_own_leaves(xd_comm *world, void *argument) {
     open_scene(&s, world);
     CHECK(xd_model_seal(s.model) == XD_OK && wrap_fsdp(&s, 3) == XD_OK);
     xd_result result = XD_OK;
-    for (int64_t k = 0; k < xd_parallel_leaves(s.parallel).own && result == XD_OK; k++) {
+    for (int64_t k = 0; k < xd_parallel_micro_batches(s.parallel).own && result == XD_OK; k++) {
         xd_block *const blocks[] = { s.root, s.first, s.second };
         for (int i = 0; i < 3 && result == XD_OK; i++) {
-            const xd_pass pass = { .kind = XD_PASS_BACKWARD, .leaf = k };
+            const xd_pass pass = { .kind = XD_PASS_BACKWARD, .micro_batch = k };
             xd_block_view view;
             result = xd_block_begin(blocks[i], pass, &view);
             if (result == XD_OK) result = xd_block_end(blocks[i]);
@@ -454,7 +454,7 @@ XD_TEST(a_rank_that_opens_too_few_blocks_is_told_so) {
         xd_error error = { 0 };
         CHECK(xd_run_threads(2, &desc, open_for_own_leaves, NULL, &error) == XD_ERROR_STATE);
         CHECK(strstr(error.message,
-                     "has had backward passes of 1 leaves, not of 2: this rank opens blocks for"));
+                     "has had backward passes of 1 micro-batches, not of 2: this rank opens blocks for"));
     }
 }
 
@@ -463,14 +463,14 @@ static xd_result forget_a_block(xd_comm *world, void *argument) {
     scene s;
     (void)argument;
     open_scene(&s, world);
-    const xd_ddp_desc d = { .leaves = 3 };
+    const xd_ddp_desc d = { .micro_batches = 3 };
     CHECK(xd_model_seal(s.model) == XD_OK && wrap_over_ddp(s.model, world, &d, &s.parallel) == XD_OK);
     pass_over(&s, s.root, backward);
     pass_over(&s, s.second, backward);
     if (s.rank != 1) pass_over(&s, s.first, backward);
     const xd_result result = xd_parallel_reduce(s.parallel);
     CHECK(result == (s.rank == 1 ? XD_ERROR_STATE : XD_ERROR_PEER));
-    CHECK(says(&s, "\"first\" has had backward passes of 0 leaves, not of 1"));
+    CHECK(says(&s, "\"first\" has had backward passes of 0 micro-batches, not of 1"));
     close_scene(&s);
     return XD_OK;
 }
@@ -497,8 +497,9 @@ static xd_result swap_blocks(xd_comm *world, void *argument) {
         CHECK(xd_parallel_reduce(s.parallel) == (step ? XD_OK : XD_ERROR_STATE));
         if (step == 0 && !swaps) CHECK(says(&s, "a rank has opened 3 in this step, another 4"));
         snprintf(text, sizeof text,
-                 "rank 2 began a backward of \"first\", leaf 0, where rank 0 began a backward of \"second\", "
-                 "leaf 0");
+                 "rank 2 began a backward of \"first\", micro-batch 0, where rank 0 began a backward of "
+                 "\"second\", "
+                 "micro-batch 0");
         if (step == 0 && swaps) CHECK(says(&s, later < 63 ? text : "parted 64 or more brackets ago"));
         CHECK(xd_parallel_publish(s.parallel) == XD_OK);
     }
@@ -520,7 +521,7 @@ static xd_result refuse_pushes(xd_comm *world, void *argument) {
     (void)argument;
     open_scene(&s, world);
     CHECK(xd_model_seal(s.model) == XD_OK && wrap_over_ddp(s.model, world, NULL, &s.parallel) == XD_OK);
-    CHECK(xd_parallel_push_leaf(s.parallel) == XD_ERROR_STATE &&
+    CHECK(xd_parallel_push_micro_batch(s.parallel) == XD_ERROR_STATE &&
           says(&s, "\"head\" has no gradient of the caller's"));
     close_scene(&s);
     return XD_OK;
@@ -545,7 +546,7 @@ static xd_result open_queues(scene *s, const absence *a, xd_queue **gathers, xd_
     if (!a->queues) return wrap_fsdp(s, 3);
     XD_TRY(xd_queue_create(s->world, &d, gathers));
     XD_TRY(xd_queue_create(s->world, &d, reductions));
-    const xd_fsdp_desc f = { .leaves = 3,
+    const xd_fsdp_desc f = { .micro_batches = 3,
                              .unit_types = types,
                              .unit_type_count = 1,
                              .gathers = *gathers,

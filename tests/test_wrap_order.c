@@ -39,14 +39,14 @@ typedef struct scene {
 } scene;
 
 static xd_result wrap(scene *s, wrap_kind kind) {
-    xd_ddp_desc d = { .leaves = LEAVES, .sharded_optimizer = kind == ZERO1 };
+    xd_ddp_desc d = { .micro_batches = LEAVES, .sharded_optimizer = kind == ZERO1 };
     const xd_queue_desc q = { .form = XD_QUEUE_INLINE };
     if (kind == DDP_QUEUE) {
         XD_TRY(xd_queue_create(s->world, &q, &s->queue));
         d.reductions = s->queue;
         d.bucket_size = 1;
     }
-    const xd_fsdp_desc f = { .leaves = LEAVES, .accumulate_whole = kind == FSDP_WHOLE };
+    const xd_fsdp_desc f = { .micro_batches = LEAVES, .accumulate_whole = kind == FSDP_WHOLE };
     return kind >= FSDP ? wrap_over_fsdp(s->model, s->world, &f, &s->parallel)
                         : wrap_over_ddp(s->model, s->world, &d, &s->parallel);
 }
@@ -77,11 +77,11 @@ static bool says(const scene *s, const char *text) {
 }
 
 static xd_result begin(const scene *s, bracket b, xd_block_view *view) {
-    return xd_block_begin(s->blocks[b.block], (xd_pass){ XD_PASS_BACKWARD, .leaf = b.leaf }, view);
+    return xd_block_begin(s->blocks[b.block], (xd_pass){ XD_PASS_BACKWARD, .micro_batch = b.leaf }, view);
 }
 
 static void add(const scene *s, int64_t leaf, const xd_block_view *view) {
-    const int64_t number = xd_parallel_leaf(s->parallel, leaf);
+    const int64_t number = xd_parallel_micro_batch(s->parallel, leaf);
     float *gradient = (float *)view->gradients[0];
     for (int i = 0; i < ELEMENTS && number >= 0; i++) gradient[i] += leaf_gradient(number);
 }
@@ -94,7 +94,7 @@ static xd_result backward(const scene *s, bracket b) {
 }
 
 static void leaf_after_leaf(const scene *s, int64_t done[BLOCKS]) {
-    for (int64_t k = 0; k < xd_parallel_leaves(s->parallel).opened; k++)
+    for (int64_t k = 0; k < xd_parallel_micro_batches(s->parallel).opened; k++)
         for (int i = BLOCKS; i-- > 0;)
             if (k >= done[i]) CHECK(backward(s, (bracket){ i, k }) == XD_OK);
 }
@@ -115,7 +115,7 @@ static xd_result run_rank(xd_comm *world, void *argument) {
     scene s;
     open_scene(&s, world);
     CHECK(wrap(&s, j->kind) == XD_OK);
-    const int64_t brackets = BLOCKS * xd_parallel_leaves(s.parallel).opened;
+    const int64_t brackets = BLOCKS * xd_parallel_micro_batches(s.parallel).opened;
     for (int i = 0; j->order && i < brackets; i++) {
         const bracket b = j->order[i];
         const xd_result result = backward(&s, b);
@@ -163,14 +163,17 @@ static float tree_sum(void) {
 }
 
 XD_TEST(leaves_that_are_kept_apart_are_not_mixed_by_blocks_that_are_ahead) {
-    static const char *const text = "leaf 2 of block \"right\" while leaf 1 of block \"\" is not complete";
+    static const char *const text =
+        "micro-batch 2 of block \"right\" while micro-batch 1 of block \"\" is not complete";
     static const wrap_kind kinds[] = { DDP, ZERO1, FSDP, FSDP_WHOLE };
     for (int i = 0; i < 4; i++)
         for (int blocks = 0; blocks < 2; blocks++) {
             job plain = { .kind = kinds[i], .refused = -1 };
             job mixed = { .kind = kinds[i], .order = ahead, .refused = 4, .text = text };
             if (blocks) mixed.order = by_blocks, mixed.refused = 1;
-            if (blocks) mixed.text = "leaf 1 of block \"right\" while leaf 0 of block \"\" is not complete";
+            if (blocks)
+                mixed.text =
+                    "micro-batch 1 of block \"right\" while micro-batch 0 of block \"\" is not complete";
             run(&plain, 2, XD_REDUCTION_INVARIANT);
             run(&mixed, 2, XD_REDUCTION_INVARIANT);
             for (int b = 0; b < BLOCKS; b++) {
@@ -192,9 +195,9 @@ static xd_result open_parent(xd_comm *world, void *argument) {
     CHECK(begin(&s, parent, &view) == XD_OK);
     CHECK(backward(&s, (bracket){ LEFT, 0 }) == XD_OK && backward(&s, (bracket){ RIGHT, 0 }) == XD_OK);
     CHECK(begin(&s, (bracket){ LEFT, 1 }, &child) == XD_ERROR_STATE);
-    CHECK(says(&s, "leaf 1 of block \"left\" while leaf 0 of block \"\" is not complete"));
+    CHECK(says(&s, "micro-batch 1 of block \"left\" while micro-batch 0 of block \"\" is not complete"));
     CHECK(xd_block_skip(s.blocks[RIGHT], 1) == XD_ERROR_STATE);
-    CHECK(says(&s, "leaf 1 of block \"right\" while leaf 0 of block \"\" is not complete"));
+    CHECK(says(&s, "micro-batch 1 of block \"right\" while micro-batch 0 of block \"\" is not complete"));
     add(&s, 0, &view);
     CHECK(xd_block_end(s.blocks[ROOT]) == XD_OK);
     leaf_after_leaf(&s, done);
@@ -243,7 +246,7 @@ XD_TEST(leaves_that_a_rank_adds_up_itself_come_in_any_order_of_blocks) {
 XD_TEST(a_leaf_of_all_blocks_does_not_follow_that_of_one) {
     for (int mode = 0; mode < 2; mode++) {
         const xd_ctx_desc desc = { .reduction = mode ? XD_REDUCTION_DETERMINISTIC : XD_REDUCTION_INVARIANT };
-        const xd_ddp_desc leaves = { .leaves = 2 };
+        const xd_ddp_desc leaves = { .micro_batches = 2 };
         xd_ctx *ctx = NULL;
         xd_comm *world = NULL;
         scene s;
@@ -252,12 +255,15 @@ XD_TEST(a_leaf_of_all_blocks_does_not_follow_that_of_one) {
         CHECK(xd_model_allocate(s.model) == XD_OK && xd_model_init_weights(s.model) == XD_OK);
         CHECK(wrap_over_ddp(s.model, world, &leaves, &s.parallel) == XD_OK);
         CHECK(xd_block_skip(s.blocks[LEFT], 0) == XD_OK);
-        CHECK_EQ_INT(xd_parallel_push_leaf(s.parallel), mode ? XD_OK : XD_ERROR_STATE);
-        if (mode == 0) CHECK(says(&s, "leaf 1 of block \"left\" while leaf 0 of block \"\" is not complete"));
+        CHECK_EQ_INT(xd_parallel_push_micro_batch(s.parallel), mode ? XD_OK : XD_ERROR_STATE);
+        if (mode == 0)
+            CHECK(says(&s,
+                       "micro-batch 1 of block \"left\" while micro-batch 0 of block \"\" is not complete"));
         for (int i = 0; i < BLOCKS && mode == 0; i++)
             if (i != LEFT) CHECK(xd_block_skip(s.blocks[i], 0) == XD_OK);
         if (mode == 0)
-            CHECK(xd_parallel_push_leaf(s.parallel) == XD_OK && xd_parallel_reduce(s.parallel) == XD_OK);
+            CHECK(xd_parallel_push_micro_batch(s.parallel) == XD_OK &&
+                  xd_parallel_reduce(s.parallel) == XD_OK);
         close_scene(&s);
         xd_comm_destroy(world);
         xd_ctx_destroy(ctx);

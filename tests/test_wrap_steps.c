@@ -21,8 +21,8 @@ typedef struct scene {
 
 static void open_scene(scene *s, xd_comm *world, bool ddp, int64_t leaves) {
     static const char *const types[] = { "layer" };
-    const xd_fsdp_desc sharded = { .leaves = leaves, .unit_types = types, .unit_type_count = 1 };
-    const xd_ddp_desc whole = { .leaves = leaves };
+    const xd_fsdp_desc sharded = { .micro_batches = leaves, .unit_types = types, .unit_type_count = 1 };
+    const xd_ddp_desc whole = { .micro_batches = leaves };
     int64_t count = 0;
     memset(s, 0, sizeof *s);
     s->ctx = xd_comm_ctx(world);
@@ -88,7 +88,7 @@ static void pass_leaf(scene *s, int64_t leaf) {
 }
 
 static void pass_leaves(scene *s) {
-    for (int64_t k = 0; k < xd_parallel_leaves(s->parallel).opened; k++) pass_leaf(s, k);
+    for (int64_t k = 0; k < xd_parallel_micro_batches(s->parallel).opened; k++) pass_leaf(s, k);
 }
 
 static xd_result norm_of(scene *s, xd_norm_type type) {
@@ -205,7 +205,7 @@ XD_TEST(a_rank_that_leaves_out_the_sum_is_told_the_call) {
 
 /* `used`: by how many leaves of rank 0 the first layer is used; what the others do with it is a skip. */
 static void pass_some(scene *s, int64_t used, float amount) {
-    for (int64_t k = 0; k < xd_parallel_leaves(s->parallel).opened; k++) {
+    for (int64_t k = 0; k < xd_parallel_micro_batches(s->parallel).opened; k++) {
         pass_back(s->second, k, 100, 1.0f);
         if (k < used && (s->rank == 0 || !s->ddp))
             pass_back(s->first, k, 100, amount);

@@ -53,10 +53,10 @@ static xd_result describe(void *user, xd_ctx *ctx, const xd_stage_place *place, 
 
 /* Every element of every gradient is `number` in each leaf of this rank. */
 static xd_result add(const scene *s, float number) {
-    for (int64_t k = 0; k < xd_parallel_leaves(s->parallel).opened; k++) {
+    for (int64_t k = 0; k < xd_parallel_micro_batches(s->parallel).opened; k++) {
         xd_block_view view;
         XD_TRY(xd_block_begin(xd_model_root(s->model), (xd_pass){ XD_PASS_BACKWARD, k, false }, &view));
-        for (int64_t w = 0; w < view.count && xd_parallel_leaf(s->parallel, k) >= 0; w++)
+        for (int64_t w = 0; w < view.count && xd_parallel_micro_batch(s->parallel, k) >= 0; w++)
             for (int i = 0; i < COUNT; i++) ((float *)view.gradients[w])[i] += number;
         XD_TRY(xd_block_end(xd_model_root(s->model)));
     }
@@ -113,8 +113,8 @@ typedef struct settings {
 } settings;
 
 static void open_scene(scene *s, xd_comm *world, const settings *o) {
-    const xd_fsdp_desc fsdp = { .leaves = 4 };
-    const xd_ddp_desc ddp = { .leaves = 4, .sharded_optimizer = true };
+    const xd_fsdp_desc fsdp = { .micro_batches = 4 };
+    const xd_ddp_desc ddp = { .micro_batches = 4, .sharded_optimizer = true };
     xd_fsdp_desc own_fsdp = fsdp;
     xd_ddp_desc own_ddp = ddp;
     s->ctx = xd_comm_ctx(world);

@@ -51,7 +51,6 @@ static xd_result predict(xd_ctx *ctx, const xd_alignment *both, xd_chunk_side wh
     }
     s->labels[rows - 1] = XD_IGNORE_INDEX;
     s->chunks[rows - 1] = -1;
-
     /* A formula stands for a model's logits. */
     for (size_t i = 0; i < size; i++) host[i] = 4.0f * sinf(0.37f * (float)(i % 9973));
     XD_REQUIRE(ctx, !cudaMalloc((void **)&device, 2 * bytes), XD_ERROR_DEVICE, "no room on a GPU");
@@ -102,7 +101,6 @@ static xd_result compare(xd_ctx *ctx, side s[2]) {
     XD_TRY(xd_projection_build(ctx, &pair, &m, NULL));
     XD_TRY(predict(ctx, &both, XD_CHUNK_STUDENT, &s[0]));
     XD_TRY(predict(ctx, &both, XD_CHUNK_TEACHER, &s[1]));
-
     XD_TRY(distill(ctx, s, 0, &m, both.count, &cpu));
     XD_TRY(xd_cuda_create(ctx, NULL, &gpu));
     XD_TRY(xd_projection_upload(ctx, &m, &on_device));
@@ -117,9 +115,8 @@ static xd_result compare(xd_ctx *ctx, side s[2]) {
         most = fmax(most, fabs((double)y[i]));
     }
     printf("%d and %d tokens in %d chunks: KL %.7f on the CPU, %.7f on the GPU; "
-           "gradient off by %.1e of the largest\n",
-           (int)s[0].tokens.count, (int)s[1].tokens.count, (int)both.count, cpu.kd, on_gpu.kd,
-           off / most);
+           "gradient off by %.1e of the largest\n", (int)s[0].tokens.count,
+           (int)s[1].tokens.count, (int)both.count, cpu.kd, on_gpu.kd, off / most);
 
     xd_projection_unload(ctx, &on_device);
     xd_cuda_destroy(gpu);

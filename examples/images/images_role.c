@@ -26,7 +26,7 @@ static xd_result images_wrap(images_role *role, const images_shape *shape) {
     memset(&fsdp, 0, sizeof fsdp);
     ddp.data = ranks->data;
     fsdp.data = ranks->group ? ranks->group : ranks->data;
-    ddp.leaves = fsdp.leaves = shape->leaves;
+    ddp.micro_batches = fsdp.micro_batches = shape->leaves;
     fsdp.unit_types = units;
     fsdp.unit_type_count = 2;
     fsdp.accumulate_whole = true; /* warm-up has a backward for each rung of a leaf, a discriminator two */

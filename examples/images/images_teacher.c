@@ -99,7 +99,7 @@ static xd_result take_loss(xd_ctx *ctx, lesson_leaf *leaf, double *loss) {
 static xd_result train_leaf(images_role *role, const images_lesson *lesson, int step, int64_t k,
                             lesson_leaf *leaf, double *loss) {
     xd_ctx *ctx = xd_comm_ctx(role->world);
-    const int64_t number = xd_parallel_leaf(role->parallel, k);
+    const int64_t number = xd_parallel_micro_batch(role->parallel, k);
     xd_network_call call;
     memset(&call, 0, sizeof call);
     call.samples = number < 0 ? 0 : LEAF; /* none: blocks are opened for the other ranks */
@@ -137,8 +137,8 @@ static xd_result train_step(images_role *role, const images_lesson *lesson, int 
     const double rate = images_rate_at(&teacher_trainer.rate, step, lesson->steps);
     int64_t bits[IMAGES_TEACHER_LEAVES] = { 0 };
     XD_TRY(xd_optimizer_set_learning_rate(role->optimizer, rate));
-    for (int64_t k = 0; k < xd_parallel_leaves(role->parallel).opened; k++) {
-        const int64_t number = xd_parallel_leaf(role->parallel, k);
+    for (int64_t k = 0; k < xd_parallel_micro_batches(role->parallel).opened; k++) {
+        const int64_t number = xd_parallel_micro_batch(role->parallel, k);
         double of = 0.0;
         XD_TRY(train_leaf(role, lesson, step, k, leaf, &of));
         if (number >= 0) memcpy(&bits[number], &of, sizeof of);

@@ -23,7 +23,7 @@ static int nn_blocks_begin(void *user, int block, nn_pass pass, nn_weights *out)
     xd_pass what;
     memset(&what, 0, sizeof what);
     what.kind = kinds[pass];
-    what.leaf = pass == NN_BACKWARD ? blocks->leaf : 0;
+    what.micro_batch = pass == NN_BACKWARD ? blocks->leaf : 0;
     const xd_result result = xd_block_begin(nn_find_block(blocks->model, block), what, &view);
     if (result != XD_OK) return (int)result;
     nn_blocks_show(blocks->cut, &view, block, out);

@@ -8,7 +8,7 @@ xd_pass nn_pass_of(const xd_network_call *call, bool backward) {
     memset(&pass, 0, sizeof pass);
     pass.kind = XD_PASS_INFERENCE;
     if (backward ? call->weights : call->keep) pass.kind = backward ? XD_PASS_BACKWARD : XD_PASS_FORWARD;
-    if (pass.kind == XD_PASS_BACKWARD) pass.leaf = call->micro_batch, pass.more = call->more;
+    if (pass.kind == XD_PASS_BACKWARD) pass.micro_batch = call->micro_batch, pass.more = call->more;
     return pass;
 }
 

@@ -55,7 +55,7 @@ static xd_result stages_build(sharded_student *s, const sharded_leg *leg) {
     memset(&ddp, 0, sizeof ddp);
     memset(&d, 0, sizeof d);
     stages_deal(s->rank->model.config.layers, chunks, layers);
-    ddp.leaves = fsdp.leaves = DEMO_BATCH;
+    ddp.micro_batches = fsdp.micro_batches = DEMO_BATCH;
     ddp.sharded_optimizer = leg->wrap == SHARDED_OPTIMIZER;
     fsdp.unit_types = units;
     fsdp.unit_type_count = 1;

@@ -25,7 +25,7 @@ static xd_result sharded_wrap_model(sharded_student *s, sharded_wrap wrap) {
     XD_TRY(xd_mesh_group(s->rank->mesh, "dp", &s->data));
     if (wrap == SHARDED_HSDP) XD_TRY(sharded_split(s, s->data));
     ddp.data = fsdp.data = s->data;
-    ddp.leaves = fsdp.leaves = DEMO_BATCH;
+    ddp.micro_batches = fsdp.micro_batches = DEMO_BATCH;
     ddp.sharded_optimizer = wrap == SHARDED_OPTIMIZER;
     fsdp.unit_types = units;
     fsdp.unit_type_count = 1;
@@ -36,11 +36,11 @@ static xd_result sharded_wrap_model(sharded_student *s, sharded_wrap wrap) {
 
 /* Under FSDP every rank opens blocks as often as the one with most leaves. */
 void sharded_take_leaves(sharded_student *s, const xd_parallel *parallel) {
-    const xd_parallel_leaf_count leaves = xd_parallel_leaves(parallel);
+    const xd_parallel_micro_batch_count leaves = xd_parallel_micro_batches(parallel);
     demo_rank *r = s->rank;
     r->batch.sequences = r->passes = (int)leaves.own;
     r->most_passes = (int)leaves.opened;
-    for (int k = 0; k < r->passes; k++) r->sequences[k] = xd_parallel_leaf(parallel, k);
+    for (int k = 0; k < r->passes; k++) r->sequences[k] = xd_parallel_micro_batch(parallel, k);
 }
 
 /* ---- timed blocks ---- */

@@ -51,7 +51,7 @@ static xd_result toy_engage(xd_comm *world, uint64_t seed, const toy_recipe *rec
     xd_ctx *ctx = xd_comm_ctx(world);
     XD_TRY(toy_net_describe(ctx, seed, &a->model));
     XD_TRY(toy_net_create(ctx, a->model, TOY_CHUNK, 1, &a->net));
-    XD_TRY(xd_ddp_create(a->model, &(xd_ddp_desc){ .data = world, .leaves = TOY_LEAVES }, &a->parallel));
+    XD_TRY(xd_ddp_create(a->model, &(xd_ddp_desc){ .data = world, .micro_batches = TOY_LEAVES }, &a->parallel));
     XD_TRY(xd_parallel_params(a->parallel, TOY_WEIGHTS, a->params, &a->count));
     xd_optimizer_desc adamw = xd_adamw_defaults(a->params, a->count);
     adamw.learning_rate = a->learning_rate = recipe->learning_rate;
@@ -112,7 +112,7 @@ static xd_result toy_teach_leaf(const toy_run *run, toy_actor *teacher, int64_t 
     const xd_network network = toy_net_network(teacher->net);
     float raw[TOY_IN_LEAF * TOY_ELEMENTS], slope[TOY_IN_LEAF * TOY_ELEMENTS];
     toy_lesson lesson;
-    toy_prepare(run, xd_parallel_leaf(teacher->parallel, k) * TOY_IN_LEAF, step, &lesson);
+    toy_prepare(run, xd_parallel_micro_batch(teacher->parallel, k) * TOY_IN_LEAF, step, &lesson);
     xd_network_call call = {
         .samples = TOY_IN_LEAF, .hidden = lesson.hidden, .times = lesson.times, .raw = raw
     };
@@ -129,7 +129,7 @@ static xd_result toy_teach_leaf(const toy_run *run, toy_actor *teacher, int64_t 
 static xd_result toy_train_teacher(const toy_run *run, toy_actor *teacher) {
     const xd_optimizer_step_desc with_average = { .averages = &teacher->average, .average_count = 1 };
     for (int step = 0; step < run->options->teacher_steps; step++) {
-        for (int64_t k = 0; k < xd_parallel_leaves(teacher->parallel).own; k++)
+        for (int64_t k = 0; k < xd_parallel_micro_batches(teacher->parallel).own; k++)
             XD_TRY(toy_teach_leaf(run, teacher, k, step));
         XD_TRY(toy_set_rate(teacher, step, run->options->teacher_steps));
         XD_TRY(xd_parallel_reduce(teacher->parallel));

@@ -65,8 +65,8 @@ XD_API xd_result xd_align_batch(xd_ctx *ctx, xd_align_job *jobs, int64_t count);
 /* Which side of a chunk. */
 typedef enum xd_chunk_side { XD_CHUNK_STUDENT = 0, XD_CHUNK_TEACHER } xd_chunk_side;
 
-/* Sets ids[i] to the chunk of token i, or -1 if it has none or its mask is 0. xd_xtoken_loss takes the chunk of each position's
- * next token: shift them by xd_next_token_labels with ignore_index -1. Local. Allocates nothing.
+/* Sets ids[i] to the chunk of token i, or -1 if it has none or its mask is 0. xd_xtoken_loss takes chunks of
+ * next tokens. So shift them by xd_next_token_labels with ignore_index -1. Local. Allocates nothing.
  *
  *   tokens   the aligned side; only mask and count are read
  *   ids      [count]

@@ -21,22 +21,21 @@ typedef struct xd_projection_report {
 typedef struct xd_projection_desc {
     const xd_tokenizer *student, *teacher; /* required */
     const xd_projection_options *options;  /* NULL -> xd_projection_defaults() */
-    /* Keeps the projection in this directory by its cache name: reads it if it is there, else builds and writes it, also over a
-     * damaged file. Several processes may do so at once. NULL -> builds it. */
+    /* Keeps the projection here by its cache name. A damaged file is written again. Several processes may do so at once. NULL ->
+     * builds it. */
     const char *directory;
 } xd_projection_desc;
 
-/* Builds the projection of two tokenizers from the bytes of their tokens. Local. Deterministic.
+/* Builds the projection of two tokenizers from the bytes of their tokens. Local.
  *
  *   out      [student's size, teacher's size], with its origin; free with xd_projection_destroy
- *   report   NULL when not needed; of a projection that was read only `read` and `entries` are set
+ *   report   NULL when not needed; of a projection that was read: `read` and `entries`
  *
  * A token of both vocabularies, or a special token of the same name, maps to that token alone. The teacher's tokenizer encodes
  * other tokens as inside a text. The first pieces get the weights 0.9 * 0.1^i, scaled to sum 1; unknown tokens none. The k
  * best votes make a row of sum 1.
- * Takes an encoder, and at most 64 bytes per vote (max_pieces per token), 110 per entry and 60 per id. Errors: ARGUMENT
- * (options), DATA (a split pattern takes too many steps), MEMORY; with a directory those of
- * xd_projection_save. */
+ * Takes an encoder, 64 bytes per vote, 110 per entry and 60 per id. Errors: ARGUMENT
+ * (options), DATA (split pattern), MEMORY; those of xd_projection_save. */
 XD_API xd_result xd_projection_build(xd_ctx *ctx, const xd_projection_desc *desc, xd_projection *out,
                                      xd_projection_report *report);
 

@@ -225,18 +225,21 @@ static xd_result xdi_dmd_check_trainers(xd_ctx *ctx, const xd_dmd_desc *desc) {
                    XD_ERROR_ARGUMENT, "the %s has %d averages", xdi_dmd_role_name((xd_dmd_role)role),
                    trainer->average_count);
         if (!first || !trainer->parallel) continue;
-        const xd_parallel_leaf_count a = xd_parallel_leaves(first), b = xd_parallel_leaves(trainer->parallel);
+        const xd_parallel_micro_batch_count a = xd_parallel_micro_batches(first),
+                                            b = xd_parallel_micro_batches(trainer->parallel);
         XD_REQUIRE(ctx, a.own == b.own && a.total == b.total, XD_ERROR_ARGUMENT,
                    "the student has %lld of %lld leaves here, the %s %lld of %lld", (long long)a.own,
                    (long long)a.total, xdi_dmd_role_name((xd_dmd_role)role), (long long)b.own,
                    (long long)b.total);
         for (int64_t k = 0; k < a.own; k++)
-            XD_REQUIRE(
-                ctx, xd_parallel_leaf(first, k) == xd_parallel_leaf(trainer->parallel, k), XD_ERROR_ARGUMENT,
-                "leaf %lld here is number %lld for the student and %lld for the %s: FSDP deals them "
-                "as DDP does with accumulate_whole",
-                (long long)k, (long long)xd_parallel_leaf(first, k),
-                (long long)xd_parallel_leaf(trainer->parallel, k), xdi_dmd_role_name((xd_dmd_role)role));
+            XD_REQUIRE(ctx,
+                       xd_parallel_micro_batch(first, k) == xd_parallel_micro_batch(trainer->parallel, k),
+                       XD_ERROR_ARGUMENT,
+                       "leaf %lld here is number %lld for the student and %lld for the %s: FSDP deals them "
+                       "as DDP does with accumulate_whole",
+                       (long long)k, (long long)xd_parallel_micro_batch(first, k),
+                       (long long)xd_parallel_micro_batch(trainer->parallel, k),
+                       xdi_dmd_role_name((xd_dmd_role)role));
     }
     return XD_OK;
 }
@@ -438,7 +441,7 @@ static void xdi_dmd_lay_out(xd_dmd *d, xd_ctx *ctx, const xd_dmd_desc *desc, xd_
     d->ctx = ctx;
     d->desc = *desc;
     d->micro_batches = desc->trainers[XD_DMD_STUDENT].parallel
-                           ? xd_parallel_leaves(desc->trainers[XD_DMD_STUDENT].parallel).most
+                           ? xd_parallel_micro_batches(desc->trainers[XD_DMD_STUDENT].parallel).most
                            : 1;
     d->noised_micro_batch = d->beyond = -1;
     d->record.seed = desc->seed;

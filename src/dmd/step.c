@@ -39,7 +39,7 @@ typedef struct xdi_dmd_source {
 static xd_result xdi_dmd_open_micro_batch(xd_dmd *d, const xdi_dmd_source *source, int64_t k,
                                           xd_dmd_batch *batch) {
     const xd_dmd_desc *desc = &d->desc;
-    const int64_t number = xd_parallel_leaf(desc->trainers[XD_DMD_STUDENT].parallel, k);
+    const int64_t number = xd_parallel_micro_batch(desc->trainers[XD_DMD_STUDENT].parallel, k);
     memset(batch, 0, sizeof *batch);
     d->beyond = number < 0 ? k : -1;
     if (number < 0) return XD_OK;
@@ -67,7 +67,8 @@ static xd_result xdi_dmd_run_micro_batches(xd_dmd *d, const xdi_dmd_source *sour
         const xd_result result = xdi_dmd_run_micro_batch(d, source, k, &batch, &values);
         d->beyond = -1;
         XD_TRY(result);
-        xdi_dmd_note(row, xd_parallel_leaf(d->desc.trainers[XD_DMD_STUDENT].parallel, k), &batch, &values);
+        xdi_dmd_note(row, xd_parallel_micro_batch(d->desc.trainers[XD_DMD_STUDENT].parallel, k), &batch,
+                     &values);
     }
     return XD_OK;
 }
@@ -114,7 +115,7 @@ static xd_result xdi_dmd_check_cover(const xd_dmd *d, int64_t rows, int64_t step
 
 /* Micro-batches are added in the order of their numbers, so that the sum does not depend on who had them. */
 static void xdi_dmd_sum_values(const xd_dmd *d, int64_t rows, xd_dmd_values *out) {
-    const int64_t total = xd_parallel_leaves(d->desc.trainers[XD_DMD_STUDENT].parallel).total;
+    const int64_t total = xd_parallel_micro_batches(d->desc.trainers[XD_DMD_STUDENT].parallel).total;
     for (int64_t number = 0; number < total; number++)
         for (int64_t i = 0; i < rows; i++) {
             const double *row = d->table.rows + i * XDI_DMD_COLUMNS;
@@ -219,7 +220,7 @@ static xd_result xdi_dmd_check_trains(const xd_dmd *d, const xdi_dmd_source *sou
 static void xdi_dmd_drop_step(const xd_dmd *d, const xdi_dmd_source *source) {
     for (int role = 0; role < XD_DMD_TEACHER; role++)
         if (source->trains[role] && d->desc.trainers[role].parallel)
-            xdi_parallel_drop_leaves(d->desc.trainers[role].parallel);
+            xdi_parallel_drop_micro_batches(d->desc.trainers[role].parallel);
 }
 
 /* Everything but the counters. */

@@ -10,7 +10,7 @@
 
 static bool xdi_dmd_takes_part(const xd_dmd *d, xd_dmd_role role) {
     const xd_parallel *parallel = d->desc.trainers[role].parallel;
-    return d->beyond < 0 || (parallel && d->beyond < xd_parallel_leaves(parallel).opened);
+    return d->beyond < 0 || (parallel && d->beyond < xd_parallel_micro_batches(parallel).opened);
 }
 
 /* A network of the caller's may fail by a result alone. */

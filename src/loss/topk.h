@@ -27,8 +27,9 @@ typedef struct xd_vocab_topk_desc {
     float *importance; /* output [B, V/tp], maxima of this rank's columns over comm; NULL -> none */
 } xd_vocab_topk_desc;
 
-/* Chooses the columns of each sequence, as xd_xtoken_loss would: ids [B, k] ascending, the same on all ranks of both groups; host
- * memory with values, else on the device.
+/* Chooses the columns of each sequence, as xd_xtoken_loss would.
+ *
+ *    ids  [B, k] ascending, the same on all ranks of both groups; host memory with values, else on the device
  *
  * Collective over the vocabulary's group and comm. Ties: lowest id. The same ids for every split. A position with NaN or +infinity
  * does not count. -infinity is legal. Memory as xd_log_probs, for one sequence; with values [B + T / B, k] words of 8 bytes.

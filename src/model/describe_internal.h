@@ -51,9 +51,9 @@ struct xd_block {
     struct xdi_unit *units
         [2]; /* of a wrapper: in which the block is, or is around, for other weights and for those of experts */
     xd_pass passes[XDI_BLOCK_OPEN_MAX];
-    int open;      /* brackets that are open, and their passes */
-    int64_t leaf;  /* backwards of this step that have ended */
-    int64_t input; /* its number among the blocks whose inputs are kept */
+    int open;            /* brackets that are open, and their passes */
+    int64_t micro_batch; /* backwards of this step that have ended */
+    int64_t input;       /* its number among the blocks whose inputs are kept */
 };
 
 /* Inputs of blocks whose forward runs again. */
@@ -61,10 +61,10 @@ struct xd_inputs {
     xd_model *model;
     size_t bytes, step; /* of the largest input; from one to the next */
     int64_t in_flight, count;
-    unsigned char *memory; /* [count][in_flight][step], of the device */
-    int64_t *leaves;       /* [count][in_flight] whose input is there; -1: free */
-    const xd_block *last;  /* whose input was kept last, and of which leaf */
-    int64_t last_leaf;
+    unsigned char *memory;  /* [count][in_flight][step], of the device */
+    int64_t *micro_batches; /* [count][in_flight] whose input is there; -1: free */
+    const xd_block *last;   /* whose input was kept last, and of which micro-batch */
+    int64_t last_micro_batch;
 };
 
 /* An entry of the table of names: a block or a weight. */
@@ -104,8 +104,8 @@ XD_PRIVATE xd_result xdi_weight_fill(xd_ctx *ctx, const xd_weight *weight, xd_in
 /* model_storage.c: STATE for a model that is not sealed, or has a weight without storage. */
 XD_PRIVATE xd_result xdi_model_require_storage(const xd_model *model);
 
-/* model_storage.c: xd_model_allocate: for buffers alone where a wrapper forms parts of weights, for values alone where it will
- * have the gradients, or for all. */
+/* model_storage.c: xd_model_allocate: for buffers alone where a wrapper forms parts of weights, for values alone where it
+ * will have the gradients, or for all. */
 typedef enum xdi_take { XDI_TAKE_BUFFERS, XDI_TAKE_VALUES, XDI_TAKE_ALL } xdi_take;
 XD_PRIVATE xd_result xdi_model_take(xd_model *model, xdi_take what);
 
@@ -130,7 +130,8 @@ XD_PRIVATE bool xdi_weight_is_trained(const xd_weight *weight);
 /* model_agree.c: xdi_model_agree, of all weights but those of experts. */
 XD_PRIVATE xd_result xdi_model_agree_shared(const xd_model *model, xd_comm *comm);
 
-/* model_storage.c: elements of this rank's region that the whole weight has: rows that are stored beyond its shape come last. */
+/* model_storage.c: elements of this rank's region that the whole weight has: rows that are stored beyond its shape come
+ * last. */
 XD_PRIVATE int64_t xdi_weight_true_count(const xd_weight *w);
 
 /* model.c: the number of weights, buffers and ties; 0 before the seal. Sets tensor_parallel, partition_dim and partition_stride,

@@ -24,12 +24,12 @@ typedef struct xdi_finish {
 /* parallel_reduce.c: its stages. */
 XD_PRIVATE int xdi_finish_stage_count(const xdi_finish *f);
 XD_PRIVATE xd_stage xdi_finish_stage(const xdi_finish *f, int index);
-/* parallel_reduce.c: weights of one stage whose sum of a kind is not made: the one with this number, or NULL; `count` receives
- * their number, `elements` those of this rank's parts. */
+/* parallel_reduce.c: weights of one stage whose sum of a kind is not made: the one with this number, or NULL; `count`
+ * receives their number, `elements` those of this rank's parts. */
 XD_PRIVATE const xd_weight *xdi_finish_find(const xd_stage *stage, xdi_finish_kind kind, int64_t number,
                                             int64_t *count, int64_t *elements);
-/* parallel_reduce.c: whether the ranks of a group have the same weights of a kind, where none has failed before; and whether the
- * embedding's copies fit. Collective. */
+/* parallel_reduce.c: whether the ranks of a group have the same weights of a kind, where none has failed before; and
+ * whether the embedding's copies fit. Collective. */
 XD_PRIVATE xd_result xdi_finish_compare(xd_comm *comm, const xdi_finish *f, xdi_finish_kind kind,
                                         xd_result mine);
 XD_PRIVATE xd_result xdi_finish_compare_copies(xd_ctx *ctx, const xdi_finish *f, xd_result before);

@@ -428,7 +428,7 @@ XD_API xd_block *xd_model_find_block(const xd_model *model, const char *name) {
 }
 
 XD_PRIVATE void xdi_inputs_forget(xd_inputs *inputs) {
-    for (int64_t i = 0; inputs && i < inputs->count * inputs->in_flight; i++) inputs->leaves[i] = -1;
+    for (int64_t i = 0; inputs && i < inputs->count * inputs->in_flight; i++) inputs->micro_batches[i] = -1;
 }
 
 XD_API void xd_model_destroy(xd_model *model) {

@@ -10,26 +10,26 @@
 
 #include <string.h>
 
-/* ---- leaves ---- */
+/* ---- micro-batches ---- */
 
 static bool xdi_is_power_of_two(int64_t n) {
     return n > 0 && (n & (n - 1)) == 0;
 }
 
-/* How the leaves of a group fall to its ranks. */
-static xd_result xdi_batches_deal(xdi_place *place, int64_t leaves, bool in_rows) {
+/* How the micro-batches of a group fall to its ranks. */
+static xd_result xdi_batches_deal(xdi_place *place, int64_t micro_batches, bool in_rows) {
     xdi_batches *batches = &place->batches;
     const int64_t n = place->ranks, all = n * place->members, groups = place->replica_count;
-    batches->total = leaves ? leaves : n * groups;
+    batches->total = micro_batches ? micro_batches : n * groups;
     const int64_t group = batches->total / groups, first = group * place->rank / n;
-    XD_REQUIRE(place->ctx, batches->total >= n * groups, XD_ERROR_ARGUMENT, "%lld leaves for %lld data ranks",
-               (long long)leaves, (long long)(n * groups));
+    XD_REQUIRE(place->ctx, batches->total >= n * groups, XD_ERROR_ARGUMENT,
+               "%lld micro-batches for %lld data ranks", (long long)micro_batches, (long long)(n * groups));
     XD_REQUIRE(place->ctx, group * groups == batches->total, XD_ERROR_ARGUMENT,
-               "%lld leaves are not the same number for each of %lld groups", (long long)batches->total,
-               (long long)groups);
-    XD_REQUIRE(place->ctx, !place->invariant || groups == 1 || xdi_is_power_of_two(group),
-               XD_ERROR_UNSUPPORTED,
-               "INVARIANT mode with replicas: %lld leaves of a group are no power of two", (long long)group);
+               "%lld micro-batches are not the same number for each of %lld groups",
+               (long long)batches->total, (long long)groups);
+    XD_REQUIRE(
+        place->ctx, !place->invariant || groups == 1 || xdi_is_power_of_two(group), XD_ERROR_UNSUPPORTED,
+        "INVARIANT mode with replicas: %lld micro-batches of a group are no power of two", (long long)group);
     batches->strided = place->settings.sharded && !in_rows && group % all == 0 &&
                        (!place->invariant || xdi_is_power_of_two(all));
     batches->own.first = first;
@@ -39,7 +39,7 @@ static xd_result xdi_batches_deal(xdi_place *place, int64_t leaves, bool in_rows
     return XD_OK;
 }
 
-/* What all ranks know of each other's leaves before any step: those of a sum over the data ranks, where each strided leaf has a sum
+/* What all ranks know of each other's micro-batches before any step: those of a sum over the data ranks, where each strided micro-batch has a sum
  * of its own, and those over the groups. */
 static xd_result xdi_batches_list(xdi_place *place) {
     xdi_batches *batches = &place->batches;
@@ -48,7 +48,7 @@ static xd_result xdi_batches_list(xdi_place *place) {
     batches->known =
         (xd_leaves *)xd_allocate(place->ctx, ((size_t)n + (size_t)groups) * sizeof *batches->known);
     XD_REQUIRE(place->ctx, batches->known, XD_ERROR_MEMORY,
-               "no room for the leaves of %d data ranks and %d groups", n, groups);
+               "no room for the micro-batches of %d data ranks and %d groups", n, groups);
     for (int r = 0; r < n + groups; r++) {
         const bool in_rows = r < n && !batches->strided;
         xd_leaves *known = &batches->known[r];
@@ -59,10 +59,10 @@ static xd_result xdi_batches_list(xdi_place *place) {
     return XD_OK;
 }
 
-XD_API xd_parallel_leaf_count xd_parallel_leaves(const xd_parallel *p) {
+XD_API xd_parallel_micro_batch_count xd_parallel_micro_batches(const xd_parallel *p) {
     XD_ASSERT(p);
     const xdi_place *place = &p->place;
-    xd_parallel_leaf_count out;
+    xd_parallel_micro_batch_count out;
     out.own = place->batches.own.count;
     out.most = place->batches.max;
     out.total = place->batches.total;
@@ -70,7 +70,7 @@ XD_API xd_parallel_leaf_count xd_parallel_leaves(const xd_parallel *p) {
     return out;
 }
 
-XD_API int64_t xd_parallel_leaf(const xd_parallel *p, int64_t k) {
+XD_API int64_t xd_parallel_micro_batch(const xd_parallel *p, int64_t k) {
     XD_ASSERT(p);
     return xdi_batches_number(&p->place, k);
 }
@@ -90,7 +90,7 @@ XD_PRIVATE bool xdi_weight_is_copy(const xd_weight *w) {
 static void xdi_place_list_settings(const xdi_place *place, int expert_members, int64_t unit_count,
                                     xdi_facts *f) {
     const xdi_wrap_settings *s = &place->settings;
-    xdi_fact_integer(f, "leaves", place->batches.total);
+    xdi_fact_integer(f, "micro_batches", place->batches.total);
     xdi_fact_integer(f, "FSDP", s->sharded);
     xdi_fact_integer(f, "accumulate_whole", !place->batches.strided);
     xdi_fact_integer(f, "sharded_optimizer", s->split_optimizer);
@@ -120,7 +120,7 @@ static void xdi_place_list_settings(const xdi_place *place, int expert_members, 
     xdi_fact_number(f, "after (its inverse, with average)", (double)place->batches.after);
     f->part = NULL;
     xdi_fact_integer(f, "number of units", unit_count);
-    xdi_fact_bytes(f, "ranges of leaves", place->batches.known,
+    xdi_fact_bytes(f, "ranges of micro-batches", place->batches.known,
                    ((size_t)place->ranks + (size_t)place->replica_count) * sizeof *place->batches.known);
 }
 
@@ -192,8 +192,8 @@ static xd_result xdi_place_check_buckets(const xdi_place *place) {
 
 static xd_result xdi_place_check(const xdi_place *place, const xd_fsdp_desc *d) {
     const xdi_wrap_settings *s = &place->settings;
-    XD_REQUIRE(place->ctx, d->leaves >= 0 && d->unit_type_count >= 0, XD_ERROR_ARGUMENT,
-               "%lld leaves and %d types of units", (long long)d->leaves, d->unit_type_count);
+    XD_REQUIRE(place->ctx, d->micro_batches >= 0 && d->unit_type_count >= 0, XD_ERROR_ARGUMENT,
+               "%lld micro-batches and %d types of units", (long long)d->micro_batches, d->unit_type_count);
     XD_REQUIRE(place->ctx, d->unit_types || d->unit_type_count == 0, XD_ERROR_ARGUMENT,
                "%d types of units, unit_types is NULL", d->unit_type_count);
     XD_REQUIRE(place->ctx, !d->unit_types || d->unit_type_count > 0, XD_ERROR_ARGUMENT,
@@ -210,7 +210,7 @@ static xd_result xdi_place_check(const xdi_place *place, const xd_fsdp_desc *d) 
 
 XD_PRIVATE xd_result xdi_parallel_lay(xd_parallel *p, const xd_fsdp_desc *d) {
     XD_TRY(xdi_place_check(&p->place, d));
-    XD_TRY(xdi_batches_deal(&p->place, d->leaves, d->accumulate_whole));
+    XD_TRY(xdi_batches_deal(&p->place, d->micro_batches, d->accumulate_whole));
     XD_TRY(xdi_batches_list(&p->place));
     XD_TRY(xdi_batches_set_factors(&p->place, &d->divide));
     XD_TRY(xdi_spectral_retype(&p->place));
@@ -220,7 +220,7 @@ XD_PRIVATE xd_result xdi_parallel_lay(xd_parallel *p, const xd_fsdp_desc *d) {
 
 XD_PRIVATE xd_result xdi_experts_lay(xd_parallel *p, const xd_fsdp_desc *d) {
     xd_fsdp_desc settings = *d;
-    settings.leaves = p->place.batches.total;
+    settings.micro_batches = p->place.batches.total;
     if (!p->experts) return XD_OK;
     XD_TRY(xdi_parallel_lay(p->experts, &settings));
     xdi_gradient_align(&p, 1);
@@ -278,7 +278,7 @@ static xd_result xdi_parallel_build(xd_parallel *p, const xd_fsdp_desc *d) {
 
 /* Settings of DDP as those of FSDP, and what only DDP has. */
 static void xdi_place_set_ddp(xdi_wrap_settings *s, xd_fsdp_desc *settings, const xd_ddp_desc *ddp) {
-    settings->leaves = ddp->leaves;
+    settings->micro_batches = ddp->micro_batches;
     settings->view_dtype = ddp->view_dtype;
     settings->gathers = ddp->gathers;
     settings->reductions = ddp->reductions;
@@ -393,7 +393,7 @@ static void xdi_model_detach(xd_model *model, bool finished) {
     for (xd_block *b = &model->root; b; b = xdi_block_after(b)) {
         b->units[0] = b->units[1] = NULL;
         b->open = 0;
-        b->leaf = 0;
+        b->micro_batch = 0;
     }
     for (int64_t i = 0; i < xdi_model_weight_count(model); i++) {
         xd_weight *w = model->weights[i];
@@ -595,18 +595,20 @@ static xd_result xdi_parallel_check_closed(const xd_parallel *p, const char *cal
 
 static xd_result xdi_parallel_check_step(const xd_parallel *p) {
     const xdi_place *place = &p->place;
-    const int64_t leaves = xdi_batches_passes(place);
+    const int64_t micro_batches = xdi_batches_passes(place);
     XD_REQUIRE(place->ctx, !p->step.reduced, XD_ERROR_STATE,
-               "a step of %lld leaves was reduced already: xd_parallel_publish ends it",
+               "a step of %lld micro-batches was reduced already: xd_parallel_publish ends it",
                (long long)place->batches.total);
     XD_TRY(xdi_parallel_check_closed(p, "xd_parallel_reduce"));
     for (const xd_block *b = &place->model->root; b; b = xdi_block_after(b))
-        XD_REQUIRE(place->ctx, b->leaf == leaves || !xdi_block_trains(b) || b->expert != place->of_experts,
-                   XD_ERROR_STATE, "block \"%.80s\"%s has had backward passes of %lld leaves, not of %lld%s",
-                   b->name, *b->name ? "" : " (the root)", (long long)b->leaf, (long long)leaves,
-                   leaves > place->batches.own.count
-                       ? ": this rank opens blocks for xd_parallel_leaves().opened, also beyond its own"
-                       : "");
+        XD_REQUIRE(
+            place->ctx,
+            b->micro_batch == micro_batches || !xdi_block_trains(b) || b->expert != place->of_experts,
+            XD_ERROR_STATE, "block \"%.80s\"%s has had backward passes of %lld micro-batches, not of %lld%s",
+            b->name, *b->name ? "" : " (the root)", (long long)b->micro_batch, (long long)micro_batches,
+            micro_batches > place->batches.own.count
+                ? ": this rank opens blocks for xd_parallel_micro_batches().opened, also beyond its own"
+                : "");
     return XD_OK;
 }
 
@@ -618,7 +620,8 @@ typedef struct xdi_agreement {
     const xdi_step *step; /* whose; and of which model */
     const xd_model *model;
     bool elsewhere; /* out: some rank was in another call, so that nothing was agreed */
-    bool skips;     /* a rank of those so far has a weight whose blocks were skipped in all of its leaves */
+    bool
+        skips; /* a rank of those so far has a weight whose blocks were skipped in all of its micro-batches */
 } xdi_agreement;
 
 /* A rank that is elsewhere meets this one in another collective, whose name says nothing to the caller. */
@@ -703,27 +706,27 @@ static bool xdi_parallel_has_sent(const xd_parallel *p) {
     return (sent && p->place.settings.reductions) || (p->experts && xdi_parallel_has_sent(p->experts));
 }
 
-XD_PRIVATE void xdi_parallel_drop_leaves(xd_parallel *p) {
+XD_PRIVATE void xdi_parallel_drop_micro_batches(xd_parallel *p) {
     if (!xdi_parallel_has_open(p) && !xdi_parallel_has_sent(p)) xdi_parallel_reset(p);
 }
 
-/* Whether all leaves of a step are there and only their sum is missing: a step that is given up ends earlier, or by that call. */
+/* Whether all micro-batches of a step are there and only their sum is missing: a step that is given up ends earlier, or by that call. */
 static bool xdi_parallel_is_complete(const xd_parallel *p) {
     bool complete = p->step.waits;
     for (const xd_block *b = &p->place.model->root; b && complete; b = xdi_block_after(b)) {
         const xd_parallel *of = b->expert ? p->experts : p;
-        complete = !xdi_block_trains(b) || b->leaf == xdi_batches_passes(&of->place);
+        complete = !xdi_block_trains(b) || b->micro_batch == xdi_batches_passes(&of->place);
     }
     return complete;
 }
 
 static xd_result xdi_parallel_check_publish(const xd_parallel *p) {
     XD_TRY(xdi_parallel_check_closed(p, "xd_parallel_publish"));
-    XD_REQUIRE(
-        p->place.ctx, !xdi_parallel_is_complete(p), XD_ERROR_STATE,
-        "xd_parallel_publish before xd_parallel_reduce: the backward passes of all %lld leaves of this "
-        "rank have ended and are not summed; sum them also for a step that you give up",
-        (long long)xdi_batches_passes(&p->place));
+    XD_REQUIRE(p->place.ctx, !xdi_parallel_is_complete(p), XD_ERROR_STATE,
+               "xd_parallel_publish before xd_parallel_reduce: the backward passes of all %lld micro-batches "
+               "of this "
+               "rank have ended and are not summed; sum them also for a step that you give up",
+               (long long)xdi_batches_passes(&p->place));
     return XD_OK;
 }
 
@@ -736,17 +739,17 @@ static xd_result xdi_parallel_agree_publish(const xd_parallel *p) {
     return reported == XD_ERROR_MISMATCH && mine != XD_OK ? xdi_ctx_adopt(place->ctx, &own) : reported;
 }
 
-/* A step that was given up between two leaves has some that nobody needs. */
+/* A step that was given up between two micro-batches has some that nobody needs. */
 static void xdi_step_warn_dropped(const xdi_place *place, const xdi_step *step) {
-    int64_t leaves = 0;
+    int64_t micro_batches = 0;
     if (step->reduced) return;
     for (const xd_block *b = &place->model->root; b; b = xdi_block_after(b))
-        leaves = b->leaf > leaves ? b->leaf : leaves;
-    if (leaves > 0)
+        micro_batches = b->micro_batch > micro_batches ? b->micro_batch : micro_batches;
+    if (micro_batches > 0)
         xd_log(place->ctx, XD_LOG_WARN,
-               "xd_parallel_publish drops %lld leaves: xd_parallel_reduce was not called after their "
+               "xd_parallel_publish drops %lld micro-batches: xd_parallel_reduce was not called after their "
                "backward passes",
-               (long long)leaves);
+               (long long)micro_batches);
 }
 
 XD_API xd_result xd_parallel_publish(xd_parallel *p) {
@@ -775,7 +778,8 @@ XD_PRIVATE void xdi_parallel_drop_step(xd_parallel *p) {
 /* Whether some block has had a backward pass, and the step has not ended. */
 static bool xdi_parallel_is_within(const xd_parallel *p) {
     bool within = p->step.reduced;
-    for (const xd_block *b = &p->place.model->root; b; b = xdi_block_after(b)) within = within || b->leaf > 0;
+    for (const xd_block *b = &p->place.model->root; b; b = xdi_block_after(b))
+        within = within || b->micro_batch > 0;
     for (int64_t i = 0; i < p->store.bucket_count; i++)
         within = within || xdi_bucket_is_forming(&p->store.buckets[i]);
     return within;
@@ -800,7 +804,7 @@ static xd_result xdi_parallel_may_thaw(const xd_parallel *p, const xd_weight *w)
                "weight \"%.80s\" is %s with gradients of %s: F32, BF16 and F16 train, with F32", owner->name,
                xd_dtype_name(owner->desc.dtype), xd_dtype_name(owner->desc.gradient_dtype));
     XD_REQUIRE(place->ctx, !xdi_parallel_is_within(p), XD_ERROR_STATE,
-               "weight \"%.80s\" is thawed within a step of %lld leaves", owner->name,
+               "weight \"%.80s\" is thawed within a step of %lld micro-batches", owner->name,
                (long long)place->batches.total);
     return xdi_parallel_check_closed(p, "xd_parallel_thaw");
 }
@@ -827,25 +831,27 @@ XD_API xd_result xd_parallel_thaw(xd_parallel *parallel, xd_weight *weight) {
 static xd_result xdi_parallel_check_push(const xd_parallel *p) {
     const xdi_place *place = &p->place;
     XD_REQUIRE(place->ctx, !place->settings.sharded, XD_ERROR_UNSUPPORTED,
-               "under FSDP the leaves of %lld units come from brackets", (long long)p->store.unit_count);
+               "under FSDP the micro-batches of %lld units come from brackets",
+               (long long)p->store.unit_count);
     XD_REQUIRE(place->ctx, !p->experts, XD_ERROR_UNSUPPORTED,
-               "leaves of experts, %lld in a step on this rank, come from brackets",
-               (long long)xd_parallel_expert_leaves(p).own);
+               "micro-batches of experts, %lld in a step on this rank, come from brackets",
+               (long long)xd_parallel_expert_micro_batches(p).own);
     for (int64_t i = 0; i < place->model->weight_count; i++) {
         const xd_weight *w = place->model->weights[i];
         XD_REQUIRE(place->ctx, w->owner != w || !xdi_weight_is_trained(w) || w->gradient || w->count == 0,
                    XD_ERROR_STATE, "weight \"%.80s\" has no gradient of the caller's", w->name);
     }
     for (const xd_block *b = &place->model->root; b; b = xdi_block_after(b)) {
-        XD_REQUIRE(place->ctx, b->leaf < place->batches.own.count && !p->step.reduced, XD_ERROR_STATE,
-                   "leaf %lld of block \"%.80s\": this rank has %lld, and xd_parallel_publish ends a step",
-                   (long long)b->leaf, b->name, (long long)place->batches.own.count);
-        XD_TRY(xdi_gradient_check_leaf(place, b, b->leaf));
+        XD_REQUIRE(
+            place->ctx, b->micro_batch < place->batches.own.count && !p->step.reduced, XD_ERROR_STATE,
+            "micro-batch %lld of block \"%.80s\": this rank has %lld, and xd_parallel_publish ends a step",
+            (long long)b->micro_batch, b->name, (long long)place->batches.own.count);
+        XD_TRY(xdi_gradient_check_micro_batch(place, b, b->micro_batch));
     }
     return XD_OK;
 }
 
-XD_API xd_result xd_parallel_push_leaf(xd_parallel *p) {
+XD_API xd_result xd_parallel_push_micro_batch(xd_parallel *p) {
     XDI_GIVEN(p ? p->place.ctx : NULL, p);
     XD_TRY(xdi_parallel_check_push(p));
     for (int64_t i = 0; i < p->place.model->weight_count; i++) {

@@ -9,14 +9,14 @@
 /* A model wrapped for data-parallel training: docs/wrappers.md.
  *
  * DDP keeps the whole model on every rank; FSDP keeps 1 / N and gathers a unit while its blocks are open. A step's gradient
- * is the sum over its `leaves` (micro-batches of all ranks), not the mean. INVARIANT mode sums along the tree of xd_leaves:
+ * is the sum over its micro-batches (of all ranks), not the mean. INVARIANT mode sums along the tree of xd_leaves:
  * the same bits for every number of ranks, wrapper and setting. */
 typedef struct xd_parallel xd_parallel;
 
 /* Divisors of gradients. Each multiplies once, by the F32 nearest to its inverse, at the same place on every layout. */
 typedef struct xd_gradient_divisors {
-    bool average; /* divides the sum by `leaves`: the mean over micro-batches */
-    /* divides each leaf before it is added; outside of INVARIANT mode, what a rank sends. 0 -> 1 */
+    bool average; /* divides the sum by `micro_batches`: the mean over micro-batches */
+    /* divides each micro-batch before it is added; outside of INVARIANT mode, what a rank sends. 0 -> 1 */
     double before;
     double after; /* divides the sum, in one multiplication with `average`; 0 -> 1 */
 } xd_gradient_divisors;
@@ -33,7 +33,7 @@ typedef struct xd_expert_ranks {
 typedef struct xd_ddp_desc {
     /* required: the data ranks, or a group of one; must outlive the wrapper. Not read by xd_build and xd_plan_memory */
     xd_comm *data;
-    int64_t leaves;         /* micro-batches of a step over all ranks; 0 -> one a rank */
+    int64_t micro_batches;  /* micro-batches of a step over all ranks; 0 -> one a rank */
     bool sharded_optimizer; /* ZeRO-1: each rank steps 1 / N of the weights; xd_parallel_publish gathers */
     /* F32, BF16 or F16, in which blocks show weights of these types: a copy. keep_f32 weights only in F32. NONE ->
      * their own type */
@@ -67,14 +67,14 @@ typedef struct xd_ddp_desc {
 /* Settings of FSDP. */
 typedef struct xd_fsdp_desc {
     xd_comm *data;                 /* required; as in xd_ddp_desc */
-    int64_t leaves;                /* as in xd_ddp_desc */
+    int64_t micro_batches;         /* as in xd_ddp_desc */
     const char *const *unit_types; /* [unit_type_count] xd_block_desc.type of units */
     int unit_type_count;
     /* HSDP: the ranks with the same part, one of each group of equal size; data ranks are numbered group after group.
      * NULL -> one group */
     xd_comm *replicas;
-    /* adds up a rank's leaves before it sends: fewer bytes, memory of whole units. The default if leaves cannot be
-     * dealt (xd_parallel_leaf) */
+    /* adds up a rank's micro-batches before it sends: fewer bytes, memory of whole units. The default if micro-batches
+     * cannot be dealt (xd_parallel_micro_batch) */
     bool accumulate_whole;
     /* For weights of F32, BF16 and F16 except keep_f32: the type of a copy that is sent, and the type in which blocks show
      * it. NONE -> sent as kept, shown in the desc's type. */
@@ -102,11 +102,11 @@ typedef struct xd_fsdp_desc {
  *
  *   model   sealed; must outlive the wrapper. Weights without values get their first ones
  *
- * Memory: gradients once; in INVARIANT mode with several leaves a rank at most 1 + 2 log2(leaves) times. Steps allocate
+ * Memory: gradients once; in INVARIANT mode with several micro-batches a rank at most 1 + 2 log2 of their number times. Steps allocate
  * nothing.
  * Errors: STATE (not sealed; wrapped), ARGUMENT (a setting: docs/wrappers.md), DTYPE (trained weights are F32, BF16 or F16,
  * gradients F32), MISMATCH (settings, models, layouts or experts differ; names weight and rank), TOPOLOGY (ranks for experts),
- * UNSUPPORTED (experts without ranks or in mixed blocks; INVARIANT replicas whose leaves are not a power of two), MEMORY. */
+ * UNSUPPORTED (experts without ranks or in mixed blocks; INVARIANT replicas whose micro-batches are not a power of two), MEMORY. */
 XD_API xd_result xd_ddp_create(xd_model *model, const xd_ddp_desc *desc, xd_parallel **out);
 
 /* Wraps a model with FSDP: each rank keeps 1 / N of each unit. Collective over desc->data and desc->replicas.
@@ -122,24 +122,24 @@ XD_API xd_result xd_fsdp_create(xd_model *model, const xd_fsdp_desc *desc, xd_pa
 /* Frees the wrapper and the values that it kept; NULL is legal. Local. */
 XD_API void xd_parallel_destroy(xd_parallel *parallel);
 
-/* Leaves of a step: this rank's own, the most of any rank, all, and those for which it opens blocks. `opened` is `most`
- * under FSDP, `own` under DDP. Local. */
-typedef struct xd_parallel_leaf_count {
+/* Micro-batches of a step: this rank's own, the most of any rank, all, and those for which it opens blocks. `opened` is
+ * `most` under FSDP, `own` under DDP. Local. */
+typedef struct xd_parallel_micro_batch_count {
     int64_t own, most, total, opened;
-} xd_parallel_leaf_count;
-XD_API xd_parallel_leaf_count xd_parallel_leaves(const xd_parallel *parallel);
+} xd_parallel_micro_batch_count;
+XD_API xd_parallel_micro_batch_count xd_parallel_micro_batches(const xd_parallel *parallel);
 
-/* Returns the number, in the whole step, of this rank's leaf k; -1 beyond its own: open and close the blocks, compute
- * nothing.
+/* Returns the number, in the whole step, of this rank's micro-batch k; -1 beyond its own: open and close the blocks,
+ * compute nothing.
  *
- * Ranks own ranges of leaves. FSDP deals every N-th to a rank if N divides `leaves` and, in INVARIANT mode, is a power of
- * two. Then only parts are kept. Under HSDP this holds within a group. Local. */
-XD_API int64_t xd_parallel_leaf(const xd_parallel *parallel, int64_t k);
+ * Ranks own ranges of micro-batches. FSDP deals every N-th to a rank if N divides `micro_batches` and, in INVARIANT mode,
+ * is a power of two. Then only parts are kept. Under HSDP this holds within a group. Local. */
+XD_API int64_t xd_parallel_micro_batch(const xd_parallel *parallel, int64_t k);
 
-/* The same for blocks of experts. `own` counts leaves of all members of this rank's group; the k-th of `opened` is a leaf of
- * member k % members, or -1. All 0 without experts. Local. */
-XD_API xd_parallel_leaf_count xd_parallel_expert_leaves(const xd_parallel *parallel);
-XD_API int64_t xd_parallel_expert_leaf(const xd_parallel *parallel, int64_t k);
+/* The same for blocks of experts. `own` counts micro-batches of all members of this rank's group; the k-th of `opened` is
+ * a micro-batch of member k % members, or -1. All 0 without experts. Local. */
+XD_API xd_parallel_micro_batch_count xd_parallel_expert_micro_batches(const xd_parallel *parallel);
+XD_API int64_t xd_parallel_expert_micro_batch(const xd_parallel *parallel, int64_t k);
 
 /* Lists this rank's parts of all weights: for optimizers, norms and averages, and as parts of whole tensors for files.
  *
@@ -160,32 +160,32 @@ XD_API xd_result xd_parallel_parts(const xd_parallel *parallel, int64_t capacity
  * step), DTYPE (of weight or gradient), MISMATCH (ranks name different weights). */
 XD_API xd_result xd_parallel_thaw(xd_parallel *parallel, xd_weight *weight);
 
-/* Takes the gradients in the caller's storage as this rank's next leaf, for all weights, instead of backward passes. DDP
- * only. Local.
- * Errors: STATE (a weight without such a gradient; all leaves are there; incomplete blocks in INVARIANT mode), UNSUPPORTED
- * (FSDP; experts). */
-XD_API xd_result xd_parallel_push_leaf(xd_parallel *parallel);
+/* Takes the gradients in the caller's storage as this rank's next micro-batch, for all weights, instead of backward
+ * passes. DDP only. Local.
+ * Errors: STATE (a weight without such a gradient; all micro-batches are there; incomplete blocks in INVARIANT mode),
+ * UNSUPPORTED (FSDP; experts). */
+XD_API xd_result xd_parallel_push_micro_batch(xd_parallel *parallel);
 
-/* Completes a step's gradients: each becomes the sum over all leaves, with the sums of xd_weight_traits. A weight that all
- * ranks skip in all leaves is not stepped. Optimizer steps and norms before this call are refused.
+/* Completes a step's gradients: each becomes the sum over all micro-batches, with the sums of xd_weight_traits. A weight
+ * that all ranks skip in all micro-batches is not stepped. Optimizer steps and norms before this call are refused.
  *
  * Collective over data, and over tp, pp and embedding of the desc's groups.
- * Errors drop the leaves: STATE (a block open or without a backward; another order of blocks), MISMATCH (traits differ),
- * UNSUPPORTED (embedding copies in unequal parts), those of the reductions. Errors that change nothing: STATE (a trait
- * without groups, or over several stages), MISMATCH or PEER (a rank is in another call). */
+ * Errors drop the micro-batches: STATE (a block open or without a backward; another order of blocks), MISMATCH (traits
+ * differ), UNSUPPORTED (embedding copies in unequal parts), those of the reductions. Errors that change nothing: STATE (a
+ * trait without groups, or over several stages), MISMATCH or PEER (a rank is in another call). */
 XD_API xd_result xd_parallel_reduce(xd_parallel *parallel);
 
 /* Ends a step: blocks show the new weights. Needed too after a skipped or abandoned step, and after values were loaded or
- * swapped. After the last leaf xd_parallel_reduce comes first.
+ * swapped. After the last micro-batch xd_parallel_reduce comes first.
  *
- * Collective over data, and over replicas in calls that compare. Errors change nothing: STATE (a block open; leaves not
- * reduced), MISMATCH (a weight differs between ranks). Also those of xd_all_gather. */
+ * Collective over data, and over replicas in calls that compare. Errors change nothing: STATE (a block open;
+ * micro-batches not reduced), MISMATCH (a weight differs between ranks). Also those of xd_all_gather. */
 XD_API xd_result xd_parallel_publish(xd_parallel *parallel);
 
 /* Bytes of a wrapper on this rank, on the context's device except `host`; allocated at the wrap, no step allocates. */
 typedef struct xd_parallel_bytes {
     size_t values;          /* this rank's part of the weights, or all of the wrapper's; in all types */
-    size_t gradients;       /* reduced gradients, and leaves that wait */
+    size_t gradients;       /* reduced gradients, and micro-batches that wait */
     size_t gathered;        /* open units, and what xd_fsdp_desc.reshard_ranks keeps */
     size_t whole_gradients; /* of units in their backward */
     size_t host;            /* in memory of xd_fsdp_desc.host; not counted above */

@@ -120,8 +120,8 @@ XD_PRIVATE bool xdi_bucket_is_forming(const xdi_bucket *b) {
     return false;
 }
 
-XD_PRIVATE int xdi_gradient_member(const xdi_place *place, int64_t leaf) {
-    return place->invariant ? (int)(leaf % place->members) : 0;
+XD_PRIVATE int xdi_gradient_member(const xdi_place *place, int64_t micro_batch) {
+    return place->invariant ? (int)(micro_batch % place->members) : 0;
 }
 
 XD_PRIVATE xd_result xdi_round_join(const xdi_store *store, const xdi_bucket *b) {

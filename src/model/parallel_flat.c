@@ -126,7 +126,7 @@ static xd_result xdi_store_list_places(xdi_store *store) {
     XD_REQUIRE(place->ctx,
                store->places && store->scratch.forests && store->scratch.forest_leaves &&
                    (store->lanes || !lanes),
-               XD_ERROR_MEMORY, "no room for leaves of %d members in %lld buckets", place->members,
+               XD_ERROR_MEMORY, "no room for micro-batches of %d members in %lld buckets", place->members,
                (long long)store->bucket_count);
     return XD_OK;
 }

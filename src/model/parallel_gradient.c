@@ -13,8 +13,8 @@
 #include <float.h>
 #include <string.h>
 
-XD_PRIVATE bool xdi_batches_owns(const xdi_place *place, int64_t leaf) {
-    return xdi_batches_number(place, leaf) >= 0;
+XD_PRIVATE bool xdi_batches_owns(const xdi_place *place, int64_t micro_batch) {
+    return xdi_batches_number(place, micro_batch) >= 0;
 }
 
 /* ---- factors ---- */
@@ -29,9 +29,9 @@ static xd_result xdi_gradient_factor(xd_ctx *ctx, double divisor, const char *na
 
 XD_PRIVATE xd_result xdi_batches_set_factors(xdi_place *place, const xd_gradient_divisors *divide) {
     const double after = divide->after == 0.0 ? 1.0 : divide->after;
-    XD_TRY(xdi_gradient_factor(place->ctx, divide->before, "leaves", &place->batches.before));
+    XD_TRY(xdi_gradient_factor(place->ctx, divide->before, "micro-batches", &place->batches.before));
     return xdi_gradient_factor(place->ctx, divide->average ? after * (double)place->batches.total : after,
-                               "the sum of all leaves", &place->batches.after);
+                               "the sum of all micro-batches", &place->batches.after);
 }
 
 static xd_result xdi_gradient_scale(xd_ctx *ctx, float *data, int64_t count, float factor) {
@@ -89,10 +89,11 @@ static xd_result xdi_unit_take_sum(xdi_store *store, struct xdi_unit *unit) {
         if (!at->unit || (at->unit->forming == 0 && older)) slot = at;
     }
     const struct xdi_unit *other = slot->unit;
-    XD_REQUIRE(store->place->ctx, !other || other->forming == 0, XD_ERROR_STATE,
-               "backward of unit \"%.80s\" while a leaf of unit \"%.80s\" is not complete: %d of a level are "
-               "planned at once",
-               unit->block->name, other->block->name, unit->sum_count);
+    XD_REQUIRE(
+        store->place->ctx, !other || other->forming == 0, XD_ERROR_STATE,
+        "backward of unit \"%.80s\" while a micro-batch of unit \"%.80s\" is not complete: %d of a level are "
+        "planned at once",
+        unit->block->name, other->block->name, unit->sum_count);
     if (other) XD_TRY(xdi_unit_land_sums(other));
     slot->unit = unit;
     slot->taken = ++store->opened;
@@ -138,28 +139,31 @@ static bool xdi_gradient_is_apart(const xdi_place *place) {
 /* A block that still has to add to what a bucket is forming. */
 static const xd_block *xdi_bucket_behind(const xdi_place *place, const xdi_bucket *bucket) {
     for (const xd_block *b = &place->model->root; b; b = xdi_block_after(b))
-        for (int64_t i = 0; i < b->count && b->leaf < bucket->leaf + place->members; i++)
+        for (int64_t i = 0; i < b->count && b->micro_batch < bucket->micro_batch + place->members; i++)
             if (xdi_gradient_bucket(place->model->weights[b->first + i]->owner) == bucket) return b;
     return NULL;
 }
 
-XD_PRIVATE xd_result xdi_gradient_check_leaf(const xdi_place *place, const xd_block *block, int64_t leaf) {
+XD_PRIVATE xd_result xdi_gradient_check_micro_batch(const xdi_place *place, const xd_block *block,
+                                                    int64_t micro_batch) {
     for (int64_t i = 0; i < block->count && xdi_gradient_is_apart(place); i++) {
         const xdi_bucket *bucket = xdi_gradient_bucket(place->model->weights[block->first + i]->owner);
-        if (!bucket || leaf < bucket->leaf + place->members) continue;
+        if (!bucket || micro_batch < bucket->micro_batch + place->members) continue;
         const xd_block *behind = xdi_bucket_behind(place, bucket);
-        return XD_FAIL(place->ctx, XD_ERROR_STATE,
-                       "leaf %lld of block \"%.80s\" while leaf %lld of block \"%.80s\" is not complete: "
-                       "they are summed together, leaf after leaf",
-                       (long long)leaf, block->name, (long long)(behind ? behind->leaf : bucket->leaf),
-                       behind ? behind->name : "");
+        return XD_FAIL(
+            place->ctx, XD_ERROR_STATE,
+            "micro-batch %lld of block \"%.80s\" while micro-batch %lld of block \"%.80s\" is not complete: "
+            "they are summed together, micro-batch after micro-batch",
+            (long long)micro_batch, block->name,
+            (long long)(behind ? behind->micro_batch : bucket->micro_batch), behind ? behind->name : "");
     }
     return XD_OK;
 }
 
-XD_PRIVATE xd_result xdi_gradient_place(xdi_store *store, const xd_weight *weight, int64_t leaf, void **out) {
+XD_PRIVATE xd_result xdi_gradient_place(xdi_store *store, const xd_weight *weight, int64_t micro_batch,
+                                        void **out) {
     const xd_weight *owner = weight->owner;
-    const int member = xdi_gradient_member(store->place, leaf);
+    const int member = xdi_gradient_member(store->place, micro_batch);
     xdi_bucket *b = xdi_gradient_bucket(owner);
     *out = NULL;
     if (!b) return XD_OK;
@@ -271,7 +275,7 @@ static xd_result xdi_gradient_join_replicas(const xdi_bucket *b, float *sum) {
 
 /* Whether nothing is to be added any more. */
 static bool xdi_bucket_is_formed(const xdi_bucket *b) {
-    return b->blocks == 0 || b->leaf == xdi_batches_passes(b->flat->place);
+    return b->blocks == 0 || b->micro_batch == xdi_batches_passes(b->flat->place);
 }
 
 /* Sums that can begin before the step ends. Under FSDP the ranks are at the same leaf, those that have fewer too. Under DDP they
@@ -281,7 +285,7 @@ static xd_result xdi_gradient_launch(xdi_store *store, xdi_step *step, xdi_bucke
     if (place->settings.sharded) {
         const bool waits =
             place->batches.strided && place->settings.reductions; /* for parts that are under way */
-        return b->leaf == xdi_batches_passes(place) && !waits ? xdi_gradient_join(store, b) : XD_OK;
+        return b->micro_batch == xdi_batches_passes(place) && !waits ? xdi_gradient_join(store, b) : XD_OK;
     }
     while (place->settings.reductions && !step->late && step->launched < store->bucket_count &&
            xdi_bucket_is_formed(&store->buckets[step->launched]))
@@ -305,7 +309,8 @@ XD_PRIVATE void xdi_gradient_align(xd_parallel *const *parallels, int count) {
 /* Whether more leaves are added to the same place: outside of INVARIANT mode those of this rank, unless they are sent. */
 static bool xdi_gradient_waits(const xdi_bucket *b) {
     const xdi_place *place = b->flat->place;
-    const bool more = b->leaf < (place->of_experts ? xdi_batches_passes(place) : place->batches.own.count);
+    const bool more =
+        b->micro_batch < (place->of_experts ? xdi_batches_passes(place) : place->batches.own.count);
     return !place->invariant && !place->batches.strided && more;
 }
 
@@ -327,7 +332,7 @@ static xd_result xdi_gradient_send_round(xdi_store *store, xdi_bucket *b) {
 static xd_result xdi_gradient_close(xdi_store *store, xdi_step *step, xdi_bucket *b) {
     const xdi_place *place = store->place;
     const int64_t elements = b->buffer.end - b->buffer.begin;
-    b->leaf += place->members;
+    b->micro_batch += place->members;
     b->done = 0;
     if (xdi_bucket_is_forming(b) && !xdi_gradient_waits(b)) {
         for (int i = 0; i < place->members; i++)
@@ -340,7 +345,7 @@ static xd_result xdi_gradient_close(xdi_store *store, xdi_step *step, xdi_bucket
 }
 
 XD_PRIVATE xd_result xdi_gradient_finish(xdi_store *store, xdi_step *step, xd_block *block) {
-    block->leaf++;
+    block->micro_batch++;
     if (xdi_block_trains(block)) xdi_state_wait(block->model, &block->model->parallel->step);
     for (int64_t i = 0; i < block->count; i++) {
         xdi_bucket *b = xdi_block_bucket(store, block, i);
@@ -379,7 +384,7 @@ XD_PRIVATE xd_result xdi_gradient_reduce(xdi_store *store) {
 XD_PRIVATE void xdi_gradient_reset(xdi_store *store, xdi_step *step) {
     const xdi_place *place = store->place;
     for (xd_block *b = &place->model->root; b; b = xdi_block_after(b)) {
-        b->leaf = 0; /* a backward that is open is of no step any more: its end ends no leaf */
+        b->micro_batch = 0; /* a backward that is open is of no step any more: its end ends no leaf */
         for (int i = 0; i < b->open; i++)
             if (b->passes[i].kind == XD_PASS_BACKWARD) b->passes[i].kind = XD_PASS_RECOMPUTE;
     }
@@ -390,7 +395,7 @@ XD_PRIVATE void xdi_gradient_reset(xdi_store *store, xdi_step *step) {
         xdi_bucket *b = &store->buckets[i];
         (void)xdi_flight_land(place->settings.reductions, &b->sending);
         xd_leaf_stack_reset(b->stack);
-        b->done = b->leaf = 0;
+        b->done = b->micro_batch = 0;
         for (int m = 0; m < place->members; m++) b->places[m] = NULL;
         b->reduced = false;
     }

@@ -10,14 +10,14 @@
 
 XD_PRIVATE void xdi_order_add(xdi_order *order, const xd_block *block, xd_pass pass, bool skipped) {
     const int kind = skipped ? XDI_OPENING_SKIP : pass.more ? XDI_OPENING_MORE : (int)pass.kind;
-    const int64_t facts[] = { block->first, block->count, kind, pass.leaf };
+    const int64_t facts[] = { block->first, block->count, kind, pass.micro_batch };
     xdi_opening *o = &order->openings[order->opening_count++ % XDI_OPENINGS];
     order->signature = xd_hash(order->signature, facts, sizeof facts);
     order->signature = xd_hash(order->signature, block->name, strlen(block->name));
     o->signature = order->signature;
     o->block = block;
     o->kind = kind;
-    o->leaf = pass.leaf;
+    o->micro_batch = pass.micro_batch;
 }
 
 /* ---- where orders part ---- */
@@ -54,7 +54,7 @@ static xd_result xdi_order_find(xdi_order_search *s) {
 static xd_result xdi_order_compare(const xdi_order_search *s, int64_t theirs[3], int64_t others[3],
                                    int *other) {
     const xdi_opening *o = &s->order->openings[s->at % XDI_OPENINGS];
-    int64_t mine[3] = { 0, o->kind, o->leaf };
+    int64_t mine[3] = { 0, o->kind, o->micro_batch };
     for (const xd_block *b = &s->model->root; b != o->block; b = xdi_block_after(b)) mine[0]++;
     memcpy(theirs, mine, sizeof mine);
     XD_TRY(xd_broadcast(s->comm, theirs, 3, XD_DTYPE_I64, 0));
@@ -95,8 +95,8 @@ XD_PRIVATE xd_result xdi_order_explain(const xdi_order *order, const xd_model *m
                        XDI_OPENINGS);
     return XD_FAIL_CULPRIT(
         model->ctx, XD_ERROR_STATE, xd_comm_world_rank(comm, other),
-        "the order in which blocks were opened: rank %d began %s of \"%.80s\", leaf %" PRId64
-        ", where rank %d began %s of \"%.80s\", leaf %" PRId64,
+        "the order in which blocks were opened: rank %d began %s of \"%.80s\", micro-batch %" PRId64
+        ", where rank %d began %s of \"%.80s\", micro-batch %" PRId64,
         xd_comm_world_rank(comm, other), xdi_order_kind(b[1]), xdi_order_name(model, b[0]), b[2],
         xd_comm_world_rank(comm, 0), xdi_order_kind(a[1]), xdi_order_name(model, a[0]), a[2]);
 }

@@ -1,4 +1,4 @@
-/* Where a wrapper stands among its ranks, which leaves of a step are its, and which weights. */
+/* Where a wrapper stands among its ranks, which micro-batches of a step are its, and which weights. */
 
 #include "base/internal.h"
 #include "model/parallel_internal.h"
@@ -48,7 +48,7 @@ XD_PRIVATE struct xdi_unit *xdi_block_unit(const xd_block *block) {
     return block->units[block->expert];
 }
 
-/* ---- leaves ---- */
+/* ---- micro-batches ---- */
 
 XD_PRIVATE xd_interval xdi_batches_row(const xdi_place *place, int member) {
     const int64_t ranks = (int64_t)place->ranks * place->members,
@@ -64,19 +64,19 @@ XD_PRIVATE int64_t xdi_batches_passes(const xdi_place *place) {
     return place->settings.sharded ? place->batches.max : place->batches.own.count;
 }
 
-XD_PRIVATE int64_t xdi_batches_number(const xdi_place *place, int64_t leaf) {
+XD_PRIVATE int64_t xdi_batches_number(const xdi_place *place, int64_t micro_batch) {
     const xdi_batches *batches = &place->batches;
-    const int64_t round = leaf / place->members, member = leaf % place->members;
+    const int64_t round = micro_batch / place->members, member = micro_batch % place->members;
     const xd_interval row = xdi_batches_row(place, (int)member);
-    if (leaf < 0 || round >= row.end - row.begin) return -1;
+    if (micro_batch < 0 || round >= row.end - row.begin) return -1;
     const int64_t strided = (round * place->ranks + place->rank) * place->members + member;
     return place->replica * batches->own.total + (batches->strided ? strided : row.begin + round);
 }
 
-XD_API xd_parallel_leaf_count xd_parallel_expert_leaves(const xd_parallel *parallel) {
+XD_API xd_parallel_micro_batch_count xd_parallel_expert_micro_batches(const xd_parallel *parallel) {
     XD_ASSERT(parallel);
     const xd_parallel *p = parallel->experts;
-    xd_parallel_leaf_count out;
+    xd_parallel_micro_batch_count out;
     memset(&out, 0, sizeof out);
     if (!p) return out;
     out.own = p->place.batches.own.count;
@@ -86,7 +86,7 @@ XD_API xd_parallel_leaf_count xd_parallel_expert_leaves(const xd_parallel *paral
     return out;
 }
 
-XD_API int64_t xd_parallel_expert_leaf(const xd_parallel *parallel, int64_t k) {
+XD_API int64_t xd_parallel_expert_micro_batch(const xd_parallel *parallel, int64_t k) {
     XD_ASSERT(parallel);
     return parallel->experts ? xdi_batches_number(&parallel->experts->place, k) : -1;
 }

@@ -11,17 +11,17 @@ static xd_result xdi_block_check_backward(const xd_block *b, xd_pass pass) {
     const xd_parallel *p = xdi_block_parallel(b);
     xd_ctx *ctx = b->model->ctx;
     XD_REQUIRE(ctx, p, XD_ERROR_STATE, "a backward of block \"%.80s\", whose model has no wrapper", b->name);
-    const int64_t leaves = xdi_batches_passes(&p->place);
+    const int64_t micro_batches = xdi_batches_passes(&p->place);
     XD_REQUIRE(ctx, !p->step.reduced, XD_ERROR_STATE,
                "a backward of block \"%.80s\" after xd_parallel_reduce: xd_parallel_publish ends the step",
                b->name);
-    XD_REQUIRE(ctx, pass.leaf >= 0 && pass.leaf < leaves, XD_ERROR_ARGUMENT,
-               "leaf %lld of block \"%.80s\": this rank has %lld", (long long)pass.leaf, b->name,
-               (long long)leaves);
-    XD_REQUIRE(ctx, pass.leaf == b->leaf, XD_ERROR_STATE,
-               "leaf %lld of block \"%.80s\", whose next one is %lld", (long long)pass.leaf, b->name,
-               (long long)b->leaf);
-    return xdi_gradient_check_leaf(&p->place, b, pass.leaf);
+    XD_REQUIRE(ctx, pass.micro_batch >= 0 && pass.micro_batch < micro_batches, XD_ERROR_ARGUMENT,
+               "micro-batch %lld of block \"%.80s\": this rank has %lld", (long long)pass.micro_batch,
+               b->name, (long long)micro_batches);
+    XD_REQUIRE(ctx, pass.micro_batch == b->micro_batch, XD_ERROR_STATE,
+               "micro-batch %lld of block \"%.80s\", whose next one is %lld", (long long)pass.micro_batch,
+               b->name, (long long)b->micro_batch);
+    return xdi_gradient_check_micro_batch(&p->place, b, pass.micro_batch);
 }
 
 static xd_result xdi_block_check(const xd_block *b, xd_pass pass) {
@@ -42,14 +42,14 @@ static xd_result xdi_block_check(const xd_block *b, xd_pass pass) {
 }
 
 /* A weight's entries in the model's lists. */
-static xd_result xdi_weight_show(xd_parallel *p, const xd_weight *w, int64_t leaf, bool adds) {
+static xd_result xdi_weight_show(xd_parallel *p, const xd_weight *w, int64_t micro_batch, bool adds) {
     xd_model *model = w->model;
     xdi_bucket *bucket = p ? xdi_flat_bucket(w->owner) : NULL;
     if (bucket) XD_TRY(xdi_flight_land(p->place.settings.gathers, &bucket->spreading));
     model->values[w->index] = xdi_weight_shown(w->owner);
     model->value_dtypes[w->index] = p ? w->owner->flat->view_dtype : w->owner->desc.dtype;
     if (!adds) return XD_OK;
-    XD_TRY(xdi_gradient_place(&p->store, w, leaf, &model->gradients[w->index]));
+    XD_TRY(xdi_gradient_place(&p->store, w, micro_batch, &model->gradients[w->index]));
     model->gradient_dtypes[w->index] =
         model->gradients[w->index] ? w->owner->desc.gradient_dtype : XD_DTYPE_NONE;
     return XD_OK;
@@ -59,9 +59,9 @@ static xd_result xdi_weight_show(xd_parallel *p, const xd_weight *w, int64_t lea
 static xd_result xdi_block_show(xd_block *b, xd_pass pass, xd_block_view *view) {
     xd_model *model = b->model;
     xd_parallel *p = xdi_block_parallel(b);
-    const bool adds = pass.kind == XD_PASS_BACKWARD && xdi_batches_owns(&p->place, pass.leaf);
+    const bool adds = pass.kind == XD_PASS_BACKWARD && xdi_batches_owns(&p->place, pass.micro_batch);
     for (int64_t i = b->first; i < b->first + b->count; i++)
-        XD_TRY(xdi_weight_show(p, model->weights[i], pass.leaf, adds));
+        XD_TRY(xdi_weight_show(p, model->weights[i], pass.micro_batch, adds));
     view->count = b->count;
     view->values = model->values + b->first;
     view->value_dtypes = model->value_dtypes + b->first;
@@ -85,10 +85,10 @@ static xd_result xdi_block_explain(const xd_block *block, xd_pass pass, bool end
     const xd_error reported = *xd_last_error(block->model->ctx);
     return XD_FAIL_CULPRIT(
         block->model->ctx, result, reported.culprit,
-        "%.300s; here is %s of block \"%.80s\"%s (leaf %lld): ranks open the same blocks in the "
+        "%.300s; here is %s of block \"%.80s\"%s (micro-batch %lld): ranks open the same blocks in the "
         "same order",
         reported.message, ends ? "the end of the backward" : kinds[pass.kind], block->name,
-        *block->name ? "" : ", the root,", (long long)pass.leaf);
+        *block->name ? "" : ", the root,", (long long)pass.micro_batch);
 }
 
 XD_API xd_result xd_block_begin(xd_block *block, xd_pass pass, xd_block_view *view) {
@@ -115,17 +115,17 @@ XD_API xd_result xd_block_begin(xd_block *block, xd_pass pass, xd_block_view *vi
     return XD_OK;
 }
 
-XD_API xd_result xd_block_skip(xd_block *block, int64_t leaf) {
+XD_API xd_result xd_block_skip(xd_block *block, int64_t micro_batch) {
     XDI_GIVEN(block ? block->model->ctx : NULL, block);
     xd_parallel *p = xdi_block_parallel(block);
     xd_pass pass;
     pass.kind = XD_PASS_BACKWARD;
-    pass.leaf = leaf;
+    pass.micro_batch = micro_batch;
     pass.more = false;
     XD_TRY(xdi_block_check(block, pass));
-    for (int64_t i = 0; i < block->count && xdi_batches_owns(&p->place, leaf); i++) {
-        void *place = NULL; /* zeros, where this is the first block of the leaf */
-        XD_TRY(xdi_gradient_place(&p->store, block->model->weights[block->first + i], leaf, &place));
+    for (int64_t i = 0; i < block->count && xdi_batches_owns(&p->place, micro_batch); i++) {
+        void *place = NULL; /* zeros, where this is the first block of the micro-batch */
+        XD_TRY(xdi_gradient_place(&p->store, block->model->weights[block->first + i], micro_batch, &place));
     }
     xdi_order_add(&p->step.order, block, pass, true);
     return xdi_gradient_finish(&p->store, &p->step, block);
@@ -142,8 +142,8 @@ XD_API xd_result xd_block_end(xd_block *block) {
     xdi_block_unit(block)->open--;
     if (pass.kind == XD_PASS_INFERENCE && p->step.open == 0) xdi_store_drop_ahead(&p->store);
     if (pass.kind != XD_PASS_BACKWARD || pass.more) return XD_OK;
-    XD_REQUIRE(p->place.ctx, pass.leaf == block->leaf, XD_ERROR_STATE,
-               "the backward of leaf %lld of block \"%.80s\" has ended already", (long long)pass.leaf,
-               block->name);
+    XD_REQUIRE(p->place.ctx, pass.micro_batch == block->micro_batch, XD_ERROR_STATE,
+               "the backward of micro-batch %lld of block \"%.80s\" has ended already",
+               (long long)pass.micro_batch, block->name);
     return xdi_block_explain(block, pass, true, xdi_gradient_finish(&p->store, &p->step, block));
 }

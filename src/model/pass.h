@@ -13,12 +13,12 @@ typedef enum xd_pass_kind {
     XD_PASS_INFERENCE  /* a forward without a backward */
 } xd_pass_kind;
 
-/* One pass, by value: (xd_pass){ XD_PASS_BACKWARD, .leaf = 2 }. */
+/* One pass, by value: (xd_pass){ XD_PASS_BACKWARD, .micro_batch = 2 }. */
 typedef struct xd_pass {
     xd_pass_kind kind;
-    /* BACKWARD: this rank's leaf, from 0, ascending a block; order between blocks: docs/wrappers.md */
-    int64_t leaf;
-    bool more; /* BACKWARD: another one of this leaf follows */
+    /* BACKWARD: this rank's micro-batch, from 0, ascending a block; order between blocks: docs/wrappers.md */
+    int64_t micro_batch;
+    bool more; /* BACKWARD: another one of this micro-batch follows */
 } xd_pass;
 
 /* The memory of an open block: its own weights, buffers and ties as they were added. Valid until xd_block_end. */
@@ -26,7 +26,7 @@ typedef struct xd_block_view {
     int64_t count;
     void *const *values; /* [count]; dense */
     /* [count]; BACKWARD: add to them, zero at first. NULL for what is not trained, in other passes, and beyond this
-     * rank's leaves */
+     * rank's micro-batches */
     void *const *gradients;
     const xd_dtype *value_dtypes;    /* [count]; the desc's, or the wrapper's view_dtype */
     const xd_dtype *gradient_dtypes; /* [count]; NONE where a gradient is NULL */
@@ -36,18 +36,19 @@ typedef struct xd_block_view {
  *
  *   view   untouched on failure
  *
- * Under FSDP collective over the data group, in the same order on all ranks, for the `opened` leaves of xd_parallel_leaves.
- * One unit of a level is open at a time, plus those gathered ahead. Local otherwise. Allocates nothing.
- * Errors: STATE (no storage; a backward without a wrapper; outside of a step; not the next leaf; ahead of blocks summed with
- * it; too many units open), ARGUMENT (unknown pass; no such leaf), those of xd_all_gather. */
+ * Under FSDP collective over the data group, in the same order on all ranks, for the `opened` micro-batches of
+ * xd_parallel_micro_batches. One unit of a level is open at a time, plus those gathered ahead. Local otherwise. Allocates
+ * nothing. Errors: STATE (no storage; a backward without a wrapper; outside of a step; not the next micro-batch; ahead of
+ * blocks summed with it; too many units open), ARGUMENT (unknown pass; no such micro-batch), those of xd_all_gather. */
 XD_API xd_result xd_block_begin(xd_block *block, xd_pass pass, xd_block_view *view);
 
-/* Closes the last xd_block_begin of a block. The last backward of a leaf hands over the gradients. Collective as
- * xd_block_begin, and if it starts a sum of DDP. Errors: STATE (not open; a leaf ended twice), those of the reductions. */
+/* Closes the last xd_block_begin of a block. The last backward of a micro-batch hands over the gradients. Collective as
+ * xd_block_begin, and if it starts a sum of DDP. Errors: STATE (not open; a micro-batch ended twice), those of the
+ * reductions. */
 XD_API xd_result xd_block_end(xd_block *block);
 
-/* Replaces a backward: the block adds nothing to this leaf. Gathers nothing. Collective as xd_block_begin. Errors: as
+/* Replaces a backward: the block adds nothing to this micro-batch. Gathers nothing. Collective as xd_block_begin. Errors: as
  * xd_block_begin with XD_PASS_BACKWARD. */
-XD_API xd_result xd_block_skip(xd_block *block, int64_t leaf);
+XD_API xd_result xd_block_skip(xd_block *block, int64_t micro_batch);
 
 #endif

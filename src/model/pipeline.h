@@ -4,7 +4,7 @@
 #include "model/build.h"
 
 /* Pipelines: ranks hold the layers of a model one after another (docs/pipelines.md). The caller computes the stages.
- * Micro-batch k is leaf k of a stage's wrapper, so INVARIANT bits do not depend on where the model is cut. */
+ * Micro-batch k is also that of a stage's wrapper, so INVARIANT bits do not depend on where the model is cut. */
 
 /* ---- schedules ---- */
 
@@ -100,7 +100,7 @@ XD_API void xd_pipeline_destroy(xd_pipeline *pipeline);
 typedef struct xd_pipeline_call {
     xd_stage stage;      /* model and wrapper of desc.built, if any */
     xd_pass_kind pass;   /* FORWARD, BACKWARD or INFERENCE */
-    int64_t micro_batch; /* ascending a stage; the leaf of xd_pass */
+    int64_t micro_batch; /* ascending a stage; also that of xd_pass */
     /* below xd_pipeline_counts.forwards, unique among forwards in flight: where the caller keeps what the backward
      * reads */
     int64_t slot;
@@ -115,8 +115,8 @@ typedef struct xd_pipeline_call {
 
 /* The caller's passes. Any result but XD_OK ends the run on all ranks. `backward` NULL: inference.
  *
- * Under a wrapper a call opens and closes its stage's blocks, with micro_batch as leaf; under FSDP for all micro-batches.
- * Beyond its own leaves a rank computes nothing. */
+ * Under a wrapper a call opens and closes its stage's blocks, for `micro_batch`; under FSDP for all. Beyond its own a
+ * rank computes nothing. */
 typedef struct xd_pipeline_calls {
     xd_result (*forward)(void *user, const xd_pipeline_call *call);
     xd_result (*backward)(void *user, const xd_pipeline_call *call);

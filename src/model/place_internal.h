@@ -55,8 +55,8 @@ typedef struct xdi_place {
     xdi_batches batches;
 } xdi_place;
 
-/* parallel.c: the place of an empty wrapper of a kind, one of the two; parallel_place.c: then, with its model, on a rank of a group
- * among its replicas. */
+/* parallel.c: the place of an empty wrapper of a kind, one of the two; parallel_place.c: then, with its model, on a rank
+ * of a group among its replicas. */
 XD_PRIVATE void xdi_place_set_kind(xdi_place *place, xd_fsdp_desc *settings, const xd_ddp_desc *ddp,
                                    const xd_fsdp_desc *fsdp);
 XD_PRIVATE void xdi_place_set_rank(xdi_place *place, int rank, int ranks, int replica, int replica_count);
@@ -67,12 +67,13 @@ XD_PRIVATE bool xdi_place_has(const xdi_place *place, const xd_weight *w);
 
 /* ---- micro-batches ---- */
 
-/* parallel_place.c: micro-batches of one of the data ranks that this rank has some of, in its group, where they lie in rows; how
- * many backwards a block has in a step; the number of one of these in the whole step, -1 for none; and whether it is this rank's. */
+/* parallel_place.c: micro-batches of one of the data ranks that this rank has some of, in its group, where they lie in
+ * rows; how many backwards a block has in a step; the number of one of these in the whole step, -1 for none; and whether
+ * it is this rank's. */
 XD_PRIVATE xd_interval xdi_batches_row(const xdi_place *place, int member);
 XD_PRIVATE int64_t xdi_batches_passes(const xdi_place *place);
-XD_PRIVATE int64_t xdi_batches_number(const xdi_place *place, int64_t leaf);
-XD_PRIVATE bool xdi_batches_owns(const xdi_place *place, int64_t leaf);
+XD_PRIVATE int64_t xdi_batches_number(const xdi_place *place, int64_t micro_batch);
+XD_PRIVATE bool xdi_batches_owns(const xdi_place *place, int64_t micro_batch);
 /* parallel_gradient.c: the factors that follow from the divisors, once the micro-batches have fallen to ranks. */
 XD_PRIVATE xd_result xdi_batches_set_factors(xdi_place *place, const xd_gradient_divisors *divide);
 
@@ -82,17 +83,17 @@ XD_PRIVATE bool xdi_place_has_lanes(const xdi_place *place);
  * gradients that are there at once; and which of them takes the gradient of a leaf. */
 XD_PRIVATE bool xdi_gradient_is_sent(const xdi_place *place);
 XD_PRIVATE int64_t xdi_gradient_levels(const xdi_place *place);
-XD_PRIVATE int xdi_gradient_member(const xdi_place *place, int64_t leaf);
-/* parallel_flat.c: the leaves that wait on a bucket's stack: those of a rank, or, where leaves are strided, parts of sums over the
- * ranks; outside of INVARIANT mode a rank adds its own up first. */
+XD_PRIVATE int xdi_gradient_member(const xdi_place *place, int64_t micro_batch);
+/* parallel_flat.c: the leaves that wait on a bucket's stack: those of a rank, or, where leaves are strided, parts of sums
+ * over the ranks; outside of INVARIANT mode a rank adds its own up first. */
 XD_PRIVATE xd_leaves xdi_bucket_leaves(const xdi_place *place);
 
 /* ---- parts of this rank ---- */
 
 /* parallel_host.c: whether this rank's parts may be kept on the host. */
 XD_PRIVATE xd_result xdi_place_check_host(const xdi_place *place);
-/* parallel_host.c: whether open units and their gradients have memory of their own: there are parts of other ranks, or the own one
- * is not there where blocks show it. */
+/* parallel_host.c: whether open units and their gradients have memory of their own: there are parts of other ranks, or
+ * the own one is not there where blocks show it. */
 XD_PRIVATE bool xdi_place_assembles(const xdi_place *place);
 /* parallel_values.c: whether a few ranks keep gathered units together. */
 XD_PRIVATE bool xdi_place_reshards(const xdi_place *place);
@@ -105,9 +106,9 @@ XD_PRIVATE xd_result xdi_parts_settle(const xdi_place *place);
 /* parallel_units.c: the type in which blocks show a weight. */
 XD_PRIVATE xd_dtype xdi_weight_view_dtype(const xdi_wrap_settings *settings, const xd_weight *w);
 
-/* parallel_spectral.c: the vectors of blocks with spectral norm get the type in which their weights are shown: first the type alone,
- * then, in memory of the wrapper, the values; and each has what it was when the wrapper goes, with its values from `kept`, NULL
- * where the model's own have not changed. */
+/* parallel_spectral.c: the vectors of blocks with spectral norm get the type in which their weights are shown: first the
+ * type alone, then, in memory of the wrapper, the values; and each has what it was when the wrapper goes, with its values
+ * from `kept`, NULL where the model's own have not changed. */
 XD_PRIVATE xd_result xdi_spectral_retype(const xdi_place *place);
 XD_PRIVATE xd_result xdi_spectral_take(const xdi_place *place, xd_weight *weight, void *kept);
 XD_PRIVATE void xdi_spectral_give_back(xd_weight *weight, const void *kept);

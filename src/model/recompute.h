@@ -6,8 +6,8 @@
 /* Activation checkpointing: keeps only the inputs of blocks with xd_block_desc.recompute, and runs their forwards again.
  *
  *     xd_inputs_create(model, &(xd_inputs_desc){ .bytes = rows * hidden * 4 }, &inputs);
- *     forward of leaf k:    begin FORWARD, xd_inputs_keep(block, k, x, bytes), x -> y, end
- *     backward of leaf k:   begin BACKWARD, xd_recompute(block, k, forward), d_y -> d_x, end */
+ *     forward of micro-batch k:   begin FORWARD, xd_inputs_keep(block, k, x, bytes), x -> y, end
+ *     backward of micro-batch k:  begin BACKWARD, xd_recompute(block, k, forward), d_y -> d_x, end */
 typedef struct xd_inputs xd_inputs;
 
 /* Settings of xd_inputs. */
@@ -27,12 +27,12 @@ XD_API void xd_inputs_destroy(xd_inputs *inputs);
 /* Copies the input of a block that is open for a FORWARD, until xd_recompute or, under a wrapper, the end of the step.
  * Local.
  *
- *   leaf    that of the backward
+ *   micro_batch  that of the backward
  *   input   [bytes] on the context's device
  *
  * Errors: STATE (no inputs; no `recompute`; not open for a FORWARD; kept already; in_flight kept), ARGUMENT (too many bytes;
- * leaf negative). */
-XD_API xd_result xd_inputs_keep(xd_block *block, int64_t leaf, const void *input, size_t bytes);
+ * micro-batch negative). */
+XD_API xd_result xd_inputs_keep(xd_block *block, int64_t micro_batch, const void *input, size_t bytes);
 
 /* A forward to run again, with the block's values and the library's input, both valid during the call. Opens children as
  * XD_PASS_RECOMPUTE. */
@@ -43,7 +43,7 @@ typedef struct xd_forward {
 
 /* Runs a block's forward again on the kept input and frees its place. Under a wrapper call it inside the block's backward,
  * otherwise while the block is not open. Local, if `forward` is. Allocates nothing.
- * Errors: STATE (as xd_inputs_keep; no input of this leaf; not in its backward), those of `forward`. */
-XD_API xd_result xd_recompute(xd_block *block, int64_t leaf, xd_forward forward);
+ * Errors: STATE (as xd_inputs_keep; no input of this micro-batch; not in its backward), those of `forward`. */
+XD_API xd_result xd_recompute(xd_block *block, int64_t micro_batch, xd_forward forward);
 
 #endif

@@ -13,7 +13,7 @@ enum { XDI_OPENINGS = 64, XDI_OPENING_MORE = XD_PASS_INFERENCE + 1, XDI_OPENING_
 typedef struct xdi_opening {
     const xd_block *block;
     int kind;
-    int64_t leaf;
+    int64_t micro_batch;
     uint64_t signature; /* of it and all before */
 } xdi_opening;
 
@@ -40,24 +40,25 @@ typedef struct xdi_step {
     bool late;         /* DDP: sums begin in xd_parallel_reduce alone */
 } xdi_step;
 
-/* parallel_order.c: a bracket is added to what ranks compare at the end of a step; and, when that differs, the error that names the
- * first two that do. Collective. */
+/* parallel_order.c: a bracket is added to what ranks compare at the end of a step; and, when that differs, the error that
+ * names the first two that do. Collective. */
 XD_PRIVATE void xdi_order_add(xdi_order *order, const xd_block *block, xd_pass pass, bool skipped);
 XD_PRIVATE xd_result xdi_order_explain(const xdi_order *order, const xd_model *model, xd_comm *comm);
 
-/* parallel_state.c: whether a block has a weight that trains; a backward opens a block, or its weights are in a micro-batch of the
- * caller's. */
+/* parallel_state.c: whether a block has a weight that trains; a backward opens a block, or its weights are in a
+ * micro-batch of the caller's. */
 XD_PRIVATE bool xdi_block_trains(const xd_block *block);
 XD_PRIVATE void xdi_state_use(const xd_block *block);
 /* parallel_state.c: what the gradients of a model's weights are worth: once a micro-batch has ended, and when a step ends. */
 XD_PRIVATE void xdi_state_wait(const xd_model *model, xdi_step *step);
 XD_PRIVATE void xdi_state_reset(const xd_model *model, xdi_step *step);
-/* parallel_state.c: whether a weight of this rank has blocks that were all skipped in all micro-batches; and what gradients are
- * worth once all are summed: collective where `skipped` says that some rank has such a weight. */
+/* parallel_state.c: whether a weight of this rank has blocks that were all skipped in all micro-batches; and what
+ * gradients are worth once all are summed: collective where `skipped` says that some rank has such a weight. */
 XD_PRIVATE bool xdi_state_skips(const xdi_place *place);
 XD_PRIVATE xd_result xdi_state_sum(const xdi_store *store, bool skipped);
 
-/* parallel_gradient.c: what follows from the end of a block's last backward of a micro-batch; and forgets those of the step. */
+/* parallel_gradient.c: what follows from the end of a block's last backward of a micro-batch; and forgets those of the
+ * step. */
 XD_PRIVATE xd_result xdi_gradient_finish(xdi_store *store, xdi_step *step, xd_block *block);
 XD_PRIVATE void xdi_gradient_reset(xdi_store *store, xdi_step *step);
 

@@ -22,7 +22,7 @@ typedef struct xdi_bucket {
     int64_t kept;       /* elements of the sum that stay here: this rank's part, or all */
     int64_t blocks;     /* that add to it, ties included; 0: it rests */
     int64_t done; /* of these, in the leaf that is being formed, or in the round of those of all members */
-    int64_t leaf; /* leaves formed so far */
+    int64_t micro_batch; /* leaves formed so far */
     /* [members] the whole gradient of each leaf that is being formed; NULL before its first backward, and of members
      * whose leaves are added to that of the first */
     float **places;
@@ -39,8 +39,8 @@ typedef struct xdi_bucket {
     uint64_t seen;        /* the last round over a block's buckets that met it */
 } xdi_bucket;
 
-/* Weights of one unit and one type, one after another. What is kept has the type of the weights; it may be sent in another one,
- * and shown in a third. */
+/* Weights of one unit and one type, one after another. What is kept has the type of the weights; it may be sent in
+ * another one, and shown in a third. */
 typedef struct xdi_flat {
     const xdi_place *place;
     struct xdi_unit *unit;
@@ -53,8 +53,8 @@ typedef struct xdi_flat {
     size_t kept_bytes; /* of values */
     void *
         values; /* kept: all of them or this rank's part; NULL when all weights have their own; on the host if parts are */
-    /* [numel / ranks] this rank's part as it is sent: `values`, or a copy; on the host if parts are. When whole NULL, but [numel] as
-     * shown where that is on the host and of another type */
+    /* [numel / ranks] this rank's part as it is sent: `values`, or a copy; on the host if parts are. When whole NULL, but
+     * [numel] as shown where that is on the host and of another type */
     void *sent;
     void *shown;         /* [numel] values that all ranks keep, as they are shown; NULL -> as they are kept */
     void *resharded;     /* [numel / reshard_ranks] the part of a gathered unit that stays; NULL -> none */
@@ -153,7 +153,8 @@ XD_PRIVATE xd_result xdi_store_divide(xdi_store *store, const xd_fsdp_desc *d);
 /* parallel_place.c: the unit of a block that is wrapped. */
 XD_PRIVATE struct xdi_unit *xdi_block_unit(const xd_block *block);
 
-/* parallel_flat.c: plans of the flat buffers; what all memory takes, by purpose in memory.bytes; the memory, and the values in it. */
+/* parallel_flat.c: plans of the flat buffers; what all memory takes, by purpose in memory.bytes; the memory, and the
+ * values in it. */
 XD_PRIVATE xd_result xdi_store_plan(xdi_store *store);
 XD_PRIVATE xd_result xdi_store_measure(xdi_store *store, xdi_room *room);
 XD_PRIVATE xd_result xdi_store_take_memory(xdi_store *store);
@@ -169,14 +170,14 @@ XD_PRIVATE void *xdi_flat_value(const xd_weight *weight, const xdi_bucket_piece 
 /* parallel_flat.c: the place of a weight in the kept values of its buffer. */
 XD_PRIVATE void *xdi_flat_place(const xd_weight *weight);
 
-/* parallel_flat.c: the bucket with the place of a weight's owner; NULL when it has no gradient and never will. And the one that
- * takes its gradient now; NULL when it does not train. */
+/* parallel_flat.c: the bucket with the place of a weight's owner; NULL when it has no gradient and never will. And the
+ * one that takes its gradient now; NULL when it does not train. */
 XD_PRIVATE xdi_bucket *xdi_flat_bucket(const xd_weight *owner);
 XD_PRIVATE xdi_bucket *xdi_gradient_bucket(const xd_weight *owner);
 /* parallel_flat.c: how many blocks add to each bucket, from the weights that train now. */
 XD_PRIVATE void xdi_store_count_blocks(xdi_store *store);
-/* parallel_flat.c: the bucket of a block's weight number i, each bucket once in a round, which begins at i = 0; NULL -> none, or
- * met already. */
+/* parallel_flat.c: the bucket of a block's weight number i, each bucket once in a round, which begins at i = 0; NULL ->
+ * none, or met already. */
 XD_PRIVATE xdi_bucket *xdi_block_bucket(xdi_store *store, const xd_block *block, int64_t i);
 
 /* ---- records that are under way ---- */
@@ -196,8 +197,8 @@ XD_PRIVATE xd_result xdi_store_check_queues(const xdi_store *store);
 
 /* parallel_values.c: which slots each unit may use; in lists that are allocated. */
 XD_PRIVATE void xdi_store_deal_slots(xdi_store *store);
-/* parallel_values.c: a bracket of a unit begins: its values are gathered, unless they still are from before, and those of the next
- * units are started. */
+/* parallel_values.c: a bracket of a unit begins: its values are gathered, unless they still are from before, and those of
+ * the next units are started. */
 XD_PRIVATE xd_result xdi_unit_open(xdi_store *store, struct xdi_unit *unit, bool backward);
 /* parallel_values.c: drops the units that were gathered ahead and not opened. */
 XD_PRIVATE void xdi_store_drop_ahead(xdi_store *store);
@@ -206,8 +207,8 @@ XD_PRIVATE void *xdi_weight_shown(const xd_weight *owner);
 /* parallel_values.c: after kept values have changed: no unit is gathered; other types of what is kept are made again. */
 XD_PRIVATE void xdi_store_forget_values(xdi_store *store);
 XD_PRIVATE xd_result xdi_store_convert_values(xdi_store *store);
-/* parallel_flat.c: after kept values have changed: where ranks step parts of weights that all keep, every rank's part to all; and
- * what blocks show is made from them again. */
+/* parallel_flat.c: after kept values have changed: where ranks step parts of weights that all keep, every rank's part to
+ * all; and what blocks show is made from them again. */
 XD_PRIVATE xd_result xdi_store_renew_values(xdi_store *store);
 
 /* ---- lists ---- */
@@ -224,16 +225,18 @@ XD_PRIVATE bool xdi_weight_is_elsewhere(const xd_weight *w);
 
 /* ---- gradients ---- */
 
-/* parallel_experts.c: whether leaves of a bucket are being formed; the leaves of a round along the tree over them, at the place of
- * the first; and the nodes of a bucket's lanes as those of one stack. */
+/* parallel_experts.c: whether leaves of a bucket are being formed; the leaves of a round along the tree over them, at the
+ * place of the first; and the nodes of a bucket's lanes as those of one stack. */
 XD_PRIVATE bool xdi_bucket_is_forming(const xdi_bucket *b);
 XD_PRIVATE xd_result xdi_round_join(const xdi_store *store, const xdi_bucket *b);
 XD_PRIVATE xd_result xdi_lanes_join(const xdi_store *store, const xdi_bucket *b);
-/* parallel_gradient.c: STATE for a block's backward of a leaf while another block has not ended one before, where both add to the
- * same sum and its leaves are kept apart. */
-XD_PRIVATE xd_result xdi_gradient_check_leaf(const xdi_place *place, const xd_block *block, int64_t leaf);
+/* parallel_gradient.c: STATE for a block's backward of a leaf while another block has not ended one before, where both
+ * add to the same sum and its leaves are kept apart. */
+XD_PRIVATE xd_result xdi_gradient_check_micro_batch(const xdi_place *place, const xd_block *block,
+                                                    int64_t micro_batch);
 /* parallel_gradient.c: the place where a weight's gradient of a leaf is to be added; and adds the caller's there. */
-XD_PRIVATE xd_result xdi_gradient_place(xdi_store *store, const xd_weight *weight, int64_t leaf, void **out);
+XD_PRIVATE xd_result xdi_gradient_place(xdi_store *store, const xd_weight *weight, int64_t micro_batch,
+                                        void **out);
 XD_PRIVATE xd_result xdi_gradient_add(const xd_weight *weight, void *place);
 /* parallel_gradient.c: sums what is left. */
 XD_PRIVATE xd_result xdi_gradient_reduce(xdi_store *store);

@@ -21,7 +21,7 @@ LEFT_OUT = {
 # Structs that calls only write, and numbers that belong to nothing else: ids, hashes, indices, seeds, colours.
 WRITTEN = """xd_align_report xd_alignment xd_arena xd_cached_document xd_comm_counters xd_denominator
 xd_queue_facts xd_checkpoint_report xd_state_report xd_checkpoint_info xd_checkpoint_file_info xd_checkpoint_tensor_info xd_stage_place xd_pipeline_work xd_pipeline_counts xd_pipeline_call
-xd_ema_info xd_ema_match xd_ema_record xd_model_info xd_weights_file xd_weights_info xd_fake_score_report xd_memory_bytes xd_memory_plan xd_block_view xd_parallel_bytes xd_parallel_leaf_count xd_weight_info xd_model_desc xd_weights_layout xd_encoding xd_encoding_batch xd_error xd_exact_map xd_gradient_norm xd_launch xd_launch_info xd_loss_values
+xd_ema_info xd_ema_match xd_ema_record xd_model_info xd_weights_file xd_weights_info xd_fake_score_report xd_memory_bytes xd_memory_plan xd_block_view xd_parallel_bytes xd_parallel_micro_batch_count xd_weight_info xd_model_desc xd_weights_layout xd_encoding xd_encoding_batch xd_error xd_exact_map xd_gradient_norm xd_launch xd_launch_info xd_loss_values
 xd_sample_values xd_norm_sum xd_projection_report xd_route_info xd_route_window xd_weights_tensor
 xd_status xd_teacher_cache_info xd_token xd_tokenizer_info xd_topology xd_uld_values xd_vocab_info xd_xtoken_values xd_rows
 xd_planned xd_interval xd_region xd_token_span xd_projection_origin xd_leaves""".split()
@@ -48,9 +48,9 @@ COUNTS_LEFT_OUT = {
     "tests/test_build*.c make those wrong that can be": """xd_built_stage(index)
         xd_pipeline_desc.layer_count xd_pipeline_desc.ranks xd_pipeline_desc.virtual_stages
         xd_precision.keep_count xd_stage_hooks.count xd_stages.count""",
-    "tests/test_wrap_errors.c makes those wrong that can be; any other leaf is -1": """xd_ddp_desc.leaves xd_fsdp_desc.leaves
-        xd_block_skip(leaf) xd_ddp_desc.bucket_size xd_fsdp_desc.prefetch xd_fsdp_desc.reshard_ranks xd_fsdp_desc.unit_type_count xd_parallel_leaf(k) xd_parallel_expert_leaf(k) xd_parallel_params(capacity) xd_parallel_parts(capacity)
-        xd_pass.leaf""",
+    "tests/test_wrap_errors.c makes those wrong that can be; any other micro-batch is -1": """xd_ddp_desc.micro_batches xd_fsdp_desc.micro_batches
+        xd_block_skip(micro_batch) xd_ddp_desc.bucket_size xd_fsdp_desc.prefetch xd_fsdp_desc.reshard_ranks xd_fsdp_desc.unit_type_count xd_parallel_micro_batch(k) xd_parallel_expert_micro_batch(k) xd_parallel_params(capacity) xd_parallel_parts(capacity)
+        xd_pass.micro_batch""",
     "tests/test_build_buckets.c makes those wrong that can be": """xd_ddp_desc.bucket_count xd_ddp_desc.chunk
         xd_ddp_desc.stage""",
     "any number is a meaning: below 0 never, 0 the default": "xd_ddp_desc.compare_steps xd_fsdp_desc.compare_steps",
@@ -64,7 +64,7 @@ COUNTS_LEFT_OUT = {
         xd_stage_values.count""",
     "tests/test_build_list.c makes them wrong": "xd_built_params(capacity) xd_built_parts(capacity)",
     "tests/test_recompute.c makes those wrong that can be": """xd_inputs_desc.bytes xd_inputs_desc.in_flight
-        xd_inputs_keep(bytes) xd_inputs_keep(leaf) xd_recompute(leaf)""",
+        xd_inputs_keep(bytes) xd_inputs_keep(micro_batch) xd_recompute(micro_batch)""",
     "tests/test_model.c, test_buckets.c and test_comm.c make those wrong that can be": """
         xd_leaf_stack_desc.memory_bytes
         xd_model_params(capacity) xd_model_weight_at(index) xd_weight_desc.group xd_weight_desc.ndim xd_weight_desc.room

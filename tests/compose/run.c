@@ -63,7 +63,7 @@ wrap_settings settings_of(const rank *r) {
     const bool thaws = r->job->config->thaw > 0;
     const compose_layout *l = r->job->layout;
     const int64_t leaves = r->job->config->leaves;
-    const xd_ddp_desc ddp = { .leaves = leaves,
+    const xd_ddp_desc ddp = { .micro_batches = leaves,
                               .sharded_optimizer = l->wrap == WRAP_SHARDED,
                               .view_dtype = XD_DTYPE_F32,
                               .gathers = r->gathers,
@@ -73,7 +73,7 @@ wrap_settings settings_of(const rank *r) {
                               .reserve_frozen = thaws,
                               .replicas = r->replicas,
                               .experts = r->experts };
-    const xd_fsdp_desc fsdp = { .leaves = leaves,
+    const xd_fsdp_desc fsdp = { .micro_batches = leaves,
                                 .unit_types = types,
                                 .unit_type_count = l->nested ? 3 : 2,
                                 .replicas = r->replicas,
@@ -145,7 +145,7 @@ static const xd_parallel *lead_of(const rank *r) {
 
 static xd_result make_buffers(rank *r) {
     const toy_sizes *z = &r->job->config->size;
-    const xd_parallel_leaf_count leaves = xd_parallel_leaves(lead_of(r));
+    const xd_parallel_micro_batch_count leaves = xd_parallel_micro_batches(lead_of(r));
     r->own = leaves.own;
     r->opened = leaves.opened;
     r->most = z->experts ? leaves.most : leaves.opened;
@@ -212,7 +212,7 @@ static void read_batch(rank *r, int step) {
     const sharing *s = r->share;
     for (int64_t k = 0; k < r->own; k++)
         for (int64_t row = s->rows.begin; row < s->rows.end; row++) {
-            const int64_t leaf = xd_parallel_leaf(lead_of(r), k), at = k * r->rows_here + row - s->rows.begin;
+            const int64_t leaf = xd_parallel_micro_batch(lead_of(r), k), at = k * r->rows_here + row - s->rows.begin;
             const bool ignored = c->ignored && (leaf + row + step) % 3 == 0;
             r->labels[at] = ignored ? XD_IGNORE_INDEX : toy_label(z, step, leaf, (int)row);
             for (int64_t v = 0; v < r->columns; v++)
@@ -243,7 +243,7 @@ xd_result take_loss(rank *r, int64_t k, int64_t n, float *logits, bool all) {
     XD_TRY(xd_loss(r->ctx, &d, &values));
     r->loss = values.loss;
     if (!all && (!r->tp || xd_comm_rank(r->tp) == 0) && (!r->cp || xd_comm_rank(r->cp) == 0))
-        r->job->out->leaf_losses[r->step][xd_parallel_leaf(lead_of(r), k)] = r->loss;
+        r->job->out->leaf_losses[r->step][xd_parallel_micro_batch(lead_of(r), k)] = r->loss;
     return XD_OK;
 }
 
@@ -254,7 +254,7 @@ static float *logits_of(rank *r, int64_t k) {
 static toy_pass pass_of(rank *r, xd_pass_kind kind, int64_t k) {
     const toy_pass p = { .kind = kind,
                          .step = r->step,
-                         .leaf = xd_parallel_leaf(r->parallel, k),
+                         .leaf = xd_parallel_micro_batch(r->parallel, k),
                          .k = k,
                          .beyond = k >= r->opened,
                          .recompute = r->job->config->recompute != 0,
@@ -286,7 +286,7 @@ static xd_result leaf_backward(rank *r, int64_t k) {
     if (!r->toy.plain) return backward(r, k);
     memset(r->gradients, 0, (size_t)room_of(r) * sizeof *r->gradients);
     XD_TRY(backward(r, k));
-    return xd_parallel_push_leaf(r->parallel);
+    return xd_parallel_push_micro_batch(r->parallel);
 }
 
 static xd_result train_leaves(rank *r) {

@@ -50,7 +50,7 @@ static xd_result load_block(void *user, xd_model *model, xd_block *block) {
     const rank *r = (const rank *)user;
     int stage = 0;
     while (r->stages[stage].model != model) stage++;
-    for (int64_t i = 0; i < xd_model_weight_count(model); i++) {
+    for (int64_t i = 0; i < xd_model_describe(model).weight_count; i++) {
         xd_weight *weight = xd_model_weight_at(model, i);
         const xd_weight_info to = xd_weight_describe(weight);
         const xd_weight_info from = xd_weight_describe(xd_model_weight_at(r->sources[stage].model, i));
@@ -90,7 +90,7 @@ static xd_result make_built(rank *r) {
     else
         d.wrap.ddp = &s.ddp;
     if (r->job->config->hooked && !l->late && !loads_in_init(r))
-        XD_TRY(xd_stage_hooks_add(r->ctx, &before, (xd_stage_hook){ fill_stages, r }, false));
+        before.hooks[before.count++] = (xd_stage_hook){ fill_stages, r };
     d.before = &before;
     if (loads_in_init(r) && !l->late) d.init = (xd_block_init){ load_block, r };
     if (r->job->config->hooked == 3) d.storage = XD_STORAGE_META;
@@ -106,7 +106,7 @@ static xd_result make_pipeline(rank *r) {
     const xd_pipeline_run_desc d = { .schedule = { .ranks = l->pp,
                                                    .virtual_stages = l->stages,
                                                    .micro_batches =
-                                                       xd_parallel_leaves(stages_lead(r)).opened },
+                                                       xd_parallel_micro_batches(stages_lead(r)).opened },
                                      .ndim = 2,
                                      .shape = { r->job->config->size.rows, TOY_HIDDEN },
                                      .dtype = XD_DTYPE_F32,
@@ -163,7 +163,7 @@ static toy_pass pass_of(rank *r, const xd_pipeline_call *call) {
     memset(&p, 0, sizeof p);
     p.kind = call->pass;
     p.step = r->step;
-    p.leaf = xd_parallel_leaf(call->stage.parallel, call->micro_batch);
+    p.leaf = xd_parallel_micro_batch(call->stage.parallel, call->micro_batch);
     p.k = call->micro_batch;
     p.recompute = r->job->config->recompute != 0;
     p.kept = &r->kept[call->slot];

@@ -78,7 +78,7 @@ static xd_result open_block(Net *net, const xd_network_call *call, bool backward
     xd_pass pass = { XD_PASS_INFERENCE, 0, false };
     xd_block_view view;
     if (backward ? call->weights : call->keep) pass.kind = backward ? XD_PASS_BACKWARD : XD_PASS_FORWARD;
-    if (pass.kind == XD_PASS_BACKWARD) pass.leaf = call->micro_batch, pass.more = call->more;
+    if (pass.kind == XD_PASS_BACKWARD) pass.micro_batch = call->micro_batch, pass.more = call->more;
     XD_TRY(xd_block_begin(net->block, pass, &view));
     out->weight = net->place.get(view.values[0], net->rows() * net->columns());
     out->to = pass.kind == XD_PASS_BACKWARD ? view.gradients[0] : nullptr;
@@ -195,7 +195,7 @@ static void make_net(Net *net, xd_comm *world, xd_dmd_role role) {
     w.shape[1] = net->columns();
     w.init.kind = XD_INIT_NORMAL;
     w.init.scale = 0.4f;
-    ddp.leaves = fsdp.leaves = LEAVES;
+    ddp.micro_batches = fsdp.micro_batches = LEAVES;
     fsdp.accumulate_whole = true; /* warm-up goes backward once for each rung */
     CHECK(xd_model_create(net->place.ctx, &m, &net->model) == XD_OK);
     net->block = xd_model_root(net->model);

@@ -131,14 +131,14 @@ static xd_result wrap(Rank &r) {
     if (c.queues) XD_TRY(xd_queue_create(data, nullptr, &r.gathers));
     if (c.queues) XD_TRY(xd_queue_create(data, nullptr, &r.reductions));
     xd_ddp_desc ddp = {};
-    ddp.leaves = c.leaves;
+    ddp.micro_batches = c.leaves;
     ddp.sharded_optimizer = c.kind == SHARDED;
     ddp.view_dtype = XD_DTYPE_F32;
     ddp.gathers = r.gathers;
     ddp.reductions = r.reductions;
     ddp.bucket_size = 50;
     xd_fsdp_desc fsdp = {};
-    fsdp.leaves = c.leaves;
+    fsdp.micro_batches = c.leaves;
     fsdp.view_dtype = XD_DTYPE_F32;
     fsdp.accumulate_whole = c.kind == FSDP_WHOLE;
     fsdp.replicas = c.groups > 1 ? r.groups->inter_instances : nullptr;
@@ -314,7 +314,7 @@ static xd_result backward_leaf(Rank &r, const Sequence &s, const Floats &before,
     xd_block_view view, inner;
     xd_pass pass = {};
     pass.kind = XD_PASS_BACKWARD;
-    pass.leaf = s.k + part;
+    pass.micro_batch = s.k + part;
     leaf_gradients(r, s, before, part, g);
     XD_TRY(xd_block_begin(r.root(), pass, &view));
     XD_TRY(xd_block_begin(r.layer, pass, &inner));
@@ -332,7 +332,7 @@ static xd_result train_sequence(Rank &r, int64_t k, int parts, int positions) {
     s.k = k;
     s.parts = parts;
     s.positions = positions;
-    for (int i = 0; i < parts; i++) s.leaf[i] = xd_parallel_leaf(r.parallel, k + i);
+    for (int i = 0; i < parts; i++) s.leaf[i] = xd_parallel_micro_batch(r.parallel, k + i);
     XD_TRY(read_weights(r, w));
     forward_hidden(r, w, s);
     const Floats before = shifted(r, s, s.hidden, -1);
@@ -359,7 +359,7 @@ static void keep(Rank &r, const xd_tensor_part *parts, xd_optimizer *optimizer, 
 
 static xd_result train_step(Rank &r, const xd_param *params, xd_optimizer *optimizer, xd_ema *average) {
     const int parts = r.config.shared ? 2 / r.config.cp : 1, positions = r.config.shared ? POSITIONS / 2 : POSITIONS;
-    for (int64_t k = 0; k < xd_parallel_leaves(r.parallel).opened; k += parts)
+    for (int64_t k = 0; k < xd_parallel_micro_batches(r.parallel).opened; k += parts)
         XD_TRY(train_sequence(r, k, parts, positions));
     XD_TRY(xd_parallel_reduce(r.parallel));
     xd_gradient_norm_desc clip = {};

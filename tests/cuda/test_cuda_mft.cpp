@@ -277,7 +277,7 @@ static void capture(bool cosine) {
     d.loss.common.labels.data = l.at<int64_t>();
     d.loss.vocab = vocab;
     d.loss.common.status = status.at<xd_status>();
-    d.loss.common.workspace_bytes = PLANNED_WORKSPACE(gpu.ctx, xd_mft_loss(gpu.ctx, &d, out.at<xd_loss_values>()));
+    d.loss.common.workspace_bytes = PLANNED_WORKSPACE(gpu.ctx, mft_loss(gpu.ctx, &d, out.at<xd_loss_values>()));
     Device workspace(std::vector<unsigned char>(d.loss.common.workspace_bytes));
     d.loss.common.workspace = workspace.at<void>();
     const auto call = [&]() {

@@ -601,7 +601,7 @@ static void back_through(Member *m, xd_model *model, xd_parallel *parallel, int6
         xd_block_view view;
         const xd_pass pass = { XD_PASS_BACKWARD, k, false };
         CHECK(xd_block_begin(blocks[i], pass, &view) == XD_OK);
-        Random random(1 + (uint64_t)(10 * xd_parallel_leaf(parallel, k) + i));
+        Random random(1 + (uint64_t)(10 * xd_parallel_micro_batch(parallel, k) + i));
         const std::vector<unsigned char> bytes = elements(XD_DTYPE_F32, WEIGHT, &random, false);
         if (m->world->on_device) {
             CHECK(cudaMemcpyAsync(view.gradients[0], bytes.data(), bytes.size(), cudaMemcpyHostToDevice,
@@ -621,7 +621,7 @@ static void step_wrapped(Member *m) {
     xd_parallel *parallel = nullptr;
     xd_ddp_desc ddp = {};
     xd_fsdp_desc fsdp = {};
-    ddp.leaves = fsdp.leaves = LEAVES;
+    ddp.micro_batches = fsdp.micro_batches = LEAVES;
     ddp.bucket_size = WEIGHT;
     fsdp.accumulate_whole = in_rows;
     CHECK((is_sharded ? wrap_over_fsdp(model, m->comm, &fsdp, &parallel)
@@ -630,7 +630,7 @@ static void step_wrapped(Member *m) {
         xd_param params[BLOCKS];
         int64_t count = 0;
         const int before = rounds;
-        for (int64_t k = 0; k < xd_parallel_leaves(parallel).opened; k++) back_through(m, model, parallel, k);
+        for (int64_t k = 0; k < xd_parallel_micro_batches(parallel).opened; k++) back_through(m, model, parallel, k);
         CHECK(xd_parallel_reduce(parallel) == XD_OK);
         CHECK_EQ_INT(rounds - before, 0);
         CHECK(xd_parallel_params(parallel, BLOCKS, params, &count) == XD_OK && count == BLOCKS);

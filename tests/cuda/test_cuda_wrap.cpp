@@ -72,7 +72,7 @@ static void check_values(xd_ctx *ctx, const xd_block_view &view, int block) {
 /* The layer inside of the root; gradients arrive on the rank's stream. */
 static void run_leaf(const RankGpu &p, xd_block *const blocks[2], xd_parallel *parallel, int64_t k) {
     static const int order[2] = { 0, 1 };
-    const int64_t leaf = xd_parallel_leaf(parallel, k);
+    const int64_t leaf = xd_parallel_micro_batch(parallel, k);
     std::vector<float> gradient[2];
     for (int b : order) {
         xd_block_view view;
@@ -141,7 +141,7 @@ static xd_result train_once(xd_comm *world, void *argument) {
     xd_parallel *parallel = nullptr;
     xd_model *model = two_blocks(p.ctx, blocks);
     xd_ddp_desc ddp = {};
-    ddp.leaves = LEAVES;
+    ddp.micro_batches = LEAVES;
     ddp.sharded_optimizer = kind == SHARDED;
     ddp.gathers = gathers;
     ddp.reductions = reductions;
@@ -149,7 +149,7 @@ static xd_result train_once(xd_comm *world, void *argument) {
     ddp.divide.average = setting.queues;
     ddp.divide.before = setting.queues ? 4.0 : 0.0;
     xd_fsdp_desc fsdp = {};
-    fsdp.leaves = LEAVES;
+    fsdp.micro_batches = LEAVES;
     fsdp.accumulate_whole = kind == FSDP_WHOLE;
     fsdp.gathers = gathers;
     fsdp.reductions = reductions;
@@ -163,7 +163,7 @@ static xd_result train_once(xd_comm *world, void *argument) {
     CHECK((kind <= SHARDED ? wrap_over_ddp(model, world, &ddp, &parallel)
                            : wrap_over_fsdp(model, world, &fsdp, &parallel)) == XD_OK);
     for (int step = 0; step < 2; step++) {
-        for (int64_t k = 0; k < xd_parallel_leaves(parallel).own; k++) run_leaf(p, blocks, parallel, k);
+        for (int64_t k = 0; k < xd_parallel_micro_batches(parallel).own; k++) run_leaf(p, blocks, parallel, k);
         CHECK(xd_parallel_reduce(parallel) == XD_OK);
         check_sums(setting.offloaded ? host : p.ctx, parallel, setting.queues);
         if (setting.offloaded) check_values_at_home(parallel);

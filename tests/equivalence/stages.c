@@ -103,13 +103,13 @@ static xd_result stage_build(stage_state *s) {
     int64_t layers[STAGES * STAGES];
     stage_chunks(c, c->pp * (c->virtual_stages ? c->virtual_stages : 1), layers);
     XD_TRY(stage_queues(s));
-    const xd_ddp_desc ddp = { .leaves = TRAIN_LEAVES,
+    const xd_ddp_desc ddp = { .micro_batches = TRAIN_LEAVES,
                               .sharded_optimizer = c->wrap == TRAIN_SHARDED,
                               .view_dtype = XD_DTYPE_F32,
                               .gathers = s->gathers,
                               .reductions = s->reductions,
                               .bucket_size = 1000 };
-    const xd_fsdp_desc fsdp = { .leaves = TRAIN_LEAVES,
+    const xd_fsdp_desc fsdp = { .micro_batches = TRAIN_LEAVES,
                                 .unit_types = units,
                                 .unit_type_count = 1,
                                 .accumulate_whole = c->whole,
@@ -137,7 +137,7 @@ static xd_result stage_pipeline(stage_state *s) {
     xd_pipeline_run_desc d;
     xd_pipeline_counts counts;
     memset(&d, 0, sizeof d);
-    s->micro_batches = xd_parallel_leaves(xd_built_stage(s->built, 0).parallel).opened;
+    s->micro_batches = xd_parallel_micro_batches(xd_built_stage(s->built, 0).parallel).opened;
     d.schedule.ranks = s->config->pp;
     d.schedule.virtual_stages = s->config->virtual_stages;
     d.schedule.micro_batches = s->micro_batches;
@@ -236,7 +236,7 @@ typedef struct stage_work {
 static void stage_open(stage_state *s, const xd_pipeline_call *call, stage_work *w) {
     memset(w, 0, sizeof *w);
     w->part = &s->parts[call->stage.place.virtual_stage];
-    w->leaf = xd_parallel_leaf(call->stage.parallel, call->micro_batch);
+    w->leaf = xd_parallel_micro_batch(call->stage.parallel, call->micro_batch);
     w->part->blocks.leaf = call->micro_batch;
     w->logits = s->logits + call->slot * s->room * TRAIN_VOCAB;
     w->batch = train_sequence_of(s->config, s->cp_rank, w->leaf, &s->sequence);

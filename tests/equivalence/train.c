@@ -187,13 +187,13 @@ static xd_result train_wrap_model(train_state *s) {
     const train_config *c = s->config;
     xd_comm *data = s->data ? s->data : s->dp;
     XD_TRY(train_make_queues(s, data));
-    const xd_ddp_desc ddp = { .leaves = TRAIN_LEAVES,
+    const xd_ddp_desc ddp = { .micro_batches = TRAIN_LEAVES,
                               .sharded_optimizer = c->wrap == TRAIN_SHARDED,
                               .view_dtype = XD_DTYPE_F32,
                               .gathers = s->gathers,
                               .reductions = s->reductions,
                               .bucket_size = 1000 };
-    const xd_fsdp_desc fsdp = { .leaves = TRAIN_LEAVES,
+    const xd_fsdp_desc fsdp = { .micro_batches = TRAIN_LEAVES,
                                 .unit_types = units,
                                 .unit_type_count = 1,
                                 .replicas = s->replicas,
@@ -211,7 +211,7 @@ static xd_result train_wrap_model(train_state *s) {
     for (int i = 0; i < s->memory.count; i++) found = found || s->memory.size[i] == planned;
     XD_REQUIRE(s->ctx, found, XD_ERROR_STATE, "the wrapper plans %llu bytes, and took no block of that size",
                (unsigned long long)planned);
-    const xd_parallel_leaf_count leaves = xd_parallel_leaves(s->parallel);
+    const xd_parallel_micro_batch_count leaves = xd_parallel_micro_batches(s->parallel);
     s->own = leaves.own;
     s->most = c->wrap <= TRAIN_SHARDED ? leaves.own : leaves.most;
     XD_TRY(xd_parallel_params(s->parallel, WEIGHTS, s->params, &s->count));
@@ -294,7 +294,7 @@ nn_batch train_sequence_of(const train_config *c, int rank, int64_t leaf, train_
 }
 
 static nn_batch train_batch(train_state *s, int64_t k) {
-    nn_batch batch = train_sequence_of(s->config, s->cp_rank, xd_parallel_leaf(s->parallel, k), &s->sequence);
+    nn_batch batch = train_sequence_of(s->config, s->cp_rank, xd_parallel_micro_batch(s->parallel, k), &s->sequence);
     batch.ids = s->ids + k * s->room;
     return batch;
 }
@@ -342,7 +342,7 @@ static void train_read(train_state *s, int step) {
     const nn_share *share = &s->model.share;
     for (int64_t i = 0; i < s->own * s->room; i++) s->labels[i] = XD_IGNORE_INDEX;
     for (int64_t k = 0; k < s->own; k++) {
-        const int64_t at = k * s->room, leaf = xd_parallel_leaf(s->parallel, k);
+        const int64_t at = k * s->room, leaf = xd_parallel_micro_batch(s->parallel, k);
         const nn_batch batch = train_batch(s, k);
         const train_data data = {
             s->ids + at,        s->labels + at,     s->teacher + at * share->vocab_count,

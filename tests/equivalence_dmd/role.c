@@ -88,7 +88,7 @@ static xd_result role_wrap(const role_ranks *ranks, const run_config *config, ru
     xd_fsdp_desc fsdp;
     memset(&ddp, 0, sizeof ddp);
     memset(&fsdp, 0, sizeof fsdp);
-    ddp.leaves = fsdp.leaves = config->leaves;
+    ddp.micro_batches = fsdp.micro_batches = config->leaves;
     ddp.gathers = fsdp.gathers = queues[0];
     ddp.reductions = fsdp.reductions = queues[1];
     ddp.sharded_optimizer = wrap == RUN_SHARDED;

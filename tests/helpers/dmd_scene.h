@@ -68,7 +68,7 @@ typedef struct dmd_run {
 
 static xd_pass dmd_pass(const xd_network_call *call, bool backward) {
     xd_pass pass = { .kind = backward ? XD_PASS_BACKWARD : XD_PASS_FORWARD,
-                     .leaf = call->micro_batch,
+                     .micro_batch = call->micro_batch,
                      .more = call->more };
     if (backward ? !call->weights : !call->keep) pass = (xd_pass){ .kind = XD_PASS_INFERENCE };
     return pass;
@@ -211,8 +211,8 @@ static xd_result dmd_add(xd_block *parent, const char *name, int64_t rows, int64
 static xd_result dmd_wrap(dmd_net *net, xd_comm *world, xd_dmd_role role, const dmd_run *run,
                           xd_queue *sums) {
     const bool apart = run->mixed && (role == XD_DMD_FAKE_SCORE || role == XD_DMD_TEACHER);
-    const xd_ddp_desc ddp = { .leaves = DMD_LEAVES, .reductions = sums };
-    const xd_fsdp_desc fsdp = { .leaves = DMD_LEAVES, .reductions = sums, .accumulate_whole = run->mixed };
+    const xd_ddp_desc ddp = { .micro_batches = DMD_LEAVES, .reductions = sums };
+    const xd_fsdp_desc fsdp = { .micro_batches = DMD_LEAVES, .reductions = sums, .accumulate_whole = run->mixed };
     return run->fsdp || apart ? wrap_over_fsdp(net->model, world, &fsdp, &net->parallel)
                               : wrap_over_ddp(net->model, world, &ddp, &net->parallel);
 }

@@ -269,13 +269,13 @@ static xd_result expert_forward(expert_rank *r, expert_layer *l, float (*rows)[E
 static xd_result expert_backward(expert_rank *r, expert_layer *l, float (*rows)[EXPERT_WIDTH]) {
     xd_block_view view;
     for (int m = 0; m < r->run->ep; m++) {
-        const int64_t k = r->k * r->run->ep + m, leaf = xd_parallel_expert_leaf(r->parallel, k);
+        const int64_t k = r->k * r->run->ep + m, leaf = xd_parallel_expert_micro_batch(r->parallel, k);
         CHECK(leaf >= 0 || l->came[m] == 0);
         if (r->run->skips && r->run->kind < EXPERT_FSDP && l->came[m] == 0) {
             XD_TRY(xd_block_skip(l->experts, k));
             continue;
         }
-        XD_TRY(xd_block_begin(l->experts, (xd_pass){ XD_PASS_BACKWARD, .leaf = k }, &view));
+        XD_TRY(xd_block_begin(l->experts, (xd_pass){ XD_PASS_BACKWARD, .micro_batch = k }, &view));
         CHECK((leaf >= 0) == (view.gradients[1] != NULL));
         expert_tokens(r, l, &view, m, rows, true);
         XD_TRY(xd_block_end(l->experts));
@@ -315,8 +315,8 @@ static void expert_gate_token(const expert_rank *r, const expert_layer *l, const
 static xd_result expert_gate_backward(expert_rank *r, expert_layer *l, const float *through,
                                       float (*d)[EXPERT_WIDTH]) {
     xd_block_view view;
-    if (r->k >= xd_parallel_leaves(r->parallel).opened) return XD_OK;
-    XD_TRY(xd_block_begin(l->gate, (xd_pass){ XD_PASS_BACKWARD, .leaf = r->k }, &view));
+    if (r->k >= xd_parallel_micro_batches(r->parallel).opened) return XD_OK;
+    XD_TRY(xd_block_begin(l->gate, (xd_pass){ XD_PASS_BACKWARD, .micro_batch = r->k }, &view));
     for (int64_t t = 0; t < r->count; t++)
         expert_gate_token(r, l, (const float *)view.values[0], (float *)view.gradients[0], t, through[t],
                           d[t]);
@@ -346,8 +346,8 @@ static xd_result expert_loss(expert_rank *r, float (*x)[EXPERT_WIDTH]) {
     xd_block *root = xd_model_root(r->model);
     xd_block_view view;
     double loss = 0.0;
-    if (r->k >= xd_parallel_leaves(r->parallel).opened) return XD_OK;
-    XD_TRY(xd_block_begin(root, (xd_pass){ XD_PASS_BACKWARD, .leaf = r->k }, &view));
+    if (r->k >= xd_parallel_micro_batches(r->parallel).opened) return XD_OK;
+    XD_TRY(xd_block_begin(root, (xd_pass){ XD_PASS_BACKWARD, .micro_batch = r->k }, &view));
     for (int64_t t = 0; t < r->count; t++) {
         const float *head = (const float *)view.values[0];
         float *gradient = (float *)view.gradients[0], d = -expert_number(r->leaf, t, 9);
@@ -365,7 +365,7 @@ static xd_result expert_loss(expert_rank *r, float (*x)[EXPERT_WIDTH]) {
 static xd_result expert_round(expert_rank *r, int64_t k) {
     float x[EXPERT_TOKENS][EXPERT_WIDTH] = { { 0 } };
     r->k = k;
-    r->leaf = xd_parallel_leaf(r->parallel, k);
+    r->leaf = xd_parallel_micro_batch(r->parallel, k);
     r->count = expert_tokens_of(r->leaf);
     for (int64_t t = 0; t < r->count; t++)
         for (int i = 0; i < EXPERT_WIDTH; i++) x[t][i] = expert_number(r->leaf + 40 * r->step, t, i);
@@ -378,7 +378,7 @@ static xd_result expert_round(expert_rank *r, int64_t k) {
 static xd_result expert_step(expert_rank *r, const xd_param *params, int64_t count, xd_optimizer *optimizer) {
     const xd_gradient_norm_desc clip = { .params = params, .param_count = count, .max_norm = 0.5 };
     xd_gradient_norm norm;
-    for (int64_t k = 0; k < xd_parallel_leaves(r->parallel).most; k++) XD_TRY(expert_round(r, k));
+    for (int64_t k = 0; k < xd_parallel_micro_batches(r->parallel).most; k++) XD_TRY(expert_round(r, k));
     XD_TRY(xd_parallel_reduce(r->parallel));
     XD_TRY(xd_gradient_norm_compute(r->home, r->over, &clip, &norm));
     if (xd_comm_rank(r->world) == 0) r->run->norms[r->step] = norm.norm;
@@ -418,7 +418,7 @@ static xd_result expert_wrap(expert_rank *r) {
     experts.gathers = r->queues[2];
     experts.reductions = r->queues[3];
     if (run->kind == EXPERT_DDP || run->kind == EXPERT_SHARDED) {
-        const xd_ddp_desc d = { .leaves = run->leaves,
+        const xd_ddp_desc d = { .micro_batches = run->leaves,
                                 .sharded_optimizer = run->kind == EXPERT_SHARDED,
                                 .gathers = r->queues[0],
                                 .reductions = r->queues[1],
@@ -430,7 +430,7 @@ static xd_result expert_wrap(expert_rank *r) {
         expert_plan(r, &d, NULL);
         return wrap_over_ddp(r->model, data, &d, &r->parallel);
     }
-    const xd_fsdp_desc d = { .leaves = run->leaves,
+    const xd_fsdp_desc d = { .micro_batches = run->leaves,
                              .unit_types = types,
                              .unit_type_count = 2,
                              .replicas = replicas,

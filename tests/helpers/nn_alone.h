@@ -48,7 +48,7 @@ static xd_result alone_wrap(alone *a, xd_comm *comm) {
     const xd_init normal = { XD_INIT_NORMAL, 0.0f, 1.0f };
     xd_tensor_part parts[ALONE_WEIGHTS];
     float more[ALONE_MOST];
-    XD_TRY(wrap_over_ddp(a->model, comm, &(xd_ddp_desc){ .leaves = 1 }, &a->parallel));
+    XD_TRY(wrap_over_ddp(a->model, comm, &(xd_ddp_desc){ .micro_batches = 1 }, &a->parallel));
     XD_TRY(xd_parallel_params(a->parallel, ALONE_WEIGHTS, a->params, &a->count));
     XD_TRY(xd_parallel_parts(a->parallel, ALONE_WEIGHTS, parts, &a->count));
     for (int64_t i = 0; i < a->count; i++) {
@@ -143,8 +143,8 @@ static inline xd_result train_pictures(const trainer *t, int64_t k, int step) {
     float x[MOST], raw[MOST], d_raw[MOST];
     double times[ALONE_IN_LEAF];
     int32_t labels[ALONE_IN_LEAF];
-    const int64_t leaf = xd_parallel_leaf(t->parallel, k);
-    const bool own = k < xd_parallel_leaves(t->parallel).own;
+    const int64_t leaf = xd_parallel_micro_batch(t->parallel, k);
+    const bool own = k < xd_parallel_micro_batches(t->parallel).own;
     xd_network_call call = { .samples = own ? ALONE_IN_LEAF : 0,
                              .hidden = x,
                              .times = times,
@@ -188,7 +188,8 @@ static xd_result train(xd_comm *world, const trainer *t, uint64_t *hash) {
     adamw.learning_rate = t->rate;
     XD_TRY(xd_optimizer_create(xd_comm_ctx(world), &adamw, &optimizer));
     for (int step = 0; step < ALONE_STEPS; step++) {
-        for (int64_t k = 0; k < xd_parallel_leaves(t->parallel).opened; k++) XD_TRY(t->leaf(t, k, step));
+        for (int64_t k = 0; k < xd_parallel_micro_batches(t->parallel).opened; k++)
+            XD_TRY(t->leaf(t, k, step));
         XD_TRY(xd_parallel_reduce(t->parallel));
         XD_TRY(xd_optimizer_step(optimizer, NULL, NULL));
         XD_TRY(xd_parallel_publish(t->parallel));
@@ -203,9 +204,9 @@ static xd_result train(xd_comm *world, const trainer *t, uint64_t *hash) {
 
 /* Under FSDP blocks of type `unit` are units. */
 static xd_result wrap_in(xd_comm *world, xd_model *model, const char *unit, bool sharded, xd_parallel **out) {
-    const xd_fsdp_desc fsdp = { .leaves = ALONE_LEAVES, .unit_types = &unit, .unit_type_count = 1 };
+    const xd_fsdp_desc fsdp = { .micro_batches = ALONE_LEAVES, .unit_types = &unit, .unit_type_count = 1 };
     return sharded ? wrap_over_fsdp(model, world, &fsdp, out)
-                   : wrap_over_ddp(model, world, &(xd_ddp_desc){ .leaves = ALONE_LEAVES }, out);
+                   : wrap_over_ddp(model, world, &(xd_ddp_desc){ .micro_batches = ALONE_LEAVES }, out);
 }
 
 #endif

@@ -163,7 +163,7 @@ static void scene_check_call(scene_rank *r, const xd_pipeline_call *call) {
 static xd_result scene_forward(void *user, const xd_pipeline_call *call) {
     scene_rank *r = (scene_rank *)user;
     const xd_stage_place *p = &call->stage.place;
-    const int64_t leaf = xd_parallel_leaf(call->stage.parallel, call->micro_batch);
+    const int64_t leaf = xd_parallel_micro_batch(call->stage.parallel, call->micro_batch);
     float x[SCENE_WIDTH];
     XD_TRY(scene_spoil(r, call));
     scene_check_call(r, call);
@@ -189,7 +189,7 @@ static xd_result scene_forward(void *user, const xd_pipeline_call *call) {
 static xd_result scene_backward(void *user, const xd_pipeline_call *call) {
     scene_rank *r = (scene_rank *)user;
     const xd_stage_place *p = &call->stage.place;
-    const int64_t leaf = xd_parallel_leaf(call->stage.parallel, call->micro_batch);
+    const int64_t leaf = xd_parallel_micro_batch(call->stage.parallel, call->micro_batch);
     float x[SCENE_WIDTH], given[SCENE_WIDTH];
     XD_TRY(scene_spoil(r, call));
     scene_check_call(r, call);
@@ -219,11 +219,11 @@ static xd_result scene_build(scene_rank *r) {
     if (run->queues)
         XD_TRY(xd_queue_create(r->groups->dp_cp, &(xd_queue_desc){ .form = XD_QUEUE_INLINE, .capacity = 64 },
                                &r->reductions));
-    const xd_ddp_desc ddp = { .leaves = run->leaves,
+    const xd_ddp_desc ddp = { .micro_batches = run->leaves,
                               .sharded_optimizer = run->wrap == SCENE_SHARDED,
                               .reductions = r->reductions,
                               .bucket_size = 1 };
-    const xd_fsdp_desc fsdp = { .leaves = run->leaves };
+    const xd_fsdp_desc fsdp = { .micro_batches = run->leaves };
     xd_build_desc d = { .groups = r->groups, .provider = { scene_describe, r } };
     d.pipeline.layer_count = SCENE_LAYERS;
     d.pipeline.virtual_stages = run->virtual_stages;
@@ -252,7 +252,7 @@ static xd_pipeline_run_desc scene_pipeline(const scene_rank *r) {
 
 static xd_result scene_make(scene_rank *r) {
     XD_TRY(scene_build(r));
-    r->micro_batches = xd_parallel_leaves(xd_built_stage(r->built, 0).parallel).opened;
+    r->micro_batches = xd_parallel_micro_batches(xd_built_stage(r->built, 0).parallel).opened;
     for (int i = 0; i < xd_built_stage_count(r->built); i++) {
         const xd_parallel *p = xd_built_stage(r->built, i).parallel;
         int64_t count = 0;

@@ -120,7 +120,7 @@ static xd_result wrap_create(wrap_rank *r) {
     const wrap_run *run = r->run;
     XD_TRY(wrap_queues(r));
     if (run->kind == WRAP_DDP || run->kind == WRAP_SHARDED) {
-        const xd_ddp_desc d = { .leaves = run->leaves,
+        const xd_ddp_desc d = { .micro_batches = run->leaves,
                                 .sharded_optimizer = run->kind == WRAP_SHARDED,
                                 .view_dtype = run->view,
                                 .gathers = r->gathers,
@@ -131,7 +131,7 @@ static xd_result wrap_create(wrap_rank *r) {
                                 .divide = run->divide };
         return wrap_over_ddp(r->model, r->data, &d, &r->parallel);
     }
-    const xd_fsdp_desc d = { .leaves = run->leaves,
+    const xd_fsdp_desc d = { .micro_batches = run->leaves,
                              .unit_types = types,
                              .unit_type_count = run->nested ? 2 : 1,
                              .replicas = r->replicas,

@@ -46,7 +46,7 @@ static bool wrap_spoils(const wrap_rank *r, int64_t leaf, const char *name) {
 /* Adds what the block sees to the leaf's activation, or the gradients that follow from it. */
 static void wrap_compute(wrap_rank *r, const xd_block *block, const xd_block_view *view, int64_t k,
                          bool backward) {
-    const int64_t leaf = xd_parallel_leaf(r->parallel, k);
+    const int64_t leaf = xd_parallel_micro_batch(r->parallel, k);
     int64_t first = 0;
     CHECK_EQ_INT(wrap_weight_count(block, r->model, &first), view->count);
     for (int64_t w = 0; w < view->count; w++) {
@@ -104,8 +104,8 @@ static xd_result wrap_pass(wrap_rank *r, int64_t k, bool backward) {
 
 static xd_result wrap_leaves(wrap_rank *r) {
     const int64_t most = r->run->kind == WRAP_DDP || r->run->kind == WRAP_SHARDED
-                             ? xd_parallel_leaves(r->parallel).own
-                             : xd_parallel_leaves(r->parallel).most;
+                             ? xd_parallel_micro_batches(r->parallel).own
+                             : xd_parallel_micro_batches(r->parallel).most;
     for (int64_t k = 0; k < most; k++) {
         XD_TRY(wrap_pass(r, k, false));
         if (!r->run->together) XD_TRY(wrap_pass(r, k, true));

@@ -107,8 +107,8 @@ static xd_result judge_backward(void *user, const xd_network_call *call) {
     net *n = (net *)user;
     const xd_pass_kind kind = call->weights ? XD_PASS_BACKWARD : XD_PASS_INFERENCE;
     xd_block_view view;
-    XD_TRY(xd_block_begin(n->block, (xd_pass){ .kind = kind, .micro_batch = call->micro_batch, .more = call->more },
-                          &view));
+    XD_TRY(xd_block_begin(
+        n->block, (xd_pass){ .kind = kind, .micro_batch = call->micro_batch, .more = call->more }, &view));
     float *w = (float *)view.gradients[0], *b = (float *)view.gradients[1];
     for (int64_t i = 0; i < call->samples && call->input_gradients; i++) call->input_gradients[0][i] = 0.0f;
     for (int64_t i = 0; i < call->samples * HEADS && call->weights; i++) {

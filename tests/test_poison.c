@@ -57,7 +57,7 @@
 #include "poison_files.h"
 #include "poison_loss.h"
 #include "poison_rows.h"
-#include "poison_text.h"
+#include "poison_text.h" /* xdi_: families of private calls */
 #include "poison_train.h"
 #include "poison_xtoken.h"
 

@@ -292,7 +292,8 @@ static xd_result sum_by_pushes(xd_comm *world, void *argument) {
     xd_model *model = one_weight(xd_comm_ctx(world), value, gradient);
     CHECK(wrap_over_ddp(model, world, &ddp, &parallel) == XD_OK);
     for (int64_t k = 0; k < xd_parallel_micro_batches(parallel).own; k++) {
-        for (int64_t i = 0; i < ROWS * COLUMNS; i++) gradient[i] = by_hand(xd_parallel_micro_batch(parallel, k), i);
+        for (int64_t i = 0; i < ROWS * COLUMNS; i++)
+            gradient[i] = by_hand(xd_parallel_micro_batch(parallel, k), i);
         CHECK(xd_parallel_push_micro_batch(parallel) == XD_OK);
     }
     CHECK(xd_parallel_push_micro_batch(parallel) == XD_ERROR_STATE);

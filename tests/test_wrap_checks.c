@@ -178,7 +178,8 @@ static xd_result refuse_divisors(xd_comm *world, void *argument) {
         CHECK(strstr(xd_last_error(ctx)->message, " of micro-batches: its inverse"));
         const xd_fsdp_desc fsdp = { .divide = { .average = true, .after = bad[i] } };
         CHECK(wrap_over_fsdp(model, world, &fsdp, &parallel) == XD_ERROR_ARGUMENT);
-        CHECK(strstr(xd_last_error(ctx)->message, " of the sum of all micro-batches: its inverse") && !parallel);
+        CHECK(strstr(xd_last_error(ctx)->message, " of the sum of all micro-batches: its inverse") &&
+              !parallel);
     }
     xd_ddp_desc other = { .divide = { .average = xd_comm_rank(world) == 1 } };
     CHECK(wrap_over_ddp(model, world, &other, &parallel) == XD_ERROR_MISMATCH && !parallel);

@@ -65,7 +65,7 @@ static xd_result refuse_wraps(xd_comm *world, void *argument) {
     CHECK(wrap_fsdp(&s, 1) == XD_ERROR_ARGUMENT && says(&s, "1 micro-batches for 2 data ranks"));
     CHECK(wrap_fsdp(&s, -3) == XD_ERROR_ARGUMENT && says(&s, "-3 micro-batches"));
     CHECK(wrap_fsdp(&s, s.rank ? 4 : 6) == XD_ERROR_MISMATCH &&
-          says(&s, "settings of a wrapper: rank 1 passed micro-batches = 4, rank 0 passed 6"));
+          says(&s, "settings of a wrapper: rank 1 passed micro_batches = 4, rank 0 passed 6"));
     xd_fsdp_desc d = { .micro_batches = 4, .reshard_ranks = 3 };
     CHECK(wrap_over_fsdp(s.model, world, &d, &s.parallel) == XD_ERROR_ARGUMENT &&
           says(&s, "3 ranks that keep a unit do not divide 2"));
@@ -226,8 +226,8 @@ static xd_result refuse_groups(xd_comm *world, void *argument) {
     CHECK(wrap_over_fsdp(s.model, data, &d, &s.parallel) == XD_ERROR_UNSUPPORTED &&
           says(&s, "6 micro-batches of a group"));
     d.micro_batches = 9;
-    CHECK(wrap_over_fsdp(s.model, data, &d, &s.parallel) == XD_ERROR_ARGUMENT && says(&s, "9 micro-batches") &&
-          says(&s, "2 groups"));
+    CHECK(wrap_over_fsdp(s.model, data, &d, &s.parallel) == XD_ERROR_ARGUMENT &&
+          says(&s, "9 micro-batches") && says(&s, "2 groups"));
     close_scene(&s);
     xd_comm_destroy(replicas);
     xd_comm_destroy(data);

@@ -474,7 +474,8 @@ static xd_result file_publish(file_convert *f) {
     xd_publish_directory *directory;
     XD_TRY(dcp_check_target(&f->c));
     XD_TRY(dcp_list_tensors(&f->c));
-    XD_TRY(xd_publish_directory_create(f->c.ctx, &(xd_publish_directory_desc){ f->c.desc->target }, &directory));
+    XD_TRY(
+        xd_publish_directory_create(f->c.ctx, &(xd_publish_directory_desc){ f->c.desc->target }, &directory));
     f->c.json = xd_json_writer_create(f->c.ctx);
     f->c.json.indent = 2;
     xd_json_write_object(&f->c.json);

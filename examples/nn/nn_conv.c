@@ -114,8 +114,7 @@ xd_result nn_conv_create(xd_ctx *ctx, const nn_conv_config *config, xd_model *mo
                            : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld samples in %d slots",
                                      (long long)samples, slots);
     const xd_leaf_stack_desc pieces = { .leaves = p->pieces.leaves, .elements = p->pieces.elements };
-    if (result == XD_OK && config->split)
-        result = xd_leaf_stack_create(ctx, &pieces, &p->pieces.stack);
+    if (result == XD_OK && config->split) result = xd_leaf_stack_create(ctx, &pieces, &p->pieces.stack);
     if (result != XD_OK) {
         nn_conv_destroy(p);
         return result;

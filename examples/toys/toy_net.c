@@ -153,7 +153,8 @@ static void toy_layer_forward(const toy_slot *slot, const xd_block_view *view, i
 static xd_result toy_forward(void *user, const xd_network_call *call) {
     toy_net *net = (toy_net *)user;
     const toy_slot *slot = &net->slot[call->keep ? call->slot : net->slots];
-    const xd_pass pass = { .kind = call->keep ? XD_PASS_FORWARD : XD_PASS_INFERENCE, .micro_batch = call->micro_batch };
+    const xd_pass pass = { .kind = call->keep ? XD_PASS_FORWARD : XD_PASS_INFERENCE,
+                           .micro_batch = call->micro_batch };
     xd_block_view view;
     XD_REQUIRE(net->ctx, call->samples <= net->samples && call->slot < net->slots, XD_ERROR_ARGUMENT,
                "%lld samples in slot %d; there is room for %lld in %d", (long long)call->samples, call->slot,

@@ -51,10 +51,11 @@ XD_API xd_result xd_mesh_group(xd_mesh *mesh, const char *axes, xd_comm **out);
 
 /* What to make of a mesh's root. */
 typedef struct xd_mesh_derive_desc {
-    const char *axes;     /* required: names of the root's axes, or given by `name`, in its order: "dp,tp" */
-    bool flatten;         /* one axis over all of them, adjacent or not, row-major */
-    const char *name;     /* of that axis, for later calls too; NULL -> names joined by '_' */
-    const xd_axis *parts; /* [part_count], slowest first, product as the one axis `axes`, which they split; NULL -> none */
+    const char *axes; /* required: names of the root's axes, or given by `name`, in its order: "dp,tp" */
+    bool flatten;     /* one axis over all of them, adjacent or not, row-major */
+    const char *name; /* of that axis, for later calls too; NULL -> names joined by '_' */
+    const xd_axis *
+        parts; /* [part_count], slowest first, product as the one axis `axes`, which they split; NULL -> none */
     int part_count;
 } xd_mesh_derive_desc;
 

@@ -145,8 +145,8 @@ static xd_result xdi_fake_fill_keys(xdi_fake *f) {
         const xd_tensor_part *p = root || reads ? NULL : &f->parts[i];
         const xd_state_tensor *t = root ? &s->tensors[i] : NULL;
         const xd_weights_entry entry = reads ? s->reader.entries[i]
-                                           : t   ? xdi_fake_entry(t->name, t->dtype, t->ndim, t->shape)
-                                                 : xdi_fake_entry(p->name, p->dtype, p->ndim, p->shape);
+                                       : t   ? xdi_fake_entry(t->name, t->dtype, t->ndim, t->shape)
+                                             : xdi_fake_entry(p->name, p->dtype, p->ndim, p->shape);
         XD_TRY(xdi_fake_set_key(f, i, &entry));
         bool empty = false;
         for (int d = 0; d < entry.ndim; d++) empty = empty || entry.shape[d] == 0;

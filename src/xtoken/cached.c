@@ -225,8 +225,8 @@ static int64_t xdi_xcached_target(const xdi_xtoken_term *term, xdi_xcached_place
 /* ---- loaded tiles ---- */
 
 /* Tile `index` of all. */
-static void xdi_xcached_read_tile(const xdi_xtoken_term *term, xdi_xcached *h,
-                                  const xdi_xtoken_tile *tile, int64_t index) {
+static void xdi_xcached_read_tile(const xdi_xtoken_term *term, xdi_xcached *h, const xdi_xtoken_tile *tile,
+                                  int64_t index) {
     const int64_t *order = term->places.order + xdi_xtoken_tile_start(&term->places, tile);
     int64_t *offset = h->offset + index * h->width, at = h->begin[index];
     offset[0] = 0;

@@ -212,7 +212,9 @@ static xd_result dmd_wrap(dmd_net *net, xd_comm *world, xd_dmd_role role, const 
                           xd_queue *sums) {
     const bool apart = run->mixed && (role == XD_DMD_FAKE_SCORE || role == XD_DMD_TEACHER);
     const xd_ddp_desc ddp = { .micro_batches = DMD_LEAVES, .reductions = sums };
-    const xd_fsdp_desc fsdp = { .micro_batches = DMD_LEAVES, .reductions = sums, .accumulate_whole = run->mixed };
+    const xd_fsdp_desc fsdp = { .micro_batches = DMD_LEAVES,
+                                .reductions = sums,
+                                .accumulate_whole = run->mixed };
     return run->fsdp || apart ? wrap_over_fsdp(net->model, world, &fsdp, &net->parallel)
                               : wrap_over_ddp(net->model, world, &ddp, &net->parallel);
 }

@@ -141,12 +141,12 @@ def plant(text, structs):
 
 def uses_in(source, folder, flags):
     """(field, file, offset of its name) of each use in a source that compiles against the marked header."""
-    command = ["clang", "-std=gnu99", "-fsyntax-only", "-Wno-everything", "-Wdeprecated-declarations", "-I" + str(folder), "-Itests/helpers",
+    command = ["clang", "-std=gnu99", "-fsyntax-only", "-ferror-limit=0", "-Wno-everything", "-Wdeprecated-declarations", "-I" + str(folder), "-Itests/helpers",
                *flags, str(source)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     if " file not found" in done.stderr: # of MPI or a device, which not every machine has
         return []
-    if done.returncode:
+    if done.returncode and not re.search(r"\bxdi_", (ROOT / source).read_text()): # private names are not declared here
         sys.exit("%s: %s" % (source, "\n".join(line for line in done.stderr.splitlines() if "error:" in line)))
     return [match.groups() for match in map(WARNING.match, done.stderr.splitlines()) if match]
 
@@ -282,7 +282,8 @@ def set_fields(folder, structs):
         text = (ROOT / source).read_text()
         if re.search(r"\bxdi_|XDISTILL_IMPLEMENTATION", text):
             found.update(named_in(structs, without_comments(text)))
-            return []
+            if not re.search(r"\bxdi_", text):
+                return []
         if not re.search(r"(?:\.|->)(?:%s)\b" % "|".join(one.split(".")[1] for one in every - found), text):
             return []
         return uses_in(source, folder, ["-Iexamples/common", "-Iexamples/nn", "-I."])

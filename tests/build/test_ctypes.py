@@ -64,8 +64,8 @@ class Ctypes(unittest.TestCase):
         self.ctx, self.vocab = ctypes.POINTER(self.binding.xd_ctx)(), ctypes.POINTER(self.binding.xd_vocab)()
         self.call("xd_ctx_create", None, ctypes.byref(self.ctx))
         self.addCleanup(self.xd.xd_ctx_destroy, self.ctx)
-        columns = self.binding.xd_interval(0, len(STUDENT[0]))
-        self.call("xd_vocab_create", self.ctx, None, columns, len(STUDENT[0]), ctypes.byref(self.vocab))
+        desc = self.binding.xd_vocab_desc(size=len(STUDENT[0]))
+        self.call("xd_vocab_create", self.ctx, ctypes.byref(desc), ctypes.byref(self.vocab))
         self.addCleanup(self.xd.xd_vocab_destroy, self.vocab)
 
     def call(self, name, *arguments):

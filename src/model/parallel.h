@@ -27,7 +27,7 @@ typedef struct xd_expert_ranks {
 
 /* Settings of DDP. */
 typedef struct xd_ddp_desc {
-    xd_comm *data;          /* required: the data ranks, or one. Not read by xd_build and xd_plan_memory */
+    xd_comm *data; /* required: the data ranks, or a group of one. Not read by xd_build and xd_plan_memory */
     int64_t micro_batches;  /* of a step over all ranks; 0 -> one a rank */
     bool sharded_optimizer; /* ZeRO-1: each rank steps 1 / N of the weights; xd_parallel_publish gathers */
     /* F32, BF16 or F16: a copy that blocks show of weights of these types, keep_f32 only in F32. NONE -> their own */
@@ -54,7 +54,7 @@ typedef struct xd_ddp_desc {
     bool wide_padding;
 } xd_ddp_desc;
 
-/* Settings of FSDP. Fields without a comment are those of xd_ddp_desc. */
+/* Settings of FSDP. Fields of xd_ddp_desc mean the same. */
 typedef struct xd_fsdp_desc {
     xd_comm *data; /* required */
     int64_t micro_batches;
@@ -93,7 +93,7 @@ XD_API xd_result xd_ddp_create(xd_model *model, const xd_ddp_desc *desc, xd_para
 
 /* Wraps a model with FSDP: each rank keeps 1 / N of each unit. Collective as xd_ddp_create.
  *
- * Units are blocks with XD_UNIT_ALWAYS, those of unit_types, and the root for the rest. Buffers stay whole. Releases the
+ * Units: blocks with XD_UNIT_ALWAYS, those of unit_types, and the root for the rest. Buffers stay whole. Releases the
  * library's storage of the model.
  * Memory: parts; a gathered unit and a whole gradient a level of nested units (xd_plan_memory).
  * Errors: as xd_ddp_create; ARGUMENT (reshard_ranks; prefetch without `gathers`; `host` with a GPU or another reduction

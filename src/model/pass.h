@@ -3,25 +3,24 @@
 
 #include "model/model.h"
 
-/* Brackets around the caller's passes. In between a wrapper (model/parallel.h) makes weights whole and sums gradients. */
+/* Brackets around the caller's passes. */
 
 /* What the caller does with an open block. */
 typedef enum xd_pass_kind {
-    XD_PASS_FORWARD = 0, /* a backward follows; several forwards may be in flight */
+    XD_PASS_FORWARD = 0, /* a backward follows */
     XD_PASS_BACKWARD,
-    XD_PASS_RECOMPUTE, /* the forward again, before or inside the backward */
-    XD_PASS_INFERENCE  /* a forward without a backward */
+    XD_PASS_RECOMPUTE, /* the forward again */
+    XD_PASS_INFERENCE  /* no backward follows */
 } xd_pass_kind;
 
-/* One pass, by value: (xd_pass){ XD_PASS_BACKWARD, .micro_batch = 2 }. */
+/* One pass. */
 typedef struct xd_pass {
     xd_pass_kind kind;
-    /* BACKWARD: this rank's micro-batch, from 0, ascending a block; order between blocks: docs/wrappers.md */
-    int64_t micro_batch;
-    bool more; /* BACKWARD: another one of this micro-batch follows */
+    int64_t micro_batch; /* BACKWARD: this rank's, from 0, ascending a block (docs/wrappers.md) */
+    bool more;           /* BACKWARD: another one of this micro-batch follows */
 } xd_pass;
 
-/* The memory of an open block: its own weights, buffers and ties as they were added. Valid until xd_block_end. */
+/* An open block's own weights, buffers and ties, as they were added. Valid until xd_block_end. */
 typedef struct xd_block_view {
     int64_t count;
     void *const *values; /* [count]; dense */
@@ -32,14 +31,12 @@ typedef struct xd_block_view {
     const xd_dtype *gradient_dtypes; /* [count]; NONE where a gradient is NULL */
 } xd_block_view;
 
-/* Opens a block. A parent may stay open around its children; a block may be open several times.
+/* Opens a block, also one that is open, or below one.
  *
- *   view   untouched on failure
- *
- * Under FSDP collective over the data group, in the same order on all ranks, for the `opened` micro-batches of
- * xd_parallel_micro_batches. One unit of a level is open at a time, plus those gathered ahead. Local otherwise. Allocates
- * nothing. Errors: STATE (no storage; a backward without a wrapper; outside of a step; not the next micro-batch; ahead of
- * blocks summed with it; too many units open), ARGUMENT (unknown pass; no such micro-batch), those of xd_all_gather. */
+ * Under FSDP collective over the data group, in one order, for the `opened` micro-batches of xd_parallel_micro_batches.
+ * Local otherwise. Allocates nothing. Errors: STATE (no storage; a backward without a wrapper; outside of a step; not the
+ * next micro-batch; ahead of blocks summed with it; too many units open), ARGUMENT (pass; micro-batch), those of
+ * xd_all_gather. */
 XD_API xd_result xd_block_begin(xd_block *block, xd_pass pass, xd_block_view *view);
 
 /* Closes the last xd_block_begin of a block. The last backward of a micro-batch hands over the gradients. Collective as
@@ -47,8 +44,7 @@ XD_API xd_result xd_block_begin(xd_block *block, xd_pass pass, xd_block_view *vi
  * reductions. */
 XD_API xd_result xd_block_end(xd_block *block);
 
-/* Replaces a backward: the block adds nothing to this micro-batch. Gathers nothing. Collective as xd_block_begin. Errors: as
- * xd_block_begin with XD_PASS_BACKWARD. */
+/* Replaces a backward: adds nothing, gathers nothing. Collective and errors as xd_block_begin with XD_PASS_BACKWARD. */
 XD_API xd_result xd_block_skip(xd_block *block, int64_t micro_batch);
 
 #endif

@@ -6,48 +6,46 @@
 #include "train/ema.h"
 #include "train/optimizer.h"
 
-/* Plans the memory of training before anything is allocated, for ranks that need not exist. */
+/* Plans of memory, for ranks that need not exist. */
 
-/* The wrapper, one of the first two, and what trains the model. */
+/* One wrapper, and what trains the model. */
 typedef struct xd_memory_plan_desc {
     /* without `replicas` and `groups`; `stage` is at least pipeline_rank in a pipeline */
     const xd_ddp_desc *ddp;
     const xd_fsdp_desc *fsdp;
     int ranks;                          /* data ranks of a group; 0 -> 1 */
-    int groups;                         /* with replicas (HSDP, instances of optimizers); 0 -> 1 */
-    const xd_optimizer_desc *optimizer; /* settings only, not the list. NULL -> none */
+    int groups;                         /* with replicas; 0 -> 1 */
+    const xd_optimizer_desc *optimizer; /* without its list. NULL -> none */
     const xd_ema_desc *averages;        /* [average_count] */
     int average_count;
-    const xd_inputs_desc *inputs;         /* of blocks with recompute; NULL -> none */
-    const xd_pipeline_run_desc *pipeline; /* with schedule.ranks, if the model is a stage; NULL -> none */
+    const xd_inputs_desc *inputs;         /* NULL -> none */
+    const xd_pipeline_run_desc *pipeline; /* of a stage, with schedule.ranks; NULL -> none */
     int pipeline_rank;
     int expert_ranks; /* data ranks with the same experts; 0 -> all */
 } xd_memory_plan_desc;
 
 /* Bytes of one rank. */
 typedef struct xd_memory_plan {
-    int64_t elements;          /* weights and buffers in this rank's list */
+    int64_t elements;          /* in this rank's list */
     xd_parallel_bytes wrapper; /* as xd_parallel_memory */
-    xd_memory_bytes optimizer; /* of xd_optimizer_create */
-    xd_memory_bytes averages;  /* of each xd_ema_create, in sum */
-    xd_memory_bytes inputs;    /* of xd_inputs_create */
-    xd_memory_bytes pipeline;  /* of xd_pipeline_create, once for all stages of a rank */
-    /* Of each queue in the descs once, over the queue's own ranks. */
-    xd_memory_bytes queues;
+    xd_memory_bytes optimizer;
+    xd_memory_bytes averages; /* in sum */
+    xd_memory_bytes inputs;
+    xd_memory_bytes pipeline; /* once for all stages of a rank */
+    xd_memory_bytes queues;   /* each once */
 } xd_memory_plan;
 
 /* Plans one rank, in the context's reduction mode. Local; allocates nothing that stays.
  *
- *   model   sealed, not wrapped, with or without storage
- *   rank    of ranks * groups, numbered group after group
+ *   model   sealed, not wrapped
+ *   rank    of ranks * groups, group after group
  *
- * Errors leave *out untouched: as xd_ddp_create, xd_fsdp_create (of experts only their queues are read), and plans of
- * optimizers, averages and pipelines; ARGUMENT (both wrappers or none; no such rank), STATE. */
+ * Errors: as xd_ddp_create, xd_fsdp_create (of experts only queues are read), and plans of optimizers, averages and
+ * pipelines; ARGUMENT (both wrappers or none; rank), STATE. */
 XD_API xd_result xd_plan_memory(xd_model *model, const xd_memory_plan_desc *desc, int rank,
                                 xd_memory_plan *out);
 
-/* Writes a table in KiB: a line a rank, the largest, the sum. `report` zero -> the context's logger. Local. Errors write
- * nothing: as xd_plan_memory. */
+/* Writes a table in KiB: a line a rank, the largest, the sum. Local. Errors write nothing: as xd_plan_memory. */
 XD_API xd_result xd_plan_print(xd_model *model, const xd_memory_plan_desc *desc, xd_build_report report);
 
 #endif

@@ -3,11 +3,7 @@
 
 #include "model/pass.h"
 
-/* Activation checkpointing: keeps only the inputs of blocks with xd_block_desc.recompute, and runs their forwards again.
- *
- *     xd_inputs_create(model, &(xd_inputs_desc){ .bytes = rows * hidden * 4 }, &inputs);
- *     forward of micro-batch k:   begin FORWARD, xd_inputs_keep(block, k, x, bytes), x -> y, end
- *     backward of micro-batch k:  begin BACKWARD, xd_recompute(block, k, forward), d_y -> d_x, end */
+/* Inputs of blocks with xd_block_desc.recompute, whose forwards run again: docs/wrappers.md. */
 typedef struct xd_inputs xd_inputs;
 
 /* Settings of xd_inputs. */
@@ -16,26 +12,23 @@ typedef struct xd_inputs_desc {
     int in_flight; /* forwards of one block without their backward; 0 -> 1 */
 } xd_inputs_desc;
 
-/* Allocates memory for the inputs of all blocks with `recompute`. One for a model, wrapped or not; destroyed before it.
- * Local.
- * Errors: ARGUMENT (bytes 0; in_flight negative; no such block), STATE (not sealed; the model has inputs), MEMORY. */
+/* Allocates memory for inputs of all blocks with `recompute`. One for a model, wrapped or not. Local.
+ * Errors: ARGUMENT (bytes; in_flight; no such block), STATE (not sealed; the model has inputs), MEMORY. */
 XD_API xd_result xd_inputs_create(xd_model *model, const xd_inputs_desc *desc, xd_inputs **out);
 
-/* Frees the inputs; NULL is legal. */
+/* Frees the inputs. */
 XD_API void xd_inputs_destroy(xd_inputs *inputs);
 
-/* Copies the input of a block that is open for a FORWARD, until xd_recompute or, under a wrapper, the end of the step.
- * Local.
+/* Copies the input of a block open for a FORWARD, until xd_recompute or, under a wrapper, the end of the step. Local.
  *
  *   micro_batch  that of the backward
  *   input   [bytes] on the context's device
  *
- * Errors: STATE (no inputs; no `recompute`; not open for a FORWARD; kept already; in_flight kept), ARGUMENT (too many bytes;
- * micro-batch negative). */
+ * Errors: STATE (no inputs; no `recompute`; not open for a FORWARD; kept already; in_flight kept), ARGUMENT (bytes;
+ * micro_batch). */
 XD_API xd_result xd_inputs_keep(xd_block *block, int64_t micro_batch, const void *input, size_t bytes);
 
-/* A forward to run again, with the block's values and the library's input, both valid during the call. Opens children as
- * XD_PASS_RECOMPUTE. */
+/* A forward to run again; its arguments are valid during the call. Opens children as XD_PASS_RECOMPUTE. */
 typedef struct xd_forward {
     xd_result (*run)(void *user, const xd_block_view *view, const void *input);
     void *user;
@@ -43,7 +36,7 @@ typedef struct xd_forward {
 
 /* Runs a block's forward again on the kept input and frees its place. Under a wrapper call it inside the block's backward,
  * otherwise while the block is not open. Local, if `forward` is. Allocates nothing.
- * Errors: STATE (as xd_inputs_keep; no input of this micro-batch; not in its backward), those of `forward`. */
+ * Errors: STATE (as xd_inputs_keep; no such input; not in its backward), those of `forward`. */
 XD_API xd_result xd_recompute(xd_block *block, int64_t micro_batch, xd_forward forward);
 
 #endif

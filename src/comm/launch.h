@@ -3,9 +3,9 @@
 
 #include "base/context.h"
 
-/* The rank of this process in its job, from the launcher's environment variables. */
+/* A process's rank, from its launcher's environment. */
 
-/* The launcher whose variables were read. */
+/* Whose variables were read. */
 typedef enum xd_launch_kind {
     XD_LAUNCH_ALONE = 0, /* no launcher: one rank */
     XD_LAUNCH_TORCHRUN, /* RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT: also build/xdrun */
@@ -21,27 +21,24 @@ typedef enum xd_launch_kind {
 #define XD_LAUNCH_JOB_MAX 64      /* with terminator; letters, digits, '-' and '_' */
 #define XD_LAUNCH_ADDRESS_MAX 256 /* with terminator */
 
-/* A process's place in its job. */
+/* Place in the job. */
 typedef struct xd_launch_info {
     xd_launch_kind kind;
     int rank, world_size; /* of all machines */
     int local_rank;       /* on this machine */
     int local_world_size; /* 0 -> unknown (Slurm, Flux) */
-    /* Name of this job only, equal on all ranks: XDISTILL_JOB (random from build/xdrun), else from the launcher's variables.
-     * "" -> none. */
+    /* Of this job only, equal on all ranks: XDISTILL_JOB (random from build/xdrun), else from the launcher's
+     * variables. "" -> none. */
     char job[XD_LAUNCH_JOB_MAX];
-    char master_address[XD_LAUNCH_ADDRESS_MAX]; /* MASTER_ADDR, where ranks meet; "" -> not set */
+    char master_address[XD_LAUNCH_ADDRESS_MAX]; /* MASTER_ADDR; "" -> not set */
     int master_port;                            /* MASTER_PORT; 0 -> not set */
 } xd_launch_info;
 
-/* Returns which rank this process is. The first set present counts: torchrun, Open MPI, PMI, MVAPICH2, Flux, jsrun, Slurm;
- * none means one rank. MASTER_ADDR and MASTER_PORT count for every kind. With PMI_RANK and PMI_SIZE alone (srun, Flux,
- * mpirun_rsh), local rank and job come from the launcher's other variables. Later sets must agree. Sets with fewer ranks and
- * local rank 0 belong to an outer launcher and are ignored (srun torchrun).
- *
- * Local; allocates nothing; must not run while setenv does. Logs the kind at INFO. *out is untouched on failure.
- * Errors, naming the variables: MISSING (incomplete set; PMIx alone, PMI by a socket), ARGUMENT (number, job name), TOPOLOGY
- * (rank not below its size; sets contradict). Source: manuals of these launchers. */
+/* Returns this process's rank. The first set present counts: torchrun, Open MPI, PMI, MVAPICH2, Flux, jsrun, Slurm;
+ * none -> one rank. More: docs/concepts.md. Local; allocates nothing; must not run while setenv does. Logs the kind
+ * at INFO.
+ * Errors, naming the variables: MISSING (incomplete set; PMIx alone, PMI by a socket), ARGUMENT (number, job name),
+ * TOPOLOGY (rank not below its size; sets contradict). */
 XD_API xd_result xd_launch_discover(xd_ctx *ctx, xd_launch_info *out);
 
 #endif

@@ -1,8 +1,7 @@
 #ifndef XDI_BASE_CONFIG_H
 #define XDI_BASE_CONFIG_H
 
-/* Macros for POSIX clocks, files and threads. The implementation sets them if included before libc headers; otherwise file.c
- * stops with the line to add. */
+/* POSIX macros: set before libc headers, else file.c stops with the line to add. */
 #if defined(XDISTILL_IMPLEMENTATION) && !defined(_POSIX_C_SOURCE) && !defined(_GNU_SOURCE)
 #    define _POSIX_C_SOURCE 200809L
 #    if !defined(_DEFAULT_SOURCE)
@@ -31,7 +30,7 @@
 #    elif XDISTILL_SECTION < 1 || XDISTILL_SECTION > 6
 #        error "XDISTILL_SECTION is 1 to 6"
 #    endif
-#    define XDI_MAKES(sections) ((sections) >> XDISTILL_SECTION & 1) /* a set of bits 1 << 1 to 1 << 6 */
+#    define XDI_MAKES(sections) ((sections) >> XDISTILL_SECTION & 1) /* bits 1 << 1 to 1 << 6 */
 #else
 #    define XDI_MAKES(sections) 1
 #endif
@@ -45,7 +44,7 @@
 #define XD_VERSION_PATCH 0
 #define XD_VERSION (XD_VERSION_MAJOR * 10000 + XD_VERSION_MINOR * 100 + XD_VERSION_PATCH)
 
-/* XDISTILL_STATIC makes public functions private to the implementation's file. */
+/* XDISTILL_STATIC: functions are the implementation file's own. */
 #if !defined(XD_API)
 #    if defined(XDISTILL_STATIC) && defined(__GNUC__)
 #        define XD_API static __attribute__((unused))
@@ -65,8 +64,8 @@
 #    define XD_PRINTF(format_index, first_argument)
 #endif
 
-/* Marks a removal in the next minor version and names the replacement: after XD_API, `struct`, `enum` or an enumerator's
- * name. For a macro, its comment says XD_DEPRECATED. */
+/* Marks a removal in the next minor version; the message names the replacement. After XD_API, `struct`, `enum`, an
+ * enumerator; macros say it in comments. */
 #if !defined(XD_DEPRECATED)
 #    if defined(__GNUC__)
 #        define XD_DEPRECATED(message) __attribute__((deprecated(message)))
@@ -79,19 +78,19 @@
 #    endif
 #endif
 
-/* A declared function that GPUs call too. */
+/* Functions that GPUs call too. */
 #if defined(__CUDACC__)
 #    define XDI_ON_DEVICE __host__ __device__
 #else
 #    define XDI_ON_DEVICE
 #endif
 
-/* Vector kernels by function attributes: gcc and clang on x86-64, not device passes of nvcc. Tests define XDI_NO_X86. */
+/* Vector kernels by attributes: gcc, clang on x86-64, not nvcc's device passes. Tests define XDI_NO_X86. */
 #if defined(__GNUC__) && defined(__x86_64__) && !defined(__CUDA_ARCH__) && !defined(XDI_NO_X86)
 #    define XDI_X86 1
 #endif
 
-/* Vector kernels for any processor; on x86 only on request. */
+/* Vector kernels for any processor; on x86 on request. */
 #if defined(XDISTILL_PORTABLE) || !defined(XDI_X86)
 #    define XDI_PORTABLE 1
 #endif

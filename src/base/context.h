@@ -7,8 +7,7 @@
 #include "base/parallel.h"
 #include "base/result.h"
 
-/* Owns allocator, logger, clock, file calls, collective defaults and the last error. One thread uses it at a time; contexts
- * share nothing mutable. */
+/* One thread uses it at a time; contexts share nothing mutable. */
 typedef struct xd_ctx xd_ctx;
 
 /* Lowest severity to log. */
@@ -20,16 +19,16 @@ typedef enum xd_log_level {
     XD_LOG_TRACE
 } xd_log_level;
 
-/* Receives one line without a newline, on the context's thread. */
+/* One line without newline, on the context's thread. */
 typedef struct xd_logger {
     void (*write)(void *user, xd_log_level level, const char *line);
     void *user;
 } xd_logger;
 
-/* Returns a logger to standard error, one call a line. XD_LOG_INFO adds the number of parameters from xd_build. Pure. */
+/* Returns a logger to standard error, one call a line. XD_LOG_INFO adds xd_build's number of parameters. Pure. */
 XD_API xd_logger xd_stderr_logger(void);
 
-/* Returns monotonic seconds. Deadlines use it, so tests need not sleep. */
+/* Monotonic seconds, for deadlines. */
 typedef struct xd_clock {
     double (*now_seconds)(void *user);
     void *user;
@@ -37,8 +36,8 @@ typedef struct xd_clock {
 
 /* Floating-point sums over ranks.
  *
- *   DETERMINISTIC  rank order: same bits on every run of one mesh
- *   FAST           as the transport does best: equal up to rounding
+ *   DETERMINISTIC  rank order: same bits on every run of a mesh
+ *   FAST           the transport's order: equal up to rounding
  *   INVARIANT      same bits on every mesh: integer row sums for losses and norms, the canonical tree for parameter
  *                  gradients; refuses a float SUM without leaves */
 typedef enum xd_reduction {
@@ -49,54 +48,51 @@ typedef enum xd_reduction {
 
 struct xd_kernels;
 
-/* Settings of a context. Zero is the default of every field. */
+/* Settings of a context. */
 typedef struct xd_ctx_desc {
-    /* Zero -> malloc and free. On Linux these align blocks of 4 MiB and more to 2 MiB and request large pages. Zeroed ranges
-     * of 16 MiB and more take memory and time only when written. Other allocators get neither. */
+    /* Zero -> malloc and free; blocks of 4 MiB and more are large pages on Linux: docs/performance.md. */
     xd_allocator allocator;
     xd_logger logger;            /* zero -> silent */
-    xd_log_level log_level;      /* less severe lines are dropped; 0 -> XD_LOG_WARN */
+    xd_log_level log_level;      /* 0 -> XD_LOG_WARN */
     xd_clock clock;              /* zero -> CLOCK_MONOTONIC */
     xd_files files;              /* zero -> POSIX files */
     xd_reduction reduction;      /* 0 -> XD_REDUCTION_DETERMINISTIC */
     double timeout_seconds;      /* of one collective; 0 -> 60 */
     double init_timeout_seconds; /* of joining a world and its first collective; 0 -> 600 */
     int rank;                    /* world rank in messages; joining sets it */
-    xd_cpu_level cpu;            /* 0 -> the best of this machine; not available: UNSUPPORTED */
-    /* Table of another backend, which outlives the context; NULL -> the CPU's (xd_cuda_create sets it). */
+    xd_cpu_level cpu;            /* 0 -> the best; UNSUPPORTED if absent */
+    /* Another backend's table, outlives the context; NULL -> the CPU's (xd_cuda_create sets it). */
     const struct xd_kernels *kernels;
-    /* Cores of a CPU call, the caller's included; 0 -> 1. Bits do not depend on it. The context creates threads - 1 pool
-     * threads of 2 MB, which sleep when idle. Every rank has a pool: ranks x threads cores. */
+    /* Cores of a CPU call; 0 -> 1. Bits do not depend on it. A rank's context creates threads - 1 pool threads of 2 MB,
+     * which sleep when idle. */
     int threads;
-    /* Runs the work on the caller's threads instead of a pool, at most `threads` at once. Zero -> the pool. */
+    /* The caller's threads, at most `threads` at once. Zero -> a pool. */
     xd_parallel_for parallel_for;
-    void *stream; /* orders the work of a device; NULL -> its default stream */
+    void *stream; /* orders device work; NULL -> the default stream */
 } xd_ctx_desc;
 
-/* Creates a context: xd_ctx_create(const xd_ctx_desc *desc, xd_ctx **out); desc NULL -> all defaults. The macro passes the
- * caller's XD_VERSION. Local.
- * Errors, to desc's logger: MISMATCH (other major or minor version), ARGUMENT (timeouts negative or not finite; threads
- * outside [0, 1024]), UNSUPPORTED (CPU level), MEMORY (also no thread). */
+/* Creates a context, for the caller's XD_VERSION: xd_ctx_create(desc, &ctx); desc NULL -> defaults. Local.
+ * Errors, to desc's logger: MISMATCH (major or minor version), ARGUMENT (timeouts negative or not finite; threads outside
+ * [0, 1024]), UNSUPPORTED (CPU level), MEMORY (also no thread). */
 #define xd_ctx_create(desc, out) xd_ctx_create_versioned(XD_VERSION, (desc), (out))
 XD_API xd_result xd_ctx_create_versioned(int version, const xd_ctx_desc *desc, xd_ctx **out);
 
-/* Frees the context; NULL is legal. Destroy its objects first. A forked process has no pool threads: it computes alone and
- * destroys its copy without a wait. */
+/* Frees it. A forked process has no pool threads: it computes alone and destroys its copy without a wait. */
 XD_API void xd_ctx_destroy(xd_ctx *ctx);
 
-/* Returns the desc with every default filled in. */
+/* Returns the desc with defaults filled in. */
 XD_API const xd_ctx_desc *xd_ctx_settings(const xd_ctx *ctx);
 
-/* Orders later device work of the context on this stream. Local. */
+/* Orders later device work on this stream. Local. */
 XD_API void xd_ctx_set_stream(xd_ctx *ctx, void *stream);
 
-/* Returns the last failure, result XD_OK if none. Valid until the next failing call. */
+/* Returns the last failure, XD_OK if none. Valid until the next. */
 XD_API const xd_error *xd_last_error(const xd_ctx *ctx);
 
-/* Sets the caller's source position of the next error; returns ctx. See XD_AT. */
+/* Sets the next error's source position; returns ctx. */
 XD_API xd_ctx *xd_at(xd_ctx *ctx, const char *file, int line);
 
-/* Optional: xd_mesh_create(XD_AT(ctx), ...) adds the caller's file and line to errors. */
+/* Optional: xd_mesh_create(XD_AT(ctx), ...) adds file and line. */
 #define XD_AT(ctx) xd_at((ctx), __FILE__, __LINE__)
 
 #endif

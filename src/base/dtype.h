@@ -3,8 +3,8 @@
 
 #include "base/config.h"
 
-/* Element types: name, bytes, floating, safetensors name. Arithmetic: F32 F64 BF16 F16 I32 I64 U8; others are only stored,
- * moved, loaded and saved. Ordered by ascending alignment rank of safetensors. */
+/* Name, bytes, floating, safetensors name, by safetensors' ascending alignment rank. Arithmetic: F32 F64 BF16 F16 I32 I64
+ * U8; others are only stored, moved, loaded, saved. */
 #define XD_DTYPES(X)               \
     X(BOOL, 1, false, "BOOL")      \
     X(U8, 1, false, "U8")          \
@@ -22,22 +22,22 @@
     X(I64, 8, false, "I64")        \
     X(U64, 8, false, "U64")
 
-/* An element type of XD_DTYPES. */
+/* Element type. */
 typedef enum xd_dtype {
-    XD_DTYPE_NONE = 0, /* not given; may mean a default */
+    XD_DTYPE_NONE = 0, /* may mean a default */
 #define XDI_DTYPE_ENUM(name, bytes, floating, text) XD_DTYPE_##name,
     XD_DTYPES(XDI_DTYPE_ENUM)
 #undef XDI_DTYPE_ENUM
         XD_DTYPE_COUNT
 } xd_dtype;
 
-/* Returns bytes per element; 0 for XD_DTYPE_NONE and outside the enumeration. */
+/* Returns bytes; 0 for NONE and unknown values. */
 XD_API size_t xd_dtype_size(xd_dtype dtype);
 
-/* Returns true for F16 BF16 F32 F64 and the 8-bit floats. */
+/* Returns true for F16 BF16 F32 F64 and 8-bit floats. */
 XD_API bool xd_dtype_is_floating(xd_dtype dtype);
 
-/* Returns the safetensors name ("BF16"); "NONE" for XD_DTYPE_NONE and outside the enumeration. A constant string. */
+/* Returns the constant "BF16"; "NONE" for NONE and unknown values. */
 XD_API const char *xd_dtype_name(xd_dtype dtype);
 
 #endif

@@ -3,9 +3,9 @@
 
 #include "base/context.h"
 
-/* Error reporting for programs and companion headers. */
+/* For programs and companion headers. */
 
-/* Records a failure in the context, logs it and returns `result`. Local. */
+/* Records and logs a failure; returns `result`. Local. */
 XD_API xd_result xd_fail(xd_ctx *ctx, xd_result result, const char *file, int line, const char *function,
                          const char *format, ...) XD_PRINTF(6, 7);
 
@@ -17,8 +17,7 @@ XD_API xd_result xd_fail_culprit(xd_ctx *ctx, xd_result result, int culprit, con
 #define XD_FAIL_CULPRIT(ctx, result, culprit, ...) \
     xd_fail_culprit((ctx), (result), (culprit), __FILE__, __LINE__, __func__, __VA_ARGS__)
 
-/* The two macros that return: XD_REQUIRE (printf message) if its condition is false, XD_TRY if a call failed. XD_REQUIRE
- * returns its argument instead of xd_fail's equal result, so compilers see that outputs are unset only on failure. */
+/* Macros that return: XD_REQUIRE (printf message) if its condition is false, XD_TRY if a call failed. */
 #define XD_REQUIRE(ctx, condition, result, ...)                    \
     do {                                                           \
         if (!(condition)) {                                        \
@@ -33,8 +32,8 @@ XD_API xd_result xd_fail_culprit(xd_ctx *ctx, xd_result result, int culprit, con
         if (xdi_try_result != XD_OK) return xdi_try_result; \
     } while (0)
 
-/* Return zeroed memory of the context's allocator, or NULL without an error report. xd_release also frees memory that calls
- * return; NULL is legal. Local. */
+/* Return zeroed memory of the context's allocator, or NULL without a report. xd_release also frees what calls return; NULL
+ * is legal. Local. */
 XD_API void *xd_allocate(xd_ctx *ctx, size_t bytes);
 XD_API void xd_release(xd_ctx *ctx, void *memory);
 

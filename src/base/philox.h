@@ -3,10 +3,8 @@
 
 #include "base/config.h"
 
-/* Philox4x32-10 (Salmon et al., "Parallel Random Numbers: As Easy as 1, 2, 3", SC11): numbers as a function of position. Any
- * rank can compute any element. Noise does not depend on the mesh; resuming needs no state.
- *
- * Same bits on every machine, compiler and device: own logarithm, sine and cosine polynomials in explicit fused operations. */
+/* Philox4x32-10: numbers by position. Any rank can compute any element; noise does not depend on the mesh; resuming needs
+ * no state. Same bits on every machine, compiler and device. */
 
 /* Purposes; no two share a number. */
 enum {
@@ -24,22 +22,22 @@ enum {
     XD_STREAM_USER = 128 /* to 255: for programs */
 };
 
-/* A sequence, indexed by flat position in the unsharded sample. */
+/* By flat position in the unsharded sample. */
 typedef struct xd_philox {
     uint64_t seed;
-    uint8_t stream;  /* purpose, XD_STREAM_... */
-    uint16_t micro;  /* micro-batch, or another index */
-    uint32_t sample; /* global index in the step */
+    uint8_t stream;  /* XD_STREAM_... */
+    uint16_t micro;  /* micro-batch, or other index */
+    uint32_t sample; /* global, in the step */
     uint32_t step;   /* optimizer step */
 } xd_philox;
 
-/* Returns a uniform number in (0, 1) with 53 bits from words 0 and 1 of block `block`: times, other scalars. */
+/* Returns a number in (0, 1) with 53 bits, from words 0 and 1 of `block`. */
 XD_API double xd_philox_uniform_f64(const xd_philox *p, int64_t block);
 
-/* Write elements [first, first + count) to out[0, count), f32; adjacent fills equal one fill.
+/* Write elements [first, first + count) to out[0, count); adjacent fills equal one.
  *
  *   uniform   in (0, 1), odd multiples of 2^-24
- *   normal    mean 0, variance 1, Box-Muller on word pairs of a block; |x| <= 5.8 */
+ *   normal    mean 0, variance 1, Box-Muller on word pairs; |x| <= 5.8 */
 XD_API void xd_philox_fill_uniform(const xd_philox *p, int64_t first, int64_t count, float *out);
 XD_API void xd_philox_fill_normal(const xd_philox *p, int64_t first, int64_t count, float *out);
 

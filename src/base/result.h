@@ -3,8 +3,7 @@
 
 #include "base/config.h"
 
-/* Kinds of errors; the message has the details. If one rank finds an error, every rank of the group returns one. Errors
- * concern metadata, data, or a broken group. */
+/* Kinds of errors; the message has details. If one rank finds an error, all ranks of the group return one. */
 #define XD_RESULTS(X)                                                                   \
     X(ERROR_ARGUMENT, "an argument is invalid on its own")                              \
     X(ERROR_TOPOLOGY, "sizes, axes or ranks do not fit together")                       \
@@ -32,21 +31,21 @@ typedef enum xd_result {
         XD_RESULT_COUNT
 } xd_result;
 
-/* The last failure of a context. */
+/* A context's last failure. */
 typedef struct xd_error {
     xd_result result;
-    const char *file; /* position of the failed check */
+    const char *file; /* of the failed check */
     int line;
     const char *function;
-    int rank;          /* of this context in the world */
-    int culprit;       /* world rank that caused it; -1: unknown or this rank */
+    int rank;          /* of this context, world */
+    int culprit;       /* world rank; -1: unknown or this rank */
     char message[512]; /* actual and expected values */
 } xd_error;
 
-/* Returns "ERROR_SHAPE", for example; "OK" for XD_OK, "ERROR_UNKNOWN" outside the enumeration. A constant string. */
+/* Returns a constant "ERROR_SHAPE"; "OK" for XD_OK, "ERROR_UNKNOWN" outside the enumeration. */
 XD_API const char *xd_result_name(xd_result result);
 
-/* Returns one line that explains the kind. A constant string. */
+/* Returns a constant line that explains the kind. */
 XD_API const char *xd_result_text(xd_result result);
 
 #endif

@@ -9,17 +9,16 @@ typedef struct xd_text {
     int64_t size;
 } xd_text;
 
-/* Strings of tokens: a vocabulary by id, or a sequence. */
+/* Tokens: a vocabulary by id, or a sequence. */
 typedef struct xd_texts {
     const xd_text *texts; /* [count] */
     int64_t count;
 } xd_texts;
 
-/* The role of a token. Without bytes it is paired with the other side's token of this role at the same offset. */
+/* Tokens without bytes pair by role and offset. */
 typedef enum xd_token_role { XD_TOKEN_TEXT = 0, XD_TOKEN_BOS, XD_TOKEN_EOS, XD_TOKEN_SPECIAL } xd_token_role;
 
-/* Bytes [begin, end) of the original text. Spans of tokens that share a character, or a cluster normalised as a whole, may be
- * equal or nested. */
+/* Bytes of the original text. Tokens that share a character or a normalised cluster may have equal or nested spans. */
 typedef struct xd_token_span {
     int64_t begin, end;
 } xd_token_span;

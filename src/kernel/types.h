@@ -4,64 +4,62 @@
 #include "base/context.h"
 #include "base/dtype.h"
 
-/* Arguments and results of calls. With a GPU, structs of results are in its memory. */
+/* With a GPU, results are in its memory. */
 
 /* A borrowed matrix: element (r, c) is data[r * stride + c]. */
 typedef struct xd_rows {
     void *data;
-    xd_dtype dtype; /* XD_DTYPE_F32 or XD_DTYPE_BF16 for logits */
+    xd_dtype dtype; /* logits: F32 or BF16 */
     int64_t rows, cols;
-    int64_t stride; /* elements between rows; 0 -> cols */
+    int64_t stride; /* elements; 0 -> cols */
 } xd_rows;
 
-/* c0 p + c1 q: forward process, conversion of predictions, guidance. d/dp = c0, d/dq = c1. */
+/* c0 p + c1 q. d/dp = c0, d/dq = c1. */
 typedef struct xd_mix {
     double c0, c1;
 } xd_mix;
 
-/* out = c0 p + c1 q with factors for each row. A row is a sample, or a frame or channel that repeats its factors. */
+/* out = c0 p + c1 q. A row is a sample, or a frame or channel that repeats its factors. */
 typedef struct xd_mix_desc {
     xd_rows p;         /* [rows, columns] F32, F16, BF16 or F64 */
-    xd_rows q;         /* same shape, any such dtype; data NULL -> out = c0 p */
-    xd_rows out;       /* as q; may be p or q itself: same memory, dtype and stride */
-    const xd_mix *mix; /* [rows], on the context's device */
+    xd_rows q;         /* any such dtype; data NULL -> out = c0 p */
+    xd_rows out;       /* as q; may be p or q: same memory, dtype and stride */
+    const xd_mix *mix; /* [rows], on the device */
 } xd_mix_desc;
 
-/* Borrowed token ids (vocabulary columns): labels, targets, lists. Losses read them in place. {labels} has 64 bits. */
+/* Borrowed ids: labels, targets, lists. Losses read them in place. {labels} has 64 bits. */
 typedef struct xd_ids {
     const void *data;
-    xd_dtype dtype; /* XD_DTYPE_I32 or XD_DTYPE_I64; NONE -> I64; others: DTYPE */
+    xd_dtype dtype; /* I32 or I64; NONE -> I64; others: DTYPE */
 } xd_ids;
 
-/* First data error of an operation and counts of each kind, on the tensors' device. Losses exchange it, so all ranks agree.
- * All zero: no error. */
+/* First data error and counts of each kind, on the tensors' device; the same on all ranks. All zero: none. */
 typedef struct xd_status {
     int64_t label_out_of_range; /* rows */
     int64_t not_finite;         /* logit rows or gradient elements */
-    int64_t nothing_counted;    /* losses with denominator 0 */
-    int64_t overflow;           /* of integers in INVARIANT mode */
-    int64_t first_row;          /* of the first error, global if known */
+    int64_t nothing_counted;    /* losses, denominator 0 */
+    int64_t overflow;           /* of INVARIANT integers */
+    int64_t first_row;          /* global if known */
     double first_value;         /* at first_row */
     int64_t large_norms;        /* above xd_gradient_norm_desc.refuse_above */
 } xd_status;
 
-/* Copies results (xd_loss_values, a norm, a status) from the context's device to the host after all work launched before.
- * Local. Errors: TIMEOUT (timeout_seconds). */
+/* Copies results from the device after all work launched before. Local. Errors: TIMEOUT (timeout_seconds). */
 XD_API xd_result xd_read(xd_ctx *ctx, void *to, const void *from, size_t bytes);
 
-/* Returns contiguous rows, [rows, columns]. Pure. */
+/* Returns contiguous rows. Pure. */
 XD_API xd_rows xd_rows_of(const void *data, xd_dtype dtype, int64_t rows, int64_t columns);
 
-/* Returns ids, for languages without struct initialisers; data NULL -> no ids. Pure. */
+/* Returns ids; data NULL -> none. Pure. */
 XD_API xd_ids xd_ids_of(const void *data, xd_dtype dtype);
 
-/* Converts [count] elements on the context's device, without overlap.
+/* Converts [count] elements on the device, without overlap.
  *
- *   float -> float       F16 BF16 F32 F64, to nearest even; F64 to F16 and BF16 through F32, as xd_store_f64
+ *   float -> float       F16 BF16 F32 F64, to nearest even; F64 to F16 and BF16 through F32
  *   integer -> float     through F64, exact to 2^53
  *   integer -> integer   BOOL U8 I32 I64, not to a narrower one
  *
- * Local; does not wait for a GPU. Errors, without a write: DTYPE (other pairs), ARGUMENT (count < 0). */
+ * Local; does not wait for a GPU. Errors: DTYPE (other pairs), ARGUMENT (count < 0). */
 XD_API xd_result xd_cast(xd_ctx *ctx, void *to, xd_dtype to_dtype, const void *from, xd_dtype from_dtype,
                          int64_t count);
 
@@ -73,46 +71,42 @@ typedef enum xd_reduce_op {
     XD_AVG  /* sum times 1/n, in the accumulation type */
 } xd_reduce_op;
 
-/* Gradient leaves of one rank in a sum: [first, first + count) of the step's `total` leaves (micro-batches). total 0 -> none.
- *
- * The canonical tree over [lo, hi) splits at lo + m and adds left to right. Here m is the largest power of two below hi - lo.
- * Only `total` determines the shape, so ranks and accumulation steps do not change bits. A rank's forest is its range in
- * aligned power-of-two blocks, each a node of the tree. */
+/* Leaves [first, first + count) of the step's `total` (micro-batches) in a gradient sum. total 0 -> none. The canonical
+ * tree's shape depends on `total` alone: docs/decisions.md. */
 typedef struct xd_leaves {
     int64_t first, count, total;
 } xd_leaves;
 
-/* Default label of rows that do not count. */
+/* Default label of uncounted rows. */
 #define XD_IGNORE_INDEX (-100)
 
-/* Positions of one micro-batch on one rank. A position counts if its label is not ignore_index and its mask is not 0. Missing
- * arrays exclude none. Its weight is 1 or weights[i]. */
+/* A rank's positions of a micro-batch. One counts if its label is not ignore_index and its mask is not 0; missing arrays
+ * exclude none. Its weight is 1 or weights[i]. */
 typedef struct xd_positions {
     int64_t count;
     xd_ids labels;         /* [count] or none */
-    bool has_ignore_index; /* false -> ignore_index is XD_IGNORE_INDEX */
+    bool has_ignore_index; /* false -> XD_IGNORE_INDEX */
     int64_t ignore_index;
     const uint8_t *mask;  /* [count] or NULL */
     const float *weights; /* [count] or NULL; finite, not negative */
 } xd_positions;
 
-/* Divisor of a loss mean, formed once per optimizer step on the tensors' device. Loss and gradient are those of one rank with
- * the whole batch. Kernels read `inverse`. */
+/* Divisor of a loss mean, once per optimizer step, on the tensors' device. */
 typedef struct xd_denominator {
-    double value;      /* sum of counted weights over micro-batches and ranks */
+    double value;      /* counted weights over micro-batches and ranks */
     double inverse;    /* 1 / value; 0 if nothing counted or a weight was refused */
     int64_t positions; /* counted */
-    int64_t refused;   /* weights negative, not finite, too large, or counts < 0; value is then 0 */
+    int64_t refused;   /* weights negative, not finite, too large, or counts < 0; value is 0 */
 } xd_denominator;
 
-/* Sums over comm / denominator, scaled. loss = hard_weight hard + soft_weight tau^2 soft. */
+/* Over comm, by denominator and scale. loss = hard_weight hard + soft_weight tau^2 soft. */
 typedef struct xd_loss_values {
     double loss, hard, soft;
     int64_t counted; /* rows */
 } xd_loss_values;
 
-/* Values and status of a loss: one device allocation, zero before the step, and one xd_read, the only call that waits. Any
- * number of losses share a status and add to it; zero it after the read. docs/tutorial.md has an example. */
+/* One device allocation and one xd_read, the only call that waits. Losses may share a status and add to it; zero it first
+ * and after a read. Example: docs/tutorial.md. */
 typedef struct xd_loss_report {
     xd_loss_values values;
     xd_status status;
@@ -123,53 +117,50 @@ typedef enum xd_divergence {
     XD_KL_FORWARD = 0, /* KL(teacher || student) */
     XD_KL_REVERSE,     /* KL(student || teacher) */
     XD_JSD, /* beta KL(teacher || m) + (1 - beta) KL(student || m), m = beta teacher + (1 - beta) student */
-    XD_SOFT_CE,  /* -sum teacher ln student = forward KL + teacher's entropy */
-    XD_KL_MIXED, /* (1 - beta) forward + beta reverse; top-k losses only */
-    /* xd_loss only, without cross entropy: */
-    XD_MFT,   /* minimal fine-tuning: forward KL from a corrected teacher */
-    XD_COSINE /* 1 - cos(student, teacher), of logits */
+    XD_SOFT_CE,  /* -sum teacher ln student */
+    XD_KL_MIXED, /* (1 - beta) forward + beta reverse; top-k only */
+    /* xd_loss only, without cross entropy (docs/questions.md): */
+    XD_MFT,   /* forward KL from a corrected teacher */
+    XD_COSINE /* 1 - cos(student, teacher), logits */
 } xd_divergence;
 
-/* Treatment of the probability outside the k ids. Except in ZERO_OUTSIDE, only its total matters, not its columns. */
+/* Probability outside the k ids; all but ZERO_OUTSIDE use only its total. Optima: docs/questions.md. */
 typedef enum xd_topk_mode {
-    /* The default: one more entry with the mass outside, on both sides. Optimum: the teacher's mass. */
+    /* Default: one more entry with the mass outside, on both sides. */
     XD_TOPK_TAIL = 0,
-    /* Renormalises both over the ids; the gradient is inside only. The mass outside is free, up to all of it with this term
-     * alone. */
+    /* Renormalises both; gradient inside, mass outside free. */
     XD_TOPK_RENORMALISE,
-    /* Sums true probabilities over the ids. Mass outside at the optimum: forward KL none; JSD the teacher's; reverse KL 1 -
-     * t/e, t the teacher's mass on the ids. */
+    /* Sums true probabilities over the ids. */
     XD_TOPK_TRUNCATE,
-    /* Renormalises the teacher, log -100 outside (NeMo-RL); no JSD. Optimum: no mass outside. */
+    /* Renormalises the teacher, log -100 outside (NeMo-RL); no JSD. */
     XD_TOPK_ZERO_OUTSIDE
 } xd_topk_mode;
 
 /* Order of a norm. */
 typedef enum xd_norm_type {
-    XD_NORM_L2 = 0, /* the default: sqrt(sum of squares) */
+    XD_NORM_L2 = 0, /* default: sqrt(sum of squares) */
     XD_NORM_L1,     /* sum |x| */
     XD_NORM_MAX     /* max |x| */
 } xd_norm_type;
 
-/* Gradient factor from a total norm; c = max_norm / (norm + 1e-6). */
+/* Gradient factor; c = max_norm / (norm + 1e-6). */
 typedef enum xd_clip_form {
-    XD_CLIP_ABOVE = 0,  /* the default: c if c < 1; 1 for a non-finite norm, whose step is skipped */
-    XD_CLIP_ABOVE_NEMO, /* c if c < 1: infinite norm 0, NaN norm 1 */
-    XD_CLIP_ALWAYS      /* PyTorch, FastGen: min(1, c), NaN for a NaN norm; multiplies even by 1 */
+    XD_CLIP_ABOVE = 0,  /* default: c if < 1; 1 for a non-finite norm, whose step is skipped */
+    XD_CLIP_ABOVE_NEMO, /* c if < 1: infinite norm 0, NaN norm 1 */
+    XD_CLIP_ALWAYS      /* PyTorch, FastGen: min(1, c), NaN for NaN; multiplies even by 1 */
 } xd_clip_form;
 
-/* Limbs of an exact sum: limb k has units of 2^(32 k - 320). Squares of f32 are multiples of 2^-298 below 2^256: integer
- * additions of 2^63 of them are exact in any order and partition. */
+/* Limb k of an exact sum has units of 2^(32 k - 320). 2^63 squares of f32 add exactly, in any order. */
 #define XD_NORM_LIMBS 20
 
-/* One rank's part of a norm, over finite elements. */
+/* A rank's part of a norm, over finite elements. */
 typedef struct xd_norm_sum {
-    /* Sum of |x|^p unless exact, in array order or vector lanes; BF16 may use f32 lanes, relative error <= 2^-19. */
+    /* sum |x|^p unless exact, in array order or vector lanes; BF16 may use f32 lanes: relative error <= 2^-19 */
     double sum;
     double largest;               /* |x| */
-    int64_t not_finite;           /* infinities and NaNs */
-    int64_t nan;                  /* NaNs among them */
-    int64_t limbs[XD_NORM_LIMBS]; /* if exact; carries propagated, so 2^31 ranks can add */
+    int64_t not_finite;           /* infinities, NaNs */
+    int64_t nan;                  /* NaNs */
+    int64_t limbs[XD_NORM_LIMBS]; /* if exact; carries propagated: 2^31 ranks can add */
 } xd_norm_sum;
 
 /* Maximum dimensions of a tensor. */
@@ -179,11 +170,11 @@ typedef struct xd_norm_sum {
 typedef enum xd_init_kind {
     XD_INIT_ZERO = 0,
     XD_INIT_CONSTANT, /* center */
-    XD_INIT_NORMAL,   /* center + scale z, z of mean 0 and variance 1 */
+    XD_INIT_NORMAL,   /* center + scale z, z normal: mean 0, variance 1 */
     XD_INIT_UNIFORM   /* center + scale u, u in (-1, 1) */
 } xd_init_kind;
 
-/* First values, in f32, rounded to the element type. */
+/* In f32, rounded to the element type. */
 typedef struct xd_init {
     xd_init_kind kind;
     float center, scale;
@@ -193,7 +184,7 @@ typedef struct xd_init {
 typedef struct xd_launch {
     xd_ctx *ctx;
     void *stream;    /* NULL on the CPU */
-    void *workspace; /* device memory for partial results; size: its _workspace query */
+    void *workspace; /* device memory; size: its _workspace query */
     size_t workspace_bytes;
     xd_status *status; /* may be NULL */
 } xd_launch;

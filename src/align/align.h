@@ -33,7 +33,7 @@ typedef struct xd_align_side {
     int64_t count;
 } xd_align_side;
 
-/* Counts of an alignment. */
+/* Alignment counts. */
 typedef struct xd_align_report {
     int64_t chunks, exact;
     int64_t one_sided;   /* with an empty side */

@@ -52,7 +52,7 @@ XD_API void xd_projection_rows_destroy(xd_ctx *ctx, xd_projection_rows *rows);
 
 /* ---- the matrix that losses use ---- */
 
-/* Options of a build: xd_projection_defaults. */
+/* Build options: xd_projection_defaults. */
 typedef struct xd_projection_options {
     int64_t max_pieces;       /* per token, 1 to 32 */
     int64_t k;                /* per student id, 1 to 1024 */

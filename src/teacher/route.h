@@ -21,8 +21,8 @@ typedef struct xd_route_span {
     int64_t begin, end;
 } xd_route_span;
 
-/* What one rank computes (teacher) or needs (student) in a step. Ranks of the same positions and columns are
- * replicas. */
+/* What one rank computes (teacher) or needs (student) in a step. Teacher ranks of the same positions and columns
+ * are replicas. */
 typedef struct xd_route_side {
     int64_t sample_count;           /* 0 -> not on this side */
     int64_t sample_begin;           /* the first, if consecutive */
@@ -55,7 +55,7 @@ typedef struct xd_route_window {
     bool is_view;         /* rows are a slot's */
 } xd_route_window;
 
-/* A route as one rank sees it. */
+/* A route on one rank. */
 typedef struct xd_route_info {
     int64_t posts; /* micro-batches in a step */
     int64_t takes; /* windows in a step */

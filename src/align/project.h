@@ -3,13 +3,9 @@
 
 #include "align/projection.h"
 
-/* Copies a projection to the context's device, so that losses need not copy it in each call. Local.
- *
- *   projection  in host memory
- *   out         for this context, not for the host; free with xd_projection_unload before the device leaves the context
- *
- * Takes 16 bytes of device memory per entry and 8 per row and column, and waits for the device. Errors, *out untouched:
- * ARGUMENT (already on the device), MEMORY, DEVICE. */
+/* Copies a host projection to the context's device, for losses of this context. Free with xd_projection_unload before
+ * the device leaves the context. Local. Takes 16 bytes of device memory per entry and 8 per row and column. Waits for
+ * the device. Errors: ARGUMENT (already there), MEMORY, DEVICE. */
 XD_API xd_result xd_projection_upload(xd_ctx *ctx, const xd_projection *projection, xd_projection *out);
 
 /* Frees such a copy; may be empty. */

@@ -11,31 +11,28 @@ typedef struct xd_projection_report {
     int64_t exact;      /* of these in both tokenizers */
     int64_t cut;        /* tokens with more than max_pieces pieces */
     int64_t entries;    /* of the matrix */
-    double mean_pieces; /* pieces of a token, without limit; an exact token has one */
+    double mean_pieces; /* of a token, without limit; an exact token has one */
     double lost_bytes;  /* share of bytes in ignored pieces, or without teacher tokens */
     double lost_mass;   /* share of votes outside the k best, mean of covered rows */
-    bool read;          /* from the directory, without a build */
+    bool read;          /* from the directory */
 } xd_projection_report;
 
 /* The settings of a build. */
 typedef struct xd_projection_desc {
-    const xd_tokenizer *student, *teacher; /* required */
-    const xd_projection_options *options;  /* NULL -> xd_projection_defaults() */
-    /* Keeps the projection here by its cache name. A damaged file is written again. Several processes may do so at once. NULL ->
-     * builds it. */
+    const xd_tokenizer *student, *teacher;
+    const xd_projection_options *options; /* NULL -> xd_projection_defaults() */
+    /* Keeps the projection by its cache name, and replaces a damaged file. Several processes may do so at once. NULL
+     * -> builds it. */
     const char *directory;
 } xd_projection_desc;
 
-/* Builds the projection of two tokenizers from the bytes of their tokens. Local.
+/* Builds the projection of two tokenizers from the bytes of their tokens (docs/xtoken.md). Local.
  *
- *   out      [student's size, teacher's size], with its origin; free with xd_projection_destroy
+ *   out      [student's size, teacher's size] with its origin; free with xd_projection_destroy
  *   report   NULL when not needed; of a projection that was read: `read` and `entries`
  *
- * A token of both vocabularies, or a special token of the same name, maps to that token alone. The teacher's tokenizer encodes
- * other tokens as inside a text. The first pieces get the weights 0.9 * 0.1^i, scaled to sum 1; unknown tokens none. The k
- * best votes make a row of sum 1.
- * Takes an encoder, 64 bytes per vote, 110 per entry and 60 per id. Errors: ARGUMENT
- * (options), DATA (split pattern), MEMORY; those of xd_projection_save. */
+ * Takes an encoder, 64 bytes per vote, 110 per entry and 60 per id. Errors: ARGUMENT (options), DATA (split pattern),
+ * MEMORY; those of xd_projection_save. */
 XD_API xd_result xd_projection_build(xd_ctx *ctx, const xd_projection_desc *desc, xd_projection *out,
                                      xd_projection_report *report);
 

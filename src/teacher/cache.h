@@ -5,12 +5,11 @@
 #include "align/projection_file.h"
 #include "loss/vocab.h"
 
-/* A file of a teacher's predictions for a text: docs/routes.md has its format. A position is a token of the teacher. Its entry
- * predicts the next token: the k most probable ids, the probability of all others (the tail), and that of the text's own. */
+/* A file of a teacher's predictions for a text: docs/routes.md. */
 
 /* How log-probabilities of k ids are stored. */
 typedef enum xd_cache_coding {
-    XD_CACHE_8_BITS = 0, /* to 1/32 nat (3 %) */
+    XD_CACHE_8_BITS = 0, /* to 1/32 nat */
     XD_CACHE_16_BITS,    /* to 1/4096 nat */
     XD_CACHE_F32
 } xd_cache_coding;
@@ -22,17 +21,17 @@ enum {
 
 /* The contents of a cache. */
 typedef struct xd_teacher_cache_desc {
-    int64_t vocabulary;     /* required; columns of logits without padding */
-    uint64_t teacher_hash;  /* xd_tokenizer_info.hash */
-    uint64_t student_hash;  /* 0 -> any student */
-    double temperature;     /* of the k ids and the tail; 0 -> 1 */
-    int64_t k;              /* ids per position, at least 1 */
-    int64_t context;        /* maximum tokens that the teacher saw before a position; 0 -> unknown */
-    xd_cache_coding coding; /* 0 -> 8 bits */
-    bool spans;             /* stores spans, to align without a tokenizer */
-    const char *name;       /* at most 63 bytes; NULL -> "" */
-    const xd_vocab *vocab;  /* split of logits, not stored; NULL -> not split */
-    const char *path;       /* required to write; NULL in a header that was read */
+    int64_t vocabulary;    /* required; without padding */
+    uint64_t teacher_hash; /* xd_tokenizer_info.hash */
+    uint64_t student_hash; /* 0 -> any student */
+    double temperature;    /* of the k ids and the tail; 0 -> 1 */
+    int64_t k;             /* per position, at least 1 */
+    int64_t context;       /* maximum tokens seen before a position; 0 -> unknown */
+    xd_cache_coding coding;
+    bool spans;            /* to align without a tokenizer */
+    const char *name;      /* at most 63 bytes; NULL -> "" */
+    const xd_vocab *vocab; /* split of logits, not stored; NULL -> not split */
+    const char *path;      /* to write; NULL in a header that was read */
 } xd_teacher_cache_desc;
 
 /* ---- writing ---- */
@@ -40,33 +39,32 @@ typedef struct xd_teacher_cache_desc {
 /* Writes a cache. */
 typedef struct xd_teacher_cache_writer xd_teacher_cache_writer;
 
-/* Consecutive positions of a document, and the teacher's logits at them. */
+/* Consecutive positions of a document. */
 typedef struct xd_teacher_cache_block {
-    xd_rows logits;             /* [n, >= this rank's columns] f32 or bf16, not divided by the temperature */
-    const int32_t *ids;         /* [n] tokens */
-    const int32_t *next;        /* [n] the next token, ids[i + 1]; -1 -> the document ends */
+    xd_rows logits;             /* [n, >= this rank's columns] f32 or bf16, before the temperature */
+    const int32_t *ids;         /* [n] */
+    const int32_t *next;        /* [n] ids[i + 1]; -1 -> the document ends */
     const xd_token_span *spans; /* [n] in the document's text; required with desc.spans */
 } xd_teacher_cache_block;
 
-/* Creates a writer. Collective over the vocabulary's group, as the next three calls; its rank 0 writes the file, which
- * appears at commit or not at all. Memory: the object. Errors: ARGUMENT (desc), IO, MEMORY. */
+/* Creates a writer. Collective over the vocabulary's group, as the next three calls; its rank 0 writes the file.
+ * Errors: ARGUMENT, IO, MEMORY. */
 XD_API xd_result xd_teacher_cache_writer_create(xd_ctx *ctx, const xd_teacher_cache_desc *desc,
                                                 xd_teacher_cache_writer **out);
 
-/* Starts a document: a text that the teacher reads from its beginning. Stores its size and checksum, for readers to compare.
- * NULL with 0 is an empty text. A cache has at least one document. */
+/* Starts a document; stores its size and checksum. NULL with 0 is an empty text. A cache has at least one document. */
 XD_API xd_result xd_teacher_cache_writer_document(xd_teacher_cache_writer *writer, const void *text,
                                                   size_t bytes);
 
-/* Appends any number of positions to the document; their division into calls does not change the file. Takes [n, k] and [n]
- * memory for the call. Deterministic for a fixed split; with 8 and 16 bits another split changes a few positions at most.
- * Errors, nothing is then appended: ARGUMENT (ids outside the vocabulary; `next` contradicts ids; spans go back, leave the text
- * or exceed 65535 bytes), SHAPE, DTYPE, DATA (logits NaN or +infinity, or all -infinity), IO, MEMORY. */
+/* Appends positions to the document; their division into calls changes no byte. Takes [n, k] and [n] memory for the
+ * call. Deterministic for a fixed split.
+ * Errors, nothing appended: ARGUMENT (ids; `next` contradicts ids; spans go back, leave the text or exceed 65535
+ * bytes), SHAPE, DTYPE, DATA (logits NaN or +infinity, or all -infinity), IO, MEMORY. */
 XD_API xd_result xd_teacher_cache_writer_append(xd_teacher_cache_writer *writer,
                                                 const xd_teacher_cache_block *block);
 
-/* Completes and names the file, and frees the writer in every case. Errors, without a file: ARGUMENT (nothing appended; the
- * last `next` is not -1), IO. */
+/* Completes and names the file, whole, and frees the writer in every case. Errors, without a file: ARGUMENT (nothing
+ * appended; the last `next` is not -1), IO. */
 XD_API xd_result xd_teacher_cache_writer_commit(xd_teacher_cache_writer *writer);
 
 /* Discards the file and frees the writer. Local. NULL is fine. */
@@ -81,8 +79,8 @@ typedef struct xd_teacher_cache xd_teacher_cache;
 typedef struct xd_teacher_cache_info {
     xd_teacher_cache_desc desc; /* vocab is NULL; name lives as long as the cache */
     int64_t positions, documents;
-    int64_t text_bytes; /* of all documents */
-    size_t bytes;       /* of the file */
+    int64_t text_bytes;
+    size_t bytes; /* of the file */
     uint32_t checksum;
 } xd_teacher_cache_info;
 
@@ -98,24 +96,23 @@ typedef struct xd_cached_position {
     int32_t id, next;     /* next is -1 at a document's end */
     xd_token_span span;   /* zero without spans */
     double next_log_prob; /* at temperature 1; -infinity at the end */
-    double tail;          /* probability of all but the k ids */
+    double tail;          /* of all but the k ids */
 } xd_cached_position;
 
-/* A cache to open: a file, or its bytes. */
+/* A file, or its bytes. */
 typedef struct xd_teacher_cache_open_desc {
     const char *path; /* NULL -> data */
-    const void *data; /* [data_bytes] the file's bytes, which must outlive the object; optional with path */
+    const void *data; /* [data_bytes] must outlive the object; optional with path */
     size_t data_bytes;
-    const xd_projection_origin *expected; /* tokenizers in use; only the hashes are compared. NULL -> any */
+    const xd_projection_origin *expected; /* only the hashes are compared; NULL -> any */
 } xd_teacher_cache_open_desc;
 
-/* Opens a cache: maps it into memory if the system can, or reads it. Close it with xd_teacher_cache_close. Checks every number of
- * the file, which must not change while it is open. Local. Errors: IO, FORMAT (format violated), CORRUPT (checksum), UNSUPPORTED
- * (version), ARGUMENT (other tokenizers), MEMORY. */
+/* Opens a cache: maps it into memory if possible, or reads it. Checks every number of the file, which must not change
+ * while open. Local. Errors: IO, FORMAT, CORRUPT (checksum), UNSUPPORTED (version), ARGUMENT (tokenizers), MEMORY. */
 XD_API xd_result xd_teacher_cache_open(xd_ctx *ctx, const xd_teacher_cache_open_desc *desc,
                                        xd_teacher_cache **out);
 
-/* Closes the cache, in its context. NULL is fine. */
+/* Closes the cache, in its context. */
 XD_API void xd_teacher_cache_close(xd_teacher_cache *cache);
 
 /* Returns the header. Local. */
@@ -125,16 +122,15 @@ XD_API xd_teacher_cache_info xd_teacher_cache_describe(const xd_teacher_cache *c
 XD_API xd_result xd_teacher_cache_find_document(xd_ctx *ctx, const xd_teacher_cache *cache, int64_t d,
                                                 xd_cached_document *out);
 
-/* Which positions to read, and what of them. Outputs that are NULL are not read. */
+/* What to read. */
 typedef struct xd_teacher_cache_read_desc {
     int64_t first, count;
     xd_cached_position *positions; /* [count]; NULL -> none */
-    int32_t *ids;                  /* [count, k] the most probable ids; NULL -> none */
-    double
-        *probabilities; /* [count, k] theirs at the cache's temperature, sum 1 with the tail; NULL -> none */
+    int32_t *ids;                  /* [count, k]; NULL -> none */
+    double *probabilities; /* [count, k] at the cache's temperature, sum 1 with the tail; NULL -> none */
 } xd_teacher_cache_read_desc;
 
-/* Reads positions [first, first + count). O(count k). Local. Errors: ARGUMENT (range). */
+/* Reads positions. O(count k). Local. Errors: ARGUMENT (range). */
 XD_API xd_result xd_teacher_cache_read(xd_ctx *ctx, const xd_teacher_cache *cache,
                                        const xd_teacher_cache_read_desc *desc);
 

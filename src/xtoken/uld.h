@@ -4,31 +4,30 @@
 #include "align/align.h"
 #include "kernel/types.h"
 
-/* Universal logit distillation (Boizard et al., 2024; hybrid and merged forms: TRL, ULDLoss) compares sorted probabilities, and
- * needs no common vocabulary. */
+/* Universal logit distillation compares sorted probabilities, without a common vocabulary: docs/xtoken.md. */
 
-/* The distribution of a chunk of several tokens: one token's, times the probabilities of the others. */
+/* A chunk's distribution: one token's, times the probabilities of the others. */
 typedef enum xd_uld_merge {
     /* The last token's; row t - 1 predicts token t. */
     XD_ULD_BAYESIAN = 0,
-    XD_ULD_OBSERVED /* TRL's default, for parity: the first token's, with row t as prediction of token t (off by one) */
+    XD_ULD_OBSERVED /* TRL's default: the first token's; row t predicts token t */
 } xd_uld_merge;
 
-/* One side of a sequence. */
+/* One side. */
 typedef struct xd_uld_side {
-    xd_rows logits;     /* [T, >= vocabulary], f32 or bf16; not split */
-    int64_t vocabulary; /* true columns */
-    const int64_t *ids; /* [T] the sequence's tokens */
+    xd_rows logits;     /* [T, >= vocabulary] f32 or bf16; not split */
+    int64_t vocabulary; /* without padding */
+    const int64_t *ids; /* [T] tokens */
     double temperature; /* 0 -> 1 */
 } xd_uld_side;
 
 /* One sequence. */
 typedef struct xd_uld_desc {
     xd_uld_side student, teacher;
-    const xd_aligned_chunk *chunks; /* [chunk_count]; those with an empty side are ignored */
+    const xd_aligned_chunk *chunks; /* [chunk_count]; an empty side: ignored */
     int64_t chunk_count;
     xd_uld_merge merge;
-    /* Hybrid: ids of one token on both sides, compared by TRL's generalised JSD; others as sorted lists. NULL: all as lists. */
+    /* Ids of one token; NULL -> none */
     const int64_t *matched_student, *matched_teacher; /* [matched_count], each id once */
     int64_t matched_count;
     double matched_weight, unmatched_weight;
@@ -45,13 +44,10 @@ typedef struct xd_uld_values {
     int64_t chunks;            /* with two sides */
 } xd_uld_values;
 
-/* Computes value and gradient of one sequence, and waits for the values.
- *
- * Logits and gradient are memory of the context's device, all else is host memory. Equal logits are ranked by id.
- * Probabilities of merged tokens below 1e-8 become 1e-8 and pass no gradient. Local. The same bits on every run. Takes 20 to
- * 30 bytes for each id of both vocabularies and each chunk at once (docs/xtoken.md).
- * Errors, outputs untouched: ARGUMENT (temperature, beta, denominator, chunks, ids; scale and weights whose gradient could
- * leave f32), SHAPE, DTYPE, MEMORY. DATA (NaN or +infinity in a needed row) writes the gradient, 0 in such chunks. */
+/* Computes value and gradient of one sequence, and waits for the values. Local. The same bits on every run. Logits
+ * and gradient are memory of the context's device, all else host memory.
+ * Errors: ARGUMENT (temperature, beta, denominator, chunks, ids; scale and weights whose gradient could leave f32),
+ * SHAPE, DTYPE, MEMORY. DATA (NaN or +infinity in a needed row) writes the gradient, 0 in such chunks. */
 XD_API xd_result xd_uld_loss(xd_ctx *ctx, const xd_uld_desc *desc, xd_uld_values *out);
 
 #endif

@@ -4,22 +4,18 @@
 #include "comm/collective.h"
 #include "kernel/dmd_types.h"
 
-/* Common fields of losses over samples. Tensors are [samples, elements] of F32, BF16 or F16, one row a sample. Ranks of `split`
- * hold parts of the same samples, of any sizes, also 0; ranks of `comm` hold other samples. Without such ranks they are NULL.
- *
- *   loss = weight scale / N * sum over all samples of their losses
- *
- * A sample with a non-finite element or factor is a finding: loss and gradient 0, still in N, no effect on others. */
+/* Fields of losses over samples: weight scale / N * sum of their losses. Tensors are [samples, elements] of F32, BF16 or
+ * F16. A sample with a non-finite element or factor is a finding: loss and gradient 0, still in N. */
 typedef struct xd_sample_common {
-    double weight;                     /* > 0, for value and gradient */
-    const double *scale;               /* in device memory: loss scaler, 1 / accumulation; NULL -> 1 */
-    const xd_denominator *denominator; /* N of the whole step; NULL -> denominator_value */
-    double denominator_value;          /* N; 0 -> counted over split and comm: the mean */
-    xd_comm *split;                    /* tensor or context parallel axes that cut samples; NULL -> none */
-    xd_comm *comm;                     /* data axes that sum results; NULL -> this rank's samples only */
-    double *sample_loss; /* [samples] losses of whole samples without weight, scale and N; or NULL */
-    xd_status *status;   /* receives findings; NULL -> the call returns DATA */
-    void *workspace;     /* NULL -> the device's allocator, for this call */
+    double weight;                     /* > 0 */
+    const double *scale;               /* device memory; a loss scaler; NULL -> 1 */
+    const xd_denominator *denominator; /* N of the step; NULL -> denominator_value */
+    double denominator_value;          /* N; 0 -> counted over split and comm */
+    xd_comm *split;      /* ranks with parts of these samples, of any sizes, also 0; NULL -> none */
+    xd_comm *comm;       /* ranks with other samples; NULL -> none */
+    double *sample_loss; /* out [samples], of whole samples, without weight, scale, N; NULL -> none */
+    xd_status *status;   /* of findings; NULL -> the call returns DATA */
+    void *workspace;     /* NULL -> the device's allocator */
     size_t workspace_bytes;
 } xd_sample_common;
 

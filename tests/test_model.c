@@ -114,6 +114,24 @@ XD_TEST(thousands_of_names_are_all_found) {
     xd_ctx_destroy(ctx);
 }
 
+/* The groups are those of xd_optimizer_desc. */
+XD_TEST(a_weight_names_its_group_of_an_optimizer) {
+    xd_ctx *ctx = plain_ctx();
+    xd_model *model = NULL;
+    xd_param params[2];
+    int64_t count = 0;
+    CHECK(xd_model_create(ctx, &(xd_model_desc){ .seed = 1 }, &model) == XD_OK);
+    xd_weight_desc second = vector("second", 3);
+    second.group = 2;
+    add(xd_model_root(model), vector("first", 3));
+    add(xd_model_root(model), second);
+    CHECK(xd_model_seal(model) == XD_OK && xd_model_allocate(model) == XD_OK);
+    CHECK(xd_model_init_weights(model) == XD_OK && xd_model_params(model, 2, params, &count) == XD_OK);
+    CHECK(count == 2 && params[0].group == 0 && params[1].group == 2);
+    xd_model_destroy(model);
+    xd_ctx_destroy(ctx);
+}
+
 XD_TEST(a_tie_has_its_owners_storage_and_counts_once) {
     xd_ctx *ctx = plain_ctx();
     xd_model *model = language_model(ctx, 1, 1);

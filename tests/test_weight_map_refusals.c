@@ -237,6 +237,18 @@ XD_TEST(an_index_that_differs_from_its_shards_is_reported_when_lenient) {
     CHECK_EQ_INT(r.report.loaded, MAP_THEIRS - 1);
     CHECK_EQ_INT(r.report.missing, 1);
     CHECK_EQ_STR(r.report.names, "empty");
+
+    /* The same of the directory itself, without an import. */
+    xd_weights_desc desc = { .directory = from };
+    xd_ctx *ctx = NULL;
+    xd_weights *weights = NULL;
+    CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
+    CHECK_EQ_INT(xd_weights_open(ctx, &desc, &weights), XD_ERROR_MISSING);
+    desc.lenient = true;
+    CHECK_EQ_INT(xd_weights_open(ctx, &desc, &weights), XD_OK);
+    CHECK_EQ_INT(xd_weights_describe(weights).tensor_count, MAP_THEIRS - 1);
+    xd_weights_close(weights);
+    xd_ctx_destroy(ctx);
     remove_all(from);
 }
 

@@ -11,7 +11,7 @@ import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-UNCALLED, FUNCTIONS = 233, 528  # at most; both only go down
+UNCALLED, FUNCTIONS = 0, 380  # at most
 CODE = {".c", ".h", ".cpp", ".cu", ".cuh", ".py", ".sh"}
 COMMENT = re.compile(r"/\*.*?\*/|//[^\n]*", re.S)
 CALL = re.compile(r"\bxd_\w+(?=\s*[(,;)}])|\bXD_\w+\b|\bxd\.(xd_\w+)")

@@ -350,8 +350,6 @@ static xd_result xdi_weights_writer_of_file(xd_ctx *ctx, const xd_weights_writer
 static xd_result xdi_weights_writer_of_directory(xd_ctx *ctx, const xd_weights_writer_desc *desc,
                                                  xd_weights_writer **out) {
     const char *directory = desc->directory;
-    XDI_GIVEN_LIST(ctx, desc->entries, desc->entry_count);
-    XDI_GIVEN_LIST(ctx, desc->metadata, desc->metadata_count);
     XD_REQUIRE(ctx, desc->entry_count >= 0 && desc->entry_count <= INT32_MAX, XD_ERROR_ARGUMENT,
                "%lld tensors", (long long)desc->entry_count);
     XD_REQUIRE(ctx, desc->metadata_count >= 0 && (desc->metadata || desc->metadata_count == 0),
@@ -376,6 +374,8 @@ static xd_result xdi_weights_writer_of_directory(xd_ctx *ctx, const xd_weights_w
 XD_API xd_result xd_weights_writer_create(xd_ctx *ctx, const xd_weights_writer_desc *desc,
                                           xd_weights_writer **out) {
     XDI_GIVEN(ctx, ctx, desc, out);
+    XDI_GIVEN_LIST(ctx, desc->entries, desc->entry_count);
+    XDI_GIVEN_LIST(ctx, desc->metadata, desc->metadata_count);
     XD_REQUIRE(ctx, !desc->directory != !desc->file, XD_ERROR_ARGUMENT,
                "%d of directory and file are given, not one", desc->file ? 2 : 0);
     return desc->file ? xdi_weights_writer_of_file(ctx, desc, out)

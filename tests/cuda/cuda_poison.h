@@ -233,7 +233,7 @@ static inline xd_result gpu_chunk_averages_backward(xd_ctx *ctx, const xdi_chunk
 static inline xd_result gpu_vocab_topk_columns(xd_ctx *ctx, const xd_vocab_topk_desc *desc, int64_t *ids) {
     if (!desc->values.data) return on_gpu(xd_vocab_topk_columns)(ctx, desc, ids);
     const xd_vocab_topk_desc d = mirror->moved(*desc);
-    return between([&] { return vocab_topk_columns(ctx, &d, ids); });
+    return between([&] { return xd_vocab_topk_columns(ctx, &d, ids); });
 }
 
 /* The loss is host memory. */

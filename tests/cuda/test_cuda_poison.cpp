@@ -5,6 +5,7 @@
  * vocabularies an 11th of that; in orders and streams other than the usual ones a fifth. XDISTILL_POISON=all runs all cases, a
  * number N every Nth, and XDISTILL_POISON_ONLY=name those of the calls whose names contain it. */
 #include "cuda_test.h"
+#include "loss_calls.h"
 
 #include <cmath>
 

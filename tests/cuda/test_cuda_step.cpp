@@ -1,5 +1,6 @@
 /* Whole steps on a GPU: clip, optimizer and average, over a few arrays and over a thousand; what set-up does, and failures. */
 #include "cuda_test.h"
+#include "averages.h"
 #include "base/internal.h"
 #include "planned.h"
 

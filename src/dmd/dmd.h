@@ -122,7 +122,7 @@ typedef struct xd_dmd_trainer {
 
 /* Settings. Pointers are borrowed until xd_dmd_destroy. */
 typedef struct xd_dmd_desc {
-    xd_network networks[XD_DMD_ROLES];     /* without `forward`: no discriminator */
+    xd_network networks[XD_DMD_ROLES];     /* a discriminator without `forward`: none */
     xd_dmd_trainer trainers[XD_DMD_ROLES]; /* teacher: `parallel` alone */
     xd_comm *data;                         /* ranks with other samples; NULL -> none */
     xd_dmd_sizes sizes;
@@ -199,7 +199,8 @@ typedef xd_result (*xd_dmd_batch_function)(void *user, int64_t micro_batch, xd_d
 /* Makes one step of all roles that train in it. After a finding on any rank no role steps; the step counts. Returns
  * values (may be NULL), the same on every rank, INVARIANT: for every layout. Collective over data and split. Allocates
  * nothing.
- * Errors: those of the terms, xd_parallel_reduce and xd_parallel_publish; STATE (a role without a trainer). */
+ * Errors: those of `batch`, the terms, xd_parallel_reduce and xd_parallel_publish; ARGUMENT (batches without each
+ * sample once), STATE (a role without a trainer). */
 XD_API xd_result xd_dmd_step(xd_dmd *dmd, xd_dmd_batch_function batch, void *user, xd_dmd_values *values);
 
 /* Makes one warm-up step. Collective, values (may be NULL) and errors as of xd_dmd_step; STATE (no substeps, a schedule

@@ -149,8 +149,8 @@ typedef struct xd_build_report {
 typedef struct xd_build_desc {
     const xd_groups *groups; /* NULL -> one rank in every group */
     xd_stage_provider provider;
-    /* existing models without wrappers, instead of steps 1 and 2. The result owns them, on failure the caller. NULL ->
-     * the provider's */
+    /* existing models without wrappers, instead of a provider and hooks before the wrap. The result owns them, on
+     * failure the caller. NULL -> the provider's */
     const xd_stages *stages;
     xd_pipeline_desc pipeline;
     const xd_stage_hooks *before, *after; /* of the wrap; NULL -> none */

@@ -27,7 +27,8 @@ XD_API xd_result xd_nccl_unique_id(xd_ctx *ctx, ncclUniqueId *out);
 /* Joins the ranks that share an id into a world. Collective over `size` ranks; waits at most init_timeout_seconds. Takes
  * staging_bytes of the GPU, once for all groups of the world. Comparing and failures: docs/concepts.md.
  *
- *   ctx    of a GPU (xd_cuda_create), the thread's current device here and in xd_comm_split; another GPU for each rank
+ *   ctx    of a GPU (xd_cuda_create), the thread's current device here and in xd_comm_split; ranks of one process
+ *          have different GPUs
  *   desc   compare and staging_bytes are the same on every rank
  *   out    destroy it, and all groups split from it, before xd_cuda_destroy
  *

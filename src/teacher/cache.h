@@ -49,12 +49,12 @@ typedef struct xd_teacher_cache_block {
 } xd_teacher_cache_block;
 
 /* Creates a writer. Collective over the vocabulary's group, as are the next three calls. Rank 0 of the group writes
- * the file.
- * Errors: ARGUMENT, IO, MEMORY. */
+ * the file. Errors: ARGUMENT, UNSUPPORTED (a context on a GPU), IO, MEMORY. */
 XD_API xd_result xd_teacher_cache_writer_create(xd_ctx *ctx, const xd_teacher_cache_desc *desc,
                                                 xd_teacher_cache_writer **out);
 
-/* Starts a document; stores its size and checksum. NULL with 0 is an empty text. A cache has at least one document. */
+/* Starts a document; stores its size and checksum. NULL with 0 is an empty text. A cache has at least one document.
+ * Errors: ARGUMENT (the last document is not complete), MEMORY. */
 XD_API xd_result xd_teacher_cache_writer_document(xd_teacher_cache_writer *writer, const void *text,
                                                   size_t bytes);
 

@@ -131,7 +131,7 @@ typedef struct xd_xtoken_desc {
     xd_comm *sequence_comm;     /* ranks with other positions; NULL -> none */
     const float *sample_weight; /* [B] 0: does not count; NULL -> 1 */
     /* As in other losses, but [rows] lists are host memory; scale and denominator device or host memory.
-     *   labels       none -> no CE
+     *   labels       none -> no CE; LIKELIHOOD and balance need them
      *   mask         0: not in CE or SAME
      *   row_weight   of CE and SAME, with the sample's
      *   scale        of loss, gradient, kd and ce

@@ -24,7 +24,7 @@ typedef struct xd_alignment {
     int64_t count;
 } xd_alignment;
 
-/* One side. */
+/* The tokens of one side. */
 typedef struct xd_align_side {
     const xd_token_span *spans; /* [count] begins and ends never decrease */
     const uint8_t *roles;       /* [count] xd_token_role, or NULL */
@@ -33,7 +33,7 @@ typedef struct xd_align_side {
     int64_t count;
 } xd_align_side;
 
-/* Alignment counts. */
+/* Counts of an alignment. */
 typedef struct xd_align_report {
     int64_t chunks, exact;
     int64_t one_sided;   /* with an empty side */
@@ -60,10 +60,11 @@ XD_API xd_result xd_align_batch(xd_ctx *ctx, xd_align_job *jobs, int64_t count);
 /* A side of a chunk. */
 typedef enum xd_chunk_side { XD_CHUNK_STUDENT = 0, XD_CHUNK_TEACHER } xd_chunk_side;
 
-/* Sets ids [count] to each token's chunk; -1: none, or mask 0. Local. Allocates nothing.
+/* Sets ids [count] to the chunk of each token; -1: it has none, or mask 0. For xd_xtoken_loss shift them by
+ * xd_next_token_labels with ignore_index -1. Local. Allocates nothing.
  *
  *   tokens   the aligned side; reads only mask and count
- *   exact    [count] 1: an exact chunk of one token a side; may be NULL */
+ *   exact    [count] 1: the chunk is exact, with one token on each side; exact may be NULL */
 XD_API void xd_chunk_ids(const xd_alignment *alignment, xd_chunk_side side, const xd_align_side *tokens,
                          int64_t *ids, uint8_t *exact);
 

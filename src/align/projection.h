@@ -9,7 +9,7 @@
 
 /* ---- votes ---- */
 
-/* Sparse votes of pairs. */
+/* A sparse sum of votes for pairs of a student id and a teacher id. */
 typedef struct xd_votes xd_votes;
 
 /* Sizes of vocabularies. */
@@ -35,15 +35,15 @@ typedef struct xd_projection_rows {
 
 /* Settings of xd_projection_rows_from_votes. */
 typedef struct xd_projection_rows_desc {
-    int64_t k; /* at least 1 */
+    int64_t k; /* entries of a row, at least 1 */
     /* the reference's bits: docs/xtoken.md */
     bool compat;
-    /* compat only */
+    /* compat only: docs/xtoken.md */
     bool scale_trick;
 } xd_projection_rows_desc;
 
-/* Selects normalised votes, largest first, lowest id among equals. Errors: ARGUMENT (k; scale_trick without compat),
- * MEMORY. */
+/* Selects the k best normalised votes of each student id: largest first, lowest id among equals. Errors: ARGUMENT (k;
+ * scale_trick without compat), MEMORY. */
 XD_API xd_result xd_projection_rows_from_votes(xd_votes *votes, const xd_projection_rows_desc *desc,
                                                xd_projection_rows *out);
 
@@ -52,10 +52,10 @@ XD_API void xd_projection_rows_destroy(xd_ctx *ctx, xd_projection_rows *rows);
 
 /* ---- the matrix that losses use ---- */
 
-/* Build options: xd_projection_defaults. */
+/* Options of a build; start from xd_projection_defaults. */
 typedef struct xd_projection_options {
-    int64_t max_pieces;       /* per token, 1 to 32 */
-    int64_t k;                /* per student id, 1 to 1024 */
+    int64_t max_pieces;       /* of a token, with votes, 1 to 32 */
+    int64_t k;                /* entries of a student id, 1 to 1024 */
     bool disable_exact;       /* exact tokens also vote for pieces */
     bool reverse;             /* teacher tokens also vote for student pieces */
     bool special_pairs;       /* similar special tokens vote */
@@ -81,8 +81,9 @@ typedef struct xd_projection {
     xd_projection_origin origin;
 } xd_projection;
 
-/* Makes a matrix of rows, larger than the sizes if rows need it. Drops entries without id, and adds equal ids. Free
- * with xd_projection_destroy. Errors: ARGUMENT (weights negative or not finite; negative sizes), MEMORY. */
+/* Makes a matrix from rows. It is larger than the sizes if ids of rows need it. Drops entries without id, and adds
+ * equal ids. Free with xd_projection_destroy. Errors: ARGUMENT (weights negative or not finite; negative sizes),
+ * MEMORY. */
 XD_API xd_result xd_projection_from_rows(xd_ctx *ctx, const xd_projection_rows *rows, int64_t student_size,
                                          int64_t teacher_size, xd_projection *out);
 
@@ -91,7 +92,7 @@ XD_API void xd_projection_destroy(xd_ctx *ctx, xd_projection *projection);
 
 /* ---- the exact map of gold losses ---- */
 
-/* One-to-one pairs of ids, and the others; free with xd_exact_map_destroy. */
+/* One-to-one pairs of ids, and the ids without a pair; free with xd_exact_map_destroy. */
 typedef struct xd_exact_map {
     int32_t *student, *teacher; /* [pairs] by student id */
     int32_t *student_rest;      /* [student_rest_count] ascending */
@@ -103,7 +104,7 @@ typedef struct xd_exact_map {
 typedef struct xd_exact_map_desc {
     const xd_projection_rows *rows; /* at least 2 columns without relaxed */
     int64_t teacher_size;
-    bool relaxed; /* largest weight 0.6 or more; else 1, with second id -1 */
+    bool relaxed; /* pairs rows with a largest weight from 0.6 on; false -> of 1, with second id -1 */
 } xd_exact_map_desc;
 
 /* Creates a map. Of two student ids for one teacher id strict takes the lower, relaxed the larger weight. Errors:

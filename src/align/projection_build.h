@@ -21,8 +21,8 @@ typedef struct xd_projection_report {
 typedef struct xd_projection_desc {
     const xd_tokenizer *student, *teacher;
     const xd_projection_options *options; /* NULL -> xd_projection_defaults() */
-    /* Keeps the projection by its cache name, and replaces a damaged file. Several processes may do so at once. NULL
-     * -> builds it. */
+    /* A folder that keeps the projection under its cache name. A damaged file is replaced. Several processes may use it
+     * at once. NULL -> always builds. */
     const char *directory;
 } xd_projection_desc;
 

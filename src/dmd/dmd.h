@@ -27,7 +27,7 @@ typedef struct xd_dmd_batch {
     int64_t samples;       /* at most xd_dmd_sizes.samples; may be 0 */
     int64_t first;         /* row 0's number in the step */
     const void *real;      /* [samples, elements]; NULL if not needed */
-    const void *noise;     /* [samples, elements] pure; NULL -> drawn */
+    const void *noise;     /* [samples, elements] pure noise; NULL -> drawn */
     const void *condition; /* may be NULL */
     const void *negative;  /* may be NULL without guidance */
 } xd_dmd_batch;
@@ -52,7 +52,7 @@ typedef enum xd_dmd_deal {
 /* How the student generates. */
 typedef struct xd_dmd_rungs {
     int steps;          /* >= 1 */
-    const double *list; /* [steps + 1] descending, in student_times' F32 too; last 0 */
+    const double *list; /* [steps + 1] descending, also as F32 if student_times.dtype is that; last 0 */
     bool roll_out;      /* backward simulation, else noised real samples */
     bool fresh_noise;   /* between rungs: SDE, else ODE */
     xd_dmd_deal deal;   /* with roll_out */
@@ -84,15 +84,15 @@ typedef enum xd_dmd_penalty {
 typedef struct xd_dmd_gan {
     xd_gan_kind kind;
     double weight;    /* generator's; > 0 */
-    bool same_noise;  /* real samples share noise and time */
+    bool same_noise;  /* real samples have the noise and time of generated ones */
     double r1_weight; /* 0 -> no penalty */
-    double r1_alpha;  /* DIFFERENCE: its size */
+    double r1_alpha;  /* DIFFERENCE: size of the perturbation */
     bool r1_on_clean; /* compat, DIFFERENCE: of clean samples */
     xd_dmd_fdistill fdistill;
     xd_dmd_penalty penalty;
 } xd_dmd_gan;
 
-/* A request, in order of use. */
+/* One request for numbers; requests come in the order of use. */
 typedef struct xd_dmd_draw {
     xd_philox random; /* `sample` of row 0 */
     int64_t rows;
@@ -105,7 +105,7 @@ typedef struct xd_dmd_draws {
     void *user;
     xd_result (*normals)(void *user, const xd_dmd_draw *draw, float *out); /* [rows, columns], host */
     xd_result (*numbers)(void *user, const xd_dmd_draw *draw, const xd_time_sampler *sampler,
-                         double *out); /* [rows] draws of xd_time_kind */
+                         double *out); /* [rows] U, Z or index: xd_time_kind */
     xd_result (*rungs)(void *user, const xd_dmd_draw *draw, int64_t count,
                        int64_t *out); /* [rows] in [0, count) */
 } xd_dmd_draws;
@@ -122,7 +122,7 @@ typedef struct xd_dmd_trainer {
 
 /* Settings. Pointers are borrowed until xd_dmd_destroy. */
 typedef struct xd_dmd_desc {
-    xd_network networks[XD_DMD_ROLES];     /* without `forward`: no discriminator */
+    xd_network networks[XD_DMD_ROLES];     /* a discriminator without `forward`: none */
     xd_dmd_trainer trainers[XD_DMD_ROLES]; /* teacher: `parallel` alone */
     xd_comm *data;                         /* ranks with other samples; NULL -> none */
     xd_dmd_sizes sizes;
@@ -132,29 +132,29 @@ typedef struct xd_dmd_desc {
     double network_scale;                      /* factor of their times; 0 -> 1 */
     xd_dtype network_dtype;                    /* F32, BF16, F16, F64; NONE -> F32 */
     xd_dmd_rungs rungs;
-    bool guided; /* the teacher */
+    bool guided; /* guides the teacher */
     double guidance_scale;
     xd_vsd_normaliser normaliser;
-    xd_denoise_form fake_loss; /* without `native`, v_is_flow */
+    xd_denoise_form fake_loss; /* `native`, v_is_flow are not read */
     xd_dmd_gan gan;
     xd_dmd_recipe alternation;
-    int64_t frequency; /* steps to the student's next; >= 2, ORIGINAL: >= 1 */
+    int64_t frequency; /* steps from one of the student to its next; >= 2, ORIGINAL: >= 1 */
     bool own_samples;  /* others train on the student's last samples */
     bool allow_shared; /* teacher and fake score: one network */
     uint64_t seed;
     const xd_dmd_draws *draws; /* NULL, or a NULL entry -> Philox */
-    int64_t lead;              /* steps of the others first */
+    int64_t lead;              /* steps of the others alone, before the alternation */
     xd_dmd_regression regression;
 } xd_dmd_desc;
 
 /* Returns settings, but no networks, sizes, trainers, rungs.list. Pure. */
 XD_API xd_dmd_desc xd_dmd_defaults(xd_dmd_recipe recipe);
 
-/* Means over a step's samples; 0 without. */
+/* Means over a step's samples; 0 for terms that it does not have. */
 typedef struct xd_dmd_values {
-    double vsd, generator;      /* vsd + gan.weight generator */
+    double vsd, generator;      /* the student's loss: vsd + gan.weight generator */
     double fake_score;          /* its loss */
-    double discriminator, r1;   /* discriminator + gan.r1_weight r1 */
+    double discriminator, r1;   /* its loss: discriminator + gan.r1_weight r1 */
     bool skipped;               /* after a finding */
     double distance;            /* mean |x - T| */
     double regression;          /* of xd_dmd_warm_up_step */
@@ -163,23 +163,24 @@ typedef struct xd_dmd_values {
 
 /* Counters of calls. */
 typedef struct xd_dmd_record {
-    int64_t step;                  /* skipped ones too */
+    int64_t step;                  /* of xd_dmd_step, skipped ones too */
     int64_t updates[XD_DMD_ROLES]; /* without skipped ones */
     uint64_t seed;
-    int64_t warm_up; /* skipped ones too */
+    int64_t warm_up; /* of xd_dmd_warm_up_step, skipped ones too */
 } xd_dmd_record;
 
 /* Checks the settings and allocates all memory. Collective over data and sizes.split. Errors: ARGUMENT (functions,
- * features, numbers, optimizers, micro-batches), MISMATCH (settings), STATE (a network or wrapper twice), DTYPE, MEMORY;
- * those of xd_prediction_mix and xd_times_draw. */
+ * features, numbers, optimizers, micro-batches), MISMATCH (settings), STATE (a network or wrapper twice), DTYPE,
+ * MEMORY; those of xd_prediction_mix and xd_times_draw. */
 XD_API xd_result xd_dmd_create(xd_ctx *ctx, const xd_dmd_desc *desc, xd_dmd **out);
 
 /* Destroys it. Local. */
 XD_API void xd_dmd_destroy(xd_dmd *dmd);
 
-/* Compute a role's terms for one micro-batch of this rank, forwards to backwards, and count findings. They add to values
- * (may be NULL: not read back). Collective over sizes.split, and as the networks' calls. Errors: those of the networks;
- * ARGUMENT (samples, arrays), STATE (own_samples of another number, no discriminator, f-distill in xd_dmd_student). */
+/* Compute a role's terms for one micro-batch of this rank, forwards to backwards, and count findings. They add to
+ * values (may be NULL: not read back). Collective over sizes.split, and as the networks' calls. Errors: those of the
+ * networks; ARGUMENT (samples, arrays), STATE (own_samples of another number, no discriminator, f-distill in
+ * xd_dmd_student). */
 XD_API xd_result xd_dmd_student(xd_dmd *dmd, int64_t micro_batch, const xd_dmd_batch *batch,
                                 xd_dmd_values *values);
 XD_API xd_result xd_dmd_fake_score(xd_dmd *dmd, int64_t micro_batch, const xd_dmd_batch *batch,
@@ -187,15 +188,19 @@ XD_API xd_result xd_dmd_fake_score(xd_dmd *dmd, int64_t micro_batch, const xd_dm
 XD_API xd_result xd_dmd_discriminator(xd_dmd *dmd, int64_t micro_batch, const xd_dmd_batch *batch,
                                       xd_dmd_values *values);
 
-/* Returns and clears this rank's findings (not_finite: samples). Waits for a GPU. Local. Errors: those of the device. */
+/* Returns and clears this rank's findings (not_finite: samples). Waits for a GPU. Local. Errors: those of the device.
+ * */
 XD_API xd_result xd_dmd_findings(xd_dmd *dmd, xd_status *out);
 
-/* Fills in a micro-batch of the whole step, for each pass. Pointers are borrowed until the next. */
+/* Fills in micro-batch `micro_batch`, a number in the whole step, for each pass over it. Its pointers are read until
+ * the next call. */
 typedef xd_result (*xd_dmd_batch_function)(void *user, int64_t micro_batch, xd_dmd_batch *batch);
 
-/* Makes one step of all roles that train in it. After a finding on any rank no role steps; the step counts. Returns values
- * (may be NULL), the same on every rank, INVARIANT: for every layout. Collective over data and split. Allocates nothing.
- * Errors: those of the terms, xd_parallel_reduce and xd_parallel_publish; STATE (a role without a trainer). */
+/* Makes one step of all roles that train in it. After a finding on any rank no role steps; the step counts. Returns
+ * values (may be NULL), the same on every rank, INVARIANT: for every layout. Collective over data and split. Allocates
+ * nothing.
+ * Errors: those of `batch`, the terms, xd_parallel_reduce and xd_parallel_publish; ARGUMENT (batches without each
+ * sample once), STATE (a role without a trainer). */
 XD_API xd_result xd_dmd_step(xd_dmd *dmd, xd_dmd_batch_function batch, void *user, xd_dmd_values *values);
 
 /* Makes one warm-up step. Collective, values (may be NULL) and errors as of xd_dmd_step; STATE (no substeps, a schedule
@@ -206,8 +211,8 @@ XD_API xd_result xd_dmd_warm_up_step(xd_dmd *dmd, xd_dmd_batch_function batch, v
 /* Returns whether a role trains in a step. Pure. */
 XD_API bool xd_dmd_trains(const xd_dmd_desc *desc, xd_dmd_role role, int64_t step);
 
-/* Return and set the counters; set them after a load. Local. Errors: ARGUMENT (counts), MISMATCH (seed), STATE (own_samples
- * at a step without the student). */
+/* Return and set the counters; set them after a load. Local. Errors: ARGUMENT (counts), MISMATCH (seed), STATE
+ * (own_samples at a step without the student). */
 XD_API xd_dmd_record xd_dmd_describe(const xd_dmd *dmd);
 XD_API xd_result xd_dmd_resume(xd_dmd *dmd, const xd_dmd_record *record);
 

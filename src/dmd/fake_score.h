@@ -13,7 +13,8 @@ typedef struct xd_fake_score_desc {
     bool shared;
     /* F32, BF16 or F16, for tensors of these; keep_f32 ones never become half types. NONE -> as is. */
     xd_dtype dtype;
-    /* [frozen_count] full names with '*' of weights that do not train, such as integers. Each must match. */
+    /* [frozen_count] full names with '*' of weights that do not train, such as integers. Each must match. All others
+     * train, also those that the teacher froze. */
     const char *const *frozen;
     int frozen_count;
     /* Changes dtype, layout, init, traits of each weight but ties; the same on all ranks. NULL -> none. */
@@ -21,14 +22,14 @@ typedef struct xd_fake_score_desc {
     void *user;
 } xd_fake_score_desc;
 
-/* Describes a fake score: an unsealed model in the teacher's context, without storage. Borrows layouts that `adapt` leaves.
- * Local.
+/* Describes a fake score: an unsealed model in the teacher's context, without storage. Borrows layouts that `adapt`
+ * leaves. Local.
  *
  *   teacher   sealed; with or without storage or wrapper; not needed afterwards
- *   desc      NULL -> defaults; not `shared`
+ *   desc      NULL -> defaults; `shared` is not read
  *
- * Errors: STATE (not sealed), ARGUMENT (pattern, dtype; name, shape or kind from `adapt`), DTYPE (what cannot train), those
- * of `adapt` and xd_weight_add, MEMORY. */
+ * Errors: STATE (not sealed), ARGUMENT (pattern, dtype; name, shape or kind from `adapt`), DTYPE (what cannot train),
+ * those of `adapt` and xd_weight_add, MEMORY. */
 XD_API xd_result xd_fake_score_describe(const xd_model *teacher, const xd_fake_score_desc *desc,
                                         xd_model **out);
 
@@ -86,20 +87,21 @@ typedef struct xd_fake_score_report {
     int64_t formed;      /* by their init */
     int64_t missing;     /* an error */
     int64_t unexpected;  /* in the source only */
-    int64_t wrong_shape; /* an error unless formed */
+    int64_t wrong_shape; /* an error unless formed or computed */
     char names[200];     /* first five of these three, ", " between */
 } xd_fake_score_report;
 
 /* Settings, the same on every rank. Layouts and wrappers' names outlive the call. */
 typedef struct xd_fake_score_meta_desc {
-    /* Sealed; storage on ranks with a part. Required unless provider and another source are set. */
+    /* Sealed; ranks without a part need no storage. Required unless provider and another source are set. */
     const xd_model *teacher;
-    xd_fake_score_desc fake;    /* not `shared` */
+    xd_fake_score_desc fake;    /* `shared` is refused */
     xd_stage_provider provider; /* replaces `fake`; zero -> none */
     xd_fake_score_source source;
     const xd_groups *groups; /* as in xd_build_desc; no pipeline stages */
     xd_wrap wrap;            /* zero -> none */
-    /* Ignores unexpected tensors, computes missing buffers, initializes `fresh`; false -> errors but for unsaved buffers. */
+    /* Ignores unexpected tensors, computes missing buffers, initializes `fresh`. false -> these are errors, except
+     * missing `transient` buffers, which are computed. */
     bool lenient;
     /* [fresh_count] as `frozen`: weights to initialize if missing or of another shape; needs `lenient`. */
     const char *const *fresh;
@@ -110,9 +112,9 @@ typedef struct xd_fake_score_meta_desc {
 } xd_fake_score_meta_desc;
 
 /* Creates a fake score on all ranks by xd_build and a source: xd_built_stage(built, 0). Compares before it allocates.
- * Deterministic; a new dtype rounds to nearest even. Collective over world. Errors: those of xd_fake_score_describe, the
- * provider and xd_build; ARGUMENT, MISMATCH, MISSING, UNEXPECTED, SHAPE, DTYPE, STATE (no values), UNSUPPORTED (stages, a
- * partial sum), MEMORY; a function's own (PEER on the others). */
+ * Deterministic; a new dtype rounds to nearest even. Collective over world. Errors: those of xd_fake_score_describe,
+ * the provider and xd_build; ARGUMENT, MISMATCH, MISSING, UNEXPECTED, SHAPE, DTYPE, STATE (no values), UNSUPPORTED
+ * (stages, a partial sum), MEMORY; a function's own (PEER on the others). */
 XD_API xd_result xd_fake_score_create_meta(xd_comm *world, const xd_fake_score_meta_desc *desc,
                                            xd_built **out);
 

@@ -5,8 +5,8 @@
 
 /* The caller's networks: docs/diffusion.md. */
 
-/* One forward or its backward. Arrays are device memory, valid during the call, a forward's outputs until its slot's next.
- * Samples are dense [samples, elements] of their dtype; features, logits, gradients f32. */
+/* One forward or its backward. Arrays are device memory, valid during the call, a forward's outputs until its slot's
+ * next. Samples are dense [samples, elements] of their dtype; features, logits, gradients f32. */
 typedef struct xd_network_call {
     int slot; /* 0 to 2; student, fake score: 0 */
     int64_t samples;
@@ -33,13 +33,14 @@ typedef struct xd_network_call {
 typedef struct xd_network {
     void *user;
     xd_prediction predicts;          /* `raw` */
-    int feature_count;               /* teacher's; discriminator's inputs, 0 -> not compared */
+    int feature_count;               /* teacher's; discriminator: those it reads, 0 -> not compared */
     const int64_t *feature_elements; /* [feature_count] of a sample */
     int64_t heads;                   /* discriminator: logits of a sample */
     xd_result (*forward)(void *user, const xd_network_call *call);
     xd_result (*backward)(void *user, const xd_network_call *call); /* NULL if never called */
     xd_guidance guidance; /* fake score: in the student's term; teacher: `rescale` alone */
-    /* Discriminator, XD_DMD_PENALTY_SLOPE: adds a second-order gradient by weights at an open slot. NULL -> not offered. */
+    /* Discriminator, XD_DMD_PENALTY_SLOPE: adds the gradient by weights of the sum of <directions, d logits /
+     * d features> at an open slot. NULL -> not offered. */
     xd_result (*penalty)(void *user, const xd_network_call *call);
 } xd_network;
 

@@ -14,7 +14,7 @@ typedef enum xd_noise_kind {
     XD_NOISE_CUSTOM    /* the caller's function */
 } xd_noise_kind;
 
-/* A level of noise. Rates (alpha', sigma') are derivatives by t; NaN -> none, as VP. */
+/* A level of noise. Rates (alpha', sigma') are derivatives by t; NaN where there are none, as in VP. */
 typedef struct xd_noise_level {
     double alpha, sigma, alpha_rate, sigma_rate;
 } xd_noise_level;
@@ -32,7 +32,8 @@ typedef struct xd_noise_schedule {
     void *user;
 } xd_noise_schedule;
 
-/* Returns FastGen's range: FLOW, VP [0, 0.999], EDM [0.002, 80], TRIG [0, pi/2], CUSTOM [0, 1]; no table or function. Pure. */
+/* Returns FastGen's range: FLOW, VP [0, 0.999], EDM [0.002, 80], TRIG [0, pi/2], CUSTOM [0, 1]; no table or function.
+ * Pure. */
 XD_API xd_noise_schedule xd_noise_defaults(xd_noise_kind kind);
 
 /* Fills list [steps + 1] with falling times of a few-step student, the last 0. EDM: times of a grid; others: even steps
@@ -41,7 +42,7 @@ XD_API xd_result xd_noise_steps(xd_ctx *ctx, const xd_noise_schedule *schedule, 
 
 /* Factors of an EDM network, whose input is `input` x_t. */
 typedef struct xd_edm_scales {
-    double input, label; /* label: of the noise */
+    double input, label; /* label: the network's input for t */
     xd_mix denoised;     /* x0 = c0 output + c1 x_t */
 } xd_edm_scales;
 
@@ -52,7 +53,8 @@ typedef struct xd_edm_desc {
     double least;       /* of t in the label; 0 -> 1e-6 */
 } xd_edm_desc;
 
-/* Returns these factors. Local. Errors: ARGUMENT (fields or shifted t negative or not finite; sigma_shift may be negative). */
+/* Returns these factors. Local. Errors: ARGUMENT (fields or shifted t negative or not finite; sigma_shift may be
+ * negative). */
 XD_API xd_result xd_edm_scales_at(xd_ctx *ctx, const xd_edm_desc *desc, double t, xd_edm_scales *out);
 
 #endif

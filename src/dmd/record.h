@@ -15,12 +15,12 @@ typedef enum xd_dmd_state_part {
 
 /* What a load allows. */
 typedef struct xd_dmd_state_desc {
-    int allow_missing;   /* sum of parts, left unchanged */
+    int allow_missing;   /* sum of parts that may be absent; they stay as they are */
     bool allow_settings; /* other clips, losses, weights, guidance, times; absent bins */
 } xd_dmd_state_desc;
 
-/* Writes the state between two steps, NUL-terminated, to free with xd_release; the same on every rank. Local; waits for a
- * GPU if there are bins. Errors: MEMORY, those of the device. */
+/* Writes the state between two steps, NUL-terminated, to free with xd_release; the same on every rank. Local; waits for
+ * a GPU if there are bins. Errors: MEMORY, those of the device. */
 XD_API xd_result xd_dmd_state_save(xd_dmd *dmd, char **text);
 
 /* Sets counters and bins.

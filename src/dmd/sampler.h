@@ -27,7 +27,7 @@ typedef struct xd_sampler_desc {
     double guidance_scale;
     int64_t samples;        /* maximum of a call */
     int64_t elements;       /* of a sample on this rank */
-    int64_t first_element;  /* of this rank */
+    int64_t first_element;  /* this rank's first in the sample */
     xd_dtype dtype;         /* of samples: F32, BF16, F16 */
     uint64_t seed;          /* of noise */
     int64_t step;           /* 0 to 2^32 - 1 */
@@ -44,17 +44,17 @@ XD_API xd_sampler_desc xd_sampler_of_student(const xd_dmd_desc *desc);
 /* A sampler. */
 typedef struct xd_sampler xd_sampler;
 
-/* Checks the settings and allocates all memory. Collective over `split` if given, else local. Errors: ARGUMENT (forward,
- * steps, samples, list, rates, guidance, elements), DTYPE, MISMATCH, MEMORY; those of xd_prediction_mix. */
+/* Checks the settings and allocates all memory. Collective over `split` if given, else local. Errors: ARGUMENT
+ * (forward, steps, samples, list, rates, guidance, elements), DTYPE, MISMATCH, MEMORY; those of xd_prediction_mix. */
 XD_API xd_result xd_sampler_create(xd_ctx *ctx, const xd_sampler_desc *desc, xd_sampler **out);
 
 /* Destroys it. Local. */
 XD_API void xd_sampler_destroy(xd_sampler *sampler);
 
-/* Writes samples from batch->first on to out [samples, elements], device memory. batch->noise NULL ->
- * XD_STREAM_STUDENT_NOISE; batch->real is not read. Collective over `split` with rescale, and as the network's calls;
- * samples may be 0. Allocates nothing; waits for a GPU with rescale. Deterministic. Errors, `out` undefined: ARGUMENT
- * (samples, arrays), those of the network. */
+/* Writes samples from batch->first on to out [samples, elements], device memory. batch->noise NULL -> drawn
+ * from XD_STREAM_STUDENT_NOISE; batch->real is not read. Collective over `split` with rescale, and as the network's
+ * calls; samples may be 0. Allocates nothing; waits for a GPU with rescale. Deterministic. Errors, `out` undefined:
+ * ARGUMENT (samples, arrays), those of the network. */
 XD_API xd_result xd_sampler_run(xd_sampler *sampler, const xd_dmd_batch *batch, void *out);
 
 #endif

@@ -4,8 +4,9 @@
 #include "comm/collective.h"
 #include "kernel/dmd_types.h"
 
-/* Fields of losses over samples: weight scale / N * sum of their losses. Tensors are [samples, elements] of F32, BF16 or
- * F16. A sample with a non-finite element or factor is a finding: loss and gradient 0, still in N. */
+/* Common fields of losses over samples. A loss is weight * scale / N * the sum of its samples' losses. Tensors are
+ * [samples, elements] of F32, BF16 or F16. A sample with a non-finite element or factor is a finding: loss and gradient
+ * 0, still in N. */
 typedef struct xd_sample_common {
     double weight;                     /* > 0 */
     const double *scale;               /* device memory; a loss scaler; NULL -> 1 */

@@ -24,13 +24,13 @@ typedef enum xd_time_kind {
 /* A distribution. */
 typedef struct xd_time_sampler {
     xd_time_kind kind;
-    double min_t, max_t;    /* 0 <= min_t < max_t; clamp all but LIST, STEP; LOG: ln(max(min_t, 1e-12)) */
+    double min_t, max_t;    /* 0 <= min_t < max_t; clamp all but LIST, STEP; LOG_*: ln(max(min_t, 1e-12)) */
     double shift;           /* SHIFTED: >= 1 */
     double mean, deviation; /* normal and t kinds; deviation > 0 */
     double freedom;         /* LOG_T: > 0 */
     const double *list;     /* LIST: [list_count], from at most max_t down to 0; borrowed */
     int64_t list_count;     /* >= 2 */
-    bool list_to_end;       /* LIST: index list_count - 1 too */
+    bool list_to_end;       /* LIST: draws the last index too */
     int64_t first, last;    /* GRID, STEP: both included */
     int64_t count;          /* GRID, STEP: at most 2^53 */
     int64_t chunk;          /* frames that share a time; 0 -> one a sample */
@@ -51,10 +51,11 @@ typedef enum xd_dmd_recipe {
  *   ORIGINAL   STEP in [20, 980] of 1000, range [0, 1] */
 XD_API xd_time_sampler xd_times_defaults(xd_dmd_recipe recipe);
 
-/* Fills times [count]: with chunk 0 of samples from random->sample on, by block 0 of each. Otherwise of one sample's
- * frames, by block k for chunk k; the first chunk also has the remainder. Local.
+/* Fills times [count]. chunk 0: of the samples from random->sample on, each from its block 0. Otherwise of one sample's
+ * frames, chunk k from block k; the first chunk also has the remainder. Local.
  *
- * Errors: ARGUMENT (a setting; count < 0, samples past 2^32 - 1; unless 0 <= chunk <= count), DTYPE (not NONE, F32 or F64). */
+ * Errors: ARGUMENT (a setting; count < 0; samples past 2^32 - 1; chunk not in [0, count]), DTYPE (not NONE, F32 or
+ * F64). */
 XD_API xd_result xd_times_draw(xd_ctx *ctx, const xd_time_sampler *sampler, const xd_philox *random,
                                int64_t count, double *times);
 

@@ -17,7 +17,7 @@ enum {
 /* The layers of a model in chunks. Chunk virtual_stage * ranks + rank belongs to that rank. */
 typedef struct xd_pipeline_desc {
     int ranks;                   /* 0 -> 1; in xd_build_desc, those of groups->pp */
-    int virtual_stages;          /* of each rank; 0 -> 1 */
+    int virtual_stages;          /* of each rank; 0 -> 1; a single rank has one */
     int64_t layer_count;         /* of the whole model */
     const int64_t *chunk_layers; /* [ranks * virtual_stages]; NULL -> equal numbers */
 } xd_pipeline_desc;
@@ -45,8 +45,8 @@ typedef struct xd_stages {
     xd_stage stages[XD_STAGES_MAX];
 } xd_stages;
 
-/* The callback of step 1, for each virtual stage in order: returns its model, without a wrapper. The build owns it unless
- * it refuses it. */
+/* The callback of step 1, for each virtual stage in order: returns its model, without a wrapper. The build owns it
+ * unless it refuses it. */
 typedef struct xd_stage_provider {
     xd_result (*describe)(void *user, xd_ctx *ctx, const xd_stage_place *place, xd_model **out);
     void *user;
@@ -71,7 +71,7 @@ typedef struct xd_stage_hooks {
 typedef enum xd_build_storage {
     XD_STORAGE_DEVICE = 0, /* step 4, on the context's device; not under FSDP */
     XD_STORAGE_META,       /* step 6, in the final types */
-    XD_STORAGE_CALLER      /* in the provider; for the rest in the wrapper */
+    XD_STORAGE_CALLER      /* by the provider; the wrapper makes the rest */
 } xd_build_storage;
 
 /* Settings of step 5. Integers, types of 8 bits, keep_f32 weights and `keep` stay unchanged. */
@@ -81,7 +81,7 @@ typedef struct xd_precision {
     int keep_count;
     /* of F32 inputs on the first stage; F32 -> unchanged; NONE -> the half type, or the wrapper's view_dtype */
     xd_dtype input_dtype;
-    /* of F32, BF16 and F16 outputs on the last stage; NONE -> F32 if there is such a type */
+    /* of F32, BF16 and F16 outputs on the last stage; NONE -> F32 if there is a half type or a view_dtype */
     xd_dtype output_dtype;
 } xd_precision;
 
@@ -111,14 +111,15 @@ typedef struct xd_policy {
  * Source: CREDIT. */
 XD_API xd_result xd_policy_find(xd_ctx *ctx, const xd_policy_desc *desc, xd_policy *out);
 
-/* The callback of step 6 for every block in order. Writes values into storage and calls xd_weight_set_ready. */
+/* The callback of step 6 for every block in order. Writes values into storage and calls xd_weight_set_ready. Under FSDP
+ * only buffers have storage. */
 typedef struct xd_block_init {
     xd_result (*call)(void *user, xd_model *model, xd_block *block);
     void *user;
 } xd_block_init;
 
-/* The callback of step 7 for each stage in order. Changes its copy of `ddp` or `fsdp`; the other is NULL. What they point
- * to must outlive the build. */
+/* The callback of step 7 for each stage in order. Changes its copy of `ddp` or `fsdp`; the other is NULL. What they
+ * point to must outlive the build. */
 typedef struct xd_stage_settings {
     xd_result (*call)(void *user, const xd_stage *stage, xd_ddp_desc *ddp, xd_fsdp_desc *fsdp);
     void *user;
@@ -148,12 +149,12 @@ typedef struct xd_build_report {
 typedef struct xd_build_desc {
     const xd_groups *groups; /* NULL -> one rank in every group */
     xd_stage_provider provider;
-    /* existing models without wrappers, instead of steps 1 and 2. The result owns them, on failure the caller. NULL ->
-     * the provider's */
+    /* existing models without wrappers, instead of a provider and hooks before the wrap. The result owns them, on
+     * failure the caller. NULL -> the provider's */
     const xd_stages *stages;
     xd_pipeline_desc pipeline;
     const xd_stage_hooks *before, *after; /* of the wrap; NULL -> none */
-    /* instead of these, even if empty; NULL -> no override */
+    /* replace `before` and `after`, even if empty; NULL -> no override */
     const xd_stage_hooks *before_override, *after_override;
     xd_build_storage storage;
     xd_precision precision;
@@ -173,8 +174,8 @@ typedef struct xd_built xd_built;
  *
  * Memory: models and wrappers; in step 5 each model with storage once more. Deterministic.
  * Errors: ARGUMENT (negative numbers; both half types; the wrap's settings; a model of a provider or hook; above
- * XD_STAGES_MAX; chunk_layers do not add up), TOPOLOGY (layers do not divide; groups), MISMATCH (settings, models, values or
- * stages), STATE (the caller's storage would change its type), those of callbacks and the wrappers, MEMORY.
+ * XD_STAGES_MAX; chunk_layers do not add up), TOPOLOGY (layers do not divide; groups), MISMATCH (settings, models,
+ * values or stages), STATE (the caller's storage would change its type), those of callbacks and the wrappers, MEMORY.
  * Source: Megatron-Bridge. */
 XD_API xd_result xd_build(xd_comm *world, const xd_build_desc *desc, xd_built **out);
 
@@ -186,14 +187,14 @@ typedef struct xd_stage_values {
     const void *values; /* [count] of `dtype`, on the context's device */
     xd_dtype dtype;
     int64_t count;
-    void *room; /* [count] of the new type; read only for a cast */
+    void *room; /* [count] of the new type; needed only for a cast */
 } xd_stage_values;
 
 /* Which tensors of a stage. */
 typedef enum xd_stage_end { XD_STAGE_INPUTS = 0, XD_STAGE_OUTPUTS } xd_stage_end;
 
-/* Casts tensors to the stage's input or output type, into `room`; an entry then shows its new values and type. Other entries
- * stay.
+/* Casts tensors to the stage's input or output type, into `room`; an entry then shows its new values and type. Other
+ * entries stay.
  *
  *   list   [count]
  *
@@ -210,8 +211,9 @@ XD_API xd_stage xd_built_stage(const xd_built *built, int index);
  *   whole           sealed, with the stages' names, shapes and types; needs no storage. Names must outlive the lists
  *   params, parts   [capacity]; NULL with capacity 0 to count
  *
- * In the order of xd_parallel_params; weights of other ranks have a count of 0. Local. Errors: ARGUMENT (capacity), STATE
- * (`whole` not sealed; a stage without a wrapper), MISMATCH (a stage's weight: missing, another shape or type, twice). */
+ * In the order of xd_parallel_params; weights of other ranks have a count of 0. Local. Errors: ARGUMENT (capacity),
+ * STATE (`whole` not sealed; a stage without a wrapper), MISMATCH (a stage's weight: missing, another shape or type,
+ * twice). */
 XD_API xd_result xd_built_params(const xd_built *built, const xd_model *whole, int64_t capacity,
                                  xd_param *params, int64_t *count);
 XD_API xd_result xd_built_parts(const xd_built *built, const xd_model *whole, int64_t capacity,

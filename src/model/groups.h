@@ -17,8 +17,8 @@ typedef struct xd_groups {
     xd_comm *ep, *expert_tp;
     xd_comm *tp_ep, *tp_ep_pp;
     xd_comm *expert_dp; /* the experts' data group */
-    /* Instances of the data group, each with a whole optimizer: this one, and the same place in all. Without: the data
-     * group, and NULL */
+    /* Instances of the data group, each with a whole optimizer. intra: the ranks of this one. inter: those at its place
+     * in all. Without instances: the data group, and NULL */
     xd_comm *intra_dp_cp, *intra_expert_dp;
     xd_comm *inter_instances, *inter_expert_instances;
 } xd_groups;
@@ -33,8 +33,8 @@ typedef struct xd_grid xd_grid;
  *   desc     world_size 0 -> that of `world`
  *
  * Deterministic.
- * Errors: ARGUMENT (sizes, order, virtual pipeline without pp), TOPOLOGY (not divisible; pipeline groups differ; world_size;
- * instances of the experts' data group), MISMATCH (ranks differ), MEMORY.
+ * Errors: ARGUMENT (sizes, order, virtual pipeline without pp), TOPOLOGY (not divisible; pipeline groups differ;
+ * world_size; instances of the experts' data group), MISMATCH (ranks differ), MEMORY.
  * Source: Megatron-Core. */
 XD_API xd_result xd_grid_create(xd_comm *world, const xd_expert_desc *desc, xd_grid **out);
 

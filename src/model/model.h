@@ -17,7 +17,7 @@ typedef struct xd_weight xd_weight;
 /* Settings of a model. */
 typedef struct xd_model_desc {
     uint64_t seed; /* of the first values */
-    int rank;      /* among those of the weights' layouts */
+    int rank;      /* this rank's number in the weights' layouts */
 } xd_model_desc;
 
 /* Whether a block is a unit of sharding. */
@@ -32,8 +32,8 @@ typedef struct xd_block_desc {
     const char *name; /* required; components joined with '.' */
     const char *type; /* for settings by type; NULL -> none */
     xd_shard_unit unit;
-    bool recompute;     /* the forward runs again */
-    bool spectral_norm; /* weight_u and weight_v get the views' type */
+    bool recompute;     /* its forward runs again in its backward */
+    bool spectral_norm; /* its buffers weight_u and weight_v get the type of its views */
 } xd_block_desc;
 
 /* Whether weight decay applies. */
@@ -46,13 +46,13 @@ typedef enum xd_decay {
 /* Traits of a weight. */
 typedef struct xd_weight_traits {
     bool frozen;                 /* not trained; sharded and saved */
-    bool expert;                 /* in the experts' data group */
+    bool expert;                 /* its data group is the experts' */
     bool tensor_parallel;        /* cut over tp: step 3 of a build */
-    int partition_dim;           /* that is cut */
+    int partition_dim;           /* the dimension that is cut */
     int partition_stride;        /* of the cut; 0 -> 1 */
     bool expert_tensor_parallel; /* cut over expert_tp instead */
-    /* Sums of xd_parallel_reduce besides those over data ranks; of xd_pipeline_finish for the last two, with several
-     * stages on a rank */
+    /* Sums that xd_parallel_reduce makes besides those over data ranks. With several stages on a rank
+     * xd_pipeline_finish makes those over pp and embedding */
     bool sequence_parallel;             /* over groups->tp */
     bool averaged_over_tensor_parallel; /* the mean over groups->tp */
     bool pipeline_parallel;             /* in every stage; over groups->pp */
@@ -69,13 +69,15 @@ typedef struct xd_weight_desc {
     int ndim;                   /* 0: scalar */
     int64_t shape[XD_DIMS_MAX]; /* of the whole weight; 0 from ndim on */
     int64_t stored_rows;        /* with rows that stay 0 (padded vocabularies). 0 -> shape[0] */
-    /* of the stored shape, not over data ranks; must outlive the model. NULL -> whole on this rank alone */
+    /* of the stored shape, not over data ranks; must outlive the model. A weight that several ranks hold whole needs
+     * one that replicates it. NULL -> whole on this rank alone */
     const xd_layout *layout;
     xd_init init; /* by seed, full name (not with shared_embedding) and index in the whole weight */
     xd_weight_traits traits;
     bool buffer;    /* never trained or stepped */
     bool transient; /* a buffer; not saved */
-    /* full name of an earlier weight of this shape and type: shares its storage, init, layout and traits. NULL -> none */
+    /* full name of an earlier weight of this shape and type: shares its storage, init, layout and traits. NULL -> none
+     * */
     const char *tied_to;
     int group;               /* of the optimizer */
     xd_dtype gradient_dtype; /* NONE -> F32 */
@@ -105,17 +107,18 @@ XD_API void xd_model_destroy(xd_model *model);
 /* Returns the root; its name is empty. */
 XD_API xd_block *xd_model_root(const xd_model *model);
 
-/* Adds a block as the last child of `parent`; out may be NULL. Local. Errors change nothing: ARGUMENT (name: missing, not
- * UTF-8, taken, an empty component), STATE (sealed), MEMORY. */
+/* Adds a block as the last child of `parent`; out may be NULL. Local. Errors change nothing: ARGUMENT (name: missing,
+ * not UTF-8, taken, an empty component), STATE (sealed), MEMORY. */
 XD_API xd_result xd_block_add(xd_block *parent, const xd_block_desc *desc, xd_block **out);
 
 /* Adds a weight, a buffer or a tie; out may be NULL. Local. Errors change nothing: ARGUMENT (name as above, or
  * "__metadata__"; dtype; dimensions; a tie's settings; integers that train; init not finite), SHAPE (overflow;
- * stored_rows; layout; room; a tie), DTYPE (init other than zero without arithmetic), MISSING (tied_to), STATE (sealed),
- * MEMORY. */
+ * stored_rows; layout; room; a tie), DTYPE (init other than zero without arithmetic), MISSING (tied_to), STATE
+ * (sealed), MEMORY. */
 XD_API xd_result xd_weight_add(xd_block *block, const xd_weight_desc *desc, xd_weight **out);
 
-/* Sets `frozen` of a weight, or of what it is tied to. Local. Errors: STATE (sealed; frozen with the caller's gradient),
+/* Sets `frozen` of a weight, or of what it is tied to. During training use xd_optimizer_thaw, under a wrapper after
+ * xd_parallel_thaw. Local. Errors: STATE (sealed; frozen with the caller's gradient),
  * ARGUMENT (trained, of integers). */
 XD_API xd_result xd_weight_set_frozen(xd_weight *weight, bool frozen);
 
@@ -141,7 +144,7 @@ XD_API xd_model_info xd_model_describe(const xd_model *model);
 /* Returns a weight, buffer or tie in order; NULL for none and before the seal. */
 XD_API xd_weight *xd_model_weight_at(const xd_model *model, int64_t index);
 
-/* Find by full name in constant time; NULL for an unknown one. Local. */
+/* Find by full name in constant time; the root's is empty. NULL for an unknown one. Local. */
 XD_API xd_weight *xd_model_find_weight(const xd_model *model, const char *name);
 XD_API xd_block *xd_model_find_block(const xd_model *model, const char *name);
 
@@ -161,11 +164,11 @@ XD_API xd_block_info xd_block_describe(const xd_block *block);
  * aligned to XD_ARENA_ALIGNMENT. Local. Errors change nothing: STATE (not sealed; wrapped), MEMORY. */
 XD_API xd_result xd_model_allocate(xd_model *model);
 
-/* Writes first values of weights without. Local. Deterministic. Errors: STATE (no storage; wrapped) before any write,
- * MEMORY, those of a copy on a device. */
+/* Writes first values into weights that have none. Local. Deterministic. Errors: STATE (no storage; wrapped) before any
+ * write, MEMORY, those of a copy on a device. */
 XD_API xd_result xd_model_init_weights(xd_model *model);
 
-/* Marks a weight as written. Local. Errors: STATE (no storage). */
+/* Marks a weight as written, so that xd_model_init_weights skips it. Local. Errors: STATE (no storage). */
 XD_API xd_result xd_weight_set_ready(xd_weight *weight);
 
 /* Lists weights and buffers in order, each once, with the model's names and shapes.

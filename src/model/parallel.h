@@ -20,8 +20,8 @@ typedef struct xd_gradient_divisors {
 
 /* The ranks with the same experts (trait `expert`). Zero without experts, and on one data rank. */
 typedef struct xd_expert_ranks {
-    xd_comm *data;                  /* N / members ranks; data rank r is number r / members */
-    xd_comm *replicas;              /* with replicas: the same place in other groups */
+    xd_comm *data;     /* N / members ranks, members: of an ep group; data rank r is number r / members */
+    xd_comm *replicas; /* with replicas: the ranks at this place in other groups */
     xd_queue *gathers, *reductions; /* over `data`; NULL -> none */
 } xd_expert_ranks;
 
@@ -32,15 +32,15 @@ typedef struct xd_ddp_desc {
     bool sharded_optimizer; /* ZeRO-1: each rank steps 1 / N of the weights; xd_parallel_publish gathers */
     /* F32, BF16 or F16: a copy that blocks show of weights of these types, keep_f32 only in F32. NONE -> their own */
     xd_dtype view_dtype;
-    /* over the data ranks, for stepped values and sums of buckets; must outlive the wrapper. NULL -> xd_parallel_publish
-     * and xd_parallel_reduce run them */
+    /* over the data ranks, for stepped values and sums of buckets; must outlive the wrapper. NULL ->
+     * xd_parallel_publish and xd_parallel_reduce run them */
     xd_queue *gathers, *reductions;
-    /* With `reductions`: elements of a bucket, or about how many buckets; not both. 0 -> max(40,000,000, 1,000,000 * data
-     * ranks) elements */
+    /* With `reductions`: elements of a bucket, or about how many buckets; not both. 0 -> max(40,000,000, 1,000,000 *
+     * data ranks) elements */
     int64_t bucket_size, bucket_count;
     xd_gradient_divisors divide;
-    /* xd_parallel_publish compares shared weights first and every compare_steps calls. 0 -> 256, on a device 4096; below
-     * 0 -> never */
+    /* xd_parallel_publish compares shared weights in the first and in every compare_steps-th call. 0 -> 256, on a
+     * device 4096; below 0 -> never */
     int compare_steps;
     bool reserve_frozen; /* memory for gradients of frozen weights, for xd_parallel_thaw */
     xd_comm *replicas;   /* other optimizer instances, as in xd_fsdp_desc. NULL -> one instance */
@@ -48,8 +48,9 @@ typedef struct xd_ddp_desc {
     /* for sums of xd_weight_traits over tp, pp and embedding; must outlive the wrapper. NULL -> xd_parallel_reduce
      * refuses such weights; xd_build gives its groups */
     const xd_groups *groups;
-    int stage, chunk;     /* one bucket a type unless both are 0. xd_build fills them in */
-    bool gathers_in_step; /* Megatron's overlap_param_gather_with_optimizer_step; needs `gathers` */
+    int stage, chunk; /* one bucket a type unless both are 0. xd_build fills them in */
+    /* Megatron's overlap_param_gather_with_optimizer_step; needs sharded_optimizer and `gathers` */
+    bool gathers_in_step;
     /* with sharded_optimizer: buckets end at multiples of lcm(data ranks, 65536) elements */
     bool wide_padding;
 } xd_ddp_desc;
@@ -62,40 +63,42 @@ typedef struct xd_fsdp_desc {
     int unit_type_count;
     /* HSDP: the ranks with the same part, one of each group of equal size. NULL -> one group */
     xd_comm *replicas;
-    /* adds up a rank's micro-batches before it sends; set where they cannot be dealt */
+    /* adds up a rank's micro-batches before it sends; also done where they cannot be dealt: docs/wrappers.md */
     bool accumulate_whole;
-    /* For weights of F32, BF16 and F16 except keep_f32: types of the copy that is sent, and of what blocks show. NONE ->
-     * sent as kept, shown in the desc's type */
+    /* For weights of F32, BF16 and F16 except keep_f32: types of the copy that is sent, and of what blocks show. NONE
+     * -> sent as kept, shown in the desc's type */
     xd_dtype sent_dtype, view_dtype;
-    /* Consecutive ranks that keep a gathered unit together for its backwards; divides the data ranks. 0 -> all; 1 -> all
-     * keep whole units. The root always stays whole */
+    /* Consecutive ranks that keep a gathered unit together for its backwards; divides the data ranks. 0 -> all; 1 ->
+     * all keep whole units. The root always stays whole */
     int reshard_ranks;
     xd_queue *gathers, *reductions; /* as in xd_ddp_desc. NULL -> xd_block_begin and xd_block_end run them */
     int prefetch;                   /* units gathered ahead */
     xd_gradient_divisors divide;
     int compare_steps; /* of parts that `replicas` share */
     bool reserve_frozen;
-    /* CPU offload: a context without a GPU for parts, gradients, and optimizers and averages made in it. Must outlive the
-     * wrapper. NULL -> with the model */
+    /* CPU offload: a context without a GPU for parts, gradients, and optimizers and averages made in it. Must outlive
+     * the wrapper. NULL -> with the model */
     xd_ctx *host;
     xd_expert_ranks experts; /* prefetch of their units needs their own queue */
     const xd_groups *groups;
     bool wide_padding; /* for every unit */
 } xd_fsdp_desc;
 
-/* Wraps a sealed model with DDP. Weights without values get their first ones. Collective over desc->data and desc->replicas.
+/* Wraps a sealed model with DDP. Weights without values get their first ones. Collective over desc->data and
+ * desc->replicas.
  *
  * Memory: gradients; steps allocate nothing.
- * Errors: STATE (not sealed; wrapped), ARGUMENT (a setting), DTYPE (trained weights are F32, BF16 or F16, gradients F32),
- * MISMATCH (settings, models, layouts or experts; names weight and rank), TOPOLOGY (ranks for experts), UNSUPPORTED
- * (experts without ranks or in mixed blocks; INVARIANT replicas whose micro-batches are not a power of two), MEMORY. */
+ * Errors: STATE (not sealed; wrapped), ARGUMENT (a setting), DTYPE (trained weights are F32, BF16 or F16, gradients
+ * F32), MISMATCH (settings, models, layouts or experts; names weight and rank), TOPOLOGY (ranks for experts),
+ * UNSUPPORTED (experts without ranks or in mixed blocks; INVARIANT replicas whose micro-batches are not a power of
+ * two), MEMORY. */
 XD_API xd_result xd_ddp_create(xd_model *model, const xd_ddp_desc *desc, xd_parallel **out);
 
 /* Wraps a model with FSDP: each rank keeps 1 / N of each unit. Collective as xd_ddp_create.
  *
  * Units: blocks with XD_UNIT_ALWAYS, those of unit_types, and the root for the rest. Buffers stay whole. Releases the
  * library's storage of the model.
- * Memory: parts; a gathered unit and a whole gradient a level of nested units (xd_plan_memory).
+ * Memory: parts; for each level of nested units one gathered unit and one whole gradient (xd_plan_memory).
  * Errors: as xd_ddp_create; ARGUMENT (reshard_ranks; prefetch without `gathers`; `host` with a GPU or another reduction
  * mode), STATE (the caller's storage, except buffers without `host`; a tie across units). */
 XD_API xd_result xd_fsdp_create(xd_model *model, const xd_fsdp_desc *desc, xd_parallel **out);
@@ -110,11 +113,12 @@ typedef struct xd_parallel_micro_batch_count {
 } xd_parallel_micro_batch_count;
 XD_API xd_parallel_micro_batch_count xd_parallel_micro_batches(const xd_parallel *parallel);
 
-/* Returns the number in the step of this rank's micro-batch k. Beyond its own -1: open and close the blocks, compute
- * nothing. Local. */
+/* Returns the number, in the whole step, of this rank's micro-batch k; -1 beyond its own: then open and close the
+ * blocks, and compute nothing. Local. */
 XD_API int64_t xd_parallel_micro_batch(const xd_parallel *parallel, int64_t k);
 
-/* The same for blocks of experts. `own` counts those of all members of this rank's group. All 0 without experts. Local. */
+/* The same for blocks of experts. `own` counts those of all members of this rank's group. All 0 without experts. Local.
+ * */
 XD_API xd_parallel_micro_batch_count xd_parallel_expert_micro_batches(const xd_parallel *parallel);
 XD_API int64_t xd_parallel_expert_micro_batch(const xd_parallel *parallel, int64_t k);
 
@@ -122,8 +126,8 @@ XD_API int64_t xd_parallel_expert_micro_batch(const xd_parallel *parallel, int64
  *
  *   params, parts   [capacity]; NULL with capacity 0 to count
  *
- * In the order of xd_model_params, without transient buffers, the same on all ranks; a count of 0 for none. Pointers live
- * as long as the wrapper. Local. Errors: ARGUMENT (capacity). */
+ * In the order of xd_model_params, without transient buffers, the same on all ranks; a count of 0 for none. Pointers
+ * live as long as the wrapper. Local. Errors: ARGUMENT (capacity). */
 XD_API xd_result xd_parallel_params(const xd_parallel *parallel, int64_t capacity, xd_param *params,
                                     int64_t *count);
 XD_API xd_result xd_parallel_parts(const xd_parallel *parallel, int64_t capacity, xd_tensor_part *parts,
@@ -131,7 +135,7 @@ XD_API xd_result xd_parallel_parts(const xd_parallel *parallel, int64_t capacity
 
 /* Trains a frozen weight, or what it is tied to, from the next step on. Then call xd_optimizer_thaw.
  *
- * Collective over data and replicas, for an expert its own, between steps. Allocates nothing.
+ * Collective over data and replicas, for an expert's weight over xd_expert_ranks, between steps. Allocates nothing.
  * Errors change nothing: ARGUMENT (another model's), STATE (no reserve_frozen; a buffer; trained; within a step), DTYPE
  * (of weight or gradient), MISMATCH (weights differ). */
 XD_API xd_result xd_parallel_thaw(xd_parallel *parallel, xd_weight *weight);
@@ -149,8 +153,8 @@ XD_API xd_result xd_parallel_push_micro_batch(xd_parallel *parallel);
  * without groups, or over several stages), MISMATCH or PEER (a rank is in another call). */
 XD_API xd_result xd_parallel_reduce(xd_parallel *parallel);
 
-/* Ends a step: blocks show the new weights. Needed too after a skipped or abandoned step, and after values were loaded or
- * swapped.
+/* Ends a step: blocks show the new weights. Needed too after a skipped or abandoned step, and after values were loaded
+ * or swapped.
  *
  * Collective over data, and over replicas in calls that compare. Errors change nothing: STATE (a block open;
  * micro-batches not reduced), MISMATCH (a weight differs), those of xd_all_gather. */

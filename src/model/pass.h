@@ -16,8 +16,8 @@ typedef enum xd_pass_kind {
 /* One pass. */
 typedef struct xd_pass {
     xd_pass_kind kind;
-    int64_t micro_batch; /* BACKWARD: this rank's, from 0, ascending a block (docs/wrappers.md) */
-    bool more;           /* BACKWARD: another one of this micro-batch follows */
+    int64_t micro_batch; /* BACKWARD: of this rank, from 0, ascending in each block (docs/wrappers.md) */
+    bool more;           /* BACKWARD: another backward of this micro-batch follows */
 } xd_pass;
 
 /* An open block's own weights, buffers and ties, as they were added. Valid until xd_block_end. */
@@ -31,11 +31,11 @@ typedef struct xd_block_view {
     const xd_dtype *gradient_dtypes; /* [count]; NONE where a gradient is NULL */
 } xd_block_view;
 
-/* Opens a block, also one that is open, or below one.
+/* Opens a block. It may be open already, and so may its parents.
  *
  * Under FSDP collective over the data group, in one order, for the `opened` micro-batches of xd_parallel_micro_batches.
- * Local otherwise. Allocates nothing. Errors: STATE (no storage; a backward without a wrapper; outside of a step; not the
- * next micro-batch; ahead of blocks summed with it; too many units open), ARGUMENT (pass; micro-batch), those of
+ * Local otherwise. Allocates nothing. Errors: STATE (no storage; a backward without a wrapper; outside of a step; not
+ * the next micro-batch; ahead of blocks summed with it; too many units open), ARGUMENT (pass; micro-batch), those of
  * xd_all_gather. */
 XD_API xd_result xd_block_begin(xd_block *block, xd_pass pass, xd_block_view *view);
 
@@ -44,7 +44,8 @@ XD_API xd_result xd_block_begin(xd_block *block, xd_pass pass, xd_block_view *vi
  * reductions. */
 XD_API xd_result xd_block_end(xd_block *block);
 
-/* Replaces a backward: adds nothing, gathers nothing. Collective and errors as xd_block_begin with XD_PASS_BACKWARD. */
+/* Replaces a block's backward of a micro-batch: adds nothing, gathers nothing. Collective and errors as xd_block_begin
+ * with XD_PASS_BACKWARD. */
 XD_API xd_result xd_block_skip(xd_block *block, int64_t micro_batch);
 
 #endif

@@ -10,9 +10,9 @@
 /* A schedule: 1F1B with one virtual stage, interleaved 1F1B with more. */
 typedef struct xd_pipeline_schedule {
     int ranks;             /* p; 0 -> 1 */
-    int virtual_stages;    /* v, a rank; 0 -> 1 */
+    int virtual_stages;    /* v, of a rank; 0 -> 1; a single rank has one */
     int64_t micro_batches; /* m; required */
-    /* with virtual stages: micro-batches of a group. All m, or at least p, also in the last. 0 -> the fewest */
+    /* with virtual stages: micro-batches of a group: all m, or at least p, in the last group too. 0 -> the fewest */
     int64_t group;
     bool forward_only; /* no backwards */
 } xd_pipeline_schedule;
@@ -35,8 +35,8 @@ typedef struct xd_pipeline_work {
  *
  *   table    [ticks * ranks], tick after tick; NULL with capacity 0 to count
  *
- * Pure and local. Errors: ARGUMENT (below 0; micro_batches below 1 or above 2^20; above 4096 ranks or XD_STAGES_MAX virtual
- * stages; group; capacity), MEMORY.
+ * Pure and local. Errors: ARGUMENT (below 0; micro_batches below 1 or above 2^20; above 4096 ranks or XD_STAGES_MAX
+ * virtual stages; group; capacity), MEMORY.
  * Source: Megatron-Core. */
 XD_API xd_result xd_pipeline_table(xd_ctx *ctx, const xd_pipeline_schedule *schedule, int64_t capacity,
                                    xd_pipeline_work *table, int64_t *ticks);
@@ -46,7 +46,7 @@ typedef struct xd_pipeline_counts {
     int64_t ticks;           /* the same on all ranks */
     int64_t work, idle;      /* in ticks */
     int64_t sends, receives; /* of activations and gradients */
-    int64_t forwards;        /* most in flight */
+    int64_t forwards;        /* most forwards in flight */
     int64_t inputs;          /* most activations from other ranks, until their backward has run */
     int64_t gradients;       /* most gradients of outputs */
 } xd_pipeline_counts;
@@ -115,10 +115,10 @@ typedef struct xd_pipeline_calls {
  *
  *   values   [micro_batches * value_count] on the host: the last stage's, on every rank of the pipeline; may be NULL
  *
- * timeout_seconds must exceed the time of a call. Allocates nothing, except once for a queue's thread. If a call fails, all
- * ranks drop the step.
- * Errors: ARGUMENT (no `forward`), STATE (backwards with forward_only), MISMATCH (some ranks without backwards), that of
- * a call, PEER with its rank on the others, those of xd_exchange, which break the group: TIMEOUT. */
+ * timeout_seconds must exceed the time of a call. Allocates nothing, except once for a queue's thread. If a call fails,
+ * all ranks drop the step.
+ * Errors: ARGUMENT (no `forward`), STATE (backwards with forward_only), MISMATCH (some ranks without backwards), that
+ * of a call, PEER with its rank on the others, those of xd_exchange, which break the group: TIMEOUT. */
 XD_API xd_result xd_pipeline_run(xd_pipeline *pipeline, const xd_pipeline_calls *calls, double *values);
 
 /* ---- after a run ---- */
@@ -131,8 +131,8 @@ typedef struct xd_pipeline_finish_desc {
     int64_t tokens;          /* with per_token: of this rank's last stage; not read on other ranks */
 } xd_pipeline_finish_desc;
 
-/* Completes the gradients of all stages instead of xd_parallel_reduce on each. Collective over world, which has all these
- * ranks. Allocates nothing.
+/* Completes the gradients of all stages instead of xd_parallel_reduce on each. Collective over world, which has the
+ * ranks of all these groups. Allocates nothing.
  *
  * Errors change nothing: ARGUMENT (groups, built or tokens), STATE (a stage unwrapped or finished), UNSUPPORTED (`host`
  * on some stages). Errors drop the step: MISMATCH (traits differ), UNSUPPORTED (copies in unequal parts), those of

@@ -10,13 +10,13 @@
 
 /* One wrapper, and what trains the model. */
 typedef struct xd_memory_plan_desc {
-    /* without `replicas` and `groups`; `stage` is at least pipeline_rank in a pipeline */
+    /* `replicas` and `groups` are not read; in a pipeline `stage` counts as at least pipeline_rank */
     const xd_ddp_desc *ddp;
     const xd_fsdp_desc *fsdp;
     int ranks;                          /* data ranks of a group; 0 -> 1 */
-    int groups;                         /* with replicas; 0 -> 1 */
-    const xd_optimizer_desc *optimizer; /* without its list. NULL -> none */
-    const xd_ema_desc *averages;        /* [average_count] */
+    int groups;                         /* of data ranks, with replicas; 0 -> 1 */
+    const xd_optimizer_desc *optimizer; /* its list is not read. NULL -> none */
+    const xd_ema_desc *averages;        /* [average_count]; their lists are not read */
     int average_count;
     const xd_inputs_desc *inputs;         /* NULL -> none */
     const xd_pipeline_run_desc *pipeline; /* of a stage, with schedule.ranks; NULL -> none */
@@ -38,7 +38,7 @@ typedef struct xd_memory_plan {
 /* Plans one rank, in the context's reduction mode. Local; allocates nothing that stays.
  *
  *   model   sealed, not wrapped
- *   rank    of ranks * groups, group after group
+ *   rank    in [0, ranks * groups), group after group
  *
  * Errors: as xd_ddp_create, xd_fsdp_create (of experts only queues are read), and plans of optimizers, averages and
  * pipelines; ARGUMENT (both wrappers or none; rank), STATE. */

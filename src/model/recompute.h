@@ -19,13 +19,14 @@ XD_API xd_result xd_inputs_create(xd_model *model, const xd_inputs_desc *desc, x
 /* Frees the inputs. */
 XD_API void xd_inputs_destroy(xd_inputs *inputs);
 
-/* Copies the input of a block open for a FORWARD, until xd_recompute or, under a wrapper, the end of the step. Local.
+/* Copies the input of a block that is open for a FORWARD. Keeps it until xd_recompute or, under a wrapper, the end of
+ * the step. Local.
  *
- *   micro_batch  that of the backward
- *   input   [bytes] on the context's device
+ *   micro_batch   that of the backward
+ *   input         [bytes] on the context's device
  *
- * Errors: STATE (no inputs; no `recompute`; not open for a FORWARD; kept already; in_flight kept), ARGUMENT (bytes;
- * micro_batch). */
+ * Errors: STATE (no inputs; no `recompute`; not open for a FORWARD; kept already; in_flight inputs are kept), ARGUMENT
+ * (bytes; micro_batch). */
 XD_API xd_result xd_inputs_keep(xd_block *block, int64_t micro_batch, const void *input, size_t bytes);
 
 /* A forward to run again; its arguments are valid during the call. Opens children as XD_PASS_RECOMPUTE. */
@@ -34,9 +35,9 @@ typedef struct xd_forward {
     void *user;
 } xd_forward;
 
-/* Runs a block's forward again on the kept input and frees its place. Under a wrapper call it inside the block's backward,
- * otherwise while the block is not open. Local, if `forward` is. Allocates nothing.
- * Errors: STATE (as xd_inputs_keep; no such input; not in its backward), those of `forward`. */
+/* Runs a block's forward again on the kept input and frees its place. Under a wrapper call it inside the block's
+ * backward, otherwise while the block is not open. Local, if `forward` is. Allocates nothing.
+ * Errors: STATE (as xd_inputs_keep; no such input; not in its backward), ARGUMENT (micro_batch), those of `forward`. */
 XD_API xd_result xd_recompute(xd_block *block, int64_t micro_batch, xd_forward forward);
 
 #endif

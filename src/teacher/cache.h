@@ -5,7 +5,8 @@
 #include "align/projection_file.h"
 #include "loss/vocab.h"
 
-/* A file of a teacher's predictions for a text: docs/routes.md. */
+/* A file of a teacher's predictions for texts: docs/routes.md. A position is a token of the teacher; its entry predicts
+ * the next one. */
 
 /* How log-probabilities of k ids are stored. */
 typedef enum xd_cache_coding {
@@ -47,12 +48,13 @@ typedef struct xd_teacher_cache_block {
     const xd_token_span *spans; /* [n] in the document's text; required with desc.spans */
 } xd_teacher_cache_block;
 
-/* Creates a writer. Collective over the vocabulary's group, as the next three calls; its rank 0 writes the file.
- * Errors: ARGUMENT, IO, MEMORY. */
+/* Creates a writer. Collective over the vocabulary's group, as are the next three calls. Rank 0 of the group writes
+ * the file. Errors: ARGUMENT, UNSUPPORTED (a context on a GPU), IO, MEMORY. */
 XD_API xd_result xd_teacher_cache_writer_create(xd_ctx *ctx, const xd_teacher_cache_desc *desc,
                                                 xd_teacher_cache_writer **out);
 
-/* Starts a document; stores its size and checksum. NULL with 0 is an empty text. A cache has at least one document. */
+/* Starts a document; stores its size and checksum. NULL with 0 is an empty text. A cache has at least one document.
+ * Errors: ARGUMENT (the last document is not complete), MEMORY. */
 XD_API xd_result xd_teacher_cache_writer_document(xd_teacher_cache_writer *writer, const void *text,
                                                   size_t bytes);
 
@@ -63,8 +65,8 @@ XD_API xd_result xd_teacher_cache_writer_document(xd_teacher_cache_writer *write
 XD_API xd_result xd_teacher_cache_writer_append(xd_teacher_cache_writer *writer,
                                                 const xd_teacher_cache_block *block);
 
-/* Completes and names the file, whole, and frees the writer in every case. Errors, without a file: ARGUMENT (nothing
- * appended; the last `next` is not -1), IO. */
+/* Completes the file, which then appears under its name, and frees the writer in every case. Errors, without a file:
+ * ARGUMENT (nothing appended; the last `next` is not -1), IO. */
 XD_API xd_result xd_teacher_cache_writer_commit(xd_teacher_cache_writer *writer);
 
 /* Discards the file and frees the writer. Local. NULL is fine. */
@@ -96,7 +98,7 @@ typedef struct xd_cached_position {
     int32_t id, next;     /* next is -1 at a document's end */
     xd_token_span span;   /* zero without spans */
     double next_log_prob; /* at temperature 1; -infinity at the end */
-    double tail;          /* of all but the k ids */
+    double tail;          /* probability of all but the k ids */
 } xd_cached_position;
 
 /* A file, or its bytes. */
@@ -112,7 +114,7 @@ typedef struct xd_teacher_cache_open_desc {
 XD_API xd_result xd_teacher_cache_open(xd_ctx *ctx, const xd_teacher_cache_open_desc *desc,
                                        xd_teacher_cache **out);
 
-/* Closes the cache, in its context. */
+/* Closes the cache, on the thread of its context. */
 XD_API void xd_teacher_cache_close(xd_teacher_cache *cache);
 
 /* Returns the header. Local. */

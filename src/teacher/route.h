@@ -5,8 +5,8 @@
 #include "kernel/types.h"
 
 /* Moves a teacher's micro-batches to a student with another split: docs/routes.md. Teacher ranks call xd_route_send,
- * or xd_route_slot and xd_route_post. Student ranks call xd_route_take and xd_route_release. On a GPU rows are device
- * memory, ids host memory. */
+ * or xd_route_slot and xd_route_post. Student ranks call xd_route_take and xd_route_release. A rank on both sides first
+ * posts what xd_route_info.due counts. On a GPU rows are device memory, ids host memory. */
 typedef struct xd_route xd_route;
 
 /* Contents of a row; COLUMNS adds ids for each sample. */
@@ -24,13 +24,13 @@ typedef struct xd_route_span {
 /* What one rank computes (teacher) or needs (student) in a step. Teacher ranks of the same positions and columns
  * are replicas. */
 typedef struct xd_route_side {
-    int64_t sample_count;           /* 0 -> not on this side */
-    int64_t sample_begin;           /* the first, if consecutive */
-    const int64_t *samples;         /* [sample_count] otherwise, in the order of micro-batches */
-    int64_t micro_batch;            /* the last may have fewer; 0 -> all */
+    int64_t sample_count;   /* 0 -> not on this side */
+    int64_t sample_begin;   /* the first of consecutive ones */
+    const int64_t *samples; /* [sample_count] in the order of micro-batches; NULL -> from sample_begin on */
+    int64_t micro_batch;    /* samples of one; the last may have fewer; 0 -> all */
     const xd_route_span *positions; /* [span_count] ascending, disjoint; NULL -> all */
     int span_count;
-    int64_t column_begin, column_end; /* both 0 -> all; equal above 0: none */
+    int64_t column_begin, column_end; /* both 0 -> all; equal and above 0: none */
 } xd_route_side;
 
 /* The same on every rank except sides and `dtype`. */
@@ -41,34 +41,34 @@ typedef struct xd_route_desc {
     int64_t columns; /* required; V_t, k or H */
     xd_dtype wire;   /* of slots, F32 or BF16; NONE -> F32 */
     xd_dtype dtype;  /* of this rank's windows; NONE -> wire */
-    /* of a ring; 0 -> one more than students need at once */
+    /* micro-batches in a teacher rank's ring; 0 -> one more than students need at once */
     int slots;
-    bool messages; /* never share memory */
+    bool messages; /* never shared memory */
     xd_route_side teacher, student;
 } xd_route_desc;
 
-/* Row b * held + i is position i of sample b. */
+/* Row b * held + i is position i of sample b; held: positions of this side. */
 typedef struct xd_route_window {
     xd_rows rows;         /* read only, until xd_route_release */
     const int64_t *ids;   /* COLUMNS: [sample_count, columns] on the host; else NULL */
     int64_t sample_count; /* 0: only other ranks have micro-batches left */
-    bool is_view;         /* rows are a slot's */
+    bool is_view;         /* rows are in a slot: no copy */
 } xd_route_window;
 
 /* A route on one rank. */
 typedef struct xd_route_info {
-    int64_t posts; /* micro-batches in a step */
-    int64_t takes; /* windows in a step */
-    int64_t due;   /* before the next take */
-    int64_t views; /* of takes, without a copy */
+    int64_t posts; /* micro-batches of this rank in a step */
+    int64_t takes; /* windows of this rank in a step */
+    int64_t due;   /* posts of this rank that its next take waits for */
+    int64_t views; /* of takes without a copy */
     int slots;
-    int needed;   /* slots without the next micro-batch's */
+    int needed;   /* slots that students need at once */
     bool shared;  /* shared memory; else messages */
     size_t bytes; /* of rings (of all ranks, if shared), windows, messages */
 } xd_route_info;
 
 /* Creates a route. Collective over comm, ranks without a side included. All contexts are on CPUs, or all on GPUs.
- * Takes xd_route_info.bytes and a plan.
+ * Takes xd_route_info.bytes, and a few words for each rank and sample.
  * Errors: ARGUMENT (side, size, no student, no teacher, slots), SHAPE (shards overlap in part, or do not cover a
  * window), DTYPE, MISMATCH, MEMORY, DEVICE, PEER. */
 XD_API xd_result xd_route_create(xd_comm *comm, const xd_route_desc *desc, xd_route **out);

@@ -10,7 +10,7 @@
 /* A vocabulary with its rules. Immutable; threads may share it. */
 typedef struct xd_tokenizer xd_tokenizer;
 
-/* Buffers of one thread. */
+/* Encodes texts with the buffers of one thread. */
 typedef struct xd_encoder xd_encoder;
 
 /* What a rank file lacks: split pattern, normalisation, special tokens. */
@@ -38,7 +38,7 @@ typedef struct xd_tokenizer_desc {
     const xd_tokenizer_special *specials; /* [special_count] */
     int64_t special_count;
     size_t max_bytes; /* 0 -> 256 MiB */
-    /* ADDED or SPECIAL tokens around a text for add_special. Both NULL -> the file's. */
+    /* Names of the ADDED or SPECIAL tokens that add_special puts around a text. Both NULL -> the file's. */
     const char *bos, *eos;
     const char *path; /* NULL -> data */
     const void *data; /* [data_bytes]; optional with path */
@@ -58,12 +58,13 @@ XD_API void xd_tokenizer_destroy(xd_tokenizer *tokenizer);
 typedef struct xd_tokenizer_info {
     int32_t size;   /* largest id + 1 */
     int32_t tokens; /* ids in use */
-    uint64_t hash;  /* of ids and bytes, not of add_special; names caches and projections */
-    /* encoding and decoding keep any bytes: each has a token, no normaliser, dropped separator or stripped blank */
+    /* of all that decides ids and bytes, not of add_special; caches and projections store it */
+    uint64_t hash;
+    /* any bytes survive encoding and decoding: each has a token, and nothing changes, drops or strips text */
     bool byte_level;
     bool adds_prefix; /* encoding may add a leading blank, which decoding removes */
-    int32_t unknown;  /* for text without a token, or -1 */
-    /* around a text, or -1 */
+    int32_t unknown;  /* id for text without a token, or -1 */
+    /* ids around a text, or -1 */
     int32_t bos, eos;
 } xd_tokenizer_info;
 
@@ -76,7 +77,7 @@ typedef enum xd_token_kind {
     XD_TOKEN_KIND_NORMAL,   /* bytes of text */
     XD_TOKEN_KIND_BYTE,     /* one byte, where no other token fits */
     XD_TOKEN_KIND_ADDED,    /* matched before all others */
-    XD_TOKEN_KIND_SPECIAL,  /* ADDED, with parse_special only */
+    XD_TOKEN_KIND_SPECIAL,  /* as ADDED, but only with parse_special */
     XD_TOKEN_KIND_UNKNOWN   /* text without a token; has no bytes */
 } xd_token_kind;
 
@@ -100,14 +101,14 @@ XD_API int32_t xd_tokenizer_find_special(const xd_tokenizer *tokenizer, const ch
 typedef struct xd_decode_desc {
     const int32_t *ids; /* [count] */
     int64_t count;
-    bool skip_special; /* omits SPECIAL tokens; else their names */
+    bool skip_special; /* omits SPECIAL tokens; false -> writes their names */
     char *out;         /* [capacity] without a NUL; NULL with capacity 0: only the length */
     size_t capacity;
 } xd_decode_desc;
 
 /* Decodes ids to bytes; the result may end inside a character.
  *
- *   length   of the whole result in bytes; above capacity, out has its beginning
+ *   length   bytes of the whole result; if they exceed capacity, out has its beginning
  *
  * Local. Errors: DATA (an id is a gap or out of range; with its index), ARGUMENT (count, capacity). */
 XD_API xd_result xd_tokenizer_decode(xd_ctx *ctx, const xd_tokenizer *tokenizer, const xd_decode_desc *desc,
@@ -118,11 +119,12 @@ XD_API xd_result xd_tokenizer_decode(xd_ctx *ctx, const xd_tokenizer *tokenizer,
 /* What an encoder encodes. */
 typedef struct xd_encoder_desc {
     const xd_tokenizer *tokenizer; /* must outlive the encoder */
-    /* For xd_encode_batch too: one more encoder for each thread, each 1 MB and the longest text's need. */
+    /* Allows xd_encode_batch: each thread of the context has one more encoder, 1 MB and the longest text's need. */
     bool batches;
 } xd_encoder_desc;
 
-/* Creates an encoder for ctx's thread. Local. With batches threads call the allocator one at a time. Errors: MEMORY. */
+/* Creates an encoder for ctx's thread. Local. With batches threads call the allocator one at a time,
+ * under a lock. Errors: MEMORY. */
 XD_API xd_result xd_encoder_create(xd_ctx *ctx, const xd_encoder_desc *desc, xd_encoder **out);
 
 /* Destroys an encoder. */
@@ -130,9 +132,9 @@ XD_API void xd_encoder_destroy(xd_encoder *encoder);
 
 /* How to encode. */
 typedef struct xd_encode_desc {
-    bool parse_special; /* SPECIAL names become tokens: not for untrusted text */
+    bool parse_special; /* SPECIAL names in the text become tokens: not for untrusted text */
     bool skip_spans;
-    /* adds the post-processor's tokens; other forms: BOS if defined, no EOS (as Llama and Mistral) */
+    /* tokenizer.json: adds the post-processor's tokens; other files: BOS if defined, no EOS (as Llama and Mistral) */
     bool add_special;
 } xd_encode_desc;
 
@@ -156,7 +158,7 @@ XD_API xd_result xd_encode(xd_encoder *encoder, const char *text, size_t bytes, 
 
 /* ---- many texts ---- */
 
-/* The tokens of texts, until the encoder's next xd_encode_batch. Text i has [offset[i], offset[i + 1]). */
+/* The tokens of texts, until the encoder's next xd_encode_batch. Text i has tokens [offset[i], offset[i + 1]). */
 typedef struct xd_encoding_batch {
     int64_t count;              /* texts */
     const int64_t *offset;      /* [count + 1] */

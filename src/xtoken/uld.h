@@ -13,7 +13,7 @@ typedef enum xd_uld_merge {
     XD_ULD_OBSERVED /* TRL's default: the first token's; row t predicts token t */
 } xd_uld_merge;
 
-/* One side. */
+/* One side of a sequence. */
 typedef struct xd_uld_side {
     xd_rows logits;     /* [T, >= vocabulary] f32 or bf16; not split */
     int64_t vocabulary; /* without padding */
@@ -27,20 +27,20 @@ typedef struct xd_uld_desc {
     const xd_aligned_chunk *chunks; /* [chunk_count]; an empty side: ignored */
     int64_t chunk_count;
     xd_uld_merge merge;
-    /* Ids of one token; NULL -> none */
+    /* Ids of the same token on both sides; NULL -> none */
     const int64_t *matched_student, *matched_teacher; /* [matched_count], each id once */
     int64_t matched_count;
-    double matched_weight, unmatched_weight;
-    double beta;        /* of the JSD; 0 forward, 1 reverse */
-    double denominator; /* 0 -> chunks with two sides */
-    double scale;       /* of loss and gradient; not 0; with matched ids not both weights 0 */
-    xd_rows gradient;   /* d loss / d student logits, all columns; may be the student's; data NULL -> none */
+    double matched_weight, unmatched_weight; /* read with matched ids only */
+    double beta;                             /* of the JSD of matched ids; 0 forward, 1 reverse */
+    double denominator;                      /* 0 -> chunks with two sides */
+    double scale;     /* of loss and gradient; not 0; with matched ids not both weights 0 */
+    xd_rows gradient; /* d loss / d student logits, all columns; may be the student's; data NULL -> none */
 } xd_uld_desc;
 
 /* Results of one sequence. */
 typedef struct xd_uld_values {
-    double loss;               /* scale (weights) times the next two */
-    double matched, unmatched; /* over the denominator */
+    double loss; /* scale (matched_weight matched + unmatched_weight unmatched), or scale unmatched */
+    double matched, unmatched; /* sums over chunks, divided by the denominator */
     int64_t chunks;            /* with two sides */
 } xd_uld_values;
 

@@ -14,7 +14,7 @@
  *   CACHED       KL over a cache's ids
  *   LIKELIHOOD   distance of chunks' log-likelihoods
  *
- * All but SAME compare chunks. CE is the student's cross entropy at temperature 1. */
+ * J: the selected teacher columns. All but SAME compare chunks. CE is the student's cross entropy at temperature 1. */
 typedef enum xd_xtoken_kind {
     XD_XTOKEN_PROJECTED = 0,
     XD_XTOKEN_GOLD,
@@ -32,7 +32,7 @@ typedef enum xd_likelihood_form {
 /* How several teachers make one KD. */
 typedef enum xd_xtoken_mode {
     XD_XTOKEN_SUM = 0, /* omega_i: the weights, or softmax(alpha score) */
-    /* SAME with equal widths; else as SUM without scores */
+    /* One KL from the weighted mean of logits: SAME with equal widths. Else as SUM without scores. */
     XD_XTOKEN_AVERAGED_LOGITS,
     XD_XTOKEN_SELECT /* the teacher with the lowest cross entropy */
 } xd_xtoken_mode;
@@ -59,10 +59,10 @@ typedef struct xd_xtoken_gold {
     const xd_exact_map *map; /* relaxed: H-KL */
 } xd_xtoken_gold;
 
-/* Inputs of CACHED, or LIKELIHOOD without logits: logits.data is NULL, only its rows are read. */
+/* Inputs of CACHED, or LIKELIHOOD without logits. Then logits.data is NULL, and only logits.rows is read. */
 typedef struct xd_xtoken_cached {
-    const xd_teacher_cache *cache;      /* the same file on every rank; CACHED: at the temperature */
-    const int64_t *positions;           /* [rows of logits] of the cache, or -1 */
+    const xd_teacher_cache *cache;      /* the same file on every rank; CACHED: of the loss's temperature */
+    const int64_t *positions;           /* [rows of logits] positions of the cache, or -1 */
     const xd_projection_origin *origin; /* must match; NULL -> any */
     const xd_projection *projection;    /* CACHED, as PROJECTED; NULL -> one vocabulary */
 } xd_xtoken_cached;
@@ -70,7 +70,7 @@ typedef struct xd_xtoken_cached {
 /* Inputs of LIKELIHOOD. */
 typedef struct xd_xtoken_likelihood {
     xd_likelihood_form form;
-    /* [rows of logits] of next tokens; above 0.1: NaN. NULL -> from `cached`, else from logits and labels */
+    /* [rows of logits] of next tokens; above 0.1 counts as NaN. NULL -> from `cached`, else from logits and labels */
     const float *target_log_probs;
     const float *chunk_length; /* [B, C] > 0; NULL -> 1 */
 } xd_xtoken_likelihood;
@@ -78,13 +78,14 @@ typedef struct xd_xtoken_likelihood {
 /* Rows are whole on each rank of the vocabulary; sequence_comm may split positions. */
 typedef struct xd_xtoken_teacher {
     xd_xtoken_kind kind;
-    xd_rows logits;                /* [B * held, >= vocabulary] f32 or bf16; SAME: the student's rows */
-    int64_t vocabulary;            /* 0 -> the projection's teacher_size, else all columns */
-    const int64_t *student_chunks; /* [student rows] of next tokens, or -1: shifted xd_chunk_ids; not SAME */
+    xd_rows logits;     /* [B * held, >= vocabulary] f32 or bf16; SAME: the student's rows */
+    int64_t vocabulary; /* 0 -> the projection's teacher_size, else all columns */
+    /* [student rows] the chunk of the next token, or -1: shifted ids of xd_chunk_ids; not SAME */
+    const int64_t *student_chunks;
     const int64_t *teacher_chunks; /* [rows of logits] */
     int64_t chunks;                /* C */
-    const uint8_t *chunk_mask;     /* [B, C] 0: none; NULL -> all */
-    const uint8_t *chunk_exact;    /* [B, C] 0: not for exact_only */
+    const uint8_t *chunk_mask;     /* [B, C] 0: no such chunk; NULL -> all */
+    const uint8_t *chunk_exact;    /* [B, C] 0: not exact; required with exact_only */
     xd_xtoken_projected projected;
     xd_xtoken_gold gold;
     xd_xtoken_cached cached;
@@ -122,7 +123,7 @@ typedef struct xd_xtoken_values {
 } xd_xtoken_values;
 
 /* Row b * held + i is position i of sequence b. On a GPU logits, gradient and workspace are device memory,
- * projections either, all else host memory. */
+ * projections are in either, all else is host memory. */
 typedef struct xd_xtoken_desc {
     xd_rows student;            /* [B * held, V/tp] f32 or bf16 */
     const xd_vocab *vocab;      /* of a projection's size */
@@ -130,7 +131,7 @@ typedef struct xd_xtoken_desc {
     xd_comm *sequence_comm;     /* ranks with other positions; NULL -> none */
     const float *sample_weight; /* [B] 0: does not count; NULL -> 1 */
     /* As in other losses, but [rows] lists are host memory; scale and denominator device or host memory.
-     *   labels       none -> no CE
+     *   labels       none -> no CE; LIKELIHOOD and balance need them
      *   mask         0: not in CE or SAME
      *   row_weight   of CE and SAME, with the sample's
      *   scale        of loss, gradient, kd and ce
@@ -145,7 +146,7 @@ typedef struct xd_xtoken_desc {
     xd_xtoken_mode mode;
     xd_xtoken_score score;        /* SUM: NONE -> static weights */
     double alpha;                 /* of dynamic weights */
-    bool normalise_by_vocabulary; /* SUM only */
+    bool normalise_by_vocabulary; /* SUM: scores and KD_i times ln V_i / ln min_j V_j */
     double temperature;           /* 0 -> 1 */
     bool reverse;                 /* KL(student || teacher) */
     bool exact_only;              /* only exact chunks */
@@ -154,7 +155,7 @@ typedef struct xd_xtoken_desc {
     double kd_weight;
     double ce_weight; /* this or kd_weight is not 0 */
     bool balance;     /* kd_weight = this call's balance, ce_weight = 1; one more pass */
-    /* as NeMo-RL on one rank */
+    /* as NeMo-RL on one rank: docs/xtoken.md */
     bool compat;
     /* chunks (SAME: rows) at once; 0 -> 2 MB of them, at most 32; GOLD: 1 */
     int64_t tile;
@@ -162,15 +163,15 @@ typedef struct xd_xtoken_desc {
 } xd_xtoken_desc;
 
 /* Return NeMo-RL's settings: columns and tail 8192, kd_weight 1, ce_weight 0.1, alpha 1, temperature 1, sequences 1;
- * weight 1. Pure. */
+ * a teacher's weight 1. Pure. */
 XD_API xd_xtoken_desc xd_xtoken_defaults(void);
 XD_API xd_xtoken_teacher xd_xtoken_teacher_defaults(xd_xtoken_kind kind);
 
-/* Computes the global loss and its gradient, which data ranks sum. Collective over the vocabulary, sequence_comm and
- * comm. Takes [T] memory besides the workspace, CACHED more. Results are on the host. Deterministic for a fixed mesh;
- * INVARIANT: the same bits for every split. If nothing counts, all is zero, and status reports it.
- * Errors: ARGUMENT (also weights negative, not finite or not below 1e30; INVARIANT: 2^22), SHAPE, DTYPE, MEMORY,
- * UNSUPPORTED (ENTROPY or MAX_PROB without logits). */
+/* Computes the global loss and its gradient; sum the gradient over data ranks. Collective over the vocabulary,
+ * sequence_comm and comm. Takes [T] memory besides the workspace, CACHED more. Results are on the host. Deterministic
+ * for a fixed mesh; INVARIANT: the same bits for every split. If nothing counts, all is zero, and status reports it.
+ * Errors: ARGUMENT (also a weight negative, not finite, or from 1e30 on, INVARIANT: from 2^22 on), SHAPE, DTYPE,
+ * MEMORY, UNSUPPORTED (ENTROPY or MAX_PROB without logits). */
 XD_API xd_result xd_xtoken_loss(xd_ctx *ctx, const xd_xtoken_desc *desc, xd_xtoken_values *out);
 
 #endif

@@ -12,7 +12,7 @@
 XD_API xd_result xd_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t k, float *values,
                                int64_t *ids);
 
-/* By sequence, the k columns with the largest logits over counted positions (J). */
+/* Chooses, for each sequence, the k columns with the largest logits over counted positions. */
 typedef struct xd_vocab_topk_desc {
     const xd_vocab *vocab; /* required */
     xd_rows logits;        /* required; [T, V/tp], f32 or bf16 */
@@ -47,7 +47,7 @@ typedef struct xd_topk_desc {
     xd_rows student;       /* required */
     const xd_vocab *vocab; /* required */
     int64_t k;             /* required, 1 <= k <= V */
-    xd_ids ids;            /* [T, k] global, valid ones distinct; absent: not read */
+    xd_ids ids;            /* [T, k] global, distinct; not read where `values` says absent */
     const float *values;   /* [T, k]; NULL -> teacher */
     xd_topk_values values_kind;
     double values_temperature; /* equal to temperature; 0 -> 1 */
@@ -69,7 +69,7 @@ typedef struct xd_topk_desc {
  * Allocates nothing with a workspace. A row without valid entries counts with loss 0.
  *
  * More data errors: id outside the vocabulary or repeated, teacher value or log_normaliser NaN, teacher mass above 1.1.
- * These and uncounted rows: masses 0, log-probabilities -infinity. A tail's rounding: docs/questions.md.
+ * Such rows and uncounted ones have masses 0 and log-probabilities -infinity. A tail's rounding: docs/questions.md.
  * Errors: ARGUMENT, SHAPE, DTYPE, MEMORY, UNSUPPORTED (mode, divergence). */
 XD_API xd_result xd_topk_kl_loss(xd_ctx *ctx, const xd_topk_desc *desc, xd_loss_values *out);
 

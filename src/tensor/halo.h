@@ -13,8 +13,8 @@ typedef enum xd_halo_boundary {
     XD_HALO_ZERO = 0, /* zeros, any width */
     XD_HALO_PERIODIC, /* -1 is n - 1, n is 0; at most n indices */
     XD_HALO_REFLECT,  /* -1 is 1, n is n - 2; at most n - 1 indices */
-    /* -1 is 0, n is n - 1; longitude j is taken at j - floor(m / 2) modulo its extent m. At most n indices. One
-     * dimension only. */
+    /* -1 is 0, n is n - 1; at most n indices, in one dimension only. There longitude j, of extent m, is taken at (j -
+     * floor(m / 2)) modulo m. */
     XD_HALO_POLE
 } xd_halo_boundary;
 
@@ -24,7 +24,7 @@ typedef enum xd_halo_boundary {
  *    COMPLETE   whole on this rank's part and beyond the tensor ends it touches; the rest is not read. Bits of one rank for
  *               every cut if the operator's are. It needs d_y with halo: a second exchange, before and after swapped, ZERO
  *
- * The forward has the bits of one rank. F32, BF16 and F16 add in f32 and round once. */
+ * The forward has the bits of one rank. Sums of F32, BF16 and F16 are formed in f32 and rounded once. */
 typedef enum xd_halo_gradient {
     XD_HALO_PARTIAL = 0, /* see above */
     XD_HALO_COMPLETE

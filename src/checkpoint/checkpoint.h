@@ -21,7 +21,8 @@ typedef struct xd_checkpoint_network {
     const char *name;
     const xd_tensor_part *parts; /* [part_count] weights and buffers */
     int64_t part_count;
-    /* Entry i is parts[i], then perhaps padding rows, neither saved nor loaded. NULL -> no state is. */
+    /* Over a list whose entry i is parts[i], perhaps with padding rows behind it, which are neither saved nor loaded.
+     * NULL -> no optimizer state. */
     xd_optimizer *optimizer;
     const xd_checkpoint_average *averages; /* [average_count] */
     int average_count;
@@ -62,7 +63,7 @@ XD_API xd_result xd_checkpoint_find(xd_ctx *ctx, const char *root, int64_t *step
 
 /* Checksums to compare before a load. */
 typedef enum xd_checkpoint_check {
-    XD_CHECKPOINT_CHECK_TOUCHED = 0, /* of needed blocks, by one rank each; read twice */
+    XD_CHECKPOINT_CHECK_TOUCHED = 0, /* of needed blocks, each by one rank; reads them twice */
     XD_CHECKPOINT_CHECK_ALL,         /* of all blocks, distributed over ranks */
     XD_CHECKPOINT_CHECK_NONE         /* manifest, state.json */
 } xd_checkpoint_check;

@@ -23,7 +23,8 @@ typedef struct xd_head_loss_desc {
     float *bias_gradient;   /* [V/tp], added to; NULL -> none */
     int64_t chunk_rows;     /* multiple of 256; 0 -> 256 */
     bool bf16;              /* round factors to bf16 where faster */
-    /* About chunk_rows (V/tp (1, or 2 with a teacher's head) + H) floats; NULL -> allocated on the device. */
+    /* About chunk_rows (V/tp (1, or 2 with a teacher's head) + H) floats and 640 KiB; NULL -> allocated on the
+     * device. */
     void *workspace;
     size_t workspace_bytes;
 } xd_head_loss_desc;

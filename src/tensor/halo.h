@@ -21,8 +21,9 @@ typedef enum xd_halo_boundary {
 /* The gradient given to the backward; order of its sums: docs/questions.md.
  *
  *    PARTIAL    a term of every element with halo, from this rank's outputs. Fixed bits for one cut; cuts differ by rounding
- *    COMPLETE   whole on this rank's part and beyond the tensor ends it touches; the rest is not read. Bits of one rank for
- *               every cut if the operator's are. It needs d_y with halo: a second exchange, before and after swapped, ZERO
+ *    COMPLETE   whole on this rank's part and beyond the ends of the tensor that it touches; the rest is not read. Has the
+ *               bits of one rank for every cut, if the operator has. The operator then needs d_y with halo: a second
+ *               exchange, with before and after swapped and boundary ZERO
  *
  * The forward has the bits of one rank. Sums of F32, BF16 and F16 are formed in f32 and rounded once. */
 typedef enum xd_halo_gradient {

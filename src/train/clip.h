@@ -18,7 +18,7 @@ typedef struct xd_gradient_norm_desc {
     double refuse_above; /* larger norms are findings; 0 -> none are */
 } xd_gradient_norm_desc;
 
-/* The same on every rank; device memory, as its status: xd_read. */
+/* A result, the same on every rank; in device memory, as its status: xd_read. */
 typedef struct xd_gradient_norm {
     double norm;        /* infinity or NaN if an element is */
     int64_t not_finite; /* elements of all ranks, with replicas */

@@ -20,7 +20,7 @@ typedef enum xd_ema_schedule {
 /* Settings; 0 is a number: start from xd_ema_defaults. */
 typedef struct xd_ema_desc {
     /* [param_count] F32 BF16 F16 F64, also frozen; buffers of any dtype; borrowed until destruction. Entries with one value
-     * are tied: one shadow with the first name, found by all. */
+     * are tied: they share a shadow with the first name, which each of their names finds. */
     const xd_param *params;
     int64_t param_count;
     xd_ema_schedule schedule;
@@ -83,7 +83,7 @@ typedef struct xd_ema_match {
  * UNSUPPORTED (host). */
 XD_API xd_result xd_ema_create(xd_ctx *ctx, const xd_ema_desc *desc, xd_ema **out);
 
-/* Frees the shadows, on the host after launched work. NULL is fine. */
+/* Frees the shadows; those in page-locked memory after launched work has ended. NULL is fine. */
 XD_API void xd_ema_destroy(xd_ema *ema);
 
 /* Updates the average, once after each optimizer step. The update of start_iteration, or the first, copies; earlier ones do

@@ -37,7 +37,7 @@ enum { XD_HEAD_TILE = 64 };
  *
  * Collective as xd_loss; a hidden_gradient on several ranks takes one more exchange a chunk. Deterministic; chunk_rows
  * changes no weight or bias gradient, except cuBLASLt's last bits. INVARIANT: hidden_gradient sums tiles of
- * XD_HEAD_TILE columns in the canonical tree, the same for every split at their multiples.
+ * XD_HEAD_TILE columns in the canonical tree, the same for every split at multiples of that.
  *
  * Data errors as xd_loss, and hidden_gradient not finite. Uncounted and bad rows add nothing.
  * Errors: as xd_loss; SHAPE, DTYPE (heads), ARGUMENT (chunk_rows), UNSUPPORTED (hidden_gradient in INVARIANT mode:

@@ -49,8 +49,8 @@ typedef struct xd_ema_desc {
     const xd_tensor_part *parts;
     /* A device's shadows in page-locked host memory: the same bits; updates transfer them both ways. */
     bool host;
-    /* Average floating-point buffers, as CREDIT; copy integers and names in "_u", "_v". false -> copy all, as ModelOpt,
-     * FastGen. */
+    /* Average floating-point buffers, as CREDIT; copy integers and names that end in "_u", "_v". false -> copy all, as
+     * ModelOpt, FastGen. */
     bool average_buffers;
 } xd_ema_desc;
 

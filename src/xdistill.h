@@ -10,7 +10,7 @@
        #define XDISTILL_IMPLEMENTATION                  #include "xdistill.h"
        #include "xdistill.h"                        cc -std=c99 -O2 app.c xdistill.c -o app -lm -lpthread
 
-   A program, but for its declarations and the check of results (XD_TRY):
+   A program, without its declarations and its checks of results (XD_TRY):
 
        xd_ctx_create(NULL, &ctx);
        xd_vocab_create(ctx, &(xd_vocab_desc){ .size = 50257, .tp = tp }, &vocab); // tp: ranks that share the vocabulary
@@ -22,31 +22,31 @@
        xd_loss(ctx, &loss, &values);                          // values.loss, and d loss / d logits for your backward pass
        xd_optimizer_step(adamw, NULL, NULL);                  // over your own parameters: xd_optimizer_create
 
-   OPTIONS   XDISTILL_STATIC, XD_API, XD_ASSERT, XDISTILL_PORTABLE; all else is a run-time field of a desc struct.
-             XDISTILL_NO_ACROSS leaves out tokenizers, teachers and losses across tokenizers; _NO_MODELS models, wrappers,
-             checkpoints and xd_dmd_step; _NO_DIFFUSION diffusion models. Their kernels go with them. A call of what was
-             left out is an error that names the option.
+   OPTIONS   XDISTILL_STATIC, XD_API, XD_ASSERT and XDISTILL_PORTABLE; other settings are run-time fields of desc structs.
+             XDISTILL_NO_ACROSS leaves out tokenizers, teachers and losses across tokenizers. XDISTILL_NO_MODELS leaves
+             out models, wrappers, checkpoints and xd_dmd_step; XDISTILL_NO_DIFFUSION leaves out diffusion models. Their
+             kernels go with them. A call of what was left out is an error that names the option.
    SECTIONS  The implementation also compiles as objects that link into the same library: define XDISTILL_SECTION too,
              as 1 (kernels), 2 (vector kernels), 3 (core), 4 (across), 5 (models), 6 (diffusion), all with the same
-             options. An undefined xdistill_section_N_... names a section that is missing, or has other options or
-             another version.
+             options. An undefined symbol xdistill_section_N_... names a section that is missing, or that has other
+             options or another version.
    SHAPES    T tokens, V vocabulary, H hidden, L layers; [T, V/tp] = columns split over axis "tp".
    ERRORS    A call that can fail returns an xd_result. xd_last_error(ctx) has the message with its numbers, the place and
-             the rank. A call checks its arguments before data moves; if it fails, outputs are unchanged.
+             the rank. A call checks its arguments before data moves; if a check fails, outputs are unchanged.
    RANKS     All ranks of a group make a collective call, in one order; a local call is one rank's own. If a rank refuses
              a collective, the other ranks return PEER with its message. If a rank does not come, they return TIMEOUT at
              the deadline, and the group is broken: later calls return PEER. Comments do not repeat these errors.
    NULL      A required pointer, path or desc that is NULL, or a count without its list, is ARGUMENT with its name in the
              message. A NULL context or object is ARGUMENT without one. A comment says where NULL is legal
-             ("NULL -> defaults", "may be NULL"); _destroy and _close accept it. A call that returns a value needs a
-             valid object: XD_ASSERT.
+             ("NULL -> defaults", "may be NULL"); _destroy and _close accept it. A call that returns no xd_result needs
+             a valid object, which XD_ASSERT checks.
    ZERO      Set a desc to zero, then fill it in. A field of 0 is 0, or what its comment says where 0 has no meaning.
              Recipes are functions that return a filled desc, such as xd_adamw_defaults.
-   MEMORY    A list of xd_param outlives its optimizers, averages and norms; a group or a model, what was made over it. A
-             call reads the other pointers of a desc only until it returns, unless a comment says more. Destroy in the
+   MEMORY    A list of xd_param outlives its optimizers and averages; a group or a model outlives what was made over it.
+             A call reads the other pointers of a desc only until it returns, unless a comment says more. Destroy in the
              reverse order of creation, the context last.
-   CONTENTS  Search for ">>": one marker a part. First come the calls of programs, in the order of their use. From "for
-             back ends" on come those of devices, transports and companions, then the implementation. */
+   CONTENTS  Search for ">>": each part has one marker. First come the calls of programs, in the order of their use. From
+             "for back ends" on come those of devices, transports and companions, then the implementation. */
 
 #ifndef XDISTILL_H
 #define XDISTILL_H
@@ -170,8 +170,8 @@
 
 /* ---- for back ends ---- */
 
-/* Kernel tables, transports, files that appear whole, JSON, interval algebra and the plain entries of the tables: for who
- * writes a device, a transport or a companion header. May change in any minor version until 1.0. */
+/* Kernel tables, transports, files that appear whole, JSON, interval algebra and the plain entries of the tables: for
+ * authors of a device, a transport or a companion header. They may change in any minor version until 1.0. */
 #include "base/extend.h"
 #include "base/scalar.h"
 #include "base/philox_scalar.h"

@@ -1,7 +1,7 @@
 #ifndef XDI_BASE_CONFIG_H
 #define XDI_BASE_CONFIG_H
 
-/* POSIX macros: set before libc headers, else file.c stops with the line to add. */
+/* POSIX macros must come before the first libc header; otherwise file.c stops with the line to add. */
 #if defined(XDISTILL_IMPLEMENTATION) && !defined(_POSIX_C_SOURCE) && !defined(_GNU_SOURCE)
 #    define _POSIX_C_SOURCE 200809L
 #    if !defined(_DEFAULT_SOURCE)
@@ -44,7 +44,7 @@
 #define XD_VERSION_PATCH 0
 #define XD_VERSION (XD_VERSION_MAJOR * 10000 + XD_VERSION_MINOR * 100 + XD_VERSION_PATCH)
 
-/* XDISTILL_STATIC: functions are the implementation file's own. */
+/* XDISTILL_STATIC gives all functions internal linkage. */
 #if !defined(XD_API)
 #    if defined(XDISTILL_STATIC) && defined(__GNUC__)
 #        define XD_API static __attribute__((unused))
@@ -64,8 +64,8 @@
 #    define XD_PRINTF(format_index, first_argument)
 #endif
 
-/* Marks a removal in the next minor version; the message names the replacement. After XD_API, `struct`, `enum`, an
- * enumerator; macros say it in comments. */
+/* Marks what the next minor version removes; the message names the replacement. It stands after XD_API, `struct`,
+ * `enum` or an enumerator. Deprecated macros say it in comments. */
 #if !defined(XD_DEPRECATED)
 #    if defined(__GNUC__)
 #        define XD_DEPRECATED(message) __attribute__((deprecated(message)))
@@ -85,12 +85,13 @@
 #    define XDI_ON_DEVICE
 #endif
 
-/* Vector kernels by attributes: gcc, clang on x86-64, not nvcc's device passes. Tests define XDI_NO_X86. */
+/* gcc and clang compile vector kernels for x86-64 by attributes; nvcc's device passes do not. Tests define
+ * XDI_NO_X86. */
 #if defined(__GNUC__) && defined(__x86_64__) && !defined(__CUDA_ARCH__) && !defined(XDI_NO_X86)
 #    define XDI_X86 1
 #endif
 
-/* Vector kernels for any processor; on x86 on request. */
+/* Portable vector kernels: always on other processors, on x86 with XDISTILL_PORTABLE. */
 #if defined(XDISTILL_PORTABLE) || !defined(XDI_X86)
 #    define XDI_PORTABLE 1
 #endif

@@ -19,13 +19,13 @@ typedef enum xd_log_level {
     XD_LOG_TRACE
 } xd_log_level;
 
-/* One line without newline, on the context's thread. */
+/* Writes one line without newline, on the context's thread. */
 typedef struct xd_logger {
     void (*write)(void *user, xd_log_level level, const char *line);
     void *user;
 } xd_logger;
 
-/* Returns a logger to standard error, one call a line. XD_LOG_INFO adds xd_build's number of parameters. Pure. */
+/* Returns a logger to standard error, one call a line. At XD_LOG_INFO xd_build logs the number of parameters. Pure. */
 XD_API xd_logger xd_stderr_logger(void);
 
 /* Monotonic seconds, for deadlines. */
@@ -63,7 +63,7 @@ typedef struct xd_ctx_desc {
     xd_cpu_level cpu;            /* 0 -> the best; UNSUPPORTED if absent */
     /* Another backend's table, outlives the context; NULL -> the CPU's (xd_cuda_create sets it). */
     const struct xd_kernels *kernels;
-    /* Cores of a CPU call; 0 -> 1. Bits do not depend on it. A rank's context creates threads - 1 pool threads of 2 MB,
+    /* Cores of a CPU call; 0 -> 1. Bits do not depend on it. The context creates threads - 1 pool threads of 2 MB,
      * which sleep when idle. */
     int threads;
     /* The caller's threads, at most `threads` at once. Zero -> a pool. */
@@ -72,12 +72,12 @@ typedef struct xd_ctx_desc {
 } xd_ctx_desc;
 
 /* Creates a context, for the caller's XD_VERSION: xd_ctx_create(desc, &ctx); desc NULL -> defaults. Local.
- * Errors, to desc's logger: MISMATCH (major or minor version), ARGUMENT (timeouts negative or not finite; threads outside
- * [0, 1024]), UNSUPPORTED (CPU level), MEMORY (also no thread). */
+ * Errors, to desc's logger: MISMATCH (major or minor version), ARGUMENT (timeouts negative or NaN; threads beyond 1024
+ * or negative; files without a required entry), UNSUPPORTED (CPU level), MEMORY (also no thread). */
 #define xd_ctx_create(desc, out) xd_ctx_create_versioned(XD_VERSION, (desc), (out))
 XD_API xd_result xd_ctx_create_versioned(int version, const xd_ctx_desc *desc, xd_ctx **out);
 
-/* Frees it. A forked process has no pool threads: it computes alone and destroys its copy without a wait. */
+/* Frees it. A forked process has no pool threads: it computes on one thread and destroys its copy without a wait. */
 XD_API void xd_ctx_destroy(xd_ctx *ctx);
 
 /* Returns the desc with defaults filled in. */
@@ -86,13 +86,13 @@ XD_API const xd_ctx_desc *xd_ctx_settings(const xd_ctx *ctx);
 /* Orders later device work on this stream. Local. */
 XD_API void xd_ctx_set_stream(xd_ctx *ctx, void *stream);
 
-/* Returns the last failure, XD_OK if none. Valid until the next. */
+/* Returns the last failure, XD_OK if none. Valid until the next failure. */
 XD_API const xd_error *xd_last_error(const xd_ctx *ctx);
 
-/* Sets the next error's source position; returns ctx. */
+/* Sets the caller's file and line, which the next error's message names; returns ctx. */
 XD_API xd_ctx *xd_at(xd_ctx *ctx, const char *file, int line);
 
-/* Optional: xd_mesh_create(XD_AT(ctx), ...) adds file and line. */
+/* Optional: xd_vocab_create(XD_AT(ctx), ...) adds file and line to the message. */
 #define XD_AT(ctx) xd_at((ctx), __FILE__, __LINE__)
 
 #endif

@@ -3,9 +3,9 @@
 
 #include "base/config.h"
 
-/* Instructions of CPU kernels; each level includes the previous. AdamW, EMA and casts have the same bits on every level;
- * losses and norms agree within declared bounds. Different levels: MISMATCH at the first collective. MPI and NCCL worlds
- * use the lowest. */
+/* Instructions of CPU kernels; each level includes the previous. AdamW, EMA and casts have the same bits on every
+ * level; losses and norms agree within declared bounds. Threads of one world need equal levels: MISMATCH at the first
+ * collective. Worlds of processes use the lowest level of their ranks. */
 typedef enum xd_cpu_level {
     XD_CPU_BEST = 0,   /* default: the machine's highest */
     XD_CPU_PLAIN,      /* loops in double: the slow specification */
@@ -15,10 +15,10 @@ typedef enum xd_cpu_level {
     XD_CPU_AVX512_BF16 /* and bf16 dot product */
 } xd_cpu_level;
 
-/* Returns whether machine and build have it. Local, pure. */
+/* Returns whether this machine and build have the level. Local, pure. */
 XD_API bool xd_cpu_supports(xd_cpu_level level);
 
-/* Returns the highest available; PLAIN on x86 without AVX2 and XDISTILL_PORTABLE. Local, pure. */
+/* Returns the highest level available; on x86 without AVX2 and XDISTILL_PORTABLE that is PLAIN. Local, pure. */
 XD_API xd_cpu_level xd_cpu_best(void);
 
 /* Returns "best", "plain", "portable", "avx2", "avx512", "avx512_bf16" or "unknown". */

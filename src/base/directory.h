@@ -8,11 +8,11 @@ typedef struct xd_publish_directory xd_publish_directory;
 
 /* Settings. */
 typedef struct xd_publish_directory_desc {
-    const char *path; /* required; free, or a directory that commit replaces whole */
+    const char *path; /* required; a new name, or a directory that commit replaces whole */
 } xd_publish_directory_desc;
 
-/* Starts a directory whose files appear together: write into xd_publish_directory_path, then commit. One writer of a path.
- * Local.
+/* Starts a directory whose files appear together: write into xd_publish_directory_path, then commit. A path has one
+ * writer at a time. Local.
  * Errors: STATE (another writer), IO (also a symbolic link or no directory), MEMORY, UNSUPPORTED. */
 XD_API xd_result xd_publish_directory_create(xd_ctx *ctx, const xd_publish_directory_desc *desc,
                                              xd_publish_directory **out);

@@ -3,8 +3,8 @@
 
 #include "base/config.h"
 
-/* Name, bytes, floating, safetensors name, by safetensors' ascending alignment rank. Arithmetic: F32 F64 BF16 F16 I32 I64
- * U8; others are only stored, moved, loaded, saved. */
+/* Name, bytes, floating, safetensors name; by safetensors' ascending alignment rank. F32, F64, BF16, F16, I32, I64 and
+ * U8 have arithmetic; BOOL is also filled and cast. Others are only stored, moved, loaded and saved. */
 #define XD_DTYPES(X)               \
     X(BOOL, 1, false, "BOOL")      \
     X(U8, 1, false, "U8")          \

@@ -32,8 +32,8 @@ XD_API xd_result xd_fail_culprit(xd_ctx *ctx, xd_result result, int culprit, con
         if (xdi_try_result != XD_OK) return xdi_try_result; \
     } while (0)
 
-/* Return zeroed memory of the context's allocator, or NULL without a report. xd_release also frees what calls return; NULL
- * is legal. Local. */
+/* xd_allocate returns zeroed memory of the context's allocator, or NULL without an error. xd_release frees it, and what
+ * calls return; NULL is legal. Local. */
 XD_API void *xd_allocate(xd_ctx *ctx, size_t bytes);
 XD_API void xd_release(xd_ctx *ctx, void *memory);
 

@@ -12,7 +12,7 @@ XD_API float xd_f32_from_f16(uint16_t bits);
 /* Returns an element of an arithmetic dtype; exact except I64 beyond 2^53. */
 XD_API double xd_load_f64(const void *data, xd_dtype dtype, int64_t index);
 
-/* Stores an element: F32, F64 round at most once, F16, BF16 through f32; integers truncate. */
+/* Stores an element. F32 and F64 round at most once, F16 and BF16 through f32; integers truncate. */
 XD_API void xd_store_f64(void *data, xd_dtype dtype, int64_t index, double value);
 
 #endif

@@ -3,10 +3,10 @@
 
 #include "base/config.h"
 
-/* Philox4x32-10: numbers by position. Any rank can compute any element; noise does not depend on the mesh; resuming needs
- * no state. Same bits on every machine, compiler and device. */
+/* Philox4x32-10: a number depends only on its xd_philox and its position. Any rank can compute any element; noise does
+ * not depend on the mesh; resuming needs no state. Same bits on every machine, compiler and device. */
 
-/* Purposes; no two share a number. */
+/* Purposes of random numbers; two streams share no number. */
 enum {
     XD_STREAM_STUDENT_NOISE = 0,
     XD_STREAM_RUNG = 1,
@@ -15,14 +15,14 @@ enum {
     XD_STREAM_TIME_REAL = 4,
     XD_STREAM_EPSILON_REAL = 5,
     XD_STREAM_R1 = 6,
-    XD_STREAM_ROLLOUT = 7,    /* 8 + j: transition j */
-    XD_STREAM_EMA = 64,       /* rounding */
-    XD_STREAM_OPTIMIZER = 80, /* rounding of parameters */
+    XD_STREAM_ROLLOUT = 7,    /* first noise; 8 + j: transition j */
+    XD_STREAM_EMA = 64,       /* stochastic rounding of averages */
+    XD_STREAM_OPTIMIZER = 80, /* and of parameters */
     XD_STREAM_INIT = 96,
     XD_STREAM_USER = 128 /* to 255: for programs */
 };
 
-/* By flat position in the unsharded sample. */
+/* The numbers of a sample, by flat position in the whole sample. */
 typedef struct xd_philox {
     uint64_t seed;
     uint8_t stream;  /* XD_STREAM_... */
@@ -31,10 +31,10 @@ typedef struct xd_philox {
     uint32_t step;   /* optimizer step */
 } xd_philox;
 
-/* Returns a number in (0, 1) with 53 bits, from words 0 and 1 of `block`. */
+/* Returns an odd multiple of 2^-53 in (0, 1), from words 0 and 1 of `block`. */
 XD_API double xd_philox_uniform_f64(const xd_philox *p, int64_t block);
 
-/* Write elements [first, first + count) to out[0, count); adjacent fills equal one.
+/* Write elements [first, first + count) to out[0, count); adjacent fills give the same numbers as one.
  *
  *   uniform   in (0, 1), odd multiples of 2^-24
  *   normal    mean 0, variance 1, Box-Muller on word pairs; |x| <= 5.8 */

@@ -18,14 +18,14 @@ typedef struct xd_plan_desc {
 /* What the calls would take. */
 typedef struct xd_planned {
     xd_memory_bytes memory; /* of all creates */
-    size_t workspace;       /* of the largest loss, for workspace_bytes; device */
+    size_t workspace;       /* largest workspace_bytes of a loss or memory_bytes of a leaf stack; device */
     /* payload bytes of a pass of all halos and crossings, as xd_comm_traffic */
     uint64_t forward_sent, backward_sent;
 } xd_planned;
 
-/* Opens a plan; desc NULL -> for this rank. It takes losses with a workspace, creates of optimizers, averages, queues,
- * halos, crossings, pipelines, inputs, leaf stacks, savers, samplers and xd_dmd, and xd_model_allocate. Local. Errors:
- * ARGUMENT (ranks, rank), STATE (a plan is open). */
+/* Opens a plan; desc NULL -> for this rank. It measures losses with a workspace, xd_model_allocate, and creates of
+ * optimizers, averages, queues, halos, crossings, pipelines, inputs, leaf stacks, savers, samplers and xd_dmd. Local.
+ * Errors: ARGUMENT (ranks, rank), STATE (a plan is open). */
 XD_API xd_result xd_plan_begin(xd_ctx *ctx, const xd_plan_desc *desc);
 
 /* Ends the plan; out may be NULL. Failed calls added nothing. Local. Errors: STATE (no plan). */

@@ -3,7 +3,8 @@
 
 #include "base/config.h"
 
-/* Kinds of errors; the message has details. If one rank finds an error, all ranks of the group return one. */
+/* Kinds of errors; the message has details. If one rank of a collective call finds an error, all ranks of the group
+ * return one. */
 #define XD_RESULTS(X)                                                                   \
     X(ERROR_ARGUMENT, "an argument is invalid on its own")                              \
     X(ERROR_TOPOLOGY, "sizes, axes or ranks do not fit together")                       \
@@ -37,7 +38,7 @@ typedef struct xd_error {
     const char *file; /* of the failed check */
     int line;
     const char *function;
-    int rank;          /* of this context, world */
+    int rank;          /* world rank of this context */
     int culprit;       /* world rank; -1: unknown or this rank */
     char message[512]; /* actual and expected values */
 } xd_error;

@@ -15,7 +15,7 @@ typedef struct xd_texts {
     int64_t count;
 } xd_texts;
 
-/* Tokens without bytes pair by role and offset. */
+/* Alignment pairs tokens without bytes by role and offset. */
 typedef enum xd_token_role { XD_TOKEN_TEXT = 0, XD_TOKEN_BOS, XD_TOKEN_EOS, XD_TOKEN_SPECIAL } xd_token_role;
 
 /* Bytes of the original text. Tokens that share a character or a normalised cluster may have equal or nested spans. */

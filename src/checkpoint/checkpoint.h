@@ -17,11 +17,12 @@ typedef struct xd_checkpoint_average {
 
 /* A network, with the same names, types, shapes and order on all ranks. */
 typedef struct xd_checkpoint_network {
-    /* NULL: the model itself. Else letters, digits, '_', for files extra-NAME, optim-NAME, ema-NAME-AVERAGE. */
+    /* NULL: the model itself. Otherwise letters, digits, '_', for files extra-NAME, optim-NAME, ema-NAME-AVERAGE. */
     const char *name;
     const xd_tensor_part *parts; /* [part_count] weights and buffers */
     int64_t part_count;
-    /* Entry i is parts[i], then perhaps padding rows, neither saved nor loaded. NULL -> no state is. */
+    /* Over a list whose entry i is parts[i], perhaps with padding rows behind it, which are neither saved nor loaded.
+     * NULL -> no optimizer state. */
     xd_optimizer *optimizer;
     const xd_checkpoint_average *averages; /* [average_count] */
     int average_count;
@@ -44,8 +45,8 @@ typedef struct xd_checkpoint_save_desc {
     const xd_checkpoint_file *files; /* [file_count] of rank 0 */
     int file_count;
     uint64_t max_shard_bytes; /* of tensors in one file; 0 -> 5,000,000,000 */
-    int keep;                 /* newest ones, at least 2; 0 -> all */
-    bool overwrite;           /* this step's checkpoint */
+    int keep;                 /* newest checkpoints to keep, at least 2; 0 -> all */
+    bool overwrite;           /* replace this step's checkpoint; false -> STATE */
     size_t block_bytes;       /* of a checksum: power of two, 4096 to 2^30; 0 -> 4 MiB */
     size_t staging_bytes;     /* of tensors, at least 64; 0 -> 16 MiB */
 } xd_checkpoint_save_desc;
@@ -53,16 +54,16 @@ typedef struct xd_checkpoint_save_desc {
 /* Saves a checkpoint. Collective. On failure older ones are unchanged, and the new one is removed unless the message says that
  * it is complete.
  * Errors: ARGUMENT, SHAPE, DTYPE (optimizer, averages), MISMATCH (between ranks), STATE (step, or another save, exists), FORMAT
- * (state), UNSUPPORTED (file calls), IO, MEMORY, PEER. */
+ * (state), UNSUPPORTED (file calls), IO, MEMORY. */
 XD_API xd_result xd_checkpoint_save(xd_comm *comm, const xd_checkpoint_save_desc *desc);
 
-/* Finds the highest step with valid manifest and file sizes. Local.
+/* Finds the highest step whose manifest and file sizes are valid. Local.
  * Errors: MISSING (checkpoint or root), IO, MEMORY, UNSUPPORTED (no `list`). */
 XD_API xd_result xd_checkpoint_find(xd_ctx *ctx, const char *root, int64_t *step);
 
 /* Checksums to compare before a load. */
 typedef enum xd_checkpoint_check {
-    XD_CHECKPOINT_CHECK_TOUCHED = 0, /* of needed blocks, by one rank each; read twice */
+    XD_CHECKPOINT_CHECK_TOUCHED = 0, /* of needed blocks, each by one rank; reads them twice */
     XD_CHECKPOINT_CHECK_ALL,         /* of all blocks, distributed over ranks */
     XD_CHECKPOINT_CHECK_NONE         /* manifest, state.json */
 } xd_checkpoint_check;
@@ -77,7 +78,7 @@ typedef struct xd_checkpoint_load_desc {
     const xd_checkpoint_network *networks; /* [network_count] destinations */
     int network_count;
     xd_checkpoint_check check;
-    bool lenient;         /* leave missing, unexpected, wrongly shaped unchanged */
+    bool lenient;         /* tensors that are missing, unexpected or of another shape are left out */
     bool convert;         /* floating point, by xd_cast; false -> DTYPE */
     size_t staging_bytes; /* as for saves */
 } xd_checkpoint_load_desc;
@@ -97,11 +98,11 @@ typedef struct xd_checkpoint_report {
  * xd_parallel_publish afterwards.
  *
  *   report   also filled in if its counts are the error; may be NULL
- *   state    the saved one, trimmed, NUL-terminated, for xd_release; NULL if none; may be NULL
+ *   state    out: the saved state, trimmed, NUL-terminated, for xd_release; NULL if none; may be NULL
  *
  * Nothing changes before all ranks agree; IO after that leaves the arrays partly loaded.
  * Errors: ARGUMENT, MISMATCH, SHAPE, DTYPE (as for saves), MISSING, UNEXPECTED, STATE (kind of optimizer), FORMAT, CORRUPT
- * (names file, block, tensors), UNSUPPORTED (no `list`), IO, MEMORY, PEER. */
+ * (names file, block, tensors), UNSUPPORTED (no `list`), IO, MEMORY. */
 XD_API xd_result xd_checkpoint_load(xd_comm *comm, const xd_checkpoint_load_desc *desc,
                                     xd_checkpoint_report *report, char **state);
 

@@ -48,7 +48,7 @@ typedef struct xd_state_scatter_desc {
     const xd_state_tensor *tensors; /* [tensor_count] of rank 0, in any order */
     int64_t tensor_count;
     bool lenient;         /* as in xd_checkpoint_load_desc */
-    bool convert;         /* floating point; step counts in f32, f64; false -> DTYPE */
+    bool convert;         /* floating point, and step counts in F32, F64; false -> DTYPE */
     size_t staging_bytes; /* of elements on rank 0, the same on all; 0 -> 16 MiB */
 } xd_state_scatter_desc;
 
@@ -73,7 +73,7 @@ typedef struct xd_state_report {
  * A parameter without states gets zero moments and step 0; a missing master comes from the weight. Settings, learning rates
  * and counters (but `record`) stay. Nothing changes before all ranks agree.
  * Errors: ARGUMENT (also a tensor twice), MISMATCH (between ranks), MISSING, UNEXPECTED, SHAPE (unless lenient), DTYPE, STATE
- * (no data), DATA (a step count), FORMAT (version of record), MEMORY, PEER. */
+ * (no data), DATA (a step count), FORMAT (version of record), MEMORY. */
 XD_API xd_result xd_state_scatter(xd_comm *comm, const xd_state_scatter_desc *desc, xd_state_report *report);
 
 #endif

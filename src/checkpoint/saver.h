@@ -8,7 +8,7 @@
  * MPI_THREAD_MULTIPLE) poll and wait are collective and run the save. */
 typedef struct xd_checkpoint_saver xd_checkpoint_saver;
 
-/* The most that a saver saves. */
+/* The networks that a saver can save. */
 typedef struct xd_checkpoint_saver_desc {
     const xd_checkpoint_network *networks; /* [network_count] */
     int network_count;
@@ -37,7 +37,7 @@ XD_API bool xd_checkpoint_save_poll(xd_checkpoint_saver *saver);
  * xd_checkpoint_save. */
 XD_API xd_result xd_checkpoint_save_wait(xd_checkpoint_saver *saver);
 
-/* Destroys the saver after an open save, which it abandons without a thread. Local. NULL is fine. */
+/* Destroys the saver. It first ends an open save; without a thread it abandons that. Local. NULL is fine. */
 XD_API void xd_checkpoint_saver_destroy(xd_checkpoint_saver *saver);
 
 #endif

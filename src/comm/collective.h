@@ -9,7 +9,7 @@
  * while data moves. recv may equal send if both have the same extent. In reduce_scatter, all_gather, gather and
  * scatter the shorter one may be this rank's block of the longer. No other overlap.
  *
- * With xd_cuda_create data may be device memory: docs/concepts.md. MPI and xd_comm_node: UNSUPPORTED. */
+ * With xd_cuda_create data may be device memory: docs/concepts.md. MPI and xd_comm_node return UNSUPPORTED for it. */
 
 /* One rank's handle on an ordered group. Belongs to its context's thread.
  *
@@ -57,9 +57,9 @@ typedef struct xd_collective {
     xd_leaves leaves;
     void *stream;      /* orders device work; NULL -> the context's */
     uint64_t sequence; /* set by the library: calls on this group */
-    /* [size] or NULL, on all ranks or none: every rank's leaves, [0, total) in rank order; entry `rank` equals
-     * `leaves`. NULL -> ranks exchange them, a round more without comparison (xd_nccl_desc.compare,
-     * xd_mpi_desc.compare). */
+    /* [size] or NULL, on all ranks or on none: every rank's leaves, together [0, total) in rank order; entry `rank`
+     * equals `leaves`. NULL -> ranks exchange them. Where calls are not compared, that takes another round
+     * (xd_nccl_desc.compare, xd_mpi_desc.compare). */
     const xd_leaves *known_leaves;
 } xd_collective;
 
@@ -70,7 +70,7 @@ typedef struct xd_comm_counters {
     uint64_t bytes_received; /* payload from other ranks */
 } xd_comm_counters;
 
-/* Local. rank is in [0, size); xd_comm_world_rank maps a group rank to the world's. */
+/* Local. rank is in [0, size); xd_comm_world_rank maps a group rank to the world's, others to -1. */
 XD_API int xd_comm_rank(const xd_comm *comm);
 XD_API int xd_comm_size(const xd_comm *comm);
 XD_API int xd_comm_world_rank(const xd_comm *comm, int rank);
@@ -84,32 +84,32 @@ XD_API xd_result xd_comm_self(xd_ctx *ctx, xd_comm **out);
  * a forked process, calls over several ranks are STATE. */
 XD_API void xd_comm_destroy(xd_comm *comm);
 
-/* Leaves the world for good. Peers of any group that wait for it, now or later, get PEER with its number. Handles
- * stay valid until destroyed. Local. */
+/* Leaves the world for good. Peers of any group that wait for this rank, now or later, get PEER with its number.
+ * Handles stay valid until destroyed. Local. */
 XD_API void xd_comm_abort(xd_comm *comm);
 
 /* Makes the same group for another context, whose memory and errors its calls use.
  *
- *   ctx   has the group's allocator and reduction mode; may be its context; outlives *out
+ *    ctx   has the group's allocator and reduction mode; may be its context; outlives *out
  *
- * Collective. Shares only failures of the world. Destroy it before the world. MPI cannot split or fork it. Over NCCL
- * one thread calls both, in one order on all ranks; host memory passes through the GPU.
+ * Collective. The fork shares only failures of the world. Destroy it before the world. A fork over MPI cannot be split
+ * or forked. Over NCCL one thread calls both groups, in one order on all ranks; host memory passes through the GPU.
  * Errors, the same on every rank: ARGUMENT (ctx NULL or of another reduction mode), UNSUPPORTED (MPI below
  * MPI_THREAD_MULTIPLE), MEMORY, those of xd_comm_split. */
 XD_API xd_result xd_comm_fork(xd_comm *comm, xd_ctx *ctx, xd_comm **out);
 
-/* The old world stays broken. Destroy its groups and queues before or after xd_comm_shrink. */
+/* After xd_comm_shrink the old world stays broken. Destroy its groups and queues before or after the call. */
 
-/* Creates a world of the ranks left after a loss, in old order, without gaps. Collective over them.
+/* Creates a world of the ranks left after a loss, in their old order, without gaps. Collective over them.
  *
- *   broken      a world, not a split group, in which a rank got PEER or TIMEOUT
- *   timeout_s   seconds to wait for live ranks; 0 -> the context's timeout_seconds
- *   out         destroy it before the first world, which (or the last process) frees all memory
+ *    broken      a world, not a split group, in which a rank got PEER or TIMEOUT
+ *    timeout_s   seconds to wait for live ranks; 0 -> the context's timeout_seconds
+ *    out         destroy it before the first world, which (or the last process) frees all memory
  *
- * For worlds of threads, xd_comm_node, this call, and xd_comm_mpi with recovery: there a live rank that does not
+ * For worlds of threads, xd_comm_node, this call, and xd_comm_mpi with recovery. Over MPI a live rank that does not
  * call causes TIMEOUT. Memory: as for joining.
- * Errors on this rank alone: ARGUMENT (group, timeout_s), UNSUPPORTED (transport). Others: STATE (not broken; this
- * rank left or called before), PEER (this rank was late), MEMORY (all ranks, or one). */
+ * Errors on this rank alone: ARGUMENT (group, timeout_s), UNSUPPORTED (transport). Others: STATE (not broken; this rank
+ * left or called before), PEER (this rank was late), MEMORY (all ranks, or one). */
 XD_API xd_result xd_comm_shrink(xd_comm *broken, double timeout_s, xd_comm **out);
 
 /* Waits for all ranks. */
@@ -128,7 +128,8 @@ XD_API xd_result xd_all_gather(xd_comm *comm, const void *send, void *recv, cons
 /* Sends send_counts[r] elements to rank r, receives recv_counts[r] from it; both in rank order. */
 XD_API xd_result xd_all_to_all(xd_comm *comm, const void *send, const int64_t *send_counts, void *recv,
                                const int64_t *recv_counts, xd_dtype dtype);
-/* Gather to root, scatter from root; counts as on all ranks. Only root uses recv (gather), send (scatter). */
+/* Gather to root, scatter from root; counts[r] elements of or for rank r, the same on all ranks. Only root uses recv
+ * (gather), send (scatter). */
 XD_API xd_result xd_gather(xd_comm *comm, const void *send, void *recv, const int64_t *counts, xd_dtype dtype,
                            int root);
 XD_API xd_result xd_scatter(xd_comm *comm, const void *send, void *recv, const int64_t *counts,
@@ -141,7 +142,7 @@ XD_API xd_result xd_recv(xd_comm *comm, void *data, int64_t count, xd_dtype dtyp
 /* Sends and receives several messages together, so ranks may all send first. Peers may use xd_send, xd_recv or
  * xd_exchange.
  *
- *   records   [count], SEND or RECV, matched in order between two ranks; a device uses the first one's stream
+ *   records   [count], SEND or RECV, matched in order between two ranks; all use the stream of records[0]
  *
  * Returns the first failure in the order of records after all have ended.
  * Errors: ARGUMENT (count, kind), those of xd_send and xd_recv. */
@@ -150,8 +151,8 @@ XD_API xd_result xd_exchange(xd_comm *comm, const xd_collective *records, int co
 /* Runs any collective. */
 XD_API xd_result xd_collective_run(xd_comm *comm, const xd_collective *collective);
 
-/* Agrees on a result: XD_OK if all ranks pass XD_OK. Otherwise ranks get their own error, the others PEER with
- * number and message of the lowest such rank. */
+/* Agrees on a result: XD_OK if all ranks pass XD_OK. Otherwise a rank with an error gets its own back. The others get
+ * PEER with number and message of the lowest such rank. */
 XD_API xd_result xd_agree(xd_comm *comm, xd_result mine);
 
 /* Splits as MPI_Comm_split: ranks of one color form a group, ordered by (key, rank). color < 0 -> *out = NULL.
@@ -163,7 +164,7 @@ typedef xd_result (*xd_rank_function)(xd_comm *world, void *argument);
 
 /* Runs `ranks` threads as one world and waits for all. The caller is rank 0.
  *
- *   desc    of every context; allocator, logger, clock and files are thread-safe; NULL -> defaults
+ *   desc    of every context; allocator, logger, clock and files must be thread-safe; NULL -> defaults
  *   error   may be NULL; receives the culprit's error if known
  *
  * Returns XD_OK if every rank did, otherwise the first culprit's result. Further errors: ARGUMENT (ranks < 1),

@@ -34,7 +34,7 @@ typedef struct xd_launch_info {
     int master_port;                            /* MASTER_PORT; 0 -> not set */
 } xd_launch_info;
 
-/* Returns this process's rank. The first set present counts: torchrun, Open MPI, PMI, MVAPICH2, Flux, jsrun, Slurm;
+/* Returns this process's rank. Of several sets the first counts: torchrun, Open MPI, PMI, MVAPICH2, Flux, jsrun, Slurm;
  * none -> one rank. More: docs/concepts.md. Local; allocates nothing; must not run while setenv does. Logs the kind
  * at INFO.
  * Errors, naming the variables: MISSING (incomplete set; PMIx alone, PMI by a socket), ARGUMENT (number, job name),

@@ -18,20 +18,20 @@ typedef struct xd_node_desc {
     size_t slot_bytes;
 } xd_node_desc;
 
-/* xd_comm_node's memory: size * (slot_bytes + 10 KB + 128 bytes * size), in multiples of 64 KiB. A fork takes the
- * same, a split that without slot_bytes; at most 1023 groups at a time. The last process frees all.
+/* xd_comm_node's memory: size * (slot_bytes + 10 KB + 128 bytes * size), in multiples of 64 KiB. A fork takes as much,
+ * a split as much without slot_bytes. A job has at most 1023 groups at a time. The last process frees all.
  *
- * An ended process causes PEER within 0.1 s, a stopped one TIMEOUT, with its rank; xd_comm_shrink recovers. See
+ * An ended process causes PEER within 0.1 s, a stopped one TIMEOUT, both with its rank; xd_comm_shrink recovers. See
  * docs/concepts.md. */
 
-/* Joins processes of one machine and user into a world; destroy it with xd_comm_destroy. Collective. Sums follow
- * rank order, with the bits of threads. GPU memory: UNSUPPORTED. The context's CPU level becomes the lowest of all
- * ranks. A process is one rank of a job: one thread for the world, one for each queue.
+/* Joins processes of one machine and user into a world; destroy it with xd_comm_destroy. Collective. Sums follow rank
+ * order, with the bits of threads. GPU memory: UNSUPPORTED. The context's CPU level becomes the lowest of all ranks. A
+ * process is one rank of a job; one thread uses the world, and one thread each queue.
  *
- * Errors on this rank alone: ARGUMENT (name, rank, size, slot_bytes), STATE (another user or this process uses the
- * name), IO (no /dev/shm).
- * Errors on every joined rank: MISMATCH (size, slot_bytes, floating-point state), STATE (two processes with one
- * rank), TIMEOUT (names missing ranks), PEER (a process died or could not join), MEMORY (/dev/shm full). */
+ * Errors on this rank alone: ARGUMENT (name, rank, size, timeout_s, slot_bytes), STATE (another user or this process
+ * uses the name), IO (no /dev/shm).
+ * Errors on every joined rank: MISMATCH (size, slot_bytes, floating-point state), STATE (two processes with one rank),
+ * TIMEOUT (names missing ranks), PEER (a process died or could not join), MEMORY (/dev/shm full). */
 XD_API xd_result xd_comm_node(xd_ctx *ctx, const xd_node_desc *desc, xd_comm **out);
 
 /* Creates the world of this machine's processes (xd_launch_discover): xd_comm_self for one, else xd_comm_node.

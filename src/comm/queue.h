@@ -9,8 +9,8 @@ typedef struct xd_queue xd_queue;
 
 /* Which thread runs records.
  *   AUTO     STREAM on a GPU; WORKER between processes, if MPI allows threads; otherwise INLINE
- *   INLINE   that of xd_queue_start, on the caller's communicator
- *   WORKER   one with its own communicator; sleeps while the queue is empty
+ *   INLINE   that which calls xd_queue_start, on the caller's communicator
+ *   WORKER   the queue's, with its own communicator; sleeps while the queue is empty
  *   STREAM   as INLINE; GPU memory moves on the queue's stream; a wait blocks the context's stream, not the host */
 typedef enum xd_queue_form {
     XD_QUEUE_AUTO = 0,
@@ -40,11 +40,11 @@ typedef struct xd_queue_facts {
 
 /* Creates a queue over comm's ranks. Collective.
  *
- *   desc   the same on all ranks; NULL -> all defaults
- *   out    destroy it before comm
+ *    desc   the same on all ranks; NULL -> all defaults
+ *    out    destroy it before comm
  *
- * A missing form becomes INLINE (xd_queue_info). Allocates here, with a WORKER's communicator and an event a record
- * of a STREAM; between threads rank 0 allocates what ranks share. Later calls allocate nothing.
+ * A form that is not available becomes INLINE (xd_queue_info). All memory is allocated here, with a WORKER's
+ * communicator and a STREAM's events, one a record. Between threads rank 0 allocates what ranks share.
  * Errors: ARGUMENT (form, capacity), MISMATCH (ranks differ), MEMORY, DEVICE. */
 XD_API xd_result xd_queue_create(xd_comm *comm, const xd_queue_desc *desc, xd_queue **out);
 
@@ -57,11 +57,12 @@ XD_API xd_result xd_queue_create(xd_comm *comm, const xd_queue_desc *desc, xd_qu
  * Errors, nothing appended: STATE (`capacity` records are open), PEER (the group is broken). */
 XD_API xd_result xd_queue_start(xd_queue *queue, const xd_collective *record, xd_ticket *ticket);
 
-/* Returns whether xd_queue_wait would return at once; a GPU may still move data. True without such a record. Local. */
+/* Returns whether xd_queue_wait would return at once; a GPU may still move data. True if no open record has the ticket.
+ * Local. */
 XD_API bool xd_queue_done(xd_queue *queue, xd_ticket ticket);
 
 /* Waits for a record and all started before it. Returns its result once and frees its place. Ranks may wait in
- * different orders. The records' deadlines bound the wait. The last error has message and culprit.
+ * different orders. The records' deadlines bound the wait. xd_last_error has message and culprit.
  * Errors: STATE (no open record), those of the collective. */
 XD_API xd_result xd_queue_wait(xd_queue *queue, xd_ticket ticket);
 

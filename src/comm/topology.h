@@ -3,7 +3,7 @@
 
 #include "base/context.h"
 
-/* Named axes over ranks, which index the mesh's group. No call communicates. Row-major; coordinate c is
+/* Named axes over ranks of a group. No call communicates. Row-major; the rank at coordinate c is
  *     ranks[(c[0] * size[1] + c[1]) * size[2] + c[2] ...] */
 
 #define XD_MESH_AXES_MAX 8
@@ -11,8 +11,8 @@
 
 /* An axis. */
 typedef struct xd_axis {
-    const char *name; /* NULL -> none, then on all axes */
-    int size;         /* -1, once -> ranks / other sizes */
+    const char *name; /* NULL on all axes -> no names */
+    int size;         /* -1 on one axis -> ranks / product of other sizes */
 } xd_axis;
 
 /* Copies share `ranks`, which must outlive them. */
@@ -26,7 +26,7 @@ typedef struct xd_topology {
 
 /* Mixture-of-experts grids. */
 typedef struct xd_expert_desc {
-    int world_size;          /* required, but for xd_grid_create */
+    int world_size;          /* required, except in xd_grid_create */
     int tp, cp, ep, pp;      /* 0 -> 1 */
     int expert_tp;           /* 0 -> tp */
     int optimizer_instances; /* 0 -> 1; divides dp * cp */
@@ -34,7 +34,7 @@ typedef struct xd_expert_desc {
     const char *order;       /* NULL -> "tp-cp-ep-dp-pp" */
 } xd_expert_desc;
 
-/* Returns the FNV-1a hash, continued from seed (first 0). Pure. */
+/* Returns the FNV-1a hash of data, continued from seed (0 for the first). Pure. */
 XD_API uint64_t xd_hash(uint64_t seed, const void *data, size_t bytes);
 
 #endif

@@ -15,7 +15,7 @@ typedef struct xd_weights_gather_desc {
     const char *directory;          /* required; exists on root */
     const xd_named_tensor *tensors; /* the same names, dtypes, layouts, order on every rank */
     int64_t tensor_count;
-    int root; /* writes; world rank */
+    int root; /* rank of `world` that writes */
     /* Of a tensor on root, at least one index of dimension 0; 0 -> 16 MiB. */
     size_t staging_bytes;
     uint64_t max_shard_bytes; /* as in xd_weights_writer_desc */

@@ -21,14 +21,15 @@ typedef enum xd_weights_mode {
 /* One of directory, file, data. */
 typedef struct xd_weights_desc {
     const char *directory; /* model.safetensors, else the index and its files, else all NAME.safetensors */
-    const char *file;      /* a piece in it is a tensor */
+    const char *file;      /* one file; a piece in it counts as a tensor */
     const void *data;      /* [bytes] of a file; must outlive the object */
     size_t bytes;
     xd_weights_mode mode;
     size_t max_header_bytes; /* 0 -> 100,000,000 */
-    /* Leave out types outside XD_DTYPES. false -> the format's have dtype NONE, unknown ones are FORMAT. */
+    /* Leave out tensors of types outside XD_DTYPES. false -> types of the format have dtype NONE, unknown types are
+     * FORMAT. */
     bool skip_unknown;
-    /* An index may differ from its files, which then count, with a warning. */
+    /* The index may differ from its files: the files count, with a warning. false -> an error. */
     bool lenient;
 } xd_weights_desc;
 
@@ -83,14 +84,14 @@ XD_API int64_t xd_weights_find(const xd_weights *weights, const char *name);
 /* Returns the value in the first file with the key, NULL if unknown. */
 XD_API const char *xd_weights_metadata(const xd_weights *weights, const char *key);
 
-/* Returns a tensor's bytes, possibly unaligned; NULL in stream mode, for dtype NONE and several pieces. Truncated files:
- * xd_files, map. */
+/* Returns a tensor's bytes, possibly unaligned; NULL in stream mode, for dtype NONE and for several pieces. If another
+ * program truncates the file: xd_files.map. */
 XD_API const void *xd_weights_data(const xd_weights *weights, int64_t index);
 
 /* A box or bytes of a tensor. */
 typedef struct xd_weights_read_desc {
-    const int64_t *offset, *size; /* [ndim] box [offset, offset + size); NULL: bytes */
-    /* Only of a tensor in one piece. */
+    const int64_t *offset, *size; /* [ndim] box [offset, offset + size); NULL -> bytes */
+    /* A range of bytes, only of a tensor in one piece. */
     uint64_t first_byte;
     size_t bytes;
 } xd_weights_read_desc;
@@ -115,13 +116,13 @@ typedef struct xd_weights_entry {
 
 /* One of directory and file. */
 typedef struct xd_weights_writer_desc {
-    const char *directory; /* exists */
+    const char *directory; /* exists already */
     const char *file;
-    const xd_weights_entry *entries; /* [entry_count], the order of shards; in a file wide dtypes first */
+    const xd_weights_entry *entries; /* [entry_count], in order of files; in a file wide dtypes come first */
     int64_t entry_count;
     const xd_weights_pair *metadata; /* [metadata_count] of every file, besides "format" = "pt" */
     int64_t metadata_count;
-    /* Of tensors in a directory's file; a larger tensor has its own; 0 -> 5,000,000,000. */
+    /* Bytes of tensors in one file of a directory; a larger tensor has a file of its own; 0 -> 5,000,000,000. */
     uint64_t max_shard_bytes;
     size_t alignment; /* of the data area, a power of two from 8; 0 -> 8 */
 } xd_weights_writer_desc;
@@ -148,7 +149,8 @@ typedef struct xd_weights_writer xd_weights_writer;
 
 /* Starts files under temporary names; removes those of killed saves. A directory has one save at a time:
  * model.safetensors.lock. Local.
- * Errors: as xd_weights_plan; ARGUMENT (none or both of directory and file), STATE (another save of any process), IO. */
+ * Errors: as xd_weights_plan; ARGUMENT (none or both of directory and file), STATE (another save of any process),
+ * UNSUPPORTED (file calls), IO. */
 XD_API xd_result xd_weights_writer_create(xd_ctx *ctx, const xd_weights_writer_desc *desc,
                                           xd_weights_writer **out);
 
@@ -166,8 +168,9 @@ XD_API xd_result xd_weights_writer_write(xd_weights_writer *writer, int64_t inde
                                          size_t bytes, const void *data);
 
 /* Syncs all files, publishes them in one step, removes old ones, and frees the writer in every case.
- * Errors: STATE (bytes missing or written twice), IO, MEMORY. Before the step the older model stays and new files are removed.
- * After it the new model is in place; a directory was not synced, or a file not removed. */
+ * Errors: STATE (bytes missing or written twice), IO, MEMORY. Before the step the older model stays and new files are
+ * removed. After it the new model is in place; the error means that a directory was not synced or a file not
+ * removed. */
 XD_API xd_result xd_weights_writer_commit(xd_weights_writer *writer);
 
 /* Removes the new files. NULL is fine. */

@@ -27,7 +27,7 @@ typedef struct xd_mix_desc {
     const xd_mix *mix; /* [rows], on the device */
 } xd_mix_desc;
 
-/* Borrowed ids: labels, targets, lists. Losses read them in place. {labels} has 64 bits. */
+/* Borrowed ids: labels, targets, lists. Losses read them in place. The initialiser {labels} means 64 bits. */
 typedef struct xd_ids {
     const void *data;
     xd_dtype dtype; /* I32 or I64; NONE -> I64; others: DTYPE */
@@ -44,7 +44,7 @@ typedef struct xd_status {
     int64_t large_norms;        /* above xd_gradient_norm_desc.refuse_above */
 } xd_status;
 
-/* Copies results from the device after all work launched before. Local. Errors: TIMEOUT (timeout_seconds). */
+/* Copies results to the host after all device work launched before. Local. Errors: TIMEOUT (timeout_seconds). */
 XD_API xd_result xd_read(xd_ctx *ctx, void *to, const void *from, size_t bytes);
 
 /* Returns contiguous rows. Pure. */
@@ -99,14 +99,14 @@ typedef struct xd_denominator {
     int64_t refused;   /* weights negative, not finite, too large, or counts < 0; value is 0 */
 } xd_denominator;
 
-/* Over comm, by denominator and scale. loss = hard_weight hard + soft_weight tau^2 soft. */
+/* Sums over comm, divided by D, times scale. loss = hard_weight hard + soft_weight tau^2 soft. */
 typedef struct xd_loss_values {
     double loss, hard, soft;
     int64_t counted; /* rows */
 } xd_loss_values;
 
-/* One device allocation and one xd_read, the only call that waits. Losses may share a status and add to it; zero it first
- * and after a read. Example: docs/tutorial.md. */
+/* For one device allocation and one xd_read, the only call that waits. Losses may share a status and add to it; zero it
+ * first and after a read. Example: docs/tutorial.md. */
 typedef struct xd_loss_report {
     xd_loss_values values;
     xd_status status;
@@ -124,15 +124,16 @@ typedef enum xd_divergence {
     XD_COSINE /* 1 - cos(student, teacher), logits */
 } xd_divergence;
 
-/* Probability outside the k ids; all but ZERO_OUTSIDE use only its total. Optima: docs/questions.md. */
+/* What a loss does with probability outside the k ids; all but ZERO_OUTSIDE use only its total. Optima:
+ * docs/questions.md. */
 typedef enum xd_topk_mode {
     /* Default: one more entry with the mass outside, on both sides. */
     XD_TOPK_TAIL = 0,
-    /* Renormalises both; gradient inside, mass outside free. */
+    /* Renormalises both; the gradient is inside, the mass outside is free. */
     XD_TOPK_RENORMALISE,
     /* Sums true probabilities over the ids. */
     XD_TOPK_TRUNCATE,
-    /* Renormalises the teacher, log -100 outside (NeMo-RL); no JSD. */
+    /* Renormalises the teacher, with log-probability -100 outside (NeMo-RL); no JSD. */
     XD_TOPK_ZERO_OUTSIDE
 } xd_topk_mode;
 

@@ -23,10 +23,10 @@ typedef struct xd_kl_estimate_desc {
     float *gradient;     /* d sum / d logprobs, 0 at a clamp; may be logprobs; or NULL */
 } xd_kl_estimate_desc;
 
-/* Computes *sum of weight times estimate, in double; divide and add over ranks. Arrays are device memory, *sum is host
- * memory: waits. Local; takes 4 KB; the same bits on every run.
- * Errors: ARGUMENT (clamp, kind), MEMORY, DATA (estimate, gradient or nonzero weight not finite or beyond f32; names the
- * first token). DATA: values and gradient are written, 0 for such tokens. */
+/* Computes *sum of weight times estimate, in double; divide it, and add it over ranks. Arrays are device memory, *sum
+ * is host memory, so the call waits. Local; takes 4 KB; the same bits on every run.
+ * Errors: ARGUMENT (clamp, kind, count), MEMORY, DATA (estimate, gradient or nonzero weight not finite or beyond f32;
+ * names the first token). DATA: values and gradient are written, 0 for such tokens. */
 XD_API xd_result xd_kl_estimate(xd_ctx *ctx, const xd_kl_estimate_desc *desc, double *sum);
 
 #endif

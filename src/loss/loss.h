@@ -12,7 +12,7 @@ typedef enum xd_smoothing {
     XD_SMOOTHING_MEGATRON   /* epsilon / (V - 1): every other class */
 } xd_smoothing;
 
-/* Whether tau^2 multiplies the divergence, so that the gradient's size does not depend on tau. */
+/* Whether tau^2 multiplies the divergence, which makes the gradient's size independent of tau. */
 typedef enum xd_temperature_factor {
     XD_TEMPERATURE_FACTOR_DEFAULT = 0, /* forward and reverse KL: SQUARED; others: ONE */
     XD_TEMPERATURE_FACTOR_SQUARED,
@@ -24,9 +24,10 @@ typedef enum xd_temperature_factor {
  *    loss = scale / D * sum over counted rows of
  *           w_row (hard_weight CE(x, label) + soft_weight tau^2 d(x/tau, y/tau))
  *
- * [T, V/tp]: T positions, the same on every rank of tp, by this rank's columns. Without columns data is not NULL either.
+ * [T, V/tp]: T positions, the same on every rank of tp, by this rank's columns. Without columns teacher.data is not
+ * NULL either.
  *
- * Data errors zero a row's loss and gradient and count in status, with the bad side's largest logit or infinity:
+ * A data error gives its row loss and gradient 0. It counts in status, with the bad side's largest logit or infinity:
  * - label outside the vocabulary; NaN, +infinity or only -infinity in logits; weight or scale not finite
  * - loss, or loss with gradient, above 3.38e38; INVARIANT: weighted loss from 2^22 */
 typedef struct xd_loss_desc {
@@ -48,17 +49,17 @@ typedef struct xd_loss_desc {
     xd_rows mft_terms;
 } xd_loss_desc;
 
-/* MFT requires labels and teacher; COSINE a teacher. COSINE's labels only select rows, infinite logits are data errors,
- * temperature is not used. Formulas: docs/questions.md. */
+/* MFT requires labels and teacher; COSINE requires a teacher. For COSINE labels only select rows, infinite logits are
+ * data errors, and temperature is not used. Formulas: docs/questions.md. */
 
 /* Computes value and gradient of the global loss; sum gradients over data ranks.
  *
- * Collective over the vocabulary's group and comm; the same bits on all ranks. One exchange over the vocabulary (JSD, MFT:
- * two; INVARIANT: one more), one over comm. Allocates nothing with a workspace, but a CPU context retains up to 512 KB
- * after a bf16 forward KL. Deterministic for a fixed mesh; INVARIANT: for every split. Data errors change no other row.
- * Without counted rows all is zero and status reports it. A GPU does not wait.
- * Errors: ARGUMENT (weights, temperature, beta, smoothing, no input, workspace; GPU without status), SHAPE, DTYPE. DATA (no
- * status): gradient written. */
+ * Collective over the vocabulary's group and comm; the same bits on all ranks. One exchange over the vocabulary (JSD,
+ * MFT: two; INVARIANT: one more), one over comm. Allocates nothing with a workspace, but a CPU context retains up to
+ * 512 KB after a bf16 forward KL. Deterministic for a fixed mesh; INVARIANT: for every split. Data errors change no
+ * other row. Without counted rows all is zero and status reports it. Does not wait for a GPU.
+ * Errors: ARGUMENT (weights, temperature, beta, smoothing, no input, workspace; GPU without status), SHAPE, DTYPE,
+ * UNSUPPORTED (divergence), MEMORY. DATA (no status): gradient written. */
 XD_API xd_result xd_loss(xd_ctx *ctx, const xd_loss_desc *desc, xd_loss_values *out);
 
 #endif

@@ -13,7 +13,7 @@ typedef struct xd_shift_desc {
     const uint8_t *mask;      /* as ids: 0 -> no label; NULL -> all are */
     bool has_ignore_index;    /* false -> XD_IGNORE_INDEX */
     int64_t ignore_index;     /* for positions without one */
-    xd_comm *comm;            /* together hold each position once; NULL -> ids has all */
+    xd_comm *comm;            /* ranks that together hold each position once; NULL -> ids has all */
 } xd_shift_desc;
 
 /* Writes labels [B, held], as ids; host memory. With comm: collective over it, one exchange, temporary memory; else local.

@@ -28,19 +28,19 @@ typedef struct xd_log_probs_desc {
 /* Computes the outputs. Collective over the vocabulary's group, with accuracy also over comm; the same bits on all ranks.
  * Takes [T, tp] memory: a CPU context retains it, a GPU allocates it for the call. NaN and +infinity propagate in their
  * row.
- * Errors: SHAPE, DTYPE, ARGUMENT (temperature; no output; shared id outside the vocabulary, weights that
- * xd_denominator_count refuses: both on a GPU NaN), MISMATCH (rows), MEMORY. */
+ * Errors: SHAPE, DTYPE, ARGUMENT (temperature; no output; shared id outside the vocabulary; weights that
+ * xd_denominator_count refuses; on a GPU both give NaN), MISMATCH (rows), MEMORY. */
 XD_API xd_result xd_log_probs(xd_ctx *ctx, const xd_log_probs_desc *desc);
 
-/* By log-probabilities: at_ids or all. */
+/* Gradients by log-probabilities; give one of at_ids and all. */
 typedef struct xd_log_probs_gradient {
     const float *at_ids; /* [T] d loss / d at_ids, one id a row; or NULL */
     xd_rows all;         /* d loss / d all; or data NULL */
     xd_rows logits;      /* required; output [T, V/tp]; may be logits or all */
 } xd_log_probs_gradient;
 
-/* Computes d loss / d logits from desc's inputs. Zero for an id outside the vocabulary or a gradient of 0. Collective over
- * the vocabulary's group; memory, errors as xd_log_probs. */
+/* Computes d loss / d logits from desc's inputs: zero for an id outside the vocabulary or a gradient of 0. Collective
+ * over the vocabulary's group; memory, errors as xd_log_probs; ARGUMENT (none or both of at_ids and all). */
 XD_API xd_result xd_log_probs_backward(xd_ctx *ctx, const xd_log_probs_desc *desc,
                                        const xd_log_probs_gradient *gradient);
 

@@ -4,15 +4,16 @@
 #include "kernel/types.h"
 #include "loss/loss.h"
 
-/* Finds each position's k largest logits, for XD_TOPK_LOGITS: values [T, k] descending, global ids [T, k]. Ties: lowest id.
- * k may exceed a shard.
+/* Finds each position's k largest logits, for XD_TOPK_LOGITS: values [T, k] descending, global ids [T, k]. Ties: lowest
+ * id. k may exceed the columns of a rank.
  *
- * Collective over the vocabulary's group: one exchange. Memory [T, k, tp] as xd_log_probs. The same bits for every split.
+ * Collective over the vocabulary's group: one exchange. Takes [T, k, tp] memory, as xd_log_probs does. The same bits
+ * for every split.
  * Errors: ARGUMENT (k), SHAPE, DTYPE, MEMORY. */
 XD_API xd_result xd_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t k, float *values,
                                int64_t *ids);
 
-/* By sequence, the k columns with the largest logits over counted positions (J). */
+/* Chooses, for each sequence, the k columns with the largest logits over counted positions. */
 typedef struct xd_vocab_topk_desc {
     const xd_vocab *vocab; /* required */
     xd_rows logits;        /* required; [T, V/tp], f32 or bf16 */
@@ -41,16 +42,16 @@ typedef enum xd_topk_values {
     XD_TOPK_LOGITS         /* some modes need log_normaliser */
 } xd_topk_values;
 
-/* Divergence from a teacher at k ids a position. Give `ids` and `values`, or `teacher`, logits with the same split. With
- * `teacher` ids NULL -> the student's k largest, without gradient of the choice. Others as in xd_loss_desc. */
+/* Divergence from a teacher at k ids a position. Give `ids` and `values`, or `teacher`: logits with the same split.
+ * With `teacher`, ids NULL -> the student's k largest, a choice without gradient. Other fields as in xd_loss_desc. */
 typedef struct xd_topk_desc {
     xd_rows student;       /* required */
     const xd_vocab *vocab; /* required */
     int64_t k;             /* required, 1 <= k <= V */
-    xd_ids ids;            /* [T, k] global, valid ones distinct; absent: not read */
+    xd_ids ids;            /* [T, k] global, distinct; not read where `values` says absent */
     const float *values;   /* [T, k]; NULL -> teacher */
     xd_topk_values values_kind;
-    double values_temperature; /* equal to temperature; 0 -> 1 */
+    double values_temperature; /* of LOG_PROBS, equal to temperature; 0 -> 1 */
     /* [T] ln sum_v e^(y_v/tau), of xd_log_probs: LOGITS in TAIL, TRUNCATE */
     const double *log_normaliser;
     xd_rows teacher;
@@ -69,7 +70,7 @@ typedef struct xd_topk_desc {
  * Allocates nothing with a workspace. A row without valid entries counts with loss 0.
  *
  * More data errors: id outside the vocabulary or repeated, teacher value or log_normaliser NaN, teacher mass above 1.1.
- * These and uncounted rows: masses 0, log-probabilities -infinity. A tail's rounding: docs/questions.md.
+ * Such rows and uncounted ones have masses 0 and log-probabilities -infinity. A tail's rounding: docs/questions.md.
  * Errors: ARGUMENT, SHAPE, DTYPE, MEMORY, UNSUPPORTED (mode, divergence). */
 XD_API xd_result xd_topk_kl_loss(xd_ctx *ctx, const xd_topk_desc *desc, xd_loss_values *out);
 

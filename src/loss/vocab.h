@@ -19,7 +19,7 @@ typedef struct xd_vocab_desc {
 } xd_vocab_desc;
 
 /* Agrees on every rank's columns. Collective over tp. Holds a few words a rank, on host and device. Waits for a GPU.
- * Errors: SHAPE (gap, overlap or other total), MISMATCH (sizes), MEMORY. */
+ * Errors: SHAPE (size below 1; gap, overlap or other total), MISMATCH (sizes), MEMORY. */
 XD_API xd_result xd_vocab_create(xd_ctx *ctx, const xd_vocab_desc *desc, xd_vocab **out);
 
 /* Frees it. Local. */
@@ -38,7 +38,7 @@ typedef struct xd_vocab_info {
 /* Returns the split; pointers live as long as the object. Local. */
 XD_API xd_vocab_info xd_vocab_describe(const xd_vocab *vocab);
 
-/* Returns OK without errors, else DATA with counts, row and value. Host memory. Local. */
+/* Returns XD_OK for a status without errors, else DATA with counts, row and value. status is in host memory. Local. */
 XD_API xd_result xd_status_check(xd_ctx *ctx, const xd_status *status);
 
 #endif

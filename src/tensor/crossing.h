@@ -3,8 +3,8 @@
 
 #include "comm/collective.h"
 
-/* Moves activations into or out of tensor or sequence parallelism: docs/questions.md. Gradients: of all ranks' loss.
- * Parts: of xd_chunk, also empty.
+/* Moves activations into or out of tensor or sequence parallelism: docs/questions.md. Gradients are those of the loss
+ * of all ranks. Parts are those of xd_chunk, and may be empty.
  *
  *    kind             forward: in -> out                      backward: d_out -> d_in
  *    COPY             whole                                   whole, summed
@@ -13,7 +13,7 @@
  *    GATHER           parts -> whole                          whole -> part: complete on every rank
  *    ALL_GATHER       parts -> whole                          summed -> part: a term on every rank
  *    REDUCE_SCATTER   summed -> part                          parts -> whole
- *    ALL_TO_ALL       dim -> other_dim                        other_dim -> dim */
+ *    ALL_TO_ALL       parts of dim -> parts of other_dim      parts of other_dim -> parts of dim */
 typedef enum xd_crossing_kind {
     XD_CROSSING_COPY = 0,
     XD_CROSSING_REDUCE,
@@ -55,9 +55,9 @@ XD_API void xd_crossing_shape(const xd_crossing *crossing, int64_t *in, int64_t 
 /* Moves the activation, or its gradient backward.
  *
  * Dense device memory, ordered on the context's stream; NULL where empty. COPY and REDUCE without leaves may be in
- * place; no other overlap. Sums: rank order; native in FAST; the tree of leaves in INVARIANT. Collective over comm,
- * except directions of COPY, REDUCE, SCATTER and GATHER that only copy. Allocates nothing. Errors: ARGUMENT (NULL),
- * those of xd_collective_run. */
+ * place; no other overlap. Sums follow rank order, in FAST mode the transport's, in INVARIANT mode the tree of leaves.
+ * Collective over comm, except directions of COPY, REDUCE, SCATTER and GATHER that only copy. Allocates nothing.
+ * Errors: ARGUMENT (NULL), those of xd_collective_run. */
 XD_API xd_result xd_crossing_forward(xd_crossing *crossing, const void *in, void *out);
 XD_API xd_result xd_crossing_backward(xd_crossing *crossing, const void *d_out, void *d_in);
 

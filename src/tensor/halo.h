@@ -13,18 +13,19 @@ typedef enum xd_halo_boundary {
     XD_HALO_ZERO = 0, /* zeros, any width */
     XD_HALO_PERIODIC, /* -1 is n - 1, n is 0; at most n indices */
     XD_HALO_REFLECT,  /* -1 is 1, n is n - 2; at most n - 1 indices */
-    /* -1 is 0, n is n - 1; longitude j is taken at j - floor(m / 2) modulo its extent m. At most n indices. One
-     * dimension only. */
+    /* -1 is 0, n is n - 1; at most n indices, in one dimension only. There longitude j, of extent m, is taken at (j -
+     * floor(m / 2)) modulo m. */
     XD_HALO_POLE
 } xd_halo_boundary;
 
 /* The gradient given to the backward; order of its sums: docs/questions.md.
  *
  *    PARTIAL    a term of every element with halo, from this rank's outputs. Fixed bits for one cut; cuts differ by rounding
- *    COMPLETE   whole on this rank's part and beyond the tensor ends it touches; the rest is not read. Bits of one rank for
- *               every cut if the operator's are. It needs d_y with halo: a second exchange, before and after swapped, ZERO
+ *    COMPLETE   whole on this rank's part and beyond the ends of the tensor that it touches; the rest is not read. Has the
+ *               bits of one rank for every cut, if the operator has. The operator then needs d_y with halo: a second
+ *               exchange, with before and after swapped and boundary ZERO
  *
- * The forward has the bits of one rank. F32, BF16 and F16 add in f32 and round once. */
+ * The forward has the bits of one rank. Sums of F32, BF16 and F16 are formed in f32 and rounded once. */
 typedef enum xd_halo_gradient {
     XD_HALO_PARTIAL = 0, /* see above */
     XD_HALO_COMPLETE

@@ -10,7 +10,7 @@
 typedef enum xd_placement_kind {
     XD_REPLICATE = 0, /* all ranks hold the same */
     XD_SHARD,         /* ranks split `dim` */
-    XD_PARTIAL        /* the value is `op` over ranks */
+    XD_PARTIAL        /* the value is `op` over all ranks' data */
 } xd_placement_kind;
 
 /* A split divides what earlier splits of its dimension left, by xd_chunk unless a field says otherwise. */
@@ -37,15 +37,16 @@ typedef struct xd_layout_desc {
 typedef struct xd_layout xd_layout; /* immutable */
 
 /* Creates a layout; copies all. Local.
- * Errors: ARGUMENT (dimensions, topology, order, offsets not ascending, two forms of one split), SHAPE (offsets or
- * sections do not end at the extent; `balanced` or equal sections do not divide it; more than 2^62 elements),
- * UNSUPPORTED (two partial ops; more than XD_LAYOUT_INTERVALS_MAX intervals), MEMORY. */
+ * Errors: ARGUMENT (dimensions, topology, order, offsets not ascending, two forms of one split), TOPOLOGY (rank_count
+ * is not the product of the sizes), SHAPE (offsets or sections do not end at the extent; `balanced` or equal sections
+ * do not divide it; more than 2^62 elements), UNSUPPORTED (two partial ops; more than XD_LAYOUT_INTERVALS_MAX
+ * intervals), MEMORY. */
 XD_API xd_result xd_layout_create(xd_ctx *ctx, const xd_layout_desc *desc, xd_layout **out);
 
 /* Frees it. Local. */
 XD_API void xd_layout_destroy(xd_layout *layout);
 
-/* Returns desc with defaults and own copies. */
+/* Returns the desc with defaults and the layout's own copies of lists. */
 XD_API const xd_layout_desc *xd_layout_settings(const xd_layout *layout);
 
 /* Returns a rank's part; empty for an empty split. False and empty outside the mesh. */

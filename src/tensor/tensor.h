@@ -17,7 +17,7 @@ typedef struct xd_tensor {
 /* Returns a dense view of `rank`'s part; outside the mesh data NULL, extents 0. Local. */
 XD_API xd_tensor xd_tensor_view(const xd_layout *layout, int rank, void *data, xd_dtype dtype);
 
-/* Elements; outside the mesh 0, scalars too. */
+/* Returns the local number of elements; outside the mesh 0, for scalars too. */
 XD_API int64_t xd_tensor_numel(const xd_tensor *tensor);
 
 #endif

@@ -18,7 +18,7 @@ typedef struct xd_gradient_norm_desc {
     double refuse_above; /* larger norms are findings; 0 -> none are */
 } xd_gradient_norm_desc;
 
-/* The same on every rank; device memory, as its status: xd_read. */
+/* A result, the same on every rank; in device memory, as its status: xd_read. */
 typedef struct xd_gradient_norm {
     double norm;        /* infinity or NaN if an element is */
     int64_t not_finite; /* elements of all ranks, with replicas */
@@ -30,10 +30,10 @@ typedef struct xd_gradient_norm {
  *
  *    comm   all ranks that step together, with pipeline stages; NULL -> this rank, without replicas
  *
- * Collective over comm: one small all-reduce, two for XD_NORM_MAX, one more on a device. Lists may differ and be empty.
- * Allocates nothing. The same bits on every rank; in INVARIANT mode for every split.
- * Errors: ARGUMENT (type, form; max_norm, refuse_above: negative, NaN; replica with comm NULL), DTYPE, STATE (gradient waits),
- * MISMATCH (type, form, max_norm, refuse_above; not on a device). */
+ * Collective over comm: one small all-reduce, two for XD_NORM_MAX; on a device an agreement and at most two. Lists may
+ * differ and be empty. Allocates nothing. The same bits on every rank; in INVARIANT mode for every split.
+ * Errors: ARGUMENT (type, form; max_norm, refuse_above: negative, NaN; replica with comm NULL), DTYPE, STATE (gradient
+ * waits), MISMATCH (type, form, max_norm, refuse_above; not on a device). */
 XD_API xd_result xd_gradient_norm_compute(xd_ctx *ctx, xd_comm *comm, const xd_gradient_norm_desc *desc,
                                           xd_gradient_norm *out);
 

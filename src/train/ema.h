@@ -14,13 +14,13 @@ typedef enum xd_ema_schedule {
     XD_EMA_CONSTANT = 0, /* decay */
     XD_EMA_POWER,        /* (1 - 1 / max(i, 1))^(gamma + 1) */
     XD_EMA_HALFLIFE, /* 2^(-batch_size / H), H = 1000 halflife_kimg, at most i batch_size rampup_ratio with ramp-up */
-    XD_EMA_RAMP /* min(decay, (1 + i) / (10 + i)); CREDIT: i from 1 */
+    XD_EMA_RAMP /* min(decay, (1 + i) / (10 + i)); CREDIT counts i from 1 */
 } xd_ema_schedule;
 
 /* Settings; 0 is a number: start from xd_ema_defaults. */
 typedef struct xd_ema_desc {
     /* [param_count] F32 BF16 F16 F64, also frozen; buffers of any dtype; borrowed until destruction. Entries with one value
-     * are tied: one shadow with the first name, found by all. */
+     * are tied: they share a shadow with the first name, which each of their names finds. */
     const xd_param *params;
     int64_t param_count;
     xd_ema_schedule schedule;
@@ -35,7 +35,7 @@ typedef struct xd_ema_desc {
     bool init_from_current;  /* average the weights at creation too; false: the first update copies */
     /* Of parameters' shadows: F32 BF16 F16 F64; NONE -> F32. */
     xd_dtype dtype;
-    bool live_dtype;    /* its parameter's dtype instead */
+    bool live_dtype;    /* each shadow has its parameter's dtype instead */
     bool compat_credit; /* b shadow + (1 - b) live, CREDIT's rounding */
     /* [strip_count] removed from names; must outlive the average; NULL -> "_checkpoint_wrapped_module.",
      * "_fsdp_wrapped_module.", "_orig_mod.", "module." */
@@ -49,8 +49,8 @@ typedef struct xd_ema_desc {
     const xd_tensor_part *parts;
     /* A device's shadows in page-locked host memory: the same bits; updates transfer them both ways. */
     bool host;
-    /* Average floating-point buffers, as CREDIT; copy integers and names in "_u", "_v". false -> copy all, as ModelOpt,
-     * FastGen. */
+    /* Average floating-point buffers, as CREDIT; copy integers and names that end in "_u", "_v". false -> copy all, as
+     * ModelOpt, FastGen. */
     bool average_buffers;
 } xd_ema_desc;
 
@@ -77,13 +77,13 @@ typedef struct xd_ema_match {
 /* The last iteration plus one. */
 #define XD_EMA_NEXT INT64_C(-1)
 
-/* Creates shadows with the current values. Local. One allocation; on a device one there with 64 KiB of counters, one on the
- * host, and one more with `host`.
+/* Creates shadows with the current values. Local. One allocation on the host; on a device one there too, with 64 KiB of
+ * counters; with `host` one more, page-locked.
  * Errors: ARGUMENT (a number; names: none, equal, above 1023 bytes; formats; first), SHAPE (parts), DTYPE, MEMORY,
  * UNSUPPORTED (host). */
 XD_API xd_result xd_ema_create(xd_ctx *ctx, const xd_ema_desc *desc, xd_ema **out);
 
-/* Frees the shadows, on the host after launched work. NULL is fine. */
+/* Frees the shadows; those in page-locked memory after launched work has ended. NULL is fine. */
 XD_API void xd_ema_destroy(xd_ema *ema);
 
 /* Updates the average, once after each optimizer step. The update of start_iteration, or the first, copies; earlier ones do
@@ -113,14 +113,14 @@ XD_API void xd_ema_count_unmoved(xd_ema *ema, int64_t *unmoved);
  * Local, allocates nothing. Errors, nothing swapped: DTYPE (differs: xd_ema_copy_to), STATE (list changed). */
 XD_API xd_result xd_ema_swap(xd_ema *ema);
 
-/* One average. */
+/* The average of one parameter or buffer. */
 typedef struct xd_ema_entry {
     xd_param shadow;
     /* BF16, to save or restore in place; empty for copies and without `compensated`. */
     xd_param compensation;
 } xd_ema_entry;
 
-/* Returns an average, valid until destruction, following updates; empty out of range. */
+/* Returns an entry, which follows updates and is valid until destruction; empty out of range. */
 XD_API xd_ema_entry xd_ema_view(const xd_ema *ema, int64_t index);
 
 /* Writes shadows to parameters and buffers by name, converted to their dtypes.
@@ -147,7 +147,7 @@ typedef struct xd_ema_load_desc {
  *
  *    match   may be NULL
  *
- * Local. Errors: also FORMAT (version of record). */
+ * Local. Errors: those of xd_ema_copy_to, FORMAT (version of record). */
 XD_API xd_result xd_ema_load(xd_ema *ema, const xd_ema_load_desc *desc, xd_ema_match *match);
 
 /* Facts of an average. */

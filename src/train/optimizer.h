@@ -67,9 +67,10 @@ typedef struct xd_optimizer_step_desc {
 XD_API xd_optimizer_desc xd_adamw_defaults(const xd_param *params, int64_t param_count);
 XD_API xd_optimizer_desc xd_adam_defaults(const xd_param *params, int64_t param_count);
 
-/* Creates an optimizer; master copies start as the current values. Local. One allocation, including states to thaw.
+/* Creates an optimizer; master copies start as the current values. Local. One allocation, including states to thaw; on
+ * a device states are one more, there.
  * Errors: ARGUMENT (learning_rate, eps, weight_decay, momentum: negative or not finite; beta1, beta2: outside [0, 1);
- * group; stochastic_bf16: no name, negative first), DTYPE (not F32, BF16, F16), MEMORY. */
+ * groups; stochastic_bf16: no name, negative first), DTYPE (not F32, BF16, F16), MEMORY. */
 XD_API xd_result xd_optimizer_create(xd_ctx *ctx, const xd_optimizer_desc *desc, xd_optimizer **out);
 
 /* Frees the optimizer, not values and gradients. NULL is fine. */
@@ -92,12 +93,12 @@ XD_API xd_result xd_optimizer_set_learning_rate(xd_optimizer *optimizer, double 
 XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_step_desc *desc,
                                    bool *skipped);
 
-/* Begins the state of a parameter that was frozen at creation, with reserve_frozen: zero moments, step 0, master from the
- * current value. Set its `frozen` to false first, and back if this fails. In between xd_optimizer_step returns STATE.
- * All ranks thaw the same parameters.
+/* Begins the state of a parameter that was frozen at creation, with reserve_frozen: zero moments, step 0, master from
+ * the current value. Set its `frozen` to false first, and back to true if this fails; until the call succeeds,
+ * xd_optimizer_step returns STATE. All ranks thaw the same parameters.
  *
- * Local, allocates nothing. Errors, no change: ARGUMENT (index), STATE (no reserve_frozen; buffer; frozen; has a state; list
- * changed), DTYPE (nothing reserved for it). */
+ * Local, allocates nothing. Errors, no change: ARGUMENT (index), STATE (no reserve_frozen; buffer; frozen; has a state;
+ * list changed), DTYPE (nothing reserved for it). */
 XD_API xd_result xd_optimizer_thaw(xd_optimizer *optimizer, int64_t index);
 
 /* Returns a parameter's state; all NULL out of range. */

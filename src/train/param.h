@@ -10,9 +10,9 @@ typedef enum xd_gradient_state {
     XD_GRADIENT_NONE       /* as `gradient` NULL */
 } xd_gradient_state;
 
-/* This rank's part of a named parameter or buffer. Optimizers and averages keep the pointer to the caller's list. Between
- * steps change only `gradient`, and `frozen` with xd_optimizer_thaw. All ranks list the same names in one order, with count
- * 0 where they hold nothing. */
+/* This rank's part of a named parameter or buffer. Optimizers and averages keep the pointer to the caller's list.
+ * Between steps a program changes only `gradient`, and `frozen` with xd_optimizer_thaw. All ranks list the same names
+ * in one order, with count 0 where they hold nothing. */
 typedef struct xd_param {
     const char *name;
     void *value;             /* [count] */
@@ -26,9 +26,9 @@ typedef struct xd_param {
     bool frozen;   /* not stepped, not in norms; averaged */
     bool buffer;   /* not stepped, not in norms; copied, or averaged (average_buffers) */
     bool no_decay; /* no weight decay (biases, norms) */
-    /* norms count these elements on another rank; exactly one holder has false */
+    /* Norms count these elements on another rank; exactly one holder has false. */
     bool replica;
-    /* Adjacent elements: index of the first in the whole parameter, read by stochastic_bf16 only. */
+    /* Index of the first of these adjacent elements in the whole parameter; only stochastic_bf16 reads it. */
     int64_t first;
     const xd_gradient_state *state; /* of a wrapper; NULL -> READY */
 } xd_param;

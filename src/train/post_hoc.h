@@ -21,10 +21,10 @@ typedef xd_result (*xd_post_hoc_read)(void *user, int64_t snapshot, int64_t tens
 
 /* Snapshots and the average to form. */
 typedef struct xd_post_hoc_desc {
-    const xd_post_hoc_profile
-        *snapshots;             /* [snapshot_count] different, in any order; not with `coefficients` */
+    /* [snapshot_count] different, in any order; not read with `coefficients`. */
+    const xd_post_hoc_profile *snapshots;
     int64_t snapshot_count;     /* at least 1 */
-    xd_post_hoc_profile target; /* not after the last snapshot; iteration 0 -> its */
+    xd_post_hoc_profile target; /* not after the latest snapshot; iteration 0 -> that of the latest */
     const double *coefficients; /* [snapshot_count] finite; NULL -> for the target */
     const xd_param *targets;    /* [target_count] to fill */
     int64_t target_count;       /* 0 -> only coefficients and error */
@@ -35,7 +35,7 @@ typedef struct xd_post_hoc_desc {
 
 /* Fills parameters with the sum of snapshots whose profile is closest to the target's, in mean square over iterations. Adds
  * f32 coefficients times snapshots in order, by fused multiply-adds from f32 0; reads none with coefficient 0. Buffers are
- * the last snapshot's.
+ * those of the last entry of the list.
  *
  *    coefficients   out: [snapshot_count], sum about 1; may be NULL
  *    error          out: distance over the target profile's norm, 0 with desc->coefficients; may be NULL

@@ -42,60 +42,40 @@ typedef struct ncclUniqueId {
 
 /* >>nccl/comm_nccl */
 
-/* How to join a world. Zero is the default of every field. Ranks get the id of the world in one of three
- * ways: as `id`, or rank 0 creates it and passes it on through a file or TCP. A world of one rank needs none
- * of them.
- *
- * Through a file or TCP, rank 0 gives the id only to who has the secret, one process a rank, and the others take it only
- * from who has it. Both sides prove it by HMAC-SHA-256 over fresh random numbers: the secret is never sent, and what is
- * recorded cannot be used again. Strangers may call, say nothing, or answer in the place of rank 0: they learn nothing
- * and delay nobody. Nothing is encrypted: the id itself passes in clear, and so does all that NCCL sends later,
- * to anybody who reaches its ports. A network on which others can read or change what the ranks send needs more than this. */
+/* How to join a world. Zero is the default of every field. Several ranks need `id`, `file`, or `host` and `port`. By
+ * `file` or TCP rank 0 makes the id and gives it to each rank that proves the secret, one process a rank. The other
+ * ranks take it only from a rank 0 that proves it too. Nothing is encrypted: docs/concepts.md. */
 typedef struct xd_nccl_desc {
     int rank, size;         /* size is required */
-    const ncclUniqueId *id; /* from xd_nccl_unique_id on one rank, sent to all, for example by MPI */
-    /* a path that all ranks see, in a folder where strangers cannot write. FILE and FILE.RANK are written there with
-     * mode 600 and removed; what an earlier run has left is no obstacle */
+    const ncclUniqueId *id; /* of xd_nccl_unique_id on one rank, sent to all, for example by MPI */
+    /* a path that all ranks see, in a folder where strangers cannot write. FILE and FILE.RANK are written with mode 600
+     * and removed; files of an earlier run do no harm */
     const char *file;
-    /* the machine of rank 0 (MASTER_ADDR of a launcher); rank 0 listens at its addresses only */
-    const char *host;
-    const char *port;     /* a free port there: not MASTER_PORT, on which torchrun itself listens */
+    const char *host;     /* rank 0's machine, as MASTER_ADDR; rank 0 listens at its addresses only */
+    const char *port;     /* a free port there: not MASTER_PORT, on which torchrun listens */
     int64_t compare;      /* collectives of each group whose arguments are compared; 0 -> all; -1 -> none */
     size_t staging_bytes; /* device memory for the terms of a sum; 0 -> 16 MiB */
-    /* required with file or host: what all ranks know and nobody else can guess, 16 bytes or more. From a file of mode
-     * 600, or a variable that the launcher sets; never on a command line */
+    /* with `file` or `host`: at least 16 bytes that all ranks know and strangers cannot guess. From a file of mode 600, or
+     * a variable that the launcher sets; never on a command line */
     const char *secret;
 } xd_nccl_desc;
 
 #if !defined(XDISTILL_NCCL_EXCHANGE)
 
-/* The id of a new world, for xd_nccl_desc.id. Local. Errors: DEVICE, PEER (with NCCL's own text). */
+/* Returns the id of a new world, for xd_nccl_desc.id. Local. Errors: DEVICE, PEER (with NCCL's own text). */
 XD_API xd_result xd_nccl_unique_id(xd_ctx *ctx, ncclUniqueId *out);
 
-/* Joins the ranks that share an id into a world.
+/* Joins the ranks that share an id into a world. Collective over `size` ranks; waits at most init_timeout_seconds. Takes
+ * staging_bytes of the GPU, once for all groups of the world. Comparing and failures: docs/concepts.md.
  *
- *   ctx    computes on a GPU (xd_cuda_create), which must be the calling thread's current device here and in every
- *          xd_comm_split; ranks of one process must have different GPUs
- *   desc   read during the call only; compare and staging_bytes are the same on every rank
+ *   ctx    of a GPU (xd_cuda_create), the thread's current device here and in xd_comm_split; ranks of one process
+ *          have different GPUs
+ *   desc   compare and staging_bytes are the same on every rank
  *   out    destroy it, and all groups split from it, before xd_cuda_destroy
  *
- * Comparing the ranks' arguments takes a network round trip. The host waits for it, and so for the group's
- * earlier collectives, but not for kernels launched after them. For calls that are not compared, the call only
- * starts work, ranks whose arguments differ hang until the next deadline, and either all ranks or none must
- * pass displacements. Barriers, splits, agreements and sums over leaves that are not known beforehand
- * (xd_collective.known_leaves) are always compared; sends and receives when compare is 0.
- *
- * The context's CPU level becomes the lowest of all ranks. Collective over `size` ranks; waits at most
- * init_timeout_seconds. Memory: staging_bytes on the GPU, once for all groups that are split from the world.
- *
- * After a failure: NCCL does not report which rank is missing, so ranks that wait for one that left or died get
- * TIMEOUT at their deadline, or PEER as soon as NCCL detects it. Then all communicators of the world are aborted
- * on this rank, which ends the work that its streams were waiting in. A wait by CUDA's own calls has no deadline
- * and may never end: wait by xd_read or xd_barrier.
- *
- * Errors: ARGUMENT, STATE (no GPU, or not the current one), MEMORY (the others then get TIMEOUT), IO (the
- * file, the port), MISMATCH (compare, staging_bytes or the host's floating-point state), DEVICE and PEER (with NCCL's own
- * text), TIMEOUT. */
+ * The context's CPU level becomes the lowest of all ranks. Errors: ARGUMENT, STATE (no GPU, or not the current one),
+ * MEMORY (the others get TIMEOUT), IO (file, port), MISMATCH (rank taken, size, compare, staging_bytes, floating-point
+ * state), UNSUPPORTED (id size), DEVICE, PEER (with NCCL's text), TIMEOUT. */
 XD_API xd_result xd_comm_nccl(xd_ctx *ctx, const xd_nccl_desc *desc, xd_comm **out);
 
 #endif
@@ -120,10 +100,8 @@ XD_API xd_result xd_comm_nccl(xd_ctx *ctx, const xd_nccl_desc *desc, xd_comm **o
 
 /* >>nccl/exchange */
 
-/* The exchange of the id.
- *
- * Every message is bound by a keyed hash to the secret, to its direction and to random numbers of both sides, so that
- * a recorded one is worth nothing, and neither the secret nor anything that replaces it is ever sent:
+/* The exchange of the id. Each tag is a keyed hash by the secret, of a direction and random numbers of both sides. So a
+ * recorded message cannot be used again, and neither the secret nor a substitute is ever sent.
  *
  *     rank r -> 0    hello = protocol, r, size, nonce of this process
  *     0 -> r         challenge = another nonce
@@ -131,35 +109,36 @@ XD_API xd_result xd_comm_nccl(xd_ctx *ctx, const xd_nccl_desc *desc, xd_comm **o
  *     0 -> r         verdict, id, tag of '0', hello, challenge, verdict, id
  *     r -> 0         one byte: it has the id
  *
- * Rank 0 serves all connections at once and waits for none of them. A rank that has to call again shows the same
- * nonce, so that its place remains its own. By file the same numbers go from FILE.RANK to FILE. */
+ * Rank 0 serves all connections at once. A rank that calls again shows the same nonce, and so keeps
+ * its place. By file they go from FILE.RANK to FILE. */
 
 enum {
     XDI_NCCL_ID = 128,                               /* bytes of an id */
-    XDI_NCCL_NONCE = 16,                             /* of a random number that is used once */
-    XDI_NCCL_TAG = 32,                               /* of a keyed hash */
+    XDI_NCCL_NONCE = 16,                             /* of a nonce: a random number used once */
+    XDI_NCCL_TAG = 32,                               /* of a tag */
     XDI_NCCL_BLOCK = 64,                             /* of the hash's blocks */
-    XDI_NCCL_HELLO = 28,                             /* of a rank's question: protocol, rank, size, nonce */
-    XDI_NCCL_REPLY = 4 + XDI_NCCL_ID + XDI_NCCL_TAG, /* of rank 0's answer: verdict, id, keyed hash */
+    XDI_NCCL_HELLO = 28,                             /* of a hello: protocol, rank, size, nonce */
+    XDI_NCCL_REPLY = 4 + XDI_NCCL_ID + XDI_NCCL_TAG, /* of rank 0's answer: verdict, id, tag */
     XDI_NCCL_SECRET = 16,                            /* least bytes of a secret */
-    XDI_NCCL_DOORS = 8,                              /* addresses of rank 0's machine */
-    XDI_NCCL_SPARE = 64, /* connections that rank 0 has room for beyond one a rank */
-    XDI_NCCL_TURN = 10   /* milliseconds that a turn of waiting lasts at most */
+    XDI_NCCL_DOORS = 8,                              /* most addresses of rank 0's machine */
+    XDI_NCCL_SPARE = 64,                             /* rank 0's connections beyond one a rank */
+    XDI_NCCL_TURN = 10                               /* most milliseconds of a turn of waiting */
 };
 
+/* Rank 0's answer to a rank that has proved the secret. */
 typedef enum xdi_nccl_verdict {
-    XDI_NCCL_GIVEN,
+    XDI_NCCL_GIVEN,      /* with the id */
     XDI_NCCL_TAKEN,      /* another process has that rank */
     XDI_NCCL_OTHER_SIZE, /* in place of the id: the size of rank 0's world */
 } xdi_nccl_verdict;
 
-/* One connection, and what is still to be sent and then received before its next step. */
+/* One connection. Its next step comes when `sends` bytes are sent and `receives` bytes received. */
 typedef struct xdi_nccl_line {
     int socket; /* -1: closed */
     int step;   /* steps done */
     size_t sent, sends, received, receives;
-    double since;   /* of a rank: when it called */
-    int64_t number; /* of rank 0: calls before this one */
+    double since;   /* on the calling rank: when it called */
+    int64_t number; /* on rank 0: calls before this one */
     unsigned char hello[XDI_NCCL_HELLO], challenge[XDI_NCCL_NONCE];
     unsigned char out[XDI_NCCL_REPLY], in[XDI_NCCL_REPLY];
 } xdi_nccl_line;
@@ -2005,4 +1984,4 @@ XD_API xd_result xd_comm_nccl(xd_ctx *ctx, const xd_nccl_desc *desc, xd_comm **o
 #endif
 
 #endif
-/* xdistill sha256 08d67b1d1e2d37d094fd01bf6e26bbf5a11415d759d2ea83ccbd80b7d5a5c13c */
+/* xdistill sha256 3728f2c3ef2af317b6f72d126238eac4d26e73e13557aba4a49b03a8712edacd */

@@ -1370,6 +1370,8 @@ static xd_result xdi_mpi_resolve(xd_ctx *ctx, xd_mpi_desc *d) {
 XD_API xd_result xd_comm_mpi(xd_ctx *ctx, const xd_mpi_desc *desc, xd_comm **out) {
     int size = 0, rank = 0;
     xd_mpi_desc d;
+    if (!ctx) return XD_ERROR_ARGUMENT;
+    XD_REQUIRE(ctx, out, XD_ERROR_ARGUMENT, "out is NULL");
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
     XD_TRY(xdi_mpi_resolve(ctx, &d));
@@ -1391,4 +1393,4 @@ XD_API xd_result xd_comm_mpi(xd_ctx *ctx, const xd_mpi_desc *desc, xd_comm **out
 
 
 #endif
-/* xdistill sha256 c5a28848714a1f92d900ae06f0b2ba0615259680efa3b35923b9a86c8b2549e0 */
+/* xdistill sha256 73957dc7b21575aab1a7f9352d472514ccd04af53b6c50d8ba13b8b9751b059f */

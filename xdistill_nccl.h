@@ -1868,6 +1868,8 @@ static xd_result xdi_nccl_create(xdi_nccl_world *world, int size, int rank, xdi_
 /* ---- the id ---- */
 
 XD_API xd_result xd_nccl_unique_id(xd_ctx *ctx, ncclUniqueId *out) {
+    if (!ctx) return XD_ERROR_ARGUMENT;
+    XD_REQUIRE(ctx, out, XD_ERROR_ARGUMENT, "out is NULL");
     const ncclResult_t code = ncclGetUniqueId(out);
     return code == ncclSuccess ? XD_OK : xdi_nccl_refuse(ctx, code, NULL);
 }
@@ -1954,6 +1956,9 @@ static xd_result xdi_nccl_enter_world(xdi_nccl *t, const xd_nccl_desc *d) {
 }
 
 XD_API xd_result xd_comm_nccl(xd_ctx *ctx, const xd_nccl_desc *desc, xd_comm **out) {
+    if (!ctx) return XD_ERROR_ARGUMENT;
+    XD_REQUIRE(ctx, desc, XD_ERROR_ARGUMENT, "desc is NULL");
+    XD_REQUIRE(ctx, out, XD_ERROR_ARGUMENT, "out is NULL");
     xd_nccl_desc d = *desc;
     if (!d.staging_bytes) d.staging_bytes = XDI_NCCL_STAGING;
     XD_TRY(xdi_nccl_validate(ctx, &d));
@@ -1984,4 +1989,4 @@ XD_API xd_result xd_comm_nccl(xd_ctx *ctx, const xd_nccl_desc *desc, xd_comm **o
 #endif
 
 #endif
-/* xdistill sha256 3728f2c3ef2af317b6f72d126238eac4d26e73e13557aba4a49b03a8712edacd */
+/* xdistill sha256 11b34fac59e15d6de1b5ed5f1de49cd5d1518db465f26a7b5736dc4e52521703 */

@@ -138,6 +138,8 @@ static xd_result xdi_mpi_resolve(xd_ctx *ctx, xd_mpi_desc *d) {
 XD_API xd_result xd_comm_mpi(xd_ctx *ctx, const xd_mpi_desc *desc, xd_comm **out) {
     int size = 0, rank = 0;
     xd_mpi_desc d;
+    if (!ctx) return XD_ERROR_ARGUMENT;
+    XD_REQUIRE(ctx, out, XD_ERROR_ARGUMENT, "out is NULL");
     memset(&d, 0, sizeof d);
     if (desc) d = *desc;
     XD_TRY(xdi_mpi_resolve(ctx, &d));

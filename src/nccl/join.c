@@ -3,6 +3,8 @@
 /* ---- the id ---- */
 
 XD_API xd_result xd_nccl_unique_id(xd_ctx *ctx, ncclUniqueId *out) {
+    if (!ctx) return XD_ERROR_ARGUMENT;
+    XD_REQUIRE(ctx, out, XD_ERROR_ARGUMENT, "out is NULL");
     const ncclResult_t code = ncclGetUniqueId(out);
     return code == ncclSuccess ? XD_OK : xdi_nccl_refuse(ctx, code, NULL);
 }
@@ -89,6 +91,9 @@ static xd_result xdi_nccl_enter_world(xdi_nccl *t, const xd_nccl_desc *d) {
 }
 
 XD_API xd_result xd_comm_nccl(xd_ctx *ctx, const xd_nccl_desc *desc, xd_comm **out) {
+    if (!ctx) return XD_ERROR_ARGUMENT;
+    XD_REQUIRE(ctx, desc, XD_ERROR_ARGUMENT, "desc is NULL");
+    XD_REQUIRE(ctx, out, XD_ERROR_ARGUMENT, "out is NULL");
     xd_nccl_desc d = *desc;
     if (!d.staging_bytes) d.staging_bytes = XDI_NCCL_STAGING;
     XD_TRY(xdi_nccl_validate(ctx, &d));

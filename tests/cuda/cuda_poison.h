@@ -12,7 +12,6 @@
 
 #include "cuda_test.h"
 #include "poison.h"
-#include "loss_calls.h"
 
 #include <memory>
 #include <type_traits>

@@ -271,6 +271,21 @@ static xd_result suite_data(xd_comm *comm, void *) {
     return XD_OK;
 }
 
+XD_TEST(arguments_of_a_world_that_are_null_are_refused_by_name) {
+    xd_ctx *ctx = nullptr;
+    xd_comm *world = nullptr;
+    const xd_nccl_desc desc = {};
+    CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
+    CHECK_EQ_INT(xd_comm_nccl(nullptr, &desc, &world), XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(xd_comm_nccl(ctx, nullptr, &world), XD_ERROR_ARGUMENT);
+    CHECK(strstr(xd_last_error(ctx)->message, "desc is NULL") != nullptr);
+    CHECK_EQ_INT(xd_comm_nccl(ctx, &desc, nullptr), XD_ERROR_ARGUMENT);
+    CHECK(strstr(xd_last_error(ctx)->message, "out is NULL") != nullptr);
+    CHECK_EQ_INT(xd_nccl_unique_id(ctx, nullptr), XD_ERROR_ARGUMENT);
+    CHECK(strstr(xd_last_error(ctx)->message, "out is NULL") != nullptr);
+    xd_ctx_destroy(ctx);
+}
+
 XD_TEST(sums_that_need_many_tiles_of_staging_are_the_same) {
     World world;
     world.desc.staging_bytes = 1000;

@@ -60,6 +60,17 @@ static xd_result suite_data(xd_comm *comm) {
     return XD_OK;
 }
 
+XD_TEST(arguments_that_are_null_are_refused_by_name) {
+    xd_ctx *ctx = NULL;
+    xd_comm *world = NULL;
+    CHECK(xd_ctx_create(NULL, &ctx) == XD_OK);
+    CHECK_EQ_INT(xd_comm_mpi(NULL, NULL, &world), XD_ERROR_ARGUMENT);
+    CHECK_EQ_INT(xd_comm_mpi(ctx, NULL, NULL), XD_ERROR_ARGUMENT);
+    CHECK(strstr(xd_last_error(ctx)->message, "out is NULL") != NULL);
+    CHECK_EQ_INT(xd_comm_mpi(ctx, NULL, &world), XD_OK);
+    leave(world);
+}
+
 XD_TEST(calls_that_are_not_compared_give_the_same) {
     static const int64_t compared[] = { -1, 5 };
     for (int k = 0; k < 2; k++)

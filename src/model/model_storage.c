@@ -107,13 +107,10 @@ XD_PRIVATE xd_result xdi_model_require_storage(const xd_model *model) {
 
 XD_PRIVATE int64_t xdi_model_elements(const xd_model *model, bool trained) {
     int64_t total = 0;
-    for (const xd_weight *const *at = (const xd_weight *const *)model->weights, *const *end =
-                                                                                    at +
-                                                                                    xdi_model_weight_count(
-                                                                                        model);
-         at < end; at++)
-        if ((*at)->owner == *at && !(*at)->desc.buffer && (!trained || xdi_weight_is_trained(*at)))
-            total += (*at)->count;
+    for (int64_t i = 0; i < xdi_model_weight_count(model); i++) {
+        const xd_weight *w = model->weights[i];
+        if (w->owner == w && !w->desc.buffer && (!trained || xdi_weight_is_trained(w))) total += w->count;
+    }
     return total;
 }
 

@@ -195,7 +195,9 @@ static xd_xtoken_desc demo_cross_loss(demo_rank *r, const demo_arm *arm, const d
 
 xd_result demo_make_loss_workspace(demo_rank *r) {
     bool failed = false;
-    const demo_extent all = demo_all_of(r);
+    demo_extent all = demo_all_of(r);
+    if (!all.logits)
+        all.logits = r->row_weight; /* a pipeline has others: in a plan any address stands for an array */
     const xd_loss_desc text = demo_text_loss(r, &all);
     xd_loss_values text_values;
     xd_xtoken_values values;

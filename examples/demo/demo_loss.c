@@ -208,7 +208,8 @@ xd_result demo_make_loss_workspace(demo_rank *r) {
     for (int i = 0; i < r->job->arm_count; i++) {
         const demo_arm *arm = &r->job->arms[i];
         if (arm->signal == DEMO_TEXT_ALONE) continue;
-        const xd_xtoken_teacher teacher = demo_arm_teacher(r, arm, &all);
+        xd_xtoken_teacher teacher = demo_arm_teacher(r, arm, &all);
+        if (arm->signal != DEMO_RECORDED && !teacher.logits.data) teacher.logits.data = r->row_weight;
         const xd_xtoken_desc desc = demo_cross_loss(r, arm, &all, &teacher);
         XD_TRY(xd_xtoken_loss(r->ctx, &desc, &values));
     }

@@ -253,6 +253,7 @@
 #include "kernel/cpu/topk.c"
 #include "kernel/cpu/rows.c"
 #include "kernel/cpu/softmax.c"
+#include "kernel/cpu/estimate.c"
 #include "kernel/cpu/mft.c"
 #include "kernel/cpu/span.c"
 #include "kernel/cpu/norm.c"

@@ -82,9 +82,9 @@ static xd_result xdi_vocab_fill(xd_vocab *vocab, const int64_t mine[3], int64_t 
 /* Columns of this rank in an even split. */
 static xd_interval xdi_vocab_even(const xd_comm *tp, int64_t size) {
     const int64_t ranks = tp ? xd_comm_size(tp) : 1, rank = tp ? xd_comm_rank(tp) : 0;
-    const int64_t piece = size > 0 ? (size + ranks - 1) / ranks : 0;
-    const int64_t begin = rank * piece < size ? rank * piece : size;
-    const xd_interval columns = { begin, begin + piece < size ? begin + piece : size };
+    const int64_t piece = size > 0 ? (size - 1) / ranks + 1 : 0;
+    const int64_t begin = piece > 0 && rank < (size - 1) / piece + 1 ? rank * piece : size;
+    const xd_interval columns = { begin, size - begin > piece ? begin + piece : size };
     return columns;
 }
 

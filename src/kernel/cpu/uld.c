@@ -1,4 +1,4 @@
-/* Universal logit distillation, estimates and the JSD of probabilities: plain loops, double inside. */
+/* Universal logit distillation and the JSD of probabilities: plain loops, double inside. */
 
 #include "kernel/cpu/uld.h"
 #include "kernel/uld_scalar.h"
@@ -259,16 +259,6 @@ static xd_result xdi_cpu_jsd(const xd_launch *launch, const xd_jsd_args *a) {
         }
     a->out->value = sum;
     a->out->bad = -1;
-    return XD_OK;
-}
-
-/* ---- estimates ---- */
-
-static xd_result xdi_cpu_estimate(const xd_launch *launch, const xd_estimate_args *a) {
-    xd_uld_sum sum = { 0.0, -1 };
-    (void)launch;
-    for (int64_t i = 0; i < a->count; i++) xd_estimate_one(a, i, &sum);
-    *a->out = sum;
     return XD_OK;
 }
 

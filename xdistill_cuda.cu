@@ -5801,6 +5801,60 @@ static xd_mft_kernels xdi_cuda_mft_table() {
     return kernels;
 }
 
+/* >>cuda/estimate.cu */
+
+/* Estimates of KL from log-probabilities, and sums with a flag: as many blocks as there is room for partial sums, then one block
+ * over these. */
+
+struct xdi_cuda_flagged_join {
+    __device__ xd_flagged_sum operator()(xd_flagged_sum a, const xd_flagged_sum &b) const {
+        a.value = __dadd_rn(a.value, b.value);
+        if (a.bad < 0 || (b.bad >= 0 && b.bad < a.bad)) a.bad = b.bad;
+        return a;
+    }
+};
+
+static __device__ inline void xdi_cuda_flagged_put(xd_flagged_sum *out, xd_flagged_sum mine) {
+    const xd_flagged_sum none = { 0.0, -1 };
+    mine = xdi_cuda_block_reduce(mine, none, xdi_cuda_flagged_join());
+    if (threadIdx.x == 0) *out = mine;
+}
+
+static int64_t xdi_cuda_flagged_blocks(int64_t count) {
+    const int64_t blocks = (count + XDI_CUDA_TEAM_BLOCK - 1) / XDI_CUDA_TEAM_BLOCK;
+    return blocks < 1 ? 1 : blocks < XD_FLAGGED_SUMS - 1 ? blocks : (int64_t)(XD_FLAGGED_SUMS - 1);
+}
+
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_flagged_kernel(xd_flagged_sum *out, int64_t blocks) {
+    static_assert((int)XD_FLAGGED_SUMS - 1 <= (int)XDI_CUDA_TEAM_BLOCK, "a thread for each sum");
+    xd_flagged_sum mine = { 0.0, -1 };
+    if ((int64_t)threadIdx.x < blocks) mine = out[1 + threadIdx.x];
+    xdi_cuda_flagged_put(out, mine);
+}
+
+static __global__ void XDI_CUDA_WIDE_KERNEL
+xdi_cuda_estimate_kernel(const __grid_constant__ xd_estimate_args a) {
+    xd_flagged_sum mine = { 0.0, -1 };
+    for (int64_t i = xdi_cuda_flat_index(); i < a.count; i += (int64_t)gridDim.x * XDI_CUDA_TEAM_BLOCK)
+        xd_estimate_one(&a, i, &mine);
+    xdi_cuda_flagged_put(a.out + 1 + blockIdx.x, mine);
+}
+
+static xd_result xdi_cuda_estimate(const xd_launch *launch, const xd_estimate_args *a) {
+    const int64_t blocks = xdi_cuda_flagged_blocks(a->count);
+    xdi_cuda_scope scope(launch);
+    XD_TRY(scope.result);
+    XD_TRY(
+        XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(blocks, XDI_CUDA_TEAM_BLOCK), xdi_cuda_estimate_kernel, *a));
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_TEAM_BLOCK), xdi_cuda_flagged_kernel, a->out,
+                           blocks);
+}
+
+static xd_result xdi_cuda_estimate_load(xd_ctx *ctx) {
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_flagged_kernel));
+    return xdi_cuda_load(ctx, xdi_cuda_estimate_kernel);
+}
+
 /* >>cuda/loss_softmax.cu */
 
 /* Log-softmax of rows whose vocabulary is split, and columns picked from them: kernel/cpu/softmax.c is the reference.
@@ -8497,36 +8551,10 @@ static xd_result xdi_cuda_uld_gradient(const xd_launch *launch, const xd_uld_arg
                            xdi_cuda_uld_gradient_kernel, *a, parts);
 }
 
-/* ---- jsd and estimate: as many blocks as there is room for partial sums, then one block over these ---- */
-
-struct xdi_cuda_uld_sum_join {
-    __device__ xd_uld_sum operator()(xd_uld_sum a, const xd_uld_sum &b) const {
-        a.value = __dadd_rn(a.value, b.value);
-        if (a.bad < 0 || (b.bad >= 0 && b.bad < a.bad)) a.bad = b.bad;
-        return a;
-    }
-};
-
-static __device__ inline void xdi_cuda_uld_put(xd_uld_sum *out, xd_uld_sum mine) {
-    const xd_uld_sum none = { 0.0, -1 };
-    mine = xdi_cuda_block_reduce(mine, none, xdi_cuda_uld_sum_join());
-    if (threadIdx.x == 0) *out = mine;
-}
-
-static int64_t xdi_cuda_uld_blocks(int64_t count) {
-    const int64_t blocks = (count + XDI_CUDA_TEAM_BLOCK - 1) / XDI_CUDA_TEAM_BLOCK;
-    return blocks < 1 ? 1 : blocks < XD_ULD_SUMS - 1 ? blocks : (int64_t)(XD_ULD_SUMS - 1);
-}
-
-static __global__ void XDI_CUDA_KERNEL xdi_cuda_uld_sum_kernel(xd_uld_sum *out, int64_t blocks) {
-    static_assert((int)XD_ULD_SUMS - 1 <= (int)XDI_CUDA_TEAM_BLOCK, "a thread for each sum");
-    xd_uld_sum mine = { 0.0, -1 };
-    if ((int64_t)threadIdx.x < blocks) mine = out[1 + threadIdx.x];
-    xdi_cuda_uld_put(out, mine);
-}
+/* ---- jsd ---- */
 
 static __global__ void XDI_CUDA_WIDE_KERNEL xdi_cuda_jsd_kernel(const __grid_constant__ xd_jsd_args a) {
-    xd_uld_sum mine = { 0.0, -1 };
+    xd_flagged_sum mine = { 0.0, -1 };
     for (int64_t i = xdi_cuda_flat_index(); i < a.student.rows * a.student.cols;
          i += (int64_t)gridDim.x * XDI_CUDA_TEAM_BLOCK) {
         const int64_t r = i / a.student.cols, c = i % a.student.cols;
@@ -8535,33 +8563,15 @@ static __global__ void XDI_CUDA_WIDE_KERNEL xdi_cuda_jsd_kernel(const __grid_con
                                          (double)xdi_cuda_element(a.teacher, r, c), a.beta, &slope);
         if (a.gradient.data) xdi_cuda_set_element(a.gradient, r, c, (float)(slope / a.denominator));
     }
-    xdi_cuda_uld_put(a.out + 1 + blockIdx.x, mine);
+    xdi_cuda_flagged_put(a.out + 1 + blockIdx.x, mine);
 }
 
 static xd_result xdi_cuda_jsd(const xd_launch *launch, const xd_jsd_args *a) {
-    const int64_t blocks = xdi_cuda_uld_blocks(a->student.rows * a->student.cols);
+    const int64_t blocks = xdi_cuda_flagged_blocks(a->student.rows * a->student.cols);
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
     XD_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(blocks, XDI_CUDA_TEAM_BLOCK), xdi_cuda_jsd_kernel, *a));
-    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_TEAM_BLOCK), xdi_cuda_uld_sum_kernel, a->out,
-                           blocks);
-}
-
-static __global__ void XDI_CUDA_WIDE_KERNEL
-xdi_cuda_estimate_kernel(const __grid_constant__ xd_estimate_args a) {
-    xd_uld_sum mine = { 0.0, -1 };
-    for (int64_t i = xdi_cuda_flat_index(); i < a.count; i += (int64_t)gridDim.x * XDI_CUDA_TEAM_BLOCK)
-        xd_estimate_one(&a, i, &mine);
-    xdi_cuda_uld_put(a.out + 1 + blockIdx.x, mine);
-}
-
-static xd_result xdi_cuda_estimate(const xd_launch *launch, const xd_estimate_args *a) {
-    const int64_t blocks = xdi_cuda_uld_blocks(a->count);
-    xdi_cuda_scope scope(launch);
-    XD_TRY(scope.result);
-    XD_TRY(
-        XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(blocks, XDI_CUDA_TEAM_BLOCK), xdi_cuda_estimate_kernel, *a));
-    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_TEAM_BLOCK), xdi_cuda_uld_sum_kernel, a->out,
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_TEAM_BLOCK), xdi_cuda_flagged_kernel, a->out,
                            blocks);
 }
 
@@ -8573,9 +8583,7 @@ static xd_result xdi_cuda_uld_load(xd_ctx *ctx) {
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_uld_compare_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_uld_total_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_uld_gradient_kernel));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_uld_sum_kernel));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_jsd_kernel));
-    return xdi_cuda_load(ctx, xdi_cuda_estimate_kernel);
+    return xdi_cuda_load(ctx, xdi_cuda_jsd_kernel);
 }
 
 static xd_uld_kernels xdi_cuda_uld_table() {
@@ -8585,7 +8593,6 @@ static xd_uld_kernels xdi_cuda_uld_table() {
     kernels.compare = xdi_cuda_uld_compare;
     kernels.gradient = xdi_cuda_uld_gradient;
     kernels.jsd = xdi_cuda_jsd;
-    kernels.estimate = xdi_cuda_estimate;
     return kernels;
 }
 
@@ -9291,6 +9298,7 @@ static xd_result xdi_cuda_load_all(xd_ctx *ctx) {
     XD_TRY(xdi_cuda_optimizer_load(ctx));
     XD_TRY(xdi_cuda_loss_load(ctx));
     XD_TRY(xdi_cuda_mft_load(ctx));
+    XD_TRY(xdi_cuda_estimate_load(ctx));
     XD_TRY(xdi_cuda_rows_load(ctx));
     XD_TRY(xdi_cuda_softmax_load(ctx));
 #ifndef XDISTILL_NO_ACROSS
@@ -9331,6 +9339,7 @@ static xd_kernels xdi_cuda_table() {
     kernels.optimizer.swap = xdi_cuda_swap;
     kernels.optimizer.turn = xdi_cuda_turn;
     kernels.clip = xdi_cuda_clip;
+    kernels.estimate = xdi_cuda_estimate;
     kernels.reduce.pieces = xdi_cuda_reduce_pieces;
     kernels.reduce.leaves = xdi_cuda_reduce_leaves;
     kernels.copies = xdi_cuda_copies;
@@ -9428,4 +9437,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 66ae31fa18d095dd2651ea958dbd2a6a84a0ee575a65f3c344ed70df5ab40806 */
+/* xdistill sha256 6e8dd60498d65b095b973ceec2c75a34749c946d9b8cbb45c2ea0e1e38abe7d4 */

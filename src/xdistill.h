@@ -198,6 +198,8 @@
 #include "kernel/matmul.h"
 #include "kernel/xtoken.h"
 #include "kernel/xtoken_scalar.h"
+#include "kernel/estimate.h"
+#include "kernel/estimate_scalar.h"
 #include "kernel/uld.h"
 #include "kernel/uld_scalar.h"
 #include "kernel/dmd.h"

@@ -33,6 +33,7 @@
 #include "cuda/loss_cluster.cu"
 #include "cuda/loss_rows.cu"
 #include "cuda/mft.cu"
+#include "cuda/estimate.cu"
 #include "cuda/loss_softmax.cu"
 #include "cuda/topk.cu"
 #include "cuda/topk_select.cu"

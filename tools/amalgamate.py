@@ -11,7 +11,7 @@ a `>>folder/part` marker. The parts' own quoted includes say what they use; they
 
   order     a part includes only parts that are listed before it, and every file under src/ is listed exactly once
   wings     a part includes, and names, only things of its folder, of the folders before it in its wing, of the core, and of the
-            wing that its wing stands on. The wing's option leaves the part out
+            wing that its wing stands on. The wing's option leaves the part out, with its table of kernels
   circles   no cycles: no part uses another part that uses it, directly or through others
   includes  a part reaches the declaration of every name that it uses by its own includes
   openings  a .c file begins with a comment that says what it is
@@ -49,6 +49,8 @@ WING = {layer: wing for wing, layers in WINGS.items() for layer in layers}
 SECTIONS = {"kernel": 1, "kernel/cpu": 1, "kernel/simd": 2, "core": 3, "across": 4, "models": 5, "diffusion": 6}
 # parts that close a layer stand over the layer's folders
 ROOFS = {"kernel/kernels.c": "kernel/simd", "kernel/across.c": "kernel/simd", "kernel/diffusion.c": "kernel/simd"}
+# Tables of xd_kernels that are NULL where an option leaves their wing out: nothing of the core calls them.
+TABLES = re.compile(r"(?:->|\.)(xtoken|uld|dmd|dmd_loss)\.\w")
 BESIDE = ["cuda", "mpi", "nccl"]  # folders of the other units, each of which sees the public header alone
 UNITS = [("src/" + name, name) for name in ("xdistill.h", "xdistill_cuda.cu", "xdistill_mpi.h", "xdistill_nccl.h")]
 PREFIXES = ("xd_", "XD_", "xdi_", "XDI_", "XDISTILL_")
@@ -244,6 +246,13 @@ class Unit:
                     self.complain(name, line, "%s is declared in %s, which this part does not include"
                                   % (symbol, self.parts.known[symbol]))
 
+    def check_tables(self):
+        """No part that stays calls a kernel that an option leaves out."""
+        for name, text in self.parts.texts.items():
+            if layer_of(name) in WINGS["core"] and not self.options[name]:
+                for match in TABLES.finditer(parts.blank_comments(text)):
+                    self.complain(name, line_of(text, match.start()), "the core calls a kernel of a wing: %s" % match.group(1))
+
     def check_circles(self):
         arrows = self.parts.arrows()
         for group in parts.circles(arrows):
@@ -268,6 +277,7 @@ class Unit:
         self.check_includes()
         self.check_names()
         self.check_uses()
+        self.check_tables()
         self.check_circles()
         self.check_openings()
 

@@ -22,7 +22,7 @@ XD_PRIVATE xd_result xdi_compat_jsd_of_probabilities(xd_ctx *ctx, xd_rows studen
     XDI_GIVEN(ctx, ctx, loss);
     const xd_launch launch = xd_ctx_launch(ctx);
     xd_jsd_args a;
-    xd_uld_sum sum;
+    xd_flagged_sum sum;
     XD_REQUIRE(ctx, beta >= 0.0 && beta <= 1.0, XD_ERROR_ARGUMENT, "beta %g is outside [0, 1]", beta);
     XD_REQUIRE(ctx, denominator > 0.0 && isfinite(denominator), XD_ERROR_ARGUMENT,
                "denominator %g is not positive and finite", denominator);
@@ -34,8 +34,8 @@ XD_PRIVATE xd_result xdi_compat_jsd_of_probabilities(xd_ctx *ctx, xd_rows studen
     a.gradient = gradient;
     a.beta = beta;
     a.denominator = denominator;
-    a.out = (xd_uld_sum *)xdi_call_memory(ctx, XD_ULD_SUMS * sizeof *a.out);
-    XD_REQUIRE(ctx, a.out, XD_ERROR_MEMORY, "no room for %d sums", (int)XD_ULD_SUMS);
+    a.out = (xd_flagged_sum *)xdi_call_memory(ctx, XD_FLAGGED_SUMS * sizeof *a.out);
+    XD_REQUIRE(ctx, a.out, XD_ERROR_MEMORY, "no room for %d sums", (int)XD_FLAGGED_SUMS);
     xd_result result = xd_ctx_kernels(ctx)->uld.jsd(&launch, &a);
     if (result == XD_OK) result = xd_read(ctx, &sum, a.out, sizeof sum);
     xdi_call_memory_done(ctx, a.out);

@@ -41,6 +41,7 @@ static xd_result xdi_cuda_load_all(xd_ctx *ctx) {
     XD_TRY(xdi_cuda_optimizer_load(ctx));
     XD_TRY(xdi_cuda_loss_load(ctx));
     XD_TRY(xdi_cuda_mft_load(ctx));
+    XD_TRY(xdi_cuda_estimate_load(ctx));
     XD_TRY(xdi_cuda_rows_load(ctx));
     XD_TRY(xdi_cuda_softmax_load(ctx));
 #ifndef XDISTILL_NO_ACROSS
@@ -81,6 +82,7 @@ static xd_kernels xdi_cuda_table() {
     kernels.optimizer.swap = xdi_cuda_swap;
     kernels.optimizer.turn = xdi_cuda_turn;
     kernels.clip = xdi_cuda_clip;
+    kernels.estimate = xdi_cuda_estimate;
     kernels.reduce.pieces = xdi_cuda_reduce_pieces;
     kernels.reduce.leaves = xdi_cuda_reduce_leaves;
     kernels.copies = xdi_cuda_copies;

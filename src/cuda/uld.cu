@@ -322,36 +322,10 @@ static xd_result xdi_cuda_uld_gradient(const xd_launch *launch, const xd_uld_arg
                            xdi_cuda_uld_gradient_kernel, *a, parts);
 }
 
-/* ---- jsd and estimate: as many blocks as there is room for partial sums, then one block over these ---- */
-
-struct xdi_cuda_uld_sum_join {
-    __device__ xd_uld_sum operator()(xd_uld_sum a, const xd_uld_sum &b) const {
-        a.value = __dadd_rn(a.value, b.value);
-        if (a.bad < 0 || (b.bad >= 0 && b.bad < a.bad)) a.bad = b.bad;
-        return a;
-    }
-};
-
-static __device__ inline void xdi_cuda_uld_put(xd_uld_sum *out, xd_uld_sum mine) {
-    const xd_uld_sum none = { 0.0, -1 };
-    mine = xdi_cuda_block_reduce(mine, none, xdi_cuda_uld_sum_join());
-    if (threadIdx.x == 0) *out = mine;
-}
-
-static int64_t xdi_cuda_uld_blocks(int64_t count) {
-    const int64_t blocks = (count + XDI_CUDA_TEAM_BLOCK - 1) / XDI_CUDA_TEAM_BLOCK;
-    return blocks < 1 ? 1 : blocks < XD_ULD_SUMS - 1 ? blocks : (int64_t)(XD_ULD_SUMS - 1);
-}
-
-static __global__ void XDI_CUDA_KERNEL xdi_cuda_uld_sum_kernel(xd_uld_sum *out, int64_t blocks) {
-    static_assert((int)XD_ULD_SUMS - 1 <= (int)XDI_CUDA_TEAM_BLOCK, "a thread for each sum");
-    xd_uld_sum mine = { 0.0, -1 };
-    if ((int64_t)threadIdx.x < blocks) mine = out[1 + threadIdx.x];
-    xdi_cuda_uld_put(out, mine);
-}
+/* ---- jsd ---- */
 
 static __global__ void XDI_CUDA_WIDE_KERNEL xdi_cuda_jsd_kernel(const __grid_constant__ xd_jsd_args a) {
-    xd_uld_sum mine = { 0.0, -1 };
+    xd_flagged_sum mine = { 0.0, -1 };
     for (int64_t i = xdi_cuda_flat_index(); i < a.student.rows * a.student.cols;
          i += (int64_t)gridDim.x * XDI_CUDA_TEAM_BLOCK) {
         const int64_t r = i / a.student.cols, c = i % a.student.cols;
@@ -360,33 +334,15 @@ static __global__ void XDI_CUDA_WIDE_KERNEL xdi_cuda_jsd_kernel(const __grid_con
                                          (double)xdi_cuda_element(a.teacher, r, c), a.beta, &slope);
         if (a.gradient.data) xdi_cuda_set_element(a.gradient, r, c, (float)(slope / a.denominator));
     }
-    xdi_cuda_uld_put(a.out + 1 + blockIdx.x, mine);
+    xdi_cuda_flagged_put(a.out + 1 + blockIdx.x, mine);
 }
 
 static xd_result xdi_cuda_jsd(const xd_launch *launch, const xd_jsd_args *a) {
-    const int64_t blocks = xdi_cuda_uld_blocks(a->student.rows * a->student.cols);
+    const int64_t blocks = xdi_cuda_flagged_blocks(a->student.rows * a->student.cols);
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
     XD_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(blocks, XDI_CUDA_TEAM_BLOCK), xdi_cuda_jsd_kernel, *a));
-    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_TEAM_BLOCK), xdi_cuda_uld_sum_kernel, a->out,
-                           blocks);
-}
-
-static __global__ void XDI_CUDA_WIDE_KERNEL
-xdi_cuda_estimate_kernel(const __grid_constant__ xd_estimate_args a) {
-    xd_uld_sum mine = { 0.0, -1 };
-    for (int64_t i = xdi_cuda_flat_index(); i < a.count; i += (int64_t)gridDim.x * XDI_CUDA_TEAM_BLOCK)
-        xd_estimate_one(&a, i, &mine);
-    xdi_cuda_uld_put(a.out + 1 + blockIdx.x, mine);
-}
-
-static xd_result xdi_cuda_estimate(const xd_launch *launch, const xd_estimate_args *a) {
-    const int64_t blocks = xdi_cuda_uld_blocks(a->count);
-    xdi_cuda_scope scope(launch);
-    XD_TRY(scope.result);
-    XD_TRY(
-        XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(blocks, XDI_CUDA_TEAM_BLOCK), xdi_cuda_estimate_kernel, *a));
-    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_TEAM_BLOCK), xdi_cuda_uld_sum_kernel, a->out,
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_TEAM_BLOCK), xdi_cuda_flagged_kernel, a->out,
                            blocks);
 }
 
@@ -398,9 +354,7 @@ static xd_result xdi_cuda_uld_load(xd_ctx *ctx) {
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_uld_compare_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_uld_total_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_uld_gradient_kernel));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_uld_sum_kernel));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_jsd_kernel));
-    return xdi_cuda_load(ctx, xdi_cuda_estimate_kernel);
+    return xdi_cuda_load(ctx, xdi_cuda_jsd_kernel);
 }
 
 static xd_uld_kernels xdi_cuda_uld_table() {
@@ -410,6 +364,5 @@ static xd_uld_kernels xdi_cuda_uld_table() {
     kernels.compare = xdi_cuda_uld_compare;
     kernels.gradient = xdi_cuda_uld_gradient;
     kernels.jsd = xdi_cuda_jsd;
-    kernels.estimate = xdi_cuda_estimate;
     return kernels;
 }

@@ -120,7 +120,7 @@ XD_API void xd_kernels_cpu(xd_cpu_level level, xd_kernels *kernels) {
     kernels->copies = xdi_cpu_copies;
     kernels->matmul = xdi_matmul_cpu;
     kernels->fill = xd_fill_cpu;
-    kernels->uld.estimate = xdi_cpu_estimate;
+    kernels->estimate = xdi_cpu_estimate;
 #ifndef XDISTILL_NO_ACROSS
     xdi_kernels_across(level, kernels);
 #endif

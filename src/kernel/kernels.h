@@ -5,6 +5,7 @@
 #include "kernel/copy.h"
 #include "kernel/dmd.h"
 #include "kernel/dmd_loss.h"
+#include "kernel/estimate.h"
 #include "kernel/fill.h"
 #include "kernel/loss.h"
 #include "kernel/matmul.h"
@@ -79,6 +80,9 @@ typedef struct xd_kernels {
     xd_optimizer_kernels optimizer;
     xd_result (*clip)(const xd_launch *launch, const xd_clip_args *args);
     xd_reduce_kernels reduce;
+    /* the sum of weight times estimate, its derivative with respect to logprobs, and the first token whose weight is not
+     * 0 and whose estimate is not finite */
+    xd_result (*estimate)(const xd_launch *launch, const xd_estimate_args *args);
     xd_result (*copies)(const xd_launch *launch, const xd_copy *copies, int64_t count, const void *src,
                         void *dst, size_t size); /* xd_copy_run of each; blocks of one call do not overlap */
     xd_result (*matmul)(const xd_launch *launch, const xd_matmul_args *args); /* validated by xd_matmul */

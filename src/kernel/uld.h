@@ -1,11 +1,12 @@
 #ifndef XDI_KERNEL_ULD_H
 #define XDI_KERNEL_ULD_H
 
+#include "kernel/estimate.h"
 #include "kernel/softmax.h"
 #include "kernel/types.h"
 
-/* Universal logit distillation, the divergence of rows that are probabilities already, and estimates from
- * log-probabilities of tokens. All pointers are memory of the device. */
+/* Universal logit distillation, and the divergence of rows that are probabilities already. All pointers are memory of the
+ * device. */
 
 /* Lower bound on the probabilities of merged tokens, and on those of the generalised JSD. */
 #define XD_ULD_FLOOR 1e-8
@@ -62,32 +63,13 @@ typedef struct xd_uld_args {
     unsigned char *scratch; /* [chunks, XD_ULD_SCRATCH(of the longest)]; for a device */
 } xd_uld_args;
 
-/* A sum, and the first element whose term was not finite; -1: none. */
-typedef struct xd_uld_sum {
-    double value;
-    int64_t bad;
-} xd_uld_sum;
-
-/* Number of sums in memory that an entry needs: the first is its result, the others are scratch. */
-enum { XD_ULD_SUMS = 257 };
-
 /* Rows that are probabilities, and their generalised JSD. */
 typedef struct xd_jsd_args {
     xd_rows student, teacher,
         gradient;             /* of one shape and dtype; gradient.data may be NULL, or student's memory */
     double beta, denominator; /* the gradient is divided by it, the sum is not */
-    xd_uld_sum *out;          /* [XD_ULD_SUMS] */
+    xd_flagged_sum *out;      /* [XD_FLAGGED_SUMS] */
 } xd_jsd_args;
-
-/* Estimates of KL(student || reference), as in loss/estimator.h. */
-typedef struct xd_estimate_args {
-    const float *logprobs, *reference, *weight; /* [count]; weight NULL -> 1 */
-    int64_t count;
-    int kind; /* 0, 1, 2: k1, k2, k3 */
-    double input_clamp, output_clamp;
-    float *values, *gradient; /* [count] or NULL */
-    xd_uld_sum *out;          /* [XD_ULD_SUMS] */
-} xd_estimate_args;
 
 /* Entries of the kernel table. Sums do not depend on how chunks are grouped into calls. */
 typedef struct xd_uld_kernels {
@@ -102,9 +84,6 @@ typedef struct xd_uld_kernels {
     xd_result (*gradient)(const xd_launch *launch, const xd_uld_args *args);
     /* the sum over all entries, those below the floor raised to it, and its derivative with respect to the student's */
     xd_result (*jsd)(const xd_launch *launch, const xd_jsd_args *args);
-    /* the sum of weight times estimate, its derivative with respect to logprobs, and the first token whose weight is not
-     * 0 and whose estimate is not finite */
-    xd_result (*estimate)(const xd_launch *launch, const xd_estimate_args *args);
 } xd_uld_kernels;
 
 #endif

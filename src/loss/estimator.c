@@ -20,12 +20,9 @@ static xd_result xdi_estimate_validate(xd_ctx *ctx, const xd_kl_estimate_desc *d
 XD_API xd_result xd_kl_estimate(xd_ctx *ctx, const xd_kl_estimate_desc *desc, double *sum) {
     XDI_GIVEN(ctx, ctx, desc, sum);
     const xd_launch launch = xd_ctx_launch(ctx);
-    const xd_uld_kernels *kernels = &xd_ctx_kernels(ctx)->uld;
     xd_estimate_args a;
-    xd_uld_sum total;
+    xd_flagged_sum total;
     XD_TRY(xdi_estimate_validate(ctx, desc));
-    XD_REQUIRE(ctx, kernels->estimate, XD_ERROR_UNSUPPORTED,
-               "XDISTILL_NO_ACROSS left the device's estimates out");
     memset(&a, 0, sizeof a);
     a.logprobs = desc->logprobs;
     a.reference = desc->reference;
@@ -36,9 +33,9 @@ XD_API xd_result xd_kl_estimate(xd_ctx *ctx, const xd_kl_estimate_desc *desc, do
     a.output_clamp = desc->output_clamp;
     a.values = desc->values;
     a.gradient = desc->gradient;
-    a.out = (xd_uld_sum *)xdi_call_memory(ctx, XD_ULD_SUMS * sizeof *a.out);
-    XD_REQUIRE(ctx, a.out, XD_ERROR_MEMORY, "no room for %d sums", (int)XD_ULD_SUMS);
-    xd_result result = kernels->estimate(&launch, &a);
+    a.out = (xd_flagged_sum *)xdi_call_memory(ctx, XD_FLAGGED_SUMS * sizeof *a.out);
+    XD_REQUIRE(ctx, a.out, XD_ERROR_MEMORY, "no room for %d sums", (int)XD_FLAGGED_SUMS);
+    xd_result result = xd_ctx_kernels(ctx)->estimate(&launch, &a);
     if (result == XD_OK) result = xd_read(ctx, &total, a.out, sizeof total);
     xdi_call_memory_done(ctx, a.out);
     XD_TRY(result);

@@ -171,6 +171,14 @@ class Amalgamate(unittest.TestCase):
         self.write("xdistill.h", table.replace("#ifndef XDISTILL_NO_MODELS", "#ifndef XDISTILL_NO_OTHERS"))
         self.assert_refused("src/model/part.c:1: XDISTILL_NO_MODELS does not leave it out")
 
+    def test_the_core_calls_no_kernel_of_a_wing(self):
+        sources = self.house()
+        call = "{ return xd_table()->uld.merge(0); }"
+        self.write("xtoken/part.c", sources["xtoken"].replace("{ return 0; }", call))
+        self.assertEqual(self.run_tool().returncode, 0)
+        self.write("loss/part.c", sources["loss"].replace("{ return 0; }", call))
+        self.assert_refused("src/loss/part.c:3: the core calls a kernel of a wing: uld")
+
     def test_divides_the_implementation_into_sections_with_the_private_headers_that_each_needs(self):
         sources = self.house()
         self.write("kernel/private.h", "#ifndef XDI_KERNEL_PRIVATE_H\n#define XDI_KERNEL_PRIVATE_H\nXD_PRIVATE int xdi_kernel(void);\n#endif\n")

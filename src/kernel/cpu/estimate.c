@@ -1,12 +1,10 @@
 /* Estimates from log-probabilities: a plain loop. */
 
 #include "kernel/cpu/internal.h"
-#include "kernel/uld_scalar.h"
-
-#include <math.h>
+#include "kernel/estimate_scalar.h"
 
 XD_PRIVATE xd_result xdi_cpu_estimate(const xd_launch *launch, const xd_estimate_args *a) {
-    xd_uld_sum sum = { 0.0, -1 };
+    xd_flagged_sum sum = { 0.0, -1 };
     (void)launch;
     for (int64_t i = 0; i < a->count; i++) xd_estimate_one(a, i, &sum);
     *a->out = sum;

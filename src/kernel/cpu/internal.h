@@ -2,6 +2,7 @@
 #define XDI_KERNEL_CPU_INTERNAL_H
 
 #include "kernel/cells.h"
+#include "kernel/estimate.h"
 #include "kernel/internal.h"
 #include "kernel/topk.h"
 
@@ -79,7 +80,7 @@ XD_PRIVATE int64_t xdi_topk_order(const int64_t *ids, int64_t k, int64_t begin, 
 typedef xd_result (*xdi_select)(const xd_launch *launch, const xd_select_args *args);
 XD_PRIVATE xd_result xdi_cpu_select(const xd_launch *launch, const xd_select_args *a);
 
-/* estimate.c: the entry estimate of xd_uld_kernels, which the core has without the others. */
+/* estimate.c: the entry estimate. */
 XD_PRIVATE xd_result xdi_cpu_estimate(const xd_launch *launch, const xd_estimate_args *a);
 
 #endif

@@ -264,8 +264,7 @@ static xd_result xdi_cpu_jsd(const xd_launch *launch, const xd_jsd_args *a) {
 
 XD_PRIVATE const xd_uld_kernels *xdi_uld_kernels_plain(void) {
     static const xd_uld_kernels kernels = {
-        xdi_cpu_uld_merge,    xdi_cpu_uld_sort, xdi_cpu_uld_compare,
-        xdi_cpu_uld_gradient, xdi_cpu_jsd,      xdi_cpu_estimate,
+        xdi_cpu_uld_merge, xdi_cpu_uld_sort, xdi_cpu_uld_compare, xdi_cpu_uld_gradient, xdi_cpu_jsd,
     };
     return &kernels;
 }

@@ -544,6 +544,32 @@ XD_TEST(a_plan_adds_creates_and_takes_the_largest_loss) {
     run(1, sums_rank);
 }
 
+/* Crossings of 2^58 bytes, until the bytes of all exceed size_t: the last one counts nowhere. */
+static xd_result excess_rank(xd_comm *world, void *unused) {
+    xd_ctx *ctx = xd_comm_ctx(world);
+    const int64_t side = INT64_C(1) << 28;
+    const xd_crossing_desc desc = {
+        .kind = XD_CROSSING_ALL_TO_ALL, .dtype = XD_DTYPE_F32, .ndim = 2, .shape = { side, side }, .dim = 1
+    };
+    xd_crossing *crossing = NULL;
+    xd_planned planned;
+    int made = 0;
+    (void)unused;
+    CHECK_EQ_INT(xd_plan_begin(ctx, &(xd_plan_desc){ .ranks = 2 }), XD_OK);
+    while (made < 1000 && xd_crossing_create(world, &desc, &crossing) == XD_OK) made++;
+    CHECK(made > 1 && made < 1000);
+    CHECK_EQ_INT(xd_last_error(ctx)->result, XD_ERROR_MEMORY);
+    CHECK_EQ_INT(xd_plan_end(ctx, &planned), XD_OK);
+    /* Of its half of the columns a rank sends half of the rows. */
+    CHECK(planned.forward_sent == (uint64_t)made * (uint64_t)side * (uint64_t)side);
+    CHECK(planned.backward_sent == planned.forward_sent);
+    return XD_OK;
+}
+
+XD_TEST(a_create_beyond_all_memory_adds_nothing_to_a_plan) {
+    run(1, excess_rank);
+}
+
 static xd_result refusals_rank(xd_comm *world, void *unused) {
     scene *s = (scene *)calloc(1, sizeof *s);
     float number = 1.0f, out[3 * 17 + 1] = { 0 };

@@ -6,6 +6,7 @@
 #if defined(XD_TEST_LAYERS)
 #    include "dmd/state.h" /* xdi_: of the scene */
 #endif
+#include "checkpoint_files.h"
 #include "dmd_scene.h"
 #include "live_bytes.h"
 #include "loss_calls.h"
@@ -616,6 +617,41 @@ static xd_result refusals_rank(xd_comm *world, void *unused) {
 
 XD_TEST(what_cannot_be_planned_is_refused_by_name) {
     for (int ranks = 1; ranks <= 2; ranks++) run(ranks, refusals_rank);
+}
+
+/* What a refused commit would have published is gone: a writer of the same name can start at once. */
+static xd_result commits_rank(xd_comm *world, void *unused) {
+    xd_ctx *ctx = xd_comm_ctx(world);
+    const int64_t shape[1] = { 2 };
+    const xd_weights_entry entry = { "w", XD_DTYPE_F32, 1, shape };
+    const float values[2] = { 1.0f, 2.0f };
+    const char *root = new_root(); /* one rank runs this */
+    const xd_publish_directory_desc place = { path_in(root, "place") };
+    const xd_weights_writer_desc desc = { .file = path_in(root, "file"),
+                                          .entries = &entry,
+                                          .entry_count = 1 };
+    long long held = 0;
+    (void)unused;
+    for (int i = 0; i < 2; i++) {
+        xd_publish_directory *directory = NULL;
+        xd_weights_writer *file = NULL;
+        CHECK_EQ_INT(xd_publish_directory_create(ctx, &place, &directory), XD_OK);
+        CHECK_EQ_INT(xd_weights_writer_create(ctx, &desc, &file), XD_OK);
+        CHECK_EQ_INT(xd_weights_writer_write(file, 0, 0, XD_WEIGHTS_REST, values), XD_OK);
+        CHECK_EQ_INT(xd_plan_begin(ctx, NULL), XD_OK);
+        CHECK_EQ_INT(xd_publish_directory_commit(directory), XD_ERROR_STATE);
+        CHECK_EQ_INT(xd_weights_writer_commit(file), XD_ERROR_STATE);
+        CHECK_EQ_INT(xd_plan_end(ctx, NULL), XD_OK);
+        CHECK_EQ_STR(names_in(ctx, root), "");
+        if (i == 1) CHECK(live_bytes == held);
+        held = live_bytes;
+    }
+    remove_all(root);
+    return XD_OK;
+}
+
+XD_TEST(a_commit_in_a_plan_discards_what_it_would_publish) {
+    run(1, commits_rank);
 }
 
 /* Rank 1 alone plans: it waits for nobody, and the others hear of what it may not do. */

@@ -674,6 +674,15 @@ static xd_result alone_rank(xd_comm *world, void *unused) {
     } else if (plans) {
         CHECK_EQ_INT(xd_send(world, &number, 1, XD_DTYPE_F32, 0), XD_ERROR_STATE);
     }
+    if (xd_comm_rank(world) == 0) {
+        CHECK_EQ_INT(xd_send(world, &number, 1, XD_DTYPE_F32, 1), XD_ERROR_PEER);
+    } else if (plans) {
+        CHECK_EQ_INT(xd_recv(world, &number, 1, XD_DTYPE_F32, 0), XD_ERROR_STATE);
+        CHECK(says(s, "recv while a plan is open"));
+    }
+    CHECK_EQ_INT(xd_collective_run(world, plans ? NULL : &(xd_collective){ .kind = XD_COLLECTIVE_BARRIER }),
+                 plans ? XD_ERROR_ARGUMENT : XD_ERROR_PEER);
+    CHECK(says(s, "collective is NULL"));
     if (plans) CHECK_EQ_INT(xd_plan_end(s->ctx, NULL), XD_OK);
     CHECK_EQ_INT(xd_barrier(world), XD_OK);
     scene_close(s);

@@ -6,6 +6,7 @@
 #if defined(XD_TEST_LAYERS)
 #    include "dmd/state.h" /* xdi_: of the scene */
 #endif
+#include "checkpoint_files.h"
 #include "dmd_scene.h"
 #include "live_bytes.h"
 #include "loss_calls.h"
@@ -544,6 +545,32 @@ XD_TEST(a_plan_adds_creates_and_takes_the_largest_loss) {
     run(1, sums_rank);
 }
 
+/* Crossings of 2^58 bytes, until the bytes of all exceed size_t: the last one counts nowhere. */
+static xd_result excess_rank(xd_comm *world, void *unused) {
+    xd_ctx *ctx = xd_comm_ctx(world);
+    const int64_t side = INT64_C(1) << 28;
+    const xd_crossing_desc desc = {
+        .kind = XD_CROSSING_ALL_TO_ALL, .dtype = XD_DTYPE_F32, .ndim = 2, .shape = { side, side }, .dim = 1
+    };
+    xd_crossing *crossing = NULL;
+    xd_planned planned;
+    int made = 0;
+    (void)unused;
+    CHECK_EQ_INT(xd_plan_begin(ctx, &(xd_plan_desc){ .ranks = 2 }), XD_OK);
+    while (made < 1000 && xd_crossing_create(world, &desc, &crossing) == XD_OK) made++;
+    CHECK(made > 1 && made < 1000);
+    CHECK_EQ_INT(xd_last_error(ctx)->result, XD_ERROR_MEMORY);
+    CHECK_EQ_INT(xd_plan_end(ctx, &planned), XD_OK);
+    /* Of its half of the columns a rank sends half of the rows. */
+    CHECK(planned.forward_sent == (uint64_t)made * (uint64_t)side * (uint64_t)side);
+    CHECK(planned.backward_sent == planned.forward_sent);
+    return XD_OK;
+}
+
+XD_TEST(a_create_beyond_all_memory_adds_nothing_to_a_plan) {
+    run(1, excess_rank);
+}
+
 static xd_result refusals_rank(xd_comm *world, void *unused) {
     scene *s = (scene *)calloc(1, sizeof *s);
     float number = 1.0f, out[3 * 17 + 1] = { 0 };
@@ -592,6 +619,41 @@ XD_TEST(what_cannot_be_planned_is_refused_by_name) {
     for (int ranks = 1; ranks <= 2; ranks++) run(ranks, refusals_rank);
 }
 
+/* What a refused commit would have published is gone: a writer of the same name can start at once. */
+static xd_result commits_rank(xd_comm *world, void *unused) {
+    xd_ctx *ctx = xd_comm_ctx(world);
+    const int64_t shape[1] = { 2 };
+    const xd_weights_entry entry = { "w", XD_DTYPE_F32, 1, shape };
+    const float values[2] = { 1.0f, 2.0f };
+    const char *root = new_root(); /* one rank runs this */
+    const xd_publish_directory_desc place = { path_in(root, "place") };
+    const xd_weights_writer_desc desc = { .file = path_in(root, "file"),
+                                          .entries = &entry,
+                                          .entry_count = 1 };
+    long long held = 0;
+    (void)unused;
+    for (int i = 0; i < 2; i++) {
+        xd_publish_directory *directory = NULL;
+        xd_weights_writer *file = NULL;
+        CHECK_EQ_INT(xd_publish_directory_create(ctx, &place, &directory), XD_OK);
+        CHECK_EQ_INT(xd_weights_writer_create(ctx, &desc, &file), XD_OK);
+        CHECK_EQ_INT(xd_weights_writer_write(file, 0, 0, XD_WEIGHTS_REST, values), XD_OK);
+        CHECK_EQ_INT(xd_plan_begin(ctx, NULL), XD_OK);
+        CHECK_EQ_INT(xd_publish_directory_commit(directory), XD_ERROR_STATE);
+        CHECK_EQ_INT(xd_weights_writer_commit(file), XD_ERROR_STATE);
+        CHECK_EQ_INT(xd_plan_end(ctx, NULL), XD_OK);
+        CHECK_EQ_STR(names_in(ctx, root), "");
+        if (i == 1) CHECK(live_bytes == held);
+        held = live_bytes;
+    }
+    remove_all(root);
+    return XD_OK;
+}
+
+XD_TEST(a_commit_in_a_plan_discards_what_it_would_publish) {
+    run(1, commits_rank);
+}
+
 /* Rank 1 alone plans: it waits for nobody, and the others hear of what it may not do. */
 static xd_result alone_rank(xd_comm *world, void *unused) {
     scene *s = (scene *)calloc(1, sizeof *s);
@@ -612,6 +674,15 @@ static xd_result alone_rank(xd_comm *world, void *unused) {
     } else if (plans) {
         CHECK_EQ_INT(xd_send(world, &number, 1, XD_DTYPE_F32, 0), XD_ERROR_STATE);
     }
+    if (xd_comm_rank(world) == 0) {
+        CHECK_EQ_INT(xd_send(world, &number, 1, XD_DTYPE_F32, 1), XD_ERROR_PEER);
+    } else if (plans) {
+        CHECK_EQ_INT(xd_recv(world, &number, 1, XD_DTYPE_F32, 0), XD_ERROR_STATE);
+        CHECK(says(s, "recv while a plan is open"));
+    }
+    CHECK_EQ_INT(xd_collective_run(world, plans ? NULL : &(xd_collective){ .kind = XD_COLLECTIVE_BARRIER }),
+                 plans ? XD_ERROR_ARGUMENT : XD_ERROR_PEER);
+    CHECK(says(s, "collective is NULL"));
     if (plans) CHECK_EQ_INT(xd_plan_end(s->ctx, NULL), XD_OK);
     CHECK_EQ_INT(xd_barrier(world), XD_OK);
     scene_close(s);

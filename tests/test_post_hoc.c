@@ -395,6 +395,18 @@ XD_TEST(a_sum_that_cannot_be_formed_writes_nothing_and_one_that_cannot_be_read_s
     }
 }
 
+XD_TEST(given_coefficients_need_no_memory_and_may_be_the_output) {
+    enum { MANY = (1 << 24) + 1 };
+    double *coefficients = (double *)malloc(MANY * sizeof *coefficients), error = 1.0;
+    xd_ctx *ctx = scene_ctx(XD_CPU_BEST, 1);
+    const xd_post_hoc_desc desc = { .coefficients = coefficients, .snapshot_count = MANY };
+    for (int i = 0; i < MANY; i++) coefficients[i] = i % 7;
+    CHECK_EQ_INT(xd_post_hoc_average(ctx, &desc, coefficients, &error), XD_OK);
+    CHECK(coefficients[MANY - 1] == (MANY - 1) % 7 && error == 0.0);
+    free(coefficients);
+    xd_ctx_destroy(ctx);
+}
+
 /* ---- all of it ---- */
 
 enum { WEIGHTS = 64, STEPS = 4000, KEPT = 2 * 20 };

@@ -262,6 +262,9 @@ static void check_file(bench *b, const char *name, xd_weights_mode mode) {
     CHECK_EQ_INT(weights_read_bytes(file, 5, 0, 0, &byte), XD_ERROR_ARGUMENT);
     const int64_t outside[3] = { 0, 2, 0 }, whole[3] = { 3, 3, 5 };
     CHECK_EQ_INT(weights_read_box(file, 2, outside, whole, doubles), XD_ERROR_ARGUMENT);
+    const xd_weights_read_desc unsized = { .offset = outside };
+    CHECK_EQ_INT(xd_weights_read(file, 2, &unsized, doubles), XD_ERROR_ARGUMENT);
+    CHECK_EQ_STR(xd_last_error(b->ctx)->message, "tensor \"m \"box\"\": a box with offset, but size is NULL");
     check_boxes(file);
     xd_weights_close(file);
 }

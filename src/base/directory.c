@@ -196,9 +196,13 @@ static xd_result xdi_directory_switch(xd_publish_directory *d, const char **olde
 }
 
 XD_API xd_result xd_publish_directory_commit(xd_publish_directory *d) {
-    XDI_GIVEN(d ? d->ctx : NULL, d);
     const char *older = NULL;
-    xd_result result = xdi_directory_switch(d, &older);
+    xd_result result = XDI_CHECK_GIVEN(d ? d->ctx : NULL, d);
+    if (result != XD_OK) {
+        xd_publish_directory_abort(d);
+        return result;
+    }
+    result = xdi_directory_switch(d, &older);
     const int error = result == XD_OK && older ? xdi_directory_remove(d->ctx, older) : 0;
     if (error != 0)
         result = XD_FAIL(d->ctx, XD_ERROR_IO, "%s: the new directory is complete, but %s stays: %s", d->path,

@@ -17,7 +17,7 @@ enum {
     XD_STREAM_R1 = 6,
     XD_STREAM_ROLLOUT = 7,    /* first noise; 8 + j: transition j */
     XD_STREAM_EMA = 64,       /* stochastic rounding of averages */
-    XD_STREAM_OPTIMIZER = 80, /* and of parameters */
+    XD_STREAM_OPTIMIZER = 80, /* stochastic rounding of parameters */
     XD_STREAM_INIT = 96,
     XD_STREAM_USER = 128 /* to 255: for programs */
 };

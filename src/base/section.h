@@ -16,8 +16,8 @@
 #    endif
 #endif
 
-/* Functions that only tie sections together. The name of each has the version and the options that it was made with, and each
- * section calls those of all others, so a linker does not find a section that is missing or differs. */
+/* Functions that only tie sections together. Each section calls the one of every other section. Their names contain the
+ * version and the options, so linking fails if a section is missing or was compiled with others. */
 #if defined(XDISTILL_SECTION)
 #    if defined(XDISTILL_NO_ACROSS)
 #        define XDI_OF_ACROSS _no_across

@@ -224,21 +224,22 @@ static xd_result xdi_comm_exchange_records(xd_comm *comm, const xd_collective *r
     return result;
 }
 
-/* `mine`, or the error of a record that starts while a plan is open: the other ranks are informed of it. */
+/* `mine`, or the error of a record that starts while a plan is open; the other ranks are informed. */
 static xd_result xdi_comm_out_of_plan(xd_comm *comm, xd_collective_kind kind, xd_result mine) {
     if (mine != XD_OK || !xdi_plan_is_open(comm->ctx)) return mine;
     return xdi_plan_refuse(comm->ctx, __FILE__, __LINE__, xdi_comm_kind((uint64_t)kind));
 }
 
-/* The same of messages, which their other ranks are told of. */
-static xd_result xdi_comm_exchange_out_of_plan(xd_comm *comm, const xd_collective *records, int count) {
+/* The error of messages that start while a plan is open; their other ranks are informed. `what` names them. */
+static xd_result xdi_comm_exchange_out_of_plan(xd_comm *comm, const xd_collective *records, int count,
+                                               const char *what) {
     XD_TRY(xdi_comm_exchange_records(comm, records, count, true));
-    return xdi_comm_out_of_plan(comm, XD_COLLECTIVE_SEND, XD_OK);
+    return xdi_plan_refuse(comm->ctx, __FILE__, __LINE__, what);
 }
 
 XD_API xd_result xd_exchange(xd_comm *comm, const xd_collective *records, int count) {
     XDI_GIVEN(NULL, comm);
-    return xdi_plan_is_open(comm->ctx) ? xdi_comm_exchange_out_of_plan(comm, records, count)
+    return xdi_plan_is_open(comm->ctx) ? xdi_comm_exchange_out_of_plan(comm, records, count, __func__)
                                        : xdi_comm_exchange_records(comm, records, count, false);
 }
 
@@ -274,8 +275,9 @@ XD_PRIVATE xd_result xdi_comm_collective_as(xd_comm *comm, const xd_collective *
     if (!c.stream) c.stream = xd_ctx_settings(comm->ctx)->stream;
     XD_TRY(xdi_comm_whole(comm, &c));
     if (xdi_comm_is_message(&c))
-        return xdi_plan_is_open(comm->ctx) ? xdi_comm_exchange_out_of_plan(comm, &c, 1)
-                                           : xdi_comm_run_pair(comm, &c);
+        return xdi_plan_is_open(comm->ctx)
+                   ? xdi_comm_exchange_out_of_plan(comm, &c, 1, xdi_comm_kind((uint64_t)c.kind))
+                   : xdi_comm_run_pair(comm, &c);
     double deadline;
     c.sequence = comm->sequence + 1;
     XD_TRY(xdi_comm_run(comm, &c, mine == XD_OK ? xdi_comm_validate(comm, &c) : mine, &deadline));
@@ -288,7 +290,7 @@ XD_PRIVATE xd_result xdi_comm_collective_as(xd_comm *comm, const xd_collective *
 }
 
 XD_API xd_result xd_collective_run(xd_comm *comm, const xd_collective *collective) {
-    XDI_GIVEN_COMM_IN_PLAN(comm, collective);
+    XD_TRY(xdi_comm_given(comm, XDI_CHECK_GIVEN_AS(comm ? comm->ctx : NULL, true, comm, collective)));
     return xdi_comm_collective_as(comm, collective, XD_OK);
 }
 

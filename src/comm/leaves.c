@@ -75,27 +75,26 @@ static xd_result xdi_leaf_stack_memory(xd_leaf_stack *s, const xd_leaf_stack_des
 
 XD_API xd_result xd_leaf_stack_create(xd_ctx *ctx, const xd_leaf_stack_desc *desc, xd_leaf_stack **out) {
     XDI_GIVEN_IN_PLAN(ctx, ctx, desc, out);
-    const xd_leaf_stack_desc *d = desc;
-    const xd_leaves leaves = d->leaves;
+    const xd_leaves leaves = desc->leaves;
     size_t bytes = 0;
     XD_REQUIRE(ctx, xdi_leaf_stack_fits(&leaves), XD_ERROR_ARGUMENT,
                "leaves [%" PRId64 ", +%" PRId64 ") lie outside [0, %" PRId64 ")", leaves.first, leaves.count,
                leaves.total);
-    XD_REQUIRE(ctx, d->elements >= 0, XD_ERROR_ARGUMENT, "%" PRId64 " elements in a leaf", d->elements);
-    XD_REQUIRE(ctx, xdi_leaf_stack_size(&leaves, d->elements, &bytes), XD_ERROR_MEMORY,
-               "no room for a stack of leaves of %" PRId64 " elements", d->elements);
+    XD_REQUIRE(ctx, desc->elements >= 0, XD_ERROR_ARGUMENT, "%" PRId64 " elements in a leaf", desc->elements);
+    XD_REQUIRE(ctx, xdi_leaf_stack_size(&leaves, desc->elements, &bytes), XD_ERROR_MEMORY,
+               "no room for a stack of leaves of %" PRId64 " elements", desc->elements);
     if (xdi_plan_is_open(ctx)) {
         *out = NULL;
-        (void)xdi_plan_add_workspace(ctx, XD_OK, d->memory ? bytes : 0);
-        return xdi_plan_take(ctx, sizeof **out, d->memory ? 0 : bytes);
+        const xd_result taken = xdi_plan_take(ctx, sizeof **out, desc->memory ? 0 : bytes);
+        return xdi_plan_add_workspace(ctx, taken, desc->memory ? bytes : 0);
     }
     xd_leaf_stack *stack = (xd_leaf_stack *)xd_allocate(ctx, sizeof *stack);
     XD_REQUIRE(ctx, stack, XD_ERROR_MEMORY, "no room for a stack of leaves");
     stack->ctx = ctx;
     stack->leaves = leaves;
-    stack->elements = d->elements;
+    stack->elements = desc->elements;
     stack->bytes = bytes;
-    const xd_result result = xdi_leaf_stack_memory(stack, d);
+    const xd_result result = xdi_leaf_stack_memory(stack, desc);
     if (result != XD_OK) {
         xd_leaf_stack_destroy(stack);
         return result;

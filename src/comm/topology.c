@@ -158,40 +158,6 @@ XD_PRIVATE xd_result xdi_topology_create(xd_ctx *ctx, const xdi_topology_desc *d
     return XD_OK;
 }
 
-XD_PRIVATE xd_result xdi_topology_from_config(xd_ctx *ctx, const xdi_parallelism *desc, int world_size,
-                                              xd_topology *out) {
-    XDI_GIVEN_IN_PLAN(ctx, ctx, desc, out);
-    const int tensor = desc->tensor ? desc->tensor : 1, domain = desc->domain ? desc->domain : 1;
-    xd_axis axes[3];
-    int count = 0;
-    XD_REQUIRE(ctx, tensor >= 1 && domain >= 1, XD_ERROR_ARGUMENT,
-               "tensor is %d and domain is %d, must be at least 1", tensor, domain);
-    XD_REQUIRE(ctx, world_size % ((int64_t)tensor * domain) == 0, XD_ERROR_TOPOLOGY,
-               "tensor %d x domain %d does not divide a world of %d ranks", tensor, domain, world_size);
-    const int dp = world_size / (tensor * domain);
-    XD_REQUIRE(ctx, desc->data != XDI_DATA_PARALLEL_NONE || dp == 1 || desc->replicas, XD_ERROR_TOPOLOGY,
-               "data is none but %d data ranks are left: their gradients would never meet (set replicas to "
-               "allow it)",
-               dp);
-    const char *const names[3] = { "dp", "tp", "domain" };
-    const int sizes[3] = { dp, tensor, domain };
-    for (int i = 0; i < 3; i++) {
-        if (sizes[i] == 1 && !(i == 0 && desc->data != XDI_DATA_PARALLEL_NONE)) continue;
-        axes[count].name = names[i];
-        axes[count++].size = sizes[i];
-    }
-    if (count == 0 || (count == 1 && axes[0].size == 1)) {
-        memset(out, 0, sizeof *out);
-        return XD_OK;
-    }
-    xdi_topology_desc d;
-    memset(&d, 0, sizeof d);
-    d.axes = axes;
-    d.axis_count = count;
-    d.world_size = world_size;
-    return xdi_topology_create(ctx, &d, out);
-}
-
 static xd_result xdi_topology_expert_grid(xd_ctx *ctx, const xd_expert_desc *d, int tp, int cp, int ep,
                                           xd_topology *out) {
     const char *const names[5] = { "tp", "cp", "ep", "dp", "pp" };
@@ -273,8 +239,7 @@ XD_PRIVATE xd_result xdi_topology_experts(xd_ctx *ctx, const xd_expert_desc *des
 static xd_result xdi_topology_check_parts(xd_ctx *ctx, const xd_topology *topology,
                                           const xdi_unflatten_desc *d, int at) {
     int64_t product = 1;
-    XD_REQUIRE(ctx, at >= 0, XD_ERROR_ARGUMENT, "there is no axis \"%s\" to unflatten",
-               d->axis ? d->axis : "");
+    XD_REQUIRE(ctx, at >= 0, XD_ERROR_ARGUMENT, "there is no axis \"%s\" to split", d->axis ? d->axis : "");
     XD_REQUIRE(ctx, d->part_count >= 1 && d->part_count <= XD_MESH_AXES_MAX + 1 - topology->axis_count,
                XD_ERROR_ARGUMENT, "%d parts for one of %d axes, at most %d axes are possible", d->part_count,
                topology->axis_count, XD_MESH_AXES_MAX);
@@ -316,28 +281,6 @@ XD_PRIVATE int xdi_topology_axis(const xd_topology *topology, const char *name) 
     return -1;
 }
 
-XD_PRIVATE xd_result xdi_topology_axes(xd_ctx *ctx, const xd_topology *topology, const char *names,
-                                       unsigned *mask) {
-    XDI_GIVEN_IN_PLAN(ctx, ctx, topology, names, mask);
-    unsigned found = 0;
-    XD_REQUIRE(ctx, topology->axis_count > 0 && topology->name[0][0], XD_ERROR_ARGUMENT,
-               "\"%s\" cannot be looked up: the mesh has no axis names", names);
-    for (const char *rest = names, *name; rest;) {
-        const size_t length = xdi_topology_next(&rest, &name);
-        int axis = topology->axis_count - 1;
-        while (axis >= 0 &&
-               (strlen(topology->name[axis]) != length || memcmp(topology->name[axis], name, length) != 0))
-            axis--;
-        XD_REQUIRE(ctx, axis >= 0, XD_ERROR_ARGUMENT, "\"%.*s\" in \"%s\" is none of the %d axes",
-                   (int)length, name, names, topology->axis_count);
-        XD_REQUIRE(ctx, !(found >> axis & 1u), XD_ERROR_ARGUMENT, "\"%s\" names \"%s\" twice", names,
-                   topology->name[axis]);
-        found |= 1u << axis;
-    }
-    *mask = found;
-    return XD_OK;
-}
-
 XD_PRIVATE int xdi_topology_rank(const xd_topology *topology, const int *coordinate) {
     int linear = 0;
     for (int i = 0; i < topology->axis_count; i++) linear = linear * topology->size[i] + coordinate[i];
@@ -354,38 +297,6 @@ XD_PRIVATE bool xdi_topology_coordinate(const xd_topology *topology, int rank, i
         linear /= topology->size[i];
     }
     return true;
-}
-
-/* Advances a coordinate over the axes in mask, last axis fastest; false after the last one (then all are 0
- * again). */
-static bool xdi_topology_advance(const xd_topology *topology, unsigned mask, int *coordinate) {
-    for (int i = topology->axis_count - 1; i >= 0; i--) {
-        if (!(mask >> i & 1u)) continue;
-        if (++coordinate[i] < topology->size[i]) return true;
-        coordinate[i] = 0;
-    }
-    return false;
-}
-
-XD_PRIVATE int xdi_topology_groups_of(const xd_topology *topology, unsigned mask, int *ranks) {
-    int coordinate[XD_MESH_AXES_MAX] = { 0 };
-    int count = 0, size = 1;
-    for (int i = 0; i < topology->axis_count; i++)
-        if (mask >> i & 1u) size *= topology->size[i];
-    do {
-        do ranks[count++] = xdi_topology_rank(topology, coordinate);
-        while (xdi_topology_advance(topology, mask, coordinate));
-    } while (xdi_topology_advance(topology, ~mask, coordinate));
-    return size;
-}
-
-XD_PRIVATE xd_result xdi_topology_groups(xd_ctx *ctx, const xd_topology *topology, const char *names,
-                                         int *ranks, int *group_size) {
-    XDI_GIVEN_IN_PLAN(ctx, ctx, topology, names, ranks, group_size);
-    unsigned mask;
-    XD_TRY(xdi_topology_axes(ctx, topology, names, &mask));
-    *group_size = xdi_topology_groups_of(topology, mask, ranks);
-    return XD_OK;
 }
 
 XD_PRIVATE bool xdi_topology_equal(const xd_topology *a, const xd_topology *b) {

@@ -17,7 +17,7 @@ typedef struct xd_axis {
 
 /* Copies share `ranks`, which must outlive them. */
 typedef struct xd_topology {
-    int axis_count; /* 0 -> no mesh */
+    int axis_count; /* 1 to XD_MESH_AXES_MAX */
     int size[XD_MESH_AXES_MAX];
     char name[XD_MESH_AXES_MAX][XD_AXIS_NAME_MAX]; /* "" -> none */
     int rank_count;                                /* product of the sizes */

@@ -430,7 +430,6 @@ static xd_result xdi_safetensors_take(const xdi_safetensors *f, int64_t index,
 
 XD_PRIVATE xd_result xdi_safetensors_read_range(xdi_safetensors *f, int64_t index, uint64_t first_byte,
                                                 size_t bytes, void *destination) {
-    XDI_GIVEN(NULL, f);
     XDI_GIVEN_LIST(f->ctx, destination, bytes);
     const xdi_safetensors_info *info;
     XD_TRY(xdi_safetensors_take(f, index, &info));
@@ -541,7 +540,6 @@ static xd_result xdi_safetensors_check_box(xdi_safetensors *f, const xdi_safeten
 
 XD_PRIVATE xd_result xdi_safetensors_read_box(xdi_safetensors *f, int64_t index, const int64_t *offset,
                                               const int64_t *size, void *destination) {
-    XDI_GIVEN(NULL, f);
     const xdi_safetensors_info *info;
     bool empty;
     XD_TRY(xdi_safetensors_take(f, index, &info));

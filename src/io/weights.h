@@ -90,7 +90,7 @@ XD_API const void *xd_weights_data(const xd_weights *weights, int64_t index);
 
 /* A box or bytes of a tensor. */
 typedef struct xd_weights_read_desc {
-    const int64_t *offset, *size; /* [ndim] box [offset, offset + size); NULL -> bytes */
+    const int64_t *offset, *size; /* [ndim] box [offset, offset + size); both NULL -> bytes */
     /* A range of bytes, only of a tensor in one piece. */
     uint64_t first_byte;
     size_t bytes;

@@ -524,12 +524,13 @@ static xd_result xdi_whole_read_box(xd_weights *r, int64_t index, const int64_t 
     const xd_weights_tensor *t = &r->tensors[index];
     xdi_weights_cut cut;
     XDI_GIVEN_LIST(r->ctx, offset, t->ndim);
-    for (int d = 0; d < t->ndim; d++)
-        XD_REQUIRE(
-            r->ctx,
-            offset[d] >= 0 && size[d] >= 0 && offset[d] <= t->shape[d] && size[d] <= t->shape[d] - offset[d],
-            XD_ERROR_ARGUMENT, "tensor \"%.80s\": %lld indices from %lld of dimension %d, which has %lld",
-            t->name, (long long)size[d], (long long)offset[d], d, (long long)t->shape[d]);
+    for (int d = 0; d < t->ndim; d++) {
+        const int64_t begin = offset[d], count = size[d], extent = t->shape[d];
+        XD_REQUIRE(r->ctx, begin >= 0 && count >= 0 && begin <= extent && count <= extent - begin,
+                   XD_ERROR_ARGUMENT,
+                   "tensor \"%.80s\": %lld indices from %lld of dimension %d, which has %lld", t->name,
+                   (long long)count, (long long)begin, d, (long long)extent);
+    }
     cut.offset = offset;
     cut.size = size;
     for (int64_t i = 0; i < t->piece_count; i++) {
@@ -550,5 +551,7 @@ XD_API xd_result xd_weights_read(xd_weights *r, int64_t index, const xd_weights_
                "tensor \"%.80s\" is of type %s, which cannot be read", t->name, t->type);
     if (!desc) return xdi_whole_read_box(r, index, zeros, t->shape, destination);
     if (desc->size) return xdi_whole_read_box(r, index, desc->offset, desc->size, destination);
+    XD_REQUIRE(r->ctx, !desc->offset, XD_ERROR_ARGUMENT,
+               "tensor \"%.80s\": a box with offset, but size is NULL", t->name);
     return xdi_whole_read_bytes(r, index, desc->first_byte, desc->bytes, destination);
 }

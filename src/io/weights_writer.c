@@ -458,7 +458,11 @@ static void xdi_weights_undo(xd_weights_writer *w) {
 }
 
 XD_API xd_result xd_weights_writer_commit(xd_weights_writer *w) {
-    XDI_GIVEN(w ? w->ctx : NULL, w);
+    const xd_result given = XDI_CHECK_GIVEN(w ? w->ctx : NULL, w);
+    if (given != XD_OK) {
+        xd_weights_writer_abort(w);
+        return given;
+    }
     if (w->single) {
         const xd_result written = xdi_safetensors_writer_commit(w->single);
         xd_release(w->ctx, w);

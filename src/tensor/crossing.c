@@ -296,10 +296,11 @@ static xd_result xdi_crossing_add_to_plan(const xd_comm *comm, const xd_crossing
     xd_arena arenas[2];
     (void)xdi_plan_place(ctx, &rank, &ranks);
     XD_TRY(xdi_crossing_count(ctx, desc, ranks, rank, &c, arenas));
+    XD_TRY(xdi_plan_take(ctx, arenas[0].peak, arenas[1].peak));
     const uint64_t size = xd_dtype_size(desc->dtype);
     xdi_plan_add_sent(ctx, (uint64_t)xdi_crossing_sent(&c, &c.step[0]) * size,
                       (uint64_t)xdi_crossing_sent(&c, &c.step[1]) * size);
-    return xdi_plan_take(ctx, arenas[0].peak, arenas[1].peak);
+    return XD_OK;
 }
 
 static xd_result xdi_crossing_make(xd_comm *comm, const xd_crossing_desc *desc, xd_crossing **out) {

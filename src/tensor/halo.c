@@ -164,8 +164,9 @@ static xd_result xdi_halo_add_to_plan(const xd_comm *comm, const xd_halo_desc *d
     (void)xdi_plan_place(ctx, &rank, &ranks);
     XD_TRY(xdi_halo_check(ctx, desc, ranks, rank, &scene));
     XD_TRY(xdi_halo_plan_rank(ctx, &scene, &bytes, NULL));
+    XD_TRY(xdi_plan_take(ctx, bytes.memory.host, bytes.memory.device));
     xdi_plan_add_sent(ctx, bytes.forward_sent, bytes.backward_sent);
-    return xdi_plan_take(ctx, bytes.memory.host, bytes.memory.device);
+    return XD_OK;
 }
 
 static xd_result xdi_halo_agree(xd_comm *comm, const xdi_halo_scene *s) {

@@ -541,7 +541,6 @@ static xd_result xdi_redistribution_copy(const xdi_redistribution *plan, const x
 
 XD_PRIVATE xd_result xdi_redistribution_pack(const xdi_redistribution *plan, int step, const void *source,
                                              void *send) {
-    XDI_GIVEN(NULL, plan);
     XD_TRY(xdi_redistribution_check_step(plan, step));
     const xdi_redistribution_exchange *x = &plan->step[step];
     return xdi_redistribution_copy(plan, x, 0, x->copies.pack_end, step ? plan->middle_data : source, send);
@@ -569,7 +568,6 @@ static xd_result xdi_redistribution_reduce(const xdi_redistribution *plan,
 
 XD_PRIVATE xd_result xdi_redistribution_unpack(const xdi_redistribution *plan, int step, const void *source,
                                                void *recv, void *destination) {
-    XDI_GIVEN(NULL, plan);
     XD_TRY(xdi_redistribution_check_step(plan, step));
     const xdi_redistribution_exchange *x = &plan->step[step];
     const size_t size = xd_dtype_size(plan->desc.dtype);

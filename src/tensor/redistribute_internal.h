@@ -59,7 +59,7 @@ XD_PRIVATE xd_result xdi_redistribution_agree(const xdi_redistribution *plan, xd
 XD_PRIVATE xd_result xdi_redistribution_execute(xdi_redistribution *plan, xd_comm *world, const void *source,
                                                 void *destination);
 
-/* Run the two local halves of a step, for other transports. Step 0 reads `source`, later ones plan buffers. send and recv
+/* Run the two local halves of a step, before and after its all-to-all. Step 0 reads `source`, later ones plan buffers. send and recv
  * hold send_count and recv_capacity elements; a reduction uses recv as scratch. Errors: ARGUMENT (step), and errors of the
  * device. */
 XD_PRIVATE xd_result xdi_redistribution_pack(const xdi_redistribution *plan, int step, const void *source,

@@ -152,7 +152,7 @@ XD_API xd_result xd_ema_load(xd_ema *ema, const xd_ema_load_desc *desc, xd_ema_m
 
 /* Facts of an average. */
 typedef struct xd_ema_info {
-    xd_ema_record record; /* config with defaults, without lists */
+    xd_ema_record record; /* config with defaults, without params */
     int64_t count;        /* of shadows */
     double decay;         /* at record.iteration */
     bool swapped;         /* with the values */

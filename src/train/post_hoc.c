@@ -314,27 +314,31 @@ static xd_result xdi_post_hoc_fill(xd_ctx *ctx, const xd_post_hoc_desc *d) {
     return result;
 }
 
-/* With memory of n profiles and 2 n^2 + 6 n numbers, which begin with the coefficients. */
-static xd_result xdi_post_hoc_form(xd_ctx *ctx, const xd_post_hoc_desc *desc, void *memory, double *found,
-                                   double *error) {
+/* The coefficients for a target, in memory of n profiles and 2 n^2 + 6 n numbers. */
+static xd_result xdi_post_hoc_choose(xd_ctx *ctx, const xd_post_hoc_desc *desc, void *memory,
+                                     const double **coefficients, double *distance) {
     const size_t n = (size_t)desc->snapshot_count;
     xd_post_hoc_profile target, *snapshots = (xd_post_hoc_profile *)memory;
     double *numbers = (double *)(void *)(snapshots + n);
-    xd_post_hoc_desc d = *desc;
     xdi_post_hoc p;
-    double distance = 0.0;
-    if (!desc->coefficients) {
-        memset(&p, 0, sizeof p);
-        XD_TRY(xdi_post_hoc_check(ctx, desc, snapshots, &target));
-        p.snapshots = snapshots;
-        p.n = desc->snapshot_count;
-        xdi_post_hoc_find(&p, numbers + n, &target, numbers, &distance);
-        d.coefficients = numbers;
-    }
-    XD_TRY(xdi_post_hoc_check_coefficients(ctx, d.coefficients, desc->snapshot_count));
-    XD_TRY(xdi_post_hoc_fill(ctx, &d));
-    if (found) memcpy(found, d.coefficients, n * sizeof *found);
-    if (error) *error = distance;
+    memset(&p, 0, sizeof p);
+    XD_TRY(xdi_post_hoc_check(ctx, desc, snapshots, &target));
+    p.snapshots = snapshots;
+    p.n = desc->snapshot_count;
+    xdi_post_hoc_find(&p, numbers + n, &target, numbers, distance);
+    *coefficients = numbers;
+    return XD_OK;
+}
+
+static xd_result xdi_post_hoc_take_memory(xd_ctx *ctx, int64_t snapshots, void **memory) {
+    const size_t n = (size_t)snapshots;
+    size_t bytes = 0;
+    const bool fits =
+        n < (1u << 24) &&
+        xdi_size_multiply(n, sizeof(xd_post_hoc_profile) + (2 * n + 6) * sizeof(double), &bytes);
+    *memory = fits ? xd_allocate(ctx, bytes) : NULL;
+    XD_REQUIRE(ctx, *memory, XD_ERROR_MEMORY, "no room for the inner products of %lld snapshots",
+               (long long)snapshots);
     return XD_OK;
 }
 
@@ -342,20 +346,23 @@ XD_API xd_result xd_post_hoc_average(xd_ctx *ctx, const xd_post_hoc_desc *desc, 
                                      double *error) {
     XDI_GIVEN(ctx, ctx, desc);
     xd_post_hoc_desc d = *desc;
-    size_t bytes = 0;
+    void *memory = NULL;
+    double distance = 0.0;
+    xd_result result = XD_OK;
     if (d.dtype == XD_DTYPE_NONE) d.dtype = XD_DTYPE_F32;
     XD_REQUIRE(ctx, d.snapshot_count >= 1 && (d.snapshots || d.coefficients), XD_ERROR_ARGUMENT,
                "%lld snapshots at %p, coefficients at %p", (long long)d.snapshot_count,
                (const void *)d.snapshots, (const void *)d.coefficients);
     XD_TRY(xdi_post_hoc_check_targets(ctx, &d));
-    const size_t n = (size_t)d.snapshot_count;
-    const bool fits =
-        n < (1u << 24) &&
-        xdi_size_multiply(n, sizeof(xd_post_hoc_profile) + (2 * n + 6) * sizeof(double), &bytes);
-    void *memory = !fits ? NULL : d.coefficients ? xd_allocate(ctx, 1) : xd_allocate(ctx, bytes);
-    XD_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for the inner products of %lld snapshots",
-               (long long)d.snapshot_count);
-    const xd_result result = xdi_post_hoc_form(ctx, &d, memory, coefficients, error);
+    if (!d.coefficients) {
+        XD_TRY(xdi_post_hoc_take_memory(ctx, d.snapshot_count, &memory));
+        result = xdi_post_hoc_choose(ctx, &d, memory, &d.coefficients, &distance);
+    }
+    if (result == XD_OK) result = xdi_post_hoc_check_coefficients(ctx, d.coefficients, d.snapshot_count);
+    if (result == XD_OK) result = xdi_post_hoc_fill(ctx, &d);
+    if (result == XD_OK && coefficients) /* which may be those of the desc */
+        memmove(coefficients, d.coefficients, (size_t)d.snapshot_count * sizeof *coefficients);
+    if (result == XD_OK && error) *error = distance;
     xd_release(ctx, memory);
     return result;
 }

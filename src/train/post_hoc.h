@@ -40,8 +40,8 @@ typedef struct xd_post_hoc_desc {
  *    coefficients   out: [snapshot_count], sum about 1; may be NULL
  *    error          out: distance over the target profile's norm, 0 with desc->coefficients; may be NULL
  *
- * Local. Takes 2 n^2 + 6 n doubles, n^3 time, the largest parameter in f32 and the read dtype. Equal coefficients give the
- * same bits on every device and split.
+ * Local. Coefficients take 2 n^2 + 9 n doubles and n^3 time, targets the largest parameter in f32 and the read dtype.
+ * Equal coefficients give the same bits on every device and split.
  * Errors, nothing written: ARGUMENT (profile, coefficients, targets), DTYPE, MEMORY; of `read` (earlier tensors are
  * complete, later unchanged). */
 XD_API xd_result xd_post_hoc_average(xd_ctx *ctx, const xd_post_hoc_desc *desc, double *coefficients,

@@ -48,8 +48,8 @@ struct xd_block {
     char *type;           /* the desc's, copied */
     int64_t first, count; /* its own weights in the model's order, once sealed */
     bool expert;          /* its weights are those of experts, once wrapped */
-    struct xdi_unit *units
-        [2]; /* of a wrapper: in which the block is, or is around, for other weights and for those of experts */
+    /* of a wrapper: in which the block is, or is around, for other weights and for those of experts */
+    struct xdi_unit *units[2];
     xd_pass passes[XDI_BLOCK_OPEN_MAX];
     int open;            /* brackets that are open, and their passes */
     int64_t micro_batch; /* backwards of this step that have ended */

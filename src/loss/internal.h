@@ -8,8 +8,6 @@
 #include "kernel/internal.h"
 #include "kernel/kernels.h"
 
-/* vocab.c: the context that it was created with. */
-XD_PRIVATE xd_ctx *xdi_vocab_ctx(const xd_vocab *vocab);
 /* vocab.c: the same as xd_vocab_describe, as kernels take it. */
 XD_PRIVATE xd_vocab_shard xdi_vocab_shard(const xd_vocab *vocab);
 /* vocab.c: a matrix of f32 or bf16 by itself: its type, extents, stride and data. */

@@ -134,10 +134,8 @@ XD_PRIVATE xd_result xdi_model_agree_shared(const xd_model *model, xd_comm *comm
  * last. */
 XD_PRIVATE int64_t xdi_weight_true_count(const xd_weight *w);
 
-/* model.c: the number of weights, buffers and ties; 0 before the seal. Sets tensor_parallel, partition_dim and partition_stride,
- * even in a sealed model; STATE when one is set already, ARGUMENT (no such dimension; a stride below 1). */
+/* model.c: the number of weights, buffers and ties; 0 before the seal. */
 XD_PRIVATE int64_t xdi_model_weight_count(const xd_model *model);
-XD_PRIVATE xd_result xdi_weight_set_tensor_parallel(xd_weight *weight, int dim, int stride);
 
 /* model_storage.c: elements of this rank without buffers, ties once: all, or trained. */
 XD_PRIVATE int64_t xdi_model_elements(const xd_model *model, bool trained);

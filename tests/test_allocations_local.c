@@ -2,9 +2,6 @@
  * call works the next time. Where a call can do without (leftovers of dead writers, caches), it works. Calls of several ranks are in tests/test_allocations.c, and meshes in tests/test_memory.c;
  * tests/build/check_allocations.py holds the three against docs/api.txt. */
 #define XDISTILL_IMPLEMENTATION
-#if defined(XD_TEST_LAYERS)
-#    include "checkpoint/map_internal.h"
-#endif
 #include "xdistill.h"
 #include "makers.h"
 #include "xd_private.h"
@@ -621,18 +618,7 @@ typedef struct call {
     bool quiet; /* allocates nothing */
 } call;
 
-static xd_result run_weight_map(place *p) {
-    static const xd_weight_map map = { .theirs = "their.{}", .ours = "a.{}", .transpose = true };
-    const xd_tensor_part parts[2] = {
-        { .name = "a.0", .dtype = XD_DTYPE_F32, .ndim = 2, .shape = { 2, 3 } },
-        { .name = "c", .dtype = XD_DTYPE_F32, .ndim = 1, .shape = { 3 } },
-    };
-    const xd_mapped_weights weights = { parts, 2, &map, 1 };
-    return xdi_weight_map_check(p->ctx, &weights);
-}
-
 static const call calls[] = {
-    { "xdi_weight_map_check", run_weight_map, false },
     { "xd_dmd_create, xd_dmd_state_save, xd_dmd_state_load", run_dmd, false },
     { "xd_sampler_create", run_sampler, false },
     { "xd_ctx_create_versioned", run_ctx, false },

@@ -257,7 +257,6 @@ static xd_result build_model(xd_ctx *ctx) {
     if (result == XD_OK)
         result = xd_block_add(xd_model_root(model), &(xd_block_desc){ .name = "a", .type = "t" }, &block);
     if (result == XD_OK) result = xd_weight_add(block, &w, &weight);
-    if (result == XD_OK) result = xdi_weight_set_tensor_parallel(weight, 1, 1);
     if (result == XD_OK) result = xd_weight_add(block, &table, &weight);
     if (result == XD_OK) result = xd_model_seal(model);
     if (result == XD_OK) result = plan_model(model);

@@ -457,12 +457,6 @@ XD_TEST(a_sealed_model_takes_no_more_and_a_wrong_order_or_shared_storage_no_seal
     CHECK(xd_block_add(xd_model_root(model), &(xd_block_desc){ .name = "late" }, NULL) == XD_ERROR_STATE);
     const xd_weight_desc late = vector("late", 1);
     CHECK(xd_weight_add(xd_model_root(model), &late, NULL) == XD_ERROR_STATE);
-    xd_weight *up = xd_model_find_weight(model, "layers.0.mlp.up.weight");
-    CHECK(xdi_weight_set_tensor_parallel(up, 2, 1) == XD_ERROR_ARGUMENT);
-    CHECK(xdi_weight_set_tensor_parallel(up, 1, 1) == XD_OK);
-    CHECK(xdi_weight_set_tensor_parallel(up, 0, 1) == XD_ERROR_STATE);
-    CHECK(xd_weight_describe(up).desc->traits.tensor_parallel &&
-          xd_weight_describe(up).desc->traits.partition_dim == 1);
     xd_model_destroy(model);
     xd_model_destroy(NULL);
     xd_ctx_destroy(ctx);
@@ -490,7 +484,7 @@ static xd_result compare(xd_comm *world, void *user) {
     xd_model *model = language_model_of(ctx, odd && way == SEED ? 2 : 1, odd && way == SHORTER ? 1 : 2,
                                         odd && way == SHAPE ? 8 : 24);
     if (odd && way == TRAIT)
-        CHECK(xdi_weight_set_tensor_parallel(xd_model_find_weight(model, "embed.weight"), 0, 1) == XD_OK);
+        CHECK(xd_weight_set_frozen(xd_model_find_weight(model, "embed.weight"), true) == XD_OK);
     if (!odd || way != UNSEALED) CHECK(xd_model_seal(model) == XD_OK);
     const xd_result result = xdi_model_agree(model, world);
     if (way == SAME) CHECK(result == XD_OK);

@@ -455,6 +455,40 @@ XD_TEST(labels_of_ranks_with_other_shapes_are_refused_though_as_many_words_are_e
     CHECK(xd_run_threads(3, NULL, misshapen_rank, &odd, NULL) == XD_OK);
 }
 
+/* Ranks 0 and 1 share a vocabulary and have different numbers of rows; 2 and 3 share another, and count for one accuracy. */
+static xd_result uneven_rank(xd_comm *world, void *argument) {
+    const int rank = xd_comm_rank(world);
+    xd_ctx *ctx = xd_comm_ctx(world);
+    xd_comm *tp = NULL, *data = NULL;
+    xd_vocab *vocab = NULL;
+    float logits[3 * 2] = { 0.0f };
+    double accuracy;
+    int64_t labels[3] = { 0, 1, 2 }, argmax[3];
+    xd_log_probs_desc d;
+    (void)argument;
+    CHECK(xd_comm_split(world, rank / 2, rank, &tp) == XD_OK);
+    CHECK(xd_comm_split(world, rank % 2, rank, &data) == XD_OK);
+    CHECK(vocab_even(ctx, tp, 4, &vocab) == XD_OK);
+    memset(&d, 0, sizeof d);
+    d.vocab = vocab;
+    d.logits = rows_of(logits, rank == 1 ? 2 : 3, 2);
+    d.counted.count = d.logits.rows;
+    d.counted.labels = xd_ids_of(labels, XD_DTYPE_I64);
+    d.comm = data;
+    d.argmax = argmax;
+    d.accuracy = &accuracy;
+    CHECK_EQ_INT(xd_log_probs(ctx, &d), rank < 2 ? XD_ERROR_MISMATCH : XD_ERROR_PEER);
+    CHECK(xd_barrier(data) == XD_OK); /* no rank is still in the call */
+    xd_vocab_destroy(vocab);
+    xd_comm_destroy(data);
+    xd_comm_destroy(tp);
+    return XD_OK;
+}
+
+XD_TEST(rows_that_differ_in_one_vocabulary_end_the_call_of_all_ranks_of_an_accuracy) {
+    CHECK(xd_run_threads(4, NULL, uneven_rank, NULL, NULL) == XD_OK);
+}
+
 /* ---- memory ---- */
 
 static void *counted_allocate(void *user, size_t bytes) {

@@ -1,8 +1,5 @@
 /* Model directories of others through a map: read on any ranks with any cut, and written again to the bit. */
 #define XDISTILL_IMPLEMENTATION
-#if defined(XD_TEST_LAYERS)
-#    include "checkpoint/map_internal.h"
-#endif
 #include "map_job.h"
 #include "press_files.h"
 #include "weights_calls.h"
@@ -254,7 +251,6 @@ static xd_result import_wrapped(xd_comm *world, wrapped *w, xd_parallel *paralle
     memset(&out, 0, sizeof out);
     out.directory = w->to;
     out.weights = in.weights;
-    XD_TRY(xdi_weight_map_check(xd_comm_ctx(world), &in.weights));
     XD_TRY(xd_weights_import(world, &in, NULL));
     XD_TRY(xd_parallel_publish(parallel));
     for (int64_t i = 0; i < count; i++)
@@ -396,7 +392,8 @@ static xd_result convert_rank(xd_comm *world, void *argument) {
     d.weights.maps = map;
     d.weights.map_count = 2;
     d.convert = c->converts;
-    CHECK_EQ_INT(xdi_weight_map_check(xd_comm_ctx(world), &d.weights), XD_ERROR_DTYPE);
+    const xd_weights_export_desc out = { .directory = c->directory, .weights = d.weights };
+    CHECK_EQ_INT(xd_weights_export(world, &out), XD_ERROR_DTYPE); /* the file stays: it is read below */
     CHECK(strstr(xd_last_error(xd_comm_ctx(world))->message,
                  "\"b\" is F64, and what else is in \"w\" is BF16"));
     const xd_result result = xd_weights_import(world, &d, &report);

@@ -95,24 +95,6 @@ static xd_result xdi_mapped_agree(xdi_mapped *m, const xd_mapped_weights *weight
     return xd_agree(m->comm, xdi_mapped_plan_create(&m->content, weights, lenient, &m->plan));
 }
 
-XD_PRIVATE xd_result xdi_weight_map_check(xd_ctx *ctx, const xd_mapped_weights *weights) {
-    XDI_GIVEN(ctx, ctx, weights);
-    XDI_GIVEN_LIST(ctx, weights->maps, weights->map_count);
-    xd_checkpoint_network network;
-    xdi_content content;
-    xdi_mapped_plan plan;
-    memset(&network, 0, sizeof network);
-    memset(&plan, 0, sizeof plan);
-    network.parts = weights->parts;
-    network.part_count = weights->part_count;
-    xd_result result = xdi_content_create(ctx, &network, 1, &content);
-    if (result == XD_OK) result = xdi_mapped_plan_create(&content, weights, false, &plan);
-    if (result == XD_OK) result = xdi_mapped_plan_check_types(&plan);
-    xdi_mapped_plan_destroy(&plan);
-    xdi_content_destroy(&content);
-    return result;
-}
-
 /* ---- import ---- */
 
 typedef struct xdi_import {

@@ -44,7 +44,7 @@ typedef struct xd_weights_import_desc {
  *
  * Nothing changes before all ranks agree; IO after that leaves the weights partly loaded.
  * Errors: those of xd_weights_open; ARGUMENT (an entry; elements with two), MISMATCH (between ranks), MISSING, UNEXPECTED, SHAPE
- * (unless lenient; elements without an entry), DTYPE (also several in a tensor), UNSUPPORTED (dtype NONE), IO, MEMORY. */
+ * (unless lenient; elements without an entry), DTYPE, UNSUPPORTED (dtype NONE), IO, MEMORY. */
 XD_API xd_result xd_weights_import(xd_comm *comm, const xd_weights_import_desc *desc,
                                    xd_checkpoint_report *report);
 
@@ -61,8 +61,8 @@ typedef struct xd_weights_export_desc {
 
 /* Writes a model directory with their names, order and shapes and our types. Collective. On failure an older model stays unless
  * the message says otherwise. With `pieces` no element moves between ranks; max_shard_bytes is not read.
- * Errors: those of xd_weights_import about entries, of xd_state_gather and xd_weights_writer; PEER (rank 0's disk). With
- * `pieces`: MISMATCH (as xd_state_gather), STATE (.safetensors files exist). */
+ * Errors: those of xd_weights_import about entries, of xd_state_gather and xd_weights_writer; DTYPE (several in one tensor of
+ * theirs), PEER (rank 0's disk). With `pieces`: MISMATCH (as xd_state_gather), STATE (.safetensors files exist). */
 XD_API xd_result xd_weights_export(xd_comm *comm, const xd_weights_export_desc *desc);
 
 #endif

@@ -111,7 +111,4 @@ typedef struct xdi_piece_files {
 XD_PRIVATE xd_result xdi_mapped_write_pieces(xd_comm *comm, const xdi_mapped_plan *plan,
                                              const xdi_piece_files *to);
 
-/* map.c: checks entries in both directions by the shapes of the parts, without files. Errors: those of an import about them. */
-XD_PRIVATE xd_result xdi_weight_map_check(xd_ctx *ctx, const xd_mapped_weights *weights);
-
 #endif

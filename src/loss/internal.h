@@ -8,8 +8,6 @@
 #include "kernel/internal.h"
 #include "kernel/kernels.h"
 
-/* vocab.c: the context that it was created with. */
-XD_PRIVATE xd_ctx *xdi_vocab_ctx(const xd_vocab *vocab);
 /* vocab.c: the same as xd_vocab_describe, as kernels take it. */
 XD_PRIVATE xd_vocab_shard xdi_vocab_shard(const xd_vocab *vocab);
 /* vocab.c: a matrix of f32 or bf16 by itself: its type, extents, stride and data. */
@@ -43,8 +41,8 @@ XD_PRIVATE xd_result xdi_topk_select(xd_ctx *ctx, const xd_vocab *vocab, const x
 /* topk.c: xd_vocab_topk whose values are double. Collective over the vocabulary. */
 XD_PRIVATE xd_result xdi_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits, int64_t k,
                                     double *values, int64_t *ids);
-/* softmax.c: log_sum_exp[T] of logits/temperature (0 -> 1) and argmax[T], ties: lowest id; either may be NULL. Collective over the
- * vocabulary. */
+/* softmax.c: log_sum_exp[T] of logits/temperature (0 -> 1) and argmax[T], ties: lowest id; either may be NULL. Collective
+ * over the vocabulary. */
 XD_PRIVATE xd_result xdi_row_stats(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, double temperature,
                                    double *log_sum_exp, int64_t *argmax);
 /* softmax.c: the logit of each row at its id, as xd_log_probs gives it, but double. Collective over the vocabulary. */

@@ -40,7 +40,7 @@ static xd_result xdi_mft_gather_sums(const xdi_loss_plan *plan, xd_mft_args *a) 
                             a->fixed ? XD_DTYPE_I64 : XD_DTYPE_F64, &a->all_sums);
 }
 
-static xd_result xdi_mft_check_teacher(xd_ctx *ctx, const xd_loss_desc *d) {
+static xd_result xdi_mft_check_soft(xd_ctx *ctx, const xd_loss_desc *d) {
     XD_REQUIRE(ctx, d->teacher.data || d->student.rows == 0, XD_ERROR_ARGUMENT, "the loss has no teacher");
     XD_REQUIRE(ctx, d->hard_weight == 0.0, XD_ERROR_ARGUMENT,
                "hard_weight is %g with soft_weight %g: this divergence has no cross entropy", d->hard_weight,
@@ -68,7 +68,7 @@ static xd_result xdi_cosine_loss(xd_ctx *ctx, const xd_loss_desc *desc, xd_loss_
     xd_loss_desc d = *desc;
     d.divergence = XD_KL_FORWARD;
     d.temperature = 1.0; /* a direction does not depend on it */
-    return xdi_loss_call(ctx, &d, xdi_mft_check_teacher(ctx, &d), xdi_cosine_rows, NULL, out);
+    return xdi_loss_call(ctx, &d, xdi_mft_check_soft(ctx, &d), xdi_cosine_rows, NULL, out);
 }
 
 /* ---- minimal fine-tuning ---- */
@@ -98,19 +98,19 @@ static xd_result xdi_mft_rows(const xd_launch *launch, xdi_loss_plan *plan, cons
 
 static xd_result xdi_mft_validate(xd_ctx *ctx, const xd_loss_desc *d) {
     const xd_rows *terms = &d->mft_terms, *x = &d->student;
-    XD_TRY(xdi_mft_check_teacher(ctx, d));
+    XD_TRY(xdi_mft_check_soft(ctx, d));
     XD_REQUIRE(ctx, d->common.labels.data || x->rows == 0, XD_ERROR_ARGUMENT,
                "minimal fine-tuning has no labels");
     XD_REQUIRE(ctx, d->mft_threshold >= 0.0 && d->mft_threshold <= 1.0, XD_ERROR_ARGUMENT,
-               "threshold %g is outside [0, 1]", d->mft_threshold);
+               "mft_threshold %g is outside [0, 1]", d->mft_threshold);
     if (!terms->data) return XD_OK;
-    XD_REQUIRE(ctx, terms->dtype == XD_DTYPE_F32, XD_ERROR_DTYPE, "terms are %s: F32 is needed",
+    XD_REQUIRE(ctx, terms->dtype == XD_DTYPE_F32, XD_ERROR_DTYPE, "mft_terms are %s: F32 is needed",
                xd_dtype_name(terms->dtype));
     XD_REQUIRE(ctx, terms->stride == 0 || terms->stride >= terms->cols, XD_ERROR_SHAPE,
-               "terms have stride %lld, less than their %lld columns", (long long)terms->stride,
+               "mft_terms have stride %lld, less than their %lld columns", (long long)terms->stride,
                (long long)terms->cols);
     XD_REQUIRE(ctx, terms->rows == x->rows && terms->cols == x->cols, XD_ERROR_SHAPE,
-               "terms are [%lld, %lld], the student's logits [%lld, %lld]", (long long)terms->rows,
+               "mft_terms are [%lld, %lld], the student's logits [%lld, %lld]", (long long)terms->rows,
                (long long)terms->cols, (long long)x->rows, (long long)x->cols);
     return XD_OK;
 }

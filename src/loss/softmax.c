@@ -290,11 +290,12 @@ XD_API xd_result xd_log_probs(xd_ctx *ctx, const xd_log_probs_desc *desc) {
         if (!lse) result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld rows", (long long)d->logits.rows);
     }
     result = xdi_vocab_agree(xd_vocab_describe(d->vocab).tp, d->accuracy ? d->comm : NULL, result);
+    /* the first: ranks of other vocabularies wait in it, whatever becomes of the other outputs here */
+    if (result == XD_OK && d->accuracy) result = xdi_log_probs_accuracy(ctx, d);
     if (result == XD_OK && stats)
         result = xdi_row_stats(ctx, d->vocab, d->logits, d->temperature, lse, d->argmax);
     if (result == XD_OK && d->logits_at_ids)
         result = xdi_softmax_columns(ctx, d->vocab, &d->logits, 0.0, NULL, &raw);
-    if (result == XD_OK && d->accuracy) result = xdi_log_probs_accuracy(ctx, d);
     if (result == XD_OK)
         result = xdi_log_probs_of_sums(ctx, d, lse); /* the last: it may write over the logits */
     xdi_call_memory_done(ctx, taken);

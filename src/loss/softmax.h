@@ -25,9 +25,9 @@ typedef struct xd_log_probs_desc {
     double *accuracy;     /* weighted share of counted rows with label = argmax; no rows: 0 */
 } xd_log_probs_desc;
 
-/* Computes the outputs. Collective over the vocabulary's group, with accuracy also over comm; the same bits on all ranks.
- * Takes [T, tp] memory: a CPU context retains it, a GPU allocates it for the call. NaN and +infinity propagate in their
- * row.
+/* Computes the outputs. Collective over the vocabulary's group, with accuracy also over comm; all ranks give the same
+ * outputs and get the same bits. Takes [T, tp] memory: a CPU context retains it, a GPU allocates it for the call. NaN and
+ * +infinity propagate in their row.
  * Errors: SHAPE, DTYPE, ARGUMENT (temperature; no output; shared id outside the vocabulary; weights that
  * xd_denominator_count refuses; on a GPU both give NaN), MISMATCH (rows), MEMORY. */
 XD_API xd_result xd_log_probs(xd_ctx *ctx, const xd_log_probs_desc *desc);

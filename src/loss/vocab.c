@@ -138,10 +138,6 @@ XD_PRIVATE xd_vocab_shard xdi_vocab_shard(const xd_vocab *vocab) {
     return shard;
 }
 
-XD_PRIVATE xd_ctx *xdi_vocab_ctx(const xd_vocab *vocab) {
-    return vocab->ctx;
-}
-
 XD_API xd_result xd_status_check(xd_ctx *ctx, const xd_status *status) {
     XDI_GIVEN_IN_PLAN(ctx, ctx, status);
     XD_REQUIRE(ctx, status->nothing_counted == 0, XD_ERROR_DATA, "no counted position in %lld losses",

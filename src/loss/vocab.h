@@ -13,8 +13,8 @@ typedef struct xd_vocab xd_vocab;
 typedef struct xd_vocab_desc {
     int64_t size; /* required; columns over all ranks */
     xd_comm *tp;  /* NULL -> this rank has it all. Outlives the split */
-    /* This rank's, as from xd_chunk; may be empty. NULL -> rank r holds at most ceil(size / n) columns from r ceil(size /
-     * n). */
+    /* This rank's, as from xd_chunk; may be empty. NULL -> an even split: rank r of n holds at most ceil(size / n)
+     * columns, from r ceil(size / n) on */
     const xd_interval *columns;
 } xd_vocab_desc;
 

@@ -402,7 +402,8 @@ static xd_result xdi_builder_open(xdi_builder *b, const xd_stages *existing) {
     return XD_OK;
 }
 
-static xd_result xdi_builder_create(xd_comm *world, const xd_build_desc *desc, xd_built **out) {
+XD_API xd_result xd_build(xd_comm *world, const xd_build_desc *desc, xd_built **out) {
+    XDI_GIVEN_COMM(world, desc, out);
     const xd_stages *existing = desc->stages;
     xdi_builder b;
     memset(&b, 0, sizeof b);
@@ -421,11 +422,6 @@ static xd_result xdi_builder_create(xd_comm *world, const xd_build_desc *desc, x
     b.built->lent = NULL;
     *out = b.built;
     return XD_OK;
-}
-
-XD_API xd_result xd_build(xd_comm *world, const xd_build_desc *desc, xd_built **out) {
-    XDI_GIVEN_COMM(world, desc, out);
-    return xdi_builder_create(world, desc, out);
 }
 
 XD_API void xd_built_destroy(xd_built *built) {

@@ -53,7 +53,7 @@ typedef struct xd_stage_provider {
 } xd_stage_provider;
 
 /* A hook on the list of stages. Leaves `out` empty (unchanged) or returns another list of at least one stage. The build
- * owns what the list adds and destroys what it leaves out. */
+ * owns what the list adds and destroys what it leaves out; of a list that comes with an error, or is refused, neither. */
 typedef struct xd_stage_hook {
     xd_result (*call)(void *user, xd_ctx *ctx, const xd_stages *in, xd_stages *out);
     void *user;

@@ -48,8 +48,8 @@ struct xd_block {
     char *type;           /* the desc's, copied */
     int64_t first, count; /* its own weights in the model's order, once sealed */
     bool expert;          /* its weights are those of experts, once wrapped */
-    struct xdi_unit *units
-        [2]; /* of a wrapper: in which the block is, or is around, for other weights and for those of experts */
+    /* of a wrapper: in which the block is, or is around, for other weights and for those of experts */
+    struct xdi_unit *units[2];
     xd_pass passes[XDI_BLOCK_OPEN_MAX];
     int open;            /* brackets that are open, and their passes */
     int64_t micro_batch; /* backwards of this step that have ended */
@@ -134,10 +134,8 @@ XD_PRIVATE xd_result xdi_model_agree_shared(const xd_model *model, xd_comm *comm
  * last. */
 XD_PRIVATE int64_t xdi_weight_true_count(const xd_weight *w);
 
-/* model.c: the number of weights, buffers and ties; 0 before the seal. Sets tensor_parallel, partition_dim and partition_stride,
- * even in a sealed model; STATE when one is set already, ARGUMENT (no such dimension; a stride below 1). */
+/* model.c: the number of weights, buffers and ties; 0 before the seal. */
 XD_PRIVATE int64_t xdi_model_weight_count(const xd_model *model);
-XD_PRIVATE xd_result xdi_weight_set_tensor_parallel(xd_weight *weight, int dim, int stride);
 
 /* model_storage.c: elements of this rank without buffers, ties once: all, or trained. */
 XD_PRIVATE int64_t xdi_model_elements(const xd_model *model, bool trained);

@@ -343,23 +343,6 @@ XD_API xd_result xd_weight_add(xd_block *block, const xd_weight_desc *desc, xd_w
     return XD_OK;
 }
 
-XD_PRIVATE xd_result xdi_weight_set_tensor_parallel(xd_weight *weight, int dim, int stride) {
-    XDI_GIVEN(NULL, weight);
-    xd_weight *owner = weight->owner;
-    xd_weight_traits *t = &owner->desc.traits;
-    xd_ctx *ctx = weight->model->ctx;
-    XD_REQUIRE(ctx, !t->tensor_parallel && t->partition_dim == 0 && t->partition_stride <= 1, XD_ERROR_STATE,
-               "weight \"%.80s\" is cut along dimension %d with stride %d already", owner->name,
-               t->partition_dim, t->partition_stride);
-    XD_REQUIRE(ctx, dim >= 0 && dim < owner->desc.ndim && stride >= 1, XD_ERROR_ARGUMENT,
-               "weight \"%.80s\" of %d dimensions: dimension %d, stride %d", owner->name, owner->desc.ndim,
-               dim, stride);
-    t->tensor_parallel = true;
-    t->partition_dim = dim;
-    t->partition_stride = stride;
-    return XD_OK;
-}
-
 static xd_result xdi_weight_freeze(xd_weight *weight) {
     xd_weight *owner = weight->owner;
     xd_ctx *ctx = weight->model->ctx;

@@ -76,8 +76,8 @@ typedef struct xd_weight_desc {
     xd_weight_traits traits;
     bool buffer;    /* never trained or stepped */
     bool transient; /* a buffer; not saved */
-    /* full name of an earlier weight of this shape and type: shares its storage, init, layout and traits. NULL -> none
-     * */
+    /* full name of an earlier weight of this shape and type, to share its storage, init, layout and traits. NULL ->
+     * none */
     const char *tied_to;
     int group;               /* of the optimizer */
     xd_dtype gradient_dtype; /* NONE -> F32 */
@@ -118,8 +118,7 @@ XD_API xd_result xd_block_add(xd_block *parent, const xd_block_desc *desc, xd_bl
 XD_API xd_result xd_weight_add(xd_block *block, const xd_weight_desc *desc, xd_weight **out);
 
 /* Sets `frozen` of a weight, or of what it is tied to. During training use xd_optimizer_thaw, under a wrapper after
- * xd_parallel_thaw. Local. Errors: STATE (sealed; frozen with the caller's gradient),
- * ARGUMENT (trained, of integers). */
+ * xd_parallel_thaw. Local. Errors: STATE (sealed; frozen with the caller's gradient), ARGUMENT (trained, of integers). */
 XD_API xd_result xd_weight_set_frozen(xd_weight *weight, bool frozen);
 
 /* Ends the description and fixes the order: a block's weights as added, then those of its children. Local.

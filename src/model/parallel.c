@@ -39,8 +39,8 @@ static xd_result xdi_batches_deal(xdi_place *place, int64_t micro_batches, bool 
     return XD_OK;
 }
 
-/* What all ranks know of each other's micro-batches before any step: those of a sum over the data ranks, where each strided micro-batch has a sum
- * of its own, and those over the groups. */
+/* What all ranks know of each other's micro-batches before any step: those of a sum over the data ranks, where each
+ * strided micro-batch has a sum of its own, and those over the groups. */
 static xd_result xdi_batches_list(xdi_place *place) {
     xdi_batches *batches = &place->batches;
     const int n = place->ranks, groups = place->replica_count;
@@ -140,7 +140,8 @@ static xd_result xdi_parallel_agree_settings(const xd_parallel *p, xd_comm *comm
     return xdi_agree_facts(comm, &facts, what);
 }
 
-/* A layout that spans data ranks makes all but one of them copies, which nobody would count: copies must be the same everywhere. */
+/* A layout that spans data ranks makes all but one of them copies, which none would count: copies must be the same on all
+ * ranks. */
 static xd_result xdi_place_agree_copies(const xdi_place *place, xd_comm *comm) {
     uint64_t hash = 0;
     int64_t copies = 0;
@@ -343,7 +344,7 @@ static xd_result xdi_parallel_open(const xdi_place *kind, const xd_fsdp_desc *d,
     return result;
 }
 
-/* A type that no block has is legal, on some stages of a pipeline it is so; a name that is misspelt gathers the whole model at once. */
+/* A type that no block has is legal, as on some stages of a pipeline; a misspelt name gathers the whole model at once. */
 static void xdi_place_warn_of_types(const xdi_place *place, int64_t unit_count, const xd_fsdp_desc *d) {
     if (place->settings.sharded && unit_count == 1 && d->unit_type_count > 0 &&
         xdi_block_after(&place->model->root))
@@ -620,8 +621,8 @@ typedef struct xdi_agreement {
     const xdi_step *step; /* whose; and of which model */
     const xd_model *model;
     bool elsewhere; /* out: some rank was in another call, so that nothing was agreed */
-    bool
-        skips; /* a rank of those so far has a weight whose blocks were skipped in all of its micro-batches */
+    /* a rank of those so far has a weight whose blocks were skipped in all of its micro-batches */
+    bool skips;
 } xdi_agreement;
 
 /* A rank that is elsewhere meets this one in another collective, whose name says nothing to the caller. */
@@ -710,7 +711,8 @@ XD_PRIVATE void xdi_parallel_drop_micro_batches(xd_parallel *p) {
     if (!xdi_parallel_has_open(p) && !xdi_parallel_has_sent(p)) xdi_parallel_reset(p);
 }
 
-/* Whether all micro-batches of a step are there and only their sum is missing: a step that is given up ends earlier, or by that call. */
+/* Whether all micro-batches of a step are there and only their sum is missing: a step that is given up ends earlier, or by
+ * that call. */
 static bool xdi_parallel_is_complete(const xd_parallel *p) {
     bool complete = p->step.waits;
     for (const xd_block *b = &p->place.model->root; b && complete; b = xdi_block_after(b)) {
@@ -724,8 +726,7 @@ static xd_result xdi_parallel_check_publish(const xd_parallel *p) {
     XD_TRY(xdi_parallel_check_closed(p, "xd_parallel_publish"));
     XD_REQUIRE(p->place.ctx, !xdi_parallel_is_complete(p), XD_ERROR_STATE,
                "xd_parallel_publish before xd_parallel_reduce: the backward passes of all %lld micro-batches "
-               "of this "
-               "rank have ended and are not summed; sum them also for a step that you give up",
+               "of this rank have ended and are not summed; sum them also for a step that you give up",
                (long long)xdi_batches_passes(&p->place));
     return XD_OK;
 }

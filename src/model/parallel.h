@@ -117,8 +117,8 @@ XD_API xd_parallel_micro_batch_count xd_parallel_micro_batches(const xd_parallel
  * blocks, and compute nothing. Local. */
 XD_API int64_t xd_parallel_micro_batch(const xd_parallel *parallel, int64_t k);
 
-/* The same for blocks of experts. `own` counts those of all members of this rank's group. All 0 without experts. Local.
- * */
+/* The same for blocks of experts, where `own` counts those of all members of this rank's group; all 0 without experts.
+ * Local. */
 XD_API xd_parallel_micro_batch_count xd_parallel_expert_micro_batches(const xd_parallel *parallel);
 XD_API int64_t xd_parallel_expert_micro_batch(const xd_parallel *parallel, int64_t k);
 

@@ -1,8 +1,8 @@
 /* Experts: a wrapper of their own inside that of a model's other weights, over the data ranks that hold the same ones.
  *
  * Data rank r is member r % members of group r / members, and number r / members among those with its experts. What is
- * in rows stays in rows: the leaves of a group's members are a range of those of the step. So are, where leaves are strided, those
- * of one round. */
+ * in rows stays in rows: the leaves of a group's members are a range of those of the step. So are, where leaves are
+ * strided, those of one round. */
 
 #include "base/internal.h"
 #include "kernel/kernels.h"

@@ -359,9 +359,9 @@ static size_t xdi_room_bytes(const xd_arena *arena) {
     return arena->peak > 0 ? arena->peak : (size_t)XD_ARENA_ALIGNMENT;
 }
 
-/* Memory for what was measured, on the host or on the device, `given` or allocated; the arena is over it then. It is zeroed: what is
- * between weights stays 0, and so do weights that begin as zeros; but where the library can clear a part of it, not what comes
- * first, of which xdi_store_take_values writes all. */
+/* Memory for what was measured, on the host or on the device, `given` or allocated; the arena is over it then. It is
+ * zeroed: what is between weights stays 0, and so do weights that begin as zeros. Where the library can clear a part of it,
+ * what comes first is not: xdi_store_take_values writes all of that. */
 static xd_result xdi_store_allocate(xdi_store *store, xdi_room *room, bool on_host, void *given, void **out) {
     const xdi_place *place = store->place;
     xd_ctx *ctx = on_host ? place->parts_ctx : place->ctx;

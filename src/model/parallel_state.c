@@ -32,8 +32,8 @@ XD_PRIVATE void xdi_state_reset(const xd_model *model, xdi_step *step) {
     step->waits = false;
 }
 
-/* Whether a skip micro-batches a weight without a gradient. Ranks beyond the data ranks add to some, and experts are skipped where no
- * tokens come: their gradients are zero then. */
+/* Whether a skip leaves a weight without a gradient. Ranks beyond the data ranks add to some, and experts are skipped
+ * where no tokens come: their gradients are zero then. */
 static bool xdi_state_may_lack(const xdi_place *place, const xd_weight *w) {
     const xd_weight_traits *t = &w->desc.traits;
     const bool added = t->pipeline_parallel || t->shared_embedding || t->sequence_parallel ||

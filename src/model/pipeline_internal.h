@@ -44,8 +44,8 @@ typedef struct xdi_pipeline_step {
     int64_t gradient; /* of the output, likewise */
     int64_t arrives;  /* where an activation is received at the end of the tick */
     int64_t gradient_arrives;
-    bool meets
-        [2]; /* the rank before, or behind: this one or that one is idle, and an empty message each way says that both go on */
+    /* the rank before, or behind: this one or that one is idle, and an empty message each way says that both go on */
+    bool meets[2];
     int64_t waits; /* idle ticks in a row, this one counted */
     int buffer;    /* of two in turn, where what is sent is written */
     /* the last tick whose messages must have arrived before the work, or left that buffer; -1: none */

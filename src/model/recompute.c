@@ -2,6 +2,7 @@
 
 #include "model/recompute.h"
 #include "base/internal.h"
+#include "kernel/internal.h"
 #include "model/describe_internal.h"
 
 #include <string.h>
@@ -30,14 +31,11 @@ static bool xdi_inputs_size(const xd_model *model, const xd_inputs_desc *d, size
 
 XD_PRIVATE xd_memory_bytes xdi_inputs_bytes(const xd_model *model, const xd_inputs_desc *desc) {
     const size_t places = (size_t)(xdi_inputs_blocks(model) * xdi_inputs_in_flight(desc));
-    const bool on_host = xd_ctx_kernels(model->ctx)->device == XD_DEVICE_CPU;
-    xd_memory_bytes bytes = { 0, 0 };
+    const xd_memory_bytes none = { 0, 0 };
     size_t data = 0;
-    if (places == 0) return bytes;
+    if (places == 0) return none;
     if (!xdi_inputs_size(model, desc, &data)) data = SIZE_MAX / 2;
-    bytes.host = sizeof(xd_inputs) + places * sizeof(int64_t) + (on_host ? data : 0);
-    bytes.device = on_host ? 0 : data;
-    return bytes;
+    return xdi_memory_of(model->ctx, sizeof(xd_inputs) + places * sizeof(int64_t), data);
 }
 
 static xd_result xdi_inputs_check(const xd_model *model, const xd_inputs_desc *d) {

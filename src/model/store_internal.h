@@ -51,8 +51,8 @@ typedef struct xdi_flat {
     bool whole;   /* every rank keeps all values; else its part, and the unit is gathered while it is open */
     xdi_bucket_plan *plan;
     size_t kept_bytes; /* of values */
-    void *
-        values; /* kept: all of them or this rank's part; NULL when all weights have their own; on the host if parts are */
+    /* kept: all of them or this rank's part; NULL when all weights have their own; on the host if parts are */
+    void *values;
     /* [numel / ranks] this rank's part as it is sent: `values`, or a copy; on the host if parts are. When whole NULL, but
      * [numel] as shown where that is on the host and of another type */
     void *sent;

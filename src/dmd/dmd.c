@@ -161,6 +161,9 @@ static xd_result xdi_dmd_check_numbers(xd_ctx *ctx, const xd_dmd_desc *desc) {
                XD_ERROR_ARGUMENT, "%lld steps before the student's first, and then every %lld",
                (long long)desc->lead, (long long)desc->frequency);
     XD_REQUIRE(ctx, !desc->guided || isfinite(desc->guidance_scale), XD_ERROR_ARGUMENT, "guidance by %g",
+    XD_REQUIRE(ctx, desc->student_times.chunk == 0 && desc->fake_times.chunk == 0, XD_ERROR_ARGUMENT,
+               "times of chunks of %lld and %lld frames, but a sample has one time",
+               (long long)desc->student_times.chunk, (long long)desc->fake_times.chunk);
                desc->guidance_scale);
     XD_REQUIRE(ctx, desc->network_scale >= 0.0 && isfinite(desc->network_scale), XD_ERROR_ARGUMENT,
                "times for networks, times %g", desc->network_scale);

@@ -128,7 +128,7 @@ typedef struct xd_dmd_desc {
     xd_dmd_sizes sizes;
     xd_noise_schedule schedule;
     bool v_is_flow;                            /* of xd_conversion */
-    xd_time_sampler student_times, fake_times; /* fake_times: the discriminator's too */
+    xd_time_sampler student_times, fake_times; /* chunk 0; fake_times: the discriminator's too */
     double network_scale;                      /* factor of their times; 0 -> 1 */
     xd_dtype network_dtype;                    /* F32, BF16, F16, F64; NONE -> F32 */
     xd_dmd_rungs rungs;

@@ -126,7 +126,7 @@ XD_PRIVATE xd_result xdi_dmd_take_weights(xd_dmd *d, int64_t micro_batch, int64_
                "micro-batch %lld of %lld has no weights of f-distill, which only xd_dmd_step computes",
                (long long)micro_batch, (long long)d->micro_batches);
     XD_REQUIRE(d->ctx, r->samples[micro_batch] == samples, XD_ERROR_STATE,
-               "leaf %lld has weights of %lld samples, and now has %lld", (long long)micro_batch,
+               "micro-batch %lld has weights of %lld samples, and now has %lld", (long long)micro_batch,
                (long long)r->samples[micro_batch], (long long)samples);
     *out = r->weights + r->first[micro_batch];
     r->first[micro_batch] = -1;

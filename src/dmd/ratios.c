@@ -71,7 +71,7 @@ XD_PRIVATE size_t xdi_dmd_ratios_workspace(const xd_dmd *d) {
     xdi_fdistill_desc desc;
     if (!d->desc.gan.fdistill.on) return 0;
     desc = xdi_dmd_fdistill_desc(d);
-    return xdi_fdistill_workspace_bytes(d->ctx, &desc);
+    return xdi_fdistill_workspace_bytes(&desc);
 }
 
 XD_PRIVATE xd_result xdi_dmd_begin_ratios(xd_dmd *d) {

@@ -208,7 +208,7 @@ static const struct {
                     { "xd_log_probs, logits", call_gather },
                     { "xd_log_probs, accuracy", call_accuracy },
                     { "xd_vocab_topk", call_vocab_topk },
-                    { "xd_vocab_topk_gather", call_choice_gather } };
+                    { "xd_vocab_topk_columns, values", call_choice_gather } };
 
 /* Rows that no memory holds; times 8, 16 or the ranks they are 0 or small in 64 bits. */
 static void call_with_rows(stage *s, int64_t rows) {

@@ -139,10 +139,10 @@ static void open_scene(stage *st, int which) {
     team_require(s->ctx, xd_dmd_create(s->ctx, &d, &s->dmd));
 }
 
-static xd_result batch(void *user, int64_t leaf, xd_dmd_batch *out) {
+static xd_result batch(void *user, int64_t micro_batch, xd_dmd_batch *out) {
     const scene *s = (const scene *)user;
     out->samples = BATCH / s->arm->leaves;
-    out->first = leaf * out->samples;
+    out->first = micro_batch * out->samples;
     return XD_OK;
 }
 

@@ -83,10 +83,10 @@ static xd_result make_net(xd_comm *world, double rate, net *n, xd_dmd_desc *d, x
 }
 
 /* The library draws noise and times, because the batch has none. */
-static xd_result batch(void *user, int64_t leaf, xd_dmd_batch *out) {
+static xd_result batch(void *user, int64_t micro_batch, xd_dmd_batch *out) {
     (void)user;
     out->samples = BATCH;
-    out->first = leaf * BATCH;
+    out->first = micro_batch * BATCH;
     return XD_OK;
 }
 

@@ -481,12 +481,13 @@ XD_TEST(settings_that_do_not_fit_are_refused_with_their_numbers) {
     REFUSES(XD_ERROR_ARGUMENT, (d.networks[XD_DMD_DISCRIMINATOR].forward = NULL, d.gan.r1_weight = 2.0),
             "without a discriminator");
     REFUSES(XD_ERROR_ARGUMENT, (d.guided = true, d.guidance_scale = NAN), "guidance by nan");
-    REFUSES(XD_ERROR_ARGUMENT, d.sizes.samples = 0, "leaves of 0 samples");
+    REFUSES(XD_ERROR_ARGUMENT, d.fake_times.chunk = 3, "times of chunks of 0 and 3 frames");
+    REFUSES(XD_ERROR_ARGUMENT, d.sizes.samples = 0, "micro-batches of 0 samples");
     REFUSES(XD_ERROR_ARGUMENT, d.sizes.first_element = 3, "elements 3 to 8 of samples of 6");
     REFUSES(XD_ERROR_ARGUMENT, d.sizes.elements = d.sizes.whole_elements = 0, "sizes.elements is 0");
     REFUSES(XD_ERROR_ARGUMENT, d.sizes.elements = d.sizes.whole_elements = INT64_MAX,
             "samples of 9223372036854775807");
-    REFUSES(XD_ERROR_ARGUMENT, d.sizes.samples = INT64_MAX, "leaves of 9223372036854775807 samples");
+    REFUSES(XD_ERROR_ARGUMENT, d.sizes.samples = INT64_MAX, "micro-batches of 9223372036854775807 samples");
     REFUSES(XD_ERROR_ARGUMENT, d.sizes.step_samples = INT64_MAX, "steps of 9223372036854775807");
     REFUSES(XD_ERROR_ARGUMENT, d.networks[XD_DMD_DISCRIMINATOR].heads = INT64_MAX,
             "9223372036854775807 heads");

@@ -42,8 +42,8 @@ static xd_result run_mistakes(xd_comm *world, void *argument) {
     for (int s = 0; s < ALL_STEPS; s++) {
         if (s <= WARM_UPS) { /* later ones train on the samples that the student has generated: two a leaf */
             CHECK_EQ_INT(step_with(&p, s, HALF_SAMPLES), XD_ERROR_ARGUMENT);
-            snprintf(words, sizeof words, "step_samples is %d, the leaves of all ranks have %d", (int)all,
-                     (int)leaves);
+            snprintf(words, sizeof words, "step_samples is %d, the micro-batches of all ranks have %d",
+                     (int)all, (int)leaves);
             CHECK(strstr(xd_last_error(p.ctx)->message, words) != NULL);
         }
         for (int k = FIRST_IS_ZERO; k <= FIRST_IS_ZERO_ON_THE_LAST_RANK; k++) {

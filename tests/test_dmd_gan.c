@@ -406,8 +406,7 @@ XD_TEST(workspaces_of_the_sizes_asked_are_enough) {
             d.common.workspace = malloc(d.common.workspace_bytes);
             CHECK_EQ_INT(xd_gan_loss(ctx, &d, &values), less ? XD_ERROR_ARGUMENT : XD_OK);
             free(d.common.workspace);
-            r.d.workspace_bytes =
-                PLANNED_WORKSPACE(ctx, ratios_call(ctx, &r, 0, SAMPLES, NULL)) - (size_t)less;
+            r.d.workspace_bytes = xdi_fdistill_workspace_bytes(&r.d) - (size_t)less;
             r.d.workspace = malloc(r.d.workspace_bytes);
             CHECK_EQ_INT(ratios_call(ctx, &r, 0, SAMPLES, NULL), less ? XD_ERROR_ARGUMENT : XD_OK);
             free(r.d.workspace);
@@ -415,7 +414,7 @@ XD_TEST(workspaces_of_the_sizes_asked_are_enough) {
         d.fake.rows = -1;
         CHECK_EQ_INT(PLANNED_WORKSPACE(ctx, xd_gan_loss(ctx, &d, &values)), 0);
         r.d.bins = -1;
-        CHECK_EQ_INT(PLANNED_WORKSPACE(ctx, ratios_call(ctx, &r, 0, SAMPLES, NULL)), 0);
+        CHECK_EQ_INT(xdi_fdistill_workspace_bytes(&r.d), 0);
         xd_ctx_destroy(ctx);
     }
 }

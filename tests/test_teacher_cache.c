@@ -572,6 +572,33 @@ typedef struct shard_job {
     int spoilt;
 } shard_job;
 
+/* A rank that names no file fails the call of all of them. */
+static xd_result nameless_body(xd_comm *world, void *argument) {
+    fixture *f = (fixture *)argument;
+    const int rank = xd_comm_rank(world);
+    xd_ctx *ctx = xd_comm_ctx(world);
+    xd_vocab *vocab = NULL;
+    xd_teacher_cache_desc desc = f->desc;
+    xd_teacher_cache_writer *w = NULL;
+    XD_TRY(vocab_even(ctx, world, VOCABULARY, &vocab));
+    desc.vocab = vocab;
+    desc.path = rank == 1 ? NULL : f->path;
+    CHECK_EQ_INT(xd_teacher_cache_writer_create(ctx, &desc, &w),
+                 rank == 1 ? XD_ERROR_ARGUMENT : XD_ERROR_PEER);
+    CHECK(w == NULL);
+    xd_vocab_destroy(vocab);
+    return xd_barrier(world);
+}
+
+XD_TEST(a_rank_without_a_path_is_refused_together_with_the_others) {
+    fixture f;
+    xd_error error;
+    open_fixture(&f);
+    CHECK_EQ_INT(xd_run_threads(2, NULL, nameless_body, &f, &error), XD_OK);
+    CHECK(!exists(f.path));
+    close_fixture(&f);
+}
+
 /* Uneven shards of the vocabulary, one of them empty, write one file. */
 static xd_result shard_body(xd_comm *world, void *argument) {
     static const int64_t cuts[] = { 0, 10, 10, VOCABULARY };

@@ -517,6 +517,7 @@ XD_TEST(the_workspace_is_what_was_asked_for_and_small_at_real_sizes) {
     run_call(&p, &c);
     c.d.tile = -1;
     CHECK(PLANNED_WORKSPACE(p.ctx, xd_xtoken_loss(p.ctx, &c.d, &values)) == 0);
+    CHECK(strstr(xd_last_error(p.ctx)->message, "tiles of -1") != NULL); /* what the call itself says */
     c.d.tile = 0;
     c.d.common.workspace_bytes--;
     CHECK(xd_xtoken_loss(p.ctx, &c.d, &values) == XD_ERROR_ARGUMENT);

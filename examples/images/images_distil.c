@@ -27,9 +27,9 @@ static void images_draw_real(images_run *run, xd_dmd_batch *batch) {
 }
 
 /* Pictures of drawn classes. The fake score learns from what the student drew in its last step, so the classes are that step's. */
-static xd_result images_batch(void *user, int64_t leaf, xd_dmd_batch *batch) {
+static xd_result images_batch(void *user, int64_t micro_batch, xd_dmd_batch *batch) {
     images_run *run = (images_run *)user;
-    run->leaf = leaf;
+    run->leaf = micro_batch;
     xd_philox random;
     memset(&random, 0, sizeof random);
     random.seed = run->options->seed;
@@ -38,7 +38,7 @@ static xd_result images_batch(void *user, int64_t leaf, xd_dmd_batch *batch) {
     random.step = (uint32_t)run->drawn_at;
     batch->samples =
         (run->warming ? run->recipe->batch / run->recipe->rungs : run->recipe->batch) / IMAGES_LEAVES;
-    batch->first = leaf * batch->samples;
+    batch->first = micro_batch * batch->samples;
     batch->condition = run->classes;
     for (int64_t i = 0; i < batch->samples; i++) {
         random.sample = (uint32_t)(batch->first + i);

@@ -143,10 +143,10 @@ static xd_result toy_train_teacher(const toy_run *run, toy_actor *teacher) {
 /* ---- students ---- */
 
 /* Everything is drawn: a batch is the number of its first sample. */
-static xd_result toy_batch(void *user, int64_t leaf, xd_dmd_batch *batch) {
+static xd_result toy_batch(void *user, int64_t micro_batch, xd_dmd_batch *batch) {
     (void)user;
     batch->samples = TOY_IN_LEAF;
-    batch->first = leaf * TOY_IN_LEAF;
+    batch->first = micro_batch * TOY_IN_LEAF;
     return XD_OK;
 }
 

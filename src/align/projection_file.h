@@ -31,7 +31,7 @@ typedef struct xd_projection_load_desc {
 } xd_projection_load_desc;
 
 /* Loads a projection with its origin; free with xd_projection_destroy. Checks sizes against the file before it
- * allocates: the file, and at most 80 bytes per entry and 32 per id. Errors: IO, FORMAT, CORRUPT (checksum),
+ * allocates. Takes the file's bytes, and at most 80 per entry and 32 per id. Errors: IO, FORMAT, CORRUPT (checksum),
  * UNSUPPORTED (version), ARGUMENT (tokenizers), MEMORY. */
 XD_API xd_result xd_projection_load(xd_ctx *ctx, const xd_projection_load_desc *desc, xd_projection *out);
 

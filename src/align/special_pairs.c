@@ -1,6 +1,5 @@
 /* Pairs of special tokens of two vocabularies, by role and by likeness of their names. */
 
-#include "align/projection.h"
 #include "align/rows.h"
 #include "base/internal.h"
 

@@ -61,12 +61,13 @@ static bool xdi_dmd_fits(int64_t samples, int64_t numbers) {
 
 static xd_result xdi_dmd_check_sizes(xd_ctx *ctx, const xd_dmd_sizes *sizes) {
     const int64_t whole = xdi_dmd_whole(sizes);
-    XD_REQUIRE(ctx,
-               sizes->samples > 0 && sizes->step_samples > 0 && sizes->samples <= INT32_MAX &&
-                   sizes->step_samples <= UINT32_MAX,
-               XD_ERROR_ARGUMENT,
-               "leaves of %lld samples, steps of %lld: sizes.samples and sizes.step_samples are at least 1",
-               (long long)sizes->samples, (long long)sizes->step_samples);
+    XD_REQUIRE(
+        ctx,
+        sizes->samples > 0 && sizes->step_samples > 0 && sizes->samples <= INT32_MAX &&
+            sizes->step_samples <= UINT32_MAX,
+        XD_ERROR_ARGUMENT,
+        "micro-batches of %lld samples, steps of %lld: sizes.samples and sizes.step_samples are at least 1",
+        (long long)sizes->samples, (long long)sizes->step_samples);
     XD_REQUIRE(ctx,
                sizes->elements >= 0 && whole > 0 && sizes->first_element >= 0 &&
                    sizes->first_element <= whole - sizes->elements,
@@ -160,6 +161,9 @@ static xd_result xdi_dmd_check_numbers(xd_ctx *ctx, const xd_dmd_desc *desc) {
     XD_REQUIRE(ctx, desc->lead >= 0 && desc->lead <= UINT32_MAX && desc->frequency <= UINT32_MAX,
                XD_ERROR_ARGUMENT, "%lld steps before the student's first, and then every %lld",
                (long long)desc->lead, (long long)desc->frequency);
+    XD_REQUIRE(ctx, desc->student_times.chunk == 0 && desc->fake_times.chunk == 0, XD_ERROR_ARGUMENT,
+               "times of chunks of %lld and %lld frames, but a sample has one time",
+               (long long)desc->student_times.chunk, (long long)desc->fake_times.chunk);
     XD_REQUIRE(ctx, !desc->guided || isfinite(desc->guidance_scale), XD_ERROR_ARGUMENT, "guidance by %g",
                desc->guidance_scale);
     XD_REQUIRE(ctx, desc->network_scale >= 0.0 && isfinite(desc->network_scale), XD_ERROR_ARGUMENT,
@@ -228,15 +232,15 @@ static xd_result xdi_dmd_check_trainers(xd_ctx *ctx, const xd_dmd_desc *desc) {
         const xd_parallel_micro_batch_count a = xd_parallel_micro_batches(first),
                                             b = xd_parallel_micro_batches(trainer->parallel);
         XD_REQUIRE(ctx, a.own == b.own && a.total == b.total, XD_ERROR_ARGUMENT,
-                   "the student has %lld of %lld leaves here, the %s %lld of %lld", (long long)a.own,
+                   "the student has %lld of %lld micro-batches here, the %s %lld of %lld", (long long)a.own,
                    (long long)a.total, xdi_dmd_role_name((xd_dmd_role)role), (long long)b.own,
                    (long long)b.total);
         for (int64_t k = 0; k < a.own; k++)
             XD_REQUIRE(ctx,
                        xd_parallel_micro_batch(first, k) == xd_parallel_micro_batch(trainer->parallel, k),
                        XD_ERROR_ARGUMENT,
-                       "leaf %lld here is number %lld for the student and %lld for the %s: FSDP deals them "
-                       "as DDP does with accumulate_whole",
+                       "micro-batch %lld here is number %lld for the student and %lld for the %s: FSDP deals "
+                       "them as DDP does with accumulate_whole",
                        (long long)k, (long long)xd_parallel_micro_batch(first, k),
                        (long long)xd_parallel_micro_batch(trainer->parallel, k),
                        xdi_dmd_role_name((xd_dmd_role)role));

@@ -128,7 +128,7 @@ typedef struct xd_dmd_desc {
     xd_dmd_sizes sizes;
     xd_noise_schedule schedule;
     bool v_is_flow;                            /* of xd_conversion */
-    xd_time_sampler student_times, fake_times; /* fake_times: the discriminator's too */
+    xd_time_sampler student_times, fake_times; /* chunk 0; fake_times: the discriminator's too */
     double network_scale;                      /* factor of their times; 0 -> 1 */
     xd_dtype network_dtype;                    /* F32, BF16, F16, F64; NONE -> F32 */
     xd_dmd_rungs rungs;
@@ -188,8 +188,8 @@ XD_API xd_result xd_dmd_fake_score(xd_dmd *dmd, int64_t micro_batch, const xd_dm
 XD_API xd_result xd_dmd_discriminator(xd_dmd *dmd, int64_t micro_batch, const xd_dmd_batch *batch,
                                       xd_dmd_values *values);
 
-/* Returns and clears this rank's findings (not_finite: samples). Waits for a GPU. Local. Errors: those of the device.
- * */
+/* Returns and clears this rank's findings (not_finite: samples). Waits for a GPU. Local. Errors: those of the
+ * device. */
 XD_API xd_result xd_dmd_findings(xd_dmd *dmd, xd_status *out);
 
 /* Fills in micro-batch `micro_batch`, a number in the whole step, for each pass over it. Its pointers are read until

@@ -62,10 +62,9 @@ static bool xdi_fdistill_layout(const xdi_fdistill_desc *d, xd_fdistill_args *a,
     return fits;
 }
 
-XD_PRIVATE size_t xdi_fdistill_workspace_bytes(xd_ctx *ctx, const xdi_fdistill_desc *desc) {
+XD_PRIVATE size_t xdi_fdistill_workspace_bytes(const xdi_fdistill_desc *desc) {
     xd_fdistill_args a;
     xd_arena arena = xd_arena_over(NULL, 0);
-    (void)ctx;
     if (desc->bins < 0 || desc->bins > XD_FDISTILL_BINS_MAX) return 0;
     return xdi_fdistill_layout(desc, &a, &arena) ? arena.peak : 0;
 }
@@ -87,7 +86,7 @@ static void xdi_fdistill_fill(xd_ctx *ctx, const xdi_fdistill_desc *d, xd_fdisti
 
 static xd_result xdi_fdistill_prepare(xd_ctx *ctx, const xdi_fdistill_desc *d, xd_fdistill_args *a,
                                       double *weights, void **owned) {
-    const size_t needed = xdi_fdistill_workspace_bytes(ctx, d);
+    const size_t needed = xdi_fdistill_workspace_bytes(d);
     void *memory = d->workspace;
     size_t bytes = d->workspace_bytes;
     if (!memory) {
@@ -127,8 +126,6 @@ XD_PRIVATE xd_result xdi_fdistill_weights(xd_ctx *ctx, const xdi_fdistill_desc *
     void *owned = NULL;
     memset(&a, 0, sizeof a);
     xd_result result = xdi_fdistill_validate(ctx, desc, weights);
-    if (xdi_plan_is_open(ctx))
-        return xdi_plan_add_workspace(ctx, result, xdi_fdistill_workspace_bytes(ctx, desc));
     if (result == XD_OK) result = xdi_fdistill_prepare(ctx, desc, &a, weights, &owned);
     result = xdi_vocab_agree_rows(desc->comm, result, desc->bins);
     if (result == XD_OK) result = xdi_fdistill_run(ctx, desc, &a);

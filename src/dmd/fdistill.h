@@ -29,7 +29,7 @@ XD_PRIVATE xdi_fdistill_desc xdi_fdistill_defaults(void);
 XD_PRIVATE double xdi_f_weight(xd_f_divergence divergence, double ratio);
 
 /* Returns xdi_fdistill_weights's workspace bytes; 0 for an invalid desc. Local. */
-XD_PRIVATE size_t xdi_fdistill_workspace_bytes(xd_ctx *ctx, const xdi_fdistill_desc *desc);
+XD_PRIVATE size_t xdi_fdistill_workspace_bytes(const xdi_fdistill_desc *desc);
 
 /* Computes weights [samples], for sample_scale of xd_vsd_desc, and the next bins.
  *

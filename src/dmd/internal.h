@@ -56,10 +56,6 @@ XD_PRIVATE xd_result xdi_times_check(xd_ctx *ctx, const xd_time_sampler *sampler
 XD_PRIVATE void xdi_times_narrow(xd_time_sampler *sampler, const xd_noise_schedule *schedule);
 XD_PRIVATE xd_result xdi_time_of_draw(xd_ctx *ctx, const xd_time_sampler *sampler, double draw, double *out);
 
-/* times.c: xd_times_draw of samples, whatever the sampler's chunk is. */
-XD_PRIVATE xd_result xdi_times_of_samples(xd_ctx *ctx, const xd_time_sampler *sampler,
-                                          const xd_philox *random, int64_t count, double *times);
-
 /* convert.c: whether this type trains over the whole range: converts to x0 and back; for EPS and SCORE, alpha(max_t) > `least`. */
 XD_PRIVATE xd_result xdi_prediction_check(xd_ctx *ctx, const xd_noise_schedule *schedule, xd_prediction type,
                                           bool v_is_flow);

@@ -23,7 +23,7 @@ XD_PRIVATE xd_result xdi_dmd_check_batch(const xd_dmd *d, int64_t micro_batch, c
                "samples %lld to %lld of a step of %lld", (long long)batch->first,
                (long long)(batch->first + batch->samples - 1), (long long)step_samples);
     XD_REQUIRE(d->ctx, micro_batch >= 0 && micro_batch < d->micro_batches, XD_ERROR_ARGUMENT,
-               "leaf %lld of %lld", (long long)micro_batch, (long long)d->micro_batches);
+               "micro-batch %lld of %lld", (long long)micro_batch, (long long)d->micro_batches);
     return XD_OK;
 }
 
@@ -66,7 +66,7 @@ XD_PRIVATE xd_result xdi_dmd_fetch(xd_dmd *d, xd_dmd_role phase, int64_t micro_b
     if (!d->desc.own_samples || d->kept.counts[micro_batch] < 0)
         return xdi_dmd_generate(d, phase, batch, false);
     XD_REQUIRE(d->ctx, d->kept.counts[micro_batch] == batch->samples, XD_ERROR_STATE,
-               "the student generated %lld samples for leaf %lld, of which %lld are to be used",
+               "the student generated %lld samples for micro-batch %lld, of which %lld are to be used",
                (long long)d->kept.counts[micro_batch], (long long)micro_batch, (long long)batch->samples);
     return xdi_dmd_copy_kept(d, micro_batch, batch->samples, false);
 }

@@ -71,7 +71,7 @@ XD_PRIVATE size_t xdi_dmd_ratios_workspace(const xd_dmd *d) {
     xdi_fdistill_desc desc;
     if (!d->desc.gan.fdistill.on) return 0;
     desc = xdi_dmd_fdistill_desc(d);
-    return xdi_fdistill_workspace_bytes(d->ctx, &desc);
+    return xdi_fdistill_workspace_bytes(&desc);
 }
 
 XD_PRIVATE xd_result xdi_dmd_begin_ratios(xd_dmd *d) {
@@ -126,7 +126,7 @@ XD_PRIVATE xd_result xdi_dmd_take_weights(xd_dmd *d, int64_t micro_batch, int64_
                "micro-batch %lld of %lld has no weights of f-distill, which only xd_dmd_step computes",
                (long long)micro_batch, (long long)d->micro_batches);
     XD_REQUIRE(d->ctx, r->samples[micro_batch] == samples, XD_ERROR_STATE,
-               "leaf %lld has weights of %lld samples, and now has %lld", (long long)micro_batch,
+               "micro-batch %lld has weights of %lld samples, and now has %lld", (long long)micro_batch,
                (long long)r->samples[micro_batch], (long long)samples);
     *out = r->weights + r->first[micro_batch];
     r->first[micro_batch] = -1;

@@ -56,7 +56,7 @@ typedef struct xdi_dmd_tensors {
     void *fake_x0;    /* the fake score's */
     void *guided_x0;  /* before they are rescaled; NULL without rescale */
     void *real;       /* real samples, noised; NULL without a discriminator */
-    void *scratch;    /* has no value from one function to the next */
+    void *scratch;    /* of the function that gives it a name, and of those that get it as an argument */
 } xdi_dmd_tensors;
 
 /* Gradients of a micro-batch, f32, on the device. */
@@ -65,8 +65,7 @@ typedef struct xdi_dmd_gradients {
     float *noised;     /* [samples, elements] by x_t; NULL without a discriminator */
     float *prediction; /* [samples, elements] by a network's prediction */
     float **features;  /* [feature_count] arrays [samples, feature_elements] */
-    float *
-        penalty; /* [samples, heads] of the penalty by the logits of real samples; ones where it is a slope */
+    float *penalty;    /* [samples, heads] by logits of real samples; ones where the penalty is a slope */
 } xdi_dmd_gradients;
 
 /* Factors of each sample on their way to the device. */
@@ -77,8 +76,7 @@ typedef struct xdi_dmd_factors {
 
 /* Random numbers of a micro-batch. */
 typedef struct xdi_dmd_drawn {
-    float *
-        normals; /* [samples, elements] on the device, of the host; NULL where none are copied or converted */
+    float *normals;      /* [samples, elements] on the device; NULL where none are copied or converted */
     float *host_normals; /* [samples, elements]; NULL where none are copied */
     double *times;       /* [samples] on the host */
     int64_t *rungs;      /* [samples] on the host */
@@ -108,14 +106,13 @@ typedef struct xdi_dmd_kept {
     int64_t *counts; /* [micro_batches] of samples; -1: none */
 } xdi_dmd_kept;
 
-/* Values of all micro-batches of all ranks. */
+/* Values of all micro-batches of all ranks. After the ranks comes what is sent; each ends with a row of its rank alone. */
 typedef struct xdi_dmd_table {
-    double *
-        rows; /* [ranks + 1][micro_batches + 1][XDI_DMD_COLUMNS]: the last of each is a rank's own; the last rank is what is sent */
+    double *rows;    /* [ranks + 1][micro_batches + 1][XDI_DMD_COLUMNS] */
     int64_t *counts; /* [ranks] of xd_all_gather */
 } xdi_dmd_table;
 
-/* f-distill: logits and times of all samples of a step on this rank, without gaps. Rows are [micro_batches * samples] at most. */
+/* f-distill: logits and times of all samples of a step on this rank, without gaps; at most micro_batches * samples rows. */
 typedef struct xdi_dmd_ratios {
     float *logits;    /* [rows, heads] */
     double *times;    /* [rows] */
@@ -147,10 +144,9 @@ struct xd_dmd {
     xdi_dmd_ratios ratios;
     xdi_dmd_table table;
     const char *only_network; /* a sampler's, in messages; NULL: there are all */
-    int64_t
-        beyond; /* a micro-batch beyond this rank's own, without samples, for ranks that gather; -1: none */
-    int64_t
-        noised_micro_batch; /* that of `noised`, from the fake score's term to the discriminator's; -1: none */
+    int64_t beyond;           /* a micro-batch beyond this rank's own, for ranks that gather; -1: none */
+    /* that of `noised`, from the fake score's term to the discriminator's; -1: none */
+    int64_t noised_micro_batch;
     xd_dmd_record record;
 };
 
@@ -259,8 +255,8 @@ XD_PRIVATE bool xdi_dmd_penalised(const xd_dmd_desc *desc, xd_dmd_penalty penalt
  * gradients.generated. */
 XD_PRIVATE xd_result xdi_dmd_generator(xd_dmd *d, const xd_dmd_batch *batch, double *value);
 
-/* ratios.c: f-distill: its settings; memory, and the bins at first; the workspace; STATE without it; the weights of a micro-batch, NULL
- * without it; nothing is known of a step yet; the end of a step that did not happen. */
+/* ratios.c: f-distill: its settings; memory, and the bins at first; the workspace; STATE without it; the weights of a
+ * micro-batch, NULL without it; nothing is known of a step yet; the end of a step that did not happen. */
 XD_PRIVATE xd_result xdi_dmd_check_fdistill(xd_ctx *ctx, const xd_dmd_desc *desc);
 XD_PRIVATE void xdi_dmd_lay_out_ratios(xd_dmd *d, xd_arena *host, xd_arena *device);
 XD_PRIVATE xd_result xdi_dmd_begin_ratios(xd_dmd *d);
@@ -285,8 +281,8 @@ XD_PRIVATE xd_result xdi_dmd_set_bins(xd_dmd *dmd, const double *values, int cou
 /* sampler.c: the noise of a sampler's samples, before sigma. */
 XD_PRIVATE xd_result xdi_sampler_noise(xd_sampler *sampler, const xd_dmd_batch *batch, void *out);
 
-/* tensors.c: what each loss gets besides its tensors, which have so many numbers to a sample; micro_batch.c: adds the value of the last
- * loss. */
+/* tensors.c: what each loss gets besides its tensors, which have so many numbers to a sample; micro_batch.c: adds the value
+ * of the last loss. */
 XD_PRIVATE xd_sample_common xdi_dmd_common(const xd_dmd *d, int64_t numbers);
 XD_PRIVATE xd_result xdi_dmd_add_value(xd_dmd *d, double *value);
 

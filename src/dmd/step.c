@@ -101,14 +101,14 @@ static xd_result xdi_dmd_check_cover(const xd_dmd *d, int64_t rows, int64_t step
                                b[XDI_DMD_FIRST] + b[XDI_DMD_SAMPLES] <= a[XDI_DMD_FIRST];
             XD_REQUIRE(d->ctx, apart || a[XDI_DMD_SAMPLES] <= 0.0 || b[XDI_DMD_SAMPLES] <= 0.0,
                        XD_ERROR_ARGUMENT,
-                       "leaves %.0f and %.0f begin at samples %.0f and %.0f and have %.0f and %.0f: `first` "
-                       "counts over the whole step",
+                       "micro-batches %.0f and %.0f begin at samples %.0f and %.0f and have %.0f and %.0f: "
+                       "`first` counts over the whole step",
                        b[XDI_DMD_NUMBER], a[XDI_DMD_NUMBER], b[XDI_DMD_FIRST], a[XDI_DMD_FIRST],
                        b[XDI_DMD_SAMPLES], a[XDI_DMD_SAMPLES]);
         }
     }
     XD_REQUIRE(d->ctx, samples == step_samples, XD_ERROR_ARGUMENT,
-               "step_samples is %lld, the leaves of all ranks have %lld", (long long)step_samples,
+               "step_samples is %lld, the micro-batches of all ranks have %lld", (long long)step_samples,
                (long long)samples);
     return XD_OK;
 }

@@ -136,7 +136,7 @@ XD_PRIVATE xd_result xdi_dmd_draw_times(xd_dmd *d, xdi_dmd_where where, const xd
         for (int64_t i = 0; i < where.samples; i++)
             XD_TRY(xdi_time_of_draw(d->ctx, sampler, d->draws.times[i], &d->draws.times[i]));
     } else {
-        XD_TRY(xdi_times_of_samples(d->ctx, sampler, &draw.random, where.samples, d->draws.times));
+        XD_TRY(xd_times_draw(d->ctx, sampler, &draw.random, where.samples, d->draws.times));
     }
     for (int64_t i = 0; i < where.samples; i++) xdi_dmd_set_time(&d->desc, out, i, d->draws.times[i]);
     return XD_OK;

@@ -364,8 +364,8 @@ static void xdi_times_of_frames(const xd_time_sampler *s, const xd_philox *rando
         times[i] = xdi_time_at(s, random, i < longer ? 0 : (i - longer) / s->chunk);
 }
 
-XD_PRIVATE xd_result xdi_times_of_samples(xd_ctx *ctx, const xd_time_sampler *sampler,
-                                          const xd_philox *random, int64_t count, double *times) {
+static xd_result xdi_times_of_samples(xd_ctx *ctx, const xd_time_sampler *sampler, const xd_philox *random,
+                                      int64_t count, double *times) {
     const int64_t first = (int64_t)random->sample;
     xd_philox at = *random;
     XD_TRY(xdi_times_check_sampler(ctx, sampler));

@@ -65,8 +65,7 @@ static xd_result xdi_dmd_regress(xd_dmd *d, int64_t samples, const void *velocit
 }
 
 static xd_result xdi_dmd_learn_velocity(xd_dmd *d, int64_t micro_batch, const xd_dmd_batch *batch,
-                                        int64_t rung, double *value) {
-    const void *velocity = d->tensors.scratch;
+                                        int64_t rung, const void *velocity, double *value) {
     xd_network_call call;
     xdi_dmd_set_times(&d->desc, &d->input, batch->samples, xdi_dmd_rung_time(&d->desc, rung));
     call = xdi_dmd_call(batch, xdi_dmd_input_point(d), d->tensors.prediction);
@@ -98,9 +97,10 @@ XD_PRIVATE xd_result xdi_dmd_warm_up(xd_dmd *dmd, int64_t micro_batch, const xd_
     XD_TRY(xdi_dmd_take_noise(dmd, XD_DMD_TEACHER, batch));
     XD_TRY(xdi_dmd_begin(dmd, dmd->tensors.noise, batch->samples));
     for (int64_t rung = 0; rung < dmd->desc.rungs.steps; rung++) {
-        void *input = dmd->tensors.input;
-        XD_TRY(xdi_dmd_teacher_velocity(dmd, batch, rung, dmd->tensors.scratch));
-        XD_TRY(xdi_dmd_learn_velocity(dmd, micro_batch, batch, rung, values ? &values->regression : NULL));
+        void *input = dmd->tensors.input, *velocity = dmd->tensors.scratch;
+        XD_TRY(xdi_dmd_teacher_velocity(dmd, batch, rung, velocity));
+        XD_TRY(xdi_dmd_learn_velocity(dmd, micro_batch, batch, rung, velocity,
+                                      values ? &values->regression : NULL));
         dmd->tensors.input = dmd->tensors.noised; /* where the teacher has come to */
         dmd->tensors.noised = input;
     }

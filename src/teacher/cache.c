@@ -346,12 +346,10 @@ XD_API xd_result xd_teacher_cache_open(xd_ctx *ctx, const xd_teacher_cache_open_
                                        xd_teacher_cache **out) {
     XDI_GIVEN(ctx, ctx, desc, out);
     if (!desc->path) XDI_GIVEN(ctx, desc->data);
-    xd_teacher_cache *c = xdi_cache_new(ctx, desc->path ? desc->path : "teacher cache");
-    if (desc->path) {
-        XD_REQUIRE(ctx, c, XD_ERROR_MEMORY, "%s: no room for a cache object", desc->path);
-        return xdi_cache_publish(c, xdi_cache_load(c, desc->expected), out);
-    }
-    XD_REQUIRE(ctx, c, XD_ERROR_MEMORY, "no room for a cache object");
+    const char *name = desc->path ? desc->path : "teacher cache";
+    xd_teacher_cache *c = xdi_cache_new(ctx, name);
+    XD_REQUIRE(ctx, c, XD_ERROR_MEMORY, "%s: no room for a cache object", name);
+    if (desc->path) return xdi_cache_publish(c, xdi_cache_load(c, desc->expected), out);
     c->file = (const unsigned char *)desc->data;
     c->bytes = desc->data_bytes;
     return xdi_cache_publish(c, xdi_cache_check(c, desc->expected), out);

@@ -32,7 +32,7 @@ typedef struct xd_teacher_cache_desc {
     bool spans;            /* to align without a tokenizer */
     const char *name;      /* at most 63 bytes; NULL -> "" */
     const xd_vocab *vocab; /* split of logits, not stored; NULL -> not split */
-    const char *path;      /* to write; NULL in a header that was read */
+    const char *path;      /* to write, on every rank; NULL in a header that was read */
 } xd_teacher_cache_desc;
 
 /* ---- writing ---- */

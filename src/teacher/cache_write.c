@@ -92,11 +92,11 @@ static xd_result xdi_cache_make(xd_ctx *ctx, const char *path, const xd_teacher_
 
 XD_API xd_result xd_teacher_cache_writer_create(xd_ctx *ctx, const xd_teacher_cache_desc *desc,
                                                 xd_teacher_cache_writer **out) {
-    XDI_GIVEN(ctx, ctx, desc, out);
-    XDI_GIVEN(ctx, desc->path);
+    XDI_GIVEN(ctx, ctx, desc);
     const xd_teacher_cache_desc d = xdi_cache_defaults(desc);
     xd_teacher_cache_writer *w = NULL;
-    xd_result result = xdi_cache_make(ctx, d.path, &d, &w);
+    xd_result result = XDI_CHECK_GIVEN(ctx, out, desc->path);
+    if (result == XD_OK) result = xdi_cache_make(ctx, d.path, &d, &w);
     result = xdi_vocab_agree(d.vocab ? xd_vocab_describe(d.vocab).tp : NULL, NULL, result);
     if (result == XD_OK)
         *out = w;

@@ -60,7 +60,7 @@ typedef struct xd_route_info {
     int64_t posts; /* micro-batches of this rank in a step */
     int64_t takes; /* windows of this rank in a step */
     int64_t due;   /* posts of this rank that its next take waits for */
-    int64_t views; /* of takes without a copy */
+    int64_t views; /* takes without a copy */
     int slots;
     int needed;   /* slots that students need at once */
     bool shared;  /* shared memory; else messages */

@@ -184,10 +184,10 @@ typedef struct xdi_vocabulary {
     uint32_t piece_slots; /* of each, a power of two */
     bool byte_level;      /* the model's symbols are bytes, else characters */
     bool strays;          /* it has tokens that no text becomes: of bytes, but with names that spell none */
-    int32_t unknown;      /* -1: none, also below */
-    int32_t byte_id[256];
+    int32_t unknown;      /* -1: none */
+    int32_t byte_id[256]; /* -1: none */
     /* for symbols that are characters: of each 128 code points, the block that is theirs in character_ids, tokens of
-     * one character */
+     * one character; -1: none */
     uint16_t *character_pages;
     int32_t *character_ids;
 } xdi_vocabulary;

@@ -133,9 +133,8 @@ XD_API void xd_tokenizer_destroy(xd_tokenizer *t) {
     xd_release(t->ctx, t);
 }
 
-/* The size of the blob comes from a loader's count. If that count is wrong, a text is truncated, but nothing outside the
- * blob is written: after its end there is memory for a whole token. */
-/* Memory in the blob for bytes to be written; the caller has counted them. */
+/* Appends bytes to the blob and returns where they begin. The loader has counted them. If its count is wrong, a text is
+ * truncated, but nothing outside the blob is written: after its end there is memory for a whole token. */
 static uint32_t xdi_vocabulary_store(xdi_vocabulary *v, const void *bytes, size_t length) {
     const size_t at = v->blob_bytes, left = v->blob_capacity - at;
     XD_ASSERT(length <= left);

@@ -269,7 +269,7 @@ XD_API xd_result xd_encoder_create(xd_ctx *ctx, const xd_encoder_desc *desc, xd_
 
 XD_API void xd_encoder_destroy(xd_encoder *encoder) {
     if (!encoder) return;
-    if (*xdi_encoder_batch(encoder)) xdi_batch_encoder_destroy(*xdi_encoder_batch(encoder));
+    xdi_batch_encoder_destroy(*xdi_encoder_batch(encoder));
     xdi_encoder_free(encoder);
 }
 

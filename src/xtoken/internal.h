@@ -284,7 +284,7 @@ XD_PRIVATE int64_t xdi_xtoken_shared_tiles(const xdi_xtoken_places *places, int6
 XD_PRIVATE int64_t xdi_xtoken_tiles(const xdi_xtoken_places *places, int64_t b);
 XD_PRIVATE xdi_xtoken_tile xdi_xtoken_tile_at(const xdi_xtoken_places *places, xd_comm *comm, int64_t b,
                                               int64_t index);
-/* The number of the tile's first chunk among term->chunks and term->order. */
+/* The number of the tile's first chunk in term->chunks and places->order. */
 XD_PRIVATE int64_t xdi_xtoken_tile_start(const xdi_xtoken_places *places, const xdi_xtoken_tile *tile);
 
 /* Factors of gradients are at most this, and weights below it: beyond, gradients could leave f32. */
@@ -362,10 +362,11 @@ XD_PRIVATE const xdi_xtoken_kind *xdi_xtoken_kind_of(xd_xtoken_kind kind);
 XD_PRIVATE xd_xtoken_desc xdi_xtoken_resolve(const xd_xtoken_desc *desc);
 XD_PRIVATE xd_result xdi_xtoken_validate(xd_ctx *ctx, const xd_xtoken_desc *d);
 
-/* layout.c: the call before its first kernel: everything except memory, the size of memory, and then the memory. */
-XD_PRIVATE void xdi_xtoken_open(xdi_xtoken *x, xd_ctx *ctx, const xd_xtoken_desc *d);
 /* work.c: how many elements of an array of the batch a check reads: none while a plan is open. */
 XD_PRIVATE int64_t xdi_xtoken_read(const xd_ctx *ctx, int64_t count);
+
+/* layout.c: the call before its first kernel: everything except memory, the size of memory, and then the memory. */
+XD_PRIVATE void xdi_xtoken_open(xdi_xtoken *x, xd_ctx *ctx, const xd_xtoken_desc *d);
 XD_PRIVATE bool xdi_xtoken_plan(xdi_xtoken *x, size_t *work, size_t *host, size_t *lists); /* bytes */
 XD_PRIVATE xd_result xdi_xtoken_provide(xdi_xtoken *x, const xd_xtoken_desc *desc);
 /* Also after a failure, when kernels that were launched may still read the memory. */

@@ -282,36 +282,26 @@ static xd_result xdi_xtoken_run(xdi_xtoken *x, xd_xtoken_values *out) {
     return XD_OK;
 }
 
-/* More rows have no room in any memory; with these no sum of sizes overflows. */
-static bool xdi_xtoken_is_rows(int64_t rows) {
-    return rows >= 0 && rows <= INT64_MAX / 256;
-}
-
-static bool xdi_xtoken_is_sized_teacher(const xd_xtoken_teacher *t) {
-    if (!xdi_xtoken_kind_of(t->kind) || !xdi_xtoken_is_rows(t->logits.rows)) return false;
-    const int64_t vocabulary = xdi_xtoken_vocabulary(t);
-    return t->chunks >= 0 && t->chunks <= INT32_MAX && vocabulary >= 0 && vocabulary <= INT32_MAX;
-}
-
-/* Are the sizes so small that no sum of them overflows? */
+/* Are the sizes so small that no sum of them overflows? More rows have no room in any memory. */
 static bool xdi_xtoken_is_sized(const xd_xtoken_desc *d) {
-    if (!d->vocab || !d->teachers || !xdi_xtoken_is_rows(d->student.rows)) return false;
-    if (d->sequences < 0 || d->sequences > INT32_MAX) return false;
-    if (d->tile < 0 || d->tile > XDI_XTOKEN_TILE_MAX) return false;
-    for (int i = 0; i < d->teacher_count; i++)
-        if (!xdi_xtoken_is_sized_teacher(&d->teachers[i])) return false;
-    return d->teacher_count > 0;
+    const int64_t most = INT64_MAX / 256;
+    bool fits = d->student.rows <= most;
+    for (int i = 0; i < d->teacher_count; i++) {
+        const xd_xtoken_teacher *t = &d->teachers[i];
+        fits = fits && t->logits.rows <= most && t->chunks >= 0 && t->chunks <= INT32_MAX &&
+               xdi_xtoken_vocabulary(t) <= INT32_MAX;
+    }
+    return fits;
 }
 
 static xd_result xdi_xtoken_measure(xd_ctx *ctx, const xd_xtoken_desc *desc, size_t *work) {
     xdi_xtoken x;
     size_t host, lists;
     const xd_xtoken_desc d = xdi_xtoken_resolve(desc);
-    XD_REQUIRE(ctx, !d.vocab || !d.teachers || d.teacher_count <= 0 || xdi_xtoken_is_sized(&d),
-               XD_ERROR_ARGUMENT,
+    XD_TRY(xdi_xtoken_validate(ctx, &d));
+    XD_REQUIRE(ctx, xdi_xtoken_is_sized(&d), XD_ERROR_ARGUMENT,
                "the workspace of %lld rows in %lld sequences for %d teachers would not fit into memory",
                (long long)d.student.rows, (long long)d.sequences, d.teacher_count);
-    XD_TRY(xdi_xtoken_validate(ctx, &d));
     xdi_xtoken_open(&x, ctx, &d);
     XD_REQUIRE(ctx, xdi_xtoken_plan(&x, work, &host, &lists), XD_ERROR_ARGUMENT,
                "the workspace would not fit into memory");

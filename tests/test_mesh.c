@@ -232,6 +232,8 @@ XD_TEST(ranks_coordinates_and_groups_agree_about_every_member) {
                 CHECK(xdi_topology_coordinate(&t, order[at], back) &&
                       memcmp(back, coordinate, sizeof back) == 0);
             }
+    static const int absent[3] = { -1, 10, 36 };
+    for (int i = 0; i < 3; i++) CHECK(!xdi_topology_coordinate(&t, absent[i], by_name));
     CHECK(xdi_topology_axes(ctx, &t, "tp,pp", &mask) == XD_OK);
     CHECK_EQ_INT(mask, 1u << 0 | 1u << 2);
     CHECK(xdi_topology_groups(ctx, &t, "pp-tp", by_name, &size) == XD_OK);

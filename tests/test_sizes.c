@@ -137,10 +137,9 @@ static const sizes_matrix matrices[] = {
     { "xd_head.weight", AT(head.teacher.weight), call_head, true, true, IDS_HIDDEN - 1, true, false },
     { "xd_head_loss_desc.hidden_gradient", AT(head.hidden_gradient), call_head, true, true, IDS_HIDDEN - 1,
       true, false },
-    { "xd_mft_desc.loss.student", AT(mft.loss.student), call_mft, true, true, FEW, false, false },
-    { "xd_mft_desc.loss.teacher", AT(mft.loss.teacher), call_mft, true, true, FEW, true, false },
-    { "xd_mft_desc.loss.common.gradient", AT(mft.loss.common.gradient), call_mft, true, true, FEW, true,
-      false },
+    { "xd_loss_desc.student, MFT", AT(mft.loss.student), call_mft, true, true, FEW, false, false },
+    { "xd_loss_desc.teacher, MFT", AT(mft.loss.teacher), call_mft, true, true, FEW, true, false },
+    { "xd_loss_common.gradient, MFT", AT(mft.loss.common.gradient), call_mft, true, true, FEW, true, false },
     { "xd_loss_desc.mft_terms", AT(mft.terms), call_mft, true, true, FEW, true, false },
     { "xd_vocab_topk_desc.logits", AT(choice.logits), call_choice, true, true, FEW, false, false },
     { "xd_vocab_topk_desc.values", AT(chosen), call_choice_gather, true, false, FEW, false, false },
@@ -158,7 +157,7 @@ static const sizes_matrix matrices[] = {
     { "xd_log_probs_desc.logits, back from ids", AT(first), call_target_backward, true, true, FEW, false,
       false },
     { "xd_log_probs_gradient.logits, at ids", AT(third), call_target_backward, true, true, FEW, true, false },
-    { "xd_log_probs_desc.logits, at shared ids", AT(first), call_gather, false, true, FEW, false, false },
+    { "xd_log_probs_desc.logits, logits at ids", AT(first), call_gather, false, true, FEW, false, false },
     { "xd_log_probs_desc.logits, accuracy", AT(first), call_accuracy, true, true, FEW, false, false },
     { "xd_vocab_topk(logits)", AT(first), call_vocab_topk, false, true, FEW, false, false },
 };
@@ -208,7 +207,7 @@ static const struct {
                     { "xd_log_probs, logits", call_gather },
                     { "xd_log_probs, accuracy", call_accuracy },
                     { "xd_vocab_topk", call_vocab_topk },
-                    { "xd_vocab_topk_gather", call_choice_gather } };
+                    { "xd_vocab_topk_columns, values", call_choice_gather } };
 
 /* Rows that no memory holds; times 8, 16 or the ranks they are 0 or small in 64 bits. */
 static void call_with_rows(stage *s, int64_t rows) {

@@ -60,11 +60,25 @@ static bool position_is(position *a, position *b) {
     return same;
 }
 
+/* Means that a later step divides by. */
+static void check_bins(const char *text) {
+    const char *at = strstr(text, "\"bins\":[");
+    FUZZ_CHECK(at != NULL);
+    at += strlen("\"bins\":[");
+    for (int i = 0; i < BINS; i++) {
+        char *end = NULL;
+        const double bin = strtod(at, &end);
+        FUZZ_CHECK(end > at && *end == (i < BINS - 1 ? ',' : ']') && bin > 0.0 && bin <= 1e308);
+        at = end + 1;
+    }
+}
+
 static void use(xd_dmd *dmd) {
     position taken = position_of(dmd);
     FUZZ_CHECK(taken.record.step >= 0 && taken.record.warm_up >= 0 && taken.record.seed == 7);
     for (int role = 0; role < (int)XD_DMD_TEACHER; role++)
         FUZZ_CHECK(taken.record.updates[role] >= 0 && taken.record.updates[role] <= taken.record.step);
+    check_bins(taken.text);
     FUZZ_CHECK(xd_dmd_state_load(dmd, taken.text, NULL) == XD_OK);
     position again = position_of(dmd);
     FUZZ_CHECK(position_is(&taken, &again));

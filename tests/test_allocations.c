@@ -254,10 +254,7 @@ static xd_result run_topk(part *p) {
 }
 
 static xd_vocab_topk_desc choice_of(part *p) {
-    const xd_vocab_topk_desc d = {
-        .vocab = p->vocab, .logits = ids_matrix(p->memory.student), .sequences = 3, .k = IDS_K
-    };
-    return d;
+    return vocab_topk_desc(p->vocab, ids_matrix(p->memory.student), 3, IDS_K);
 }
 
 static xd_result run_choice(part *p) {

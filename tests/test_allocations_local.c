@@ -652,9 +652,9 @@ static const call calls[] = {
     { "xd_projection_to_rows", run_to_rows, false },
     { "xd_projection_upload", run_upload, false },
     { "xd_projection_save, xd_projection_load", run_save, false },
-    { "xd_projection_load of bytes", run_load_memory, false },
+    { "xd_projection_load, bytes", run_load_memory, false },
     { "xd_projection_build", run_build, false },
-    { "xd_projection_build with a directory", run_cached, false },
+    { "xd_projection_build, a directory", run_cached, false },
     { "xd_uld_loss", run_stage_uld, false },
     { "xdi_compat_jsd_of_probabilities", run_jsd, false },
     { "xdi_projection_rows_from_embeddings", run_stage_embeddings, false },
@@ -663,24 +663,23 @@ static const call calls[] = {
     { "xd_teacher_cache_writer_create, xd_teacher_cache_writer_document, xd_teacher_cache_writer_commit, "
       "xd_teacher_cache_open",
       run_cache, false },
-    { "xd_teacher_cache_open of bytes", run_cache_memory, false },
-    { "xd_weights_writer_create, xd_weights_writer_write, "
-      "xd_weights_writer_commit, xd_weights_open, xd_weights_read",
-      run_safetensors, false },
-    { "xd_weights_open", run_safetensors_memory, false },
+    { "xd_teacher_cache_open, bytes", run_cache_memory, false },
     { "xd_weights_writer_create, xd_weights_writer_write, xd_weights_writer_commit, xd_weights_open, "
-      "xd_weights_read",
+      "xd_weights_read, a file",
+      run_safetensors, false },
+    { "xd_weights_open, bytes", run_safetensors_memory, false },
+    { "xd_weights_writer_create, xd_weights_writer_write, xd_weights_writer_commit, xd_weights_open, "
+      "xd_weights_read, a directory",
       run_weights, false },
     { "xd_publish_directory_create, xd_publish_directory_commit", run_publish, false },
-    { "xd_tokenizer_load of bytes", run_tokenizer, false },
+    { "xd_tokenizer_load, bytes", run_tokenizer, false },
     { "xd_tokenizer_load", run_tokenizer_file, false },
     { "xd_encoder_create, xd_encode", run_encode, false },
-    { "xd_encoder_create with batches, xd_encode_batch", run_encode_batch, false },
+    { "xd_encoder_create, batches, xd_encode_batch", run_encode_batch, false },
     { "xd_load_balanced_positions, xd_clip_gradients", run_quiet, true },
-    { "xd_cast, xd_read, xd_status_check, xd_tokenizer_decode, "
-      "xd_teacher_cache_find_document, "
-      "xd_teacher_cache_read, xdi_teacher_piece_copy, xdi_teacher_route, "
-      "xdi_chunk_averages, xdi_chunk_averages_backward",
+    { "xd_cast, xd_read, xd_status_check, xd_tokenizer_decode, xd_teacher_cache_find_document, "
+      "xd_teacher_cache_read, xdi_teacher_piece_copy, xdi_teacher_route, xdi_chunk_averages, "
+      "xdi_chunk_averages_backward",
       run_quiet_data, true },
 };
 

@@ -509,9 +509,8 @@ XD_TEST(weights_load_alone_and_two_networks_lie_side_by_side) {
     CHECK_EQ_INT(load_parts(one, self, root, &alone, &report), XD_ERROR_MISSING);
     CHECK_EQ_INT(report.missing, SCENE_TENSORS);
 
-    xd_optimizer_desc sgd = (xd_optimizer_desc){
-        .params = one->param, .param_count = SCENE_TENSORS, .kind = XD_OPTIMIZER_SGD, .learning_rate = 1e-3
-    }; /* another kind of optimizer */
+    xd_optimizer_desc sgd = { .params = one->param, .param_count = SCENE_TENSORS, .learning_rate = 1e-3 };
+    sgd.kind = XD_OPTIMIZER_SGD; /* another one than that of the checkpoint */
     alone = networks[0];
     alone.optimizer = NULL;
     CHECK_EQ_INT(xd_optimizer_create(ctx, &sgd, &alone.optimizer), XD_OK);

@@ -306,9 +306,8 @@ static void call_softmax(side *s, int variant) {
     const xd_rows student = rows_of(b->student), teacher = rows_of(b->teacher),
                   gradient = rows_of(b->gradient);
     const xd_positions p = { ROWS, { b->labels, XD_DTYPE_I64 }, false, 0, b->mask, NULL };
-    const xd_vocab_topk_desc choice = {
-        s->vocab, student, 1, b->mask, NULL, K, { NULL, XD_DTYPE_NONE, 0, 0, 0 }, NULL
-    };
+    xd_vocab_topk_desc choice = vocab_topk_desc(s->vocab, student, 1, K);
+    choice.mask = b->mask;
     switch (variant) {
     case 0: CHECK(softmax_row_stats(s->ctx, s->vocab, student, 1.5, b->lse, b->argmax) == XD_OK); break;
     case 1: CHECK(softmax_all(s->ctx, s->vocab, student, 1.5, gradient) == XD_OK); break;

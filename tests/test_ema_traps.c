@@ -17,7 +17,7 @@ static void check_weight(xd_cpu_level level, xd_dtype dtype, bool joined) {
     xd_optimizer *optimizer = NULL;
     xd_param param = scene_param("w", live, dtype, N);
     param.gradient = gradient;
-    xd_optimizer_desc desc = (xd_optimizer_desc){
+    xd_optimizer_desc desc = {
         .params = &param, .param_count = 1, .kind = XD_OPTIMIZER_SGD, .learning_rate = 1e-3
     };
     CHECK(right != wrong && wrong > 1.0001e-4f);

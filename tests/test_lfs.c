@@ -60,8 +60,8 @@ XD_TEST(a_pointer_of_git_lfs_is_called_that_in_memory) {
     CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
     check(ctx, "xd_json_load_memory", xd_json_load_memory(ctx, NULL, pointer, BYTES, &json));
     check(ctx, "bytes of a file", weights_open_memory(ctx, pointer, BYTES, NULL, &tensors));
-    check(ctx, "bytes of a tokenizer", tokenizer_load_memory(ctx, pointer, BYTES, NULL, &tokenizer));
-    check(ctx, "bytes of a projection", projection_load_memory(ctx, pointer, BYTES, NULL, &projection));
+    check(ctx, "xd_tokenizer_load, bytes", tokenizer_load_memory(ctx, pointer, BYTES, NULL, &tokenizer));
+    check(ctx, "xd_projection_load, bytes", projection_load_memory(ctx, pointer, BYTES, NULL, &projection));
     xd_ctx_destroy(ctx);
 }
 

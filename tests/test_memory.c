@@ -365,7 +365,7 @@ XD_TEST(checkpoints_are_found_and_opened_or_there_is_no_memory) {
     remove_checkpoints();
 }
 
-XD_TEST(optimizers_and_averages_take_what_their_bytes_twins_say) {
+XD_TEST(optimizers_and_averages_take_what_is_planned) {
     static const xd_dtype dtypes[] = { XD_DTYPE_F32, XD_DTYPE_BF16, XD_DTYPE_F16 };
     static const int64_t shape[] = { 5, 9 };
     static float values[4][64], gradients[4][64];
@@ -386,7 +386,7 @@ XD_TEST(optimizers_and_averages_take_what_their_bytes_twins_say) {
                                     .dims = i == 1 ? 2 : 0,
                                     .buffer = i == 3 };
         for (int kind = 0; kind <= (int)XD_OPTIMIZER_SGD; kind++) {
-            xd_optimizer_desc desc = (xd_optimizer_desc){
+            xd_optimizer_desc desc = {
                 .params = params, .param_count = count, .kind = XD_OPTIMIZER_SGD, .learning_rate = 1e-3
             };
             xd_optimizer *optimizer = NULL;

@@ -128,9 +128,7 @@ static void call_selection(xd_ctx *ctx, const xd_vocab *vocab, sink *out) {
         CHECK_EQ_INT(xd_vocab_topk(ctx, vocab, i ? y : x, counts[i], values, ids), XD_OK);
         keep(out, values, n * sizeof *values);
         keep(out, ids, n * sizeof *ids);
-        const xd_vocab_topk_desc d = {
-            vocab, i ? x : y, 1, NULL, NULL, counts[i], { NULL, XD_DTYPE_NONE, 0, 0, 0 }, NULL
-        };
+        const xd_vocab_topk_desc d = vocab_topk_desc(vocab, i ? x : y, 1, counts[i]);
         CHECK_EQ_INT(vocab_topk_columns(ctx, &d, ids, gradient), XD_OK);
         keep(out, ids, (size_t)counts[i] * sizeof *ids);
         keep(out, gradient, COLUMNS * sizeof *gradient); /* the maxima of the columns */

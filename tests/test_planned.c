@@ -2,7 +2,6 @@
  * ranks that are not here; what cannot be planned is refused by name. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
-#include "loss_calls.h"
 #if defined(XD_TEST_LAYERS)
 #    include "dmd/state.h" /* xdi_: of the scene */
 #endif

@@ -25,8 +25,7 @@
  *   xd_plan_memory, xd_plan_print: read sizes; numbers of optimizers and averages are checked as by the calls that create
  *   xd_ctx_create_versioned, xd_run_threads: timeouts, tested in test_base.c
  *   xd_comm_node, xd_comm_shrink: a timeout below 0 or NaN is refused, tested in test_node_join.c and test_node_shrink.c
- *   xd_ddp_create, xd_fsdp_create, xd_build: divisors that have no inverse are refused, tested in
- *     test_wrap_checks.c
+ *   xd_ddp_create, xd_fsdp_create, xd_build: divisors that have no inverse are refused, tested in test_wrap_checks.c
  *   xd_gradient_norm_check: tells what xd_gradient_norm_compute found, tested in test_wrap_checks.c
  *   xd_optimizer_create: through xd_optimizer_step
  *   xd_ema_create: through xd_ema_update
@@ -41,12 +40,11 @@
  *   xd_dmd_trains: reads two whole numbers
  *   xd_fake_score_create_meta: moves elements as bytes, or rounds them as xd_cast does
  *   xd_state_inherit: moves elements as bytes
- *   xd_sampler_create: the same, tested in test_sampler.c
+ *   xd_sampler_create: numbers outside their range, NaN among them, are refused, tested in test_sampler.c
+ *   xd_times_draw: the same, tested in test_times.c
  *   xd_sampler_of_student: makes a struct
  *   xd_mix_rows: arithmetic on elements alone, NaN in, NaN out, tested over every special number in test_convert.c
  *   xd_draw_rows: takes whole numbers, and writes what it draws
- *   xd_times_draw: numbers outside their range, NaN among them, are refused, tested
- *   in test_times.c
  *   xd_projection_build: a threshold outside [0, 1] or NaN is refused, tested in test_projection_build.c
  *   xd_projection_cache_name: prints the bits of a threshold
  *   xd_projection_upload: copies arrays as bytes */

@@ -112,12 +112,7 @@ static xd_result too_many_of_the_best(scene *s, bool odd) {
 }
 
 static xd_vocab_topk_desc choice_of(scene *s, bool of_all) {
-    xd_vocab_topk_desc d;
-    memset(&d, 0, sizeof d);
-    d.vocab = s->vocab;
-    d.logits = student_of(s);
-    d.sequences = 3;
-    d.k = IDS_K;
+    xd_vocab_topk_desc d = vocab_topk_desc(s->vocab, student_of(s), 3, IDS_K);
     if (of_all) d.comm = s->world;
     return d;
 }

@@ -98,9 +98,9 @@ XD_TEST(byte_level_is_true_only_where_any_bytes_survive) {
 
 XD_TEST(rank_files_merge_by_the_rank_of_the_result) {
     const xd_tokenizer_special specials[] = { { "<|x|>", 270 } };
-    xd_tokenizer_desc desc = {
-        XD_TOKENIZER_PRESET_NONE, " ?[a-z]+|\\s+|[^a-z\\s]+", specials, 1, 0, NULL, NULL, NULL, NULL, 0
-    };
+    xd_tokenizer_desc desc = { .pattern = " ?[a-z]+|\\s+|[^a-z\\s]+",
+                               .specials = specials,
+                               .special_count = 1 };
     const file *data = rank_file("=");
     fixture f = load_with(data->text, data->bytes - 1, &desc);
     CHECK_EQ_STR(spans(&f, "abc xabcd"), "258:0-3 32:3-4 120:4-5 258:5-8 100:8-9");
@@ -122,13 +122,13 @@ XD_TEST(rank_files_merge_by_the_rank_of_the_result) {
 }
 
 XD_TEST(rank_files_that_lie_are_refused) {
-    const xd_tokenizer_desc any = { XD_TOKENIZER_PRESET_GPT2, NULL, NULL, 0, 0, NULL, NULL, NULL, NULL, 0 };
-    const xd_tokenizer_desc wrong = { (xd_tokenizer_preset)99, NULL, NULL, 0, 0, NULL, NULL, NULL, NULL, 0 };
-    const xd_tokenizer_desc bad = { XD_TOKENIZER_PRESET_NONE, "a(", NULL, 0, 0, NULL, NULL, NULL, NULL, 0 };
+    const xd_tokenizer_desc any = { .preset = XD_TOKENIZER_PRESET_GPT2 };
+    const xd_tokenizer_desc wrong = { .preset = (xd_tokenizer_preset)99 };
+    const xd_tokenizer_desc bad = { .pattern = "a(" };
     const xd_tokenizer_special taken[] = { { "x", 97 } };
-    const xd_tokenizer_desc conflict = {
-        XD_TOKENIZER_PRESET_GPT2, NULL, taken, 1, 0, NULL, NULL, NULL, NULL, 0
-    };
+    const xd_tokenizer_desc conflict = { .preset = XD_TOKENIZER_PRESET_GPT2,
+                                         .specials = taken,
+                                         .special_count = 1 };
     refuse_with("YQ== 0", 6, NULL, XD_ERROR_ARGUMENT, "needs a preset or a pattern");
     refuse_with("YQ== 0", 6, &wrong, XD_ERROR_ARGUMENT, "preset 99");
     refuse_with("YQ== 0", 6, &bad, XD_ERROR_FORMAT, "a group without end at byte 1");
@@ -275,9 +275,7 @@ XD_TEST(sentencepiece_models_put_the_control_piece_that_is_bos) {
 }
 
 XD_TEST(sentencepiece_models_of_other_kinds_are_refused_by_name) {
-    const xd_tokenizer_desc preset = {
-        XD_TOKENIZER_PRESET_GPT2, NULL, NULL, 0, 0, NULL, NULL, NULL, NULL, 0
-    };
+    const xd_tokenizer_desc preset = { .preset = XD_TOKENIZER_PRESET_GPT2 };
     const file *f = sentencepiece(UNIGRAM, "", false);
     refuse(f, XD_ERROR_UNSUPPORTED, "type Unigram");
     f = sentencepiece(BPE, "abcd", false);

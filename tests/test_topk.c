@@ -345,7 +345,7 @@ static xd_result selection_rank(xd_comm *world, void *argument) {
     CHECK_NEAR(accuracy, 0.5, 0);
     CHECK(softmax_columns(ctx, vocab, rows, xd_ids_of(labels, XD_DTYPE_I64), 2, 0, values) == XD_OK);
     CHECK(values[0] == whole[2] && values[3] == whole[VOCAB + 5]);
-    xd_vocab_topk_desc choice = { vocab, rows, 0, NULL, NULL, 6, { NULL, XD_DTYPE_NONE, 0, 0, 0 }, NULL };
+    xd_vocab_topk_desc choice = vocab_topk_desc(vocab, rows, 0, 6);
     CHECK(vocab_topk_columns(ctx, &choice, columns, importance) == XD_OK);
     static const int64_t chosen[6] = { 0, 2, 4, 5, 7, 9 };
     for (int i = 0; i < 6; i++) CHECK_EQ_INT(columns[i], chosen[i]);
@@ -511,7 +511,7 @@ static void select_and_normalise(xd_ctx *ctx, const xd_vocab *vocab, int64_t row
     for (int i = 0; i < MANY * WIDE; i++) logits[i] = (float)(i * 37 % 101);
     CHECK(xd_vocab_topk(ctx, vocab, x, k, values, ids) == XD_OK);
     CHECK(values[0] == 100.0f);
-    const xd_vocab_topk_desc choice = { vocab, x, 1, NULL, NULL, k, { NULL, XD_DTYPE_NONE, 0, 0, 0 }, NULL };
+    const xd_vocab_topk_desc choice = vocab_topk_desc(vocab, x, 1, k);
     CHECK(vocab_topk_columns(ctx, &choice, ids, NULL) == XD_OK);
     CHECK(softmax_row_stats(ctx, vocab, x, 0.0, log_sum_exp, NULL) == XD_OK);
     CHECK(softmax_all(ctx, vocab, x, 0.0, y) == XD_OK);

@@ -71,15 +71,17 @@ def functions(text):
 
 
 def main():
-    wanted = functions(open("docs/api.txt").read())
-    held = set()
+    declared = open("docs/api.txt").read()
+    wanted, held = functions(declared), set()
     for path in sorted(glob.glob("tests/test_allocations*.c")):
         for row in re.findall(r'\{((?:\s*"[^"]*")+),\s*run_', open(path).read()):
             held |= set(re.findall(r"\bxd_\w+", row))
+    gone = held - set(re.findall(r"^function .*?\b(xd_\w+)\(", declared, re.M))
     held |= set(re.findall(r"\b(xd_\w+)\(", open("tests/test_memory.c").read()))
     known = held | set(EXCUSED)
     bad = ["%s: no test fails its allocations; add it to tests/test_allocations*.c" % n for n in sorted(wanted - known)]
     bad += ["%s does not exist, or a test fails its allocations" % n for n in sorted(set(EXCUSED) - (wanted - held))]
+    bad += ["%s is in the table of a test, and does not exist" % n for n in sorted(gone)]
     print("\n".join(bad) if bad else "%d functions, %d of them excused" % (len(wanted), len(EXCUSED)))
     return bool(bad) or len(wanted) < 100
 

@@ -1,6 +1,7 @@
 /* run.c - trains the toy: what the ranks do in a step, and the way from one layout to the next. */
 #define _DEFAULT_SOURCE /* MAP_ANONYMOUS */
 #include "rank.h"
+#include "../helpers/vocab_calls.h"
 #include "../helpers/wrap_calls.h"
 
 #include <stdio.h>
@@ -155,12 +156,12 @@ static xd_result make_buffers(rank *r) {
     r->teacher = floats(r->most * r->rows_here * r->columns);
     if (is_staged(r)) {
         XD_TRY(stages_list(r));
-        return xd_vocab_create(r->ctx, &(xd_vocab_desc){ .size = z->vocab, .tp = r->tp, .columns = &r->share->vocab }, &r->vocab);
+        return vocab_of(r->ctx, r->tp, r->share->vocab, z->vocab, &r->vocab);
     }
     XD_TRY(xd_parallel_params(r->parallel, PARTS, r->params, &r->count));
     XD_TRY(xd_parallel_parts(r->parallel, PARTS, r->parts, &r->count));
     XD_TRY(fill_parts(r));
-    return xd_vocab_create(r->ctx, &(xd_vocab_desc){ .size = z->vocab, .tp = r->tp, .columns = &r->share->vocab }, &r->vocab);
+    return vocab_of(r->ctx, r->tp, r->share->vocab, z->vocab, &r->vocab);
 }
 
 static xd_result make_state(rank *r) {

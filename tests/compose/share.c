@@ -81,7 +81,8 @@ static xd_result make_crossing(sharing *s, share_kind kind) {
                                  .ndim = 2,
                                  .shape = { s->size.rows, s->size.width + (kind == SHARE_LOGITS) },
                                  .leaves = s->leaves[kind] };
-    XD_TRY(xd_leaf_stack_create(s->ctx, &(xd_leaf_stack_desc){ .leaves = d.leaves, .elements = elements_of(s, kind) }, &s->stacks[kind]));
+    const xd_leaf_stack_desc stack = { .leaves = d.leaves, .elements = elements_of(s, kind) };
+    XD_TRY(xd_leaf_stack_create(s->ctx, &stack, &s->stacks[kind]));
     return xd_crossing_create(kind == SHARE_SEE ? s->ranks.cp : s->ranks.tp, &d, &s->crossings[kind]);
 }
 
@@ -102,7 +103,8 @@ static xd_result make_sums(sharing *s) {
     s->counts[SHARE_OF_EXPERTS] = (s->experts.end - s->experts.begin) * (hidden + 1) * hidden;
     s->counts[SHARE_OF_HEAD] = 1 + s->counts[SHARE_OF_EMBED];
     for (int i = 0; i < SHARE_WEIGHTS; i++) {
-        XD_TRY(xd_leaf_stack_create(s->ctx, &(xd_leaf_stack_desc){ .leaves = rows, .elements = s->counts[i] }, &s->weights[i]));
+        const xd_leaf_stack_desc stack = { .leaves = rows, .elements = s->counts[i] };
+        XD_TRY(xd_leaf_stack_create(s->ctx, &stack, &s->weights[i]));
         if (s->counts[i] > most) most = s->counts[i];
     }
     s->sum = (float *)calloc((size_t)most, sizeof *s->sum);

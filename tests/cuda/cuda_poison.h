@@ -300,7 +300,7 @@ static inline xd_ema_entry gpu_ema_view(const xd_ema *ema, int64_t index) {
     return view;
 }
 
-/* ---- the names ---- */
+/* ---- the names: helpers that are included after this call these too ---- */
 
 #define xd_log_probs gpu_log_probs
 #define xd_log_probs_backward gpu_log_probs_backward

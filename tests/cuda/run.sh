@@ -11,8 +11,9 @@
 # work in reverse and only when the program waits. CUDA_PLAIN_ORDER=0 leaves the first run out, for callers that run the other
 # builds too. The coverage has streams that work in order, and only when the program waits. CUDA_TESTS names the programs (default: all),
 # GOLDEN the folder of vectors, CUDA_BUILD the folder for what is built, EMU_BUILD that for the emulation (where its own tests
-# have it: beside the other), CUDA_HEADER where xdistill.h and xdistill_cuda.cu are (src, or . for the generated files; programs include src), CUDA_LIBRARY an object
-# of that library with XD_TEST_UNIT for the builds that do not sanitize it (default: compiled here, once for each).
+# have it: beside the other), CUDA_HEADER where xdistill.h and xdistill_cuda.cu are (src, or . for the generated files; programs
+# include src in both cases), CUDA_LIBRARY an object of that library with XD_TEST_UNIT for the builds that do not sanitize it
+# (default: compiled here, once for each).
 cd "$(dirname "$0")/../.." || exit 1
 build=${CUDA_BUILD:-build/cuda}
 emu=${EMU_BUILD:-$(dirname "$build")/emu}

@@ -58,7 +58,9 @@ static xd_result choose(xd_comm *world, void *argument) {
     std::vector<int64_t> &ids = choice->ids[p.rank];
     ids.assign(SEQUENCES * K, -1);
     to.cols = K + 1;
-    const xd_vocab_topk_desc d = { vocab, from, SEQUENCES, votes, cp, K, { NULL, XD_DTYPE_NONE, 0, 0, 0 }, NULL };
+    xd_vocab_topk_desc d = vocab_topk_desc(vocab, from, SEQUENCES, K);
+    d.mask = votes;
+    d.comm = cp;
     CHECK(vocab_topk_gather(p.ctx, &d, ids.data(), to) == XD_ERROR_SHAPE);
     to.cols = K;
     CHECK(ids[0] == -1);
@@ -116,8 +118,8 @@ static xd_xtoken_values distill(problem *p, bool routed, std::vector<float> *gra
         Device votes(mask, sizeof mask);
         const xd_rows rows = { values.at<void>(), XD_DTYPE_F32, TEACHER_ROWS, K, 0 };
         CHECK(vocab_even(p->ctx, nullptr, TEACHER_SIZE, &vocab) == XD_OK);
-        const xd_vocab_topk_desc choice = { vocab, c.teachers[0].logits, SEQUENCES, votes.at<uint8_t>(), nullptr,
-                                            K, { NULL, XD_DTYPE_NONE, 0, 0, 0 }, NULL };
+        xd_vocab_topk_desc choice = vocab_topk_desc(vocab, c.teachers[0].logits, SEQUENCES, K);
+        choice.mask = votes.at<uint8_t>();
         CHECK(vocab_topk_gather(p->ctx, &choice, ids, rows) == XD_OK);
         xd_route_desc d = {};
         d.payload = XD_ROUTE_COLUMNS;

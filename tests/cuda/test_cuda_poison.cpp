@@ -45,7 +45,6 @@ XD_TEST(poison_a_temperature_whose_inverse_f32_cannot_hold_leaves_gradients_fini
 #pragma GCC diagnostic ignored "-Wmissing-field-initializers"
 #define POISON_BACKEND
 #include "../test_poison.c"
-#include "loss_calls.h"
 
 XD_TEST(poison_each_family_of_the_table_runs_on_a_gpu_or_is_excused) {
     for (const poison_family *family : families) {

@@ -529,7 +529,7 @@ static void device_release(void *user, void *memory) {
     cudaFree(memory);
 }
 
-XD_TEST(optimizers_and_averages_take_what_their_bytes_twins_say) {
+XD_TEST(optimizers_and_averages_take_what_is_planned) {
     xd_ctx_desc settings = {};
     xd_cuda_desc device = {};
     xd_ctx *ctx = nullptr;

@@ -143,7 +143,7 @@ XD_TEST(the_k_largest_are_those_of_the_cpu_to_the_bit) {
                     const xd_rows rows = rows_at(at, x, s.student, s);
                     CHECK(xd_vocab_topk(ctx, vocab, rows, k, place<float>(at, values),
                                         place<int64_t>(at, ids)) == XD_OK);
-                    const xd_vocab_topk_desc d = { vocab, rows, 1, nullptr, nullptr, k, { NULL, XD_DTYPE_NONE, 0, 0, 0 }, NULL };
+                    const xd_vocab_topk_desc d = vocab_topk_desc(vocab, rows, 1, k);
                     CHECK(vocab_topk_columns(ctx, &d, place<int64_t>(at, columns),
                                                 place<float>(at, importance)) == XD_OK);
                 });

@@ -1,5 +1,6 @@
 /* stages.c - the transformer cut into the stages of a pipeline, under a wrapper each, and trained by xd_pipeline_run. */
 #include "train.h"
+#include "../helpers/vocab_calls.h"
 
 #include "../../examples/nn/nn_blocks.h"
 
@@ -376,8 +377,7 @@ static xd_result stage_run(stage_state *s) {
     XD_TRY(stage_build(s));
     const nn_share *share = &s->parts[0].model.share;
     const xd_interval columns = { share->vocab_begin, share->vocab_begin + share->vocab_count };
-    XD_TRY(
-        xd_vocab_create(s->ctx, &(xd_vocab_desc){ .size = TRAIN_VOCAB, .tp = s->config->tp > 1 ? s->groups->tp : NULL, .columns = &columns }, &s->vocab));
+    XD_TRY(vocab_of(s->ctx, s->config->tp > 1 ? s->groups->tp : NULL, columns, TRAIN_VOCAB, &s->vocab));
     XD_TRY(stage_pipeline(s));
     stage_make_buffers(s);
     XD_TRY(xd_agree(s->world, stage_list(s)));

@@ -1,5 +1,6 @@
 /* train.c - what the ranks do, and how two runs are compared. */
 #include "train.h"
+#include "../helpers/vocab_calls.h"
 #include "../helpers/wrap_calls.h"
 
 #include "../../examples/nn/nn_blocks.h"
@@ -172,7 +173,7 @@ static xd_result train_describe(train_state *s) {
     XD_TRY(nn_describe(s->ctx, &s->model, 5, dtype, &s->description));
     const nn_share *share = &s->model.share;
     const xd_interval columns = { share->vocab_begin, share->vocab_begin + share->vocab_count };
-    return xd_vocab_create(s->ctx, &(xd_vocab_desc){ .size = VOCAB, .tp = s->config->tp > 1 ? s->tp : NULL, .columns = &columns }, &s->vocab);
+    return vocab_of(s->ctx, s->config->tp > 1 ? s->tp : NULL, columns, VOCAB, &s->vocab);
 }
 
 static xd_result train_make_queues(train_state *s, xd_comm *data) {

@@ -384,8 +384,10 @@ static xd_result strip_take(strip *s) {
     s->hidden = strip_floats(s->samples * STRIP_BLOCKS * STRIP_UNITS);
     s->d_hidden = strip_floats(s->samples * STRIP_BLOCKS * STRIP_UNITS);
     s->sum = strip_floats(STRIP_UNITS * (INPUTS + STRIP_BLOCK));
-    XD_TRY(xd_leaf_stack_create(s->ctx, &(xd_leaf_stack_desc){ .leaves = s->of_pieces, .elements = s->samples * s->elements }, &s->pieces));
-    return xd_leaf_stack_create(s->ctx, &(xd_leaf_stack_desc){ .leaves = s->of_parts, .elements = s->units * (INPUTS + STRIP_BLOCK) }, &s->parts);
+    const xd_leaf_stack_desc of_pieces = { .leaves = s->of_pieces, .elements = s->samples * s->elements };
+    const xd_leaf_stack_desc of_parts = { .leaves = s->of_parts, .elements = s->units * (INPUTS + STRIP_BLOCK) };
+    XD_TRY(xd_leaf_stack_create(s->ctx, &of_pieces, &s->pieces));
+    return xd_leaf_stack_create(s->ctx, &of_parts, &s->parts);
 }
 
 xd_result strip_create(xd_ctx *ctx, const strip_cut *cut, uint64_t seed, int64_t samples, strip **out) {

@@ -221,7 +221,7 @@ static void select_run(golden_case *c) {
     const xd_rows x = golden_rows_in(l, golden_rows(p.logits, p.rows, p.width));
     int64_t *ids_there = (int64_t *)golden_out(l, ids, (size_t)k * sizeof *ids);
     float *importance_there = (float *)golden_out(l, importance, (size_t)p.width * sizeof *importance);
-    const xd_vocab_topk_desc d = { vocab, x, 1, NULL, NULL, k, { NULL, XD_DTYPE_NONE, 0, 0, 0 }, NULL };
+    const xd_vocab_topk_desc d = vocab_topk_desc(vocab, x, 1, k);
     if (golden_ok(c, golden_back(l, vocab_topk_columns(golden_ctx(c), &d, ids_there, importance_there)))) {
         to_doubles(ids, k, wide);
         golden_exact(c, "out.indices", wide, k);

@@ -1,4 +1,4 @@
-/* Averages over a list that is not in their desc. */
+/* Averages whose list is beside the other settings; settings that are NULL -> all zero. */
 #ifndef AVERAGES_H
 #define AVERAGES_H
 
@@ -6,7 +6,6 @@
 
 #include <string.h>
 
-/* Settings that are NULL -> all zero: the average is the weights. */
 static inline xd_result average_create(xd_ctx *ctx, const xd_param *params, int64_t count,
                                        const xd_ema_desc *settings, xd_ema **out) {
     xd_ema_desc desc;

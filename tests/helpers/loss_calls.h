@@ -34,6 +34,17 @@ static inline xd_result cosine_loss(xd_ctx *ctx, const xd_loss_desc *desc, xd_lo
     return xd_loss(ctx, &d, out);
 }
 
+static inline xd_vocab_topk_desc vocab_topk_desc(const xd_vocab *vocab, xd_rows logits, int64_t sequences,
+                                                 int64_t k) {
+    xd_vocab_topk_desc d;
+    memset(&d, 0, sizeof d);
+    d.vocab = vocab;
+    d.logits = logits;
+    d.sequences = sequences;
+    d.k = k;
+    return d;
+}
+
 static inline xd_result vocab_topk_columns(xd_ctx *ctx, const xd_vocab_topk_desc *desc, int64_t *ids,
                                            float *importance) {
     xd_vocab_topk_desc d = *desc;

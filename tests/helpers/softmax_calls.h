@@ -55,7 +55,7 @@ static inline xd_result softmax_at_ids_backward(xd_ctx *ctx, const xd_vocab *voc
     return xd_log_probs_backward(ctx, &d, &g);
 }
 
-/* Logits at n ids of each row, or at the same n with a stride of 0. */
+/* Logits at n ids of each row; with a stride of 0 the same n for all rows. */
 static inline xd_result softmax_columns(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, xd_ids ids,
                                         int64_t n, int64_t stride, float *values) {
     xd_log_probs_desc d = softmax_desc(vocab, logits, 0.0);

@@ -1,4 +1,4 @@
-/* Weights by path or bytes, for tests that open many: what they say of a desc otherwise. */
+/* Weights by their path, bytes or box, beside the other settings; settings that are NULL -> all zero. */
 #ifndef WEIGHTS_CALLS_H
 #define WEIGHTS_CALLS_H
 

@@ -1,4 +1,4 @@
-/* Wrappers over ranks that are not in their desc. */
+/* Wrappers whose ranks are beside the other settings; settings that are NULL -> all zero. */
 #ifndef WRAP_CALLS_H
 #define WRAP_CALLS_H
 

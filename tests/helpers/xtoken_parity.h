@@ -384,14 +384,9 @@ static inline xd_result parity_send_columns(xd_ctx *ctx, const parity_rank *r, i
             if (b == dropped[k][0] && chunk == dropped[k][1]) mask[i] = 0;
     }
     const xd_rows rows = rows_of(values, count * t->held, PARITY_COLUMNS);
-    const xd_vocab_topk_desc d = { r->teacher_vocab,
-                                   logits,
-                                   count,
-                                   mask,
-                                   r->teacher_cp,
-                                   PARITY_COLUMNS,
-                                   { NULL, XD_DTYPE_NONE, 0, 0, 0 },
-                                   NULL };
+    xd_vocab_topk_desc d = vocab_topk_desc(r->teacher_vocab, logits, count, PARITY_COLUMNS);
+    d.mask = mask;
+    d.comm = r->teacher_cp;
     const xd_result result = vocab_topk_gather(ctx, &d, ids, rows);
     return result == XD_OK ? xd_route_send(r->route, rows, ids) : result;
 }

@@ -419,8 +419,7 @@ build/xdistill_ctypes.py: xdistill.h tools/api.py tools/api_ctypes.py | build
 uninstall: ## Library: remove what install wrote
 	cd "$(prefix)/include" && rm -f xdistill.h xdistill_cuda.cu xdistill_nccl.h xdistill_mpi.h
 	cd "$(prefix)/lib" && rm -f libxdistill.a libxdistill.so $(shared)
-	cd "$(prefix)/share" && rm -f pkgconfig/xdistill.pc pkgconfig/xdistill-lib.pc xdistill/xdistill_ctypes.py
-	rm -rf "$(prefix)/share/cmake/xdistill"
+	cd "$(prefix)/share" && rm -f pkgconfig/xdistill.pc pkgconfig/xdistill-lib.pc && rm -rf cmake/xdistill xdistill
 
 clean: ## Library: remove build/
 	rm -rf build

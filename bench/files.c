@@ -188,9 +188,9 @@ static void save(stage *st, bool beside) {
 /* The saver, and memory for copies of its bytes, which has been touched. */
 static void reserve(stage *st) {
     const xd_checkpoint_network n = network(st);
+    const xd_checkpoint_saver_desc desc = { &n, 1 };
     if (st->saver) return;
-    team_require(st->me->ctx[0], xd_checkpoint_saver_create(
-                                     st->me->comm[0], &(xd_checkpoint_saver_desc){ &n, 1 }, &st->saver));
+    team_require(st->me->ctx[0], xd_checkpoint_saver_create(st->me->comm[0], &desc, &st->saver));
     st->copies = (char *)xd_allocate(st->me->ctx[0], (size_t)st->tensors * PIECE);
     require(st->copies != NULL, "memory");
 }

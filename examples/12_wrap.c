@@ -78,8 +78,9 @@ static xd_result train(const run *r, xd_parallel *parallel, xd_block *const laye
 }
 
 static xd_result wrap(xd_comm *world, xd_model *model, bool fsdp, xd_parallel **out) {
-    if (fsdp) return xd_fsdp_create(model, &(xd_fsdp_desc){ .data = world, .micro_batches = LEAVES }, out);
-    return xd_ddp_create(model, &(xd_ddp_desc){ .data = world, .micro_batches = LEAVES }, out);
+    const xd_fsdp_desc sharded = { .data = world, .micro_batches = LEAVES };
+    const xd_ddp_desc whole = { .data = world, .micro_batches = LEAVES };
+    return fsdp ? xd_fsdp_create(model, &sharded, out) : xd_ddp_create(model, &whole, out);
 }
 
 static xd_result run_rank(xd_comm *world, void *argument) {

@@ -127,7 +127,6 @@ static xd_result run_rank(xd_comm *world, void *argument) {
     float *to[] = { out->bias, out->experts[r.here * xd_comm_rank(xd_grid_groups(r.grid)->ep)] };
     for (int i = 0; i < 2; i++)
         if (!p[i].replica) memcpy(to[i], p[i].gradient, (size_t)p[i].count * sizeof(float));
-
     xd_parallel_destroy(r.parallel);
     xd_model_destroy(r.model);
     xd_layout_destroy(r.by_expert);

@@ -1,7 +1,7 @@
 /* The transformer of examples/nn learns a text under FSDP on four ranks; each layer is a unit.
  * The losses and the gradient norm have the bits of one rank.
  *
- *     cc -std=c99 -O2 -I. examples/24_fsdp_transformer.c examples/nn/nn_*.c -o transformer -lm -lpthread
+ *     cc -std=c99 -O2 -I. examples/24_fsdp_transformer.c examples/nn/nn_*.c -o train -lm -lpthread
  *
  * Tokens are bytes. Ranks keep and send weights in BF16, and compute both passes in F32. The
  * optimizer has master weights in F32. */

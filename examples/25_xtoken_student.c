@@ -9,7 +9,6 @@
 #define XDISTILL_IMPLEMENTATION
 #include "../xdistill.h"
 #include "sharded/sharded.h"
-
 #include <stdio.h>
 
 enum { STEPS = 4 };
@@ -96,8 +95,7 @@ static xd_result run_rank(xd_comm *world, void *argument) {
     s->teacher_logits.whole = NULL;
     xd_route_destroy(route);
     sharded_student_close(&student);
-    demo_rank_close(s);
-    demo_rank_close(t);
+    for (int i = 0; i < 2; i++) demo_rank_close(&ranks[i]);
     return XD_OK;
 }
 

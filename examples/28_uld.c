@@ -5,11 +5,9 @@
  * loss. The models are tables with one row of logits per token.
  *
  *     cc -std=c99 -O2 examples/28_uld.c -o uld -lm -lpthread
- *     ./uld [STUDENT/tokenizer.json TEACHER/tokenizer.json]
- */
+ *     ./uld [STUDENT/tokenizer.json TEACHER/tokenizer.json] */
 #define XDISTILL_IMPLEMENTATION
 #include "../xdistill.h"
-
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -3,6 +3,7 @@
 
   comments   every XD_API function and every public type in src/ has a comment directly above it
   snippets   every ```c block of README.md that holds a main() compiles without a warning
+  fragments  every ```c block of docs/ compiles after tools/fragments.h, which declares what a page does not
   options    docs/building.md's tables of options that leave parts out have those of src/xdistill.h
   figures    each figure of README.md's table of numbers stands on the page that its row links
   index      docs/index.md has every name of the users' part, as docs/api.txt lists them, and of the companions, once
@@ -81,6 +82,33 @@ def check_snippets():
         if result.returncode != 0:
             line = text.count("\n", 0, block.start()) + 1
             yield "README.md:%d: this snippet does not compile:\n%s" % (line, result.stderr)
+
+
+FRAGMENT = re.compile(r"^```c\n(.*?)^```", re.M | re.S)
+DEFINITION = re.compile(r"^(?!(?:if|for|while|switch)\b)\w[^;=]*\) \{$", re.M)
+
+
+def unit_of(page):
+    """The fragments of a page as one file: definitions as they stand, statements in functions, entries in a list."""
+    text, parts = page.read_text(), []
+    for match in FRAGMENT.finditer(text):
+        body = '#line %d "docs/%s"\n%s' % (text.count("\n", 0, match.start(1)) + 1, page.name, match.group(1))
+        if match.group(1).startswith("{"):
+            body = "const xd_weight_map fragment_%d[] = {\n%s};\n" % (len(parts), body)
+        elif not DEFINITION.search(body):
+            body = "xd_result fragment_%d(void) {\n%sreturn XD_OK;\n}\n" % (len(parts), body)
+        parts.append(body)
+    return "".join(parts)
+
+
+def check_fragments(root=ROOT):
+    for page in sorted((root / "docs").glob("*.md")):
+        unit = unit_of(page)
+        command = [os.environ.get("CC", "cc"), "-std=c99", "-fsyntax-only", "-Wall", "-Wno-unused", "-Werror", "-I", str(root),
+                   "-DPAGE_" + page.stem, "-include", str(root / "tools/fragments.h"), "-x", "c", "-"]
+        result = subprocess.run(command, input=unit, capture_output=True, text=True) if unit else None
+        if result and result.returncode != 0:
+            yield "docs/%s: a fragment does not compile:\n%s" % (page.name, result.stderr)
 
 
 def check_options():
@@ -171,7 +199,8 @@ def check_version():
 
 def main():
     complaints = [*check_comments(), *check_options(), *check_figures(), *check_tests(), *check_version(), *check_index(),
-                  *check_cells(), *check_names(ROOT), *check_words(), *check_surface(), *check_calls(ROOT), *check_snippets()]
+                  *check_cells(), *check_names(ROOT), *check_words(), *check_surface(), *check_calls(ROOT), *check_fragments(),
+                  *check_snippets()]
     for complaint in complaints:
         print(complaint, file=sys.stderr)
     return 1 if complaints else 0

@@ -472,10 +472,10 @@ static xd_result file_write_directory(file_convert *f, const char *directory) {
 
 static xd_result file_publish(file_convert *f) {
     xd_publish_directory *directory;
+    const xd_publish_directory_desc whole = { f->c.desc->target };
     XD_TRY(dcp_check_target(&f->c));
     XD_TRY(dcp_list_tensors(&f->c));
-    XD_TRY(
-        xd_publish_directory_create(f->c.ctx, &(xd_publish_directory_desc){ f->c.desc->target }, &directory));
+    XD_TRY(xd_publish_directory_create(f->c.ctx, &whole, &directory));
     f->c.json = xd_json_writer_create(f->c.ctx);
     f->c.json.indent = 2;
     xd_json_write_object(&f->c.json);

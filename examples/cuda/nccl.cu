@@ -3,12 +3,13 @@
  *
  *     nvcc -O2 -arch=sm_90 examples/cuda/nccl.cu xdistill_cuda.cu -lnccl -o many
  *     (umask 077; od -An -N32 -tx1 /dev/urandom | tr -d ' \n' >secret)
- *     XDISTILL_SECRET_FILE=secret build/xdrun -n 4 ./many        or with torchrun, mpirun or srun; ./many alone is one rank
+ *     XDISTILL_SECRET_FILE=secret build/xdrun -n 4 ./many
  *
- * A process joins only with the secret, from a file that only its user may read. XDISTILL_SECRET
- * holds it instead if the launcher passes variables in private. The loss is the mean over ranks of
- * KL(teacher_r || student), so the best student is the mean of the teachers. All operations are
- * ordered on the stream, and the host waits only for the values it prints. */
+ * torchrun, mpirun and srun start it too; ./many alone is one rank. A process joins only with the
+ * secret, from a file that only its user may read. XDISTILL_SECRET holds it instead if the launcher
+ * passes variables in private. The loss is the mean over ranks of KL(teacher_r || student), so the
+ * best student is the mean of the teachers. All operations are ordered on the stream, and the host
+ * waits only for the values it prints. */
 #define XDISTILL_IMPLEMENTATION
 #include "../../xdistill.h"
 #include "../../xdistill_nccl.h"

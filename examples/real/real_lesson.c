@@ -458,10 +458,8 @@ xd_result real_lesson_rank(xd_comm *world, void *lesson) {
     xd_result result = xd_agree(world, real_pupil_create(&p));
     const int64_t begin = p.model.share.vocab_begin;
     const xd_interval columns = { begin, begin + p.model.share.vocab_count };
-    if (result == XD_OK)
-        result = xd_vocab_create(
-            p.ctx, &(xd_vocab_desc){ .size = p.lesson->student.vocab, .tp = p.vocab, .columns = &columns },
-            &p.columns);
+    const xd_vocab_desc split = { .size = p.lesson->student.vocab, .tp = p.vocab, .columns = &columns };
+    if (result == XD_OK) result = xd_vocab_create(p.ctx, &split, &p.columns);
     if (result == XD_OK) result = real_teach(&p);
     real_pupil_free(&p);
     return result;

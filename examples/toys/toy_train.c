@@ -51,8 +51,8 @@ static xd_result toy_engage(xd_comm *world, uint64_t seed, const toy_recipe *rec
     xd_ctx *ctx = xd_comm_ctx(world);
     XD_TRY(toy_net_describe(ctx, seed, &a->model));
     XD_TRY(toy_net_create(ctx, a->model, TOY_CHUNK, 1, &a->net));
-    XD_TRY(
-        xd_ddp_create(a->model, &(xd_ddp_desc){ .data = world, .micro_batches = TOY_LEAVES }, &a->parallel));
+    const xd_ddp_desc ddp = { .data = world, .micro_batches = TOY_LEAVES };
+    XD_TRY(xd_ddp_create(a->model, &ddp, &a->parallel));
     XD_TRY(xd_parallel_params(a->parallel, TOY_WEIGHTS, a->params, &a->count));
     xd_optimizer_desc adamw = xd_adamw_defaults(a->params, a->count);
     adamw.learning_rate = a->learning_rate = recipe->learning_rate;

@@ -1,5 +1,6 @@
 #!/usr/bin/env python3
-"""What tools/check_names.py and the checks of the index and of cells find and pass over, on a small tree; what docs.py finds wrong."""
+"""What tools/check_names.py and the checks of the index, of fragments and of cells find and pass over, on a small tree; what docs.py
+finds wrong."""
 
 import pathlib
 import sys
@@ -9,7 +10,7 @@ import unittest
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[2] / "tools"))
 import docs  # noqa: E402
 from check_calls import check_calls  # noqa: E402
-from check_docs import CELL, check_cells, check_figures, check_index  # noqa: E402
+from check_docs import CELL, check_cells, check_figures, check_fragments, check_index  # noqa: E402
 from check_names import check_names  # noqa: E402
 from check_words import COMMENT, Count, SENTENCE, check_words, sentences  # noqa: E402
 from render_markdown import Page  # noqa: E402
@@ -85,6 +86,22 @@ class Names(unittest.TestCase):
         self.assertEqual(list(check_figures(self.root)), ["README.md: 1.9 is not in docs/page.md"])
         self.write("README.md", "nothing\n")
         self.assertEqual(list(check_figures(self.root)), ["README.md has no table of numbers"])
+
+    def test_compiles_fragments_of_pages(self):
+        self.write("tools/fragments.h", "typedef int xd_result;\ntypedef struct { int ours; } xd_weight_map;\n#define XD_OK 0\n"
+                   "extern int a;\n#if defined(PAGE_page)\nint one(int b);\n#endif\n")
+
+        def found(name, *blocks):
+            self.write("docs/%s.md" % name, "A page.\n\n" + "\n".join("```c\n%s\n```\n" % block for block in blocks))
+            complaints = list(check_fragments(self.root))
+            self.write("docs/%s.md" % name, "")
+            return "\n".join(complaints)
+        self.assertEqual(found("page", "if (a) {\n    a = one(a);\n}", "static int two(int b) {\n    return one(b);\n}", "return two(a);",
+                               "{ .ours = 1 },\n{ 2 },"), "")
+        self.assertIn("docs/other.md:8", found("other", "a = 1;", "a = one(a);"))  # declared for another page
+        self.assertIn("docs/page.md:5", found("page", "static int two(int b) {\n    return three(b);\n}"))
+        self.assertIn("docs/page.md:4", found("page", "a = one(a, a);"))
+        self.assertIn("docs/page.md:4", found("page", "{ .theirs = 1 },"))
 
     def test_finds_long_comments_and_sentences_and_phrases(self):
         def found(name, text, **limits):

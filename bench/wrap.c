@@ -133,7 +133,7 @@ static void pass_over(scene *s, xd_pass pass, float gradient) {
 /* With `check` the gradient of leaf i is (i + 1) times the weights. */
 static void communicate(scene *s, bool check) {
     const xd_parallel_micro_batch_count leaves = xd_parallel_micro_batches(s->parallel);
-    const int64_t passes = s->arm->sharded ? leaves.most : leaves.own;
+    const int64_t passes = s->arm->sharded ? leaves.max : leaves.own;
     for (int64_t k = 0; k < passes; k++) {
         xd_pass pass = { XD_PASS_FORWARD, 0, false };
         pass_over(s, pass, 0.0f);

@@ -110,7 +110,7 @@ static xd_result run_rank(xd_comm *world, void *argument) {
     rank r = { .members = xd_comm_size(world) == 1 ? 1 : MEMBERS };
     r.here = EXPERTS / r.members;
     XD_TRY(create(&r, world));
-    for (int64_t k = 0; k < xd_parallel_micro_batches(r.parallel).most; k++) {
+    for (int64_t k = 0; k < xd_parallel_micro_batches(r.parallel).max; k++) {
         tokens b = { 0 };
         XD_TRY(forward(&r, k, &b));
         XD_TRY(backward(&r, k, &b));

@@ -195,7 +195,7 @@ XD_TEST(at_the_ends_divisors_are_bounded) {
     CHECK_NEAR(m.c1, 1e6, 1e-9);
     m = mix_of(ctx, &trig, XD_PREDICT_EPS, XD_PREDICT_SCORE, trig.max_t);
     CHECK(m.c0 == -1.0 && m.c1 == 0.0);
-    flow.least = 1e-3;
+    flow.clamp_min = 1e-3;
     CHECK_NEAR(mix_of(ctx, &flow, XD_PREDICT_X0, XD_PREDICT_EPS, 0.0).c1, 1e3, 1e-12);
     xd_ctx_destroy(ctx);
 }

@@ -282,8 +282,8 @@ XD_TEST(another_run_is_refused_with_both_values) {
     refuse(&d, true, text, NULL, XD_ERROR_MISMATCH, "the distillation \"MODELOPT, 1 in 3 after 2\"");
     d = good, d.alternation = XD_DMD_FASTGEN;
     refuse(&d, true, text, NULL, XD_ERROR_MISMATCH, "the distillation \"FASTGEN, 1 in 3 after 0\"");
-    d = good, d.schedule.least = 0.25;
-    refuse(&d, true, text, NULL, XD_ERROR_MISMATCH, "least 0.25\"");
+    d = good, d.schedule.clamp_min = 0.25;
+    refuse(&d, true, text, NULL, XD_ERROR_MISMATCH, "clamp_min 0.25\"");
     d = good, d.rungs.list = other_rungs;
     refuse(&d, true, text, NULL, XD_ERROR_MISMATCH, "rungs: the run has \"3 steps from 0.999");
     d = good, d.gan.fdistill.on = false;

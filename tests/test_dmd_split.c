@@ -389,7 +389,7 @@ static void differ(xd_dmd_desc *d, int number) {
     case 10: d->fake_times.max_t = 0.9; break;
     case 11: d->fake_times.shift = 3.0; break;
     case 12: d->student_times.dtype = XD_DTYPE_F64; break;
-    case 13: d->schedule.least = 1e-3; break;
+    case 13: d->schedule.clamp_min = 1e-3; break;
     case 14: d->gan.r1_alpha = 0.2; break;
     case 15: d->gan.same_noise = true; break;
     case 16: d->gan.kind = XD_GAN_HINGE; break;
@@ -455,7 +455,7 @@ static const char *const differences[DIFFERENCES] = {
     "fake_times.max_t = 0.9, rank 0 passed 0.999",
     "fake_times.shift = 3, rank 0 passed 5",
     "student_times.dtype = ",
-    "schedule.least = 0.001, rank 0 passed ",
+    "schedule.clamp_min = 0.001, rank 0 passed ",
     "gan.r1_alpha = 0.2, rank 0 passed 0.1",
     "gan.same_noise = 1, rank 0 passed 0",
     "gan.kind = 1, rank 0 passed 0",

@@ -132,7 +132,7 @@ static xd_result misuse_steps(xd_comm *world, void *argument) {
     const xd_ddp_desc d = { .micro_batches = 3, .experts = { .data = r.groups->expert_dp } };
     CHECK(wrap_over_ddp(r.model, world, &d, &r.parallel) == XD_OK);
     const xd_parallel_micro_batch_count leaves = xd_parallel_expert_micro_batches(r.parallel);
-    CHECK(leaves.own == 3 && leaves.most == 3 && leaves.total == 3 && leaves.opened == 4);
+    CHECK(leaves.own == 3 && leaves.max == 3 && leaves.total == 3 && leaves.opened == 4);
     CHECK_EQ_INT(xd_parallel_micro_batches(r.parallel).own, 1 + rank);
     const int64_t numbers[] = { -1, 0, 1, -1, 2, -1 }; /* rank 0 has leaf 0; rank 1 leaves 1 and 2 */
     for (int64_t k = -1; k < 5; k++)
@@ -175,7 +175,7 @@ XD_TEST(without_experts_there_are_no_leaves_of_theirs) {
     xd_model *model = describe_plain(ctx, false, 4);
     CHECK(wrap_over_ddp(model, world, NULL, &parallel) == XD_OK);
     const xd_parallel_micro_batch_count leaves = xd_parallel_expert_micro_batches(parallel);
-    CHECK(leaves.own == 0 && leaves.most == 0 && leaves.total == 0 && leaves.opened == 0);
+    CHECK(leaves.own == 0 && leaves.max == 0 && leaves.total == 0 && leaves.opened == 0);
     CHECK_EQ_INT(xd_parallel_expert_micro_batch(parallel, 0), -1);
     xd_parallel_destroy(parallel);
     xd_model_destroy(model);

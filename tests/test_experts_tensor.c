@@ -270,7 +270,7 @@ static xd_result files(tensor_rank *r, const xd_tensor_part *parts, xd_optimizer
 static xd_result train_step(tensor_rank *r, const xd_param *params, xd_optimizer *optimizer) {
     const xd_gradient_norm_desc clip = { .params = params, .param_count = WEIGHTS, .max_norm = 0.5 };
     xd_gradient_norm norm;
-    for (int64_t k = 0; k < xd_parallel_micro_batches(r->parallel).most; k++) XD_TRY(round_of(r, k));
+    for (int64_t k = 0; k < xd_parallel_micro_batches(r->parallel).max; k++) XD_TRY(round_of(r, k));
     XD_TRY(xd_parallel_reduce(r->parallel));
     XD_TRY(xd_gradient_norm_compute(r->ctx, r->world, &clip, &norm));
     if (xd_comm_rank(r->world) == 0) r->run->norms[r->step] = norm.norm;

@@ -150,7 +150,7 @@ XD_TEST(ratios_are_bounded_and_their_times_stay_in_the_range) {
     xd_noise_schedule flow = schedule_of(XD_NOISE_FLOW);
     double ratio = 0.0, t = -1.0;
     CHECK(xdi_noise_ratio(ctx, &flow, 0.0, &ratio) == XD_OK && ratio == 1.0 / 1e-6);
-    flow.least = 1e-3;
+    flow.clamp_min = 1e-3;
     CHECK(xdi_noise_ratio(ctx, &flow, 0.0, &ratio) == XD_OK && ratio == 1.0 / 1e-3);
     for (int k = XD_NOISE_FLOW; k <= XD_NOISE_CUSTOM; k++) {
         const xd_noise_schedule s = schedule_of((xd_noise_kind)k);
@@ -262,8 +262,8 @@ XD_TEST(schedules_that_make_no_sense_are_refused) {
     s.max_t = 2.0;
     refused(ctx, xdi_noise_check(ctx, &s), "max_t 2 is past");
     s = schedule_of(XD_NOISE_FLOW);
-    s.least = -1e-6;
-    refused(ctx, xdi_noise_check(ctx, &s), "least, is -1e-06");
+    s.clamp_min = -1e-6;
+    refused(ctx, xdi_noise_check(ctx, &s), "clamp_min, the bound on divisors, is -1e-06");
     s.kind = (xd_noise_kind)9;
     refused(ctx, xdi_noise_check(ctx, &s), "kind 9 is no noise schedule");
     refused(ctx, xdi_noise_check(ctx, NULL), "no noise schedule is given");
@@ -363,8 +363,8 @@ XD_TEST(factors_of_an_edm_network_are_those_of_its_formulas) {
     refused(ctx, xd_edm_scales_at(ctx, &d, 2.0, &s), "sigma_data is -0.5");
     d.sigma_data = 0.5;
     refused(ctx, xd_edm_scales_at(ctx, &d, -2.0, &s), "t -2 shifted by 0 is -2");
-    d.least = -1.0;
-    refused(ctx, xd_edm_scales_at(ctx, &d, 2.0, &s), "least is -1");
+    d.min_t = -1.0;
+    refused(ctx, xd_edm_scales_at(ctx, &d, 2.0, &s), "min_t is -1");
     CHECK(s.input == 7.0);
     xd_ctx_destroy(ctx);
 }

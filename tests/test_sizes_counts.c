@@ -227,7 +227,8 @@ static xd_result call_estimate(void *memory) {
 static xd_result call_vocab(void *memory) {
     STAGE(memory);
     xd_vocab *vocab = NULL;
-    XD_TRY(vocab_of(CTX, s->x.base.world, xcolumns(&s->x), s->a + XV - 2, &vocab));
+    const int64_t size = s->a > INT64_MAX - XV ? s->a : s->a + XV - 2;
+    XD_TRY(vocab_of(CTX, s->x.base.world, xcolumns(&s->x), size, &vocab));
     xd_vocab_destroy(vocab);
     return XD_OK;
 }

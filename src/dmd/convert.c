@@ -127,9 +127,9 @@ XD_PRIVATE xd_result xdi_prediction_check(xd_ctx *ctx, const xd_noise_schedule *
     XD_TRY(xdi_noise_level_at(ctx, schedule, schedule->max_t, &level));
     XD_TRY(xd_prediction_mix(ctx, schedule, &conversion, schedule->max_t, &mix));
     XD_TRY(xd_prediction_mix(ctx, schedule, &conversion, schedule->min_t, &mix));
-    XD_REQUIRE(ctx, !xdi_is_eps(type) || fabs(level.alpha) > xdi_noise_least(schedule), XD_ERROR_ARGUMENT,
+    XD_REQUIRE(ctx, !xdi_is_eps(type) || fabs(level.alpha) > xdi_noise_clamp_min(schedule), XD_ERROR_ARGUMENT,
                "%s says nothing of x0 at max_t %.9g: alpha is %g there, and has to be above %g",
-               xdi_prediction_name(type), schedule->max_t, level.alpha, xdi_noise_least(schedule));
+               xdi_prediction_name(type), schedule->max_t, level.alpha, xdi_noise_clamp_min(schedule));
     return XD_OK;
 }
 

@@ -24,7 +24,7 @@ typedef struct xd_conversion {
     bool through_x0;
 } xd_conversion;
 
-/* Returns the factors of out = c0 prediction + c1 x_t, in double. Divisors below schedule.least in magnitude become
+/* Returns the factors of out = c0 prediction + c1 x_t, in double. Divisors below schedule.clamp_min in magnitude become
  * least with their sign. Equal types return 1 and 0 unchecked. Local. Errors: ARGUMENT (schedule, t outside it by more
  * than one f32, type, V or FLOW without meaning, v_is_flow). */
 XD_API xd_result xd_prediction_mix(xd_ctx *ctx, const xd_noise_schedule *schedule,

@@ -445,7 +445,7 @@ static void xdi_dmd_lay_out(xd_dmd *d, xd_ctx *ctx, const xd_dmd_desc *desc, xd_
     d->ctx = ctx;
     d->desc = *desc;
     d->micro_batches = desc->trainers[XD_DMD_STUDENT].parallel
-                           ? xd_parallel_micro_batches(desc->trainers[XD_DMD_STUDENT].parallel).most
+                           ? xd_parallel_micro_batches(desc->trainers[XD_DMD_STUDENT].parallel).max
                            : 1;
     d->noised_micro_batch = d->beyond = -1;
     d->record.seed = desc->seed;

@@ -9,7 +9,7 @@
 #include "kernel/kernels.h"
 
 /* noise_schedule.c: the schedule's lower bound on divisors; a divisor with it. */
-XD_PRIVATE double xdi_noise_least(const xd_noise_schedule *schedule);
+XD_PRIVATE double xdi_noise_clamp_min(const xd_noise_schedule *schedule);
 XD_PRIVATE double xdi_noise_divisor(const xd_noise_schedule *schedule, double divisor);
 
 /* noise_schedule.c: xdi_noise_check without a look at the table's values. */

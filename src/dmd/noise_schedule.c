@@ -22,12 +22,12 @@ XD_API xd_noise_schedule xd_noise_defaults(xd_noise_kind kind) {
     return schedule;
 }
 
-XD_PRIVATE double xdi_noise_least(const xd_noise_schedule *schedule) {
-    return schedule->least > 0.0 ? schedule->least : 1e-6;
+XD_PRIVATE double xdi_noise_clamp_min(const xd_noise_schedule *schedule) {
+    return schedule->clamp_min > 0.0 ? schedule->clamp_min : 1e-6;
 }
 
 XD_PRIVATE double xdi_noise_divisor(const xd_noise_schedule *schedule, double divisor) {
-    const double least = xdi_noise_least(schedule);
+    const double least = xdi_noise_clamp_min(schedule);
     if (divisor >= 0.0) return divisor > least ? divisor : least;
     return divisor < -least ? divisor : -least;
 }
@@ -50,8 +50,8 @@ XD_PRIVATE xd_result xdi_noise_check_range(xd_ctx *ctx, const xd_noise_schedule 
                s->max_t);
     XD_REQUIRE(ctx, s->max_t <= xdi_noise_end(s->kind), XD_ERROR_ARGUMENT,
                "max_t %.17g is past the schedule's end, %.17g", s->max_t, xdi_noise_end(s->kind));
-    XD_REQUIRE(ctx, s->least >= 0.0 && isfinite(s->least), XD_ERROR_ARGUMENT,
-               "the bound on divisors, least, is %g", s->least);
+    XD_REQUIRE(ctx, s->clamp_min >= 0.0 && isfinite(s->clamp_min), XD_ERROR_ARGUMENT,
+               "clamp_min, the bound on divisors, is %g", s->clamp_min);
     XD_REQUIRE(ctx, s->kind != XD_NOISE_VP || (s->table && s->table_count >= 1), XD_ERROR_ARGUMENT,
                "a VP schedule with %s of %lld steps", s->table ? "a table" : "no table",
                (long long)s->table_count);
@@ -316,9 +316,9 @@ XD_PRIVATE double xdi_noise_network_scale(const xd_noise_schedule *schedule) {
 XD_API xd_result xd_edm_scales_at(xd_ctx *ctx, const xd_edm_desc *desc, double t, xd_edm_scales *out) {
     XDI_GIVEN_IN_PLAN(ctx, ctx, desc, out);
     const double s = desc->sigma_data != 0.0 ? desc->sigma_data : 0.5;
-    const double least = desc->least != 0.0 ? desc->least : 1e-6, shifted = t + desc->sigma_shift;
+    const double min_t = desc->min_t != 0.0 ? desc->min_t : 1e-6, shifted = t + desc->sigma_shift;
     XD_REQUIRE(ctx, s > 0.0 && isfinite(s), XD_ERROR_ARGUMENT, "sigma_data is %g", s);
-    XD_REQUIRE(ctx, least > 0.0 && isfinite(least), XD_ERROR_ARGUMENT, "least is %g", least);
+    XD_REQUIRE(ctx, min_t > 0.0 && isfinite(min_t), XD_ERROR_ARGUMENT, "min_t is %g", min_t);
     XD_REQUIRE(ctx, shifted >= 0.0 && isfinite(shifted), XD_ERROR_ARGUMENT,
                "t %g shifted by %g is %g: at least 0 is needed", t, desc->sigma_shift, shifted);
     int power = 0; /* the larger is divided by 2^power: squares neither overflow nor vanish, the bits stay */
@@ -330,7 +330,7 @@ XD_API xd_result xd_edm_scales_at(xd_ctx *ctx, const xd_edm_desc *desc, double t
         "sigma_data %g and shifted t %g are too small: 1 / sqrt of the sum of their squares is infinite", s,
         shifted);
     out->input = input;
-    out->label = log(shifted > least ? shifted : least) / 4.0;
+    out->label = log(shifted > min_t ? shifted : min_t) / 4.0;
     out->denoised.c0 = (s > shifted ? shifted * a : s * b) / root;
     out->denoised.c1 = a * a / square;
     return XD_OK;

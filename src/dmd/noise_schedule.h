@@ -23,7 +23,7 @@ typedef struct xd_noise_level {
 typedef struct xd_noise_schedule {
     xd_noise_kind kind;
     double min_t, max_t; /* 0 <= min_t < max_t; max_t <= 1 (FLOW, VP), pi/2 (TRIG) */
-    double least;        /* least divisor in xd_prediction_mix; 0 -> 1e-6 */
+    double clamp_min;    /* of divisors in xd_prediction_mix; 0 -> 1e-6 */
     /* VP: [table_count] in (0, 1], never increasing; read at trunc(t table_count), clamped. */
     const double *table;
     int64_t table_count;
@@ -50,7 +50,7 @@ typedef struct xd_edm_scales {
 typedef struct xd_edm_desc {
     double sigma_data;  /* > 0; 0 -> 0.5 */
     double sigma_shift; /* added to t first, as FastGen's evaluation; 0 -> none */
-    double least;       /* of t in the label; 0 -> 1e-6 */
+    double min_t;       /* in the label; 0 -> 1e-6 */
 } xd_edm_desc;
 
 /* Returns these factors. Local. Errors: ARGUMENT (fields or shifted t negative or not finite; sigma_shift may be

@@ -29,8 +29,8 @@ static const char *xdi_dmd_aspect_key(int aspect) {
 
 static void xdi_dmd_say_schedule(const xd_noise_schedule *s, char *out) {
     static const char names[][8] = { "FLOW", "EDM", "VP", "TRIG", "CUSTOM" };
-    const int used = snprintf(out, XDI_DMD_TEXT, "%s, t from %.17g to %.17g, least %.17g", names[s->kind],
-                              s->min_t, s->max_t, s->least);
+    const int used = snprintf(out, XDI_DMD_TEXT, "%s, t from %.17g to %.17g, clamp_min %.17g", names[s->kind],
+                              s->min_t, s->max_t, s->clamp_min);
     if (s->kind == XD_NOISE_VP)
         snprintf(out + used, (size_t)(XDI_DMD_TEXT - used), ", %lld levels %016llx",
                  (long long)s->table_count,

@@ -51,7 +51,7 @@ static void xdi_dmd_list_schedule(xdi_facts *f, const xd_noise_schedule *s) {
     xdi_fact_number(f, "kind", (double)s->kind);
     xdi_fact_number(f, "min_t", s->min_t);
     xdi_fact_number(f, "max_t", s->max_t);
-    xdi_fact_number(f, "least", s->least);
+    xdi_fact_number(f, "clamp_min", s->clamp_min);
     xdi_fact_number(f, "table_count", (double)s->table_count);
     xdi_dmd_list_numbers(f, "table", s->table, s->kind == XD_NOISE_VP ? s->table_count : 0);
 }

@@ -133,7 +133,6 @@ typedef struct xd_model_info {
     int64_t weight_count;    /* with buffers and ties */
     int64_t parameter_count; /* elements of this rank without buffers, ties once */
     int64_t trained_count;   /* of these */
-    uint64_t hash;           /* of names, shapes, types, traits and order, not of storage and layouts */
     xd_wrap_kind wrapper;    /* a build over one rank may skip the wrap */
 } xd_model_info;
 

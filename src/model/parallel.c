@@ -64,7 +64,7 @@ XD_API xd_parallel_micro_batch_count xd_parallel_micro_batches(const xd_parallel
     const xdi_place *place = &p->place;
     xd_parallel_micro_batch_count out;
     out.own = place->batches.own.count;
-    out.most = place->batches.max;
+    out.max = place->batches.max;
     out.total = place->batches.total;
     out.opened = xdi_batches_passes(place);
     return out;
@@ -466,7 +466,6 @@ XD_API xd_model_info xd_model_describe(const xd_model *model) {
     info.weight_count = xdi_model_weight_count(model);
     info.parameter_count = xdi_model_elements(model, false);
     info.trained_count = xdi_model_elements(model, true);
-    info.hash = xdi_model_hash(model);
     info.wrapper = xdi_model_wrapper(model);
     return info;
 }

@@ -106,10 +106,10 @@ XD_API xd_result xd_fsdp_create(xd_model *model, const xd_fsdp_desc *desc, xd_pa
 /* Frees the wrapper and its values. Local. */
 XD_API void xd_parallel_destroy(xd_parallel *parallel);
 
-/* Micro-batches of a step: this rank's, the most of any rank, all, and those for which it opens blocks: `most` under
+/* Micro-batches of a step: this rank's, the most of any rank, all, and those for which it opens blocks: `max` under
  * FSDP, `own` under DDP. Local. */
 typedef struct xd_parallel_micro_batch_count {
-    int64_t own, most, total, opened;
+    int64_t own, max, total, opened;
 } xd_parallel_micro_batch_count;
 XD_API xd_parallel_micro_batch_count xd_parallel_micro_batches(const xd_parallel *parallel);
 

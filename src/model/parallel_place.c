@@ -80,7 +80,7 @@ XD_API xd_parallel_micro_batch_count xd_parallel_expert_micro_batches(const xd_p
     memset(&out, 0, sizeof out);
     if (!p) return out;
     out.own = p->place.batches.own.count;
-    out.most = (p->place.batches.own.total + p->place.ranks - 1) / p->place.ranks;
+    out.max = (p->place.batches.own.total + p->place.ranks - 1) / p->place.ranks;
     out.total = p->place.batches.total;
     out.opened = xdi_batches_passes(&p->place);
     return out;

@@ -149,7 +149,7 @@ static xd_result make_buffers(rank *r) {
     const xd_parallel_micro_batch_count leaves = xd_parallel_micro_batches(lead_of(r));
     r->own = leaves.own;
     r->opened = leaves.opened;
-    r->most = z->experts ? leaves.most : leaves.opened;
+    r->most = z->experts ? leaves.max : leaves.opened;
     const int64_t slots = is_staged(r) ? r->slots : r->most;
     r->kept = (toy_kept *)calloc((size_t)slots, sizeof *r->kept);
     r->logits = floats(slots * r->rows_here * r->columns);

@@ -214,7 +214,7 @@ static xd_result train_wrap_model(train_state *s) {
                (unsigned long long)planned);
     const xd_parallel_micro_batch_count leaves = xd_parallel_micro_batches(s->parallel);
     s->own = leaves.own;
-    s->most = c->wrap <= TRAIN_SHARDED ? leaves.own : leaves.most;
+    s->most = c->wrap <= TRAIN_SHARDED ? leaves.own : leaves.max;
     XD_TRY(xd_parallel_params(s->parallel, WEIGHTS, s->params, &s->count));
     return xd_parallel_parts(s->parallel, WEIGHTS, s->parts, &s->count);
 }

@@ -200,7 +200,7 @@ static xd_noise_schedule schedule_of(golden_case *c) {
     if (s.kind == XD_NOISE_EDM) golden_lacks(c, "cfg.rho", "7.0");
     s.min_t = golden_number(c, "cfg.min_t", s.min_t);
     s.max_t = golden_number(c, "cfg.max_t", s.max_t);
-    s.least = golden_number(c, "cfg.clamp_min", 0.0);
+    s.clamp_min = golden_number(c, "cfg.clamp_min", 0.0);
     if (s.kind == XD_NOISE_VP) {
         const golden_array table = golden_tensor(c, "in.alphas_cumprod");
         s.table = table.values;

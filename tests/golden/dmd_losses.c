@@ -110,7 +110,7 @@ static xd_noise_schedule denoise_schedule(golden_case *c) {
     }
     schedule.min_t = golden_number(c, "cfg.min_t", schedule.min_t);
     schedule.max_t = golden_number(c, "cfg.max_t", schedule.max_t);
-    schedule.least = golden_number(c, "cfg.clamp_min", 0.0);
+    schedule.clamp_min = golden_number(c, "cfg.clamp_min", 0.0);
     return schedule;
 }
 

@@ -378,7 +378,7 @@ static xd_result expert_round(expert_rank *r, int64_t k) {
 static xd_result expert_step(expert_rank *r, const xd_param *params, int64_t count, xd_optimizer *optimizer) {
     const xd_gradient_norm_desc clip = { .params = params, .param_count = count, .max_norm = 0.5 };
     xd_gradient_norm norm;
-    for (int64_t k = 0; k < xd_parallel_micro_batches(r->parallel).most; k++) XD_TRY(expert_round(r, k));
+    for (int64_t k = 0; k < xd_parallel_micro_batches(r->parallel).max; k++) XD_TRY(expert_round(r, k));
     XD_TRY(xd_parallel_reduce(r->parallel));
     XD_TRY(xd_gradient_norm_compute(r->home, r->over, &clip, &norm));
     if (xd_comm_rank(r->world) == 0) r->run->norms[r->step] = norm.norm;

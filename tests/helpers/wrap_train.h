@@ -105,7 +105,7 @@ static xd_result wrap_pass(wrap_rank *r, int64_t k, bool backward) {
 static xd_result wrap_leaves(wrap_rank *r) {
     const int64_t most = r->run->kind == WRAP_DDP || r->run->kind == WRAP_SHARDED
                              ? xd_parallel_micro_batches(r->parallel).own
-                             : xd_parallel_micro_batches(r->parallel).most;
+                             : xd_parallel_micro_batches(r->parallel).max;
     for (int64_t k = 0; k < most; k++) {
         XD_TRY(wrap_pass(r, k, false));
         if (!r->run->together) XD_TRY(wrap_pass(r, k, true));

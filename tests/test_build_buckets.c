@@ -134,7 +134,7 @@ static xd_result make_optimizers(rank *r) {
 }
 
 static uint64_t sums_of(const rank *r) {
-    return r->reductions ? xd_queue_info(r->reductions).traffic.calls : 0;
+    return r->reductions ? xd_queue_describe(r->reductions).traffic.calls : 0;
 }
 
 /* Each chunk is stepped and published before the next one steps. */
@@ -149,7 +149,7 @@ static xd_result train_step(rank *r, int step) {
         r->run->gradients[me][i] = xd_parallel_memory(stage.parallel).gradients;
     }
     for (int i = 0; i < CHUNKS; i++) {
-        if (i > 0 && r->gathers) r->run->travels[me] = xd_queue_info(r->gathers).open == 1;
+        if (i > 0 && r->gathers) r->run->travels[me] = xd_queue_describe(r->gathers).open == 1;
         XD_TRY(xd_optimizer_step(r->optimizers[i], NULL, NULL));
         XD_TRY(xd_parallel_publish(xd_built_stage(r->built, i).parallel));
     }
@@ -372,9 +372,9 @@ static xd_result hand_rank(xd_comm *world, void *argument) {
         CHECK(wrap_over_ddp(stage.model, world, &wrong, &stage.parallel) == XD_ERROR_ARGUMENT);
         CHECK(says(xd_last_error(xd_comm_ctx(world))->message, "stage -1, chunk 0"));
         CHECK(wrap_over_ddp(stage.model, world, &d, &stage.parallel) == XD_OK);
-        const uint64_t before = xd_queue_info(reductions).traffic.calls;
+        const uint64_t before = xd_queue_describe(reductions).traffic.calls;
         CHECK(backward(&stage, 0) == XD_OK && xd_parallel_reduce(stage.parallel) == XD_OK);
-        CHECK_EQ_INT(xd_queue_info(reductions).traffic.calls - before, i == 1 || i == 2 ? 1 : 3);
+        CHECK_EQ_INT(xd_queue_describe(reductions).traffic.calls - before, i == 1 || i == 2 ? 1 : 3);
         xd_parallel_destroy(stage.parallel);
         xd_model_destroy(stage.model);
     }

@@ -165,7 +165,7 @@ static void call_everything(noded *n) {
     refused(ctx, xd_queue_start(n->queue, &c, NULL), "which alone has the queue's thread");
     refused(ctx, xd_queue_wait(n->queue, n->ticket), "which alone has the queue's thread");
     refused(ctx, xd_queue_wait_all(n->queue), "which alone has the queue's thread");
-    CHECK(xd_queue_done(n->queue, n->ticket) && xd_queue_info(n->queue).form == XD_QUEUE_WORKER);
+    CHECK(xd_queue_done(n->queue, n->ticket) && xd_queue_describe(n->queue).form == XD_QUEUE_WORKER);
     if (xd_comm_rank(n->world) == 0)
         refused(ctx, xd_route_slot(n->route, &rows, NULL), "was forked from process ");
     else
@@ -197,7 +197,7 @@ static xd_result forking_process(xd_comm *world, void *argument) {
     if (rank == 1) d.student.sample_count = 4, d.student.micro_batch = 1;
     XD_TRY(xd_route_create(world, &d, &n.route));
     XD_TRY(xd_queue_create(world, NULL, &n.queue));
-    CHECK(xd_route_describe(n.route).shared && xd_queue_info(n.queue).form == XD_QUEUE_WORKER);
+    CHECK(xd_route_describe(n.route).shared && xd_queue_describe(n.queue).form == XD_QUEUE_WORKER);
     for (int i = 0; i < 4; i++) {
         const xd_collective c = sum_of(&n);
         xd_rows rows;

@@ -77,7 +77,7 @@ static xd_result beside_rank(xd_comm *world, void *argument) {
     xd_queue *queue = NULL;
     (void)argument;
     CHECK_EQ_INT(xd_queue_create(world, NULL, &queue), XD_OK);
-    CHECK_EQ_INT(xd_queue_info(queue).form, XD_QUEUE_WORKER);
+    CHECK_EQ_INT(xd_queue_describe(queue).form, XD_QUEUE_WORKER);
     for (int round = 0; round < 20; round++) {
         for (int k = 0; k < 8; k++) {
             for (int i = 0; i < LONG; i++) data[k][i] = (float)(k + 1);

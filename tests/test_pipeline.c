@@ -377,7 +377,7 @@ static xd_result beside_rank(xd_comm *world, void *argument) {
     CHECK(xd_pipeline_create(world, &d, &p) == XD_OK);
     CHECK_EQ_INT(xd_pipeline_run(p, &(xd_pipeline_calls){ beside_forward, NULL, NULL }, values), XD_OK);
     for (int i = 0; i < 5; i++) CHECK(values[i] == (double)i);
-    CHECK_EQ_INT(xd_queue_info(d.sends).open, 0);
+    CHECK_EQ_INT(xd_queue_describe(d.sends).open, 0);
     xd_pipeline_destroy(p);
     xd_queue_destroy(d.sends);
     return XD_OK;

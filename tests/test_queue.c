@@ -231,7 +231,7 @@ static xd_result destroy_rank(xd_comm *world, void *argument) {
         if (i == 1 && !whole) {
             xd_ticket none = { 0 };
             CHECK(xd_queue_done(queue, none));
-            while (xd_queue_info(queue).traffic.calls < 1) sched_yield();
+            while (xd_queue_describe(queue).traffic.calls < 1) sched_yield();
             arm(world);
             if (odd) break;
         }
@@ -276,8 +276,8 @@ static xd_result refused_rank(xd_comm *world, void *argument) {
     CHECK(queue == NULL);
     d.form = form;
     CHECK_EQ_INT(xd_queue_create(world, &d, &queue), XD_OK);
-    CHECK_EQ_INT(xd_queue_info(queue).capacity, 16);
-    CHECK_EQ_INT(xd_queue_info(queue).form, form);
+    CHECK_EQ_INT(xd_queue_describe(queue).capacity, 16);
+    CHECK_EQ_INT(xd_queue_describe(queue).form, form);
     xd_queue_destroy(queue);
     return xd_barrier(world);
 }
@@ -331,11 +331,11 @@ static xd_result auto_rank(xd_comm *world, void *argument) {
     xd_queue *queue = NULL;
     (void)argument;
     CHECK_EQ_INT(xd_queue_create(world, NULL, &queue), XD_OK);
-    CHECK_EQ_INT(xd_queue_info(queue).form, XD_QUEUE_INLINE);
+    CHECK_EQ_INT(xd_queue_describe(queue).form, XD_QUEUE_INLINE);
     xd_queue_destroy(queue);
     xd_queue_destroy(NULL);
     CHECK_EQ_INT(xd_queue_create(world, &(xd_queue_desc){ XD_QUEUE_STREAM, 0 }, &queue), XD_OK);
-    CHECK_EQ_INT(xd_queue_info(queue).form, XD_QUEUE_INLINE); /* nor a device */
+    CHECK_EQ_INT(xd_queue_describe(queue).form, XD_QUEUE_INLINE); /* nor a device */
     xd_queue_destroy(queue);
     return xd_barrier(world);
 }

@@ -20,8 +20,8 @@ struct sharded_rank {
 /* On a queue with a thread, which no group counts. */
 static uint64_t sharded_sent_beside(const sharded_rank *r) {
     xd_queue *queue = r->student.stages.sends;
-    if (!queue || xd_queue_info(queue).form != XD_QUEUE_WORKER) return 0;
-    return xd_queue_info(queue).traffic.bytes_sent;
+    if (!queue || xd_queue_describe(queue).form != XD_QUEUE_WORKER) return 0;
+    return xd_queue_describe(queue).traffic.bytes_sent;
 }
 
 /* Payload that this rank has sent so far, in all groups that it is in; two of them may be the same. */

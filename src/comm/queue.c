@@ -277,9 +277,9 @@ XD_API xd_result xd_queue_wait_all(xd_queue *queue) {
     return failed ? xdi_ctx_adopt(xd_comm_ctx(queue->comm), &failed->error) : order;
 }
 
-XD_API xd_queue_facts xd_queue_info(xd_queue *queue) {
+XD_API xd_queue_info xd_queue_describe(xd_queue *queue) {
     XD_ASSERT(queue);
-    xd_queue_facts facts;
+    xd_queue_info facts;
     const bool here = !xdi_queue_is_forked(queue);
     if (here) pthread_mutex_lock(&queue->lock);
     facts.form = queue->ctx ? XD_QUEUE_WORKER : queue->stream ? XD_QUEUE_STREAM : XD_QUEUE_INLINE;

@@ -31,19 +31,19 @@ typedef struct xd_ticket {
 } xd_ticket;
 
 /* The communicator's counters include `traffic`, except for a WORKER. */
-typedef struct xd_queue_facts {
+typedef struct xd_queue_info {
     xd_queue_form form; /* not AUTO */
     int capacity;
     int open;                 /* between start and wait */
     xd_comm_counters traffic; /* of records that have run */
-} xd_queue_facts;
+} xd_queue_info;
 
 /* Creates a queue over comm's ranks. Collective.
  *
  *    desc   the same on all ranks; NULL -> all defaults
  *    out    destroy it before comm
  *
- * A form that is not available becomes INLINE (xd_queue_info). All memory is allocated here, with a WORKER's
+ * A form that is not available becomes INLINE (xd_queue_describe). All memory is allocated here, with a WORKER's
  * communicator and a STREAM's events, one a record. Between threads rank 0 allocates what ranks share.
  * Errors: ARGUMENT (form, capacity), MISMATCH (ranks differ), MEMORY, DEVICE. */
 XD_API xd_result xd_queue_create(xd_comm *comm, const xd_queue_desc *desc, xd_queue **out);
@@ -70,7 +70,7 @@ XD_API xd_result xd_queue_wait(xd_queue *queue, xd_ticket ticket);
 XD_API xd_result xd_queue_wait_all(xd_queue *queue);
 
 /* Returns facts. Local, never waits. */
-XD_API xd_queue_facts xd_queue_info(xd_queue *queue);
+XD_API xd_queue_info xd_queue_describe(xd_queue *queue);
 
 /* Destroys the queue. Local. A WORKER first runs the open records, each within its deadline. A STREAM makes the
  * context's stream wait for its own. Results without a wait are lost. */

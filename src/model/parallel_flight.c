@@ -63,7 +63,7 @@ static xd_result xdi_place_check_queue(const xdi_place *place, xd_queue *queue, 
                                        const char *name) {
     if (!queue) return XD_OK;
     const xd_comm *comm = xdi_queue_comm(queue);
-    const int capacity = xd_queue_info(queue).capacity;
+    const int capacity = xd_queue_describe(queue).capacity;
     XD_REQUIRE(place->ctx, xd_comm_size(comm) == place->ranks && xd_comm_rank(comm) == place->rank,
                XD_ERROR_ARGUMENT, "a queue of %s on rank %d of %d for data rank %d of %d", name,
                xd_comm_rank(comm), xd_comm_size(comm), place->rank, place->ranks);

@@ -214,7 +214,7 @@ static xd_result xdi_pipeline_check_queue(xd_comm *comm, xd_queue *queue) {
     xd_ctx *ctx = xd_comm_ctx(comm);
     if (!queue) return XD_OK;
     const xd_comm *over = xdi_queue_comm(queue);
-    const int capacity = xd_queue_info(queue).capacity;
+    const int capacity = xd_queue_describe(queue).capacity;
     XD_REQUIRE(ctx, xd_comm_size(over) == xd_comm_size(comm) && xd_comm_rank(over) == xd_comm_rank(comm),
                XD_ERROR_ARGUMENT, "a queue of sends on rank %d of %d for rank %d of %d of a pipeline",
                xd_comm_rank(over), xd_comm_size(over), xd_comm_rank(comm), xd_comm_size(comm));

@@ -20,7 +20,7 @@ LEFT_OUT = {
 
 # Structs that calls only write, and numbers that belong to nothing else: ids, hashes, indices, seeds, colours.
 WRITTEN = """xd_align_report xd_alignment xd_arena xd_cached_document xd_comm_counters xd_denominator
-xd_queue_facts xd_checkpoint_report xd_state_report xd_checkpoint_info xd_checkpoint_file_info xd_checkpoint_tensor_info xd_stage_place xd_pipeline_work xd_pipeline_counts xd_pipeline_call
+xd_queue_info xd_checkpoint_report xd_state_report xd_checkpoint_info xd_checkpoint_file_info xd_checkpoint_tensor_info xd_stage_place xd_pipeline_work xd_pipeline_counts xd_pipeline_call
 xd_ema_info xd_ema_match xd_ema_record xd_model_info xd_weights_file xd_weights_info xd_fake_score_report xd_memory_bytes xd_memory_plan xd_block_view xd_parallel_bytes xd_parallel_micro_batch_count xd_weight_info xd_model_desc xd_weights_layout xd_encoding xd_encoding_batch xd_error xd_exact_map xd_gradient_norm xd_launch xd_launch_info xd_loss_values
 xd_sample_values xd_norm_sum xd_projection_report xd_route_info xd_route_window xd_weights_tensor
 xd_status xd_teacher_cache_info xd_token xd_tokenizer_info xd_topology xd_uld_values xd_vocab_info xd_xtoken_values xd_rows

@@ -359,7 +359,7 @@ static xd_result run_queues(xd_comm *comm, void *argument) {
     desc.capacity = OPEN;
     for (xd_queue *&queue : queues) {
         CHECK(xd_queue_create(comm, &desc, &queue) == XD_OK);
-        CHECK_EQ_INT(xd_queue_info(queue).form, m.on_device ? XD_QUEUE_STREAM : XD_QUEUE_INLINE);
+        CHECK_EQ_INT(xd_queue_describe(queue).form, m.on_device ? XD_QUEUE_STREAM : XD_QUEUE_INLINE);
     }
     std::vector<Buffer> in, out;
     in.reserve(2 * OPEN);

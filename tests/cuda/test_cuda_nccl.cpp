@@ -332,7 +332,7 @@ static void run_forked(World *world, xd_rank_function function) {
         xd_queue *queue = nullptr; /* both have one thread */
         const xd_queue_desc worker = { XD_QUEUE_WORKER, 2 };
         CHECK(xd_queue_create(twin, &worker, &queue) == XD_OK);
-        CHECK_EQ_INT(xd_queue_info(queue).form, XD_QUEUE_INLINE);
+        CHECK_EQ_INT(xd_queue_describe(queue).form, XD_QUEUE_INLINE);
         xd_queue_destroy(queue);
         xd_comm_destroy(twin);
         CHECK(xd_barrier(member->comm) == XD_OK);

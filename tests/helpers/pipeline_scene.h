@@ -265,7 +265,7 @@ static xd_result scene_make(scene_rank *r) {
     XD_TRY(xd_optimizer_create(r->ctx, &d, &r->optimizer));
     const xd_queue_desc queue = { .form = r->run->sends, .capacity = 2 };
     if (queue.form) XD_TRY(xd_queue_create(r->groups->pp, &queue, &r->sends));
-    if (queue.form) CHECK_EQ_INT(xd_queue_info(r->sends).form, queue.form);
+    if (queue.form) CHECK_EQ_INT(xd_queue_describe(r->sends).form, queue.form);
     const xd_pipeline_run_desc p = scene_pipeline(r);
     return xd_pipeline_create(r->groups->pp, &p, &r->pipeline);
 }

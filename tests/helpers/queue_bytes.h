@@ -17,7 +17,7 @@ static void queue_bytes_compare(xd_comm *world, const xd_queue_desc *d) {
     const long long before = live_most = live_bytes;
     CHECK_EQ_INT(xd_queue_create(world, d, &queue), XD_OK);
     CHECK_EQ_INT(live_bytes - before, bytes.host);
-    const bool gave_up = d->form == XD_QUEUE_WORKER && xd_queue_info(queue).form != XD_QUEUE_WORKER;
+    const bool gave_up = d->form == XD_QUEUE_WORKER && xd_queue_describe(queue).form != XD_QUEUE_WORKER;
     if (!gave_up) CHECK_EQ_INT(live_most - before, bytes.host);
     CHECK_EQ_INT(bytes.device, 0);
     CHECK_EQ_INT(xd_barrier(world), XD_OK);

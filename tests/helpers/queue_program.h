@@ -131,7 +131,7 @@ static inline xd_result run_program(xd_comm *world, void *argument) {
     for (int q = 0; q < j->queues; q++) {
         for (int i = 0; i < CAPACITY; i++)
             if (entries[q][i].open) finish(j, queue[q], &entries[q][i], rank);
-        const xd_queue_facts facts = xd_queue_info(queue[q]);
+        const xd_queue_info facts = xd_queue_describe(queue[q]);
         CHECK_EQ_INT(facts.form, j->form);
         CHECK_EQ_INT(facts.open, 0);
         j->traffic[rank][q] = facts.traffic;

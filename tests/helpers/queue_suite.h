@@ -22,7 +22,7 @@ static inline xd_queue *queued_find(xd_comm *comm) {
     CHECK(at < QUEUED_GROUPS);
     if (queued[at].comm) return queued[at].queue;
     CHECK_EQ_INT(xd_queue_create(comm, &d, &queued[at].queue), XD_OK);
-    CHECK_EQ_INT(xd_queue_info(queued[at].queue).form, queued_form);
+    CHECK_EQ_INT(xd_queue_describe(queued[at].queue).form, queued_form);
     queued[at].comm = comm;
     return queued[at].queue;
 }
@@ -47,7 +47,7 @@ static inline xd_result queued_run(xd_comm *comm, const xd_collective *record) {
 }
 
 static inline xd_comm_counters queued_traffic(const xd_comm *comm) {
-    return xd_queue_info(queued_find((xd_comm *)(uintptr_t)comm)).traffic;
+    return xd_queue_describe(queued_find((xd_comm *)(uintptr_t)comm)).traffic;
 }
 
 static inline void queued_destroy(xd_comm *comm) {

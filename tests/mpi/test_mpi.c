@@ -144,7 +144,7 @@ XD_TEST(queues_are_inline_where_mpi_allows_one_thread) {
         xd_comm *world = join(NULL);
         xd_queue *queue = NULL;
         CHECK_EQ_INT(xd_queue_create(world, &(xd_queue_desc){ (xd_queue_form)form, 0 }, &queue), XD_OK);
-        CHECK_EQ_INT(xd_queue_info(queue).form, XD_QUEUE_INLINE);
+        CHECK_EQ_INT(xd_queue_describe(queue).form, XD_QUEUE_INLINE);
         xd_queue_destroy(queue);
         CHECK_EQ_INT(xd_barrier(world), XD_OK);
         leave(world);

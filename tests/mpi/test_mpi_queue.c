@@ -74,7 +74,7 @@ XD_TEST(a_queue_of_processes_is_a_worker_and_runs_beside_calls_on_the_communicat
     const int size = xd_comm_size(world);
     xd_queue *queue = NULL;
     CHECK_EQ_INT(xd_queue_create(world, NULL, &queue), XD_OK);
-    CHECK_EQ_INT(xd_queue_info(queue).form, XD_QUEUE_WORKER);
+    CHECK_EQ_INT(xd_queue_describe(queue).form, XD_QUEUE_WORKER);
     const uint64_t before = xd_comm_traffic(world).calls;
     for (int round = 0; round < 20; round++) {
         for (int k = 0; k < 8; k++) {
@@ -89,7 +89,7 @@ XD_TEST(a_queue_of_processes_is_a_worker_and_runs_beside_calls_on_the_communicat
         for (int k = 0; k < 8; k++) CHECK(data[k][round] == (float)((k + 1) * size));
     }
     CHECK_EQ_INT(xd_comm_traffic(world).calls - before, 20);
-    CHECK_EQ_INT(xd_queue_info(queue).traffic.calls, 160);
+    CHECK_EQ_INT(xd_queue_describe(queue).traffic.calls, 160);
     xd_queue_destroy(queue);
     leave(world);
 }

@@ -141,7 +141,7 @@ static toy *toy_open(xd_comm *comm, bool sharded, bool kept, int64_t leaves) {
 static void toy_leaf(toy *t, int64_t k) {
     const nn_source source = { t, toy_begin, toy_end, NULL, NULL };
     const int64_t leaf = xd_parallel_micro_batch(t->parallel, k);
-    t->blocks.leaf = k;
+    t->blocks.micro_batch = k;
     const int positions = toy_positions(t);
     for (int i = 0; i < positions; i++) {
         const int64_t sequence = leaf * t->batch.sequences + i / TOY_POSITIONS;

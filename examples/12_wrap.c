@@ -2,7 +2,7 @@
  *
  * The final weights equal those of one rank in every bit. The network is y = down relu(up x), and
  * this program computes its passes. A pass opens a block first, because an open block gives access
- * to its weights and gradients. The wrapper distributes the eight leaves of a step, here samples.
+ * to its weights and gradients. The wrapper distributes the eight micro-batches of a step, here samples.
  *
  *     cc -std=c99 -O2 examples/12_wrap.c -o wrap -lm -lpthread
  */
@@ -13,7 +13,7 @@
 #include <stdio.h>
 
 /* No number of ranks divides 33. */
-enum { IN = 6, WIDTH = 33, LEAVES = 8, HALF = 20, STEPS = 40 };
+enum { IN = 6, WIDTH = 33, MICRO_BATCHES = 8, HALF = 20, STEPS = 40 };
 
 typedef struct run {
     bool fsdp;
@@ -37,28 +37,28 @@ static xd_result add_layer(xd_block *parent, const char *name, int64_t rows, int
 }
 
 /* Both passes of one sample. The network learns the product of two inputs. */
-static void compute(const xd_block_view view[2], int64_t leaf, int step) {
+static void compute(const xd_block_view view[2], int64_t micro_batch, int step) {
     const float *up = view[0].values[0], *down = view[1].values[0];
     float *d_up = view[0].gradients[0], *d_down = view[1].gradients[0];
     float x[IN], hidden[WIDTH] = { 0 }, y = 0.0f;
-    for (int i = 0; i < IN; i++) x[i] = sinf((float)(leaf * 13 + i * 7 + step));
+    for (int i = 0; i < IN; i++) x[i] = sinf((float)(micro_batch * 13 + i * 7 + step));
     for (int j = 0; j < WIDTH; j++)
         for (int i = 0; i < IN; i++) hidden[j] += up[j * IN + i] * x[i];
     for (int j = 0; j < WIDTH; j++) y += down[j] * fmaxf(hidden[j], 0.0f);
 
-    const float d_y = (y - x[0] * x[1]) / LEAVES;
+    const float d_y = (y - x[0] * x[1]) / MICRO_BATCHES;
     for (int j = 0; j < WIDTH; j++) {
         d_down[j] += d_y * fmaxf(hidden[j], 0.0f);
         for (int i = 0; i < IN && hidden[j] > 0.0f; i++) d_up[j * IN + i] += d_y * down[j] * x[i];
     }
 }
 
-static xd_result train_leaf(xd_block *const layer[2], int64_t k, int64_t leaf, int step) {
+static xd_result train_micro_batch(xd_block *const layer[2], int64_t k, int64_t micro_batch, int step) {
     const xd_pass pass = { .kind = XD_PASS_BACKWARD, .micro_batch = k };
     xd_block_view view[2];
     for (int i = 0; i < 2; i++) XD_TRY(xd_block_begin(layer[i], pass, &view[i]));
-    /* Under FSDP, other ranks may have one more leaf. Then this rank only joins their gathers. */
-    if (leaf >= 0) compute(view, leaf, step);
+    /* Under FSDP, other ranks may have one more micro-batch. Then this rank only joins their gathers. */
+    if (micro_batch >= 0) compute(view, micro_batch, step);
     XD_TRY(xd_block_end(layer[1]));
     return xd_block_end(layer[0]);
 }
@@ -67,8 +67,8 @@ static xd_result train(const run *r, xd_parallel *parallel, xd_block *const laye
                        xd_optimizer *optimizer) {
     for (int step = r->first; step < r->last; step++) {
         for (int64_t k = 0; k < xd_parallel_micro_batches(parallel).opened; k++)
-            XD_TRY(train_leaf(layer, k, xd_parallel_micro_batch(parallel, k), step));
-        /* Sums the gradients of all leaves over all ranks. */
+            XD_TRY(train_micro_batch(layer, k, xd_parallel_micro_batch(parallel, k), step));
+        /* Sums the gradients of all micro-batches over all ranks. */
         XD_TRY(xd_parallel_reduce(parallel));
         XD_TRY(xd_optimizer_step(optimizer, NULL, NULL));
         /* From here on, the blocks hold the new weights. */
@@ -78,8 +78,8 @@ static xd_result train(const run *r, xd_parallel *parallel, xd_block *const laye
 }
 
 static xd_result wrap(xd_comm *world, xd_model *model, bool fsdp, xd_parallel **out) {
-    const xd_fsdp_desc sharded = { .data = world, .micro_batches = LEAVES };
-    const xd_ddp_desc whole = { .data = world, .micro_batches = LEAVES };
+    const xd_fsdp_desc sharded = { .data = world, .micro_batches = MICRO_BATCHES };
+    const xd_ddp_desc whole = { .data = world, .micro_batches = MICRO_BATCHES };
     return fsdp ? xd_fsdp_create(model, &sharded, out) : xd_ddp_create(model, &whole, out);
 }
 

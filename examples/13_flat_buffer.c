@@ -12,7 +12,7 @@
 #include <string.h>
 
 enum { VOCABULARY = 27, WIDTH = 13, TENSORS = 2 };
-enum { LEAVES = 4, STEPS = 60, POSITIONS = 64 };
+enum { MICRO_BATCHES = 4, STEPS = 60, POSITIONS = 64 };
 
 /* The offset of each tensor in the buffers, and the size of a buffer. */
 enum { WTE = 0, MLP = VOCABULARY * WIDTH, ALL = MLP + WIDTH * WIDTH };
@@ -82,7 +82,7 @@ static xd_result wrap(xd_comm *world, trainer *t, xd_model **model, xd_parallel 
     }
     XD_TRY(xd_model_seal(*model));
 
-    const xd_ddp_desc ddp = { .data = world, .micro_batches = LEAVES, .sharded_optimizer = true };
+    const xd_ddp_desc ddp = { .data = world, .micro_batches = MICRO_BATCHES, .sharded_optimizer = true };
     return xd_ddp_create(*model, &ddp, parallel);
 }
 
@@ -90,7 +90,7 @@ static xd_result train_step(trainer *t, xd_parallel *parallel, xd_optimizer *ada
     t->loss = 0.0f;
     for (int64_t k = 0; k < xd_parallel_micro_batches(parallel).own; k++) {
         memset(t->grads, 0, sizeof t->grads);
-        for (int i = (int)xd_parallel_micro_batch(parallel, k); i < POSITIONS; i += LEAVES)
+        for (int i = (int)xd_parallel_micro_batch(parallel, k); i < POSITIONS; i += MICRO_BATCHES)
             train_position(t, i);
         /* DDP takes the whole buffer of gradients. */
         XD_TRY(xd_parallel_push_micro_batch(parallel));

@@ -12,7 +12,7 @@
 
 /* The network is y = down relu(up x). Row j of its weight is row j of `up`, then element j of
  * `down`. WIDTH is odd, so every split is uneven. */
-enum { IN = 6, WIDTH = 33, ROW = IN + 1, LEAVES = 8, STEPS = 40 };
+enum { IN = 6, WIDTH = 33, ROW = IN + 1, MICRO_BATCHES = 8, STEPS = 40 };
 
 typedef struct run {
     int groups, shards, columns; /* of the mesh */
@@ -22,11 +22,11 @@ typedef struct run {
 /* Runs both passes of one sample over the `width` hidden units of this rank. The target is the
  * product of the sample's first two elements. */
 static xd_result train_leaf(xd_block *block, xd_comm *tp, int64_t width, xd_pass pass,
-                            int64_t leaf, int step) {
+                            int64_t micro_batch, int step) {
     float x[IN], hidden[WIDTH] = { 0 }, y = 0.0f;
     xd_block_view view;
     for (int i = 0; i < IN; i++)
-        x[i] = sinf((float)(leaf * 13 + i * 7 + step));
+        x[i] = sinf((float)(micro_batch * 13 + i * 7 + step));
     XD_TRY(xd_block_begin(block, pass, &view));
     const float(*w)[ROW] = view.values[0];
     float(*d_w)[ROW] = view.gradients[0];
@@ -38,7 +38,7 @@ static xd_result train_leaf(xd_block *block, xd_comm *tp, int64_t width, xd_pass
     }
     XD_TRY(xd_all_reduce(tp, &y, &y, 1, XD_DTYPE_F32, XD_SUM));
 
-    const float d_y = (y - x[0] * x[1]) / LEAVES;
+    const float d_y = (y - x[0] * x[1]) / MICRO_BATCHES;
     for (int64_t j = 0; j < width; j++) {
         d_w[j][IN] += d_y * fmaxf(hidden[j], 0.0f);
         for (int i = 0; i < IN && hidden[j] > 0.0f; i++)
@@ -106,7 +106,7 @@ static xd_result run_rank(xd_comm *world, void *argument) {
     XD_TRY(xd_weight_add(xd_model_root(model), &w, NULL));
     XD_TRY(xd_model_seal(model));
 
-    const xd_fsdp_desc hsdp = { .data = shard, .micro_batches = LEAVES, .replicas = group };
+    const xd_fsdp_desc hsdp = { .data = shard, .micro_batches = MICRO_BATCHES, .replicas = group };
     XD_TRY(xd_fsdp_create(model, &hsdp, &parallel));
     XD_TRY(xd_parallel_params(parallel, 1, &param, &count));
     XD_TRY(xd_parallel_parts(parallel, 1, &part, &count));

@@ -37,10 +37,10 @@ static xd_result exchange(const rank *r, token *from, token *to) {
 
 /* out = w x, computed by the experts' ranks and sent back as y. */
 static xd_result forward(const rank *r, int64_t k, tokens *b) {
-    const int64_t leaf = xd_parallel_micro_batch(r->parallel, k);
+    const int64_t micro_batch = xd_parallel_micro_batch(r->parallel, k);
     xd_block_view view;
     for (int t = 0; t < TOKENS; t++) {
-        for (int i = 0; i < WIDTH; i++) b->x[t][i] = sinf((float)(leaf * 31 + t * 7 + i * 3));
+        for (int i = 0; i < WIDTH; i++) b->x[t][i] = sinf((float)(micro_batch * 31 + t * 7 + i * 3));
         memcpy(b->sent[expert_of(b->x[t]) / r->here * TOKENS + t], b->x[t], sizeof b->x[t]);
     }
     XD_TRY(exchange(r, b->sent, b->received));
@@ -55,7 +55,7 @@ static xd_result forward(const rank *r, int64_t k, tokens *b) {
 }
 
 /* The loss is half the squared distance of y + bias from |x|. Its gradient goes back as out. Each
- * member's micro-batch is a leaf of its own, so the experts run one backward for each member. */
+ * member's micro-batch counts by itself, so the experts run one backward for each member. */
 static xd_result backward(const rank *r, int64_t k, tokens *b) {
     xd_block_view view;
     XD_TRY(xd_block_begin(r->root, (xd_pass){ XD_PASS_BACKWARD, .micro_batch = k }, &view));

@@ -12,7 +12,7 @@
 #include <stdio.h>
 #include <string.h>
 
-enum { VOCAB = 128, LENGTH = 48, LEAVES = 8, STEPS = 60, ROOM = 64 };
+enum { VOCAB = 128, LENGTH = 48, MICRO_BATCHES = 8, STEPS = 60, ROOM = 64 };
 
 static const char text[] =
     "In the beginning God created the heaven and the earth. And the earth was without form, and "
@@ -21,7 +21,7 @@ static const char text[] =
 
 /* Losses and gradient norm of the last step; megabytes of weights that rank 0 keeps. */
 typedef struct run {
-    double losses[LEAVES], norm, kept;
+    double losses[MICRO_BATCHES], norm, kept;
 } run;
 
 typedef struct trainer {
@@ -45,7 +45,7 @@ static xd_result create_model(trainer *t, xd_comm *world) {
         .rope_theta = 1e4f, .norm_eps = 1e-5f, .tied = true
     };
     const xd_fsdp_desc fsdp = {
-        .data = world, .micro_batches = LEAVES,
+        .data = world, .micro_batches = MICRO_BATCHES,
         .unit_types = (const char *const[]){ NN_LAYER_TYPE }, .unit_type_count = 1,
         .view_dtype = XD_DTYPE_F32
     };
@@ -71,14 +71,14 @@ static xd_result create_trainer(trainer *t, xd_comm *world) {
 }
 
 /* Forward and backward of one sequence, the k-th of this rank. Its text depends only on the step
- * and on the leaf's number, so that all runs train on the same text. */
+ * and on the micro-batch's number, so that all runs train on the same text. */
 static xd_result train_leaf(trainer *t, int64_t k, int step, double *losses) {
-    const int64_t leaf = xd_parallel_micro_batch(t->parallel, k);
-    const int64_t from = (step * LEAVES + leaf) * 29 % (int64_t)(sizeof text - LENGTH - 1);
+    const int64_t micro_batch = xd_parallel_micro_batch(t->parallel, k);
+    const int64_t from = (step * MICRO_BATCHES + micro_batch) * 29 % (int64_t)(sizeof text - LENGTH - 1);
     int32_t ids[LENGTH + 1];
     const nn_batch batch = { .sequences = 1, .positions = LENGTH, .ids = ids };
     for (int i = 0; i <= LENGTH; i++) ids[i] = text[from + i];
-    t->blocks.leaf = k;
+    t->blocks.micro_batch = k;
     XD_TRY((xd_result)nn_forward_from(&t->model, &t->source, &batch, true, t->workspace,
                                       t->logits));
 
@@ -87,18 +87,18 @@ static xd_result train_leaf(trainer *t, int64_t k, int step, double *losses) {
     xd_loss_desc d = { .student = logits, .vocab = t->vocab, .hard_weight = 1.0 };
     d.common.gradient = logits;
     d.common.labels = xd_ids_of(ids + 1, XD_DTYPE_I32);
-    d.common.denominator_value = LEAVES * LENGTH;
+    d.common.denominator_value = MICRO_BATCHES * LENGTH;
     xd_loss_values values;
     XD_TRY(xd_loss(t->ctx, &d, &values));
-    losses[leaf] = values.loss;
+    losses[micro_batch] = values.loss;
     return (xd_result)nn_backward_from(&t->model, &t->source, &batch, t->workspace, t->logits);
 }
 
 static xd_result train_step(trainer *t, xd_comm *world, int step, run *r) {
     const xd_gradient_norm_desc clip = { t->params, t->count, .max_norm = 1.0 };
     xd_gradient_norm norm = { 0 };
-    /* The leaves divide evenly here. Otherwise ranks without a leaf call nn_pass_by. */
-    for (int64_t k = 0; k < LEAVES / xd_comm_size(world); k++)
+    /* The micro-batches divide evenly here. Otherwise ranks without one call nn_pass_by. */
+    for (int64_t k = 0; k < MICRO_BATCHES / xd_comm_size(world); k++)
         XD_TRY(train_leaf(t, k, step, r->losses));
     XD_TRY(xd_parallel_reduce(t->parallel));
     XD_TRY(xd_gradient_norm_compute(t->ctx, world, &clip, &norm));
@@ -138,7 +138,7 @@ int main(void) {
     const bool same = memcmp(one.losses, four.losses, sizeof one.losses) == 0 &&
                       one.norm == four.norm;
     double loss = 0.0;
-    for (int i = 0; i < LEAVES; i++) loss += four.losses[i];
+    for (int i = 0; i < MICRO_BATCHES; i++) loss += four.losses[i];
     printf("%.3f MB of weights on one rank, %.3f MB on each of four\n", one.kept, four.kept);
     printf("loss %.15g, norm %.15g: %s of one rank\n", loss, four.norm,
            same ? "the bits" : "not those");

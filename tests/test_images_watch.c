@@ -8,7 +8,7 @@
 #include "../examples/images/images_watch.c"
 #include "averages.h"
 
-enum { IN_LEAF = 2, BATCH = IN_LEAF * IMAGES_LEAVES };
+enum { IN_MICRO_BATCH = 2, BATCH = IN_MICRO_BATCH * IMAGES_MICRO_BATCHES };
 
 static const double rungs[] = { 0.998, 0.0 };
 
@@ -16,7 +16,7 @@ static const double rungs[] = { 0.998, 0.0 };
  * teacher, with x_t for its feature. */
 typedef struct line {
     float slope, offset;
-    double clean[IN_LEAF * IMAGE_PIXELS];
+    double clean[IN_MICRO_BATCH * IMAGE_PIXELS];
     double weight_of_data; /* of the teacher: sum over the samples of a step of (1 - t)^2 */
 } line;
 
@@ -124,15 +124,15 @@ static void watch_step(images_run *run, double weight) {
             (xd_network){ .heads = 1, .forward = head_forward, .backward = head_backward };
     run->desc.gan.weight = weight;
     run->desc.gan.kind = XD_GAN_HINGE;
-    run->desc.sizes.samples = IN_LEAF;
+    run->desc.sizes.samples = IN_MICRO_BATCH;
     run->desc.sizes.step_samples = BATCH;
     run->desc.sizes.elements = IMAGE_PIXELS;
     run->desc.rungs.list = rungs;
     images_watch(run);
     CHECK_EQ_INT(xd_dmd_create(ctx, &run->desc, &run->dmd), XD_OK);
     images_watch_clear(run);
-    for (run->leaf = 0; run->leaf < IMAGES_LEAVES; run->leaf++) {
-        const xd_dmd_batch batch = { .samples = IN_LEAF, .first = run->leaf * IN_LEAF };
+    for (run->micro_batch = 0; run->micro_batch < IMAGES_MICRO_BATCHES; run->micro_batch++) {
+        const xd_dmd_batch batch = { .samples = IN_MICRO_BATCH, .first = run->micro_batch * IN_MICRO_BATCH };
         CHECK_EQ_INT(xd_dmd_student(run->dmd, 0, &batch, NULL), XD_OK);
     }
     CHECK_EQ_INT(images_watch_read(run), XD_OK);
@@ -166,15 +166,15 @@ XD_TEST(a_leaf_beyond_a_ranks_own_changes_nothing) {
     static images_run run;
     static line l;
     const xd_network_call none = { .keep = true };
-    double before[IMAGES_LEAVES][IMAGES_PIECES][IMAGES_SUMS];
+    double before[IMAGES_MICRO_BATCHES][IMAGES_PIECES][IMAGES_SUMS];
     watch_step(&run, 0.5);
     memcpy(before, run.spread.sums, sizeof before);
     run.roles[XD_DMD_STUDENT].network.user = &l;
-    run.leaf = IMAGES_LEAVES - 1;
+    run.micro_batch = IMAGES_MICRO_BATCHES - 1;
     CHECK_EQ_INT(images_watch_forward(&run, &none), XD_OK);
     CHECK_EQ_INT(images_watch_backward(&run, &none), XD_OK);
     CHECK(memcmp(before, run.spread.sums, sizeof before) == 0 &&
-          before[IMAGES_LEAVES - 1][0][IMAGES_SQUARES] > 0.0);
+          before[IMAGES_MICRO_BATCHES - 1][0][IMAGES_SQUARES] > 0.0);
 }
 
 XD_TEST_MAIN()

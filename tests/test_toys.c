@@ -80,7 +80,7 @@ static xd_result compare_gradients(xd_comm *world, void *argument) {
     memset(&s, 0, sizeof s);
     XD_TRY(toy_engage(world, 5, &recipe, &s.actor));
     scene_fill(&s);
-    for (int64_t leaf = 0; leaf < TOY_LEAVES; leaf++) { /* the first alone has a gradient */
+    for (int64_t leaf = 0; leaf < TOY_MICRO_BATCHES; leaf++) { /* the first alone has a gradient */
         xd_network_call none = { .weights = true, .micro_batch = leaf };
         if (leaf == 0) {
             CHECK_EQ_INT(scene_forward(&s, true), XD_OK);

@@ -13,7 +13,7 @@
  * by it is added.
  *
  * Writes out/images/grid.png: rows real, teacher at 50 steps, at 4, student at 4, at 1, the same noise in each column; table.txt;
- * and a folder for each student with its model files, checkpoints and metrics.jsonl. Every eighth of a batch is a leaf, and
+ * and a folder for each student with its model files, checkpoints and metrics.jsonl. Every eighth of a batch is a micro-batch, and
  * sums run in INVARIANT mode: any number of ranks, whole networks or parts, whole pictures or parts, gives the same bits.
  *
  * Compiled by mpicc with -DIMAGES_MPI it is the same program with the processes of an MPI job as ranks, and the same bits:
@@ -66,8 +66,8 @@ static xd_result images_teach(xd_comm *world, void *argument) {
     const images_world *w = (const images_world *)argument;
     const images_options *o = w->options;
     images_ranks ranks;
-    const images_shape shape = { &ranks, IMAGES_TEACHER_LEAVES, IMAGES_TEACHER_BATCH / IMAGES_TEACHER_LEAVES,
-                                 1 };
+    const images_shape shape = { &ranks, IMAGES_TEACHER_MICRO_BATCHES,
+                                 IMAGES_TEACHER_BATCH / IMAGES_TEACHER_MICRO_BATCHES, 1 };
     const images_lesson lesson = { &w->set, o->teacher_steps, o->seed };
     images_watch watch = { progress_begin(), o->teacher_steps, 0.0 };
     images_role teacher;

@@ -64,7 +64,7 @@ void images_recipes(const images_options *options, images_recipe out[IMAGES_STUD
 
 /* ---- training ---- */
 
-enum { IMAGES_LEAVES = 8 }; /* of a step of either student */
+enum { IMAGES_MICRO_BATCHES = 8 }; /* of a step of either student */
 
 /* A message of rank 0 to whoever watches; seconds since the program began come with it. */
 void images_say(const char *format, ...);

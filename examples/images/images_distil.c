@@ -29,7 +29,7 @@ static void images_draw_real(images_run *run, xd_dmd_batch *batch) {
 /* Pictures of drawn classes. The fake score learns from what the student drew in its last step, so the classes are that step's. */
 static xd_result images_batch(void *user, int64_t micro_batch, xd_dmd_batch *batch) {
     images_run *run = (images_run *)user;
-    run->leaf = micro_batch;
+    run->micro_batch = micro_batch;
     xd_philox random;
     memset(&random, 0, sizeof random);
     random.seed = run->options->seed;
@@ -37,7 +37,7 @@ static xd_result images_batch(void *user, int64_t micro_batch, xd_dmd_batch *bat
     random.micro = run->warming;
     random.step = (uint32_t)run->drawn_at;
     batch->samples =
-        (run->warming ? run->recipe->batch / run->recipe->rungs : run->recipe->batch) / IMAGES_LEAVES;
+        (run->warming ? run->recipe->batch / run->recipe->rungs : run->recipe->batch) / IMAGES_MICRO_BATCHES;
     batch->first = micro_batch * batch->samples;
     batch->condition = run->classes;
     for (int64_t i = 0; i < batch->samples; i++) {
@@ -85,7 +85,7 @@ static void images_fill_desc(images_run *run) {
     images_give(run, XD_DMD_TEACHER);
     if (recipe->real) images_give(run, XD_DMD_DISCRIMINATOR);
     d->data = run->ranks.data;
-    d->sizes.samples = recipe->batch / IMAGES_LEAVES;
+    d->sizes.samples = recipe->batch / IMAGES_MICRO_BATCHES;
     d->sizes.step_samples = recipe->batch;
     d->sizes.elements = run->pixels.end - run->pixels.begin;
     d->sizes.whole_elements = IMAGE_PIXELS;
@@ -218,8 +218,8 @@ static xd_result images_open(images_run *run) {
     XD_TRY(images_ranks_open(run->world, &run->options->mesh, &run->ranks));
     run->pixels = images_pixels(&run->ranks);
     shape.ranks = &run->ranks;
-    shape.leaves = IMAGES_LEAVES;
-    shape.samples = run->recipe->batch / IMAGES_LEAVES;
+    shape.micro_batches = IMAGES_MICRO_BATCHES;
+    shape.samples = run->recipe->batch / IMAGES_MICRO_BATCHES;
     snprintf(teacher, sizeof teacher, "%s/teacher", run->options->data);
     for (int role = 0; role < XD_DMD_ROLES; role++) {
         if (role == XD_DMD_DISCRIMINATOR) continue;

@@ -21,7 +21,7 @@ static bool images_count(const char *text, int *out) {
     return true;
 }
 
-/* "GxN": groups of N ranks. A group's leaves are to be a power of two. */
+/* "GxN": groups of N ranks. A group's micro-batches are to be a power of two. */
 static bool images_parse_groups(char *text, images_mesh *out) {
     char *by = strchr(text, 'x');
     int each = 0;

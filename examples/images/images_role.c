@@ -26,10 +26,11 @@ static xd_result images_wrap(images_role *role, const images_shape *shape) {
     memset(&fsdp, 0, sizeof fsdp);
     ddp.data = ranks->data;
     fsdp.data = ranks->group ? ranks->group : ranks->data;
-    ddp.micro_batches = fsdp.micro_batches = shape->leaves;
+    ddp.micro_batches = fsdp.micro_batches = shape->micro_batches;
     fsdp.unit_types = units;
     fsdp.unit_type_count = 2;
-    fsdp.accumulate_whole = true; /* warm-up has a backward for each rung of a leaf, a discriminator two */
+    fsdp.accumulate_whole =
+        true; /* warm-up has a backward for each rung of a micro-batch, a discriminator two */
     fsdp.replicas = ranks->replicas;
     return ranks->fsdp ? xd_fsdp_create(role->model, &fsdp, &role->parallel)
                        : xd_ddp_create(role->model, &ddp, &role->parallel);

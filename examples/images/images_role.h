@@ -16,9 +16,9 @@ enum { IMAGES_NO_CLASS = IMAGE_CLASSES }; /* the networks' last label */
 /* How ranks hold networks, and what a step is. */
 typedef struct images_shape {
     const images_ranks *ranks;
-    int64_t leaves;  /* of a step, all ranks together */
-    int64_t samples; /* most of a call */
-    int slots;       /* open forwards at once */
+    int64_t micro_batches; /* of a step, all ranks together */
+    int64_t samples;       /* most of a call */
+    int slots;             /* open forwards at once */
 } images_shape;
 
 typedef struct images_role {

@@ -16,8 +16,8 @@ enum { IMAGES_PIXELS, IMAGES_SQUARES, IMAGES_VSD, IMAGES_GENERATOR, IMAGES_SUMS 
 
 /* What the student drew in a step. */
 typedef struct images_spread {
-    double sums[IMAGES_LEAVES][IMAGES_PIECES]
-               [IMAGES_SUMS];        /* of a leaf's pixels in an eighth of each picture */
+    double sums[IMAGES_MICRO_BATCHES][IMAGES_PIECES]
+               [IMAGES_SUMS];        /* of a micro-batch's pixels in an eighth of each picture */
     int64_t unmoved;                 /* of this rank's elements of the average */
     double mean, deviation;          /* of all pixels */
     double stuck;                    /* share of the average that is not its weights and did not move */
@@ -37,10 +37,10 @@ typedef struct images_run {
     bool warming, warmed; /* warm-up is under way; was finished by an earlier run */
     bool resumes;         /* there is a checkpoint to go on from */
     int step;             /* that is being made */
-    int64_t leaf;         /* whose batch was asked for last */
+    int64_t micro_batch;  /* whose batch was asked for last */
     images_spread spread;
     float pull[IMAGES_MOST_LEAF *
-               IMAGE_PIXELS]; /* the discriminator's part of a leaf's gradient by its pictures */
+               IMAGE_PIXELS]; /* the discriminator's part of a micro-batch's gradient by its pictures */
     int drawn_at;             /* step whose classes are drawn */
     int32_t classes[IMAGES_MOST_LEAF];
     float real[IMAGES_MOST_LEAF * IMAGE_PIXELS];

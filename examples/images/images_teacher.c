@@ -3,7 +3,7 @@
 
 #include <string.h>
 
-enum { ELEMENTS = IMAGE_PIXELS, LEAF = IMAGES_TEACHER_BATCH / IMAGES_TEACHER_LEAVES };
+enum { ELEMENTS = IMAGE_PIXELS, PER_MICRO_BATCH = IMAGES_TEACHER_BATCH / IMAGES_TEACHER_MICRO_BATCHES };
 
 /* Streams of the numbers drawn here. */
 enum { DRAWN_IMAGE = XD_STREAM_USER, DRAWN_LABEL, DRAWN_TIME, DRAWN_NOISE };
@@ -13,21 +13,22 @@ static const images_trainer teacher_trainer = {
     { 1.5e-3, 20, 0.3, 0.0 }, 0.9, 0.99, 0.01, XD_EMA_RAMP, 0.999
 };
 
-/* What a leaf needs. */
-typedef struct lesson_leaf {
-    float clean[LEAF * ELEMENTS], noise[LEAF * ELEMENTS], hidden[LEAF * ELEMENTS];
-    float raw[LEAF * ELEMENTS], slope[LEAF * ELEMENTS];
-    double times[LEAF];
-    int32_t labels[LEAF];
-    xd_mix mixes[LEAF];
-    xd_denoise_term terms[LEAF];
-} lesson_leaf;
+/* What a micro-batch needs. */
+typedef struct lesson_batch {
+    float clean[PER_MICRO_BATCH * ELEMENTS], noise[PER_MICRO_BATCH * ELEMENTS],
+        hidden[PER_MICRO_BATCH * ELEMENTS];
+    float raw[PER_MICRO_BATCH * ELEMENTS], slope[PER_MICRO_BATCH * ELEMENTS];
+    double times[PER_MICRO_BATCH];
+    int32_t labels[PER_MICRO_BATCH];
+    xd_mix mixes[PER_MICRO_BATCH];
+    xd_denoise_term terms[PER_MICRO_BATCH];
+} lesson_batch;
 
 static xd_rows rows_of(void *data) {
     xd_rows rows;
     memset(&rows, 0, sizeof rows);
     rows.data = data;
-    rows.rows = LEAF;
+    rows.rows = PER_MICRO_BATCH;
     rows.cols = ELEMENTS;
     rows.dtype = XD_DTYPE_F32;
     return rows;
@@ -43,22 +44,22 @@ static xd_philox random_of(const images_lesson *lesson, int step, int stream, in
     return random;
 }
 
-static void draw_samples(const images_lesson *lesson, int step, int64_t first, lesson_leaf *leaf) {
-    for (int64_t i = 0; i < LEAF; i++) {
+static void draw_samples(const images_lesson *lesson, int step, int64_t first, lesson_batch *batch) {
+    for (int64_t i = 0; i < PER_MICRO_BATCH; i++) {
         const xd_philox image = random_of(lesson, step, DRAWN_IMAGE, first + i);
         const xd_philox label = random_of(lesson, step, DRAWN_LABEL, first + i);
         const xd_philox noise = random_of(lesson, step, DRAWN_NOISE, first + i);
         const int64_t which = xd_draw_index(&image, 0, lesson->set->count);
-        memcpy(leaf->clean + i * ELEMENTS, lesson->set->images + which * ELEMENTS, ELEMENTS * sizeof(float));
-        xd_philox_fill_normal(&noise, 0, ELEMENTS, leaf->noise + i * ELEMENTS);
-        leaf->labels[i] = lesson->set->labels[which];
-        if (xd_philox_uniform_f64(&label, 0) < label_left_out) leaf->labels[i] = IMAGES_NO_CLASS;
+        memcpy(batch->clean + i * ELEMENTS, lesson->set->images + which * ELEMENTS, ELEMENTS * sizeof(float));
+        xd_philox_fill_normal(&noise, 0, ELEMENTS, batch->noise + i * ELEMENTS);
+        batch->labels[i] = lesson->set->labels[which];
+        if (xd_philox_uniform_f64(&label, 0) < label_left_out) batch->labels[i] = IMAGES_NO_CLASS;
     }
 }
 
 /* hidden = x_t, and the factors of its loss. */
 static xd_result make_noisy(xd_ctx *ctx, const images_lesson *lesson, int step, int64_t first,
-                            lesson_leaf *leaf) {
+                            lesson_batch *batch) {
     const xd_noise_schedule flow = { .kind = XD_NOISE_FLOW, .min_t = 0.0, .max_t = 1.0 };
     const xd_philox random = random_of(lesson, step, DRAWN_TIME, first);
     xd_time_sampler times = xd_times_defaults(XD_DMD_MODELOPT);
@@ -70,61 +71,61 @@ static xd_result make_noisy(xd_ctx *ctx, const images_lesson *lesson, int step, 
     times.kind = XD_TIME_LOGIT_NORMAL;
     times.mean = 0.2;
     times.deviation = 1.2;
-    XD_TRY(xd_times_draw(ctx, &times, &random, LEAF, leaf->times));
-    for (int i = 0; i < LEAF; i++) {
-        XD_TRY(xd_noise_mix(ctx, &flow, leaf->times[i], &leaf->mixes[i]));
-        XD_TRY(xd_denoise_term_at(ctx, &flow, &form, leaf->times[i], &leaf->terms[i]));
+    XD_TRY(xd_times_draw(ctx, &times, &random, PER_MICRO_BATCH, batch->times));
+    for (int i = 0; i < PER_MICRO_BATCH; i++) {
+        XD_TRY(xd_noise_mix(ctx, &flow, batch->times[i], &batch->mixes[i]));
+        XD_TRY(xd_denoise_term_at(ctx, &flow, &form, batch->times[i], &batch->terms[i]));
     }
-    mix.p = rows_of(leaf->clean);
-    mix.q = rows_of(leaf->noise);
-    mix.out = rows_of(leaf->hidden);
-    mix.mix = leaf->mixes;
+    mix.p = rows_of(batch->clean);
+    mix.q = rows_of(batch->noise);
+    mix.out = rows_of(batch->hidden);
+    mix.mix = batch->mixes;
     return xd_mix_rows(ctx, &mix);
 }
 
-static xd_result take_loss(xd_ctx *ctx, lesson_leaf *leaf, double *loss) {
+static xd_result take_loss(xd_ctx *ctx, lesson_batch *batch, double *loss) {
     xd_denoise_desc desc = xd_denoise_defaults();
     xd_sample_values values;
-    desc.prediction = rows_of(leaf->raw);
-    desc.clean = rows_of(leaf->clean);
-    desc.noise = rows_of(leaf->noise);
-    desc.gradient = rows_of(leaf->slope);
-    desc.terms = leaf->terms;
+    desc.prediction = rows_of(batch->raw);
+    desc.clean = rows_of(batch->clean);
+    desc.noise = rows_of(batch->noise);
+    desc.gradient = rows_of(batch->slope);
+    desc.terms = batch->terms;
     desc.common.denominator_value = (double)IMAGES_TEACHER_BATCH * ELEMENTS;
     XD_TRY(xd_denoise_loss(ctx, &desc, &values));
     *loss = values.loss;
     return XD_OK;
 }
 
-static xd_result train_leaf(images_role *role, const images_lesson *lesson, int step, int64_t k,
-                            lesson_leaf *leaf, double *loss) {
+static xd_result train_micro_batch(images_role *role, const images_lesson *lesson, int step, int64_t k,
+                                   lesson_batch *batch, double *loss) {
     xd_ctx *ctx = xd_comm_ctx(role->world);
     const int64_t number = xd_parallel_micro_batch(role->parallel, k);
     xd_network_call call;
     memset(&call, 0, sizeof call);
-    call.samples = number < 0 ? 0 : LEAF; /* none: blocks are opened for the other ranks */
-    call.hidden = leaf->hidden;
-    call.times = leaf->times;
-    call.condition = leaf->labels;
+    call.samples = number < 0 ? 0 : PER_MICRO_BATCH; /* none: blocks are opened for the other ranks */
+    call.hidden = batch->hidden;
+    call.times = batch->times;
+    call.condition = batch->labels;
     call.keep = true;
-    call.raw = leaf->raw;
+    call.raw = batch->raw;
     if (number >= 0) {
-        draw_samples(lesson, step, number * LEAF, leaf);
-        XD_TRY(make_noisy(ctx, lesson, step, number * LEAF, leaf));
+        draw_samples(lesson, step, number * PER_MICRO_BATCH, batch);
+        XD_TRY(make_noisy(ctx, lesson, step, number * PER_MICRO_BATCH, batch));
     }
     XD_TRY(role->network.forward(role->network.user, &call));
-    if (number >= 0) XD_TRY(take_loss(ctx, leaf, loss));
-    call.raw_gradient = leaf->slope;
+    if (number >= 0) XD_TRY(take_loss(ctx, batch, loss));
+    call.raw_gradient = batch->slope;
     call.weights = true;
     call.micro_batch = k;
     return role->network.backward(role->network.user, &call);
 }
 
-/* The leaves' losses in the order of their numbers. Each is one rank's, so a sum of bits with zeros hands it to all. */
-static xd_result sum_losses(xd_comm *world, int64_t bits[IMAGES_TEACHER_LEAVES], double *sum) {
+/* The micro-batches' losses in the order of their numbers. Each is one rank's, so a sum of bits with zeros hands it to all. */
+static xd_result sum_losses(xd_comm *world, int64_t bits[IMAGES_TEACHER_MICRO_BATCHES], double *sum) {
     *sum = 0.0;
-    XD_TRY(xd_all_reduce(world, bits, bits, IMAGES_TEACHER_LEAVES, XD_DTYPE_I64, XD_SUM));
-    for (int i = 0; i < IMAGES_TEACHER_LEAVES; i++) {
+    XD_TRY(xd_all_reduce(world, bits, bits, IMAGES_TEACHER_MICRO_BATCHES, XD_DTYPE_I64, XD_SUM));
+    for (int i = 0; i < IMAGES_TEACHER_MICRO_BATCHES; i++) {
         double loss;
         memcpy(&loss, &bits[i], sizeof loss);
         *sum += loss;
@@ -132,15 +133,15 @@ static xd_result sum_losses(xd_comm *world, int64_t bits[IMAGES_TEACHER_LEAVES],
     return XD_OK;
 }
 
-static xd_result train_step(images_role *role, const images_lesson *lesson, int step, lesson_leaf *leaf,
+static xd_result train_step(images_role *role, const images_lesson *lesson, int step, lesson_batch *batch,
                             double *loss) {
     const double rate = images_rate_at(&teacher_trainer.rate, step, lesson->steps);
-    int64_t bits[IMAGES_TEACHER_LEAVES] = { 0 };
+    int64_t bits[IMAGES_TEACHER_MICRO_BATCHES] = { 0 };
     XD_TRY(xd_optimizer_set_learning_rate(role->optimizer, rate));
     for (int64_t k = 0; k < xd_parallel_micro_batches(role->parallel).opened; k++) {
         const int64_t number = xd_parallel_micro_batch(role->parallel, k);
         double of = 0.0;
-        XD_TRY(train_leaf(role, lesson, step, k, leaf, &of));
+        XD_TRY(train_micro_batch(role, lesson, step, k, batch, &of));
         if (number >= 0) memcpy(&bits[number], &of, sizeof of);
     }
     XD_TRY(images_role_step(role, most_norm, NULL));
@@ -150,15 +151,16 @@ static xd_result train_step(images_role *role, const images_lesson *lesson, int 
 xd_result images_teacher_train(images_role *role, const images_lesson *lesson, images_told shown,
                                void *user) {
     xd_ctx *ctx = xd_comm_ctx(role->world);
-    lesson_leaf *leaf = (lesson_leaf *)xd_allocate(ctx, sizeof *leaf);
-    xd_result result = leaf ? images_role_train(role, &teacher_trainer)
-                            : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a leaf of %d images", LEAF);
+    lesson_batch *batch = (lesson_batch *)xd_allocate(ctx, sizeof *batch);
+    xd_result result =
+        batch ? images_role_train(role, &teacher_trainer)
+              : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a micro-batch of %d images", PER_MICRO_BATCH);
     for (int step = 0; step < lesson->steps && result == XD_OK; step++) {
         double loss = 0.0;
-        result = train_step(role, lesson, step, leaf, &loss);
+        result = train_step(role, lesson, step, batch, &loss);
         if (result == XD_OK && shown && xd_comm_rank(role->world) == 0) shown(user, step + 1, loss);
     }
     if (result == XD_OK) result = images_role_take_average(role, role);
-    if (leaf) xd_release(ctx, leaf);
+    if (batch) xd_release(ctx, batch);
     return result;
 }

@@ -9,10 +9,10 @@ static int64_t images_watch_own(const images_run *run) {
     return run->pixels.end - run->pixels.begin;
 }
 
-/* The sums that pixel i of a leaf's, as this rank has them, belongs to. */
+/* The sums that pixel i of a micro-batch's, as this rank has them, belongs to. */
 static double *images_watch_sums(images_run *run, int64_t i) {
     const int64_t pixel = run->pixels.begin + i % images_watch_own(run);
-    return run->spread.sums[run->leaf][pixel / (IMAGE_PIXELS / IMAGES_PIECES)];
+    return run->spread.sums[run->micro_batch][pixel / (IMAGE_PIXELS / IMAGES_PIECES)];
 }
 
 /* The student's forward that trains; what it draws is read off its prediction as the library reads it. */
@@ -22,8 +22,8 @@ static xd_result images_watch_forward(void *user, const xd_network_call *call) {
     const float *hidden = (const float *)call->hidden, *flow = (const float *)call->raw;
     const int64_t own = images_watch_own(run);
     XD_TRY(student->forward(student->user, call));
-    if (!call->keep || call->samples == 0) return XD_OK; /* none: a leaf beyond this rank's own */
-    memset(run->spread.sums[run->leaf], 0, sizeof run->spread.sums[0]);
+    if (!call->keep || call->samples == 0) return XD_OK; /* none: a micro-batch beyond this rank's own */
+    memset(run->spread.sums[run->micro_batch], 0, sizeof run->spread.sums[0]);
     memset(run->pull, 0, sizeof run->pull);
     for (int64_t i = 0; i < call->samples * own; i++) {
         double *sums = images_watch_sums(run, i);
@@ -83,9 +83,9 @@ void images_watch_clear(images_run *run) {
     memset(run->spread.sums, 0, sizeof run->spread.sums);
 }
 
-/* A rank has the sums of its own leaves and pixels and zeros for the others', so adding ranks up rounds nothing. */
+/* A rank has the sums of its own micro-batches and pixels and zeros for the others', so adding ranks up rounds nothing. */
 static xd_result images_watch_gather(images_run *run) {
-    enum { ALL = IMAGES_SUMS * IMAGES_LEAVES * IMAGES_PIECES };
+    enum { ALL = IMAGES_SUMS * IMAGES_MICRO_BATCHES * IMAGES_PIECES };
     double all[IMAGES_MOST_RANKS][ALL], *sums = run->spread.sums[0][0];
     int64_t counts[IMAGES_MOST_RANKS];
     for (int r = 0; r < IMAGES_MOST_RANKS; r++) counts[r] = ALL;
@@ -104,7 +104,7 @@ xd_result images_watch_read(images_run *run) {
     for (int64_t i = 0; i < student->count; i++) counts[1] += student->params[i].count;
     XD_TRY(images_watch_gather(run));
     if (run->ranks.fsdp) XD_TRY(xd_all_reduce(run->world, counts, counts, 2, XD_DTYPE_I64, XD_SUM));
-    for (int i = 0; i < IMAGES_LEAVES * IMAGES_PIECES; i++)
+    for (int i = 0; i < IMAGES_MICRO_BATCHES * IMAGES_PIECES; i++)
         for (int k = 0; k < IMAGES_SUMS; k++) total[k] += s->sums[i / IMAGES_PIECES][i % IMAGES_PIECES][k];
     const double n = (double)run->recipe->batch * IMAGE_PIXELS;
     s->mean = total[IMAGES_PIXELS] / n;

@@ -23,7 +23,7 @@ static int nn_blocks_begin(void *user, int block, nn_pass pass, nn_weights *out)
     xd_pass what;
     memset(&what, 0, sizeof what);
     what.kind = kinds[pass];
-    what.micro_batch = pass == NN_BACKWARD ? blocks->leaf : 0;
+    what.micro_batch = pass == NN_BACKWARD ? blocks->micro_batch : 0;
     const xd_result result = xd_block_begin(nn_find_block(blocks->model, block), what, &view);
     if (result != XD_OK) return (int)result;
     nn_blocks_show(blocks->cut, &view, block, out);
@@ -36,7 +36,7 @@ static int nn_blocks_end(void *user, int block) {
 
 static int nn_blocks_keep(void *user, int block, const float *input, int64_t count) {
     const nn_blocks *blocks = (const nn_blocks *)user;
-    return (int)xd_inputs_keep(nn_find_block(blocks->model, block), blocks->leaf, input,
+    return (int)xd_inputs_keep(nn_find_block(blocks->model, block), blocks->micro_batch, input,
                                (size_t)count * sizeof *input);
 }
 
@@ -58,7 +58,7 @@ static int nn_blocks_recompute(void *user, int block, nn_again forward, void *ar
     const nn_blocks *blocks = (const nn_blocks *)user;
     nn_rerun rerun = { block, forward, argument };
     const xd_forward again = { nn_blocks_rerun, &rerun };
-    return (int)xd_recompute(nn_find_block(blocks->model, block), blocks->leaf, again);
+    return (int)xd_recompute(nn_find_block(blocks->model, block), blocks->micro_batch, again);
 }
 
 nn_source nn_blocks_source(nn_blocks *blocks) {

@@ -11,7 +11,7 @@ extern "C" {
 
 typedef struct nn_blocks {
     const xd_model *model; /* of nn_describe */
-    int64_t leaf;          /* of the next backward pass; with `recompute` of the next forward pass too */
+    int64_t micro_batch;   /* of the next backward pass; with `recompute` of the next forward pass too */
     const nn_cut *cut;     /* of a stage of a pipeline; NULL = the whole model */
 } nn_blocks;
 

@@ -8,7 +8,7 @@
 extern "C" {
 #endif
 
-/* The pass in which the blocks of a call are opened: only a backward that gives weights gradients is one of a leaf. */
+/* The pass in which the blocks of a call are opened: only a backward that gives weights gradients is one of a micro-batch. */
 xd_pass nn_pass_of(const xd_network_call *call, bool backward);
 
 /* Errors: ARGUMENT for more samples than there is room for and, where `slot` is read, for one that there is not. */

@@ -1,7 +1,7 @@
 /* sharded_stages.c - the student in the stages of a pipeline: each wrapped by itself, all of them trained by xd_pipeline_run.
  *
  * The first stage has the embedding, the last one the head, the loss and the teacher; the layers are dealt over all of them. Every
- * sequence of a batch is a micro-batch, and a leaf of the wrappers. */
+ * sequence of a batch is a micro-batch. */
 #include "sharded.h"
 
 #include <string.h>
@@ -196,7 +196,7 @@ static sharded_stage *stages_enter(const stages_step *step, const xd_pipeline_ca
     sharded_student *s = step->student;
     sharded_stages *t = &s->stages;
     sharded_stage *stage = &t->stage[call->stage.place.virtual_stage];
-    stage->blocks.blocks.leaf = call->micro_batch;
+    stage->blocks.blocks.micro_batch = call->micro_batch;
     *batch = s->rank->part;
     batch->ids = s->rank->ids + call->micro_batch * DEMO_ROW;
     ends->workspace = t->workspace + call->slot * t->workspace_floats;

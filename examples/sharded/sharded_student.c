@@ -15,7 +15,7 @@ static xd_result sharded_split(sharded_student *s, xd_comm *all) {
     return xd_comm_split(all, rank % each, rank, &s->replicas);
 }
 
-/* Every sequence of the batch is a leaf, every layer a unit. */
+/* Every sequence of the batch is a micro-batch, every layer a unit. */
 static xd_result sharded_wrap_model(sharded_student *s, sharded_wrap wrap) {
     static const char *const units[] = { NN_LAYER_TYPE };
     xd_fsdp_desc fsdp;
@@ -34,12 +34,12 @@ static xd_result sharded_wrap_model(sharded_student *s, sharded_wrap wrap) {
                                                         : xd_ddp_create(s->model, &ddp, &s->parallel);
 }
 
-/* Under FSDP every rank opens blocks as often as the one with most leaves. */
+/* Under FSDP every rank opens blocks as often as the one with most micro-batches. */
 void sharded_take_leaves(sharded_student *s, const xd_parallel *parallel) {
-    const xd_parallel_micro_batch_count leaves = xd_parallel_micro_batches(parallel);
+    const xd_parallel_micro_batch_count count = xd_parallel_micro_batches(parallel);
     demo_rank *r = s->rank;
-    r->batch.sequences = r->passes = (int)leaves.own;
-    r->most_passes = (int)leaves.opened;
+    r->batch.sequences = r->passes = (int)count.own;
+    r->most_passes = (int)count.opened;
     for (int k = 0; k < r->passes; k++) r->sequences[k] = xd_parallel_micro_batch(parallel, k);
 }
 
@@ -227,7 +227,7 @@ xd_result sharded_student_backward(sharded_student *s) {
         return demo_flat_sum(r);
     }
     for (int k = 0; k < r->most_passes; k++) {
-        s->blocks.blocks.leaf = k;
+        s->blocks.blocks.micro_batch = k;
         XD_TRY(demo_backward(r, &s->source, k));
     }
     const double start = xd_now(r->ctx);

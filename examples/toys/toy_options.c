@@ -23,7 +23,7 @@ static const option toy_table[] = {
       "of each student, each with four of the fake score (600)", NULL, NULL },
     { "--teacher-steps", "N", OPTION_INT, FIELD(teacher_steps), 1, 1000000, "of the teacher (3000)", NULL,
       NULL },
-    { "--ranks", "N", OPTION_INT, FIELD(ranks), 1, TOY_LEAVES,
+    { "--ranks", "N", OPTION_INT, FIELD(ranks), 1, TOY_MICRO_BATCHES,
       "threads that share a batch, to the same bits (2)", NULL, NULL },
     { "--seed", "N", OPTION_UINT64, FIELD(seed), 0, 1000000000, "of weights, data and noise (1)", NULL,
       NULL },

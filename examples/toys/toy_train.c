@@ -5,7 +5,7 @@
 #include <string.h>
 
 enum {
-    TOY_IN_LEAF = TOY_BATCH / TOY_LEAVES,
+    TOY_IN_MICRO_BATCH = TOY_BATCH / TOY_MICRO_BATCHES,
     TOY_TURNS = 5, /* a step of the student, and four of the fake score */
     TOY_STAY = 8   /* turns at a rung */
 };
@@ -51,7 +51,7 @@ static xd_result toy_engage(xd_comm *world, uint64_t seed, const toy_recipe *rec
     xd_ctx *ctx = xd_comm_ctx(world);
     XD_TRY(toy_net_describe(ctx, seed, &a->model));
     XD_TRY(toy_net_create(ctx, a->model, TOY_CHUNK, 1, &a->net));
-    const xd_ddp_desc ddp = { .data = world, .micro_batches = TOY_LEAVES };
+    const xd_ddp_desc ddp = { .data = world, .micro_batches = TOY_MICRO_BATCHES };
     XD_TRY(xd_ddp_create(a->model, &ddp, &a->parallel));
     XD_TRY(xd_parallel_params(a->parallel, TOY_WEIGHTS, a->params, &a->count));
     xd_optimizer_desc adamw = xd_adamw_defaults(a->params, a->count);
@@ -88,15 +88,15 @@ static xd_result toy_set_rate(toy_actor *a, int step, int steps) {
 
 /* ---- the teacher ---- */
 
-/* A leaf of flow matching: the network is to say eps - x at (1 - t) x + t eps. */
+/* A micro-batch of flow matching: the network is to say eps - x at (1 - t) x + t eps. */
 typedef struct toy_lesson {
-    float hidden[TOY_IN_LEAF * TOY_ELEMENTS], target[TOY_IN_LEAF * TOY_ELEMENTS];
-    double times[TOY_IN_LEAF];
+    float hidden[TOY_IN_MICRO_BATCH * TOY_ELEMENTS], target[TOY_IN_MICRO_BATCH * TOY_ELEMENTS];
+    double times[TOY_IN_MICRO_BATCH];
 } toy_lesson;
 
 static void toy_prepare(const toy_run *run, int64_t first, int step, toy_lesson *lesson) {
     xd_philox random = { .seed = run->options->seed, .stream = TOY_STREAM_TRAIN, .step = (uint32_t)step };
-    for (int64_t i = 0; i < TOY_IN_LEAF; i++) {
+    for (int64_t i = 0; i < TOY_IN_MICRO_BATCH; i++) {
         float x[TOY_ELEMENTS], noise[TOY_ELEMENTS];
         random.sample = (uint32_t)(first + i);
         toy_draw(run->kind, &random, x);
@@ -111,15 +111,15 @@ static void toy_prepare(const toy_run *run, int64_t first, int step, toy_lesson 
 
 static xd_result toy_teach_leaf(const toy_run *run, toy_actor *teacher, int64_t k, int step) {
     const xd_network network = toy_net_network(teacher->net);
-    float raw[TOY_IN_LEAF * TOY_ELEMENTS], slope[TOY_IN_LEAF * TOY_ELEMENTS];
+    float raw[TOY_IN_MICRO_BATCH * TOY_ELEMENTS], slope[TOY_IN_MICRO_BATCH * TOY_ELEMENTS];
     toy_lesson lesson;
-    toy_prepare(run, xd_parallel_micro_batch(teacher->parallel, k) * TOY_IN_LEAF, step, &lesson);
+    toy_prepare(run, xd_parallel_micro_batch(teacher->parallel, k) * TOY_IN_MICRO_BATCH, step, &lesson);
     xd_network_call call = {
-        .samples = TOY_IN_LEAF, .hidden = lesson.hidden, .times = lesson.times, .raw = raw
+        .samples = TOY_IN_MICRO_BATCH, .hidden = lesson.hidden, .times = lesson.times, .raw = raw
     };
     call.keep = true;
     XD_TRY(network.forward(network.user, &call));
-    for (int i = 0; i < TOY_IN_LEAF * TOY_ELEMENTS; i++)
+    for (int i = 0; i < TOY_IN_MICRO_BATCH * TOY_ELEMENTS; i++)
         slope[i] = 2.0f / (TOY_BATCH * TOY_ELEMENTS) * (raw[i] - lesson.target[i]);
     call.raw_gradient = slope;
     call.weights = true;
@@ -145,8 +145,8 @@ static xd_result toy_train_teacher(const toy_run *run, toy_actor *teacher) {
 /* Everything is drawn: a batch is the number of its first sample. */
 static xd_result toy_batch(void *user, int64_t micro_batch, xd_dmd_batch *batch) {
     (void)user;
-    batch->samples = TOY_IN_LEAF;
-    batch->first = micro_batch * TOY_IN_LEAF;
+    batch->samples = TOY_IN_MICRO_BATCH;
+    batch->first = micro_batch * TOY_IN_MICRO_BATCH;
     return XD_OK;
 }
 
@@ -180,7 +180,7 @@ static xd_dmd_desc toy_settings(xd_comm *world, toy_cast *cast, const double *ru
     desc.own_samples = true;
     desc.draws = &toy_draws;
     desc.rungs = (xd_dmd_rungs){ .steps = steps, .list = rungs, .roll_out = steps > 1, .fresh_noise = true };
-    desc.sizes.samples = TOY_IN_LEAF;
+    desc.sizes.samples = TOY_IN_MICRO_BATCH;
     desc.sizes.step_samples = TOY_BATCH;
     desc.sizes.elements = TOY_ELEMENTS;
     desc.data = world;

@@ -64,7 +64,7 @@ enum { TOY_CHUNK = 250 }; /* samples in a call of the network */
 
 /* ---- training, toy_train.c ---- */
 
-enum { TOY_BATCH = 256, TOY_LEAVES = 8, TOY_ROWS = 4 };
+enum { TOY_BATCH = 256, TOY_MICRO_BATCHES = 8, TOY_ROWS = 4 };
 
 /* Samplers that are compared. */
 typedef enum toy_row { TOY_TEACHER_50 = 0, TOY_TEACHER_4, TOY_STUDENT_4, TOY_STUDENT_1 } toy_row;

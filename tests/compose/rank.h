@@ -46,7 +46,7 @@ typedef struct rank {
     toy_kept *kept;            /* [most], or [slots] */
     int64_t rows_here, columns;
     float *logits, *teacher; /* [most, rows here, columns]; logits [slots, rows here, columns] */
-    int64_t labels[TOY_LEAVES * TOY_ROWS];
+    int64_t labels[TOY_MICRO_BATCHES * TOY_ROWS];
     xd_vocab *vocab;
     xd_param params[PARTS];
     xd_tensor_part parts[PARTS];

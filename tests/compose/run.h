@@ -64,7 +64,7 @@ typedef struct compose_result {
     float values[COMPOSE_ROOM], first[COMPOSE_ROOM], second[COMPOSE_ROOM];
     float averages[COMPOSE_AVERAGES][COMPOSE_ROOM];
     double norms[COMPOSE_STEPS], losses[COMPOSE_STEPS];
-    double leaf_losses[COMPOSE_STEPS][TOY_LEAVES]; /* unless all forwards come together */
+    double leaf_losses[COMPOSE_STEPS][TOY_MICRO_BATCHES]; /* unless all forwards come together */
     char message[600];                             /* of a run that failed */
 } compose_result;
 

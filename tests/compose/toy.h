@@ -6,7 +6,7 @@
 
 #include "share.h"
 
-enum { TOY_LAYERS = 3, TOY_ROWS = 3, TOY_HIDDEN = 24, TOY_INNER = 16, TOY_VOCAB = 24, TOY_LEAVES = 12 };
+enum { TOY_LAYERS = 3, TOY_ROWS = 3, TOY_HIDDEN = 24, TOY_INNER = 16, TOY_VOCAB = 24, TOY_MICRO_BATCHES = 12 };
 enum { TOY_EXPERTS = 4, TOY_MEMBERS = 4 }; /* ranks that share the experts */
 
 typedef struct toy_sizes {

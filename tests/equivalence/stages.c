@@ -238,7 +238,7 @@ static void stage_open(stage_state *s, const xd_pipeline_call *call, stage_work 
     memset(w, 0, sizeof *w);
     w->part = &s->parts[call->stage.place.virtual_stage];
     w->leaf = xd_parallel_micro_batch(call->stage.parallel, call->micro_batch);
-    w->part->blocks.leaf = call->micro_batch;
+    w->part->blocks.micro_batch = call->micro_batch;
     w->logits = s->logits + call->slot * s->room * TRAIN_VOCAB;
     w->batch = train_sequence_of(s->config, s->cp_rank, w->leaf, &s->sequence);
     w->batch.ids = w->ids;

@@ -378,7 +378,7 @@ static xd_result train_passes(train_state *s, int step) {
     int code = 0;
     for (int64_t k = 0; k < s->most && !code; k++) {
         const nn_batch batch = train_batch(s, k);
-        s->blocks.leaf = k;
+        s->blocks.micro_batch = k;
         code = k < s->own ? nn_forward_from(&s->model, &s->source, &batch, true,
                                             s->workspace + k * s->workspace_floats, s->logits + k * logits)
                           : nn_pass_by(&s->model, &s->source, NN_FORWARD);
@@ -387,7 +387,7 @@ static xd_result train_passes(train_state *s, int step) {
     XD_TRY(train_loss(s, step));
     for (int64_t k = 0; k < s->most && !code; k++) {
         const nn_batch batch = train_batch(s, k);
-        s->blocks.leaf = k;
+        s->blocks.micro_batch = k;
         code = k < s->own ? nn_backward_from(&s->model, &s->source, &batch,
                                              s->workspace + k * s->workspace_floats, s->logits + k * logits)
                           : nn_pass_by(&s->model, &s->source, NN_BACKWARD);

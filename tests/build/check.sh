@@ -774,7 +774,7 @@ step_cuda_emu() {
     programs= host='cublas|comm|ema|equivalence|fill|nccl|optimizer|reduce|route|step|thaw|topk|wrap|xtoken_loss'
     [ "$1" != asan ] || programs=$(ls tests/cuda/test_*.cpp | grep -E "test_cuda_($host)\.cpp")
     EMU_BUILD="$dir/emu" sh tests/emu/run.sh "$1" &&
-    CUDA_TESTS=$programs CUDA_PLAIN_ORDER=0 CUDA_BUILD="$dir/cuda" CUDA_HEADER=. CUDA_LIBRARY=build/libxdistill.a sh tests/cuda/run.sh "$1"
+    CUDA_TESTS=$programs CUDA_PLAIN_ORDER=0 CUDA_COMPARE=compare:3 CUDA_OBJECTS="$out/cuda_objects" CUDA_BUILD="$dir/cuda" CUDA_HEADER=. CUDA_LIBRARY=build/libxdistill.a sh tests/cuda/run.sh "$1"
 }
 
 # With the emulation that cuda_emu:plain has built before, if it has. So has the step below.
@@ -786,7 +786,7 @@ step_gpu_check() {
 step_coverage_cuda() {
     need g++ gcov
     make --no-print-directory build/libxdistill.a || return 1
-    EMU_BUILD="$out/cuda_emu-plain.d/emu" CUDA_BUILD="$dir/cuda" CUDA_LIBRARY=build/libxdistill.a sh tests/cuda/run.sh coverage
+    EMU_BUILD="$out/cuda_emu-plain.d/emu" CUDA_OBJECTS="$out/cuda_objects" CUDA_BUILD="$dir/cuda" CUDA_LIBRARY=build/libxdistill.a sh tests/cuda/run.sh coverage
 }
 
 step_install() {

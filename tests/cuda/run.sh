@@ -9,16 +9,18 @@
 #
 # The plain build runs every program twice: in plain order, and in a comparison of all orders of the threads, on streams that
 # work in reverse and only when the program waits. CUDA_PLAIN_ORDER=0 leaves the first run out, for callers that run the other
-# builds too. The coverage has streams that work in order, and only when the program waits. CUDA_TESTS names the programs (default: all),
+# builds too; CUDA_COMPARE=compare:N compares only the first N launches of a kernel by each shape, and every 16th. The coverage has streams that work in order, and only when the program waits. CUDA_TESTS names the programs (default: all),
 # GOLDEN the folder of vectors, CUDA_BUILD the folder for what is built, EMU_BUILD that for the emulation (where its own tests
 # have it: beside the other), CUDA_HEADER where xdistill.h and xdistill_cuda.cu are (src, or . for the generated files; programs
 # include src in both cases), CUDA_LIBRARY an object of that library with XD_TEST_UNIT for the builds that do not sanitize it
-# (default: compiled here, once for each).
+# (default: compiled here, once for each), CUDA_OBJECTS a folder for the objects of the programs, which the builds without a
+# sanitizer of the host can share.
 cd "$(dirname "$0")/../.." || exit 1
 build=${CUDA_BUILD:-build/cuda}
 emu=${EMU_BUILD:-$(dirname "$build")/emu}
 header=${CUDA_HEADER:-src}
 cxx=${CXX:-g++} cc=${CC:-cc}
+compare=${CUDA_COMPARE:-compare}
 tests=${CUDA_TESTS:-$(ls tests/cuda/test_*.cpp)}
 golden=${GOLDEN:-../shared/golden}
 [ -d "$golden" ] || golden=
@@ -63,25 +65,34 @@ run_golden_emulated() {
     run_golden "" EMU_HOST_FAULTS=1
     run_golden ", INVARIANT" "" --invariant
     [ "$1" = plain ] || return
-    run_golden ", compared, lazy streams reversed" "EMU_ORDER=compare EMU_STREAMS=lazy-reverse"
+    run_golden ", compared, lazy streams reversed" "EMU_ORDER=$compare EMU_STREAMS=lazy-reverse"
+}
+
+# An object by the compiler and flags given, unless there is one that is newer than what it may include. Another step may be at it.
+object() {
+    source=$1 object=$2
+    shift 2
+    [ -e "$object" ] && [ -z "$(find src tests/helpers tests/cuda tests/golden tests/emu/include -newer "$object" -type f | head -n 1)" ] && return
+    "$@" -c "$source" -o "$object.$$" && mv "$object.$$" "$object"
 }
 
 # Its objects: C, for the emulation by the flags given.
 compile_golden() {
     [ -n "$golden" ] || return 0
-    mkdir -p "$out/golden.o" || return 1
+    mkdir -p "$objects/golden" || return 1
     for source in tests/golden/*.c; do
-        $cc -std=c99 -O1 -g "$@" $warn -DXDISTILL_IMPLEMENTED -DXD_TEST_LAYERS -DXD_PRIVATE=extern -DGOLDEN_CUDA -Isrc -Itests/helpers -c "$source" \
-            -o "$out/golden.o/$(basename "$source" .c).o" || return 1
+        object "$source" "$objects/golden/$(basename "$source" .c).o" $cc -std=c99 -O1 -g "$@" $warn -DXDISTILL_IMPLEMENTED \
+            -DXD_TEST_LAYERS -DXD_PRIVATE=extern -DGOLDEN_CUDA -Isrc -Itests/helpers || return 1
     done
 }
 
 # The library, the unit and the programs for a build of the emulation, the unit and the links with more flags; the
 # library is C, and plain unless the whole build is sanitized.
 build_emulated() {
-    sh tests/emu/build.sh "$1" "$emu/$1" && . "$emu/$1/flags.sh" && mkdir -p "$out" || return 1
-    EMU_CU="$EMU_CU ${2:-}" EMU_LINK="$EMU_LINK ${2:-}" host=
-    [ "$1" = asan ] && host="-fsanitize=address -fno-omit-frame-pointer" # of memory: whose it is
+    sh tests/emu/build.sh "$1" "$emu/$1" && . "$emu/$1/flags.sh" || return 1
+    EMU_CU="$EMU_CU ${2:-}" EMU_LINK="$EMU_LINK ${2:-}" host= objects=${CUDA_OBJECTS:-$out}
+    [ "$1" != asan ] || objects=$out host="-fsanitize=address -fno-omit-frame-pointer" # of memory: whose it is
+    mkdir -p "$out" "$objects" || return 1
     if [ -n "${CUDA_LIBRARY:-}" ] && [ -z "$host" ]; then
         cp "$CUDA_LIBRARY" "$out/library.o" || return 1
     else
@@ -90,12 +101,12 @@ build_emulated() {
     $cxx $EMU_CU $warn -I"$header" -c "$header/xdistill_cuda.cu" -o "$out/unit.o" || return 1
     for test in $tests; do
         name=$(basename "$test" .cpp)
-        $cxx $EMU_HOST -O1 $warn -Isrc -DXD_TEST_LAYERS -Itests/helpers -c "$test" -o "$out/$name.o" || return 1
-        $cxx "$out/$name.o" "$out/unit.o" "$out/library.o" "$emu/$1/libemu.a" $EMU_LINK -lm -o "$out/$name" ||
+        object "$test" "$objects/$name.o" $cxx $EMU_HOST -O1 $warn -Isrc -DXD_TEST_LAYERS -Itests/helpers || return 1
+        $cxx "$objects/$name.o" "$out/unit.o" "$out/library.o" "$emu/$1/libemu.a" $EMU_LINK -lm -o "$out/$name" ||
             return 1
     done
     compile_golden $host -DXD_EMU -Itests/emu/include || return 1
-    [ -z "$golden" ] || $cxx "$out"/golden.o/*.o "$out/unit.o" "$out/library.o" "$emu/$1/libemu.a" $EMU_LINK \
+    [ -z "$golden" ] || $cxx "$objects"/golden/*.o "$out/unit.o" "$out/library.o" "$emu/$1/libemu.a" $EMU_LINK \
         -lm -o "$out/golden"
 }
 
@@ -122,7 +133,7 @@ run_emulated() {
         name=$(basename "$test" .cpp)
         [ "$1${CUDA_PLAIN_ORDER:-}" = plain0 ] || run "$name" "$program"
         [ "$1" = plain ] || continue
-        run "$name, compared, lazy streams reversed" EMU_ORDER=compare EMU_STREAMS=lazy-reverse "$program"
+        run "$name, compared, lazy streams reversed" EMU_ORDER="$compare" EMU_STREAMS=lazy-reverse "$program"
     done
     run_golden_emulated "$1"
     [ "$1$header" != plain. ] || run_examples "$1"

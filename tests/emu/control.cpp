@@ -16,11 +16,14 @@ void note_progress() {
 }
 
 static Settings from_environment() {
-    Settings s = { EMU_ASCENDING, 1, EMU_EAGER, 4, 20.0, false, {} };
+    Settings s = { EMU_ASCENDING, 0, 1, EMU_EAGER, 4, 20.0, false, {} };
     for (int d = 0; d < kMaxDevices; d++) s.quota[d] = (size_t)8 << 30;
     const char *order = getenv("EMU_ORDER"), *streams = getenv("EMU_STREAMS");
     if (order && !strcmp(order, "desc")) s.order = EMU_DESCENDING;
-    if (order && !strcmp(order, "compare")) s.order = EMU_COMPARE;
+    if (order && !strncmp(order, "compare", 7)) {
+        s.order = EMU_COMPARE;
+        if (order[7] == ':') s.compared = (unsigned)strtoul(order + 8, nullptr, 10);
+    }
     if (order && !strncmp(order, "random", 6)) {
         s.order = EMU_RANDOM;
         if (order[6] == ':') s.seed = strtoull(order + 7, nullptr, 10);

@@ -29,6 +29,7 @@ void note_progress();
 
 struct Settings {
     emu_order order;
+    unsigned compared; /* EMU_COMPARE: launches of a kernel by a shape, then every 16th; 0: all */
     uint64_t seed;
     emu_streams streams;
     int devices;

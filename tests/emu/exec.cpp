@@ -9,7 +9,9 @@
 
 #include <algorithm>
 #include <deque>
+#include <map>
 #include <stdarg.h>
+#include <tuple>
 #ifdef __BMI2__
 #    include <immintrin.h>
 #endif
@@ -335,6 +337,15 @@ static bool run_compared(const Launch &launch) {
     return ok;
 }
 
+/* Whether this launch is compared: the first ones of a kernel by each shape, then every 16th. */
+static bool is_compared(const Launch &launch) {
+    static std::map<std::tuple<const void *, unsigned, unsigned, unsigned, unsigned>, unsigned> seen;
+    if (settings.order != EMU_COMPARE || !launch.comparable) return false;
+    if (settings.compared == 0) return true;
+    const unsigned n = seen[{ launch.call->kernel, launch.grid.x, launch.grid.y, launch.grid.z, launch.block.x }]++;
+    return n < settings.compared || n % 16 == 0;
+}
+
 bool execute(const Launch &launch) {
     DeviceAccess access;
     fiber_adopt(&main_fiber);
@@ -343,8 +354,9 @@ bool execute(const Launch &launch) {
     team.failed = false;
     shared_map();
     setup_team(launch);
-    if (settings.order == EMU_COMPARE && launch.comparable) return run_compared(launch);
-    return run_in_order(launch, settings.order == EMU_COMPARE ? EMU_RANDOM : settings.order, settings.seed);
+    if (is_compared(launch)) return run_compared(launch);
+    return run_in_order(launch, settings.order == EMU_COMPARE ? EMU_RANDOM : settings.order,
+                        settings.order == EMU_COMPARE ? launches : settings.seed);
 }
 
 } // namespace emu

@@ -170,8 +170,8 @@
 
 /* ---- for back ends ---- */
 
-/* Kernel tables, transports, files that appear whole, JSON, interval algebra and the plain entries of the tables: for
- * authors of a device, a transport or a companion header. They may change in any minor version until 1.0. */
+/* Kernel tables, transports, whole files, JSON and the formulas that devices share: for authors of a device, a transport or a
+ * companion header. They may change in any minor version until 1.0. */
 #include "base/extend.h"
 #include "base/scalar.h"
 #include "base/philox_scalar.h"
@@ -221,6 +221,7 @@
 /* ---- implementation ---- */
 #include "base/section.h"
 #include "base/internal.h"
+#include "base/publish_internal.h"
 #include "base/dtype.c"
 #include "base/result.c"
 #include "base/memory.c"
@@ -347,6 +348,7 @@
 #include "comm/queue.c"
 #include "comm/launch.c"
 
+#include "tensor/interval_internal.h"
 #include "tensor/internal.h"
 #include "tensor/interval.c"
 #include "tensor/layout.c"

@@ -160,7 +160,7 @@ XD_TEST(a_load_reads_what_the_rank_holds_and_the_blocks_of_that) {
     CHECK(bytes_read > 2 * (uint64_t)BIG * 4 && bytes_read < 2 * (uint64_t)BIG * 4 + 20000);
 
     /* a column: its rows are near each other, so one read has many of them */
-    columns = xd_region_whole(2, b.part[0].shape);
+    columns = region_whole(2, b.part[0].shape);
     columns.interval[1][0].begin = 1000;
     b.part[0].region = &columns;
     b.part[0].range.begin = 0;

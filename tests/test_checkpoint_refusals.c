@@ -135,7 +135,7 @@ XD_TEST(parts_that_make_no_sense_are_refused) {
     l.part[1].data = NULL;
     little_saves(&l, 1, XD_ERROR_ARGUMENT, "6 elements at NULL");
     l.part[1].data = l.values[1];
-    xd_region region = xd_region_whole(1, l.part[1].shape);
+    xd_region region = region_whole(1, l.part[1].shape);
     region.interval[0][0].end = WIDE + 2;
     l.part[1].region = &region;
     little_saves(&l, 1, XD_ERROR_SHAPE, "not within the size 6 of dimension 0");

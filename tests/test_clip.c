@@ -77,14 +77,14 @@ XD_TEST(the_exact_sum_is_rounded_once_to_nearest_even) {
     limbs[10] = 1; /* 2^0 */
     limbs[9] = 0;
     limbs[8] = INT64_C(1) << 11; /* 2^-53: a tie */
-    CHECK(xd_norm_limbs_value(limbs) == 1.0);
+    CHECK(xd_norm_limbs_read(limbs) == 1.0);
     limbs[0] = 1;
-    CHECK(xd_norm_limbs_value(limbs) == 1.0 + ldexp(1.0, -52));
+    CHECK(xd_norm_limbs_read(limbs) == 1.0 + ldexp(1.0, -52));
     limbs[0] = 0;
     limbs[8] = INT64_C(3) << 11; /* a tie above an odd last bit */
-    CHECK(xd_norm_limbs_value(limbs) == 1.0 + ldexp(1.0, -51));
+    CHECK(xd_norm_limbs_read(limbs) == 1.0 + ldexp(1.0, -51));
     limbs[8] = INT64_C(1) << 40; /* not carried yet: 2^-24 */
-    CHECK(xd_norm_limbs_value(limbs) == 1.0 + ldexp(1.0, -24));
+    CHECK(xd_norm_limbs_read(limbs) == 1.0 + ldexp(1.0, -24));
 }
 
 enum { CLIP_N = 301, CLIP_RANKS = 5 };
@@ -248,16 +248,16 @@ XD_TEST(ranks_that_clip_otherwise_are_told) {
 }
 
 XD_TEST(coefficients_follow_their_forms) {
-    CHECK(xd_clip_coefficient(XD_CLIP_ABOVE, 1.0, 0.5) == 1.0f);
-    CHECK(xd_clip_coefficient(XD_CLIP_ABOVE, 1.0, 1.0) < 1.0f);
-    CHECK(xd_clip_coefficient(XD_CLIP_ABOVE, 1.0, 4.0) == (float)(1.0 / (4.0 + 1e-6)));
-    CHECK(xd_clip_coefficient(XD_CLIP_ABOVE, 1.0, (double)INFINITY) == 1.0f);
-    CHECK(xd_clip_coefficient(XD_CLIP_ABOVE, 1.0, (double)NAN) == 1.0f);
-    CHECK(xd_clip_coefficient(XD_CLIP_ABOVE_NEMO, 1.0, (double)INFINITY) == 0.0f);
-    CHECK(xd_clip_coefficient(XD_CLIP_ABOVE_NEMO, 1.0, (double)NAN) == 1.0f);
-    CHECK(xd_clip_coefficient(XD_CLIP_ALWAYS, 1.0, (double)INFINITY) == 0.0f);
-    CHECK(isnan(xd_clip_coefficient(XD_CLIP_ALWAYS, 1.0, (double)NAN)));
-    CHECK(xd_clip_coefficient(XD_CLIP_ALWAYS, 0.0, 3.0) == 0.0f);
+    CHECK(xd_clip_factor(XD_CLIP_ABOVE, 1.0, 0.5) == 1.0f);
+    CHECK(xd_clip_factor(XD_CLIP_ABOVE, 1.0, 1.0) < 1.0f);
+    CHECK(xd_clip_factor(XD_CLIP_ABOVE, 1.0, 4.0) == (float)(1.0 / (4.0 + 1e-6)));
+    CHECK(xd_clip_factor(XD_CLIP_ABOVE, 1.0, (double)INFINITY) == 1.0f);
+    CHECK(xd_clip_factor(XD_CLIP_ABOVE, 1.0, (double)NAN) == 1.0f);
+    CHECK(xd_clip_factor(XD_CLIP_ABOVE_NEMO, 1.0, (double)INFINITY) == 0.0f);
+    CHECK(xd_clip_factor(XD_CLIP_ABOVE_NEMO, 1.0, (double)NAN) == 1.0f);
+    CHECK(xd_clip_factor(XD_CLIP_ALWAYS, 1.0, (double)INFINITY) == 0.0f);
+    CHECK(isnan(xd_clip_factor(XD_CLIP_ALWAYS, 1.0, (double)NAN)));
+    CHECK(xd_clip_factor(XD_CLIP_ALWAYS, 0.0, 3.0) == 0.0f);
 }
 
 XD_TEST(the_status_records_bad_elements_so_that_the_step_is_skipped) {

@@ -141,7 +141,11 @@ static xd_result guarded_cast(const xd_launch *launch, const xd_cast_array *arra
 }
 
 static void make_tables(void) {
-    xd_kernels_cpu(XD_CPU_PLAIN, &plain);
+    const xd_ctx_desc desc = { .cpu = XD_CPU_PLAIN };
+    xd_ctx *ctx = NULL;
+    CHECK(xd_ctx_create(&desc, &ctx) == XD_OK);
+    plain = *xd_ctx_kernels(ctx);
+    xd_ctx_destroy(ctx);
     guarded = plain;
     guarded.name = "guarded";
     guarded.device = XD_DEVICE_CUDA;

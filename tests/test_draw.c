@@ -178,13 +178,12 @@ XD_TEST(what_does_not_fit_is_refused_and_nothing_is_written) {
 }
 
 XD_TEST(a_table_without_the_entry_says_so) {
-    xd_kernels kernels;
     float out[4];
     xd_ctx *ctx;
-    xd_kernels_cpu(XD_CPU_PLAIN, &kernels);
+    CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
+    xd_kernels kernels = *xd_ctx_kernels(ctx);
     kernels.dmd.draw = NULL;
-    const xd_ctx_desc desc = { .kernels = &kernels };
-    CHECK_EQ_INT(xd_ctx_create(&desc, &ctx), XD_OK);
+    xd_ctx_set_kernels(ctx, &kernels);
     const xd_draw_desc d = draw_of(out, XD_DTYPE_F32, 1, 4);
     CHECK_EQ_INT(xd_draw_rows(ctx, &d), XD_ERROR_UNSUPPORTED);
     CHECK(strstr(xd_last_error(ctx)->message, "draw no random numbers") != NULL);

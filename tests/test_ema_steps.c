@@ -142,7 +142,7 @@ static void check_entry(bool sgd, xd_dtype dtype) {
     static float master[2][N], first[2][N], second[2][N], shadow[2][N], gradient[N];
     static uint16_t value[2][N], term[2][N], random[2][N];
     xd_ctx *ctx = scene_ctx(XD_CPU_PLAIN, 1);
-    const xd_optimizer_kernels *kernels = xd_optimizer_kernels_cpu();
+    const xd_optimizer_kernels *kernels = &xd_ctx_kernels(ctx)->optimizer;
     const xd_launch launch = { .ctx = ctx };
     CHECK(kernels->averages_in_steps);
     for (int k = 0; k < 2; k++) {
@@ -207,7 +207,7 @@ XD_TEST(the_entry_of_a_step_averages_the_parameters_that_it_has_written) {
 XD_TEST(the_entry_of_a_step_refuses_a_format_that_no_average_has) {
     float master[4] = { 1.0f }, first[4] = { 0.0f }, second[4] = { 0.0f }, gradient[4] = { 1.0f };
     int32_t shadow[4] = { 0 };
-    xd_ctx *ctx = scene_ctx(XD_CPU_BEST, 1);
+    xd_ctx *ctx = scene_ctx(XD_CPU_PLAIN, 1);
     const xd_launch launch = { .ctx = ctx };
     const xd_average_array array = { .target = shadow,
                                      .source = master,
@@ -224,7 +224,7 @@ XD_TEST(the_entry_of_a_step_refuses_a_format_that_no_average_has) {
     const xd_update_args args = {
         .arrays = &update, .array_count = 1, .averages = &average, .average_count = 1
     };
-    CHECK_EQ_INT(xd_optimizer_kernels_cpu()->adam(&launch, &args), XD_ERROR_DTYPE);
+    CHECK_EQ_INT(xd_ctx_kernels(ctx)->optimizer.adam(&launch, &args), XD_ERROR_DTYPE);
     CHECK(scene_says(ctx, "array 0: cannot average F32 into I32"));
     CHECK(master[0] == 1.0f);
     xd_ctx_destroy(ctx);

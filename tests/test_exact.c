@@ -1,4 +1,4 @@
-/* INVARIANT mode's sums on vectors: any terms add up to what xd_fixed_add makes of them one by one, terms have
+/* INVARIANT mode's sums on vectors: any terms add up to what xdi_fixed_add makes of them one by one, terms have
  * the same bits in every width, and so have the sums of losses on every level. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
@@ -92,7 +92,7 @@ static xd_fixed normal(xd_fixed sum) {
 
 static void check_sums(const double *terms, bool positive) {
     xd_fixed one_by_one = { 0, 0 };
-    for (int i = 0; i < TERMS; i++) CHECK(xd_fixed_add(&one_by_one, terms[i]));
+    for (int i = 0; i < TERMS; i++) CHECK(xdi_fixed_add(&one_by_one, terms[i]));
     const xd_fixed expected = normal(one_by_one);
     XD_TEST_LEVELS(level, XD_CPU_PORTABLE) {
         xd_fixed sum;

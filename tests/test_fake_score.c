@@ -387,7 +387,7 @@ static void make_list(xd_comm *world, bool table, fake_list *list) {
         const fake_tensor *t = &fake_tensors[i];
         const int64_t n = list->count;
         if (t->transient && !table) continue;
-        list->whole[n] = xd_region_whole(t->ndim, t->shape);
+        list->whole[n] = region_whole(t->ndim, t->shape);
         for (int64_t k = 0; k < fake_numel(t); k++)
             fake_put(t, k, t->dtype, (unsigned char *)list->data[n] + (size_t)k * xd_dtype_size(t->dtype));
         const char *name = i == 0 ? "out.head" : t->full;

@@ -5,7 +5,11 @@
 #    define _GNU_SOURCE /* O_DIRECT */
 #endif
 
+#define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#if defined(XD_TEST_LAYERS)
+#    include "base/publish_internal.h"
+#endif
 #include "xd_test.h"
 #include "weights_calls.h"
 
@@ -262,7 +266,7 @@ static unsigned char shared_byte(size_t i) {
 }
 
 /* Pieces of any size, dealt in turn, so that ranks share blocks. */
-static xd_result write_pieces(xd_publish *file, int rank, bool direct) {
+static xd_result write_pieces(xdi_publish *file, int rank, bool direct) {
     unsigned char *piece = (unsigned char *)malloc(20000);
     xd_result result = XD_OK;
     uint64_t state = 3; /* the same cuts on all ranks */
@@ -272,8 +276,8 @@ static xd_result write_pieces(xd_publish *file, int rank, bool direct) {
         if (bytes > SHARED_BYTES - at) bytes = SHARED_BYTES - at;
         for (size_t i = 0; i < bytes; i++) piece[i] = shared_byte(at + i);
         if (n % RANKS == rank)
-            result = direct ? xd_publish_write_direct(file, piece, bytes, at, NULL)
-                            : xd_publish_write(file, piece, bytes, at);
+            result = direct ? xdi_publish_write_direct(file, piece, bytes, at, NULL)
+                            : xdi_publish_write(file, piece, bytes, at);
         at += bytes;
     }
     free(piece);
@@ -284,21 +288,21 @@ static xd_result write_shared(xd_comm *world, void *argument) {
     const shared *s = (const shared *)argument;
     xd_ctx *ctx = xd_comm_ctx(world);
     const int rank = xd_comm_rank(world);
-    xd_publish *file = NULL;
+    xdi_publish *file = NULL;
     char name[100];
     snprintf(name, sizeof name, "%s.tmp-0", s->path);
     xd_result result = XD_OK;
     if (rank == 0) {
-        result = xd_publish_create(ctx, s->path, &file);
-        if (result == XD_OK) CHECK_EQ_STR(xd_publish_path(file), name);
-        if (result == XD_OK) result = xd_publish_resize(file, SHARED_BYTES);
+        result = xdi_publish_create(ctx, s->path, &file);
+        if (result == XD_OK) CHECK_EQ_STR(xdi_publish_path(file), name);
+        if (result == XD_OK) result = xdi_publish_resize(file, SHARED_BYTES);
     }
     XD_TRY(xd_agree(world, result));
-    if (rank != 0) result = xd_publish_join(ctx, name, &file);
+    if (rank != 0) result = xdi_publish_join(ctx, name, &file);
     if (result == XD_OK) result = write_pieces(file, rank, s->direct);
-    if (rank != 0 && result == XD_OK) result = xd_publish_commit(file);
+    if (rank != 0 && result == XD_OK) result = xdi_publish_commit(file);
     XD_TRY(xd_agree(world, result));
-    return rank == 0 ? xd_publish_commit(file) : XD_OK;
+    return rank == 0 ? xdi_publish_commit(file) : XD_OK;
 }
 
 XD_TEST(several_ranks_write_one_file) {
@@ -322,22 +326,22 @@ XD_TEST(several_ranks_write_one_file) {
 
 XD_TEST(who_joins_a_file_neither_makes_nor_renames_nor_removes_it) {
     folder f;
-    xd_publish *file = NULL;
+    xdi_publish *file = NULL;
     char *data = NULL;
     size_t bytes = 0;
     folder_open(&f);
-    CHECK_EQ_INT(xd_publish_join(f.ctx, f.path, &file), XD_ERROR_IO);
+    CHECK_EQ_INT(xdi_publish_join(f.ctx, f.path, &file), XD_ERROR_IO);
     CHECK(strstr(xd_last_error(f.ctx)->message, "open: No such file") && file == NULL);
-    CHECK_EQ_INT(xd_publish_join(f.ctx, f.name, &file), XD_ERROR_IO); /* a directory */
+    CHECK_EQ_INT(xdi_publish_join(f.ctx, f.name, &file), XD_ERROR_IO); /* a directory */
     CHECK_EQ_INT(xd_file_save(f.ctx, f.path, "abcdef", 6), XD_OK);
     for (int way = 0; way < 2; way++) {
-        CHECK_EQ_INT(xd_publish_join(f.ctx, f.path, &file), XD_OK);
-        CHECK_EQ_STR(xd_publish_path(file), f.path);
-        CHECK_EQ_INT(xd_publish_write(file, way ? "Y" : "X", 1, (uint64_t)way), XD_OK);
+        CHECK_EQ_INT(xdi_publish_join(f.ctx, f.path, &file), XD_OK);
+        CHECK_EQ_STR(xdi_publish_path(file), f.path);
+        CHECK_EQ_INT(xdi_publish_write(file, way ? "Y" : "X", 1, (uint64_t)way), XD_OK);
         if (way)
-            xd_publish_abort(file);
+            xdi_publish_abort(file);
         else
-            CHECK_EQ_INT(xd_publish_commit(file), XD_OK);
+            CHECK_EQ_INT(xdi_publish_commit(file), XD_OK);
     }
     CHECK_EQ_INT(xd_file_load(f.ctx, f.path, 0, &data, &bytes), XD_OK);
     CHECK(bytes == 6 && memcmp(data, "XYcdef", 6) == 0);
@@ -545,41 +549,41 @@ XD_TEST(a_list_that_fails_is_no_shorter_list) {
 XD_TEST(a_full_disk_is_known_before_anything_is_written) {
     fault x;
     folder f;
-    xd_publish *file = NULL;
+    xdi_publish *file = NULL;
     fault_open(&x, &f);
-    CHECK_EQ_INT(xd_publish_create(f.ctx, f.path, &file), XD_OK);
+    CHECK_EQ_INT(xdi_publish_create(f.ctx, f.path, &file), XD_OK);
     x.space = 1000;
-    CHECK_EQ_INT(xd_publish_resize(file, 1001), XD_ERROR_IO);
+    CHECK_EQ_INT(xdi_publish_resize(file, 1001), XD_ERROR_IO);
     CHECK(strstr(xd_last_error(f.ctx)->message, "1001 bytes more are needed, 1000 are free") != NULL);
-    CHECK_EQ_INT(xd_publish_resize(file, 1000), XD_OK);
+    CHECK_EQ_INT(xdi_publish_resize(file, 1000), XD_OK);
     CHECK_EQ_INT(x.spaces, 2);
     x.space = 500;
-    CHECK_EQ_INT(xd_publish_resize(file, 1500), XD_OK); /* it has 1000 already */
-    CHECK_EQ_INT(xd_publish_resize(file, 10), XD_OK);   /* shorter: nothing is asked */
+    CHECK_EQ_INT(xdi_publish_resize(file, 1500), XD_OK); /* it has 1000 already */
+    CHECK_EQ_INT(xdi_publish_resize(file, 10), XD_OK);   /* shorter: nothing is asked */
     CHECK_EQ_INT(x.spaces, 3);
     x.free_space = ENOTSUP;
-    CHECK_EQ_INT(xd_publish_resize(file, 5000), XD_OK); /* who does not know does not refuse */
+    CHECK_EQ_INT(xdi_publish_resize(file, 5000), XD_OK); /* who does not know does not refuse */
     CHECK_EQ_INT(x.spaces, 4);
-    xd_publish_abort(file);
+    xdi_publish_abort(file);
     fault_close(&f);
 }
 
 XD_TEST(a_direct_write_that_fails_is_an_error_and_one_that_is_not_offered_a_reason) {
     fault x;
     folder f;
-    xd_publish *file = NULL;
+    xdi_publish *file = NULL;
     int reason = -1;
     fault_open(&x, &f);
-    CHECK_EQ_INT(xd_publish_create(f.ctx, f.path, &file), XD_OK);
+    CHECK_EQ_INT(xdi_publish_create(f.ctx, f.path, &file), XD_OK);
     x.write_direct = ENOSPC;
-    CHECK_EQ_INT(xd_publish_write_direct(file, "abc", 3, 70, &reason), XD_ERROR_IO);
+    CHECK_EQ_INT(xdi_publish_write_direct(file, "abc", 3, 70, &reason), XD_ERROR_IO);
     CHECK(strstr(xd_last_error(f.ctx)->message, "direct write of 3 bytes at 70: No space") != NULL);
     CHECK_EQ_INT(reason, -1);
     x.write_direct = 0;
-    CHECK_EQ_INT(xd_publish_write_direct(file, "abc", 3, 0, &reason), XD_OK);
+    CHECK_EQ_INT(xdi_publish_write_direct(file, "abc", 3, 0, &reason), XD_OK);
     CHECK_EQ_INT(reason, ENOMEM);
-    CHECK_EQ_INT(xd_publish_write_direct(file, "abc", 3, 0, NULL), XD_OK);
-    xd_publish_abort(file);
+    CHECK_EQ_INT(xdi_publish_write_direct(file, "abc", 3, 0, NULL), XD_OK);
+    xdi_publish_abort(file);
     fault_close(&f);
 }
 
@@ -716,16 +720,16 @@ XD_TEST(files_of_the_callers_own_need_no_more_than_they_are_asked_for) {
 XD_TEST(what_a_table_does_not_offer_is_said_before_a_file_is_made) {
     shelf s;
     xd_ctx *ctx = NULL;
-    xd_publish *file = NULL;
+    xdi_publish *file = NULL;
     xd_ctx_desc desc = shelf_desc(&s);
     CHECK_EQ_INT(xd_ctx_create(&desc, &ctx), XD_OK);
-    CHECK_EQ_INT(xd_publish_create(ctx, "a", &file), XD_OK);
-    CHECK_EQ_INT(xd_publish_resize(file, 10), XD_ERROR_UNSUPPORTED);
+    CHECK_EQ_INT(xdi_publish_create(ctx, "a", &file), XD_OK);
+    CHECK_EQ_INT(xdi_publish_resize(file, 10), XD_ERROR_UNSUPPORTED);
     CHECK_EQ_STR(xd_last_error(ctx)->message, "a: the files of this context offer no resize");
     int reason = -1;
-    CHECK_EQ_INT(xd_publish_write_direct(file, "x", 1, 0, &reason), XD_OK); /* the usual way */
+    CHECK_EQ_INT(xdi_publish_write_direct(file, "x", 1, 0, &reason), XD_OK); /* the usual way */
     CHECK_EQ_INT(reason, ENOSYS);
-    xd_publish_abort(file);
+    xdi_publish_abort(file);
     const char **names = NULL;
     int64_t count = 0;
     CHECK_EQ_INT(xd_file_list(ctx, "a", &names, &count), XD_ERROR_UNSUPPORTED);

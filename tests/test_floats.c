@@ -2,6 +2,9 @@
  * and all threads of a pool compute in that of the thread that calls. */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#if defined(XD_TEST_LAYERS)
+#    include "base/internal.h"
+#endif
 #include "float_state.h"
 #include "node_world.h"
 #include "parallel.h"
@@ -182,8 +185,8 @@ XD_TEST(a_context_warns_once_of_a_state_that_is_not_the_default) {
 
 XD_TEST(every_state_has_a_name_of_its_own) {
     for (unsigned a = 0; a < 16; a++)
-        for (unsigned b = 0; b < a; b++) CHECK(strcmp(xd_float_state_name(a), xd_float_state_name(b)) != 0);
-    CHECK_EQ_STR(xd_float_state_name(16), "unknown");
+        for (unsigned b = 0; b < a; b++) CHECK(strcmp(xdi_float_state_name(a), xdi_float_state_name(b)) != 0);
+    CHECK_EQ_STR(xdi_float_state_name(16), "unknown");
     CHECK_EQ_INT(xd_float_state(), 0);
 }
 

@@ -5,6 +5,9 @@
 #endif
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#if defined(XD_TEST_LAYERS)
+#    include "base/publish_internal.h"
+#endif
 #include "makers.h"
 #include "vocab_calls.h"
 #include "checkpoint_files.h"
@@ -279,14 +282,14 @@ XD_TEST(a_child_leaves_a_save_of_its_origin_alone) {
 }
 
 typedef struct written {
-    xd_publish *file;
+    xdi_publish *file;
     xd_publish_directory *directory;
     xd_teacher_cache_writer *cache;
 } written;
 
 static void abort_all(void *argument) {
     written *w = (written *)argument;
-    xd_publish_abort(w->file);
+    xdi_publish_abort(w->file);
     xd_publish_directory_abort(w->directory);
     xd_teacher_cache_writer_abort(w->cache);
 }
@@ -300,7 +303,7 @@ XD_TEST(a_child_that_aborts_files_of_its_origin_leaves_them) {
     xd_ctx *ctx = open_ctx(1, NULL, XD_REDUCTION_DETERMINISTIC, XD_CPU_BEST);
     xd_teacher_cache_desc d;
     xd_teacher_cache_block block;
-    xd_publish *again = NULL;
+    xdi_publish *again = NULL;
     memset(&d, 0, sizeof d);
     memset(&block, 0, sizeof block);
     d.vocabulary = VOCAB;
@@ -308,7 +311,7 @@ XD_TEST(a_child_that_aborts_files_of_its_origin_leaves_them) {
     block.logits = xd_rows_of(rows, XD_DTYPE_F32, POSITIONS, VOCAB);
     block.ids = ids;
     block.next = next;
-    CHECK_EQ_INT(xd_publish_create(ctx, path_in(root, "file"), &w.file), XD_OK);
+    CHECK_EQ_INT(xdi_publish_create(ctx, path_in(root, "file"), &w.file), XD_OK);
     CHECK_EQ_INT(xd_publish_directory_create(ctx, &(xd_publish_directory_desc){ path_in(root, "folder") },
                                              &w.directory),
                  XD_OK);
@@ -316,11 +319,12 @@ XD_TEST(a_child_that_aborts_files_of_its_origin_leaves_them) {
     CHECK_EQ_INT(xd_teacher_cache_writer_document(w.cache, NULL, 0), XD_OK);
     CHECK_EQ_INT(xd_teacher_cache_writer_append(w.cache, &block), XD_OK);
     in_child(abort_all, &w);
-    CHECK_EQ_INT(xd_publish_create(ctx, path_in(root, "file"), &again), XD_OK); /* takes none for abandoned */
-    CHECK(strcmp(xd_publish_path(again), xd_publish_path(w.file)) != 0);
-    xd_publish_abort(again);
-    CHECK_EQ_INT(xd_publish_write(w.file, "x", 1, 0), XD_OK);
-    CHECK_EQ_INT(xd_publish_commit(w.file), XD_OK);
+    CHECK_EQ_INT(xdi_publish_create(ctx, path_in(root, "file"), &again),
+                 XD_OK); /* takes none for abandoned */
+    CHECK(strcmp(xdi_publish_path(again), xdi_publish_path(w.file)) != 0);
+    xdi_publish_abort(again);
+    CHECK_EQ_INT(xdi_publish_write(w.file, "x", 1, 0), XD_OK);
+    CHECK_EQ_INT(xdi_publish_commit(w.file), XD_OK);
     CHECK_EQ_INT(xd_publish_directory_commit(w.directory), XD_OK);
     CHECK_EQ_INT(xd_teacher_cache_writer_commit(w.cache), XD_OK);
     CHECK_EQ_STR(names_in(ctx, root), "cache file folder ");

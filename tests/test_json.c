@@ -1,5 +1,8 @@
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
+#if defined(XD_TEST_LAYERS)
+#    include "base/internal.h"
+#endif
 #include "xd_test.h"
 
 #include <float.h>
@@ -38,9 +41,9 @@ XD_TEST(a_document_is_walked_and_searched) {
     int64_t one = 0;
     CHECK_EQ_INT(xd_json_count(root), 3);
     CHECK_EQ_STR(xd_json_key(xd_json_first(root), NULL), "b");
-    CHECK_EQ_STR(xd_json_key(xd_json_by_key(root, 0), NULL), "");
-    CHECK_EQ_STR(xd_json_key(xd_json_by_key(root, 1), NULL), "a");
-    CHECK(xd_json_by_key(root, 3) == NULL);
+    CHECK_EQ_STR(xd_json_key(xdi_json_by_key(root, 0), NULL), "");
+    CHECK_EQ_STR(xd_json_key(xdi_json_by_key(root, 1), NULL), "a");
+    CHECK(xdi_json_by_key(root, 3) == NULL);
     CHECK_EQ_INT(xd_json_count(list), 4);
     CHECK(xd_json_int64(xd_json_at(list, 0), &one) && one == 1);
     CHECK_EQ_STR(xd_json_string(xd_json_at(list, 1), NULL), "two");

@@ -5,6 +5,9 @@
 #endif
 
 #include "xdistill.h"
+#if defined(XD_TEST_LAYERS)
+#    include "base/publish_internal.h"
+#endif
 #include "makers.h"
 #include "xd_private.h"
 #include "tokenizer_make.h"
@@ -121,9 +124,9 @@ static xd_result save_file(const scene *s) {
 }
 
 static xd_result publish(const scene *s) {
-    xd_publish *started = NULL;
-    const xd_result result = xd_publish_create(s->ctx, s->path, &started);
-    return result == XD_OK ? xd_publish_commit(started) : result;
+    xdi_publish *started = NULL;
+    const xd_result result = xdi_publish_create(s->ctx, s->path, &started);
+    return result == XD_OK ? xdi_publish_commit(started) : result;
 }
 
 static xd_result save_tensors(const scene *s) {
@@ -205,7 +208,7 @@ static const path_call calls[] = {
     { "xd_checkpoint_verify", verify_checkpoint, "manifest.json", true, false },
     { "xd_projection_build", cache_projection, NULL, false, true },
     { "xd_file_save", save_file, "file", false, true },
-    { "xd_publish_create", publish, "file", false, true },
+    { "xdi_publish_create", publish, "file", false, true },
     { "xd_weights_writer_create", save_tensors, "file", false, true },
     { "xd_weights_writer_create", save_weights, "model.safetensors", false, true },
     { "xd_weights_writer_create", save_weights, "model.safetensors.index.json", false, true },

@@ -7,6 +7,11 @@
 #    define _GNU_SOURCE /* mkdtemp, kill, symlink */
 #endif
 
+#define XDISTILL_IMPLEMENTATION
+#include "xdistill.h"
+#if defined(XD_TEST_LAYERS)
+#    include "base/publish_internal.h"
+#endif
 #include "press_files.h"
 #include "weights_calls.h"
 
@@ -473,23 +478,23 @@ XD_TEST(one_save_at_a_time_and_a_living_writers_file_is_not_taken_for_a_dead_one
     CHECK_EQ_INT(save(p.ctx, directory, FOUR, 1), XD_OK);
 
     char path[400];
-    xd_publish *living = NULL;
+    xdi_publish *living = NULL;
     snprintf(path, sizeof path, "%s/file", directory);
-    CHECK_EQ_INT(xd_publish_create(p.ctx, path, &living), XD_OK);
-    CHECK_EQ_INT(xd_publish_write(living, "living", 6, 0), XD_OK);
+    CHECK_EQ_INT(xdi_publish_create(p.ctx, path, &living), XD_OK);
+    CHECK_EQ_INT(xdi_publish_write(living, "living", 6, 0), XD_OK);
     for (int i = 0; i < 3; i++) { /* of which two die */
         fflush(stdout);
         const pid_t child = fork();
         if (child == 0) {
-            xd_publish *dead = NULL;
-            _exit(xd_publish_create(p.ctx, path, &dead) == XD_OK ? 0 : 1);
+            xdi_publish *dead = NULL;
+            _exit(xdi_publish_create(p.ctx, path, &dead) == XD_OK ? 0 : 1);
         }
         CHECK(waitpid(child, &status, 0) == child && status == 0);
     }
     CHECK_EQ_INT(names_in(directory, false), files_of(FOUR) + 2);
     CHECK_EQ_INT(xd_file_save(p.ctx, path, "other", 5), XD_OK);
     CHECK_EQ_INT(names_in(directory, false), files_of(FOUR) + 2); /* the file and the living one's */
-    CHECK_EQ_INT(xd_publish_commit(living), XD_OK);
+    CHECK_EQ_INT(xdi_publish_commit(living), XD_OK);
     char *text = NULL;
     size_t bytes = 0;
     CHECK_EQ_INT(xd_file_load(p.ctx, path, 0, &text, &bytes), XD_OK);

@@ -31,9 +31,12 @@ static xd_launch simd_launch(xd_ctx *ctx) {
 }
 
 static xd_optimizer_kernels simd_kernels(int level) {
-    xd_kernels kernels;
-    xd_kernels_cpu((xd_cpu_level)level, &kernels);
-    return kernels.optimizer;
+    const xd_ctx_desc desc = { .cpu = (xd_cpu_level)level };
+    xd_ctx *ctx = NULL;
+    CHECK(xd_ctx_create(&desc, &ctx) == XD_OK);
+    const xd_optimizer_kernels kernels = xd_ctx_kernels(ctx)->optimizer;
+    xd_ctx_destroy(ctx);
+    return kernels;
 }
 
 static uint32_t simd_random(uint64_t *state) {

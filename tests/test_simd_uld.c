@@ -268,9 +268,11 @@ static xd_uld_values run_table(const xd_kernels *kernels, const xd_uld_desc *des
 XD_TEST(chunks_that_are_worked_on_together_have_the_bits_of_single_ones) {
     enum { SIZE = 200003, TOKENS = 16, TILED = 13 };
     const size_t bytes = (size_t)TOKENS * SIZE * sizeof(float);
-    xd_kernels plain, device;
-    xd_kernels_cpu(XD_CPU_BEST, &plain);
-    device = plain;
+    xd_ctx *ctx = NULL;
+    CHECK(xd_ctx_create(NULL, &ctx) == XD_OK);
+    const xd_kernels plain = *xd_ctx_kernels(ctx);
+    xd_kernels device = plain;
+    xd_ctx_destroy(ctx);
     xd_aligned_chunk chunks[TILED];
     xd_uld_desc d;
     memset(chunks, 0, sizeof chunks);

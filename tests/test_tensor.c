@@ -47,7 +47,7 @@ static bool layout_is_right(const xd_layout *layout, int ranks) {
         const int count = model_held(d, r, held);
         if (xd_layout_region(layout, r, &region) != (count >= 0)) return false;
         if (count < 0) continue;
-        if (xd_region_numel(&region) != count) return false;
+        if (xdi_region_numel(&region) != count) return false;
         int at = 0;
         for (int i = 0; d->ndim == 1 && i < region.count[0]; i++)
             for (int64_t v = region.interval[0][i].begin; v < region.interval[0][i].end; v++)
@@ -172,7 +172,7 @@ XD_TEST(nested_shards_follow_the_application_order) {
                 xd_region region;
                 const int *expected = &cases[i][3 + 2 * (a * dp + b)];
                 xd_layout_region(layout, b * tp + a, &region);
-                CHECK_EQ_INT(xd_region_numel(&region), expected[1]);
+                CHECK_EQ_INT(xdi_region_numel(&region), expected[1]);
                 if (expected[1]) CHECK_EQ_INT(region.interval[0][0].begin, expected[0]);
             }
         xd_layout_destroy(layout);

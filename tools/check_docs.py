@@ -10,7 +10,7 @@
   names      what prose names exists: check_names.py
   words      comments, sentences and phrases within their limits: check_words.py
   calls      written out have the number of arguments of their declaration: check_calls.py
-  surface    programs call the functions of the users' part: check_surface.py
+  surface    programs and companions call the functions of both parts: check_surface.py
   tests      every function of the users' part (docs/api.txt) is called by a file of tests/
   version    the top entry of CHANGELOG.md and the first line of src/xdistill.h name the version of config.h
   cells      no cell of a table in README.md, docs/ and bench/results/README.md has more than CELL characters

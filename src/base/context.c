@@ -168,7 +168,7 @@ XD_PRIVATE unsigned xdi_ctx_float_state(xd_ctx *ctx) {
         xd_log(ctx, XD_LOG_WARN,
                "this thread computes with %s: results have other bits than with rounding to nearest and all "
                "denormals",
-               xd_float_state_name(state));
+               xdi_float_state_name(state));
     ctx->told_of_floats = ctx->told_of_floats || state != 0;
     return state;
 }

@@ -3,6 +3,7 @@
  * by x. */
 
 #include "base/crc.h"
+#include "base/internal.h"
 
 #include <string.h>
 
@@ -63,7 +64,7 @@ static uint32_t xdi_crc_power(int n) {
     return powers[n % PERIOD];
 }
 
-XD_API uint32_t xd_crc32c_combine(uint32_t crc_a, uint32_t crc_b, uint64_t length_b) {
+XD_PRIVATE uint32_t xdi_crc32c_combine(uint32_t crc_a, uint32_t crc_b, uint64_t length_b) {
     for (int n = 3; length_b > 0; n++, length_b >>= 1) /* eight bits a byte */
         if (length_b & 1) crc_a = xdi_crc_multiply(xdi_crc_power(n), crc_a);
     return crc_a ^ crc_b;

@@ -8,10 +8,6 @@
  * is one. Pure; the same on every machine. */
 XD_API uint32_t xd_crc32c(uint32_t crc, const void *data, size_t bytes);
 
-/* The checksum of a followed by b, from that of each (begun with 0) and the length of b in bytes: so ranks or threads that hold
- * parts of a file compute the checksum of the whole, each from its own bytes. About 31 steps for any length. Pure. */
-XD_API uint32_t xd_crc32c_combine(uint32_t crc_a, uint32_t crc_b, uint64_t length_b);
-
 /* xd_crc32c by the code of one CPU level, for tests and benchmarks: bits are equal on all. PLAIN is the polynomial division,
  * PORTABLE eight bytes a step by tables or, where the compiler's target has it, the instruction of ARM; from AVX2 on it is the
  * instruction of x86. BEST is xd_crc32c; a level that the machine lacks is computed as PORTABLE. Pure. */

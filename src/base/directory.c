@@ -3,6 +3,7 @@
 #include "base/directory.h"
 #include "base/extend.h"
 #include "base/internal.h"
+#include "base/publish_internal.h"
 
 #include <errno.h>
 #include <stdio.h>

@@ -24,10 +24,9 @@ XD_API void xd_ctx_set_rank(xd_ctx *ctx, int rank);
 XD_API void xd_ctx_set_cpu(xd_ctx *ctx, xd_cpu_level level);
 
 /* The floating-point state of the calling thread as a small number, 0 for that of a C program: rounding to nearest, denormal
- * numbers kept; and its name, a constant string. In another state sums have other bits, so the ranks of a world compare theirs
- * when they join: MISMATCH, naming the rank, when `theirs` is not `first`, that of rank 0. The context warns once. Local. */
+ * numbers kept. In another state sums have other bits, so the ranks of a world compare theirs when they join: MISMATCH, naming
+ * the rank, when `theirs` is not `first`, that of rank 0. The context warns once. Local. */
 XD_API unsigned xd_float_state(void);
-XD_API const char *xd_float_state_name(unsigned state);
 XD_API xd_result xd_float_state_compare(xd_ctx *ctx, int rank, unsigned theirs, unsigned first);
 
 /* Sets another backend's table of kernels, which must outlive its use; NULL -> the CPU's again. */

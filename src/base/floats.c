@@ -97,12 +97,12 @@ XD_API unsigned xd_float_state(void) {
     return xdi_float_of(xdi_float_word());
 }
 
-XD_API const char *xd_float_state_name(unsigned state) {
+XD_PRIVATE const char *xdi_float_state_name(unsigned state) {
     return state < (unsigned)XDI_FLOAT_STATES ? xdi_float_states[state] : "unknown";
 }
 
 XD_API xd_result xd_float_state_compare(xd_ctx *ctx, int rank, unsigned theirs, unsigned first) {
     if (theirs == first) return XD_OK;
     return XD_FAIL_CULPRIT(ctx, XD_ERROR_MISMATCH, rank, "rank %d computes with %s, rank 0 with %s", rank,
-                           xd_float_state_name(theirs), xd_float_state_name(first));
+                           xdi_float_state_name(theirs), xdi_float_state_name(first));
 }

@@ -56,15 +56,6 @@ XD_PRIVATE int xdi_file_probe(xd_ctx *ctx, const char *path);
 /* file.c: why a file could not be opened. */
 XD_PRIVATE const char *xdi_open_error(int error);
 
-/* publish.c: xd_publish_create, whose temporary file has a lock only when `locked`: a writer that holds another needs none;
- * and the parts of xd_publish_commit: everything up to the rename, and the rename. xd_publish_abort ends both. */
-struct xd_publish;
-XD_PRIVATE xd_result xdi_publish_start(xd_ctx *ctx, const char *path, bool locked, struct xd_publish **out);
-XD_PRIVATE xd_result xdi_publish_close(struct xd_publish *file);
-XD_PRIVATE xd_result xdi_publish_rename(struct xd_publish *file);
-XD_PRIVATE bool xdi_publish_is_waiting(const struct xd_publish *file); /* under its temporary name */
-XD_PRIVATE xd_result xdi_publish_sync_folder(xd_ctx *ctx, const char *path);
-
 /* publish.c: FORMAT, naming `what`, when the bytes are a pointer of Git LFS instead of the file that it stands for. */
 XD_PRIVATE xd_result xdi_refuse_pointer(xd_ctx *ctx, const char *what, const void *data, size_t bytes);
 
@@ -72,6 +63,17 @@ XD_PRIVATE xd_result xdi_refuse_pointer(xd_ctx *ctx, const char *what, const voi
 XD_PRIVATE size_t xdi_json_mark_bytes(const char *text, size_t bytes);
 /* json.c: the bytes at the beginning of a text that are well-formed UTF-8. */
 XD_PRIVATE size_t xdi_json_valid_bytes(const char *text, size_t bytes);
+
+/* json.c: xd_json_find of a key that has a length; and member `index` of an object when the members are sorted by the bytes of
+ * their keys, in O(1). */
+struct xd_json;
+XD_PRIVATE const struct xd_json *xdi_json_find_n(const struct xd_json *object, const char *key,
+                                                 size_t key_bytes);
+XD_PRIVATE const struct xd_json *xdi_json_by_key(const struct xd_json *object, size_t index);
+
+/* crc.c: xd_crc32c of a followed by b, from that of each (begun with 0) and the length of b in bytes: so ranks or threads that
+ * hold parts of a file compute the checksum of the whole, each from its own bytes. About 31 steps for any length. Pure. */
+XD_PRIVATE uint32_t xdi_crc32c_combine(uint32_t crc_a, uint32_t crc_b, uint64_t length_b);
 
 /* context.c: ARGUMENT, naming the first of `names` whose pointer is NULL. The macros write the names and count them, eight at
  * most: XDI_GIVEN(ctx, desc, out) returns the error, XDI_CHECK_GIVEN gives it, XDI_GIVEN_OF has the context of the object that
@@ -127,6 +129,9 @@ XD_PRIVATE bool xdi_size_multiply(size_t a, size_t b, size_t *product);
 /* floats.c: the processor's own word for the floating-point state of this thread, and a state for it from another thread. */
 XD_PRIVATE uint64_t xdi_float_word(void);
 XD_PRIVATE void xdi_float_set(uint64_t word);
+
+/* floats.c: the name of an xd_float_state, a constant string. */
+XD_PRIVATE const char *xdi_float_state_name(unsigned state);
 
 /* context.c: the floating-point state of this thread, with one warning a context when it is not that of a C program. */
 XD_PRIVATE unsigned xdi_ctx_float_state(xd_ctx *ctx);

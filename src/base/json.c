@@ -481,10 +481,10 @@ XD_API size_t xd_json_offset(const xd_json *value) {
 }
 
 XD_API const xd_json *xd_json_find(const xd_json *object, const char *key) {
-    return xd_json_find_n(object, key, strlen(key));
+    return xdi_json_find_n(object, key, strlen(key));
 }
 
-XD_API const xd_json *xd_json_find_n(const xd_json *object, const char *key, size_t key_bytes) {
+XD_PRIVATE const xd_json *xdi_json_find_n(const xd_json *object, const char *key, size_t key_bytes) {
     if (!xdi_json_is(object, XD_JSON_OBJECT)) return NULL;
     size_t low = 0, high = object->as.container.count;
     while (low < high) {
@@ -518,7 +518,7 @@ XD_API const xd_json *xd_json_at(const xd_json *array, size_t index) {
     return (const xd_json *)array->as.container.items[index];
 }
 
-XD_API const xd_json *xd_json_by_key(const xd_json *object, size_t index) {
+XD_PRIVATE const xd_json *xdi_json_by_key(const xd_json *object, size_t index) {
     if (!xdi_json_is(object, XD_JSON_OBJECT) || index >= object->as.container.count) return NULL;
     return (const xd_json *)object->as.container.items[index];
 }

@@ -58,9 +58,8 @@ XD_API void xd_json_destroy(xd_ctx *ctx, xd_json *root);
 XD_API xd_json_kind xd_json_kind_of(const xd_json *value);
 XD_API size_t xd_json_offset(const xd_json *value);
 
-/* Member of an object by key; the key is NUL-terminated, or has a length. O(log members). */
+/* Member of an object by key, which is NUL-terminated. O(log members). */
 XD_API const xd_json *xd_json_find(const xd_json *object, const char *key);
-XD_API const xd_json *xd_json_find_n(const xd_json *object, const char *key, size_t key_bytes);
 
 /* Elements of an array or members of an object: their number, the first, and the next in the order of the text. */
 XD_API size_t xd_json_count(const xd_json *container);
@@ -69,9 +68,6 @@ XD_API const xd_json *xd_json_next(const xd_json *value);
 
 /* Element `index` of an array. O(1). */
 XD_API const xd_json *xd_json_at(const xd_json *array, size_t index);
-
-/* Member `index` of an object when the members are sorted by the bytes of their keys. O(1). */
-XD_API const xd_json *xd_json_by_key(const xd_json *object, size_t index);
 
 /* UTF-8 of a member's key or of a string: NUL-terminated, no NUL inside. `bytes` may be NULL. */
 XD_API const char *xd_json_key(const xd_json *member, size_t *bytes);

@@ -2,13 +2,13 @@
 
 #include "base/extend.h"
 #include "base/internal.h"
-#include "base/publish.h"
+#include "base/publish_internal.h"
 
 #include <errno.h>
 #include <stdio.h>
 #include <string.h>
 
-struct xd_publish {
+struct xdi_publish {
     xd_ctx *ctx;
     intptr_t file, held; /* held: the lock of the temporary file */
     int64_t process;     /* whose file it is: one that is forked from it removes nothing */
@@ -90,11 +90,11 @@ XD_API xd_result xd_file_load(xd_ctx *ctx, const char *path, size_t max_bytes, c
 }
 
 XD_API xd_result xd_file_save(xd_ctx *ctx, const char *path, const void *data, size_t bytes) {
-    xd_publish *file = NULL;
-    XD_TRY(xd_publish_create(ctx, path, &file));
-    const xd_result result = xd_publish_write(file, data, bytes, 0);
-    if (result == XD_OK) return xd_publish_commit(file);
-    xd_publish_abort(file);
+    xdi_publish *file = NULL;
+    XD_TRY(xdi_publish_create(ctx, path, &file));
+    const xd_result result = xdi_publish_write(file, data, bytes, 0);
+    if (result == XD_OK) return xdi_publish_commit(file);
+    xdi_publish_abort(file);
     return result;
 }
 
@@ -166,7 +166,7 @@ XD_API xd_result xd_file_list(xd_ctx *ctx, const char *directory, const char ***
 /* ---- writing ---- */
 
 /* Takes the lock of the new temporary file. EEXIST: another writer took it for abandoned in the moment before. */
-static int xdi_publish_lock(xd_publish *p) {
+static int xdi_publish_lock(xdi_publish *p) {
     const xd_files *files = &xd_ctx_settings(p->ctx)->files;
     const int error = files->lock(files->user, p->temporary, p->file, &p->held);
     p->locked = error == 0;
@@ -176,7 +176,7 @@ static int xdi_publish_lock(xd_publish *p) {
 }
 
 /* Creates the temporary file: the first free name of path.tmp-0, path.tmp-1, ... after those of dead writers are removed. */
-static int xdi_publish_open(xd_publish *p, bool locked) {
+static int xdi_publish_open(xdi_publish *p, bool locked) {
     const xd_files *files = &xd_ctx_settings(p->ctx)->files;
     const size_t length = strlen(p->path);
     int error = EEXIST;
@@ -192,7 +192,7 @@ static int xdi_publish_open(xd_publish *p, bool locked) {
     return error;
 }
 
-XD_PRIVATE xd_result xdi_publish_start(xd_ctx *ctx, const char *path, bool locked, xd_publish **out) {
+XD_PRIVATE xd_result xdi_publish_start(xd_ctx *ctx, const char *path, bool locked, xdi_publish **out) {
     const size_t length = strlen(path);
     const xd_files *files = &xd_ctx_settings(ctx)->files;
     XD_REQUIRE(ctx, length > 0, XD_ERROR_ARGUMENT, "the path is empty");
@@ -200,7 +200,7 @@ XD_PRIVATE xd_result xdi_publish_start(xd_ctx *ctx, const char *path, bool locke
                "%s: the files of this context offer no %s", path, files->write ? "rename" : "write");
     int error = files->replaceable ? files->replaceable(files->user, path) : 0;
     XD_REQUIRE(ctx, error == 0, XD_ERROR_IO, "%s: replace: %s", path, xdi_open_error(error));
-    xd_publish *p = (xd_publish *)xd_allocate(ctx, sizeof *p + 2 * length + 1 + XDI_PUBLISH_ROOM);
+    xdi_publish *p = (xdi_publish *)xd_allocate(ctx, sizeof *p + 2 * length + 1 + XDI_PUBLISH_ROOM);
     XD_REQUIRE(ctx, p, XD_ERROR_MEMORY, "%s: no room for a file object", path);
     p->ctx = ctx;
     p->process = xdi_process();
@@ -214,19 +214,19 @@ XD_PRIVATE xd_result xdi_publish_start(xd_ctx *ctx, const char *path, bool locke
     return XD_OK;
 }
 
-XD_API xd_result xd_publish_create(xd_ctx *ctx, const char *path, xd_publish **out) {
+XD_PRIVATE xd_result xdi_publish_create(xd_ctx *ctx, const char *path, xdi_publish **out) {
     return xdi_publish_start(ctx, path, true, out);
 }
 
-XD_API const char *xd_publish_path(const xd_publish *p) {
+XD_PRIVATE const char *xdi_publish_path(const xdi_publish *p) {
     return p->temporary;
 }
 
-XD_API xd_result xd_publish_join(xd_ctx *ctx, const char *path, xd_publish **out) {
+XD_PRIVATE xd_result xdi_publish_join(xd_ctx *ctx, const char *path, xdi_publish **out) {
     const xd_files *files = &xd_ctx_settings(ctx)->files;
     XD_REQUIRE(ctx, files->write, XD_ERROR_UNSUPPORTED, "%s: the files of this context offer no write", path);
     const size_t length = strlen(path);
-    xd_publish *p = (xd_publish *)xd_allocate(ctx, sizeof *p + length + 1);
+    xdi_publish *p = (xdi_publish *)xd_allocate(ctx, sizeof *p + length + 1);
     XD_REQUIRE(ctx, p, XD_ERROR_MEMORY, "%s: no room for a file object", path);
     p->ctx = ctx;
     p->path = p->temporary = (char *)(p + 1);
@@ -239,7 +239,7 @@ XD_API xd_result xd_publish_join(xd_ctx *ctx, const char *path, xd_publish **out
     return XD_OK;
 }
 
-XD_API xd_result xd_publish_write(xd_publish *p, const void *data, size_t bytes, uint64_t offset) {
+XD_PRIVATE xd_result xdi_publish_write(xdi_publish *p, const void *data, size_t bytes, uint64_t offset) {
     const xd_files *files = &xd_ctx_settings(p->ctx)->files;
     const int error = bytes ? files->write(files->user, p->file, data, bytes, offset) : 0;
     XD_REQUIRE(p->ctx, error == 0, XD_ERROR_IO, "%s: write of %llu bytes at %llu: %s", p->path,
@@ -247,8 +247,8 @@ XD_API xd_result xd_publish_write(xd_publish *p, const void *data, size_t bytes,
     return XD_OK;
 }
 
-XD_API xd_result xd_publish_write_direct(xd_publish *p, const void *data, size_t bytes, uint64_t offset,
-                                         int *reason) {
+XD_PRIVATE xd_result xdi_publish_write_direct(xdi_publish *p, const void *data, size_t bytes, uint64_t offset,
+                                              int *reason) {
     const xd_files *files = &xd_ctx_settings(p->ctx)->files;
     int why = ENOSYS;
     const int error = files->write_direct
@@ -261,7 +261,7 @@ XD_API xd_result xd_publish_write_direct(xd_publish *p, const void *data, size_t
 }
 
 /* A file that grows needs room, which its new length does not take yet. Not knowing is no reason to refuse. */
-static xd_result xdi_publish_check_space(xd_publish *p, uint64_t bytes) {
+static xd_result xdi_publish_check_space(xdi_publish *p, uint64_t bytes) {
     const xd_files *files = &xd_ctx_settings(p->ctx)->files;
     uint64_t size = 0, room = 0;
     if (!files->free_space || files->size(files->user, p->file, &size) != 0 || bytes <= size) return XD_OK;
@@ -271,7 +271,7 @@ static xd_result xdi_publish_check_space(xd_publish *p, uint64_t bytes) {
     return XD_OK;
 }
 
-XD_API xd_result xd_publish_resize(xd_publish *p, uint64_t bytes) {
+XD_PRIVATE xd_result xdi_publish_resize(xdi_publish *p, uint64_t bytes) {
     const xd_files *files = &xd_ctx_settings(p->ctx)->files;
     XD_REQUIRE(p->ctx, files->resize, XD_ERROR_UNSUPPORTED, "%s: the files of this context offer no resize",
                p->path);
@@ -319,7 +319,7 @@ XD_PRIVATE xd_result xdi_publish_sync_folder(xd_ctx *ctx, const char *path) {
     return XD_OK;
 }
 
-XD_PRIVATE xd_result xdi_publish_close(xd_publish *p) {
+XD_PRIVATE xd_result xdi_publish_close(xdi_publish *p) {
     const xd_files *files = &xd_ctx_settings(p->ctx)->files;
     int error = files->sync ? files->sync(files->user, p->file) : 0;
     XD_REQUIRE(p->ctx, error == 0, XD_ERROR_IO, "%s: sync: %s", p->path, strerror(error));
@@ -329,7 +329,7 @@ XD_PRIVATE xd_result xdi_publish_close(xd_publish *p) {
     return XD_OK;
 }
 
-XD_PRIVATE xd_result xdi_publish_rename(xd_publish *p) {
+XD_PRIVATE xd_result xdi_publish_rename(xdi_publish *p) {
     const xd_files *files = &xd_ctx_settings(p->ctx)->files;
     const int error = files->rename(files->user, p->temporary, p->path);
     XD_REQUIRE(p->ctx, error == 0, XD_ERROR_IO, "%s: rename: %s", p->path, strerror(error));
@@ -337,19 +337,19 @@ XD_PRIVATE xd_result xdi_publish_rename(xd_publish *p) {
     return XD_OK;
 }
 
-XD_PRIVATE bool xdi_publish_is_waiting(const xd_publish *p) {
+XD_PRIVATE bool xdi_publish_is_waiting(const xdi_publish *p) {
     return xdi_file_probe(p->ctx, p->temporary) == 0;
 }
 
-XD_API xd_result xd_publish_commit(xd_publish *p) {
+XD_PRIVATE xd_result xdi_publish_commit(xdi_publish *p) {
     xd_result result = xdi_publish_close(p);
     if (result == XD_OK && !p->joined) result = xdi_publish_rename(p);
     if (result == XD_OK && !p->joined) result = xdi_publish_sync_folder(p->ctx, p->path);
-    xd_publish_abort(p);
+    xdi_publish_abort(p);
     return result;
 }
 
-XD_API void xd_publish_abort(xd_publish *p) {
+XD_PRIVATE void xdi_publish_abort(xdi_publish *p) {
     if (!p) return;
     const xd_files *files = &xd_ctx_settings(p->ctx)->files;
     if (p->open) files->close(files->user, p->file);

@@ -2,7 +2,7 @@
 
 #include "checkpoint/internal.h"
 #include "comm/internal.h"
-#include "tensor/interval.h"
+#include "tensor/interval_internal.h"
 
 #include <string.h>
 
@@ -17,7 +17,7 @@ typedef struct xdi_cover {
     int64_t *sent, *received;
     const int64_t **boxes; /* [levels][box_count] */
     int64_t box_count;
-    xd_region whole, pieces[XD_REGION_FLAT_MAX];
+    xd_region whole, pieces[XDI_REGION_FLAT_MAX];
 } xdi_cover;
 
 static int64_t xdi_cover_put(int64_t *to, int64_t at, int64_t value) {
@@ -41,8 +41,8 @@ static int64_t xdi_cover_put_part(xdi_cover *c, const xd_tensor_part *p, int64_t
                                   int64_t at) {
     int pieces = 0;
     if (p->replica || p->range.begin == p->range.end) return at;
-    if (!p->region) c->whole = xd_region_whole(p->ndim, p->shape);
-    (void)xd_region_flat_range(c->ctx, p->region ? p->region : &c->whole, p->range, c->pieces, &pieces);
+    if (!p->region) c->whole = xdi_region_whole(p->ndim, p->shape);
+    (void)xdi_region_flat_range(c->ctx, p->region ? p->region : &c->whole, p->range, c->pieces, &pieces);
     at = xdi_cover_put(to, at, number);
     at = xdi_cover_put(to, at, pieces);
     for (int i = 0; i < pieces; i++) at = xdi_cover_put_box(&c->pieces[i], to, at);

@@ -138,8 +138,8 @@ static xdi_checked_crc xdi_checked_begin(uint32_t crc) {
 }
 
 static uint32_t xdi_checked_end(xdi_checked_crc crc) {
-    const uint32_t two = xd_crc32c_combine(~(uint32_t)crc.a, ~(uint32_t)crc.b, XDI_CHECKED);
-    return xd_crc32c_combine(two, ~(uint32_t)crc.c, XDI_CHECKED);
+    const uint32_t two = xdi_crc32c_combine(~(uint32_t)crc.a, ~(uint32_t)crc.b, XDI_CHECKED);
+    return xdi_crc32c_combine(two, ~(uint32_t)crc.c, XDI_CHECKED);
 }
 
 /* sum, with a line's elements added; *key moves on. */

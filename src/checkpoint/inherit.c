@@ -5,7 +5,7 @@
 #include "checkpoint/internal.h"
 #include "comm/internal.h"
 #include "comm/mesh.h"
-#include "tensor/interval.h"
+#include "tensor/interval_internal.h"
 
 #include <string.h>
 
@@ -22,7 +22,7 @@ typedef struct xdi_inherit {
     int64_t *steps;                  /* [size] -1: of a rank that has nothing */
     int64_t *counts;                 /* [size] */
     int64_t message[XDI_PART_NUMBERS];
-    xd_region whole, pieces[XD_REGION_FLAT_MAX];
+    xd_region whole, pieces[XDI_REGION_FLAT_MAX];
     int64_t step; /* that is taken */
     int root;     /* the lowest rank that has done it */
     char *text;   /* its state.json */
@@ -113,8 +113,8 @@ static void xdi_inherit_take_parts(xdi_inherit *h, const xd_checkpoint_network *
 static uint64_t xdi_inherit_hash(xdi_inherit *h, const xd_tensor_part *p) {
     uint64_t hash = 0;
     int pieces = 0;
-    if (!p->region) h->whole = xd_region_whole(p->ndim, p->shape);
-    (void)xd_region_flat_range(h->ctx, p->region ? p->region : &h->whole, p->range, h->pieces, &pieces);
+    if (!p->region) h->whole = xdi_region_whole(p->ndim, p->shape);
+    (void)xdi_region_flat_range(h->ctx, p->region ? p->region : &h->whole, p->range, h->pieces, &pieces);
     for (int i = 0; i < pieces; i++) {
         const int64_t length = xdi_cover_put_box(&h->pieces[i], h->message, 0);
         hash = xd_hash(hash, h->message, (size_t)length * sizeof *h->message) | 1;

@@ -4,7 +4,7 @@
 #include "base/internal.h"
 #include "base/directory.h"
 #include "base/json.h"
-#include "base/publish.h"
+#include "base/publish_internal.h"
 #include "checkpoint/checkpoint.h"
 #include "io/internal.h"
 #include "kernel/kernels.h"
@@ -213,7 +213,7 @@ typedef struct xdi_writer {
     size_t stage_bytes;
     int64_t tensor, position; /* what comes next */
     int64_t file;             /* that is open */
-    xd_publish *open;
+    xdi_publish *open;
     bool cached;            /* the last piece that was to go past the page cache went through it */
     xdi_writer_piece piece; /* that is being counted beside writing */
     xdi_hand hand;

@@ -29,7 +29,7 @@ static void xdi_manifest_write_file(xd_json_writer *w, const xdi_manifest_file *
     uint32_t whole = 0;
     for (int64_t i = 0; i < blocks; i++) {
         const uint64_t left = f->bytes - (uint64_t)i * block_bytes;
-        whole = xd_crc32c_combine(whole, (uint32_t)f->blocks[i], left < block_bytes ? left : block_bytes);
+        whole = xdi_crc32c_combine(whole, (uint32_t)f->blocks[i], left < block_bytes ? left : block_bytes);
     }
     xd_json_write_object(w);
     xd_json_write_key(w, "name");

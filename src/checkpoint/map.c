@@ -8,7 +8,8 @@
 #include "comm/mesh.h"
 #include "io/internal.h"
 #include "kernel/copy.h"
-#include "tensor/interval.h"
+#include "kernel/internal.h"
+#include "tensor/interval_internal.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -54,7 +55,7 @@ static xd_result xdi_mapped_list_content(xdi_mapped *m) {
     XD_REQUIRE(m->ctx, m->staging_bytes >= 64, XD_ERROR_ARGUMENT, "staging_bytes %llu is less than 64",
                (unsigned long long)m->staging_bytes);
     XD_TRY(xdi_content_create(m->ctx, &m->network, 1, &m->content));
-    m->boxes.regions = (xd_region *)xd_allocate(m->ctx, (XD_REGION_FLAT_MAX + 1) * sizeof *m->boxes.regions);
+    m->boxes.regions = (xd_region *)xd_allocate(m->ctx, (XDI_REGION_FLAT_MAX + 1) * sizeof *m->boxes.regions);
     XD_REQUIRE(m->ctx, m->boxes.regions, XD_ERROR_MEMORY, "no room for the regions of a tensor");
     return XD_OK;
 }
@@ -409,7 +410,7 @@ static xd_result xdi_export_tile(xdi_export *e, const xdi_mapped_piece *piece, c
     copy.dst_offset = 0;
     memcpy(copy.src_stride, tile->copy.dst_stride, sizeof copy.src_stride);
     memcpy(copy.dst_stride, tile->copy.src_stride, sizeof copy.dst_stride);
-    xd_copy_run(&copy, window, e->m.stage, size);
+    xdi_copy_run(&copy, window, e->m.stage, size);
     return xdi_export_write(e, piece, tile, e->m.stage);
 }
 

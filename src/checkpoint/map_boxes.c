@@ -64,18 +64,18 @@ static void xdi_mapped_search_piece(xdi_mapped_search *s, const xdi_mapped_piece
 XD_PRIVATE void xdi_mapped_list(const xdi_mapped_plan *plan, int64_t ours, const xd_region *region,
                                 xd_interval range, xdi_mapped_boxes *boxes) {
     const xd_tensor_part *part = plan->content->tensors[ours].part;
-    xd_region *regions = boxes->regions, *whole = &regions[XD_REGION_FLAT_MAX];
+    xd_region *regions = boxes->regions, *whole = &regions[XDI_REGION_FLAT_MAX];
     int64_t offset = 0, shape[XD_DIMS_MAX];
     int count = 0;
     xdi_mapped_search s;
     memset(&s, 0, sizeof s);
     s.out = boxes;
-    if (!region) *whole = xd_region_whole(part->ndim, part->shape);
-    (void)xd_region_flat_range(plan->ctx, region ? region : whole, range, regions, &count);
+    if (!region) *whole = xdi_region_whole(part->ndim, part->shape);
+    (void)xdi_region_flat_range(plan->ctx, region ? region : whole, range, regions, &count);
     for (int i = 0; i < count; i++) {
         int64_t stride = 1;
         s.region = &regions[i];
-        xd_region_shape(s.region, shape);
+        xdi_region_shape(s.region, shape);
         for (int d = part->ndim - 1; d >= 0; stride *= shape[d--]) s.stride[d] = stride;
         for (int64_t k = plan->first[ours]; k < plan->first[ours + 1]; k++)
             xdi_mapped_search_piece(&s, &plan->pieces[k], offset);

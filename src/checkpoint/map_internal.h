@@ -71,7 +71,7 @@ typedef struct xdi_mapped_box {
 
 /* A list of them that is being made. */
 typedef struct xdi_mapped_boxes {
-    xd_region *regions;   /* [XD_REGION_FLAT_MAX + 1] to work in */
+    xd_region *regions;   /* [XDI_REGION_FLAT_MAX + 1] to work in */
     xdi_mapped_box *list; /* [room] NULL: they are counted only */
     int64_t count, room;
 } xdi_mapped_boxes;

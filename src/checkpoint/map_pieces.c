@@ -5,7 +5,8 @@
 #include "comm/internal.h"
 #include "comm/mesh.h"
 #include "kernel/copy.h"
-#include "tensor/interval.h"
+#include "kernel/internal.h"
+#include "tensor/interval_internal.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -77,7 +78,7 @@ static xd_result xdi_pieces_reserve(xdi_pieces *p) {
     xdi_mapped_boxes *boxes = &p->boxes;
     XD_REQUIRE(p->ctx, p->to->metadata_count >= 0, XD_ERROR_ARGUMENT, "%lld pairs of metadata",
                (long long)p->to->metadata_count);
-    boxes->regions = (xd_region *)xd_allocate(p->ctx, (XD_REGION_FLAT_MAX + 1) * sizeof *boxes->regions);
+    boxes->regions = (xd_region *)xd_allocate(p->ctx, (XDI_REGION_FLAT_MAX + 1) * sizeof *boxes->regions);
     XD_REQUIRE(p->ctx, boxes->regions, XD_ERROR_MEMORY, "no room for the regions of a tensor");
     xdi_pieces_list(p);
     const size_t count = (size_t)boxes->count;
@@ -210,7 +211,7 @@ static xd_result xdi_pieces_fetch(xdi_pieces *p, const xdi_stored *t, const xdi_
     memcpy(copy.src_stride, tile->copy.dst_stride, sizeof copy.src_stride);
     memcpy(copy.dst_stride, tile->copy.src_stride, sizeof copy.dst_stride);
     if (!xdi_pieces_on_device(p)) {
-        xd_copy_run(&copy, t->data, p->stage, size);
+        xdi_copy_run(&copy, t->data, p->stage, size);
         return XD_OK;
     }
     XD_TRY(kernels->copies(&launch, &copy, 1, t->data, p->wire, size));

@@ -5,7 +5,6 @@
 #include "comm/mesh.h"
 #include "kernel/internal.h"
 #include "tensor/internal.h"
-#include "tensor/interval.h"
 
 #include <string.h>
 
@@ -92,7 +91,7 @@ static int64_t xdi_move_numel(const xd_tensor_part *p) {
 static bool xdi_move_is_same(const xdi_move *m) {
     const xd_tensor_part *from = m->from, *to = m->to;
     if (from->range.begin != to->range.begin || from->range.end != to->range.end) return false;
-    return from->region && to->region ? xd_region_equal(from->region, to->region)
+    return from->region && to->region ? xdi_region_equal(from->region, to->region)
                                       : from->region == to->region;
 }
 

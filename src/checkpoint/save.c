@@ -3,7 +3,7 @@
 #include "base/crc.h"
 #include "base/directory.h"
 #include "base/json.h"
-#include "base/publish.h"
+#include "base/publish_internal.h"
 #include "checkpoint/internal.h"
 #include "comm/internal.h"
 #include "comm/mesh.h"
@@ -106,19 +106,19 @@ static xd_result xdi_save_agree(xdi_save *s) {
 static xd_result xdi_save_start_file(xdi_save *s, int64_t index) {
     const xdi_planned_file *f = &s->plan.files[index];
     char *path = xdi_weights_path(s->ctx, xd_publish_directory_path(s->directory), f->name);
-    xd_publish *file = NULL;
+    xdi_publish *file = NULL;
     XD_REQUIRE(s->ctx, path, XD_ERROR_MEMORY, "%s: no room for a path", f->name);
     xd_result result = xdi_publish_start(s->ctx, path, false, &file);
     xd_release(s->ctx, path);
-    if (result == XD_OK) result = xd_publish_resize(file, f->layout->file_bytes);
+    if (result == XD_OK) result = xdi_publish_resize(file, f->layout->file_bytes);
     if (result == XD_OK)
-        result = xd_publish_write(file, f->layout->header, (size_t)f->layout->header_bytes, 0);
+        result = xdi_publish_write(file, f->layout->header, (size_t)f->layout->header_bytes, 0);
     if (result != XD_OK) {
-        xd_publish_abort(file);
+        xdi_publish_abort(file);
         return result;
     }
     xdi_writer_note(&s->writer, index, 0, f->layout->header, (size_t)f->layout->header_bytes);
-    return xd_publish_commit(file);
+    return xdi_publish_commit(file);
 }
 
 static xd_result xdi_save_make_root(const xdi_save *s) {
@@ -319,7 +319,7 @@ XD_PRIVATE xd_result xdi_save_advance(xdi_save *s) {
 
 XD_PRIVATE void xdi_save_end(xdi_save *s) {
     xdi_hand_end(&s->writer.hand);
-    xd_publish_abort(s->writer.open);
+    xdi_publish_abort(s->writer.open);
     xd_publish_directory_abort(s->directory);
     if (s->lock_path) xdi_lock_drop(s->ctx, s->lock_path, &s->lock);
     for (int64_t i = 0; i < s->other_count; i++) xd_release(s->ctx, (void *)s->others[i].blocks);

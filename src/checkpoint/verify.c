@@ -75,8 +75,8 @@ static xd_result xdi_verify_file(xdi_verify *v, int64_t file) {
     for (int64_t i = 0; i < blocks; i++) {
         uint64_t offset;
         XD_TRY(xdi_verify_block(v, file, i));
-        whole = xd_crc32c_combine(whole, v->c->blocks[v->c->first_block[file] + i],
-                                  xdi_manifest_block(v->c, file, i, &offset));
+        whole = xdi_crc32c_combine(whole, v->c->blocks[v->c->first_block[file] + i],
+                                   xdi_manifest_block(v->c, file, i, &offset));
     }
     XD_REQUIRE(v->ctx, whole == f->crc32c, XD_ERROR_CORRUPT,
                "%s/%s has checksum %08" PRIx32 ", not %08" PRIx32, v->directory, f->name, whole, f->crc32c);

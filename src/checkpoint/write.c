@@ -1,7 +1,7 @@
 /* The tensors of a save: each rank writes its elements where they belong in the files. */
 
 #include "base/crc.h"
-#include "base/publish.h"
+#include "base/publish_internal.h"
 #include "checkpoint/internal.h"
 #include "comm/internal.h"
 #include "tensor/internal.h"
@@ -37,7 +37,7 @@ static uint64_t xdi_writer_room(const xdi_writer *w, int64_t file, uint64_t offs
  * kept, however small they are. */
 static void xdi_writer_add(xdi_writer *w, int64_t file, uint64_t offset, uint32_t crc, uint64_t distance) {
     const int64_t block = (int64_t)(offset / w->plan->block_bytes);
-    w->blocks[w->plan->files[file].first_block + block] ^= xd_crc32c_combine(crc, 0, distance);
+    w->blocks[w->plan->files[file].first_block + block] ^= xdi_crc32c_combine(crc, 0, distance);
 }
 
 XD_PRIVATE void xdi_writer_note(xdi_writer *w, int64_t file, uint64_t offset, const void *data,
@@ -74,9 +74,9 @@ static void xdi_writer_count(void *writer) {
 /* ---- one tensor ---- */
 
 static xd_result xdi_writer_close(xdi_writer *w) {
-    xd_publish *open = w->open;
+    xdi_publish *open = w->open;
     w->open = NULL;
-    return open ? xd_publish_commit(open) : XD_OK;
+    return open ? xdi_publish_commit(open) : XD_OK;
 }
 
 /* Opens the file of the next tensor, and closes the one before. */
@@ -88,7 +88,7 @@ static xd_result xdi_writer_open(xdi_writer *w) {
     if (w->open) return XD_OK;
     char *path = xdi_weights_path(w->plan->content->ctx, w->directory, w->plan->files[w->file].name);
     XD_REQUIRE(w->plan->content->ctx, path, XD_ERROR_MEMORY, "%s: no room for a path", w->directory);
-    const xd_result result = xd_publish_join(w->plan->content->ctx, path, &w->open);
+    const xd_result result = xdi_publish_join(w->plan->content->ctx, path, &w->open);
     xd_release(w->plan->content->ctx, path);
     return result;
 }
@@ -98,7 +98,8 @@ static xd_result xdi_writer_open(xdi_writer *w) {
 static xd_result xdi_writer_put_direct(xdi_writer *w, size_t bytes) {
     const bool beside = !w->cached && xdi_hand_start(&w->hand, xdi_writer_count, w);
     int reason = 0;
-    const xd_result result = xd_publish_write_direct(w->open, w->piece.data, bytes, w->piece.offset, &reason);
+    const xd_result result =
+        xdi_publish_write_direct(w->open, w->piece.data, bytes, w->piece.offset, &reason);
     if (beside) xdi_hand_wait(&w->hand);
     XD_TRY(result);
     w->cached = reason != 0;
@@ -115,7 +116,7 @@ static xd_result xdi_writer_put_some(xdi_writer *w, const void *data, int64_t in
     const xdi_writer_piece piece = { data, offset, index, count };
     w->piece = piece;
     if (bytes >= (size_t)XDI_WRITER_DIRECT) return xdi_writer_put_direct(w, bytes);
-    XD_TRY(xd_publish_write(w->open, data, bytes, offset));
+    XD_TRY(xdi_publish_write(w->open, data, bytes, offset));
     xdi_writer_count(w);
     return XD_OK;
 }

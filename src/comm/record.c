@@ -382,7 +382,7 @@ static void xdi_comm_show(int field, uint64_t value, char *text, size_t size) {
                  xd_cpu_level_name((xd_cpu_level)(value / XDI_COMM_MODES)));
         break;
     case XDI_COMM_FLOATS:
-        snprintf(text, size, "computes with %s", xd_float_state_name((unsigned)value));
+        snprintf(text, size, "computes with %s", xdi_float_state_name((unsigned)value));
         break;
     default: snprintf(text, size, "passed count %" PRIu64, value); break;
     }

@@ -4,7 +4,7 @@
 
 #include "dmd/fake_score_internal.h"
 #include "kernel/internal.h"
-#include "tensor/interval.h"
+#include "tensor/interval_internal.h"
 
 #include <string.h>
 
@@ -165,7 +165,7 @@ XD_PRIVATE xd_tensor_part xdi_fake_part(const xd_weight *w, bool whole) {
     part.data = w->value;
     part.range.begin = 0;
     part.range.end =
-        w->count > 0 ? xd_region_numel(part.region) : 0; /* outside of its mesh a scalar has a region */
+        w->count > 0 ? xdi_region_numel(part.region) : 0; /* outside of its mesh a scalar has a region */
     return part;
 }
 
@@ -184,8 +184,8 @@ static xd_result xdi_fake_check_whole(const xd_model *teacher, const xd_fake_sco
         const xd_weight *w = teacher->weights[i];
         if (w->owner != w) continue;
         const xd_tensor_part part = xdi_fake_part(w, true);
-        const xd_region whole = xd_region_whole(part.ndim, part.shape);
-        const int64_t here = part.range.end - part.range.begin, all = xd_region_numel(&whole);
+        const xd_region whole = xdi_region_whole(part.ndim, part.shape);
+        const int64_t here = part.range.end - part.range.begin, all = xdi_region_numel(&whole);
         XD_REQUIRE(ctx, d->shared || (here == all && !xdi_fake_is_cut(w)), XD_ERROR_UNSUPPORTED,
                    "the teacher is sharded: this rank has %lld of %lld elements of \"%.80s\"; "
                    "xd_fake_score_create_meta takes it in parts",

@@ -4,7 +4,6 @@
 
 #include "comm/internal.h"
 #include "comm/mesh.h"
-#include "tensor/interval.h"
 
 #include <string.h>
 

@@ -201,7 +201,7 @@ static xd_result xdi_safetensors_collect(xdi_safetensors *f) {
     XD_TRY(xdi_safetensors_reserve(f));
     int64_t *sizes = f->shapes;
     for (size_t i = 0; i < xd_json_count(f->header); i++) {
-        const xd_json *entry = xd_json_by_key(f->header, i);
+        const xd_json *entry = xdi_json_by_key(f->header, i);
         if (strcmp(xd_json_key(entry, NULL), XDI_SAFETENSORS_METADATA) == 0) continue;
         xdi_safetensors_info *info = &f->infos[f->count++];
         XD_TRY(xdi_safetensors_parse_entry(f, entry, info, sizes));
@@ -392,7 +392,7 @@ XD_PRIVATE bool xdi_safetensors_metadata_at(const xdi_safetensors *f, int64_t in
                                             const char **value) {
     XD_ASSERT(f);
     if (index < 0) return false;
-    const xd_json *pair = xd_json_by_key(xd_json_find(f->header, XDI_SAFETENSORS_METADATA), (size_t)index);
+    const xd_json *pair = xdi_json_by_key(xd_json_find(f->header, XDI_SAFETENSORS_METADATA), (size_t)index);
     if (!pair) return false;
     *key = xd_json_key(pair, NULL);
     *value = xd_json_string(pair, NULL);

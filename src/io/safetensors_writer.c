@@ -1,7 +1,7 @@
 /* Writing safetensors files, at offsets known beforehand. */
 
 #include "base/json.h"
-#include "base/publish.h"
+#include "base/publish_internal.h"
 #include "io/internal.h"
 
 #include <string.h>
@@ -236,7 +236,7 @@ XD_API xd_result xd_weights_plan(xd_ctx *ctx, const xd_weights_writer_desc *desc
 
 struct xdi_safetensors_writer {
     xd_ctx *ctx;
-    xd_publish *file;
+    xdi_publish *file;
     xd_weights_layout *layout;
     const char **names; /* [count], copies */
     xdi_written written;
@@ -267,8 +267,8 @@ static xd_result xdi_safetensors_start(xdi_safetensors_writer *writer, const cha
     XD_TRY(xd_weights_plan(writer->ctx, desc, &writer->layout));
     XD_TRY(xdi_safetensors_keep_names(writer, desc));
     XD_TRY(xdi_publish_start(writer->ctx, path, locked, &writer->file));
-    XD_TRY(xd_publish_resize(writer->file, writer->layout->file_bytes));
-    return xd_publish_write(writer->file, writer->layout->header, (size_t)writer->layout->header_bytes, 0);
+    XD_TRY(xdi_publish_resize(writer->file, writer->layout->file_bytes));
+    return xdi_publish_write(writer->file, writer->layout->header, (size_t)writer->layout->header_bytes, 0);
 }
 
 XD_PRIVATE xd_result xdi_safetensors_writer_start(xd_ctx *ctx, const char *path,
@@ -304,7 +304,7 @@ XD_PRIVATE xd_result xdi_safetensors_writer_write(xdi_safetensors_writer *writer
                "%llu bytes from %llu of tensor %lld, which has %llu", (unsigned long long)bytes,
                (unsigned long long)first_byte, (long long)index, (unsigned long long)length);
     XD_TRY(xdi_written_reserve(writer->ctx, &writer->written));
-    XD_TRY(xd_publish_write(writer->file, data, bytes, writer->layout->begin[index] + first_byte));
+    XD_TRY(xdi_publish_write(writer->file, data, bytes, writer->layout->begin[index] + first_byte));
     xdi_written_note(&writer->written, index, first_byte, first_byte + bytes);
     return XD_OK;
 }
@@ -326,7 +326,7 @@ XD_PRIVATE xd_result xdi_safetensors_writer_rename(xdi_safetensors_writer *write
 XD_PRIVATE xd_result xdi_safetensors_writer_commit(xdi_safetensors_writer *writer) {
     xd_result result = xdi_safetensors_check_complete(writer);
     if (result == XD_OK) {
-        result = xd_publish_commit(writer->file);
+        result = xdi_publish_commit(writer->file);
         writer->file = NULL;
     }
     xdi_safetensors_writer_abort(writer);
@@ -335,7 +335,7 @@ XD_PRIVATE xd_result xdi_safetensors_writer_commit(xdi_safetensors_writer *write
 
 XD_PRIVATE void xdi_safetensors_writer_abort(xdi_safetensors_writer *writer) {
     if (!writer) return;
-    xd_publish_abort(writer->file);
+    xdi_publish_abort(writer->file);
     xd_release(writer->ctx, writer->written.pieces);
     xd_release(writer->ctx, (void *)writer->names);
     xd_release(writer->ctx, writer->layout);

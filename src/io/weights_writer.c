@@ -1,7 +1,7 @@
 /* A save of a model's directory: everything under other names first, then one rename or one removal that decides. */
 
 #include "base/json.h"
-#include "base/publish.h"
+#include "base/publish_internal.h"
 #include "io/internal.h"
 #include "io/weights.h"
 
@@ -27,7 +27,7 @@ struct xd_weights_writer {
     uint64_t total_bytes;
     uint64_t save; /* of shards: one more than the last; of a single file: the last */
     xd_json_writer index;
-    xd_publish *index_file;
+    xdi_publish *index_file;
     xd_json *older;                  /* the index that was there */
     bool over_single;                /* a model.safetensors was there */
     bool switched;                   /* readers see the new model */
@@ -410,10 +410,10 @@ static xd_result xdi_weights_close_files(xd_weights_writer *w) {
     if (w->shards == 1) return XD_OK;
     XD_TRY(xd_json_writer_text(&w->index, &text, &bytes));
     XD_TRY(xdi_weights_join(w, XDI_WEIGHTS_INDEX, &path));
-    const xd_result result = xd_publish_create(w->ctx, path, &w->index_file);
+    const xd_result result = xdi_publish_create(w->ctx, path, &w->index_file);
     xd_release(w->ctx, path);
     XD_TRY(result);
-    XD_TRY(xd_publish_write(w->index_file, text, bytes, 0));
+    XD_TRY(xdi_publish_write(w->index_file, text, bytes, 0));
     return xdi_publish_close(w->index_file);
 }
 
@@ -489,7 +489,7 @@ XD_API void xd_weights_writer_abort(xd_weights_writer *w) {
     }
     if (w->writers)
         for (int64_t s = 0; s < w->shards; s++) xdi_safetensors_writer_abort(w->writers[s]);
-    xd_publish_abort(w->index_file);
+    xdi_publish_abort(w->index_file);
     xdi_lock_drop(w->ctx, w->lock_path, &w->lock);
     xd_json_writer_destroy(&w->index);
     xd_json_destroy(w->ctx, w->older);

@@ -11,7 +11,4 @@ typedef struct xd_copy {
     int64_t extent[XD_DIMS_MAX], src_stride[XD_DIMS_MAX], dst_stride[XD_DIMS_MAX];
 } xd_copy;
 
-/* Performs one copy between two arrays of elements of `size` bytes. */
-XD_API void xd_copy_run(const xd_copy *copy, const void *src, void *dst, size_t size);
-
 #endif

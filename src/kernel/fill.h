@@ -41,7 +41,4 @@ XD_SCALAR void xd_fill_places(const xd_copy *box, int64_t i, int64_t *index, int
     }
 }
 
-/* The fill entry of every CPU level. */
-XD_API xd_result xd_fill_cpu(const xd_launch *launch, const xd_fill_args *args);
-
 #endif

@@ -15,13 +15,6 @@ typedef struct xd_fixed {
 } xd_fixed;
 
 /* Adds one term. False when the term is not finite or too large, or the sum overflows; the sum is then unchanged. */
-XD_API bool xd_fixed_add(xd_fixed *sum, double term);
-
-/* The sum as a double. The bits depend only on the value, not on how it is split over the limbs. */
-XD_API double xd_fixed_value(xd_fixed sum);
-
-/* ---- the same as inline functions ---- */
-
 XD_SCALAR bool xd_fixed_put(xd_fixed *sum, double term) {
     if (!(fabs(term) < XD_FIXED_LARGEST)) return false;     /* also NaN */
     const double scaled = xd_mul_exact(term, 1073741824.0); /* 2^30 */
@@ -33,6 +26,7 @@ XD_SCALAR bool xd_fixed_put(xd_fixed *sum, double term) {
     return true;
 }
 
+/* The sum as a double. The bits depend only on the value, not on how it is split over the limbs. */
 XD_SCALAR double xd_fixed_read(xd_fixed sum) {
     const int64_t carry =
         sum.low >> 40; /* whole units of the high limb: the value decides the bits, not the split */

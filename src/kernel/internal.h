@@ -6,6 +6,7 @@
 
 #include "base/half.h"
 #include "base/internal.h"
+#include "kernel/copy.h"
 #include "kernel/fixed.h"
 #include "kernel/loss.h"
 #include "kernel/matmul.h"
@@ -99,6 +100,13 @@ XD_PRIVATE void *xdi_spread_room(const xd_launch *launch, void *own, int slot);
 XD_PRIVATE void xdi_copy_bytes(void *to, const void *from, size_t bytes);
 /* cpu/copy.c: memset, also of none. */
 XD_PRIVATE void xdi_fill_bytes(void *to, uint8_t value, size_t bytes);
+
+/* cpu/copy.c: performs one copy between two arrays of elements of `size` bytes. */
+XD_PRIVATE void xdi_copy_run(const xd_copy *copy, const void *src, void *dst, size_t size);
+
+/* fixed.c: xd_fixed_put and xd_fixed_read, not inlined. */
+XD_PRIVATE bool xdi_fixed_add(xd_fixed *sum, double term);
+XD_PRIVATE double xdi_fixed_value(xd_fixed sum);
 
 /* simd/reduce.c: sum += x; x is zeros then, while it is in a cache. Both on the host, whatever the context's device. */
 XD_PRIVATE xd_result xdi_reduce_absorb(const xd_launch *launch, float *sum, float *x, int64_t count);

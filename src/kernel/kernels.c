@@ -26,7 +26,7 @@ static xd_result xdi_cpu_synchronize(const xd_launch *launch) {
 static xd_result xdi_cpu_copies(const xd_launch *launch, const xd_copy *copies, int64_t count,
                                 const void *src, void *dst, size_t size) {
     (void)launch;
-    for (int64_t i = 0; i < count; i++) xd_copy_run(&copies[i], src, dst, size);
+    for (int64_t i = 0; i < count; i++) xdi_copy_run(&copies[i], src, dst, size);
     return XD_OK;
 }
 
@@ -74,8 +74,9 @@ static void *xdi_cpu_stream_create(xd_ctx *ctx) {
     return NULL;
 }
 
-/* A level overrides some entries and has the others from the level below. */
-XD_API void xd_kernels_cpu(xd_cpu_level level, xd_kernels *kernels) {
+/* The table of a level, the plain one where the machine or the build lacks it. A level overrides some entries and has the others
+ * from the level below. */
+static void xdi_kernels_cpu(xd_cpu_level level, xd_kernels *kernels) {
     if (level == XD_CPU_BEST) level = xd_cpu_best();
     if (!xd_cpu_supports(level)) level = XD_CPU_PLAIN;
     memset(kernels, 0, sizeof *kernels);
@@ -100,12 +101,12 @@ XD_API void xd_kernels_cpu(xd_cpu_level level, xd_kernels *kernels) {
     kernels->memory.stream_destroy = xdi_cpu_share_end;
     kernels->memory.host_allocate = xd_allocate;
     kernels->memory.host_release = xd_release;
-    kernels->rows = *xd_row_kernels_cpu();
-    kernels->softmax = *xd_softmax_kernels_cpu();
-    kernels->loss = *xd_loss_kernels_cpu_plain();
-    kernels->topk = *xd_topk_kernels_cpu();
-    kernels->mft = *xd_mft_kernels_cpu();
-    kernels->reduce = *xd_reduce_kernels_cpu();
+    kernels->rows = *xdi_row_kernels_cpu();
+    kernels->softmax = *xdi_softmax_kernels_cpu();
+    kernels->loss = *xdi_loss_kernels_cpu_plain();
+    kernels->topk = *xdi_topk_kernels_cpu();
+    kernels->mft = *xdi_mft_kernels_cpu();
+    kernels->reduce = *xdi_reduce_kernels_cpu();
     if (level != XD_CPU_PLAIN) {
         xdi_simd_loss_fill(&kernels->loss);
         xdi_simd_topk_fill(&kernels->topk);
@@ -116,10 +117,10 @@ XD_API void xd_kernels_cpu(xd_cpu_level level, xd_kernels *kernels) {
         xdi_simd_loss_fill_plain(&kernels->loss);
     }
     kernels->optimizer = *xdi_optimizer_kernels_level(level);
-    kernels->clip = xd_clip_cpu;
+    kernels->clip = xdi_clip_cpu;
     kernels->copies = xdi_cpu_copies;
     kernels->matmul = xdi_matmul_cpu;
-    kernels->fill = xd_fill_cpu;
+    kernels->fill = xdi_fill_cpu;
     kernels->estimate = xdi_cpu_estimate;
 #ifndef XDISTILL_NO_ACROSS
     xdi_kernels_across(level, kernels);
@@ -133,13 +134,13 @@ XD_API xd_result xd_ctx_create_versioned(int version, const xd_ctx_desc *desc, x
     XDI_GIVEN(NULL, out);
     XD_TRY(xdi_ctx_check_version(version, desc));
     XD_TRY(xdi_ctx_make(desc, sizeof(xd_kernels), out));
-    xd_kernels_cpu(xd_ctx_settings(*out)->cpu, (xd_kernels *)xdi_ctx_room(*out));
+    xdi_kernels_cpu(xd_ctx_settings(*out)->cpu, (xd_kernels *)xdi_ctx_room(*out));
     return XD_OK;
 }
 
 XD_API void xd_ctx_set_cpu(xd_ctx *ctx, xd_cpu_level level) {
     xdi_ctx_set_level(ctx, level);
-    xd_kernels_cpu(level, (xd_kernels *)xdi_ctx_room(ctx));
+    xdi_kernels_cpu(level, (xd_kernels *)xdi_ctx_room(ctx));
 }
 
 XD_API const xd_kernels *xd_ctx_host_kernels(const xd_ctx *ctx) {

@@ -84,7 +84,7 @@ typedef struct xd_kernels {
      * 0 and whose estimate is not finite */
     xd_result (*estimate)(const xd_launch *launch, const xd_estimate_args *args);
     xd_result (*copies)(const xd_launch *launch, const xd_copy *copies, int64_t count, const void *src,
-                        void *dst, size_t size); /* xd_copy_run of each; blocks of one call do not overlap */
+                        void *dst, size_t size); /* performs each; blocks of one call do not overlap */
     xd_result (*matmul)(const xd_launch *launch, const xd_matmul_args *args); /* validated by xd_matmul */
     xd_result (*fill)(const xd_launch *launch,
                       const xd_fill_args *args); /* NULL -> the host forms the values and copies them */
@@ -92,15 +92,12 @@ typedef struct xd_kernels {
     xd_dmd_loss_kernels dmd_loss;
 } xd_kernels;
 
-/* Fills in the CPU's table of a level; XD_CPU_BEST is the highest of this machine, and a level that the machine or the
- * build lacks gives the plain table. Local. */
-XD_API void xd_kernels_cpu(xd_cpu_level level, xd_kernels *kernels);
-
 /* The table of a context: xd_ctx_desc.kernels, or that of its CPU level, which is created with the context and lives as
  * long as it. Local. */
 XD_API const xd_kernels *xd_ctx_kernels(const xd_ctx *ctx);
 
-/* The table of the context's CPU level, for memory of the host, even when its tensors are on a device. Local. */
+/* The table of the context's CPU level, for memory of the host, even when its tensors are on a device: a transport that moves
+ * memory of the host adds with it. Local. */
 XD_API const xd_kernels *xd_ctx_host_kernels(const xd_ctx *ctx);
 
 /* A launch on the context's stream, without workspace and status. Local. */

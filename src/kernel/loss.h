@@ -103,7 +103,4 @@ typedef struct xd_loss_kernels {
     xd_result (*fused)(const xd_launch *launch, const xd_loss_args *args);
 } xd_loss_kernels;
 
-/* The plain CPU implementation: double inside, gradients rounded once. It is the specification of the others. */
-XD_API const xd_loss_kernels *xd_loss_kernels_cpu_plain(void);
-
 #endif

@@ -68,7 +68,4 @@ typedef struct xd_mft_kernels {
     xd_result (*slopes)(const xd_launch *launch, const xd_mft_args *args);
 } xd_mft_kernels;
 
-/* The plain CPU implementation, the specification of the others. */
-XD_API const xd_mft_kernels *xd_mft_kernels_cpu(void);
-
 #endif

@@ -225,16 +225,4 @@ typedef struct xd_optimizer_kernels {
     xd_result (*turn)(const xd_launch *launch, const xd_turn_args *args);
 } xd_optimizer_kernels;
 
-/* The clip entry of every CPU level. */
-XD_API xd_result xd_clip_cpu(const xd_launch *launch, const xd_clip_args *args);
-
-/* The factor for a given norm. Pure. Here max_norm 0 means zero. */
-XD_API float xd_clip_coefficient(xd_clip_form form, double max_norm, double norm);
-
-/* The plain CPU entries: what the others are checked against. A constant table. */
-XD_API const xd_optimizer_kernels *xd_optimizer_kernels_cpu(void);
-
-/* The value of limbs with carries propagated, none negative, rounded to double once. Local. */
-XD_API double xd_norm_limbs_value(const int64_t limbs[XD_NORM_LIMBS]);
-
 #endif

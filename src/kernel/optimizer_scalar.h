@@ -198,7 +198,7 @@ XD_SCALAR void xd_norm_carry(int64_t *limbs) {
     }
 }
 
-/* xd_norm_limbs_value. */
+/* The value of limbs with carries propagated, none negative, rounded to double once. */
 XD_SCALAR double xd_norm_limbs_read(const int64_t *limbs) {
     int64_t carried[XD_NORM_LIMBS];
     for (int k = 0; k < XD_NORM_LIMBS; k++) carried[k] = limbs[k];
@@ -228,7 +228,7 @@ XD_SCALAR double xd_norm_read(const xd_norm_sum *sum, xd_norm_type type, bool ex
     return type == XD_NORM_L2 ? sqrt(total) : total;
 }
 
-/* xd_clip_coefficient. */
+/* The factor for a given norm. Here max_norm 0 means zero. */
 XD_SCALAR float xd_clip_factor(xd_clip_form form, double max_norm, double norm) {
     const double c = max_norm / xd_add(norm, 1e-6);
     if (form == XD_CLIP_ALWAYS) return isnan(c) ? (float)NAN : (float)(c < 1.0 ? c : 1.0);

@@ -49,7 +49,4 @@ typedef struct xd_reduce_kernels {
                         xd_reduce_op op);
 } xd_reduce_kernels;
 
-/* The CPU's entries. */
-XD_API const xd_reduce_kernels *xd_reduce_kernels_cpu(void);
-
 #endif

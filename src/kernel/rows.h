@@ -83,7 +83,4 @@ typedef struct xd_row_kernels {
                                int64_t columns, float *maxima, bool *finite);
 } xd_row_kernels;
 
-/* The plain CPU implementation, the specification of the others. */
-XD_API const xd_row_kernels *xd_row_kernels_cpu(void);
-
 #endif

@@ -54,7 +54,4 @@ typedef struct xd_softmax_kernels {
                       int64_t rows, uint8_t *hits);
 } xd_softmax_kernels;
 
-/* The plain CPU implementation, the specification of the others. */
-XD_API const xd_softmax_kernels *xd_softmax_kernels_cpu(void);
-
 #endif

@@ -110,7 +110,4 @@ typedef struct xd_topk_kernels {
     xd_result (*select_merge)(const xd_launch *launch, const xd_select_args *args);
 } xd_topk_kernels;
 
-/* The plain CPU implementation; the specification of the others. */
-XD_API const xd_topk_kernels *xd_topk_kernels_cpu(void);
-
 #endif

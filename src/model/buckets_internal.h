@@ -68,7 +68,7 @@ XD_PRIVATE xd_interval xdi_bucket_plan_param(const xdi_bucket_plan *plan, int64_
  * alone. Without `sharded` the whole bucket. Local. */
 XD_PRIVATE xd_interval xdi_bucket_plan_shard(const xdi_bucket_plan *plan, int64_t bucket, int rank);
 
-/* A rank's piece of a parameter, from four origins. xd_region_flat_range makes regions of `param`. */
+/* A rank's piece of a parameter, from four origins. xdi_region_flat_range makes regions of `param`. */
 typedef struct xdi_bucket_piece {
     int64_t bucket;
     xd_interval buffer;    /* in the buffer */

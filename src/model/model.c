@@ -2,7 +2,7 @@
 
 #include "model/describe_internal.h"
 #include "comm/topology.h"
-#include "tensor/interval.h"
+#include "tensor/interval_internal.h"
 
 #include <string.h>
 
@@ -265,9 +265,9 @@ static xd_result xdi_weight_place(xd_weight *weight) {
     if (d->layout)
         inside = xd_layout_region(d->layout, weight->model->desc.rank, &weight->region);
     else
-        weight->region = xd_region_whole(d->ndim, stored);
-    xd_region_shape(&weight->region, weight->shape);
-    weight->count = inside ? xd_region_numel(&weight->region) : 0;
+        weight->region = xdi_region_whole(d->ndim, stored);
+    xdi_region_shape(&weight->region, weight->shape);
+    weight->count = inside ? xdi_region_numel(&weight->region) : 0;
     XD_REQUIRE(weight->model->ctx, (!d->value && !d->gradient) || d->room >= weight->count, XD_ERROR_SHAPE,
                "weight \"%.80s\": there is room for %lld elements, this rank holds %lld", weight->name,
                (long long)d->room, (long long)weight->count);
@@ -295,7 +295,7 @@ static void xdi_weight_set_saved(xd_weight *weight, xd_region *saved) {
     const xd_interval rows = { 0, weight->desc.shape[0] };
     *saved = *held;
     saved->count[0] =
-        xd_intervals_intersect(held->interval[0], held->count[0], &rows, rows.end > 0, saved->interval[0]);
+        xdi_intervals_intersect(held->interval[0], held->count[0], &rows, rows.end > 0, saved->interval[0]);
     weight->saved = saved;
 }
 

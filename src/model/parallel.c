@@ -83,7 +83,7 @@ XD_PRIVATE bool xdi_weight_is_copy(const xd_weight *w) {
     xd_region region;
     if (!layout) return false;
     for (int r = 0; r < w->model->desc.rank; r++)
-        if (xd_layout_region(layout, r, &region) && xd_region_equal(&region, &w->region)) return true;
+        if (xd_layout_region(layout, r, &region) && xdi_region_equal(&region, &w->region)) return true;
     return false;
 }
 

@@ -1,7 +1,7 @@
 /* Writing a teacher's cache. */
 
 #include "base/crc.h"
-#include "base/publish.h"
+#include "base/publish_internal.h"
 #include "loss/softmax.h"
 #include "loss/topk.h"
 #include "teacher/internal.h"
@@ -18,7 +18,7 @@ struct xd_teacher_cache_writer {
     xd_comm *tp;
     char *path; /* after the struct, in the same allocation */
     char name[XD_CACHE_NAME_BYTES];
-    xd_publish *file; /* rank 0 of tp */
+    xdi_publish *file; /* rank 0 of tp */
     uint64_t offset;
     uint32_t crc;
     int64_t positions, document_count, document_room;
@@ -68,7 +68,7 @@ static xd_result xdi_cache_begin(xd_teacher_cache_writer *w) {
     w->offset = XDI_CACHE_HEADER;
     w->expected = XDI_CACHE_COMPLETE;
     if (w->tp && xd_comm_rank(w->tp) != 0) return XD_OK;
-    return xd_publish_create(w->ctx, w->path, &w->file);
+    return xdi_publish_create(w->ctx, w->path, &w->file);
 }
 
 static xd_result xdi_cache_make(xd_ctx *ctx, const char *path, const xd_teacher_cache_desc *d,
@@ -107,7 +107,7 @@ XD_API xd_result xd_teacher_cache_writer_create(xd_ctx *ctx, const xd_teacher_ca
 
 XD_API void xd_teacher_cache_writer_abort(xd_teacher_cache_writer *w) {
     if (!w) return;
-    xd_publish_abort(w->file);
+    xdi_publish_abort(w->file);
     xd_vocab_destroy(w->own_vocab);
     xd_release(w->ctx, w->documents);
     xd_release(w->ctx, w);
@@ -224,7 +224,7 @@ static void xdi_cache_add_tails(const xd_teacher_cache_writer *w, const xd_rows 
         for (int64_t id = info.begin; id < info.end; id++) {
             const double z = xdi_loss_load(logits, row, id - info.begin);
             if (z > r->values[last] || (z == r->values[last] && id <= r->ids[last])) continue;
-            xd_fixed_add(&r->tail[row], exp(z / w->d.temperature - r->lse[row]));
+            xdi_fixed_add(&r->tail[row], exp(z / w->d.temperature - r->lse[row]));
         }
     }
 }
@@ -256,7 +256,7 @@ static void xdi_cache_put_position(const xd_teacher_cache_writer *w, const xd_te
         xdi_cache_put(at + f->span + 4, (uint64_t)(b->spans[i].end - b->spans[i].begin), 2);
     }
     xdi_cache_put(at + f->next, xdi_cache_encode(f, true, next), f->wide_bytes);
-    xdi_cache_put(at + f->tail, xdi_cache_encode(f, true, log(xd_fixed_value(r->tail[i]))), f->wide_bytes);
+    xdi_cache_put(at + f->tail, xdi_cache_encode(f, true, log(xdi_fixed_value(r->tail[i]))), f->wide_bytes);
     for (int64_t j = 0; j < f->k; j++) {
         const int64_t entry = i * f->k + j;
         const double l = r->values[entry] / w->d.temperature - r->lse[i];
@@ -269,7 +269,7 @@ static xd_result xdi_cache_put_block(const xd_teacher_cache_writer *w, const xd_
                                      const xdi_cache_rows *r) {
     const size_t bytes = (size_t)b->logits.rows * w->form.bytes;
     for (int64_t i = 0; i < b->logits.rows; i++) xdi_cache_put_position(w, b, r, i);
-    return w->file ? xd_publish_write(w->file, r->file, bytes, w->offset) : XD_OK;
+    return w->file ? xdi_publish_write(w->file, r->file, bytes, w->offset) : XD_OK;
 }
 
 static void xdi_cache_advance(xd_teacher_cache_writer *w, const xd_teacher_cache_block *b,
@@ -338,14 +338,14 @@ static xd_result xdi_cache_write_ends(xd_teacher_cache_writer *w) {
         xdi_cache_put(entry, (uint64_t)w->documents[i].first, 8);
         xdi_cache_put(entry + 8, (uint64_t)w->documents[i].text_bytes, 8);
         xdi_cache_put(entry + 16, w->documents[i].text_checksum, 4);
-        XD_TRY(xd_publish_write(w->file, entry, sizeof entry, w->offset));
+        XD_TRY(xdi_publish_write(w->file, entry, sizeof entry, w->offset));
         w->crc = xd_crc32c(w->crc, entry, sizeof entry);
         w->offset += sizeof entry;
     }
     xdi_cache_put_header(w, header);
     w->crc = xd_crc32c(w->crc, header + XDI_CACHE_CHECKED, XDI_CACHE_HEADER - XDI_CACHE_CHECKED);
     xdi_cache_put(header + 12, w->crc, 4);
-    return xd_publish_write(w->file, header, sizeof header, 0);
+    return xdi_publish_write(w->file, header, sizeof header, 0);
 }
 
 static xd_result xdi_cache_end(xd_teacher_cache_writer *w) {
@@ -354,7 +354,7 @@ static xd_result xdi_cache_end(xd_teacher_cache_writer *w) {
                "%s: document %lld is not complete", w->path, (long long)(w->document_count - 1));
     if (!w->file) return XD_OK;
     XD_TRY(xdi_cache_write_ends(w));
-    const xd_result result = xd_publish_commit(w->file);
+    const xd_result result = xdi_publish_commit(w->file);
     w->file = NULL; /* freed by the commit */
     return result;
 }

@@ -55,7 +55,7 @@ static xd_result xdi_fill_from_host(const xd_launch *launch, const xd_fill_args 
 /* ---- regions as boxes ---- */
 
 typedef struct xdi_fill_plan {
-    xd_region whole, parts[XD_REGION_FLAT_MAX]; /* of the range, one after the other in its storage */
+    xd_region whole, parts[XDI_REGION_FLAT_MAX]; /* of the range, one after the other in its storage */
     int part_count;
 } xdi_fill_plan;
 
@@ -63,11 +63,11 @@ typedef struct xdi_fill_plan {
 static int64_t xdi_fill_list(const xdi_fill_plan *plan, xd_copy *boxes, int64_t capacity) {
     int64_t count = 0, before = 0;
     for (int i = 0; i < plan->part_count; i++) {
-        const int64_t n = xd_region_copies(&plan->whole, NULL, &plan->parts[i], NULL,
-                                           boxes ? boxes + count : NULL, boxes ? capacity - count : 0);
+        const int64_t n = xdi_region_copies(&plan->whole, NULL, &plan->parts[i], NULL,
+                                            boxes ? boxes + count : NULL, boxes ? capacity - count : 0);
         for (int64_t k = 0; boxes && k < n; k++) boxes[count + k].dst_offset += before;
         count += n;
-        before += xd_region_numel(&plan->parts[i]);
+        before += xdi_region_numel(&plan->parts[i]);
     }
     return count;
 }
@@ -100,9 +100,9 @@ XD_PRIVATE xd_result xdi_part_fill(xd_ctx *ctx, const xd_tensor_part *part, cons
     args.limit = limit;
     args.out = part->data;
     args.dtype = part->dtype;
-    plan->whole = xd_region_whole(part->ndim, part->shape);
-    xd_result result = xd_region_flat_range(ctx, part->region ? part->region : &plan->whole, part->range,
-                                            plan->parts, &plan->part_count);
+    plan->whole = xdi_region_whole(part->ndim, part->shape);
+    xd_result result = xdi_region_flat_range(ctx, part->region ? part->region : &plan->whole, part->range,
+                                             plan->parts, &plan->part_count);
     if (result == XD_OK) result = xdi_fill_boxes(ctx, plan, &args);
     xd_release(ctx, plan);
     return result;
@@ -131,7 +131,7 @@ XD_PRIVATE bool xdi_part_fits(const xd_tensor_part *p, int64_t count) {
     int64_t numel = 1;
     if (count == here) return true;
     for (int d = 0; d < p->ndim; d++)
-        numel *= p->region ? xd_intervals_extent(p->region->interval[d], p->region->count[d]) : p->shape[d];
+        numel *= p->region ? xdi_intervals_extent(p->region->interval[d], p->region->count[d]) : p->shape[d];
     return p->ndim > 0 && count > here && p->range.end == numel;
 }
 
@@ -145,10 +145,10 @@ XD_PRIVATE xd_result xdi_part_check_region(xd_ctx *ctx, const xd_tensor_part *p)
         const xd_region *r = p->region;
         XD_REQUIRE(ctx,
                    !r || (r->count[d] >= 0 && r->count[d] <= XD_REGION_INTERVALS_MAX &&
-                          xd_intervals_are_valid(r->interval[d], r->count[d], p->shape[d])),
+                          xdi_intervals_are_valid(r->interval[d], r->count[d], p->shape[d])),
                    XD_ERROR_SHAPE, "tensor \"%.80s\": the region is not within the size %lld of dimension %d",
                    p->name, (long long)p->shape[d], d);
-        numel *= r ? xd_intervals_extent(r->interval[d], r->count[d]) : p->shape[d];
+        numel *= r ? xdi_intervals_extent(r->interval[d], r->count[d]) : p->shape[d];
     }
     XD_REQUIRE(ctx, p->range.begin >= 0 && p->range.begin <= p->range.end && p->range.end <= numel,
                XD_ERROR_SHAPE, "tensor \"%.80s\": positions [%lld, %lld) of a region of %lld elements",

@@ -4,16 +4,9 @@
 #include "base/internal.h"
 #include "comm/internal.h"
 #include "tensor/fill.h"
-#include "tensor/interval.h"
+#include "tensor/interval_internal.h"
 #include "tensor/layout.h"
 #include "tensor/part.h"
-
-/* interval.c: appends [begin, end) to a list of `count`, merging it into the last entry when they touch, and
- * returns the new count. Empty intervals are dropped. */
-XD_PRIVATE int xdi_interval_append(xd_interval *out, int count, int64_t begin, int64_t end);
-
-/* interval.c: drops dimensions of extent 1 and folds a dimension into the next where both sides are contiguous across them. */
-XD_PRIVATE void xdi_interval_fold(xd_copy *copy);
 
 /* fill.c: xd_tensor_part_fill without checks; elements whose index in the whole is not below `limit` become 0. */
 XD_PRIVATE xd_result xdi_part_fill(xd_ctx *ctx, const xd_tensor_part *part, const xd_init *init,

@@ -16,7 +16,8 @@ XD_PRIVATE int xdi_interval_append(xd_interval *out, int count, int64_t begin, i
     return count + 1;
 }
 
-XD_API int xd_intervals_unite(const xd_interval *a, int na, const xd_interval *b, int nb, xd_interval *out) {
+XD_PRIVATE int xdi_intervals_unite(const xd_interval *a, int na, const xd_interval *b, int nb,
+                                   xd_interval *out) {
     int count = 0;
     for (int i = 0, k = 0; i < na || k < nb;) {
         const xd_interval next = k >= nb || (i < na && a[i].begin <= b[k].begin) ? a[i++] : b[k++];
@@ -26,8 +27,8 @@ XD_API int xd_intervals_unite(const xd_interval *a, int na, const xd_interval *b
     return count;
 }
 
-XD_API int xd_intervals_intersect(const xd_interval *a, int na, const xd_interval *b, int nb,
-                                  xd_interval *out) {
+XD_PRIVATE int xdi_intervals_intersect(const xd_interval *a, int na, const xd_interval *b, int nb,
+                                       xd_interval *out) {
     int count = 0;
     for (int i = 0, k = 0; i < na && k < nb;) {
         const int64_t begin = a[i].begin > b[k].begin ? a[i].begin : b[k].begin;
@@ -41,8 +42,8 @@ XD_API int xd_intervals_intersect(const xd_interval *a, int na, const xd_interva
     return count;
 }
 
-XD_API int xd_intervals_subtract(const xd_interval *a, int na, const xd_interval *b, int nb,
-                                 xd_interval *out) {
+XD_PRIVATE int xdi_intervals_subtract(const xd_interval *a, int na, const xd_interval *b, int nb,
+                                      xd_interval *out) {
     int count = 0, k = 0;
     for (int i = 0; i < na; i++) {
         int64_t begin = a[i].begin;
@@ -57,13 +58,13 @@ XD_API int xd_intervals_subtract(const xd_interval *a, int na, const xd_interval
     return count;
 }
 
-XD_API int64_t xd_intervals_extent(const xd_interval *list, int count) {
+XD_PRIVATE int64_t xdi_intervals_extent(const xd_interval *list, int count) {
     int64_t extent = 0;
     for (int i = 0; i < count; i++) extent += list[i].end - list[i].begin;
     return extent;
 }
 
-XD_API bool xd_intervals_are_valid(const xd_interval *list, int count, int64_t extent) {
+XD_PRIVATE bool xdi_intervals_are_valid(const xd_interval *list, int count, int64_t extent) {
     int64_t reached = 0;
     for (int i = 0; i < count; i++) {
         if (list[i].begin < reached || list[i].end <= list[i].begin) return false;
@@ -72,8 +73,8 @@ XD_API bool xd_intervals_are_valid(const xd_interval *list, int count, int64_t e
     return reached <= extent;
 }
 
-XD_API int xd_intervals_select(const xd_interval *list, int count, int64_t begin, int64_t end,
-                               xd_interval *out) {
+XD_PRIVATE int xdi_intervals_select(const xd_interval *list, int count, int64_t begin, int64_t end,
+                                    xd_interval *out) {
     int selected = 0;
     int64_t position = 0;
     for (int i = 0; i < count; i++) {
@@ -100,8 +101,8 @@ static int xdi_interval_holders(const xd_interval *const *lists, const int *coun
     return holders;
 }
 
-XD_API bool xd_intervals_cover_once(const xd_interval *const *lists, const int *counts, int owners,
-                                    int64_t extent, int64_t *first, int *holders) {
+XD_PRIVATE bool xdi_intervals_cover_once(const xd_interval *const *lists, const int *counts, int owners,
+                                         int64_t extent, int64_t *first, int *holders) {
     for (int64_t index = 0, next; index < extent; index = next) {
         next = extent;
         const int found = xdi_interval_holders(lists, counts, owners, index, &next);
@@ -129,7 +130,7 @@ XD_PRIVATE xd_result xdi_shape_check_rest(xd_ctx *ctx, const char *name, int ndi
     return XD_OK;
 }
 
-XD_API xd_region xd_region_whole(int ndim, const int64_t *shape) {
+XD_PRIVATE xd_region xdi_region_whole(int ndim, const int64_t *shape) {
     xd_region region;
     memset(&region, 0, sizeof region);
     region.ndim = ndim;
@@ -137,37 +138,37 @@ XD_API xd_region xd_region_whole(int ndim, const int64_t *shape) {
     return region;
 }
 
-XD_API void xd_region_shape(const xd_region *region, int64_t *shape) {
+XD_PRIVATE void xdi_region_shape(const xd_region *region, int64_t *shape) {
     for (int d = 0; d < region->ndim; d++)
-        shape[d] = xd_intervals_extent(region->interval[d], region->count[d]);
+        shape[d] = xdi_intervals_extent(region->interval[d], region->count[d]);
 }
 
-XD_API int64_t xd_region_numel(const xd_region *region) {
+XD_PRIVATE int64_t xdi_region_numel(const xd_region *region) {
     int64_t numel = 1;
     for (int d = 0; d < region->ndim; d++)
-        numel *= xd_intervals_extent(region->interval[d], region->count[d]);
+        numel *= xdi_intervals_extent(region->interval[d], region->count[d]);
     return numel;
 }
 
-XD_API bool xd_region_intersect(const xd_region *a, const xd_region *b, xd_region *out) {
+XD_PRIVATE bool xdi_region_intersect(const xd_region *a, const xd_region *b, xd_region *out) {
     bool common = true;
     out->ndim = a->ndim;
     for (int d = 0; d < a->ndim; d++) {
-        out->count[d] = xd_intervals_intersect(a->interval[d], a->count[d], b->interval[d], b->count[d],
-                                               out->interval[d]);
+        out->count[d] = xdi_intervals_intersect(a->interval[d], a->count[d], b->interval[d], b->count[d],
+                                                out->interval[d]);
         common = common && out->count[d] > 0;
     }
     return common;
 }
 
-XD_API bool xd_region_equal(const xd_region *a, const xd_region *b) {
+XD_PRIVATE bool xdi_region_equal(const xd_region *a, const xd_region *b) {
     if (a->ndim != b->ndim) return false;
     for (int d = 0; d < a->ndim; d++) {
         xd_interval rest[2 * XD_REGION_INTERVALS_MAX];
         const int only_a =
-            xd_intervals_subtract(a->interval[d], a->count[d], b->interval[d], b->count[d], rest);
+            xdi_intervals_subtract(a->interval[d], a->count[d], b->interval[d], b->count[d], rest);
         const int only_b =
-            xd_intervals_subtract(b->interval[d], b->count[d], a->interval[d], a->count[d], rest);
+            xdi_intervals_subtract(b->interval[d], b->count[d], a->interval[d], a->count[d], rest);
         if (only_a || only_b) return false;
     }
     return true;
@@ -189,7 +190,7 @@ static int64_t xdi_interval_position(const xd_interval *list, int64_t index) {
  * run. */
 static int xdi_interval_runs(const xd_region *a, const xd_region *b, int d, xdi_interval_run *runs) {
     xd_interval common[2 * XD_REGION_INTERVALS_MAX];
-    const int n = xd_intervals_intersect(a->interval[d], a->count[d], b->interval[d], b->count[d], common);
+    const int n = xdi_intervals_intersect(a->interval[d], a->count[d], b->interval[d], b->count[d], common);
     int count = 0;
     for (int i = 0; i < n; i++) {
         const int64_t src = xdi_interval_position(a->interval[d], common[i].begin);
@@ -225,7 +226,7 @@ XD_PRIVATE void xdi_interval_fold(xd_copy *copy) {
 
 static void xdi_interval_dense(const xd_region *region, const int64_t *given, int64_t *stride) {
     int64_t shape[XD_DIMS_MAX], next = 1;
-    xd_region_shape(region, shape);
+    xdi_region_shape(region, shape);
     for (int d = region->ndim - 1; d >= 0; d--) {
         stride[d] = given ? given[d] : next;
         next *= shape[d];
@@ -240,15 +241,15 @@ static int xdi_interval_rows(const int64_t *stride, int ndim, int64_t begin, int
     return d;
 }
 
-XD_API xd_result xd_region_flat_range(xd_ctx *ctx, const xd_region *region, xd_interval range, xd_region *out,
-                                      int *count) {
-    const int64_t numel = xd_region_numel(region);
+XD_PRIVATE xd_result xdi_region_flat_range(xd_ctx *ctx, const xd_region *region, xd_interval range,
+                                           xd_region *out, int *count) {
+    const int64_t numel = xdi_region_numel(region);
     int64_t shape[XD_DIMS_MAX] = { 1 }, stride[XD_DIMS_MAX] = { 1 };
     int found = 0;
     XD_REQUIRE(ctx, range.begin >= 0 && range.begin <= range.end && range.end <= numel, XD_ERROR_ARGUMENT,
                "positions [%" PRId64 ", %" PRId64 ") of a region of %" PRId64 " elements", range.begin,
                range.end, numel);
-    xd_region_shape(region, shape);
+    xdi_region_shape(region, shape);
     xdi_interval_dense(region, NULL, stride);
     /* The rows grow up to the first dimension in which the ends of the range differ, and shrink after it. */
     for (int64_t at = range.begin, taken; at < range.end; at += taken) {
@@ -261,15 +262,15 @@ XD_API xd_result xd_region_flat_range(xd_ctx *ctx, const xd_region *region, xd_i
         for (int d = 0; d <= rows && d < region->ndim; d++) {
             const int64_t begin = at / stride[d] % shape[d], end = begin + (d == rows ? extent : 1);
             piece->count[d] =
-                xd_intervals_select(region->interval[d], region->count[d], begin, end, piece->interval[d]);
+                xdi_intervals_select(region->interval[d], region->count[d], begin, end, piece->interval[d]);
         }
     }
     *count = found;
     return XD_OK;
 }
 
-XD_API int64_t xd_region_copies(const xd_region *src, const int64_t *src_stride, const xd_region *dst,
-                                const int64_t *dst_stride, xd_copy *copies, int64_t capacity) {
+XD_PRIVATE int64_t xdi_region_copies(const xd_region *src, const int64_t *src_stride, const xd_region *dst,
+                                     const int64_t *dst_stride, xd_copy *copies, int64_t capacity) {
     xdi_interval_run runs[XD_DIMS_MAX][2 * XD_REGION_INTERVALS_MAX];
     int64_t from[XD_DIMS_MAX], to[XD_DIMS_MAX], total = 1;
     int count[XD_DIMS_MAX], at[XD_DIMS_MAX] = { 0 };

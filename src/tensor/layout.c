@@ -140,12 +140,12 @@ static int xdi_layout_split(const xd_layout_desc *d, const int *coordinate, xd_r
         const int old_count = region->count[p->dim];
         int count = 0;
         memcpy(old, region->interval[p->dim], (size_t)old_count * sizeof *old);
-        *extent = xd_intervals_extent(old, old_count);
+        *extent = xdi_intervals_extent(old, old_count);
         const int n = xdi_layout_pieces(p, d->topology->size[axis], coordinate[axis], *extent, pieces);
         if (n < 0) return axis;
         for (int k = 0; k < n; k++) {
             xd_interval part[XD_REGION_INTERVALS_MAX];
-            const int found = xd_intervals_select(old, old_count, pieces[k].begin, pieces[k].end, part);
+            const int found = xdi_intervals_select(old, old_count, pieces[k].begin, pieces[k].end, part);
             for (int j = 0; j < found && count >= 0; j++) {
                 count = xdi_interval_append(all, count, part[j].begin, part[j].end);
                 if (count > XD_LAYOUT_INTERVALS_MAX) count = -1;

@@ -108,11 +108,11 @@ static bool xdi_redistribution_wanted(const xdi_redistribution *plan, const xdi_
     if (!xd_layout_region(x->to, rank, wanted)) return false;
     if (plan->desc.window) {
         const xd_region whole = *wanted;
-        xd_region_intersect(&whole, &plan->window, wanted);
+        xdi_region_intersect(&whole, &plan->window, wanted);
     }
     xdi_topology_coordinate(t, rank, coordinate);
     *zero = xdi_redistribution_linear(t, x->added, coordinate, &ignored) != 0;
-    return !*zero && xd_region_numel(wanted) > 0;
+    return !*zero && xdi_region_numel(wanted) > 0;
 }
 
 /* On axes that stay partial a rank takes only from its own coordinate. */
@@ -146,9 +146,9 @@ static void xdi_redistribution_assign(const xdi_redistribution *plan, xdi_redist
             const int first = h->rank[cell * h->pieces * h->replicas];
             xd_layout_region(x->from, first, &held);
             if (!xdi_redistribution_same_partial(x, first, taker) ||
-                !xd_region_intersect(&held, &wanted, &common))
+                !xdi_region_intersect(&held, &wanted, &common))
                 continue;
-            const int64_t count = xd_region_numel(&common);
+            const int64_t count = xdi_region_numel(&common);
             for (int piece = 0; piece < h->pieces; piece++) {
                 const int giver = xdi_redistribution_giver(h, cell, piece, taker);
                 if (taker == me) x->source[cell * h->pieces + piece] = giver;
@@ -171,10 +171,10 @@ static bool xdi_redistribution_message(const xdi_redistribution *plan, const xdi
     bool zero;
     if (sending) {
         xdi_redistribution_wanted(plan, x, peer, &other, &zero);
-        return xd_region_intersect(&x->src, &other, message);
+        return xdi_region_intersect(&x->src, &other, message);
     }
     xd_layout_region(x->from, peer, &other);
-    return xd_region_intersect(&other, &x->dst, message);
+    return xdi_region_intersect(&other, &x->dst, message);
 }
 
 /* Appends the copies between two regions; with list NULL it only counts. dense_offset shifts the side that
@@ -184,7 +184,7 @@ static void xdi_redistribution_append(xdi_redistribution_copies *to, int64_t *en
                                       const int64_t *dst_stride, int side, int64_t dense_offset) {
     const int64_t begin = *end;
     xd_copy *list = to->list ? to->list + begin : NULL;
-    *end += xd_region_copies(src, src_stride, dst, dst_stride, list, to->list ? capacity - begin : 0);
+    *end += xdi_region_copies(src, src_stride, dst, dst_stride, list, to->list ? capacity - begin : 0);
     for (int64_t i = begin; to->list && i < *end; i++) {
         if (side > 0) to->list[i].dst_offset += dense_offset;
         if (side < 0) to->list[i].src_offset += dense_offset;
@@ -506,7 +506,7 @@ XD_PRIVATE uint64_t xdi_redistribution_bytes_sent(const xdi_redistribution *plan
 
 XD_PRIVATE void xdi_redistribution_shape(const xdi_redistribution *plan, int64_t *shape) {
     XD_ASSERT(plan);
-    xd_region_shape(&plan->step[plan->step_count - 1].dst, shape);
+    xdi_region_shape(&plan->step[plan->step_count - 1].dst, shape);
 }
 
 XD_PRIVATE xd_result xdi_redistribution_agree(const xdi_redistribution *plan, xd_comm *world,
@@ -578,7 +578,7 @@ XD_PRIVATE xd_result xdi_redistribution_unpack(const xdi_redistribution *plan, i
         const int64_t none[XD_DIMS_MAX] = { 0 };
         const xd_launch launch = xd_ctx_launch(plan->ctx);
         xd_copy copy;
-        if (!xd_region_copies(&x->dst, none, &x->dst, plan->desc.to_stride, &copy, 1)) return XD_OK;
+        if (!xdi_region_copies(&x->dst, none, &x->dst, plan->desc.to_stride, &copy, 1)) return XD_OK;
         return xd_ctx_kernels(plan->ctx)->copies(&launch, &copy, 1, plan->zero, dst, size);
     }
     XD_TRY(xdi_redistribution_copy(plan, x, x->copies.pack_end, x->copies.local_end, src,
@@ -630,12 +630,12 @@ static xd_result xdi_tensor_check(xd_comm *world, const xd_tensor *tensor, const
                which, tensor->ndim, region.ndim);
     XD_TRY(xdi_shape_check_rest(ctx, which, tensor->ndim, tensor->shape));
     for (int i = 0; i < region.ndim; i++) {
-        const int64_t extent = xd_intervals_extent(region.interval[i], region.count[i]);
+        const int64_t extent = xdi_intervals_extent(region.interval[i], region.count[i]);
         XD_REQUIRE(ctx, tensor->shape[i] == extent, XD_ERROR_SHAPE,
                    "dimension %d of the %s has extent %lld, its layout gives rank %d %lld", i, which,
                    (long long)tensor->shape[i], rank, (long long)extent);
     }
-    XD_REQUIRE(ctx, tensor->data || !member || xd_region_numel(&region) == 0, XD_ERROR_ARGUMENT,
+    XD_REQUIRE(ctx, tensor->data || !member || xdi_region_numel(&region) == 0, XD_ERROR_ARGUMENT,
                "the %s has no data", which);
     return XD_OK;
 }
@@ -680,7 +680,7 @@ static xd_result xdi_tensor_move(xd_comm *world, const xd_tensor *tensor, xd_lay
 static xd_result xdi_tensor_window(xd_ctx *ctx, const xd_tensor *tensor, const xd_interval *window,
                                    xd_region *region) {
     const xd_layout_desc *d = xd_layout_settings(tensor->layout);
-    *region = xd_region_whole(d->ndim, d->shape);
+    *region = xdi_region_whole(d->ndim, d->shape);
     for (int i = 0; window && i < d->ndim; i++) {
         const xd_interval w = window[i];
         XD_REQUIRE(ctx, w.begin >= 0 && w.begin <= w.end && w.end <= d->shape[i], XD_ERROR_ARGUMENT,

@@ -6,7 +6,7 @@
 static int xdi_run_dimension(const xd_tensor_part *p, int64_t *row) {
     int d = p->ndim - 1;
     *row = 1;
-    for (; d > 0 && xd_intervals_extent(p->region->interval[d], p->region->count[d]) == p->shape[d]; d--)
+    for (; d > 0 && xdi_intervals_extent(p->region->interval[d], p->region->count[d]) == p->shape[d]; d--)
         *row *= p->shape[d];
     return d;
 }
@@ -25,7 +25,7 @@ XD_PRIVATE int64_t xdi_part_run(const xd_tensor_part *p, int64_t position, int64
     const int last = xdi_run_dimension(p, &row);
     int64_t left = position / row;
     for (int d = last; d >= 0; d--) {
-        const int64_t extent = xd_intervals_extent(p->region->interval[d], p->region->count[d]);
+        const int64_t extent = xdi_intervals_extent(p->region->interval[d], p->region->count[d]);
         at[d] = left % extent;
         left /= extent;
     }

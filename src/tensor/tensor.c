@@ -1,7 +1,6 @@
 /* Views of tensors. */
 
 #include "tensor/internal.h"
-#include "tensor/interval.h"
 #include "tensor/tensor.h"
 
 #include <string.h>
@@ -19,7 +18,7 @@ XD_API xd_tensor xd_tensor_view(const xd_layout *layout, int rank, void *data, x
     tensor.dtype = dtype;
     tensor.ndim = region.ndim;
     tensor.layout = layout;
-    xd_region_shape(&region, tensor.shape);
+    xdi_region_shape(&region, tensor.shape);
     int64_t stride = 1;
     for (int d = tensor.ndim - 1; d >= 0; d--) {
         tensor.stride[d] = stride;
@@ -39,7 +38,7 @@ XD_PRIVATE size_t xdi_tensor_bytes(const xd_layout *layout, int rank, xd_dtype d
     size_t bytes = xd_dtype_size(dtype);
     if (!xd_layout_region(layout, rank, &region)) return 0;
     for (int d = 0; d < region.ndim; d++)
-        if (!xdi_size_multiply(bytes, (size_t)xd_intervals_extent(region.interval[d], region.count[d]),
+        if (!xdi_size_multiply(bytes, (size_t)xdi_intervals_extent(region.interval[d], region.count[d]),
                                &bytes))
             return 0;
     return bytes;

@@ -108,7 +108,7 @@ static xd_result xdi_hf_add_vocab(xdi_hf_loader *l) {
         XD_TRY(xdi_hf_add_token(l, item));
     size_t bytes = 0;
     const char *unknown = xd_json_string(xd_json_find(l->model, "unk_token"), &bytes);
-    const xd_json *item = unknown ? xd_json_find_n(l->vocab, unknown, bytes) : NULL;
+    const xd_json *item = unknown ? xdi_json_find_n(l->vocab, unknown, bytes) : NULL;
     int64_t id = -1;
     if (!item || !xd_json_int64(item, &id)) return XD_OK;
     l->t->vocab.unknown = (int32_t)id;
@@ -163,7 +163,7 @@ static xd_result xdi_hf_add_added(xdi_hf_loader *l, const xd_json *item) {
                XD_ERROR_FORMAT, "tokenizer.json: added token at byte %llu has no content or no id",
                (unsigned long long)xd_json_offset(item));
     if (bytes == 0) return XD_OK; /* the reference ignores it: no text would end before it */
-    const xd_json *entry = xd_json_find_n(l->vocab, content, bytes);
+    const xd_json *entry = xdi_json_find_n(l->vocab, content, bytes);
     if (entry) (void)xd_json_int64(entry, &known);
     XD_REQUIRE(l->ctx, entry ? known == id : l->t->vocab.tokens[id].kind == XD_TOKEN_KIND_NONE,
                XD_ERROR_FORMAT,
@@ -355,7 +355,7 @@ static xd_result xdi_hf_add_template_piece(xdi_hf_loader *l, const xd_json *stag
         *behind = true;
         return XD_OK;
     }
-    const xd_json *entry = xd_json_find_n(xd_json_find(stage, "special_tokens"), name, bytes);
+    const xd_json *entry = xdi_json_find_n(xd_json_find(stage, "special_tokens"), name, bytes);
     const xd_json *ids = xd_json_find(entry, "ids");
     XD_REQUIRE(l->ctx, xd_json_kind_of(ids) == XD_JSON_ARRAY, XD_ERROR_FORMAT,
                "tokenizer.json: special token \"%.80s\" at byte %llu of a template has no ids in its table",

@@ -76,6 +76,15 @@ struct Gpu {
     void wait() const { CHECK(cudaStreamSynchronize(stream) == cudaSuccess); }
 };
 
+/* A context on the plain CPU level, the specification of the kernels. */
+static inline xd_ctx *plain_ctx() {
+    xd_ctx_desc desc = {};
+    xd_ctx *ctx = nullptr;
+    desc.cpu = XD_CPU_PLAIN;
+    CHECK(xd_ctx_create(&desc, &ctx) == XD_OK);
+    return ctx;
+}
+
 /* The GPU of a world's rank: its context computes there, on a stream of its own; or, with on_gpu false, on the CPU. */
 struct RankGpu {
     xd_ctx *ctx;

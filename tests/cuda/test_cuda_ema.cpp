@@ -438,9 +438,8 @@ XD_TEST(an_exchange_on_the_device_is_that_of_the_cpu_and_comes_back) {
 XD_TEST(tensors_are_added_and_arrays_refused_as_on_the_cpu) {
     static const xd_dtype dtypes[] = { XD_DTYPE_F32, XD_DTYPE_BF16, XD_DTYPE_F16, XD_DTYPE_F64 };
     Gpu gpu;
-    xd_ctx *ctx = nullptr;
+    xd_ctx *ctx = plain_ctx();
     Random random(4);
-    CHECK(xd_ctx_create(nullptr, &ctx) == XD_OK);
     const xd_launch launch = gpu.launch(), host_launch = xd_ctx_launch(ctx);
     for (int k = 0; k < 8; k++) {
         const int64_t n = 1 + random.below(50000);
@@ -458,7 +457,7 @@ XD_TEST(tensors_are_added_and_arrays_refused_as_on_the_cpu) {
         args.array_count = 1;
         args.kind = XD_AVERAGE_ADD;
         args.factor = -1.37f;
-        CHECK(xd_optimizer_kernels_cpu()->average(&host_launch, &args) == XD_OK);
+        CHECK(xd_ctx_kernels(ctx)->optimizer.average(&host_launch, &args) == XD_OK);
         array.target = d_target.at();
         array.source = d_source.at();
         CHECK(gpu.kernels()->optimizer.average(&launch, &args) == XD_OK);
@@ -474,7 +473,7 @@ XD_TEST(tensors_are_added_and_arrays_refused_as_on_the_cpu) {
             bad.compensation = wrong == 2 ? &term : nullptr;
             bad.random = wrong == 3;
             CHECK_EQ_INT(gpu.kernels()->optimizer.average(&launch, &args), XD_ERROR_DTYPE);
-            CHECK_EQ_INT(xd_optimizer_kernels_cpu()->average(&host_launch, &args), XD_ERROR_DTYPE);
+            CHECK_EQ_INT(xd_ctx_kernels(ctx)->optimizer.average(&host_launch, &args), XD_ERROR_DTYPE);
         }
     }
     xd_ctx_destroy(ctx);

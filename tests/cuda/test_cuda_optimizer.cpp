@@ -81,7 +81,7 @@ static void step_both(Gpu *gpu, xd_ctx *host, std::vector<Update> *updates, xd_u
         on_host.push_back((*updates)[k].host);
         on_device.push_back((*updates)[k].device);
     }
-    const xd_optimizer_kernels plain = *xd_optimizer_kernels_cpu(), cuda = gpu->kernels()->optimizer;
+    const xd_optimizer_kernels plain = xd_ctx_kernels(host)->optimizer, cuda = gpu->kernels()->optimizer;
     const xd_launch host_launch = xd_ctx_launch(host), launch = gpu->launch();
     args.array_count = (int64_t)updates->size();
     args.arrays = on_host.data();
@@ -97,9 +97,8 @@ static void step_both(Gpu *gpu, xd_ctx *host, std::vector<Update> *updates, xd_u
 
 static void check_updates(bool adam) {
     Gpu gpu;
-    xd_ctx *host = nullptr;
+    xd_ctx *host = plain_ctx();
     Random random(adam ? 1 : 2);
-    CHECK(xd_ctx_create(nullptr, &host) == XD_OK);
     for (int form = 0; form < 12; form++) {
         std::vector<Update> updates;
         xd_update_args args = update_args();
@@ -128,10 +127,9 @@ XD_TEST(sgd_has_the_bits_of_the_cpu_for_every_dtype_count_and_alignment) {
 
 XD_TEST(a_list_of_a_thousand_arrays_and_one_of_many_chunks_are_stepped_alike) {
     Gpu gpu;
-    xd_ctx *host = nullptr;
+    xd_ctx *host = plain_ctx();
     Random random(3);
     std::vector<Update> updates;
-    CHECK(xd_ctx_create(nullptr, &host) == XD_OK);
     updates.reserve(1001);
     for (int k = 0; k < 1000; k++)
         updates.emplace_back(&random, random.below(12), XD_DTYPE_BF16, XD_DTYPE_BF16, XD_DTYPE_NONE, 0, false);
@@ -147,8 +145,7 @@ XD_TEST(averages_have_the_bits_of_the_cpu_for_every_pair_of_dtypes) {
     Gpu gpu;
     Random random(4);
     const xd_launch launch = gpu.launch();
-    xd_ctx *host = nullptr;
-    CHECK(xd_ctx_create(nullptr, &host) == XD_OK);
+    xd_ctx *host = plain_ctx();
     const xd_launch host_launch = xd_ctx_launch(host);
     for (int form = 0; form < 128; form++) {
         const xd_dtype to = dtypes[form % 4], from = dtypes[form / 4 % 4];
@@ -158,7 +155,7 @@ XD_TEST(averages_have_the_bits_of_the_cpu_for_every_pair_of_dtypes) {
         const Device d_target(target, skew), d_source(source);
         xd_lerp_array array = { target.data(), source.data(), n, to, from };
         xd_lerp_args args = { &array, 1, keeps[form / 16 % 4], form % 7 == 0, nullptr, nullptr };
-        CHECK(xd_optimizer_kernels_cpu()->lerp(&host_launch, &args) == XD_OK);
+        CHECK(xd_ctx_kernels(host)->optimizer.lerp(&host_launch, &args) == XD_OK);
         array.target = d_target.at();
         array.source = d_source.at();
         CHECK(gpu.kernels()->optimizer.lerp(&launch, &args) == XD_OK);
@@ -174,8 +171,7 @@ XD_TEST(casts_have_the_bits_of_the_cpu_for_every_pair_of_dtypes) {
     Gpu gpu;
     Random random(5);
     const xd_launch launch = gpu.launch();
-    xd_ctx *host = nullptr;
-    CHECK(xd_ctx_create(nullptr, &host) == XD_OK);
+    xd_ctx *host = plain_ctx();
     const xd_launch host_launch = xd_ctx_launch(host);
     for (int form = 0; form < 128; form++) {
         const xd_dtype to = dtypes[form % 8], from = dtypes[form / 8 % 8];
@@ -188,7 +184,7 @@ XD_TEST(casts_have_the_bits_of_the_cpu_for_every_pair_of_dtypes) {
             for (int64_t i = 0; i < n && from != to; i++) xd_store_f64(source.data(), from, i, (double)(i % 100));
         const Device d_target(target), d_source(source, skew);
         xd_cast_array array = { target.data(), source.data(), n, to, from };
-        CHECK(xd_optimizer_kernels_cpu()->cast(&host_launch, &array, 1) == XD_OK);
+        CHECK(xd_ctx_kernels(host)->optimizer.cast(&host_launch, &array, 1) == XD_OK);
         array.target = d_target.at();
         array.source = d_source.at();
         CHECK(gpu.kernels()->optimizer.cast(&launch, &array, 1) == XD_OK);
@@ -202,8 +198,7 @@ XD_TEST(scaling_has_the_bits_of_the_cpu) {
     Gpu gpu;
     Random random(6);
     const xd_launch launch = gpu.launch();
-    xd_ctx *host = nullptr;
-    CHECK(xd_ctx_create(nullptr, &host) == XD_OK);
+    xd_ctx *host = plain_ctx();
     const xd_launch host_launch = xd_ctx_launch(host);
     for (int form = 0; form < 213; form++) {
         const xd_dtype dtype = narrow[form % 3];
@@ -211,7 +206,7 @@ XD_TEST(scaling_has_the_bits_of_the_cpu) {
         std::vector<unsigned char> data = elements(dtype, n, &random, true);
         const Device d_data(data, form % 2 ? xd_dtype_size(dtype) : 0);
         xd_scale_args args = { data.data(), n, dtype, 0.7f };
-        CHECK(xd_optimizer_kernels_cpu()->scale(&host_launch, &args) == XD_OK);
+        CHECK(xd_ctx_kernels(host)->optimizer.scale(&host_launch, &args) == XD_OK);
         args.data = d_data.at();
         CHECK(gpu.kernels()->optimizer.scale(&launch, &args) == XD_OK);
         gpu.wait();
@@ -242,7 +237,7 @@ static void check_norm(Gpu *gpu, xd_ctx *host, Random *random, xd_norm_type type
     const Device sum(&zero, sizeof zero);
     const xd_launch host_launch = xd_ctx_launch(host), launch = gpu->launch();
     xd_norm_args args = { on_host.data(), arrays, type, exact };
-    CHECK(xd_optimizer_kernels_cpu()->norm(&host_launch, &args, &expected) == XD_OK);
+    CHECK(xd_ctx_kernels(host)->optimizer.norm(&host_launch, &args, &expected) == XD_OK);
     args.arrays = on_device.data();
     seal();
     CHECK(gpu->kernels()->optimizer.norm(&launch, &args, sum.at<xd_norm_sum>()) == XD_OK);
@@ -267,7 +262,7 @@ static void check_norm(Gpu *gpu, xd_ctx *host, Random *random, xd_norm_type type
     clip.norm = &norm;
     clip.not_finite = &not_finite;
     clip.coefficient = &coefficient;
-    CHECK(xd_clip_cpu(&host_launch, &clip) == XD_OK);
+    CHECK(xd_ctx_kernels(host)->clip(&host_launch, &clip) == XD_OK);
     clip.sum = sum.at<xd_norm_sum>();
     clip.norm = d_norm.at<double>();
     clip.not_finite = d_count.at<int64_t>();
@@ -283,9 +278,8 @@ static void check_norm(Gpu *gpu, xd_ctx *host, Random *random, xd_norm_type type
 
 XD_TEST(norms_agree_with_the_cpu_and_exact_ones_to_the_bit) {
     Gpu gpu;
-    xd_ctx *host = nullptr;
+    xd_ctx *host = plain_ctx();
     Random random(7);
-    CHECK(xd_ctx_create(nullptr, &host) == XD_OK);
     for (int form = 0; form < 24; form++)
         check_norm(&gpu, host, &random, (xd_norm_type)(form % 3), form % 2 == 1 && form % 3 != 2, form >= 12, 1 + form,
                    form % 4 == 3 ? 3000 : 70);
@@ -297,10 +291,9 @@ XD_TEST(norms_agree_with_the_cpu_and_exact_ones_to_the_bit) {
 /* More rates than the parameters of a launch have room for, and a list that does not fit. */
 XD_TEST(arrays_of_many_rates_are_stepped_in_pieces) {
     Gpu gpu;
-    xd_ctx *host = nullptr;
+    xd_ctx *host = plain_ctx();
     Random random(22);
     std::vector<Update> updates;
-    CHECK(xd_ctx_create(nullptr, &host) == XD_OK);
     xd_update_args args = update_args();
     CHECK(gpu.kernels()->optimizer.list_create(gpu.ctx, 50, &args.list) == XD_OK);
     updates.reserve(60);

@@ -152,7 +152,8 @@ XD_TEST(leaves_and_their_stack_are_both_on_the_host_or_both_on_the_device) {
 XD_TEST(strided_blocks_are_copied_as_on_the_cpu) {
     Gpu gpu;
     Random random(10);
-    const xd_launch launch = gpu.launch();
+    xd_ctx *host = plain_ctx();
+    const xd_launch launch = gpu.launch(), host_launch = xd_ctx_launch(host);
     for (int form = 0; form < 60; form++) {
         static const size_t sizes[] = { 1, 2, 4, 8 };
         const size_t size = sizes[form % 4];
@@ -175,12 +176,14 @@ XD_TEST(strided_blocks_are_copied_as_on_the_cpu) {
         std::vector<unsigned char> source(size * (size_t)(room + 8000)), target(size * (size_t)room);
         for (unsigned char &byte : source) byte = (unsigned char)random.bits();
         const Device d_source(source), d_target(target);
-        for (const xd_copy &c : copies) xd_copy_run(&c, source.data(), target.data(), size);
+        CHECK(xd_ctx_kernels(host)->copies(&host_launch, copies.data(), (int64_t)copies.size(), source.data(), target.data(),
+                                           size) == XD_OK);
         CHECK(gpu.kernels()->copies(&launch, copies.data(), (int64_t)copies.size(), d_source.at(), d_target.at(), size) ==
               XD_OK);
         gpu.wait();
         CHECK_SAME(target, d_target.host<unsigned char>());
     }
+    xd_ctx_destroy(host);
 }
 
 XD_CUDA_TEST_MAIN()

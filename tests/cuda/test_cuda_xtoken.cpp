@@ -205,7 +205,7 @@ static std::vector<double> cells_of(const unsigned char *at, int64_t count, bool
         if (fixed && cell.high >= (int64_t)1 << 56)
             value = NAN;
         else if (fixed)
-            value = xd_fixed_value(cell);
+            value = xd_fixed_read(cell);
         out.push_back(value);
     }
     return out;

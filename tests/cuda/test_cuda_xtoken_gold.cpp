@@ -10,7 +10,7 @@ static std::vector<double> cells_of(const unsigned char *at, int64_t count, bool
         memcpy(&cell, at + (size_t)i * (fixed ? sizeof cell : sizeof value),
                fixed ? sizeof cell : sizeof value);
         memcpy(&value, &cell, sizeof value);
-        if (fixed) value = cell.high >= (int64_t)1 << 56 ? NAN : xd_fixed_value(cell);
+        if (fixed) value = cell.high >= (int64_t)1 << 56 ? NAN : xd_fixed_read(cell);
         out.push_back(value);
     }
     return out;
@@ -355,7 +355,7 @@ static size_t add_cells(Board *board, const CloseCase &c) {
         if (isnan(values[i]))
             cells[i].high = XD_CELL_NAN;
         else
-            CHECK(xd_fixed_add(&cells[i], values[i]));
+            CHECK(xd_fixed_put(&cells[i], values[i]));
     return board->add(std::vector<xd_fixed>(cells, cells + 2));
 }
 

@@ -137,7 +137,7 @@ static void check_cells(const unsigned char *a, const unsigned char *b, int64_t 
         for (int64_t i = 0; i < count; i++) {
             const unsigned char *from = side == 0 ? a : b;
             const xd_fixed *cell = (const xd_fixed *)(const void *)from + i;
-            both[side].push_back(fixed ? xd_fixed_value(*cell) : ((const double *)(const void *)from)[i]);
+            both[side].push_back(fixed ? xd_fixed_read(*cell) : ((const double *)(const void *)from)[i]);
         }
     check_near(both[0].data(), both[1].data(), count, 3e-6);
 }

@@ -455,8 +455,8 @@ static void clip_run(golden_case *c) {
     golden_home(l);
     golden_close(c, "out.total_norm", &norm.norm, 1);
     const float factor =
-        given ? xd_clip_coefficient(XD_CLIP_ABOVE_NEMO, max_norm, golden_number(c, "cfg.total_norm", 0.0))
-              : xd_clip_coefficient(XD_CLIP_ALWAYS, max_norm, norm.norm);
+        given ? xd_clip_factor(XD_CLIP_ABOVE_NEMO, max_norm, golden_number(c, "cfg.total_norm", 0.0))
+              : xd_clip_factor(XD_CLIP_ALWAYS, max_norm, norm.norm);
     if (!golden_ok(c, golden_back(l, xd_clip_gradients(golden_ctx(c), params, n, factor)))) return;
     for (int i = 0; i < n; i++) {
         snprintf(name, sizeof name, "out.%s", params[i].name);

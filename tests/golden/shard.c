@@ -1,6 +1,8 @@
 /* Golden cases of the area shard, and the sequence layouts of xtoken-parts. */
 #if defined(XD_TEST_LAYERS)
+#    include "kernel/internal.h"
 #    include "model/buckets_internal.h"
+#    include "tensor/interval_internal.h"
 #endif
 #include "golden.h"
 
@@ -32,7 +34,7 @@ static bool line_part(golden_case *c, const xd_topology *t, int64_t n, int rank,
     for (int i = 0; i < t->axis_count; i++) d.placement[i].kind = XD_SHARD;
     if (!golden_ok(c, xd_layout_create(golden_ctx(c), &d, &layout))) return false;
     xd_layout_region(layout, rank, &region);
-    *size = (double)xd_region_numel(&region);
+    *size = (double)xdi_region_numel(&region);
     /* An empty shard has no begin of its own; the rule puts it at the end of what was split last. */
     *offset = region.count[0] ? (double)region.interval[0][0].begin : -1.0;
     xd_layout_destroy(layout);
@@ -81,7 +83,7 @@ static void cut_run(golden_case *c) {
     const int ranks = golden_integer(c, "cfg.ranks", 1, 1, 1024);
     const int dim = golden_integer(c, "cfg.dim", 0, -full.ndim, full.ndim - 1);
     const xd_topology t = grid(ranks, 0);
-    const xd_region whole = xd_region_whole(full.ndim, full.shape);
+    const xd_region whole = xdi_region_whole(full.ndim, full.shape);
     const float *values = golden_f32(c, &full);
     double *sizes = (double *)golden_memory(c, (size_t)ranks * sizeof *sizes);
     xd_layout_desc d;
@@ -99,14 +101,14 @@ static void cut_run(golden_case *c) {
         xd_copy copies[4];
         int64_t shape[XD_DIMS_MAX];
         xd_layout_region(layout, r, &part);
-        float *got = (float *)golden_memory(c, (size_t)(xd_region_numel(&part) + 1) * sizeof *got);
-        const int64_t n = xd_region_copies(&whole, NULL, &part, NULL, copies, 4);
-        for (int64_t i = 0; i < n && i < 4; i++) xd_copy_run(&copies[i], values, got, sizeof *got);
-        xd_region_shape(&part, shape);
+        float *got = (float *)golden_memory(c, (size_t)(xdi_region_numel(&part) + 1) * sizeof *got);
+        const int64_t n = xdi_region_copies(&whole, NULL, &part, NULL, copies, 4);
+        for (int64_t i = 0; i < n && i < 4; i++) xdi_copy_run(&copies[i], values, got, sizeof *got);
+        xdi_region_shape(&part, shape);
         sizes[r] = (double)shape[dim < 0 ? dim + full.ndim : dim];
         snprintf(name, sizeof name, "out.rank%d", r);
-        golden_exact(c, name, golden_widen(c, got, XD_DTYPE_F32, xd_region_numel(&part)),
-                     xd_region_numel(&part));
+        golden_exact(c, name, golden_widen(c, got, XD_DTYPE_F32, xdi_region_numel(&part)),
+                     xdi_region_numel(&part));
     }
     golden_exact(c, "out.sizes", sizes, ranks);
     xd_layout_destroy(layout);

@@ -6,6 +6,7 @@
 #include "xdistill.h"
 #include "xd_test.h"
 #include "averages.h"
+#include "regions.h"
 
 #include <stdlib.h>
 
@@ -102,12 +103,12 @@ static inline void scene_cut_tensor(scene *s, int i, scene_cut cut) {
     p->dtype = t->dtype;
     p->ndim = t->ndim;
     for (int d = 0; d < t->ndim; d++) p->shape[d] = t->shape[d];
-    s->region[i] = xd_region_whole(t->ndim, t->shape);
+    s->region[i] = region_whole(t->ndim, t->shape);
     if (t->ndim == 0 && (cut == CUT_ROWS || cut == CUT_COLUMNS || cut == CUT_BOTH)) cut = CUT_COPIES;
     if (cut == CUT_ROWS) scene_restrict(s, i, 0, xd_chunk(t->shape[0], n, r));
     if (cut == CUT_COLUMNS) scene_restrict(s, i, last, scene_share(t->shape[last], n, r));
     if (cut == CUT_BOTH) scene_restrict(s, i, last, scene_share(t->shape[last], pairs, r / 2));
-    const int64_t held = xd_region_numel(&s->region[i]);
+    const int64_t held = region_numel(&s->region[i]);
     p->range.end = held;
     if (cut == CUT_FLAT) p->range = scene_share(held, n, r);
     if (cut == CUT_BOTH) p->range = scene_share(held, r / 2 == pairs - 1 && n % 2 ? 1 : 2, r % 2);

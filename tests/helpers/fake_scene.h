@@ -5,6 +5,7 @@
 
 #include "xdistill.h"
 
+#include "regions.h"
 #include "tensor_model.h"
 #include "xd_test.h"
 #include "xd_test_topology.h"
@@ -89,14 +90,14 @@ static void fake_put(const fake_tensor *t, int64_t index, xd_dtype dtype, void *
  * Padding is 0. */
 static int64_t fake_walk(const fake_tensor *t, const xd_region *region, xd_dtype dtype, void *data,
                          bool write) {
-    const int64_t numel = xd_region_numel(region), rows = t->stored_rows ? t->stored_rows : t->shape[0];
+    const int64_t numel = region_numel(region), rows = t->stored_rows ? t->stored_rows : t->shape[0];
     const size_t size = xd_dtype_size(dtype);
     int64_t wrong = 0;
     for (int64_t i = 0; i < numel; i++) {
         int64_t at[3] = { 0 }, rest = i, index = 0;
         unsigned char want[8] = { 0 }, *have = (unsigned char *)data + (size_t)i * size;
         for (int d = t->ndim - 1; d >= 0; d--) {
-            const int64_t extent = xd_intervals_extent(region->interval[d], region->count[d]);
+            const int64_t extent = region_extent(region, d);
             const xd_interval *list = region->interval[d];
             int64_t p = rest % extent;
             rest /= extent;

@@ -6,6 +6,7 @@
 #include "xdistill.h"
 #include "xd_test.h"
 #include "checkpoint_files.h"
+#include "regions.h"
 #include "weights_calls.h"
 
 #include <stdlib.h>
@@ -158,14 +159,14 @@ static inline void map_cut_tensor(map_scene *s, int i, map_cut cut) {
     const int last = t->ndim - 1;
     xd_tensor_part *p = &s->part[i];
     if (t->ndim == 0 && (cut == MAP_ROWS || cut == MAP_COLUMNS || cut == MAP_FOLDED)) cut = MAP_COPIES;
-    s->region[i] = xd_region_whole(t->ndim, t->shape);
+    s->region[i] = region_whole(t->ndim, t->shape);
     if (cut == MAP_ROWS || cut == MAP_COLUMNS) {
         const int dim = cut == MAP_ROWS ? 0 : last;
         const xd_interval mine = xd_chunk(t->shape[dim], s->ranks, s->rank);
         map_restrict(s, i, dim, mine.begin, mine.end);
     }
     if (cut == MAP_FOLDED) map_fold(s, i, last, t->shape[last]);
-    const int64_t held = xd_region_numel(&s->region[i]);
+    const int64_t held = region_numel(&s->region[i]);
     p->region = cut == MAP_FLAT && i % 2 ? NULL : &s->region[i];
     p->range.end = held;
     if (cut == MAP_FLAT) {

@@ -118,8 +118,8 @@ static inline xd_result process_look(const process_rank *t, const xd_collective 
     char *to = (char *)c->recv;
     for (int r = 0; r < t->base.size; r++) pieces[r] = process_page_of(t, r)->data;
     if (c->kind == XD_COLLECTIVE_ALL_REDUCE)
-        return xd_reduce_kernels_cpu()->pieces(&launch, c->recv, pieces, t->base.size, c->count, c->dtype,
-                                               c->op);
+        return xd_ctx_host_kernels(t->base.ctx)
+            ->reduce.pieces(&launch, c->recv, pieces, t->base.size, c->count, c->dtype, c->op);
     if (c->kind == XD_COLLECTIVE_BROADCAST) {
         memcpy(c->recv, pieces[c->root], (size_t)c->count * size);
         return XD_OK;

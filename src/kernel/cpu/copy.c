@@ -102,7 +102,7 @@ static void xdi_copy_squares(const xd_copy *copy, int side, const char *src, cha
         }
 }
 
-XD_API void xd_copy_run(const xd_copy *copy, const void *src, void *dst, size_t size) {
+XD_PRIVATE void xdi_copy_run(const xd_copy *copy, const void *src, void *dst, size_t size) {
     const int last = copy->ndim - 1;
     const bool dense = copy->src_stride[last] == 1 && copy->dst_stride[last] == 1;
     const int side = dense || last == 0 ? -1 : xdi_copy_partner(copy);

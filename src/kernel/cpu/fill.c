@@ -1,7 +1,6 @@
 /* First values of boxes of tensors. */
 
-#include "kernel/fill.h"
-#include "kernel/internal.h"
+#include "kernel/cpu/internal.h"
 
 enum { XDI_FILL_SPAN = 512 /* numbers formed at a time */ };
 
@@ -41,7 +40,7 @@ static void xdi_fill_piece(const xd_launch *launch, const void *args, int64_t be
     }
 }
 
-XD_API xd_result xd_fill_cpu(const xd_launch *launch, const xd_fill_args *args) {
+XD_PRIVATE xd_result xdi_fill_cpu(const xd_launch *launch, const xd_fill_args *args) {
     for (int64_t k = 0; k < args->box_count; k++) {
         const xdi_fill_job job = { args, &args->boxes[k] };
         int64_t count = 1;

@@ -3,8 +3,23 @@
 
 #include "kernel/cells.h"
 #include "kernel/estimate.h"
+#include "kernel/fill.h"
 #include "kernel/internal.h"
+#include "kernel/optimizer.h"
+#include "kernel/reduce.h"
 #include "kernel/topk.h"
+
+/* The plain entries of the table, the specification of the others. Losses are double inside, gradients rounded once. */
+XD_PRIVATE const xd_row_kernels *xdi_row_kernels_cpu(void);
+XD_PRIVATE const xd_softmax_kernels *xdi_softmax_kernels_cpu(void);
+XD_PRIVATE const xd_loss_kernels *xdi_loss_kernels_cpu_plain(void);
+XD_PRIVATE const xd_topk_kernels *xdi_topk_kernels_cpu(void);
+XD_PRIVATE const xd_mft_kernels *xdi_mft_kernels_cpu(void);
+XD_PRIVATE const xd_reduce_kernels *xdi_reduce_kernels_cpu(void);
+
+/* clip.c and fill.c: the entries clip and fill of every CPU level. */
+XD_PRIVATE xd_result xdi_clip_cpu(const xd_launch *launch, const xd_clip_args *args);
+XD_PRIVATE xd_result xdi_fill_cpu(const xd_launch *launch, const xd_fill_args *args);
 
 /* The sums of one row, in either representation. */
 typedef struct xdi_loss_sums {

@@ -74,7 +74,7 @@ static inline double xdi_loss_exp(bool fixed, double x) {
 static inline void xdi_loss_add(xdi_loss_sums *sums, int which, double term) {
     if (!sums->fixed)
         sums->plain[which] += term;
-    else if (!xd_fixed_add(&sums->exact[which], term)) {
+    else if (!xdi_fixed_add(&sums->exact[which], term)) {
         if (isfinite(term))
             sums->exact[XD_LOSS_BAD].low++;
         else
@@ -184,7 +184,7 @@ static void xdi_loss_total_fixed(const xd_loss_args *a, int64_t r, double *total
         }
         if (i == XD_LOSS_BAD && sum.low > 0) row->finding = (int)XD_ROW_OVERFLOW;
         if (i == XD_LOSS_BAD && sum.high > 0) row->finding = (int)XD_ROW_NOT_FINITE;
-        total[i] = xd_fixed_value(sum);
+        total[i] = xdi_fixed_value(sum);
     }
 }
 
@@ -301,7 +301,7 @@ static double xdi_loss_mixture_total(const xd_loss_args *a, int64_t r, int which
             total += ((const double *)a->all_mixtures)[at];
         }
     }
-    return a->fixed ? xd_fixed_value(exact) : total;
+    return a->fixed ? xdi_fixed_value(exact) : total;
 }
 
 static xd_result xdi_cpu_loss_mixture_combine(const xd_launch *launch, const xd_loss_args *a) {
@@ -349,7 +349,7 @@ static xd_result xdi_cpu_loss_grad(const xd_launch *launch, const xd_loss_args *
     return xdi_spread_rows(launch, a->student.rows, xdi_loss_columns(a), xdi_cpu_loss_grad_rows, a);
 }
 
-XD_API const xd_loss_kernels *xd_loss_kernels_cpu_plain(void) {
+XD_PRIVATE const xd_loss_kernels *xdi_loss_kernels_cpu_plain(void) {
     static const xd_loss_kernels kernels = {
         xdi_cpu_loss_references, xdi_cpu_loss_merge_references, xdi_cpu_loss_stats, xdi_cpu_loss_combine,
         xdi_cpu_loss_mixture,    xdi_cpu_loss_mixture_combine,  xdi_cpu_loss_grad,  NULL,

@@ -129,7 +129,7 @@ static void xdi_cosine_products_row(const void *state, const xd_mft_args *a, int
         const double term[XD_COSINE_SUMS] = { x * x, y * y, x * y };
         for (int i = 0; i < XD_COSINE_SUMS; i++) {
             if (a->fixed)
-                xd_fixed_add(&sums->exact[i], term[i]);
+                xdi_fixed_add(&sums->exact[i], term[i]);
             else
                 sums->plain[i] += term[i];
         }
@@ -185,7 +185,7 @@ static double xdi_cosine_total(const xd_mft_args *a, int64_t r, int which) {
             total += ((const double *)a->all_sums)[at];
         }
     }
-    return a->fixed ? xd_fixed_value(exact) : total;
+    return a->fixed ? xdi_fixed_value(exact) : total;
 }
 
 static void xdi_cosine_row(const xd_mft_args *a, int64_t r) {
@@ -229,7 +229,7 @@ static xd_result xdi_cpu_mft_slopes(const xd_launch *launch, const xd_mft_args *
                            a);
 }
 
-XD_API const xd_mft_kernels *xd_mft_kernels_cpu(void) {
+XD_PRIVATE const xd_mft_kernels *xdi_mft_kernels_cpu(void) {
     static const xd_mft_kernels kernels = {
         xdi_cpu_mft_at_label, xdi_cpu_mft_correct, xdi_cpu_mft_write,  xdi_cpu_mft_largest,
         xdi_cpu_mft_products, xdi_cpu_mft_cosine,  xdi_cpu_mft_slopes,

@@ -193,7 +193,3 @@ XD_PRIVATE xd_result xdi_norm_run(const xd_launch *launch, const xd_norm_args *a
     for (int64_t i = 0; i < pieces; i++) xdi_norm_join(sum, &p.sums[i]);
     return XD_OK;
 }
-
-XD_API double xd_norm_limbs_value(const int64_t limbs[XD_NORM_LIMBS]) {
-    return xd_norm_limbs_read(limbs);
-}

@@ -553,7 +553,3 @@ XD_PRIVATE xd_result xdi_scale_run(const xd_launch *launch, const xd_scale_args 
 /* ---- the table ---- */
 
 XDI_SPAN_ENTRIES(plain, xdi_plain_spans)
-
-XD_API const xd_optimizer_kernels *xd_optimizer_kernels_cpu(void) {
-    return &xdi_plain_optimizer;
-}

@@ -3,8 +3,7 @@
  * to be vectorised. */
 
 #include "base/scalar.h"
-#include "kernel/internal.h"
-#include "kernel/reduce.h"
+#include "kernel/cpu/internal.h"
 
 #include <string.h>
 
@@ -219,7 +218,7 @@ static xd_result xdi_cpu_reduce_leaves(const xd_launch *launch, void *out, const
     return xdi_spread_elements(launch, count, ranks, xdi_cpu_reduce_leaves_piece, &job);
 }
 
-XD_API const xd_reduce_kernels *xd_reduce_kernels_cpu(void) {
+XD_PRIVATE const xd_reduce_kernels *xdi_reduce_kernels_cpu(void) {
     static const xd_reduce_kernels kernels = {
         xdi_cpu_reduce_pieces,
         xdi_cpu_reduce_leaves,

@@ -1,7 +1,7 @@
 /* Rows of a batch: which count, their labels, records of losses, maxima of columns. */
 
+#include "kernel/cpu/internal.h"
 #include "kernel/ids.h"
-#include "kernel/internal.h"
 #include "kernel/loss_scalar.h"
 
 #include <math.h>
@@ -24,7 +24,7 @@ static xd_result xdi_cpu_rows_count(const xd_launch *launch, const xd_positions 
         part[XD_COUNT_POSITIONS]++;
         if (!p->weights)
             weight.high += (int64_t)1 << 30;
-        else if (!(p->weights[i] >= 0.0f) || !xd_fixed_add(&weight, (double)p->weights[i]))
+        else if (!(p->weights[i] >= 0.0f) || !xdi_fixed_add(&weight, (double)p->weights[i]))
             part[XD_COUNT_REFUSED]++;
     }
     part[XD_COUNT_HIGH] = weight.high;
@@ -38,7 +38,7 @@ static xd_result xdi_cpu_rows_denominator(const xd_launch *launch, const int64_t
     (void)launch;
     d.refused = part[XD_COUNT_REFUSED];
     d.positions = part[XD_COUNT_POSITIONS];
-    d.value = d.refused == 0 ? xd_fixed_value(weight) : 0.0;
+    d.value = d.refused == 0 ? xdi_fixed_value(weight) : 0.0;
     d.inverse = d.value > 0.0 ? 1.0 / d.value : 0.0;
     *out = d;
     return XD_OK;
@@ -317,7 +317,7 @@ static xd_result xdi_cpu_rows_keep(const xd_launch *launch, const xd_kept_rows *
     return XD_OK;
 }
 
-XD_API const xd_row_kernels *xd_row_kernels_cpu(void) {
+XD_PRIVATE const xd_row_kernels *xdi_row_kernels_cpu(void) {
     static const xd_row_kernels kernels = {
         xdi_cpu_rows_count,
         xdi_cpu_rows_denominator,

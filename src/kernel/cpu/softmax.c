@@ -153,7 +153,7 @@ static xd_result xdi_cpu_softmax_hits(const xd_launch *launch, const int64_t *ar
     return XD_OK;
 }
 
-XD_API const xd_softmax_kernels *xd_softmax_kernels_cpu(void) {
+XD_PRIVATE const xd_softmax_kernels *xdi_softmax_kernels_cpu(void) {
     static const xd_softmax_kernels kernels = {
         xdi_cpu_softmax_stats,          xdi_cpu_softmax_merge,
         xdi_cpu_softmax_write,          xdi_cpu_softmax_row_sums,

@@ -44,7 +44,7 @@ XD_PRIVATE int64_t xdi_topk_order(const int64_t *ids, int64_t k, int64_t begin, 
 static inline void xdi_topk_add(const xd_topk_args *a, xdi_topk_sums *sums, int which, double term) {
     if (!a->fixed)
         sums->plain[which] += term;
-    else if (!xd_fixed_add(&sums->exact[which], term)) {
+    else if (!xdi_fixed_add(&sums->exact[which], term)) {
         if (isfinite(term))
             sums->exact[XD_TOPK_BAD].low++;
         else
@@ -135,8 +135,8 @@ static void xdi_topk_merge_fixed(const xd_topk_args *a, int64_t r, xd_topk_side 
             sum[which].low += part[1];
         }
     side->max = a->maxima[r];
-    side->outside = xd_fixed_value(sum[XD_TOPK_OUTSIDE]);
-    side->entropy = xd_fixed_value(sum[XD_TOPK_ENTROPY]);
+    side->outside = xdi_fixed_value(sum[XD_TOPK_OUTSIDE]);
+    side->entropy = xdi_fixed_value(sum[XD_TOPK_ENTROPY]);
     if (sum[XD_TOPK_BAD].low > 0) side->finding = (int)XD_ROW_OVERFLOW;
     if (sum[XD_TOPK_BAD].high > 0) side->finding = (int)XD_ROW_NOT_FINITE;
 }
@@ -454,7 +454,7 @@ static xd_result xdi_cpu_topk_entries(const xd_launch *launch, const xd_topk_ent
     return XD_OK;
 }
 
-XD_API const xd_topk_kernels *xd_topk_kernels_cpu(void) {
+XD_PRIVATE const xd_topk_kernels *xdi_topk_kernels_cpu(void) {
     static const xd_topk_kernels kernels = {
         xdi_cpu_topk_maxima, xdi_cpu_topk_stats,   xdi_cpu_topk_merge, xdi_cpu_topk_divergence,
         xdi_cpu_topk_grad,   xdi_cpu_topk_entries, xdi_cpu_select,     xdi_cpu_select_merge,

@@ -65,7 +65,7 @@ static void xdi_exact_stats_row(const void *state, const xd_loss_args *a, int64_
 
 XD_PRIVATE xd_result xdi_exact_stats(const xd_launch *launch, const xd_loss_args *a) {
     if (!xdi_exact_narrow(&a->student) || !xdi_exact_narrow(&a->teacher))
-        return xd_loss_kernels_cpu_plain()->stats(launch, a);
+        return xdi_loss_kernels_cpu_plain()->stats(launch, a);
     return xdi_loss_stats_rows(launch, a, xdi_exact_stats_row, xdi_loops_of(launch)->exact);
 }
 
@@ -91,7 +91,7 @@ static void xdi_exact_mixture_row(const void *state, const xd_loss_args *a, int6
 
 XD_PRIVATE xd_result xdi_exact_mixtures(const xd_launch *launch, const xd_loss_args *a) {
     if (!xdi_exact_narrow(&a->student) || !xdi_exact_narrow(&a->teacher))
-        return xd_loss_kernels_cpu_plain()->mixture(launch, a);
+        return xdi_loss_kernels_cpu_plain()->mixture(launch, a);
     return xdi_loss_mixture_rows(launch, a, xdi_exact_mixture_row, xdi_loops_of(launch)->exact);
 }
 

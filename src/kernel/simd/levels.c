@@ -28,7 +28,7 @@ static const xdi_level xdi_levels[] = {
 #endif
 };
 
-/* Contexts and xd_kernels_cpu have checked that the level exists. */
+/* Contexts and xdi_kernels_cpu have checked that the level exists. */
 static const xdi_level *xdi_level_of(xd_cpu_level level) {
     const xdi_level *found = xdi_levels;
     for (size_t i = 0; i < sizeof xdi_levels / sizeof *xdi_levels; i++)

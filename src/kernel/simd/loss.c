@@ -344,7 +344,7 @@ static bool xdi_simd_row_max(const xdi_tiles *tiles, const xd_rows *x, int64_t c
 static void xdi_simd_loss_references_rows(const xd_launch *launch, const void *args, int64_t begin,
                                           int64_t end, int slot) {
     const xd_loss_args *a = (const xd_loss_args *)args;
-    const xd_loss_kernels *plain = xd_loss_kernels_cpu_plain();
+    const xd_loss_kernels *plain = xdi_loss_kernels_cpu_plain();
     const xdi_tiles *tiles = xdi_simd_tiles(launch);
     const int64_t columns = a->vocab.end - a->vocab.begin;
     const bool soft = a->teacher.data && a->soft_weight != 0.0;
@@ -374,7 +374,7 @@ static xd_result xdi_simd_loss_references(const xd_launch *launch, const xd_loss
 static void xdi_simd_loss_stats_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                      int slot) {
     const xd_loss_args *a = (const xd_loss_args *)args;
-    const xd_loss_kernels *plain = xd_loss_kernels_cpu_plain();
+    const xd_loss_kernels *plain = xdi_loss_kernels_cpu_plain();
     const xdi_tiles *tiles = xdi_simd_tiles(launch);
     (void)slot;
     for (int64_t r = begin; r < end; r++) {
@@ -463,7 +463,7 @@ static void xdi_simd_loss_row_mixture(const xd_launch *launch, const xdi_tiles *
 static void xdi_simd_loss_mixture_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                        int slot) {
     const xd_loss_args *a = (const xd_loss_args *)args;
-    const xd_loss_kernels *plain = xd_loss_kernels_cpu_plain();
+    const xd_loss_kernels *plain = xdi_loss_kernels_cpu_plain();
     const xdi_tiles *tiles = xdi_simd_tiles(launch);
     (void)slot;
     for (int64_t r = begin; r < end; r++) {
@@ -611,7 +611,7 @@ static void xdi_simd_loss_row_grad(const xd_launch *launch, const xdi_tiles *til
 static void xdi_simd_loss_grad_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                     int slot) {
     const xd_loss_args *a = (const xd_loss_args *)args;
-    const xd_loss_kernels *plain = xd_loss_kernels_cpu_plain();
+    const xd_loss_kernels *plain = xdi_loss_kernels_cpu_plain();
     const xdi_tiles *tiles = xdi_simd_tiles(launch);
     const xdi_simd_path path = { xdi_simd_streams(&a->gradient, a->student.data, a->teacher.data), false };
     (void)slot;
@@ -628,7 +628,7 @@ static xd_result xdi_simd_loss_grad(const xd_launch *launch, const xd_loss_args 
 
 /* On the plain level: as on the others in INVARIANT mode, so that its gradients have their bits. */
 static xd_result xdi_simd_loss_grad_plain(const xd_launch *launch, const xd_loss_args *a) {
-    return a->fixed ? xdi_simd_loss_grad(launch, a) : xd_loss_kernels_cpu_plain()->grad(launch, a);
+    return a->fixed ? xdi_simd_loss_grad(launch, a) : xdi_loss_kernels_cpu_plain()->grad(launch, a);
 }
 
 /* ---- all of it, row by row ---- */
@@ -679,7 +679,7 @@ typedef struct xdi_simd_fused {
 static void xdi_simd_fused_piece(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                  int slot) {
     const xdi_simd_fused *f = (const xdi_simd_fused *)args;
-    const xd_loss_kernels *plain = xd_loss_kernels_cpu_plain();
+    const xd_loss_kernels *plain = xdi_loss_kernels_cpu_plain();
     const xdi_tiles *tiles = xdi_simd_tiles(launch);
     xdi_simd_path path = { f->streamed, false };
     xdi_simd_kept kept;

@@ -48,7 +48,7 @@ static bool xdi_reduce_fits_out(const void *out, const void *const *pieces, int 
 static xd_result xdi_simd_reduce_pieces(const xd_launch *launch, void *out, const void *const *pieces,
                                         int ranks, int64_t count, xd_dtype dtype, xd_reduce_op op) {
     if (!xdi_reduce_takes_spans(dtype, op))
-        return xd_reduce_kernels_cpu()->pieces(launch, out, pieces, ranks, count, dtype, op);
+        return xdi_reduce_kernels_cpu()->pieces(launch, out, pieces, ranks, count, dtype, op);
     const xdi_span_kernels *spans = xdi_span_kernels_level(xd_ctx_settings(launch->ctx)->cpu);
     const bool in_out = xdi_reduce_fits_out(out, pieces, ranks, dtype);
     const xdi_reduce_spans_job job = { spans, out, pieces, ranks, dtype, op, in_out };
@@ -75,7 +75,7 @@ static xd_result xdi_simd_reduce_leaves(const xd_launch *launch, void *out, cons
     const void *nodes[2] = { NULL, NULL };
     if (dtype == XD_DTYPE_F32 && op == XD_SUM && xdi_reduce_nodes(forests, leaves, ranks, stride, nodes) == 2)
         return xdi_simd_reduce_pieces(launch, out, nodes, 2, count, dtype, op);
-    return xd_reduce_kernels_cpu()->leaves(launch, out, forests, leaves, ranks, stride, count, dtype, op);
+    return xdi_reduce_kernels_cpu()->leaves(launch, out, forests, leaves, ranks, stride, count, dtype, op);
 }
 
 /* ---- a sum that takes what it adds ---- */

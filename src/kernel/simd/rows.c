@@ -56,7 +56,7 @@ static bool xdi_simd_rows_stats(const xdi_tiles *tiles, const xd_softmax_args *a
 static void xdi_simd_softmax_stats_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                         int slot) {
     const xd_softmax_args *a = (const xd_softmax_args *)args;
-    const xd_softmax_kernels *plain = xd_softmax_kernels_cpu();
+    const xd_softmax_kernels *plain = xdi_softmax_kernels_cpu();
     const xdi_tiles *tiles = xdi_simd_tiles(launch);
     (void)slot;
     for (int64_t r = begin; r < end; r++) {
@@ -71,7 +71,7 @@ static void xdi_simd_softmax_stats_rows(const xd_launch *launch, const void *arg
 
 static xd_result xdi_simd_softmax_stats(const xd_launch *launch, const xd_softmax_args *a) {
     if (a->logits.dtype != XD_DTYPE_F32 && a->logits.dtype != XD_DTYPE_BF16)
-        return xd_softmax_kernels_cpu()->stats(launch, a);
+        return xdi_softmax_kernels_cpu()->stats(launch, a);
     return xdi_spread_rows(launch, a->logits.rows, a->vocab.end - a->vocab.begin, xdi_simd_softmax_stats_rows,
                            a);
 }
@@ -120,7 +120,7 @@ static xd_result xdi_simd_finite_maxima(const xd_launch *launch, const xd_rows *
     const xdi_rows_maxima m = { logits, mask, columns, maxima, &odd };
     *finite = false;
     if (!xdi_simd_rows_dtype(logits))
-        return xd_row_kernels_cpu()->column_maxima(launch, logits, mask, columns, maxima);
+        return xdi_row_kernels_cpu()->column_maxima(launch, logits, mask, columns, maxima);
     XD_TRY(xdi_spread_items(launch, pieces, 1, xdi_simd_column_maxima_piece, &m));
     *finite = __atomic_load_n(&odd, __ATOMIC_RELAXED) == 0;
     return XD_OK;

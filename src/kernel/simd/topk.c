@@ -107,7 +107,7 @@ static bool xdi_simd_topk_dtype(const xd_rows *x) {
 static void xdi_simd_topk_stats_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                      int slot) {
     const xd_topk_args *a = (const xd_topk_args *)args;
-    const xd_topk_kernels *plain = xd_topk_kernels_cpu();
+    const xd_topk_kernels *plain = xdi_topk_kernels_cpu();
     const xdi_tiles *tiles = xdi_simd_tiles(launch);
     for (int64_t r = begin; r < end; r++) {
         double *sums = (double *)a->sums + r * XD_TOPK_SUMS;
@@ -118,7 +118,7 @@ static void xdi_simd_topk_stats_rows(const xd_launch *launch, const void *args, 
 }
 
 static xd_result xdi_simd_topk_stats(const xd_launch *launch, const xd_topk_args *a) {
-    if (!xdi_simd_topk_dtype(&a->logits)) return xd_topk_kernels_cpu()->stats(launch, a);
+    if (!xdi_simd_topk_dtype(&a->logits)) return xdi_topk_kernels_cpu()->stats(launch, a);
     if (a->fixed) return xdi_exact_topk_stats(launch, a);
     return xdi_spread_rows(launch, a->logits.rows, a->vocab.end - a->vocab.begin, xdi_simd_topk_stats_rows,
                            a);
@@ -178,7 +178,7 @@ static xd_topk_kl_args xdi_simd_topk_kl_row(const xd_topk_kl_args *a, int64_t r)
 static void xdi_simd_topk_grad_rows(const xd_launch *launch, const void *args, int64_t begin, int64_t end,
                                     int slot) {
     const xd_topk_kl_args *a = (const xd_topk_kl_args *)args;
-    const xd_topk_kernels *plain = xd_topk_kernels_cpu();
+    const xd_topk_kernels *plain = xdi_topk_kernels_cpu();
     const xdi_tiles *tiles = xdi_simd_tiles(launch);
     (void)slot;
     for (int64_t r = begin; r < end; r++) {
@@ -197,7 +197,7 @@ static void xdi_simd_topk_grad_rows(const xd_launch *launch, const void *args, i
 
 static xd_result xdi_simd_topk_grad(const xd_launch *launch, const xd_topk_kl_args *a) {
     if (!xdi_simd_topk_dtype(&a->logits) || !xdi_simd_topk_dtype(&a->gradient))
-        return xd_topk_kernels_cpu()->grad(launch, a);
+        return xdi_topk_kernels_cpu()->grad(launch, a);
     return xdi_spread_rows(launch, a->logits.rows, a->vocab.end - a->vocab.begin, xdi_simd_topk_grad_rows, a);
 }
 
@@ -377,7 +377,7 @@ static void xdi_simd_select_piece(const xd_launch *launch, const void *args, int
 XD_PRIVATE xd_result xdi_simd_select(const xd_launch *launch, const xd_select_args *a) {
     xdi_select_job job = { a, NULL, 2 * a->k + 4096 < a->columns + 32 ? 2 * a->k + 4096 : a->columns + 32 };
     if (a->logits.dtype != XD_DTYPE_F32 && a->logits.dtype != XD_DTYPE_BF16)
-        return xd_topk_kernels_cpu()->select(launch, a);
+        return xdi_topk_kernels_cpu()->select(launch, a);
     const size_t bytes = (size_t)job.room * 24;
     if (a->k > XDI_SELECT_FEW && a->columns > a->k && a->columns < INT32_MAX)
         job.memory = xdi_scratch_take(launch->ctx, bytes); /* without memory: the slow way */

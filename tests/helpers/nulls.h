@@ -24,8 +24,8 @@ enum {
     NULLS_POINTERS = 2048,
     NULLS_CALLS = 512,
     NULLS_RANKS = 64,
-    NULLS_MEETINGS = 8,   /* of the ranks, for one call in one world */
-    NULLS_WAIT_MS = 150,  /* for the other ranks of the world to make the same call */
+    NULLS_MEETINGS = 8,  /* of the ranks, for one call in one world */
+    NULLS_WAIT_MS = 150, /* for the other ranks of the world to make the same call */
     NULLS_TRIES_OF_A_POINTER = 3
 };
 

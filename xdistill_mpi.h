@@ -757,6 +757,8 @@ static xd_result xdi_mpi_bring(xdi_mpi *t, const xd_collective *c, int64_t strid
 static xd_result xdi_mpi_reduce(xdi_mpi *t, const xd_collective *c, void *out, int64_t stride, int64_t tile,
                                 double deadline) {
     const size_t size = xd_dtype_size(c->dtype);
+    const xd_reduce_kernels *reduce = &xd_ctx_host_kernels(t->base.ctx)->reduce; /* pieces are in host memory */
+    const xd_launch launch = xd_ctx_launch(t->base.ctx);
     const int n = t->base.size;
     int64_t longest = 0;
     for (int r = 0; r < n; r++) longest = t->counts[r] > longest ? t->counts[r] : longest;
@@ -766,9 +768,9 @@ static xd_result xdi_mpi_reduce(xdi_mpi *t, const xd_collective *c, void *out, i
         if (count == 0) continue;
         char *to = (char *)out + (size_t)at * size;
         if (c->leaves.total)
-            XD_TRY(xd_reduce_leaves(t->base.ctx, to, t->pieces, t->leaves, n, tile, count, c->dtype, c->op));
+            XD_TRY(reduce->leaves(&launch, to, t->pieces, t->leaves, n, tile, count, c->dtype, c->op));
         else
-            XD_TRY(xd_reduce_pieces(t->base.ctx, to, t->pieces, n, count, c->dtype, c->op));
+            XD_TRY(reduce->pieces(&launch, to, t->pieces, n, count, c->dtype, c->op));
     }
     return XD_OK;
 }
@@ -1393,4 +1395,4 @@ XD_API xd_result xd_comm_mpi(xd_ctx *ctx, const xd_mpi_desc *desc, xd_comm **out
 
 
 #endif
-/* xdistill sha256 73957dc7b21575aab1a7f9352d472514ccd04af53b6c50d8ba13b8b9751b059f */
+/* xdistill sha256 ace87c078b0d267c9c17e2877dd70c34b0f57b43e33baa8ee5d13c0b7166f4f6 */

@@ -167,6 +167,9 @@ static xd_result xdi_mpi_bring(xdi_mpi *t, const xd_collective *c, int64_t strid
 static xd_result xdi_mpi_reduce(xdi_mpi *t, const xd_collective *c, void *out, int64_t stride, int64_t tile,
                                 double deadline) {
     const size_t size = xd_dtype_size(c->dtype);
+    const xd_reduce_kernels *reduce =
+        &xd_ctx_host_kernels(t->base.ctx)->reduce; /* pieces are in host memory */
+    const xd_launch launch = xd_ctx_launch(t->base.ctx);
     const int n = t->base.size;
     int64_t longest = 0;
     for (int r = 0; r < n; r++) longest = t->counts[r] > longest ? t->counts[r] : longest;
@@ -176,9 +179,9 @@ static xd_result xdi_mpi_reduce(xdi_mpi *t, const xd_collective *c, void *out, i
         if (count == 0) continue;
         char *to = (char *)out + (size_t)at * size;
         if (c->leaves.total)
-            XD_TRY(xd_reduce_leaves(t->base.ctx, to, t->pieces, t->leaves, n, tile, count, c->dtype, c->op));
+            XD_TRY(reduce->leaves(&launch, to, t->pieces, t->leaves, n, tile, count, c->dtype, c->op));
         else
-            XD_TRY(xd_reduce_pieces(t->base.ctx, to, t->pieces, n, count, c->dtype, c->op));
+            XD_TRY(reduce->pieces(&launch, to, t->pieces, n, count, c->dtype, c->op));
     }
     return XD_OK;
 }

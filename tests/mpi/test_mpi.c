@@ -151,6 +151,27 @@ XD_TEST(queues_are_inline_where_mpi_allows_one_thread) {
     }
 }
 
+static xd_result of_a_device(const xd_launch *launch, void *out, const void *const *pieces, int ranks,
+                             int64_t count, xd_dtype dtype, xd_reduce_op op) {
+    (void)out, (void)pieces, (void)dtype, (void)op;
+    return XD_FAIL(launch->ctx, XD_ERROR_DEVICE, "a device sums %lld elements of %d ranks", (long long)count,
+                   ranks);
+}
+
+/* Staging is host memory: the kernels of a context for a device would not reach it. */
+XD_TEST(a_context_with_kernels_of_a_device_sums_on_the_host) {
+    xd_comm *plain = join(NULL);
+    xd_kernels table = *xd_ctx_host_kernels(xd_comm_ctx(plain));
+    table.reduce.pieces = of_a_device;
+    const xd_ctx_desc desc = { .kernels = &table };
+    xd_comm *world = join(&desc);
+    float own = (float)(1 + xd_comm_rank(world)), sum = 0.0f;
+    CHECK_EQ_INT(xd_all_reduce(world, &own, &sum, 1, XD_DTYPE_F32, XD_SUM), XD_OK);
+    CHECK(sum == 0.5f * (float)(xd_comm_size(world) * (xd_comm_size(world) + 1)));
+    leave(world);
+    leave(plain);
+}
+
 XD_TEST(processes_take_the_lowest_cpu_level_among_them) {
     int rank = 0;
     MPI_Comm_rank(MPI_COMM_WORLD, &rank);

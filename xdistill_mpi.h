@@ -757,7 +757,8 @@ static xd_result xdi_mpi_bring(xdi_mpi *t, const xd_collective *c, int64_t strid
 static xd_result xdi_mpi_reduce(xdi_mpi *t, const xd_collective *c, void *out, int64_t stride, int64_t tile,
                                 double deadline) {
     const size_t size = xd_dtype_size(c->dtype);
-    const xd_reduce_kernels *reduce = &xd_ctx_host_kernels(t->base.ctx)->reduce; /* pieces are in host memory */
+    const xd_reduce_kernels *reduce =
+        &xd_ctx_host_kernels(t->base.ctx)->reduce; /* pieces are in host memory */
     const xd_launch launch = xd_ctx_launch(t->base.ctx);
     const int n = t->base.size;
     int64_t longest = 0;
@@ -1395,4 +1396,4 @@ XD_API xd_result xd_comm_mpi(xd_ctx *ctx, const xd_mpi_desc *desc, xd_comm **out
 
 
 #endif
-/* xdistill sha256 ace87c078b0d267c9c17e2877dd70c34b0f57b43e33baa8ee5d13c0b7166f4f6 */
+/* xdistill sha256 04b56e58cf49b731082dd3f80b40f2aed9551046114075b8d79c7b2ad1c7ba59 */

@@ -79,9 +79,9 @@ object() {
 # Its objects: C, for the emulation by the flags given.
 compile_golden() {
     [ -n "$golden" ] || return 0
-    mkdir -p "$objects/golden" || return 1
+    mkdir -p "$objects/golden.o" || return 1
     for source in tests/golden/*.c; do
-        object "$source" "$objects/golden/$(basename "$source" .c).o" $cc -std=c99 -O1 -g "$@" $warn -DXDISTILL_IMPLEMENTED \
+        object "$source" "$objects/golden.o/$(basename "$source" .c).o" $cc -std=c99 -O1 -g "$@" $warn -DXDISTILL_IMPLEMENTED \
             -DXD_TEST_LAYERS -DXD_PRIVATE=extern -DGOLDEN_CUDA -Isrc -Itests/helpers || return 1
     done
 }
@@ -106,7 +106,7 @@ build_emulated() {
             return 1
     done
     compile_golden $host -DXD_EMU -Itests/emu/include || return 1
-    [ -z "$golden" ] || $cxx "$objects"/golden/*.o "$out/unit.o" "$out/library.o" "$emu/$1/libemu.a" $EMU_LINK \
+    [ -z "$golden" ] || $cxx "$objects"/golden.o/*.o "$out/unit.o" "$out/library.o" "$emu/$1/libemu.a" $EMU_LINK \
         -lm -o "$out/golden"
 }
 

@@ -212,13 +212,18 @@ static xd_result call_denominator(void *memory) {
     return xd_denominator_count(CTX, s->x.base.world, &s->positions, s->a - 1,
                                 (xd_denominator *)(void *)s->x.m->sums);
 }
+/* a + b, or a where there is no such number. */
+static int64_t beyond(int64_t a, int64_t b) {
+    return b > 0 ? a > INT64_MAX - b ? a : a + b : a < INT64_MIN - b ? a : a + b;
+}
+
 static xd_result call_shift(void *memory) {
     STAGE(memory);
     return xd_next_token_labels(CTX, &s->shift, s->x.m->out_sizes);
 }
 static xd_result call_balanced(void *memory) {
     STAGE(memory);
-    return xd_load_balanced_positions(CTX, 2 * s->a, (int)s->b - 1, (int)s->c, s->x.m->out_sizes);
+    return xd_load_balanced_positions(CTX, beyond(s->a, s->a), (int)s->b - 1, (int)s->c, s->x.m->out_sizes);
 }
 static xd_result call_estimate(void *memory) {
     STAGE(memory);
@@ -227,8 +232,7 @@ static xd_result call_estimate(void *memory) {
 static xd_result call_vocab(void *memory) {
     STAGE(memory);
     xd_vocab *vocab = NULL;
-    const int64_t size = s->a > INT64_MAX - XV ? s->a : s->a + XV - 2;
-    XD_TRY(vocab_of(CTX, s->x.base.world, xcolumns(&s->x), size, &vocab));
+    XD_TRY(vocab_of(CTX, s->x.base.world, xcolumns(&s->x), beyond(s->a, XV - 2), &vocab));
     xd_vocab_destroy(vocab);
     return XD_OK;
 }
@@ -317,7 +321,7 @@ static xd_result call_plan(void *memory) {
     xd_layout *from = NULL, *to = NULL;
     xdi_redistribution *plan = NULL;
     XD_TRY(xd_layout_create(CTX, &s->layout, &from));
-    s->layout.shape[0] = s->a + 4;
+    s->layout.shape[0] = beyond(s->a, 4);
     xd_result result = xd_layout_create(CTX, &s->layout, &to);
     s->plan.from = from;
     s->plan.to = to;
@@ -360,7 +364,7 @@ static xd_result call_scatter_root(void *memory) {
 static xd_result call_rows(void *memory) {
     STAGE(memory);
     xd_projection out;
-    XD_TRY(xd_projection_from_rows(CTX, &s->rows, s->a + XV, s->b + XU, &out));
+    XD_TRY(xd_projection_from_rows(CTX, &s->rows, beyond(s->a, XV), beyond(s->b, XU), &out));
     xd_projection_destroy(CTX, &out);
     return XD_OK;
 }
@@ -374,7 +378,7 @@ static xd_result call_cells(void *memory) {
 static xd_result call_map(void *memory) {
     STAGE(memory);
     xd_exact_map out;
-    XD_TRY(exact_map_create(CTX, &s->rows, s->a + XU, false, &out));
+    XD_TRY(exact_map_create(CTX, &s->rows, beyond(s->a, XU), false, &out));
     xd_exact_map_destroy(CTX, &out);
     return XD_OK;
 }
@@ -400,7 +404,7 @@ static xd_result call_votes(void *memory) {
     STAGE(memory);
     xd_votes *votes = NULL;
     xd_projection_rows out = { NULL, NULL, 0, 0 };
-    XD_TRY(votes_create(CTX, s->a + 8, s->b + 8, &votes));
+    XD_TRY(votes_create(CTX, beyond(s->a, 8), beyond(s->b, 8), &votes));
     xd_result result = xd_votes_add(votes, s->c, s->d, 1.0);
     if (result == XD_OK) result = xdi_votes_set_exact(votes, s->c, s->d);
     if (result == XD_OK) result = xdi_votes_add_pass(votes, &s->pass);

@@ -1,10 +1,14 @@
 /* The first line of the input is a split pattern, the rest is text: the pattern is refused, or its matches go
- * on and are not empty; a hostile one is stopped. Patterns have no public face: the matcher is called itself, without a
- * tokenizer and an encoder for each input, so this program carries its own implementation. */
-#undef XDISTILL_IMPLEMENTED
-#define XDISTILL_STATIC
-#define XDISTILL_NO_MODELS
-#define XDISTILL_NO_DIFFUSION
+ * on and are not empty; a hostile one is stopped. Patterns have no public face, so this program calls the matcher itself. It
+ * carries its own implementation, unless it is linked with a library whose private functions are visible (XD_TEST_LAYERS). */
+#if defined(XD_TEST_LAYERS)
+#    include "text/internal.h"
+#else
+#    undef XDISTILL_IMPLEMENTED
+#    define XDISTILL_STATIC
+#    define XDISTILL_NO_MODELS
+#    define XDISTILL_NO_DIFFUSION
+#endif
 #include "fuzz.h"
 
 static xdi_unicode *fuzz_unicode(void) {

@@ -418,17 +418,18 @@ step_fastmath() {
 # and so are those of the unit that most tests have; tests that call some have another one, XD_TEST_UNIT, or the sections. Two carry
 # their own implementation, compiled as $whole says. The hostile flags make of C++ the functions that they make of C: there the unit
 # is C++, and that of the private functions C, with a test of optimizers, whose bits are promised. address leaves to others what runs
-# long: networks of the examples, and calls on several threads, which thread runs; arithmetic of its kernels is watched by poison.
+# long: networks of the examples, whole trainings, losses of diffusion, and calls on several threads, which thread runs; arithmetic of its
+# kernels is watched by poison.
 step_tests() {
     sources=$(ls tests/test_*.c) own= more= also= kernels= made=unit
     [ "$1" != hostile ] || sources=$(of_arithmetic)
     need gcc clang
     case $1 in
-    generated) users="gcc c99 O3" inside="$users -DXD_TEST_UNIT" whole="$(driver gcc c99) -O3" ;;
+    generated) users="gcc c99 O3" inside="gcc c99 O1 -DXD_TEST_UNIT" whole="$(driver gcc c99) -O3" ;;
     clang) made=joined users="clang c99 O3" inside=$users whole="clang -std=c11 -O3" ;;
     address) made=joined users="clang c99 O1 $memory" inside=$users kernels="$sanitize -fsanitize=address" whole="clang -std=c99 -O1 $memory"
              own="clang -std=c99 -O0 $sanitize -fsanitize=address,undefined"
-             sources=$(ls tests/test_*.c | grep -v 'test_nn\|test_toys\|test_images\|test_parallel.c') ;;
+             sources=$(ls tests/test_*.c | grep -v 'test_nn\|test_toys\|test_images\|test_parallel.c\|test_poison\|test_dmd_losses\|test_equivalence_') ;;
     thread) users="clang c99 O1 -DXD_TEST_UNIT $sanitize -fsanitize=thread" inside=$users own="clang -std=c99 -O0 $sanitize -fsanitize=thread" whole="clang -std=c99 -O1 $sanitize -fsanitize=thread"
             sources=$(ls tests/test_comm*.c tests/test_faults*.c tests/test_parallel*.c tests/test_tokenizer_batch.c tests/test_wrap*.c 2>/dev/null) ;;
     hostile) users="gcc $(newest_cxx gcc)" inside="gcc gnu11 O3 -DXD_TEST_UNIT $hostile" whole="gcc -std=gnu11 -O3 $hostile" more=-lstdc++
@@ -477,21 +478,21 @@ step_fuzz() {
         name=$(basename "$source" .c)
         seeds=fuzz/seeds/${name#fuzz_}
         mkdir -p "$dir/$name.corpus"
-        with=$unit
-        grep -q "define XDISTILL_STATIC" "$source" && with= # it carries its own implementation
-        build="$compiler -std=c99 -O1 -DXDISTILL_IMPLEMENTED -I. $source $with -o $dir/$name -lm -lpthread $flags"
+        names=-I.
+        ! grep -q xdi_ "$source" || names=$private_names
+        build="$compiler -std=c99 -O1 -DXDISTILL_IMPLEMENTED $names $source $unit -o $dir/$name -lm -lpthread $flags"
         if [ $compiler = clang ] && $build -fsanitize=fuzzer 2>"$dir/$name.log"; then
-            "$dir/$name" -max_total_time="${FUZZ_SECONDS:-4}" -verbosity=0 -print_final_stats=1 -artifact_prefix="$dir/" \
+            "$dir/$name" -max_total_time="${FUZZ_SECONDS:-3}" -verbosity=0 -print_final_stats=1 -artifact_prefix="$dir/" \
                 "$dir/$name.corpus" "$seeds" || return 1
         else
-            $build -DFUZZ_FILES && FUZZ_SECONDS=${FUZZ_SECONDS:-4} "$dir/$name" "$seeds"/* || return 1
+            $build -DFUZZ_FILES && FUZZ_SECONDS=${FUZZ_SECONDS:-3} "$dir/$name" "$seeds"/* || return 1
         fi
     done
 }
 
 planted() {
-    make --no-print-directory build/xdistill.o &&
-    gcc -std=c99 -O1 -DXDISTILL_IMPLEMENTED -DFUZZ_FILES -I. tests/build/planted.c build/xdistill.o -o "$dir/planted" -lm -lpthread || return 1
+    make --no-print-directory build/libxdistill.a &&
+    gcc -std=c99 -O1 -DXDISTILL_IMPLEMENTED -DFUZZ_FILES -I. tests/build/planted.c build/libxdistill.a -o "$dir/planted" -lm -lpthread || return 1
     printf '{"size": 5, "data": "hello"}' >"$dir/planted.seed"
     rm -f "$dir/planted.crash"
     "$dir/planted" "$dir/planted.seed" || return 1
@@ -504,7 +505,7 @@ step_levels() {
     vectors=${GOLDEN:-../shared/golden}
     losses="tests/test_loss.c tests/test_topk.c tests/test_equivalence.c"
     [ -d "$vectors" ] || { vectors=$dir/none; mkdir -p "$vectors"; }
-    unit gcc c99 O2 -DXDISTILL_PORTABLE -DXD_TEST_UNIT || return 1 # the level that ARM and old x86 run
+    unit gcc c99 O1 -DXDISTILL_PORTABLE -DXD_TEST_UNIT || return 1 # the level that ARM and old x86 run
     make --no-print-directory build/golden || return 1
     gcc $(ls build/golden.d/*.o | grep -v /implementation.o) "$unit" -o "$dir/golden" -lm -lpthread || return 1
     for level in plain portable avx2 avx512 avx512_bf16; do
@@ -523,11 +524,11 @@ step_levels() {
 # a unit without all of those: levels and options have nothing to do with each other, so one run shows both.
 step_portable() {
     need gcc nm
-    unit gcc c99 O2 -DXDI_NO_X86 $(printf -- '-DXDISTILL_NO_%s ' $everything) && missing || return 1
+    unit gcc c99 O1 -DXDI_NO_X86 $(printf -- '-DXDISTILL_NO_%s ' $everything) && missing || return 1
     all=$(of_numbers | grep -v 'tests/test_simd_\|tests/test_exact')
     few=$(can_run | grep -xF "$all")
     [ -n "$few" ] && suites "$dir" "$few" test_implementation="$unit" || return 1
-    unit gcc c99 O2 -DXDI_NO_X86 -DXD_TEST_UNIT || return 1
+    unit gcc c99 O1 -DXDI_NO_X86 -DXD_TEST_UNIT || return 1
     suites "$dir" "$(echo "$all" | grep -vxF "$few")" test_implementation="$unit" \
         whole_test_cc="gcc -std=c99 -O1 -g -DXDI_NO_X86 -I. -Itests/helpers"
 }
@@ -619,9 +620,9 @@ refused() {
 
 # The functions that $unit lacks, in $dir/missing.
 missing() {
-    make --no-print-directory build/xdistill.o || return 1
-    for object in build/xdistill.o "$unit"; do nm "$object" | awk '$2 == "T" { print $3 }' | sort >"$dir/$(basename "$object").names"; done
-    comm -23 "$dir/xdistill.o.names" "$dir/$(basename "$unit").names" >"$dir/missing"
+    make --no-print-directory build/libxdistill.a || return 1
+    for object in build/libxdistill.a "$unit"; do nm "$object" | awk '$2 == "T" && $3 ~ /^xd_/ { print $3 }' | sort >"$dir/$(basename "$object").names"; done
+    comm -23 "$dir/libxdistill.a.names" "$dir/$(basename "$unit").names" >"$dir/missing"
     [ -s "$dir/missing" ]
 }
 

@@ -13,7 +13,7 @@ run=build/transformers-run
 
 ready() { HF_HUB_OFFLINE=1 "$venv/bin/python" -c 'import torch, transformers' 2>/dev/null; }
 
-pip() { timeout 400 "$venv/bin/python" -m pip install -q --disable-pip-version-check "$@"; }
+pip() { timeout 400 "$venv/bin/python" -m pip install -q --no-compile --disable-pip-version-check "$@"; }
 
 install() {
     rm -rf "$venv"

@@ -1,5 +1,6 @@
 /* toy.c - the network's description, and what its leaves hold. */
 #include "toy.h"
+#include "../helpers/regions.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -33,10 +34,10 @@ static void toy_place(xd_weight_desc *d, int64_t count, toy_storage *s) {
 /* What is stored here of a weight. */
 static int64_t toy_stored(const toy *t, const xd_weight_desc *d) {
     const int64_t rows = d->ndim == 0 ? 1 : d->stored_rows ? d->stored_rows : d->shape[0];
+    xd_region here;
     if (!d->layout) return rows * (d->ndim > 1 ? d->shape[1] : 1);
-    const xd_tensor here =
-        xd_tensor_view(d->layout, xd_comm_rank(t->share->ranks.world), NULL, XD_DTYPE_F32);
-    return xd_tensor_numel(&here);
+    (void)xd_layout_region(d->layout, xd_comm_rank(t->share->ranks.world), &here);
+    return region_numel(&here);
 }
 
 /* Its shape, and where it lies. */

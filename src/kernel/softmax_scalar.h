@@ -4,6 +4,11 @@
 #include "base/scalar.h"
 #include "kernel/softmax.h"
 
+/* The sum of a partial, relative to this maximum. */
+XD_SCALAR double xd_softmax_part(const xd_softmax_args *a, const double *part, double max) {
+    return xd_mul(part[XD_SOFTMAX_SUM], exp(xd_sub(part[XD_SOFTMAX_MAX], max) / a->temperature));
+}
+
 /* Merges a row's partials in rank order. The result's sum is relative to its max; NaN propagates. */
 XD_SCALAR void xd_softmax_join(const xd_softmax_args *a, int64_t row, double *whole) {
     whole[XD_SOFTMAX_MAX] = -(double)INFINITY;
@@ -20,14 +25,14 @@ XD_SCALAR void xd_softmax_join(const xd_softmax_args *a, int64_t row, double *wh
         const double *part = a->all + i * a->all_stride + row * XD_SOFTMAX_PARTS;
         if (isnan(part[XD_SOFTMAX_MAX])) whole[XD_SOFTMAX_SUM] = (double)NAN;
         if (part[XD_SOFTMAX_MAX] > -(double)INFINITY)
-            whole[XD_SOFTMAX_SUM] +=
-                part[XD_SOFTMAX_SUM] * exp((part[XD_SOFTMAX_MAX] - whole[XD_SOFTMAX_MAX]) / a->temperature);
+            whole[XD_SOFTMAX_SUM] =
+                xd_add(whole[XD_SOFTMAX_SUM], xd_softmax_part(a, part, whole[XD_SOFTMAX_MAX]));
     }
 }
 
 /* The log-sum-exp of such a row. */
 XD_SCALAR double xd_softmax_log_sum_exp(const double *whole, double temperature) {
-    return whole[XD_SOFTMAX_MAX] / temperature + log(whole[XD_SOFTMAX_SUM]);
+    return xd_add(whole[XD_SOFTMAX_MAX] / temperature, log(whole[XD_SOFTMAX_SUM]));
 }
 
 #endif

@@ -34,7 +34,7 @@ XD_SCALAR double xd_jsd_entry(double u, double v, double beta, double *slope) {
 
 /* The derivative of weight |u - v| with respect to u. */
 XD_SCALAR double xd_uld_sign(double weight, double u, double v) {
-    return weight * (double)((u > v) - (u < v));
+    return xd_mul(weight, (double)((u > v) - (u < v)));
 }
 
 /* The mean slope of a chunk from its sum, weighted by values that have the factor. */

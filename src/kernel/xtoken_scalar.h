@@ -3,7 +3,7 @@
 
 #include "kernel/xtoken.h"
 
-/* Formulas of kernel/xtoken.h. Terms of cells have the same bits on every device, so their roundings are spelled out. */
+/* Formulas of kernel/xtoken.h that CPU and CUDA share. Their roundings are spelled out, so no compiler joins a product to a sum. */
 
 /* ---- chunks ---- */
 
@@ -19,7 +19,7 @@ XD_SCALAR double xd_xtoken_chunk_factor(const xd_xtoken_chunk *chunk, double val
 
 /* A derivative times that factor; 0 whatever it is when the factor is. */
 XD_SCALAR double xd_xtoken_scaled(double slope, double factor) {
-    return factor != 0.0 ? slope * factor : 0.0;
+    return factor != 0.0 ? xd_mul(slope, factor) : 0.0;
 }
 
 /* One column of d(c), where r = q / z and s = ln(r + epsilon); z: epsilon and the sum of q. Replaces q by dr, adds to
@@ -27,24 +27,24 @@ XD_SCALAR double xd_xtoken_scaled(double slope, double factor) {
  *   ds = -e^a (forward) or e^s (s - a + 1) (reverse),  dr = ds / (r + epsilon)
  * NaN passes, a column of no probability does not count. */
 XD_SCALAR void xd_xtoken_slope(double *q, double a, double z, bool reverse, double *value, double *dot) {
-    const double r = *q / z, s = log(r + XD_XTOKEN_EPSILON), target = exp(a);
-    const double ds = reverse ? exp(s) * (s - a + 1.0) : -target;
+    const double r = *q / z, shifted = xd_add(r, XD_XTOKEN_EPSILON), s = log(shifted), target = exp(a);
+    const double ds = reverse ? xd_mul(exp(s), xd_add(xd_sub(s, a), 1.0)) : -target;
     if (reverse)
-        *value += exp(s) * (s - a);
+        *value = xd_add(*value, xd_mul(exp(s), xd_sub(s, a)));
     else if (target != 0.0)
-        *value += target * (a - s);
-    *q = ds / (r + XD_XTOKEN_EPSILON);
-    *dot += *q * r;
+        *value = xd_add(*value, xd_mul(target, xd_sub(a, s)));
+    *q = ds / shifted;
+    *dot = xd_add(*dot, xd_mul(*q, r));
 }
 
 /* dq from dr; dot: sum dr r. */
 XD_SCALAR double xd_xtoken_slope_of_mean(double slope, double dot, double z) {
-    return (slope - dot) / z;
+    return xd_sub(slope, dot) / z;
 }
 
 /* The sum of q dq; the sum of q is z - epsilon. */
 XD_SCALAR double xd_xtoken_slope_delta(double dot, double z) {
-    return dot * XD_XTOKEN_EPSILON / z;
+    return xd_mul(dot, XD_XTOKEN_EPSILON) / z;
 }
 
 /* delta of a row of the chunk, from its cell. */
@@ -57,20 +57,21 @@ XD_SCALAR double xd_xtoken_row_delta(const xd_xtoken_chunk *chunk, double cell) 
 
 /* One term of d, and its derivative with respect to q; the logarithms have a floor. */
 XD_SCALAR double xd_xtoken_list_term(double q, double a, bool reverse, double *slope) {
-    const double difference = log(q + XD_XTOKEN_EPSILON) - log(a + XD_XTOKEN_EPSILON);
-    *slope = reverse ? difference + q / (q + XD_XTOKEN_EPSILON) : -a / (q + XD_XTOKEN_EPSILON);
-    return reverse ? q * difference : -a * difference;
+    const double shifted = xd_add(q, XD_XTOKEN_EPSILON);
+    const double difference = xd_sub(log(shifted), log(xd_add(a, XD_XTOKEN_EPSILON)));
+    *slope = reverse ? xd_add(difference, q / shifted) : -a / shifted;
+    return xd_mul(reverse ? q : -a, difference);
 }
 
 /* The term of the mass outside the list, 1 minus the sum inside it. Rows of M with a sum above 1 can make it negative. */
 XD_SCALAR double xd_xtoken_list_rest(double outside, double target, bool reverse, double *slope) {
-    return xd_xtoken_list_term(outside < 0.0 ? 0.0 : outside, target < 1.0 ? 1.0 - target : 0.0, reverse,
-                               slope);
+    return xd_xtoken_list_term(outside < 0.0 ? 0.0 : outside, target < 1.0 ? xd_sub(1.0, target) : 0.0,
+                               reverse, slope);
 }
 
 /* Each q also has the slope of the mass outside with a minus sign, unless that mass is negative. */
 XD_SCALAR double xd_xtoken_list_slope(double slope, double outside, double rest) {
-    return outside < 0.0 ? slope : slope - rest;
+    return outside < 0.0 ? slope : xd_sub(slope, rest);
 }
 
 /* ---- averages of chunks ---- */
@@ -102,7 +103,7 @@ XD_SCALAR bool xd_xtoken_pair_term(double alpha, double beta, bool reverse, doub
 
 /* The derivative of |x - y| with respect to the logarithm of x. */
 XD_SCALAR float xd_xtoken_tail_slope(double x, double y) {
-    return (float)((x > y ? 1.0 : x < y ? -1.0 : 0.0) * x);
+    return (float)xd_mul(x > y ? 1.0 : x < y ? -1.0 : 0.0, x);
 }
 
 /* Whether the most likely pair of all shards is the teacher's. */
@@ -123,14 +124,15 @@ XD_SCALAR void xd_xtoken_close_chunk(const xd_xtoken_close_args *a, double value
     a->chunk->value = isfinite(sum) ? value : (double)NAN;
     a->chunk->delta = a->merged[0];
     a->chunk->agree = a->merged[1] != 0.0;
-    a->chunk->largest = isfinite(sum) && xd_xtoken_chunk_takes(a->chunk, value + a->merged[0]) ? 1.0 : 0.0;
+    a->chunk->largest =
+        isfinite(sum) && xd_xtoken_chunk_takes(a->chunk, xd_add(value, a->merged[0])) ? 1.0 : 0.0;
 }
 
 /* ---- rows ---- */
 
 /* A term of the entropy. */
 XD_SCALAR double xd_xtoken_entropy_term(double p) {
-    return -p * log(p + XD_XTOKEN_EPSILON);
+    return xd_mul(-p, log(xd_add(p, XD_XTOKEN_EPSILON)));
 }
 
 /* Does the row hold a number that is NaN or infinity, perhaps in a column that nobody picks, or on another shard? */
@@ -146,14 +148,14 @@ XD_SCALAR double xd_xtoken_picked(double before, double scale, double logit) {
 /* Adds a term of the KL of log-probabilities. */
 XD_SCALAR void xd_xtoken_add_kl(double s, double t, bool reverse, double *value) {
     const double p = exp(reverse ? s : t);
-    if (p != 0.0) *value += p * (reverse ? s - t : t - s);
+    if (p != 0.0) *value = xd_add(*value, xd_mul(p, reverse ? xd_sub(s, t) : xd_sub(t, s)));
 }
 
 /* Its derivative with respect to the logit; value: the KL. */
 XD_SCALAR double xd_xtoken_kl_slope(double s, double t, bool reverse, double value) {
     const double p = exp(s);
-    if (!reverse) return p - exp(t);
-    return p != 0.0 ? p * (s - t - value) : 0.0;
+    if (!reverse) return xd_sub(p, exp(t));
+    return p != 0.0 ? xd_mul(p, xd_sub(xd_sub(s, t), value)) : 0.0;
 }
 
 /* The log-sum-exp of a row, from its largest logit and the sum of powers relative to it. */
@@ -165,16 +167,16 @@ XD_SCALAR double xd_xtoken_row_log(double largest, double temperature, double su
 
 /* Cross entropy with a factor; p: the probability at temperature 1. */
 XD_SCALAR double xd_xtoken_ce_part(double factor, double p, bool label) {
-    return factor * (p - (label ? 1.0 : 0.0));
+    return xd_mul(factor, xd_sub(p, label ? 1.0 : 0.0));
 }
 
 /* h: (M dy) of the column. */
 XD_SCALAR double xd_xtoken_project_part(double p, double h, double delta, double temperature) {
-    return p * (h - delta) / temperature;
+    return xd_mul(p, xd_sub(h, delta)) / temperature;
 }
 
 XD_SCALAR double xd_xtoken_mean_part(double u, double scale, double p, double delta) {
-    return u * scale - p * delta;
+    return xd_sub(xd_mul(u, scale), xd_mul(p, delta));
 }
 
 #endif

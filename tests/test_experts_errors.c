@@ -167,7 +167,7 @@ XD_TEST(leaves_of_experts_have_an_order_and_a_number) {
     run_ranks(2, misuse_steps);
 }
 
-XD_TEST(without_experts_there_are_no_leaves_of_theirs) {
+XD_TEST(without_experts_there_are_no_micro_batches_of_theirs) {
     xd_ctx *ctx = NULL;
     xd_comm *world = NULL;
     xd_parallel *parallel = NULL;

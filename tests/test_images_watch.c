@@ -162,7 +162,7 @@ XD_TEST(norms_of_gradients_are_told_apart_by_term) {
 }
 
 /* A leaf without samples, beyond a rank's own, leaves the sums of its last one. */
-XD_TEST(a_leaf_beyond_a_ranks_own_changes_nothing) {
+XD_TEST(a_micro_batch_beyond_a_ranks_own_changes_nothing) {
     static images_run run;
     static line l;
     const xd_network_call none = { .keep = true };

@@ -71,8 +71,8 @@ XD_PRIVATE const struct xd_json *xdi_json_find_n(const struct xd_json *object, c
                                                  size_t key_bytes);
 XD_PRIVATE const struct xd_json *xdi_json_by_key(const struct xd_json *object, size_t index);
 
-/* crc.c: xd_crc32c of a followed by b, from that of each (begun with 0) and the length of b in bytes: so ranks or threads that
- * hold parts of a file compute the checksum of the whole, each from its own bytes. About 31 steps for any length. Pure. */
+/* crc.c: xd_crc32c of a followed by b, from that of each (begun with 0) and the length of b in bytes. Ranks and threads with
+ * parts of a file compute the checksum of the whole with it. About 31 steps for any length. Pure. */
 XD_PRIVATE uint32_t xdi_crc32c_combine(uint32_t crc_a, uint32_t crc_b, uint64_t length_b);
 
 /* context.c: ARGUMENT, naming the first of `names` whose pointer is NULL. The macros write the names and count them, eight at

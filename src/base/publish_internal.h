@@ -16,21 +16,21 @@ XD_PRIVATE xd_result xdi_publish_create(xd_ctx *ctx, const char *path, xdi_publi
 XD_PRIVATE const char *xdi_publish_path(const xdi_publish *file);
 
 /* Opens a file that exists, to be written in place: one that another rank has started and given its length, of which
- * each rank writes ranges of its own. xdi_publish_commit syncs and closes it, and leaves its name to who started it, who commits
- * after all others; xdi_publish_abort closes it. Local. Errors: IO, MEMORY, UNSUPPORTED. */
+ * each rank writes ranges of its own. xdi_publish_commit syncs and closes it; the rank that started the file commits last and
+ * renames it. xdi_publish_abort closes it. Local. Errors: IO, MEMORY, UNSUPPORTED. */
 XD_PRIVATE xd_result xdi_publish_join(xd_ctx *ctx, const char *path, xdi_publish **out);
 
 /* Writes bytes at an offset; ranges may come in any order. Errors: IO. */
 XD_PRIVATE xd_result xdi_publish_write(xdi_publish *file, const void *data, size_t bytes, uint64_t offset);
 
-/* The same past the page cache, for much data that nobody here reads soon: see write_direct of xd_files.
+/* The same past the page cache, for much data that this machine does not read soon: see write_direct of xd_files.
  *   reason   0, or the errno value that says why the cache was used, ENOSYS without write_direct; may be NULL
  * Errors: IO. */
 XD_PRIVATE xd_result xdi_publish_write_direct(xdi_publish *file, const void *data, size_t bytes,
                                               uint64_t offset, int *reason);
 
-/* Sets the length. A file that grows beyond the free space of its file system is refused: that the disk is full is known before
- * the first byte is written. The space is not reserved. Errors: IO, with both numbers; UNSUPPORTED. */
+/* Sets the length. Refuses a file that grows beyond the free space of its file system, so a full disk is an error before the
+ * first byte. The space is not reserved. Errors: IO, with both numbers; UNSUPPORTED. */
 XD_PRIVATE xd_result xdi_publish_resize(xdi_publish *file, uint64_t bytes);
 
 /* Syncs, renames to the final name, syncs the directory, and frees the object, whatever the result.

@@ -189,9 +189,9 @@ step_nulls() {
     python3 tests/build/nulls.py --judge "$dir/api.json" "$dir/nulls.log"
 }
 
-# Every third case of tests/test_poison.c (CHECK_POISON=all: all), and that every call which takes numbers is in its table. A sample of them on the loops for
-# any processor, whose integers gcc watches in vectors too: no number makes one overflow. Static, so that what it does not call
-# is not compiled.
+# Every third case of tests/test_poison.c (CHECK_POISON=all: every one), and that every call which takes numbers is in its table.
+# A sample of them on the loops for any processor, whose integers gcc watches in vectors too: no number makes one overflow.
+# Static, so that what it does not call is not compiled.
 step_poison() {
     need gcc python3
     gcc -std=c99 -O1 -DXDISTILL_PORTABLE $sanitize -fsanitize=undefined -I. -Itests/helpers -DXDISTILL_IMPLEMENTATION -DXDISTILL_STATIC \
@@ -570,7 +570,7 @@ step_options() {
         echo "== $words"
         options=$(printf -- '-DXDISTILL_NO_%s ' $words)
         whole="$(driver gcc c99) -O1 $options -I."
-        case $words in *\ *) [ "$words" = "$everything" ] || strict= ;; esac # what warns of two wings warns of one, or of three
+        case $words in *\ *) [ "$words" = "$everything" ] || strict= ;; esac # one without each and one without all show what warns
         unit gcc c99 O0 -fPIC $options && missing && left_out || return 1
         $whole tests/build/declarations.c -x none "$unit" -o "$dir/linked" -lm -lpthread && "$dir/linked" || return 1
         [ "$words" != "$everything" ] || $whole -fsyntax-only tests/build/static_unit.c || return 1
@@ -743,7 +743,7 @@ step_hosts() {
 
 # The benchmarks name private things, which nobody else would miss: the front end reads each of them.
 step_bench() {
-    need clang # whose front end takes a tenth of gcc's time; it tells of what a header has and a program does not use
+    need clang # its front end takes a tenth of gcc's time, but warns of static functions of headers that a program does not use
     status=0
     for source in bench/*.c bench/torch/*.c; do
         clang -std=c99 -Wall -Wextra -Werror -Wno-unused-function -I. -fsyntax-only "$source" || status=1

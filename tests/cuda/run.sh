@@ -8,13 +8,17 @@
 #                                              words, without one
 #
 # The plain build runs every program twice: in plain order, and in a comparison of all orders of the threads, on streams that
-# work in reverse and only when the program waits. CUDA_PLAIN_ORDER=0 leaves the first run out, for callers that run the other
-# builds too; CUDA_COMPARE=compare:N compares only the first N launches of a kernel by each shape, and every 16th. The coverage has streams that work in order, and only when the program waits. CUDA_TESTS names the programs (default: all),
-# GOLDEN the folder of vectors, CUDA_BUILD the folder for what is built, EMU_BUILD that for the emulation (where its own tests
-# have it: beside the other), CUDA_HEADER where xdistill.h and xdistill_cuda.cu are (src, or . for the generated files; programs
-# include src in both cases), CUDA_LIBRARY an object of that library with XD_TEST_UNIT for the builds that do not sanitize it
-# (default: compiled here, once for each), CUDA_OBJECTS a folder for the objects of the programs, which the builds without a
-# sanitizer of the host can share.
+# work in reverse and only when the program waits. The coverage has streams that work in order, and only when the program waits.
+#
+#   CUDA_TESTS         the programs (default: all)
+#   CUDA_PLAIN_ORDER   0 leaves the run in plain order out, for callers that run the other builds too
+#   CUDA_COMPARE       compare:N compares the first N launches of a kernel by each shape, and every 16th (default: all)
+#   GOLDEN             the folder of vectors
+#   CUDA_BUILD         the folder for what is built
+#   EMU_BUILD          that for the emulation, where its own tests have it (default: beside the other)
+#   CUDA_HEADER        where xdistill.h and xdistill_cuda.cu are: src, or . for the generated files; programs include src in both cases
+#   CUDA_LIBRARY       an object of that library with XD_TEST_UNIT, for builds that do not sanitize it (default: compiled for each)
+#   CUDA_OBJECTS       a folder for the programs' objects, which builds that do not sanitize the host share (default: one for each)
 cd "$(dirname "$0")/../.." || exit 1
 build=${CUDA_BUILD:-build/cuda}
 emu=${EMU_BUILD:-$(dirname "$build")/emu}

@@ -142,6 +142,10 @@ static void copy_text(char *to, size_t room, const std::string &text) {
 
 using namespace emu;
 
+void emu_set_compared(unsigned launches) {
+    settings.compared = launches;
+}
+
 void emu_set_order(emu_order order, uint64_t seed) {
     Lock lock(big_lock);
     settings.order = order;

@@ -265,8 +265,9 @@ typedef enum emu_streams {
     EMU_LAZY_REVERSE = 2 /* the same, younger streams first */
 } emu_streams;
 
-/* Also EMU_ORDER=asc|desc|random:<seed>|compare and EMU_STREAMS=eager|lazy|lazy-reverse at start. */
+/* Also EMU_ORDER=asc|desc|random:<seed>|compare|compare:<n> and EMU_STREAMS=eager|lazy|lazy-reverse at start. */
 void emu_set_order(emu_order order, uint64_t seed);
+void emu_set_compared(unsigned launches); /* EMU_COMPARE: of a kernel by a shape, then every 16th; 0: all */
 void emu_set_streams(emu_streams mode);
 
 /* Kernels whose result may depend on the order (float atomics) run once while this is 0. Thread. */

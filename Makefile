@@ -41,11 +41,10 @@ layer_objects := $(foreach layer,$(layers),$(patsubst %,$(layer_dir)/%.o,$(or $(
 private = '-DXD_PRIVATE=extern __attribute__((visibility("hidden")))'
 
 # A test that uses private names includes their headers from src (XD_TEST_LAYERS), and is linked with an object whose private
-# functions are visible: the layers, or one of the generated header with XD_TEST_UNIT. Two have the library for themselves:
-# test_exact calls functions that are static in their files, test_fingerprint has the library call another pthread_create. make
-# check says in `carrying` which do beside them.
+# functions are visible: the layers, or one of the generated header with XD_TEST_UNIT. test_exact_terms calls functions that are
+# static in their files, so it has the library for itself; make check says in `carrying` which do beside it.
 private_sources := $(shell grep -lE '\<(xdi_|XDI_|XDISTILL_STATIC)' $(test_sources) /dev/null)
-whole_sources = tests/test_exact.c tests/test_fingerprint.c $(carrying)
+whole_sources = tests/test_exact_terms.c $(carrying)
 tests := $(test_sources:tests/%.c=$(test_dir)/%)
 whole_tests = $(whole_sources:tests/%.c=$(test_dir)/%)
 examples := $(patsubst examples/%,build/examples/%,$(basename $(sort $(wildcard examples/*.c examples/*.cpp))))
@@ -60,6 +59,10 @@ headers := $(wildcard xdistill.h xdistill_cuda.cu xdistill_nccl.h xdistill_mpi.h
 # Programs around the library share one object of it for each set of flags; this leaves it out of their files.
 library = build/libxdistill.a
 linked = -DXDISTILL_IMPLEMENTED
+
+# The networks of the examples and what programs around them share: demonstrations and tests link what they need of it.
+networks = build/networks.a
+network_objects := $(patsubst examples/%.c,build/networks/%.o,$(sort $(wildcard examples/nn/*.c examples/common/*.c)))
 
 .PHONY: help lib edit-to-test demo demo-mpi demo-sharded demo-toys demo-images demo-real teacher image-teacher test check fuzz golden golden-levels bench bench-threads bench-torch bench-torch-xtoken bench-torch-gpu bench-dmd bench-fake bench-wrap bench-files bench-tokenizers examples mpi cuda test-cuda test-cuda-emu coverage-cuda gpu-check install uninstall format check-format amalgamate api docs clean
 .DELETE_ON_ERROR:
@@ -80,7 +83,7 @@ build/xdistill.o: tests/build/implementation.c xdistill.h | build
 	$(if $(V),,@echo "compiling the library, about 30 s"; )$(CC) -std=c99 $(CFLAGS) -fPIC -I. -c $< -o $@
 
 build/libxdistill.a: $(section_objects)
-	rm -f $@ && $(AR) -rc $@ $^
+	$(if $(V),,@)rm -f $@ && $(AR) -rc $@ $^
 
 # A program finds it by its name for the loader, libxdistill.so.0.2: before 1.0 a minor version may change the interface.
 shared = libxdistill.so.$(basename $(version))
@@ -88,6 +91,12 @@ shared = libxdistill.so.$(basename $(version))
 build/libxdistill.so: $(section_objects)
 	$(compiling)$(CC) -shared $(if $(filter Linux,$(shell uname)),-Wl$(comma)-soname$(comma)$(shared)) $^ -o build/$(shared) $(LIBS)
 	ln -sf $(shared) $@
+
+build/networks.a: $(network_objects)
+	$(if $(V),,@)rm -f $@ && $(AR) -rc $@ $^
+
+$(network_objects): build/networks/%.o: examples/%.c xdistill.h $(wildcard examples/nn/*.h examples/common/*.h) | build/networks/nn build/networks/common
+	$(compiling)$(CC) -std=c99 $(CFLAGS) $(warnings) $(linked) -I. -c $< -o $@
 
 test: ## Tests: build and run tests/test_*.c; minutes, -j helps
 	@failed=; $(MAKE) -k --no-print-directory build-tests || failed=1; \
@@ -122,7 +131,10 @@ whole_test_cc = $(test_cc) $(test_includes)
 dependencies = -MMD -MP -MF $@.d -MT $@
 
 $(filter-out $(whole_tests),$(tests)): $(test_dir)/%: $(test_objects)/%.o $(test_implementation) | $(test_dir)
-	$(compiling)$(test_cc) -x none $(test_objects)/$*.o $(test_implementation) -o $@ $(test_libs)
+	$(compiling)$(test_cc) -x none $(test_objects)/$*.o $(test_implementation) -o $@ $(link_flags) $(test_libs)
+
+# Where the library finds no second thread.
+$(test_dir)/test_fingerprint: link_flags = -Wl,--wrap=pthread_create
 
 $(test_sources:tests/%.c=$(test_objects)/%.o): $(test_objects)/%.o: tests/%.c | $(test_objects)
 	$(compiling)$(test_cc) $(if $(filter $<,$(private_sources)),-Isrc -DXD_TEST_LAYERS $(private)) $(test_includes) $(dependencies) $(linked) -c $< -o $@
@@ -151,13 +163,16 @@ $(golden_objects): build/golden.d/%.o: tests/golden/%.c | build/golden.d
 build/compose: $(wildcard tests/compose/*) $(golden_implementation) | build
 	$(compiling)$(CC) -std=c99 -O2 $(warnings) -D_POSIX_C_SOURCE=200809L $(linked) -Isrc tests/compose/*.c $(golden_implementation) -o $@ $(LIBS)
 
-# The transformer of examples/nn under every wrapper against one rank: build/equivalence
-build/equivalence: $(wildcard tests/equivalence/* examples/nn/*) $(golden_implementation) | build
-	$(compiling)$(CC) -std=c99 -O2 $(warnings) -D_POSIX_C_SOURCE=200809L $(linked) -Isrc tests/equivalence/*.c $(wildcard examples/nn/*.c) $(golden_implementation) -o $@ $(LIBS)
+# The transformer of examples/nn under every wrapper against one rank: build/equivalence. make check says build/networks.a, which is of
+# the generated header too.
+equivalence_networks ?= $(wildcard examples/nn/*.c)
+
+build/equivalence: $(wildcard tests/equivalence/* examples/nn/*) $(equivalence_networks) $(golden_implementation) | build
+	$(compiling)$(CC) -std=c99 -O2 $(warnings) -D_POSIX_C_SOURCE=200809L $(linked) -Isrc tests/equivalence/*.c $(equivalence_networks) $(golden_implementation) -o $@ $(LIBS)
 
 # A distillation of small networks under every wrapper against one rank: build/equivalence_dmd
-build/equivalence_dmd: $(wildcard tests/equivalence_dmd/* examples/nn/*) $(golden_implementation) | build
-	$(compiling)$(CC) -std=c99 -O2 $(warnings) -D_POSIX_C_SOURCE=200809L $(linked) -Isrc tests/equivalence_dmd/*.c $(wildcard examples/nn/*.c) $(golden_implementation) -o $@ $(LIBS)
+build/equivalence_dmd: $(wildcard tests/equivalence_dmd/* examples/nn/*) $(equivalence_networks) $(golden_implementation) | build
+	$(compiling)$(CC) -std=c99 -O2 $(warnings) -D_POSIX_C_SOURCE=200809L $(linked) -Isrc tests/equivalence_dmd/*.c $(equivalence_networks) $(golden_implementation) -o $@ $(LIBS)
 
 fuzz: ## Tests: every fuzzer for FUZZ_SECONDS
 	@sh tests/build/check.sh fuzz
@@ -168,14 +183,14 @@ own_out = $(if $(findstring --out,$(ARGS)),,--overwrite)
 demo: build/demo ## Demonstrations: distil small models on real text; ARGS=--help
 	build/demo $(own_out) $(ARGS)
 
-build/demo: $(wildcard examples/demo/* examples/common/* examples/nn/*) $(library)
-	$(compiling)$(CC) -std=c99 $(CFLAGS) $(linked) -I. $(wildcard examples/demo/*.c examples/common/*.c examples/nn/*.c) $(library) -o $@ $(LIBS)
+build/demo: $(wildcard examples/demo/* examples/common/*.h examples/nn/*.h) $(networks) $(library)
+	$(compiling)$(CC) -std=c99 $(CFLAGS) $(linked) -I. $(wildcard examples/demo/*.c) $(networks) $(library) -o $@ $(LIBS)
 
 demo-mpi: build/demo-mpi ## Demonstrations: the same with MPI processes as ranks
 	$(MPIRUN) build/demo-mpi $(own_out) $(ARGS)
 
-build/demo-mpi: $(wildcard examples/demo/* examples/common/* examples/nn/*) xdistill_mpi.h $(library)
-	$(compiling)mpicc -std=c99 $(CFLAGS) $(linked) -I. -DDEMO_MPI $(wildcard examples/demo/*.c examples/common/*.c examples/nn/*.c) $(library) -o $@ $(LIBS)
+build/demo-mpi: $(wildcard examples/demo/* examples/common/*.h examples/nn/*.h) xdistill_mpi.h $(networks) $(library)
+	$(compiling)mpicc -std=c99 $(CFLAGS) $(linked) -I. -DDEMO_MPI $(wildcard examples/demo/*.c) $(networks) $(library) -o $@ $(LIBS)
 
 # What Open MPI wants to hear before it starts more processes than cores, or for root; --mpi in ARGS asks for processes.
 open_mpi = OMPI_MCA_rmaps_base_oversubscribe=1 OMPI_ALLOW_RUN_AS_ROOT=1 OMPI_ALLOW_RUN_AS_ROOT_CONFIRM=1
@@ -184,36 +199,34 @@ mpi_if_asked = $(if $(filter --mpi,$(ARGS)),-mpi)
 demo-sharded: build/demo-sharded$(mpi_if_asked) build/xdrun ## Demonstrations: a sharded student, killed and resumed; ARGS=--help
 	$(open_mpi) $< $(own_out) $(ARGS)
 
-sharded_sources = $(wildcard examples/sharded/*.c examples/common/*.c examples/nn/*.c) $(filter-out examples/demo/demo.c,$(wildcard examples/demo/*.c))
+sharded_sources = $(wildcard examples/sharded/*.c) $(filter-out examples/demo/demo.c,$(wildcard examples/demo/*.c))
 
-build/demo-sharded: $(wildcard examples/sharded/* examples/demo/* examples/common/* examples/nn/*) $(library)
-	$(compiling)$(CC) -std=c99 $(CFLAGS) $(linked) -I. $(sharded_sources) $(library) -o $@ $(LIBS)
+build/demo-sharded: $(wildcard examples/sharded/* examples/demo/* examples/common/*.h examples/nn/*.h) $(networks) $(library)
+	$(compiling)$(CC) -std=c99 $(CFLAGS) $(linked) -I. $(sharded_sources) $(networks) $(library) -o $@ $(LIBS)
 
-build/demo-sharded-mpi: $(wildcard examples/sharded/* examples/demo/* examples/common/* examples/nn/*) xdistill_mpi.h $(library)
-	$(compiling)mpicc -std=c99 $(CFLAGS) $(linked) -I. -DSHARDED_MPI $(sharded_sources) $(library) -o $@ $(LIBS)
+build/demo-sharded-mpi: $(wildcard examples/sharded/* examples/demo/* examples/common/*.h examples/nn/*.h) xdistill_mpi.h $(networks) $(library)
+	$(compiling)mpicc -std=c99 $(CFLAGS) $(linked) -I. -DSHARDED_MPI $(sharded_sources) $(networks) $(library) -o $@ $(LIBS)
 
 demo-toys: build/demo-toys ## Demonstrations: distil points in the plane; ARGS=--help
 	build/demo-toys $(ARGS)
 
-toys_sources = $(wildcard examples/toys/*.c) examples/common/options.c examples/nn/nn_matmul.c examples/nn/nn_exp.c
-
-build/demo-toys: $(wildcard examples/toys/* examples/common/* examples/nn/*) $(library)
-	$(compiling)$(CC) -std=c99 $(CFLAGS) $(linked) -I. $(toys_sources) $(library) -o $@ $(LIBS)
+build/demo-toys: $(wildcard examples/toys/* examples/common/*.h examples/nn/*.h) $(networks) $(library)
+	$(compiling)$(CC) -std=c99 $(CFLAGS) $(linked) -I. $(wildcard examples/toys/*.c) $(networks) $(library) -o $@ $(LIBS)
 
 demo-images: build/demo-images$(mpi_if_asked) ## Demonstrations: distil a diffusion model of pictures; ARGS=--help
 	$(if $(mpi_if_asked),$(MPIRUN)) $< $(own_out) $(filter-out --mpi,$(ARGS))
 
-build/demo-images: $(wildcard examples/images/* examples/common/* examples/nn/*) $(library)
-	$(compiling)$(CC) -std=c99 $(CFLAGS) $(linked) -I. $(wildcard examples/images/*.c examples/common/*.c examples/nn/*.c) $(library) -o $@ $(LIBS)
+build/demo-images: $(wildcard examples/images/* examples/common/*.h examples/nn/*.h) $(networks) $(library)
+	$(compiling)$(CC) -std=c99 $(CFLAGS) $(linked) -I. $(wildcard examples/images/*.c) $(networks) $(library) -o $@ $(LIBS)
 
-build/demo-images-mpi: $(wildcard examples/images/* examples/common/* examples/nn/*) xdistill_mpi.h $(library)
-	$(compiling)mpicc -std=c99 $(CFLAGS) $(linked) -I. -DIMAGES_MPI $(wildcard examples/images/*.c examples/common/*.c examples/nn/*.c) $(library) -o $@ $(LIBS)
+build/demo-images-mpi: $(wildcard examples/images/* examples/common/*.h examples/nn/*.h) xdistill_mpi.h $(networks) $(library)
+	$(compiling)mpicc -std=c99 $(CFLAGS) $(linked) -I. -DIMAGES_MPI $(wildcard examples/images/*.c) $(networks) $(library) -o $@ $(LIBS)
 
 demo-real: build/real build/bpe_train ## Demonstrations: real vocabularies and a real teacher; half an hour
 	@sh tools/demo_real.sh
 
-build/real: $(wildcard examples/real/* examples/common/* examples/nn/*) $(library)
-	$(compiling)$(CC) -std=c99 $(CFLAGS) $(linked) -I. $(wildcard examples/real/*.c examples/common/*.c examples/nn/*.c) $(library) -o $@ $(LIBS)
+build/real: $(wildcard examples/real/* examples/common/*.h examples/nn/*.h) $(networks) $(library)
+	$(compiling)$(CC) -std=c99 $(CFLAGS) $(linked) -I. $(wildcard examples/real/*.c) $(networks) $(library) -o $@ $(LIBS)
 
 build/bpe_train: tools/bpe_train.c xdistill.h | build
 	$(compiling)$(CC) -std=c99 $(CFLAGS) $< -o $@ $(LIBS)
@@ -227,10 +240,10 @@ build/xdrun: tools/xdrun.c | build
 build/xdistill: tools/xdistill.c tools/listing.h $(wildcard tools/dcp*.h) $(library)
 	$(compiling)$(CC) -std=c99 $(CFLAGS) $(linked) $< $(library) -o $@ $(LIBS)
 
-images_sources = $(addprefix examples/images/,classifier.c dataset.c frechet.c tensors.c) examples/nn/nn_exp.c examples/nn/nn_matmul.c
+images_sources = $(addprefix examples/images/,classifier.c dataset.c frechet.c tensors.c)
 
-build/images_data: tools/images_data.c $(images_sources) $(wildcard examples/images/*.h examples/nn/*.h) $(library)
-	$(compiling)$(CC) -std=c99 $(CFLAGS) $(linked) -I. $< $(images_sources) $(library) -o $@ $(LIBS)
+build/images_data: tools/images_data.c $(images_sources) $(wildcard examples/images/*.h examples/nn/*.h) $(networks) $(library)
+	$(compiling)$(CC) -std=c99 $(CFLAGS) $(linked) -I. $< $(images_sources) $(networks) $(library) -o $@ $(LIBS)
 
 teacher: ## Demonstrations: train the teacher of the demonstration again
 	sh tools/teacher.sh
@@ -251,14 +264,13 @@ build/examples/%: examples/%.c $(library) | build/examples
 	$(compiling)$(CC) -std=c99 -O2 $(linked) $< $(library) -o $@ $(LIBS)
 
 # These two train the transformer of examples/nn; the second is made of parts of the demos, with shorter rows.
-transformer_sources = $(patsubst %,examples/nn/nn_%.c,blocks describe exp layers matmul model patch_positions patch_rows sequence transformer)
-student_sources = $(patsubst %,examples/demo/demo_%.c,bridge data flat load loss rank shares text) $(patsubst %,examples/sharded/sharded_%.c,memory stages student) $(patsubst %,examples/common/%.c,folders model_directory sample)
+student_sources = $(patsubst %,examples/demo/demo_%.c,bridge data flat load loss rank shares text) $(patsubst %,examples/sharded/sharded_%.c,memory stages student)
 
-build/examples/24_fsdp_transformer: examples/24_fsdp_transformer.c $(transformer_sources) $(wildcard examples/nn/*.h) $(library) | build/examples
-	$(compiling)$(CC) -std=c99 -O2 $(linked) -I. $< $(transformer_sources) $(library) -o $@ $(LIBS)
+build/examples/24_fsdp_transformer: examples/24_fsdp_transformer.c $(wildcard examples/nn/*.h) $(networks) $(library) | build/examples
+	$(compiling)$(CC) -std=c99 -O2 $(linked) -I. $< $(networks) $(library) -o $@ $(LIBS)
 
-build/examples/25_xtoken_student: examples/25_xtoken_student.c $(transformer_sources) $(student_sources) $(wildcard examples/*/*.h) $(library) | build/examples
-	$(compiling)$(CC) -std=c99 -O2 $(linked) -I. -DDEMO_ROW=64 -DDEMO_BATCH=8 $< $(transformer_sources) $(student_sources) $(library) -o $@ $(LIBS)
+build/examples/25_xtoken_student: examples/25_xtoken_student.c $(student_sources) $(wildcard examples/*/*.h) $(networks) $(library) | build/examples
+	$(compiling)$(CC) -std=c99 -O2 $(linked) -I. -DDEMO_ROW=64 -DDEMO_BATCH=8 $< $(student_sources) $(networks) $(library) -o $@ $(LIBS)
 
 build/examples/01_quickstart: examples/01_quickstart.c xdistill.h | build/examples
 	$(compiling)$(CC) -std=c99 -O2 $< -o $@ $(LIBS)
@@ -424,7 +436,7 @@ uninstall: ## Library: remove what install wrote
 clean: ## Library: remove build/
 	rm -rf build
 
-build build/bench build/examples build/golden.d build/mpi $(sort $(test_dir) $(test_objects) $(layer_dir)):
+build build/bench build/examples build/golden.d build/mpi build/networks/nn build/networks/common $(sort $(test_dir) $(test_objects) $(layer_dir)):
 	mkdir -p $@
 
 -include $(wildcard $(sort $(test_dir)/*.d $(test_objects)/*.d) $(layer_dir)/*.d build/golden.d/*.d)

@@ -12,18 +12,6 @@
 
 enum { RANKS = 4, WARM = 1000, LARGE = 2500 /* elements: beyond what goes into a page */, KINDS = 12 };
 
-#if defined(__has_feature)
-#    if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
-enum { SANITIZED = 1 };
-#    else
-enum { SANITIZED = 0 };
-#    endif
-#elif defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-enum { SANITIZED = 1 };
-#else
-enum { SANITIZED = 0 };
-#endif
-
 static int64_t calls = 3000;
 
 /* Blocks and bytes of the allocator of all contexts and of the world; atomic. Each block begins with its size. */
@@ -183,7 +171,7 @@ static void play(xd_reduction mode) {
     CHECK_EQ_INT(memory.bytes, 0);
     /* The C library may keep some pages more; a block a call would be megabytes in 100,000 calls. Sanitizers keep what was
      * released. */
-    CHECK(SANITIZED || all.end_resident - all.warm_resident <= 512);
+    CHECK(XD_TEST_SANITIZED || all.end_resident - all.warm_resident <= 512);
     printf(
         "%lld calls: %lld blocks of %lld bytes after %d, %lld of %lld at the end; %ld and %ld KB resident\n",
         (long long)calls, (long long)all.warm.blocks, (long long)all.warm.bytes, (int)WARM,

@@ -5,23 +5,26 @@
 #    define _GNU_SOURCE /* mkdtemp */
 #endif
 
+#include <errno.h>
 #include <pthread.h>
 
-/* What the implementation below calls. */
-static int threads_refused = -1; /* -1: none is */
-static int refusing_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *),
-                           void *argument);
-#define pthread_create refusing_create
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
-#undef pthread_create
+#if defined(XD_TEST_LAYERS)
+#    include "checkpoint/internal.h"
+#endif
 #include "checkpoint_files.h"
 
 enum { MOST = 83, ROOM = MOST * 8 + 8, TURN = 3 * (8 << 10), LONG = 5 * TURN / 2 };
 
-static int refusing_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *),
-                           void *argument) {
-    if (threads_refused < 0) return pthread_create(thread, attributes, run, argument);
+/* The linker has the library call this (--wrap). */
+static int threads_refused = -1; /* -1: none is */
+int __real_pthread_create(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
+int __wrap_pthread_create(pthread_t *, const pthread_attr_t *, void *(*)(void *), void *);
+
+int __wrap_pthread_create(pthread_t *thread, const pthread_attr_t *attributes, void *(*run)(void *),
+                          void *argument) {
+    if (threads_refused < 0) return __real_pthread_create(thread, attributes, run, argument);
     threads_refused++;
     return EAGAIN;
 }

@@ -24,10 +24,11 @@ all_steps() {
     echo cuda_emu:plain cuda_emu:asan cuda_emu:checker coverage_cuda transformers fuzz
     echo tests:address tests:generated tests:clang tests:hostile tests:thread undefined levels portable aarch64 options sections test
     # Every standard decides for itself what it accepts: it reads the whole unit, and declarations become code on both
-    # levels. Code of the unit is made at the corners: the oldest C and the newest C++ for the warnings that only the
+    # levels. Code of the unit is made at the corners: the oldest C and the newest C++ for the warnings that only gcc's
     # optimizer sees, and C without it. These objects serve the tests; gcc's of C++ has the flags of tests:hostile.
+    echo compile:gcc:c99:O3 compile:gcc:c99:O0:-fno-pie compile:clang:c99:O0
     for cc in gcc clang; do
-        for corner in c99:O3 "$(newest_cxx $cc | tr ' ' :)" c99:O0:-fno-pie; do echo "compile:$cc:$corner"; done
+        echo "compile:$cc:$(newest_cxx $cc | tr ' ' :)"
         for std in c99 c11 gnu11 c++11 c++17 c++20; do echo "declarations:$cc:$std"; done
         for std in c99 c++11; do echo "headers:$cc:$std"; done
         for std in c99 c++17; do echo "units:$cc:$std"; done
@@ -61,12 +62,12 @@ main() {
 newest_cxx() {
     case $1 in
     gcc) echo "gnu++17 O3 $hostile" ;;
-    *) echo "c++17 O1" ;;
+    *) echo "c++17 O0" ;;
     esac
 }
 
 # The library at -O2 that golden vectors and random configurations share: its sections show private functions.
-export golden_implementation=build/libxdistill.a
+export golden_implementation=build/libxdistill.a equivalence_networks=build/networks.a
 private_names="-Isrc -DXD_TEST_LAYERS -DXD_PRIVATE=extern" # for objects that call them
 
 file_name() { echo "$1" | tr :/ --; }
@@ -156,7 +157,7 @@ sections() {
 }
 
 # What more than one step takes: the objects of the tests and of the golden vectors' program, and the library.
-step_build() { make --no-print-directory -j"${CHECK_JOBS:-2}" build-tests lib build/golden; }
+step_build() { make --no-print-directory -j"${CHECK_JOBS:-2}" build-tests lib build/golden build/networks.a; }
 
 step_amalgamate() { need python3; python3 tools/amalgamate.py --check; }
 
@@ -308,7 +309,7 @@ step_newest() {
     compiler=$1
     [ "$1" != zig ] || compiler="${ZIG_PYTHON:-python3} -m ziglang cc"
     $compiler --version >/dev/null 2>&1 || { echo "needs $1"; exit 77; }
-    $compiler -std=c99 $strict -O1 -I. -c tests/build/implementation.c -o "$dir/unit.o"
+    $compiler -std=c99 $strict -O0 -I. -c tests/build/implementation.c -o "$dir/unit.o"
 }
 
 # The implementation as an object.
@@ -335,7 +336,7 @@ step_parts() {
     status=0
     mkdir -p "$dir/objects"
     for part in $(find src -name '*.c' | grep -v '^src/mpi/\|^src/nccl/'); do # those stand in one unit, as src/cuda's
-        $(driver gcc c99) -O1 -Isrc -DXDISTILL_IMPLEMENTATION -DXD_PRIVATE=extern -c "$part" \
+        $(driver gcc c99) -O0 -Isrc -DXDISTILL_IMPLEMENTATION -DXD_PRIVATE=extern -c "$part" \
             -o "$dir/objects/$(file_name "${part#src/}").o" || status=1
     done
     [ $status -eq 0 ] || return 1
@@ -347,7 +348,7 @@ step_units() {
     need "$1"
     case $2 in
     *++*) unit "$1" $(newest_cxx "$1") ;;
-    *) unit "$1" "$2" O3 ;;
+    *) unit "$1" "$2" "$([ "$1" = gcc ] && echo O3 || echo O0)" ;;
     esac || return 1
     cc="$(driver "$1" "$2") -O1 -I." # at O0 gcc keeps what nothing uses
     $cc tests/build/declarations.c -x none "$unit" -o "$dir/two" -lm -lpthread && "$dir/two" &&
@@ -415,13 +416,13 @@ step_fastmath() {
 # Run the suites with the implementation from the generated header, compiled as each of these says: all of them over the header as
 # one unit (generated) and over its sections (clang). Tests hold nothing of it, so those of `make test` are linked again where not
 # they, but what they call, is to be another; address and thread have clang compile the tests. Users' private functions are static,
-# and so are those of the unit that most tests have; tests that call some have another one, XD_TEST_UNIT, or the sections. Two carry
-# their own implementation, compiled as $whole says. The hostile flags make of C++ the functions that they make of C: there the unit
-# is C++, and that of the private functions C, with a test of optimizers, whose bits are promised. address leaves to others what runs
+# and so are those of the unit that most tests have; tests that call some have another one, XD_TEST_UNIT, or the sections. One carries
+# its own implementation, compiled as $whole says. The hostile flags make of C++ the functions that they make of C: there the unit
+# is C++, and the sections of the private functions C, kernels by the same flags, with a test of optimizers, whose bits are promised. address leaves to others what runs
 # long: networks of the examples, whole trainings, losses of diffusion, and calls on several threads, which thread runs; arithmetic of its
 # kernels is watched by poison.
 step_tests() {
-    sources=$(ls tests/test_*.c) own= more= also= kernels= made=unit
+    sources=$(ls tests/test_*.c) own= more= also= kernels= made=unit inner=unit
     [ "$1" != hostile ] || sources=$(of_arithmetic)
     need gcc clang
     case $1 in
@@ -429,10 +430,10 @@ step_tests() {
     clang) made=joined users="clang c99 O3" inside=$users whole="clang -std=c11 -O3" ;;
     address) made=joined users="clang c99 O1 $memory" inside=$users kernels="$sanitize -fsanitize=address" whole="clang -std=c99 -O1 $memory"
              own="clang -std=c99 -O0 $sanitize -fsanitize=address,undefined"
-             sources=$(ls tests/test_*.c | grep -v 'test_nn\|test_toys\|test_images\|test_parallel.c\|test_poison\|test_dmd_losses\|test_equivalence_') ;;
+             sources=$(ls tests/test_*.c | grep -v 'test_nn\|test_toys\|test_images\|test_parallel.c\|test_poison\|test_dmd_losses\|test_equivalence_\|test_exact_terms') ;;
     thread) users="clang c99 O1 -DXD_TEST_UNIT $sanitize -fsanitize=thread" inside=$users own="clang -std=c99 -O0 $sanitize -fsanitize=thread" whole="clang -std=c99 -O1 $sanitize -fsanitize=thread"
             sources=$(ls tests/test_comm*.c tests/test_faults*.c tests/test_parallel*.c tests/test_tokenizer_batch.c tests/test_wrap*.c 2>/dev/null) ;;
-    hostile) users="gcc $(newest_cxx gcc)" inside="gcc gnu11 O3 -DXD_TEST_UNIT $hostile" whole="gcc -std=gnu11 -O3 $hostile" more=-lstdc++
+    hostile) users="gcc $(newest_cxx gcc)" inner=joined inside="gcc gnu11 O1" kernels="-O3 $hostile" whole="gcc -std=gnu11 -O3 $hostile" more=-lstdc++
              also=tests/test_simd_optimizer.c ;;
     esac
     [ -n "$sources" ] || { echo "there are no such tests"; exit 77; }
@@ -441,7 +442,7 @@ step_tests() {
     $made $users || return 1
     suites "$dir" "$(echo "$sources" | grep -vxF "${few:-none}")" whole_test_cc="$whole -I. -Itests/helpers" \
         test_implementation="$unit" test_libs="-lm -lpthread $more" ${own:+test_objects="$dir" test_cc="$own" test_header=.} || return 1
-    [ -z "$few" ] || unit $inside || return 1
+    [ -z "$few" ] || $inner $inside || return 1
     [ -z "$few" ] || suites "$dir" "$few" whole_test_cc="$whole -I. -Itests/helpers" test_implementation="$unit"
 }
 
@@ -515,7 +516,7 @@ step_levels() {
         "$dir/golden" --cpu=$level --invariant "$vectors" || return 1
         XDISTILL_CPU=$level suites "$dir" "$losses" test_implementation="$unit" || return 1
     done
-    suites "$dir" "$(ls tests/test_simd_*.c tests/test_exact.c)" test_implementation="$unit" carrying=tests/test_simd_loss.c \
+    suites "$dir" "$(ls tests/test_simd_*.c tests/test_exact*.c)" test_implementation="$unit" carrying=tests/test_simd_loss.c \
         whole_test_cc="gcc -std=c99 -O1 -g -DXDISTILL_PORTABLE -I. -Itests/helpers"
 }
 
@@ -826,7 +827,7 @@ step_cmake() {
     command -v nvcc >/dev/null 2>&1 && components="$components;cuda"
     [ -z "$components" ] || {
         cmake -S tests/install -B "$root/companions" -DCMAKE_PREFIX_PATH="$root/make" -DXDISTILL_COMPONENTS="${components#;}" \
-            $(command -v nvcc >/dev/null 2>&1 && echo -DWITH_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=90 -DCMAKE_CUDA_FLAGS=-O0) &&
+            $(command -v nvcc >/dev/null 2>&1 && echo -DWITH_CUDA=ON -DCMAKE_CUDA_ARCHITECTURES=90-virtual -DCMAKE_CUDA_FLAGS=-G) &&
         cmake --build "$root/companions" || return 1
     }
     [ ! -x "$root/companions/ranks" ] || "$root/companions/ranks" && { [ ! -x "$root/companions/device" ] || "$root/companions/device"; }

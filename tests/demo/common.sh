@@ -21,22 +21,34 @@ conclude() {
     [ "$failed" -eq 0 ]
 }
 
-# demo_sources INCLUDE: leaves in $sources what a compiler needs besides flags to make the demonstration with the header in
-# that folder, and in $sharded_sources, $toys_sources and $images_sources the same for those of sharded training, of points in the
-# plane and of images; fails when the library cannot be built
-demo_sources() {
-    library=$work/xdistill.o
-    if [ "$1" = . ]; then
-        library=build/libxdistill.a
-        make --no-print-directory "$library" || return 1
-    else
-        ${CC:-cc} -std=c99 -O2 "-I$1" -c tests/build/implementation.c -o "$library" || return 1
-    fi
-    shared="-std=c99 -O2 -DXDISTILL_IMPLEMENTED -I$1 examples/common/*.c examples/nn/*.c $library -lm -lpthread"
-    sources="examples/demo/*.c $shared"
-    toys_sources="examples/toys/*.c $shared"
-    images_sources="examples/images/*.c $shared"
-    sharded_sources="examples/sharded/*.c $(ls examples/demo/*.c | grep -v '/demo\.c$' | tr '\n' ' ') $shared"
+# The sources of the demonstration, of sharded training, of points in the plane and of images.
+demo=$(ls examples/demo/*.c)
+sharded="$(ls examples/sharded/*.c) $(ls examples/demo/*.c | grep -v '/demo\.c$')"
+toys=$(ls examples/toys/*.c)
+images=$(ls examples/images/*.c)
+small="-DDEMO_ROW=32 -DDEMO_BATCH=8"
+
+# program NAME FLAGS SOURCES [MPI]: $work/NAME of these sources; with MPI, a macro that some of them look at, for mpicc. Programs, of
+# other tests too, share the objects that have the same flags.
+program() {
+    flags=$2 mpi=${4:-} objects= link=${CC:-cc}
+    [ -z "$mpi" ] || link=mpicc
+    {
+        make --no-print-directory build/networks.a build/libxdistill.a && mkdir -p build/demo-objects || return 1
+        for source in $3; do object || return 1; done
+        $link $objects build/networks.a build/libxdistill.a -o "$work/$1" -lm -lpthread
+    } >"$work/build.log" 2>&1
+}
+
+# Adds the object of $source to $objects, and compiles it unless there is one that is newer than what it may include. Another test
+# may be at it.
+object() {
+    compile="${CC:-cc} $flags"
+    [ -z "$mpi" ] || ! grep -q "$mpi" "$source" || compile="mpicc -D$mpi $flags"
+    object=build/demo-objects/$(echo "$compile $source" | tr -c 'a-zA-Z0-9_\n' -).o
+    objects="$objects $object"
+    [ -e "$object" ] && [ -z "$(find examples xdistill*.h -name '*.[ch]' -newer "$object" | head -n 1)" ] && return
+    $compile -std=c99 -O2 -DXDISTILL_IMPLEMENTED -I. -c "$source" -o "$object.$$" && mv "$object.$$" "$object"
 }
 
 # appears FILE: waits until it is there and not empty, half a minute at most

@@ -3,11 +3,10 @@
 # mode tp and cp meshes its losses within 1e-3; a run that was killed goes on with the same bits or says why
 # not. The last line is `N passed, N failed, N skipped`.
 #
-#   sh tests/demo/test_demo.sh [INCLUDE]     from the root; INCLUDE is the folder of xdistill.h (.)
+#   sh tests/demo/test_demo.sh     from the root
 #
 # Long runs are made with a program whose batch is 8 rows of 32 tokens, an eighth of the real one.
 set -u
-include=${1:-.}
 . tests/demo/common.sh
 
 # start PROGRAM NAME OPTION...: runs into the folder NAME, quietly
@@ -64,9 +63,8 @@ refused() {
     grep -q -e "$words" "$work/$name.log" || { cat "$work/$name.log"; return 1; }
 }
 
-demo_sources "$include" && ${CC:-cc} $sources -o "$work/demo" &&
-${CC:-cc} -DDEMO_ROW=32 -DDEMO_BATCH=8 $sources -o "$work/small"
-verdict $? 'the demo builds'
+program demo "" "$demo" && program small "$small" "$demo"
+verdict $? 'the demo builds' "$work/build.log"
 
 # The program as it is.
 run demo 2 one --mesh dp=1 --reduction invariant

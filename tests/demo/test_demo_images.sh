@@ -2,11 +2,10 @@
 # The demonstration of image distillation: pictures, table, metrics and students have the same bytes on any number of ranks, with networks
 # whole or in parts, with pictures whole or shared by ranks, and after a run that was killed; what is wrong is refused. The last line is `N passed, N failed, N skipped`.
 #
-#   sh tests/demo/test_demo_images.sh [INCLUDE]     from the root; INCLUDE is the folder of xdistill.h (.)
+#   sh tests/demo/test_demo_images.sh     from the root
 #
 # It trains for few steps and draws 100 images, so its students are poor. Real pictures are the 100 in data/images.
 set -u
-include=${1:-.}
 . tests/demo/common.sh
 
 short="--warm-up 1 --steps 2 --one-steps 2 --save-every 1 --count 100 --generations 1"
@@ -34,8 +33,8 @@ same() {
     done
 }
 
-demo_sources "$include" && ${CC:-cc} -DIMAGES_LEAD=1 -DIMAGES_REAL_SPLIT='"sample"' $images_sources -o "$work/images"
-verdict $? 'it builds'
+program images '-DIMAGES_LEAD=1 -DIMAGES_REAL_SPLIT="sample"' "$images"
+verdict $? 'it builds' "$work/build.log"
 
 start one --mesh dp=1 && [ "$(grep -c 'right class' "$work/one/table.txt")" -eq 7 ] &&
 ! grep -qi 'nan\|inf' "$work/one/table.txt" "$work/one"/steps-*/metrics.jsonl &&

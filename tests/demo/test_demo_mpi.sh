@@ -2,9 +2,8 @@
 # The demonstrations with the processes of an MPI job as ranks: on each mesh they have the bits of threads, and go
 # on from each other's states; so have those of sharded training, killed and resumed, and of images. The last line is `N passed, N failed, N skipped`.
 #
-#   sh tests/demo/test_demo_mpi.sh [INCLUDE]     from the root; INCLUDE is the folder of xdistill.h (.)
+#   sh tests/demo/test_demo_mpi.sh     from the root
 set -u
-include=${1:-.}
 . tests/demo/common.sh
 options="--steps 4 --heldout-bytes 1000"
 # What Open MPI wants to hear before it starts more processes than cores, or for root.
@@ -31,11 +30,7 @@ same() {
     cmp -s "$work/$1/student/model.safetensors" "$work/$2/student/model.safetensors"
 }
 
-small="-DDEMO_ROW=32 -DDEMO_BATCH=8"
-{
-    demo_sources "$include" && ${CC:-cc} $small $sources -o "$work/threads" &&
-    mpicc -DDEMO_MPI $small $sources -o "$work/processes"
-} >"$work/build.log" 2>&1
+program threads "$small" "$demo" && program processes "$small" "$demo" DEMO_MPI
 verdict $? 'the demo builds for threads and for processes' "$work/build.log"
 for mesh in 2:dp=2 2:tp=2 2:cp=2 4:dp=2,tp=2 4:cp=2,tp=2; do
     axes=${mesh#*:}
@@ -68,9 +63,7 @@ processes 2 full --save-every 1
 verdict $? 'a file that one process cannot write is an error' "$work/full.log"
 
 # Sharded training: killed and resumed processes have the bits of one, and those of threads.
-{
-    ${CC:-cc} $small $sharded_sources -o "$work/sharded" && mpicc -DSHARDED_MPI $small $sharded_sources -o "$work/sharded-mpi"
-} >"$work/build.log" 2>&1
+program sharded "$small" "$sharded" && program sharded-mpi "$small" "$sharded" SHARDED_MPI
 verdict $? 'sharded training builds for threads and for processes' "$work/build.log"
 "$work/sharded" --steps 6 --heldout-bytes 1000 --wrap ddp --out "$work/st" >"$work/st.log" 2>&1
 for how in '--wrap fsdp' '--wrap hsdp' '--wrap sharded --mesh dp=2,tp=2'; do
@@ -95,9 +88,7 @@ verdict $? 'data that are not there are named' "$work/sp.log"
 
 # Images.
 short="--warm-up 1 --steps 1 --one-steps 1 --count 100 --generations 1"
-{
-    ${CC:-cc} -DIMAGES_LEAD=1 $images_sources -o "$work/images" && mpicc -DIMAGES_MPI -DIMAGES_LEAD=1 $images_sources -o "$work/images-mpi"
-} >"$work/build.log" 2>&1
+program images -DIMAGES_LEAD=1 "$images" && program images-mpi -DIMAGES_LEAD=1 "$images" IMAGES_MPI
 verdict $? 'image distillation builds for threads and for processes' "$work/build.log"
 "$work/images" $short --mesh dp=1 --out "$work/it" >"$work/it.log" 2>&1 &&
 mpirun -n 2 "$work/images-mpi" $short --mesh fsdp=2 --out "$work/ip" >"$work/ip.log" 2>&1 </dev/null

@@ -2,11 +2,10 @@
 # The demonstration of sharded training: a run that was killed and went on under another wrapper on other ranks has the bits of one
 # rank without a wrapper, and what is wrong is refused. The last line is `N passed, N failed, N skipped`.
 #
-#   sh tests/demo/test_demo_sharded.sh [INCLUDE]     from the root; INCLUDE is the folder of xdistill.h (.)
+#   sh tests/demo/test_demo_sharded.sh     from the root
 #
 # Its batch is 8 rows of 32 tokens, an eighth of the real one.
 set -u
-include=${1:-.}
 . tests/demo/common.sh
 
 # start NAME OPTION...: a run into the folder NAME, quietly
@@ -30,10 +29,9 @@ refused() {
     grep -q -e "$words" "$work/refused.log" || { cat "$work/refused.log"; return 1; }
 }
 
-small="-DDEMO_ROW=32 -DDEMO_BATCH=8"
 make --no-print-directory build/xdrun && cp build/xdrun "$work/xdrun" &&
-demo_sources "$include" && ${CC:-cc} $small $sharded_sources -o "$work/small" && ${CC:-cc} $small $sources -o "$work/demo"
-verdict $? 'it builds'
+program small "$small" "$sharded" && program demo "$small" "$demo"
+verdict $? 'it builds' "$work/build.log"
 
 for wrap in ddp sharded fsdp hsdp; do
     equal $wrap --wrap $wrap

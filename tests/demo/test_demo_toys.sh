@@ -2,11 +2,10 @@
 # The demonstration with points in the plane: students learn what they should within seconds, table and figure have the same bytes on
 # any number of ranks, and what is wrong is refused. The last line is `N passed, N failed, N skipped`.
 #
-#   sh tests/demo/test_demo_toys.sh [INCLUDE]     from the root; INCLUDE is the folder of xdistill.h (.)
+#   sh tests/demo/test_demo_toys.sh     from the root
 #
 # It measures on 1000 points instead of 10,000.
 set -u
-include=${1:-.}
 . tests/demo/common.sh
 
 # start NAME OPTION...: a run into the folder NAME, quietly
@@ -24,8 +23,8 @@ refused() {
     grep -q -e "$words" "$work/refused.log" || { cat "$work/refused.log"; return 1; }
 }
 
-demo_sources "$include" && ${CC:-cc} -DTOY_POINTS=1000 $toys_sources -o "$work/toys"
-verdict $? 'it builds'
+program toys -DTOY_POINTS=1000 "$toys"
+verdict $? 'it builds' "$work/build.log"
 
 # Half the distance of the teacher's four steps in one.
 start moons --toy moons --teacher-steps 500 --steps 100 && awk '

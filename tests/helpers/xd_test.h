@@ -22,6 +22,20 @@
 /* Failed checks printed per test: a loop over a tensor can fail a million times. */
 enum { XD_TEST_SHOWN = 10 };
 
+/* 1 under a sanitizer of memory or threads: there a loop of pure arithmetic takes ten times as long, and memory is not the program's
+ * own. */
+#if defined(__has_feature)
+#    if __has_feature(address_sanitizer) || __has_feature(thread_sanitizer)
+enum { XD_TEST_SANITIZED = 1 };
+#    else
+enum { XD_TEST_SANITIZED = 0 };
+#    endif
+#elif defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
+enum { XD_TEST_SANITIZED = 1 };
+#else
+enum { XD_TEST_SANITIZED = 0 };
+#endif
+
 typedef struct xd_test_case {
     const char *name;
     void (*run)(void);

@@ -3508,6 +3508,110 @@ static __device__ inline void xdi_cuda_bitonic(int64_t count, Order order) {
         }
 }
 
+/* >>cuda/ahead.cuh */
+
+/* Columns on their way: a thread asks for the next steps of its row before it works on this one, so that a multiprocessor has
+ * the bytes in flight that its memory's latency needs. The copies go into shared memory and hold no register. Each thread reads
+ * only what it has asked for, so nothing waits at a barrier. */
+
+/* A piece of 16 bytes; below compute capability 8.0 it is there at once. */
+static __device__ inline void xdi_cuda_copy16(void *shared, const void *from) {
+    XDI_CUDA_ALIGNED16(from);
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(shared)),
+                 "l"(__cvta_generic_to_global(from))
+                 : "memory");
+#else
+    *static_cast<xdi_cuda_bits16 *>(shared) = *static_cast<const xdi_cuda_bits16 *>(from);
+#endif
+}
+
+/* Makes a group of the copies since the last call. */
+static __device__ inline void xdi_cuda_copies_group() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+/* Waits until at most LEFT of this thread's groups are on their way, the latest. */
+template <int LEFT> static __device__ inline void xdi_cuda_copies_wait() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+#endif
+}
+
+/* The room of one tensor in a block: STAGES times eight columns a thread. */
+template <typename T, int STAGES> struct xdi_cuda_waiting {
+    alignas(16) T at[STAGES][XDI_CUDA_TEAM_BLOCK][XDI_CUDA_EIGHT];
+
+    __device__ void ask(int stage, const T *from) {
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i += xdi_cuda_pack<T>::COUNT)
+            xdi_cuda_copy16(&at[stage][threadIdx.x][i], from + i);
+    }
+    __device__ xdi_cuda_eight take(int stage) const {
+        return xdi_cuda_read_whole(&at[stage][threadIdx.x][0]);
+    }
+};
+
+template <int STAGES> struct xdi_cuda_waiting<xdi_cuda_none, STAGES> {
+    __device__ void ask(int, const xdi_cuda_none *) {}
+    __device__ xdi_cuda_eight take(int) const {
+        return {};
+    }
+};
+
+/* Of both tensors: at most 32 KiB, so that three blocks find room. */
+template <typename X, typename Y> struct xdi_cuda_ahead {
+    enum {
+        BYTES = XDI_CUDA_EIGHT * (int)(sizeof(X) + (xdi_cuda_is<Y>::GIVEN ? sizeof(Y) : 0)),
+        STAGES = BYTES <= 32 ? 4 : 2
+    };
+    xdi_cuda_waiting<X, STAGES> x;
+    xdi_cuda_waiting<Y, STAGES> y;
+};
+
+/* The walks of a kernel share it. */
+template <typename X, typename Y> static __device__ inline xdi_cuda_ahead<X, Y> &xdi_cuda_ahead_room() {
+    typedef xdi_cuda_ahead<X, Y> ahead;
+    XD_SHARED(ahead, room, );
+    return room;
+}
+
+/* Where a row lies. walk() calls use(k, eight of x, eight of y) for `count` steps of this thread's columns, which begin on 16 bytes: x
+ * and y are those of step 0, and `step` elements lie between two. The threads of a block need not have the same count. */
+struct xdi_cuda_in_memory {
+    template <typename X, typename Y, typename Use>
+    static __device__ inline void walk(const X *x, const Y *y, int64_t step, int count, Use use) {
+        enum { STAGES = xdi_cuda_ahead<X, Y>::STAGES };
+        xdi_cuda_ahead<X, Y> &room = xdi_cuda_ahead_room<X, Y>();
+        XD_UNROLL
+        for (int k = 0; k < STAGES; k++) {
+            if (k < count) room.x.ask(k, x + k * step), room.y.ask(k, y + k * step);
+            xdi_cuda_copies_group();
+        }
+        for (int k = 0; k < count; k++) {
+            const int stage = k % STAGES;
+            xdi_cuda_copies_wait<STAGES - 1>();
+            const xdi_cuda_eight values = room.x.take(stage), beside = room.y.take(stage);
+            if (k + STAGES < count) {
+                room.x.ask(stage, x + (k + STAGES) * step);
+                room.y.ask(stage, y + (k + STAGES) * step);
+            }
+            xdi_cuda_copies_group();
+            use(k, values, beside);
+        }
+    }
+};
+
+/* In shared memory: its columns are there. */
+struct xdi_cuda_on_chip {
+    template <typename X, typename Y, typename Use>
+    static __device__ inline void walk(const X *x, const Y *y, int64_t step, int count, Use use) {
+        for (int k = 0; k < count; k++) use(k, xdi_cuda_read_whole(x + k * step), xdi_cuda_read_whole(y + k * step));
+    }
+};
+
 /* >>cuda/loss.cu */
 
 /* The losses over a row of logits: kernel/cpu/loss.c is the reference, kernel/loss.h has the formulas.
@@ -4079,21 +4183,15 @@ static __device__ inline void xdi_cuda_loss_grad_columns(const xd_loss_args &a, 
         }
         xdi_cuda_write_any(a.gradient, r, c, width, g);
     }
-    xdi_cuda_raw<X> x;
-    xdi_cuda_raw<Y> y;
-    if (whole > 0) x.load(student + first + (whole - 1) * step), y.load(teacher + first + (whole - 1) * step);
-    for (int k = whole - 1; k >= 0; k--) {
-        const xdi_cuda_eight values = x.widened(), beside = y.widened();
-        const int64_t c = first + k * step;
-        const int64_t next = first + (k > 0 ? k - 1 : 0) * step; /* loaded while these are at work */
-        x.load(student + next);
-        y.load(teacher + next);
-        const xdi_cuda_eight g = xdi_cuda_loss_gradient(s, w, values, beside);
-        if (wide)
-            xdi_cuda_write_whole(static_cast<float *>(gradient) + c, g);
-        else
-            xdi_cuda_write_whole(static_cast<xdi_cuda_bf16 *>(gradient) + c, g);
-    }
+    const int64_t last = first + (whole - 1) * step;
+    xdi_cuda_in_memory::walk(student + last, teacher + last, -step, whole,
+                             [&](int k, const xdi_cuda_eight &x, const xdi_cuda_eight &y) {
+                                 const xdi_cuda_eight g = xdi_cuda_loss_gradient(s, w, x, y);
+                                 if (wide)
+                                     xdi_cuda_write_whole(static_cast<float *>(gradient) + last - k * step, g);
+                                 else
+                                     xdi_cuda_write_whole(static_cast<xdi_cuda_bf16 *>(gradient) + last - k * step, g);
+                             });
 }
 
 template <typename X, typename Y, int TEAM>
@@ -4333,8 +4431,8 @@ static __device__ inline void xdi_cuda_loss_sweep_eight(const xd_loss_args &a, c
     if (t->row.uniform) xdi_cuda_loss_add_plain(t, x, c, columns);
 }
 
-/* All columns of this lane. The lanes of a warp go through theirs as often as each other. */
-template <typename X, typename Y, int TEAM>
+/* All columns of this lane, which lie in WHERE. The lanes of a warp go through theirs as often as each other. */
+template <typename X, typename Y, int TEAM, typename WHERE>
 static __device__ inline void xdi_cuda_loss_sweep_lane(const xd_loss_args &a, const X *student, const Y *teacher,
                                                        int64_t columns, xdi_cuda_loss_sweep *t) {
     const int64_t step = XDI_CUDA_EIGHT * TEAM, warp = XDI_CUDA_EIGHT * XDI_CUDA_WARP;
@@ -4342,17 +4440,11 @@ static __device__ inline void xdi_cuda_loss_sweep_lane(const xd_loss_args &a, co
     const int64_t begin = first - XDI_CUDA_EIGHT * (int64_t)(threadIdx.x % XDI_CUDA_WARP); /* of the warp */
     const bool aligned = xdi_cuda_is_aligned16(student) && xdi_cuda_is_aligned16(teacher);
     const int whole = aligned && columns >= begin + warp ? (int)((columns - begin - warp) / step) + 1 : 0;
-    xdi_cuda_raw<X> x;
-    xdi_cuda_raw<Y> y;
-    if (whole > 0) x.load(student + first), y.load(teacher + first);
-    for (int k = 0; k < whole; k++) {
-        const xdi_cuda_eight values = x.widened(), beside = y.widened();
-        const int64_t next = first + (k + 1 < whole ? k + 1 : k) * step; /* loaded while these are at work */
-        x.load(student + next);
-        y.load(teacher + next);
-        xdi_cuda_loss_sweep_eight(a, values, beside, first + k * step, columns, t);
-        if (k & 1) xdi_cuda_loss_flush(t);
-    }
+    WHERE::walk(student + first, teacher + first, step, whole,
+                [&](int k, const xdi_cuda_eight &x, const xdi_cuda_eight &y) {
+                    xdi_cuda_loss_sweep_eight(a, x, y, first + k * step, columns, t);
+                    if (k & 1) xdi_cuda_loss_flush(t);
+                });
     for (int64_t c = first + whole * step; c - first + begin < columns; c += step)
         xdi_cuda_loss_sweep_eight(a, xdi_cuda_read(student, c, columns, -INFINITY),
                                   xdi_cuda_read(teacher, c, columns, -INFINITY), c, columns, t);
@@ -4360,7 +4452,7 @@ static __device__ inline void xdi_cuda_loss_sweep_lane(const xd_loss_args &a, co
 
 /* `columns` columns, the first of which is number `begin` of the whole row: references [XD_LOSS_REFERENCES] and sums
  * [XD_LOSS_SUMS], without TARGET, on every thread of the team. */
-template <typename X, typename Y, int TEAM>
+template <typename X, typename Y, int TEAM, typename WHERE>
 static __device__ inline void xdi_cuda_loss_sweep_columns(const xd_loss_args &a, const X *student, const Y *teacher,
                                                           int64_t columns, int64_t begin, double *ref, double *total) {
     const xdi_cuda_summit none = { -INFINITY, -INFINITY, -INFINITY, INT32_MAX };
@@ -4370,7 +4462,7 @@ static __device__ inline void xdi_cuda_loss_sweep_columns(const xd_loss_args &a,
     t.base = t.teacher_base = 0.0f;
     t.seen = none;
     if (first < columns) t.seen.eight = (int32_t)(first / XDI_CUDA_EIGHT);
-    xdi_cuda_loss_sweep_lane<X, Y, TEAM>(a, student, teacher, columns, &t);
+    xdi_cuda_loss_sweep_lane<X, Y, TEAM, WHERE>(a, student, teacher, columns, &t);
     xdi_cuda_summit whole = xdi_cuda_team_reduce<TEAM>(t.seen, none, xdi_cuda_summit_join());
     int64_t arg = -1;
     if (whole.eight != INT32_MAX) {
@@ -4406,13 +4498,40 @@ static __device__ inline void xdi_cuda_loss_sweep_columns(const xd_loss_args &a,
 /* References [XD_LOSS_REFERENCES] and sums [XD_LOSS_SUMS] of this shard, on every thread of the team. */
 template <typename X, typename Y, int TEAM>
 static __device__ inline void xdi_cuda_loss_sweep_row(const xd_loss_args &a, int64_t r, double *ref, double *total) {
-    xdi_cuda_loss_sweep_columns<X, Y, TEAM>(a, xdi_cuda_row<X>(a.student, r), xdi_cuda_row<Y>(a.teacher, r),
-                                            a.vocab.end - a.vocab.begin, a.vocab.begin, ref, total);
+    const X *student = xdi_cuda_row<X>(a.student, r);
+    const Y *teacher = xdi_cuda_row<Y>(a.teacher, r);
+    xdi_cuda_loss_sweep_columns<X, Y, TEAM, xdi_cuda_in_memory>(a, student, teacher, a.vocab.end - a.vocab.begin,
+                                                                a.vocab.begin, ref, total);
     if (total[XD_LOSS_BAD] == 0.0) total[XD_LOSS_TARGET] = xdi_cuda_loss_target(a, r, ref[XD_LOSS_MAX]);
 }
 
+/* xdi_cuda_loss_mixture_row of known types, in the same order. */
+template <typename X, typename Y, int TEAM>
+static __device__ inline xdi_cuda_sums<XD_LOSS_MIXTURES, false>::totals
+xdi_cuda_loss_mixture_ahead(const xd_loss_args &a, int64_t r, bool counts) {
+    const xdi_cuda_loss_scales s = xdi_cuda_loss_scales_of<Y>(a, a.row[r]);
+    const X *student = xdi_cuda_row<X>(a.student, r);
+    const Y *teacher = xdi_cuda_row<Y>(a.teacher, r);
+    const int64_t columns = counts ? a.vocab.end - a.vocab.begin : 0, step = XDI_CUDA_EIGHT * TEAM;
+    const int64_t first = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>();
+    const bool aligned = xdi_cuda_is_aligned16(student) && xdi_cuda_is_aligned16(teacher);
+    const int whole = aligned ? (int)(columns / step) : 0;
+    xdi_cuda_sums<XD_LOSS_MIXTURES, false> mine;
+    const auto take = [&](const xdi_cuda_eight &x, const xdi_cuda_eight &y, int64_t count) {
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++)
+            if (i < count) xdi_cuda_loss_mixture_terms(s, x.at[i], y.at[i], &mine);
+        mine.end_eight();
+    };
+    xdi_cuda_in_memory::walk(student + first, teacher + first, step, whole,
+                             [&](int, const xdi_cuda_eight &x, const xdi_cuda_eight &y) { take(x, y, XDI_CUDA_EIGHT); });
+    for (int64_t c = whole * step + first; c < columns; c += step)
+        take(xdi_cuda_read(student, c, columns), xdi_cuda_read(teacher, c, columns), columns - c);
+    return xdi_cuda_team_totals<TEAM>(mine);
+}
+
 /* A whole row's scalars, once its references and sums are known: written by one thread, then seen by the team. */
-template <bool SOFT, int TEAM>
+template <typename X, typename Y, int TEAM>
 static __device__ inline void xdi_cuda_loss_row_scalars(const xd_loss_args &a, int64_t r, const double *ref,
                                                          const double *total, bool counts) {
     if (xdi_cuda_team_thread<TEAM>() == 0) {
@@ -4425,10 +4544,9 @@ static __device__ inline void xdi_cuda_loss_row_scalars(const xd_loss_args &a, i
         a.row[r] = row;
     }
     xdi_cuda_team_sync<TEAM>();
-    if (!SOFT || a.divergence != XD_JSD) return;
+    if (!xdi_cuda_is<Y>::GIVEN || a.divergence != XD_JSD) return;
     const bool fine = counts && a.row[r].finding == (int)XD_ROW_FINE;
-    const xdi_cuda_sums<XD_LOSS_MIXTURES, false>::totals totals =
-        xdi_cuda_loss_mixture_row<false, TEAM>(a, r, fine);
+    const xdi_cuda_sums<XD_LOSS_MIXTURES, false>::totals totals = xdi_cuda_loss_mixture_ahead<X, Y, TEAM>(a, r, fine);
     xdi_cuda_team_sync<TEAM>(); /* all threads have read the row's scalars */
     if (fine && xdi_cuda_team_thread<TEAM>() == 0)
         xd_loss_mixture_scalars(&a, r, totals.sum[XD_LOSS_TEACHER_MIXTURE],
@@ -4445,7 +4563,7 @@ XDI_CUDA_APART __device__ void xdi_cuda_loss_row_keep(const xd_loss_args &a, int
 
 /* As many blocks on a multiprocessor as registers allow without spilling, so that some load while others compute. */
 template <typename Y> struct xdi_cuda_loss_blocks {
-    enum { LEAST = xdi_cuda_is<Y>::GIVEN ? 2 : 3 };
+    enum { LEAST = xdi_cuda_is<Y>::GIVEN ? 2 : 4 };
 };
 
 template <typename X, typename Y, int TEAM>
@@ -4460,7 +4578,7 @@ static __global__ void __launch_bounds__(XDI_CUDA_TEAM_BLOCK, xdi_cuda_loss_bloc
         if (xdi_cuda_team_thread<TEAM>() == 0) xdi_cuda_loss_row_keep(a, r, ref, total);
         return;
     }
-    xdi_cuda_loss_row_scalars<xdi_cuda_is<Y>::GIVEN != 0, TEAM>(a, r, ref, total, counts);
+    xdi_cuda_loss_row_scalars<X, Y, TEAM>(a, r, ref, total, counts);
     if (a.gradient.data) xdi_cuda_loss_grad_row<X, Y, TEAM>(a, r);
 }
 
@@ -4725,7 +4843,7 @@ template <typename X, typename Y>
 static __device__ inline void xdi_cuda_cluster_stats(const xd_loss_args &a, int64_t r,
                                                      const xdi_cuda_cluster_slice<X, Y> &s, double *mine) {
     double ref[XD_LOSS_REFERENCES], total[XD_LOSS_SUMS];
-    xdi_cuda_loss_sweep_columns<X, Y, XDI_CUDA_TEAM_BLOCK>(a, s.x, s.y, s.count, s.begin, ref, total);
+    xdi_cuda_loss_sweep_columns<X, Y, XDI_CUDA_TEAM_BLOCK, xdi_cuda_on_chip>(a, s.x, s.y, s.count, s.begin, ref, total);
     if (threadIdx.x != 0) return;
     const int64_t label = xdi_cuda_loss_has_hard(a) ? xd_id_at(a.labels, r) : -1;
     if (total[XD_LOSS_BAD] == 0.0 && label >= s.begin && label < s.begin + s.count)
@@ -9437,4 +9555,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 6e8dd60498d65b095b973ceec2c75a34749c946d9b8cbb45c2ea0e1e38abe7d4 */
+/* xdistill sha256 515a3ce4cace6fa29b27a490c0e85fd7abf09b8e8687dc11b808a08b635f4e13 */

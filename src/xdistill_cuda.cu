@@ -27,6 +27,7 @@
 #include "cuda/matmul.cu"
 #include "cuda/matmul_cublas.cu"
 #include "cuda/loss.cuh"
+#include "cuda/ahead.cuh"
 #include "cuda/loss.cu"
 #include "cuda/loss_sweep.cu"
 #include "cuda/loss_fused.cu"

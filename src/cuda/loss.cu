@@ -567,21 +567,15 @@ static __device__ inline void xdi_cuda_loss_grad_columns(const xd_loss_args &a, 
         }
         xdi_cuda_write_any(a.gradient, r, c, width, g);
     }
-    xdi_cuda_raw<X> x;
-    xdi_cuda_raw<Y> y;
-    if (whole > 0) x.load(student + first + (whole - 1) * step), y.load(teacher + first + (whole - 1) * step);
-    for (int k = whole - 1; k >= 0; k--) {
-        const xdi_cuda_eight values = x.widened(), beside = y.widened();
-        const int64_t c = first + k * step;
-        const int64_t next = first + (k > 0 ? k - 1 : 0) * step; /* loaded while these are at work */
-        x.load(student + next);
-        y.load(teacher + next);
-        const xdi_cuda_eight g = xdi_cuda_loss_gradient(s, w, values, beside);
-        if (wide)
-            xdi_cuda_write_whole(static_cast<float *>(gradient) + c, g);
-        else
-            xdi_cuda_write_whole(static_cast<xdi_cuda_bf16 *>(gradient) + c, g);
-    }
+    const int64_t last = first + (whole - 1) * step;
+    xdi_cuda_in_memory::walk(student + last, teacher + last, -step, whole,
+                             [&](int k, const xdi_cuda_eight &x, const xdi_cuda_eight &y) {
+                                 const xdi_cuda_eight g = xdi_cuda_loss_gradient(s, w, x, y);
+                                 if (wide)
+                                     xdi_cuda_write_whole(static_cast<float *>(gradient) + last - k * step, g);
+                                 else
+                                     xdi_cuda_write_whole(static_cast<xdi_cuda_bf16 *>(gradient) + last - k * step, g);
+                             });
 }
 
 template <typename X, typename Y, int TEAM>

@@ -199,7 +199,7 @@ template <typename X, typename Y>
 static __device__ inline void xdi_cuda_cluster_stats(const xd_loss_args &a, int64_t r,
                                                      const xdi_cuda_cluster_slice<X, Y> &s, double *mine) {
     double ref[XD_LOSS_REFERENCES], total[XD_LOSS_SUMS];
-    xdi_cuda_loss_sweep_columns<X, Y, XDI_CUDA_TEAM_BLOCK>(a, s.x, s.y, s.count, s.begin, ref, total);
+    xdi_cuda_loss_sweep_columns<X, Y, XDI_CUDA_TEAM_BLOCK, xdi_cuda_on_chip>(a, s.x, s.y, s.count, s.begin, ref, total);
     if (threadIdx.x != 0) return;
     const int64_t label = xdi_cuda_loss_has_hard(a) ? xd_id_at(a.labels, r) : -1;
     if (total[XD_LOSS_BAD] == 0.0 && label >= s.begin && label < s.begin + s.count)

@@ -5,13 +5,40 @@
 /* References [XD_LOSS_REFERENCES] and sums [XD_LOSS_SUMS] of this shard, on every thread of the team. */
 template <typename X, typename Y, int TEAM>
 static __device__ inline void xdi_cuda_loss_sweep_row(const xd_loss_args &a, int64_t r, double *ref, double *total) {
-    xdi_cuda_loss_sweep_columns<X, Y, TEAM>(a, xdi_cuda_row<X>(a.student, r), xdi_cuda_row<Y>(a.teacher, r),
-                                            a.vocab.end - a.vocab.begin, a.vocab.begin, ref, total);
+    const X *student = xdi_cuda_row<X>(a.student, r);
+    const Y *teacher = xdi_cuda_row<Y>(a.teacher, r);
+    xdi_cuda_loss_sweep_columns<X, Y, TEAM, xdi_cuda_in_memory>(a, student, teacher, a.vocab.end - a.vocab.begin,
+                                                                a.vocab.begin, ref, total);
     if (total[XD_LOSS_BAD] == 0.0) total[XD_LOSS_TARGET] = xdi_cuda_loss_target(a, r, ref[XD_LOSS_MAX]);
 }
 
+/* xdi_cuda_loss_mixture_row of known types, in the same order. */
+template <typename X, typename Y, int TEAM>
+static __device__ inline xdi_cuda_sums<XD_LOSS_MIXTURES, false>::totals
+xdi_cuda_loss_mixture_ahead(const xd_loss_args &a, int64_t r, bool counts) {
+    const xdi_cuda_loss_scales s = xdi_cuda_loss_scales_of<Y>(a, a.row[r]);
+    const X *student = xdi_cuda_row<X>(a.student, r);
+    const Y *teacher = xdi_cuda_row<Y>(a.teacher, r);
+    const int64_t columns = counts ? a.vocab.end - a.vocab.begin : 0, step = XDI_CUDA_EIGHT * TEAM;
+    const int64_t first = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>();
+    const bool aligned = xdi_cuda_is_aligned16(student) && xdi_cuda_is_aligned16(teacher);
+    const int whole = aligned ? (int)(columns / step) : 0;
+    xdi_cuda_sums<XD_LOSS_MIXTURES, false> mine;
+    const auto take = [&](const xdi_cuda_eight &x, const xdi_cuda_eight &y, int64_t count) {
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++)
+            if (i < count) xdi_cuda_loss_mixture_terms(s, x.at[i], y.at[i], &mine);
+        mine.end_eight();
+    };
+    xdi_cuda_in_memory::walk(student + first, teacher + first, step, whole,
+                             [&](int, const xdi_cuda_eight &x, const xdi_cuda_eight &y) { take(x, y, XDI_CUDA_EIGHT); });
+    for (int64_t c = whole * step + first; c < columns; c += step)
+        take(xdi_cuda_read(student, c, columns), xdi_cuda_read(teacher, c, columns), columns - c);
+    return xdi_cuda_team_totals<TEAM>(mine);
+}
+
 /* A whole row's scalars, once its references and sums are known: written by one thread, then seen by the team. */
-template <bool SOFT, int TEAM>
+template <typename X, typename Y, int TEAM>
 static __device__ inline void xdi_cuda_loss_row_scalars(const xd_loss_args &a, int64_t r, const double *ref,
                                                          const double *total, bool counts) {
     if (xdi_cuda_team_thread<TEAM>() == 0) {
@@ -24,10 +51,9 @@ static __device__ inline void xdi_cuda_loss_row_scalars(const xd_loss_args &a, i
         a.row[r] = row;
     }
     xdi_cuda_team_sync<TEAM>();
-    if (!SOFT || a.divergence != XD_JSD) return;
+    if (!xdi_cuda_is<Y>::GIVEN || a.divergence != XD_JSD) return;
     const bool fine = counts && a.row[r].finding == (int)XD_ROW_FINE;
-    const xdi_cuda_sums<XD_LOSS_MIXTURES, false>::totals totals =
-        xdi_cuda_loss_mixture_row<false, TEAM>(a, r, fine);
+    const xdi_cuda_sums<XD_LOSS_MIXTURES, false>::totals totals = xdi_cuda_loss_mixture_ahead<X, Y, TEAM>(a, r, fine);
     xdi_cuda_team_sync<TEAM>(); /* all threads have read the row's scalars */
     if (fine && xdi_cuda_team_thread<TEAM>() == 0)
         xd_loss_mixture_scalars(&a, r, totals.sum[XD_LOSS_TEACHER_MIXTURE],
@@ -44,7 +70,7 @@ XDI_CUDA_APART __device__ void xdi_cuda_loss_row_keep(const xd_loss_args &a, int
 
 /* As many blocks on a multiprocessor as registers allow without spilling, so that some load while others compute. */
 template <typename Y> struct xdi_cuda_loss_blocks {
-    enum { LEAST = xdi_cuda_is<Y>::GIVEN ? 2 : 3 };
+    enum { LEAST = xdi_cuda_is<Y>::GIVEN ? 2 : 4 };
 };
 
 template <typename X, typename Y, int TEAM>
@@ -59,7 +85,7 @@ static __global__ void __launch_bounds__(XDI_CUDA_TEAM_BLOCK, xdi_cuda_loss_bloc
         if (xdi_cuda_team_thread<TEAM>() == 0) xdi_cuda_loss_row_keep(a, r, ref, total);
         return;
     }
-    xdi_cuda_loss_row_scalars<xdi_cuda_is<Y>::GIVEN != 0, TEAM>(a, r, ref, total, counts);
+    xdi_cuda_loss_row_scalars<X, Y, TEAM>(a, r, ref, total, counts);
     if (a.gradient.data) xdi_cuda_loss_grad_row<X, Y, TEAM>(a, r);
 }
 

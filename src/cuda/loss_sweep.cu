@@ -198,8 +198,8 @@ static __device__ inline void xdi_cuda_loss_sweep_eight(const xd_loss_args &a, c
     if (t->row.uniform) xdi_cuda_loss_add_plain(t, x, c, columns);
 }
 
-/* All columns of this lane. The lanes of a warp go through theirs as often as each other. */
-template <typename X, typename Y, int TEAM>
+/* All columns of this lane, which lie in WHERE. The lanes of a warp go through theirs as often as each other. */
+template <typename X, typename Y, int TEAM, typename WHERE>
 static __device__ inline void xdi_cuda_loss_sweep_lane(const xd_loss_args &a, const X *student, const Y *teacher,
                                                        int64_t columns, xdi_cuda_loss_sweep *t) {
     const int64_t step = XDI_CUDA_EIGHT * TEAM, warp = XDI_CUDA_EIGHT * XDI_CUDA_WARP;
@@ -207,17 +207,11 @@ static __device__ inline void xdi_cuda_loss_sweep_lane(const xd_loss_args &a, co
     const int64_t begin = first - XDI_CUDA_EIGHT * (int64_t)(threadIdx.x % XDI_CUDA_WARP); /* of the warp */
     const bool aligned = xdi_cuda_is_aligned16(student) && xdi_cuda_is_aligned16(teacher);
     const int whole = aligned && columns >= begin + warp ? (int)((columns - begin - warp) / step) + 1 : 0;
-    xdi_cuda_raw<X> x;
-    xdi_cuda_raw<Y> y;
-    if (whole > 0) x.load(student + first), y.load(teacher + first);
-    for (int k = 0; k < whole; k++) {
-        const xdi_cuda_eight values = x.widened(), beside = y.widened();
-        const int64_t next = first + (k + 1 < whole ? k + 1 : k) * step; /* loaded while these are at work */
-        x.load(student + next);
-        y.load(teacher + next);
-        xdi_cuda_loss_sweep_eight(a, values, beside, first + k * step, columns, t);
-        if (k & 1) xdi_cuda_loss_flush(t);
-    }
+    WHERE::walk(student + first, teacher + first, step, whole,
+                [&](int k, const xdi_cuda_eight &x, const xdi_cuda_eight &y) {
+                    xdi_cuda_loss_sweep_eight(a, x, y, first + k * step, columns, t);
+                    if (k & 1) xdi_cuda_loss_flush(t);
+                });
     for (int64_t c = first + whole * step; c - first + begin < columns; c += step)
         xdi_cuda_loss_sweep_eight(a, xdi_cuda_read(student, c, columns, -INFINITY),
                                   xdi_cuda_read(teacher, c, columns, -INFINITY), c, columns, t);
@@ -225,7 +219,7 @@ static __device__ inline void xdi_cuda_loss_sweep_lane(const xd_loss_args &a, co
 
 /* `columns` columns, the first of which is number `begin` of the whole row: references [XD_LOSS_REFERENCES] and sums
  * [XD_LOSS_SUMS], without TARGET, on every thread of the team. */
-template <typename X, typename Y, int TEAM>
+template <typename X, typename Y, int TEAM, typename WHERE>
 static __device__ inline void xdi_cuda_loss_sweep_columns(const xd_loss_args &a, const X *student, const Y *teacher,
                                                           int64_t columns, int64_t begin, double *ref, double *total) {
     const xdi_cuda_summit none = { -INFINITY, -INFINITY, -INFINITY, INT32_MAX };
@@ -235,7 +229,7 @@ static __device__ inline void xdi_cuda_loss_sweep_columns(const xd_loss_args &a,
     t.base = t.teacher_base = 0.0f;
     t.seen = none;
     if (first < columns) t.seen.eight = (int32_t)(first / XDI_CUDA_EIGHT);
-    xdi_cuda_loss_sweep_lane<X, Y, TEAM>(a, student, teacher, columns, &t);
+    xdi_cuda_loss_sweep_lane<X, Y, TEAM, WHERE>(a, student, teacher, columns, &t);
     xdi_cuda_summit whole = xdi_cuda_team_reduce<TEAM>(t.seen, none, xdi_cuda_summit_join());
     int64_t arg = -1;
     if (whole.eight != INT32_MAX) {

@@ -1,5 +1,5 @@
 #!/bin/sh
-# make check: every step below, two at a time, each with its log in build/check/.
+# make check: every step below, three at a time for two cores, since some wait, each with its log in build/check/.
 #
 #   sh tests/build/check.sh                      all steps, then what each took, and `N passed, N failed, N skipped`
 #   sh tests/build/check.sh compile:gcc:c99:O3   one step, its output on the terminal
@@ -10,12 +10,12 @@ set -u
 out=build/check
 strict="-Wall -Wextra -Wpedantic -Wconversion -Wshadow -Wundef -Wvla -Werror"
 hostile="-march=native -ffp-contract=fast"
-sanitize="-g -fno-omit-frame-pointer -fno-sanitize-recover=all"
+sanitize="-g1 -fno-omit-frame-pointer -fno-sanitize-recover=all"
 memory="$sanitize -fsanitize=fuzzer-no-link,address,undefined" # the fuzzers link the object of the tests
 private="xdi_|XDI_|XDISTILL_STATIC"                             # tests that name these need XD_TEST_UNIT, or carry their own implementation
 
 # What several steps link is compiled once. `build` comes first and alone; the rest begins with what is quickly told and goes
-# on with the longest, so that the two that run at a time end together. CHECK_DONE=test leaves `test` out, for a caller that
+# on with the longest, so that those that run at a time end together. CHECK_DONE=test leaves `test` out, for a caller that
 # has just run `make test`: the programs would be the same.
 steps() { all_steps | xargs -n 1 | grep -vx "${CHECK_DONE:-}"; }
 
@@ -45,7 +45,7 @@ main() {
     steps | {
         read -r first
         sh "$0" --report "$first" </dev/null
-        xargs -n 1 -P "${CHECK_JOBS:-2}" sh "$0" --report
+        xargs -n 1 -P "${CHECK_JOBS:-3}" sh "$0" --report
     }
     sort -rn "$out"/*.seconds >"$out/times"
     awk 'BEGIN { print "seconds: processors, clock" } { processors += $1; clock += $2; print }
@@ -157,7 +157,7 @@ sections() {
 }
 
 # What more than one step takes: the objects of the tests and of the golden vectors' program, and the library.
-step_build() { make --no-print-directory -j"${CHECK_JOBS:-2}" build-tests lib build/golden build/networks.a; }
+step_build() { make --no-print-directory -j"${CHECK_JOBS:-3}" build-tests lib build/golden build/networks.a; }
 
 step_amalgamate() { need python3; python3 tools/amalgamate.py --check; }
 
@@ -774,12 +774,14 @@ step_cuda() {
 
 # The tests of the CUDA unit on the emulation, from the generated files. The emulation's own tests come first. The plain order
 # is run in the checker's build and by coverage_cuda, so the plain build leaves it to them. The checker watches every access of
-# kernels; asan, which watches the host too, has the programs with much of that.
+# kernels: not the values that poison changes, nor a library's products. asan, which watches the unit's host code too, has the
+# programs with much of that; tests:address watches the library.
 step_cuda_emu() {
     need g++
     make --no-print-directory build/libxdistill.a || return 1
     programs= host='cublas|comm|ema|equivalence|fill|nccl|optimizer|reduce|route|step|thaw|topk|wrap'
     [ "$1" != asan ] || programs=$(ls tests/cuda/test_*.cpp | grep -E "test_cuda_($host)\.cpp")
+    [ "$1" != checker ] || programs=$(ls tests/cuda/test_*.cpp | grep -v 'test_cuda_cublas\|test_cuda_poison')
     EMU_BUILD="$dir/emu" sh tests/emu/run.sh "$1" &&
     CUDA_TESTS=$programs CUDA_PLAIN_ORDER=0 CUDA_COMPARE=compare:3 CUDA_OBJECTS="$out/cuda_objects" CUDA_BUILD="$dir/cuda" CUDA_HEADER=. CUDA_LIBRARY=build/libxdistill.a sh tests/cuda/run.sh "$1"
 }

@@ -17,8 +17,9 @@
 #   CUDA_BUILD         the folder for what is built
 #   EMU_BUILD          that for the emulation, where its own tests have it (default: beside the other)
 #   CUDA_HEADER        where xdistill.h and xdistill_cuda.cu are: src, or . for the generated files; programs include src in both cases
-#   CUDA_LIBRARY       an object of that library with XD_TEST_UNIT, for builds that do not sanitize it (default: compiled for each)
-#   CUDA_OBJECTS       a folder for the programs' objects, which builds that do not sanitize the host share (default: one for each)
+#   CUDA_LIBRARY       the library with private functions visible, for builds that do not sanitize it (default: compiled for each)
+#   CUDA_OBJECTS       a folder for the programs' objects, which all builds share; asan then watches the unit alone (default: one for
+#                      each build)
 cd "$(dirname "$0")/../.." || exit 1
 build=${CUDA_BUILD:-build/cuda}
 emu=${EMU_BUILD:-$(dirname "$build")/emu}
@@ -95,7 +96,11 @@ compile_golden() {
 build_emulated() {
     sh tests/emu/build.sh "$1" "$emu/$1" && . "$emu/$1/flags.sh" || return 1
     EMU_CU="$EMU_CU ${2:-}" EMU_LINK="$EMU_LINK ${2:-}" host= objects=${CUDA_OBJECTS:-$out}
-    [ "$1" != asan ] || objects=$out host="-fsanitize=address -fno-omit-frame-pointer" # of memory: whose it is
+    if [ "$1" = asan ] && [ -n "${CUDA_OBJECTS:-}" ]; then
+        EMU_HOST=$(echo "$EMU_HOST" | sed 's/ -f[a-z-]*sanitize[^ ]*//g')
+    elif [ "$1" = asan ]; then
+        host="-fsanitize=address -fno-omit-frame-pointer" # of memory: whose it is
+    fi
     mkdir -p "$out" "$objects" || return 1
     if [ -n "${CUDA_LIBRARY:-}" ] && [ -z "$host" ]; then
         cp "$CUDA_LIBRARY" "$out/library.o" || return 1

@@ -1,0 +1,101 @@
+/* Columns on their way: a thread asks for the next steps of its row before it works on this one, so that a multiprocessor has
+ * the bytes in flight that its memory's latency needs. The copies go into shared memory and hold no register. Each thread reads
+ * only what it has asked for, so nothing waits at a barrier. */
+
+/* A piece of 16 bytes; below compute capability 8.0 it is there at once. */
+static __device__ inline void xdi_cuda_copy16(void *shared, const void *from) {
+    XDI_CUDA_ALIGNED16(from);
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"((unsigned)__cvta_generic_to_shared(shared)),
+                 "l"(__cvta_generic_to_global(from))
+                 : "memory");
+#else
+    *static_cast<xdi_cuda_bits16 *>(shared) = *static_cast<const xdi_cuda_bits16 *>(from);
+#endif
+}
+
+/* Makes a group of the copies since the last call. */
+static __device__ inline void xdi_cuda_copies_group() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+/* Waits until at most LEFT of this thread's groups are on their way, the latest. */
+template <int LEFT> static __device__ inline void xdi_cuda_copies_wait() {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" ::"n"(LEFT) : "memory");
+#endif
+}
+
+/* The room of one tensor in a block: STAGES times eight columns a thread. */
+template <typename T, int STAGES> struct xdi_cuda_waiting {
+    alignas(16) T at[STAGES][XDI_CUDA_TEAM_BLOCK][XDI_CUDA_EIGHT];
+
+    __device__ void ask(int stage, const T *from) {
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i += xdi_cuda_pack<T>::COUNT)
+            xdi_cuda_copy16(&at[stage][threadIdx.x][i], from + i);
+    }
+    __device__ xdi_cuda_eight take(int stage) const {
+        return xdi_cuda_read_whole(&at[stage][threadIdx.x][0]);
+    }
+};
+
+template <int STAGES> struct xdi_cuda_waiting<xdi_cuda_none, STAGES> {
+    __device__ void ask(int, const xdi_cuda_none *) {}
+    __device__ xdi_cuda_eight take(int) const {
+        return {};
+    }
+};
+
+/* Of both tensors: at most 32 KiB, so that three blocks find room. */
+template <typename X, typename Y> struct xdi_cuda_ahead {
+    enum {
+        BYTES = XDI_CUDA_EIGHT * (int)(sizeof(X) + (xdi_cuda_is<Y>::GIVEN ? sizeof(Y) : 0)),
+        STAGES = BYTES <= 32 ? 4 : 2
+    };
+    xdi_cuda_waiting<X, STAGES> x;
+    xdi_cuda_waiting<Y, STAGES> y;
+};
+
+/* The walks of a kernel share it. */
+template <typename X, typename Y> static __device__ inline xdi_cuda_ahead<X, Y> &xdi_cuda_ahead_room() {
+    typedef xdi_cuda_ahead<X, Y> ahead;
+    XD_SHARED(ahead, room, );
+    return room;
+}
+
+/* Where a row lies. walk() calls use(k, eight of x, eight of y) for `count` steps of this thread's columns, which begin on 16 bytes: x
+ * and y are those of step 0, and `step` elements lie between two. The threads of a block need not have the same count. */
+struct xdi_cuda_in_memory {
+    template <typename X, typename Y, typename Use>
+    static __device__ inline void walk(const X *x, const Y *y, int64_t step, int count, Use use) {
+        enum { STAGES = xdi_cuda_ahead<X, Y>::STAGES };
+        xdi_cuda_ahead<X, Y> &room = xdi_cuda_ahead_room<X, Y>();
+        XD_UNROLL
+        for (int k = 0; k < STAGES; k++) {
+            if (k < count) room.x.ask(k, x + k * step), room.y.ask(k, y + k * step);
+            xdi_cuda_copies_group();
+        }
+        for (int k = 0; k < count; k++) {
+            const int stage = k % STAGES;
+            xdi_cuda_copies_wait<STAGES - 1>();
+            const xdi_cuda_eight values = room.x.take(stage), beside = room.y.take(stage);
+            if (k + STAGES < count) {
+                room.x.ask(stage, x + (k + STAGES) * step);
+                room.y.ask(stage, y + (k + STAGES) * step);
+            }
+            xdi_cuda_copies_group();
+            use(k, values, beside);
+        }
+    }
+};
+
+/* In shared memory: its columns are there. */
+struct xdi_cuda_on_chip {
+    template <typename X, typename Y, typename Use>
+    static __device__ inline void walk(const X *x, const Y *y, int64_t step, int count, Use use) {
+        for (int k = 0; k < count; k++) use(k, xdi_cuda_read_whole(x + k * step), xdi_cuda_read_whole(y + k * step));
+    }
+};

@@ -2311,250 +2311,6 @@ static xd_result xdi_cuda_optimizer_load(xd_ctx *ctx) {
     return xdi_cuda_load(ctx, xdi_cuda_scale_kernel);
 }
 
-/* >>cuda/norm.cu */
-
-/* Norms of a list of gradients, and the factor that follows from one: the entries of kernel/cpu/norm.c and clip.c. Reads
- * every gradient once. Two stages: at most 512 blocks go through the chunks and write a partial sum each, to which the next
- * list of the same call is added; one block merges the partial sums in order. Their number does not depend on the GPU, so plain
- * sums have the same bits on every GPU; exact ones are sums of integers and do not depend on any order. */
-
-enum { XDI_CUDA_NORM_BLOCKS = 512 };
-
-/* Small, so that a thousand arrays take a few launches. */
-struct xdi_cuda_norm_item {
-    const void *data;
-    uint64_t count : 48, dtype : 8, replica : 4, wide : 4;
-};
-
-/* The partial sums of one block. */
-struct xdi_cuda_norm_part {
-    double sum, largest;
-    int64_t not_finite, nan;
-};
-
-struct xdi_cuda_norm_join {
-    __device__ xdi_cuda_norm_part operator()(xdi_cuda_norm_part a, const xdi_cuda_norm_part &b) const {
-        a.sum = xd_add(a.sum, b.sum);
-        a.largest = a.largest > b.largest ? a.largest : b.largest;
-        a.not_finite += b.not_finite;
-        a.nan += b.nan;
-        return a;
-    }
-};
-
-/* Adds 32 bits to limb k; these are integers, so the order of the threads does not matter. */
-static __device__ inline void xdi_cuda_limb_add(unsigned long long *limbs, int k, uint64_t bits) {
-    if (bits) atomicAdd(limbs + k, (unsigned long long)bits);
-}
-
-/* mantissa * 2^(bit - 320), as xdi_norm_add. */
-static __device__ inline void xdi_cuda_limbs_add(unsigned long long *limbs, uint64_t mantissa, int bit) {
-    const int limb = bit / 32, shift = bit % 32;
-    const uint64_t low = (mantissa & 0xffffffffu) << shift, high = (mantissa >> 32) << shift;
-    xdi_cuda_limb_add(limbs, limb, low & 0xffffffffu);
-    xdi_cuda_limb_add(limbs, limb + 1, (low >> 32) + (high & 0xffffffffu));
-    xdi_cuda_limb_add(limbs, limb + 2, high >> 32);
-}
-
-/* A thread's exact sum: 128 bits over a window of exponents. Gradients of one array have similar magnitudes, so nearly all
- * terms fall into the window of the first; the others go to shared memory at once. */
-struct xdi_cuda_window {
-    uint64_t low, high;
-    int bit; /* of the window's first bit; -1: no window yet */
-    int terms;
-
-    __device__ void flush(unsigned long long *limbs) {
-        if (terms == 0) return;
-        xdi_cuda_limbs_add(limbs, low & 0xffffffffu, bit);
-        xdi_cuda_limbs_add(limbs, low >> 32, bit + 32);
-        xdi_cuda_limbs_add(limbs, high & 0xffffffffu, bit + 64);
-        xdi_cuda_limbs_add(limbs, high >> 32, bit + 96);
-        low = high = 0;
-        terms = 0;
-    }
-
-    /* A mantissa of at most 48 bits, shifted by less than 64: 2^16 of them fit. */
-    __device__ void add(unsigned long long *limbs, uint64_t mantissa, int at) {
-        if (mantissa == 0) return;
-        if (bit < 0) bit = at > 32 ? at - 32 : 0;
-        if (at < bit || at >= bit + 64 || bit + 128 > 32 * (XD_NORM_LIMBS - 2)) {
-            xdi_cuda_limbs_add(limbs, mantissa, at);
-            return;
-        }
-        const int shift = at - bit;
-        const uint64_t lower = mantissa << shift;
-        low += lower;
-        high += (shift ? mantissa >> (64 - shift) : 0) + (low < lower ? 1 : 0);
-        terms++;
-    }
-};
-
-/* |x| of a finite x. By its bits, as conversions to double are slow: shifted into place they are x 2^-896, denormals too. */
-static __device__ inline double xdi_cuda_magnitude(uint32_t bits) {
-    return xd_mul(__hiloint2double((int)((bits & 0x7fffffffu) >> 3), (int)(bits << 29)), 0x1p896);
-}
-
-template <bool EXACT>
-static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
-    xdi_cuda_norm_kernel(const __grid_constant__ xdi_cuda_list<xdi_cuda_norm_item> list, xd_norm_type type,
-                         bool first, xd_norm_sum *parts) {
-    XD_SHARED(unsigned long long, limbs, [XD_NORM_LIMBS]);
-    xdi_cuda_norm_part part = { 0.0, 0.0, 0, 0 };
-    xdi_cuda_window window = { 0, 0, -1, 0 };
-    if (EXACT) {
-        if (threadIdx.x < XD_NORM_LIMBS) limbs[threadIdx.x] = 0;
-        __syncthreads();
-    }
-    for (int64_t chunk = blockIdx.x; chunk < list.chunks; chunk += gridDim.x) {
-        const int k = xdi_cuda_list_find(list, chunk);
-        const xdi_cuda_norm_item &a = list.at[k];
-        const auto one = [&](float x) {
-            const uint32_t bits = __float_as_uint(x);
-            const uint32_t biased = (bits >> 23) & 0xffu;
-            if (biased == 255u) {
-                part.not_finite++;
-                part.nan += (bits & 0x7fffffu) != 0 ? 1 : 0;
-                return;
-            }
-            if (a.replica) return;
-            if (EXACT) {
-                int exponent;
-                const uint64_t mantissa = xd_norm_mantissa(x, &exponent);
-                if (type == XD_NORM_L2)
-                    window.add(limbs, mantissa * mantissa, 2 * exponent + 320);
-                else
-                    window.add(limbs, mantissa, exponent + 320);
-                return;
-            }
-            const double magnitude = xdi_cuda_magnitude(bits);
-            if (type == XD_NORM_L2) {
-                part.sum = xd_fma(magnitude, magnitude, part.sum); /* the product is exact */
-            } else if (type == XD_NORM_MAX) {
-                part.largest = magnitude > part.largest ? magnitude : part.largest;
-            } else {
-                part.sum = xd_add(part.sum, magnitude);
-            }
-        };
-        xdi_cuda_walk(
-            xdi_cuda_span_of(chunk - list.first(k), (int64_t)a.count), a.wide != 0,
-            [&](int64_t i) {
-                float values[8];
-                xdi_cuda_read8(a.data, a.dtype, i, values);
-                XD_UNROLL
-                for (int j = 0; j < 8; j++) one(values[j]);
-            },
-            [&](int64_t i) { one(xdi_cuda_read_float(a.data, a.dtype, i)); });
-        if (EXACT && window.terms > 65536 - XDI_CUDA_CHUNK)
-            window.flush(limbs); /* before a chunk could overflow it */
-    }
-    const xdi_cuda_norm_part none = { 0.0, 0.0, 0, 0 };
-    if (EXACT) window.flush(limbs);
-    part = xdi_cuda_block_reduce(part, none, xdi_cuda_norm_join()); /* also the barrier after the limbs */
-    xd_norm_sum *out = parts + blockIdx.x;
-    if (threadIdx.x == 0) {
-        if (!first) part = xdi_cuda_norm_join()({ out->sum, out->largest, out->not_finite, out->nan }, part);
-        out->sum = part.sum;
-        out->largest = part.largest;
-        out->not_finite = part.not_finite;
-        out->nan = part.nan;
-    }
-    if (EXACT && threadIdx.x < XD_NORM_LIMBS)
-        out->limbs[threadIdx.x] = (first ? 0 : out->limbs[threadIdx.x]) + (int64_t)limbs[threadIdx.x];
-}
-
-/* Adds the partial sums to the sum: one block; a thread per partial sum, then a thread per limb. */
-template <bool EXACT>
-static __global__ void __launch_bounds__(XDI_CUDA_NORM_BLOCKS)
-    xdi_cuda_norm_join_kernel(const xd_norm_sum *parts, int count, xd_norm_sum *sum) {
-    XD_SHARED(int64_t, limbs, [XD_NORM_LIMBS]);
-    const int t = (int)threadIdx.x;
-    xdi_cuda_norm_part part = { 0.0, 0.0, 0, 0 };
-    const xdi_cuda_norm_part none = part;
-    if (t < count) {
-        part.sum = parts[t].sum;
-        part.largest = parts[t].largest;
-        part.not_finite = parts[t].not_finite;
-        part.nan = parts[t].nan;
-    }
-    part = xdi_cuda_block_reduce(part, none, xdi_cuda_norm_join());
-    if (EXACT) {
-        if (t < XD_NORM_LIMBS) {
-            limbs[t] = sum->limbs[t];
-            for (int k = 0; k < count; k++) limbs[t] += parts[k].limbs[t];
-        }
-        __syncthreads();
-    }
-    if (t != 0) return;
-    sum->sum = xd_add(sum->sum, part.sum);
-    sum->largest = sum->largest > part.largest ? sum->largest : part.largest;
-    sum->not_finite += part.not_finite;
-    sum->nan += part.nan;
-    if (!EXACT) return;
-    xd_norm_carry(limbs);
-    for (int k = 0; k < XD_NORM_LIMBS; k++) sum->limbs[k] = limbs[k];
-}
-
-static xd_result xdi_cuda_norm(const xd_launch *launch, const xd_norm_args *args, xd_norm_sum *sum) {
-    const bool exact = args->exact && args->type != XD_NORM_MAX;
-    for (int64_t k = 0; k < args->array_count; k++)
-        XD_REQUIRE(launch->ctx, xdi_cuda_is_narrow_float(args->arrays[k].dtype), XD_ERROR_DTYPE,
-                    "array %lld: norms take F32, BF16 or F16, not %s", (long long)k,
-                    xd_dtype_name(args->arrays[k].dtype));
-    xdi_cuda_scope scope(launch);
-    XD_TRY(scope.result);
-    xd_norm_sum *parts = (xd_norm_sum *)xdi_cuda_of(launch->ctx)->workspace;
-    int64_t chunks = 0;
-    for (int64_t k = 0; k < args->array_count; k++)
-        chunks += (args->arrays[k].count + XDI_CUDA_CHUNK - 1) / XDI_CUDA_CHUNK;
-    if (chunks == 0) return XD_OK;
-    const int blocks = chunks < XDI_CUDA_NORM_BLOCKS ? (int)chunks : (int)XDI_CUDA_NORM_BLOCKS;
-    bool first = true;
-    XD_TRY(xdi_cuda_each_list<xdi_cuda_norm_item>(
-        args->array_count,
-        [&](int64_t k, xdi_cuda_norm_item *item) {
-            const xd_norm_array *a = &args->arrays[k];
-            item->data = a->data;
-            item->count = (uint64_t)a->count & 0xffffffffffffu;
-            item->dtype = (uint8_t)a->dtype;
-            item->replica = a->replica;
-            item->wide = xdi_cuda_is_aligned16(a->data);
-            return a->count;
-        },
-        [&](const xdi_cuda_list<xdi_cuda_norm_item> &list) {
-            const bool begins = first; /* then every block runs and sets its partial sum */
-            const xdi_cuda_grid walk =
-                xdi_cuda_grid_of(begins || list.chunks > blocks ? blocks : list.chunks, XDI_CUDA_THREADS);
-            first = false;
-            return exact ? XDI_CUDA_LAUNCH(launch, walk, xdi_cuda_norm_kernel<true>, list, args->type, begins,
-                                           parts)
-                         : XDI_CUDA_LAUNCH(launch, walk, xdi_cuda_norm_kernel<false>, list, args->type,
-                                           begins, parts);
-        }));
-    const xdi_cuda_grid join = xdi_cuda_grid_of(1, XDI_CUDA_NORM_BLOCKS);
-    return exact ? XDI_CUDA_LAUNCH(launch, join, xdi_cuda_norm_join_kernel<true>, parts, blocks, sum)
-                 : XDI_CUDA_LAUNCH(launch, join, xdi_cuda_norm_join_kernel<false>, parts, blocks, sum);
-}
-
-/* ---- clip ---- */
-
-static __global__ void xdi_cuda_clip_kernel(const __grid_constant__ xd_clip_args args) {
-    if (threadIdx.x == 0) xd_clip_write(&args);
-}
-
-static xd_result xdi_cuda_clip(const xd_launch *launch, const xd_clip_args *args) {
-    xdi_cuda_scope scope(launch);
-    XD_TRY(scope.result);
-    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_WARP), xdi_cuda_clip_kernel, *args);
-}
-
-static xd_result xdi_cuda_norm_load(xd_ctx *ctx) {
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_norm_kernel<false>));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_norm_kernel<true>));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_norm_join_kernel<false>));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_norm_join_kernel<true>));
-    return xdi_cuda_load(ctx, xdi_cuda_clip_kernel);
-}
-
 /* >>cuda/matmul.cu */
 
 /* The matrix product of the table in plain CUDA: for INVARIANT mode, for the emulation, and without cuBLASLt. A block
@@ -3137,7 +2893,20 @@ template <typename T> static __device__ inline T *xdi_cuda_row(const xd_rows &x,
 
 /* Eight elements as they lie in memory: a load that is under way takes few registers, and nothing waits for it before they
  * are widened. `from` is a multiple of 16 bytes. */
-template <typename T> struct xdi_cuda_raw;
+template <typename T> struct xdi_cuda_raw {
+    static_assert(sizeof(T) == 2, "eight elements are 16 bytes");
+    xdi_cuda_pack<T> pack;
+
+    __device__ void load(const T *from) {
+        pack = xdi_cuda_load16(from);
+    }
+    __device__ xdi_cuda_eight widened() const {
+        xdi_cuda_eight chunk;
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++) chunk.at[i] = xdi_cuda_widen(pack.at[i]);
+        return chunk;
+    }
+};
 
 template <> struct xdi_cuda_raw<float> {
     xdi_cuda_pack<float> low, high;
@@ -3561,7 +3330,15 @@ template <int STAGES> struct xdi_cuda_waiting<xdi_cuda_none, STAGES> {
     }
 };
 
-/* Of both tensors: at most 32 KiB, so that three blocks find room. */
+/* Of both tensors: at most 32 KiB, so that four blocks find room; 16 bytes more, as a tensor of no type has a size too. */
+enum { XDI_CUDA_AHEAD_BYTES = (32 << 10) + 16 };
+
+/* The walks of a kernel share the memory, whatever their types. */
+static __device__ inline xdi_cuda_bits16 *xdi_cuda_ahead_bytes() {
+    XD_SHARED(xdi_cuda_bits16, bytes, [XDI_CUDA_AHEAD_BYTES / 16]);
+    return bytes;
+}
+
 template <typename X, typename Y> struct xdi_cuda_ahead {
     enum {
         BYTES = XDI_CUDA_EIGHT * (int)(sizeof(X) + (xdi_cuda_is<Y>::GIVEN ? sizeof(Y) : 0)),
@@ -3571,11 +3348,9 @@ template <typename X, typename Y> struct xdi_cuda_ahead {
     xdi_cuda_waiting<Y, STAGES> y;
 };
 
-/* The walks of a kernel share it. */
 template <typename X, typename Y> static __device__ inline xdi_cuda_ahead<X, Y> &xdi_cuda_ahead_room() {
-    typedef xdi_cuda_ahead<X, Y> ahead;
-    XD_SHARED(ahead, room, );
-    return room;
+    static_assert((int)sizeof(xdi_cuda_ahead<X, Y>) <= (int)XDI_CUDA_AHEAD_BYTES, "the room");
+    return *reinterpret_cast<xdi_cuda_ahead<X, Y> *>(xdi_cuda_ahead_bytes());
 }
 
 /* Where a row lies. walk() calls use(k, eight of x, eight of y) for `count` steps of this thread's columns, which begin on 16 bytes: x
@@ -3611,6 +3386,317 @@ struct xdi_cuda_on_chip {
         for (int k = 0; k < count; k++) use(k, xdi_cuda_read_whole(x + k * step), xdi_cuda_read_whole(y + k * step));
     }
 };
+
+/* >>cuda/norm.cu */
+
+/* Norms of a list of gradients, and the factor that follows from one: the entries of kernel/cpu/norm.c and clip.c. Reads
+ * every gradient once. Two stages: at most 512 blocks go through the chunks and write a partial sum each, to which the next
+ * list of the same call is added; one block merges the partial sums in order. Their number does not depend on the GPU, so plain
+ * sums have the same bits on every GPU; exact ones are sums of integers and do not depend on any order. */
+
+enum { XDI_CUDA_NORM_BLOCKS = 512 };
+
+/* Small, so that a thousand arrays take a few launches. */
+struct xdi_cuda_norm_item {
+    const void *data;
+    uint64_t count : 48, dtype : 8, replica : 4, wide : 4;
+};
+
+/* The partial sums of one block. */
+struct xdi_cuda_norm_part {
+    double sum, largest;
+    int64_t not_finite, nan;
+};
+
+struct xdi_cuda_norm_join {
+    __device__ xdi_cuda_norm_part operator()(xdi_cuda_norm_part a, const xdi_cuda_norm_part &b) const {
+        a.sum = xd_add(a.sum, b.sum);
+        a.largest = a.largest > b.largest ? a.largest : b.largest;
+        a.not_finite += b.not_finite;
+        a.nan += b.nan;
+        return a;
+    }
+};
+
+/* Adds 32 bits to limb k; these are integers, so the order of the threads does not matter. */
+static __device__ inline void xdi_cuda_limb_add(unsigned long long *limbs, int k, uint64_t bits) {
+    if (bits) atomicAdd(limbs + k, (unsigned long long)bits);
+}
+
+/* mantissa * 2^(bit - 320), as xdi_norm_add. */
+static __device__ inline void xdi_cuda_limbs_add(unsigned long long *limbs, uint64_t mantissa, int bit) {
+    const int limb = bit / 32, shift = bit % 32;
+    const uint64_t low = (mantissa & 0xffffffffu) << shift, high = (mantissa >> 32) << shift;
+    xdi_cuda_limb_add(limbs, limb, low & 0xffffffffu);
+    xdi_cuda_limb_add(limbs, limb + 1, (low >> 32) + (high & 0xffffffffu));
+    xdi_cuda_limb_add(limbs, limb + 2, high >> 32);
+}
+
+/* A thread's exact sum: 128 bits over a window of exponents. Gradients of one array have similar magnitudes, so nearly all
+ * terms fall into the window of the first; the others go to shared memory at once. */
+struct xdi_cuda_window {
+    uint64_t low, high;
+    int bit; /* of the window's first bit; -1: no window yet */
+    int terms;
+
+    __device__ void flush(unsigned long long *limbs) {
+        if (terms == 0) return;
+        xdi_cuda_limbs_add(limbs, low & 0xffffffffu, bit);
+        xdi_cuda_limbs_add(limbs, low >> 32, bit + 32);
+        xdi_cuda_limbs_add(limbs, high & 0xffffffffu, bit + 64);
+        xdi_cuda_limbs_add(limbs, high >> 32, bit + 96);
+        low = high = 0;
+        terms = 0;
+    }
+
+    /* A mantissa of at most 48 bits, shifted by less than 64: 2^16 of them fit. */
+    __device__ void add(unsigned long long *limbs, uint64_t mantissa, int at) {
+        if (mantissa == 0) return;
+        if (bit < 0) bit = at > 32 ? at - 32 : 0;
+        if (at < bit || at >= bit + 64 || bit + 128 > 32 * (XD_NORM_LIMBS - 2)) {
+            xdi_cuda_limbs_add(limbs, mantissa, at);
+            return;
+        }
+        const int shift = at - bit;
+        const uint64_t lower = mantissa << shift;
+        low += lower;
+        high += (shift ? mantissa >> (64 - shift) : 0) + (low < lower ? 1 : 0);
+        terms++;
+    }
+};
+
+/* |x| of a finite x. By its bits, as conversions to double are slow: shifted into place they are x 2^-896, denormals too. */
+static __device__ inline double xdi_cuda_magnitude(uint32_t bits) {
+    return xd_mul(__hiloint2double((int)((bits & 0x7fffffffu) >> 3), (int)(bits << 29)), 0x1p896);
+}
+
+/* Counts an element that is not finite. */
+static __device__ inline void xdi_cuda_norm_count(xdi_cuda_norm_part *part, uint32_t bits) {
+    part->not_finite++;
+    part->nan += (bits & 0x7fffffu) != 0 ? 1 : 0;
+}
+
+/* Adds a finite element. */
+static __device__ inline void xdi_cuda_norm_add(xdi_cuda_norm_part *part, xd_norm_type type, uint32_t bits) {
+    const double magnitude = xdi_cuda_magnitude(bits);
+    if (type == XD_NORM_L2)
+        part->sum = xd_fma(magnitude, magnitude, part->sum); /* the product is exact */
+    else if (type == XD_NORM_MAX)
+        part->largest = magnitude > part->largest ? magnitude : part->largest;
+    else
+        part->sum = xd_add(part->sum, magnitude);
+}
+
+static __device__ inline uint32_t xdi_cuda_norm_bits(float x) {
+    return __float_as_uint(x) & 0x7fffffffu;
+}
+
+/* Adds an element, or of a replica only counts. */
+static __device__ inline void xdi_cuda_norm_one(xdi_cuda_norm_part *part, xd_norm_type type, float x, bool replica) {
+    const uint32_t bits = xdi_cuda_norm_bits(x);
+    if (bits >= 0x7f800000u)
+        xdi_cuda_norm_count(part, bits);
+    else if (!replica)
+        xdi_cuda_norm_add(part, type, bits);
+}
+
+/* Eight of them, with one question for all: is any not finite. */
+static __device__ inline void xdi_cuda_norm_eight(xdi_cuda_norm_part *part, xd_norm_type type, const xdi_cuda_eight &x,
+                                                  bool replica) {
+    uint32_t top = 0;
+    XD_UNROLL
+    for (int j = 0; j < XDI_CUDA_EIGHT; j++) top = xdi_cuda_norm_bits(x.at[j]) > top ? xdi_cuda_norm_bits(x.at[j]) : top;
+    if (top < 0x7f800000u && !replica) {
+        XD_UNROLL
+        for (int j = 0; j < XDI_CUDA_EIGHT; j++) xdi_cuda_norm_add(part, type, xdi_cuda_norm_bits(x.at[j]));
+    } else {
+        XD_UNROLL
+        for (int j = 0; j < XDI_CUDA_EIGHT; j++) xdi_cuda_norm_one(part, type, x.at[j], replica);
+    }
+}
+
+/* A chunk of an array. A thread adds its elements in the order of the array. */
+template <xd_norm_type TYPE, typename T>
+static __device__ inline void xdi_cuda_norm_span(const xdi_cuda_norm_item &a, xdi_cuda_span span, xdi_cuda_norm_part *part) {
+    const T *data = static_cast<const T *>(a.data);
+    const bool replica = a.replica != 0;
+    const int thread = (int)threadIdx.x, eights = a.wide ? (int)((span.end - span.begin) / XDI_CUDA_EIGHT) : 0;
+    const int count = eights > thread ? (eights - thread - 1) / XDI_CUDA_THREADS + 1 : 0;
+    xdi_cuda_in_memory::walk(data + span.begin + XDI_CUDA_EIGHT * thread, (const xdi_cuda_none *)NULL,
+                             XDI_CUDA_EIGHT * XDI_CUDA_THREADS, count,
+                             [&](int, const xdi_cuda_eight &x, const xdi_cuda_eight &) { xdi_cuda_norm_eight(part, TYPE, x, replica); });
+    for (int64_t i = span.begin + XDI_CUDA_EIGHT * eights + thread; i < span.end; i += XDI_CUDA_THREADS)
+        xdi_cuda_norm_one(part, TYPE, xdi_cuda_widen(data[i]), replica);
+}
+
+template <typename T>
+static __device__ inline void xdi_cuda_norm_plain(const xdi_cuda_norm_item &a, xd_norm_type type, xdi_cuda_span span,
+                                                  xdi_cuda_norm_part *part) {
+    if (type == XD_NORM_L2)
+        xdi_cuda_norm_span<XD_NORM_L2, T>(a, span, part);
+    else if (type == XD_NORM_MAX)
+        xdi_cuda_norm_span<XD_NORM_MAX, T>(a, span, part);
+    else
+        xdi_cuda_norm_span<XD_NORM_L1, T>(a, span, part);
+}
+
+/* Adds an element to the exact sum. */
+static __device__ inline void xdi_cuda_norm_exact(xdi_cuda_norm_part *part, xdi_cuda_window *window, unsigned long long *limbs,
+                                                  const xdi_cuda_norm_item &a, xd_norm_type type, float x) {
+    const uint32_t bits = __float_as_uint(x) & 0x7fffffffu;
+    if (bits >= 0x7f800000u) {
+        xdi_cuda_norm_count(part, bits);
+        return;
+    }
+    if (a.replica) return;
+    int exponent;
+    const uint64_t mantissa = xd_norm_mantissa(x, &exponent);
+    if (type == XD_NORM_L2)
+        window->add(limbs, mantissa * mantissa, 2 * exponent + 320);
+    else
+        window->add(limbs, mantissa, exponent + 320);
+}
+
+/* As many blocks on a multiprocessor as an H100 has of the grid. */
+template <bool EXACT>
+static __global__ void __launch_bounds__(XDI_CUDA_THREADS, 4)
+    xdi_cuda_norm_kernel(const __grid_constant__ xdi_cuda_list<xdi_cuda_norm_item> list, xd_norm_type type,
+                         bool first, xd_norm_sum *parts) {
+    XD_SHARED(unsigned long long, limbs, [XD_NORM_LIMBS]);
+    xdi_cuda_norm_part part = { 0.0, 0.0, 0, 0 };
+    xdi_cuda_window window = { 0, 0, -1, 0 };
+    if (EXACT) {
+        if (threadIdx.x < XD_NORM_LIMBS) limbs[threadIdx.x] = 0;
+        __syncthreads();
+    }
+    for (int64_t chunk = blockIdx.x; chunk < list.chunks; chunk += gridDim.x) {
+        const int k = xdi_cuda_list_find(list, chunk);
+        const xdi_cuda_norm_item &a = list.at[k];
+        const xdi_cuda_span span = xdi_cuda_span_of(chunk - list.first(k), (int64_t)a.count);
+        if (!EXACT) {
+            XDI_CUDA_FLOATS(a.dtype, T, { xdi_cuda_norm_plain<T>(a, type, span, &part); })
+            continue;
+        }
+        xdi_cuda_walk(
+            span, a.wide != 0,
+            [&](int64_t i) {
+                float values[8];
+                xdi_cuda_read8(a.data, a.dtype, i, values);
+                XD_UNROLL
+                for (int j = 0; j < 8; j++) xdi_cuda_norm_exact(&part, &window, limbs, a, type, values[j]);
+            },
+            [&](int64_t i) {
+                xdi_cuda_norm_exact(&part, &window, limbs, a, type, xdi_cuda_read_float(a.data, a.dtype, i));
+            });
+        if (window.terms > 65536 - XDI_CUDA_CHUNK) window.flush(limbs); /* before a chunk could overflow it */
+    }
+    const xdi_cuda_norm_part none = { 0.0, 0.0, 0, 0 };
+    if (EXACT) window.flush(limbs);
+    part = xdi_cuda_block_reduce(part, none, xdi_cuda_norm_join()); /* also the barrier after the limbs */
+    xd_norm_sum *out = parts + blockIdx.x;
+    if (threadIdx.x == 0) {
+        if (!first) part = xdi_cuda_norm_join()({ out->sum, out->largest, out->not_finite, out->nan }, part);
+        out->sum = part.sum;
+        out->largest = part.largest;
+        out->not_finite = part.not_finite;
+        out->nan = part.nan;
+    }
+    if (EXACT && threadIdx.x < XD_NORM_LIMBS)
+        out->limbs[threadIdx.x] = (first ? 0 : out->limbs[threadIdx.x]) + (int64_t)limbs[threadIdx.x];
+}
+
+/* Adds the partial sums to the sum: one block; a thread per partial sum, then a thread per limb. */
+template <bool EXACT>
+static __global__ void __launch_bounds__(XDI_CUDA_NORM_BLOCKS)
+    xdi_cuda_norm_join_kernel(const xd_norm_sum *parts, int count, xd_norm_sum *sum) {
+    XD_SHARED(int64_t, limbs, [XD_NORM_LIMBS]);
+    const int t = (int)threadIdx.x;
+    xdi_cuda_norm_part part = { 0.0, 0.0, 0, 0 };
+    const xdi_cuda_norm_part none = part;
+    if (t < count) {
+        part.sum = parts[t].sum;
+        part.largest = parts[t].largest;
+        part.not_finite = parts[t].not_finite;
+        part.nan = parts[t].nan;
+    }
+    part = xdi_cuda_block_reduce(part, none, xdi_cuda_norm_join());
+    if (EXACT) {
+        if (t < XD_NORM_LIMBS) {
+            limbs[t] = sum->limbs[t];
+            for (int k = 0; k < count; k++) limbs[t] += parts[k].limbs[t];
+        }
+        __syncthreads();
+    }
+    if (t != 0) return;
+    sum->sum = xd_add(sum->sum, part.sum);
+    sum->largest = sum->largest > part.largest ? sum->largest : part.largest;
+    sum->not_finite += part.not_finite;
+    sum->nan += part.nan;
+    if (!EXACT) return;
+    xd_norm_carry(limbs);
+    for (int k = 0; k < XD_NORM_LIMBS; k++) sum->limbs[k] = limbs[k];
+}
+
+static xd_result xdi_cuda_norm(const xd_launch *launch, const xd_norm_args *args, xd_norm_sum *sum) {
+    const bool exact = args->exact && args->type != XD_NORM_MAX;
+    for (int64_t k = 0; k < args->array_count; k++)
+        XD_REQUIRE(launch->ctx, xdi_cuda_is_narrow_float(args->arrays[k].dtype), XD_ERROR_DTYPE,
+                    "array %lld: norms take F32, BF16 or F16, not %s", (long long)k,
+                    xd_dtype_name(args->arrays[k].dtype));
+    xdi_cuda_scope scope(launch);
+    XD_TRY(scope.result);
+    xd_norm_sum *parts = (xd_norm_sum *)xdi_cuda_of(launch->ctx)->workspace;
+    int64_t chunks = 0;
+    for (int64_t k = 0; k < args->array_count; k++)
+        chunks += (args->arrays[k].count + XDI_CUDA_CHUNK - 1) / XDI_CUDA_CHUNK;
+    if (chunks == 0) return XD_OK;
+    const int blocks = chunks < XDI_CUDA_NORM_BLOCKS ? (int)chunks : (int)XDI_CUDA_NORM_BLOCKS;
+    bool first = true;
+    XD_TRY(xdi_cuda_each_list<xdi_cuda_norm_item>(
+        args->array_count,
+        [&](int64_t k, xdi_cuda_norm_item *item) {
+            const xd_norm_array *a = &args->arrays[k];
+            item->data = a->data;
+            item->count = (uint64_t)a->count & 0xffffffffffffu;
+            item->dtype = (uint8_t)a->dtype;
+            item->replica = a->replica;
+            item->wide = xdi_cuda_is_aligned16(a->data);
+            return a->count;
+        },
+        [&](const xdi_cuda_list<xdi_cuda_norm_item> &list) {
+            const bool begins = first; /* then every block runs and sets its partial sum */
+            const xdi_cuda_grid walk =
+                xdi_cuda_grid_of(begins || list.chunks > blocks ? blocks : list.chunks, XDI_CUDA_THREADS);
+            first = false;
+            return exact ? XDI_CUDA_LAUNCH(launch, walk, xdi_cuda_norm_kernel<true>, list, args->type, begins,
+                                           parts)
+                         : XDI_CUDA_LAUNCH(launch, walk, xdi_cuda_norm_kernel<false>, list, args->type,
+                                           begins, parts);
+        }));
+    const xdi_cuda_grid join = xdi_cuda_grid_of(1, XDI_CUDA_NORM_BLOCKS);
+    return exact ? XDI_CUDA_LAUNCH(launch, join, xdi_cuda_norm_join_kernel<true>, parts, blocks, sum)
+                 : XDI_CUDA_LAUNCH(launch, join, xdi_cuda_norm_join_kernel<false>, parts, blocks, sum);
+}
+
+/* ---- clip ---- */
+
+static __global__ void xdi_cuda_clip_kernel(const __grid_constant__ xd_clip_args args) {
+    if (threadIdx.x == 0) xd_clip_write(&args);
+}
+
+static xd_result xdi_cuda_clip(const xd_launch *launch, const xd_clip_args *args) {
+    xdi_cuda_scope scope(launch);
+    XD_TRY(scope.result);
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_WARP), xdi_cuda_clip_kernel, *args);
+}
+
+static xd_result xdi_cuda_norm_load(xd_ctx *ctx) {
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_norm_kernel<false>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_norm_kernel<true>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_norm_join_kernel<false>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_norm_join_kernel<true>));
+    return xdi_cuda_load(ctx, xdi_cuda_clip_kernel);
+}
 
 /* >>cuda/loss.cu */
 
@@ -9555,4 +9641,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 515a3ce4cace6fa29b27a490c0e85fd7abf09b8e8687dc11b808a08b635f4e13 */
+/* xdistill sha256 6c41bf89919ce6a69b1f06282da4d59a1fe51b80e6f6f004dbf936b731d25a2f */

@@ -49,7 +49,15 @@ template <int STAGES> struct xdi_cuda_waiting<xdi_cuda_none, STAGES> {
     }
 };
 
-/* Of both tensors: at most 32 KiB, so that three blocks find room. */
+/* Of both tensors: at most 32 KiB, so that four blocks find room; 16 bytes more, as a tensor of no type has a size too. */
+enum { XDI_CUDA_AHEAD_BYTES = (32 << 10) + 16 };
+
+/* The walks of a kernel share the memory, whatever their types. */
+static __device__ inline xdi_cuda_bits16 *xdi_cuda_ahead_bytes() {
+    XD_SHARED(xdi_cuda_bits16, bytes, [XDI_CUDA_AHEAD_BYTES / 16]);
+    return bytes;
+}
+
 template <typename X, typename Y> struct xdi_cuda_ahead {
     enum {
         BYTES = XDI_CUDA_EIGHT * (int)(sizeof(X) + (xdi_cuda_is<Y>::GIVEN ? sizeof(Y) : 0)),
@@ -59,11 +67,9 @@ template <typename X, typename Y> struct xdi_cuda_ahead {
     xdi_cuda_waiting<Y, STAGES> y;
 };
 
-/* The walks of a kernel share it. */
 template <typename X, typename Y> static __device__ inline xdi_cuda_ahead<X, Y> &xdi_cuda_ahead_room() {
-    typedef xdi_cuda_ahead<X, Y> ahead;
-    XD_SHARED(ahead, room, );
-    return room;
+    static_assert((int)sizeof(xdi_cuda_ahead<X, Y>) <= (int)XDI_CUDA_AHEAD_BYTES, "the room");
+    return *reinterpret_cast<xdi_cuda_ahead<X, Y> *>(xdi_cuda_ahead_bytes());
 }
 
 /* Where a row lies. walk() calls use(k, eight of x, eight of y) for `count` steps of this thread's columns, which begin on 16 bytes: x

@@ -87,7 +87,20 @@ template <typename T> static __device__ inline T *xdi_cuda_row(const xd_rows &x,
 
 /* Eight elements as they lie in memory: a load that is under way takes few registers, and nothing waits for it before they
  * are widened. `from` is a multiple of 16 bytes. */
-template <typename T> struct xdi_cuda_raw;
+template <typename T> struct xdi_cuda_raw {
+    static_assert(sizeof(T) == 2, "eight elements are 16 bytes");
+    xdi_cuda_pack<T> pack;
+
+    __device__ void load(const T *from) {
+        pack = xdi_cuda_load16(from);
+    }
+    __device__ xdi_cuda_eight widened() const {
+        xdi_cuda_eight chunk;
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++) chunk.at[i] = xdi_cuda_widen(pack.at[i]);
+        return chunk;
+    }
+};
 
 template <> struct xdi_cuda_raw<float> {
     xdi_cuda_pack<float> low, high;

@@ -79,8 +79,96 @@ static __device__ inline double xdi_cuda_magnitude(uint32_t bits) {
     return xd_mul(__hiloint2double((int)((bits & 0x7fffffffu) >> 3), (int)(bits << 29)), 0x1p896);
 }
 
+/* Counts an element that is not finite. */
+static __device__ inline void xdi_cuda_norm_count(xdi_cuda_norm_part *part, uint32_t bits) {
+    part->not_finite++;
+    part->nan += (bits & 0x7fffffu) != 0 ? 1 : 0;
+}
+
+/* Adds a finite element. */
+static __device__ inline void xdi_cuda_norm_add(xdi_cuda_norm_part *part, xd_norm_type type, uint32_t bits) {
+    const double magnitude = xdi_cuda_magnitude(bits);
+    if (type == XD_NORM_L2)
+        part->sum = xd_fma(magnitude, magnitude, part->sum); /* the product is exact */
+    else if (type == XD_NORM_MAX)
+        part->largest = magnitude > part->largest ? magnitude : part->largest;
+    else
+        part->sum = xd_add(part->sum, magnitude);
+}
+
+static __device__ inline uint32_t xdi_cuda_norm_bits(float x) {
+    return __float_as_uint(x) & 0x7fffffffu;
+}
+
+/* Adds an element, or of a replica only counts. */
+static __device__ inline void xdi_cuda_norm_one(xdi_cuda_norm_part *part, xd_norm_type type, float x, bool replica) {
+    const uint32_t bits = xdi_cuda_norm_bits(x);
+    if (bits >= 0x7f800000u)
+        xdi_cuda_norm_count(part, bits);
+    else if (!replica)
+        xdi_cuda_norm_add(part, type, bits);
+}
+
+/* Eight of them, with one question for all: is any not finite. */
+static __device__ inline void xdi_cuda_norm_eight(xdi_cuda_norm_part *part, xd_norm_type type, const xdi_cuda_eight &x,
+                                                  bool replica) {
+    uint32_t top = 0;
+    XD_UNROLL
+    for (int j = 0; j < XDI_CUDA_EIGHT; j++) top = xdi_cuda_norm_bits(x.at[j]) > top ? xdi_cuda_norm_bits(x.at[j]) : top;
+    if (top < 0x7f800000u && !replica) {
+        XD_UNROLL
+        for (int j = 0; j < XDI_CUDA_EIGHT; j++) xdi_cuda_norm_add(part, type, xdi_cuda_norm_bits(x.at[j]));
+    } else {
+        XD_UNROLL
+        for (int j = 0; j < XDI_CUDA_EIGHT; j++) xdi_cuda_norm_one(part, type, x.at[j], replica);
+    }
+}
+
+/* A chunk of an array. A thread adds its elements in the order of the array. */
+template <xd_norm_type TYPE, typename T>
+static __device__ inline void xdi_cuda_norm_span(const xdi_cuda_norm_item &a, xdi_cuda_span span, xdi_cuda_norm_part *part) {
+    const T *data = static_cast<const T *>(a.data);
+    const bool replica = a.replica != 0;
+    const int thread = (int)threadIdx.x, eights = a.wide ? (int)((span.end - span.begin) / XDI_CUDA_EIGHT) : 0;
+    const int count = eights > thread ? (eights - thread - 1) / XDI_CUDA_THREADS + 1 : 0;
+    xdi_cuda_in_memory::walk(data + span.begin + XDI_CUDA_EIGHT * thread, (const xdi_cuda_none *)NULL,
+                             XDI_CUDA_EIGHT * XDI_CUDA_THREADS, count,
+                             [&](int, const xdi_cuda_eight &x, const xdi_cuda_eight &) { xdi_cuda_norm_eight(part, TYPE, x, replica); });
+    for (int64_t i = span.begin + XDI_CUDA_EIGHT * eights + thread; i < span.end; i += XDI_CUDA_THREADS)
+        xdi_cuda_norm_one(part, TYPE, xdi_cuda_widen(data[i]), replica);
+}
+
+template <typename T>
+static __device__ inline void xdi_cuda_norm_plain(const xdi_cuda_norm_item &a, xd_norm_type type, xdi_cuda_span span,
+                                                  xdi_cuda_norm_part *part) {
+    if (type == XD_NORM_L2)
+        xdi_cuda_norm_span<XD_NORM_L2, T>(a, span, part);
+    else if (type == XD_NORM_MAX)
+        xdi_cuda_norm_span<XD_NORM_MAX, T>(a, span, part);
+    else
+        xdi_cuda_norm_span<XD_NORM_L1, T>(a, span, part);
+}
+
+/* Adds an element to the exact sum. */
+static __device__ inline void xdi_cuda_norm_exact(xdi_cuda_norm_part *part, xdi_cuda_window *window, unsigned long long *limbs,
+                                                  const xdi_cuda_norm_item &a, xd_norm_type type, float x) {
+    const uint32_t bits = __float_as_uint(x) & 0x7fffffffu;
+    if (bits >= 0x7f800000u) {
+        xdi_cuda_norm_count(part, bits);
+        return;
+    }
+    if (a.replica) return;
+    int exponent;
+    const uint64_t mantissa = xd_norm_mantissa(x, &exponent);
+    if (type == XD_NORM_L2)
+        window->add(limbs, mantissa * mantissa, 2 * exponent + 320);
+    else
+        window->add(limbs, mantissa, exponent + 320);
+}
+
+/* As many blocks on a multiprocessor as an H100 has of the grid. */
 template <bool EXACT>
-static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
+static __global__ void __launch_bounds__(XDI_CUDA_THREADS, 4)
     xdi_cuda_norm_kernel(const __grid_constant__ xdi_cuda_list<xdi_cuda_norm_item> list, xd_norm_type type,
                          bool first, xd_norm_sum *parts) {
     XD_SHARED(unsigned long long, limbs, [XD_NORM_LIMBS]);
@@ -93,44 +181,23 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
     for (int64_t chunk = blockIdx.x; chunk < list.chunks; chunk += gridDim.x) {
         const int k = xdi_cuda_list_find(list, chunk);
         const xdi_cuda_norm_item &a = list.at[k];
-        const auto one = [&](float x) {
-            const uint32_t bits = __float_as_uint(x);
-            const uint32_t biased = (bits >> 23) & 0xffu;
-            if (biased == 255u) {
-                part.not_finite++;
-                part.nan += (bits & 0x7fffffu) != 0 ? 1 : 0;
-                return;
-            }
-            if (a.replica) return;
-            if (EXACT) {
-                int exponent;
-                const uint64_t mantissa = xd_norm_mantissa(x, &exponent);
-                if (type == XD_NORM_L2)
-                    window.add(limbs, mantissa * mantissa, 2 * exponent + 320);
-                else
-                    window.add(limbs, mantissa, exponent + 320);
-                return;
-            }
-            const double magnitude = xdi_cuda_magnitude(bits);
-            if (type == XD_NORM_L2) {
-                part.sum = xd_fma(magnitude, magnitude, part.sum); /* the product is exact */
-            } else if (type == XD_NORM_MAX) {
-                part.largest = magnitude > part.largest ? magnitude : part.largest;
-            } else {
-                part.sum = xd_add(part.sum, magnitude);
-            }
-        };
+        const xdi_cuda_span span = xdi_cuda_span_of(chunk - list.first(k), (int64_t)a.count);
+        if (!EXACT) {
+            XDI_CUDA_FLOATS(a.dtype, T, { xdi_cuda_norm_plain<T>(a, type, span, &part); })
+            continue;
+        }
         xdi_cuda_walk(
-            xdi_cuda_span_of(chunk - list.first(k), (int64_t)a.count), a.wide != 0,
+            span, a.wide != 0,
             [&](int64_t i) {
                 float values[8];
                 xdi_cuda_read8(a.data, a.dtype, i, values);
                 XD_UNROLL
-                for (int j = 0; j < 8; j++) one(values[j]);
+                for (int j = 0; j < 8; j++) xdi_cuda_norm_exact(&part, &window, limbs, a, type, values[j]);
             },
-            [&](int64_t i) { one(xdi_cuda_read_float(a.data, a.dtype, i)); });
-        if (EXACT && window.terms > 65536 - XDI_CUDA_CHUNK)
-            window.flush(limbs); /* before a chunk could overflow it */
+            [&](int64_t i) {
+                xdi_cuda_norm_exact(&part, &window, limbs, a, type, xdi_cuda_read_float(a.data, a.dtype, i));
+            });
+        if (window.terms > 65536 - XDI_CUDA_CHUNK) window.flush(limbs); /* before a chunk could overflow it */
     }
     const xdi_cuda_norm_part none = { 0.0, 0.0, 0, 0 };
     if (EXACT) window.flush(limbs);

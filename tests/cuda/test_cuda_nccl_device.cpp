@@ -86,12 +86,15 @@ static void call_elsewhere(Member *m) {
     ELSEWHERE(xd_barrier(m->comm), XD_OK);
     ELSEWHERE(xd_agree(m->comm, XD_OK), XD_OK);
     ELSEWHERE(xd_comm_split(m->comm, 0, -m->rank, &group), XD_OK);
+    if (!group) return;
     ELSEWHERE(sum_of(group, data.at(), data.at(), ELEMENTS), XD_OK);
     CHECK(xd_ctx_create(&desc, &host) == XD_OK);
     ELSEWHERE(xd_comm_fork(m->comm, host, &twin), XD_OK);
+    if (!twin) return;
     ELSEWHERE(sum_of(twin, memory.data(), memory.data(), 300), XD_OK);
     CHECK(memory[7] == (float)(RANKS * (RANKS - 1) / 2 * RANKS));
     ELSEWHERE((xd_comm_destroy(twin), XD_OK), XD_OK);
+    xd_ctx_destroy(host);
     ELSEWHERE((xd_comm_destroy(group), XD_OK), XD_OK);
     /* What goes wrong. */
     if (m->world->desc.compare == 0) {

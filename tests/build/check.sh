@@ -778,7 +778,7 @@ step_cuda() {
 step_cuda_emu() {
     need g++
     make --no-print-directory build/libxdistill.a || return 1
-    programs= host='cublas|comm|ema|equivalence|fill|nccl|optimizer|reduce|route|step|thaw|topk|wrap'
+    programs= host='cublas|comm|ema|equivalence|fill|nccl|nccl_device|optimizer|reduce|route|step|thaw|topk|wrap'
     [ "$1" != asan ] || programs=$(ls tests/cuda/test_*.cpp | grep -E "test_cuda_($host)\.cpp")
     EMU_BUILD="$dir/emu" sh tests/emu/run.sh "$1" &&
     CUDA_TESTS=$programs CUDA_PLAIN_ORDER=0 CUDA_COMPARE=compare:3 CUDA_OBJECTS="$out/cuda_objects" CUDA_BUILD="$dir/cuda" CUDA_HEADER=. CUDA_LIBRARY=build/libxdistill.a sh tests/cuda/run.sh "$1"

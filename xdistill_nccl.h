@@ -78,10 +78,10 @@ XD_API xd_result xd_nccl_unique_id(xd_ctx *ctx, ncclUniqueId *out);
  * size), DEVICE, PEER (with NCCL's text), TIMEOUT.
  *
  * CUDA graphs. A stream in a capture records a collective or xd_exchange, in every mode of reduction, when its memory is on
- * the GPU and `compare` no longer covers it. So a step can be one graph. Every other call is UNSUPPORTED: barriers, splits,
- * agreements, calls that are compared, memory of the host. Such a refusal loses neither the capture nor the world; it is
- * this rank's alone, so all ranks capture the same calls. They also launch their graphs in the same order. Ranks of one
- * process capture with cudaStreamCaptureModeThreadLocal. Destroy graphs before their groups.
+ * the GPU and `compare` no longer covers it. So a step's collectives can be in its graph. Every other call is UNSUPPORTED:
+ * barriers, splits, agreements, calls that are compared, memory of the host. Such a refusal loses neither the capture nor
+ * the world. The other ranks do not learn of it, so all ranks capture the same calls. They also launch their graphs in the
+ * same order. Ranks of one process capture with cudaStreamCaptureModeThreadLocal. Destroy graphs before their groups.
  *
  * A launch has no deadline. If a rank stops launching, the graphs of the others wait in it. xd_read and xd_barrier wait
  * with a deadline and return TIMEOUT. The barrier also ends the work that waits. cudaStreamSynchronize alone may never
@@ -2223,4 +2223,4 @@ XD_API xd_result xd_comm_nccl(xd_ctx *ctx, const xd_nccl_desc *desc, xd_comm **o
 #endif
 
 #endif
-/* xdistill sha256 b9b4201eeef4cb7cad4f00575bbc7107d530c61a88ad5c80cb85c2f421b27331 */
+/* xdistill sha256 dc8774656ae7e77327aa5eaf77fc8619a84ff255ef4cf23bb5e86e1f1c492527 */

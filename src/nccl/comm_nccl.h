@@ -37,10 +37,10 @@ XD_API xd_result xd_nccl_unique_id(xd_ctx *ctx, ncclUniqueId *out);
  * size), DEVICE, PEER (with NCCL's text), TIMEOUT.
  *
  * CUDA graphs. A stream in a capture records a collective or xd_exchange, in every mode of reduction, when its memory is on
- * the GPU and `compare` no longer covers it. So a step can be one graph. Every other call is UNSUPPORTED: barriers, splits,
- * agreements, calls that are compared, memory of the host. Such a refusal loses neither the capture nor the world; it is
- * this rank's alone, so all ranks capture the same calls. They also launch their graphs in the same order. Ranks of one
- * process capture with cudaStreamCaptureModeThreadLocal. Destroy graphs before their groups.
+ * the GPU and `compare` no longer covers it. So a step's collectives can be in its graph. Every other call is UNSUPPORTED:
+ * barriers, splits, agreements, calls that are compared, memory of the host. Such a refusal loses neither the capture nor
+ * the world. The other ranks do not learn of it, so all ranks capture the same calls. They also launch their graphs in the
+ * same order. Ranks of one process capture with cudaStreamCaptureModeThreadLocal. Destroy graphs before their groups.
  *
  * A launch has no deadline. If a rank stops launching, the graphs of the others wait in it. xd_read and xd_barrier wait
  * with a deadline and return TIMEOUT. The barrier also ends the work that waits. cudaStreamSynchronize alone may never

@@ -48,6 +48,7 @@ struct Stream {
     bool busy = false;                /* its first item runs without the lock */
     std::shared_ptr<Capture> capture; /* the capture in progress */
     bool capture_origin = false;
+    uint64_t captured = 0, joined = 0; /* its items in the capture, and those that another stream waits for */
 };
 
 } // namespace emu
@@ -63,6 +64,8 @@ struct emu_event {
     unsigned flags;
     uint64_t tick; /* of the last executed record */
     int device;    /* the current one when it was made: that of its records */
+    std::shared_ptr<emu::Stream> captured_on; /* the stream of the last record in a capture, and its items then */
+    uint64_t captured_items;
 };
 
 namespace emu {
@@ -277,11 +280,16 @@ static void append(const std::shared_ptr<Stream> &stream, Item item) {
     changed.notify_all();
 }
 
+static void capture_item(Stream &stream, emu_graph_item item) {
+    stream.capture->graph->items.push_back(std::move(item));
+    stream.captured++;
+}
+
 cudaError_t submit_fresh(const std::shared_ptr<Stream> &stream, std::function<std::function<bool()>()> make) {
     const cudaError_t bad = check_stream(*stream);
     if (bad) return bad;
     if (stream->capture) {
-        stream->capture->graph->items.push_back({ std::move(make), nullptr, nullptr });
+        capture_item(*stream, { std::move(make), nullptr, nullptr });
         return cudaSuccess;
     }
     Item item;
@@ -426,7 +434,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
     if (entered) return entered;
     if (!event) return remember(cudaErrorInvalidValue);
     Lock lock(big_lock);
-    *event = new emu_event{ nullptr, 0, nullptr, flags, 0, current_device };
+    *event = new emu_event{ nullptr, 0, nullptr, flags, 0, current_device, nullptr, 0 };
     events.insert(*event);
     count_handle(kEvent, 1);
     return cudaSuccess;
@@ -475,12 +483,15 @@ cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t handle, uns
     }
     const cudaError_t bad = check_stream(*stream);
     if (bad) return remember(bad);
-    if (!stream->capture)
+    if (!stream->capture) {
         record_now(stream, event);
-    else if (flags & cudaEventRecordExternal)
-        stream->capture->graph->items.push_back({ nullptr, event, nullptr });
-    else
-        event->captured = stream->capture; /* replays use the recorded order anyway */
+    } else if (flags & cudaEventRecordExternal) {
+        capture_item(*stream, { nullptr, event, nullptr });
+    } else { /* replays use the recorded order anyway */
+        event->captured = stream->capture;
+        event->captured_on = stream;
+        event->captured_items = stream->captured;
+    }
     return cudaSuccess;
 }
 
@@ -502,7 +513,8 @@ static void wait_now(const std::shared_ptr<Stream> &stream, cudaEvent_t event) {
 
 /* A wait for an event that was recorded in a capture: it is for streams of this capture, or to become one, and only
  * as long as the capture lasts. */
-static cudaError_t wait_captured(Stream &stream, const std::shared_ptr<Capture> &capture) {
+static cudaError_t wait_captured(Stream &stream, const emu_event &event) {
+    const std::shared_ptr<Capture> capture = event.captured;
     if (!capture->active) {
         report("cudaStreamWaitEvent of an event that was recorded in a capture that has ended");
         if (stream.capture) stream.capture->invalid = true;
@@ -519,7 +531,13 @@ static cudaError_t wait_captured(Stream &stream, const std::shared_ptr<Capture> 
         report("cudaStreamWaitEvent: the legacy stream cannot be captured");
         return cudaErrorStreamCaptureImplicit;
     }
-    stream.capture = capture; /* the stream joins the capture */
+    if (!stream.capture) { /* the stream becomes part of the capture */
+        stream.capture = capture;
+        stream.captured = stream.joined = 0;
+    } else if (event.captured_on.get() != &stream) {
+        event.captured_on->joined = std::max(event.captured_on->joined, event.captured_items);
+        stream.captured++;
+    }
     return cudaSuccess;
 }
 
@@ -532,10 +550,10 @@ cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event, unsigned
     const cudaError_t bad = check_stream(*stream);
     if (bad) return remember(bad);
     if (stream->capture && (flags & cudaEventWaitExternal)) {
-        stream->capture->graph->items.push_back({ nullptr, nullptr, event });
+        capture_item(*stream, { nullptr, nullptr, event });
         return cudaSuccess;
     }
-    if (event->captured) return remember(wait_captured(*stream, event->captured));
+    if (event->captured) return remember(wait_captured(*stream, *event));
     if (stream->capture) {
         stream->capture->invalid = true;
         report("cudaStreamWaitEvent: a captured stream waits for an event from outside the capture");
@@ -598,6 +616,7 @@ cudaError_t cudaStreamBeginCapture(cudaStream_t handle, cudaStreamCaptureMode mo
     stream->capture->thread = std::this_thread::get_id();
     stream->capture->graph = new emu_graph;
     stream->capture_origin = true;
+    stream->captured = stream->joined = 0;
     captures.push_back(stream->capture);
     return cudaSuccess;
 }
@@ -612,14 +631,19 @@ cudaError_t cudaStreamEndCapture(cudaStream_t handle, cudaGraph_t *graph) {
         return remember(capture ? cudaErrorStreamCaptureUnmatched : cudaErrorInvalidResourceHandle);
     if (capture->mode != cudaStreamCaptureModeRelaxed && capture->thread != std::this_thread::get_id())
         return remember(cudaErrorStreamCaptureWrongThread);
-    for (const auto &other : streams)
-        if (other->capture == capture) other->capture = nullptr;
+    bool unjoined = false;
+    for (const auto &other : streams) {
+        if (other->capture != capture) continue;
+        unjoined = unjoined || (other != stream && other->joined < other->captured);
+        other->capture = nullptr;
+    }
     stream->capture_origin = false;
     captures.erase(std::find(captures.begin(), captures.end(), capture));
     capture->active = false;
-    if (capture->invalid) {
+    if (capture->invalid || unjoined) {
+        if (!capture->invalid) report("cudaStreamEndCapture: no stream waits for work of another captured stream");
         delete capture->graph;
-        return remember(cudaErrorStreamCaptureInvalidated);
+        return remember(capture->invalid ? cudaErrorStreamCaptureInvalidated : cudaErrorStreamCaptureUnjoined);
     }
     *graph = capture->graph;
     graphs.insert(*graph);
@@ -676,7 +700,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t handle) {
     if (bad) return remember(bad);
     for (const emu_graph_item &item : exec->graph.items) {
         if (stream->capture)
-            stream->capture->graph->items.push_back(item);
+            capture_item(*stream, item);
         else if (item.make)
             submit_fresh(stream, item.make);
         else if (item.record && events.count(item.record))

@@ -323,6 +323,30 @@ static void events_do_not_leave_a_capture() {
     cudaGetLastError();
 }
 
+/* A stream that becomes part of a capture is waited for by the first one, or the capture has no graph. */
+static void captured_streams_are_joined() {
+    cudaStream_t other;
+    cudaEvent_t forked, done;
+    CHECK(!cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking) && !cudaEventCreate(&forked) &&
+          !cudaEventCreate(&done));
+    for (int late = 0; late < 3; late++) { /* work on the other stream before the join, after it too, or none */
+        Captured relaxed(cudaStreamCaptureModeRelaxed);
+        CHECK(!cudaEventRecord(forked, relaxed.stream) && !cudaStreamWaitEvent(other, forked, 0));
+        if (late < 2) launch_add(relaxed.memory, relaxed.memory, 0.0f, kCount, other);
+        CHECK(!cudaEventRecord(done, other) && !cudaStreamWaitEvent(relaxed.stream, done, 0));
+        if (late != 1) {
+            CHECK(relaxed.survives());
+            continue;
+        }
+        cudaGraph_t graph;
+        launch_add(relaxed.memory, relaxed.memory, 0.0f, kCount, other);
+        CHECK(cudaStreamEndCapture(relaxed.stream, &graph) == cudaErrorStreamCaptureUnjoined && !graph);
+        CHECK(reported("no stream waits for work of another captured stream"));
+    }
+    CHECK(!cudaEventDestroy(forked) && !cudaEventDestroy(done) && !cudaStreamDestroy(other));
+    cudaGetLastError();
+}
+
 /* External events connect replays with streams: each replay waits for the last record of one, and records another. */
 static void external_events_order_replays() {
     float *x = device_array(1.0f), *y = device_array(0.0f);
@@ -581,6 +605,7 @@ void stream_tests() {
     test("a capture forbids unsafe calls", captures_forbid_unsafe_calls);
     test("a captured stream is not waited for", captured_streams_are_not_waited_for);
     test("events do not leave a capture", events_do_not_leave_a_capture);
+    test("captured streams are joined", captured_streams_are_joined);
     test("external events order replays", external_events_order_replays);
     test("each thread has a current device", each_thread_has_a_current_device);
     test("events belong to a device", events_belong_to_a_device);

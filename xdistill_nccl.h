@@ -68,14 +68,24 @@ XD_API xd_result xd_nccl_unique_id(xd_ctx *ctx, ncclUniqueId *out);
 /* Joins the ranks that share an id into a world. Collective over `size` ranks; waits at most init_timeout_seconds. Takes
  * staging_bytes of the GPU, once for all groups of the world. Comparing and failures: docs/concepts.md.
  *
- *   ctx    of a GPU (xd_cuda_create), the thread's current device here and in xd_comm_split; ranks of one process
- *          have different GPUs
+ *   ctx    of a GPU (xd_cuda_create); ranks of one process have different GPUs. Any device may be the current one at
+ *          a call, and it is the same one afterwards
  *   desc   compare and staging_bytes are the same on every rank
  *   out    destroy it, and all groups split from it, before xd_cuda_destroy
  *
- * The context's CPU level becomes the lowest of all ranks. Errors: ARGUMENT, STATE (no GPU, or not the current one),
- * MEMORY (the others get TIMEOUT), IO (file, port), MISMATCH (rank taken, size, compare, staging_bytes, floating-point
- * state), UNSUPPORTED (id size), DEVICE, PEER (with NCCL's text), TIMEOUT. */
+ * The context's CPU level becomes the lowest of all ranks. Errors: ARGUMENT, STATE (no GPU), MEMORY (the others get
+ * TIMEOUT), IO (file, port), MISMATCH (rank taken, size, compare, staging_bytes, floating-point state), UNSUPPORTED (id
+ * size), DEVICE, PEER (with NCCL's text), TIMEOUT.
+ *
+ * CUDA graphs. A stream in a capture records a collective or xd_exchange, in every mode of reduction, when its memory is on
+ * the GPU and `compare` no longer covers it. So a step's collectives can be in its graph. Every other call is UNSUPPORTED:
+ * barriers, splits, agreements, calls that are compared, memory of the host. Such a refusal loses neither the capture nor
+ * the world. The other ranks do not learn of it, so all ranks capture the same calls. They also launch their graphs in the
+ * same order. Ranks of one process capture with cudaStreamCaptureModeThreadLocal. Destroy graphs before their groups.
+ *
+ * A launch has no deadline. If a rank stops launching, the graphs of the others wait in it. xd_read and xd_barrier wait
+ * with a deadline and return TIMEOUT. The barrier also ends the work that waits. cudaStreamSynchronize alone may never
+ * return. */
 XD_API xd_result xd_comm_nccl(xd_ctx *ctx, const xd_nccl_desc *desc, xd_comm **out);
 
 #endif
@@ -966,7 +976,10 @@ static xd_result xdi_nccl_exchange(xd_ctx *ctx, const xd_nccl_desc *d, void *id,
  *
  * Data moves on the stream of each call. The control plane has a separate stream, so that reading the
  * peers' records does not wait for kernels of the caller. Calls on one communicator must run in order on
- * the device too: each records an event after its work, and the next one, on any stream, waits for it. */
+ * the device too: each makes a mark after its work, and the next one, on any stream, waits for it.
+ *
+ * A stream of the caller may be in a capture. Then a call is recorded when all its work is on the stream;
+ * capture.c refuses the others before anything has been done. */
 
 enum {
     XDI_NCCL_STAGING = 1 << 24, /* bytes */
@@ -978,6 +991,20 @@ enum {
 
 typedef struct xdi_nccl xdi_nccl;
 
+/* The end of the last work of a kind. */
+typedef struct xdi_nccl_mark {
+    cudaEvent_t done;           /* on any stream, or in a replay, which records it as an external event */
+    cudaEvent_t inside;         /* in `capture`: a graph has no other way to wait for its own work */
+    unsigned long long capture; /* the last one with such work; 0: none */
+} xdi_nccl_mark;
+
+/* What a call changes of the calling thread, and puts back. */
+typedef struct xdi_nccl_scope {
+    int device, previous;
+    enum cudaStreamCaptureMode mode;
+    bool is_relaxed;
+} xdi_nccl_scope;
+
 /* What the handles of one world share on this rank. */
 typedef struct xdi_nccl_world {
     xd_ctx *ctx;
@@ -985,7 +1012,8 @@ typedef struct xdi_nccl_world {
     xd_result failure;   /* XD_OK, or what broke the world */
     int culprit;         /* world rank; -1 unknown */
     cudaStream_t stream; /* control records and host memory */
-    cudaEvent_t spare;   /* recorded after the last use of staging */
+    int device;          /* of ctx */
+    xdi_nccl_mark spare; /* after the last use of staging */
     char *staging;       /* terms of a sum: a tile of each node of every rank's forest, in order */
     char *mirror;        /* copies of host memory on the device */
     size_t staging_bytes, mirror_bytes;
@@ -1003,7 +1031,7 @@ struct xdi_nccl {
      * tells each of them */
     xd_control *records;
     xd_control *arrived; /* [2 size], the same on the device */
-    cudaEvent_t last;    /* recorded after the last work on comm */
+    xdi_nccl_mark last;  /* after the last work on comm */
     int64_t calls;       /* collectives so far */
     bool displaced;      /* some rank passed displacements to the call in progress */
     int64_t *begins;     /* [size], first element of each rank's block of a sum */
@@ -1073,11 +1101,60 @@ static xd_result xdi_nccl_cuda(xdi_nccl *t, cudaError_t code) {
     return xdi_nccl_lost(t, XD_FAIL(t->base.ctx, XD_ERROR_DEVICE, "CUDA: %s", cudaGetErrorString(code)));
 }
 
+/* ---- the calling thread ---- */
+
+/* Makes the device current, as a worker's thread or a caller with several GPUs may have another one. And while some stream is
+ * in a capture, lets this thread allocate and ask for events: what it does that for is not part of the capture. */
+static cudaError_t xdi_nccl_scope_begin(xdi_nccl_scope *scope, int device) {
+    scope->device = scope->previous = device;
+    scope->mode = cudaStreamCaptureModeRelaxed;
+    scope->is_relaxed = false;
+    cudaError_t code = cudaGetDevice(&scope->previous);
+    if (code != cudaSuccess) scope->previous = device;
+    if (scope->previous != device) code = cudaSetDevice(device);
+    if (code != cudaSuccess) return code;
+    code = cudaThreadExchangeStreamCaptureMode(&scope->mode);
+    scope->is_relaxed = code == cudaSuccess;
+    return code;
+}
+
+static void xdi_nccl_scope_end(xdi_nccl_scope *scope) {
+    if (scope->is_relaxed) cudaThreadExchangeStreamCaptureMode(&scope->mode);
+    if (scope->previous != scope->device) cudaSetDevice(scope->previous);
+}
+
+/* The scope of a call of the table that peers wait for. */
+static xd_result xdi_nccl_begin_call(xdi_nccl *t, xdi_nccl_scope *scope) {
+    return xdi_nccl_cuda(t, xdi_nccl_scope_begin(scope, t->world->device));
+}
+
 /* ---- waiting ---- */
+
+/* CUDA has changed the arguments of this function twice. */
+static cudaError_t xdi_nccl_capture_info(cudaStream_t stream, enum cudaStreamCaptureStatus *status,
+                                         unsigned long long *id) {
+#if CUDART_VERSION >= 13000
+    return cudaStreamGetCaptureInfo(stream, status, id, NULL, NULL, NULL, NULL);
+#elif CUDART_VERSION >= 12000
+    return cudaStreamGetCaptureInfo(stream, status, id, NULL, NULL, NULL);
+#else
+    return cudaStreamGetCaptureInfo(stream, status, id);
+#endif
+}
 
 static void xdi_nccl_pause(int turn) {
     const struct timespec nap = { 0, 20000 };
     if (turn >= XDI_NCCL_SPIN) nanosleep(&nap, NULL);
+}
+
+/* The capture that a stream is in; 0: none. */
+static unsigned long long xdi_nccl_capture_of(const xdi_nccl *t, cudaStream_t stream) {
+    enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    unsigned long long id = 0;
+    if (stream == t->world->stream) return 0;
+    if (xdi_nccl_capture_info(stream, &status, &id) != cudaSuccess)
+        cudaGetLastError(); /* its next use reports it */
+    return status == cudaStreamCaptureStatusActive ? id : 0;
 }
 
 /* Waits until NCCL has accepted a call that returned `code`. */
@@ -1096,7 +1173,7 @@ static xd_result xdi_nccl_settle(xdi_nccl *t, ncclResult_t code, double deadline
 static xd_result xdi_nccl_wait(xdi_nccl *t, double deadline) {
     for (int turn = 0;; turn += turn < XDI_NCCL_SPIN) {
         ncclResult_t state = ncclSuccess;
-        const cudaError_t done = cudaEventQuery(t->last);
+        const cudaError_t done = cudaEventQuery(t->last.done);
         if (done == cudaSuccess) return XD_OK;
         if (done != cudaErrorNotReady) return xdi_nccl_cuda(t, done);
         const ncclResult_t asked = ncclCommGetAsyncError(t->comm, &state);
@@ -1107,13 +1184,40 @@ static xd_result xdi_nccl_wait(xdi_nccl *t, double deadline) {
     }
 }
 
+/* Waits on `stream` for the work before the mark. A graph waits for what was before each of its launches. */
+static xd_result xdi_nccl_await(xdi_nccl *t, cudaStream_t stream, const xdi_nccl_mark *mark) {
+    const unsigned long long capture = xdi_nccl_capture_of(t, stream);
+    if (capture == 0) return xdi_nccl_cuda(t, cudaStreamWaitEvent(stream, mark->done, 0));
+    if (capture == mark->capture) return xdi_nccl_cuda(t, cudaStreamWaitEvent(stream, mark->inside, 0));
+    return xdi_nccl_cuda(t, cudaStreamWaitEvent(stream, mark->done, cudaEventWaitExternal));
+}
+
+/* Marks the end of the work on `stream`. */
+static xd_result xdi_nccl_put_mark(xdi_nccl *t, cudaStream_t stream, xdi_nccl_mark *mark) {
+    const unsigned long long capture = xdi_nccl_capture_of(t, stream);
+    if (capture == 0) return xdi_nccl_cuda(t, cudaEventRecord(mark->done, stream));
+    mark->capture = capture;
+    XD_TRY(xdi_nccl_cuda(t, cudaEventRecordWithFlags(mark->done, stream, cudaEventRecordExternal)));
+    return xdi_nccl_cuda(t, cudaEventRecord(mark->inside, stream));
+}
+
+static cudaError_t xdi_nccl_mark_create(xdi_nccl_mark *mark) {
+    const cudaError_t code = cudaEventCreateWithFlags(&mark->done, cudaEventDisableTiming);
+    return code == cudaSuccess ? cudaEventCreateWithFlags(&mark->inside, cudaEventDisableTiming) : code;
+}
+
+static void xdi_nccl_mark_destroy(xdi_nccl_mark *mark) {
+    if (mark->done) cudaEventDestroy(mark->done);
+    if (mark->inside) cudaEventDestroy(mark->inside);
+}
+
 /* Begins work of this communicator on `stream`, after its earlier work; and ends it. */
 static xd_result xdi_nccl_enter(xdi_nccl *t, cudaStream_t stream) {
-    return xdi_nccl_cuda(t, cudaStreamWaitEvent(stream, t->last, 0));
+    return xdi_nccl_await(t, stream, &t->last);
 }
 
 static xd_result xdi_nccl_leave(xdi_nccl *t, cudaStream_t stream) {
-    return xdi_nccl_cuda(t, cudaEventRecord(t->last, stream));
+    return xdi_nccl_put_mark(t, stream, &t->last);
 }
 
 static xd_result xdi_nccl_copy(xdi_nccl *t, cudaStream_t stream, void *to, const void *from, size_t bytes) {
@@ -1185,22 +1289,23 @@ static xd_result xdi_nccl_gather_records(xdi_nccl *t, const xd_control *mine, do
     return xdi_nccl_wait(t, deadline);
 }
 
-/* Whether the ranks compare this call. All have the same count of calls, so all decide the same. */
-static bool xdi_nccl_compares(xdi_nccl *t, const xd_control *mine, const xd_collective *next) {
-    const bool moves =
-        mine->kind >= (uint32_t)XD_COLLECTIVE_BROADCAST && mine->kind < (uint32_t)XD_COLLECTIVE_SEND;
-    if (!moves) return true;
-    return t->calls++ < t->world->compare || (next && next->leaves.total && !next->known_leaves);
+static bool xdi_nccl_is_moving(uint32_t kind) {
+    return kind >= (uint32_t)XD_COLLECTIVE_BROADCAST && kind < (uint32_t)XD_COLLECTIVE_SEND;
 }
 
-static xd_result xdi_nccl_control(xd_transport *transport, const xd_control *mine, const xd_collective *next,
-                                  xd_control *all, double deadline) {
-    xdi_nccl *t = (xdi_nccl *)transport;
-    const int n = transport->size;
+/* Whether the ranks compare a call that moves data. All have the same count of calls, so all decide the same. */
+static bool xdi_nccl_compares(const xdi_nccl *t, const xd_collective *next) {
+    return t->calls < t->world->compare || (next && next->leaves.total && !next->known_leaves);
+}
+
+static xd_result xdi_nccl_confer(xdi_nccl *t, const xd_control *mine, const xd_collective *next,
+                                 xd_control *all, double deadline) {
+    const int n = t->base.size;
     xd_control record = *mine;
-    if (t->world->failure != XD_OK) return xdi_nccl_report(t);
     t->displaced = next && !next->leaves.total && (next->send_displacements || next->recv_displacements);
-    if (xdi_nccl_compares(t, mine, next)) {
+    const bool moves = xdi_nccl_is_moving(mine->kind), compares = !moves || xdi_nccl_compares(t, next);
+    t->calls += moves;
+    if (compares) {
         if (t->displaced) record.extra = 1; /* otherwise only splits and leaves use it */
         XD_TRY(xdi_nccl_gather_records(t, &record, deadline));
         for (int r = 0; r < n; r++) t->displaced = t->displaced || t->records[r].extra;
@@ -1211,6 +1316,17 @@ static xd_result xdi_nccl_control(xd_transport *transport, const xd_control *min
     if (mine->status != (int32_t)XD_OK) return xdi_nccl_lost(t, (xd_result)mine->status);
     xd_control_assume(mine, next, n, all);
     return XD_OK;
+}
+
+static xd_result xdi_nccl_control(xd_transport *transport, const xd_control *mine, const xd_collective *next,
+                                  xd_control *all, double deadline) {
+    xdi_nccl *t = (xdi_nccl *)transport;
+    xdi_nccl_scope scope;
+    if (t->world->failure != XD_OK) return xdi_nccl_report(t);
+    xd_result result = xdi_nccl_begin_call(t, &scope);
+    if (result == XD_OK) result = xdi_nccl_confer(t, mine, next, all, deadline);
+    xdi_nccl_scope_end(&scope);
+    return result;
 }
 
 /* ---- moves ---- */
@@ -1313,7 +1429,7 @@ static xd_result xdi_nccl_reduce(xdi_nccl *t, const xd_collective *c, cudaStream
     int64_t longest = 0;
     launch.stream = stream;
     for (int r = 0; r < n; r++) longest = t->counts[r] > longest ? t->counts[r] : longest;
-    XD_TRY(xdi_nccl_cuda(t, cudaStreamWaitEvent(stream, t->world->spare, 0)));
+    XD_TRY(xdi_nccl_await(t, stream, &t->world->spare));
     for (int64_t at = 0; at < longest; at += tile) {
         const int64_t count = xdi_nccl_in_tile(t->counts[t->base.rank], at, tile);
         XD_TRY(xdi_nccl_bring(t, c, stream, stride, at, tile, deadline));
@@ -1325,7 +1441,7 @@ static xd_result xdi_nccl_reduce(xdi_nccl *t, const xd_collective *c, cudaStream
                 : reduce->pieces(&launch, to, t->pieces, n, count, c->dtype, c->op);
         XD_TRY(xdi_nccl_lost(t, xdi_nccl_pass_on(t, result)));
     }
-    return xdi_nccl_cuda(t, cudaEventRecord(t->world->spare, stream));
+    return xdi_nccl_put_mark(t, stream, &t->world->spare);
 }
 
 /* Finds every rank's leaves; returns the elements of each node in a tile. */
@@ -1512,8 +1628,12 @@ static xd_result xdi_nccl_run(xdi_nccl *t, const xd_collective *c, double deadli
 
 static xd_result xdi_nccl_execute(xd_transport *transport, const xd_collective *c, double deadline) {
     xdi_nccl *t = (xdi_nccl *)transport;
+    xdi_nccl_scope scope;
     if (t->world->failure != XD_OK) return xdi_nccl_report(t);
-    return xdi_nccl_run(t, c, deadline);
+    xd_result result = xdi_nccl_begin_call(t, &scope);
+    if (result == XD_OK) result = xdi_nccl_run(t, c, deadline);
+    xdi_nccl_scope_end(&scope);
+    return result;
 }
 
 /* >>nccl/messages.c */
@@ -1674,10 +1794,7 @@ static xd_result xdi_nccl_exchange_unseen(xdi_nccl *t, xd_message *messages, int
 }
 
 /* A pair of ranks has no common count of calls, so messages are compared only when all calls are. */
-static xd_result xdi_nccl_exchange_all(xd_transport *transport, xd_message *messages, int count,
-                                       double deadline) {
-    xdi_nccl *t = (xdi_nccl *)transport;
-    if (t->world->failure != XD_OK) return xdi_nccl_report(t);
+static xd_result xdi_nccl_exchange_seen(xdi_nccl *t, xd_message *messages, int count, double deadline) {
     if (t->world->compare < INT64_MAX) return xdi_nccl_exchange_unseen(t, messages, count, deadline);
     xdi_nccl_number(t, messages, count);
     for (int wave = 1;; wave++) {
@@ -1686,6 +1803,81 @@ static xd_result xdi_nccl_exchange_all(xd_transport *transport, xd_message *mess
         if (!any) return XD_OK;
         XD_TRY(xdi_nccl_carry(t, messages, count, wave, deadline));
     }
+}
+
+static xd_result xdi_nccl_exchange_all(xd_transport *transport, xd_message *messages, int count,
+                                       double deadline) {
+    xdi_nccl *t = (xdi_nccl *)transport;
+    xdi_nccl_scope scope;
+    if (t->world->failure != XD_OK) return xdi_nccl_report(t);
+    xd_result result = xdi_nccl_begin_call(t, &scope);
+    if (result == XD_OK) result = xdi_nccl_exchange_seen(t, messages, count, deadline);
+    xdi_nccl_scope_end(&scope);
+    return result;
+}
+
+/* >>nccl/capture.c */
+
+/* Streams that are being captured: a call becomes part of the graph, or is refused with nothing lost. */
+
+static bool xdi_nccl_is_message(const xd_collective *c) {
+    return c->kind == XD_COLLECTIVE_SEND || c->kind == XD_COLLECTIVE_RECV;
+}
+
+/* Whether a call works on the caller's stream, not on the world's alone. */
+static bool xdi_nccl_uses_stream(const xd_collective *next) {
+    return next && (xdi_nccl_is_message(next) || xdi_nccl_is_moving((uint32_t)next->kind));
+}
+
+/* What keeps a call out of a graph; NULL: nothing. */
+static const char *xdi_nccl_obstacle(const xdi_nccl *t, const xd_collective *next) {
+    int64_t send = 0, recv = 0;
+    if (!xdi_nccl_uses_stream(next)) return "the host waits for its peers";
+    const bool is_message = xdi_nccl_is_message(next);
+    if (is_message ? t->world->compare == INT64_MAX : xdi_nccl_compares(t, next))
+        return "the ranks compare it, and the host waits for that (xd_nccl_desc.compare)";
+    if (is_message)
+        *(next->kind == XD_COLLECTIVE_SEND ? &send : &recv) = next->count;
+    else
+        xdi_nccl_extents(t, next, &send, &recv);
+    if (xdi_nccl_on_host(t, next->send, send) || xdi_nccl_on_host(t, next->recv, recv))
+        return "its memory is the host's, and the host waits for copies of it";
+    return NULL;
+}
+
+/* Asks CUDA only what a capture allows. A fork for a context without a GPU works on the world's own stream. */
+static xd_result xdi_nccl_admit_on(xdi_nccl *t, const xd_collective *next, cudaStream_t stream) {
+    enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    unsigned long long id;
+    const cudaError_t code = xdi_nccl_capture_info(stream, &status, &id);
+    if (code != cudaSuccess) {
+        cudaGetLastError(); /* if it is another error, the call reports it */
+        XD_REQUIRE(t->base.ctx, code != cudaErrorStreamCaptureImplicit || !xdi_nccl_uses_stream(next),
+                   XD_ERROR_UNSUPPORTED,
+                   "the legacy stream cannot be used while a blocking stream is captured");
+        return XD_OK;
+    }
+    if (status == cudaStreamCaptureStatusNone) return XD_OK;
+    XD_REQUIRE(t->base.ctx, status == cudaStreamCaptureStatusActive, XD_ERROR_UNSUPPORTED,
+               "the capture of the stream was invalidated by an earlier call");
+    const char *obstacle = xdi_nccl_obstacle(t, next);
+    XD_REQUIRE(t->base.ctx, !obstacle, XD_ERROR_UNSUPPORTED, "a captured stream cannot record this call: %s",
+               obstacle);
+    return XD_OK;
+}
+
+static xd_result xdi_nccl_admit_call(xd_transport *transport, const xd_collective *next) {
+    xdi_nccl *t = (xdi_nccl *)transport;
+    const xd_ctx_desc *settings = xd_ctx_settings(transport->ctx);
+    void *const given = next && next->stream ? next->stream : settings->stream;
+    const bool has_device = settings->kernels && settings->kernels->device == XD_DEVICE_CUDA;
+    xdi_nccl_scope scope;
+    if (t->world->failure != XD_OK || !has_device) return XD_OK;
+    xd_result result = XD_OK;
+    if (xdi_nccl_scope_begin(&scope, t->world->device) == cudaSuccess)
+        result = xdi_nccl_admit_on(t, next, (cudaStream_t)given);
+    xdi_nccl_scope_end(&scope);
+    return result;
 }
 
 /* >>nccl/handle.c */
@@ -1729,11 +1921,10 @@ static xd_result xdi_nccl_hand_on(xdi_nccl *t, const int *members, int size, int
 
 static void xdi_nccl_destroy(xd_transport *transport);
 
-static xd_result xdi_nccl_split(xd_transport *transport, const int *members, int size, int rank,
-                                double deadline, xd_transport **out) {
-    xdi_nccl *t = (xdi_nccl *)transport, *child = NULL;
+static xd_result xdi_nccl_split_off(xdi_nccl *t, const int *members, int size, int rank, double deadline,
+                                    xd_transport **out) {
+    xdi_nccl *child = NULL;
     ncclUniqueId id;
-    if (t->world->failure != XD_OK) return xdi_nccl_report(t);
     XD_TRY(xdi_nccl_create(t->world, size, rank, &child));
     for (int r = 0; r < size; r++) child->world_ranks[r] = t->world_ranks[members[r]];
     xd_result result = xdi_nccl_hand_on(t, members, size, rank, &id, deadline);
@@ -1745,16 +1936,26 @@ static xd_result xdi_nccl_split(xd_transport *transport, const int *members, int
     return result;
 }
 
-/* The same ranks, and the world's stream and memory on the device: calls of both come from one thread, in one order. */
-static xd_result xdi_nccl_fork(xd_transport *transport, xd_ctx *ctx, double deadline, xd_transport **out) {
-    xdi_nccl *t = (xdi_nccl *)transport, *twin = NULL;
-    const int n = transport->size;
-    ncclUniqueId id;
+static xd_result xdi_nccl_split(xd_transport *transport, const int *members, int size, int rank,
+                                double deadline, xd_transport **out) {
+    xdi_nccl *t = (xdi_nccl *)transport;
+    xdi_nccl_scope scope;
     if (t->world->failure != XD_OK) return xdi_nccl_report(t);
-    XD_TRY(xdi_nccl_pass_on(t, xdi_nccl_create(t->world, n, transport->rank, &twin)));
+    xd_result result = xdi_nccl_begin_call(t, &scope);
+    if (result == XD_OK) result = xdi_nccl_split_off(t, members, size, rank, deadline, out);
+    xdi_nccl_scope_end(&scope);
+    return result;
+}
+
+/* The same ranks, and the world's stream and memory on the device: calls of both come from one thread, in one order. */
+static xd_result xdi_nccl_fork_for(xdi_nccl *t, xd_ctx *ctx, double deadline, xd_transport **out) {
+    xdi_nccl *twin = NULL;
+    const int n = t->base.size, rank = t->base.rank;
+    ncclUniqueId id;
+    XD_TRY(xdi_nccl_pass_on(t, xdi_nccl_create(t->world, n, rank, &twin)));
     memcpy(twin->world_ranks, t->world_ranks, (size_t)n * sizeof *t->world_ranks);
-    twin->base.ctx = transport->ctx; /* whose errors these are */
-    xd_result result = xdi_nccl_hand_on(t, NULL, n, transport->rank, &id, deadline);
+    twin->base.ctx = t->base.ctx; /* whose errors these are */
+    xd_result result = xdi_nccl_hand_on(t, NULL, n, rank, &id, deadline);
     if (result == XD_OK) result = xdi_nccl_join(twin, &id, deadline);
     if (result != XD_OK) {
         xdi_nccl_destroy(&twin->base);
@@ -1765,13 +1966,28 @@ static xd_result xdi_nccl_fork(xd_transport *transport, xd_ctx *ctx, double dead
     return XD_OK;
 }
 
-static void xdi_nccl_abort(xd_transport *transport) {
+static xd_result xdi_nccl_fork(xd_transport *transport, xd_ctx *ctx, double deadline, xd_transport **out) {
     xdi_nccl *t = (xdi_nccl *)transport;
-    xdi_nccl_break(t->world, XD_ERROR_PEER, t->world_ranks[transport->rank]);
+    xdi_nccl_scope scope;
+    if (t->world->failure != XD_OK) return xdi_nccl_report(t);
+    xd_result result = xdi_nccl_begin_call(t, &scope);
+    if (result == XD_OK) result = xdi_nccl_fork_for(t, ctx, deadline, out);
+    xdi_nccl_scope_end(&scope);
+    return result;
 }
 
+/* What follows ends things, and does so without the scope when CUDA refuses it. */
 static void xdi_nccl_fail(xd_transport *transport, xd_result result, int culprit) {
-    xdi_nccl_break(((xdi_nccl *)transport)->world, result, culprit);
+    xdi_nccl_world *world = ((xdi_nccl *)transport)->world;
+    xdi_nccl_scope scope;
+    (void)xdi_nccl_scope_begin(&scope, world->device);
+    xdi_nccl_break(world, result, culprit);
+    xdi_nccl_scope_end(&scope);
+}
+
+static void xdi_nccl_abort(xd_transport *transport) {
+    const xdi_nccl *t = (const xdi_nccl *)transport;
+    xdi_nccl_fail(transport, XD_ERROR_PEER, t->world_ranks[transport->rank]);
 }
 
 /* Pending work gets the time of one collective; then the communicator is aborted. */
@@ -1787,7 +2003,7 @@ static void xdi_nccl_release_world(xdi_nccl_world *world) {
     const xd_device_ops *memory = &xd_ctx_kernels(world->ctx)->memory;
     if (world->groups || world->is_held) return;
     if (world->stream) cudaStreamDestroy(world->stream);
-    if (world->spare) cudaEventDestroy(world->spare);
+    xdi_nccl_mark_destroy(&world->spare);
     memory->release(world->ctx, world->mirror);
     memory->release(world->ctx, world->staging);
     xd_release(world->ctx, world);
@@ -1797,11 +2013,13 @@ static void xdi_nccl_destroy(xd_transport *transport) {
     xdi_nccl *t = (xdi_nccl *)transport;
     xd_ctx *ctx = t->world->ctx; /* a forked handle's own has no device */
     xdi_nccl **at = &t->world->groups;
+    xdi_nccl_scope scope;
+    (void)xdi_nccl_scope_begin(&scope, t->world->device);
     xdi_nccl_close(t);
     while (*at != t) at = &(*at)->next;
     *at = t->next;
     xdi_nccl_release_world(t->world);
-    if (t->last) cudaEventDestroy(t->last);
+    xdi_nccl_mark_destroy(&t->last);
     if (t->records) cudaFreeHost(t->records);
     xd_ctx_kernels(ctx)->memory.release(ctx, t->arrived);
     xd_release(ctx, (void *)t->pieces);
@@ -1810,6 +2028,7 @@ static void xdi_nccl_destroy(xd_transport *transport) {
     xd_release(ctx, t->begins);
     xd_release(ctx, t->world_ranks);
     xd_release(ctx, t);
+    xdi_nccl_scope_end(&scope);
 }
 
 static const xd_transport_ops xdi_nccl_ops = { "nccl",
@@ -1825,7 +2044,8 @@ static const xd_transport_ops xdi_nccl_ops = { "nccl",
                                                xdi_nccl_exchange_all,
                                                NULL,
                                                true,
-                                               NULL };
+                                               NULL,
+                                               xdi_nccl_admit_call };
 
 /* A handle without a communicator; the caller fills in world_ranks. */
 static xd_result xdi_nccl_create(xdi_nccl_world *world, int size, int rank, xdi_nccl **out) {
@@ -1848,7 +2068,7 @@ static xd_result xdi_nccl_create(xdi_nccl_world *world, int size, int rank, xdi_
     t->leaves = (xd_leaves *)xd_allocate(ctx, n * sizeof *t->leaves);
     t->pieces = (const void **)xd_allocate(ctx, n * sizeof *t->pieces);
     t->arrived = (xd_control *)xd_ctx_kernels(ctx)->memory.allocate(ctx, 2 * n * sizeof *t->arrived);
-    cudaError_t code = cudaEventCreateWithFlags(&t->last, cudaEventDisableTiming);
+    cudaError_t code = xdi_nccl_mark_create(&t->last);
     if (code == cudaSuccess) code = cudaMallocHost(&records, 2 * n * sizeof *t->records);
     t->records = (xd_control *)records;
     if (!t->world_ranks || !t->begins || !t->counts || !t->leaves || !t->pieces || !t->arrived ||
@@ -1900,23 +2120,26 @@ static xd_result xdi_nccl_validate(xd_ctx *ctx, const xd_nccl_desc *d) {
     return XD_OK;
 }
 
-static xd_result xdi_nccl_furnish(xdi_nccl_world *world) {
+/* The memory of a world, and the device that it is on. */
+static xd_result xdi_nccl_place(xdi_nccl_world *world) {
     xd_ctx *ctx = world->ctx;
     const xd_device_ops *memory = &xd_ctx_kernels(ctx)->memory;
     struct cudaPointerAttributes attributes;
-    int device = -1;
     world->staging = (char *)memory->allocate(ctx, world->staging_bytes);
     world->mirror = (char *)memory->allocate(ctx, XDI_NCCL_MIRROR);
     XD_REQUIRE(ctx, world->staging && world->mirror, XD_ERROR_MEMORY,
                "the GPU has no room for %lld bytes of staging", (long long)world->staging_bytes);
     world->mirror_bytes = XDI_NCCL_MIRROR;
-    cudaError_t code = cudaGetDevice(&device);
-    if (code == cudaSuccess) code = cudaPointerGetAttributes(&attributes, world->staging);
-    XD_REQUIRE(ctx, code != cudaSuccess || attributes.device == device, XD_ERROR_STATE,
-               "the current device is %d, that of the context %d", device, attributes.device);
-    if (code == cudaSuccess) code = cudaStreamCreateWithFlags(&world->stream, cudaStreamNonBlocking);
-    if (code == cudaSuccess) code = cudaEventCreateWithFlags(&world->spare, cudaEventDisableTiming);
+    const cudaError_t code = cudaPointerGetAttributes(&attributes, world->staging);
     XD_REQUIRE(ctx, code == cudaSuccess, XD_ERROR_DEVICE, "CUDA: %s", cudaGetErrorString(code));
+    world->device = attributes.device;
+    return XD_OK;
+}
+
+static xd_result xdi_nccl_furnish(xdi_nccl_world *world) {
+    cudaError_t code = cudaStreamCreateWithFlags(&world->stream, cudaStreamNonBlocking);
+    if (code == cudaSuccess) code = xdi_nccl_mark_create(&world->spare);
+    XD_REQUIRE(world->ctx, code == cudaSuccess, XD_ERROR_DEVICE, "CUDA: %s", cudaGetErrorString(code));
     return XD_OK;
 }
 
@@ -1955,6 +2178,25 @@ static xd_result xdi_nccl_enter_world(xdi_nccl *t, const xd_nccl_desc *d) {
     return xdi_nccl_agree(t, deadline);
 }
 
+/* The first handle of a world, which then holds it; NULL and the world remains after an error. */
+static xd_result xdi_nccl_found(xdi_nccl_world *world, const xd_nccl_desc *d, xdi_nccl **out) {
+    xdi_nccl *t = NULL;
+    xdi_nccl_scope scope;
+    const cudaError_t code = xdi_nccl_scope_begin(&scope, world->device);
+    xd_result result = code == cudaSuccess
+                           ? xdi_nccl_furnish(world)
+                           : XD_FAIL(world->ctx, XD_ERROR_DEVICE, "CUDA: %s", cudaGetErrorString(code));
+    if (result == XD_OK) result = xdi_nccl_create(world, d->size, d->rank, &t);
+    if (result == XD_OK) {
+        for (int r = 0; r < d->size; r++) t->world_ranks[r] = r;
+        result = xdi_nccl_enter_world(t, d);
+        if (result != XD_OK) xdi_nccl_destroy(&t->base);
+    }
+    xdi_nccl_scope_end(&scope);
+    *out = result == XD_OK ? t : NULL;
+    return result;
+}
+
 XD_API xd_result xd_comm_nccl(xd_ctx *ctx, const xd_nccl_desc *desc, xd_comm **out) {
     if (!ctx) return XD_ERROR_ARGUMENT;
     XD_REQUIRE(ctx, desc, XD_ERROR_ARGUMENT, "desc is NULL");
@@ -1970,23 +2212,15 @@ XD_API xd_result xd_comm_nccl(xd_ctx *ctx, const xd_nccl_desc *desc, xd_comm **o
     world->staging_bytes = d.staging_bytes;
     world->compare = d.compare == 0 ? INT64_MAX : d.compare < 0 ? 0 : d.compare;
     world->is_held = true;
-    xd_result result = xdi_nccl_furnish(world);
-    if (result == XD_OK) result = xdi_nccl_create(world, d.size, d.rank, &t);
+    xd_result result = xdi_nccl_place(world);
+    if (result == XD_OK) result = xdi_nccl_found(world, &d, &t);
     world->is_held = false;
-    if (result != XD_OK) {
-        xdi_nccl_release_world(world);
-        return result;
-    }
-    for (int r = 0; r < d.size; r++) t->world_ranks[r] = r;
-    result = xdi_nccl_enter_world(t, &d);
-    if (result != XD_OK) {
-        xdi_nccl_destroy(&t->base);
-        return result;
-    }
-    return xd_comm_create(ctx, &t->base, out);
+    if (result == XD_OK) return xd_comm_create(ctx, &t->base, out);
+    xdi_nccl_release_world(world);
+    return result;
 }
 
 #endif
 
 #endif
-/* xdistill sha256 11b34fac59e15d6de1b5ed5f1de49cd5d1518db465f26a7b5736dc4e52521703 */
+/* xdistill sha256 dc8774656ae7e77327aa5eaf77fc8619a84ff255ef4cf23bb5e86e1f1c492527 */

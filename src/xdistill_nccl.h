@@ -72,6 +72,7 @@ typedef struct ncclUniqueId {
 #include "nccl/collective.c"
 #include "nccl/call.c"
 #include "nccl/messages.c"
+#include "nccl/capture.c"
 #include "nccl/handle.c"
 #include "nccl/join.c"
 #endif

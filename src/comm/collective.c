@@ -132,6 +132,10 @@ static xd_result xdi_comm_run_messages(xd_comm *comm, const xd_collective *recor
         if (!valid && !refuses) xdi_comm_note(comm, &first, i);
         if (valid || xdi_comm_refuse(comm, &m->record)) used++;
     }
+    for (int i = 0; i < used; i++) {
+        const xd_result admitted = xdi_comm_admit(comm, &messages[i].record, XD_OK);
+        if (admitted != XD_OK) return first.index < 0 ? admitted : xdi_ctx_adopt(comm->ctx, &first.error);
+    }
     const double deadline = xdi_comm_message_deadline(comm);
     if (used > 0)
         XD_TRY(
@@ -259,6 +263,7 @@ XD_PRIVATE uint64_t xdi_comm_refused_last(const xd_comm *comm) {
  * and of an error that the context has stored for them (xdi_ctx_settle). */
 static xd_result xdi_comm_run(xd_comm *comm, const xd_collective *c, xd_result mine, double *deadline) {
     mine = xdi_comm_out_of_plan(comm, c->kind, mine);
+    XD_TRY(xdi_comm_admit(comm, c, mine));
     if (mine == XD_OK && comm->transport->size > 1) mine = xdi_ctx_settle(comm->ctx);
     comm->sequence++;
     *deadline = xdi_comm_deadline(comm);
@@ -558,6 +563,7 @@ XD_API xd_result xd_comm_split(xd_comm *comm, int color, int key, xd_comm **out)
     XDI_GIVEN_COMM(comm, out);
     const xd_collective c = xdi_comm_record(XD_COLLECTIVE_SPLIT, NULL, NULL, XD_DTYPE_NONE);
     XD_TRY(xdi_comm_whole(comm, &c));
+    XD_TRY(xdi_comm_admit(comm, &c, XD_OK));
     comm->sequence++;
     const double deadline = xdi_comm_deadline(comm);
     xd_control mine = xdi_comm_control(comm, &c, XD_OK);

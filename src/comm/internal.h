@@ -55,6 +55,9 @@ XD_PRIVATE xd_result xdi_comm_break(xd_comm *comm, xd_result result);
 XD_PRIVATE xd_control xdi_comm_control(const xd_comm *comm, const xd_collective *c, xd_result status);
 XD_PRIVATE xd_result xdi_comm_exchange(xd_comm *comm, const xd_control *mine, const xd_collective *next,
                                        double deadline);
+/* record.c: before all that, whether the transport admits the call now. When `mine` is an error already, that one is returned
+ * for a call that is not admitted. */
+XD_PRIVATE xd_result xdi_comm_admit(const xd_comm *comm, const xd_collective *next, xd_result mine);
 XD_PRIVATE xd_result xdi_comm_agreement(xd_comm *comm, const xd_collective *c, xd_result mine,
                                         double deadline);
 

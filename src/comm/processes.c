@@ -649,7 +649,8 @@ static const xd_transport_ops xdi_processes_ops = { "processes",
                                                     xdi_processes_exchange,
                                                     xdi_processes_fork_bytes,
                                                     false,
-                                                    xdi_processes_shrink };
+                                                    xdi_processes_shrink,
+                                                    NULL };
 
 /* A handle without a region, of the job's ranks in their order. */
 static xd_result xdi_processes_attach(xd_ctx *ctx, xdi_job *job, int size, int rank, xdi_processes **out) {

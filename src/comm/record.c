@@ -334,6 +334,14 @@ XD_PRIVATE double xdi_comm_deadline(const xd_comm *comm) {
     return xd_now(comm->ctx) + (first ? settings->init_timeout_seconds : settings->timeout_seconds);
 }
 
+XD_PRIVATE xd_result xdi_comm_admit(const xd_comm *comm, const xd_collective *next, xd_result mine) {
+    xd_transport *transport = comm->transport;
+    if (!transport->ops->admit) return XD_OK;
+    if (mine == XD_OK) return transport->ops->admit(transport, next);
+    const xd_error first = *xd_last_error(comm->ctx);
+    return transport->ops->admit(transport, NULL) == XD_OK ? XD_OK : xdi_ctx_adopt(comm->ctx, &first);
+}
+
 XD_PRIVATE xd_result xdi_comm_exchange(xd_comm *comm, const xd_control *mine, const xd_collective *next,
                                        double deadline) {
     return xdi_comm_break(comm,

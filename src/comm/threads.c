@@ -224,7 +224,8 @@ static const xd_transport_ops xdi_threads_ops = { "threads",
                                                   xdi_threads_exchange,
                                                   xdi_threads_fork_bytes,
                                                   false,
-                                                  xdi_threads_shrink };
+                                                  xdi_threads_shrink,
+                                                  NULL };
 
 /* ---- memory that a group shares ---- */
 

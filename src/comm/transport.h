@@ -85,6 +85,10 @@ typedef struct xd_transport_ops {
      * order, and whole, whatever happens to those that are not in it. Called on the world's first handle, without a control
      * call. STATE when nothing has broken it. NULL: not offered. */
     xd_result (*shrink)(xd_transport *transport, double deadline, xd_transport **out);
+    /* Whether the state of this program allows a call, such as a stream that is being captured. An error refuses it before it
+     * counts and before ranks compare anything: nobody is told, since all ranks are in the same state. `next` as in control, or
+     * a message. Local. NULL: every call. */
+    xd_result (*admit)(xd_transport *transport, const xd_collective *next);
 } xd_transport_ops;
 
 /* Every transport begins with this. */

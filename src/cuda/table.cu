@@ -1,13 +1,24 @@
 /* The kernel table of the unit, and what runs once: the set-up of a context's GPU. */
 
-/* Which architecture this code was compiled for: 900 for sm_90. */
-static __global__ void xdi_cuda_probe_kernel(int *architecture) {
+/* What the compiler has made of this code. */
+struct xdi_cuda_build {
+    int architecture; /* 900 for sm_90 */
+    float product;    /* of the factors */
+    int quotients;    /* lanes whose quotient is not the nearest number */
+};
+
+static __global__ void xdi_cuda_probe_kernel(xdi_cuda_build *build, float one_factor, float other_factor) {
 #if defined(__CUDA_ARCH__)
     const int compiled_for = __CUDA_ARCH__;
 #else
     const int compiled_for = 0;
 #endif
-    if (threadIdx.x == 0) *architecture = compiled_for;
+    const float x = (float)(8388609 + 9973 * (int)threadIdx.x), y = (float)(8388613 + 7919 * (int)threadIdx.x);
+    const unsigned wrong = __ballot_sync(0xffffffffu, x / y != __fdiv_rn(x, y));
+    if (threadIdx.x > 0) return;
+    build->architecture = compiled_for;
+    build->product = __fmul_rn(one_factor, other_factor);
+    build->quotients = __popc(wrong);
 }
 
 #ifndef XDISTILL_NO_ACROSS
@@ -109,15 +120,32 @@ static xd_result xdi_cuda_inspect(xd_ctx *ctx, xd_cuda *cuda) {
     return XD_OK;
 }
 
+/* Options of the compiler that change bits which are promised. The product is 2^-130, a subnormal number. */
+static xd_result xdi_cuda_check_build(xd_ctx *ctx, const xdi_cuda_build &build) {
+    uint32_t product;
+    memcpy(&product, &build.product, sizeof product);
+    XD_REQUIRE(ctx, product == 0x00080000u, XD_ERROR_UNSUPPORTED,
+                "xdistill_cuda.cu was compiled with -ftz=true or -use_fast_math, which makes subnormal numbers 0: "
+                "compile it without");
+    XD_REQUIRE(ctx, build.quotients == 0, XD_ERROR_UNSUPPORTED,
+                "xdistill_cuda.cu was compiled with -prec-div=false or -use_fast_math: %d of %d quotients are not "
+                "the nearest number; compile it without",
+                build.quotients, (int)XDI_CUDA_WARP);
+    return XD_OK;
+}
+
 /* Runs the probe and warns once when the build leaves something of the chip unused. */
 static xd_result xdi_cuda_probe(xd_ctx *ctx, const xd_cuda *cuda, int *out) {
     const xd_launch launch = xd_ctx_launch(ctx);
-    int architecture = 0;
-    int *result = (int *)cuda->workspace;
-    XD_TRY(XDI_CUDA_LAUNCH(&launch, xdi_cuda_grid_of(1, XDI_CUDA_WARP), xdi_cuda_probe_kernel, result));
-    XDI_CUDA_TRY(ctx, cudaMemcpyAsync(&architecture, result, sizeof architecture, cudaMemcpyDeviceToHost,
+    xdi_cuda_build build = {};
+    xdi_cuda_build *result = (xdi_cuda_build *)cuda->workspace;
+    XD_TRY(XDI_CUDA_LAUNCH(&launch, xdi_cuda_grid_of(1, XDI_CUDA_WARP), xdi_cuda_probe_kernel, result,
+                           ldexpf(1.0f, -100), ldexpf(1.0f, -30)));
+    XDI_CUDA_TRY(ctx, cudaMemcpyAsync(&build, result, sizeof build, cudaMemcpyDeviceToHost,
                                       (cudaStream_t)launch.stream));
     XDI_CUDA_TRY(ctx, cudaStreamSynchronize((cudaStream_t)launch.stream));
+    XD_TRY(xdi_cuda_check_build(ctx, build));
+    const int architecture = build.architecture;
     if (architecture > 0 && architecture < 900 && cuda->capability >= 90)
         xd_log(ctx, XD_LOG_WARN,
                "xdistill_cuda.cu was compiled for sm_%d; rebuild with -arch=sm_90 for this device",

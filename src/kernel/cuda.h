@@ -34,8 +34,8 @@ typedef struct xd_cuda_desc {
  *
  * Local. Waits for the device. Concurrent streams need a context each. Ranks of one process may share a GPU. No call
  * changes the thread's current device.
- * Errors: STATE, UNSUPPORTED (compute capability below 8.0, cublas), MEMORY, DEVICE (with CUDA's or cuBLASLt's text; also a
- * build without code for the GPU). */
+ * Errors: STATE, UNSUPPORTED (compute capability below 8.0, cublas, a unit compiled with -use_fast_math, -ftz=true or
+ * -prec-div=false), MEMORY, DEVICE (with CUDA's or cuBLASLt's text; also a build without code for the GPU). */
 XD_API xd_result xd_cuda_create(xd_ctx *ctx, const xd_cuda_desc *desc, xd_cuda **out);
 
 /* Waits for the work and returns the context to the CPU. Destroy GPU objects first. */

@@ -178,6 +178,8 @@ XD_API xd_result xd_read(xd_ctx *ctx, void *to, const void *from, size_t bytes) 
     XDI_GIVEN_LIST(ctx, from, bytes);
     const xd_device_ops *memory = &xd_ctx_kernels(ctx)->memory;
     const xd_launch launch = xd_ctx_launch(ctx);
+    /* This wait has a deadline. A copy to ordinary memory waits inside of CUDA, where there is none. */
+    XD_TRY(memory->synchronize(&launch));
     XD_TRY(memory->copy(&launch, to, from, bytes, XD_COPY_TO_HOST));
     return memory->synchronize(&launch);
 }

@@ -148,16 +148,25 @@ static xd_result xdi_mpi_shrink(xd_transport *transport, double deadline, xd_tra
 }
 #endif
 
-static const xd_transport_ops xdi_mpi_ops = {
-    "mpi",         xdi_mpi_control, xdi_mpi_execute, xdi_mpi_split, xdi_mpi_abort,    xdi_mpi_destroy,
-    xdi_mpi_poll,  false,           xdi_mpi_fail,    xdi_mpi_fork,  xdi_mpi_messages, xdi_mpi_fork_bytes,
-    false,
+static const xd_transport_ops xdi_mpi_ops = { "mpi",
+                                              xdi_mpi_control,
+                                              xdi_mpi_execute,
+                                              xdi_mpi_split,
+                                              xdi_mpi_abort,
+                                              xdi_mpi_destroy,
+                                              xdi_mpi_poll,
+                                              false,
+                                              xdi_mpi_fail,
+                                              xdi_mpi_fork,
+                                              xdi_mpi_messages,
+                                              xdi_mpi_fork_bytes,
+                                              false,
 #if defined(XDI_MPI_RECOVERS)
-    xdi_mpi_shrink
+                                              xdi_mpi_shrink,
 #else
-    NULL
+                                              NULL,
 #endif
-};
+                                              NULL };
 
 /* A handle; the caller fills in world_ranks. */
 static xd_result xdi_mpi_create(xd_ctx *ctx, xdi_mpi_world *world, int size, int rank, int group,

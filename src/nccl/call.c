@@ -100,6 +100,10 @@ static xd_result xdi_nccl_run(xdi_nccl *t, const xd_collective *c, double deadli
 
 static xd_result xdi_nccl_execute(xd_transport *transport, const xd_collective *c, double deadline) {
     xdi_nccl *t = (xdi_nccl *)transport;
+    xdi_nccl_scope scope;
     if (t->world->failure != XD_OK) return xdi_nccl_report(t);
-    return xdi_nccl_run(t, c, deadline);
+    xd_result result = xdi_nccl_begin_call(t, &scope);
+    if (result == XD_OK) result = xdi_nccl_run(t, c, deadline);
+    xdi_nccl_scope_end(&scope);
+    return result;
 }

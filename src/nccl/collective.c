@@ -60,22 +60,23 @@ static xd_result xdi_nccl_gather_records(xdi_nccl *t, const xd_control *mine, do
     return xdi_nccl_wait(t, deadline);
 }
 
-/* Whether the ranks compare this call. All have the same count of calls, so all decide the same. */
-static bool xdi_nccl_compares(xdi_nccl *t, const xd_control *mine, const xd_collective *next) {
-    const bool moves =
-        mine->kind >= (uint32_t)XD_COLLECTIVE_BROADCAST && mine->kind < (uint32_t)XD_COLLECTIVE_SEND;
-    if (!moves) return true;
-    return t->calls++ < t->world->compare || (next && next->leaves.total && !next->known_leaves);
+static bool xdi_nccl_is_moving(uint32_t kind) {
+    return kind >= (uint32_t)XD_COLLECTIVE_BROADCAST && kind < (uint32_t)XD_COLLECTIVE_SEND;
 }
 
-static xd_result xdi_nccl_control(xd_transport *transport, const xd_control *mine, const xd_collective *next,
-                                  xd_control *all, double deadline) {
-    xdi_nccl *t = (xdi_nccl *)transport;
-    const int n = transport->size;
+/* Whether the ranks compare a call that moves data. All have the same count of calls, so all decide the same. */
+static bool xdi_nccl_compares(const xdi_nccl *t, const xd_collective *next) {
+    return t->calls < t->world->compare || (next && next->leaves.total && !next->known_leaves);
+}
+
+static xd_result xdi_nccl_confer(xdi_nccl *t, const xd_control *mine, const xd_collective *next,
+                                 xd_control *all, double deadline) {
+    const int n = t->base.size;
     xd_control record = *mine;
-    if (t->world->failure != XD_OK) return xdi_nccl_report(t);
     t->displaced = next && !next->leaves.total && (next->send_displacements || next->recv_displacements);
-    if (xdi_nccl_compares(t, mine, next)) {
+    const bool moves = xdi_nccl_is_moving(mine->kind), compares = !moves || xdi_nccl_compares(t, next);
+    t->calls += moves;
+    if (compares) {
         if (t->displaced) record.extra = 1; /* otherwise only splits and leaves use it */
         XD_TRY(xdi_nccl_gather_records(t, &record, deadline));
         for (int r = 0; r < n; r++) t->displaced = t->displaced || t->records[r].extra;
@@ -86,6 +87,17 @@ static xd_result xdi_nccl_control(xd_transport *transport, const xd_control *min
     if (mine->status != (int32_t)XD_OK) return xdi_nccl_lost(t, (xd_result)mine->status);
     xd_control_assume(mine, next, n, all);
     return XD_OK;
+}
+
+static xd_result xdi_nccl_control(xd_transport *transport, const xd_control *mine, const xd_collective *next,
+                                  xd_control *all, double deadline) {
+    xdi_nccl *t = (xdi_nccl *)transport;
+    xdi_nccl_scope scope;
+    if (t->world->failure != XD_OK) return xdi_nccl_report(t);
+    xd_result result = xdi_nccl_begin_call(t, &scope);
+    if (result == XD_OK) result = xdi_nccl_confer(t, mine, next, all, deadline);
+    xdi_nccl_scope_end(&scope);
+    return result;
 }
 
 /* ---- moves ---- */
@@ -188,7 +200,7 @@ static xd_result xdi_nccl_reduce(xdi_nccl *t, const xd_collective *c, cudaStream
     int64_t longest = 0;
     launch.stream = stream;
     for (int r = 0; r < n; r++) longest = t->counts[r] > longest ? t->counts[r] : longest;
-    XD_TRY(xdi_nccl_cuda(t, cudaStreamWaitEvent(stream, t->world->spare, 0)));
+    XD_TRY(xdi_nccl_await(t, stream, &t->world->spare));
     for (int64_t at = 0; at < longest; at += tile) {
         const int64_t count = xdi_nccl_in_tile(t->counts[t->base.rank], at, tile);
         XD_TRY(xdi_nccl_bring(t, c, stream, stride, at, tile, deadline));
@@ -200,7 +212,7 @@ static xd_result xdi_nccl_reduce(xdi_nccl *t, const xd_collective *c, cudaStream
                 : reduce->pieces(&launch, to, t->pieces, n, count, c->dtype, c->op);
         XD_TRY(xdi_nccl_lost(t, xdi_nccl_pass_on(t, result)));
     }
-    return xdi_nccl_cuda(t, cudaEventRecord(t->world->spare, stream));
+    return xdi_nccl_put_mark(t, stream, &t->world->spare);
 }
 
 /* Finds every rank's leaves; returns the elements of each node in a tile. */

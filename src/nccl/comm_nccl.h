@@ -27,14 +27,24 @@ XD_API xd_result xd_nccl_unique_id(xd_ctx *ctx, ncclUniqueId *out);
 /* Joins the ranks that share an id into a world. Collective over `size` ranks; waits at most init_timeout_seconds. Takes
  * staging_bytes of the GPU, once for all groups of the world. Comparing and failures: docs/concepts.md.
  *
- *   ctx    of a GPU (xd_cuda_create), the thread's current device here and in xd_comm_split; ranks of one process
- *          have different GPUs
+ *   ctx    of a GPU (xd_cuda_create); ranks of one process have different GPUs. Any device may be the current one at
+ *          a call, and it is the same one afterwards
  *   desc   compare and staging_bytes are the same on every rank
  *   out    destroy it, and all groups split from it, before xd_cuda_destroy
  *
- * The context's CPU level becomes the lowest of all ranks. Errors: ARGUMENT, STATE (no GPU, or not the current one),
- * MEMORY (the others get TIMEOUT), IO (file, port), MISMATCH (rank taken, size, compare, staging_bytes, floating-point
- * state), UNSUPPORTED (id size), DEVICE, PEER (with NCCL's text), TIMEOUT. */
+ * The context's CPU level becomes the lowest of all ranks. Errors: ARGUMENT, STATE (no GPU), MEMORY (the others get
+ * TIMEOUT), IO (file, port), MISMATCH (rank taken, size, compare, staging_bytes, floating-point state), UNSUPPORTED (id
+ * size), DEVICE, PEER (with NCCL's text), TIMEOUT.
+ *
+ * CUDA graphs. A stream in a capture records a collective or xd_exchange, in every mode of reduction, when its memory is on
+ * the GPU and `compare` no longer covers it. So a step's collectives can be in its graph. Every other call is UNSUPPORTED:
+ * barriers, splits, agreements, calls that are compared, memory of the host. Such a refusal loses neither the capture nor
+ * the world. The other ranks do not learn of it, so all ranks capture the same calls. They also launch their graphs in the
+ * same order. Ranks of one process capture with cudaStreamCaptureModeThreadLocal. Destroy graphs before their groups.
+ *
+ * A launch has no deadline. If a rank stops launching, the graphs of the others wait in it. xd_read and xd_barrier wait
+ * with a deadline and return TIMEOUT. The barrier also ends the work that waits. cudaStreamSynchronize alone may never
+ * return. */
 XD_API xd_result xd_comm_nccl(xd_ctx *ctx, const xd_nccl_desc *desc, xd_comm **out);
 
 #endif

@@ -37,11 +37,10 @@ static xd_result xdi_nccl_hand_on(xdi_nccl *t, const int *members, int size, int
 
 static void xdi_nccl_destroy(xd_transport *transport);
 
-static xd_result xdi_nccl_split(xd_transport *transport, const int *members, int size, int rank,
-                                double deadline, xd_transport **out) {
-    xdi_nccl *t = (xdi_nccl *)transport, *child = NULL;
+static xd_result xdi_nccl_split_off(xdi_nccl *t, const int *members, int size, int rank, double deadline,
+                                    xd_transport **out) {
+    xdi_nccl *child = NULL;
     ncclUniqueId id;
-    if (t->world->failure != XD_OK) return xdi_nccl_report(t);
     XD_TRY(xdi_nccl_create(t->world, size, rank, &child));
     for (int r = 0; r < size; r++) child->world_ranks[r] = t->world_ranks[members[r]];
     xd_result result = xdi_nccl_hand_on(t, members, size, rank, &id, deadline);
@@ -53,16 +52,26 @@ static xd_result xdi_nccl_split(xd_transport *transport, const int *members, int
     return result;
 }
 
-/* The same ranks, and the world's stream and memory on the device: calls of both come from one thread, in one order. */
-static xd_result xdi_nccl_fork(xd_transport *transport, xd_ctx *ctx, double deadline, xd_transport **out) {
-    xdi_nccl *t = (xdi_nccl *)transport, *twin = NULL;
-    const int n = transport->size;
-    ncclUniqueId id;
+static xd_result xdi_nccl_split(xd_transport *transport, const int *members, int size, int rank,
+                                double deadline, xd_transport **out) {
+    xdi_nccl *t = (xdi_nccl *)transport;
+    xdi_nccl_scope scope;
     if (t->world->failure != XD_OK) return xdi_nccl_report(t);
-    XD_TRY(xdi_nccl_pass_on(t, xdi_nccl_create(t->world, n, transport->rank, &twin)));
+    xd_result result = xdi_nccl_begin_call(t, &scope);
+    if (result == XD_OK) result = xdi_nccl_split_off(t, members, size, rank, deadline, out);
+    xdi_nccl_scope_end(&scope);
+    return result;
+}
+
+/* The same ranks, and the world's stream and memory on the device: calls of both come from one thread, in one order. */
+static xd_result xdi_nccl_fork_for(xdi_nccl *t, xd_ctx *ctx, double deadline, xd_transport **out) {
+    xdi_nccl *twin = NULL;
+    const int n = t->base.size, rank = t->base.rank;
+    ncclUniqueId id;
+    XD_TRY(xdi_nccl_pass_on(t, xdi_nccl_create(t->world, n, rank, &twin)));
     memcpy(twin->world_ranks, t->world_ranks, (size_t)n * sizeof *t->world_ranks);
-    twin->base.ctx = transport->ctx; /* whose errors these are */
-    xd_result result = xdi_nccl_hand_on(t, NULL, n, transport->rank, &id, deadline);
+    twin->base.ctx = t->base.ctx; /* whose errors these are */
+    xd_result result = xdi_nccl_hand_on(t, NULL, n, rank, &id, deadline);
     if (result == XD_OK) result = xdi_nccl_join(twin, &id, deadline);
     if (result != XD_OK) {
         xdi_nccl_destroy(&twin->base);
@@ -73,13 +82,28 @@ static xd_result xdi_nccl_fork(xd_transport *transport, xd_ctx *ctx, double dead
     return XD_OK;
 }
 
-static void xdi_nccl_abort(xd_transport *transport) {
+static xd_result xdi_nccl_fork(xd_transport *transport, xd_ctx *ctx, double deadline, xd_transport **out) {
     xdi_nccl *t = (xdi_nccl *)transport;
-    xdi_nccl_break(t->world, XD_ERROR_PEER, t->world_ranks[transport->rank]);
+    xdi_nccl_scope scope;
+    if (t->world->failure != XD_OK) return xdi_nccl_report(t);
+    xd_result result = xdi_nccl_begin_call(t, &scope);
+    if (result == XD_OK) result = xdi_nccl_fork_for(t, ctx, deadline, out);
+    xdi_nccl_scope_end(&scope);
+    return result;
 }
 
+/* What follows ends things, and does so without the scope when CUDA refuses it. */
 static void xdi_nccl_fail(xd_transport *transport, xd_result result, int culprit) {
-    xdi_nccl_break(((xdi_nccl *)transport)->world, result, culprit);
+    xdi_nccl_world *world = ((xdi_nccl *)transport)->world;
+    xdi_nccl_scope scope;
+    (void)xdi_nccl_scope_begin(&scope, world->device);
+    xdi_nccl_break(world, result, culprit);
+    xdi_nccl_scope_end(&scope);
+}
+
+static void xdi_nccl_abort(xd_transport *transport) {
+    const xdi_nccl *t = (const xdi_nccl *)transport;
+    xdi_nccl_fail(transport, XD_ERROR_PEER, t->world_ranks[transport->rank]);
 }
 
 /* Pending work gets the time of one collective; then the communicator is aborted. */
@@ -95,7 +119,7 @@ static void xdi_nccl_release_world(xdi_nccl_world *world) {
     const xd_device_ops *memory = &xd_ctx_kernels(world->ctx)->memory;
     if (world->groups || world->is_held) return;
     if (world->stream) cudaStreamDestroy(world->stream);
-    if (world->spare) cudaEventDestroy(world->spare);
+    xdi_nccl_mark_destroy(&world->spare);
     memory->release(world->ctx, world->mirror);
     memory->release(world->ctx, world->staging);
     xd_release(world->ctx, world);
@@ -105,11 +129,13 @@ static void xdi_nccl_destroy(xd_transport *transport) {
     xdi_nccl *t = (xdi_nccl *)transport;
     xd_ctx *ctx = t->world->ctx; /* a forked handle's own has no device */
     xdi_nccl **at = &t->world->groups;
+    xdi_nccl_scope scope;
+    (void)xdi_nccl_scope_begin(&scope, t->world->device);
     xdi_nccl_close(t);
     while (*at != t) at = &(*at)->next;
     *at = t->next;
     xdi_nccl_release_world(t->world);
-    if (t->last) cudaEventDestroy(t->last);
+    xdi_nccl_mark_destroy(&t->last);
     if (t->records) cudaFreeHost(t->records);
     xd_ctx_kernels(ctx)->memory.release(ctx, t->arrived);
     xd_release(ctx, (void *)t->pieces);
@@ -118,6 +144,7 @@ static void xdi_nccl_destroy(xd_transport *transport) {
     xd_release(ctx, t->begins);
     xd_release(ctx, t->world_ranks);
     xd_release(ctx, t);
+    xdi_nccl_scope_end(&scope);
 }
 
 static const xd_transport_ops xdi_nccl_ops = { "nccl",
@@ -133,7 +160,8 @@ static const xd_transport_ops xdi_nccl_ops = { "nccl",
                                                xdi_nccl_exchange_all,
                                                NULL,
                                                true,
-                                               NULL };
+                                               NULL,
+                                               xdi_nccl_admit_call };
 
 /* A handle without a communicator; the caller fills in world_ranks. */
 static xd_result xdi_nccl_create(xdi_nccl_world *world, int size, int rank, xdi_nccl **out) {
@@ -156,7 +184,7 @@ static xd_result xdi_nccl_create(xdi_nccl_world *world, int size, int rank, xdi_
     t->leaves = (xd_leaves *)xd_allocate(ctx, n * sizeof *t->leaves);
     t->pieces = (const void **)xd_allocate(ctx, n * sizeof *t->pieces);
     t->arrived = (xd_control *)xd_ctx_kernels(ctx)->memory.allocate(ctx, 2 * n * sizeof *t->arrived);
-    cudaError_t code = cudaEventCreateWithFlags(&t->last, cudaEventDisableTiming);
+    cudaError_t code = xdi_nccl_mark_create(&t->last);
     if (code == cudaSuccess) code = cudaMallocHost(&records, 2 * n * sizeof *t->records);
     t->records = (xd_control *)records;
     if (!t->world_ranks || !t->begins || !t->counts || !t->leaves || !t->pieces || !t->arrived ||

@@ -6,7 +6,10 @@
  *
  * Data moves on the stream of each call. The control plane has a separate stream, so that reading the
  * peers' records does not wait for kernels of the caller. Calls on one communicator must run in order on
- * the device too: each records an event after its work, and the next one, on any stream, waits for it. */
+ * the device too: each makes a mark after its work, and the next one, on any stream, waits for it.
+ *
+ * A stream of the caller may be in a capture. Then a call is recorded when all its work is on the stream;
+ * capture.c refuses the others before anything has been done. */
 
 enum {
     XDI_NCCL_STAGING = 1 << 24, /* bytes */
@@ -18,6 +21,20 @@ enum {
 
 typedef struct xdi_nccl xdi_nccl;
 
+/* The end of the last work of a kind. */
+typedef struct xdi_nccl_mark {
+    cudaEvent_t done;           /* on any stream, or in a replay, which records it as an external event */
+    cudaEvent_t inside;         /* in `capture`: a graph has no other way to wait for its own work */
+    unsigned long long capture; /* the last one with such work; 0: none */
+} xdi_nccl_mark;
+
+/* What a call changes of the calling thread, and puts back. */
+typedef struct xdi_nccl_scope {
+    int device, previous;
+    enum cudaStreamCaptureMode mode;
+    bool is_relaxed;
+} xdi_nccl_scope;
+
 /* What the handles of one world share on this rank. */
 typedef struct xdi_nccl_world {
     xd_ctx *ctx;
@@ -25,7 +42,8 @@ typedef struct xdi_nccl_world {
     xd_result failure;   /* XD_OK, or what broke the world */
     int culprit;         /* world rank; -1 unknown */
     cudaStream_t stream; /* control records and host memory */
-    cudaEvent_t spare;   /* recorded after the last use of staging */
+    int device;          /* of ctx */
+    xdi_nccl_mark spare; /* after the last use of staging */
     char *staging;       /* terms of a sum: a tile of each node of every rank's forest, in order */
     char *mirror;        /* copies of host memory on the device */
     size_t staging_bytes, mirror_bytes;
@@ -43,7 +61,7 @@ struct xdi_nccl {
      * tells each of them */
     xd_control *records;
     xd_control *arrived; /* [2 size], the same on the device */
-    cudaEvent_t last;    /* recorded after the last work on comm */
+    xdi_nccl_mark last;  /* after the last work on comm */
     int64_t calls;       /* collectives so far */
     bool displaced;      /* some rank passed displacements to the call in progress */
     int64_t *begins;     /* [size], first element of each rank's block of a sum */

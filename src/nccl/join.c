@@ -35,23 +35,26 @@ static xd_result xdi_nccl_validate(xd_ctx *ctx, const xd_nccl_desc *d) {
     return XD_OK;
 }
 
-static xd_result xdi_nccl_furnish(xdi_nccl_world *world) {
+/* The memory of a world, and the device that it is on. */
+static xd_result xdi_nccl_place(xdi_nccl_world *world) {
     xd_ctx *ctx = world->ctx;
     const xd_device_ops *memory = &xd_ctx_kernels(ctx)->memory;
     struct cudaPointerAttributes attributes;
-    int device = -1;
     world->staging = (char *)memory->allocate(ctx, world->staging_bytes);
     world->mirror = (char *)memory->allocate(ctx, XDI_NCCL_MIRROR);
     XD_REQUIRE(ctx, world->staging && world->mirror, XD_ERROR_MEMORY,
                "the GPU has no room for %lld bytes of staging", (long long)world->staging_bytes);
     world->mirror_bytes = XDI_NCCL_MIRROR;
-    cudaError_t code = cudaGetDevice(&device);
-    if (code == cudaSuccess) code = cudaPointerGetAttributes(&attributes, world->staging);
-    XD_REQUIRE(ctx, code != cudaSuccess || attributes.device == device, XD_ERROR_STATE,
-               "the current device is %d, that of the context %d", device, attributes.device);
-    if (code == cudaSuccess) code = cudaStreamCreateWithFlags(&world->stream, cudaStreamNonBlocking);
-    if (code == cudaSuccess) code = cudaEventCreateWithFlags(&world->spare, cudaEventDisableTiming);
+    const cudaError_t code = cudaPointerGetAttributes(&attributes, world->staging);
     XD_REQUIRE(ctx, code == cudaSuccess, XD_ERROR_DEVICE, "CUDA: %s", cudaGetErrorString(code));
+    world->device = attributes.device;
+    return XD_OK;
+}
+
+static xd_result xdi_nccl_furnish(xdi_nccl_world *world) {
+    cudaError_t code = cudaStreamCreateWithFlags(&world->stream, cudaStreamNonBlocking);
+    if (code == cudaSuccess) code = xdi_nccl_mark_create(&world->spare);
+    XD_REQUIRE(world->ctx, code == cudaSuccess, XD_ERROR_DEVICE, "CUDA: %s", cudaGetErrorString(code));
     return XD_OK;
 }
 
@@ -90,6 +93,25 @@ static xd_result xdi_nccl_enter_world(xdi_nccl *t, const xd_nccl_desc *d) {
     return xdi_nccl_agree(t, deadline);
 }
 
+/* The first handle of a world, which then holds it; NULL and the world remains after an error. */
+static xd_result xdi_nccl_found(xdi_nccl_world *world, const xd_nccl_desc *d, xdi_nccl **out) {
+    xdi_nccl *t = NULL;
+    xdi_nccl_scope scope;
+    const cudaError_t code = xdi_nccl_scope_begin(&scope, world->device);
+    xd_result result = code == cudaSuccess
+                           ? xdi_nccl_furnish(world)
+                           : XD_FAIL(world->ctx, XD_ERROR_DEVICE, "CUDA: %s", cudaGetErrorString(code));
+    if (result == XD_OK) result = xdi_nccl_create(world, d->size, d->rank, &t);
+    if (result == XD_OK) {
+        for (int r = 0; r < d->size; r++) t->world_ranks[r] = r;
+        result = xdi_nccl_enter_world(t, d);
+        if (result != XD_OK) xdi_nccl_destroy(&t->base);
+    }
+    xdi_nccl_scope_end(&scope);
+    *out = result == XD_OK ? t : NULL;
+    return result;
+}
+
 XD_API xd_result xd_comm_nccl(xd_ctx *ctx, const xd_nccl_desc *desc, xd_comm **out) {
     if (!ctx) return XD_ERROR_ARGUMENT;
     XD_REQUIRE(ctx, desc, XD_ERROR_ARGUMENT, "desc is NULL");
@@ -105,18 +127,10 @@ XD_API xd_result xd_comm_nccl(xd_ctx *ctx, const xd_nccl_desc *desc, xd_comm **o
     world->staging_bytes = d.staging_bytes;
     world->compare = d.compare == 0 ? INT64_MAX : d.compare < 0 ? 0 : d.compare;
     world->is_held = true;
-    xd_result result = xdi_nccl_furnish(world);
-    if (result == XD_OK) result = xdi_nccl_create(world, d.size, d.rank, &t);
+    xd_result result = xdi_nccl_place(world);
+    if (result == XD_OK) result = xdi_nccl_found(world, &d, &t);
     world->is_held = false;
-    if (result != XD_OK) {
-        xdi_nccl_release_world(world);
-        return result;
-    }
-    for (int r = 0; r < d.size; r++) t->world_ranks[r] = r;
-    result = xdi_nccl_enter_world(t, &d);
-    if (result != XD_OK) {
-        xdi_nccl_destroy(&t->base);
-        return result;
-    }
-    return xd_comm_create(ctx, &t->base, out);
+    if (result == XD_OK) return xd_comm_create(ctx, &t->base, out);
+    xdi_nccl_release_world(world);
+    return result;
 }

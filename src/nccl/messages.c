@@ -154,10 +154,7 @@ static xd_result xdi_nccl_exchange_unseen(xdi_nccl *t, xd_message *messages, int
 }
 
 /* A pair of ranks has no common count of calls, so messages are compared only when all calls are. */
-static xd_result xdi_nccl_exchange_all(xd_transport *transport, xd_message *messages, int count,
-                                       double deadline) {
-    xdi_nccl *t = (xdi_nccl *)transport;
-    if (t->world->failure != XD_OK) return xdi_nccl_report(t);
+static xd_result xdi_nccl_exchange_seen(xdi_nccl *t, xd_message *messages, int count, double deadline) {
     if (t->world->compare < INT64_MAX) return xdi_nccl_exchange_unseen(t, messages, count, deadline);
     xdi_nccl_number(t, messages, count);
     for (int wave = 1;; wave++) {
@@ -166,4 +163,15 @@ static xd_result xdi_nccl_exchange_all(xd_transport *transport, xd_message *mess
         if (!any) return XD_OK;
         XD_TRY(xdi_nccl_carry(t, messages, count, wave, deadline));
     }
+}
+
+static xd_result xdi_nccl_exchange_all(xd_transport *transport, xd_message *messages, int count,
+                                       double deadline) {
+    xdi_nccl *t = (xdi_nccl *)transport;
+    xdi_nccl_scope scope;
+    if (t->world->failure != XD_OK) return xdi_nccl_report(t);
+    xd_result result = xdi_nccl_begin_call(t, &scope);
+    if (result == XD_OK) result = xdi_nccl_exchange_seen(t, messages, count, deadline);
+    xdi_nccl_scope_end(&scope);
+    return result;
 }

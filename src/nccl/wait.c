@@ -57,11 +57,60 @@ static xd_result xdi_nccl_cuda(xdi_nccl *t, cudaError_t code) {
     return xdi_nccl_lost(t, XD_FAIL(t->base.ctx, XD_ERROR_DEVICE, "CUDA: %s", cudaGetErrorString(code)));
 }
 
+/* ---- the calling thread ---- */
+
+/* Makes the device current, as a worker's thread or a caller with several GPUs may have another one. And while some stream is
+ * in a capture, lets this thread allocate and ask for events: what it does that for is not part of the capture. */
+static cudaError_t xdi_nccl_scope_begin(xdi_nccl_scope *scope, int device) {
+    scope->device = scope->previous = device;
+    scope->mode = cudaStreamCaptureModeRelaxed;
+    scope->is_relaxed = false;
+    cudaError_t code = cudaGetDevice(&scope->previous);
+    if (code != cudaSuccess) scope->previous = device;
+    if (scope->previous != device) code = cudaSetDevice(device);
+    if (code != cudaSuccess) return code;
+    code = cudaThreadExchangeStreamCaptureMode(&scope->mode);
+    scope->is_relaxed = code == cudaSuccess;
+    return code;
+}
+
+static void xdi_nccl_scope_end(xdi_nccl_scope *scope) {
+    if (scope->is_relaxed) cudaThreadExchangeStreamCaptureMode(&scope->mode);
+    if (scope->previous != scope->device) cudaSetDevice(scope->previous);
+}
+
+/* The scope of a call of the table that peers wait for. */
+static xd_result xdi_nccl_begin_call(xdi_nccl *t, xdi_nccl_scope *scope) {
+    return xdi_nccl_cuda(t, xdi_nccl_scope_begin(scope, t->world->device));
+}
+
 /* ---- waiting ---- */
+
+/* CUDA has changed the arguments of this function twice. */
+static cudaError_t xdi_nccl_capture_info(cudaStream_t stream, enum cudaStreamCaptureStatus *status,
+                                         unsigned long long *id) {
+#if CUDART_VERSION >= 13000
+    return cudaStreamGetCaptureInfo(stream, status, id, NULL, NULL, NULL, NULL);
+#elif CUDART_VERSION >= 12000
+    return cudaStreamGetCaptureInfo(stream, status, id, NULL, NULL, NULL);
+#else
+    return cudaStreamGetCaptureInfo(stream, status, id);
+#endif
+}
 
 static void xdi_nccl_pause(int turn) {
     const struct timespec nap = { 0, 20000 };
     if (turn >= XDI_NCCL_SPIN) nanosleep(&nap, NULL);
+}
+
+/* The capture that a stream is in; 0: none. */
+static unsigned long long xdi_nccl_capture_of(const xdi_nccl *t, cudaStream_t stream) {
+    enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    unsigned long long id = 0;
+    if (stream == t->world->stream) return 0;
+    if (xdi_nccl_capture_info(stream, &status, &id) != cudaSuccess)
+        cudaGetLastError(); /* its next use reports it */
+    return status == cudaStreamCaptureStatusActive ? id : 0;
 }
 
 /* Waits until NCCL has accepted a call that returned `code`. */
@@ -80,7 +129,7 @@ static xd_result xdi_nccl_settle(xdi_nccl *t, ncclResult_t code, double deadline
 static xd_result xdi_nccl_wait(xdi_nccl *t, double deadline) {
     for (int turn = 0;; turn += turn < XDI_NCCL_SPIN) {
         ncclResult_t state = ncclSuccess;
-        const cudaError_t done = cudaEventQuery(t->last);
+        const cudaError_t done = cudaEventQuery(t->last.done);
         if (done == cudaSuccess) return XD_OK;
         if (done != cudaErrorNotReady) return xdi_nccl_cuda(t, done);
         const ncclResult_t asked = ncclCommGetAsyncError(t->comm, &state);
@@ -91,13 +140,40 @@ static xd_result xdi_nccl_wait(xdi_nccl *t, double deadline) {
     }
 }
 
+/* Waits on `stream` for the work before the mark. A graph waits for what was before each of its launches. */
+static xd_result xdi_nccl_await(xdi_nccl *t, cudaStream_t stream, const xdi_nccl_mark *mark) {
+    const unsigned long long capture = xdi_nccl_capture_of(t, stream);
+    if (capture == 0) return xdi_nccl_cuda(t, cudaStreamWaitEvent(stream, mark->done, 0));
+    if (capture == mark->capture) return xdi_nccl_cuda(t, cudaStreamWaitEvent(stream, mark->inside, 0));
+    return xdi_nccl_cuda(t, cudaStreamWaitEvent(stream, mark->done, cudaEventWaitExternal));
+}
+
+/* Marks the end of the work on `stream`. */
+static xd_result xdi_nccl_put_mark(xdi_nccl *t, cudaStream_t stream, xdi_nccl_mark *mark) {
+    const unsigned long long capture = xdi_nccl_capture_of(t, stream);
+    if (capture == 0) return xdi_nccl_cuda(t, cudaEventRecord(mark->done, stream));
+    mark->capture = capture;
+    XD_TRY(xdi_nccl_cuda(t, cudaEventRecordWithFlags(mark->done, stream, cudaEventRecordExternal)));
+    return xdi_nccl_cuda(t, cudaEventRecord(mark->inside, stream));
+}
+
+static cudaError_t xdi_nccl_mark_create(xdi_nccl_mark *mark) {
+    const cudaError_t code = cudaEventCreateWithFlags(&mark->done, cudaEventDisableTiming);
+    return code == cudaSuccess ? cudaEventCreateWithFlags(&mark->inside, cudaEventDisableTiming) : code;
+}
+
+static void xdi_nccl_mark_destroy(xdi_nccl_mark *mark) {
+    if (mark->done) cudaEventDestroy(mark->done);
+    if (mark->inside) cudaEventDestroy(mark->inside);
+}
+
 /* Begins work of this communicator on `stream`, after its earlier work; and ends it. */
 static xd_result xdi_nccl_enter(xdi_nccl *t, cudaStream_t stream) {
-    return xdi_nccl_cuda(t, cudaStreamWaitEvent(stream, t->last, 0));
+    return xdi_nccl_await(t, stream, &t->last);
 }
 
 static xd_result xdi_nccl_leave(xdi_nccl *t, cudaStream_t stream) {
-    return xdi_nccl_cuda(t, cudaEventRecord(t->last, stream));
+    return xdi_nccl_put_mark(t, stream, &t->last);
 }
 
 static xd_result xdi_nccl_copy(xdi_nccl *t, cudaStream_t stream, void *to, const void *from, size_t bytes) {

@@ -779,7 +779,7 @@ step_cuda() {
 step_cuda_emu() {
     need g++
     make --no-print-directory build/libxdistill.a || return 1
-    programs= host='cublas|comm|ema|equivalence|fill|nccl|optimizer|reduce|route|step|thaw|topk|wrap'
+    programs= host='cublas|comm|ema|equivalence|fill|nccl|nccl_device|optimizer|reduce|route|step|thaw|topk|wrap'
     [ "$1" != asan ] || programs=$(ls tests/cuda/test_*.cpp | grep -E "test_cuda_($host)\.cpp")
     [ "$1" != checker ] || programs=$(ls tests/cuda/test_*.cpp | grep -v 'test_cuda_cublas\|test_cuda_poison')
     EMU_BUILD="$dir/emu" sh tests/emu/run.sh "$1" &&

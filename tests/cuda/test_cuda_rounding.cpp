@@ -1,5 +1,6 @@
 /* BF16 parameters that a GPU rounds at random: the bits of the CPU, whatever the alignment and wherever parts begin. */
 #include "cuda_test.h"
+#include "float_state.h"
 
 enum { PARAMS = 9 };
 
@@ -122,5 +123,24 @@ XD_TEST(arrays_that_the_kernels_cannot_round_are_refused_on_both_sides) {
     }
     xd_ctx_destroy(host);
 }
+
+#if defined(XD_EMU)
+/* The emulation computes on this thread, so its own flush does what -ftz=true does on a GPU. */
+XD_TEST(a_unit_that_makes_subnormal_numbers_zero_is_refused) {
+    xd_ctx *ctx = nullptr;
+    xd_cuda *cuda = nullptr;
+    CHECK(xd_ctx_create(nullptr, &ctx) == XD_OK);
+    const bool flushes = float_state_set(FLOAT_FLUSH);
+    const xd_result result = xd_cuda_create(ctx, nullptr, &cuda);
+    float_state_set(FLOAT_DEFAULT);
+    if (flushes) {
+        CHECK_EQ_INT(result, XD_ERROR_UNSUPPORTED);
+        CHECK(strstr(xd_last_error(ctx)->message, "compiled with -ftz=true or -use_fast_math") != nullptr);
+        CHECK(xd_cuda_create(ctx, nullptr, &cuda) == XD_OK);
+    }
+    xd_cuda_destroy(cuda);
+    xd_ctx_destroy(ctx);
+}
+#endif
 
 XD_CUDA_TEST_MAIN()

@@ -16,7 +16,7 @@ void note_progress() {
 }
 
 static Settings from_environment() {
-    Settings s = { EMU_ASCENDING, 0, 1, EMU_EAGER, 4, 20.0, false, {} };
+    Settings s = { EMU_ASCENDING, 0, 1, EMU_EAGER, 4, 20.0, false, true, {} };
     for (int d = 0; d < kMaxDevices; d++) s.quota[d] = (size_t)8 << 30;
     const char *order = getenv("EMU_ORDER"), *streams = getenv("EMU_STREAMS");
     if (order && !strcmp(order, "desc")) s.order = EMU_DESCENDING;
@@ -33,6 +33,7 @@ static Settings from_environment() {
     if (getenv("EMU_DEVICES")) s.devices = atoi(getenv("EMU_DEVICES"));
     if (s.devices < 1 || s.devices > kMaxDevices) s.devices = 1;
     s.host_faults = getenv("EMU_HOST_FAULTS") && atoi(getenv("EMU_HOST_FAULTS"));
+    s.peers = !getenv("EMU_PEERS") || atoi(getenv("EMU_PEERS"));
     if (getenv("EMU_HANG_SECONDS")) s.hang_seconds = atof(getenv("EMU_HANG_SECONDS"));
     return s;
 }
@@ -171,6 +172,11 @@ void emu_set_quota(int device, size_t bytes) {
     if (device >= 0 && device < kMaxDevices) settings.quota[device] = bytes;
 }
 
+void emu_set_peer_access(int possible) {
+    Lock lock(big_lock);
+    settings.peers = possible != 0;
+}
+
 void emu_set_hang_seconds(double seconds) {
     Lock lock(big_lock);
     settings.hang_seconds = seconds;
@@ -252,6 +258,8 @@ static const struct {
     { cudaErrorIllegalAddress, "cudaErrorIllegalAddress", "an illegal memory access was encountered" },
     { cudaErrorLaunchOutOfResources, "cudaErrorLaunchOutOfResources",
       "too many resources requested for launch" },
+    { cudaErrorPeerAccessUnsupported, "cudaErrorPeerAccessUnsupported",
+      "peer access is not supported between these two devices" },
     { cudaErrorPeerAccessAlreadyEnabled, "cudaErrorPeerAccessAlreadyEnabled",
       "peer access is already enabled" },
     { cudaErrorPeerAccessNotEnabled, "cudaErrorPeerAccessNotEnabled", "peer access has not been enabled" },
@@ -263,7 +271,17 @@ static const struct {
     { cudaErrorStreamCaptureUnsupported, "cudaErrorStreamCaptureUnsupported",
       "not permitted while capturing" },
     { cudaErrorStreamCaptureInvalidated, "cudaErrorStreamCaptureInvalidated", "capture was invalidated" },
+    { cudaErrorStreamCaptureMerge, "cudaErrorStreamCaptureMerge", "two captures would become one" },
+    { cudaErrorStreamCaptureUnmatched, "cudaErrorStreamCaptureUnmatched",
+      "the capture was not begun in this stream" },
     { cudaErrorStreamCaptureUnjoined, "cudaErrorStreamCaptureUnjoined", "captured stream was not joined" },
+    { cudaErrorStreamCaptureIsolation, "cudaErrorStreamCaptureIsolation",
+      "dependency on work outside of the capture" },
+    { cudaErrorStreamCaptureImplicit, "cudaErrorStreamCaptureImplicit",
+      "dependency of the legacy stream on a capture" },
+    { cudaErrorCapturedEvent, "cudaErrorCapturedEvent", "the event was recorded in a capture" },
+    { cudaErrorStreamCaptureWrongThread, "cudaErrorStreamCaptureWrongThread",
+      "the capture was begun in another thread" },
     { cudaErrorUnknown, "cudaErrorUnknown", "unknown error" },
 };
 

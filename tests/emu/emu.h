@@ -35,6 +35,7 @@ struct Settings {
     int devices;
     double hang_seconds;
     bool host_faults;
+    bool peers; /* devices can access each other's memory */
     size_t quota[kMaxDevices];
 };
 extern Settings settings;
@@ -160,7 +161,7 @@ int device_of(const Stream &stream);
 cudaError_t submit(const std::shared_ptr<Stream> &stream, std::function<bool()> step);
 cudaError_t submit_fresh(const std::shared_ptr<Stream> &stream, std::function<std::function<bool()>()> make);
 bool is_capturing(const Stream &stream);
-/* True, after a report, when a capture of this thread forbids the call. */
+/* True, after a report, when a capture forbids the call, which then invalidates it. */
 bool breaks_capture(const char *function);
 cudaError_t wait_stream(const std::shared_ptr<Stream> &stream, const char *function);
 cudaError_t wait_device(int device, const char *function);

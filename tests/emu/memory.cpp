@@ -310,6 +310,7 @@ static cudaError_t allocate_pinned(void **pointer, size_t bytes, const char *fun
     const cudaError_t entered = enter(cudaErrorMemoryAllocation);
     if (entered) return entered;
     if (sealed(function)) return remember(cudaErrorNotPermitted);
+    if (breaks_capture(function)) return remember(cudaErrorStreamCaptureUnsupported);
     if (!pointer) return remember(cudaErrorInvalidValue);
     *pointer = nullptr;
     if (bytes == 0) return cudaSuccess;
@@ -378,11 +379,11 @@ cudaError_t cudaFreeAsync(void *pointer, cudaStream_t handle) {
     Lock lock(big_lock);
     const std::shared_ptr<Stream> stream = resolve(handle, "cudaFreeAsync");
     if (!stream) return remember(cudaErrorInvalidResourceHandle);
-    return submit(stream, [pointer] {
+    return remember(submit(stream, [pointer] {
         if (!free_device(pointer))
             report("cudaFreeAsync of what is not allocated: %s", describe(pointer).c_str());
         return true;
-    });
+    }));
 }
 
 cudaError_t cudaMallocHost(void **pointer, size_t bytes) {
@@ -396,6 +397,7 @@ cudaError_t cudaHostAlloc(void **pointer, size_t bytes, unsigned flags) {
 
 cudaError_t cudaFreeHost(void *pointer) {
     if (sealed("cudaFreeHost")) return remember(cudaErrorNotPermitted);
+    if (breaks_capture("cudaFreeHost")) return remember(cudaErrorStreamCaptureUnsupported);
     if (!pointer) return cudaSuccess;
     wait_device(current_device, "cudaFreeHost");
     Lock lock(big_lock);

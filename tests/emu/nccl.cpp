@@ -182,12 +182,14 @@ static bool step_parts(Parts &item) {
     return true;
 }
 
-static void submit_parts(const std::shared_ptr<Stream> &stream, const std::vector<CommPart> &parts) {
-    submit_fresh(stream, [parts] {
+static ncclResult_t submit_parts(const std::shared_ptr<Stream> &stream, const std::vector<CommPart> &parts) {
+    const cudaError_t submitted = submit_fresh(stream, [parts] {
         const auto item = std::make_shared<Parts>(parts);
         for (const CommPart &p : parts) p.comm->pending++;
         return [item] { return step_parts(*item); };
     });
+    if (submitted) last_error = cudaGetErrorName(submitted);
+    return submitted ? ncclUnhandledCudaError : ncclSuccess;
 }
 
 /* ---- the checks of a call ---- */
@@ -256,10 +258,7 @@ static ncclResult_t enqueue(ncclComm_t handle, cudaStream_t stream_handle, Part 
                    fail(ncclInvalidUsage, "%s: the stream is of device %d, the communicator of device %d",
                         name, device_of(*stream), comm->device);
     if (part.count == 0) return ncclSuccess;
-    if (group_depth == 0) {
-        submit_parts(stream, { CommPart{ comm, part } });
-        return ncclSuccess;
-    }
+    if (group_depth == 0) return submit_parts(stream, { CommPart{ comm, part } });
     for (auto &entry : group_call.by_stream) {
         if (entry.first != stream) continue;
         entry.second.push_back({ comm, part });
@@ -551,7 +550,10 @@ ncclResult_t ncclGroupEnd(void) {
         const ncclResult_t joined = await(lock, comm, "ncclGroupEnd");
         if (joined) result = joined;
     }
-    for (const auto &entry : group.by_stream) submit_parts(entry.first, entry.second);
+    for (const auto &entry : group.by_stream) {
+        const ncclResult_t submitted = submit_parts(entry.first, entry.second);
+        if (submitted) result = submitted;
+    }
     return result;
 }
 

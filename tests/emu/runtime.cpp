@@ -16,7 +16,7 @@ static std::set<std::pair<int, int>> peers;           /* (device, device whose m
 static long launch_count;
 
 bool may_access(int device, int owner) {
-    return device == owner || peers.count({ device, owner });
+    return device == owner || (settings.peers && peers.count({ device, owner }));
 }
 
 /* ---- launches ---- */
@@ -216,7 +216,7 @@ cudaError_t cudaDeviceGetPCIBusId(char *text, int length, int device) {
 
 cudaError_t cudaDeviceCanAccessPeer(int *can, int device, int peer) {
     if (!is_device(device) || !is_device(peer)) return remember(cudaErrorInvalidDevice);
-    *can = device != peer;
+    *can = settings.peers && device != peer;
     return cudaSuccess;
 }
 
@@ -225,6 +225,7 @@ cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags) {
     if (entered) return entered;
     if (!is_device(peer) || peer == current_device || flags) return remember(cudaErrorInvalidValue);
     Lock lock(big_lock);
+    if (!settings.peers) return remember(cudaErrorPeerAccessUnsupported);
     return peers.insert({ current_device, peer }).second ? cudaSuccess
                                                          : remember(cudaErrorPeerAccessAlreadyEnabled);
 }
@@ -356,13 +357,13 @@ cudaError_t set_on(void *to, int value, size_t bytes, cudaStream_t handle, const
     if (!stream) return remember(cudaErrorInvalidResourceHandle);
     char *begin = static_cast<char *>(to);
     if (!range_is_valid(begin, bytes, true, function)) return remember(cudaErrorInvalidValue);
-    return submit(stream, [begin, value, bytes] {
+    return remember(submit(stream, [begin, value, bytes] {
         if (!range_is_valid(begin, bytes, true, "a memset in a stream")) return true;
         DeviceAccess access;
         memset(begin, value, bytes);
         check_written(begin, bytes);
         return true;
-    });
+    }));
 }
 
 Copy flat(void *to, const void *from, size_t bytes) {

@@ -9,12 +9,19 @@
 #include <chrono>
 #include <deque>
 #include <set>
+#include <thread>
 
 #include <sys/syscall.h>
 #include <unistd.h>
 
+/* One of: `make` makes the step of a replay; an event is recorded, or waited for, at each launch. */
+struct emu_graph_item {
+    std::function<std::function<bool()>()> make;
+    cudaEvent_t record, wait;
+};
+
 struct emu_graph {
-    std::vector<std::function<std::function<bool()>()>> items; /* each makes the step of one replay */
+    std::vector<emu_graph_item> items;
 };
 
 struct emu_graph_exec {
@@ -23,15 +30,25 @@ struct emu_graph_exec {
 
 namespace emu {
 
+/* A capture, from its begin on; events that were recorded in it keep it after its end. */
+struct Capture {
+    unsigned long long id;
+    cudaStreamCaptureMode mode;
+    std::thread::id thread;
+    emu_graph *graph;
+    bool active = true, invalid = false;
+};
+
 struct Stream {
     int device;
     bool blocking; /* synchronises with the legacy stream */
     bool legacy;
     std::deque<Item> queue;
     uint64_t issued = 0, completed = 0;
-    bool busy = false;            /* its first item runs without the lock */
-    emu_graph *capture = nullptr; /* the capture in progress */
+    bool busy = false;                /* its first item runs without the lock */
+    std::shared_ptr<Capture> capture; /* the capture in progress */
     bool capture_origin = false;
+    uint64_t captured = 0, joined = 0; /* its items in the capture, and those that another stream waits for */
 };
 
 } // namespace emu
@@ -43,9 +60,12 @@ struct emu_stream {
 struct emu_event {
     std::shared_ptr<emu::Stream> stream; /* NULL before the first record */
     uint64_t sequence;
-    emu_graph *captured; /* recorded in this capture */
+    std::shared_ptr<emu::Capture> captured; /* the capture of the last record; NULL: it was outside of one */
     unsigned flags;
     uint64_t tick; /* of the last executed record */
+    int device;    /* the current one when it was made: that of its records */
+    std::shared_ptr<emu::Stream> captured_on; /* the stream of the last record in a capture, and its items then */
+    uint64_t captured_items;
 };
 
 namespace emu {
@@ -57,8 +77,10 @@ static std::set<cudaEvent_t> events;
 static std::set<cudaGraph_t> graphs;
 static std::set<cudaGraphExec_t> execs;
 static uint64_t ticks;
+static std::vector<std::shared_ptr<Capture>> captures; /* in progress */
+static unsigned long long capture_ids;
 static __thread bool in_host_function;
-static __thread int captures; /* begun by this thread */
+static __thread cudaStreamCaptureMode thread_mode = cudaStreamCaptureModeGlobal;
 
 /* ---- driving ---- */
 
@@ -187,10 +209,57 @@ bool is_capturing(const Stream &stream) {
     return stream.capture != nullptr;
 }
 
+/* CUDA's rule for calls that a capture does not see: the mode of the thread and that of each capture decide. */
+static bool forbids_unsafe_calls(const Capture &capture) {
+    if (thread_mode == cudaStreamCaptureModeRelaxed) return false;
+    if (capture.thread == std::this_thread::get_id()) return capture.mode != cudaStreamCaptureModeRelaxed;
+    return thread_mode == cudaStreamCaptureModeGlobal && capture.mode == cudaStreamCaptureModeGlobal;
+}
+
 bool breaks_capture(const char *function) {
-    if (captures == 0) return false;
-    report("%s while this thread captures a stream", function);
-    return true;
+    Lock lock(big_lock);
+    bool breaks = false;
+    for (const auto &capture : captures) {
+        if (!forbids_unsafe_calls(*capture)) continue;
+        capture->invalid = breaks = true;
+        report("%s while %s thread captures a stream", function,
+               capture->thread == std::this_thread::get_id() ? "this" : "another");
+    }
+    return breaks;
+}
+
+/* A capture that the legacy stream would wait for: one with a blocking stream of its device. NULL: none. */
+static Capture *implicit_capture(const Stream &stream) {
+    if (!stream.legacy) return nullptr;
+    for (const auto &other : streams)
+        if (other->capture && other->blocking && other->device == stream.device) return other->capture.get();
+    return nullptr;
+}
+
+/* Whether work may be submitted to a stream: not while its capture is invalid, or another one forbids it. */
+static cudaError_t check_stream(const Stream &stream) {
+    if (Capture *capture = implicit_capture(stream)) {
+        capture->invalid = true;
+        report("the legacy stream is used while a blocking stream is captured");
+        return cudaErrorStreamCaptureImplicit;
+    }
+    return stream.capture && stream.capture->invalid ? cudaErrorStreamCaptureInvalidated : cudaSuccess;
+}
+
+/* A call that asks for, or waits for, the work of a captured stream. */
+static cudaError_t refuse_captured(const Stream &stream, const char *function) {
+    if (!stream.capture) return check_stream(stream);
+    stream.capture->invalid = true;
+    report("%s of a stream that is captured", function);
+    return cudaErrorStreamCaptureUnsupported;
+}
+
+/* The same for an event. */
+static cudaError_t refuse_captured(const emu_event &event, const char *function) {
+    if (!event.captured) return cudaSuccess;
+    if (event.captured->active) event.captured->invalid = true;
+    report("%s of an event that was recorded in a capture", function);
+    return cudaErrorCapturedEvent;
 }
 
 /* The legacy stream waits for all blocking streams of its device, and they for it. */
@@ -211,9 +280,16 @@ static void append(const std::shared_ptr<Stream> &stream, Item item) {
     changed.notify_all();
 }
 
+static void capture_item(Stream &stream, emu_graph_item item) {
+    stream.capture->graph->items.push_back(std::move(item));
+    stream.captured++;
+}
+
 cudaError_t submit_fresh(const std::shared_ptr<Stream> &stream, std::function<std::function<bool()>()> make) {
+    const cudaError_t bad = check_stream(*stream);
+    if (bad) return bad;
     if (stream->capture) {
-        stream->capture->items.push_back(std::move(make));
+        capture_item(*stream, { std::move(make), nullptr, nullptr });
         return cudaSuccess;
     }
     Item item;
@@ -298,23 +374,34 @@ cudaError_t cudaStreamSynchronize(cudaStream_t handle) {
     {
         Lock lock(big_lock);
         stream = resolve(handle, "cudaStreamSynchronize");
+        if (!stream) return remember(cudaErrorInvalidResourceHandle);
+        const cudaError_t refused = refuse_captured(*stream, "cudaStreamSynchronize");
+        if (refused) return remember(refused);
     }
-    if (!stream) return remember(cudaErrorInvalidResourceHandle);
     return after_waiting(wait_stream(stream, "cudaStreamSynchronize"));
 }
 
 cudaError_t cudaDeviceSynchronize(void) {
     const cudaError_t entered = enter_waiting("cudaDeviceSynchronize");
     if (entered) return entered;
+    {
+        Lock lock(big_lock);
+        for (const auto &stream : streams)
+            if (stream->device == current_device && stream->capture)
+                return remember(refuse_captured(*stream, "cudaDeviceSynchronize"));
+    }
     return after_waiting(wait_device(current_device, "cudaDeviceSynchronize"));
 }
 
 cudaError_t cudaStreamQuery(cudaStream_t handle) {
     const cudaError_t entered = enter(cudaErrorUnknown);
     if (entered) return entered;
+    if (breaks_capture("cudaStreamQuery")) return remember(cudaErrorStreamCaptureUnsupported);
     Lock lock(big_lock);
     const std::shared_ptr<Stream> stream = resolve(handle, "cudaStreamQuery");
     if (!stream) return remember(cudaErrorInvalidResourceHandle);
+    const cudaError_t refused = refuse_captured(*stream, "cudaStreamQuery");
+    if (refused) return remember(refused);
     if (idle(*stream)) return remember(sticky_error(current_device));
     drive_one(); /* one item, so that a loop of queries ends */
     return cudaErrorNotReady;
@@ -330,6 +417,8 @@ cudaError_t cudaLaunchHostFunc(cudaStream_t handle, cudaHostFn_t function, void 
         function(argument);
         return true;
     };
+    const cudaError_t bad = check_stream(*stream);
+    if (bad) return remember(bad);
     if (stream->capture) return submit(stream, step);
     Item item;
     item.step = step;
@@ -345,7 +434,7 @@ cudaError_t cudaEventCreateWithFlags(cudaEvent_t *event, unsigned flags) {
     if (entered) return entered;
     if (!event) return remember(cudaErrorInvalidValue);
     Lock lock(big_lock);
-    *event = new emu_event{ nullptr, 0, nullptr, flags, 0 };
+    *event = new emu_event{ nullptr, 0, nullptr, flags, 0, current_device, nullptr, 0 };
     events.insert(*event);
     count_handle(kEvent, 1);
     return cudaSuccess;
@@ -370,55 +459,118 @@ cudaError_t cudaEventDestroy(cudaEvent_t event) {
     return cudaSuccess;
 }
 
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t handle) {
+/* Outside of a capture: at its end on the stream, the event is reached. */
+static void record_now(const std::shared_ptr<Stream> &stream, cudaEvent_t event) {
+    submit(stream, [event] {
+        if (events.count(event)) event->tick = ++ticks;
+        return true;
+    });
+    event->captured = nullptr;
+    event->stream = stream;
+    event->sequence = stream->issued;
+}
+
+cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t handle, unsigned flags) {
     const cudaError_t entered = enter(cudaErrorUnknown);
     if (entered) return entered;
     Lock lock(big_lock);
     const std::shared_ptr<Stream> stream = resolve(handle, "cudaEventRecord");
     if (!stream || !known(event, "cudaEventRecord")) return remember(cudaErrorInvalidResourceHandle);
-    event->captured = stream->capture;
-    if (stream->capture) return cudaSuccess; /* replays use the recorded order anyway */
-    submit(stream, [event] {
-        if (events.count(event)) event->tick = ++ticks;
-        return true;
-    });
-    event->stream = stream;
-    event->sequence = stream->issued;
+    if (event->device != stream->device) {
+        report("cudaEventRecord: the event is of device %d, the stream of device %d", event->device,
+               stream->device);
+        return remember(cudaErrorInvalidResourceHandle);
+    }
+    const cudaError_t bad = check_stream(*stream);
+    if (bad) return remember(bad);
+    if (!stream->capture) {
+        record_now(stream, event);
+    } else if (flags & cudaEventRecordExternal) {
+        capture_item(*stream, { nullptr, event, nullptr });
+    } else { /* replays use the recorded order anyway */
+        event->captured = stream->capture;
+        event->captured_on = stream;
+        event->captured_items = stream->captured;
+    }
     return cudaSuccess;
+}
+
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t handle) {
+    return cudaEventRecordWithFlags(event, handle, cudaEventRecordDefault);
 }
 
 static bool reached(const emu_event &event) {
     return !event.stream || event.stream->completed >= event.sequence;
 }
 
+static void wait_now(const std::shared_ptr<Stream> &stream, cudaEvent_t event) {
+    if (reached(*event)) return;
+    Item item;
+    item.step = [] { return true; };
+    item.after.push_back({ event->stream, event->sequence });
+    append(stream, std::move(item));
+}
+
+/* A wait for an event that was recorded in a capture: it is for streams of this capture, or to become one, and only
+ * as long as the capture lasts. */
+static cudaError_t wait_captured(Stream &stream, const emu_event &event) {
+    const std::shared_ptr<Capture> capture = event.captured;
+    if (!capture->active) {
+        report("cudaStreamWaitEvent of an event that was recorded in a capture that has ended");
+        if (stream.capture) stream.capture->invalid = true;
+        return stream.capture ? cudaErrorStreamCaptureIsolation : cudaErrorCapturedEvent;
+    }
+    if (capture->invalid) return cudaErrorStreamCaptureInvalidated;
+    if (stream.capture && stream.capture != capture) {
+        stream.capture->invalid = capture->invalid = true;
+        report("cudaStreamWaitEvent: two captures would become one");
+        return cudaErrorStreamCaptureMerge;
+    }
+    if (stream.legacy) {
+        capture->invalid = true;
+        report("cudaStreamWaitEvent: the legacy stream cannot be captured");
+        return cudaErrorStreamCaptureImplicit;
+    }
+    if (!stream.capture) { /* the stream becomes part of the capture */
+        stream.capture = capture;
+        stream.captured = stream.joined = 0;
+    } else if (event.captured_on.get() != &stream) {
+        event.captured_on->joined = std::max(event.captured_on->joined, event.captured_items);
+        stream.captured++;
+    }
+    return cudaSuccess;
+}
+
 cudaError_t cudaStreamWaitEvent(cudaStream_t handle, cudaEvent_t event, unsigned flags) {
-    (void)flags;
     const cudaError_t entered = enter(cudaErrorUnknown);
     if (entered) return entered;
     Lock lock(big_lock);
     const std::shared_ptr<Stream> stream = resolve(handle, "cudaStreamWaitEvent");
     if (!stream || !known(event, "cudaStreamWaitEvent")) return remember(cudaErrorInvalidResourceHandle);
-    if (event->captured) {
-        if (!stream->capture) stream->capture = event->captured; /* the stream joins the capture */
+    const cudaError_t bad = check_stream(*stream);
+    if (bad) return remember(bad);
+    if (stream->capture && (flags & cudaEventWaitExternal)) {
+        capture_item(*stream, { nullptr, nullptr, event });
         return cudaSuccess;
     }
+    if (event->captured) return remember(wait_captured(*stream, *event));
     if (stream->capture) {
+        stream->capture->invalid = true;
         report("cudaStreamWaitEvent: a captured stream waits for an event from outside the capture");
-        return remember(cudaErrorStreamCaptureInvalidated);
+        return remember(cudaErrorStreamCaptureIsolation);
     }
-    if (reached(*event)) return cudaSuccess;
-    Item item;
-    item.step = [] { return true; };
-    item.after.push_back({ event->stream, event->sequence });
-    append(stream, std::move(item));
+    wait_now(stream, event);
     return cudaSuccess;
 }
 
 cudaError_t cudaEventQuery(cudaEvent_t event) {
     const cudaError_t entered = enter(cudaErrorUnknown);
     if (entered) return entered;
+    if (breaks_capture("cudaEventQuery")) return remember(cudaErrorStreamCaptureUnsupported);
     Lock lock(big_lock);
     if (!known(event, "cudaEventQuery")) return remember(cudaErrorInvalidResourceHandle);
+    const cudaError_t refused = refuse_captured(*event, "cudaEventQuery");
+    if (refused) return remember(refused);
     if (reached(*event)) return remember(sticky_error(current_device));
     drive_one();
     return cudaErrorNotReady;
@@ -429,6 +581,8 @@ cudaError_t cudaEventSynchronize(cudaEvent_t event) {
     if (entered) return entered;
     Lock lock(big_lock);
     if (!known(event, "cudaEventSynchronize")) return remember(cudaErrorInvalidResourceHandle);
+    const cudaError_t refused = refuse_captured(*event, "cudaEventSynchronize");
+    if (refused) return remember(refused);
     const bool came = wait_until(
         lock, [&] { return reached(*event); }, "cudaEventSynchronize");
     return after_waiting(came ? cudaSuccess : cudaErrorUnknown);
@@ -450,41 +604,78 @@ cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t begin, cudaEve
 /* ---- graphs ---- */
 
 cudaError_t cudaStreamBeginCapture(cudaStream_t handle, cudaStreamCaptureMode mode) {
-    (void)mode;
     const cudaError_t entered = enter(cudaErrorUnknown);
     if (entered) return entered;
     Lock lock(big_lock);
     const std::shared_ptr<Stream> stream = resolve(handle, "cudaStreamBeginCapture");
     if (!stream) return remember(cudaErrorInvalidResourceHandle);
     if (stream->legacy || stream->capture) return remember(cudaErrorStreamCaptureUnsupported);
-    stream->capture = new emu_graph;
+    stream->capture = std::make_shared<Capture>();
+    stream->capture->id = ++capture_ids;
+    stream->capture->mode = mode;
+    stream->capture->thread = std::this_thread::get_id();
+    stream->capture->graph = new emu_graph;
     stream->capture_origin = true;
-    captures++;
+    stream->captured = stream->joined = 0;
+    captures.push_back(stream->capture);
     return cudaSuccess;
 }
 
 cudaError_t cudaStreamEndCapture(cudaStream_t handle, cudaGraph_t *graph) {
     Lock lock(big_lock);
     const std::shared_ptr<Stream> stream = resolve(handle, "cudaStreamEndCapture");
-    if (!stream || !stream->capture_origin) return remember(cudaErrorInvalidResourceHandle);
-    *graph = stream->capture;
-    for (const auto &other : streams)
-        if (other->capture == *graph) other->capture = nullptr;
-    for (cudaEvent_t event : events)
-        if (event->captured == *graph) event->captured = nullptr;
+    if (!stream || !graph) return remember(cudaErrorInvalidValue);
+    *graph = nullptr;
+    const std::shared_ptr<Capture> capture = stream->capture;
+    if (!stream->capture_origin)
+        return remember(capture ? cudaErrorStreamCaptureUnmatched : cudaErrorInvalidResourceHandle);
+    if (capture->mode != cudaStreamCaptureModeRelaxed && capture->thread != std::this_thread::get_id())
+        return remember(cudaErrorStreamCaptureWrongThread);
+    bool unjoined = false;
+    for (const auto &other : streams) {
+        if (other->capture != capture) continue;
+        unjoined = unjoined || (other != stream && other->joined < other->captured);
+        other->capture = nullptr;
+    }
     stream->capture_origin = false;
-    captures--;
+    captures.erase(std::find(captures.begin(), captures.end(), capture));
+    capture->active = false;
+    if (capture->invalid || unjoined) {
+        if (!capture->invalid) report("cudaStreamEndCapture: no stream waits for work of another captured stream");
+        delete capture->graph;
+        return remember(capture->invalid ? cudaErrorStreamCaptureInvalidated : cudaErrorStreamCaptureUnjoined);
+    }
+    *graph = capture->graph;
     graphs.insert(*graph);
     count_handle(kGraph, 1);
     return cudaSuccess;
 }
 
-cudaError_t cudaStreamIsCapturing(cudaStream_t handle, cudaStreamCaptureStatus *status) {
+cudaError_t cudaThreadExchangeStreamCaptureMode(cudaStreamCaptureMode *mode) {
+    if (!mode || *mode > cudaStreamCaptureModeRelaxed) return remember(cudaErrorInvalidValue);
+    std::swap(*mode, thread_mode);
+    return cudaSuccess;
+}
+
+cudaError_t cudaStreamGetCaptureInfo(cudaStream_t handle, cudaStreamCaptureStatus *status, unsigned long long *id,
+                                     cudaGraph_t *graph, const cudaGraphNode_t **nodes,
+                                     const cudaGraphEdgeData **edges, size_t *count) {
     Lock lock(big_lock);
     const std::shared_ptr<Stream> stream = resolve(handle, "cudaStreamIsCapturing");
     if (!stream) return remember(cudaErrorInvalidResourceHandle);
-    *status = stream->capture ? cudaStreamCaptureStatusActive : cudaStreamCaptureStatusNone;
+    if (nodes || edges || count) return remember(cudaErrorNotSupported);
+    if (implicit_capture(*stream)) return remember(cudaErrorStreamCaptureImplicit); /* which goes on */
+    const std::shared_ptr<Capture> &capture = stream->capture;
+    *status = !capture           ? cudaStreamCaptureStatusNone
+              : capture->invalid ? cudaStreamCaptureStatusInvalidated
+                                 : cudaStreamCaptureStatusActive;
+    if (id) *id = capture ? capture->id : 0;
+    if (graph) *graph = capture ? capture->graph : nullptr;
     return cudaSuccess;
+}
+
+cudaError_t cudaStreamIsCapturing(cudaStream_t handle, cudaStreamCaptureStatus *status) {
+    return cudaStreamGetCaptureInfo(handle, status, nullptr, nullptr, nullptr, nullptr, nullptr);
 }
 
 cudaError_t cudaGraphInstantiate(cudaGraphExec_t *exec, cudaGraph_t graph, unsigned long long flags) {
@@ -505,7 +696,18 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t exec, cudaStream_t handle) {
     Lock lock(big_lock);
     const std::shared_ptr<Stream> stream = resolve(handle, "cudaGraphLaunch");
     if (!stream || !execs.count(exec)) return remember(cudaErrorInvalidValue);
-    for (const auto &make : exec->graph.items) submit_fresh(stream, make);
+    const cudaError_t bad = check_stream(*stream);
+    if (bad) return remember(bad);
+    for (const emu_graph_item &item : exec->graph.items) {
+        if (stream->capture)
+            capture_item(*stream, item);
+        else if (item.make)
+            submit_fresh(stream, item.make);
+        else if (item.record && events.count(item.record))
+            record_now(stream, item.record);
+        else if (item.wait && events.count(item.wait))
+            wait_now(stream, item.wait);
+    }
     return cudaSuccess;
 }
 

@@ -5,6 +5,7 @@
 
 #include <string.h>
 #include <sys/wait.h>
+#include <thread>
 #include <unistd.h>
 #include <vector>
 
@@ -173,8 +174,6 @@ static void graphs_replay() {
     cudaEventRecord(join_event, b);
     cudaStreamWaitEvent(a, join_event, 0);
     cudaLaunchHostFunc(a, add_one, &calls);
-    void *block;
-    CHECK(cudaMalloc(&block, 4) == cudaErrorStreamCaptureUnsupported && reported("captures"));
     CHECK(cudaStreamEndCapture(a, &graph) == cudaSuccess);
     CHECK(first_of(x) == 0.0f); /* nothing has run yet */
     CHECK(cudaGraphInstantiate(&exec, graph, 0) == cudaSuccess);
@@ -184,6 +183,239 @@ static void graphs_replay() {
     CHECK(!cudaStreamDestroy(a) && !cudaStreamDestroy(b) && !cudaEventDestroy(fork_event) &&
           !cudaEventDestroy(join_event));
     cudaFree(x);
+    cudaGetLastError();
+}
+
+/* ---- what a capture forbids ---- */
+
+/* A stream that is captured in a mode, and what becomes of the capture. */
+struct Captured {
+    cudaStream_t stream = nullptr;
+    float *memory;
+
+    explicit Captured(cudaStreamCaptureMode mode, unsigned flags = cudaStreamNonBlocking)
+        : memory(device_array(0.0f)) {
+        CHECK(cudaStreamCreateWithFlags(&stream, flags) == cudaSuccess);
+        CHECK(cudaStreamBeginCapture(stream, mode) == cudaSuccess);
+        CHECK(launch_add(memory, memory, 1.0f, kCount, stream) == cudaSuccess);
+    }
+    /* Ends the capture; true when it is whole, and its graph then adds one. */
+    bool survives() {
+        cudaGraph_t graph;
+        cudaGraphExec_t exec;
+        cudaStreamCaptureStatus status;
+        CHECK(cudaStreamGetCaptureInfo(stream, &status) == cudaSuccess);
+        const cudaError_t ended = cudaStreamEndCapture(stream, &graph);
+        CHECK((status == cudaStreamCaptureStatusActive) == (ended == cudaSuccess));
+        if (ended != cudaSuccess) {
+            CHECK(ended == cudaErrorStreamCaptureInvalidated && graph == nullptr);
+            CHECK(status == cudaStreamCaptureStatusInvalidated);
+            return false;
+        }
+        CHECK(!cudaGraphInstantiate(&exec, graph, 0) && !cudaGraphLaunch(exec, stream));
+        CHECK(!cudaStreamSynchronize(stream) && first_of(memory) == 1.0f);
+        CHECK(!cudaGraphExecDestroy(exec) && !cudaGraphDestroy(graph));
+        return true;
+    }
+    ~Captured() {
+        CHECK(!cudaStreamDestroy(stream) && !cudaFree(memory));
+        cudaGetLastError();
+    }
+};
+
+static void elsewhere(const std::function<void()> &body) {
+    std::thread(body).join();
+}
+
+/* An allocation, as an example of a call that no stream sees. */
+static cudaError_t allocate_a_little() {
+    void *block = nullptr;
+    const cudaError_t result = cudaMalloc(&block, 4);
+    if (result == cudaSuccess) CHECK(cudaFree(block) == cudaSuccess);
+    return result;
+}
+
+static void captures_forbid_unsafe_calls() {
+    {
+        Captured global(cudaStreamCaptureModeGlobal);
+        CHECK(allocate_a_little() == cudaErrorStreamCaptureUnsupported);
+        CHECK(reported("cudaMalloc while this thread captures a stream"));
+        CHECK(launch_add(global.memory, global.memory, 1.0f, kCount, global.stream) ==
+              cudaErrorStreamCaptureInvalidated);
+        CHECK(!global.survives());
+        CHECK(allocate_a_little() == cudaSuccess);
+    }
+    {
+        Captured global(cudaStreamCaptureModeGlobal);
+        elsewhere([] { CHECK(allocate_a_little() == cudaErrorStreamCaptureUnsupported); });
+        CHECK(reported("cudaMalloc while another thread captures a stream") && !global.survives());
+    }
+    {
+        Captured local(cudaStreamCaptureModeThreadLocal);
+        elsewhere([] { CHECK(allocate_a_little() == cudaSuccess); });
+        CHECK(local.survives());
+    }
+    {
+        Captured relaxed(cudaStreamCaptureModeRelaxed);
+        CHECK(allocate_a_little() == cudaSuccess && relaxed.survives());
+    }
+    {
+        Captured global(cudaStreamCaptureModeGlobal);
+        cudaStreamCaptureMode mode = cudaStreamCaptureModeRelaxed;
+        CHECK(!cudaThreadExchangeStreamCaptureMode(&mode) && mode == cudaStreamCaptureModeGlobal);
+        CHECK(allocate_a_little() == cudaSuccess);
+        CHECK(!cudaThreadExchangeStreamCaptureMode(&mode) && mode == cudaStreamCaptureModeRelaxed);
+        CHECK(global.survives());
+    }
+    CHECK(emu_report_count() == 0);
+}
+
+static void captured_streams_are_not_waited_for() {
+    cudaError_t (*const calls[])(cudaStream_t) = { cudaStreamSynchronize, cudaStreamQuery,
+                                                  [](cudaStream_t) { return cudaDeviceSynchronize(); } };
+    for (const auto call : calls) {
+        Captured relaxed(cudaStreamCaptureModeRelaxed);
+        CHECK(call(relaxed.stream) == cudaErrorStreamCaptureUnsupported);
+        CHECK(reported("of a stream that is captured") && !relaxed.survives());
+    }
+    for (const bool blocking : { false, true }) {
+        Captured relaxed(cudaStreamCaptureModeRelaxed, blocking ? cudaStreamDefault : cudaStreamNonBlocking);
+        cudaStreamCaptureStatus status;
+        const cudaError_t expected = blocking ? cudaErrorStreamCaptureImplicit : cudaSuccess;
+        CHECK(cudaStreamIsCapturing(nullptr, &status) == expected);
+        CHECK(emu_report_count() == 0); /* a question */
+        CHECK(cudaMemsetAsync(relaxed.memory, 0, 4, nullptr) == expected);
+        CHECK(reported("the legacy stream") == blocking && relaxed.survives() == !blocking);
+    }
+    {
+        Captured local(cudaStreamCaptureModeThreadLocal);
+        cudaGraph_t graph;
+        elsewhere([&] { CHECK(cudaStreamEndCapture(local.stream, &graph) == cudaErrorStreamCaptureWrongThread); });
+        CHECK(local.survives());
+    }
+}
+
+static void events_do_not_leave_a_capture() {
+    cudaEvent_t event;
+    CHECK(cudaEventCreate(&event) == cudaSuccess);
+    {
+        Captured relaxed(cudaStreamCaptureModeRelaxed);
+        CHECK(cudaEventRecord(event, relaxed.stream) == cudaSuccess);
+        CHECK(cudaEventQuery(event) == cudaErrorCapturedEvent);
+        CHECK(reported("cudaEventQuery of an event that was recorded in a capture") && !relaxed.survives());
+        CHECK(cudaEventSynchronize(event) == cudaErrorCapturedEvent && reported("cudaEventSynchronize"));
+        CHECK(cudaStreamWaitEvent(relaxed.stream, event, 0) == cudaErrorCapturedEvent);
+        CHECK(reported("cudaStreamWaitEvent of an event") && cudaEventRecord(event, relaxed.stream) == cudaSuccess);
+        CHECK(cudaEventSynchronize(event) == cudaSuccess);
+    }
+    {
+        Captured relaxed(cudaStreamCaptureModeRelaxed);
+        CHECK(cudaStreamWaitEvent(relaxed.stream, event, 0) == cudaErrorStreamCaptureIsolation);
+        CHECK(reported("from outside the capture") && !relaxed.survives());
+    }
+    {
+        Captured one(cudaStreamCaptureModeRelaxed), other(cudaStreamCaptureModeRelaxed);
+        CHECK(cudaEventRecord(event, one.stream) == cudaSuccess);
+        CHECK(cudaStreamWaitEvent(other.stream, event, 0) == cudaErrorStreamCaptureMerge);
+        CHECK(reported("two captures") && !one.survives() && !other.survives());
+    }
+    CHECK(cudaEventDestroy(event) == cudaSuccess);
+    cudaGetLastError();
+}
+
+/* A stream that becomes part of a capture is waited for by the first one, or the capture has no graph. */
+static void captured_streams_are_joined() {
+    cudaStream_t other;
+    cudaEvent_t forked, done;
+    CHECK(!cudaStreamCreateWithFlags(&other, cudaStreamNonBlocking) && !cudaEventCreate(&forked) &&
+          !cudaEventCreate(&done));
+    for (int late = 0; late < 3; late++) { /* work on the other stream before the join, after it too, or none */
+        Captured relaxed(cudaStreamCaptureModeRelaxed);
+        CHECK(!cudaEventRecord(forked, relaxed.stream) && !cudaStreamWaitEvent(other, forked, 0));
+        if (late < 2) launch_add(relaxed.memory, relaxed.memory, 0.0f, kCount, other);
+        CHECK(!cudaEventRecord(done, other) && !cudaStreamWaitEvent(relaxed.stream, done, 0));
+        if (late != 1) {
+            CHECK(relaxed.survives());
+            continue;
+        }
+        cudaGraph_t graph;
+        launch_add(relaxed.memory, relaxed.memory, 0.0f, kCount, other);
+        CHECK(cudaStreamEndCapture(relaxed.stream, &graph) == cudaErrorStreamCaptureUnjoined && !graph);
+        CHECK(reported("no stream waits for work of another captured stream"));
+    }
+    CHECK(!cudaEventDestroy(forked) && !cudaEventDestroy(done) && !cudaStreamDestroy(other));
+    cudaGetLastError();
+}
+
+/* External events connect replays with streams: each replay waits for the last record of one, and records another. */
+static void external_events_order_replays() {
+    float *x = device_array(1.0f), *y = device_array(0.0f);
+    cudaStream_t stream, before, after;
+    cudaEvent_t begin, end;
+    cudaGraph_t graph;
+    cudaGraphExec_t exec;
+    CHECK(!cudaStreamCreate(&stream) && !cudaStreamCreateWithFlags(&before, cudaStreamNonBlocking) &&
+          !cudaStreamCreateWithFlags(&after, cudaStreamNonBlocking) && !cudaEventCreate(&begin) &&
+          !cudaEventCreate(&end));
+    CHECK(cudaStreamBeginCapture(stream, cudaStreamCaptureModeGlobal) == cudaSuccess);
+    CHECK(cudaStreamWaitEvent(stream, begin, cudaEventWaitExternal) == cudaSuccess);
+    launch_add(y, x, 10.0f, kCount, stream);
+    CHECK(cudaEventRecordWithFlags(end, stream, cudaEventRecordExternal) == cudaSuccess);
+    CHECK(cudaStreamEndCapture(stream, &graph) == cudaSuccess);
+    CHECK(cudaGraphInstantiate(&exec, graph, 0) == cudaSuccess);
+    for (const emu_streams mode : { EMU_LAZY, EMU_LAZY_REVERSE }) {
+        emu_set_streams(mode);
+        launch_add(x, x, 1.0f, kCount, before);
+        cudaEventRecord(begin, before);
+        CHECK(cudaGraphLaunch(exec, stream) == cudaSuccess);
+        CHECK(cudaEventQuery(end) == cudaErrorNotReady);
+        CHECK(cudaStreamWaitEvent(after, end, 0) == cudaSuccess);
+        launch_add(y, y, 100.0f, kCount, after);
+        CHECK(cudaStreamSynchronize(after) == cudaSuccess && cudaEventQuery(end) == cudaSuccess);
+        CHECK(first_of(y) == (mode == EMU_LAZY ? 112.0f : 113.0f));
+    }
+    emu_set_streams(EMU_EAGER);
+    CHECK(!cudaGraphExecDestroy(exec) && !cudaGraphDestroy(graph) && !cudaEventDestroy(begin) &&
+          !cudaEventDestroy(end));
+    CHECK(!cudaStreamDestroy(stream) && !cudaStreamDestroy(before) && !cudaStreamDestroy(after));
+    CHECK(!cudaFree(x) && !cudaFree(y));
+}
+
+/* ---- several devices ---- */
+
+static void each_thread_has_a_current_device() {
+    int device = -1;
+    CHECK(cudaSetDevice(2) == cudaSuccess);
+    elsewhere([] {
+        int own = -1;
+        CHECK(cudaGetDevice(&own) == cudaSuccess && own == 0);
+        CHECK(cudaSetDevice(3) == cudaSuccess);
+    });
+    CHECK(cudaGetDevice(&device) == cudaSuccess && device == 2);
+    CHECK(cudaSetDevice(0) == cudaSuccess);
+}
+
+static void events_belong_to_a_device() {
+    cudaStream_t here, there;
+    cudaEvent_t event;
+    CHECK(!cudaStreamCreate(&here) && !cudaEventCreate(&event) && !cudaSetDevice(1) && !cudaStreamCreate(&there));
+    CHECK(cudaEventRecord(event, there) == cudaErrorInvalidResourceHandle);
+    CHECK(reported("the event is of device 0, the stream of device 1"));
+    CHECK(cudaEventRecord(event, nullptr) == cudaErrorInvalidResourceHandle && reported("of device 1"));
+    CHECK(cudaEventRecord(event, here) == cudaSuccess); /* whatever the current device is */
+    CHECK(cudaStreamWaitEvent(there, event, 0) == cudaSuccess && cudaEventSynchronize(event) == cudaSuccess);
+    CHECK(!cudaSetDevice(0) && !cudaStreamDestroy(here) && !cudaStreamDestroy(there) && !cudaEventDestroy(event));
+    cudaGetLastError();
+}
+
+static void peer_access_can_be_absent() {
+    int can = -1;
+    CHECK(cudaDeviceCanAccessPeer(&can, 0, 1) == cudaSuccess && can == 1);
+    emu_set_peer_access(0);
+    CHECK(cudaDeviceCanAccessPeer(&can, 0, 1) == cudaSuccess && can == 0);
+    CHECK(cudaDeviceEnablePeerAccess(1, 0) == cudaErrorPeerAccessUnsupported);
+    emu_set_peer_access(1);
+    CHECK(cudaDeviceEnablePeerAccess(1, 0) == cudaSuccess && cudaDeviceDisablePeerAccess(1) == cudaSuccess);
     cudaGetLastError();
 }
 
@@ -370,6 +602,14 @@ void stream_tests() {
     test("streams keep their order", streams_keep_their_order);
     test("lazy streams wait for somebody", lazy_streams_wait_for_somebody);
     test("graphs replay", graphs_replay);
+    test("a capture forbids unsafe calls", captures_forbid_unsafe_calls);
+    test("a captured stream is not waited for", captured_streams_are_not_waited_for);
+    test("events do not leave a capture", events_do_not_leave_a_capture);
+    test("captured streams are joined", captured_streams_are_joined);
+    test("external events order replays", external_events_order_replays);
+    test("each thread has a current device", each_thread_has_a_current_device);
+    test("events belong to a device", events_belong_to_a_device);
+    test("peer access can be absent", peer_access_can_be_absent);
     test("another process opens memory", another_process_opens_memory);
     test("the seal refuses", the_seal_refuses);
     test("each call can fail", each_call_can_fail);

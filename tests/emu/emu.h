@@ -132,12 +132,17 @@ void snapshot_end();                       /* restores the first result */
 
 /* ---- kernels (exec.cpp) ---- */
 
+namespace ptx {
+struct Function;
+}
+
 struct Launch {
     dim3 grid, block, cluster;
     size_t dynamic_bytes;
     int device;
     bool comparable;
     std::shared_ptr<emu_kernel_call> call; /* owns the arguments */
+    ptx::Function *ptx = nullptr;          /* for tests of the interpreter: what runs instead */
 };
 
 /* Runs the grid; false after a failure that ends it. */

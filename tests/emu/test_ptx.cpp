@@ -1,0 +1,547 @@
+/* Tests of the PTX interpreter: each opcode on small texts written by hand, with values worked out from PTX's manual. A row has
+ * a few statements between a prologue and an epilogue; every lane runs them, in a whole warp and in a part of one. */
+#include "test.h"
+#include "exec.h"
+#include "ptx.h"
+
+#include <math.h>
+#include <string.h>
+
+#if defined(EMU_CHECK)
+
+void ptx_tests() {
+    skip("ptx", "the checker sees compiled kernels only");
+}
+
+#else
+
+using namespace emu;
+
+/* ---- running a text ---- */
+
+typedef std::vector<uint64_t> Values;
+
+struct Shape {
+    unsigned blocks, threads, cluster;
+    size_t dynamic_bytes;
+};
+
+static void give_pointers(const void *pointers, void (*take)(void *, const void *, size_t), void *user) {
+    for (const uint64_t pointer : *static_cast<const Values *>(pointers)) take(user, &pointer, 8);
+}
+
+static void keep(void *) {
+}
+
+/* The result letter says which register holds the result: %h0, %r0, %x0, %f0, %d0 or %p0. Inputs are in the registers with
+ * numbers 1 to 3, as bits; %t0 is the thread's number in the grid, %a0 and %a1 point to the inputs and the outputs. */
+static std::string text_of(const char *before, const char *body, char result) {
+    std::string text = ".version 8.0\n.target sm_90\n.address_size 64\n";
+    text += before;
+    text += "\n.visible .entry row(.param .u64 in, .param .u64 out)\n{\n"
+            ".reg .pred %p<8>; .reg .b16 %h<8>; .reg .b32 %r<16>; .reg .f32 %f<8>; .reg .f64 %d<8>; .reg .b64 %x<16>;\n"
+            ".reg .b64 %a<4>; .reg .b32 %t<4>;\n"
+            "ld.param.u64 %a0, [in]; ld.param.u64 %a1, [out];\n"
+            "mov.u32 %t1, %ctaid.x; mov.u32 %t2, %ntid.x; mov.u32 %t3, %tid.x; mad.lo.u32 %t0, %t1, %t2, %t3;\n";
+    for (const char *i : { "1", "2", "3" }) {
+        const std::string n = i;
+        text += "ld.global.u64 %x" + n + ", [%a0+" + std::to_string(8 * (n[0] - '1')) + "]; cvt.u32.u64 %r" + n + ", %x" + n +
+                "; cvt.u16.u64 %h" + n + ", %x" + n + "; mov.b32 %f" + n + ", %r" + n + "; mov.b64 %d" + n + ", %x" + n +
+                "; setp.ne.u64 %p" + n + ", %x" + n + ", 0;\n";
+    }
+    text += body;
+    text += ";\n";
+    if (result == 'h') text += "cvt.u64.u16 %x0, %h0;\n";
+    if (result == 'f') text += "mov.b32 %r0, %f0;\n";
+    if (result == 'r' || result == 'f') text += "cvt.u64.u32 %x0, %r0;\n";
+    if (result == 'd') text += "mov.b64 %x0, %d0;\n";
+    if (result == 'p') text += "selp.u64 %x0, 1, 0, %p0;\n";
+    return text + "mul.wide.u32 %a2, %t0, 8; add.s64 %a2, %a1, %a2; st.global.u64 [%a2], %x0; ret;\n}\n";
+}
+
+/* The output of every thread; empty after a failure. */
+static Values run_text(const std::string &text, const Values &inputs, const Shape &shape) {
+    ptx::Function *kernel = ptx::kernel_of_text(text.c_str(), "row");
+    if (!kernel) return {};
+    const size_t threads = (size_t)shape.blocks * shape.threads;
+    Values outputs(threads), *pointers = new Values(2);
+    void *in = nullptr, *out = nullptr;
+    cudaMalloc(&in, inputs.size() * 8);
+    cudaMalloc(&out, threads * 8);
+    cudaMemcpy(in, inputs.data(), inputs.size() * 8, cudaMemcpyHostToDevice);
+    *pointers = { (uint64_t)(uintptr_t)in, (uint64_t)(uintptr_t)out };
+    Launch launch;
+    launch.grid = shape.blocks;
+    launch.block = shape.threads;
+    launch.cluster = shape.cluster;
+    launch.dynamic_bytes = shape.dynamic_bytes;
+    launch.device = 0;
+    launch.comparable = true;
+    launch.call = std::make_shared<emu_kernel_call>();
+    *launch.call = { nullptr, nullptr, keep, pointers, 16, give_pointers };
+    launch.ptx = kernel;
+    Lock lock(big_lock);
+    const bool ok = execute(launch);
+    cudaMemcpy(outputs.data(), out, threads * 8, cudaMemcpyDeviceToHost);
+    cudaFree(in);
+    cudaFree(out);
+    delete pointers;
+    return ok ? outputs : Values();
+}
+
+static std::string reports() {
+    char text[2000] = "";
+    emu_take_reports(text, sizeof text);
+    return text;
+}
+
+static std::string hexadecimal(uint64_t value) {
+    char text[32];
+    snprintf(text, sizeof text, "0x%llx", (unsigned long long)value);
+    return text;
+}
+
+/* ---- one value ---- */
+
+struct Row {
+    char result;
+    const char *body;
+    uint64_t a, b, c, expected;
+};
+
+static uint64_t F(float x) {
+    return ptx::bits_of(x);
+}
+static uint64_t D(double x) {
+    return ptx::bits_of(x);
+}
+static const uint64_t nan32 = 0x7fffffff, qnan64 = 0x7ff8000000000000, least64 = 0x8000000000000000;
+
+static const Row &row_at(size_t index) {
+    static const Row rows[] = {
+        /* Integers wrap around, or do not. */
+        { 'r', "add.s32 %r0, %r1, %r2", 0x7fffffff, 1, 0, 0x80000000 },
+        { 'r', "add.sat.s32 %r0, %r1, %r2", 0x7fffffff, 1, 0, 0x7fffffff },
+        { 'r', "sub.sat.s32 %r0, %r1, %r2", 0x80000000, 1, 0, 0x80000000 },
+        { 'h', "add.s16 %h0, %h1, %h2", 0xffff, 2, 0, 1 },
+        { 'x', "add.s64 %x0, %x1, -3", 1, 0, 0, (uint64_t)-2 },
+        { 'r', "sub.u32 %r0, %r1, %r2", 1, 2, 0, 0xffffffff },
+        { 'x', "sub.s64 %x0, %x1, %x2", 1, 2, 0, (uint64_t)-1 },
+        { 'r', "mul.lo.s32 %r0, %r1, %r2", 0x10001, 0x10001, 0, 0x20001 },
+        { 'h', "mul.lo.s16 %h0, %h1, %h2", 0xffff, 0xffff, 0, 1 },
+        { 'x', "mul.lo.s64 %x0, %x1, %x2", 0x100000001, 0x100000001, 0, 0x200000001 },
+        { 'r', "mul.hi.s32 %r0, %r1, %r2", (uint32_t)-1, 2, 0, 0xffffffff },
+        { 'r', "mul.hi.u32 %r0, %r1, %r2", 0xffffffff, 2, 0, 1 },
+        { 'x', "mul.hi.u64 %x0, %x1, %x2", (uint64_t)-1, 2, 0, 1 },
+        { 'x', "mul.hi.s64 %x0, %x1, %x2", (uint64_t)-1, 2, 0, (uint64_t)-1 },
+        { 'x', "mul.wide.s32 %x0, %r1, %r2", (uint32_t)-3, 5, 0, (uint64_t)-15 },
+        { 'x', "mul.wide.u32 %x0, %r1, %r2", 0xffffffff, 0xffffffff, 0, 0xfffffffe00000001 },
+        { 'r', "mul.wide.u16 %r0, %h1, %h2", 0xffff, 0xffff, 0, 0xfffe0001 },
+        { 'r', "mul.wide.s16 %r0, %h1, %h2", 0xffff, 2, 0, 0xfffffffe },
+        { 'r', "mad.lo.s32 %r0, %r1, %r2, %r3", 3, 5, (uint32_t)-16, 0xffffffff },
+        { 'r', "mad.hi.u32 %r0, %r1, %r2, %r3", 0xffffffff, 0xffffffff, 1, 0xffffffff },
+        { 'x', "mad.wide.s32 %x0, %r1, %r2, %x3", (uint32_t)-3, 5, 16, 1 },
+        { 'x', "mad.wide.u32 %x0, %r1, %r2, %x3", 0xffffffff, 2, 1, 0x1ffffffff },
+        { 'x', "mad.lo.s64 %x0, %x1, %x2, %x3", 3, 5, 16, 31 },
+        { 'r', "div.s32 %r0, %r1, %r2", (uint32_t)-7, 2, 0, (uint32_t)-3 },
+        { 'r', "div.u32 %r0, %r1, %r2", 7, 2, 0, 3 },
+        { 'r', "div.u32 %r0, %r1, %r2", 7, 0, 0, 0xffffffff },
+        { 'x', "div.s64 %x0, %x1, %x2", least64, (uint64_t)-1, 0, least64 },
+        { 'x', "div.u64 %x0, %x1, %x2", (uint64_t)-1, 16, 0, 0x0fffffffffffffff },
+        { 'r', "rem.s32 %r0, %r1, %r2", (uint32_t)-7, 2, 0, (uint32_t)-1 },
+        { 'r', "rem.u32 %r0, %r1, %r2", 7, 4, 0, 3 },
+        { 'x', "rem.s64 %x0, %x1, %x2", (uint64_t)-7, 4, 0, (uint64_t)-3 },
+        { 'r', "neg.s32 %r0, %r1", 0x80000000, 0, 0, 0x80000000 },
+        { 'x', "neg.s64 %x0, %x1", 5, 0, 0, (uint64_t)-5 },
+        { 'r', "abs.s32 %r0, %r1", (uint32_t)-5, 0, 0, 5 },
+        { 'x', "abs.s64 %x0, %x1", (uint64_t)-5, 0, 0, 5 },
+        { 'r', "min.s32 %r0, %r1, %r2", (uint32_t)-1, 1, 0, 0xffffffff },
+        { 'r', "min.u32 %r0, %r1, %r2", (uint32_t)-1, 1, 0, 1 },
+        { 'r', "max.s32 %r0, %r1, %r2", (uint32_t)-1, 1, 0, 1 },
+        { 'r', "max.u32 %r0, %r1, %r2", (uint32_t)-1, 1, 0, 0xffffffff },
+        { 'x', "min.s64 %x0, %x1, %x2", (uint64_t)-1, 1, 0, (uint64_t)-1 },
+        { 'x', "max.s64 %x0, %x1, %x2", (uint64_t)-1, 1, 0, 1 },
+        { 'h', "max.u16 %h0, %h1, %h2", 0xffff, 1, 0, 0xffff },
+        /* Bits. */
+        { 'r', "and.b32 %r0, %r1, %r2", 0xff00ff00, 0xf0f0f0f0, 0, 0xf000f000 },
+        { 'r', "or.b32 %r0, %r1, %r2", 0xff00ff00, 0xf0f0f0f0, 0, 0xfff0fff0 },
+        { 'x', "xor.b64 %x0, %x1, %x2", 0xff, 0xf0, 0, 0x0f },
+        { 'h', "and.b16 %h0, %h1, %h2", 0xff0f, 0x0ff0, 0, 0x0f00 },
+        { 'r', "not.b32 %r0, %r1", 0xff, 0, 0, 0xffffff00 },
+        { 'x', "not.b64 %x0, %x1", 0xff, 0, 0, ~(uint64_t)0xff },
+        { 'r', "shl.b32 %r0, %r1, %r2", 3, 31, 0, 0x80000000 },
+        { 'r', "shl.b32 %r0, %r1, %r2", 3, 32, 0, 0 },
+        { 'x', "shl.b64 %x0, %x1, %r2", 3, 63, 0, least64 },
+        { 'x', "shl.b64 %x0, %x1, %r2", 3, 64, 0, 0 },
+        { 'r', "shr.u32 %r0, %r1, %r2", 0x80000000, 31, 0, 1 },
+        { 'r', "shr.s32 %r0, %r1, %r2", 0x80000000, 40, 0, 0xffffffff },
+        { 'x', "shr.s64 %x0, %x1, %r2", least64, 63, 0, (uint64_t)-1 },
+        { 'x', "shr.u64 %x0, %x1, %r2", least64, 64, 0, 0 },
+        { 'h', "shr.u16 %h0, %h1, %r2", 0x8000, 15, 0, 1 },
+        { 'h', "shr.s16 %h0, %h1, %r2", 0x8000, 15, 0, 0xffff },
+        { 'r', "popc.b32 %r0, %r1", 0xf0f0f0f0, 0, 0, 16 },
+        { 'r', "popc.b64 %r0, %x1", (uint64_t)-1, 0, 0, 64 },
+        { 'r', "clz.b32 %r0, %r1", 0, 0, 0, 32 },
+        { 'r', "clz.b64 %r0, %x1", 1, 0, 0, 63 },
+        { 'r', "brev.b32 %r0, %r1", 1, 0, 0, 0x80000000 },
+        { 'x', "brev.b64 %x0, %x1", 2, 0, 0, 0x4000000000000000 },
+        { 'r', "bfind.u32 %r0, %r1", 0x00f0, 0, 0, 7 },
+        { 'r', "bfind.s32 %r0, %r1", (uint32_t)-1, 0, 0, 0xffffffff },
+        { 'r', "bfe.u32 %r0, %r1, 8, 8", 0x12345678, 0, 0, 0x56 },
+        { 'r', "bfe.s32 %r0, %r1, 4, 4", 0x000000f0, 0, 0, 0xffffffff },
+        { 'x', "bfe.u64 %x0, %x1, 60, 8", 0xf000000000000000, 0, 0, 0xf },
+        { 'r', "bfi.b32 %r0, %r1, %r2, 8, 4", 0xff, 0, 0, 0xf00 },
+        { 'x', "bfi.b64 %x0, %x1, %x2, 32, 32", 0x89abcdef, 0x01234567, 0, 0x89abcdef01234567 },
+        { 'x', "bfi.b64 %x0, %x1, %x2, 0, 64", 7, 9, 0, 7 },
+        { 'r', "prmt.b32 %r0, %r1, %r2, 4180", 0x33221100, 0x77665544, 0, 0x11005544 },
+        { 'r', "prmt.b32 %r0, %r1, %r2, 0x000c", 0, 0x00000080, 0, 0x000000ff },
+        { 'r', "bmsk.clamp.b32 %r0, %r1, %r2", 4, 8, 0, 0xff0 },
+        { 'r', "shf.l.wrap.b32 %r0, %r1, %r2, 8", 0x11223344, 0x55667788, 0, 0x66778811 },
+        { 'r', "shf.r.wrap.b32 %r0, %r1, %r2, 40", 0x11223344, 0x55667788, 0, 0x88112233 },
+        { 'r', "shf.r.clamp.b32 %r0, %r1, %r2, 40", 0x11223344, 0x55667788, 0, 0x55667788 },
+        { 'r', "shf.l.clamp.b32 %r0, %r1, %r2, 40", 0x11223344, 0x55667788, 0, 0x11223344 },
+        { 'r', "lop3.b32 %r0, %r1, %r2, %r3, 0x96", 0xf0, 0xcc, 0xaa, 0x96 },
+        /* Floating point: each rounding, NaN, signs of zero. */
+        { 'f', "add.f32 %f0, %f1, %f2", F(1), F(0x1p-24f), 0, F(1) },
+        { 'f', "add.rn.f32 %f0, %f1, %f2", F(1), F(0x1.000002p-24f), 0, F(1.0000001f) },
+        { 'f', "add.rz.f32 %f0, %f1, %f2", F(1), F(0x1.8p-24f), 0, F(1) },
+        { 'f', "add.rp.f32 %f0, %f1, %f2", F(1), F(0x1p-40f), 0, F(1.0000001f) },
+        { 'f', "sub.rm.f32 %f0, %f1, %f2", F(1), F(0x1p-40f), 0, F(0x1.fffffep-1f) },
+        { 'f', "sub.rn.f32 %f0, %f1, %f2", F(INFINITY), F(INFINITY), 0, nan32 },
+        { 'f', "mul.rn.f32 %f0, %f1, %f2", F(1.5f), F(-2), 0, F(-3) },
+        { 'f', "mul.ftz.f32 %f0, %f1, %f2", F(0x1p-100f), F(-0x1p-30f), 0, F(-0.0f) },
+        { 'f', "mul.f32 %f0, %f1, %f2", F(0x1p-100f), F(0x1p-30f), 0, F(0x1p-130f) },
+        { 'f', "mul.rz.f32 %f0, %f1, %f2", F(0x1.000002p0f), F(0x1.000002p0f), 0, F(0x1.000004p0f) },
+        { 'f', "add.sat.f32 %f0, %f1, %f2", F(1), F(1), 0, F(1) },
+        { 'f', "fma.rn.f32 %f0, %f1, %f2, %f3", F(0x1.000002p0f), F(0x1.000002p0f), F(-0x1.000004p0f), F(0x1p-46f) },
+        { 'f', "fma.rm.f32 %f0, %f1, %f2, %f3", F(1), F(1), F(-0x1p-40f), F(0x1.fffffep-1f) },
+        { 'f', "div.rn.f32 %f0, %f1, %f2", F(1), F(3), 0, F(1.0f / 3) },
+        { 'f', "div.rz.f32 %f0, %f1, %f2", F(1), F(3), 0, F(0x1.555554p-2f) },
+        { 'f', "div.full.f32 %f0, %f1, %f2", F(6), F(3), 0, F(2) },
+        { 'f', "neg.f32 %f0, %f1", F(0), 0, 0, F(-0.0f) },
+        { 'f', "abs.f32 %f0, %f1", F(-2), 0, 0, F(2) },
+        { 'f', "min.f32 %f0, %f1, %f2", F(0), F(-0.0f), 0, F(-0.0f) },
+        { 'f', "max.f32 %f0, %f1, %f2", F(-0.0f), F(0), 0, F(0) },
+        { 'f', "max.f32 %f0, %f1, %f2", F(NAN), F(2), 0, F(2) },
+        { 'f', "min.f32 %f0, %f1, %f2", F(NAN), F(NAN), 0, nan32 },
+        { 'f', "max.NaN.f32 %f0, %f1, %f2", F(NAN), F(2), 0, nan32 },
+        { 'f', "copysign.f32 %f0, %f1, %f2", F(-1), F(2), 0, F(-2) },
+        { 'f', "sqrt.rn.f32 %f0, %f1", F(2), 0, 0, F(1.41421356f) },
+        { 'f', "rcp.rn.f32 %f0, %f1", F(4), 0, 0, F(0.25f) },
+        { 'f', "rcp.approx.ftz.f32 %f0, %f1", F(0x1p-130f), 0, 0, F(INFINITY) },
+        { 'f', "rsqrt.approx.f32 %f0, %f1", F(4), 0, 0, F(0.5f) },
+        { 'f', "ex2.approx.ftz.f32 %f0, %f1", F(-3), 0, 0, F(0.125f) },
+        { 'f', "ex2.approx.ftz.f32 %f0, %f1", F(-130), 0, 0, F(0) },
+        { 'f', "ex2.approx.f32 %f0, %f1", F(-130), 0, 0, F(0x1p-130f) },
+        { 'f', "lg2.approx.ftz.f32 %f0, %f1", F(0x1p-130f), 0, 0, F(-INFINITY) },
+        { 'f', "lg2.approx.f32 %f0, %f1", F(8), 0, 0, F(3) },
+        { 'f', "sin.approx.f32 %f0, %f1", F(0), 0, 0, F(0) },
+        { 'f', "cos.approx.f32 %f0, %f1", F(0), 0, 0, F(1) },
+        { 'f', "tanh.approx.f32 %f0, %f1", F(0), 0, 0, F(0) },
+        { 'd', "add.f64 %d0, %d1, %d2", D(1), D(2), 0, D(3) },
+        { 'd', "add.rp.f64 %d0, %d1, %d2", D(1), D(0x1p-80), 0, D(0x1.0000000000001p0) },
+        { 'd', "sub.rn.f64 %d0, %d1, %d2", D(1), D(3), 0, D(-2) },
+        { 'd', "mul.rn.f64 %d0, %d1, %d2", D(1.5), D(2), 0, D(3) },
+        { 'd', "fma.rn.f64 %d0, %d1, %d2, %d3", D(0x1.0000000000001p0), D(0x1.0000000000001p0), D(-0x1.0000000000002p0), D(0x1p-104) },
+        { 'd', "div.rn.f64 %d0, %d1, %d2", D(1), D(3), 0, D(1.0 / 3) },
+        { 'd', "min.f64 %d0, %d1, %d2", D(NAN), D(2), 0, D(2) },
+        { 'd', "max.f64 %d0, %d1, %d2", D(1), D(2), 0, D(2) },
+        { 'd', "neg.f64 %d0, %d1", D(1), 0, 0, D(-1) },
+        { 'd', "abs.f64 %d0, %d1", D(-1), 0, 0, D(1) },
+        { 'd', "sqrt.rn.f64 %d0, %d1", D(9), 0, 0, D(3) },
+        { 'd', "rcp.rn.f64 %d0, %d1", D(8), 0, 0, D(0.125) },
+        { 'd', "rcp.approx.ftz.f64 %d0, %d1", D(3), 0, 0, D(1.0 / 3) & 0xffffffff00000000 },
+        /* Two halves in a register, and one. */
+        { 'r', "add.rn.f16x2 %r0, %r1, %r2", 0x3c004000, 0x3c003c00, 0, 0x40004200 },
+        { 'r', "fma.rn.f16x2 %r0, %r1, %r2, %r3", 0x40004000, 0x3c004000, 0x3c003c00, 0x42004500 },
+        { 'r', "mul.rn.bf16x2 %r0, %r1, %r2", 0x3f804000, 0x40004000, 0, 0x40004080 },
+        { 'r', "max.bf16x2 %r0, %r1, %r2", 0x3f80ffff, 0x40003f80, 0, 0x40003f80 },
+        { 'r', "max.NaN.bf16x2 %r0, %r1, %r2", 0x3f80ffff, 0x40003f80, 0, 0x40007fff },
+        { 'r', "min.f16x2 %r0, %r1, %r2", 0x3c00c000, 0x4000bc00, 0, 0x3c00c000 },
+        { 'r', "neg.bf16x2 %r0, %r1", 0x3f80c000, 0, 0, 0xbf804000 },
+        { 'r', "abs.f16x2 %r0, %r1", 0xbc004000, 0, 0, 0x3c004000 },
+        { 'h', "sub.rn.f16 %h0, %h1, %h2", 0x4000, 0x3c00, 0, 0x3c00 },
+        { 'h', "fma.rn.bf16 %h0, %h1, %h2, %h3", 0x4000, 0x4000, 0x3f80, 0x40a0 },
+        /* Comparison and choice. */
+        { 'p', "setp.lt.s32 %p0, %r1, %r2", (uint32_t)-1, 1, 0, 1 },
+        { 'p', "setp.lt.u32 %p0, %r1, %r2", (uint32_t)-1, 1, 0, 0 },
+        { 'p', "setp.hi.u32 %p0, %r1, %r2", (uint32_t)-1, 1, 0, 1 },
+        { 'p', "setp.ge.s64 %p0, %x1, %x2", 5, 5, 0, 1 },
+        { 'p', "setp.eq.s16 %p0, %h1, %h2", 0x10005, 5, 0, 1 },
+        { 'p', "setp.gt.s16 %p0, %h1, -1", 0, 0, 0, 1 },
+        { 'p', "setp.ne.b32 %p0, %r1, %r2", 5, 5, 0, 0 },
+        { 'p', "setp.eq.f32 %p0, %f1, %f2", F(NAN), F(NAN), 0, 0 },
+        { 'p', "setp.ne.f32 %p0, %f1, %f2", F(NAN), F(1), 0, 0 },
+        { 'p', "setp.neu.f32 %p0, %f1, %f2", F(NAN), F(1), 0, 1 },
+        { 'p', "setp.equ.f32 %p0, %f1, %f2", F(NAN), F(1), 0, 1 },
+        { 'p', "setp.leu.f32 %p0, %f1, %f2", F(2), F(1), 0, 0 },
+        { 'p', "setp.ltu.f64 %p0, %d1, %d2", D(NAN), D(1), 0, 1 },
+        { 'p', "setp.geu.f64 %p0, %d1, %d2", D(1), D(1), 0, 1 },
+        { 'p', "setp.gtu.f32 %p0, %f1, %f2", F(1), F(1), 0, 0 },
+        { 'p', "setp.nan.f32 %p0, %f1, %f2", F(1), F(NAN), 0, 1 },
+        { 'p', "setp.num.f64 %p0, %d1, %d2", D(1), D(1), 0, 1 },
+        { 'p', "setp.eq.and.s32 %p0, %r1, %r2, !%p3", 5, 5, 0, 1 },
+        { 'p', "setp.eq.or.s32 %p4|%p0, %r1, %r2, %p3", 5, 5, 0, 0 },
+        { 'p', "setp.eq.xor.s32 %p0, %r1, %r2, %p3", 5, 5, 1, 0 },
+        { 'p', "and.pred %p0, %p1, %p2", 1, 0, 0, 0 },
+        { 'p', "or.pred %p0, %p1, %p2", 1, 0, 0, 1 },
+        { 'p', "xor.pred %p0, %p1, %p2", 1, 1, 0, 0 },
+        { 'p', "not.pred %p0, %p1", 1, 0, 0, 0 },
+        { 'p', "mov.pred %p0, %p1", 1, 0, 0, 1 },
+        { 'p', "mov.pred %p0, -1", 0, 0, 0, 1 },
+        { 'r', "selp.b32 %r0, %r1, %r2, %p3", 7, 9, 1, 7 },
+        { 'd', "selp.f64 %d0, %d1, %d2, %p3", D(1), D(2), 0, D(2) },
+        { 'r', "mov.u32 %r0, 5; @%p1 mov.u32 %r0, 6; @!%p1 add.s32 %r0, %r0, 10", 0, 0, 0, 15 },
+        /* Conversions. */
+        { 'x', "cvt.s64.s32 %x0, %r1", 0x80000000, 0, 0, 0xffffffff80000000 },
+        { 'x', "cvt.u64.u32 %x0, %r1", 0xffffffff80000000, 0, 0, 0x80000000 },
+        { 'r', "cvt.u32.u64 %r0, %x1", 0x1234567890, 0, 0, 0x34567890 },
+        { 'r', "cvt.s32.s8 %r0, %r1", 0x180, 0, 0, 0xffffff80 },
+        { 'r', "cvt.u32.u8 %r0, %r1", 0x180, 0, 0, 0x80 },
+        { 'r', "cvt.s32.s16 %r0, %h1", 0x8000, 0, 0, 0xffff8000 },
+        { 'h', "cvt.u16.u32 %h0, %r1", 0x12345, 0, 0, 0x2345 },
+        { 'r', "cvt.sat.s8.s32 %r0, %r1", 1000, 0, 0, 127 },
+        { 'r', "cvt.sat.u8.s32 %r0, %r1", (uint32_t)-5, 0, 0, 0 },
+        { 'f', "cvt.rn.f32.s32 %f0, %r1", 0x7fffffff, 0, 0, F(0x1p31f) },
+        { 'f', "cvt.rz.f32.s32 %f0, %r1", 0x7fffffff, 0, 0, F(0x1.fffffep30f) },
+        { 'f', "cvt.rn.f32.u64 %f0, %x1", (uint64_t)-1, 0, 0, F(0x1p64f) },
+        { 'f', "cvt.rn.f32.u16 %f0, %h1", 0xffff, 0, 0, F(65535) },
+        { 'd', "cvt.rn.f64.s64 %d0, %x1", (uint64_t)-3, 0, 0, D(-3) },
+        { 'd', "cvt.rn.f64.u64 %d0, %x1", least64, 0, 0, D(0x1p63) },
+        { 'd', "cvt.f64.f32 %d0, %f1", F(1.5f), 0, 0, D(1.5) },
+        { 'f', "cvt.rn.f32.f64 %f0, %d1", D(1 + 0x1p-24), 0, 0, F(1) },
+        { 'f', "cvt.rp.f32.f64 %f0, %d1", D(1 + 0x1p-24), 0, 0, F(1.0000001f) },
+        { 'f', "cvt.sat.f32.f32 %f0, %f1", F(NAN), 0, 0, F(0) },
+        { 'f', "cvt.rmi.f32.f32 %f0, %f1", F(-1.5f), 0, 0, F(-2) },
+        { 'd', "cvt.rni.f64.f64 %d0, %d1", D(2.5), 0, 0, D(2) },
+        { 'd', "cvt.rpi.f64.f64 %d0, %d1", D(2.25), 0, 0, D(3) },
+        { 'r', "cvt.rzi.s32.f32 %r0, %f1", F(-2.75f), 0, 0, (uint32_t)-2 },
+        { 'r', "cvt.rni.s32.f32 %r0, %f1", F(3.5f), 0, 0, 4 },
+        { 'r', "cvt.rzi.u32.f32 %r0, %f1", F(-1), 0, 0, 0 },
+        { 'r', "cvt.rzi.s32.f32 %r0, %f1", F(1e20f), 0, 0, 0x7fffffff },
+        { 'r', "cvt.rzi.s32.f32 %r0, %f1", F(NAN), 0, 0, 0 },
+        { 'r', "cvt.rzi.s32.f64 %r0, %d1", qnan64, 0, 0, 0x80000000 },
+        { 'x', "cvt.rmi.s64.f64 %x0, %d1", D(-1.5), 0, 0, (uint64_t)-2 },
+        { 'x', "cvt.rpi.s64.f64 %x0, %d1", D(-1.5), 0, 0, (uint64_t)-1 },
+        { 'x', "cvt.rzi.u64.f64 %x0, %d1", D(0x1p63), 0, 0, least64 },
+        { 'x', "cvt.rzi.s64.f64 %x0, %d1", D(-INFINITY), 0, 0, least64 },
+        { 'r', "cvt.rn.bf16x2.f32 %r0, %f1, %f2", F(1), F(2), 0, 0x3f804000 },
+        { 'r', "cvt.rn.bf16x2.f32 %r0, %f1, %f2", 0x3f808000, 0x3f818000, 0, 0x3f803f82 },
+        { 'r', "cvt.rz.bf16x2.f32 %r0, %f1, %f2", 0x3f80ffff, 0x3f81ffff, 0, 0x3f803f81 },
+        { 'r', "cvt.rn.f16x2.f32 %r0, %f1, %f2", F(1), F(65520), 0, 0x3c007c00 },
+        { 'h', "cvt.rn.bf16.f32 %h0, %f1", F(NAN), 0, 0, 0x7fff },
+        { 'h', "cvt.rn.f16.f32 %h0, %f1", F(0x1p-24f), 0, 0, 1 },
+        { 'h', "cvt.rn.f16.f32 %h0, %f1", F(0x1p-25f), 0, 0, 0 },
+        { 'h', "cvt.rz.f16.f32 %h0, %f1", F(1e6f), 0, 0, 0x7bff },
+        { 'f', "cvt.f32.f16 %f0, %h1", 0x0001, 0, 0, F(0x1p-24f) },
+        { 'f', "cvt.f32.f16 %f0, %h1", 0xfc00, 0, 0, F(-INFINITY) },
+        { 'f', "cvt.f32.bf16 %f0, %h1", 0x3fc0, 0, 0, F(1.5f) },
+        /* Moves and parts. */
+        { 'x', "mov.b64 %x0, {%r1, %r2}", 0x11111111, 0x22222222, 0, 0x2222222211111111 },
+        { 'r', "mov.b32 %r0, {%h1, %h2}", 0x1111, 0x2222, 0, 0x22221111 },
+        { 'r', "mov.b64 {%r4, %r0}, %x1", 0x1122334455667788, 0, 0, 0x11223344 },
+        { 'h', "mov.b32 {%h0, %h4}, %r1", 0x11223344, 0, 0, 0x3344 },
+        { 'f', "mov.f32 %f0, 0f3FC00000", 0, 0, 0, F(1.5f) },
+        { 'd', "mov.f64 %d0, 0d3FF8000000000000", 0, 0, 0, D(1.5) },
+        { 'r', "mov.u32 %r0, %nctaid.x", 0, 0, 0, 1 },
+        { 'r', "{ .reg .b32 q; mov.b32 q, %r1; add.s32 %r0, q, 1; }", 6, 0, 0, 7 },
+    };
+    static const Row end = { 0, nullptr, 0, 0, 0, 0 };
+    return index < sizeof rows / sizeof rows[0] ? rows[index] : end;
+}
+
+static void check_row(const Row &row, unsigned threads) {
+    const Values outputs = run_text(text_of("", row.body, row.result), { row.a, row.b, row.c }, { 1, threads, 1, 0 });
+    const std::string said = reports();
+    CHECK_WITH(outputs.size() == threads && said.empty(), std::string(row.body) + ": " + said);
+    for (const uint64_t value : outputs)
+        if (value != row.expected) {
+            CHECK_WITH(false, std::string(row.body) + ": " + hexadecimal(value) + ", not " + hexadecimal(row.expected));
+            return;
+        }
+}
+
+static void check_rows() {
+    for (size_t i = 0; row_at(i).body; i++) {
+        check_row(row_at(i), 32);
+        check_row(row_at(i), 7);
+    }
+}
+
+/* ---- threads together ---- */
+
+struct Group {
+    const char *name, *before, *body;
+    char result;
+    Shape shape;
+    uint64_t (*expected)(unsigned thread);
+};
+
+static const char square[] =
+    ".func (.param .b32 got) square(.param .b32 of)\n{\n.reg .b32 %r<3>; ld.param.u32 %r1, [of]; mul.lo.s32 %r2, %r1, %r1;\n"
+    "st.param.b32 [got+0], %r2; ret;\n}\n"
+    ".func (.param .b64 both) sum_of_squares(.param .b32 a, .param .align 8 .b8 b[8])\n{\n"
+    ".reg .b32 %r<6>; .reg .b64 %x<3>;\nld.param.u32 %r1, [a]; ld.param.u32 %r2, [b+4];\n"
+    "{ .param .b32 param0; st.param.b32 [param0+0], %r1; .param .b32 retval0;\n"
+    "call.uni (retval0), square, (param0); ld.param.b32 %r3, [retval0+0]; }\n"
+    "{ .param .b32 param0; st.param.b32 [param0+0], %r2; .param .b32 retval0;\n"
+    "call.uni (retval0), square, (param0); ld.param.b32 %r4, [retval0+0]; }\n"
+    "add.s32 %r5, %r3, %r4; cvt.u64.u32 %x1, %r5; st.param.b64 [both+0], %x1; ret;\n}\n";
+
+static const char call_both[] =
+    "mov.u32 %r4, 1000; setp.gt.u32 %p4, %t0, 3; @%p4 bra CALL; mov.u64 %x0, 5; bra JOIN;\nCALL:\n"
+    "{ .param .b32 param0; st.param.b32 [param0+0], %t0; .param .align 8 .b8 param1[8]; st.param.b32 [param1+0], 99;\n"
+    "st.param.b32 [param1+4], %r4; .param .b64 retval0; call.uni (retval0), sum_of_squares, (param0, param1);\n"
+    "ld.param.b64 %x0, [retval0+0]; }\nJOIN:\nadd.s64 %x0, %x0, 1";
+
+static const char through_local[] =
+    ".local .align 8 .b8 depot[32]; .reg .b64 %SP, %SPL;\n"
+    "mov.u64 %SPL, depot; cvta.local.u64 %SP, %SPL; and.b32 %r4, %t0, 3; mul.wide.u32 %x4, %r4, 8;\n"
+    "add.s64 %x5, %SPL, %x4; add.s64 %x6, %SP, %x4; cvt.u64.u32 %x7, %t0; st.local.u64 [%x5], %x7; ld.u64 %x0, [%x6];\n"
+    "st.local.v2.u32 [depot+16], {%t0, %r4}; ld.local.u64 %x8, [depot+16]; shr.u64 %x8, %x8, 32; add.s64 %x0, %x0, %x8";
+
+static const char bulk_body[] =
+    "mov.u32 %r4, bar; setp.ne.u32 %p4, %t3, 0; @%p4 bra WAIT;\n"
+    "mbarrier.init.shared::cta.b64 [%r4], 1; fence.mbarrier_init.release.cluster;\n"
+    "mbarrier.arrive.expect_tx.shared::cta.b64 _, [%r4], 32; mov.u32 %r5, tile;\n"
+    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r5+16], [%a0+16], 16, [%r4];\n"
+    "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%r5], [%a0], 16, [%r4];\nWAIT:\nbar.sync 0;\nAGAIN:\n"
+    "mbarrier.try_wait.parity.shared::cta.b64 %p5, [%r4], 0; @!%p5 bra AGAIN;\n"
+    "and.b32 %r6, %t3, 3; mul.wide.u32 %x4, %r6, 8; mov.u64 %x5, tile; add.s64 %x4, %x4, %x5; ld.shared.u64 %x0, [%x4]";
+
+static const Group groups[] = {
+    { "shfl up", "", "shfl.sync.up.b32 %r0|%p4, %t0, 4, 0, -1; @!%p4 add.s32 %r0, %r0, 100", 'r', { 1, 32, 1, 0 },
+      [](unsigned t) -> uint64_t { return t >= 4 ? t - 4 : t + 100; } },
+    { "shfl down in halves", "", "shfl.sync.down.b32 %r0|%p4, %t0, 4, 0x100f, -1; @!%p4 add.s32 %r0, %r0, 100", 'r',
+      { 1, 32, 1, 0 }, [](unsigned t) -> uint64_t { return t % 16 < 12 ? t + 4 : t + 100; } },
+    { "shfl bfly", "", "shfl.sync.bfly.b32 %r0, %t0, 5, 31, 0xffffffff", 'r', { 1, 32, 1, 0 },
+      [](unsigned t) -> uint64_t { return t ^ 5; } },
+    { "shfl idx", "", "add.s32 %r4, %t0, 1; shfl.sync.idx.b32 %r0, %t0, %r4, 0x181f, -1", 'r', { 1, 32, 1, 0 },
+      [](unsigned t) -> uint64_t { return (t & 24) | ((t + 1) & 7); } },
+    { "vote ballot", "", "and.b32 %r4, %t0, 1; setp.eq.s32 %p4, %r4, 1; vote.sync.ballot.b32 %r0, %p4, -1", 'r',
+      { 1, 32, 1, 0 }, [](unsigned) -> uint64_t { return 0xaaaaaaaa; } },
+    { "vote any, all, uni", "", "setp.eq.s32 %p4, %t0, 3; vote.sync.any.pred %p5, %p4, -1; vote.sync.all.pred %p6, !%p4, -1;"
+      "vote.sync.uni.pred %p7, %p5, -1; not.pred %p6, %p6; and.pred %p0, %p5, %p6; and.pred %p0, %p0, %p7", 'p',
+      { 1, 32, 1, 0 }, [](unsigned) -> uint64_t { return 1; } },
+    { "vote in a branch", "", "setp.lt.u32 %p4, %t0, 8; mov.u32 %r0, 0; @!%p4 bra OUT; vote.sync.ballot.b32 %r0, %p4, 255;\nOUT:\n"
+      "bar.warp.sync -1", 'r', { 1, 32, 1, 0 }, [](unsigned t) -> uint64_t { return t < 8 ? 255 : 0; } },
+    { "match any", "", "shr.u32 %r4, %t0, 4; match.any.sync.b32 %r0, %r4, -1", 'r', { 1, 32, 1, 0 },
+      [](unsigned t) -> uint64_t { return t < 16 ? 0xffff : 0xffff0000; } },
+    { "match all", "", "match.all.sync.b64 %r0|%p4, %x1, -1; @%p4 add.s32 %r0, %r0, 2", 'r', { 1, 32, 1, 0 },
+      [](unsigned) -> uint64_t { return 1; } },
+    { "redux", "", "redux.sync.add.u32 %r4, %t0, -1; redux.sync.max.s32 %r5, %t0, -1; add.s32 %r0, %r4, %r5", 'r',
+      { 1, 32, 1, 0 }, [](unsigned) -> uint64_t { return 496 + 31; } },
+    { "activemask", "", "mov.u32 %r0, 0; setp.lt.u32 %p4, %t0, 4; @%p4 activemask.b32 %r0", 'r', { 1, 32, 1, 0 },
+      [](unsigned t) -> uint64_t { return t < 4 ? 15 : 0; } },
+    { "a loop of different lengths", "", "mov.u32 %r4, 0; mov.u32 %r0, 0;\nTURN:\nsetp.ge.u32 %p4, %r4, %t0; @%p4 bra END;\n"
+      "add.s32 %r0, %r0, %r4; add.s32 %r4, %r4, 1; bra.uni TURN;\nEND:\nactivemask.b32 %r5; and.b32 %r5, %r5, 1024; add.s32 %r0, %r0, %r5",
+      'r', { 1, 32, 1, 0 }, [](unsigned t) -> uint64_t { return (uint64_t)t * (t - 1) / 2 + 1024; } },
+    { "lanes that end", "", "setp.lt.u32 %p4, %t0, 3; mov.u64 %x4, 7; mul.wide.u32 %x5, %t0, 8; add.s64 %x5, %a1, %x5;\n"
+      "@%p4 st.global.u64 [%x5], %x4; @%p4 exit; activemask.b32 %r0", 'r', { 1, 32, 1, 0 },
+      [](unsigned t) -> uint64_t { return t < 3 ? 7 : 0xfffffff8; } },
+    { "calls in a branch", square, call_both, 'x', { 1, 32, 1, 0 },
+      [](unsigned t) -> uint64_t { return t > 3 ? t * t + 1000001 : 6; } },
+    { "local memory", "", through_local, 'x', { 2, 64, 1, 0 }, [](unsigned t) -> uint64_t { return t + t % 4; } },
+    { "shared memory and a barrier", "", ".shared .align 4 .b8 part[512]; mul.lo.s32 %r4, %t3, 4; mov.u32 %r5, part;\n"
+      "add.s32 %r6, %r5, %r4; st.shared.u32 [%r6], %t0; bar.sync 0; xor.b32 %r4, %r4, 508; add.s32 %r6, %r5, %r4;\n"
+      "ld.shared.u32 %r0, [%r6]", 'r', { 2, 128, 1, 0 },
+      [](unsigned t) -> uint64_t { return t / 128 * 128 + 127 - t % 128; } },
+    { "dynamic shared memory, generic", ".extern .shared .align 16 .b8 dyn[];\n", "mov.u64 %x4, dyn; cvta.shared.u64 %x5, %x4;\n"
+      "mul.wide.u32 %x6, %t3, 4; add.s64 %x5, %x5, %x6; st.u32 [%x5], %t0; bar.sync 0; cvta.to.shared.u64 %x7, %x5;\n"
+      "ld.shared.u32 %r0, [%x7]", 'r', { 2, 64, 1, 256 }, [](unsigned t) -> uint64_t { return t; } },
+    { "barriers that collect", "", "setp.eq.s32 %p4, %t3, 5; bar.red.or.pred %p5, 0, %p4; bar.red.and.pred %p6, 0, !%p4;\n"
+      "bar.red.popc.u32 %r0, 0, !%p4; @%p5 add.s32 %r0, %r0, 1000; @%p6 add.s32 %r0, %r0, 5000", 'r', { 1, 64, 1, 0 },
+      [](unsigned) -> uint64_t { return 1063; } },
+    { "atomics in shared memory", "", ".shared .align 8 .u64 total; .shared .align 4 .u32 most; mov.u64 %x4, 0;\n"
+      "setp.eq.s32 %p4, %t3, 0; @%p4 st.shared.u64 [total], %x4; @%p4 st.shared.u32 [most], %t3; bar.sync 0;\n"
+      "cvt.u64.u32 %x5, %t3; atom.shared.add.u64 %x6, [total], %x5; red.shared.max.u32 [most], %t3; bar.sync 0;\n"
+      "ld.shared.u64 %x0, [total]; ld.shared.u32 %r4, [most]; cvt.u64.u32 %x6, %r4; add.s64 %x0, %x0, %x6", 'x',
+      { 1, 64, 1, 0 }, [](unsigned) -> uint64_t { return 2016 + 63; } },
+    { "atomics in global memory", "", "mov.u32 %r4, 1; mov.u64 %x9, %a0; atom.global.add.u32 %r5, [%x9], %r4;\n"
+      "atom.global.exch.b32 %r6, [%x9+8], 5; atom.global.cas.b32 %r6, [%x9+8], 5, 6; red.global.or.b32 [%x9+16], %t0;\n"
+      "atom.add.f32 %f4, [%x9+4], 0f3F800000; bar.sync 0; ld.global.v2.u32 {%r0, %r7}, [%x9]; ld.global.u32 %r8, [%x9+16];\n"
+      "add.s32 %r0, %r0, %r8; cvt.rzi.u32.f32 %r7, %f4; sub.u32 %r7, %r7, %t0; add.s32 %r0, %r0, %r7", 'r', { 1, 32, 1, 0 },
+      [](unsigned) -> uint64_t { return 1 + 32 + 31; } },
+    { "constants of the module", ".const .align 4 .b32 table[4] = {10, 20, 30, 0x28};\n.global .align 8 .b8 bytes[8] = {1, 2, 3, 4, 5, 6, 7, 8};\n",
+      "and.b32 %r4, %t0, 3; mul.wide.u32 %x4, %r4, 4; mov.u64 %x5, table; add.s64 %x5, %x5, %x4; ld.const.u32 %r0, [%x5];\n"
+      "ld.global.u8 %r5, [bytes+2]; add.s32 %r0, %r0, %r5", 'r', { 1, 32, 1, 0 },
+      [](unsigned t) -> uint64_t { return (t % 4 + 1) * 10 + 3; } },
+    { "vectors", "", "ld.global.v4.u16 {%h4, %h5, %h6, %h7}, [%a0]; ld.global.s8 %h0, [%a0+7]; add.s16 %h0, %h0, %h7", 'h',
+      { 1, 32, 1, 0 }, [](unsigned) -> uint64_t { return 0; } },
+    { "parameters by address", "", "mov.b64 %x4, out; cvta.param.u64 %x5, %x4; ld.param.u64 %x6, [%x4]; ld.u64 %x7, [%x5];\n"
+      "sub.s64 %x0, %x6, %a1; sub.s64 %x7, %x7, %a1; or.b64 %x0, %x0, %x7", 'x', { 1, 32, 1, 0 },
+      [](unsigned) -> uint64_t { return 0; } },
+    { "a cluster", "", ".shared .align 4 .u32 mine; st.shared.u32 [mine], %t0; barrier.cluster.arrive.release.aligned;\n"
+      "barrier.cluster.wait.acquire.aligned; mov.u32 %r4, %cluster_ctarank; xor.b32 %r4, %r4, 1; mov.u64 %x4, mine;\n"
+      "cvta.shared.u64 %x4, %x4; mapa.u64 %x5, %x4, %r4; ld.u32 %r0, [%x5]; barrier.cluster.arrive.release.aligned;\n"
+      "barrier.cluster.wait.acquire.aligned; mov.u32 %r5, %cluster_nctarank; mul.lo.s32 %r5, %r5, 100; add.s32 %r0, %r0, %r5",
+      'r', { 4, 1, 2, 0 }, [](unsigned t) -> uint64_t { return (t ^ 1) + 200; } },
+    { "bulk copies", ".shared .align 16 .b8 tile[32];\n.shared .align 8 .b64 bar;\n", bulk_body, 'x', { 2, 64, 1, 0 },
+      [](unsigned t) -> uint64_t { return t % 4 == 0 ? 1 : t % 4 == 1 ? 0 : 10 * (t % 4); } },
+};
+
+static void check_group(const Group &group) {
+    for (const emu_order order : { EMU_ASCENDING, EMU_DESCENDING, EMU_RANDOM }) {
+        emu_set_order(order, 3);
+        const Values outputs = run_text(text_of(group.before, group.body, group.result), { 1, 0, 20, 30 }, group.shape);
+        const std::string said = reports();
+        const unsigned threads = group.shape.blocks * group.shape.threads;
+        CHECK_WITH(outputs.size() == threads && said.empty(), std::string(group.name) + ": " + said);
+        for (unsigned t = 0; t < outputs.size(); t++) {
+            const uint64_t expected = group.expected(t);
+            if (outputs[t] == expected) continue;
+            CHECK_WITH(false, std::string(group.name) + ", thread " + std::to_string(t) + ": " + hexadecimal(outputs[t]) +
+                                  ", not " + hexadecimal(expected));
+            break;
+        }
+    }
+    emu_set_order(EMU_ASCENDING, 0);
+}
+
+/* ---- errors ---- */
+
+struct Wrong {
+    const char *before, *body, *says;
+    Shape shape;
+};
+
+static const Wrong wrongs[] = {
+    { "", "frob.u32 %r0, %r1", "opcode in frob.u32", { 1, 32, 1, 0 } },
+    { "", "add.s8 %r0, %r1, %r2", "type in add.s8", { 1, 32, 1, 0 } },
+    { "", "add.cc.u32 %r0, %r1, %r2", "suffix .cc in add.cc.u32", { 1, 32, 1, 0 } },
+    { "", "add.u32 %r0, %r1, %r99", "operand %r99", { 1, 32, 1, 0 } },
+    { "", "bra NOWHERE", "label NOWHERE", { 1, 32, 1, 0 } },
+    { "", "mov.u64 %x4, 0; ld.global.u32 %r0, [%x4]", "ld.global.u32 touches no memory of its own: 4 bytes at address 0", { 1, 32, 1, 0 } },
+    { "", "mov.u64 %x4, 0x7123456789a0; ld.u32 %r0, [%x4]", "at host address 0x7123456789a0", { 1, 32, 1, 0 } },
+    { "", "ld.global.u64 %x4, [%a0+24]", "byte 24 of a block of 24 bytes", { 1, 32, 1, 0 } },
+    { "", "ld.global.u32 %r0, [%a0+2]", "is not aligned", { 1, 32, 1, 0 } },
+    { "", ".shared .align 4 .b8 part[8]; st.shared.u32 [part+8], %r1", "shared part (8 bytes)", { 1, 32, 1, 0 } },
+    { "", ".local .align 4 .b8 depot[8]; ld.local.u32 %r0, [depot+4096]", "in local memory", { 1, 32, 1, 0 } },
+    { "", "trap", "trap ends the kernel", { 1, 32, 1, 0 } },
+    { "", "setp.eq.s32 %p4, %t0, 3; @%p4 bra OUT; bar.sync 0;\nOUT:\nadd.s32 %r0, %r1, 1", "threads wait for each other", { 1, 64, 1, 0 } },
+    { "", "setp.eq.s32 %p4, %t0, 3; @%p4 bra OUT; vote.sync.any.pred %p5, %p4, -1;\nOUT:\nadd.s32 %r0, %r1, 1", "threads wait for each other", { 1, 32, 1, 0 } },
+    { "", "vote.sync.any.pred %p5, %p4, 1", "without this lane", { 1, 32, 1, 0 } },
+    { "", "shfl.sync.idx.b32 %r0, %t0, 40, 31, 255", "which is not here", { 1, 8, 1, 0 } },
+    { ".func f()\n{\ncall.uni f, (); ret;\n}\n", "call.uni f, ()", "recursion of f", { 1, 32, 1, 0 } },
+    { ".shared .align 8 .b64 bar;\n", "mov.u32 %r4, bar; setp.ne.u32 %p4, %t3, 0; @%p4 bra WAIT;\n"
+      "mbarrier.init.shared::cta.b64 [%r4], 1; mbarrier.arrive.shared::cta.b64 _, [%r4];\nWAIT:\nbar.sync 0;\nAGAIN:\n"
+      "mbarrier.try_wait.parity.shared::cta.b64 %p5, [%r4], 1; @!%p5 bra AGAIN", "in mbarrier.try_wait", { 1, 64, 1, 0 } },
+    { "", "mov.u32 %r0, 1", "no room for", { 1, 32, 1, 250000 } },
+};
+
+static void check_wrong(const Wrong &wrong) {
+    const Values outputs = run_text(text_of(wrong.before, wrong.body, 'r'), { 1, 2, 3 }, wrong.shape);
+    const std::string said = reports();
+    CHECK_WITH(outputs.empty(), std::string(wrong.body) + " passed");
+    CHECK_WITH(said.find(wrong.says) != std::string::npos, std::string(wrong.body) + " said " + said);
+}
+
+void ptx_tests() {
+    test("ptx_instructions_have_the_values_of_the_manual", check_rows);
+    for (const Group &group : groups) test(("ptx_" + std::string(group.name)).c_str(), [&] { check_group(group); });
+    test("ptx_errors_are_named", [] {
+        for (const Wrong &wrong : wrongs) check_wrong(wrong);
+    });
+}
+
+#endif

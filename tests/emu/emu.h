@@ -76,6 +76,7 @@ bool may_access(int device, int owner);
 /* ---- names for reports (symbol.cpp) ---- */
 
 std::string kernel_name(const void *kernel);
+std::string symbol_name(const void *function); /* mangled; empty when the program has no symbols */
 /* "file:line" of an instruction; NULL for one inside the emulation. */
 std::string source_of(const void *pc);
 

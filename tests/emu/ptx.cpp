@@ -64,7 +64,8 @@ Function *kernel_of(const Launch &launch, bool *failed) {
     if (launch.ptx) return launch.ptx;
     Module *module = module_of_environment(failed);
     if (!module) return nullptr;
-    const std::string name = kernel_name(launch.call->kernel);
+    const std::string symbol = symbol_name(launch.call->kernel);
+    const std::string name = symbol.empty() ? kernel_name(launch.call->kernel) : title_of(symbol);
     const auto entry = module->entries.find(name);
     if (entry == module->entries.end()) {
         if (required) report("%s: %s has no such kernel", name.c_str(), module->path.c_str());

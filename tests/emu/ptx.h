@@ -238,6 +238,8 @@ struct Module {
     std::set<std::string> names; /* of instructions */
 };
 
+/* As people write it: without parameters and return type, and without what nvcc puts before the names of static kernels. */
+std::string title_of(const std::string &name);
 /* Reads the outlines of a module; false after a report. */
 bool read_module(Module *module, const std::string &path, const std::string &text);
 /* Decodes the kernel and what it calls; false after a report of what is unknown. */

@@ -170,8 +170,7 @@ static size_t after_list(const Tokens &tokens, size_t open) {
     return i + 1;
 }
 
-/* As people write it: without parameters and return type, and without what nvcc puts before the names of static kernels. */
-static std::string title_of(const std::string &name) {
+std::string title_of(const std::string &name) {
     const size_t begin = name.find("_Z");
     int status = -1;
     char *text = begin == std::string::npos

@@ -46,12 +46,19 @@ static bool is_on(const char *name) {
     return value && *value && strcmp(value, "0") != 0;
 }
 
+#ifdef EMU_CHECK
+static const char *const refusal = "EMU_PTX: the checker watches compiled kernels only";
+#else
+static const char *const refusal = nullptr;
+#endif
+
 static Module *module_of_environment(bool *failed) {
     static const char *const path = getenv("EMU_PTX");
     static Module *module;
     static bool tried;
     if (!path || !*path) return nullptr;
-    if (!tried) module = load(path);
+    if (!tried && refusal) report("%s", refusal);
+    if (!tried && !refusal) module = load(path);
     tried = true;
     if (!module) *failed = true;
     return module;
@@ -101,7 +108,8 @@ static void pack_argument(void *user, const void *value, size_t bytes) {
     if (index < parameters.size() && parameters[index].bytes == bytes)
         memcpy(arguments + parameters[index].offset, value, bytes);
     else if (packing->wrong.empty())
-        packing->wrong = "argument " + std::to_string(index) + " has " + std::to_string(bytes) + " bytes, in the PTX " +
+        packing->wrong = "argument " + std::to_string(index) + " has " + std::to_string(bytes) +
+                         " bytes, in the PTX " +
                          (index < parameters.size() ? std::to_string(parameters[index].bytes) : "none");
 }
 
@@ -115,7 +123,8 @@ bool begin_launch(const Function *kernel, const Launch &launch) {
     Packing packing = { kernel, 0, "" };
     launch.call->each_argument(launch.call->arguments, pack_argument, &packing);
     const unsigned threads = launch.block.x * launch.block.y * launch.block.z;
-    const size_t shared = shared_bytes(*kernel, launch), end = dynamic_offset(kernel) + launch.dynamic_bytes + kRedZone;
+    const size_t shared = shared_bytes(*kernel, launch),
+                 end = dynamic_offset(kernel) + launch.dynamic_bytes + kRedZone;
     if (packing.wrong.empty() && packing.index != kernel->parameters.size())
         packing.wrong = "has " + std::to_string(packing.index) + " arguments, in the PTX " +
                         std::to_string(kernel->parameters.size());
@@ -138,14 +147,16 @@ void declare_shared(const Function *kernel, const Launch &launch) {
     std::vector<Variable> variables = kernel->shared;
     std::sort(variables.begin(), variables.end(),
               [](const Variable &a, const Variable &b) { return a.offset < b.offset; });
-    for (const Variable &variable : variables) shared_declare(variable.offset, variable.bytes, variable.name.c_str());
+    for (const Variable &variable : variables)
+        shared_declare(variable.offset, variable.bytes, variable.name.c_str());
     shared_declare(dynamic_offset(kernel), launch.dynamic_bytes, "dynamic");
 }
 
 /* ---- the report ---- */
 
-static const char *const class_names[kClasses] = { "float",  "double", "integer", "special", "convert",  "load",    "store",
-                                                   "shared", "local",  "atomic",  "exchange", "control", "move", "element" };
+static const char *const class_names[kClasses] = { "float",    "double",  "integer", "special", "convert",
+                                                   "load",     "store",   "shared",  "local",   "atomic",
+                                                   "exchange", "control", "move",    "element" };
 
 static void write_report() {
     FILE *file = fopen(getenv("EMU_PTX_REPORT"), "a");
@@ -158,7 +169,8 @@ static void write_report() {
         for (const uint64_t issued : entry.second.issued) all += issued;
         fprintf(file, "%-70s %8llu %12llu", entry.first.c_str(), (unsigned long long)entry.second.launches,
                 (unsigned long long)all);
-        for (const uint64_t issued : entry.second.issued) fprintf(file, " %10llu", (unsigned long long)issued);
+        for (const uint64_t issued : entry.second.issued)
+            fprintf(file, " %10llu", (unsigned long long)issued);
         fprintf(file, "\n");
     }
     fclose(file);

@@ -6,8 +6,10 @@
  * apart, those in the innermost call go first, and then those at the lowest instruction.
  *
  * ptx.cpp: the environment, launches, counts        ptx_run.cpp: lanes, branches, calls, barriers, exchange in a warp
- * ptx_parse.cpp: text to instructions               ptx_memory.cpp: loads, stores, atomics, bulk copies
- * ptx_operations.cpp: arithmetic                    ptx_convert.cpp: conversions and moves */
+ * ptx_parse.cpp: words, the outline of a module     ptx_body.cpp: functions as instructions
+ * ptx_integer.cpp, ptx_float.cpp: arithmetic        ptx_compare.cpp: comparison, choice, logic of predicates
+ * ptx_convert.cpp: conversions and moves            ptx_memory.cpp: loads, stores, atomics, bulk copies
+ * ptx_map.h: handlers over lanes                    ptx_text.h: what the readers of text share */
 #ifndef EMU_PTX_H
 #define EMU_PTX_H
 
@@ -123,16 +125,16 @@ struct Instruction {
     Handler handler = nullptr;
     Handler inner = nullptr; /* what the handler calls, where it adds something */
     Operand to[4], from[5];
-    int64_t offset = 0;          /* added to the address in from[0] */
-    uint32_t guard = 0;          /* the row of its predicate; 0: none */
-    bool guard_negated = false;  /* it runs where the predicate is false */
-    bool jumps = false;          /* the handler sets where lanes go on */
-    bool negated = false;        /* the predicate among the operands is negated */
-    bool saturates = false;      /* to [0, 1] */
-    bool counted = true;         /* the text has it */
+    int64_t offset = 0;             /* added to the address in from[0] */
+    uint32_t guard = 0;             /* the row of its predicate; 0: none */
+    bool guard_negated = false;     /* it runs where the predicate is false */
+    bool jumps = false;             /* the handler sets where lanes go on */
+    bool negated = false;           /* the predicate among the operands is negated */
+    bool saturates = false;         /* to [0, 1] */
+    bool counted = true;            /* the text has it */
     uint8_t results = 0, count = 1; /* operands in `to`; elements of a vector */
-    uint8_t mode = 0;            /* what the handler makes of it */
-    int rounding = 0;            /* of <fenv.h>, for handlers with `inner` */
+    uint8_t mode = 0;               /* what the handler makes of it */
+    int rounding = 0;               /* of <fenv.h>, for handlers with `inner` */
     Class kind = kIntegerClass;
     int target = -1; /* of a branch, or the first instruction of a call */
     int line = 0;
@@ -146,8 +148,8 @@ struct Lanes {
     char *frames;      /* local memory and arguments of calls: frame_bytes for each lane */
     size_t frame_bytes;
     BlockState *block;
-    unsigned first; /* its first thread, in the team */
-    unsigned index; /* in the block */
+    unsigned first;      /* its first thread, in the team */
+    unsigned index;      /* in the block */
     int pc, stop, depth; /* lanes that stand at `stop` join; none do before */
     unsigned mask, alive, runnable;
     unsigned looking; /* lanes that look at their barriers again when the warp runs next */
@@ -226,9 +228,9 @@ struct Data { /* a variable of the module in global or constant memory */
 
 struct Module {
     std::string path, text;
-    std::map<std::string, Function> functions;     /* by mangled name */
-    std::map<std::string, Function *> entries;     /* by the title */
-    std::map<std::string, Variable> shared;        /* of all functions */
+    std::map<std::string, Function> functions; /* by mangled name */
+    std::map<std::string, Function *> entries; /* by the title */
+    std::map<std::string, Variable> shared;    /* of all functions */
     std::map<std::string, Data> data;
     std::string dynamic_name;
     size_t shared_end = 0;
@@ -266,6 +268,7 @@ struct Statement {
 
     bool take(const char *suffix);
     bool has(const char *suffix) const;
+    Type first_type() const;
     Type take_type(); /* kNoType when there is none */
     Space take_space();
     int take_rounding(); /* of <fenv.h>; to nearest when there is none */
@@ -280,7 +283,9 @@ struct Unknown {
 };
 
 /* Each returns false for an opcode of another file. */
-bool decode_operation(Statement &statement, Instruction *in);
+bool decode_comparison(Statement &statement, Instruction *in);
+bool decode_float(Statement &statement, Instruction *in);
+bool decode_integer(Statement &statement, Instruction *in);
 bool decode_conversion(Statement &statement, Instruction *in);
 bool decode_memory(Statement &statement, Instruction *in);
 bool decode_control(Statement &statement, Instruction *in);
@@ -309,7 +314,7 @@ void note_event();
 void look_again(const Instruction &in, Lanes &lanes, unsigned active);
 
 /* What the executor calls. */
-Function *kernel_of(const Launch &launch, bool *failed); /* NULL: the program's own code */
+Function *kernel_of(const Launch &launch, bool *failed);         /* NULL: the program's own code */
 bool begin_launch(const Function *kernel, const Launch &launch); /* false after a report */
 void begin_grid(const Function *kernel, const Launch &launch);
 void run_team(); /* on a fiber; returns when no thread can go on */

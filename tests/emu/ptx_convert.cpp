@@ -15,7 +15,8 @@ template <typename T> static inline uint64_t result_of(T value) {
     return bits_of(value);
 }
 
-template <typename D, typename S, typename Op> static void convert(const Instruction &in, Lanes &lanes, unsigned active) {
+template <typename D, typename S, typename Op>
+static void convert(const Instruction &in, Lanes &lanes, unsigned active) {
     uint64_t *to = lanes.row(in.to[0]);
     const uint64_t *from = lanes.row(in.from[0]);
     each(active, [=](unsigned lane) { to[lane] = result_of<D>(Op::of(value_of<S>(from[lane]))); });
@@ -94,8 +95,7 @@ template <int how, typename T> static inline T whole(T x) {
 template <typename D, typename S, int how> struct Whole {
     static D of(S value) {
         const int bits = 8 * sizeof(D);
-        if (value != value)
-            return sizeof(S) == 8 || sizeof(D) == 8 ? (D)((uint64_t)1 << (bits - 1)) : (D)0;
+        if (value != value) return sizeof(S) == 8 || sizeof(D) == 8 ? (D)((uint64_t)1 << (bits - 1)) : (D)0;
         const S rounded = whole<how>(value);
         const S end = (S)ldexp(1.0, std::is_signed<D>::value ? bits - 1 : bits);
         if (rounded >= end) return std::numeric_limits<D>::max();
@@ -173,12 +173,14 @@ template <typename S> static Handler float_to_half(Type to, bool zeroward) {
 }
 
 /* The first operand becomes the upper half. */
-template <bool is_bf16, bool zeroward> static void pair_of_halves(const Instruction &in, Lanes &lanes, unsigned active) {
+template <bool is_bf16, bool zeroward>
+static void pair_of_halves(const Instruction &in, Lanes &lanes, unsigned active) {
     typedef ToHalf<float, is_bf16, zeroward> Half;
     uint64_t *to = lanes.row(in.to[0]);
     const uint64_t *high = lanes.row(in.from[0]), *low = lanes.row(in.from[1]);
     each(active, [=](unsigned lane) {
-        to[lane] = (uint64_t)Half::of(value_of<float>(high[lane])) << 16 | Half::of(value_of<float>(low[lane]));
+        to[lane] =
+            (uint64_t)Half::of(value_of<float>(high[lane])) << 16 | Half::of(value_of<float>(low[lane]));
     });
 }
 
@@ -223,12 +225,14 @@ static int take_whole(Statement *statement) {
 static Handler conversion(Type to, Type from, int how, int rounding, bool saturates) {
     const bool zeroward = rounding == FE_TOWARDZERO;
     if (is_integer(to) && is_integer(from))
-        return saturates ? integer_to_integer<NarrowSaturated>(to, from) : integer_to_integer<Narrow>(to, from);
+        return saturates ? integer_to_integer<NarrowSaturated>(to, from)
+                         : integer_to_integer<Narrow>(to, from);
     if (to == kF32 && is_integer(from)) return integer_to_float<float>(from);
     if (to == kF64 && is_integer(from)) return integer_to_float<double>(from);
     if (is_integer(to) && from == kF32) return float_to_integer<float>(to, how);
     if (is_integer(to) && from == kF64) return float_to_integer<double>(to, how);
-    if (to == from && how >= 0) return to == kF32 ? float_to_whole<float>(how) : to == kF64 ? float_to_whole<double>(how) : nullptr;
+    if (to == from && how >= 0)
+        return to == kF32 ? float_to_whole<float>(how) : to == kF64 ? float_to_whole<double>(how) : nullptr;
     if (is_half(to) && from == kF32) return float_to_half<float>(to, zeroward);
     if (is_half(to) && from == kF64) return float_to_half<double>(to, zeroward);
     if (is_half(from)) return from_half(to, from);
@@ -299,7 +303,10 @@ static void decode_mov(Statement &statement, Instruction *in) {
     const unsigned parts = std::max(in->results, in->count);
     in->mode = (uint8_t)(8 * bytes_of(type) / parts);
     if (type == kNoType || (in->results > 1 && in->count > 1)) return;
-    in->handler = type == kPredicate ? move_predicate : in->results > 1 ? unpack : in->count > 1 ? pack : move;
+    in->handler = type == kPredicate ? move_predicate
+                  : in->results > 1  ? unpack
+                  : in->count > 1    ? pack
+                                     : move;
 }
 
 bool decode_conversion(Statement &statement, Instruction *in) {

@@ -28,14 +28,16 @@ static char *pointer_to(uint64_t address) {
 static Range range_of_data(uint64_t address) {
     for (const auto &entry : running_module->data) {
         const uint64_t begin = number_of(entry.second.words.data());
-        if (address >= begin && address < begin + entry.second.bytes) return { begin, begin + entry.second.bytes };
+        if (address >= begin && address < begin + entry.second.bytes)
+            return { begin, begin + entry.second.bytes };
     }
     return { 0, 0 };
 }
 
 static Range range_of_parameters(uint64_t address) {
     const uint64_t begin = number_of(arguments);
-    return address >= begin && address < begin + kMostArguments ? Range{ begin, begin + kMostArguments } : Range{ 0, 0 };
+    return address >= begin && address < begin + kMostArguments ? Range{ begin, begin + kMostArguments }
+                                                                : Range{ 0, 0 };
 }
 
 /* The live memory around an address that this space and the generic one have; empty: nothing. */
@@ -51,7 +53,8 @@ static Range range_of(Space space, uint64_t address) {
     if (space == kShared) return { 0, 0 };
     const Range parameters = range_of_parameters(address);
     if (parameters.end) return space == kGlobal ? Range{ 0, 0 } : parameters;
-    if (const Block *block = find_block(at)) return { number_of(block->base), number_of(block->base) + block->bytes };
+    if (const Block *block = find_block(at))
+        return { number_of(block->base), number_of(block->base) + block->bytes };
     return range_of_data(address);
 }
 
@@ -69,7 +72,8 @@ static std::string describe_address(uint64_t address) {
 static __attribute__((noinline)) void look_up(const Instruction &in, Lanes &lanes, unsigned lane, Space space,
                                               uint64_t address, unsigned bytes) {
     const Range range = range_of(space, address);
-    if (!range.end || address + bytes > range.end) refuse(in, lanes, lane, address, bytes, "touches no memory of its own");
+    if (!range.end || address + bytes > range.end)
+        refuse(in, lanes, lane, address, bytes, "touches no memory of its own");
     in.seen = { range.begin, range.end, team.serial };
 }
 
@@ -79,7 +83,8 @@ static inline char *frame_of(const Lanes &lanes, unsigned lane) {
 
 /* The place of a lane's access, after the checks. */
 template <Space space>
-static inline char *reach(const Instruction &in, Lanes &lanes, unsigned lane, uint64_t address, unsigned bytes) {
+static inline char *reach(const Instruction &in, Lanes &lanes, unsigned lane, uint64_t address,
+                          unsigned bytes) {
     if (space == kShared) address = number_of(arenas) + (uint32_t)address;
     const uint64_t frame = number_of(frame_of(lanes, lane));
     if (space == kLocal) {
@@ -89,7 +94,8 @@ static inline char *reach(const Instruction &in, Lanes &lanes, unsigned lane, ui
         address += frame;
     }
     if (address & (bytes - 1)) refuse(in, lanes, lane, address, bytes, "is not aligned");
-    if (space == kLocal || (space == kGeneric && address - frame < lanes.frame_bytes)) return pointer_to(address);
+    if (space == kLocal || (space == kGeneric && address - frame < lanes.frame_bytes))
+        return pointer_to(address);
     if (address < in.seen.begin || address + bytes > in.seen.end)
         look_up(in, lanes, lane, space, address, bytes);
     return pointer_to(address);
@@ -110,7 +116,8 @@ template <typename T, Space space> static void load(const Instruction &in, Lanes
         uint64_t *to = lanes.row(in.to[0]);
         each(active, [&](unsigned lane) {
             T value;
-            memcpy(&value, reach<space>(in, lanes, lane, base[lane] + (uint64_t)in.offset, sizeof value), sizeof value);
+            memcpy(&value, reach<space>(in, lanes, lane, base[lane] + (uint64_t)in.offset, sizeof value),
+                   sizeof value);
             to[lane] = (uint64_t)(int64_t)value;
         });
         return;
@@ -184,11 +191,32 @@ static Handler store_handler(Type type, Space space) {
 
 /* Words about order and caches, which mean nothing here. */
 static void take_hints(Statement *statement) {
-    static const char *const hints[] = { "volatile", "weak",    "relaxed", "acquire", "release", "acq_rel",
-                                         "sys",      "gpu",     "cluster", "cta",     "ca",      "cg",
-                                         "cs",       "lu",      "cv",      "wb",      "wt",      "nc",
-                                         "v2",       "v4",      "L1::no_allocate",    "L1::evict_first", "L1::evict_last",
-                                         "L2::128B", "L2::64B", "L2::256B" };
+    static const char *const hints[] = { "volatile",
+                                         "weak",
+                                         "relaxed",
+                                         "acquire",
+                                         "release",
+                                         "acq_rel",
+                                         "sys",
+                                         "gpu",
+                                         "cluster",
+                                         "cta",
+                                         "ca",
+                                         "cg",
+                                         "cs",
+                                         "lu",
+                                         "cv",
+                                         "wb",
+                                         "wt",
+                                         "nc",
+                                         "v2",
+                                         "v4",
+                                         "L1::no_allocate",
+                                         "L1::evict_first",
+                                         "L1::evict_last",
+                                         "L2::128B",
+                                         "L2::64B",
+                                         "L2::256B" };
     for (const char *hint : hints) statement->take(hint);
 }
 
@@ -213,11 +241,14 @@ static void decode_access(Statement &statement, Instruction *in, bool loads) {
 
 /* ---- addresses of other spaces ---- */
 
-template <Space space, bool to_space> static void change_space(const Instruction &in, Lanes &lanes, unsigned active) {
+template <Space space, bool to_space>
+static void change_space(const Instruction &in, Lanes &lanes, unsigned active) {
     uint64_t *to = lanes.row(in.to[0]);
     const uint64_t *from = lanes.row(in.from[0]);
     each(active, [&](unsigned lane) {
-        const uint64_t base = space == kShared ? number_of(arenas) : space == kLocal ? number_of(frame_of(lanes, lane)) : 0;
+        const uint64_t base = space == kShared  ? number_of(arenas)
+                              : space == kLocal ? number_of(frame_of(lanes, lane))
+                                                : 0;
         to[lane] = to_space ? from[lane] - base : from[lane] + base;
     });
 }
@@ -244,18 +275,33 @@ static void map_to_block(const Instruction &in, Lanes &lanes, unsigned active) {
     each(active, [&](unsigned lane) {
         const uint64_t offset = from[lane] - base;
         if ((uint32_t)rank[lane] >= team.blocks.size())
-            fail(in, lanes, lane, "the cluster has %zu blocks, no rank %u", team.blocks.size(), (uint32_t)rank[lane]);
-        if (offset >= kMaxClusterBlocks * kArenaBytes) fail(in, lanes, lane, "the address is not in shared memory");
+            fail(in, lanes, lane, "the cluster has %zu blocks, no rank %u", team.blocks.size(),
+                 (uint32_t)rank[lane]);
+        if (offset >= kMaxClusterBlocks * kArenaBytes)
+            fail(in, lanes, lane, "the address is not in shared memory");
         to[lane] = base + (uint32_t)rank[lane] * kArenaBytes + offset % kArenaBytes;
     });
 }
 
 /* ---- atomics ---- */
 
-enum AtomicOperation { kAtomicAdd, kAtomicMin, kAtomicMax, kAtomicAnd, kAtomicOr, kAtomicXor, kAtomicExchange, kAtomicIncrement, kAtomicDecrement, kAtomicSwap };
+enum AtomicOperation {
+    kAtomicAdd,
+    kAtomicMin,
+    kAtomicMax,
+    kAtomicAnd,
+    kAtomicOr,
+    kAtomicXor,
+    kAtomicExchange,
+    kAtomicIncrement,
+    kAtomicDecrement,
+    kAtomicSwap
+};
 
 template <typename T> static T bitwise(int operation, T old, T value) {
-    return operation == kAtomicAnd ? (T)(old & value) : operation == kAtomicOr ? (T)(old | value) : (T)(old ^ value);
+    return operation == kAtomicAnd  ? (T)(old & value)
+           : operation == kAtomicOr ? (T)(old | value)
+                                    : (T)(old ^ value);
 }
 static float bitwise(int, float, float value) {
     return value;
@@ -299,7 +345,9 @@ template <typename T, Space space> static void atomic(const Instruction &in, Lan
 }
 
 template <typename T> static Handler atomic_in(Space space) {
-    return space == kShared ? atomic<T, kShared> : space == kGlobal ? atomic<T, kGlobal> : atomic<T, kGeneric>;
+    return space == kShared   ? atomic<T, kShared>
+           : space == kGlobal ? atomic<T, kGlobal>
+                              : atomic<T, kGeneric>;
 }
 
 static Handler atomic_handler(Type type, Space space, int operation) {
@@ -318,7 +366,9 @@ static Handler atomic_handler(Type type, Space space, int operation) {
 }
 
 static int take_atomic(Statement *statement) {
-    static const char *const names[] = { "add", "min", "max", "and", "or", "xor", "exch", "inc", "dec", "cas" };
+    static const char *const names[] = {
+        "add", "min", "max", "and", "or", "xor", "exch", "inc", "dec", "cas"
+    };
     for (int i = 0; i < 10; i++)
         if (statement->take(names[i])) return i;
     throw Unknown{ "operation" };
@@ -350,7 +400,8 @@ static uint64_t *barrier_of(const Instruction &in, Lanes &lanes, unsigned lane) 
     return reinterpret_cast<uint64_t *>(reach<kShared>(in, lanes, lane, address, 8));
 }
 
-template <typename Function> static void at_barrier(const Instruction &in, Lanes &lanes, unsigned active, Function function) {
+template <typename Function>
+static void at_barrier(const Instruction &in, Lanes &lanes, unsigned active, Function function) {
     begin_access(in, lanes, active);
     each(active, [&](unsigned lane) {
         become(lanes, lane);
@@ -366,7 +417,8 @@ static void barrier_init(const Instruction &in, Lanes &lanes, unsigned active) {
 }
 
 static void barrier_arrive(const Instruction &in, Lanes &lanes, unsigned active) {
-    at_barrier(in, lanes, active, [&](uint64_t *barrier, uint64_t) { emu_mbarrier_arrive(barrier, path(), in.line); });
+    at_barrier(in, lanes, active,
+               [&](uint64_t *barrier, uint64_t) { emu_mbarrier_arrive(barrier, path(), in.line); });
 }
 
 static void barrier_expect(const Instruction &in, Lanes &lanes, unsigned active) {
@@ -401,11 +453,11 @@ static void decode_mbarrier(Statement &statement, Instruction *in) {
     if (waits && !statement.take("parity")) throw Unknown{ "wait for a state" };
     statement.take("b64");
     in->jumps = waits;
-    in->handler = statement.take("init")      ? barrier_init
-                  : waits                     ? barrier_wait
-                  : arrives && expects        ? barrier_expect
-                  : arrives                   ? barrier_arrive
-                                              : nullptr;
+    in->handler = statement.take("init") ? barrier_init
+                  : waits                ? barrier_wait
+                  : arrives && expects   ? barrier_expect
+                  : arrives              ? barrier_arrive
+                                         : nullptr;
     const bool has_result = waits || arrives;
     statement.argument(has_result ? 1 : 0, Argument::kAddress);
     statement.operands(in, has_result ? 1 : 0);
@@ -420,8 +472,8 @@ static void bulk_load(const Instruction &in, Lanes &lanes, unsigned active) {
         char *at = reach<kShared>(in, lanes, lane, lanes.row(in.from[3])[lane], 8);
         uint64_t *barrier = reinterpret_cast<uint64_t *>(at);
         become(lanes, lane);
-        emu_bulk_load(pointer_to(to), pointer_to(lanes.row(in.from[1])[lane]), (unsigned)lanes.row(in.from[2])[lane],
-                      barrier, path(), in.line);
+        emu_bulk_load(pointer_to(to), pointer_to(lanes.row(in.from[1])[lane]),
+                      (unsigned)lanes.row(in.from[2])[lane], barrier, path(), in.line);
     });
     note_event();
 }
@@ -469,11 +521,11 @@ static void decode_bulk(Statement &statement, Instruction *in) {
 
 /* ---- decoding ---- */
 
-static void nothing(const Instruction &, Lanes &, unsigned) {
-}
+static void nothing(const Instruction &, Lanes &, unsigned) {}
 
 static void decode_fence(Statement &statement, Instruction *in) {
-    static const char *const words[] = { "proxy", "async", "sc", "mbarrier_init", "gl", "shared::cta", "shared::cluster", "global" };
+    static const char *const words[] = { "proxy",       "async",           "sc",    "mbarrier_init", "gl",
+                                         "shared::cta", "shared::cluster", "global" };
     take_hints(&statement);
     for (const char *word : words) statement.take(word);
     in->handler = nothing;

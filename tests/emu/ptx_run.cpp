@@ -17,7 +17,7 @@ static const Function *kernel;
 static std::vector<Lanes> warps; /* of the team */
 static std::vector<uint64_t> registers;
 static std::vector<char> frames;
-static uint64_t events;         /* what may wake a thread */
+static uint64_t events;          /* what may wake a thread */
 static unsigned cluster_arrived; /* threads, in this phase of the cluster's barrier */
 static unsigned cluster_phase;
 
@@ -138,7 +138,8 @@ void branch(const Instruction &in, Lanes &lanes, unsigned active) {
 }
 
 void call(const Instruction &in, Lanes &lanes, unsigned active) {
-    if (lanes.depth == kMostCalls) fail(in, lanes, (unsigned)__builtin_ctz(active), "is the 17th call within another");
+    if (lanes.depth == kMostCalls)
+        fail(in, lanes, (unsigned)__builtin_ctz(active), "is the 17th call within another");
     for (unsigned left = active; left; left &= left - 1)
         lanes.returns[lanes.depth][__builtin_ctz(left)] = lanes.pc + 1;
     split(lanes, active, in.target, lanes.depth + 1);
@@ -192,7 +193,8 @@ enum BarrierKind { kPlainBarrier, kAnyBarrier, kAllBarrier, kCountBarrier };
 static void give_result(const Instruction &in, Lanes &lanes, unsigned lane, const Gathering &gathering) {
     const unsigned bit = 1u << lane;
     if (in.mode == kAnyBarrier) set_predicate(lanes, in.to[0], bit, gathering.count ? bit : 0);
-    if (in.mode == kAllBarrier) set_predicate(lanes, in.to[0], bit, gathering.count == gathering.arrived ? bit : 0);
+    if (in.mode == kAllBarrier)
+        set_predicate(lanes, in.to[0], bit, gathering.count == gathering.arrived ? bit : 0);
     if (in.mode == kCountBarrier) lanes.row(in.to[0])[lane] = gathering.count;
 }
 
@@ -238,7 +240,8 @@ static void cluster_arrive(const Instruction &, Lanes &lanes, unsigned active) {
 
 static void cluster_wait(const Instruction &in, Lanes &lanes, unsigned active) {
     unsigned passed = 0;
-    each(active, [&](unsigned lane) { passed |= (unsigned)(lanes.cluster_phase[lane] != cluster_phase) << lane; });
+    each(active,
+         [&](unsigned lane) { passed |= (unsigned)(lanes.cluster_phase[lane] != cluster_phase) << lane; });
     if (passed) note_event();
     if (passed == active)
         lanes.pc++;
@@ -251,7 +254,8 @@ static void cluster_wait(const Instruction &in, Lanes &lanes, unsigned active) {
 /* True when all lanes of the mask are here; `active` gets those that have waited here. Else the lanes wait. */
 static bool gather(const Instruction &in, Lanes &lanes, unsigned *active, const Operand &members) {
     const unsigned first = (unsigned)__builtin_ctz(*active), mask = (unsigned)lanes.row(members)[first];
-    if (*active & ~mask) fail(in, lanes, (unsigned)__builtin_ctz(*active & ~mask), "has mask 0x%08x without this lane", mask);
+    if (*active & ~mask)
+        fail(in, lanes, (unsigned)__builtin_ctz(*active & ~mask), "has mask 0x%08x without this lane", mask);
     if (mask & ~lanes.alive) fail(in, lanes, first, "has mask 0x%08x with lanes that are not there", mask);
     unsigned here = *active;
     for (unsigned left = mask & lanes.alive & ~lanes.runnable; left; left &= left - 1) {
@@ -304,7 +308,8 @@ static void shuffle(const Instruction &in, Lanes &lanes, unsigned active) {
     unsigned within = 0;
     each(active, [&](unsigned lane) {
         const Source source = source_of(in.mode, lane, (unsigned)by[lane], (unsigned)clamp[lane]);
-        if (!(active >> source.lane & 1)) fail(in, lanes, lane, "reads lane %u, which is not here", source.lane);
+        if (!(active >> source.lane & 1))
+            fail(in, lanes, lane, "reads lane %u, which is not here", source.lane);
         to[lane] = before[source.lane];
         within |= (unsigned)source.within << lane;
     });
@@ -363,7 +368,8 @@ static void reduce(const Instruction &in, Lanes &lanes, unsigned active) {
     const uint64_t *from = lanes.row(in.from[0]);
     const unsigned first = (unsigned)__builtin_ctz(active);
     uint32_t result = (uint32_t)from[first];
-    each(active & ~(1u << first), [&](unsigned lane) { result = reduced(in.mode, result, (uint32_t)from[lane]); });
+    each(active & ~(1u << first),
+         [&](unsigned lane) { result = reduced(in.mode, result, (uint32_t)from[lane]); });
     uint64_t *to = lanes.row(in.to[0]);
     each(active, [=](unsigned lane) { to[lane] = result; });
 }
@@ -373,8 +379,7 @@ static void active_mask(const Instruction &in, Lanes &lanes, unsigned active) {
     each(active, [=](unsigned lane) { to[lane] = active; });
 }
 
-static void nothing(const Instruction &, Lanes &, unsigned) {
-}
+static void nothing(const Instruction &, Lanes &, unsigned) {}
 
 /* ---- decoding ---- */
 
@@ -484,7 +489,8 @@ static void fill(Lanes &lanes, SpecialRow row, uint64_t value) {
 /* What is the same in every block. */
 static void fill_lanes(Lanes &lanes, const Launch &launch) {
     for (unsigned lane = 0; lane < kWarp; lane++) {
-        const uint3 index = lanes.alive >> lane & 1 ? team.threads[lanes.first + lane].index : uint3{ 0, 0, 0 };
+        const uint3 index =
+            lanes.alive >> lane & 1 ? team.threads[lanes.first + lane].index : uint3{ 0, 0, 0 };
         uint64_t *rows = lanes.rows[0] + lane;
         rows[kTidX * kWarp] = index.x;
         rows[kTidY * kWarp] = index.y;
@@ -514,7 +520,8 @@ static void fill_lanes(Lanes &lanes, const Launch &launch) {
 static void make_warps(const Launch &launch) {
     const size_t rows = (size_t)kernel->rows * kWarp, frame = (kernel->frame_bytes + 63) / 64 * 64;
     if (registers.size() < rows * team.warps.size()) registers.resize(rows * team.warps.size(), ~(uint64_t)0);
-    if (frames.size() < frame * kWarp * team.warps.size() + 64) frames.resize(frame * kWarp * team.warps.size() + 64, (char)kFresh);
+    if (frames.size() < frame * kWarp * team.warps.size() + 64)
+        frames.resize(frame * kWarp * team.warps.size() + 64, (char)kFresh);
     warps.resize(team.warps.size());
     char *aligned = frames.data() + (64 - (uintptr_t)frames.data() % 64) % 64;
     const unsigned per_block = (unsigned)(team.warps.size() / team.blocks.size());

@@ -15,13 +15,14 @@ plant() {
     if cmp -s "$folder/unit.ptx" "$faulty"; then
         echo "$title: nothing to change"
         missed=$((missed + 1))
-    elif EMU_PTX=$faulty EMU_PTX_REQUIRE=1 timeout 300 "$folder/$program" >"$folder/planted.log" 2>"$folder/planted.reports"; then
+    elif EMU_PTX=$faulty EMU_PTX_REQUIRE=1 timeout 300 "$folder/$program" >"$folder/planted.log" \
+        2>"$folder/planted.reports"; then
         echo "$title: $program misses it"
         missed=$((missed + 1))
     else
-        echo "$title: $program finds it: $(grep -c '^FAILED\|CHECK\|differ' "$folder/planted.log") failures"
-        head -n 1 "$folder/planted.reports" | cut -c 1-150 | sed 's/^/    /'
-        sed -n 1p "$folder/planted.log" | cut -c 1-150 | sed 's/^/    /'
+        echo "$title: $program finds it:"
+        sed -n 's/^FAILED *\([^ ]*\).*/    \1/p' "$folder/planted.log"
+        head -n 1 "$folder/planted.reports" | cut -c 1-150 | sed 's/^/    reported: /'
     fi
     rm -f "$faulty"
 }

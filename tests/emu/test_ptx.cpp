@@ -9,9 +9,7 @@
 
 #if defined(EMU_CHECK)
 
-void ptx_tests() {
-    skip("ptx", "the checker sees compiled kernels only");
-}
+void ptx_tests() {} /* the checker watches compiled kernels only */
 
 #else
 
@@ -143,6 +141,7 @@ static const Row &row_at(size_t index) {
         { 'r', "mul.wide.s16 %r0, %h1, %h2", 0xffff, 2, 0, 0xfffffffe },
         { 'r', "mad.lo.s32 %r0, %r1, %r2, %r3", 3, 5, (uint32_t)-16, 0xffffffff },
         { 'r', "mad.hi.u32 %r0, %r1, %r2, %r3", 0xffffffff, 0xffffffff, 1, 0xffffffff },
+        { 'r', "mad.hi.s32 %r0, %r1, %r2, %r3", (uint32_t)-1, 2, 5, 4 },
         { 'x', "mad.wide.s32 %x0, %r1, %r2, %x3", (uint32_t)-3, 5, 16, 1 },
         { 'x', "mad.wide.u32 %x0, %r1, %r2, %x3", 0xffffffff, 2, 1, 0x1ffffffff },
         { 'x', "mad.lo.s64 %x0, %x1, %x2, %x3", 3, 5, 16, 31 },
@@ -256,6 +255,9 @@ static const Row &row_at(size_t index) {
         { 'd', "sqrt.rn.f64 %d0, %d1", D(9), 0, 0, D(3) },
         { 'd', "rcp.rn.f64 %d0, %d1", D(8), 0, 0, D(0.125) },
         { 'd', "rcp.approx.ftz.f64 %d0, %d1", D(3), 0, 0, D(1.0 / 3) & 0xffffffff00000000 },
+        { 'd', "rsqrt.approx.ftz.f64 %d0, %d1", D(4), 0, 0, D(0.5) },
+        { 'f', "mad.rn.f32 %f0, %f1, %f2, %f3", F(2), F(3), F(1), F(7) },
+        { 'd', "copysign.f64 %d0, %d1, %d2", D(-1), D(2), 0, D(-2) },
         /* Two halves in a register, and one. */
         { 'r', "add.rn.f16x2 %r0, %r1, %r2", 0x3c004000, 0x3c003c00, 0, 0x40004200 },
         { 'r', "fma.rn.f16x2 %r0, %r1, %r2, %r3", 0x40004000, 0x3c004000, 0x3c003c00, 0x42004500 },
@@ -271,6 +273,9 @@ static const Row &row_at(size_t index) {
         { 'p', "setp.lt.s32 %p0, %r1, %r2", (uint32_t)-1, 1, 0, 1 },
         { 'p', "setp.lt.u32 %p0, %r1, %r2", (uint32_t)-1, 1, 0, 0 },
         { 'p', "setp.hi.u32 %p0, %r1, %r2", (uint32_t)-1, 1, 0, 1 },
+        { 'p', "setp.lo.u32 %p0, %r1, %r2", 1, 1, 0, 0 },
+        { 'p', "setp.ls.u64 %p0, %x1, %x2", 1, 1, 0, 1 },
+        { 'p', "setp.hs.u16 %p0, %h1, %h2", 0xffff, 1, 0, 1 },
         { 'p', "setp.ge.s64 %p0, %x1, %x2", 5, 5, 0, 1 },
         { 'p', "setp.eq.s16 %p0, %h1, %h2", 0x10005, 5, 0, 1 },
         { 'p', "setp.gt.s16 %p0, %h1, -1", 0, 0, 0, 1 },
@@ -341,6 +346,9 @@ static const Row &row_at(size_t index) {
         { 'f', "cvt.f32.f16 %f0, %h1", 0x0001, 0, 0, F(0x1p-24f) },
         { 'f', "cvt.f32.f16 %f0, %h1", 0xfc00, 0, 0, F(-INFINITY) },
         { 'f', "cvt.f32.bf16 %f0, %h1", 0x3fc0, 0, 0, F(1.5f) },
+        { 'h', "cvt.rn.f16.f64 %h0, %d1", D(1), 0, 0, 0x3c00 },
+        { 'd', "cvt.f64.f16 %d0, %h1", 0xbc00, 0, 0, D(-1) },
+        { 'd', "cvt.f64.bf16 %d0, %h1", 0x3f80, 0, 0, D(1) },
         /* Moves and parts. */
         { 'x', "mov.b64 %x0, {%r1, %r2}", 0x11111111, 0x22222222, 0, 0x2222222211111111 },
         { 'r', "mov.b32 %r0, {%h1, %h2}", 0x1111, 0x2222, 0, 0x22221111 },
@@ -349,6 +357,14 @@ static const Row &row_at(size_t index) {
         { 'f', "mov.f32 %f0, 0f3FC00000", 0, 0, 0, F(1.5f) },
         { 'd', "mov.f64 %d0, 0d3FF8000000000000", 0, 0, 0, D(1.5) },
         { 'r', "mov.u32 %r0, %nctaid.x", 0, 0, 0, 1 },
+        { 'r', "mov.u32 %r4, %laneid; mov.u32 %r5, %tid.x; sub.s32 %r0, %r4, %r5", 0, 0, 0, 0 },
+        { 'r', "mov.u32 %r4, %lanemask_lt; mov.u32 %r5, %lanemask_ge; xor.b32 %r0, %r4, %r5", 0, 0, 0,
+          0xffffffff },
+        { 'r', "nanosleep.u32 20; prefetch.global.L2 [%a0]; membar.gl; fence.proxy.async; mov.u32 %r0, 3", 0,
+          0, 0, 3 },
+        { 'x', "cvta.to.global.u64 %x4, %a0; cvta.global.u64 %x5, %x4; sub.s64 %x0, %x5, %a0", 0, 0, 0, 0 },
+        { 'r', "ld.volatile.global.u32 %r0, [%a0+8]", 0, 9, 0, 9 },
+        { 'r', "ld.global.nc.L1::no_allocate.L2::128B.v2.u32 {%r4, %r0}, [%a0]", 0x700000001, 0, 0, 7 },
         { 'r', "{ .reg .b32 q; mov.b32 q, %r1; add.s32 %r0, q, 1; }", 6, 0, 0, 7 },
     };
     /* clang-format on */
@@ -423,6 +439,36 @@ static const char bulk_body[] =
     "mbarrier.try_wait.parity.shared::cta.b64 %p5, [%r4], 0; @!%p5 bra AGAIN;\n"
     "and.b32 %r6, %t3, 3; mul.wide.u32 %x4, %r6, 8; mov.u64 %x5, tile; add.s64 %x4, %x4, %x5; ld.shared.u64 "
     "%x0, [%x4]";
+
+static const char atomics_body[] =
+    ".shared .align 8 .b8 cell[64]; setp.ne.u32 %p4, %t0, 0; mov.u32 %r4, 0; mov.u32 %r5, -1; mov.u64 %x4, "
+    "0;\n"
+    "@%p4 bra READY; st.shared.u32 [cell], 100; st.shared.v2.u32 [cell+4], {%r4, 5}; st.shared.u32 "
+    "[cell+12], %r5;\n"
+    "st.shared.u64 [cell+16], %x4; st.shared.u64 [cell+24], %x4; st.shared.u64 [cell+32], 5;\nREADY:\n"
+    "bar.warp.sync -1; atom.shared.min.s32 %r6, [cell], %t0; atom.shared.inc.u32 %r6, [cell+4], 9;\n"
+    "red.shared.dec.u32 [cell+8], 9; atom.shared.and.b32 %r6, [cell+12], 0xf0; atom.shared.xor.b32 %r6, "
+    "[cell+16], %t0;\n"
+    "atom.shared.add.f64 %d4, [cell+24], 0d3FF0000000000000; cvt.u64.u32 %x5, %t0;\n"
+    "red.shared.max.u64 [cell+32], %x5; bar.warp.sync -1; ld.shared.v4.u32 {%r4, %r5, %r6, %r7}, [cell];\n"
+    "add.s32 %r4, %r4, %r5; add.s32 %r6, %r6, %r7; add.s32 %r4, %r4, %r6; ld.shared.u32 %r5, [cell+16];\n"
+    "ld.shared.f64 %d5, [cell+24]; cvt.rzi.s32.f64 %r6, %d5; ld.shared.u32 %r7, [cell+32]; add.s32 %r5, %r5, "
+    "%r6;\n"
+    "add.s32 %r0, %r4, %r5; add.s32 %r0, %r0, %r7";
+
+static const char bulk_store_body[] =
+    ".shared .align 16 .b8 tile[32]; setp.ne.u32 %p4, %t0, 0; mov.u32 %r0, 7; @%p4 bra OUT; mov.u32 %r4, "
+    "tile;\n"
+    "st.shared.u32 [tile], 40; st.shared.u32 [tile+4], 2; fence.proxy.async.shared::cta;\n"
+    "cp.async.bulk.global.shared::cta.bulk_group [%a0], [%r4], 16; cp.async.bulk.commit_group;\n"
+    "cp.async.bulk.wait_group.read 0; ld.global.v2.u32 {%r5, %r6}, [%a0]; add.s32 %r0, %r5, "
+    "%r6;\nOUT:\nbar.warp.sync -1";
+
+static const char arrivals_body[] =
+    ".shared .align 8 .b64 bar; mov.u32 %r4, bar; setp.ne.u32 %p4, %t3, 0; @%p4 bra READY;\n"
+    "mbarrier.init.shared::cta.b64 [bar], 64;\nREADY:\nbar.sync 0; mbarrier.arrive.shared::cta.b64 _, "
+    "[%r4];\nAGAIN:\n"
+    "mbarrier.test_wait.parity.shared::cta.b64 %p5, [%r4], 0; @!%p5 bra AGAIN; mov.u32 %r0, 1";
 
 static const Group groups[] = {
     { "shfl up",
@@ -601,6 +647,33 @@ static const Group groups[] = {
       'r',
       { 4, 1, 2, 0 },
       [](unsigned t) -> uint64_t { return (t ^ 1) + 200; } },
+    { "other atomics",
+      "",
+      atomics_body,
+      'r',
+      { 1, 32, 1, 0 },
+      [](unsigned) -> uint64_t { return 0 + 2 + 3 + 0xf0 + 0 + 32 + 31; } },
+    { "addresses in a cluster",
+      "",
+      ".shared .align 4 .u32 mine; st.shared.u32 [mine], %t0; barrier.cluster.arrive.aligned; "
+      "barrier.cluster.wait.aligned;\n"
+      "mov.u32 %r4, mine; mapa.shared::cluster.u32 %r5, %r4, 0; ld.shared::cluster.u32 %r0, [%r5];\n"
+      "barrier.cluster.arrive.aligned; barrier.cluster.wait.aligned",
+      'r',
+      { 4, 1, 2, 0 },
+      [](unsigned t) -> uint64_t { return t & 2; } },
+    { "bulk stores",
+      "",
+      bulk_store_body,
+      'r',
+      { 1, 32, 1, 0 },
+      [](unsigned t) -> uint64_t { return t ? 7 : 42; } },
+    { "an mbarrier of all threads",
+      "",
+      arrivals_body,
+      'r',
+      { 1, 64, 1, 0 },
+      [](unsigned) -> uint64_t { return 1; } },
     { "bulk copies",
       ".shared .align 16 .b8 tile[32];\n.shared .align 8 .b64 bar;\n",
       bulk_body,

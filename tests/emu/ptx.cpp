@@ -53,7 +53,7 @@ static const char *const refusal = nullptr;
 #endif
 
 static Module *module_of_environment(bool *failed) {
-    static const char *const path = getenv("EMU_PTX");
+    const char *path = getenv("EMU_PTX");
     static Module *module;
     static bool tried;
     if (!path || !*path) return nullptr;
@@ -67,7 +67,6 @@ static Module *module_of_environment(bool *failed) {
 /* ---- launches ---- */
 
 Function *kernel_of(const Launch &launch, bool *failed) {
-    static const bool required = is_on("EMU_PTX_REQUIRE");
     if (launch.ptx) return launch.ptx;
     Module *module = module_of_environment(failed);
     if (!module) return nullptr;
@@ -75,6 +74,7 @@ Function *kernel_of(const Launch &launch, bool *failed) {
     const std::string name = symbol.empty() ? kernel_name(launch.call->kernel) : title_of(symbol);
     const auto entry = module->entries.find(name);
     if (entry == module->entries.end()) {
+        const bool required = is_on("EMU_PTX_REQUIRE");
         if (required) report("%s: %s has no such kernel", name.c_str(), module->path.c_str());
         *failed = required;
         return nullptr;

@@ -130,8 +130,9 @@ struct Body {
         call_stores; /* instructions that store a coming call's arguments */
     std::map<std::string, int> labels;
     std::vector<std::pair<size_t, std::string>> branches;
-    int line = 0;
+    int line;
 
+    Body(Module &m, Function &f) : module(m), function(f), scanner{ f.begin, f.end, f.line }, line(f.line) {}
     std::set<Function *> callees();
     void begin();
     void read();
@@ -551,10 +552,7 @@ static void prepare_function(Module *module, Function *function) {
     if (function->decoded) return;
     if (function->decoding) unknown("recursion of " + function->title);
     function->decoding = true;
-    Body body = { *module, *function, { function->begin, function->end, function->line },
-                  {},      {},        {},
-                  {},      {},        {},
-                  {},      {},        function->line };
+    Body body(*module, *function);
     try {
         body.begin();
         body.read();

@@ -5,7 +5,11 @@
 #include "ptx.h"
 
 #include <math.h>
+#include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
+
+#include "test_kernels.h"
 
 #if defined(EMU_CHECK)
 
@@ -443,7 +447,8 @@ static const char bulk_body[] =
 static const char atomics_body[] =
     ".shared .align 8 .b8 cell[64]; setp.ne.u32 %p4, %t0, 0; mov.u32 %r4, 0; mov.u32 %r5, -1; mov.u64 %x4, "
     "0;\n"
-    "@%p4 bra READY; st.shared.u32 [cell], 100; st.shared.v2.u32 [cell+4], {%r4, 5}; st.shared.u32 "
+    "@%p4 bra READY; st.shared.u32 [cell], 100; st.shared.u32 [cell+4], %r4; st.shared.u32 [cell+8], 5; "
+    "st.shared.u32 "
     "[cell+12], %r5;\n"
     "st.shared.u64 [cell+16], %x4; st.shared.u64 [cell+24], %x4; st.shared.u64 [cell+32], 5;\nREADY:\n"
     "bar.warp.sync -1; atom.shared.min.s32 %r6, [cell], %t0; atom.shared.inc.u32 %r6, [cell+4], 9;\n"
@@ -763,7 +768,48 @@ static void check_wrong(const Wrong &wrong) {
     CHECK_WITH(said.find(wrong.says) != std::string::npos, std::string(wrong.body) + " said " + said);
 }
 
+/* What a launch and the kernel's header disagree about. */
+static void check_headers() {
+    static const char *const cases[][2] = {
+        { ".visible .entry row(.param .u32 in, .param .u64 out)\n{\nret;\n}\n",
+          "argument 0 has 8 bytes, in the PTX 4" },
+        { ".visible .entry row(.param .u64 in)\n{\nret;\n}\n", "argument 1 has 8 bytes, in the PTX none" },
+        { ".visible .entry row(.param .u64 a, .param .u64 b, .param .u64 c)\n{\nret;\n}\n",
+          "has 2 arguments, in the PTX 3" },
+        { ".visible .entry row(.param .u64 in, .param .u64 out)\n.maxntid 4, 4, 1\n{\nret;\n}\n",
+          "32 threads, its PTX allows 16" },
+    };
+    for (const auto &header : cases) {
+        CHECK(run_text(header[0], { 1, 2, 3 }, { 1, 32, 1, 0 }).empty());
+        const std::string said = reports();
+        CHECK_WITH(said.find(header[1]) != std::string::npos, said);
+    }
+}
+
+/* A process with EMU_PTX that names this file, and that launches a kernel of the program. */
+static Outcome launch_with(const char *path) {
+    return run_apart([path] {
+        setenv("EMU_PTX", path, 1);
+        setenv("EMU_PTX_REQUIRE", "1", 1);
+        return kernel_cases[0].run(0);
+    });
+}
+
+static void check_files() {
+    char path[] = "/tmp/emu_ptx_XXXXXX";
+    const int file = mkstemp(path);
+    CHECK(file >= 0);
+    const Outcome lacks = launch_with(path), missing = launch_with("/nowhere/unit.ptx");
+    CHECK_WITH(!lacks.clean && lacks.text.find("has no such kernel") != std::string::npos, lacks.text);
+    CHECK_WITH(!missing.clean && missing.text.find("cannot read /nowhere/unit.ptx") != std::string::npos,
+               missing.text);
+    close(file);
+    unlink(path);
+}
+
 void ptx_tests() {
+    test("ptx_headers_agree_with_launches", check_headers);
+    test("ptx_files_that_lack_a_kernel_are_named", check_files);
     test("ptx_instructions_have_the_values_of_the_manual", check_rows);
     for (const Group &group : groups)
         test(("ptx_" + std::string(group.name)).c_str(), [&] { check_group(group); });

@@ -3,7 +3,6 @@
  * the instructions that each kernel has issued. */
 #include "ptx.h"
 
-#include <algorithm>
 #include <stdlib.h>
 
 #include "exec.h"
@@ -84,7 +83,9 @@ Function *kernel_of(const Launch &launch, bool *failed) {
 }
 
 Function *kernel_of_text(const char *text, const char *name) {
+    static std::vector<Module *> &kept = *new std::vector<Module *>;
     Module *module = new Module;
+    kept.push_back(module);
     if (!read_module(module, "text", text)) return nullptr;
     const auto entry = module->entries.find(name);
     if (entry == module->entries.end()) {
@@ -144,10 +145,7 @@ size_t dynamic_offset(const Function *kernel) {
 }
 
 void declare_shared(const Function *kernel, const Launch &launch) {
-    std::vector<Variable> variables = kernel->shared;
-    std::sort(variables.begin(), variables.end(),
-              [](const Variable &a, const Variable &b) { return a.offset < b.offset; });
-    for (const Variable &variable : variables)
+    for (const Variable &variable : kernel->shared)
         shared_declare(variable.offset, variable.bytes, variable.name.c_str());
     shared_declare(dynamic_offset(kernel), launch.dynamic_bytes, "dynamic");
 }

@@ -279,6 +279,8 @@ void Body::link() {
         module.code[branch.first].target = label->second;
     }
     if (!call_stores.empty()) unknown("parameter of no call");
+    std::sort(function.shared.begin(), function.shared.end(),
+              [](const Variable &a, const Variable &b) { return a.offset < b.offset; });
 }
 
 /* ---- operands ---- */

@@ -66,7 +66,9 @@ static std::string describe_address(uint64_t address) {
 
 [[noreturn]] static __attribute__((noinline)) void refuse(const Instruction &in, Lanes &lanes, unsigned lane,
                                                           uint64_t address, unsigned bytes, const char *why) {
-    fail(in, lanes, lane, "%s: %u bytes at %s", why, bytes, describe_address(address).c_str());
+    char place[300]; /* a string would never be freed */
+    snprintf(place, sizeof place, "%s", describe_address(address).c_str());
+    fail(in, lanes, lane, "%s: %u bytes at %s", why, bytes, place);
 }
 
 static __attribute__((noinline)) void look_up(const Instruction &in, Lanes &lanes, unsigned lane, Space space,

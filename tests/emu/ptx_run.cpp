@@ -217,6 +217,7 @@ static void open_barrier(const BlockState *block) {
 static void block_barrier(const Instruction &in, Lanes &lanes, unsigned active) {
     Gathering &gathering = gatherings[lanes.block->rank];
     const unsigned expected = (unsigned)(team.threads.size() / team.blocks.size());
+    if (lanes.row(in.from[0])[0]) fail(in, lanes, (unsigned)__builtin_ctz(active), "is not barrier 0");
     gathering.arrived += (unsigned)__builtin_popcount(active);
     if (in.mode != kPlainBarrier) {
         const Operand &predicate = in.from[in.count - 1];

@@ -739,6 +739,8 @@ static const Wrong wrongs[] = {
       ".local .align 4 .b8 depot[8]; ld.local.u32 %r0, [depot+4096]",
       "in local memory",
       { 1, 32, 1, 0 } },
+    { "", "bar.sync 1", "is not barrier 0", { 1, 32, 1, 0 } },
+    { "", "bar.sync 0, 32", "number of threads at a barrier in bar.sync", { 1, 32, 1, 0 } },
     { "", "trap", "trap ends the kernel", { 1, 32, 1, 0 } },
     { "",
       "setp.eq.s32 %p4, %t0, 3; @%p4 bra OUT; bar.sync 0;\nOUT:\nadd.s32 %r0, %r1, 1",

@@ -64,7 +64,7 @@ linked = -DXDISTILL_IMPLEMENTED
 networks = build/networks.a
 network_objects := $(patsubst examples/%.c,build/networks/%.o,$(sort $(wildcard examples/nn/*.c examples/common/*.c)))
 
-.PHONY: help lib edit-to-test demo demo-mpi demo-sharded demo-toys demo-images demo-real teacher image-teacher test check fuzz golden golden-levels bench bench-threads bench-torch bench-torch-xtoken bench-torch-gpu bench-dmd bench-fake bench-wrap bench-files bench-tokenizers examples mpi cuda test-cuda test-cuda-emu coverage-cuda gpu-check install uninstall format check-format amalgamate api docs clean
+.PHONY: help lib edit-to-test demo demo-mpi demo-sharded demo-toys demo-images demo-real teacher image-teacher test check fuzz golden golden-levels bench bench-threads bench-torch bench-torch-xtoken bench-torch-gpu bench-dmd bench-fake bench-wrap bench-files bench-tokenizers examples mpi cuda test-cuda test-cuda-emu test-cuda-ptx coverage-cuda gpu-check install uninstall format check-format amalgamate api docs clean
 .DELETE_ON_ERROR:
 
 help: ## Library: list the targets
@@ -383,6 +383,9 @@ test-cuda-emu: ## GPU: the CUDA unit without a GPU, under sanitizers
 
 test-cuda: ## GPU: the same tests on a GPU
 	@NVCC="$(NVCC)" GOLDEN="$(GOLDEN)" sh tests/cuda/run.sh gpu
+
+test-cuda-ptx: ## GPU: the same with nvcc's own code, its PTX interpreted
+	@NVCC="$(NVCC)" GOLDEN="$(GOLDEN)" sh tests/cuda/run.sh ptx
 
 coverage-cuda: ## GPU: device code that these tests run; below 95 % fails
 	@GOLDEN="$(GOLDEN)" sh tests/cuda/run.sh coverage

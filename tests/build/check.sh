@@ -21,7 +21,7 @@ steps() { all_steps | xargs -n 1 | grep -vx "${CHECK_DONE:-}"; }
 
 all_steps() {
     echo build amalgamate format layout fastmath tools api fields nulls poison
-    echo cuda_emu:plain cuda_emu:asan cuda_emu:checker coverage_cuda transformers fuzz
+    echo cuda_emu:plain cuda_emu:asan cuda_emu:checker coverage_cuda cuda_ptx transformers fuzz
     echo tests:address tests:generated tests:clang tests:hostile tests:thread undefined levels portable aarch64 options sections test
     # Every standard decides for itself what it accepts: it reads the whole unit, and declarations become code on both
     # levels. Code of the unit is made at the corners: the oldest C and the newest C++ for the warnings that only gcc's
@@ -790,6 +790,15 @@ step_cuda_emu() {
 step_gpu_check() {
     need g++
     EMU_BUILD="$out/cuda_emu-plain.d/emu" sh tests/build/test_gpu_check.sh "$dir"
+}
+
+# The tests of kernels with the code that nvcc makes of them, as PTX. These programs reach all but three of the 225 kernels.
+step_cuda_ptx() {
+    need nvcc g++
+    make --no-print-directory build/libxdistill.a || return 1
+    named='dmd|dmd_losses|ema|loss|mft|optimizer|poison|reduce|rounding|step|topk|uld|xtoken_loss'
+    programs=$(ls tests/cuda/test_*.cpp | grep -E "test_cuda_($named)\.cpp")
+    GOLDEN=none CUDA_TESTS=$programs EMU_BUILD="$out/cuda_emu-plain.d/emu" CUDA_OBJECTS="$out/cuda_objects" CUDA_BUILD="$dir/cuda" CUDA_HEADER=. CUDA_LIBRARY=build/libxdistill.a sh tests/cuda/run.sh ptx
 }
 
 step_coverage_cuda() {

@@ -28,11 +28,14 @@ static inline void unseal() { emu_unseal(); }
 static inline long launch_count() { return emu_launch_count(); }
 /* Kernels that write to the host run once while this is 0: comparing orders, the emulation puts back what devices had. */
 static inline void compare_orders(int on) { emu_set_comparable(on); }
+/* Whether kernels are nvcc's code, with nvcc's functions of mathematics: on a GPU, or its PTX in the emulation. */
+static inline bool code_of_nvcc() { return getenv("EMU_PTX") != nullptr; }
 #else
 static inline void seal() {}
 static inline void unseal() {}
 static inline void compare_orders(int) {}
 static inline long launch_count() { return -1; } /* unknown */
+static inline bool code_of_nvcc() { return true; }
 #endif
 
 static std::string test_log; /* what contexts of the tests have logged */

@@ -4,6 +4,8 @@
 #   sh tests/cuda/run.sh plain checker asan    on the emulation (tests/emu), in these builds; all three by default
 #   sh tests/cuda/run.sh coverage              once each on the plain emulation; fails when less than 95 % of the unit's
 #                                              device code ran. COVERAGE_LIST=1 prints what did not. Needs g++ and gcov
+#   sh tests/cuda/run.sh ptx                   once each on the plain emulation, with kernels that nvcc made: its PTX is interpreted.
+#                                              Needs nvcc; skipped, in words, without it
 #   sh tests/cuda/run.sh gpu                   compiled by nvcc and run on a GPU, by tools/gpu_check.sh --tests; skipped, in
 #                                              words, without one
 #
@@ -17,6 +19,7 @@
 #   CUDA_BUILD         the folder for what is built
 #   EMU_BUILD          that for the emulation, where its own tests have it (default: beside the other)
 #   CUDA_HEADER        where xdistill.h and xdistill_cuda.cu are: src, or . for the generated files; programs include src in both cases
+#   CUDA_PTX           the unit's PTX for the mode ptx (default: made by nvcc)
 #   CUDA_LIBRARY       the library with private functions visible, for builds that do not sanitize it (default: compiled for each)
 #   CUDA_OBJECTS       a folder for the programs' objects, which all builds share; asan then watches the unit alone (default: one for
 #                      each build)
@@ -148,6 +151,32 @@ run_emulated() {
     [ "$1$header" != plain. ] || run_examples "$1"
 }
 
+# The unit's PTX, unless there is one that is newer than its sources.
+make_ptx() {
+    [ -z "${CUDA_PTX:-}" ] || return 0
+    ptx=$out/unit.ptx
+    [ -e "$ptx" ] && [ -z "$(find src "$header/xdistill_cuda.cu" "$header/xdistill.h" -newer "$ptx" -type f | head -n 1)" ] && return
+    "${NVCC:-nvcc}" -O2 -arch=compute_90 -ptx -I"$header" "$header/xdistill_cuda.cu" -o "$ptx.$$" >"$out/nvcc.log" 2>&1 ||
+        { cat "$out/nvcc.log"; return 1; }
+    mv "$ptx.$$" "$ptx"
+}
+
+run_ptx() {
+    if [ -z "${CUDA_PTX:-}" ] && ! command -v "${NVCC:-nvcc}" >/dev/null 2>&1; then
+        echo "skipped: needs nvcc"
+        skipped=$((skipped + 1))
+        return
+    fi
+    out=$build/ptx ptx=${CUDA_PTX:-}
+    echo "cuda, ptx:"
+    build_emulated plain && make_ptx || { fail "cannot build for ptx"; return; }
+    for test in $tests; do
+        name=$(basename "$test" .cpp)
+        run "$name" EMU_PTX="$ptx" EMU_PTX_REQUIRE=1 "$out/$name"
+    done
+    run_golden "" "EMU_PTX=$ptx EMU_PTX_REQUIRE=1"
+}
+
 # gcov counts for each place of the source, the awk script adds up and judges. Lines, so without optimisation.
 run_coverage() {
     out=$build/coverage relative=$header
@@ -170,6 +199,7 @@ for mode in "$@"; do
     case $mode in
     gpu) exec sh tools/gpu_check.sh --tests ;;
     coverage) run_coverage ;;
+    ptx) run_ptx ;;
     *) run_emulated "$mode" ;;
     esac
 done

@@ -70,6 +70,12 @@ static void carry_out_loads(uint64_t *barrier) {
     if (!mine.empty()) advance(state);
 }
 
+bool mbarrier_passed(uint64_t *barrier, unsigned parity, const char *file, int line) {
+    const MBarrier *state = valid(barrier, file, line);
+    if ((state->phase & 1u) == (parity & 1u)) carry_out_loads(barrier);
+    return (state->phase & 1u) != (parity & 1u);
+}
+
 static void check_bulk(const void *shared, const void *global, unsigned bytes, const char *file, int line) {
     if (!in_arenas(shared) || !shared_holds(shared, bytes) || in_arenas(global))
         kernel_failed("bulk copy of %u bytes between %p and %p (%s:%d)", bytes, shared, global, file, line);
@@ -106,12 +112,7 @@ void emu_mbarrier_expect(uint64_t *barrier, unsigned bytes, const char *file, in
 }
 
 void emu_mbarrier_wait(uint64_t *barrier, unsigned parity, const char *file, int line) {
-    MBarrier *state = valid(barrier, file, line);
-    while ((state->phase & 1u) == (parity & 1u)) {
-        carry_out_loads(barrier);
-        if ((state->phase & 1u) != (parity & 1u)) break;
-        wait_as("an mbarrier", file, line);
-    }
+    while (!mbarrier_passed(barrier, parity, file, line)) wait_as("an mbarrier", file, line);
 }
 
 void emu_bulk_load(void *shared, const void *global, unsigned bytes, uint64_t *barrier, const char *file,

@@ -77,6 +77,7 @@ bool may_access(int device, int owner);
 /* ---- names for reports (symbol.cpp) ---- */
 
 std::string kernel_name(const void *kernel);
+std::string symbol_name(const void *function); /* mangled; empty when the program has no symbols */
 /* "file:line" of an instruction; NULL for one inside the emulation. */
 std::string source_of(const void *pc);
 
@@ -133,12 +134,17 @@ void snapshot_end();                       /* restores the first result */
 
 /* ---- kernels (exec.cpp) ---- */
 
+namespace ptx {
+struct Function;
+}
+
 struct Launch {
     dim3 grid, block, cluster;
     size_t dynamic_bytes;
     int device;
     bool comparable;
     std::shared_ptr<emu_kernel_call> call; /* owns the arguments */
+    ptx::Function *ptx = nullptr;          /* for tests of the interpreter: what runs instead */
 };
 
 /* Runs the grid; false after a failure that ends it. */

@@ -6,6 +6,7 @@
  * begun. The last to arrive at a barrier or warp operation completes it for all and queues itself with them: otherwise the next
  * phase would not follow the chosen order. */
 #include "exec.h"
+#include "ptx.h"
 
 #include <algorithm>
 #include <deque>
@@ -32,6 +33,7 @@ static Warp *current_warp;
 static emu_order order;
 static uint64_t random_state;
 static uint64_t launches;
+static ptx::Function *from_ptx; /* what runs instead of the program's own code, or NULL */
 
 /* ---- orders ---- */
 
@@ -58,15 +60,20 @@ static void queue_warp(Warp *warp) {
     queue.push_back(warp);
 }
 
+const std::vector<unsigned> &phase_order(size_t count) {
+    static std::vector<unsigned> numbers;
+    numbers.resize(count);
+    for (size_t i = 0; i < count; i++) numbers[i] = (unsigned)i;
+    if (order == EMU_DESCENDING) std::reverse(numbers.begin(), numbers.end());
+    if (order == EMU_RANDOM)
+        for (size_t i = count; i > 1; i--) std::swap(numbers[i - 1], numbers[next_random((unsigned)i)]);
+    return numbers;
+}
+
 /* Queues warps [first, first + count) in the order of this run. */
 static void queue_warps(size_t first, size_t count) {
-    std::vector<Warp *> warps(count);
-    for (size_t i = 0; i < count; i++) warps[i] = &team.warps[first + i];
-    if (order == EMU_DESCENDING) std::reverse(warps.begin(), warps.end());
-    if (order == EMU_RANDOM)
-        for (size_t i = count; i > 1; i--) std::swap(warps[i - 1], warps[next_random((unsigned)i)]);
     current_warp = nullptr; /* the running warp starts the new phase at its position in the order */
-    for (Warp *warp : warps) queue_warp(warp);
+    for (const unsigned number : phase_order(count)) queue_warp(&team.warps[first + number]);
 }
 
 static inline Thread *pick() {
@@ -92,7 +99,7 @@ static inline void set_running(Thread *thread) {
     if (team.blocks.size() > 1) blockIdx = thread->warp->block->index; /* else of run_team() */
 }
 
-static __attribute__((noinline)) Fiber *take_fiber() {
+static __attribute__((noinline)) Fiber *take_fiber(void (*entry)()) {
     if (free_fibers.empty()) {
         const size_t count = 32;
         Fiber *fibers = new Fiber[count];
@@ -101,12 +108,12 @@ static __attribute__((noinline)) Fiber *take_fiber() {
     }
     Fiber *fiber = free_fibers.back();
     free_fibers.pop_back();
-    fiber_prepare(fiber, thread_entry);
+    fiber_prepare(fiber, entry);
     return fiber;
 }
 
 static inline void switch_to(Fiber *from, Thread *next) {
-    if (next && !next->fiber) next->fiber = take_fiber();
+    if (next && !next->fiber) next->fiber = take_fiber(thread_entry);
     set_running(next);
     fiber_switch(from, next ? next->fiber : &main_fiber);
 }
@@ -160,7 +167,28 @@ static void thread_entry() {
     }
 }
 
+/* The interpreter runs all threads of a team on one fiber, which belongs to the thread that is running. */
+static void team_entry() {
+    fiber_entered();
+    ptx::run_team();
+    Fiber *fiber = running->fiber;
+    set_running(nullptr);
+    fiber_switch(fiber, &main_fiber);
+    abort(); /* it is not resumed */
+}
+
+static void interpret_team() {
+    Thread *first = &team.threads[0];
+    first->fiber = take_fiber(team_entry);
+    set_running(first);
+    fiber_switch(&main_fiber, first->fiber);
+}
+
 /* ---- reports ---- */
+
+std::string running_kernel() {
+    return from_ptx ? from_ptx->title : kernel_name(team.launch->call->kernel);
+}
 
 std::string where(const Thread &thread) {
     char text[160];
@@ -176,7 +204,7 @@ std::string where(const Thread &thread) {
 static void kernel_message(const char *format, va_list arguments) {
     char line[700];
     vsnprintf(line, sizeof line, format, arguments);
-    report("%s, %s: %s", kernel_name(team.launch->call->kernel).c_str(), where(*running).c_str(), line);
+    report("%s, %s: %s", running_kernel().c_str(), where(*running).c_str(), line);
 }
 
 void kernel_report(const char *format, ...) {
@@ -217,8 +245,7 @@ static void report_deadlock() {
             text += std::string(" on: in ") + thread.waits_for + " at " + thread.file + ":" +
                     std::to_string(thread.line);
     }
-    report("%s: threads wait for each other: %s", kernel_name(team.launch->call->kernel).c_str(),
-           text.c_str());
+    report("%s: threads wait for each other: %s", running_kernel().c_str(), text.c_str());
 }
 
 /* ---- one team ---- */
@@ -282,8 +309,12 @@ static bool run_team(uint3 corner) {
     bulk_begin_team();
     check_begin_team();
     queue.clear();
-    queue_warps(0, team.warps.size());
-    switch_to(&main_fiber, pick());
+    if (from_ptx) {
+        interpret_team();
+    } else {
+        queue_warps(0, team.warps.size());
+        switch_to(&main_fiber, pick());
+    }
     if (!team.failed && team.alive) {
         report_deadlock();
         team.failed = true;
@@ -304,7 +335,9 @@ static bool run_grid(const Launch &launch) {
     const uint64_t start =
         order == EMU_RANDOM ? next_random(count < 0x7fffffff ? (unsigned)count : 0x7fffffff) : 0;
     team.serial = ++launches;
-    shared_begin_launch(launch.dynamic_bytes);
+    shared_begin_launch(from_ptx ? 0 : launch.dynamic_bytes);
+    if (from_ptx) ptx::declare_shared(from_ptx, launch);
+    if (from_ptx) ptx::begin_grid(from_ptx, launch);
     check_begin_launch(launch);
     bool ok = true;
     for (uint64_t i = 0; ok && i < count; i++) {
@@ -314,6 +347,7 @@ static bool run_grid(const Launch &launch) {
         ok = run_team({ (unsigned)(c % g.x) * launch.cluster.x, (unsigned)(c / g.x % g.y) * launch.cluster.y,
                         (unsigned)(c / g.x / g.y) * launch.cluster.z });
     }
+    if (from_ptx) ptx::end_grid(from_ptx);
     check_end_launch();
     shared_end_launch();
     return ok;
@@ -348,6 +382,9 @@ static bool is_compared(const Launch &launch) {
 
 bool execute(const Launch &launch) {
     DeviceAccess access;
+    bool failed = false;
+    from_ptx = ptx::kernel_of(launch, &failed);
+    if (failed || (from_ptx && !ptx::begin_launch(from_ptx, launch))) return false;
     fiber_adopt(&main_fiber);
     blockDim = launch.block;
     gridDim = launch.grid;

@@ -10,6 +10,7 @@ namespace emu {
 const unsigned kMaxClusterBlocks = 16;
 const size_t kArenaBytes = 256 << 10; /* shared memory of one block: 227 KiB and red zones */
 const size_t kRedZone = 64;
+const size_t kDynamicOffset = 128; /* after the first red zone, aligned for bulk copies */
 const size_t kMaxShared = 227 << 10, kDefaultShared = 48 << 10;
 
 /* A group of threads that meet. All of them arrive before the first leaves. */
@@ -80,6 +81,11 @@ extern Team team;
 extern __thread Thread *running; /* NULL in host code */
 extern char *arenas;             /* kMaxClusterBlocks of them, one after another */
 
+/* The name of the running kernel. */
+std::string running_kernel();
+/* The numbers below `count` in the order of this run, for warps of a phase. */
+const std::vector<unsigned> &phase_order(size_t count);
+
 /* Lets other threads run; returns when this one has been made ready again. */
 void wait_as(const char *what, const char *file, int line);
 void make_ready(Thread *thread);
@@ -96,6 +102,8 @@ std::string where(const Thread &thread);
 
 void shared_map(); /* before the first team */
 void shared_begin_launch(size_t dynamic_bytes);
+/* A variable of every block at this offset, behind all that were declared before. */
+void shared_declare(size_t offset, size_t bytes, const char *name);
 void shared_begin_block(unsigned rank);
 void shared_end_block(unsigned rank); /* checks the red zones */
 void shared_end_launch();
@@ -104,11 +112,15 @@ inline bool in_arenas(const void *address) {
 }
 /* The declared variable of some arena that contains the bytes; false: a red zone or beyond. */
 bool shared_holds(const void *address, size_t bytes);
+/* The declared variable around the address; false: there is none. */
+bool shared_range(const void *address, const char **begin, size_t *bytes);
 std::string shared_describe(const void *address);
 
 /* ---- bulk copies (bulk.cpp) ---- */
 
 void bulk_begin_team();
+/* Whether the phase of this parity is complete, after the copies that it waits for. */
+bool mbarrier_passed(uint64_t *barrier, unsigned parity, const char *file, int line);
 void bulk_end_thread(Thread *thread); /* executes what was not waited for */
 
 /* ---- access checker (check.cpp) ---- */

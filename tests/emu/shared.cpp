@@ -15,7 +15,6 @@ struct Variable {
 };
 
 static const unsigned char kZone = 0xfb;  /* the contents of red zones */
-static const size_t kDynamicOffset = 128; /* after the first red zone, aligned for bulk copies */
 static std::vector<Variable> variables;   /* of the running launch, by offset */
 static size_t used, static_bytes, dynamic_bytes;
 static unsigned serial; /* of the launch, as the sites remember it */
@@ -59,6 +58,16 @@ void shared_begin_launch(size_t bytes) {
     add_variable(kDynamicOffset, bytes, "dynamic", align_up(kDynamicOffset + bytes, 16) + kRedZone);
 }
 
+void shared_declare(size_t offset, size_t bytes, const char *name) {
+    for (size_t b = 0; b < team.blocks.size(); b++) {
+        char *gap = arenas + b * kArenaBytes + used;
+        EMU_UNPOISON(gap, offset - used);
+        memset(gap, kZone, offset - used);
+        EMU_POISON(gap, offset - used);
+    }
+    add_variable(offset, bytes, name, align_up(offset + bytes, 16) + kRedZone);
+}
+
 void shared_begin_block(unsigned rank) {
     char *arena = arenas + rank * kArenaBytes;
     for (const Variable &variable : variables) memset(arena + variable.offset, kFresh, variable.bytes);
@@ -69,7 +78,7 @@ static bool check_zone(const char *arena, size_t begin, size_t end, const char *
     for (size_t i = begin; i < end; i++) {
         if (static_cast<unsigned char>(arena[i]) == kZone) continue;
         report("%s: shared memory was written %zu bytes past the end of %s",
-               kernel_name(team.launch->call->kernel).c_str(), i - begin, after);
+               running_kernel().c_str(), i - begin, after);
         return false;
     }
     return true;
@@ -96,6 +105,19 @@ void shared_end_block(unsigned rank) {
 
 void shared_end_launch() {
     for (size_t b = 0; b < team.blocks.size(); b++) EMU_UNPOISON(arenas + b * kArenaBytes, kArenaBytes);
+}
+
+bool shared_range(const void *address, const char **begin, size_t *bytes) {
+    const char *at = static_cast<const char *>(address);
+    const size_t offset = (size_t)(at - arenas) % kArenaBytes;
+    if ((size_t)(at - arenas) / kArenaBytes >= team.blocks.size()) return false;
+    for (const Variable &variable : variables) {
+        if (offset < variable.offset || offset >= variable.offset + variable.bytes) continue;
+        *begin = at - offset + variable.offset;
+        *bytes = variable.bytes;
+        return true;
+    }
+    return false;
 }
 
 bool shared_holds(const void *address, size_t bytes) {
@@ -127,14 +149,7 @@ void *emu_shared(emu_shared_site *site, size_t bytes, size_t alignment, const ch
         if (static_bytes > kDefaultShared || static_bytes + dynamic_bytes > kMaxShared || end > kArenaBytes)
             kernel_failed("no room for shared %s: %zu static and %zu dynamic bytes", name, static_bytes,
                           dynamic_bytes);
-        if (offset > used)
-            for (size_t b = 0; b < team.blocks.size(); b++) {
-                char *gap = arenas + b * kArenaBytes + used;
-                EMU_UNPOISON(gap, offset - used);
-                memset(gap, kZone, offset - used);
-                EMU_POISON(gap, offset - used);
-            }
-        add_variable(offset, bytes, name, end);
+        shared_declare(offset, bytes, name);
         site->launch = serial;
         site->offset = (unsigned)offset;
     }

@@ -40,6 +40,33 @@ std::string kernel_name(const void *kernel) {
     return name;
 }
 
+/* The mangled names in a file by address. All at once: a question to addr2line takes a tenth of a second. */
+static const std::map<size_t, std::string> &symbols_of(const std::string &file) {
+    static std::map<std::string, std::map<size_t, std::string>> known;
+    if (known.count(file)) return known[file];
+    std::map<size_t, std::string> &symbols = known[file];
+    char line[4000], kind;
+    FILE *pipe = popen(("nm --defined-only " + file + " 2>/dev/null").c_str(), "r");
+    while (pipe && fgets(line, sizeof line, pipe)) {
+        size_t address = 0;
+        int name = 0;
+        if (sscanf(line, "%zx %c %n", &address, &kind, &name) < 2 || !strchr("tTwW", kind)) continue;
+        symbols[address].assign(line + name, strcspn(line + name, "\n"));
+    }
+    if (pipe) pclose(pipe);
+    return symbols;
+}
+
+std::string symbol_name(const void *function) {
+    Lock lock(big_lock);
+    Dl_info information;
+    if (!dladdr(function, &information)) return "";
+    const std::map<size_t, std::string> &symbols = symbols_of(information.dli_fname);
+    const auto found = symbols.find(
+        (size_t)(static_cast<const char *>(function) - static_cast<const char *>(information.dli_fbase)));
+    return found == symbols.end() ? "" : found->second;
+}
+
 std::string source_of(const void *pc) {
     if (!pc) return "an atomic or bulk copy";
     Lock lock(big_lock);

@@ -28,5 +28,6 @@ const char *sign_of(const Outcome &outcome);
 void nccl_tests();   /* test_nccl.cpp */
 void nccl_table();   /* the misuse of NCCL and how it shows */
 void stream_tests(); /* test_streams.cpp */
+void ptx_tests();    /* test_ptx.cpp */
 
 #endif

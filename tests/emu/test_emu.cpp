@@ -141,6 +141,7 @@ int main(int count, char **arguments) {
         test(kernel_cases[i].name, [i] { test_case(kernel_cases[i]); });
     stream_tests();
     nccl_tests();
+    ptx_tests();
     printf("%d passed, %d failed, %d skipped\n", passed, failed, skipped);
     return failed != 0;
 }

@@ -76,6 +76,8 @@ struct emu_kernel_call {
     void (*destroy)(void *arguments);
     void *arguments; /* copied at the launch, as CUDA does */
     size_t argument_bytes;
+    /* Gives each argument to a function, in order. */
+    void (*each_argument)(const void *arguments, void (*take)(void *user, const void *value, size_t bytes), void *user);
 };
 
 cudaError_t emu_launch(const cudaLaunchConfig_t *config, const emu_kernel_call &call);
@@ -93,6 +95,10 @@ template <typename... Parameters> struct emu_call_of {
     static void run(const void *self) {
         static_cast<const emu_call_of *>(self)->apply(std::index_sequence_for<Parameters...>());
     }
+    static void each_argument(const void *self, void (*take)(void *, const void *, size_t), void *user) {
+        std::apply([&](const auto &...value) { (take(user, &value, sizeof value), ...); },
+                   static_cast<const emu_call_of *>(self)->values);
+    }
     static void destroy(void *self) {
         delete static_cast<emu_call_of *>(self);
     }
@@ -103,8 +109,8 @@ inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, void (*k
                                       Arguments &&...arguments) {
     typedef emu_call_of<Parameters...> Call;
     Call *call = new Call{ kernel, { static_cast<Parameters>(arguments)... } };
-    return emu_launch(
-        config, { reinterpret_cast<const void *>(kernel), Call::run, Call::destroy, call, sizeof *call });
+    return emu_launch(config, { reinterpret_cast<const void *>(kernel), Call::run, Call::destroy, call, sizeof *call,
+                                Call::each_argument });
 }
 
 template <typename Function>

@@ -1,10 +1,11 @@
-/* Memory of the PTX interpreter: loads, stores, atomics, addresses of other spaces, barriers in shared memory, bulk copies.
+/* Memory of the PTX interpreter: loads, stores, atomics, addresses of other spaces, barriers in shared memory, copies.
  *
  * A global or generic address is the emulation's own. An address in shared memory counts from the first block's; one in local
  * memory from the lane's own. Every access is checked: whole, in one live variable or block, and aligned. */
 #include "ptx.h"
 
 #include <algorithm>
+#include <vector>
 
 #include "exec.h"
 
@@ -503,9 +504,12 @@ static void bulk_wait(const Instruction &in, Lanes &lanes, unsigned active) {
     });
 }
 
-static void decode_bulk(Statement &statement, Instruction *in) {
+static void decode_late(Statement &statement, Instruction *in);
+
+static void decode_copy(Statement &statement, Instruction *in) {
     const bool to_shared = !statement.suffixes.empty() && statement.has("mbarrier::complete_tx::bytes");
-    if (!statement.take("async") || !statement.take("bulk")) throw Unknown{ "copy" };
+    if (!statement.take("async")) throw Unknown{ "copy" };
+    if (!statement.take("bulk")) return decode_late(statement, in);
     in->kind = to_shared ? kLoadClass : kStoreClass;
     statement.take("mbarrier::complete_tx::bytes");
     const bool group = statement.take("bulk_group");
@@ -519,6 +523,81 @@ static void decode_bulk(Statement &statement, Instruction *in) {
                                                    : nullptr;
     statement.operands(in, 0);
     if (to_shared && in->count != 4) throw Unknown{ "number of operands" };
+}
+
+/* ---- copies that a thread waits for ---- */
+
+/* They are made as late as they may be, when the thread waits for their group: code that does not wait reads what was there. */
+struct LateCopy {
+    const Instruction *in;
+    uint64_t to, from;
+    unsigned bytes, group;
+};
+
+struct LateCopies {
+    uint64_t launch = 0;
+    unsigned groups = 0; /* that are complete */
+    std::vector<LateCopy> copies;
+};
+
+static LateCopies &late_copies_of(const Lanes &lanes, unsigned lane) {
+    static std::vector<LateCopies> all; /* of the team's threads */
+    const size_t thread = lanes.first + lane;
+    if (all.size() <= thread) all.resize(thread + 1);
+    if (all[thread].launch != team.serial) {
+        all[thread] = LateCopies();
+        all[thread].launch = team.serial;
+    }
+    return all[thread];
+}
+
+static void late_copy(const Instruction &in, Lanes &lanes, unsigned active) {
+    begin_access(in, lanes, active);
+    each(active, [&](unsigned lane) {
+        const uint64_t to = lanes.row(in.from[0])[lane] + (uint64_t)in.offset, from = lanes.row(in.from[1])[lane];
+        const unsigned bytes = (unsigned)lanes.row(in.from[2])[lane];
+        LateCopies &late = late_copies_of(lanes, lane);
+        if (bytes != 4 && bytes != 8 && bytes != 16) fail(in, lanes, lane, "copies %u bytes: 4, 8 or 16 can be", bytes);
+        reach<kShared>(in, lanes, lane, to, bytes);
+        reach<kGlobal>(in, lanes, lane, from, bytes);
+        late.copies.push_back({ &in, to, from, bytes, late.groups });
+    });
+}
+
+static void late_group(const Instruction &in, Lanes &lanes, unsigned active) {
+    each(active, [&](unsigned lane) { late_copies_of(lanes, lane).groups++; });
+    (void)in;
+}
+
+/* Makes the copies of all groups but the latest ones, as many as the operand says; of wait_all, every copy. */
+static void late_wait(const Instruction &in, Lanes &lanes, unsigned active) {
+    begin_access(in, lanes, active);
+    each(active, [&](unsigned lane) {
+        LateCopies &late = late_copies_of(lanes, lane);
+        const unsigned left = in.mode ? 0 : (unsigned)lanes.row(in.from[0])[lane];
+        size_t made = 0;
+        for (const LateCopy &c : late.copies) {
+            if (!in.mode && c.group + left >= late.groups) break;
+            memcpy(reach<kShared>(in, lanes, lane, c.to, c.bytes), reach<kGlobal>(*c.in, lanes, lane, c.from, c.bytes),
+                   c.bytes);
+            made++;
+        }
+        late.copies.erase(late.copies.begin(), late.copies.begin() + (long)made);
+    });
+}
+
+static void decode_late(Statement &statement, Instruction *in) {
+    in->kind = kLoadClass;
+    in->mode = statement.take("wait_all");
+    in->handler = statement.take("commit_group")             ? late_group
+                  : in->mode || statement.take("wait_group") ? late_wait
+                                                             : nullptr;
+    if (!in->handler && (statement.take("cg") || statement.take("ca"))) {
+        if (statement.take_space() != kShared || statement.take_space() != kGlobal) throw Unknown{ "copy" };
+        in->handler = late_copy;
+    }
+    statement.operands(in, 0);
+    if (in->handler == late_copy && in->count != 3) throw Unknown{ "number of operands" };
 }
 
 /* ---- decoding ---- */
@@ -550,7 +629,7 @@ bool decode_memory(Statement &statement, Instruction *in) {
     } else if (opcode == "mbarrier") {
         decode_mbarrier(statement, in);
     } else if (opcode == "cp") {
-        decode_bulk(statement, in);
+        decode_copy(statement, in);
     } else if (opcode == "fence" || opcode == "membar") {
         decode_fence(statement, in);
     } else {

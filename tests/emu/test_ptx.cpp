@@ -175,6 +175,15 @@ static const char arrivals_body[] =
     "[%r4];\nAGAIN:\n"
     "mbarrier.test_wait.parity.shared::cta.b64 %p5, [%r4], 0; @!%p5 bra AGAIN; mov.u32 %r0, 1";
 
+/* The first wait leaves the latest group on its way, so its place still has what was there. */
+static const char late_copies_body[] =
+    "mov.u32 %r4, tile; mad.lo.u32 %r4, %t3, 16, %r4; and.b32 %r5, %t3, 1; mul.wide.u32 %x4, %r5, 16; add.s64 %x4, %a0, %x4;\n"
+    "mov.u32 %r6, 70; st.shared.v4.u32 [%r4], {%r6, %r6, %r6, %r6}; st.shared.u32 [%r4+1024], %r6;\n"
+    "cp.async.cg.shared.global [%r4], [%x4], 16; cp.async.commit_group;\n"
+    "cp.async.ca.shared.global [%r4+1024], [%x4], 4; cp.async.commit_group; cp.async.wait_group 1;\n"
+    "ld.shared.u32 %r7, [%r4]; ld.shared.u32 %r5, [%r4+1024]; cp.async.wait_group 0; ld.shared.u32 %r6, [%r4+1024];\n"
+    "mad.lo.u32 %r5, %r5, 100, %r6; mad.lo.u32 %r0, %r7, 10000, %r5";
+
 static const Group groups[] = {
     { "shfl up",
       "",
@@ -384,6 +393,12 @@ static const Group groups[] = {
       'r',
       { 4, 1, 2, 0 },
       [](unsigned t) -> uint64_t { return t & 2; } },
+    { "copies that a thread waits for",
+      ".shared .align 16 .b8 tile[2048];\n",
+      late_copies_body,
+      'r',
+      { 1, 64, 1, 0 },
+      [](unsigned t) -> uint64_t { return (t % 2 ? 20 : 1) * 10001u + 7000u; } },
     { "bulk stores",
       "",
       bulk_store_body,

@@ -3353,16 +3353,16 @@ template <typename X, typename Y> static __device__ inline xdi_cuda_ahead<X, Y> 
     return *reinterpret_cast<xdi_cuda_ahead<X, Y> *>(xdi_cuda_ahead_bytes());
 }
 
-/* Where a row lies. walk() calls use(k, eight of x, eight of y) for `count` steps of this thread's columns, which begin on 16 bytes: x
- * and y are those of step 0, and `step` elements lie between two. The threads of a block need not have the same count. */
+/* Where a row lies. walk() calls use(k, eight of x, eight of y) for `count` steps of this thread's columns: step k has the eight
+ * from number first + k * step on, at a multiple of 16 bytes. The threads of a block need not have the same count. */
 struct xdi_cuda_in_memory {
     template <typename X, typename Y, typename Use>
-    static __device__ inline void walk(const X *x, const Y *y, int64_t step, int count, Use use) {
+    static __device__ inline void walk(const X *x, const Y *y, int64_t first, int64_t step, int count, Use use) {
         enum { STAGES = xdi_cuda_ahead<X, Y>::STAGES };
         xdi_cuda_ahead<X, Y> &room = xdi_cuda_ahead_room<X, Y>();
         XD_UNROLL
         for (int k = 0; k < STAGES; k++) {
-            if (k < count) room.x.ask(k, x + k * step), room.y.ask(k, y + k * step);
+            if (k < count) room.x.ask(k, x + (first + k * step)), room.y.ask(k, y + (first + k * step));
             xdi_cuda_copies_group();
         }
         for (int k = 0; k < count; k++) {
@@ -3370,8 +3370,9 @@ struct xdi_cuda_in_memory {
             xdi_cuda_copies_wait<STAGES - 1>();
             const xdi_cuda_eight values = room.x.take(stage), beside = room.y.take(stage);
             if (k + STAGES < count) {
-                room.x.ask(stage, x + (k + STAGES) * step);
-                room.y.ask(stage, y + (k + STAGES) * step);
+                const int64_t next = first + (k + STAGES) * step;
+                room.x.ask(stage, x + next);
+                room.y.ask(stage, y + next);
             }
             xdi_cuda_copies_group();
             use(k, values, beside);
@@ -3382,8 +3383,11 @@ struct xdi_cuda_in_memory {
 /* In shared memory: its columns are there. */
 struct xdi_cuda_on_chip {
     template <typename X, typename Y, typename Use>
-    static __device__ inline void walk(const X *x, const Y *y, int64_t step, int count, Use use) {
-        for (int k = 0; k < count; k++) use(k, xdi_cuda_read_whole(x + k * step), xdi_cuda_read_whole(y + k * step));
+    static __device__ inline void walk(const X *x, const Y *y, int64_t first, int64_t step, int count, Use use) {
+        for (int k = 0; k < count; k++) {
+            const int64_t at = first + k * step;
+            use(k, xdi_cuda_read_whole(x + at), xdi_cuda_read_whole(y + at));
+        }
     }
 };
 
@@ -3522,7 +3526,7 @@ static __device__ inline void xdi_cuda_norm_span(const xdi_cuda_norm_item &a, xd
     const bool replica = a.replica != 0;
     const int thread = (int)threadIdx.x, eights = a.wide ? (int)((span.end - span.begin) / XDI_CUDA_EIGHT) : 0;
     const int count = eights > thread ? (eights - thread - 1) / XDI_CUDA_THREADS + 1 : 0;
-    xdi_cuda_in_memory::walk(data + span.begin + XDI_CUDA_EIGHT * thread, (const xdi_cuda_none *)NULL,
+    xdi_cuda_in_memory::walk(data, (const xdi_cuda_none *)NULL, span.begin + XDI_CUDA_EIGHT * thread,
                              XDI_CUDA_EIGHT * XDI_CUDA_THREADS, count,
                              [&](int, const xdi_cuda_eight &x, const xdi_cuda_eight &) { xdi_cuda_norm_eight(part, TYPE, x, replica); });
     for (int64_t i = span.begin + XDI_CUDA_EIGHT * eights + thread; i < span.end; i += XDI_CUDA_THREADS)
@@ -4270,7 +4274,7 @@ static __device__ inline void xdi_cuda_loss_grad_columns(const xd_loss_args &a, 
         xdi_cuda_write_any(a.gradient, r, c, width, g);
     }
     const int64_t last = first + (whole - 1) * step;
-    xdi_cuda_in_memory::walk(student + last, teacher + last, -step, whole,
+    xdi_cuda_in_memory::walk(student, teacher, last, -step, whole,
                              [&](int k, const xdi_cuda_eight &x, const xdi_cuda_eight &y) {
                                  const xdi_cuda_eight g = xdi_cuda_loss_gradient(s, w, x, y);
                                  if (wide)
@@ -4526,7 +4530,7 @@ static __device__ inline void xdi_cuda_loss_sweep_lane(const xd_loss_args &a, co
     const int64_t begin = first - XDI_CUDA_EIGHT * (int64_t)(threadIdx.x % XDI_CUDA_WARP); /* of the warp */
     const bool aligned = xdi_cuda_is_aligned16(student) && xdi_cuda_is_aligned16(teacher);
     const int whole = aligned && columns >= begin + warp ? (int)((columns - begin - warp) / step) + 1 : 0;
-    WHERE::walk(student + first, teacher + first, step, whole,
+    WHERE::walk(student, teacher, first, step, whole,
                 [&](int k, const xdi_cuda_eight &x, const xdi_cuda_eight &y) {
                     xdi_cuda_loss_sweep_eight(a, x, y, first + k * step, columns, t);
                     if (k & 1) xdi_cuda_loss_flush(t);
@@ -4609,7 +4613,7 @@ xdi_cuda_loss_mixture_ahead(const xd_loss_args &a, int64_t r, bool counts) {
             if (i < count) xdi_cuda_loss_mixture_terms(s, x.at[i], y.at[i], &mine);
         mine.end_eight();
     };
-    xdi_cuda_in_memory::walk(student + first, teacher + first, step, whole,
+    xdi_cuda_in_memory::walk(student, teacher, first, step, whole,
                              [&](int, const xdi_cuda_eight &x, const xdi_cuda_eight &y) { take(x, y, XDI_CUDA_EIGHT); });
     for (int64_t c = whole * step + first; c < columns; c += step)
         take(xdi_cuda_read(student, c, columns), xdi_cuda_read(teacher, c, columns), columns - c);
@@ -9669,4 +9673,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 6f191a11bbd18b68ffbb9b01950807cd1d39ac5194380acdea883fd2cdcc43de */
+/* xdistill sha256 08632f590cb9459435a9d6c577539dac6cd58e139b5d52622fd49499dc455342 */

@@ -72,16 +72,16 @@ template <typename X, typename Y> static __device__ inline xdi_cuda_ahead<X, Y> 
     return *reinterpret_cast<xdi_cuda_ahead<X, Y> *>(xdi_cuda_ahead_bytes());
 }
 
-/* Where a row lies. walk() calls use(k, eight of x, eight of y) for `count` steps of this thread's columns, which begin on 16 bytes: x
- * and y are those of step 0, and `step` elements lie between two. The threads of a block need not have the same count. */
+/* Where a row lies. walk() calls use(k, eight of x, eight of y) for `count` steps of this thread's columns: step k has the eight
+ * from number first + k * step on, at a multiple of 16 bytes. The threads of a block need not have the same count. */
 struct xdi_cuda_in_memory {
     template <typename X, typename Y, typename Use>
-    static __device__ inline void walk(const X *x, const Y *y, int64_t step, int count, Use use) {
+    static __device__ inline void walk(const X *x, const Y *y, int64_t first, int64_t step, int count, Use use) {
         enum { STAGES = xdi_cuda_ahead<X, Y>::STAGES };
         xdi_cuda_ahead<X, Y> &room = xdi_cuda_ahead_room<X, Y>();
         XD_UNROLL
         for (int k = 0; k < STAGES; k++) {
-            if (k < count) room.x.ask(k, x + k * step), room.y.ask(k, y + k * step);
+            if (k < count) room.x.ask(k, x + (first + k * step)), room.y.ask(k, y + (first + k * step));
             xdi_cuda_copies_group();
         }
         for (int k = 0; k < count; k++) {
@@ -89,8 +89,9 @@ struct xdi_cuda_in_memory {
             xdi_cuda_copies_wait<STAGES - 1>();
             const xdi_cuda_eight values = room.x.take(stage), beside = room.y.take(stage);
             if (k + STAGES < count) {
-                room.x.ask(stage, x + (k + STAGES) * step);
-                room.y.ask(stage, y + (k + STAGES) * step);
+                const int64_t next = first + (k + STAGES) * step;
+                room.x.ask(stage, x + next);
+                room.y.ask(stage, y + next);
             }
             xdi_cuda_copies_group();
             use(k, values, beside);
@@ -101,7 +102,10 @@ struct xdi_cuda_in_memory {
 /* In shared memory: its columns are there. */
 struct xdi_cuda_on_chip {
     template <typename X, typename Y, typename Use>
-    static __device__ inline void walk(const X *x, const Y *y, int64_t step, int count, Use use) {
-        for (int k = 0; k < count; k++) use(k, xdi_cuda_read_whole(x + k * step), xdi_cuda_read_whole(y + k * step));
+    static __device__ inline void walk(const X *x, const Y *y, int64_t first, int64_t step, int count, Use use) {
+        for (int k = 0; k < count; k++) {
+            const int64_t at = first + k * step;
+            use(k, xdi_cuda_read_whole(x + at), xdi_cuda_read_whole(y + at));
+        }
     }
 };

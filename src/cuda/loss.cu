@@ -568,7 +568,7 @@ static __device__ inline void xdi_cuda_loss_grad_columns(const xd_loss_args &a, 
         xdi_cuda_write_any(a.gradient, r, c, width, g);
     }
     const int64_t last = first + (whole - 1) * step;
-    xdi_cuda_in_memory::walk(student + last, teacher + last, -step, whole,
+    xdi_cuda_in_memory::walk(student, teacher, last, -step, whole,
                              [&](int k, const xdi_cuda_eight &x, const xdi_cuda_eight &y) {
                                  const xdi_cuda_eight g = xdi_cuda_loss_gradient(s, w, x, y);
                                  if (wide)

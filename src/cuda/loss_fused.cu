@@ -30,7 +30,7 @@ xdi_cuda_loss_mixture_ahead(const xd_loss_args &a, int64_t r, bool counts) {
             if (i < count) xdi_cuda_loss_mixture_terms(s, x.at[i], y.at[i], &mine);
         mine.end_eight();
     };
-    xdi_cuda_in_memory::walk(student + first, teacher + first, step, whole,
+    xdi_cuda_in_memory::walk(student, teacher, first, step, whole,
                              [&](int, const xdi_cuda_eight &x, const xdi_cuda_eight &y) { take(x, y, XDI_CUDA_EIGHT); });
     for (int64_t c = whole * step + first; c < columns; c += step)
         take(xdi_cuda_read(student, c, columns), xdi_cuda_read(teacher, c, columns), columns - c);

@@ -207,7 +207,7 @@ static __device__ inline void xdi_cuda_loss_sweep_lane(const xd_loss_args &a, co
     const int64_t begin = first - XDI_CUDA_EIGHT * (int64_t)(threadIdx.x % XDI_CUDA_WARP); /* of the warp */
     const bool aligned = xdi_cuda_is_aligned16(student) && xdi_cuda_is_aligned16(teacher);
     const int whole = aligned && columns >= begin + warp ? (int)((columns - begin - warp) / step) + 1 : 0;
-    WHERE::walk(student + first, teacher + first, step, whole,
+    WHERE::walk(student, teacher, first, step, whole,
                 [&](int k, const xdi_cuda_eight &x, const xdi_cuda_eight &y) {
                     xdi_cuda_loss_sweep_eight(a, x, y, first + k * step, columns, t);
                     if (k & 1) xdi_cuda_loss_flush(t);

@@ -131,7 +131,7 @@ static __device__ inline void xdi_cuda_norm_span(const xdi_cuda_norm_item &a, xd
     const bool replica = a.replica != 0;
     const int thread = (int)threadIdx.x, eights = a.wide ? (int)((span.end - span.begin) / XDI_CUDA_EIGHT) : 0;
     const int count = eights > thread ? (eights - thread - 1) / XDI_CUDA_THREADS + 1 : 0;
-    xdi_cuda_in_memory::walk(data + span.begin + XDI_CUDA_EIGHT * thread, (const xdi_cuda_none *)NULL,
+    xdi_cuda_in_memory::walk(data, (const xdi_cuda_none *)NULL, span.begin + XDI_CUDA_EIGHT * thread,
                              XDI_CUDA_EIGHT * XDI_CUDA_THREADS, count,
                              [&](int, const xdi_cuda_eight &x, const xdi_cuda_eight &) { xdi_cuda_norm_eight(part, TYPE, x, replica); });
     for (int64_t i = span.begin + XDI_CUDA_EIGHT * eights + thread; i < span.end; i += XDI_CUDA_THREADS)

@@ -3283,7 +3283,7 @@ static __device__ inline void xdi_cuda_bitonic(int64_t count, Order order) {
  * the bytes in flight that its memory's latency needs. The copies go into shared memory and hold no register. Each thread reads
  * only what it has asked for, so nothing waits at a barrier. */
 
-/* A piece of 16 bytes; below compute capability 8.0 it is there at once. */
+/* Copies 16 bytes to shared memory. They are there at once where there is no such instruction: in the emulation. */
 static __device__ inline void xdi_cuda_copy16(void *shared, const void *from) {
     XDI_CUDA_ALIGNED16(from);
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
@@ -3480,7 +3480,7 @@ static __device__ inline void xdi_cuda_norm_count(xdi_cuda_norm_part *part, uint
     part->nan += (bits & 0x7fffffu) != 0 ? 1 : 0;
 }
 
-/* Adds a finite element. */
+/* Adds a finite element, given by the bits of its magnitude. */
 static __device__ inline void xdi_cuda_norm_add(xdi_cuda_norm_part *part, xd_norm_type type, uint32_t bits) {
     const double magnitude = xdi_cuda_magnitude(bits);
     if (type == XD_NORM_L2)
@@ -3509,7 +3509,10 @@ static __device__ inline void xdi_cuda_norm_eight(xdi_cuda_norm_part *part, xd_n
                                                   bool replica) {
     uint32_t top = 0;
     XD_UNROLL
-    for (int j = 0; j < XDI_CUDA_EIGHT; j++) top = xdi_cuda_norm_bits(x.at[j]) > top ? xdi_cuda_norm_bits(x.at[j]) : top;
+    for (int j = 0; j < XDI_CUDA_EIGHT; j++) {
+        const uint32_t bits = xdi_cuda_norm_bits(x.at[j]);
+        top = bits > top ? bits : top;
+    }
     if (top < 0x7f800000u && !replica) {
         XD_UNROLL
         for (int j = 0; j < XDI_CUDA_EIGHT; j++) xdi_cuda_norm_add(part, type, xdi_cuda_norm_bits(x.at[j]));
@@ -3547,7 +3550,7 @@ static __device__ inline void xdi_cuda_norm_plain(const xdi_cuda_norm_item &a, x
 /* Adds an element to the exact sum. */
 static __device__ inline void xdi_cuda_norm_exact(xdi_cuda_norm_part *part, xdi_cuda_window *window, unsigned long long *limbs,
                                                   const xdi_cuda_norm_item &a, xd_norm_type type, float x) {
-    const uint32_t bits = __float_as_uint(x) & 0x7fffffffu;
+    const uint32_t bits = xdi_cuda_norm_bits(x);
     if (bits >= 0x7f800000u) {
         xdi_cuda_norm_count(part, bits);
         return;
@@ -3561,7 +3564,7 @@ static __device__ inline void xdi_cuda_norm_exact(xdi_cuda_norm_part *part, xdi_
         window->add(limbs, mantissa, exponent + 320);
 }
 
-/* As many blocks on a multiprocessor as an H100 has of the grid. */
+/* Four blocks fit on a multiprocessor: so an H100 runs all 512 at once. */
 template <bool EXACT>
 static __global__ void __launch_bounds__(XDI_CUDA_THREADS, 4)
     xdi_cuda_norm_kernel(const __grid_constant__ xdi_cuda_list<xdi_cuda_norm_item> list, xd_norm_type type,
@@ -9673,4 +9676,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 08632f590cb9459435a9d6c577539dac6cd58e139b5d52622fd49499dc455342 */
+/* xdistill sha256 30c36f62a44d2345476207f9444de7e965812c39e174a5bd462187f79da793a6 */

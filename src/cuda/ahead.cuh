@@ -2,7 +2,7 @@
  * the bytes in flight that its memory's latency needs. The copies go into shared memory and hold no register. Each thread reads
  * only what it has asked for, so nothing waits at a barrier. */
 
-/* A piece of 16 bytes; below compute capability 8.0 it is there at once. */
+/* Copies 16 bytes to shared memory. They are there at once where there is no such instruction: in the emulation. */
 static __device__ inline void xdi_cuda_copy16(void *shared, const void *from) {
     XDI_CUDA_ALIGNED16(from);
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800

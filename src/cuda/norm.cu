@@ -85,7 +85,7 @@ static __device__ inline void xdi_cuda_norm_count(xdi_cuda_norm_part *part, uint
     part->nan += (bits & 0x7fffffu) != 0 ? 1 : 0;
 }
 
-/* Adds a finite element. */
+/* Adds a finite element, given by the bits of its magnitude. */
 static __device__ inline void xdi_cuda_norm_add(xdi_cuda_norm_part *part, xd_norm_type type, uint32_t bits) {
     const double magnitude = xdi_cuda_magnitude(bits);
     if (type == XD_NORM_L2)
@@ -114,7 +114,10 @@ static __device__ inline void xdi_cuda_norm_eight(xdi_cuda_norm_part *part, xd_n
                                                   bool replica) {
     uint32_t top = 0;
     XD_UNROLL
-    for (int j = 0; j < XDI_CUDA_EIGHT; j++) top = xdi_cuda_norm_bits(x.at[j]) > top ? xdi_cuda_norm_bits(x.at[j]) : top;
+    for (int j = 0; j < XDI_CUDA_EIGHT; j++) {
+        const uint32_t bits = xdi_cuda_norm_bits(x.at[j]);
+        top = bits > top ? bits : top;
+    }
     if (top < 0x7f800000u && !replica) {
         XD_UNROLL
         for (int j = 0; j < XDI_CUDA_EIGHT; j++) xdi_cuda_norm_add(part, type, xdi_cuda_norm_bits(x.at[j]));
@@ -152,7 +155,7 @@ static __device__ inline void xdi_cuda_norm_plain(const xdi_cuda_norm_item &a, x
 /* Adds an element to the exact sum. */
 static __device__ inline void xdi_cuda_norm_exact(xdi_cuda_norm_part *part, xdi_cuda_window *window, unsigned long long *limbs,
                                                   const xdi_cuda_norm_item &a, xd_norm_type type, float x) {
-    const uint32_t bits = __float_as_uint(x) & 0x7fffffffu;
+    const uint32_t bits = xdi_cuda_norm_bits(x);
     if (bits >= 0x7f800000u) {
         xdi_cuda_norm_count(part, bits);
         return;
@@ -166,7 +169,7 @@ static __device__ inline void xdi_cuda_norm_exact(xdi_cuda_norm_part *part, xdi_
         window->add(limbs, mantissa, exponent + 320);
 }
 
-/* As many blocks on a multiprocessor as an H100 has of the grid. */
+/* Four blocks fit on a multiprocessor: so an H100 runs all 512 at once. */
 template <bool EXACT>
 static __global__ void __launch_bounds__(XDI_CUDA_THREADS, 4)
     xdi_cuda_norm_kernel(const __grid_constant__ xdi_cuda_list<xdi_cuda_norm_item> list, xd_norm_type type,

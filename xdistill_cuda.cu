@@ -75,6 +75,8 @@ static __device__ inline int xdi_cuda_held(int value) {
 
 struct xdi_cuda_cublas;
 
+enum { XDI_CUDA_RING_MOST_KINDS = 7, XDI_CUDA_RING_CHOICES = 10 };
+
 /* The device that a context computes on. The table is the first member, so that a context's table leads back here. */
 struct xd_cuda {
     xd_kernels kernels;
@@ -85,8 +87,9 @@ struct xd_cuda {
     int capability;  /* 90 for compute capability 9.0 */
     void *workspace; /* partial results of the multi-array reductions */
     size_t workspace_bytes;
-    int cluster_blocks;        /* largest cluster of the losses; 0: they use none */
-    size_t block_shared_bytes; /* that a block may have, set with it */
+    /* Clusters that run at once, of losses whose rows stay on the chip: F32 and BF16, kind, choice; see loss_ring_host.cu. */
+    int ring_clusters[2][XDI_CUDA_RING_MOST_KINDS][XDI_CUDA_RING_CHOICES];
+    size_t processor_shared_bytes; /* of a multiprocessor, set with them */
     xdi_cuda_cublas *cublas;   /* NULL: products are the unit's own */
 };
 
@@ -2813,6 +2816,7 @@ static void xdi_cuda_cublas_close(xd_cuda *) {}
 enum { XDI_CUDA_TEAM_BLOCK = 256, XDI_CUDA_SHORT_ROW = 2048, XDI_CUDA_EIGHT = 8 };
 
 #define XDI_CUDA_LOG2E 1.4426950408889634
+#define XDI_CUDA_LN2 0.69314718055994531
 
 /* Blocks of the kernels here. The bound lets ptxas use as many registers as a block can have; otherwise it spills some
  * to have more blocks on a multiprocessor. */
@@ -4733,17 +4737,12 @@ static xd_loss_kernels xdi_cuda_loss_table() {
     return kernels;
 }
 
-/* >>cuda/loss_cluster.cu */
+/* >>cuda/ring.cuh */
 
-/* Losses of long rows that stay on the chip: a cluster of blocks holds a row of the student, and of the teacher, in shared
- * memory, so that a row is read once and its gradient written once. One row per cluster, grid (rows * cluster), block 256; a
- * block has `slice` columns, copied in bulk.
- *
- * The blocks share a row as vocabulary shards do: each has its own references and sums, reads those of the others from their
- * shared memory, and computes the row's scalars from all of them, in the order of the columns. JSD has a second exchange. Needs
- * compute capability 9.0; off unless xd_cuda_desc.cluster asks for it. */
-
-/* ---- what a cluster adds to blocks; elsewhere nothing launches these kernels ---- */
+/* A ring of stages in a block's shared memory that the copy engine fills while the block works on what is there, and clusters of
+ * blocks that share a row. One thread asks for the copies; every stage has a barrier for "full", where the copy engine counts
+ * bytes, and one for "empty", where each warp arrives when it has read the stage for the last time. Needs compute capability 9.0;
+ * elsewhere the functions exist and nothing launches what calls them. */
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
@@ -4771,16 +4770,37 @@ template <typename T> static __device__ inline T *xdi_cuda_cluster_map(T *shared
     return reinterpret_cast<T *>(address);
 }
 
-/* A barrier in shared memory with one arriving thread, which also announces the bytes of the bulk copies. */
-static __device__ inline void xdi_cuda_bulk_init(uint64_t *barrier) {
+static __device__ inline void xdi_cuda_barrier_init(uint64_t *barrier, unsigned arrivals) {
     const unsigned at = (unsigned)__cvta_generic_to_shared(barrier);
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;\n\tfence.mbarrier_init.release.cluster;" ::"r"(at)
-                 : "memory");
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(arrivals) : "memory");
 }
 
-static __device__ inline void xdi_cuda_bulk_expect(uint64_t *barrier, unsigned bytes) {
+/* Before the copy engine uses barriers that this thread has made. */
+static __device__ inline void xdi_cuda_barriers_ready() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+/* An arrival that announces the bytes of copies. */
+static __device__ inline void xdi_cuda_barrier_expect(uint64_t *barrier, unsigned bytes) {
     const unsigned at = (unsigned)__cvta_generic_to_shared(barrier);
     asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
+}
+
+static __device__ inline void xdi_cuda_barrier_arrive(uint64_t *barrier) {
+    const unsigned at = (unsigned)__cvta_generic_to_shared(barrier);
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory");
+}
+
+/* Whether the phase of this parity has ended; the thread may sleep for some microseconds before it says no. */
+static __device__ inline bool xdi_cuda_barrier_passed(uint64_t *barrier, unsigned parity) {
+    const unsigned at = (unsigned)__cvta_generic_to_shared(barrier);
+    unsigned done;
+    asm volatile("{\n\t.reg .pred p;\n\tmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n\t"
+                 "selp.u32 %0, 1, 0, p;\n\t}"
+                 : "=r"(done)
+                 : "r"(at), "r"(parity)
+                 : "memory");
+    return done != 0;
 }
 
 static __device__ inline void xdi_cuda_bulk_load(void *shared, const void *global, unsigned bytes,
@@ -4793,16 +4813,9 @@ static __device__ inline void xdi_cuda_bulk_load(void *shared, const void *globa
         : "memory");
 }
 
-/* The first use of the barrier. */
-static __device__ inline void xdi_cuda_bulk_wait(uint64_t *barrier) {
-    const unsigned at = (unsigned)__cvta_generic_to_shared(barrier);
-    unsigned done = 0;
-    while (!done)
-        asm volatile("{\n\t.reg .pred p;\n\tmbarrier.try_wait.parity.shared::cta.b64 p, [%1], 0;\n\t"
-                     "selp.u32 %0, 1, 0, p;\n\t}"
-                     : "=r"(done)
-                     : "r"(at)
-                     : "memory");
+/* Orders this thread's stores to shared memory before copies of the engine to the same place. */
+static __device__ inline void xdi_cuda_bulk_fence() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
 #elif defined(XD_EMU)
@@ -4823,21 +4836,30 @@ template <typename T> static inline T *xdi_cuda_cluster_map(T *shared, unsigned 
     return emu_map_shared(shared, rank);
 }
 
-static inline void xdi_cuda_bulk_init(uint64_t *barrier) {
-    emu_mbarrier_init(barrier, 1);
+static inline void xdi_cuda_barrier_init(uint64_t *barrier, unsigned arrivals) {
+    emu_mbarrier_init(barrier, arrivals);
 }
 
-static inline void xdi_cuda_bulk_expect(uint64_t *barrier, unsigned bytes) {
+static inline void xdi_cuda_barriers_ready() {}
+
+static inline void xdi_cuda_barrier_expect(uint64_t *barrier, unsigned bytes) {
     emu_mbarrier_expect(barrier, bytes);
+}
+
+static inline void xdi_cuda_barrier_arrive(uint64_t *barrier) {
+    emu_mbarrier_arrive(barrier);
+}
+
+static inline bool xdi_cuda_barrier_passed(uint64_t *barrier, unsigned parity) {
+    emu_mbarrier_wait(barrier, parity);
+    return true;
 }
 
 static inline void xdi_cuda_bulk_load(void *shared, const void *global, unsigned bytes, uint64_t *barrier) {
     emu_bulk_load(shared, global, bytes, barrier);
 }
 
-static inline void xdi_cuda_bulk_wait(uint64_t *barrier) {
-    emu_mbarrier_wait(barrier, 0);
-}
+static inline void xdi_cuda_bulk_fence() {}
 
 #else
 
@@ -4856,379 +4878,1443 @@ template <typename T> static __device__ inline T *xdi_cuda_cluster_map(T *shared
     return shared;
 }
 
-static __device__ inline void xdi_cuda_bulk_init(uint64_t *) {}
+static __device__ inline void xdi_cuda_barrier_init(uint64_t *, unsigned) {}
 
-static __device__ inline void xdi_cuda_bulk_expect(uint64_t *, unsigned) {}
+static __device__ inline void xdi_cuda_barriers_ready() {}
+
+static __device__ inline void xdi_cuda_barrier_expect(uint64_t *, unsigned) {}
+
+static __device__ inline void xdi_cuda_barrier_arrive(uint64_t *) {}
+
+static __device__ inline bool xdi_cuda_barrier_passed(uint64_t *, unsigned) {
+    return true;
+}
 
 static __device__ inline void xdi_cuda_bulk_load(void *, const void *, unsigned, uint64_t *) {}
 
-static __device__ inline void xdi_cuda_bulk_wait(uint64_t *) {}
+static __device__ inline void xdi_cuda_bulk_fence() {}
 
 #endif
 
-/* ---- the row ---- */
+/* ---- the ring ---- */
 
 enum {
-    XDI_CUDA_CLUSTER_MOST = 16,
-    XDI_CUDA_CLUSTER_SUMS = XD_LOSS_REFERENCES, /* a block's references, then its sums */
-    XDI_CUDA_CLUSTER_WORDS = XD_LOSS_REFERENCES + XD_LOSS_SUMS
+    XDI_CUDA_RING_STAGES = 28,            /* at most */
+    XDI_CUDA_RING_BYTES = 8192,           /* of one tensor in a stage: two packs of 16 bytes a thread */
+    XDI_CUDA_RING_PACKS = XDI_CUDA_RING_BYTES / 16,
+    XDI_CUDA_RING_TRIES = 1 << 20         /* of a wait, some seconds; then the copy counts as lost */
 };
 
-struct xdi_cuda_cluster_memory {
-    uint64_t barrier;
-    double mine[XDI_CUDA_CLUSTER_WORDS]; /* the others read these two */
-    double mixtures[XD_LOSS_MIXTURES];
-    double all[XDI_CUDA_CLUSTER_MOST][XDI_CUDA_CLUSTER_WORDS];
-    xd_loss_row row;
+struct xdi_cuda_ring_barriers {
+    uint64_t full[XDI_CUDA_RING_STAGES], empty[XDI_CUDA_RING_STAGES];
 };
 
-/* The sums of some blocks. */
-struct xdi_cuda_cluster_total {
-    double sum[XD_LOSS_SUMS];
-};
+/* A place in the ring, and the parity of its barrier's phase. */
+struct xdi_cuda_ring_place {
+    int stage;
+    unsigned parity;
 
-struct xdi_cuda_cluster_total_join {
-    __device__ xdi_cuda_cluster_total operator()(xdi_cuda_cluster_total a, const xdi_cuda_cluster_total &b) const {
-        XD_UNROLL
-        for (int i = 0; i < XD_LOSS_SUMS; i++) a.sum[i] = xd_add(a.sum[i], b.sum[i]);
-        return a;
+    __device__ void next(int stages) {
+        if (++stage < stages) return;
+        stage = 0;
+        parity ^= 1u;
     }
 };
 
-/* This block's columns: [begin, begin + count) of the row, `x` and `y` in shared memory. */
-template <typename X, typename Y> struct xdi_cuda_cluster_slice {
-    X *x;
-    Y *y; /* NULL without a teacher */
-    int64_t begin, count;
+/* Waits for a phase. False once a wait of this thread took too long: then it waits no more, and what it computes is lost. */
+static __device__ inline bool xdi_cuda_ring_wait(uint64_t *barrier, unsigned parity, bool sound) {
+    for (int i = 0; i < XDI_CUDA_RING_TRIES && sound; i++)
+        if (xdi_cuda_barrier_passed(barrier, parity)) return true;
+    return false;
+}
+
+/* One thread makes the barriers; the block synchronises before it uses them. */
+static __device__ inline void xdi_cuda_ring_init(xdi_cuda_ring_barriers *barriers, int stages, int warps) {
+    for (int i = 0; i < stages; i++) {
+        xdi_cuda_barrier_init(&barriers->full[i], 1);
+        xdi_cuda_barrier_init(&barriers->empty[i], (unsigned)warps);
+    }
+    xdi_cuda_barriers_ready();
+}
+
+/* >>cuda/loss_ring.cuh */
+
+/* Losses of rows that stay on the chip: what they have in common. See loss_ring.cu.
+ *
+ * BF16 and F32 differ in how a gradient is computed. BF16: an exponent is one product-sum, x s + c, in units of 2, and the weight
+ * of the gradient is part of c. F32: its bytes take twice as long, and its gradients would show that c is rounded, so powers are
+ * relative to the largest element and multiplied by what their sum and weight are. */
+
+enum xdi_cuda_ring_kind {
+    XDI_CUDA_RING_HARD,
+    XDI_CUDA_RING_SMOOTH, /* hard, with a smoothed label */
+    XDI_CUDA_RING_FORWARD,
+    XDI_CUDA_RING_REVERSE,
+    XDI_CUDA_RING_JSD,
+    XDI_CUDA_RING_BOTH,   /* hard and forward */
+    XDI_CUDA_RING_SHARED, /* the same at temperature 1: one exponential */
+    XDI_CUDA_RING_KINDS
+};
+static_assert((int)XDI_CUDA_RING_KINDS == (int)XDI_CUDA_RING_MOST_KINDS, "see xd_cuda");
+
+template <int KIND> struct xdi_cuda_ring_is {
+    static constexpr bool BOTH = KIND == XDI_CUDA_RING_BOTH || KIND == XDI_CUDA_RING_SHARED;
+    static constexpr bool SMOOTH = KIND == XDI_CUDA_RING_SMOOTH, SHARED = KIND == XDI_CUDA_RING_SHARED;
+    static constexpr bool HARD = KIND == XDI_CUDA_RING_HARD || SMOOTH || BOTH, SOFT = !(HARD && !BOTH);
+    static constexpr bool FORWARD = KIND == XDI_CUDA_RING_FORWARD || BOTH;
+    static constexpr bool REVERSE = KIND == XDI_CUDA_RING_REVERSE, JSD = KIND == XDI_CUDA_RING_JSD;
+    static constexpr bool ALONE = HARD && !SOFT; /* the only exponential is the hard loss's */
+    static constexpr int TENSORS = SOFT ? 2 : 1;
 };
 
-template <typename T> static __device__ inline unsigned xdi_cuda_cluster_bulk_bytes(int64_t count) {
-    return (unsigned)(count * (int64_t)sizeof(T) / 16 * 16);
+/* Sums of a thread, a warp, a block: those of kernel/loss.h, then what is counted apart. */
+enum {
+    XDI_CUDA_RING_ONES = XDI_CUDA_LOSS_TERMS, /* the student's columns that have its largest element, */
+    XDI_CUDA_RING_TEACHER_ONES,               /* and the teacher's */
+    XDI_CUDA_RING_APART,                      /* forward: sum of (x - M) s at the latter; reverse: of y at the former */
+    XDI_CUDA_RING_SUMS
+};
+
+template <int KIND> static __host__ __device__ constexpr bool xdi_cuda_ring_sums_up(int i) {
+    typedef xdi_cuda_ring_is<KIND> is;
+    return i == XD_LOSS_HARD          ? is::HARD && !is::SHARED
+           : i == XD_LOSS_SOFT        ? is::SOFT
+           : i == XD_LOSS_TEACHER     ? is::SOFT
+           : i == XD_LOSS_CROSS       ? is::FORWARD || is::REVERSE
+           : i == XD_LOSS_LINEAR      ? is::SMOOTH
+           : i == XDI_CUDA_RING_APART ? is::FORWARD || is::REVERSE
+           : i == XDI_CUDA_RING_ONES  ? true
+                                      : is::SOFT;
 }
 
-/* Copies elements that begin on 16 bytes, in bulk; the last few, fewer than 16 bytes, one by one. */
-template <typename T>
-static __device__ inline void xdi_cuda_cluster_copy(T *to, const T *from, int64_t count, uint64_t *barrier) {
-    const unsigned bytes = xdi_cuda_cluster_bulk_bytes<T>(count);
-    const int64_t i = (int64_t)(bytes / sizeof(T)) + (int64_t)threadIdx.x;
-    if (threadIdx.x == 0 && bytes > 0) xdi_cuda_bulk_load(to, from, bytes, barrier);
-    if (i < count) to[i] = from[i];
+struct xdi_cuda_ring_totals {
+    double sum[XDI_CUDA_RING_SUMS];
+    int arg; /* the lowest column, of the block's, that has the student's largest element; INT32_MAX: none */
+};
+
+/* What is known of the whole row before its gradient. */
+struct xdi_cuda_ring_row {
+    float max, teacher_max, beside; /* beside: the teacher's logit at arg */
+    float hard, soft, teacher;      /* sums of powers relative to the largest */
+    float top, mean;                /* as in xd_loss_row, in nats */
+    int arg;                        /* in this block's columns; may lie outside */
+};
+
+/* Its factors. */
+struct xdi_cuda_ring_scales {
+    float hard_factor, soft_factor, per_tau;      /* log2(e), log2(e) / tau, 1 / tau */
+    float beta, uniform, hard_weight, soft_weight; /* hard_weight and soft_weight: with the row's scale; soft / tau */
+};
+
+static __device__ inline xdi_cuda_ring_scales xdi_cuda_ring_scales_of(const xd_loss_args &a, double row_scale) {
+    xdi_cuda_ring_scales s;
+    s.hard_factor = (float)XDI_CUDA_LOG2E;
+    s.soft_factor = xdi_cuda_factor(XDI_CUDA_LOG2E / a.temperature);
+    s.per_tau = xdi_cuda_factor(1.0 / a.temperature);
+    s.beta = (float)a.beta;
+    s.uniform = (float)a.uniform_weight;
+    s.hard_weight = (float)(row_scale * a.hard_weight);
+    s.soft_weight = (float)(row_scale * a.soft_weight / a.temperature);
+    return s;
 }
 
-template <typename X, typename Y>
-static __device__ inline void xdi_cuda_cluster_fill(const xd_loss_args &a, int64_t r,
-                                                    const xdi_cuda_cluster_slice<X, Y> &s,
-                                                    uint64_t *barrier) {
-    if (threadIdx.x == 0) {
-        xdi_cuda_bulk_init(barrier); /* bytes are announced before any copy begins */
-        xdi_cuda_bulk_expect(barrier, xdi_cuda_cluster_bulk_bytes<X>(s.count) +
-                                          (s.y ? xdi_cuda_cluster_bulk_bytes<Y>(s.count) : 0));
+/* ---- pairs of 16-bit numbers ---- */
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+
+/* The larger of each half, and the smaller; a NaN counts as missing. */
+static __device__ inline uint32_t xdi_cuda_pair_max(uint32_t a, uint32_t b) {
+    uint32_t y;
+    asm("max.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+    return y;
+}
+
+static __device__ inline uint32_t xdi_cuda_pair_min(uint32_t a, uint32_t b) {
+    uint32_t y;
+    asm("min.bf16x2 %0, %1, %2;" : "=r"(y) : "r"(a), "r"(b));
+    return y;
+}
+
+static __device__ inline uint32_t xdi_cuda_bf16_pair(float low, float high) {
+    uint32_t y;
+    asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
+    return y;
+}
+
+/* Two f16, at least -1024. */
+static __device__ inline uint32_t xdi_cuda_f16_pair(float low, float high) {
+    uint32_t y;
+    asm("{\n\t.reg .b32 t;\n\tcvt.rn.f16x2.f32 t, %1, %2;\n\tmax.f16x2 %0, t, %3;\n\t}"
+        : "=r"(y)
+        : "f"(high), "f"(low), "r"(0xe400e400u));
+    return y;
+}
+
+static __device__ inline float xdi_cuda_log_in(uint32_t pair, int half) {
+    float y;
+    const uint16_t bits = (uint16_t)(half ? pair >> 16 : pair & 0xffffu);
+    asm("cvt.f32.f16 %0, %1;" : "=f"(y) : "h"(bits));
+    return y;
+}
+
+#else
+
+static __device__ inline float xdi_cuda_half_of(uint32_t pair, int half) {
+    return xd_bits_from_bf16((uint16_t)(half ? pair >> 16 : pair & 0xffffu));
+}
+
+static __device__ inline uint32_t xdi_cuda_pair_max(uint32_t a, uint32_t b) {
+    const float low = fmaxf(xdi_cuda_half_of(a, 0), xdi_cuda_half_of(b, 0));
+    return xd_bits_to_bf16(low) | (uint32_t)xd_bits_to_bf16(fmaxf(xdi_cuda_half_of(a, 1), xdi_cuda_half_of(b, 1))) << 16;
+}
+
+static __device__ inline uint32_t xdi_cuda_pair_min(uint32_t a, uint32_t b) {
+    const float low = fminf(xdi_cuda_half_of(a, 0), xdi_cuda_half_of(b, 0));
+    return xd_bits_to_bf16(low) | (uint32_t)xd_bits_to_bf16(fminf(xdi_cuda_half_of(a, 1), xdi_cuda_half_of(b, 1))) << 16;
+}
+
+static __device__ inline uint32_t xdi_cuda_bf16_pair(float low, float high) {
+    return xd_bits_to_bf16(low) | (uint32_t)xd_bits_to_bf16(high) << 16;
+}
+
+static __device__ inline uint32_t xdi_cuda_f16_pair(float low, float high) {
+    return xd_bits_to_f16(fmaxf(low, -1024.0f)) | (uint32_t)xd_bits_to_f16(fmaxf(high, -1024.0f)) << 16;
+}
+
+static __device__ inline float xdi_cuda_log_in(uint32_t pair, int half) {
+    return xd_bits_from_f16((uint16_t)(half ? pair >> 16 : pair & 0xffffu));
+}
+
+#endif
+
+static __device__ inline float xdi_cuda_pair_low(uint32_t pair) {
+    return xd_float_of_bits(pair << 16);
+}
+
+static __device__ inline float xdi_cuda_pair_high(uint32_t pair) {
+    return xd_float_of_bits(pair & 0xffff0000u);
+}
+
+typedef xdi_cuda_pack<uint32_t> xdi_cuda_words;
+
+static __device__ inline xdi_cuda_eight xdi_cuda_words_widened(const xdi_cuda_words &words) {
+    xdi_cuda_raw<xdi_cuda_bf16> raw;
+    raw.pairs = words;
+    return raw.widened();
+}
+
+static __device__ inline uint32_t xdi_cuda_words_max(const xdi_cuda_words &w) {
+    return xdi_cuda_pair_max(xdi_cuda_pair_max(w.at[0], w.at[1]), xdi_cuda_pair_max(w.at[2], w.at[3]));
+}
+
+static __device__ inline uint32_t xdi_cuda_words_min(const xdi_cuda_words &w) {
+    return xdi_cuda_pair_min(xdi_cuda_pair_min(w.at[0], w.at[1]), xdi_cuda_pair_min(w.at[2], w.at[3]));
+}
+
+/* ---- where a thread's columns lie in a stage: two packs, half of the stage apart ---- */
+
+template <typename X> struct xdi_cuda_ring_form;
+
+/* Eight columns a pack. */
+template <> struct xdi_cuda_ring_form<xdi_cuda_bf16> {
+    enum { FINE = 0, PARTS = 2, COLUMNS = XDI_CUDA_RING_BYTES / 2 }; /* times that a thread has eight columns; of a stage */
+
+    static __device__ xdi_cuda_words words(const unsigned char *at, int part) {
+        return xdi_cuda_load16(reinterpret_cast<const uint32_t *>(at + part * (XDI_CUDA_RING_BYTES / 2)));
     }
-    __syncthreads();
-    xdi_cuda_cluster_copy(s.x, xdi_cuda_row<X>(a.student, r) + s.begin, s.count, barrier);
-    if (s.y) xdi_cuda_cluster_copy(s.y, xdi_cuda_row<Y>(a.teacher, r) + s.begin, s.count, barrier);
-    xdi_cuda_bulk_wait(barrier);
-    __syncthreads(); /* the remainders too */
-}
-
-/* References and sums of the slice, as xdi_cuda_loss_references and _stats leave them for a shard. */
-template <typename X, typename Y>
-static __device__ inline void xdi_cuda_cluster_stats(const xd_loss_args &a, int64_t r,
-                                                     const xdi_cuda_cluster_slice<X, Y> &s, double *mine) {
-    double ref[XD_LOSS_REFERENCES], total[XD_LOSS_SUMS];
-    xdi_cuda_loss_sweep_columns<X, Y, XDI_CUDA_TEAM_BLOCK, xdi_cuda_on_chip>(a, s.x, s.y, s.count, s.begin, ref, total);
-    if (threadIdx.x != 0) return;
-    const int64_t label = xdi_cuda_loss_has_hard(a) ? xd_id_at(a.labels, r) : -1;
-    if (total[XD_LOSS_BAD] == 0.0 && label >= s.begin && label < s.begin + s.count)
-        total[XD_LOSS_TARGET] = ref[XD_LOSS_MAX] == -(double)INFINITY
-                                    ? -(double)INFINITY
-                                    : (double)xdi_cuda_widen(s.x[label - s.begin]) - ref[XD_LOSS_MAX];
-    for (int i = 0; i < XD_LOSS_REFERENCES; i++) mine[i] = ref[i];
-    for (int i = 0; i < XD_LOSS_SUMS; i++) mine[XDI_CUDA_CLUSTER_SUMS + i] = total[i];
-}
-
-/* The row's scalars, zero before, from the sums of all its blocks: xdi_cuda_loss_combine_kernel over slices. Each lane of the
- * first warp brings a block's sums to the row's references; they are added in the order of the columns. */
-XDI_CUDA_APART __device__ void xdi_cuda_cluster_combine(const xd_loss_args &a, int64_t r, int64_t slice, int blocks,
-                                                        const double (*all)[XDI_CUDA_CLUSTER_WORDS], xd_loss_row *row) {
-    const int lane = (int)threadIdx.x;
-    double ref[XD_LOSS_REFERENCES];
-    xdi_cuda_cluster_total total;
-    memset(&total, 0, sizeof total);
-    xd_loss_no_reference(ref);
-    for (int i = 0; i < blocks; i++) xd_loss_join_reference(ref, all[i]);
-    if (lane < blocks) {
-        const double *sums = all[lane] + XDI_CUDA_CLUSTER_SUMS;
-        const int64_t left = a.vocab.size - lane * slice, columns = left < 0 ? 0 : left < slice ? left : slice;
-        const int64_t label = xdi_cuda_loss_has_hard(a) ? xd_id_at(a.labels, r) : -1;
-        xd_loss_rescale(&a, ref, all[lane], sums, columns, total.sum);
-        if (label >= lane * slice && label < lane * slice + columns)
-            total.sum[XD_LOSS_TARGET] = sums[XD_LOSS_TARGET] + (all[lane][XD_LOSS_MAX] - ref[XD_LOSS_MAX]);
+    static __device__ xdi_cuda_eight read(const unsigned char *at, int part, bool) {
+        return xdi_cuda_words_widened(words(at, part));
     }
-    total = xdi_cuda_warp_reduce(total, xdi_cuda_cluster_total_join());
-    if (lane != 0) return;
-    if (isnan(ref[XD_LOSS_MAX]) || isnan(ref[XD_LOSS_TEACHER_MAX])) total.sum[XD_LOSS_BAD] += 1.0;
-    xdi_cuda_loss_scalars(a, r, ref, total.sum, row);
-    xd_loss_settle(&a, r, row);
+    static __device__ int column(int part, int i) {
+        return part * (COLUMNS / 2) + i;
+    }
+};
+
+/* Four columns a pack; -infinity where there is no second one. */
+template <> struct xdi_cuda_ring_form<float> {
+    enum { FINE = 1, PARTS = 1, COLUMNS = XDI_CUDA_RING_BYTES / 4 };
+
+    static __device__ xdi_cuda_eight read(const unsigned char *at, int, bool second) {
+        const float none = -INFINITY;
+        const xdi_cuda_pack<float> low = xdi_cuda_load16(reinterpret_cast<const float *>(at));
+        xdi_cuda_pack<float> high = { { none, none, none, none } };
+        if (second) high = xdi_cuda_load16(reinterpret_cast<const float *>(at + XDI_CUDA_RING_BYTES / 2));
+        return { { low.at[0], low.at[1], low.at[2], low.at[3], high.at[0], high.at[1], high.at[2], high.at[3] } };
+    }
+    static __device__ int column(int, int i) {
+        return i < 4 ? i : COLUMNS / 2 + i - 4;
+    }
+};
+
+/* 16 bytes to shared memory. */
+template <typename T> static __device__ inline void xdi_cuda_put16(void *to, const xdi_cuda_pack<T> &pack) {
+    XDI_CUDA_ALIGNED16(to);
+    memcpy(static_cast<xdi_cuda_bits16 *>(to), &pack, sizeof pack);
 }
 
-/* JSD: the second exchange, of a row without a finding. */
-template <typename X, typename Y>
-static __device__ inline void xdi_cuda_cluster_mixture(const xd_loss_args &a, int64_t r,
-                                                       const xdi_cuda_cluster_slice<X, Y> &s, unsigned blocks,
-                                                       xdi_cuda_cluster_memory *memory) {
-    const xdi_cuda_loss_scales scales = xdi_cuda_loss_scales_of<Y>(a, memory->row);
-    xdi_cuda_sums<XD_LOSS_MIXTURES, false> sums;
-    for (int64_t c = XDI_CUDA_EIGHT * (int64_t)threadIdx.x; c < s.count;
-         c += XDI_CUDA_EIGHT * XDI_CUDA_TEAM_BLOCK) {
-        const xdi_cuda_eight x = xdi_cuda_read(s.x, c, s.count), y = xdi_cuda_read(s.y, c, s.count);
+/* >>cuda/loss_ring_sums.cuh */
+
+/* A thread's columns of a row on the chip: the largest elements, then sums relative to the largest of the block.
+ *
+ * The power of the largest element, exactly 1, is counted apart, so that the others keep their digits: on nearly one-hot rows the
+ * gradient consists of them. Only threads that have such a column look for it. */
+
+/* Exponents of powers of 2: x s + c, or GUARDED, (x - base) s + c. GUARDED leaves out products with a power of 0, which may be
+ * of infinity, and has digits where the largest element is so large that a rounded c has none. */
+struct xdi_cuda_ring_exponent {
+    float s, base, c;
+
+    template <bool GUARDED> __device__ xdi_cuda_eight of(const xdi_cuda_eight &x) const {
+        xdi_cuda_eight e;
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_EIGHT; i++)
-            if (c + i < s.count) xdi_cuda_loss_mixture_terms(scales, x.at[i], y.at[i], &sums);
-        sums.end_eight();
+            e.at[i] = GUARDED ? __fmaf_rn(__fsub_rn(x.at[i], base), s, c) : __fmaf_rn(x.at[i], s, c);
+        return e;
     }
-    const xdi_cuda_sums<XD_LOSS_MIXTURES, false>::totals totals =
-        xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(sums);
-    if (threadIdx.x == 0)
-        for (int i = 0; i < XD_LOSS_MIXTURES; i++) memory->mixtures[i] = totals.sum[i];
-    xdi_cuda_cluster_sync();
-    if (threadIdx.x == 0) {
-        double total[XD_LOSS_MIXTURES] = {};
-        for (unsigned b = 0; b < blocks; b++) {
-            const double *part = xdi_cuda_cluster_map(memory->mixtures, b);
-            for (int i = 0; i < XD_LOSS_MIXTURES; i++) total[i] += part[i];
-        }
-        xd_loss_mixture_scalars(&a, r, total[XD_LOSS_TEACHER_MIXTURE], total[XD_LOSS_STUDENT_MIXTURE],
-                                      &memory->row);
+    /* What the exponent of the base itself is, since c is rounded. */
+    template <bool GUARDED> __device__ double rest() const {
+        return GUARDED ? (double)c : __fma_rn((double)base, (double)s, (double)c);
     }
-    __syncthreads();
+};
+
+/* Of powers relative to `base`, times 2^shift. */
+static __device__ inline xdi_cuda_ring_exponent xdi_cuda_ring_exponent_of(float s, float base, float shift, bool guarded) {
+    return { s, base, guarded ? shift : __fmaf_rn(-base, s, shift) };
 }
 
-/* A column of xdi_cuda_loss_gradient_at, from the slice. */
-template <typename X, typename Y>
-static __device__ inline xdi_cuda_loss_column xdi_cuda_cluster_column(const xdi_cuda_cluster_slice<X, Y> &s,
-                                                                      int64_t id) {
-    xdi_cuda_loss_column column = { -1, 0.0, 0.0 };
-    if (id < s.begin || id >= s.begin + s.count) return column;
-    column.at = id;
-    column.x = (double)xdi_cuda_widen(s.x[id - s.begin]);
-    if (s.y) column.y = (double)xdi_cuda_widen(s.y[id - s.begin]);
-    return column;
-}
-
-/* The gradient of columns [begin, stop); past the slice's columns, and in a row that does not count, it is zero. */
-template <typename X, typename Y>
-static __device__ inline void xdi_cuda_cluster_grad(const xd_loss_args &a, int64_t r, const xd_loss_row &row,
-                                                    const xdi_cuda_cluster_slice<X, Y> &s, bool counts,
-                                                    int64_t stop) {
-    const xdi_cuda_loss_scales scales = xdi_cuda_loss_scales_of<Y>(a, row);
-    const xdi_cuda_loss_weights w = { (float)(a.row_scale[r] * a.hard_weight),
-                                      (float)(a.row_scale[r] * a.soft_weight / a.temperature),
-                                      (float)a.uniform_weight };
-    const int64_t count = counts ? s.count : 0;
-    for (int64_t c = XDI_CUDA_EIGHT * (int64_t)threadIdx.x; s.begin + c < stop;
-         c += XDI_CUDA_EIGHT * XDI_CUDA_TEAM_BLOCK) {
-        xdi_cuda_eight g = {}, y = {};
-        if (c < count) {
-            const xdi_cuda_eight x = xdi_cuda_read(s.x, c, count);
-            if (s.y) y = xdi_cuda_read(s.y, c, count);
-            g = xdi_cuda_loss_gradient(scales, w, x, y);
-            if (c + XDI_CUDA_EIGHT > count) {
-                XD_UNROLL
-                for (int i = 0; i < XDI_CUDA_EIGHT; i++) g.at[i] = c + i < count ? g.at[i] : 0.0f;
-            }
-        }
-        xdi_cuda_write_any(a.gradient, r, s.begin + c, stop, g);
-    }
-    __syncthreads();
-    if (threadIdx.x != 0 || !counts) return;
+static __device__ inline xdi_cuda_eight xdi_cuda_ring_powers(const xdi_cuda_eight &exponents) {
+    xdi_cuda_eight power;
     XD_UNROLL
-    for (int i = 0; i < 2; i++) {
-        const int64_t id = i == 0 ? (int64_t)row.argmax : xdi_cuda_loss_has_hard(a) ? xd_id_at(a.labels, r) : -1;
-        const xdi_cuda_loss_column exact = xdi_cuda_cluster_column(s, id);
-        if (exact.at >= 0)
-            xdi_cuda_set_element(a.gradient, r, exact.at, (float)xdi_cuda_loss_gradient_at(a, r, row, exact));
+    for (int i = 0; i < XDI_CUDA_EIGHT; i++) power.at[i] = xdi_cuda_power(exponents.at[i]);
+    return power;
+}
+
+/* 2^-rest of a small rest; where it is not small, only the largest element has a power. */
+static __device__ inline double xdi_cuda_ring_correction(double rest) {
+    const double r = rest * XDI_CUDA_LN2;
+    return fabs(rest) < 0.01 ? 1.0 - r + 0.5 * r * r : 1.0;
+}
+
+/* The reference of a block of nothing but -infinity. */
+static __device__ inline float xdi_cuda_ring_base(float max) {
+    return max == -INFINITY ? 0.0f : max;
+}
+
+/* The largest elements that a thread has seen, and whether one was -infinity where that matters. */
+template <typename X, bool SOFT> struct xdi_cuda_ring_peak;
+
+template <bool SOFT> struct xdi_cuda_ring_peak<xdi_cuda_bf16, SOFT> {
+    typedef xdi_cuda_ring_form<xdi_cuda_bf16> form;
+    uint32_t student, teacher, lowest; /* pairs */
+
+    __device__ xdi_cuda_ring_peak() : student(0xff80ff80u), teacher(0xff80ff80u), lowest(0x7f807f80u) {}
+    __device__ void look(const unsigned char *at, bool second) {
+        XD_UNROLL
+        for (int part = 0; part < form::PARTS; part++) {
+            if (part > 0 && !second) break;
+            const xdi_cuda_words x = form::words(at, part);
+            student = xdi_cuda_pair_max(student, xdi_cuda_words_max(x));
+            if (!SOFT) continue;
+            const xdi_cuda_words y = form::words(at + XDI_CUDA_RING_BYTES, part);
+            teacher = xdi_cuda_pair_max(teacher, xdi_cuda_words_max(y));
+            lowest = xdi_cuda_pair_min(lowest, xdi_cuda_pair_min(xdi_cuda_words_min(x), xdi_cuda_words_min(y)));
+        }
+    }
+    __device__ float largest() const {
+        return fmaxf(xdi_cuda_pair_low(student), xdi_cuda_pair_high(student));
+    }
+    __device__ float teacher_largest() const {
+        return fmaxf(xdi_cuda_pair_low(teacher), xdi_cuda_pair_high(teacher));
+    }
+    __device__ bool guarded() const {
+        return fminf(xdi_cuda_pair_low(lowest), xdi_cuda_pair_high(lowest)) == -INFINITY;
+    }
+};
+
+template <bool SOFT> struct xdi_cuda_ring_peak<float, SOFT> {
+    typedef xdi_cuda_ring_form<float> form;
+    float student, teacher;
+
+    __device__ xdi_cuda_ring_peak() : student(-INFINITY), teacher(-INFINITY) {}
+    __device__ void look(const unsigned char *at, bool second) {
+        student = fmaxf(student, xdi_cuda_max_of(form::read(at, 0, second)));
+        if (SOFT) teacher = fmaxf(teacher, xdi_cuda_max_of(form::read(at + XDI_CUDA_RING_BYTES, 0, second)));
+    }
+    __device__ float largest() const {
+        return student;
+    }
+    __device__ float teacher_largest() const {
+        return teacher;
+    }
+    __device__ bool guarded() const {
+        return true;
+    }
+};
+
+template <typename X, int KIND> struct xdi_cuda_ring_sums {
+    typedef xdi_cuda_ring_is<KIND> is;
+    typedef xdi_cuda_ring_form<X> form;
+
+    float largest, teacher_largest;   /* of this thread */
+    bool guarded, mine, teacher_mine; /* mine: a column of this thread has the block's largest element */
+    xdi_cuda_ring_exponent student, teacher, hard;
+    float sum[XDI_CUDA_RING_SUMS];
+    int arg;
+
+    __device__ void begin(const xdi_cuda_ring_peak<X, is::SOFT> &peak, const xdi_cuda_ring_scales &s, float max,
+                          float teacher_max) {
+        const float base = xdi_cuda_ring_base(max), teacher_base = xdi_cuda_ring_base(teacher_max);
+        largest = peak.largest();
+        teacher_largest = peak.teacher_largest();
+        mine = largest == max;
+        teacher_mine = teacher_largest == teacher_max;
+        guarded = peak.guarded();
+        guard(base, teacher_base);
+        student = xdi_cuda_ring_exponent_of(is::ALONE ? s.hard_factor : s.soft_factor, base, 0.0f, guarded);
+        hard = xdi_cuda_ring_exponent_of(s.hard_factor, base, 0.0f, guarded);
+        teacher = xdi_cuda_ring_exponent_of(s.soft_factor, teacher_base, 0.0f, guarded);
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_RING_SUMS; i++) sum[i] = 0.0f;
+        arg = INT32_MAX;
+    }
+    __device__ void guard(float base, float teacher_base) {
+        guarded = guarded || fabsf(base) > 4096.0f || (is::SOFT && fabsf(teacher_base) > 4096.0f);
+    }
+    /* The thread's columns in one stage, the first of which is `column` of the block's. */
+    __device__ void take(const unsigned char *at, bool second, int column) {
+        XD_UNROLL
+        for (int part = 0; part < form::PARTS; part++) {
+            if (part > 0 && !second) break;
+            xdi_cuda_eight y = {};
+            const xdi_cuda_eight x = form::read(at, part, second);
+            if (is::SOFT) y = form::read(at + XDI_CUDA_RING_BYTES, part, second);
+            if (is::SMOOTH) put(XD_LOSS_LINEAR, form::FINE && !second ? sum_of_four(x) : xdi_cuda_sum_of(x));
+            if (form::FINE || guarded)
+                add<true>(x, y, column, part);
+            else
+                add<false>(x, y, column, part);
+        }
+    }
+    template <bool GUARDED> __device__ void add(const xdi_cuda_eight &x, const xdi_cuda_eight &y, int column, int part) {
+        const xdi_cuda_eight a = student.template of<GUARDED>(x);
+        xdi_cuda_eight e = xdi_cuda_ring_powers(a), h = {};
+        if (is::BOTH && !is::SHARED) h = xdi_cuda_ring_powers(hard.template of<GUARDED>(x));
+        if (mine) set_apart(x, y, column, part, &e, &h);
+        put(is::ALONE ? XD_LOSS_HARD : XD_LOSS_SOFT, xdi_cuda_sum_of(e));
+        if (is::BOTH && !is::SHARED) put(XD_LOSS_HARD, xdi_cuda_sum_of(h));
+        if (!is::SOFT) return;
+        const xdi_cuda_eight b = teacher.template of<GUARDED>(y);
+        xdi_cuda_eight f = xdi_cuda_ring_powers(b);
+        if (teacher_mine) set_teacher_apart(x, y, &f);
+        put(XD_LOSS_TEACHER, xdi_cuda_sum_of(f));
+        if (is::FORWARD) put_cross<GUARDED>(f, b, a);
+        if (is::REVERSE) put_cross<GUARDED>(e, a, b);
+    }
+    /* In nats and relative to the largest elements; XDI_CUDA_RING_ONES and what follows it are still apart. */
+    __device__ xdi_cuda_ring_totals totals() const {
+        return form::FINE || guarded ? totals_of<true>() : totals_of<false>();
+    }
+
+  private:
+    /* Terms power * (own - other). */
+    template <bool GUARDED>
+    __device__ void put_cross(const xdi_cuda_eight &power, const xdi_cuda_eight &own, const xdi_cuda_eight &other) {
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++)
+            if (!GUARDED || power.at[i] > 0.0f)
+                sum[XD_LOSS_CROSS] = __fmaf_rn(power.at[i], __fsub_rn(own.at[i], other.at[i]), sum[XD_LOSS_CROSS]);
+    }
+    static __device__ float sum_of_four(const xdi_cuda_eight &x) {
+        return __fadd_rn(__fadd_rn(x.at[0], x.at[1]), __fadd_rn(x.at[2], x.at[3]));
+    }
+    __device__ void put(int which, float term) {
+        sum[which] = __fadd_rn(sum[which], term);
+    }
+    __device__ void set_apart(const xdi_cuda_eight &x, const xdi_cuda_eight &y, int column, int part, xdi_cuda_eight *e,
+                              xdi_cuda_eight *h) {
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
+            if (x.at[i] != largest) continue;
+            const int at = column + form::column(part, i);
+            e->at[i] = h->at[i] = 0.0f;
+            put(XDI_CUDA_RING_ONES, 1.0f);
+            if (is::REVERSE) put(XDI_CUDA_RING_APART, y.at[i]);
+            if (at < arg) arg = at;
+        }
+    }
+    __device__ void set_teacher_apart(const xdi_cuda_eight &x, const xdi_cuda_eight &y, xdi_cuda_eight *f) {
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
+            if (y.at[i] != teacher_largest) continue;
+            f->at[i] = 0.0f;
+            put(XDI_CUDA_RING_TEACHER_ONES, 1.0f);
+            if (is::FORWARD) put(XDI_CUDA_RING_APART, __fmul_rn(__fsub_rn(x.at[i], student.base), student.s));
+        }
+    }
+    template <bool GUARDED> __device__ xdi_cuda_ring_totals totals_of() const {
+        const double rest = student.template rest<GUARDED>(), teacher_rest = teacher.template rest<GUARDED>();
+        const double by = xdi_cuda_ring_correction(rest), teacher_by = xdi_cuda_ring_correction(teacher_rest);
+        xdi_cuda_ring_totals t;
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_RING_SUMS; i++) t.sum[i] = (double)sum[i];
+        t.arg = arg;
+        double *cross = &t.sum[XD_LOSS_CROSS];
+        if (is::FORWARD) *cross = XDI_CUDA_LN2 * teacher_by * (*cross - (teacher_rest - rest) * t.sum[XD_LOSS_TEACHER]);
+        if (is::REVERSE) { /* relative to a teacher's logit of 0 at the student's largest */
+            const double c = GUARDED ? -(double)teacher.base * (double)teacher.s : (double)teacher.c;
+            *cross = XDI_CUDA_LN2 * by * (*cross + (c - rest) * t.sum[XD_LOSS_SOFT]);
+        }
+        t.sum[XD_LOSS_HARD] *= is::ALONE ? by : xdi_cuda_ring_correction(hard.template rest<GUARDED>());
+        t.sum[XD_LOSS_SOFT] *= by;
+        t.sum[XD_LOSS_TEACHER] *= teacher_by;
+        return t;
+    }
+};
+
+/* >>cuda/loss_ring_grade.cuh */
+
+/* A thread's columns of a row on the chip, once the whole row's sums are known: the gradient, and before it JSD's mixtures, which
+ * leave the logarithm of student/mixture in the teacher's place. */
+
+/* What both types have: exponents relative to the largest element of the row. BF16: divided by their sum, those of HARD, SMOOTH
+ * and FORWARD also times the weight, whose sign is in `flip`. */
+template <typename X, int KIND> struct xdi_cuda_ring_grade_of : xdi_cuda_ring_sums<X, KIND> {
+    typedef xdi_cuda_ring_is<KIND> is;
+    typedef xdi_cuda_ring_form<X> form;
+    using xdi_cuda_ring_sums<X, KIND>::student;
+    using xdi_cuda_ring_sums<X, KIND>::teacher;
+    using xdi_cuda_ring_sums<X, KIND>::hard;
+    using xdi_cuda_ring_sums<X, KIND>::guarded;
+    using xdi_cuda_ring_sums<X, KIND>::mine;
+    using xdi_cuda_ring_sums<X, KIND>::largest;
+    using xdi_cuda_ring_sums<X, KIND>::sum;
+    float weight, hard_weight, teacher_weight; /* what multiplies powers */
+    float uniform, slope;                      /* of a smoothed label; see the forms of REVERSE and JSD */
+    float top;                                 /* JSD: the logarithm of student/mixture at the row's arg */
+
+    /* One term of the sums over the mixture: the student's at the largest element is relative to that at arg. */
+    __device__ void add_mixtures(const xdi_cuda_eight &x, const xdi_cuda_eight &power, const xdi_cuda_eight &log, int column,
+                                 int part, int row_arg, xdi_cuda_eight *term) {
+        if (mine) {
+            XD_UNROLL
+            for (int i = 0; i < XDI_CUDA_EIGHT; i++)
+                if (x.at[i] == largest)
+                    term->at[i] = column + form::column(part, i) == row_arg
+                                      ? 0.0f
+                                      : __fmul_rn(power.at[i], __fsub_rn(log.at[i], top));
+        }
+        sum[XD_LOSS_STUDENT_MIXTURE] = __fadd_rn(sum[XD_LOSS_STUDENT_MIXTURE], xdi_cuda_sum_of(*term));
+    }
+    __device__ void begin_mixtures(const xdi_cuda_ring_row &row, float row_top) {
+        top = row_top;
+        mine = largest == row.max;
+        sum[XD_LOSS_TEACHER_MIXTURE] = sum[XD_LOSS_STUDENT_MIXTURE] = 0.0f;
+    }
+};
+
+template <typename X, int KIND> struct xdi_cuda_ring_lane;
+
+/* ---- BF16 ---- */
+
+template <int KIND>
+struct xdi_cuda_ring_lane<xdi_cuda_bf16, KIND> : xdi_cuda_ring_grade_of<xdi_cuda_bf16, KIND> {
+    typedef xdi_cuda_ring_is<KIND> is;
+    typedef xdi_cuda_ring_form<xdi_cuda_bf16> form;
+    typedef xdi_cuda_ring_grade_of<xdi_cuda_bf16, KIND> base_type;
+    using base_type::student;
+    using base_type::teacher;
+    using base_type::hard;
+    using base_type::guarded;
+    using base_type::weight;
+    using base_type::hard_weight;
+    using base_type::uniform;
+    using base_type::slope;
+    using base_type::sum;
+    enum { WEIGHED = is::ALONE || KIND == XDI_CUDA_RING_FORWARD };
+    uint32_t flip; /* of a pair's signs */
+    float gap;     /* JSD: between the exponents of teacher and student */
+
+    __device__ void settle(const xdi_cuda_ring_scales &s, const xdi_cuda_ring_row &row) {
+        const float w = is::ALONE ? s.hard_weight : s.soft_weight, shift = WEIGHED ? xdi_cuda_log2(fabsf(w)) : 0.0f;
+        const float base = xdi_cuda_ring_base(row.max), teacher_base = xdi_cuda_ring_base(row.teacher_max);
+        const float log_sum = xdi_cuda_log2(is::ALONE ? row.hard : row.soft), log_teacher = xdi_cuda_log2(row.teacher);
+        this->guard(base, teacher_base);
+        student = xdi_cuda_ring_exponent_of(student.s, base, __fsub_rn(shift, log_sum), guarded);
+        teacher = xdi_cuda_ring_exponent_of(teacher.s, teacher_base, __fsub_rn(shift, log_teacher), guarded);
+        if (is::BOTH && !is::SHARED) hard = xdi_cuda_ring_exponent_of(hard.s, base, -xdi_cuda_log2(row.hard), guarded);
+        flip = WEIGHED && w < 0.0f ? 0x80008000u : 0u;
+        weight = w;
+        hard_weight = is::SHARED ? __fadd_rn(s.hard_weight, w) : s.hard_weight;
+        uniform = __fmul_rn(fabsf(w), s.uniform);
+        gap = __fmaf_rn(__fsub_rn(base, teacher_base), student.s, __fsub_rn(log_sum, log_teacher));
+    }
+    /* log2 of a ratio, less its mean: REVERSE of student/teacher is (x s + c) + slope - y s, JSD of student/mixture l + slope. */
+    __device__ void lean(const xdi_cuda_ring_scales &s, const xdi_cuda_ring_row &row) {
+        if (is::REVERSE) {
+            const float own = guarded ? student.c : __fmaf_rn(student.base, student.s, student.c); /* the base's exponent */
+            slope = __fsub_rn(__fsub_rn(__fmul_rn(row.beside, student.s), __fmul_rn(row.mean, s.hard_factor)), own);
+            weight = __fmul_rn(s.soft_weight, (float)XDI_CUDA_LN2);
+        }
+        if (is::JSD) {
+            slope = __fmul_rn(-__fadd_rn(row.top, row.mean), s.hard_factor);
+            weight = __fmul_rn(__fmul_rn(s.soft_weight, __fsub_rn(1.0f, s.beta)), (float)XDI_CUDA_LN2);
+        }
+    }
+    __device__ void grade(const unsigned char *at, bool second, xdi_cuda_bf16 *to) const {
+        XD_UNROLL
+        for (int part = 0; part < form::PARTS; part++) {
+            if (part > 0 && !second) break;
+            xdi_cuda_words y = {}, out;
+            const xdi_cuda_eight x = form::read(at, part, second);
+            if (is::SOFT) y = form::words(at + XDI_CUDA_RING_BYTES, part);
+            const xdi_cuda_eight g = guarded ? gradient<true>(x, y) : gradient<false>(x, y);
+            XD_UNROLL
+            for (int i = 0; i < 4; i++) {
+                out.at[i] = xdi_cuda_bf16_pair(g.at[2 * i], g.at[2 * i + 1]);
+                if (WEIGHED) out.at[i] ^= flip;
+            }
+            xdi_cuda_store16(reinterpret_cast<uint32_t *>(to + form::column(part, 0)), out);
+        }
+    }
+    template <bool GUARDED> __device__ xdi_cuda_eight gradient(const xdi_cuda_eight &x, const xdi_cuda_words &beside) const {
+        const xdi_cuda_eight a = student.template of<GUARDED>(x), p = xdi_cuda_ring_powers(a);
+        xdi_cuda_eight g = p, y = {};
+        if (is::SOFT && !is::JSD) y = xdi_cuda_words_widened(beside);
+        if (is::FORWARD) {
+            const xdi_cuda_eight q = xdi_cuda_ring_powers(teacher.template of<GUARDED>(y));
+            xdi_cuda_eight h = {};
+            if (is::BOTH && !is::SHARED) h = xdi_cuda_ring_powers(hard.template of<GUARDED>(x));
+            XD_UNROLL
+            for (int i = 0; i < XDI_CUDA_EIGHT; i++)
+                g.at[i] = is::SHARED ? __fmaf_rn(hard_weight, p.at[i], -__fmul_rn(weight, q.at[i]))
+                          : is::BOTH ? __fmaf_rn(hard_weight, h.at[i], __fmul_rn(weight, __fsub_rn(p.at[i], q.at[i])))
+                                     : __fsub_rn(p.at[i], q.at[i]);
+        }
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
+            if (is::SMOOTH) g.at[i] = __fsub_rn(p.at[i], uniform);
+            if (is::REVERSE) {
+                const float log = __fmaf_rn(y.at[i], -student.s, __fadd_rn(a.at[i], slope));
+                g.at[i] = GUARDED && !(p.at[i] > 0.0f) ? 0.0f : __fmul_rn(__fmul_rn(p.at[i], weight), log);
+            }
+            if (is::JSD)
+                g.at[i] = __fmul_rn(__fmul_rn(p.at[i], weight), __fadd_rn(xdi_cuda_log_in(beside.at[i / 2], i % 2), slope));
+        }
+        return g;
+    }
+
+    /* ---- JSD ---- */
+
+    /* Of a row: log2 of student/mixture at its arg, relative to which the student's sum is. */
+    __device__ float top_of(const xdi_cuda_ring_scales &s, const xdi_cuda_ring_row &row) const {
+        float student_log, teacher_log;
+        const float apart = __fsub_rn(row.beside, xdi_cuda_ring_base(row.max));
+        logs(__fmaf_rn(apart, student.s, gap), s.beta, &student_log, &teacher_log);
+        return student_log;
+    }
+    static __device__ float nats(float log) {
+        return __fmul_rn(log, (float)XDI_CUDA_LN2);
+    }
+    /* log2 of student/mixture and of teacher/mixture, d that of teacher/student. */
+    static __device__ void logs(float d, float beta, float *student_log, float *teacher_log) {
+        const float rest = __fsub_rn(1.0f, beta), z = xdi_cuda_power(-fabsf(d));
+        const bool more = d > 0.0f;
+        const float high = -xdi_cuda_log2(__fmaf_rn(more ? rest : beta, z, more ? beta : rest));
+        const float low = __fsub_rn(high, fabsf(d));
+        *student_log = more ? low : high;
+        *teacher_log = more ? high : low;
+    }
+    __device__ void mix(unsigned char *at, bool second, int column, float beta, int row_arg) {
+        XD_UNROLL
+        for (int part = 0; part < form::PARTS; part++) {
+            if (part > 0 && !second) break;
+            const xdi_cuda_eight x = form::read(at, part, second), y = form::read(at + XDI_CUDA_RING_BYTES, part, second);
+            const xdi_cuda_eight log =
+                guarded ? mixed<true>(x, y, beta, column, part, row_arg) : mixed<false>(x, y, beta, column, part, row_arg);
+            xdi_cuda_words out;
+            XD_UNROLL
+            for (int i = 0; i < 4; i++) out.at[i] = xdi_cuda_f16_pair(log.at[2 * i], log.at[2 * i + 1]);
+            xdi_cuda_put16(at + XDI_CUDA_RING_BYTES + part * (XDI_CUDA_RING_BYTES / 2), out);
+        }
+    }
+    template <bool GUARDED>
+    __device__ xdi_cuda_eight mixed(const xdi_cuda_eight &x, const xdi_cuda_eight &y, float beta, int column, int part,
+                                    int row_arg) {
+        const xdi_cuda_eight a = student.template of<GUARDED>(x), b = teacher.template of<GUARDED>(y);
+        const float rest = __fsub_rn(1.0f, beta);
+        xdi_cuda_eight log, term, power;
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
+            const float apart = GUARDED && y.at[i] == x.at[i] ? 0.0f : __fsub_rn(y.at[i], x.at[i]);
+            const float d = __fmaf_rn(apart, student.s, gap), z = xdi_cuda_power(-fabsf(d));
+            const bool more = d > 0.0f; /* of the teacher */
+            const float large = xdi_cuda_power(fmaxf(a.at[i], b.at[i])), small = __fmul_rn(large, z);
+            const float high = -xdi_cuda_log2(__fmaf_rn(more ? rest : beta, z, more ? beta : rest));
+            const float low = __fsub_rn(high, fabsf(d)); /* of the smaller over the mixture */
+            const float large_term = __fmul_rn(large, high);
+            const float small_term = GUARDED && !(small > 0.0f) ? 0.0f : __fmul_rn(small, low);
+            log.at[i] = more ? low : high;
+            power.at[i] = more ? small : large;
+            term.at[i] = more ? small_term : large_term;
+            sum[XD_LOSS_TEACHER_MIXTURE] = __fadd_rn(sum[XD_LOSS_TEACHER_MIXTURE], more ? large_term : small_term);
+        }
+        this->add_mixtures(x, power, log, column, part, row_arg, &term);
+        return log;
+    }
+};
+
+/* ---- F32 ---- */
+
+template <int KIND> struct xdi_cuda_ring_lane<float, KIND> : xdi_cuda_ring_grade_of<float, KIND> {
+    typedef xdi_cuda_ring_is<KIND> is;
+    typedef xdi_cuda_ring_form<float> form;
+    typedef xdi_cuda_ring_grade_of<float, KIND> base_type;
+    using base_type::student;
+    using base_type::teacher;
+    using base_type::hard;
+    using base_type::weight;
+    using base_type::hard_weight;
+    using base_type::teacher_weight;
+    using base_type::uniform;
+    using base_type::slope;
+    using base_type::sum;
+    float beside, log_gap, per_tau; /* log_gap: ln of the student's sum less that of the teacher's */
+
+    __device__ void settle(const xdi_cuda_ring_scales &s, const xdi_cuda_ring_row &row) {
+        const float base = xdi_cuda_ring_base(row.max), teacher_base = xdi_cuda_ring_base(row.teacher_max);
+        student = xdi_cuda_ring_exponent_of(student.s, base, 0.0f, true);
+        teacher = xdi_cuda_ring_exponent_of(teacher.s, teacher_base, 0.0f, true);
+        hard = xdi_cuda_ring_exponent_of(hard.s, base, 0.0f, true);
+        hard_weight = is::HARD ? __fdiv_rn(s.hard_weight, row.hard) : 0.0f;
+        weight = is::SOFT ? __fdiv_rn(s.soft_weight, row.soft) : 0.0f;
+        teacher_weight = is::SOFT ? __fdiv_rn(s.soft_weight, row.teacher) : 0.0f;
+        if (is::SHARED) weight = __fadd_rn(weight, hard_weight);
+        uniform = __fmul_rn(s.hard_weight, s.uniform);
+        beside = row.beside;
+        per_tau = s.per_tau;
+        if (is::JSD) log_gap = (float)(log((double)row.soft) - log((double)row.teacher));
+        if (is::JSD) weight = __fdiv_rn(1.0f, row.soft); /* the mixtures are of probabilities */
+        if (is::JSD) teacher_weight = __fdiv_rn(1.0f, row.teacher);
+    }
+    /* The mean of a logarithm, REVERSE of student/teacher, JSD of student/mixture. */
+    __device__ void lean(const xdi_cuda_ring_scales &s, const xdi_cuda_ring_row &row) {
+        if (is::REVERSE) slope = row.mean;
+        if (is::JSD) slope = __fadd_rn(row.top, row.mean);
+        if (is::JSD) weight = __fdiv_rn(__fmul_rn(s.soft_weight, __fsub_rn(1.0f, s.beta)), row.soft);
+    }
+    __device__ void grade(const unsigned char *at, bool second, float *to) const {
+        xdi_cuda_eight y = {};
+        const xdi_cuda_eight x = form::read(at, 0, second);
+        if (is::SOFT) y = form::read(at + XDI_CUDA_RING_BYTES, 0, second);
+        const xdi_cuda_eight g = gradient(x, y);
+        xdi_cuda_store16(to, xdi_cuda_rounded<float>(g.at));
+        if (second) xdi_cuda_store16(to + form::column(0, 4), xdi_cuda_rounded<float>(g.at + 4));
+    }
+    __device__ xdi_cuda_eight gradient(const xdi_cuda_eight &x, const xdi_cuda_eight &y) const {
+        const xdi_cuda_eight p = xdi_cuda_ring_powers(student.template of<true>(x));
+        xdi_cuda_eight g, q = {}, h = {};
+        if (is::FORWARD) q = xdi_cuda_ring_powers(teacher.template of<true>(y));
+        if (is::BOTH && !is::SHARED) h = xdi_cuda_ring_powers(hard.template of<true>(x));
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
+            const float scaled = __fmul_rn(p.at[i], is::ALONE ? hard_weight : weight);
+            g.at[i] = scaled;
+            if (is::SMOOTH) g.at[i] = __fsub_rn(scaled, uniform);
+            if (is::FORWARD) g.at[i] = __fmaf_rn(-q.at[i], teacher_weight, scaled);
+            if (is::BOTH && !is::SHARED) g.at[i] = __fmaf_rn(h.at[i], hard_weight, g.at[i]);
+            if (is::REVERSE) {
+                const float apart = __fsub_rn(__fsub_rn(x.at[i], student.base), __fsub_rn(y.at[i], beside));
+                g.at[i] = p.at[i] > 0.0f ? __fmul_rn(scaled, __fmaf_rn(apart, per_tau, -slope)) : 0.0f;
+            }
+            if (is::JSD) g.at[i] = p.at[i] > 0.0f ? __fmul_rn(scaled, __fsub_rn(y.at[i], slope)) : 0.0f;
+        }
+        return g;
+    }
+
+    /* ---- JSD, in nats ---- */
+
+    __device__ float ratio_of(float x, float y) const {
+        return __fmaf_rn(__fsub_rn(__fsub_rn(y, teacher.base), __fsub_rn(x, student.base)), per_tau, log_gap);
+    }
+    __device__ float top_of(const xdi_cuda_ring_scales &s, const xdi_cuda_ring_row &row) const {
+        float student_log, teacher_log;
+        xdi_cuda_loss_log_ratios_of(ratio_of(student.base, row.beside), s.beta, &student_log, &teacher_log);
+        return student_log;
+    }
+    static __device__ float nats(float log) {
+        return log;
+    }
+    __device__ void mix(unsigned char *at, bool second, int column, float beta, int row_arg) {
+        const xdi_cuda_eight x = form::read(at, 0, second), y = form::read(at + XDI_CUDA_RING_BYTES, 0, second);
+        const xdi_cuda_eight p = xdi_cuda_ring_powers(student.template of<true>(x));
+        const xdi_cuda_eight q = xdi_cuda_ring_powers(teacher.template of<true>(y));
+        xdi_cuda_eight log, term, power, beside_term;
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
+            float teacher_log;
+            xdi_cuda_loss_log_ratios_of(ratio_of(x.at[i], y.at[i]), beta, &log.at[i], &teacher_log);
+            power.at[i] = __fmul_rn(p.at[i], weight);
+            term.at[i] = p.at[i] > 0.0f ? __fmul_rn(power.at[i], log.at[i]) : 0.0f;
+            beside_term.at[i] = q.at[i] > 0.0f ? __fmul_rn(__fmul_rn(q.at[i], teacher_weight), teacher_log) : 0.0f;
+        }
+        sum[XD_LOSS_TEACHER_MIXTURE] = __fadd_rn(sum[XD_LOSS_TEACHER_MIXTURE], xdi_cuda_sum_of(beside_term));
+        this->add_mixtures(x, power, log, column, 0, row_arg, &term);
+        xdi_cuda_put16(at + XDI_CUDA_RING_BYTES, xdi_cuda_rounded<float>(log.at));
+        if (second) xdi_cuda_put16(at + XDI_CUDA_RING_BYTES * 3 / 2, xdi_cuda_rounded<float>(log.at + 4));
+    }
+};
+
+/* >>cuda/loss_ring.cu */
+
+/* Losses of rows that stay on the chip, so that a row is read once and its gradient written once. The grid is as large as the
+ * GPU, in clusters of blocks that share a row; a block has `slice` columns of it, in a ring of stages (ring.cuh) that also holds
+ * what comes next. Per row:
+ *
+ *   1. every block finds its largest elements, then its sums relative to them;
+ *   2. it writes both into the shared memory of all blocks, and the cluster synchronises (JSD: twice);
+ *   3. every warp merges the blocks' sums in the order of the columns, and computes its part of the gradient.
+ *
+ * One warp of the cluster also merges in double, into a record of the row. A second kernel, with a thread a row, makes of the
+ * records what kernel/loss.h promises: the row's scalars and findings, and the gradient of the two columns that may hold nearly
+ * all probability. Rows that it cannot take have the path of loss_fused.cu. */
+
+struct xdi_cuda_ring_shape {
+    int64_t slice; /* columns of a block */
+    int stages;
+};
+
+/* A row for the second kernel, in the memory of references and sums. */
+struct xdi_cuda_ring_record {
+    double ref[XD_LOSS_REFERENCES], total[XD_LOSS_SUMS], mixtures[XD_LOSS_MIXTURES];
+    double label_x, label_y; /* logits at the label */
+};
+static_assert(sizeof(xdi_cuda_ring_record) <= XD_LOSS_REFERENCES * sizeof(double) + XD_LOSS_SUMS * sizeof(xd_fixed),
+              "a row's memory, see xdi_loss_layout");
+
+/* What a block tells the others: sums as in kernel/loss.h. */
+struct xdi_cuda_ring_entry {
+    double sum[XDI_CUDA_LOSS_TERMS], ones; /* ones: of the student's columns that have its largest element */
+    float max, teacher_max, beside;        /* beside: the teacher's logit at arg */
+    float label_x, label_y;                /* 0 unless the block has the label */
+    int arg;                               /* a column of the block */
+};
+
+enum { XDI_CUDA_RING_BLOCKS = 16, XDI_CUDA_RING_WARPS = XDI_CUDA_TEAM_BLOCK / XDI_CUDA_WARP };
+
+struct xdi_cuda_ring_memory {
+    xdi_cuda_ring_barriers barriers;
+    float maxima[XDI_CUDA_RING_WARPS][2];
+    xdi_cuda_ring_totals parts[XDI_CUDA_RING_WARPS];
+    xdi_cuda_ring_entry table[2][XDI_CUDA_RING_BLOCKS]; /* of this row and the next */
+    double mixtures[XDI_CUDA_RING_BLOCKS][XD_LOSS_MIXTURES];
+};
+
+/* Where a block's columns are, and which rows its cluster has: `cluster`, then every `clusters`-th. */
+struct xdi_cuda_ring_block {
+    int64_t begin, cluster, clusters;
+    int rank, blocks, count, packs, chunks, stages;
+};
+
+template <typename X>
+static __device__ inline xdi_cuda_ring_block xdi_cuda_ring_block_of(const xd_loss_args &a, const xdi_cuda_ring_shape &shape) {
+    const int64_t columns = a.vocab.end - a.vocab.begin;
+    xdi_cuda_ring_block b;
+    b.rank = (int)xdi_cuda_cluster_rank();
+    b.blocks = (int)xdi_cuda_cluster_size();
+    b.cluster = (int64_t)blockIdx.x / b.blocks;
+    b.clusters = (int64_t)gridDim.x / b.blocks;
+    b.begin = b.rank * shape.slice;
+    const int64_t left = columns - b.begin;
+    b.count = (int)(left < 0 ? 0 : left < shape.slice ? left : shape.slice);
+    b.packs = b.count / xdi_cuda_pack<X>::COUNT;
+    b.chunks = (b.packs + XDI_CUDA_RING_PACKS - 1) / XDI_CUDA_RING_PACKS;
+    b.stages = shape.stages;
+    return b;
+}
+
+/* ---- the thread that asks for copies ---- */
+
+struct xdi_cuda_ring_feed {
+    int64_t row;
+    double scale; /* of the row, asked for when the row before was done */
+    int chunk;
+    xdi_cuda_ring_place place; /* parity: of the wait for "empty", which a new ring passes at once */
+};
+
+static __device__ inline xdi_cuda_ring_feed xdi_cuda_ring_feed_of(const xd_loss_args &a, const xdi_cuda_ring_block &b) {
+    return { b.cluster, b.cluster < a.student.rows ? a.row_scale[b.cluster] : 0.0, 0, { 0, 1u } };
+}
+
+/* Asks for the next stage of a row that counts, if there is one. */
+template <typename X, int TENSORS>
+static __device__ inline void xdi_cuda_ring_ask(const xd_loss_args &a, const xdi_cuda_ring_block &b, unsigned char *room,
+                                                xdi_cuda_ring_barriers *barriers, xdi_cuda_ring_feed *f, bool *sound) {
+    while (f->row < a.student.rows && f->scale == 0.0) {
+        f->row += b.clusters;
+        f->scale = f->row < a.student.rows ? a.row_scale[f->row] : 0.0;
+    }
+    if (f->row >= a.student.rows || b.chunks == 0) return;
+    *sound = xdi_cuda_ring_wait(&barriers->empty[f->place.stage], f->place.parity, *sound);
+    if (!*sound) return;
+    const int first = f->chunk * XDI_CUDA_RING_PACKS, left = b.packs - first;
+    const unsigned bytes = 16u * (unsigned)(left < XDI_CUDA_RING_PACKS ? left : XDI_CUDA_RING_PACKS);
+    const int64_t column = b.begin + (int64_t)first * xdi_cuda_pack<X>::COUNT;
+    uint64_t *const full = &barriers->full[f->place.stage];
+    unsigned char *const to = room + f->place.stage * (TENSORS * XDI_CUDA_RING_BYTES);
+    xdi_cuda_barrier_expect(full, bytes * TENSORS);
+    xdi_cuda_bulk_load(to, xdi_cuda_row<X>(a.student, f->row) + column, bytes, full);
+    if (TENSORS == 2) xdi_cuda_bulk_load(to + XDI_CUDA_RING_BYTES, xdi_cuda_row<X>(a.teacher, f->row) + column, bytes, full);
+    f->place.next(b.stages);
+    if (++f->chunk < b.chunks) return;
+    f->chunk = 0;
+    f->row += b.clusters;
+    f->scale = f->row < a.student.rows ? a.row_scale[f->row] : 0.0;
+}
+
+/* ---- sums over a warp, the same on every lane ---- */
+
+template <int LANES, int N> static __device__ inline void xdi_cuda_ring_add_lanes(double (&v)[N]) {
+    XD_UNROLL
+    for (int mask = 1; mask < LANES; mask *= 2) {
+        XD_UNROLL
+        for (int i = 0; i < N; i++) v[i] = __dadd_rn(v[i], xdi_cuda_shuffle_xor(v[i], mask));
     }
 }
 
-/* The registers that two blocks per multiprocessor leave: slightly more than three would leave, and none is spilled. */
-#define XDI_CUDA_CLUSTER_KERNEL __launch_bounds__(XDI_CUDA_TEAM_BLOCK, 2)
+template <int KIND, int LANES> static __device__ inline void xdi_cuda_ring_add_totals(xdi_cuda_ring_totals *t) {
+    XD_UNROLL
+    for (int mask = 1; mask < LANES; mask *= 2) {
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_RING_SUMS; i++)
+            if (xdi_cuda_ring_sums_up<KIND>(i)) t->sum[i] = __dadd_rn(t->sum[i], xdi_cuda_shuffle_xor(t->sum[i], mask));
+        const int other = __shfl_xor_sync(0xffffffffu, t->arg, mask);
+        t->arg = other < t->arg ? other : t->arg;
+    }
+}
 
-template <typename X, typename Y>
-static __global__ void XDI_CUDA_CLUSTER_KERNEL
-xdi_cuda_loss_cluster_kernel(const __grid_constant__ xd_loss_args a, int64_t slice) {
-    XD_DYN_SHARED(unsigned char, room);
-    XD_SHARED(xdi_cuda_cluster_memory, memory, );
-    const unsigned rank = xdi_cuda_cluster_rank(), blocks = xdi_cuda_cluster_size();
-    const int64_t r = (int64_t)(blockIdx.x / blocks), columns = a.vocab.end - a.vocab.begin;
-    const int64_t begin = (int64_t)rank * slice, width = a.gradient.data ? a.gradient.cols : 0;
-    const int64_t stop = rank + 1 < blocks && begin + slice < width ? begin + slice : width;
-    bool counts = a.row_scale[r] != 0.0;
-    xdi_cuda_cluster_slice<X, Y> s = { reinterpret_cast<X *>(room), NULL, begin, 0 };
-    if (xdi_cuda_is<Y>::GIVEN) s.y = reinterpret_cast<Y *>(room + slice * (int64_t)sizeof(X));
-    if (begin < columns) s.count = columns - begin < slice ? columns - begin : slice;
-    if (counts) { /* for the whole cluster */
-        xdi_cuda_cluster_fill(a, r, s, &memory.barrier);
-        xdi_cuda_cluster_stats(a, r, s, memory.mine);
-        xdi_cuda_cluster_sync();
-        for (int i = (int)threadIdx.x; i < (int)blocks * XDI_CUDA_CLUSTER_WORDS; i += XDI_CUDA_TEAM_BLOCK) {
-            const int block = i / XDI_CUDA_CLUSTER_WORDS, word = i % XDI_CUDA_CLUSTER_WORDS;
-            memory.all[block][word] = xdi_cuda_cluster_map(memory.mine, (unsigned)block)[word];
+template <int LANES> static __device__ inline float xdi_cuda_ring_max_lanes(float value) {
+    XD_UNROLL
+    for (int mask = 1; mask < LANES; mask *= 2) value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, mask));
+    return value;
+}
+
+/* ---- a row ---- */
+
+/* The element of this block's columns, which are all on the chip; `start` is the first one's place. */
+template <typename X, int TENSORS>
+static __device__ inline float xdi_cuda_ring_element(const unsigned char *room, const xdi_cuda_ring_place &start, int stages,
+                                                     int column, int tensor) {
+    enum { COLUMNS = xdi_cuda_ring_form<X>::COLUMNS };
+    int stage = start.stage + column / COLUMNS;
+    if (stage >= stages) stage -= stages;
+    const unsigned char *at = room + stage * (TENSORS * XDI_CUDA_RING_BYTES) + tensor * XDI_CUDA_RING_BYTES;
+    return xdi_cuda_widen(reinterpret_cast<const X *>(at)[column % COLUMNS]);
+}
+
+/* The block's entry, from its sums. By all lanes of a warp. */
+template <typename X, int KIND>
+static __device__ inline xdi_cuda_ring_entry
+xdi_cuda_ring_entry_of(const xd_loss_args &a, int64_t r, const xdi_cuda_ring_block &b, const unsigned char *room,
+                       const xdi_cuda_ring_place &start, const xdi_cuda_ring_totals &t, float max, float teacher_max) {
+    typedef xdi_cuda_ring_is<KIND> is;
+    const double s = (double)xdi_cuda_factor(XDI_CUDA_LOG2E / a.temperature) * XDI_CUDA_LN2; /* as the exponents have it */
+    xdi_cuda_ring_entry e;
+    memset(&e, 0, sizeof e);
+    e.max = max;
+    e.teacher_max = teacher_max;
+    e.arg = t.arg;
+    e.ones = t.sum[XDI_CUDA_RING_ONES];
+    XD_UNROLL
+    for (int i = 0; i < XDI_CUDA_LOSS_TERMS; i++)
+        if (xdi_cuda_ring_sums_up<KIND>(i)) e.sum[i] = t.sum[i];
+    if (is::SOFT && t.arg < b.count) e.beside = xdi_cuda_ring_element<X, is::TENSORS>(room, start, b.stages, t.arg, 1);
+    if (is::FORWARD) e.sum[XD_LOSS_CROSS] -= XDI_CUDA_LN2 * t.sum[XDI_CUDA_RING_APART];
+    if (is::REVERSE) {
+        const double beside = (double)e.beside;
+        e.sum[XD_LOSS_CROSS] += s * (beside * t.sum[XD_LOSS_SOFT] + (e.ones * beside - t.sum[XDI_CUDA_RING_APART]));
+    }
+    if (is::SMOOTH && b.count > 0) e.sum[XD_LOSS_LINEAR] -= (double)b.count * (double)max;
+    e.sum[XD_LOSS_SOFT] += is::SOFT ? e.ones : 0.0;
+    e.sum[XD_LOSS_TEACHER] += is::SOFT ? t.sum[XDI_CUDA_RING_TEACHER_ONES] : 0.0;
+    e.sum[XD_LOSS_HARD] += is::HARD && !is::SHARED ? e.ones : 0.0;
+    if (is::SHARED) e.sum[XD_LOSS_HARD] = e.sum[XD_LOSS_SOFT];
+    const int64_t label = is::HARD ? xd_id_at(a.labels, r) - b.begin : -1;
+    if (label >= 0 && label < b.count) {
+        e.label_x = xdi_cuda_ring_element<X, is::TENSORS>(room, start, b.stages, (int)label, 0);
+        if (is::SOFT) e.label_y = xdi_cuda_ring_element<X, is::TENSORS>(room, start, b.stages, (int)label, 1);
+    }
+    return e;
+}
+
+/* The whole row from the blocks' entries, by every warp. *rest: the student's sum without its largest elements. */
+template <int KIND>
+static __device__ inline xdi_cuda_ring_row xdi_cuda_ring_merge(const xdi_cuda_ring_block &b, int64_t slice,
+                                                               const xdi_cuda_ring_entry *table,
+                                                               const xdi_cuda_ring_scales &s, double *rest) {
+    typedef xdi_cuda_ring_is<KIND> is;
+    const int lane = (int)threadIdx.x % XDI_CUDA_RING_BLOCKS; /* two lanes have the same entry */
+    const xdi_cuda_ring_entry &e = table[lane < b.blocks ? lane : 0];
+    const float max = lane < b.blocks ? e.max : -INFINITY, teacher_max = lane < b.blocks ? e.teacher_max : -INFINITY;
+    xdi_cuda_ring_row row;
+    row.max = xdi_cuda_ring_max_lanes<XDI_CUDA_RING_BLOCKS>(max);
+    row.teacher_max = is::SOFT ? xdi_cuda_ring_max_lanes<XDI_CUDA_RING_BLOCKS>(teacher_max) : 0.0f;
+    const unsigned first = __ballot_sync(0xffffffffu, max == row.max);
+    const int from = first ? __ffs((int)first) - 1 : 0;
+    row.beside = table[from].beside;
+    row.arg = (int)(table[from].arg + (int64_t)from * slice - b.begin);
+    const float shift = max == -INFINITY ? -INFINITY : __fsub_rn(max, row.max);
+    const float teacher_shift = teacher_max == -INFINITY ? -INFINITY : __fsub_rn(teacher_max, row.teacher_max);
+    const double factor = (double)xdi_cuda_exp_of(shift, is::ALONE ? s.hard_factor : s.soft_factor);
+    double v[4] = {};
+    if (factor > 0.0) {
+        const double ones = max == row.max ? e.ones : 0.0;
+        if (is::HARD) v[0] = (double)xdi_cuda_exp_of(shift, s.hard_factor) * e.sum[XD_LOSS_HARD];
+        if (is::SOFT) v[1] = factor * e.sum[XD_LOSS_SOFT];
+        if (is::JSD) v[3] = factor * (e.sum[XD_LOSS_SOFT] - ones);
+        if (is::REVERSE) {
+            const double step = ((double)shift - ((double)e.beside - (double)row.beside)) * (double)s.per_tau;
+            v[3] = factor * (e.sum[XD_LOSS_CROSS] + e.sum[XD_LOSS_SOFT] * step);
+        }
+    }
+    if (is::SOFT && teacher_shift > -INFINITY)
+        v[2] = (double)xdi_cuda_exp_of(teacher_shift, s.soft_factor) * e.sum[XD_LOSS_TEACHER];
+    xdi_cuda_ring_add_lanes<XDI_CUDA_RING_BLOCKS>(v);
+    row.hard = (float)v[0];
+    row.soft = (float)v[1];
+    row.teacher = (float)v[2];
+    row.top = 0.0f;
+    row.mean = is::REVERSE ? (float)(v[3] / v[1]) : 0.0f;
+    *rest = is::JSD ? v[3] / v[1] : 0.0;
+    return row;
+}
+
+/* The same in double, for the row's record: each lane brings a block's sums to the row's references. By one warp. */
+template <int KIND>
+XDI_CUDA_APART __device__ void xdi_cuda_ring_keep(const xd_loss_args &a, const xdi_cuda_ring_shape &shape,
+                                                  const xdi_cuda_ring_block &b, const xdi_cuda_ring_entry *table,
+                                                  xdi_cuda_ring_record *record) {
+    typedef xdi_cuda_ring_is<KIND> is;
+    const int lane = (int)threadIdx.x % XDI_CUDA_WARP;
+    double ref[XD_LOSS_REFERENCES], label[2] = {}, total[XD_LOSS_SUMS] = {};
+    xd_loss_no_reference(ref);
+    for (int i = 0; i < b.blocks; i++) {
+        const double own[XD_LOSS_REFERENCES] = { (double)table[i].max, (double)table[i].arg + (double)(i * shape.slice),
+                                                 (double)table[i].beside, (double)table[i].teacher_max };
+        xd_loss_join_reference(ref, own);
+    }
+    if (lane < b.blocks) {
+        const xdi_cuda_ring_entry &e = table[lane];
+        const double own[XD_LOSS_REFERENCES] = { (double)e.max, 0.0, (double)e.beside, (double)e.teacher_max };
+        const int64_t left = a.vocab.end - a.vocab.begin - lane * shape.slice;
+        double sums[XD_LOSS_SUMS] = {};
+        for (int i = 0; i < XDI_CUDA_LOSS_TERMS; i++) sums[i] = e.sum[i];
+        xd_loss_rescale(&a, ref, own, sums, left < shape.slice ? left : shape.slice, total);
+        label[0] = (double)e.label_x;
+        label[1] = (double)e.label_y;
+    }
+    xdi_cuda_ring_add_lanes<XDI_CUDA_RING_BLOCKS>(total);
+    xdi_cuda_ring_add_lanes<XDI_CUDA_RING_BLOCKS>(label);
+    if (lane != 0) return;
+    for (int i = 0; i < XD_LOSS_REFERENCES; i++) record->ref[i] = ref[i];
+    for (int i = 0; i < XD_LOSS_SUMS; i++) record->total[i] = total[i];
+    if (!is::SOFT) record->ref[XD_LOSS_TEACHER_AT_ARG] = record->ref[XD_LOSS_TEACHER_MAX] = 0.0;
+    record->label_x = label[0];
+    record->label_y = label[1];
+}
+
+/* ---- the kernel ---- */
+
+template <typename X, int KIND> struct xdi_cuda_ring_worker {
+    typedef xdi_cuda_ring_is<KIND> is;
+    enum { STAGE = is::TENSORS * XDI_CUDA_RING_BYTES, COLUMNS = xdi_cuda_ring_form<X>::COLUMNS };
+    const xd_loss_args &a;
+    const xdi_cuda_ring_shape &shape;
+    const xdi_cuda_ring_block b;
+    unsigned char *const room;
+    xdi_cuda_ring_memory *const m;
+    xdi_cuda_ring_place start; /* of the row at work */
+    xdi_cuda_ring_feed feed;   /* of thread 0 */
+    bool sound;
+
+    /* Calls use(the thread's part of a stage, whether it has a second pack, its first column) for each stage where it has one. */
+    template <typename Use> __device__ void each(Use use) {
+        xdi_cuda_ring_place at = start;
+        for (int k = 0; k < b.chunks; k++, at.next(b.stages)) {
+            const int pack = k * XDI_CUDA_RING_PACKS + (int)threadIdx.x;
+            if (pack < b.packs)
+                use(room + at.stage * STAGE + 16 * (int)threadIdx.x, pack + XDI_CUDA_RING_PACKS / 2 < b.packs,
+                    k * COLUMNS + (int)threadIdx.x * xdi_cuda_pack<X>::COUNT);
+        }
+    }
+    __device__ void ask() {
+        xdi_cuda_ring_ask<X, is::TENSORS>(a, b, room, &m->barriers, &feed, &sound);
+    }
+    __device__ bool records(int64_t r) const {
+        const int64_t turn = r / b.clusters;
+        return turn % b.blocks == b.rank && (int)threadIdx.x / XDI_CUDA_WARP == XDI_CUDA_RING_WARPS - 1;
+    }
+    __device__ xdi_cuda_ring_record *record(int64_t r) const {
+        return reinterpret_cast<xdi_cuda_ring_record *>(a.references) + r;
+    }
+
+    /* Waits for each stage of the row and finds the block's largest elements. */
+    __device__ void look(xdi_cuda_ring_peak<X, is::SOFT> *peak, float *max, float *teacher_max) {
+        const int warp = (int)threadIdx.x / XDI_CUDA_WARP, lane = (int)threadIdx.x % XDI_CUDA_WARP;
+        xdi_cuda_ring_place at = start;
+        for (int k = 0; k < b.chunks; k++, at.next(b.stages)) {
+            const int pack = k * XDI_CUDA_RING_PACKS + (int)threadIdx.x;
+            sound = xdi_cuda_ring_wait(&m->barriers.full[at.stage], at.parity, sound);
+            if (pack < b.packs)
+                peak->look(room + at.stage * STAGE + 16 * (int)threadIdx.x, pack + XDI_CUDA_RING_PACKS / 2 < b.packs);
+        }
+        *max = xdi_cuda_ring_max_lanes<XDI_CUDA_WARP>(peak->largest());
+        *teacher_max = is::SOFT ? xdi_cuda_ring_max_lanes<XDI_CUDA_WARP>(peak->teacher_largest()) : 0.0f;
+        if (lane == 0) {
+            m->maxima[warp][0] = *max;
+            m->maxima[warp][1] = *teacher_max;
         }
         __syncthreads();
+        *max = xdi_cuda_ring_max_lanes<XDI_CUDA_RING_WARPS>(m->maxima[lane % XDI_CUDA_RING_WARPS][0]);
+        if (is::SOFT) *teacher_max = xdi_cuda_ring_max_lanes<XDI_CUDA_RING_WARPS>(m->maxima[lane % XDI_CUDA_RING_WARPS][1]);
     }
-    if (threadIdx.x < XDI_CUDA_WARP) {
-        xd_loss_row row;
-        memset(&row, 0, sizeof row);
-        if (counts) xdi_cuda_cluster_combine(a, r, slice, (int)blocks, memory.all, &row);
-        if (threadIdx.x == 0) memory.row = row;
+    /* Adds up the threads' sums and tells every block. */
+    __device__ void tell(int64_t r, int parity, xdi_cuda_ring_totals t, float max, float teacher_max) {
+        const int warp = (int)threadIdx.x / XDI_CUDA_WARP, lane = (int)threadIdx.x % XDI_CUDA_WARP;
+        xdi_cuda_ring_add_totals<KIND, XDI_CUDA_WARP>(&t);
+        if (lane == 0) m->parts[warp] = t;
+        const bool lost = __syncthreads_or(!sound) != 0;
+        if (warp == 0) {
+            t = m->parts[lane % XDI_CUDA_RING_WARPS];
+            xdi_cuda_ring_add_totals<KIND, XDI_CUDA_RING_WARPS>(&t);
+            xdi_cuda_ring_entry entry = xdi_cuda_ring_entry_of<X, KIND>(a, r, b, room, start, t, max, teacher_max);
+            if (lost) entry.sum[is::SOFT ? XD_LOSS_SOFT : XD_LOSS_HARD] = (double)NAN; /* a finding */
+            if (lane < b.blocks) *xdi_cuda_cluster_map(&m->table[parity][b.rank], (unsigned)lane) = entry;
+        }
+        xdi_cuda_cluster_sync();
     }
-    __syncthreads();
-    counts = counts && memory.row.finding == (int)XD_ROW_FINE;
-    if (xdi_cuda_is<Y>::GIVEN && counts && a.divergence == XD_JSD) {
-        xdi_cuda_cluster_mixture(a, r, s, blocks, &memory);
-        counts = memory.row.finding == (int)XD_ROW_FINE;
+    /* JSD's sums over the mixture, of the whole row. */
+    __device__ void mix(int64_t r, const xdi_cuda_ring_scales &s, xdi_cuda_ring_lane<X, KIND> *mine, xdi_cuda_ring_row *row,
+                        double rest) {
+        const int warp = (int)threadIdx.x / XDI_CUDA_WARP, lane = (int)threadIdx.x % XDI_CUDA_WARP;
+        const float top = mine->top_of(s, *row);
+        mine->begin_mixtures(*row, top);
+        each([&](unsigned char *at, bool second, int column) { mine->mix(at, second, column, s.beta, row->arg); });
+        double v[XD_LOSS_MIXTURES] = { (double)mine->sum[XD_LOSS_TEACHER_MIXTURE], (double)mine->sum[XD_LOSS_STUDENT_MIXTURE] };
+        xdi_cuda_ring_add_lanes<XDI_CUDA_WARP>(v);
+        if (lane == 0) m->parts[warp].sum[0] = v[0], m->parts[warp].sum[1] = v[1];
+        __syncthreads();
+        if (warp == 0) {
+            v[0] = m->parts[lane % XDI_CUDA_RING_WARPS].sum[0];
+            v[1] = m->parts[lane % XDI_CUDA_RING_WARPS].sum[1];
+            xdi_cuda_ring_add_lanes<XDI_CUDA_RING_WARPS>(v);
+            if (lane < b.blocks)
+                for (int i = 0; i < XD_LOSS_MIXTURES; i++) *xdi_cuda_cluster_map(&m->mixtures[b.rank][i], (unsigned)lane) = v[i];
+        }
+        xdi_cuda_cluster_sync();
+        const int block = lane % XDI_CUDA_RING_BLOCKS;
+        v[0] = block < b.blocks ? m->mixtures[block][0] : 0.0;
+        v[1] = block < b.blocks ? m->mixtures[block][1] : 0.0;
+        xdi_cuda_ring_add_lanes<XDI_CUDA_RING_BLOCKS>(v);
+        const double unit = (double)mine->nats(1.0f), student = unit * (v[1] - (double)top * rest);
+        row->top = mine->nats(top);
+        row->mean = (float)student;
+        if (!records(r) || lane != 0) return;
+        record(r)->mixtures[XD_LOSS_TEACHER_MIXTURE] = unit * v[0];
+        record(r)->mixtures[XD_LOSS_STUDENT_MIXTURE] = student;
     }
-    if (rank == 0 && threadIdx.x == 0) a.row[r] = memory.row;
-    xdi_cuda_cluster_grad(a, r, memory.row, s, counts, stop);
-    xdi_cuda_cluster_sync(); /* no block exits while others read its sums */
-}
-
-/* ---- which rows ---- */
-
-/* Room for the memory of the row and of the reductions; the system takes another 1 KB per block. */
-enum { XDI_CUDA_CLUSTER_STATIC = 6144 };
-static_assert(sizeof(xdi_cuda_cluster_memory) <= XDI_CUDA_CLUSTER_STATIC - 3 * 1024, "static shared memory");
-
-/* Number of blocks that hold such a row with `columns` columns of so many bytes: the smallest that leaves room for three blocks
- * per multiprocessor, else for two, and more than 8 only to reach two; 0 when the row does not fit. */
-static int xdi_cuda_cluster_of(const xd_cuda *cuda, int64_t columns, size_t column_bytes, int64_t *slice) {
-    static const struct { int residents, most; } choices[] = { { 3, 8 }, { 2, 8 }, { 2, 16 }, { 1, 16 } };
-    for (size_t k = 0; k < sizeof choices / sizeof *choices; k++) {
-        const size_t room =
-            (cuda->block_shared_bytes + 1024) / (size_t)choices[k].residents - 1024 - XDI_CUDA_CLUSTER_STATIC;
-        for (int blocks = 1; blocks <= choices[k].most && blocks <= cuda->cluster_blocks; blocks *= 2) {
-            *slice = (columns + 8 * blocks - 1) / (8 * blocks) * 8;
-            if ((size_t)*slice * column_bytes <= room) return blocks;
+    /* Writes the gradient, if there is one, and gives each stage back. */
+    __device__ void grade(int64_t r, const xdi_cuda_ring_lane<X, KIND> &mine) {
+        X *const to = a.gradient.data ? xdi_cuda_row<X>(a.gradient, r) + b.begin : NULL;
+        for (int k = 0; k < b.chunks; k++) {
+            const int pack = k * XDI_CUDA_RING_PACKS + (int)threadIdx.x;
+            if (to && pack < b.packs)
+                mine.grade(room + start.stage * STAGE + 16 * (int)threadIdx.x, pack + XDI_CUDA_RING_PACKS / 2 < b.packs,
+                           to + k * COLUMNS + (int)threadIdx.x * xdi_cuda_pack<X>::COUNT);
+            if (is::JSD) xdi_cuda_bulk_fence(); /* mix() has written to the stage */
+            __syncwarp();
+            if (threadIdx.x % XDI_CUDA_WARP == 0) xdi_cuda_barrier_arrive(&m->barriers.empty[start.stage]);
+            start.next(b.stages);
+            if (threadIdx.x == 0 && k > 0) ask(); /* for the stage before, which the other warps have left by now */
+        }
+        if (threadIdx.x == 0 && b.chunks > 0) ask();
+        if (to) zero(r, false);
+    }
+    /* Zeroes this block's part of a row's gradient, or the padding alone, which the last block has. */
+    __device__ void zero(int64_t r, bool all) const {
+        X *const to = xdi_cuda_row<X>(a.gradient, r);
+        const xdi_cuda_pack<X> zeros = {};
+        for (int p = (int)threadIdx.x; p < b.packs && all; p += XDI_CUDA_TEAM_BLOCK)
+            xdi_cuda_store16(to + b.begin + p * (int)xdi_cuda_pack<X>::COUNT, zeros);
+        if (b.rank + 1 < b.blocks) return;
+        for (int64_t c = a.vocab.end - a.vocab.begin + (int64_t)threadIdx.x; c < a.gradient.cols; c += XDI_CUDA_TEAM_BLOCK)
+            xdi_cuda_narrow(0.0f, &to[c]);
+    }
+    __device__ void work(int64_t r, double scale, int parity) {
+        const xdi_cuda_ring_scales s = xdi_cuda_ring_scales_of(a, scale);
+        xdi_cuda_ring_peak<X, is::SOFT> peak;
+        xdi_cuda_ring_lane<X, KIND> mine;
+        float max, teacher_max;
+        double rest;
+        look(&peak, &max, &teacher_max);
+        mine.begin(peak, s, max, teacher_max);
+        each([&](const unsigned char *at, bool second, int column) { mine.take(at, second, column); });
+        tell(r, parity, mine.totals(), max, teacher_max);
+        xdi_cuda_ring_row row = xdi_cuda_ring_merge<KIND>(b, shape.slice, m->table[parity], s, &rest);
+        if (records(r)) xdi_cuda_ring_keep<KIND>(a, shape, b, m->table[parity], record(r));
+        mine.settle(s, row);
+        if (is::JSD) mix(r, s, &mine, &row, rest);
+        mine.lean(s, row);
+        grade(r, mine);
+    }
+    __device__ void run() {
+        int parity = 0;
+        double scale = feed.scale;
+        if (threadIdx.x == 0)
+            for (int i = 0; i < b.stages; i++) ask();
+        for (int64_t r = b.cluster; r < a.student.rows; r += b.clusters) {
+            const int64_t after = r + b.clusters;
+            const double next = after < a.student.rows ? a.row_scale[after] : 0.0;
+            if (scale == 0.0) {
+                if (a.gradient.data) zero(r, true);
+            } else {
+                work(r, scale, parity);
+                parity ^= 1;
+            }
+            scale = next;
         }
     }
-    return 0;
+};
+
+template <typename X, int KIND>
+static __global__ void __launch_bounds__(XDI_CUDA_TEAM_BLOCK, 2)
+    xdi_cuda_loss_ring_kernel(const __grid_constant__ xd_loss_args a, const __grid_constant__ xdi_cuda_ring_shape shape) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+    XD_DYN_SHARED(unsigned char, room);
+    XD_SHARED(xdi_cuda_ring_memory, memory, );
+    if (threadIdx.x == 0) xdi_cuda_ring_init(&memory.barriers, shape.stages, XDI_CUDA_RING_WARPS);
+    xdi_cuda_cluster_sync(); /* every block runs, and has its barriers */
+    const xdi_cuda_ring_block b = xdi_cuda_ring_block_of<X>(a, shape);
+    xdi_cuda_ring_worker<X, KIND> worker = { a, shape, b, room, &memory, { 0, 0u }, xdi_cuda_ring_feed_of(a, b), true };
+    worker.run();
+    xdi_cuda_cluster_sync(); /* no block ends while others write into its memory */
+#endif
 }
 
-static bool xdi_cuda_cluster_reads(const xd_rows &x) {
+/* ---- the rows' scalars: a thread each ---- */
+
+/* The row from its record. */
+static __device__ inline void xdi_cuda_ring_read(const xd_loss_args &a, int64_t r, xdi_cuda_ring_record *in, xd_loss_row *row) {
+    const bool hard = xdi_cuda_loss_has_hard(a), soft = xdi_cuda_loss_has_soft(a);
+    const bool bad = in->ref[XD_LOSS_MAX] == (double)INFINITY || (hard && isnan(in->total[XD_LOSS_HARD])) ||
+                     (soft && isnan(in->total[XD_LOSS_SOFT]));
+    const bool teacher_bad =
+        soft && (in->ref[XD_LOSS_TEACHER_MAX] == (double)INFINITY || isnan(in->total[XD_LOSS_TEACHER]));
+    if (bad) in->ref[XD_LOSS_MAX] = (double)NAN;
+    if (teacher_bad) in->ref[XD_LOSS_TEACHER_MAX] = (double)NAN;
+    in->total[XD_LOSS_TARGET] = in->label_x - in->ref[XD_LOSS_MAX];
+    in->total[XD_LOSS_BAD] = bad || teacher_bad ? 1.0 : 0.0;
+    xdi_cuda_loss_scalars(a, r, in->ref, in->total, row);
+    xd_loss_settle(&a, r, row);
+    if (soft && a.divergence == XD_JSD && row->finding == (int)XD_ROW_FINE)
+        xd_loss_mixture_scalars(&a, r, in->mixtures[XD_LOSS_TEACHER_MIXTURE], in->mixtures[XD_LOSS_STUDENT_MIXTURE], row);
+}
+
+/* The gradient of the label's column and of the student's most probable one. */
+static __device__ inline void xdi_cuda_ring_exact(const xd_loss_args &a, int64_t r, const xdi_cuda_ring_record &in,
+                                                  const xd_loss_row &row) {
+    const xdi_cuda_loss_column likely = { (int64_t)row.argmax, row.max, row.teacher_at_arg };
+    xdi_cuda_set_element(a.gradient, r, likely.at, (float)xdi_cuda_loss_gradient_at(a, r, row, likely));
+    if (!xdi_cuda_loss_has_hard(a)) return;
+    const xdi_cuda_loss_column label = { xd_id_at(a.labels, r), in.label_x, in.label_y };
+    xdi_cuda_set_element(a.gradient, r, label.at, (float)xdi_cuda_loss_gradient_at(a, r, row, label));
+}
+
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_loss_ring_rows_kernel(const __grid_constant__ xd_loss_args a) {
+    const int64_t r = xdi_cuda_flat_index(), first = r - (int64_t)(threadIdx.x % XDI_CUDA_WARP);
+    bool zero = false;
+    if (r < a.student.rows) {
+        xd_loss_row row;
+        memset(&row, 0, sizeof row);
+        if (a.row_scale[r] != 0.0) {
+            xdi_cuda_ring_record record = reinterpret_cast<const xdi_cuda_ring_record *>(a.references)[r];
+            xdi_cuda_ring_read(a, r, &record, &row);
+            zero = row.finding != (int)XD_ROW_FINE;
+            if (a.gradient.data && !zero) xdi_cuda_ring_exact(a, r, record, row);
+        }
+        a.row[r] = row;
+    }
+    unsigned rows = __ballot_sync(0xffffffffu, zero && a.gradient.data != NULL);
+    for (; rows != 0; rows &= rows - 1) { /* the warp zeroes what belongs to a finding */
+        const int64_t found = first + __ffs((int)rows) - 1;
+        for (int64_t c = (int64_t)(threadIdx.x % XDI_CUDA_WARP); c < a.gradient.cols; c += XDI_CUDA_WARP)
+            xdi_cuda_set_element(a.gradient, found, c, 0.0f);
+    }
+}
+
+/* >>cuda/loss_ring_host.cu */
+
+/* Which rows take the path of loss_ring.cu, with how many blocks and stages, and whether the device has it. */
+
+/* Runs the statements with KIND as a constant. */
+#define XDI_CUDA_RING_CASES(kind, KIND, ...)                                                \
+    switch (kind) {                                                                         \
+        XDI_CUDA_RING_CASE(XDI_CUDA_RING_HARD, KIND, __VA_ARGS__)                           \
+        XDI_CUDA_RING_CASE(XDI_CUDA_RING_SMOOTH, KIND, __VA_ARGS__)                         \
+        XDI_CUDA_RING_CASE(XDI_CUDA_RING_FORWARD, KIND, __VA_ARGS__)                        \
+        XDI_CUDA_RING_CASE(XDI_CUDA_RING_REVERSE, KIND, __VA_ARGS__)                        \
+        XDI_CUDA_RING_CASE(XDI_CUDA_RING_JSD, KIND, __VA_ARGS__)                            \
+        XDI_CUDA_RING_CASE(XDI_CUDA_RING_BOTH, KIND, __VA_ARGS__)                           \
+        XDI_CUDA_RING_CASE(XDI_CUDA_RING_SHARED, KIND, __VA_ARGS__)                         \
+    default: break;                                                                         \
+    }
+#define XDI_CUDA_RING_CASE(value, KIND, ...) \
+    case value: {                            \
+        enum { KIND = value };               \
+        __VA_ARGS__                          \
+    } break;
+
+/* A call's kind; XDI_CUDA_RING_KINDS: none has what it asks for. */
+static int xdi_cuda_ring_kind_of(const xd_loss_args *a) {
+    const bool hard = a->labels.data && a->hard_weight != 0.0, soft = a->teacher.data && a->soft_weight != 0.0;
+    const bool smooth = a->uniform_weight != 0.0;
+    if (hard && !soft) return smooth ? XDI_CUDA_RING_SMOOTH : XDI_CUDA_RING_HARD;
+    if (!soft || (hard && (smooth || a->divergence != XD_KL_FORWARD))) return XDI_CUDA_RING_KINDS;
+    if (hard) return a->temperature == 1.0 ? XDI_CUDA_RING_SHARED : XDI_CUDA_RING_BOTH;
+    return a->divergence == XD_KL_FORWARD   ? XDI_CUDA_RING_FORWARD
+           : a->divergence == XD_KL_REVERSE ? XDI_CUDA_RING_REVERSE
+           : a->divergence == XD_JSD        ? XDI_CUDA_RING_JSD
+                                            : XDI_CUDA_RING_KINDS;
+}
+
+static bool xdi_cuda_ring_reads(const xd_rows &x) {
     return xdi_cuda_is_aligned16(x.data) && xdi_cuda_stride(x) * (int64_t)xd_dtype_size(x.dtype) % 16 == 0;
 }
 
-template <typename X, typename Y>
-static xd_result xdi_cuda_loss_cluster_launch(const xd_launch *launch, const xd_loss_args *a, int blocks,
-                                              int64_t slice, size_t bytes) {
-    xdi_cuda_grid grid = xdi_cuda_grid_of(a->student.rows * blocks, XDI_CUDA_TEAM_BLOCK, bytes);
-    grid.cluster = blocks;
-    return XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_loss_cluster_kernel<X, Y>), *a, slice);
+/* Whether a row lies as bulk copies need it: whole packs of eight columns, one type, every row on 16 bytes. */
+static bool xdi_cuda_ring_takes(const xd_loss_args *a, int kind) {
+    const int64_t columns = a->vocab.end - a->vocab.begin;
+    const xd_dtype x = a->student.dtype;
+    const bool soft = kind >= XDI_CUDA_RING_FORWARD, gradient = a->gradient.data != NULL;
+    return a->vocab.shards == 1 && a->student.rows > 0 && columns > XDI_CUDA_SHORT_ROW && columns % XDI_CUDA_EIGHT == 0 &&
+           columns <= INT32_MAX && xdi_cuda_ring_reads(a->student) &&
+           (!soft || (a->teacher.dtype == x && xdi_cuda_ring_reads(a->teacher))) &&
+           (!gradient || (a->gradient.dtype == x && xdi_cuda_ring_reads(a->gradient)));
 }
 
-/* The fused entry where clusters are on: rows that clusters cannot hold take the other path. */
-static xd_result xdi_cuda_loss_clustered(const xd_launch *launch, const xd_loss_args *a) {
-    const bool soft = a->teacher.data && a->soft_weight != 0.0;
-    const size_t column_bytes =
-        xd_dtype_size(a->student.dtype) + (soft ? xd_dtype_size(a->teacher.dtype) : 0);
-    const int64_t columns = a->vocab.end - a->vocab.begin;
-    int64_t slice = 0;
-    const bool reads = xdi_cuda_cluster_reads(a->student) && (!soft || xdi_cuda_cluster_reads(a->teacher));
-    const int blocks = a->vocab.shards == 1 && reads && columns > XDI_CUDA_SHORT_ROW && a->student.rows > 0
-                           ? xdi_cuda_cluster_of(xdi_cuda_of(launch->ctx), columns, column_bytes, &slice)
-                           : 0;
-    if (blocks == 0) return xdi_cuda_loss_fused(launch, a);
+/* ---- how a row is cut ---- */
+
+/* Stages that a block has room for where `residents` of them share a multiprocessor, each with 1 KiB of the system's. */
+static int xdi_cuda_ring_stages(size_t processor_bytes, int residents, int stage_bytes) {
+    const size_t fixed = sizeof(xdi_cuda_ring_memory) + 1024 + 128;
+    const int64_t room = (int64_t)(processor_bytes / (size_t)residents) - (int64_t)fixed;
+    const int64_t stages = room / stage_bytes;
+    return (int)(stages < XDI_CUDA_RING_STAGES ? stages : XDI_CUDA_RING_STAGES);
+}
+
+/* A way to cut rows: the index of its number of blocks, 2^blocks, and of blocks on a multiprocessor. */
+struct xdi_cuda_ring_choice {
+    int blocks, residents;
+};
+
+/* In the order of preference: two blocks on a multiprocessor, so that one loads while the other waits for its cluster. */
+static const xdi_cuda_ring_choice xdi_cuda_ring_choices[] = {
+    { 0, 2 }, { 1, 2 }, { 2, 2 }, { 3, 2 }, { 4, 2 }, { 0, 1 }, { 1, 1 }, { 2, 1 }, { 3, 1 }, { 4, 1 },
+};
+static_assert(sizeof xdi_cuda_ring_choices / sizeof *xdi_cuda_ring_choices == XDI_CUDA_RING_CHOICES, "see xd_cuda");
+
+/* The first one whose ring holds a row and two stages more, and whose clusters the device runs; the index, -1: none. */
+static int xdi_cuda_ring_choose(const xd_cuda *cuda, int kind, xd_dtype dtype, int64_t columns, xdi_cuda_ring_shape *shape) {
+    const int tensors = kind >= XDI_CUDA_RING_FORWARD ? 2 : 1;
+    const int64_t stage = XDI_CUDA_RING_BYTES / (int64_t)xd_dtype_size(dtype);
+    for (int i = 0; i < XDI_CUDA_RING_CHOICES; i++) {
+        const xdi_cuda_ring_choice c = xdi_cuda_ring_choices[i];
+        const int64_t blocks = (int64_t)1 << c.blocks;
+        shape->slice = (columns + XDI_CUDA_EIGHT * blocks - 1) / (XDI_CUDA_EIGHT * blocks) * XDI_CUDA_EIGHT;
+        shape->stages = xdi_cuda_ring_stages(cuda->processor_shared_bytes, c.residents, tensors * XDI_CUDA_RING_BYTES);
+        if ((shape->slice + stage - 1) / stage + 2 <= shape->stages && cuda->ring_clusters[dtype == XD_DTYPE_BF16][kind][i] > 0)
+            return i;
+    }
+    return -1;
+}
+
+template <typename X, int KIND>
+static xd_result xdi_cuda_ring_launch(const xd_launch *launch, const xd_loss_args *a, int choice, const xdi_cuda_ring_shape &shape) {
+    const xd_cuda *cuda = xdi_cuda_of(launch->ctx);
+    const int64_t most = cuda->ring_clusters[sizeof(X) == 2][KIND][choice];
+    const int64_t blocks = (int64_t)1 << xdi_cuda_ring_choices[choice].blocks;
+    const int64_t clusters = a->student.rows < most ? a->student.rows : most;
+    xdi_cuda_grid grid = xdi_cuda_grid_of(clusters * blocks, XDI_CUDA_TEAM_BLOCK,
+                                          (size_t)(shape.stages * xdi_cuda_ring_is<KIND>::TENSORS * XDI_CUDA_RING_BYTES));
+    grid.cluster = (int)blocks;
+    return XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_loss_ring_kernel<X, KIND>), *a, shape);
+}
+
+/* The fused entry: rows in a ring where they can be, else the other path. */
+static xd_result xdi_cuda_loss_ring(const xd_launch *launch, const xd_loss_args *a) {
+    const int kind = xdi_cuda_ring_kind_of(a);
+    xdi_cuda_ring_shape shape = {};
+    const bool takes = kind != XDI_CUDA_RING_KINDS && xdi_cuda_ring_takes(a, kind);
+    const int choice = !takes ? -1 : xdi_cuda_ring_choose(xdi_cuda_of(launch->ctx), kind, a->student.dtype,
+                                                          a->vocab.end - a->vocab.begin, &shape);
+    if (choice < 0) return xdi_cuda_loss_fused(launch, a);
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    XDI_CUDA_LOSS_TYPES(a, X, Y, xdi_cuda_none, {
-        return xdi_cuda_loss_cluster_launch<X, Y>(launch, a, blocks, slice, (size_t)slice * column_bytes);
+    XDI_CUDA_RING_CASES(kind, KIND, {
+        XDI_CUDA_LOGITS(a->student.dtype, X, { XD_TRY((xdi_cuda_ring_launch<X, KIND>(launch, a, choice, shape))); })
     })
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->student.rows), xdi_cuda_loss_ring_rows_kernel, *a);
 }
 
 /* ---- set-up ---- */
 
-/* Sums the block ranks of a cluster through the blocks' shared memory. */
-static __global__ void XDI_CUDA_KERNEL xdi_cuda_cluster_probe_kernel(int *sum) {
-    XD_SHARED(int, mine, );
-    if (threadIdx.x == 0) mine = (int)xdi_cuda_cluster_rank();
-    xdi_cuda_cluster_sync();
-    if (threadIdx.x == 0 && mine == 0) {
-        *sum = 0;
-        for (unsigned b = 0; b < xdi_cuda_cluster_size(); b++) *sum += *xdi_cuda_cluster_map(&mine, b);
-    }
-    xdi_cuda_cluster_sync();
-}
-
-/* Whether clusters of so many blocks can run. */
-static xd_result xdi_cuda_cluster_probe(xd_ctx *ctx, int *memory, int blocks, bool *works) {
-    const xd_launch launch = xd_ctx_launch(ctx);
-    int sum = -1;
-    xdi_cuda_grid grid = xdi_cuda_grid_of(blocks, XDI_CUDA_WARP);
-    grid.cluster = blocks;
-    XD_TRY(XDI_CUDA_LAUNCH(&launch, grid, xdi_cuda_cluster_probe_kernel, memory));
-    XDI_CUDA_TRY(
-        ctx, cudaMemcpyAsync(&sum, memory, sizeof sum, cudaMemcpyDeviceToHost, (cudaStream_t)launch.stream));
-    XDI_CUDA_TRY(ctx, cudaStreamSynchronize((cudaStream_t)launch.stream));
-    *works = sum == blocks * (blocks - 1) / 2;
-    return XD_OK;
-}
-
-/* Lets a kernel use as much shared memory as the device gives a block; lowers *most to the size of the largest cluster of such
- * blocks that fits. */
-template <typename X, typename Y>
-static xd_result xdi_cuda_cluster_allow(xd_ctx *ctx, const xd_cuda *cuda, int *most) {
-    void (*kernel)(xd_loss_args, int64_t) = xdi_cuda_loss_cluster_kernel<X, Y>;
-    const int bytes = (int)(cuda->block_shared_bytes - XDI_CUDA_CLUSTER_STATIC);
+/* Lets a kernel use the shared memory of each choice, and notes how many of its clusters run at once; 0: none. */
+template <typename X, int KIND> static xd_result xdi_cuda_ring_allow(xd_ctx *ctx, xd_cuda *cuda, size_t block_bytes) {
+    void (*kernel)(xd_loss_args, xdi_cuda_ring_shape) = xdi_cuda_loss_ring_kernel<X, KIND>;
+    const int stage = xdi_cuda_ring_is<KIND>::TENSORS * XDI_CUDA_RING_BYTES;
+    const int most = xdi_cuda_ring_stages(cuda->processor_shared_bytes, 1, stage) * stage;
     XD_TRY(xdi_cuda_load(ctx, kernel));
-    XDI_CUDA_TRY(ctx, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes));
+    if ((size_t)most + sizeof(xdi_cuda_ring_memory) > block_bytes) return XD_OK;
+    XDI_CUDA_TRY(ctx, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most));
     XDI_CUDA_TRY(ctx, cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1));
-    for (; *most > 0; *most /= 2) {
+    for (int i = 0; i < XDI_CUDA_RING_CHOICES; i++) {
+        const xdi_cuda_ring_choice c = xdi_cuda_ring_choices[i];
         int clusters = 0;
         cudaLaunchAttribute cluster = {};
         cudaLaunchConfig_t config = {};
         cluster.id = cudaLaunchAttributeClusterDimension;
-        cluster.val.clusterDim.x = (unsigned)*most;
+        cluster.val.clusterDim.x = 1u << c.blocks;
         cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
-        config.gridDim = dim3((unsigned)*most, 1, 1);
+        config.gridDim = dim3(1u << c.blocks, 1, 1);
         config.blockDim = dim3(XDI_CUDA_TEAM_BLOCK, 1, 1);
-        config.dynamicSmemBytes = (size_t)bytes;
+        config.dynamicSmemBytes = (size_t)(xdi_cuda_ring_stages(cuda->processor_shared_bytes, c.residents, stage) * stage);
         config.attrs = &cluster;
         config.numAttrs = 1;
-        if (cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) == cudaSuccess && clusters > 0) break;
-        cudaGetLastError(); /* "too large" is no failure */
+        if (cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) != cudaSuccess) {
+            cudaGetLastError(); /* "too large" is no failure */
+            clusters = 0;
+        }
+        cuda->ring_clusters[sizeof(X) == 2][KIND][i] = clusters;
     }
     return XD_OK;
 }
 
 /* Turns the path on where the device and the build have it; `architecture` is that of the build. */
-static xd_result xdi_cuda_cluster_set_up(xd_ctx *ctx, xd_cuda *cuda, int architecture) {
-    int launches = 0, shared_bytes = 0, most = XDI_CUDA_CLUSTER_MOST;
-    bool works = false;
+static xd_result xdi_cuda_ring_set_up(xd_ctx *ctx, xd_cuda *cuda, int architecture) {
+    int launches = 0, block_bytes = 0, processor_bytes = 0;
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_ring_rows_kernel));
     XDI_CUDA_TRY(ctx, cudaDeviceGetAttribute(&launches, cudaDevAttrClusterLaunch, cuda->device));
-    XDI_CUDA_TRY(
-        ctx, cudaDeviceGetAttribute(&shared_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, cuda->device));
+    XDI_CUDA_TRY(ctx, cudaDeviceGetAttribute(&block_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, cuda->device));
+    XDI_CUDA_TRY(ctx, cudaDeviceGetAttribute(&processor_bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor, cuda->device));
 #if defined(XD_EMU)
     architecture = 900;
 #endif
-    if (cuda->capability >= 90 && architecture >= 900 && launches != 0 && shared_bytes >= 64 << 10)
-        XD_TRY(xdi_cuda_cluster_probe(ctx, (int *)cuda->workspace, 8, &works));
-    cuda->block_shared_bytes = (size_t)shared_bytes;
-    if (works) {
-        XD_TRY((xdi_cuda_cluster_allow<float, xdi_cuda_none>(ctx, cuda, &most)));
-        XD_TRY((xdi_cuda_cluster_allow<xdi_cuda_bf16, xdi_cuda_none>(ctx, cuda, &most)));
-        XD_TRY((xdi_cuda_cluster_allow<float, float>(ctx, cuda, &most)));
-        XD_TRY((xdi_cuda_cluster_allow<float, xdi_cuda_bf16>(ctx, cuda, &most)));
-        XD_TRY((xdi_cuda_cluster_allow<xdi_cuda_bf16, float>(ctx, cuda, &most)));
-        XD_TRY((xdi_cuda_cluster_allow<xdi_cuda_bf16, xdi_cuda_bf16>(ctx, cuda, &most)));
-    }
-    if (!works || most == 0) {
-        xd_log(ctx, XD_LOG_WARN,
-               "xd_cuda_desc.cluster: this device or this build launches no clusters; rows are read twice");
-        return XD_OK;
-    }
-    cuda->cluster_blocks = most;
-    cuda->kernels.loss.fused = xdi_cuda_loss_clustered;
+    if (cuda->capability < 90 || architecture < 900 || launches == 0) return XD_OK;
+    cuda->processor_shared_bytes = (size_t)processor_bytes;
+    for (int kind = 0; kind < XDI_CUDA_RING_KINDS; kind++) XDI_CUDA_RING_CASES(kind, KIND, {
+            XD_TRY((xdi_cuda_ring_allow<float, KIND>(ctx, cuda, (size_t)block_bytes)));
+            XD_TRY((xdi_cuda_ring_allow<xdi_cuda_bf16, KIND>(ctx, cuda, (size_t)block_bytes)));
+        })
+    cuda->kernels.loss.fused = xdi_cuda_loss_ring;
     return XD_OK;
 }
 
@@ -9632,7 +10718,7 @@ static xd_result xdi_cuda_set_up(xd_ctx *ctx, xd_cuda *cuda, const xd_cuda_desc 
     XD_TRY(xdi_cuda_load_all(ctx));
     XD_TRY(xdi_cuda_probe(ctx, cuda, &architecture));
     if (desc->cublas) XD_TRY(xdi_cuda_cublas_open(ctx, cuda, desc->cublas));
-    return desc->cluster ? xdi_cuda_cluster_set_up(ctx, cuda, architecture) : XD_OK;
+    return desc->two_sweeps ? XD_OK : xdi_cuda_ring_set_up(ctx, cuda, architecture);
 }
 
 /* The device is the current one. */
@@ -9676,4 +10762,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 30c36f62a44d2345476207f9444de7e965812c39e174a5bd462187f79da793a6 */
+/* xdistill sha256 d9d23d982849b1d7c7481d229b1499fe4905f6979198bf42dd0f2867db181e65 */

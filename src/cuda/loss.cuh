@@ -7,6 +7,7 @@
 enum { XDI_CUDA_TEAM_BLOCK = 256, XDI_CUDA_SHORT_ROW = 2048, XDI_CUDA_EIGHT = 8 };
 
 #define XDI_CUDA_LOG2E 1.4426950408889634
+#define XDI_CUDA_LN2 0.69314718055994531
 
 /* Blocks of the kernels here. The bound lets ptxas use as many registers as a block can have; otherwise it spills some
  * to have more blocks on a multiprocessor. */

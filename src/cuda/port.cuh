@@ -55,6 +55,8 @@ static __device__ inline int xdi_cuda_held(int value) {
 
 struct xdi_cuda_cublas;
 
+enum { XDI_CUDA_RING_MOST_KINDS = 7, XDI_CUDA_RING_CHOICES = 10 };
+
 /* The device that a context computes on. The table is the first member, so that a context's table leads back here. */
 struct xd_cuda {
     xd_kernels kernels;
@@ -65,8 +67,9 @@ struct xd_cuda {
     int capability;  /* 90 for compute capability 9.0 */
     void *workspace; /* partial results of the multi-array reductions */
     size_t workspace_bytes;
-    int cluster_blocks;        /* largest cluster of the losses; 0: they use none */
-    size_t block_shared_bytes; /* that a block may have, set with it */
+    /* Clusters that run at once, of losses whose rows stay on the chip: F32 and BF16, kind, choice; see loss_ring_host.cu. */
+    int ring_clusters[2][XDI_CUDA_RING_MOST_KINDS][XDI_CUDA_RING_CHOICES];
+    size_t processor_shared_bytes; /* of a multiprocessor, set with them */
     xdi_cuda_cublas *cublas;   /* NULL: products are the unit's own */
 };
 

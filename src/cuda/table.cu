@@ -164,7 +164,7 @@ static xd_result xdi_cuda_set_up(xd_ctx *ctx, xd_cuda *cuda, const xd_cuda_desc 
     XD_TRY(xdi_cuda_load_all(ctx));
     XD_TRY(xdi_cuda_probe(ctx, cuda, &architecture));
     if (desc->cublas) XD_TRY(xdi_cuda_cublas_open(ctx, cuda, desc->cublas));
-    return desc->cluster ? xdi_cuda_cluster_set_up(ctx, cuda, architecture) : XD_OK;
+    return desc->two_sweeps ? XD_OK : xdi_cuda_ring_set_up(ctx, cuda, architecture);
 }
 
 /* The device is the current one. */

@@ -29,8 +29,8 @@ template <typename T> static T *place(void *base, size_t offset) {
 struct Pair {
     Gpu gpu;
     xd_ctx *cpu = nullptr;
-    explicit Pair(xd_reduction reduction = XD_REDUCTION_DETERMINISTIC, bool cluster = false)
-        : gpu(reduction, cluster) {
+    explicit Pair(xd_reduction reduction = XD_REDUCTION_DETERMINISTIC, bool two_sweeps = false)
+        : gpu(reduction, two_sweeps) {
         xd_ctx_desc desc = {};
         desc.reduction = reduction;
         desc.cpu = XD_CPU_PLAIN;

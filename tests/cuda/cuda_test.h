@@ -54,7 +54,7 @@ struct Gpu {
     xd_cuda *cuda = nullptr;
     cudaStream_t stream = nullptr;
 
-    explicit Gpu(xd_reduction reduction = XD_REDUCTION_DETERMINISTIC, bool cluster = false,
+    explicit Gpu(xd_reduction reduction = XD_REDUCTION_DETERMINISTIC, bool two_sweeps = false,
                  const char *cublas = nullptr) {
         xd_ctx_desc desc = {};
         xd_cuda_desc device = {};
@@ -63,7 +63,7 @@ struct Gpu {
         CHECK(cudaStreamCreate(&stream) == cudaSuccess);
         desc.stream = stream;
         CHECK(xd_ctx_create(&desc, &ctx) == XD_OK);
-        device.cluster = cluster;
+        device.two_sweeps = two_sweeps;
         device.cublas = cublas;
         CHECK(xd_cuda_create(ctx, &device, &cuda) == XD_OK);
     }

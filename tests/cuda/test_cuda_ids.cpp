@@ -2,8 +2,8 @@
 #include "cuda_test.h"
 #include "ids_scene.h"
 
-static void compare(xd_reduction reduction, bool cluster) {
-    Gpu gpu(reduction, cluster);
+static void compare(xd_reduction reduction, bool two_sweeps) {
+    Gpu gpu(reduction, two_sweeps);
     xd_vocab *vocab = nullptr;
     std::vector<ids_memory> start(1);
     ids_fill(start.data());

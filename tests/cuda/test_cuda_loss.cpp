@@ -1,109 +1,7 @@
 /* Losses on a GPU against the plain CPU kernels: values, gradients and findings over many shapes; splits of the
  * vocabulary; nothing allocated, waited for or read during a step. */
-#include "cuda_loss_test.h"
+#include "cuda_loss_case.h"
 #include "planned.h"
-
-/* ---- full losses ---- */
-
-struct LossCase {
-    Shape shape;
-    xd_divergence divergence;
-    double temperature, hard, soft, smoothing;
-    bool in_place, bad;
-    bool rising = false; /* logits grow along a row: both sides', the student's, the teacher's */
-};
-
-static void spoil(std::vector<unsigned char> *student, std::vector<unsigned char> *teacher,
-                  const LossCase &c) {
-    const Shape &s = c.shape;
-    for (int64_t r = 0; r < s.rows && s.cols > 4; r++) { /* a masked column */
-        xd_store_f64(student->data(), s.student, r * s.stride() + 3, -HUGE_VAL);
-        xd_store_f64(teacher->data(), s.teacher, r * s.stride() + 3, -HUGE_VAL);
-    }
-    for (int64_t i = 4; i < s.cols && c.rising; i++)
-        for (int64_t r = 0; r < s.rows; r++) {
-            static const double student_slope[] = { 20.0, 300.0, -15.0 },
-                                teacher_slope[] = { 15.0, -10.0, 250.0 };
-            const double t = (double)i / (double)s.cols;
-            xd_store_f64(student->data(), s.student, r * s.stride() + i, student_slope[r % 3] * t * t);
-            xd_store_f64(teacher->data(), s.teacher, r * s.stride() + i, teacher_slope[r % 3] * t);
-        }
-    if (!c.bad) return;
-    if (s.rows > 1) xd_store_f64(student->data(), s.student, s.stride(), NAN);
-    if (s.rows > 2) xd_store_f64(teacher->data(), s.teacher, 2 * s.stride() + s.cols - 1, HUGE_VAL);
-    for (int64_t i = 0; i < s.cols && s.rows > 3; i++)
-        xd_store_f64(student->data(), s.student, 3 * s.stride() + i, -HUGE_VAL);
-    for (int64_t i = 0; i < s.cols && s.rows > 8; i++)
-        xd_store_f64(student->data(), s.student, 8 * s.stride() + i, NAN);
-}
-
-static void compare_losses(Pair *pair, const LossCase &c, uint64_t seed) {
-    Random random(seed);
-    const Shape &s = c.shape;
-    const size_t size_x = xd_dtype_size(s.student), size_y = xd_dtype_size(s.teacher),
-                 size_g = xd_dtype_size(s.gradient);
-    std::vector<unsigned char> student = logits(s.student, s, &random),
-                               teacher = logits(s.teacher, s, &random);
-    std::vector<unsigned char> gradient((size_t)(s.rows * s.stride()) * size_g, 0x5a);
-    std::vector<int64_t> labels((size_t)s.rows);
-    std::vector<float> weight((size_t)s.rows);
-    std::vector<uint8_t> mask((size_t)s.rows, 1);
-    spoil(&student, &teacher, c);
-    for (int64_t r = 0; r < s.rows; r++) {
-        labels[(size_t)r] = c.bad && r == 4 ? s.cols : r == 5 ? XD_IGNORE_INDEX : random.below(s.cols);
-        if (labels[(size_t)r] == 3 && s.cols > 4) labels[(size_t)r] = 1; /* not the masked one */
-        weight[(size_t)r] = 0.5f + (float)r;
-        if (c.bad && r == 7) weight[(size_t)r] = NAN;
-        mask[(size_t)r] = r != 6;
-    }
-    Board board;
-    const double scale = 0.7;
-    const size_t x = board.add(student, (size_t)s.skew * size_x),
-                 y = board.add(teacher, (size_t)s.skew * size_y);
-    const size_t g = c.in_place ? x : board.add(gradient, (size_t)s.skew * size_g);
-    const size_t l = board.add(labels), w = board.add(weight), m = board.add(mask),
-                 f = board.add(&scale, sizeof scale);
-    const xd_status none = {};
-    const size_t status = board.add(&none, sizeof none), values = board.add(nullptr, sizeof(xd_loss_values));
-    const size_t row_loss = board.add(nullptr, (size_t)s.rows * sizeof(float));
-    const size_t work_bytes = 4096 + (size_t)s.rows * 1024, work = board.add(nullptr, work_bytes);
-    const std::vector<unsigned char> after =
-        pair->run(&board, s.cols, true, [&](xd_ctx *ctx, xd_vocab *vocab, void *at) {
-            xd_loss_desc d = {};
-            d.student = rows_at(at, x, s.student, s);
-            if (c.soft != 0.0) d.teacher = rows_at(at, y, s.teacher, s);
-            d.common.gradient = rows_at(at, g, s.gradient, s);
-            d.common.gradient.cols = s.stride(); /* the padding is zeroed */
-            d.common.labels.data = place<int64_t>(at, l);
-            d.common.mask = place<uint8_t>(at, m);
-            d.common.row_weight = place<float>(at, w);
-            d.common.scale = place<double>(at, f);
-            d.common.status = place<xd_status>(at, status);
-            d.common.row_loss = place<float>(at, row_loss);
-            d.common.workspace = place<void>(at, work);
-            d.common.workspace_bytes = work_bytes;
-            d.vocab = vocab;
-            d.hard_weight = c.hard;
-            d.soft_weight = c.soft;
-            d.temperature = c.temperature;
-            d.divergence = c.divergence;
-            d.label_smoothing = c.smoothing;
-            d.beta = 0.3;
-            CHECK(xd_loss(ctx, &d, place<xd_loss_values>(at, values)) == XD_OK);
-        });
-    const unsigned char *a = after.data(), *b = board.bytes.data();
-    const int64_t count = s.rows * s.stride();
-    check_near(widened(a + g, s.gradient, count).data(), widened(b + g, s.gradient, count).data(), count,
-               tolerance_of(s.gradient));
-    check_near((const float *)(const void *)(a + row_loss), (const float *)(const void *)(b + row_loss),
-               s.rows, 3e-6);
-    const xd_loss_values *va = (const xd_loss_values *)(const void *)(a + values);
-    const xd_loss_values *vb = (const xd_loss_values *)(const void *)(b + values);
-    check_near(&va->loss, &vb->loss, 3, 3e-6);
-    CHECK_EQ_INT(va->counted, vb->counted);
-    check_status((const xd_status *)(const void *)(a + status),
-                 (const xd_status *)(const void *)(b + status));
-}
 
 XD_TEST(losses_of_every_width_are_those_of_the_cpu) {
     Pair pair;
@@ -177,37 +75,9 @@ XD_TEST(sums_follow_a_maximum_that_comes_late) {
         }
 }
 
-/* True where the path with a cluster a row is there; elsewhere its tests have nothing to test. */
-static bool has_clusters() {
-    const Gpu plain, gpu(XD_REDUCTION_DETERMINISTIC, true);
-    return plain.kernels()->loss.fused != gpu.kernels()->loss.fused;
-}
-
-XD_TEST(rows_that_stay_in_a_cluster_have_the_losses_of_the_cpu) {
-    if (!has_clusters()) SKIP("needs compute capability 9.0");
-    Pair pair(XD_REDUCTION_DETERMINISTIC, true);
-    for (int i = 0; i < 48;
-         i++) { /* every divergence, with and without a label; findings in half of the cases */
-        static const int64_t widths[] = { 2051, 2056, 2600, 4096 };
-        const xd_dtype x = i & 1 ? XD_DTYPE_F32 : XD_DTYPE_BF16, y = i & 2 ? XD_DTYPE_F32 : XD_DTYPE_BF16;
-        const int64_t cols = widths[i / 4 % 4];
-        LossCase c = { { i % 8 < 4 ? 9 : 3, cols, cols % 8 ? 5 : i % 3 * 8, 0, x, y,
-                         i % 5 ? x : XD_DTYPE_F32 },
-                       (xd_divergence)(i / 2 % 4),
-                       i % 3 ? 1.7 : 1.0,
-                       i % 6 == 5 ? 0.0 : 0.4,
-                       i % 6 == 2 ? 0.0 : 0.6,
-                       i % 7 == 0 ? 0.1 : 0.0,
-                       i % 5 != 0,
-                       i % 8 < 4 };
-        c.rising = i % 4 == 3;
-        compare_losses(&pair, c, (uint64_t)(500 + i));
-    }
-}
-
-/* These kernels have no code for a teacher: short rows and long ones, summed as they come, exactly, and in a cluster. */
+/* These kernels have no code for a teacher: short rows and long ones, summed as they come, and exactly. */
 XD_TEST(losses_without_a_teacher_are_those_of_the_cpu) {
-    Pair plain, invariant(XD_REDUCTION_INVARIANT), clustered(XD_REDUCTION_DETERMINISTIC, true);
+    Pair plain(XD_REDUCTION_DETERMINISTIC, true), invariant(XD_REDUCTION_INVARIANT);
     for (int i = 0; i < 16; i++) {
         static const int64_t widths[] = { 37, 1000, 2049, 4864 };
         const xd_dtype x = i & 1 ? XD_DTYPE_F32 : XD_DTYPE_BF16;
@@ -221,44 +91,7 @@ XD_TEST(losses_without_a_teacher_are_those_of_the_cpu) {
                        false,
                        i < 8 };
         c.rising = i >= 8;
-        for (Pair *pair : { &plain, &invariant, &clustered }) compare_losses(pair, c, (uint64_t)(800 + i));
-    }
-}
-
-/* Clusters of 1, 2, 4, 8 and 16 blocks, and a row that is too long for any. */
-XD_TEST(every_size_of_a_cluster_has_the_losses_of_the_cpu) {
-    if (!has_clusters()) SKIP("needs compute capability 9.0");
-    Pair pair(XD_REDUCTION_DETERMINISTIC, true);
-    static const int64_t widths[] = { 8200, 17000, 33000, 60000, 120000, 240000, 480000 };
-    for (int i = 0; i < 7; i++) {
-        const xd_dtype y = i % 2 ? XD_DTYPE_BF16 : XD_DTYPE_F32;
-        const LossCase c = { { i < 4 ? 2 : 1, widths[i], 0, 0, XD_DTYPE_F32, y, XD_DTYPE_F32 },
-                             (xd_divergence)(i % 3),
-                             1.3,
-                             0.3,
-                             0.7,
-                             0.0,
-                             true,
-                             false };
-        compare_losses(&pair, c, (uint64_t)(600 + i));
-    }
-}
-
-/* Rows that begin anywhere, vocabularies in INVARIANT mode: the other path, through the same entry. */
-XD_TEST(rows_that_a_cluster_cannot_take_are_worked_on_as_without_it) {
-    Pair plain(XD_REDUCTION_DETERMINISTIC, true), invariant(XD_REDUCTION_INVARIANT, true);
-    for (int i = 0; i < 4; i++) {
-        const LossCase c = { { 3, 2100 + i % 2, i / 2 * 4, i % 2, XD_DTYPE_BF16, XD_DTYPE_F32,
-                               XD_DTYPE_BF16 },
-                             XD_KL_FORWARD,
-                             1.3,
-                             0.3,
-                             0.7,
-                             0.0,
-                             true,
-                             false };
-        compare_losses(&plain, c, (uint64_t)(700 + i));
-        if (i == 0) compare_losses(&invariant, c, (uint64_t)(700 + i));
+        for (Pair *pair : { &plain, &invariant }) compare_losses(pair, c, (uint64_t)(800 + i));
     }
 }
 

@@ -1,0 +1,484 @@
+/* Losses of rows that stay on the chip, so that a row is read once and its gradient written once. The grid is as large as the
+ * GPU, in clusters of blocks that share a row; a block has `slice` columns of it, in a ring of stages (ring.cuh) that also holds
+ * what comes next. Per row:
+ *
+ *   1. every block finds its largest elements, then its sums relative to them;
+ *   2. it writes both into the shared memory of all blocks, and the cluster synchronises (JSD: twice);
+ *   3. every warp merges the blocks' sums in the order of the columns, and computes its part of the gradient.
+ *
+ * One warp of the cluster also merges in double, into a record of the row. A second kernel, with a thread a row, makes of the
+ * records what kernel/loss.h promises: the row's scalars and findings, and the gradient of the two columns that may hold nearly
+ * all probability. Rows that it cannot take have the path of loss_fused.cu. */
+
+struct xdi_cuda_ring_shape {
+    int64_t slice; /* columns of a block */
+    int stages;
+};
+
+/* A row for the second kernel, in the memory of references and sums. */
+struct xdi_cuda_ring_record {
+    double ref[XD_LOSS_REFERENCES], total[XD_LOSS_SUMS], mixtures[XD_LOSS_MIXTURES];
+    double label_x, label_y; /* logits at the label */
+};
+static_assert(sizeof(xdi_cuda_ring_record) <= XD_LOSS_REFERENCES * sizeof(double) + XD_LOSS_SUMS * sizeof(xd_fixed),
+              "a row's memory, see xdi_loss_layout");
+
+/* What a block tells the others: sums as in kernel/loss.h. */
+struct xdi_cuda_ring_entry {
+    double sum[XDI_CUDA_LOSS_TERMS], ones; /* ones: of the student's columns that have its largest element */
+    float max, teacher_max, beside;        /* beside: the teacher's logit at arg */
+    float label_x, label_y;                /* 0 unless the block has the label */
+    int arg;                               /* a column of the block */
+};
+
+enum { XDI_CUDA_RING_BLOCKS = 16, XDI_CUDA_RING_WARPS = XDI_CUDA_TEAM_BLOCK / XDI_CUDA_WARP };
+
+struct xdi_cuda_ring_memory {
+    xdi_cuda_ring_barriers barriers;
+    float maxima[XDI_CUDA_RING_WARPS][2];
+    xdi_cuda_ring_totals parts[XDI_CUDA_RING_WARPS];
+    xdi_cuda_ring_entry table[2][XDI_CUDA_RING_BLOCKS]; /* of this row and the next */
+    double mixtures[XDI_CUDA_RING_BLOCKS][XD_LOSS_MIXTURES];
+};
+
+/* Where a block's columns are, and which rows its cluster has: `cluster`, then every `clusters`-th. */
+struct xdi_cuda_ring_block {
+    int64_t begin, cluster, clusters;
+    int rank, blocks, count, packs, chunks, stages;
+};
+
+template <typename X>
+static __device__ inline xdi_cuda_ring_block xdi_cuda_ring_block_of(const xd_loss_args &a, const xdi_cuda_ring_shape &shape) {
+    const int64_t columns = a.vocab.end - a.vocab.begin;
+    xdi_cuda_ring_block b;
+    b.rank = (int)xdi_cuda_cluster_rank();
+    b.blocks = (int)xdi_cuda_cluster_size();
+    b.cluster = (int64_t)blockIdx.x / b.blocks;
+    b.clusters = (int64_t)gridDim.x / b.blocks;
+    b.begin = b.rank * shape.slice;
+    const int64_t left = columns - b.begin;
+    b.count = (int)(left < 0 ? 0 : left < shape.slice ? left : shape.slice);
+    b.packs = b.count / xdi_cuda_pack<X>::COUNT;
+    b.chunks = (b.packs + XDI_CUDA_RING_PACKS - 1) / XDI_CUDA_RING_PACKS;
+    b.stages = shape.stages;
+    return b;
+}
+
+/* ---- the thread that asks for copies ---- */
+
+struct xdi_cuda_ring_feed {
+    int64_t row;
+    double scale; /* of the row, asked for when the row before was done */
+    int chunk;
+    xdi_cuda_ring_place place; /* parity: of the wait for "empty", which a new ring passes at once */
+};
+
+static __device__ inline xdi_cuda_ring_feed xdi_cuda_ring_feed_of(const xd_loss_args &a, const xdi_cuda_ring_block &b) {
+    return { b.cluster, b.cluster < a.student.rows ? a.row_scale[b.cluster] : 0.0, 0, { 0, 1u } };
+}
+
+/* Asks for the next stage of a row that counts, if there is one. */
+template <typename X, int TENSORS>
+static __device__ inline void xdi_cuda_ring_ask(const xd_loss_args &a, const xdi_cuda_ring_block &b, unsigned char *room,
+                                                xdi_cuda_ring_barriers *barriers, xdi_cuda_ring_feed *f, bool *sound) {
+    while (f->row < a.student.rows && f->scale == 0.0) {
+        f->row += b.clusters;
+        f->scale = f->row < a.student.rows ? a.row_scale[f->row] : 0.0;
+    }
+    if (f->row >= a.student.rows || b.chunks == 0) return;
+    *sound = xdi_cuda_ring_wait(&barriers->empty[f->place.stage], f->place.parity, *sound);
+    if (!*sound) return;
+    const int first = f->chunk * XDI_CUDA_RING_PACKS, left = b.packs - first;
+    const unsigned bytes = 16u * (unsigned)(left < XDI_CUDA_RING_PACKS ? left : XDI_CUDA_RING_PACKS);
+    const int64_t column = b.begin + (int64_t)first * xdi_cuda_pack<X>::COUNT;
+    uint64_t *const full = &barriers->full[f->place.stage];
+    unsigned char *const to = room + f->place.stage * (TENSORS * XDI_CUDA_RING_BYTES);
+    xdi_cuda_barrier_expect(full, bytes * TENSORS);
+    xdi_cuda_bulk_load(to, xdi_cuda_row<X>(a.student, f->row) + column, bytes, full);
+    if (TENSORS == 2) xdi_cuda_bulk_load(to + XDI_CUDA_RING_BYTES, xdi_cuda_row<X>(a.teacher, f->row) + column, bytes, full);
+    f->place.next(b.stages);
+    if (++f->chunk < b.chunks) return;
+    f->chunk = 0;
+    f->row += b.clusters;
+    f->scale = f->row < a.student.rows ? a.row_scale[f->row] : 0.0;
+}
+
+/* ---- sums over a warp, the same on every lane ---- */
+
+template <int LANES, int N> static __device__ inline void xdi_cuda_ring_add_lanes(double (&v)[N]) {
+    XD_UNROLL
+    for (int mask = 1; mask < LANES; mask *= 2) {
+        XD_UNROLL
+        for (int i = 0; i < N; i++) v[i] = __dadd_rn(v[i], xdi_cuda_shuffle_xor(v[i], mask));
+    }
+}
+
+template <int KIND, int LANES> static __device__ inline void xdi_cuda_ring_add_totals(xdi_cuda_ring_totals *t) {
+    XD_UNROLL
+    for (int mask = 1; mask < LANES; mask *= 2) {
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_RING_SUMS; i++)
+            if (xdi_cuda_ring_sums_up<KIND>(i)) t->sum[i] = __dadd_rn(t->sum[i], xdi_cuda_shuffle_xor(t->sum[i], mask));
+        const int other = __shfl_xor_sync(0xffffffffu, t->arg, mask);
+        t->arg = other < t->arg ? other : t->arg;
+    }
+}
+
+template <int LANES> static __device__ inline float xdi_cuda_ring_max_lanes(float value) {
+    XD_UNROLL
+    for (int mask = 1; mask < LANES; mask *= 2) value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, mask));
+    return value;
+}
+
+/* ---- a row ---- */
+
+/* The element of this block's columns, which are all on the chip; `start` is the first one's place. */
+template <typename X, int TENSORS>
+static __device__ inline float xdi_cuda_ring_element(const unsigned char *room, const xdi_cuda_ring_place &start, int stages,
+                                                     int column, int tensor) {
+    enum { COLUMNS = xdi_cuda_ring_form<X>::COLUMNS };
+    int stage = start.stage + column / COLUMNS;
+    if (stage >= stages) stage -= stages;
+    const unsigned char *at = room + stage * (TENSORS * XDI_CUDA_RING_BYTES) + tensor * XDI_CUDA_RING_BYTES;
+    return xdi_cuda_widen(reinterpret_cast<const X *>(at)[column % COLUMNS]);
+}
+
+/* The block's entry, from its sums. By all lanes of a warp. */
+template <typename X, int KIND>
+static __device__ inline xdi_cuda_ring_entry
+xdi_cuda_ring_entry_of(const xd_loss_args &a, int64_t r, const xdi_cuda_ring_block &b, const unsigned char *room,
+                       const xdi_cuda_ring_place &start, const xdi_cuda_ring_totals &t, float max, float teacher_max) {
+    typedef xdi_cuda_ring_is<KIND> is;
+    const double s = (double)xdi_cuda_factor(XDI_CUDA_LOG2E / a.temperature) * XDI_CUDA_LN2; /* as the exponents have it */
+    xdi_cuda_ring_entry e;
+    memset(&e, 0, sizeof e);
+    e.max = max;
+    e.teacher_max = teacher_max;
+    e.arg = t.arg;
+    e.ones = t.sum[XDI_CUDA_RING_ONES];
+    XD_UNROLL
+    for (int i = 0; i < XDI_CUDA_LOSS_TERMS; i++)
+        if (xdi_cuda_ring_sums_up<KIND>(i)) e.sum[i] = t.sum[i];
+    if (is::SOFT && t.arg < b.count) e.beside = xdi_cuda_ring_element<X, is::TENSORS>(room, start, b.stages, t.arg, 1);
+    if (is::FORWARD) e.sum[XD_LOSS_CROSS] -= XDI_CUDA_LN2 * t.sum[XDI_CUDA_RING_APART];
+    if (is::REVERSE) {
+        const double beside = (double)e.beside;
+        e.sum[XD_LOSS_CROSS] += s * (beside * t.sum[XD_LOSS_SOFT] + (e.ones * beside - t.sum[XDI_CUDA_RING_APART]));
+    }
+    if (is::SMOOTH && b.count > 0) e.sum[XD_LOSS_LINEAR] -= (double)b.count * (double)max;
+    e.sum[XD_LOSS_SOFT] += is::SOFT ? e.ones : 0.0;
+    e.sum[XD_LOSS_TEACHER] += is::SOFT ? t.sum[XDI_CUDA_RING_TEACHER_ONES] : 0.0;
+    e.sum[XD_LOSS_HARD] += is::HARD && !is::SHARED ? e.ones : 0.0;
+    if (is::SHARED) e.sum[XD_LOSS_HARD] = e.sum[XD_LOSS_SOFT];
+    const int64_t label = is::HARD ? xd_id_at(a.labels, r) - b.begin : -1;
+    if (label >= 0 && label < b.count) {
+        e.label_x = xdi_cuda_ring_element<X, is::TENSORS>(room, start, b.stages, (int)label, 0);
+        if (is::SOFT) e.label_y = xdi_cuda_ring_element<X, is::TENSORS>(room, start, b.stages, (int)label, 1);
+    }
+    return e;
+}
+
+/* The whole row from the blocks' entries, by every warp. *rest: the student's sum without its largest elements. */
+template <int KIND>
+static __device__ inline xdi_cuda_ring_row xdi_cuda_ring_merge(const xdi_cuda_ring_block &b, int64_t slice,
+                                                               const xdi_cuda_ring_entry *table,
+                                                               const xdi_cuda_ring_scales &s, double *rest) {
+    typedef xdi_cuda_ring_is<KIND> is;
+    const int lane = (int)threadIdx.x % XDI_CUDA_RING_BLOCKS; /* two lanes have the same entry */
+    const xdi_cuda_ring_entry &e = table[lane < b.blocks ? lane : 0];
+    const float max = lane < b.blocks ? e.max : -INFINITY, teacher_max = lane < b.blocks ? e.teacher_max : -INFINITY;
+    xdi_cuda_ring_row row;
+    row.max = xdi_cuda_ring_max_lanes<XDI_CUDA_RING_BLOCKS>(max);
+    row.teacher_max = is::SOFT ? xdi_cuda_ring_max_lanes<XDI_CUDA_RING_BLOCKS>(teacher_max) : 0.0f;
+    const unsigned first = __ballot_sync(0xffffffffu, max == row.max);
+    const int from = first ? __ffs((int)first) - 1 : 0;
+    row.beside = table[from].beside;
+    row.arg = (int)(table[from].arg + (int64_t)from * slice - b.begin);
+    const float shift = max == -INFINITY ? -INFINITY : __fsub_rn(max, row.max);
+    const float teacher_shift = teacher_max == -INFINITY ? -INFINITY : __fsub_rn(teacher_max, row.teacher_max);
+    const double factor = (double)xdi_cuda_exp_of(shift, is::ALONE ? s.hard_factor : s.soft_factor);
+    double v[4] = {};
+    if (factor > 0.0) {
+        const double ones = max == row.max ? e.ones : 0.0;
+        if (is::HARD) v[0] = (double)xdi_cuda_exp_of(shift, s.hard_factor) * e.sum[XD_LOSS_HARD];
+        if (is::SOFT) v[1] = factor * e.sum[XD_LOSS_SOFT];
+        if (is::JSD) v[3] = factor * (e.sum[XD_LOSS_SOFT] - ones);
+        if (is::REVERSE) {
+            const double step = ((double)shift - ((double)e.beside - (double)row.beside)) * (double)s.per_tau;
+            v[3] = factor * (e.sum[XD_LOSS_CROSS] + e.sum[XD_LOSS_SOFT] * step);
+        }
+    }
+    if (is::SOFT && teacher_shift > -INFINITY)
+        v[2] = (double)xdi_cuda_exp_of(teacher_shift, s.soft_factor) * e.sum[XD_LOSS_TEACHER];
+    xdi_cuda_ring_add_lanes<XDI_CUDA_RING_BLOCKS>(v);
+    row.hard = (float)v[0];
+    row.soft = (float)v[1];
+    row.teacher = (float)v[2];
+    row.top = 0.0f;
+    row.mean = is::REVERSE ? (float)(v[3] / v[1]) : 0.0f;
+    *rest = is::JSD ? v[3] / v[1] : 0.0;
+    return row;
+}
+
+/* The same in double, for the row's record: each lane brings a block's sums to the row's references. By one warp. */
+template <int KIND>
+XDI_CUDA_APART __device__ void xdi_cuda_ring_keep(const xd_loss_args &a, const xdi_cuda_ring_shape &shape,
+                                                  const xdi_cuda_ring_block &b, const xdi_cuda_ring_entry *table,
+                                                  xdi_cuda_ring_record *record) {
+    typedef xdi_cuda_ring_is<KIND> is;
+    const int lane = (int)threadIdx.x % XDI_CUDA_WARP;
+    double ref[XD_LOSS_REFERENCES], label[2] = {}, total[XD_LOSS_SUMS] = {};
+    xd_loss_no_reference(ref);
+    for (int i = 0; i < b.blocks; i++) {
+        const double own[XD_LOSS_REFERENCES] = { (double)table[i].max, (double)table[i].arg + (double)(i * shape.slice),
+                                                 (double)table[i].beside, (double)table[i].teacher_max };
+        xd_loss_join_reference(ref, own);
+    }
+    if (lane < b.blocks) {
+        const xdi_cuda_ring_entry &e = table[lane];
+        const double own[XD_LOSS_REFERENCES] = { (double)e.max, 0.0, (double)e.beside, (double)e.teacher_max };
+        const int64_t left = a.vocab.end - a.vocab.begin - lane * shape.slice;
+        double sums[XD_LOSS_SUMS] = {};
+        for (int i = 0; i < XDI_CUDA_LOSS_TERMS; i++) sums[i] = e.sum[i];
+        xd_loss_rescale(&a, ref, own, sums, left < shape.slice ? left : shape.slice, total);
+        label[0] = (double)e.label_x;
+        label[1] = (double)e.label_y;
+    }
+    xdi_cuda_ring_add_lanes<XDI_CUDA_RING_BLOCKS>(total);
+    xdi_cuda_ring_add_lanes<XDI_CUDA_RING_BLOCKS>(label);
+    if (lane != 0) return;
+    for (int i = 0; i < XD_LOSS_REFERENCES; i++) record->ref[i] = ref[i];
+    for (int i = 0; i < XD_LOSS_SUMS; i++) record->total[i] = total[i];
+    if (!is::SOFT) record->ref[XD_LOSS_TEACHER_AT_ARG] = record->ref[XD_LOSS_TEACHER_MAX] = 0.0;
+    record->label_x = label[0];
+    record->label_y = label[1];
+}
+
+/* ---- the kernel ---- */
+
+template <typename X, int KIND> struct xdi_cuda_ring_worker {
+    typedef xdi_cuda_ring_is<KIND> is;
+    enum { STAGE = is::TENSORS * XDI_CUDA_RING_BYTES, COLUMNS = xdi_cuda_ring_form<X>::COLUMNS };
+    const xd_loss_args &a;
+    const xdi_cuda_ring_shape &shape;
+    const xdi_cuda_ring_block b;
+    unsigned char *const room;
+    xdi_cuda_ring_memory *const m;
+    xdi_cuda_ring_place start; /* of the row at work */
+    xdi_cuda_ring_feed feed;   /* of thread 0 */
+    bool sound;
+
+    /* Calls use(the thread's part of a stage, whether it has a second pack, its first column) for each stage where it has one. */
+    template <typename Use> __device__ void each(Use use) {
+        xdi_cuda_ring_place at = start;
+        for (int k = 0; k < b.chunks; k++, at.next(b.stages)) {
+            const int pack = k * XDI_CUDA_RING_PACKS + (int)threadIdx.x;
+            if (pack < b.packs)
+                use(room + at.stage * STAGE + 16 * (int)threadIdx.x, pack + XDI_CUDA_RING_PACKS / 2 < b.packs,
+                    k * COLUMNS + (int)threadIdx.x * xdi_cuda_pack<X>::COUNT);
+        }
+    }
+    __device__ void ask() {
+        xdi_cuda_ring_ask<X, is::TENSORS>(a, b, room, &m->barriers, &feed, &sound);
+    }
+    __device__ bool records(int64_t r) const {
+        const int64_t turn = r / b.clusters;
+        return turn % b.blocks == b.rank && (int)threadIdx.x / XDI_CUDA_WARP == XDI_CUDA_RING_WARPS - 1;
+    }
+    __device__ xdi_cuda_ring_record *record(int64_t r) const {
+        return reinterpret_cast<xdi_cuda_ring_record *>(a.references) + r;
+    }
+
+    /* Waits for each stage of the row and finds the block's largest elements. */
+    __device__ void look(xdi_cuda_ring_peak<X, is::SOFT> *peak, float *max, float *teacher_max) {
+        const int warp = (int)threadIdx.x / XDI_CUDA_WARP, lane = (int)threadIdx.x % XDI_CUDA_WARP;
+        xdi_cuda_ring_place at = start;
+        for (int k = 0; k < b.chunks; k++, at.next(b.stages)) {
+            const int pack = k * XDI_CUDA_RING_PACKS + (int)threadIdx.x;
+            sound = xdi_cuda_ring_wait(&m->barriers.full[at.stage], at.parity, sound);
+            if (pack < b.packs)
+                peak->look(room + at.stage * STAGE + 16 * (int)threadIdx.x, pack + XDI_CUDA_RING_PACKS / 2 < b.packs);
+        }
+        *max = xdi_cuda_ring_max_lanes<XDI_CUDA_WARP>(peak->largest());
+        *teacher_max = is::SOFT ? xdi_cuda_ring_max_lanes<XDI_CUDA_WARP>(peak->teacher_largest()) : 0.0f;
+        if (lane == 0) {
+            m->maxima[warp][0] = *max;
+            m->maxima[warp][1] = *teacher_max;
+        }
+        __syncthreads();
+        *max = xdi_cuda_ring_max_lanes<XDI_CUDA_RING_WARPS>(m->maxima[lane % XDI_CUDA_RING_WARPS][0]);
+        if (is::SOFT) *teacher_max = xdi_cuda_ring_max_lanes<XDI_CUDA_RING_WARPS>(m->maxima[lane % XDI_CUDA_RING_WARPS][1]);
+    }
+    /* Adds up the threads' sums and tells every block. */
+    __device__ void tell(int64_t r, int parity, xdi_cuda_ring_totals t, float max, float teacher_max) {
+        const int warp = (int)threadIdx.x / XDI_CUDA_WARP, lane = (int)threadIdx.x % XDI_CUDA_WARP;
+        xdi_cuda_ring_add_totals<KIND, XDI_CUDA_WARP>(&t);
+        if (lane == 0) m->parts[warp] = t;
+        const bool lost = __syncthreads_or(!sound) != 0;
+        if (warp == 0) {
+            t = m->parts[lane % XDI_CUDA_RING_WARPS];
+            xdi_cuda_ring_add_totals<KIND, XDI_CUDA_RING_WARPS>(&t);
+            xdi_cuda_ring_entry entry = xdi_cuda_ring_entry_of<X, KIND>(a, r, b, room, start, t, max, teacher_max);
+            if (lost) entry.sum[is::SOFT ? XD_LOSS_SOFT : XD_LOSS_HARD] = (double)NAN; /* a finding */
+            if (lane < b.blocks) *xdi_cuda_cluster_map(&m->table[parity][b.rank], (unsigned)lane) = entry;
+        }
+        xdi_cuda_cluster_sync();
+    }
+    /* JSD's sums over the mixture, of the whole row. */
+    __device__ void mix(int64_t r, const xdi_cuda_ring_scales &s, xdi_cuda_ring_lane<X, KIND> *mine, xdi_cuda_ring_row *row,
+                        double rest) {
+        const int warp = (int)threadIdx.x / XDI_CUDA_WARP, lane = (int)threadIdx.x % XDI_CUDA_WARP;
+        const float top = mine->top_of(s, *row);
+        mine->begin_mixtures(*row, top);
+        each([&](unsigned char *at, bool second, int column) { mine->mix(at, second, column, s.beta, row->arg); });
+        double v[XD_LOSS_MIXTURES] = { (double)mine->sum[XD_LOSS_TEACHER_MIXTURE], (double)mine->sum[XD_LOSS_STUDENT_MIXTURE] };
+        xdi_cuda_ring_add_lanes<XDI_CUDA_WARP>(v);
+        if (lane == 0) m->parts[warp].sum[0] = v[0], m->parts[warp].sum[1] = v[1];
+        __syncthreads();
+        if (warp == 0) {
+            v[0] = m->parts[lane % XDI_CUDA_RING_WARPS].sum[0];
+            v[1] = m->parts[lane % XDI_CUDA_RING_WARPS].sum[1];
+            xdi_cuda_ring_add_lanes<XDI_CUDA_RING_WARPS>(v);
+            if (lane < b.blocks)
+                for (int i = 0; i < XD_LOSS_MIXTURES; i++) *xdi_cuda_cluster_map(&m->mixtures[b.rank][i], (unsigned)lane) = v[i];
+        }
+        xdi_cuda_cluster_sync();
+        const int block = lane % XDI_CUDA_RING_BLOCKS;
+        v[0] = block < b.blocks ? m->mixtures[block][0] : 0.0;
+        v[1] = block < b.blocks ? m->mixtures[block][1] : 0.0;
+        xdi_cuda_ring_add_lanes<XDI_CUDA_RING_BLOCKS>(v);
+        const double unit = (double)mine->nats(1.0f), student = unit * (v[1] - (double)top * rest);
+        row->top = mine->nats(top);
+        row->mean = (float)student;
+        if (!records(r) || lane != 0) return;
+        record(r)->mixtures[XD_LOSS_TEACHER_MIXTURE] = unit * v[0];
+        record(r)->mixtures[XD_LOSS_STUDENT_MIXTURE] = student;
+    }
+    /* Writes the gradient, if there is one, and gives each stage back. */
+    __device__ void grade(int64_t r, const xdi_cuda_ring_lane<X, KIND> &mine) {
+        X *const to = a.gradient.data ? xdi_cuda_row<X>(a.gradient, r) + b.begin : NULL;
+        for (int k = 0; k < b.chunks; k++) {
+            const int pack = k * XDI_CUDA_RING_PACKS + (int)threadIdx.x;
+            if (to && pack < b.packs)
+                mine.grade(room + start.stage * STAGE + 16 * (int)threadIdx.x, pack + XDI_CUDA_RING_PACKS / 2 < b.packs,
+                           to + k * COLUMNS + (int)threadIdx.x * xdi_cuda_pack<X>::COUNT);
+            if (is::JSD) xdi_cuda_bulk_fence(); /* mix() has written to the stage */
+            __syncwarp();
+            if (threadIdx.x % XDI_CUDA_WARP == 0) xdi_cuda_barrier_arrive(&m->barriers.empty[start.stage]);
+            start.next(b.stages);
+            if (threadIdx.x == 0 && k > 0) ask(); /* for the stage before, which the other warps have left by now */
+        }
+        if (threadIdx.x == 0 && b.chunks > 0) ask();
+        if (to) zero(r, false);
+    }
+    /* Zeroes this block's part of a row's gradient, or the padding alone, which the last block has. */
+    __device__ void zero(int64_t r, bool all) const {
+        X *const to = xdi_cuda_row<X>(a.gradient, r);
+        const xdi_cuda_pack<X> zeros = {};
+        for (int p = (int)threadIdx.x; p < b.packs && all; p += XDI_CUDA_TEAM_BLOCK)
+            xdi_cuda_store16(to + b.begin + p * (int)xdi_cuda_pack<X>::COUNT, zeros);
+        if (b.rank + 1 < b.blocks) return;
+        for (int64_t c = a.vocab.end - a.vocab.begin + (int64_t)threadIdx.x; c < a.gradient.cols; c += XDI_CUDA_TEAM_BLOCK)
+            xdi_cuda_narrow(0.0f, &to[c]);
+    }
+    __device__ void work(int64_t r, double scale, int parity) {
+        const xdi_cuda_ring_scales s = xdi_cuda_ring_scales_of(a, scale);
+        xdi_cuda_ring_peak<X, is::SOFT> peak;
+        xdi_cuda_ring_lane<X, KIND> mine;
+        float max, teacher_max;
+        double rest;
+        look(&peak, &max, &teacher_max);
+        mine.begin(peak, s, max, teacher_max);
+        each([&](const unsigned char *at, bool second, int column) { mine.take(at, second, column); });
+        tell(r, parity, mine.totals(), max, teacher_max);
+        xdi_cuda_ring_row row = xdi_cuda_ring_merge<KIND>(b, shape.slice, m->table[parity], s, &rest);
+        if (records(r)) xdi_cuda_ring_keep<KIND>(a, shape, b, m->table[parity], record(r));
+        mine.settle(s, row);
+        if (is::JSD) mix(r, s, &mine, &row, rest);
+        mine.lean(s, row);
+        grade(r, mine);
+    }
+    __device__ void run() {
+        int parity = 0;
+        double scale = feed.scale;
+        if (threadIdx.x == 0)
+            for (int i = 0; i < b.stages; i++) ask();
+        for (int64_t r = b.cluster; r < a.student.rows; r += b.clusters) {
+            const int64_t after = r + b.clusters;
+            const double next = after < a.student.rows ? a.row_scale[after] : 0.0;
+            if (scale == 0.0) {
+                if (a.gradient.data) zero(r, true);
+            } else {
+                work(r, scale, parity);
+                parity ^= 1;
+            }
+            scale = next;
+        }
+    }
+};
+
+template <typename X, int KIND>
+static __global__ void __launch_bounds__(XDI_CUDA_TEAM_BLOCK, 2)
+    xdi_cuda_loss_ring_kernel(const __grid_constant__ xd_loss_args a, const __grid_constant__ xdi_cuda_ring_shape shape) {
+#if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
+    XD_DYN_SHARED(unsigned char, room);
+    XD_SHARED(xdi_cuda_ring_memory, memory, );
+    if (threadIdx.x == 0) xdi_cuda_ring_init(&memory.barriers, shape.stages, XDI_CUDA_RING_WARPS);
+    xdi_cuda_cluster_sync(); /* every block runs, and has its barriers */
+    const xdi_cuda_ring_block b = xdi_cuda_ring_block_of<X>(a, shape);
+    xdi_cuda_ring_worker<X, KIND> worker = { a, shape, b, room, &memory, { 0, 0u }, xdi_cuda_ring_feed_of(a, b), true };
+    worker.run();
+    xdi_cuda_cluster_sync(); /* no block ends while others write into its memory */
+#endif
+}
+
+/* ---- the rows' scalars: a thread each ---- */
+
+/* The row from its record. */
+static __device__ inline void xdi_cuda_ring_read(const xd_loss_args &a, int64_t r, xdi_cuda_ring_record *in, xd_loss_row *row) {
+    const bool hard = xdi_cuda_loss_has_hard(a), soft = xdi_cuda_loss_has_soft(a);
+    const bool bad = in->ref[XD_LOSS_MAX] == (double)INFINITY || (hard && isnan(in->total[XD_LOSS_HARD])) ||
+                     (soft && isnan(in->total[XD_LOSS_SOFT]));
+    const bool teacher_bad =
+        soft && (in->ref[XD_LOSS_TEACHER_MAX] == (double)INFINITY || isnan(in->total[XD_LOSS_TEACHER]));
+    if (bad) in->ref[XD_LOSS_MAX] = (double)NAN;
+    if (teacher_bad) in->ref[XD_LOSS_TEACHER_MAX] = (double)NAN;
+    in->total[XD_LOSS_TARGET] = in->label_x - in->ref[XD_LOSS_MAX];
+    in->total[XD_LOSS_BAD] = bad || teacher_bad ? 1.0 : 0.0;
+    xdi_cuda_loss_scalars(a, r, in->ref, in->total, row);
+    xd_loss_settle(&a, r, row);
+    if (soft && a.divergence == XD_JSD && row->finding == (int)XD_ROW_FINE)
+        xd_loss_mixture_scalars(&a, r, in->mixtures[XD_LOSS_TEACHER_MIXTURE], in->mixtures[XD_LOSS_STUDENT_MIXTURE], row);
+}
+
+/* The gradient of the label's column and of the student's most probable one. */
+static __device__ inline void xdi_cuda_ring_exact(const xd_loss_args &a, int64_t r, const xdi_cuda_ring_record &in,
+                                                  const xd_loss_row &row) {
+    const xdi_cuda_loss_column likely = { (int64_t)row.argmax, row.max, row.teacher_at_arg };
+    xdi_cuda_set_element(a.gradient, r, likely.at, (float)xdi_cuda_loss_gradient_at(a, r, row, likely));
+    if (!xdi_cuda_loss_has_hard(a)) return;
+    const xdi_cuda_loss_column label = { xd_id_at(a.labels, r), in.label_x, in.label_y };
+    xdi_cuda_set_element(a.gradient, r, label.at, (float)xdi_cuda_loss_gradient_at(a, r, row, label));
+}
+
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_loss_ring_rows_kernel(const __grid_constant__ xd_loss_args a) {
+    const int64_t r = xdi_cuda_flat_index(), first = r - (int64_t)(threadIdx.x % XDI_CUDA_WARP);
+    bool zero = false;
+    if (r < a.student.rows) {
+        xd_loss_row row;
+        memset(&row, 0, sizeof row);
+        if (a.row_scale[r] != 0.0) {
+            xdi_cuda_ring_record record = reinterpret_cast<const xdi_cuda_ring_record *>(a.references)[r];
+            xdi_cuda_ring_read(a, r, &record, &row);
+            zero = row.finding != (int)XD_ROW_FINE;
+            if (a.gradient.data && !zero) xdi_cuda_ring_exact(a, r, record, row);
+        }
+        a.row[r] = row;
+    }
+    unsigned rows = __ballot_sync(0xffffffffu, zero && a.gradient.data != NULL);
+    for (; rows != 0; rows &= rows - 1) { /* the warp zeroes what belongs to a finding */
+        const int64_t found = first + __ffs((int)rows) - 1;
+        for (int64_t c = (int64_t)(threadIdx.x % XDI_CUDA_WARP); c < a.gradient.cols; c += XDI_CUDA_WARP)
+            xdi_cuda_set_element(a.gradient, found, c, 0.0f);
+    }
+}

@@ -1,0 +1,197 @@
+/* A ring of stages in a block's shared memory that the copy engine fills while the block works on what is there, and clusters of
+ * blocks that share a row. One thread asks for the copies; every stage has a barrier for "full", where the copy engine counts
+ * bytes, and one for "empty", where each warp arrives when it has read the stage for the last time. Needs compute capability 9.0;
+ * elsewhere the functions exist and nothing launches what calls them. */
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+
+static __device__ inline unsigned xdi_cuda_cluster_rank() {
+    unsigned rank;
+    asm("mov.u32 %0, %%cluster_ctarank;" : "=r"(rank));
+    return rank;
+}
+
+static __device__ inline unsigned xdi_cuda_cluster_size() {
+    unsigned size;
+    asm("mov.u32 %0, %%cluster_nctarank;" : "=r"(size));
+    return size;
+}
+
+static __device__ inline void xdi_cuda_cluster_sync() {
+    asm volatile("barrier.cluster.arrive.release.aligned;\n\tbarrier.cluster.wait.acquire.aligned;" ::
+                     : "memory");
+}
+
+/* The address in block `rank` of what lies at `shared` in this block. */
+template <typename T> static __device__ inline T *xdi_cuda_cluster_map(T *shared, unsigned rank) {
+    uint64_t address;
+    asm("mapa.u64 %0, %1, %2;" : "=l"(address) : "l"(reinterpret_cast<uint64_t>(shared)), "r"(rank));
+    return reinterpret_cast<T *>(address);
+}
+
+static __device__ inline void xdi_cuda_barrier_init(uint64_t *barrier, unsigned arrivals) {
+    const unsigned at = (unsigned)__cvta_generic_to_shared(barrier);
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(at), "r"(arrivals) : "memory");
+}
+
+/* Before the copy engine uses barriers that this thread has made. */
+static __device__ inline void xdi_cuda_barriers_ready() {
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+/* An arrival that announces the bytes of copies. */
+static __device__ inline void xdi_cuda_barrier_expect(uint64_t *barrier, unsigned bytes) {
+    const unsigned at = (unsigned)__cvta_generic_to_shared(barrier);
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(at), "r"(bytes) : "memory");
+}
+
+static __device__ inline void xdi_cuda_barrier_arrive(uint64_t *barrier) {
+    const unsigned at = (unsigned)__cvta_generic_to_shared(barrier);
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at) : "memory");
+}
+
+/* Whether the phase of this parity has ended; the thread may sleep for some microseconds before it says no. */
+static __device__ inline bool xdi_cuda_barrier_passed(uint64_t *barrier, unsigned parity) {
+    const unsigned at = (unsigned)__cvta_generic_to_shared(barrier);
+    unsigned done;
+    asm volatile("{\n\t.reg .pred p;\n\tmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n\t"
+                 "selp.u32 %0, 1, 0, p;\n\t}"
+                 : "=r"(done)
+                 : "r"(at), "r"(parity)
+                 : "memory");
+    return done != 0;
+}
+
+static __device__ inline void xdi_cuda_bulk_load(void *shared, const void *global, unsigned bytes,
+                                                 uint64_t *barrier) {
+    const unsigned to = (unsigned)__cvta_generic_to_shared(shared),
+                   at = (unsigned)__cvta_generic_to_shared(barrier);
+    asm volatile(
+        "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
+        "l"(__cvta_generic_to_global(global)), "r"(bytes), "r"(at)
+        : "memory");
+}
+
+/* Orders this thread's stores to shared memory before copies of the engine to the same place. */
+static __device__ inline void xdi_cuda_bulk_fence() {
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+#elif defined(XD_EMU)
+
+static inline unsigned xdi_cuda_cluster_rank() {
+    return emu_cluster_rank();
+}
+
+static inline unsigned xdi_cuda_cluster_size() {
+    return emu_cluster_size();
+}
+
+static inline void xdi_cuda_cluster_sync() {
+    emu_cluster_sync();
+}
+
+template <typename T> static inline T *xdi_cuda_cluster_map(T *shared, unsigned rank) {
+    return emu_map_shared(shared, rank);
+}
+
+static inline void xdi_cuda_barrier_init(uint64_t *barrier, unsigned arrivals) {
+    emu_mbarrier_init(barrier, arrivals);
+}
+
+static inline void xdi_cuda_barriers_ready() {}
+
+static inline void xdi_cuda_barrier_expect(uint64_t *barrier, unsigned bytes) {
+    emu_mbarrier_expect(barrier, bytes);
+}
+
+static inline void xdi_cuda_barrier_arrive(uint64_t *barrier) {
+    emu_mbarrier_arrive(barrier);
+}
+
+static inline bool xdi_cuda_barrier_passed(uint64_t *barrier, unsigned parity) {
+    emu_mbarrier_wait(barrier, parity);
+    return true;
+}
+
+static inline void xdi_cuda_bulk_load(void *shared, const void *global, unsigned bytes, uint64_t *barrier) {
+    emu_bulk_load(shared, global, bytes, barrier);
+}
+
+static inline void xdi_cuda_bulk_fence() {}
+
+#else
+
+static __device__ inline unsigned xdi_cuda_cluster_rank() {
+    __trap();
+    return 0;
+}
+
+static __device__ inline unsigned xdi_cuda_cluster_size() {
+    return 1;
+}
+
+static __device__ inline void xdi_cuda_cluster_sync() {}
+
+template <typename T> static __device__ inline T *xdi_cuda_cluster_map(T *shared, unsigned) {
+    return shared;
+}
+
+static __device__ inline void xdi_cuda_barrier_init(uint64_t *, unsigned) {}
+
+static __device__ inline void xdi_cuda_barriers_ready() {}
+
+static __device__ inline void xdi_cuda_barrier_expect(uint64_t *, unsigned) {}
+
+static __device__ inline void xdi_cuda_barrier_arrive(uint64_t *) {}
+
+static __device__ inline bool xdi_cuda_barrier_passed(uint64_t *, unsigned) {
+    return true;
+}
+
+static __device__ inline void xdi_cuda_bulk_load(void *, const void *, unsigned, uint64_t *) {}
+
+static __device__ inline void xdi_cuda_bulk_fence() {}
+
+#endif
+
+/* ---- the ring ---- */
+
+enum {
+    XDI_CUDA_RING_STAGES = 28,            /* at most */
+    XDI_CUDA_RING_BYTES = 8192,           /* of one tensor in a stage: two packs of 16 bytes a thread */
+    XDI_CUDA_RING_PACKS = XDI_CUDA_RING_BYTES / 16,
+    XDI_CUDA_RING_TRIES = 1 << 20         /* of a wait, some seconds; then the copy counts as lost */
+};
+
+struct xdi_cuda_ring_barriers {
+    uint64_t full[XDI_CUDA_RING_STAGES], empty[XDI_CUDA_RING_STAGES];
+};
+
+/* A place in the ring, and the parity of its barrier's phase. */
+struct xdi_cuda_ring_place {
+    int stage;
+    unsigned parity;
+
+    __device__ void next(int stages) {
+        if (++stage < stages) return;
+        stage = 0;
+        parity ^= 1u;
+    }
+};
+
+/* Waits for a phase. False once a wait of this thread took too long: then it waits no more, and what it computes is lost. */
+static __device__ inline bool xdi_cuda_ring_wait(uint64_t *barrier, unsigned parity, bool sound) {
+    for (int i = 0; i < XDI_CUDA_RING_TRIES && sound; i++)
+        if (xdi_cuda_barrier_passed(barrier, parity)) return true;
+    return false;
+}
+
+/* One thread makes the barriers; the block synchronises before it uses them. */
+static __device__ inline void xdi_cuda_ring_init(xdi_cuda_ring_barriers *barriers, int stages, int warps) {
+    for (int i = 0; i < stages; i++) {
+        xdi_cuda_barrier_init(&barriers->full[i], 1);
+        xdi_cuda_barrier_init(&barriers->empty[i], (unsigned)warps);
+    }
+    xdi_cuda_barriers_ready();
+}

@@ -6,6 +6,8 @@
 #                                              device code ran. COVERAGE_LIST=1 prints what did not. Needs g++ and gcov
 #   sh tests/cuda/run.sh ptx                   once each on the plain emulation, with kernels that nvcc made: its PTX is interpreted.
 #                                              Needs nvcc; skipped, in words, without it
+#   sh tests/cuda/run.sh cost                  each operation once in the same way, and its cost: counts and what a model makes of them
+#                                              (tools/gpu_cost.py), under the budgets of bench/gpu_budget.txt. CUDA_ARCH: 90, 80 or 100
 #   sh tests/cuda/run.sh gpu                   compiled by nvcc and run on a GPU, by tools/gpu_check.sh --tests; skipped, in
 #                                              words, without one
 #
@@ -20,6 +22,9 @@
 #   EMU_BUILD          that for the emulation, where its own tests have it (default: beside the other)
 #   CUDA_HEADER        where xdistill.h and xdistill_cuda.cu are: src, or . for the generated files; programs include src in both cases
 #   CUDA_PTX           the unit's PTX for the mode ptx (default: made by nvcc)
+#   CUDA_LOG           what ptxas said of the unit's registers, for the mode cost (default: compiled)
+#   CUDA_BUDGET        another file of budgets
+#   COST_OPERATIONS    a part of an operation's name: only those
 #   CUDA_LIBRARY       the library with private functions visible, for builds that do not sanitize it (default: compiled for each)
 #   CUDA_OBJECTS       a folder for the programs' objects, which all builds share; asan then watches the unit alone (default: one for
 #                      each build)
@@ -156,17 +161,19 @@ make_ptx() {
     [ -z "${CUDA_PTX:-}" ] || return 0
     ptx=$out/unit.ptx
     [ -e "$ptx" ] && [ -z "$(find src "$header/xdistill_cuda.cu" "$header/xdistill.h" -newer "$ptx" -type f | head -n 1)" ] && return
-    "${NVCC:-nvcc}" -O2 -arch=compute_90 -ptx -I"$header" "$header/xdistill_cuda.cu" -o "$ptx.$$" >"$out/nvcc.log" 2>&1 ||
+    "${NVCC:-nvcc}" -O2 -arch="compute_${CUDA_ARCH:-90}" -ptx -I"$header" "$header/xdistill_cuda.cu" -o "$ptx.$$" >"$out/nvcc.log" 2>&1 ||
         { cat "$out/nvcc.log"; return 1; }
     mv "$ptx.$$" "$ptx"
 }
 
+lacks_nvcc() {
+    [ -z "${CUDA_PTX:-}" ] && ! command -v "${NVCC:-nvcc}" >/dev/null 2>&1 || return 1
+    echo "skipped: needs nvcc"
+    skipped=$((skipped + 1))
+}
+
 run_ptx() {
-    if [ -z "${CUDA_PTX:-}" ] && ! command -v "${NVCC:-nvcc}" >/dev/null 2>&1; then
-        echo "skipped: needs nvcc"
-        skipped=$((skipped + 1))
-        return
-    fi
+    lacks_nvcc && return
     out=$build/ptx ptx=${CUDA_PTX:-}
     echo "cuda, ptx:"
     build_emulated plain && make_ptx || { fail "cannot build for ptx"; return; }
@@ -175,6 +182,28 @@ run_ptx() {
         run "$name" EMU_PTX="$ptx" EMU_PTX_REQUIRE=1 "$out/$name"
     done
     run_golden "" "EMU_PTX=$ptx EMU_PTX_REQUIRE=1"
+}
+
+# What ptxas says of the unit, unless there is a log that is newer than its sources.
+make_log() {
+    [ -z "${CUDA_LOG:-}" ] || return 0
+    log=$out/unit.$arch.log
+    [ -e "$log" ] && [ -z "$(find src "$header/xdistill_cuda.cu" "$header/xdistill.h" -newer "$log" -type f | head -n 1)" ] && return
+    "${NVCC:-nvcc}" -O2 -arch="sm_$arch" -Xptxas -v -I"$header" -cubin "$header/xdistill_cuda.cu" -o "$out/unit.cubin" >"$log.$$" 2>&1 ||
+        { cat "$log.$$"; return 1; }
+    mv "$log.$$" "$log"
+}
+
+run_cost() {
+    lacks_nvcc && return
+    arch=${CUDA_ARCH:-90}
+    out=$build/cost-$arch ptx=${CUDA_PTX:-} log=${CUDA_LOG:-}
+    echo "cuda, cost:"
+    golden= tests=tests/cuda/cost.cpp
+    build_emulated plain && make_ptx && make_log || { fail "cannot build for cost"; return; }
+    rm -f "$out/report"
+    env EMU_ARCH="$arch" EMU_PTX="$ptx" EMU_PTX_REQUIRE=1 EMU_PTX_REPORT="$out/report" "$out/cost" ${COST_OPERATIONS:-} >"$out/operations" || { fail "cost failed"; return; }
+    ARCH=$arch python3 tools/gpu_cost.py "$out/report" "$out/operations" "$log" ${CUDA_BUDGET:-} || fail "over budget"
 }
 
 # gcov counts for each place of the source, the awk script adds up and judges. Lines, so without optimisation.
@@ -200,6 +229,7 @@ for mode in "$@"; do
     gpu) exec sh tools/gpu_check.sh --tests ;;
     coverage) run_coverage ;;
     ptx) run_ptx ;;
+    cost) run_cost ;;
     *) run_emulated "$mode" ;;
     esac
 done

@@ -3,113 +3,12 @@
  * tools/gpu_cost.py joins both. sh tests/cuda/run.sh cost runs it.
  *
  *     cost [a part of an operation's name]      only these operations */
-#include <cuda_runtime.h>
-#define XDISTILL_IMPLEMENTED
-#include "xdistill.h"
+#include "cost.h"
 
-#include <math.h>
-#include <stdlib.h>
-#include <string.h>
-
-#include <vector>
-
-static const char *wanted;
-static xd_ctx *ctx;
-static xd_cuda *gpu;
-static std::vector<void *> rooms;
-
-static void require(xd_result result) {
-    if (result == XD_OK) return;
-    fprintf(stderr, "%s: %s\n", xd_result_name(result), xd_last_error(ctx)->message);
-    exit(1);
-}
-
-/* ---- memory, until the operation ends ---- */
-
-static void *room(size_t bytes) {
-    void *memory = nullptr;
-    if (cudaMalloc(&memory, bytes) != cudaSuccess || cudaMemset(memory, 0, bytes) != cudaSuccess) exit(1);
-    rooms.push_back(memory);
-    return memory;
-}
-
-static void *upload(const void *from, size_t bytes) {
-    void *memory = room(bytes);
-    if (cudaMemcpy(memory, from, bytes, cudaMemcpyHostToDevice) != cudaSuccess) exit(1);
-    return memory;
-}
-
-/* Normal numbers of this deviation, the same on every run. */
-static void *noise(int64_t count, xd_dtype dtype, double deviation) {
-    static uint64_t seed = 1;
-    const size_t width = xd_dtype_size(dtype);
-    std::vector<unsigned char> host((size_t)count * width);
-    for (int64_t i = 0; i < count; i++) {
-        double uniform[2];
-        for (double &u : uniform) {
-            seed = seed * 6364136223846793005u + 1442695040888963407u;
-            u = ((double)(seed >> 11) + 0.5) / 9007199254740992.0;
-        }
-        xd_store_f64(host.data(), dtype, i, deviation * sqrt(-2.0 * log(uniform[0])) * cos(6.283185307 * uniform[1]));
-    }
-    return upload(host.data(), host.size());
-}
-
-static xd_rows noise_rows(int64_t rows, int64_t columns, xd_dtype dtype, double deviation) {
-    return { noise(rows * columns, dtype, deviation), dtype, rows, columns, 0 };
-}
-
-static xd_rows empty_rows(int64_t rows, int64_t columns, xd_dtype dtype) {
-    return { room((size_t)(rows * columns) * xd_dtype_size(dtype)), dtype, rows, columns, 0 };
-}
-
-static const char *name_of(xd_dtype dtype) {
-    return dtype == XD_DTYPE_F32 ? "f32" : "bf16";
-}
-
-/* `bytes`: what the operation must read and write for an element. */
-struct Operation {
-    const char *name;
-    xd_dtype dtype;
-    double elements, bytes;
-};
-
-static bool is_wanted(const char *name) {
-    return !wanted || strstr(name, wanted);
-}
-
-/* The call, in a section of its own. The first call of a context may prepare something, so it comes before. */
-template <typename Call> static void measure(const Operation &operation, Call call) {
-    char section[100];
-    snprintf(section, sizeof section, "%s %s", operation.name, name_of(operation.dtype));
-    call();
-    cudaDeviceSynchronize();
-    emu_ptx_section(section);
-    const long before = emu_launch_count();
-    call();
-    cudaDeviceSynchronize();
-    emu_ptx_section("-");
-    printf("%s\t%.0f\t%g\t%ld\n", section, operation.elements, operation.bytes, emu_launch_count() - before);
-    fflush(stdout);
-}
-
-static void release(xd_vocab *vocab) {
-    xd_vocab_destroy(vocab);
-    for (void *memory : rooms) cudaFree(memory);
-    rooms.clear();
-}
+#include "cost_train.h"
+#include "cost_xtoken.h"
 
 /* ---- losses over rows ---- */
-
-enum { ROWS = 2, VOCABULARY = 128256 };
-
-static xd_vocab *whole_vocabulary(int64_t columns) {
-    xd_vocab *vocab = nullptr;
-    xd_vocab_desc desc = {};
-    desc.size = columns;
-    require(xd_vocab_create(ctx, &desc, &vocab));
-    return vocab;
-}
 
 static const void *labels_of(int64_t rows, int64_t columns) {
     std::vector<int64_t> labels;
@@ -158,11 +57,64 @@ static void measure_losses() {
         for (const xd_dtype dtype : { XD_DTYPE_BF16, XD_DTYPE_F32 }) measure_loss(loss, dtype);
 }
 
+static void measure_statistics() {
+    if (!is_wanted("statistics")) return;
+    xd_vocab *vocab = whole_vocabulary(VOCABULARY);
+    xd_log_probs_desc d = {};
+    d.vocab = vocab;
+    d.logits = noise_rows(ROWS, VOCABULARY, XD_DTYPE_BF16, 3.0);
+    d.log_sum_exp = (double *)room(ROWS * sizeof(double));
+    d.argmax = (int64_t *)room(ROWS * sizeof(int64_t));
+    measure({ "statistics", XD_DTYPE_BF16, (double)ROWS * VOCABULARY, 2.0 }, [&] { require(xd_log_probs(ctx, &d)); });
+    release(vocab);
+}
+
+/* The k largest of a row. */
+static void measure_select(const char *name, xd_dtype dtype, int64_t columns, int64_t k) {
+    if (!is_wanted(name)) return;
+    xd_vocab *vocab = whole_vocabulary(columns);
+    const xd_rows logits = noise_rows(ROWS, columns, dtype, 3.0);
+    float *values = (float *)room((size_t)(ROWS * k) * sizeof(float));
+    int64_t *ids = (int64_t *)room((size_t)(ROWS * k) * sizeof(int64_t));
+    measure({ name, dtype, (double)(ROWS * columns), (double)xd_dtype_size(dtype) },
+            [&] { require(xd_vocab_topk(ctx, vocab, logits, k, values, ids)); });
+    release(vocab);
+}
+
+static void measure_topk() {
+    enum { K = 64 };
+    std::vector<int64_t> ids;
+    if (!is_wanted("topk_kl")) return;
+    xd_vocab *vocab = whole_vocabulary(VOCABULARY);
+    xd_topk_desc d = {};
+    d.student = noise_rows(ROWS, VOCABULARY, XD_DTYPE_BF16, 3.0);
+    d.vocab = vocab;
+    d.k = K;
+    for (int64_t i = 0; i < ROWS * K; i++) ids.push_back(i % K * 1999 + 5);
+    const std::vector<float> values(ROWS * K, -4.2f);
+    d.ids.data = upload(ids.data(), ids.size() * sizeof ids[0]);
+    d.values = (float *)upload(values.data(), values.size() * sizeof values[0]);
+    d.common.gradient = empty_rows(ROWS, VOCABULARY, XD_DTYPE_BF16);
+    d.common.denominator_value = ROWS;
+    d.common.status = (xd_status *)room(sizeof *d.common.status);
+    xd_loss_values *out = (xd_loss_values *)room(sizeof *out);
+    measure({ "topk_kl", XD_DTYPE_BF16, (double)ROWS * VOCABULARY, 4.0 }, [&] { require(xd_topk_kl_loss(ctx, &d, out)); });
+    release(vocab);
+}
+
 int main(int argc, char **argv) {
     wanted = argc > 1 ? argv[1] : nullptr;
     require(xd_ctx_create(nullptr, &ctx));
     require(xd_cuda_create(ctx, nullptr, &gpu));
     measure_losses();
+    measure_statistics();
+    measure_topk();
+    measure_select("select_64", XD_DTYPE_BF16, VOCABULARY, 64);
+    measure_select("select_8192", XD_DTYPE_F32, 50000, 8192);
+    measure_training();
+    measure_diffusion();
+    measure_copies();
+    measure_xtoken();
     xd_cuda_destroy(gpu);
     xd_ctx_destroy(ctx);
     return 0;

@@ -12,6 +12,7 @@ namespace ptx {
 static std::vector<Flight> flights;
 static Watched watched; /* of this grid */
 static double cluster_times[2];
+const size_t kMostLoads = 32; /* on their way; more: some were forgotten */
 
 struct Awaited { /* what an mbarrier's phase waits for */
     double ready = 0;
@@ -172,7 +173,20 @@ static double touch_all(const Instruction &in, const Lanes &lanes, unsigned acti
     return latency;
 }
 
+/* Loads that no register waits for any more: moves have replaced all that did. */
+static void forget(Flight *flight) {
+    for (size_t i = 0; i < flight->loads.size();) {
+        const OnTheWay &load = flight->loads[i];
+        const std::vector<uint32_t> &owners = flight->owners;
+        if (!load.group && std::find(owners.begin(), owners.end(), load.serial) == owners.end())
+            flight->loads.erase(flight->loads.begin() + (long)i);
+        else
+            i++;
+    }
+}
+
 static uint32_t begin_load(Flight *flight, uint32_t bytes, double latency, uint32_t group) {
+    if (flight->loads.size() >= kMostLoads) forget(flight);
     flight->loads.push_back({ ++flight->issued, group, bytes, flight->clock + latency });
     watched.loaded += bytes;
     return flight->issued;
@@ -206,7 +220,10 @@ void watch(const Instruction &in, Lanes &lanes, unsigned active) {
     if (!active) return;
     if (moves) return pass_on(flight, in);
     for (unsigned i = 0; i < in.count; i++) await_operand(flight, in.from[i]);
-    for (unsigned i = 0; i < in.results; i++) flight->owners[in.to[i].row] = 0;
+    for (unsigned i = 0; i < in.results; i++) {
+        await_operand(flight, in.to[i]); /* as a GPU does before it overwrites a register */
+        flight->owners[in.to[i].row] = 0;
+    }
     if (in.traffic) move_data(flight, in, lanes, active);
 }
 

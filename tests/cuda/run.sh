@@ -85,7 +85,7 @@ run_golden_emulated() {
 object() {
     source=$1 object=$2
     shift 2
-    [ -e "$object" ] && [ -z "$(find src tests/helpers tests/cuda tests/golden tests/emu/include -newer "$object" -type f | head -n 1)" ] && return
+    [ -e "$object" ] && [ -z "$(find "$source" src tests/helpers tests/cuda tests/golden tests/emu/include -newer "$object" -type f | head -n 1)" ] && return
     "$@" -c "$source" -o "$object.$$" && mv "$object.$$" "$object"
 }
 
@@ -115,7 +115,7 @@ build_emulated() {
     else
         $cc -std=c99 -O1 -g $host -DXD_TEST_UNIT -I"$header" -c tests/build/implementation.c -o "$out/library.o" || return 1
     fi
-    $cxx $EMU_CU $warn -I"$header" -c "$header/xdistill_cuda.cu" -o "$out/unit.o" || return 1
+    object "$header/xdistill_cuda.cu" "$out/unit.o" $cxx $EMU_CU $warn -I"$header" || return 1
     for test in $tests; do
         name=$(basename "$test" .cpp)
         object "$test" "$objects/$name.o" $cxx $EMU_HOST -O1 $warn -Isrc -DXD_TEST_LAYERS -Itests/helpers || return 1
@@ -184,20 +184,21 @@ run_ptx() {
     run_golden "" "EMU_PTX=$ptx EMU_PTX_REQUIRE=1"
 }
 
-# What ptxas says of the unit, unless there is a log that is newer than its sources.
+# What ptxas says of the PTX, unless there is a log that is newer.
 make_log() {
     [ -z "${CUDA_LOG:-}" ] || return 0
-    log=$out/unit.$arch.log
-    [ -e "$log" ] && [ -z "$(find src "$header/xdistill_cuda.cu" "$header/xdistill.h" -newer "$log" -type f | head -n 1)" ] && return
-    "${NVCC:-nvcc}" -O2 -arch="sm_$arch" -Xptxas -v -I"$header" -cubin "$header/xdistill_cuda.cu" -o "$out/unit.cubin" >"$log.$$" 2>&1 ||
-        { cat "$log.$$"; return 1; }
+    log=$out/unit.log
+    [ "$log" -nt "$ptx" ] && return
+    "${NVCC:-nvcc}" -arch="sm_$arch" -Xptxas -v -cubin "$ptx" -o "$out/unit.cubin" >"$log.$$" 2>&1 || { cat "$log.$$"; return 1; }
     mv "$log.$$" "$log"
 }
 
 run_cost() {
     lacks_nvcc && return
     arch=${CUDA_ARCH:-90}
-    out=$build/cost-$arch ptx=${CUDA_PTX:-} log=${CUDA_LOG:-}
+    out=$build/cost-$arch
+    [ "$arch" = 90 ] && out=$build/ptx # what that mode has built
+    ptx=${CUDA_PTX:-} log=${CUDA_LOG:-}
     echo "cuda, cost:"
     golden= tests=tests/cuda/cost.cpp
     build_emulated plain && make_ptx && make_log || { fail "cannot build for cost"; return; }

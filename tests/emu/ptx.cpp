@@ -1,6 +1,6 @@
 /* Where kernels come from: EMU_PTX names the file with nvcc's PTX of the unit. With EMU_PTX_REQUIRE=1 a kernel that it lacks is
  * an error; else such a kernel runs from the program's own code. EMU_PTX_REPORT names a file that gets, when the process ends,
- * the instructions that each kernel has issued. */
+ * what each kernel has issued and moved. */
 #include "ptx_flight.h"
 
 #include <algorithm>
@@ -17,6 +17,7 @@ struct Totals {
 };
 static std::map<std::pair<std::string, std::string>, Totals> totals; /* by section and kernel, as mangled */
 static std::string section = "-";
+static std::string report_path;
 
 /* ---- the file ---- */
 
@@ -161,7 +162,7 @@ static const char *const class_names[kClasses] = { "float",    "double",  "integ
 
 /* A line for each kernel of a section, of words with tabs between them. */
 static void write_report() {
-    FILE *file = fopen(getenv("EMU_PTX_REPORT"), "a");
+    FILE *file = fopen(report_path.c_str(), "a");
     if (!file) return;
     fprintf(file, "section\tkernel\tlaunches\tblocks\twarps\tthreads\tdynamic\tloaded\tread\tagain\twritten\twaits\tflight\tbulk_waits"
                   "\tbulk_flight\twaited\tstalled\tpath");
@@ -204,8 +205,9 @@ static void add(Watched *sum, const Watched &grid) {
 }
 
 void end_grid(const Function *kernel) {
-    static const bool reports = flights_wanted() && atexit(write_report) == 0;
-    if (!reports) return;
+    if (!flights_wanted()) return;
+    if (report_path.empty()) atexit(write_report);
+    report_path = getenv("EMU_PTX_REPORT");
     Totals &total = totals[{ section, kernel->name }];
     total.launches++;
     for (int i = 0; i < kClasses; i++) total.issued[i] += counts[i];

@@ -63,12 +63,15 @@ static double read_range(uint64_t from, unsigned bytes) {
 
 /* ---- the grid ---- */
 
+static bool wanted;
+
 bool flights_wanted() {
-    static const bool wanted = getenv("EMU_PTX_REPORT") != nullptr;
     return wanted;
 }
 
-void flights_begin_grid(const Launch &launch, uint32_t rows) {
+bool flights_begin_grid(const Launch &launch, uint32_t rows) {
+    wanted = getenv("EMU_PTX_REPORT") != nullptr;
+    if (!wanted) return false;
     watched = Watched();
     watched.blocks = (uint64_t)launch.grid.x * launch.grid.y * launch.grid.z;
     watched.warps = watched.blocks * team.warps.size() / team.blocks.size();
@@ -77,6 +80,7 @@ void flights_begin_grid(const Launch &launch, uint32_t rows) {
     sectors = stored = Sectors();
     flights.assign(team.warps.size(), Flight());
     for (Flight &flight : flights) flight.owners.assign(rows, 0);
+    return true;
 }
 
 Flight *flight_of(size_t warp) {
@@ -250,8 +254,10 @@ void watch_cluster_wait(const Lanes &lanes, unsigned phase) {
 
 /* One load for all lanes of the instruction. */
 void watch_copy(Lanes &lanes, uint64_t from, unsigned bytes, bool first) {
+    static uint64_t last; /* the sector of the lane before */
     Flight *flight = lanes.flight;
-    const double latency = read_range(from, bytes);
+    const double latency = !first && from / 32 == last ? kNearLatency : read_range(from, bytes);
+    last = from / 32;
     if (first) {
         begin_load(flight, bytes, latency, flight->groups);
         return;

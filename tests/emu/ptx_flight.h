@@ -46,8 +46,9 @@ struct Flight {
     double clock = 0;
 };
 
+/* Whether a report is asked for (EMU_PTX_REPORT); only then is anything below called in this grid. */
+bool flights_begin_grid(const Launch &launch, uint32_t rows);
 bool flights_wanted();
-void flights_begin_grid(const Launch &launch, uint32_t rows);
 Flight *flight_of(size_t warp);
 void flights_begin_team();
 void flights_end_team();

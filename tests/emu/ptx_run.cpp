@@ -550,7 +550,7 @@ void begin_grid(const Function *function, const Launch &launch) {
     running_module = function->module;
     kernel = function;
     std::fill(counts, counts + kClasses, 0);
-    if (flights_wanted()) flights_begin_grid(launch, function->rows);
+    flights_begin_grid(launch, function->rows);
     make_warps(launch);
 }
 

@@ -83,6 +83,15 @@ def read_budget(path):
 # ---- an operation ----
 
 
+def machines_of(arch):
+    """Those of the architecture; for 9.0 that of the next one too."""
+    return [(name, machine) for name, machine in gpu_model.MACHINES.items() if machine["arch"] in (arch, "100" if arch == "90" else arch)]
+
+
+def title_of(name, machine):
+    return name + (" *" if machine["note"].startswith("extrapolated") else "")
+
+
 def resident_blocks(kernel, registers, shared, arch):
     most_shared, most_threads = LIMITS[arch]
     warps = -(-kernel["threads"] // 32)
@@ -134,7 +143,7 @@ def cost_of(kernels, elements, must, launches, size, log, arch):
     cost["written"] = sum(kernel["written"] for kernel in growing) / elements
     cost["launches"] = launches
     cost["main"] = main["name"]
-    for name, machine in gpu_model.MACHINES.items():
+    for name, machine in machines_of(arch):
         time = sum(kernel_time(kernel, size / elements, blocks[kernel["name"]], machine) for kernel in kernels)
         time += LAUNCH * 1e-9 * launches
         cost[name] = 1e3 * time
@@ -150,13 +159,13 @@ def print_table(costs, arch):
     print("sm_%s: instructions an element, bytes an element of memory, and what the model predicts (docs/performance.md)" % arch)
     print("%-21s" % "operation" + "".join("%8s" % name for name in ["slots"] + names + ["moves"]) +
           "  regs blocks KiB/SM   read  write launches | predicted ms (share of copy): " +
-          ", ".join(name + (" *" if "extrapolated" in machine["note"] else "") for name, machine in gpu_model.MACHINES.items()))
+          ", ".join(title_of(name, machine) for name, machine in machines_of(arch)))
     for operation, cost in costs.items():
         print("%-21s" % operation + "".join("%8.2f" % cost[name] for name in ["slots"] + names + ["moves"]) +
               " %5d %6d %6.1f %6.2f %6.2f %8d |" % tuple(cost[name] for name in ("registers", "blocks", "flight", "read", "written", "launches")) +
-              "".join(" %9.3f (%.2f)" % (cost[name], cost[name + " share"]) for name in gpu_model.MACHINES))
-    for name, machine in gpu_model.MACHINES.items():
-        print("%s: %s" % (name + (" *" if "extrapolated" in machine["note"] else ""), machine["note"]))
+              "".join(" %9.3f (%.2f)" % (cost[name], cost[name + " share"]) for name, _ in machines_of(arch)))
+    for name, machine in machines_of(arch):
+        print("%s: %s" % (title_of(name, machine), machine["note"]))
 
 
 def judge(costs, budget):

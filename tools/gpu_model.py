@@ -19,9 +19,10 @@ LATENCY, STALL, SERIAL = 700.0, 3.5, 12000.0
 
 # A copy's bytes a second, as read and written together; multiprocessors; cycles a ns; threads, registers and shared memory of one.
 MACHINES = {
-    "H100": dict(copy=2.9e12, processors=132, clock=1.98, note="copy: 4.2 TB/s of the H200 times 3.35 of 4.8 TB/s by the data sheets"),
-    "H200": dict(copy=4.2e12, processors=132, clock=1.98, note="copy measured: bench/results/h200-gpu.jsonl"),
-    "B200": dict(copy=7.0e12, processors=148, clock=1.96, note="extrapolated: 8 TB/s by its data sheet times .875, the H200's share"),
+    "H100": dict(arch="90", copy=2.9e12, processors=132, clock=1.98, note="copy: 4.2 TB/s of the H200 times 3.35 of 4.8 TB/s by the data sheets"),
+    "H200": dict(arch="90", copy=4.2e12, processors=132, clock=1.98, note="copy measured: bench/results/h200-gpu.jsonl"),
+    "A100": dict(arch="80", copy=1.78e12, processors=108, clock=1.41, note="extrapolated: 2.04 TB/s by its data sheet times .875, the H200's share"),
+    "B200": dict(arch="100", copy=7.0e12, processors=148, clock=1.96, note="extrapolated: 8 TB/s by its data sheet times .875, the H200's share"),
 }
 
 

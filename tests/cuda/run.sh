@@ -22,7 +22,6 @@
 #   EMU_BUILD          that for the emulation, where its own tests have it (default: beside the other)
 #   CUDA_HEADER        where xdistill.h and xdistill_cuda.cu are: src, or . for the generated files; programs include src in both cases
 #   CUDA_PTX           the unit's PTX for the mode ptx (default: made by nvcc)
-#   CUDA_LOG           what ptxas said of the unit's registers, for the mode cost (default: compiled)
 #   CUDA_BUDGET        another file of budgets
 #   COST_OPERATIONS    a part of an operation's name: only those
 #   CUDA_LIBRARY       the library with private functions visible, for builds that do not sanitize it (default: compiled for each)
@@ -38,7 +37,7 @@ tests=${CUDA_TESTS:-$(ls tests/cuda/test_*.cpp)}
 golden=${GOLDEN:-../shared/golden}
 [ -d "$golden" ] || golden=
 warn="-Wall -Wextra"
-passed=0 failed=0 skipped=0
+passed=0 failed=0 skipped=0 tag= arch=
 
 fail() {
     echo "$1"
@@ -115,6 +114,8 @@ build_emulated() {
     else
         $cc -std=c99 -O1 -g $host -DXD_TEST_UNIT -I"$header" -c tests/build/implementation.c -o "$out/library.o" || return 1
     fi
+    [ "$(cat "$out/header" 2>/dev/null)" = "$header" ] || rm -f "$out/unit.o" "$out"/unit*.ptx
+    echo "$header" >"$out/header"
     object "$header/xdistill_cuda.cu" "$out/unit.o" $cxx $EMU_CU $warn -I"$header" || return 1
     for test in $tests; do
         name=$(basename "$test" .cpp)
@@ -156,12 +157,12 @@ run_emulated() {
     [ "$1$header" != plain. ] || run_examples "$1"
 }
 
-# The unit's PTX, unless there is one that is newer than its sources.
+# The unit's PTX for `arch`, unless there is one that is newer than its sources.
 make_ptx() {
     [ -z "${CUDA_PTX:-}" ] || return 0
-    ptx=$out/unit.ptx
+    ptx=$out/unit$tag.ptx
     [ -e "$ptx" ] && [ -z "$(find src "$header/xdistill_cuda.cu" "$header/xdistill.h" -newer "$ptx" -type f | head -n 1)" ] && return
-    "${NVCC:-nvcc}" -O2 -arch="compute_${CUDA_ARCH:-90}" -ptx -I"$header" "$header/xdistill_cuda.cu" -o "$ptx.$$" >"$out/nvcc.log" 2>&1 ||
+    "${NVCC:-nvcc}" -O2 -arch="compute_$arch" -ptx -I"$header" "$header/xdistill_cuda.cu" -o "$ptx.$$" >"$out/nvcc.log" 2>&1 ||
         { cat "$out/nvcc.log"; return 1; }
     mv "$ptx.$$" "$ptx"
 }
@@ -174,7 +175,7 @@ lacks_nvcc() {
 
 run_ptx() {
     lacks_nvcc && return
-    out=$build/ptx ptx=${CUDA_PTX:-}
+    out=$build/ptx ptx=${CUDA_PTX:-} arch=90 tag=
     echo "cuda, ptx:"
     build_emulated plain && make_ptx || { fail "cannot build for ptx"; return; }
     for test in $tests; do
@@ -186,25 +187,26 @@ run_ptx() {
 
 # What ptxas says of the PTX, unless there is a log that is newer.
 make_log() {
-    [ -z "${CUDA_LOG:-}" ] || return 0
-    log=$out/unit.log
+    log=$out/unit$tag.log
     [ "$log" -nt "$ptx" ] && return
     "${NVCC:-nvcc}" -arch="sm_$arch" -Xptxas -v -cubin "$ptx" -o "$out/unit.cubin" >"$log.$$" 2>&1 || { cat "$log.$$"; return 1; }
     mv "$log.$$" "$log"
+    rm -f "$out/unit.cubin"
 }
 
 run_cost() {
     lacks_nvcc && return
-    arch=${CUDA_ARCH:-90}
-    out=$build/cost-$arch
-    [ "$arch" = 90 ] && out=$build/ptx # what that mode has built
-    ptx=${CUDA_PTX:-} log=${CUDA_LOG:-}
+    out=$build/ptx ptx=${CUDA_PTX:-} arch=${CUDA_ARCH:-90}
+    [ "$arch" = 90 ] && tag= || tag=.$arch
     echo "cuda, cost:"
     golden= tests=tests/cuda/cost.cpp
     build_emulated plain && make_ptx && make_log || { fail "cannot build for cost"; return; }
-    rm -f "$out/report"
-    env EMU_ARCH="$arch" EMU_PTX="$ptx" EMU_PTX_REQUIRE=1 EMU_PTX_REPORT="$out/report" "$out/cost" ${COST_OPERATIONS:-} >"$out/operations" || { fail "cost failed"; return; }
-    ARCH=$arch python3 tools/gpu_cost.py "$out/report" "$out/operations" "$log" ${CUDA_BUDGET:-} || fail "over budget"
+    report=$out/report$tag operations=$out/operations$tag
+    rm -f "$report"
+    env EMU_ARCH="$arch" EMU_PTX="$ptx" EMU_PTX_REQUIRE=1 EMU_PTX_REPORT="$report" "$out/cost" ${COST_OPERATIONS:-} >"$operations" ||
+        { fail "  cost failed"; return; }
+    ARCH=$arch python3 tools/gpu_cost.py "$report" "$operations" "$log" ${CUDA_BUDGET:-} || { fail "  over budget"; return; }
+    passed=$((passed + 1))
 }
 
 # gcov counts for each place of the source, the awk script adds up and judges. Lines, so without optimisation.

@@ -64,7 +64,7 @@ linked = -DXDISTILL_IMPLEMENTED
 networks = build/networks.a
 network_objects := $(patsubst examples/%.c,build/networks/%.o,$(sort $(wildcard examples/nn/*.c examples/common/*.c)))
 
-.PHONY: help lib edit-to-test demo demo-mpi demo-sharded demo-toys demo-images demo-real teacher image-teacher test check fuzz golden golden-levels bench bench-threads bench-torch bench-torch-xtoken bench-torch-gpu bench-dmd bench-fake bench-wrap bench-files bench-tokenizers examples mpi cuda test-cuda test-cuda-emu test-cuda-ptx coverage-cuda gpu-check install uninstall format check-format amalgamate api docs clean
+.PHONY: help lib edit-to-test demo demo-mpi demo-sharded demo-toys demo-images demo-real teacher image-teacher test check fuzz golden golden-levels bench bench-threads bench-torch bench-torch-xtoken bench-torch-gpu bench-dmd bench-fake bench-wrap bench-files bench-tokenizers examples mpi cuda cuda-unit cuda-cost test-cuda test-cuda-emu test-cuda-ptx coverage-cuda gpu-check install uninstall format check-format amalgamate api docs clean
 .DELETE_ON_ERROR:
 
 help: ## Library: list the targets
@@ -371,12 +371,19 @@ build/mpi/test_mpi_equivalence: $(wildcard tests/equivalence/* examples/nn/*)
 build/mpi/%: tests/mpi/%.c $(wildcard tests/mpi/*.h tests/helpers/*.h) xdistill_mpi.h $(library) | build/mpi
 	$(compiling)mpicc -std=c99 -O1 -g $(linked) -I. -Itests/helpers $< $(library) -o $@ $(LIBS)
 
-cuda: | build ## GPU: compile the CUDA unit for CUDA_ARCHS; registers
+cuda: cuda-unit ## GPU: compile the CUDA unit for CUDA_ARCHS; registers; what each operation costs on 9.0
+	@$(MAKE) --no-print-directory cuda-cost CUDA_ARCHS=90
+
+cuda-unit: | build
 ifeq ($(shell command -v $(NVCC)),)
 	@echo "skipped: needs nvcc"; echo "0 passed, 0 failed, 1 skipped"
 else
 	@NVCC="$(NVCC)" CUDA_ARCHS="$(CUDA_ARCHS)" sh tools/cuda_build.sh . build/xdistill_cuda.o
 endif
+
+cuda-cost: ## GPU: instructions, bytes and predicted times of each operation, for CUDA_ARCHS; over budget fails
+	@for arch in $(CUDA_ARCHS); do NVCC="$(NVCC)" CUDA_ARCH=$$arch CUDA_HEADER=. sh tests/cuda/run.sh cost || exit 1; done
+	@python3 tools/gpu_model.py | grep mean
 
 test-cuda-emu: ## GPU: the CUDA unit without a GPU, under sanitizers
 	@GOLDEN="$(GOLDEN)" sh tests/cuda/run.sh

@@ -228,7 +228,7 @@ static void bench_write_json(FILE *json, const bench_machine *m, const bench_row
                 "\"ceiling_value\":%.4g,\"score\":%.4g},\"achieved\":{\"GBps_min\":%.4g},",
                 row->bytes, floor_seconds * 1e3, row->ceiling_name, row->ceiling,
                 floor_seconds / t->ours.median, row->bytes / t->ours.median * 1e-9);
-    if (row->target > 0.0) fprintf(json, "\"predicted_ms\":%.6g,", floor_seconds / row->target * 1e3);
+    if (row->target > 0.0) fprintf(json, "\"target_ms\":%.6g,", floor_seconds / row->target * 1e3);
     fprintf(json, "\"mem\":{\"peak_extra_bytes\":%.0f},", row->extra_bytes);
     fprintf(json, "\"check\":{\"error\":%.3g,\"limit\":%.3g,\"pass\":true},", row->error, row->error_limit);
     fprintf(json,

@@ -1,7 +1,7 @@
 /* Losses, head, optimizers, averages and norms on one GPU, timed by events on the stream. The other arm of every row is a
  * copy on the device that reads and writes as many bytes as the operation must, so "speedup" is the operation's score
- * against the memory it runs on, whatever state the card is in; "predicted" is what it should take there by the target
- * of its kind. A result that is wrong is not timed. The head is timed with the unit's own products and, where cuBLASLt
+ * against the memory it runs on, whatever state the card is in; "target" is what it should take there: the aim
+ * of its kind, not a prediction (make cuda-cost has those). A result that is wrong is not timed. The head is timed with the unit's own products and, where cuBLASLt
  * can be loaded, with those.
  *
  *     nvcc -O3 -arch=sm_90 -I. bench/gpu.cu xdistill_cuda.cu -o build/gpu      build/gpu [-J FILE]
@@ -180,7 +180,7 @@ static void report(bench_row *row, gpu_case *c, double target) {
     row->ceiling_name = "copy";
     copy_arm.bytes = (size_t)row->bytes;
     if (target > 0.0)
-        printf("  %-22s predicted %.3f ms: %.0f %% of the copy rate\n", row->op,
+        printf("  %-22s target %.3f ms: %.0f %% of the copy rate\n", row->op,
                1e3 * row->bytes / (machine.copy * target), 100.0 * target);
     if (!bench_run(json, &machine, row, &ours, &copy)) wrong++;
 }

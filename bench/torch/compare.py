@@ -284,7 +284,7 @@ def measure(name, row, device):
     low, high = bootstrap(ratios)
     ours = summary(blocks, "a")
     seconds = ours["median"] * 1e-3
-    roof, predicted, card = roofline(row, target, FAR_SCORES.get(name.replace("hot_", ""), target[1]), blocks)
+    roof, goal, card = roofline(row, target, FAR_SCORES.get(name.replace("hot_", ""), target[1]), blocks)
     ratio = statistics.median(ratios)
     steadiness = min(block.steadiness for block in blocks)
     verdict = "ratio" if 0 < target[0] <= ratio else "score" if roof["met"] >= 1 else "below"
@@ -296,7 +296,7 @@ def measure(name, row, device):
         "ratio": {"vs": "torch " + torch.__version__ + " " + form, "median": round(ratio, 4), "ci_lo": round(low, 4),
                   "ci_hi": round(high, 4), "aa_spread": round(max(same) - min(same), 4), "target": target[0]},
         "achieved": {"GBps_min": round(row.bytes / seconds * 1e-9, 2), "Gelem_s": round(row.elements / seconds * 1e-9, 3)},
-        "roof": roof, "predicted_ms": round(predicted, 5), "predicted_h100_ms": round(card, 5), "verdict": verdict,
+        "roof": roof, "target_ms": round(goal, 5), "target_h100_ms": round(card, 5), "verdict": verdict,
         "mem": {"peak_extra_bytes": Shim.library.shim_extra_bytes(row.ours.handle)},
         "check": {"rel_l2": error, "limit": row.limit, "oracle": "float64", "pass": error <= row.limit},
         "forms": forms, "exclusive": ARGS.exclusive, "clock": "processor" if ARGS.busy else "wall",
@@ -341,8 +341,8 @@ def main():
     only = [name for name in ARGS.only.split(",") if name]
     print(f"# xdistill ({device['isa']}) beside PyTorch {torch.__version__}, {ARGS.threads} threads each, {device['cpu']}, "
           f"git {device['commit'][:12]}")
-    print(f"# {'op':<26}{'ours ms':>10}{'model ms':>10}{'torch ms':>10}{'ratio':>8}  {'95 %':<14}{'A/A':>6}{'asked':>7}"
-          f"{'score':>7}{'asked':>6}  {'bound':<9}{'GB/s':>7}{'extra':>9}{'cpu':>6}{'steady':>7}{'far':>6}{'error':>9}{'H100 ms':>9}"
+    print(f"# {'op':<26}{'ours ms':>10}{'target ms':>10}{'torch ms':>10}{'ratio':>8}  {'95 %':<14}{'A/A':>6}{'asked':>7}"
+          f"{'score':>7}{'asked':>6}  {'bound':<9}{'GB/s':>7}{'extra':>9}{'cpu':>6}{'steady':>7}{'far':>6}{'error':>9}{'H100':>9}"
           f"  {'holds by':<9}form")
     for name, make in rows.rows() + samples.rows():
         if only and not any(name.startswith(o) for o in only): continue
@@ -354,11 +354,11 @@ def main():
             continue
         line = measure(name, row, device)
         r, roof = line["ratio"], line["roof"]
-        print(f"  {row.label():<26}{line['ms']['median']:>10.3f}{line['predicted_ms']:>10.3f}{line['reference_ms']['median']:>10.3f}"
+        print(f"  {row.label():<26}{line['ms']['median']:>10.3f}{line['target_ms']:>10.3f}{line['reference_ms']['median']:>10.3f}"
               f"{r['median']:>8.2f}  {'%.2f-%.2f' % (r['ci_lo'], r['ci_hi']):<14}{r['aa_spread']:>6.2f}{r['target']:>7g}"
               f"{roof['score']:>7.2f}{roof['target']:>6.2f}  {roof['bound']:<9}{line['achieved']['GBps_min']:>7.1f}"
               f"{line['mem']['peak_extra_bytes'] / 1024:>6.0f} KB{line['cpu_share']:>6.2f}{line['steadiness']:>7.2f}{roof['far']:>6.2f}{line['check']['rel_l2']:>9.1e}"
-              f"{line['predicted_h100_ms']:>9.3f}  {line['verdict']:<9}{r['vs'].split(' ', 2)[2]}", flush=True)
+              f"{line['target_h100_ms']:>9.3f}  {line['verdict']:<9}{r['vs'].split(' ', 2)[2]}", flush=True)
         if not line["check"]["pass"]: wrong += 1
         if ARGS.J:
             with open(ARGS.J, "a", encoding="utf-8") as file: file.write(json.dumps(line) + "\n")

@@ -758,11 +758,11 @@ step_nvcc() {
         -o "$dir/include.o"
 }
 
-# The CUDA unit for one architecture, `make cuda` compiles it for all; and each example by the line it gives, with that
+# The CUDA unit for one architecture, `make cuda-unit` compiles it for all; and each example by the line it gives, with that
 # object and, but for the first, with the library.
 step_cuda() {
     need nvcc
-    make --no-print-directory cuda CUDA_ARCHS=90 && make --no-print-directory build/libxdistill.a || return 1
+    make --no-print-directory cuda-unit CUDA_ARCHS=90 && make --no-print-directory build/libxdistill.a || return 1
     library=
     for source in examples/cuda/*.cu; do
         line=$(sed -n '/^ \*  *nvcc /{s/^ \* *//;s#xdistill_cuda.cu#build/xdistill_cuda.o#;s# -o .*##;p;q;}' "$source")
@@ -792,15 +792,15 @@ step_gpu_check() {
     EMU_BUILD="$out/cuda_emu-plain.d/emu" sh tests/build/test_gpu_check.sh "$dir"
 }
 
-# The tests of kernels with the code that nvcc makes of them, as PTX. These programs reach all but three of the 225 kernels. And that
-# they find the faults that are planted in it.
+# The tests of kernels with the code that nvcc makes of them, as PTX. These programs reach all but three of the 225 kernels. What each
+# operation costs by it, under its budget. And that both find the faults that are planted.
 step_cuda_ptx() {
     need nvcc g++
     make --no-print-directory build/libxdistill.a || return 1
     named='dmd|dmd_losses|ema|loss|mft|optimizer|poison|reduce|rounding|step|topk|uld|xtoken_loss'
     programs=$(ls tests/cuda/test_*.cpp | grep -E "test_cuda_($named)\.cpp")
-    GOLDEN=none CUDA_TESTS=$programs EMU_BUILD="$out/cuda_emu-plain.d/emu" CUDA_OBJECTS="$out/cuda_objects" CUDA_BUILD="$dir/cuda" CUDA_HEADER=. CUDA_LIBRARY=build/libxdistill.a sh tests/cuda/run.sh ptx &&
-    sh tests/emu/planted_ptx.sh "$dir/cuda/ptx"
+    GOLDEN=none CUDA_TESTS=$programs EMU_BUILD="$out/cuda_emu-plain.d/emu" CUDA_OBJECTS="$out/cuda_objects" CUDA_BUILD="$dir/cuda" CUDA_HEADER=. CUDA_LIBRARY=build/libxdistill.a sh tests/cuda/run.sh ptx cost &&
+    sh tests/emu/planted_ptx.sh "$dir/cuda/ptx" && sh tests/cuda/planted_cost.sh "$dir/cuda/ptx"
 }
 
 step_coverage_cuda() {

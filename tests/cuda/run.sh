@@ -6,6 +6,8 @@
 #                                              device code ran. COVERAGE_LIST=1 prints what did not. Needs g++ and gcov
 #   sh tests/cuda/run.sh ptx                   once each on the plain emulation, with kernels that nvcc made: its PTX is interpreted.
 #                                              Needs nvcc; skipped, in words, without it
+#   sh tests/cuda/run.sh cost                  each operation once in the same way, and its cost: counts and what a model makes of them
+#                                              (tools/gpu_cost.py), under the budgets of bench/gpu_budget.txt. CUDA_ARCH: 90, 80 or 100
 #   sh tests/cuda/run.sh gpu                   compiled by nvcc and run on a GPU, by tools/gpu_check.sh --tests; skipped, in
 #                                              words, without one
 #
@@ -20,6 +22,8 @@
 #   EMU_BUILD          that for the emulation, where its own tests have it (default: beside the other)
 #   CUDA_HEADER        where xdistill.h and xdistill_cuda.cu are: src, or . for the generated files; programs include src in both cases
 #   CUDA_PTX           the unit's PTX for the mode ptx (default: made by nvcc)
+#   CUDA_BUDGET        another file of budgets
+#   COST_OPERATIONS    a part of an operation's name: only those
 #   CUDA_LIBRARY       the library with private functions visible, for builds that do not sanitize it (default: compiled for each)
 #   CUDA_OBJECTS       a folder for the programs' objects, which all builds share; asan then watches the unit alone (default: one for
 #                      each build)
@@ -33,7 +37,7 @@ tests=${CUDA_TESTS:-$(ls tests/cuda/test_*.cpp)}
 golden=${GOLDEN:-../shared/golden}
 [ -d "$golden" ] || golden=
 warn="-Wall -Wextra"
-passed=0 failed=0 skipped=0
+passed=0 failed=0 skipped=0 tag= arch=
 
 fail() {
     echo "$1"
@@ -80,7 +84,7 @@ run_golden_emulated() {
 object() {
     source=$1 object=$2
     shift 2
-    [ -e "$object" ] && [ -z "$(find src tests/helpers tests/cuda tests/golden tests/emu/include -newer "$object" -type f | head -n 1)" ] && return
+    [ -e "$object" ] && [ -z "$(find "$source" src tests/helpers tests/cuda tests/golden tests/emu/include -newer "$object" -type f | head -n 1)" ] && return
     "$@" -c "$source" -o "$object.$$" && mv "$object.$$" "$object"
 }
 
@@ -110,7 +114,9 @@ build_emulated() {
     else
         $cc -std=c99 -O1 -g $host -DXD_TEST_UNIT -I"$header" -c tests/build/implementation.c -o "$out/library.o" || return 1
     fi
-    $cxx $EMU_CU $warn -I"$header" -c "$header/xdistill_cuda.cu" -o "$out/unit.o" || return 1
+    [ "$(cat "$out/header" 2>/dev/null)" = "$header" ] || rm -f "$out/unit.o" "$out"/unit*.ptx
+    echo "$header" >"$out/header"
+    object "$header/xdistill_cuda.cu" "$out/unit.o" $cxx $EMU_CU $warn -I"$header" || return 1
     for test in $tests; do
         name=$(basename "$test" .cpp)
         object "$test" "$objects/$name.o" $cxx $EMU_HOST -O1 $warn -Isrc -DXD_TEST_LAYERS -Itests/helpers || return 1
@@ -151,23 +157,25 @@ run_emulated() {
     [ "$1$header" != plain. ] || run_examples "$1"
 }
 
-# The unit's PTX, unless there is one that is newer than its sources.
+# The unit's PTX for `arch`, unless there is one that is newer than its sources.
 make_ptx() {
     [ -z "${CUDA_PTX:-}" ] || return 0
-    ptx=$out/unit.ptx
+    ptx=$out/unit$tag.ptx
     [ -e "$ptx" ] && [ -z "$(find src "$header/xdistill_cuda.cu" "$header/xdistill.h" -newer "$ptx" -type f | head -n 1)" ] && return
-    "${NVCC:-nvcc}" -O2 -arch=compute_90 -ptx -I"$header" "$header/xdistill_cuda.cu" -o "$ptx.$$" >"$out/nvcc.log" 2>&1 ||
+    "${NVCC:-nvcc}" -O2 -arch="compute_$arch" -ptx -I"$header" "$header/xdistill_cuda.cu" -o "$ptx.$$" >"$out/nvcc.log" 2>&1 ||
         { cat "$out/nvcc.log"; return 1; }
     mv "$ptx.$$" "$ptx"
 }
 
+lacks_nvcc() {
+    [ -z "${CUDA_PTX:-}" ] && ! command -v "${NVCC:-nvcc}" >/dev/null 2>&1 || return 1
+    echo "skipped: needs nvcc"
+    skipped=$((skipped + 1))
+}
+
 run_ptx() {
-    if [ -z "${CUDA_PTX:-}" ] && ! command -v "${NVCC:-nvcc}" >/dev/null 2>&1; then
-        echo "skipped: needs nvcc"
-        skipped=$((skipped + 1))
-        return
-    fi
-    out=$build/ptx ptx=${CUDA_PTX:-}
+    lacks_nvcc && return
+    out=$build/ptx ptx=${CUDA_PTX:-} arch=90 tag=
     echo "cuda, ptx:"
     build_emulated plain && make_ptx || { fail "cannot build for ptx"; return; }
     for test in $tests; do
@@ -175,6 +183,30 @@ run_ptx() {
         run "$name" EMU_PTX="$ptx" EMU_PTX_REQUIRE=1 "$out/$name"
     done
     run_golden "" "EMU_PTX=$ptx EMU_PTX_REQUIRE=1"
+}
+
+# What ptxas says of the PTX, unless there is a log that is newer.
+make_log() {
+    log=$out/unit$tag.log
+    [ "$log" -nt "$ptx" ] && return
+    "${NVCC:-nvcc}" -arch="sm_$arch" -Xptxas -v -cubin "$ptx" -o "$out/unit.cubin" >"$log.$$" 2>&1 || { cat "$log.$$"; return 1; }
+    mv "$log.$$" "$log"
+    rm -f "$out/unit.cubin"
+}
+
+run_cost() {
+    lacks_nvcc && return
+    out=$build/ptx ptx=${CUDA_PTX:-} arch=${CUDA_ARCH:-90}
+    [ "$arch" = 90 ] && tag= || tag=.$arch
+    echo "cuda, cost:"
+    golden= tests=tests/cuda/cost.cpp
+    build_emulated plain && make_ptx && make_log || { fail "cannot build for cost"; return; }
+    report=$out/report$tag operations=$out/operations$tag
+    rm -f "$report"
+    env EMU_ARCH="$arch" EMU_PTX="$ptx" EMU_PTX_REQUIRE=1 EMU_PTX_REPORT="$report" "$out/cost" ${COST_OPERATIONS:-} >"$operations" ||
+        { fail "  cost failed"; return; }
+    ARCH=$arch python3 tools/gpu_cost.py "$report" "$operations" "$log" ${CUDA_BUDGET:-} || { fail "  over budget"; return; }
+    passed=$((passed + 1))
 }
 
 # gcov counts for each place of the source, the awk script adds up and judges. Lines, so without optimisation.
@@ -200,6 +232,7 @@ for mode in "$@"; do
     gpu) exec sh tools/gpu_check.sh --tests ;;
     coverage) run_coverage ;;
     ptx) run_ptx ;;
+    cost) run_cost ;;
     *) run_emulated "$mode" ;;
     esac
 done

@@ -52,7 +52,7 @@ stale() {
 
 # asan does not watch the code that switches threads: it would be slow, and touches no memory of a kernel.
 for part in control symbol fiber exec shared bulk atomic check memory stream runtime collective nccl ptx ptx_parse \
-    ptx_body ptx_run ptx_integer ptx_float ptx_compare ptx_convert ptx_memory; do
+    ptx_body ptx_run ptx_integer ptx_float ptx_compare ptx_convert ptx_memory ptx_flight; do
     object=$out/$part.o
     if stale "$object" "$here/$part.cpp" "$here"/*.h "$here"/include/*.h "$0"; then
         case $mode/$part in

@@ -1,8 +1,9 @@
 /* Where kernels come from: EMU_PTX names the file with nvcc's PTX of the unit. With EMU_PTX_REQUIRE=1 a kernel that it lacks is
  * an error; else such a kernel runs from the program's own code. EMU_PTX_REPORT names a file that gets, when the process ends,
- * the instructions that each kernel has issued. */
-#include "ptx.h"
+ * what each kernel has issued and moved. */
+#include "ptx_flight.h"
 
+#include <algorithm>
 #include <stdlib.h>
 
 #include "exec.h"
@@ -11,9 +12,12 @@ namespace emu {
 namespace ptx {
 
 struct Totals {
-    uint64_t launches, issued[kClasses];
+    uint64_t launches = 0, issued[kClasses] = {};
+    Watched watched;
 };
-static std::map<std::string, Totals> totals; /* by the kernel's title */
+static std::map<std::pair<std::string, std::string>, Totals> totals; /* by section and kernel, as mangled */
+static std::string section = "-";
+static std::string report_path;
 
 /* ---- the file ---- */
 
@@ -156,31 +160,64 @@ static const char *const class_names[kClasses] = { "float",    "double",  "integ
                                                    "load",     "store",   "shared",  "local",   "atomic",
                                                    "exchange", "control", "move",    "element" };
 
+/* A line for each kernel of a section, of words with tabs between them. */
 static void write_report() {
-    FILE *file = fopen(getenv("EMU_PTX_REPORT"), "a");
+    FILE *file = fopen(report_path.c_str(), "a");
     if (!file) return;
-    fprintf(file, "%-70s %8s %12s", "kernel", "launches", "instructions");
-    for (const char *name : class_names) fprintf(file, " %10s", name);
+    fprintf(file, "section\tkernel\tlaunches\tblocks\twarps\tthreads\tdynamic\tloaded\tread\tagain\twritten\twaits\tflight\tbulk_waits"
+                  "\tbulk_flight\twaited\tstalled\tpath");
+    for (const char *name : class_names) fprintf(file, "\t%s", name);
     fprintf(file, "\n");
     for (const auto &entry : totals) {
-        uint64_t all = 0;
-        for (const uint64_t issued : entry.second.issued) all += issued;
-        fprintf(file, "%-70s %8llu %12llu", entry.first.c_str(), (unsigned long long)entry.second.launches,
-                (unsigned long long)all);
-        for (const uint64_t issued : entry.second.issued)
-            fprintf(file, " %10llu", (unsigned long long)issued);
+        const Watched &w = entry.second.watched;
+        fprintf(file, "%s\t%s\t%llu", entry.first.first.c_str(), entry.first.second.c_str(), (unsigned long long)entry.second.launches);
+        for (const uint64_t n : { w.blocks, w.warps, w.threads, w.dynamic, w.loaded, w.read, w.again, w.written })
+            fprintf(file, "\t%llu", (unsigned long long)n);
+        for (const Waits &waits : { w.waits, w.bulk })
+            fprintf(file, "\t%llu\t%.1f", (unsigned long long)waits.count, waits.bytes > 0 ? waits.squares / waits.bytes : 0.0);
+        fprintf(file, "\t%.0f\t%.0f\t%.0f", w.waited, w.stalled, w.path);
+        for (const uint64_t issued : entry.second.issued) fprintf(file, "\t%llu", (unsigned long long)issued);
         fprintf(file, "\n");
     }
     fclose(file);
 }
 
+static void add(Waits *sum, const Waits &waits) {
+    sum->count += waits.count;
+    sum->bytes += waits.bytes;
+    sum->squares += waits.squares;
+}
+
+static void add(Watched *sum, const Watched &grid) {
+    sum->blocks += grid.blocks;
+    sum->warps += grid.warps;
+    sum->threads = std::max(sum->threads, grid.threads);
+    sum->dynamic = std::max(sum->dynamic, grid.dynamic);
+    sum->loaded += grid.loaded;
+    sum->read += grid.read;
+    sum->again += grid.again;
+    sum->written += grid.written;
+    add(&sum->waits, grid.waits);
+    add(&sum->bulk, grid.bulk);
+    sum->waited += grid.waited;
+    sum->stalled += grid.stalled;
+    sum->path += grid.path;
+}
+
 void end_grid(const Function *kernel) {
-    static const bool reports = getenv("EMU_PTX_REPORT") != nullptr && atexit(write_report) == 0;
-    if (!reports) return;
-    Totals &total = totals[kernel->title];
+    if (!flights_wanted()) return;
+    if (report_path.empty()) atexit(write_report);
+    report_path = getenv("EMU_PTX_REPORT");
+    Totals &total = totals[{ section, kernel->name }];
     total.launches++;
     for (int i = 0; i < kClasses; i++) total.issued[i] += counts[i];
+    add(&total.watched, flights_of_grid());
 }
 
 } // namespace ptx
 } // namespace emu
+
+void emu_ptx_section(const char *name) {
+    emu::Lock lock(emu::big_lock);
+    emu::ptx::section = name;
+}

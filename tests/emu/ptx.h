@@ -9,7 +9,8 @@
  * ptx_parse.cpp: words, the outline of a module     ptx_body.cpp: functions as instructions
  * ptx_integer.cpp, ptx_float.cpp: arithmetic        ptx_compare.cpp: comparison, choice, logic of predicates
  * ptx_convert.cpp: conversions and moves            ptx_memory.cpp: loads, stores, atomics, bulk copies
- * ptx_map.h: handlers over lanes                    ptx_text.h: what the readers of text share */
+ * ptx_flight.cpp: what is on its way from memory    ptx_map.h: handlers over lanes
+ * ptx_text.h: what the readers of text share */
 #ifndef EMU_PTX_H
 #define EMU_PTX_H
 
@@ -112,8 +113,12 @@ enum SpecialRow {
     kSpecialRows
 };
 
+/* What an instruction does to memory, which is global where the address says so. */
+enum Traffic { kNoTraffic, kReads, kWrites, kUpdates };
+
 struct Lanes;
 struct Instruction;
+struct Flight; /* ptx_flight.h */
 typedef void (*Handler)(const Instruction &, Lanes &, unsigned active);
 
 /* The range of valid memory that an instruction has touched last. */
@@ -134,6 +139,8 @@ struct Instruction {
     bool counted = true;            /* the text has it */
     uint8_t results = 0, count = 1; /* operands in `to`; elements of a vector */
     uint8_t mode = 0;               /* what the handler makes of it */
+    uint8_t traffic = kNoTraffic;
+    uint8_t bytes = 0;              /* of a lane's load or store */
     int rounding = 0;               /* of <fenv.h>, for handlers with `inner` */
     Class kind = kIntegerClass;
     int target = -1; /* of a branch, or the first instruction of a call */
@@ -157,6 +164,7 @@ struct Lanes {
     int lane_pc[kWarp], lane_depth[kWarp];
     int returns[kMostCalls][kWarp];
     unsigned cluster_phase[kWarp]; /* at the arrival */
+    Flight *flight;                /* NULL unless a report is asked for */
 
     uint64_t *row(const Operand &operand) const {
         return rows[operand.constant] + (size_t)operand.row * kWarp;

@@ -2,7 +2,7 @@
  *
  * A global or generic address is the emulation's own. An address in shared memory counts from the first block's; one in local
  * memory from the lane's own. Every access is checked: whole, in one live variable or block, and aligned. */
-#include "ptx.h"
+#include "ptx_flight.h"
 
 #include <algorithm>
 #include <vector>
@@ -240,6 +240,8 @@ static void decode_access(Statement &statement, Instruction *in, bool loads) {
     if ((loads ? in->results : in->count - 1u) != elements) throw Unknown{ "number of elements" };
     in->handler = loads ? load_handler(type, space) : store_handler(type, space);
     in->kind = memory_class(space, loads);
+    in->bytes = (uint8_t)(elements * bytes_of(type));
+    if (in->kind == kLoadClass || in->kind == kStoreClass) in->traffic = loads ? kReads : kWrites;
 }
 
 /* ---- addresses of other spaces ---- */
@@ -389,6 +391,8 @@ static void decode_atomic(Statement &statement, Instruction *in, bool has_result
     in->mode = (uint8_t)operation;
     in->handler = atomic_handler(type, space, operation);
     in->kind = kAtomicClass;
+    in->bytes = (uint8_t)bytes_of(type);
+    in->traffic = kUpdates;
 }
 
 /* ---- barriers in shared memory, and bulk copies: the emulation's own (bulk.cpp) ---- */
@@ -408,7 +412,9 @@ static void at_barrier(const Instruction &in, Lanes &lanes, unsigned active, Fun
     begin_access(in, lanes, active);
     each(active, [&](unsigned lane) {
         become(lanes, lane);
-        function(barrier_of(in, lanes, lane), lanes.row(in.from[1])[lane]);
+        uint64_t *barrier = barrier_of(in, lanes, lane);
+        function(barrier, lanes.row(in.from[1])[lane]);
+        if (lanes.flight) watch_arrival(lanes, barrier);
     });
     note_event();
 }
@@ -441,6 +447,7 @@ static void barrier_wait(const Instruction &in, Lanes &lanes, unsigned active) {
     });
     set_predicate(lanes, in.to[0], active, passed);
     if (passed) note_event();
+    if (passed && lanes.flight) watch_bulk_wait(lanes, barrier_of(in, lanes, (unsigned)__builtin_ctz(passed)));
     if (passed == active)
         lanes.pc++;
     else
@@ -477,6 +484,8 @@ static void bulk_load(const Instruction &in, Lanes &lanes, unsigned active) {
         become(lanes, lane);
         emu_bulk_load(pointer_to(to), pointer_to(lanes.row(in.from[1])[lane]),
                       (unsigned)lanes.row(in.from[2])[lane], barrier, path(), in.line);
+        if (lanes.flight)
+            watch_bulk_load(lanes, barrier, lanes.row(in.from[1])[lane], (unsigned)lanes.row(in.from[2])[lane]);
     });
     note_event();
 }
@@ -485,8 +494,10 @@ static void bulk_store(const Instruction &in, Lanes &lanes, unsigned active) {
     each(active, [&](unsigned lane) {
         const uint64_t from = number_of(arenas) + (uint32_t)lanes.row(in.from[1])[lane];
         become(lanes, lane);
-        emu_bulk_store(pointer_to(lanes.row(in.from[0])[lane] + (uint64_t)in.offset), pointer_to(from),
-                       (unsigned)lanes.row(in.from[2])[lane], path(), in.line);
+        const uint64_t to = lanes.row(in.from[0])[lane] + (uint64_t)in.offset;
+        const unsigned bytes = (unsigned)lanes.row(in.from[2])[lane];
+        emu_bulk_store(pointer_to(to), pointer_to(from), bytes, path(), in.line);
+        if (lanes.flight) watch_bulk_store(to, bytes);
     });
 }
 
@@ -561,11 +572,13 @@ static void late_copy(const Instruction &in, Lanes &lanes, unsigned active) {
         reach<kShared>(in, lanes, lane, to, bytes);
         reach<kGlobal>(in, lanes, lane, from, bytes);
         late.copies.push_back({ &in, to, from, bytes, late.groups });
+        if (lanes.flight) watch_copy(lanes, from, bytes, lane == (unsigned)__builtin_ctz(active));
     });
 }
 
 static void late_group(const Instruction &in, Lanes &lanes, unsigned active) {
     each(active, [&](unsigned lane) { late_copies_of(lanes, lane).groups++; });
+    if (lanes.flight) watch_group(lanes);
     (void)in;
 }
 
@@ -584,6 +597,9 @@ static void late_wait(const Instruction &in, Lanes &lanes, unsigned active) {
         }
         late.copies.erase(late.copies.begin(), late.copies.begin() + (long)made);
     });
+    const uint64_t left = in.mode ? 0 : lanes.row(in.from[0])[(unsigned)__builtin_ctz(active)];
+    if (lanes.flight && in.mode) watch_group(lanes); /* copies of no group yet */
+    if (lanes.flight) watch_group_wait(lanes, (unsigned)left);
 }
 
 static void decode_late(Statement &statement, Instruction *in) {

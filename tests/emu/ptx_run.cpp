@@ -1,5 +1,5 @@
 /* Lanes of the PTX interpreter: which of them run, branches and calls, barriers, exchange in a warp. */
-#include "ptx.h"
+#include "ptx_flight.h"
 
 #include <algorithm>
 #include <limits.h>
@@ -97,7 +97,7 @@ static inline unsigned guarded(const Instruction &in, const Lanes &lanes) {
 }
 
 /* Until no lane of the warp can go on. */
-static void run_warp(Lanes &lanes) {
+template <bool watched> static void run_warp(Lanes &lanes) {
     const Instruction *code = running_module->code.data();
     lanes.runnable |= lanes.looking;
     lanes.looking = 0;
@@ -107,6 +107,7 @@ static void run_warp(Lanes &lanes) {
             const Instruction &in = code[lanes.pc];
             const unsigned active = guarded(in, lanes);
             counts[in.kind] += in.counted;
+            if (watched) watch(in, lanes, active);
             if (!active || !in.jumps) lanes.pc++;
             if (active) in.handler(in, lanes, active);
         } while (lanes.pc < lanes.stop);
@@ -183,6 +184,7 @@ static void wait_here(Lanes &lanes, unsigned active) {
 
 void look_again(const Instruction &in, Lanes &lanes, unsigned active) {
     counts[in.kind]--; /* it is one instruction that waits */
+    if (lanes.flight) lanes.flight->clock -= kInstruction;
     lanes.looking |= active;
     wait_here(lanes, active);
 }
@@ -202,6 +204,7 @@ static void give_result(const Instruction &in, Lanes &lanes, unsigned lane, cons
 static void open_barrier(const BlockState *block) {
     const Instruction *code = running_module->code.data();
     Gathering &gathering = gatherings[block->rank];
+    if (warps[0].flight) watch_meeting(warps, block);
     for (Lanes &lanes : warps) {
         if (lanes.block != block) continue;
         for (unsigned left = lanes.alive; left; left &= left - 1) {
@@ -231,6 +234,7 @@ static void block_barrier(const Instruction &in, Lanes &lanes, unsigned active) 
 }
 
 static void cluster_arrive(const Instruction &, Lanes &lanes, unsigned active) {
+    if (lanes.flight) watch_cluster_arrival(lanes, cluster_phase);
     each(active, [&](unsigned lane) { lanes.cluster_phase[lane] = cluster_phase; });
     cluster_arrived += (unsigned)__builtin_popcount(active);
     note_event();
@@ -244,6 +248,7 @@ static void cluster_wait(const Instruction &in, Lanes &lanes, unsigned active) {
     each(active,
          [&](unsigned lane) { passed |= (unsigned)(lanes.cluster_phase[lane] != cluster_phase) << lane; });
     if (passed) note_event();
+    if (passed && lanes.flight) watch_cluster_wait(lanes, cluster_phase - 1);
     if (passed == active)
         lanes.pc++;
     else
@@ -536,6 +541,7 @@ static void make_warps(const Launch &launch) {
         lanes.first = team.warps[w].first;
         lanes.index = (unsigned)w % per_block;
         lanes.alive = team.warps[w].exists;
+        lanes.flight = flights_wanted() ? flight_of(w) : nullptr;
         fill_lanes(lanes, launch);
     }
 }
@@ -544,6 +550,7 @@ void begin_grid(const Function *function, const Launch &launch) {
     running_module = function->module;
     kernel = function;
     std::fill(counts, counts + kClasses, 0);
+    flights_begin_grid(launch, function->rows);
     make_warps(launch);
 }
 
@@ -575,12 +582,15 @@ static void note_waits() {
 void run_team() {
     gatherings.assign(team.blocks.size(), Gathering{ 0, 0 });
     cluster_arrived = cluster_phase = 0;
+    const bool watched = flights_wanted();
+    if (watched) flights_begin_team();
     for (size_t w = 0; w < warps.size(); w++) begin_warp(warps[w], team.warps[w].exists);
     for (uint64_t before = events - 1; team.alive && before != events;) {
         before = events;
         for (const unsigned w : phase_order(warps.size()))
-            if (warps[w].runnable | warps[w].looking) run_warp(warps[w]);
+            if (warps[w].runnable | warps[w].looking) watched ? run_warp<true>(warps[w]) : run_warp<false>(warps[w]);
     }
+    if (watched) flights_end_team();
     if (team.alive) note_waits();
 }
 

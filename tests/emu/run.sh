@@ -11,7 +11,7 @@ passed=0 failed=0 skipped=0
 build_tests() {
     out=$build/$1
     sh "$here/build.sh" "$1" "$out" && . "$out/flags.sh" && mkdir -p "$out/tests" || return 1
-    for source in test_emu test_streams test_nccl test_ptx test_ptx_values; do
+    for source in test_emu test_streams test_nccl test_ptx test_ptx_values test_ptx_flight; do
         $cxx $EMU_HOST -Wall -Wextra -Wshadow -I"$here" -c "$here/$source.cpp" -o "$out/tests/$source.o" || return 1
     done
     $cxx $EMU_CU -Wall -Wextra -Wshadow -I"$here" -c "$here/test_kernels.cu" -o "$out/tests/test_kernels.o" || return 1

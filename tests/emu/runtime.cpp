@@ -155,21 +155,26 @@ cudaError_t cudaSetDevice(int device) {
     return cudaSuccess;
 }
 
-/* An H100's limits. */
+/* Of an H100; EMU_ARCH=80 or 100: of an A100 or B200. */
+static int capability() {
+    static const char *const arch = getenv("EMU_ARCH");
+    return arch && atoi(arch) > 0 ? atoi(arch) : 90;
+}
+
 static int device_value(cudaDeviceAttr attribute) {
     switch (attribute) {
     case cudaDevAttrMaxThreadsPerBlock: return 1024;
     case cudaDevAttrMaxSharedMemoryPerBlock: return (int)kDefaultShared;
     case cudaDevAttrWarpSize: return 32;
-    case cudaDevAttrMultiProcessorCount: return 132;
+    case cudaDevAttrMultiProcessorCount: return capability() < 90 ? 108 : capability() < 100 ? 132 : 148;
     case cudaDevAttrL2CacheSize: return 50 << 20;
     case cudaDevAttrMaxThreadsPerMultiProcessor: return 2048;
-    case cudaDevAttrComputeCapabilityMajor: return 9;
-    case cudaDevAttrComputeCapabilityMinor: return 0;
+    case cudaDevAttrComputeCapabilityMajor: return capability() / 10;
+    case cudaDevAttrComputeCapabilityMinor: return capability() % 10;
     case cudaDevAttrMaxSharedMemoryPerMultiprocessor: return 228 << 10;
-    case cudaDevAttrMaxSharedMemoryPerBlockOptin: return (int)kMaxShared;
+    case cudaDevAttrMaxSharedMemoryPerBlockOptin: return capability() < 90 ? 163 << 10 : (int)kMaxShared;
     case cudaDevAttrMemoryPoolsSupported: return 1;
-    case cudaDevAttrClusterLaunch: return 1;
+    case cudaDevAttrClusterLaunch: return capability() >= 90;
     }
     return -1;
 }

@@ -547,6 +547,7 @@ void ptx_tests() {
     test("ptx_instructions_have_the_values_of_the_manual", ptx_values);
     for (const Group &group : groups)
         test(("ptx_" + std::string(group.name)).c_str(), [&] { check_group(group); });
+    ptx_flight();
     test("ptx_errors_are_named", [] {
         for (const Wrong &wrong : wrongs) check_wrong(wrong);
     });

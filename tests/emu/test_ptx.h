@@ -24,5 +24,6 @@ std::string reports();
 std::string hexadecimal(uint64_t value);
 
 void ptx_values(); /* test_ptx_values.cpp */
+void ptx_flight(); /* test_ptx_flight.cpp */
 
 #endif

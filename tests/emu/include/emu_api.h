@@ -329,6 +329,9 @@ int emu_live_handles(char *text, size_t room);
 /* Kernel launches so far; repetitions by the comparison of orders are not counted. */
 long emu_launch_count(void);
 
+/* With EMU_PTX_REPORT: kernels that run from here on are counted under this name ("-" at the start). */
+void emu_ptx_section(const char *name);
+
 /* Clears sticky device errors, for tests that provoke them. */
 void emu_reset_errors(void);
 

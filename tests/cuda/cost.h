@@ -1,0 +1,114 @@
+/* What the parts of cost.cpp share: a context on the emulation, memory of an operation, its section of the report. */
+#ifndef XD_COST_H
+#define XD_COST_H
+
+#include <cuda_runtime.h>
+#define XDISTILL_IMPLEMENTED
+#include "xdistill.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <string>
+#include <vector>
+
+static const char *wanted; /* a part of the names of operations; NULL: all */
+
+static xd_ctx *ctx;
+static xd_cuda *gpu;
+static std::vector<void *> rooms;
+
+static void require(xd_result result) {
+    if (result == XD_OK) return;
+    fprintf(stderr, "%s: %s\n", xd_result_name(result), xd_last_error(ctx)->message);
+    exit(1);
+}
+
+/* ---- memory, until the operation ends ---- */
+
+static void *room(size_t bytes) {
+    void *memory = nullptr;
+    if (cudaMalloc(&memory, bytes) != cudaSuccess || cudaMemset(memory, 0, bytes) != cudaSuccess) exit(1);
+    rooms.push_back(memory);
+    return memory;
+}
+
+static void *upload(const void *from, size_t bytes) {
+    void *memory = room(bytes);
+    if (cudaMemcpy(memory, from, bytes, cudaMemcpyHostToDevice) != cudaSuccess) exit(1);
+    return memory;
+}
+
+/* Normal numbers of this deviation, the same on every run. */
+static void *noise(int64_t count, xd_dtype dtype, double deviation) {
+    static uint64_t seed = 1;
+    const size_t width = xd_dtype_size(dtype);
+    std::vector<unsigned char> host((size_t)count * width);
+    for (int64_t i = 0; i < count; i++) {
+        double uniform[2];
+        for (double &u : uniform) {
+            seed = seed * 6364136223846793005u + 1442695040888963407u;
+            u = ((double)(seed >> 11) + 0.5) / 9007199254740992.0;
+        }
+        xd_store_f64(host.data(), dtype, i, deviation * sqrt(-2.0 * log(uniform[0])) * cos(6.283185307 * uniform[1]));
+    }
+    return upload(host.data(), host.size());
+}
+
+static xd_rows noise_rows(int64_t rows, int64_t columns, xd_dtype dtype, double deviation) {
+    return { noise(rows * columns, dtype, deviation), dtype, rows, columns, 0 };
+}
+
+static xd_rows empty_rows(int64_t rows, int64_t columns, xd_dtype dtype) {
+    return { room((size_t)(rows * columns) * xd_dtype_size(dtype)), dtype, rows, columns, 0 };
+}
+
+static const char *name_of(xd_dtype dtype) {
+    return dtype == XD_DTYPE_F32 ? "f32" : "bf16";
+}
+
+/* `bytes`: what the operation must read and write for an element. */
+struct Operation {
+    const char *name;
+    xd_dtype dtype;
+    double elements, bytes;
+};
+
+static bool is_wanted(const char *name) {
+    return !wanted || strstr(name, wanted);
+}
+
+/* The call, in a section of its own. The first call of a context may prepare something, so it comes before. */
+template <typename Call> static void measure(const Operation &operation, Call call) {
+    char section[100];
+    snprintf(section, sizeof section, "%s %s", operation.name, name_of(operation.dtype));
+    call();
+    cudaDeviceSynchronize();
+    emu_ptx_section(section);
+    const long before = emu_launch_count();
+    call();
+    cudaDeviceSynchronize();
+    emu_ptx_section("-");
+    printf("%s\t%.0f\t%g\t%ld\n", section, operation.elements, operation.bytes, emu_launch_count() - before);
+    fflush(stdout);
+}
+
+static void release(xd_vocab *vocab) {
+    xd_vocab_destroy(vocab);
+    for (void *memory : rooms) cudaFree(memory);
+    rooms.clear();
+}
+
+/* Rows of a real vocabulary. */
+enum { ROWS = 2, VOCABULARY = 128256 };
+
+static xd_vocab *whole_vocabulary(int64_t columns) {
+    xd_vocab *vocab = nullptr;
+    xd_vocab_desc desc = {};
+    desc.size = columns;
+    require(xd_vocab_create(ctx, &desc, &vocab));
+    return vocab;
+}
+
+#endif

@@ -1,0 +1,37 @@
+#!/bin/sh
+# Plants faults in the budgets and the counts of operations, and shows that tools/gpu_cost.py finds each. Run `make cuda-cost` first.
+#
+#   sh tests/cuda/planted_cost.sh [FOLDER OF report, operations AND unit.log]      default: build/cuda/ptx
+folder=${1:-build/cuda/ptx}
+planted=$folder/planted missed=0
+
+judge() { python3 tools/gpu_cost.py "$1" "$folder/operations" "$folder/unit.log" "$2" >"$planted.log" 2>&1; }
+
+# The named file with a line changed by sed must be refused, in these words.
+plant() {
+    title=$1 file=$2 says=$3
+    shift 3
+    sed -E "$@" "$file" >"$planted"
+    report=$folder/report budget=bench/gpu_budget.txt
+    if [ "$file" = "$budget" ]; then budget=$planted; else report=$planted; fi
+    if cmp -s "$file" "$planted"; then
+        echo "$title: nothing to change"
+        missed=$((missed + 1))
+    elif judge "$report" "$budget" || ! grep -q "$says" "$planted.log"; then
+        echo "$title: not found"
+        missed=$((missed + 1))
+    else
+        echo "$title: $(grep "$says" "$planted.log")"
+    fi
+    rm -f "$planted" "$planted.log"
+}
+
+judge "$folder/report" bench/gpu_budget.txt || { echo "over budget without a fault"; exit 1; }
+plant "a budget is lowered" bench/gpu_budget.txt '^ce bf16 issues .* its budget is 2$' 's/^(ce +bf16 +[0-9]+ +)[0-9.]+/\12/'
+plant "more bytes on their way are asked for" bench/gpu_budget.txt '^kl bf16 has .* it needs 250$' 's/^(kl +bf16 .* )25$/\1250/'
+plant "an operation has no budget" bench/gpu_budget.txt '^norm f32 is not in' '/^norm +f32/d'
+plant "a kernel issues more integers" "$folder/report" '^ce bf16 issues' \
+    's/^(ce bf16\t[^\t]*loss[^\t]*\t([^\t]*\t){19})([0-9]+)/\19\3/'
+python3 tools/gpu_model.py >"$planted.log" || { cat "$planted.log"; echo "the model's constants or errors are others"; missed=$((missed + 1)); }
+rm -f "$planted.log"
+[ $missed -eq 0 ]

@@ -3046,7 +3046,7 @@ static __device__ inline void xdi_cuda_set_element(const xd_rows &x, int64_t row
 
 /* 1 / tau or log2(e) / tau. Where tau is so small that f32 cannot hold it, about the largest f32: with infinity the largest
  * element, whose difference is 0, would have the power NaN. */
-static __device__ inline float xdi_cuda_factor(double factor) {
+static __host__ __device__ inline float xdi_cuda_factor(double factor) {
     return (float)fmin(factor, 3.4e38);
 }
 
@@ -4921,11 +4921,12 @@ struct xdi_cuda_ring_place {
     }
 };
 
-/* Waits for a phase. False once a wait of this thread took too long: then it waits no more, and what it computes is lost. */
-static __device__ inline bool xdi_cuda_ring_wait(uint64_t *barrier, unsigned parity, bool sound) {
-    for (int i = 0; i < XDI_CUDA_RING_TRIES && sound; i++)
-        if (xdi_cuda_barrier_passed(barrier, parity)) return true;
-    return false;
+/* Waits for a phase. *sound becomes false when that takes too long: then the thread waits no more, and what it computes is lost. */
+static __device__ inline void xdi_cuda_ring_wait(uint64_t *barrier, unsigned parity, bool *sound) {
+    if (xdi_cuda_barrier_passed(barrier, parity)) return;
+    for (int i = 0; i < XDI_CUDA_RING_TRIES && *sound; i++)
+        if (xdi_cuda_barrier_passed(barrier, parity)) return;
+    *sound = false;
 }
 
 /* One thread makes the barriers; the block synchronises before it uses them. */
@@ -4967,7 +4968,7 @@ template <int KIND> struct xdi_cuda_ring_is {
     static constexpr int TENSORS = SOFT ? 2 : 1;
 };
 
-/* Sums of a thread, a warp, a block: those of kernel/loss.h, then what is counted apart. */
+/* Sums of a thread, a warp or a block: those of kernel/loss.h, then what is counted apart. */
 enum {
     XDI_CUDA_RING_ONES = XDI_CUDA_LOSS_TERMS, /* the student's columns that have its largest element, */
     XDI_CUDA_RING_TEACHER_ONES,               /* and the teacher's */
@@ -4987,8 +4988,9 @@ template <int KIND> static __host__ __device__ constexpr bool xdi_cuda_ring_sums
                                       : is::SOFT;
 }
 
+/* Of a warp. */
 struct xdi_cuda_ring_totals {
-    double sum[XDI_CUDA_RING_SUMS];
+    float sum[XDI_CUDA_RING_SUMS];
     int arg; /* the lowest column, of the block's, that has the student's largest element; INT32_MAX: none */
 };
 
@@ -5000,23 +5002,19 @@ struct xdi_cuda_ring_row {
     int arg;                        /* in this block's columns; may lie outside */
 };
 
-/* Its factors. */
-struct xdi_cuda_ring_scales {
-    float hard_factor, soft_factor, per_tau;      /* log2(e), log2(e) / tau, 1 / tau */
-    float beta, uniform, hard_weight, soft_weight; /* hard_weight and soft_weight: with the row's scale; soft / tau */
+/* What a call's rows have in common: how they are cut, and factors, which the host computes. */
+struct xdi_cuda_ring_call {
+    int64_t slice; /* columns of a block */
+    int stages;
+    float hard_factor, soft_factor, per_tau; /* log2(e), log2(e) / tau, 1 / tau */
+    float beta, uniform;                     /* uniform: weight of every column's label */
+    double hard_weight, soft_weight;         /* of the gradient; soft / tau */
 };
 
-static __device__ inline xdi_cuda_ring_scales xdi_cuda_ring_scales_of(const xd_loss_args &a, double row_scale) {
-    xdi_cuda_ring_scales s;
-    s.hard_factor = (float)XDI_CUDA_LOG2E;
-    s.soft_factor = xdi_cuda_factor(XDI_CUDA_LOG2E / a.temperature);
-    s.per_tau = xdi_cuda_factor(1.0 / a.temperature);
-    s.beta = (float)a.beta;
-    s.uniform = (float)a.uniform_weight;
-    s.hard_weight = (float)(row_scale * a.hard_weight);
-    s.soft_weight = (float)(row_scale * a.soft_weight / a.temperature);
-    return s;
-}
+/* With a row's scale. */
+struct xdi_cuda_ring_weights {
+    float hard, soft;
+};
 
 /* ---- pairs of 16-bit numbers ---- */
 
@@ -5172,8 +5170,8 @@ struct xdi_cuda_ring_exponent {
         return e;
     }
     /* What the exponent of the base itself is, since c is rounded. */
-    template <bool GUARDED> __device__ double rest() const {
-        return GUARDED ? (double)c : __fma_rn((double)base, (double)s, (double)c);
+    __device__ double rest(bool guarded) const {
+        return guarded ? (double)c : __fma_rn((double)base, (double)s, (double)c);
     }
 };
 
@@ -5255,24 +5253,25 @@ template <typename X, int KIND> struct xdi_cuda_ring_sums {
     typedef xdi_cuda_ring_is<KIND> is;
     typedef xdi_cuda_ring_form<X> form;
 
-    float largest, teacher_largest;   /* of this thread */
-    bool guarded, mine, teacher_mine; /* mine: a column of this thread has the block's largest element */
+    float largest, teacher_largest; /* of this thread */
+    bool mine, teacher_mine;        /* it has a column with the block's largest element */
+    bool guarded;                   /* the same in the whole block */
     xdi_cuda_ring_exponent student, teacher, hard;
     float sum[XDI_CUDA_RING_SUMS];
     int arg;
 
-    __device__ void begin(const xdi_cuda_ring_peak<X, is::SOFT> &peak, const xdi_cuda_ring_scales &s, float max,
-                          float teacher_max) {
+    __device__ void begin(const xdi_cuda_ring_peak<X, is::SOFT> &peak, const xdi_cuda_ring_call &call, float max,
+                          float teacher_max, bool infinite) {
         const float base = xdi_cuda_ring_base(max), teacher_base = xdi_cuda_ring_base(teacher_max);
         largest = peak.largest();
         teacher_largest = peak.teacher_largest();
         mine = largest == max;
-        teacher_mine = teacher_largest == teacher_max;
-        guarded = peak.guarded();
+        teacher_mine = is::SOFT && teacher_largest == teacher_max;
+        guarded = form::FINE || infinite;
         guard(base, teacher_base);
-        student = xdi_cuda_ring_exponent_of(is::ALONE ? s.hard_factor : s.soft_factor, base, 0.0f, guarded);
-        hard = xdi_cuda_ring_exponent_of(s.hard_factor, base, 0.0f, guarded);
-        teacher = xdi_cuda_ring_exponent_of(s.soft_factor, teacher_base, 0.0f, guarded);
+        student = xdi_cuda_ring_exponent_of(is::ALONE ? call.hard_factor : call.soft_factor, base, 0.0f, guarded);
+        hard = xdi_cuda_ring_exponent_of(call.hard_factor, base, 0.0f, guarded);
+        teacher = xdi_cuda_ring_exponent_of(call.soft_factor, teacher_base, 0.0f, guarded);
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_RING_SUMS; i++) sum[i] = 0.0f;
         arg = INT32_MAX;
@@ -5281,7 +5280,7 @@ template <typename X, int KIND> struct xdi_cuda_ring_sums {
         guarded = guarded || fabsf(base) > 4096.0f || (is::SOFT && fabsf(teacher_base) > 4096.0f);
     }
     /* The thread's columns in one stage, the first of which is `column` of the block's. */
-    __device__ void take(const unsigned char *at, bool second, int column) {
+    template <bool GUARDED> __device__ void take(const unsigned char *at, bool second, int column) {
         XD_UNROLL
         for (int part = 0; part < form::PARTS; part++) {
             if (part > 0 && !second) break;
@@ -5289,33 +5288,26 @@ template <typename X, int KIND> struct xdi_cuda_ring_sums {
             const xdi_cuda_eight x = form::read(at, part, second);
             if (is::SOFT) y = form::read(at + XDI_CUDA_RING_BYTES, part, second);
             if (is::SMOOTH) put(XD_LOSS_LINEAR, form::FINE && !second ? sum_of_four(x) : xdi_cuda_sum_of(x));
-            if (form::FINE || guarded)
-                add<true>(x, y, column, part);
-            else
-                add<false>(x, y, column, part);
+            add<GUARDED>(x, y, column, part);
         }
     }
+
+  private:
     template <bool GUARDED> __device__ void add(const xdi_cuda_eight &x, const xdi_cuda_eight &y, int column, int part) {
         const xdi_cuda_eight a = student.template of<GUARDED>(x);
         xdi_cuda_eight e = xdi_cuda_ring_powers(a), h = {};
         if (is::BOTH && !is::SHARED) h = xdi_cuda_ring_powers(hard.template of<GUARDED>(x));
-        if (mine) set_apart(x, y, column, part, &e, &h);
+        if (mine && xdi_cuda_max_of(x) == largest) set_apart(x, y, column, part, &e, &h);
         put(is::ALONE ? XD_LOSS_HARD : XD_LOSS_SOFT, xdi_cuda_sum_of(e));
         if (is::BOTH && !is::SHARED) put(XD_LOSS_HARD, xdi_cuda_sum_of(h));
         if (!is::SOFT) return;
         const xdi_cuda_eight b = teacher.template of<GUARDED>(y);
         xdi_cuda_eight f = xdi_cuda_ring_powers(b);
-        if (teacher_mine) set_teacher_apart(x, y, &f);
+        if (teacher_mine && xdi_cuda_max_of(y) == teacher_largest) set_teacher_apart(x, y, &f);
         put(XD_LOSS_TEACHER, xdi_cuda_sum_of(f));
         if (is::FORWARD) put_cross<GUARDED>(f, b, a);
         if (is::REVERSE) put_cross<GUARDED>(e, a, b);
     }
-    /* In nats and relative to the largest elements; XDI_CUDA_RING_ONES and what follows it are still apart. */
-    __device__ xdi_cuda_ring_totals totals() const {
-        return form::FINE || guarded ? totals_of<true>() : totals_of<false>();
-    }
-
-  private:
     /* Terms power * (own - other). */
     template <bool GUARDED>
     __device__ void put_cross(const xdi_cuda_eight &power, const xdi_cuda_eight &own, const xdi_cuda_eight &other) {
@@ -5351,25 +5343,25 @@ template <typename X, int KIND> struct xdi_cuda_ring_sums {
             if (is::FORWARD) put(XDI_CUDA_RING_APART, __fmul_rn(__fsub_rn(x.at[i], student.base), student.s));
         }
     }
-    template <bool GUARDED> __device__ xdi_cuda_ring_totals totals_of() const {
-        const double rest = student.template rest<GUARDED>(), teacher_rest = teacher.template rest<GUARDED>();
-        const double by = xdi_cuda_ring_correction(rest), teacher_by = xdi_cuda_ring_correction(teacher_rest);
-        xdi_cuda_ring_totals t;
-        XD_UNROLL
-        for (int i = 0; i < XDI_CUDA_RING_SUMS; i++) t.sum[i] = (double)sum[i];
-        t.arg = arg;
-        double *cross = &t.sum[XD_LOSS_CROSS];
-        if (is::FORWARD) *cross = XDI_CUDA_LN2 * teacher_by * (*cross - (teacher_rest - rest) * t.sum[XD_LOSS_TEACHER]);
-        if (is::REVERSE) { /* relative to a teacher's logit of 0 at the student's largest */
-            const double c = GUARDED ? -(double)teacher.base * (double)teacher.s : (double)teacher.c;
-            *cross = XDI_CUDA_LN2 * by * (*cross + (c - rest) * t.sum[XD_LOSS_SOFT]);
-        }
-        t.sum[XD_LOSS_HARD] *= is::ALONE ? by : xdi_cuda_ring_correction(hard.template rest<GUARDED>());
-        t.sum[XD_LOSS_SOFT] *= by;
-        t.sum[XD_LOSS_TEACHER] *= teacher_by;
-        return t;
-    }
 };
+
+/* A block's sums, of any of its threads' exponents: in nats and relative to the largest elements; XDI_CUDA_RING_ONES and what
+ * follows it are still apart. */
+template <typename X, int KIND>
+static __device__ inline void xdi_cuda_ring_correct(const xdi_cuda_ring_sums<X, KIND> &of, double *sum) {
+    typedef xdi_cuda_ring_is<KIND> is;
+    const double rest = of.student.rest(of.guarded), teacher_rest = of.teacher.rest(of.guarded);
+    const double by = xdi_cuda_ring_correction(rest), teacher_by = xdi_cuda_ring_correction(teacher_rest);
+    double *cross = &sum[XD_LOSS_CROSS];
+    if (is::FORWARD) *cross = XDI_CUDA_LN2 * teacher_by * (*cross - (teacher_rest - rest) * sum[XD_LOSS_TEACHER]);
+    if (is::REVERSE) { /* relative to a teacher's logit of 0 at the student's largest */
+        const double c = of.guarded ? -(double)of.teacher.base * (double)of.teacher.s : (double)of.teacher.c;
+        *cross = XDI_CUDA_LN2 * by * (*cross + (c - rest) * sum[XD_LOSS_SOFT]);
+    }
+    sum[XD_LOSS_HARD] *= is::ALONE ? by : xdi_cuda_ring_correction(of.hard.rest(of.guarded));
+    sum[XD_LOSS_SOFT] *= by;
+    sum[XD_LOSS_TEACHER] *= teacher_by;
+}
 
 /* >>cuda/loss_ring_grade.cuh */
 
@@ -5395,7 +5387,7 @@ template <typename X, int KIND> struct xdi_cuda_ring_grade_of : xdi_cuda_ring_su
     /* One term of the sums over the mixture: the student's at the largest element is relative to that at arg. */
     __device__ void add_mixtures(const xdi_cuda_eight &x, const xdi_cuda_eight &power, const xdi_cuda_eight &log, int column,
                                  int part, int row_arg, xdi_cuda_eight *term) {
-        if (mine) {
+        if (mine && xdi_cuda_max_of(x) == largest) {
             XD_UNROLL
             for (int i = 0; i < XDI_CUDA_EIGHT; i++)
                 if (x.at[i] == largest)
@@ -5434,40 +5426,40 @@ struct xdi_cuda_ring_lane<xdi_cuda_bf16, KIND> : xdi_cuda_ring_grade_of<xdi_cuda
     uint32_t flip; /* of a pair's signs */
     float gap;     /* JSD: between the exponents of teacher and student */
 
-    __device__ void settle(const xdi_cuda_ring_scales &s, const xdi_cuda_ring_row &row) {
-        const float w = is::ALONE ? s.hard_weight : s.soft_weight, shift = WEIGHED ? xdi_cuda_log2(fabsf(w)) : 0.0f;
+    __device__ void settle(const xdi_cuda_ring_call &call, const xdi_cuda_ring_weights &w, const xdi_cuda_ring_row &row) {
+        const float own = is::ALONE ? w.hard : w.soft, shift = WEIGHED ? xdi_cuda_log2(fabsf(own)) : 0.0f;
         const float base = xdi_cuda_ring_base(row.max), teacher_base = xdi_cuda_ring_base(row.teacher_max);
         const float log_sum = xdi_cuda_log2(is::ALONE ? row.hard : row.soft), log_teacher = xdi_cuda_log2(row.teacher);
         this->guard(base, teacher_base);
         student = xdi_cuda_ring_exponent_of(student.s, base, __fsub_rn(shift, log_sum), guarded);
         teacher = xdi_cuda_ring_exponent_of(teacher.s, teacher_base, __fsub_rn(shift, log_teacher), guarded);
         if (is::BOTH && !is::SHARED) hard = xdi_cuda_ring_exponent_of(hard.s, base, -xdi_cuda_log2(row.hard), guarded);
-        flip = WEIGHED && w < 0.0f ? 0x80008000u : 0u;
-        weight = w;
-        hard_weight = is::SHARED ? __fadd_rn(s.hard_weight, w) : s.hard_weight;
-        uniform = __fmul_rn(fabsf(w), s.uniform);
+        flip = WEIGHED && own < 0.0f ? 0x80008000u : 0u;
+        weight = own;
+        hard_weight = is::SHARED ? __fadd_rn(w.hard, own) : w.hard;
+        uniform = __fmul_rn(fabsf(own), call.uniform);
         gap = __fmaf_rn(__fsub_rn(base, teacher_base), student.s, __fsub_rn(log_sum, log_teacher));
     }
     /* log2 of a ratio, less its mean: REVERSE of student/teacher is (x s + c) + slope - y s, JSD of student/mixture l + slope. */
-    __device__ void lean(const xdi_cuda_ring_scales &s, const xdi_cuda_ring_row &row) {
+    __device__ void lean(const xdi_cuda_ring_call &call, const xdi_cuda_ring_weights &w, const xdi_cuda_ring_row &row) {
         if (is::REVERSE) {
             const float own = guarded ? student.c : __fmaf_rn(student.base, student.s, student.c); /* the base's exponent */
-            slope = __fsub_rn(__fsub_rn(__fmul_rn(row.beside, student.s), __fmul_rn(row.mean, s.hard_factor)), own);
-            weight = __fmul_rn(s.soft_weight, (float)XDI_CUDA_LN2);
+            slope = __fsub_rn(__fsub_rn(__fmul_rn(row.beside, student.s), __fmul_rn(row.mean, call.hard_factor)), own);
+            weight = __fmul_rn(w.soft, (float)XDI_CUDA_LN2);
         }
         if (is::JSD) {
-            slope = __fmul_rn(-__fadd_rn(row.top, row.mean), s.hard_factor);
-            weight = __fmul_rn(__fmul_rn(s.soft_weight, __fsub_rn(1.0f, s.beta)), (float)XDI_CUDA_LN2);
+            slope = __fmul_rn(-__fadd_rn(row.top, row.mean), call.hard_factor);
+            weight = __fmul_rn(__fmul_rn(w.soft, __fsub_rn(1.0f, call.beta)), (float)XDI_CUDA_LN2);
         }
     }
-    __device__ void grade(const unsigned char *at, bool second, xdi_cuda_bf16 *to) const {
+    template <bool GUARDED> __device__ void grade(const unsigned char *at, bool second, xdi_cuda_bf16 *to) const {
         XD_UNROLL
         for (int part = 0; part < form::PARTS; part++) {
             if (part > 0 && !second) break;
             xdi_cuda_words y = {}, out;
             const xdi_cuda_eight x = form::read(at, part, second);
             if (is::SOFT) y = form::words(at + XDI_CUDA_RING_BYTES, part);
-            const xdi_cuda_eight g = guarded ? gradient<true>(x, y) : gradient<false>(x, y);
+            const xdi_cuda_eight g = gradient<GUARDED>(x, y);
             XD_UNROLL
             for (int i = 0; i < 4; i++) {
                 out.at[i] = xdi_cuda_bf16_pair(g.at[2 * i], g.at[2 * i + 1]);
@@ -5506,10 +5498,10 @@ struct xdi_cuda_ring_lane<xdi_cuda_bf16, KIND> : xdi_cuda_ring_grade_of<xdi_cuda
     /* ---- JSD ---- */
 
     /* Of a row: log2 of student/mixture at its arg, relative to which the student's sum is. */
-    __device__ float top_of(const xdi_cuda_ring_scales &s, const xdi_cuda_ring_row &row) const {
+    __device__ float top_of(float beta, const xdi_cuda_ring_row &row) const {
         float student_log, teacher_log;
         const float apart = __fsub_rn(row.beside, xdi_cuda_ring_base(row.max));
-        logs(__fmaf_rn(apart, student.s, gap), s.beta, &student_log, &teacher_log);
+        logs(__fmaf_rn(apart, student.s, gap), beta, &student_log, &teacher_log);
         return student_log;
     }
     static __device__ float nats(float log) {
@@ -5524,13 +5516,12 @@ struct xdi_cuda_ring_lane<xdi_cuda_bf16, KIND> : xdi_cuda_ring_grade_of<xdi_cuda
         *student_log = more ? low : high;
         *teacher_log = more ? high : low;
     }
-    __device__ void mix(unsigned char *at, bool second, int column, float beta, int row_arg) {
+    template <bool GUARDED> __device__ void mix(unsigned char *at, bool second, int column, float beta, int row_arg) {
         XD_UNROLL
         for (int part = 0; part < form::PARTS; part++) {
             if (part > 0 && !second) break;
             const xdi_cuda_eight x = form::read(at, part, second), y = form::read(at + XDI_CUDA_RING_BYTES, part, second);
-            const xdi_cuda_eight log =
-                guarded ? mixed<true>(x, y, beta, column, part, row_arg) : mixed<false>(x, y, beta, column, part, row_arg);
+            const xdi_cuda_eight log = mixed<GUARDED>(x, y, beta, column, part, row_arg);
             xdi_cuda_words out;
             XD_UNROLL
             for (int i = 0; i < 4; i++) out.at[i] = xdi_cuda_f16_pair(log.at[2 * i], log.at[2 * i + 1]);
@@ -5580,29 +5571,29 @@ template <int KIND> struct xdi_cuda_ring_lane<float, KIND> : xdi_cuda_ring_grade
     using base_type::sum;
     float beside, log_gap, per_tau; /* log_gap: ln of the student's sum less that of the teacher's */
 
-    __device__ void settle(const xdi_cuda_ring_scales &s, const xdi_cuda_ring_row &row) {
+    __device__ void settle(const xdi_cuda_ring_call &call, const xdi_cuda_ring_weights &w, const xdi_cuda_ring_row &row) {
         const float base = xdi_cuda_ring_base(row.max), teacher_base = xdi_cuda_ring_base(row.teacher_max);
         student = xdi_cuda_ring_exponent_of(student.s, base, 0.0f, true);
         teacher = xdi_cuda_ring_exponent_of(teacher.s, teacher_base, 0.0f, true);
         hard = xdi_cuda_ring_exponent_of(hard.s, base, 0.0f, true);
-        hard_weight = is::HARD ? __fdiv_rn(s.hard_weight, row.hard) : 0.0f;
-        weight = is::SOFT ? __fdiv_rn(s.soft_weight, row.soft) : 0.0f;
-        teacher_weight = is::SOFT ? __fdiv_rn(s.soft_weight, row.teacher) : 0.0f;
+        hard_weight = is::HARD ? __fdiv_rn(w.hard, row.hard) : 0.0f;
+        weight = is::SOFT ? __fdiv_rn(w.soft, row.soft) : 0.0f;
+        teacher_weight = is::SOFT ? __fdiv_rn(w.soft, row.teacher) : 0.0f;
         if (is::SHARED) weight = __fadd_rn(weight, hard_weight);
-        uniform = __fmul_rn(s.hard_weight, s.uniform);
+        uniform = __fmul_rn(w.hard, call.uniform);
         beside = row.beside;
-        per_tau = s.per_tau;
-        if (is::JSD) log_gap = (float)(log((double)row.soft) - log((double)row.teacher));
+        per_tau = call.per_tau;
+        if (is::JSD) log_gap = logf(__fdiv_rn(row.soft, row.teacher));
         if (is::JSD) weight = __fdiv_rn(1.0f, row.soft); /* the mixtures are of probabilities */
         if (is::JSD) teacher_weight = __fdiv_rn(1.0f, row.teacher);
     }
     /* The mean of a logarithm, REVERSE of student/teacher, JSD of student/mixture. */
-    __device__ void lean(const xdi_cuda_ring_scales &s, const xdi_cuda_ring_row &row) {
+    __device__ void lean(const xdi_cuda_ring_call &call, const xdi_cuda_ring_weights &w, const xdi_cuda_ring_row &row) {
         if (is::REVERSE) slope = row.mean;
         if (is::JSD) slope = __fadd_rn(row.top, row.mean);
-        if (is::JSD) weight = __fdiv_rn(__fmul_rn(s.soft_weight, __fsub_rn(1.0f, s.beta)), row.soft);
+        if (is::JSD) weight = __fdiv_rn(__fmul_rn(w.soft, __fsub_rn(1.0f, call.beta)), row.soft);
     }
-    __device__ void grade(const unsigned char *at, bool second, float *to) const {
+    template <bool GUARDED> __device__ void grade(const unsigned char *at, bool second, float *to) const {
         xdi_cuda_eight y = {};
         const xdi_cuda_eight x = form::read(at, 0, second);
         if (is::SOFT) y = form::read(at + XDI_CUDA_RING_BYTES, 0, second);
@@ -5636,15 +5627,15 @@ template <int KIND> struct xdi_cuda_ring_lane<float, KIND> : xdi_cuda_ring_grade
     __device__ float ratio_of(float x, float y) const {
         return __fmaf_rn(__fsub_rn(__fsub_rn(y, teacher.base), __fsub_rn(x, student.base)), per_tau, log_gap);
     }
-    __device__ float top_of(const xdi_cuda_ring_scales &s, const xdi_cuda_ring_row &row) const {
+    __device__ float top_of(float beta, const xdi_cuda_ring_row &row) const {
         float student_log, teacher_log;
-        xdi_cuda_loss_log_ratios_of(ratio_of(student.base, row.beside), s.beta, &student_log, &teacher_log);
+        xdi_cuda_loss_log_ratios_of(ratio_of(student.base, row.beside), beta, &student_log, &teacher_log);
         return student_log;
     }
     static __device__ float nats(float log) {
         return log;
     }
-    __device__ void mix(unsigned char *at, bool second, int column, float beta, int row_arg) {
+    template <bool GUARDED> __device__ void mix(unsigned char *at, bool second, int column, float beta, int row_arg) {
         const xdi_cuda_eight x = form::read(at, 0, second), y = form::read(at + XDI_CUDA_RING_BYTES, 0, second);
         const xdi_cuda_eight p = xdi_cuda_ring_powers(student.template of<true>(x));
         const xdi_cuda_eight q = xdi_cuda_ring_powers(teacher.template of<true>(y));
@@ -5677,11 +5668,6 @@ template <int KIND> struct xdi_cuda_ring_lane<float, KIND> : xdi_cuda_ring_grade
  * One warp of the cluster also merges in double, into a record of the row. A second kernel, with a thread a row, makes of the
  * records what kernel/loss.h promises: the row's scalars and findings, and the gradient of the two columns that may hold nearly
  * all probability. Rows that it cannot take have the path of loss_fused.cu. */
-
-struct xdi_cuda_ring_shape {
-    int64_t slice; /* columns of a block */
-    int stages;
-};
 
 /* A row for the second kernel, in the memory of references and sums. */
 struct xdi_cuda_ring_record {
@@ -5716,19 +5702,19 @@ struct xdi_cuda_ring_block {
 };
 
 template <typename X>
-static __device__ inline xdi_cuda_ring_block xdi_cuda_ring_block_of(const xd_loss_args &a, const xdi_cuda_ring_shape &shape) {
+static __device__ inline xdi_cuda_ring_block xdi_cuda_ring_block_of(const xd_loss_args &a, const xdi_cuda_ring_call &call) {
     const int64_t columns = a.vocab.end - a.vocab.begin;
     xdi_cuda_ring_block b;
     b.rank = (int)xdi_cuda_cluster_rank();
     b.blocks = (int)xdi_cuda_cluster_size();
     b.cluster = (int64_t)blockIdx.x / b.blocks;
     b.clusters = (int64_t)gridDim.x / b.blocks;
-    b.begin = b.rank * shape.slice;
+    b.begin = b.rank * call.slice;
     const int64_t left = columns - b.begin;
-    b.count = (int)(left < 0 ? 0 : left < shape.slice ? left : shape.slice);
+    b.count = (int)(left < 0 ? 0 : left < call.slice ? left : call.slice);
     b.packs = b.count / xdi_cuda_pack<X>::COUNT;
     b.chunks = (b.packs + XDI_CUDA_RING_PACKS - 1) / XDI_CUDA_RING_PACKS;
-    b.stages = shape.stages;
+    b.stages = call.stages;
     return b;
 }
 
@@ -5754,7 +5740,7 @@ static __device__ inline void xdi_cuda_ring_ask(const xd_loss_args &a, const xdi
         f->scale = f->row < a.student.rows ? a.row_scale[f->row] : 0.0;
     }
     if (f->row >= a.student.rows || b.chunks == 0) return;
-    *sound = xdi_cuda_ring_wait(&barriers->empty[f->place.stage], f->place.parity, *sound);
+    xdi_cuda_ring_wait(&barriers->empty[f->place.stage], f->place.parity, sound);
     if (!*sound) return;
     const int first = f->chunk * XDI_CUDA_RING_PACKS, left = b.packs - first;
     const unsigned bytes = 16u * (unsigned)(left < XDI_CUDA_RING_PACKS ? left : XDI_CUDA_RING_PACKS);
@@ -5771,30 +5757,17 @@ static __device__ inline void xdi_cuda_ring_ask(const xd_loss_args &a, const xdi
     f->scale = f->row < a.student.rows ? a.row_scale[f->row] : 0.0;
 }
 
-/* ---- sums over a warp, the same on every lane ---- */
+/* ---- over the lanes of a warp, the same on every lane ---- */
 
-template <int LANES, int N> static __device__ inline void xdi_cuda_ring_add_lanes(double (&v)[N]) {
+template <int LANES, typename T> static __device__ inline T xdi_cuda_ring_add_lanes(T value) {
     XD_UNROLL
-    for (int mask = 1; mask < LANES; mask *= 2) {
-        XD_UNROLL
-        for (int i = 0; i < N; i++) v[i] = __dadd_rn(v[i], xdi_cuda_shuffle_xor(v[i], mask));
-    }
+    for (int mask = 1; mask < LANES; mask *= 2) value = xdi_cuda_add()(value, xdi_cuda_shuffle_xor(value, mask));
+    return value;
 }
 
-template <int KIND, int LANES> static __device__ inline void xdi_cuda_ring_add_totals(xdi_cuda_ring_totals *t) {
+template <int LANES, typename T> static __device__ inline T xdi_cuda_ring_max_lanes(T value) {
     XD_UNROLL
-    for (int mask = 1; mask < LANES; mask *= 2) {
-        XD_UNROLL
-        for (int i = 0; i < XDI_CUDA_RING_SUMS; i++)
-            if (xdi_cuda_ring_sums_up<KIND>(i)) t->sum[i] = __dadd_rn(t->sum[i], xdi_cuda_shuffle_xor(t->sum[i], mask));
-        const int other = __shfl_xor_sync(0xffffffffu, t->arg, mask);
-        t->arg = other < t->arg ? other : t->arg;
-    }
-}
-
-template <int LANES> static __device__ inline float xdi_cuda_ring_max_lanes(float value) {
-    XD_UNROLL
-    for (int mask = 1; mask < LANES; mask *= 2) value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, mask));
+    for (int mask = 1; mask < LANES; mask *= 2) value = xdi_cuda_larger()(xdi_cuda_shuffle_xor(value, mask), value);
     return value;
 }
 
@@ -5815,27 +5788,18 @@ static __device__ inline float xdi_cuda_ring_element(const unsigned char *room, 
 template <typename X, int KIND>
 static __device__ inline xdi_cuda_ring_entry
 xdi_cuda_ring_entry_of(const xd_loss_args &a, int64_t r, const xdi_cuda_ring_block &b, const unsigned char *room,
-                       const xdi_cuda_ring_place &start, const xdi_cuda_ring_totals &t, float max, float teacher_max) {
+                       const xdi_cuda_ring_place &start, const double *sum, int arg) {
     typedef xdi_cuda_ring_is<KIND> is;
-    const double s = (double)xdi_cuda_factor(XDI_CUDA_LOG2E / a.temperature) * XDI_CUDA_LN2; /* as the exponents have it */
     xdi_cuda_ring_entry e;
     memset(&e, 0, sizeof e);
-    e.max = max;
-    e.teacher_max = teacher_max;
-    e.arg = t.arg;
-    e.ones = t.sum[XDI_CUDA_RING_ONES];
+    e.arg = arg;
+    e.ones = sum[XDI_CUDA_RING_ONES];
     XD_UNROLL
     for (int i = 0; i < XDI_CUDA_LOSS_TERMS; i++)
-        if (xdi_cuda_ring_sums_up<KIND>(i)) e.sum[i] = t.sum[i];
-    if (is::SOFT && t.arg < b.count) e.beside = xdi_cuda_ring_element<X, is::TENSORS>(room, start, b.stages, t.arg, 1);
-    if (is::FORWARD) e.sum[XD_LOSS_CROSS] -= XDI_CUDA_LN2 * t.sum[XDI_CUDA_RING_APART];
-    if (is::REVERSE) {
-        const double beside = (double)e.beside;
-        e.sum[XD_LOSS_CROSS] += s * (beside * t.sum[XD_LOSS_SOFT] + (e.ones * beside - t.sum[XDI_CUDA_RING_APART]));
-    }
-    if (is::SMOOTH && b.count > 0) e.sum[XD_LOSS_LINEAR] -= (double)b.count * (double)max;
+        if (xdi_cuda_ring_sums_up<KIND>(i)) e.sum[i] = sum[i];
+    if (is::SOFT && arg < b.count) e.beside = xdi_cuda_ring_element<X, is::TENSORS>(room, start, b.stages, arg, 1);
     e.sum[XD_LOSS_SOFT] += is::SOFT ? e.ones : 0.0;
-    e.sum[XD_LOSS_TEACHER] += is::SOFT ? t.sum[XDI_CUDA_RING_TEACHER_ONES] : 0.0;
+    e.sum[XD_LOSS_TEACHER] += is::SOFT ? sum[XDI_CUDA_RING_TEACHER_ONES] : 0.0;
     e.sum[XD_LOSS_HARD] += is::HARD && !is::SHARED ? e.ones : 0.0;
     if (is::SHARED) e.sum[XD_LOSS_HARD] = e.sum[XD_LOSS_SOFT];
     const int64_t label = is::HARD ? xd_id_at(a.labels, r) - b.begin : -1;
@@ -5846,51 +5810,53 @@ xdi_cuda_ring_entry_of(const xd_loss_args &a, int64_t r, const xdi_cuda_ring_blo
     return e;
 }
 
-/* The whole row from the blocks' entries, by every warp. *rest: the student's sum without its largest elements. */
+/* The whole row from the blocks' entries, by every warp. *rest: the student's sum without its largest elements, of 1. */
 template <int KIND>
-static __device__ inline xdi_cuda_ring_row xdi_cuda_ring_merge(const xdi_cuda_ring_block &b, int64_t slice,
-                                                               const xdi_cuda_ring_entry *table,
-                                                               const xdi_cuda_ring_scales &s, double *rest) {
+static __device__ inline xdi_cuda_ring_row xdi_cuda_ring_merge(const xdi_cuda_ring_block &b, const xdi_cuda_ring_call &call,
+                                                               const xdi_cuda_ring_entry *table, float *rest) {
     typedef xdi_cuda_ring_is<KIND> is;
-    const int lane = (int)threadIdx.x % XDI_CUDA_RING_BLOCKS; /* two lanes have the same entry */
-    const xdi_cuda_ring_entry &e = table[lane < b.blocks ? lane : 0];
-    const float max = lane < b.blocks ? e.max : -INFINITY, teacher_max = lane < b.blocks ? e.teacher_max : -INFINITY;
-    xdi_cuda_ring_row row;
-    row.max = xdi_cuda_ring_max_lanes<XDI_CUDA_RING_BLOCKS>(max);
-    row.teacher_max = is::SOFT ? xdi_cuda_ring_max_lanes<XDI_CUDA_RING_BLOCKS>(teacher_max) : 0.0f;
-    const unsigned first = __ballot_sync(0xffffffffu, max == row.max);
-    const int from = first ? __ffs((int)first) - 1 : 0;
-    row.beside = table[from].beside;
-    row.arg = (int)(table[from].arg + (int64_t)from * slice - b.begin);
+    enum { LANES = XDI_CUDA_RING_BLOCKS }; /* two lanes have the same entry */
+    const int lane = (int)threadIdx.x % LANES;
+    const bool has = lane < b.blocks;
+    const xdi_cuda_ring_entry &e = table[has ? lane : 0];
+    const float max = has ? e.max : -INFINITY, teacher_max = has && is::SOFT ? e.teacher_max : -INFINITY;
+    xdi_cuda_ring_row row = {};
+    row.max = xdi_cuda_ring_max_lanes<LANES>(max);
+    if (is::SOFT) row.teacher_max = xdi_cuda_ring_max_lanes<LANES>(teacher_max);
     const float shift = max == -INFINITY ? -INFINITY : __fsub_rn(max, row.max);
-    const float teacher_shift = teacher_max == -INFINITY ? -INFINITY : __fsub_rn(teacher_max, row.teacher_max);
-    const double factor = (double)xdi_cuda_exp_of(shift, is::ALONE ? s.hard_factor : s.soft_factor);
-    double v[4] = {};
-    if (factor > 0.0) {
-        const double ones = max == row.max ? e.ones : 0.0;
-        if (is::HARD) v[0] = (double)xdi_cuda_exp_of(shift, s.hard_factor) * e.sum[XD_LOSS_HARD];
-        if (is::SOFT) v[1] = factor * e.sum[XD_LOSS_SOFT];
-        if (is::JSD) v[3] = factor * (e.sum[XD_LOSS_SOFT] - ones);
-        if (is::REVERSE) {
-            const double step = ((double)shift - ((double)e.beside - (double)row.beside)) * (double)s.per_tau;
-            v[3] = factor * (e.sum[XD_LOSS_CROSS] + e.sum[XD_LOSS_SOFT] * step);
-        }
+    const float factor = xdi_cuda_exp_of(shift, is::ALONE ? call.hard_factor : call.soft_factor);
+    if (is::HARD && !is::SHARED) {
+        const float hard = is::ALONE ? factor : xdi_cuda_exp_of(shift, call.hard_factor);
+        row.hard = xdi_cuda_ring_add_lanes<LANES>(hard > 0.0f ? __fmul_rn(hard, (float)e.sum[XD_LOSS_HARD]) : 0.0f);
     }
-    if (is::SOFT && teacher_shift > -INFINITY)
-        v[2] = (double)xdi_cuda_exp_of(teacher_shift, s.soft_factor) * e.sum[XD_LOSS_TEACHER];
-    xdi_cuda_ring_add_lanes<XDI_CUDA_RING_BLOCKS>(v);
-    row.hard = (float)v[0];
-    row.soft = (float)v[1];
-    row.teacher = (float)v[2];
-    row.top = 0.0f;
-    row.mean = is::REVERSE ? (float)(v[3] / v[1]) : 0.0f;
-    *rest = is::JSD ? v[3] / v[1] : 0.0;
+    if (!is::SOFT) return row;
+    const float teacher_shift = teacher_max == -INFINITY ? -INFINITY : __fsub_rn(teacher_max, row.teacher_max);
+    const float teacher_factor = xdi_cuda_exp_of(teacher_shift, call.soft_factor);
+    row.soft = xdi_cuda_ring_add_lanes<LANES>(factor > 0.0f ? __fmul_rn(factor, (float)e.sum[XD_LOSS_SOFT]) : 0.0f);
+    row.teacher =
+        xdi_cuda_ring_add_lanes<LANES>(teacher_factor > 0.0f ? __fmul_rn(teacher_factor, (float)e.sum[XD_LOSS_TEACHER]) : 0.0f);
+    if (is::SHARED) row.hard = row.soft;
+    if (is::REVERSE || is::JSD) {
+        const unsigned first = __ballot_sync(0xffffffffu, max == row.max);
+        const int from = first ? __ffs((int)first) - 1 : 0;
+        row.beside = table[from].beside;
+        row.arg = (int)(table[from].arg + (int64_t)from * call.slice - b.begin);
+    }
+    if (is::REVERSE) {
+        const double step = ((double)shift - ((double)e.beside - (double)row.beside)) * (double)call.per_tau;
+        const double cross = factor > 0.0f ? (double)factor * (e.sum[XD_LOSS_CROSS] + e.sum[XD_LOSS_SOFT] * step) : 0.0;
+        row.mean = __fdiv_rn((float)xdi_cuda_ring_add_lanes<LANES>(cross), row.soft);
+    }
+    if (is::JSD) {
+        const double part = factor > 0.0f ? (double)factor * (e.sum[XD_LOSS_SOFT] - (max == row.max ? e.ones : 0.0)) : 0.0;
+        *rest = __fdiv_rn(xdi_cuda_ring_add_lanes<LANES>((float)part), row.soft);
+    }
     return row;
 }
 
 /* The same in double, for the row's record: each lane brings a block's sums to the row's references. By one warp. */
 template <int KIND>
-XDI_CUDA_APART __device__ void xdi_cuda_ring_keep(const xd_loss_args &a, const xdi_cuda_ring_shape &shape,
+XDI_CUDA_APART __device__ void xdi_cuda_ring_keep(const xd_loss_args &a, const xdi_cuda_ring_call &call,
                                                   const xdi_cuda_ring_block &b, const xdi_cuda_ring_entry *table,
                                                   xdi_cuda_ring_record *record) {
     typedef xdi_cuda_ring_is<KIND> is;
@@ -5898,22 +5864,22 @@ XDI_CUDA_APART __device__ void xdi_cuda_ring_keep(const xd_loss_args &a, const x
     double ref[XD_LOSS_REFERENCES], label[2] = {}, total[XD_LOSS_SUMS] = {};
     xd_loss_no_reference(ref);
     for (int i = 0; i < b.blocks; i++) {
-        const double own[XD_LOSS_REFERENCES] = { (double)table[i].max, (double)table[i].arg + (double)(i * shape.slice),
+        const double own[XD_LOSS_REFERENCES] = { (double)table[i].max, (double)table[i].arg + (double)(i * call.slice),
                                                  (double)table[i].beside, (double)table[i].teacher_max };
         xd_loss_join_reference(ref, own);
     }
     if (lane < b.blocks) {
         const xdi_cuda_ring_entry &e = table[lane];
         const double own[XD_LOSS_REFERENCES] = { (double)e.max, 0.0, (double)e.beside, (double)e.teacher_max };
-        const int64_t left = a.vocab.end - a.vocab.begin - lane * shape.slice;
+        const int64_t left = a.vocab.end - a.vocab.begin - lane * call.slice;
         double sums[XD_LOSS_SUMS] = {};
         for (int i = 0; i < XDI_CUDA_LOSS_TERMS; i++) sums[i] = e.sum[i];
-        xd_loss_rescale(&a, ref, own, sums, left < shape.slice ? left : shape.slice, total);
+        xd_loss_rescale(&a, ref, own, sums, left < call.slice ? left : call.slice, total);
         label[0] = (double)e.label_x;
         label[1] = (double)e.label_y;
     }
-    xdi_cuda_ring_add_lanes<XDI_CUDA_RING_BLOCKS>(total);
-    xdi_cuda_ring_add_lanes<XDI_CUDA_RING_BLOCKS>(label);
+    for (int i = 0; i < XD_LOSS_SUMS; i++) total[i] = xdi_cuda_ring_add_lanes<XDI_CUDA_RING_BLOCKS>(total[i]);
+    for (int i = 0; i < 2; i++) label[i] = xdi_cuda_ring_add_lanes<XDI_CUDA_RING_BLOCKS>(label[i]);
     if (lane != 0) return;
     for (int i = 0; i < XD_LOSS_REFERENCES; i++) record->ref[i] = ref[i];
     for (int i = 0; i < XD_LOSS_SUMS; i++) record->total[i] = total[i];
@@ -5926,9 +5892,10 @@ XDI_CUDA_APART __device__ void xdi_cuda_ring_keep(const xd_loss_args &a, const x
 
 template <typename X, int KIND> struct xdi_cuda_ring_worker {
     typedef xdi_cuda_ring_is<KIND> is;
-    enum { STAGE = is::TENSORS * XDI_CUDA_RING_BYTES, COLUMNS = xdi_cuda_ring_form<X>::COLUMNS };
+    typedef xdi_cuda_ring_form<X> form;
+    enum { STAGE = is::TENSORS * XDI_CUDA_RING_BYTES, PACK = (int)xdi_cuda_pack<X>::COUNT };
     const xd_loss_args &a;
-    const xdi_cuda_ring_shape &shape;
+    const xdi_cuda_ring_call &call;
     const xdi_cuda_ring_block b;
     unsigned char *const room;
     xdi_cuda_ring_memory *const m;
@@ -5936,14 +5903,13 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
     xdi_cuda_ring_feed feed;   /* of thread 0 */
     bool sound;
 
-    /* Calls use(the thread's part of a stage, whether it has a second pack, its first column) for each stage where it has one. */
+    /* Calls use(this thread's part of a stage, whether it has a second pack, its first column) for each stage where it has one. */
     template <typename Use> __device__ void each(Use use) {
-        xdi_cuda_ring_place at = start;
-        for (int k = 0; k < b.chunks; k++, at.next(b.stages)) {
-            const int pack = k * XDI_CUDA_RING_PACKS + (int)threadIdx.x;
-            if (pack < b.packs)
-                use(room + at.stage * STAGE + 16 * (int)threadIdx.x, pack + XDI_CUDA_RING_PACKS / 2 < b.packs,
-                    k * COLUMNS + (int)threadIdx.x * xdi_cuda_pack<X>::COUNT);
+        unsigned char *const mine = room + 16 * (int)threadIdx.x;
+        int stage = start.stage, column = (int)threadIdx.x * PACK;
+        for (int left = b.packs - (int)threadIdx.x; left > 0; left -= XDI_CUDA_RING_PACKS, column += form::COLUMNS) {
+            use(mine + stage * STAGE, left > XDI_CUDA_RING_PACKS / 2, column);
+            stage = stage + 1 < b.stages ? stage + 1 : 0;
         }
     }
     __device__ void ask() {
@@ -5958,78 +5924,119 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
     }
 
     /* Waits for each stage of the row and finds the block's largest elements. */
-    __device__ void look(xdi_cuda_ring_peak<X, is::SOFT> *peak, float *max, float *teacher_max) {
+    __device__ void look(xdi_cuda_ring_lane<X, KIND> *lane_of) {
         const int warp = (int)threadIdx.x / XDI_CUDA_WARP, lane = (int)threadIdx.x % XDI_CUDA_WARP;
+        const unsigned char *const mine = room + 16 * (int)threadIdx.x;
+        int left = b.packs - (int)threadIdx.x;
+        xdi_cuda_ring_peak<X, is::SOFT> peak;
         xdi_cuda_ring_place at = start;
-        for (int k = 0; k < b.chunks; k++, at.next(b.stages)) {
-            const int pack = k * XDI_CUDA_RING_PACKS + (int)threadIdx.x;
-            sound = xdi_cuda_ring_wait(&m->barriers.full[at.stage], at.parity, sound);
-            if (pack < b.packs)
-                peak->look(room + at.stage * STAGE + 16 * (int)threadIdx.x, pack + XDI_CUDA_RING_PACKS / 2 < b.packs);
+        for (int k = 0; k < b.chunks; k++, at.next(b.stages), left -= XDI_CUDA_RING_PACKS) {
+            xdi_cuda_ring_wait(&m->barriers.full[at.stage], at.parity, &sound);
+            if (left > 0) peak.look(mine + at.stage * STAGE, left > XDI_CUDA_RING_PACKS / 2);
         }
-        *max = xdi_cuda_ring_max_lanes<XDI_CUDA_WARP>(peak->largest());
-        *teacher_max = is::SOFT ? xdi_cuda_ring_max_lanes<XDI_CUDA_WARP>(peak->teacher_largest()) : 0.0f;
+        const float max = xdi_cuda_ring_max_lanes<XDI_CUDA_WARP>(peak.largest());
+        const float teacher_max = is::SOFT ? xdi_cuda_ring_max_lanes<XDI_CUDA_WARP>(peak.teacher_largest()) : 0.0f;
         if (lane == 0) {
-            m->maxima[warp][0] = *max;
-            m->maxima[warp][1] = *teacher_max;
+            m->maxima[warp][0] = max;
+            m->maxima[warp][1] = teacher_max;
         }
-        __syncthreads();
-        *max = xdi_cuda_ring_max_lanes<XDI_CUDA_RING_WARPS>(m->maxima[lane % XDI_CUDA_RING_WARPS][0]);
-        if (is::SOFT) *teacher_max = xdi_cuda_ring_max_lanes<XDI_CUDA_RING_WARPS>(m->maxima[lane % XDI_CUDA_RING_WARPS][1]);
+        const bool infinite = __syncthreads_or(peak.guarded()) != 0;
+        const float *const maxima = m->maxima[lane % XDI_CUDA_RING_WARPS];
+        lane_of->begin(peak, call, xdi_cuda_ring_max_lanes<XDI_CUDA_RING_WARPS>(maxima[0]),
+                       is::SOFT ? xdi_cuda_ring_max_lanes<XDI_CUDA_RING_WARPS>(maxima[1]) : 0.0f, infinite);
     }
-    /* Adds up the threads' sums and tells every block. */
-    __device__ void tell(int64_t r, int parity, xdi_cuda_ring_totals t, float max, float teacher_max) {
-        const int warp = (int)threadIdx.x / XDI_CUDA_WARP, lane = (int)threadIdx.x % XDI_CUDA_WARP;
-        xdi_cuda_ring_add_totals<KIND, XDI_CUDA_WARP>(&t);
-        if (lane == 0) m->parts[warp] = t;
-        const bool lost = __syncthreads_or(!sound) != 0;
-        if (warp == 0) {
-            t = m->parts[lane % XDI_CUDA_RING_WARPS];
-            xdi_cuda_ring_add_totals<KIND, XDI_CUDA_RING_WARPS>(&t);
-            xdi_cuda_ring_entry entry = xdi_cuda_ring_entry_of<X, KIND>(a, r, b, room, start, t, max, teacher_max);
-            if (lost) entry.sum[is::SOFT ? XD_LOSS_SOFT : XD_LOSS_HARD] = (double)NAN; /* a finding */
-            if (lane < b.blocks) *xdi_cuda_cluster_map(&m->table[parity][b.rank], (unsigned)lane) = entry;
+    __device__ void add_up(xdi_cuda_ring_lane<X, KIND> *mine) {
+        if (form::FINE || mine->guarded)
+            each([&](const unsigned char *at, bool second, int column) { mine->template take<true>(at, second, column); });
+        else
+            each([&](const unsigned char *at, bool second, int column) { mine->template take<false>(at, second, column); });
+    }
+    /* Leaves the warp's sums in memory. What is apart, few threads have. */
+    __device__ void keep_warp(const xdi_cuda_ring_lane<X, KIND> &mine) {
+        const bool any = __any_sync(0xffffffffu, mine.mine || mine.teacher_mine) != 0;
+        xdi_cuda_ring_totals *const to = &m->parts[(int)threadIdx.x / XDI_CUDA_WARP];
+        const bool first = (int)threadIdx.x % XDI_CUDA_WARP == 0;
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_RING_SUMS; i++) {
+            if (!xdi_cuda_ring_sums_up<KIND>(i)) continue;
+            float sum = mine.sum[i];
+            if (i < XDI_CUDA_RING_ONES || any) sum = xdi_cuda_ring_add_lanes<XDI_CUDA_WARP>(sum);
+            if (first) to->sum[i] = sum;
         }
-        xdi_cuda_cluster_sync();
+        const int arg = any ? -xdi_cuda_ring_max_lanes<XDI_CUDA_WARP>(-mine.arg) : INT32_MAX;
+        if (first) to->arg = arg;
+    }
+    /* Adds up the warps' sums and tells every block; by the first warp. */
+    __device__ void tell(int64_t r, int parity, const xdi_cuda_ring_lane<X, KIND> &mine, bool lost) {
+        const int lane = (int)threadIdx.x % XDI_CUDA_WARP;
+        const xdi_cuda_ring_totals &part = m->parts[lane % XDI_CUDA_RING_WARPS];
+        double sum[XDI_CUDA_RING_SUMS] = {};
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_RING_SUMS; i++)
+            if (xdi_cuda_ring_sums_up<KIND>(i)) sum[i] = xdi_cuda_ring_add_lanes<XDI_CUDA_RING_WARPS>((double)part.sum[i]);
+        const int arg = -xdi_cuda_ring_max_lanes<XDI_CUDA_RING_WARPS>(-part.arg);
+        const float *const maxima = m->maxima[lane % XDI_CUDA_RING_WARPS];
+        const double apart = sum[XDI_CUDA_RING_APART];
+        xdi_cuda_ring_correct(mine, sum);
+        xdi_cuda_ring_entry e = xdi_cuda_ring_entry_of<X, KIND>(a, r, b, room, start, sum, arg);
+        e.max = xdi_cuda_ring_max_lanes<XDI_CUDA_RING_WARPS>(maxima[0]);
+        e.teacher_max = is::SOFT ? xdi_cuda_ring_max_lanes<XDI_CUDA_RING_WARPS>(maxima[1]) : 0.0f;
+        if (is::FORWARD) e.sum[XD_LOSS_CROSS] -= XDI_CUDA_LN2 * apart;
+        if (is::REVERSE) {
+            const double s = (double)call.soft_factor * XDI_CUDA_LN2, y = (double)e.beside; /* as the exponents have it */
+            e.sum[XD_LOSS_CROSS] += s * (y * sum[XD_LOSS_SOFT] + (e.ones * y - apart));
+        }
+        if (is::SMOOTH && b.count > 0) e.sum[XD_LOSS_LINEAR] -= (double)b.count * (double)e.max;
+        if (lost) e.sum[is::SOFT ? XD_LOSS_SOFT : XD_LOSS_HARD] = (double)NAN; /* a finding */
+        if (lane < b.blocks) *xdi_cuda_cluster_map(&m->table[parity][b.rank], (unsigned)lane) = e;
     }
     /* JSD's sums over the mixture, of the whole row. */
-    __device__ void mix(int64_t r, const xdi_cuda_ring_scales &s, xdi_cuda_ring_lane<X, KIND> *mine, xdi_cuda_ring_row *row,
-                        double rest) {
+    __device__ void mix(int64_t r, xdi_cuda_ring_lane<X, KIND> *mine, xdi_cuda_ring_row *row, float rest) {
         const int warp = (int)threadIdx.x / XDI_CUDA_WARP, lane = (int)threadIdx.x % XDI_CUDA_WARP;
-        const float top = mine->top_of(s, *row);
+        const float top = mine->top_of(call.beta, *row);
         mine->begin_mixtures(*row, top);
-        each([&](unsigned char *at, bool second, int column) { mine->mix(at, second, column, s.beta, row->arg); });
-        double v[XD_LOSS_MIXTURES] = { (double)mine->sum[XD_LOSS_TEACHER_MIXTURE], (double)mine->sum[XD_LOSS_STUDENT_MIXTURE] };
-        xdi_cuda_ring_add_lanes<XDI_CUDA_WARP>(v);
-        if (lane == 0) m->parts[warp].sum[0] = v[0], m->parts[warp].sum[1] = v[1];
+        if (form::FINE || mine->guarded)
+            each([&](unsigned char *at, bool second, int column) {
+                mine->template mix<true>(at, second, column, call.beta, row->arg);
+            });
+        else
+            each([&](unsigned char *at, bool second, int column) {
+                mine->template mix<false>(at, second, column, call.beta, row->arg);
+            });
+        XD_UNROLL
+        for (int i = 0; i < XD_LOSS_MIXTURES; i++) {
+            const float sum = xdi_cuda_ring_add_lanes<XDI_CUDA_WARP>(mine->sum[i]);
+            if (lane == 0) m->parts[warp].sum[i] = sum;
+        }
         __syncthreads();
-        if (warp == 0) {
-            v[0] = m->parts[lane % XDI_CUDA_RING_WARPS].sum[0];
-            v[1] = m->parts[lane % XDI_CUDA_RING_WARPS].sum[1];
-            xdi_cuda_ring_add_lanes<XDI_CUDA_RING_WARPS>(v);
-            if (lane < b.blocks)
-                for (int i = 0; i < XD_LOSS_MIXTURES; i++) *xdi_cuda_cluster_map(&m->mixtures[b.rank][i], (unsigned)lane) = v[i];
+        for (int i = 0; i < XD_LOSS_MIXTURES && warp == 0; i++) {
+            const double part = (double)m->parts[lane % XDI_CUDA_RING_WARPS].sum[i];
+            const double sum = xdi_cuda_ring_add_lanes<XDI_CUDA_RING_WARPS>(part);
+            if (lane < b.blocks) *xdi_cuda_cluster_map(&m->mixtures[b.rank][i], (unsigned)lane) = sum;
         }
         xdi_cuda_cluster_sync();
         const int block = lane % XDI_CUDA_RING_BLOCKS;
-        v[0] = block < b.blocks ? m->mixtures[block][0] : 0.0;
-        v[1] = block < b.blocks ? m->mixtures[block][1] : 0.0;
-        xdi_cuda_ring_add_lanes<XDI_CUDA_RING_BLOCKS>(v);
-        const double unit = (double)mine->nats(1.0f), student = unit * (v[1] - (double)top * rest);
+        double sum[XD_LOSS_MIXTURES];
+        for (int i = 0; i < XD_LOSS_MIXTURES; i++)
+            sum[i] = xdi_cuda_ring_add_lanes<XDI_CUDA_RING_BLOCKS>(block < b.blocks ? m->mixtures[block][i] : 0.0);
+        const double unit = (double)mine->nats(1.0f);
+        const double student = unit * (sum[XD_LOSS_STUDENT_MIXTURE] - (double)top * (double)rest);
         row->top = mine->nats(top);
         row->mean = (float)student;
         if (!records(r) || lane != 0) return;
-        record(r)->mixtures[XD_LOSS_TEACHER_MIXTURE] = unit * v[0];
+        record(r)->mixtures[XD_LOSS_TEACHER_MIXTURE] = unit * sum[XD_LOSS_TEACHER_MIXTURE];
         record(r)->mixtures[XD_LOSS_STUDENT_MIXTURE] = student;
     }
     /* Writes the gradient, if there is one, and gives each stage back. */
-    __device__ void grade(int64_t r, const xdi_cuda_ring_lane<X, KIND> &mine) {
-        X *const to = a.gradient.data ? xdi_cuda_row<X>(a.gradient, r) + b.begin : NULL;
-        for (int k = 0; k < b.chunks; k++) {
-            const int pack = k * XDI_CUDA_RING_PACKS + (int)threadIdx.x;
-            if (to && pack < b.packs)
-                mine.grade(room + start.stage * STAGE + 16 * (int)threadIdx.x, pack + XDI_CUDA_RING_PACKS / 2 < b.packs,
-                           to + k * COLUMNS + (int)threadIdx.x * xdi_cuda_pack<X>::COUNT);
+    template <bool GUARDED> __device__ void grade(int64_t r, const xdi_cuda_ring_lane<X, KIND> &mine) {
+        X *to = a.gradient.data ? xdi_cuda_row<X>(a.gradient, r) + b.begin + (int)threadIdx.x * PACK : NULL;
+        int left = to ? b.packs - (int)threadIdx.x : 0;
+        for (int k = 0; k < b.chunks; k++, left -= XDI_CUDA_RING_PACKS) {
+            if (left > 0) {
+                mine.template grade<GUARDED>(room + 16 * (int)threadIdx.x + start.stage * STAGE, left > XDI_CUDA_RING_PACKS / 2,
+                                             to);
+                to += form::COLUMNS;
+            }
             if (is::JSD) xdi_cuda_bulk_fence(); /* mix() has written to the stage */
             __syncwarp();
             if (threadIdx.x % XDI_CUDA_WARP == 0) xdi_cuda_barrier_arrive(&m->barriers.empty[start.stage]);
@@ -6037,34 +6044,37 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
             if (threadIdx.x == 0 && k > 0) ask(); /* for the stage before, which the other warps have left by now */
         }
         if (threadIdx.x == 0 && b.chunks > 0) ask();
-        if (to) zero(r, false);
+        if (a.gradient.data) zero(r, false);
     }
     /* Zeroes this block's part of a row's gradient, or the padding alone, which the last block has. */
     __device__ void zero(int64_t r, bool all) const {
         X *const to = xdi_cuda_row<X>(a.gradient, r);
         const xdi_cuda_pack<X> zeros = {};
         for (int p = (int)threadIdx.x; p < b.packs && all; p += XDI_CUDA_TEAM_BLOCK)
-            xdi_cuda_store16(to + b.begin + p * (int)xdi_cuda_pack<X>::COUNT, zeros);
+            xdi_cuda_store16(to + b.begin + p * PACK, zeros);
         if (b.rank + 1 < b.blocks) return;
         for (int64_t c = a.vocab.end - a.vocab.begin + (int64_t)threadIdx.x; c < a.gradient.cols; c += XDI_CUDA_TEAM_BLOCK)
             xdi_cuda_narrow(0.0f, &to[c]);
     }
     __device__ void work(int64_t r, double scale, int parity) {
-        const xdi_cuda_ring_scales s = xdi_cuda_ring_scales_of(a, scale);
-        xdi_cuda_ring_peak<X, is::SOFT> peak;
+        const xdi_cuda_ring_weights weights = { (float)(scale * call.hard_weight), (float)(scale * call.soft_weight) };
         xdi_cuda_ring_lane<X, KIND> mine;
-        float max, teacher_max;
-        double rest;
-        look(&peak, &max, &teacher_max);
-        mine.begin(peak, s, max, teacher_max);
-        each([&](const unsigned char *at, bool second, int column) { mine.take(at, second, column); });
-        tell(r, parity, mine.totals(), max, teacher_max);
-        xdi_cuda_ring_row row = xdi_cuda_ring_merge<KIND>(b, shape.slice, m->table[parity], s, &rest);
-        if (records(r)) xdi_cuda_ring_keep<KIND>(a, shape, b, m->table[parity], record(r));
-        mine.settle(s, row);
-        if (is::JSD) mix(r, s, &mine, &row, rest);
-        mine.lean(s, row);
-        grade(r, mine);
+        float rest = 0.0f;
+        look(&mine);
+        add_up(&mine);
+        keep_warp(mine);
+        const bool lost = __syncthreads_or(!sound) != 0;
+        if (threadIdx.x < XDI_CUDA_WARP) tell(r, parity, mine, lost);
+        xdi_cuda_cluster_sync();
+        xdi_cuda_ring_row row = xdi_cuda_ring_merge<KIND>(b, call, m->table[parity], &rest);
+        if (records(r)) xdi_cuda_ring_keep<KIND>(a, call, b, m->table[parity], record(r));
+        mine.settle(call, weights, row);
+        if (is::JSD) mix(r, &mine, &row, rest);
+        mine.lean(call, weights, row);
+        if (form::FINE || mine.guarded)
+            grade<true>(r, mine);
+        else
+            grade<false>(r, mine);
     }
     __device__ void run() {
         int parity = 0;
@@ -6087,14 +6097,14 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
 
 template <typename X, int KIND>
 static __global__ void __launch_bounds__(XDI_CUDA_TEAM_BLOCK, 2)
-    xdi_cuda_loss_ring_kernel(const __grid_constant__ xd_loss_args a, const __grid_constant__ xdi_cuda_ring_shape shape) {
+    xdi_cuda_loss_ring_kernel(const __grid_constant__ xd_loss_args a, const __grid_constant__ xdi_cuda_ring_call call) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
     XD_DYN_SHARED(unsigned char, room);
     XD_SHARED(xdi_cuda_ring_memory, memory, );
-    if (threadIdx.x == 0) xdi_cuda_ring_init(&memory.barriers, shape.stages, XDI_CUDA_RING_WARPS);
+    if (threadIdx.x == 0) xdi_cuda_ring_init(&memory.barriers, call.stages, XDI_CUDA_RING_WARPS);
     xdi_cuda_cluster_sync(); /* every block runs, and has its barriers */
-    const xdi_cuda_ring_block b = xdi_cuda_ring_block_of<X>(a, shape);
-    xdi_cuda_ring_worker<X, KIND> worker = { a, shape, b, room, &memory, { 0, 0u }, xdi_cuda_ring_feed_of(a, b), true };
+    const xdi_cuda_ring_block b = xdi_cuda_ring_block_of<X>(a, call);
+    xdi_cuda_ring_worker<X, KIND> worker = { a, call, b, room, &memory, { 0, 0u }, xdi_cuda_ring_feed_of(a, b), true };
     worker.run();
     xdi_cuda_cluster_sync(); /* no block ends while others write into its memory */
 #endif
@@ -6208,7 +6218,7 @@ static int xdi_cuda_ring_stages(size_t processor_bytes, int residents, int stage
     const size_t fixed = sizeof(xdi_cuda_ring_memory) + 1024 + 128;
     const int64_t room = (int64_t)(processor_bytes / (size_t)residents) - (int64_t)fixed;
     const int64_t stages = room / stage_bytes;
-    return (int)(stages < XDI_CUDA_RING_STAGES ? stages : XDI_CUDA_RING_STAGES);
+    return stages < XDI_CUDA_RING_STAGES ? (int)stages : (int)XDI_CUDA_RING_STAGES;
 }
 
 /* A way to cut rows: the index of its number of blocks, 2^blocks, and of blocks on a multiprocessor. */
@@ -6223,44 +6233,51 @@ static const xdi_cuda_ring_choice xdi_cuda_ring_choices[] = {
 static_assert(sizeof xdi_cuda_ring_choices / sizeof *xdi_cuda_ring_choices == XDI_CUDA_RING_CHOICES, "see xd_cuda");
 
 /* The first one whose ring holds a row and two stages more, and whose clusters the device runs; the index, -1: none. */
-static int xdi_cuda_ring_choose(const xd_cuda *cuda, int kind, xd_dtype dtype, int64_t columns, xdi_cuda_ring_shape *shape) {
+static int xdi_cuda_ring_choose(const xd_cuda *cuda, int kind, xd_dtype dtype, int64_t columns, xdi_cuda_ring_call *call) {
     const int tensors = kind >= XDI_CUDA_RING_FORWARD ? 2 : 1;
     const int64_t stage = XDI_CUDA_RING_BYTES / (int64_t)xd_dtype_size(dtype);
     for (int i = 0; i < XDI_CUDA_RING_CHOICES; i++) {
         const xdi_cuda_ring_choice c = xdi_cuda_ring_choices[i];
         const int64_t blocks = (int64_t)1 << c.blocks;
-        shape->slice = (columns + XDI_CUDA_EIGHT * blocks - 1) / (XDI_CUDA_EIGHT * blocks) * XDI_CUDA_EIGHT;
-        shape->stages = xdi_cuda_ring_stages(cuda->processor_shared_bytes, c.residents, tensors * XDI_CUDA_RING_BYTES);
-        if ((shape->slice + stage - 1) / stage + 2 <= shape->stages && cuda->ring_clusters[dtype == XD_DTYPE_BF16][kind][i] > 0)
+        call->slice = (columns + XDI_CUDA_EIGHT * blocks - 1) / (XDI_CUDA_EIGHT * blocks) * XDI_CUDA_EIGHT;
+        call->stages = xdi_cuda_ring_stages(cuda->processor_shared_bytes, c.residents, tensors * XDI_CUDA_RING_BYTES);
+        if ((call->slice + stage - 1) / stage + 2 <= call->stages && cuda->ring_clusters[dtype == XD_DTYPE_BF16][kind][i] > 0)
             return i;
     }
     return -1;
 }
 
 template <typename X, int KIND>
-static xd_result xdi_cuda_ring_launch(const xd_launch *launch, const xd_loss_args *a, int choice, const xdi_cuda_ring_shape &shape) {
+static xd_result xdi_cuda_ring_launch(const xd_launch *launch, const xd_loss_args *a, int choice, const xdi_cuda_ring_call &call) {
     const xd_cuda *cuda = xdi_cuda_of(launch->ctx);
     const int64_t most = cuda->ring_clusters[sizeof(X) == 2][KIND][choice];
     const int64_t blocks = (int64_t)1 << xdi_cuda_ring_choices[choice].blocks;
     const int64_t clusters = a->student.rows < most ? a->student.rows : most;
     xdi_cuda_grid grid = xdi_cuda_grid_of(clusters * blocks, XDI_CUDA_TEAM_BLOCK,
-                                          (size_t)(shape.stages * xdi_cuda_ring_is<KIND>::TENSORS * XDI_CUDA_RING_BYTES));
+                                          (size_t)(call.stages * xdi_cuda_ring_is<KIND>::TENSORS * XDI_CUDA_RING_BYTES));
     grid.cluster = (int)blocks;
-    return XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_loss_ring_kernel<X, KIND>), *a, shape);
+    return XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_loss_ring_kernel<X, KIND>), *a, call);
 }
 
 /* The fused entry: rows in a ring where they can be, else the other path. */
 static xd_result xdi_cuda_loss_ring(const xd_launch *launch, const xd_loss_args *a) {
     const int kind = xdi_cuda_ring_kind_of(a);
-    xdi_cuda_ring_shape shape = {};
+    xdi_cuda_ring_call call = {};
     const bool takes = kind != XDI_CUDA_RING_KINDS && xdi_cuda_ring_takes(a, kind);
     const int choice = !takes ? -1 : xdi_cuda_ring_choose(xdi_cuda_of(launch->ctx), kind, a->student.dtype,
-                                                          a->vocab.end - a->vocab.begin, &shape);
+                                                          a->vocab.end - a->vocab.begin, &call);
     if (choice < 0) return xdi_cuda_loss_fused(launch, a);
+    call.hard_factor = (float)XDI_CUDA_LOG2E;
+    call.soft_factor = xdi_cuda_factor(XDI_CUDA_LOG2E / a->temperature);
+    call.per_tau = xdi_cuda_factor(1.0 / a->temperature);
+    call.beta = (float)a->beta;
+    call.uniform = (float)a->uniform_weight;
+    call.hard_weight = a->hard_weight;
+    call.soft_weight = a->soft_weight / a->temperature;
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
     XDI_CUDA_RING_CASES(kind, KIND, {
-        XDI_CUDA_LOGITS(a->student.dtype, X, { XD_TRY((xdi_cuda_ring_launch<X, KIND>(launch, a, choice, shape))); })
+        XDI_CUDA_LOGITS(a->student.dtype, X, { XD_TRY((xdi_cuda_ring_launch<X, KIND>(launch, a, choice, call))); })
     })
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->student.rows), xdi_cuda_loss_ring_rows_kernel, *a);
 }
@@ -6269,7 +6286,7 @@ static xd_result xdi_cuda_loss_ring(const xd_launch *launch, const xd_loss_args 
 
 /* Lets a kernel use the shared memory of each choice, and notes how many of its clusters run at once; 0: none. */
 template <typename X, int KIND> static xd_result xdi_cuda_ring_allow(xd_ctx *ctx, xd_cuda *cuda, size_t block_bytes) {
-    void (*kernel)(xd_loss_args, xdi_cuda_ring_shape) = xdi_cuda_loss_ring_kernel<X, KIND>;
+    void (*kernel)(xd_loss_args, xdi_cuda_ring_call) = xdi_cuda_loss_ring_kernel<X, KIND>;
     const int stage = xdi_cuda_ring_is<KIND>::TENSORS * XDI_CUDA_RING_BYTES;
     const int most = xdi_cuda_ring_stages(cuda->processor_shared_bytes, 1, stage) * stage;
     XD_TRY(xdi_cuda_load(ctx, kernel));
@@ -10762,4 +10779,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 d9d23d982849b1d7c7481d229b1499fe4905f6979198bf42dd0f2867db181e65 */
+/* xdistill sha256 43673d800953037e93a0a919fcda0d9a7fad83ee170145f38f144eb2bdc627ff */

@@ -237,7 +237,7 @@ static __device__ inline void xdi_cuda_set_element(const xd_rows &x, int64_t row
 
 /* 1 / tau or log2(e) / tau. Where tau is so small that f32 cannot hold it, about the largest f32: with infinity the largest
  * element, whose difference is 0, would have the power NaN. */
-static __device__ inline float xdi_cuda_factor(double factor) {
+static __host__ __device__ inline float xdi_cuda_factor(double factor) {
     return (float)fmin(factor, 3.4e38);
 }
 

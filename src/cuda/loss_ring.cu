@@ -10,11 +10,6 @@
  * records what kernel/loss.h promises: the row's scalars and findings, and the gradient of the two columns that may hold nearly
  * all probability. Rows that it cannot take have the path of loss_fused.cu. */
 
-struct xdi_cuda_ring_shape {
-    int64_t slice; /* columns of a block */
-    int stages;
-};
-
 /* A row for the second kernel, in the memory of references and sums. */
 struct xdi_cuda_ring_record {
     double ref[XD_LOSS_REFERENCES], total[XD_LOSS_SUMS], mixtures[XD_LOSS_MIXTURES];
@@ -48,19 +43,19 @@ struct xdi_cuda_ring_block {
 };
 
 template <typename X>
-static __device__ inline xdi_cuda_ring_block xdi_cuda_ring_block_of(const xd_loss_args &a, const xdi_cuda_ring_shape &shape) {
+static __device__ inline xdi_cuda_ring_block xdi_cuda_ring_block_of(const xd_loss_args &a, const xdi_cuda_ring_call &call) {
     const int64_t columns = a.vocab.end - a.vocab.begin;
     xdi_cuda_ring_block b;
     b.rank = (int)xdi_cuda_cluster_rank();
     b.blocks = (int)xdi_cuda_cluster_size();
     b.cluster = (int64_t)blockIdx.x / b.blocks;
     b.clusters = (int64_t)gridDim.x / b.blocks;
-    b.begin = b.rank * shape.slice;
+    b.begin = b.rank * call.slice;
     const int64_t left = columns - b.begin;
-    b.count = (int)(left < 0 ? 0 : left < shape.slice ? left : shape.slice);
+    b.count = (int)(left < 0 ? 0 : left < call.slice ? left : call.slice);
     b.packs = b.count / xdi_cuda_pack<X>::COUNT;
     b.chunks = (b.packs + XDI_CUDA_RING_PACKS - 1) / XDI_CUDA_RING_PACKS;
-    b.stages = shape.stages;
+    b.stages = call.stages;
     return b;
 }
 
@@ -86,7 +81,7 @@ static __device__ inline void xdi_cuda_ring_ask(const xd_loss_args &a, const xdi
         f->scale = f->row < a.student.rows ? a.row_scale[f->row] : 0.0;
     }
     if (f->row >= a.student.rows || b.chunks == 0) return;
-    *sound = xdi_cuda_ring_wait(&barriers->empty[f->place.stage], f->place.parity, *sound);
+    xdi_cuda_ring_wait(&barriers->empty[f->place.stage], f->place.parity, sound);
     if (!*sound) return;
     const int first = f->chunk * XDI_CUDA_RING_PACKS, left = b.packs - first;
     const unsigned bytes = 16u * (unsigned)(left < XDI_CUDA_RING_PACKS ? left : XDI_CUDA_RING_PACKS);
@@ -103,30 +98,17 @@ static __device__ inline void xdi_cuda_ring_ask(const xd_loss_args &a, const xdi
     f->scale = f->row < a.student.rows ? a.row_scale[f->row] : 0.0;
 }
 
-/* ---- sums over a warp, the same on every lane ---- */
+/* ---- over the lanes of a warp, the same on every lane ---- */
 
-template <int LANES, int N> static __device__ inline void xdi_cuda_ring_add_lanes(double (&v)[N]) {
+template <int LANES, typename T> static __device__ inline T xdi_cuda_ring_add_lanes(T value) {
     XD_UNROLL
-    for (int mask = 1; mask < LANES; mask *= 2) {
-        XD_UNROLL
-        for (int i = 0; i < N; i++) v[i] = __dadd_rn(v[i], xdi_cuda_shuffle_xor(v[i], mask));
-    }
+    for (int mask = 1; mask < LANES; mask *= 2) value = xdi_cuda_add()(value, xdi_cuda_shuffle_xor(value, mask));
+    return value;
 }
 
-template <int KIND, int LANES> static __device__ inline void xdi_cuda_ring_add_totals(xdi_cuda_ring_totals *t) {
+template <int LANES, typename T> static __device__ inline T xdi_cuda_ring_max_lanes(T value) {
     XD_UNROLL
-    for (int mask = 1; mask < LANES; mask *= 2) {
-        XD_UNROLL
-        for (int i = 0; i < XDI_CUDA_RING_SUMS; i++)
-            if (xdi_cuda_ring_sums_up<KIND>(i)) t->sum[i] = __dadd_rn(t->sum[i], xdi_cuda_shuffle_xor(t->sum[i], mask));
-        const int other = __shfl_xor_sync(0xffffffffu, t->arg, mask);
-        t->arg = other < t->arg ? other : t->arg;
-    }
-}
-
-template <int LANES> static __device__ inline float xdi_cuda_ring_max_lanes(float value) {
-    XD_UNROLL
-    for (int mask = 1; mask < LANES; mask *= 2) value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, mask));
+    for (int mask = 1; mask < LANES; mask *= 2) value = xdi_cuda_larger()(xdi_cuda_shuffle_xor(value, mask), value);
     return value;
 }
 
@@ -147,27 +129,18 @@ static __device__ inline float xdi_cuda_ring_element(const unsigned char *room, 
 template <typename X, int KIND>
 static __device__ inline xdi_cuda_ring_entry
 xdi_cuda_ring_entry_of(const xd_loss_args &a, int64_t r, const xdi_cuda_ring_block &b, const unsigned char *room,
-                       const xdi_cuda_ring_place &start, const xdi_cuda_ring_totals &t, float max, float teacher_max) {
+                       const xdi_cuda_ring_place &start, const double *sum, int arg) {
     typedef xdi_cuda_ring_is<KIND> is;
-    const double s = (double)xdi_cuda_factor(XDI_CUDA_LOG2E / a.temperature) * XDI_CUDA_LN2; /* as the exponents have it */
     xdi_cuda_ring_entry e;
     memset(&e, 0, sizeof e);
-    e.max = max;
-    e.teacher_max = teacher_max;
-    e.arg = t.arg;
-    e.ones = t.sum[XDI_CUDA_RING_ONES];
+    e.arg = arg;
+    e.ones = sum[XDI_CUDA_RING_ONES];
     XD_UNROLL
     for (int i = 0; i < XDI_CUDA_LOSS_TERMS; i++)
-        if (xdi_cuda_ring_sums_up<KIND>(i)) e.sum[i] = t.sum[i];
-    if (is::SOFT && t.arg < b.count) e.beside = xdi_cuda_ring_element<X, is::TENSORS>(room, start, b.stages, t.arg, 1);
-    if (is::FORWARD) e.sum[XD_LOSS_CROSS] -= XDI_CUDA_LN2 * t.sum[XDI_CUDA_RING_APART];
-    if (is::REVERSE) {
-        const double beside = (double)e.beside;
-        e.sum[XD_LOSS_CROSS] += s * (beside * t.sum[XD_LOSS_SOFT] + (e.ones * beside - t.sum[XDI_CUDA_RING_APART]));
-    }
-    if (is::SMOOTH && b.count > 0) e.sum[XD_LOSS_LINEAR] -= (double)b.count * (double)max;
+        if (xdi_cuda_ring_sums_up<KIND>(i)) e.sum[i] = sum[i];
+    if (is::SOFT && arg < b.count) e.beside = xdi_cuda_ring_element<X, is::TENSORS>(room, start, b.stages, arg, 1);
     e.sum[XD_LOSS_SOFT] += is::SOFT ? e.ones : 0.0;
-    e.sum[XD_LOSS_TEACHER] += is::SOFT ? t.sum[XDI_CUDA_RING_TEACHER_ONES] : 0.0;
+    e.sum[XD_LOSS_TEACHER] += is::SOFT ? sum[XDI_CUDA_RING_TEACHER_ONES] : 0.0;
     e.sum[XD_LOSS_HARD] += is::HARD && !is::SHARED ? e.ones : 0.0;
     if (is::SHARED) e.sum[XD_LOSS_HARD] = e.sum[XD_LOSS_SOFT];
     const int64_t label = is::HARD ? xd_id_at(a.labels, r) - b.begin : -1;
@@ -178,51 +151,53 @@ xdi_cuda_ring_entry_of(const xd_loss_args &a, int64_t r, const xdi_cuda_ring_blo
     return e;
 }
 
-/* The whole row from the blocks' entries, by every warp. *rest: the student's sum without its largest elements. */
+/* The whole row from the blocks' entries, by every warp. *rest: the student's sum without its largest elements, of 1. */
 template <int KIND>
-static __device__ inline xdi_cuda_ring_row xdi_cuda_ring_merge(const xdi_cuda_ring_block &b, int64_t slice,
-                                                               const xdi_cuda_ring_entry *table,
-                                                               const xdi_cuda_ring_scales &s, double *rest) {
+static __device__ inline xdi_cuda_ring_row xdi_cuda_ring_merge(const xdi_cuda_ring_block &b, const xdi_cuda_ring_call &call,
+                                                               const xdi_cuda_ring_entry *table, float *rest) {
     typedef xdi_cuda_ring_is<KIND> is;
-    const int lane = (int)threadIdx.x % XDI_CUDA_RING_BLOCKS; /* two lanes have the same entry */
-    const xdi_cuda_ring_entry &e = table[lane < b.blocks ? lane : 0];
-    const float max = lane < b.blocks ? e.max : -INFINITY, teacher_max = lane < b.blocks ? e.teacher_max : -INFINITY;
-    xdi_cuda_ring_row row;
-    row.max = xdi_cuda_ring_max_lanes<XDI_CUDA_RING_BLOCKS>(max);
-    row.teacher_max = is::SOFT ? xdi_cuda_ring_max_lanes<XDI_CUDA_RING_BLOCKS>(teacher_max) : 0.0f;
-    const unsigned first = __ballot_sync(0xffffffffu, max == row.max);
-    const int from = first ? __ffs((int)first) - 1 : 0;
-    row.beside = table[from].beside;
-    row.arg = (int)(table[from].arg + (int64_t)from * slice - b.begin);
+    enum { LANES = XDI_CUDA_RING_BLOCKS }; /* two lanes have the same entry */
+    const int lane = (int)threadIdx.x % LANES;
+    const bool has = lane < b.blocks;
+    const xdi_cuda_ring_entry &e = table[has ? lane : 0];
+    const float max = has ? e.max : -INFINITY, teacher_max = has && is::SOFT ? e.teacher_max : -INFINITY;
+    xdi_cuda_ring_row row = {};
+    row.max = xdi_cuda_ring_max_lanes<LANES>(max);
+    if (is::SOFT) row.teacher_max = xdi_cuda_ring_max_lanes<LANES>(teacher_max);
     const float shift = max == -INFINITY ? -INFINITY : __fsub_rn(max, row.max);
-    const float teacher_shift = teacher_max == -INFINITY ? -INFINITY : __fsub_rn(teacher_max, row.teacher_max);
-    const double factor = (double)xdi_cuda_exp_of(shift, is::ALONE ? s.hard_factor : s.soft_factor);
-    double v[4] = {};
-    if (factor > 0.0) {
-        const double ones = max == row.max ? e.ones : 0.0;
-        if (is::HARD) v[0] = (double)xdi_cuda_exp_of(shift, s.hard_factor) * e.sum[XD_LOSS_HARD];
-        if (is::SOFT) v[1] = factor * e.sum[XD_LOSS_SOFT];
-        if (is::JSD) v[3] = factor * (e.sum[XD_LOSS_SOFT] - ones);
-        if (is::REVERSE) {
-            const double step = ((double)shift - ((double)e.beside - (double)row.beside)) * (double)s.per_tau;
-            v[3] = factor * (e.sum[XD_LOSS_CROSS] + e.sum[XD_LOSS_SOFT] * step);
-        }
+    const float factor = xdi_cuda_exp_of(shift, is::ALONE ? call.hard_factor : call.soft_factor);
+    if (is::HARD && !is::SHARED) {
+        const float hard = is::ALONE ? factor : xdi_cuda_exp_of(shift, call.hard_factor);
+        row.hard = xdi_cuda_ring_add_lanes<LANES>(hard > 0.0f ? __fmul_rn(hard, (float)e.sum[XD_LOSS_HARD]) : 0.0f);
     }
-    if (is::SOFT && teacher_shift > -INFINITY)
-        v[2] = (double)xdi_cuda_exp_of(teacher_shift, s.soft_factor) * e.sum[XD_LOSS_TEACHER];
-    xdi_cuda_ring_add_lanes<XDI_CUDA_RING_BLOCKS>(v);
-    row.hard = (float)v[0];
-    row.soft = (float)v[1];
-    row.teacher = (float)v[2];
-    row.top = 0.0f;
-    row.mean = is::REVERSE ? (float)(v[3] / v[1]) : 0.0f;
-    *rest = is::JSD ? v[3] / v[1] : 0.0;
+    if (!is::SOFT) return row;
+    const float teacher_shift = teacher_max == -INFINITY ? -INFINITY : __fsub_rn(teacher_max, row.teacher_max);
+    const float teacher_factor = xdi_cuda_exp_of(teacher_shift, call.soft_factor);
+    row.soft = xdi_cuda_ring_add_lanes<LANES>(factor > 0.0f ? __fmul_rn(factor, (float)e.sum[XD_LOSS_SOFT]) : 0.0f);
+    row.teacher =
+        xdi_cuda_ring_add_lanes<LANES>(teacher_factor > 0.0f ? __fmul_rn(teacher_factor, (float)e.sum[XD_LOSS_TEACHER]) : 0.0f);
+    if (is::SHARED) row.hard = row.soft;
+    if (is::REVERSE || is::JSD) {
+        const unsigned first = __ballot_sync(0xffffffffu, max == row.max);
+        const int from = first ? __ffs((int)first) - 1 : 0;
+        row.beside = table[from].beside;
+        row.arg = (int)(table[from].arg + (int64_t)from * call.slice - b.begin);
+    }
+    if (is::REVERSE) {
+        const double step = ((double)shift - ((double)e.beside - (double)row.beside)) * (double)call.per_tau;
+        const double cross = factor > 0.0f ? (double)factor * (e.sum[XD_LOSS_CROSS] + e.sum[XD_LOSS_SOFT] * step) : 0.0;
+        row.mean = __fdiv_rn((float)xdi_cuda_ring_add_lanes<LANES>(cross), row.soft);
+    }
+    if (is::JSD) {
+        const double part = factor > 0.0f ? (double)factor * (e.sum[XD_LOSS_SOFT] - (max == row.max ? e.ones : 0.0)) : 0.0;
+        *rest = __fdiv_rn(xdi_cuda_ring_add_lanes<LANES>((float)part), row.soft);
+    }
     return row;
 }
 
 /* The same in double, for the row's record: each lane brings a block's sums to the row's references. By one warp. */
 template <int KIND>
-XDI_CUDA_APART __device__ void xdi_cuda_ring_keep(const xd_loss_args &a, const xdi_cuda_ring_shape &shape,
+XDI_CUDA_APART __device__ void xdi_cuda_ring_keep(const xd_loss_args &a, const xdi_cuda_ring_call &call,
                                                   const xdi_cuda_ring_block &b, const xdi_cuda_ring_entry *table,
                                                   xdi_cuda_ring_record *record) {
     typedef xdi_cuda_ring_is<KIND> is;
@@ -230,22 +205,22 @@ XDI_CUDA_APART __device__ void xdi_cuda_ring_keep(const xd_loss_args &a, const x
     double ref[XD_LOSS_REFERENCES], label[2] = {}, total[XD_LOSS_SUMS] = {};
     xd_loss_no_reference(ref);
     for (int i = 0; i < b.blocks; i++) {
-        const double own[XD_LOSS_REFERENCES] = { (double)table[i].max, (double)table[i].arg + (double)(i * shape.slice),
+        const double own[XD_LOSS_REFERENCES] = { (double)table[i].max, (double)table[i].arg + (double)(i * call.slice),
                                                  (double)table[i].beside, (double)table[i].teacher_max };
         xd_loss_join_reference(ref, own);
     }
     if (lane < b.blocks) {
         const xdi_cuda_ring_entry &e = table[lane];
         const double own[XD_LOSS_REFERENCES] = { (double)e.max, 0.0, (double)e.beside, (double)e.teacher_max };
-        const int64_t left = a.vocab.end - a.vocab.begin - lane * shape.slice;
+        const int64_t left = a.vocab.end - a.vocab.begin - lane * call.slice;
         double sums[XD_LOSS_SUMS] = {};
         for (int i = 0; i < XDI_CUDA_LOSS_TERMS; i++) sums[i] = e.sum[i];
-        xd_loss_rescale(&a, ref, own, sums, left < shape.slice ? left : shape.slice, total);
+        xd_loss_rescale(&a, ref, own, sums, left < call.slice ? left : call.slice, total);
         label[0] = (double)e.label_x;
         label[1] = (double)e.label_y;
     }
-    xdi_cuda_ring_add_lanes<XDI_CUDA_RING_BLOCKS>(total);
-    xdi_cuda_ring_add_lanes<XDI_CUDA_RING_BLOCKS>(label);
+    for (int i = 0; i < XD_LOSS_SUMS; i++) total[i] = xdi_cuda_ring_add_lanes<XDI_CUDA_RING_BLOCKS>(total[i]);
+    for (int i = 0; i < 2; i++) label[i] = xdi_cuda_ring_add_lanes<XDI_CUDA_RING_BLOCKS>(label[i]);
     if (lane != 0) return;
     for (int i = 0; i < XD_LOSS_REFERENCES; i++) record->ref[i] = ref[i];
     for (int i = 0; i < XD_LOSS_SUMS; i++) record->total[i] = total[i];
@@ -258,9 +233,10 @@ XDI_CUDA_APART __device__ void xdi_cuda_ring_keep(const xd_loss_args &a, const x
 
 template <typename X, int KIND> struct xdi_cuda_ring_worker {
     typedef xdi_cuda_ring_is<KIND> is;
-    enum { STAGE = is::TENSORS * XDI_CUDA_RING_BYTES, COLUMNS = xdi_cuda_ring_form<X>::COLUMNS };
+    typedef xdi_cuda_ring_form<X> form;
+    enum { STAGE = is::TENSORS * XDI_CUDA_RING_BYTES, PACK = (int)xdi_cuda_pack<X>::COUNT };
     const xd_loss_args &a;
-    const xdi_cuda_ring_shape &shape;
+    const xdi_cuda_ring_call &call;
     const xdi_cuda_ring_block b;
     unsigned char *const room;
     xdi_cuda_ring_memory *const m;
@@ -268,14 +244,13 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
     xdi_cuda_ring_feed feed;   /* of thread 0 */
     bool sound;
 
-    /* Calls use(the thread's part of a stage, whether it has a second pack, its first column) for each stage where it has one. */
+    /* Calls use(this thread's part of a stage, whether it has a second pack, its first column) for each stage where it has one. */
     template <typename Use> __device__ void each(Use use) {
-        xdi_cuda_ring_place at = start;
-        for (int k = 0; k < b.chunks; k++, at.next(b.stages)) {
-            const int pack = k * XDI_CUDA_RING_PACKS + (int)threadIdx.x;
-            if (pack < b.packs)
-                use(room + at.stage * STAGE + 16 * (int)threadIdx.x, pack + XDI_CUDA_RING_PACKS / 2 < b.packs,
-                    k * COLUMNS + (int)threadIdx.x * xdi_cuda_pack<X>::COUNT);
+        unsigned char *const mine = room + 16 * (int)threadIdx.x;
+        int stage = start.stage, column = (int)threadIdx.x * PACK;
+        for (int left = b.packs - (int)threadIdx.x; left > 0; left -= XDI_CUDA_RING_PACKS, column += form::COLUMNS) {
+            use(mine + stage * STAGE, left > XDI_CUDA_RING_PACKS / 2, column);
+            stage = stage + 1 < b.stages ? stage + 1 : 0;
         }
     }
     __device__ void ask() {
@@ -290,78 +265,119 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
     }
 
     /* Waits for each stage of the row and finds the block's largest elements. */
-    __device__ void look(xdi_cuda_ring_peak<X, is::SOFT> *peak, float *max, float *teacher_max) {
+    __device__ void look(xdi_cuda_ring_lane<X, KIND> *lane_of) {
         const int warp = (int)threadIdx.x / XDI_CUDA_WARP, lane = (int)threadIdx.x % XDI_CUDA_WARP;
+        const unsigned char *const mine = room + 16 * (int)threadIdx.x;
+        int left = b.packs - (int)threadIdx.x;
+        xdi_cuda_ring_peak<X, is::SOFT> peak;
         xdi_cuda_ring_place at = start;
-        for (int k = 0; k < b.chunks; k++, at.next(b.stages)) {
-            const int pack = k * XDI_CUDA_RING_PACKS + (int)threadIdx.x;
-            sound = xdi_cuda_ring_wait(&m->barriers.full[at.stage], at.parity, sound);
-            if (pack < b.packs)
-                peak->look(room + at.stage * STAGE + 16 * (int)threadIdx.x, pack + XDI_CUDA_RING_PACKS / 2 < b.packs);
+        for (int k = 0; k < b.chunks; k++, at.next(b.stages), left -= XDI_CUDA_RING_PACKS) {
+            xdi_cuda_ring_wait(&m->barriers.full[at.stage], at.parity, &sound);
+            if (left > 0) peak.look(mine + at.stage * STAGE, left > XDI_CUDA_RING_PACKS / 2);
         }
-        *max = xdi_cuda_ring_max_lanes<XDI_CUDA_WARP>(peak->largest());
-        *teacher_max = is::SOFT ? xdi_cuda_ring_max_lanes<XDI_CUDA_WARP>(peak->teacher_largest()) : 0.0f;
+        const float max = xdi_cuda_ring_max_lanes<XDI_CUDA_WARP>(peak.largest());
+        const float teacher_max = is::SOFT ? xdi_cuda_ring_max_lanes<XDI_CUDA_WARP>(peak.teacher_largest()) : 0.0f;
         if (lane == 0) {
-            m->maxima[warp][0] = *max;
-            m->maxima[warp][1] = *teacher_max;
+            m->maxima[warp][0] = max;
+            m->maxima[warp][1] = teacher_max;
         }
-        __syncthreads();
-        *max = xdi_cuda_ring_max_lanes<XDI_CUDA_RING_WARPS>(m->maxima[lane % XDI_CUDA_RING_WARPS][0]);
-        if (is::SOFT) *teacher_max = xdi_cuda_ring_max_lanes<XDI_CUDA_RING_WARPS>(m->maxima[lane % XDI_CUDA_RING_WARPS][1]);
+        const bool infinite = __syncthreads_or(peak.guarded()) != 0;
+        const float *const maxima = m->maxima[lane % XDI_CUDA_RING_WARPS];
+        lane_of->begin(peak, call, xdi_cuda_ring_max_lanes<XDI_CUDA_RING_WARPS>(maxima[0]),
+                       is::SOFT ? xdi_cuda_ring_max_lanes<XDI_CUDA_RING_WARPS>(maxima[1]) : 0.0f, infinite);
     }
-    /* Adds up the threads' sums and tells every block. */
-    __device__ void tell(int64_t r, int parity, xdi_cuda_ring_totals t, float max, float teacher_max) {
-        const int warp = (int)threadIdx.x / XDI_CUDA_WARP, lane = (int)threadIdx.x % XDI_CUDA_WARP;
-        xdi_cuda_ring_add_totals<KIND, XDI_CUDA_WARP>(&t);
-        if (lane == 0) m->parts[warp] = t;
-        const bool lost = __syncthreads_or(!sound) != 0;
-        if (warp == 0) {
-            t = m->parts[lane % XDI_CUDA_RING_WARPS];
-            xdi_cuda_ring_add_totals<KIND, XDI_CUDA_RING_WARPS>(&t);
-            xdi_cuda_ring_entry entry = xdi_cuda_ring_entry_of<X, KIND>(a, r, b, room, start, t, max, teacher_max);
-            if (lost) entry.sum[is::SOFT ? XD_LOSS_SOFT : XD_LOSS_HARD] = (double)NAN; /* a finding */
-            if (lane < b.blocks) *xdi_cuda_cluster_map(&m->table[parity][b.rank], (unsigned)lane) = entry;
+    __device__ void add_up(xdi_cuda_ring_lane<X, KIND> *mine) {
+        if (form::FINE || mine->guarded)
+            each([&](const unsigned char *at, bool second, int column) { mine->template take<true>(at, second, column); });
+        else
+            each([&](const unsigned char *at, bool second, int column) { mine->template take<false>(at, second, column); });
+    }
+    /* Leaves the warp's sums in memory. What is apart, few threads have. */
+    __device__ void keep_warp(const xdi_cuda_ring_lane<X, KIND> &mine) {
+        const bool any = __any_sync(0xffffffffu, mine.mine || mine.teacher_mine) != 0;
+        xdi_cuda_ring_totals *const to = &m->parts[(int)threadIdx.x / XDI_CUDA_WARP];
+        const bool first = (int)threadIdx.x % XDI_CUDA_WARP == 0;
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_RING_SUMS; i++) {
+            if (!xdi_cuda_ring_sums_up<KIND>(i)) continue;
+            float sum = mine.sum[i];
+            if (i < XDI_CUDA_RING_ONES || any) sum = xdi_cuda_ring_add_lanes<XDI_CUDA_WARP>(sum);
+            if (first) to->sum[i] = sum;
         }
-        xdi_cuda_cluster_sync();
+        const int arg = any ? -xdi_cuda_ring_max_lanes<XDI_CUDA_WARP>(-mine.arg) : INT32_MAX;
+        if (first) to->arg = arg;
+    }
+    /* Adds up the warps' sums and tells every block; by the first warp. */
+    __device__ void tell(int64_t r, int parity, const xdi_cuda_ring_lane<X, KIND> &mine, bool lost) {
+        const int lane = (int)threadIdx.x % XDI_CUDA_WARP;
+        const xdi_cuda_ring_totals &part = m->parts[lane % XDI_CUDA_RING_WARPS];
+        double sum[XDI_CUDA_RING_SUMS] = {};
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_RING_SUMS; i++)
+            if (xdi_cuda_ring_sums_up<KIND>(i)) sum[i] = xdi_cuda_ring_add_lanes<XDI_CUDA_RING_WARPS>((double)part.sum[i]);
+        const int arg = -xdi_cuda_ring_max_lanes<XDI_CUDA_RING_WARPS>(-part.arg);
+        const float *const maxima = m->maxima[lane % XDI_CUDA_RING_WARPS];
+        const double apart = sum[XDI_CUDA_RING_APART];
+        xdi_cuda_ring_correct(mine, sum);
+        xdi_cuda_ring_entry e = xdi_cuda_ring_entry_of<X, KIND>(a, r, b, room, start, sum, arg);
+        e.max = xdi_cuda_ring_max_lanes<XDI_CUDA_RING_WARPS>(maxima[0]);
+        e.teacher_max = is::SOFT ? xdi_cuda_ring_max_lanes<XDI_CUDA_RING_WARPS>(maxima[1]) : 0.0f;
+        if (is::FORWARD) e.sum[XD_LOSS_CROSS] -= XDI_CUDA_LN2 * apart;
+        if (is::REVERSE) {
+            const double s = (double)call.soft_factor * XDI_CUDA_LN2, y = (double)e.beside; /* as the exponents have it */
+            e.sum[XD_LOSS_CROSS] += s * (y * sum[XD_LOSS_SOFT] + (e.ones * y - apart));
+        }
+        if (is::SMOOTH && b.count > 0) e.sum[XD_LOSS_LINEAR] -= (double)b.count * (double)e.max;
+        if (lost) e.sum[is::SOFT ? XD_LOSS_SOFT : XD_LOSS_HARD] = (double)NAN; /* a finding */
+        if (lane < b.blocks) *xdi_cuda_cluster_map(&m->table[parity][b.rank], (unsigned)lane) = e;
     }
     /* JSD's sums over the mixture, of the whole row. */
-    __device__ void mix(int64_t r, const xdi_cuda_ring_scales &s, xdi_cuda_ring_lane<X, KIND> *mine, xdi_cuda_ring_row *row,
-                        double rest) {
+    __device__ void mix(int64_t r, xdi_cuda_ring_lane<X, KIND> *mine, xdi_cuda_ring_row *row, float rest) {
         const int warp = (int)threadIdx.x / XDI_CUDA_WARP, lane = (int)threadIdx.x % XDI_CUDA_WARP;
-        const float top = mine->top_of(s, *row);
+        const float top = mine->top_of(call.beta, *row);
         mine->begin_mixtures(*row, top);
-        each([&](unsigned char *at, bool second, int column) { mine->mix(at, second, column, s.beta, row->arg); });
-        double v[XD_LOSS_MIXTURES] = { (double)mine->sum[XD_LOSS_TEACHER_MIXTURE], (double)mine->sum[XD_LOSS_STUDENT_MIXTURE] };
-        xdi_cuda_ring_add_lanes<XDI_CUDA_WARP>(v);
-        if (lane == 0) m->parts[warp].sum[0] = v[0], m->parts[warp].sum[1] = v[1];
+        if (form::FINE || mine->guarded)
+            each([&](unsigned char *at, bool second, int column) {
+                mine->template mix<true>(at, second, column, call.beta, row->arg);
+            });
+        else
+            each([&](unsigned char *at, bool second, int column) {
+                mine->template mix<false>(at, second, column, call.beta, row->arg);
+            });
+        XD_UNROLL
+        for (int i = 0; i < XD_LOSS_MIXTURES; i++) {
+            const float sum = xdi_cuda_ring_add_lanes<XDI_CUDA_WARP>(mine->sum[i]);
+            if (lane == 0) m->parts[warp].sum[i] = sum;
+        }
         __syncthreads();
-        if (warp == 0) {
-            v[0] = m->parts[lane % XDI_CUDA_RING_WARPS].sum[0];
-            v[1] = m->parts[lane % XDI_CUDA_RING_WARPS].sum[1];
-            xdi_cuda_ring_add_lanes<XDI_CUDA_RING_WARPS>(v);
-            if (lane < b.blocks)
-                for (int i = 0; i < XD_LOSS_MIXTURES; i++) *xdi_cuda_cluster_map(&m->mixtures[b.rank][i], (unsigned)lane) = v[i];
+        for (int i = 0; i < XD_LOSS_MIXTURES && warp == 0; i++) {
+            const double part = (double)m->parts[lane % XDI_CUDA_RING_WARPS].sum[i];
+            const double sum = xdi_cuda_ring_add_lanes<XDI_CUDA_RING_WARPS>(part);
+            if (lane < b.blocks) *xdi_cuda_cluster_map(&m->mixtures[b.rank][i], (unsigned)lane) = sum;
         }
         xdi_cuda_cluster_sync();
         const int block = lane % XDI_CUDA_RING_BLOCKS;
-        v[0] = block < b.blocks ? m->mixtures[block][0] : 0.0;
-        v[1] = block < b.blocks ? m->mixtures[block][1] : 0.0;
-        xdi_cuda_ring_add_lanes<XDI_CUDA_RING_BLOCKS>(v);
-        const double unit = (double)mine->nats(1.0f), student = unit * (v[1] - (double)top * rest);
+        double sum[XD_LOSS_MIXTURES];
+        for (int i = 0; i < XD_LOSS_MIXTURES; i++)
+            sum[i] = xdi_cuda_ring_add_lanes<XDI_CUDA_RING_BLOCKS>(block < b.blocks ? m->mixtures[block][i] : 0.0);
+        const double unit = (double)mine->nats(1.0f);
+        const double student = unit * (sum[XD_LOSS_STUDENT_MIXTURE] - (double)top * (double)rest);
         row->top = mine->nats(top);
         row->mean = (float)student;
         if (!records(r) || lane != 0) return;
-        record(r)->mixtures[XD_LOSS_TEACHER_MIXTURE] = unit * v[0];
+        record(r)->mixtures[XD_LOSS_TEACHER_MIXTURE] = unit * sum[XD_LOSS_TEACHER_MIXTURE];
         record(r)->mixtures[XD_LOSS_STUDENT_MIXTURE] = student;
     }
     /* Writes the gradient, if there is one, and gives each stage back. */
-    __device__ void grade(int64_t r, const xdi_cuda_ring_lane<X, KIND> &mine) {
-        X *const to = a.gradient.data ? xdi_cuda_row<X>(a.gradient, r) + b.begin : NULL;
-        for (int k = 0; k < b.chunks; k++) {
-            const int pack = k * XDI_CUDA_RING_PACKS + (int)threadIdx.x;
-            if (to && pack < b.packs)
-                mine.grade(room + start.stage * STAGE + 16 * (int)threadIdx.x, pack + XDI_CUDA_RING_PACKS / 2 < b.packs,
-                           to + k * COLUMNS + (int)threadIdx.x * xdi_cuda_pack<X>::COUNT);
+    template <bool GUARDED> __device__ void grade(int64_t r, const xdi_cuda_ring_lane<X, KIND> &mine) {
+        X *to = a.gradient.data ? xdi_cuda_row<X>(a.gradient, r) + b.begin + (int)threadIdx.x * PACK : NULL;
+        int left = to ? b.packs - (int)threadIdx.x : 0;
+        for (int k = 0; k < b.chunks; k++, left -= XDI_CUDA_RING_PACKS) {
+            if (left > 0) {
+                mine.template grade<GUARDED>(room + 16 * (int)threadIdx.x + start.stage * STAGE, left > XDI_CUDA_RING_PACKS / 2,
+                                             to);
+                to += form::COLUMNS;
+            }
             if (is::JSD) xdi_cuda_bulk_fence(); /* mix() has written to the stage */
             __syncwarp();
             if (threadIdx.x % XDI_CUDA_WARP == 0) xdi_cuda_barrier_arrive(&m->barriers.empty[start.stage]);
@@ -369,34 +385,37 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
             if (threadIdx.x == 0 && k > 0) ask(); /* for the stage before, which the other warps have left by now */
         }
         if (threadIdx.x == 0 && b.chunks > 0) ask();
-        if (to) zero(r, false);
+        if (a.gradient.data) zero(r, false);
     }
     /* Zeroes this block's part of a row's gradient, or the padding alone, which the last block has. */
     __device__ void zero(int64_t r, bool all) const {
         X *const to = xdi_cuda_row<X>(a.gradient, r);
         const xdi_cuda_pack<X> zeros = {};
         for (int p = (int)threadIdx.x; p < b.packs && all; p += XDI_CUDA_TEAM_BLOCK)
-            xdi_cuda_store16(to + b.begin + p * (int)xdi_cuda_pack<X>::COUNT, zeros);
+            xdi_cuda_store16(to + b.begin + p * PACK, zeros);
         if (b.rank + 1 < b.blocks) return;
         for (int64_t c = a.vocab.end - a.vocab.begin + (int64_t)threadIdx.x; c < a.gradient.cols; c += XDI_CUDA_TEAM_BLOCK)
             xdi_cuda_narrow(0.0f, &to[c]);
     }
     __device__ void work(int64_t r, double scale, int parity) {
-        const xdi_cuda_ring_scales s = xdi_cuda_ring_scales_of(a, scale);
-        xdi_cuda_ring_peak<X, is::SOFT> peak;
+        const xdi_cuda_ring_weights weights = { (float)(scale * call.hard_weight), (float)(scale * call.soft_weight) };
         xdi_cuda_ring_lane<X, KIND> mine;
-        float max, teacher_max;
-        double rest;
-        look(&peak, &max, &teacher_max);
-        mine.begin(peak, s, max, teacher_max);
-        each([&](const unsigned char *at, bool second, int column) { mine.take(at, second, column); });
-        tell(r, parity, mine.totals(), max, teacher_max);
-        xdi_cuda_ring_row row = xdi_cuda_ring_merge<KIND>(b, shape.slice, m->table[parity], s, &rest);
-        if (records(r)) xdi_cuda_ring_keep<KIND>(a, shape, b, m->table[parity], record(r));
-        mine.settle(s, row);
-        if (is::JSD) mix(r, s, &mine, &row, rest);
-        mine.lean(s, row);
-        grade(r, mine);
+        float rest = 0.0f;
+        look(&mine);
+        add_up(&mine);
+        keep_warp(mine);
+        const bool lost = __syncthreads_or(!sound) != 0;
+        if (threadIdx.x < XDI_CUDA_WARP) tell(r, parity, mine, lost);
+        xdi_cuda_cluster_sync();
+        xdi_cuda_ring_row row = xdi_cuda_ring_merge<KIND>(b, call, m->table[parity], &rest);
+        if (records(r)) xdi_cuda_ring_keep<KIND>(a, call, b, m->table[parity], record(r));
+        mine.settle(call, weights, row);
+        if (is::JSD) mix(r, &mine, &row, rest);
+        mine.lean(call, weights, row);
+        if (form::FINE || mine.guarded)
+            grade<true>(r, mine);
+        else
+            grade<false>(r, mine);
     }
     __device__ void run() {
         int parity = 0;
@@ -419,14 +438,14 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
 
 template <typename X, int KIND>
 static __global__ void __launch_bounds__(XDI_CUDA_TEAM_BLOCK, 2)
-    xdi_cuda_loss_ring_kernel(const __grid_constant__ xd_loss_args a, const __grid_constant__ xdi_cuda_ring_shape shape) {
+    xdi_cuda_loss_ring_kernel(const __grid_constant__ xd_loss_args a, const __grid_constant__ xdi_cuda_ring_call call) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
     XD_DYN_SHARED(unsigned char, room);
     XD_SHARED(xdi_cuda_ring_memory, memory, );
-    if (threadIdx.x == 0) xdi_cuda_ring_init(&memory.barriers, shape.stages, XDI_CUDA_RING_WARPS);
+    if (threadIdx.x == 0) xdi_cuda_ring_init(&memory.barriers, call.stages, XDI_CUDA_RING_WARPS);
     xdi_cuda_cluster_sync(); /* every block runs, and has its barriers */
-    const xdi_cuda_ring_block b = xdi_cuda_ring_block_of<X>(a, shape);
-    xdi_cuda_ring_worker<X, KIND> worker = { a, shape, b, room, &memory, { 0, 0u }, xdi_cuda_ring_feed_of(a, b), true };
+    const xdi_cuda_ring_block b = xdi_cuda_ring_block_of<X>(a, call);
+    xdi_cuda_ring_worker<X, KIND> worker = { a, call, b, room, &memory, { 0, 0u }, xdi_cuda_ring_feed_of(a, b), true };
     worker.run();
     xdi_cuda_cluster_sync(); /* no block ends while others write into its memory */
 #endif

@@ -26,7 +26,7 @@ template <int KIND> struct xdi_cuda_ring_is {
     static constexpr int TENSORS = SOFT ? 2 : 1;
 };
 
-/* Sums of a thread, a warp, a block: those of kernel/loss.h, then what is counted apart. */
+/* Sums of a thread, a warp or a block: those of kernel/loss.h, then what is counted apart. */
 enum {
     XDI_CUDA_RING_ONES = XDI_CUDA_LOSS_TERMS, /* the student's columns that have its largest element, */
     XDI_CUDA_RING_TEACHER_ONES,               /* and the teacher's */
@@ -46,8 +46,9 @@ template <int KIND> static __host__ __device__ constexpr bool xdi_cuda_ring_sums
                                       : is::SOFT;
 }
 
+/* Of a warp. */
 struct xdi_cuda_ring_totals {
-    double sum[XDI_CUDA_RING_SUMS];
+    float sum[XDI_CUDA_RING_SUMS];
     int arg; /* the lowest column, of the block's, that has the student's largest element; INT32_MAX: none */
 };
 
@@ -59,23 +60,19 @@ struct xdi_cuda_ring_row {
     int arg;                        /* in this block's columns; may lie outside */
 };
 
-/* Its factors. */
-struct xdi_cuda_ring_scales {
-    float hard_factor, soft_factor, per_tau;      /* log2(e), log2(e) / tau, 1 / tau */
-    float beta, uniform, hard_weight, soft_weight; /* hard_weight and soft_weight: with the row's scale; soft / tau */
+/* What a call's rows have in common: how they are cut, and factors, which the host computes. */
+struct xdi_cuda_ring_call {
+    int64_t slice; /* columns of a block */
+    int stages;
+    float hard_factor, soft_factor, per_tau; /* log2(e), log2(e) / tau, 1 / tau */
+    float beta, uniform;                     /* uniform: weight of every column's label */
+    double hard_weight, soft_weight;         /* of the gradient; soft / tau */
 };
 
-static __device__ inline xdi_cuda_ring_scales xdi_cuda_ring_scales_of(const xd_loss_args &a, double row_scale) {
-    xdi_cuda_ring_scales s;
-    s.hard_factor = (float)XDI_CUDA_LOG2E;
-    s.soft_factor = xdi_cuda_factor(XDI_CUDA_LOG2E / a.temperature);
-    s.per_tau = xdi_cuda_factor(1.0 / a.temperature);
-    s.beta = (float)a.beta;
-    s.uniform = (float)a.uniform_weight;
-    s.hard_weight = (float)(row_scale * a.hard_weight);
-    s.soft_weight = (float)(row_scale * a.soft_weight / a.temperature);
-    return s;
-}
+/* With a row's scale. */
+struct xdi_cuda_ring_weights {
+    float hard, soft;
+};
 
 /* ---- pairs of 16-bit numbers ---- */
 

@@ -20,7 +20,7 @@ template <typename X, int KIND> struct xdi_cuda_ring_grade_of : xdi_cuda_ring_su
     /* One term of the sums over the mixture: the student's at the largest element is relative to that at arg. */
     __device__ void add_mixtures(const xdi_cuda_eight &x, const xdi_cuda_eight &power, const xdi_cuda_eight &log, int column,
                                  int part, int row_arg, xdi_cuda_eight *term) {
-        if (mine) {
+        if (mine && xdi_cuda_max_of(x) == largest) {
             XD_UNROLL
             for (int i = 0; i < XDI_CUDA_EIGHT; i++)
                 if (x.at[i] == largest)
@@ -59,40 +59,40 @@ struct xdi_cuda_ring_lane<xdi_cuda_bf16, KIND> : xdi_cuda_ring_grade_of<xdi_cuda
     uint32_t flip; /* of a pair's signs */
     float gap;     /* JSD: between the exponents of teacher and student */
 
-    __device__ void settle(const xdi_cuda_ring_scales &s, const xdi_cuda_ring_row &row) {
-        const float w = is::ALONE ? s.hard_weight : s.soft_weight, shift = WEIGHED ? xdi_cuda_log2(fabsf(w)) : 0.0f;
+    __device__ void settle(const xdi_cuda_ring_call &call, const xdi_cuda_ring_weights &w, const xdi_cuda_ring_row &row) {
+        const float own = is::ALONE ? w.hard : w.soft, shift = WEIGHED ? xdi_cuda_log2(fabsf(own)) : 0.0f;
         const float base = xdi_cuda_ring_base(row.max), teacher_base = xdi_cuda_ring_base(row.teacher_max);
         const float log_sum = xdi_cuda_log2(is::ALONE ? row.hard : row.soft), log_teacher = xdi_cuda_log2(row.teacher);
         this->guard(base, teacher_base);
         student = xdi_cuda_ring_exponent_of(student.s, base, __fsub_rn(shift, log_sum), guarded);
         teacher = xdi_cuda_ring_exponent_of(teacher.s, teacher_base, __fsub_rn(shift, log_teacher), guarded);
         if (is::BOTH && !is::SHARED) hard = xdi_cuda_ring_exponent_of(hard.s, base, -xdi_cuda_log2(row.hard), guarded);
-        flip = WEIGHED && w < 0.0f ? 0x80008000u : 0u;
-        weight = w;
-        hard_weight = is::SHARED ? __fadd_rn(s.hard_weight, w) : s.hard_weight;
-        uniform = __fmul_rn(fabsf(w), s.uniform);
+        flip = WEIGHED && own < 0.0f ? 0x80008000u : 0u;
+        weight = own;
+        hard_weight = is::SHARED ? __fadd_rn(w.hard, own) : w.hard;
+        uniform = __fmul_rn(fabsf(own), call.uniform);
         gap = __fmaf_rn(__fsub_rn(base, teacher_base), student.s, __fsub_rn(log_sum, log_teacher));
     }
     /* log2 of a ratio, less its mean: REVERSE of student/teacher is (x s + c) + slope - y s, JSD of student/mixture l + slope. */
-    __device__ void lean(const xdi_cuda_ring_scales &s, const xdi_cuda_ring_row &row) {
+    __device__ void lean(const xdi_cuda_ring_call &call, const xdi_cuda_ring_weights &w, const xdi_cuda_ring_row &row) {
         if (is::REVERSE) {
             const float own = guarded ? student.c : __fmaf_rn(student.base, student.s, student.c); /* the base's exponent */
-            slope = __fsub_rn(__fsub_rn(__fmul_rn(row.beside, student.s), __fmul_rn(row.mean, s.hard_factor)), own);
-            weight = __fmul_rn(s.soft_weight, (float)XDI_CUDA_LN2);
+            slope = __fsub_rn(__fsub_rn(__fmul_rn(row.beside, student.s), __fmul_rn(row.mean, call.hard_factor)), own);
+            weight = __fmul_rn(w.soft, (float)XDI_CUDA_LN2);
         }
         if (is::JSD) {
-            slope = __fmul_rn(-__fadd_rn(row.top, row.mean), s.hard_factor);
-            weight = __fmul_rn(__fmul_rn(s.soft_weight, __fsub_rn(1.0f, s.beta)), (float)XDI_CUDA_LN2);
+            slope = __fmul_rn(-__fadd_rn(row.top, row.mean), call.hard_factor);
+            weight = __fmul_rn(__fmul_rn(w.soft, __fsub_rn(1.0f, call.beta)), (float)XDI_CUDA_LN2);
         }
     }
-    __device__ void grade(const unsigned char *at, bool second, xdi_cuda_bf16 *to) const {
+    template <bool GUARDED> __device__ void grade(const unsigned char *at, bool second, xdi_cuda_bf16 *to) const {
         XD_UNROLL
         for (int part = 0; part < form::PARTS; part++) {
             if (part > 0 && !second) break;
             xdi_cuda_words y = {}, out;
             const xdi_cuda_eight x = form::read(at, part, second);
             if (is::SOFT) y = form::words(at + XDI_CUDA_RING_BYTES, part);
-            const xdi_cuda_eight g = guarded ? gradient<true>(x, y) : gradient<false>(x, y);
+            const xdi_cuda_eight g = gradient<GUARDED>(x, y);
             XD_UNROLL
             for (int i = 0; i < 4; i++) {
                 out.at[i] = xdi_cuda_bf16_pair(g.at[2 * i], g.at[2 * i + 1]);
@@ -131,10 +131,10 @@ struct xdi_cuda_ring_lane<xdi_cuda_bf16, KIND> : xdi_cuda_ring_grade_of<xdi_cuda
     /* ---- JSD ---- */
 
     /* Of a row: log2 of student/mixture at its arg, relative to which the student's sum is. */
-    __device__ float top_of(const xdi_cuda_ring_scales &s, const xdi_cuda_ring_row &row) const {
+    __device__ float top_of(float beta, const xdi_cuda_ring_row &row) const {
         float student_log, teacher_log;
         const float apart = __fsub_rn(row.beside, xdi_cuda_ring_base(row.max));
-        logs(__fmaf_rn(apart, student.s, gap), s.beta, &student_log, &teacher_log);
+        logs(__fmaf_rn(apart, student.s, gap), beta, &student_log, &teacher_log);
         return student_log;
     }
     static __device__ float nats(float log) {
@@ -149,13 +149,12 @@ struct xdi_cuda_ring_lane<xdi_cuda_bf16, KIND> : xdi_cuda_ring_grade_of<xdi_cuda
         *student_log = more ? low : high;
         *teacher_log = more ? high : low;
     }
-    __device__ void mix(unsigned char *at, bool second, int column, float beta, int row_arg) {
+    template <bool GUARDED> __device__ void mix(unsigned char *at, bool second, int column, float beta, int row_arg) {
         XD_UNROLL
         for (int part = 0; part < form::PARTS; part++) {
             if (part > 0 && !second) break;
             const xdi_cuda_eight x = form::read(at, part, second), y = form::read(at + XDI_CUDA_RING_BYTES, part, second);
-            const xdi_cuda_eight log =
-                guarded ? mixed<true>(x, y, beta, column, part, row_arg) : mixed<false>(x, y, beta, column, part, row_arg);
+            const xdi_cuda_eight log = mixed<GUARDED>(x, y, beta, column, part, row_arg);
             xdi_cuda_words out;
             XD_UNROLL
             for (int i = 0; i < 4; i++) out.at[i] = xdi_cuda_f16_pair(log.at[2 * i], log.at[2 * i + 1]);
@@ -205,29 +204,29 @@ template <int KIND> struct xdi_cuda_ring_lane<float, KIND> : xdi_cuda_ring_grade
     using base_type::sum;
     float beside, log_gap, per_tau; /* log_gap: ln of the student's sum less that of the teacher's */
 
-    __device__ void settle(const xdi_cuda_ring_scales &s, const xdi_cuda_ring_row &row) {
+    __device__ void settle(const xdi_cuda_ring_call &call, const xdi_cuda_ring_weights &w, const xdi_cuda_ring_row &row) {
         const float base = xdi_cuda_ring_base(row.max), teacher_base = xdi_cuda_ring_base(row.teacher_max);
         student = xdi_cuda_ring_exponent_of(student.s, base, 0.0f, true);
         teacher = xdi_cuda_ring_exponent_of(teacher.s, teacher_base, 0.0f, true);
         hard = xdi_cuda_ring_exponent_of(hard.s, base, 0.0f, true);
-        hard_weight = is::HARD ? __fdiv_rn(s.hard_weight, row.hard) : 0.0f;
-        weight = is::SOFT ? __fdiv_rn(s.soft_weight, row.soft) : 0.0f;
-        teacher_weight = is::SOFT ? __fdiv_rn(s.soft_weight, row.teacher) : 0.0f;
+        hard_weight = is::HARD ? __fdiv_rn(w.hard, row.hard) : 0.0f;
+        weight = is::SOFT ? __fdiv_rn(w.soft, row.soft) : 0.0f;
+        teacher_weight = is::SOFT ? __fdiv_rn(w.soft, row.teacher) : 0.0f;
         if (is::SHARED) weight = __fadd_rn(weight, hard_weight);
-        uniform = __fmul_rn(s.hard_weight, s.uniform);
+        uniform = __fmul_rn(w.hard, call.uniform);
         beside = row.beside;
-        per_tau = s.per_tau;
-        if (is::JSD) log_gap = (float)(log((double)row.soft) - log((double)row.teacher));
+        per_tau = call.per_tau;
+        if (is::JSD) log_gap = logf(__fdiv_rn(row.soft, row.teacher));
         if (is::JSD) weight = __fdiv_rn(1.0f, row.soft); /* the mixtures are of probabilities */
         if (is::JSD) teacher_weight = __fdiv_rn(1.0f, row.teacher);
     }
     /* The mean of a logarithm, REVERSE of student/teacher, JSD of student/mixture. */
-    __device__ void lean(const xdi_cuda_ring_scales &s, const xdi_cuda_ring_row &row) {
+    __device__ void lean(const xdi_cuda_ring_call &call, const xdi_cuda_ring_weights &w, const xdi_cuda_ring_row &row) {
         if (is::REVERSE) slope = row.mean;
         if (is::JSD) slope = __fadd_rn(row.top, row.mean);
-        if (is::JSD) weight = __fdiv_rn(__fmul_rn(s.soft_weight, __fsub_rn(1.0f, s.beta)), row.soft);
+        if (is::JSD) weight = __fdiv_rn(__fmul_rn(w.soft, __fsub_rn(1.0f, call.beta)), row.soft);
     }
-    __device__ void grade(const unsigned char *at, bool second, float *to) const {
+    template <bool GUARDED> __device__ void grade(const unsigned char *at, bool second, float *to) const {
         xdi_cuda_eight y = {};
         const xdi_cuda_eight x = form::read(at, 0, second);
         if (is::SOFT) y = form::read(at + XDI_CUDA_RING_BYTES, 0, second);
@@ -261,15 +260,15 @@ template <int KIND> struct xdi_cuda_ring_lane<float, KIND> : xdi_cuda_ring_grade
     __device__ float ratio_of(float x, float y) const {
         return __fmaf_rn(__fsub_rn(__fsub_rn(y, teacher.base), __fsub_rn(x, student.base)), per_tau, log_gap);
     }
-    __device__ float top_of(const xdi_cuda_ring_scales &s, const xdi_cuda_ring_row &row) const {
+    __device__ float top_of(float beta, const xdi_cuda_ring_row &row) const {
         float student_log, teacher_log;
-        xdi_cuda_loss_log_ratios_of(ratio_of(student.base, row.beside), s.beta, &student_log, &teacher_log);
+        xdi_cuda_loss_log_ratios_of(ratio_of(student.base, row.beside), beta, &student_log, &teacher_log);
         return student_log;
     }
     static __device__ float nats(float log) {
         return log;
     }
-    __device__ void mix(unsigned char *at, bool second, int column, float beta, int row_arg) {
+    template <bool GUARDED> __device__ void mix(unsigned char *at, bool second, int column, float beta, int row_arg) {
         const xdi_cuda_eight x = form::read(at, 0, second), y = form::read(at + XDI_CUDA_RING_BYTES, 0, second);
         const xdi_cuda_eight p = xdi_cuda_ring_powers(student.template of<true>(x));
         const xdi_cuda_eight q = xdi_cuda_ring_powers(teacher.template of<true>(y));

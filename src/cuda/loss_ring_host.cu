@@ -68,44 +68,51 @@ static const xdi_cuda_ring_choice xdi_cuda_ring_choices[] = {
 static_assert(sizeof xdi_cuda_ring_choices / sizeof *xdi_cuda_ring_choices == XDI_CUDA_RING_CHOICES, "see xd_cuda");
 
 /* The first one whose ring holds a row and two stages more, and whose clusters the device runs; the index, -1: none. */
-static int xdi_cuda_ring_choose(const xd_cuda *cuda, int kind, xd_dtype dtype, int64_t columns, xdi_cuda_ring_shape *shape) {
+static int xdi_cuda_ring_choose(const xd_cuda *cuda, int kind, xd_dtype dtype, int64_t columns, xdi_cuda_ring_call *call) {
     const int tensors = kind >= XDI_CUDA_RING_FORWARD ? 2 : 1;
     const int64_t stage = XDI_CUDA_RING_BYTES / (int64_t)xd_dtype_size(dtype);
     for (int i = 0; i < XDI_CUDA_RING_CHOICES; i++) {
         const xdi_cuda_ring_choice c = xdi_cuda_ring_choices[i];
         const int64_t blocks = (int64_t)1 << c.blocks;
-        shape->slice = (columns + XDI_CUDA_EIGHT * blocks - 1) / (XDI_CUDA_EIGHT * blocks) * XDI_CUDA_EIGHT;
-        shape->stages = xdi_cuda_ring_stages(cuda->processor_shared_bytes, c.residents, tensors * XDI_CUDA_RING_BYTES);
-        if ((shape->slice + stage - 1) / stage + 2 <= shape->stages && cuda->ring_clusters[dtype == XD_DTYPE_BF16][kind][i] > 0)
+        call->slice = (columns + XDI_CUDA_EIGHT * blocks - 1) / (XDI_CUDA_EIGHT * blocks) * XDI_CUDA_EIGHT;
+        call->stages = xdi_cuda_ring_stages(cuda->processor_shared_bytes, c.residents, tensors * XDI_CUDA_RING_BYTES);
+        if ((call->slice + stage - 1) / stage + 2 <= call->stages && cuda->ring_clusters[dtype == XD_DTYPE_BF16][kind][i] > 0)
             return i;
     }
     return -1;
 }
 
 template <typename X, int KIND>
-static xd_result xdi_cuda_ring_launch(const xd_launch *launch, const xd_loss_args *a, int choice, const xdi_cuda_ring_shape &shape) {
+static xd_result xdi_cuda_ring_launch(const xd_launch *launch, const xd_loss_args *a, int choice, const xdi_cuda_ring_call &call) {
     const xd_cuda *cuda = xdi_cuda_of(launch->ctx);
     const int64_t most = cuda->ring_clusters[sizeof(X) == 2][KIND][choice];
     const int64_t blocks = (int64_t)1 << xdi_cuda_ring_choices[choice].blocks;
     const int64_t clusters = a->student.rows < most ? a->student.rows : most;
     xdi_cuda_grid grid = xdi_cuda_grid_of(clusters * blocks, XDI_CUDA_TEAM_BLOCK,
-                                          (size_t)(shape.stages * xdi_cuda_ring_is<KIND>::TENSORS * XDI_CUDA_RING_BYTES));
+                                          (size_t)(call.stages * xdi_cuda_ring_is<KIND>::TENSORS * XDI_CUDA_RING_BYTES));
     grid.cluster = (int)blocks;
-    return XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_loss_ring_kernel<X, KIND>), *a, shape);
+    return XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_loss_ring_kernel<X, KIND>), *a, call);
 }
 
 /* The fused entry: rows in a ring where they can be, else the other path. */
 static xd_result xdi_cuda_loss_ring(const xd_launch *launch, const xd_loss_args *a) {
     const int kind = xdi_cuda_ring_kind_of(a);
-    xdi_cuda_ring_shape shape = {};
+    xdi_cuda_ring_call call = {};
     const bool takes = kind != XDI_CUDA_RING_KINDS && xdi_cuda_ring_takes(a, kind);
     const int choice = !takes ? -1 : xdi_cuda_ring_choose(xdi_cuda_of(launch->ctx), kind, a->student.dtype,
-                                                          a->vocab.end - a->vocab.begin, &shape);
+                                                          a->vocab.end - a->vocab.begin, &call);
     if (choice < 0) return xdi_cuda_loss_fused(launch, a);
+    call.hard_factor = (float)XDI_CUDA_LOG2E;
+    call.soft_factor = xdi_cuda_factor(XDI_CUDA_LOG2E / a->temperature);
+    call.per_tau = xdi_cuda_factor(1.0 / a->temperature);
+    call.beta = (float)a->beta;
+    call.uniform = (float)a->uniform_weight;
+    call.hard_weight = a->hard_weight;
+    call.soft_weight = a->soft_weight / a->temperature;
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
     XDI_CUDA_RING_CASES(kind, KIND, {
-        XDI_CUDA_LOGITS(a->student.dtype, X, { XD_TRY((xdi_cuda_ring_launch<X, KIND>(launch, a, choice, shape))); })
+        XDI_CUDA_LOGITS(a->student.dtype, X, { XD_TRY((xdi_cuda_ring_launch<X, KIND>(launch, a, choice, call))); })
     })
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->student.rows), xdi_cuda_loss_ring_rows_kernel, *a);
 }
@@ -114,7 +121,7 @@ static xd_result xdi_cuda_loss_ring(const xd_launch *launch, const xd_loss_args 
 
 /* Lets a kernel use the shared memory of each choice, and notes how many of its clusters run at once; 0: none. */
 template <typename X, int KIND> static xd_result xdi_cuda_ring_allow(xd_ctx *ctx, xd_cuda *cuda, size_t block_bytes) {
-    void (*kernel)(xd_loss_args, xdi_cuda_ring_shape) = xdi_cuda_loss_ring_kernel<X, KIND>;
+    void (*kernel)(xd_loss_args, xdi_cuda_ring_call) = xdi_cuda_loss_ring_kernel<X, KIND>;
     const int stage = xdi_cuda_ring_is<KIND>::TENSORS * XDI_CUDA_RING_BYTES;
     const int most = xdi_cuda_ring_stages(cuda->processor_shared_bytes, 1, stage) * stage;
     XD_TRY(xdi_cuda_load(ctx, kernel));

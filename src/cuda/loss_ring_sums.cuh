@@ -16,8 +16,8 @@ struct xdi_cuda_ring_exponent {
         return e;
     }
     /* What the exponent of the base itself is, since c is rounded. */
-    template <bool GUARDED> __device__ double rest() const {
-        return GUARDED ? (double)c : __fma_rn((double)base, (double)s, (double)c);
+    __device__ double rest(bool guarded) const {
+        return guarded ? (double)c : __fma_rn((double)base, (double)s, (double)c);
     }
 };
 
@@ -99,24 +99,25 @@ template <typename X, int KIND> struct xdi_cuda_ring_sums {
     typedef xdi_cuda_ring_is<KIND> is;
     typedef xdi_cuda_ring_form<X> form;
 
-    float largest, teacher_largest;   /* of this thread */
-    bool guarded, mine, teacher_mine; /* mine: a column of this thread has the block's largest element */
+    float largest, teacher_largest; /* of this thread */
+    bool mine, teacher_mine;        /* it has a column with the block's largest element */
+    bool guarded;                   /* the same in the whole block */
     xdi_cuda_ring_exponent student, teacher, hard;
     float sum[XDI_CUDA_RING_SUMS];
     int arg;
 
-    __device__ void begin(const xdi_cuda_ring_peak<X, is::SOFT> &peak, const xdi_cuda_ring_scales &s, float max,
-                          float teacher_max) {
+    __device__ void begin(const xdi_cuda_ring_peak<X, is::SOFT> &peak, const xdi_cuda_ring_call &call, float max,
+                          float teacher_max, bool infinite) {
         const float base = xdi_cuda_ring_base(max), teacher_base = xdi_cuda_ring_base(teacher_max);
         largest = peak.largest();
         teacher_largest = peak.teacher_largest();
         mine = largest == max;
-        teacher_mine = teacher_largest == teacher_max;
-        guarded = peak.guarded();
+        teacher_mine = is::SOFT && teacher_largest == teacher_max;
+        guarded = form::FINE || infinite;
         guard(base, teacher_base);
-        student = xdi_cuda_ring_exponent_of(is::ALONE ? s.hard_factor : s.soft_factor, base, 0.0f, guarded);
-        hard = xdi_cuda_ring_exponent_of(s.hard_factor, base, 0.0f, guarded);
-        teacher = xdi_cuda_ring_exponent_of(s.soft_factor, teacher_base, 0.0f, guarded);
+        student = xdi_cuda_ring_exponent_of(is::ALONE ? call.hard_factor : call.soft_factor, base, 0.0f, guarded);
+        hard = xdi_cuda_ring_exponent_of(call.hard_factor, base, 0.0f, guarded);
+        teacher = xdi_cuda_ring_exponent_of(call.soft_factor, teacher_base, 0.0f, guarded);
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_RING_SUMS; i++) sum[i] = 0.0f;
         arg = INT32_MAX;
@@ -125,7 +126,7 @@ template <typename X, int KIND> struct xdi_cuda_ring_sums {
         guarded = guarded || fabsf(base) > 4096.0f || (is::SOFT && fabsf(teacher_base) > 4096.0f);
     }
     /* The thread's columns in one stage, the first of which is `column` of the block's. */
-    __device__ void take(const unsigned char *at, bool second, int column) {
+    template <bool GUARDED> __device__ void take(const unsigned char *at, bool second, int column) {
         XD_UNROLL
         for (int part = 0; part < form::PARTS; part++) {
             if (part > 0 && !second) break;
@@ -133,33 +134,26 @@ template <typename X, int KIND> struct xdi_cuda_ring_sums {
             const xdi_cuda_eight x = form::read(at, part, second);
             if (is::SOFT) y = form::read(at + XDI_CUDA_RING_BYTES, part, second);
             if (is::SMOOTH) put(XD_LOSS_LINEAR, form::FINE && !second ? sum_of_four(x) : xdi_cuda_sum_of(x));
-            if (form::FINE || guarded)
-                add<true>(x, y, column, part);
-            else
-                add<false>(x, y, column, part);
+            add<GUARDED>(x, y, column, part);
         }
     }
+
+  private:
     template <bool GUARDED> __device__ void add(const xdi_cuda_eight &x, const xdi_cuda_eight &y, int column, int part) {
         const xdi_cuda_eight a = student.template of<GUARDED>(x);
         xdi_cuda_eight e = xdi_cuda_ring_powers(a), h = {};
         if (is::BOTH && !is::SHARED) h = xdi_cuda_ring_powers(hard.template of<GUARDED>(x));
-        if (mine) set_apart(x, y, column, part, &e, &h);
+        if (mine && xdi_cuda_max_of(x) == largest) set_apart(x, y, column, part, &e, &h);
         put(is::ALONE ? XD_LOSS_HARD : XD_LOSS_SOFT, xdi_cuda_sum_of(e));
         if (is::BOTH && !is::SHARED) put(XD_LOSS_HARD, xdi_cuda_sum_of(h));
         if (!is::SOFT) return;
         const xdi_cuda_eight b = teacher.template of<GUARDED>(y);
         xdi_cuda_eight f = xdi_cuda_ring_powers(b);
-        if (teacher_mine) set_teacher_apart(x, y, &f);
+        if (teacher_mine && xdi_cuda_max_of(y) == teacher_largest) set_teacher_apart(x, y, &f);
         put(XD_LOSS_TEACHER, xdi_cuda_sum_of(f));
         if (is::FORWARD) put_cross<GUARDED>(f, b, a);
         if (is::REVERSE) put_cross<GUARDED>(e, a, b);
     }
-    /* In nats and relative to the largest elements; XDI_CUDA_RING_ONES and what follows it are still apart. */
-    __device__ xdi_cuda_ring_totals totals() const {
-        return form::FINE || guarded ? totals_of<true>() : totals_of<false>();
-    }
-
-  private:
     /* Terms power * (own - other). */
     template <bool GUARDED>
     __device__ void put_cross(const xdi_cuda_eight &power, const xdi_cuda_eight &own, const xdi_cuda_eight &other) {
@@ -195,22 +189,22 @@ template <typename X, int KIND> struct xdi_cuda_ring_sums {
             if (is::FORWARD) put(XDI_CUDA_RING_APART, __fmul_rn(__fsub_rn(x.at[i], student.base), student.s));
         }
     }
-    template <bool GUARDED> __device__ xdi_cuda_ring_totals totals_of() const {
-        const double rest = student.template rest<GUARDED>(), teacher_rest = teacher.template rest<GUARDED>();
-        const double by = xdi_cuda_ring_correction(rest), teacher_by = xdi_cuda_ring_correction(teacher_rest);
-        xdi_cuda_ring_totals t;
-        XD_UNROLL
-        for (int i = 0; i < XDI_CUDA_RING_SUMS; i++) t.sum[i] = (double)sum[i];
-        t.arg = arg;
-        double *cross = &t.sum[XD_LOSS_CROSS];
-        if (is::FORWARD) *cross = XDI_CUDA_LN2 * teacher_by * (*cross - (teacher_rest - rest) * t.sum[XD_LOSS_TEACHER]);
-        if (is::REVERSE) { /* relative to a teacher's logit of 0 at the student's largest */
-            const double c = GUARDED ? -(double)teacher.base * (double)teacher.s : (double)teacher.c;
-            *cross = XDI_CUDA_LN2 * by * (*cross + (c - rest) * t.sum[XD_LOSS_SOFT]);
-        }
-        t.sum[XD_LOSS_HARD] *= is::ALONE ? by : xdi_cuda_ring_correction(hard.template rest<GUARDED>());
-        t.sum[XD_LOSS_SOFT] *= by;
-        t.sum[XD_LOSS_TEACHER] *= teacher_by;
-        return t;
-    }
 };
+
+/* A block's sums, of any of its threads' exponents: in nats and relative to the largest elements; XDI_CUDA_RING_ONES and what
+ * follows it are still apart. */
+template <typename X, int KIND>
+static __device__ inline void xdi_cuda_ring_correct(const xdi_cuda_ring_sums<X, KIND> &of, double *sum) {
+    typedef xdi_cuda_ring_is<KIND> is;
+    const double rest = of.student.rest(of.guarded), teacher_rest = of.teacher.rest(of.guarded);
+    const double by = xdi_cuda_ring_correction(rest), teacher_by = xdi_cuda_ring_correction(teacher_rest);
+    double *cross = &sum[XD_LOSS_CROSS];
+    if (is::FORWARD) *cross = XDI_CUDA_LN2 * teacher_by * (*cross - (teacher_rest - rest) * sum[XD_LOSS_TEACHER]);
+    if (is::REVERSE) { /* relative to a teacher's logit of 0 at the student's largest */
+        const double c = of.guarded ? -(double)of.teacher.base * (double)of.teacher.s : (double)of.teacher.c;
+        *cross = XDI_CUDA_LN2 * by * (*cross + (c - rest) * sum[XD_LOSS_SOFT]);
+    }
+    sum[XD_LOSS_HARD] *= is::ALONE ? by : xdi_cuda_ring_correction(of.hard.rest(of.guarded));
+    sum[XD_LOSS_SOFT] *= by;
+    sum[XD_LOSS_TEACHER] *= teacher_by;
+}

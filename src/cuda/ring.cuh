@@ -180,11 +180,12 @@ struct xdi_cuda_ring_place {
     }
 };
 
-/* Waits for a phase. False once a wait of this thread took too long: then it waits no more, and what it computes is lost. */
-static __device__ inline bool xdi_cuda_ring_wait(uint64_t *barrier, unsigned parity, bool sound) {
-    for (int i = 0; i < XDI_CUDA_RING_TRIES && sound; i++)
-        if (xdi_cuda_barrier_passed(barrier, parity)) return true;
-    return false;
+/* Waits for a phase. *sound becomes false when that takes too long: then the thread waits no more, and what it computes is lost. */
+static __device__ inline void xdi_cuda_ring_wait(uint64_t *barrier, unsigned parity, bool *sound) {
+    if (xdi_cuda_barrier_passed(barrier, parity)) return;
+    for (int i = 0; i < XDI_CUDA_RING_TRIES && *sound; i++)
+        if (xdi_cuda_barrier_passed(barrier, parity)) return;
+    *sound = false;
 }
 
 /* One thread makes the barriers; the block synchronises before it uses them. */

@@ -28,20 +28,20 @@ static void measure_loss(const Loss &loss, xd_dtype dtype) {
     xd_loss_desc d = {};
     xd_vocab *vocab = whole_vocabulary(VOCABULARY);
     d.vocab = vocab;
-    d.student = noise_rows(ROWS, VOCABULARY, dtype, 3.0);
-    if (loss.soft > 0.0) d.teacher = noise_rows(ROWS, VOCABULARY, dtype, 3.0);
+    d.student = noise_rows(LOSS_ROWS, VOCABULARY, dtype, 3.0);
+    if (loss.soft > 0.0) d.teacher = noise_rows(LOSS_ROWS, VOCABULARY, dtype, 3.0);
     d.hard_weight = loss.hard;
     d.soft_weight = loss.soft;
     d.temperature = loss.temperature;
     d.label_smoothing = loss.smoothing;
     d.divergence = loss.divergence;
     d.beta = 0.5;
-    if (loss.hard > 0.0) d.common.labels.data = (void *)labels_of(ROWS, VOCABULARY);
-    d.common.gradient = empty_rows(ROWS, VOCABULARY, dtype);
-    d.common.denominator_value = ROWS;
+    if (loss.hard > 0.0) d.common.labels.data = (void *)labels_of(LOSS_ROWS, VOCABULARY);
+    d.common.gradient = empty_rows(LOSS_ROWS, VOCABULARY, dtype);
+    d.common.denominator_value = LOSS_ROWS;
     d.common.status = (xd_status *)room(sizeof *d.common.status);
     xd_loss_values *out = (xd_loss_values *)room(sizeof *out);
-    measure({ loss.name, dtype, (double)ROWS * VOCABULARY, (loss.soft > 0.0 ? 3.0 : 2.0) * width },
+    measure({ loss.name, dtype, (double)LOSS_ROWS * VOCABULARY, (loss.soft > 0.0 ? 3.0 : 2.0) * width },
             [&] { require(xd_loss(ctx, &d, out)); });
     release(vocab);
 }

@@ -101,7 +101,7 @@ static void release(xd_vocab *vocab) {
 }
 
 /* Rows of a real vocabulary. */
-enum { ROWS = 2, VOCABULARY = 128256 };
+enum { ROWS = 2, LOSS_ROWS = 8, VOCABULARY = 128256 };
 
 static xd_vocab *whole_vocabulary(int64_t columns) {
     xd_vocab *vocab = nullptr;

@@ -218,6 +218,14 @@ template <typename T> struct FindHighest {
     }
 };
 
+/* What brings that bit to the top. */
+template <typename T> struct ShiftToTop {
+    static uint32_t of(T a) {
+        const uint32_t position = FindHighest<T>::of(a);
+        return position == 0xffffffffu ? position : 8 * (uint32_t)sizeof(T) - 1 - position;
+    }
+};
+
 template <typename T> struct Extract {
     static T of(T a, uint32_t position, uint32_t length) {
         const int bits = 8 * sizeof(T), from = (int)(position & 255), count = (int)(length & 255);
@@ -360,21 +368,19 @@ static Handler bit_handler(const std::string &opcode, Type type) {
     return opcode == "lop3" ? lookup3 : nullptr;
 }
 
-static Handler field_handler(const std::string &opcode, Type type) {
-    const bool extract = opcode == "bfe";
+template <typename T> static Handler find_handler(bool shift) {
+    return shift ? map1<uint32_t, T, ShiftToTop<T>> : map1<uint32_t, T, FindHighest<T>>;
+}
+
+static Handler field_handler(Statement &statement, Type type) {
+    const bool extract = statement.opcode == "bfe", shift = statement.take("shiftamt");
     switch (type) {
     case kU32:
-        return extract ? map3<uint32_t, uint32_t, uint32_t, uint32_t, Extract<uint32_t>>
-                       : map1<uint32_t, uint32_t, FindHighest<uint32_t>>;
-    case kS32:
-        return extract ? map3<int32_t, int32_t, uint32_t, uint32_t, Extract<int32_t>>
-                       : map1<uint32_t, int32_t, FindHighest<int32_t>>;
+        return extract ? map3<uint32_t, uint32_t, uint32_t, uint32_t, Extract<uint32_t>> : find_handler<uint32_t>(shift);
+    case kS32: return extract ? map3<int32_t, int32_t, uint32_t, uint32_t, Extract<int32_t>> : find_handler<int32_t>(shift);
     case kU64:
-        return extract ? map3<uint64_t, uint64_t, uint32_t, uint32_t, Extract<uint64_t>>
-                       : map1<uint32_t, uint64_t, FindHighest<uint64_t>>;
-    case kS64:
-        return extract ? map3<int64_t, int64_t, uint32_t, uint32_t, Extract<int64_t>>
-                       : map1<uint32_t, int64_t, FindHighest<int64_t>>;
+        return extract ? map3<uint64_t, uint64_t, uint32_t, uint32_t, Extract<uint64_t>> : find_handler<uint64_t>(shift);
+    case kS64: return extract ? map3<int64_t, int64_t, uint32_t, uint32_t, Extract<int64_t>> : find_handler<int64_t>(shift);
     default: return nullptr;
     }
 }
@@ -390,7 +396,7 @@ static bool decode_bits(Statement &statement, Instruction *in) {
     in->kind = kIntegerClass;
     if (opcode == "bmsk" && !statement.take("clamp")) throw Unknown{ "mode" };
     if (opcode == "bfe" || opcode == "bfind")
-        in->handler = field_handler(opcode, type);
+        in->handler = field_handler(statement, type);
     else if (opcode == "shf")
         in->handler = funnel(&statement);
     else

@@ -921,7 +921,7 @@ static void xdi_cuda_list_destroy(xd_array_list *list) {
 /* Long lists have long chunks, short ones enough of them for all processors. */
 static int64_t xdi_cuda_chunk_of(int64_t elements) {
     int64_t chunk = 65536;
-    while (chunk > 4096 && elements < 1024 * chunk) chunk /= 2;
+    while (chunk > 4096 && elements < 4096 * chunk) chunk /= 2;
     return chunk;
 }
 
@@ -1107,26 +1107,28 @@ static __device__ inline void xdi_cuda_write4(float *to, const float (&values)[4
 }
 
 static __device__ inline void xdi_cuda_widen4(const xdi_cuda_four &four, int dtype, float (&values)[4]) {
-    XD_UNROLL
-    for (int j = 0; j < 4; j++) {
-        const uint32_t half = four.words[j / 2] >> (j % 2 * 16) & 0xffffu;
-        values[j] = dtype == XD_DTYPE_F32    ? xd_float_of_bits(four.words[j])
-                    : dtype == XD_DTYPE_BF16 ? xd_float_of_bits(half << 16)
-                                             : xdi_cuda_from_f16((uint16_t)half);
+    if (dtype == XD_DTYPE_F32) {
+        memcpy(values, four.words, sizeof values);
+    } else if (dtype == XD_DTYPE_BF16) {
+        XD_UNROLL
+        for (int j = 0; j < 4; j++)
+            values[j] = xd_float_of_bits(j % 2 ? four.words[j / 2] & 0xffff0000u : four.words[j / 2] << 16);
+    } else {
+        XD_UNROLL
+        for (int j = 0; j < 4; j++) values[j] = xdi_cuda_from_f16((uint16_t)(four.words[j / 2] >> (j % 2 * 16) & 0xffffu));
     }
 }
 
 static __device__ inline xdi_cuda_four xdi_cuda_narrow4(const float (&values)[4], int dtype) {
     xdi_cuda_four four = {};
     if (dtype == XD_DTYPE_F32) {
+        memcpy(four.words, values, sizeof values);
+    } else if (dtype == XD_DTYPE_BF16) {
         XD_UNROLL
-        for (int j = 0; j < 4; j++) four.words[j] = xd_bits_of_float(values[j]);
+        for (int j = 0; j < 4; j++) four.words[j / 2] |= (uint32_t)xd_bits_to_bf16(values[j]) << (j % 2 * 16);
     } else {
         XD_UNROLL
-        for (int j = 0; j < 4; j++) {
-            const uint32_t half = dtype == XD_DTYPE_BF16 ? xd_bits_to_bf16(values[j]) : xdi_cuda_to_f16(values[j]);
-            four.words[j / 2] |= half << (j % 2 * 16);
-        }
+        for (int j = 0; j < 4; j++) four.words[j / 2] |= (uint32_t)xdi_cuda_to_f16(values[j]) << (j % 2 * 16);
     }
     return four;
 }
@@ -1664,12 +1666,13 @@ static __device__ inline void xdi_cuda_lerp8(const xdi_cuda_lerp_options &o, voi
 /* Four of a target, from those before. */
 static __device__ inline xdi_cuda_four xdi_cuda_lerp4(const xdi_cuda_lerp_options &o, const xdi_cuda_four &target, int dtype,
                                                       const float (&source)[4]) {
-    float values[4];
+    float values[4], rounded[4];
     xdi_cuda_widen4(target, dtype, values);
+    memcpy(rounded, source, sizeof rounded);
+    if (dtype != XD_DTYPE_F32) xdi_cuda_widen4(xdi_cuda_narrow4(source, dtype), dtype, rounded);
     XD_UNROLL
     for (int j = 0; j < 4; j++)
-        values[j] = xd_lerp_f32(o.weight, o.keep, o.weighted_sum, o.copies ? -0.0f : values[j],
-                                xdi_cuda_as_stored(source[j], dtype));
+        values[j] = xd_lerp_f32(o.weight, o.keep, o.weighted_sum, o.copies ? -0.0f : values[j], rounded[j]);
     return xdi_cuda_narrow4(values, dtype);
 }
 
@@ -2218,6 +2221,7 @@ struct xdi_cuda_rate {
     float decay, weight_decay, step_size, root_correction;
     int64_t fresh;
 };
+static_assert(sizeof(xdi_cuda_rate) == 4 * sizeof(uint64_t), "without gaps: rates are compared by their bytes");
 
 enum { XDI_CUDA_RATES = 16 };
 
@@ -2328,7 +2332,7 @@ template <bool HAS_SECOND> struct xdi_cuda_update_fours {
         if (a.value) {
             const xdi_cuda_four value = xdi_cuda_narrow4(master, a.value_dtype);
             xdi_cuda_put4(a.value, a.value_dtype, i, value);
-            xdi_cuda_widen4(value, a.value_dtype, master);
+            if (averages) xdi_cuda_widen4(value, a.value_dtype, master);
         }
         if (averages)
             xdi_cuda_put4(a.average, a.average_dtype, i, xdi_cuda_lerp4(options, average, a.average_dtype, master));
@@ -2403,7 +2407,6 @@ static xd_result xdi_cuda_update_check(const xd_launch *launch, const xd_update_
 
 static xdi_cuda_rate xdi_cuda_rate_of(const xd_update_array *a) {
     xdi_cuda_rate rate;
-    memset(&rate, 0, sizeof rate);
     rate.learning_rate = a->learning_rate;
     rate.decay = a->decay;
     rate.weight_decay = a->weight_decay;
@@ -2413,10 +2416,18 @@ static xdi_cuda_rate xdi_cuda_rate_of(const xd_update_array *a) {
     return rate;
 }
 
-/* The index of a rate among the options; rate_count when it is not there. */
-static int xdi_cuda_find_rate(const xdi_cuda_step_options *options, const xdi_cuda_rate *rate) {
+static bool xdi_cuda_same_rate(const xdi_cuda_rate *a, const xdi_cuda_rate *b) {
+    uint64_t x[4], y[4];
+    memcpy(x, a, sizeof x);
+    memcpy(y, b, sizeof y);
+    return ((x[0] ^ y[0]) | (x[1] ^ y[1]) | (x[2] ^ y[2]) | (x[3] ^ y[3])) == 0;
+}
+
+/* The index of an array's rate among the options; rate_count when it is not there. */
+static int xdi_cuda_find_rate(const xdi_cuda_step_options *options, const xd_update_array *a) {
+    const xdi_cuda_rate rate = xdi_cuda_rate_of(a);
     int i = 0;
-    while (i < options->rate_count && memcmp(&options->rates[i], rate, sizeof *rate) != 0) i++;
+    while (i < options->rate_count && !xdi_cuda_same_rate(&options->rates[i], &rate)) i++;
     return i;
 }
 
@@ -2425,11 +2436,10 @@ static int64_t xdi_cuda_take_rates(const xd_update_args *args, int64_t begin,
                                    xdi_cuda_step_options *options) {
     options->rate_count = 0;
     for (int64_t k = begin; k < args->array_count; k++) {
-        const xdi_cuda_rate rate = xdi_cuda_rate_of(&args->arrays[k]);
-        const int at = xdi_cuda_find_rate(options, &rate);
+        const int at = xdi_cuda_find_rate(options, &args->arrays[k]);
         if (at < options->rate_count) continue;
         if (at == XDI_CUDA_RATES) return k;
-        options->rates[options->rate_count++] = rate;
+        options->rates[options->rate_count++] = xdi_cuda_rate_of(&args->arrays[k]);
     }
     return args->array_count;
 }
@@ -2437,8 +2447,6 @@ static int64_t xdi_cuda_take_rates(const xd_update_args *args, int64_t begin,
 /* Fills every byte, so that equal lists are equal bytes. */
 static void xdi_cuda_update_of(const xd_update_array *a, const xdi_cuda_step_options *options,
                                bool has_second, xdi_cuda_update *u) {
-    const xdi_cuda_rate rate = xdi_cuda_rate_of(a);
-    memset(u, 0, sizeof *u);
     u->master = a->master;
     u->first = a->first;
     u->second = has_second ? a->second : nullptr;
@@ -2452,11 +2460,11 @@ static void xdi_cuda_update_of(const xd_update_array *a, const xdi_cuda_step_opt
     u->value_dtype = (uint8_t)a->value_dtype;
     u->gradient_dtype = (uint8_t)a->gradient_dtype;
     u->average_dtype = (uint8_t)a->average_dtype;
-    u->rate = (uint8_t)xdi_cuda_find_rate(options, &rate);
-    u->wide = xdi_cuda_is_aligned16(u->master) && xdi_cuda_is_aligned16(u->first) &&
-              xdi_cuda_is_aligned16(u->second) && xdi_cuda_is_aligned16(u->value) &&
-              xdi_cuda_is_aligned16(u->gradient) && xdi_cuda_is_aligned16(u->average) &&
-              !(u->average && a->average_dtype == XD_DTYPE_F64);
+    u->rate = (uint8_t)xdi_cuda_find_rate(options, a);
+    memset(u->unused, 0, sizeof u->unused);
+    const uintptr_t addresses = (uintptr_t)u->master | (uintptr_t)u->first | (uintptr_t)u->second | (uintptr_t)u->value |
+                                (uintptr_t)u->gradient | (uintptr_t)u->average;
+    u->wide = addresses % 16 == 0 && !(u->average && a->average_dtype == XD_DTYPE_F64);
 }
 
 /* The step of `count` arrays whose rates are in the options: two launches when the list is kept. */
@@ -9993,4 +10001,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 79d45dae7ebb6a9e852c792c1ef1f3f95fe4c5590b36ce94b9d289c3e73e9cbf */
+/* xdistill sha256 d13aff81a99a06c7639f4ee09ec300074e3d1b6bb104a1dd95971458053e028d */

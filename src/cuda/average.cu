@@ -87,12 +87,13 @@ static __device__ inline void xdi_cuda_lerp8(const xdi_cuda_lerp_options &o, voi
 /* Four of a target, from those before. */
 static __device__ inline xdi_cuda_four xdi_cuda_lerp4(const xdi_cuda_lerp_options &o, const xdi_cuda_four &target, int dtype,
                                                       const float (&source)[4]) {
-    float values[4];
+    float values[4], rounded[4];
     xdi_cuda_widen4(target, dtype, values);
+    memcpy(rounded, source, sizeof rounded);
+    if (dtype != XD_DTYPE_F32) xdi_cuda_widen4(xdi_cuda_narrow4(source, dtype), dtype, rounded);
     XD_UNROLL
     for (int j = 0; j < 4; j++)
-        values[j] = xd_lerp_f32(o.weight, o.keep, o.weighted_sum, o.copies ? -0.0f : values[j],
-                                xdi_cuda_as_stored(source[j], dtype));
+        values[j] = xd_lerp_f32(o.weight, o.keep, o.weighted_sum, o.copies ? -0.0f : values[j], rounded[j]);
     return xdi_cuda_narrow4(values, dtype);
 }
 

@@ -46,26 +46,28 @@ static __device__ inline void xdi_cuda_write4(float *to, const float (&values)[4
 }
 
 static __device__ inline void xdi_cuda_widen4(const xdi_cuda_four &four, int dtype, float (&values)[4]) {
-    XD_UNROLL
-    for (int j = 0; j < 4; j++) {
-        const uint32_t half = four.words[j / 2] >> (j % 2 * 16) & 0xffffu;
-        values[j] = dtype == XD_DTYPE_F32    ? xd_float_of_bits(four.words[j])
-                    : dtype == XD_DTYPE_BF16 ? xd_float_of_bits(half << 16)
-                                             : xdi_cuda_from_f16((uint16_t)half);
+    if (dtype == XD_DTYPE_F32) {
+        memcpy(values, four.words, sizeof values);
+    } else if (dtype == XD_DTYPE_BF16) {
+        XD_UNROLL
+        for (int j = 0; j < 4; j++)
+            values[j] = xd_float_of_bits(j % 2 ? four.words[j / 2] & 0xffff0000u : four.words[j / 2] << 16);
+    } else {
+        XD_UNROLL
+        for (int j = 0; j < 4; j++) values[j] = xdi_cuda_from_f16((uint16_t)(four.words[j / 2] >> (j % 2 * 16) & 0xffffu));
     }
 }
 
 static __device__ inline xdi_cuda_four xdi_cuda_narrow4(const float (&values)[4], int dtype) {
     xdi_cuda_four four = {};
     if (dtype == XD_DTYPE_F32) {
+        memcpy(four.words, values, sizeof values);
+    } else if (dtype == XD_DTYPE_BF16) {
         XD_UNROLL
-        for (int j = 0; j < 4; j++) four.words[j] = xd_bits_of_float(values[j]);
+        for (int j = 0; j < 4; j++) four.words[j / 2] |= (uint32_t)xd_bits_to_bf16(values[j]) << (j % 2 * 16);
     } else {
         XD_UNROLL
-        for (int j = 0; j < 4; j++) {
-            const uint32_t half = dtype == XD_DTYPE_BF16 ? xd_bits_to_bf16(values[j]) : xdi_cuda_to_f16(values[j]);
-            four.words[j / 2] |= half << (j % 2 * 16);
-        }
+        for (int j = 0; j < 4; j++) four.words[j / 2] |= (uint32_t)xdi_cuda_to_f16(values[j]) << (j % 2 * 16);
     }
     return four;
 }

@@ -133,7 +133,7 @@ static void xdi_cuda_list_destroy(xd_array_list *list) {
 /* Long lists have long chunks, short ones enough of them for all processors. */
 static int64_t xdi_cuda_chunk_of(int64_t elements) {
     int64_t chunk = 65536;
-    while (chunk > 4096 && elements < 1024 * chunk) chunk /= 2;
+    while (chunk > 4096 && elements < 4096 * chunk) chunk /= 2;
     return chunk;
 }
 

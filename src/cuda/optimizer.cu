@@ -12,6 +12,7 @@ struct xdi_cuda_rate {
     float decay, weight_decay, step_size, root_correction;
     int64_t fresh;
 };
+static_assert(sizeof(xdi_cuda_rate) == 4 * sizeof(uint64_t), "without gaps: rates are compared by their bytes");
 
 enum { XDI_CUDA_RATES = 16 };
 
@@ -122,7 +123,7 @@ template <bool HAS_SECOND> struct xdi_cuda_update_fours {
         if (a.value) {
             const xdi_cuda_four value = xdi_cuda_narrow4(master, a.value_dtype);
             xdi_cuda_put4(a.value, a.value_dtype, i, value);
-            xdi_cuda_widen4(value, a.value_dtype, master);
+            if (averages) xdi_cuda_widen4(value, a.value_dtype, master);
         }
         if (averages)
             xdi_cuda_put4(a.average, a.average_dtype, i, xdi_cuda_lerp4(options, average, a.average_dtype, master));
@@ -197,7 +198,6 @@ static xd_result xdi_cuda_update_check(const xd_launch *launch, const xd_update_
 
 static xdi_cuda_rate xdi_cuda_rate_of(const xd_update_array *a) {
     xdi_cuda_rate rate;
-    memset(&rate, 0, sizeof rate);
     rate.learning_rate = a->learning_rate;
     rate.decay = a->decay;
     rate.weight_decay = a->weight_decay;
@@ -207,10 +207,18 @@ static xdi_cuda_rate xdi_cuda_rate_of(const xd_update_array *a) {
     return rate;
 }
 
-/* The index of a rate among the options; rate_count when it is not there. */
-static int xdi_cuda_find_rate(const xdi_cuda_step_options *options, const xdi_cuda_rate *rate) {
+static bool xdi_cuda_same_rate(const xdi_cuda_rate *a, const xdi_cuda_rate *b) {
+    uint64_t x[4], y[4];
+    memcpy(x, a, sizeof x);
+    memcpy(y, b, sizeof y);
+    return ((x[0] ^ y[0]) | (x[1] ^ y[1]) | (x[2] ^ y[2]) | (x[3] ^ y[3])) == 0;
+}
+
+/* The index of an array's rate among the options; rate_count when it is not there. */
+static int xdi_cuda_find_rate(const xdi_cuda_step_options *options, const xd_update_array *a) {
+    const xdi_cuda_rate rate = xdi_cuda_rate_of(a);
     int i = 0;
-    while (i < options->rate_count && memcmp(&options->rates[i], rate, sizeof *rate) != 0) i++;
+    while (i < options->rate_count && !xdi_cuda_same_rate(&options->rates[i], &rate)) i++;
     return i;
 }
 
@@ -219,11 +227,10 @@ static int64_t xdi_cuda_take_rates(const xd_update_args *args, int64_t begin,
                                    xdi_cuda_step_options *options) {
     options->rate_count = 0;
     for (int64_t k = begin; k < args->array_count; k++) {
-        const xdi_cuda_rate rate = xdi_cuda_rate_of(&args->arrays[k]);
-        const int at = xdi_cuda_find_rate(options, &rate);
+        const int at = xdi_cuda_find_rate(options, &args->arrays[k]);
         if (at < options->rate_count) continue;
         if (at == XDI_CUDA_RATES) return k;
-        options->rates[options->rate_count++] = rate;
+        options->rates[options->rate_count++] = xdi_cuda_rate_of(&args->arrays[k]);
     }
     return args->array_count;
 }
@@ -231,8 +238,6 @@ static int64_t xdi_cuda_take_rates(const xd_update_args *args, int64_t begin,
 /* Fills every byte, so that equal lists are equal bytes. */
 static void xdi_cuda_update_of(const xd_update_array *a, const xdi_cuda_step_options *options,
                                bool has_second, xdi_cuda_update *u) {
-    const xdi_cuda_rate rate = xdi_cuda_rate_of(a);
-    memset(u, 0, sizeof *u);
     u->master = a->master;
     u->first = a->first;
     u->second = has_second ? a->second : nullptr;
@@ -246,11 +251,11 @@ static void xdi_cuda_update_of(const xd_update_array *a, const xdi_cuda_step_opt
     u->value_dtype = (uint8_t)a->value_dtype;
     u->gradient_dtype = (uint8_t)a->gradient_dtype;
     u->average_dtype = (uint8_t)a->average_dtype;
-    u->rate = (uint8_t)xdi_cuda_find_rate(options, &rate);
-    u->wide = xdi_cuda_is_aligned16(u->master) && xdi_cuda_is_aligned16(u->first) &&
-              xdi_cuda_is_aligned16(u->second) && xdi_cuda_is_aligned16(u->value) &&
-              xdi_cuda_is_aligned16(u->gradient) && xdi_cuda_is_aligned16(u->average) &&
-              !(u->average && a->average_dtype == XD_DTYPE_F64);
+    u->rate = (uint8_t)xdi_cuda_find_rate(options, a);
+    memset(u->unused, 0, sizeof u->unused);
+    const uintptr_t addresses = (uintptr_t)u->master | (uintptr_t)u->first | (uintptr_t)u->second | (uintptr_t)u->value |
+                                (uintptr_t)u->gradient | (uintptr_t)u->average;
+    u->wide = addresses % 16 == 0 && !(u->average && a->average_dtype == XD_DTYPE_F64);
 }
 
 /* The step of `count` arrays whose rates are in the options: two launches when the list is kept. */

@@ -33,6 +33,7 @@
 #include <cuda_runtime.h>
 
 #include <math.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -851,6 +852,8 @@ struct xd_array_list {
     int64_t chunks, chunk;   /* as in xdi_cuda_kept */
     int item_words, shift;
     bool captured; /* a graph reads it, so it must not change */
+    bool current;  /* the arrays of the last call are in it */
+    bool rounded;  /* of a step: some of its arrays are rounded at random */
 };
 
 /* Words of a list of arrays, without scratch. */
@@ -884,7 +887,7 @@ static xd_result xdi_cuda_list_make(xd_cuda *cuda, int64_t arrays, xd_array_list
     list->cuda = cuda;
     list->room = xdi_cuda_list_room(arrays);
     list->count = -1;
-    list->captured = false;
+    list->captured = list->current = false;
     list->there = (uint64_t *)(void *)(list + 1);
     list->next = list->there + list->room;
     list->elements = (int64_t *)(void *)(list->next + list->room);
@@ -923,6 +926,11 @@ static int64_t xdi_cuda_chunk_of(int64_t elements) {
     int64_t chunk = 65536;
     while (chunk > 4096 && elements < 4096 * chunk) chunk /= 2;
     return chunk;
+}
+
+/* Whether a call that says its arrays are those of the last one finds them there. `list` may be NULL. */
+static bool xdi_cuda_list_is_current(const xd_array_list *list, bool same, int64_t count) {
+    return list && same && list->current && list->count == count;
 }
 
 /* Whether the list holds these arrays. */
@@ -1008,14 +1016,14 @@ static xd_result xdi_cuda_list_send(const xd_launch *launch, xd_array_list *list
 /* Whether kernels can read these arrays from a kept list. A graph reads the contents at the time it runs, so a list that a graph
  * reads is not changed any more, and nothing is copied to a kept list while a graph is being captured. */
 template <typename Item, typename MakeItem>
-static xd_result xdi_cuda_list_bring(const xd_launch *launch, xd_array_list *list, int64_t count, MakeItem make_item,
-                                     bool *there) {
+static xd_result xdi_cuda_list_bring(const xd_launch *launch, xd_array_list *list, bool same, int64_t count,
+                                     MakeItem make_item, bool *there) {
     cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
     *there = false;
     if (count > xdi_cuda_list_most(list, xdi_cuda_kept<Item>::WORDS)) return XD_OK;
     XDI_CUDA_TRY(launch->ctx, cudaStreamIsCapturing((cudaStream_t)launch->stream, &capture));
     const bool capturing = capture != cudaStreamCaptureStatusNone;
-    *there = xdi_cuda_list_holds<Item>(list, count, make_item);
+    *there = same || xdi_cuda_list_holds<Item>(list, count, make_item);
     if (*there && capturing) list->captured = true;
     if (*there || capturing || list->captured) return XD_OK;
     const bool all = list->count != count || list->item_words != (int)xdi_cuda_kept<Item>::WORDS;
@@ -1039,12 +1047,18 @@ template <typename Item> static xdi_cuda_kept<Item> xdi_cuda_kept_of(const xd_ar
 }
 
 /* Calls run(list) for the arrays that make_item(k, &value) -> elements gives: once when `list`, which may be NULL, can keep them,
- * else for each piece that is staged. */
+ * else for each piece that is staged. `same`: they are those of the last call with the list. */
 template <typename Item, typename MakeItem, typename Run>
-static xd_result xdi_cuda_listed(const xd_launch *launch, xd_array_list *list, int64_t count, MakeItem make_item, Run run) {
+static xd_result xdi_cuda_listed(const xd_launch *launch, xd_array_list *list, bool same, int64_t count, MakeItem make_item,
+                                 Run run) {
+    const bool current = xdi_cuda_list_is_current(list, same, count);
     bool there = false;
     if (count == 0) return XD_OK;
-    if (list) XD_TRY(xdi_cuda_list_bring<Item>(launch, list, count, make_item, &there));
+    if (list) {
+        list->current = false;
+        XD_TRY(xdi_cuda_list_bring<Item>(launch, list, current, count, make_item, &there));
+        list->current = there;
+    }
     if (there) return run(xdi_cuda_kept_of<Item>(list, count));
     xd_array_list *stage = xdi_cuda_of(launch->ctx)->stage;
     const int64_t most = xdi_cuda_list_most(stage, xdi_cuda_kept<Item>::WORDS);
@@ -1783,7 +1797,8 @@ static xdi_cuda_pair xdi_cuda_pair_of(void *target, xd_dtype target_dtype, const
 }
 
 static xd_result xdi_cuda_lerp(const xd_launch *launch, const xd_lerp_args *args) {
-    for (int64_t k = 0; k < args->array_count; k++) {
+    const bool current = xdi_cuda_list_is_current(args->list, args->same, args->array_count);
+    for (int64_t k = 0; k < args->array_count && !current; k++) {
         const xd_lerp_array *a = &args->arrays[k];
         XD_REQUIRE(launch->ctx, xdi_cuda_is_float(a->target_dtype) && xdi_cuda_is_float(a->source_dtype),
                     XD_ERROR_DTYPE, "array %lld: cannot average %s into %s", (long long)k,
@@ -1798,7 +1813,7 @@ static xd_result xdi_cuda_lerp(const xd_launch *launch, const xd_lerp_args *args
         return a->count;
     };
     return xdi_cuda_listed<xdi_cuda_pair>(
-        launch, args->list, args->array_count, make_item, [&](const xdi_cuda_kept<xdi_cuda_pair> &list) {
+        launch, args->list, args->same, args->array_count, make_item, [&](const xdi_cuda_kept<xdi_cuda_pair> &list) {
             xdi_cuda_grid grid;
             if (list.chunks == 0) return (xd_result)XD_OK;
             XD_TRY(xdi_cuda_chunk_grid(launch, list.chunks, xdi_cuda_lerp_kernel, &grid));
@@ -2431,12 +2446,22 @@ static int xdi_cuda_find_rate(const xdi_cuda_step_options *options, const xd_upd
     return i;
 }
 
-/* Puts the rates of arrays from `begin` on into the options; returns the first array whose rate does not fit. */
-static int64_t xdi_cuda_take_rates(const xd_update_args *args, int64_t begin,
-                                   xdi_cuda_step_options *options) {
+/* The rate of an array in a list of updates. */
+static int xdi_cuda_kept_rate(const xd_array_list *list, int64_t k) {
+    enum { WORD = offsetof(xdi_cuda_update, rate) / sizeof(uint64_t), BYTE = offsetof(xdi_cuda_update, rate) % sizeof(uint64_t) };
+    uint8_t bytes[sizeof(uint64_t)];
+    memcpy(bytes, &list->there[WORD * list->count + k], sizeof bytes);
+    return bytes[BYTE];
+}
+
+/* Puts the rates of arrays from `begin` on into the options; returns the first array whose rate does not fit. *same becomes false
+ * where the list, if it is given, has another rate for an array. */
+static int64_t xdi_cuda_take_rates(const xd_update_args *args, int64_t begin, const xd_array_list *list,
+                                   xdi_cuda_step_options *options, bool *same) {
     options->rate_count = 0;
     for (int64_t k = begin; k < args->array_count; k++) {
         const int at = xdi_cuda_find_rate(options, &args->arrays[k]);
+        if (list && xdi_cuda_kept_rate(list, k) != at) *same = false;
         if (at < options->rate_count) continue;
         if (at == XDI_CUDA_RATES) return k;
         options->rates[options->rate_count++] = xdi_cuda_rate_of(&args->arrays[k]);
@@ -2471,13 +2496,13 @@ static void xdi_cuda_update_of(const xd_update_array *a, const xdi_cuda_step_opt
 template <typename Step, bool HAS_SECOND, bool ROUNDED>
 static xd_result xdi_cuda_update_arrays(const xd_launch *launch, const xd_update_array *arrays, int64_t count,
                                         const xdi_cuda_step_options &rates, const xdi_cuda_update_options &options,
-                                        xd_array_list *keep) {
+                                        xd_array_list *keep, bool same) {
     const auto make_item = [&](int64_t k, xdi_cuda_update *item) {
         xdi_cuda_update_of(&arrays[k], &rates, HAS_SECOND, item);
         return item->count;
     };
     return xdi_cuda_listed<xdi_cuda_update>(
-        launch, keep, count, make_item, [&](const xdi_cuda_kept<xdi_cuda_update> &list) {
+        launch, keep, same, count, make_item, [&](const xdi_cuda_kept<xdi_cuda_update> &list) {
             const int64_t blocks = (list.count + XDI_CUDA_THREADS - 1) / XDI_CUDA_THREADS;
             xdi_cuda_grid grid;
             XD_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(blocks, XDI_CUDA_THREADS), xdi_cuda_step_kernel, list, rates));
@@ -2495,7 +2520,8 @@ static bool xdi_cuda_any_rounded(const xd_update_args *args) {
 
 template <typename Step, bool HAS_SECOND>
 static xd_result xdi_cuda_update_run(const xd_launch *launch, const xd_update_args *args) {
-    XD_TRY(xdi_cuda_update_check(launch, args));
+    const bool current = xdi_cuda_list_is_current(args->list, args->same, args->array_count);
+    if (!current) XD_TRY(xdi_cuda_update_check(launch, args));
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
     xdi_cuda_step_options rates = {};
@@ -2515,13 +2541,16 @@ static xd_result xdi_cuda_update_run(const xd_launch *launch, const xd_update_ar
     options.rules.couple_decay = args->couple_decay;
     options.rules.maximize = args->maximize;
     options.rounding_seed = args->rounding_seed;
-    const bool rounded = xdi_cuda_any_rounded(args);
+    const bool rounded = current ? args->list->rounded : xdi_cuda_any_rounded(args);
     for (int64_t begin = 0, end; begin < args->array_count; begin = end) {
-        end = xdi_cuda_take_rates(args, begin, &rates);
-        const bool whole = begin == 0 && end == args->array_count;
+        bool same = current;
+        end = xdi_cuda_take_rates(args, begin, current ? args->list : nullptr, &rates, &same);
+        xd_array_list *list = end - begin == args->array_count ? args->list : nullptr;
+        if (list) list->rounded = rounded;
+        if (!list && args->list) args->list->current = false;
         const auto run = rounded ? xdi_cuda_update_arrays<Step, HAS_SECOND, true>
                                  : xdi_cuda_update_arrays<Step, HAS_SECOND, false>;
-        XD_TRY(run(launch, args->arrays + begin, end - begin, rates, options, whole ? args->list : nullptr));
+        XD_TRY(run(launch, args->arrays + begin, end - begin, rates, options, list, same));
     }
     return XD_OK;
 }
@@ -3998,7 +4027,7 @@ static xd_result xdi_cuda_norm(const xd_launch *launch, const xd_norm_args *args
         return a->count;
     };
     return xdi_cuda_listed<xdi_cuda_norm_item>(
-        launch, xdi_cuda_norm_list(cuda, args->array_count, make_item), args->array_count, make_item,
+        launch, xdi_cuda_norm_list(cuda, args->array_count, make_item), false, args->array_count, make_item,
         [&](const xdi_cuda_kept<xdi_cuda_norm_item> &list) {
             return list.chunks == 0 ? (xd_result)XD_OK
                    : exact          ? xdi_cuda_norm_of<true>(launch, list, args->type, sum)
@@ -10001,4 +10030,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 d13aff81a99a06c7639f4ee09ec300074e3d1b6bb104a1dd95971458053e028d */
+/* xdistill sha256 e9b1e5a770c0eea9ad750805584b90a0108420f422d7be055654675200a0eabb */

@@ -204,7 +204,8 @@ static xdi_cuda_pair xdi_cuda_pair_of(void *target, xd_dtype target_dtype, const
 }
 
 static xd_result xdi_cuda_lerp(const xd_launch *launch, const xd_lerp_args *args) {
-    for (int64_t k = 0; k < args->array_count; k++) {
+    const bool current = xdi_cuda_list_is_current(args->list, args->same, args->array_count);
+    for (int64_t k = 0; k < args->array_count && !current; k++) {
         const xd_lerp_array *a = &args->arrays[k];
         XD_REQUIRE(launch->ctx, xdi_cuda_is_float(a->target_dtype) && xdi_cuda_is_float(a->source_dtype),
                     XD_ERROR_DTYPE, "array %lld: cannot average %s into %s", (long long)k,
@@ -219,7 +220,7 @@ static xd_result xdi_cuda_lerp(const xd_launch *launch, const xd_lerp_args *args
         return a->count;
     };
     return xdi_cuda_listed<xdi_cuda_pair>(
-        launch, args->list, args->array_count, make_item, [&](const xdi_cuda_kept<xdi_cuda_pair> &list) {
+        launch, args->list, args->same, args->array_count, make_item, [&](const xdi_cuda_kept<xdi_cuda_pair> &list) {
             xdi_cuda_grid grid;
             if (list.chunks == 0) return (xd_result)XD_OK;
             XD_TRY(xdi_cuda_chunk_grid(launch, list.chunks, xdi_cuda_lerp_kernel, &grid));

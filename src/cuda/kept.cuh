@@ -63,6 +63,8 @@ struct xd_array_list {
     int64_t chunks, chunk;   /* as in xdi_cuda_kept */
     int item_words, shift;
     bool captured; /* a graph reads it, so it must not change */
+    bool current;  /* the arrays of the last call are in it */
+    bool rounded;  /* of a step: some of its arrays are rounded at random */
 };
 
 /* Words of a list of arrays, without scratch. */
@@ -96,7 +98,7 @@ static xd_result xdi_cuda_list_make(xd_cuda *cuda, int64_t arrays, xd_array_list
     list->cuda = cuda;
     list->room = xdi_cuda_list_room(arrays);
     list->count = -1;
-    list->captured = false;
+    list->captured = list->current = false;
     list->there = (uint64_t *)(void *)(list + 1);
     list->next = list->there + list->room;
     list->elements = (int64_t *)(void *)(list->next + list->room);
@@ -135,6 +137,11 @@ static int64_t xdi_cuda_chunk_of(int64_t elements) {
     int64_t chunk = 65536;
     while (chunk > 4096 && elements < 4096 * chunk) chunk /= 2;
     return chunk;
+}
+
+/* Whether a call that says its arrays are those of the last one finds them there. `list` may be NULL. */
+static bool xdi_cuda_list_is_current(const xd_array_list *list, bool same, int64_t count) {
+    return list && same && list->current && list->count == count;
 }
 
 /* Whether the list holds these arrays. */
@@ -220,14 +227,14 @@ static xd_result xdi_cuda_list_send(const xd_launch *launch, xd_array_list *list
 /* Whether kernels can read these arrays from a kept list. A graph reads the contents at the time it runs, so a list that a graph
  * reads is not changed any more, and nothing is copied to a kept list while a graph is being captured. */
 template <typename Item, typename MakeItem>
-static xd_result xdi_cuda_list_bring(const xd_launch *launch, xd_array_list *list, int64_t count, MakeItem make_item,
-                                     bool *there) {
+static xd_result xdi_cuda_list_bring(const xd_launch *launch, xd_array_list *list, bool same, int64_t count,
+                                     MakeItem make_item, bool *there) {
     cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
     *there = false;
     if (count > xdi_cuda_list_most(list, xdi_cuda_kept<Item>::WORDS)) return XD_OK;
     XDI_CUDA_TRY(launch->ctx, cudaStreamIsCapturing((cudaStream_t)launch->stream, &capture));
     const bool capturing = capture != cudaStreamCaptureStatusNone;
-    *there = xdi_cuda_list_holds<Item>(list, count, make_item);
+    *there = same || xdi_cuda_list_holds<Item>(list, count, make_item);
     if (*there && capturing) list->captured = true;
     if (*there || capturing || list->captured) return XD_OK;
     const bool all = list->count != count || list->item_words != (int)xdi_cuda_kept<Item>::WORDS;
@@ -251,12 +258,18 @@ template <typename Item> static xdi_cuda_kept<Item> xdi_cuda_kept_of(const xd_ar
 }
 
 /* Calls run(list) for the arrays that make_item(k, &value) -> elements gives: once when `list`, which may be NULL, can keep them,
- * else for each piece that is staged. */
+ * else for each piece that is staged. `same`: they are those of the last call with the list. */
 template <typename Item, typename MakeItem, typename Run>
-static xd_result xdi_cuda_listed(const xd_launch *launch, xd_array_list *list, int64_t count, MakeItem make_item, Run run) {
+static xd_result xdi_cuda_listed(const xd_launch *launch, xd_array_list *list, bool same, int64_t count, MakeItem make_item,
+                                 Run run) {
+    const bool current = xdi_cuda_list_is_current(list, same, count);
     bool there = false;
     if (count == 0) return XD_OK;
-    if (list) XD_TRY(xdi_cuda_list_bring<Item>(launch, list, count, make_item, &there));
+    if (list) {
+        list->current = false;
+        XD_TRY(xdi_cuda_list_bring<Item>(launch, list, current, count, make_item, &there));
+        list->current = there;
+    }
     if (there) return run(xdi_cuda_kept_of<Item>(list, count));
     xd_array_list *stage = xdi_cuda_of(launch->ctx)->stage;
     const int64_t most = xdi_cuda_list_most(stage, xdi_cuda_kept<Item>::WORDS);

@@ -336,7 +336,7 @@ static xd_result xdi_cuda_norm(const xd_launch *launch, const xd_norm_args *args
         return a->count;
     };
     return xdi_cuda_listed<xdi_cuda_norm_item>(
-        launch, xdi_cuda_norm_list(cuda, args->array_count, make_item), args->array_count, make_item,
+        launch, xdi_cuda_norm_list(cuda, args->array_count, make_item), false, args->array_count, make_item,
         [&](const xdi_cuda_kept<xdi_cuda_norm_item> &list) {
             return list.chunks == 0 ? (xd_result)XD_OK
                    : exact          ? xdi_cuda_norm_of<true>(launch, list, args->type, sum)

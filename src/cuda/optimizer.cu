@@ -222,12 +222,22 @@ static int xdi_cuda_find_rate(const xdi_cuda_step_options *options, const xd_upd
     return i;
 }
 
-/* Puts the rates of arrays from `begin` on into the options; returns the first array whose rate does not fit. */
-static int64_t xdi_cuda_take_rates(const xd_update_args *args, int64_t begin,
-                                   xdi_cuda_step_options *options) {
+/* The rate of an array in a list of updates. */
+static int xdi_cuda_kept_rate(const xd_array_list *list, int64_t k) {
+    enum { WORD = offsetof(xdi_cuda_update, rate) / sizeof(uint64_t), BYTE = offsetof(xdi_cuda_update, rate) % sizeof(uint64_t) };
+    uint8_t bytes[sizeof(uint64_t)];
+    memcpy(bytes, &list->there[WORD * list->count + k], sizeof bytes);
+    return bytes[BYTE];
+}
+
+/* Puts the rates of arrays from `begin` on into the options; returns the first array whose rate does not fit. *same becomes false
+ * where the list, if it is given, has another rate for an array. */
+static int64_t xdi_cuda_take_rates(const xd_update_args *args, int64_t begin, const xd_array_list *list,
+                                   xdi_cuda_step_options *options, bool *same) {
     options->rate_count = 0;
     for (int64_t k = begin; k < args->array_count; k++) {
         const int at = xdi_cuda_find_rate(options, &args->arrays[k]);
+        if (list && xdi_cuda_kept_rate(list, k) != at) *same = false;
         if (at < options->rate_count) continue;
         if (at == XDI_CUDA_RATES) return k;
         options->rates[options->rate_count++] = xdi_cuda_rate_of(&args->arrays[k]);
@@ -262,13 +272,13 @@ static void xdi_cuda_update_of(const xd_update_array *a, const xdi_cuda_step_opt
 template <typename Step, bool HAS_SECOND, bool ROUNDED>
 static xd_result xdi_cuda_update_arrays(const xd_launch *launch, const xd_update_array *arrays, int64_t count,
                                         const xdi_cuda_step_options &rates, const xdi_cuda_update_options &options,
-                                        xd_array_list *keep) {
+                                        xd_array_list *keep, bool same) {
     const auto make_item = [&](int64_t k, xdi_cuda_update *item) {
         xdi_cuda_update_of(&arrays[k], &rates, HAS_SECOND, item);
         return item->count;
     };
     return xdi_cuda_listed<xdi_cuda_update>(
-        launch, keep, count, make_item, [&](const xdi_cuda_kept<xdi_cuda_update> &list) {
+        launch, keep, same, count, make_item, [&](const xdi_cuda_kept<xdi_cuda_update> &list) {
             const int64_t blocks = (list.count + XDI_CUDA_THREADS - 1) / XDI_CUDA_THREADS;
             xdi_cuda_grid grid;
             XD_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(blocks, XDI_CUDA_THREADS), xdi_cuda_step_kernel, list, rates));
@@ -286,7 +296,8 @@ static bool xdi_cuda_any_rounded(const xd_update_args *args) {
 
 template <typename Step, bool HAS_SECOND>
 static xd_result xdi_cuda_update_run(const xd_launch *launch, const xd_update_args *args) {
-    XD_TRY(xdi_cuda_update_check(launch, args));
+    const bool current = xdi_cuda_list_is_current(args->list, args->same, args->array_count);
+    if (!current) XD_TRY(xdi_cuda_update_check(launch, args));
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
     xdi_cuda_step_options rates = {};
@@ -306,13 +317,16 @@ static xd_result xdi_cuda_update_run(const xd_launch *launch, const xd_update_ar
     options.rules.couple_decay = args->couple_decay;
     options.rules.maximize = args->maximize;
     options.rounding_seed = args->rounding_seed;
-    const bool rounded = xdi_cuda_any_rounded(args);
+    const bool rounded = current ? args->list->rounded : xdi_cuda_any_rounded(args);
     for (int64_t begin = 0, end; begin < args->array_count; begin = end) {
-        end = xdi_cuda_take_rates(args, begin, &rates);
-        const bool whole = begin == 0 && end == args->array_count;
+        bool same = current;
+        end = xdi_cuda_take_rates(args, begin, current ? args->list : nullptr, &rates, &same);
+        xd_array_list *list = end - begin == args->array_count ? args->list : nullptr;
+        if (list) list->rounded = rounded;
+        if (!list && args->list) args->list->current = false;
         const auto run = rounded ? xdi_cuda_update_arrays<Step, HAS_SECOND, true>
                                  : xdi_cuda_update_arrays<Step, HAS_SECOND, false>;
-        XD_TRY(run(launch, args->arrays + begin, end - begin, rates, options, whole ? args->list : nullptr));
+        XD_TRY(run(launch, args->arrays + begin, end - begin, rates, options, list, same));
     }
     return XD_OK;
 }

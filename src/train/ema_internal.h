@@ -36,9 +36,11 @@ struct xd_ema {
     int64_t slot_count;      /* a power of two, at least twice param_count */
     xdi_ema_shadow *shadows; /* [shadow_count], room for param_count */
     int64_t shadow_count;
-    xd_lerp_array *lerps;    /* [param_count]; filled in again in every update */
+    xd_lerp_array *lerps;    /* [param_count] */
+    int64_t lerp_count;      /* of the last update of all shadows, if that was the last one; else 0 */
     xd_average_array *moves; /* [param_count]; filled in by a step that updates the average beside others */
     xd_cast_array *casts;    /* [param_count] */
+    const void *joined;      /* the optimizer of the last step that it joined */
     int64_t iteration;
     bool initialized;
     bool swapped;

@@ -833,8 +833,10 @@ template <typename Item> struct xdi_cuda_kept {
 /* Calls work(k, array k, span) for each chunk of the list that is this block's. */
 template <typename Item, typename Work>
 static __device__ inline void xdi_cuda_each_kept(const xdi_cuda_kept<Item> &list, Work work) {
+    int next = blockIdx.x < list.chunks ? list.find(blockIdx.x) : 0;
     for (int64_t chunk = blockIdx.x; chunk < list.chunks; chunk += gridDim.x) {
-        const int k = list.find(chunk);
+        const int k = next;
+        if (chunk + gridDim.x < list.chunks) next = list.find(chunk + gridDim.x); /* on its way during the work */
         const Item item = list.item(k);
         work(k, item, xdi_cuda_span_of(chunk - list.first(k), (int64_t)item.count, list.chunk));
     }
@@ -10030,4 +10032,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 e9b1e5a770c0eea9ad750805584b90a0108420f422d7be055654675200a0eabb */
+/* xdistill sha256 b4a7992b5c35f8a755027a5fa61a1a58217339a515f66aefe0ec81308e5b307e */

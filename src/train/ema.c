@@ -527,7 +527,7 @@ static xd_result xdi_ema_average(xd_ema *ema, int64_t iteration, bool joined, co
     xd_lerp_args args;
     args.arrays = ema->lerps;
     args.list = ema->list;
-    args.array_count = joined ? 0 : ema->lerp_count;
+    args.array_count = joined ? 0 : ema->last.lerp_count;
     args.same = args.array_count > 0; /* what they point at does not change */
     args.keep = xdi_ema_decay_at(&ema->desc, iteration);
     args.weighted_sum = ema->desc.compat_credit;
@@ -543,9 +543,9 @@ static xd_result xdi_ema_average(xd_ema *ema, int64_t iteration, bool joined, co
         lerp->source_dtype = p->dtype;
         lerp->count = p->count;
     }
-    ema->lerp_count = 0; /* until it has succeeded */
+    ema->last.lerp_count = 0; /* until it has succeeded */
     XD_TRY(xd_ctx_kernels(ema->ctx)->optimizer.lerp(&launch, &args));
-    ema->lerp_count = joined ? 0 : args.array_count;
+    ema->last.lerp_count = joined ? 0 : args.array_count;
     return xdi_ema_copy(ema, false, status);
 }
 
@@ -697,8 +697,8 @@ XD_PRIVATE bool xdi_ema_join_beside(const xd_ema *ema, int64_t count, xd_average
 }
 
 XD_PRIVATE bool xdi_ema_joins_again(xd_ema *ema, const xd_optimizer *optimizer) {
-    const bool again = ema->joined == optimizer;
-    ema->joined = optimizer;
+    const bool again = ema->last.optimizer == optimizer;
+    ema->last.optimizer = optimizer;
     return again;
 }
 

@@ -20,13 +20,14 @@ struct xd_optimizer {
     int64_t *steps;               /* [desc.param_count], in memory of the device */
     void *device_memory;          /* memory of the states when it is not this block itself */
     uint64_t *keys;               /* [desc.param_count]; hashes of names; NULL without stochastic_bf16 */
-    xd_param *created;            /* [desc.param_count]; the list at creation, then at the last step, to notice changes */
-    xd_update_array *updates;     /* [desc.param_count]; of the last step */
+    xd_param
+        *created; /* [desc.param_count]; the list at creation, then at the last step, to notice changes */
+    xd_update_array *updates; /* [desc.param_count]; of the last step */
     int64_t update_count;
     double update_rate;   /* the learning rate of `updates` */
     const xd_ema *joined; /* whose shadows are in `updates`; NULL -> none are */
     bool listed;          /* a step of the list as it was has succeeded with `updates` */
-    xd_array_list *list;          /* of the updates, on a device; NULL on the CPU */
+    xd_array_list *list;  /* of the updates, on a device; NULL on the CPU */
 };
 
 XD_API xd_optimizer_desc xd_adam_defaults(const xd_param *params, int64_t param_count) {

@@ -18,6 +18,8 @@
 #include "cuda/port.cuh"
 #include "cuda/device.cu"
 #include "cuda/list.cuh"
+#include "cuda/kept.cuh"
+#include "cuda/four.cuh"
 #include "cuda/copy.cu"
 #include "cuda/fill.cu"
 #include "cuda/reduce.cu"

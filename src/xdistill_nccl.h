@@ -68,8 +68,10 @@ typedef struct ncclUniqueId {
 
 #if !defined(XDISTILL_NCCL_EXCHANGE)
 #include "nccl/internal.h"
+#include "nccl/history.c"
 #include "nccl/wait.c"
 #include "nccl/collective.c"
+#include "nccl/sum.c"
 #include "nccl/call.c"
 #include "nccl/messages.c"
 #include "nccl/capture.c"

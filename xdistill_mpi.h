@@ -1200,6 +1200,7 @@ static const xd_transport_ops xdi_mpi_ops = { "mpi",
 #else
                                               NULL,
 #endif
+                                              NULL,
                                               NULL };
 
 /* A handle; the caller fills in world_ranks. */
@@ -1405,4 +1406,4 @@ XD_API xd_result xd_comm_mpi(xd_ctx *ctx, const xd_mpi_desc *desc, xd_comm **out
 
 
 #endif
-/* xdistill sha256 e887ba7726f57cd53a87974cd4a46b70316611ffdfc999f47c3c56ebcd5eed2b */
+/* xdistill sha256 69cbc67acedd9728f45f5d5abec138b3eb0d5ca6dbdb7ac4fafea37d2e702a21 */

@@ -89,9 +89,12 @@ XD_API xd_result xd_nccl_unique_id(xd_ctx *ctx, ncclUniqueId *out);
  * the world. The other ranks do not learn of it, so all ranks capture the same calls. They also launch their graphs in the
  * same order. Ranks of one process capture with cudaStreamCaptureModeThreadLocal. Destroy graphs before their groups.
  *
- * A launch has no deadline. If a rank stops launching, the graphs of the others wait in it. xd_read and xd_barrier wait
- * with a deadline and return TIMEOUT. The barrier also ends the work that waits. cudaStreamSynchronize alone may never
- * return. */
+ * A training step fits one graph: losses, norms, xd_parallel_reduce and xd_parallel_publish leave their agreements out in a
+ * capture. Make a step before it, and call xd_parallel_publish outside of it now and then.
+ *
+ * A launch has no deadline. If a rank stops launching, the graphs of the others wait in it. xd_read, xd_barrier and
+ * xd_parallel_publish wait with a deadline and return TIMEOUT. The latter two also end the work that waits.
+ * cudaStreamSynchronize alone may never return. */
 XD_API xd_result xd_comm_nccl(xd_ctx *ctx, const xd_nccl_desc *desc, xd_comm **out);
 
 #endif
@@ -2075,6 +2078,19 @@ static xd_result xdi_nccl_admit_on(xdi_nccl *t, const xd_collective *next, cudaS
     return XD_OK;
 }
 
+static bool xdi_nccl_is_recording(xd_transport *transport) {
+    const xdi_nccl *t = (const xdi_nccl *)transport;
+    const xd_ctx_desc *settings = xd_ctx_settings(transport->ctx);
+    const bool has_device = settings->kernels && settings->kernels->device == XD_DEVICE_CUDA;
+    xdi_nccl_scope scope;
+    bool recording = false;
+    if (t->world->failure != XD_OK || !has_device) return false;
+    if (xdi_nccl_scope_begin(&scope, t->world->device) == cudaSuccess)
+        recording = xdi_nccl_capture_of(t, (cudaStream_t)settings->stream) != 0;
+    xdi_nccl_scope_end(&scope);
+    return recording;
+}
+
 static xd_result xdi_nccl_admit_call(xd_transport *transport, const xd_collective *next) {
     xdi_nccl *t = (xdi_nccl *)transport;
     const xd_ctx_desc *settings = xd_ctx_settings(transport->ctx);
@@ -2258,7 +2274,8 @@ static const xd_transport_ops xdi_nccl_ops = { "nccl",
                                                NULL,
                                                true,
                                                NULL,
-                                               xdi_nccl_admit_call };
+                                               xdi_nccl_admit_call,
+                                               xdi_nccl_is_recording };
 
 /* A handle without a communicator; the caller fills in world_ranks. */
 static xd_result xdi_nccl_create(xdi_nccl_world *world, int size, int rank, xdi_nccl **out) {
@@ -2440,4 +2457,4 @@ XD_API xd_result xd_comm_nccl(xd_ctx *ctx, const xd_nccl_desc *desc, xd_comm **o
 #endif
 
 #endif
-/* xdistill sha256 034e6137c8607bf302815eeb7d6089255586b9ebd24ae7d6fb4304220f0a8671 */
+/* xdistill sha256 34f694cff99e4e8f2f7f3dcdf877dcbe5ff78c31412548275dba7c880123bf58 */

@@ -48,9 +48,12 @@ XD_API xd_result xd_nccl_unique_id(xd_ctx *ctx, ncclUniqueId *out);
  * the world. The other ranks do not learn of it, so all ranks capture the same calls. They also launch their graphs in the
  * same order. Ranks of one process capture with cudaStreamCaptureModeThreadLocal. Destroy graphs before their groups.
  *
- * A launch has no deadline. If a rank stops launching, the graphs of the others wait in it. xd_read and xd_barrier wait
- * with a deadline and return TIMEOUT. The barrier also ends the work that waits. cudaStreamSynchronize alone may never
- * return. */
+ * A training step fits one graph: losses, norms, xd_parallel_reduce and xd_parallel_publish leave their agreements out in a
+ * capture. Make a step before it, and call xd_parallel_publish outside of it now and then.
+ *
+ * A launch has no deadline. If a rank stops launching, the graphs of the others wait in it. xd_read, xd_barrier and
+ * xd_parallel_publish wait with a deadline and return TIMEOUT. The latter two also end the work that waits.
+ * cudaStreamSynchronize alone may never return. */
 XD_API xd_result xd_comm_nccl(xd_ctx *ctx, const xd_nccl_desc *desc, xd_comm **out);
 
 #endif

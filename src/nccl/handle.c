@@ -165,7 +165,8 @@ static const xd_transport_ops xdi_nccl_ops = { "nccl",
                                                NULL,
                                                true,
                                                NULL,
-                                               xdi_nccl_admit_call };
+                                               xdi_nccl_admit_call,
+                                               xdi_nccl_is_recording };
 
 /* A handle without a communicator; the caller fills in world_ranks. */
 static xd_result xdi_nccl_create(xdi_nccl_world *world, int size, int rank, xdi_nccl **out) {

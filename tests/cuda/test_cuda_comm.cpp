@@ -423,6 +423,7 @@ XD_TEST(device_memory_is_refused_where_the_transport_moves_only_the_host_s) {
     static const xd_transport_ops ops = { "host",     host_control, host_execute, host_split,
                                           host_leave, host_leave,   nullptr,      false,
                                           nullptr,    nullptr,      nullptr,      nullptr,   false,   nullptr,
+                                          nullptr,
                                           nullptr };
     static const int world_ranks[1] = { 0 };
     Gpu gpu;

@@ -87,6 +87,7 @@ struct xd_cuda {
     size_t workspace_bytes;
     int cluster_blocks;        /* largest cluster of the losses; 0: they use none */
     size_t block_shared_bytes; /* that a block may have, set with it */
+    uint64_t apart;            /* a bit for each device whose memory this one cannot access, once there are events */
     xdi_cuda_cublas *cublas;   /* NULL: products are the unit's own */
 };
 
@@ -441,18 +442,38 @@ static bool xdi_cuda_owns(xd_ctx *ctx, const void *memory) {
 
 /* Events order ranks that read each other's memory, so peer access between GPUs is enabled here. */
 static void *xdi_cuda_event_create(xd_ctx *ctx) {
-    const int device = xdi_cuda_of(ctx)->device;
+    xd_cuda *cuda = xdi_cuda_of(ctx);
+    const int device = cuda->device;
     int devices = 0;
     cudaEvent_t event = NULL;
     xdi_cuda_scope scope(ctx, device);
     if (XDI_CUDA_CHECK(ctx, cudaGetDeviceCount(&devices)) != XD_OK) return NULL;
     for (int peer = 0; peer < devices; peer++) {
         int can = 0;
-        if (peer == device || cudaDeviceCanAccessPeer(&can, device, peer) != cudaSuccess || !can) continue;
-        if (cudaDeviceEnablePeerAccess(peer, 0) != cudaSuccess) cudaGetLastError(); /* it was on before */
+        if (peer == device) continue;
+        cudaError_t enabled = cudaDeviceCanAccessPeer(&can, device, peer);
+        if (enabled == cudaSuccess)
+            enabled = can ? cudaDeviceEnablePeerAccess(peer, 0) : cudaErrorPeerAccessUnsupported;
+        if (enabled == cudaSuccess) continue;
+        cudaGetLastError();
+        if (enabled != cudaErrorPeerAccessAlreadyEnabled) cuda->apart |= (uint64_t)1 << peer % 64;
     }
     if (XDI_CUDA_CHECK(ctx, cudaEventCreateWithFlags(&event, cudaEventDisableTiming)) != XD_OK) return NULL;
     return event;
+}
+
+/* A GPU without access to another one gets copies of its memory from the driver, but no kernel reads it. */
+static bool xdi_cuda_reaches(xd_ctx *ctx, const void *memory) {
+    const xd_cuda *cuda = xdi_cuda_of(ctx);
+    cudaPointerAttributes attributes;
+    if (!cuda->apart) return true;
+    xdi_cuda_scope scope(ctx, cuda->device);
+    if (cudaPointerGetAttributes(&attributes, memory) != cudaSuccess) {
+        cudaGetLastError(); /* a broken device: its next call reports it */
+        return true;
+    }
+    if (attributes.type != cudaMemoryTypeDevice || attributes.device == cuda->device) return true;
+    return (cuda->apart >> attributes.device % 64 & 1) == 0;
 }
 
 static void xdi_cuda_event_destroy(void *event) {
@@ -569,6 +590,7 @@ static xd_device_ops xdi_cuda_memory_table() {
     memory.stream_destroy = xdi_cuda_stream_destroy;
     memory.host_allocate = xdi_cuda_host_allocate;
     memory.host_release = xdi_cuda_host_release;
+    memory.reaches = xdi_cuda_reaches;
     return memory;
 }
 
@@ -9676,4 +9698,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 30c36f62a44d2345476207f9444de7e965812c39e174a5bd462187f79da793a6 */
+/* xdistill sha256 f126766d48deb162729d717ceab5a2066a435aa4978f0c952eb62eb67bd095c5 */

@@ -1,50 +1,14 @@
 /* The conformance suite on the emulated NCCL (xdistill_nccl.h), and what only NCCL has: ranks are threads, each with a GPU
- * of its own. NCCL itself wants a process and a GPU a rank, which `run.sh gpu` has not. */
+ * of its own. test_cuda_nccl_gpus runs the suite on real GPUs too. */
 #include "cuda_test.h"
 #include "wrap_calls.h"
 
 #if defined(XD_EMU)
-#    include "comm_suite.h"
 #    include "exchange_suite.h"
 
-#    include "cuda_nccl_test.h"
+#    include "cuda_nccl_suite.h"
 
 /* ---- the suite ---- */
-
-static thread_local Member *here; /* whose calls this thread makes */
-
-static void *suite_allocate(size_t bytes) {
-    void *memory = nullptr;
-    if (!Buffer::is_device(here)) return malloc(bytes);
-    CHECK(cudaMalloc(&memory, bytes) == cudaSuccess);
-    return memory;
-}
-
-static void suite_release(void *memory) {
-    if (!Buffer::is_device(here)) return free(memory);
-    CHECK(cudaFree(memory) == cudaSuccess);
-}
-
-static void suite_put_there(void *to, const void *host, size_t bytes) {
-    if (!Buffer::is_device(here)) return suite_put_host(to, host, bytes);
-    CHECK(cudaMemcpyAsync(to, host, bytes, cudaMemcpyHostToDevice, here->stream) == cudaSuccess);
-    CHECK(cudaStreamSynchronize(here->stream) == cudaSuccess);
-}
-
-static void suite_get_there(xd_comm *comm, void *host, const void *from, size_t bytes) {
-    if (!Buffer::is_device(here)) return suite_get_host(comm, host, from, bytes);
-    CHECK(xd_read(here->ctx, host, from, bytes) == XD_OK);
-}
-
-static void run_suite(World *world, xd_rank_function function) {
-    static const int64_t sizes[] = { 0, 7, 700 };
-    suite = { suite_allocate, suite_release, suite_put_there, suite_get_there, sizes, 3 };
-    run_members(world, [function](Member *member) {
-        here = member;
-        CHECK(member->join() == XD_OK);
-        CHECK(function(member->comm, nullptr) == XD_OK);
-    });
-}
 
 static void run_in_every_mode(xd_rank_function function) {
     for (int mode = XD_REDUCTION_DETERMINISTIC; mode <= XD_REDUCTION_INVARIANT; mode++) {
@@ -848,7 +812,7 @@ XD_TEST(waiting_for_the_id_or_for_those_who_ask_for_it_has_a_deadline) {
 }
 #else
 XD_TEST(the_suite_of_transports_runs_over_nccl) {
-    SKIP("NCCL wants a process and a GPU for every rank");
+    SKIP("test_cuda_nccl_gpus runs it on GPUs");
 }
 #endif
 

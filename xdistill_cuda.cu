@@ -1,4 +1,4 @@
-/* xdistill_cuda.cu - v0.2.0 - the kernels of xdistill on CUDA. License at the end of xdistill.h.
+/* xdistill_cuda.cu - v0.3.0 - the kernels of xdistill on CUDA. License at the end of xdistill.h.
 
        nvcc -O2 -arch=sm_90 -c xdistill_cuda.cu         (sm_80 on an A100; without -arch: any GPU since sm_75, slower)
        nvcc -O2 -arch=sm_90 app.cu xdistill_cuda.cu     one file of app defines XDISTILL_IMPLEMENTATION
@@ -96,6 +96,7 @@ struct xd_cuda {
     int norm;                              /* the one that changes next */
     int cluster_blocks;        /* largest cluster of the losses; 0: they use none */
     size_t block_shared_bytes; /* that a block may have, set with it */
+    uint64_t apart;            /* a bit for each device whose memory this one cannot access, once there are events */
     xdi_cuda_cublas *cublas;   /* NULL: products are the unit's own */
 };
 
@@ -491,18 +492,38 @@ static bool xdi_cuda_owns(xd_ctx *ctx, const void *memory) {
 
 /* Events order ranks that read each other's memory, so peer access between GPUs is enabled here. */
 static void *xdi_cuda_event_create(xd_ctx *ctx) {
-    const int device = xdi_cuda_of(ctx)->device;
+    xd_cuda *cuda = xdi_cuda_of(ctx);
+    const int device = cuda->device;
     int devices = 0;
     cudaEvent_t event = NULL;
     xdi_cuda_scope scope(ctx, device);
     if (XDI_CUDA_CHECK(ctx, cudaGetDeviceCount(&devices)) != XD_OK) return NULL;
     for (int peer = 0; peer < devices; peer++) {
         int can = 0;
-        if (peer == device || cudaDeviceCanAccessPeer(&can, device, peer) != cudaSuccess || !can) continue;
-        if (cudaDeviceEnablePeerAccess(peer, 0) != cudaSuccess) cudaGetLastError(); /* it was on before */
+        if (peer == device) continue;
+        cudaError_t enabled = cudaDeviceCanAccessPeer(&can, device, peer);
+        if (enabled == cudaSuccess)
+            enabled = can ? cudaDeviceEnablePeerAccess(peer, 0) : cudaErrorPeerAccessUnsupported;
+        if (enabled == cudaSuccess) continue;
+        cudaGetLastError();
+        if (enabled != cudaErrorPeerAccessAlreadyEnabled) cuda->apart |= (uint64_t)1 << peer % 64;
     }
     if (XDI_CUDA_CHECK(ctx, cudaEventCreateWithFlags(&event, cudaEventDisableTiming)) != XD_OK) return NULL;
     return event;
+}
+
+/* A GPU without access to another one gets copies of its memory from the driver, but no kernel reads it. */
+static bool xdi_cuda_reaches(xd_ctx *ctx, const void *memory) {
+    const xd_cuda *cuda = xdi_cuda_of(ctx);
+    cudaPointerAttributes attributes;
+    if (!cuda->apart) return true;
+    xdi_cuda_scope scope(ctx, cuda->device);
+    if (cudaPointerGetAttributes(&attributes, memory) != cudaSuccess) {
+        cudaGetLastError(); /* a broken device: its next call reports it */
+        return true;
+    }
+    if (attributes.type != cudaMemoryTypeDevice || attributes.device == cuda->device) return true;
+    return (cuda->apart >> attributes.device % 64 & 1) == 0;
 }
 
 static void xdi_cuda_event_destroy(void *event) {
@@ -619,6 +640,7 @@ static xd_device_ops xdi_cuda_memory_table() {
     memory.stream_destroy = xdi_cuda_stream_destroy;
     memory.host_allocate = xdi_cuda_host_allocate;
     memory.host_release = xdi_cuda_host_release;
+    memory.reaches = xdi_cuda_reaches;
     return memory;
 }
 
@@ -10032,4 +10054,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 b4a7992b5c35f8a755027a5fa61a1a58217339a515f66aefe0ec81308e5b307e */
+/* xdistill sha256 210d8da950c61273730db554c8ea2b23da552e797a6a6cb7353f6b1b310aa08e */

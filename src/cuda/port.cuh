@@ -76,6 +76,7 @@ struct xd_cuda {
     int norm;                              /* the one that changes next */
     int cluster_blocks;        /* largest cluster of the losses; 0: they use none */
     size_t block_shared_bytes; /* that a block may have, set with it */
+    uint64_t apart;            /* a bit for each device whose memory this one cannot access, once there are events */
     xdi_cuda_cublas *cublas;   /* NULL: products are the unit's own */
 };
 

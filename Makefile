@@ -371,7 +371,7 @@ build/mpi/test_mpi_equivalence: $(wildcard tests/equivalence/* examples/nn/*)
 build/mpi/%: tests/mpi/%.c $(wildcard tests/mpi/*.h tests/helpers/*.h) xdistill_mpi.h $(library) | build/mpi
 	$(compiling)mpicc -std=c99 -O1 -g $(linked) -I. -Itests/helpers $< $(library) -o $@ $(LIBS)
 
-cuda: cuda-unit ## GPU: compile the CUDA unit for CUDA_ARCHS; registers; what each operation costs on 9.0
+cuda: cuda-unit ## GPU: compile the unit for CUDA_ARCHS; cost on 9.0
 	@$(MAKE) --no-print-directory cuda-cost CUDA_ARCHS=90
 
 cuda-unit: | build
@@ -381,9 +381,9 @@ else
 	@NVCC="$(NVCC)" CUDA_ARCHS="$(CUDA_ARCHS)" sh tools/cuda_build.sh . build/xdistill_cuda.o
 endif
 
-cuda-cost: ## GPU: instructions, bytes and predicted times of each operation, for CUDA_ARCHS; over budget fails
+cuda-cost: ## GPU: what each operation issues and should take
 	@for arch in $(CUDA_ARCHS); do NVCC="$(NVCC)" CUDA_ARCH=$$arch CUDA_HEADER=. sh tests/cuda/run.sh cost || exit 1; done
-	@python3 tools/gpu_model.py | grep mean
+	@$(PYTHON) tools/gpu_model.py | grep mean; $(PYTHON) tools/gpu_cost.py --check | grep mean
 
 test-cuda-emu: ## GPU: the CUDA unit without a GPU, under sanitizers
 	@GOLDEN="$(GOLDEN)" sh tests/cuda/run.sh

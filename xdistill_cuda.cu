@@ -1,4 +1,4 @@
-/* xdistill_cuda.cu - v0.2.0 - the kernels of xdistill on CUDA. License at the end of xdistill.h.
+/* xdistill_cuda.cu - v0.3.0 - the kernels of xdistill on CUDA. License at the end of xdistill.h.
 
        nvcc -O2 -arch=sm_90 -c xdistill_cuda.cu         (sm_80 on an A100; without -arch: any GPU since sm_75, slower)
        nvcc -O2 -arch=sm_90 app.cu xdistill_cuda.cu     one file of app defines XDISTILL_IMPLEMENTATION
@@ -33,6 +33,7 @@
 #include <cuda_runtime.h>
 
 #include <math.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -53,8 +54,10 @@
 #    define XDI_CUDA_PRAGMA(text) _Pragma(#    text)
 #    define XD_UNROLL XDI_CUDA_PRAGMA(unroll)
 #    define XD_UNROLL_N(n) XDI_CUDA_PRAGMA(unroll n)
+#    define XDI_CUDA_ALIGNED8(pointer) ((void)0)
 #    define XDI_CUDA_ALIGNED16(pointer) ((void)0)
 #else
+#    define XDI_CUDA_ALIGNED8(pointer) emu_require_aligned((pointer), 8, __FILE__, __LINE__)
 #    define XDI_CUDA_ALIGNED16(pointer) emu_require_aligned((pointer), 16, __FILE__, __LINE__)
 #endif
 
@@ -74,6 +77,9 @@ static __device__ inline int xdi_cuda_held(int value) {
 }
 
 struct xdi_cuda_cublas;
+struct xd_array_list;
+
+enum { XDI_CUDA_NORMS = 2 };
 
 enum { XDI_CUDA_RING_MOST_KINDS = 7, XDI_CUDA_RING_CHOICES = 10 };
 
@@ -90,6 +96,12 @@ struct xd_cuda {
     /* Clusters that run at once, of losses whose rows stay on the chip: F32 and BF16, kind, choice; see loss_ring_host.cu. */
     int ring_clusters[2][XDI_CUDA_RING_MOST_KINDS][XDI_CUDA_RING_CHOICES];
     size_t processor_shared_bytes; /* of a multiprocessor, set with them */
+    xd_array_list *stage;                  /* of lists that are not kept */
+    xd_array_list *norms[XDI_CUDA_NORMS]; /* the lists of the last norms */
+    int norm;                              /* the one that changes next */
+    int cluster_blocks;        /* largest cluster of the losses; 0: they use none */
+    size_t block_shared_bytes; /* that a block may have, set with it */
+    uint64_t apart;            /* a bit for each device whose memory this one cannot access, once there are events */
     xdi_cuda_cublas *cublas;   /* NULL: products are the unit's own */
 };
 
@@ -210,7 +222,35 @@ template <> struct xdi_cuda_is<xdi_cuda_none> {
     enum { GIVEN = 0 };
 };
 
-/* By base/scalar.h: the intrinsics of the vendor lose the payload of a NaN. */
+/* f16 by base/scalar.h, or by the instruction for it, which loses the payload of a NaN: */
+static __device__ inline float xdi_cuda_f16_value(uint16_t half) {
+#if defined(__CUDA_ARCH__)
+    float wide;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(half));
+    return wide;
+#else
+    return xd_bits_from_f16(half);
+#endif
+}
+
+/* and with it. */
+static __device__ inline float xdi_cuda_from_f16(uint16_t half) {
+    const uint32_t bits = half, nan = (bits & 0x8000u) << 16 | 0x7fc00000u | (bits & 0x3ffu) << 13;
+    return (bits & 0x7fffu) > 0x7c00u ? xd_float_of_bits(nan) : xdi_cuda_f16_value(half);
+}
+
+static __device__ inline uint16_t xdi_cuda_to_f16(float value) {
+#if defined(__CUDA_ARCH__)
+    uint16_t half;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(value));
+    const uint32_t bits = xd_bits_of_float(value);
+    const uint32_t nan = (bits >> 16 & 0x8000u) | 0x7e00u | (bits >> 13 & 0x3ffu);
+    return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? nan : half);
+#else
+    return xd_bits_to_f16(value);
+#endif
+}
+
 static __device__ inline float xdi_cuda_widen(float value) {
     return value;
 }
@@ -220,7 +260,7 @@ static __device__ inline float xdi_cuda_widen(xdi_cuda_bf16 value) {
 }
 
 static __device__ inline float xdi_cuda_widen(xdi_cuda_f16 value) {
-    return xd_bits_from_f16(value.bits);
+    return xdi_cuda_from_f16(value.bits);
 }
 
 static __device__ inline float xdi_cuda_widen(xdi_cuda_none) {
@@ -236,7 +276,7 @@ static __device__ inline void xdi_cuda_narrow(float value, xdi_cuda_bf16 *out) {
 }
 
 static __device__ inline void xdi_cuda_narrow(float value, xdi_cuda_f16 *out) {
-    out->bits = xd_bits_to_f16(value);
+    out->bits = xdi_cuda_to_f16(value);
 }
 
 /* Runs the statements with T as the storage type of a dtype: F32, BF16 or F16; the caller has checked that it
@@ -263,8 +303,10 @@ template <typename T> struct xdi_cuda_pack {
 
 #if defined(XD_EMU)
 typedef unsigned __attribute__((vector_size(16), may_alias)) xdi_cuda_bits16;
+typedef unsigned __attribute__((vector_size(8), may_alias)) xdi_cuda_bits8;
 #else
 typedef uint4 xdi_cuda_bits16;
+typedef uint2 xdi_cuda_bits8;
 #endif
 
 /* The address must be a multiple of 16. */
@@ -289,6 +331,17 @@ template <typename T> static __device__ inline void xdi_cuda_store16(T *to, cons
 #else
     *reinterpret_cast<xdi_cuda_bits16 *>(to) = bits;
 #endif
+}
+
+/* The same with eight bytes. */
+template <typename T> static __device__ inline xdi_cuda_bits8 xdi_cuda_load8(const T *from) {
+    XDI_CUDA_ALIGNED8(from);
+    return *reinterpret_cast<const xdi_cuda_bits8 *>(from);
+}
+
+template <typename T> static __device__ inline void xdi_cuda_store8(T *to, xdi_cuda_bits8 bits) {
+    XDI_CUDA_ALIGNED8(to);
+    *reinterpret_cast<xdi_cuda_bits8 *>(to) = bits;
 }
 
 static __host__ __device__ inline bool xdi_cuda_is_aligned16(const void *pointer) {
@@ -444,18 +497,38 @@ static bool xdi_cuda_owns(xd_ctx *ctx, const void *memory) {
 
 /* Events order ranks that read each other's memory, so peer access between GPUs is enabled here. */
 static void *xdi_cuda_event_create(xd_ctx *ctx) {
-    const int device = xdi_cuda_of(ctx)->device;
+    xd_cuda *cuda = xdi_cuda_of(ctx);
+    const int device = cuda->device;
     int devices = 0;
     cudaEvent_t event = NULL;
     xdi_cuda_scope scope(ctx, device);
     if (XDI_CUDA_CHECK(ctx, cudaGetDeviceCount(&devices)) != XD_OK) return NULL;
     for (int peer = 0; peer < devices; peer++) {
         int can = 0;
-        if (peer == device || cudaDeviceCanAccessPeer(&can, device, peer) != cudaSuccess || !can) continue;
-        if (cudaDeviceEnablePeerAccess(peer, 0) != cudaSuccess) cudaGetLastError(); /* it was on before */
+        if (peer == device) continue;
+        cudaError_t enabled = cudaDeviceCanAccessPeer(&can, device, peer);
+        if (enabled == cudaSuccess)
+            enabled = can ? cudaDeviceEnablePeerAccess(peer, 0) : cudaErrorPeerAccessUnsupported;
+        if (enabled == cudaSuccess) continue;
+        cudaGetLastError();
+        if (enabled != cudaErrorPeerAccessAlreadyEnabled) cuda->apart |= (uint64_t)1 << peer % 64;
     }
     if (XDI_CUDA_CHECK(ctx, cudaEventCreateWithFlags(&event, cudaEventDisableTiming)) != XD_OK) return NULL;
     return event;
+}
+
+/* A GPU without access to another one gets copies of its memory from the driver, but no kernel reads it. */
+static bool xdi_cuda_reaches(xd_ctx *ctx, const void *memory) {
+    const xd_cuda *cuda = xdi_cuda_of(ctx);
+    cudaPointerAttributes attributes;
+    if (!cuda->apart) return true;
+    xdi_cuda_scope scope(ctx, cuda->device);
+    if (cudaPointerGetAttributes(&attributes, memory) != cudaSuccess) {
+        cudaGetLastError(); /* a broken device: its next call reports it */
+        return true;
+    }
+    if (attributes.type != cudaMemoryTypeDevice || attributes.device == cuda->device) return true;
+    return (cuda->apart >> attributes.device % 64 & 1) == 0;
 }
 
 static void xdi_cuda_event_destroy(void *event) {
@@ -572,6 +645,7 @@ static xd_device_ops xdi_cuda_memory_table() {
     memory.stream_destroy = xdi_cuda_stream_destroy;
     memory.host_allocate = xdi_cuda_host_allocate;
     memory.host_release = xdi_cuda_host_release;
+    memory.reaches = xdi_cuda_reaches;
     return memory;
 }
 
@@ -581,7 +655,7 @@ static xd_device_ops xdi_cuda_memory_table() {
  * takes a list, in one of two forms, and splits every array into chunks that are aligned to 16 bytes when the array
  * is.
  *   xdi_cuda_list   in the parameters of a few launches: nothing is copied, and a captured graph has its own copy
- *   xdi_cuda_kept   stored in device memory, for a caller that passes the same arrays repeatedly: one launch */
+ *   xdi_cuda_kept   in device memory, all arrays in one launch: kept.cuh */
 
 enum { XDI_CUDA_CHUNK = 16384, XDI_CUDA_THREADS = 256, XDI_CUDA_LIST_BYTES = 3328 };
 
@@ -601,33 +675,8 @@ template <typename Item> struct xdi_cuda_list {
         chunks += (elements + chunk - 1) / chunk;
         count++;
     }
-    __device__ const Item &item(int k) const {
-        return at[k];
-    }
     __device__ int64_t first(int k) const {
         return first_chunk[k];
-    }
-};
-
-/* Stored in the device memory of an xd_array_list, a plane for each word of the items and one for the first chunks, so
- * that what changes between calls, like the gradients' addresses, is contiguous. Includes empty arrays. */
-template <typename Item> struct xdi_cuda_kept {
-    enum { WORDS = (int)(sizeof(Item) / sizeof(uint64_t)) };
-    static_assert(sizeof(Item) % sizeof(uint64_t) == 0, "whole words");
-    const uint64_t *words; /* [WORDS + 1, count]; NULL: the list is not stored */
-    int64_t chunks, chunk;
-    int count;
-
-    __device__ Item item(int k) const {
-        uint64_t all[WORDS];
-        Item item;
-        XD_UNROLL
-        for (int w = 0; w < WORDS; w++) all[w] = words[(int64_t)w * count + k];
-        memcpy(&item, all, sizeof item);
-        return item;
-    }
-    __device__ int64_t first(int k) const {
-        return (int64_t)words[(int64_t)WORDS * count + k];
     }
 };
 
@@ -677,140 +726,6 @@ static xd_result xdi_cuda_chunk_grid(const xd_launch *launch, int64_t chunks, vo
     return XD_OK;
 }
 
-/* ---- lists stored on the device ---- */
-
-struct xd_array_list {
-    xd_ctx *ctx;
-    uint64_t *device; /* [room] the list of the last call */
-    uint64_t *there;  /* [room] a copy of it on the host */
-    uint64_t *next;   /* [room] of the current call */
-    int64_t room, words;
-    bool captured; /* a graph reads it, so it must not change */
-};
-
-enum {
-    XDI_CUDA_LIST_WORDS = 12,
-    XDI_CUDA_PATCH_WORDS = 496
-}; /* words of the longest item and its first chunk */
-
-/* Words to write into a stored list, as kernel parameters: so no host memory must stay valid until the copy. */
-struct xdi_cuda_patch {
-    uint64_t *to;
-    int64_t count;
-    uint64_t words[XDI_CUDA_PATCH_WORDS];
-};
-
-static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
-    xdi_cuda_patch_kernel(const __grid_constant__ xdi_cuda_patch patch) {
-    for (int64_t i = threadIdx.x; i < patch.count; i += blockDim.x) patch.to[i] = patch.words[i];
-}
-
-static void xdi_cuda_list_destroy(xd_array_list *list) {
-    if (!list) return;
-    xdi_cuda_release(list->ctx, list->device);
-    xd_release(list->ctx, list);
-}
-
-static xd_memory_bytes xdi_cuda_kept_bytes(int64_t arrays) {
-    xd_memory_bytes bytes;
-    bytes.device = (size_t)(arrays * XDI_CUDA_LIST_WORDS) * sizeof(uint64_t);
-    bytes.host = sizeof(xd_array_list) + 2 * bytes.device;
-    return bytes;
-}
-
-static xd_result xdi_cuda_list_create(xd_ctx *ctx, int64_t arrays, xd_array_list **out) {
-    const int64_t room = arrays * XDI_CUDA_LIST_WORDS;
-    const size_t bytes = xdi_cuda_kept_bytes(arrays).device;
-    xd_array_list *list = (xd_array_list *)xd_allocate(ctx, xdi_cuda_kept_bytes(arrays).host);
-    XD_REQUIRE(ctx, list, XD_ERROR_MEMORY, "no room for a list of %lld arrays", (long long)arrays);
-    list->ctx = ctx;
-    list->room = room;
-    list->words = 0;
-    list->captured = false;
-    list->there = (uint64_t *)(void *)(list + 1);
-    list->next = list->there + room;
-    list->device = (uint64_t *)xdi_cuda_allocate(ctx, bytes);
-    if (!list->device) {
-        xd_release(ctx, list);
-        return XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a list of %lld arrays: %zu bytes of the device",
-                        (long long)arrays, bytes);
-    }
-    *out = list;
-    return XD_OK;
-}
-
-/* Copies the words of list->next that have changed to the device. */
-static xd_result xdi_cuda_list_send(const xd_launch *launch, xd_array_list *list, int64_t words) {
-    const bool all = list->words != words;
-    list->words = 0; /* until all copies have been launched */
-    for (int64_t at = 0; at < words; at += XDI_CUDA_PATCH_WORDS) {
-        xdi_cuda_patch patch;
-        patch.to = list->device + at;
-        patch.count = words - at < XDI_CUDA_PATCH_WORDS ? words - at : (int64_t)XDI_CUDA_PATCH_WORDS;
-        const size_t bytes = (size_t)patch.count * sizeof(uint64_t);
-        if (!all && memcmp(list->there + at, list->next + at, bytes) == 0) continue;
-        memcpy(patch.words, list->next + at, bytes);
-        XD_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_THREADS), xdi_cuda_patch_kernel, patch));
-        memcpy(list->there + at, list->next + at, bytes);
-    }
-    list->words = words;
-    return XD_OK;
-}
-
-/* Whether kernels can read list->next on the device. A graph reads the contents at the time it runs, so a list that a
- * graph reads is not changed any more, and nothing is copied while a graph is being captured. */
-static xd_result xdi_cuda_list_bring(const xd_launch *launch, xd_array_list *list, int64_t words,
-                                     bool *there) {
-    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
-    XDI_CUDA_TRY(launch->ctx, cudaStreamIsCapturing((cudaStream_t)launch->stream, &capture));
-    const bool capturing = capture != cudaStreamCaptureStatusNone;
-    *there = words == list->words && memcmp(list->there, list->next, (size_t)words * sizeof(uint64_t)) == 0;
-    if (*there && capturing) list->captured = true;
-    if (*there || capturing || list->captured) return XD_OK;
-    *there = true;
-    return xdi_cuda_list_send(launch, list, words);
-}
-
-/* Long lists have long chunks, short ones enough of them for all processors. */
-static int64_t xdi_cuda_chunk_of(int64_t elements) {
-    int64_t chunk = 65536;
-    while (chunk > 4096 && elements < 1024 * chunk) chunk /= 2;
-    return chunk;
-}
-
-/* Fills *out with the arrays that make_item(k, &value) -> elements gives; out->words stays NULL when the list
- * cannot be stored. `list` may be NULL. */
-template <typename Item, typename MakeItem>
-static xd_result xdi_cuda_keep(const xd_launch *launch, xd_array_list *list, int64_t count,
-                               MakeItem make_item, xdi_cuda_kept<Item> *out) {
-    enum { WORDS = xdi_cuda_kept<Item>::WORDS };
-    static_assert((int)WORDS < (int)XDI_CUDA_LIST_WORDS, "a kept list has room for the item");
-    bool there = false;
-    int64_t elements = 0;
-    memset(out, 0, sizeof *out);
-    if (!list || count == 0 || count * XDI_CUDA_LIST_WORDS > list->room) return XD_OK;
-    for (int64_t k = 0; k < count; k++) {
-        Item item;
-        uint64_t all[WORDS];
-        const int64_t n = make_item(k, &item);
-        memcpy(all, &item, sizeof all);
-        for (int w = 0; w < WORDS; w++) list->next[w * count + k] = all[w];
-        list->next[WORDS * count + k] = (uint64_t)n;
-        elements += n;
-    }
-    out->count = (int)count;
-    out->chunk = xdi_cuda_chunk_of(elements);
-    for (int64_t k = 0; k < count; k++) {
-        uint64_t *first = &list->next[WORDS * count + k];
-        const int64_t chunks = ((int64_t)*first + out->chunk - 1) / out->chunk;
-        *first = (uint64_t)out->chunks;
-        out->chunks += chunks;
-    }
-    XD_TRY(xdi_cuda_list_bring(launch, list, (WORDS + 1) * count, &there));
-    if (there) out->words = list->device;
-    return XD_OK;
-}
-
 /* ---- the elements of an array ---- */
 
 /* The elements of one chunk. */
@@ -831,8 +746,7 @@ template <typename List, typename Work>
 static __device__ inline void xdi_cuda_each_chunk(const List &list, Work work) {
     for (int64_t chunk = blockIdx.x; chunk < list.chunks; chunk += gridDim.x) {
         const int k = xdi_cuda_list_find(list, chunk);
-        const auto item = list.item(k);
-        work(item, xdi_cuda_span_of(chunk - list.first(k), item.count, list.chunk));
+        work(list.at[k], xdi_cuda_span_of(chunk - list.first(k), list.at[k].count, list.chunk));
     }
 }
 
@@ -896,6 +810,386 @@ static __device__ inline void xdi_cuda_write8(void *data, int dtype, int64_t i, 
         xdi_cuda_write8_as(static_cast<xdi_cuda_bf16 *>(data) + i, values);
     else
         xdi_cuda_write8_as(static_cast<xdi_cuda_f16 *>(data) + i, values);
+}
+
+/* >>cuda/kept.cuh */
+
+/* Lists of arrays in device memory, so that a kernel takes all of them in one launch. The list of a caller that passes the same
+ * arrays again and again is kept, and only changes are copied; another one is staged, which means copied by every call. */
+
+enum {
+    XDI_CUDA_LIST_WORDS = 12,   /* of the longest item and its first chunk */
+    XDI_CUDA_LIST_SCRATCH = 4,  /* words of an array that one kernel leaves for the next */
+    XDI_CUDA_LIST_TABLE = 2048, /* chunks that a list has room for, beside one of each array */
+    XDI_CUDA_LIST_STAGED = 512, /* arrays of the longest items that are staged together */
+    XDI_CUDA_PATCH_WORDS = 496
+};
+
+/* A plane for each word of the items and one for the first chunks, so that what changes between calls, like the gradients'
+ * addresses, is contiguous; then the arrays of the chunks. Includes empty arrays. */
+template <typename Item> struct xdi_cuda_kept {
+    enum { WORDS = (int)(sizeof(Item) / sizeof(uint64_t)) };
+    static_assert(sizeof(Item) % sizeof(uint64_t) == 0, "whole words");
+    static_assert((int)WORDS < (int)XDI_CUDA_LIST_WORDS, "a list has room for the item");
+    const uint64_t *words;  /* [WORDS + 1, count] */
+    const uint32_t *arrays; /* the array of each chunk, or of the first of 2^shift chunks */
+    uint64_t *scratch;      /* [count, XDI_CUDA_LIST_SCRATCH] for the longest items */
+    int64_t chunks, chunk;
+    int count, shift;
+
+    __device__ Item item(int k) const {
+        uint64_t all[WORDS];
+        Item item;
+        XD_UNROLL
+        for (int w = 0; w < WORDS; w++) all[w] = words[(int64_t)w * count + k];
+        memcpy(&item, all, sizeof item);
+        return item;
+    }
+    __device__ int64_t first(int k) const {
+        return (int64_t)words[(int64_t)WORDS * count + k];
+    }
+    /* The last array whose first chunk is not above `at`. */
+    __device__ int find(int64_t at) const {
+        int k = (int)arrays[at >> shift];
+        if (shift)
+            while (k + 1 < count && first(k + 1) <= at) k++;
+        return k;
+    }
+};
+
+/* Calls work(k, array k, span) for each chunk of the list that is this block's. */
+template <typename Item, typename Work>
+static __device__ inline void xdi_cuda_each_kept(const xdi_cuda_kept<Item> &list, Work work) {
+    int next = blockIdx.x < list.chunks ? list.find(blockIdx.x) : 0;
+    for (int64_t chunk = blockIdx.x; chunk < list.chunks; chunk += gridDim.x) {
+        const int k = next;
+        if (chunk + gridDim.x < list.chunks) next = list.find(chunk + gridDim.x); /* on its way during the work */
+        const Item item = list.item(k);
+        work(k, item, xdi_cuda_span_of(chunk - list.first(k), (int64_t)item.count, list.chunk));
+    }
+}
+
+/* ---- the memory of a list ---- */
+
+struct xd_array_list {
+    xd_cuda *cuda;
+    uint64_t *device;        /* [room] the list of the last call, then the scratch of its arrays */
+    uint64_t *there;         /* [room] a copy of it on the host */
+    uint64_t *next;          /* [room] of the current call */
+    int64_t *elements;       /* [room / 3] of the arrays in `there` */
+    int64_t room, count;     /* count: arrays in `there`; -1: it is not on the device */
+    int64_t chunks, chunk;   /* as in xdi_cuda_kept */
+    int item_words, shift;
+    bool captured; /* a graph reads it, so it must not change */
+    bool current;  /* the arrays of the last call are in it */
+    bool rounded;  /* of a step: some of its arrays are rounded at random */
+};
+
+/* Words of a list of arrays, without scratch. */
+static int64_t xdi_cuda_list_words(int64_t arrays, int item_words) {
+    return arrays * (item_words + 1) + (arrays + XDI_CUDA_LIST_TABLE + 1) / 2;
+}
+
+/* An even number, so that the scratch begins at a multiple of 16 bytes. */
+static int64_t xdi_cuda_list_room(int64_t arrays) {
+    return (xdi_cuda_list_words(arrays, XDI_CUDA_LIST_WORDS - 1) + 3) / 2 * 2;
+}
+
+/* The most arrays that find room. */
+static int64_t xdi_cuda_list_most(const xd_array_list *list, int item_words) {
+    return (2 * list->room - XDI_CUDA_LIST_TABLE - 1) / (2 * item_words + 3);
+}
+
+static xd_memory_bytes xdi_cuda_kept_bytes(int64_t arrays) {
+    const int64_t room = xdi_cuda_list_room(arrays);
+    xd_memory_bytes bytes;
+    bytes.device = (size_t)(room + arrays * XDI_CUDA_LIST_SCRATCH) * sizeof(uint64_t);
+    bytes.host = sizeof(xd_array_list) + (size_t)(2 * room + room / 3) * sizeof(uint64_t);
+    return bytes;
+}
+
+/* The device is the current one, here and in the next. */
+static xd_result xdi_cuda_list_make(xd_cuda *cuda, int64_t arrays, xd_array_list **out) {
+    const xd_memory_bytes bytes = xdi_cuda_kept_bytes(arrays);
+    xd_array_list *list = (xd_array_list *)xd_allocate(cuda->ctx, bytes.host);
+    XD_REQUIRE(cuda->ctx, list, XD_ERROR_MEMORY, "no room for a list of %lld arrays", (long long)arrays);
+    list->cuda = cuda;
+    list->room = xdi_cuda_list_room(arrays);
+    list->count = -1;
+    list->captured = list->current = false;
+    list->there = (uint64_t *)(void *)(list + 1);
+    list->next = list->there + list->room;
+    list->elements = (int64_t *)(void *)(list->next + list->room);
+    list->device = (uint64_t *)cuda->allocator.allocate(cuda->allocator.user, bytes.device);
+    if (!list->device) {
+        xd_release(cuda->ctx, list);
+        return XD_FAIL(cuda->ctx, XD_ERROR_MEMORY, "no room for a list of %lld arrays: %zu bytes of the device",
+                       (long long)arrays, bytes.device);
+    }
+    *out = list;
+    return XD_OK;
+}
+
+static void xdi_cuda_list_free(xd_array_list *list) {
+    if (!list) return;
+    list->cuda->allocator.release(list->cuda->allocator.user, list->device);
+    xd_release(list->cuda->ctx, list);
+}
+
+static xd_result xdi_cuda_list_create(xd_ctx *ctx, int64_t arrays, xd_array_list **out) {
+    xdi_cuda_scope scope(ctx, xdi_cuda_of(ctx)->device);
+    XD_TRY(scope.result);
+    return xdi_cuda_list_make(xdi_cuda_of(ctx), arrays, out);
+}
+
+static void xdi_cuda_list_destroy(xd_array_list *list) {
+    if (!list) return;
+    xdi_cuda_scope scope(list->cuda->ctx, list->cuda->device);
+    xdi_cuda_list_free(list);
+}
+
+/* ---- what it holds ---- */
+
+/* Long lists have long chunks, short ones enough of them for all processors. */
+static int64_t xdi_cuda_chunk_of(int64_t elements) {
+    int64_t chunk = 65536;
+    while (chunk > 4096 && elements < 4096 * chunk) chunk /= 2;
+    return chunk;
+}
+
+/* Whether a call that says its arrays are those of the last one finds them there. `list` may be NULL. */
+static bool xdi_cuda_list_is_current(const xd_array_list *list, bool same, int64_t count) {
+    return list && same && list->current && list->count == count;
+}
+
+/* Whether the list holds these arrays. */
+template <typename Item, typename MakeItem>
+static bool xdi_cuda_list_holds(const xd_array_list *list, int64_t count, MakeItem make_item) {
+    enum { WORDS = xdi_cuda_kept<Item>::WORDS };
+    if (list->count != count || list->item_words != (int)WORDS) return false;
+    for (int64_t k = 0; k < count; k++) {
+        Item item;
+        uint64_t all[WORDS], differs = (uint64_t)(make_item(k, &item) ^ list->elements[k]);
+        memcpy(all, &item, sizeof all);
+        for (int w = 0; w < WORDS; w++) differs |= all[w] ^ list->there[w * count + k];
+        if (differs) return false;
+    }
+    return true;
+}
+
+/* The first chunks of the arrays, from their elements, and the arrays of the chunks. */
+static void xdi_cuda_list_split(xd_array_list *list, int64_t count, uint64_t *first, int64_t elements) {
+    uint32_t *arrays = (uint32_t *)(void *)(first + count);
+    list->chunk = xdi_cuda_chunk_of(elements);
+    list->chunks = 0;
+    list->shift = 0;
+    for (int64_t k = 0; k < count; k++) {
+        first[k] = (uint64_t)list->chunks;
+        list->chunks += (list->elements[k] + list->chunk - 1) / list->chunk;
+    }
+    while (list->chunks >> list->shift >= count + XDI_CUDA_LIST_TABLE) list->shift++;
+    for (int64_t k = 0, at = 0; k < count; k++) {
+        const int64_t end = k + 1 < count ? (int64_t)first[k + 1] : list->chunks;
+        for (; at << list->shift < end; at++) arrays[at] = (uint32_t)k;
+    }
+}
+
+/* Fills list->next with the arrays that make_item(k, &value) -> elements gives. Returns its words. */
+template <typename Item, typename MakeItem>
+static int64_t xdi_cuda_list_fill(xd_array_list *list, int64_t count, MakeItem make_item) {
+    enum { WORDS = xdi_cuda_kept<Item>::WORDS };
+    const int64_t words = xdi_cuda_list_words(count, WORDS);
+    int64_t elements = 0;
+    memset(list->next + (WORDS + 1) * count, 0, (size_t)(words - (WORDS + 1) * count) * sizeof(uint64_t));
+    for (int64_t k = 0; k < count; k++) {
+        Item item;
+        uint64_t all[WORDS];
+        list->elements[k] = make_item(k, &item);
+        memcpy(all, &item, sizeof all);
+        for (int w = 0; w < WORDS; w++) list->next[w * count + k] = all[w];
+        elements += list->elements[k];
+    }
+    list->item_words = (int)WORDS;
+    xdi_cuda_list_split(list, count, list->next + WORDS * count, elements);
+    const int64_t used = list->chunks > 0 ? ((list->chunks - 1) >> list->shift) + 1 : 0;
+    return (WORDS + 1) * count + (used + 1) / 2;
+}
+
+/* Words to write into a list, as kernel parameters: so no host memory must stay valid until the copy. */
+struct xdi_cuda_patch {
+    uint64_t *to;
+    int64_t count;
+    uint64_t words[XDI_CUDA_PATCH_WORDS];
+};
+
+static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
+    xdi_cuda_patch_kernel(const __grid_constant__ xdi_cuda_patch patch) {
+    for (int64_t i = threadIdx.x; i < patch.count; i += blockDim.x) patch.to[i] = patch.words[i];
+}
+
+/* Copies the words of list->next to the device, all of them or those that have changed. */
+static xd_result xdi_cuda_list_send(const xd_launch *launch, xd_array_list *list, int64_t words, bool all) {
+    for (int64_t at = 0; at < words; at += XDI_CUDA_PATCH_WORDS) {
+        xdi_cuda_patch patch;
+        patch.to = list->device + at;
+        patch.count = words - at < XDI_CUDA_PATCH_WORDS ? words - at : (int64_t)XDI_CUDA_PATCH_WORDS;
+        const size_t bytes = (size_t)patch.count * sizeof(uint64_t);
+        if (!all && memcmp(list->there + at, list->next + at, bytes) == 0) continue;
+        memcpy(patch.words, list->next + at, bytes);
+        XD_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_THREADS), xdi_cuda_patch_kernel, patch));
+        memcpy(list->there + at, list->next + at, bytes);
+    }
+    return XD_OK;
+}
+
+/* Whether kernels can read these arrays from a kept list. A graph reads the contents at the time it runs, so a list that a graph
+ * reads is not changed any more, and nothing is copied to a kept list while a graph is being captured. */
+template <typename Item, typename MakeItem>
+static xd_result xdi_cuda_list_bring(const xd_launch *launch, xd_array_list *list, bool same, int64_t count,
+                                     MakeItem make_item, bool *there) {
+    cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
+    *there = false;
+    if (count > xdi_cuda_list_most(list, xdi_cuda_kept<Item>::WORDS)) return XD_OK;
+    XDI_CUDA_TRY(launch->ctx, cudaStreamIsCapturing((cudaStream_t)launch->stream, &capture));
+    const bool capturing = capture != cudaStreamCaptureStatusNone;
+    *there = same || xdi_cuda_list_holds<Item>(list, count, make_item);
+    if (*there && capturing) list->captured = true;
+    if (*there || capturing || list->captured) return XD_OK;
+    const bool all = list->count != count || list->item_words != (int)xdi_cuda_kept<Item>::WORDS;
+    list->count = -1; /* until all copies have been launched */
+    XD_TRY(xdi_cuda_list_send(launch, list, xdi_cuda_list_fill<Item>(list, count, make_item), all));
+    list->count = count;
+    *there = true;
+    return XD_OK;
+}
+
+template <typename Item> static xdi_cuda_kept<Item> xdi_cuda_kept_of(const xd_array_list *list, int64_t count) {
+    xdi_cuda_kept<Item> kept;
+    kept.words = list->device;
+    kept.arrays = (const uint32_t *)(const void *)(list->device + (xdi_cuda_kept<Item>::WORDS + 1) * count);
+    kept.scratch = list->device + list->room;
+    kept.chunks = list->chunks;
+    kept.chunk = list->chunk;
+    kept.count = (int)count;
+    kept.shift = list->shift;
+    return kept;
+}
+
+/* Calls run(list) for the arrays that make_item(k, &value) -> elements gives: once when `list`, which may be NULL, can keep them,
+ * else for each piece that is staged. `same`: they are those of the last call with the list. */
+template <typename Item, typename MakeItem, typename Run>
+static xd_result xdi_cuda_listed(const xd_launch *launch, xd_array_list *list, bool same, int64_t count, MakeItem make_item,
+                                 Run run) {
+    const bool current = xdi_cuda_list_is_current(list, same, count);
+    bool there = false;
+    if (count == 0) return XD_OK;
+    if (list) {
+        list->current = false;
+        XD_TRY(xdi_cuda_list_bring<Item>(launch, list, current, count, make_item, &there));
+        list->current = there;
+    }
+    if (there) return run(xdi_cuda_kept_of<Item>(list, count));
+    xd_array_list *stage = xdi_cuda_of(launch->ctx)->stage;
+    const int64_t most = xdi_cuda_list_most(stage, xdi_cuda_kept<Item>::WORDS);
+    for (int64_t begin = 0; begin < count; begin += most) {
+        const int64_t n = count - begin < most ? count - begin : most;
+        const auto make_piece = [&](int64_t k, Item *item) { return make_item(begin + k, item); };
+        XD_TRY(xdi_cuda_list_send(launch, stage, xdi_cuda_list_fill<Item>(stage, n, make_piece), true));
+        XD_TRY(run(xdi_cuda_kept_of<Item>(stage, n)));
+    }
+    return XD_OK;
+}
+
+/* >>cuda/four.cuh */
+
+/* Four elements of a thread. The accesses of a warp are contiguous: 512 bytes of an f32 array, 256 of a narrower one. What a thread
+ * asks for stays as it lies in memory until it is widened, so that nothing waits before all arrays have been asked for. */
+
+enum { XDI_CUDA_FOUR = 4, XDI_CUDA_FOURS = 2, XDI_CUDA_FOURS_APART = 4 * XDI_CUDA_WARP };
+
+/* Of 16-bit types the first two words, the first element in the lower half. */
+struct xdi_cuda_four {
+    uint32_t words[4];
+};
+
+/* Element i of an F32, BF16 or F16 array and the next three; the address is a multiple of what they take. */
+static __device__ inline xdi_cuda_four xdi_cuda_ask4(const void *data, int dtype, int64_t i) {
+    xdi_cuda_four four;
+    if (dtype == XD_DTYPE_F32) {
+        const xdi_cuda_pack<float> pack = xdi_cuda_load16(static_cast<const float *>(data) + i);
+        memcpy(four.words, &pack, sizeof pack);
+    } else {
+        const xdi_cuda_bits8 bits = xdi_cuda_load8(static_cast<const uint16_t *>(data) + i);
+        memcpy(four.words, &bits, sizeof bits);
+        four.words[2] = four.words[3] = 0;
+    }
+    return four;
+}
+
+static __device__ inline void xdi_cuda_put4(void *data, int dtype, int64_t i, const xdi_cuda_four &four) {
+    if (dtype == XD_DTYPE_F32) {
+        xdi_cuda_pack<float> pack;
+        memcpy(&pack, four.words, sizeof pack);
+        xdi_cuda_store16(static_cast<float *>(data) + i, pack);
+    } else {
+        xdi_cuda_bits8 bits;
+        memcpy(&bits, four.words, sizeof bits);
+        xdi_cuda_store8(static_cast<uint16_t *>(data) + i, bits);
+    }
+}
+
+static __device__ inline void xdi_cuda_read4(const float *from, float (&values)[4]) {
+    const xdi_cuda_pack<float> pack = xdi_cuda_load16(from);
+    memcpy(values, &pack, sizeof pack);
+}
+
+static __device__ inline void xdi_cuda_write4(float *to, const float (&values)[4]) {
+    xdi_cuda_pack<float> pack;
+    memcpy(&pack, values, sizeof pack);
+    xdi_cuda_store16(to, pack);
+}
+
+static __device__ inline void xdi_cuda_widen4(const xdi_cuda_four &four, int dtype, float (&values)[4]) {
+    if (dtype == XD_DTYPE_F32) {
+        memcpy(values, four.words, sizeof values);
+    } else if (dtype == XD_DTYPE_BF16) {
+        XD_UNROLL
+        for (int j = 0; j < 4; j++)
+            values[j] = xd_float_of_bits(j % 2 ? four.words[j / 2] & 0xffff0000u : four.words[j / 2] << 16);
+    } else {
+        XD_UNROLL
+        for (int j = 0; j < 4; j++) values[j] = xdi_cuda_from_f16((uint16_t)(four.words[j / 2] >> (j % 2 * 16) & 0xffffu));
+    }
+}
+
+static __device__ inline xdi_cuda_four xdi_cuda_narrow4(const float (&values)[4], int dtype) {
+    xdi_cuda_four four = {};
+    if (dtype == XD_DTYPE_F32) {
+        memcpy(four.words, values, sizeof values);
+    } else if (dtype == XD_DTYPE_BF16) {
+        XD_UNROLL
+        for (int j = 0; j < 4; j++) four.words[j / 2] |= (uint32_t)xd_bits_to_bf16(values[j]) << (j % 2 * 16);
+    } else {
+        XD_UNROLL
+        for (int j = 0; j < 4; j++) four.words[j / 2] |= (uint32_t)xdi_cuda_to_f16(values[j]) << (j % 2 * 16);
+    }
+    return four;
+}
+
+/* The threads of a block share the elements of a span: fours(at) for four at at[0] and four at at[1] while `wide`, one(i) for the
+ * others. Where the second four are not there, at[1] is at[0], so that they are loaded twice and have the same results. The result
+ * of an element must not depend on which of the two is called. */
+template <typename Fours, typename One>
+static __device__ inline void xdi_cuda_walk4(xdi_cuda_span span, bool wide, Fours fours, One one) {
+    const int lane = (int)(threadIdx.x % XDI_CUDA_WARP), warp = (int)(threadIdx.x / XDI_CUDA_WARP);
+    const int64_t end = span.begin + (wide ? (span.end - span.begin) / XDI_CUDA_FOUR * XDI_CUDA_FOUR : 0);
+    const int64_t step = (int64_t)blockDim.x * (XDI_CUDA_FOUR * XDI_CUDA_FOURS);
+    int64_t i = span.begin + warp * (XDI_CUDA_FOURS * XDI_CUDA_FOURS_APART) + lane * XDI_CUDA_FOUR;
+    for (; i < end; i += step) {
+        const int64_t at[XDI_CUDA_FOURS] = { i, i + XDI_CUDA_FOURS_APART < end ? i + XDI_CUDA_FOURS_APART : i };
+        fours(at);
+    }
+    for (i = end + threadIdx.x; i < span.end; i += blockDim.x) one(i);
 }
 
 /* >>cuda/copy.cu */
@@ -1412,6 +1706,19 @@ static __device__ inline void xdi_cuda_lerp8(const xdi_cuda_lerp_options &o, voi
     xdi_cuda_write8(target, dtype, i, values);
 }
 
+/* Four of a target, from those before. */
+static __device__ inline xdi_cuda_four xdi_cuda_lerp4(const xdi_cuda_lerp_options &o, const xdi_cuda_four &target, int dtype,
+                                                      const float (&source)[4]) {
+    float values[4], rounded[4];
+    xdi_cuda_widen4(target, dtype, values);
+    memcpy(rounded, source, sizeof rounded);
+    if (dtype != XD_DTYPE_F32) xdi_cuda_widen4(xdi_cuda_narrow4(source, dtype), dtype, rounded);
+    XD_UNROLL
+    for (int j = 0; j < 4; j++)
+        values[j] = xd_lerp_f32(o.weight, o.keep, o.weighted_sum, o.copies ? -0.0f : values[j], rounded[j]);
+    return xdi_cuda_narrow4(values, dtype);
+}
+
 static xdi_cuda_lerp_options xdi_cuda_lerp_options_of(double keep, bool weighted_sum, const xd_average_turn *turn) {
     xdi_cuda_lerp_options options = {};
     options.turn = turn;
@@ -1456,21 +1763,28 @@ struct xdi_cuda_pair {
     uint8_t target_dtype, source_dtype, wide, unused[5];
 };
 
-/* No limit on registers: for more blocks per multiprocessor ptxas would spill some. */
-template <typename List>
-static __global__ void __launch_bounds__(XDI_CUDA_THREADS, 1)
-    xdi_cuda_lerp_kernel(const __grid_constant__ List list, const xdi_cuda_lerp_options options,
-                         const xd_status *status) {
+static __global__ void __launch_bounds__(XDI_CUDA_THREADS, 4)
+    xdi_cuda_lerp_kernel(const __grid_constant__ xdi_cuda_kept<xdi_cuda_pair> list,
+                         const __grid_constant__ xdi_cuda_lerp_options options, const xd_status *status) {
     if (xd_status_refuses(status)) return;
     xdi_cuda_lerp_options now = options;
     if (!xdi_cuda_lerp_take(&now)) return;
-    xdi_cuda_each_chunk(list, [&](const xdi_cuda_pair &a, xdi_cuda_span span) {
-        xdi_cuda_walk(
+    xdi_cuda_each_kept(list, [&](int, const xdi_cuda_pair &a, xdi_cuda_span span) {
+        xdi_cuda_walk4(
             span, a.wide != 0,
-            [&](int64_t i) {
-                float source[8];
-                xdi_cuda_read8(a.source, a.source_dtype, i, source);
-                xdi_cuda_lerp8(now, a.target, a.target_dtype, i, source);
+            [&](const int64_t (&at)[XDI_CUDA_FOURS]) {
+                xdi_cuda_four source[XDI_CUDA_FOURS], target[XDI_CUDA_FOURS];
+                XD_UNROLL
+                for (int q = 0; q < XDI_CUDA_FOURS; q++) source[q] = xdi_cuda_ask4(a.source, a.source_dtype, at[q]);
+                XD_UNROLL
+                for (int q = 0; q < XDI_CUDA_FOURS; q++) target[q] = xdi_cuda_ask4(a.target, a.target_dtype, at[q]);
+                XD_UNROLL
+                for (int q = 0; q < XDI_CUDA_FOURS; q++) {
+                    float values[4];
+                    xdi_cuda_widen4(source[q], a.source_dtype, values);
+                    xdi_cuda_put4(a.target, a.target_dtype, at[q],
+                                  xdi_cuda_lerp4(now, target[q], a.target_dtype, values));
+                }
             },
             [&](int64_t i) {
                 xdi_cuda_lerp_element(now, a.target, a.target_dtype, i,
@@ -1511,17 +1825,9 @@ static xdi_cuda_pair xdi_cuda_pair_of(void *target, xd_dtype target_dtype, const
     return pair;
 }
 
-template <typename List>
-static xd_result xdi_cuda_lerp_list(const xd_launch *launch, const List &list,
-                                    const xdi_cuda_lerp_options &options) {
-    xdi_cuda_grid grid;
-    XD_TRY(xdi_cuda_chunk_grid(launch, list.chunks, xdi_cuda_lerp_kernel<List>, &grid));
-    return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_lerp_kernel<List>, list, options,
-                           (const xd_status *)launch->status);
-}
-
 static xd_result xdi_cuda_lerp(const xd_launch *launch, const xd_lerp_args *args) {
-    for (int64_t k = 0; k < args->array_count; k++) {
+    const bool current = xdi_cuda_list_is_current(args->list, args->same, args->array_count);
+    for (int64_t k = 0; k < args->array_count && !current; k++) {
         const xd_lerp_array *a = &args->arrays[k];
         XD_REQUIRE(launch->ctx, xdi_cuda_is_float(a->target_dtype) && xdi_cuda_is_float(a->source_dtype),
                     XD_ERROR_DTYPE, "array %lld: cannot average %s into %s", (long long)k,
@@ -1535,12 +1841,13 @@ static xd_result xdi_cuda_lerp(const xd_launch *launch, const xd_lerp_args *args
         *item = xdi_cuda_pair_of(a->target, a->target_dtype, a->source, a->source_dtype, a->count);
         return a->count;
     };
-    xdi_cuda_kept<xdi_cuda_pair> kept;
-    XD_TRY(xdi_cuda_keep(launch, args->list, args->array_count, make_item, &kept));
-    if (kept.words) return xdi_cuda_lerp_list(launch, kept, options);
-    return xdi_cuda_each_list<xdi_cuda_pair>(
-        args->array_count, make_item,
-        [&](const xdi_cuda_list<xdi_cuda_pair> &list) { return xdi_cuda_lerp_list(launch, list, options); });
+    return xdi_cuda_listed<xdi_cuda_pair>(
+        launch, args->list, args->same, args->array_count, make_item, [&](const xdi_cuda_kept<xdi_cuda_pair> &list) {
+            xdi_cuda_grid grid;
+            if (list.chunks == 0) return (xd_result)XD_OK;
+            XD_TRY(xdi_cuda_chunk_grid(launch, list.chunks, xdi_cuda_lerp_kernel, &grid));
+            return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_lerp_kernel, list, options, (const xd_status *)launch->status);
+        });
 }
 
 static bool xdi_cuda_cast_takes(xd_dtype dtype) {
@@ -1932,8 +2239,7 @@ static xd_result xdi_cuda_swap(const xd_launch *launch, const xd_swap_array *arr
 }
 
 static xd_result xdi_cuda_average_load(xd_ctx *ctx) {
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_lerp_kernel<xdi_cuda_list<xdi_cuda_pair>>));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_lerp_kernel<xdi_cuda_kept<xdi_cuda_pair>>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_lerp_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_cast_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_turn_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_average_kernel));
@@ -1946,9 +2252,10 @@ static xd_result xdi_cuda_average_load(xd_ctx *ctx) {
 /* >>cuda/optimizer.cu */
 
 /* Optimizer steps. The formulas are in kernel/optimizer_scalar.h, and the bits are the same as on a CPU. They move bytes and
- * compute little: 16-byte accesses, each array read and written once; adam 28 bytes an element with bf16 gradients and
- * parameters and f32 masters, 30 with f32 gradients. Grid: blocks of 256 threads, each block a chunk at a time. Optimizers
- * retain their list on the device, so a step is one launch, plus one that counts it. */
+ * compute little: 16-byte accesses, each array read and written once, all of a thread's loads asked for before the first is used;
+ * adam 28 bytes an element with bf16 gradients and parameters and f32 masters, 30 with f32 gradients. Grid: blocks of 256 threads,
+ * each block a chunk at a time. Optimizers keep their list on the device, so a step is one launch, after one that counts it
+ * and computes what depends on the count, once an array. */
 
 /* ---- adam and sgd ---- */
 
@@ -1958,6 +2265,7 @@ struct xdi_cuda_rate {
     float decay, weight_decay, step_size, root_correction;
     int64_t fresh;
 };
+static_assert(sizeof(xdi_cuda_rate) == 4 * sizeof(uint64_t), "without gaps: rates are compared by their bytes");
 
 enum { XDI_CUDA_RATES = 16 };
 
@@ -1973,23 +2281,41 @@ struct xdi_cuda_update {
     uint8_t value_dtype, gradient_dtype, average_dtype, rate, wide, unused[3];
 };
 
-struct xdi_cuda_update_options {
+/* What the kernel before the step has from the host. */
+struct xdi_cuda_step_options {
     const float *gradient_scale;
     const xd_status *status;
-    xdi_cuda_lerp_options average;
     double beta1, beta2;
-    uint64_t rounding_seed;
-    xd_update_rules rules;
+    bool adam;
     int rate_count;
     xdi_cuda_rate rates[XDI_CUDA_RATES];
 };
 
-/* A block's inputs: the array's scalars; those that depend on the step count are computed here when the count is on the
- * device. */
-static __device__ inline xd_update_scalars xdi_cuda_scalars_of(const xdi_cuda_update_options &options,
-                                                               const xdi_cuda_update &a, bool adam) {
+/* And what it leaves for the step: the scalars of an array. */
+struct alignas(16) xdi_cuda_step {
+    xd_update_scalars scalars;
+    int64_t number; /* 0: not known */
+};
+static_assert(sizeof(xdi_cuda_step) <= XDI_CUDA_LIST_SCRATCH * sizeof(uint64_t), "the scratch of an array");
+static_assert(sizeof(xdi_cuda_update) == (XDI_CUDA_LIST_WORDS - 1) * sizeof(uint64_t), "the arrays that have a scratch");
+
+struct xdi_cuda_update_options {
+    const xd_status *status;
+    xdi_cuda_lerp_options average;
+    uint64_t rounding_seed;
+    xd_update_rules rules;
+};
+
+/* The scalars of each array, and one step more in its count. One thread per array. */
+static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
+    xdi_cuda_step_kernel(const __grid_constant__ xdi_cuda_kept<xdi_cuda_update> list,
+                         const __grid_constant__ xdi_cuda_step_options options) {
+    const int k = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+    if (k >= list.count || xd_status_refuses(options.status)) return;
+    const xdi_cuda_update a = list.item(k);
     const xdi_cuda_rate &rate = options.rates[a.rate];
-    xd_update_scalars s;
+    xdi_cuda_step step;
+    xd_update_scalars &s = step.scalars;
     s.scaled = options.gradient_scale != nullptr;
     s.scale = s.scaled ? *options.gradient_scale : 1.0f;
     s.decay = rate.decay;
@@ -1997,12 +2323,14 @@ static __device__ inline xd_update_scalars xdi_cuda_scalars_of(const xdi_cuda_up
     s.step_size = rate.step_size;
     s.root_correction = rate.root_correction;
     s.fresh = rate.fresh != 0;
-    if (a.steps == nullptr) return s;
-    const int64_t t = *a.steps + 1;
-    s.fresh = t == 1;
-    s.step_size = xd_update_step_size(rate.learning_rate, options.beta1, t, adam);
-    if (adam) s.root_correction = xd_update_root_correction(options.beta2, t);
-    return s;
+    step.number = 0;
+    if (a.steps) {
+        step.number = *a.steps += 1;
+        s.fresh = step.number == 1;
+        s.step_size = xd_update_step_size(rate.learning_rate, options.beta1, step.number, options.adam);
+        if (options.adam) s.root_correction = xd_update_root_correction(options.beta2, step.number);
+    }
+    reinterpret_cast<xdi_cuda_step *>(list.scratch)[k] = step;
 }
 
 struct xdi_cuda_adam {
@@ -2023,10 +2351,42 @@ struct xdi_cuda_sgd {
     }
 };
 
+/* Four elements of an array, and the next access of its arrays' warp. */
+template <bool HAS_SECOND> struct xdi_cuda_update_fours {
+    xdi_cuda_four gradient, average;
+    float master[4], first[4], second[4];
+
+    __device__ void ask(const xdi_cuda_update &a, bool averages, int64_t i) {
+        gradient = xdi_cuda_ask4(a.gradient, a.gradient_dtype, i);
+        xdi_cuda_read4(a.master + i, master);
+        xdi_cuda_read4(a.first + i, first);
+        if (HAS_SECOND) xdi_cuda_read4(a.second + i, second);
+        if (averages) average = xdi_cuda_ask4(a.average, a.average_dtype, i);
+    }
+    template <typename Step> __device__ void move(const xdi_cuda_update &a, const Step &step) {
+        float g[4];
+        xdi_cuda_widen4(gradient, a.gradient_dtype, g);
+        XD_UNROLL
+        for (int j = 0; j < 4; j++) step(g[j], master[j], first[j], second[j]);
+    }
+    __device__ void put(const xdi_cuda_update &a, const xdi_cuda_lerp_options &options, bool averages, int64_t i) {
+        xdi_cuda_write4(a.master + i, master);
+        xdi_cuda_write4(a.first + i, first);
+        if (HAS_SECOND) xdi_cuda_write4(a.second + i, second);
+        if (a.value) {
+            const xdi_cuda_four value = xdi_cuda_narrow4(master, a.value_dtype);
+            xdi_cuda_put4(a.value, a.value_dtype, i, value);
+            if (averages) xdi_cuda_widen4(value, a.value_dtype, master);
+        }
+        if (averages)
+            xdi_cuda_put4(a.average, a.average_dtype, i, xdi_cuda_lerp4(options, average, a.average_dtype, master));
+    }
+};
+
 /* ROUNDED: arrays without a master copy may be in the list; the others pay nothing for them. */
-template <typename Step, bool HAS_SECOND, bool ROUNDED, typename List>
-static __global__ void __launch_bounds__(XDI_CUDA_THREADS, ROUNDED ? 1 : 0)
-    xdi_cuda_update_kernel(const __grid_constant__ List list,
+template <typename Step, bool HAS_SECOND, bool ROUNDED>
+static __global__ void __launch_bounds__(XDI_CUDA_THREADS, ROUNDED ? 1 : 4)
+    xdi_cuda_update_kernel(const __grid_constant__ xdi_cuda_kept<xdi_cuda_update> list,
                            const __grid_constant__ xdi_cuda_update_options options) {
     if (xd_status_refuses(options.status)) return;
     XD_SHARED(xdi_cuda_lerp_options, average, [1]); /* in registers they would spill */
@@ -2036,32 +2396,22 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS, ROUNDED ? 1 : 0)
         averages[0] = xdi_cuda_lerp_take(&average[0]);
     }
     __syncthreads();
-    xdi_cuda_each_chunk(list, [&](const xdi_cuda_update &a, xdi_cuda_span span) {
-        const xd_update_scalars scalars = xdi_cuda_scalars_of(options, a, HAS_SECOND);
-        const Step step = { options, scalars };
-        const bool rounded = ROUNDED && !a.master;
-        const xd_philox random =
-            xd_update_random(options.rounding_seed, a.key, rounded ? *a.steps + 1 : 0);
-        xdi_cuda_walk(
-            span, a.wide != 0 && !rounded, /* eight at a time have no registers left for random numbers */
-            [&](int64_t i) {
-                float p[8], m[8], v[8], g[8];
-                xdi_cuda_read8(a.gradient, a.gradient_dtype, i, g);
-                xdi_cuda_read8_as(a.master + i, p);
-                xdi_cuda_read8_as(a.first + i, m);
-                if (HAS_SECOND) xdi_cuda_read8_as(a.second + i, v);
+    xdi_cuda_each_kept(list, [&](int k, const xdi_cuda_update &a, xdi_cuda_span span) {
+        const xdi_cuda_step now = reinterpret_cast<const xdi_cuda_step *>(list.scratch)[k];
+        const Step step = { options, now.scalars };
+        const bool rounded = ROUNDED && !a.master, moves = a.average && averages[0];
+        const xd_philox random = xd_update_random(options.rounding_seed, a.key, now.number);
+        xdi_cuda_walk4(
+            span, a.wide != 0 && !rounded, /* four at a time have no registers left for random numbers */
+            [&](const int64_t (&at)[XDI_CUDA_FOURS]) {
+                xdi_cuda_update_fours<HAS_SECOND> fours[XDI_CUDA_FOURS];
                 XD_UNROLL
-                for (int j = 0; j < 8; j++) step(g[j], p[j], m[j], v[j]);
-                xdi_cuda_write8_as(a.master + i, p);
-                xdi_cuda_write8_as(a.first + i, m);
-                if (HAS_SECOND) xdi_cuda_write8_as(a.second + i, v);
-                if (a.value) xdi_cuda_write8(a.value, a.value_dtype, i, p);
-                if (!a.average || !averages[0]) return;
-                if (a.value) {
-                    XD_UNROLL
-                    for (int j = 0; j < 8; j++) p[j] = xdi_cuda_as_stored(p[j], a.value_dtype);
+                for (int q = 0; q < XDI_CUDA_FOURS; q++) fours[q].ask(a, moves, at[q]);
+                XD_UNROLL
+                for (int q = 0; q < XDI_CUDA_FOURS; q++) {
+                    fours[q].move(a, step);
+                    fours[q].put(a, average[0], moves, at[q]);
                 }
-                xdi_cuda_lerp8(average[0], a.average, a.average_dtype, i, p);
             },
             [&](int64_t i) {
                 float p = rounded ? xdi_cuda_read_float(a.value, XD_DTYPE_BF16, i) : a.master[i];
@@ -2074,24 +2424,11 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS, ROUNDED ? 1 : 0)
                 a.first[i] = m;
                 if (HAS_SECOND) a.second[i] = v;
                 if (a.value) xdi_cuda_write_float(a.value, a.value_dtype, i, p);
-                if (!a.average || !averages[0]) return;
+                if (!moves) return;
                 if (a.value) p = xdi_cuda_as_stored(p, a.value_dtype);
                 xdi_cuda_lerp_element(average[0], a.average, a.average_dtype, i, (double)p);
             });
     });
-}
-
-/* Raises the step counts once every block of the launch before has read them. One thread per array. */
-struct xdi_cuda_count {
-    int64_t *steps;
-};
-
-template <typename List>
-static __global__ void xdi_cuda_count_kernel(const __grid_constant__ List list, const xd_status *status) {
-    const int k = (int)(blockIdx.x * blockDim.x + threadIdx.x);
-    if (k >= list.count || xd_status_refuses(status)) return;
-    int64_t *steps = list.item(k).steps;
-    if (steps) ++*steps;
 }
 
 static xd_result xdi_cuda_update_check(const xd_launch *launch, const xd_update_args *args) {
@@ -2114,7 +2451,6 @@ static xd_result xdi_cuda_update_check(const xd_launch *launch, const xd_update_
 
 static xdi_cuda_rate xdi_cuda_rate_of(const xd_update_array *a) {
     xdi_cuda_rate rate;
-    memset(&rate, 0, sizeof rate);
     rate.learning_rate = a->learning_rate;
     rate.decay = a->decay;
     rate.weight_decay = a->weight_decay;
@@ -2124,32 +2460,47 @@ static xdi_cuda_rate xdi_cuda_rate_of(const xd_update_array *a) {
     return rate;
 }
 
-/* The index of a rate among the options; rate_count when it is not there. */
-static int xdi_cuda_find_rate(const xdi_cuda_update_options *options, const xdi_cuda_rate *rate) {
+static bool xdi_cuda_same_rate(const xdi_cuda_rate *a, const xdi_cuda_rate *b) {
+    uint64_t x[4], y[4];
+    memcpy(x, a, sizeof x);
+    memcpy(y, b, sizeof y);
+    return ((x[0] ^ y[0]) | (x[1] ^ y[1]) | (x[2] ^ y[2]) | (x[3] ^ y[3])) == 0;
+}
+
+/* The index of an array's rate among the options; rate_count when it is not there. */
+static int xdi_cuda_find_rate(const xdi_cuda_step_options *options, const xd_update_array *a) {
+    const xdi_cuda_rate rate = xdi_cuda_rate_of(a);
     int i = 0;
-    while (i < options->rate_count && memcmp(&options->rates[i], rate, sizeof *rate) != 0) i++;
+    while (i < options->rate_count && !xdi_cuda_same_rate(&options->rates[i], &rate)) i++;
     return i;
 }
 
-/* Puts the rates of arrays from `begin` on into the options; returns the first array whose rate does not fit. */
-static int64_t xdi_cuda_take_rates(const xd_update_args *args, int64_t begin,
-                                   xdi_cuda_update_options *options) {
+/* The rate of an array in a list of updates. */
+static int xdi_cuda_kept_rate(const xd_array_list *list, int64_t k) {
+    enum { WORD = offsetof(xdi_cuda_update, rate) / sizeof(uint64_t), BYTE = offsetof(xdi_cuda_update, rate) % sizeof(uint64_t) };
+    uint8_t bytes[sizeof(uint64_t)];
+    memcpy(bytes, &list->there[WORD * list->count + k], sizeof bytes);
+    return bytes[BYTE];
+}
+
+/* Puts the rates of arrays from `begin` on into the options; returns the first array whose rate does not fit. *same becomes false
+ * where the list, if it is given, has another rate for an array. */
+static int64_t xdi_cuda_take_rates(const xd_update_args *args, int64_t begin, const xd_array_list *list,
+                                   xdi_cuda_step_options *options, bool *same) {
     options->rate_count = 0;
     for (int64_t k = begin; k < args->array_count; k++) {
-        const xdi_cuda_rate rate = xdi_cuda_rate_of(&args->arrays[k]);
-        const int at = xdi_cuda_find_rate(options, &rate);
+        const int at = xdi_cuda_find_rate(options, &args->arrays[k]);
+        if (list && xdi_cuda_kept_rate(list, k) != at) *same = false;
         if (at < options->rate_count) continue;
         if (at == XDI_CUDA_RATES) return k;
-        options->rates[options->rate_count++] = rate;
+        options->rates[options->rate_count++] = xdi_cuda_rate_of(&args->arrays[k]);
     }
     return args->array_count;
 }
 
 /* Fills every byte, so that equal lists are equal bytes. */
-static void xdi_cuda_update_of(const xd_update_array *a, const xdi_cuda_update_options *options,
+static void xdi_cuda_update_of(const xd_update_array *a, const xdi_cuda_step_options *options,
                                bool has_second, xdi_cuda_update *u) {
-    const xdi_cuda_rate rate = xdi_cuda_rate_of(a);
-    memset(u, 0, sizeof *u);
     u->master = a->master;
     u->first = a->first;
     u->second = has_second ? a->second : nullptr;
@@ -2163,60 +2514,31 @@ static void xdi_cuda_update_of(const xd_update_array *a, const xdi_cuda_update_o
     u->value_dtype = (uint8_t)a->value_dtype;
     u->gradient_dtype = (uint8_t)a->gradient_dtype;
     u->average_dtype = (uint8_t)a->average_dtype;
-    u->rate = (uint8_t)xdi_cuda_find_rate(options, &rate);
-    u->wide = xdi_cuda_is_aligned16(u->master) && xdi_cuda_is_aligned16(u->first) &&
-              xdi_cuda_is_aligned16(u->second) && xdi_cuda_is_aligned16(u->value) &&
-              xdi_cuda_is_aligned16(u->gradient) && xdi_cuda_is_aligned16(u->average) &&
-              !(u->average && a->average_dtype == XD_DTYPE_F64);
+    u->rate = (uint8_t)xdi_cuda_find_rate(options, a);
+    memset(u->unused, 0, sizeof u->unused);
+    const uintptr_t addresses = (uintptr_t)u->master | (uintptr_t)u->first | (uintptr_t)u->second | (uintptr_t)u->value |
+                                (uintptr_t)u->gradient | (uintptr_t)u->average;
+    u->wide = addresses % 16 == 0 && !(u->average && a->average_dtype == XD_DTYPE_F64);
 }
 
-static xd_result xdi_cuda_count_steps(const xd_launch *launch, const xd_update_array *arrays, int64_t count) {
-    return xdi_cuda_each_list<xdi_cuda_count>(
-        count,
-        [&](int64_t k, xdi_cuda_count *item) -> int64_t {
-            item->steps = arrays[k].steps;
-            return item->steps ? 1 : 0;
-        },
-        [&](const xdi_cuda_list<xdi_cuda_count> &list) {
-            const int64_t blocks = (list.count + XDI_CUDA_THREADS - 1) / XDI_CUDA_THREADS;
-            return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(blocks, XDI_CUDA_THREADS),
-                                   xdi_cuda_count_kernel<xdi_cuda_list<xdi_cuda_count>>, list,
-                                   (const xd_status *)launch->status);
-        });
-}
-
-template <typename Step, bool HAS_SECOND, bool ROUNDED, typename List>
-static xd_result xdi_cuda_update_list(const xd_launch *launch, const List &list,
-                                      const xdi_cuda_update_options &options) {
-    static_assert(sizeof list + sizeof options <= 4096, "the parameters of a launch");
-    xdi_cuda_grid grid;
-    XD_TRY(
-        (xdi_cuda_chunk_grid(launch, list.chunks, xdi_cuda_update_kernel<Step, HAS_SECOND, ROUNDED, List>, &grid)));
-    return XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_update_kernel<Step, HAS_SECOND, ROUNDED, List>), list, options);
-}
-
-/* The step of `count` arrays whose rates are in the options. */
+/* The step of `count` arrays whose rates are in the options: two launches when the list is kept. */
 template <typename Step, bool HAS_SECOND, bool ROUNDED>
 static xd_result xdi_cuda_update_arrays(const xd_launch *launch, const xd_update_array *arrays, int64_t count,
-                                        const xdi_cuda_update_options &options, xd_array_list *keep) {
+                                        const xdi_cuda_step_options &rates, const xdi_cuda_update_options &options,
+                                        xd_array_list *keep, bool same) {
     const auto make_item = [&](int64_t k, xdi_cuda_update *item) {
-        xdi_cuda_update_of(&arrays[k], &options, HAS_SECOND, item);
+        xdi_cuda_update_of(&arrays[k], &rates, HAS_SECOND, item);
         return item->count;
     };
-    xdi_cuda_kept<xdi_cuda_update> kept;
-    XD_TRY(xdi_cuda_keep(launch, keep, count, make_item, &kept));
-    if (!kept.words) {
-        XD_TRY(xdi_cuda_each_list<xdi_cuda_update>(
-            count, make_item, [&](const xdi_cuda_list<xdi_cuda_update> &list) {
-                return xdi_cuda_update_list<Step, HAS_SECOND, ROUNDED>(launch, list, options);
-            }));
-        return xdi_cuda_count_steps(launch, arrays, count);
-    }
-    const int64_t blocks = (count + XDI_CUDA_THREADS - 1) / XDI_CUDA_THREADS;
-    XD_TRY((xdi_cuda_update_list<Step, HAS_SECOND, ROUNDED>(launch, kept, options)));
-    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(blocks, XDI_CUDA_THREADS),
-                           xdi_cuda_count_kernel<xdi_cuda_kept<xdi_cuda_update>>, kept,
-                           (const xd_status *)launch->status);
+    return xdi_cuda_listed<xdi_cuda_update>(
+        launch, keep, same, count, make_item, [&](const xdi_cuda_kept<xdi_cuda_update> &list) {
+            const int64_t blocks = (list.count + XDI_CUDA_THREADS - 1) / XDI_CUDA_THREADS;
+            xdi_cuda_grid grid;
+            XD_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(blocks, XDI_CUDA_THREADS), xdi_cuda_step_kernel, list, rates));
+            if (list.chunks == 0) return (xd_result)XD_OK;
+            XD_TRY((xdi_cuda_chunk_grid(launch, list.chunks, xdi_cuda_update_kernel<Step, HAS_SECOND, ROUNDED>, &grid)));
+            return XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_update_kernel<Step, HAS_SECOND, ROUNDED>), list, options);
+        });
 }
 
 static bool xdi_cuda_any_rounded(const xd_update_args *args) {
@@ -2227,15 +2549,19 @@ static bool xdi_cuda_any_rounded(const xd_update_args *args) {
 
 template <typename Step, bool HAS_SECOND>
 static xd_result xdi_cuda_update_run(const xd_launch *launch, const xd_update_args *args) {
-    XD_TRY(xdi_cuda_update_check(launch, args));
+    const bool current = xdi_cuda_list_is_current(args->list, args->same, args->array_count);
+    if (!current) XD_TRY(xdi_cuda_update_check(launch, args));
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
+    xdi_cuda_step_options rates = {};
+    rates.gradient_scale = args->gradient_scale;
+    rates.status = launch->status;
+    rates.beta1 = args->beta1_exact;
+    rates.beta2 = args->beta2_exact;
+    rates.adam = HAS_SECOND;
     xdi_cuda_update_options options = {};
-    options.gradient_scale = args->gradient_scale;
     options.status = launch->status;
     options.average = xdi_cuda_lerp_options_of(args->keep, args->weighted_sum, args->turn);
-    options.beta1 = args->beta1_exact;
-    options.beta2 = args->beta2_exact;
     options.rules.one_minus_beta1 = args->one_minus_beta1;
     options.rules.one_minus_beta2 = args->one_minus_beta2;
     options.rules.beta2 = args->beta2;
@@ -2244,15 +2570,16 @@ static xd_result xdi_cuda_update_run(const xd_launch *launch, const xd_update_ar
     options.rules.couple_decay = args->couple_decay;
     options.rules.maximize = args->maximize;
     options.rounding_seed = args->rounding_seed;
+    const bool rounded = current ? args->list->rounded : xdi_cuda_any_rounded(args);
     for (int64_t begin = 0, end; begin < args->array_count; begin = end) {
-        end = xdi_cuda_take_rates(args, begin, &options);
-        const bool whole = begin == 0 && end == args->array_count;
-        xd_array_list *keep = whole ? args->list : nullptr;
-        const xd_update_array *arrays = args->arrays + begin;
-        if (xdi_cuda_any_rounded(args))
-            XD_TRY((xdi_cuda_update_arrays<Step, HAS_SECOND, true>(launch, arrays, end - begin, options, keep)));
-        else
-            XD_TRY((xdi_cuda_update_arrays<Step, HAS_SECOND, false>(launch, arrays, end - begin, options, keep)));
+        bool same = current;
+        end = xdi_cuda_take_rates(args, begin, current ? args->list : nullptr, &rates, &same);
+        xd_array_list *list = end - begin == args->array_count ? args->list : nullptr;
+        if (list) list->rounded = rounded;
+        if (!list && args->list) args->list->current = false;
+        const auto run = rounded ? xdi_cuda_update_arrays<Step, HAS_SECOND, true>
+                                 : xdi_cuda_update_arrays<Step, HAS_SECOND, false>;
+        XD_TRY(run(launch, args->arrays + begin, end - begin, rates, options, list, same));
     }
     return XD_OK;
 }
@@ -2299,17 +2626,12 @@ static xd_result xdi_cuda_sgd_run(const xd_launch *launch, const xd_update_args 
     return xdi_cuda_beside_run(launch, args);
 }
 
-template <typename Updates, typename Counts> static xd_result xdi_cuda_optimizer_load_lists(xd_ctx *ctx) {
-    XD_TRY((xdi_cuda_load(ctx, xdi_cuda_update_kernel<xdi_cuda_adam, true, false, Updates>)));
-    XD_TRY((xdi_cuda_load(ctx, xdi_cuda_update_kernel<xdi_cuda_adam, true, true, Updates>)));
-    XD_TRY((xdi_cuda_load(ctx, xdi_cuda_update_kernel<xdi_cuda_sgd, false, false, Updates>)));
-    XD_TRY((xdi_cuda_load(ctx, xdi_cuda_update_kernel<xdi_cuda_sgd, false, true, Updates>)));
-    return xdi_cuda_load(ctx, xdi_cuda_count_kernel<Counts>);
-}
-
 static xd_result xdi_cuda_optimizer_load(xd_ctx *ctx) {
-    XD_TRY((xdi_cuda_optimizer_load_lists<xdi_cuda_list<xdi_cuda_update>, xdi_cuda_list<xdi_cuda_count>>(ctx)));
-    XD_TRY((xdi_cuda_optimizer_load_lists<xdi_cuda_kept<xdi_cuda_update>, xdi_cuda_kept<xdi_cuda_update>>(ctx)));
+    XD_TRY((xdi_cuda_load(ctx, xdi_cuda_update_kernel<xdi_cuda_adam, true, false>)));
+    XD_TRY((xdi_cuda_load(ctx, xdi_cuda_update_kernel<xdi_cuda_adam, true, true>)));
+    XD_TRY((xdi_cuda_load(ctx, xdi_cuda_update_kernel<xdi_cuda_sgd, false, false>)));
+    XD_TRY((xdi_cuda_load(ctx, xdi_cuda_update_kernel<xdi_cuda_sgd, false, true>)));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_step_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_patch_kernel));
     return xdi_cuda_load(ctx, xdi_cuda_scale_kernel);
 }
@@ -3398,13 +3720,12 @@ struct xdi_cuda_on_chip {
 /* >>cuda/norm.cu */
 
 /* Norms of a list of gradients, and the factor that follows from one: the entries of kernel/cpu/norm.c and clip.c. Reads
- * every gradient once. Two stages: at most 512 blocks go through the chunks and write a partial sum each, to which the next
- * list of the same call is added; one block merges the partial sums in order. Their number does not depend on the GPU, so plain
- * sums have the same bits on every GPU; exact ones are sums of integers and do not depend on any order. */
+ * every gradient once. Two stages: at most 512 blocks go through the chunks and write a partial sum each, one block merges the
+ * partial sums in order. Their number does not depend on the GPU, so plain sums have the same bits on every GPU; exact ones are
+ * sums of integers and do not depend on any order. The lists of the last norms stay on the device. */
 
-enum { XDI_CUDA_NORM_BLOCKS = 512 };
+enum { XDI_CUDA_NORM_BLOCKS = 512, XDI_CUDA_NORM_LIST = XDI_CUDA_LIST_STAGED };
 
-/* Small, so that a thousand arrays take a few launches. */
 struct xdi_cuda_norm_item {
     const void *data;
     uint64_t count : 48, dtype : 8, replica : 4, wide : 4;
@@ -3473,20 +3794,18 @@ struct xdi_cuda_window {
     }
 };
 
-/* |x| of a finite x. By its bits, as conversions to double are slow: shifted into place they are x 2^-896, denormals too. */
-static __device__ inline double xdi_cuda_magnitude(uint32_t bits) {
-    return xd_mul(__hiloint2double((int)((bits & 0x7fffffffu) >> 3), (int)(bits << 29)), 0x1p896);
-}
-
 /* Counts an element that is not finite. */
 static __device__ inline void xdi_cuda_norm_count(xdi_cuda_norm_part *part, uint32_t bits) {
     part->not_finite++;
     part->nan += (bits & 0x7fffffu) != 0 ? 1 : 0;
 }
 
-/* Adds a finite element, given by the bits of its magnitude. */
-static __device__ inline void xdi_cuda_norm_add(xdi_cuda_norm_part *part, xd_norm_type type, uint32_t bits) {
-    const double magnitude = xdi_cuda_magnitude(bits);
+static __device__ inline uint32_t xdi_cuda_norm_bits(float x) {
+    return __float_as_uint(x) & 0x7fffffffu;
+}
+
+/* Adds a finite element, given by its magnitude. */
+static __device__ inline void xdi_cuda_norm_add(xdi_cuda_norm_part *part, xd_norm_type type, double magnitude) {
     if (type == XD_NORM_L2)
         part->sum = xd_fma(magnitude, magnitude, part->sum); /* the product is exact */
     else if (type == XD_NORM_MAX)
@@ -3495,48 +3814,101 @@ static __device__ inline void xdi_cuda_norm_add(xdi_cuda_norm_part *part, xd_nor
         part->sum = xd_add(part->sum, magnitude);
 }
 
-static __device__ inline uint32_t xdi_cuda_norm_bits(float x) {
-    return __float_as_uint(x) & 0x7fffffffu;
-}
-
 /* Adds an element, or of a replica only counts. */
 static __device__ inline void xdi_cuda_norm_one(xdi_cuda_norm_part *part, xd_norm_type type, float x, bool replica) {
     const uint32_t bits = xdi_cuda_norm_bits(x);
     if (bits >= 0x7f800000u)
         xdi_cuda_norm_count(part, bits);
     else if (!replica)
-        xdi_cuda_norm_add(part, type, bits);
+        xdi_cuda_norm_add(part, type, (double)xd_float_of_bits(bits));
 }
 
-/* Eight of them, with one question for all: is any not finite. */
-static __device__ inline void xdi_cuda_norm_eight(xdi_cuda_norm_part *part, xd_norm_type type, const xdi_cuda_eight &x,
-                                                  bool replica) {
-    uint32_t top = 0;
-    XD_UNROLL
-    for (int j = 0; j < XDI_CUDA_EIGHT; j++) {
-        const uint32_t bits = xdi_cuda_norm_bits(x.at[j]);
-        top = bits > top ? bits : top;
+/* ---- plain norms ---- */
+
+/* What an element j of 16 bytes is: its magnitude in double, and the bits of it as an f32. */
+template <typename T> struct xdi_cuda_norm_words;
+
+template <> struct xdi_cuda_norm_words<float> {
+    static __device__ double magnitude(const uint32_t (&words)[4], int j) {
+        return (double)xd_float_of_bits(bits(words, j));
     }
-    if (top < 0x7f800000u && !replica) {
+    static __device__ uint32_t bits(const uint32_t (&words)[4], int j) {
+        return words[j] & 0x7fffffffu;
+    }
+};
+
+/* By its bits, as twice as many conversions to double would take longer than the loads: shifted into place they are x 2^-896,
+ * denormals too. An infinity is 2^128 then, and a NaN more. */
+template <> struct xdi_cuda_norm_words<xdi_cuda_bf16> {
+    static __device__ double magnitude(const uint32_t (&words)[4], int j) {
+        const uint32_t word = words[j / 2], high = (j % 2 ? word >> 3 : word << 13) & 0x0fffe000u;
+        return xd_mul(__hiloint2double((int)high, 0), 0x1p896);
+    }
+    static __device__ uint32_t bits(const uint32_t (&words)[4], int j) {
+        return (j % 2 ? words[j / 2] : words[j / 2] << 16) & 0x7fff0000u;
+    }
+};
+
+template <> struct xdi_cuda_norm_words<xdi_cuda_f16> {
+    static __device__ double magnitude(const uint32_t (&words)[4], int j) {
+        return (double)xd_float_of_bits(bits(words, j));
+    }
+    static __device__ uint32_t bits(const uint32_t (&words)[4], int j) {
+        return xd_bits_of_float(xdi_cuda_f16_value((uint16_t)(words[j / 2] >> (j % 2 * 16) & 0x7fffu)));
+    }
+};
+
+/* COUNT times 16 bytes of a thread, a step of the block apart. Whether all are finite is asked once, of their sum or their
+ * largest: below `limit` they are, and above it they are read again one by one. */
+template <xd_norm_type TYPE, typename T, int COUNT>
+static __device__ inline void xdi_cuda_norm_packs(const T *data, bool replica, xdi_cuda_norm_part *part) {
+    enum { EACH = xdi_cuda_pack<T>::COUNT, STEP = XDI_CUDA_THREADS * EACH };
+    const uint32_t limit = TYPE == XD_NORM_MAX ? 0x7f800000u : (uint32_t)(1023 + (TYPE == XD_NORM_L2 ? 250 : 125)) << 20;
+    uint32_t words[COUNT][4], top = 0;
+    XD_UNROLL
+    for (int k = 0; k < COUNT; k++) {
+        const xdi_cuda_pack<T> pack = xdi_cuda_load16(data + k * STEP);
+        memcpy(words[k], &pack, sizeof pack);
+    }
+    xdi_cuda_norm_part sum = *part;
+    XD_UNROLL
+    for (int k = 0; k < COUNT; k++) {
         XD_UNROLL
-        for (int j = 0; j < XDI_CUDA_EIGHT; j++) xdi_cuda_norm_add(part, type, xdi_cuda_norm_bits(x.at[j]));
-    } else {
-        XD_UNROLL
-        for (int j = 0; j < XDI_CUDA_EIGHT; j++) xdi_cuda_norm_one(part, type, x.at[j], replica);
+        for (int j = 0; j < EACH; j++) {
+            if (TYPE != XD_NORM_MAX) {
+                xdi_cuda_norm_add(&sum, TYPE, xdi_cuda_norm_words<T>::magnitude(words[k], j));
+                continue;
+            }
+            const uint32_t bits = xdi_cuda_norm_words<T>::bits(words[k], j);
+            top = bits > top ? bits : top;
+        }
+    }
+    if (TYPE != XD_NORM_MAX) top = (uint32_t)__double2hiint(sum.sum);
+    if (top < limit) {
+        if (TYPE == XD_NORM_MAX) xdi_cuda_norm_add(&sum, TYPE, (double)xd_float_of_bits(top));
+        if (!replica) *part = sum;
+        return;
+    }
+    XD_UNROLL_N(1)
+    for (int k = 0; k < COUNT; k++) {
+        XD_UNROLL_N(1)
+        for (int j = 0; j < EACH; j++)
+            xdi_cuda_norm_one(part, TYPE, xdi_cuda_widen(data[k * STEP + j]), replica);
     }
 }
 
 /* A chunk of an array. A thread adds its elements in the order of the array. */
 template <xd_norm_type TYPE, typename T>
 static __device__ inline void xdi_cuda_norm_span(const xdi_cuda_norm_item &a, xdi_cuda_span span, xdi_cuda_norm_part *part) {
-    const T *data = static_cast<const T *>(a.data);
+    enum { EACH = xdi_cuda_pack<T>::COUNT, STEP = XDI_CUDA_THREADS * EACH };
+    const T *data = static_cast<const T *>(a.data) + span.begin;
     const bool replica = a.replica != 0;
-    const int thread = (int)threadIdx.x, eights = a.wide ? (int)((span.end - span.begin) / XDI_CUDA_EIGHT) : 0;
-    const int count = eights > thread ? (eights - thread - 1) / XDI_CUDA_THREADS + 1 : 0;
-    xdi_cuda_in_memory::walk(data, (const xdi_cuda_none *)NULL, span.begin + XDI_CUDA_EIGHT * thread,
-                             XDI_CUDA_EIGHT * XDI_CUDA_THREADS, count,
-                             [&](int, const xdi_cuda_eight &x, const xdi_cuda_eight &) { xdi_cuda_norm_eight(part, TYPE, x, replica); });
-    for (int64_t i = span.begin + XDI_CUDA_EIGHT * eights + thread; i < span.end; i += XDI_CUDA_THREADS)
+    const int count = (int)(span.end - span.begin), whole = a.wide ? count / EACH * EACH : 0;
+    int i = (int)threadIdx.x * EACH;
+    for (; i + 3 * STEP < whole; i += 4 * STEP) xdi_cuda_norm_packs<TYPE, T, 4>(data + i, replica, part);
+    for (; i + STEP < whole; i += 2 * STEP) xdi_cuda_norm_packs<TYPE, T, 2>(data + i, replica, part);
+    if (i < whole) xdi_cuda_norm_packs<TYPE, T, 1>(data + i, replica, part);
+    for (i = whole + (int)threadIdx.x; i < count; i += XDI_CUDA_THREADS)
         xdi_cuda_norm_one(part, TYPE, xdi_cuda_widen(data[i]), replica);
 }
 
@@ -3550,6 +3922,8 @@ static __device__ inline void xdi_cuda_norm_plain(const xdi_cuda_norm_item &a, x
     else
         xdi_cuda_norm_span<XD_NORM_L1, T>(a, span, part);
 }
+
+/* ---- exact ones ---- */
 
 /* Adds an element to the exact sum. */
 static __device__ inline void xdi_cuda_norm_exact(xdi_cuda_norm_part *part, xdi_cuda_window *window, unsigned long long *limbs,
@@ -3571,8 +3945,8 @@ static __device__ inline void xdi_cuda_norm_exact(xdi_cuda_norm_part *part, xdi_
 /* Four blocks fit on a multiprocessor: so an H100 runs all 512 at once. */
 template <bool EXACT>
 static __global__ void __launch_bounds__(XDI_CUDA_THREADS, 4)
-    xdi_cuda_norm_kernel(const __grid_constant__ xdi_cuda_list<xdi_cuda_norm_item> list, xd_norm_type type,
-                         bool first, xd_norm_sum *parts) {
+    xdi_cuda_norm_kernel(const __grid_constant__ xdi_cuda_kept<xdi_cuda_norm_item> list, xd_norm_type type,
+                         xd_norm_sum *parts) {
     XD_SHARED(unsigned long long, limbs, [XD_NORM_LIMBS]);
     xdi_cuda_norm_part part = { 0.0, 0.0, 0, 0 };
     xdi_cuda_window window = { 0, 0, -1, 0 };
@@ -3580,14 +3954,12 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS, 4)
         if (threadIdx.x < XD_NORM_LIMBS) limbs[threadIdx.x] = 0;
         __syncthreads();
     }
-    for (int64_t chunk = blockIdx.x; chunk < list.chunks; chunk += gridDim.x) {
-        const int k = xdi_cuda_list_find(list, chunk);
-        const xdi_cuda_norm_item &a = list.at[k];
-        const xdi_cuda_span span = xdi_cuda_span_of(chunk - list.first(k), (int64_t)a.count);
+    xdi_cuda_each_kept(list, [&](int, const xdi_cuda_norm_item &a, xdi_cuda_span span) {
         if (!EXACT) {
             XDI_CUDA_FLOATS(a.dtype, T, { xdi_cuda_norm_plain<T>(a, type, span, &part); })
-            continue;
+            return;
         }
+        if (window.terms > 65536 - 512) window.flush(limbs); /* before this chunk could overflow it */
         xdi_cuda_walk(
             span, a.wide != 0,
             [&](int64_t i) {
@@ -3599,21 +3971,19 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS, 4)
             [&](int64_t i) {
                 xdi_cuda_norm_exact(&part, &window, limbs, a, type, xdi_cuda_read_float(a.data, a.dtype, i));
             });
-        if (window.terms > 65536 - XDI_CUDA_CHUNK) window.flush(limbs); /* before a chunk could overflow it */
-    }
+    });
     const xdi_cuda_norm_part none = { 0.0, 0.0, 0, 0 };
     if (EXACT) window.flush(limbs);
     part = xdi_cuda_block_reduce(part, none, xdi_cuda_norm_join()); /* also the barrier after the limbs */
     xd_norm_sum *out = parts + blockIdx.x;
     if (threadIdx.x == 0) {
-        if (!first) part = xdi_cuda_norm_join()({ out->sum, out->largest, out->not_finite, out->nan }, part);
         out->sum = part.sum;
         out->largest = part.largest;
         out->not_finite = part.not_finite;
         out->nan = part.nan;
     }
     if (EXACT && threadIdx.x < XD_NORM_LIMBS)
-        out->limbs[threadIdx.x] = (first ? 0 : out->limbs[threadIdx.x]) + (int64_t)limbs[threadIdx.x];
+        out->limbs[threadIdx.x] = (int64_t)limbs[threadIdx.x];
 }
 
 /* Adds the partial sums to the sum: one block; a thread per partial sum, then a thread per limb. */
@@ -3648,6 +4018,26 @@ static __global__ void __launch_bounds__(XDI_CUDA_NORM_BLOCKS)
     for (int k = 0; k < XD_NORM_LIMBS; k++) sum->limbs[k] = limbs[k];
 }
 
+/* Adds the norm of a list to the sum: two launches. */
+template <bool EXACT>
+static xd_result xdi_cuda_norm_of(const xd_launch *launch, const xdi_cuda_kept<xdi_cuda_norm_item> &list, xd_norm_type type,
+                                  xd_norm_sum *sum) {
+    xd_norm_sum *parts = (xd_norm_sum *)xdi_cuda_of(launch->ctx)->workspace;
+    const int blocks = list.chunks < XDI_CUDA_NORM_BLOCKS ? (int)list.chunks : (int)XDI_CUDA_NORM_BLOCKS;
+    XD_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(blocks, XDI_CUDA_THREADS), xdi_cuda_norm_kernel<EXACT>, list, type, parts));
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_NORM_BLOCKS), xdi_cuda_norm_join_kernel<EXACT>, parts, blocks,
+                           sum);
+}
+
+/* The list of a former norm that has these arrays, or the one whose turn it is to change. */
+template <typename MakeItem>
+static xd_array_list *xdi_cuda_norm_list(xd_cuda *cuda, int64_t count, MakeItem make_item) {
+    for (xd_array_list *list : cuda->norms)
+        if (xdi_cuda_list_holds<xdi_cuda_norm_item>(list, count, make_item)) return list;
+    cuda->norm = (cuda->norm + 1) % XDI_CUDA_NORMS;
+    return cuda->norms[cuda->norm];
+}
+
 static xd_result xdi_cuda_norm(const xd_launch *launch, const xd_norm_args *args, xd_norm_sum *sum) {
     const bool exact = args->exact && args->type != XD_NORM_MAX;
     for (int64_t k = 0; k < args->array_count; k++)
@@ -3656,37 +4046,23 @@ static xd_result xdi_cuda_norm(const xd_launch *launch, const xd_norm_args *args
                     xd_dtype_name(args->arrays[k].dtype));
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    xd_norm_sum *parts = (xd_norm_sum *)xdi_cuda_of(launch->ctx)->workspace;
-    int64_t chunks = 0;
-    for (int64_t k = 0; k < args->array_count; k++)
-        chunks += (args->arrays[k].count + XDI_CUDA_CHUNK - 1) / XDI_CUDA_CHUNK;
-    if (chunks == 0) return XD_OK;
-    const int blocks = chunks < XDI_CUDA_NORM_BLOCKS ? (int)chunks : (int)XDI_CUDA_NORM_BLOCKS;
-    bool first = true;
-    XD_TRY(xdi_cuda_each_list<xdi_cuda_norm_item>(
-        args->array_count,
-        [&](int64_t k, xdi_cuda_norm_item *item) {
-            const xd_norm_array *a = &args->arrays[k];
-            item->data = a->data;
-            item->count = (uint64_t)a->count & 0xffffffffffffu;
-            item->dtype = (uint8_t)a->dtype;
-            item->replica = a->replica;
-            item->wide = xdi_cuda_is_aligned16(a->data);
-            return a->count;
-        },
-        [&](const xdi_cuda_list<xdi_cuda_norm_item> &list) {
-            const bool begins = first; /* then every block runs and sets its partial sum */
-            const xdi_cuda_grid walk =
-                xdi_cuda_grid_of(begins || list.chunks > blocks ? blocks : list.chunks, XDI_CUDA_THREADS);
-            first = false;
-            return exact ? XDI_CUDA_LAUNCH(launch, walk, xdi_cuda_norm_kernel<true>, list, args->type, begins,
-                                           parts)
-                         : XDI_CUDA_LAUNCH(launch, walk, xdi_cuda_norm_kernel<false>, list, args->type,
-                                           begins, parts);
-        }));
-    const xdi_cuda_grid join = xdi_cuda_grid_of(1, XDI_CUDA_NORM_BLOCKS);
-    return exact ? XDI_CUDA_LAUNCH(launch, join, xdi_cuda_norm_join_kernel<true>, parts, blocks, sum)
-                 : XDI_CUDA_LAUNCH(launch, join, xdi_cuda_norm_join_kernel<false>, parts, blocks, sum);
+    xd_cuda *cuda = xdi_cuda_of(launch->ctx);
+    const auto make_item = [&](int64_t k, xdi_cuda_norm_item *item) {
+        const xd_norm_array *a = &args->arrays[k];
+        item->data = a->data;
+        item->count = (uint64_t)a->count & 0xffffffffffffu;
+        item->dtype = (uint8_t)a->dtype;
+        item->replica = a->replica;
+        item->wide = xdi_cuda_is_aligned16(a->data);
+        return a->count;
+    };
+    return xdi_cuda_listed<xdi_cuda_norm_item>(
+        launch, xdi_cuda_norm_list(cuda, args->array_count, make_item), false, args->array_count, make_item,
+        [&](const xdi_cuda_kept<xdi_cuda_norm_item> &list) {
+            return list.chunks == 0 ? (xd_result)XD_OK
+                   : exact          ? xdi_cuda_norm_of<true>(launch, list, args->type, sum)
+                                    : xdi_cuda_norm_of<false>(launch, list, args->type, sum);
+        });
 }
 
 /* ---- clip ---- */
@@ -10732,6 +11108,8 @@ static xd_result xdi_cuda_set_up(xd_ctx *ctx, xd_cuda *cuda, const xd_cuda_desc 
     cuda->workspace = cuda->allocator.allocate(cuda->allocator.user, cuda->workspace_bytes);
     XD_REQUIRE(ctx, cuda->workspace, XD_ERROR_MEMORY, "no room for %zu bytes of workspace on device %d",
                 cuda->workspace_bytes, cuda->device);
+    XD_TRY(xdi_cuda_list_make(cuda, XDI_CUDA_LIST_STAGED, &cuda->stage));
+    for (xd_array_list *&list : cuda->norms) XD_TRY(xdi_cuda_list_make(cuda, XDI_CUDA_NORM_LIST, &list));
     XD_TRY(xdi_cuda_load_all(ctx));
     XD_TRY(xdi_cuda_probe(ctx, cuda, &architecture));
     if (desc->cublas) XD_TRY(xdi_cuda_cublas_open(ctx, cuda, desc->cublas));
@@ -10741,6 +11119,8 @@ static xd_result xdi_cuda_set_up(xd_ctx *ctx, xd_cuda *cuda, const xd_cuda_desc 
 /* The device is the current one. */
 static void xdi_cuda_free(xd_cuda *cuda) {
     xdi_cuda_cublas_close(cuda);
+    for (xd_array_list *list : cuda->norms) xdi_cuda_list_free(list);
+    xdi_cuda_list_free(cuda->stage);
     if (cuda->workspace) cuda->allocator.release(cuda->allocator.user, cuda->workspace);
     xd_release(cuda->ctx, cuda);
 }
@@ -10779,4 +11159,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 43673d800953037e93a0a919fcda0d9a7fad83ee170145f38f144eb2bdc627ff */
+/* xdistill sha256 3b93abe6cbe001c8636fb988ee617dc2a2af7ef0e7b0473b6e9806cd26117c0e */

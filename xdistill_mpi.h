@@ -24,8 +24,8 @@
 
 #if !defined(XD_VERSION_MAJOR)
 #    error "include xdistill.h before xdistill_mpi.h"
-#elif XD_VERSION_MAJOR != 0 || XD_VERSION_MINOR != 2
-#    error "xdistill_mpi.h belongs to xdistill.h version 0.2: take both from one release"
+#elif XD_VERSION_MAJOR != 0 || XD_VERSION_MINOR != 3
+#    error "xdistill_mpi.h belongs to xdistill.h version 0.3: take both from one release"
 #endif
 
 /* The old C++ bindings are not needed and cause warnings. */
@@ -1200,6 +1200,7 @@ static const xd_transport_ops xdi_mpi_ops = { "mpi",
 #else
                                               NULL,
 #endif
+                                              NULL,
                                               NULL };
 
 /* A handle; the caller fills in world_ranks. */
@@ -1405,4 +1406,4 @@ XD_API xd_result xd_comm_mpi(xd_ctx *ctx, const xd_mpi_desc *desc, xd_comm **out
 
 
 #endif
-/* xdistill sha256 e887ba7726f57cd53a87974cd4a46b70316611ffdfc999f47c3c56ebcd5eed2b */
+/* xdistill sha256 1da6b8b2cb9ad2e640a0b14208cf21a113c51a2ca2735a07a6654e3b455cfd12 */

@@ -23,8 +23,8 @@
 
 #if !defined(XD_VERSION_MAJOR)
 #    error "include xdistill.h before xdistill_nccl.h"
-#elif XD_VERSION_MAJOR != 0 || XD_VERSION_MINOR != 2
-#    error "xdistill_nccl.h belongs to xdistill.h version 0.2: take both from one release"
+#elif XD_VERSION_MAJOR != 0 || XD_VERSION_MINOR != 3
+#    error "xdistill_nccl.h belongs to xdistill.h version 0.3: take both from one release"
 #endif
 
 /* The exchange of the id needs neither CUDA nor NCCL, and compiles without them: for its test. */
@@ -51,10 +51,12 @@ typedef struct xd_nccl_desc {
     /* a path that all ranks see, in a folder where strangers cannot write. FILE and FILE.RANK are written with mode 600
      * and removed; files of an earlier run do no harm */
     const char *file;
-    const char *host;     /* rank 0's machine, as MASTER_ADDR; rank 0 listens at its addresses only */
-    const char *port;     /* a free port there: not MASTER_PORT, on which torchrun listens */
-    int64_t compare;      /* collectives of each group whose arguments are compared; 0 -> all; -1 -> none */
-    size_t staging_bytes; /* device memory for the terms of a sum; 0 -> 16 MiB */
+    const char *host; /* rank 0's machine, as MASTER_ADDR; rank 0 listens at its addresses only */
+    const char *port; /* a free port there: not MASTER_PORT, on which torchrun listens */
+    /* collectives of each group whose arguments are compared; 0 -> the first 64; -1 -> none; INT64_MAX -> all, with sends and
+     * receives */
+    int64_t compare;
+    size_t staging_bytes; /* device memory for what other ranks send for a sum; 0 -> 16 MiB */
     /* with `file` or `host`: at least 16 bytes that all ranks know and strangers cannot guess. From a file of mode 600, or
      * a variable that the launcher sets; never on a command line */
     const char *secret;
@@ -66,7 +68,7 @@ typedef struct xd_nccl_desc {
 XD_API xd_result xd_nccl_unique_id(xd_ctx *ctx, ncclUniqueId *out);
 
 /* Joins the ranks that share an id into a world. Collective over `size` ranks; waits at most init_timeout_seconds. Takes
- * staging_bytes of the GPU, once for all groups of the world. Comparing and failures: docs/concepts.md.
+ * staging_bytes of the GPU, once for all groups of the world. Failures: docs/concepts.md.
  *
  *   ctx    of a GPU (xd_cuda_create); ranks of one process have different GPUs. Any device may be the current one at
  *          a call, and it is the same one afterwards
@@ -77,15 +79,22 @@ XD_API xd_result xd_nccl_unique_id(xd_ctx *ctx, ncclUniqueId *out);
  * TIMEOUT), IO (file, port), MISMATCH (rank taken, size, compare, staging_bytes, floating-point state), UNSUPPORTED (id
  * size), DEVICE, PEER (with NCCL's text), TIMEOUT.
  *
+ * Comparing. After the calls that `compare` covers the host no longer waits. If one rank then passes other arguments than its
+ * peers, or refuses a call by itself, the world is lost: ranks that wait for it get TIMEOUT at the deadline, with this rank's
+ * last calls. If nobody waits, the group's next barrier or agreement compares a hash of all such calls and returns MISMATCH.
+ *
  * CUDA graphs. A stream in a capture records a collective or xd_exchange, in every mode of reduction, when its memory is on
  * the GPU and `compare` no longer covers it. So a step's collectives can be in its graph. Every other call is UNSUPPORTED:
  * barriers, splits, agreements, calls that are compared, memory of the host. Such a refusal loses neither the capture nor
  * the world. The other ranks do not learn of it, so all ranks capture the same calls. They also launch their graphs in the
  * same order. Ranks of one process capture with cudaStreamCaptureModeThreadLocal. Destroy graphs before their groups.
  *
- * A launch has no deadline. If a rank stops launching, the graphs of the others wait in it. xd_read and xd_barrier wait
- * with a deadline and return TIMEOUT. The barrier also ends the work that waits. cudaStreamSynchronize alone may never
- * return. */
+ * A training step fits one graph: losses, norms, xd_parallel_reduce and xd_parallel_publish leave their agreements out in a
+ * capture. Make a step before it, and call xd_parallel_publish outside of it now and then.
+ *
+ * A launch has no deadline. If a rank stops launching, the graphs of the others wait in it. xd_read, xd_barrier and
+ * xd_parallel_publish wait with a deadline and return TIMEOUT. The latter two also end the work that waits.
+ * cudaStreamSynchronize alone may never return. */
 XD_API xd_result xd_comm_nccl(xd_ctx *ctx, const xd_nccl_desc *desc, xd_comm **out);
 
 #endif
@@ -982,6 +991,7 @@ static xd_result xdi_nccl_exchange(xd_ctx *ctx, const xd_nccl_desc *d, void *id,
  * capture.c refuses the others before anything has been done. */
 
 enum {
+    XDI_NCCL_COMPARED = 64,     /* calls of a group that are compared by default */
     XDI_NCCL_STAGING = 1 << 24, /* bytes */
     XDI_NCCL_MIRROR = 1 << 16,  /* bytes, at first */
     XDI_NCCL_SHORT = 4096,      /* bytes up to which every rank computes the whole sum of an all_reduce */
@@ -1012,6 +1022,8 @@ typedef struct xdi_nccl_world {
     xd_result failure;   /* XD_OK, or what broke the world */
     int culprit;         /* world rank; -1 unknown */
     cudaStream_t stream; /* control records and host memory */
+    cudaStream_t adds;   /* kernels of a sum while the next tile comes */
+    cudaEvent_t brought, joined, added[2];
     int device;          /* of ctx */
     xdi_nccl_mark spare; /* after the last use of staging */
     char *staging;       /* terms of a sum: a tile of each node of every rank's forest, in order */
@@ -1033,12 +1045,95 @@ struct xdi_nccl {
     xd_control *arrived; /* [2 size], the same on the device */
     xdi_nccl_mark last;  /* after the last work on comm */
     int64_t calls;       /* collectives so far */
+    xd_control latest;   /* this rank's last call, and the one before it; kind 0: none */
+    xd_control before;
+    int64_t unseen; /* calls that were not compared, the hash of them, and what their all_to_alls add up to */
+    uint64_t hash, pairs;
     bool displaced;      /* some rank passed displacements to the call in progress */
     int64_t *begins;     /* [size], first element of each rank's block of a sum */
     int64_t *counts;     /* [size], and its length */
     xd_leaves *leaves;   /* [size] */
     const void **pieces; /* [size] */
 };
+
+/* >>nccl/history.c */
+
+/* What this rank has called in a group. Calls that the ranks do not compare leave a hash, which the next barrier or agreement
+ * compares; and TIMEOUT names the last ones. */
+
+static const char *xdi_nccl_kind(uint32_t kind) {
+    static const char *const kinds[] = { "nothing",        "barrier",    "broadcast",  "all_reduce",
+                                         "reduce_scatter", "all_gather", "all_to_all", "gather",
+                                         "scatter",        "send",       "recv",       "agree",
+                                         "split",          "fork" };
+    return kind < sizeof kinds / sizeof *kinds ? kinds[kind] : "(unknown)";
+}
+
+/* Records of kind 0 belong to the call before them. */
+static void xdi_nccl_note(xdi_nccl *t, const xd_control *call) {
+    if (call->kind == 0) return;
+    t->before = t->latest;
+    t->latest = *call;
+}
+
+/* "all_reduce 7 of 200 F32", by what the record has of it. */
+static void xdi_nccl_call_text(const xd_control *call, char *text, size_t size) {
+    char number[24] = "", count[24] = "";
+    const bool has_type = call->dtype != (uint32_t)XD_DTYPE_NONE;
+    if (call->sequence) snprintf(number, sizeof number, " %llu", (unsigned long long)call->sequence);
+    if (has_type && call->count) snprintf(count, sizeof count, " %llu", (unsigned long long)call->count);
+    snprintf(text, size, "%s%s%s%s%s%s", xdi_nccl_kind(call->kind), number, has_type ? " of" : "", count,
+             has_type ? " " : "", has_type ? xd_dtype_name((xd_dtype)call->dtype) : "");
+}
+
+/* The last two calls of this rank: the earlier one may be what the later one waits for. */
+static void xdi_nccl_recall(const xdi_nccl *t, char *text, size_t size) {
+    char latest[80], before[80];
+    xdi_nccl_call_text(&t->latest, latest, sizeof latest);
+    xdi_nccl_call_text(&t->before, before, sizeof before);
+    if (t->latest.kind == 0)
+        snprintf(text, size, "this rank has made no call in it");
+    else
+        snprintf(text, size, "this rank's last call in it is %s%s%s", latest,
+                 t->before.kind ? ", after " : "", t->before.kind ? before : "");
+}
+
+/* A call that is not compared. Every rank passes the same, but for counts of an all_to_all: what their layouts add up to is 0. */
+static void xdi_nccl_remember(xdi_nccl *t, const xd_control *call) {
+    const bool paired = call->kind == (uint32_t)XD_COLLECTIVE_ALL_TO_ALL;
+    xd_control alike = *call;
+    t->unseen++;
+    alike.sequence = (uint64_t)t->unseen;
+    alike.extra = t->displaced;
+    alike.leaves = 0;
+    if (paired) alike.layout = 0;
+    t->hash = xd_hash(t->hash, &alike, sizeof alike);
+    if (paired) t->pairs += call->layout * (2 * (uint64_t)t->unseen + 1);
+}
+
+static bool xdi_nccl_is_meeting(uint32_t kind) {
+    return kind == (uint32_t)XD_COLLECTIVE_BARRIER || kind == (uint32_t)XD_COLLECTIVE_AGREE;
+}
+
+/* A barrier's or agreement's record has no use of its own for the last two numbers. */
+static void xdi_nccl_show_history(const xdi_nccl *t, xd_control *record) {
+    if (!xdi_nccl_is_meeting(record->kind)) return;
+    record->extra = t->hash;
+    record->leaves = t->pairs;
+}
+
+/* The rank whose calls were others than rank 0's; -1: none, and t->base.size: some pair's counts. All ranks find the same. */
+static int xdi_nccl_stranger(const xdi_nccl *t) {
+    const xd_control *all = t->records;
+    uint64_t pairs = 0;
+    int other = -1;
+    for (int r = t->base.size - 1; r >= 0; r--) {
+        if (!xdi_nccl_is_meeting(all[r].kind)) return -1;
+        if (all[r].extra != all[0].extra) other = r;
+        pairs += all[r].leaves;
+    }
+    return other < 0 && pairs ? t->base.size : other;
+}
 
 /* >>nccl/wait.c */
 
@@ -1079,9 +1174,12 @@ static xd_result xdi_nccl_fault(xdi_nccl *t, ncclResult_t code) {
 }
 
 static xd_result xdi_nccl_expire(xdi_nccl *t) {
+    char calls[200];
+    xdi_nccl_recall(t, calls, sizeof calls);
     xdi_nccl_break(t->world, XD_ERROR_TIMEOUT, -1);
     return XD_FAIL(t->base.ctx, XD_ERROR_TIMEOUT,
-                   "some rank of the group of %d did not arrive before the deadline", t->base.size);
+                   "some rank of the group of %d did not arrive before the deadline; %s", t->base.size,
+                   calls);
 }
 
 /* A failure of this rank alone in the middle of a call: peers cannot go on without its part. */
@@ -1227,7 +1325,7 @@ static xd_result xdi_nccl_copy(xdi_nccl *t, cudaStream_t stream, void *to, const
 
 /* >>nccl/collective.c */
 
-/* Collectives: control records, what only moves, and sums. */
+/* Collectives: control records, and what only moves. */
 
 /* ---- sends and receives of one group call ---- */
 
@@ -1298,23 +1396,50 @@ static bool xdi_nccl_compares(const xdi_nccl *t, const xd_collective *next) {
     return t->calls < t->world->compare || (next && next->leaves.total && !next->known_leaves);
 }
 
-static xd_result xdi_nccl_confer(xdi_nccl *t, const xd_control *mine, const xd_collective *next,
-                                 xd_control *all, double deadline) {
+/* What the ranks did before a barrier or an agreement without comparing it. */
+static xd_result xdi_nccl_look_back(xdi_nccl *t) {
+    const int other = xdi_nccl_stranger(t);
+    const bool pairs = other == t->base.size;
+    const int culprit = other < 0 || pairs ? -1 : t->world_ranks[other];
+    char calls[200];
+    if (other < 0) return XD_OK;
+    xdi_nccl_recall(t, calls, sizeof calls);
+    xdi_nccl_break(t->world, XD_ERROR_MISMATCH, culprit);
+    if (pairs)
+        return XD_FAIL(t->base.ctx, XD_ERROR_MISMATCH,
+                       "counts of an all_to_all differ between two ranks, among %lld calls that were not "
+                       "compared; %s",
+                       (long long)t->unseen, calls);
+    return XD_FAIL_CULPRIT(t->base.ctx, XD_ERROR_MISMATCH, culprit,
+                           "rank %d made other calls than rank %d, of which this one made %lld that were not "
+                           "compared; %s",
+                           culprit, t->world_ranks[0], (long long)t->unseen, calls);
+}
+
+static xd_result xdi_nccl_confer_seen(xdi_nccl *t, const xd_control *mine, xd_control *all, double deadline) {
     const int n = t->base.size;
     xd_control record = *mine;
+    if (t->displaced) record.extra = 1; /* otherwise only splits, leaves and histories use it */
+    xdi_nccl_show_history(t, &record);
+    XD_TRY(xdi_nccl_gather_records(t, &record, deadline));
+    XD_TRY(xdi_nccl_look_back(t));
+    for (int r = 0; r < n && xdi_nccl_is_moving(mine->kind); r++)
+        t->displaced = t->displaced || t->records[r].extra;
+    memcpy(all, t->records, (size_t)n * sizeof *all);
+    return XD_OK;
+}
+
+static xd_result xdi_nccl_confer(xdi_nccl *t, const xd_control *mine, const xd_collective *next,
+                                 xd_control *all, double deadline) {
     t->displaced = next && !next->leaves.total && (next->send_displacements || next->recv_displacements);
     const bool moves = xdi_nccl_is_moving(mine->kind), compares = !moves || xdi_nccl_compares(t, next);
     t->calls += moves;
-    if (compares) {
-        if (t->displaced) record.extra = 1; /* otherwise only splits and leaves use it */
-        XD_TRY(xdi_nccl_gather_records(t, &record, deadline));
-        for (int r = 0; r < n; r++) t->displaced = t->displaced || t->records[r].extra;
-        memcpy(all, t->records, (size_t)n * sizeof *all);
-        return XD_OK;
-    }
+    xdi_nccl_note(t, mine);
+    if (compares) return xdi_nccl_confer_seen(t, mine, all, deadline);
     /* The peers are not comparing, so they cannot learn why this rank does not come. */
     if (mine->status != (int32_t)XD_OK) return xdi_nccl_lost(t, (xd_result)mine->status);
-    xd_control_assume(mine, next, n, all);
+    xdi_nccl_remember(t, mine);
+    xd_control_assume(mine, next, t->base.size, all);
     return XD_OK;
 }
 
@@ -1382,7 +1507,20 @@ static xd_result xdi_nccl_move(xdi_nccl *t, const xd_collective *c, cudaStream_t
     return xdi_nccl_messages(t, c, stream, deadline);
 }
 
-/* ---- sums ---- */
+/* >>nccl/sum.c */
+
+/* Sums in rank order by the context's kernels, and those that NCCL does itself. */
+
+/* A sum of this rank's block, tile by tile. Staging has two halves: while the kernels add one, on a stream of the world, the next
+ * tile comes into the other. What this rank adds itself is read where it is, unless it is a forest of several nodes. */
+typedef struct xdi_nccl_sum {
+    const xd_collective *c;
+    cudaStream_t stream, adds; /* the caller's, and that of the kernels: the same when one tile is enough */
+    void *out;
+    int64_t stride; /* elements from one node of send to the next */
+    int64_t tile;   /* elements of each node */
+    size_t half;    /* bytes of a half of staging; 0: there is one */
+} xdi_nccl_sum;
 
 static int64_t xdi_nccl_nodes(const xdi_nccl *t, int rank) {
     return t->leaves[rank].total ? xd_leaves_nodes(t->leaves[rank].first, t->leaves[rank].count) : 1;
@@ -1394,63 +1532,131 @@ static int64_t xdi_nccl_in_tile(int64_t count, int64_t at, int64_t tile) {
     return left < tile ? left : tile;
 }
 
-/* Collects the tile at `at` of this rank's block: node k of rank r becomes tile (nodes of the ranks before r) + k
- * of the staging memory. */
-static xd_result xdi_nccl_bring(xdi_nccl *t, const xd_collective *c, cudaStream_t stream, int64_t stride,
-                                int64_t at, int64_t tile, double deadline) {
-    const size_t size = xd_dtype_size(c->dtype);
+/* Nodes of all ranks that need room in staging on some rank. */
+static int64_t xdi_nccl_slots(const xdi_nccl *t) {
+    bool single = true;
+    int64_t nodes = 0;
+    for (int r = 0; r < t->base.size; r++) {
+        nodes += xdi_nccl_nodes(t, r);
+        single = single && xdi_nccl_nodes(t, r) == 1;
+    }
+    return single ? nodes - 1 : nodes;
+}
+
+/* Collects the tile at `at` of this rank's block in the half `half`: the nodes of the ranks, back to back. */
+static xd_result xdi_nccl_bring(xdi_nccl *t, const xdi_nccl_sum *s, int half, int64_t at, double deadline) {
+    const size_t size = xd_dtype_size(s->c->dtype), bytes = (size_t)s->tile * size;
     const int n = t->base.size, me = t->base.rank;
-    const int64_t own = xdi_nccl_in_tile(t->counts[me], at, tile);
-    int64_t slot = 0; /* tiles of the ranks before this one */
-    xdi_nccl_batch batch = xdi_nccl_begin(t, stream);
-    for (int r = 0; r < n; slot += xdi_nccl_nodes(t, r++)) {
-        t->pieces[r] = t->world->staging + (size_t)(slot * tile) * size;
+    const int64_t own = xdi_nccl_in_tile(t->counts[me], at, s->tile);
+    const bool in_place = xdi_nccl_nodes(t, me) == 1;
+    const char *mine = (const char *)s->c->send + (size_t)(t->begins[me] + at) * size;
+    char *room = t->world->staging + (size_t)half * s->half;
+    xdi_nccl_batch batch = xdi_nccl_begin(t, s->stream);
+    for (int r = 0; r < n; r++) {
+        t->pieces[r] = r == me && in_place ? mine : room;
+        if (r == me && in_place) continue;
         for (int64_t k = 0; k < xdi_nccl_nodes(t, me); k++)
-            xdi_nccl_put(&batch, r, c->send, k * stride + t->begins[r] + at,
-                         xdi_nccl_in_tile(t->counts[r], at, tile), size);
-        for (int64_t k = 0; k < xdi_nccl_nodes(t, r); k++)
-            xdi_nccl_get(&batch, r, t->world->staging, (slot + k) * tile, own, size);
+            xdi_nccl_put(&batch, r, s->c->send, k * s->stride + t->begins[r] + at,
+                         xdi_nccl_in_tile(t->counts[r], at, s->tile), size);
+        for (int64_t k = 0; k < xdi_nccl_nodes(t, r); k++, room += bytes)
+            xdi_nccl_get(&batch, r, room, 0, own, size);
     }
     XD_TRY(xdi_nccl_end(&batch, deadline));
-    for (int64_t k = 0; k < xdi_nccl_nodes(t, me); k++)
-        XD_TRY(xdi_nccl_copy(t, stream, (char *)(uintptr_t)t->pieces[me] + (size_t)(k * tile) * size,
-                             (const char *)c->send + (size_t)(k * stride + t->begins[me] + at) * size,
-                             (size_t)own * size));
+    for (int64_t k = 0; k < xdi_nccl_nodes(t, me) && !in_place; k++)
+        XD_TRY(xdi_nccl_copy(t, s->stream, (char *)(uintptr_t)t->pieces[me] + (size_t)k * bytes,
+                             mine + (size_t)(k * s->stride) * size, (size_t)own * size));
     return XD_OK;
 }
 
-/* Reduces this rank's block into out, tile by tile. */
-static xd_result xdi_nccl_reduce(xdi_nccl *t, const xd_collective *c, cudaStream_t stream, void *out,
-                                 int64_t stride, int64_t tile, double deadline) {
-    const size_t size = xd_dtype_size(c->dtype);
+/* Adds t->pieces, whose nodes are `stride` elements apart, into out. */
+static xd_result xdi_nccl_add(xdi_nccl *t, const xdi_nccl_sum *s, void *out, int64_t stride, int64_t count) {
+    const xd_collective *c = s->c;
     const int n = t->base.size;
     const xd_reduce_kernels *reduce = &xd_ctx_kernels(t->world->ctx)->reduce;
     xd_launch launch = xd_ctx_launch(t->world->ctx);
+    launch.stream = s->adds;
+    const xd_result result =
+        c->leaves.total
+            ? reduce->leaves(&launch, out, t->pieces, t->leaves, n, stride, count, c->dtype, c->op)
+            : reduce->pieces(&launch, out, t->pieces, n, count, c->dtype, c->op);
+    return xdi_nccl_lost(t, xdi_nccl_pass_on(t, result));
+}
+
+/* `later` goes on after what `earlier` has so far. */
+static xd_result xdi_nccl_follow(xdi_nccl *t, cudaStream_t later, cudaStream_t earlier, cudaEvent_t event) {
+    if (later == earlier) return XD_OK;
+    XD_TRY(xdi_nccl_cuda(t, cudaEventRecord(event, earlier)));
+    return xdi_nccl_cuda(t, cudaStreamWaitEvent(later, event, 0));
+}
+
+/* Each half is free again when its sum is done. In place, a rank writes only what it does not send. */
+static xd_result xdi_nccl_reduce_tiles(xdi_nccl *t, const xdi_nccl_sum *s, double deadline) {
+    const size_t size = xd_dtype_size(s->c->dtype);
+    xdi_nccl_world *world = t->world;
     int64_t longest = 0;
-    launch.stream = stream;
-    for (int r = 0; r < n; r++) longest = t->counts[r] > longest ? t->counts[r] : longest;
-    XD_TRY(xdi_nccl_await(t, stream, &t->world->spare));
-    for (int64_t at = 0; at < longest; at += tile) {
-        const int64_t count = xdi_nccl_in_tile(t->counts[t->base.rank], at, tile);
-        XD_TRY(xdi_nccl_bring(t, c, stream, stride, at, tile, deadline));
+    int half = 0;
+    for (int r = 0; r < t->base.size; r++) longest = t->counts[r] > longest ? t->counts[r] : longest;
+    for (int64_t at = 0; at < longest; at += s->tile, half = s->half ? 1 - half : 0) {
+        const int64_t count = xdi_nccl_in_tile(t->counts[t->base.rank], at, s->tile);
+        const bool again = s->adds != s->stream && count > 0 && at >= 2 * s->tile;
+        if (again) XD_TRY(xdi_nccl_cuda(t, cudaStreamWaitEvent(s->stream, world->added[half], 0)));
+        XD_TRY(xdi_nccl_bring(t, s, half, at, deadline));
         if (count == 0) continue;
-        char *to = (char *)out + (size_t)at * size;
-        const xd_result result =
-            c->leaves.total
-                ? reduce->leaves(&launch, to, t->pieces, t->leaves, n, tile, count, c->dtype, c->op)
-                : reduce->pieces(&launch, to, t->pieces, n, count, c->dtype, c->op);
-        XD_TRY(xdi_nccl_lost(t, xdi_nccl_pass_on(t, result)));
+        XD_TRY(xdi_nccl_follow(t, s->adds, s->stream, world->brought));
+        XD_TRY(xdi_nccl_add(t, s, (char *)s->out + (size_t)at * size, s->tile, count));
+        if (s->adds != s->stream) XD_TRY(xdi_nccl_cuda(t, cudaEventRecord(world->added[half], s->adds)));
     }
+    return xdi_nccl_follow(t, s->stream, s->adds, world->joined);
+}
+
+/* A rank alone brings nothing: it copies, or adds its own nodes. */
+static xd_result xdi_nccl_reduce_alone(xdi_nccl *t, const xdi_nccl_sum *s) {
+    const size_t size = xd_dtype_size(s->c->dtype);
+    t->pieces[0] = (const char *)s->c->send + (size_t)t->begins[0] * size;
+    if (s->c->leaves.total) return xdi_nccl_add(t, s, s->out, s->stride, t->counts[0]);
+    return xdi_nccl_copy(t, s->stream, s->out, t->pieces[0], (size_t)t->counts[0] * size);
+}
+
+/* Whether the kernels can be on the world's stream for them: a capture that it is in must be that of the caller's stream. */
+static bool xdi_nccl_can_overlap(const xdi_nccl *t, cudaStream_t stream) {
+    enum cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    unsigned long long id = 0;
+    if (xdi_nccl_capture_info(t->world->adds, &status, &id) != cudaSuccess) {
+        cudaGetLastError();
+        return false;
+    }
+    if (status == cudaStreamCaptureStatusNone) return true;
+    return status == cudaStreamCaptureStatusActive && id == xdi_nccl_capture_of(t, stream);
+}
+
+/* Reduces this rank's block into out. */
+static xd_result xdi_nccl_reduce(xdi_nccl *t, const xd_collective *c, cudaStream_t stream, void *out,
+                                 int64_t stride, int64_t tile, double deadline) {
+    xdi_nccl_sum sum;
+    memset(&sum, 0, sizeof sum);
+    sum.c = c;
+    sum.stream = sum.adds = stream;
+    sum.out = out;
+    sum.stride = stride;
+    sum.tile = tile;
+    if (t->base.size == 1) return xdi_nccl_reduce_alone(t, &sum);
+    const size_t bytes = (size_t)(xdi_nccl_slots(t) * tile) * xd_dtype_size(c->dtype);
+    sum.half = 2 * bytes <= t->world->staging_bytes ? bytes : 0;
+    if (sum.half && t->counts[t->base.rank] > tile && xdi_nccl_can_overlap(t, stream))
+        sum.adds = t->world->adds;
+    XD_TRY(xdi_nccl_await(t, stream, &t->world->spare));
+    XD_TRY(xdi_nccl_reduce_tiles(t, &sum, deadline));
     return xdi_nccl_put_mark(t, stream, &t->world->spare);
 }
 
-/* Finds every rank's leaves; returns the elements of each node in a tile. */
+/* Finds every rank's leaves; returns the elements of each node in a tile, two of which are in staging if there is room. */
 static int64_t xdi_nccl_tile(xdi_nccl *t, const xd_collective *c) {
-    const int64_t nodes = xd_control_leaves(t->records, c, t->base.size, t->leaves);
-    const int64_t room =
-        (int64_t)t->world->staging_bytes / ((nodes ? nodes : 1) * (int64_t)xd_dtype_size(c->dtype));
-    const int64_t tile = room - room % XDI_NCCL_ALIGN;
-    return tile > 0 ? tile : room;
+    (void)xd_control_leaves(t->records, c, t->base.size, t->leaves);
+    const int64_t slots = t->base.size == 1 ? 0 : xdi_nccl_slots(t);
+    if (slots == 0) return INT64_MAX; /* nothing is staged */
+    const int64_t room = (int64_t)t->world->staging_bytes / (slots * (int64_t)xd_dtype_size(c->dtype));
+    const int64_t tile = room / 2 - room / 2 % XDI_NCCL_ALIGN;
+    return tile > 0 ? tile : room > 1 ? room / 2 : room;
 }
 
 static xd_result xdi_nccl_room(xdi_nccl *t, int64_t tile) {
@@ -1810,6 +2016,12 @@ static xd_result xdi_nccl_exchange_all(xd_transport *transport, xd_message *mess
     xdi_nccl *t = (xdi_nccl *)transport;
     xdi_nccl_scope scope;
     if (t->world->failure != XD_OK) return xdi_nccl_report(t);
+    xd_control call;
+    memset(&call, 0, sizeof call);
+    call.kind = (uint32_t)messages[0].record.kind;
+    call.dtype = (uint32_t)messages[0].record.dtype;
+    call.count = (uint64_t)messages[0].record.count;
+    xdi_nccl_note(t, &call);
     xd_result result = xdi_nccl_begin_call(t, &scope);
     if (result == XD_OK) result = xdi_nccl_exchange_seen(t, messages, count, deadline);
     xdi_nccl_scope_end(&scope);
@@ -1864,6 +2076,19 @@ static xd_result xdi_nccl_admit_on(xdi_nccl *t, const xd_collective *next, cudaS
     XD_REQUIRE(t->base.ctx, !obstacle, XD_ERROR_UNSUPPORTED, "a captured stream cannot record this call: %s",
                obstacle);
     return XD_OK;
+}
+
+static bool xdi_nccl_is_recording(xd_transport *transport) {
+    const xdi_nccl *t = (const xdi_nccl *)transport;
+    const xd_ctx_desc *settings = xd_ctx_settings(transport->ctx);
+    const bool has_device = settings->kernels && settings->kernels->device == XD_DEVICE_CUDA;
+    xdi_nccl_scope scope;
+    bool recording = false;
+    if (t->world->failure != XD_OK || !has_device) return false;
+    if (xdi_nccl_scope_begin(&scope, t->world->device) == cudaSuccess)
+        recording = xdi_nccl_capture_of(t, (cudaStream_t)settings->stream) != 0;
+    xdi_nccl_scope_end(&scope);
+    return recording;
 }
 
 static xd_result xdi_nccl_admit_call(xd_transport *transport, const xd_collective *next) {
@@ -2002,6 +2227,10 @@ static void xdi_nccl_close(xdi_nccl *t) {
 static void xdi_nccl_release_world(xdi_nccl_world *world) {
     const xd_device_ops *memory = &xd_ctx_kernels(world->ctx)->memory;
     if (world->groups || world->is_held) return;
+    const cudaEvent_t events[] = { world->brought, world->joined, world->added[0], world->added[1] };
+    for (size_t i = 0; i < sizeof events / sizeof *events; i++)
+        if (events[i]) cudaEventDestroy(events[i]);
+    if (world->adds) cudaStreamDestroy(world->adds);
     if (world->stream) cudaStreamDestroy(world->stream);
     xdi_nccl_mark_destroy(&world->spare);
     memory->release(world->ctx, world->mirror);
@@ -2045,7 +2274,8 @@ static const xd_transport_ops xdi_nccl_ops = { "nccl",
                                                NULL,
                                                true,
                                                NULL,
-                                               xdi_nccl_admit_call };
+                                               xdi_nccl_admit_call,
+                                               xdi_nccl_is_recording };
 
 /* A handle without a communicator; the caller fills in world_ranks. */
 static xd_result xdi_nccl_create(xdi_nccl_world *world, int size, int rank, xdi_nccl **out) {
@@ -2137,8 +2367,12 @@ static xd_result xdi_nccl_place(xdi_nccl_world *world) {
 }
 
 static xd_result xdi_nccl_furnish(xdi_nccl_world *world) {
+    cudaEvent_t *const events[] = { &world->brought, &world->joined, &world->added[0], &world->added[1] };
     cudaError_t code = cudaStreamCreateWithFlags(&world->stream, cudaStreamNonBlocking);
+    if (code == cudaSuccess) code = cudaStreamCreateWithFlags(&world->adds, cudaStreamNonBlocking);
     if (code == cudaSuccess) code = xdi_nccl_mark_create(&world->spare);
+    for (size_t i = 0; i < sizeof events / sizeof *events && code == cudaSuccess; i++)
+        code = cudaEventCreateWithFlags(events[i], cudaEventDisableTiming);
     XD_REQUIRE(world->ctx, code == cudaSuccess, XD_ERROR_DEVICE, "CUDA: %s", cudaGetErrorString(code));
     return XD_OK;
 }
@@ -2210,7 +2444,7 @@ XD_API xd_result xd_comm_nccl(xd_ctx *ctx, const xd_nccl_desc *desc, xd_comm **o
     XD_REQUIRE(ctx, world, XD_ERROR_MEMORY, "no room for a world of %d ranks", d.size);
     world->ctx = ctx;
     world->staging_bytes = d.staging_bytes;
-    world->compare = d.compare == 0 ? INT64_MAX : d.compare < 0 ? 0 : d.compare;
+    world->compare = d.compare == 0 ? (int64_t)XDI_NCCL_COMPARED : d.compare < 0 ? 0 : d.compare;
     world->is_held = true;
     xd_result result = xdi_nccl_place(world);
     if (result == XD_OK) result = xdi_nccl_found(world, &d, &t);
@@ -2223,4 +2457,4 @@ XD_API xd_result xd_comm_nccl(xd_ctx *ctx, const xd_nccl_desc *desc, xd_comm **o
 #endif
 
 #endif
-/* xdistill sha256 dc8774656ae7e77327aa5eaf77fc8619a84ff255ef4cf23bb5e86e1f1c492527 */
+/* xdistill sha256 7d244122cd5f1b94450d4d8324a9a2849f96e910a3fd46ac36ed833508c5b32d */

@@ -157,6 +157,7 @@ static xd_result bench_all(member *m) {
     XD_TRY(check_sum(m));
     for (int op = 0; op < OPERATIONS; op++) {
         if (op >= ALL_GATHER && m->w->reduction != XD_REDUCTION_FAST) continue; /* nothing is summed */
+        if (op == BROADCAST && m->w->size == 1) continue;                       /* nothing moves */
         for (int64_t bytes = LEAST; bytes <= NCCL_BENCH_MOST; bytes *= GROWTH)
             XD_TRY(bench_size(m, (operation)op, bytes));
     }
@@ -174,6 +175,21 @@ static xd_result join_raw(member *m) {
     return from_nccl(ncclCommInitRank(&m->raw, m->w->size, id, xd_comm_rank(m->comm)));
 }
 
+/* Random floats in [0, 1): zeros would spare the memory and the links some power. */
+static xd_result fill(char *data, unsigned seed) {
+    enum { BLOCK = 1 << 10 };
+    static const int64_t most = NCCL_BENCH_MOST;
+    float block[BLOCK];
+    for (int i = 0; i < BLOCK; i++) {
+        seed = seed * 1664525u + 1013904223u;
+        block[i] = (float)(seed >> 8) / (1 << 24);
+    }
+    XD_TRY(from_cuda(cudaMemcpy(data, block, (size_t)(most < (int64_t)sizeof block ? most : (int64_t)sizeof block), cudaMemcpyHostToDevice)));
+    for (int64_t at = (int64_t)sizeof block; at < most; at *= 2)
+        XD_TRY(from_cuda(cudaMemcpy(data + at, data, (size_t)(most - at < at ? most - at : at), cudaMemcpyDeviceToDevice)));
+    return XD_OK;
+}
+
 static xd_result open_member(member *m, int rank, int device) {
     xd_ctx_desc settings = {};
     xd_nccl_desc desc = {};
@@ -183,8 +199,8 @@ static xd_result open_member(member *m, int rank, int device) {
     XD_TRY(from_cuda(cudaEventCreate(&m->end)));
     XD_TRY(from_cuda(cudaMalloc((void **)&m->send, NCCL_BENCH_MOST)));
     XD_TRY(from_cuda(cudaMalloc((void **)&m->recv, NCCL_BENCH_MOST)));
-    XD_TRY(from_cuda(cudaMemset(m->send, 0, NCCL_BENCH_MOST)));
-    XD_TRY(from_cuda(cudaMemset(m->recv, 0, NCCL_BENCH_MOST)));
+    XD_TRY(fill(m->send, (unsigned)rank));
+    XD_TRY(fill(m->recv, (unsigned)rank + 1000u));
     settings.reduction = m->w->reduction;
     settings.stream = m->stream;
     desc.rank = rank;

@@ -1,4 +1,4 @@
-/* xdistill.h - v0.2.0 - distributed distillation in one C99 header. License at the end of the file.
+/* xdistill.h - v0.3.0 - distributed distillation in one C99 header. License at the end of the file.
 
    Your trainer keeps its model and its loop. This header adds what a distributed distillation needs: meshes, sharded
    tensors, losses over a split vocabulary and sequence, within one tokenizer or across two, distribution matching of

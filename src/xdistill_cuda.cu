@@ -1,4 +1,4 @@
-/* xdistill_cuda.cu - v0.2.0 - the kernels of xdistill on CUDA. License at the end of xdistill.h.
+/* xdistill_cuda.cu - v0.3.0 - the kernels of xdistill on CUDA. License at the end of xdistill.h.
 
        nvcc -O2 -arch=sm_90 -c xdistill_cuda.cu         (sm_80 on an A100; without -arch: any GPU since sm_75, slower)
        nvcc -O2 -arch=sm_90 app.cu xdistill_cuda.cu     one file of app defines XDISTILL_IMPLEMENTATION
@@ -18,6 +18,8 @@
 #include "cuda/port.cuh"
 #include "cuda/device.cu"
 #include "cuda/list.cuh"
+#include "cuda/kept.cuh"
+#include "cuda/four.cuh"
 #include "cuda/copy.cu"
 #include "cuda/fill.cu"
 #include "cuda/reduce.cu"

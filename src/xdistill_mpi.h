@@ -23,8 +23,8 @@
 
 #if !defined(XD_VERSION_MAJOR)
 #    error "include xdistill.h before xdistill_mpi.h"
-#elif XD_VERSION_MAJOR != 0 || XD_VERSION_MINOR != 2
-#    error "xdistill_mpi.h belongs to xdistill.h version 0.2: take both from one release"
+#elif XD_VERSION_MAJOR != 0 || XD_VERSION_MINOR != 3
+#    error "xdistill_mpi.h belongs to xdistill.h version 0.3: take both from one release"
 #endif
 
 /* The old C++ bindings are not needed and cause warnings. */

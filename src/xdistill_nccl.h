@@ -22,8 +22,8 @@
 
 #if !defined(XD_VERSION_MAJOR)
 #    error "include xdistill.h before xdistill_nccl.h"
-#elif XD_VERSION_MAJOR != 0 || XD_VERSION_MINOR != 2
-#    error "xdistill_nccl.h belongs to xdistill.h version 0.2: take both from one release"
+#elif XD_VERSION_MAJOR != 0 || XD_VERSION_MINOR != 3
+#    error "xdistill_nccl.h belongs to xdistill.h version 0.3: take both from one release"
 #endif
 
 /* The exchange of the id needs neither CUDA nor NCCL, and compiles without them: for its test. */
@@ -68,8 +68,10 @@ typedef struct ncclUniqueId {
 
 #if !defined(XDISTILL_NCCL_EXCHANGE)
 #include "nccl/internal.h"
+#include "nccl/history.c"
 #include "nccl/wait.c"
 #include "nccl/collective.c"
+#include "nccl/sum.c"
 #include "nccl/call.c"
 #include "nccl/messages.c"
 #include "nccl/capture.c"

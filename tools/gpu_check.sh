@@ -35,8 +35,9 @@ names() { for file in $tests; do basename "$file" .cpp; done; }
 
 # ---- the steps, in order ----
 
-# One that the unit's users would build: the others need GPUs that talk to each other, and have tests of their own.
-examples() { for file in examples/cuda/*.cu; do grep -q nccl "$file" || basename "$file" .cu; done; }
+examples() { for file in examples/cuda/*.cu; do basename "$file" .cu; done; }
+# Programs that need NCCL: "missing" without its header.
+uses_nccl() { case $1 in nccl | *_nccl | test_cuda_nccl_gpus) true ;; *) false ;; esac; }
 programs() {
     echo $(names) $(examples) $([ ! -d "$golden" ] || echo golden)
     [ "$what" = tests ] || echo bench_gpu bench_nccl torch
@@ -92,6 +93,9 @@ step_compile() {
     [ -z "$emulate" ] || small="-DGPU_ROWS=8 -DGPU_VOCABULARY=300 -DGPU_PARAMS=4096 -DGPU_HEAD_ROWS=8 -DGPU_WIDTH=64 \
 -DGPU_ARRAYS=9 -DGPU_ARRAY=8 -DNCCL_BENCH_MOST=4096 -DNCCL_BENCH_CALLS=2"
     nccl=${NCCL_HOME:+-I$NCCL_HOME/include}
+    if uses_nccl "$1" && [ -z "$emulate" ]; then
+        echo '#include <nccl.h>' | "$nvcc" -x c++ $nccl -E - >/dev/null 2>&1 || missing nccl.h
+    fi
     case $1 in
     unit)
         if [ "$emulate" ]; then $cxx $EMU_CU -O0 -I"$header" -c "$header/xdistill_cuda.cu" -o "$object"
@@ -106,22 +110,20 @@ step_compile() {
         done
         : >"$object" ;;
     bench_gpu) compile_host bench/gpu.cu -DXDISTILL_IMPLEMENTED $small ;;
-    bench_nccl)
-        [ "$emulate" ] || echo '#include <nccl.h>' | "$nvcc" -x c++ $nccl -E - >/dev/null 2>&1 || missing nccl.h
-        compile_host bench/nccl.cu -DXDISTILL_IMPLEMENTED $small $nccl ;;
+    bench_nccl) compile_host bench/nccl.cu -DXDISTILL_IMPLEMENTED $small $nccl ;;
     torch)
         [ -z "$emulate" ] || missing "a GPU"
         "$python" -c 'import torch' 2>/dev/null || missing "a python with PyTorch"
         compile_host bench/torch/gpu_shim.cu -DXDISTILL_IMPLEMENTED ;;
-    test_*) compile_host "tests/cuda/$1.cpp" -Isrc -DXD_TEST_LAYERS ;;
-    *) compile_example "examples/cuda/$1.cu" -DXDISTILL_IMPLEMENTED ;;
+    test_*) compile_host "tests/cuda/$1.cpp" -Isrc -DXD_TEST_LAYERS $nccl ;;
+    *) compile_example "examples/cuda/$1.cu" -DXDISTILL_IMPLEMENTED $nccl ;;
     esac
 }
 
 step_link() {
     objects="$build/$1.o" libraries="-lpthread -lm" program=$build/$1
     [ "$1" != golden ] || objects=$(ls "$build"/golden.d/*.o)
-    [ "$1" != bench_nccl ] || [ "$emulate" ] || libraries="$libraries ${NCCL_HOME:+-L$NCCL_HOME/lib -Xlinker -rpath=$NCCL_HOME/lib} -lnccl"
+    ! uses_nccl "$1" || [ "$emulate" ] || libraries="$libraries ${NCCL_HOME:+-L$NCCL_HOME/lib -Xlinker -rpath=$NCCL_HOME/lib} -lnccl"
     [ "$1" != torch ] || libraries="$libraries -shared" program=$build/gpu_shim.so
     for file in "$build/$1.o" "$build/unit.o" "$build/library.o"; do [ -f "$file" ] || missing "$file"; done
     if [ "$emulate" ]; then $cxx $objects "$build/unit.o" "$build/library.o" "$EMU_LIBRARY" $EMU_LINK $libraries -o "$program"
@@ -136,7 +138,28 @@ run() {
 }
 
 step_test() { run "$1"; }
-step_example() { run "$1"; }
+step_example() { if [ "$1" = nccl ]; then run_ranks; else run "$1"; fi; }
+
+# A process for each GPU. Where there is one GPU also two processes on it: NCCL allows that of processes which do not seem to be
+# on one host.
+run_ranks() {
+    gpus=1
+    [ "$emulate" ] || gpus=$(nvidia-smi -L | wc -l)
+    start_ranks "$gpus" || return 1
+    [ "$gpus" = 1 ] && [ -z "$emulate" ] || return 0
+    timeout 60 sh "$script" --do two_ranks:nccl || echo "NCCL does not let two processes have one GPU"
+}
+step_two_ranks() { NCCL_HOSTID=apart start_ranks 2; }
+start_ranks() {
+    secret=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n') rank=0 children= result=0
+    while [ "$rank" -lt "$1" ]; do
+        RANK=$rank WORLD_SIZE=$1 LOCAL_RANK=$([ "${NCCL_HOSTID:-}" ] && echo 0 || echo "$rank") MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 \
+            XDISTILL_SECRET=$secret NCCL_HOSTID=${NCCL_HOSTID:+$NCCL_HOSTID$rank} "$build/nccl" &
+        children="$children $!" rank=$((rank + 1))
+    done
+    for child in $children; do wait "$child" || result=1; done
+    return "$result"
+}
 step_golden() { if [ "$1" = invariant ]; then run golden --invariant "$golden"; else run golden "$golden"; fi; }
 
 sanitize() {

@@ -1,10 +1,12 @@
 #!/usr/bin/env python3
 """What each operation of the CUDA unit costs on a GPU, without one: the table that `make cuda` prints.
 
-    python3 tools/gpu_cost.py REPORT OPERATIONS LOG [BUDGET] [--machine H200]
+    python3 tools/gpu_cost.py REPORT OPERATIONS LOG [BUDGET]
+    python3 tools/gpu_cost.py --check          what it says of code that was measured
 
 REPORT: of the PTX interpreter (EMU_PTX_REPORT), for OPERATIONS, the output of tests/cuda/cost.cpp. LOG: of `nvcc -Xptxas -v`.
-BUDGET: bench/gpu_budget.txt. An operation over its budget, or with fewer bytes on their way than it says, fails.
+BUDGET: bench/gpu_budget.txt. An operation over its budget, or with fewer bytes on their way than it says, fails. ARCH in the
+environment: 90, or 80 and 100, which have no budgets.
 Every figure is counted, but those under "predicted": they are of the model, tools/gpu_model.py."""
 
 import os
@@ -14,6 +16,7 @@ import sys
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
 import gpu_model
 
+COUNTED = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "bench", "results", "h200-counted.tsv")
 BUDGET = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "bench", "gpu_budget.txt")
 
 # Classes of the interpreter under the columns of the table. Moves have a column of their own: most of them cost nothing.
@@ -26,7 +29,7 @@ ISSUED = [name for names in COLUMNS.values() for name in names]
 
 # The row in one thread that gpu_model.py has fitted, as times of what the interpreter's clock says that the others wait for it: calls,
 # double precision and misses of the instruction cache are slower than a loop.
-SERIAL = 2.5
+SERIAL = 3.0
 # From the end of a kernel to the first instructions of the next, in ns. Assumed.
 LAUNCH = 2000.0
 # Grids that do not grow with the work.
@@ -119,8 +122,13 @@ def kernel_time(kernel, scale, blocks, machine):
     again = kernel["again"] * (1 - hits(resident * kernel["read"] / kernel["blocks"], machine))
     moved = kernel["read"] - kernel["again"] + again + kernel["written"]
     delay = kernel["waited"] + SERIAL * kernel["stalled"]
-    issued = sum(kernel[name] for name in ISSUED)
+    issued = kernel.get("issued") or sum(kernel[name] for name in ISSUED)
     return gpu_model.time_of(warps * scale, resident * warps / kernel["blocks"], issued / warps, moved / warps, delay / warps, machine)
+
+
+def time_of_all(kernels, blocks, scale, launches, machine):
+    """Seconds of an operation; blocks: resident in a multiprocessor, by the kernel's name."""
+    return sum(kernel_time(kernel, scale, blocks[kernel["name"]], machine) for kernel in kernels) + LAUNCH * 1e-9 * launches
 
 
 def cost_of(kernels, elements, must, launches, size, log, arch):
@@ -144,8 +152,7 @@ def cost_of(kernels, elements, must, launches, size, log, arch):
     cost["launches"] = launches
     cost["main"] = main["name"]
     for name, machine in machines_of(arch):
-        time = sum(kernel_time(kernel, size / elements, blocks[kernel["name"]], machine) for kernel in kernels)
-        time += LAUNCH * 1e-9 * launches
+        time = time_of_all(kernels, blocks, size / elements, launches, machine)
         cost[name] = 1e3 * time
         cost[name + " share"] = must * size / machine["copy"] / time
     return cost
@@ -188,7 +195,31 @@ def judge(costs, budget):
     return failed
 
 
+# ---- code that was measured ----
+
+
+def check():
+    """What the model makes of counts of code that an H200 has run, beside its times. 1 when it is further off than docs/performance.md says."""
+    lines = [line.rstrip("\n").split("\t") for line in open(COUNTED) if not line.startswith("#")]
+    operations = {}
+    for words in lines[1:]:
+        row = dict(zip(lines[0], words))
+        kernel = {name: float(value) for name, value in row.items() if name not in ("operation", "kernel")}
+        kernel["name"] = row["kernel"]
+        operations.setdefault(row["operation"], []).append(kernel)
+    errors = []
+    for name, kernels in operations.items():
+        first = kernels[0]
+        blocks = {kernel["name"]: resident_blocks(kernel, int(kernel["registers"]), kernel["shared"], "90") for kernel in kernels}
+        time = 1e3 * time_of_all(kernels, blocks, first["size"] / first["elements"], first["launches_of_all"], gpu_model.MACHINES["H200"])
+        errors.append(time / first["ms"] - 1)
+        print("%-18s measured %6.2f ms, predicted %6.2f, %+4.0f %%" % (name, first["ms"], time, 100 * errors[-1]))
+    print("counted and measured: mean error %.1f %%, the largest %.0f %%" % (100 * gpu_model.mean(errors), 100 * max(abs(e) for e in errors)))
+    return 0 if gpu_model.mean(errors) < 0.16 and max(abs(e) for e in errors) < 0.3 else 1
+
+
 def main(argv):
+    if argv[1:] == ["--check"]: return check()
     arch = os.environ.get("ARCH", "90")
     report, operations, log = argv[1:4]
     budget = read_budget(argv[4] if len(argv) > 4 else BUDGET)
@@ -199,6 +230,9 @@ def main(argv):
         size = limit["size"] if limit else elements
         costs[name] = cost_of(sections[name], elements, must, launches, size, log, arch)
     print_table(costs, arch)
+    if arch != "90":
+        print("%d operations; the budgets are those of 9.0" % len(costs))
+        return 0
     failed = judge(costs, budget)
     print("%d operations, %d over their budget" % (len(costs), failed))
     return 1 if failed else 0

@@ -83,6 +83,8 @@ class Page:
     def heading(self, line):
         marks, title = line.split(" ", 1)
         anchor, words = slug(title), self.inline(title)
+        same = sum(re.fullmatch(re.escape(anchor) + r"(-\d+)?", other) is not None for _, other, _ in self.headings)
+        anchor += "-%d" % same if same else ""  # as GitHub tells headings of one name apart
         self.headings.append((len(marks), anchor, words))
         return '<h%d id="%s">%s</h%d>' % (len(marks), anchor, words, len(marks))
 

@@ -410,6 +410,10 @@ XD_PRIVATE xd_result xdi_comm_agree_count(xd_comm *comm, xd_result mine, int64_t
     return XD_OK;
 }
 
+XD_PRIVATE xd_result xdi_comm_agree_or_record(xd_comm *comm, xd_result mine, int64_t count) {
+    return xdi_comm_is_recording(comm) ? mine : xdi_comm_agree_count(comm, mine, count);
+}
+
 XD_PRIVATE xd_result xdi_comm_given(xd_comm *comm, xd_result mine) {
     return mine == XD_OK || !comm ? mine : xd_agree(comm, mine);
 }

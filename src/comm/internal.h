@@ -108,6 +108,9 @@ XD_PRIVATE xd_transport *xdi_comm_transport(const xd_comm *comm);
 /* record.c: whether the group's transport can move memory of the context's device. */
 XD_PRIVATE bool xdi_comm_moves_device(const xd_comm *comm);
 
+/* record.c: whether calls of the group become part of a graph, in which ranks cannot agree on anything. */
+XD_PRIVATE bool xdi_comm_is_recording(const xd_comm *comm);
+
 /* record.c: the world rank that broke the group; -1 when it is whole or nobody knows. */
 XD_PRIVATE int xdi_comm_culprit(const xd_comm *comm);
 
@@ -196,6 +199,8 @@ XD_PRIVATE xd_result xdi_leaf_stack_next_zeros(xd_leaf_stack *stack, float **pla
 
 /* collective.c: xd_agree, and MISMATCH with both numbers when ranks pass different counts. */
 XD_PRIVATE xd_result xdi_comm_agree_count(xd_comm *comm, xd_result mine, int64_t count);
+/* collective.c: the same in a call that a graph may have: there `mine`, as ranks cannot tell each other anything. */
+XD_PRIVATE xd_result xdi_comm_agree_or_record(xd_comm *comm, xd_result mine, int64_t count);
 /* collective.c: *all receives whether `mine` is true on all ranks. Collective. */
 XD_PRIVATE xd_result xdi_comm_all_can(xd_comm *comm, bool mine, bool *all);
 

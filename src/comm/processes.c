@@ -650,6 +650,7 @@ static const xd_transport_ops xdi_processes_ops = { "processes",
                                                     xdi_processes_fork_bytes,
                                                     false,
                                                     xdi_processes_shrink,
+                                                    NULL,
                                                     NULL };
 
 /* A handle without a region, of the job's ranks in their order. */

@@ -342,6 +342,11 @@ XD_PRIVATE xd_result xdi_comm_admit(const xd_comm *comm, const xd_collective *ne
     return transport->ops->admit(transport, NULL) == XD_OK ? XD_OK : xdi_ctx_adopt(comm->ctx, &first);
 }
 
+XD_PRIVATE bool xdi_comm_is_recording(const xd_comm *comm) {
+    xd_transport *transport = comm->transport;
+    return transport->ops->is_recording && transport->ops->is_recording(transport);
+}
+
 XD_PRIVATE xd_result xdi_comm_exchange(xd_comm *comm, const xd_control *mine, const xd_collective *next,
                                        double deadline) {
     return xdi_comm_break(comm,

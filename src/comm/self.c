@@ -84,6 +84,7 @@ static const xd_transport_ops xdi_self_ops = { "self",
                                                xdi_self_fork_bytes,
                                                false,
                                                NULL,
+                                               NULL,
                                                NULL };
 
 static xd_result xdi_self_create(xd_ctx *ctx, xd_transport **out) {

@@ -225,6 +225,7 @@ static const xd_transport_ops xdi_threads_ops = { "threads",
                                                   xdi_threads_fork_bytes,
                                                   false,
                                                   xdi_threads_shrink,
+                                                  NULL,
                                                   NULL };
 
 /* ---- memory that a group shares ---- */

@@ -8,8 +8,9 @@
 /* What the files of the transport between threads share: the memory of a group, its world, and a handle on it. */
 
 enum {
-    XDI_THREADS_INLINE = 4096, /* maximum bytes of a payload in the page */
-    XDI_THREADS_SPIN = 100,    /* polls before yielding the core */
+    XDI_THREADS_INLINE = 4096,     /* maximum bytes of a payload in the page */
+    XDI_THREADS_STAGING = 1 << 22, /* about how many bytes a GPU without access to others takes in a sum */
+    XDI_THREADS_SPIN = 100,        /* polls before yielding the core */
     /* The turn from which a wait sleeps. Beside other programs the system may give the core back at once to who yields it, while
      * the thread that is waited for does not run: then yielding takes the time of both. */
     XDI_THREADS_YIELD = 600

@@ -101,25 +101,83 @@ static xd_result xdi_threads_copy(const xdi_threads *t, const xd_collective *c, 
                              (const char *)page->data + (size_t)from * size, (size_t)count * size);
 }
 
-/* Reduces `count` elements of all ranks' data into out, from element begin_own or, by_offset, from the block that
- * each rank has for this one; `stride` elements from node to node. */
-static xd_result xdi_threads_reduce(const xdi_threads *t, const xd_collective *c, void *out,
-                                    int64_t begin_own, bool by_offset, int64_t stride, int64_t count) {
-    const size_t size = xd_dtype_size(c->dtype);
-    const xd_reduce_kernels *reduce =
-        &(t->on_device ? xd_ctx_kernels(t->base.ctx) : xd_ctx_host_kernels(t->base.ctx))->reduce;
-    const xd_launch launch = xdi_threads_launch(t, c);
-    if (count == 0) return XD_OK;
+/* Where `at` elements behind the beginning of this rank's block each rank's data is. */
+static void xdi_threads_locate(const xdi_threads *t, int64_t begin_own, bool by_offset, int64_t at,
+                               size_t size) {
     for (int r = 0; r < t->base.size; r++) {
         const xdi_threads_page *page = xdi_threads_page_of(t, r);
-        const int64_t begin = by_offset ? page->offsets[t->base.rank] : begin_own;
+        const int64_t begin = at + (by_offset ? page->offsets[t->base.rank] : begin_own);
         t->leaves[r] = page->record.leaves;
         t->pieces[r] = page->data ? (const char *)page->data + (size_t)begin * size : NULL;
     }
+}
+
+static xd_result xdi_threads_add(const xdi_threads *t, const xd_collective *c, void *out, int64_t stride,
+                                 int64_t count) {
+    const xd_reduce_kernels *reduce =
+        &(t->on_device ? xd_ctx_kernels(t->base.ctx) : xd_ctx_host_kernels(t->base.ctx))->reduce;
+    const xd_launch launch = xdi_threads_launch(t, c);
     if (c->leaves.total)
         return reduce->leaves(&launch, out, t->pieces, t->leaves, t->base.size, stride, count, c->dtype,
                               c->op);
     return reduce->pieces(&launch, out, t->pieces, t->base.size, count, c->dtype, c->op);
+}
+
+/* Whether this rank's kernels can read all pieces. */
+static bool xdi_threads_reaches(const xdi_threads *t) {
+    const xd_device_ops *memory = &xd_ctx_kernels(t->base.ctx)->memory;
+    bool all = true;
+    for (int r = 0; r < t->base.size && t->on_device && memory->reaches; r++)
+        all = all && (!t->pieces[r] || memory->reaches(t->base.ctx, t->pieces[r]));
+    return all;
+}
+
+/* Copies the nodes of all pieces, `stride` elements apart, to `staged`, which then has the pieces. */
+static xd_result xdi_threads_stage(const xdi_threads *t, const xd_collective *c, char *staged, int64_t stride,
+                                   int64_t count) {
+    const size_t size = xd_dtype_size(c->dtype), bytes = (size_t)count * size;
+    for (int r = 0; r < t->base.size; r++) {
+        const char *from = (const char *)t->pieces[r];
+        const int64_t nodes = xdi_comm_nodes(&t->leaves[r]);
+        t->pieces[r] = staged;
+        for (int64_t k = 0; k < nodes; k++, staged += bytes)
+            XD_TRY(xdi_threads_bytes(t, c, staged, from + (size_t)(k * stride) * size, bytes));
+    }
+    return XD_OK;
+}
+
+/* On a device without access to that of some other rank: a tile after another is copied here and added. */
+static xd_result xdi_threads_reduce_staged(const xdi_threads *t, const xd_collective *c, char *out,
+                                           int64_t begin_own, bool by_offset, int64_t stride, int64_t count) {
+    const xd_device_ops *memory = &xd_ctx_kernels(t->base.ctx)->memory;
+    const size_t size = xd_dtype_size(c->dtype);
+    int64_t nodes = 0;
+    for (int r = 0; r < t->base.size; r++) nodes += xdi_comm_nodes(&t->leaves[r]);
+    const int64_t room = XDI_THREADS_STAGING / (nodes * (int64_t)size) + 1,
+                  tile = room < count ? room : count;
+    char *staged = (char *)memory->allocate(t->base.ctx, (size_t)(tile * nodes) * size);
+    XD_REQUIRE(t->base.ctx, staged, XD_ERROR_MEMORY,
+               "no room for %lld nodes of %lld elements from GPUs that this one cannot access",
+               (long long)nodes, (long long)tile);
+    xd_result result = XD_OK;
+    for (int64_t at = 0; at < count && result == XD_OK; at += tile) {
+        const int64_t n = count - at < tile ? count - at : tile;
+        xdi_threads_locate(t, begin_own, by_offset, at, size);
+        result = xdi_threads_stage(t, c, staged, stride, n);
+        if (result == XD_OK) result = xdi_threads_add(t, c, out + (size_t)at * size, n, n);
+    }
+    memory->release(t->base.ctx, staged);
+    return result;
+}
+
+/* Reduces `count` elements of all ranks' data into out, from element begin_own or, by_offset, from the block that
+ * each rank has for this one; `stride` elements from node to node. */
+static xd_result xdi_threads_reduce(const xdi_threads *t, const xd_collective *c, void *out,
+                                    int64_t begin_own, bool by_offset, int64_t stride, int64_t count) {
+    if (count == 0) return XD_OK;
+    xdi_threads_locate(t, begin_own, by_offset, 0, xd_dtype_size(c->dtype));
+    if (xdi_threads_reaches(t)) return xdi_threads_add(t, c, out, stride, count);
+    return xdi_threads_reduce_staged(t, c, (char *)out, begin_own, by_offset, stride, count);
 }
 
 /* Each rank reduces its block and stores the sums into every rank's recv: in place is fine, since no other rank reads

@@ -89,6 +89,9 @@ typedef struct xd_transport_ops {
      * counts and before ranks compare anything: nobody is told, since all ranks are in the same state. `next` as in control, or
      * a message. Local. NULL: every call. */
     xd_result (*admit)(xd_transport *transport, const xd_collective *next);
+    /* Whether calls become part of a graph now, which ranks cannot wait for each other in: wrappers leave agreements out then.
+     * Local. NULL: never. */
+    bool (*is_recording)(xd_transport *transport);
 } xd_transport_ops;
 
 /* Every transport begins with this. */

@@ -84,6 +84,19 @@ static __device__ inline void xdi_cuda_lerp8(const xdi_cuda_lerp_options &o, voi
     xdi_cuda_write8(target, dtype, i, values);
 }
 
+/* Four of a target, from those before. */
+static __device__ inline xdi_cuda_four xdi_cuda_lerp4(const xdi_cuda_lerp_options &o, const xdi_cuda_four &target, int dtype,
+                                                      const float (&source)[4]) {
+    float values[4], rounded[4];
+    xdi_cuda_widen4(target, dtype, values);
+    memcpy(rounded, source, sizeof rounded);
+    if (dtype != XD_DTYPE_F32) xdi_cuda_widen4(xdi_cuda_narrow4(source, dtype), dtype, rounded);
+    XD_UNROLL
+    for (int j = 0; j < 4; j++)
+        values[j] = xd_lerp_f32(o.weight, o.keep, o.weighted_sum, o.copies ? -0.0f : values[j], rounded[j]);
+    return xdi_cuda_narrow4(values, dtype);
+}
+
 static xdi_cuda_lerp_options xdi_cuda_lerp_options_of(double keep, bool weighted_sum, const xd_average_turn *turn) {
     xdi_cuda_lerp_options options = {};
     options.turn = turn;
@@ -128,21 +141,28 @@ struct xdi_cuda_pair {
     uint8_t target_dtype, source_dtype, wide, unused[5];
 };
 
-/* No limit on registers: for more blocks per multiprocessor ptxas would spill some. */
-template <typename List>
-static __global__ void __launch_bounds__(XDI_CUDA_THREADS, 1)
-    xdi_cuda_lerp_kernel(const __grid_constant__ List list, const xdi_cuda_lerp_options options,
-                         const xd_status *status) {
+static __global__ void __launch_bounds__(XDI_CUDA_THREADS, 4)
+    xdi_cuda_lerp_kernel(const __grid_constant__ xdi_cuda_kept<xdi_cuda_pair> list,
+                         const __grid_constant__ xdi_cuda_lerp_options options, const xd_status *status) {
     if (xd_status_refuses(status)) return;
     xdi_cuda_lerp_options now = options;
     if (!xdi_cuda_lerp_take(&now)) return;
-    xdi_cuda_each_chunk(list, [&](const xdi_cuda_pair &a, xdi_cuda_span span) {
-        xdi_cuda_walk(
+    xdi_cuda_each_kept(list, [&](int, const xdi_cuda_pair &a, xdi_cuda_span span) {
+        xdi_cuda_walk4(
             span, a.wide != 0,
-            [&](int64_t i) {
-                float source[8];
-                xdi_cuda_read8(a.source, a.source_dtype, i, source);
-                xdi_cuda_lerp8(now, a.target, a.target_dtype, i, source);
+            [&](const int64_t (&at)[XDI_CUDA_FOURS]) {
+                xdi_cuda_four source[XDI_CUDA_FOURS], target[XDI_CUDA_FOURS];
+                XD_UNROLL
+                for (int q = 0; q < XDI_CUDA_FOURS; q++) source[q] = xdi_cuda_ask4(a.source, a.source_dtype, at[q]);
+                XD_UNROLL
+                for (int q = 0; q < XDI_CUDA_FOURS; q++) target[q] = xdi_cuda_ask4(a.target, a.target_dtype, at[q]);
+                XD_UNROLL
+                for (int q = 0; q < XDI_CUDA_FOURS; q++) {
+                    float values[4];
+                    xdi_cuda_widen4(source[q], a.source_dtype, values);
+                    xdi_cuda_put4(a.target, a.target_dtype, at[q],
+                                  xdi_cuda_lerp4(now, target[q], a.target_dtype, values));
+                }
             },
             [&](int64_t i) {
                 xdi_cuda_lerp_element(now, a.target, a.target_dtype, i,
@@ -183,17 +203,9 @@ static xdi_cuda_pair xdi_cuda_pair_of(void *target, xd_dtype target_dtype, const
     return pair;
 }
 
-template <typename List>
-static xd_result xdi_cuda_lerp_list(const xd_launch *launch, const List &list,
-                                    const xdi_cuda_lerp_options &options) {
-    xdi_cuda_grid grid;
-    XD_TRY(xdi_cuda_chunk_grid(launch, list.chunks, xdi_cuda_lerp_kernel<List>, &grid));
-    return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_lerp_kernel<List>, list, options,
-                           (const xd_status *)launch->status);
-}
-
 static xd_result xdi_cuda_lerp(const xd_launch *launch, const xd_lerp_args *args) {
-    for (int64_t k = 0; k < args->array_count; k++) {
+    const bool current = xdi_cuda_list_is_current(args->list, args->same, args->array_count);
+    for (int64_t k = 0; k < args->array_count && !current; k++) {
         const xd_lerp_array *a = &args->arrays[k];
         XD_REQUIRE(launch->ctx, xdi_cuda_is_float(a->target_dtype) && xdi_cuda_is_float(a->source_dtype),
                     XD_ERROR_DTYPE, "array %lld: cannot average %s into %s", (long long)k,
@@ -207,12 +219,13 @@ static xd_result xdi_cuda_lerp(const xd_launch *launch, const xd_lerp_args *args
         *item = xdi_cuda_pair_of(a->target, a->target_dtype, a->source, a->source_dtype, a->count);
         return a->count;
     };
-    xdi_cuda_kept<xdi_cuda_pair> kept;
-    XD_TRY(xdi_cuda_keep(launch, args->list, args->array_count, make_item, &kept));
-    if (kept.words) return xdi_cuda_lerp_list(launch, kept, options);
-    return xdi_cuda_each_list<xdi_cuda_pair>(
-        args->array_count, make_item,
-        [&](const xdi_cuda_list<xdi_cuda_pair> &list) { return xdi_cuda_lerp_list(launch, list, options); });
+    return xdi_cuda_listed<xdi_cuda_pair>(
+        launch, args->list, args->same, args->array_count, make_item, [&](const xdi_cuda_kept<xdi_cuda_pair> &list) {
+            xdi_cuda_grid grid;
+            if (list.chunks == 0) return (xd_result)XD_OK;
+            XD_TRY(xdi_cuda_chunk_grid(launch, list.chunks, xdi_cuda_lerp_kernel, &grid));
+            return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_lerp_kernel, list, options, (const xd_status *)launch->status);
+        });
 }
 
 static bool xdi_cuda_cast_takes(xd_dtype dtype) {
@@ -604,8 +617,7 @@ static xd_result xdi_cuda_swap(const xd_launch *launch, const xd_swap_array *arr
 }
 
 static xd_result xdi_cuda_average_load(xd_ctx *ctx) {
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_lerp_kernel<xdi_cuda_list<xdi_cuda_pair>>));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_lerp_kernel<xdi_cuda_kept<xdi_cuda_pair>>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_lerp_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_cast_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_turn_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_average_kernel));

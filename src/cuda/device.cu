@@ -74,18 +74,38 @@ static bool xdi_cuda_owns(xd_ctx *ctx, const void *memory) {
 
 /* Events order ranks that read each other's memory, so peer access between GPUs is enabled here. */
 static void *xdi_cuda_event_create(xd_ctx *ctx) {
-    const int device = xdi_cuda_of(ctx)->device;
+    xd_cuda *cuda = xdi_cuda_of(ctx);
+    const int device = cuda->device;
     int devices = 0;
     cudaEvent_t event = NULL;
     xdi_cuda_scope scope(ctx, device);
     if (XDI_CUDA_CHECK(ctx, cudaGetDeviceCount(&devices)) != XD_OK) return NULL;
     for (int peer = 0; peer < devices; peer++) {
         int can = 0;
-        if (peer == device || cudaDeviceCanAccessPeer(&can, device, peer) != cudaSuccess || !can) continue;
-        if (cudaDeviceEnablePeerAccess(peer, 0) != cudaSuccess) cudaGetLastError(); /* it was on before */
+        if (peer == device) continue;
+        cudaError_t enabled = cudaDeviceCanAccessPeer(&can, device, peer);
+        if (enabled == cudaSuccess)
+            enabled = can ? cudaDeviceEnablePeerAccess(peer, 0) : cudaErrorPeerAccessUnsupported;
+        if (enabled == cudaSuccess) continue;
+        cudaGetLastError();
+        if (enabled != cudaErrorPeerAccessAlreadyEnabled) cuda->apart |= (uint64_t)1 << peer % 64;
     }
     if (XDI_CUDA_CHECK(ctx, cudaEventCreateWithFlags(&event, cudaEventDisableTiming)) != XD_OK) return NULL;
     return event;
+}
+
+/* A GPU without access to another one gets copies of its memory from the driver, but no kernel reads it. */
+static bool xdi_cuda_reaches(xd_ctx *ctx, const void *memory) {
+    const xd_cuda *cuda = xdi_cuda_of(ctx);
+    cudaPointerAttributes attributes;
+    if (!cuda->apart) return true;
+    xdi_cuda_scope scope(ctx, cuda->device);
+    if (cudaPointerGetAttributes(&attributes, memory) != cudaSuccess) {
+        cudaGetLastError(); /* a broken device: its next call reports it */
+        return true;
+    }
+    if (attributes.type != cudaMemoryTypeDevice || attributes.device == cuda->device) return true;
+    return (cuda->apart >> attributes.device % 64 & 1) == 0;
 }
 
 static void xdi_cuda_event_destroy(void *event) {
@@ -202,5 +222,6 @@ static xd_device_ops xdi_cuda_memory_table() {
     memory.stream_destroy = xdi_cuda_stream_destroy;
     memory.host_allocate = xdi_cuda_host_allocate;
     memory.host_release = xdi_cuda_host_release;
+    memory.reaches = xdi_cuda_reaches;
     return memory;
 }

@@ -1,11 +1,10 @@
 /* Norms of a list of gradients, and the factor that follows from one: the entries of kernel/cpu/norm.c and clip.c. Reads
- * every gradient once. Two stages: at most 512 blocks go through the chunks and write a partial sum each, to which the next
- * list of the same call is added; one block merges the partial sums in order. Their number does not depend on the GPU, so plain
- * sums have the same bits on every GPU; exact ones are sums of integers and do not depend on any order. */
+ * every gradient once. Two stages: at most 512 blocks go through the chunks and write a partial sum each, one block merges the
+ * partial sums in order. Their number does not depend on the GPU, so plain sums have the same bits on every GPU; exact ones are
+ * sums of integers and do not depend on any order. The lists of the last norms stay on the device. */
 
-enum { XDI_CUDA_NORM_BLOCKS = 512 };
+enum { XDI_CUDA_NORM_BLOCKS = 512, XDI_CUDA_NORM_LIST = XDI_CUDA_LIST_STAGED };
 
-/* Small, so that a thousand arrays take a few launches. */
 struct xdi_cuda_norm_item {
     const void *data;
     uint64_t count : 48, dtype : 8, replica : 4, wide : 4;
@@ -74,20 +73,18 @@ struct xdi_cuda_window {
     }
 };
 
-/* |x| of a finite x. By its bits, as conversions to double are slow: shifted into place they are x 2^-896, denormals too. */
-static __device__ inline double xdi_cuda_magnitude(uint32_t bits) {
-    return xd_mul(__hiloint2double((int)((bits & 0x7fffffffu) >> 3), (int)(bits << 29)), 0x1p896);
-}
-
 /* Counts an element that is not finite. */
 static __device__ inline void xdi_cuda_norm_count(xdi_cuda_norm_part *part, uint32_t bits) {
     part->not_finite++;
     part->nan += (bits & 0x7fffffu) != 0 ? 1 : 0;
 }
 
-/* Adds a finite element, given by the bits of its magnitude. */
-static __device__ inline void xdi_cuda_norm_add(xdi_cuda_norm_part *part, xd_norm_type type, uint32_t bits) {
-    const double magnitude = xdi_cuda_magnitude(bits);
+static __device__ inline uint32_t xdi_cuda_norm_bits(float x) {
+    return __float_as_uint(x) & 0x7fffffffu;
+}
+
+/* Adds a finite element, given by its magnitude. */
+static __device__ inline void xdi_cuda_norm_add(xdi_cuda_norm_part *part, xd_norm_type type, double magnitude) {
     if (type == XD_NORM_L2)
         part->sum = xd_fma(magnitude, magnitude, part->sum); /* the product is exact */
     else if (type == XD_NORM_MAX)
@@ -96,48 +93,101 @@ static __device__ inline void xdi_cuda_norm_add(xdi_cuda_norm_part *part, xd_nor
         part->sum = xd_add(part->sum, magnitude);
 }
 
-static __device__ inline uint32_t xdi_cuda_norm_bits(float x) {
-    return __float_as_uint(x) & 0x7fffffffu;
-}
-
 /* Adds an element, or of a replica only counts. */
 static __device__ inline void xdi_cuda_norm_one(xdi_cuda_norm_part *part, xd_norm_type type, float x, bool replica) {
     const uint32_t bits = xdi_cuda_norm_bits(x);
     if (bits >= 0x7f800000u)
         xdi_cuda_norm_count(part, bits);
     else if (!replica)
-        xdi_cuda_norm_add(part, type, bits);
+        xdi_cuda_norm_add(part, type, (double)xd_float_of_bits(bits));
 }
 
-/* Eight of them, with one question for all: is any not finite. */
-static __device__ inline void xdi_cuda_norm_eight(xdi_cuda_norm_part *part, xd_norm_type type, const xdi_cuda_eight &x,
-                                                  bool replica) {
-    uint32_t top = 0;
-    XD_UNROLL
-    for (int j = 0; j < XDI_CUDA_EIGHT; j++) {
-        const uint32_t bits = xdi_cuda_norm_bits(x.at[j]);
-        top = bits > top ? bits : top;
+/* ---- plain norms ---- */
+
+/* What an element j of 16 bytes is: its magnitude in double, and the bits of it as an f32. */
+template <typename T> struct xdi_cuda_norm_words;
+
+template <> struct xdi_cuda_norm_words<float> {
+    static __device__ double magnitude(const uint32_t (&words)[4], int j) {
+        return (double)xd_float_of_bits(bits(words, j));
     }
-    if (top < 0x7f800000u && !replica) {
+    static __device__ uint32_t bits(const uint32_t (&words)[4], int j) {
+        return words[j] & 0x7fffffffu;
+    }
+};
+
+/* By its bits, as twice as many conversions to double would take longer than the loads: shifted into place they are x 2^-896,
+ * denormals too. An infinity is 2^128 then, and a NaN more. */
+template <> struct xdi_cuda_norm_words<xdi_cuda_bf16> {
+    static __device__ double magnitude(const uint32_t (&words)[4], int j) {
+        const uint32_t word = words[j / 2], high = (j % 2 ? word >> 3 : word << 13) & 0x0fffe000u;
+        return xd_mul(__hiloint2double((int)high, 0), 0x1p896);
+    }
+    static __device__ uint32_t bits(const uint32_t (&words)[4], int j) {
+        return (j % 2 ? words[j / 2] : words[j / 2] << 16) & 0x7fff0000u;
+    }
+};
+
+template <> struct xdi_cuda_norm_words<xdi_cuda_f16> {
+    static __device__ double magnitude(const uint32_t (&words)[4], int j) {
+        return (double)xd_float_of_bits(bits(words, j));
+    }
+    static __device__ uint32_t bits(const uint32_t (&words)[4], int j) {
+        return xd_bits_of_float(xdi_cuda_f16_value((uint16_t)(words[j / 2] >> (j % 2 * 16) & 0x7fffu)));
+    }
+};
+
+/* COUNT times 16 bytes of a thread, a step of the block apart. Whether all are finite is asked once, of their sum or their
+ * largest: below `limit` they are, and above it they are read again one by one. */
+template <xd_norm_type TYPE, typename T, int COUNT>
+static __device__ inline void xdi_cuda_norm_packs(const T *data, bool replica, xdi_cuda_norm_part *part) {
+    enum { EACH = xdi_cuda_pack<T>::COUNT, STEP = XDI_CUDA_THREADS * EACH };
+    const uint32_t limit = TYPE == XD_NORM_MAX ? 0x7f800000u : (uint32_t)(1023 + (TYPE == XD_NORM_L2 ? 250 : 125)) << 20;
+    uint32_t words[COUNT][4], top = 0;
+    XD_UNROLL
+    for (int k = 0; k < COUNT; k++) {
+        const xdi_cuda_pack<T> pack = xdi_cuda_load16(data + k * STEP);
+        memcpy(words[k], &pack, sizeof pack);
+    }
+    xdi_cuda_norm_part sum = *part;
+    XD_UNROLL
+    for (int k = 0; k < COUNT; k++) {
         XD_UNROLL
-        for (int j = 0; j < XDI_CUDA_EIGHT; j++) xdi_cuda_norm_add(part, type, xdi_cuda_norm_bits(x.at[j]));
-    } else {
-        XD_UNROLL
-        for (int j = 0; j < XDI_CUDA_EIGHT; j++) xdi_cuda_norm_one(part, type, x.at[j], replica);
+        for (int j = 0; j < EACH; j++) {
+            if (TYPE != XD_NORM_MAX) {
+                xdi_cuda_norm_add(&sum, TYPE, xdi_cuda_norm_words<T>::magnitude(words[k], j));
+                continue;
+            }
+            const uint32_t bits = xdi_cuda_norm_words<T>::bits(words[k], j);
+            top = bits > top ? bits : top;
+        }
+    }
+    if (TYPE != XD_NORM_MAX) top = (uint32_t)__double2hiint(sum.sum);
+    if (top < limit) {
+        if (TYPE == XD_NORM_MAX) xdi_cuda_norm_add(&sum, TYPE, (double)xd_float_of_bits(top));
+        if (!replica) *part = sum;
+        return;
+    }
+    XD_UNROLL_N(1)
+    for (int k = 0; k < COUNT; k++) {
+        XD_UNROLL_N(1)
+        for (int j = 0; j < EACH; j++)
+            xdi_cuda_norm_one(part, TYPE, xdi_cuda_widen(data[k * STEP + j]), replica);
     }
 }
 
 /* A chunk of an array. A thread adds its elements in the order of the array. */
 template <xd_norm_type TYPE, typename T>
 static __device__ inline void xdi_cuda_norm_span(const xdi_cuda_norm_item &a, xdi_cuda_span span, xdi_cuda_norm_part *part) {
-    const T *data = static_cast<const T *>(a.data);
+    enum { EACH = xdi_cuda_pack<T>::COUNT, STEP = XDI_CUDA_THREADS * EACH };
+    const T *data = static_cast<const T *>(a.data) + span.begin;
     const bool replica = a.replica != 0;
-    const int thread = (int)threadIdx.x, eights = a.wide ? (int)((span.end - span.begin) / XDI_CUDA_EIGHT) : 0;
-    const int count = eights > thread ? (eights - thread - 1) / XDI_CUDA_THREADS + 1 : 0;
-    xdi_cuda_in_memory::walk(data, (const xdi_cuda_none *)NULL, span.begin + XDI_CUDA_EIGHT * thread,
-                             XDI_CUDA_EIGHT * XDI_CUDA_THREADS, count,
-                             [&](int, const xdi_cuda_eight &x, const xdi_cuda_eight &) { xdi_cuda_norm_eight(part, TYPE, x, replica); });
-    for (int64_t i = span.begin + XDI_CUDA_EIGHT * eights + thread; i < span.end; i += XDI_CUDA_THREADS)
+    const int count = (int)(span.end - span.begin), whole = a.wide ? count / EACH * EACH : 0;
+    int i = (int)threadIdx.x * EACH;
+    for (; i + 3 * STEP < whole; i += 4 * STEP) xdi_cuda_norm_packs<TYPE, T, 4>(data + i, replica, part);
+    for (; i + STEP < whole; i += 2 * STEP) xdi_cuda_norm_packs<TYPE, T, 2>(data + i, replica, part);
+    if (i < whole) xdi_cuda_norm_packs<TYPE, T, 1>(data + i, replica, part);
+    for (i = whole + (int)threadIdx.x; i < count; i += XDI_CUDA_THREADS)
         xdi_cuda_norm_one(part, TYPE, xdi_cuda_widen(data[i]), replica);
 }
 
@@ -151,6 +201,8 @@ static __device__ inline void xdi_cuda_norm_plain(const xdi_cuda_norm_item &a, x
     else
         xdi_cuda_norm_span<XD_NORM_L1, T>(a, span, part);
 }
+
+/* ---- exact ones ---- */
 
 /* Adds an element to the exact sum. */
 static __device__ inline void xdi_cuda_norm_exact(xdi_cuda_norm_part *part, xdi_cuda_window *window, unsigned long long *limbs,
@@ -172,8 +224,8 @@ static __device__ inline void xdi_cuda_norm_exact(xdi_cuda_norm_part *part, xdi_
 /* Four blocks fit on a multiprocessor: so an H100 runs all 512 at once. */
 template <bool EXACT>
 static __global__ void __launch_bounds__(XDI_CUDA_THREADS, 4)
-    xdi_cuda_norm_kernel(const __grid_constant__ xdi_cuda_list<xdi_cuda_norm_item> list, xd_norm_type type,
-                         bool first, xd_norm_sum *parts) {
+    xdi_cuda_norm_kernel(const __grid_constant__ xdi_cuda_kept<xdi_cuda_norm_item> list, xd_norm_type type,
+                         xd_norm_sum *parts) {
     XD_SHARED(unsigned long long, limbs, [XD_NORM_LIMBS]);
     xdi_cuda_norm_part part = { 0.0, 0.0, 0, 0 };
     xdi_cuda_window window = { 0, 0, -1, 0 };
@@ -181,14 +233,12 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS, 4)
         if (threadIdx.x < XD_NORM_LIMBS) limbs[threadIdx.x] = 0;
         __syncthreads();
     }
-    for (int64_t chunk = blockIdx.x; chunk < list.chunks; chunk += gridDim.x) {
-        const int k = xdi_cuda_list_find(list, chunk);
-        const xdi_cuda_norm_item &a = list.at[k];
-        const xdi_cuda_span span = xdi_cuda_span_of(chunk - list.first(k), (int64_t)a.count);
+    xdi_cuda_each_kept(list, [&](int, const xdi_cuda_norm_item &a, xdi_cuda_span span) {
         if (!EXACT) {
             XDI_CUDA_FLOATS(a.dtype, T, { xdi_cuda_norm_plain<T>(a, type, span, &part); })
-            continue;
+            return;
         }
+        if (window.terms > 65536 - 512) window.flush(limbs); /* before this chunk could overflow it */
         xdi_cuda_walk(
             span, a.wide != 0,
             [&](int64_t i) {
@@ -200,21 +250,19 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS, 4)
             [&](int64_t i) {
                 xdi_cuda_norm_exact(&part, &window, limbs, a, type, xdi_cuda_read_float(a.data, a.dtype, i));
             });
-        if (window.terms > 65536 - XDI_CUDA_CHUNK) window.flush(limbs); /* before a chunk could overflow it */
-    }
+    });
     const xdi_cuda_norm_part none = { 0.0, 0.0, 0, 0 };
     if (EXACT) window.flush(limbs);
     part = xdi_cuda_block_reduce(part, none, xdi_cuda_norm_join()); /* also the barrier after the limbs */
     xd_norm_sum *out = parts + blockIdx.x;
     if (threadIdx.x == 0) {
-        if (!first) part = xdi_cuda_norm_join()({ out->sum, out->largest, out->not_finite, out->nan }, part);
         out->sum = part.sum;
         out->largest = part.largest;
         out->not_finite = part.not_finite;
         out->nan = part.nan;
     }
     if (EXACT && threadIdx.x < XD_NORM_LIMBS)
-        out->limbs[threadIdx.x] = (first ? 0 : out->limbs[threadIdx.x]) + (int64_t)limbs[threadIdx.x];
+        out->limbs[threadIdx.x] = (int64_t)limbs[threadIdx.x];
 }
 
 /* Adds the partial sums to the sum: one block; a thread per partial sum, then a thread per limb. */
@@ -249,6 +297,26 @@ static __global__ void __launch_bounds__(XDI_CUDA_NORM_BLOCKS)
     for (int k = 0; k < XD_NORM_LIMBS; k++) sum->limbs[k] = limbs[k];
 }
 
+/* Adds the norm of a list to the sum: two launches. */
+template <bool EXACT>
+static xd_result xdi_cuda_norm_of(const xd_launch *launch, const xdi_cuda_kept<xdi_cuda_norm_item> &list, xd_norm_type type,
+                                  xd_norm_sum *sum) {
+    xd_norm_sum *parts = (xd_norm_sum *)xdi_cuda_of(launch->ctx)->workspace;
+    const int blocks = list.chunks < XDI_CUDA_NORM_BLOCKS ? (int)list.chunks : (int)XDI_CUDA_NORM_BLOCKS;
+    XD_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(blocks, XDI_CUDA_THREADS), xdi_cuda_norm_kernel<EXACT>, list, type, parts));
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_NORM_BLOCKS), xdi_cuda_norm_join_kernel<EXACT>, parts, blocks,
+                           sum);
+}
+
+/* The list of a former norm that has these arrays, or the one whose turn it is to change. */
+template <typename MakeItem>
+static xd_array_list *xdi_cuda_norm_list(xd_cuda *cuda, int64_t count, MakeItem make_item) {
+    for (xd_array_list *list : cuda->norms)
+        if (xdi_cuda_list_holds<xdi_cuda_norm_item>(list, count, make_item)) return list;
+    cuda->norm = (cuda->norm + 1) % XDI_CUDA_NORMS;
+    return cuda->norms[cuda->norm];
+}
+
 static xd_result xdi_cuda_norm(const xd_launch *launch, const xd_norm_args *args, xd_norm_sum *sum) {
     const bool exact = args->exact && args->type != XD_NORM_MAX;
     for (int64_t k = 0; k < args->array_count; k++)
@@ -257,37 +325,23 @@ static xd_result xdi_cuda_norm(const xd_launch *launch, const xd_norm_args *args
                     xd_dtype_name(args->arrays[k].dtype));
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    xd_norm_sum *parts = (xd_norm_sum *)xdi_cuda_of(launch->ctx)->workspace;
-    int64_t chunks = 0;
-    for (int64_t k = 0; k < args->array_count; k++)
-        chunks += (args->arrays[k].count + XDI_CUDA_CHUNK - 1) / XDI_CUDA_CHUNK;
-    if (chunks == 0) return XD_OK;
-    const int blocks = chunks < XDI_CUDA_NORM_BLOCKS ? (int)chunks : (int)XDI_CUDA_NORM_BLOCKS;
-    bool first = true;
-    XD_TRY(xdi_cuda_each_list<xdi_cuda_norm_item>(
-        args->array_count,
-        [&](int64_t k, xdi_cuda_norm_item *item) {
-            const xd_norm_array *a = &args->arrays[k];
-            item->data = a->data;
-            item->count = (uint64_t)a->count & 0xffffffffffffu;
-            item->dtype = (uint8_t)a->dtype;
-            item->replica = a->replica;
-            item->wide = xdi_cuda_is_aligned16(a->data);
-            return a->count;
-        },
-        [&](const xdi_cuda_list<xdi_cuda_norm_item> &list) {
-            const bool begins = first; /* then every block runs and sets its partial sum */
-            const xdi_cuda_grid walk =
-                xdi_cuda_grid_of(begins || list.chunks > blocks ? blocks : list.chunks, XDI_CUDA_THREADS);
-            first = false;
-            return exact ? XDI_CUDA_LAUNCH(launch, walk, xdi_cuda_norm_kernel<true>, list, args->type, begins,
-                                           parts)
-                         : XDI_CUDA_LAUNCH(launch, walk, xdi_cuda_norm_kernel<false>, list, args->type,
-                                           begins, parts);
-        }));
-    const xdi_cuda_grid join = xdi_cuda_grid_of(1, XDI_CUDA_NORM_BLOCKS);
-    return exact ? XDI_CUDA_LAUNCH(launch, join, xdi_cuda_norm_join_kernel<true>, parts, blocks, sum)
-                 : XDI_CUDA_LAUNCH(launch, join, xdi_cuda_norm_join_kernel<false>, parts, blocks, sum);
+    xd_cuda *cuda = xdi_cuda_of(launch->ctx);
+    const auto make_item = [&](int64_t k, xdi_cuda_norm_item *item) {
+        const xd_norm_array *a = &args->arrays[k];
+        item->data = a->data;
+        item->count = (uint64_t)a->count & 0xffffffffffffu;
+        item->dtype = (uint8_t)a->dtype;
+        item->replica = a->replica;
+        item->wide = xdi_cuda_is_aligned16(a->data);
+        return a->count;
+    };
+    return xdi_cuda_listed<xdi_cuda_norm_item>(
+        launch, xdi_cuda_norm_list(cuda, args->array_count, make_item), false, args->array_count, make_item,
+        [&](const xdi_cuda_kept<xdi_cuda_norm_item> &list) {
+            return list.chunks == 0 ? (xd_result)XD_OK
+                   : exact          ? xdi_cuda_norm_of<true>(launch, list, args->type, sum)
+                                    : xdi_cuda_norm_of<false>(launch, list, args->type, sum);
+        });
 }
 
 /* ---- clip ---- */

@@ -1,7 +1,8 @@
 /* Optimizer steps. The formulas are in kernel/optimizer_scalar.h, and the bits are the same as on a CPU. They move bytes and
- * compute little: 16-byte accesses, each array read and written once; adam 28 bytes an element with bf16 gradients and
- * parameters and f32 masters, 30 with f32 gradients. Grid: blocks of 256 threads, each block a chunk at a time. Optimizers
- * retain their list on the device, so a step is one launch, plus one that counts it. */
+ * compute little: 16-byte accesses, each array read and written once, all of a thread's loads asked for before the first is used;
+ * adam 28 bytes an element with bf16 gradients and parameters and f32 masters, 30 with f32 gradients. Grid: blocks of 256 threads,
+ * each block a chunk at a time. Optimizers keep their list on the device, so a step is one launch, after one that counts it
+ * and computes what depends on the count, once an array. */
 
 /* ---- adam and sgd ---- */
 
@@ -11,6 +12,7 @@ struct xdi_cuda_rate {
     float decay, weight_decay, step_size, root_correction;
     int64_t fresh;
 };
+static_assert(sizeof(xdi_cuda_rate) == 4 * sizeof(uint64_t), "without gaps: rates are compared by their bytes");
 
 enum { XDI_CUDA_RATES = 16 };
 
@@ -26,23 +28,41 @@ struct xdi_cuda_update {
     uint8_t value_dtype, gradient_dtype, average_dtype, rate, wide, unused[3];
 };
 
-struct xdi_cuda_update_options {
+/* What the kernel before the step has from the host. */
+struct xdi_cuda_step_options {
     const float *gradient_scale;
     const xd_status *status;
-    xdi_cuda_lerp_options average;
     double beta1, beta2;
-    uint64_t rounding_seed;
-    xd_update_rules rules;
+    bool adam;
     int rate_count;
     xdi_cuda_rate rates[XDI_CUDA_RATES];
 };
 
-/* A block's inputs: the array's scalars; those that depend on the step count are computed here when the count is on the
- * device. */
-static __device__ inline xd_update_scalars xdi_cuda_scalars_of(const xdi_cuda_update_options &options,
-                                                               const xdi_cuda_update &a, bool adam) {
+/* And what it leaves for the step: the scalars of an array. */
+struct alignas(16) xdi_cuda_step {
+    xd_update_scalars scalars;
+    int64_t number; /* 0: not known */
+};
+static_assert(sizeof(xdi_cuda_step) <= XDI_CUDA_LIST_SCRATCH * sizeof(uint64_t), "the scratch of an array");
+static_assert(sizeof(xdi_cuda_update) == (XDI_CUDA_LIST_WORDS - 1) * sizeof(uint64_t), "the arrays that have a scratch");
+
+struct xdi_cuda_update_options {
+    const xd_status *status;
+    xdi_cuda_lerp_options average;
+    uint64_t rounding_seed;
+    xd_update_rules rules;
+};
+
+/* The scalars of each array, and one step more in its count. One thread per array. */
+static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
+    xdi_cuda_step_kernel(const __grid_constant__ xdi_cuda_kept<xdi_cuda_update> list,
+                         const __grid_constant__ xdi_cuda_step_options options) {
+    const int k = (int)(blockIdx.x * blockDim.x + threadIdx.x);
+    if (k >= list.count || xd_status_refuses(options.status)) return;
+    const xdi_cuda_update a = list.item(k);
     const xdi_cuda_rate &rate = options.rates[a.rate];
-    xd_update_scalars s;
+    xdi_cuda_step step;
+    xd_update_scalars &s = step.scalars;
     s.scaled = options.gradient_scale != nullptr;
     s.scale = s.scaled ? *options.gradient_scale : 1.0f;
     s.decay = rate.decay;
@@ -50,12 +70,14 @@ static __device__ inline xd_update_scalars xdi_cuda_scalars_of(const xdi_cuda_up
     s.step_size = rate.step_size;
     s.root_correction = rate.root_correction;
     s.fresh = rate.fresh != 0;
-    if (a.steps == nullptr) return s;
-    const int64_t t = *a.steps + 1;
-    s.fresh = t == 1;
-    s.step_size = xd_update_step_size(rate.learning_rate, options.beta1, t, adam);
-    if (adam) s.root_correction = xd_update_root_correction(options.beta2, t);
-    return s;
+    step.number = 0;
+    if (a.steps) {
+        step.number = *a.steps += 1;
+        s.fresh = step.number == 1;
+        s.step_size = xd_update_step_size(rate.learning_rate, options.beta1, step.number, options.adam);
+        if (options.adam) s.root_correction = xd_update_root_correction(options.beta2, step.number);
+    }
+    reinterpret_cast<xdi_cuda_step *>(list.scratch)[k] = step;
 }
 
 struct xdi_cuda_adam {
@@ -76,10 +98,42 @@ struct xdi_cuda_sgd {
     }
 };
 
+/* Four elements of an array, and the next access of its arrays' warp. */
+template <bool HAS_SECOND> struct xdi_cuda_update_fours {
+    xdi_cuda_four gradient, average;
+    float master[4], first[4], second[4];
+
+    __device__ void ask(const xdi_cuda_update &a, bool averages, int64_t i) {
+        gradient = xdi_cuda_ask4(a.gradient, a.gradient_dtype, i);
+        xdi_cuda_read4(a.master + i, master);
+        xdi_cuda_read4(a.first + i, first);
+        if (HAS_SECOND) xdi_cuda_read4(a.second + i, second);
+        if (averages) average = xdi_cuda_ask4(a.average, a.average_dtype, i);
+    }
+    template <typename Step> __device__ void move(const xdi_cuda_update &a, const Step &step) {
+        float g[4];
+        xdi_cuda_widen4(gradient, a.gradient_dtype, g);
+        XD_UNROLL
+        for (int j = 0; j < 4; j++) step(g[j], master[j], first[j], second[j]);
+    }
+    __device__ void put(const xdi_cuda_update &a, const xdi_cuda_lerp_options &options, bool averages, int64_t i) {
+        xdi_cuda_write4(a.master + i, master);
+        xdi_cuda_write4(a.first + i, first);
+        if (HAS_SECOND) xdi_cuda_write4(a.second + i, second);
+        if (a.value) {
+            const xdi_cuda_four value = xdi_cuda_narrow4(master, a.value_dtype);
+            xdi_cuda_put4(a.value, a.value_dtype, i, value);
+            if (averages) xdi_cuda_widen4(value, a.value_dtype, master);
+        }
+        if (averages)
+            xdi_cuda_put4(a.average, a.average_dtype, i, xdi_cuda_lerp4(options, average, a.average_dtype, master));
+    }
+};
+
 /* ROUNDED: arrays without a master copy may be in the list; the others pay nothing for them. */
-template <typename Step, bool HAS_SECOND, bool ROUNDED, typename List>
-static __global__ void __launch_bounds__(XDI_CUDA_THREADS, ROUNDED ? 1 : 0)
-    xdi_cuda_update_kernel(const __grid_constant__ List list,
+template <typename Step, bool HAS_SECOND, bool ROUNDED>
+static __global__ void __launch_bounds__(XDI_CUDA_THREADS, ROUNDED ? 1 : 4)
+    xdi_cuda_update_kernel(const __grid_constant__ xdi_cuda_kept<xdi_cuda_update> list,
                            const __grid_constant__ xdi_cuda_update_options options) {
     if (xd_status_refuses(options.status)) return;
     XD_SHARED(xdi_cuda_lerp_options, average, [1]); /* in registers they would spill */
@@ -89,32 +143,22 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS, ROUNDED ? 1 : 0)
         averages[0] = xdi_cuda_lerp_take(&average[0]);
     }
     __syncthreads();
-    xdi_cuda_each_chunk(list, [&](const xdi_cuda_update &a, xdi_cuda_span span) {
-        const xd_update_scalars scalars = xdi_cuda_scalars_of(options, a, HAS_SECOND);
-        const Step step = { options, scalars };
-        const bool rounded = ROUNDED && !a.master;
-        const xd_philox random =
-            xd_update_random(options.rounding_seed, a.key, rounded ? *a.steps + 1 : 0);
-        xdi_cuda_walk(
-            span, a.wide != 0 && !rounded, /* eight at a time have no registers left for random numbers */
-            [&](int64_t i) {
-                float p[8], m[8], v[8], g[8];
-                xdi_cuda_read8(a.gradient, a.gradient_dtype, i, g);
-                xdi_cuda_read8_as(a.master + i, p);
-                xdi_cuda_read8_as(a.first + i, m);
-                if (HAS_SECOND) xdi_cuda_read8_as(a.second + i, v);
+    xdi_cuda_each_kept(list, [&](int k, const xdi_cuda_update &a, xdi_cuda_span span) {
+        const xdi_cuda_step now = reinterpret_cast<const xdi_cuda_step *>(list.scratch)[k];
+        const Step step = { options, now.scalars };
+        const bool rounded = ROUNDED && !a.master, moves = a.average && averages[0];
+        const xd_philox random = xd_update_random(options.rounding_seed, a.key, now.number);
+        xdi_cuda_walk4(
+            span, a.wide != 0 && !rounded, /* four at a time have no registers left for random numbers */
+            [&](const int64_t (&at)[XDI_CUDA_FOURS]) {
+                xdi_cuda_update_fours<HAS_SECOND> fours[XDI_CUDA_FOURS];
                 XD_UNROLL
-                for (int j = 0; j < 8; j++) step(g[j], p[j], m[j], v[j]);
-                xdi_cuda_write8_as(a.master + i, p);
-                xdi_cuda_write8_as(a.first + i, m);
-                if (HAS_SECOND) xdi_cuda_write8_as(a.second + i, v);
-                if (a.value) xdi_cuda_write8(a.value, a.value_dtype, i, p);
-                if (!a.average || !averages[0]) return;
-                if (a.value) {
-                    XD_UNROLL
-                    for (int j = 0; j < 8; j++) p[j] = xdi_cuda_as_stored(p[j], a.value_dtype);
+                for (int q = 0; q < XDI_CUDA_FOURS; q++) fours[q].ask(a, moves, at[q]);
+                XD_UNROLL
+                for (int q = 0; q < XDI_CUDA_FOURS; q++) {
+                    fours[q].move(a, step);
+                    fours[q].put(a, average[0], moves, at[q]);
                 }
-                xdi_cuda_lerp8(average[0], a.average, a.average_dtype, i, p);
             },
             [&](int64_t i) {
                 float p = rounded ? xdi_cuda_read_float(a.value, XD_DTYPE_BF16, i) : a.master[i];
@@ -127,24 +171,11 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS, ROUNDED ? 1 : 0)
                 a.first[i] = m;
                 if (HAS_SECOND) a.second[i] = v;
                 if (a.value) xdi_cuda_write_float(a.value, a.value_dtype, i, p);
-                if (!a.average || !averages[0]) return;
+                if (!moves) return;
                 if (a.value) p = xdi_cuda_as_stored(p, a.value_dtype);
                 xdi_cuda_lerp_element(average[0], a.average, a.average_dtype, i, (double)p);
             });
     });
-}
-
-/* Raises the step counts once every block of the launch before has read them. One thread per array. */
-struct xdi_cuda_count {
-    int64_t *steps;
-};
-
-template <typename List>
-static __global__ void xdi_cuda_count_kernel(const __grid_constant__ List list, const xd_status *status) {
-    const int k = (int)(blockIdx.x * blockDim.x + threadIdx.x);
-    if (k >= list.count || xd_status_refuses(status)) return;
-    int64_t *steps = list.item(k).steps;
-    if (steps) ++*steps;
 }
 
 static xd_result xdi_cuda_update_check(const xd_launch *launch, const xd_update_args *args) {
@@ -167,7 +198,6 @@ static xd_result xdi_cuda_update_check(const xd_launch *launch, const xd_update_
 
 static xdi_cuda_rate xdi_cuda_rate_of(const xd_update_array *a) {
     xdi_cuda_rate rate;
-    memset(&rate, 0, sizeof rate);
     rate.learning_rate = a->learning_rate;
     rate.decay = a->decay;
     rate.weight_decay = a->weight_decay;
@@ -177,32 +207,47 @@ static xdi_cuda_rate xdi_cuda_rate_of(const xd_update_array *a) {
     return rate;
 }
 
-/* The index of a rate among the options; rate_count when it is not there. */
-static int xdi_cuda_find_rate(const xdi_cuda_update_options *options, const xdi_cuda_rate *rate) {
+static bool xdi_cuda_same_rate(const xdi_cuda_rate *a, const xdi_cuda_rate *b) {
+    uint64_t x[4], y[4];
+    memcpy(x, a, sizeof x);
+    memcpy(y, b, sizeof y);
+    return ((x[0] ^ y[0]) | (x[1] ^ y[1]) | (x[2] ^ y[2]) | (x[3] ^ y[3])) == 0;
+}
+
+/* The index of an array's rate among the options; rate_count when it is not there. */
+static int xdi_cuda_find_rate(const xdi_cuda_step_options *options, const xd_update_array *a) {
+    const xdi_cuda_rate rate = xdi_cuda_rate_of(a);
     int i = 0;
-    while (i < options->rate_count && memcmp(&options->rates[i], rate, sizeof *rate) != 0) i++;
+    while (i < options->rate_count && !xdi_cuda_same_rate(&options->rates[i], &rate)) i++;
     return i;
 }
 
-/* Puts the rates of arrays from `begin` on into the options; returns the first array whose rate does not fit. */
-static int64_t xdi_cuda_take_rates(const xd_update_args *args, int64_t begin,
-                                   xdi_cuda_update_options *options) {
+/* The rate of an array in a list of updates. */
+static int xdi_cuda_kept_rate(const xd_array_list *list, int64_t k) {
+    enum { WORD = offsetof(xdi_cuda_update, rate) / sizeof(uint64_t), BYTE = offsetof(xdi_cuda_update, rate) % sizeof(uint64_t) };
+    uint8_t bytes[sizeof(uint64_t)];
+    memcpy(bytes, &list->there[WORD * list->count + k], sizeof bytes);
+    return bytes[BYTE];
+}
+
+/* Puts the rates of arrays from `begin` on into the options; returns the first array whose rate does not fit. *same becomes false
+ * where the list, if it is given, has another rate for an array. */
+static int64_t xdi_cuda_take_rates(const xd_update_args *args, int64_t begin, const xd_array_list *list,
+                                   xdi_cuda_step_options *options, bool *same) {
     options->rate_count = 0;
     for (int64_t k = begin; k < args->array_count; k++) {
-        const xdi_cuda_rate rate = xdi_cuda_rate_of(&args->arrays[k]);
-        const int at = xdi_cuda_find_rate(options, &rate);
+        const int at = xdi_cuda_find_rate(options, &args->arrays[k]);
+        if (list && xdi_cuda_kept_rate(list, k) != at) *same = false;
         if (at < options->rate_count) continue;
         if (at == XDI_CUDA_RATES) return k;
-        options->rates[options->rate_count++] = rate;
+        options->rates[options->rate_count++] = xdi_cuda_rate_of(&args->arrays[k]);
     }
     return args->array_count;
 }
 
 /* Fills every byte, so that equal lists are equal bytes. */
-static void xdi_cuda_update_of(const xd_update_array *a, const xdi_cuda_update_options *options,
+static void xdi_cuda_update_of(const xd_update_array *a, const xdi_cuda_step_options *options,
                                bool has_second, xdi_cuda_update *u) {
-    const xdi_cuda_rate rate = xdi_cuda_rate_of(a);
-    memset(u, 0, sizeof *u);
     u->master = a->master;
     u->first = a->first;
     u->second = has_second ? a->second : nullptr;
@@ -216,60 +261,31 @@ static void xdi_cuda_update_of(const xd_update_array *a, const xdi_cuda_update_o
     u->value_dtype = (uint8_t)a->value_dtype;
     u->gradient_dtype = (uint8_t)a->gradient_dtype;
     u->average_dtype = (uint8_t)a->average_dtype;
-    u->rate = (uint8_t)xdi_cuda_find_rate(options, &rate);
-    u->wide = xdi_cuda_is_aligned16(u->master) && xdi_cuda_is_aligned16(u->first) &&
-              xdi_cuda_is_aligned16(u->second) && xdi_cuda_is_aligned16(u->value) &&
-              xdi_cuda_is_aligned16(u->gradient) && xdi_cuda_is_aligned16(u->average) &&
-              !(u->average && a->average_dtype == XD_DTYPE_F64);
+    u->rate = (uint8_t)xdi_cuda_find_rate(options, a);
+    memset(u->unused, 0, sizeof u->unused);
+    const uintptr_t addresses = (uintptr_t)u->master | (uintptr_t)u->first | (uintptr_t)u->second | (uintptr_t)u->value |
+                                (uintptr_t)u->gradient | (uintptr_t)u->average;
+    u->wide = addresses % 16 == 0 && !(u->average && a->average_dtype == XD_DTYPE_F64);
 }
 
-static xd_result xdi_cuda_count_steps(const xd_launch *launch, const xd_update_array *arrays, int64_t count) {
-    return xdi_cuda_each_list<xdi_cuda_count>(
-        count,
-        [&](int64_t k, xdi_cuda_count *item) -> int64_t {
-            item->steps = arrays[k].steps;
-            return item->steps ? 1 : 0;
-        },
-        [&](const xdi_cuda_list<xdi_cuda_count> &list) {
-            const int64_t blocks = (list.count + XDI_CUDA_THREADS - 1) / XDI_CUDA_THREADS;
-            return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(blocks, XDI_CUDA_THREADS),
-                                   xdi_cuda_count_kernel<xdi_cuda_list<xdi_cuda_count>>, list,
-                                   (const xd_status *)launch->status);
-        });
-}
-
-template <typename Step, bool HAS_SECOND, bool ROUNDED, typename List>
-static xd_result xdi_cuda_update_list(const xd_launch *launch, const List &list,
-                                      const xdi_cuda_update_options &options) {
-    static_assert(sizeof list + sizeof options <= 4096, "the parameters of a launch");
-    xdi_cuda_grid grid;
-    XD_TRY(
-        (xdi_cuda_chunk_grid(launch, list.chunks, xdi_cuda_update_kernel<Step, HAS_SECOND, ROUNDED, List>, &grid)));
-    return XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_update_kernel<Step, HAS_SECOND, ROUNDED, List>), list, options);
-}
-
-/* The step of `count` arrays whose rates are in the options. */
+/* The step of `count` arrays whose rates are in the options: two launches when the list is kept. */
 template <typename Step, bool HAS_SECOND, bool ROUNDED>
 static xd_result xdi_cuda_update_arrays(const xd_launch *launch, const xd_update_array *arrays, int64_t count,
-                                        const xdi_cuda_update_options &options, xd_array_list *keep) {
+                                        const xdi_cuda_step_options &rates, const xdi_cuda_update_options &options,
+                                        xd_array_list *keep, bool same) {
     const auto make_item = [&](int64_t k, xdi_cuda_update *item) {
-        xdi_cuda_update_of(&arrays[k], &options, HAS_SECOND, item);
+        xdi_cuda_update_of(&arrays[k], &rates, HAS_SECOND, item);
         return item->count;
     };
-    xdi_cuda_kept<xdi_cuda_update> kept;
-    XD_TRY(xdi_cuda_keep(launch, keep, count, make_item, &kept));
-    if (!kept.words) {
-        XD_TRY(xdi_cuda_each_list<xdi_cuda_update>(
-            count, make_item, [&](const xdi_cuda_list<xdi_cuda_update> &list) {
-                return xdi_cuda_update_list<Step, HAS_SECOND, ROUNDED>(launch, list, options);
-            }));
-        return xdi_cuda_count_steps(launch, arrays, count);
-    }
-    const int64_t blocks = (count + XDI_CUDA_THREADS - 1) / XDI_CUDA_THREADS;
-    XD_TRY((xdi_cuda_update_list<Step, HAS_SECOND, ROUNDED>(launch, kept, options)));
-    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(blocks, XDI_CUDA_THREADS),
-                           xdi_cuda_count_kernel<xdi_cuda_kept<xdi_cuda_update>>, kept,
-                           (const xd_status *)launch->status);
+    return xdi_cuda_listed<xdi_cuda_update>(
+        launch, keep, same, count, make_item, [&](const xdi_cuda_kept<xdi_cuda_update> &list) {
+            const int64_t blocks = (list.count + XDI_CUDA_THREADS - 1) / XDI_CUDA_THREADS;
+            xdi_cuda_grid grid;
+            XD_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(blocks, XDI_CUDA_THREADS), xdi_cuda_step_kernel, list, rates));
+            if (list.chunks == 0) return (xd_result)XD_OK;
+            XD_TRY((xdi_cuda_chunk_grid(launch, list.chunks, xdi_cuda_update_kernel<Step, HAS_SECOND, ROUNDED>, &grid)));
+            return XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_update_kernel<Step, HAS_SECOND, ROUNDED>), list, options);
+        });
 }
 
 static bool xdi_cuda_any_rounded(const xd_update_args *args) {
@@ -280,15 +296,19 @@ static bool xdi_cuda_any_rounded(const xd_update_args *args) {
 
 template <typename Step, bool HAS_SECOND>
 static xd_result xdi_cuda_update_run(const xd_launch *launch, const xd_update_args *args) {
-    XD_TRY(xdi_cuda_update_check(launch, args));
+    const bool current = xdi_cuda_list_is_current(args->list, args->same, args->array_count);
+    if (!current) XD_TRY(xdi_cuda_update_check(launch, args));
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
+    xdi_cuda_step_options rates = {};
+    rates.gradient_scale = args->gradient_scale;
+    rates.status = launch->status;
+    rates.beta1 = args->beta1_exact;
+    rates.beta2 = args->beta2_exact;
+    rates.adam = HAS_SECOND;
     xdi_cuda_update_options options = {};
-    options.gradient_scale = args->gradient_scale;
     options.status = launch->status;
     options.average = xdi_cuda_lerp_options_of(args->keep, args->weighted_sum, args->turn);
-    options.beta1 = args->beta1_exact;
-    options.beta2 = args->beta2_exact;
     options.rules.one_minus_beta1 = args->one_minus_beta1;
     options.rules.one_minus_beta2 = args->one_minus_beta2;
     options.rules.beta2 = args->beta2;
@@ -297,15 +317,16 @@ static xd_result xdi_cuda_update_run(const xd_launch *launch, const xd_update_ar
     options.rules.couple_decay = args->couple_decay;
     options.rules.maximize = args->maximize;
     options.rounding_seed = args->rounding_seed;
+    const bool rounded = current ? args->list->rounded : xdi_cuda_any_rounded(args);
     for (int64_t begin = 0, end; begin < args->array_count; begin = end) {
-        end = xdi_cuda_take_rates(args, begin, &options);
-        const bool whole = begin == 0 && end == args->array_count;
-        xd_array_list *keep = whole ? args->list : nullptr;
-        const xd_update_array *arrays = args->arrays + begin;
-        if (xdi_cuda_any_rounded(args))
-            XD_TRY((xdi_cuda_update_arrays<Step, HAS_SECOND, true>(launch, arrays, end - begin, options, keep)));
-        else
-            XD_TRY((xdi_cuda_update_arrays<Step, HAS_SECOND, false>(launch, arrays, end - begin, options, keep)));
+        bool same = current;
+        end = xdi_cuda_take_rates(args, begin, current ? args->list : nullptr, &rates, &same);
+        xd_array_list *list = end - begin == args->array_count ? args->list : nullptr;
+        if (list) list->rounded = rounded;
+        if (!list && args->list) args->list->current = false;
+        const auto run = rounded ? xdi_cuda_update_arrays<Step, HAS_SECOND, true>
+                                 : xdi_cuda_update_arrays<Step, HAS_SECOND, false>;
+        XD_TRY(run(launch, args->arrays + begin, end - begin, rates, options, list, same));
     }
     return XD_OK;
 }
@@ -352,17 +373,12 @@ static xd_result xdi_cuda_sgd_run(const xd_launch *launch, const xd_update_args 
     return xdi_cuda_beside_run(launch, args);
 }
 
-template <typename Updates, typename Counts> static xd_result xdi_cuda_optimizer_load_lists(xd_ctx *ctx) {
-    XD_TRY((xdi_cuda_load(ctx, xdi_cuda_update_kernel<xdi_cuda_adam, true, false, Updates>)));
-    XD_TRY((xdi_cuda_load(ctx, xdi_cuda_update_kernel<xdi_cuda_adam, true, true, Updates>)));
-    XD_TRY((xdi_cuda_load(ctx, xdi_cuda_update_kernel<xdi_cuda_sgd, false, false, Updates>)));
-    XD_TRY((xdi_cuda_load(ctx, xdi_cuda_update_kernel<xdi_cuda_sgd, false, true, Updates>)));
-    return xdi_cuda_load(ctx, xdi_cuda_count_kernel<Counts>);
-}
-
 static xd_result xdi_cuda_optimizer_load(xd_ctx *ctx) {
-    XD_TRY((xdi_cuda_optimizer_load_lists<xdi_cuda_list<xdi_cuda_update>, xdi_cuda_list<xdi_cuda_count>>(ctx)));
-    XD_TRY((xdi_cuda_optimizer_load_lists<xdi_cuda_kept<xdi_cuda_update>, xdi_cuda_kept<xdi_cuda_update>>(ctx)));
+    XD_TRY((xdi_cuda_load(ctx, xdi_cuda_update_kernel<xdi_cuda_adam, true, false>)));
+    XD_TRY((xdi_cuda_load(ctx, xdi_cuda_update_kernel<xdi_cuda_adam, true, true>)));
+    XD_TRY((xdi_cuda_load(ctx, xdi_cuda_update_kernel<xdi_cuda_sgd, false, false>)));
+    XD_TRY((xdi_cuda_load(ctx, xdi_cuda_update_kernel<xdi_cuda_sgd, false, true>)));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_step_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_patch_kernel));
     return xdi_cuda_load(ctx, xdi_cuda_scale_kernel);
 }

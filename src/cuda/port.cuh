@@ -13,6 +13,7 @@
 #include <cuda_runtime.h>
 
 #include <math.h>
+#include <stddef.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <string.h>
@@ -33,8 +34,10 @@
 #    define XDI_CUDA_PRAGMA(text) _Pragma(#    text)
 #    define XD_UNROLL XDI_CUDA_PRAGMA(unroll)
 #    define XD_UNROLL_N(n) XDI_CUDA_PRAGMA(unroll n)
+#    define XDI_CUDA_ALIGNED8(pointer) ((void)0)
 #    define XDI_CUDA_ALIGNED16(pointer) ((void)0)
 #else
+#    define XDI_CUDA_ALIGNED8(pointer) emu_require_aligned((pointer), 8, __FILE__, __LINE__)
 #    define XDI_CUDA_ALIGNED16(pointer) emu_require_aligned((pointer), 16, __FILE__, __LINE__)
 #endif
 
@@ -54,6 +57,9 @@ static __device__ inline int xdi_cuda_held(int value) {
 }
 
 struct xdi_cuda_cublas;
+struct xd_array_list;
+
+enum { XDI_CUDA_NORMS = 2 };
 
 enum { XDI_CUDA_RING_MOST_KINDS = 7, XDI_CUDA_RING_CHOICES = 10 };
 
@@ -70,6 +76,12 @@ struct xd_cuda {
     /* Clusters that run at once, of losses whose rows stay on the chip: F32 and BF16, kind, choice; see loss_ring_host.cu. */
     int ring_clusters[2][XDI_CUDA_RING_MOST_KINDS][XDI_CUDA_RING_CHOICES];
     size_t processor_shared_bytes; /* of a multiprocessor, set with them */
+    xd_array_list *stage;                  /* of lists that are not kept */
+    xd_array_list *norms[XDI_CUDA_NORMS]; /* the lists of the last norms */
+    int norm;                              /* the one that changes next */
+    int cluster_blocks;        /* largest cluster of the losses; 0: they use none */
+    size_t block_shared_bytes; /* that a block may have, set with it */
+    uint64_t apart;            /* a bit for each device whose memory this one cannot access, once there are events */
     xdi_cuda_cublas *cublas;   /* NULL: products are the unit's own */
 };
 
@@ -190,7 +202,35 @@ template <> struct xdi_cuda_is<xdi_cuda_none> {
     enum { GIVEN = 0 };
 };
 
-/* By base/scalar.h: the intrinsics of the vendor lose the payload of a NaN. */
+/* f16 by base/scalar.h, or by the instruction for it, which loses the payload of a NaN: */
+static __device__ inline float xdi_cuda_f16_value(uint16_t half) {
+#if defined(__CUDA_ARCH__)
+    float wide;
+    asm("cvt.f32.f16 %0, %1;" : "=f"(wide) : "h"(half));
+    return wide;
+#else
+    return xd_bits_from_f16(half);
+#endif
+}
+
+/* and with it. */
+static __device__ inline float xdi_cuda_from_f16(uint16_t half) {
+    const uint32_t bits = half, nan = (bits & 0x8000u) << 16 | 0x7fc00000u | (bits & 0x3ffu) << 13;
+    return (bits & 0x7fffu) > 0x7c00u ? xd_float_of_bits(nan) : xdi_cuda_f16_value(half);
+}
+
+static __device__ inline uint16_t xdi_cuda_to_f16(float value) {
+#if defined(__CUDA_ARCH__)
+    uint16_t half;
+    asm("cvt.rn.f16.f32 %0, %1;" : "=h"(half) : "f"(value));
+    const uint32_t bits = xd_bits_of_float(value);
+    const uint32_t nan = (bits >> 16 & 0x8000u) | 0x7e00u | (bits >> 13 & 0x3ffu);
+    return (uint16_t)((bits & 0x7fffffffu) > 0x7f800000u ? nan : half);
+#else
+    return xd_bits_to_f16(value);
+#endif
+}
+
 static __device__ inline float xdi_cuda_widen(float value) {
     return value;
 }
@@ -200,7 +240,7 @@ static __device__ inline float xdi_cuda_widen(xdi_cuda_bf16 value) {
 }
 
 static __device__ inline float xdi_cuda_widen(xdi_cuda_f16 value) {
-    return xd_bits_from_f16(value.bits);
+    return xdi_cuda_from_f16(value.bits);
 }
 
 static __device__ inline float xdi_cuda_widen(xdi_cuda_none) {
@@ -216,7 +256,7 @@ static __device__ inline void xdi_cuda_narrow(float value, xdi_cuda_bf16 *out) {
 }
 
 static __device__ inline void xdi_cuda_narrow(float value, xdi_cuda_f16 *out) {
-    out->bits = xd_bits_to_f16(value);
+    out->bits = xdi_cuda_to_f16(value);
 }
 
 /* Runs the statements with T as the storage type of a dtype: F32, BF16 or F16; the caller has checked that it
@@ -243,8 +283,10 @@ template <typename T> struct xdi_cuda_pack {
 
 #if defined(XD_EMU)
 typedef unsigned __attribute__((vector_size(16), may_alias)) xdi_cuda_bits16;
+typedef unsigned __attribute__((vector_size(8), may_alias)) xdi_cuda_bits8;
 #else
 typedef uint4 xdi_cuda_bits16;
+typedef uint2 xdi_cuda_bits8;
 #endif
 
 /* The address must be a multiple of 16. */
@@ -269,6 +311,17 @@ template <typename T> static __device__ inline void xdi_cuda_store16(T *to, cons
 #else
     *reinterpret_cast<xdi_cuda_bits16 *>(to) = bits;
 #endif
+}
+
+/* The same with eight bytes. */
+template <typename T> static __device__ inline xdi_cuda_bits8 xdi_cuda_load8(const T *from) {
+    XDI_CUDA_ALIGNED8(from);
+    return *reinterpret_cast<const xdi_cuda_bits8 *>(from);
+}
+
+template <typename T> static __device__ inline void xdi_cuda_store8(T *to, xdi_cuda_bits8 bits) {
+    XDI_CUDA_ALIGNED8(to);
+    *reinterpret_cast<xdi_cuda_bits8 *>(to) = bits;
 }
 
 static __host__ __device__ inline bool xdi_cuda_is_aligned16(const void *pointer) {

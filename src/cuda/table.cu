@@ -161,6 +161,8 @@ static xd_result xdi_cuda_set_up(xd_ctx *ctx, xd_cuda *cuda, const xd_cuda_desc 
     cuda->workspace = cuda->allocator.allocate(cuda->allocator.user, cuda->workspace_bytes);
     XD_REQUIRE(ctx, cuda->workspace, XD_ERROR_MEMORY, "no room for %zu bytes of workspace on device %d",
                 cuda->workspace_bytes, cuda->device);
+    XD_TRY(xdi_cuda_list_make(cuda, XDI_CUDA_LIST_STAGED, &cuda->stage));
+    for (xd_array_list *&list : cuda->norms) XD_TRY(xdi_cuda_list_make(cuda, XDI_CUDA_NORM_LIST, &list));
     XD_TRY(xdi_cuda_load_all(ctx));
     XD_TRY(xdi_cuda_probe(ctx, cuda, &architecture));
     if (desc->cublas) XD_TRY(xdi_cuda_cublas_open(ctx, cuda, desc->cublas));
@@ -170,6 +172,8 @@ static xd_result xdi_cuda_set_up(xd_ctx *ctx, xd_cuda *cuda, const xd_cuda_desc 
 /* The device is the current one. */
 static void xdi_cuda_free(xd_cuda *cuda) {
     xdi_cuda_cublas_close(cuda);
+    for (xd_array_list *list : cuda->norms) xdi_cuda_list_free(list);
+    xdi_cuda_list_free(cuda->stage);
     if (cuda->workspace) cuda->allocator.release(cuda->allocator.user, cuda->workspace);
     xd_release(cuda->ctx, cuda);
 }

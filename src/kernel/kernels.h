@@ -62,6 +62,8 @@ typedef struct xd_device_ops {
      * there is none; the contents are undefined. On the CPU that of the context. NULL: not offered. */
     void *(*host_allocate)(xd_ctx *ctx, size_t bytes);
     void (*host_release)(xd_ctx *ctx, void *memory); /* no copy of it may be pending; NULL is fine */
+    /* Whether kernels can read memory of another context's device; `copy` always can. After event_create. NULL: always. */
+    bool (*reaches)(xd_ctx *ctx, const void *memory);
 } xd_device_ops;
 
 /* All that a context computes with. Losses, optimizers and transports call nothing else, so another

@@ -93,6 +93,8 @@ typedef struct xd_update_args {
     const struct xd_average_args *averages;
     int average_count;
     const xd_average_turn *turn; /* of the averages of the arrays; NULL -> they move by `keep` */
+    bool
+        same; /* but for `decay` and `learning_rate` the arrays are those of the last call with `list`, which returned OK */
 } xd_update_args;
 
 /* One array of an average: target <- target + weight * (source - target). */
@@ -112,6 +114,7 @@ typedef struct xd_lerp_args {
     bool weighted_sum;           /* fma(1 - b, source, b * target) instead, as CREDIT does */
     xd_array_list *list;         /* NULL -> the list of arrays is not stored */
     const xd_average_turn *turn; /* NULL -> `keep` */
+    bool same;                   /* the arrays are those of the last call with `list`, which returned OK */
 } xd_lerp_args;
 
 /* What the average entry does to its targets. */

@@ -215,11 +215,11 @@ XD_PRIVATE xd_result xdi_vocab_gather(const xd_vocab *vocab, const void *mine, v
 }
 
 XD_PRIVATE xd_result xdi_vocab_agree(xd_comm *tp, xd_comm *comm, xd_result mine) {
-    if (tp && xd_comm_size(tp) > 1) mine = xd_agree(tp, mine);
-    if (comm && xd_comm_size(comm) > 1) mine = xd_agree(comm, mine);
+    if (tp && xd_comm_size(tp) > 1) mine = xdi_comm_agree_or_record(tp, mine, 0);
+    if (comm && xd_comm_size(comm) > 1) mine = xdi_comm_agree_or_record(comm, mine, 0);
     return mine;
 }
 
 XD_PRIVATE xd_result xdi_vocab_agree_rows(xd_comm *comm, xd_result mine, int64_t rows) {
-    return comm && xd_comm_size(comm) > 1 ? xdi_comm_agree_count(comm, mine, rows) : mine;
+    return comm && xd_comm_size(comm) > 1 ? xdi_comm_agree_or_record(comm, mine, rows) : mine;
 }

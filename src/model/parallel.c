@@ -636,6 +636,9 @@ static xd_result xdi_agreement_explain(xd_comm *comm, xd_result result) {
 }
 
 static xd_result xdi_agreement_reach(xdi_agreement *a, xd_comm *comm) {
+    a->elsewhere = false;
+    if (xdi_comm_is_recording(comm))
+        return a->mine; /* the graph's steps are alike, and one before it was agreed on */
     const int64_t hash = (int64_t)a->hash;
     const xd_error own = *xd_last_error(xd_comm_ctx(comm));
     int64_t facts[] = { a->mine != XD_OK, hash, ~hash, a->skips }; /* the third is the minimum, upside down */
@@ -735,7 +738,7 @@ static xd_result xdi_parallel_agree_publish(const xd_parallel *p) {
     const xdi_place *place = &p->place;
     const xd_result mine = xdi_parallel_check_publish(p);
     const xd_error own = *xd_last_error(place->ctx);
-    const xd_result reported = xd_agree(place->data, mine);
+    const xd_result reported = xdi_comm_agree_or_record(place->data, mine, 0);
     return reported == XD_ERROR_MISMATCH && mine != XD_OK ? xdi_ctx_adopt(place->ctx, &own) : reported;
 }
 

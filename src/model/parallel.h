@@ -148,6 +148,7 @@ XD_API xd_result xd_parallel_push_micro_batch(xd_parallel *parallel);
 /* Sums a step's gradients over all micro-batches, and as xd_weight_traits say.
  *
  * Collective over data, and over tp, pp and embedding of the desc's groups.
+ * In a capture each rank checks its own step only.
  * Errors drop the micro-batches: STATE (a block open or without a backward; order of blocks), MISMATCH (traits),
  * UNSUPPORTED (embedding copies in unequal parts), those of the reductions. Errors that change nothing: STATE (a trait
  * without groups, or over several stages), MISMATCH or PEER (a rank is in another call). */
@@ -156,7 +157,8 @@ XD_API xd_result xd_parallel_reduce(xd_parallel *parallel);
 /* Ends a step: blocks show the new weights. Needed too after a skipped or abandoned step, and after values were loaded
  * or swapped.
  *
- * Collective over data, and over replicas in calls that compare. Errors change nothing: STATE (a block open;
+ * Collective over data, and over replicas in calls that compare. In a capture ranks neither agree nor compare; every
+ * later call outside of it compares. Errors change nothing: STATE (a block open;
  * micro-batches not reduced), MISMATCH (a weight differs), those of xd_all_gather. */
 XD_API xd_result xd_parallel_publish(xd_parallel *parallel);
 

@@ -2,7 +2,7 @@
  * found. Values are read, and nothing else. */
 
 #include "base/internal.h"
-#include "comm/collective.h"
+#include "comm/internal.h"
 #include "base/crc.h"
 #include "kernel/kernels.h"
 #include "model/parallel_internal.h"
@@ -107,9 +107,15 @@ static xd_result xdi_replicas_check_own(const xdi_place *place) {
     return xdi_replicas_compare(place, place->replicas, true);
 }
 
+/* A graph compares nothing and may be launched any number of times: the next call outside of it compares. */
 XD_PRIVATE xd_result xdi_replicas_check(xd_parallel *p) {
     xd_result result = XD_OK;
-    if (xdi_replicas_is_due(&p->place, p->step.published) && xdi_replicas_has_any(p)) {
+    if (xdi_comm_is_recording(p->place.data)) {
+        p->step.recorded = true;
+        return XD_OK;
+    }
+    const bool due = p->place.settings.compare_steps >= 0 && p->step.recorded;
+    if ((due || xdi_replicas_is_due(&p->place, p->step.published)) && xdi_replicas_has_any(p)) {
         if (p->experts) result = xdi_replicas_check_own(&p->experts->place);
         if (result == XD_OK) result = xdi_replicas_check_own(&p->place);
         result = xd_agree(p->place.data, result); /* parts of some ranks alone may differ */

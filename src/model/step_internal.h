@@ -37,6 +37,7 @@ typedef struct xdi_step {
     /* over all steps */
     bool compared[3];  /* with the ranks of each kind of traits: how many weights are summed */
     int64_t published; /* steps so far */
+    bool recorded;     /* a graph has steps that publish */
     bool late;         /* DDP: sums begin in xd_parallel_reduce alone */
 } xdi_step;
 

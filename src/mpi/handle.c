@@ -166,6 +166,7 @@ static const xd_transport_ops xdi_mpi_ops = { "mpi",
 #else
                                               NULL,
 #endif
+                                              NULL,
                                               NULL };
 
 /* A handle; the caller fills in world_ranks. */

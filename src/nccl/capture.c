@@ -46,6 +46,19 @@ static xd_result xdi_nccl_admit_on(xdi_nccl *t, const xd_collective *next, cudaS
     return XD_OK;
 }
 
+static bool xdi_nccl_is_recording(xd_transport *transport) {
+    const xdi_nccl *t = (const xdi_nccl *)transport;
+    const xd_ctx_desc *settings = xd_ctx_settings(transport->ctx);
+    const bool has_device = settings->kernels && settings->kernels->device == XD_DEVICE_CUDA;
+    xdi_nccl_scope scope;
+    bool recording = false;
+    if (t->world->failure != XD_OK || !has_device) return false;
+    if (xdi_nccl_scope_begin(&scope, t->world->device) == cudaSuccess)
+        recording = xdi_nccl_capture_of(t, (cudaStream_t)settings->stream) != 0;
+    xdi_nccl_scope_end(&scope);
+    return recording;
+}
+
 static xd_result xdi_nccl_admit_call(xd_transport *transport, const xd_collective *next) {
     xdi_nccl *t = (xdi_nccl *)transport;
     const xd_ctx_desc *settings = xd_ctx_settings(transport->ctx);

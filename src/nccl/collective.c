@@ -1,4 +1,4 @@
-/* Collectives: control records, what only moves, and sums. */
+/* Collectives: control records, and what only moves. */
 
 /* ---- sends and receives of one group call ---- */
 
@@ -69,23 +69,50 @@ static bool xdi_nccl_compares(const xdi_nccl *t, const xd_collective *next) {
     return t->calls < t->world->compare || (next && next->leaves.total && !next->known_leaves);
 }
 
-static xd_result xdi_nccl_confer(xdi_nccl *t, const xd_control *mine, const xd_collective *next,
-                                 xd_control *all, double deadline) {
+/* What the ranks did before a barrier or an agreement without comparing it. */
+static xd_result xdi_nccl_look_back(xdi_nccl *t) {
+    const int other = xdi_nccl_stranger(t);
+    const bool pairs = other == t->base.size;
+    const int culprit = other < 0 || pairs ? -1 : t->world_ranks[other];
+    char calls[200];
+    if (other < 0) return XD_OK;
+    xdi_nccl_recall(t, calls, sizeof calls);
+    xdi_nccl_break(t->world, XD_ERROR_MISMATCH, culprit);
+    if (pairs)
+        return XD_FAIL(t->base.ctx, XD_ERROR_MISMATCH,
+                       "counts of an all_to_all differ between two ranks, among %lld calls that were not "
+                       "compared; %s",
+                       (long long)t->unseen, calls);
+    return XD_FAIL_CULPRIT(t->base.ctx, XD_ERROR_MISMATCH, culprit,
+                           "rank %d made other calls than rank %d, of which this one made %lld that were not "
+                           "compared; %s",
+                           culprit, t->world_ranks[0], (long long)t->unseen, calls);
+}
+
+static xd_result xdi_nccl_confer_seen(xdi_nccl *t, const xd_control *mine, xd_control *all, double deadline) {
     const int n = t->base.size;
     xd_control record = *mine;
+    if (t->displaced) record.extra = 1; /* otherwise only splits, leaves and histories use it */
+    xdi_nccl_show_history(t, &record);
+    XD_TRY(xdi_nccl_gather_records(t, &record, deadline));
+    XD_TRY(xdi_nccl_look_back(t));
+    for (int r = 0; r < n && xdi_nccl_is_moving(mine->kind); r++)
+        t->displaced = t->displaced || t->records[r].extra;
+    memcpy(all, t->records, (size_t)n * sizeof *all);
+    return XD_OK;
+}
+
+static xd_result xdi_nccl_confer(xdi_nccl *t, const xd_control *mine, const xd_collective *next,
+                                 xd_control *all, double deadline) {
     t->displaced = next && !next->leaves.total && (next->send_displacements || next->recv_displacements);
     const bool moves = xdi_nccl_is_moving(mine->kind), compares = !moves || xdi_nccl_compares(t, next);
     t->calls += moves;
-    if (compares) {
-        if (t->displaced) record.extra = 1; /* otherwise only splits and leaves use it */
-        XD_TRY(xdi_nccl_gather_records(t, &record, deadline));
-        for (int r = 0; r < n; r++) t->displaced = t->displaced || t->records[r].extra;
-        memcpy(all, t->records, (size_t)n * sizeof *all);
-        return XD_OK;
-    }
+    xdi_nccl_note(t, mine);
+    if (compares) return xdi_nccl_confer_seen(t, mine, all, deadline);
     /* The peers are not comparing, so they cannot learn why this rank does not come. */
     if (mine->status != (int32_t)XD_OK) return xdi_nccl_lost(t, (xd_result)mine->status);
-    xd_control_assume(mine, next, n, all);
+    xdi_nccl_remember(t, mine);
+    xd_control_assume(mine, next, t->base.size, all);
     return XD_OK;
 }
 
@@ -151,146 +178,4 @@ static xd_result xdi_nccl_move(xdi_nccl *t, const xd_collective *c, cudaStream_t
                                deadline);
     }
     return xdi_nccl_messages(t, c, stream, deadline);
-}
-
-/* ---- sums ---- */
-
-static int64_t xdi_nccl_nodes(const xdi_nccl *t, int rank) {
-    return t->leaves[rank].total ? xd_leaves_nodes(t->leaves[rank].first, t->leaves[rank].count) : 1;
-}
-
-/* Elements of a block of `count` in the tile that begins at `at`. */
-static int64_t xdi_nccl_in_tile(int64_t count, int64_t at, int64_t tile) {
-    const int64_t left = count > at ? count - at : 0;
-    return left < tile ? left : tile;
-}
-
-/* Collects the tile at `at` of this rank's block: node k of rank r becomes tile (nodes of the ranks before r) + k
- * of the staging memory. */
-static xd_result xdi_nccl_bring(xdi_nccl *t, const xd_collective *c, cudaStream_t stream, int64_t stride,
-                                int64_t at, int64_t tile, double deadline) {
-    const size_t size = xd_dtype_size(c->dtype);
-    const int n = t->base.size, me = t->base.rank;
-    const int64_t own = xdi_nccl_in_tile(t->counts[me], at, tile);
-    int64_t slot = 0; /* tiles of the ranks before this one */
-    xdi_nccl_batch batch = xdi_nccl_begin(t, stream);
-    for (int r = 0; r < n; slot += xdi_nccl_nodes(t, r++)) {
-        t->pieces[r] = t->world->staging + (size_t)(slot * tile) * size;
-        for (int64_t k = 0; k < xdi_nccl_nodes(t, me); k++)
-            xdi_nccl_put(&batch, r, c->send, k * stride + t->begins[r] + at,
-                         xdi_nccl_in_tile(t->counts[r], at, tile), size);
-        for (int64_t k = 0; k < xdi_nccl_nodes(t, r); k++)
-            xdi_nccl_get(&batch, r, t->world->staging, (slot + k) * tile, own, size);
-    }
-    XD_TRY(xdi_nccl_end(&batch, deadline));
-    for (int64_t k = 0; k < xdi_nccl_nodes(t, me); k++)
-        XD_TRY(xdi_nccl_copy(t, stream, (char *)(uintptr_t)t->pieces[me] + (size_t)(k * tile) * size,
-                             (const char *)c->send + (size_t)(k * stride + t->begins[me] + at) * size,
-                             (size_t)own * size));
-    return XD_OK;
-}
-
-/* Reduces this rank's block into out, tile by tile. */
-static xd_result xdi_nccl_reduce(xdi_nccl *t, const xd_collective *c, cudaStream_t stream, void *out,
-                                 int64_t stride, int64_t tile, double deadline) {
-    const size_t size = xd_dtype_size(c->dtype);
-    const int n = t->base.size;
-    const xd_reduce_kernels *reduce = &xd_ctx_kernels(t->world->ctx)->reduce;
-    xd_launch launch = xd_ctx_launch(t->world->ctx);
-    int64_t longest = 0;
-    launch.stream = stream;
-    for (int r = 0; r < n; r++) longest = t->counts[r] > longest ? t->counts[r] : longest;
-    XD_TRY(xdi_nccl_await(t, stream, &t->world->spare));
-    for (int64_t at = 0; at < longest; at += tile) {
-        const int64_t count = xdi_nccl_in_tile(t->counts[t->base.rank], at, tile);
-        XD_TRY(xdi_nccl_bring(t, c, stream, stride, at, tile, deadline));
-        if (count == 0) continue;
-        char *to = (char *)out + (size_t)at * size;
-        const xd_result result =
-            c->leaves.total
-                ? reduce->leaves(&launch, to, t->pieces, t->leaves, n, tile, count, c->dtype, c->op)
-                : reduce->pieces(&launch, to, t->pieces, n, count, c->dtype, c->op);
-        XD_TRY(xdi_nccl_lost(t, xdi_nccl_pass_on(t, result)));
-    }
-    return xdi_nccl_put_mark(t, stream, &t->world->spare);
-}
-
-/* Finds every rank's leaves; returns the elements of each node in a tile. */
-static int64_t xdi_nccl_tile(xdi_nccl *t, const xd_collective *c) {
-    const int64_t nodes = xd_control_leaves(t->records, c, t->base.size, t->leaves);
-    const int64_t room =
-        (int64_t)t->world->staging_bytes / ((nodes ? nodes : 1) * (int64_t)xd_dtype_size(c->dtype));
-    const int64_t tile = room - room % XDI_NCCL_ALIGN;
-    return tile > 0 ? tile : room;
-}
-
-static xd_result xdi_nccl_room(xdi_nccl *t, int64_t tile) {
-    if (tile > 0) return XD_OK;
-    return xdi_nccl_lost(t, XD_FAIL(t->base.ctx, XD_ERROR_MEMORY,
-                                    "%lld bytes of staging do not hold one element of every node of a sum",
-                                    (long long)t->world->staging_bytes));
-}
-
-/* Reductions that NCCL may do itself: FAST sums, and those without rounding. NCCL's MAX and MIN may lose a NaN. */
-static bool xdi_nccl_is_native(const xdi_nccl *t, const xd_collective *c) {
-    if (xd_ctx_settings(t->base.ctx)->reduction != XD_REDUCTION_FAST || c->leaves.total) return false;
-    return !xd_dtype_is_floating(c->dtype) || c->op == XD_SUM || c->op == XD_AVG;
-}
-
-static ncclDataType_t xdi_nccl_type(xd_dtype dtype) {
-    switch (dtype) {
-    case XD_DTYPE_F32: return ncclFloat32;
-    case XD_DTYPE_F64: return ncclFloat64;
-    case XD_DTYPE_BF16: return (ncclDataType_t)9; /* ncclBfloat16: C does not see it in every release */
-    case XD_DTYPE_F16: return ncclFloat16;
-    case XD_DTYPE_I32: return ncclInt32;
-    case XD_DTYPE_I64: return ncclInt64;
-    default: return ncclUint8;
-    }
-}
-
-static ncclRedOp_t xdi_nccl_op(xd_reduce_op op) {
-    return op == XD_MAX ? ncclMax : op == XD_MIN ? ncclMin : op == XD_AVG ? ncclAvg : ncclSum;
-}
-
-static xd_result xdi_nccl_reduce_scatter(xdi_nccl *t, const xd_collective *c, cudaStream_t stream,
-                                         double deadline) {
-    if (xdi_nccl_is_native(t, c) && xdi_nccl_is_even(t, c->send_counts)) {
-        if (c->send_counts[0] == 0) return XD_OK;
-        const ncclResult_t code =
-            ncclReduceScatter(c->send, c->recv, (size_t)c->send_counts[0], xdi_nccl_type(c->dtype),
-                              xdi_nccl_op(c->op), t->comm, stream);
-        return xdi_nccl_settle(t, code, deadline);
-    }
-    const int64_t tile = xdi_nccl_tile(t, c);
-    XD_TRY(xdi_nccl_room(t, tile));
-    const int64_t stride = xd_collective_blocks(c, t->base.size, false, t->begins, t->counts);
-    return xdi_nccl_reduce(t, c, stream, c->recv, stride, tile, deadline);
-}
-
-/* Each rank sums a block, then all gather the sums. Short arrays go to every rank whole, which saves a round. In
- * place, a rank overwrites only elements that it has sent already or does not send. */
-static xd_result xdi_nccl_all_reduce(xdi_nccl *t, const xd_collective *c, cudaStream_t stream,
-                                     double deadline) {
-    const int n = t->base.size, me = t->base.rank;
-    const size_t size = xd_dtype_size(c->dtype);
-    if (c->count == 0) return XD_OK;
-    if (xdi_nccl_is_native(t, c)) {
-        const ncclResult_t code = ncclAllReduce(c->send, c->recv, (size_t)c->count, xdi_nccl_type(c->dtype),
-                                                xdi_nccl_op(c->op), t->comm, stream);
-        return xdi_nccl_settle(t, code, deadline);
-    }
-    const int64_t tile = xdi_nccl_tile(t, c);
-    XD_TRY(xdi_nccl_room(t, tile));
-    const bool whole = c->count <= tile && (size_t)c->count * size <= (size_t)XDI_NCCL_SHORT;
-    const int64_t stride = xd_collective_blocks(c, n, whole, t->begins, t->counts);
-    char *own = (char *)c->recv + (size_t)t->begins[me] * size;
-    XD_TRY(xdi_nccl_reduce(t, c, stream, own, stride, tile, deadline));
-    if (whole) return XD_OK;
-    xdi_nccl_batch batch = xdi_nccl_begin(t, stream);
-    for (int r = 0; r < n; r++) {
-        xdi_nccl_put(&batch, r, own, 0, t->counts[me], size);
-        xdi_nccl_get(&batch, r, c->recv, t->begins[r], t->counts[r], size);
-    }
-    return xdi_nccl_end(&batch, deadline);
 }

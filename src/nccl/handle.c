@@ -118,6 +118,10 @@ static void xdi_nccl_close(xdi_nccl *t) {
 static void xdi_nccl_release_world(xdi_nccl_world *world) {
     const xd_device_ops *memory = &xd_ctx_kernels(world->ctx)->memory;
     if (world->groups || world->is_held) return;
+    const cudaEvent_t events[] = { world->brought, world->joined, world->added[0], world->added[1] };
+    for (size_t i = 0; i < sizeof events / sizeof *events; i++)
+        if (events[i]) cudaEventDestroy(events[i]);
+    if (world->adds) cudaStreamDestroy(world->adds);
     if (world->stream) cudaStreamDestroy(world->stream);
     xdi_nccl_mark_destroy(&world->spare);
     memory->release(world->ctx, world->mirror);
@@ -161,7 +165,8 @@ static const xd_transport_ops xdi_nccl_ops = { "nccl",
                                                NULL,
                                                true,
                                                NULL,
-                                               xdi_nccl_admit_call };
+                                               xdi_nccl_admit_call,
+                                               xdi_nccl_is_recording };
 
 /* A handle without a communicator; the caller fills in world_ranks. */
 static xd_result xdi_nccl_create(xdi_nccl_world *world, int size, int rank, xdi_nccl **out) {

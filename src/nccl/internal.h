@@ -12,6 +12,7 @@
  * capture.c refuses the others before anything has been done. */
 
 enum {
+    XDI_NCCL_COMPARED = 64,     /* calls of a group that are compared by default */
     XDI_NCCL_STAGING = 1 << 24, /* bytes */
     XDI_NCCL_MIRROR = 1 << 16,  /* bytes, at first */
     XDI_NCCL_SHORT = 4096,      /* bytes up to which every rank computes the whole sum of an all_reduce */
@@ -42,6 +43,8 @@ typedef struct xdi_nccl_world {
     xd_result failure;   /* XD_OK, or what broke the world */
     int culprit;         /* world rank; -1 unknown */
     cudaStream_t stream; /* control records and host memory */
+    cudaStream_t adds;   /* kernels of a sum while the next tile comes */
+    cudaEvent_t brought, joined, added[2];
     int device;          /* of ctx */
     xdi_nccl_mark spare; /* after the last use of staging */
     char *staging;       /* terms of a sum: a tile of each node of every rank's forest, in order */
@@ -63,6 +66,10 @@ struct xdi_nccl {
     xd_control *arrived; /* [2 size], the same on the device */
     xdi_nccl_mark last;  /* after the last work on comm */
     int64_t calls;       /* collectives so far */
+    xd_control latest;   /* this rank's last call, and the one before it; kind 0: none */
+    xd_control before;
+    int64_t unseen; /* calls that were not compared, the hash of them, and what their all_to_alls add up to */
+    uint64_t hash, pairs;
     bool displaced;      /* some rank passed displacements to the call in progress */
     int64_t *begins;     /* [size], first element of each rank's block of a sum */
     int64_t *counts;     /* [size], and its length */

@@ -52,8 +52,12 @@ static xd_result xdi_nccl_place(xdi_nccl_world *world) {
 }
 
 static xd_result xdi_nccl_furnish(xdi_nccl_world *world) {
+    cudaEvent_t *const events[] = { &world->brought, &world->joined, &world->added[0], &world->added[1] };
     cudaError_t code = cudaStreamCreateWithFlags(&world->stream, cudaStreamNonBlocking);
+    if (code == cudaSuccess) code = cudaStreamCreateWithFlags(&world->adds, cudaStreamNonBlocking);
     if (code == cudaSuccess) code = xdi_nccl_mark_create(&world->spare);
+    for (size_t i = 0; i < sizeof events / sizeof *events && code == cudaSuccess; i++)
+        code = cudaEventCreateWithFlags(events[i], cudaEventDisableTiming);
     XD_REQUIRE(world->ctx, code == cudaSuccess, XD_ERROR_DEVICE, "CUDA: %s", cudaGetErrorString(code));
     return XD_OK;
 }
@@ -125,7 +129,7 @@ XD_API xd_result xd_comm_nccl(xd_ctx *ctx, const xd_nccl_desc *desc, xd_comm **o
     XD_REQUIRE(ctx, world, XD_ERROR_MEMORY, "no room for a world of %d ranks", d.size);
     world->ctx = ctx;
     world->staging_bytes = d.staging_bytes;
-    world->compare = d.compare == 0 ? INT64_MAX : d.compare < 0 ? 0 : d.compare;
+    world->compare = d.compare == 0 ? (int64_t)XDI_NCCL_COMPARED : d.compare < 0 ? 0 : d.compare;
     world->is_held = true;
     xd_result result = xdi_nccl_place(world);
     if (result == XD_OK) result = xdi_nccl_found(world, &d, &t);

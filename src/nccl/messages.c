@@ -170,6 +170,12 @@ static xd_result xdi_nccl_exchange_all(xd_transport *transport, xd_message *mess
     xdi_nccl *t = (xdi_nccl *)transport;
     xdi_nccl_scope scope;
     if (t->world->failure != XD_OK) return xdi_nccl_report(t);
+    xd_control call;
+    memset(&call, 0, sizeof call);
+    call.kind = (uint32_t)messages[0].record.kind;
+    call.dtype = (uint32_t)messages[0].record.dtype;
+    call.count = (uint64_t)messages[0].record.count;
+    xdi_nccl_note(t, &call);
     xd_result result = xdi_nccl_begin_call(t, &scope);
     if (result == XD_OK) result = xdi_nccl_exchange_seen(t, messages, count, deadline);
     xdi_nccl_scope_end(&scope);

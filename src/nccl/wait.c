@@ -35,9 +35,12 @@ static xd_result xdi_nccl_fault(xdi_nccl *t, ncclResult_t code) {
 }
 
 static xd_result xdi_nccl_expire(xdi_nccl *t) {
+    char calls[200];
+    xdi_nccl_recall(t, calls, sizeof calls);
     xdi_nccl_break(t->world, XD_ERROR_TIMEOUT, -1);
     return XD_FAIL(t->base.ctx, XD_ERROR_TIMEOUT,
-                   "some rank of the group of %d did not arrive before the deadline", t->base.size);
+                   "some rank of the group of %d did not arrive before the deadline; %s", t->base.size,
+                   calls);
 }
 
 /* A failure of this rank alone in the middle of a call: peers cannot go on without its part. */

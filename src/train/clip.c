@@ -150,7 +150,7 @@ static xd_result xdi_clip_on_device(xd_ctx *ctx, xd_comm *comm, const xd_gradien
     xd_result mine = xd_ctx_kernels(ctx)->memory.fill(&launch, &out->sum, 0, sizeof out->sum);
     if (mine == XD_OK) mine = xdi_clip_local(ctx, d, exact, &out->sum);
     if (!comm) return mine;
-    XD_TRY(xd_agree(comm, mine));
+    XD_TRY(xdi_comm_agree_or_record(comm, mine, 0));
     return xdi_clip_exchange_device(comm, d->type, exact, &out->sum);
 }
 

@@ -527,11 +527,12 @@ static xd_result xdi_ema_average(xd_ema *ema, int64_t iteration, bool joined, co
     xd_lerp_args args;
     args.arrays = ema->lerps;
     args.list = ema->list;
-    args.array_count = 0;
+    args.array_count = joined ? 0 : ema->last.lerp_count;
+    args.same = args.array_count > 0; /* what they point at does not change */
     args.keep = xdi_ema_decay_at(&ema->desc, iteration);
     args.weighted_sum = ema->desc.compat_credit;
     args.turn = ema->counts_there ? ema->turn : NULL;
-    for (int64_t i = 0; i < ema->shadow_count; i++) {
+    for (int64_t i = 0; i < ema->shadow_count && !args.same; i++) {
         const xdi_ema_shadow *s = &ema->shadows[i];
         const xd_param *p = &ema->created[s->source];
         if (s->copied || (joined && xdi_ema_can_join(ema, s))) continue;
@@ -542,7 +543,9 @@ static xd_result xdi_ema_average(xd_ema *ema, int64_t iteration, bool joined, co
         lerp->source_dtype = p->dtype;
         lerp->count = p->count;
     }
+    ema->last.lerp_count = 0; /* until it has succeeded */
     XD_TRY(xd_ctx_kernels(ema->ctx)->optimizer.lerp(&launch, &args));
+    ema->last.lerp_count = joined ? 0 : args.array_count;
     return xdi_ema_copy(ema, false, status);
 }
 
@@ -691,6 +694,12 @@ XD_PRIVATE bool xdi_ema_join_beside(const xd_ema *ema, int64_t count, xd_average
     xdi_ema_fill_args(ema, XD_AVERAGE_MOVE, ema->iteration + 1, args);
     args->arrays = ema->moves;
     return true;
+}
+
+XD_PRIVATE bool xdi_ema_joins_again(xd_ema *ema, const xd_optimizer *optimizer) {
+    const bool again = ema->last.optimizer == optimizer;
+    ema->last.optimizer = optimizer;
+    return again;
 }
 
 XD_PRIVATE void xdi_ema_join(const xd_ema *ema, int64_t index, xd_update_array *update) {

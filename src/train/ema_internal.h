@@ -25,6 +25,12 @@ typedef struct xdi_ema_name {
     int64_t shadow;
 } xdi_ema_name;
 
+/* The last update, so that the next one need not do the same again. */
+typedef struct xdi_ema_last {
+    const void *optimizer; /* of the last step that the average joined */
+    int64_t lerp_count;    /* of an update of all shadows; 0 after another one */
+} xdi_ema_last;
+
 struct xd_ema {
     xd_ctx *ctx;
     xd_ema_desc desc;
@@ -36,7 +42,8 @@ struct xd_ema {
     int64_t slot_count;      /* a power of two, at least twice param_count */
     xdi_ema_shadow *shadows; /* [shadow_count], room for param_count */
     int64_t shadow_count;
-    xd_lerp_array *lerps;    /* [param_count]; filled in again in every update */
+    xd_lerp_array *lerps; /* [param_count] */
+    xdi_ema_last last;
     xd_average_array *moves; /* [param_count]; filled in by a step that updates the average beside others */
     xd_cast_array *casts;    /* [param_count] */
     int64_t iteration;

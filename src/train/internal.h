@@ -63,6 +63,9 @@ XD_PRIVATE xd_result xdi_ema_has_next(const xd_ema *ema);
 XD_PRIVATE void xdi_ema_join(const xd_ema *ema, int64_t index, xd_update_array *update);
 XD_PRIVATE void xdi_ema_join_move(const xd_ema *ema, int64_t index, int64_t k);
 
+/* ema.c: whether the last step that an average joined was one of this optimizer. From now on it is. */
+XD_PRIVATE bool xdi_ema_joins_again(xd_ema *ema, const xd_optimizer *optimizer);
+
 /* ema.c: begins the update of an average that has joined a step, before the step. On a device *turn is what the step reads of
  * it, where the host cannot know whether its counters advance; else NULL. */
 XD_PRIVATE xd_result xdi_ema_begin(xd_ema *ema, const xd_status *status, const xd_average_turn **turn);

@@ -20,9 +20,14 @@ struct xd_optimizer {
     int64_t *steps;               /* [desc.param_count], in memory of the device */
     void *device_memory;          /* memory of the states when it is not this block itself */
     uint64_t *keys;               /* [desc.param_count]; hashes of names; NULL without stochastic_bf16 */
-    xd_param *created;            /* [desc.param_count]; the list at creation, to notice changes */
-    xd_update_array *updates;     /* [desc.param_count]; filled in again in every step */
-    xd_array_list *list;          /* of the updates, on a device; NULL on the CPU */
+    xd_param
+        *created; /* [desc.param_count]; the list at creation, then at the last step, to notice changes */
+    xd_update_array *updates; /* [desc.param_count]; of the last step */
+    int64_t update_count;
+    double update_rate;   /* the learning rate of `updates` */
+    const xd_ema *joined; /* whose shadows are in `updates`; NULL -> none are */
+    bool listed;          /* a step of the list as it was has succeeded with `updates` */
+    xd_array_list *list;  /* of the updates, on a device; NULL on the CPU */
 };
 
 XD_API xd_optimizer_desc xd_adam_defaults(const xd_param *params, int64_t param_count) {
@@ -339,6 +344,7 @@ XD_API xd_result xd_optimizer_thaw(xd_optimizer *optimizer, int64_t index) {
     state.step = optimizer->states[index].step;
     optimizer->states[index] = state;
     optimizer->created[index].frozen = false;
+    optimizer->listed = false;
     return XD_OK;
 }
 
@@ -348,14 +354,20 @@ static float xdi_optimizer_decay(double learning_rate, double weight_decay) {
     return (float)(1.0 - product);
 }
 
+/* The learning rate and the decay of a parameter. */
+static void xdi_optimizer_rate(const xd_optimizer *o, const xd_param *p, xd_update_array *u) {
+    const xd_optimizer_group *group = &o->groups[p->group];
+    const double weight_decay = p->no_decay ? 0.0 : group->weight_decay;
+    u->learning_rate = o->desc.learning_rate * group->learning_rate_scale;
+    u->decay = xdi_optimizer_decay(u->learning_rate, weight_decay);
+    u->weight_decay = (float)weight_decay;
+}
+
 /* The update of parameter `index` for its next step. */
 static xd_update_array xdi_optimizer_update(const xd_optimizer *o, int64_t index) {
     const xd_optimizer_desc *d = &o->desc;
     const xd_param *p = &d->params[index];
     const xd_optimizer_state *state = &o->states[index];
-    const xd_optimizer_group *group = &o->groups[p->group];
-    const double learning_rate = d->learning_rate * group->learning_rate_scale;
-    const double weight_decay = p->no_decay ? 0.0 : group->weight_decay;
     xd_update_array u;
     memset(&u, 0, sizeof u);
     const bool rounds = xdi_optimizer_rounds(d, p);
@@ -369,10 +381,8 @@ static xd_update_array xdi_optimizer_update(const xd_optimizer *o, int64_t index
     u.gradient = p->gradient;
     u.gradient_dtype = xdi_train_gradient_dtype(p);
     u.count = p->count;
-    u.decay = xdi_optimizer_decay(learning_rate, weight_decay);
-    u.weight_decay = (float)weight_decay;
     u.steps = state->step;
-    u.learning_rate = learning_rate;
+    xdi_optimizer_rate(o, p, &u);
     return u;
 }
 
@@ -405,22 +415,53 @@ typedef struct xdi_optimizer_averages {
     int count; /* of those beside */
 } xdi_optimizer_averages;
 
+/* Whether the updates are those of the step before, but for the learning rate. */
+static bool xdi_optimizer_is_listed(const xd_optimizer *o, const xdi_optimizer_averages *averages) {
+    const bool again = !averages->first || xdi_ema_joins_again(averages->first, o);
+    return again && o->listed && averages->first == o->joined && averages->count == 0 &&
+           memcmp(o->desc.params, o->created, (size_t)o->desc.param_count * sizeof *o->created) == 0;
+}
+
+/* Changes the learning rate of the updates. */
+static void xdi_optimizer_rate_updates(xd_optimizer *o) {
+    int64_t k = 0;
+    for (int64_t i = 0; i < o->desc.param_count && o->update_rate != o->desc.learning_rate; i++) {
+        const xd_param *p = &o->desc.params[i];
+        if (!xdi_train_steps(p)) continue;
+        xd_update_array *u = &o->updates[k++];
+        xdi_optimizer_rate(o, p, u);
+    }
+    o->update_rate = o->desc.learning_rate;
+}
+
 /* Lists the updates of a step, with the shadows that they update too. */
 static xd_result xdi_optimizer_collect(xd_optimizer *o, xdi_optimizer_averages *averages,
                                        xd_update_args *args) {
     const xd_optimizer_desc *d = &o->desc;
     char text[XDI_CHANGED];
+    args->same = xdi_optimizer_is_listed(o, averages);
+    if (args->same) {
+        xdi_optimizer_rate_updates(o);
+        args->array_count = o->update_count;
+        return XD_OK;
+    }
+    o->listed = averages->count == 0;
+    o->joined = averages->first;
     for (int64_t i = 0; i < d->param_count; i++) {
         const xd_param *p = &d->params[i];
         XD_REQUIRE(o->ctx, xdi_optimizer_same(p, &o->created[i]), XD_ERROR_STATE,
                    "%s: value, dtype, count or flags changed since creation: %s",
                    p->name ? p->name : "(unnamed)", xdi_train_changed(&o->created[i], p, text));
+        memcpy(&o->created[i], p, sizeof *p); /* gaps too */
+        if (p->state) o->listed = false;
         if (!xdi_train_steps(p)) continue;
         const int64_t k = args->array_count++;
         o->updates[k] = xdi_optimizer_update(o, i);
         if (averages->first) xdi_ema_join(averages->first, i, &o->updates[k]);
         for (int j = 0; j < averages->count; j++) xdi_ema_join_move(averages->beside[j], i, k);
     }
+    o->update_count = args->array_count;
+    o->update_rate = d->learning_rate;
     for (int j = 0; j < averages->count; j++) averages->args[j].array_count = args->array_count;
     args->averages = averages->args;
     args->average_count = averages->count;
@@ -496,9 +537,12 @@ XD_API xd_result xd_optimizer_step(xd_optimizer *optimizer, const xd_optimizer_s
     XD_TRY(xdi_optimizer_check_averages(optimizer->ctx, &d));
     xdi_optimizer_join(optimizer, &d, &averages, &args);
     XD_TRY(xdi_optimizer_collect(optimizer, &averages, &args));
+    const bool listed = optimizer->listed;
+    optimizer->listed = false; /* until it has succeeded */
     XD_TRY(xdi_optimizer_begin(&averages, d.status, &args));
     XD_TRY(optimizer->desc.kind == XD_OPTIMIZER_SGD ? kernels->sgd(&launch, &args)
                                                     : kernels->adam(&launch, &args));
+    optimizer->listed = listed;
     if (skipped) *skipped = false;
     for (int i = 0; i < d.average_count; i++)
         XD_TRY(xdi_optimizer_has_joined(&averages, d.averages[i])

@@ -8,6 +8,7 @@
 #include <atomic>
 #include <chrono>
 #include <functional>
+#include <map>
 #include <string>
 #include <thread>
 
@@ -37,12 +38,22 @@ static inline ncclResult_t gather_noted(const void *send, void *recv, size_t cou
     return ncclAllGather(send, recv, count, type, comm, stream);
 }
 
+/* Waits of one stream for another, of this rank. */
+static thread_local std::map<cudaStream_t, int> waits;
+
+static inline cudaError_t wait_noted(cudaStream_t stream, cudaEvent_t event, unsigned flags) {
+    waits[stream]++;
+    return cudaStreamWaitEvent(stream, event, flags);
+}
+
 #define ncclAllGather gather_noted
+#define cudaStreamWaitEvent wait_noted
 #define ncclCommInitRankConfig join_noted
 #define xd_comm_create create_noted
 #define XDISTILL_IMPLEMENTATION
 #include "../../xdistill_nccl.h"
 #undef XDISTILL_IMPLEMENTATION
+#undef cudaStreamWaitEvent
 
 enum { RANKS = 3, ELEMENTS = 3000 };
 
@@ -62,6 +73,7 @@ struct World {
         ncclGetUniqueId(&id);
         desc.id = &id;
         desc.size = RANKS;
+        desc.compare = INT64_MAX; /* so that what differs is named, however many calls a test makes */
         desc.secret = "a secret of these ranks";
     }
     /* All ranks meet here, whatever has become of their world. */

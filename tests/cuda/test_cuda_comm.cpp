@@ -149,6 +149,8 @@ XD_TEST(collectives_on_device_memory_give_the_bits_of_the_host) {
     run_worlds(&host, &gpu, run_collectives);
 }
 
+static bool is_apart; /* GPUs cannot access each other's memory, so sums take some for copies */
+
 /* Shards of a model: a norm over the ranks, the leaf sums of its gradients, a step of each shard. */
 static xd_result run_step(xd_comm *comm, void *argument) {
     Member m(comm, (World *)argument);
@@ -175,7 +177,7 @@ static xd_result run_step(xd_comm *comm, void *argument) {
         clip.max_norm = 0.1;
         clip.type = step == 2 ? XD_NORM_MAX : XD_NORM_L2;
         xd_gradient_norm *result = (xd_gradient_norm *)norm.at();
-        if (m.on_device) seal();
+        if (m.on_device && !is_apart) seal();
         CHECK(xd_gradient_norm_compute(m.ctx, comm, &clip, result) == XD_OK);
         xd_optimizer_step_desc modifiers = {};
         modifiers.gradient_scale = &result->coefficient;
@@ -213,6 +215,31 @@ XD_TEST(a_step_over_sharded_parameters_has_the_bits_of_the_host) {
     host.reduction = gpu.reduction = XD_REDUCTION_INVARIANT;
     run_worlds(&host, &gpu, run_step);
 }
+
+#if defined(XD_EMU)
+static xd_result run_long_sum(xd_comm *comm, void *argument) {
+    Member m(comm, (World *)argument);
+    const int64_t n = 3 * 400000; /* a rank's block needs two turns of copies */
+    Buffer data(&m, elements(XD_DTYPE_F32, n, &m.random, false));
+    CHECK(xd_all_reduce(comm, data.at(), data.at(), n, XD_DTYPE_F32, XD_SUM) == XD_OK);
+    data.keep();
+    return XD_OK;
+}
+
+/* Kernels of a GPU cannot read another's memory: what ranks add is copied to each of them first. The checker's build watches. */
+XD_TEST(gpus_without_access_to_each_other_give_the_bits_of_the_host) {
+    World host = {}, gpu = {}, invariant_host = {}, invariant_gpu = {};
+    invariant_host.reduction = invariant_gpu.reduction = XD_REDUCTION_INVARIANT;
+    World long_host = {}, long_gpu = {};
+    emu_set_peer_access(0);
+    is_apart = true;
+    run_worlds(&host, &gpu, run_collectives);
+    run_worlds(&invariant_host, &invariant_gpu, run_step);
+    run_worlds(&long_host, &long_gpu, run_long_sum);
+    is_apart = false;
+    emu_set_peer_access(1);
+}
+#endif
 
 /* Partial sums become shards by columns, those shards by rows: reductions, strided packing and unpacking. */
 static xd_result run_redistribution(xd_comm *comm, void *argument) {
@@ -423,6 +450,7 @@ XD_TEST(device_memory_is_refused_where_the_transport_moves_only_the_host_s) {
     static const xd_transport_ops ops = { "host",     host_control, host_execute, host_split,
                                           host_leave, host_leave,   nullptr,      false,
                                           nullptr,    nullptr,      nullptr,      nullptr,   false,   nullptr,
+                                          nullptr,
                                           nullptr };
     static const int world_ranks[1] = { 0 };
     Gpu gpu;

@@ -1,50 +1,14 @@
 /* The conformance suite on the emulated NCCL (xdistill_nccl.h), and what only NCCL has: ranks are threads, each with a GPU
- * of its own. NCCL itself wants a process and a GPU a rank, which `run.sh gpu` has not. */
+ * of its own. test_cuda_nccl_gpus runs the suite on real GPUs too. */
 #include "cuda_test.h"
 #include "wrap_calls.h"
 
 #if defined(XD_EMU)
-#    include "comm_suite.h"
 #    include "exchange_suite.h"
 
-#    include "cuda_nccl_test.h"
+#    include "cuda_nccl_suite.h"
 
 /* ---- the suite ---- */
-
-static thread_local Member *here; /* whose calls this thread makes */
-
-static void *suite_allocate(size_t bytes) {
-    void *memory = nullptr;
-    if (!Buffer::is_device(here)) return malloc(bytes);
-    CHECK(cudaMalloc(&memory, bytes) == cudaSuccess);
-    return memory;
-}
-
-static void suite_release(void *memory) {
-    if (!Buffer::is_device(here)) return free(memory);
-    CHECK(cudaFree(memory) == cudaSuccess);
-}
-
-static void suite_put_there(void *to, const void *host, size_t bytes) {
-    if (!Buffer::is_device(here)) return suite_put_host(to, host, bytes);
-    CHECK(cudaMemcpyAsync(to, host, bytes, cudaMemcpyHostToDevice, here->stream) == cudaSuccess);
-    CHECK(cudaStreamSynchronize(here->stream) == cudaSuccess);
-}
-
-static void suite_get_there(xd_comm *comm, void *host, const void *from, size_t bytes) {
-    if (!Buffer::is_device(here)) return suite_get_host(comm, host, from, bytes);
-    CHECK(xd_read(here->ctx, host, from, bytes) == XD_OK);
-}
-
-static void run_suite(World *world, xd_rank_function function) {
-    static const int64_t sizes[] = { 0, 7, 700 };
-    suite = { suite_allocate, suite_release, suite_put_there, suite_get_there, sizes, 3 };
-    run_members(world, [function](Member *member) {
-        here = member;
-        CHECK(member->join() == XD_OK);
-        CHECK(function(member->comm, nullptr) == XD_OK);
-    });
-}
 
 static void run_in_every_mode(xd_rank_function function) {
     for (int mode = XD_REDUCTION_DETERMINISTIC; mode <= XD_REDUCTION_INVARIANT; mode++) {
@@ -85,6 +49,53 @@ XD_TEST(sums_that_need_many_tiles_of_staging_are_the_same) {
     World world;
     world.desc.staging_bytes = 1000;
     run_suite(&world, suite_data);
+}
+
+/* A rank reads its own piece where it is: two elements of staging are enough for three ranks, and none for one. */
+static void sum_tightly(Member *m) {
+    for (xd_dtype dtype : { XD_DTYPE_F32, XD_DTYPE_BF16 }) {
+        Buffer data(m, elements(dtype, 50, &m->random, false));
+        Buffer sum(m, elements(dtype, 50, &m->random, false));
+        CHECK(xd_all_reduce(m->comm, data.at(), sum.at(), 50, dtype, XD_AVG) == XD_OK);
+        CHECK(xd_all_reduce(m->comm, data.at(), data.at(), 50, dtype, XD_SUM) == XD_OK);
+        data.keep();
+        sum.keep();
+    }
+}
+
+XD_TEST(a_rank_stages_no_piece_of_its_own) {
+    World world, alone;
+    world.desc.staging_bytes = (RANKS - 1) * sizeof(float);
+    compare(&world, sum_tightly);
+    alone.desc.size = 1;
+    alone.desc.staging_bytes = 1;
+    join_and_run(&alone, [](Member *m) {
+        const std::vector<unsigned char> values = elements(XD_DTYPE_BF16, 500, &m->random, false);
+        Buffer data(m, values), sum(m, std::vector<unsigned char>(1000));
+        CHECK(xd_all_reduce(m->comm, data.at(), sum.at(), 500, XD_DTYPE_BF16, XD_SUM) == XD_OK);
+        CHECK(xd_all_reduce(m->comm, sum.at(), sum.at(), 500, XD_DTYPE_BF16, XD_AVG) == XD_OK);
+        sum.keep();
+        CHECK_SAME(m->world->log[0], values);
+    });
+}
+
+/* While kernels add a tile, the next one is on its way: they are on another stream, which waits once for each tile. */
+static void sum_in_tiles(Member *m) {
+    cudaStream_t adds = ((xdi_nccl *)world_transport)->world->adds;
+    Buffer data(m, elements(XD_DTYPE_F32, ELEMENTS, &m->random, false));
+    int before = waits[adds];
+    CHECK(xd_all_reduce(m->comm, data.at(), data.at(), ELEMENTS, XD_DTYPE_F32, XD_SUM) == XD_OK);
+    CHECK_EQ_INT(waits[adds] - before, 4); /* 1,000 elements in tiles of 256 */
+    before = waits[adds];
+    CHECK(xd_all_reduce(m->comm, data.at(), data.at(), 3 * 256, XD_DTYPE_F32, XD_SUM) == XD_OK);
+    CHECK_EQ_INT(waits[adds] - before, 0); /* one tile */
+}
+
+XD_TEST(the_next_tile_of_a_sum_comes_while_one_is_added) {
+    World world;
+    world.desc.compare = -1;
+    world.desc.staging_bytes = 2 * (RANKS - 1) * 256 * sizeof(float);
+    join_and_run(&world, sum_in_tiles);
 }
 
 XD_TEST(host_memory_goes_over_nccl) {
@@ -180,7 +191,7 @@ XD_TEST(a_fork_shares_the_fate_of_its_world) {
 /* ---- messages ---- */
 
 XD_TEST(messages_that_all_ranks_send_first_reach_each_other) {
-    for (int64_t compare : { 0, -1 }) {
+    for (int64_t compare : { INT64_MAX, (int64_t)-1 }) {
         World world;
         world.host_memory = true;
         world.desc.compare = compare;
@@ -223,7 +234,7 @@ static void send_round(Member *m) {
 }
 
 XD_TEST(a_ring_of_messages_is_that_of_threads_and_waits_only_where_it_is_compared) {
-    for (int64_t compare_calls : { 0, -1 }) {
+    for (int64_t compare_calls : { INT64_MAX, (int64_t)-1 }) {
         World world;
         world.desc.compare = compare_calls;
         compare(&world, send_round);
@@ -247,7 +258,7 @@ static void send_mixed(Member *m) {
 }
 
 XD_TEST(messages_may_begin_on_the_host_and_end_on_the_device) {
-    for (int64_t compare_calls : { 0, -1 }) {
+    for (int64_t compare_calls : { INT64_MAX, (int64_t)-1 }) {
         World world;
         world.desc.compare = compare_calls;
         compare(&world, send_mixed);
@@ -485,7 +496,8 @@ static void run_leaver(Member *m) {
         m->world->pass();
     } else {
         CHECK(xd_all_reduce(m->comm, data.at(), data.at(), 200, XD_DTYPE_F32, XD_SUM) == XD_ERROR_TIMEOUT);
-        CHECK(m->says("did not arrive before the deadline"));
+        CHECK(m->says("did not arrive before the deadline; this rank's last call in it is all_reduce 4 of 200 F32, "
+                      "after all_reduce 3 of 200 F32"));
         CHECK(xd_barrier(m->comm) == XD_ERROR_PEER);
         CHECK(xd_barrier(pair) == XD_ERROR_PEER); /* the whole world is broken */
         CHECK(cudaStreamSynchronize(m->stream) == cudaSuccess);
@@ -500,6 +512,54 @@ XD_TEST(a_rank_that_leaves_ends_in_timeouts_of_the_others) {
     emu_take_reports(nullptr, 0);
 }
 
+/* Calls that only rank 1 makes otherwise, after those that are compared: the next barrier or agreement finds them. */
+enum { DEFAULT = 64 };
+static int unlike;
+
+static void run_unlike(Member *m) {
+    const int64_t equal[RANKS] = { 2, 2, 2 }, more[RANKS] = { 2, 2, 3 };
+    const bool other = m->rank == 1;
+    Buffer data(m, elements(XD_DTYPE_F32, 200, &m->random, false));
+    Buffer moved(m, elements(XD_DTYPE_F32, 200, &m->random, false));
+    const int before = rounds;
+    for (int k = 0; k < DEFAULT; k++)
+        CHECK(xd_all_reduce(m->comm, data.at(), data.at(), 20 + k, XD_DTYPE_F32, XD_MAX) == XD_OK);
+    CHECK_EQ_INT(rounds - before, DEFAULT);
+    CHECK(xd_agree(m->comm, XD_OK) == XD_OK); /* nothing was left out so far */
+    for (int k = 0; k < 3; k++) /* both kinds of pairs add up */
+        CHECK(xd_all_to_all(m->comm, data.at(), equal, moved.at(), equal, XD_DTYPE_F32) == XD_OK);
+    CHECK(xd_barrier(m->comm) == XD_OK);
+    CHECK_EQ_INT(rounds - before, DEFAULT + 2);
+    const xd_reduce_op op = other && unlike == 0 ? XD_MAX : XD_SUM;
+    const xd_dtype dtype = other && unlike == 1 ? XD_DTYPE_I32 : XD_DTYPE_F32;
+    if (unlike == 2) { /* rank 1 sends less to rank 2 than that expects */
+        CHECK(xd_all_to_all(m->comm, data.at(), equal, moved.at(), other ? more : equal, XD_DTYPE_F32) == XD_OK);
+    } else {
+        CHECK(xd_all_reduce(m->comm, data.at(), data.at(), 200, dtype, op) == XD_OK);
+    }
+    CHECK_EQ_INT(rounds - before, DEFAULT + 2);
+    const xd_result result = unlike == 1 ? xd_agree(m->comm, XD_OK) : xd_barrier(m->comm);
+    if (unlike == 3) {
+        CHECK_EQ_INT(result, XD_OK);
+        return;
+    }
+    CHECK_EQ_INT(result, XD_ERROR_MISMATCH);
+    CHECK_EQ_INT(xd_last_error(m->ctx)->culprit, unlike == 2 ? -1 : 1);
+    CHECK(m->says(unlike == 2 ? "counts of an all_to_all differ between two ranks, among 4 calls that were not compared"
+                              : "rank 1 made other calls than rank 0, of which this one made 4 that were not compared"));
+    CHECK(unlike == 2 || m->says(", after all_reduce 70 of 200 "));
+    CHECK(xd_barrier(m->comm) == XD_ERROR_PEER); /* what has moved is not what the ranks wanted */
+}
+
+XD_TEST(calls_after_the_compared_ones_that_differ_are_found_by_the_next_barrier_or_agreement) {
+    for (unlike = 0; unlike < 4; unlike++) {
+        World world;
+        world.desc.compare = 0;
+        join_and_run(&world, run_unlike);
+        CHECK((emu_take_reports(nullptr, 0) > 0) == (unlike == 2));
+    }
+}
+
 /* A call that was only started waits for a peer for ever; the next barrier ends it. */
 static void run_late(Member *m) {
     Buffer data(m, elements(XD_DTYPE_F32, 200, &m->random, false));
@@ -512,6 +572,7 @@ static void run_late(Member *m) {
     CHECK(xd_all_reduce(m->comm, data.at(), data.at(), 200, XD_DTYPE_F32, XD_SUM) == XD_OK);
     m->world->meet();
     CHECK(xd_barrier(m->comm) == XD_ERROR_TIMEOUT);
+    CHECK(m->says("this rank's last call in it is barrier 2, after all_reduce 1 of 200 F32"));
     CHECK(cudaStreamSynchronize(m->stream) == cudaSuccess);
     m->world->finished++;
 }
@@ -751,7 +812,7 @@ XD_TEST(waiting_for_the_id_or_for_those_who_ask_for_it_has_a_deadline) {
 }
 #else
 XD_TEST(the_suite_of_transports_runs_over_nccl) {
-    SKIP("NCCL wants a process and a GPU for every rank");
+    SKIP("test_cuda_nccl_gpus runs it on GPUs");
 }
 #endif
 

@@ -139,6 +139,28 @@ XD_TEST(a_list_of_a_thousand_arrays_and_one_of_many_chunks_are_stepped_alike) {
     xd_ctx_destroy(host);
 }
 
+/* Sizes around what a warp and a block take at a time, with every mixture of types in one list, aligned or not. */
+XD_TEST(sizes_around_those_of_warps_and_blocks_are_stepped_to_the_bits_of_the_cpu) {
+    static const int64_t sizes[] = { 3, 4, 127, 128, 129, 131, 132, 255, 256, 257, 260, 388, 2047, 2048, 2049, 2180, 4095, 4096, 4103, 8197 };
+    const int count = (int)(sizeof sizes / sizeof *sizes);
+    Gpu gpu;
+    xd_ctx *host = plain_ctx();
+    Random random(23);
+    for (int form = 0; form < 4; form++) {
+        std::vector<Update> updates;
+        updates.reserve((size_t)count);
+        for (int k = 0; k < count; k++) {
+            const xd_dtype value = (k + form) % 4 == 3 ? XD_DTYPE_NONE : narrow[(k + form) % 4];
+            const xd_dtype average = (k / 4 + form) % 4 == 3 ? XD_DTYPE_NONE : narrow[(k / 4 + form) % 4];
+            updates.emplace_back(&random, sizes[k], narrow[(k / 3 + form) % 3], value, average, k % 5 == 4 ? (size_t)1 : (size_t)0,
+                                 form == 1);
+        }
+        step_both(&gpu, host, &updates, update_args(), form % 2 == 0, 0.37f);
+        for (const Update &update : updates) update.check();
+    }
+    xd_ctx_destroy(host);
+}
+
 XD_TEST(averages_have_the_bits_of_the_cpu_for_every_pair_of_dtypes) {
     static const xd_dtype dtypes[] = { XD_DTYPE_F32, XD_DTYPE_BF16, XD_DTYPE_F16, XD_DTYPE_F64 };
     static const double keeps[] = { 0.0, 0.3, 0.9999, 1.0 };
@@ -149,12 +171,12 @@ XD_TEST(averages_have_the_bits_of_the_cpu_for_every_pair_of_dtypes) {
     const xd_launch host_launch = xd_ctx_launch(host);
     for (int form = 0; form < 128; form++) {
         const xd_dtype to = dtypes[form % 4], from = dtypes[form / 4 % 4];
-        const int64_t n = 1 + random.below(300);
+        const int64_t n = form % 5 == 4 ? 2040 + random.below(20) : 1 + random.below(300);
         const size_t skew = form < 64 ? 0 : xd_dtype_size(to);
         std::vector<unsigned char> target = elements(to, n, &random, true), source = elements(from, n, &random, true);
         const Device d_target(target, skew), d_source(source);
         xd_lerp_array array = { target.data(), source.data(), n, to, from };
-        xd_lerp_args args = { &array, 1, keeps[form / 16 % 4], form % 7 == 0, nullptr, nullptr };
+        xd_lerp_args args = { &array, 1, keeps[form / 16 % 4], form % 7 == 0, nullptr, nullptr, false };
         CHECK(xd_ctx_kernels(host)->optimizer.lerp(&host_launch, &args) == XD_OK);
         array.target = d_target.at();
         array.source = d_source.at();
@@ -217,13 +239,14 @@ XD_TEST(scaling_has_the_bits_of_the_cpu) {
 
 /* The sum of a list on both sides; the list has ordinary elements, or some that are not finite too. */
 static void check_norm(Gpu *gpu, xd_ctx *host, Random *random, xd_norm_type type, bool exact, bool extremes,
-                       int arrays, int64_t longest) {
+                       const std::vector<int64_t> &counts) {
     std::vector<std::vector<unsigned char>> data;
     std::vector<Device> device;
     std::vector<xd_norm_array> on_host, on_device;
+    const int arrays = (int)counts.size();
     for (int k = 0; k < arrays; k++) {
         const xd_dtype dtype = narrow[k % 3];
-        data.push_back(elements(dtype, random->below(longest), random, extremes));
+        data.push_back(elements(dtype, counts[(size_t)k], random, extremes));
         device.emplace_back(data.back(), k % 2 ? xd_dtype_size(dtype) : 0);
         const int64_t n = (int64_t)(data.back().size() / xd_dtype_size(dtype));
         const xd_norm_array array = { data.back().data(), n, dtype, k % 5 == 4 };
@@ -276,6 +299,13 @@ static void check_norm(Gpu *gpu, xd_ctx *host, Random *random, xd_norm_type type
     CHECK_EQ_INT(d_count.host<int64_t>()[0], not_finite);
 }
 
+static void check_norm(Gpu *gpu, xd_ctx *host, Random *random, xd_norm_type type, bool exact, bool extremes, int arrays,
+                       int64_t longest) {
+    std::vector<int64_t> counts;
+    for (int k = 0; k < arrays; k++) counts.push_back(random->below(longest));
+    check_norm(gpu, host, random, type, exact, extremes, counts);
+}
+
 XD_TEST(norms_agree_with_the_cpu_and_exact_ones_to_the_bit) {
     Gpu gpu;
     xd_ctx *host = plain_ctx();
@@ -285,6 +315,109 @@ XD_TEST(norms_agree_with_the_cpu_and_exact_ones_to_the_bit) {
                    form % 4 == 3 ? 3000 : 70);
     check_norm(&gpu, host, &random, XD_NORM_L2, true, false, 300, 5);
     check_norm(&gpu, host, &random, XD_NORM_L2, false, false, 3, 60000);
+    xd_ctx_destroy(host);
+}
+
+/* Gradients whose squares are outside of f32, or sum to more than the largest of them, and some that are not finite. */
+XD_TEST(norms_of_the_largest_and_smallest_numbers_agree_with_the_cpu) {
+    static const float values[] = { 3.3e38f, -3.3e38f, 1e-40f, -1e-45f, 0.0f, INFINITY, -INFINITY, NAN };
+    Gpu gpu;
+    xd_ctx *host = plain_ctx();
+    const xd_launch host_launch = xd_ctx_launch(host), launch = gpu.launch();
+    for (int form = 0; form < 8 * 9; form++) {
+        const xd_dtype dtype = narrow[form / 8 % 3];
+        const int64_t n = 9000 + form, size = (int64_t)xd_dtype_size(dtype);
+        std::vector<unsigned char> data((size_t)(n * size));
+        for (int64_t i = 0; i < n; i++) /* those that are not finite are few, and may come last */
+            xd_store_f64(data.data(), dtype, i, form % 8 < 5 ? values[form % 8] : i % 4001 == 4000 ? values[form % 8] : 0.25f);
+        const Device d_data(data);
+        xd_norm_sum zero;
+        memset(&zero, 0, sizeof zero);
+        xd_norm_sum expected = zero;
+        const Device sum(&zero, sizeof zero);
+        xd_norm_array array = { data.data(), n, dtype, form % 2 == 1 && form >= 48 };
+        xd_norm_args args = { &array, 1, (xd_norm_type)(form / 24), false };
+        CHECK(xd_ctx_kernels(host)->optimizer.norm(&host_launch, &args, &expected) == XD_OK);
+        array.data = d_data.at();
+        CHECK(gpu.kernels()->optimizer.norm(&launch, &args, sum.at<xd_norm_sum>()) == XD_OK);
+        gpu.wait();
+        const xd_norm_sum got = sum.host<xd_norm_sum>()[0];
+        CHECK_EQ_INT(got.not_finite, expected.not_finite);
+        CHECK_EQ_INT(got.nan, expected.nan);
+        CHECK(got.largest == expected.largest);
+        CHECK_NEAR(got.sum, expected.sum, 1e-14 * expected.sum);
+    }
+    xd_ctx_destroy(host);
+}
+
+/* The table of a list has an entry for several chunks then. */
+XD_TEST(a_norm_of_more_chunks_than_a_table_has_is_that_of_the_cpu) {
+    Gpu gpu;
+    xd_ctx *host = plain_ctx();
+    Random random(24);
+    check_norm(&gpu, host, &random, XD_NORM_L2, false, false, { 4200001, 0, 3, 4999, 0, 2, 4300003, 5 });
+    xd_ctx_destroy(host);
+}
+
+/* Which lists norms find again, and which they bring: in any order, and more of them than are kept. */
+XD_TEST(norms_of_several_lists_take_two_launches_once_they_are_known) {
+    Gpu gpu;
+    xd_ctx *host = plain_ctx();
+    Random random(25);
+    std::vector<std::vector<unsigned char>> data;
+    std::vector<Device> device;
+    const xd_launch host_launch = xd_ctx_launch(host), launch = gpu.launch();
+    for (int k = 0; k < 3; k++) {
+        data.push_back(elements(XD_DTYPE_BF16, 5000, &random, false));
+        device.emplace_back(data.back());
+    }
+    for (int turn = 0; turn < 9; turn++) {
+        const int which = turn < 4 ? turn % 2 : turn % 3;
+        xd_norm_sum zero;
+        memset(&zero, 0, sizeof zero);
+        xd_norm_sum expected = zero;
+        const Device sum(&zero, sizeof zero);
+        xd_norm_array array = { data[(size_t)which].data(), 5000, XD_DTYPE_BF16, false };
+        xd_norm_args args = { &array, 1, XD_NORM_L2, true };
+        CHECK(xd_ctx_kernels(host)->optimizer.norm(&host_launch, &args, &expected) == XD_OK);
+        array.data = device[(size_t)which].at();
+        const long before = launch_count();
+        CHECK(gpu.kernels()->optimizer.norm(&launch, &args, sum.at<xd_norm_sum>()) == XD_OK);
+        if (turn == 2 || turn == 3) CHECK(launch_count() - before <= 2);
+        gpu.wait();
+        const xd_norm_sum got = sum.host<xd_norm_sum>()[0];
+        for (int k = 0; k < XD_NORM_LIMBS; k++) CHECK_EQ_INT(got.limbs[k], expected.limbs[k]);
+    }
+    xd_ctx_destroy(host);
+}
+
+/* A call may say that its arrays are those of the last one, but rates that were equal may differ now, and a call between may have
+ * been one whose list was not kept. */
+XD_TEST(rates_of_the_same_arrays_may_part_and_meet) {
+    Gpu gpu;
+    xd_ctx *host = plain_ctx();
+    Random random(26);
+    std::vector<Update> updates;
+    xd_update_args args = update_args();
+    CHECK(gpu.kernels()->optimizer.list_create(gpu.ctx, 40, &args.list) == XD_OK);
+    updates.reserve(40);
+    for (int k = 0; k < 40; k++)
+        updates.emplace_back(&random, 100 + random.below(30), XD_DTYPE_BF16, XD_DTYPE_BF16, XD_DTYPE_NONE, 0, false);
+    for (int turn = 0; turn < 7; turn++) { /* one rate; three; twenty, with other gradients, which no list keeps; one again */
+        static const int rates[] = { 1, 3, 1, 20, 1, 3, 3 };
+        for (size_t k = 0; k < updates.size(); k++) {
+            Update &u = updates[k];
+            u.host.decay = u.device.decay = 1.0f - 0.001f * (float)(k % (size_t)rates[turn]);
+            if (turn != 3) continue;
+            u.host.gradient = updates[(k + 1) % 40].gradient.data();
+            u.device.gradient = updates[(k + 1) % 40].d_gradient.at();
+            u.host.count = u.device.count = 100;
+        }
+        args.same = turn != 0 && turn != 3;
+        step_both(&gpu, host, &updates, args, true, 0.5f);
+    }
+    for (const Update &update : updates) update.check();
+    gpu.kernels()->optimizer.list_destroy(args.list);
     xd_ctx_destroy(host);
 }
 

@@ -157,7 +157,7 @@ cudaError_t cudaSetDevice(int device) {
 
 /* Of an H100; EMU_ARCH=80 or 100: of an A100 or B200. */
 static int capability() {
-    static const char *const arch = getenv("EMU_ARCH");
+    const char *arch = getenv("EMU_ARCH");
     return arch && atoi(arch) > 0 ? atoi(arch) : 90;
 }
 

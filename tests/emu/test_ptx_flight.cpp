@@ -164,6 +164,17 @@ static void check_file() {
     unlink(path);
 }
 
+static void check_architecture() {
+    const Outcome other = run_apart([]() -> int {
+        int major = 0, clusters = 1;
+        setenv("EMU_ARCH", "80", 1);
+        cudaDeviceGetAttribute(&major, cudaDevAttrComputeCapabilityMajor, 0);
+        cudaDeviceGetAttribute(&clusters, cudaDevAttrClusterLaunch, 0);
+        return major != 8 || clusters != 0;
+    });
+    CHECK_WITH(other.clean, other.text);
+}
+
 void ptx_flight() {
     test("ptx_reports_count_bytes_on_their_way", check_cases);
     test("ptx_reports_count_copies_of_a_thread", check_copies);
@@ -171,6 +182,7 @@ void ptx_flight() {
     test("ptx_reports_count_sectors_of_memory", check_sectors);
     test("ptx_reports_have_clocks", check_clocks);
     test("ptx_reports_have_sections", check_file);
+    test("devices_are_of_another_architecture", check_architecture);
 }
 
 #endif

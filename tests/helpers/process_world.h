@@ -195,6 +195,7 @@ static inline process_rank *process_create(xd_ctx *ctx, process_block *block, in
                                           NULL,
                                           false,
                                           NULL,
+                                          NULL,
                                           NULL };
     process_rank *t = (process_rank *)xd_allocate(ctx, sizeof *t);
     t->base.ops = &ops;

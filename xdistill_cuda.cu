@@ -99,8 +99,6 @@ struct xd_cuda {
     xd_array_list *stage;                  /* of lists that are not kept */
     xd_array_list *norms[XDI_CUDA_NORMS]; /* the lists of the last norms */
     int norm;                              /* the one that changes next */
-    int cluster_blocks;        /* largest cluster of the losses; 0: they use none */
-    size_t block_shared_bytes; /* that a block may have, set with it */
     uint64_t apart;            /* a bit for each device whose memory this one cannot access, once there are events */
     xdi_cuda_cublas *cublas;   /* NULL: products are the unit's own */
 };
@@ -5055,13 +5053,18 @@ static __global__ void __launch_bounds__(XDI_CUDA_TEAM_BLOCK, xdi_cuda_loss_bloc
     if (a.gradient.data) xdi_cuda_loss_grad_row<X, Y, TEAM>(a, r);
 }
 
-static xd_result xdi_cuda_loss_fused(const xd_launch *launch, const xd_loss_args *a) {
-    xdi_cuda_scope scope(launch);
-    XD_TRY(scope.result);
+/* On the current device. */
+static xd_result xdi_cuda_loss_fused_start(const xd_launch *launch, const xd_loss_args *a) {
     XDI_CUDA_LOSS_CASES(a, X, Y, xdi_cuda_none, TEAM, {
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->student.rows, TEAM),
                                (xdi_cuda_loss_fused_kernel<X, Y, TEAM>), *a);
     })
+}
+
+static xd_result xdi_cuda_loss_fused(const xd_launch *launch, const xd_loss_args *a) {
+    xdi_cuda_scope scope(launch);
+    XD_TRY(scope.result);
+    return xdi_cuda_loss_fused_start(launch, a);
 }
 
 /* ---- loading, also for loss.cu ---- */
@@ -5533,27 +5536,37 @@ template <typename T> static __device__ inline void xdi_cuda_put16(void *to, con
  * The power of the largest element, exactly 1, is counted apart, so that the others keep their digits: on nearly one-hot rows the
  * gradient consists of them. Only threads that have such a column look for it. */
 
-/* Exponents of powers of 2: x s + c, or GUARDED, (x - base) s + c. GUARDED leaves out products with a power of 0, which may be
- * of infinity, and has digits where the largest element is so large that a rounded c has none. */
+/* Exponents of powers of 2: x s + c, which is (x - base) s + rest, the form of GUARDED loops. These leave out products with a
+ * power of 0, which may be of infinity, and have digits where the largest element is so large that a rounded c has none. */
 struct xdi_cuda_ring_exponent {
-    float s, base, c;
+    float s, base, c, rest;
 
     template <bool GUARDED> __device__ xdi_cuda_eight of(const xdi_cuda_eight &x) const {
         xdi_cuda_eight e;
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_EIGHT; i++)
-            e.at[i] = GUARDED ? __fmaf_rn(__fsub_rn(x.at[i], base), s, c) : __fmaf_rn(x.at[i], s, c);
+            e.at[i] = GUARDED ? __fmaf_rn(__fsub_rn(x.at[i], base), s, rest) : __fmaf_rn(x.at[i], s, c);
         return e;
-    }
-    /* What the exponent of the base itself is, since c is rounded. */
-    __device__ double rest(bool guarded) const {
-        return guarded ? (double)c : __fma_rn((double)base, (double)s, (double)c);
     }
 };
 
-/* Of powers relative to `base`, times 2^shift. */
-static __device__ inline xdi_cuda_ring_exponent xdi_cuda_ring_exponent_of(float s, float base, float shift, bool guarded) {
-    return { s, base, guarded ? shift : __fmaf_rn(-base, s, shift) };
+/* Of powers relative to `base`, times 2^shift; `large`: c has no digits. */
+static __device__ inline xdi_cuda_ring_exponent xdi_cuda_ring_exponent_of(float s, float base, float shift, bool large) {
+    const float c = __fmaf_rn(-base, s, shift);
+    return { s, base, c, large ? shift : __fmaf_rn(base, s, c) };
+}
+
+/* Where only GUARDED loops have digits. */
+static __device__ inline bool xdi_cuda_ring_large(float base) {
+    return !(fabsf(base) <= 4096.0f);
+}
+
+/* Computed here, and not again where it is needed. */
+static __device__ inline float xdi_cuda_ring_held(float value) {
+#if defined(__CUDA_ARCH__)
+    asm volatile("" : "+f"(value));
+#endif
+    return value;
 }
 
 static __device__ inline xdi_cuda_eight xdi_cuda_ring_powers(const xdi_cuda_eight &exponents) {
@@ -5561,6 +5574,13 @@ static __device__ inline xdi_cuda_eight xdi_cuda_ring_powers(const xdi_cuda_eigh
     XD_UNROLL
     for (int i = 0; i < XDI_CUDA_EIGHT; i++) power.at[i] = xdi_cuda_power(exponents.at[i]);
     return power;
+}
+
+static __device__ inline xdi_cuda_eight xdi_cuda_ring_gaps(const xdi_cuda_eight &own, const xdi_cuda_eight &other) {
+    xdi_cuda_eight gap;
+    XD_UNROLL
+    for (int i = 0; i < XDI_CUDA_EIGHT; i++) gap.at[i] = xdi_cuda_ring_held(__fsub_rn(own.at[i], other.at[i]));
+    return gap;
 }
 
 /* 2^-rest of a small rest; where it is not small, only the largest element has a power. */
@@ -5574,10 +5594,10 @@ static __device__ inline float xdi_cuda_ring_base(float max) {
     return max == -INFINITY ? 0.0f : max;
 }
 
-/* The largest elements that a thread has seen, and whether one was -infinity where that matters. */
-template <typename X, bool SOFT> struct xdi_cuda_ring_peak;
+/* The largest elements that a thread has seen, and with LOW whether one was -infinity. */
+template <typename X, bool SOFT, bool LOW> struct xdi_cuda_ring_peak;
 
-template <bool SOFT> struct xdi_cuda_ring_peak<xdi_cuda_bf16, SOFT> {
+template <bool SOFT, bool LOW> struct xdi_cuda_ring_peak<xdi_cuda_bf16, SOFT, LOW> {
     typedef xdi_cuda_ring_form<xdi_cuda_bf16> form;
     uint32_t student, teacher, lowest; /* pairs */
 
@@ -5591,7 +5611,7 @@ template <bool SOFT> struct xdi_cuda_ring_peak<xdi_cuda_bf16, SOFT> {
             if (!SOFT) continue;
             const xdi_cuda_words y = form::words(at + XDI_CUDA_RING_BYTES, part);
             teacher = xdi_cuda_pair_max(teacher, xdi_cuda_words_max(y));
-            lowest = xdi_cuda_pair_min(lowest, xdi_cuda_pair_min(xdi_cuda_words_min(x), xdi_cuda_words_min(y)));
+            if (LOW) lowest = xdi_cuda_pair_min(lowest, xdi_cuda_pair_min(xdi_cuda_words_min(x), xdi_cuda_words_min(y)));
         }
     }
     __device__ float largest() const {
@@ -5600,12 +5620,12 @@ template <bool SOFT> struct xdi_cuda_ring_peak<xdi_cuda_bf16, SOFT> {
     __device__ float teacher_largest() const {
         return fmaxf(xdi_cuda_pair_low(teacher), xdi_cuda_pair_high(teacher));
     }
-    __device__ bool guarded() const {
-        return fminf(xdi_cuda_pair_low(lowest), xdi_cuda_pair_high(lowest)) == -INFINITY;
+    __device__ bool infinite() const {
+        return LOW && fminf(xdi_cuda_pair_low(lowest), xdi_cuda_pair_high(lowest)) == -INFINITY;
     }
 };
 
-template <bool SOFT> struct xdi_cuda_ring_peak<float, SOFT> {
+template <bool SOFT, bool LOW> struct xdi_cuda_ring_peak<float, SOFT, LOW> {
     typedef xdi_cuda_ring_form<float> form;
     float student, teacher;
 
@@ -5620,8 +5640,8 @@ template <bool SOFT> struct xdi_cuda_ring_peak<float, SOFT> {
     __device__ float teacher_largest() const {
         return teacher;
     }
-    __device__ bool guarded() const {
-        return true;
+    __device__ bool infinite() const {
+        return false;
     }
 };
 
@@ -5631,29 +5651,33 @@ template <typename X, int KIND> struct xdi_cuda_ring_sums {
 
     float largest, teacher_largest; /* of this thread */
     bool mine, teacher_mine;        /* it has a column with the block's largest element */
-    bool guarded;                   /* the same in the whole block */
+    bool guarded;                   /* its loops are */
     xdi_cuda_ring_exponent student, teacher, hard;
     float sum[XDI_CUDA_RING_SUMS];
     int arg;
 
-    __device__ void begin(const xdi_cuda_ring_peak<X, is::SOFT> &peak, const xdi_cuda_ring_call &call, float max,
+    __device__ void begin(const xdi_cuda_ring_peak<X, is::SOFT, is::JSD> &peak, const xdi_cuda_ring_call &call, float max,
                           float teacher_max, bool infinite) {
         const float base = xdi_cuda_ring_base(max), teacher_base = xdi_cuda_ring_base(teacher_max);
         largest = peak.largest();
         teacher_largest = peak.teacher_largest();
         mine = largest == max;
         teacher_mine = is::SOFT && teacher_largest == teacher_max;
-        guarded = form::FINE || infinite;
-        guard(base, teacher_base);
-        student = xdi_cuda_ring_exponent_of(is::ALONE ? call.hard_factor : call.soft_factor, base, 0.0f, guarded);
-        hard = xdi_cuda_ring_exponent_of(call.hard_factor, base, 0.0f, guarded);
-        teacher = xdi_cuda_ring_exponent_of(call.soft_factor, teacher_base, 0.0f, guarded);
+        const bool large = form::FINE || xdi_cuda_ring_large(base) || (is::SOFT && xdi_cuda_ring_large(teacher_base));
+        guarded = large || infinite;
+        student = xdi_cuda_ring_exponent_of(is::ALONE ? call.hard_factor : call.soft_factor, base, 0.0f, large);
+        hard = xdi_cuda_ring_exponent_of(call.hard_factor, base, 0.0f, large);
+        teacher = xdi_cuda_ring_exponent_of(call.soft_factor, teacher_base, 0.0f, large);
+        clear();
+    }
+    __device__ void clear() {
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_RING_SUMS; i++) sum[i] = 0.0f;
         arg = INT32_MAX;
     }
-    __device__ void guard(float base, float teacher_base) {
-        guarded = guarded || fabsf(base) > 4096.0f || (is::SOFT && fabsf(teacher_base) > 4096.0f);
+    /* After loops that were not guarded: whether a product with a power of 0 was of infinity. Then the warp repeats them. */
+    __device__ bool repeats() const {
+        return !form::FINE && (is::FORWARD || is::REVERSE) && !guarded && isnan(sum[XD_LOSS_CROSS]);
     }
     /* The thread's columns in one stage, the first of which is `column` of the block's. */
     template <bool GUARDED> __device__ void take(const unsigned char *at, bool second, int column) {
@@ -5671,26 +5695,27 @@ template <typename X, int KIND> struct xdi_cuda_ring_sums {
   private:
     template <bool GUARDED> __device__ void add(const xdi_cuda_eight &x, const xdi_cuda_eight &y, int column, int part) {
         const xdi_cuda_eight a = student.template of<GUARDED>(x);
-        xdi_cuda_eight e = xdi_cuda_ring_powers(a), h = {};
+        xdi_cuda_eight e = xdi_cuda_ring_powers(a), h = {}, f = {}, gap = {};
         if (is::BOTH && !is::SHARED) h = xdi_cuda_ring_powers(hard.template of<GUARDED>(x));
+        if (is::SOFT) {
+            const xdi_cuda_eight b = teacher.template of<GUARDED>(y);
+            f = xdi_cuda_ring_powers(b);
+            if (!is::JSD) gap = xdi_cuda_ring_gaps(is::REVERSE ? a : b, is::REVERSE ? b : a);
+        }
         if (mine && xdi_cuda_max_of(x) == largest) set_apart(x, y, column, part, &e, &h);
         put(is::ALONE ? XD_LOSS_HARD : XD_LOSS_SOFT, xdi_cuda_sum_of(e));
         if (is::BOTH && !is::SHARED) put(XD_LOSS_HARD, xdi_cuda_sum_of(h));
         if (!is::SOFT) return;
-        const xdi_cuda_eight b = teacher.template of<GUARDED>(y);
-        xdi_cuda_eight f = xdi_cuda_ring_powers(b);
         if (teacher_mine && xdi_cuda_max_of(y) == teacher_largest) set_teacher_apart(x, y, &f);
         put(XD_LOSS_TEACHER, xdi_cuda_sum_of(f));
-        if (is::FORWARD) put_cross<GUARDED>(f, b, a);
-        if (is::REVERSE) put_cross<GUARDED>(e, a, b);
+        if (is::FORWARD) put_cross<GUARDED>(f, gap);
+        if (is::REVERSE) put_cross<GUARDED>(e, gap);
     }
-    /* Terms power * (own - other). */
-    template <bool GUARDED>
-    __device__ void put_cross(const xdi_cuda_eight &power, const xdi_cuda_eight &own, const xdi_cuda_eight &other) {
+    template <bool GUARDED> __device__ void put_cross(const xdi_cuda_eight &power, const xdi_cuda_eight &gap) {
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_EIGHT; i++)
             if (!GUARDED || power.at[i] > 0.0f)
-                sum[XD_LOSS_CROSS] = __fmaf_rn(power.at[i], __fsub_rn(own.at[i], other.at[i]), sum[XD_LOSS_CROSS]);
+                sum[XD_LOSS_CROSS] = __fmaf_rn(power.at[i], gap.at[i], sum[XD_LOSS_CROSS]);
     }
     static __device__ float sum_of_four(const xdi_cuda_eight &x) {
         return __fadd_rn(__fadd_rn(x.at[0], x.at[1]), __fadd_rn(x.at[2], x.at[3]));
@@ -5726,15 +5751,15 @@ template <typename X, int KIND> struct xdi_cuda_ring_sums {
 template <typename X, int KIND>
 static __device__ inline void xdi_cuda_ring_correct(const xdi_cuda_ring_sums<X, KIND> &of, double *sum) {
     typedef xdi_cuda_ring_is<KIND> is;
-    const double rest = of.student.rest(of.guarded), teacher_rest = of.teacher.rest(of.guarded);
+    const double rest = (double)of.student.rest, teacher_rest = (double)of.teacher.rest;
     const double by = xdi_cuda_ring_correction(rest), teacher_by = xdi_cuda_ring_correction(teacher_rest);
     double *cross = &sum[XD_LOSS_CROSS];
     if (is::FORWARD) *cross = XDI_CUDA_LN2 * teacher_by * (*cross - (teacher_rest - rest) * sum[XD_LOSS_TEACHER]);
     if (is::REVERSE) { /* relative to a teacher's logit of 0 at the student's largest */
-        const double c = of.guarded ? -(double)of.teacher.base * (double)of.teacher.s : (double)of.teacher.c;
+        const double c = teacher_rest - (double)of.teacher.base * (double)of.teacher.s;
         *cross = XDI_CUDA_LN2 * by * (*cross + (c - rest) * sum[XD_LOSS_SOFT]);
     }
-    sum[XD_LOSS_HARD] *= is::ALONE ? by : xdi_cuda_ring_correction(of.hard.rest(of.guarded));
+    sum[XD_LOSS_HARD] *= is::ALONE ? by : xdi_cuda_ring_correction((double)of.hard.rest);
     sum[XD_LOSS_SOFT] *= by;
     sum[XD_LOSS_TEACHER] *= teacher_by;
 }
@@ -5760,18 +5785,20 @@ template <typename X, int KIND> struct xdi_cuda_ring_grade_of : xdi_cuda_ring_su
     float uniform, slope;                      /* of a smoothed label; see the forms of REVERSE and JSD */
     float top;                                 /* JSD: the logarithm of student/mixture at the row's arg */
 
-    /* One term of the sums over the mixture: the student's at the largest element is relative to that at arg. */
+    /* The terms of eight columns. The student's at the largest element are relative to that at arg; both terms of arg itself are
+     * left to the second kernel, which has their digits. */
     __device__ void add_mixtures(const xdi_cuda_eight &x, const xdi_cuda_eight &power, const xdi_cuda_eight &log, int column,
-                                 int part, int row_arg, xdi_cuda_eight *term) {
+                                 int part, int row_arg, xdi_cuda_eight *term, xdi_cuda_eight *teacher_term) {
         if (mine && xdi_cuda_max_of(x) == largest) {
             XD_UNROLL
-            for (int i = 0; i < XDI_CUDA_EIGHT; i++)
-                if (x.at[i] == largest)
-                    term->at[i] = column + form::column(part, i) == row_arg
-                                      ? 0.0f
-                                      : __fmul_rn(power.at[i], __fsub_rn(log.at[i], top));
+            for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
+                const bool likely = column + form::column(part, i) == row_arg;
+                if (x.at[i] == largest) term->at[i] = likely ? 0.0f : __fmul_rn(power.at[i], __fsub_rn(log.at[i], top));
+                if (likely) teacher_term->at[i] = 0.0f;
+            }
         }
         sum[XD_LOSS_STUDENT_MIXTURE] = __fadd_rn(sum[XD_LOSS_STUDENT_MIXTURE], xdi_cuda_sum_of(*term));
+        sum[XD_LOSS_TEACHER_MIXTURE] = __fadd_rn(sum[XD_LOSS_TEACHER_MIXTURE], xdi_cuda_sum_of(*teacher_term));
     }
     __device__ void begin_mixtures(const xdi_cuda_ring_row &row, float row_top) {
         top = row_top;
@@ -5806,21 +5833,21 @@ struct xdi_cuda_ring_lane<xdi_cuda_bf16, KIND> : xdi_cuda_ring_grade_of<xdi_cuda
         const float own = is::ALONE ? w.hard : w.soft, shift = WEIGHED ? xdi_cuda_log2(fabsf(own)) : 0.0f;
         const float base = xdi_cuda_ring_base(row.max), teacher_base = xdi_cuda_ring_base(row.teacher_max);
         const float log_sum = xdi_cuda_log2(is::ALONE ? row.hard : row.soft), log_teacher = xdi_cuda_log2(row.teacher);
-        this->guard(base, teacher_base);
-        student = xdi_cuda_ring_exponent_of(student.s, base, __fsub_rn(shift, log_sum), guarded);
-        teacher = xdi_cuda_ring_exponent_of(teacher.s, teacher_base, __fsub_rn(shift, log_teacher), guarded);
-        if (is::BOTH && !is::SHARED) hard = xdi_cuda_ring_exponent_of(hard.s, base, -xdi_cuda_log2(row.hard), guarded);
+        const bool large = xdi_cuda_ring_large(base) || (is::SOFT && xdi_cuda_ring_large(teacher_base));
+        student = xdi_cuda_ring_exponent_of(student.s, base, __fsub_rn(shift, log_sum), large);
+        teacher = xdi_cuda_ring_exponent_of(teacher.s, teacher_base, __fsub_rn(shift, log_teacher), large);
+        if (is::BOTH && !is::SHARED) hard = xdi_cuda_ring_exponent_of(hard.s, base, -xdi_cuda_log2(row.hard), large);
         flip = WEIGHED && own < 0.0f ? 0x80008000u : 0u;
+        guarded = guarded || large || flip != 0u;
         weight = own;
         hard_weight = is::SHARED ? __fadd_rn(w.hard, own) : w.hard;
         uniform = __fmul_rn(fabsf(own), call.uniform);
         gap = __fmaf_rn(__fsub_rn(base, teacher_base), student.s, __fsub_rn(log_sum, log_teacher));
     }
-    /* log2 of a ratio, less its mean: REVERSE of student/teacher is (x s + c) + slope - y s, JSD of student/mixture l + slope. */
+    /* log2 of a ratio, less its mean: REVERSE of student/teacher is (x - y) s + slope, JSD of student/mixture l + slope. */
     __device__ void lean(const xdi_cuda_ring_call &call, const xdi_cuda_ring_weights &w, const xdi_cuda_ring_row &row) {
         if (is::REVERSE) {
-            const float own = guarded ? student.c : __fmaf_rn(student.base, student.s, student.c); /* the base's exponent */
-            slope = __fsub_rn(__fsub_rn(__fmul_rn(row.beside, student.s), __fmul_rn(row.mean, call.hard_factor)), own);
+            slope = __fmaf_rn(__fsub_rn(row.beside, student.base), student.s, -__fmul_rn(row.mean, call.hard_factor));
             weight = __fmul_rn(w.soft, (float)XDI_CUDA_LN2);
         }
         if (is::JSD) {
@@ -5839,7 +5866,7 @@ struct xdi_cuda_ring_lane<xdi_cuda_bf16, KIND> : xdi_cuda_ring_grade_of<xdi_cuda
             XD_UNROLL
             for (int i = 0; i < 4; i++) {
                 out.at[i] = xdi_cuda_bf16_pair(g.at[2 * i], g.at[2 * i + 1]);
-                if (WEIGHED) out.at[i] ^= flip;
+                if (WEIGHED && GUARDED) out.at[i] ^= flip;
             }
             xdi_cuda_store16(reinterpret_cast<uint32_t *>(to + form::column(part, 0)), out);
         }
@@ -5862,7 +5889,7 @@ struct xdi_cuda_ring_lane<xdi_cuda_bf16, KIND> : xdi_cuda_ring_grade_of<xdi_cuda
         for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
             if (is::SMOOTH) g.at[i] = __fsub_rn(p.at[i], uniform);
             if (is::REVERSE) {
-                const float log = __fmaf_rn(y.at[i], -student.s, __fadd_rn(a.at[i], slope));
+                const float log = __fmaf_rn(__fsub_rn(x.at[i], y.at[i]), student.s, slope);
                 g.at[i] = GUARDED && !(p.at[i] > 0.0f) ? 0.0f : __fmul_rn(__fmul_rn(p.at[i], weight), log);
             }
             if (is::JSD)
@@ -5909,7 +5936,7 @@ struct xdi_cuda_ring_lane<xdi_cuda_bf16, KIND> : xdi_cuda_ring_grade_of<xdi_cuda
                                     int row_arg) {
         const xdi_cuda_eight a = student.template of<GUARDED>(x), b = teacher.template of<GUARDED>(y);
         const float rest = __fsub_rn(1.0f, beta);
-        xdi_cuda_eight log, term, power;
+        xdi_cuda_eight log, term, beside_term, power;
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
             const float apart = GUARDED && y.at[i] == x.at[i] ? 0.0f : __fsub_rn(y.at[i], x.at[i]);
@@ -5923,9 +5950,9 @@ struct xdi_cuda_ring_lane<xdi_cuda_bf16, KIND> : xdi_cuda_ring_grade_of<xdi_cuda
             log.at[i] = more ? low : high;
             power.at[i] = more ? small : large;
             term.at[i] = more ? small_term : large_term;
-            sum[XD_LOSS_TEACHER_MIXTURE] = __fadd_rn(sum[XD_LOSS_TEACHER_MIXTURE], more ? large_term : small_term);
+            beside_term.at[i] = more ? large_term : small_term;
         }
-        this->add_mixtures(x, power, log, column, part, row_arg, &term);
+        this->add_mixtures(x, power, log, column, part, row_arg, &term, &beside_term);
         return log;
     }
 };
@@ -6024,8 +6051,7 @@ template <int KIND> struct xdi_cuda_ring_lane<float, KIND> : xdi_cuda_ring_grade
             term.at[i] = p.at[i] > 0.0f ? __fmul_rn(power.at[i], log.at[i]) : 0.0f;
             beside_term.at[i] = q.at[i] > 0.0f ? __fmul_rn(__fmul_rn(q.at[i], teacher_weight), teacher_log) : 0.0f;
         }
-        sum[XD_LOSS_TEACHER_MIXTURE] = __fadd_rn(sum[XD_LOSS_TEACHER_MIXTURE], xdi_cuda_sum_of(beside_term));
-        this->add_mixtures(x, power, log, column, 0, row_arg, &term);
+        this->add_mixtures(x, power, log, column, 0, row_arg, &term, &beside_term);
         xdi_cuda_put16(at + XDI_CUDA_RING_BYTES, xdi_cuda_rounded<float>(log.at));
         if (second) xdi_cuda_put16(at + XDI_CUDA_RING_BYTES * 3 / 2, xdi_cuda_rounded<float>(log.at + 4));
     }
@@ -6141,9 +6167,9 @@ template <int LANES, typename T> static __device__ inline T xdi_cuda_ring_add_la
     return value;
 }
 
-template <int LANES, typename T> static __device__ inline T xdi_cuda_ring_max_lanes(T value) {
+template <int LANES> static __device__ inline float xdi_cuda_ring_max_lanes(float value) {
     XD_UNROLL
-    for (int mask = 1; mask < LANES; mask *= 2) value = xdi_cuda_larger()(xdi_cuda_shuffle_xor(value, mask), value);
+    for (int mask = 1; mask < LANES; mask *= 2) value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, mask));
     return value;
 }
 
@@ -6304,7 +6330,7 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
         const int warp = (int)threadIdx.x / XDI_CUDA_WARP, lane = (int)threadIdx.x % XDI_CUDA_WARP;
         const unsigned char *const mine = room + 16 * (int)threadIdx.x;
         int left = b.packs - (int)threadIdx.x;
-        xdi_cuda_ring_peak<X, is::SOFT> peak;
+        xdi_cuda_ring_peak<X, is::SOFT, is::JSD> peak;
         xdi_cuda_ring_place at = start;
         for (int k = 0; k < b.chunks; k++, at.next(b.stages), left -= XDI_CUDA_RING_PACKS) {
             xdi_cuda_ring_wait(&m->barriers.full[at.stage], at.parity, &sound);
@@ -6316,16 +6342,19 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
             m->maxima[warp][0] = max;
             m->maxima[warp][1] = teacher_max;
         }
-        const bool infinite = __syncthreads_or(peak.guarded()) != 0;
+        const bool infinite = __syncthreads_or(peak.infinite()) != 0;
         const float *const maxima = m->maxima[lane % XDI_CUDA_RING_WARPS];
         lane_of->begin(peak, call, xdi_cuda_ring_max_lanes<XDI_CUDA_RING_WARPS>(maxima[0]),
                        is::SOFT ? xdi_cuda_ring_max_lanes<XDI_CUDA_RING_WARPS>(maxima[1]) : 0.0f, infinite);
     }
     __device__ void add_up(xdi_cuda_ring_lane<X, KIND> *mine) {
-        if (form::FINE || mine->guarded)
-            each([&](const unsigned char *at, bool second, int column) { mine->template take<true>(at, second, column); });
-        else
+        if (!form::FINE && !mine->guarded) {
             each([&](const unsigned char *at, bool second, int column) { mine->template take<false>(at, second, column); });
+            if (!__any_sync(0xffffffffu, mine->repeats())) return;
+            mine->clear();
+            mine->guarded = true;
+        }
+        each([&](const unsigned char *at, bool second, int column) { mine->template take<true>(at, second, column); });
     }
     /* Leaves the warp's sums in memory. What is apart, few threads have. */
     __device__ void keep_warp(const xdi_cuda_ring_lane<X, KIND> &mine) {
@@ -6339,7 +6368,7 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
             if (i < XDI_CUDA_RING_ONES || any) sum = xdi_cuda_ring_add_lanes<XDI_CUDA_WARP>(sum);
             if (first) to->sum[i] = sum;
         }
-        const int arg = any ? -xdi_cuda_ring_max_lanes<XDI_CUDA_WARP>(-mine.arg) : INT32_MAX;
+        const int arg = any ? (int)__reduce_min_sync(0xffffffffu, mine.arg) : INT32_MAX;
         if (first) to->arg = arg;
     }
     /* Adds up the warps' sums and tells every block; by the first warp. */
@@ -6350,7 +6379,7 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_RING_SUMS; i++)
             if (xdi_cuda_ring_sums_up<KIND>(i)) sum[i] = xdi_cuda_ring_add_lanes<XDI_CUDA_RING_WARPS>((double)part.sum[i]);
-        const int arg = -xdi_cuda_ring_max_lanes<XDI_CUDA_RING_WARPS>(-part.arg);
+        const int arg = (int)__reduce_min_sync(0xffffffffu, part.arg);
         const float *const maxima = m->maxima[lane % XDI_CUDA_RING_WARPS];
         const double apart = sum[XDI_CUDA_RING_APART];
         xdi_cuda_ring_correct(mine, sum);
@@ -6501,8 +6530,12 @@ static __device__ inline void xdi_cuda_ring_read(const xd_loss_args &a, int64_t 
     in->total[XD_LOSS_BAD] = bad || teacher_bad ? 1.0 : 0.0;
     xdi_cuda_loss_scalars(a, r, in->ref, in->total, row);
     xd_loss_settle(&a, r, row);
-    if (soft && a.divergence == XD_JSD && row->finding == (int)XD_ROW_FINE)
-        xd_loss_mixture_scalars(&a, r, in->mixtures[XD_LOSS_TEACHER_MIXTURE], in->mixtures[XD_LOSS_STUDENT_MIXTURE], row);
+    if (!soft || a.divergence != XD_JSD || row->finding != (int)XD_ROW_FINE) return;
+    double student, teacher; /* the term of the most probable column, which the sums lack */
+    const double log = (in->ref[XD_LOSS_TEACHER_AT_ARG] - in->ref[XD_LOSS_TEACHER_MAX]) / a.temperature - row->teacher_log;
+    xd_log_ratios(log + row->soft_log, a.beta, &student, &teacher);
+    const double term = log == -(double)INFINITY ? 0.0 : exp(log) * teacher;
+    xd_loss_mixture_scalars(&a, r, in->mixtures[XD_LOSS_TEACHER_MIXTURE] + term, in->mixtures[XD_LOSS_STUDENT_MIXTURE], row);
 }
 
 /* The gradient of the label's column and of the student's most probable one. */
@@ -6624,8 +6657,8 @@ static int xdi_cuda_ring_choose(const xd_cuda *cuda, int kind, xd_dtype dtype, i
 }
 
 template <typename X, int KIND>
-static xd_result xdi_cuda_ring_launch(const xd_launch *launch, const xd_loss_args *a, int choice, const xdi_cuda_ring_call &call) {
-    const xd_cuda *cuda = xdi_cuda_of(launch->ctx);
+static xd_result xdi_cuda_ring_launch(const xd_launch *launch, const xd_cuda *cuda, const xd_loss_args *a, int choice,
+                                      const xdi_cuda_ring_call &call) {
     const int64_t most = cuda->ring_clusters[sizeof(X) == 2][KIND][choice];
     const int64_t blocks = (int64_t)1 << xdi_cuda_ring_choices[choice].blocks;
     const int64_t clusters = a->student.rows < most ? a->student.rows : most;
@@ -6635,14 +6668,9 @@ static xd_result xdi_cuda_ring_launch(const xd_launch *launch, const xd_loss_arg
     return XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_loss_ring_kernel<X, KIND>), *a, call);
 }
 
-/* The fused entry: rows in a ring where they can be, else the other path. */
-static xd_result xdi_cuda_loss_ring(const xd_launch *launch, const xd_loss_args *a) {
-    const int kind = xdi_cuda_ring_kind_of(a);
-    xdi_cuda_ring_call call = {};
-    const bool takes = kind != XDI_CUDA_RING_KINDS && xdi_cuda_ring_takes(a, kind);
-    const int choice = !takes ? -1 : xdi_cuda_ring_choose(xdi_cuda_of(launch->ctx), kind, a->student.dtype,
-                                                          a->vocab.end - a->vocab.begin, &call);
-    if (choice < 0) return xdi_cuda_loss_fused(launch, a);
+/* Both kernels; of `call`, columns and stages are set. */
+static xd_result xdi_cuda_ring_start(const xd_launch *launch, const xd_cuda *cuda, const xd_loss_args *a, int kind, int choice,
+                                     xdi_cuda_ring_call call) {
     call.hard_factor = (float)XDI_CUDA_LOG2E;
     call.soft_factor = xdi_cuda_factor(XDI_CUDA_LOG2E / a->temperature);
     call.per_tau = xdi_cuda_factor(1.0 / a->temperature);
@@ -6650,12 +6678,24 @@ static xd_result xdi_cuda_loss_ring(const xd_launch *launch, const xd_loss_args 
     call.uniform = (float)a->uniform_weight;
     call.hard_weight = a->hard_weight;
     call.soft_weight = a->soft_weight / a->temperature;
-    xdi_cuda_scope scope(launch);
-    XD_TRY(scope.result);
     XDI_CUDA_RING_CASES(kind, KIND, {
-        XDI_CUDA_LOGITS(a->student.dtype, X, { XD_TRY((xdi_cuda_ring_launch<X, KIND>(launch, a, choice, call))); })
+        XDI_CUDA_LOGITS(a->student.dtype, X, { XD_TRY((xdi_cuda_ring_launch<X, KIND>(launch, cuda, a, choice, call))); })
     })
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->student.rows), xdi_cuda_loss_ring_rows_kernel, *a);
+}
+
+/* The fused entry: rows in a ring where they can be, else the other path. */
+static xd_result xdi_cuda_loss_ring(const xd_launch *launch, const xd_loss_args *a) {
+    const int kind = xdi_cuda_ring_kind_of(a);
+    const xd_cuda *cuda = xdi_cuda_of(launch->ctx);
+    xdi_cuda_ring_call call = {};
+    const bool takes = kind != XDI_CUDA_RING_KINDS && xdi_cuda_ring_takes(a, kind);
+    const int choice = !takes ? -1 : xdi_cuda_ring_choose(cuda, kind, a->student.dtype,
+                                                          a->vocab.end - a->vocab.begin, &call);
+    if (choice < 0) return xdi_cuda_loss_fused(launch, a);
+    xdi_cuda_scope scope(launch);
+    XD_TRY(scope.result);
+    return xdi_cuda_ring_start(launch, cuda, a, kind, choice, call);
 }
 
 /* ---- set-up ---- */
@@ -6691,6 +6731,129 @@ template <typename X, int KIND> static xd_result xdi_cuda_ring_allow(xd_ctx *ctx
     return XD_OK;
 }
 
+/* >>cuda/loss_ring_check.cu */
+
+/* xd_cuda_create compares each kernel of loss_ring.cu with the path that reads rows twice, on a few short rows: what a build, a
+ * driver or a new GPU does to the ring shows before a user's first loss. */
+
+enum { XDI_CUDA_TRIAL_ROWS = 3, XDI_CUDA_TRIAL_COLUMNS = 520, XDI_CUDA_TRIAL_STAGES = 2, XDI_CUDA_TRIAL_CHOICE = 1 };
+
+/* In memory of the device. */
+struct xdi_cuda_trial {
+    alignas(16) float student[XDI_CUDA_TRIAL_ROWS * XDI_CUDA_TRIAL_COLUMNS];
+    alignas(16) float teacher[XDI_CUDA_TRIAL_ROWS * XDI_CUDA_TRIAL_COLUMNS];
+    alignas(16) float gradient[2][XDI_CUDA_TRIAL_ROWS * XDI_CUDA_TRIAL_COLUMNS]; /* by the ring, by two reads */
+    xdi_cuda_ring_record record[XDI_CUDA_TRIAL_ROWS];
+    xd_loss_row row[2][XDI_CUDA_TRIAL_ROWS];
+    double row_scale[XDI_CUDA_TRIAL_ROWS];
+    int64_t labels[XDI_CUDA_TRIAL_ROWS];
+    int differs; /* a bit for each kind of each type */
+};
+
+/* Logits between -8 and 8 by a hash, rows whose first one does not count. */
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_trial_fill_kernel(xdi_cuda_trial *t, xd_dtype dtype) {
+    const xd_rows x = { t->student, dtype, 1, XDI_CUDA_TRIAL_ROWS * XDI_CUDA_TRIAL_COLUMNS, 0 };
+    const xd_rows y = { t->teacher, dtype, 1, XDI_CUDA_TRIAL_ROWS * XDI_CUDA_TRIAL_COLUMNS, 0 };
+    for (int i = (int)threadIdx.x; i < XDI_CUDA_TRIAL_ROWS * XDI_CUDA_TRIAL_COLUMNS; i += XDI_CUDA_TEAM_BLOCK) {
+        const uint32_t hash = (uint32_t)i * 2654435761u;
+        xdi_cuda_set_element(x, 0, i, (float)(int)(hash >> 20) / 256.0f - 8.0f);
+        xdi_cuda_set_element(y, 0, i, (float)(int)((hash ^ hash << 7) >> 20) / 256.0f - 8.0f);
+    }
+    if (threadIdx.x >= XDI_CUDA_TRIAL_ROWS) return;
+    t->row_scale[threadIdx.x] = threadIdx.x == 0 ? 0.0 : 0.5 + (double)threadIdx.x;
+    t->labels[threadIdx.x] = 100 + 150 * (int64_t)threadIdx.x;
+}
+
+static __device__ inline bool xdi_cuda_trial_near(double a, double b, double scale, double tolerance) {
+    return fabs(a - b) <= tolerance * scale; /* false for NaN */
+}
+
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_trial_compare_kernel(xdi_cuda_trial *t, xd_dtype dtype, int bit) {
+    const int count = XDI_CUDA_TRIAL_ROWS * XDI_CUDA_TRIAL_COLUMNS;
+    const xd_rows ring = { t->gradient[0], dtype, 1, count, 0 }, other = { t->gradient[1], dtype, 1, count, 0 };
+    float largest = 0.0f;
+    for (int i = (int)threadIdx.x; i < count; i += XDI_CUDA_TEAM_BLOCK)
+        largest = fmaxf(largest, fabsf(xdi_cuda_element(other, 0, i)));
+    largest = xdi_cuda_block_reduce(largest, 0.0f, xdi_cuda_larger());
+    bool near = true;
+    for (int i = (int)threadIdx.x; i < count; i += XDI_CUDA_TEAM_BLOCK)
+        near = near && xdi_cuda_trial_near((double)xdi_cuda_element(ring, 0, i), (double)xdi_cuda_element(other, 0, i),
+                                           (double)largest, dtype == XD_DTYPE_F32 ? 1e-5 : 0.01);
+    for (int r = (int)threadIdx.x; r < XDI_CUDA_TRIAL_ROWS; r += XDI_CUDA_TEAM_BLOCK) {
+        const xd_loss_row &a = t->row[0][r], &b = t->row[1][r];
+        near = near && a.finding == b.finding && xdi_cuda_trial_near(a.hard, b.hard, 1.0 + fabs(b.hard), 1e-5) &&
+               xdi_cuda_trial_near(a.soft, b.soft, 1.0 + fabs(b.soft), 1e-5);
+    }
+    if (__syncthreads_or(!near) && threadIdx.x == 0) t->differs |= 1 << bit;
+}
+
+/* The call of one kind, by the ring or by two reads. */
+static xd_loss_args xdi_cuda_trial_args(xdi_cuda_trial *t, int kind, xd_dtype dtype, int path) {
+    const xd_rows rows = { NULL, dtype, XDI_CUDA_TRIAL_ROWS, XDI_CUDA_TRIAL_COLUMNS, XDI_CUDA_TRIAL_COLUMNS };
+    xd_loss_args a = {};
+    a.student = a.teacher = a.gradient = rows;
+    a.student.data = t->student;
+    a.gradient.data = t->gradient[path];
+    if (kind >= XDI_CUDA_RING_FORWARD) a.teacher.data = t->teacher;
+    const bool hard = kind < XDI_CUDA_RING_FORWARD || kind >= XDI_CUDA_RING_BOTH;
+    a.labels.data = t->labels;
+    a.labels.dtype = XD_DTYPE_I64;
+    a.row_scale = t->row_scale;
+    a.vocab.end = a.vocab.size = XDI_CUDA_TRIAL_COLUMNS;
+    a.vocab.shards = 1;
+    a.temperature = kind == XDI_CUDA_RING_SHARED ? 1.0 : 1.5;
+    a.divergence = kind == XDI_CUDA_RING_REVERSE ? XD_KL_REVERSE : kind == XDI_CUDA_RING_JSD ? XD_JSD : XD_KL_FORWARD;
+    a.beta = 0.25;
+    a.uniform_weight = kind == XDI_CUDA_RING_SMOOTH ? 0.25 / XDI_CUDA_TRIAL_COLUMNS : 0.0;
+    a.target_weight = kind == XDI_CUDA_RING_SMOOTH ? 0.75 : 1.0;
+    a.hard_weight = hard ? 0.5 : 0.0;
+    a.soft_weight = a.teacher.data ? 0.75 : 0.0;
+    a.references = reinterpret_cast<double *>(t->record);
+    a.row = t->row[path];
+    return a;
+}
+
+static xd_result xdi_cuda_trial_run(const xd_launch *launch, const xd_cuda *cuda, xdi_cuda_trial *t, int kind, xd_dtype dtype) {
+    const xd_loss_args ring = xdi_cuda_trial_args(t, kind, dtype, 0), other = xdi_cuda_trial_args(t, kind, dtype, 1);
+    xdi_cuda_ring_call call = {};
+    call.slice = XDI_CUDA_TRIAL_COLUMNS / 2 + 4;
+    call.stages = XDI_CUDA_TRIAL_STAGES;
+    XD_TRY(xdi_cuda_ring_start(launch, cuda, &ring, kind, XDI_CUDA_TRIAL_CHOICE, call));
+    XD_TRY(xdi_cuda_loss_fused_start(launch, &other));
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_TEAM_BLOCK), xdi_cuda_trial_compare_kernel, t, dtype,
+                           2 * kind + (dtype == XD_DTYPE_BF16));
+}
+
+/* *differs: a bit for each kind of each type. */
+static xd_result xdi_cuda_trial_all(xd_ctx *ctx, const xd_cuda *cuda, xdi_cuda_trial *t, int *differs) {
+    static const xd_dtype types[] = { XD_DTYPE_F32, XD_DTYPE_BF16 };
+    const xd_launch launch = xd_ctx_launch(ctx);
+    XDI_CUDA_TRY(ctx, cudaMemsetAsync(t, 0, sizeof *t, (cudaStream_t)launch.stream));
+    for (int i = 0; i < 2; i++) {
+        XD_TRY(XDI_CUDA_LAUNCH(&launch, xdi_cuda_grid_of(1, XDI_CUDA_TEAM_BLOCK), xdi_cuda_trial_fill_kernel, t, types[i]));
+        for (int kind = 0; kind < XDI_CUDA_RING_KINDS; kind++) XD_TRY(xdi_cuda_trial_run(&launch, cuda, t, kind, types[i]));
+    }
+    XDI_CUDA_TRY(ctx, cudaMemcpyAsync(differs, &t->differs, sizeof *differs, cudaMemcpyDeviceToHost,
+                                      (cudaStream_t)launch.stream));
+    XDI_CUDA_TRY(ctx, cudaStreamSynchronize((cudaStream_t)launch.stream));
+    return XD_OK;
+}
+
+/* Whether all kernels of the ring agree with the other path; a warning names those that do not. */
+static xd_result xdi_cuda_ring_agrees(xd_ctx *ctx, const xd_cuda *cuda, bool *agrees) {
+    int differs = 0;
+    xdi_cuda_trial *t = (xdi_cuda_trial *)cuda->allocator.allocate(cuda->allocator.user, sizeof *t);
+    XD_REQUIRE(ctx, t, XD_ERROR_MEMORY, "no room for %zu bytes on device %d, to compare the paths of losses", sizeof *t,
+               cuda->device);
+    const xd_result result = xdi_cuda_trial_all(ctx, cuda, t, &differs);
+    cuda->allocator.release(cuda->allocator.user, t);
+    *agrees = differs == 0;
+    if (result == XD_OK && differs != 0)
+        xd_log(ctx, XD_LOG_WARN, "losses of rows on the chip differ from those of rows read twice (kernels %#x): rows are read twice",
+               differs);
+    return result;
+}
+
 /* Turns the path on where the device and the build have it; `architecture` is that of the build. */
 static xd_result xdi_cuda_ring_set_up(xd_ctx *ctx, xd_cuda *cuda, int architecture) {
     int launches = 0, block_bytes = 0, processor_bytes = 0;
@@ -6707,7 +6870,9 @@ static xd_result xdi_cuda_ring_set_up(xd_ctx *ctx, xd_cuda *cuda, int architectu
             XD_TRY((xdi_cuda_ring_allow<float, KIND>(ctx, cuda, (size_t)block_bytes)));
             XD_TRY((xdi_cuda_ring_allow<xdi_cuda_bf16, KIND>(ctx, cuda, (size_t)block_bytes)));
         })
-    cuda->kernels.loss.fused = xdi_cuda_loss_ring;
+    bool agrees = true;
+    if (cuda->ring_clusters[0][0][XDI_CUDA_TRIAL_CHOICE] > 0) XD_TRY(xdi_cuda_ring_agrees(ctx, cuda, &agrees));
+    if (agrees) cuda->kernels.loss.fused = xdi_cuda_loss_ring;
     return XD_OK;
 }
 
@@ -11159,4 +11324,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 3b93abe6cbe001c8636fb988ee617dc2a2af7ef0e7b0473b6e9806cd26117c0e */
+/* xdistill sha256 52bbae2b4830bb2ba022fd3233e03f28bfcb714c12b077290b8b968774c3bcf2 */

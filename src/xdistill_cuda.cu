@@ -39,6 +39,7 @@
 #include "cuda/loss_ring_grade.cuh"
 #include "cuda/loss_ring.cu"
 #include "cuda/loss_ring_host.cu"
+#include "cuda/loss_ring_check.cu"
 #include "cuda/loss_rows.cu"
 #include "cuda/mft.cu"
 #include "cuda/estimate.cu"

@@ -89,13 +89,18 @@ static __global__ void __launch_bounds__(XDI_CUDA_TEAM_BLOCK, xdi_cuda_loss_bloc
     if (a.gradient.data) xdi_cuda_loss_grad_row<X, Y, TEAM>(a, r);
 }
 
-static xd_result xdi_cuda_loss_fused(const xd_launch *launch, const xd_loss_args *a) {
-    xdi_cuda_scope scope(launch);
-    XD_TRY(scope.result);
+/* On the current device. */
+static xd_result xdi_cuda_loss_fused_start(const xd_launch *launch, const xd_loss_args *a) {
     XDI_CUDA_LOSS_CASES(a, X, Y, xdi_cuda_none, TEAM, {
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->student.rows, TEAM),
                                (xdi_cuda_loss_fused_kernel<X, Y, TEAM>), *a);
     })
+}
+
+static xd_result xdi_cuda_loss_fused(const xd_launch *launch, const xd_loss_args *a) {
+    xdi_cuda_scope scope(launch);
+    XD_TRY(scope.result);
+    return xdi_cuda_loss_fused_start(launch, a);
 }
 
 /* ---- loading, also for loss.cu ---- */

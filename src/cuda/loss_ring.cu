@@ -106,9 +106,9 @@ template <int LANES, typename T> static __device__ inline T xdi_cuda_ring_add_la
     return value;
 }
 
-template <int LANES, typename T> static __device__ inline T xdi_cuda_ring_max_lanes(T value) {
+template <int LANES> static __device__ inline float xdi_cuda_ring_max_lanes(float value) {
     XD_UNROLL
-    for (int mask = 1; mask < LANES; mask *= 2) value = xdi_cuda_larger()(xdi_cuda_shuffle_xor(value, mask), value);
+    for (int mask = 1; mask < LANES; mask *= 2) value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, mask));
     return value;
 }
 
@@ -269,7 +269,7 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
         const int warp = (int)threadIdx.x / XDI_CUDA_WARP, lane = (int)threadIdx.x % XDI_CUDA_WARP;
         const unsigned char *const mine = room + 16 * (int)threadIdx.x;
         int left = b.packs - (int)threadIdx.x;
-        xdi_cuda_ring_peak<X, is::SOFT> peak;
+        xdi_cuda_ring_peak<X, is::SOFT, is::JSD> peak;
         xdi_cuda_ring_place at = start;
         for (int k = 0; k < b.chunks; k++, at.next(b.stages), left -= XDI_CUDA_RING_PACKS) {
             xdi_cuda_ring_wait(&m->barriers.full[at.stage], at.parity, &sound);
@@ -281,16 +281,19 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
             m->maxima[warp][0] = max;
             m->maxima[warp][1] = teacher_max;
         }
-        const bool infinite = __syncthreads_or(peak.guarded()) != 0;
+        const bool infinite = __syncthreads_or(peak.infinite()) != 0;
         const float *const maxima = m->maxima[lane % XDI_CUDA_RING_WARPS];
         lane_of->begin(peak, call, xdi_cuda_ring_max_lanes<XDI_CUDA_RING_WARPS>(maxima[0]),
                        is::SOFT ? xdi_cuda_ring_max_lanes<XDI_CUDA_RING_WARPS>(maxima[1]) : 0.0f, infinite);
     }
     __device__ void add_up(xdi_cuda_ring_lane<X, KIND> *mine) {
-        if (form::FINE || mine->guarded)
-            each([&](const unsigned char *at, bool second, int column) { mine->template take<true>(at, second, column); });
-        else
+        if (!form::FINE && !mine->guarded) {
             each([&](const unsigned char *at, bool second, int column) { mine->template take<false>(at, second, column); });
+            if (!__any_sync(0xffffffffu, mine->repeats())) return;
+            mine->clear();
+            mine->guarded = true;
+        }
+        each([&](const unsigned char *at, bool second, int column) { mine->template take<true>(at, second, column); });
     }
     /* Leaves the warp's sums in memory. What is apart, few threads have. */
     __device__ void keep_warp(const xdi_cuda_ring_lane<X, KIND> &mine) {
@@ -304,7 +307,7 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
             if (i < XDI_CUDA_RING_ONES || any) sum = xdi_cuda_ring_add_lanes<XDI_CUDA_WARP>(sum);
             if (first) to->sum[i] = sum;
         }
-        const int arg = any ? -xdi_cuda_ring_max_lanes<XDI_CUDA_WARP>(-mine.arg) : INT32_MAX;
+        const int arg = any ? (int)__reduce_min_sync(0xffffffffu, mine.arg) : INT32_MAX;
         if (first) to->arg = arg;
     }
     /* Adds up the warps' sums and tells every block; by the first warp. */
@@ -315,7 +318,7 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_RING_SUMS; i++)
             if (xdi_cuda_ring_sums_up<KIND>(i)) sum[i] = xdi_cuda_ring_add_lanes<XDI_CUDA_RING_WARPS>((double)part.sum[i]);
-        const int arg = -xdi_cuda_ring_max_lanes<XDI_CUDA_RING_WARPS>(-part.arg);
+        const int arg = (int)__reduce_min_sync(0xffffffffu, part.arg);
         const float *const maxima = m->maxima[lane % XDI_CUDA_RING_WARPS];
         const double apart = sum[XDI_CUDA_RING_APART];
         xdi_cuda_ring_correct(mine, sum);
@@ -466,8 +469,12 @@ static __device__ inline void xdi_cuda_ring_read(const xd_loss_args &a, int64_t 
     in->total[XD_LOSS_BAD] = bad || teacher_bad ? 1.0 : 0.0;
     xdi_cuda_loss_scalars(a, r, in->ref, in->total, row);
     xd_loss_settle(&a, r, row);
-    if (soft && a.divergence == XD_JSD && row->finding == (int)XD_ROW_FINE)
-        xd_loss_mixture_scalars(&a, r, in->mixtures[XD_LOSS_TEACHER_MIXTURE], in->mixtures[XD_LOSS_STUDENT_MIXTURE], row);
+    if (!soft || a.divergence != XD_JSD || row->finding != (int)XD_ROW_FINE) return;
+    double student, teacher; /* the term of the most probable column, which the sums lack */
+    const double log = (in->ref[XD_LOSS_TEACHER_AT_ARG] - in->ref[XD_LOSS_TEACHER_MAX]) / a.temperature - row->teacher_log;
+    xd_log_ratios(log + row->soft_log, a.beta, &student, &teacher);
+    const double term = log == -(double)INFINITY ? 0.0 : exp(log) * teacher;
+    xd_loss_mixture_scalars(&a, r, in->mixtures[XD_LOSS_TEACHER_MIXTURE] + term, in->mixtures[XD_LOSS_STUDENT_MIXTURE], row);
 }
 
 /* The gradient of the label's column and of the student's most probable one. */

@@ -17,18 +17,20 @@ template <typename X, int KIND> struct xdi_cuda_ring_grade_of : xdi_cuda_ring_su
     float uniform, slope;                      /* of a smoothed label; see the forms of REVERSE and JSD */
     float top;                                 /* JSD: the logarithm of student/mixture at the row's arg */
 
-    /* One term of the sums over the mixture: the student's at the largest element is relative to that at arg. */
+    /* The terms of eight columns. The student's at the largest element are relative to that at arg; both terms of arg itself are
+     * left to the second kernel, which has their digits. */
     __device__ void add_mixtures(const xdi_cuda_eight &x, const xdi_cuda_eight &power, const xdi_cuda_eight &log, int column,
-                                 int part, int row_arg, xdi_cuda_eight *term) {
+                                 int part, int row_arg, xdi_cuda_eight *term, xdi_cuda_eight *teacher_term) {
         if (mine && xdi_cuda_max_of(x) == largest) {
             XD_UNROLL
-            for (int i = 0; i < XDI_CUDA_EIGHT; i++)
-                if (x.at[i] == largest)
-                    term->at[i] = column + form::column(part, i) == row_arg
-                                      ? 0.0f
-                                      : __fmul_rn(power.at[i], __fsub_rn(log.at[i], top));
+            for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
+                const bool likely = column + form::column(part, i) == row_arg;
+                if (x.at[i] == largest) term->at[i] = likely ? 0.0f : __fmul_rn(power.at[i], __fsub_rn(log.at[i], top));
+                if (likely) teacher_term->at[i] = 0.0f;
+            }
         }
         sum[XD_LOSS_STUDENT_MIXTURE] = __fadd_rn(sum[XD_LOSS_STUDENT_MIXTURE], xdi_cuda_sum_of(*term));
+        sum[XD_LOSS_TEACHER_MIXTURE] = __fadd_rn(sum[XD_LOSS_TEACHER_MIXTURE], xdi_cuda_sum_of(*teacher_term));
     }
     __device__ void begin_mixtures(const xdi_cuda_ring_row &row, float row_top) {
         top = row_top;
@@ -63,21 +65,21 @@ struct xdi_cuda_ring_lane<xdi_cuda_bf16, KIND> : xdi_cuda_ring_grade_of<xdi_cuda
         const float own = is::ALONE ? w.hard : w.soft, shift = WEIGHED ? xdi_cuda_log2(fabsf(own)) : 0.0f;
         const float base = xdi_cuda_ring_base(row.max), teacher_base = xdi_cuda_ring_base(row.teacher_max);
         const float log_sum = xdi_cuda_log2(is::ALONE ? row.hard : row.soft), log_teacher = xdi_cuda_log2(row.teacher);
-        this->guard(base, teacher_base);
-        student = xdi_cuda_ring_exponent_of(student.s, base, __fsub_rn(shift, log_sum), guarded);
-        teacher = xdi_cuda_ring_exponent_of(teacher.s, teacher_base, __fsub_rn(shift, log_teacher), guarded);
-        if (is::BOTH && !is::SHARED) hard = xdi_cuda_ring_exponent_of(hard.s, base, -xdi_cuda_log2(row.hard), guarded);
+        const bool large = xdi_cuda_ring_large(base) || (is::SOFT && xdi_cuda_ring_large(teacher_base));
+        student = xdi_cuda_ring_exponent_of(student.s, base, __fsub_rn(shift, log_sum), large);
+        teacher = xdi_cuda_ring_exponent_of(teacher.s, teacher_base, __fsub_rn(shift, log_teacher), large);
+        if (is::BOTH && !is::SHARED) hard = xdi_cuda_ring_exponent_of(hard.s, base, -xdi_cuda_log2(row.hard), large);
         flip = WEIGHED && own < 0.0f ? 0x80008000u : 0u;
+        guarded = guarded || large || flip != 0u;
         weight = own;
         hard_weight = is::SHARED ? __fadd_rn(w.hard, own) : w.hard;
         uniform = __fmul_rn(fabsf(own), call.uniform);
         gap = __fmaf_rn(__fsub_rn(base, teacher_base), student.s, __fsub_rn(log_sum, log_teacher));
     }
-    /* log2 of a ratio, less its mean: REVERSE of student/teacher is (x s + c) + slope - y s, JSD of student/mixture l + slope. */
+    /* log2 of a ratio, less its mean: REVERSE of student/teacher is (x - y) s + slope, JSD of student/mixture l + slope. */
     __device__ void lean(const xdi_cuda_ring_call &call, const xdi_cuda_ring_weights &w, const xdi_cuda_ring_row &row) {
         if (is::REVERSE) {
-            const float own = guarded ? student.c : __fmaf_rn(student.base, student.s, student.c); /* the base's exponent */
-            slope = __fsub_rn(__fsub_rn(__fmul_rn(row.beside, student.s), __fmul_rn(row.mean, call.hard_factor)), own);
+            slope = __fmaf_rn(__fsub_rn(row.beside, student.base), student.s, -__fmul_rn(row.mean, call.hard_factor));
             weight = __fmul_rn(w.soft, (float)XDI_CUDA_LN2);
         }
         if (is::JSD) {
@@ -96,7 +98,7 @@ struct xdi_cuda_ring_lane<xdi_cuda_bf16, KIND> : xdi_cuda_ring_grade_of<xdi_cuda
             XD_UNROLL
             for (int i = 0; i < 4; i++) {
                 out.at[i] = xdi_cuda_bf16_pair(g.at[2 * i], g.at[2 * i + 1]);
-                if (WEIGHED) out.at[i] ^= flip;
+                if (WEIGHED && GUARDED) out.at[i] ^= flip;
             }
             xdi_cuda_store16(reinterpret_cast<uint32_t *>(to + form::column(part, 0)), out);
         }
@@ -119,7 +121,7 @@ struct xdi_cuda_ring_lane<xdi_cuda_bf16, KIND> : xdi_cuda_ring_grade_of<xdi_cuda
         for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
             if (is::SMOOTH) g.at[i] = __fsub_rn(p.at[i], uniform);
             if (is::REVERSE) {
-                const float log = __fmaf_rn(y.at[i], -student.s, __fadd_rn(a.at[i], slope));
+                const float log = __fmaf_rn(__fsub_rn(x.at[i], y.at[i]), student.s, slope);
                 g.at[i] = GUARDED && !(p.at[i] > 0.0f) ? 0.0f : __fmul_rn(__fmul_rn(p.at[i], weight), log);
             }
             if (is::JSD)
@@ -166,7 +168,7 @@ struct xdi_cuda_ring_lane<xdi_cuda_bf16, KIND> : xdi_cuda_ring_grade_of<xdi_cuda
                                     int row_arg) {
         const xdi_cuda_eight a = student.template of<GUARDED>(x), b = teacher.template of<GUARDED>(y);
         const float rest = __fsub_rn(1.0f, beta);
-        xdi_cuda_eight log, term, power;
+        xdi_cuda_eight log, term, beside_term, power;
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
             const float apart = GUARDED && y.at[i] == x.at[i] ? 0.0f : __fsub_rn(y.at[i], x.at[i]);
@@ -180,9 +182,9 @@ struct xdi_cuda_ring_lane<xdi_cuda_bf16, KIND> : xdi_cuda_ring_grade_of<xdi_cuda
             log.at[i] = more ? low : high;
             power.at[i] = more ? small : large;
             term.at[i] = more ? small_term : large_term;
-            sum[XD_LOSS_TEACHER_MIXTURE] = __fadd_rn(sum[XD_LOSS_TEACHER_MIXTURE], more ? large_term : small_term);
+            beside_term.at[i] = more ? large_term : small_term;
         }
-        this->add_mixtures(x, power, log, column, part, row_arg, &term);
+        this->add_mixtures(x, power, log, column, part, row_arg, &term, &beside_term);
         return log;
     }
 };
@@ -281,8 +283,7 @@ template <int KIND> struct xdi_cuda_ring_lane<float, KIND> : xdi_cuda_ring_grade
             term.at[i] = p.at[i] > 0.0f ? __fmul_rn(power.at[i], log.at[i]) : 0.0f;
             beside_term.at[i] = q.at[i] > 0.0f ? __fmul_rn(__fmul_rn(q.at[i], teacher_weight), teacher_log) : 0.0f;
         }
-        sum[XD_LOSS_TEACHER_MIXTURE] = __fadd_rn(sum[XD_LOSS_TEACHER_MIXTURE], xdi_cuda_sum_of(beside_term));
-        this->add_mixtures(x, power, log, column, 0, row_arg, &term);
+        this->add_mixtures(x, power, log, column, 0, row_arg, &term, &beside_term);
         xdi_cuda_put16(at + XDI_CUDA_RING_BYTES, xdi_cuda_rounded<float>(log.at));
         if (second) xdi_cuda_put16(at + XDI_CUDA_RING_BYTES * 3 / 2, xdi_cuda_rounded<float>(log.at + 4));
     }

@@ -83,8 +83,8 @@ static int xdi_cuda_ring_choose(const xd_cuda *cuda, int kind, xd_dtype dtype, i
 }
 
 template <typename X, int KIND>
-static xd_result xdi_cuda_ring_launch(const xd_launch *launch, const xd_loss_args *a, int choice, const xdi_cuda_ring_call &call) {
-    const xd_cuda *cuda = xdi_cuda_of(launch->ctx);
+static xd_result xdi_cuda_ring_launch(const xd_launch *launch, const xd_cuda *cuda, const xd_loss_args *a, int choice,
+                                      const xdi_cuda_ring_call &call) {
     const int64_t most = cuda->ring_clusters[sizeof(X) == 2][KIND][choice];
     const int64_t blocks = (int64_t)1 << xdi_cuda_ring_choices[choice].blocks;
     const int64_t clusters = a->student.rows < most ? a->student.rows : most;
@@ -94,14 +94,9 @@ static xd_result xdi_cuda_ring_launch(const xd_launch *launch, const xd_loss_arg
     return XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_loss_ring_kernel<X, KIND>), *a, call);
 }
 
-/* The fused entry: rows in a ring where they can be, else the other path. */
-static xd_result xdi_cuda_loss_ring(const xd_launch *launch, const xd_loss_args *a) {
-    const int kind = xdi_cuda_ring_kind_of(a);
-    xdi_cuda_ring_call call = {};
-    const bool takes = kind != XDI_CUDA_RING_KINDS && xdi_cuda_ring_takes(a, kind);
-    const int choice = !takes ? -1 : xdi_cuda_ring_choose(xdi_cuda_of(launch->ctx), kind, a->student.dtype,
-                                                          a->vocab.end - a->vocab.begin, &call);
-    if (choice < 0) return xdi_cuda_loss_fused(launch, a);
+/* Both kernels; of `call`, columns and stages are set. */
+static xd_result xdi_cuda_ring_start(const xd_launch *launch, const xd_cuda *cuda, const xd_loss_args *a, int kind, int choice,
+                                     xdi_cuda_ring_call call) {
     call.hard_factor = (float)XDI_CUDA_LOG2E;
     call.soft_factor = xdi_cuda_factor(XDI_CUDA_LOG2E / a->temperature);
     call.per_tau = xdi_cuda_factor(1.0 / a->temperature);
@@ -109,12 +104,24 @@ static xd_result xdi_cuda_loss_ring(const xd_launch *launch, const xd_loss_args 
     call.uniform = (float)a->uniform_weight;
     call.hard_weight = a->hard_weight;
     call.soft_weight = a->soft_weight / a->temperature;
-    xdi_cuda_scope scope(launch);
-    XD_TRY(scope.result);
     XDI_CUDA_RING_CASES(kind, KIND, {
-        XDI_CUDA_LOGITS(a->student.dtype, X, { XD_TRY((xdi_cuda_ring_launch<X, KIND>(launch, a, choice, call))); })
+        XDI_CUDA_LOGITS(a->student.dtype, X, { XD_TRY((xdi_cuda_ring_launch<X, KIND>(launch, cuda, a, choice, call))); })
     })
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->student.rows), xdi_cuda_loss_ring_rows_kernel, *a);
+}
+
+/* The fused entry: rows in a ring where they can be, else the other path. */
+static xd_result xdi_cuda_loss_ring(const xd_launch *launch, const xd_loss_args *a) {
+    const int kind = xdi_cuda_ring_kind_of(a);
+    const xd_cuda *cuda = xdi_cuda_of(launch->ctx);
+    xdi_cuda_ring_call call = {};
+    const bool takes = kind != XDI_CUDA_RING_KINDS && xdi_cuda_ring_takes(a, kind);
+    const int choice = !takes ? -1 : xdi_cuda_ring_choose(cuda, kind, a->student.dtype,
+                                                          a->vocab.end - a->vocab.begin, &call);
+    if (choice < 0) return xdi_cuda_loss_fused(launch, a);
+    xdi_cuda_scope scope(launch);
+    XD_TRY(scope.result);
+    return xdi_cuda_ring_start(launch, cuda, a, kind, choice, call);
 }
 
 /* ---- set-up ---- */
@@ -147,25 +154,5 @@ template <typename X, int KIND> static xd_result xdi_cuda_ring_allow(xd_ctx *ctx
         }
         cuda->ring_clusters[sizeof(X) == 2][KIND][i] = clusters;
     }
-    return XD_OK;
-}
-
-/* Turns the path on where the device and the build have it; `architecture` is that of the build. */
-static xd_result xdi_cuda_ring_set_up(xd_ctx *ctx, xd_cuda *cuda, int architecture) {
-    int launches = 0, block_bytes = 0, processor_bytes = 0;
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_ring_rows_kernel));
-    XDI_CUDA_TRY(ctx, cudaDeviceGetAttribute(&launches, cudaDevAttrClusterLaunch, cuda->device));
-    XDI_CUDA_TRY(ctx, cudaDeviceGetAttribute(&block_bytes, cudaDevAttrMaxSharedMemoryPerBlockOptin, cuda->device));
-    XDI_CUDA_TRY(ctx, cudaDeviceGetAttribute(&processor_bytes, cudaDevAttrMaxSharedMemoryPerMultiprocessor, cuda->device));
-#if defined(XD_EMU)
-    architecture = 900;
-#endif
-    if (cuda->capability < 90 || architecture < 900 || launches == 0) return XD_OK;
-    cuda->processor_shared_bytes = (size_t)processor_bytes;
-    for (int kind = 0; kind < XDI_CUDA_RING_KINDS; kind++) XDI_CUDA_RING_CASES(kind, KIND, {
-            XD_TRY((xdi_cuda_ring_allow<float, KIND>(ctx, cuda, (size_t)block_bytes)));
-            XD_TRY((xdi_cuda_ring_allow<xdi_cuda_bf16, KIND>(ctx, cuda, (size_t)block_bytes)));
-        })
-    cuda->kernels.loss.fused = xdi_cuda_loss_ring;
     return XD_OK;
 }

@@ -3,27 +3,37 @@
  * The power of the largest element, exactly 1, is counted apart, so that the others keep their digits: on nearly one-hot rows the
  * gradient consists of them. Only threads that have such a column look for it. */
 
-/* Exponents of powers of 2: x s + c, or GUARDED, (x - base) s + c. GUARDED leaves out products with a power of 0, which may be
- * of infinity, and has digits where the largest element is so large that a rounded c has none. */
+/* Exponents of powers of 2: x s + c, which is (x - base) s + rest, the form of GUARDED loops. These leave out products with a
+ * power of 0, which may be of infinity, and have digits where the largest element is so large that a rounded c has none. */
 struct xdi_cuda_ring_exponent {
-    float s, base, c;
+    float s, base, c, rest;
 
     template <bool GUARDED> __device__ xdi_cuda_eight of(const xdi_cuda_eight &x) const {
         xdi_cuda_eight e;
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_EIGHT; i++)
-            e.at[i] = GUARDED ? __fmaf_rn(__fsub_rn(x.at[i], base), s, c) : __fmaf_rn(x.at[i], s, c);
+            e.at[i] = GUARDED ? __fmaf_rn(__fsub_rn(x.at[i], base), s, rest) : __fmaf_rn(x.at[i], s, c);
         return e;
-    }
-    /* What the exponent of the base itself is, since c is rounded. */
-    __device__ double rest(bool guarded) const {
-        return guarded ? (double)c : __fma_rn((double)base, (double)s, (double)c);
     }
 };
 
-/* Of powers relative to `base`, times 2^shift. */
-static __device__ inline xdi_cuda_ring_exponent xdi_cuda_ring_exponent_of(float s, float base, float shift, bool guarded) {
-    return { s, base, guarded ? shift : __fmaf_rn(-base, s, shift) };
+/* Of powers relative to `base`, times 2^shift; `large`: c has no digits. */
+static __device__ inline xdi_cuda_ring_exponent xdi_cuda_ring_exponent_of(float s, float base, float shift, bool large) {
+    const float c = __fmaf_rn(-base, s, shift);
+    return { s, base, c, large ? shift : __fmaf_rn(base, s, c) };
+}
+
+/* Where only GUARDED loops have digits. */
+static __device__ inline bool xdi_cuda_ring_large(float base) {
+    return !(fabsf(base) <= 4096.0f);
+}
+
+/* Computed here, and not again where it is needed. */
+static __device__ inline float xdi_cuda_ring_held(float value) {
+#if defined(__CUDA_ARCH__)
+    asm volatile("" : "+f"(value));
+#endif
+    return value;
 }
 
 static __device__ inline xdi_cuda_eight xdi_cuda_ring_powers(const xdi_cuda_eight &exponents) {
@@ -31,6 +41,13 @@ static __device__ inline xdi_cuda_eight xdi_cuda_ring_powers(const xdi_cuda_eigh
     XD_UNROLL
     for (int i = 0; i < XDI_CUDA_EIGHT; i++) power.at[i] = xdi_cuda_power(exponents.at[i]);
     return power;
+}
+
+static __device__ inline xdi_cuda_eight xdi_cuda_ring_gaps(const xdi_cuda_eight &own, const xdi_cuda_eight &other) {
+    xdi_cuda_eight gap;
+    XD_UNROLL
+    for (int i = 0; i < XDI_CUDA_EIGHT; i++) gap.at[i] = xdi_cuda_ring_held(__fsub_rn(own.at[i], other.at[i]));
+    return gap;
 }
 
 /* 2^-rest of a small rest; where it is not small, only the largest element has a power. */
@@ -44,10 +61,10 @@ static __device__ inline float xdi_cuda_ring_base(float max) {
     return max == -INFINITY ? 0.0f : max;
 }
 
-/* The largest elements that a thread has seen, and whether one was -infinity where that matters. */
-template <typename X, bool SOFT> struct xdi_cuda_ring_peak;
+/* The largest elements that a thread has seen, and with LOW whether one was -infinity. */
+template <typename X, bool SOFT, bool LOW> struct xdi_cuda_ring_peak;
 
-template <bool SOFT> struct xdi_cuda_ring_peak<xdi_cuda_bf16, SOFT> {
+template <bool SOFT, bool LOW> struct xdi_cuda_ring_peak<xdi_cuda_bf16, SOFT, LOW> {
     typedef xdi_cuda_ring_form<xdi_cuda_bf16> form;
     uint32_t student, teacher, lowest; /* pairs */
 
@@ -61,7 +78,7 @@ template <bool SOFT> struct xdi_cuda_ring_peak<xdi_cuda_bf16, SOFT> {
             if (!SOFT) continue;
             const xdi_cuda_words y = form::words(at + XDI_CUDA_RING_BYTES, part);
             teacher = xdi_cuda_pair_max(teacher, xdi_cuda_words_max(y));
-            lowest = xdi_cuda_pair_min(lowest, xdi_cuda_pair_min(xdi_cuda_words_min(x), xdi_cuda_words_min(y)));
+            if (LOW) lowest = xdi_cuda_pair_min(lowest, xdi_cuda_pair_min(xdi_cuda_words_min(x), xdi_cuda_words_min(y)));
         }
     }
     __device__ float largest() const {
@@ -70,12 +87,12 @@ template <bool SOFT> struct xdi_cuda_ring_peak<xdi_cuda_bf16, SOFT> {
     __device__ float teacher_largest() const {
         return fmaxf(xdi_cuda_pair_low(teacher), xdi_cuda_pair_high(teacher));
     }
-    __device__ bool guarded() const {
-        return fminf(xdi_cuda_pair_low(lowest), xdi_cuda_pair_high(lowest)) == -INFINITY;
+    __device__ bool infinite() const {
+        return LOW && fminf(xdi_cuda_pair_low(lowest), xdi_cuda_pair_high(lowest)) == -INFINITY;
     }
 };
 
-template <bool SOFT> struct xdi_cuda_ring_peak<float, SOFT> {
+template <bool SOFT, bool LOW> struct xdi_cuda_ring_peak<float, SOFT, LOW> {
     typedef xdi_cuda_ring_form<float> form;
     float student, teacher;
 
@@ -90,8 +107,8 @@ template <bool SOFT> struct xdi_cuda_ring_peak<float, SOFT> {
     __device__ float teacher_largest() const {
         return teacher;
     }
-    __device__ bool guarded() const {
-        return true;
+    __device__ bool infinite() const {
+        return false;
     }
 };
 
@@ -101,29 +118,33 @@ template <typename X, int KIND> struct xdi_cuda_ring_sums {
 
     float largest, teacher_largest; /* of this thread */
     bool mine, teacher_mine;        /* it has a column with the block's largest element */
-    bool guarded;                   /* the same in the whole block */
+    bool guarded;                   /* its loops are */
     xdi_cuda_ring_exponent student, teacher, hard;
     float sum[XDI_CUDA_RING_SUMS];
     int arg;
 
-    __device__ void begin(const xdi_cuda_ring_peak<X, is::SOFT> &peak, const xdi_cuda_ring_call &call, float max,
+    __device__ void begin(const xdi_cuda_ring_peak<X, is::SOFT, is::JSD> &peak, const xdi_cuda_ring_call &call, float max,
                           float teacher_max, bool infinite) {
         const float base = xdi_cuda_ring_base(max), teacher_base = xdi_cuda_ring_base(teacher_max);
         largest = peak.largest();
         teacher_largest = peak.teacher_largest();
         mine = largest == max;
         teacher_mine = is::SOFT && teacher_largest == teacher_max;
-        guarded = form::FINE || infinite;
-        guard(base, teacher_base);
-        student = xdi_cuda_ring_exponent_of(is::ALONE ? call.hard_factor : call.soft_factor, base, 0.0f, guarded);
-        hard = xdi_cuda_ring_exponent_of(call.hard_factor, base, 0.0f, guarded);
-        teacher = xdi_cuda_ring_exponent_of(call.soft_factor, teacher_base, 0.0f, guarded);
+        const bool large = form::FINE || xdi_cuda_ring_large(base) || (is::SOFT && xdi_cuda_ring_large(teacher_base));
+        guarded = large || infinite;
+        student = xdi_cuda_ring_exponent_of(is::ALONE ? call.hard_factor : call.soft_factor, base, 0.0f, large);
+        hard = xdi_cuda_ring_exponent_of(call.hard_factor, base, 0.0f, large);
+        teacher = xdi_cuda_ring_exponent_of(call.soft_factor, teacher_base, 0.0f, large);
+        clear();
+    }
+    __device__ void clear() {
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_RING_SUMS; i++) sum[i] = 0.0f;
         arg = INT32_MAX;
     }
-    __device__ void guard(float base, float teacher_base) {
-        guarded = guarded || fabsf(base) > 4096.0f || (is::SOFT && fabsf(teacher_base) > 4096.0f);
+    /* After loops that were not guarded: whether a product with a power of 0 was of infinity. Then the warp repeats them. */
+    __device__ bool repeats() const {
+        return !form::FINE && (is::FORWARD || is::REVERSE) && !guarded && isnan(sum[XD_LOSS_CROSS]);
     }
     /* The thread's columns in one stage, the first of which is `column` of the block's. */
     template <bool GUARDED> __device__ void take(const unsigned char *at, bool second, int column) {
@@ -141,26 +162,27 @@ template <typename X, int KIND> struct xdi_cuda_ring_sums {
   private:
     template <bool GUARDED> __device__ void add(const xdi_cuda_eight &x, const xdi_cuda_eight &y, int column, int part) {
         const xdi_cuda_eight a = student.template of<GUARDED>(x);
-        xdi_cuda_eight e = xdi_cuda_ring_powers(a), h = {};
+        xdi_cuda_eight e = xdi_cuda_ring_powers(a), h = {}, f = {}, gap = {};
         if (is::BOTH && !is::SHARED) h = xdi_cuda_ring_powers(hard.template of<GUARDED>(x));
+        if (is::SOFT) {
+            const xdi_cuda_eight b = teacher.template of<GUARDED>(y);
+            f = xdi_cuda_ring_powers(b);
+            if (!is::JSD) gap = xdi_cuda_ring_gaps(is::REVERSE ? a : b, is::REVERSE ? b : a);
+        }
         if (mine && xdi_cuda_max_of(x) == largest) set_apart(x, y, column, part, &e, &h);
         put(is::ALONE ? XD_LOSS_HARD : XD_LOSS_SOFT, xdi_cuda_sum_of(e));
         if (is::BOTH && !is::SHARED) put(XD_LOSS_HARD, xdi_cuda_sum_of(h));
         if (!is::SOFT) return;
-        const xdi_cuda_eight b = teacher.template of<GUARDED>(y);
-        xdi_cuda_eight f = xdi_cuda_ring_powers(b);
         if (teacher_mine && xdi_cuda_max_of(y) == teacher_largest) set_teacher_apart(x, y, &f);
         put(XD_LOSS_TEACHER, xdi_cuda_sum_of(f));
-        if (is::FORWARD) put_cross<GUARDED>(f, b, a);
-        if (is::REVERSE) put_cross<GUARDED>(e, a, b);
+        if (is::FORWARD) put_cross<GUARDED>(f, gap);
+        if (is::REVERSE) put_cross<GUARDED>(e, gap);
     }
-    /* Terms power * (own - other). */
-    template <bool GUARDED>
-    __device__ void put_cross(const xdi_cuda_eight &power, const xdi_cuda_eight &own, const xdi_cuda_eight &other) {
+    template <bool GUARDED> __device__ void put_cross(const xdi_cuda_eight &power, const xdi_cuda_eight &gap) {
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_EIGHT; i++)
             if (!GUARDED || power.at[i] > 0.0f)
-                sum[XD_LOSS_CROSS] = __fmaf_rn(power.at[i], __fsub_rn(own.at[i], other.at[i]), sum[XD_LOSS_CROSS]);
+                sum[XD_LOSS_CROSS] = __fmaf_rn(power.at[i], gap.at[i], sum[XD_LOSS_CROSS]);
     }
     static __device__ float sum_of_four(const xdi_cuda_eight &x) {
         return __fadd_rn(__fadd_rn(x.at[0], x.at[1]), __fadd_rn(x.at[2], x.at[3]));
@@ -196,15 +218,15 @@ template <typename X, int KIND> struct xdi_cuda_ring_sums {
 template <typename X, int KIND>
 static __device__ inline void xdi_cuda_ring_correct(const xdi_cuda_ring_sums<X, KIND> &of, double *sum) {
     typedef xdi_cuda_ring_is<KIND> is;
-    const double rest = of.student.rest(of.guarded), teacher_rest = of.teacher.rest(of.guarded);
+    const double rest = (double)of.student.rest, teacher_rest = (double)of.teacher.rest;
     const double by = xdi_cuda_ring_correction(rest), teacher_by = xdi_cuda_ring_correction(teacher_rest);
     double *cross = &sum[XD_LOSS_CROSS];
     if (is::FORWARD) *cross = XDI_CUDA_LN2 * teacher_by * (*cross - (teacher_rest - rest) * sum[XD_LOSS_TEACHER]);
     if (is::REVERSE) { /* relative to a teacher's logit of 0 at the student's largest */
-        const double c = of.guarded ? -(double)of.teacher.base * (double)of.teacher.s : (double)of.teacher.c;
+        const double c = teacher_rest - (double)of.teacher.base * (double)of.teacher.s;
         *cross = XDI_CUDA_LN2 * by * (*cross + (c - rest) * sum[XD_LOSS_SOFT]);
     }
-    sum[XD_LOSS_HARD] *= is::ALONE ? by : xdi_cuda_ring_correction(of.hard.rest(of.guarded));
+    sum[XD_LOSS_HARD] *= is::ALONE ? by : xdi_cuda_ring_correction((double)of.hard.rest);
     sum[XD_LOSS_SOFT] *= by;
     sum[XD_LOSS_TEACHER] *= teacher_by;
 }

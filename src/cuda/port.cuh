@@ -79,8 +79,6 @@ struct xd_cuda {
     xd_array_list *stage;                  /* of lists that are not kept */
     xd_array_list *norms[XDI_CUDA_NORMS]; /* the lists of the last norms */
     int norm;                              /* the one that changes next */
-    int cluster_blocks;        /* largest cluster of the losses; 0: they use none */
-    size_t block_shared_bytes; /* that a block may have, set with it */
     uint64_t apart;            /* a bit for each device whose memory this one cannot access, once there are events */
     xdi_cuda_cublas *cublas;   /* NULL: products are the unit's own */
 };

@@ -4,12 +4,20 @@
 
 #include "cuda_loss_test.h"
 
+/* Elements of rows; NULL: as they are. */
+struct Logits {
+    float (*student)(int64_t row, int64_t column, Random *random);
+    float (*teacher)(int64_t row, int64_t column, Random *random);
+};
+
 struct LossCase {
     Shape shape;
     xd_divergence divergence;
     double temperature, hard, soft, smoothing;
     bool in_place, bad;
     bool rising = false; /* logits grow along a row: both sides', the student's, the teacher's */
+    const Logits *given = nullptr;
+    double scale = 0.7;
 };
 
 static inline void spoil(std::vector<unsigned char> *student, std::vector<unsigned char> *teacher,
@@ -48,6 +56,10 @@ static inline void compare_losses(Pair *pair, const LossCase &c, uint64_t seed) 
     std::vector<float> weight((size_t)s.rows);
     std::vector<uint8_t> mask((size_t)s.rows, 1);
     spoil(&student, &teacher, c);
+    for (int64_t i = 0; c.given && i < s.rows * s.stride(); i++) {
+        xd_store_f64(student.data(), s.student, i, (double)c.given->student(i / s.stride(), i % s.stride(), &random));
+        xd_store_f64(teacher.data(), s.teacher, i, (double)c.given->teacher(i / s.stride(), i % s.stride(), &random));
+    }
     for (int64_t r = 0; r < s.rows; r++) {
         labels[(size_t)r] = c.bad && r == 4 ? s.cols : r == 5 ? XD_IGNORE_INDEX : random.below(s.cols);
         if (labels[(size_t)r] == 3 && s.cols > 4) labels[(size_t)r] = 1; /* not the masked one */
@@ -56,7 +68,7 @@ static inline void compare_losses(Pair *pair, const LossCase &c, uint64_t seed) 
         mask[(size_t)r] = r != 6;
     }
     Board board;
-    const double scale = 0.7;
+    const double scale = c.scale;
     const size_t x = board.add(student, (size_t)s.skew * size_x),
                  y = board.add(teacher, (size_t)s.skew * size_y);
     const size_t g = c.in_place ? x : board.add(gradient, (size_t)s.skew * size_g);

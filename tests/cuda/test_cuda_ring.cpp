@@ -20,10 +20,14 @@ static LossCase case_of(const Kind &k, const Shape &s) {
     return c;
 }
 
-/* True where the path is there; elsewhere its tests have nothing to test. */
+/* True where the path is there, as it is in the emulation; elsewhere its tests have nothing to test. */
 static bool has_ring() {
     const Gpu other(XD_REDUCTION_DETERMINISTIC, true), gpu;
-    return other.kernels()->loss.fused != gpu.kernels()->loss.fused;
+    const bool has = other.kernels()->loss.fused != gpu.kernels()->loss.fused;
+#if defined(XD_EMU)
+    CHECK(has);
+#endif
+    return has;
 }
 
 XD_TEST(rows_on_the_chip_have_the_losses_of_the_cpu) {
@@ -40,6 +44,95 @@ XD_TEST(rows_on_the_chip_have_the_losses_of_the_cpu) {
         c.rising = i % 4 == 3;
         compare_losses(&pair, c, (uint64_t)(500 + i));
     }
+}
+
+/* From one block to sixteen, in rings that hold two or one on a multiprocessor, and a row that is too long for any. */
+XD_TEST(rows_of_any_number_of_blocks_have_the_losses_of_the_cpu) {
+    if (!has_ring()) SKIP("needs compute capability 9.0");
+    Pair pair;
+    static const int64_t widths[] = { 8200, 17000, 33000, 60000, 128256, 240000, 480000 };
+    for (int i = 0; i < 14; i++) {
+        const xd_dtype x = i & 1 ? XD_DTYPE_F32 : XD_DTYPE_BF16;
+        const Shape s = { i < 6 ? 5 : 2, widths[i / 2], 0, 0, x, x, x };
+        LossCase c = case_of(kinds[(i + i / 7) % KINDS], s);
+        c.in_place = true;
+        compare_losses(&pair, c, (uint64_t)(600 + i));
+    }
+}
+
+/* Other weights, types, strides and vocabularies in INVARIANT mode: the other path, through the same entry. */
+XD_TEST(rows_that_a_ring_cannot_take_are_worked_on_as_without_it) {
+    Pair plain, invariant(XD_REDUCTION_INVARIANT);
+    const xd_dtype half = XD_DTYPE_BF16, whole = XD_DTYPE_F32;
+    const Shape shapes[] = {
+        { 3, 2100, 0, 0, half, half, half }, /* columns that are no multiple of eight */
+        { 3, 2104, 4, 0, half, half, half }, /* rows that begin anywhere */
+        { 3, 2104, 0, 1, half, half, half },
+        { 3, 2104, 0, 0, half, whole, half },
+        { 3, 2104, 0, 0, half, half, whole },
+    };
+    for (const Shape &s : shapes) compare_losses(&plain, case_of(kinds[2], s), (uint64_t)(700 + s.cols + s.padding));
+    compare_losses(&invariant, case_of(kinds[2], { 3, 2104, 0, 0, half, half, half }), 720);
+    LossCase c = case_of({ XD_SOFT_CE, 1.3, 0.0, 0.7, 0.0 }, { 3, 2104, 0, 0, half, half, half });
+    compare_losses(&plain, c, 730);
+    c.divergence = XD_JSD;
+    c.hard = 0.3;
+    compare_losses(&plain, c, 731);
+}
+
+/* ---- rows that are hard on digits, on one side or both ---- */
+
+
+static float spread(int64_t, int64_t, Random *random) {
+    return 6.0f * random->unit();
+}
+
+static float certain(int64_t, int64_t column, Random *random) {
+    return random->unit() + (column == 1234 ? 24.0f : 0.0f);
+}
+
+/* A third of the columns is masked. */
+static float masked(int64_t, int64_t column, Random *random) {
+    return column % 3 == 1 ? -INFINITY : 6.0f * random->unit();
+}
+
+/* By a number instead. */
+static float lowered(int64_t, int64_t column, Random *random) {
+    return column % 3 == 1 ? -1e9f : 6.0f * random->unit();
+}
+
+static float far(int64_t row, int64_t column, Random *random) {
+    return (row % 2 ? 1e5f : -3e6f) + 2048.0f * (float)(column % 7) + 0.0f * random->unit();
+}
+
+static float equal(int64_t row, int64_t, Random *) {
+    return 2.5f * (float)row;
+}
+
+/* Many columns have the largest element. */
+static float flat(int64_t, int64_t column, Random *random) {
+    return column % 5 ? 3.0f : 2.0f * random->unit();
+}
+
+static const Logits given[] = {
+    { certain, certain }, { certain, spread }, { spread, certain },
+    { masked, masked },    { lowered, spread }, { spread, lowered },
+    { far, far },             { equal, spread }, { spread, equal },                    { flat, spread },
+    { spread, flat },
+};
+
+XD_TEST(rows_on_the_chip_keep_their_digits) {
+    if (!has_ring()) SKIP("needs compute capability 9.0");
+    Pair pair;
+    for (size_t i = 0; i < sizeof given / sizeof *given; i++)
+        for (int k = 0; k < KINDS; k++) {
+            const xd_dtype x = (i + (size_t)k) % 2 ? XD_DTYPE_F32 : XD_DTYPE_BF16;
+            LossCase c = case_of(kinds[k], { 4, 4104, 0, 0, x, x, x });
+            c.given = &given[i];
+            c.in_place = k % 2 == 0;
+            c.scale = i % 3 ? 0.7 : -0.7;
+            compare_losses(&pair, c, (uint64_t)(900 + 10 * i + (size_t)k));
+        }
 }
 
 XD_CUDA_TEST_MAIN()

@@ -38,6 +38,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include <atomic>
 #include <utility>
 
 #if defined(XDISTILL_STATIC)
@@ -6084,7 +6085,7 @@ struct xdi_cuda_ring_entry {
     double sum[XDI_CUDA_LOSS_TERMS], ones; /* ones: of the student's columns that have its largest element */
     float max, teacher_max, beside;        /* beside: the teacher's logit at arg */
     float label_x, label_y;                /* 0 unless the block has the label */
-    int arg;                               /* a column of the block */
+    int arg, columns;                      /* arg: a column of the block */
 };
 
 enum { XDI_CUDA_RING_BLOCKS = 16, XDI_CUDA_RING_WARPS = XDI_CUDA_TEAM_BLOCK / XDI_CUDA_WARP };
@@ -6124,39 +6125,51 @@ static __device__ inline xdi_cuda_ring_block xdi_cuda_ring_block_of(const xd_los
 
 struct xdi_cuda_ring_feed {
     int64_t row;
-    double scale; /* of the row, asked for when the row before was done */
-    int chunk;
+    double scale;       /* of the row, asked for when the row before was done */
+    const char *at[2];  /* what comes next, of the student and the teacher */
+    int left;           /* bytes of it that the row still has */
     xdi_cuda_ring_place place; /* parity: of the wait for "empty", which a new ring passes at once */
 };
 
-static __device__ inline xdi_cuda_ring_feed xdi_cuda_ring_feed_of(const xd_loss_args &a, const xdi_cuda_ring_block &b) {
-    return { b.cluster, b.cluster < a.student.rows ? a.row_scale[b.cluster] : 0.0, 0, { 0, 1u } };
-}
-
-/* Asks for the next stage of a row that counts, if there is one. */
+/* Goes to a row that counts, `row` or one after it. */
 template <typename X, int TENSORS>
-static __device__ inline void xdi_cuda_ring_ask(const xd_loss_args &a, const xdi_cuda_ring_block &b, unsigned char *room,
-                                                xdi_cuda_ring_barriers *barriers, xdi_cuda_ring_feed *f, bool *sound) {
+static __device__ inline void xdi_cuda_ring_go(const xd_loss_args &a, const xdi_cuda_ring_block &b, xdi_cuda_ring_feed *f) {
     while (f->row < a.student.rows && f->scale == 0.0) {
         f->row += b.clusters;
         f->scale = f->row < a.student.rows ? a.row_scale[f->row] : 0.0;
     }
-    if (f->row >= a.student.rows || b.chunks == 0) return;
+    if (f->row >= a.student.rows) return;
+    f->at[0] = reinterpret_cast<const char *>(xdi_cuda_row<X>(a.student, f->row) + b.begin);
+    if (TENSORS == 2) f->at[1] = reinterpret_cast<const char *>(xdi_cuda_row<X>(a.teacher, f->row) + b.begin);
+    f->left = 16 * b.packs;
+}
+
+/* Asks for the next stage, if there is one. */
+template <typename X, int TENSORS>
+static __device__ inline void xdi_cuda_ring_ask(const xd_loss_args &a, const xdi_cuda_ring_block &b, unsigned char *room,
+                                                xdi_cuda_ring_barriers *barriers, xdi_cuda_ring_feed *f, bool *sound) {
+    if (f->left <= 0) xdi_cuda_ring_go<X, TENSORS>(a, b, f);
+    if (f->left <= 0) return;
     xdi_cuda_ring_wait(&barriers->empty[f->place.stage], f->place.parity, sound);
     if (!*sound) return;
-    const int first = f->chunk * XDI_CUDA_RING_PACKS, left = b.packs - first;
-    const unsigned bytes = 16u * (unsigned)(left < XDI_CUDA_RING_PACKS ? left : XDI_CUDA_RING_PACKS);
-    const int64_t column = b.begin + (int64_t)first * xdi_cuda_pack<X>::COUNT;
+    const unsigned bytes = (unsigned)(f->left < XDI_CUDA_RING_BYTES ? f->left : (int)XDI_CUDA_RING_BYTES);
     uint64_t *const full = &barriers->full[f->place.stage];
     unsigned char *const to = room + f->place.stage * (TENSORS * XDI_CUDA_RING_BYTES);
     xdi_cuda_barrier_expect(full, bytes * TENSORS);
-    xdi_cuda_bulk_load(to, xdi_cuda_row<X>(a.student, f->row) + column, bytes, full);
-    if (TENSORS == 2) xdi_cuda_bulk_load(to + XDI_CUDA_RING_BYTES, xdi_cuda_row<X>(a.teacher, f->row) + column, bytes, full);
+    XD_UNROLL
+    for (int i = 0; i < TENSORS; i++) {
+        xdi_cuda_bulk_load(to + i * XDI_CUDA_RING_BYTES, f->at[i], bytes, full);
+        f->at[i] += XDI_CUDA_RING_BYTES;
+    }
     f->place.next(b.stages);
-    if (++f->chunk < b.chunks) return;
-    f->chunk = 0;
+    f->left -= XDI_CUDA_RING_BYTES;
+    if (f->left > 0) return;
     f->row += b.clusters;
     f->scale = f->row < a.student.rows ? a.row_scale[f->row] : 0.0;
+}
+
+static __device__ inline xdi_cuda_ring_feed xdi_cuda_ring_feed_of(const xd_loss_args &a, const xdi_cuda_ring_block &b) {
+    return { b.cluster, b.cluster < a.student.rows ? a.row_scale[b.cluster] : 0.0, { NULL, NULL }, 0, { 0, 1u } };
 }
 
 /* ---- over the lanes of a warp, the same on every lane ---- */
@@ -6195,6 +6208,7 @@ xdi_cuda_ring_entry_of(const xd_loss_args &a, int64_t r, const xdi_cuda_ring_blo
     xdi_cuda_ring_entry e;
     memset(&e, 0, sizeof e);
     e.arg = arg;
+    e.columns = b.count;
     e.ones = sum[XDI_CUDA_RING_ONES];
     XD_UNROLL
     for (int i = 0; i < XDI_CUDA_LOSS_TERMS; i++)
@@ -6212,6 +6226,18 @@ xdi_cuda_ring_entry_of(const xd_loss_args &a, int64_t r, const xdi_cuda_ring_blo
     return e;
 }
 
+/* A block's sum, where a factor of 0 leaves nothing but NaN, which is a finding. */
+static __device__ inline double xdi_cuda_ring_scaled(double factor, double sum) {
+    return factor > 0.0 ? factor * sum : isnan(sum) ? sum : 0.0;
+}
+
+/* Reverse: a block's sum relative to the row. */
+static __device__ inline double xdi_cuda_ring_cross(const xdi_cuda_ring_entry &e, const xdi_cuda_ring_row &row,
+                                                    const xdi_cuda_ring_call &call, float shift, double factor) {
+    const double step = ((double)shift - ((double)e.beside - (double)row.beside)) * (double)call.per_tau;
+    return factor * (e.sum[XD_LOSS_CROSS] + e.sum[XD_LOSS_SOFT] * step);
+}
+
 /* The whole row from the blocks' entries, by every warp. *rest: the student's sum without its largest elements, of 1. */
 template <int KIND>
 static __device__ inline xdi_cuda_ring_row xdi_cuda_ring_merge(const xdi_cuda_ring_block &b, const xdi_cuda_ring_call &call,
@@ -6225,6 +6251,10 @@ static __device__ inline xdi_cuda_ring_row xdi_cuda_ring_merge(const xdi_cuda_ri
     xdi_cuda_ring_row row = {};
     row.max = xdi_cuda_ring_max_lanes<LANES>(max);
     if (is::SOFT) row.teacher_max = xdi_cuda_ring_max_lanes<LANES>(teacher_max);
+    const unsigned first = __ballot_sync(0xffffffffu, max == row.max);
+    const int from = first ? __ffs((int)first) - 1 : 0;
+    if (is::SOFT) row.beside = table[from].beside;
+    row.arg = (int)(table[from].arg + (int64_t)from * call.slice - b.begin);
     const float shift = max == -INFINITY ? -INFINITY : __fsub_rn(max, row.max);
     const float factor = xdi_cuda_exp_of(shift, is::ALONE ? call.hard_factor : call.soft_factor);
     if (is::HARD && !is::SHARED) {
@@ -6238,15 +6268,8 @@ static __device__ inline xdi_cuda_ring_row xdi_cuda_ring_merge(const xdi_cuda_ri
     row.teacher =
         xdi_cuda_ring_add_lanes<LANES>(teacher_factor > 0.0f ? __fmul_rn(teacher_factor, (float)e.sum[XD_LOSS_TEACHER]) : 0.0f);
     if (is::SHARED) row.hard = row.soft;
-    if (is::REVERSE || is::JSD) {
-        const unsigned first = __ballot_sync(0xffffffffu, max == row.max);
-        const int from = first ? __ffs((int)first) - 1 : 0;
-        row.beside = table[from].beside;
-        row.arg = (int)(table[from].arg + (int64_t)from * call.slice - b.begin);
-    }
     if (is::REVERSE) {
-        const double step = ((double)shift - ((double)e.beside - (double)row.beside)) * (double)call.per_tau;
-        const double cross = factor > 0.0f ? (double)factor * (e.sum[XD_LOSS_CROSS] + e.sum[XD_LOSS_SOFT] * step) : 0.0;
+        const double cross = factor > 0.0f ? xdi_cuda_ring_cross(e, row, call, shift, (double)factor) : 0.0;
         row.mean = __fdiv_rn((float)xdi_cuda_ring_add_lanes<LANES>(cross), row.soft);
     }
     if (is::JSD) {
@@ -6256,38 +6279,46 @@ static __device__ inline xdi_cuda_ring_row xdi_cuda_ring_merge(const xdi_cuda_ri
     return row;
 }
 
-/* The same in double, for the row's record: each lane brings a block's sums to the row's references. By one warp. */
+/* The same in double, into the row's record. By one warp. */
 template <int KIND>
-XDI_CUDA_APART __device__ void xdi_cuda_ring_keep(const xd_loss_args &a, const xdi_cuda_ring_call &call,
-                                                  const xdi_cuda_ring_block &b, const xdi_cuda_ring_entry *table,
-                                                  xdi_cuda_ring_record *record) {
+static __device__ inline void xdi_cuda_ring_keep(const xdi_cuda_ring_block &b, const xdi_cuda_ring_call &call,
+                                                 const xdi_cuda_ring_entry *table, const xdi_cuda_ring_row &row,
+                                                 xdi_cuda_ring_record *record) {
     typedef xdi_cuda_ring_is<KIND> is;
-    const int lane = (int)threadIdx.x % XDI_CUDA_WARP;
-    double ref[XD_LOSS_REFERENCES], label[2] = {}, total[XD_LOSS_SUMS] = {};
-    xd_loss_no_reference(ref);
-    for (int i = 0; i < b.blocks; i++) {
-        const double own[XD_LOSS_REFERENCES] = { (double)table[i].max, (double)table[i].arg + (double)(i * call.slice),
-                                                 (double)table[i].beside, (double)table[i].teacher_max };
-        xd_loss_join_reference(ref, own);
+    enum { LANES = XDI_CUDA_RING_BLOCKS };
+    const int lane = (int)threadIdx.x % LANES;
+    const bool has = lane < b.blocks, first = threadIdx.x % XDI_CUDA_WARP == 0;
+    const xdi_cuda_ring_entry &e = table[has ? lane : 0];
+    const float shift = has && e.max > -INFINITY ? __fsub_rn(e.max, row.max) : -INFINITY;
+    const float teacher_shift = has && is::SOFT && e.teacher_max > -INFINITY ? __fsub_rn(e.teacher_max, row.teacher_max) : -INFINITY;
+    const double factor = (double)xdi_cuda_exp_of(shift, is::ALONE ? call.hard_factor : call.soft_factor);
+    const double teacher_factor = (double)xdi_cuda_exp_of(teacher_shift, call.soft_factor);
+    const double hard_factor = is::ALONE || is::SHARED ? factor : (double)xdi_cuda_exp_of(shift, call.hard_factor);
+    double total[XDI_CUDA_LOSS_TERMS] = {};
+    if (is::SOFT) total[XD_LOSS_SOFT] = xdi_cuda_ring_scaled(factor, e.sum[XD_LOSS_SOFT]);
+    if (is::HARD) total[XD_LOSS_HARD] = xdi_cuda_ring_scaled(hard_factor, e.sum[XD_LOSS_HARD]);
+    if (is::SOFT) total[XD_LOSS_TEACHER] = xdi_cuda_ring_scaled(teacher_factor, e.sum[XD_LOSS_TEACHER]);
+    if (factor > 0.0 && is::REVERSE) total[XD_LOSS_CROSS] = xdi_cuda_ring_cross(e, row, call, shift, factor);
+    if (teacher_factor > 0.0 && is::FORWARD) {
+        const double step = ((double)teacher_shift - (double)shift) * (double)call.per_tau;
+        total[XD_LOSS_CROSS] = teacher_factor * (e.sum[XD_LOSS_CROSS] + e.sum[XD_LOSS_TEACHER] * step);
     }
-    if (lane < b.blocks) {
-        const xdi_cuda_ring_entry &e = table[lane];
-        const double own[XD_LOSS_REFERENCES] = { (double)e.max, 0.0, (double)e.beside, (double)e.teacher_max };
-        const int64_t left = a.vocab.end - a.vocab.begin - lane * call.slice;
-        double sums[XD_LOSS_SUMS] = {};
-        for (int i = 0; i < XDI_CUDA_LOSS_TERMS; i++) sums[i] = e.sum[i];
-        xd_loss_rescale(&a, ref, own, sums, left < call.slice ? left : call.slice, total);
-        label[0] = (double)e.label_x;
-        label[1] = (double)e.label_y;
+    if (has && is::SMOOTH) total[XD_LOSS_LINEAR] = e.sum[XD_LOSS_LINEAR] - (double)e.columns * (double)row.max;
+    XD_UNROLL
+    for (int i = 0; i < XDI_CUDA_LOSS_TERMS; i++) {
+        if (!xdi_cuda_ring_sums_up<KIND>(i) && !(is::SHARED && i == XD_LOSS_HARD)) continue;
+        const double sum = xdi_cuda_ring_add_lanes<LANES>(total[i]);
+        if (first) record->total[i] = sum;
     }
-    for (int i = 0; i < XD_LOSS_SUMS; i++) total[i] = xdi_cuda_ring_add_lanes<XDI_CUDA_RING_BLOCKS>(total[i]);
-    for (int i = 0; i < 2; i++) label[i] = xdi_cuda_ring_add_lanes<XDI_CUDA_RING_BLOCKS>(label[i]);
-    if (lane != 0) return;
-    for (int i = 0; i < XD_LOSS_REFERENCES; i++) record->ref[i] = ref[i];
-    for (int i = 0; i < XD_LOSS_SUMS; i++) record->total[i] = total[i];
-    if (!is::SOFT) record->ref[XD_LOSS_TEACHER_AT_ARG] = record->ref[XD_LOSS_TEACHER_MAX] = 0.0;
-    record->label_x = label[0];
-    record->label_y = label[1];
+    if (is::HARD) {
+        const float x = xdi_cuda_ring_add_lanes<LANES>(has ? e.label_x : 0.0f), y = xdi_cuda_ring_add_lanes<LANES>(has ? e.label_y : 0.0f);
+        if (first) record->label_x = (double)x, record->label_y = (double)y;
+    }
+    if (!first) return;
+    record->ref[XD_LOSS_MAX] = (double)row.max;
+    record->ref[XD_LOSS_ARG] = (double)row.arg + (double)b.begin;
+    record->ref[XD_LOSS_TEACHER_AT_ARG] = (double)row.beside;
+    record->ref[XD_LOSS_TEACHER_MAX] = (double)row.teacher_max;
 }
 
 /* ---- the kernel ---- */
@@ -6391,7 +6422,6 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
             const double s = (double)call.soft_factor * XDI_CUDA_LN2, y = (double)e.beside; /* as the exponents have it */
             e.sum[XD_LOSS_CROSS] += s * (y * sum[XD_LOSS_SOFT] + (e.ones * y - apart));
         }
-        if (is::SMOOTH && b.count > 0) e.sum[XD_LOSS_LINEAR] -= (double)b.count * (double)e.max;
         if (lost) e.sum[is::SOFT ? XD_LOSS_SOFT : XD_LOSS_HARD] = (double)NAN; /* a finding */
         if (lane < b.blocks) *xdi_cuda_cluster_map(&m->table[parity][b.rank], (unsigned)lane) = e;
     }
@@ -6472,7 +6502,7 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
         if (threadIdx.x < XDI_CUDA_WARP) tell(r, parity, mine, lost);
         xdi_cuda_cluster_sync();
         xdi_cuda_ring_row row = xdi_cuda_ring_merge<KIND>(b, call, m->table[parity], &rest);
-        if (records(r)) xdi_cuda_ring_keep<KIND>(a, call, b, m->table[parity], record(r));
+        if (records(r)) xdi_cuda_ring_keep<KIND>(b, call, m->table[parity], row, record(r));
         mine.settle(call, weights, row);
         if (is::JSD) mix(r, &mine, &row, rest);
         mine.lean(call, weights, row);
@@ -6839,19 +6869,36 @@ static xd_result xdi_cuda_trial_all(xd_ctx *ctx, const xd_cuda *cuda, xdi_cuda_t
     return XD_OK;
 }
 
-/* Whether all kernels of the ring agree with the other path; a warning names those that do not. */
-static xd_result xdi_cuda_ring_agrees(xd_ctx *ctx, const xd_cuda *cuda, bool *agrees) {
+enum { XDI_CUDA_TRIAL_DEVICES = 64 };
+
+/* What a process has found, by device: 0 nothing yet, 1 they agree, 2 they differ. */
+static std::atomic<int> xdi_cuda_trial_verdicts[XDI_CUDA_TRIAL_DEVICES];
+
+/* A warning names the kernels that differ. */
+static xd_result xdi_cuda_trial_judge(xd_ctx *ctx, const xd_cuda *cuda, int *verdict) {
     int differs = 0;
     xdi_cuda_trial *t = (xdi_cuda_trial *)cuda->allocator.allocate(cuda->allocator.user, sizeof *t);
     XD_REQUIRE(ctx, t, XD_ERROR_MEMORY, "no room for %zu bytes on device %d, to compare the paths of losses", sizeof *t,
                cuda->device);
     const xd_result result = xdi_cuda_trial_all(ctx, cuda, t, &differs);
     cuda->allocator.release(cuda->allocator.user, t);
-    *agrees = differs == 0;
-    if (result == XD_OK && differs != 0)
-        xd_log(ctx, XD_LOG_WARN, "losses of rows on the chip differ from those of rows read twice (kernels %#x): rows are read twice",
-               differs);
-    return result;
+    XD_TRY(result);
+    *verdict = differs ? 2 : 1;
+    if (differs)
+        xd_log(ctx, XD_LOG_WARN,
+               "device %d: losses of rows on the chip differ from those of rows read twice (kernels %#x): rows are read twice",
+               cuda->device, differs);
+    return XD_OK;
+}
+
+/* Whether all kernels of the ring agree with the other path; a process asks each device once. */
+static xd_result xdi_cuda_ring_agrees(xd_ctx *ctx, const xd_cuda *cuda, bool *agrees) {
+    const bool keeps = cuda->device < XDI_CUDA_TRIAL_DEVICES;
+    int verdict = keeps ? xdi_cuda_trial_verdicts[cuda->device].load() : 0;
+    if (verdict == 0) XD_TRY(xdi_cuda_trial_judge(ctx, cuda, &verdict));
+    if (keeps) xdi_cuda_trial_verdicts[cuda->device].store(verdict);
+    *agrees = verdict == 1;
+    return XD_OK;
 }
 
 /* Turns the path on where the device and the build have it; `architecture` is that of the build. */
@@ -11324,4 +11371,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 52bbae2b4830bb2ba022fd3233e03f28bfcb714c12b077290b8b968774c3bcf2 */
+/* xdistill sha256 40867529280723d9766de379e10ce0deae7fbbf117dad9d2ca3fec65f4d31144 */

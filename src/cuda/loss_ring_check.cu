@@ -104,19 +104,36 @@ static xd_result xdi_cuda_trial_all(xd_ctx *ctx, const xd_cuda *cuda, xdi_cuda_t
     return XD_OK;
 }
 
-/* Whether all kernels of the ring agree with the other path; a warning names those that do not. */
-static xd_result xdi_cuda_ring_agrees(xd_ctx *ctx, const xd_cuda *cuda, bool *agrees) {
+enum { XDI_CUDA_TRIAL_DEVICES = 64 };
+
+/* What a process has found, by device: 0 nothing yet, 1 they agree, 2 they differ. */
+static std::atomic<int> xdi_cuda_trial_verdicts[XDI_CUDA_TRIAL_DEVICES];
+
+/* A warning names the kernels that differ. */
+static xd_result xdi_cuda_trial_judge(xd_ctx *ctx, const xd_cuda *cuda, int *verdict) {
     int differs = 0;
     xdi_cuda_trial *t = (xdi_cuda_trial *)cuda->allocator.allocate(cuda->allocator.user, sizeof *t);
     XD_REQUIRE(ctx, t, XD_ERROR_MEMORY, "no room for %zu bytes on device %d, to compare the paths of losses", sizeof *t,
                cuda->device);
     const xd_result result = xdi_cuda_trial_all(ctx, cuda, t, &differs);
     cuda->allocator.release(cuda->allocator.user, t);
-    *agrees = differs == 0;
-    if (result == XD_OK && differs != 0)
-        xd_log(ctx, XD_LOG_WARN, "losses of rows on the chip differ from those of rows read twice (kernels %#x): rows are read twice",
-               differs);
-    return result;
+    XD_TRY(result);
+    *verdict = differs ? 2 : 1;
+    if (differs)
+        xd_log(ctx, XD_LOG_WARN,
+               "device %d: losses of rows on the chip differ from those of rows read twice (kernels %#x): rows are read twice",
+               cuda->device, differs);
+    return XD_OK;
+}
+
+/* Whether all kernels of the ring agree with the other path; a process asks each device once. */
+static xd_result xdi_cuda_ring_agrees(xd_ctx *ctx, const xd_cuda *cuda, bool *agrees) {
+    const bool keeps = cuda->device < XDI_CUDA_TRIAL_DEVICES;
+    int verdict = keeps ? xdi_cuda_trial_verdicts[cuda->device].load() : 0;
+    if (verdict == 0) XD_TRY(xdi_cuda_trial_judge(ctx, cuda, &verdict));
+    if (keeps) xdi_cuda_trial_verdicts[cuda->device].store(verdict);
+    *agrees = verdict == 1;
+    return XD_OK;
 }
 
 /* Turns the path on where the device and the build have it; `architecture` is that of the build. */

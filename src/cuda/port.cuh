@@ -18,6 +18,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include <atomic>
 #include <utility>
 
 #if defined(XDISTILL_STATIC)

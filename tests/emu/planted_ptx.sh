@@ -32,9 +32,9 @@ EMU_PTX=$folder/unit.ptx EMU_PTX_REQUIRE=1 "$folder/test_cuda_loss" >"$folder/pl
 plant "the operands of an inline cvt are swapped" test_cuda_loss \
     -e 's/(cvt\.rn\.bf16x2\.f32 [^,]*), ([^,]*), ([^;]*);/\1, \3, \2;/'
 plant "bf16 is rounded toward zero" test_cuda_loss -e 's/cvt\.rn\.bf16x2\.f32/cvt.rz.bf16x2.f32/'
-plant "the losses of long rows have no barriers" test_cuda_loss \
-    -e '/\.entry .*xdi_cuda_loss_cluster_kernel/,/^}/{/bar\.sync/d;}'
-plant "a wait for bulk copies has the wrong phase" test_cuda_loss \
+plant "the losses of long rows have no barriers" test_cuda_ring \
+    -e '/\.entry .*xdi_cuda_loss_ring_kernel/,/^}/{/bar\.sync/d;}'
+plant "a wait for bulk copies has the wrong phase" test_cuda_ring \
     -e 's/(mbarrier\.try_wait\.parity.*), 0;/\1, 1;/'
 plant "nothing waits for copies of columns" test_cuda_loss -e '/cp\.async\.wait_group/d'
 [ $missed -eq 0 ]

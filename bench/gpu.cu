@@ -6,7 +6,7 @@
  *
  *     nvcc -O3 -arch=sm_90 -I. bench/gpu.cu xdistill_cuda.cu -o build/gpu      build/gpu [-J FILE]
  *
- * GPU_CLUSTERS=1 in the environment: with xd_cuda_desc.cluster, for the losses.
+ * GPU_TWO_SWEEPS=1 in the environment: with xd_cuda_desc.two_sweeps, for the losses.
  */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"
@@ -32,7 +32,7 @@ enum { CHECKED_ROWS = 2, CHECKED_PARAMS = 1 << 12, PATTERN = 1 << 22 };
 static bench_machine machine;
 static FILE *json;
 static int wrong;
-static bool clusters;
+static bool two_sweeps;
 
 static void require(xd_ctx *ctx, xd_result result) {
     if (result == XD_OK) return;
@@ -152,7 +152,7 @@ static void close_copy(void) {
 
 static void open_case(gpu_case *c, void (*launch)(gpu_case *c), const char *cublas = NULL) {
     xd_cuda_desc desc = {};
-    desc.cluster = clusters;
+    desc.two_sweeps = two_sweeps;
     desc.cublas = cublas;
     memset(c, 0, sizeof *c);
     c->launch = launch;
@@ -273,7 +273,7 @@ static void bench_loss(const char *op, xd_dtype dtype, bool soft, xd_divergence 
     c.loss.common.workspace = device_room(c.loss.common.workspace_bytes);
     snprintf(shape, sizeof shape, "\"N\":%lld,\"V\":%lld", (long long)rows, (long long)columns);
     row.op = op;
-    row.variant = soft ? clusters ? "temperature 2, clusters" : "temperature 2" : clusters ? "clusters" : "";
+    row.variant = soft ? two_sweeps ? "temperature 2, two sweeps" : "temperature 2" : two_sweeps ? "two sweeps" : "";
     row.shape = shape;
     row.dtype = dtype == XD_DTYPE_F32 ? "f32" : "bf16";
     row.bytes = (soft ? 3.0 : 2.0) * (double)count * (double)xd_dtype_size(dtype);
@@ -498,7 +498,7 @@ int main(int argc, char **argv) {
     };
     int devices = 0;
     if (cudaGetDeviceCount(&devices) != cudaSuccess || devices == 0) return printf("there is no GPU\n"), 0;
-    clusters = getenv("GPU_CLUSTERS") != NULL;
+    two_sweeps = getenv("GPU_TWO_SWEEPS") != NULL;
     json = bench_open_json(argc, argv);
     open_copy((size_t)GPU_ROWS * GPU_VOCABULARY);
     measure_device();

@@ -50,7 +50,7 @@ steps_correct() {
     [ ! -d "$golden" ] || echo golden:default golden:invariant
 }
 steps_measure() {
-    echo bench:gpu bench:gpu_clusters
+    echo bench:gpu bench:gpu_two_sweeps
     for name in $sample; do names | grep -qx "$name" && echo "memcheck:$name"; done
     echo racecheck:test_cuda_reduce bench:torch bench:nccl
     for name in $(names); do echo " $sample " | grep -q " $name " || echo "memcheck:$name"; done
@@ -172,7 +172,7 @@ step_racecheck() { sanitize racecheck "$1"; }
 
 step_bench() {
     case $1 in
-    gpu_clusters) GPU_CLUSTERS=1 run bench_gpu -J "$rows" ;;
+    gpu_two_sweeps) GPU_TWO_SWEEPS=1 run bench_gpu -J "$rows" ;;
     torch)
         [ -f "$build/gpu_shim.so" ] || missing "$build/gpu_shim.so"
         "$python" -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null || missing "a PyTorch that can use the GPU"

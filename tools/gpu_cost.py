@@ -30,6 +30,8 @@ ISSUED = [name for names in COLUMNS.values() for name in names]
 # The row in one thread that gpu_model.py has fitted, as times of what the interpreter's clock says that the others wait for it: calls,
 # double precision and misses of the instruction cache are slower than a loop.
 SERIAL = 3.0
+# The same of kernels that keep rows on the chip (src/cuda/loss_ring.cu): whole warps wait for each other, not for one thread. Assumed.
+RING_SERIAL = 1.0
 # From the end of a kernel to the first instructions of the next, in ns. Assumed.
 LAUNCH = 2000.0
 # Grids that do not grow with the work.
@@ -121,7 +123,8 @@ def kernel_time(kernel, scale, blocks, machine):
     warps = kernel["warps"]
     again = kernel["again"] * (1 - hits(resident * kernel["read"] / kernel["blocks"], machine))
     moved = kernel["read"] - kernel["again"] + again + kernel["written"]
-    delay = kernel["waited"] + SERIAL * kernel["stalled"]
+    serial = RING_SERIAL if "loss_ring" in kernel["name"] else SERIAL
+    delay = kernel["waited"] + serial * kernel["stalled"]
     issued = kernel.get("issued") or sum(kernel[name] for name in ISSUED)
     return gpu_model.time_of(warps * scale, resident * warps / kernel["blocks"], issued / warps, moved / warps, delay / warps, machine)
 

@@ -12,8 +12,8 @@ typedef struct xd_cuda xd_cuda;
 /* Settings of a GPU. */
 typedef struct xd_cuda_desc {
     xd_allocator allocator; /* device memory; zero -> cudaMalloc, cudaFree */
-    /* Losses always read rows twice. By default a row that fits stays in the shared memory of a cluster of blocks and is read
-     * once, on compute capability 9.0 with a build for it: docs/performance.md. Both agree within the CPU's bounds. */
+    /* Losses always read rows twice. By default a row that fits stays in the shared memory of a cluster and is read once. This
+     * needs compute capability 9.0 and a build for it: docs/performance.md. Both agree within the CPU's bounds. */
     bool two_sweeps;
     /* NVIDIA's cuBLASLt for matrix products, mainly of heads: path or name; "" -> the build toolkit's (libcublasLt.so.13);
      * NULL -> none. Holds 128 MiB of device memory; docs/performance.md has operands and bits. Run a shape before graph

@@ -20,6 +20,10 @@
 
 #include <utility>
 
+#if !defined(XD_EMU)
+#    include <cub/block/block_radix_sort.cuh>
+#endif
+
 #if defined(XDISTILL_STATIC)
 #    error \
         "the CUDA unit calls the library in another unit: leave XDISTILL_STATIC out where that is implemented"

@@ -151,6 +151,55 @@ XD_TEST(the_k_largest_are_those_of_the_cpu_to_the_bit) {
         }
 }
 
+/* Rows that the kernels take different ways through: by how many elements reach a first threshold, by k, and by where they begin. */
+enum Kind { RANDOM, ASCENDING, DESCENDING, FIVE_VALUES, LATE, NOTHING, FEW_NUMBERS, KINDS };
+
+static double kind_value(Kind kind, int64_t column, int64_t columns, Random *random) {
+    switch (kind) {
+    case RANDOM: return 30.0 * (double)random->unit();
+    case ASCENDING: return (double)(column - columns / 2) * 0.0625;
+    case DESCENDING: return (double)(columns / 2 - column) * 0.0625;
+    case FIVE_VALUES: return (double)(random->below(5) - 2) * 0.5;
+    case LATE: return column < columns / 2 ? -(double)random->below(9) : (double)random->below(3000);
+    case NOTHING: return random->below(2) ? -HUGE_VAL : (double)NAN;
+    default: return random->below(2000) ? -HUGE_VAL : random->below(3) ? (double)random->below(4) : -0.0;
+    }
+}
+
+static void compare_selection(Pair *pair, Kind kind, xd_dtype dtype, int64_t rows, int64_t cols, int64_t k) {
+    Random random((uint64_t)(kind * 101 + cols + k));
+    const Shape s = { rows, cols, 0, 0, dtype, XD_DTYPE_F32, XD_DTYPE_F32 };
+    std::vector<unsigned char> data((size_t)(rows * cols) * xd_dtype_size(dtype));
+    for (int64_t i = 0; i < rows * cols; i++) xd_store_f64(data.data(), dtype, i, kind_value(kind, i % cols, cols, &random));
+    Board board;
+    const size_t x = board.add(data), values = board.add(nullptr, (size_t)(rows * k) * sizeof(float));
+    const size_t ids = board.add(nullptr, (size_t)(rows * k) * 8);
+    const std::vector<unsigned char> after = pair->run(&board, cols, false, [&](xd_ctx *ctx, xd_vocab *vocab, void *at) {
+        CHECK(xd_vocab_topk(ctx, vocab, rows_at(at, x, dtype, s), k, place<float>(at, values), place<int64_t>(at, ids)) == XD_OK);
+    });
+    CHECK_SAME(after, board.bytes);
+}
+
+XD_TEST(long_rows_have_the_same_selection_whatever_their_values) {
+    Pair pair;
+    for (int kind = 0; kind < KINDS; kind++)
+        for (int64_t k : { 1, 64, 300, 1024 })
+            if (k == 64 || kind < DESCENDING || (k == 1024 && kind == FIVE_VALUES)) {
+                compare_selection(&pair, (Kind)kind, XD_DTYPE_F32, 2, 25001, k); /* the second row begins on 4 bytes */
+                compare_selection(&pair, (Kind)kind, XD_DTYPE_BF16, 1, 25003, k);
+            }
+}
+
+XD_TEST(selections_of_thousands_are_those_of_the_cpu) {
+    Pair pair;
+    for (const Kind kind : { RANDOM, FIVE_VALUES, NOTHING }) {
+        compare_selection(&pair, kind, XD_DTYPE_F32, 2, 3001, 1025);
+        compare_selection(&pair, kind, XD_DTYPE_BF16, 1, 9002, 8192);
+    }
+    compare_selection(&pair, RANDOM, XD_DTYPE_F32, 1, 8200, 8193);
+    compare_selection(&pair, FIVE_VALUES, XD_DTYPE_BF16, 1, 8200, 8193);
+}
+
 XD_TEST(candidates_of_several_shards_merge_in_the_order_of_the_columns) {
     const Gpu gpu;
     const int64_t k = 3, shards = 3, rows = 2;

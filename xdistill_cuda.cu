@@ -7521,14 +7521,17 @@ template <int TEAM, typename T> static __device__ inline T xdi_cuda_select_scan(
 /* Of what is counted by digits: the digit that has the value of rank *need (1: the largest digit's); *need becomes its rank among
  * those of that digit. All threads of the block call it, and counts may be written again when it returns. */
 template <int TEAM, int DIGITS> static __device__ inline uint32_t xdi_cuda_select_digit(const unsigned *counts, int64_t *need) {
-    enum { EACH = (DIGITS + TEAM - 1) / TEAM };
+    enum { WARP = DIGITS <= 8 * XDI_CUDA_WARP, EACH = WARP ? DIGITS / XDI_CUDA_WARP : (DIGITS + TEAM - 1) / TEAM };
     XD_SHARED(unsigned, found, [2]);
     const int top = DIGITS - 1 - EACH * (int)threadIdx.x;
     const unsigned rank = (unsigned)*need;
-    unsigned mine = 0, total;
-    XD_UNROLL
-    for (int i = 0; i < EACH; i++) mine += i <= top ? counts[top - i] : 0;
-    unsigned above = xdi_cuda_select_scan<TEAM>(mine, &total);
+    unsigned mine = 0, above = 0, total;
+    if (!WARP || threadIdx.x < XDI_CUDA_WARP) { /* few digits are left to one warp */
+        XD_UNROLL
+        for (int i = 0; i < EACH; i++) mine += i <= top ? counts[top - i] : 0;
+        if (WARP) above = xdi_cuda_warp_scan(mine) - mine;
+    }
+    if (!WARP) above = xdi_cuda_select_scan<TEAM>(mine, &total);
     if (above < rank && rank <= above + mine) {
         int i = 0;
         for (; above + counts[top - i] < rank; i++) above += counts[top - i];
@@ -7565,15 +7568,44 @@ static __device__ inline uint32_t xdi_cuda_select_threshold(const T *row, int64_
         prefix |= xdi_cuda_select_digit<TEAM, DIGITS>(counts, need) << shift;
         left = shift;
     }
-    return SAME && !(prefix >> 31) ? prefix | 0xffffu : prefix;
+    return SAME > 0 && !(prefix >> 31) ? prefix | 0xffffu : prefix;
+}
+
+/* One of a row's k: a column of this shard. */
+template <typename T>
+static __device__ inline void xdi_cuda_select_put(const xd_select_args &a, const T *row, int64_t at, uint32_t column) {
+    const float value = fmaxf(xdi_cuda_widen(row[column]), -INFINITY); /* NaN is -infinity */
+    if (a.narrow)
+        a.narrow[at] = value;
+    else
+        a.values[at] = (double)value;
+    a.ids[at] = a.first + (int64_t)column;
 }
 
 /* What stands behind the last of a row. */
 static __device__ inline void xdi_cuda_select_fill(const xd_select_args &a, int64_t r, int64_t n) {
-    for (int64_t j = n + (int64_t)threadIdx.x; j < a.k; j += blockDim.x) {
-        a.values[r * a.k + j] = -(double)INFINITY;
-        a.ids[r * a.k + j] = -1;
+    for (int64_t at = r * a.k + n + (int64_t)threadIdx.x; at < (r + 1) * a.k; at += blockDim.x) {
+        if (a.narrow)
+            a.narrow[at] = -INFINITY;
+        else
+            a.values[at] = -(double)INFINITY;
+        a.ids[at] = -1;
     }
+}
+
+/* An element: its key, then ~column, so that a larger word comes first. */
+static __device__ inline uint64_t xdi_cuda_select_word(float value, int64_t column) {
+    return (uint64_t)xdi_cuda_select_key(value) << 32 | (uint32_t)~(uint32_t)column;
+}
+
+/* Sorts words by the threads of a block, the largest first. */
+static __device__ inline void xdi_cuda_select_bitonic(uint64_t *words, int64_t count) {
+    xdi_cuda_bitonic<XDI_CUDA_TEAM_BLOCK>(count, [=](int64_t low, int64_t high) {
+        const uint64_t x = words[low], y = words[high];
+        if (x >= y) return;
+        words[low] = y;
+        words[high] = x;
+    });
 }
 
 /* Collects the values above the threshold and the first `need` equal to it, in the order of their columns: put(at, value,
@@ -7583,13 +7615,16 @@ static __device__ inline void xdi_cuda_select_collect(const T *row, int64_t colu
                                                       int64_t need, Put put) {
     static_assert(XDI_CUDA_EIGHT * TEAM < 1 << 16, "two counts in a word");
     int64_t above = 0, equal = 0; /* of the columns before */
-    const int64_t tile = XDI_CUDA_EIGHT * TEAM;
+    const int64_t tile = XDI_CUDA_EIGHT * TEAM, own = XDI_CUDA_EIGHT * (int64_t)threadIdx.x;
+    /* What lies beyond the row comes after all that are needed. The next tile is on its way while this one is counted. */
+    xdi_cuda_eight next = {};
+    if (own < columns) next = xdi_cuda_read(row, own, columns, -INFINITY);
     for (int64_t begin = 0; begin < columns; begin += tile) {
-        const int64_t c = begin + XDI_CUDA_EIGHT * (int64_t)threadIdx.x;
-        xdi_cuda_eight x = {};
+        const int64_t c = begin + own;
+        const xdi_cuda_eight x = next;
         uint32_t mine = 0, total;
+        if (c + tile < columns) next = xdi_cuda_read(row, c + tile, columns, -INFINITY);
         if (c < columns) {
-            x = xdi_cuda_read(row, c, columns, -INFINITY); /* what lies beyond comes after all that are needed */
             XD_UNROLL
             for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
                 const uint32_t key = xdi_cuda_select_key(x.at[i]);
@@ -7613,33 +7648,23 @@ static __device__ inline void xdi_cuda_select_collect(const T *row, int64_t colu
     }
 }
 
+/* The words are sorted where the ids go. */
 template <typename T>
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_select_kernel(const __grid_constant__ xd_select_args a) {
     const int64_t r = (int64_t)blockIdx.x, n = a.k < a.columns ? a.k : a.columns;
     if (r >= a.logits.rows) return; /* the whole block returns */
     const T *row = xdi_cuda_row<T>(a.logits, r);
-    double *values = a.values + r * a.k;
-    int64_t *ids = a.ids + r * a.k;
-    if (n > 0) {
-        int64_t need = n;
-        const uint32_t threshold = xdi_cuda_select_threshold<XDI_CUDA_TEAM_BLOCK, 8>(row, a.columns, &need);
-        xdi_cuda_select_collect<XDI_CUDA_TEAM_BLOCK>(
-            row, a.columns, threshold, need, [=, &a](int64_t at, float value, int64_t column) {
-                values[at] = isnan(value) ? -(double)INFINITY : (double)value;
-                ids[at] = a.first + column;
-            });
-    }
+    uint64_t *words = reinterpret_cast<uint64_t *>(a.ids + r * a.k);
+    int64_t need = n;
+    const uint32_t threshold = xdi_cuda_select_threshold<XDI_CUDA_TEAM_BLOCK, 8>(row, a.columns, &need);
+    xdi_cuda_select_collect<XDI_CUDA_TEAM_BLOCK>(row, a.columns, threshold, need, [=](int64_t at, float value, int64_t column) {
+        words[at] = xdi_cuda_select_word(value, column);
+    });
     xdi_cuda_select_fill(a, r, n);
     __syncthreads();
-    xdi_cuda_bitonic<XDI_CUDA_TEAM_BLOCK>(n, [=](int64_t low, int64_t high) {
-        const double x = values[low], y = values[high];
-        const int64_t i = ids[low], j = ids[high];
-        if (x > y || (x == y && i < j)) return;
-        values[low] = y;
-        values[high] = x;
-        ids[low] = j;
-        ids[high] = i;
-    });
+    xdi_cuda_select_bitonic(words, n);
+    for (int64_t j = (int64_t)threadIdx.x; j < n; j += XDI_CUDA_TEAM_BLOCK)
+        xdi_cuda_select_put(a, row, r * a.k + j, ~(uint32_t)words[j]);
 }
 
 /* >>cuda/topk_few.cu */
@@ -7656,11 +7681,6 @@ enum {
     XDI_CUDA_SELECT_ROOM = 2048, /* for elements; a threshold of the whole row collects 1,420 of a thousand in the mean */
     XDI_CUDA_SELECT_RANKED = 256 /* so many are sorted by counting those before each */
 };
-
-/* An element: its key, then ~column, so that a larger word comes first. */
-static __device__ inline uint64_t xdi_cuda_select_word(float value, int64_t column) {
-    return (uint64_t)xdi_cuda_select_key(value) << 32 | (uint32_t)~(uint32_t)column;
-}
 
 struct xdi_cuda_select_room {
     uint64_t words[XDI_CUDA_SELECT_ROOM];
@@ -7690,9 +7710,16 @@ template <typename T> static __device__ inline float xdi_cuda_select_limit(const
     enum { NOTHING = 0x007f }; /* of -infinity */
     xdi_cuda_places<T, false> places;
     xdi_cuda_each_eight<XDI_CUDA_TEAM_BLOCK>(row, end, [&](const xdi_cuda_raw<T> &raw, int64_t) { places.see(raw); });
+    const bool threads = n <= XDI_CUDA_TEAM_BLOCK / 4; /* a group for each is enough then */
+    uint32_t keys[XDI_CUDA_EIGHT];
+    XD_UNROLL
+    for (int i = 0; i < XDI_CUDA_EIGHT; i++)
+        keys[i] = xdi_cuda_select_key(threads && i == 0 ? xdi_cuda_largest_of(places) : places.value(i));
     const uint32_t high = xdi_cuda_select_high<XDI_CUDA_TEAM_BLOCK>(n, [&](auto add) {
+        add(keys[0]);
+        if (threads) return;
         XD_UNROLL
-        for (int i = 0; i < XDI_CUDA_EIGHT; i++) add(xdi_cuda_select_key(places.value(i)));
+        for (int i = 1; i < XDI_CUDA_EIGHT; i++) add(keys[i]);
     });
     return high <= NOTHING ? -INFINITY : xd_float_of_key(~(high << 16));
 }
@@ -7790,12 +7817,7 @@ static __device__ inline void xdi_cuda_select_order(xdi_cuda_select_room *room, 
         if (rank < n) put(rank, mine);
         return;
     }
-    xdi_cuda_bitonic<XDI_CUDA_TEAM_BLOCK>(count, [=](int64_t low, int64_t high) {
-        const uint64_t x = words[low], y = words[high];
-        if (x >= y) return;
-        words[low] = y;
-        words[high] = x;
-    });
+    xdi_cuda_select_bitonic(words, count);
     for (int j = (int)threadIdx.x; j < n; j += XDI_CUDA_TEAM_BLOCK) put(j, words[j]);
 }
 
@@ -7810,10 +7832,7 @@ static __global__ void __launch_bounds__(XDI_CUDA_TEAM_BLOCK, sizeof(T) == 2 ? 5
     if (n == 0) return;
     const int count = xdi_cuda_select_gather(row, a.columns, n, room);
     xdi_cuda_select_order(room, count, n, [=, &a](int rank, uint64_t word) {
-        const int64_t column = (int64_t)(uint32_t)~(uint32_t)word;
-        const float value = xdi_cuda_widen(row[column]);
-        a.values[r * a.k + rank] = isnan(value) ? -(double)INFINITY : (double)value;
-        a.ids[r * a.k + rank] = a.first + column;
+        xdi_cuda_select_put(a, row, r * a.k + rank, ~(uint32_t)word);
     });
 }
 
@@ -7839,10 +7858,10 @@ typedef cub::BlockRadixSort<uint32_t, XDI_CUDA_SELECT_TEAM, XDI_CUDA_SELECT_EACH
 static_assert(sizeof(xdi_cuda_select_sorter::TempStorage) <= sizeof(xdi_cuda_select_list), "the sort's room");
 #endif
 
-/* Sorts a full list by descending keys, equal ones in their order. Calls put(rank, key, column) with all. first: of the keys' bits
- * that differ. */
+/* Sorts a full list by descending keys, equal ones in their order. Calls put(rank, column) with all. The keys' bits that differ are
+ * [first, end). */
 template <typename Put>
-static __device__ inline void xdi_cuda_select_sort(xdi_cuda_select_list *list, int first, Put put) {
+static __device__ inline void xdi_cuda_select_sort(xdi_cuda_select_list *list, int first, int end, Put put) {
 #if !defined(XD_EMU)
     uint32_t keys[XDI_CUDA_SELECT_EACH], columns[XDI_CUDA_SELECT_EACH];
     XD_UNROLL
@@ -7852,18 +7871,18 @@ static __device__ inline void xdi_cuda_select_sort(xdi_cuda_select_list *list, i
     }
     __syncthreads();
     xdi_cuda_select_sorter(*reinterpret_cast<xdi_cuda_select_sorter::TempStorage *>(list))
-        .SortDescendingBlockedToStriped(keys, columns, first, 32);
+        .SortDescendingBlockedToStriped(keys, columns, first, end);
     XD_UNROLL
-    for (int i = 0; i < XDI_CUDA_SELECT_EACH; i++) put((int)threadIdx.x + i * XDI_CUDA_SELECT_TEAM, keys[i], columns[i]);
+    for (int i = 0; i < XDI_CUDA_SELECT_EACH; i++) put((int)threadIdx.x + i * XDI_CUDA_SELECT_TEAM, columns[i]);
 #else
-    (void)first;
+    (void)first, (void)end;
     xdi_cuda_bitonic<XDI_CUDA_SELECT_TEAM>(XDI_CUDA_SELECT_MANY, [=](int64_t low, int64_t high) {
         const uint32_t x = list->keys[low], y = list->keys[high];
         if (x > y || (x == y && list->columns[low] < list->columns[high])) return;
         std::swap(list->keys[low], list->keys[high]);
         std::swap(list->columns[low], list->columns[high]);
     });
-    for (int j = (int)threadIdx.x; j < XDI_CUDA_SELECT_MANY; j += XDI_CUDA_SELECT_TEAM) put(j, list->keys[j], list->columns[j]);
+    for (int j = (int)threadIdx.x; j < XDI_CUDA_SELECT_MANY; j += XDI_CUDA_SELECT_TEAM) put(j, list->columns[j]);
 #endif
 }
 
@@ -7875,20 +7894,23 @@ static __global__ void __launch_bounds__(XDI_CUDA_SELECT_TEAM)
     if (r >= a.logits.rows) return; /* the whole block returns */
     const T *row = xdi_cuda_row<T>(a.logits, r);
     int64_t need = n;
+    uint32_t largest = 0;
     const uint32_t threshold = xdi_cuda_select_threshold<XDI_CUDA_SELECT_TEAM, 11>(row, a.columns, &need);
-    xdi_cuda_select_collect<XDI_CUDA_SELECT_TEAM>(row, a.columns, threshold, need, [=](int64_t at, float value, int64_t column) {
-        list->keys[at] = xdi_cuda_select_key(value);
+    xdi_cuda_select_collect<XDI_CUDA_SELECT_TEAM>(row, a.columns, threshold, need, [&, list](int64_t at, float value, int64_t column) {
+        const uint32_t key = xdi_cuda_select_key(value);
+        if (key > largest) largest = key;
+        list->keys[at] = key;
         list->columns[at] = (uint32_t)column;
     });
-    for (int64_t j = n + (int64_t)threadIdx.x; j < XDI_CUDA_SELECT_MANY; j += XDI_CUDA_SELECT_TEAM)
-        list->keys[j] = list->columns[j] = 0; /* no value has this key */
+    for (int64_t j = n + (int64_t)threadIdx.x; j < XDI_CUDA_SELECT_MANY; j += XDI_CUDA_SELECT_TEAM) {
+        list->keys[j] = threshold; /* behind its equals */
+        list->columns[j] = ~0u;
+    }
     xdi_cuda_select_fill(a, r, n);
-    __syncthreads();
-    xdi_cuda_select_sort(list, sizeof(T) == 2 ? 16 : 0, [=, &a](int rank, uint32_t, uint32_t column) {
-        if (rank >= n) return;
-        const float value = xdi_cuda_widen(row[column]);
-        a.values[r * a.k + rank] = isnan(value) ? -(double)INFINITY : (double)value;
-        a.ids[r * a.k + rank] = a.first + column;
+    largest = xdi_cuda_block_reduce(largest, 0u, xdi_cuda_larger()); /* a barrier, too */
+    const int first = sizeof(T) == 2 ? 16 : 0, end = 32 - __clz((int)(largest ^ threshold));
+    xdi_cuda_select_sort(list, first, end > first ? end : first + 1, [=, &a](int rank, uint32_t column) {
+        if (rank < n) xdi_cuda_select_put(a, row, r * a.k + rank, column);
     });
 }
 
@@ -8001,6 +8023,7 @@ static xd_topk_kernels xdi_cuda_topk_table() {
     kernels.entries = xdi_cuda_topk_entries_run;
     kernels.select = xdi_cuda_select;
     kernels.select_merge = xdi_cuda_select_merge;
+    kernels.select_narrow = true;
     return kernels;
 }
 
@@ -10641,4 +10664,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 fe385f34c38e61c2f2a059f6f708e52751de032b1c91e28f7a4d6ffd63bc5c67 */
+/* xdistill sha256 b9da04e204f58cc43d4e07fc0a025b768db73875ed3b215f32f4665bca09fa72 */

@@ -11,11 +11,6 @@ enum {
     XDI_CUDA_SELECT_RANKED = 256 /* so many are sorted by counting those before each */
 };
 
-/* An element: its key, then ~column, so that a larger word comes first. */
-static __device__ inline uint64_t xdi_cuda_select_word(float value, int64_t column) {
-    return (uint64_t)xdi_cuda_select_key(value) << 32 | (uint32_t)~(uint32_t)column;
-}
-
 struct xdi_cuda_select_room {
     uint64_t words[XDI_CUDA_SELECT_ROOM];
     uint32_t eights[XDI_CUDA_SELECT_ROOM]; /* numbers of eights with an element that reaches the threshold */
@@ -44,9 +39,16 @@ template <typename T> static __device__ inline float xdi_cuda_select_limit(const
     enum { NOTHING = 0x007f }; /* of -infinity */
     xdi_cuda_places<T, false> places;
     xdi_cuda_each_eight<XDI_CUDA_TEAM_BLOCK>(row, end, [&](const xdi_cuda_raw<T> &raw, int64_t) { places.see(raw); });
+    const bool threads = n <= XDI_CUDA_TEAM_BLOCK / 4; /* a group for each is enough then */
+    uint32_t keys[XDI_CUDA_EIGHT];
+    XD_UNROLL
+    for (int i = 0; i < XDI_CUDA_EIGHT; i++)
+        keys[i] = xdi_cuda_select_key(threads && i == 0 ? xdi_cuda_largest_of(places) : places.value(i));
     const uint32_t high = xdi_cuda_select_high<XDI_CUDA_TEAM_BLOCK>(n, [&](auto add) {
+        add(keys[0]);
+        if (threads) return;
         XD_UNROLL
-        for (int i = 0; i < XDI_CUDA_EIGHT; i++) add(xdi_cuda_select_key(places.value(i)));
+        for (int i = 1; i < XDI_CUDA_EIGHT; i++) add(keys[i]);
     });
     return high <= NOTHING ? -INFINITY : xd_float_of_key(~(high << 16));
 }
@@ -144,12 +146,7 @@ static __device__ inline void xdi_cuda_select_order(xdi_cuda_select_room *room, 
         if (rank < n) put(rank, mine);
         return;
     }
-    xdi_cuda_bitonic<XDI_CUDA_TEAM_BLOCK>(count, [=](int64_t low, int64_t high) {
-        const uint64_t x = words[low], y = words[high];
-        if (x >= y) return;
-        words[low] = y;
-        words[high] = x;
-    });
+    xdi_cuda_select_bitonic(words, count);
     for (int j = (int)threadIdx.x; j < n; j += XDI_CUDA_TEAM_BLOCK) put(j, words[j]);
 }
 
@@ -164,9 +161,6 @@ static __global__ void __launch_bounds__(XDI_CUDA_TEAM_BLOCK, sizeof(T) == 2 ? 5
     if (n == 0) return;
     const int count = xdi_cuda_select_gather(row, a.columns, n, room);
     xdi_cuda_select_order(room, count, n, [=, &a](int rank, uint64_t word) {
-        const int64_t column = (int64_t)(uint32_t)~(uint32_t)word;
-        const float value = xdi_cuda_widen(row[column]);
-        a.values[r * a.k + rank] = isnan(value) ? -(double)INFINITY : (double)value;
-        a.ids[r * a.k + rank] = a.first + column;
+        xdi_cuda_select_put(a, row, r * a.k + rank, ~(uint32_t)word);
     });
 }

@@ -18,10 +18,10 @@ typedef cub::BlockRadixSort<uint32_t, XDI_CUDA_SELECT_TEAM, XDI_CUDA_SELECT_EACH
 static_assert(sizeof(xdi_cuda_select_sorter::TempStorage) <= sizeof(xdi_cuda_select_list), "the sort's room");
 #endif
 
-/* Sorts a full list by descending keys, equal ones in their order. Calls put(rank, key, column) with all. first: of the keys' bits
- * that differ. */
+/* Sorts a full list by descending keys, equal ones in their order. Calls put(rank, column) with all. The keys' bits that differ are
+ * [first, end). */
 template <typename Put>
-static __device__ inline void xdi_cuda_select_sort(xdi_cuda_select_list *list, int first, Put put) {
+static __device__ inline void xdi_cuda_select_sort(xdi_cuda_select_list *list, int first, int end, Put put) {
 #if !defined(XD_EMU)
     uint32_t keys[XDI_CUDA_SELECT_EACH], columns[XDI_CUDA_SELECT_EACH];
     XD_UNROLL
@@ -31,18 +31,18 @@ static __device__ inline void xdi_cuda_select_sort(xdi_cuda_select_list *list, i
     }
     __syncthreads();
     xdi_cuda_select_sorter(*reinterpret_cast<xdi_cuda_select_sorter::TempStorage *>(list))
-        .SortDescendingBlockedToStriped(keys, columns, first, 32);
+        .SortDescendingBlockedToStriped(keys, columns, first, end);
     XD_UNROLL
-    for (int i = 0; i < XDI_CUDA_SELECT_EACH; i++) put((int)threadIdx.x + i * XDI_CUDA_SELECT_TEAM, keys[i], columns[i]);
+    for (int i = 0; i < XDI_CUDA_SELECT_EACH; i++) put((int)threadIdx.x + i * XDI_CUDA_SELECT_TEAM, columns[i]);
 #else
-    (void)first;
+    (void)first, (void)end;
     xdi_cuda_bitonic<XDI_CUDA_SELECT_TEAM>(XDI_CUDA_SELECT_MANY, [=](int64_t low, int64_t high) {
         const uint32_t x = list->keys[low], y = list->keys[high];
         if (x > y || (x == y && list->columns[low] < list->columns[high])) return;
         std::swap(list->keys[low], list->keys[high]);
         std::swap(list->columns[low], list->columns[high]);
     });
-    for (int j = (int)threadIdx.x; j < XDI_CUDA_SELECT_MANY; j += XDI_CUDA_SELECT_TEAM) put(j, list->keys[j], list->columns[j]);
+    for (int j = (int)threadIdx.x; j < XDI_CUDA_SELECT_MANY; j += XDI_CUDA_SELECT_TEAM) put(j, list->columns[j]);
 #endif
 }
 
@@ -54,19 +54,22 @@ static __global__ void __launch_bounds__(XDI_CUDA_SELECT_TEAM)
     if (r >= a.logits.rows) return; /* the whole block returns */
     const T *row = xdi_cuda_row<T>(a.logits, r);
     int64_t need = n;
+    uint32_t largest = 0;
     const uint32_t threshold = xdi_cuda_select_threshold<XDI_CUDA_SELECT_TEAM, 11>(row, a.columns, &need);
-    xdi_cuda_select_collect<XDI_CUDA_SELECT_TEAM>(row, a.columns, threshold, need, [=](int64_t at, float value, int64_t column) {
-        list->keys[at] = xdi_cuda_select_key(value);
+    xdi_cuda_select_collect<XDI_CUDA_SELECT_TEAM>(row, a.columns, threshold, need, [&, list](int64_t at, float value, int64_t column) {
+        const uint32_t key = xdi_cuda_select_key(value);
+        if (key > largest) largest = key;
+        list->keys[at] = key;
         list->columns[at] = (uint32_t)column;
     });
-    for (int64_t j = n + (int64_t)threadIdx.x; j < XDI_CUDA_SELECT_MANY; j += XDI_CUDA_SELECT_TEAM)
-        list->keys[j] = list->columns[j] = 0; /* no value has this key */
+    for (int64_t j = n + (int64_t)threadIdx.x; j < XDI_CUDA_SELECT_MANY; j += XDI_CUDA_SELECT_TEAM) {
+        list->keys[j] = threshold; /* behind its equals */
+        list->columns[j] = ~0u;
+    }
     xdi_cuda_select_fill(a, r, n);
-    __syncthreads();
-    xdi_cuda_select_sort(list, sizeof(T) == 2 ? 16 : 0, [=, &a](int rank, uint32_t, uint32_t column) {
-        if (rank >= n) return;
-        const float value = xdi_cuda_widen(row[column]);
-        a.values[r * a.k + rank] = isnan(value) ? -(double)INFINITY : (double)value;
-        a.ids[r * a.k + rank] = a.first + column;
+    largest = xdi_cuda_block_reduce(largest, 0u, xdi_cuda_larger()); /* a barrier, too */
+    const int first = sizeof(T) == 2 ? 16 : 0, end = 32 - __clz((int)(largest ^ threshold));
+    xdi_cuda_select_sort(list, first, end > first ? end : first + 1, [=, &a](int rank, uint32_t column) {
+        if (rank < n) xdi_cuda_select_put(a, row, r * a.k + rank, column);
     });
 }

@@ -39,14 +39,17 @@ template <int TEAM, typename T> static __device__ inline T xdi_cuda_select_scan(
 /* Of what is counted by digits: the digit that has the value of rank *need (1: the largest digit's); *need becomes its rank among
  * those of that digit. All threads of the block call it, and counts may be written again when it returns. */
 template <int TEAM, int DIGITS> static __device__ inline uint32_t xdi_cuda_select_digit(const unsigned *counts, int64_t *need) {
-    enum { EACH = (DIGITS + TEAM - 1) / TEAM };
+    enum { WARP = DIGITS <= 8 * XDI_CUDA_WARP, EACH = WARP ? DIGITS / XDI_CUDA_WARP : (DIGITS + TEAM - 1) / TEAM };
     XD_SHARED(unsigned, found, [2]);
     const int top = DIGITS - 1 - EACH * (int)threadIdx.x;
     const unsigned rank = (unsigned)*need;
-    unsigned mine = 0, total;
-    XD_UNROLL
-    for (int i = 0; i < EACH; i++) mine += i <= top ? counts[top - i] : 0;
-    unsigned above = xdi_cuda_select_scan<TEAM>(mine, &total);
+    unsigned mine = 0, above = 0, total;
+    if (!WARP || threadIdx.x < XDI_CUDA_WARP) { /* few digits are left to one warp */
+        XD_UNROLL
+        for (int i = 0; i < EACH; i++) mine += i <= top ? counts[top - i] : 0;
+        if (WARP) above = xdi_cuda_warp_scan(mine) - mine;
+    }
+    if (!WARP) above = xdi_cuda_select_scan<TEAM>(mine, &total);
     if (above < rank && rank <= above + mine) {
         int i = 0;
         for (; above + counts[top - i] < rank; i++) above += counts[top - i];
@@ -83,15 +86,44 @@ static __device__ inline uint32_t xdi_cuda_select_threshold(const T *row, int64_
         prefix |= xdi_cuda_select_digit<TEAM, DIGITS>(counts, need) << shift;
         left = shift;
     }
-    return SAME && !(prefix >> 31) ? prefix | 0xffffu : prefix;
+    return SAME > 0 && !(prefix >> 31) ? prefix | 0xffffu : prefix;
+}
+
+/* One of a row's k: a column of this shard. */
+template <typename T>
+static __device__ inline void xdi_cuda_select_put(const xd_select_args &a, const T *row, int64_t at, uint32_t column) {
+    const float value = fmaxf(xdi_cuda_widen(row[column]), -INFINITY); /* NaN is -infinity */
+    if (a.narrow)
+        a.narrow[at] = value;
+    else
+        a.values[at] = (double)value;
+    a.ids[at] = a.first + (int64_t)column;
 }
 
 /* What stands behind the last of a row. */
 static __device__ inline void xdi_cuda_select_fill(const xd_select_args &a, int64_t r, int64_t n) {
-    for (int64_t j = n + (int64_t)threadIdx.x; j < a.k; j += blockDim.x) {
-        a.values[r * a.k + j] = -(double)INFINITY;
-        a.ids[r * a.k + j] = -1;
+    for (int64_t at = r * a.k + n + (int64_t)threadIdx.x; at < (r + 1) * a.k; at += blockDim.x) {
+        if (a.narrow)
+            a.narrow[at] = -INFINITY;
+        else
+            a.values[at] = -(double)INFINITY;
+        a.ids[at] = -1;
     }
+}
+
+/* An element: its key, then ~column, so that a larger word comes first. */
+static __device__ inline uint64_t xdi_cuda_select_word(float value, int64_t column) {
+    return (uint64_t)xdi_cuda_select_key(value) << 32 | (uint32_t)~(uint32_t)column;
+}
+
+/* Sorts words by the threads of a block, the largest first. */
+static __device__ inline void xdi_cuda_select_bitonic(uint64_t *words, int64_t count) {
+    xdi_cuda_bitonic<XDI_CUDA_TEAM_BLOCK>(count, [=](int64_t low, int64_t high) {
+        const uint64_t x = words[low], y = words[high];
+        if (x >= y) return;
+        words[low] = y;
+        words[high] = x;
+    });
 }
 
 /* Collects the values above the threshold and the first `need` equal to it, in the order of their columns: put(at, value,
@@ -101,13 +133,16 @@ static __device__ inline void xdi_cuda_select_collect(const T *row, int64_t colu
                                                       int64_t need, Put put) {
     static_assert(XDI_CUDA_EIGHT * TEAM < 1 << 16, "two counts in a word");
     int64_t above = 0, equal = 0; /* of the columns before */
-    const int64_t tile = XDI_CUDA_EIGHT * TEAM;
+    const int64_t tile = XDI_CUDA_EIGHT * TEAM, own = XDI_CUDA_EIGHT * (int64_t)threadIdx.x;
+    /* What lies beyond the row comes after all that are needed. The next tile is on its way while this one is counted. */
+    xdi_cuda_eight next = {};
+    if (own < columns) next = xdi_cuda_read(row, own, columns, -INFINITY);
     for (int64_t begin = 0; begin < columns; begin += tile) {
-        const int64_t c = begin + XDI_CUDA_EIGHT * (int64_t)threadIdx.x;
-        xdi_cuda_eight x = {};
+        const int64_t c = begin + own;
+        const xdi_cuda_eight x = next;
         uint32_t mine = 0, total;
+        if (c + tile < columns) next = xdi_cuda_read(row, c + tile, columns, -INFINITY);
         if (c < columns) {
-            x = xdi_cuda_read(row, c, columns, -INFINITY); /* what lies beyond comes after all that are needed */
             XD_UNROLL
             for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
                 const uint32_t key = xdi_cuda_select_key(x.at[i]);
@@ -131,32 +166,21 @@ static __device__ inline void xdi_cuda_select_collect(const T *row, int64_t colu
     }
 }
 
+/* The words are sorted where the ids go. */
 template <typename T>
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_select_kernel(const __grid_constant__ xd_select_args a) {
     const int64_t r = (int64_t)blockIdx.x, n = a.k < a.columns ? a.k : a.columns;
     if (r >= a.logits.rows) return; /* the whole block returns */
     const T *row = xdi_cuda_row<T>(a.logits, r);
-    double *values = a.values + r * a.k;
-    int64_t *ids = a.ids + r * a.k;
-    if (n > 0) {
-        int64_t need = n;
-        const uint32_t threshold = xdi_cuda_select_threshold<XDI_CUDA_TEAM_BLOCK, 8>(row, a.columns, &need);
-        xdi_cuda_select_collect<XDI_CUDA_TEAM_BLOCK>(
-            row, a.columns, threshold, need, [=, &a](int64_t at, float value, int64_t column) {
-                values[at] = isnan(value) ? -(double)INFINITY : (double)value;
-                ids[at] = a.first + column;
-            });
-    }
+    uint64_t *words = reinterpret_cast<uint64_t *>(a.ids + r * a.k);
+    int64_t need = n;
+    const uint32_t threshold = xdi_cuda_select_threshold<XDI_CUDA_TEAM_BLOCK, 8>(row, a.columns, &need);
+    xdi_cuda_select_collect<XDI_CUDA_TEAM_BLOCK>(row, a.columns, threshold, need, [=](int64_t at, float value, int64_t column) {
+        words[at] = xdi_cuda_select_word(value, column);
+    });
     xdi_cuda_select_fill(a, r, n);
     __syncthreads();
-    xdi_cuda_bitonic<XDI_CUDA_TEAM_BLOCK>(n, [=](int64_t low, int64_t high) {
-        const double x = values[low], y = values[high];
-        const int64_t i = ids[low], j = ids[high];
-        if (x > y || (x == y && i < j)) return;
-        values[low] = y;
-        values[high] = x;
-        ids[low] = j;
-        ids[high] = i;
-    });
+    xdi_cuda_select_bitonic(words, n);
+    for (int64_t j = (int64_t)threadIdx.x; j < n; j += XDI_CUDA_TEAM_BLOCK)
+        xdi_cuda_select_put(a, row, r * a.k + j, ~(uint32_t)words[j]);
 }
-

@@ -105,5 +105,6 @@ static xd_topk_kernels xdi_cuda_topk_table() {
     kernels.entries = xdi_cuda_topk_entries_run;
     kernels.select = xdi_cuda_select;
     kernels.select_merge = xdi_cuda_select_merge;
+    kernels.select_narrow = true;
     return kernels;
 }

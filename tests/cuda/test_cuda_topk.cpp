@@ -200,6 +200,84 @@ XD_TEST(selections_of_thousands_are_those_of_the_cpu) {
     compare_selection(&pair, FIVE_VALUES, XD_DTYPE_BF16, 1, 8200, 8193);
 }
 
+/* Places on the board of what a captured graph reads and writes. */
+struct Captured {
+    enum { ROWS = 3, COLUMNS = 3001, FEW = 40, MANY = 1500, IDS = 5, WORKSPACE = 4096 + 8 * ROWS * (3 + IDS * 2) };
+    Shape shape = { ROWS, COLUMNS, 0, 0, XD_DTYPE_F32, XD_DTYPE_F32, XD_DTYPE_F32 };
+    size_t x, ids, few, few_ids, many, many_ids, sums, argmax, at_ids, all, work;
+
+    Captured(Board *board, const std::vector<unsigned char> &logits) {
+        const std::vector<int64_t> columns = { 0, 7, 3000, 8, 2047 };
+        x = board->add(logits), ids = board->add(columns);
+        few = board->add(nullptr, ROWS * FEW * 4), few_ids = board->add(nullptr, ROWS * FEW * 8);
+        many = board->add(nullptr, ROWS * MANY * 4), many_ids = board->add(nullptr, ROWS * MANY * 8);
+        sums = board->add(nullptr, ROWS * 8), argmax = board->add(nullptr, ROWS * 8);
+        at_ids = board->add(nullptr, ROWS * IDS * 4), all = board->add(nullptr, ROWS * COLUMNS * 4);
+        work = board->add(nullptr, WORKSPACE);
+    }
+    void calls(xd_ctx *ctx, xd_vocab *vocab, void *at) const {
+        xd_log_probs_desc d = {};
+        const xd_rows rows = rows_at(at, x, XD_DTYPE_F32, shape);
+        CHECK(xd_vocab_topk(ctx, vocab, rows, FEW, place<float>(at, few), place<int64_t>(at, few_ids)) == XD_OK);
+        CHECK(xd_vocab_topk(ctx, vocab, rows, MANY, place<float>(at, many), place<int64_t>(at, many_ids)) == XD_OK);
+        d.vocab = vocab;
+        d.logits = rows;
+        d.ids.data = place<int64_t>(at, ids);
+        d.ids_per_row = IDS;
+        d.ids_shared = true;
+        d.argmax = place<int64_t>(at, argmax);
+        d.at_ids = place<float>(at, at_ids);
+        d.all = rows_at(at, all, XD_DTYPE_F32, shape);
+        d.workspace = place<void>(at, work);
+        d.workspace_bytes = WORKSPACE - 1;
+        CHECK(xd_log_probs(ctx, &d) == XD_ERROR_ARGUMENT);
+        d.workspace_bytes++;
+        CHECK(xd_log_probs(ctx, &d) == XD_OK);
+        d.at_ids = nullptr;
+        d.log_sum_exp = place<double>(at, sums);
+        CHECK(xd_log_probs(ctx, &d) == XD_OK);
+    }
+    template <typename T> void check(const unsigned char *a, const unsigned char *b, size_t at, int64_t count) const {
+        check_near((const T *)(const void *)(a + at), (const T *)(const void *)(b + at), count, 3e-6);
+    }
+};
+
+XD_TEST(selections_and_log_probabilities_allocate_nothing_and_go_into_a_graph) {
+    Pair pair;
+    Random random(77);
+    Board board;
+    xd_vocab *vocab = nullptr;
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t exec = nullptr;
+    const Captured c(&board, logits(XD_DTYPE_F32, { Captured::ROWS, Captured::COLUMNS, 0, 0, XD_DTYPE_F32, XD_DTYPE_F32, XD_DTYPE_F32 }, &random));
+    const std::vector<unsigned char> later = logits(XD_DTYPE_F32, c.shape, &random);
+    Device device(board.bytes);
+    CHECK(vocab_even(pair.gpu.ctx, nullptr, Captured::COLUMNS, &vocab) == XD_OK);
+    seal();
+    CHECK(cudaStreamBeginCapture(pair.gpu.stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+    c.calls(pair.gpu.ctx, vocab, device.at<void>());
+    CHECK(cudaStreamEndCapture(pair.gpu.stream, &graph) == cudaSuccess);
+    unseal();
+    CHECK(cudaGraphInstantiate(&exec, graph, 0) == cudaSuccess);
+    CHECK(cudaMemcpy(device.at<unsigned char>() + c.x, later.data(), later.size(), cudaMemcpyHostToDevice) == cudaSuccess);
+    CHECK(cudaGraphLaunch(exec, pair.gpu.stream) == cudaSuccess);
+    pair.gpu.wait();
+    xd_vocab_destroy(vocab);
+    memcpy(board.bytes.data() + c.x, later.data(), later.size());
+    CHECK(vocab_even(pair.cpu, nullptr, Captured::COLUMNS, &vocab) == XD_OK);
+    c.calls(pair.cpu, vocab, board.bytes.data());
+    xd_vocab_destroy(vocab);
+    const std::vector<unsigned char> after = device.host<unsigned char>();
+    const unsigned char *a = after.data(), *b = board.bytes.data();
+    CHECK(memcmp(a + c.few, b + c.few, c.sums - c.few) == 0); /* both selections */
+    CHECK(memcmp(a + c.argmax, b + c.argmax, Captured::ROWS * 8) == 0);
+    c.check<double>(a, b, c.sums, Captured::ROWS);
+    c.check<float>(a, b, c.at_ids, Captured::ROWS * Captured::IDS);
+    c.check<float>(a, b, c.all, Captured::ROWS * Captured::COLUMNS);
+    cudaGraphExecDestroy(exec);
+    cudaGraphDestroy(graph);
+}
+
 XD_TEST(candidates_of_several_shards_merge_in_the_order_of_the_columns) {
     const Gpu gpu;
     const int64_t k = 3, shards = 3, rows = 2;

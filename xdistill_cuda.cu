@@ -26,6 +26,7 @@
  *   launches       through XDI_CUDA_LAUNCH alone; parameters are values of at most 4 KB together
  *   shared memory  XD_SHARED(float, part, [32]);  XD_DYN_SHARED(float, row);
  *   16 bytes       xdi_cuda_load16 and xdi_cuda_store16
+ *   CUB            its block primitives only (cub::Block*), where the emulation has a plain twin
  *   blocks         whole warps; no thread returns before a barrier; no block waits for another
  *   rounding       explicit where bits are promised: xd_mul, xd_fmaf and the like, or __fmul_rn, __fmaf_rn
  *   formulas       those of an element or a row that a CPU has too are in the header: base/scalar.h, kernel/..._scalar.h */
@@ -7571,10 +7572,12 @@ static __device__ inline uint32_t xdi_cuda_select_threshold(const T *row, int64_
     return SAME > 0 && !(prefix >> 31) ? prefix | 0xffffu : prefix;
 }
 
-/* One of a row's k: a column of this shard. */
+/* One of a row's k, by its key and this shard's column. A key has no zero's sign. */
 template <typename T>
-static __device__ inline void xdi_cuda_select_put(const xd_select_args &a, const T *row, int64_t at, uint32_t column) {
-    const float value = fmaxf(xdi_cuda_widen(row[column]), -INFINITY); /* NaN is -infinity */
+static __device__ inline void xdi_cuda_select_put(const xd_select_args &a, const T *row, int64_t at, uint32_t key,
+                                                  uint32_t column) {
+    float value = xd_float_of_key(~key);
+    if (value == 0.0f) value = xdi_cuda_widen(row[column]);
     if (a.narrow)
         a.narrow[at] = value;
     else
@@ -7664,7 +7667,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_select_kernel(const __grid_const
     __syncthreads();
     xdi_cuda_select_bitonic(words, n);
     for (int64_t j = (int64_t)threadIdx.x; j < n; j += XDI_CUDA_TEAM_BLOCK)
-        xdi_cuda_select_put(a, row, r * a.k + j, ~(uint32_t)words[j]);
+        xdi_cuda_select_put(a, row, r * a.k + j, (uint32_t)(words[j] >> 32), ~(uint32_t)words[j]);
 }
 
 /* >>cuda/topk_few.cu */
@@ -7832,7 +7835,7 @@ static __global__ void __launch_bounds__(XDI_CUDA_TEAM_BLOCK, sizeof(T) == 2 ? 5
     if (n == 0) return;
     const int count = xdi_cuda_select_gather(row, a.columns, n, room);
     xdi_cuda_select_order(room, count, n, [=, &a](int rank, uint64_t word) {
-        xdi_cuda_select_put(a, row, r * a.k + rank, ~(uint32_t)word);
+        xdi_cuda_select_put(a, row, r * a.k + rank, (uint32_t)(word >> 32), ~(uint32_t)word);
     });
 }
 
@@ -7858,7 +7861,7 @@ typedef cub::BlockRadixSort<uint32_t, XDI_CUDA_SELECT_TEAM, XDI_CUDA_SELECT_EACH
 static_assert(sizeof(xdi_cuda_select_sorter::TempStorage) <= sizeof(xdi_cuda_select_list), "the sort's room");
 #endif
 
-/* Sorts a full list by descending keys, equal ones in their order. Calls put(rank, column) with all. The keys' bits that differ are
+/* Sorts a full list by descending keys, equal ones in their order. Calls put(rank, key, column) with all. The keys' bits that differ are
  * [first, end). */
 template <typename Put>
 static __device__ inline void xdi_cuda_select_sort(xdi_cuda_select_list *list, int first, int end, Put put) {
@@ -7873,7 +7876,7 @@ static __device__ inline void xdi_cuda_select_sort(xdi_cuda_select_list *list, i
     xdi_cuda_select_sorter(*reinterpret_cast<xdi_cuda_select_sorter::TempStorage *>(list))
         .SortDescendingBlockedToStriped(keys, columns, first, end);
     XD_UNROLL
-    for (int i = 0; i < XDI_CUDA_SELECT_EACH; i++) put((int)threadIdx.x + i * XDI_CUDA_SELECT_TEAM, columns[i]);
+    for (int i = 0; i < XDI_CUDA_SELECT_EACH; i++) put((int)threadIdx.x + i * XDI_CUDA_SELECT_TEAM, keys[i], columns[i]);
 #else
     (void)first, (void)end;
     xdi_cuda_bitonic<XDI_CUDA_SELECT_TEAM>(XDI_CUDA_SELECT_MANY, [=](int64_t low, int64_t high) {
@@ -7882,7 +7885,7 @@ static __device__ inline void xdi_cuda_select_sort(xdi_cuda_select_list *list, i
         std::swap(list->keys[low], list->keys[high]);
         std::swap(list->columns[low], list->columns[high]);
     });
-    for (int j = (int)threadIdx.x; j < XDI_CUDA_SELECT_MANY; j += XDI_CUDA_SELECT_TEAM) put(j, list->columns[j]);
+    for (int j = (int)threadIdx.x; j < XDI_CUDA_SELECT_MANY; j += XDI_CUDA_SELECT_TEAM) put(j, list->keys[j], list->columns[j]);
 #endif
 }
 
@@ -7909,8 +7912,8 @@ static __global__ void __launch_bounds__(XDI_CUDA_SELECT_TEAM)
     xdi_cuda_select_fill(a, r, n);
     largest = xdi_cuda_block_reduce(largest, 0u, xdi_cuda_larger()); /* a barrier, too */
     const int first = sizeof(T) == 2 ? 16 : 0, end = 32 - __clz((int)(largest ^ threshold));
-    xdi_cuda_select_sort(list, first, end > first ? end : first + 1, [=, &a](int rank, uint32_t column) {
-        if (rank < n) xdi_cuda_select_put(a, row, r * a.k + rank, column);
+    xdi_cuda_select_sort(list, first, end > first ? end : first + 1, [=, &a](int rank, uint32_t key, uint32_t column) {
+        if (rank < n) xdi_cuda_select_put(a, row, r * a.k + rank, key, column);
     });
 }
 
@@ -10664,4 +10667,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 b9da04e204f58cc43d4e07fc0a025b768db73875ed3b215f32f4665bca09fa72 */
+/* xdistill sha256 7cf0a2c52bce2fa32afa7640ff13f5f392d6de8e121265674c32e4cd631511e7 */

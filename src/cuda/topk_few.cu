@@ -161,6 +161,6 @@ static __global__ void __launch_bounds__(XDI_CUDA_TEAM_BLOCK, sizeof(T) == 2 ? 5
     if (n == 0) return;
     const int count = xdi_cuda_select_gather(row, a.columns, n, room);
     xdi_cuda_select_order(room, count, n, [=, &a](int rank, uint64_t word) {
-        xdi_cuda_select_put(a, row, r * a.k + rank, ~(uint32_t)word);
+        xdi_cuda_select_put(a, row, r * a.k + rank, (uint32_t)(word >> 32), ~(uint32_t)word);
     });
 }

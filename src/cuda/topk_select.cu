@@ -89,10 +89,12 @@ static __device__ inline uint32_t xdi_cuda_select_threshold(const T *row, int64_
     return SAME > 0 && !(prefix >> 31) ? prefix | 0xffffu : prefix;
 }
 
-/* One of a row's k: a column of this shard. */
+/* One of a row's k, by its key and this shard's column. A key has no zero's sign. */
 template <typename T>
-static __device__ inline void xdi_cuda_select_put(const xd_select_args &a, const T *row, int64_t at, uint32_t column) {
-    const float value = fmaxf(xdi_cuda_widen(row[column]), -INFINITY); /* NaN is -infinity */
+static __device__ inline void xdi_cuda_select_put(const xd_select_args &a, const T *row, int64_t at, uint32_t key,
+                                                  uint32_t column) {
+    float value = xd_float_of_key(~key);
+    if (value == 0.0f) value = xdi_cuda_widen(row[column]);
     if (a.narrow)
         a.narrow[at] = value;
     else
@@ -182,5 +184,5 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_select_kernel(const __grid_const
     __syncthreads();
     xdi_cuda_select_bitonic(words, n);
     for (int64_t j = (int64_t)threadIdx.x; j < n; j += XDI_CUDA_TEAM_BLOCK)
-        xdi_cuda_select_put(a, row, r * a.k + j, ~(uint32_t)words[j]);
+        xdi_cuda_select_put(a, row, r * a.k + j, (uint32_t)(words[j] >> 32), ~(uint32_t)words[j]);
 }

@@ -111,6 +111,13 @@ XD_TEST(top_k_losses_are_those_of_the_cpu) {
                                 2,
                                 false };
         compare_topk(&pair, wide, 9);
+        const TopkCase tall = { { 700, 12, 0, 0, XD_DTYPE_F32, XD_DTYPE_F32, XD_DTYPE_F32 }, /* several blocks sum the rows */
+                                4,
+                                XD_TOPK_TAIL,
+                                XD_KL_FORWARD,
+                                0,
+                                true };
+        compare_topk(&pair, tall, 10);
     }
 }
 

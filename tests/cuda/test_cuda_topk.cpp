@@ -211,7 +211,7 @@ XD_TEST(selections_of_thousands_are_those_of_the_cpu) {
 struct Captured {
     enum { ROWS = 3, COLUMNS = 3001, FEW = 40, MANY = 1500, IDS = 5, WORKSPACE = 4096 + 8 * ROWS * (3 + IDS * 2) };
     Shape shape = { ROWS, COLUMNS, 0, 0, XD_DTYPE_F32, XD_DTYPE_F32, XD_DTYPE_F32 };
-    size_t x, ids, few, few_ids, many, many_ids, sums, argmax, at_ids, all, work;
+    size_t x, ids, few, few_ids, many, many_ids, sums, argmax, at_ids, all, gradient, work;
 
     Captured(Board *board, const std::vector<unsigned char> &logits) {
         const std::vector<int64_t> columns = { 0, 7, 3000, 8, 2047 };
@@ -220,6 +220,7 @@ struct Captured {
         many = board->add(nullptr, ROWS * MANY * 4), many_ids = board->add(nullptr, ROWS * MANY * 8);
         sums = board->add(nullptr, ROWS * 8), argmax = board->add(nullptr, ROWS * 8);
         at_ids = board->add(nullptr, ROWS * IDS * 4), all = board->add(nullptr, ROWS * COLUMNS * 4);
+        gradient = board->add(nullptr, ROWS * COLUMNS * 4);
         work = board->add(nullptr, WORKSPACE);
     }
     void calls(xd_ctx *ctx, xd_vocab *vocab, void *at) const {
@@ -243,6 +244,10 @@ struct Captured {
         d.at_ids = nullptr;
         d.log_sum_exp = place<double>(at, sums);
         CHECK(xd_log_probs(ctx, &d) == XD_OK);
+        xd_log_probs_gradient g = {};
+        g.all = d.all;
+        g.logits = rows_at(at, gradient, XD_DTYPE_F32, shape);
+        CHECK(xd_log_probs_backward(ctx, &d, &g) == XD_OK);
     }
     template <typename T> void check(const unsigned char *a, const unsigned char *b, size_t at, int64_t count) const {
         check_near((const T *)(const void *)(a + at), (const T *)(const void *)(b + at), count, 3e-6);
@@ -281,6 +286,7 @@ XD_TEST(selections_and_log_probabilities_allocate_nothing_and_go_into_a_graph) {
     c.check<double>(a, b, c.sums, Captured::ROWS);
     c.check<float>(a, b, c.at_ids, Captured::ROWS * Captured::IDS);
     c.check<float>(a, b, c.all, Captured::ROWS * Captured::COLUMNS);
+    c.check<float>(a, b, c.gradient, Captured::ROWS * Captured::COLUMNS);
     cudaGraphExecDestroy(exec);
     cudaGraphDestroy(graph);
 }

@@ -26,6 +26,7 @@
  *   launches       through XDI_CUDA_LAUNCH alone; parameters are values of at most 4 KB together
  *   shared memory  XD_SHARED(float, part, [32]);  XD_DYN_SHARED(float, row);
  *   16 bytes       xdi_cuda_load16 and xdi_cuda_store16
+ *   CUB            its block primitives only (cub::Block*), where the emulation has a plain twin
  *   blocks         whole warps; no thread returns before a barrier; no block waits for another
  *   rounding       explicit where bits are promised: xd_mul, xd_fmaf and the like, or __fmul_rn, __fmaf_rn
  *   formulas       those of an element or a row that a CPU has too are in the header: base/scalar.h, kernel/..._scalar.h */
@@ -40,6 +41,10 @@
 
 #include <atomic>
 #include <utility>
+
+#if !defined(XD_EMU)
+#    include <cub/block/block_radix_sort.cuh>
+#endif
 
 #if defined(XDISTILL_STATIC)
 #    error \
@@ -3716,6 +3721,150 @@ struct xdi_cuda_on_chip {
     }
 };
 
+/* >>cuda/largest.cuh */
+
+/* The largest elements of a row: what a thread has seen at each of the eight places of its loads, four of which are on their way
+ * at a time. Halves are compared in pairs, as they lie in memory. */
+
+/* The larger of two, and of pairs of bf16; NaN is smaller than everything, or, where NANS, larger. */
+template <bool NANS> static __device__ inline float xdi_cuda_larger_of(float a, float b) {
+    if (!NANS) return fmaxf(a, b);
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    float larger;
+    asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
+    return larger;
+#else
+    return isnan(a) ? a : isnan(b) ? b : fmaxf(a, b);
+#endif
+}
+
+template <bool NANS> static __device__ inline uint32_t xdi_cuda_larger_pair(uint32_t a, uint32_t b) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+    uint32_t larger;
+    if (NANS)
+        asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+    else
+        asm("max.bf16x2 %0, %1, %2;" : "=r"(larger) : "r"(a), "r"(b));
+    return larger;
+#else
+    const float low = xdi_cuda_larger_of<NANS>(xd_float_of_bits(a << 16), xd_float_of_bits(b << 16));
+    const float high = xdi_cuda_larger_of<NANS>(xd_float_of_bits(a & 0xffff0000u), xd_float_of_bits(b & 0xffff0000u));
+    return xd_bits_of_float(low) >> 16 | (xd_bits_of_float(high) & 0xffff0000u);
+#endif
+}
+
+/* Elements [column, column + 8) of a row as they lie in memory; -infinity for those at `end` and beyond. */
+static __device__ inline xdi_cuda_raw<float> xdi_cuda_raw_of(const float *row, int64_t column, int64_t end) {
+    xdi_cuda_raw<float> raw;
+    XD_UNROLL
+    for (int i = 0; i < XDI_CUDA_EIGHT / 2; i++) {
+        raw.low.at[i] = column + i < end ? row[column + i] : -INFINITY;
+        raw.high.at[i] = column + 4 + i < end ? row[column + 4 + i] : -INFINITY;
+    }
+    return raw;
+}
+
+static __device__ inline xdi_cuda_raw<xdi_cuda_bf16> xdi_cuda_raw_of(const xdi_cuda_bf16 *row, int64_t column, int64_t end) {
+    const uint32_t nothing = 0xff80u; /* -infinity */
+    xdi_cuda_raw<xdi_cuda_bf16> raw;
+    XD_UNROLL
+    for (int i = 0; i < XDI_CUDA_EIGHT; i += 2) {
+        const uint32_t low = column + i < end ? row[column + i].bits : nothing;
+        const uint32_t high = column + i + 1 < end ? row[column + i + 1].bits : nothing;
+        raw.pairs.at[i / 2] = low | high << 16;
+    }
+    return raw;
+}
+
+/* Calls use(eight elements as in memory, column) for the team's columns [0, end) of a row, in their order for each thread;
+ * elements at `end` and beyond are -infinity. The loads of four steps are asked for before the first is used. */
+template <int TEAM, typename T, typename Use>
+static __device__ inline void xdi_cuda_each_eight(const T *row, int64_t end, Use use) {
+    enum { AHEAD = 4, STEP = TEAM * XDI_CUDA_EIGHT };
+    int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>();
+    if (xdi_cuda_is_aligned16(row)) {
+        xdi_cuda_raw<T> raw[AHEAD];
+        for (; c + (AHEAD - 1) * STEP + XDI_CUDA_EIGHT <= end; c += AHEAD * STEP) {
+            XD_UNROLL
+            for (int k = 0; k < AHEAD; k++) raw[k].load(row + c + k * STEP);
+            XD_UNROLL
+            for (int k = 0; k < AHEAD; k++) use(raw[k], c + k * STEP);
+        }
+        XD_UNROLL
+        for (int k = 0; k < AHEAD - 1; k++)
+            if (c + k * STEP + XDI_CUDA_EIGHT <= end) raw[k].load(row + c + k * STEP);
+        XD_UNROLL
+        for (int k = 0; k < AHEAD - 1; k++) {
+            if (c + XDI_CUDA_EIGHT > end) break;
+            use(raw[k], c);
+            c += STEP;
+        }
+    }
+    for (; c < end; c += STEP) use(xdi_cuda_raw_of(row, c, end), c);
+}
+
+/* The largest at each of the eight places. */
+template <typename T, bool NANS> struct xdi_cuda_places;
+
+template <bool NANS> struct xdi_cuda_places<float, NANS> {
+    float at[XDI_CUDA_EIGHT];
+
+    __device__ xdi_cuda_places() {
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++) at[i] = -INFINITY;
+    }
+    __device__ void see(const xdi_cuda_raw<float> &raw) {
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++)
+            at[i] = xdi_cuda_larger_of<NANS>(at[i], i < 4 ? raw.low.at[i % 4] : raw.high.at[i % 4]);
+    }
+    __device__ float value(int place) const {
+        return at[place];
+    }
+};
+
+template <bool NANS> struct xdi_cuda_places<xdi_cuda_bf16, NANS> {
+    uint32_t pairs[XDI_CUDA_EIGHT / 2];
+
+    __device__ xdi_cuda_places() {
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT / 2; i++) pairs[i] = 0xff80ff80u;
+    }
+    __device__ void see(const xdi_cuda_raw<xdi_cuda_bf16> &raw) {
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT / 2; i++) pairs[i] = xdi_cuda_larger_pair<NANS>(pairs[i], raw.pairs.at[i]);
+    }
+    __device__ float value(int place) const {
+        return xd_float_of_bits(place % 2 ? pairs[place / 2] & 0xffff0000u : pairs[place / 2] << 16);
+    }
+};
+
+template <bool NANS> struct xdi_cuda_larger_float {
+    __device__ float operator()(float a, float b) const {
+        return xdi_cuda_larger_of<NANS>(a, b);
+    }
+};
+
+/* Of eight elements; NaN does not count. */
+static __device__ inline float xdi_cuda_largest_of(const xdi_cuda_raw<float> &raw) {
+    const float low = fmaxf(fmaxf(raw.low.at[0], raw.low.at[1]), fmaxf(raw.low.at[2], raw.low.at[3]));
+    return fmaxf(low, fmaxf(fmaxf(raw.high.at[0], raw.high.at[1]), fmaxf(raw.high.at[2], raw.high.at[3])));
+}
+
+static __device__ inline float xdi_cuda_largest_of(const xdi_cuda_raw<xdi_cuda_bf16> &raw) {
+    const uint32_t pair = xdi_cuda_larger_pair<false>(xdi_cuda_larger_pair<false>(raw.pairs.at[0], raw.pairs.at[1]),
+                                                      xdi_cuda_larger_pair<false>(raw.pairs.at[2], raw.pairs.at[3]));
+    return fmaxf(xd_float_of_bits(pair << 16), xd_float_of_bits(pair & 0xffff0000u));
+}
+
+/* What a thread has seen, over all places. */
+template <bool NANS, typename T> static __device__ inline float xdi_cuda_largest_of(const xdi_cuda_places<T, NANS> &places) {
+    float max = places.value(0);
+    XD_UNROLL
+    for (int i = 1; i < XDI_CUDA_EIGHT; i++) max = xdi_cuda_larger_of<NANS>(max, places.value(i));
+    return max;
+}
+
 /* >>cuda/norm.cu */
 
 /* Norms of a list of gradients, and the factor that follows from one: the entries of kernel/cpu/norm.c and clip.c. Reads
@@ -6923,11 +7072,70 @@ static xd_result xdi_cuda_ring_set_up(xd_ctx *ctx, xd_cuda *cuda, int architectu
     return XD_OK;
 }
 
+/* >>cuda/sort_ids.cu */
+
+/* Sorts a list of ids in place: xdi_cpu_rows_sort_ids. A bitonic network whose steps are all ascending, so that what lies past the
+ * end is the largest. Blocks sort tiles in shared memory; steps between tiles have a thread for each id. */
+
+enum { XDI_CUDA_SORT_TEAM = 1024, XDI_CUDA_SORT_TILE = 4096 };
+
+static __device__ inline void xdi_cuda_sort_pair(int64_t *ids, int64_t low, int64_t high) {
+    const int64_t a = ids[low], b = ids[high];
+    if (a <= b) return;
+    ids[low] = b;
+    ids[high] = a;
+}
+
+/* A block a tile: the whole sort, or the last steps of one of a larger size. */
+static __global__ void __launch_bounds__(XDI_CUDA_SORT_TEAM) xdi_cuda_sort_tile_kernel(int64_t *ids, int64_t count, bool whole) {
+    XD_SHARED(int64_t, shared, [XDI_CUDA_SORT_TILE]);
+    int64_t *tile = shared;
+    const int64_t begin = (int64_t)blockIdx.x * XDI_CUDA_SORT_TILE, left = count - begin;
+    const int n = left < XDI_CUDA_SORT_TILE ? (int)left : (int)XDI_CUDA_SORT_TILE;
+    for (int i = (int)threadIdx.x; i < n; i += XDI_CUDA_SORT_TEAM) tile[i] = ids[begin + i];
+    __syncthreads();
+    if (whole)
+        xdi_cuda_bitonic<XDI_CUDA_SORT_TEAM>(n, [=](int64_t low, int64_t high) { xdi_cuda_sort_pair(tile, low, high); });
+    for (int stride = whole ? 0 : XDI_CUDA_SORT_TILE / 2; stride > 0; stride /= 2) {
+        for (int i = (int)threadIdx.x; i < n; i += XDI_CUDA_SORT_TEAM)
+            if ((i ^ stride) > i && (i ^ stride) < n) xdi_cuda_sort_pair(tile, i, i ^ stride);
+        __syncthreads();
+    }
+    for (int i = (int)threadIdx.x; i < n; i += XDI_CUDA_SORT_TEAM) ids[begin + i] = tile[i];
+}
+
+/* A step of a size: the first compares mirrored places, the others places `stride` apart. */
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_sort_step_kernel(int64_t *ids, int64_t count, int64_t size, int64_t stride) {
+    const int64_t i = xdi_cuda_flat_index(), partner = stride == size / 2 ? i ^ (size - 1) : i ^ stride;
+    if (partner > i && partner < count) xdi_cuda_sort_pair(ids, i, partner);
+}
+
+static xd_result xdi_cuda_sort_tiles(const xd_launch *launch, int64_t *ids, int64_t count, bool whole) {
+    const int64_t tiles = (count + XDI_CUDA_SORT_TILE - 1) / XDI_CUDA_SORT_TILE;
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(tiles, XDI_CUDA_SORT_TEAM), xdi_cuda_sort_tile_kernel, ids, count, whole);
+}
+
+static xd_result xdi_cuda_rows_sort_ids(const xd_launch *launch, int64_t *ids, int64_t count) {
+    xdi_cuda_scope scope(launch);
+    XD_TRY(scope.result);
+    XD_TRY(xdi_cuda_sort_tiles(launch, ids, count, true));
+    for (int64_t size = 2 * XDI_CUDA_SORT_TILE; size / 2 < count; size *= 2) {
+        for (int64_t stride = size / 2; stride >= XDI_CUDA_SORT_TILE; stride /= 2)
+            XD_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(count), xdi_cuda_sort_step_kernel, ids, count, size, stride));
+        XD_TRY(xdi_cuda_sort_tiles(launch, ids, count, false));
+    }
+    return XD_OK;
+}
+
+static xd_result xdi_cuda_sort_load(xd_ctx *ctx) {
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_sort_tile_kernel));
+    return xdi_cuda_load(ctx, xdi_cuda_sort_step_kernel);
+}
+
 /* >>cuda/loss_rows.cu */
 
 /* Which rows count, what they are multiplied by, and how their losses become one value: kernel/cpu/rows.c is the
- * reference. One block of 256 threads sums over rows, in the order of the threads; a micro-batch has few rows compared
- * with its columns. */
+ * reference. Sums over rows have one order, whatever the GPU. */
 
 static __device__ inline bool xdi_cuda_rows_counts(const xd_positions &p, int64_t i) {
     if (p.mask && !p.mask[i]) return false;
@@ -7020,7 +7228,9 @@ static xd_result xdi_cuda_rows_scales(const xd_launch *launch, const xd_row_args
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->positions.count), xdi_cuda_rows_scales_kernel, *a);
 }
 
-/* ---- sum: grid (1), block 256 ---- */
+/* ---- sum: a block for 256 rows, at most 64 of them, and one that adds what they found ---- */
+
+enum { XDI_CUDA_ROWS_BLOCKS = 64 };
 
 /* What one thread has found among its rows. */
 struct xdi_cuda_rows_findings {
@@ -7131,16 +7341,24 @@ static __device__ inline void xdi_cuda_rows_put(int64_t *record, const xdi_cuda_
     record[XD_RECORD_OVERFLOW] += t.misfits.large;
 }
 
+/* What a block has summed. */
+template <bool FIXED> struct xdi_cuda_rows_part {
+    typename xdi_cuda_sums<2, FIXED>::totals totals;
+    xdi_cuda_rows_findings found;
+};
+
+/* Adds the block's parts in the order of its threads; its first thread writes the record. */
 template <bool FIXED>
-static __global__ void XDI_CUDA_KERNEL xdi_cuda_rows_sum_kernel(const __grid_constant__ xd_row_args a) {
+static __device__ inline xdi_cuda_rows_part<FIXED> xdi_cuda_rows_reduce(const xdi_cuda_sums<2, FIXED> &mine,
+                                                                        const xdi_cuda_rows_findings &found) {
     const xdi_cuda_rows_findings nothing = { 0, 0, 0, 0, 0, 0, INT64_MAX, 0.0 };
-    xdi_cuda_rows_findings found = nothing;
-    xdi_cuda_sums<2, FIXED> mine;
-    for (int64_t r = (int64_t)threadIdx.x; r < a.positions.count; r += XDI_CUDA_TEAM_BLOCK)
-        xdi_cuda_rows_add_row<FIXED>(a, r, &mine, &found);
-    const typename xdi_cuda_sums<2, FIXED>::totals totals = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(mine);
-    found = xdi_cuda_block_reduce(found, nothing, xdi_cuda_rows_findings_join());
-    if (threadIdx.x != 0) return;
+    return { xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(mine),
+             xdi_cuda_block_reduce(found, nothing, xdi_cuda_rows_findings_join()) };
+}
+
+template <bool FIXED>
+static __device__ inline void xdi_cuda_rows_record(const xd_row_args &a, const xdi_cuda_rows_part<FIXED> &part) {
+    const xdi_cuda_rows_findings &found = part.found;
     a.record[XD_RECORD_COUNTED] = found.counted;
     a.record[XD_RECORD_LABEL] = found.label;
     a.record[XD_RECORD_NOT_FINITE] = found.not_finite;
@@ -7149,15 +7367,56 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_rows_sum_kernel(const __grid_con
     a.record[XD_RECORD_FIRST_VALUE] = __double_as_longlong(found.first_value);
     a.record[XD_RECORD_HARD_EIGHTS] = found.hard_eights;
     a.record[XD_RECORD_SOFT_EIGHTS] = found.soft_eights;
-    xdi_cuda_rows_put(a.record, totals);
+    xdi_cuda_rows_put(a.record, part.totals);
+}
+
+/* Of a block's rows; the only block writes the record itself. */
+template <bool FIXED>
+static __global__ void XDI_CUDA_KERNEL
+xdi_cuda_rows_sum_kernel(const __grid_constant__ xd_row_args a, xdi_cuda_rows_part<FIXED> *parts) {
+    xdi_cuda_rows_findings found = { 0, 0, 0, 0, 0, 0, INT64_MAX, 0.0 };
+    xdi_cuda_sums<2, FIXED> mine;
+    for (int64_t r = xdi_cuda_flat_index(); r < a.positions.count; r += (int64_t)gridDim.x * XDI_CUDA_TEAM_BLOCK)
+        xdi_cuda_rows_add_row<FIXED>(a, r, &mine, &found);
+    const xdi_cuda_rows_part<FIXED> part = xdi_cuda_rows_reduce<FIXED>(mine, found);
+    if (threadIdx.x != 0) return;
+    if (gridDim.x == 1)
+        xdi_cuda_rows_record<FIXED>(a, part);
+    else
+        parts[blockIdx.x] = part;
+}
+
+/* Of the blocks' parts, a thread for each. */
+template <bool FIXED>
+static __global__ void XDI_CUDA_KERNEL
+xdi_cuda_rows_total_kernel(const __grid_constant__ xd_row_args a, const xdi_cuda_rows_part<FIXED> *parts, int blocks) {
+    xdi_cuda_rows_findings found = { 0, 0, 0, 0, 0, 0, INT64_MAX, 0.0 };
+    xdi_cuda_sums<2, FIXED> mine;
+    if ((int)threadIdx.x < blocks) {
+        mine.whole = parts[threadIdx.x].totals;
+        found = parts[threadIdx.x].found;
+    }
+    const xdi_cuda_rows_part<FIXED> part = xdi_cuda_rows_reduce<FIXED>(mine, found);
+    if (threadIdx.x == 0) xdi_cuda_rows_record<FIXED>(a, part);
+}
+
+template <bool FIXED> static xd_result xdi_cuda_rows_sum_in(const xd_launch *launch, const xd_row_args *a) {
+    static_assert((int)XDI_CUDA_ROWS_BLOCKS <= (int)XDI_CUDA_TEAM_BLOCK &&
+                      XDI_CUDA_ROWS_BLOCKS * sizeof(xdi_cuda_rows_part<FIXED>) <= XDI_CUDA_NORM_BLOCKS * sizeof(xd_norm_sum),
+                  "the context's workspace has a part for each block");
+    xdi_cuda_rows_part<FIXED> *parts = (xdi_cuda_rows_part<FIXED> *)xdi_cuda_of(launch->ctx)->workspace;
+    xdi_cuda_grid grid = xdi_cuda_flat_grid(a->positions.count);
+    if (grid.blocks > XDI_CUDA_ROWS_BLOCKS) grid.blocks = XDI_CUDA_ROWS_BLOCKS;
+    XD_TRY(XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_rows_sum_kernel<FIXED>, *a, parts));
+    if (grid.blocks == 1) return XD_OK;
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_TEAM_BLOCK), xdi_cuda_rows_total_kernel<FIXED>, *a, parts,
+                           (int)grid.blocks);
 }
 
 static xd_result xdi_cuda_rows_sum(const xd_launch *launch, const xd_row_args *a) {
-    const xdi_cuda_grid grid = xdi_cuda_grid_of(1, XDI_CUDA_TEAM_BLOCK);
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    return a->fixed ? XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_rows_sum_kernel<true>, *a)
-                    : XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_rows_sum_kernel<false>, *a);
+    return a->fixed ? xdi_cuda_rows_sum_in<true>(launch, a) : xdi_cuda_rows_sum_in<false>(launch, a);
 }
 
 /* ---- finish: one thread ---- */
@@ -7263,23 +7522,6 @@ static xd_result xdi_cuda_rows_voters(const xd_launch *launch, const xd_rows *lo
                            *logits, mask, columns, voters);
 }
 
-/* One block; a bitonic network in place, which treats what lies past the end as the largest id. */
-static __global__ void XDI_CUDA_KERNEL xdi_cuda_rows_sort_ids_kernel(int64_t *ids, int64_t count) {
-    xdi_cuda_bitonic<XDI_CUDA_TEAM_BLOCK>(count, [=](int64_t low, int64_t high) {
-        const int64_t a = ids[low], b = ids[high];
-        if (a <= b) return;
-        ids[low] = b;
-        ids[high] = a;
-    });
-}
-
-static xd_result xdi_cuda_rows_sort_ids(const xd_launch *launch, int64_t *ids, int64_t count) {
-    xdi_cuda_scope scope(launch);
-    XD_TRY(scope.result);
-    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_TEAM_BLOCK), xdi_cuda_rows_sort_ids_kernel,
-                           ids, count);
-}
-
 /* ---- rows that are kept: a block each ---- */
 
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_rows_keep_kernel(const __grid_constant__ xd_kept_rows a) {
@@ -7313,11 +7555,13 @@ static xd_result xdi_cuda_rows_load(xd_ctx *ctx) {
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_scales_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_sum_kernel<true>));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_sum_kernel<false>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_total_kernel<true>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_total_kernel<false>));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_finish_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_column_maxima_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_voters_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_keep_kernel));
-    return xdi_cuda_load(ctx, xdi_cuda_rows_sort_ids_kernel);
+    return xdi_cuda_sort_load(ctx);
 }
 
 static xd_row_kernels xdi_cuda_rows_table() {
@@ -7764,37 +8008,79 @@ static xd_result xdi_cuda_estimate_load(xd_ctx *ctx) {
 
 /* ---- stats: grid (rows / teams), block 256; two reads of the rows, the second mostly from the cache ---- */
 
-template <int TEAM>
+/* The lowest of a thread's columns that has the row's largest element. */
+struct xdi_cuda_lower {
+    __device__ int64_t operator()(int64_t a, int64_t b) const {
+        return a < b ? a : b;
+    }
+};
+
+static __device__ inline int64_t xdi_cuda_softmax_first(const xdi_cuda_eight &x, float max, int64_t column, int64_t before) {
+    for (int i = XDI_CUDA_EIGHT - 1; i >= 0; i--)
+        if (x.at[i] == max && column + i < before) before = column + i;
+    return before;
+}
+
+/* One sum of e^((x - max) / tau), NaN when the row has one, and where max is: only threads that have seen it look for it. */
+template <int TEAM, typename T>
+static __device__ inline double xdi_cuda_softmax_sum(const T *row, int64_t columns, float max, float mine, float factor,
+                                                     int64_t *arg) {
+    const bool has = mine == max;
+    double sum = 0.0;
+    int64_t first = INT64_MAX;
+    xdi_cuda_each_eight<TEAM>(row, columns, [&](const xdi_cuda_raw<T> &raw, int64_t c) {
+        const xdi_cuda_eight x = raw.widened();
+        xdi_cuda_eight terms;
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++) terms.at[i] = xdi_cuda_exp_of(__fsub_rn(x.at[i], max), factor);
+        sum = __dadd_rn(sum, (double)xdi_cuda_sum_of(terms));
+        if (has) first = xdi_cuda_softmax_first(x, max, c, first);
+    });
+    *arg = xdi_cuda_team_reduce<TEAM>(first, (int64_t)INT64_MAX, xdi_cuda_lower());
+    return xdi_cuda_team_reduce<TEAM>(sum, 0.0, xdi_cuda_add());
+}
+
+/* Of a row with nothing above -infinity: whether it has a NaN. Its largest element is then taken to be its first. */
+template <int TEAM, typename T> static __device__ inline bool xdi_cuda_softmax_nan(const T *row, int64_t columns) {
+    int bad = 0;
+    for (int64_t c = xdi_cuda_team_thread<TEAM>(); c < columns; c += TEAM) bad |= isnan(xdi_cuda_widen(row[c]));
+    return xdi_cuda_team_reduce<TEAM>(bad, 0, xdi_cuda_larger()) != 0;
+}
+
+template <int TEAM, typename T>
 static __global__ void XDI_CUDA_KERNEL
 xdi_cuda_softmax_stats_kernel(const __grid_constant__ xd_softmax_args a) {
     const int64_t r = xdi_cuda_team_row<TEAM>(), columns = a.vocab.end - a.vocab.begin;
     if (r >= a.logits.rows) return;
-    const xdi_cuda_largest best = xdi_cuda_row_largest<TEAM>(a.logits, r, columns);
-    const bool counts = !best.broken && best.max > -INFINITY;
-    const float factor = xdi_cuda_factor(XDI_CUDA_LOG2E / a.temperature);
-    xdi_cuda_sums<1, false> mine;
-    for (int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>(); counts && c < columns;
-         c += XDI_CUDA_EIGHT * TEAM) {
-        const xdi_cuda_eight x = xdi_cuda_read_any(a.logits, r, c, columns);
-        XD_UNROLL
-        for (int i = 0; i < XDI_CUDA_EIGHT; i++)
-            if (c + i < columns) mine.add(0, xdi_cuda_exp_of(__fsub_rn(x.at[i], best.max), factor));
-        mine.end_eight();
+    const T *row = xdi_cuda_row<T>(a.logits, r);
+    xdi_cuda_places<T, false> places;
+    xdi_cuda_each_eight<TEAM>(row, columns, [&](const xdi_cuda_raw<T> &raw, int64_t) { places.see(raw); });
+    const float mine = xdi_cuda_largest_of(places);
+    const float max = xdi_cuda_team_reduce<TEAM>(mine, -INFINITY, xdi_cuda_larger_float<false>());
+    int64_t arg = columns > 0 ? 0 : -1 - a.vocab.begin;
+    double sum = 0.0;
+    bool broken;
+    if (max > -INFINITY) {
+        sum = xdi_cuda_softmax_sum<TEAM>(row, columns, max, mine, xdi_cuda_factor(XDI_CUDA_LOG2E / a.temperature), &arg);
+        broken = !(max < INFINITY) || !(sum < (double)INFINITY);
+    } else {
+        broken = xdi_cuda_softmax_nan<TEAM>(row, columns);
     }
-    const xdi_cuda_sums<1, false>::totals totals = xdi_cuda_team_totals<TEAM>(mine);
     if (xdi_cuda_team_thread<TEAM>() != 0) return;
     double *part = a.parts + r * XD_SOFTMAX_PARTS;
-    part[XD_SOFTMAX_MAX] = best.broken ? (double)NAN : (double)best.max;
-    part[XD_SOFTMAX_ARG] = best.arg == INT64_MAX ? -1.0 : (double)(best.arg + a.vocab.begin);
-    part[XD_SOFTMAX_SUM] = totals.sum[0];
+    part[XD_SOFTMAX_MAX] = broken ? (double)NAN : (double)max;
+    part[XD_SOFTMAX_ARG] = (double)(arg + a.vocab.begin);
+    part[XD_SOFTMAX_SUM] = broken ? 0.0 : sum;
 }
 
 static xd_result xdi_cuda_softmax_stats(const xd_launch *launch, const xd_softmax_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    XDI_CUDA_TEAMS(a->vocab.end - a->vocab.begin, TEAM, {
-        return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->logits.rows, TEAM),
-                               xdi_cuda_softmax_stats_kernel<TEAM>, *a);
+    XDI_CUDA_LOGITS(a->logits.dtype, T, {
+        XDI_CUDA_TEAMS(a->vocab.end - a->vocab.begin, TEAM, {
+            return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->logits.rows, TEAM),
+                                   (xdi_cuda_softmax_stats_kernel<TEAM, T>), *a);
+        })
     })
 }
 
@@ -7992,7 +8278,8 @@ static xd_result xdi_cuda_softmax_hits(const xd_launch *launch, const int64_t *a
 /* ---- table ---- */
 
 template <int TEAM> static xd_result xdi_cuda_softmax_load_team(xd_ctx *ctx) {
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_softmax_stats_kernel<TEAM>));
+    XD_TRY((xdi_cuda_load(ctx, xdi_cuda_softmax_stats_kernel<TEAM, float>)));
+    XD_TRY((xdi_cuda_load(ctx, xdi_cuda_softmax_stats_kernel<TEAM, xdi_cuda_bf16>)));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_softmax_row_sums_kernel<TEAM>));
     XD_TRY((xdi_cuda_load(ctx, xdi_cuda_softmax_write_kernel<XDI_CUDA_SOFTMAX_LOGS, TEAM>)));
     XD_TRY((xdi_cuda_load(ctx, xdi_cuda_softmax_write_kernel<XDI_CUDA_SOFTMAX_BACKWARD, TEAM>)));
@@ -8033,21 +8320,27 @@ static __device__ inline double xdi_cuda_warp_sum(double value) {
 
 /* ---- maxima: grid (rows / teams), block 256 ---- */
 
-template <int TEAM>
+template <int TEAM, typename T>
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_topk_maxima_kernel(const __grid_constant__ xd_topk_args a) {
     const int64_t r = xdi_cuda_team_row<TEAM>();
     if (r >= a.logits.rows) return;
-    xdi_cuda_largest best = { 0.0f, 0, 0 };
-    if (a.row_scale[r] != 0.0) best = xdi_cuda_row_largest<TEAM>(a.logits, r, a.vocab.end - a.vocab.begin);
-    if (xdi_cuda_team_thread<TEAM>() == 0) a.maxima[r] = best.broken ? (double)NAN : (double)best.max;
+    const int64_t columns = a.row_scale[r] != 0.0 ? a.vocab.end - a.vocab.begin : 0;
+    xdi_cuda_places<T, true> places;
+    xdi_cuda_each_eight<TEAM>(xdi_cuda_row<T>(a.logits, r), columns,
+                              [&](const xdi_cuda_raw<T> &raw, int64_t) { places.see(raw); });
+    const float max = xdi_cuda_team_reduce<TEAM>(xdi_cuda_largest_of(places), -INFINITY, xdi_cuda_larger_float<true>());
+    if (xdi_cuda_team_thread<TEAM>() != 0) return;
+    a.maxima[r] = a.row_scale[r] == 0.0 ? 0.0 : max < INFINITY ? (double)max : (double)NAN;
 }
 
 static xd_result xdi_cuda_topk_maxima(const xd_launch *launch, const xd_topk_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    XDI_CUDA_TEAMS(a->vocab.end - a->vocab.begin, TEAM, {
-        return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->logits.rows, TEAM),
-                               xdi_cuda_topk_maxima_kernel<TEAM>, *a);
+    XDI_CUDA_LOGITS(a->logits.dtype, T, {
+        XDI_CUDA_TEAMS(a->vocab.end - a->vocab.begin, TEAM, {
+            return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->logits.rows, TEAM),
+                                   (xdi_cuda_topk_maxima_kernel<TEAM, T>), *a);
+        })
     })
 }
 
@@ -8488,7 +8781,8 @@ static xd_result xdi_cuda_topk_entries_run(const xd_launch *launch, const xd_top
 /* ---- loading ---- */
 
 template <int TEAM> static xd_result xdi_cuda_topk_load_team(xd_ctx *ctx) {
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_topk_maxima_kernel<TEAM>));
+    XD_TRY((xdi_cuda_load(ctx, xdi_cuda_topk_maxima_kernel<TEAM, float>)));
+    XD_TRY((xdi_cuda_load(ctx, xdi_cuda_topk_maxima_kernel<TEAM, xdi_cuda_bf16>)));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_topk_stats_kernel<true, TEAM>));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_topk_stats_kernel<false, TEAM>));
     return xdi_cuda_load(ctx, xdi_cuda_topk_grad_kernel<TEAM>);
@@ -8504,75 +8798,134 @@ static xd_result xdi_cuda_topk_load(xd_ctx *ctx) {
 
 /* >>cuda/topk_select.cu */
 
-/* The k largest of every row: xdi_cpu_select and xdi_cpu_select_merge of kernel/cpu/topk.c.
+/* The k largest of every row: xdi_cpu_select and xdi_cpu_select_merge of kernel/cpu/topk.c. Which kernel a row gets is a matter
+ * of k: topk_few.cu, topk_many.cu, or the one here, which has no limit.
  *
- * select: one block of 256 per row. Four passes over eight bits each find the k-th largest value (radix select); a fifth
- * collects the larger values and, among those equal to it, the lowest columns; a bitonic network sorts the k. The row is read
- * from memory once where it stays in the cache. */
-
-enum { XDI_CUDA_SELECT_DIGITS = 256 };
+ * Here one block of 256 works on a row. Passes over the digits of the values find the k-th largest (radix select); one more
+ * collects the larger values and, among those equal to it, the lowest columns; a bitonic network sorts the k. */
 
 /* A value as an integer of the same order; NaN is -infinity, both zeros are one. */
 static __device__ inline uint32_t xdi_cuda_select_key(float value) {
-    const uint32_t bits = __float_as_uint(isnan(value) ? -INFINITY : value == 0.0f ? 0.0f : value);
-    return bits & 0x80000000u ? ~bits : bits | 0x80000000u;
+    const uint32_t bits = __float_as_uint(__fadd_rn(fmaxf(value, -INFINITY), 0.0f));
+    return bits ^ ((uint32_t)((int32_t)bits >> 31) | 0x80000000u);
 }
 
-/* Exclusive sum over the threads of the block, in their order; *total is the block's. Two counts below 2^32 / 256 are packed in
- * one value. */
-template <int TEAM> static __device__ inline uint64_t xdi_cuda_select_scan(uint64_t mine, uint64_t *total) {
-    XD_SHARED(uint64_t, warps, [XDI_CUDA_MAX_WARPS]);
-    const int lane = (int)(threadIdx.x % XDI_CUDA_WARP), warp = (int)(threadIdx.x / XDI_CUDA_WARP);
-    uint64_t sum = mine, before = 0;
+/* Inclusive sum over the lanes of a warp, in their order. */
+template <typename T> static __device__ inline T xdi_cuda_warp_scan(T sum) {
+    const int lane = (int)(threadIdx.x % XDI_CUDA_WARP);
     XD_UNROLL
     for (int step = 1; step < XDI_CUDA_WARP; step *= 2) {
-        const uint64_t other = (uint64_t)__shfl_up_sync(0xffffffffu, (unsigned long long)sum, (unsigned)step);
+        const T other = __shfl_up_sync(0xffffffffu, sum, (unsigned)step);
         if (lane >= step) sum += other;
     }
+    return sum;
+}
+
+/* Exclusive sum over the threads of the block, in their order; *total is the block's. */
+template <int TEAM, typename T> static __device__ inline T xdi_cuda_select_scan(T mine, T *total) {
+    enum { WARPS = TEAM / XDI_CUDA_WARP };
+    XD_SHARED(T, warps, [XDI_CUDA_MAX_WARPS]);
+    const int lane = (int)(threadIdx.x % XDI_CUDA_WARP), warp = (int)(threadIdx.x / XDI_CUDA_WARP);
+    const T sum = xdi_cuda_warp_scan(mine);
     if (lane == XDI_CUDA_WARP - 1) warps[warp] = sum;
     __syncthreads();
-    *total = 0;
-    for (int i = 0; i < TEAM / XDI_CUDA_WARP; i++) {
-        if (i < warp) before += warps[i];
-        *total += warps[i];
-    }
+    const T parts = xdi_cuda_warp_scan(lane < WARPS ? warps[lane] : (T)0);
+    const T before = __shfl_sync(0xffffffffu, parts, warp > 0 ? warp - 1 : 0);
+    *total = __shfl_sync(0xffffffffu, parts, WARPS - 1);
     __syncthreads(); /* warps may be written again */
-    return before + sum - mine;
+    return (warp > 0 ? before : 0) + sum - mine;
+}
+
+/* Of what is counted by digits: the digit that has the value of rank *need (1: the largest digit's); *need becomes its rank among
+ * those of that digit. All threads of the block call it, and counts may be written again when it returns. */
+template <int TEAM, int DIGITS> static __device__ inline uint32_t xdi_cuda_select_digit(const unsigned *counts, int64_t *need) {
+    enum { WARP = DIGITS <= 8 * XDI_CUDA_WARP, EACH = WARP ? DIGITS / XDI_CUDA_WARP : (DIGITS + TEAM - 1) / TEAM };
+    XD_SHARED(unsigned, found, [2]);
+    const int top = DIGITS - 1 - EACH * (int)threadIdx.x;
+    const unsigned rank = (unsigned)*need;
+    unsigned mine = 0, above = 0, total;
+    if (!WARP || threadIdx.x < XDI_CUDA_WARP) { /* few digits are left to one warp */
+        XD_UNROLL
+        for (int i = 0; i < EACH; i++) mine += i <= top ? counts[top - i] : 0;
+        if (WARP) above = xdi_cuda_warp_scan(mine) - mine;
+    }
+    if (!WARP) above = xdi_cuda_select_scan<TEAM>(mine, &total);
+    if (above < rank && rank <= above + mine) {
+        int i = 0;
+        for (; above + counts[top - i] < rank; i++) above += counts[top - i];
+        found[0] = (unsigned)(top - i);
+        found[1] = above;
+    }
+    __syncthreads();
+    *need -= found[1];
+    return found[0];
 }
 
 /* The value of rank `need` (1: the largest) among the row's, and how many equal to it belong to the first `need`. TEAM: the
- * threads of the block, here and below; at least one per digit value. */
-template <int TEAM, typename T>
+ * threads of the block, here and below. BITS: of a digit. What a load has beyond the row is -infinity and changes neither. */
+template <int TEAM, int BITS, typename T>
 static __device__ inline uint32_t xdi_cuda_select_threshold(const T *row, int64_t columns, int64_t *need) {
-    XD_SHARED(unsigned, counts, [XDI_CUDA_SELECT_DIGITS]);
+    enum { DIGITS = 1 << BITS, SAME = sizeof(T) == 2 ? 16 : 0 }; /* SAME: bits that the sign alone decides */
+    XD_SHARED(unsigned, digits, [DIGITS]);
+    unsigned *counts = digits;
     uint32_t prefix = 0;
-    for (int shift = 24; shift >= 0; shift -= 8) {
-        if (threadIdx.x < XDI_CUDA_SELECT_DIGITS) counts[threadIdx.x] = 0;
+    for (int left = 32; left > SAME;) { /* bits that are not known */
+        const int bits = left - SAME < BITS ? left - SAME : (int)BITS, shift = left - bits;
+        const uint32_t mask = (1u << bits) - 1u, known = left < 32 ? ~0u << left : 0u;
+        for (int i = (int)threadIdx.x; i < DIGITS; i += TEAM) counts[i] = 0;
         __syncthreads();
-        for (int64_t c = XDI_CUDA_EIGHT * (int64_t)threadIdx.x; c < columns; c += XDI_CUDA_EIGHT * TEAM) {
-            const xdi_cuda_eight x = xdi_cuda_read(row, c, columns);
-            uint32_t last = 0;
-            unsigned same = 0; /* neighbours often share a digit: one addition per run of equal digits */
+        xdi_cuda_each_eight<TEAM>(row, columns, [=](const xdi_cuda_raw<T> &raw, int64_t) {
+            const xdi_cuda_eight x = raw.widened();
             XD_UNROLL
             for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
-                const uint32_t key = xdi_cuda_select_key(x.at[i]), digit = (key >> shift) & 255u;
-                const bool known = shift == 24 || key >> (shift + 8) == prefix >> (shift + 8);
-                if (c + i >= columns || !known) continue;
-                if (same > 0 && digit != last) atomicAdd(&counts[last], same);
-                same = digit == last ? same + 1 : 1;
-                last = digit;
+                const uint32_t key = xdi_cuda_select_key(x.at[i]);
+                if (((key ^ prefix) & known) == 0) atomicAdd(&counts[key >> shift & mask], 1u);
             }
-            if (same > 0) atomicAdd(&counts[last], same);
-        }
+        });
         __syncthreads();
-        int64_t above = 0; /* every thread searches for the digit itself */
-        uint32_t digit = XDI_CUDA_SELECT_DIGITS - 1;
-        for (; digit > 0 && above + (int64_t)counts[digit] < *need; digit--) above += (int64_t)counts[digit];
-        *need -= above;
-        prefix |= digit << shift;
-        __syncthreads(); /* counts are written again */
+        prefix |= xdi_cuda_select_digit<TEAM, DIGITS>(counts, need) << shift;
+        left = shift;
     }
-    return prefix;
+    return SAME > 0 && !(prefix >> 31) ? prefix | 0xffffu : prefix;
+}
+
+/* One of a row's k, by its key and this shard's column. A key has no zero's sign. */
+template <typename T>
+static __device__ inline void xdi_cuda_select_put(const xd_select_args &a, const T *row, int64_t at, uint32_t key,
+                                                  uint32_t column) {
+    float value = xd_float_of_key(~key);
+    if (value == 0.0f) value = xdi_cuda_widen(row[column]);
+    if (a.narrow)
+        a.narrow[at] = value;
+    else
+        a.values[at] = (double)value;
+    a.ids[at] = a.first + (int64_t)column;
+}
+
+/* What stands behind the last of a row. */
+static __device__ inline void xdi_cuda_select_fill(const xd_select_args &a, int64_t r, int64_t n) {
+    for (int64_t at = r * a.k + n + (int64_t)threadIdx.x; at < (r + 1) * a.k; at += blockDim.x) {
+        if (a.narrow)
+            a.narrow[at] = -INFINITY;
+        else
+            a.values[at] = -(double)INFINITY;
+        a.ids[at] = -1;
+    }
+}
+
+/* An element: its key, then ~column, so that a larger word comes first. */
+static __device__ inline uint64_t xdi_cuda_select_word(float value, int64_t column) {
+    return (uint64_t)xdi_cuda_select_key(value) << 32 | (uint32_t)~(uint32_t)column;
+}
+
+/* Sorts words by the threads of a block, the largest first. */
+static __device__ inline void xdi_cuda_select_bitonic(uint64_t *words, int64_t count) {
+    xdi_cuda_bitonic<XDI_CUDA_TEAM_BLOCK>(count, [=](int64_t low, int64_t high) {
+        const uint64_t x = words[low], y = words[high];
+        if (x >= y) return;
+        words[low] = y;
+        words[high] = x;
+    });
 }
 
 /* Collects the values above the threshold and the first `need` equal to it, in the order of their columns: put(at, value,
@@ -8580,72 +8933,323 @@ static __device__ inline uint32_t xdi_cuda_select_threshold(const T *row, int64_
 template <int TEAM, typename T, typename Put>
 static __device__ inline void xdi_cuda_select_collect(const T *row, int64_t columns, uint32_t threshold,
                                                       int64_t need, Put put) {
+    static_assert(XDI_CUDA_EIGHT * TEAM < 1 << 16, "two counts in a word");
     int64_t above = 0, equal = 0; /* of the columns before */
-    const int64_t tile = XDI_CUDA_EIGHT * TEAM;
+    const int64_t tile = XDI_CUDA_EIGHT * TEAM, own = XDI_CUDA_EIGHT * (int64_t)threadIdx.x;
+    /* What lies beyond the row comes after all that are needed. The next tile is on its way while this one is counted. */
+    xdi_cuda_eight next = {};
+    if (own < columns) next = xdi_cuda_read(row, own, columns, -INFINITY);
     for (int64_t begin = 0; begin < columns; begin += tile) {
-        const int64_t c = begin + XDI_CUDA_EIGHT * (int64_t)threadIdx.x;
-        xdi_cuda_eight x = {};
-        uint64_t mine = 0, total;
-        if (c < columns) x = xdi_cuda_read(row, c, columns);
+        const int64_t c = begin + own;
+        const xdi_cuda_eight x = next;
+        uint32_t mine = 0, total;
+        if (c + tile < columns) next = xdi_cuda_read(row, c + tile, columns, -INFINITY);
+        if (c < columns) {
+            XD_UNROLL
+            for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
+                const uint32_t key = xdi_cuda_select_key(x.at[i]);
+                mine += key > threshold ? 1u << 16 : key == threshold ? 1u : 0u;
+            }
+        }
+        const uint32_t before = xdi_cuda_select_scan<TEAM>(mine, &total);
+        int64_t larger = above + (int64_t)(before >> 16), same = equal + (int64_t)(before & 0xffffu);
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
             const uint32_t key = xdi_cuda_select_key(x.at[i]);
-            if (c + i < columns) mine += key > threshold ? (uint64_t)1 << 32 : key == threshold ? 1u : 0u;
-        }
-        const uint64_t before = xdi_cuda_select_scan<TEAM>(mine, &total);
-        int64_t larger = above + (int64_t)(before >> 32), same = equal + (int64_t)(before & 0xffffffffu);
-        for (int i = 0; mine != 0 && i < XDI_CUDA_EIGHT; i++) {
-            const uint32_t key = xdi_cuda_select_key(x.at[i]);
-            if (c + i >= columns || key < threshold) continue;
+            if (mine == 0 || key < threshold) continue;
             if (key > threshold || same < need) put(larger + (same < need ? same : need), x.at[i], c + i);
             if (key > threshold)
                 larger++;
             else
                 same++;
         }
-        above += (int64_t)(total >> 32);
-        equal += (int64_t)(total & 0xffffffffu);
+        above += (int64_t)(total >> 16);
+        equal += (int64_t)(total & 0xffffu);
     }
 }
 
+/* The words are sorted where the ids go. */
 template <typename T>
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_select_kernel(const __grid_constant__ xd_select_args a) {
     const int64_t r = (int64_t)blockIdx.x, n = a.k < a.columns ? a.k : a.columns;
     if (r >= a.logits.rows) return; /* the whole block returns */
     const T *row = xdi_cuda_row<T>(a.logits, r);
-    double *values = a.values + r * a.k;
-    int64_t *ids = a.ids + r * a.k;
-    if (n > 0) {
-        int64_t need = n;
-        const uint32_t threshold = xdi_cuda_select_threshold<XDI_CUDA_TEAM_BLOCK>(row, a.columns, &need);
-        xdi_cuda_select_collect<XDI_CUDA_TEAM_BLOCK>(
-            row, a.columns, threshold, need, [=, &a](int64_t at, float value, int64_t column) {
-                values[at] = isnan(value) ? -(double)INFINITY : (double)value;
-                ids[at] = a.first + column;
-            });
+    uint64_t *words = reinterpret_cast<uint64_t *>(a.ids + r * a.k);
+    int64_t need = n;
+    const uint32_t threshold = xdi_cuda_select_threshold<XDI_CUDA_TEAM_BLOCK, 8>(row, a.columns, &need);
+    xdi_cuda_select_collect<XDI_CUDA_TEAM_BLOCK>(row, a.columns, threshold, need, [=](int64_t at, float value, int64_t column) {
+        words[at] = xdi_cuda_select_word(value, column);
+    });
+    xdi_cuda_select_fill(a, r, n);
+    __syncthreads();
+    xdi_cuda_select_bitonic(words, n);
+    for (int64_t j = (int64_t)threadIdx.x; j < n; j += XDI_CUDA_TEAM_BLOCK)
+        xdi_cuda_select_put(a, row, r * a.k + j, (uint32_t)(words[j] >> 32), ~(uint32_t)words[j]);
+}
+
+/* >>cuda/topk_few.cu */
+
+/* The k largest of a row, k <= 1,024: a block of 256 a row, which is read a little more than once.
+ *
+ * Each of 2,048 groups of the row's columns (a thread's, at one of its eight places) has a largest element. The k-th largest of
+ * these is not above the k-th largest of the row, so what reaches it has the k among it. A part of the row is enough to find one
+ * that a few hundred elements reach; where more do than there is room for, the whole row gives a better one. Many equal values
+ * leave the row to radix select. Of the elements collected, the best are found by their upper 16 bits and sorted. */
+
+enum {
+    XDI_CUDA_SELECT_FEW = 1024,
+    XDI_CUDA_SELECT_ROOM = 2048, /* for elements; a threshold of the whole row collects 1,420 of a thousand in the mean */
+    XDI_CUDA_SELECT_RANKED = 256 /* so many are sorted by counting those before each */
+};
+
+struct xdi_cuda_select_room {
+    uint64_t words[XDI_CUDA_SELECT_ROOM];
+    uint32_t eights[XDI_CUDA_SELECT_ROOM]; /* numbers of eights with an element that reaches the threshold */
+    int eight_count, word_count;
+};
+
+/* The upper 16 bits of the key of rank `need`: each(add) calls add(key) for a thread's keys. */
+template <int TEAM, typename Each> static __device__ inline uint32_t xdi_cuda_select_high(int64_t need, Each each) {
+    enum { DIGITS = 256 };
+    XD_SHARED(unsigned, counts, [DIGITS]);
+    uint32_t high = 0;
+    for (int shift = 24; shift >= 16; shift -= 8) {
+        for (int i = (int)threadIdx.x; i < DIGITS; i += TEAM) counts[i] = 0;
+        __syncthreads();
+        each([&](uint32_t key) {
+            if (shift == 24 || key >> 24 == high) atomicAdd(&counts[key >> shift & (DIGITS - 1)], 1u);
+        });
+        __syncthreads();
+        high = high << 8 | xdi_cuda_select_digit<TEAM, DIGITS>(counts, &need);
     }
-    for (int64_t j = n + (int64_t)threadIdx.x; j < a.k; j += XDI_CUDA_TEAM_BLOCK) {
-        values[j] = -(double)INFINITY;
-        ids[j] = -1;
+    return high;
+}
+
+/* A value that at least n of the columns [0, end) reach; -infinity: all do. Every group has a column. */
+template <typename T> static __device__ inline float xdi_cuda_select_limit(const T *row, int64_t end, int64_t n) {
+    enum { NOTHING = 0x007f }; /* of -infinity */
+    xdi_cuda_places<T, false> places;
+    xdi_cuda_each_eight<XDI_CUDA_TEAM_BLOCK>(row, end, [&](const xdi_cuda_raw<T> &raw, int64_t) { places.see(raw); });
+    const bool threads = n <= XDI_CUDA_TEAM_BLOCK / 4; /* a group for each is enough then */
+    uint32_t keys[XDI_CUDA_EIGHT];
+    XD_UNROLL
+    for (int i = 0; i < XDI_CUDA_EIGHT; i++)
+        keys[i] = xdi_cuda_select_key(threads && i == 0 ? xdi_cuda_largest_of(places) : places.value(i));
+    const uint32_t high = xdi_cuda_select_high<XDI_CUDA_TEAM_BLOCK>(n, [&](auto add) {
+        add(keys[0]);
+        if (threads) return;
+        XD_UNROLL
+        for (int i = 1; i < XDI_CUDA_EIGHT; i++) add(keys[i]);
+    });
+    return high <= NOTHING ? -INFINITY : xd_float_of_key(~(high << 16));
+}
+
+/* Collects the elements that reach the limit, in any order. Returns how many there are, or more than there is room for. */
+template <typename T>
+static __device__ inline int xdi_cuda_select_reaching(const T *row, int64_t columns, float limit, xdi_cuda_select_room *room) {
+    if (threadIdx.x == 0) room->eight_count = room->word_count = 0;
+    __syncthreads();
+    xdi_cuda_each_eight<XDI_CUDA_TEAM_BLOCK>(row, columns, [=](const xdi_cuda_raw<T> &raw, int64_t c) {
+        if (!(xdi_cuda_largest_of(raw) >= limit)) return;
+        const int at = atomicAdd(&room->eight_count, 1);
+        if (at < XDI_CUDA_SELECT_ROOM) room->eights[at] = (uint32_t)(c / XDI_CUDA_EIGHT);
+    });
+    __syncthreads();
+    const int eights = room->eight_count;
+    if (eights > XDI_CUDA_SELECT_ROOM) return eights;
+    for (int i = (int)threadIdx.x; i < eights; i += XDI_CUDA_TEAM_BLOCK) {
+        const int64_t c = (int64_t)room->eights[i] * XDI_CUDA_EIGHT;
+        const xdi_cuda_eight x = xdi_cuda_read(row, c, columns, -INFINITY);
+        XD_UNROLL
+        for (int j = 0; j < XDI_CUDA_EIGHT; j++) {
+            if (!(x.at[j] >= limit)) continue;
+            const int at = atomicAdd(&room->word_count, 1);
+            if (at < XDI_CUDA_SELECT_ROOM) room->words[at] = xdi_cuda_select_word(x.at[j], c + j);
+        }
     }
     __syncthreads();
-    xdi_cuda_bitonic<XDI_CUDA_TEAM_BLOCK>(n, [=](int64_t low, int64_t high) {
-        const double x = values[low], y = values[high];
-        const int64_t i = ids[low], j = ids[high];
-        if (x > y || (x == y && i < j)) return;
-        values[low] = y;
-        values[high] = x;
-        ids[low] = j;
-        ids[high] = i;
+    return room->word_count;
+}
+
+/* Puts the n best into the room, whatever the values are. */
+template <typename T>
+XDI_CUDA_APART __device__ void xdi_cuda_select_equals(const T *row, int64_t columns, int64_t n, xdi_cuda_select_room *room) {
+    int64_t need = n;
+    const uint32_t threshold = xdi_cuda_select_threshold<XDI_CUDA_TEAM_BLOCK, 8>(row, columns, &need);
+    xdi_cuda_select_collect<XDI_CUDA_TEAM_BLOCK>(row, columns, threshold, need, [=](int64_t at, float value, int64_t column) {
+        room->words[at] = xdi_cuda_select_word(value, column);
+    });
+    __syncthreads();
+}
+
+/* Puts elements into the room that have the row's n best among them. Returns how many. */
+template <typename T>
+static __device__ inline int xdi_cuda_select_gather(const T *row, int64_t columns, int64_t n, xdi_cuda_select_room *room) {
+    enum { LEAST = 4 * XDI_CUDA_TEAM_BLOCK * XDI_CUDA_EIGHT };
+    if (columns <= XDI_CUDA_SELECT_ROOM) {
+        for (int64_t c = (int64_t)threadIdx.x; c < columns; c += XDI_CUDA_TEAM_BLOCK)
+            room->words[c] = xdi_cuda_select_word(xdi_cuda_widen(row[c]), c);
+        __syncthreads();
+        return (int)columns;
+    }
+    int64_t part = n < XDI_CUDA_SELECT_RANKED ? columns / XDI_CUDA_SELECT_RANKED * n : columns;
+    if (part < LEAST) part = LEAST;
+    if (part > columns) part = columns;
+    for (;;) {
+        const float limit = xdi_cuda_select_limit(row, part, n);
+        if (limit > -INFINITY) {
+            const int count = xdi_cuda_select_reaching(row, columns, limit, room);
+            if (count <= XDI_CUDA_SELECT_ROOM) return count;
+        }
+        if (part == columns) break;
+        part = columns;
+    }
+    xdi_cuda_select_equals(row, columns, n, room);
+    return (int)n;
+}
+
+/* Calls put(rank, word) for the n best words of the room. */
+template <typename Put>
+static __device__ inline void xdi_cuda_select_order(xdi_cuda_select_room *room, int count, int64_t n, Put put) {
+    XD_SHARED(uint64_t, best, [XDI_CUDA_SELECT_RANKED]);
+    XD_SHARED(int, best_count, [1]);
+    uint64_t *words = room->words;
+    int w = XDI_CUDA_SELECT_RANKED + 1;
+    if (n <= XDI_CUDA_SELECT_RANKED) {
+        const uint32_t high = xdi_cuda_select_high<XDI_CUDA_TEAM_BLOCK>(n, [=](auto add) {
+            for (int i = (int)threadIdx.x; i < count; i += XDI_CUDA_TEAM_BLOCK) add((uint32_t)(words[i] >> 32));
+        });
+        if (threadIdx.x == 0) best_count[0] = 0;
+        __syncthreads();
+        for (int i = (int)threadIdx.x; i < count; i += XDI_CUDA_TEAM_BLOCK) {
+            if ((uint32_t)(words[i] >> 48) < high) continue;
+            const int at = atomicAdd(&best_count[0], 1);
+            if (at < XDI_CUDA_SELECT_RANKED) best[at] = words[i];
+        }
+        __syncthreads();
+        w = best_count[0];
+    }
+    if (w <= XDI_CUDA_SELECT_RANKED) {
+        if ((int)threadIdx.x >= w) return;
+        const uint64_t mine = best[threadIdx.x];
+        int rank = 0;
+        for (int i = 0; i < w; i++) rank += best[i] > mine;
+        if (rank < n) put(rank, mine);
+        return;
+    }
+    xdi_cuda_select_bitonic(words, count);
+    for (int j = (int)threadIdx.x; j < n; j += XDI_CUDA_TEAM_BLOCK) put(j, words[j]);
+}
+
+template <typename T>
+static __global__ void __launch_bounds__(XDI_CUDA_TEAM_BLOCK, sizeof(T) == 2 ? 5 : 4)
+    xdi_cuda_select_few_kernel(const __grid_constant__ xd_select_args a) {
+    XD_SHARED(xdi_cuda_select_room, room, [1]);
+    const int64_t r = (int64_t)blockIdx.x, n = a.k < a.columns ? a.k : a.columns;
+    if (r >= a.logits.rows) return; /* the whole block returns */
+    const T *row = xdi_cuda_row<T>(a.logits, r);
+    xdi_cuda_select_fill(a, r, n);
+    if (n == 0) return;
+    const int count = xdi_cuda_select_gather(row, a.columns, n, room);
+    xdi_cuda_select_order(room, count, n, [=, &a](int rank, uint64_t word) {
+        xdi_cuda_select_put(a, row, r * a.k + rank, (uint32_t)(word >> 32), ~(uint32_t)word);
     });
 }
 
+/* >>cuda/topk_many.cu */
+
+/* The k largest of a row, k in 1,025 ... 8,192: a block of 1,024 a row. Radix select with digits of 11 bits finds the k-th largest;
+ * the k are collected in the order of their columns into shared memory, where a stable sort of their keys orders them. */
+
+enum {
+    XDI_CUDA_SELECT_TEAM = 1024,
+    XDI_CUDA_SELECT_EACH = 8,
+    XDI_CUDA_SELECT_MANY = XDI_CUDA_SELECT_TEAM * XDI_CUDA_SELECT_EACH,
+    XDI_CUDA_SELECT_BYTES = XDI_CUDA_SELECT_MANY * 8 /* dynamic shared memory */
+};
+
+/* The keys, then the columns; the sort works in the same memory. */
+struct xdi_cuda_select_list {
+    uint32_t keys[XDI_CUDA_SELECT_MANY], columns[XDI_CUDA_SELECT_MANY];
+};
+
+#if !defined(XD_EMU)
+typedef cub::BlockRadixSort<uint32_t, XDI_CUDA_SELECT_TEAM, XDI_CUDA_SELECT_EACH, uint32_t> xdi_cuda_select_sorter;
+static_assert(sizeof(xdi_cuda_select_sorter::TempStorage) <= sizeof(xdi_cuda_select_list), "the sort's room");
+#endif
+
+/* Sorts a full list by descending keys, equal ones in their order. Calls put(rank, key, column) with all. The keys' bits that differ are
+ * [first, end). */
+template <typename Put>
+static __device__ inline void xdi_cuda_select_sort(xdi_cuda_select_list *list, int first, int end, Put put) {
+#if !defined(XD_EMU)
+    uint32_t keys[XDI_CUDA_SELECT_EACH], columns[XDI_CUDA_SELECT_EACH];
+    XD_UNROLL
+    for (int i = 0; i < XDI_CUDA_SELECT_EACH; i++) {
+        keys[i] = list->keys[threadIdx.x * XDI_CUDA_SELECT_EACH + i];
+        columns[i] = list->columns[threadIdx.x * XDI_CUDA_SELECT_EACH + i];
+    }
+    __syncthreads();
+    xdi_cuda_select_sorter(*reinterpret_cast<xdi_cuda_select_sorter::TempStorage *>(list))
+        .SortDescendingBlockedToStriped(keys, columns, first, end);
+    XD_UNROLL
+    for (int i = 0; i < XDI_CUDA_SELECT_EACH; i++) put((int)threadIdx.x + i * XDI_CUDA_SELECT_TEAM, keys[i], columns[i]);
+#else
+    (void)first, (void)end;
+    xdi_cuda_bitonic<XDI_CUDA_SELECT_TEAM>(XDI_CUDA_SELECT_MANY, [=](int64_t low, int64_t high) {
+        const uint32_t x = list->keys[low], y = list->keys[high];
+        if (x > y || (x == y && list->columns[low] < list->columns[high])) return;
+        std::swap(list->keys[low], list->keys[high]);
+        std::swap(list->columns[low], list->columns[high]);
+    });
+    for (int j = (int)threadIdx.x; j < XDI_CUDA_SELECT_MANY; j += XDI_CUDA_SELECT_TEAM) put(j, list->keys[j], list->columns[j]);
+#endif
+}
+
+template <typename T>
+static __global__ void __launch_bounds__(XDI_CUDA_SELECT_TEAM)
+    xdi_cuda_select_many_kernel(const __grid_constant__ xd_select_args a) {
+    XD_DYN_SHARED(xdi_cuda_select_list, list);
+    const int64_t r = (int64_t)blockIdx.x, n = a.k < a.columns ? a.k : a.columns;
+    if (r >= a.logits.rows) return; /* the whole block returns */
+    const T *row = xdi_cuda_row<T>(a.logits, r);
+    int64_t need = n;
+    uint32_t largest = 0;
+    const uint32_t threshold = xdi_cuda_select_threshold<XDI_CUDA_SELECT_TEAM, 11>(row, a.columns, &need);
+    xdi_cuda_select_collect<XDI_CUDA_SELECT_TEAM>(row, a.columns, threshold, need, [&, list](int64_t at, float value, int64_t column) {
+        const uint32_t key = xdi_cuda_select_key(value);
+        if (key > largest) largest = key;
+        list->keys[at] = key;
+        list->columns[at] = (uint32_t)column;
+    });
+    for (int64_t j = n + (int64_t)threadIdx.x; j < XDI_CUDA_SELECT_MANY; j += XDI_CUDA_SELECT_TEAM) {
+        list->keys[j] = threshold; /* behind its equals */
+        list->columns[j] = ~0u;
+    }
+    xdi_cuda_select_fill(a, r, n);
+    largest = xdi_cuda_block_reduce(largest, 0u, xdi_cuda_larger()); /* a barrier, too */
+    const int first = sizeof(T) == 2 ? 16 : 0, end = 32 - __clz((int)(largest ^ threshold));
+    xdi_cuda_select_sort(list, first, end > first ? end : first + 1, [=, &a](int rank, uint32_t key, uint32_t column) {
+        if (rank < n) xdi_cuda_select_put(a, row, r * a.k + rank, key, column);
+    });
+}
+
+/* >>cuda/topk_table.cu */
+
+/* The k largest of every row, by k, and the table of the top-k losses. */
+
 static xd_result xdi_cuda_select(const xd_launch *launch, const xd_select_args *a) {
-    const xdi_cuda_grid grid = xdi_cuda_grid_of(a->logits.rows, XDI_CUDA_TEAM_BLOCK);
+    const int64_t n = a->k < a->columns ? a->k : a->columns;
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    XDI_CUDA_LOGITS(a->logits.dtype, T,
-                    { return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_select_kernel<T>, *a); })
+    XDI_CUDA_LOGITS(a->logits.dtype, T, {
+        if (n <= XDI_CUDA_SELECT_FEW)
+            return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->logits.rows, XDI_CUDA_TEAM_BLOCK), xdi_cuda_select_few_kernel<T>, *a);
+        if (n <= XDI_CUDA_SELECT_MANY)
+            return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->logits.rows, XDI_CUDA_SELECT_TEAM, XDI_CUDA_SELECT_BYTES),
+                                   xdi_cuda_select_many_kernel<T>, *a);
+        return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->logits.rows, XDI_CUDA_TEAM_BLOCK), xdi_cuda_select_kernel<T>, *a);
+    })
 }
 
 /* ---- select_merge: one warp per row ---- */
@@ -8715,9 +9319,17 @@ static xd_result xdi_cuda_select_merge(const xd_launch *launch, const xd_select_
 
 /* ---- table of the losses ---- */
 
+template <typename T> static xd_result xdi_cuda_select_load_type(xd_ctx *ctx) {
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_select_kernel<T>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_select_few_kernel<T>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_select_many_kernel<T>));
+    return XDI_CUDA_CHECK(ctx, cudaFuncSetAttribute(xdi_cuda_select_many_kernel<T>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                    (int)XDI_CUDA_SELECT_BYTES));
+}
+
 static xd_result xdi_cuda_select_load(xd_ctx *ctx) {
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_select_kernel<float>));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_select_kernel<xdi_cuda_bf16>));
+    XD_TRY(xdi_cuda_select_load_type<float>(ctx));
+    XD_TRY(xdi_cuda_select_load_type<xdi_cuda_bf16>(ctx));
     return xdi_cuda_load(ctx, xdi_cuda_select_merge_kernel);
 }
 
@@ -8731,6 +9343,7 @@ static xd_topk_kernels xdi_cuda_topk_table() {
     kernels.entries = xdi_cuda_topk_entries_run;
     kernels.select = xdi_cuda_select;
     kernels.select_merge = xdi_cuda_select_merge;
+    kernels.select_narrow = true;
     return kernels;
 }
 
@@ -9602,7 +10215,7 @@ static __global__ void __launch_bounds__(XDI_CUDA_TAIL_TEAM)
         t.k <= XDI_CUDA_TAIL_SHARED ? shared : reinterpret_cast<uint64_t *>(static_cast<void *>(t.found));
     if (n > 0) {
         int64_t need = n;
-        const uint32_t threshold = xdi_cuda_select_threshold<XDI_CUDA_TAIL_TEAM>(t.scratch, columns, &need);
+        const uint32_t threshold = xdi_cuda_select_threshold<XDI_CUDA_TAIL_TEAM, 11>(t.scratch, columns, &need);
         xdi_cuda_select_collect<XDI_CUDA_TAIL_TEAM>(
             t.scratch, columns, threshold, need, [=](int64_t at, float value, int64_t column) {
                 words[at] = (uint64_t)~xdi_cuda_select_key(value) << 32 | (uint64_t)column;
@@ -10238,11 +10851,11 @@ xdi_cuda_uld_count_kernel(const __grid_constant__ xdi_cuda_uld_pass p) {
 static __global__ void XDI_CUDA_KERNEL
 xdi_cuda_uld_offset_kernel(const __grid_constant__ xdi_cuda_uld_pass p) {
     const int64_t list = (int64_t)blockIdx.x;
-    uint64_t mine = 0, total;
+    unsigned mine = 0, total;
     if (!p.chunks[list].finite) return; /* the whole block returns */
     unsigned *cells = p.cell(list, (int64_t)threadIdx.x, 0);
     for (int64_t segment = 0; segment < p.segments; segment++) mine += cells[segment];
-    unsigned at = (unsigned)xdi_cuda_select_scan<XDI_CUDA_TEAM_BLOCK>(mine, &total);
+    unsigned at = xdi_cuda_select_scan<XDI_CUDA_TEAM_BLOCK>(mine, &total);
     for (int64_t segment = 0; segment < p.segments; segment++) {
         const unsigned here = cells[segment];
         cells[segment] = at;
@@ -11371,4 +11984,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 40867529280723d9766de379e10ce0deae7fbbf117dad9d2ca3fec65f4d31144 */
+/* xdistill sha256 26700d961272931a36df73d39f3b5f208c0298d7e65721a6ff99f60975cacc9a */

@@ -24,6 +24,7 @@ struct xd_ctx {
     const char *caller_file; /* set by XD_AT until the next call that fails */
     int caller_line;
     xdi_scratch_block scratch[XDI_SCRATCH_BLOCKS];
+    xdi_call_room room;
     xdi_pool *pool;        /* NULL: one thread */
     unsigned char *origin; /* see xdi_origin_create */
     int groups;            /* communicators of several ranks */
@@ -282,6 +283,10 @@ static xdi_scratch_block *xdi_scratch_find(xd_ctx *ctx, size_t bytes) {
         if (!best || (fits && !best_fits) || (fits == best_fits && b->bytes < best->bytes)) best = b;
     }
     return best;
+}
+
+XD_PRIVATE xdi_call_room *xdi_ctx_call_room(xd_ctx *ctx) {
+    return &ctx->room;
 }
 
 XD_PRIVATE void *xdi_scratch_take(xd_ctx *ctx, size_t bytes) {

@@ -210,6 +210,12 @@ XD_PRIVATE void xdi_clear(const xd_ctx *ctx, void *memory, size_t bytes);
 
 /* context.c: memory for the length of a call, aligned for any type, not zeroed; NULL when there is no room. The
  * context caches what is returned to it, so that repeated calls allocate nothing. */
+/* context.c: the caller's memory for the call that runs: what kernels.c gives out of it. base NULL: none. */
+typedef struct xdi_call_room {
+    unsigned char *base;
+    size_t bytes, used;
+} xdi_call_room;
+XD_PRIVATE xdi_call_room *xdi_ctx_call_room(xd_ctx *ctx);
 XD_PRIVATE void *xdi_scratch_take(xd_ctx *ctx, size_t bytes);
 XD_PRIVATE void xdi_scratch_give(xd_ctx *ctx, void *memory); /* NULL is fine */
 

@@ -1,6 +1,5 @@
 /* Which rows count, what they are multiplied by, and how their losses become one value: kernel/cpu/rows.c is the
- * reference. One block of 256 threads sums over rows, in the order of the threads; a micro-batch has few rows compared
- * with its columns. */
+ * reference. Sums over rows have one order, whatever the GPU. */
 
 static __device__ inline bool xdi_cuda_rows_counts(const xd_positions &p, int64_t i) {
     if (p.mask && !p.mask[i]) return false;
@@ -93,7 +92,9 @@ static xd_result xdi_cuda_rows_scales(const xd_launch *launch, const xd_row_args
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->positions.count), xdi_cuda_rows_scales_kernel, *a);
 }
 
-/* ---- sum: grid (1), block 256 ---- */
+/* ---- sum: a block for 256 rows, at most 64 of them, and one that adds what they found ---- */
+
+enum { XDI_CUDA_ROWS_BLOCKS = 64 };
 
 /* What one thread has found among its rows. */
 struct xdi_cuda_rows_findings {
@@ -204,16 +205,24 @@ static __device__ inline void xdi_cuda_rows_put(int64_t *record, const xdi_cuda_
     record[XD_RECORD_OVERFLOW] += t.misfits.large;
 }
 
+/* What a block has summed. */
+template <bool FIXED> struct xdi_cuda_rows_part {
+    typename xdi_cuda_sums<2, FIXED>::totals totals;
+    xdi_cuda_rows_findings found;
+};
+
+/* Adds the block's parts in the order of its threads; its first thread writes the record. */
 template <bool FIXED>
-static __global__ void XDI_CUDA_KERNEL xdi_cuda_rows_sum_kernel(const __grid_constant__ xd_row_args a) {
+static __device__ inline xdi_cuda_rows_part<FIXED> xdi_cuda_rows_reduce(const xdi_cuda_sums<2, FIXED> &mine,
+                                                                        const xdi_cuda_rows_findings &found) {
     const xdi_cuda_rows_findings nothing = { 0, 0, 0, 0, 0, 0, INT64_MAX, 0.0 };
-    xdi_cuda_rows_findings found = nothing;
-    xdi_cuda_sums<2, FIXED> mine;
-    for (int64_t r = (int64_t)threadIdx.x; r < a.positions.count; r += XDI_CUDA_TEAM_BLOCK)
-        xdi_cuda_rows_add_row<FIXED>(a, r, &mine, &found);
-    const typename xdi_cuda_sums<2, FIXED>::totals totals = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(mine);
-    found = xdi_cuda_block_reduce(found, nothing, xdi_cuda_rows_findings_join());
-    if (threadIdx.x != 0) return;
+    return { xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(mine),
+             xdi_cuda_block_reduce(found, nothing, xdi_cuda_rows_findings_join()) };
+}
+
+template <bool FIXED>
+static __device__ inline void xdi_cuda_rows_record(const xd_row_args &a, const xdi_cuda_rows_part<FIXED> &part) {
+    const xdi_cuda_rows_findings &found = part.found;
     a.record[XD_RECORD_COUNTED] = found.counted;
     a.record[XD_RECORD_LABEL] = found.label;
     a.record[XD_RECORD_NOT_FINITE] = found.not_finite;
@@ -222,15 +231,56 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_rows_sum_kernel(const __grid_con
     a.record[XD_RECORD_FIRST_VALUE] = __double_as_longlong(found.first_value);
     a.record[XD_RECORD_HARD_EIGHTS] = found.hard_eights;
     a.record[XD_RECORD_SOFT_EIGHTS] = found.soft_eights;
-    xdi_cuda_rows_put(a.record, totals);
+    xdi_cuda_rows_put(a.record, part.totals);
+}
+
+/* Of a block's rows; the only block writes the record itself. */
+template <bool FIXED>
+static __global__ void XDI_CUDA_KERNEL
+xdi_cuda_rows_sum_kernel(const __grid_constant__ xd_row_args a, xdi_cuda_rows_part<FIXED> *parts) {
+    xdi_cuda_rows_findings found = { 0, 0, 0, 0, 0, 0, INT64_MAX, 0.0 };
+    xdi_cuda_sums<2, FIXED> mine;
+    for (int64_t r = xdi_cuda_flat_index(); r < a.positions.count; r += (int64_t)gridDim.x * XDI_CUDA_TEAM_BLOCK)
+        xdi_cuda_rows_add_row<FIXED>(a, r, &mine, &found);
+    const xdi_cuda_rows_part<FIXED> part = xdi_cuda_rows_reduce<FIXED>(mine, found);
+    if (threadIdx.x != 0) return;
+    if (gridDim.x == 1)
+        xdi_cuda_rows_record<FIXED>(a, part);
+    else
+        parts[blockIdx.x] = part;
+}
+
+/* Of the blocks' parts, a thread for each. */
+template <bool FIXED>
+static __global__ void XDI_CUDA_KERNEL
+xdi_cuda_rows_total_kernel(const __grid_constant__ xd_row_args a, const xdi_cuda_rows_part<FIXED> *parts, int blocks) {
+    xdi_cuda_rows_findings found = { 0, 0, 0, 0, 0, 0, INT64_MAX, 0.0 };
+    xdi_cuda_sums<2, FIXED> mine;
+    if ((int)threadIdx.x < blocks) {
+        mine.whole = parts[threadIdx.x].totals;
+        found = parts[threadIdx.x].found;
+    }
+    const xdi_cuda_rows_part<FIXED> part = xdi_cuda_rows_reduce<FIXED>(mine, found);
+    if (threadIdx.x == 0) xdi_cuda_rows_record<FIXED>(a, part);
+}
+
+template <bool FIXED> static xd_result xdi_cuda_rows_sum_in(const xd_launch *launch, const xd_row_args *a) {
+    static_assert((int)XDI_CUDA_ROWS_BLOCKS <= (int)XDI_CUDA_TEAM_BLOCK &&
+                      XDI_CUDA_ROWS_BLOCKS * sizeof(xdi_cuda_rows_part<FIXED>) <= XDI_CUDA_NORM_BLOCKS * sizeof(xd_norm_sum),
+                  "the context's workspace has a part for each block");
+    xdi_cuda_rows_part<FIXED> *parts = (xdi_cuda_rows_part<FIXED> *)xdi_cuda_of(launch->ctx)->workspace;
+    xdi_cuda_grid grid = xdi_cuda_flat_grid(a->positions.count);
+    if (grid.blocks > XDI_CUDA_ROWS_BLOCKS) grid.blocks = XDI_CUDA_ROWS_BLOCKS;
+    XD_TRY(XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_rows_sum_kernel<FIXED>, *a, parts));
+    if (grid.blocks == 1) return XD_OK;
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_TEAM_BLOCK), xdi_cuda_rows_total_kernel<FIXED>, *a, parts,
+                           (int)grid.blocks);
 }
 
 static xd_result xdi_cuda_rows_sum(const xd_launch *launch, const xd_row_args *a) {
-    const xdi_cuda_grid grid = xdi_cuda_grid_of(1, XDI_CUDA_TEAM_BLOCK);
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    return a->fixed ? XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_rows_sum_kernel<true>, *a)
-                    : XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_rows_sum_kernel<false>, *a);
+    return a->fixed ? xdi_cuda_rows_sum_in<true>(launch, a) : xdi_cuda_rows_sum_in<false>(launch, a);
 }
 
 /* ---- finish: one thread ---- */
@@ -336,23 +386,6 @@ static xd_result xdi_cuda_rows_voters(const xd_launch *launch, const xd_rows *lo
                            *logits, mask, columns, voters);
 }
 
-/* One block; a bitonic network in place, which treats what lies past the end as the largest id. */
-static __global__ void XDI_CUDA_KERNEL xdi_cuda_rows_sort_ids_kernel(int64_t *ids, int64_t count) {
-    xdi_cuda_bitonic<XDI_CUDA_TEAM_BLOCK>(count, [=](int64_t low, int64_t high) {
-        const int64_t a = ids[low], b = ids[high];
-        if (a <= b) return;
-        ids[low] = b;
-        ids[high] = a;
-    });
-}
-
-static xd_result xdi_cuda_rows_sort_ids(const xd_launch *launch, int64_t *ids, int64_t count) {
-    xdi_cuda_scope scope(launch);
-    XD_TRY(scope.result);
-    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(1, XDI_CUDA_TEAM_BLOCK), xdi_cuda_rows_sort_ids_kernel,
-                           ids, count);
-}
-
 /* ---- rows that are kept: a block each ---- */
 
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_rows_keep_kernel(const __grid_constant__ xd_kept_rows a) {
@@ -386,11 +419,13 @@ static xd_result xdi_cuda_rows_load(xd_ctx *ctx) {
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_scales_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_sum_kernel<true>));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_sum_kernel<false>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_total_kernel<true>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_total_kernel<false>));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_finish_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_column_maxima_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_voters_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_keep_kernel));
-    return xdi_cuda_load(ctx, xdi_cuda_rows_sort_ids_kernel);
+    return xdi_cuda_sort_load(ctx);
 }
 
 static xd_row_kernels xdi_cuda_rows_table() {

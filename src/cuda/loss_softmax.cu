@@ -3,37 +3,79 @@
 
 /* ---- stats: grid (rows / teams), block 256; two reads of the rows, the second mostly from the cache ---- */
 
-template <int TEAM>
+/* The lowest of a thread's columns that has the row's largest element. */
+struct xdi_cuda_lower {
+    __device__ int64_t operator()(int64_t a, int64_t b) const {
+        return a < b ? a : b;
+    }
+};
+
+static __device__ inline int64_t xdi_cuda_softmax_first(const xdi_cuda_eight &x, float max, int64_t column, int64_t before) {
+    for (int i = XDI_CUDA_EIGHT - 1; i >= 0; i--)
+        if (x.at[i] == max && column + i < before) before = column + i;
+    return before;
+}
+
+/* One sum of e^((x - max) / tau), NaN when the row has one, and where max is: only threads that have seen it look for it. */
+template <int TEAM, typename T>
+static __device__ inline double xdi_cuda_softmax_sum(const T *row, int64_t columns, float max, float mine, float factor,
+                                                     int64_t *arg) {
+    const bool has = mine == max;
+    double sum = 0.0;
+    int64_t first = INT64_MAX;
+    xdi_cuda_each_eight<TEAM>(row, columns, [&](const xdi_cuda_raw<T> &raw, int64_t c) {
+        const xdi_cuda_eight x = raw.widened();
+        xdi_cuda_eight terms;
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++) terms.at[i] = xdi_cuda_exp_of(__fsub_rn(x.at[i], max), factor);
+        sum = __dadd_rn(sum, (double)xdi_cuda_sum_of(terms));
+        if (has) first = xdi_cuda_softmax_first(x, max, c, first);
+    });
+    *arg = xdi_cuda_team_reduce<TEAM>(first, (int64_t)INT64_MAX, xdi_cuda_lower());
+    return xdi_cuda_team_reduce<TEAM>(sum, 0.0, xdi_cuda_add());
+}
+
+/* Of a row with nothing above -infinity: whether it has a NaN. Its largest element is then taken to be its first. */
+template <int TEAM, typename T> static __device__ inline bool xdi_cuda_softmax_nan(const T *row, int64_t columns) {
+    int bad = 0;
+    for (int64_t c = xdi_cuda_team_thread<TEAM>(); c < columns; c += TEAM) bad |= isnan(xdi_cuda_widen(row[c]));
+    return xdi_cuda_team_reduce<TEAM>(bad, 0, xdi_cuda_larger()) != 0;
+}
+
+template <int TEAM, typename T>
 static __global__ void XDI_CUDA_KERNEL
 xdi_cuda_softmax_stats_kernel(const __grid_constant__ xd_softmax_args a) {
     const int64_t r = xdi_cuda_team_row<TEAM>(), columns = a.vocab.end - a.vocab.begin;
     if (r >= a.logits.rows) return;
-    const xdi_cuda_largest best = xdi_cuda_row_largest<TEAM>(a.logits, r, columns);
-    const bool counts = !best.broken && best.max > -INFINITY;
-    const float factor = xdi_cuda_factor(XDI_CUDA_LOG2E / a.temperature);
-    xdi_cuda_sums<1, false> mine;
-    for (int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>(); counts && c < columns;
-         c += XDI_CUDA_EIGHT * TEAM) {
-        const xdi_cuda_eight x = xdi_cuda_read_any(a.logits, r, c, columns);
-        XD_UNROLL
-        for (int i = 0; i < XDI_CUDA_EIGHT; i++)
-            if (c + i < columns) mine.add(0, xdi_cuda_exp_of(__fsub_rn(x.at[i], best.max), factor));
-        mine.end_eight();
+    const T *row = xdi_cuda_row<T>(a.logits, r);
+    xdi_cuda_places<T, false> places;
+    xdi_cuda_each_eight<TEAM>(row, columns, [&](const xdi_cuda_raw<T> &raw, int64_t) { places.see(raw); });
+    const float mine = xdi_cuda_largest_of(places);
+    const float max = xdi_cuda_team_reduce<TEAM>(mine, -INFINITY, xdi_cuda_larger_float<false>());
+    int64_t arg = columns > 0 ? 0 : -1 - a.vocab.begin;
+    double sum = 0.0;
+    bool broken;
+    if (max > -INFINITY) {
+        sum = xdi_cuda_softmax_sum<TEAM>(row, columns, max, mine, xdi_cuda_factor(XDI_CUDA_LOG2E / a.temperature), &arg);
+        broken = !(max < INFINITY) || !(sum < (double)INFINITY);
+    } else {
+        broken = xdi_cuda_softmax_nan<TEAM>(row, columns);
     }
-    const xdi_cuda_sums<1, false>::totals totals = xdi_cuda_team_totals<TEAM>(mine);
     if (xdi_cuda_team_thread<TEAM>() != 0) return;
     double *part = a.parts + r * XD_SOFTMAX_PARTS;
-    part[XD_SOFTMAX_MAX] = best.broken ? (double)NAN : (double)best.max;
-    part[XD_SOFTMAX_ARG] = best.arg == INT64_MAX ? -1.0 : (double)(best.arg + a.vocab.begin);
-    part[XD_SOFTMAX_SUM] = totals.sum[0];
+    part[XD_SOFTMAX_MAX] = broken ? (double)NAN : (double)max;
+    part[XD_SOFTMAX_ARG] = (double)(arg + a.vocab.begin);
+    part[XD_SOFTMAX_SUM] = broken ? 0.0 : sum;
 }
 
 static xd_result xdi_cuda_softmax_stats(const xd_launch *launch, const xd_softmax_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    XDI_CUDA_TEAMS(a->vocab.end - a->vocab.begin, TEAM, {
-        return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->logits.rows, TEAM),
-                               xdi_cuda_softmax_stats_kernel<TEAM>, *a);
+    XDI_CUDA_LOGITS(a->logits.dtype, T, {
+        XDI_CUDA_TEAMS(a->vocab.end - a->vocab.begin, TEAM, {
+            return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->logits.rows, TEAM),
+                                   (xdi_cuda_softmax_stats_kernel<TEAM, T>), *a);
+        })
     })
 }
 
@@ -231,7 +273,8 @@ static xd_result xdi_cuda_softmax_hits(const xd_launch *launch, const int64_t *a
 /* ---- table ---- */
 
 template <int TEAM> static xd_result xdi_cuda_softmax_load_team(xd_ctx *ctx) {
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_softmax_stats_kernel<TEAM>));
+    XD_TRY((xdi_cuda_load(ctx, xdi_cuda_softmax_stats_kernel<TEAM, float>)));
+    XD_TRY((xdi_cuda_load(ctx, xdi_cuda_softmax_stats_kernel<TEAM, xdi_cuda_bf16>)));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_softmax_row_sums_kernel<TEAM>));
     XD_TRY((xdi_cuda_load(ctx, xdi_cuda_softmax_write_kernel<XDI_CUDA_SOFTMAX_LOGS, TEAM>)));
     XD_TRY((xdi_cuda_load(ctx, xdi_cuda_softmax_write_kernel<XDI_CUDA_SOFTMAX_BACKWARD, TEAM>)));

@@ -6,6 +6,7 @@
  *   launches       through XDI_CUDA_LAUNCH alone; parameters are values of at most 4 KB together
  *   shared memory  XD_SHARED(float, part, [32]);  XD_DYN_SHARED(float, row);
  *   16 bytes       xdi_cuda_load16 and xdi_cuda_store16
+ *   CUB            its block primitives only (cub::Block*), where the emulation has a plain twin
  *   blocks         whole warps; no thread returns before a barrier; no block waits for another
  *   rounding       explicit where bits are promised: xd_mul, xd_fmaf and the like, or __fmul_rn, __fmaf_rn
  *   formulas       those of an element or a row that a CPU has too are in the header: base/scalar.h, kernel/..._scalar.h */
@@ -20,6 +21,10 @@
 
 #include <atomic>
 #include <utility>
+
+#if !defined(XD_EMU)
+#    include <cub/block/block_radix_sort.cuh>
+#endif
 
 #if defined(XDISTILL_STATIC)
 #    error \

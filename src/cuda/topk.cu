@@ -7,21 +7,27 @@ static __device__ inline double xdi_cuda_warp_sum(double value) {
 
 /* ---- maxima: grid (rows / teams), block 256 ---- */
 
-template <int TEAM>
+template <int TEAM, typename T>
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_topk_maxima_kernel(const __grid_constant__ xd_topk_args a) {
     const int64_t r = xdi_cuda_team_row<TEAM>();
     if (r >= a.logits.rows) return;
-    xdi_cuda_largest best = { 0.0f, 0, 0 };
-    if (a.row_scale[r] != 0.0) best = xdi_cuda_row_largest<TEAM>(a.logits, r, a.vocab.end - a.vocab.begin);
-    if (xdi_cuda_team_thread<TEAM>() == 0) a.maxima[r] = best.broken ? (double)NAN : (double)best.max;
+    const int64_t columns = a.row_scale[r] != 0.0 ? a.vocab.end - a.vocab.begin : 0;
+    xdi_cuda_places<T, true> places;
+    xdi_cuda_each_eight<TEAM>(xdi_cuda_row<T>(a.logits, r), columns,
+                              [&](const xdi_cuda_raw<T> &raw, int64_t) { places.see(raw); });
+    const float max = xdi_cuda_team_reduce<TEAM>(xdi_cuda_largest_of(places), -INFINITY, xdi_cuda_larger_float<true>());
+    if (xdi_cuda_team_thread<TEAM>() != 0) return;
+    a.maxima[r] = a.row_scale[r] == 0.0 ? 0.0 : max < INFINITY ? (double)max : (double)NAN;
 }
 
 static xd_result xdi_cuda_topk_maxima(const xd_launch *launch, const xd_topk_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    XDI_CUDA_TEAMS(a->vocab.end - a->vocab.begin, TEAM, {
-        return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->logits.rows, TEAM),
-                               xdi_cuda_topk_maxima_kernel<TEAM>, *a);
+    XDI_CUDA_LOGITS(a->logits.dtype, T, {
+        XDI_CUDA_TEAMS(a->vocab.end - a->vocab.begin, TEAM, {
+            return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->logits.rows, TEAM),
+                                   (xdi_cuda_topk_maxima_kernel<TEAM, T>), *a);
+        })
     })
 }
 
@@ -462,7 +468,8 @@ static xd_result xdi_cuda_topk_entries_run(const xd_launch *launch, const xd_top
 /* ---- loading ---- */
 
 template <int TEAM> static xd_result xdi_cuda_topk_load_team(xd_ctx *ctx) {
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_topk_maxima_kernel<TEAM>));
+    XD_TRY((xdi_cuda_load(ctx, xdi_cuda_topk_maxima_kernel<TEAM, float>)));
+    XD_TRY((xdi_cuda_load(ctx, xdi_cuda_topk_maxima_kernel<TEAM, xdi_cuda_bf16>)));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_topk_stats_kernel<true, TEAM>));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_topk_stats_kernel<false, TEAM>));
     return xdi_cuda_load(ctx, xdi_cuda_topk_grad_kernel<TEAM>);

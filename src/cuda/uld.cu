@@ -107,11 +107,11 @@ xdi_cuda_uld_count_kernel(const __grid_constant__ xdi_cuda_uld_pass p) {
 static __global__ void XDI_CUDA_KERNEL
 xdi_cuda_uld_offset_kernel(const __grid_constant__ xdi_cuda_uld_pass p) {
     const int64_t list = (int64_t)blockIdx.x;
-    uint64_t mine = 0, total;
+    unsigned mine = 0, total;
     if (!p.chunks[list].finite) return; /* the whole block returns */
     unsigned *cells = p.cell(list, (int64_t)threadIdx.x, 0);
     for (int64_t segment = 0; segment < p.segments; segment++) mine += cells[segment];
-    unsigned at = (unsigned)xdi_cuda_select_scan<XDI_CUDA_TEAM_BLOCK>(mine, &total);
+    unsigned at = xdi_cuda_select_scan<XDI_CUDA_TEAM_BLOCK>(mine, &total);
     for (int64_t segment = 0; segment < p.segments; segment++) {
         const unsigned here = cells[segment];
         cells[segment] = at;

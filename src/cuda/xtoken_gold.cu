@@ -238,7 +238,7 @@ static __global__ void __launch_bounds__(XDI_CUDA_TAIL_TEAM)
         t.k <= XDI_CUDA_TAIL_SHARED ? shared : reinterpret_cast<uint64_t *>(static_cast<void *>(t.found));
     if (n > 0) {
         int64_t need = n;
-        const uint32_t threshold = xdi_cuda_select_threshold<XDI_CUDA_TAIL_TEAM>(t.scratch, columns, &need);
+        const uint32_t threshold = xdi_cuda_select_threshold<XDI_CUDA_TAIL_TEAM, 11>(t.scratch, columns, &need);
         xdi_cuda_select_collect<XDI_CUDA_TAIL_TEAM>(
             t.scratch, columns, threshold, need, [=](int64_t at, float value, int64_t column) {
                 words[at] = (uint64_t)~xdi_cuda_select_key(value) << 32 | (uint64_t)column;

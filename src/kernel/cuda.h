@@ -23,7 +23,8 @@ typedef struct xd_cuda_desc {
 } xd_cuda_desc;
 
 /* Graph capture: docs/performance.md. Losses and optimizers do not wait or copy to the host; only xd_read does.
- * xd_log_probs and top-k selections allocate device memory in each call. */
+ * These allocate device memory in each call: xd_log_probs without a workspace, xd_vocab_topk over several ranks and
+ * xd_vocab_topk_columns. */
 
 /* Makes ctx compute on the calling thread's current device: pointers to elements, statistics, results and statuses are then
  * device addresses. Descs and lists stay on the host. Loads every kernel; warns in the log if another -arch has faster

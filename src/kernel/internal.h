@@ -139,5 +139,7 @@ XD_PRIVATE void *xdi_call_memory(xd_ctx *ctx, size_t bytes);
  * for sizes that are negative or do not fit into a size_t. */
 XD_PRIVATE void *xdi_call_array(xd_ctx *ctx, int64_t rows, int64_t columns, size_t size);
 XD_PRIVATE void xdi_call_memory_done(xd_ctx *ctx, void *memory);
+/* kernels.c: the call's memory is taken from the caller's workspace (NULL: no longer, or not). */
+XD_PRIVATE void xdi_call_room_open(xd_ctx *ctx, void *workspace, size_t bytes);
 
 #endif

@@ -274,8 +274,29 @@ XD_PRIVATE xd_result xdi_copy_fresh(xd_ctx *ctx, void *to, const void *from, siz
     return XD_OK;
 }
 
+/* What is given back last first, or together with what was taken after it. */
+enum { XDI_ROOM_ALIGN = 256 };
+
+static void *xdi_call_room_take(xdi_call_room *room, size_t bytes) {
+    const size_t at = (room->used + XDI_ROOM_ALIGN - 1) / XDI_ROOM_ALIGN * XDI_ROOM_ALIGN;
+    if (at > room->bytes || room->bytes - at < bytes) return NULL;
+    room->used = at + bytes;
+    return room->base + at;
+}
+
+static void xdi_call_room_give(xdi_call_room *room, const void *memory) {
+    const size_t at = memory ? (size_t)((const unsigned char *)memory - room->base) : room->used;
+    if (at < room->used) room->used = at;
+}
+
+XD_PRIVATE void xdi_call_room_open(xd_ctx *ctx, void *workspace, size_t bytes) {
+    const xdi_call_room room = { (unsigned char *)workspace, bytes, 0 };
+    *xdi_ctx_call_room(ctx) = room;
+}
+
 XD_PRIVATE void *xdi_call_memory(xd_ctx *ctx, size_t bytes) {
     const xd_kernels *kernels = xd_ctx_kernels(ctx);
+    if (xdi_ctx_call_room(ctx)->base) return xdi_call_room_take(xdi_ctx_call_room(ctx), bytes);
     if (kernels->device == XD_DEVICE_CPU) return xdi_scratch_take(ctx, bytes);
     return kernels->memory.allocate(ctx, bytes);
 }
@@ -289,7 +310,9 @@ XD_PRIVATE void *xdi_call_array(xd_ctx *ctx, int64_t rows, int64_t columns, size
 
 XD_PRIVATE void xdi_call_memory_done(xd_ctx *ctx, void *memory) {
     const xd_kernels *kernels = xd_ctx_kernels(ctx);
-    if (kernels->device == XD_DEVICE_CPU)
+    if (xdi_ctx_call_room(ctx)->base)
+        xdi_call_room_give(xdi_ctx_call_room(ctx), memory);
+    else if (kernels->device == XD_DEVICE_CPU)
         xdi_scratch_give(ctx, memory);
     else
         kernels->memory.release(ctx, memory);

@@ -92,6 +92,7 @@ typedef struct xd_select_args {
     int64_t k, first, columns;
     double *values; /* [rows, k] */
     int64_t *ids;   /* [rows, k] global */
+    float *narrow;  /* [rows, k] instead of values; only where the table has select_narrow */
     /* select_merge: the shards' values, then ids, as 8-byte words in rank order */
     const int64_t *all;
     int64_t all_stride; /* words from one shard to the next */
@@ -108,6 +109,7 @@ typedef struct xd_topk_kernels {
     xd_result (*entries)(const xd_launch *launch, const xd_topk_entries_args *args);
     xd_result (*select)(const xd_launch *launch, const xd_select_args *args);
     xd_result (*select_merge)(const xd_launch *launch, const xd_select_args *args);
+    bool select_narrow; /* select writes f32 where the caller wants them */
 } xd_topk_kernels;
 
 #endif

@@ -33,6 +33,7 @@ XD_PRIVATE xd_result xdi_vocab_agree_rows(xd_comm *comm, xd_result mine, int64_t
  * several ranks for the candidates of all shards. */
 typedef struct xdi_topk_candidates {
     int64_t *mine, *all;
+    float *narrow; /* of one rank, instead of values */
 } xdi_topk_candidates;
 /* topk.c: the best of every shard, and the best of those. */
 XD_PRIVATE xd_result xdi_topk_select(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits, int64_t k,

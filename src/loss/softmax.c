@@ -245,6 +245,22 @@ static xdi_softmax_pick xdi_log_probs_pick(const xd_log_probs_desc *d, float *va
     return pick;
 }
 
+/* The bytes that softmax.h promises to be enough: sums and argmax of every row, accuracy's hits, and the largest exchange. */
+static xd_result xdi_log_probs_check_workspace(xd_ctx *ctx, const xd_log_probs_desc *d) {
+    const size_t words = d->ids_per_row > 3 ? (size_t)d->ids_per_row : 3,
+                 ranks = (size_t)xd_vocab_describe(d->vocab).ranks;
+    const size_t rows = d->logits.rows > 0 ? (size_t)d->logits.rows : 0;
+    size_t bytes = 0;
+    if (!d->workspace) return XD_OK;
+    const bool fits = xdi_size_multiply(words, 1 + ranks, &bytes) && bytes < SIZE_MAX - 3 &&
+                      xdi_size_multiply(bytes + 3, 8, &bytes) && xdi_size_multiply(bytes, rows, &bytes) &&
+                      bytes <= SIZE_MAX - 4096;
+    XD_REQUIRE(ctx, fits && d->workspace_bytes >= bytes + 4096, XD_ERROR_ARGUMENT,
+               "workspace has %zu bytes but log-probabilities of %lld rows need %zu", d->workspace_bytes,
+               (long long)d->logits.rows, fits ? bytes + 4096 : SIZE_MAX);
+    return XD_OK;
+}
+
 /* What this rank can see to be wrong, before any exchange. */
 static xd_result xdi_log_probs_check(xd_ctx *ctx, const xd_log_probs_desc *d) {
     const xdi_softmax_pick at_ids = xdi_log_probs_pick(d, d->at_ids, "at_ids");
@@ -254,6 +270,7 @@ static xd_result xdi_log_probs_check(xd_ctx *ctx, const xd_log_probs_desc *d) {
                XD_ERROR_ARGUMENT, "no output is given for %lld rows of %lld columns",
                (long long)d->logits.rows, (long long)d->logits.cols);
     XD_TRY(xdi_vocab_check_rows(ctx, d->vocab, "logits", &d->logits, -1));
+    XD_TRY(xdi_log_probs_check_workspace(ctx, d));
     XD_REQUIRE(ctx, d->temperature >= 0.0 && d->temperature < (double)INFINITY, XD_ERROR_ARGUMENT,
                "temperature %g must be positive and finite", d->temperature);
     if (d->all.data) XD_TRY(xdi_vocab_check_rows(ctx, d->vocab, "all", &d->all, d->logits.rows));
@@ -277,10 +294,7 @@ static xd_result xdi_log_probs_of_sums(xd_ctx *ctx, const xd_log_probs_desc *d, 
     return xd_ctx_kernels(ctx)->softmax.write(&launch, &args);
 }
 
-XD_API xd_result xd_log_probs(xd_ctx *ctx, const xd_log_probs_desc *desc) {
-    XDI_GIVEN(ctx, ctx, desc);
-    XDI_GIVEN(ctx, desc->vocab);
-    const xd_log_probs_desc *d = desc;
+static xd_result xdi_log_probs_run(xd_ctx *ctx, const xd_log_probs_desc *d) {
     const xdi_softmax_pick raw = xdi_log_probs_pick(d, d->logits_at_ids, "logits_at_ids");
     const bool sums = d->at_ids || d->all.data, stats = sums || d->log_sum_exp || d->argmax;
     double *lse = d->log_sum_exp, *taken = NULL;
@@ -302,9 +316,19 @@ XD_API xd_result xd_log_probs(xd_ctx *ctx, const xd_log_probs_desc *desc) {
     return result;
 }
 
+XD_API xd_result xd_log_probs(xd_ctx *ctx, const xd_log_probs_desc *desc) {
+    XDI_GIVEN(ctx, ctx, desc);
+    XDI_GIVEN(ctx, desc->vocab);
+    xdi_call_room_open(ctx, desc->workspace, desc->workspace_bytes);
+    const xd_result result = xdi_log_probs_run(ctx, desc);
+    xdi_call_room_open(ctx, NULL, 0);
+    return result;
+}
+
 static xd_result xdi_log_probs_check_gradient(xd_ctx *ctx, const xd_log_probs_desc *d,
                                               const xd_log_probs_gradient *g) {
     const bool one = d->ids_per_row == 0 || d->ids_per_row == 1;
+    XD_TRY(xdi_log_probs_check_workspace(ctx, d));
     XD_REQUIRE(ctx, (g->at_ids != NULL) + (g->all.data != NULL) == 1 || d->logits.rows == 0,
                XD_ERROR_ARGUMENT, "gradients by %d outputs are given: at_ids or all is needed, for %lld rows",
                (g->at_ids != NULL) + (g->all.data != NULL), (long long)d->logits.rows);
@@ -322,9 +346,11 @@ XD_API xd_result xd_log_probs_backward(xd_ctx *ctx, const xd_log_probs_desc *des
     xd_result mine = XDI_CHECK_GIVEN(ctx, gradient);
     if (mine == XD_OK) mine = xdi_log_probs_check_gradient(ctx, d, gradient);
     XD_TRY(xdi_vocab_agree(xd_vocab_describe(d->vocab).tp, NULL, mine));
-    if (gradient->all.data)
-        return xdi_log_probs_all_backward(ctx, d->vocab, d->logits, d->temperature, gradient->all,
-                                          gradient->logits);
-    return xdi_log_probs_ids_backward(ctx, d->vocab, d->logits, d->temperature, d->ids, gradient->at_ids,
-                                      gradient->logits);
+    xdi_call_room_open(ctx, d->workspace, d->workspace_bytes);
+    mine = gradient->all.data ? xdi_log_probs_all_backward(ctx, d->vocab, d->logits, d->temperature,
+                                                           gradient->all, gradient->logits)
+                              : xdi_log_probs_ids_backward(ctx, d->vocab, d->logits, d->temperature, d->ids,
+                                                           gradient->at_ids, gradient->logits);
+    xdi_call_room_open(ctx, NULL, 0);
+    return mine;
 }

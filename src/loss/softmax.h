@@ -17,18 +17,20 @@ typedef struct xd_log_probs_desc {
     xd_positions counted;  /* of accuracy */
     xd_comm *comm;         /* ranks with accuracy's other positions; NULL -> none */
     /* Outputs, at least one. */
-    double *log_sum_exp;  /* [T] of logits / temperature; -infinity for a row of only that */
-    int64_t *argmax;      /* [T]; ties: lowest id */
-    float *at_ids;        /* [T, ids_per_row]; NaN for an id outside the vocabulary */
-    float *logits_at_ids; /* as at_ids, of logits */
-    xd_rows all;          /* [T, V/tp], no padding; may be logits; data NULL -> none */
-    double *accuracy;     /* weighted share of counted rows with label = argmax; no rows: 0 */
+    double *log_sum_exp;    /* [T] of logits / temperature; -infinity for a row of only that */
+    int64_t *argmax;        /* [T]; ties: lowest id */
+    float *at_ids;          /* [T, ids_per_row]; NaN for an id outside the vocabulary */
+    float *logits_at_ids;   /* as at_ids, of logits */
+    xd_rows all;            /* [T, V/tp], no padding; may be logits; data NULL -> none */
+    double *accuracy;       /* weighted share of counted rows with label = argmax; no rows: 0 */
+    void *workspace;        /* of the context's device; NULL -> as below */
+    size_t workspace_bytes; /* at least 4096 + 8 T (3 + max(3, ids_per_row) (1 + tp)) */
 } xd_log_probs_desc;
 
 /* Computes the outputs. Collective over the vocabulary's group, with accuracy also over comm; all ranks give the same
- * outputs and get the same bits. Takes [T, tp] memory: a CPU context retains it, a GPU allocates it for the call. NaN and
- * +infinity propagate in their row.
- * Errors: SHAPE, DTYPE, ARGUMENT (temperature; no output; shared id outside the vocabulary; weights that
+ * outputs and get the same bits. Allocates nothing with a workspace. Else takes [T, tp] memory: a CPU context retains it, a
+ * GPU allocates it for the call. NaN and +infinity propagate in their row.
+ * Errors: SHAPE, DTYPE, ARGUMENT (temperature; no output; workspace; shared id outside the vocabulary; weights that
  * xd_denominator_count refuses; on a GPU both give NaN), MISMATCH (rows), MEMORY. */
 XD_API xd_result xd_log_probs(xd_ctx *ctx, const xd_log_probs_desc *desc);
 

@@ -34,6 +34,7 @@ XD_PRIVATE xd_result xdi_topk_select(xd_ctx *ctx, const xd_vocab *vocab, const x
     a.columns = info.end - info.begin;
     a.values = info.ranks == 1 ? values : (double *)(void *)c->mine;
     a.ids = info.ranks == 1 ? ids : c->mine + logits->rows * k;
+    a.narrow = c->narrow;
     XD_TRY(kernels->select(&launch, &a));
     if (info.ranks == 1) return XD_OK;
     a.all_stride = 2 * logits->rows * k;
@@ -47,8 +48,8 @@ XD_PRIVATE xd_result xdi_topk_select(xd_ctx *ctx, const xd_vocab *vocab, const x
 
 /* `mine` is this rank's result of the local part. */
 static xd_result xdi_topk_call(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits, int64_t k,
-                               xd_result mine, double *values, int64_t *ids) {
-    xdi_topk_candidates c = { NULL, NULL };
+                               xd_result mine, double *values, float *narrow, int64_t *ids) {
+    xdi_topk_candidates c = { NULL, NULL, narrow };
     if (mine == XD_OK) mine = xdi_topk_prepare(ctx, vocab, logits, k, &c);
     mine = xdi_vocab_agree(xd_vocab_describe(vocab).tp, NULL, mine);
     if (mine == XD_OK) mine = xdi_topk_select(ctx, vocab, logits, k, &c, values, ids);
@@ -59,21 +60,23 @@ static xd_result xdi_topk_call(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows
 
 XD_PRIVATE xd_result xdi_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, const xd_rows *logits, int64_t k,
                                     double *values, int64_t *ids) {
-    return xdi_topk_call(ctx, vocab, logits, k, XD_OK, values, ids);
+    return xdi_topk_call(ctx, vocab, logits, k, XD_OK, values, NULL, ids);
 }
 
 XD_API xd_result xd_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t k, float *values,
                                int64_t *ids) {
     XDI_GIVEN(ctx, ctx, vocab);
-    const int64_t size = xd_vocab_describe(vocab).size, most = k < size ? k : size;
+    const xd_vocab_info info = xd_vocab_describe(vocab);
+    const int64_t most = k < info.size ? k : info.size;
     const int64_t rows = logits.rows > 0 && most > 0 ? logits.rows : 0; /* others are refused below */
-    double *wide = (double *)xdi_call_array(ctx, rows, rows > 0 ? most : 0, sizeof *wide);
-    xd_result result = wide ? XD_OK
-                            : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld values of %lld rows",
-                                      (long long)most, (long long)rows);
+    const bool narrow = info.ranks == 1 && xd_ctx_kernels(ctx)->topk.select_narrow;
+    double *wide = narrow ? NULL : (double *)xdi_call_array(ctx, rows, rows > 0 ? most : 0, sizeof *wide);
+    xd_result result = wide || narrow ? XD_OK
+                                      : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %lld values of %lld rows",
+                                                (long long)most, (long long)rows);
     if (result == XD_OK && rows > 0) result = XDI_CHECK_GIVEN(ctx, values, ids);
-    result = xdi_topk_call(ctx, vocab, &logits, k, result, wide, ids);
-    if (result == XD_OK) result = xd_cast(ctx, values, XD_DTYPE_F32, wide, XD_DTYPE_F64, rows * k);
+    result = xdi_topk_call(ctx, vocab, &logits, k, result, wide, narrow ? values : NULL, ids);
+    if (result == XD_OK && wide) result = xd_cast(ctx, values, XD_DTYPE_F32, wide, XD_DTYPE_F64, rows * k);
     xdi_call_memory_done(ctx, wide);
     return result;
 }

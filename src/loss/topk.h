@@ -7,8 +7,8 @@
 /* Finds each position's k largest logits, for XD_TOPK_LOGITS: values [T, k] descending, global ids [T, k]. Ties: lowest
  * id. k may exceed the columns of a rank.
  *
- * Collective over the vocabulary's group: one exchange. Takes [T, k, tp] memory, as xd_log_probs does. The same bits
- * for every split.
+ * Collective over the vocabulary's group: one exchange. Takes [T, k, tp] memory, as xd_log_probs does without a workspace;
+ * one rank on a GPU takes none. The same bits for every split.
  * Errors: ARGUMENT (k), SHAPE, DTYPE, MEMORY. */
 XD_API xd_result xd_vocab_topk(xd_ctx *ctx, const xd_vocab *vocab, xd_rows logits, int64_t k, float *values,
                                int64_t *ids);

@@ -3,6 +3,8 @@
 #include "xtoken_problem.h"
 #include "loss_calls.h"
 
+#include <algorithm>
+
 enum { HELD = 5, SIZE = 23, K = 4, GROUP = 4 };
 
 /* Some of them are zeros, denormals, infinite or not numbers. */
@@ -155,6 +157,22 @@ XD_TEST(a_student_learns_from_routed_columns_what_it_learns_from_all) {
     CHECK_SAME(whole, chosen);
     xd_cuda_destroy(cuda);
     close_problem(&p);
+}
+
+/* Of one tile, of a part of one, and of several in one or two sizes. */
+XD_TEST(ids_are_sorted_whatever_their_number) {
+    const Gpu gpu;
+    const xd_launch launch = gpu.launch();
+    for (int64_t count : { 0, 1, 4095, 4096, 4097, 9000, 17000 }) {
+        Random random((uint64_t)count + 3);
+        std::vector<int64_t> ids;
+        for (int64_t i = 0; i < count; i++) ids.push_back(random.below(3 * count) - 5);
+        Device device(ids);
+        CHECK(gpu.kernels()->rows.sort_ids(&launch, device.at<int64_t>(), count) == XD_OK);
+        gpu.wait();
+        std::sort(ids.begin(), ids.end());
+        CHECK(device.host<int64_t>() == ids);
+    }
 }
 
 XD_CUDA_TEST_MAIN()

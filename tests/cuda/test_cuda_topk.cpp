@@ -111,6 +111,13 @@ XD_TEST(top_k_losses_are_those_of_the_cpu) {
                                 2,
                                 false };
         compare_topk(&pair, wide, 9);
+        const TopkCase tall = { { 700, 12, 0, 0, XD_DTYPE_F32, XD_DTYPE_F32, XD_DTYPE_F32 }, /* several blocks sum the rows */
+                                4,
+                                XD_TOPK_TAIL,
+                                XD_KL_FORWARD,
+                                0,
+                                true };
+        compare_topk(&pair, tall, 10);
     }
 }
 
@@ -149,6 +156,139 @@ XD_TEST(the_k_largest_are_those_of_the_cpu_to_the_bit) {
                 });
             CHECK_SAME(after, board.bytes);
         }
+}
+
+/* Rows that the kernels take different ways through: by how many elements reach a first threshold, by k, and by where they begin. */
+enum Kind { RANDOM, ASCENDING, DESCENDING, FIVE_VALUES, LATE, NOTHING, FEW_NUMBERS, KINDS };
+
+static double kind_value(Kind kind, int64_t column, int64_t columns, Random *random) {
+    switch (kind) {
+    case RANDOM: return 30.0 * (double)random->unit();
+    case ASCENDING: return (double)(column - columns / 2) * 0.0625;
+    case DESCENDING: return (double)(columns / 2 - column) * 0.0625;
+    case FIVE_VALUES: return (double)(random->below(5) - 2) * 0.5;
+    case LATE: return column < columns / 2 ? -(double)random->below(9) : (double)random->below(3000);
+    case NOTHING: return random->below(2) ? -HUGE_VAL : (double)NAN;
+    default: return random->below(2000) ? -HUGE_VAL : random->below(3) ? (double)random->below(4) : -0.0;
+    }
+}
+
+static void compare_selection(Pair *pair, Kind kind, xd_dtype dtype, int64_t rows, int64_t cols, int64_t k) {
+    Random random((uint64_t)(kind * 101 + cols + k));
+    const Shape s = { rows, cols, 0, 0, dtype, XD_DTYPE_F32, XD_DTYPE_F32 };
+    std::vector<unsigned char> data((size_t)(rows * cols) * xd_dtype_size(dtype));
+    for (int64_t i = 0; i < rows * cols; i++) xd_store_f64(data.data(), dtype, i, kind_value(kind, i % cols, cols, &random));
+    Board board;
+    const size_t x = board.add(data), values = board.add(nullptr, (size_t)(rows * k) * sizeof(float));
+    const size_t ids = board.add(nullptr, (size_t)(rows * k) * 8);
+    const std::vector<unsigned char> after = pair->run(&board, cols, false, [&](xd_ctx *ctx, xd_vocab *vocab, void *at) {
+        CHECK(xd_vocab_topk(ctx, vocab, rows_at(at, x, dtype, s), k, place<float>(at, values), place<int64_t>(at, ids)) == XD_OK);
+    });
+    CHECK_SAME(after, board.bytes);
+}
+
+XD_TEST(long_rows_have_the_same_selection_whatever_their_values) {
+    Pair pair;
+    for (int kind = 0; kind < KINDS; kind++)
+        for (int64_t k : { 1, 64, 300, 1024 })
+            if (k == 64 || kind < DESCENDING || (k == 1024 && kind == FIVE_VALUES)) {
+                compare_selection(&pair, (Kind)kind, XD_DTYPE_F32, 2, 25001, k); /* the second row begins on 4 bytes */
+                compare_selection(&pair, (Kind)kind, XD_DTYPE_BF16, 1, 25003, k);
+            }
+}
+
+XD_TEST(selections_of_thousands_are_those_of_the_cpu) {
+    Pair pair;
+    for (const Kind kind : { RANDOM, FIVE_VALUES, NOTHING }) {
+        compare_selection(&pair, kind, XD_DTYPE_F32, 2, 3001, 1025);
+        compare_selection(&pair, kind, XD_DTYPE_BF16, 1, 9002, 8192);
+    }
+    compare_selection(&pair, RANDOM, XD_DTYPE_F32, 1, 8200, 8193);
+    compare_selection(&pair, FIVE_VALUES, XD_DTYPE_BF16, 1, 8200, 8193);
+}
+
+/* Places on the board of what a captured graph reads and writes. */
+struct Captured {
+    enum { ROWS = 3, COLUMNS = 3001, FEW = 40, MANY = 1500, IDS = 5, WORKSPACE = 4096 + 8 * ROWS * (3 + IDS * 2) };
+    Shape shape = { ROWS, COLUMNS, 0, 0, XD_DTYPE_F32, XD_DTYPE_F32, XD_DTYPE_F32 };
+    size_t x, ids, few, few_ids, many, many_ids, sums, argmax, at_ids, all, gradient, work;
+
+    Captured(Board *board, const std::vector<unsigned char> &logits) {
+        const std::vector<int64_t> columns = { 0, 7, 3000, 8, 2047 };
+        x = board->add(logits), ids = board->add(columns);
+        few = board->add(nullptr, ROWS * FEW * 4), few_ids = board->add(nullptr, ROWS * FEW * 8);
+        many = board->add(nullptr, ROWS * MANY * 4), many_ids = board->add(nullptr, ROWS * MANY * 8);
+        sums = board->add(nullptr, ROWS * 8), argmax = board->add(nullptr, ROWS * 8);
+        at_ids = board->add(nullptr, ROWS * IDS * 4), all = board->add(nullptr, ROWS * COLUMNS * 4);
+        gradient = board->add(nullptr, ROWS * COLUMNS * 4);
+        work = board->add(nullptr, WORKSPACE);
+    }
+    void calls(xd_ctx *ctx, xd_vocab *vocab, void *at) const {
+        xd_log_probs_desc d = {};
+        const xd_rows rows = rows_at(at, x, XD_DTYPE_F32, shape);
+        CHECK(xd_vocab_topk(ctx, vocab, rows, FEW, place<float>(at, few), place<int64_t>(at, few_ids)) == XD_OK);
+        CHECK(xd_vocab_topk(ctx, vocab, rows, MANY, place<float>(at, many), place<int64_t>(at, many_ids)) == XD_OK);
+        d.vocab = vocab;
+        d.logits = rows;
+        d.ids.data = place<int64_t>(at, ids);
+        d.ids_per_row = IDS;
+        d.ids_shared = true;
+        d.argmax = place<int64_t>(at, argmax);
+        d.at_ids = place<float>(at, at_ids);
+        d.all = rows_at(at, all, XD_DTYPE_F32, shape);
+        d.workspace = place<void>(at, work);
+        d.workspace_bytes = WORKSPACE - 1;
+        CHECK(xd_log_probs(ctx, &d) == XD_ERROR_ARGUMENT);
+        d.workspace_bytes++;
+        CHECK(xd_log_probs(ctx, &d) == XD_OK);
+        d.at_ids = nullptr;
+        d.log_sum_exp = place<double>(at, sums);
+        CHECK(xd_log_probs(ctx, &d) == XD_OK);
+        xd_log_probs_gradient g = {};
+        g.all = d.all;
+        g.logits = rows_at(at, gradient, XD_DTYPE_F32, shape);
+        CHECK(xd_log_probs_backward(ctx, &d, &g) == XD_OK);
+    }
+    template <typename T> void check(const unsigned char *a, const unsigned char *b, size_t at, int64_t count) const {
+        check_near((const T *)(const void *)(a + at), (const T *)(const void *)(b + at), count, 3e-6);
+    }
+};
+
+XD_TEST(selections_and_log_probabilities_allocate_nothing_and_go_into_a_graph) {
+    Pair pair;
+    Random random(77);
+    Board board;
+    xd_vocab *vocab = nullptr;
+    cudaGraph_t graph = nullptr;
+    cudaGraphExec_t exec = nullptr;
+    const Captured c(&board, logits(XD_DTYPE_F32, { Captured::ROWS, Captured::COLUMNS, 0, 0, XD_DTYPE_F32, XD_DTYPE_F32, XD_DTYPE_F32 }, &random));
+    const std::vector<unsigned char> later = logits(XD_DTYPE_F32, c.shape, &random);
+    Device device(board.bytes);
+    CHECK(vocab_even(pair.gpu.ctx, nullptr, Captured::COLUMNS, &vocab) == XD_OK);
+    seal();
+    CHECK(cudaStreamBeginCapture(pair.gpu.stream, cudaStreamCaptureModeThreadLocal) == cudaSuccess);
+    c.calls(pair.gpu.ctx, vocab, device.at<void>());
+    CHECK(cudaStreamEndCapture(pair.gpu.stream, &graph) == cudaSuccess);
+    unseal();
+    CHECK(cudaGraphInstantiate(&exec, graph, 0) == cudaSuccess);
+    CHECK(cudaMemcpy(device.at<unsigned char>() + c.x, later.data(), later.size(), cudaMemcpyHostToDevice) == cudaSuccess);
+    CHECK(cudaGraphLaunch(exec, pair.gpu.stream) == cudaSuccess);
+    pair.gpu.wait();
+    xd_vocab_destroy(vocab);
+    memcpy(board.bytes.data() + c.x, later.data(), later.size());
+    CHECK(vocab_even(pair.cpu, nullptr, Captured::COLUMNS, &vocab) == XD_OK);
+    c.calls(pair.cpu, vocab, board.bytes.data());
+    xd_vocab_destroy(vocab);
+    const std::vector<unsigned char> after = device.host<unsigned char>();
+    const unsigned char *a = after.data(), *b = board.bytes.data();
+    CHECK(memcmp(a + c.few, b + c.few, c.sums - c.few) == 0); /* both selections */
+    CHECK(memcmp(a + c.argmax, b + c.argmax, Captured::ROWS * 8) == 0);
+    c.check<double>(a, b, c.sums, Captured::ROWS);
+    c.check<float>(a, b, c.at_ids, Captured::ROWS * Captured::IDS);
+    c.check<float>(a, b, c.all, Captured::ROWS * Captured::COLUMNS);
+    c.check<float>(a, b, c.gradient, Captured::ROWS * Captured::COLUMNS);
+    cudaGraphExecDestroy(exec);
+    cudaGraphDestroy(graph);
 }
 
 XD_TEST(candidates_of_several_shards_merge_in_the_order_of_the_columns) {

@@ -456,8 +456,9 @@ static xd_result xdi_cpu_topk_entries(const xd_launch *launch, const xd_topk_ent
 
 XD_PRIVATE const xd_topk_kernels *xdi_topk_kernels_cpu(void) {
     static const xd_topk_kernels kernels = {
-        xdi_cpu_topk_maxima, xdi_cpu_topk_stats,   xdi_cpu_topk_merge, xdi_cpu_topk_divergence,
-        xdi_cpu_topk_grad,   xdi_cpu_topk_entries, xdi_cpu_select,     xdi_cpu_select_merge,
+        xdi_cpu_topk_maxima,     xdi_cpu_topk_stats,   xdi_cpu_topk_merge,
+        xdi_cpu_topk_divergence, xdi_cpu_topk_grad,    xdi_cpu_topk_entries,
+        xdi_cpu_select,          xdi_cpu_select_merge, false,
     };
     return &kernels;
 }

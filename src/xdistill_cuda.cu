@@ -49,6 +49,7 @@
 #include "cuda/uld.cu"
 #endif
 #ifndef XDISTILL_NO_DIFFUSION
+#include "cuda/doubles.cuh"
 #include "cuda/dmd.cu"
 #include "cuda/dmd_total.cu"
 #include "cuda/dmd_loss.cu"

@@ -9218,28 +9218,52 @@ static __device__ inline double xdi_cuda_lower_half(uint32_t word) {
     return xdi_cuda_upper_half(word << 16);
 }
 
-/* A lowered number, rounded to what F32 holds, in double still. */
+/* Bits of a where the mask has ones, and of b elsewhere. */
+static __device__ inline uint32_t xdi_cuda_choose_bits(uint32_t mask, uint32_t a, uint32_t b) {
+#if defined(__CUDA_ARCH__)
+    uint32_t bits;
+    asm("lop3.b32 %0, %1, %2, %3, 0xca;" : "=r"(bits) : "r"(mask), "r"(a), "r"(b));
+    return bits;
+#else
+    return (mask & a) | (~mask & b);
+#endif
+}
+
+/* A lowered number, rounded to what F32 holds: the bits of a double, of which the last 29 do not count. */
+static __device__ inline uint64_t xdi_cuda_round_to_f32(double lowered) {
+    const uint64_t bits = (uint64_t)__double_as_longlong(lowered);
+    return bits + (0x0fffffffu + (bits >> 29 & 1u));
+}
+
 static __device__ inline double xdi_cuda_as_f32(double lowered) {
-    const uint32_t low = xdi_cuda_low_of(lowered), high = xdi_cuda_high_of(lowered);
-    const uint64_t bits = ((uint64_t)high << 32 | low) + (0x0fffffffu + (low >> 29 & 1u));
-    return xdi_cuda_double_of((uint32_t)(bits >> 32), (uint32_t)bits & 0xe0000000u);
+    return __longlong_as_double((long long)(xdi_cuda_round_to_f32(lowered) & ~(uint64_t)0x1fffffffu));
 }
 
-/* The F32 number; bits that it has not are cut off. */
-static __device__ inline float xdi_cuda_raised(double lowered) {
-    const uint32_t low = xdi_cuda_low_of(lowered), high = xdi_cuda_high_of(lowered);
-    return xd_float_of_bits((high & 0x80000000u) | ((high << 3 | low >> 29) & 0x7fffffffu));
+/* The F32 number of a lowered one; bits that it has not are cut off. */
+static __device__ inline float xdi_cuda_raised(uint64_t bits) {
+    const uint32_t low = (uint32_t)bits, high = (uint32_t)(bits >> 32);
+    return xd_float_of_bits(xdi_cuda_choose_bits(0x80000000u, high, __funnelshift_l(low, high, 3)));
 }
 
-/* Whether BF16 numbers, two in a word, are all finite. */
+/* Whether BF16 numbers, two in a word, are all finite; maybe not where products of them overflow. */
 struct xdi_cuda_finite {
     uint32_t found = 0;
 
-    __device__ void note(uint32_t word) {
+    /* 0 x, which is a NaN unless x is finite */
+    __device__ void note(uint32_t x) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-        asm("fma.rn.bf16x2 %0, %1, %2, %0;" : "+r"(found) : "r"(word), "r"(0)); /* 0 x, which is a NaN unless x is finite */
+        asm("fma.rn.bf16x2 %0, %1, %2, %0;" : "+r"(found) : "r"(x), "r"(0));
 #else
-        found |= (((word & 0x7f807f80u) + 0x00800080u) & 0x80008000u) >> 1;
+        found |= (((x & 0x7f807f80u) + 0x00800080u) & 0x80008000u) >> 1;
+#endif
+    }
+    __device__ void note(uint32_t x, uint32_t y, uint32_t z) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+        uint32_t all;
+        asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(all) : "r"(x), "r"(y), "r"(z));
+        note(all);
+#else
+        note(x), note(y), note(z);
 #endif
     }
     __device__ bool holds() const {
@@ -9266,7 +9290,7 @@ struct xdi_cuda_bf16_range {
         const uint32_t rounded = high + (0xfffu + (high >> 13 & 1u)), magnitude = rounded << 1;
         least = magnitude - 0x1fffu < least ? magnitude - 0x1fffu : least; /* 0x1ffe is that of zero */
         most = magnitude > most ? magnitude : most;
-        return (rounded & 0xc0000000u) | (rounded << 3 & 0x3fffffffu);
+        return xdi_cuda_choose_bits(0xc0000000u, rounded, rounded << 3);
     }
     __device__ bool holds() const {
         return least >= 0x70200000u - 0x1fffu && most < 0x8fe00000u;
@@ -9729,8 +9753,18 @@ static __device__ inline float xdi_cuda_sample_load(const xd_rows &x, int64_t b,
  * integers' way to double. */
 struct xdi_cuda_sample_lanes {
     double first[XDI_CUDA_EIGHT] = {}, second[XDI_CUDA_EIGHT] = {};
-    uint32_t most = 0;
     xdi_cuda_finite finite;
+
+    /* An infinity or a NaN of F32 has the place of numbers of 2^128 and more. */
+    __device__ bool hold() const {
+        double most = 0.0, most_square = 0.0;
+        XD_UNROLL
+        for (int j = 0; j < XDI_CUDA_EIGHT; j++) {
+            most = first[j] > most ? first[j] : most;
+            most_square = second[j] > most_square ? second[j] : most_square;
+        }
+        return finite.holds() && most < 3.402823669209385e38 && most_square < 1.157920892373162e77; /* 2^128, 2^256 */
+    }
 };
 
 /* Elements of T, or xdi_cuda_none: of any type, at any address, one at a time. SLOPE_INPUTS: the gradient needs the first of the
@@ -9781,9 +9815,6 @@ template <typename Storage> struct xdi_cuda_sample_eights<xdi_cuda_vsd_terms<Sto
     __device__ bool fits() const {
         return true;
     }
-    __device__ bool fitted(const xdi_cuda_sample_lanes &lanes) const {
-        return lanes.most < 0x7f800000u;
-    }
     template <bool EXACT> __device__ xdi_cuda_eight seconds(const xdi_cuda_raw<Storage> *in) const {
         xdi_cuda_eight f = in[0].widened();
         const xdi_cuda_eight t = in[1].widened();
@@ -9800,8 +9831,6 @@ template <typename Storage> struct xdi_cuda_sample_eights<xdi_cuda_vsd_terms<Sto
             const double root = xd_mul(xdi_cuda_lowered(other), XDI_CUDA_RAISE);
             lanes->first[j] = xd_fma(xdi_cuda_lowered(first), XDI_CUDA_RAISE, lanes->first[j]);
             lanes->second[j] = xd_fma(root, root, lanes->second[j]);
-            lanes->most = first > lanes->most ? first : lanes->most;
-            lanes->most = other > lanes->most ? other : lanes->most;
         }
         return second;
     }
@@ -9846,9 +9875,6 @@ template <typename Storage> struct xdi_cuda_sample_eights<xdi_cuda_denoise_terms
     __device__ bool fits() const {
         return true;
     }
-    __device__ bool fitted(const xdi_cuda_sample_lanes &lanes) const {
-        return lanes.most < 0x7f800000u;
-    }
     template <bool EXACT> __device__ xdi_cuda_eight seconds(const xdi_cuda_raw<Storage> *in) const {
         const xdi_cuda_eight p = in[0].widened(), x = in[1].widened(), e = in[2].widened();
         xdi_cuda_eight second;
@@ -9863,7 +9889,6 @@ template <typename Storage> struct xdi_cuda_sample_eights<xdi_cuda_denoise_terms
             const uint32_t bits = xd_bits_of_float(second.at[j]) & 0x7fffffffu;
             const double root = xd_mul(xdi_cuda_lowered(bits), XDI_CUDA_RAISE);
             lanes->second[j] = xd_fma(root, root, lanes->second[j]);
-            lanes->most = bits > lanes->most ? bits : lanes->most;
         }
         return second;
     }
@@ -9883,9 +9908,6 @@ template <> struct xdi_cuda_sample_eights<xdi_cuda_denoise_terms<xdi_cuda_bf16> 
     __device__ bool fits() const {
         return is_large(prediction) && is_large(clean) && is_large(noise);
     }
-    __device__ bool fitted(const xdi_cuda_sample_lanes &lanes) const {
-        return lanes.most < 0x0ff00000u && lanes.finite.holds();
-    }
     __device__ double sum(double p, double x, double e) const {
         return xd_fma(noise, e, xd_fma(clean, x, xd_mul(prediction, p)));
     }
@@ -9900,7 +9922,7 @@ template <> struct xdi_cuda_sample_eights<xdi_cuda_denoise_terms<xdi_cuda_bf16> 
         XD_UNROLL
         for (int j = 0; j < XDI_CUDA_EIGHT; j++) {
             const double r = residual(j % 2 != 0, in[0].pairs.at[j / 2], in[1].pairs.at[j / 2], in[2].pairs.at[j / 2]);
-            second.at[j] = xdi_cuda_raised(EXACT ? xdi_cuda_as_f32(r) : r);
+            second.at[j] = xdi_cuda_raised(EXACT ? xdi_cuda_round_to_f32(r) : (uint64_t)__double_as_longlong(r));
         }
         return second;
     }
@@ -9910,11 +9932,9 @@ template <> struct xdi_cuda_sample_eights<xdi_cuda_denoise_terms<xdi_cuda_bf16> 
         for (int j = 0; j < XDI_CUDA_EIGHT; j++) {
             const uint32_t p = in[0].pairs.at[j / 2], x = in[1].pairs.at[j / 2], e = in[2].pairs.at[j / 2];
             const double r = xdi_cuda_as_f32(residual(j % 2 != 0, p, x, e)), root = xd_mul(r, XDI_CUDA_RAISE);
-            const uint32_t magnitude = xdi_cuda_high_of(r) & 0x7fffffffu;
-            if (j % 2 == 0) lanes->finite.note(p), lanes->finite.note(x), lanes->finite.note(e);
+            if (j % 2 == 0) lanes->finite.note(p, x, e);
             lanes->second[j] = xd_fma(root, root, lanes->second[j]);
-            lanes->most = magnitude > lanes->most ? magnitude : lanes->most;
-            second.at[j] = xdi_cuda_raised(r);
+            second.at[j] = xdi_cuda_raised((uint64_t)__double_as_longlong(r));
         }
         return second;
     }
@@ -9981,17 +10001,19 @@ static __device__ inline void xdi_cuda_sample_walk(const Terms &terms, int64_t b
     for (int k = 0; k < INPUTS; k++) {
         from[k] = xdi_cuda_row<const T>(terms.input(k), b) + first;
         ahead[0][k].load(from[k]);
-        ahead[1][k].load(from[k] + XD_SAMPLE_LANES);
+        ahead[1][k].load(from[k] + (int)XD_SAMPLE_LANES);
     }
     XD_UNROLL_N(1)
     for (int step = 0; step < XDI_CUDA_SAMPLE_STEPS; step += 2) {
+        XD_UNROLL
+        for (int k = 0; k < INPUTS; k++) from[k] += 2 * (int)XD_SAMPLE_LANES;
         XD_UNROLL
         for (int half = 0; half < 2; half++) {
             xdi_cuda_raw<T> now[INPUTS];
             XD_UNROLL
             for (int k = 0; k < INPUTS; k++) {
                 now[k] = ahead[half][k];
-                if (step + 2 < XDI_CUDA_SAMPLE_STEPS) ahead[half][k].load(from[k] + (step + half + 2) * (int)XD_SAMPLE_LANES);
+                if (step + 2 < XDI_CUDA_SAMPLE_STEPS) ahead[half][k].load(from[k] + half * (int)XD_SAMPLE_LANES);
             }
             use(step + half, now);
         }
@@ -10045,7 +10067,7 @@ static __device__ bool xdi_cuda_sample_add_whole(const Terms &terms, int64_t b, 
         const xdi_cuda_eight second = eights.add(in, lanes);
         if (kept) xdi_cuda_sample_keep(kept, step, second);
     });
-    return !__any_sync(0xffffffffu, !eights.fitted(*lanes));
+    return !__any_sync(0xffffffffu, !lanes->hold());
 }
 
 template <typename Terms>
@@ -10127,15 +10149,10 @@ struct xdi_cuda_sample_factor {
 
 template <typename T>
 static __device__ inline void xdi_cuda_sample_write8(T *to, const xdi_cuda_sample_factor &by, const xdi_cuda_eight &slope) {
-    enum { COUNT = xdi_cuda_pack<T>::COUNT };
+    xdi_cuda_eight values;
     XD_UNROLL
-    for (int first = 0; first < XDI_CUDA_EIGHT; first += COUNT) {
-        xdi_cuda_pack<T> pack;
-        XD_UNROLL
-        for (int j = 0; j < COUNT; j++)
-            xdi_cuda_narrow((float)xd_mul(by.factor, (double)slope.at[first + j]), &pack.at[j]);
-        xdi_cuda_store16(to + first, pack);
-    }
+    for (int j = 0; j < XDI_CUDA_EIGHT; j++) values.at[j] = (float)xd_mul(by.factor, (double)slope.at[j]);
+    xdi_cuda_write_whole(to, values);
 }
 
 /* To BF16 by way of the product in F32, which is at most four steps of F32 off: true, and written, unless one of the eight is as
@@ -10157,19 +10174,6 @@ static __device__ inline bool xdi_cuda_sample_write_near(xdi_cuda_bf16 *to, cons
     return true;
 }
 
-/* The same where that product is exact. */
-static __device__ inline void xdi_cuda_sample_write_exact(xdi_cuda_bf16 *to, const xdi_cuda_sample_factor &by,
-                                                          const xdi_cuda_eight &slope) {
-    xdi_cuda_pack<uint32_t> words;
-    XD_UNROLL
-    for (int j = 0; j < XDI_CUDA_EIGHT; j += 2) {
-        const uint32_t low = xd_bits_of_float(xd_mulf(by.near, slope.at[j]));
-        const uint32_t high = xd_bits_of_float(xd_mulf(by.near, slope.at[j + 1]));
-        words.at[j / 2] = xdi_cuda_upper_halves(low + 0x7fffu + (low >> 16 & 1u), high + 0x7fffu + (high >> 16 & 1u));
-    }
-    xdi_cuda_store16(reinterpret_cast<uint32_t *>(to), words);
-}
-
 /* slopes(true or false): exact, or cut off. All numbers are finite, as a sample with a finding has no factor. */
 template <typename T, typename Slopes>
 static __device__ inline void xdi_cuda_sample_put(T *to, const xdi_cuda_sample_factor &by, Slopes slopes) {
@@ -10179,7 +10183,10 @@ static __device__ inline void xdi_cuda_sample_put(T *to, const xdi_cuda_sample_f
 template <typename Slopes>
 static __device__ inline void xdi_cuda_sample_put(xdi_cuda_bf16 *to, const xdi_cuda_sample_factor &by, Slopes slopes) {
     if (by.exact) {
-        xdi_cuda_sample_write_exact(to, by, slopes(std::true_type()));
+        xdi_cuda_eight values = slopes(std::true_type());
+        XD_UNROLL
+        for (int j = 0; j < XDI_CUDA_EIGHT; j++) values.at[j] = xd_mulf(by.near, values.at[j]);
+        xdi_cuda_write_whole(to, values);
         return;
     }
     if (by.close && xdi_cuda_sample_write_near(to, by, slopes(std::false_type()))) return;
@@ -10692,4 +10699,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 db87b4c67a8b69a5002e266545f3cd7e56752a2fe90b382649caf9eee3af95c2 */
+/* xdistill sha256 0467847cba9e9efc5c662e9e1a0b013ab1d9a5d6d3a373bd088ee095582f5c54 */

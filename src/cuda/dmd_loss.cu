@@ -18,8 +18,18 @@ static __device__ inline float xdi_cuda_sample_load(const xd_rows &x, int64_t b,
  * integers' way to double. */
 struct xdi_cuda_sample_lanes {
     double first[XDI_CUDA_EIGHT] = {}, second[XDI_CUDA_EIGHT] = {};
-    uint32_t most = 0;
     xdi_cuda_finite finite;
+
+    /* An infinity or a NaN of F32 has the place of numbers of 2^128 and more. */
+    __device__ bool hold() const {
+        double most = 0.0, most_square = 0.0;
+        XD_UNROLL
+        for (int j = 0; j < XDI_CUDA_EIGHT; j++) {
+            most = first[j] > most ? first[j] : most;
+            most_square = second[j] > most_square ? second[j] : most_square;
+        }
+        return finite.holds() && most < 3.402823669209385e38 && most_square < 1.157920892373162e77; /* 2^128, 2^256 */
+    }
 };
 
 /* Elements of T, or xdi_cuda_none: of any type, at any address, one at a time. SLOPE_INPUTS: the gradient needs the first of the
@@ -70,9 +80,6 @@ template <typename Storage> struct xdi_cuda_sample_eights<xdi_cuda_vsd_terms<Sto
     __device__ bool fits() const {
         return true;
     }
-    __device__ bool fitted(const xdi_cuda_sample_lanes &lanes) const {
-        return lanes.most < 0x7f800000u;
-    }
     template <bool EXACT> __device__ xdi_cuda_eight seconds(const xdi_cuda_raw<Storage> *in) const {
         xdi_cuda_eight f = in[0].widened();
         const xdi_cuda_eight t = in[1].widened();
@@ -89,8 +96,6 @@ template <typename Storage> struct xdi_cuda_sample_eights<xdi_cuda_vsd_terms<Sto
             const double root = xd_mul(xdi_cuda_lowered(other), XDI_CUDA_RAISE);
             lanes->first[j] = xd_fma(xdi_cuda_lowered(first), XDI_CUDA_RAISE, lanes->first[j]);
             lanes->second[j] = xd_fma(root, root, lanes->second[j]);
-            lanes->most = first > lanes->most ? first : lanes->most;
-            lanes->most = other > lanes->most ? other : lanes->most;
         }
         return second;
     }
@@ -135,9 +140,6 @@ template <typename Storage> struct xdi_cuda_sample_eights<xdi_cuda_denoise_terms
     __device__ bool fits() const {
         return true;
     }
-    __device__ bool fitted(const xdi_cuda_sample_lanes &lanes) const {
-        return lanes.most < 0x7f800000u;
-    }
     template <bool EXACT> __device__ xdi_cuda_eight seconds(const xdi_cuda_raw<Storage> *in) const {
         const xdi_cuda_eight p = in[0].widened(), x = in[1].widened(), e = in[2].widened();
         xdi_cuda_eight second;
@@ -152,7 +154,6 @@ template <typename Storage> struct xdi_cuda_sample_eights<xdi_cuda_denoise_terms
             const uint32_t bits = xd_bits_of_float(second.at[j]) & 0x7fffffffu;
             const double root = xd_mul(xdi_cuda_lowered(bits), XDI_CUDA_RAISE);
             lanes->second[j] = xd_fma(root, root, lanes->second[j]);
-            lanes->most = bits > lanes->most ? bits : lanes->most;
         }
         return second;
     }
@@ -172,9 +173,6 @@ template <> struct xdi_cuda_sample_eights<xdi_cuda_denoise_terms<xdi_cuda_bf16> 
     __device__ bool fits() const {
         return is_large(prediction) && is_large(clean) && is_large(noise);
     }
-    __device__ bool fitted(const xdi_cuda_sample_lanes &lanes) const {
-        return lanes.most < 0x0ff00000u && lanes.finite.holds();
-    }
     __device__ double sum(double p, double x, double e) const {
         return xd_fma(noise, e, xd_fma(clean, x, xd_mul(prediction, p)));
     }
@@ -189,7 +187,7 @@ template <> struct xdi_cuda_sample_eights<xdi_cuda_denoise_terms<xdi_cuda_bf16> 
         XD_UNROLL
         for (int j = 0; j < XDI_CUDA_EIGHT; j++) {
             const double r = residual(j % 2 != 0, in[0].pairs.at[j / 2], in[1].pairs.at[j / 2], in[2].pairs.at[j / 2]);
-            second.at[j] = xdi_cuda_raised(EXACT ? xdi_cuda_as_f32(r) : r);
+            second.at[j] = xdi_cuda_raised(EXACT ? xdi_cuda_round_to_f32(r) : (uint64_t)__double_as_longlong(r));
         }
         return second;
     }
@@ -199,11 +197,9 @@ template <> struct xdi_cuda_sample_eights<xdi_cuda_denoise_terms<xdi_cuda_bf16> 
         for (int j = 0; j < XDI_CUDA_EIGHT; j++) {
             const uint32_t p = in[0].pairs.at[j / 2], x = in[1].pairs.at[j / 2], e = in[2].pairs.at[j / 2];
             const double r = xdi_cuda_as_f32(residual(j % 2 != 0, p, x, e)), root = xd_mul(r, XDI_CUDA_RAISE);
-            const uint32_t magnitude = xdi_cuda_high_of(r) & 0x7fffffffu;
-            if (j % 2 == 0) lanes->finite.note(p), lanes->finite.note(x), lanes->finite.note(e);
+            if (j % 2 == 0) lanes->finite.note(p, x, e);
             lanes->second[j] = xd_fma(root, root, lanes->second[j]);
-            lanes->most = magnitude > lanes->most ? magnitude : lanes->most;
-            second.at[j] = xdi_cuda_raised(r);
+            second.at[j] = xdi_cuda_raised((uint64_t)__double_as_longlong(r));
         }
         return second;
     }
@@ -270,17 +266,19 @@ static __device__ inline void xdi_cuda_sample_walk(const Terms &terms, int64_t b
     for (int k = 0; k < INPUTS; k++) {
         from[k] = xdi_cuda_row<const T>(terms.input(k), b) + first;
         ahead[0][k].load(from[k]);
-        ahead[1][k].load(from[k] + XD_SAMPLE_LANES);
+        ahead[1][k].load(from[k] + (int)XD_SAMPLE_LANES);
     }
     XD_UNROLL_N(1)
     for (int step = 0; step < XDI_CUDA_SAMPLE_STEPS; step += 2) {
+        XD_UNROLL
+        for (int k = 0; k < INPUTS; k++) from[k] += 2 * (int)XD_SAMPLE_LANES;
         XD_UNROLL
         for (int half = 0; half < 2; half++) {
             xdi_cuda_raw<T> now[INPUTS];
             XD_UNROLL
             for (int k = 0; k < INPUTS; k++) {
                 now[k] = ahead[half][k];
-                if (step + 2 < XDI_CUDA_SAMPLE_STEPS) ahead[half][k].load(from[k] + (step + half + 2) * (int)XD_SAMPLE_LANES);
+                if (step + 2 < XDI_CUDA_SAMPLE_STEPS) ahead[half][k].load(from[k] + half * (int)XD_SAMPLE_LANES);
             }
             use(step + half, now);
         }
@@ -334,7 +332,7 @@ static __device__ bool xdi_cuda_sample_add_whole(const Terms &terms, int64_t b, 
         const xdi_cuda_eight second = eights.add(in, lanes);
         if (kept) xdi_cuda_sample_keep(kept, step, second);
     });
-    return !__any_sync(0xffffffffu, !eights.fitted(*lanes));
+    return !__any_sync(0xffffffffu, !lanes->hold());
 }
 
 template <typename Terms>
@@ -416,15 +414,10 @@ struct xdi_cuda_sample_factor {
 
 template <typename T>
 static __device__ inline void xdi_cuda_sample_write8(T *to, const xdi_cuda_sample_factor &by, const xdi_cuda_eight &slope) {
-    enum { COUNT = xdi_cuda_pack<T>::COUNT };
+    xdi_cuda_eight values;
     XD_UNROLL
-    for (int first = 0; first < XDI_CUDA_EIGHT; first += COUNT) {
-        xdi_cuda_pack<T> pack;
-        XD_UNROLL
-        for (int j = 0; j < COUNT; j++)
-            xdi_cuda_narrow((float)xd_mul(by.factor, (double)slope.at[first + j]), &pack.at[j]);
-        xdi_cuda_store16(to + first, pack);
-    }
+    for (int j = 0; j < XDI_CUDA_EIGHT; j++) values.at[j] = (float)xd_mul(by.factor, (double)slope.at[j]);
+    xdi_cuda_write_whole(to, values);
 }
 
 /* To BF16 by way of the product in F32, which is at most four steps of F32 off: true, and written, unless one of the eight is as
@@ -446,19 +439,6 @@ static __device__ inline bool xdi_cuda_sample_write_near(xdi_cuda_bf16 *to, cons
     return true;
 }
 
-/* The same where that product is exact. */
-static __device__ inline void xdi_cuda_sample_write_exact(xdi_cuda_bf16 *to, const xdi_cuda_sample_factor &by,
-                                                          const xdi_cuda_eight &slope) {
-    xdi_cuda_pack<uint32_t> words;
-    XD_UNROLL
-    for (int j = 0; j < XDI_CUDA_EIGHT; j += 2) {
-        const uint32_t low = xd_bits_of_float(xd_mulf(by.near, slope.at[j]));
-        const uint32_t high = xd_bits_of_float(xd_mulf(by.near, slope.at[j + 1]));
-        words.at[j / 2] = xdi_cuda_upper_halves(low + 0x7fffu + (low >> 16 & 1u), high + 0x7fffu + (high >> 16 & 1u));
-    }
-    xdi_cuda_store16(reinterpret_cast<uint32_t *>(to), words);
-}
-
 /* slopes(true or false): exact, or cut off. All numbers are finite, as a sample with a finding has no factor. */
 template <typename T, typename Slopes>
 static __device__ inline void xdi_cuda_sample_put(T *to, const xdi_cuda_sample_factor &by, Slopes slopes) {
@@ -468,7 +448,10 @@ static __device__ inline void xdi_cuda_sample_put(T *to, const xdi_cuda_sample_f
 template <typename Slopes>
 static __device__ inline void xdi_cuda_sample_put(xdi_cuda_bf16 *to, const xdi_cuda_sample_factor &by, Slopes slopes) {
     if (by.exact) {
-        xdi_cuda_sample_write_exact(to, by, slopes(std::true_type()));
+        xdi_cuda_eight values = slopes(std::true_type());
+        XD_UNROLL
+        for (int j = 0; j < XDI_CUDA_EIGHT; j++) values.at[j] = xd_mulf(by.near, values.at[j]);
+        xdi_cuda_write_whole(to, values);
         return;
     }
     if (by.close && xdi_cuda_sample_write_near(to, by, slopes(std::false_type()))) return;

@@ -31,28 +31,52 @@ static __device__ inline double xdi_cuda_lower_half(uint32_t word) {
     return xdi_cuda_upper_half(word << 16);
 }
 
-/* A lowered number, rounded to what F32 holds, in double still. */
+/* Bits of a where the mask has ones, and of b elsewhere. */
+static __device__ inline uint32_t xdi_cuda_choose_bits(uint32_t mask, uint32_t a, uint32_t b) {
+#if defined(__CUDA_ARCH__)
+    uint32_t bits;
+    asm("lop3.b32 %0, %1, %2, %3, 0xca;" : "=r"(bits) : "r"(mask), "r"(a), "r"(b));
+    return bits;
+#else
+    return (mask & a) | (~mask & b);
+#endif
+}
+
+/* A lowered number, rounded to what F32 holds: the bits of a double, of which the last 29 do not count. */
+static __device__ inline uint64_t xdi_cuda_round_to_f32(double lowered) {
+    const uint64_t bits = (uint64_t)__double_as_longlong(lowered);
+    return bits + (0x0fffffffu + (bits >> 29 & 1u));
+}
+
 static __device__ inline double xdi_cuda_as_f32(double lowered) {
-    const uint32_t low = xdi_cuda_low_of(lowered), high = xdi_cuda_high_of(lowered);
-    const uint64_t bits = ((uint64_t)high << 32 | low) + (0x0fffffffu + (low >> 29 & 1u));
-    return xdi_cuda_double_of((uint32_t)(bits >> 32), (uint32_t)bits & 0xe0000000u);
+    return __longlong_as_double((long long)(xdi_cuda_round_to_f32(lowered) & ~(uint64_t)0x1fffffffu));
 }
 
-/* The F32 number; bits that it has not are cut off. */
-static __device__ inline float xdi_cuda_raised(double lowered) {
-    const uint32_t low = xdi_cuda_low_of(lowered), high = xdi_cuda_high_of(lowered);
-    return xd_float_of_bits((high & 0x80000000u) | ((high << 3 | low >> 29) & 0x7fffffffu));
+/* The F32 number of a lowered one; bits that it has not are cut off. */
+static __device__ inline float xdi_cuda_raised(uint64_t bits) {
+    const uint32_t low = (uint32_t)bits, high = (uint32_t)(bits >> 32);
+    return xd_float_of_bits(xdi_cuda_choose_bits(0x80000000u, high, __funnelshift_l(low, high, 3)));
 }
 
-/* Whether BF16 numbers, two in a word, are all finite. */
+/* Whether BF16 numbers, two in a word, are all finite; maybe not where products of them overflow. */
 struct xdi_cuda_finite {
     uint32_t found = 0;
 
-    __device__ void note(uint32_t word) {
+    /* 0 x, which is a NaN unless x is finite */
+    __device__ void note(uint32_t x) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
-        asm("fma.rn.bf16x2 %0, %1, %2, %0;" : "+r"(found) : "r"(word), "r"(0)); /* 0 x, which is a NaN unless x is finite */
+        asm("fma.rn.bf16x2 %0, %1, %2, %0;" : "+r"(found) : "r"(x), "r"(0));
 #else
-        found |= (((word & 0x7f807f80u) + 0x00800080u) & 0x80008000u) >> 1;
+        found |= (((x & 0x7f807f80u) + 0x00800080u) & 0x80008000u) >> 1;
+#endif
+    }
+    __device__ void note(uint32_t x, uint32_t y, uint32_t z) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+        uint32_t all;
+        asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(all) : "r"(x), "r"(y), "r"(z));
+        note(all);
+#else
+        note(x), note(y), note(z);
 #endif
     }
     __device__ bool holds() const {
@@ -79,7 +103,7 @@ struct xdi_cuda_bf16_range {
         const uint32_t rounded = high + (0xfffu + (high >> 13 & 1u)), magnitude = rounded << 1;
         least = magnitude - 0x1fffu < least ? magnitude - 0x1fffu : least; /* 0x1ffe is that of zero */
         most = magnitude > most ? magnitude : most;
-        return (rounded & 0xc0000000u) | (rounded << 3 & 0x3fffffffu);
+        return xdi_cuda_choose_bits(0xc0000000u, rounded, rounded << 3);
     }
     __device__ bool holds() const {
         return least >= 0x70200000u - 0x1fffu && most < 0x8fe00000u;

@@ -9229,19 +9229,19 @@ static __device__ inline uint32_t xdi_cuda_choose_bits(uint32_t mask, uint32_t a
 #endif
 }
 
-/* A lowered number, rounded to what F32 holds: the bits of a double, of which the last 29 do not count. */
-static __device__ inline uint64_t xdi_cuda_round_to_f32(double lowered) {
+/* A lowered number, rounded to what F32 holds; the last 29 bits of the double do not count. */
+static __device__ inline uint64_t xdi_cuda_as_f32_bits(double lowered) {
     const uint64_t bits = (uint64_t)__double_as_longlong(lowered);
     return bits + (0x0fffffffu + (bits >> 29 & 1u));
 }
 
 static __device__ inline double xdi_cuda_as_f32(double lowered) {
-    return __longlong_as_double((long long)(xdi_cuda_round_to_f32(lowered) & ~(uint64_t)0x1fffffffu));
+    return __longlong_as_double((long long)(xdi_cuda_as_f32_bits(lowered) & ~(uint64_t)0x1fffffffu));
 }
 
 /* The F32 number of a lowered one; bits that it has not are cut off. */
-static __device__ inline float xdi_cuda_raised(uint64_t bits) {
-    const uint32_t low = (uint32_t)bits, high = (uint32_t)(bits >> 32);
+static __device__ inline float xdi_cuda_raised(double lowered) {
+    const uint32_t low = xdi_cuda_low_of(lowered), high = xdi_cuda_high_of(lowered);
     return xd_float_of_bits(xdi_cuda_choose_bits(0x80000000u, high, __funnelshift_l(low, high, 3)));
 }
 
@@ -9760,8 +9760,8 @@ struct xdi_cuda_sample_lanes {
         double most = 0.0, most_square = 0.0;
         XD_UNROLL
         for (int j = 0; j < XDI_CUDA_EIGHT; j++) {
-            most = first[j] > most ? first[j] : most;
-            most_square = second[j] > most_square ? second[j] : most_square;
+            most = fmax(most, first[j]);
+            most_square = fmax(most_square, second[j]);
         }
         return finite.holds() && most < 3.402823669209385e38 && most_square < 1.157920892373162e77; /* 2^128, 2^256 */
     }
@@ -9807,7 +9807,8 @@ template <typename Storage> struct xdi_cuda_vsd_terms {
     }
 };
 
-/* What a thread does with eight elements of a sample; `seconds`: what the gradient is a multiple of. */
+/* What a thread does with eight elements of a sample. seconds(): what the gradient is a multiple of; add() returns it too, where
+ * somebody keeps it. */
 template <typename Terms> struct xdi_cuda_sample_eights;
 
 template <typename Storage> struct xdi_cuda_sample_eights<xdi_cuda_vsd_terms<Storage> > {
@@ -9822,7 +9823,7 @@ template <typename Storage> struct xdi_cuda_sample_eights<xdi_cuda_vsd_terms<Sto
         for (int j = 0; j < XDI_CUDA_EIGHT; j++) f.at[j] = xd_subf(f.at[j], t.at[j]);
         return f;
     }
-    __device__ xdi_cuda_eight add(const xdi_cuda_raw<Storage> *in, xdi_cuda_sample_lanes *lanes) const {
+    __device__ xdi_cuda_eight add(const xdi_cuda_raw<Storage> *in, xdi_cuda_sample_lanes *lanes, bool) const {
         const xdi_cuda_eight t = in[1].widened(), x = in[2].widened(), second = seconds<true>(in);
         XD_UNROLL
         for (int j = 0; j < XDI_CUDA_EIGHT; j++) {
@@ -9882,7 +9883,7 @@ template <typename Storage> struct xdi_cuda_sample_eights<xdi_cuda_denoise_terms
         for (int j = 0; j < XDI_CUDA_EIGHT; j++) second.at[j] = xd_denoise_residual(&term, p.at[j], x.at[j], e.at[j]);
         return second;
     }
-    __device__ xdi_cuda_eight add(const xdi_cuda_raw<Storage> *in, xdi_cuda_sample_lanes *lanes) const {
+    __device__ xdi_cuda_eight add(const xdi_cuda_raw<Storage> *in, xdi_cuda_sample_lanes *lanes, bool) const {
         const xdi_cuda_eight second = seconds<true>(in);
         XD_UNROLL
         for (int j = 0; j < XDI_CUDA_EIGHT; j++) {
@@ -9922,19 +9923,19 @@ template <> struct xdi_cuda_sample_eights<xdi_cuda_denoise_terms<xdi_cuda_bf16> 
         XD_UNROLL
         for (int j = 0; j < XDI_CUDA_EIGHT; j++) {
             const double r = residual(j % 2 != 0, in[0].pairs.at[j / 2], in[1].pairs.at[j / 2], in[2].pairs.at[j / 2]);
-            second.at[j] = xdi_cuda_raised(EXACT ? xdi_cuda_round_to_f32(r) : (uint64_t)__double_as_longlong(r));
+            second.at[j] = xdi_cuda_raised(EXACT ? __longlong_as_double((long long)xdi_cuda_as_f32_bits(r)) : r);
         }
         return second;
     }
-    __device__ xdi_cuda_eight add(const xdi_cuda_raw<xdi_cuda_bf16> *in, xdi_cuda_sample_lanes *lanes) const {
-        xdi_cuda_eight second;
+    __device__ xdi_cuda_eight add(const xdi_cuda_raw<xdi_cuda_bf16> *in, xdi_cuda_sample_lanes *lanes, bool keeps) const {
+        xdi_cuda_eight second = {};
         XD_UNROLL
         for (int j = 0; j < XDI_CUDA_EIGHT; j++) {
             const uint32_t p = in[0].pairs.at[j / 2], x = in[1].pairs.at[j / 2], e = in[2].pairs.at[j / 2];
             const double r = xdi_cuda_as_f32(residual(j % 2 != 0, p, x, e)), root = xd_mul(r, XDI_CUDA_RAISE);
             if (j % 2 == 0) lanes->finite.note(p, x, e);
             lanes->second[j] = xd_fma(root, root, lanes->second[j]);
-            second.at[j] = xdi_cuda_raised((uint64_t)__double_as_longlong(r));
+            if (keeps) second.at[j] = xdi_cuda_raised(r);
         }
         return second;
     }
@@ -10064,7 +10065,7 @@ static __device__ bool xdi_cuda_sample_add_whole(const Terms &terms, int64_t b, 
     const xdi_cuda_sample_eights<Terms> eights(terms, b);
     if (!xdi_cuda_sample_is_whole(terms, tile) || !eights.fits()) return false;
     xdi_cuda_sample_walk<Terms, 3>(terms, b, tile.begin, [&](int step, const xdi_cuda_raw<typename Terms::T> *in) {
-        const xdi_cuda_eight second = eights.add(in, lanes);
+        const xdi_cuda_eight second = eights.add(in, lanes, kept != nullptr);
         if (kept) xdi_cuda_sample_keep(kept, step, second);
     });
     return !__any_sync(0xffffffffu, !lanes->hold());
@@ -10699,4 +10700,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 0467847cba9e9efc5c662e9e1a0b013ab1d9a5d6d3a373bd088ee095582f5c54 */
+/* xdistill sha256 aea47ba52b39d0161ae2761bce0379832615f483b097e47f54d95808dd313a09 */

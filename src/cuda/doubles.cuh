@@ -42,19 +42,19 @@ static __device__ inline uint32_t xdi_cuda_choose_bits(uint32_t mask, uint32_t a
 #endif
 }
 
-/* A lowered number, rounded to what F32 holds: the bits of a double, of which the last 29 do not count. */
-static __device__ inline uint64_t xdi_cuda_round_to_f32(double lowered) {
+/* A lowered number, rounded to what F32 holds; the last 29 bits of the double do not count. */
+static __device__ inline uint64_t xdi_cuda_as_f32_bits(double lowered) {
     const uint64_t bits = (uint64_t)__double_as_longlong(lowered);
     return bits + (0x0fffffffu + (bits >> 29 & 1u));
 }
 
 static __device__ inline double xdi_cuda_as_f32(double lowered) {
-    return __longlong_as_double((long long)(xdi_cuda_round_to_f32(lowered) & ~(uint64_t)0x1fffffffu));
+    return __longlong_as_double((long long)(xdi_cuda_as_f32_bits(lowered) & ~(uint64_t)0x1fffffffu));
 }
 
 /* The F32 number of a lowered one; bits that it has not are cut off. */
-static __device__ inline float xdi_cuda_raised(uint64_t bits) {
-    const uint32_t low = (uint32_t)bits, high = (uint32_t)(bits >> 32);
+static __device__ inline float xdi_cuda_raised(double lowered) {
+    const uint32_t low = xdi_cuda_low_of(lowered), high = xdi_cuda_high_of(lowered);
     return xd_float_of_bits(xdi_cuda_choose_bits(0x80000000u, high, __funnelshift_l(low, high, 3)));
 }
 

@@ -9731,11 +9731,9 @@ static xd_result xdi_cuda_dmd_total_load(xd_ctx *ctx) {
     return xdi_cuda_load(ctx, xdi_cuda_fdistill_weights_kernel);
 }
 
-/* >>cuda/dmd_loss.cu */
+/* >>cuda/dmd_terms.cuh */
 
-/* Losses over samples, but for the way from samples to one value, which is in dmd_total.cu: kernel/cpu/dmd_loss.c is the
- * reference, kernel/dmd_loss.h has the formulas. Sums have the CPU's bits; so
- * have gradients, but for the terms on logits, whose exponentials are the GPU's. */
+/* The terms of losses over samples: an element's, and eight elements' of one type. kernel/dmd_loss.h has the formulas. */
 
 enum { XDI_CUDA_SAMPLE_THREADS = XD_SAMPLE_LANES };
 
@@ -9940,6 +9938,10 @@ template <> struct xdi_cuda_sample_eights<xdi_cuda_denoise_terms<xdi_cuda_bf16> 
         return second;
     }
 };
+
+/* >>cuda/dmd_tile.cuh */
+
+/* What a block does with a chunk of a sample, a warp with a tile of it: sums, and the gradient. */
 
 /* ---- what a block does with a chunk ---- */
 
@@ -10251,6 +10253,12 @@ static __device__ void xdi_cuda_sample_write(const Terms &terms, int64_t b, xdi_
     if (!xdi_cuda_sample_write_whole(terms, b, tile, factor, kept, std::integral_constant<bool, GIVEN != 0>()))
         xdi_cuda_sample_write_each(terms, b, tile, factor, kept);
 }
+
+/* >>cuda/dmd_loss.cu */
+
+/* Losses over samples, but for the way from samples to one value, which is in dmd_total.cu: kernel/cpu/dmd_loss.c is the
+ * reference, kernel/dmd_loss.h has the formulas. Sums have the CPU's bits; so
+ * have gradients, but for the terms on logits, whose exponentials are the GPU's. */
 
 /* ---- measure: grid (rows x chunks), block XD_SAMPLE_LANES; reads every element once. ---- */
 
@@ -10700,4 +10708,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 aea47ba52b39d0161ae2761bce0379832615f483b097e47f54d95808dd313a09 */
+/* xdistill sha256 27e870ac16cb5911685c01b40e4ea1ff9fdfa9c8748c632118b6dff447214c59 */

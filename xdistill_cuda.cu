@@ -11113,37 +11113,251 @@ static xd_uld_kernels xdi_cuda_uld_table() {
 
 #endif
 #ifndef XDISTILL_NO_DIFFUSION
+/* >>cuda/doubles.cuh */
+
+/* BF16 and F32 as doubles and back, in integers: a conversion to or from double takes as long as four other instructions or more.
+ * What follows is exact in the range that it names; who calls it looks whether numbers were in it, and has another way. */
+
+/* A lowered number is 2^-896 times the number: then the exponents of both types have the same bits. Subnormal numbers of F32 are
+ * subnormal doubles. */
+#define XDI_CUDA_RAISE 5.282945311356653e+269 /* 2^896 */
+
+static __device__ inline double xdi_cuda_double_of(uint32_t high, uint32_t low) {
+    return __hiloint2double((int)high, (int)low);
+}
+
+static __device__ inline uint32_t xdi_cuda_high_of(double value) {
+    return (uint32_t)__double2hiint(value);
+}
+
+static __device__ inline uint32_t xdi_cuda_low_of(double value) {
+    return (uint32_t)__double2loint(value);
+}
+
+/* A finite F32 number of no sign, lowered. */
+static __device__ inline double xdi_cuda_lowered(uint32_t bits) {
+    return xdi_cuda_double_of(bits >> 3, bits << 29);
+}
+
+/* A finite BF16 number out of two, lowered. */
+static __device__ inline double xdi_cuda_upper_half(uint32_t word) {
+    return xdi_cuda_double_of((uint32_t)((int32_t)word >> 3) & 0x8fffe000u, 0);
+}
+
+static __device__ inline double xdi_cuda_lower_half(uint32_t word) {
+    return xdi_cuda_upper_half(word << 16);
+}
+
+/* Bits of a where the mask has ones, and of b elsewhere. */
+static __device__ inline uint32_t xdi_cuda_choose_bits(uint32_t mask, uint32_t a, uint32_t b) {
+#if defined(__CUDA_ARCH__)
+    uint32_t bits;
+    asm("lop3.b32 %0, %1, %2, %3, 0xca;" : "=r"(bits) : "r"(mask), "r"(a), "r"(b));
+    return bits;
+#else
+    return (mask & a) | (~mask & b);
+#endif
+}
+
+/* A lowered number, rounded to what F32 holds; the last 29 bits of the double do not count. */
+static __device__ inline uint64_t xdi_cuda_as_f32_bits(double lowered) {
+    const uint64_t bits = (uint64_t)__double_as_longlong(lowered);
+    return bits + (0x0fffffffu + (bits >> 29 & 1u));
+}
+
+static __device__ inline double xdi_cuda_as_f32(double lowered) {
+    return __longlong_as_double((long long)(xdi_cuda_as_f32_bits(lowered) & ~(uint64_t)0x1fffffffu));
+}
+
+/* The F32 number of a lowered one; bits that it has not are cut off. */
+static __device__ inline float xdi_cuda_raised(double lowered) {
+    const uint32_t low = xdi_cuda_low_of(lowered), high = xdi_cuda_high_of(lowered);
+    return xd_float_of_bits(xdi_cuda_choose_bits(0x80000000u, high, __funnelshift_l(low, high, 3)));
+}
+
+/* Whether BF16 numbers, two in a word, are all finite; maybe not where products of them overflow. */
+struct xdi_cuda_finite {
+    uint32_t found = 0;
+
+    /* 0 x, which is a NaN unless x is finite */
+    __device__ void note(uint32_t x) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+        asm("fma.rn.bf16x2 %0, %1, %2, %0;" : "+r"(found) : "r"(x), "r"(0));
+#else
+        found |= (((x & 0x7f807f80u) + 0x00800080u) & 0x80008000u) >> 1;
+#endif
+    }
+    __device__ void note(uint32_t x, uint32_t y, uint32_t z) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 800
+        uint32_t all;
+        asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(all) : "r"(x), "r"(y), "r"(z));
+        note(all);
+#else
+        note(x), note(y), note(z);
+#endif
+    }
+    __device__ bool holds() const {
+        return (found & 0x7fff7fffu) == 0;
+    }
+};
+
+/* The upper halves of two words in one. */
+static __device__ inline uint32_t xdi_cuda_upper_halves(uint32_t low, uint32_t high) {
+#if defined(__CUDA_ARCH__)
+    return __byte_perm(low, high, 0x7632);
+#else
+    return low >> 16 | (high & 0xffff0000u);
+#endif
+}
+
+/* Doubles that become BF16, rounded once, and whether all of them are zero or normal numbers of it. */
+struct xdi_cuda_bf16_range {
+    uint32_t least = 0xffffffffu, most = 0;
+
+    /* In the upper half of a word. A double that is not exact in the upper word gets a last bit there, so that it is no tie. */
+    __device__ uint32_t round(double value) {
+        const uint32_t low = xdi_cuda_low_of(value), high = xdi_cuda_high_of(value) | (low < 1u ? low : 1u);
+        const uint32_t rounded = high + (0xfffu + (high >> 13 & 1u)), magnitude = rounded << 1;
+        least = magnitude - 0x1fffu < least ? magnitude - 0x1fffu : least; /* 0x1ffe is that of zero */
+        most = magnitude > most ? magnitude : most;
+        return xdi_cuda_choose_bits(0xc0000000u, rounded, rounded << 3);
+    }
+    __device__ bool holds() const {
+        return least >= 0x70200000u - 0x1fffu && most < 0x8fe00000u;
+    }
+};
+
 /* >>cuda/dmd.cu */
 
 /* Distribution matching: kernel/cpu/dmd.c is the reference, kernel/dmd.h has the formulas. */
 
-/* ---- mix: grid (rows x pieces of a row), block 256; one read of p and of q, one write. A thread has elements a block's
- * width apart, so that a warp's are neighbours; which row it is costs one division a block. With the CPU's bits. ---- */
+/* ---- mix: one read of p and of q, one write, with the CPU's bits. Grid (rows x pieces of a row), block 256; which row it is costs
+ * one division a block. Where p, q and out have one type and lie at multiples of 16 bytes, a thread has eight neighbours at a time,
+ * all asked for before the first is used. Else it has elements a block's width apart. ---- */
 
 enum { XDI_CUDA_MIX_EACH = 4, XDI_CUDA_MIX_PIECE = XDI_CUDA_MIX_EACH * XDI_CUDA_TEAM_BLOCK };
+enum { XDI_CUDA_MIX_EIGHTS = XDI_CUDA_EIGHT * XDI_CUDA_TEAM_BLOCK };
 
-static __global__ void XDI_CUDA_KERNEL xdi_cuda_mix_kernel(const __grid_constant__ xd_mix_desc d,
-                                                           int64_t pieces) {
-    const int64_t r = (int64_t)blockIdx.x / pieces, piece = (int64_t)blockIdx.x - r * pieces;
-    const xd_mix mix = d.mix[r];
+/* Packs of eight that a thread asks for: 32 bytes of each tensor. */
+static int64_t xdi_cuda_mix_packs(xd_dtype dtype) {
+    return dtype == XD_DTYPE_F32 ? 1 : 2;
+}
+
+static __device__ inline void xdi_cuda_mix_element(const xd_mix_desc &d, xd_mix mix, bool both, int64_t r, int64_t c) {
+    const double p = xd_element_load(d.p.data, d.p.dtype, r * d.p.stride + c);
+    const double q = both ? xd_element_load(d.q.data, d.q.dtype, r * d.q.stride + c) : 0.0;
+    xd_store_once(d.out.data, d.out.dtype, r * d.out.stride + c, xd_mix_of(mix, both, p, q));
+}
+
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_mix_kernel(const __grid_constant__ xd_mix_desc d, uint32_t pieces) {
+    const uint32_t row = blockIdx.x / pieces, piece = blockIdx.x - row * pieces;
+    const xd_mix mix = d.mix[row];
     const bool both = d.q.data && mix.c1 != 0.0;
     XD_UNROLL
     for (int i = 0; i < XDI_CUDA_MIX_EACH; i++) {
-        const int64_t c = piece * XDI_CUDA_MIX_PIECE + i * XDI_CUDA_TEAM_BLOCK + (int64_t)threadIdx.x;
+        const int64_t c = (int64_t)piece * XDI_CUDA_MIX_PIECE + i * XDI_CUDA_TEAM_BLOCK + (int64_t)threadIdx.x;
         if (c >= d.out.cols) break;
-        const double p = xd_element_load(d.p.data, d.p.dtype, r * d.p.stride + c);
-        const double q = both ? xd_element_load(d.q.data, d.q.dtype, r * d.q.stride + c) : 0.0;
-        xd_store_once(d.out.data, d.out.dtype, r * d.out.stride + c, xd_mix_of(mix, both, p, q));
+        xdi_cuda_mix_element(d, mix, both, row, c);
     }
 }
 
+/* Eight at an address of out. False, and nothing written: not every one has its bits in this way. */
+template <typename T> struct xdi_cuda_mix_eight {
+    xd_mix mix;
+    bool both;
+
+    __device__ xdi_cuda_mix_eight(xd_mix pair, bool has) : mix(pair), both(has) {}
+    __device__ bool write(const xdi_cuda_raw<T> &p, const xdi_cuda_raw<T> &q, T *out) const {
+        const xdi_cuda_eight x = p.widened(), y = q.widened();
+        xdi_cuda_pack<T> pack[XDI_CUDA_EIGHT / xdi_cuda_pack<T>::COUNT];
+        XD_UNROLL
+        for (int j = 0; j < XDI_CUDA_EIGHT; j++) {
+            const double value = xd_mix_of(mix, both, (double)x.at[j], (double)y.at[j]);
+            xdi_cuda_narrow(sizeof(T) == 2 ? xd_float_to_odd(value) : (float)value,
+                            &pack[j / xdi_cuda_pack<T>::COUNT].at[j % xdi_cuda_pack<T>::COUNT]);
+        }
+        XD_UNROLL
+        for (int k = 0; k < XDI_CUDA_EIGHT / xdi_cuda_pack<T>::COUNT; k++)
+            xdi_cuda_store16(out + k * xdi_cuda_pack<T>::COUNT, pack[k]);
+        return true;
+    }
+};
+
+/* Of BF16 in integers; with factors so that no product leaves the range of normal doubles. */
+template <> struct xdi_cuda_mix_eight<xdi_cuda_bf16> {
+    double c0, c1; /* for elements that are lowered */
+    bool fits;
+
+    static __device__ bool is_near_one(double factor) {
+        return factor == 0.0 || (fabs(factor) > 1e-100 && fabs(factor) < 1e30);
+    }
+    __device__ xdi_cuda_mix_eight(xd_mix pair, bool both)
+        : c0(xd_mul(pair.c0, XDI_CUDA_RAISE)), c1(xd_mul(both ? pair.c1 : xd_mul(pair.c0, 0.0), XDI_CUDA_RAISE)),
+          fits(is_near_one(pair.c0) && (!both || is_near_one(pair.c1))) {}
+    __device__ bool write(const xdi_cuda_raw<xdi_cuda_bf16> &p, const xdi_cuda_raw<xdi_cuda_bf16> &q, xdi_cuda_bf16 *out) const {
+        xdi_cuda_bf16_range range;
+        xdi_cuda_finite finite;
+        xdi_cuda_pack<uint32_t> words;
+        if (!fits) return false;
+        XD_UNROLL
+        for (int j = 0; j < XDI_CUDA_EIGHT / 2; j++) {
+            const uint32_t x = p.pairs.at[j], y = q.pairs.at[j];
+            finite.note(x);
+            finite.note(y);
+            const double low = xd_fma(c0, xdi_cuda_lower_half(x), xd_mul(c1, xdi_cuda_lower_half(y)));
+            const double high = xd_fma(c0, xdi_cuda_upper_half(x), xd_mul(c1, xdi_cuda_upper_half(y)));
+            words.at[j] = xdi_cuda_upper_halves(range.round(low), range.round(high));
+        }
+        if (!range.holds() || !finite.holds()) return false;
+        xdi_cuda_store16(reinterpret_cast<uint32_t *>(out), words);
+        return true;
+    }
+};
+
+template <typename T>
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_mix_eights_kernel(const __grid_constant__ xd_mix_desc d, uint32_t pieces) {
+    enum { PACKS = 4 / (int)sizeof(T) };
+    const uint32_t row = blockIdx.x / pieces, piece = blockIdx.x - row * pieces;
+    const xd_mix mix = d.mix[row];
+    const bool both = d.q.data && mix.c1 != 0.0;
+    const xdi_cuda_mix_eight<T> eight(mix, both);
+    const int64_t first = (int64_t)piece * (PACKS * XDI_CUDA_MIX_EIGHTS) + (int64_t)threadIdx.x * XDI_CUDA_EIGHT;
+    const T *p = static_cast<const T *>(d.p.data) + (row * d.p.stride + first);
+    const T *q = both ? static_cast<const T *>(d.q.data) + (row * d.q.stride + first) : p;
+    T *out = static_cast<T *>(d.out.data) + (row * d.out.stride + first);
+    xdi_cuda_raw<T> x[PACKS], y[PACKS];
+    XD_UNROLL
+    for (int k = 0; k < PACKS; k++) {
+        const int step = k * XDI_CUDA_MIX_EIGHTS;
+        if (first + step + XDI_CUDA_EIGHT > d.out.cols) continue;
+        x[k].load(p + step);
+        y[k].load(q + step);
+    }
+    XD_UNROLL
+    for (int k = 0; k < PACKS; k++) {
+        const int step = k * XDI_CUDA_MIX_EIGHTS;
+        if (first + step + XDI_CUDA_EIGHT <= d.out.cols && eight.write(x[k], y[k], out + step)) continue;
+        for (int64_t c = first + step; c < first + step + XDI_CUDA_EIGHT && c < d.out.cols; c++)
+            xdi_cuda_mix_element(d, mix, both, row, c);
+    }
+}
+
+static bool xdi_cuda_mix_is_even(const xd_rows &x, xd_dtype dtype) {
+    return x.dtype == dtype && xdi_cuda_is_aligned16(x.data) && x.stride % XDI_CUDA_EIGHT == 0;
+}
+
 static xd_result xdi_cuda_mix(const xd_launch *launch, const xd_mix_desc *d) {
+    const xd_dtype dtype = d->out.dtype;
+    const bool even = xdi_cuda_mix_is_even(d->out, dtype) && xdi_cuda_mix_is_even(d->p, dtype) && dtype != XD_DTYPE_F64 &&
+                      (!d->q.data || xdi_cuda_mix_is_even(d->q, dtype));
+    const int64_t piece = even ? xdi_cuda_mix_packs(dtype) * XDI_CUDA_MIX_EIGHTS : (int64_t)XDI_CUDA_MIX_PIECE;
+    const int64_t pieces = (d->out.cols + piece - 1) / piece;
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    const int64_t pieces = (d->out.cols + XDI_CUDA_MIX_PIECE - 1) / XDI_CUDA_MIX_PIECE;
     if (d->out.rows * pieces == 0) return XD_OK;
-    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(d->out.rows * pieces, XDI_CUDA_TEAM_BLOCK), xdi_cuda_mix_kernel, *d,
-                           pieces);
+    const xdi_cuda_grid grid = xdi_cuda_grid_of(d->out.rows * pieces, XDI_CUDA_TEAM_BLOCK);
+    if (!even) return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_mix_kernel, *d, (uint32_t)pieces);
+    XDI_CUDA_FLOATS(dtype, T, return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_mix_eights_kernel<T>, *d, (uint32_t)pieces);)
 }
 
 /* ---- draw: a thread for each block of four numbers, block 256; writes every element once, 16 bytes at a time where four F32
@@ -11182,6 +11396,9 @@ static xd_result xdi_cuda_draw(const xd_launch *launch, const xd_draw_desc *d) {
 
 static xd_result xdi_cuda_dmd_load(xd_ctx *ctx) {
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_draw_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_mix_eights_kernel<float>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_mix_eights_kernel<xdi_cuda_bf16>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_mix_eights_kernel<xdi_cuda_f16>));
     return xdi_cuda_load(ctx, xdi_cuda_mix_kernel);
 }
 
@@ -11444,11 +11661,9 @@ static xd_result xdi_cuda_dmd_total_load(xd_ctx *ctx) {
     return xdi_cuda_load(ctx, xdi_cuda_fdistill_weights_kernel);
 }
 
-/* >>cuda/dmd_loss.cu */
+/* >>cuda/dmd_terms.cuh */
 
-/* Losses over samples, but for the way from samples to one value, which is in dmd_total.cu: kernel/cpu/dmd_loss.c is the
- * reference, kernel/dmd_loss.h has the formulas. Sums have the CPU's bits; so
- * have gradients, but for the terms on logits, whose exponentials are the GPU's. */
+/* The terms of losses over samples: an element's, and eight elements' of one type. kernel/dmd_loss.h has the formulas. */
 
 enum { XDI_CUDA_SAMPLE_THREADS = XD_SAMPLE_LANES };
 
@@ -11462,14 +11677,45 @@ static __device__ inline float xdi_cuda_sample_load(const xd_rows &x, int64_t b,
     return xdi_cuda_read_float(x.data, (uint8_t)x.dtype, b * (x.stride ? x.stride : x.cols) + i);
 }
 
-struct xdi_cuda_vsd_terms {
+/* The sums of a thread over its elements of a tile, eight lanes of each, and what tells whether they were all in the range of the
+ * integers' way to double. */
+struct xdi_cuda_sample_lanes {
+    double first[XDI_CUDA_EIGHT] = {}, second[XDI_CUDA_EIGHT] = {};
+    xdi_cuda_finite finite;
+
+    /* An infinity or a NaN of F32 has the place of numbers of 2^128 and more. */
+    __device__ bool hold() const {
+        double most = 0.0, most_square = 0.0;
+        XD_UNROLL
+        for (int j = 0; j < XDI_CUDA_EIGHT; j++) {
+            most = fmax(most, first[j]);
+            most_square = fmax(most_square, second[j]);
+        }
+        return finite.holds() && most < 3.402823669209385e38 && most_square < 1.157920892373162e77; /* 2^128, 2^256 */
+    }
+};
+
+/* Elements of T, or xdi_cuda_none: of any type, at any address, one at a time. SLOPE_INPUTS: the gradient needs the first of the
+ * inputs. */
+template <typename Storage> struct xdi_cuda_vsd_terms {
+    typedef Storage T;
+    enum { SLOPE_INPUTS = 2 };
     xd_vsd_args a;
     bool rounded;
 
-    __device__ const xd_sample_args &base() const {
+    template <typename S> xdi_cuda_vsd_terms<S> of() const {
+        return { a, rounded };
+    }
+    bool one_at_a_time() const {
+        return rounded;
+    }
+    __host__ __device__ const xd_sample_args &base() const {
         return a.base;
     }
-    __device__ const xd_rows &out() const {
+    __host__ __device__ const xd_rows &input(int k) const {
+        return k == 0 ? a.fake : k == 1 ? a.teacher : a.generated;
+    }
+    __host__ __device__ const xd_rows &out() const {
         return a.gradient;
     }
     __device__ void weigh(int64_t b) const {
@@ -11489,13 +11735,54 @@ struct xdi_cuda_vsd_terms {
     }
 };
 
-struct xdi_cuda_denoise_terms {
+/* What a thread does with eight elements of a sample. seconds(): what the gradient is a multiple of; add() returns it too, where
+ * somebody keeps it. */
+template <typename Terms> struct xdi_cuda_sample_eights;
+
+template <typename Storage> struct xdi_cuda_sample_eights<xdi_cuda_vsd_terms<Storage> > {
+    __device__ xdi_cuda_sample_eights(const xdi_cuda_vsd_terms<Storage> &, int64_t) {}
+    __device__ bool fits() const {
+        return true;
+    }
+    template <bool EXACT> __device__ xdi_cuda_eight seconds(const xdi_cuda_raw<Storage> *in) const {
+        xdi_cuda_eight f = in[0].widened();
+        const xdi_cuda_eight t = in[1].widened();
+        XD_UNROLL
+        for (int j = 0; j < XDI_CUDA_EIGHT; j++) f.at[j] = xd_subf(f.at[j], t.at[j]);
+        return f;
+    }
+    __device__ xdi_cuda_eight add(const xdi_cuda_raw<Storage> *in, xdi_cuda_sample_lanes *lanes, bool) const {
+        const xdi_cuda_eight t = in[1].widened(), x = in[2].widened(), second = seconds<true>(in);
+        XD_UNROLL
+        for (int j = 0; j < XDI_CUDA_EIGHT; j++) {
+            const uint32_t first = xd_bits_of_float(xd_subf(x.at[j], t.at[j])) & 0x7fffffffu;
+            const uint32_t other = xd_bits_of_float(second.at[j]) & 0x7fffffffu;
+            const double root = xd_mul(xdi_cuda_lowered(other), XDI_CUDA_RAISE);
+            lanes->first[j] = xd_fma(xdi_cuda_lowered(first), XDI_CUDA_RAISE, lanes->first[j]);
+            lanes->second[j] = xd_fma(root, root, lanes->second[j]);
+        }
+        return second;
+    }
+};
+
+template <typename Storage> struct xdi_cuda_denoise_terms {
+    typedef Storage T;
+    enum { SLOPE_INPUTS = 3 };
     xd_denoise_args a;
 
-    __device__ const xd_sample_args &base() const {
+    template <typename S> xdi_cuda_denoise_terms<S> of() const {
+        return { a };
+    }
+    bool one_at_a_time() const {
+        return false;
+    }
+    __host__ __device__ const xd_sample_args &base() const {
         return a.base;
     }
-    __device__ const xd_rows &out() const {
+    __host__ __device__ const xd_rows &input(int k) const {
+        return k == 0 ? a.prediction : k == 1 ? a.clean : a.noise;
+    }
+    __host__ __device__ const xd_rows &out() const {
         return a.gradient;
     }
     __device__ void weigh(int64_t b) const {
@@ -11510,6 +11797,82 @@ struct xdi_cuda_denoise_terms {
     }
 };
 
+template <typename Storage> struct xdi_cuda_sample_eights<xdi_cuda_denoise_terms<Storage> > {
+    xd_denoise_term term;
+
+    __device__ xdi_cuda_sample_eights(const xdi_cuda_denoise_terms<Storage> &terms, int64_t b) : term(terms.a.terms[b]) {}
+    __device__ bool fits() const {
+        return true;
+    }
+    template <bool EXACT> __device__ xdi_cuda_eight seconds(const xdi_cuda_raw<Storage> *in) const {
+        const xdi_cuda_eight p = in[0].widened(), x = in[1].widened(), e = in[2].widened();
+        xdi_cuda_eight second;
+        XD_UNROLL
+        for (int j = 0; j < XDI_CUDA_EIGHT; j++) second.at[j] = xd_denoise_residual(&term, p.at[j], x.at[j], e.at[j]);
+        return second;
+    }
+    __device__ xdi_cuda_eight add(const xdi_cuda_raw<Storage> *in, xdi_cuda_sample_lanes *lanes, bool) const {
+        const xdi_cuda_eight second = seconds<true>(in);
+        XD_UNROLL
+        for (int j = 0; j < XDI_CUDA_EIGHT; j++) {
+            const uint32_t bits = xd_bits_of_float(second.at[j]) & 0x7fffffffu;
+            const double root = xd_mul(xdi_cuda_lowered(bits), XDI_CUDA_RAISE);
+            lanes->second[j] = xd_fma(root, root, lanes->second[j]);
+        }
+        return second;
+    }
+};
+
+/* Of BF16: lowered elements, whose sum is the lowered residual, and rounding in integers. With factors of 2^-22 or more, all
+ * products are multiples of 2^-178, the smallest double lowered, so that a subnormal sum is exact as well. */
+template <> struct xdi_cuda_sample_eights<xdi_cuda_denoise_terms<xdi_cuda_bf16> > {
+    double prediction, clean, noise;
+
+    __device__ xdi_cuda_sample_eights(const xdi_cuda_denoise_terms<xdi_cuda_bf16> &terms, int64_t b)
+        : prediction((double)(float)terms.a.terms[b].prediction), clean((double)(float)terms.a.terms[b].clean),
+          noise((double)(float)terms.a.terms[b].noise) {}
+    static __device__ bool is_large(double factor) {
+        return factor == 0.0 || (fabs(factor) >= 2.384185791015625e-7 && isfinite(factor)); /* 2^-22 */
+    }
+    __device__ bool fits() const {
+        return is_large(prediction) && is_large(clean) && is_large(noise);
+    }
+    __device__ double sum(double p, double x, double e) const {
+        return xd_fma(noise, e, xd_fma(clean, x, xd_mul(prediction, p)));
+    }
+    /* Lowered, of halves `upper` of three words. */
+    __device__ double residual(bool upper, uint32_t p, uint32_t x, uint32_t e) const {
+        return upper ? sum(xdi_cuda_upper_half(p), xdi_cuda_upper_half(x), xdi_cuda_upper_half(e))
+                     : sum(xdi_cuda_lower_half(p), xdi_cuda_lower_half(x), xdi_cuda_lower_half(e));
+    }
+    /* Not EXACT: cut off to F32, where rounding is exact. */
+    template <bool EXACT> __device__ xdi_cuda_eight seconds(const xdi_cuda_raw<xdi_cuda_bf16> *in) const {
+        xdi_cuda_eight second;
+        XD_UNROLL
+        for (int j = 0; j < XDI_CUDA_EIGHT; j++) {
+            const double r = residual(j % 2 != 0, in[0].pairs.at[j / 2], in[1].pairs.at[j / 2], in[2].pairs.at[j / 2]);
+            second.at[j] = xdi_cuda_raised(EXACT ? __longlong_as_double((long long)xdi_cuda_as_f32_bits(r)) : r);
+        }
+        return second;
+    }
+    __device__ xdi_cuda_eight add(const xdi_cuda_raw<xdi_cuda_bf16> *in, xdi_cuda_sample_lanes *lanes, bool keeps) const {
+        xdi_cuda_eight second = {};
+        XD_UNROLL
+        for (int j = 0; j < XDI_CUDA_EIGHT; j++) {
+            const uint32_t p = in[0].pairs.at[j / 2], x = in[1].pairs.at[j / 2], e = in[2].pairs.at[j / 2];
+            const double r = xdi_cuda_as_f32(residual(j % 2 != 0, p, x, e)), root = xd_mul(r, XDI_CUDA_RAISE);
+            if (j % 2 == 0) lanes->finite.note(p, x, e);
+            lanes->second[j] = xd_fma(root, root, lanes->second[j]);
+            if (keeps) second.at[j] = xdi_cuda_raised(r);
+        }
+        return second;
+    }
+};
+
+/* >>cuda/dmd_tile.cuh */
+
+/* What a block does with a chunk of a sample, a warp with a tile of it: sums, and the gradient. */
+
 /* ---- what a block does with a chunk ---- */
 
 struct xdi_cuda_sample_range {
@@ -11521,28 +11884,94 @@ static __device__ inline xdi_cuda_sample_range xdi_cuda_sample_chunk(const xd_sa
     return { begin, end < a.elements ? end : a.elements };
 }
 
-/* The sums of a range to out[xd_sample_words]; all threads of a block of XD_SAMPLE_LANES, one lane a thread. The tree over them
- * is that of kernel/dmd_loss.h: neighbours first. When fixed, integers are added in shared memory. `kept`: gets what the
- * gradient is a multiple of, or NULL; a thread reads only what it has written there itself. */
+/* A warp has a tile: a thread has eight neighbouring lanes of it, which are 16 bytes of each narrow tensor, and all eight elements
+ * of each lane. So the tree of kernel/dmd_loss.h, neighbours first, is one in the thread and then one over the warp. */
+static_assert((int)XD_SAMPLE_LANES == (int)XDI_CUDA_EIGHT * (int)XDI_CUDA_WARP, "a warp has all lanes");
+static_assert((int)XD_SAMPLE_CHUNK == (int)XD_SAMPLE_TILE * (XDI_CUDA_SAMPLE_THREADS / (int)XDI_CUDA_WARP), "a block has all tiles");
+
+enum { XDI_CUDA_SAMPLE_STEPS = (int)XD_SAMPLE_TILE / (int)XD_SAMPLE_LANES };
+
+/* This warp's tile of a range. */
+static __device__ inline xdi_cuda_sample_range xdi_cuda_sample_tile(xdi_cuda_sample_range range) {
+    const int64_t begin = range.begin + (int64_t)(threadIdx.x / XDI_CUDA_WARP) * (int)XD_SAMPLE_TILE;
+    const int64_t end = begin + (int)XD_SAMPLE_TILE;
+    return { begin, end < range.end ? end : range.end };
+}
+
+/* Where a thread keeps eight numbers of a step, as two packs of four: a warp's are neighbours. */
+static __device__ inline float *xdi_cuda_sample_kept(float *kept, int step) {
+    const int warp = (int)(threadIdx.x / XDI_CUDA_WARP), lane = (int)(threadIdx.x % XDI_CUDA_WARP);
+    return kept + (warp * (int)XD_SAMPLE_TILE + step * (int)XD_SAMPLE_LANES + 4 * lane);
+}
+
+enum { XDI_CUDA_SAMPLE_HALF = (int)XD_SAMPLE_LANES / 2 };
+
+static __device__ inline void xdi_cuda_sample_keep(float *kept, int step, const xdi_cuda_eight &values) {
+    float *at = xdi_cuda_sample_kept(kept, step);
+    xdi_cuda_bits16 bits[2];
+    memcpy(bits, values.at, sizeof bits);
+    *reinterpret_cast<xdi_cuda_bits16 *>(at) = bits[0];
+    *reinterpret_cast<xdi_cuda_bits16 *>(at + XDI_CUDA_SAMPLE_HALF) = bits[1];
+}
+
+static __device__ inline xdi_cuda_eight xdi_cuda_sample_recall(float *kept, int step) {
+    const float *at = xdi_cuda_sample_kept(kept, step);
+    const xdi_cuda_bits16 bits[2] = { *reinterpret_cast<const xdi_cuda_bits16 *>(at),
+                                      *reinterpret_cast<const xdi_cuda_bits16 *>(at + XDI_CUDA_SAMPLE_HALF) };
+    xdi_cuda_eight values;
+    memcpy(values.at, bits, sizeof bits);
+    return values;
+}
+
+/* Calls use(step, inputs) for the eights of a whole tile, the next two steps on their way. */
+template <typename Terms, int INPUTS, typename Use>
+static __device__ inline void xdi_cuda_sample_walk(const Terms &terms, int64_t b, int64_t begin, Use use) {
+    typedef typename Terms::T T;
+    const T *from[INPUTS];
+    xdi_cuda_raw<T> ahead[2][INPUTS];
+    const int64_t first = begin + (int)(threadIdx.x % XDI_CUDA_WARP) * (int)XDI_CUDA_EIGHT;
+    XD_UNROLL
+    for (int k = 0; k < INPUTS; k++) {
+        from[k] = xdi_cuda_row<const T>(terms.input(k), b) + first;
+        ahead[0][k].load(from[k]);
+        ahead[1][k].load(from[k] + (int)XD_SAMPLE_LANES);
+    }
+    XD_UNROLL_N(1)
+    for (int step = 0; step < XDI_CUDA_SAMPLE_STEPS; step += 2) {
+        XD_UNROLL
+        for (int k = 0; k < INPUTS; k++) from[k] += 2 * (int)XD_SAMPLE_LANES;
+        XD_UNROLL
+        for (int half = 0; half < 2; half++) {
+            xdi_cuda_raw<T> now[INPUTS];
+            XD_UNROLL
+            for (int k = 0; k < INPUTS; k++) {
+                now[k] = ahead[half][k];
+                if (step + 2 < XDI_CUDA_SAMPLE_STEPS) ahead[half][k].load(from[k] + half * (int)XD_SAMPLE_LANES);
+            }
+            use(step + half, now);
+        }
+    }
+}
+
+/* The same sums of any tile: an element at a time. Elements that do not count add nothing. */
 template <bool FIXED, typename Terms>
-static __device__ void xdi_cuda_sample_sums(const Terms &terms, int64_t b, xdi_cuda_sample_range range, int64_t *out,
-                                            float *kept) {
-    XD_SHARED(unsigned long long, limbs, [2 * XD_NORM_LIMBS]);
+static __device__ int64_t xdi_cuda_sample_each(const Terms &terms, int64_t b, xdi_cuda_sample_range tile, float *kept,
+                                               xdi_cuda_sample_lanes *lanes, unsigned long long *limbs) {
     const xd_sample_args &a = terms.base();
-    const int t = (int)threadIdx.x;
-    double sums[2] = { 0.0, 0.0 };
-    int64_t counted = 0, finding = XD_SAMPLE_FINE;
-    if (FIXED && t < 2 * XD_NORM_LIMBS) limbs[t] = 0;
-    if (FIXED) __syncthreads();
-    for (int64_t tile = range.begin; tile < range.end; tile += XD_SAMPLE_TILE) {
-        double lane[2] = { 0.0, 0.0 };
-        for (int64_t i = tile + t; i < range.end && i < tile + XD_SAMPLE_TILE; i += XD_SAMPLE_LANES) {
-            if (a.mask && !a.mask[b * a.elements + i]) continue;
+    const int lane = (int)(threadIdx.x % XDI_CUDA_WARP);
+    int64_t counted = 0;
+    *lanes = xdi_cuda_sample_lanes();
+    for (int step = 0; step < XDI_CUDA_SAMPLE_STEPS; step++) {
+        xdi_cuda_eight values = {};
+        XD_UNROLL
+        for (int j = 0; j < XDI_CUDA_EIGHT; j++) {
+            const int64_t i = tile.begin + step * (int)XD_SAMPLE_LANES + lane * (int)XDI_CUDA_EIGHT + j;
+            if (i >= tile.end || (a.mask && !a.mask[b * a.elements + i])) continue;
             const xdi_cuda_sample_pair pair = terms.at(b, i);
             counted++;
-            if (kept) kept[i - range.begin] = pair.second;
-            lane[0] = xd_add(lane[0], fabs((double)pair.first));
-            lane[1] = xd_add(lane[1], xd_mul((double)pair.second, (double)pair.second));
+            values.at[j] = pair.second;
+            lanes->first[j] = xd_add(lanes->first[j], fabs((double)pair.first));
+            lanes->second[j] = xd_add(lanes->second[j], xd_mul((double)pair.second, (double)pair.second));
             if (!FIXED || !isfinite(pair.first) || !isfinite(pair.second)) continue;
             int exponent;
             uint64_t mantissa = xd_norm_mantissa(pair.first, &exponent);
@@ -11550,14 +11979,83 @@ static __device__ void xdi_cuda_sample_sums(const Terms &terms, int64_t b, xdi_c
             mantissa = xd_norm_mantissa(pair.second, &exponent);
             xdi_cuda_limbs_add(limbs + XD_NORM_LIMBS, mantissa * mantissa, 2 * exponent + 320);
         }
-        for (int k = 0; k < 2; k++) {
-            const double sum = xdi_cuda_block_reduce(lane[k], 0.0, xdi_cuda_add());
-            if (xd_sample_finding(sum) > finding) finding = xd_sample_finding(sum);
-            sums[k] = xd_add(sums[k], sum);
-        }
+        if (kept && tile.begin + step * (int)XD_SAMPLE_LANES < tile.end) xdi_cuda_sample_keep(kept, step, values);
     }
-    counted = xdi_cuda_block_reduce(counted, (int64_t)0, xdi_cuda_add());
+    return counted;
+}
+
+/* All elements of the tile are there and count. */
+template <typename Terms>
+static __device__ inline bool xdi_cuda_sample_is_whole(const Terms &terms, xdi_cuda_sample_range tile) {
+    return !terms.base().mask && tile.end - tile.begin == (int)XD_SAMPLE_TILE;
+}
+
+/* The lanes of a whole tile of such a type; false: not every number was in the range of that way. */
+template <typename Terms>
+static __device__ bool xdi_cuda_sample_add_whole(const Terms &terms, int64_t b, xdi_cuda_sample_range tile, float *kept,
+                                                 xdi_cuda_sample_lanes *lanes, std::true_type) {
+    const xdi_cuda_sample_eights<Terms> eights(terms, b);
+    if (!xdi_cuda_sample_is_whole(terms, tile) || !eights.fits()) return false;
+    xdi_cuda_sample_walk<Terms, 3>(terms, b, tile.begin, [&](int step, const xdi_cuda_raw<typename Terms::T> *in) {
+        const xdi_cuda_eight second = eights.add(in, lanes, kept != nullptr);
+        if (kept) xdi_cuda_sample_keep(kept, step, second);
+    });
+    return !__any_sync(0xffffffffu, !lanes->hold());
+}
+
+template <typename Terms>
+static __device__ bool xdi_cuda_sample_add_whole(const Terms &, int64_t, xdi_cuda_sample_range, float *, xdi_cuda_sample_lanes *,
+                                                 std::false_type) {
+    return false;
+}
+
+/* The lanes of a tile; how many of its elements this thread has counted. */
+template <bool FIXED, typename Terms>
+static __device__ int64_t xdi_cuda_sample_add(const Terms &terms, int64_t b, xdi_cuda_sample_range tile, float *kept,
+                                              xdi_cuda_sample_lanes *lanes, unsigned long long *limbs) {
+    enum { GIVEN = !FIXED && xdi_cuda_is<typename Terms::T>::GIVEN };
+    if (xdi_cuda_sample_add_whole(terms, b, tile, kept, lanes, std::integral_constant<bool, GIVEN != 0>()))
+        return XDI_CUDA_SAMPLE_STEPS * (int)XDI_CUDA_EIGHT;
+    return xdi_cuda_sample_each<FIXED>(terms, b, tile, kept, lanes, limbs);
+}
+
+/* The sum over the tree; on every thread of the warp. */
+static __device__ inline double xdi_cuda_sample_tree(double (&lanes)[XDI_CUDA_EIGHT]) {
+    XD_UNROLL
+    for (int apart = 1; apart < XDI_CUDA_EIGHT; apart *= 2) {
+        XD_UNROLL
+        for (int j = 0; j < XDI_CUDA_EIGHT; j += 2 * apart) lanes[j] = xd_add(lanes[j], lanes[j + apart]);
+    }
+    XD_UNROLL
+    for (int mask = 1; mask < XDI_CUDA_WARP; mask *= 2)
+        lanes[0] = xd_add(lanes[0], xdi_cuda_shuffle_xor(lanes[0], mask));
+    return lanes[0];
+}
+
+/* The sums of a range to out[xd_sample_words]; all threads of a block. When fixed, integers are added in shared memory. `kept`:
+ * gets what the gradient is a multiple of, or NULL; a thread reads only what it has written there itself. */
+template <bool FIXED, typename Terms>
+static __device__ void xdi_cuda_sample_sums(const Terms &terms, int64_t b, xdi_cuda_sample_range range, int64_t *out,
+                                            float *kept) {
+    enum { WARPS = XDI_CUDA_SAMPLE_THREADS / (int)XDI_CUDA_WARP };
+    XD_SHARED(unsigned long long, limbs, [2 * XD_NORM_LIMBS]);
+    XD_SHARED(double, tiles, [2 * WARPS]);
+    const int t = (int)threadIdx.x, warp = t / XDI_CUDA_WARP;
+    if (FIXED && t < 2 * XD_NORM_LIMBS) limbs[t] = 0;
+    if (FIXED) __syncthreads();
+    xdi_cuda_sample_lanes lanes;
+    int64_t counted = xdi_cuda_sample_add<FIXED>(terms, b, xdi_cuda_sample_tile(range), kept, &lanes, limbs);
+    const double first = xdi_cuda_sample_tree(lanes.first), second = xdi_cuda_sample_tree(lanes.second);
+    if (t % XDI_CUDA_WARP == 0) tiles[warp] = first;
+    if (t % XDI_CUDA_WARP == 0) tiles[WARPS + warp] = second;
+    counted = xdi_cuda_block_reduce(counted, (int64_t)0, xdi_cuda_add()); /* behind its barriers the tiles are there */
     if (t == 0) {
+        int64_t finding = XD_SAMPLE_FINE;
+        double sums[2] = { 0.0, 0.0 };
+        for (int k = 0; k < 2 * WARPS; k++) {
+            if (xd_sample_finding(tiles[k]) > finding) finding = xd_sample_finding(tiles[k]);
+            sums[k / WARPS] = xd_add(sums[k / WARPS], tiles[k]);
+        }
         out[XD_SAMPLE_COUNTED] = counted;
         out[XD_SAMPLE_FINDING] = finding;
         if (!FIXED) memcpy(out + XD_SAMPLE_SUMS, sums, sizeof sums);
@@ -11567,28 +12065,139 @@ static __device__ void xdi_cuda_sample_sums(const Terms &terms, int64_t b, xdi_c
     if (FIXED && t < 2 * XD_NORM_LIMBS) out[XD_SAMPLE_SUMS + t] = (int64_t)limbs[t];
 }
 
-/* The gradient of a range, of what was kept of it or is read again. */
+/* ---- the gradient of a range, of what was kept of it or is read again ---- */
+
+/* What eight numbers are multiplied by: the product in double, rounded to F32 and to the tensor's type. */
+struct xdi_cuda_sample_factor {
+    double factor;
+    float near;
+    bool exact; /* near is factor: the product in F32 is the same */
+    bool close; /* near has a relative error of 2^-24, and enlarges nothing */
+
+    explicit __device__ xdi_cuda_sample_factor(double by) : factor(by), near((float)by) {
+        exact = (double)near == factor;
+        close = fabs(factor) > 1e-30 && fabs(factor) <= 1.0;
+    }
+};
+
+template <typename T>
+static __device__ inline void xdi_cuda_sample_write8(T *to, const xdi_cuda_sample_factor &by, const xdi_cuda_eight &slope) {
+    xdi_cuda_eight values;
+    XD_UNROLL
+    for (int j = 0; j < XDI_CUDA_EIGHT; j++) values.at[j] = (float)xd_mul(by.factor, (double)slope.at[j]);
+    xdi_cuda_write_whole(to, values);
+}
+
+/* To BF16 by way of the product in F32, which is at most four steps of F32 off: true, and written, unless one of the eight is as
+ * near as that to the middle of two numbers of BF16. */
+static __device__ inline bool xdi_cuda_sample_write_near(xdi_cuda_bf16 *to, const xdi_cuda_sample_factor &by,
+                                                         const xdi_cuda_eight &slope) {
+    xdi_cuda_pack<uint32_t> words;
+    uint32_t least = 0xffffu;
+    XD_UNROLL
+    for (int j = 0; j < XDI_CUDA_EIGHT; j += 2) {
+        const uint32_t low = xd_bits_of_float(xd_mulf(by.near, slope.at[j])) + 0x8004u;
+        const uint32_t high = xd_bits_of_float(xd_mulf(by.near, slope.at[j + 1])) + 0x8004u;
+        least = (low & 0xffffu) < least ? low & 0xffffu : least;
+        least = (high & 0xffffu) < least ? high & 0xffffu : least;
+        words.at[j / 2] = xdi_cuda_upper_halves(low, high);
+    }
+    if (least <= 8) return false;
+    xdi_cuda_store16(reinterpret_cast<uint32_t *>(to), words);
+    return true;
+}
+
+/* slopes(true or false): exact, or cut off. All numbers are finite, as a sample with a finding has no factor. */
+template <typename T, typename Slopes>
+static __device__ inline void xdi_cuda_sample_put(T *to, const xdi_cuda_sample_factor &by, Slopes slopes) {
+    xdi_cuda_sample_write8(to, by, slopes(std::true_type()));
+}
+
+template <typename Slopes>
+static __device__ inline void xdi_cuda_sample_put(xdi_cuda_bf16 *to, const xdi_cuda_sample_factor &by, Slopes slopes) {
+    if (by.exact) {
+        xdi_cuda_eight values = slopes(std::true_type());
+        XD_UNROLL
+        for (int j = 0; j < XDI_CUDA_EIGHT; j++) values.at[j] = xd_mulf(by.near, values.at[j]);
+        xdi_cuda_write_whole(to, values);
+        return;
+    }
+    if (by.close && xdi_cuda_sample_write_near(to, by, slopes(std::false_type()))) return;
+    xdi_cuda_sample_write8(to, by, slopes(std::true_type()));
+}
+
 template <typename Terms>
-static __device__ void xdi_cuda_sample_write(const Terms &terms, int64_t b, xdi_cuda_sample_range range, double whole,
-                                             const float *kept) {
+static __device__ void xdi_cuda_sample_write_each(const Terms &terms, int64_t b, xdi_cuda_sample_range tile, double factor,
+                                                  float *kept) {
     const xd_sample_args &a = terms.base();
     const xd_rows &out = terms.out();
     const bool none = a.sample[b].factor == 0.0;
-    const double factor = xd_mul(a.sample[b].factor, whole);
-    for (int64_t i = range.begin + (int64_t)threadIdx.x; i < range.end; i += XD_SAMPLE_LANES) {
-        const bool counts = !none && (!a.mask || a.mask[b * a.elements + i]);
-        const float slope = !counts ? 0.0f : kept ? kept[i - range.begin] : terms.slope(b, i);
-        xd_sample_store(&out, b, i, none ? 0.0 : xd_mul(factor, (double)slope));
+    for (int step = 0; step < XDI_CUDA_SAMPLE_STEPS; step++) {
+        const int64_t first =
+            tile.begin + step * (int)XD_SAMPLE_LANES + (int64_t)(threadIdx.x % XDI_CUDA_WARP) * (int)XDI_CUDA_EIGHT;
+        for (int j = 0; j < XDI_CUDA_EIGHT && first + j < tile.end; j++) {
+            const int64_t i = first + j;
+            const bool counts = !none && (!a.mask || a.mask[b * a.elements + i]);
+            const int at = j < 4 ? j : j - 4 + (int)XDI_CUDA_SAMPLE_HALF;
+            const float slope = !counts ? 0.0f : kept ? xdi_cuda_sample_kept(kept, step)[at] : terms.slope(b, i);
+            xd_sample_store(&out, b, i, none ? 0.0 : xd_mul(factor, (double)slope));
+        }
     }
 }
+
+/* Of a whole tile of elements of a type; false: nothing is written. */
+template <typename Terms>
+static __device__ bool xdi_cuda_sample_write_whole(const Terms &terms, int64_t b, xdi_cuda_sample_range tile, double factor,
+                                                   float *kept, std::true_type) {
+    typedef typename Terms::T T;
+    const xdi_cuda_sample_eights<Terms> eights(terms, b);
+    if (!xdi_cuda_sample_is_whole(terms, tile) || terms.base().sample[b].factor == 0.0 || !(kept || eights.fits())) return false;
+    const xdi_cuda_sample_factor by(factor);
+    T *to = xdi_cuda_row<T>(terms.out(), b) + (tile.begin + (int64_t)(threadIdx.x % XDI_CUDA_WARP) * (int)XDI_CUDA_EIGHT);
+    if (kept) {
+        for (int step = 0; step < XDI_CUDA_SAMPLE_STEPS; step++) {
+            const xdi_cuda_eight slope = xdi_cuda_sample_recall(kept, step);
+            xdi_cuda_sample_put(to + step * (int)XD_SAMPLE_LANES, by, [&](auto) { return slope; });
+        }
+        return true;
+    }
+    xdi_cuda_sample_walk<Terms, Terms::SLOPE_INPUTS>(terms, b, tile.begin, [&](int step, const xdi_cuda_raw<T> *in) {
+        xdi_cuda_sample_put(to + step * (int)XD_SAMPLE_LANES, by,
+                            [&](auto exact) { return eights.template seconds<decltype(exact)::value>(in); });
+    });
+    return true;
+}
+
+template <typename Terms>
+static __device__ bool xdi_cuda_sample_write_whole(const Terms &, int64_t, xdi_cuda_sample_range, double, float *,
+                                                   std::false_type) {
+    return false;
+}
+
+template <typename Terms>
+static __device__ void xdi_cuda_sample_write(const Terms &terms, int64_t b, xdi_cuda_sample_range range, double whole,
+                                             float *kept) {
+    enum { GIVEN = xdi_cuda_is<typename Terms::T>::GIVEN };
+    const double factor = xd_mul(terms.base().sample[b].factor, whole);
+    const xdi_cuda_sample_range tile = xdi_cuda_sample_tile(range);
+    if (!xdi_cuda_sample_write_whole(terms, b, tile, factor, kept, std::integral_constant<bool, GIVEN != 0>()))
+        xdi_cuda_sample_write_each(terms, b, tile, factor, kept);
+}
+
+/* >>cuda/dmd_loss.cu */
+
+/* Losses over samples, but for the way from samples to one value, which is in dmd_total.cu: kernel/cpu/dmd_loss.c is the
+ * reference, kernel/dmd_loss.h has the formulas. Sums have the CPU's bits; so
+ * have gradients, but for the terms on logits, whose exponentials are the GPU's. */
 
 /* ---- measure: grid (rows x chunks), block XD_SAMPLE_LANES; reads every element once. ---- */
 
 template <bool FIXED, typename Terms>
 static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS, FIXED ? 1 : 0)
-    xdi_cuda_sample_measure_kernel(const __grid_constant__ Terms terms, int64_t chunks) {
-    const int64_t b = (int64_t)blockIdx.x / chunks, words = xd_sample_words(FIXED);
-    const xdi_cuda_sample_range range = xdi_cuda_sample_chunk(terms.base(), (int64_t)blockIdx.x - b * chunks);
+    xdi_cuda_sample_measure_kernel(const __grid_constant__ Terms terms, uint32_t chunks) {
+    const uint32_t b = blockIdx.x / chunks;
+    const int64_t words = xd_sample_words(FIXED);
+    const xdi_cuda_sample_range range = xdi_cuda_sample_chunk(terms.base(), blockIdx.x - b * chunks);
     xdi_cuda_sample_sums<FIXED>(terms, b, range, terms.base().parts + (int64_t)blockIdx.x * words, nullptr);
 }
 
@@ -11596,9 +12205,9 @@ static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS, FIXED ? 1 : 0)
 
 template <typename Terms>
 static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS, 1)
-    xdi_cuda_sample_slope_kernel(const __grid_constant__ Terms terms, int64_t chunks) {
-    const int64_t b = (int64_t)blockIdx.x / chunks;
-    const xdi_cuda_sample_range range = xdi_cuda_sample_chunk(terms.base(), (int64_t)blockIdx.x - b * chunks);
+    xdi_cuda_sample_slope_kernel(const __grid_constant__ Terms terms, uint32_t chunks) {
+    const uint32_t b = blockIdx.x / chunks;
+    const xdi_cuda_sample_range range = xdi_cuda_sample_chunk(terms.base(), blockIdx.x - b * chunks);
     xdi_cuda_sample_write(terms, b, range, *terms.base().factor, nullptr);
 }
 
@@ -11628,6 +12237,30 @@ static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS, FIXED ? 1 : 0)
     if (slope) xdi_cuda_sample_write(terms, b, range, *whole, kept);
 }
 
+/* ---- the type that all tensors have ---- */
+
+static bool xdi_cuda_sample_is_even(const xd_rows &x, xd_dtype dtype) {
+    return x.dtype == dtype && xdi_cuda_is_aligned16(x.data) && xdi_cuda_stride(x) % XDI_CUDA_EIGHT == 0;
+}
+
+/* Calls launch(terms of that type), or of none: then elements are read one at a time. */
+template <typename Terms, typename Launch> static xd_result xdi_cuda_sample_typed(const Terms &terms, Launch launch) {
+    const xd_dtype dtype = terms.input(0).dtype;
+    bool even = !terms.base().mask && !terms.one_at_a_time();
+    for (int k = 0; k < 3; k++) even = even && xdi_cuda_sample_is_even(terms.input(k), dtype);
+    if (terms.out().data) even = even && xdi_cuda_sample_is_even(terms.out(), dtype);
+    if (!even) return launch(terms);
+    XDI_CUDA_FLOATS(dtype, T, return launch(terms.template of<T>());)
+}
+
+template <bool FIXED, typename Terms>
+static xd_result xdi_cuda_by_sample_launch(const xd_launch *launch, const Terms &terms) {
+    const xd_sample_args &a = terms.base();
+    const int64_t room = (a.elements + XD_SAMPLE_LANES - 1) / XD_SAMPLE_LANES * XD_SAMPLE_LANES;
+    const xdi_cuda_grid grid = xdi_cuda_grid_of(a.samples, XDI_CUDA_SAMPLE_THREADS, (size_t)room * sizeof(float));
+    return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_by_sample_kernel<FIXED, Terms>, terms);
+}
+
 template <typename Terms> static xd_result xdi_cuda_by_sample(const xd_launch *launch, const Terms &terms,
                                                               const xd_sample_args *a) {
     xdi_cuda_scope scope(launch);
@@ -11636,10 +12269,14 @@ template <typename Terms> static xd_result xdi_cuda_by_sample(const xd_launch *l
                "a sample of %lld elements; %lld are finished at once", (long long)a->elements,
                (long long)XDI_CUDA_BY_SAMPLE);
     if (a->samples == 0) return XD_OK;
-    const xdi_cuda_grid grid =
-        xdi_cuda_grid_of(a->samples, XDI_CUDA_SAMPLE_THREADS, (size_t)a->elements * sizeof(float));
-    if (a->fixed) return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_by_sample_kernel<true, Terms>, terms);
-    return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_by_sample_kernel<false, Terms>, terms);
+    if (a->fixed) return xdi_cuda_by_sample_launch<true>(launch, terms);
+    return xdi_cuda_sample_typed(terms, [&](const auto &typed) { return xdi_cuda_by_sample_launch<false>(launch, typed); });
+}
+
+template <bool FIXED, typename Terms>
+static xd_result xdi_cuda_sample_measure_launch(const xd_launch *launch, const Terms &terms, int64_t chunks) {
+    const xdi_cuda_grid grid = xdi_cuda_grid_of(terms.base().samples * chunks, XDI_CUDA_SAMPLE_THREADS);
+    return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_sample_measure_kernel<FIXED, Terms>, terms, (uint32_t)chunks);
 }
 
 template <typename Terms> static xd_result xdi_cuda_sample_measure(const xd_launch *launch, const Terms &terms,
@@ -11648,9 +12285,15 @@ template <typename Terms> static xd_result xdi_cuda_sample_measure(const xd_laun
     XD_TRY(scope.result);
     const int64_t chunks = xd_sample_chunks(a->elements);
     if (a->samples * chunks == 0) return XD_OK;
-    const xdi_cuda_grid grid = xdi_cuda_grid_of(a->samples * chunks, XDI_CUDA_SAMPLE_THREADS);
-    if (a->fixed) return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_sample_measure_kernel<true, Terms>, terms, chunks);
-    return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_sample_measure_kernel<false, Terms>, terms, chunks);
+    if (a->fixed) return xdi_cuda_sample_measure_launch<true>(launch, terms, chunks);
+    return xdi_cuda_sample_typed(
+        terms, [&](const auto &typed) { return xdi_cuda_sample_measure_launch<false>(launch, typed, chunks); });
+}
+
+template <typename Terms>
+static xd_result xdi_cuda_sample_slope_launch(const xd_launch *launch, const Terms &terms, int64_t chunks) {
+    const xdi_cuda_grid grid = xdi_cuda_grid_of(terms.base().samples * chunks, XDI_CUDA_SAMPLE_THREADS);
+    return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_sample_slope_kernel<Terms>, terms, (uint32_t)chunks);
 }
 
 template <typename Terms> static xd_result xdi_cuda_sample_slope(const xd_launch *launch, const Terms &terms,
@@ -11659,36 +12302,39 @@ template <typename Terms> static xd_result xdi_cuda_sample_slope(const xd_launch
     XD_TRY(scope.result);
     const int64_t chunks = xd_sample_chunks(a->elements);
     if (a->samples * chunks == 0) return XD_OK;
-    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->samples * chunks, XDI_CUDA_SAMPLE_THREADS),
-                           xdi_cuda_sample_slope_kernel<Terms>, terms, chunks);
+    return xdi_cuda_sample_typed(
+        terms, [&](const auto &typed) { return xdi_cuda_sample_slope_launch(launch, typed, chunks); });
 }
 
+typedef xdi_cuda_vsd_terms<xdi_cuda_none> xdi_cuda_vsd_any;
+typedef xdi_cuda_denoise_terms<xdi_cuda_none> xdi_cuda_denoise_any;
+
 static xd_result xdi_cuda_vsd_measure(const xd_launch *launch, const xd_vsd_args *args) {
-    return xdi_cuda_sample_measure(launch, xdi_cuda_vsd_terms{ *args, false }, &args->base);
+    return xdi_cuda_sample_measure(launch, xdi_cuda_vsd_any{ *args, false }, &args->base);
 }
 
 static xd_result xdi_cuda_vsd_rounded(const xd_launch *launch, const xd_vsd_args *args) {
-    return xdi_cuda_sample_measure(launch, xdi_cuda_vsd_terms{ *args, true }, &args->base);
+    return xdi_cuda_sample_measure(launch, xdi_cuda_vsd_any{ *args, true }, &args->base);
 }
 
 static xd_result xdi_cuda_vsd_slope(const xd_launch *launch, const xd_vsd_args *args) {
-    return xdi_cuda_sample_slope(launch, xdi_cuda_vsd_terms{ *args, args->form == XD_VSD_COMPAT }, &args->base);
+    return xdi_cuda_sample_slope(launch, xdi_cuda_vsd_any{ *args, args->form == XD_VSD_COMPAT }, &args->base);
 }
 
 static xd_result xdi_cuda_denoise_measure(const xd_launch *launch, const xd_denoise_args *args) {
-    return xdi_cuda_sample_measure(launch, xdi_cuda_denoise_terms{ *args }, &args->base);
+    return xdi_cuda_sample_measure(launch, xdi_cuda_denoise_any{ *args }, &args->base);
 }
 
 static xd_result xdi_cuda_denoise_slope(const xd_launch *launch, const xd_denoise_args *args) {
-    return xdi_cuda_sample_slope(launch, xdi_cuda_denoise_terms{ *args }, &args->base);
+    return xdi_cuda_sample_slope(launch, xdi_cuda_denoise_any{ *args }, &args->base);
 }
 
 static xd_result xdi_cuda_vsd_by_sample(const xd_launch *launch, const xd_vsd_args *args) {
-    return xdi_cuda_by_sample(launch, xdi_cuda_vsd_terms{ *args, false }, &args->base);
+    return xdi_cuda_by_sample(launch, xdi_cuda_vsd_any{ *args, false }, &args->base);
 }
 
 static xd_result xdi_cuda_denoise_by_sample(const xd_launch *launch, const xd_denoise_args *args) {
-    return xdi_cuda_by_sample(launch, xdi_cuda_denoise_terms{ *args }, &args->base);
+    return xdi_cuda_by_sample(launch, xdi_cuda_denoise_any{ *args }, &args->base);
 }
 
 /* ---- a thread for each sample ---- */
@@ -11723,17 +12369,25 @@ static xd_result xdi_cuda_by_sample_load(xd_ctx *ctx, void (*kernel)(Parameters.
                                                     (int)(XDI_CUDA_BY_SAMPLE * sizeof(float))));
 }
 
+template <typename Terms> static xd_result xdi_cuda_sample_load_type(xd_ctx *ctx) {
+    XD_TRY(xdi_cuda_by_sample_load(ctx, xdi_cuda_by_sample_kernel<false, Terms>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_sample_measure_kernel<false, Terms>));
+    return xdi_cuda_load(ctx, xdi_cuda_sample_slope_kernel<Terms>);
+}
+
+template <typename Terms> static xd_result xdi_cuda_sample_load_types(xd_ctx *ctx) {
+    const Terms terms = {};
+    XD_TRY(xdi_cuda_by_sample_load(ctx, xdi_cuda_by_sample_kernel<true, Terms>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_sample_measure_kernel<true, Terms>));
+    XD_TRY(xdi_cuda_sample_load_type<Terms>(ctx));
+    XD_TRY(xdi_cuda_sample_load_type<decltype(terms.template of<float>())>(ctx));
+    XD_TRY(xdi_cuda_sample_load_type<decltype(terms.template of<xdi_cuda_bf16>())>(ctx));
+    return xdi_cuda_sample_load_type<decltype(terms.template of<xdi_cuda_f16>())>(ctx);
+}
+
 static xd_result xdi_cuda_dmd_loss_load(xd_ctx *ctx) {
-    XD_TRY(xdi_cuda_by_sample_load(ctx, xdi_cuda_by_sample_kernel<false, xdi_cuda_vsd_terms>));
-    XD_TRY(xdi_cuda_by_sample_load(ctx, xdi_cuda_by_sample_kernel<true, xdi_cuda_vsd_terms>));
-    XD_TRY(xdi_cuda_by_sample_load(ctx, xdi_cuda_by_sample_kernel<false, xdi_cuda_denoise_terms>));
-    XD_TRY(xdi_cuda_by_sample_load(ctx, xdi_cuda_by_sample_kernel<true, xdi_cuda_denoise_terms>));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_sample_measure_kernel<false, xdi_cuda_vsd_terms>));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_sample_measure_kernel<true, xdi_cuda_vsd_terms>));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_sample_measure_kernel<false, xdi_cuda_denoise_terms>));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_sample_measure_kernel<true, xdi_cuda_denoise_terms>));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_sample_slope_kernel<xdi_cuda_vsd_terms>));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_sample_slope_kernel<xdi_cuda_denoise_terms>));
+    XD_TRY(xdi_cuda_sample_load_types<xdi_cuda_vsd_any>(ctx));
+    XD_TRY(xdi_cuda_sample_load_types<xdi_cuda_denoise_any>(ctx));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_vsd_weigh_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_vsd_settle_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_denoise_weigh_kernel));
@@ -11984,4 +12638,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 26700d961272931a36df73d39f3b5f208c0298d7e65721a6ff99f60975cacc9a */
+/* xdistill sha256 5afd8c728760cc81dc4c929f8ed656f969dc2aa08531ac95b492d89a15439074 */

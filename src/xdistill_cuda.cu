@@ -60,8 +60,11 @@
 #include "cuda/uld.cu"
 #endif
 #ifndef XDISTILL_NO_DIFFUSION
+#include "cuda/doubles.cuh"
 #include "cuda/dmd.cu"
 #include "cuda/dmd_total.cu"
+#include "cuda/dmd_terms.cuh"
+#include "cuda/dmd_tile.cuh"
 #include "cuda/dmd_loss.cu"
 #endif
 #include "cuda/table.cu"

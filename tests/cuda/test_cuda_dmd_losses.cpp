@@ -149,10 +149,8 @@ XD_TEST(losses_without_samples_find_nothing_counted) {
 
 /* ---- a sample at once ---- */
 
-/* The entry of a table over memory of one side. */
-static void call_by_sample(xd_ctx *ctx, void *at, const SampleBoard &b, const SampleCase &c, bool fixed) {
-    const xd_launch launch = xd_ctx_launch(ctx);
-    const xd_dmd_loss_kernels &kernels = xd_ctx_kernels(ctx)->dmd_loss;
+/* What both sides' entries get. */
+static xd_sample_args base_of(void *at, const SampleBoard &b, const SampleCase &c, bool fixed) {
     xd_sample_args base = {};
     base.samples = c.samples;
     base.elements = c.elements;
@@ -166,26 +164,54 @@ static void call_by_sample(xd_ctx *ctx, void *at, const SampleBoard &b, const Sa
     base.scale = place<double>(at, b.factor);
     base.denominator_value = 900.0;
     base.factor = place<double>(at, b.values);
-    if (c.kind == 2) {
-        xd_denoise_args a = {};
-        a.base = base;
-        a.prediction = rows_of(at, b.in[0], c.dtype, c);
-        a.clean = rows_of(at, b.in[1], c.dtype, c);
-        a.noise = rows_of(at, b.in[2], c.dtype, c);
-        if (b.gradient) a.gradient = rows_of(at, b.gradient, c.gradient, c);
-        a.terms = place<xd_denoise_term>(at, b.terms);
-        CHECK(kernels.denoise_by_sample(&launch, &a) == XD_OK);
-        return;
-    }
+    return base;
+}
+
+static xd_denoise_args denoise_of(void *at, const SampleBoard &b, const SampleCase &c, bool fixed) {
+    xd_denoise_args a = {};
+    a.base = base_of(at, b, c, fixed);
+    a.prediction = rows_of(at, b.in[0], c.dtype, c);
+    a.clean = rows_of(at, b.in[1], c.dtype, c);
+    a.noise = rows_of(at, b.in[2], c.dtype, c);
+    if (b.gradient) a.gradient = rows_of(at, b.gradient, c.gradient, c);
+    a.terms = place<xd_denoise_term>(at, b.terms);
+    return a;
+}
+
+static xd_vsd_args vsd_of(void *at, const SampleBoard &b, const SampleCase &c, bool fixed) {
     xd_vsd_args a = {};
-    a.base = base;
+    a.base = base_of(at, b, c, fixed);
     a.generated = rows_of(at, b.in[0], c.dtype, c);
     a.teacher = rows_of(at, b.in[1], c.dtype, c);
     a.fake = rows_of(at, b.in[2], c.dtype, c);
     if (b.gradient) a.gradient = rows_of(at, b.gradient, c.gradient, c);
     a.sample_scale = place<double>(at, b.scale);
     a.normaliser = c.given ? XD_VSD_NONE : XD_VSD_MEAN;
-    CHECK(kernels.vsd_by_sample(&launch, &a) == XD_OK);
+    return a;
+}
+
+/* The entry of a table over memory of one side. */
+static void call_by_sample(xd_ctx *ctx, void *at, const SampleBoard &b, const SampleCase &c, bool fixed) {
+    const xd_launch launch = xd_ctx_launch(ctx);
+    const xd_dmd_loss_kernels &kernels = xd_ctx_kernels(ctx)->dmd_loss;
+    const xd_denoise_args denoise = denoise_of(at, b, c, fixed);
+    const xd_vsd_args vsd = vsd_of(at, b, c, fixed);
+    CHECK((c.kind == 2 ? kernels.denoise_by_sample(&launch, &denoise) : kernels.vsd_by_sample(&launch, &vsd)) == XD_OK);
+}
+
+/* Sums of chunks, samples, gradient: an entry for each. */
+static void call_in_parts(xd_ctx *ctx, void *at, const SampleBoard &b, const SampleCase &c) {
+    const xd_launch launch = xd_ctx_launch(ctx);
+    const xd_dmd_loss_kernels &kernels = xd_ctx_kernels(ctx)->dmd_loss;
+    xd_denoise_args denoise = denoise_of(at, b, c, false);
+    xd_vsd_args vsd = vsd_of(at, b, c, false);
+    int64_t *sums = place<int64_t>(at, b.work) + 128 * c.samples;
+    denoise.base.sums = vsd.base.sums = sums;
+    denoise.base.all_sums = vsd.base.all_sums = sums;
+    CHECK((c.kind == 2 ? kernels.denoise_measure(&launch, &denoise) : kernels.vsd_measure(&launch, &vsd)) == XD_OK);
+    CHECK(kernels.join(&launch, c.kind == 2 ? &denoise.base : &vsd.base) == XD_OK);
+    CHECK((c.kind == 2 ? kernels.denoise_weigh(&launch, &denoise) : kernels.vsd_weigh(&launch, &vsd)) == XD_OK);
+    CHECK((c.kind == 2 ? kernels.denoise_slope(&launch, &denoise) : kernels.vsd_slope(&launch, &vsd)) == XD_OK);
 }
 
 static void compare_by_sample(Pair *pair, const SampleCase &c, bool fixed, uint64_t seed) {
@@ -285,6 +311,66 @@ XD_TEST(a_sample_too_long_to_be_finished_at_once_is_refused) {
     a.base.elements = gpu.kernels()->dmd_loss.by_sample_elements + 1;
     CHECK(gpu.kernels()->dmd_loss.vsd_by_sample(&launch, &a) == XD_ERROR_ARGUMENT);
     CHECK(strstr(xd_last_error(gpu.ctx)->message, "a sample of 16385 elements; 16384 are finished at once"));
+}
+
+/* ---- whole tiles of one type ---- */
+
+/* Numbers for the ways by integers: of like size; whole ones, whose products are ties; of every size of the type, subnormal ones
+ * among them; large ones, whose squares leave F32. */
+static std::vector<unsigned char> tile_numbers(const SampleCase &c, int kind, Random *random) {
+    std::vector<unsigned char> out((size_t)(c.samples * c.elements) * xd_dtype_size(c.dtype));
+    for (int64_t i = 0; i < c.samples * c.elements; i++) {
+        double value = 2.0 * (double)random->unit();
+        if (kind == 1) value = (double)(random->below(513) - 256) / 64.0;
+        if (kind == 2) value = ldexp(value, (int)random->below(264) - 140);
+        if (kind == 3) value = i % 5 ? value * 1e30 : 0.0;
+        xd_store_f64(out.data(), c.dtype, i, value);
+    }
+    return out;
+}
+
+/* A term's own entries on both sides, with factors that are powers of two, rounded ones, large and tiny. */
+static void compare_tiles(Pair *pair, const SampleCase &c, int kind, uint64_t seed) {
+    static const double factors[] = { 0.015625, 0.3, 1.7, 1e-33, 1e-3 };
+    static const xd_denoise_term terms[] = { { 0.5, 0.5, -0.5, 0.5 }, { -0.7, -0.3, 0.37, 1.5 }, { 1e-9, 0.0, -1.0, 1.0 } };
+    Random random(seed);
+    Board board;
+    SampleBoard b = {};
+    const size_t samples = (size_t)c.samples, stored = samples * (size_t)c.elements * xd_dtype_size(c.dtype);
+    board.add(nullptr, 64); /* offset 0 is none */
+    for (int k = 0; k < 3; k++) {
+        std::vector<unsigned char> x = tile_numbers(c, kind, &random);
+        if (c.bad) xd_store_f64(x.data(), c.dtype, c.elements + 77 * k, k == 1 ? NAN : HUGE_VAL);
+        b.in[k] = board.add(x);
+    }
+    b.gradient = c.over ? b.in[2] : board.add(std::vector<unsigned char>(stored, 0x5a));
+    b.scale = board.add(std::vector<double>(samples, 0.3));
+    b.terms = board.add(std::vector<xd_denoise_term>(samples, terms[seed % 3]));
+    b.factor = board.add(std::vector<double>(1, factors[seed % 5]));
+    b.losses = board.add(nullptr, samples * sizeof(xd_sample));
+    b.values = board.add(std::vector<double>(1, factors[seed % 5]));
+    b.work = board.add(nullptr, samples * 2048);
+    const std::vector<unsigned char> after = pair->run(&board, 1, true, [&](xd_ctx *ctx, xd_vocab *, void *at) {
+        call_in_parts(ctx, at, b, c);
+    });
+    const xd_sample *x = (const xd_sample *)(const void *)(after.data() + b.losses);
+    const xd_sample *y = place<xd_sample>(board.bytes.data(), b.losses);
+    for (size_t i = 0; i < samples; i++) {
+        CHECK(memcmp(&x[i].loss, &y[i].loss, 2 * sizeof(double)) == 0 && x[i].counted == y[i].counted);
+        CHECK(x[i].finding == y[i].finding);
+    }
+    CHECK(memcmp(after.data() + b.gradient, board.bytes.data() + b.gradient, stored) == 0);
+}
+
+XD_TEST(whole_tiles_of_one_type_have_the_bits_of_the_cpu) {
+    static const xd_dtype types[] = { XD_DTYPE_BF16, XD_DTYPE_F32, XD_DTYPE_BF16, XD_DTYPE_F16 };
+    static const int64_t lengths[] = { 4096, 2048 + 24, 16384 + 2048 };
+    Pair pair;
+    for (uint64_t k = 0; k < 120; k++) {
+        const SampleCase c = { 2, lengths[k % 3], 0, 0, types[k / 2 % 4], types[k / 2 % 4], false, k % 11 == 10, k % 2 != 0,
+                               k % 13 == 12, k % 2 ? 2 : 0 };
+        compare_tiles(&pair, c, (int)(k / 8 % 4), 900 + k);
+    }
 }
 
 /* ---- terms on logits ---- */

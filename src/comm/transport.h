@@ -19,6 +19,7 @@ typedef struct xd_control {
     int32_t mode;    /* xd_reduction, xd_cpu_level and floating-point state */
     uint64_t extra;  /* split: color and key; reductions: first leaf */
     uint64_t leaves; /* reductions: number of leaves */
+    uint64_t products; /* xd_ctx_products */
 } xd_control;
 
 typedef struct xd_transport xd_transport;

@@ -15,10 +15,11 @@ typedef struct xd_cuda_desc {
     /* Losses read a row once, into the shared memory of a cluster of blocks: docs/performance.md. Needs compute capability
      * 9.0 and a build for it; the log warns otherwise. Values agree within the CPU's bounds. Default: off. */
     bool cluster;
-    /* NVIDIA's cuBLASLt for matrix products, mainly of heads: path or name; "" -> the build toolkit's (libcublasLt.so.13);
-     * NULL -> none. Holds 128 MiB of device memory; docs/performance.md has operands and bits. Run a shape before graph
-     * capture.
-     * Errors: UNSUPPORTED (not loadable, missing function, other major version than cublasLt.h, build without it). */
+    /* NVIDIA's cuBLASLt for matrix products, mainly of heads. NULL or "" -> the build toolkit's (libcublasLt.so.13) if it
+     * loads, by its name or beside libcudart, else the unit's own (logged as INFO); "none" -> the unit's own; or path or
+     * name. Holds 128 MiB from the first product on. Ranks of a world use one version or none; docs/performance.md.
+     * Errors, of a path or name: UNSUPPORTED (not loadable, missing function, other major version than cublasLt.h, build
+     * without it). */
     const char *cublas;
 } xd_cuda_desc;
 

@@ -226,7 +226,11 @@ XD_TEST(a_product_that_has_no_memory_in_a_capture_is_refused_and_the_capture_goe
 
 /* ---- ranks ---- */
 
-#    include "xdistill_nccl.h"
+#    include <nccl.h>
+
+#    define XDISTILL_IMPLEMENTATION
+#    include "../../xdistill_nccl.h"
+#    undef XDISTILL_IMPLEMENTATION
 
 /* Ranks that load libraries by these names and join a world over NCCL; whose products each has then. */
 static std::vector<uint32_t> joined(const std::vector<const char *> &names) {

@@ -128,8 +128,8 @@ enum { XDI_MPI_SILENT = 0, XDI_MPI_ASKS, XDI_MPI_GONE };
 typedef struct xdi_mpi_entry {
     uint64_t staging_bytes;
     int64_t compare;
-    int32_t cpu;     /* xd_cpu_level */
-    int32_t result;  /* xd_result of what this rank prepared alone */
+    int32_t cpu;       /* xd_cpu_level */
+    int32_t result;    /* xd_result of what this rank prepared alone */
     uint32_t floats;   /* xd_float_state */
     uint32_t products; /* xd_ctx_products */
 } xdi_mpi_entry;
@@ -1409,4 +1409,4 @@ XD_API xd_result xd_comm_mpi(xd_ctx *ctx, const xd_mpi_desc *desc, xd_comm **out
 
 
 #endif
-/* xdistill sha256 955b0ab153082590cfb893463cdd323e9c2dd50ba324567c89df3b5686e760d5 */
+/* xdistill sha256 f1f7cb253acb2aec198a358a34f987d2ee61f0b2d5a5f404ff37500f47b51830 */

@@ -497,8 +497,7 @@ static xd_result xdi_job_agree(xd_ctx *ctx, const xdi_job *job, xd_result mine) 
     for (int r = 1; r < job->size; r++)
         XD_TRY(xd_float_state_compare(ctx, r, job->head->world.members[r].floats,
                                       job->head->world.members[0].floats));
-    for (int r = 0; r < job->size; r++)
-        xd_ctx_meet_products(ctx, r, job->head->world.members[r].products);
+    for (int r = 0; r < job->size; r++) xd_ctx_meet_products(ctx, r, job->head->world.members[r].products);
     xd_ctx_set_cpu(ctx, (xd_cpu_level)lowest);
     return XD_OK;
 }

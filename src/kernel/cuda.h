@@ -15,9 +15,9 @@ typedef struct xd_cuda_desc {
     /* Losses read a row once, into the shared memory of a cluster of blocks: docs/performance.md. Needs compute capability
      * 9.0 and a build for it; the log warns otherwise. Values agree within the CPU's bounds. Default: off. */
     bool cluster;
-    /* NVIDIA's cuBLASLt for matrix products, mainly of heads. NULL or "" -> the build toolkit's (libcublasLt.so.13) if it
-     * loads, by its name or beside libcudart, else the unit's own (logged as INFO); "none" -> the unit's own; or path or
-     * name. Holds 128 MiB from the first product on. Ranks of a world use one version or none; docs/performance.md.
+    /* NVIDIA's cuBLASLt for matrix products, mainly of heads: path or name. NULL or "" -> the build toolkit's
+     * (libcublasLt.so.13), by its name or beside libcudart. Where that does not load, products are the unit's own, as with
+     * "none", and the log says so (INFO). Holds 128 MiB from the first product on. Ranks of a world use one version or none.
      * Errors, of a path or name: UNSUPPORTED (not loadable, missing function, other major version than cublasLt.h, build
      * without it). */
     const char *cublas;

@@ -164,12 +164,14 @@ XD_API void xd_ctx_meet_products(xd_ctx *ctx, int rank, uint32_t theirs) {
     if (theirs == 0 || mine <= 1 || theirs == mine) return;
     if (theirs == 1)
         xd_log(ctx, XD_LOG_WARN,
-               "rank %d has its own matrix products, this rank those of a library (version %lu): all take their own",
+               "rank %d has its own matrix products, this rank those of a library (version %lu): all take "
+               "their own",
                rank, (unsigned long)mine);
     else
-        xd_log(ctx, XD_LOG_WARN,
-               "rank %d has version %lu of the library for matrix products, this rank %lu: all take their own",
-               rank, (unsigned long)theirs, (unsigned long)mine);
+        xd_log(
+            ctx, XD_LOG_WARN,
+            "rank %d has version %lu of the library for matrix products, this rank %lu: all take their own",
+            rank, (unsigned long)theirs, (unsigned long)mine);
     xd_ctx_kernels(ctx)->products.own(ctx);
 }
 
@@ -332,7 +334,8 @@ static xd_result xdi_matmul_validate(xd_ctx *ctx, const xd_matmul_args *p) {
     XD_REQUIRE(ctx, xdi_matmul_takes(p->a.dtype) && xdi_matmul_takes(p->b.dtype), XD_ERROR_DTYPE,
                "a product of %s and %s: F32 or BF16 is needed", xd_dtype_name(p->a.dtype),
                xd_dtype_name(p->b.dtype));
-    const bool narrow = p->out_dtype == XD_DTYPE_BF16 && !p->accumulate && xd_ctx_kernels(ctx)->products.narrow;
+    const bool narrow =
+        p->out_dtype == XD_DTYPE_BF16 && !p->accumulate && xd_ctx_kernels(ctx)->products.narrow;
     XD_REQUIRE(ctx, !p->out_dtype || p->out_dtype == XD_DTYPE_F32 || narrow, XD_ERROR_DTYPE,
                "a product into %s: F32 is needed, or BF16 on a GPU without accumulate",
                xd_dtype_name(p->out_dtype));

@@ -18,15 +18,15 @@ typedef struct xdi_head_plan {
     const xd_head_loss_desc *d;
     xdi_loss_plan loss;
     int64_t rows, columns, width, chunk;
-    void *student, *teacher;  /* [chunk, columns] logits; the student's become their gradient */
-    xd_dtype logits;          /* their dtype */
-    float *hidden;            /* [chunk, width] gradient, then the hidden states of rows that are kept */
-    float *tile;              /* INVARIANT: the same of one tile */
-    float *one;               /* the number 1, by which rows are repeated or added up */
-    void *product;            /* workspace of the matrix product */
-    void *memory;             /* the workspace */
+    void *student, *teacher; /* [chunk, columns] logits; the student's become their gradient */
+    xd_dtype logits;         /* their dtype */
+    float *hidden;           /* [chunk, width] gradient, then the hidden states of rows that are kept */
+    float *tile;             /* INVARIANT: the same of one tile */
+    float *one;              /* the number 1, by which rows are repeated or added up */
+    void *product;           /* workspace of the matrix product */
+    void *memory;            /* the workspace */
     size_t bytes;
-    xd_leaf_stack *leaves;    /* INVARIANT: hidden gradients of tiles */
+    xd_leaf_stack *leaves; /* INVARIANT: hidden gradients of tiles */
 } xdi_head_plan;
 
 static const float xdi_head_one = 1.0f;
@@ -207,7 +207,8 @@ static int64_t xdi_head_rows_chosen(xd_ctx *ctx, xdi_head_plan *p, bool invarian
     const int64_t block = XDI_HEAD_BLOCK, blocks = (p->rows + block - 1) / block;
     int64_t rows = xdi_head_least(XDI_HEAD_CHUNK_MOST, blocks * block);
     if (p->loss.kernels->device == XD_DEVICE_CPU || rows <= block) return block;
-    if (xdi_head_shares_rows(p) && xdi_comm_is_recording(xd_vocab_describe(p->d->loss.vocab).tp)) return block;
+    if (xdi_head_shares_rows(p) && xdi_comm_is_recording(xd_vocab_describe(p->d->loss.vocab).tp))
+        return block;
     if (!p->d->workspace || xdi_plan_is_open(ctx)) return xdi_head_least(rows, xdi_head_rows_allocated(p));
     while (rows > block &&
            !xdi_head_holds(p, invariant, xdi_head_least(rows, p->rows), p->d->workspace_bytes))
@@ -216,7 +217,8 @@ static int64_t xdi_head_rows_chosen(xd_ctx *ctx, xdi_head_plan *p, bool invarian
 }
 
 /* The workspace, the caller's or one of the device, and its blocks. */
-static xd_result xdi_head_allocate(xd_ctx *ctx, xdi_head_plan *p, bool invariant, size_t needed, void **owned) {
+static xd_result xdi_head_allocate(xd_ctx *ctx, xdi_head_plan *p, bool invariant, size_t needed,
+                                   void **owned) {
     p->memory = p->d->workspace;
     p->bytes = p->d->workspace_bytes;
     if (!p->memory) {
@@ -239,7 +241,8 @@ static xd_result xdi_head_share_rows(xd_ctx *ctx, xdi_head_plan *p) {
     if (least == p->chunk) return XD_OK;
     xd_arena arena = xd_arena_over(p->memory, p->bytes);
     p->chunk = least;
-    (void)xdi_head_layout(p, xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT, &arena); /* of fewer rows */
+    (void)xdi_head_layout(p, xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT,
+                          &arena); /* of fewer rows */
     return XD_OK;
 }
 
@@ -306,8 +309,9 @@ static xd_result xdi_head_logits(const xd_launch *launch, const xdi_head_plan *p
     const xd_matrix weight = xd_matrix_transposed(xd_matrix_of_rows(&head->weight));
     if (head->bias) {
         const xd_matrix bias = { head->bias, XD_DTYPE_F32, 1, p->columns, p->columns, 1 };
-        const xd_matmul_args args = { xdi_head_ones(p, rows), bias,  (float *)logits, p->columns,
-                                      false,                  false, XD_DTYPE_F32 };
+        const xd_matmul_args args = {
+            xdi_head_ones(p, rows), bias, (float *)logits, p->columns, false, false, XD_DTYPE_F32
+        };
         XD_TRY(p->loss.kernels->matmul(launch, &args));
     }
     const xd_matmul_args args = { xd_matrix_of_rows(&hidden), weight,     (float *)logits, p->columns,
@@ -390,8 +394,8 @@ static xd_result xdi_head_gradients(const xd_launch *launch, xdi_head_plan *p, i
     const xd_matrix g = xd_matrix_transposed(xdi_head_gradient(p, rows, 0, p->columns));
     if (p->d->hidden_gradient.data) {
         XD_TRY(xdi_head_hidden(launch, p, row, rows));
-        XD_TRY(xdi_head_keep(launch, p, row, xd_rows_of(p->student, p->logits, rows, p->columns),
-                             p->student, false));
+        XD_TRY(xdi_head_keep(launch, p, row, xd_rows_of(p->student, p->logits, rows, p->columns), p->student,
+                             false));
     }
     if (p->d->weight_gradient) {
         const xd_rows kept = xd_rows_of(p->hidden, hidden.dtype, rows, p->width);
@@ -399,8 +403,9 @@ static xd_result xdi_head_gradients(const xd_launch *launch, xdi_head_plan *p, i
         XD_TRY(xdi_head_multiply(launch, p, g, xd_matrix_of_rows(&kept), p->d->weight_gradient, true));
     }
     if (!p->d->bias_gradient) return XD_OK;
-    const xd_matmul_args sum = { g,    xdi_head_ones(p, rows), p->d->bias_gradient, 1,
-                                 true, false,                  XD_DTYPE_F32 };
+    const xd_matmul_args sum = {
+        g, xdi_head_ones(p, rows), p->d->bias_gradient, 1, true, false, XD_DTYPE_F32
+    };
     return p->loss.kernels->matmul(launch, &sum);
 }
 

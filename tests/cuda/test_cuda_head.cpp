@@ -185,8 +185,11 @@ static size_t planned_large(const Gpu &gpu, bool bf16, bool teacher, int64_t chu
     if (!teacher) d.loss.common.labels.data = somewhere;
     d.loss.vocab = vocab;
     d.bf16 = bf16;
+    d.loss.common.status = (xd_status *)(void *)somewhere;
     d.chunk_rows = chunk_rows;
     const size_t bytes = PLANNED_WORKSPACE(gpu.ctx, xd_head_loss(gpu.ctx, &d, out));
+    CHECK(bytes > 0);
+    if (bytes == 0) printf("    %s\n", xd_last_error(gpu.ctx)->message);
     xd_vocab_destroy(vocab);
     return bytes;
 }

@@ -2704,7 +2704,12 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
     XD_UNROLL
     for (int e = 0; e < 16; e++) {
         const int64_t r = row + down + e / 4, c = column + across + e % 4;
-        if (r < m && c < n) args.out[r * args.out_stride + c] = total[e / 4][e % 4];
+        if (r >= m || c >= n) continue;
+        if (args.out_dtype == XD_DTYPE_BF16)
+            xdi_cuda_narrow(total[e / 4][e % 4],
+                            reinterpret_cast<xdi_cuda_bf16 *>(args.out) + r * args.out_stride + c);
+        else
+            args.out[r * args.out_stride + c] = total[e / 4][e % 4];
     }
 }
 
@@ -2722,19 +2727,11 @@ static xd_result xdi_cuda_matmul_load(xd_ctx *ctx) {
     return xdi_cuda_load(ctx, xdi_cuda_matmul_kernel);
 }
 
-/* >>cuda/matmul_cublas.cu */
+/* >>cuda/matmul_library.cu */
 
-/* The table's matrix product by NVIDIA's cuBLASLt, for contexts that ask for it (xd_cuda_desc.cublas). The
- * library is loaded when they do, so the unit is linked without it; its header gives the types.
- *
- * cuBLASLt knows matrices stored by columns, and out = a b stored by rows is out^T = b^T a^T stored by
- * columns. Both sides are treated alike: as matrices [rows, terms], a and the transposed b, in which the
- * terms of a row or the rows of a term are neighbours. Read by columns, the former is the transposed matrix
- * and the latter the matrix.
- *
- * Where products are requested in bf16, an operand in f32 is first rounded into memory of this unit, as many rows at a time as
- * fit; these are rows or columns of the result, so no sum is split. Products that do not fit this form, and those for which
- * cuBLASLt has no algorithm, are computed by the plain kernel. */
+/* NVIDIA's cuBLASLt for the table's matrix products (matmul_cublas.cu): found, loaded and left. It is loaded at run time, so the
+ * unit is linked without it; its header gives the types. Ranks that have it at different versions, or not all of them, compute
+ * their own products (xd_ctx_meet_products). */
 
 #if defined(__has_include)
 #    if __has_include(<cublasLt.h>)
@@ -2745,8 +2742,6 @@ static xd_result xdi_cuda_matmul_load(xd_ctx *ctx) {
 #endif
 
 #if defined(XDI_CUDA_CUBLAS_IS_KNOWN)
-
-/* ---- the library ---- */
 
 /* X(function of cublasLt.h): all functions that are used. */
 #    define XDI_CUDA_CUBLAS_FUNCTIONS(X)        \
@@ -2766,11 +2761,31 @@ static xd_result xdi_cuda_matmul_load(xd_ctx *ctx) {
         X(cublasLtMatmulAlgoGetHeuristic)       \
         X(cublasLtMatmul)
 
+/* A product as cuBLASLt is asked for it: matrices are those of b, a and out, each transposed. No two products of one shape need
+ * different algorithms, and all of it is compared as bytes. */
+struct xdi_cuda_cublas_shape {
+    int64_t rows[3], columns[3], stride[3];
+    int32_t type[3], turn[2]; /* cudaDataType_t, cublasOperation_t */
+    uint32_t alignment[3];    /* bytes */
+};
+
+/* What was found for a shape; also that nothing was. */
+struct xdi_cuda_cublas_kept {
+    xdi_cuda_cublas_shape shape;
+    cublasLtMatmulAlgo_t algorithm;
+    bool found;
+};
+
+/* A head has six shapes, and as many for the rows of its last chunk. */
+enum { XDI_CUDA_CUBLAS_KEPT = 64 };
+
 #    define XDI_CUDA_CUBLAS_MEMBER(function) decltype(&::function) function;
 struct xdi_cuda_cublas {
     void *library; /* from dlopen */
     cublasLtHandle_t handle;
-    char *memory; /* of the device: cuBLASLt's workspace, then the room for rounded elements */
+    char *memory; /* of the device, since the first product: cuBLASLt's workspace, then the room for rounded elements */
+    xdi_cuda_cublas_kept kept[XDI_CUDA_CUBLAS_KEPT];
+    int64_t found; /* so far; the oldest entry makes room */
     XDI_CUDA_CUBLAS_FUNCTIONS(XDI_CUDA_CUBLAS_MEMBER)
 };
 #    undef XDI_CUDA_CUBLAS_MEMBER
@@ -2792,38 +2807,71 @@ static xd_result xdi_cuda_cublas_result(xd_ctx *ctx, const xdi_cuda_cublas *cubl
 #    define XDI_CUDA_CUBLAS_TRY(ctx, cublas, call) \
         XD_TRY(xdi_cuda_cublas_result((ctx), (cublas), (cublas)->call, #call, __FILE__, __LINE__, __func__))
 
-static xd_result xdi_cuda_cublas_find(xd_ctx *ctx, xdi_cuda_cublas *cublas, const char *name) {
+/* ---- loading ---- */
+
+/* Why the library is not used: with no name, this is no error. */
+struct xdi_cuda_cublas_refusal {
+    xd_result result;
+    char words[320];
+};
+
+/* Opens a file beside the CUDA runtime that the process has loaded; NULL: there is none, as where it is linked into a program. */
+static void *xdi_cuda_open_beside_runtime(const char *name) {
+    char path[1024];
+    Dl_info place = {};
+    snprintf(path, sizeof path, "libcudart.so.%d", CUDART_VERSION / 1000);
+    void *runtime = dlopen(path, RTLD_LAZY | RTLD_NOLOAD);
+    void *inside = runtime ? dlsym(runtime, "cudaGetDevice") : NULL;
+    const bool known = inside && dladdr(inside, &place) != 0 && place.dli_fname;
+    const char *slash = known ? strrchr(place.dli_fname, '/') : NULL;
+    const int folder = slash ? (int)(slash - place.dli_fname) : 0;
+    if (slash) snprintf(path, sizeof path, "%.*s/%s", folder, place.dli_fname, name);
+    if (runtime) dlclose(runtime);
+    return slash ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
+}
+
+static bool xdi_cuda_cublas_find(xdi_cuda_cublas *cublas, const char *name, bool beside,
+                                 xdi_cuda_cublas_refusal *no) {
     cublas->library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
-    XD_REQUIRE(ctx, cublas->library, XD_ERROR_UNSUPPORTED, "cuBLASLt cannot be loaded: %s", dlerror());
+    if (!cublas->library) {
+        const char *words = dlerror();
+        snprintf(no->words, sizeof no->words, "cuBLASLt cannot be loaded: %s", words ? words : name);
+        if (beside) cublas->library = xdi_cuda_open_beside_runtime(name);
+    }
+    if (!cublas->library) return false;
 #    define XDI_CUDA_CUBLAS_FIND(function)                                                             \
         cublas->function = reinterpret_cast<decltype(&::function)>(dlsym(cublas->library, #function)); \
-        XD_REQUIRE(ctx, cublas->function, XD_ERROR_UNSUPPORTED, "%s has no function " #function, name);
+        if (!cublas->function) {                                                                       \
+            snprintf(no->words, sizeof no->words, "%s has no function " #function, name);              \
+            return false;                                                                              \
+        }
     XDI_CUDA_CUBLAS_FUNCTIONS(XDI_CUDA_CUBLAS_FIND)
 #    undef XDI_CUDA_CUBLAS_FIND
-    return XD_OK;
+    return true;
 }
 
 /* What the header declares about functions and their arguments holds within a major version. */
-static xd_result xdi_cuda_cublas_check_version(xd_ctx *ctx, const xdi_cuda_cublas *cublas, const char *name) {
+static bool xdi_cuda_cublas_fits(const xdi_cuda_cublas *cublas, const char *name,
+                                 xdi_cuda_cublas_refusal *no) {
     int major = 0;
-    XDI_CUDA_CUBLAS_TRY(ctx, cublas, cublasLtGetProperty(MAJOR_VERSION, &major));
-    XD_REQUIRE(ctx, major == CUBLAS_VER_MAJOR, XD_ERROR_UNSUPPORTED,
-                "%s is version %zu of cuBLASLt, the unit was built for version %d", name,
-                cublas->cublasLtGetVersion(), CUBLAS_VERSION);
-    return XD_OK;
+    if (cublas->cublasLtGetProperty(MAJOR_VERSION, &major) == CUBLAS_STATUS_SUCCESS &&
+        major == CUBLAS_VER_MAJOR)
+        return true;
+    snprintf(no->words, sizeof no->words, "%s is version %zu of cuBLASLt, the unit was built for version %d",
+             name, cublas->cublasLtGetVersion(), CUBLAS_VERSION);
+    return false;
 }
 
-/* What was created before a failure is destroyed by xdi_cuda_cublas_close. */
-static xd_result xdi_cuda_cublas_set_up(xd_ctx *ctx, const xd_cuda *cuda, const char *name) {
-    xdi_cuda_cublas *cublas = cuda->cublas;
-    const size_t bytes = xdi_cuda_cublas_workspace_bytes + xdi_cuda_cublas_room_bytes;
-    XD_TRY(xdi_cuda_cublas_find(ctx, cublas, name));
-    XD_TRY(xdi_cuda_cublas_check_version(ctx, cublas, name));
-    XDI_CUDA_CUBLAS_TRY(ctx, cublas, cublasLtCreate(&cublas->handle));
-    cublas->memory = (char *)cuda->allocator.allocate(cuda->allocator.user, bytes);
-    XD_REQUIRE(ctx, cublas->memory, XD_ERROR_MEMORY, "no room for %zu bytes for products on device %d",
-                bytes, cuda->device);
-    return XD_OK;
+static bool xdi_cuda_cublas_start(xdi_cuda_cublas *cublas, const char *name, bool beside,
+                                  xdi_cuda_cublas_refusal *no) {
+    no->result = XD_ERROR_UNSUPPORTED;
+    if (!xdi_cuda_cublas_find(cublas, name, beside, no) || !xdi_cuda_cublas_fits(cublas, name, no))
+        return false;
+    const cublasStatus_t status = cublas->cublasLtCreate(&cublas->handle);
+    if (status == CUBLAS_STATUS_SUCCESS) return true;
+    no->result = status == CUBLAS_STATUS_ALLOC_FAILED ? XD_ERROR_MEMORY : XD_ERROR_DEVICE;
+    snprintf(no->words, sizeof no->words, "cublasLtCreate(&handle): %s", cublas->cublasLtGetStatusString(status));
+    return false;
 }
 
 /* The device is the current one; its work has ended. */
@@ -2836,6 +2884,109 @@ static void xdi_cuda_cublas_close(xd_cuda *cuda) {
     xd_release(cuda->ctx, cublas);
     cuda->cublas = NULL;
 }
+
+/* name: as xd_cuda_desc.cublas, but never "none". What was created before a failure is destroyed by xdi_cuda_cublas_close. */
+static xd_result xdi_cuda_cublas_open(xd_ctx *ctx, xd_cuda *cuda, const char *name) {
+    char of_this_toolkit[32];
+    xdi_cuda_cublas_refusal no = {};
+    const bool is_named = name && name[0];
+    snprintf(of_this_toolkit, sizeof of_this_toolkit, "libcublasLt.so.%d", CUBLAS_VER_MAJOR);
+    cuda->cublas = (xdi_cuda_cublas *)xd_allocate(ctx, sizeof *cuda->cublas);
+    XD_REQUIRE(ctx, cuda->cublas, XD_ERROR_MEMORY, "no room for the functions of cuBLASLt");
+    if (xdi_cuda_cublas_start(cuda->cublas, is_named ? name : of_this_toolkit, !is_named, &no)) {
+        cuda->kernels.products.library = (uint32_t)cuda->cublas->cublasLtGetVersion();
+        return XD_OK;
+    }
+    if (is_named) return XD_FAIL(ctx, no.result, "%s", no.words);
+    xdi_cuda_cublas_close(cuda);
+    xd_log(ctx, XD_LOG_INFO, "matrix products are the unit's own: %s", no.words);
+    return XD_OK;
+}
+
+/* ---- memory ---- */
+
+/* During its lifetime this thread may load kernels and allocate while a stream is captured, which takes no part in it. */
+struct xdi_cuda_relaxed {
+    cudaStreamCaptureMode mode;
+    bool changed;
+
+    xdi_cuda_relaxed() : mode(cudaStreamCaptureModeRelaxed) {
+        changed = cudaThreadExchangeStreamCaptureMode(&mode) == cudaSuccess;
+    }
+    ~xdi_cuda_relaxed() {
+        if (changed) cudaThreadExchangeStreamCaptureMode(&mode);
+    }
+    xdi_cuda_relaxed(const xdi_cuda_relaxed &) = delete;
+    xdi_cuda_relaxed &operator=(const xdi_cuda_relaxed &) = delete;
+};
+
+/* The library that this context's next product may use; NULL: it is the unit's own. */
+static xdi_cuda_cublas *xdi_cuda_cublas_of(const xd_launch *launch) {
+    const xd_cuda *cuda = xdi_cuda_of(launch->ctx);
+    const bool invariant = xd_ctx_settings(launch->ctx)->reduction == XD_REDUCTION_INVARIANT;
+    return cuda->kernels.products.library && !invariant ? cuda->cublas : NULL;
+}
+
+/* What the first product allocates, in a capture too. */
+static xd_result xdi_cuda_cublas_prepare(const xd_launch *launch) {
+    const xd_cuda *cuda = xdi_cuda_of(launch->ctx);
+    xdi_cuda_cublas *cublas = xdi_cuda_cublas_of(launch);
+    const size_t bytes = xdi_cuda_cublas_workspace_bytes + xdi_cuda_cublas_room_bytes;
+    if (!cublas || cublas->memory) return XD_OK;
+    xdi_cuda_scope scope(launch);
+    XD_TRY(scope.result);
+    const xdi_cuda_relaxed relaxed;
+    cublas->memory = (char *)cuda->allocator.allocate(cuda->allocator.user, bytes);
+    XD_REQUIRE(launch->ctx, cublas->memory, XD_ERROR_MEMORY,
+               "no room for %zu bytes for the products of cuBLASLt on device %d; xd_cuda_desc.cublas \"none\" "
+               "takes none",
+               bytes, cuda->device);
+    return XD_OK;
+}
+
+#else
+
+static xd_result xdi_cuda_cublas_open(xd_ctx *ctx, xd_cuda *, const char *name) {
+    XD_REQUIRE(ctx, !name || !name[0], XD_ERROR_UNSUPPORTED, "the CUDA unit was built without cublasLt.h");
+    xd_log(ctx, XD_LOG_INFO, "matrix products are the unit's own: it was built without cublasLt.h");
+    return XD_OK;
+}
+
+static void xdi_cuda_cublas_close(xd_cuda *) {}
+
+static xd_result xdi_cuda_cublas_prepare(const xd_launch *) {
+    return XD_OK;
+}
+
+#endif
+
+/* Ranks have agreed on it. The library stays loaded: work of it may be on its way. */
+static void xdi_cuda_products_own(xd_ctx *ctx) {
+    xdi_cuda_of(ctx)->kernels.products.library = 0;
+}
+
+static xd_product_kernels xdi_cuda_products_table() {
+    xd_product_kernels table = {};
+    table.narrow = true;
+    table.prepare = xdi_cuda_cublas_prepare;
+    table.own = xdi_cuda_products_own;
+    return table;
+}
+
+/* >>cuda/matmul_cublas.cu */
+
+/* The table's matrix product by NVIDIA's cuBLASLt, where that is loaded (matmul_library.cu).
+ *
+ * cuBLASLt knows matrices stored by columns, and out = a b stored by rows is out^T = b^T a^T stored by
+ * columns. Both sides are treated alike: as matrices [rows, terms], a and the transposed b, in which the
+ * terms of a row or the rows of a term are neighbours. Read by columns, the former is the transposed matrix
+ * and the latter the matrix.
+ *
+ * Where products are requested in bf16, an operand in f32 is first rounded into memory of this unit, as many rows at a time as
+ * fit; these are rows or columns of the result, so no sum is split. Products that do not fit this form, and those for which
+ * cuBLASLt has no algorithm, are computed by the plain kernel. Sums are in f32, also of F32 factors: never in TF32. */
+
+#if defined(XDI_CUDA_CUBLAS_IS_KNOWN)
 
 /* ---- a side of a product ---- */
 
@@ -2955,96 +3106,136 @@ static xd_result xdi_cuda_side_round(const xd_launch *launch, const xdi_cuda_sid
 
 /* ---- one product ---- */
 
+static cudaDataType_t xdi_cuda_cublas_type(xd_dtype dtype) {
+    return dtype == XD_DTYPE_BF16 ? CUDA_R_16BF : CUDA_R_32F;
+}
+
+/* One of the three matrices; alignment beyond 16 bytes is not passed on: the bits would depend on it. */
+static void xdi_cuda_cublas_shape_set(xdi_cuda_cublas_shape *shape, int which, int64_t rows, int64_t columns,
+                                      int64_t stride, xd_dtype dtype, const void *address) {
+    shape->rows[which] = rows;
+    shape->columns[which] = columns;
+    shape->stride[which] = stride;
+    shape->type[which] = xdi_cuda_cublas_type(dtype);
+    shape->alignment[which] = (uint32_t)xdi_cuda_move_unit_of((uint64_t)(uintptr_t)address, 16);
+}
+
+static void xdi_cuda_cublas_shape_side(xdi_cuda_cublas_shape *shape, const xd_matrix &x, bool is_first) {
+    xdi_cuda_lines lines = {};
+    xdi_cuda_lines_of(x, &lines);
+    xdi_cuda_cublas_shape_set(shape, is_first ? 0 : 1, lines.length, lines.count, lines.stride, x.dtype, x.data);
+    shape->turn[is_first ? 0 : 1] = lines.of_terms == is_first ? CUBLAS_OP_T : CUBLAS_OP_N;
+}
+
+static void xdi_cuda_cublas_shape_of(const xd_matmul_args &args, xdi_cuda_cublas_shape *shape) {
+    const int64_t m = args.a.rows, n = args.b.cols;
+    memset(shape, 0, sizeof *shape);
+    xdi_cuda_cublas_shape_side(shape, xd_matrix_transposed(args.b), true);
+    xdi_cuda_cublas_shape_side(shape, args.a, false);
+    xdi_cuda_cublas_shape_set(shape, 2, n, m, m == 1 ? n : args.out_stride, args.out_dtype, args.out);
+}
+
 /* A product of two operands of one dtype in cuBLASLt's types; all of it is host memory. */
 struct xdi_cuda_cublas_product {
     const xdi_cuda_cublas *cublas;
     cublasLtMatmulDesc_t operation;
-    cublasLtMatrixLayout_t first, second, out; /* b, a and out, each transposed */
+    cublasLtMatrixLayout_t layout[3];
     cublasLtMatmulPreference_t preference;
 
     explicit xdi_cuda_cublas_product(const xdi_cuda_cublas *library)
-        : cublas(library), operation(NULL), first(NULL), second(NULL), out(NULL), preference(NULL) {}
+        : cublas(library), operation(NULL), layout(), preference(NULL) {}
     ~xdi_cuda_cublas_product() {
         if (preference) cublas->cublasLtMatmulPreferenceDestroy(preference);
-        if (out) cublas->cublasLtMatrixLayoutDestroy(out);
-        if (second) cublas->cublasLtMatrixLayoutDestroy(second);
-        if (first) cublas->cublasLtMatrixLayoutDestroy(first);
+        for (cublasLtMatrixLayout_t one : layout)
+            if (one) cublas->cublasLtMatrixLayoutDestroy(one);
         if (operation) cublas->cublasLtMatmulDescDestroy(operation);
     }
     xdi_cuda_cublas_product(const xdi_cuda_cublas_product &) = delete;
     xdi_cuda_cublas_product &operator=(const xdi_cuda_cublas_product &) = delete;
 
-    xd_result describe_side(xd_ctx *ctx, const xd_matrix &x, bool is_first) {
-        xdi_cuda_lines lines = {};
-        xdi_cuda_lines_of(x, &lines);
-        const cublasOperation_t turn = lines.of_terms == is_first ? CUBLAS_OP_T : CUBLAS_OP_N;
-        const cudaDataType_t type = x.dtype == XD_DTYPE_BF16 ? CUDA_R_16BF : CUDA_R_32F;
+    xd_result describe(xd_ctx *ctx, const xdi_cuda_cublas_shape &shape) {
+        static const cublasLtMatmulDescAttributes_t turns[2] = { CUBLASLT_MATMUL_DESC_TRANSA,
+                                                                 CUBLASLT_MATMUL_DESC_TRANSB };
         XDI_CUDA_CUBLAS_TRY(ctx, cublas,
-                            cublasLtMatrixLayoutCreate(is_first ? &first : &second, type,
-                                                       (uint64_t)lines.length, (uint64_t)lines.count,
-                                                       lines.stride));
-        XDI_CUDA_CUBLAS_TRY(ctx, cublas,
-                            cublasLtMatmulDescSetAttribute(operation,
-                                                           is_first ? CUBLASLT_MATMUL_DESC_TRANSA
-                                                                    : CUBLASLT_MATMUL_DESC_TRANSB,
-                                                           &turn, sizeof turn));
+                            cublasLtMatmulDescCreate(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+        for (int i = 0; i < 2; i++)
+            XDI_CUDA_CUBLAS_TRY(ctx, cublas,
+                                cublasLtMatmulDescSetAttribute(operation, turns[i], &shape.turn[i],
+                                                               sizeof shape.turn[i]));
+        for (int i = 0; i < 3; i++)
+            XDI_CUDA_CUBLAS_TRY(
+                ctx, cublas,
+                cublasLtMatrixLayoutCreate(&layout[i], (cudaDataType_t)shape.type[i], (uint64_t)shape.rows[i],
+                                           (uint64_t)shape.columns[i], shape.stride[i]));
         return XD_OK;
     }
 
-    /* Alignment beyond 16 bytes is not passed on: the bits would depend on it. */
-    xd_result describe_alignment(xd_ctx *ctx, cublasLtMatmulPreferenceAttributes_t of, const void *address) {
-        const uint32_t bytes = (uint32_t)xdi_cuda_move_unit_of((uint64_t)(uintptr_t)address, 16);
-        XDI_CUDA_CUBLAS_TRY(ctx, cublas,
-                            cublasLtMatmulPreferenceSetAttribute(preference, of, &bytes, sizeof bytes));
-        return XD_OK;
-    }
-
-    xd_result describe_preference(xd_ctx *ctx, const xd_matmul_args &args) {
+    xd_result prefer(xd_ctx *ctx, const xdi_cuda_cublas_shape &shape) {
+        static const cublasLtMatmulPreferenceAttributes_t of[4] = {
+            CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+            CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES
+        };
         const uint64_t most = xdi_cuda_cublas_workspace_bytes;
         XDI_CUDA_CUBLAS_TRY(ctx, cublas, cublasLtMatmulPreferenceCreate(&preference));
         XDI_CUDA_CUBLAS_TRY(ctx, cublas,
                             cublasLtMatmulPreferenceSetAttribute(
                                 preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &most, sizeof most));
-        XD_TRY(describe_alignment(ctx, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, args.b.data));
-        XD_TRY(describe_alignment(ctx, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, args.a.data));
-        XD_TRY(describe_alignment(ctx, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, args.out));
-        return describe_alignment(ctx, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, args.out);
-    }
-
-    xd_result describe(xd_ctx *ctx, const xd_matmul_args &args) {
-        const int64_t m = args.a.rows, n = args.b.cols;
-        XDI_CUDA_CUBLAS_TRY(ctx, cublas,
-                            cublasLtMatmulDescCreate(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
-        XD_TRY(describe_side(ctx, xd_matrix_transposed(args.b), true));
-        XD_TRY(describe_side(ctx, args.a, false));
-        XDI_CUDA_CUBLAS_TRY(ctx, cublas,
-                            cublasLtMatrixLayoutCreate(&out, CUDA_R_32F, (uint64_t)n, (uint64_t)m,
-                                                       m == 1 ? n : args.out_stride));
-        return describe_preference(ctx, args);
+        for (int i = 0; i < 4; i++)
+            XDI_CUDA_CUBLAS_TRY(ctx, cublas,
+                                cublasLtMatmulPreferenceSetAttribute(preference, of[i],
+                                                                     &shape.alignment[i < 2 ? i : 2],
+                                                                     sizeof shape.alignment[0]));
+        return XD_OK;
     }
 };
 
+/* Asks for the algorithm of a product that has been described. */
+static xd_result xdi_cuda_cublas_ask(xd_ctx *ctx, xdi_cuda_cublas_product *p, xdi_cuda_cublas_kept *kept) {
+    cublasLtMatmulHeuristicResult_t best = {};
+    int count = 0;
+    XD_TRY(p->prefer(ctx, kept->shape));
+    const cublasStatus_t status = p->cublas->cublasLtMatmulAlgoGetHeuristic(
+        p->cublas->handle, p->operation, p->layout[0], p->layout[1], p->layout[2], p->layout[2],
+        p->preference, 1, &best, &count);
+    kept->found = status == CUBLAS_STATUS_SUCCESS && count > 0 && best.state == CUBLAS_STATUS_SUCCESS;
+    kept->algorithm = best.algo;
+    if (status == CUBLAS_STATUS_NOT_SUPPORTED) return XD_OK;
+    return xdi_cuda_cublas_result(ctx, p->cublas, status, "cublasLtMatmulAlgoGetHeuristic(...)", __FILE__,
+                                  __LINE__, __func__);
+}
+
+/* The entry of a shape that has been met; NULL. */
+static const xdi_cuda_cublas_kept *xdi_cuda_cublas_met(const xdi_cuda_cublas *cublas,
+                                                       const xdi_cuda_cublas_shape &shape) {
+    for (int64_t i = 0; i < cublas->found && i < XDI_CUDA_CUBLAS_KEPT; i++)
+        if (memcmp(&cublas->kept[i].shape, &shape, sizeof shape) == 0) return &cublas->kept[i];
+    return NULL;
+}
+
 /* *taken: false where cuBLASLt has no algorithm for the product; nothing has been launched then. */
-static xd_result xdi_cuda_cublas_multiply(const xd_launch *launch, const xdi_cuda_cublas *cublas,
+static xd_result xdi_cuda_cublas_multiply(const xd_launch *launch, xdi_cuda_cublas *cublas,
                                           const xd_matmul_args &args, bool *taken) {
     const float alpha = 1.0f, beta = args.accumulate ? 1.0f : 0.0f;
+    xdi_cuda_cublas_kept fresh = {};
     xdi_cuda_cublas_product p(cublas);
-    cublasLtMatmulHeuristicResult_t best = {};
-    int found = 0;
-    *taken = false;
-    XD_TRY(p.describe(launch->ctx, args));
-    const cublasStatus_t status = cublas->cublasLtMatmulAlgoGetHeuristic(
-        cublas->handle, p.operation, p.first, p.second, p.out, p.out, p.preference, 1, &best, &found);
-    if (status == CUBLAS_STATUS_NOT_SUPPORTED) return XD_OK;
-    XD_TRY(xdi_cuda_cublas_result(launch->ctx, cublas, status, "cublasLtMatmulAlgoGetHeuristic(...)",
-                                   __FILE__, __LINE__, __func__));
-    if (found == 0 || best.state != CUBLAS_STATUS_SUCCESS) return XD_OK;
-    *taken = true;
+    xdi_cuda_cublas_shape_of(args, &fresh.shape);
+    const xdi_cuda_cublas_kept *kept = xdi_cuda_cublas_met(cublas, fresh.shape);
+    *taken = kept && kept->found;
+    if (kept && !kept->found) return XD_OK;
+    XD_TRY(p.describe(launch->ctx, fresh.shape));
+    if (!kept) {
+        XD_TRY(xdi_cuda_cublas_ask(launch->ctx, &p, &fresh));
+        xdi_cuda_cublas_kept *place = &cublas->kept[cublas->found++ % XDI_CUDA_CUBLAS_KEPT];
+        *place = fresh;
+        kept = place;
+        *taken = kept->found;
+        if (!kept->found) return XD_OK;
+    }
     XDI_CUDA_CUBLAS_TRY(launch->ctx, cublas,
-                        cublasLtMatmul(cublas->handle, p.operation, &alpha, args.b.data, p.first, args.a.data,
-                                       p.second, &beta, args.out, p.out, args.out, p.out, &best.algo,
-                                       cublas->memory, xdi_cuda_cublas_workspace_bytes,
-                                       (cudaStream_t)launch->stream));
+                        cublasLtMatmul(cublas->handle, p.operation, &alpha, args.b.data, p.layout[0],
+                                       args.a.data, p.layout[1], &beta, args.out, p.layout[2], args.out,
+                                       p.layout[2], &kept->algorithm, cublas->memory,
+                                       xdi_cuda_cublas_workspace_bytes, (cudaStream_t)launch->stream));
     return XD_OK;
 }
 
@@ -3056,7 +3247,9 @@ static xd_result xdi_cuda_cublas_piece(const xd_launch *launch, const xd_matmul_
     xd_matmul_args piece = args;
     piece.a = xdi_cuda_side_rows(a, row, rows);
     piece.b = xd_matrix_transposed(xdi_cuda_side_rows(b, column, columns));
-    piece.out = args.out + row * args.out_stride + column;
+    piece.out = reinterpret_cast<float *>(reinterpret_cast<char *>(args.out) +
+                                          (row * args.out_stride + column) *
+                                              (int64_t)xd_dtype_size(args.out_dtype));
     XD_TRY(xdi_cuda_cublas_multiply(launch, xdi_cuda_of(launch->ctx)->cublas, piece, &taken));
     if (taken) return XD_OK;
     piece.a = xdi_cuda_matrix_rows(a.all, row, rows);
@@ -3068,6 +3261,7 @@ static xd_result xdi_cuda_cublas_pieces(const xd_launch *launch, const xd_matmul
                                         const xdi_cuda_side &a, const xdi_cuda_side &b) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
+    const xdi_cuda_relaxed relaxed;
     for (int64_t row = 0; row < a.all.rows; row += a.piece) {
         const int64_t rows = a.all.rows - row < a.piece ? a.all.rows - row : a.piece;
         XD_TRY(xdi_cuda_side_round(launch, a, row, rows));
@@ -3088,6 +3282,7 @@ static bool xdi_cuda_cublas_sides(const xdi_cuda_cublas *cublas, const xd_matmul
     const bool known =
         (left == XD_DTYPE_F32 || left == XD_DTYPE_BF16) && (right == XD_DTYPE_F32 || right == XD_DTYPE_BF16);
     if (!known || (left != right && !args.bf16)) return false;
+    if (args.out_dtype == XD_DTYPE_BF16 && (left != XD_DTYPE_BF16 || right != XD_DTYPE_BF16)) return false;
     if (args.a.rows > 1 && args.out_stride < args.b.cols) return false;
     const bool round_a = args.bf16 && left == XD_DTYPE_F32, round_b = args.bf16 && right == XD_DTYPE_F32;
     const size_t each = xdi_cuda_cublas_room_bytes / (round_a && round_b ? 2 : 1);
@@ -3098,23 +3293,19 @@ static bool xdi_cuda_cublas_sides(const xdi_cuda_cublas *cublas, const xd_matmul
 }
 
 static xd_result xdi_cuda_matmul(const xd_launch *launch, const xd_matmul_args *args) {
-    const xdi_cuda_cublas *cublas = xdi_cuda_of(launch->ctx)->cublas;
+    xdi_cuda_cublas *cublas = xdi_cuda_cublas_of(launch);
     const bool empty = args->a.rows <= 0 || args->a.cols <= 0 || args->b.cols <= 0;
-    const bool invariant = xd_ctx_settings(launch->ctx)->reduction == XD_REDUCTION_INVARIANT;
+    xd_matmul_args whole = *args;
     xdi_cuda_side a, b;
-    if (!cublas || empty || invariant || !xdi_cuda_cublas_sides(cublas, *args, &a, &b))
-        return xdi_cuda_matmul_plain(launch, args);
-    return xdi_cuda_cublas_pieces(launch, *args, a, b);
+    if (!whole.out_dtype) whole.out_dtype = XD_DTYPE_F32;
+    if (cublas && !empty) XD_TRY(xdi_cuda_cublas_prepare(launch));
+    if (!cublas || empty || !xdi_cuda_cublas_sides(cublas, whole, &a, &b))
+        return xdi_cuda_matmul_plain(launch, &whole);
+    return xdi_cuda_cublas_pieces(launch, whole, a, b);
 }
 
-/* name: as xd_cuda_desc.cublas. What was created before a failure is destroyed by xdi_cuda_cublas_close. */
-static xd_result xdi_cuda_cublas_open(xd_ctx *ctx, xd_cuda *cuda, const char *name) {
-    char of_this_toolkit[32];
-    snprintf(of_this_toolkit, sizeof of_this_toolkit, "libcublasLt.so.%d", CUBLAS_VER_MAJOR);
-    cuda->cublas = (xdi_cuda_cublas *)xd_allocate(ctx, sizeof *cuda->cublas);
-    XD_REQUIRE(ctx, cuda->cublas, XD_ERROR_MEMORY, "no room for the functions of cuBLASLt");
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_cublas_round_kernel));
-    return xdi_cuda_cublas_set_up(ctx, cuda, name[0] ? name : of_this_toolkit);
+static xd_result xdi_cuda_matmul_cublas_load(xd_ctx *ctx) {
+    return xdi_cuda_load(ctx, xdi_cuda_cublas_round_kernel);
 }
 
 #else
@@ -3123,11 +3314,9 @@ static xd_result xdi_cuda_matmul(const xd_launch *launch, const xd_matmul_args *
     return xdi_cuda_matmul_plain(launch, args);
 }
 
-static xd_result xdi_cuda_cublas_open(xd_ctx *ctx, xd_cuda *, const char *) {
-    return XD_FAIL(ctx, XD_ERROR_UNSUPPORTED, "the CUDA unit was built without cublasLt.h");
+static xd_result xdi_cuda_matmul_cublas_load(xd_ctx *) {
+    return XD_OK;
 }
-
-static void xdi_cuda_cublas_close(xd_cuda *) {}
 
 #endif
 
@@ -12474,6 +12663,7 @@ static xd_result xdi_cuda_load_all(xd_ctx *ctx) {
     XD_TRY(xdi_cuda_reduce_load(ctx));
     XD_TRY(xdi_cuda_norm_load(ctx));
     XD_TRY(xdi_cuda_matmul_load(ctx));
+    XD_TRY(xdi_cuda_matmul_cublas_load(ctx));
     XD_TRY(xdi_cuda_average_load(ctx));
     XD_TRY(xdi_cuda_optimizer_load(ctx));
     XD_TRY(xdi_cuda_loss_load(ctx));
@@ -12524,6 +12714,7 @@ static xd_kernels xdi_cuda_table() {
     kernels.reduce.leaves = xdi_cuda_reduce_leaves;
     kernels.copies = xdi_cuda_copies;
     kernels.matmul = xdi_cuda_matmul;
+    kernels.products = xdi_cuda_products_table();
     kernels.fill = xdi_cuda_init_run;
 #ifndef XDISTILL_NO_DIFFUSION
     kernels.dmd = xdi_cuda_dmd_table();
@@ -12591,7 +12782,8 @@ static xd_result xdi_cuda_set_up(xd_ctx *ctx, xd_cuda *cuda, const xd_cuda_desc 
     for (xd_array_list *&list : cuda->norms) XD_TRY(xdi_cuda_list_make(cuda, XDI_CUDA_NORM_LIST, &list));
     XD_TRY(xdi_cuda_load_all(ctx));
     XD_TRY(xdi_cuda_probe(ctx, cuda, &architecture));
-    if (desc->cublas) XD_TRY(xdi_cuda_cublas_open(ctx, cuda, desc->cublas));
+    if (!desc->cublas || strcmp(desc->cublas, "none") != 0)
+        XD_TRY(xdi_cuda_cublas_open(ctx, cuda, desc->cublas));
     return desc->two_sweeps ? XD_OK : xdi_cuda_ring_set_up(ctx, cuda, architecture);
 }
 
@@ -12638,4 +12830,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 5afd8c728760cc81dc4c929f8ed656f969dc2aa08531ac95b492d89a15439074 */
+/* xdistill sha256 61d899ea3d04c2b36ce92b640175b7389d28bc5690e56878911572cc64bae10e */

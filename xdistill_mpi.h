@@ -128,9 +128,10 @@ enum { XDI_MPI_SILENT = 0, XDI_MPI_ASKS, XDI_MPI_GONE };
 typedef struct xdi_mpi_entry {
     uint64_t staging_bytes;
     int64_t compare;
-    int32_t cpu;     /* xd_cpu_level */
-    int32_t result;  /* xd_result of what this rank prepared alone */
-    uint64_t floats; /* xd_float_state */
+    int32_t cpu;       /* xd_cpu_level */
+    int32_t result;    /* xd_result of what this rank prepared alone */
+    uint32_t floats;   /* xd_float_state */
+    uint32_t products; /* xd_ctx_products */
 } xdi_mpi_entry;
 
 /* What the handles of one world share on this rank. */
@@ -1303,6 +1304,7 @@ static xd_result xdi_mpi_agree(xd_ctx *ctx, const xdi_mpi_entry *all, int size, 
     }
     for (int r = 1; r < size; r++)
         XD_TRY(xd_float_state_compare(ctx, r, (unsigned)all[r].floats, (unsigned)all[0].floats));
+    for (int r = 0; r < size; r++) xd_ctx_meet_products(ctx, r, all[r].products);
     xd_ctx_set_cpu(ctx, (xd_cpu_level)lowest);
     return XD_OK;
 }
@@ -1331,6 +1333,7 @@ static xd_result xdi_mpi_meet(xd_ctx *ctx, MPI_Comm mpi, xdi_mpi_world *world, i
     world->said.cpu = (int32_t)xd_ctx_settings(ctx)->cpu;
     world->said.result = (int32_t)mine;
     world->said.floats = xd_float_state();
+    world->said.products = xd_ctx_products(ctx);
     world->failure = xdi_mpi_duplicate(ctx, mpi, &world->comm, deadline);
     if (world->failure == XD_OK) world->failure = xdi_mpi_compare(ctx, world, deadline);
     if (world->failure != XD_OK)
@@ -1406,4 +1409,4 @@ XD_API xd_result xd_comm_mpi(xd_ctx *ctx, const xd_mpi_desc *desc, xd_comm **out
 
 
 #endif
-/* xdistill sha256 1da6b8b2cb9ad2e640a0b14208cf21a113c51a2ca2735a07a6654e3b455cfd12 */
+/* xdistill sha256 f1f7cb253acb2aec198a358a34f987d2ee61f0b2d5a5f404ff37500f47b51830 */

@@ -2377,8 +2377,8 @@ static xd_result xdi_nccl_furnish(xdi_nccl_world *world) {
     return XD_OK;
 }
 
-/* Ranks may run on different processors, and the bits of losses depend on the CPU level: all use the lowest. The
- * same exchange compares the settings that must be the same on all ranks. */
+/* Ranks may run on different processors, and the bits of losses depend on the CPU level: all use the lowest, and
+ * matrix products of one origin. The same exchange compares the settings that must be the same on all ranks. */
 static xd_result xdi_nccl_agree(xdi_nccl *t, double deadline) {
     xdi_nccl_world *world = t->world;
     uint64_t lowest = (uint64_t)xd_ctx_settings(t->base.ctx)->cpu;
@@ -2388,6 +2388,7 @@ static xd_result xdi_nccl_agree(xdi_nccl *t, double deadline) {
     mine.extra = (uint64_t)world->staging_bytes;
     mine.layout = (uint64_t)world->compare;
     mine.leaves = xd_float_state();
+    mine.dtype = xd_ctx_products(t->base.ctx);
     XD_TRY(xdi_nccl_gather_records(t, &mine, deadline));
     for (int r = 0; r < t->base.size; r++) {
         const xd_control *theirs = &t->records[r], *first = &t->records[0];
@@ -2399,6 +2400,7 @@ static xd_result xdi_nccl_agree(xdi_nccl *t, double deadline) {
                    (unsigned long long)first->extra, (long long)first->layout);
         XD_TRY(xd_float_state_compare(t->base.ctx, r, (unsigned)theirs->leaves, (unsigned)first->leaves));
     }
+    for (int r = 0; r < t->base.size; r++) xd_ctx_meet_products(t->base.ctx, r, t->records[r].dtype);
     xd_ctx_set_cpu(t->base.ctx, (xd_cpu_level)lowest);
     return XD_OK;
 }
@@ -2457,4 +2459,4 @@ XD_API xd_result xd_comm_nccl(xd_ctx *ctx, const xd_nccl_desc *desc, xd_comm **o
 #endif
 
 #endif
-/* xdistill sha256 7d244122cd5f1b94450d4d8324a9a2849f96e910a3fd46ac36ed833508c5b32d */
+/* xdistill sha256 0efb306960beba74f0c988a38ba07e264e87c15e5db124992a9bbb4f32e193c1 */

@@ -1,8 +1,8 @@
 /* Losses, head, optimizers, averages and norms on one GPU, timed by events on the stream. The other arm of every row is a
  * copy on the device that reads and writes as many bytes as the operation must, so "speedup" is the operation's score
  * against the memory it runs on, whatever state the card is in; "target" is what it should take there: the aim
- * of its kind, not a prediction (make cuda-cost has those). A result that is wrong is not timed. The head is timed with the unit's own products and, where cuBLASLt
- * can be loaded, with those.
+ * of its kind, not a prediction (make cuda-cost has those). A result that is wrong is not timed. The head is timed with the unit's own products on an eighth of the rows and, where cuBLASLt
+ * loads, with those: with a workspace and without. Its error is that of BF16 logits against f32 ones.
  *
  *     nvcc -O3 -arch=sm_90 -I. bench/gpu.cu xdistill_cuda.cu -o build/gpu      build/gpu [-J FILE]
  *
@@ -21,8 +21,8 @@
 #    define GPU_ROWS 8192
 #    define GPU_VOCABULARY 128256
 #    define GPU_PARAMS (1 << 28)
-#    define GPU_HEAD_ROWS 2048
-#    define GPU_WIDTH 2048
+#    define GPU_HEAD_ROWS 4096
+#    define GPU_WIDTH 4096
 #    define GPU_ARRAYS 1000
 #    define GPU_ARRAY 4096 /* elements of each of many small arrays */
 #endif
@@ -292,9 +292,47 @@ static void launch_head(gpu_case *c) {
     require(c->ctx, xd_head_loss(c->ctx, &c->head, c->values));
 }
 
+/* ||a - b|| / ||b|| of floats on the device. */
+static double head_distance(const float *a, const float *b, int64_t count) {
+    float *x = (float *)host_copy(a, (size_t)count * sizeof *x), *y = (float *)host_copy(b, (size_t)count * sizeof *y);
+    double difference = 0.0, size = 0.0;
+    for (int64_t i = 0; i < count; i++) {
+        difference += ((double)x[i] - y[i]) * ((double)x[i] - y[i]);
+        size += (double)y[i] * y[i];
+    }
+    free(x);
+    free(y);
+    return sqrt(difference / size);
+}
+
+/* What BF16 logits change: a bias of zeros makes them f32. Over a block of rows and the first columns of the gradient. */
+static double head_error(gpu_case *c) {
+    const int64_t rows = GPU_HEAD_ROWS < 256 ? GPU_HEAD_ROWS : 256, width = GPU_WIDTH;
+    const int64_t sizes[2] = { rows * width, (GPU_VOCABULARY < 1024 ? GPU_VOCABULARY : 1024) * width };
+    float *results[2][2];
+    const xd_head_loss_desc whole = c->head;
+    c->head.student.hidden.rows = rows;
+    c->head.workspace = NULL;
+    c->head.loss.common.denominator_value = (double)rows;
+    for (int i = 0; i < 2; i++) {
+        for (int k = 0; k < 2; k++) results[i][k] = (float *)device_room((size_t)sizes[k] * sizeof(float));
+        if (i) c->head.student.bias = (float *)device_room(GPU_VOCABULARY * sizeof(float));
+        c->head.hidden_gradient = { results[i][0], XD_DTYPE_F32, rows, width, 0 };
+        require_cuda(cudaMemset(c->head.weight_gradient, 0, (size_t)GPU_VOCABULARY * width * sizeof(float)));
+        launch_head(c);
+        require_cuda(cudaMemcpy(results[i][1], c->head.weight_gradient, (size_t)sizes[1] * sizeof(float), cudaMemcpyDeviceToDevice));
+    }
+    const double hidden = head_distance(results[0][0], results[1][0], sizes[0]), weight = head_distance(results[0][1], results[1][1], sizes[1]);
+    cudaFree((void *)c->head.student.bias);
+    for (float *const *row : { results[0], results[1] })
+        for (int k = 0; k < 2; k++) cudaFree(row[k]);
+    c->head = whole;
+    return hidden > weight ? hidden : weight;
+}
+
 /* Bound by arithmetic, six products a weight and row: the row shows the rate it reached. */
-static void bench_head(const char *cublas) {
-    const int64_t rows = GPU_HEAD_ROWS, columns = GPU_VOCABULARY, width = GPU_WIDTH;
+static void bench_head(const char *name, const char *cublas, int64_t rows, bool workspace) {
+    const int64_t columns = GPU_VOCABULARY, width = GPU_WIDTH;
     gpu_case c;
     open_case(&c, launch_head, cublas);
     const xd_vocab_desc split = { columns };
@@ -310,13 +348,17 @@ static void bench_head(const char *cublas) {
     c.head.loss.common.denominator_value = (double)rows;
     c.head.loss.common.status = (xd_status *)device_room(sizeof *c.head.loss.common.status);
     c.values = (xd_loss_values *)device_room(sizeof *c.values);
-    c.head.workspace_bytes = planned_workspace(&c, launch_head);
-    c.head.workspace = device_room(c.head.workspace_bytes);
+    c.head.chunk_rows = workspace ? 2048 : 0;
+    const size_t bytes = planned_workspace(&c, launch_head);
+    c.head.chunk_rows = 0;
+    if (workspace) c.head.workspace = device_room(c.head.workspace_bytes = bytes);
+    const double error = head_error(&c);
     double best = HUGE_VAL;
     for (int round = 0; round < 5; round++) best = fmin(best, measure(&c));
-    printf("  %-22s N=%lld V=%lld H=%lld bf16: %.3f ms at best of 5, %.1f TFLOP/s, %.1f MB of workspace\n",
-           cublas ? "head_ce, cuBLASLt" : "head_ce", (long long)rows, (long long)columns, (long long)width, 1e3 * best,
-           6.0 * (double)rows * (double)columns * (double)width / best * 1e-12, 1e-6 * (double)c.head.workspace_bytes);
+    printf("  %-22s N=%lld V=%lld H=%lld bf16: %.3f ms at best of 5, %.1f TFLOP/s, %.1f MB of workspace%s, error %.1e against f32 logits\n",
+           name, (long long)rows, (long long)columns, (long long)width, 1e3 * best,
+           6.0 * (double)rows * (double)columns * (double)width / best * 1e-12, 1e-6 * (double)bytes, workspace ? "" : " of the call", error);
+    wrong += !(error < 1e-2);
     void *const all[] = { c.head.student.hidden.data,  c.head.student.weight.data, c.head.hidden_gradient.data,
                           c.head.weight_gradient,      (void *)c.head.loss.common.labels.data, c.head.loss.common.status,
                           c.head.workspace,            c.values };
@@ -324,15 +366,14 @@ static void bench_head(const char *cublas) {
     close_case(&c);
 }
 
-/* Whether cuBLASLt can be loaded under its usual name; says why not. */
+/* Whether cuBLASLt loads under its usual name or beside the runtime. */
 static bool has_cublas(void) {
-    xd_cuda_desc desc = {};
     xd_ctx *ctx = NULL;
     xd_cuda *gpu = NULL;
-    desc.cublas = "";
     require(NULL, xd_ctx_create(NULL, &ctx));
-    const bool loaded = xd_cuda_create(ctx, &desc, &gpu) == XD_OK;
-    if (!loaded) printf("  %-22s not measured: %s\n", "head_ce, cuBLASLt", xd_last_error(ctx)->message);
+    require(ctx, xd_cuda_create(ctx, NULL, &gpu));
+    const bool loaded = xd_ctx_products(ctx) > 1;
+    if (!loaded) printf("  %-22s not measured: it does not load\n", "head_ce, cuBLASLt");
     xd_cuda_destroy(gpu);
     xd_ctx_destroy(ctx);
     return loaded;
@@ -513,8 +554,11 @@ int main(int argc, char **argv) {
         bench_params(&b, 1, GPU_PARAMS);
         bench_params(&b, GPU_ARRAYS, GPU_ARRAY);
     }
-    bench_head(NULL);
-    if (has_cublas()) bench_head("");
+    bench_head("head_ce, own", "none", GPU_HEAD_ROWS / 8, true);
+    if (has_cublas()) {
+        bench_head("head_ce, workspace", NULL, GPU_HEAD_ROWS, true);
+        bench_head("head_ce, none", NULL, GPU_HEAD_ROWS, false);
+    }
     close_copy();
     printf("# wrong results: %d\n", wrong);
     if (json) fclose(json);

@@ -26,6 +26,7 @@
 #include "cuda/average.cu"
 #include "cuda/optimizer.cu"
 #include "cuda/matmul.cu"
+#include "cuda/matmul_library.cu"
 #include "cuda/matmul_cublas.cu"
 #include "cuda/loss.cuh"
 #include "cuda/ahead.cuh"

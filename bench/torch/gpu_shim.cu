@@ -3,7 +3,7 @@
  *
  *     nvcc -O3 -arch=native -shared -Xcompiler -fPIC -I. bench/torch/gpu_shim.cu xdistill_cuda.cu -o build/bench/gpu_shim.so
  *
- * GPU_CUBLAS in the environment is xd_cuda_desc.cublas: empty for cuBLASLt under its usual name, or its path.
+ * GPU_CUBLAS in the environment is xd_cuda_desc.cublas: unset for cuBLASLt where it loads, its path, or none.
  */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"

@@ -23,6 +23,12 @@ XD_API void xd_ctx_set_rank(xd_ctx *ctx, int rank);
 /* Lowers the CPU level to what the processes of a world have agreed on. */
 XD_API void xd_ctx_set_cpu(xd_ctx *ctx, xd_cpu_level level);
 
+/* Whose matrix products these are: 0 on the CPU, 1 a device's own, else the version of a library (xd_product_kernels). Ranks
+ * compare them when they join a world. xd_ctx_meet_products makes them the device's own where `theirs`, of rank `rank`, are
+ * another device's from elsewhere; the log warns once. Local. */
+XD_API uint32_t xd_ctx_products(const xd_ctx *ctx);
+XD_API void xd_ctx_meet_products(xd_ctx *ctx, int rank, uint32_t theirs);
+
 /* The floating-point state of the calling thread as a small number, 0 for that of a C program: rounding to nearest, denormal
  * numbers kept. In another state sums have other bits, so the ranks of a world compare theirs when they join: MISMATCH, naming
  * the rank, when `theirs` is not `first`, that of rank 0. The context warns once. Local. */

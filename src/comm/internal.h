@@ -72,6 +72,7 @@ typedef enum xdi_comm_field {
     XDI_COMM_ROOT,
     XDI_COMM_MODE,
     XDI_COMM_FLOATS,
+    XDI_COMM_PRODUCTS,
     XDI_COMM_COUNT,
     XDI_COMM_LAYOUT,
     XDI_COMM_FIELDS

@@ -497,6 +497,7 @@ static xd_result xdi_job_agree(xd_ctx *ctx, const xdi_job *job, xd_result mine) 
     for (int r = 1; r < job->size; r++)
         XD_TRY(xd_float_state_compare(ctx, r, job->head->world.members[r].floats,
                                       job->head->world.members[0].floats));
+    for (int r = 0; r < job->size; r++) xd_ctx_meet_products(ctx, r, job->head->world.members[r].products);
     xd_ctx_set_cpu(ctx, (xd_cpu_level)lowest);
     return XD_OK;
 }
@@ -504,6 +505,7 @@ static xd_result xdi_job_agree(xd_ctx *ctx, const xdi_job *job, xd_result mine) 
 XD_PRIVATE xd_result xdi_job_meet(xd_ctx *ctx, xdi_job *job, xd_result mine, double deadline) {
     xdi_job_member *members = job->head->world.members;
     members[job->rank].cpu = (int32_t)xd_ctx_settings(ctx)->cpu;
+    members[job->rank].products = xd_ctx_products(ctx);
     members[job->rank].floats = xdi_ctx_float_state(ctx);
     members[job->rank].result = (int32_t)mine;
     __atomic_store_n(&members[job->rank].prepared, 1u, __ATOMIC_SEQ_CST);

@@ -24,15 +24,16 @@ typedef struct xdi_job_bell {
 /* A rank of the job. A process that dies stays in here. */
 typedef struct xdi_job_member {
     int64_t process;    /* 0: has not joined */
-    uint32_t prepared;  /* has said the next three; atomic */
+    uint32_t prepared;  /* has said the next four; atomic */
     int32_t result;     /* xd_result of what this rank prepared alone */
     int32_t cpu;        /* xd_cpu_level */
+    uint32_t products;  /* xd_ctx_products */
     uint32_t floats;    /* floating-point state */
     uint32_t gone;      /* has left the world; atomic */
     uint32_t waits_for; /* 1 + the world rank that it waits for; 0: none; atomic */
     uint32_t beats;     /* turns of its waits, by which others see that it is not stopped; atomic */
     uint32_t asks;      /* it wants to go on with those that live; atomic */
-    char line[XDI_JOB_LINE - 44];
+    char line[XDI_JOB_LINE - 48];
 } xdi_job_member;
 
 /* A world. The first one is in the beginning of the file, those that survivors make have regions of their own. */

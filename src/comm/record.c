@@ -287,6 +287,7 @@ XD_PRIVATE xd_control xdi_comm_control(const xd_comm *comm, const xd_collective 
     mine.status = (int32_t)status;
     mine.mode = (int32_t)settings->reduction + XDI_COMM_MODES * (int32_t)settings->cpu +
                 (int32_t)(xdi_ctx_float_state(comm->ctx) << XDI_COMM_FLOATS_AT);
+    mine.products = xd_ctx_products(comm->ctx);
     if (status != XD_OK) return mine;
     mine.dtype = (uint32_t)c->dtype;
     mine.op = xdi_comm_reduces(c->kind) ? (uint32_t)c->op : 0u;
@@ -376,6 +377,7 @@ static uint64_t xdi_comm_get(const xd_control *control, int field) {
     case XDI_COMM_ROOT: return (uint64_t)control->root;
     case XDI_COMM_MODE: return (uint64_t)control->mode & ((1u << XDI_COMM_FLOATS_AT) - 1u);
     case XDI_COMM_FLOATS: return (uint64_t)control->mode >> XDI_COMM_FLOATS_AT;
+    case XDI_COMM_PRODUCTS: return control->products;
     case XDI_COMM_COUNT: return control->count;
     default: return control->layout;
     }
@@ -396,6 +398,12 @@ static void xdi_comm_show(int field, uint64_t value, char *text, size_t size) {
         break;
     case XDI_COMM_FLOATS:
         snprintf(text, size, "computes with %s", xdi_float_state_name((unsigned)value));
+        break;
+    case XDI_COMM_PRODUCTS:
+        if (value == 1)
+            snprintf(text, size, "multiplies matrices itself (xd_cuda_desc.cublas \"none\")");
+        else
+            snprintf(text, size, "multiplies matrices by version %" PRIu64 " of a library", value);
         break;
     default: snprintf(text, size, "passed count %" PRIu64, value); break;
     }
@@ -523,6 +531,14 @@ static xd_result xdi_comm_agree_leaves(const xd_comm *comm, const xd_collective 
     return XD_OK;
 }
 
+/* A rank on the CPU has no part in what devices multiply with: it counts as the first one that is on a device. */
+static void xdi_comm_leave_out_hosts(const xd_comm *comm) {
+    uint64_t *values = comm->values, first = 0;
+    for (int r = 0; r < comm->transport->size && first == 0; r++) first = values[r];
+    for (int r = 0; r < comm->transport->size; r++)
+        if (values[r] == 0) values[r] = first;
+}
+
 /* The same result on every rank, computed from the same records. */
 XD_PRIVATE xd_result xdi_comm_agreement(xd_comm *comm, const xd_collective *c, xd_result mine,
                                         double deadline) {
@@ -533,10 +549,9 @@ XD_PRIVATE xd_result xdi_comm_agreement(xd_comm *comm, const xd_collective *c, x
     for (int field = 0; field < XDI_COMM_FIELDS; field++) {
         if (field == XDI_COMM_LAYOUT && c->kind == XD_COLLECTIVE_ALL_TO_ALL) break;
         bool same = true;
-        for (int r = 0; r < n; r++) {
-            comm->values[r] = xdi_comm_get(&comm->all[r], field);
-            same = same && comm->values[r] == comm->values[0];
-        }
+        for (int r = 0; r < n; r++) comm->values[r] = xdi_comm_get(&comm->all[r], field);
+        if (field == XDI_COMM_PRODUCTS) xdi_comm_leave_out_hosts(comm);
+        for (int r = 0; r < n; r++) same = same && comm->values[r] == comm->values[0];
         if (same) continue;
         if (field == XDI_COMM_LAYOUT) return xdi_comm_explain_counts(comm, c, kind, deadline);
         return xdi_comm_compare(comm, kind, field, NULL);

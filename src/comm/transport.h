@@ -13,12 +13,13 @@ typedef struct xd_control {
     uint32_t dtype;
     uint32_t op;
     int32_t root;
-    uint64_t count;  /* elements that must agree for this kind */
-    uint64_t layout; /* hash of counts, leaves and plan */
-    int32_t status;  /* xd_result of the local checks */
-    int32_t mode;    /* xd_reduction, xd_cpu_level and floating-point state */
-    uint64_t extra;  /* split: color and key; reductions: first leaf */
-    uint64_t leaves; /* reductions: number of leaves */
+    uint64_t count;    /* elements that must agree for this kind */
+    uint64_t layout;   /* hash of counts, leaves and plan */
+    int32_t status;    /* xd_result of the local checks */
+    int32_t mode;      /* xd_reduction, xd_cpu_level and floating-point state */
+    uint64_t extra;    /* split: color and key; reductions: first leaf */
+    uint64_t leaves;   /* reductions: number of leaves */
+    uint64_t products; /* xd_ctx_products */
 } xd_control;
 
 typedef struct xd_transport xd_transport;

@@ -60,7 +60,12 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
     XD_UNROLL
     for (int e = 0; e < 16; e++) {
         const int64_t r = row + down + e / 4, c = column + across + e % 4;
-        if (r < m && c < n) args.out[r * args.out_stride + c] = total[e / 4][e % 4];
+        if (r >= m || c >= n) continue;
+        if (args.out_dtype == XD_DTYPE_BF16)
+            xdi_cuda_narrow(total[e / 4][e % 4],
+                            reinterpret_cast<xdi_cuda_bf16 *>(args.out) + r * args.out_stride + c);
+        else
+            args.out[r * args.out_stride + c] = total[e / 4][e % 4];
     }
 }
 

@@ -1,5 +1,4 @@
-/* The table's matrix product by NVIDIA's cuBLASLt, for contexts that ask for it (xd_cuda_desc.cublas). The
- * library is loaded when they do, so the unit is linked without it; its header gives the types.
+/* The table's matrix product by NVIDIA's cuBLASLt, where that is loaded (matmul_library.cu).
  *
  * cuBLASLt knows matrices stored by columns, and out = a b stored by rows is out^T = b^T a^T stored by
  * columns. Both sides are treated alike: as matrices [rows, terms], a and the transposed b, in which the
@@ -8,108 +7,9 @@
  *
  * Where products are requested in bf16, an operand in f32 is first rounded into memory of this unit, as many rows at a time as
  * fit; these are rows or columns of the result, so no sum is split. Products that do not fit this form, and those for which
- * cuBLASLt has no algorithm, are computed by the plain kernel. */
-
-#if defined(__has_include)
-#    if __has_include(<cublasLt.h>)
-#        include <cublasLt.h>
-#        include <dlfcn.h>
-#        define XDI_CUDA_CUBLAS_IS_KNOWN
-#    endif
-#endif
+ * cuBLASLt has no algorithm, are computed by the plain kernel. Sums are in f32, also of F32 factors: never in TF32. */
 
 #if defined(XDI_CUDA_CUBLAS_IS_KNOWN)
-
-/* ---- the library ---- */
-
-/* X(function of cublasLt.h): all functions that are used. */
-#    define XDI_CUDA_CUBLAS_FUNCTIONS(X)        \
-        X(cublasLtCreate)                       \
-        X(cublasLtDestroy)                      \
-        X(cublasLtGetProperty)                  \
-        X(cublasLtGetVersion)                   \
-        X(cublasLtGetStatusString)              \
-        X(cublasLtMatmulDescCreate)             \
-        X(cublasLtMatmulDescDestroy)            \
-        X(cublasLtMatmulDescSetAttribute)       \
-        X(cublasLtMatrixLayoutCreate)           \
-        X(cublasLtMatrixLayoutDestroy)          \
-        X(cublasLtMatmulPreferenceCreate)       \
-        X(cublasLtMatmulPreferenceDestroy)      \
-        X(cublasLtMatmulPreferenceSetAttribute) \
-        X(cublasLtMatmulAlgoGetHeuristic)       \
-        X(cublasLtMatmul)
-
-#    define XDI_CUDA_CUBLAS_MEMBER(function) decltype(&::function) function;
-struct xdi_cuda_cublas {
-    void *library; /* from dlopen */
-    cublasLtHandle_t handle;
-    char *memory; /* of the device: cuBLASLt's workspace, then the room for rounded elements */
-    XDI_CUDA_CUBLAS_FUNCTIONS(XDI_CUDA_CUBLAS_MEMBER)
-};
-#    undef XDI_CUDA_CUBLAS_MEMBER
-
-/* NVIDIA recommends 32 MiB for Hopper; 96 MiB hold the gradient of 256 rows of 196608 logits. */
-static const size_t xdi_cuda_cublas_workspace_bytes = (size_t)32 << 20;
-static const size_t xdi_cuda_cublas_room_bytes = (size_t)96 << 20;
-
-/* A status of cuBLASLt as an xd_result: the failed call as written in the source, and the library's text for the status. */
-static xd_result xdi_cuda_cublas_result(xd_ctx *ctx, const xdi_cuda_cublas *cublas, cublasStatus_t status,
-                                        const char *call, const char *file, int line, const char *function) {
-    if (status == CUBLAS_STATUS_SUCCESS) return XD_OK;
-    const xd_result result = status == CUBLAS_STATUS_ALLOC_FAILED ? XD_ERROR_MEMORY : XD_ERROR_DEVICE;
-    return xd_fail(ctx, result, file, line, function, "%.160s: %s", call,
-                   cublas->cublasLtGetStatusString(status));
-}
-
-/* XDI_CUDA_CUBLAS_TRY(ctx, cublas, cublasLtCreate(arguments...)); */
-#    define XDI_CUDA_CUBLAS_TRY(ctx, cublas, call) \
-        XD_TRY(xdi_cuda_cublas_result((ctx), (cublas), (cublas)->call, #call, __FILE__, __LINE__, __func__))
-
-static xd_result xdi_cuda_cublas_find(xd_ctx *ctx, xdi_cuda_cublas *cublas, const char *name) {
-    cublas->library = dlopen(name, RTLD_NOW | RTLD_LOCAL);
-    XD_REQUIRE(ctx, cublas->library, XD_ERROR_UNSUPPORTED, "cuBLASLt cannot be loaded: %s", dlerror());
-#    define XDI_CUDA_CUBLAS_FIND(function)                                                             \
-        cublas->function = reinterpret_cast<decltype(&::function)>(dlsym(cublas->library, #function)); \
-        XD_REQUIRE(ctx, cublas->function, XD_ERROR_UNSUPPORTED, "%s has no function " #function, name);
-    XDI_CUDA_CUBLAS_FUNCTIONS(XDI_CUDA_CUBLAS_FIND)
-#    undef XDI_CUDA_CUBLAS_FIND
-    return XD_OK;
-}
-
-/* What the header declares about functions and their arguments holds within a major version. */
-static xd_result xdi_cuda_cublas_check_version(xd_ctx *ctx, const xdi_cuda_cublas *cublas, const char *name) {
-    int major = 0;
-    XDI_CUDA_CUBLAS_TRY(ctx, cublas, cublasLtGetProperty(MAJOR_VERSION, &major));
-    XD_REQUIRE(ctx, major == CUBLAS_VER_MAJOR, XD_ERROR_UNSUPPORTED,
-                "%s is version %zu of cuBLASLt, the unit was built for version %d", name,
-                cublas->cublasLtGetVersion(), CUBLAS_VERSION);
-    return XD_OK;
-}
-
-/* What was created before a failure is destroyed by xdi_cuda_cublas_close. */
-static xd_result xdi_cuda_cublas_set_up(xd_ctx *ctx, const xd_cuda *cuda, const char *name) {
-    xdi_cuda_cublas *cublas = cuda->cublas;
-    const size_t bytes = xdi_cuda_cublas_workspace_bytes + xdi_cuda_cublas_room_bytes;
-    XD_TRY(xdi_cuda_cublas_find(ctx, cublas, name));
-    XD_TRY(xdi_cuda_cublas_check_version(ctx, cublas, name));
-    XDI_CUDA_CUBLAS_TRY(ctx, cublas, cublasLtCreate(&cublas->handle));
-    cublas->memory = (char *)cuda->allocator.allocate(cuda->allocator.user, bytes);
-    XD_REQUIRE(ctx, cublas->memory, XD_ERROR_MEMORY, "no room for %zu bytes for products on device %d",
-                bytes, cuda->device);
-    return XD_OK;
-}
-
-/* The device is the current one; its work has ended. */
-static void xdi_cuda_cublas_close(xd_cuda *cuda) {
-    xdi_cuda_cublas *cublas = cuda->cublas;
-    if (!cublas) return;
-    if (cublas->memory) cuda->allocator.release(cuda->allocator.user, cublas->memory);
-    if (cublas->handle) cublas->cublasLtDestroy(cublas->handle);
-    if (cublas->library) dlclose(cublas->library);
-    xd_release(cuda->ctx, cublas);
-    cuda->cublas = NULL;
-}
 
 /* ---- a side of a product ---- */
 
@@ -229,96 +129,136 @@ static xd_result xdi_cuda_side_round(const xd_launch *launch, const xdi_cuda_sid
 
 /* ---- one product ---- */
 
+static cudaDataType_t xdi_cuda_cublas_type(xd_dtype dtype) {
+    return dtype == XD_DTYPE_BF16 ? CUDA_R_16BF : CUDA_R_32F;
+}
+
+/* One of the three matrices; alignment beyond 16 bytes is not passed on: the bits would depend on it. */
+static void xdi_cuda_cublas_shape_set(xdi_cuda_cublas_shape *shape, int which, int64_t rows, int64_t columns,
+                                      int64_t stride, xd_dtype dtype, const void *address) {
+    shape->rows[which] = rows;
+    shape->columns[which] = columns;
+    shape->stride[which] = stride;
+    shape->type[which] = xdi_cuda_cublas_type(dtype);
+    shape->alignment[which] = (uint32_t)xdi_cuda_move_unit_of((uint64_t)(uintptr_t)address, 16);
+}
+
+static void xdi_cuda_cublas_shape_side(xdi_cuda_cublas_shape *shape, const xd_matrix &x, bool is_first) {
+    xdi_cuda_lines lines = {};
+    xdi_cuda_lines_of(x, &lines);
+    xdi_cuda_cublas_shape_set(shape, is_first ? 0 : 1, lines.length, lines.count, lines.stride, x.dtype, x.data);
+    shape->turn[is_first ? 0 : 1] = lines.of_terms == is_first ? CUBLAS_OP_T : CUBLAS_OP_N;
+}
+
+static void xdi_cuda_cublas_shape_of(const xd_matmul_args &args, xdi_cuda_cublas_shape *shape) {
+    const int64_t m = args.a.rows, n = args.b.cols;
+    memset(shape, 0, sizeof *shape);
+    xdi_cuda_cublas_shape_side(shape, xd_matrix_transposed(args.b), true);
+    xdi_cuda_cublas_shape_side(shape, args.a, false);
+    xdi_cuda_cublas_shape_set(shape, 2, n, m, m == 1 ? n : args.out_stride, args.out_dtype, args.out);
+}
+
 /* A product of two operands of one dtype in cuBLASLt's types; all of it is host memory. */
 struct xdi_cuda_cublas_product {
     const xdi_cuda_cublas *cublas;
     cublasLtMatmulDesc_t operation;
-    cublasLtMatrixLayout_t first, second, out; /* b, a and out, each transposed */
+    cublasLtMatrixLayout_t layout[3];
     cublasLtMatmulPreference_t preference;
 
     explicit xdi_cuda_cublas_product(const xdi_cuda_cublas *library)
-        : cublas(library), operation(NULL), first(NULL), second(NULL), out(NULL), preference(NULL) {}
+        : cublas(library), operation(NULL), layout(), preference(NULL) {}
     ~xdi_cuda_cublas_product() {
         if (preference) cublas->cublasLtMatmulPreferenceDestroy(preference);
-        if (out) cublas->cublasLtMatrixLayoutDestroy(out);
-        if (second) cublas->cublasLtMatrixLayoutDestroy(second);
-        if (first) cublas->cublasLtMatrixLayoutDestroy(first);
+        for (cublasLtMatrixLayout_t one : layout)
+            if (one) cublas->cublasLtMatrixLayoutDestroy(one);
         if (operation) cublas->cublasLtMatmulDescDestroy(operation);
     }
     xdi_cuda_cublas_product(const xdi_cuda_cublas_product &) = delete;
     xdi_cuda_cublas_product &operator=(const xdi_cuda_cublas_product &) = delete;
 
-    xd_result describe_side(xd_ctx *ctx, const xd_matrix &x, bool is_first) {
-        xdi_cuda_lines lines = {};
-        xdi_cuda_lines_of(x, &lines);
-        const cublasOperation_t turn = lines.of_terms == is_first ? CUBLAS_OP_T : CUBLAS_OP_N;
-        const cudaDataType_t type = x.dtype == XD_DTYPE_BF16 ? CUDA_R_16BF : CUDA_R_32F;
+    xd_result describe(xd_ctx *ctx, const xdi_cuda_cublas_shape &shape) {
+        static const cublasLtMatmulDescAttributes_t turns[2] = { CUBLASLT_MATMUL_DESC_TRANSA,
+                                                                 CUBLASLT_MATMUL_DESC_TRANSB };
         XDI_CUDA_CUBLAS_TRY(ctx, cublas,
-                            cublasLtMatrixLayoutCreate(is_first ? &first : &second, type,
-                                                       (uint64_t)lines.length, (uint64_t)lines.count,
-                                                       lines.stride));
-        XDI_CUDA_CUBLAS_TRY(ctx, cublas,
-                            cublasLtMatmulDescSetAttribute(operation,
-                                                           is_first ? CUBLASLT_MATMUL_DESC_TRANSA
-                                                                    : CUBLASLT_MATMUL_DESC_TRANSB,
-                                                           &turn, sizeof turn));
+                            cublasLtMatmulDescCreate(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
+        for (int i = 0; i < 2; i++)
+            XDI_CUDA_CUBLAS_TRY(ctx, cublas,
+                                cublasLtMatmulDescSetAttribute(operation, turns[i], &shape.turn[i],
+                                                               sizeof shape.turn[i]));
+        for (int i = 0; i < 3; i++)
+            XDI_CUDA_CUBLAS_TRY(
+                ctx, cublas,
+                cublasLtMatrixLayoutCreate(&layout[i], (cudaDataType_t)shape.type[i], (uint64_t)shape.rows[i],
+                                           (uint64_t)shape.columns[i], shape.stride[i]));
         return XD_OK;
     }
 
-    /* Alignment beyond 16 bytes is not passed on: the bits would depend on it. */
-    xd_result describe_alignment(xd_ctx *ctx, cublasLtMatmulPreferenceAttributes_t of, const void *address) {
-        const uint32_t bytes = (uint32_t)xdi_cuda_move_unit_of((uint64_t)(uintptr_t)address, 16);
-        XDI_CUDA_CUBLAS_TRY(ctx, cublas,
-                            cublasLtMatmulPreferenceSetAttribute(preference, of, &bytes, sizeof bytes));
-        return XD_OK;
-    }
-
-    xd_result describe_preference(xd_ctx *ctx, const xd_matmul_args &args) {
+    xd_result prefer(xd_ctx *ctx, const xdi_cuda_cublas_shape &shape) {
+        static const cublasLtMatmulPreferenceAttributes_t of[4] = {
+            CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+            CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES
+        };
         const uint64_t most = xdi_cuda_cublas_workspace_bytes;
         XDI_CUDA_CUBLAS_TRY(ctx, cublas, cublasLtMatmulPreferenceCreate(&preference));
         XDI_CUDA_CUBLAS_TRY(ctx, cublas,
                             cublasLtMatmulPreferenceSetAttribute(
                                 preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &most, sizeof most));
-        XD_TRY(describe_alignment(ctx, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, args.b.data));
-        XD_TRY(describe_alignment(ctx, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, args.a.data));
-        XD_TRY(describe_alignment(ctx, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, args.out));
-        return describe_alignment(ctx, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, args.out);
-    }
-
-    xd_result describe(xd_ctx *ctx, const xd_matmul_args &args) {
-        const int64_t m = args.a.rows, n = args.b.cols;
-        XDI_CUDA_CUBLAS_TRY(ctx, cublas,
-                            cublasLtMatmulDescCreate(&operation, CUBLAS_COMPUTE_32F, CUDA_R_32F));
-        XD_TRY(describe_side(ctx, xd_matrix_transposed(args.b), true));
-        XD_TRY(describe_side(ctx, args.a, false));
-        XDI_CUDA_CUBLAS_TRY(ctx, cublas,
-                            cublasLtMatrixLayoutCreate(&out, CUDA_R_32F, (uint64_t)n, (uint64_t)m,
-                                                       m == 1 ? n : args.out_stride));
-        return describe_preference(ctx, args);
+        for (int i = 0; i < 4; i++)
+            XDI_CUDA_CUBLAS_TRY(ctx, cublas,
+                                cublasLtMatmulPreferenceSetAttribute(preference, of[i],
+                                                                     &shape.alignment[i < 2 ? i : 2],
+                                                                     sizeof shape.alignment[0]));
+        return XD_OK;
     }
 };
 
+/* Asks for the algorithm of a product that has been described. */
+static xd_result xdi_cuda_cublas_ask(xd_ctx *ctx, xdi_cuda_cublas_product *p, xdi_cuda_cublas_kept *kept) {
+    cublasLtMatmulHeuristicResult_t best = {};
+    int count = 0;
+    XD_TRY(p->prefer(ctx, kept->shape));
+    const cublasStatus_t status = p->cublas->cublasLtMatmulAlgoGetHeuristic(
+        p->cublas->handle, p->operation, p->layout[0], p->layout[1], p->layout[2], p->layout[2],
+        p->preference, 1, &best, &count);
+    kept->found = status == CUBLAS_STATUS_SUCCESS && count > 0 && best.state == CUBLAS_STATUS_SUCCESS;
+    kept->algorithm = best.algo;
+    if (status == CUBLAS_STATUS_NOT_SUPPORTED) return XD_OK;
+    return xdi_cuda_cublas_result(ctx, p->cublas, status, "cublasLtMatmulAlgoGetHeuristic(...)", __FILE__,
+                                  __LINE__, __func__);
+}
+
+/* The entry of a shape that has been met; NULL. */
+static const xdi_cuda_cublas_kept *xdi_cuda_cublas_met(const xdi_cuda_cublas *cublas,
+                                                       const xdi_cuda_cublas_shape &shape) {
+    for (int64_t i = 0; i < cublas->found && i < XDI_CUDA_CUBLAS_KEPT; i++)
+        if (memcmp(&cublas->kept[i].shape, &shape, sizeof shape) == 0) return &cublas->kept[i];
+    return NULL;
+}
+
 /* *taken: false where cuBLASLt has no algorithm for the product; nothing has been launched then. */
-static xd_result xdi_cuda_cublas_multiply(const xd_launch *launch, const xdi_cuda_cublas *cublas,
+static xd_result xdi_cuda_cublas_multiply(const xd_launch *launch, xdi_cuda_cublas *cublas,
                                           const xd_matmul_args &args, bool *taken) {
     const float alpha = 1.0f, beta = args.accumulate ? 1.0f : 0.0f;
+    xdi_cuda_cublas_kept fresh = {};
     xdi_cuda_cublas_product p(cublas);
-    cublasLtMatmulHeuristicResult_t best = {};
-    int found = 0;
-    *taken = false;
-    XD_TRY(p.describe(launch->ctx, args));
-    const cublasStatus_t status = cublas->cublasLtMatmulAlgoGetHeuristic(
-        cublas->handle, p.operation, p.first, p.second, p.out, p.out, p.preference, 1, &best, &found);
-    if (status == CUBLAS_STATUS_NOT_SUPPORTED) return XD_OK;
-    XD_TRY(xdi_cuda_cublas_result(launch->ctx, cublas, status, "cublasLtMatmulAlgoGetHeuristic(...)",
-                                   __FILE__, __LINE__, __func__));
-    if (found == 0 || best.state != CUBLAS_STATUS_SUCCESS) return XD_OK;
-    *taken = true;
+    xdi_cuda_cublas_shape_of(args, &fresh.shape);
+    const xdi_cuda_cublas_kept *kept = xdi_cuda_cublas_met(cublas, fresh.shape);
+    *taken = kept && kept->found;
+    if (kept && !kept->found) return XD_OK;
+    XD_TRY(p.describe(launch->ctx, fresh.shape));
+    if (!kept) {
+        XD_TRY(xdi_cuda_cublas_ask(launch->ctx, &p, &fresh));
+        xdi_cuda_cublas_kept *place = &cublas->kept[cublas->found++ % XDI_CUDA_CUBLAS_KEPT];
+        *place = fresh;
+        kept = place;
+        *taken = kept->found;
+        if (!kept->found) return XD_OK;
+    }
     XDI_CUDA_CUBLAS_TRY(launch->ctx, cublas,
-                        cublasLtMatmul(cublas->handle, p.operation, &alpha, args.b.data, p.first, args.a.data,
-                                       p.second, &beta, args.out, p.out, args.out, p.out, &best.algo,
-                                       cublas->memory, xdi_cuda_cublas_workspace_bytes,
-                                       (cudaStream_t)launch->stream));
+                        cublasLtMatmul(cublas->handle, p.operation, &alpha, args.b.data, p.layout[0],
+                                       args.a.data, p.layout[1], &beta, args.out, p.layout[2], args.out,
+                                       p.layout[2], &kept->algorithm, cublas->memory,
+                                       xdi_cuda_cublas_workspace_bytes, (cudaStream_t)launch->stream));
     return XD_OK;
 }
 
@@ -330,7 +270,9 @@ static xd_result xdi_cuda_cublas_piece(const xd_launch *launch, const xd_matmul_
     xd_matmul_args piece = args;
     piece.a = xdi_cuda_side_rows(a, row, rows);
     piece.b = xd_matrix_transposed(xdi_cuda_side_rows(b, column, columns));
-    piece.out = args.out + row * args.out_stride + column;
+    piece.out = reinterpret_cast<float *>(reinterpret_cast<char *>(args.out) +
+                                          (row * args.out_stride + column) *
+                                              (int64_t)xd_dtype_size(args.out_dtype));
     XD_TRY(xdi_cuda_cublas_multiply(launch, xdi_cuda_of(launch->ctx)->cublas, piece, &taken));
     if (taken) return XD_OK;
     piece.a = xdi_cuda_matrix_rows(a.all, row, rows);
@@ -342,6 +284,7 @@ static xd_result xdi_cuda_cublas_pieces(const xd_launch *launch, const xd_matmul
                                         const xdi_cuda_side &a, const xdi_cuda_side &b) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
+    const xdi_cuda_relaxed relaxed;
     for (int64_t row = 0; row < a.all.rows; row += a.piece) {
         const int64_t rows = a.all.rows - row < a.piece ? a.all.rows - row : a.piece;
         XD_TRY(xdi_cuda_side_round(launch, a, row, rows));
@@ -362,6 +305,7 @@ static bool xdi_cuda_cublas_sides(const xdi_cuda_cublas *cublas, const xd_matmul
     const bool known =
         (left == XD_DTYPE_F32 || left == XD_DTYPE_BF16) && (right == XD_DTYPE_F32 || right == XD_DTYPE_BF16);
     if (!known || (left != right && !args.bf16)) return false;
+    if (args.out_dtype == XD_DTYPE_BF16 && (left != XD_DTYPE_BF16 || right != XD_DTYPE_BF16)) return false;
     if (args.a.rows > 1 && args.out_stride < args.b.cols) return false;
     const bool round_a = args.bf16 && left == XD_DTYPE_F32, round_b = args.bf16 && right == XD_DTYPE_F32;
     const size_t each = xdi_cuda_cublas_room_bytes / (round_a && round_b ? 2 : 1);
@@ -372,23 +316,19 @@ static bool xdi_cuda_cublas_sides(const xdi_cuda_cublas *cublas, const xd_matmul
 }
 
 static xd_result xdi_cuda_matmul(const xd_launch *launch, const xd_matmul_args *args) {
-    const xdi_cuda_cublas *cublas = xdi_cuda_of(launch->ctx)->cublas;
+    xdi_cuda_cublas *cublas = xdi_cuda_cublas_of(launch);
     const bool empty = args->a.rows <= 0 || args->a.cols <= 0 || args->b.cols <= 0;
-    const bool invariant = xd_ctx_settings(launch->ctx)->reduction == XD_REDUCTION_INVARIANT;
+    xd_matmul_args whole = *args;
     xdi_cuda_side a, b;
-    if (!cublas || empty || invariant || !xdi_cuda_cublas_sides(cublas, *args, &a, &b))
-        return xdi_cuda_matmul_plain(launch, args);
-    return xdi_cuda_cublas_pieces(launch, *args, a, b);
+    if (!whole.out_dtype) whole.out_dtype = XD_DTYPE_F32;
+    if (cublas && !empty) XD_TRY(xdi_cuda_cublas_prepare(launch));
+    if (!cublas || empty || !xdi_cuda_cublas_sides(cublas, whole, &a, &b))
+        return xdi_cuda_matmul_plain(launch, &whole);
+    return xdi_cuda_cublas_pieces(launch, whole, a, b);
 }
 
-/* name: as xd_cuda_desc.cublas. What was created before a failure is destroyed by xdi_cuda_cublas_close. */
-static xd_result xdi_cuda_cublas_open(xd_ctx *ctx, xd_cuda *cuda, const char *name) {
-    char of_this_toolkit[32];
-    snprintf(of_this_toolkit, sizeof of_this_toolkit, "libcublasLt.so.%d", CUBLAS_VER_MAJOR);
-    cuda->cublas = (xdi_cuda_cublas *)xd_allocate(ctx, sizeof *cuda->cublas);
-    XD_REQUIRE(ctx, cuda->cublas, XD_ERROR_MEMORY, "no room for the functions of cuBLASLt");
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_cublas_round_kernel));
-    return xdi_cuda_cublas_set_up(ctx, cuda, name[0] ? name : of_this_toolkit);
+static xd_result xdi_cuda_matmul_cublas_load(xd_ctx *ctx) {
+    return xdi_cuda_load(ctx, xdi_cuda_cublas_round_kernel);
 }
 
 #else
@@ -397,10 +337,8 @@ static xd_result xdi_cuda_matmul(const xd_launch *launch, const xd_matmul_args *
     return xdi_cuda_matmul_plain(launch, args);
 }
 
-static xd_result xdi_cuda_cublas_open(xd_ctx *ctx, xd_cuda *, const char *) {
-    return XD_FAIL(ctx, XD_ERROR_UNSUPPORTED, "the CUDA unit was built without cublasLt.h");
+static xd_result xdi_cuda_matmul_cublas_load(xd_ctx *) {
+    return XD_OK;
 }
-
-static void xdi_cuda_cublas_close(xd_cuda *) {}
 
 #endif

@@ -48,6 +48,7 @@ static xd_result xdi_cuda_load_all(xd_ctx *ctx) {
     XD_TRY(xdi_cuda_reduce_load(ctx));
     XD_TRY(xdi_cuda_norm_load(ctx));
     XD_TRY(xdi_cuda_matmul_load(ctx));
+    XD_TRY(xdi_cuda_matmul_cublas_load(ctx));
     XD_TRY(xdi_cuda_average_load(ctx));
     XD_TRY(xdi_cuda_optimizer_load(ctx));
     XD_TRY(xdi_cuda_loss_load(ctx));
@@ -98,6 +99,7 @@ static xd_kernels xdi_cuda_table() {
     kernels.reduce.leaves = xdi_cuda_reduce_leaves;
     kernels.copies = xdi_cuda_copies;
     kernels.matmul = xdi_cuda_matmul;
+    kernels.products = xdi_cuda_products_table();
     kernels.fill = xdi_cuda_init_run;
 #ifndef XDISTILL_NO_DIFFUSION
     kernels.dmd = xdi_cuda_dmd_table();
@@ -165,7 +167,8 @@ static xd_result xdi_cuda_set_up(xd_ctx *ctx, xd_cuda *cuda, const xd_cuda_desc 
     for (xd_array_list *&list : cuda->norms) XD_TRY(xdi_cuda_list_make(cuda, XDI_CUDA_NORM_LIST, &list));
     XD_TRY(xdi_cuda_load_all(ctx));
     XD_TRY(xdi_cuda_probe(ctx, cuda, &architecture));
-    if (desc->cublas) XD_TRY(xdi_cuda_cublas_open(ctx, cuda, desc->cublas));
+    if (!desc->cublas || strcmp(desc->cublas, "none") != 0)
+        XD_TRY(xdi_cuda_cublas_open(ctx, cuda, desc->cublas));
     return desc->two_sweeps ? XD_OK : xdi_cuda_ring_set_up(ctx, cuda, architecture);
 }
 

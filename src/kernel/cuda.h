@@ -15,10 +15,11 @@ typedef struct xd_cuda_desc {
     /* Losses always read rows twice. By default a row that fits stays in the shared memory of a cluster and is read once. This
      * needs compute capability 9.0 and a build for it: docs/performance.md. Both agree within the CPU's bounds. */
     bool two_sweeps;
-    /* NVIDIA's cuBLASLt for matrix products, mainly of heads: path or name; "" -> the build toolkit's (libcublasLt.so.13);
-     * NULL -> none. Holds 128 MiB of device memory; docs/performance.md has operands and bits. Run a shape before graph
-     * capture.
-     * Errors: UNSUPPORTED (not loadable, missing function, other major version than cublasLt.h, build without it). */
+    /* NVIDIA's cuBLASLt for matrix products, mainly of heads: path or name. NULL or "" -> the build toolkit's
+     * (libcublasLt.so.13), by its name or beside libcudart. Where that does not load, products are the unit's own, as with
+     * "none", and the log says so (INFO). Holds 128 MiB from the first product on. Ranks of a world use one version or none.
+     * Errors, of a path or name: UNSUPPORTED (not loadable, missing function, other major version than cublasLt.h, build
+     * without it). */
     const char *cublas;
 } xd_cuda_desc;
 

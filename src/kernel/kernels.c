@@ -152,6 +152,29 @@ XD_API const xd_kernels *xd_ctx_kernels(const xd_ctx *ctx) {
     return kernels ? kernels : xd_ctx_host_kernels(ctx);
 }
 
+XD_API uint32_t xd_ctx_products(const xd_ctx *ctx) {
+    const xd_kernels *kernels = xd_ctx_kernels(ctx);
+    if (kernels->device == XD_DEVICE_CPU) return 0;
+    if (xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT) return 1;
+    return kernels->products.library ? kernels->products.library : 1;
+}
+
+XD_API void xd_ctx_meet_products(xd_ctx *ctx, int rank, uint32_t theirs) {
+    const uint32_t mine = xd_ctx_products(ctx);
+    if (theirs == 0 || mine <= 1 || theirs == mine) return;
+    if (theirs == 1)
+        xd_log(ctx, XD_LOG_WARN,
+               "rank %d has its own matrix products, this rank those of a library (version %lu): all take "
+               "their own",
+               rank, (unsigned long)mine);
+    else
+        xd_log(
+            ctx, XD_LOG_WARN,
+            "rank %d has version %lu of the library for matrix products, this rank %lu: all take their own",
+            rank, (unsigned long)theirs, (unsigned long)mine);
+    xd_ctx_kernels(ctx)->products.own(ctx);
+}
+
 XD_PRIVATE xd_memory_bytes xdi_memory_of(const xd_ctx *ctx, size_t host, size_t device) {
     xd_memory_bytes bytes = { host, device };
     if (xd_ctx_kernels(ctx)->device != XD_DEVICE_CPU) return bytes;
@@ -334,6 +357,11 @@ static xd_result xdi_matmul_validate(xd_ctx *ctx, const xd_matmul_args *p) {
     XD_REQUIRE(ctx, xdi_matmul_takes(p->a.dtype) && xdi_matmul_takes(p->b.dtype), XD_ERROR_DTYPE,
                "a product of %s and %s: F32 or BF16 is needed", xd_dtype_name(p->a.dtype),
                xd_dtype_name(p->b.dtype));
+    const bool narrow =
+        p->out_dtype == XD_DTYPE_BF16 && !p->accumulate && xd_ctx_kernels(ctx)->products.narrow;
+    XD_REQUIRE(ctx, !p->out_dtype || p->out_dtype == XD_DTYPE_F32 || narrow, XD_ERROR_DTYPE,
+               "a product into %s: F32 is needed, or BF16 on a GPU without accumulate",
+               xd_dtype_name(p->out_dtype));
     return XD_OK;
 }
 

@@ -92,6 +92,7 @@ typedef struct xd_kernels {
                       const xd_fill_args *args); /* NULL -> the host forms the values and copies them */
     xd_dmd_kernels dmd;
     xd_dmd_loss_kernels dmd_loss;
+    xd_product_kernels products;
 } xd_kernels;
 
 /* The table of a context: xd_ctx_desc.kernels, or that of its CPU level, which is created with the context and lives as

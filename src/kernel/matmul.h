@@ -23,7 +23,19 @@ typedef struct xd_matmul_args {
     /* Both operands are rounded to bf16 as they are read, products and sums stay f32: for backends that multiply
      * bf16 faster. Other backends ignore it. */
     bool bf16;
+    /* Of out: 0 -> F32. BF16 (behind the same pointer, sums rounded once) where xd_product_kernels.narrow, without
+     * accumulate. */
+    xd_dtype out_dtype;
 } xd_matmul_args;
+
+/* What a table says of its products; zero on the CPU. */
+typedef struct xd_product_kernels {
+    bool narrow;      /* out may be BF16 */
+    uint32_t library; /* version of another library that makes them; 0: they are the table's own */
+    /* Allocates what the first product would; NULL -> nothing. Local. Errors: MEMORY. */
+    xd_result (*prepare)(const xd_launch *launch);
+    void (*own)(xd_ctx *ctx); /* later products are the table's own; NULL -> they are */
+} xd_product_kernels;
 
 /* Bytes of workspace that one product needs, whatever its size. */
 #define XD_MATMUL_WORKSPACE_BYTES ((size_t)(640 * 1024))

@@ -6,21 +6,27 @@
 
 #include <string.h>
 
-enum {
-    XDI_HEAD_CHUNK = 256
-}; /* rows; the block of the matrix product, so that sums over rows do not depend on the chunk */
+/* Rows of a chunk are multiples of the matrix product's block, so that sums over rows do not depend on the chunk. A product's rate
+ * on a GPU grows with its rows, while the gradient of the weight is read and written once a chunk. */
+enum { XDI_HEAD_BLOCK = 256, XDI_HEAD_CHUNK_MOST = 2048 };
+
+/* Of logits, where the call allocates them on a GPU. */
+static const size_t xdi_head_logits_most = (size_t)256 << 20;
 
 /* Everything of one call. */
 typedef struct xdi_head_plan {
     const xd_head_loss_desc *d;
     xdi_loss_plan loss;
     int64_t rows, columns, width, chunk;
-    float *student, *teacher; /* [chunk, columns] logits; the student's become their gradient */
-    float *hidden;            /* [chunk, width] gradient, then the hidden states of rows that are kept */
-    float *tile;              /* INVARIANT: the same of one tile */
-    float *one;               /* the number 1, by which rows are repeated or added up */
-    void *product;            /* workspace of the matrix product */
-    xd_leaf_stack *leaves;    /* INVARIANT: hidden gradients of tiles */
+    void *student, *teacher; /* [chunk, columns] logits; the student's become their gradient */
+    xd_dtype logits;         /* their dtype */
+    float *hidden;           /* [chunk, width] gradient, then the hidden states of rows that are kept */
+    float *tile;             /* INVARIANT: the same of one tile */
+    float *one;              /* the number 1, by which rows are repeated or added up */
+    void *product;           /* workspace of the matrix product */
+    void *memory;            /* the workspace */
+    size_t bytes;
+    xd_leaf_stack *leaves; /* INVARIANT: hidden gradients of tiles */
 } xdi_head_plan;
 
 static const float xdi_head_one = 1.0f;
@@ -87,8 +93,8 @@ static xd_result xdi_head_validate(xd_ctx *ctx, const xd_head_loss_desc *d) {
     const int64_t rows = d->student.hidden.rows;
     XD_REQUIRE(ctx, !d->loss.student.data && !d->loss.common.gradient.data && !d->loss.common.workspace,
                XD_ERROR_ARGUMENT, "logits, their gradient and their workspace are the head's own here");
-    XD_REQUIRE(ctx, d->chunk_rows >= 0 && d->chunk_rows % XDI_HEAD_CHUNK == 0, XD_ERROR_ARGUMENT,
-               "chunk_rows %lld is not a multiple of %d", (long long)d->chunk_rows, (int)XDI_HEAD_CHUNK);
+    XD_REQUIRE(ctx, d->chunk_rows >= 0 && d->chunk_rows % XDI_HEAD_BLOCK == 0, XD_ERROR_ARGUMENT,
+               "chunk_rows %lld is not a multiple of %d", (long long)d->chunk_rows, (int)XDI_HEAD_BLOCK);
     XD_TRY(xdi_head_validate_side(ctx, "student", &d->student, rows, v.end - v.begin));
     XD_REQUIRE(ctx, !d->teacher.hidden.data || !d->loss.teacher.data, XD_ERROR_ARGUMENT,
                "the teacher is given twice, by logits and by a head");
@@ -100,12 +106,26 @@ static xd_result xdi_head_validate(xd_ctx *ctx, const xd_head_loss_desc *d) {
 
 /* ---- memory ---- */
 
+static bool xdi_head_is_narrow(const xd_head *head) {
+    return head->hidden.dtype == XD_DTYPE_BF16 && head->weight.dtype == XD_DTYPE_BF16 && !head->bias;
+}
+
+/* BF16 where the caller has asked for it, the table has it, and the factors have no more digits themselves. A bias is added to
+ * sums that are not rounded yet. */
+static xd_dtype xdi_head_logits_dtype(xd_ctx *ctx, const xd_head_loss_desc *h) {
+    const bool has = h->bf16 && xd_ctx_kernels(ctx)->products.narrow &&
+                     xd_ctx_settings(ctx)->reduction != XD_REDUCTION_INVARIANT;
+    const bool fit =
+        xdi_head_is_narrow(&h->student) && (!h->teacher.hidden.data || xdi_head_is_narrow(&h->teacher));
+    return has && fit ? XD_DTYPE_BF16 : XD_DTYPE_F32;
+}
+
 /* The desc of the loss over logits that do not exist yet; a pointer that is not NULL stands for them. */
-static xd_loss_desc xdi_head_loss_desc(const xd_head_loss_desc *h) {
+static xd_loss_desc xdi_head_loss_desc(const xd_head_loss_desc *h, xd_dtype dtype) {
     static const char somewhere = 0; /* never read */
     xd_loss_desc d = h->loss;
     d.student.data = (void *)&somewhere;
-    d.student.dtype = XD_DTYPE_F32;
+    d.student.dtype = dtype;
     d.student.rows = h->student.hidden.rows;
     d.student.cols = h->student.weight.rows;
     d.student.stride = 0;
@@ -114,15 +134,15 @@ static xd_loss_desc xdi_head_loss_desc(const xd_head_loss_desc *h) {
     return d;
 }
 
-static void xdi_head_begin(const xd_head_loss_desc *desc, xdi_head_plan *p) {
-    const xd_loss_desc d = xdi_head_loss_desc(desc);
+static void xdi_head_begin(xd_ctx *ctx, const xd_head_loss_desc *desc, xdi_head_plan *p) {
+    const xd_dtype logits = xdi_head_logits_dtype(ctx, desc);
+    const xd_loss_desc d = xdi_head_loss_desc(desc, logits);
     memset(p, 0, sizeof *p);
     p->d = desc;
     p->rows = desc->student.hidden.rows;
     p->columns = desc->student.weight.rows;
     p->width = desc->student.hidden.cols;
-    p->chunk = desc->chunk_rows ? desc->chunk_rows : (int64_t)XDI_HEAD_CHUNK;
-    if (p->chunk > p->rows && p->rows > 0) p->chunk = p->rows;
+    p->logits = logits;
     p->loss.d = xdi_loss_defaults(&d);
     p->loss.reduction = xdi_loss_reduction(&p->loss.d);
 }
@@ -138,9 +158,9 @@ static bool xdi_head_layout(xdi_head_plan *p, bool invariant, xd_arena *arena) {
         !xdi_size_multiply(most, sizeof(float), &most) || !xdi_loss_layout(&p->loss, chunk, arena))
         return false;
     const int64_t logits = chunk * p->columns;
-    p->student = (float *)xdi_arena_array(arena, logits, sizeof(float), &fits);
-    p->teacher =
-        (float *)xdi_arena_array(arena, p->d->teacher.hidden.data ? logits : 0, sizeof(float), &fits);
+    const size_t size = xd_dtype_size(p->logits);
+    p->student = xdi_arena_array(arena, logits, size, &fits);
+    p->teacher = xdi_arena_array(arena, p->d->teacher.hidden.data ? logits : 0, size, &fits);
     p->hidden = (float *)xdi_arena_array(arena, chunk * (p->d->weight_gradient ? width : hidden),
                                          sizeof(float), &fits);
     p->tile = (float *)xdi_arena_array(arena, chunk * (invariant ? hidden : 0), sizeof(float), &fits);
@@ -149,30 +169,104 @@ static bool xdi_head_layout(xdi_head_plan *p, bool invariant, xd_arena *arena) {
     return fits;
 }
 
+/* ---- rows of a chunk ---- */
+
+static int64_t xdi_head_least(int64_t a, int64_t b) {
+    return a < b ? a : b;
+}
+
+/* Blocks of rows whose logits take at most xdi_head_logits_most on the rank that has the most columns, at least one. */
+static int64_t xdi_head_rows_allocated(const xdi_head_plan *p) {
+    const xd_vocab_info v = xd_vocab_describe(p->d->loss.vocab);
+    int64_t widest = 1;
+    for (int r = 0; r < v.ranks; r++) {
+        const int64_t columns = v.offsets[r + 1] - v.offsets[r];
+        widest = columns > widest ? columns : widest;
+    }
+    const int64_t sides = p->d->teacher.hidden.data ? 2 : 1;
+    const int64_t each = (int64_t)xd_dtype_size(p->logits) * sides * XDI_HEAD_BLOCK;
+    const int64_t blocks = (int64_t)xdi_head_logits_most / each / widest;
+    return (blocks > 1 ? blocks : 1) * XDI_HEAD_BLOCK;
+}
+
+/* Whether `bytes` of workspace hold chunks of so many rows. */
+static bool xdi_head_holds(xdi_head_plan *p, bool invariant, int64_t rows, size_t bytes) {
+    xd_arena planning = xd_arena_over(NULL, 0);
+    p->chunk = rows;
+    return xdi_head_layout(p, invariant, &planning) && planning.peak <= bytes;
+}
+
+/* Whether the ranks of the vocabulary must have the same chunk_rows of 0: their exchanges are those of chunks. */
+static bool xdi_head_shares_rows(const xdi_head_plan *p) {
+    return !p->d->chunk_rows && p->rows > XDI_HEAD_BLOCK && xd_vocab_describe(p->d->loss.vocab).ranks > 1;
+}
+
+/* What chunk_rows 0 stands for on this rank. More rows than a block make a product on the CPU no faster; in a capture, ranks that
+ * cannot agree take a block. */
+static int64_t xdi_head_rows_chosen(xd_ctx *ctx, xdi_head_plan *p, bool invariant) {
+    const int64_t block = XDI_HEAD_BLOCK, blocks = (p->rows + block - 1) / block;
+    int64_t rows = xdi_head_least(XDI_HEAD_CHUNK_MOST, blocks * block);
+    if (p->loss.kernels->device == XD_DEVICE_CPU || rows <= block) return block;
+    if (xdi_head_shares_rows(p) && xdi_comm_is_recording(xd_vocab_describe(p->d->loss.vocab).tp))
+        return block;
+    if (!p->d->workspace || xdi_plan_is_open(ctx)) return xdi_head_least(rows, xdi_head_rows_allocated(p));
+    while (rows > block &&
+           !xdi_head_holds(p, invariant, xdi_head_least(rows, p->rows), p->d->workspace_bytes))
+        rows -= block;
+    return rows;
+}
+
+/* The workspace, the caller's or one of the device, and its blocks. */
+static xd_result xdi_head_allocate(xd_ctx *ctx, xdi_head_plan *p, bool invariant, size_t needed,
+                                   void **owned) {
+    p->memory = p->d->workspace;
+    p->bytes = p->d->workspace_bytes;
+    if (!p->memory) {
+        p->bytes = needed;
+        p->memory = *owned = p->loss.kernels->memory.allocate(ctx, needed);
+        XD_REQUIRE(ctx, p->memory, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes", needed);
+    }
+    xd_arena arena = xd_arena_over(p->memory, p->bytes);
+    XD_REQUIRE(ctx, xdi_head_layout(p, invariant, &arena), XD_ERROR_ARGUMENT,
+               "workspace has %zu bytes but the loss needs %zu", p->bytes, needed);
+    return XD_OK;
+}
+
+/* The ranks of a vocabulary take the fewest rows that one of them has room for. */
+static xd_result xdi_head_share_rows(xd_ctx *ctx, xdi_head_plan *p) {
+    xd_comm *tp = xd_vocab_describe(p->d->loss.vocab).tp;
+    if (!xdi_head_shares_rows(p) || xdi_comm_is_recording(tp)) return XD_OK;
+    int64_t least = 0;
+    XD_TRY(xd_all_reduce(tp, &p->chunk, &least, 1, XD_DTYPE_I64, XD_MIN));
+    if (least == p->chunk) return XD_OK;
+    xd_arena arena = xd_arena_over(p->memory, p->bytes);
+    p->chunk = least;
+    (void)xdi_head_layout(p, xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT,
+                          &arena); /* of fewer rows */
+    return XD_OK;
+}
+
 /* Everything before the first exchange, local to this rank. */
 static xd_result xdi_head_prepare(xd_ctx *ctx, const xd_head_loss_desc *desc, xdi_head_plan *p,
                                   void **owned) {
-    xd_arena planning = xd_arena_over(NULL, 0), arena;
+    xd_arena planning = xd_arena_over(NULL, 0);
     const bool invariant = xd_ctx_settings(ctx)->reduction == XD_REDUCTION_INVARIANT;
-    void *memory = desc->workspace;
-    size_t bytes = desc->workspace_bytes;
     XD_TRY(xdi_head_validate(ctx, desc));
-    xdi_head_begin(desc, p);
+    xdi_head_begin(ctx, desc, p);
     p->loss.kernels = xd_ctx_kernels(ctx);
     XD_TRY(xdi_loss_validate(ctx, &p->loss.d, &p->loss.reduction));
     xdi_loss_fill_args(ctx, &p->loss);
+    p->chunk = desc->chunk_rows ? desc->chunk_rows : xdi_head_rows_chosen(ctx, p, invariant);
+    if (p->rows > 0) p->chunk = xdi_head_least(p->chunk, p->rows);
     XD_REQUIRE(ctx, xdi_head_layout(p, invariant, &planning), XD_ERROR_ARGUMENT,
                "the workspace would not fit into memory");
     p->loss.bytes = planning.peak;
     if (xdi_plan_is_open(ctx)) return XD_OK;
-    if (!memory) {
-        bytes = planning.peak;
-        memory = *owned = p->loss.kernels->memory.allocate(ctx, bytes);
-        XD_REQUIRE(ctx, memory, XD_ERROR_MEMORY, "no room for a workspace of %zu bytes", bytes);
+    XD_TRY(xdi_head_allocate(ctx, p, invariant, planning.peak, owned));
+    if (p->loss.kernels->products.prepare) {
+        const xd_launch launch = xd_ctx_launch(ctx);
+        XD_TRY(p->loss.kernels->products.prepare(&launch));
     }
-    arena = xd_arena_over(memory, bytes);
-    XD_REQUIRE(ctx, xdi_head_layout(p, invariant, &arena), XD_ERROR_ARGUMENT,
-               "workspace has %zu bytes but the loss needs %zu", bytes, planning.peak);
     if (!invariant || !desc->hidden_gradient.data) return XD_OK;
     const xd_vocab_info v = xd_vocab_describe(desc->loss.vocab);
     const xd_leaves tiles = { (v.begin + XD_HEAD_TILE - 1) / XD_HEAD_TILE,
@@ -204,25 +298,31 @@ static xd_matrix xdi_head_ones(const xdi_head_plan *p, int64_t rows) {
 
 static xd_result xdi_head_multiply(const xd_launch *launch, const xdi_head_plan *p, xd_matrix a, xd_matrix b,
                                    float *out, bool accumulate) {
-    const xd_matmul_args args = { a, b, out, b.cols, accumulate, p->d->bf16 };
+    const xd_matmul_args args = { a, b, out, b.cols, accumulate, p->d->bf16, XD_DTYPE_F32 };
     return p->loss.kernels->matmul(launch, &args);
 }
 
 /* logits = hidden weight^T + bias for some rows. */
 static xd_result xdi_head_logits(const xd_launch *launch, const xdi_head_plan *p, const xd_head *head,
-                                 int64_t row, int64_t rows, float *logits) {
+                                 int64_t row, int64_t rows, void *logits) {
     const xd_rows hidden = xdi_head_rows(&head->hidden, row, rows);
     const xd_matrix weight = xd_matrix_transposed(xd_matrix_of_rows(&head->weight));
     if (head->bias) {
         const xd_matrix bias = { head->bias, XD_DTYPE_F32, 1, p->columns, p->columns, 1 };
-        const xd_matmul_args args = { xdi_head_ones(p, rows), bias, logits, p->columns, false, false };
+        const xd_matmul_args args = {
+            xdi_head_ones(p, rows), bias, (float *)logits, p->columns, false, false, XD_DTYPE_F32
+        };
         XD_TRY(p->loss.kernels->matmul(launch, &args));
     }
-    return xdi_head_multiply(launch, p, xd_matrix_of_rows(&hidden), weight, logits, head->bias != NULL);
+    const xd_matmul_args args = { xd_matrix_of_rows(&hidden), weight,     (float *)logits, p->columns,
+                                  head->bias != NULL,         p->d->bf16, p->logits };
+    return p->loss.kernels->matmul(launch, &args);
 }
 
+/* Of the logits, which have been replaced by their gradient. */
 static xd_matrix xdi_head_gradient(const xdi_head_plan *p, int64_t rows, int64_t begin, int64_t columns) {
-    xd_matrix g = { p->student + begin, XD_DTYPE_F32, rows, columns, p->columns, 1 };
+    const char *from = (const char *)p->student + (size_t)begin * xd_dtype_size(p->logits);
+    xd_matrix g = { from, p->logits, rows, columns, p->columns, 1 };
     return g;
 }
 
@@ -294,8 +394,8 @@ static xd_result xdi_head_gradients(const xd_launch *launch, xdi_head_plan *p, i
     const xd_matrix g = xd_matrix_transposed(xdi_head_gradient(p, rows, 0, p->columns));
     if (p->d->hidden_gradient.data) {
         XD_TRY(xdi_head_hidden(launch, p, row, rows));
-        XD_TRY(xdi_head_keep(launch, p, row, xd_rows_of(p->student, XD_DTYPE_F32, rows, p->columns),
-                             p->student, false));
+        XD_TRY(xdi_head_keep(launch, p, row, xd_rows_of(p->student, p->logits, rows, p->columns), p->student,
+                             false));
     }
     if (p->d->weight_gradient) {
         const xd_rows kept = xd_rows_of(p->hidden, hidden.dtype, rows, p->width);
@@ -303,7 +403,9 @@ static xd_result xdi_head_gradients(const xd_launch *launch, xdi_head_plan *p, i
         XD_TRY(xdi_head_multiply(launch, p, g, xd_matrix_of_rows(&kept), p->d->weight_gradient, true));
     }
     if (!p->d->bias_gradient) return XD_OK;
-    const xd_matmul_args sum = { g, xdi_head_ones(p, rows), p->d->bias_gradient, 1, true, false };
+    const xd_matmul_args sum = {
+        g, xdi_head_ones(p, rows), p->d->bias_gradient, 1, true, false, XD_DTYPE_F32
+    };
     return p->loss.kernels->matmul(launch, &sum);
 }
 
@@ -360,6 +462,7 @@ XD_API xd_result xd_head_loss(xd_ctx *ctx, const xd_head_loss_desc *desc, xd_los
     if (xdi_plan_is_open(ctx)) return xdi_plan_add_workspace(ctx, result, plan.loss.bytes);
     result = xdi_vocab_agree(desc->loss.vocab ? xd_vocab_describe(desc->loss.vocab).tp : NULL,
                              desc->loss.common.comm, result);
+    if (result == XD_OK) result = xdi_head_share_rows(ctx, &plan);
     if (result == XD_OK) result = xdi_head_run(ctx, &plan, out);
     xd_leaf_stack_destroy(plan.leaves);
     if (owned) plan.loss.kernels->memory.release(ctx, owned);

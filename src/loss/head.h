@@ -21,9 +21,12 @@ typedef struct xd_head_loss_desc {
     xd_rows hidden_gradient;
     float *weight_gradient; /* [V/tp, H], added to; NULL -> none */
     float *bias_gradient;   /* [V/tp], added to; NULL -> none */
-    int64_t chunk_rows;     /* multiple of 256; 0 -> 256 */
-    bool bf16;              /* round factors to bf16 where faster */
-    /* About chunk_rows (V/tp (1, or 2 with a teacher's head) + H) floats and 640 KiB; NULL -> allocated on the
+    /* Multiple of 256; 0 -> 256 on the CPU; on a GPU what the workspace holds, at most 2048; without one, of logits 256
+     * MiB. Ranks of the vocabulary then take the fewest of any; in a capture 256. */
+    int64_t chunk_rows;
+    bool
+        bf16; /* round factors to bf16 where faster; on a GPU logits too, if both factors are bf16 without bias */
+    /* About chunk_rows (V/tp (1, or 2 with a teacher's head) logits + H floats) and 640 KiB; NULL -> allocated on the
      * device. */
     void *workspace;
     size_t workspace_bytes;

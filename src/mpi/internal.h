@@ -46,9 +46,10 @@ enum { XDI_MPI_SILENT = 0, XDI_MPI_ASKS, XDI_MPI_GONE };
 typedef struct xdi_mpi_entry {
     uint64_t staging_bytes;
     int64_t compare;
-    int32_t cpu;     /* xd_cpu_level */
-    int32_t result;  /* xd_result of what this rank prepared alone */
-    uint64_t floats; /* xd_float_state */
+    int32_t cpu;       /* xd_cpu_level */
+    int32_t result;    /* xd_result of what this rank prepared alone */
+    uint32_t floats;   /* xd_float_state */
+    uint32_t products; /* xd_ctx_products */
 } xdi_mpi_entry;
 
 /* What the handles of one world share on this rank. */

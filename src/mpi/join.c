@@ -58,6 +58,7 @@ static xd_result xdi_mpi_agree(xd_ctx *ctx, const xdi_mpi_entry *all, int size, 
     }
     for (int r = 1; r < size; r++)
         XD_TRY(xd_float_state_compare(ctx, r, (unsigned)all[r].floats, (unsigned)all[0].floats));
+    for (int r = 0; r < size; r++) xd_ctx_meet_products(ctx, r, all[r].products);
     xd_ctx_set_cpu(ctx, (xd_cpu_level)lowest);
     return XD_OK;
 }
@@ -86,6 +87,7 @@ static xd_result xdi_mpi_meet(xd_ctx *ctx, MPI_Comm mpi, xdi_mpi_world *world, i
     world->said.cpu = (int32_t)xd_ctx_settings(ctx)->cpu;
     world->said.result = (int32_t)mine;
     world->said.floats = xd_float_state();
+    world->said.products = xd_ctx_products(ctx);
     world->failure = xdi_mpi_duplicate(ctx, mpi, &world->comm, deadline);
     if (world->failure == XD_OK) world->failure = xdi_mpi_compare(ctx, world, deadline);
     if (world->failure != XD_OK)

@@ -62,8 +62,8 @@ static xd_result xdi_nccl_furnish(xdi_nccl_world *world) {
     return XD_OK;
 }
 
-/* Ranks may run on different processors, and the bits of losses depend on the CPU level: all use the lowest. The
- * same exchange compares the settings that must be the same on all ranks. */
+/* Ranks may run on different processors, and the bits of losses depend on the CPU level: all use the lowest, and
+ * matrix products of one origin. The same exchange compares the settings that must be the same on all ranks. */
 static xd_result xdi_nccl_agree(xdi_nccl *t, double deadline) {
     xdi_nccl_world *world = t->world;
     uint64_t lowest = (uint64_t)xd_ctx_settings(t->base.ctx)->cpu;
@@ -73,6 +73,7 @@ static xd_result xdi_nccl_agree(xdi_nccl *t, double deadline) {
     mine.extra = (uint64_t)world->staging_bytes;
     mine.layout = (uint64_t)world->compare;
     mine.leaves = xd_float_state();
+    mine.dtype = xd_ctx_products(t->base.ctx);
     XD_TRY(xdi_nccl_gather_records(t, &mine, deadline));
     for (int r = 0; r < t->base.size; r++) {
         const xd_control *theirs = &t->records[r], *first = &t->records[0];
@@ -84,6 +85,7 @@ static xd_result xdi_nccl_agree(xdi_nccl *t, double deadline) {
                    (unsigned long long)first->extra, (long long)first->layout);
         XD_TRY(xd_float_state_compare(t->base.ctx, r, (unsigned)theirs->leaves, (unsigned)first->leaves));
     }
+    for (int r = 0; r < t->base.size; r++) xd_ctx_meet_products(t->base.ctx, r, t->records[r].dtype);
     xd_ctx_set_cpu(t->base.ctx, (xd_cpu_level)lowest);
     return XD_OK;
 }

@@ -55,7 +55,7 @@ struct Gpu {
     cudaStream_t stream = nullptr;
 
     explicit Gpu(xd_reduction reduction = XD_REDUCTION_DETERMINISTIC, bool two_sweeps = false,
-                 const char *cublas = nullptr) {
+                 const char *cublas = "none") {
         xd_ctx_desc desc = {};
         xd_cuda_desc device = {};
         desc.reduction = reduction;

@@ -2,8 +2,10 @@
 # Builds the emulation for one kind of build: tests/emu/build.sh plain|checker|asan FOLDER
 # makes FOLDER/libemu.a and writes the flags for a .cu file, for other sources and for the link into FOLDER/flags.sh as
 # EMU_CU, EMU_HOST and EMU_LINK. CXX names the compiler. Only what is older than its sources is rebuilt.
-# Beside it are two libraries that a program loads by their names, as it would NVIDIA's: libcublasLt.so.13, and
-# libcublasLt_other.so of another version. They use the program's emulation, so programs export their symbols.
+# Beside it are libraries that a program loads by their names, as it would NVIDIA's: libcublasLt_emu.so, libcublasLt_newer.so of a
+# later minor version, and libcublasLt_other.so of another major one. Under the name that is loaded without being given,
+# libcublasLt.so.99, the first one lies in the folder toolkit, beside a libcudart.so: no program finds it unless it loads that first. They
+# use the program's emulation, so programs export their symbols.
 set -e
 here=$(cd "$(dirname "$0")" && pwd)
 mode=$1
@@ -69,7 +71,14 @@ done
 build_cublaslt() {
     stale "$out/$1" "$here/cublaslt.cpp" "$here"/*.h "$here"/include/*.h "$0" || return 0
     $cxx $common $layer -Wall -Wextra -Wshadow -fPIC -shared -DEMU_CUBLASLT_VERSION="$2" "$here/cublaslt.cpp" $link \
-        -Wl,-soname,"$1" -Wl,-z,nodelete -o "$out/$1"
+        -Wl,-soname,"$(basename "$1")" -Wl,-z,nodelete -o "$out/$1"
 }
-build_cublaslt libcublasLt.so.13 130100
+mkdir -p "$out/toolkit"
+build_cublaslt libcublasLt_emu.so 990100
+build_cublaslt libcublasLt_newer.so 990200
 build_cublaslt libcublasLt_other.so 120803
+build_cublaslt toolkit/libcublasLt.so.99 990100
+if stale "$out/toolkit/libcudart.so" "$0"; then
+    echo 'extern "C" int cudaGetDevice(int *device) { return *device = 0; }' |
+        $cxx -x c++ -fPIC -shared - -Wl,-soname,libcudart.so.13 -o "$out/toolkit/libcudart.so"
+fi

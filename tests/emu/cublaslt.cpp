@@ -3,10 +3,12 @@
  * are in double, in the order of the terms: no test may rely on their bits.
  *
  * In the environment, read at each call: EMU_CUBLASLT_NONE=0 finds nothing for any product, 7 for those whose result has 7
- * columns, -1 returns "not supported" for all; EMU_CUBLASLT_FAIL=1 launches nothing. */
+ * columns, -1 returns "not supported" for all; EMU_CUBLASLT_FAIL=1 launches nothing. emu_cublaslt_asked: how often an algorithm
+ * was looked for. */
 #include "cublasLt.h"
 
 #include <algorithm>
+#include <atomic>
 #include <set>
 
 #include "emu.h"
@@ -32,6 +34,7 @@ struct emu_cublaslt_preference {
 namespace emu {
 
 static std::set<const void *> alive; /* handles and descriptors */
+static std::atomic<long> asked_for;  /* algorithms */
 
 /* ---- descriptors ---- */
 
@@ -111,9 +114,10 @@ static bool fits(const Problem &p) {
 }
 
 static bool supported(const Problem &p) {
+    const bool narrow = p.a.type == CUDA_R_16BF;
     return p.operation.compute == CUBLAS_COMPUTE_32F && p.operation.scale == CUDA_R_32F &&
-           p.d.type == CUDA_R_32F && p.a.type == p.b.type &&
-           (p.a.type == CUDA_R_32F || p.a.type == CUDA_R_16BF);
+           (p.d.type == CUDA_R_32F || (p.d.type == CUDA_R_16BF && narrow)) && p.a.type == p.b.type &&
+           (p.a.type == CUDA_R_32F || narrow);
 }
 
 static uint64_t fingerprint(const Problem &p) {
@@ -217,6 +221,14 @@ static double element(const char *matrix, const emu_cublaslt_layout &x, uint64_t
     return value;
 }
 
+/* To the nearest, of two as near to the even one. */
+static uint16_t to_bf16(float value) {
+    uint32_t bits;
+    memcpy(&bits, &value, sizeof bits);
+    if ((bits & 0x7fffffffu) > 0x7f800000u) return (uint16_t)(bits >> 16 | 0x40u);
+    return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+}
+
 static void perform(const Product &p) {
     DeviceAccess access;
     const Problem &q = p.problem;
@@ -224,15 +236,22 @@ static void perform(const Product &p) {
     memset(p.workspace, kFresh, p.algorithm.workspace_bytes);
     check_written(p.workspace, p.algorithm.workspace_bytes);
     for (uint64_t column = 0; column < q.d.columns; column++) {
-        float *out = reinterpret_cast<float *>(p.d) + column * (uint64_t)q.d.ld;
+        char *line = p.d + column * (uint64_t)q.d.ld * type_bytes(q.d.type);
+        float *out = reinterpret_cast<float *>(line);
+        uint16_t *narrow = reinterpret_cast<uint16_t *>(line);
         for (uint64_t row = 0; row < q.d.rows; row++) {
             double sum = 0.0;
             for (uint64_t t = 0; t < terms_of(q); t++)
                 sum += (turn_a ? element(p.a, q.a, t, row) : element(p.a, q.a, row, t)) *
                        (turn_b ? element(p.b, q.b, column, t) : element(p.b, q.b, t, column));
-            out[row] = (float)(p.alpha * sum + (p.beta != 0.0f ? (double)p.beta * out[row] : 0.0));
+            const double before = p.beta == 0.0f ? 0.0 : (double)p.beta * element(p.d, q.d, row, column);
+            const float value = (float)(p.alpha * sum + before);
+            if (q.d.type == CUDA_R_16BF)
+                narrow[row] = to_bf16(value);
+            else
+                out[row] = value;
         }
-        check_written(out, q.d.rows * sizeof *out);
+        check_written(line, q.d.rows * type_bytes(q.d.type));
     }
 }
 
@@ -272,6 +291,10 @@ static bool is_hidden(const Problem &p, cublasStatus_t *status) {
 using namespace emu;
 
 /* ---- the interface ---- */
+
+extern "C" long emu_cublaslt_asked(void) {
+    return asked_for;
+}
 
 cublasStatus_t cublasLtCreate(cublasLtHandle_t *handle) {
     if (sealed("cublasLtCreate")) return CUBLAS_STATUS_NOT_INITIALIZED;
@@ -370,6 +393,7 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t handle, cublasLtM
     if (!take_problem(handle, operation, a, b, c, d, function, &problem) || !known(preference, function) ||
         asked < 1)
         return CUBLAS_STATUS_INVALID_VALUE;
+    asked_for++;
     if (!supported(problem)) return CUBLAS_STATUS_NOT_SUPPORTED;
     if (is_hidden(problem, &hidden)) return hidden;
     static_assert(sizeof(Algorithm) <= sizeof results[0].algo, "it travels in there");

@@ -1,5 +1,5 @@
 /* The part of <cublasLt.h> that the unit uses, with NVIDIA's names and values; tests/emu/cublaslt.cpp is the
- * library. C and C++. */
+ * library. Its version is none of NVIDIA's, so that no program finds a real library. C and C++. */
 #ifndef EMU_CUBLASLT_H
 #define EMU_CUBLASLT_H
 
@@ -9,7 +9,7 @@
 extern "C" {
 #endif
 
-#define CUBLAS_VER_MAJOR 13
+#define CUBLAS_VER_MAJOR 99
 #define CUBLAS_VER_MINOR 1
 #define CUBLAS_VER_PATCH 0
 #define CUBLAS_VERSION (CUBLAS_VER_MAJOR * 10000 + CUBLAS_VER_MINOR * 100 + CUBLAS_VER_PATCH)

@@ -8,7 +8,8 @@
 namespace emu {
 
 const unsigned kMaxClusterBlocks = 16;
-const size_t kArenaBytes = 256 << 10; /* shared memory of one block: 227 KiB and red zones */
+/* Shared memory of one block: 227 KiB, red zones, and in PTX the variables of other kernels. */
+const size_t kArenaBytes = 512 << 10;
 const size_t kRedZone = 64;
 const size_t kDynamicOffset = 128; /* after the first red zone, aligned for bulk copies */
 const size_t kMaxShared = 227 << 10, kDefaultShared = 48 << 10;

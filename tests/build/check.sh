@@ -797,7 +797,7 @@ step_gpu_check() {
 step_cuda_ptx() {
     need nvcc g++
     make --no-print-directory build/libxdistill.a || return 1
-    named='dmd|dmd_losses|ema|loss|mft|optimizer|poison|reduce|rounding|step|topk|uld|xtoken_loss'
+    named='dmd|dmd_losses|ema|loss|mft|optimizer|poison|reduce|ring|rounding|step|topk|uld'
     programs=$(ls tests/cuda/test_*.cpp | grep -E "test_cuda_($named)\.cpp")
     GOLDEN=none CUDA_TESTS=$programs EMU_BUILD="$out/cuda_emu-plain.d/emu" CUDA_OBJECTS="$out/cuda_objects" CUDA_BUILD="$dir/cuda" CUDA_HEADER=. CUDA_LIBRARY=build/libxdistill.a sh tests/cuda/run.sh ptx cost &&
     sh tests/emu/planted_ptx.sh "$dir/cuda/ptx" && sh tests/cuda/planted_cost.sh "$dir/cuda/ptx"

@@ -30,6 +30,7 @@ typedef struct stage {
     xd_positions positions;
     xd_shift_desc shift;
     xd_kl_estimate_desc estimate;
+    xd_log_probs_desc log_probs;
     xd_param param[2];
     xd_optimizer_desc optimizer;
     xd_optimizer_group group;
@@ -76,6 +77,7 @@ static void set_training(stage *s) {
     s->optimizer.groups = &s->group;
     s->optimizer.group_count = 1;
     memset(&s->step, 0, sizeof s->step);
+    memset(&s->log_probs, 0, sizeof s->log_probs);
     s->ema = xd_ema_defaults(XD_EMA_HALFLIFE);
     s->norm = (xd_gradient_norm_desc){ .params = s->param, .param_count = 2, .max_norm = 1.0 };
 }
@@ -193,6 +195,14 @@ static xd_result call_topk(void *memory) {
 static xd_result call_choice(void *memory) {
     STAGE(memory);
     return vocab_topk_columns(CTX, &s->choice, s->x.m->ids, NULL);
+}
+static xd_result call_log_probs(void *memory) {
+    STAGE(memory);
+    s->log_probs.vocab = s->x.vocab;
+    s->log_probs.logits = s->choice.logits;
+    s->log_probs.argmax = s->x.m->ids;
+    s->log_probs.workspace = s->log_probs.workspace_bytes ? s->workspace : NULL;
+    return xd_log_probs(CTX, &s->log_probs);
 }
 static xd_result call_vocab_topk(void *memory) {
     STAGE(memory);

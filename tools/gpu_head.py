@@ -77,8 +77,8 @@ def chunks(source=SOURCE):
     return most, min(most, max(block, room // (NARROW * SHAPE["columns"]) // block * block))
 
 
-def report(losses=None):
-    """Prints; how many predictions of the H200 are under the budget. losses: ms of cross entropy in bf16, by machine."""
+def report(losses=None, source=SOURCE):
+    """Prints; how many predictions of the H200 are under the budget. losses: ms of cross entropy in bf16, by machine. source: head.c."""
     under = 0
     rates = (fitted_rate(), SUSTAINED * SHEET)
     print("head_ce: products at %.0f TFLOP/s, fitted to the %.0f of the row that was measured (the data sheet has %.0f); in brackets "
@@ -86,7 +86,7 @@ def report(losses=None):
     for name in ("H200", "H100"):
         machine = gpu_model.MACHINES[name]
         loss = losses[name] if losses else LOSS_BF16 * gpu_model.MACHINES["H200"]["copy"] / machine["copy"]
-        for title, rows in zip(("with a workspace", "without"), chunks()):
+        for title, rows in zip(("with a workspace", "without"), chunks(source)):
             times = [time_of(rows, machine, rate, loss) for rate in rates]
             reached = [operations(**SHAPE) / time for time in times]
             aim = ", under the aim of %.0f" % (AIM / 1e12) if reached[0] < AIM else ""
@@ -100,4 +100,4 @@ def report(losses=None):
 
 
 if __name__ == "__main__":
-    sys.exit(1 if report() else 0)
+    sys.exit(1 if report(source=sys.argv[1] if len(sys.argv) > 1 else SOURCE) else 0)

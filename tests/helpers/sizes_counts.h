@@ -108,6 +108,8 @@ AT("xdi_similarity_desc.k", x.similarity.k, 0, xcall_similarities, XD_ERROR_ARGU
 AT("xd_loss_desc(rows of one rank)", teacher_rows, XR - 1, call_loss_rows, XD_ERROR_MISMATCH, "", false)
 AT("xd_loss_common.workspace_bytes", loss.common.workspace_bytes, 7, call_loss_workspace, XD_ERROR_ARGUMENT,
    "workspace has 7 bytes", false)
+AT("xd_log_probs_desc.workspace_bytes", log_probs.workspace_bytes, 7, call_log_probs, XD_ERROR_ARGUMENT,
+   "workspace has 7 bytes", false)
 AT("xd_head_loss_desc.workspace_bytes", head.workspace_bytes, 7, call_head, XD_ERROR_ARGUMENT,
    "workspace has 7 bytes", false)
 AT("xd_head_loss_desc.chunk_rows", head.chunk_rows, 255, call_head, XD_ERROR_ARGUMENT,

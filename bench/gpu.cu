@@ -307,7 +307,7 @@ static double head_distance(const float *a, const float *b, int64_t count) {
 
 /* What BF16 logits change: a bias of zeros makes them f32. Over a block of rows and the first columns of the gradient. */
 static double head_error(gpu_case *c) {
-    const int64_t rows = GPU_HEAD_ROWS < 256 ? GPU_HEAD_ROWS : 256, width = GPU_WIDTH;
+    const int64_t given = c->head.student.hidden.rows, rows = given < 256 ? given : 256, width = GPU_WIDTH;
     const int64_t sizes[2] = { rows * width, (GPU_VOCABULARY < 1024 ? GPU_VOCABULARY : 1024) * width };
     float *results[2][2];
     const xd_head_loss_desc whole = c->head;

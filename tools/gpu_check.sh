@@ -153,7 +153,8 @@ step_two_ranks() { NCCL_HOSTID=apart start_ranks 2; }
 start_ranks() {
     secret=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n') rank=0 children= result=0
     while [ "$rank" -lt "$1" ]; do
-        RANK=$rank WORLD_SIZE=$1 LOCAL_RANK=$([ "${NCCL_HOSTID:-}" ] && echo 0 || echo "$rank") MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 \
+        RANK=$rank WORLD_SIZE=$1 LOCAL_RANK=$([ "${NCCL_HOSTID:-}" ] && echo 0 || echo "$rank") \
+            LOCAL_WORLD_SIZE=$([ "${NCCL_HOSTID:-}" ] && echo 1 || echo "$1") MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 \
             XDISTILL_SECRET=$secret NCCL_HOSTID=${NCCL_HOSTID:+$NCCL_HOSTID$rank} "$build/nccl" &
         children="$children $!" rank=$((rank + 1))
     done

@@ -85,7 +85,10 @@ object() {
     source=$1 object=$2
     shift 2
     [ -e "$object" ] && [ -z "$(find "$source" src tests/helpers tests/cuda tests/golden tests/emu/include -newer "$object" -type f | head -n 1)" ] && return
-    "$@" -c "$source" -o "$object.$$" && mv "$object.$$" "$object"
+    case "$*" in
+    *--coverage*) "$@" -c "$source" -o "$object" ;; # gcov finds its notes by the object's name
+    *) "$@" -c "$source" -o "$object.$$" && mv "$object.$$" "$object" ;;
+    esac
 }
 
 # Its objects: C, for the emulation by the flags given.

@@ -7182,6 +7182,7 @@ static xd_loss_args xdi_cuda_trial_args(xdi_cuda_trial *t, int kind, xd_dtype dt
 }
 
 static xd_result xdi_cuda_trial_run(const xd_launch *launch, const xd_cuda *cuda, xdi_cuda_trial *t, int kind, xd_dtype dtype) {
+    if (cuda->ring_clusters[dtype == XD_DTYPE_BF16][kind][XDI_CUDA_TRIAL_CHOICE] == 0) return XD_OK; /* never launched so */
     const xd_loss_args ring = xdi_cuda_trial_args(t, kind, dtype, 0), other = xdi_cuda_trial_args(t, kind, dtype, 1);
     xdi_cuda_ring_call call = {};
     call.slice = XDI_CUDA_TRIAL_COLUMNS / 2 + 4;
@@ -7256,7 +7257,7 @@ static xd_result xdi_cuda_ring_set_up(xd_ctx *ctx, xd_cuda *cuda, int architectu
             XD_TRY((xdi_cuda_ring_allow<xdi_cuda_bf16, KIND>(ctx, cuda, (size_t)block_bytes)));
         })
     bool agrees = true;
-    if (cuda->ring_clusters[0][0][XDI_CUDA_TRIAL_CHOICE] > 0) XD_TRY(xdi_cuda_ring_agrees(ctx, cuda, &agrees));
+    XD_TRY(xdi_cuda_ring_agrees(ctx, cuda, &agrees));
     if (agrees) cuda->kernels.loss.fused = xdi_cuda_loss_ring;
     return XD_OK;
 }
@@ -12830,4 +12831,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 61d899ea3d04c2b36ce92b640175b7389d28bc5690e56878911572cc64bae10e */
+/* xdistill sha256 ec2e43d4a959f47ac0db878b7b4ecdbb18a8d6ff16f9dd8847159e20a86bd4e3 */

@@ -79,6 +79,7 @@ static xd_loss_args xdi_cuda_trial_args(xdi_cuda_trial *t, int kind, xd_dtype dt
 }
 
 static xd_result xdi_cuda_trial_run(const xd_launch *launch, const xd_cuda *cuda, xdi_cuda_trial *t, int kind, xd_dtype dtype) {
+    if (cuda->ring_clusters[dtype == XD_DTYPE_BF16][kind][XDI_CUDA_TRIAL_CHOICE] == 0) return XD_OK; /* never launched so */
     const xd_loss_args ring = xdi_cuda_trial_args(t, kind, dtype, 0), other = xdi_cuda_trial_args(t, kind, dtype, 1);
     xdi_cuda_ring_call call = {};
     call.slice = XDI_CUDA_TRIAL_COLUMNS / 2 + 4;
@@ -153,7 +154,7 @@ static xd_result xdi_cuda_ring_set_up(xd_ctx *ctx, xd_cuda *cuda, int architectu
             XD_TRY((xdi_cuda_ring_allow<xdi_cuda_bf16, KIND>(ctx, cuda, (size_t)block_bytes)));
         })
     bool agrees = true;
-    if (cuda->ring_clusters[0][0][XDI_CUDA_TRIAL_CHOICE] > 0) XD_TRY(xdi_cuda_ring_agrees(ctx, cuda, &agrees));
+    XD_TRY(xdi_cuda_ring_agrees(ctx, cuda, &agrees));
     if (agrees) cuda->kernels.loss.fused = xdi_cuda_loss_ring;
     return XD_OK;
 }

@@ -93,8 +93,8 @@ typedef struct xd_update_args {
     const struct xd_average_args *averages;
     int average_count;
     const xd_average_turn *turn; /* of the averages of the arrays; NULL -> they move by `keep` */
-    bool
-        same; /* but for `decay` and `learning_rate` the arrays are those of the last call with `list`, which returned OK */
+    /* But for `decay` and `learning_rate` the arrays are those of the last call with `list`, which returned OK. */
+    bool same;
 } xd_update_args;
 
 /* One array of an average: target <- target + weight * (source - target). */

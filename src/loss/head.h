@@ -24,8 +24,8 @@ typedef struct xd_head_loss_desc {
     /* Multiple of 256; 0 -> 256 on the CPU; on a GPU what the workspace holds, at most 2048; without one, of logits 256
      * MiB. Ranks of the vocabulary then take the fewest of any; in a capture 256. */
     int64_t chunk_rows;
-    bool
-        bf16; /* round factors to bf16 where faster; on a GPU logits too, if both factors are bf16 without bias */
+    /* Round factors to bf16 where faster; on a GPU logits too, if both factors are bf16 without bias. */
+    bool bf16;
     /* About chunk_rows (V/tp (1, or 2 with a teacher's head) logits + H floats) and 640 KiB; NULL -> allocated on the
      * device. */
     void *workspace;

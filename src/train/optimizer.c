@@ -20,8 +20,8 @@ struct xd_optimizer {
     int64_t *steps;               /* [desc.param_count], in memory of the device */
     void *device_memory;          /* memory of the states when it is not this block itself */
     uint64_t *keys;               /* [desc.param_count]; hashes of names; NULL without stochastic_bf16 */
-    xd_param
-        *created; /* [desc.param_count]; the list at creation, then at the last step, to notice changes */
+    /* [desc.param_count]; the list at creation, then at the last step, to notice changes. */
+    xd_param *created;
     xd_update_array *updates; /* [desc.param_count]; of the last step */
     int64_t update_count;
     double update_rate;   /* the learning rate of `updates` */

@@ -746,7 +746,7 @@ static int64_t run_call(const call *c, int ranks, int victim, xd_reduction reduc
     const xd_ctx_desc desc = { .allocator = { heap_allocate, heap_release, &live },
                                .reduction = reduction,
                                .log_level = XD_LOG_NONE,
-                               .timeout_seconds = 20.0 };
+                               .timeout_seconds = 60 };
     memset(&r, 0, sizeof r);
     r.call = c;
     r.victim = victim;

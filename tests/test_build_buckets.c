@@ -188,7 +188,7 @@ static xd_result train_rank(xd_comm *world, void *argument) {
 }
 
 static xd_result execute(bucket_run *of) {
-    const xd_ctx_desc d = { .reduction = of->reduction, .timeout_seconds = 20 };
+    const xd_ctx_desc d = { .reduction = of->reduction, .timeout_seconds = 60 };
     xd_error error;
     const xd_result result = xd_run_threads(of->pp * of->dp, &d, train_rank, of, &error);
     if (result != XD_OK && !of->message[0]) printf("%s\n", error.message);
@@ -318,7 +318,7 @@ static xd_result fail_rank(xd_comm *world, void *argument) {
 }
 
 XD_TEST(settings_of_a_stage_that_fail_end_the_build_on_all_ranks) {
-    const xd_ctx_desc d = { .timeout_seconds = 20 };
+    const xd_ctx_desc d = { .timeout_seconds = 60 };
     bucket_run *of = new_run((xd_ddp_desc){ .micro_batches = 0 });
     of->each = (xd_stage_settings){ fail, NULL };
     CHECK_EQ_INT(xd_run_threads(4, &d, fail_rank, of, NULL), XD_OK);
@@ -383,7 +383,7 @@ static xd_result hand_rank(xd_comm *world, void *argument) {
 }
 
 XD_TEST(stage_and_chunk_are_read_by_a_wrapper_alone) {
-    const xd_ctx_desc d = { .timeout_seconds = 20 };
+    const xd_ctx_desc d = { .timeout_seconds = 60 };
     CHECK_EQ_INT(xd_run_threads(2, &d, hand_rank, NULL, NULL), XD_OK);
 }
 

@@ -771,7 +771,7 @@ static xd_result starve(xd_comm *world, void *argument) {
 }
 
 XD_TEST(each_allocation_of_a_build_may_fail_on_one_rank) {
-    const xd_ctx_desc desc = { .allocator = { count_allocate, count_release, NULL }, .timeout_seconds = 20 };
+    const xd_ctx_desc desc = { .allocator = { count_allocate, count_release, NULL }, .timeout_seconds = 60 };
     for (int i = 0; i < 2; i++) {
         bool existing = i == 1;
         xd_error error;
@@ -799,7 +799,7 @@ static xd_result leave(xd_comm *world, void *argument) {
 }
 
 XD_TEST(a_rank_that_leaves_in_the_first_step_ends_it_on_the_others) {
-    const xd_ctx_desc desc = { .allocator = { count_allocate, count_release, NULL }, .timeout_seconds = 20 };
+    const xd_ctx_desc desc = { .allocator = { count_allocate, count_release, NULL }, .timeout_seconds = 60 };
     xd_error error;
     (void)xd_run_threads(3, &desc, leave, NULL, &error);
     CHECK_EQ_INT(live, 0);

@@ -117,7 +117,7 @@ static xd_result lists_rank(xd_comm *world, void *argument) {
 }
 
 XD_TEST(each_rank_lists_all_weights_and_holds_those_of_its_stages) {
-    const xd_ctx_desc d = { .timeout_seconds = 20 };
+    const xd_ctx_desc d = { .timeout_seconds = 60 };
     CHECK_EQ_INT(xd_run_threads(4, &d, lists_rank, NULL, NULL), XD_OK);
 }
 
@@ -163,7 +163,7 @@ static xd_result refuse_rank(xd_comm *world, void *argument) {
 }
 
 XD_TEST(lists_that_do_not_fit_are_refused_with_what_is_wrong) {
-    const xd_ctx_desc d = { .timeout_seconds = 20 };
+    const xd_ctx_desc d = { .timeout_seconds = 60 };
     CHECK_EQ_INT(xd_run_threads(2, &d, refuse_rank, NULL, NULL), XD_OK);
 }
 
@@ -253,7 +253,7 @@ static xd_result run_rank(xd_comm *world, void *argument) {
 }
 
 static void execute(run *r, int ranks, int pp, int virtual_stages, xd_wrap_kind wrap) {
-    const xd_ctx_desc d = { .reduction = XD_REDUCTION_INVARIANT, .timeout_seconds = 20 };
+    const xd_ctx_desc d = { .reduction = XD_REDUCTION_INVARIANT, .timeout_seconds = 60 };
     r->pp = pp;
     r->virtual_stages = virtual_stages;
     r->wrap = wrap;

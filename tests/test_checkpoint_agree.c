@@ -90,7 +90,7 @@ static xd_result save_rank(xd_comm *world, void *argument) {
 }
 
 static void run(xd_rank_function function, job j) {
-    const xd_ctx_desc desc = { .timeout_seconds = 20 };
+    const xd_ctx_desc desc = { .timeout_seconds = 60 };
     CHECK_EQ_INT(xd_run_threads(RANKS, &desc, function, &j, NULL), XD_OK);
 }
 
@@ -226,7 +226,7 @@ XD_TEST(a_file_that_one_rank_cannot_read_or_write_fails_alike_on_all) {
     const char *root = saved_root();
     xd_ctx *ctx = NULL;
     failing f = { .read = LAST * sizeof(float) };
-    xd_ctx_desc desc = { .timeout_seconds = 20 };
+    xd_ctx_desc desc = { .timeout_seconds = 60 };
     CHECK_EQ_INT(xd_ctx_create(NULL, &ctx), XD_OK);
     f.real = desc.files = xd_ctx_settings(ctx)->files;
     /* Callbacks that others have with their own `user`, which is that of the system's. */

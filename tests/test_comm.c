@@ -11,7 +11,7 @@
 #include <stdlib.h>
 
 static void run(int ranks, xd_reduction mode, xd_rank_function function) {
-    const xd_ctx_desc desc = { .reduction = mode, .timeout_seconds = 20 };
+    const xd_ctx_desc desc = { .reduction = mode, .timeout_seconds = 60 };
     xd_error error = { XD_OK, NULL, 0, NULL, 0, 0, "" };
     CHECK_EQ_INT(xd_run_threads(ranks, &desc, function, NULL, &error), XD_OK);
     CHECK_EQ_STR(error.message, "");
@@ -242,7 +242,7 @@ typedef struct guest {
 
 static void *visit(void *argument) {
     guest *g = (guest *)argument;
-    const xd_ctx_desc desc = { .init_timeout_seconds = 20, .timeout_seconds = 20 };
+    const xd_ctx_desc desc = { .init_timeout_seconds = 60, .timeout_seconds = 60 };
     xd_ctx *ctx = NULL;
     xd_comm *comm = NULL;
     const int one = g->rank + 1;

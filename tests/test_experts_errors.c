@@ -12,7 +12,7 @@ static bool says(const expert_rank *r, const char *text) {
 }
 
 static void run_ranks(int ranks, xd_rank_function function) {
-    const xd_ctx_desc desc = { .reduction = XD_REDUCTION_INVARIANT, .timeout_seconds = 20 };
+    const xd_ctx_desc desc = { .reduction = XD_REDUCTION_INVARIANT, .timeout_seconds = 60 };
     xd_error error;
     const xd_result result = xd_run_threads(ranks, &desc, function, NULL, &error);
     if (result != XD_OK) printf("%s\n", error.message);

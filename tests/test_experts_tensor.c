@@ -336,7 +336,7 @@ static xd_result run_rank(xd_comm *world, void *argument) {
 }
 
 static xd_result execute(tensor_run *run, xd_error *error) {
-    const xd_ctx_desc d = { .reduction = XD_REDUCTION_INVARIANT, .timeout_seconds = 20 };
+    const xd_ctx_desc d = { .reduction = XD_REDUCTION_INVARIANT, .timeout_seconds = 60 };
     const xd_result result = xd_run_threads(run->ranks, &d, run_rank, run, error);
     return result;
 }

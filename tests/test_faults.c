@@ -328,7 +328,7 @@ XD_TEST(memory_may_run_out_at_any_point_without_a_hang_or_a_leak) {
     for (; !all_granted && point < 1000; point++) {
         ration r = { point, 0 };
         const xd_ctx_desc desc = { .allocator = { ration_allocate, ration_release, &r },
-                                   .timeout_seconds = 20 };
+                                   .timeout_seconds = 60 };
         const xd_result result = xd_run_threads(RANKS, &desc, memory_rank, NULL, NULL);
         all_granted = r.left >= 0;
         CHECK_EQ_INT(result, all_granted ? XD_OK : XD_ERROR_MEMORY);

@@ -27,7 +27,7 @@ typedef struct guest {
 
 static void *guest_run(void *argument) {
     guest *g = (guest *)argument;
-    const xd_ctx_desc desc = { .timeout_seconds = 20 };
+    const xd_ctx_desc desc = { .timeout_seconds = 60 };
     xd_ctx *ctx = NULL;
     xd_comm *comm = NULL;
     CHECK(float_state_set(g->kind));
@@ -143,7 +143,7 @@ static xd_result changes_later(xd_comm *world, void *argument) {
 }
 
 XD_TEST(a_state_that_changes_after_joining_is_found_by_the_next_collective) {
-    const xd_ctx_desc desc = { .timeout_seconds = 20 };
+    const xd_ctx_desc desc = { .timeout_seconds = 60 };
     CHECK_EQ_INT(xd_run_threads(RANKS, &desc, changes_later, NULL, NULL), XD_OK);
 }
 

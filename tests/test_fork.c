@@ -226,7 +226,7 @@ static xd_result forking_process(xd_comm *world, void *argument) {
 }
 
 XD_TEST(a_child_of_a_rank_is_refused_at_once_and_the_ranks_go_on) {
-    const xd_ctx_desc desc = { .timeout_seconds = 20, .init_timeout_seconds = 20 };
+    const xd_ctx_desc desc = { .timeout_seconds = 60, .init_timeout_seconds = 60 };
     const node_start start = { .ranks = 2, .desc = &desc, .function = forking_process };
     char message[256];
     CHECK_EQ_INT(node_run(&start, message), XD_OK);

@@ -99,7 +99,7 @@ static xd_result train_rank(xd_comm *world, void *argument) {
 }
 
 static xd_result train(heap *h) {
-    const xd_ctx_desc desc = { .allocator = { heap_allocate, heap_release, h }, .timeout_seconds = 20 };
+    const xd_ctx_desc desc = { .allocator = { heap_allocate, heap_release, h }, .timeout_seconds = 60 };
     return xd_run_threads(RANKS, &desc, train_rank, NULL, NULL);
 }
 

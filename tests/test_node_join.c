@@ -51,7 +51,7 @@ static void give_back(void *user, void *memory) {
 }
 
 static void visit(const guest *g, answer *a) {
-    const xd_ctx_desc desc = { .allocator = { scarce, give_back, NULL }, .timeout_seconds = 20 };
+    const xd_ctx_desc desc = { .allocator = { scarce, give_back, NULL }, .timeout_seconds = 60 };
     const struct rlimit limit = { (rlim_t)g->file_bytes, (rlim_t)g->file_bytes };
     xd_ctx *ctx = NULL;
     xd_comm *world = NULL;

@@ -10,7 +10,7 @@
 enum { LONG = 3000, RING = 200003 };
 
 static void run(int ranks, xd_reduction mode, xd_rank_function function, void *argument) {
-    const xd_ctx_desc desc = { .reduction = mode, .timeout_seconds = 20, .init_timeout_seconds = 20 };
+    const xd_ctx_desc desc = { .reduction = mode, .timeout_seconds = 60, .init_timeout_seconds = 60 };
     const node_start start = { .ranks = ranks, .desc = &desc, .function = function, .argument = argument };
     char message[256];
     CHECK_EQ_INT(node_run(&start, message), XD_OK);
@@ -57,8 +57,8 @@ static xd_result program_rank(xd_comm *world, void *argument) {
 }
 
 XD_TEST(a_queue_takes_what_its_bytes_say) {
-    const xd_ctx_desc desc = { .timeout_seconds = 20,
-                               .init_timeout_seconds = 20,
+    const xd_ctx_desc desc = { .timeout_seconds = 60,
+                               .init_timeout_seconds = 60,
                                .allocator = { count_allocate, count_release, NULL } };
     const node_start start = { .ranks = 3, .desc = &desc, .function = queue_bytes_rank };
     char message[256];

@@ -6,7 +6,7 @@
 #include "xd_test.h"
 
 static void run(int ranks, xd_reduction mode, size_t slot_bytes, xd_rank_function function) {
-    const xd_ctx_desc desc = { .reduction = mode, .timeout_seconds = 20, .init_timeout_seconds = 20 };
+    const xd_ctx_desc desc = { .reduction = mode, .timeout_seconds = 60, .init_timeout_seconds = 60 };
     const node_start start = {
         .ranks = ranks, .desc = &desc, .slot_bytes = slot_bytes, .function = function
     };

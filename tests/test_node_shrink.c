@@ -281,7 +281,7 @@ static xd_result doze(xd_comm *world, void *argument) {
 }
 
 XD_TEST(a_process_that_was_stopped_learns_that_the_others_have_gone_on_and_disturbs_nobody) {
-    const xd_ctx_desc desc = { .timeout_seconds = 0.2, .init_timeout_seconds = 20 };
+    const xd_ctx_desc desc = { .timeout_seconds = 0.2, .init_timeout_seconds = 60 };
     for (int i = 0; i < 2; i++) {
         pause_scene *p = (pause_scene *)node_memory(sizeof *p);
         node_end *ends = (node_end *)node_memory(4 * sizeof *ends);
@@ -334,7 +334,7 @@ static xd_result dawdle(xd_comm *world, void *argument) {
 }
 
 XD_TEST(a_rank_that_was_late_and_comes_in_time_for_the_next_world_is_in_it) {
-    const xd_ctx_desc desc = { .timeout_seconds = 0.2, .init_timeout_seconds = 20 };
+    const xd_ctx_desc desc = { .timeout_seconds = 0.2, .init_timeout_seconds = 60 };
     run(3, &desc, dawdle, NULL);
 }
 

@@ -142,7 +142,7 @@ static xd_result train_there_and_here(xd_comm *world, void *argument) {
 }
 
 XD_TEST(offloaded_parts_take_no_memory_of_the_models_context_and_are_saved_from_the_host) {
-    const xd_ctx_desc desc = { .reduction = XD_REDUCTION_INVARIANT, .timeout_seconds = 20 };
+    const xd_ctx_desc desc = { .reduction = XD_REDUCTION_INVARIANT, .timeout_seconds = 60 };
     wrap_run *run = wrap_new(WRAP_FSDP, 2, 4, XD_REDUCTION_INVARIANT);
     snprintf(run->findings[0], sizeof run->findings[0], "%s", new_root());
     CHECK(xd_run_threads(2, &desc, train_there_and_here, run, NULL) == XD_OK);
@@ -175,7 +175,7 @@ static xd_result refuse(xd_comm *world, void *argument) {
 }
 
 XD_TEST(contexts_that_would_not_give_the_same_bits_are_refused_on_every_rank) {
-    const xd_ctx_desc desc = { .reduction = XD_REDUCTION_INVARIANT, .timeout_seconds = 20 };
+    const xd_ctx_desc desc = { .reduction = XD_REDUCTION_INVARIANT, .timeout_seconds = 60 };
     CHECK(xd_run_threads(2, &desc, refuse, NULL, NULL) == XD_OK);
 }
 

@@ -232,7 +232,7 @@ static xd_result plain_rank(xd_comm *world, void *argument) {
 }
 
 XD_TEST(messages_are_those_of_the_schedule_and_memory_is_that_of_the_plan) {
-    const xd_ctx_desc d = { .allocator = { counting_take, counting_give, NULL }, .timeout_seconds = 20 };
+    const xd_ctx_desc d = { .allocator = { counting_take, counting_give, NULL }, .timeout_seconds = 60 };
     for (int p = 1; p <= 4; p++)
         for (int v = 1; v <= (p > 1 ? 3 : 1); v++)
             CHECK_EQ_INT(xd_run_threads(p, &d, plain_rank, &v, NULL), XD_OK);
@@ -412,7 +412,7 @@ static xd_result late_rank(xd_comm *world, void *argument) {
 }
 
 XD_TEST(a_rank_that_does_not_come_is_named_with_queues_as_well) {
-    const xd_ctx_desc d = { .timeout_seconds = 0.3, .init_timeout_seconds = 20 };
+    const xd_ctx_desc d = { .timeout_seconds = 0.3, .init_timeout_seconds = 60 };
     for (int missing = 0; missing < 3; missing++) {
         finished = 0;
         CHECK_EQ_INT(xd_run_threads(3, &d, late_rank, &missing, NULL), XD_OK);
@@ -420,7 +420,7 @@ XD_TEST(a_rank_that_does_not_come_is_named_with_queues_as_well) {
 }
 
 XD_TEST(a_rank_that_does_not_come_is_named_at_the_deadline) {
-    const xd_ctx_desc d = { .timeout_seconds = 0.3, .init_timeout_seconds = 20 };
+    const xd_ctx_desc d = { .timeout_seconds = 0.3, .init_timeout_seconds = 60 };
     for (int missing = 0; missing < 3; missing++) {
         finished = 0;
         CHECK_EQ_INT(xd_run_threads(3, &d, missing_rank, &missing, NULL), XD_OK);
@@ -456,7 +456,7 @@ static xd_result stuck_rank(xd_comm *world, void *argument) {
 }
 
 XD_TEST(so_is_one_that_stops_in_a_call) {
-    const xd_ctx_desc d = { .timeout_seconds = 0.3, .init_timeout_seconds = 20 };
+    const xd_ctx_desc d = { .timeout_seconds = 0.3, .init_timeout_seconds = 60 };
     for (int rank = 0; rank < 3; rank++) {
         finished = 0;
         CHECK_EQ_INT(xd_run_threads(3, &d, stuck_rank, &rank, NULL), XD_OK);
@@ -483,7 +483,7 @@ static xd_result slow_rank(xd_comm *world, void *argument) {
 }
 
 XD_TEST(ranks_that_idle_for_longer_than_the_time_limit_are_not_late) {
-    const xd_ctx_desc d = { .timeout_seconds = 0.35, .init_timeout_seconds = 20 };
+    const xd_ctx_desc d = { .timeout_seconds = 0.35, .init_timeout_seconds = 60 };
     CHECK_EQ_INT(xd_run_threads(8, &d, slow_rank, NULL, NULL), XD_OK);
     CHECK_EQ_INT(xd_run_threads(8, &d, slow_rank, (void *)&finished, NULL), XD_OK);
 }

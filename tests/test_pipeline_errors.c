@@ -92,12 +92,12 @@ static xd_result queue_rank(xd_comm *world, void *argument) {
 }
 
 XD_TEST(queues_that_do_not_fit_are_refused_on_all_ranks) {
-    const xd_ctx_desc d = { .timeout_seconds = 20 };
+    const xd_ctx_desc d = { .timeout_seconds = 60 };
     CHECK_EQ_INT(xd_run_threads(3, &d, queue_rank, NULL, NULL), XD_OK);
 }
 
 XD_TEST(what_is_no_pipeline_is_refused_on_all_ranks) {
-    const xd_ctx_desc d = { .timeout_seconds = 20 };
+    const xd_ctx_desc d = { .timeout_seconds = 60 };
     CHECK_EQ_INT(xd_run_threads(3, &d, refuse_rank, NULL, NULL), XD_OK);
 }
 
@@ -131,7 +131,7 @@ static xd_result mismatch_rank(xd_comm *world, void *argument) {
 }
 
 XD_TEST(ranks_that_declare_different_activations_or_schedules_are_named) {
-    const xd_ctx_desc d = { .timeout_seconds = 20 };
+    const xd_ctx_desc d = { .timeout_seconds = 60 };
     CHECK_EQ_INT(xd_run_threads(3, &d, mismatch_rank, NULL, NULL), XD_OK);
 }
 
@@ -178,7 +178,7 @@ static xd_result built_rank(xd_comm *world, void *argument) {
 }
 
 XD_TEST(stages_that_were_built_for_other_places_are_refused) {
-    const xd_ctx_desc d = { .timeout_seconds = 20 };
+    const xd_ctx_desc d = { .timeout_seconds = 60 };
     scene_run *run = scene_new(SCENE_DDP, 2, 2, 1);
     CHECK_EQ_INT(xd_run_threads(2, &d, built_rank, run, NULL), XD_OK);
     free(run);
@@ -224,7 +224,7 @@ static xd_result runs_rank(xd_comm *world, void *argument) {
 }
 
 XD_TEST(runs_that_cannot_be_are_refused_on_all_ranks_and_the_next_one_runs) {
-    const xd_ctx_desc d = { .timeout_seconds = 20 };
+    const xd_ctx_desc d = { .timeout_seconds = 60 };
     CHECK_EQ_INT(xd_run_threads(3, &d, runs_rank, NULL, NULL), XD_OK);
 }
 
@@ -268,7 +268,7 @@ static xd_result short_rank(xd_comm *world, void *argument) {
 }
 
 XD_TEST(each_allocation_of_a_pipeline_may_fail_on_one_rank) {
-    const xd_ctx_desc d = { .allocator = { count_allocate, count_release, NULL }, .timeout_seconds = 20 };
+    const xd_ctx_desc d = { .allocator = { count_allocate, count_release, NULL }, .timeout_seconds = 60 };
     CHECK_EQ_INT(xd_run_threads(3, &d, short_rank, NULL, NULL), XD_OK);
 }
 
@@ -409,7 +409,7 @@ static xd_result sums_rank(xd_comm *world, void *argument) {
 }
 
 XD_TEST(the_end_of_a_step_sums_and_averages_what_stages_and_tensors_share) {
-    xd_ctx_desc d = { .timeout_seconds = 20 };
+    xd_ctx_desc d = { .timeout_seconds = 60 };
     for (int mode = 0; mode < 3; mode++) {
         d.reduction = (xd_reduction)mode;
         CHECK_EQ_INT(xd_run_threads(4, &d, sums_rank, NULL, NULL), XD_OK);
@@ -449,7 +449,7 @@ static xd_result finish_errors_rank(xd_comm *world, void *argument) {
 }
 
 XD_TEST(ends_of_steps_that_cannot_be_are_refused_on_all_ranks) {
-    const xd_ctx_desc d = { .timeout_seconds = 20 };
+    const xd_ctx_desc d = { .timeout_seconds = 60 };
     CHECK_EQ_INT(xd_run_threads(4, &d, finish_errors_rank, NULL, NULL), XD_OK);
 }
 
@@ -478,7 +478,7 @@ static xd_result finish_mismatch_rank(xd_comm *world, void *argument) {
 }
 
 XD_TEST(a_copy_without_its_other_is_named_with_both_numbers) {
-    const xd_ctx_desc d = { .timeout_seconds = 20 };
+    const xd_ctx_desc d = { .timeout_seconds = 60 };
     CHECK_EQ_INT(xd_run_threads(4, &d, finish_mismatch_rank, NULL, NULL), XD_OK);
 }
 

@@ -144,7 +144,7 @@ static xd_result sums_rank(xd_comm *world, void *argument) {
 }
 
 XD_TEST(gradients_on_the_host_get_the_sums_of_those_beside_the_model) {
-    const xd_ctx_desc d = { .reduction = XD_REDUCTION_INVARIANT, .timeout_seconds = 20 };
+    const xd_ctx_desc d = { .reduction = XD_REDUCTION_INVARIANT, .timeout_seconds = 60 };
     CHECK_EQ_INT(xd_run_threads(4, &d, sums_rank, NULL, NULL), XD_OK);
 }
 
@@ -161,7 +161,7 @@ static xd_result mixed_rank(xd_comm *world, void *argument) {
 }
 
 XD_TEST(stages_that_keep_gradients_apart_are_refused) {
-    const xd_ctx_desc d = { .reduction = XD_REDUCTION_INVARIANT, .timeout_seconds = 20 };
+    const xd_ctx_desc d = { .reduction = XD_REDUCTION_INVARIANT, .timeout_seconds = 60 };
     CHECK_EQ_INT(xd_run_threads(4, &d, mixed_rank, NULL, NULL), XD_OK);
 }
 

@@ -69,7 +69,7 @@ static xd_result compare_with_what_is_taken(xd_comm *world, void *argument) {
 }
 
 XD_TEST(a_plan_says_what_the_wrapper_and_all_that_train_it_take) {
-    const xd_ctx_desc desc = { .reduction = XD_REDUCTION_INVARIANT, .timeout_seconds = 20 };
+    const xd_ctx_desc desc = { .reduction = XD_REDUCTION_INVARIANT, .timeout_seconds = 60 };
     for (int kind = WRAP_DDP; kind <= WRAP_HSDP; kind++)
         for (int variant = 0; variant < 4; variant++) {
             wrap_run *run = (wrap_run *)calloc(1, sizeof *run);

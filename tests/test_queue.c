@@ -462,7 +462,7 @@ static xd_result known_rank(xd_comm *world, void *argument) {
 }
 
 XD_TEST(known_leaves_are_copied_by_a_start) {
-    const xd_ctx_desc desc = { .reduction = XD_REDUCTION_INVARIANT, .timeout_seconds = 20 };
+    const xd_ctx_desc desc = { .reduction = XD_REDUCTION_INVARIANT, .timeout_seconds = 60 };
     CHECK_EQ_INT(xd_run_threads(4, &desc, known_rank, NULL, NULL), XD_OK);
 }
 

@@ -14,7 +14,7 @@ static xd_result case_rank(xd_comm *world, void *argument) {
 }
 
 static void run(int ranks, xd_reduction mode, xd_rank_function function) {
-    const xd_ctx_desc d = { .reduction = mode, .timeout_seconds = 20 };
+    const xd_ctx_desc d = { .reduction = mode, .timeout_seconds = 60 };
     for (int form = XD_QUEUE_INLINE; form <= XD_QUEUE_WORKER; form++) {
         scene s = { (xd_queue_form)form, function };
         xd_error error = { XD_OK, NULL, 0, NULL, 0, 0, "" };

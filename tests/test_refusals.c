@@ -434,7 +434,7 @@ static xd_result refuse_all(xd_comm *world, void *argument) {
 }
 
 XD_TEST(what_one_rank_refuses_is_an_error_of_all_that_names_it) {
-    const xd_ctx_desc desc = { .timeout_seconds = 20 };
+    const xd_ctx_desc desc = { .timeout_seconds = 60 };
     xd_error error = { XD_OK, NULL, 0, NULL, 0, 0, "" };
     CHECK_EQ_INT(xd_run_threads(RANKS, &desc, refuse_all, NULL, &error), XD_OK);
     CHECK_EQ_STR(error.message, "");

@@ -241,7 +241,7 @@ static xd_result huge_rank(xd_comm *world, void *argument) {
 
 XD_TEST(more_rows_than_memory_has_are_refused_on_all_ranks) {
     const xd_ctx_desc desc = { .allocator = { allocate_little, release_little, NULL },
-                               .timeout_seconds = 20 };
+                               .timeout_seconds = 60 };
     for (int ranks = 1; ranks <= 4; ranks *= 2)
         CHECK_EQ_INT(xd_run_threads(ranks, &desc, huge_rank, NULL, NULL), XD_OK);
 }

@@ -257,7 +257,7 @@ static xd_result pair_rank(xd_comm *world, void *argument) {
 }
 
 XD_TEST(pairs_that_disagree_are_refused_on_both_ranks) {
-    const xd_ctx_desc desc = { .timeout_seconds = 20.0, .log_level = XD_LOG_NONE };
+    const xd_ctx_desc desc = { .timeout_seconds = 60, .log_level = XD_LOG_NONE };
     CHECK_EQ_INT(xd_run_threads(2, &desc, pair_rank, NULL, NULL), XD_OK);
 }
 

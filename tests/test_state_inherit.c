@@ -148,7 +148,7 @@ static bool same_state(const wrap_run *a, const wrap_run *b) {
 }
 
 static void check_scene(scene s) {
-    const xd_ctx_desc desc = { .reduction = XD_REDUCTION_INVARIANT, .timeout_seconds = 20 };
+    const xd_ctx_desc desc = { .reduction = XD_REDUCTION_INVARIANT, .timeout_seconds = 60 };
     for (int i = 0; i < 2; i++) s.then[i] = wrap_new(s.before, RANKS, LEAVES, XD_REDUCTION_INVARIANT);
     s.now = wrap_new(s.after, RANKS - 1, LEAVES, XD_REDUCTION_INVARIANT);
     CHECK_EQ_INT(xd_run_threads(RANKS, &desc, play, &s, NULL), XD_OK);
@@ -243,7 +243,7 @@ static xd_result refuse(xd_comm *world, void *argument) {
 }
 
 XD_TEST(states_that_do_not_fit_are_refused) {
-    const xd_ctx_desc desc = { .reduction = XD_REDUCTION_INVARIANT, .timeout_seconds = 20 };
+    const xd_ctx_desc desc = { .reduction = XD_REDUCTION_INVARIANT, .timeout_seconds = 60 };
     wrap_run *run = wrap_new(WRAP_DDP, 2, LEAVES, XD_REDUCTION_INVARIANT);
     CHECK_EQ_INT(xd_run_threads(2, &desc, refuse, run, NULL), XD_OK);
     free(run);
@@ -295,7 +295,7 @@ static xd_result share_rows(xd_comm *world, void *argument) {
 }
 
 XD_TEST(copies_are_the_same_elements_however_parts_describe_them) {
-    const xd_ctx_desc desc = { .timeout_seconds = 20 };
+    const xd_ctx_desc desc = { .timeout_seconds = 60 };
     CHECK_EQ_INT(xd_run_threads(3, &desc, share_rows, NULL, NULL), XD_OK);
 }
 

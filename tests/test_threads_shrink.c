@@ -135,7 +135,7 @@ static xd_result come_back(xd_comm *world, void *argument) {
 }
 
 XD_TEST(a_thread_that_comes_after_the_deadline_is_left_out) {
-    const xd_ctx_desc desc = { .timeout_seconds = 20 }, short_desc = { .timeout_seconds = 0.05 };
+    const xd_ctx_desc desc = { .timeout_seconds = 60 }, short_desc = { .timeout_seconds = 0.05 };
     uint32_t counts[2] = { 0, 0 };
     CHECK_EQ_INT(xd_run_threads(4, &desc, be_late, counts, NULL), XD_OK);
     CHECK_EQ_INT(xd_run_threads(3, &short_desc, come_back, NULL, NULL), XD_OK);

@@ -180,7 +180,7 @@ static xd_result count_gathers(xd_comm *world, void *argument) {
 }
 
 XD_TEST(a_unit_is_gathered_once_for_a_forward_that_its_backward_follows) {
-    const xd_ctx_desc desc = { .timeout_seconds = 20 };
+    const xd_ctx_desc desc = { .timeout_seconds = 60 };
     for (int reshard = 0; reshard < 3; reshard++)
         CHECK(xd_run_threads(4, &desc, count_gathers, &reshard, NULL) == XD_OK);
 }
@@ -313,7 +313,7 @@ static xd_result sum_by_pushes(xd_comm *world, void *argument) {
 }
 
 XD_TEST(gradients_are_the_sum_of_the_leaves_along_the_canonical_tree) {
-    xd_ctx_desc desc = { .reduction = XD_REDUCTION_INVARIANT, .timeout_seconds = 20 };
+    xd_ctx_desc desc = { .reduction = XD_REDUCTION_INVARIANT, .timeout_seconds = 60 };
     for (int ranks = 1; ranks <= 6; ranks++)
         for (int kind = WRAP_DDP; kind <= WRAP_FSDP_WHOLE; kind++) {
             if (kind >= WRAP_FSDP && LEAVES % ranks) continue; /* those are in the runs above */
@@ -322,7 +322,7 @@ XD_TEST(gradients_are_the_sum_of_the_leaves_along_the_canonical_tree) {
 }
 
 XD_TEST(a_caller_with_buffers_of_his_own_needs_no_brackets) {
-    xd_ctx_desc desc = { .reduction = XD_REDUCTION_INVARIANT, .timeout_seconds = 20 };
+    xd_ctx_desc desc = { .reduction = XD_REDUCTION_INVARIANT, .timeout_seconds = 60 };
     for (int ranks = 1; ranks <= 6; ranks++)
         for (int kind = WRAP_DDP; kind <= WRAP_SHARDED; kind++)
             CHECK(xd_run_threads(ranks, &desc, sum_by_pushes, &kind, NULL) == XD_OK);

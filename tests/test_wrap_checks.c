@@ -103,7 +103,7 @@ static xd_result end_a_step(xd_comm *world, void *argument) {
 }
 
 XD_TEST(groups_of_replicas_end_a_step_together_after_one_exchange_in_each) {
-    const xd_ctx_desc desc = { .timeout_seconds = 20 };
+    const xd_ctx_desc desc = { .timeout_seconds = 60 };
     for (int wrong = 0; wrong < 3; wrong++)
         CHECK(xd_run_threads(4, &desc, end_a_step, &wrong, NULL) == XD_OK);
 }

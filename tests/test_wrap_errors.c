@@ -47,7 +47,7 @@ static bool says(const scene *s, const char *text) {
 }
 
 static void run_ranks(int ranks, xd_reduction reduction, xd_rank_function function) {
-    const xd_ctx_desc desc = { .reduction = reduction, .timeout_seconds = 20 };
+    const xd_ctx_desc desc = { .reduction = reduction, .timeout_seconds = 60 };
     xd_error error;
     const xd_result result = xd_run_threads(ranks, &desc, function, NULL, &error);
     if (result != XD_OK) printf("%s\n", error.message);
@@ -450,7 +450,7 @@ static xd_result open_for_own_leaves(xd_comm *world, void *argument) {
 XD_TEST(a_rank_that_opens_too_few_blocks_is_told_so) {
     for (int mode = 0; mode < 2; mode++) {
         const xd_ctx_desc desc = { .reduction = mode ? XD_REDUCTION_INVARIANT : XD_REDUCTION_DETERMINISTIC,
-                                   .timeout_seconds = 20 };
+                                   .timeout_seconds = 60 };
         xd_error error = { 0 };
         CHECK(xd_run_threads(2, &desc, open_for_own_leaves, NULL, &error) == XD_ERROR_STATE);
         CHECK(strstr(error.message,
@@ -508,7 +508,7 @@ static xd_result swap_blocks(xd_comm *world, void *argument) {
 }
 
 XD_TEST(another_order_on_one_rank_is_found_before_the_step_is_made_and_both_blocks_are_named) {
-    const xd_ctx_desc desc = { .reduction = XD_REDUCTION_INVARIANT, .timeout_seconds = 20 };
+    const xd_ctx_desc desc = { .reduction = XD_REDUCTION_INVARIANT, .timeout_seconds = 60 };
     static const int later[] = { -1, 0, 62, 64 };
     for (int i = 0; i < 4; i++)
         CHECK(xd_run_threads(3, &desc, swap_blocks, (void *)&later[i], NULL) == XD_OK);
@@ -590,7 +590,7 @@ static xd_result leave_early(xd_comm *world, void *argument) {
 }
 
 XD_TEST(a_rank_that_leaves_ends_every_phase_of_a_step_on_the_others) {
-    const xd_ctx_desc desc = { .reduction = XD_REDUCTION_INVARIANT, .timeout_seconds = 20 };
+    const xd_ctx_desc desc = { .reduction = XD_REDUCTION_INVARIANT, .timeout_seconds = 60 };
     for (int queues = 0; queues < 3; queues++)
         for (int phase = 0; phase < 4; phase++) {
             absence a = { phase, queues };

@@ -137,7 +137,7 @@ static xd_result run_rank(xd_comm *world, void *argument) {
 }
 
 static void run(job *j, int ranks, xd_reduction mode) {
-    const xd_ctx_desc desc = { .reduction = mode, .timeout_seconds = 20 };
+    const xd_ctx_desc desc = { .reduction = mode, .timeout_seconds = 60 };
     xd_error error;
     const xd_result result = xd_run_threads(ranks, &desc, run_rank, j, &error);
     if (result != XD_OK) printf("%s\n", error.message);
@@ -213,7 +213,7 @@ static xd_result open_parent(xd_comm *world, void *argument) {
 XD_TEST(a_leaf_is_not_sent_while_a_block_of_it_is_open) {
     for (int mode = 0; mode < 2; mode++) {
         const xd_ctx_desc desc = { .reduction = mode ? XD_REDUCTION_DETERMINISTIC : XD_REDUCTION_INVARIANT,
-                                   .timeout_seconds = 20 };
+                                   .timeout_seconds = 60 };
         job plain = { .kind = FSDP, .refused = -1 }, open = { .kind = FSDP };
         run(&plain, 2, desc.reduction);
         CHECK(xd_run_threads(2, &desc, open_parent, &open, NULL) == XD_OK);

@@ -60,7 +60,7 @@ static bool says(const scene *s, const char *text) {
 }
 
 static void run_ranks(int ranks, xd_reduction reduction, xd_rank_function function, void *argument) {
-    const xd_ctx_desc desc = { .reduction = reduction, .timeout_seconds = 20 };
+    const xd_ctx_desc desc = { .reduction = reduction, .timeout_seconds = 60 };
     xd_error error;
     const xd_result result = xd_run_threads(ranks, &desc, function, argument, &error);
     if (result != XD_OK) printf("%s\n", error.message);

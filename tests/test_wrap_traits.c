@@ -168,7 +168,7 @@ static xd_result tensors_rank(xd_comm *world, void *argument) {
 }
 
 XD_TEST(tensor_parallel_replicas_step_with_the_sum_of_their_gradients) {
-    xd_ctx_desc d = { .timeout_seconds = 20 };
+    xd_ctx_desc d = { .timeout_seconds = 60 };
     for (int ranks = 2; ranks <= 4; ranks += 2)
         for (int kind = 0; kind < 4; kind++) {
             settings o = { .tp = 2, .pp = 1, .fsdp = kind % 2 != 0, .alone = kind >= 2 };
@@ -202,7 +202,7 @@ static xd_result once_rank(xd_comm *world, void *argument) {
 }
 
 XD_TEST(xd_pipeline_finish_after_xd_parallel_reduce_sums_nothing_twice) {
-    const xd_ctx_desc d = { .timeout_seconds = 20 };
+    const xd_ctx_desc d = { .timeout_seconds = 60 };
     settings o = { .tp = 2, .pp = 1 };
     CHECK_EQ_INT(xd_run_threads(2, &d, once_rank, &o, NULL), XD_OK);
 }
@@ -236,7 +236,7 @@ static xd_result without_groups_rank(xd_comm *world, void *argument) {
 }
 
 XD_TEST(without_groups_the_call_refuses_the_weight_by_name) {
-    const xd_ctx_desc d = { .timeout_seconds = 20 };
+    const xd_ctx_desc d = { .timeout_seconds = 60 };
     for (int i = 0; i < 2; i++) {
         bool fsdp = i == 1;
         CHECK_EQ_INT(xd_run_threads(2, &d, without_groups_rank, &fsdp, NULL), XD_OK);
@@ -269,7 +269,7 @@ static xd_result stages_rank(xd_comm *world, void *argument) {
 }
 
 XD_TEST(a_sum_over_several_stages_of_a_rank_is_left_to_xd_pipeline_finish) {
-    const xd_ctx_desc d = { .timeout_seconds = 20 };
+    const xd_ctx_desc d = { .timeout_seconds = 60 };
     settings o = { .tp = 1, .pp = 2, .virtual_stages = 2 };
     CHECK_EQ_INT(xd_run_threads(2, &d, stages_rank, &o, NULL), XD_OK);
 }
@@ -286,7 +286,7 @@ static xd_result fewer_rank(xd_comm *world, void *argument) {
 }
 
 XD_TEST(tensor_parallel_ranks_with_other_traits_are_told_both_numbers) {
-    const xd_ctx_desc d = { .timeout_seconds = 20 };
+    const xd_ctx_desc d = { .timeout_seconds = 60 };
     settings o = { .tp = 2, .pp = 1, .alone = true };
     CHECK_EQ_INT(xd_run_threads(2, &d, fewer_rank, &o, NULL), XD_OK);
 }
@@ -302,7 +302,7 @@ static xd_result copy_rank(xd_comm *world, void *argument) {
 }
 
 XD_TEST(one_copy_of_an_embedding_in_one_stage_is_reduced_as_it_is) {
-    const xd_ctx_desc d = { .timeout_seconds = 20 };
+    const xd_ctx_desc d = { .timeout_seconds = 60 };
     settings o = { .tp = 2, .pp = 1 };
     CHECK_EQ_INT(xd_run_threads(2, &d, copy_rank, &o, NULL), XD_OK);
 }

@@ -32,7 +32,7 @@ static xd_result make_home(rank *r) {
     xd_ctx_desc d;
     memset(&d, 0, sizeof d);
     d.reduction = XD_REDUCTION_INVARIANT;
-    d.timeout_seconds = 20;
+    d.timeout_seconds = 60;
     r->home = r->ctx;
     r->over = r->world;
     if (!r->job->layout->offload) return XD_OK;
@@ -518,7 +518,7 @@ static bool run_part(const job *j) {
     xd_error error;
     memset(&d, 0, sizeof d);
     d.reduction = XD_REDUCTION_INVARIANT;
-    d.timeout_seconds = 20;
+    d.timeout_seconds = 60;
     if (j->layout->node) return run_processes(j, &d);
     if (xd_run_threads(compose_ranks(j->layout), &d, run_rank, (void *)j, &error) == XD_OK) return true;
     snprintf(j->out->message, sizeof j->out->message, "%s", error.message);

@@ -524,7 +524,7 @@ static xd_result expert_train(expert_rank *r) {
 }
 
 static xd_result expert_home(expert_rank *r) {
-    const xd_ctx_desc desc = { .reduction = r->run->reduction, .timeout_seconds = 20 };
+    const xd_ctx_desc desc = { .reduction = r->run->reduction, .timeout_seconds = 60 };
     r->home = r->ctx;
     r->over = r->world;
     if (!r->run->offloaded) return XD_OK;
@@ -567,7 +567,7 @@ static inline xd_result expert_rank_run(xd_comm *world, void *argument) {
 }
 
 static inline xd_result expert_execute(expert_run *run) {
-    const xd_ctx_desc desc = { .reduction = run->reduction, .timeout_seconds = 20 };
+    const xd_ctx_desc desc = { .reduction = run->reduction, .timeout_seconds = 60 };
     xd_error error;
     const xd_result result = xd_run_threads(run->ranks, &desc, expert_rank_run, run, &error);
     if (result != XD_OK) printf("%s\n", error.message);

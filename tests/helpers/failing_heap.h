@@ -30,7 +30,7 @@ static inline xd_ctx_desc heap_desc(xd_reduction reduction) {
     const xd_ctx_desc desc = { .allocator = { heap_allocate, heap_release, NULL },
                                .reduction = reduction,
                                .log_level = XD_LOG_NONE,
-                               .timeout_seconds = 20.0 };
+                               .timeout_seconds = 60 };
     return desc;
 }
 

@@ -304,7 +304,7 @@ static inline bool fake_is_written(size_t bytes) {
 }
 
 static void fake_ranks(int ranks, xd_rank_function function, void *argument) {
-    const xd_ctx_desc desc = { .allocator = { fake_allocate, fake_free, NULL }, .timeout_seconds = 20 };
+    const xd_ctx_desc desc = { .allocator = { fake_allocate, fake_free, NULL }, .timeout_seconds = 60 };
     xd_error error;
     const xd_result result = xd_run_threads(ranks, &desc, function, argument, &error);
     if (result != XD_OK) printf("%s\n", error.message);

@@ -353,7 +353,7 @@ static xd_result scene_run_rank(xd_comm *world, void *argument) {
 }
 
 static inline xd_result scene_execute(scene_run *run, xd_error *error) {
-    const xd_ctx_desc desc = { .reduction = run->reduction, .timeout_seconds = 20 };
+    const xd_ctx_desc desc = { .reduction = run->reduction, .timeout_seconds = 60 };
     xd_error mine;
     const xd_result result =
         xd_run_threads(run->pp * run->dp, &desc, scene_run_rank, run, error ? error : &mine);

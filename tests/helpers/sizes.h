@@ -288,7 +288,7 @@ static inline xd_result sizes_rank(xd_comm *world, void *argument) {
 
 /* Returns the changes that were tried. */
 static inline int64_t sizes_run_table(const sizes_table *table, int ranks) {
-    const xd_ctx_desc desc = { .timeout_seconds = 20.0, .log_level = XD_LOG_NONE };
+    const xd_ctx_desc desc = { .timeout_seconds = 60, .log_level = XD_LOG_NONE };
     sizes_run r;
     memset(&r, 0, sizeof r);
     r.table = table;

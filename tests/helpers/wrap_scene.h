@@ -160,7 +160,7 @@ static void wrap_close(wrap_rank *r) {
 }
 
 static xd_result wrap_home(wrap_rank *r) {
-    const xd_ctx_desc desc = { .reduction = r->run->reduction, .timeout_seconds = 20 };
+    const xd_ctx_desc desc = { .reduction = r->run->reduction, .timeout_seconds = 60 };
     r->home = r->ctx;
     r->over = r->world;
     if (!r->run->offloaded) return XD_OK;

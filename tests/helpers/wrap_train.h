@@ -235,7 +235,7 @@ static inline xd_result wrap_execute(wrap_run *run) {
     xd_ctx_desc desc;
     memset(&desc, 0, sizeof desc);
     desc.reduction = run->reduction;
-    desc.timeout_seconds = 20;
+    desc.timeout_seconds = 60;
     xd_error error;
     const xd_result result = xd_run_threads(run->ranks, &desc, wrap_rank_run, run, &error);
     if (result != XD_OK) printf("%s\n", error.message);

@@ -19,7 +19,7 @@ import sys
 
 # What the comment promises in other words.
 PROMISED = """
-    xd_log_probs(desc.at_ids) xd_log_probs(desc.log_sum_exp) xd_log_probs(desc.logits_at_ids) xd_log_probs(desc.accuracy)
+    xd_log_probs(desc.at_ids) xd_log_probs(desc.log_sum_exp) xd_log_probs(desc.logits_at_ids) xd_log_probs(desc.accuracy) xd_log_probs(desc.argmax)
     xd_ctx_create_versioned(desc) xd_tensor_part_fill(part.name)
     xd_halo_exchange(wide)
     xd_halo_exchange_backward(part) xd_halo_exchange_backward(wide) xd_crossing_forward(in) xd_crossing_forward(out)

@@ -143,15 +143,19 @@ static xd_ctx *nulls_ctx(const xd_comm *comm, const void *handle) {
     return ctx ? ctx : nulls_last_ctx;
 }
 
-/* Objects of a context that ends have none. */
+/* A context ends: its objects have none, and nobody knows the group of what is made at their places later. */
+static void nulls_forget(const xd_ctx *ctx) {
+    pthread_mutex_lock(&nulls_mutex);
+    for (int i = 0; i < NULLS_HANDLES; i++)
+        if (nulls_handles[i].ctx == ctx) nulls_handles[i].ctx = NULL, nulls_handles[i].ranks = 0;
+    pthread_mutex_unlock(&nulls_mutex);
+    if (nulls_last_ctx == ctx) nulls_last_ctx = NULL;
+}
+
 void __real_xd_ctx_destroy(xd_ctx *ctx);
 void __wrap_xd_ctx_destroy(xd_ctx *ctx);
 void __wrap_xd_ctx_destroy(xd_ctx *ctx) {
-    pthread_mutex_lock(&nulls_mutex);
-    for (int i = 0; i < NULLS_HANDLES; i++)
-        if (nulls_handles[i].ctx == ctx) nulls_handles[i].ctx = NULL;
-    pthread_mutex_unlock(&nulls_mutex);
-    if (nulls_last_ctx == ctx) nulls_last_ctx = NULL;
+    nulls_forget(ctx);
     __real_xd_ctx_destroy(ctx);
 }
 
@@ -163,6 +167,7 @@ static xd_result nulls_rank_main(xd_comm *world, void *argument) {
     self->world = w;
     nulls_self = self;
     const xd_result result = w->function(world, w->argument);
+    nulls_forget(xd_comm_ctx(world)); /* xd_run_threads ends it by a call that is not wrapped */
     nulls_self = before;
     free(self);
     return result;

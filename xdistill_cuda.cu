@@ -11324,6 +11324,16 @@ static __device__ inline uint32_t xdi_cuda_low_of(double value) {
     return (uint32_t)__double2loint(value);
 }
 
+/* Rounded to F32. gcc 12.2 makes copies of two neighbours that are rounded and widened again: hence "volatile" in the emulation. */
+static __device__ inline double xdi_cuda_f32_of(double value) {
+#if defined(XD_EMU)
+    volatile float narrow = (float)value;
+#else
+    const float narrow = (float)value;
+#endif
+    return (double)narrow;
+}
+
 /* A finite F32 number of no sign, lowered. */
 static __device__ inline double xdi_cuda_lowered(uint32_t bits) {
     return xdi_cuda_double_of(bits >> 3, bits << 29);
@@ -11885,11 +11895,18 @@ struct xdi_cuda_sample_lanes {
     }
 };
 
+template <typename Storage> struct xdi_cuda_sample_resident {
+    enum { BLOCKS = 2 };
+};
+template <> struct xdi_cuda_sample_resident<xdi_cuda_bf16> {
+    enum { BLOCKS = 3 };
+};
+
 /* Elements of T, or xdi_cuda_none: of any type, at any address, one at a time. SLOPE_INPUTS: the gradient needs the first of the
- * inputs. */
+ * inputs. AHEAD: steps whose loads are asked for before they are needed. RESIDENT: blocks on a multiprocessor, as registers allow. */
 template <typename Storage> struct xdi_cuda_vsd_terms {
     typedef Storage T;
-    enum { SLOPE_INPUTS = 2 };
+    enum { SLOPE_INPUTS = 2, AHEAD = 2, RESIDENT = xdi_cuda_sample_resident<Storage>::BLOCKS };
     xd_vsd_args a;
     bool rounded;
 
@@ -11908,8 +11925,17 @@ template <typename Storage> struct xdi_cuda_vsd_terms {
     __host__ __device__ const xd_rows &out() const {
         return a.gradient;
     }
-    __device__ void weigh(int64_t b) const {
-        xd_vsd_weigh_sample(&a, b);
+    typedef xd_vsd_given given_type;
+    __device__ xd_vsd_given given(int64_t b) const {
+        return xd_vsd_given_of(&a, b);
+    }
+    /* The sample of these sums, which the first of its blocks keeps. */
+    __device__ xd_sample weigh(int64_t b, const int64_t *sums, const xd_vsd_given &given, bool keeps) const {
+        xd_sample s;
+        const double mean = xd_vsd_weigh_sums(&a, sums, given, &s);
+        if (keeps) a.base.sample[b] = s;
+        if (keeps && a.distance) a.distance[b] = mean;
+        return s;
     }
     __device__ xdi_cuda_sample_pair at(int64_t b, int64_t i) const {
         const float x = xdi_cuda_sample_load(a.generated, b, i), t = xdi_cuda_sample_load(a.teacher, b, i),
@@ -11957,7 +11983,7 @@ template <typename Storage> struct xdi_cuda_sample_eights<xdi_cuda_vsd_terms<Sto
 
 template <typename Storage> struct xdi_cuda_denoise_terms {
     typedef Storage T;
-    enum { SLOPE_INPUTS = 3 };
+    enum { SLOPE_INPUTS = 3, AHEAD = 1, RESIDENT = xdi_cuda_sample_resident<Storage>::BLOCKS };
     xd_denoise_args a;
 
     template <typename S> xdi_cuda_denoise_terms<S> of() const {
@@ -11975,8 +12001,8 @@ template <typename Storage> struct xdi_cuda_denoise_terms {
     __host__ __device__ const xd_rows &out() const {
         return a.gradient;
     }
-    __device__ void weigh(int64_t b) const {
-        xd_denoise_weigh_sample(&a, b);
+    __device__ double known_factor(int64_t b) const {
+        return xd_denoise_factor(a.terms + b);
     }
     __device__ xdi_cuda_sample_pair at(int64_t b, int64_t i) const {
         return { 0.0f, xd_denoise_residual(a.terms + b, xdi_cuda_sample_load(a.prediction, b, i),
@@ -12019,8 +12045,8 @@ template <> struct xdi_cuda_sample_eights<xdi_cuda_denoise_terms<xdi_cuda_bf16> 
     double prediction, clean, noise;
 
     __device__ xdi_cuda_sample_eights(const xdi_cuda_denoise_terms<xdi_cuda_bf16> &terms, int64_t b)
-        : prediction((double)(float)terms.a.terms[b].prediction), clean((double)(float)terms.a.terms[b].clean),
-          noise((double)(float)terms.a.terms[b].noise) {}
+        : prediction(xdi_cuda_f32_of(terms.a.terms[b].prediction)), clean(xdi_cuda_f32_of(terms.a.terms[b].clean)),
+          noise(xdi_cuda_f32_of(terms.a.terms[b].noise)) {}
     static __device__ bool is_large(double factor) {
         return factor == 0.0 || (fabs(factor) >= 2.384185791015625e-7 && isfinite(factor)); /* 2^-22 */
     }
@@ -12113,39 +12139,59 @@ static __device__ inline xdi_cuda_eight xdi_cuda_sample_recall(float *kept, int 
     return values;
 }
 
-/* Calls use(step, inputs) for the eights of a whole tile, the next two steps on their way. */
+/* Where the numbers go that the gradient is a multiple of, eight a step: nowhere; */
+struct xdi_cuda_sample_nowhere {
+    enum { WANTS = 0 };
+    __device__ void whole(int, const xdi_cuda_eight &) const {}
+    __device__ void some(int, xdi_cuda_sample_range, const xdi_cuda_eight &) const {}
+};
+
+/* into shared memory, of which a thread reads only what it has written there itself. */
+struct xdi_cuda_sample_keeper {
+    enum { WANTS = 1 };
+    float *kept;
+    __device__ void whole(int step, const xdi_cuda_eight &values) const {
+        xdi_cuda_sample_keep(kept, step, values);
+    }
+    __device__ void some(int step, xdi_cuda_sample_range tile, const xdi_cuda_eight &values) const {
+        if (tile.begin + step * (int)XD_SAMPLE_LANES < tile.end) xdi_cuda_sample_keep(kept, step, values);
+    }
+};
+
+/* Calls use(step, inputs) for the eights of a whole tile, the next steps on their way. */
 template <typename Terms, int INPUTS, typename Use>
 static __device__ inline void xdi_cuda_sample_walk(const Terms &terms, int64_t b, int64_t begin, Use use) {
     typedef typename Terms::T T;
+    enum { AHEAD = Terms::AHEAD };
     const T *from[INPUTS];
-    xdi_cuda_raw<T> ahead[2][INPUTS];
+    xdi_cuda_raw<T> ahead[AHEAD][INPUTS];
     const int64_t first = begin + (int)(threadIdx.x % XDI_CUDA_WARP) * (int)XDI_CUDA_EIGHT;
     XD_UNROLL
     for (int k = 0; k < INPUTS; k++) {
         from[k] = xdi_cuda_row<const T>(terms.input(k), b) + first;
-        ahead[0][k].load(from[k]);
-        ahead[1][k].load(from[k] + (int)XD_SAMPLE_LANES);
+        XD_UNROLL
+        for (int i = 0; i < AHEAD; i++) ahead[i][k].load(from[k] + i * (int)XD_SAMPLE_LANES);
     }
     XD_UNROLL_N(1)
-    for (int step = 0; step < XDI_CUDA_SAMPLE_STEPS; step += 2) {
+    for (int step = 0; step < XDI_CUDA_SAMPLE_STEPS; step += AHEAD) {
         XD_UNROLL
-        for (int k = 0; k < INPUTS; k++) from[k] += 2 * (int)XD_SAMPLE_LANES;
+        for (int k = 0; k < INPUTS; k++) from[k] += AHEAD * (int)XD_SAMPLE_LANES;
         XD_UNROLL
-        for (int half = 0; half < 2; half++) {
+        for (int i = 0; i < AHEAD; i++) {
             xdi_cuda_raw<T> now[INPUTS];
             XD_UNROLL
             for (int k = 0; k < INPUTS; k++) {
-                now[k] = ahead[half][k];
-                if (step + 2 < XDI_CUDA_SAMPLE_STEPS) ahead[half][k].load(from[k] + half * (int)XD_SAMPLE_LANES);
+                now[k] = ahead[i][k];
+                if (step + AHEAD < XDI_CUDA_SAMPLE_STEPS) ahead[i][k].load(from[k] + i * (int)XD_SAMPLE_LANES);
             }
-            use(step + half, now);
+            use(step + i, now);
         }
     }
 }
 
 /* The same sums of any tile: an element at a time. Elements that do not count add nothing. */
-template <bool FIXED, typename Terms>
-static __device__ int64_t xdi_cuda_sample_each(const Terms &terms, int64_t b, xdi_cuda_sample_range tile, float *kept,
+template <bool FIXED, typename Terms, typename Sink>
+static __device__ int64_t xdi_cuda_sample_each(const Terms &terms, int64_t b, xdi_cuda_sample_range tile, const Sink &sink,
                                                xdi_cuda_sample_lanes *lanes, unsigned long long *limbs) {
     const xd_sample_args &a = terms.base();
     const int lane = (int)(threadIdx.x % XDI_CUDA_WARP);
@@ -12169,7 +12215,7 @@ static __device__ int64_t xdi_cuda_sample_each(const Terms &terms, int64_t b, xd
             mantissa = xd_norm_mantissa(pair.second, &exponent);
             xdi_cuda_limbs_add(limbs + XD_NORM_LIMBS, mantissa * mantissa, 2 * exponent + 320);
         }
-        if (kept && tile.begin + step * (int)XD_SAMPLE_LANES < tile.end) xdi_cuda_sample_keep(kept, step, values);
+        sink.some(step, tile, values);
     }
     return counted;
 }
@@ -12181,32 +12227,31 @@ static __device__ inline bool xdi_cuda_sample_is_whole(const Terms &terms, xdi_c
 }
 
 /* The lanes of a whole tile of such a type; false: not every number was in the range of that way. */
-template <typename Terms>
-static __device__ bool xdi_cuda_sample_add_whole(const Terms &terms, int64_t b, xdi_cuda_sample_range tile, float *kept,
+template <typename Terms, typename Sink>
+static __device__ bool xdi_cuda_sample_add_whole(const Terms &terms, int64_t b, xdi_cuda_sample_range tile, const Sink &sink,
                                                  xdi_cuda_sample_lanes *lanes, std::true_type) {
     const xdi_cuda_sample_eights<Terms> eights(terms, b);
     if (!xdi_cuda_sample_is_whole(terms, tile) || !eights.fits()) return false;
     xdi_cuda_sample_walk<Terms, 3>(terms, b, tile.begin, [&](int step, const xdi_cuda_raw<typename Terms::T> *in) {
-        const xdi_cuda_eight second = eights.add(in, lanes, kept != nullptr);
-        if (kept) xdi_cuda_sample_keep(kept, step, second);
+        sink.whole(step, eights.add(in, lanes, Sink::WANTS != 0));
     });
     return !__any_sync(0xffffffffu, !lanes->hold());
 }
 
-template <typename Terms>
-static __device__ bool xdi_cuda_sample_add_whole(const Terms &, int64_t, xdi_cuda_sample_range, float *, xdi_cuda_sample_lanes *,
-                                                 std::false_type) {
+template <typename Terms, typename Sink>
+static __device__ bool xdi_cuda_sample_add_whole(const Terms &, int64_t, xdi_cuda_sample_range, const Sink &,
+                                                 xdi_cuda_sample_lanes *, std::false_type) {
     return false;
 }
 
 /* The lanes of a tile; how many of its elements this thread has counted. */
-template <bool FIXED, typename Terms>
-static __device__ int64_t xdi_cuda_sample_add(const Terms &terms, int64_t b, xdi_cuda_sample_range tile, float *kept,
+template <bool FIXED, typename Terms, typename Sink>
+static __device__ int64_t xdi_cuda_sample_add(const Terms &terms, int64_t b, xdi_cuda_sample_range tile, const Sink &sink,
                                               xdi_cuda_sample_lanes *lanes, unsigned long long *limbs) {
     enum { GIVEN = !FIXED && xdi_cuda_is<typename Terms::T>::GIVEN };
-    if (xdi_cuda_sample_add_whole(terms, b, tile, kept, lanes, std::integral_constant<bool, GIVEN != 0>()))
+    if (xdi_cuda_sample_add_whole(terms, b, tile, sink, lanes, std::integral_constant<bool, GIVEN != 0>()))
         return XDI_CUDA_SAMPLE_STEPS * (int)XDI_CUDA_EIGHT;
-    return xdi_cuda_sample_each<FIXED>(terms, b, tile, kept, lanes, limbs);
+    return xdi_cuda_sample_each<FIXED>(terms, b, tile, sink, lanes, limbs);
 }
 
 /* The sum over the tree; on every thread of the warp. */
@@ -12222,34 +12267,44 @@ static __device__ inline double xdi_cuda_sample_tree(double (&lanes)[XDI_CUDA_EI
     return lanes[0];
 }
 
-/* The sums of a range to out[xd_sample_words]; all threads of a block. When fixed, integers are added in shared memory. `kept`:
- * gets what the gradient is a multiple of, or NULL; a thread reads only what it has written there itself. */
-template <bool FIXED, typename Terms>
+enum { XDI_CUDA_SAMPLE_WARPS = XDI_CUDA_SAMPLE_THREADS / (int)XDI_CUDA_WARP };
+
+/* What the tiles of a range come to, in order, to words behind XD_SAMPLE_FINDING; the first warp. Its lanes 0 and 1 add a sum each. */
+static __device__ inline void xdi_cuda_sample_add_tiles(const double *tiles, int64_t *words, bool fixed) {
+    enum { WARPS = XDI_CUDA_SAMPLE_WARPS };
+    const int lane = (int)threadIdx.x;
+    const double tile = tiles[lane % (2 * WARPS)];
+    const bool nan = __any_sync(0xffffffffu, isnan(tile)), infinite = __any_sync(0xffffffffu, !isfinite(tile));
+    double sum = 0.0;
+    if (lane < 2)
+        for (int k = 0; k < WARPS; k++) sum = xd_add(sum, tiles[lane * WARPS + k]);
+    if (lane < 2 && !fixed) words[XD_SAMPLE_SUMS + lane] = __double_as_longlong(sum);
+    if (lane == 0) words[XD_SAMPLE_FINDING] = nan ? XD_SAMPLE_NAN : infinite ? XD_SAMPLE_INFINITE : XD_SAMPLE_FINE;
+}
+
+/* The sums of a range to out[xd_sample_words], which the first threads write; all threads of a block. When fixed, integers are added
+ * in shared memory. */
+template <bool FIXED, typename Terms, typename Sink>
 static __device__ void xdi_cuda_sample_sums(const Terms &terms, int64_t b, xdi_cuda_sample_range range, int64_t *out,
-                                            float *kept) {
-    enum { WARPS = XDI_CUDA_SAMPLE_THREADS / (int)XDI_CUDA_WARP };
+                                            const Sink &sink) {
+    enum { WARPS = XDI_CUDA_SAMPLE_WARPS };
     XD_SHARED(unsigned long long, limbs, [2 * XD_NORM_LIMBS]);
     XD_SHARED(double, tiles, [2 * WARPS]);
     const int t = (int)threadIdx.x, warp = t / XDI_CUDA_WARP;
     if (FIXED && t < 2 * XD_NORM_LIMBS) limbs[t] = 0;
     if (FIXED) __syncthreads();
     xdi_cuda_sample_lanes lanes;
-    int64_t counted = xdi_cuda_sample_add<FIXED>(terms, b, xdi_cuda_sample_tile(range), kept, &lanes, limbs);
+    int64_t counted = xdi_cuda_sample_add<FIXED>(terms, b, xdi_cuda_sample_tile(range), sink, &lanes, limbs);
     const double first = xdi_cuda_sample_tree(lanes.first), second = xdi_cuda_sample_tree(lanes.second);
     if (t % XDI_CUDA_WARP == 0) tiles[warp] = first;
     if (t % XDI_CUDA_WARP == 0) tiles[WARPS + warp] = second;
-    counted = xdi_cuda_block_reduce(counted, (int64_t)0, xdi_cuda_add()); /* behind its barriers the tiles are there */
-    if (t == 0) {
-        int64_t finding = XD_SAMPLE_FINE;
-        double sums[2] = { 0.0, 0.0 };
-        for (int k = 0; k < 2 * WARPS; k++) {
-            if (xd_sample_finding(tiles[k]) > finding) finding = xd_sample_finding(tiles[k]);
-            sums[k / WARPS] = xd_add(sums[k / WARPS], tiles[k]);
-        }
-        out[XD_SAMPLE_COUNTED] = counted;
-        out[XD_SAMPLE_FINDING] = finding;
-        if (!FIXED) memcpy(out + XD_SAMPLE_SUMS, sums, sizeof sums);
-    }
+    __syncthreads();
+    if (terms.base().mask)
+        counted = xdi_cuda_block_reduce(counted, (int64_t)0, xdi_cuda_add());
+    else
+        counted = range.end - range.begin;
+    if (t == 0) out[XD_SAMPLE_COUNTED] = counted;
+    if (warp == 0) xdi_cuda_sample_add_tiles(tiles, out, FIXED);
     if (FIXED && t < 2) xd_norm_carry((int64_t *)limbs + t * XD_NORM_LIMBS);
     if (FIXED) __syncthreads();
     if (FIXED && t < 2 * XD_NORM_LIMBS) out[XD_SAMPLE_SUMS + t] = (int64_t)limbs[t];
@@ -12316,34 +12371,50 @@ static __device__ inline void xdi_cuda_sample_put(xdi_cuda_bf16 *to, const xdi_c
     xdi_cuda_sample_write8(to, by, slopes(std::true_type()));
 }
 
+/* The factor of a sample's gradient; `none`: it is all zero, as of a sample with a finding. */
+struct xdi_cuda_sample_by {
+    double factor;
+    bool none;
+};
+
+static __device__ inline xdi_cuda_sample_by xdi_cuda_sample_by_of(double factor, double whole) {
+    return { xd_mul(factor, whole), factor == 0.0 };
+}
+
 template <typename Terms>
-static __device__ void xdi_cuda_sample_write_each(const Terms &terms, int64_t b, xdi_cuda_sample_range tile, double factor,
-                                                  float *kept) {
+static __device__ void xdi_cuda_sample_write_each(const Terms &terms, int64_t b, xdi_cuda_sample_range tile,
+                                                  xdi_cuda_sample_by by, float *kept) {
     const xd_sample_args &a = terms.base();
     const xd_rows &out = terms.out();
-    const bool none = a.sample[b].factor == 0.0;
     for (int step = 0; step < XDI_CUDA_SAMPLE_STEPS; step++) {
         const int64_t first =
             tile.begin + step * (int)XD_SAMPLE_LANES + (int64_t)(threadIdx.x % XDI_CUDA_WARP) * (int)XDI_CUDA_EIGHT;
         for (int j = 0; j < XDI_CUDA_EIGHT && first + j < tile.end; j++) {
             const int64_t i = first + j;
-            const bool counts = !none && (!a.mask || a.mask[b * a.elements + i]);
+            const bool counts = !by.none && (!a.mask || a.mask[b * a.elements + i]);
             const int at = j < 4 ? j : j - 4 + (int)XDI_CUDA_SAMPLE_HALF;
             const float slope = !counts ? 0.0f : kept ? xdi_cuda_sample_kept(kept, step)[at] : terms.slope(b, i);
-            xd_sample_store(&out, b, i, none ? 0.0 : xd_mul(factor, (double)slope));
+            xd_sample_store(&out, b, i, by.none ? 0.0 : xd_mul(by.factor, (double)slope));
         }
     }
 }
 
+/* Where a thread's first eight of a tile's gradient go. */
+template <typename Terms>
+static __device__ typename Terms::T *xdi_cuda_sample_to(const Terms &terms, int64_t b, xdi_cuda_sample_range tile) {
+    return xdi_cuda_row<typename Terms::T>(terms.out(), b) +
+           (tile.begin + (int64_t)(threadIdx.x % XDI_CUDA_WARP) * (int)XDI_CUDA_EIGHT);
+}
+
 /* Of a whole tile of elements of a type; false: nothing is written. */
 template <typename Terms>
-static __device__ bool xdi_cuda_sample_write_whole(const Terms &terms, int64_t b, xdi_cuda_sample_range tile, double factor,
-                                                   float *kept, std::true_type) {
+static __device__ bool xdi_cuda_sample_write_whole(const Terms &terms, int64_t b, xdi_cuda_sample_range tile,
+                                                   xdi_cuda_sample_by of, float *kept, std::true_type) {
     typedef typename Terms::T T;
     const xdi_cuda_sample_eights<Terms> eights(terms, b);
-    if (!xdi_cuda_sample_is_whole(terms, tile) || terms.base().sample[b].factor == 0.0 || !(kept || eights.fits())) return false;
-    const xdi_cuda_sample_factor by(factor);
-    T *to = xdi_cuda_row<T>(terms.out(), b) + (tile.begin + (int64_t)(threadIdx.x % XDI_CUDA_WARP) * (int)XDI_CUDA_EIGHT);
+    if (!xdi_cuda_sample_is_whole(terms, tile) || of.none || !(kept || eights.fits())) return false;
+    const xdi_cuda_sample_factor by(of.factor);
+    T *to = xdi_cuda_sample_to(terms, b, tile);
     if (kept) {
         for (int step = 0; step < XDI_CUDA_SAMPLE_STEPS; step++) {
             const xdi_cuda_eight slope = xdi_cuda_sample_recall(kept, step);
@@ -12359,20 +12430,45 @@ static __device__ bool xdi_cuda_sample_write_whole(const Terms &terms, int64_t b
 }
 
 template <typename Terms>
-static __device__ bool xdi_cuda_sample_write_whole(const Terms &, int64_t, xdi_cuda_sample_range, double, float *,
+static __device__ bool xdi_cuda_sample_write_whole(const Terms &, int64_t, xdi_cuda_sample_range, xdi_cuda_sample_by, float *,
                                                    std::false_type) {
     return false;
 }
 
 template <typename Terms>
-static __device__ void xdi_cuda_sample_write(const Terms &terms, int64_t b, xdi_cuda_sample_range range, double whole,
+static __device__ void xdi_cuda_sample_write(const Terms &terms, int64_t b, xdi_cuda_sample_range range, xdi_cuda_sample_by by,
                                              float *kept) {
     enum { GIVEN = xdi_cuda_is<typename Terms::T>::GIVEN };
-    const double factor = xd_mul(terms.base().sample[b].factor, whole);
     const xdi_cuda_sample_range tile = xdi_cuda_sample_tile(range);
-    if (!xdi_cuda_sample_write_whole(terms, b, tile, factor, kept, std::integral_constant<bool, GIVEN != 0>()))
-        xdi_cuda_sample_write_each(terms, b, tile, factor, kept);
+    if (!xdi_cuda_sample_write_whole(terms, b, tile, by, kept, std::integral_constant<bool, GIVEN != 0>()))
+        xdi_cuda_sample_write_each(terms, b, tile, by, kept);
 }
+
+/* ---- sums and gradient at once, where the factor is known before the sums ---- */
+
+template <typename Terms> struct xdi_cuda_sample_writer {
+    enum { WANTS = 1 };
+    const Terms &terms;
+    int64_t b;
+    xdi_cuda_sample_range tile;
+    xdi_cuda_sample_factor by;
+
+    __device__ void whole(int step, const xdi_cuda_eight &values) const {
+        put(step, values, std::integral_constant<bool, xdi_cuda_is<typename Terms::T>::GIVEN != 0>());
+    }
+    __device__ void some(int step, xdi_cuda_sample_range range, const xdi_cuda_eight &values) const {
+        const int64_t first =
+            range.begin + step * (int)XD_SAMPLE_LANES + (int64_t)(threadIdx.x % XDI_CUDA_WARP) * (int)XDI_CUDA_EIGHT;
+        for (int j = 0; j < XDI_CUDA_EIGHT && first + j < range.end; j++)
+            xd_sample_store(&terms.out(), b, first + j, xd_mul(by.factor, (double)values.at[j]));
+    }
+
+  private:
+    __device__ void put(int step, const xdi_cuda_eight &values, std::true_type) const {
+        xdi_cuda_sample_put(xdi_cuda_sample_to(terms, b, tile) + step * (int)XD_SAMPLE_LANES, by, [&](auto) { return values; });
+    }
+    __device__ void put(int, const xdi_cuda_eight &, std::false_type) const {}
+};
 
 /* >>cuda/dmd_loss.cu */
 
@@ -12388,46 +12484,103 @@ static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS, FIXED ? 1 : 0)
     const uint32_t b = blockIdx.x / chunks;
     const int64_t words = xd_sample_words(FIXED);
     const xdi_cuda_sample_range range = xdi_cuda_sample_chunk(terms.base(), blockIdx.x - b * chunks);
-    xdi_cuda_sample_sums<FIXED>(terms, b, range, terms.base().parts + (int64_t)blockIdx.x * words, nullptr);
+    xdi_cuda_sample_sums<FIXED>(terms, b, range, terms.base().parts + (int64_t)blockIdx.x * words, xdi_cuda_sample_nowhere());
 }
 
 /* ---- slope: the same grid; one read of what the term needs, one write. ---- */
 
-template <typename Terms>
-static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS, 1)
-    xdi_cuda_sample_slope_kernel(const __grid_constant__ Terms terms, uint32_t chunks) {
-    const uint32_t b = blockIdx.x / chunks;
-    const xdi_cuda_sample_range range = xdi_cuda_sample_chunk(terms.base(), blockIdx.x - b * chunks);
-    xdi_cuda_sample_write(terms, b, range, *terms.base().factor, nullptr);
+/* weight scale / N, known before the sums: nobody else has parts of samples. */
+static __device__ inline double xdi_cuda_sample_whole(const xd_sample_args &a) {
+    return xd_sample_factor(&a, xd_sample_denominator(&a, a.samples * a.elements));
 }
 
-/* ---- by sample: a block a sample, whose only chunk it keeps in shared memory, 64 KiB at most, so nothing is read twice: three
- * reads and one write of an element in place of the six or seven that measure and slope make, and one launch for three. That
- * predicts, in f32, 16 bytes an element for 24 of the student's term and 28 of denoising. A sample of more chunks stays with those:
- * they have a block for each chunk, and one block alone would get the bandwidth of one multiprocessor for all of it. ---- */
+template <typename Terms>
+static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS, 1)
+    xdi_cuda_sample_slope_kernel(const __grid_constant__ Terms terms, uint32_t chunks, bool alone) {
+    const xd_sample_args &a = terms.base();
+    const uint32_t b = blockIdx.x / chunks;
+    const xdi_cuda_sample_range range = xdi_cuda_sample_chunk(a, blockIdx.x - b * chunks);
+    const xdi_cuda_sample_by by = xdi_cuda_sample_by_of(a.sample[b].factor, alone ? xdi_cuda_sample_whole(a) : *a.factor);
+    xdi_cuda_sample_write(terms, b, range, by, nullptr);
+}
 
-enum { XDI_CUDA_BY_SAMPLE = XD_SAMPLE_CHUNK };
+/* ---- by sample, the student's term: a block a chunk, which it keeps in shared memory, 64 KiB at most, and a cluster of blocks a
+ * sample. So nothing is read twice: three reads and one write of an element in place of the six that measure and slope make, and one
+ * launch for three. ---- */
+
+enum { XDI_CUDA_BY_SAMPLE_CHUNKS = 16 }; /* at most: the blocks of a cluster of 9.0 */
+
+template <bool FIXED> struct xdi_cuda_by_sample_sums {
+    int64_t words[(int)XD_SAMPLE_SUMS + 2 * (FIXED ? (int)XD_NORM_LIMBS : 1)];
+};
+
+/* The sums of a sample, of those of its blocks. */
+template <bool FIXED>
+static __device__ void xdi_cuda_by_sample_join(xdi_cuda_by_sample_sums<FIXED> *mine, uint32_t chunks,
+                                               xdi_cuda_by_sample_sums<FIXED> *sums) {
+    xd_sample_clear(sums->words, FIXED);
+    for (uint32_t k = 0; k < chunks; k++)
+        xd_sample_join(sums->words, FIXED, chunks > 1 ? xdi_cuda_cluster_map(mine, k)->words : mine->words);
+}
 
 template <bool FIXED, typename Terms>
-static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS, FIXED ? 1 : 0)
-    xdi_cuda_by_sample_kernel(const __grid_constant__ Terms terms) {
+static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS, FIXED ? 1 : Terms::RESIDENT)
+    xdi_cuda_by_sample_kernel(const __grid_constant__ Terms terms, uint32_t chunks) {
     XD_DYN_SHARED(float, kept);
-    XD_SHARED(double, whole, [1]);
+    XD_SHARED(xdi_cuda_by_sample_sums<FIXED>, mine, [1]);
+    XD_SHARED(xdi_cuda_sample_by, by, [1]);
     const xd_sample_args &a = terms.base();
-    const int64_t b = (int64_t)blockIdx.x;
-    const xdi_cuda_sample_range range = { 0, a.elements };
-    const bool slope = terms.out().data != nullptr;
-    xdi_cuda_sample_sums<FIXED>(terms, b, range, a.sums + b * xd_sample_words(FIXED), slope ? kept : nullptr);
-    __syncthreads(); /* the sums are there for the first thread */
+    const uint32_t b = blockIdx.x / chunks, chunk = blockIdx.x - b * chunks;
+    const xdi_cuda_sample_range range = xdi_cuda_sample_chunk(a, chunk);
+    xdi_cuda_sample_sums<FIXED>(terms, b, range, mine->words, xdi_cuda_sample_keeper{ kept });
+    if (chunks > 1)
+        xdi_cuda_cluster_sync();
+    else
+        __syncthreads();
     if (threadIdx.x == 0) {
-        terms.weigh(b);
-        *whole = xd_sample_factor(&a, xd_sample_denominator(&a, a.samples * a.elements));
+        const typename Terms::given_type given = terms.given(b);
+        const double whole = xdi_cuda_sample_whole(a);
+        xdi_cuda_by_sample_sums<FIXED> sums;
+        xdi_cuda_by_sample_join(mine, chunks, &sums);
+        *by = xdi_cuda_sample_by_of(terms.weigh(b, sums.words, given, chunk == 0).factor, whole);
     }
     __syncthreads();
-    if (slope) xdi_cuda_sample_write(terms, b, range, *whole, kept);
+    if (terms.out().data) xdi_cuda_sample_write(terms, b, range, *by, kept);
+    if (chunks > 1) xdi_cuda_cluster_sync(); /* no block ends while others read its sums */
+}
+
+/* ---- at once, the denoising term: its factor does not depend on the sums. A second kernel, with a block a sample, joins them and
+ * writes zeros over the gradient of a sample that has a finding, or no weight. ---- */
+
+template <bool FIXED, typename Terms>
+static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS, FIXED ? 1 : Terms::RESIDENT)
+    xdi_cuda_at_once_kernel(const __grid_constant__ Terms terms, uint32_t chunks) {
+    const xd_sample_args &a = terms.base();
+    const uint32_t b = blockIdx.x / chunks;
+    const xdi_cuda_sample_range range = xdi_cuda_sample_chunk(a, blockIdx.x - b * chunks);
+    const double factor = xd_mul(terms.known_factor(b), xdi_cuda_sample_whole(a));
+    const xdi_cuda_sample_writer<Terms> writer = { terms, b, xdi_cuda_sample_tile(range), xdi_cuda_sample_factor(factor) };
+    xdi_cuda_sample_sums<FIXED>(terms, b, range, a.parts + (int64_t)blockIdx.x * xd_sample_words(FIXED), writer);
+}
+
+static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS, 1)
+    xdi_cuda_denoise_settle_kernel(const __grid_constant__ xd_denoise_args a) {
+    XD_SHARED(bool, none, [1]);
+    const int64_t b = (int64_t)blockIdx.x;
+    if (threadIdx.x == 0) {
+        if (xd_sample_chunks(a.base.elements) != 1) xd_sample_join_chunks(&a.base, b);
+        xd_denoise_weigh_sample(&a, b);
+        *none = a.base.sample[b].factor == 0.0 && a.gradient.data;
+    }
+    __syncthreads();
+    if (!*none) return;
+    for (int64_t i = threadIdx.x; i < a.base.elements; i += blockDim.x) xd_sample_store(&a.gradient, b, i, 0.0);
 }
 
 /* ---- the type that all tensors have ---- */
+
+typedef xdi_cuda_vsd_terms<xdi_cuda_none> xdi_cuda_vsd_any;
+typedef xdi_cuda_denoise_terms<xdi_cuda_none> xdi_cuda_denoise_any;
 
 static bool xdi_cuda_sample_is_even(const xd_rows &x, xd_dtype dtype) {
     return x.dtype == dtype && xdi_cuda_is_aligned16(x.data) && xdi_cuda_stride(x) % XDI_CUDA_EIGHT == 0;
@@ -12446,20 +12599,24 @@ template <typename Terms, typename Launch> static xd_result xdi_cuda_sample_type
 template <bool FIXED, typename Terms>
 static xd_result xdi_cuda_by_sample_launch(const xd_launch *launch, const Terms &terms) {
     const xd_sample_args &a = terms.base();
-    const int64_t room = (a.elements + XD_SAMPLE_LANES - 1) / XD_SAMPLE_LANES * XD_SAMPLE_LANES;
-    const xdi_cuda_grid grid = xdi_cuda_grid_of(a.samples, XDI_CUDA_SAMPLE_THREADS, (size_t)room * sizeof(float));
-    return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_by_sample_kernel<FIXED, Terms>, terms);
+    const int64_t chunks = a.elements > 0 ? xd_sample_chunks(a.elements) : 1;
+    const int64_t most = chunks > 1 ? (int64_t)XD_SAMPLE_CHUNK : a.elements;
+    const int64_t room = (most + XD_SAMPLE_LANES - 1) / XD_SAMPLE_LANES * XD_SAMPLE_LANES;
+    xdi_cuda_grid grid = xdi_cuda_grid_of(a.samples * chunks, XDI_CUDA_SAMPLE_THREADS, (size_t)room * sizeof(float));
+    grid.cluster = chunks > 1 ? (int)chunks : 0;
+    return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_by_sample_kernel<FIXED, Terms>, terms, (uint32_t)chunks);
 }
 
-template <typename Terms> static xd_result xdi_cuda_by_sample(const xd_launch *launch, const Terms &terms,
-                                                              const xd_sample_args *a) {
+static xd_result xdi_cuda_vsd_by_sample(const xd_launch *launch, const xd_vsd_args *args) {
+    const xd_sample_args &a = args->base;
+    const int64_t most = xdi_cuda_of(launch->ctx)->kernels.dmd_loss.by_sample_elements;
+    const xdi_cuda_vsd_any terms = { *args, false };
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    XD_REQUIRE(launch->ctx, a->elements <= XDI_CUDA_BY_SAMPLE, XD_ERROR_ARGUMENT,
-               "a sample of %lld elements; %lld are finished at once", (long long)a->elements,
-               (long long)XDI_CUDA_BY_SAMPLE);
-    if (a->samples == 0) return XD_OK;
-    if (a->fixed) return xdi_cuda_by_sample_launch<true>(launch, terms);
+    XD_REQUIRE(launch->ctx, a.elements <= most, XD_ERROR_ARGUMENT,
+               "a sample of %lld elements; %lld are finished at once", (long long)a.elements, (long long)most);
+    if (a.samples == 0) return XD_OK;
+    if (a.fixed) return xdi_cuda_by_sample_launch<true>(launch, terms);
     return xdi_cuda_sample_typed(terms, [&](const auto &typed) { return xdi_cuda_by_sample_launch<false>(launch, typed); });
 }
 
@@ -12481,23 +12638,20 @@ template <typename Terms> static xd_result xdi_cuda_sample_measure(const xd_laun
 }
 
 template <typename Terms>
-static xd_result xdi_cuda_sample_slope_launch(const xd_launch *launch, const Terms &terms, int64_t chunks) {
+static xd_result xdi_cuda_sample_slope_launch(const xd_launch *launch, const Terms &terms, int64_t chunks, bool alone) {
     const xdi_cuda_grid grid = xdi_cuda_grid_of(terms.base().samples * chunks, XDI_CUDA_SAMPLE_THREADS);
-    return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_sample_slope_kernel<Terms>, terms, (uint32_t)chunks);
+    return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_sample_slope_kernel<Terms>, terms, (uint32_t)chunks, alone);
 }
 
 template <typename Terms> static xd_result xdi_cuda_sample_slope(const xd_launch *launch, const Terms &terms,
-                                                                 const xd_sample_args *a) {
+                                                                 const xd_sample_args *a, bool alone = false) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
     const int64_t chunks = xd_sample_chunks(a->elements);
     if (a->samples * chunks == 0) return XD_OK;
     return xdi_cuda_sample_typed(
-        terms, [&](const auto &typed) { return xdi_cuda_sample_slope_launch(launch, typed, chunks); });
+        terms, [&](const auto &typed) { return xdi_cuda_sample_slope_launch(launch, typed, chunks, alone); });
 }
-
-typedef xdi_cuda_vsd_terms<xdi_cuda_none> xdi_cuda_vsd_any;
-typedef xdi_cuda_denoise_terms<xdi_cuda_none> xdi_cuda_denoise_any;
 
 static xd_result xdi_cuda_vsd_measure(const xd_launch *launch, const xd_vsd_args *args) {
     return xdi_cuda_sample_measure(launch, xdi_cuda_vsd_any{ *args, false }, &args->base);
@@ -12519,12 +12673,31 @@ static xd_result xdi_cuda_denoise_slope(const xd_launch *launch, const xd_denois
     return xdi_cuda_sample_slope(launch, xdi_cuda_denoise_any{ *args }, &args->base);
 }
 
-static xd_result xdi_cuda_vsd_by_sample(const xd_launch *launch, const xd_vsd_args *args) {
-    return xdi_cuda_by_sample(launch, xdi_cuda_vsd_any{ *args, false }, &args->base);
+template <bool FIXED, typename Terms>
+static xd_result xdi_cuda_at_once_launch(const xd_launch *launch, const Terms &terms) {
+    const int64_t chunks = xd_sample_chunks(terms.base().elements);
+    const xdi_cuda_grid grid = xdi_cuda_grid_of(terms.base().samples * chunks, XDI_CUDA_SAMPLE_THREADS);
+    return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_at_once_kernel<FIXED, Terms>, terms, (uint32_t)chunks);
+}
+
+/* Sums and gradient in one read, of a gradient that lies over no input: a tile with a number out of range is read again. */
+static xd_result xdi_cuda_denoise_at_once(const xd_launch *launch, const xdi_cuda_denoise_any &terms) {
+    if (terms.base().samples * terms.base().elements == 0) return XD_OK;
+    if (terms.base().fixed) return xdi_cuda_at_once_launch<true>(launch, terms);
+    return xdi_cuda_sample_typed(terms, [&](const auto &typed) { return xdi_cuda_at_once_launch<false>(launch, typed); });
 }
 
 static xd_result xdi_cuda_denoise_by_sample(const xd_launch *launch, const xd_denoise_args *args) {
-    return xdi_cuda_by_sample(launch, xdi_cuda_denoise_any{ *args }, &args->base);
+    const xdi_cuda_denoise_any terms = { *args };
+    const void *out = args->gradient.data;
+    const bool over = out && (out == args->prediction.data || out == args->clean.data || out == args->noise.data);
+    xdi_cuda_scope scope(launch);
+    XD_TRY(scope.result);
+    if (args->base.samples == 0) return XD_OK;
+    XD_TRY(out && !over ? xdi_cuda_denoise_at_once(launch, terms) : xdi_cuda_denoise_measure(launch, args));
+    XD_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(args->base.samples, XDI_CUDA_SAMPLE_THREADS),
+                           xdi_cuda_denoise_settle_kernel, *args));
+    return over ? xdi_cuda_sample_slope(launch, terms, &args->base, true) : XD_OK;
 }
 
 /* ---- a thread for each sample ---- */
@@ -12556,35 +12729,74 @@ template <typename... Parameters>
 static xd_result xdi_cuda_by_sample_load(xd_ctx *ctx, void (*kernel)(Parameters...)) {
     XD_TRY(xdi_cuda_load(ctx, kernel));
     return XDI_CUDA_CHECK(ctx, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                    (int)(XDI_CUDA_BY_SAMPLE * sizeof(float))));
+                                                    (int)(XD_SAMPLE_CHUNK * sizeof(float))));
 }
 
-template <typename Terms> static xd_result xdi_cuda_sample_load_type(xd_ctx *ctx) {
-    XD_TRY(xdi_cuda_by_sample_load(ctx, xdi_cuda_by_sample_kernel<false, Terms>));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_sample_measure_kernel<false, Terms>));
-    return xdi_cuda_load(ctx, xdi_cuda_sample_slope_kernel<Terms>);
-}
-
-template <typename Terms> static xd_result xdi_cuda_sample_load_types(xd_ctx *ctx) {
-    const Terms terms = {};
-    XD_TRY(xdi_cuda_by_sample_load(ctx, xdi_cuda_by_sample_kernel<true, Terms>));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_sample_measure_kernel<true, Terms>));
-    XD_TRY(xdi_cuda_sample_load_type<Terms>(ctx));
-    XD_TRY(xdi_cuda_sample_load_type<decltype(terms.template of<float>())>(ctx));
-    XD_TRY(xdi_cuda_sample_load_type<decltype(terms.template of<xdi_cuda_bf16>())>(ctx));
-    return xdi_cuda_sample_load_type<decltype(terms.template of<xdi_cuda_f16>())>(ctx);
+template <typename Storage> static xd_result xdi_cuda_sample_load_type(xd_ctx *ctx) {
+    XD_TRY(xdi_cuda_by_sample_load(ctx, xdi_cuda_by_sample_kernel<false, xdi_cuda_vsd_terms<Storage> >));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_at_once_kernel<false, xdi_cuda_denoise_terms<Storage> >));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_sample_measure_kernel<false, xdi_cuda_vsd_terms<Storage> >));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_sample_measure_kernel<false, xdi_cuda_denoise_terms<Storage> >));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_sample_slope_kernel<xdi_cuda_vsd_terms<Storage> >));
+    return xdi_cuda_load(ctx, xdi_cuda_sample_slope_kernel<xdi_cuda_denoise_terms<Storage> >);
 }
 
 static xd_result xdi_cuda_dmd_loss_load(xd_ctx *ctx) {
-    XD_TRY(xdi_cuda_sample_load_types<xdi_cuda_vsd_any>(ctx));
-    XD_TRY(xdi_cuda_sample_load_types<xdi_cuda_denoise_any>(ctx));
+    XD_TRY(xdi_cuda_by_sample_load(ctx, xdi_cuda_by_sample_kernel<true, xdi_cuda_vsd_any>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_at_once_kernel<true, xdi_cuda_denoise_any>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_sample_measure_kernel<true, xdi_cuda_vsd_any>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_sample_measure_kernel<true, xdi_cuda_denoise_any>));
+    XD_TRY(xdi_cuda_sample_load_type<xdi_cuda_none>(ctx));
+    XD_TRY(xdi_cuda_sample_load_type<float>(ctx));
+    XD_TRY(xdi_cuda_sample_load_type<xdi_cuda_bf16>(ctx));
+    XD_TRY(xdi_cuda_sample_load_type<xdi_cuda_f16>(ctx));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_vsd_weigh_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_vsd_settle_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_denoise_weigh_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_denoise_settle_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_gan_terms_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_gan_slope_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_sample_join_kernel));
     return xdi_cuda_dmd_total_load(ctx);
+}
+
+/* Whether the device runs clusters of so many blocks of every instance. */
+template <typename... Parameters>
+static bool xdi_cuda_by_sample_allows(void (*kernel)(Parameters...), unsigned chunks) {
+    int clusters = 0;
+    cudaLaunchAttribute cluster = {};
+    cudaLaunchConfig_t config = {};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = chunks;
+    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+    config.gridDim = dim3(chunks, 1, 1);
+    config.blockDim = dim3(XDI_CUDA_SAMPLE_THREADS, 1, 1);
+    config.dynamicSmemBytes = XD_SAMPLE_CHUNK * sizeof(float);
+    config.attrs = &cluster;
+    config.numAttrs = 1;
+    if (cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) == cudaSuccess &&
+        cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) == cudaSuccess)
+        return clusters > 0;
+    cudaGetLastError(); /* "too large" is no failure */
+    return false;
+}
+
+/* Samples of several chunks, where blocks have clusters: 9.0 and above. */
+static void xdi_cuda_by_sample_set_up(xd_cuda *cuda, int architecture) {
+#if defined(XD_EMU)
+    architecture = 900;
+#endif
+    if (cuda->capability < 90 || architecture < 900) return;
+    for (unsigned chunks = XDI_CUDA_BY_SAMPLE_CHUNKS; chunks > 1; chunks /= 2) {
+        if (!xdi_cuda_by_sample_allows(xdi_cuda_by_sample_kernel<true, xdi_cuda_vsd_any>, chunks) ||
+            !xdi_cuda_by_sample_allows(xdi_cuda_by_sample_kernel<false, xdi_cuda_vsd_any>, chunks) ||
+            !xdi_cuda_by_sample_allows(xdi_cuda_by_sample_kernel<false, xdi_cuda_vsd_terms<float> >, chunks) ||
+            !xdi_cuda_by_sample_allows(xdi_cuda_by_sample_kernel<false, xdi_cuda_vsd_terms<xdi_cuda_bf16> >, chunks) ||
+            !xdi_cuda_by_sample_allows(xdi_cuda_by_sample_kernel<false, xdi_cuda_vsd_terms<xdi_cuda_f16> >, chunks))
+            continue;
+        cuda->kernels.dmd_loss.by_sample_elements = (int64_t)chunks * XD_SAMPLE_CHUNK;
+        return;
+    }
 }
 
 static xd_dmd_loss_kernels xdi_cuda_dmd_loss_table() {
@@ -12607,7 +12819,8 @@ static xd_dmd_loss_kernels xdi_cuda_dmd_loss_table() {
     kernels.fdistill_weights = xdi_cuda_fdistill_weights;
     kernels.vsd_by_sample = xdi_cuda_vsd_by_sample;
     kernels.denoise_by_sample = xdi_cuda_denoise_by_sample;
-    kernels.by_sample_elements = XDI_CUDA_BY_SAMPLE;
+    kernels.by_sample_elements = XD_SAMPLE_CHUNK;
+    kernels.denoise_at_once = true;
     return kernels;
 }
 
@@ -12785,7 +12998,11 @@ static xd_result xdi_cuda_set_up(xd_ctx *ctx, xd_cuda *cuda, const xd_cuda_desc 
     XD_TRY(xdi_cuda_probe(ctx, cuda, &architecture));
     if (!desc->cublas || strcmp(desc->cublas, "none") != 0)
         XD_TRY(xdi_cuda_cublas_open(ctx, cuda, desc->cublas));
-    return desc->two_sweeps ? XD_OK : xdi_cuda_ring_set_up(ctx, cuda, architecture);
+    if (desc->two_sweeps) return XD_OK;
+#ifndef XDISTILL_NO_DIFFUSION
+    xdi_cuda_by_sample_set_up(cuda, architecture);
+#endif
+    return xdi_cuda_ring_set_up(ctx, cuda, architecture);
 }
 
 /* The device is the current one. */
@@ -12831,4 +13048,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 ec2e43d4a959f47ac0db878b7b4ecdbb18a8d6ff16f9dd8847159e20a86bd4e3 */
+/* xdistill sha256 d9a9a542947647cf0027a51995887ee21d9ba5d209a37c26fd6482ac8946233e */

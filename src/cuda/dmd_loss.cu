@@ -10,46 +10,103 @@ static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS, FIXED ? 1 : 0)
     const uint32_t b = blockIdx.x / chunks;
     const int64_t words = xd_sample_words(FIXED);
     const xdi_cuda_sample_range range = xdi_cuda_sample_chunk(terms.base(), blockIdx.x - b * chunks);
-    xdi_cuda_sample_sums<FIXED>(terms, b, range, terms.base().parts + (int64_t)blockIdx.x * words, nullptr);
+    xdi_cuda_sample_sums<FIXED>(terms, b, range, terms.base().parts + (int64_t)blockIdx.x * words, xdi_cuda_sample_nowhere());
 }
 
 /* ---- slope: the same grid; one read of what the term needs, one write. ---- */
 
-template <typename Terms>
-static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS, 1)
-    xdi_cuda_sample_slope_kernel(const __grid_constant__ Terms terms, uint32_t chunks) {
-    const uint32_t b = blockIdx.x / chunks;
-    const xdi_cuda_sample_range range = xdi_cuda_sample_chunk(terms.base(), blockIdx.x - b * chunks);
-    xdi_cuda_sample_write(terms, b, range, *terms.base().factor, nullptr);
+/* weight scale / N, known before the sums: nobody else has parts of samples. */
+static __device__ inline double xdi_cuda_sample_whole(const xd_sample_args &a) {
+    return xd_sample_factor(&a, xd_sample_denominator(&a, a.samples * a.elements));
 }
 
-/* ---- by sample: a block a sample, whose only chunk it keeps in shared memory, 64 KiB at most, so nothing is read twice: three
- * reads and one write of an element in place of the six or seven that measure and slope make, and one launch for three. That
- * predicts, in f32, 16 bytes an element for 24 of the student's term and 28 of denoising. A sample of more chunks stays with those:
- * they have a block for each chunk, and one block alone would get the bandwidth of one multiprocessor for all of it. ---- */
+template <typename Terms>
+static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS, 1)
+    xdi_cuda_sample_slope_kernel(const __grid_constant__ Terms terms, uint32_t chunks, bool alone) {
+    const xd_sample_args &a = terms.base();
+    const uint32_t b = blockIdx.x / chunks;
+    const xdi_cuda_sample_range range = xdi_cuda_sample_chunk(a, blockIdx.x - b * chunks);
+    const xdi_cuda_sample_by by = xdi_cuda_sample_by_of(a.sample[b].factor, alone ? xdi_cuda_sample_whole(a) : *a.factor);
+    xdi_cuda_sample_write(terms, b, range, by, nullptr);
+}
 
-enum { XDI_CUDA_BY_SAMPLE = XD_SAMPLE_CHUNK };
+/* ---- by sample, the student's term: a block a chunk, which it keeps in shared memory, 64 KiB at most, and a cluster of blocks a
+ * sample. So nothing is read twice: three reads and one write of an element in place of the six that measure and slope make, and one
+ * launch for three. ---- */
+
+enum { XDI_CUDA_BY_SAMPLE_CHUNKS = 16 }; /* at most: the blocks of a cluster of 9.0 */
+
+template <bool FIXED> struct xdi_cuda_by_sample_sums {
+    int64_t words[(int)XD_SAMPLE_SUMS + 2 * (FIXED ? (int)XD_NORM_LIMBS : 1)];
+};
+
+/* The sums of a sample, of those of its blocks. */
+template <bool FIXED>
+static __device__ void xdi_cuda_by_sample_join(xdi_cuda_by_sample_sums<FIXED> *mine, uint32_t chunks,
+                                               xdi_cuda_by_sample_sums<FIXED> *sums) {
+    xd_sample_clear(sums->words, FIXED);
+    for (uint32_t k = 0; k < chunks; k++)
+        xd_sample_join(sums->words, FIXED, chunks > 1 ? xdi_cuda_cluster_map(mine, k)->words : mine->words);
+}
 
 template <bool FIXED, typename Terms>
-static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS, FIXED ? 1 : 0)
-    xdi_cuda_by_sample_kernel(const __grid_constant__ Terms terms) {
+static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS, FIXED ? 1 : Terms::RESIDENT)
+    xdi_cuda_by_sample_kernel(const __grid_constant__ Terms terms, uint32_t chunks) {
     XD_DYN_SHARED(float, kept);
-    XD_SHARED(double, whole, [1]);
+    XD_SHARED(xdi_cuda_by_sample_sums<FIXED>, mine, [1]);
+    XD_SHARED(xdi_cuda_sample_by, by, [1]);
     const xd_sample_args &a = terms.base();
-    const int64_t b = (int64_t)blockIdx.x;
-    const xdi_cuda_sample_range range = { 0, a.elements };
-    const bool slope = terms.out().data != nullptr;
-    xdi_cuda_sample_sums<FIXED>(terms, b, range, a.sums + b * xd_sample_words(FIXED), slope ? kept : nullptr);
-    __syncthreads(); /* the sums are there for the first thread */
+    const uint32_t b = blockIdx.x / chunks, chunk = blockIdx.x - b * chunks;
+    const xdi_cuda_sample_range range = xdi_cuda_sample_chunk(a, chunk);
+    xdi_cuda_sample_sums<FIXED>(terms, b, range, mine->words, xdi_cuda_sample_keeper{ kept });
+    if (chunks > 1)
+        xdi_cuda_cluster_sync();
+    else
+        __syncthreads();
     if (threadIdx.x == 0) {
-        terms.weigh(b);
-        *whole = xd_sample_factor(&a, xd_sample_denominator(&a, a.samples * a.elements));
+        const typename Terms::given_type given = terms.given(b);
+        const double whole = xdi_cuda_sample_whole(a);
+        xdi_cuda_by_sample_sums<FIXED> sums;
+        xdi_cuda_by_sample_join(mine, chunks, &sums);
+        *by = xdi_cuda_sample_by_of(terms.weigh(b, sums.words, given, chunk == 0).factor, whole);
     }
     __syncthreads();
-    if (slope) xdi_cuda_sample_write(terms, b, range, *whole, kept);
+    if (terms.out().data) xdi_cuda_sample_write(terms, b, range, *by, kept);
+    if (chunks > 1) xdi_cuda_cluster_sync(); /* no block ends while others read its sums */
+}
+
+/* ---- at once, the denoising term: its factor does not depend on the sums. A second kernel, with a block a sample, joins them and
+ * writes zeros over the gradient of a sample that has a finding, or no weight. ---- */
+
+template <bool FIXED, typename Terms>
+static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS, FIXED ? 1 : Terms::RESIDENT)
+    xdi_cuda_at_once_kernel(const __grid_constant__ Terms terms, uint32_t chunks) {
+    const xd_sample_args &a = terms.base();
+    const uint32_t b = blockIdx.x / chunks;
+    const xdi_cuda_sample_range range = xdi_cuda_sample_chunk(a, blockIdx.x - b * chunks);
+    const double factor = xd_mul(terms.known_factor(b), xdi_cuda_sample_whole(a));
+    const xdi_cuda_sample_writer<Terms> writer = { terms, b, xdi_cuda_sample_tile(range), xdi_cuda_sample_factor(factor) };
+    xdi_cuda_sample_sums<FIXED>(terms, b, range, a.parts + (int64_t)blockIdx.x * xd_sample_words(FIXED), writer);
+}
+
+static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS, 1)
+    xdi_cuda_denoise_settle_kernel(const __grid_constant__ xd_denoise_args a) {
+    XD_SHARED(bool, none, [1]);
+    const int64_t b = (int64_t)blockIdx.x;
+    if (threadIdx.x == 0) {
+        if (xd_sample_chunks(a.base.elements) != 1) xd_sample_join_chunks(&a.base, b);
+        xd_denoise_weigh_sample(&a, b);
+        *none = a.base.sample[b].factor == 0.0 && a.gradient.data;
+    }
+    __syncthreads();
+    if (!*none) return;
+    for (int64_t i = threadIdx.x; i < a.base.elements; i += blockDim.x) xd_sample_store(&a.gradient, b, i, 0.0);
 }
 
 /* ---- the type that all tensors have ---- */
+
+typedef xdi_cuda_vsd_terms<xdi_cuda_none> xdi_cuda_vsd_any;
+typedef xdi_cuda_denoise_terms<xdi_cuda_none> xdi_cuda_denoise_any;
 
 static bool xdi_cuda_sample_is_even(const xd_rows &x, xd_dtype dtype) {
     return x.dtype == dtype && xdi_cuda_is_aligned16(x.data) && xdi_cuda_stride(x) % XDI_CUDA_EIGHT == 0;
@@ -68,20 +125,24 @@ template <typename Terms, typename Launch> static xd_result xdi_cuda_sample_type
 template <bool FIXED, typename Terms>
 static xd_result xdi_cuda_by_sample_launch(const xd_launch *launch, const Terms &terms) {
     const xd_sample_args &a = terms.base();
-    const int64_t room = (a.elements + XD_SAMPLE_LANES - 1) / XD_SAMPLE_LANES * XD_SAMPLE_LANES;
-    const xdi_cuda_grid grid = xdi_cuda_grid_of(a.samples, XDI_CUDA_SAMPLE_THREADS, (size_t)room * sizeof(float));
-    return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_by_sample_kernel<FIXED, Terms>, terms);
+    const int64_t chunks = a.elements > 0 ? xd_sample_chunks(a.elements) : 1;
+    const int64_t most = chunks > 1 ? (int64_t)XD_SAMPLE_CHUNK : a.elements;
+    const int64_t room = (most + XD_SAMPLE_LANES - 1) / XD_SAMPLE_LANES * XD_SAMPLE_LANES;
+    xdi_cuda_grid grid = xdi_cuda_grid_of(a.samples * chunks, XDI_CUDA_SAMPLE_THREADS, (size_t)room * sizeof(float));
+    grid.cluster = chunks > 1 ? (int)chunks : 0;
+    return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_by_sample_kernel<FIXED, Terms>, terms, (uint32_t)chunks);
 }
 
-template <typename Terms> static xd_result xdi_cuda_by_sample(const xd_launch *launch, const Terms &terms,
-                                                              const xd_sample_args *a) {
+static xd_result xdi_cuda_vsd_by_sample(const xd_launch *launch, const xd_vsd_args *args) {
+    const xd_sample_args &a = args->base;
+    const int64_t most = xdi_cuda_of(launch->ctx)->kernels.dmd_loss.by_sample_elements;
+    const xdi_cuda_vsd_any terms = { *args, false };
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    XD_REQUIRE(launch->ctx, a->elements <= XDI_CUDA_BY_SAMPLE, XD_ERROR_ARGUMENT,
-               "a sample of %lld elements; %lld are finished at once", (long long)a->elements,
-               (long long)XDI_CUDA_BY_SAMPLE);
-    if (a->samples == 0) return XD_OK;
-    if (a->fixed) return xdi_cuda_by_sample_launch<true>(launch, terms);
+    XD_REQUIRE(launch->ctx, a.elements <= most, XD_ERROR_ARGUMENT,
+               "a sample of %lld elements; %lld are finished at once", (long long)a.elements, (long long)most);
+    if (a.samples == 0) return XD_OK;
+    if (a.fixed) return xdi_cuda_by_sample_launch<true>(launch, terms);
     return xdi_cuda_sample_typed(terms, [&](const auto &typed) { return xdi_cuda_by_sample_launch<false>(launch, typed); });
 }
 
@@ -103,23 +164,20 @@ template <typename Terms> static xd_result xdi_cuda_sample_measure(const xd_laun
 }
 
 template <typename Terms>
-static xd_result xdi_cuda_sample_slope_launch(const xd_launch *launch, const Terms &terms, int64_t chunks) {
+static xd_result xdi_cuda_sample_slope_launch(const xd_launch *launch, const Terms &terms, int64_t chunks, bool alone) {
     const xdi_cuda_grid grid = xdi_cuda_grid_of(terms.base().samples * chunks, XDI_CUDA_SAMPLE_THREADS);
-    return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_sample_slope_kernel<Terms>, terms, (uint32_t)chunks);
+    return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_sample_slope_kernel<Terms>, terms, (uint32_t)chunks, alone);
 }
 
 template <typename Terms> static xd_result xdi_cuda_sample_slope(const xd_launch *launch, const Terms &terms,
-                                                                 const xd_sample_args *a) {
+                                                                 const xd_sample_args *a, bool alone = false) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
     const int64_t chunks = xd_sample_chunks(a->elements);
     if (a->samples * chunks == 0) return XD_OK;
     return xdi_cuda_sample_typed(
-        terms, [&](const auto &typed) { return xdi_cuda_sample_slope_launch(launch, typed, chunks); });
+        terms, [&](const auto &typed) { return xdi_cuda_sample_slope_launch(launch, typed, chunks, alone); });
 }
-
-typedef xdi_cuda_vsd_terms<xdi_cuda_none> xdi_cuda_vsd_any;
-typedef xdi_cuda_denoise_terms<xdi_cuda_none> xdi_cuda_denoise_any;
 
 static xd_result xdi_cuda_vsd_measure(const xd_launch *launch, const xd_vsd_args *args) {
     return xdi_cuda_sample_measure(launch, xdi_cuda_vsd_any{ *args, false }, &args->base);
@@ -141,12 +199,31 @@ static xd_result xdi_cuda_denoise_slope(const xd_launch *launch, const xd_denois
     return xdi_cuda_sample_slope(launch, xdi_cuda_denoise_any{ *args }, &args->base);
 }
 
-static xd_result xdi_cuda_vsd_by_sample(const xd_launch *launch, const xd_vsd_args *args) {
-    return xdi_cuda_by_sample(launch, xdi_cuda_vsd_any{ *args, false }, &args->base);
+template <bool FIXED, typename Terms>
+static xd_result xdi_cuda_at_once_launch(const xd_launch *launch, const Terms &terms) {
+    const int64_t chunks = xd_sample_chunks(terms.base().elements);
+    const xdi_cuda_grid grid = xdi_cuda_grid_of(terms.base().samples * chunks, XDI_CUDA_SAMPLE_THREADS);
+    return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_at_once_kernel<FIXED, Terms>, terms, (uint32_t)chunks);
+}
+
+/* Sums and gradient in one read, of a gradient that lies over no input: a tile with a number out of range is read again. */
+static xd_result xdi_cuda_denoise_at_once(const xd_launch *launch, const xdi_cuda_denoise_any &terms) {
+    if (terms.base().samples * terms.base().elements == 0) return XD_OK;
+    if (terms.base().fixed) return xdi_cuda_at_once_launch<true>(launch, terms);
+    return xdi_cuda_sample_typed(terms, [&](const auto &typed) { return xdi_cuda_at_once_launch<false>(launch, typed); });
 }
 
 static xd_result xdi_cuda_denoise_by_sample(const xd_launch *launch, const xd_denoise_args *args) {
-    return xdi_cuda_by_sample(launch, xdi_cuda_denoise_any{ *args }, &args->base);
+    const xdi_cuda_denoise_any terms = { *args };
+    const void *out = args->gradient.data;
+    const bool over = out && (out == args->prediction.data || out == args->clean.data || out == args->noise.data);
+    xdi_cuda_scope scope(launch);
+    XD_TRY(scope.result);
+    if (args->base.samples == 0) return XD_OK;
+    XD_TRY(out && !over ? xdi_cuda_denoise_at_once(launch, terms) : xdi_cuda_denoise_measure(launch, args));
+    XD_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(args->base.samples, XDI_CUDA_SAMPLE_THREADS),
+                           xdi_cuda_denoise_settle_kernel, *args));
+    return over ? xdi_cuda_sample_slope(launch, terms, &args->base, true) : XD_OK;
 }
 
 /* ---- a thread for each sample ---- */
@@ -178,35 +255,74 @@ template <typename... Parameters>
 static xd_result xdi_cuda_by_sample_load(xd_ctx *ctx, void (*kernel)(Parameters...)) {
     XD_TRY(xdi_cuda_load(ctx, kernel));
     return XDI_CUDA_CHECK(ctx, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                                    (int)(XDI_CUDA_BY_SAMPLE * sizeof(float))));
+                                                    (int)(XD_SAMPLE_CHUNK * sizeof(float))));
 }
 
-template <typename Terms> static xd_result xdi_cuda_sample_load_type(xd_ctx *ctx) {
-    XD_TRY(xdi_cuda_by_sample_load(ctx, xdi_cuda_by_sample_kernel<false, Terms>));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_sample_measure_kernel<false, Terms>));
-    return xdi_cuda_load(ctx, xdi_cuda_sample_slope_kernel<Terms>);
-}
-
-template <typename Terms> static xd_result xdi_cuda_sample_load_types(xd_ctx *ctx) {
-    const Terms terms = {};
-    XD_TRY(xdi_cuda_by_sample_load(ctx, xdi_cuda_by_sample_kernel<true, Terms>));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_sample_measure_kernel<true, Terms>));
-    XD_TRY(xdi_cuda_sample_load_type<Terms>(ctx));
-    XD_TRY(xdi_cuda_sample_load_type<decltype(terms.template of<float>())>(ctx));
-    XD_TRY(xdi_cuda_sample_load_type<decltype(terms.template of<xdi_cuda_bf16>())>(ctx));
-    return xdi_cuda_sample_load_type<decltype(terms.template of<xdi_cuda_f16>())>(ctx);
+template <typename Storage> static xd_result xdi_cuda_sample_load_type(xd_ctx *ctx) {
+    XD_TRY(xdi_cuda_by_sample_load(ctx, xdi_cuda_by_sample_kernel<false, xdi_cuda_vsd_terms<Storage> >));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_at_once_kernel<false, xdi_cuda_denoise_terms<Storage> >));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_sample_measure_kernel<false, xdi_cuda_vsd_terms<Storage> >));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_sample_measure_kernel<false, xdi_cuda_denoise_terms<Storage> >));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_sample_slope_kernel<xdi_cuda_vsd_terms<Storage> >));
+    return xdi_cuda_load(ctx, xdi_cuda_sample_slope_kernel<xdi_cuda_denoise_terms<Storage> >);
 }
 
 static xd_result xdi_cuda_dmd_loss_load(xd_ctx *ctx) {
-    XD_TRY(xdi_cuda_sample_load_types<xdi_cuda_vsd_any>(ctx));
-    XD_TRY(xdi_cuda_sample_load_types<xdi_cuda_denoise_any>(ctx));
+    XD_TRY(xdi_cuda_by_sample_load(ctx, xdi_cuda_by_sample_kernel<true, xdi_cuda_vsd_any>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_at_once_kernel<true, xdi_cuda_denoise_any>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_sample_measure_kernel<true, xdi_cuda_vsd_any>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_sample_measure_kernel<true, xdi_cuda_denoise_any>));
+    XD_TRY(xdi_cuda_sample_load_type<xdi_cuda_none>(ctx));
+    XD_TRY(xdi_cuda_sample_load_type<float>(ctx));
+    XD_TRY(xdi_cuda_sample_load_type<xdi_cuda_bf16>(ctx));
+    XD_TRY(xdi_cuda_sample_load_type<xdi_cuda_f16>(ctx));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_vsd_weigh_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_vsd_settle_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_denoise_weigh_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_denoise_settle_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_gan_terms_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_gan_slope_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_sample_join_kernel));
     return xdi_cuda_dmd_total_load(ctx);
+}
+
+/* Whether the device runs clusters of so many blocks of every instance. */
+template <typename... Parameters>
+static bool xdi_cuda_by_sample_allows(void (*kernel)(Parameters...), unsigned chunks) {
+    int clusters = 0;
+    cudaLaunchAttribute cluster = {};
+    cudaLaunchConfig_t config = {};
+    cluster.id = cudaLaunchAttributeClusterDimension;
+    cluster.val.clusterDim.x = chunks;
+    cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
+    config.gridDim = dim3(chunks, 1, 1);
+    config.blockDim = dim3(XDI_CUDA_SAMPLE_THREADS, 1, 1);
+    config.dynamicSmemBytes = XD_SAMPLE_CHUNK * sizeof(float);
+    config.attrs = &cluster;
+    config.numAttrs = 1;
+    if (cudaFuncSetAttribute(kernel, cudaFuncAttributeNonPortableClusterSizeAllowed, 1) == cudaSuccess &&
+        cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) == cudaSuccess)
+        return clusters > 0;
+    cudaGetLastError(); /* "too large" is no failure */
+    return false;
+}
+
+/* Samples of several chunks, where blocks have clusters: 9.0 and above. */
+static void xdi_cuda_by_sample_set_up(xd_cuda *cuda, int architecture) {
+#if defined(XD_EMU)
+    architecture = 900;
+#endif
+    if (cuda->capability < 90 || architecture < 900) return;
+    for (unsigned chunks = XDI_CUDA_BY_SAMPLE_CHUNKS; chunks > 1; chunks /= 2) {
+        if (!xdi_cuda_by_sample_allows(xdi_cuda_by_sample_kernel<true, xdi_cuda_vsd_any>, chunks) ||
+            !xdi_cuda_by_sample_allows(xdi_cuda_by_sample_kernel<false, xdi_cuda_vsd_any>, chunks) ||
+            !xdi_cuda_by_sample_allows(xdi_cuda_by_sample_kernel<false, xdi_cuda_vsd_terms<float> >, chunks) ||
+            !xdi_cuda_by_sample_allows(xdi_cuda_by_sample_kernel<false, xdi_cuda_vsd_terms<xdi_cuda_bf16> >, chunks) ||
+            !xdi_cuda_by_sample_allows(xdi_cuda_by_sample_kernel<false, xdi_cuda_vsd_terms<xdi_cuda_f16> >, chunks))
+            continue;
+        cuda->kernels.dmd_loss.by_sample_elements = (int64_t)chunks * XD_SAMPLE_CHUNK;
+        return;
+    }
 }
 
 static xd_dmd_loss_kernels xdi_cuda_dmd_loss_table() {
@@ -229,6 +345,7 @@ static xd_dmd_loss_kernels xdi_cuda_dmd_loss_table() {
     kernels.fdistill_weights = xdi_cuda_fdistill_weights;
     kernels.vsd_by_sample = xdi_cuda_vsd_by_sample;
     kernels.denoise_by_sample = xdi_cuda_denoise_by_sample;
-    kernels.by_sample_elements = XDI_CUDA_BY_SAMPLE;
+    kernels.by_sample_elements = XD_SAMPLE_CHUNK;
+    kernels.denoise_at_once = true;
     return kernels;
 }

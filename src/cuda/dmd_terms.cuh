@@ -30,11 +30,18 @@ struct xdi_cuda_sample_lanes {
     }
 };
 
+template <typename Storage> struct xdi_cuda_sample_resident {
+    enum { BLOCKS = 2 };
+};
+template <> struct xdi_cuda_sample_resident<xdi_cuda_bf16> {
+    enum { BLOCKS = 3 };
+};
+
 /* Elements of T, or xdi_cuda_none: of any type, at any address, one at a time. SLOPE_INPUTS: the gradient needs the first of the
- * inputs. */
+ * inputs. AHEAD: steps whose loads are asked for before they are needed. RESIDENT: blocks on a multiprocessor, as registers allow. */
 template <typename Storage> struct xdi_cuda_vsd_terms {
     typedef Storage T;
-    enum { SLOPE_INPUTS = 2 };
+    enum { SLOPE_INPUTS = 2, AHEAD = 2, RESIDENT = xdi_cuda_sample_resident<Storage>::BLOCKS };
     xd_vsd_args a;
     bool rounded;
 
@@ -53,8 +60,17 @@ template <typename Storage> struct xdi_cuda_vsd_terms {
     __host__ __device__ const xd_rows &out() const {
         return a.gradient;
     }
-    __device__ void weigh(int64_t b) const {
-        xd_vsd_weigh_sample(&a, b);
+    typedef xd_vsd_given given_type;
+    __device__ xd_vsd_given given(int64_t b) const {
+        return xd_vsd_given_of(&a, b);
+    }
+    /* The sample of these sums, which the first of its blocks keeps. */
+    __device__ xd_sample weigh(int64_t b, const int64_t *sums, const xd_vsd_given &given, bool keeps) const {
+        xd_sample s;
+        const double mean = xd_vsd_weigh_sums(&a, sums, given, &s);
+        if (keeps) a.base.sample[b] = s;
+        if (keeps && a.distance) a.distance[b] = mean;
+        return s;
     }
     __device__ xdi_cuda_sample_pair at(int64_t b, int64_t i) const {
         const float x = xdi_cuda_sample_load(a.generated, b, i), t = xdi_cuda_sample_load(a.teacher, b, i),
@@ -102,7 +118,7 @@ template <typename Storage> struct xdi_cuda_sample_eights<xdi_cuda_vsd_terms<Sto
 
 template <typename Storage> struct xdi_cuda_denoise_terms {
     typedef Storage T;
-    enum { SLOPE_INPUTS = 3 };
+    enum { SLOPE_INPUTS = 3, AHEAD = 1, RESIDENT = xdi_cuda_sample_resident<Storage>::BLOCKS };
     xd_denoise_args a;
 
     template <typename S> xdi_cuda_denoise_terms<S> of() const {
@@ -120,8 +136,8 @@ template <typename Storage> struct xdi_cuda_denoise_terms {
     __host__ __device__ const xd_rows &out() const {
         return a.gradient;
     }
-    __device__ void weigh(int64_t b) const {
-        xd_denoise_weigh_sample(&a, b);
+    __device__ double known_factor(int64_t b) const {
+        return xd_denoise_factor(a.terms + b);
     }
     __device__ xdi_cuda_sample_pair at(int64_t b, int64_t i) const {
         return { 0.0f, xd_denoise_residual(a.terms + b, xdi_cuda_sample_load(a.prediction, b, i),
@@ -164,8 +180,8 @@ template <> struct xdi_cuda_sample_eights<xdi_cuda_denoise_terms<xdi_cuda_bf16> 
     double prediction, clean, noise;
 
     __device__ xdi_cuda_sample_eights(const xdi_cuda_denoise_terms<xdi_cuda_bf16> &terms, int64_t b)
-        : prediction((double)(float)terms.a.terms[b].prediction), clean((double)(float)terms.a.terms[b].clean),
-          noise((double)(float)terms.a.terms[b].noise) {}
+        : prediction(xdi_cuda_f32_of(terms.a.terms[b].prediction)), clean(xdi_cuda_f32_of(terms.a.terms[b].clean)),
+          noise(xdi_cuda_f32_of(terms.a.terms[b].noise)) {}
     static __device__ bool is_large(double factor) {
         return factor == 0.0 || (fabs(factor) >= 2.384185791015625e-7 && isfinite(factor)); /* 2^-22 */
     }

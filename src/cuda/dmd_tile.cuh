@@ -50,39 +50,59 @@ static __device__ inline xdi_cuda_eight xdi_cuda_sample_recall(float *kept, int 
     return values;
 }
 
-/* Calls use(step, inputs) for the eights of a whole tile, the next two steps on their way. */
+/* Where the numbers go that the gradient is a multiple of, eight a step: nowhere; */
+struct xdi_cuda_sample_nowhere {
+    enum { WANTS = 0 };
+    __device__ void whole(int, const xdi_cuda_eight &) const {}
+    __device__ void some(int, xdi_cuda_sample_range, const xdi_cuda_eight &) const {}
+};
+
+/* into shared memory, of which a thread reads only what it has written there itself. */
+struct xdi_cuda_sample_keeper {
+    enum { WANTS = 1 };
+    float *kept;
+    __device__ void whole(int step, const xdi_cuda_eight &values) const {
+        xdi_cuda_sample_keep(kept, step, values);
+    }
+    __device__ void some(int step, xdi_cuda_sample_range tile, const xdi_cuda_eight &values) const {
+        if (tile.begin + step * (int)XD_SAMPLE_LANES < tile.end) xdi_cuda_sample_keep(kept, step, values);
+    }
+};
+
+/* Calls use(step, inputs) for the eights of a whole tile, the next steps on their way. */
 template <typename Terms, int INPUTS, typename Use>
 static __device__ inline void xdi_cuda_sample_walk(const Terms &terms, int64_t b, int64_t begin, Use use) {
     typedef typename Terms::T T;
+    enum { AHEAD = Terms::AHEAD };
     const T *from[INPUTS];
-    xdi_cuda_raw<T> ahead[2][INPUTS];
+    xdi_cuda_raw<T> ahead[AHEAD][INPUTS];
     const int64_t first = begin + (int)(threadIdx.x % XDI_CUDA_WARP) * (int)XDI_CUDA_EIGHT;
     XD_UNROLL
     for (int k = 0; k < INPUTS; k++) {
         from[k] = xdi_cuda_row<const T>(terms.input(k), b) + first;
-        ahead[0][k].load(from[k]);
-        ahead[1][k].load(from[k] + (int)XD_SAMPLE_LANES);
+        XD_UNROLL
+        for (int i = 0; i < AHEAD; i++) ahead[i][k].load(from[k] + i * (int)XD_SAMPLE_LANES);
     }
     XD_UNROLL_N(1)
-    for (int step = 0; step < XDI_CUDA_SAMPLE_STEPS; step += 2) {
+    for (int step = 0; step < XDI_CUDA_SAMPLE_STEPS; step += AHEAD) {
         XD_UNROLL
-        for (int k = 0; k < INPUTS; k++) from[k] += 2 * (int)XD_SAMPLE_LANES;
+        for (int k = 0; k < INPUTS; k++) from[k] += AHEAD * (int)XD_SAMPLE_LANES;
         XD_UNROLL
-        for (int half = 0; half < 2; half++) {
+        for (int i = 0; i < AHEAD; i++) {
             xdi_cuda_raw<T> now[INPUTS];
             XD_UNROLL
             for (int k = 0; k < INPUTS; k++) {
-                now[k] = ahead[half][k];
-                if (step + 2 < XDI_CUDA_SAMPLE_STEPS) ahead[half][k].load(from[k] + half * (int)XD_SAMPLE_LANES);
+                now[k] = ahead[i][k];
+                if (step + AHEAD < XDI_CUDA_SAMPLE_STEPS) ahead[i][k].load(from[k] + i * (int)XD_SAMPLE_LANES);
             }
-            use(step + half, now);
+            use(step + i, now);
         }
     }
 }
 
 /* The same sums of any tile: an element at a time. Elements that do not count add nothing. */
-template <bool FIXED, typename Terms>
-static __device__ int64_t xdi_cuda_sample_each(const Terms &terms, int64_t b, xdi_cuda_sample_range tile, float *kept,
+template <bool FIXED, typename Terms, typename Sink>
+static __device__ int64_t xdi_cuda_sample_each(const Terms &terms, int64_t b, xdi_cuda_sample_range tile, const Sink &sink,
                                                xdi_cuda_sample_lanes *lanes, unsigned long long *limbs) {
     const xd_sample_args &a = terms.base();
     const int lane = (int)(threadIdx.x % XDI_CUDA_WARP);
@@ -106,7 +126,7 @@ static __device__ int64_t xdi_cuda_sample_each(const Terms &terms, int64_t b, xd
             mantissa = xd_norm_mantissa(pair.second, &exponent);
             xdi_cuda_limbs_add(limbs + XD_NORM_LIMBS, mantissa * mantissa, 2 * exponent + 320);
         }
-        if (kept && tile.begin + step * (int)XD_SAMPLE_LANES < tile.end) xdi_cuda_sample_keep(kept, step, values);
+        sink.some(step, tile, values);
     }
     return counted;
 }
@@ -118,32 +138,31 @@ static __device__ inline bool xdi_cuda_sample_is_whole(const Terms &terms, xdi_c
 }
 
 /* The lanes of a whole tile of such a type; false: not every number was in the range of that way. */
-template <typename Terms>
-static __device__ bool xdi_cuda_sample_add_whole(const Terms &terms, int64_t b, xdi_cuda_sample_range tile, float *kept,
+template <typename Terms, typename Sink>
+static __device__ bool xdi_cuda_sample_add_whole(const Terms &terms, int64_t b, xdi_cuda_sample_range tile, const Sink &sink,
                                                  xdi_cuda_sample_lanes *lanes, std::true_type) {
     const xdi_cuda_sample_eights<Terms> eights(terms, b);
     if (!xdi_cuda_sample_is_whole(terms, tile) || !eights.fits()) return false;
     xdi_cuda_sample_walk<Terms, 3>(terms, b, tile.begin, [&](int step, const xdi_cuda_raw<typename Terms::T> *in) {
-        const xdi_cuda_eight second = eights.add(in, lanes, kept != nullptr);
-        if (kept) xdi_cuda_sample_keep(kept, step, second);
+        sink.whole(step, eights.add(in, lanes, Sink::WANTS != 0));
     });
     return !__any_sync(0xffffffffu, !lanes->hold());
 }
 
-template <typename Terms>
-static __device__ bool xdi_cuda_sample_add_whole(const Terms &, int64_t, xdi_cuda_sample_range, float *, xdi_cuda_sample_lanes *,
-                                                 std::false_type) {
+template <typename Terms, typename Sink>
+static __device__ bool xdi_cuda_sample_add_whole(const Terms &, int64_t, xdi_cuda_sample_range, const Sink &,
+                                                 xdi_cuda_sample_lanes *, std::false_type) {
     return false;
 }
 
 /* The lanes of a tile; how many of its elements this thread has counted. */
-template <bool FIXED, typename Terms>
-static __device__ int64_t xdi_cuda_sample_add(const Terms &terms, int64_t b, xdi_cuda_sample_range tile, float *kept,
+template <bool FIXED, typename Terms, typename Sink>
+static __device__ int64_t xdi_cuda_sample_add(const Terms &terms, int64_t b, xdi_cuda_sample_range tile, const Sink &sink,
                                               xdi_cuda_sample_lanes *lanes, unsigned long long *limbs) {
     enum { GIVEN = !FIXED && xdi_cuda_is<typename Terms::T>::GIVEN };
-    if (xdi_cuda_sample_add_whole(terms, b, tile, kept, lanes, std::integral_constant<bool, GIVEN != 0>()))
+    if (xdi_cuda_sample_add_whole(terms, b, tile, sink, lanes, std::integral_constant<bool, GIVEN != 0>()))
         return XDI_CUDA_SAMPLE_STEPS * (int)XDI_CUDA_EIGHT;
-    return xdi_cuda_sample_each<FIXED>(terms, b, tile, kept, lanes, limbs);
+    return xdi_cuda_sample_each<FIXED>(terms, b, tile, sink, lanes, limbs);
 }
 
 /* The sum over the tree; on every thread of the warp. */
@@ -159,34 +178,44 @@ static __device__ inline double xdi_cuda_sample_tree(double (&lanes)[XDI_CUDA_EI
     return lanes[0];
 }
 
-/* The sums of a range to out[xd_sample_words]; all threads of a block. When fixed, integers are added in shared memory. `kept`:
- * gets what the gradient is a multiple of, or NULL; a thread reads only what it has written there itself. */
-template <bool FIXED, typename Terms>
+enum { XDI_CUDA_SAMPLE_WARPS = XDI_CUDA_SAMPLE_THREADS / (int)XDI_CUDA_WARP };
+
+/* What the tiles of a range come to, in order, to words behind XD_SAMPLE_FINDING; the first warp. Its lanes 0 and 1 add a sum each. */
+static __device__ inline void xdi_cuda_sample_add_tiles(const double *tiles, int64_t *words, bool fixed) {
+    enum { WARPS = XDI_CUDA_SAMPLE_WARPS };
+    const int lane = (int)threadIdx.x;
+    const double tile = tiles[lane % (2 * WARPS)];
+    const bool nan = __any_sync(0xffffffffu, isnan(tile)), infinite = __any_sync(0xffffffffu, !isfinite(tile));
+    double sum = 0.0;
+    if (lane < 2)
+        for (int k = 0; k < WARPS; k++) sum = xd_add(sum, tiles[lane * WARPS + k]);
+    if (lane < 2 && !fixed) words[XD_SAMPLE_SUMS + lane] = __double_as_longlong(sum);
+    if (lane == 0) words[XD_SAMPLE_FINDING] = nan ? XD_SAMPLE_NAN : infinite ? XD_SAMPLE_INFINITE : XD_SAMPLE_FINE;
+}
+
+/* The sums of a range to out[xd_sample_words], which the first threads write; all threads of a block. When fixed, integers are added
+ * in shared memory. */
+template <bool FIXED, typename Terms, typename Sink>
 static __device__ void xdi_cuda_sample_sums(const Terms &terms, int64_t b, xdi_cuda_sample_range range, int64_t *out,
-                                            float *kept) {
-    enum { WARPS = XDI_CUDA_SAMPLE_THREADS / (int)XDI_CUDA_WARP };
+                                            const Sink &sink) {
+    enum { WARPS = XDI_CUDA_SAMPLE_WARPS };
     XD_SHARED(unsigned long long, limbs, [2 * XD_NORM_LIMBS]);
     XD_SHARED(double, tiles, [2 * WARPS]);
     const int t = (int)threadIdx.x, warp = t / XDI_CUDA_WARP;
     if (FIXED && t < 2 * XD_NORM_LIMBS) limbs[t] = 0;
     if (FIXED) __syncthreads();
     xdi_cuda_sample_lanes lanes;
-    int64_t counted = xdi_cuda_sample_add<FIXED>(terms, b, xdi_cuda_sample_tile(range), kept, &lanes, limbs);
+    int64_t counted = xdi_cuda_sample_add<FIXED>(terms, b, xdi_cuda_sample_tile(range), sink, &lanes, limbs);
     const double first = xdi_cuda_sample_tree(lanes.first), second = xdi_cuda_sample_tree(lanes.second);
     if (t % XDI_CUDA_WARP == 0) tiles[warp] = first;
     if (t % XDI_CUDA_WARP == 0) tiles[WARPS + warp] = second;
-    counted = xdi_cuda_block_reduce(counted, (int64_t)0, xdi_cuda_add()); /* behind its barriers the tiles are there */
-    if (t == 0) {
-        int64_t finding = XD_SAMPLE_FINE;
-        double sums[2] = { 0.0, 0.0 };
-        for (int k = 0; k < 2 * WARPS; k++) {
-            if (xd_sample_finding(tiles[k]) > finding) finding = xd_sample_finding(tiles[k]);
-            sums[k / WARPS] = xd_add(sums[k / WARPS], tiles[k]);
-        }
-        out[XD_SAMPLE_COUNTED] = counted;
-        out[XD_SAMPLE_FINDING] = finding;
-        if (!FIXED) memcpy(out + XD_SAMPLE_SUMS, sums, sizeof sums);
-    }
+    __syncthreads();
+    if (terms.base().mask)
+        counted = xdi_cuda_block_reduce(counted, (int64_t)0, xdi_cuda_add());
+    else
+        counted = range.end - range.begin;
+    if (t == 0) out[XD_SAMPLE_COUNTED] = counted;
+    if (warp == 0) xdi_cuda_sample_add_tiles(tiles, out, FIXED);
     if (FIXED && t < 2) xd_norm_carry((int64_t *)limbs + t * XD_NORM_LIMBS);
     if (FIXED) __syncthreads();
     if (FIXED && t < 2 * XD_NORM_LIMBS) out[XD_SAMPLE_SUMS + t] = (int64_t)limbs[t];
@@ -253,34 +282,50 @@ static __device__ inline void xdi_cuda_sample_put(xdi_cuda_bf16 *to, const xdi_c
     xdi_cuda_sample_write8(to, by, slopes(std::true_type()));
 }
 
+/* The factor of a sample's gradient; `none`: it is all zero, as of a sample with a finding. */
+struct xdi_cuda_sample_by {
+    double factor;
+    bool none;
+};
+
+static __device__ inline xdi_cuda_sample_by xdi_cuda_sample_by_of(double factor, double whole) {
+    return { xd_mul(factor, whole), factor == 0.0 };
+}
+
 template <typename Terms>
-static __device__ void xdi_cuda_sample_write_each(const Terms &terms, int64_t b, xdi_cuda_sample_range tile, double factor,
-                                                  float *kept) {
+static __device__ void xdi_cuda_sample_write_each(const Terms &terms, int64_t b, xdi_cuda_sample_range tile,
+                                                  xdi_cuda_sample_by by, float *kept) {
     const xd_sample_args &a = terms.base();
     const xd_rows &out = terms.out();
-    const bool none = a.sample[b].factor == 0.0;
     for (int step = 0; step < XDI_CUDA_SAMPLE_STEPS; step++) {
         const int64_t first =
             tile.begin + step * (int)XD_SAMPLE_LANES + (int64_t)(threadIdx.x % XDI_CUDA_WARP) * (int)XDI_CUDA_EIGHT;
         for (int j = 0; j < XDI_CUDA_EIGHT && first + j < tile.end; j++) {
             const int64_t i = first + j;
-            const bool counts = !none && (!a.mask || a.mask[b * a.elements + i]);
+            const bool counts = !by.none && (!a.mask || a.mask[b * a.elements + i]);
             const int at = j < 4 ? j : j - 4 + (int)XDI_CUDA_SAMPLE_HALF;
             const float slope = !counts ? 0.0f : kept ? xdi_cuda_sample_kept(kept, step)[at] : terms.slope(b, i);
-            xd_sample_store(&out, b, i, none ? 0.0 : xd_mul(factor, (double)slope));
+            xd_sample_store(&out, b, i, by.none ? 0.0 : xd_mul(by.factor, (double)slope));
         }
     }
 }
 
+/* Where a thread's first eight of a tile's gradient go. */
+template <typename Terms>
+static __device__ typename Terms::T *xdi_cuda_sample_to(const Terms &terms, int64_t b, xdi_cuda_sample_range tile) {
+    return xdi_cuda_row<typename Terms::T>(terms.out(), b) +
+           (tile.begin + (int64_t)(threadIdx.x % XDI_CUDA_WARP) * (int)XDI_CUDA_EIGHT);
+}
+
 /* Of a whole tile of elements of a type; false: nothing is written. */
 template <typename Terms>
-static __device__ bool xdi_cuda_sample_write_whole(const Terms &terms, int64_t b, xdi_cuda_sample_range tile, double factor,
-                                                   float *kept, std::true_type) {
+static __device__ bool xdi_cuda_sample_write_whole(const Terms &terms, int64_t b, xdi_cuda_sample_range tile,
+                                                   xdi_cuda_sample_by of, float *kept, std::true_type) {
     typedef typename Terms::T T;
     const xdi_cuda_sample_eights<Terms> eights(terms, b);
-    if (!xdi_cuda_sample_is_whole(terms, tile) || terms.base().sample[b].factor == 0.0 || !(kept || eights.fits())) return false;
-    const xdi_cuda_sample_factor by(factor);
-    T *to = xdi_cuda_row<T>(terms.out(), b) + (tile.begin + (int64_t)(threadIdx.x % XDI_CUDA_WARP) * (int)XDI_CUDA_EIGHT);
+    if (!xdi_cuda_sample_is_whole(terms, tile) || of.none || !(kept || eights.fits())) return false;
+    const xdi_cuda_sample_factor by(of.factor);
+    T *to = xdi_cuda_sample_to(terms, b, tile);
     if (kept) {
         for (int step = 0; step < XDI_CUDA_SAMPLE_STEPS; step++) {
             const xdi_cuda_eight slope = xdi_cuda_sample_recall(kept, step);
@@ -296,17 +341,42 @@ static __device__ bool xdi_cuda_sample_write_whole(const Terms &terms, int64_t b
 }
 
 template <typename Terms>
-static __device__ bool xdi_cuda_sample_write_whole(const Terms &, int64_t, xdi_cuda_sample_range, double, float *,
+static __device__ bool xdi_cuda_sample_write_whole(const Terms &, int64_t, xdi_cuda_sample_range, xdi_cuda_sample_by, float *,
                                                    std::false_type) {
     return false;
 }
 
 template <typename Terms>
-static __device__ void xdi_cuda_sample_write(const Terms &terms, int64_t b, xdi_cuda_sample_range range, double whole,
+static __device__ void xdi_cuda_sample_write(const Terms &terms, int64_t b, xdi_cuda_sample_range range, xdi_cuda_sample_by by,
                                              float *kept) {
     enum { GIVEN = xdi_cuda_is<typename Terms::T>::GIVEN };
-    const double factor = xd_mul(terms.base().sample[b].factor, whole);
     const xdi_cuda_sample_range tile = xdi_cuda_sample_tile(range);
-    if (!xdi_cuda_sample_write_whole(terms, b, tile, factor, kept, std::integral_constant<bool, GIVEN != 0>()))
-        xdi_cuda_sample_write_each(terms, b, tile, factor, kept);
+    if (!xdi_cuda_sample_write_whole(terms, b, tile, by, kept, std::integral_constant<bool, GIVEN != 0>()))
+        xdi_cuda_sample_write_each(terms, b, tile, by, kept);
 }
+
+/* ---- sums and gradient at once, where the factor is known before the sums ---- */
+
+template <typename Terms> struct xdi_cuda_sample_writer {
+    enum { WANTS = 1 };
+    const Terms &terms;
+    int64_t b;
+    xdi_cuda_sample_range tile;
+    xdi_cuda_sample_factor by;
+
+    __device__ void whole(int step, const xdi_cuda_eight &values) const {
+        put(step, values, std::integral_constant<bool, xdi_cuda_is<typename Terms::T>::GIVEN != 0>());
+    }
+    __device__ void some(int step, xdi_cuda_sample_range range, const xdi_cuda_eight &values) const {
+        const int64_t first =
+            range.begin + step * (int)XD_SAMPLE_LANES + (int64_t)(threadIdx.x % XDI_CUDA_WARP) * (int)XDI_CUDA_EIGHT;
+        for (int j = 0; j < XDI_CUDA_EIGHT && first + j < range.end; j++)
+            xd_sample_store(&terms.out(), b, first + j, xd_mul(by.factor, (double)values.at[j]));
+    }
+
+  private:
+    __device__ void put(int step, const xdi_cuda_eight &values, std::true_type) const {
+        xdi_cuda_sample_put(xdi_cuda_sample_to(terms, b, tile) + step * (int)XD_SAMPLE_LANES, by, [&](auto) { return values; });
+    }
+    __device__ void put(int, const xdi_cuda_eight &, std::false_type) const {}
+};

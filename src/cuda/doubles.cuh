@@ -17,6 +17,16 @@ static __device__ inline uint32_t xdi_cuda_low_of(double value) {
     return (uint32_t)__double2loint(value);
 }
 
+/* Rounded to F32. gcc 12.2 makes copies of two neighbours that are rounded and widened again: hence "volatile" in the emulation. */
+static __device__ inline double xdi_cuda_f32_of(double value) {
+#if defined(XD_EMU)
+    volatile float narrow = (float)value;
+#else
+    const float narrow = (float)value;
+#endif
+    return (double)narrow;
+}
+
 /* A finite F32 number of no sign, lowered. */
 static __device__ inline double xdi_cuda_lowered(uint32_t bits) {
     return xdi_cuda_double_of(bits >> 3, bits << 29);

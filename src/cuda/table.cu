@@ -169,7 +169,11 @@ static xd_result xdi_cuda_set_up(xd_ctx *ctx, xd_cuda *cuda, const xd_cuda_desc 
     XD_TRY(xdi_cuda_probe(ctx, cuda, &architecture));
     if (!desc->cublas || strcmp(desc->cublas, "none") != 0)
         XD_TRY(xdi_cuda_cublas_open(ctx, cuda, desc->cublas));
-    return desc->two_sweeps ? XD_OK : xdi_cuda_ring_set_up(ctx, cuda, architecture);
+    if (desc->two_sweeps) return XD_OK;
+#ifndef XDISTILL_NO_DIFFUSION
+    xdi_cuda_by_sample_set_up(cuda, architecture);
+#endif
+    return xdi_cuda_ring_set_up(ctx, cuda, architecture);
 }
 
 /* The device is the current one. */

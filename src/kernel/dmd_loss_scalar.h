@@ -111,13 +111,16 @@ XD_SCALAR void xd_sample_join_chunks(const xd_sample_args *a, int64_t b) {
     for (int64_t k = 0; k < chunks; k++) xd_sample_join(sums, a->fixed, a->parts + (b * chunks + k) * words);
 }
 
-/* All shards' sums of sample b. Its counted elements and finding become those of the sample, which gets no loss yet. */
+/* All shards' sums of sample b. */
 XD_SCALAR void xd_sample_gather(const xd_sample_args *a, int64_t b, int64_t *sums) {
     const int words = xd_sample_words(a->fixed);
-    xd_sample *s = a->sample + b;
     xd_sample_clear(sums, a->fixed);
     for (int k = 0; k < a->shards; k++)
         xd_sample_join(sums, a->fixed, a->all_sums + (k * a->samples + b) * words);
+}
+
+/* A sample with these sums' elements and finding, and no loss yet. */
+XD_SCALAR void xd_sample_begin(xd_sample *s, const int64_t *sums) {
     s->counted = sums[XD_SAMPLE_COUNTED];
     s->finding = sums[XD_SAMPLE_FINDING];
     s->value = s->finding == (int64_t)XD_SAMPLE_NAN ? (double)NAN : (double)INFINITY;
@@ -167,26 +170,44 @@ XD_SCALAR double xd_vsd_weight_rounded(const xd_vsd_args *a, double mean, double
     return (double)xd_round_to(a->generated.dtype, xd_mulf(weight, (float)scale));
 }
 
-/* vsd_weigh for sample b. */
-XD_SCALAR void xd_vsd_weigh_sample(const xd_vsd_args *a, int64_t b) {
-    int64_t sums[(int)XD_SAMPLE_SUMS + 2 * XD_NORM_LIMBS];
-    xd_sample *s = a->base.sample + b;
-    xd_sample_gather(&a->base, b, sums);
-    const double scale = a->sample_scale ? a->sample_scale[b] : 1.0, chain = a->chain ? a->chain[b] : 1.0;
+/* What the caller says of a sample. */
+typedef struct xd_vsd_given {
+    double scale, chain;
+} xd_vsd_given;
+
+XD_SCALAR xd_vsd_given xd_vsd_given_of(const xd_vsd_args *a, int64_t b) {
+    xd_vsd_given given;
+    given.scale = a->sample_scale ? a->sample_scale[b] : 1.0;
+    given.chain = a->chain ? a->chain[b] : 1.0;
+    return given;
+}
+
+/* A sample with these sums, and the mean that `distance` gets. */
+XD_SCALAR double xd_vsd_weigh_sums(const xd_vsd_args *a, const int64_t *sums, xd_vsd_given given,
+                                   xd_sample *s) {
+    xd_sample_begin(s, sums);
     const double mean = s->counted > 0 ? xd_sample_sum(sums, a->base.fixed, 0) / (double)s->counted : 0.0;
     const double square = xd_sample_sum(sums, a->base.fixed, 1);
-    if (a->distance) a->distance[b] = mean;
-    xd_sample_expect(s, scale >= 0.0 && isfinite(scale), scale);
-    xd_sample_expect(s, isfinite(chain), chain);
-    s->weight =
-        a->form == XD_VSD_COMPAT ? xd_vsd_weight_rounded(a, mean, scale) : xd_vsd_weight(a, mean, scale);
+    xd_sample_expect(s, given.scale >= 0.0 && isfinite(given.scale), given.scale);
+    xd_sample_expect(s, isfinite(given.chain), given.chain);
+    s->weight = a->form == XD_VSD_COMPAT ? xd_vsd_weight_rounded(a, mean, given.scale)
+                                         : xd_vsd_weight(a, mean, given.scale);
     if (s->counted == 0) s->weight = 0.0;
     xd_sample_expect(s, isfinite(s->weight), s->weight);
     if (a->form == XD_VSD_COMPAT)
-        xd_sample_settle(s, 0.0, chain);
+        xd_sample_settle(s, 0.0, given.chain);
     else
         xd_sample_settle(s, xd_mul(xd_mul(0.5, square), xd_mul(s->weight, s->weight)),
-                         xd_mul(s->weight, chain));
+                         xd_mul(s->weight, given.chain));
+    return mean;
+}
+
+/* vsd_weigh for sample b. */
+XD_SCALAR void xd_vsd_weigh_sample(const xd_vsd_args *a, int64_t b) {
+    int64_t sums[(int)XD_SAMPLE_SUMS + 2 * XD_NORM_LIMBS];
+    xd_sample_gather(&a->base, b, sums);
+    const double mean = xd_vsd_weigh_sums(a, sums, xd_vsd_given_of(a, b), a->base.sample + b);
+    if (a->distance) a->distance[b] = mean;
 }
 
 /* vsd_settle for sample b: the factor, chain, stays. */
@@ -194,6 +215,7 @@ XD_SCALAR void xd_vsd_settle_sample(const xd_vsd_args *a, int64_t b) {
     int64_t sums[(int)XD_SAMPLE_SUMS + 2 * XD_NORM_LIMBS];
     xd_sample *s = a->base.sample + b, before = *s;
     xd_sample_gather(&a->base, b, sums);
+    xd_sample_begin(s, sums);
     if (before.finding != (int64_t)XD_SAMPLE_FINE) {
         *s = before;
         return;
@@ -222,18 +244,23 @@ XD_SCALAR double xd_denoise_factor(const xd_denoise_term *term) {
     return xd_mul(xd_mul(2.0, term->weight), (double)(float)term->prediction);
 }
 
-/* denoise_weigh for sample b. */
-XD_SCALAR void xd_denoise_weigh_sample(const xd_denoise_args *a, int64_t b) {
-    int64_t sums[(int)XD_SAMPLE_SUMS + 2 * XD_NORM_LIMBS];
-    xd_sample *s = a->base.sample + b;
-    const xd_denoise_term *term = a->terms + b;
-    xd_sample_gather(&a->base, b, sums);
+/* A sample with these sums and factors. */
+XD_SCALAR void xd_denoise_weigh_sums(const int64_t *sums, bool fixed, const xd_denoise_term *term,
+                                     xd_sample *s) {
+    xd_sample_begin(s, sums);
     s->weight = term->weight;
     xd_sample_expect(s, isfinite((float)term->prediction), term->prediction);
     xd_sample_expect(s, isfinite((float)term->clean), term->clean);
     xd_sample_expect(s, isfinite((float)term->noise), term->noise);
     xd_sample_expect(s, term->weight >= 0.0 && isfinite(term->weight), term->weight);
-    xd_sample_settle(s, xd_mul(term->weight, xd_sample_sum(sums, a->base.fixed, 1)), xd_denoise_factor(term));
+    xd_sample_settle(s, xd_mul(term->weight, xd_sample_sum(sums, fixed, 1)), xd_denoise_factor(term));
+}
+
+/* denoise_weigh for sample b. */
+XD_SCALAR void xd_denoise_weigh_sample(const xd_denoise_args *a, int64_t b) {
+    int64_t sums[(int)XD_SAMPLE_SUMS + 2 * XD_NORM_LIMBS];
+    xd_sample_gather(&a->base, b, sums);
+    xd_denoise_weigh_sums(sums, a->base.fixed, a->terms + b, a->base.sample + b);
 }
 
 /* ---- terms on logits ---- */

@@ -156,7 +156,8 @@ static xd_sample_args base_of(void *at, const SampleBoard &b, const SampleCase &
     base.elements = c.elements;
     base.fixed = fixed;
     base.mask = c.masked ? place<uint8_t>(at, b.mask) : nullptr;
-    base.parts = base.sums = place<int64_t>(at, b.work);
+    base.parts = place<int64_t>(at, b.work);
+    base.sums = c.elements > XD_SAMPLE_CHUNK ? base.parts + 64 * c.samples * (c.elements / XD_SAMPLE_CHUNK + 1) : base.parts;
     base.all_sums = base.sums;
     base.shards = 1;
     base.sample = place<xd_sample>(at, b.losses);
@@ -234,7 +235,7 @@ static void compare_by_sample(Pair *pair, const SampleCase &c, bool fixed, uint6
     b.factor = board.add(std::vector<double>(1, 0.5));
     b.losses = board.add(nullptr, samples * sizeof(xd_sample));
     b.values = board.add(nullptr, sizeof(double));
-    b.work = board.add(nullptr, samples * 512);
+    b.work = board.add(nullptr, samples * 512 * (size_t)(c.elements / XD_SAMPLE_CHUNK + 2));
     const std::vector<unsigned char> after = pair->run(&board, 1, true, [&](xd_ctx *ctx, xd_vocab *, void *at) {
         call_by_sample(ctx, at, b, c, fixed);
     });
@@ -246,6 +247,19 @@ static void compare_by_sample(Pair *pair, const SampleCase &c, bool fixed, uint6
     }
     if (b.gradient)
         CHECK(memcmp(after.data() + b.gradient, board.bytes.data() + b.gradient, stored) == 0);
+}
+
+/* Blocks of a cluster share a sample: of two and more chunks, of a last one that is not whole, INVARIANT too. */
+XD_TEST(a_sample_of_several_chunks_at_once_has_the_bits_of_the_cpu) {
+    static const int64_t lengths[] = { 16385, 33001, 49152, 65536 + 8 };
+    static const xd_dtype types[] = { XD_DTYPE_BF16, XD_DTYPE_F32, XD_DTYPE_F16 };
+    Pair pair;
+    for (uint64_t k = 0; k < 24; k++) {
+        const xd_dtype dtype = types[k % 3];
+        const bool over = k % 6 == 5;
+        const SampleCase c = { 2, lengths[k % 4], 0, 0, dtype, dtype, k % 7 == 6, k % 5 == 4, k % 2 != 0, over, k / 4 % 2 ? 2 : 0 };
+        compare_by_sample(&pair, c, k / 8 == 2, 1600 + k);
+    }
 }
 
 XD_TEST(a_sample_at_once_has_the_bits_of_the_cpu) {
@@ -263,17 +277,17 @@ XD_TEST(a_sample_at_once_has_the_bits_of_the_cpu) {
     }
 }
 
-/* Three launches for one chunk: the samples, the total, the finish. Of more chunks, and where N is counted first: measure, a join
- * of chunks, weigh, total, finish, slope. */
-XD_TEST(samples_of_one_chunk_take_one_launch) {
+/* The student's term: the samples, the total, the finish. Denoising: also what joins its chunks. Of more chunks than a cluster has
+ * blocks, and where N is counted first: measure, a join of chunks, weigh, total, finish, slope. */
+XD_TEST(samples_that_fit_take_one_launch) {
     static const struct {
         int64_t elements;
         bool masked, given;
         int kind;
         long launches;
     } cases[] = {
-        { 16384, false, false, 0, 3 }, { 77, true, true, 2, 3 },       { 77, true, false, 0, 5 },
-        { 16385, false, false, 2, 6 }, { 77, false, false, 1, 7 },
+        { 16384, false, false, 0, 3 },  { 77, true, true, 2, 4 },   { 77, true, false, 0, 5 },   { 16385, false, false, 0, 3 },
+        { 262145, false, false, 0, 6 }, { 16385, false, false, 2, 4 }, { 77, false, false, 1, 7 },
     };
     Pair pair;
     Random random(1);
@@ -310,7 +324,7 @@ XD_TEST(a_sample_too_long_to_be_finished_at_once_is_refused) {
     a.base.samples = 1;
     a.base.elements = gpu.kernels()->dmd_loss.by_sample_elements + 1;
     CHECK(gpu.kernels()->dmd_loss.vsd_by_sample(&launch, &a) == XD_ERROR_ARGUMENT);
-    CHECK(strstr(xd_last_error(gpu.ctx)->message, "a sample of 16385 elements; 16384 are finished at once"));
+    CHECK(strstr(xd_last_error(gpu.ctx)->message, "a sample of 262145 elements; 262144 are finished at once"));
 }
 
 /* ---- whole tiles of one type ---- */

@@ -75,7 +75,7 @@ static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS, FIXED ? 1 : Te
     if (chunks > 1) xdi_cuda_cluster_sync(); /* no block ends while others read its sums */
 }
 
-/* ---- at once, the denoising term: its factor does not depend on the sums. A second kernel, with a block a sample, joins them and
+/* ---- at once, the denoising term: its factor does not depend on the sums. A second kernel, with a thread a sample, joins them and
  * writes zeros over the gradient of a sample that has a finding, or no weight. ---- */
 
 template <bool FIXED, typename Terms>
@@ -89,18 +89,18 @@ static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS, FIXED ? 1 : Te
     xdi_cuda_sample_sums<FIXED>(terms, b, range, a.parts + (int64_t)blockIdx.x * xd_sample_words(FIXED), writer);
 }
 
-static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS, 1)
+static __global__ void __launch_bounds__(XDI_CUDA_WARP)
     xdi_cuda_denoise_settle_kernel(const __grid_constant__ xd_denoise_args a) {
-    XD_SHARED(bool, none, [1]);
-    const int64_t b = (int64_t)blockIdx.x;
-    if (threadIdx.x == 0) {
+    const int64_t first = (int64_t)blockIdx.x * XDI_CUDA_WARP, b = first + threadIdx.x;
+    bool none = false;
+    if (b < a.base.samples) {
         if (xd_sample_chunks(a.base.elements) != 1) xd_sample_join_chunks(&a.base, b);
         xd_denoise_weigh_sample(&a, b);
-        *none = a.base.sample[b].factor == 0.0 && a.gradient.data;
+        none = a.base.sample[b].factor == 0.0 && a.gradient.data;
     }
-    __syncthreads();
-    if (!*none) return;
-    for (int64_t i = threadIdx.x; i < a.base.elements; i += blockDim.x) xd_sample_store(&a.gradient, b, i, 0.0);
+    for (unsigned left = __ballot_sync(0xffffffffu, none); left; left &= left - 1)
+        for (int64_t i = threadIdx.x; i < a.base.elements; i += XDI_CUDA_WARP)
+            xd_sample_store(&a.gradient, first + __ffs((int)left) - 1, i, 0.0);
 }
 
 /* ---- the type that all tensors have ---- */
@@ -221,8 +221,8 @@ static xd_result xdi_cuda_denoise_by_sample(const xd_launch *launch, const xd_de
     XD_TRY(scope.result);
     if (args->base.samples == 0) return XD_OK;
     XD_TRY(out && !over ? xdi_cuda_denoise_at_once(launch, terms) : xdi_cuda_denoise_measure(launch, args));
-    XD_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(args->base.samples, XDI_CUDA_SAMPLE_THREADS),
-                           xdi_cuda_denoise_settle_kernel, *args));
+    const int64_t blocks = (args->base.samples + XDI_CUDA_WARP - 1) / XDI_CUDA_WARP;
+    XD_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(blocks, XDI_CUDA_WARP), xdi_cuda_denoise_settle_kernel, *args));
     return over ? xdi_cuda_sample_slope(launch, terms, &args->base, true) : XD_OK;
 }
 

@@ -10,7 +10,7 @@ static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS, FIXED ? 1 : 0)
     const uint32_t b = blockIdx.x / chunks;
     const int64_t words = xd_sample_words(FIXED);
     const xdi_cuda_sample_range range = xdi_cuda_sample_chunk(terms.base(), blockIdx.x - b * chunks);
-    xdi_cuda_sample_sums<FIXED>(terms, b, range, terms.base().parts + (int64_t)blockIdx.x * words, nullptr);
+    xdi_cuda_sample_sums<FIXED, false>(terms, b, range, terms.base().parts + (int64_t)blockIdx.x * words, nullptr);
 }
 
 /* ---- slope: the same grid; one read of what the term needs, one write. ---- */
@@ -20,7 +20,7 @@ static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS, 1)
     xdi_cuda_sample_slope_kernel(const __grid_constant__ Terms terms, uint32_t chunks) {
     const uint32_t b = blockIdx.x / chunks;
     const xdi_cuda_sample_range range = xdi_cuda_sample_chunk(terms.base(), blockIdx.x - b * chunks);
-    xdi_cuda_sample_write(terms, b, range, *terms.base().factor, nullptr);
+    xdi_cuda_sample_write<false>(terms, b, range, *terms.base().factor, nullptr);
 }
 
 /* ---- by sample: a block a sample, whose only chunk it keeps in shared memory, 64 KiB at most, so nothing is read twice: three
@@ -39,14 +39,14 @@ static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS, FIXED ? 1 : 0)
     const int64_t b = (int64_t)blockIdx.x;
     const xdi_cuda_sample_range range = { 0, a.elements };
     const bool slope = terms.out().data != nullptr;
-    xdi_cuda_sample_sums<FIXED>(terms, b, range, a.sums + b * xd_sample_words(FIXED), slope ? kept : nullptr);
+    xdi_cuda_sample_sums<FIXED, true>(terms, b, range, a.sums + b * xd_sample_words(FIXED), slope ? kept : nullptr);
     __syncthreads(); /* the sums are there for the first thread */
     if (threadIdx.x == 0) {
-        terms.weigh(b);
+        terms.template weigh<FIXED>(b);
         *whole = xd_sample_factor(&a, xd_sample_denominator(&a, a.samples * a.elements));
     }
     __syncthreads();
-    if (slope) xdi_cuda_sample_write(terms, b, range, *whole, kept);
+    if (slope) xdi_cuda_sample_write<true>(terms, b, range, *whole, kept);
 }
 
 /* ---- the type that all tensors have ---- */

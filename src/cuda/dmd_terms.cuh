@@ -53,10 +53,14 @@ template <typename Storage> struct xdi_cuda_vsd_terms {
     __host__ __device__ const xd_rows &out() const {
         return a.gradient;
     }
-    __device__ void weigh(int64_t b) const {
-        xd_vsd_weigh_sample(&a, b);
+    /* Sums that are not fixed have no code of those that are. */
+    template <bool FIXED> __device__ void weigh(int64_t b) const {
+        if (FIXED) return xd_vsd_weigh_sample(&a, b);
+        xd_vsd_args own = a;
+        own.base.fixed = false;
+        xd_vsd_weigh_sample(&own, b);
     }
-    __device__ xdi_cuda_sample_pair at(int64_t b, int64_t i) const {
+    XDI_CUDA_ONCE __device__ xdi_cuda_sample_pair at(int64_t b, int64_t i) const {
         const float x = xdi_cuda_sample_load(a.generated, b, i), t = xdi_cuda_sample_load(a.teacher, b, i),
                     f = xdi_cuda_sample_load(a.fake, b, i);
         if (rounded)
@@ -120,10 +124,13 @@ template <typename Storage> struct xdi_cuda_denoise_terms {
     __host__ __device__ const xd_rows &out() const {
         return a.gradient;
     }
-    __device__ void weigh(int64_t b) const {
-        xd_denoise_weigh_sample(&a, b);
+    template <bool FIXED> __device__ void weigh(int64_t b) const {
+        if (FIXED) return xd_denoise_weigh_sample(&a, b);
+        xd_denoise_args own = a;
+        own.base.fixed = false;
+        xd_denoise_weigh_sample(&own, b);
     }
-    __device__ xdi_cuda_sample_pair at(int64_t b, int64_t i) const {
+    XDI_CUDA_ONCE __device__ xdi_cuda_sample_pair at(int64_t b, int64_t i) const {
         return { 0.0f, xd_denoise_residual(a.terms + b, xdi_cuda_sample_load(a.prediction, b, i),
                                            xdi_cuda_sample_load(a.clean, b, i), xdi_cuda_sample_load(a.noise, b, i)) };
     }

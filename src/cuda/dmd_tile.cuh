@@ -80,8 +80,8 @@ static __device__ inline void xdi_cuda_sample_walk(const Terms &terms, int64_t b
     }
 }
 
-/* The same sums of any tile: an element at a time. Elements that do not count add nothing. */
-template <bool FIXED, typename Terms>
+/* The same sums of any tile: an element at a time. Elements that do not count add nothing. KEPT: `kept` may be given. */
+template <bool FIXED, bool KEPT, typename Terms>
 static __device__ int64_t xdi_cuda_sample_each(const Terms &terms, int64_t b, xdi_cuda_sample_range tile, float *kept,
                                                xdi_cuda_sample_lanes *lanes, unsigned long long *limbs) {
     const xd_sample_args &a = terms.base();
@@ -106,7 +106,7 @@ static __device__ int64_t xdi_cuda_sample_each(const Terms &terms, int64_t b, xd
             mantissa = xd_norm_mantissa(pair.second, &exponent);
             xdi_cuda_limbs_add(limbs + XD_NORM_LIMBS, mantissa * mantissa, 2 * exponent + 320);
         }
-        if (kept && tile.begin + step * (int)XD_SAMPLE_LANES < tile.end) xdi_cuda_sample_keep(kept, step, values);
+        if (KEPT && kept && tile.begin + step * (int)XD_SAMPLE_LANES < tile.end) xdi_cuda_sample_keep(kept, step, values);
     }
     return counted;
 }
@@ -137,13 +137,13 @@ static __device__ bool xdi_cuda_sample_add_whole(const Terms &, int64_t, xdi_cud
 }
 
 /* The lanes of a tile; how many of its elements this thread has counted. */
-template <bool FIXED, typename Terms>
+template <bool FIXED, bool KEPT, typename Terms>
 static __device__ int64_t xdi_cuda_sample_add(const Terms &terms, int64_t b, xdi_cuda_sample_range tile, float *kept,
                                               xdi_cuda_sample_lanes *lanes, unsigned long long *limbs) {
     enum { GIVEN = !FIXED && xdi_cuda_is<typename Terms::T>::GIVEN };
     if (xdi_cuda_sample_add_whole(terms, b, tile, kept, lanes, std::integral_constant<bool, GIVEN != 0>()))
         return XDI_CUDA_SAMPLE_STEPS * (int)XDI_CUDA_EIGHT;
-    return xdi_cuda_sample_each<FIXED>(terms, b, tile, kept, lanes, limbs);
+    return xdi_cuda_sample_each<FIXED, KEPT>(terms, b, tile, kept, lanes, limbs);
 }
 
 /* The sum over the tree; on every thread of the warp. */
@@ -160,8 +160,8 @@ static __device__ inline double xdi_cuda_sample_tree(double (&lanes)[XDI_CUDA_EI
 }
 
 /* The sums of a range to out[xd_sample_words]; all threads of a block. When fixed, integers are added in shared memory. `kept`:
- * gets what the gradient is a multiple of, or NULL; a thread reads only what it has written there itself. */
-template <bool FIXED, typename Terms>
+ * gets what the gradient is a multiple of, or NULL, always without KEPT; a thread reads only what it has written there itself. */
+template <bool FIXED, bool KEPT, typename Terms>
 static __device__ void xdi_cuda_sample_sums(const Terms &terms, int64_t b, xdi_cuda_sample_range range, int64_t *out,
                                             float *kept) {
     enum { WARPS = XDI_CUDA_SAMPLE_THREADS / (int)XDI_CUDA_WARP };
@@ -171,7 +171,7 @@ static __device__ void xdi_cuda_sample_sums(const Terms &terms, int64_t b, xdi_c
     if (FIXED && t < 2 * XD_NORM_LIMBS) limbs[t] = 0;
     if (FIXED) __syncthreads();
     xdi_cuda_sample_lanes lanes;
-    int64_t counted = xdi_cuda_sample_add<FIXED>(terms, b, xdi_cuda_sample_tile(range), kept, &lanes, limbs);
+    int64_t counted = xdi_cuda_sample_add<FIXED, KEPT>(terms, b, xdi_cuda_sample_tile(range), kept, &lanes, limbs);
     const double first = xdi_cuda_sample_tree(lanes.first), second = xdi_cuda_sample_tree(lanes.second);
     if (t % XDI_CUDA_WARP == 0) tiles[warp] = first;
     if (t % XDI_CUDA_WARP == 0) tiles[WARPS + warp] = second;
@@ -192,7 +192,7 @@ static __device__ void xdi_cuda_sample_sums(const Terms &terms, int64_t b, xdi_c
     if (FIXED && t < 2 * XD_NORM_LIMBS) out[XD_SAMPLE_SUMS + t] = (int64_t)limbs[t];
 }
 
-/* ---- the gradient of a range, of what was kept of it or is read again ---- */
+/* ---- the gradient of a range, of what was KEPT of it or is read again ---- */
 
 /* What eight numbers are multiplied by: the product in double, rounded to F32 and to the tensor's type. */
 struct xdi_cuda_sample_factor {
@@ -253,7 +253,7 @@ static __device__ inline void xdi_cuda_sample_put(xdi_cuda_bf16 *to, const xdi_c
     xdi_cuda_sample_write8(to, by, slopes(std::true_type()));
 }
 
-template <typename Terms>
+template <bool KEPT, typename Terms>
 static __device__ void xdi_cuda_sample_write_each(const Terms &terms, int64_t b, xdi_cuda_sample_range tile, double factor,
                                                   float *kept) {
     const xd_sample_args &a = terms.base();
@@ -262,26 +262,27 @@ static __device__ void xdi_cuda_sample_write_each(const Terms &terms, int64_t b,
     for (int step = 0; step < XDI_CUDA_SAMPLE_STEPS; step++) {
         const int64_t first =
             tile.begin + step * (int)XD_SAMPLE_LANES + (int64_t)(threadIdx.x % XDI_CUDA_WARP) * (int)XDI_CUDA_EIGHT;
+        XD_UNROLL_N(1)
         for (int j = 0; j < XDI_CUDA_EIGHT && first + j < tile.end; j++) {
             const int64_t i = first + j;
             const bool counts = !none && (!a.mask || a.mask[b * a.elements + i]);
             const int at = j < 4 ? j : j - 4 + (int)XDI_CUDA_SAMPLE_HALF;
-            const float slope = !counts ? 0.0f : kept ? xdi_cuda_sample_kept(kept, step)[at] : terms.slope(b, i);
+            const float slope = !counts ? 0.0f : KEPT ? xdi_cuda_sample_kept(kept, step)[at] : terms.slope(b, i);
             xd_sample_store(&out, b, i, none ? 0.0 : xd_mul(factor, (double)slope));
         }
     }
 }
 
 /* Of a whole tile of elements of a type; false: nothing is written. */
-template <typename Terms>
+template <bool KEPT, typename Terms>
 static __device__ bool xdi_cuda_sample_write_whole(const Terms &terms, int64_t b, xdi_cuda_sample_range tile, double factor,
                                                    float *kept, std::true_type) {
     typedef typename Terms::T T;
     const xdi_cuda_sample_eights<Terms> eights(terms, b);
-    if (!xdi_cuda_sample_is_whole(terms, tile) || terms.base().sample[b].factor == 0.0 || !(kept || eights.fits())) return false;
+    if (!xdi_cuda_sample_is_whole(terms, tile) || terms.base().sample[b].factor == 0.0 || !(KEPT || eights.fits())) return false;
     const xdi_cuda_sample_factor by(factor);
     T *to = xdi_cuda_row<T>(terms.out(), b) + (tile.begin + (int64_t)(threadIdx.x % XDI_CUDA_WARP) * (int)XDI_CUDA_EIGHT);
-    if (kept) {
+    if (KEPT) {
         for (int step = 0; step < XDI_CUDA_SAMPLE_STEPS; step++) {
             const xdi_cuda_eight slope = xdi_cuda_sample_recall(kept, step);
             xdi_cuda_sample_put(to + step * (int)XD_SAMPLE_LANES, by, [&](auto) { return slope; });
@@ -295,18 +296,18 @@ static __device__ bool xdi_cuda_sample_write_whole(const Terms &terms, int64_t b
     return true;
 }
 
-template <typename Terms>
+template <bool KEPT, typename Terms>
 static __device__ bool xdi_cuda_sample_write_whole(const Terms &, int64_t, xdi_cuda_sample_range, double, float *,
                                                    std::false_type) {
     return false;
 }
 
-template <typename Terms>
+template <bool KEPT, typename Terms>
 static __device__ void xdi_cuda_sample_write(const Terms &terms, int64_t b, xdi_cuda_sample_range range, double whole,
                                              float *kept) {
     enum { GIVEN = xdi_cuda_is<typename Terms::T>::GIVEN };
     const double factor = xd_mul(terms.base().sample[b].factor, whole);
     const xdi_cuda_sample_range tile = xdi_cuda_sample_tile(range);
-    if (!xdi_cuda_sample_write_whole(terms, b, tile, factor, kept, std::integral_constant<bool, GIVEN != 0>()))
-        xdi_cuda_sample_write_each(terms, b, tile, factor, kept);
+    if (!xdi_cuda_sample_write_whole<KEPT>(terms, b, tile, factor, kept, std::integral_constant<bool, GIVEN != 0>()))
+        xdi_cuda_sample_write_each<KEPT>(terms, b, tile, factor, kept);
 }

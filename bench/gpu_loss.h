@@ -10,7 +10,8 @@ struct Loss {
     xd_divergence divergence;
 };
 
-static void prepare_loss(const Loss &loss, int64_t columns, const Case &c, Side &side, int64_t rows, Operation *op) {
+static void prepare_loss(const Loss &loss, int64_t columns, const Case &c, Side &side, int64_t rows,
+                         Operation *op) {
     const size_t width = xd_dtype_size(c.dtype);
     const std::vector<int64_t> labels = labels_of(rows, columns);
     xd_loss_desc *d = op->hold(xd_loss_desc());
@@ -38,19 +39,26 @@ static void prepare_loss(const Loss &loss, int64_t columns, const Case &c, Side 
     op->size = size_of(rows, columns);
 }
 
-static void add_losses(std::vector<Case> *cases, const char *variant, int64_t rows, int64_t columns, bool few) {
+static void add_losses(std::vector<Case> *cases, const char *variant, int64_t rows, int64_t columns,
+                       bool few) {
     static const Loss losses[] = {
-        { "ce", 1, 0, 1, 0, XD_KL_FORWARD },           { "ce_smoothed", 1, 0, 1, 0.1, XD_KL_FORWARD },
-        { "kl", 0, 1, 2, 0, XD_KL_FORWARD },           { "kl_t1", 0, 1, 1, 0, XD_KL_FORWARD },
-        { "reverse_kl", 0, 1, 2, 0, XD_KL_REVERSE },   { "jsd", 0, 1, 2, 0, XD_JSD },
-        { "hard_soft", 0.5, 0.5, 2, 0, XD_KL_FORWARD }, { "hard_soft_t1", 0.5, 0.5, 1, 0, XD_KL_FORWARD },
+        { "ce", 1, 0, 1, 0, XD_KL_FORWARD },
+        { "ce_smoothed", 1, 0, 1, 0.1, XD_KL_FORWARD },
+        { "kl", 0, 1, 2, 0, XD_KL_FORWARD },
+        { "kl_t1", 0, 1, 1, 0, XD_KL_FORWARD },
+        { "reverse_kl", 0, 1, 2, 0, XD_KL_REVERSE },
+        { "jsd", 0, 1, 2, 0, XD_JSD },
+        { "hard_soft", 0.5, 0.5, 2, 0, XD_KL_FORWARD },
+        { "hard_soft_t1", 0.5, 0.5, 1, 0, XD_KL_FORWARD },
     };
     for (const Loss &loss : losses) {
         if (few && strcmp(loss.name, "ce") != 0 && strcmp(loss.name, "kl") != 0) continue;
         const Loss *chosen = &loss;
         for (const xd_dtype dtype : { XD_DTYPE_BF16, XD_DTYPE_F32 })
             cases->push_back({ loss.name, dtype, rows, CHECKED_ROWS, dtype == XD_DTYPE_F32 ? 1e-5 : 4e-3,
-                               [=](const Case &c, Side &side, int64_t n, Operation *op) { prepare_loss(*chosen, columns, c, side, n, op); },
+                               [=](const Case &c, Side &side, int64_t n, Operation *op) {
+                                   prepare_loss(*chosen, columns, c, side, n, op);
+                               },
                                variant });
     }
 }
@@ -97,7 +105,8 @@ static void prepare_topk(const Case &c, Side &side, int64_t rows, Operation *op)
     op->size = size_of(rows, VOCABULARY);
 }
 
-static void prepare_select(int64_t columns, int64_t k, const Case &c, Side &side, int64_t rows, Operation *op) {
+static void prepare_select(int64_t columns, int64_t k, const Case &c, Side &side, int64_t rows,
+                           Operation *op) {
     const xd_vocab *vocab = whole_vocabulary(side, op, columns);
     const xd_rows logits = side.noise_rows(rows, columns, c.dtype, 8.0, 1);
     float *values = (float *)side.room((size_t)(rows * k) * sizeof(float));
@@ -113,12 +122,14 @@ static void prepare_select(int64_t columns, int64_t k, const Case &c, Side &side
 static void add_selections(std::vector<Case> *cases) {
     cases->push_back({ "statistics", XD_DTYPE_BF16, LOSS_ROWS, CHECKED_ROWS, 1e-6, prepare_statistics });
     cases->push_back({ "topk_kl", XD_DTYPE_BF16, LOSS_ROWS, CHECKED_ROWS, 4e-3, prepare_topk });
-    cases->push_back({ "select_64", XD_DTYPE_BF16, LOSS_ROWS, CHECKED_ROWS, 0.0, [](const Case &c, Side &side, int64_t n, Operation *op) {
-                          prepare_select(VOCABULARY, 64, c, side, n, op);
-                      } });
-    cases->push_back({ "select_8192", XD_DTYPE_F32, CHECKED_ROWS * 8, CHECKED_ROWS, 0.0, [](const Case &c, Side &side, int64_t n, Operation *op) {
-                          prepare_select(LIST_COLUMNS, LIST_LENGTH, c, side, n, op);
-                      } });
+    cases->push_back({ "select_64", XD_DTYPE_BF16, LOSS_ROWS, CHECKED_ROWS, 0.0,
+                       [](const Case &c, Side &side, int64_t n, Operation *op) {
+                           prepare_select(VOCABULARY, 64, c, side, n, op);
+                       } });
+    cases->push_back({ "select_8192", XD_DTYPE_F32, CHECKED_ROWS * 8, CHECKED_ROWS, 0.0,
+                       [](const Case &c, Side &side, int64_t n, Operation *op) {
+                           prepare_select(LIST_COLUMNS, LIST_LENGTH, c, side, n, op);
+                       } });
 }
 
 /* ---- the head ---- */
@@ -133,7 +144,8 @@ static double head_distance(const float *a, const float *b, int64_t count) {
 
 /* What BF16 logits change: a bias of zeros makes them f32. Over a block of rows and the first columns of the gradient. */
 static double head_error(Side *side, const xd_head_loss_desc *given, xd_loss_values *out) {
-    const int64_t rows = given->student.hidden.rows < 256 ? given->student.hidden.rows : 256, width = HEAD_WIDTH;
+    const int64_t rows = given->student.hidden.rows < 256 ? given->student.hidden.rows : 256,
+                  width = HEAD_WIDTH;
     const int64_t sizes[2] = { rows * width, (VOCABULARY < 1024 ? VOCABULARY : 1024) * width };
     float *results[2][2];
     xd_head_loss_desc d = *given;
@@ -146,9 +158,11 @@ static double head_error(Side *side, const xd_head_loss_desc *given, xd_loss_val
         d.hidden_gradient = { results[i][0], XD_DTYPE_F32, rows, width, 0 };
         require_cuda(cudaMemset(d.weight_gradient, 0, (size_t)VOCABULARY * HEAD_WIDTH * sizeof(float)));
         require(side->ctx, xd_head_loss(side->ctx, &d, out));
-        require_cuda(cudaMemcpy(results[i][1], d.weight_gradient, (size_t)sizes[1] * sizeof(float), cudaMemcpyDeviceToDevice));
+        require_cuda(cudaMemcpy(results[i][1], d.weight_gradient, (size_t)sizes[1] * sizeof(float),
+                                cudaMemcpyDeviceToDevice));
     }
-    return bench_larger(head_distance(results[0][0], results[1][0], sizes[0]), head_distance(results[0][1], results[1][1], sizes[1]));
+    return bench_larger(head_distance(results[0][0], results[1][0], sizes[0]),
+                        head_distance(results[0][1], results[1][1], sizes[1]));
 }
 
 /* Bound by arithmetic: six products a weight and row. */
@@ -188,15 +202,18 @@ static bool has_cublas() {
 
 static void add_heads(std::vector<Case> *cases) {
     const auto of = [](bool workspace) {
-        return [=](const Case &, Side &side, int64_t n, Operation *op) { prepare_head(workspace, side, n, op); };
+        return
+            [=](const Case &, Side &side, int64_t n, Operation *op) { prepare_head(workspace, side, n, op); };
     };
-    cases->push_back({ "head_own", XD_DTYPE_BF16, HEAD_ROWS / 8, 0, 1e-2, of(true), "the unit's own products", 1, "none" });
+    cases->push_back({ "head_own", XD_DTYPE_BF16, HEAD_ROWS / 8, 0, 1e-2, of(true), "the unit's own products",
+                       1, "none" });
     if (!has_cublas()) {
         printf("# no lines of head and head_no_room: cuBLASLt does not load\n");
         return;
     }
     cases->push_back({ "head", XD_DTYPE_BF16, HEAD_ROWS, 0, 1e-2, of(true), "cuBLASLt, a workspace" });
-    cases->push_back({ "head_no_room", XD_DTYPE_BF16, HEAD_ROWS, 0, 1e-2, of(false), "cuBLASLt, no workspace" });
+    cases->push_back(
+        { "head_no_room", XD_DTYPE_BF16, HEAD_ROWS, 0, 1e-2, of(false), "cuBLASLt, no workspace" });
 }
 
 #endif

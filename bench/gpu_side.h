@@ -13,18 +13,50 @@
 /* Sizes: of a GPU, or of a test on the emulation. */
 #if defined(GPU_SMALL)
 enum {
-    LOSS_ROWS = 3, VOCABULARY = 2312, LIST_COLUMNS = 900, LIST_LENGTH = 129, BLOCKS = 2, ARRAYS = 3, SAMPLES = 3, SAMPLE = 1024,
-    LONG_SAMPLE = 2048, PIECE_ROWS = 3, XTOKEN_ROWS = 10, XTOKEN_STUDENT = 400, XTOKEN_TEACHER = 472, XTOKEN_COLUMNS = 64,
-    HEAD_ROWS = 8, HEAD_WIDTH = 64, GAN_LOGITS = 64
+    LOSS_ROWS = 3,
+    VOCABULARY = 2312,
+    LIST_COLUMNS = 900,
+    LIST_LENGTH = 129,
+    BLOCKS = 2,
+    ARRAYS = 3,
+    SAMPLES = 3,
+    SAMPLE = 1024,
+    LONG_SAMPLE = 2048,
+    PIECE_ROWS = 3,
+    XTOKEN_ROWS = 10,
+    XTOKEN_STUDENT = 400,
+    XTOKEN_TEACHER = 472,
+    XTOKEN_COLUMNS = 64,
+    HEAD_ROWS = 8,
+    HEAD_WIDTH = 64,
+    GAN_LOGITS = 64
 };
 #else
 enum {
-    LOSS_ROWS = 8192, VOCABULARY = 128256, LIST_COLUMNS = 50000, LIST_LENGTH = 8192, BLOCKS = 1 << 16, ARRAYS = 1000, SAMPLES = 1024,
-    SAMPLE = 16384, LONG_SAMPLE = 65536, PIECE_ROWS = 1 << 15, XTOKEN_ROWS = 32, XTOKEN_STUDENT = 128256, XTOKEN_TEACHER = 151936,
-    XTOKEN_COLUMNS = 8192, HEAD_ROWS = 4096, HEAD_WIDTH = 4096, GAN_LOGITS = 4096
+    LOSS_ROWS = 8192,
+    VOCABULARY = 128256,
+    LIST_COLUMNS = 50000,
+    LIST_LENGTH = 8192,
+    BLOCKS = 1 << 16,
+    ARRAYS = 1000,
+    SAMPLES = 1024,
+    SAMPLE = 16384,
+    LONG_SAMPLE = 65536,
+    PIECE_ROWS = 1 << 15,
+    XTOKEN_ROWS = 32,
+    XTOKEN_STUDENT = 128256,
+    XTOKEN_TEACHER = 151936,
+    XTOKEN_COLUMNS = 8192,
+    HEAD_ROWS = 4096,
+    HEAD_WIDTH = 4096,
+    GAN_LOGITS = 4096
 };
 #endif
-enum { CHECKED_ROWS = 2, BLOCK = 4096 /* elements of a parameter's row, and of a small array */, PATTERN = 1 << 22 };
+enum {
+    CHECKED_ROWS = 2,
+    BLOCK = 4096 /* elements of a parameter's row, and of a small array */,
+    PATTERN = 1 << 22
+};
 
 static void require(xd_ctx *ctx, xd_result result) {
     if (result == XD_OK) return;
@@ -98,7 +130,9 @@ struct Side {
     }
 
     xd_result write(void *to, const void *from, size_t bytes) {
-        if (gpu) return cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice) == cudaSuccess ? XD_OK : XD_ERROR_DEVICE;
+        if (gpu)
+            return cudaMemcpy(to, from, bytes, cudaMemcpyHostToDevice) == cudaSuccess ? XD_OK
+                                                                                      : XD_ERROR_DEVICE;
         memcpy(to, from, bytes);
         return XD_OK;
     }
@@ -108,7 +142,8 @@ struct Side {
         const std::vector<unsigned char> pattern = noise_pattern(count, dtype, size, seed);
         char *memory = (char *)room((size_t)count * width);
         for (int64_t i = 0, period = noise_period(count); i < count; i += period)
-            require(ctx, write(memory + (size_t)i * width, pattern.data(), (size_t)(count - i < period ? count - i : period) * width));
+            require(ctx, write(memory + (size_t)i * width, pattern.data(),
+                               (size_t)(count - i < period ? count - i : period) * width));
         return memory;
     }
 
@@ -140,7 +175,8 @@ struct Operation {
     std::function<void()> call;
     std::vector<Output> outputs;
     std::function<double()> error; /* instead of a comparison of outputs */
-    double bytes = 0.0, flops = 0.0; /* what it must move, or compute; the first binds unless the second is given */
+    double bytes = 0.0,
+           flops = 0.0; /* what it must move, or compute; the first binds unless the second is given */
     size_t workspace = 0;
     std::string size;
     std::vector<std::shared_ptr<void>> keep;

@@ -30,7 +30,8 @@ static double noise_norm(int64_t count, xd_dtype dtype, double size, uint64_t se
     return sqrt((double)(count / period) * all + part);
 }
 
-static void prepare_norm(const Training &t, Side &side, int64_t rows, xd_gradient_norm_desc *all, Operation *op) {
+static void prepare_norm(const Training &t, Side &side, int64_t rows, xd_gradient_norm_desc *all,
+                         Operation *op) {
     xd_gradient_norm *norm = (xd_gradient_norm *)side.room(sizeof *norm);
     xd_ctx *ctx = side.ctx;
     op->call = [=] { require(ctx, xd_gradient_norm_compute(ctx, nullptr, all, norm)); };
@@ -66,7 +67,12 @@ static void prepare_step(const Training &t, Side &side, std::vector<xd_param> *p
         op->call = [=] { require(ctx, xd_ema_update(*average, XD_EMA_NEXT, NULL)); };
     op->outputs.push_back({ (*params)[0].value, t.dtype, BLOCK, {}, 0 });
     for (int64_t i = 0; t.what & AVERAGE && i < arrays && i < CHECKED_ROWS; i++)
-        op->outputs.push_back({ xd_ema_view(*average, i).shadow.value, XD_DTYPE_F32, BLOCK, {}, 0, (*params)[(size_t)i].count / BLOCK });
+        op->outputs.push_back({ xd_ema_view(*average, i).shadow.value,
+                                XD_DTYPE_F32,
+                                BLOCK,
+                                {},
+                                0,
+                                (*params)[(size_t)i].count / BLOCK });
 }
 
 static void prepare_training(const Training &t, Side &side, int64_t rows, Operation *op) {
@@ -113,8 +119,15 @@ static void add_training(std::vector<Case> *cases) {
         const Training *chosen = &t;
         const bool norm = t.what == NORM;
         /* Steps and averages have the CPU's bits. */
-        cases->push_back({ t.name, t.dtype, t.rows, norm ? 0 : t.list ? CHECKED_ROWS : 1, norm ? 1e-6 : 0.0,
-                           [=](const Case &, Side &side, int64_t n, Operation *op) { prepare_training(*chosen, side, n, op); }, "", 3 });
+        cases->push_back({ t.name, t.dtype, t.rows,
+                           norm     ? 0
+                           : t.list ? CHECKED_ROWS
+                                    : 1,
+                           norm ? 1e-6 : 0.0,
+                           [=](const Case &, Side &side, int64_t n, Operation *op) {
+                               prepare_training(*chosen, side, n, op);
+                           },
+                           "", 3 });
     }
 }
 
@@ -126,7 +139,8 @@ static void prepare_samples(const Case &c, Side &side, int64_t elements, xd_samp
     common->status = side.status();
 }
 
-static void finish_samples(const Case &c, int64_t rows, int64_t elements, double bytes, const xd_rows &written, Operation *op) {
+static void finish_samples(const Case &c, int64_t rows, int64_t elements, double bytes,
+                           const xd_rows &written, Operation *op) {
     op->outputs.push_back({ written.data, c.dtype, elements, {}, 0 });
     op->bytes = bytes * (double)(rows * elements);
     op->size = size_of(rows, elements);
@@ -136,7 +150,8 @@ static void prepare_vsd(int64_t elements, const Case &c, Side &side, int64_t row
     xd_vsd_desc *d = op->hold(xd_vsd_defaults());
     xd_ctx *ctx = side.ctx;
     uint64_t seed = 1;
-    for (xd_rows *input : { &d->generated, &d->teacher, &d->fake }) *input = side.noise_rows(rows, elements, c.dtype, 2.0, seed++);
+    for (xd_rows *input : { &d->generated, &d->teacher, &d->fake })
+        *input = side.noise_rows(rows, elements, c.dtype, 2.0, seed++);
     d->gradient = side.empty_rows(rows, elements, c.dtype);
     prepare_samples(c, side, elements, &d->common);
     xd_sample_values *out = (xd_sample_values *)side.room(sizeof *out);
@@ -148,7 +163,8 @@ static void prepare_denoise(const Case &c, Side &side, int64_t rows, Operation *
     xd_denoise_desc *d = op->hold(xd_denoise_defaults());
     xd_ctx *ctx = side.ctx;
     uint64_t seed = 1;
-    for (xd_rows *input : { &d->prediction, &d->clean, &d->noise }) *input = side.noise_rows(rows, LONG_SAMPLE, c.dtype, 2.0, seed++);
+    for (xd_rows *input : { &d->prediction, &d->clean, &d->noise })
+        *input = side.noise_rows(rows, LONG_SAMPLE, c.dtype, 2.0, seed++);
     d->gradient = side.empty_rows(rows, LONG_SAMPLE, c.dtype);
     const std::vector<xd_denoise_term> terms((size_t)rows, { 0.5, 0.5, 0.5, 0.5 });
     d->terms = (xd_denoise_term *)side.upload(terms.data(), terms.size() * sizeof terms[0]);
@@ -196,7 +212,8 @@ static void prepare_gan(const Case &c, Side &side, int64_t rows, Operation *op) 
 
 static void add_samples(std::vector<Case> *cases) {
     for (const bool longer : { false, true })
-        cases->push_back({ longer ? "vsd_65536" : "vsd_16384", XD_DTYPE_BF16, longer ? SAMPLES * 3 / 4 : SAMPLES * 4, CHECKED_ROWS, 0.0,
+        cases->push_back({ longer ? "vsd_65536" : "vsd_16384", XD_DTYPE_BF16,
+                           longer ? SAMPLES * 3 / 4 : SAMPLES * 4, CHECKED_ROWS, 0.0,
                            [=](const Case &c, Side &side, int64_t n, Operation *op) {
                                prepare_vsd(longer ? LONG_SAMPLE : SAMPLE, c, side, n, op);
                            } });
@@ -235,7 +252,9 @@ static void prepare_pieces(const Case &c, Side &side, int64_t rows, Operation *o
     xd_ctx *ctx = side.ctx;
     for (int r = 0; r < RANKS; r++) pieces->push_back(side.noise(rows * COLUMNS, c.dtype, 1.0, (uint64_t)r));
     void *out = side.room((size_t)(rows * COLUMNS) * sizeof(float));
-    op->call = [=] { require(ctx, xd_reduce_pieces(ctx, out, pieces->data(), RANKS, rows * COLUMNS, XD_DTYPE_F32, XD_SUM)); };
+    op->call = [=] {
+        require(ctx, xd_reduce_pieces(ctx, out, pieces->data(), RANKS, rows * COLUMNS, XD_DTYPE_F32, XD_SUM));
+    };
     op->outputs.push_back({ out, c.dtype, COLUMNS, {}, 0 });
     op->bytes = 4.0 * (RANKS + 1) * (double)(rows * COLUMNS);
     op->size = "8x" + std::to_string((long long)(rows * COLUMNS));

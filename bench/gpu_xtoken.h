@@ -18,7 +18,8 @@ struct Partners {
         for (int64_t v = 0; v < XTOKEN_STUDENT; v++)
             for (int64_t e = 0; e < ENTRIES; e++) {
                 const bool exact = v < PAIRS;
-                ids[(size_t)(v * ENTRIES + e)] = (int32_t)(exact && e ? -1 : (v * 7 + e * 4099) % XTOKEN_TEACHER);
+                ids[(size_t)(v * ENTRIES + e)] =
+                    (int32_t)(exact && e ? -1 : (v * 7 + e * 4099) % XTOKEN_TEACHER);
                 weights[(size_t)(v * ENTRIES + e)] = exact ? 1.0f : 0.25f;
             }
         const xd_exact_map_desc desc = { &rows, XTOKEN_TEACHER, false };
@@ -35,7 +36,8 @@ struct Partners {
 
 /* Four positions of five are separate chunks. */
 struct Chunks {
-    int64_t student[XTOKEN_ROWS], teacher[XTOKEN_ROWS], labels[XTOKEN_ROWS], teacher_labels[XTOKEN_ROWS], count = 0;
+    int64_t student[XTOKEN_ROWS], teacher[XTOKEN_ROWS], labels[XTOKEN_ROWS], teacher_labels[XTOKEN_ROWS],
+        count = 0;
 
     Chunks() {
         for (int64_t i = 0; i < XTOKEN_ROWS; i++) {
@@ -50,7 +52,8 @@ struct Chunks {
     }
 };
 
-static void finish_xtoken(const Case &c, const xd_rows &gradient, const std::vector<int64_t> &apart, Operation *op) {
+static void finish_xtoken(const Case &c, const xd_rows &gradient, const std::vector<int64_t> &apart,
+                          Operation *op) {
     op->outputs.push_back({ gradient.data, c.dtype, XTOKEN_STUDENT, apart, apart.empty() ? 0 : 1 });
     op->bytes = 2.0 * XTOKEN_ROWS * (2.0 * XTOKEN_STUDENT + XTOKEN_TEACHER);
     op->size = size_of(XTOKEN_ROWS, XTOKEN_STUDENT);
@@ -104,8 +107,10 @@ static void prepare_uld(const Case &c, Side &side, Operation *op) {
 
 static void add_xtoken(std::vector<Case> *cases) {
     for (const xd_xtoken_kind kind : { XD_XTOKEN_PROJECTED, XD_XTOKEN_GOLD })
-        cases->push_back({ kind == XD_XTOKEN_GOLD ? "gold" : "p_kl", XD_DTYPE_BF16, XTOKEN_ROWS, XTOKEN_ROWS, 4e-3,
-                           [=](const Case &c, Side &side, int64_t, Operation *op) { prepare_teacher(kind, c, side, op); } });
+        cases->push_back({ kind == XD_XTOKEN_GOLD ? "gold" : "p_kl", XD_DTYPE_BF16, XTOKEN_ROWS, XTOKEN_ROWS,
+                           4e-3, [=](const Case &c, Side &side, int64_t, Operation *op) {
+                               prepare_teacher(kind, c, side, op);
+                           } });
     cases->push_back({ "uld", XD_DTYPE_BF16, XTOKEN_ROWS, XTOKEN_ROWS, 4e-3,
                        [](const Case &c, Side &side, int64_t, Operation *op) { prepare_uld(c, side, op); } });
 }

@@ -270,10 +270,6 @@ static __device__ inline float xdi_cuda_widen(xdi_cuda_f16 value) {
     return xdi_cuda_from_f16(value.bits);
 }
 
-static __device__ inline float xdi_cuda_widen(xdi_cuda_none) {
-    return 0.0f;
-}
-
 static __device__ inline void xdi_cuda_narrow(float value, float *out) {
     *out = value;
 }
@@ -3362,6 +3358,35 @@ enum { XDI_CUDA_TEAM_BLOCK = 256, XDI_CUDA_SHORT_ROW = 2048, XDI_CUDA_EIGHT = 8 
         __VA_ARGS__                    \
     }
 
+/* Runs the statements with the types of a call's logits, of which Y is none without a teacher, and TEAM. */
+#define XDI_CUDA_LOSS_CASES(a, X, Y, TEAM, ...)                                                        \
+    {                                                                                                  \
+        const bool given = (a)->teacher.data && (a)->soft_weight != 0.0;                               \
+        if ((a)->vocab.end - (a)->vocab.begin <= XDI_CUDA_SHORT_ROW) {                                 \
+            enum { TEAM = XDI_CUDA_WARP };                                                             \
+            XDI_CUDA_LOSS_ANY(given, X, Y, { __VA_ARGS__ })                                            \
+        } else {                                                                                       \
+            enum { TEAM = XDI_CUDA_TEAM_BLOCK };                                                       \
+            if (!given) {                                                                              \
+                XDI_CUDA_LOGITS((a)->student.dtype, X, { typedef xdi_cuda_none Y; __VA_ARGS__ })       \
+            } else if ((a)->student.dtype == (a)->teacher.dtype) {                                     \
+                XDI_CUDA_LOGITS((a)->student.dtype, X, { typedef X Y; __VA_ARGS__ })                   \
+            } else {                                                                                   \
+                typedef xdi_cuda_any X, Y;                                                             \
+                __VA_ARGS__                                                                            \
+            }                                                                                          \
+        }                                                                                              \
+    }
+#define XDI_CUDA_LOSS_ANY(given, X, Y, ...) \
+    typedef xdi_cuda_any X;                 \
+    if (given) {                            \
+        typedef xdi_cuda_any Y;             \
+        __VA_ARGS__                         \
+    } else {                                \
+        typedef xdi_cuda_none Y;            \
+        __VA_ARGS__                         \
+    }
+
 static xdi_cuda_grid xdi_cuda_team_grid(int64_t rows, int team) {
     const int64_t each = XDI_CUDA_TEAM_BLOCK / team;
     return xdi_cuda_grid_of((rows + each - 1) / each, XDI_CUDA_TEAM_BLOCK);
@@ -3460,13 +3485,6 @@ template <> struct xdi_cuda_raw<xdi_cuda_bf16> {
     }
 };
 
-template <> struct xdi_cuda_raw<xdi_cuda_none> {
-    __device__ void load(const xdi_cuda_none *) {}
-    __device__ xdi_cuda_eight widened() const {
-        return {};
-    }
-};
-
 template <typename T> static __device__ inline xdi_cuda_eight xdi_cuda_read_whole(const T *from) {
     xdi_cuda_raw<T> raw;
     raw.load(from);
@@ -3483,10 +3501,6 @@ static __device__ inline xdi_cuda_eight xdi_cuda_read(const T *row, int64_t colu
     for (int i = 0; i < XDI_CUDA_EIGHT; i++)
         chunk.at[i] = column + i < end ? xdi_cuda_widen(row[column + i]) : beyond;
     return chunk;
-}
-
-static __device__ inline xdi_cuda_eight xdi_cuda_read(const xdi_cuda_none *, int64_t, int64_t, float = 0.0f) {
-    return {};
 }
 
 /* A row of logits of a type, whose elements are read by address; xdi_cuda_any is a type that only the call knows. One kernel for
@@ -4721,35 +4735,6 @@ static __global__ void XDI_CUDA_WIDE_KERNEL xdi_cuda_loss_stats_kernel(const __g
     const size_t size = FIXED ? sizeof(xd_fixed) : sizeof(double);
     xdi_cuda_loss_put(static_cast<char *>(a.sums) + (size_t)r * XD_LOSS_SUMS * size, totals, target, broken);
 }
-
-/* Runs the statements with the types of a call's logits, of which Y is none without a teacher, and TEAM. */
-#define XDI_CUDA_LOSS_CASES(a, X, Y, TEAM, ...)                                                        \
-    {                                                                                                  \
-        const bool given = (a)->teacher.data && (a)->soft_weight != 0.0;                               \
-        if ((a)->vocab.end - (a)->vocab.begin <= XDI_CUDA_SHORT_ROW) {                                 \
-            enum { TEAM = XDI_CUDA_WARP };                                                             \
-            XDI_CUDA_LOSS_ANY(given, X, Y, { __VA_ARGS__ })                                            \
-        } else {                                                                                       \
-            enum { TEAM = XDI_CUDA_TEAM_BLOCK };                                                       \
-            if (!given) {                                                                              \
-                XDI_CUDA_LOGITS((a)->student.dtype, X, { typedef xdi_cuda_none Y; __VA_ARGS__ })       \
-            } else if ((a)->student.dtype == (a)->teacher.dtype) {                                     \
-                XDI_CUDA_LOGITS((a)->student.dtype, X, { typedef X Y; __VA_ARGS__ })                   \
-            } else {                                                                                   \
-                typedef xdi_cuda_any X, Y;                                                             \
-                __VA_ARGS__                                                                            \
-            }                                                                                          \
-        }                                                                                              \
-    }
-#define XDI_CUDA_LOSS_ANY(given, X, Y, ...) \
-    typedef xdi_cuda_any X;                 \
-    if (given) {                            \
-        typedef xdi_cuda_any Y;             \
-        __VA_ARGS__                         \
-    } else {                                \
-        typedef xdi_cuda_none Y;            \
-        __VA_ARGS__                         \
-    }
 
 static xd_result xdi_cuda_loss_stats(const xd_launch *launch, const xd_loss_args *a) {
     xdi_cuda_scope scope(launch);
@@ -12948,4 +12933,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 d4c19e50c1420b473a83b787c2a217445dfdca4b3a2e0ed084458ed9b848f92b */
+/* xdistill sha256 6b50afa425aaa0c9ccb2477e4282e0e2e79fbdaadece2d9f8a512300d0565702 */

@@ -208,35 +208,6 @@ static __global__ void XDI_CUDA_WIDE_KERNEL xdi_cuda_loss_stats_kernel(const __g
     xdi_cuda_loss_put(static_cast<char *>(a.sums) + (size_t)r * XD_LOSS_SUMS * size, totals, target, broken);
 }
 
-/* Runs the statements with the types of a call's logits, of which Y is none without a teacher, and TEAM. */
-#define XDI_CUDA_LOSS_CASES(a, X, Y, TEAM, ...)                                                        \
-    {                                                                                                  \
-        const bool given = (a)->teacher.data && (a)->soft_weight != 0.0;                               \
-        if ((a)->vocab.end - (a)->vocab.begin <= XDI_CUDA_SHORT_ROW) {                                 \
-            enum { TEAM = XDI_CUDA_WARP };                                                             \
-            XDI_CUDA_LOSS_ANY(given, X, Y, { __VA_ARGS__ })                                            \
-        } else {                                                                                       \
-            enum { TEAM = XDI_CUDA_TEAM_BLOCK };                                                       \
-            if (!given) {                                                                              \
-                XDI_CUDA_LOGITS((a)->student.dtype, X, { typedef xdi_cuda_none Y; __VA_ARGS__ })       \
-            } else if ((a)->student.dtype == (a)->teacher.dtype) {                                     \
-                XDI_CUDA_LOGITS((a)->student.dtype, X, { typedef X Y; __VA_ARGS__ })                   \
-            } else {                                                                                   \
-                typedef xdi_cuda_any X, Y;                                                             \
-                __VA_ARGS__                                                                            \
-            }                                                                                          \
-        }                                                                                              \
-    }
-#define XDI_CUDA_LOSS_ANY(given, X, Y, ...) \
-    typedef xdi_cuda_any X;                 \
-    if (given) {                            \
-        typedef xdi_cuda_any Y;             \
-        __VA_ARGS__                         \
-    } else {                                \
-        typedef xdi_cuda_none Y;            \
-        __VA_ARGS__                         \
-    }
-
 static xd_result xdi_cuda_loss_stats(const xd_launch *launch, const xd_loss_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);

@@ -34,6 +34,35 @@ enum { XDI_CUDA_TEAM_BLOCK = 256, XDI_CUDA_SHORT_ROW = 2048, XDI_CUDA_EIGHT = 8 
         __VA_ARGS__                    \
     }
 
+/* Runs the statements with the types of a call's logits, of which Y is none without a teacher, and TEAM. */
+#define XDI_CUDA_LOSS_CASES(a, X, Y, TEAM, ...)                                                        \
+    {                                                                                                  \
+        const bool given = (a)->teacher.data && (a)->soft_weight != 0.0;                               \
+        if ((a)->vocab.end - (a)->vocab.begin <= XDI_CUDA_SHORT_ROW) {                                 \
+            enum { TEAM = XDI_CUDA_WARP };                                                             \
+            XDI_CUDA_LOSS_ANY(given, X, Y, { __VA_ARGS__ })                                            \
+        } else {                                                                                       \
+            enum { TEAM = XDI_CUDA_TEAM_BLOCK };                                                       \
+            if (!given) {                                                                              \
+                XDI_CUDA_LOGITS((a)->student.dtype, X, { typedef xdi_cuda_none Y; __VA_ARGS__ })       \
+            } else if ((a)->student.dtype == (a)->teacher.dtype) {                                     \
+                XDI_CUDA_LOGITS((a)->student.dtype, X, { typedef X Y; __VA_ARGS__ })                   \
+            } else {                                                                                   \
+                typedef xdi_cuda_any X, Y;                                                             \
+                __VA_ARGS__                                                                            \
+            }                                                                                          \
+        }                                                                                              \
+    }
+#define XDI_CUDA_LOSS_ANY(given, X, Y, ...) \
+    typedef xdi_cuda_any X;                 \
+    if (given) {                            \
+        typedef xdi_cuda_any Y;             \
+        __VA_ARGS__                         \
+    } else {                                \
+        typedef xdi_cuda_none Y;            \
+        __VA_ARGS__                         \
+    }
+
 static xdi_cuda_grid xdi_cuda_team_grid(int64_t rows, int team) {
     const int64_t each = XDI_CUDA_TEAM_BLOCK / team;
     return xdi_cuda_grid_of((rows + each - 1) / each, XDI_CUDA_TEAM_BLOCK);
@@ -132,13 +161,6 @@ template <> struct xdi_cuda_raw<xdi_cuda_bf16> {
     }
 };
 
-template <> struct xdi_cuda_raw<xdi_cuda_none> {
-    __device__ void load(const xdi_cuda_none *) {}
-    __device__ xdi_cuda_eight widened() const {
-        return {};
-    }
-};
-
 template <typename T> static __device__ inline xdi_cuda_eight xdi_cuda_read_whole(const T *from) {
     xdi_cuda_raw<T> raw;
     raw.load(from);
@@ -155,10 +177,6 @@ static __device__ inline xdi_cuda_eight xdi_cuda_read(const T *row, int64_t colu
     for (int i = 0; i < XDI_CUDA_EIGHT; i++)
         chunk.at[i] = column + i < end ? xdi_cuda_widen(row[column + i]) : beyond;
     return chunk;
-}
-
-static __device__ inline xdi_cuda_eight xdi_cuda_read(const xdi_cuda_none *, int64_t, int64_t, float = 0.0f) {
-    return {};
 }
 
 /* A row of logits of a type, whose elements are read by address; xdi_cuda_any is a type that only the call knows. One kernel for

@@ -250,10 +250,6 @@ static __device__ inline float xdi_cuda_widen(xdi_cuda_f16 value) {
     return xdi_cuda_from_f16(value.bits);
 }
 
-static __device__ inline float xdi_cuda_widen(xdi_cuda_none) {
-    return 0.0f;
-}
-
 static __device__ inline void xdi_cuda_narrow(float value, float *out) {
     *out = value;
 }

@@ -37,10 +37,10 @@ typedef struct line {
 } line;
 
 /* Half of a line: out of place, or in place. */
-typedef struct half {
+typedef struct placed {
     bench_timing ours, raw, ratio;
     int64_t wrong;
-} half;
+} placed;
 
 /* What all ranks of a run share. */
 typedef struct world {
@@ -211,12 +211,12 @@ static const char *dtype_name(const line *l) {
     return l->dtype == XD_DTYPE_F32 ? "float" : "bfloat16";
 }
 
-static void print_half(const member *m, const line *l, const half *h) {
+static void print_placed(const member *m, const line *l, const placed *h) {
     const double rate = 1e-9 * (double)l->bytes / h->ours.median;
     printf(" %8.2f %7.2f %7.2f %6lld", h->ours.median * 1e6, rate, rate * bus_factor(l->op, m->w->size), (long long)h->wrong);
 }
 
-static void write_half(const member *m, const line *l, bool in_place, const half *h) {
+static void write_placed(const member *m, const line *l, bool in_place, const placed *h) {
     const double rate = 1e-9 * (double)l->bytes / h->ours.median;
     const char *mode = m->w->reduction == XD_REDUCTION_FAST ? "fast" : "deterministic";
     fprintf(m->w->json,
@@ -231,24 +231,24 @@ static void write_half(const member *m, const line *l, bool in_place, const half
     fflush(m->w->json);
 }
 
-static void print_line(const member *m, const line *l, const half *out, const half *in) {
+static void print_line(const member *m, const line *l, const placed *out, const placed *in) {
     const bool sum = l->op == ALL_REDUCE || l->op == REDUCE_SCATTER;
     printf("%12lld %13lld %9s %7s %6d", (long long)l->bytes, (long long)count_of(l), dtype_name(l), sum ? "sum" : "none",
            l->op == BROADCAST ? 0 : -1);
     if (out)
-        print_half(m, l, out);
+        print_placed(m, l, out);
     else
         printf(" %8s %7s %7s %6s", "-", "-", "-", "-");
-    print_half(m, l, in);
+    print_placed(m, l, in);
     printf("  %6.2f\n", (out ? out : in)->ratio.median);
     fflush(stdout);
     if (!m->w->json) return;
-    if (out) write_half(m, l, false, out);
-    write_half(m, l, true, in);
+    if (out) write_placed(m, l, false, out);
+    write_placed(m, l, true, in);
 }
 
 /* A B B A, so that a drift of the clocks falls on both. */
-static xd_result bench_half(member *m, const line *l, bool in_place, half *h) {
+static xd_result bench_placed(member *m, const line *l, bool in_place, placed *h) {
     double ours[2 * ROUNDS], raw[2 * ROUNDS], ratio[ROUNDS];
     XD_TRY(check_call(m, l, in_place, &h->wrong));
     m->wrong += h->wrong;
@@ -266,9 +266,9 @@ static xd_result bench_half(member *m, const line *l, bool in_place, half *h) {
 }
 
 static xd_result bench_line(member *m, const line *l) {
-    half out, in;
-    if (l->op != BROADCAST) XD_TRY(bench_half(m, l, false, &out));
-    XD_TRY(bench_half(m, l, true, &in));
+    placed out, in;
+    if (l->op != BROADCAST) XD_TRY(bench_placed(m, l, false, &out));
+    XD_TRY(bench_placed(m, l, true, &in));
     if (xd_comm_rank(m->comm) == 0) print_line(m, l, l->op == BROADCAST ? NULL : &out, &in);
     return XD_OK;
 }

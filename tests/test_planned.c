@@ -267,8 +267,7 @@ static void scene_close(scene *s) {
 }
 
 static void run(int ranks, xd_rank_function function) {
-    const xd_ctx_desc desc = { .allocator = { count_allocate, count_release, NULL },
-                               .timeout_seconds = 60 };
+    const xd_ctx_desc desc = { .allocator = { count_allocate, count_release, NULL }, .timeout_seconds = 60 };
     xd_error error;
     memset(&error, 0, sizeof error);
     const xd_result result = xd_run_threads(ranks, &desc, function, NULL, &error);

@@ -9,6 +9,7 @@ NVCC ?= nvcc
 TORCH_PYTHON ?= $(PYTHON)
 TOKENIZER_PYTHON ?= $(PYTHON)
 CUDA_ARCHS ?= 80 90 100
+GPU_ARCH ?= native
 MPIRUN ?= mpirun --oversubscribe --allow-run-as-root -n 4
 LIBS = -lm -lpthread
 
@@ -64,7 +65,7 @@ linked = -DXDISTILL_IMPLEMENTED
 networks = build/networks.a
 network_objects := $(patsubst examples/%.c,build/networks/%.o,$(sort $(wildcard examples/nn/*.c examples/common/*.c)))
 
-.PHONY: help lib edit-to-test demo demo-mpi demo-sharded demo-toys demo-images demo-real teacher image-teacher test check fuzz golden golden-levels bench bench-threads bench-torch bench-torch-xtoken bench-torch-gpu bench-dmd bench-fake bench-wrap bench-files bench-tokenizers examples mpi cuda cuda-unit cuda-cost test-cuda test-cuda-emu test-cuda-ptx coverage-cuda gpu-check install uninstall format check-format amalgamate api docs clean
+.PHONY: help lib edit-to-test demo demo-mpi demo-sharded demo-toys demo-images demo-real teacher image-teacher test check fuzz golden golden-levels bench bench-threads bench-gpu bench-nccl bench-torch bench-torch-xtoken bench-torch-gpu bench-dmd bench-fake bench-wrap bench-files bench-tokenizers examples mpi cuda cuda-unit cuda-cost test-cuda test-cuda-emu test-cuda-ptx coverage-cuda gpu-check install uninstall format check-format amalgamate api docs clean
 .DELETE_ON_ERROR:
 
 help: ## Library: list the targets
@@ -346,8 +347,28 @@ bench-torch-xtoken: build/bench/xtoken_shim.so ## Speed: losses across tokenizer
 bench-torch-gpu: build/bench/gpu_shim.so ## Speed: a GPU, PyTorch, and Liger where it is installed
 	$(TORCH_PYTHON) bench/torch/compare.py --device cuda build/bench/gpu_shim.so $(ARGS)
 
-build/bench/gpu_shim.so: bench/torch/gpu_shim.cu xdistill.h xdistill_cuda.cu | build/bench
-	$(compiling)$(NVCC) -O3 -arch=native -shared -Xcompiler -fPIC -I. $< xdistill_cuda.cu -o $@
+build/bench/gpu_shim.so: bench/torch/gpu_shim.cu xdistill.h build/bench/xdistill_cuda.o | build/bench
+	$(compiling)$(NVCC) -O3 -arch=$(GPU_ARCH) -shared -Xcompiler -fPIC -I. $< build/bench/xdistill_cuda.o -o $@
+
+# A minute. PyTorch's times come first, where it can use the GPU, and are a column of the table.
+bench-gpu: build/bench/gpu ## Speed: each operation of a GPU, a line each; ARGS
+	@if $(TORCH_PYTHON) -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then \
+	$(TORCH_PYTHON) bench/torch/peers.py >build/bench/gpu_peers; GPU_PEERS=build/bench/gpu_peers build/bench/gpu $(ARGS); \
+	else build/bench/gpu $(ARGS); fi
+
+bench-nccl: build/bench/nccl ## Speed: collectives of all GPUs; NCCL_HOME, ARGS
+	build/bench/nccl $(ARGS)
+
+build/bench/gpu: bench/gpu.cu $(wildcard bench/*.h) build/bench/xdistill_cuda.o build/bench/xdistill.o
+	$(compiling)$(NVCC) -O3 -x cu -arch=$(GPU_ARCH) $(linked) -I. $< -x none build/bench/xdistill_cuda.o build/bench/xdistill.o -o $@ $(LIBS)
+
+nccl_flags = $(if $(NCCL_HOME),-I$(NCCL_HOME)/include -L$(NCCL_HOME)/lib -Xlinker -rpath=$(NCCL_HOME)/lib) -lnccl
+
+build/bench/nccl: bench/nccl.cu bench/bench.h xdistill_nccl.h build/bench/xdistill_cuda.o build/bench/xdistill.o
+	$(compiling)$(NVCC) -O3 -x cu -arch=$(GPU_ARCH) $(linked) -I. $< -x none build/bench/xdistill_cuda.o build/bench/xdistill.o -o $@ $(nccl_flags) $(LIBS)
+
+build/bench/xdistill_cuda.o: xdistill_cuda.cu xdistill.h | build/bench
+	$(compiling)$(NVCC) -O2 -arch=$(GPU_ARCH) -split-compile=0 -Xcompiler -fPIC -I. -c $< -o $@
 
 bench-tokenizers: ## Speed: reference packages; TOKENIZERS, TOKENIZER_PYTHON
 	$(TOKENIZER_PYTHON) tests/tokenizers/compare.py "$(TOKENIZERS)" $(ARGS)

@@ -67,10 +67,13 @@
 #    define XDI_CUDA_ALIGNED16(pointer) emu_require_aligned((pointer), 16, __FILE__, __LINE__)
 #endif
 
-/* A function that is called rarely, in double: inlined, it would take the registers of the loops around it. */
+/* A function that is called rarely, in double: inlined, it would take the registers of the loops around it. ONCE: a kernel has
+ * its code once, wherever it is called from. Each kernel has a copy of what it calls. */
 #if defined(XD_EMU)
+#    define XDI_CUDA_ONCE
 #    define XDI_CUDA_APART static
 #else
+#    define XDI_CUDA_ONCE __noinline__
 #    define XDI_CUDA_APART static __noinline__
 #endif
 
@@ -267,10 +270,6 @@ static __device__ inline float xdi_cuda_widen(xdi_cuda_f16 value) {
     return xdi_cuda_from_f16(value.bits);
 }
 
-static __device__ inline float xdi_cuda_widen(xdi_cuda_none) {
-    return 0.0f;
-}
-
 static __device__ inline void xdi_cuda_narrow(float value, float *out) {
     *out = value;
 }
@@ -372,8 +371,9 @@ template <typename T> static __device__ inline T xdi_cuda_shuffle_xor(T value, i
 /* All lanes' values merged in the order of the lanes, the same on every lane; all 32 take part. merge(a, b)
  * need not commute: a always comes from the lower lanes. */
 template <typename T, typename Merge> static __device__ inline T xdi_cuda_warp_reduce(T value, Merge merge) {
+    enum { AT_ONCE = sizeof(T) > 2 * sizeof(int64_t) ? 1 : 5 }; /* the code of what is long stands there once */
     const int lane = (int)(threadIdx.x % XDI_CUDA_WARP);
-    XD_UNROLL
+    XD_UNROLL_N(AT_ONCE)
     for (int mask = 1; mask < XDI_CUDA_WARP; mask *= 2) {
         const T other = xdi_cuda_shuffle_xor(value, mask);
         value = lane & mask ? merge(other, value) : merge(value, other);
@@ -2043,8 +2043,8 @@ struct xdi_cuda_beside_options {
     int count;
 };
 
-static __device__ inline void xdi_cuda_beside_element(const xdi_cuda_average_options &o,
-                                                      const xdi_cuda_beside_target &t, int64_t i, double source) {
+XDI_CUDA_APART __device__ void xdi_cuda_beside_element(const xdi_cuda_average_options &o,
+                                                       const xdi_cuda_beside_target &t, int64_t i, double source) {
     xd_average_array a = {};
     a.target = t.target;
     a.compensation = t.compensation;
@@ -3358,6 +3358,35 @@ enum { XDI_CUDA_TEAM_BLOCK = 256, XDI_CUDA_SHORT_ROW = 2048, XDI_CUDA_EIGHT = 8 
         __VA_ARGS__                    \
     }
 
+/* Runs the statements with the types of a call's logits, of which Y is none without a teacher, and TEAM. */
+#define XDI_CUDA_LOSS_CASES(a, X, Y, TEAM, ...)                                                        \
+    {                                                                                                  \
+        const bool given = (a)->teacher.data && (a)->soft_weight != 0.0;                               \
+        if ((a)->vocab.end - (a)->vocab.begin <= XDI_CUDA_SHORT_ROW) {                                 \
+            enum { TEAM = XDI_CUDA_WARP };                                                             \
+            XDI_CUDA_LOSS_ANY(given, X, Y, { __VA_ARGS__ })                                            \
+        } else {                                                                                       \
+            enum { TEAM = XDI_CUDA_TEAM_BLOCK };                                                       \
+            if (!given) {                                                                              \
+                XDI_CUDA_LOGITS((a)->student.dtype, X, { typedef xdi_cuda_none Y; __VA_ARGS__ })       \
+            } else if ((a)->student.dtype == (a)->teacher.dtype) {                                     \
+                XDI_CUDA_LOGITS((a)->student.dtype, X, { typedef X Y; __VA_ARGS__ })                   \
+            } else {                                                                                   \
+                typedef xdi_cuda_any X, Y;                                                             \
+                __VA_ARGS__                                                                            \
+            }                                                                                          \
+        }                                                                                              \
+    }
+#define XDI_CUDA_LOSS_ANY(given, X, Y, ...) \
+    typedef xdi_cuda_any X;                 \
+    if (given) {                            \
+        typedef xdi_cuda_any Y;             \
+        __VA_ARGS__                         \
+    } else {                                \
+        typedef xdi_cuda_none Y;            \
+        __VA_ARGS__                         \
+    }
+
 static xdi_cuda_grid xdi_cuda_team_grid(int64_t rows, int team) {
     const int64_t each = XDI_CUDA_TEAM_BLOCK / team;
     return xdi_cuda_grid_of((rows + each - 1) / each, XDI_CUDA_TEAM_BLOCK);
@@ -3456,13 +3485,6 @@ template <> struct xdi_cuda_raw<xdi_cuda_bf16> {
     }
 };
 
-template <> struct xdi_cuda_raw<xdi_cuda_none> {
-    __device__ void load(const xdi_cuda_none *) {}
-    __device__ xdi_cuda_eight widened() const {
-        return {};
-    }
-};
-
 template <typename T> static __device__ inline xdi_cuda_eight xdi_cuda_read_whole(const T *from) {
     xdi_cuda_raw<T> raw;
     raw.load(from);
@@ -3481,9 +3503,70 @@ static __device__ inline xdi_cuda_eight xdi_cuda_read(const T *row, int64_t colu
     return chunk;
 }
 
-static __device__ inline xdi_cuda_eight xdi_cuda_read(const xdi_cuda_none *, int64_t, int64_t, float = 0.0f) {
-    return {};
-}
+/* A row of logits of a type, whose elements are read by address; xdi_cuda_any is a type that only the call knows. One kernel for
+ * any type serves rows whose time is not in reading: short ones, and those whose teacher has another type. */
+struct xdi_cuda_any {
+    float widest;
+};
+
+template <typename T> struct xdi_cuda_line {
+    const T *at;
+
+    static __device__ xdi_cuda_line of(const xd_rows &x, int64_t row) {
+        return { xdi_cuda_row<T>(x, row) };
+    }
+    __device__ xdi_cuda_line from(int64_t column) const {
+        return { at + column };
+    }
+    __device__ float element(int64_t column) const {
+        return xdi_cuda_widen(at[column]);
+    }
+    __device__ xdi_cuda_eight eight(int64_t column, int64_t end, float beyond) const {
+        return xdi_cuda_read(at, column, end, beyond);
+    }
+};
+
+template <> struct xdi_cuda_line<xdi_cuda_none> {
+    const xdi_cuda_none *at;
+
+    static __device__ xdi_cuda_line of(const xd_rows &, int64_t) {
+        return { NULL };
+    }
+    __device__ xdi_cuda_line from(int64_t) const {
+        return { NULL };
+    }
+    __device__ float element(int64_t) const {
+        return 0.0f;
+    }
+    __device__ xdi_cuda_eight eight(int64_t, int64_t, float) const {
+        return {};
+    }
+};
+
+template <> struct xdi_cuda_line<xdi_cuda_any> {
+    const char *at;
+    bool wide;
+
+    static __device__ xdi_cuda_line of(const xd_rows &x, int64_t row) {
+        const bool wide = x.dtype == XD_DTYPE_F32;
+        return { static_cast<const char *>(x.data) + row * xdi_cuda_stride(x) * (wide ? 4 : 2), wide };
+    }
+    __device__ xdi_cuda_line from(int64_t column) const {
+        return { at + column * (wide ? 4 : 2), wide };
+    }
+    __device__ const float *floats() const {
+        return reinterpret_cast<const float *>(at);
+    }
+    __device__ const xdi_cuda_bf16 *halves() const {
+        return reinterpret_cast<const xdi_cuda_bf16 *>(at);
+    }
+    __device__ float element(int64_t column) const {
+        return wide ? floats()[column] : xdi_cuda_widen(halves()[column]);
+    }
+    __device__ xdi_cuda_eight eight(int64_t column, int64_t end, float beyond) const {
+        return wide ? xdi_cuda_read(floats(), column, end, beyond) : xdi_cuda_read(halves(), column, end, beyond);
+    }
+};
 
 /* A pack of eight elements, rounded; a NaN loses its payload. */
 template <typename T> static __device__ inline xdi_cuda_pack<T> xdi_cuda_rounded(const float *from) {
@@ -3788,6 +3871,7 @@ template <int TEAM, typename Order>
 static __device__ inline void xdi_cuda_bitonic(int64_t count, Order order) {
     for (int64_t size = 2; size / 2 < count; size *= 2)
         for (int64_t stride = size / 2; stride > 0; stride /= 2) {
+            XD_UNROLL_N(1)
             for (int64_t i = xdi_cuda_team_thread<TEAM>(); i < count; i += TEAM) {
                 const int64_t partner = stride == size / 2 ? i ^ (size - 1) : i ^ stride;
                 if (partner > i && partner < count) order(i, partner);
@@ -3832,20 +3916,34 @@ template <int LEFT> static __device__ inline void xdi_cuda_copies_wait() {
 template <typename T, int STAGES> struct xdi_cuda_waiting {
     alignas(16) T at[STAGES][XDI_CUDA_TEAM_BLOCK][XDI_CUDA_EIGHT];
 
-    __device__ void ask(int stage, const T *from) {
+    __device__ void ask(int stage, const xdi_cuda_line<T> &from) {
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_EIGHT; i += xdi_cuda_pack<T>::COUNT)
-            xdi_cuda_copy16(&at[stage][threadIdx.x][i], from + i);
+            xdi_cuda_copy16(&at[stage][threadIdx.x][i], from.at + i);
     }
-    __device__ xdi_cuda_eight take(int stage) const {
+    __device__ xdi_cuda_eight take(int stage, const xdi_cuda_line<T> &) const {
         return xdi_cuda_read_whole(&at[stage][threadIdx.x][0]);
     }
 };
 
 template <int STAGES> struct xdi_cuda_waiting<xdi_cuda_none, STAGES> {
-    __device__ void ask(int, const xdi_cuda_none *) {}
-    __device__ xdi_cuda_eight take(int) const {
+    __device__ void ask(int, const xdi_cuda_line<xdi_cuda_none> &) {}
+    __device__ xdi_cuda_eight take(int, const xdi_cuda_line<xdi_cuda_none> &) const {
         return {};
+    }
+};
+
+template <int STAGES> struct xdi_cuda_waiting<xdi_cuda_any, STAGES> {
+    alignas(16) float at[STAGES][XDI_CUDA_TEAM_BLOCK][XDI_CUDA_EIGHT];
+
+    __device__ void ask(int stage, const xdi_cuda_line<xdi_cuda_any> &from) {
+        float *to = &at[stage][threadIdx.x][0];
+        xdi_cuda_copy16(to, from.at);
+        if (from.wide) xdi_cuda_copy16(to + 4, from.floats() + 4);
+    }
+    __device__ xdi_cuda_eight take(int stage, const xdi_cuda_line<xdi_cuda_any> &of) const {
+        const float *from = &at[stage][threadIdx.x][0];
+        return of.wide ? xdi_cuda_read_whole(from) : xdi_cuda_read_whole(reinterpret_cast<const xdi_cuda_bf16 *>(from));
     }
 };
 
@@ -3873,42 +3971,45 @@ template <typename X, typename Y> static __device__ inline xdi_cuda_ahead<X, Y> 
 }
 
 /* Where a row lies. walk() calls use(k, eight of x, eight of y) for `count` steps of this thread's columns: step k has the eight
- * from number first + k * step on, at a multiple of 16 bytes. The threads of a block need not have the same count. */
+ * from number first + k * step on, at a multiple of 16 bytes in the first `whole` steps; the others are what rest(k, &x, &y) reads.
+ * One loop has both kinds, so that a kernel has the work of a step once. The threads of a block need not have the same counts. */
 struct xdi_cuda_in_memory {
-    template <typename X, typename Y, typename Use>
-    static __device__ inline void walk(const X *x, const Y *y, int64_t first, int64_t step, int count, Use use) {
+    template <typename X, typename Y, typename Rest, typename Use>
+    static __device__ inline void walk(const xdi_cuda_line<X> &x, const xdi_cuda_line<Y> &y, int64_t first, int64_t step, int whole,
+                                       int count, Rest rest, Use use) {
         enum { STAGES = xdi_cuda_ahead<X, Y>::STAGES };
         xdi_cuda_ahead<X, Y> &room = xdi_cuda_ahead_room<X, Y>();
         XD_UNROLL
         for (int k = 0; k < STAGES; k++) {
-            if (k < count) room.x.ask(k, x + (first + k * step)), room.y.ask(k, y + (first + k * step));
+            if (k < whole) room.x.ask(k, x.from(first + k * step)), room.y.ask(k, y.from(first + k * step));
             xdi_cuda_copies_group();
         }
+        XD_UNROLL_N(1)
         for (int k = 0; k < count; k++) {
             const int stage = k % STAGES;
-            xdi_cuda_copies_wait<STAGES - 1>();
-            const xdi_cuda_eight values = room.x.take(stage), beside = room.y.take(stage);
-            if (k + STAGES < count) {
-                const int64_t next = first + (k + STAGES) * step;
-                room.x.ask(stage, x + next);
-                room.y.ask(stage, y + next);
+            xdi_cuda_eight values, beside;
+            if (k < whole) {
+                xdi_cuda_copies_wait<STAGES - 1>();
+                values = room.x.take(stage, x);
+                beside = room.y.take(stage, y);
+                if (k + STAGES < whole) {
+                    const int64_t next = first + (k + STAGES) * step;
+                    room.x.ask(stage, x.from(next));
+                    room.y.ask(stage, y.from(next));
+                }
+                xdi_cuda_copies_group();
+            } else {
+                rest(k, &values, &beside);
             }
-            xdi_cuda_copies_group();
             use(k, values, beside);
         }
     }
 };
 
-/* In shared memory: its columns are there. */
-struct xdi_cuda_on_chip {
-    template <typename X, typename Y, typename Use>
-    static __device__ inline void walk(const X *x, const Y *y, int64_t first, int64_t step, int count, Use use) {
-        for (int k = 0; k < count; k++) {
-            const int64_t at = first + k * step;
-            use(k, xdi_cuda_read_whole(x + at), xdi_cuda_read_whole(y + at));
-        }
-    }
-};
+/* Steps of columns [first, columns) by `step`. */
+static __device__ inline int xdi_cuda_steps_of(int64_t first, int64_t columns, int64_t step) {
+    return first < columns ? (int)((columns - first + step - 1) / step) : 0;
+}
 
 /* >>cuda/largest.cuh */
 
@@ -3989,6 +4090,7 @@ static __device__ inline void xdi_cuda_each_eight(const T *row, int64_t end, Use
             c += STEP;
         }
     }
+    XD_UNROLL_N(1)
     for (; c < end; c += STEP) use(xdi_cuda_raw_of(row, c, end), c);
 }
 
@@ -4474,6 +4576,7 @@ static xd_result xdi_cuda_loss_references(const xd_launch *launch, const xd_loss
 /* References of the whole row from those of all shards. */
 static __device__ void xdi_cuda_loss_whole_reference(const xd_loss_args &a, int64_t r, double *ref) {
     xd_loss_no_reference(ref);
+    XD_UNROLL_N(1)
     for (int i = 0; i < a.vocab.shards; i++)
         xd_loss_join_reference(ref, a.all_references + i * a.reference_stride + r * XD_LOSS_REFERENCES);
 }
@@ -4566,19 +4669,18 @@ static __device__ inline void xdi_cuda_loss_terms(const xdi_cuda_loss_row &w, fl
     sums->add(XD_LOSS_CROSS, xdi_cuda_loss_cross(w, e_s, e_t, dx, dy, y));
 }
 
-template <typename X, typename Y, bool FIXED, int TEAM>
+/* Logits of either type. */
+template <bool FIXED, int TEAM>
 static __device__ inline void xdi_cuda_loss_stats_row(const xd_loss_args &a, int64_t r, const double *ref,
                                                       xdi_cuda_sums<XDI_CUDA_LOSS_TERMS, FIXED> *sums) {
     xdi_cuda_loss_row w =
-        xdi_cuda_loss_row_of<Y>(a, ref[XD_LOSS_MAX], ref[XD_LOSS_TEACHER_MAX], ref[XD_LOSS_TEACHER_AT_ARG]);
+        xdi_cuda_loss_row_of<float>(a, ref[XD_LOSS_MAX], ref[XD_LOSS_TEACHER_MAX], ref[XD_LOSS_TEACHER_AT_ARG]);
     w.soft = xdi_cuda_loss_has_soft(a);
-    const X *student = xdi_cuda_row<X>(a.student, r);
-    const Y *teacher = xdi_cuda_row<Y>(a.teacher, r);
     const int64_t columns = a.vocab.end - a.vocab.begin;
     for (int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>(); c < columns; c += XDI_CUDA_EIGHT * TEAM) {
-        const xdi_cuda_eight x = xdi_cuda_read(student, c, columns);
+        const xdi_cuda_eight x = xdi_cuda_read_any(a.student, r, c, columns);
         xdi_cuda_eight y = {};
-        if (w.soft) y = xdi_cuda_read(teacher, c, columns);
+        if (w.soft) y = xdi_cuda_read_any(a.teacher, r, c, columns);
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_EIGHT; i++)
             if (c + i < columns) xdi_cuda_loss_terms(w, x.at[i], y.at[i], sums);
@@ -4617,7 +4719,7 @@ static __device__ inline void xdi_cuda_loss_put(void *to,
     sums[XD_LOSS_BAD].low = misfits.large;
 }
 
-template <typename X, typename Y, bool FIXED, int TEAM>
+template <bool FIXED, int TEAM>
 static __global__ void XDI_CUDA_WIDE_KERNEL xdi_cuda_loss_stats_kernel(const __grid_constant__ xd_loss_args a) {
     const int64_t r = xdi_cuda_team_row<TEAM>();
     if (r >= a.student.rows) return;
@@ -4625,7 +4727,7 @@ static __global__ void XDI_CUDA_WIDE_KERNEL xdi_cuda_loss_stats_kernel(const __g
     const bool broken = isnan(ref[XD_LOSS_MAX]) || isnan(ref[XD_LOSS_TEACHER_MAX]);
     const bool counts = !broken && a.row_scale[r] != 0.0;
     xdi_cuda_sums<XDI_CUDA_LOSS_TERMS, FIXED> mine;
-    if (counts) xdi_cuda_loss_stats_row<X, Y, FIXED, TEAM>(a, r, ref, &mine);
+    if (counts) xdi_cuda_loss_stats_row<FIXED, TEAM>(a, r, ref, &mine);
     const typename xdi_cuda_sums<XDI_CUDA_LOSS_TERMS, FIXED>::totals totals =
         xdi_cuda_team_totals<TEAM>(mine);
     if (xdi_cuda_team_thread<TEAM>() != 0) return;
@@ -4634,30 +4736,13 @@ static __global__ void XDI_CUDA_WIDE_KERNEL xdi_cuda_loss_stats_kernel(const __g
     xdi_cuda_loss_put(static_cast<char *>(a.sums) + (size_t)r * XD_LOSS_SUMS * size, totals, target, broken);
 }
 
-/* Runs the statements with the types of a call's logits; Y is NONE where it has no teacher. */
-#define XDI_CUDA_LOSS_TYPES(a, X, Y, NONE, ...)                                    \
-    XDI_CUDA_LOGITS((a)->student.dtype, X, {                                       \
-        if (!(a)->teacher.data || (a)->soft_weight == 0.0) {                       \
-            typedef NONE Y;                                                        \
-            __VA_ARGS__                                                            \
-        } else {                                                                   \
-            XDI_CUDA_LOGITS((a)->teacher.dtype, Y, { __VA_ARGS__ })                \
-        }                                                                          \
-    })
-
-/* And TEAM. */
-#define XDI_CUDA_LOSS_CASES(a, X, Y, NONE, TEAM, ...)         \
-    XDI_CUDA_TEAMS((a)->vocab.end - (a)->vocab.begin, TEAM, { \
-        XDI_CUDA_LOSS_TYPES(a, X, Y, NONE, { __VA_ARGS__ })   \
-    })
-
 static xd_result xdi_cuda_loss_stats(const xd_launch *launch, const xd_loss_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    XDI_CUDA_LOSS_CASES(a, X, Y, X, TEAM, { /* their terms ask what a call has one by one anyway */
-        const xdi_cuda_grid grid = xdi_cuda_team_grid(a->student.rows, TEAM);
-        return a->fixed ? XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_loss_stats_kernel<X, Y, true, TEAM>), *a)
-                        : XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_loss_stats_kernel<X, Y, false, TEAM>), *a);
+    if (a->fixed) /* exact sums have no order: one kernel does for rows of any length */
+        return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->student.rows, XDI_CUDA_TEAM_BLOCK), (xdi_cuda_loss_stats_kernel<true, XDI_CUDA_TEAM_BLOCK>), *a);
+    XDI_CUDA_TEAMS(a->vocab.end - a->vocab.begin, TEAM, {
+        return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->student.rows, TEAM), (xdi_cuda_loss_stats_kernel<false, TEAM>), *a);
     })
 }
 
@@ -4683,6 +4768,7 @@ static __device__ void xdi_cuda_loss_total_plain(const xd_loss_args &a, int64_t 
                                                  double *total) {
     const double *all = static_cast<const double *>(a.all_sums);
     for (int i = 0; i < XD_LOSS_SUMS; i++) total[i] = 0.0;
+    XD_UNROLL_N(1)
     for (int i = 0; i < a.vocab.shards; i++) {
         const double *own = a.all_references + i * a.reference_stride + r * XD_LOSS_REFERENCES;
         const double *sums = all + i * a.sums_stride + r * XD_LOSS_SUMS;
@@ -4834,10 +4920,10 @@ static __global__ void XDI_CUDA_WIDE_KERNEL xdi_cuda_loss_mixture_kernel(const _
 static xd_result xdi_cuda_loss_mixture(const xd_launch *launch, const xd_loss_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
+    if (a->fixed) /* exact sums have no order: one kernel does for rows of any length */
+        return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->student.rows, XDI_CUDA_TEAM_BLOCK), (xdi_cuda_loss_mixture_kernel<true, XDI_CUDA_TEAM_BLOCK>), *a);
     XDI_CUDA_TEAMS(a->vocab.end - a->vocab.begin, TEAM, {
-        const xdi_cuda_grid grid = xdi_cuda_team_grid(a->student.rows, TEAM);
-        return a->fixed ? XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_loss_mixture_kernel<true, TEAM>), *a)
-                        : XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_loss_mixture_kernel<false, TEAM>), *a);
+        return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->student.rows, TEAM), (xdi_cuda_loss_mixture_kernel<false, TEAM>), *a);
     })
 }
 
@@ -4972,36 +5058,34 @@ static __device__ inline void xdi_cuda_loss_grad_columns(const xd_loss_args &a, 
     const xdi_cuda_loss_weights w = { (float)(a.row_scale[r] * a.hard_weight),
                                       (float)(a.row_scale[r] * a.soft_weight / a.temperature),
                                       (float)a.uniform_weight };
-    const X *student = xdi_cuda_row<X>(a.student, r);
-    const Y *teacher = xdi_cuda_row<Y>(a.teacher, r);
-    /* Backwards: what was read last is still in the cache. First what is not whole. */
+    const xdi_cuda_line<X> student = xdi_cuda_line<X>::of(a.student, r);
+    const xdi_cuda_line<Y> teacher = xdi_cuda_line<Y>::of(a.teacher, r);
+    /* Backwards: what was read last is still in the cache. At the end what is not whole. */
     const int64_t width = a.gradient.cols, step = XDI_CUDA_EIGHT * TEAM, first = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>();
     void *gradient = xdi_cuda_aligned_row(a.gradient, r);
-    const bool aligned = gradient && xdi_cuda_is_aligned16(student) && xdi_cuda_is_aligned16(teacher);
+    const bool aligned = gradient && xdi_cuda_is_aligned16(student.at) && xdi_cuda_is_aligned16(teacher.at);
     const bool wide = xdi_cuda_held(a.gradient.dtype == XD_DTYPE_F32) != 0;
     const int whole = aligned ? (int)((columns < width ? columns : width) / step) : 0;
-    for (int64_t c = whole * step + first; c < width; c += step) {
-        xdi_cuda_eight g = {}, y = {};
-        if (c < columns) {
-            const xdi_cuda_eight x = xdi_cuda_read(student, c, columns);
-            if (s.row.soft) y = xdi_cuda_read(teacher, c, columns);
-            g = xdi_cuda_loss_gradient(s, w, x, y);
-            if (c + XDI_CUDA_EIGHT > columns) {
+    const int64_t last = first + (whole - 1) * step;
+    xdi_cuda_in_memory::walk(
+        student, teacher, last, -step, whole, xdi_cuda_steps_of(first, width, step),
+        [&](int k, xdi_cuda_eight *x, xdi_cuda_eight *y) {
+            *x = student.eight(first + k * step, columns, 0.0f);
+            *y = teacher.eight(first + k * step, columns, 0.0f);
+        },
+        [&](int k, const xdi_cuda_eight &x, const xdi_cuda_eight &y) {
+            const int64_t c = first + k * step;
+            xdi_cuda_eight g = xdi_cuda_loss_gradient(s, w, x, y);
+            if (k >= whole) {
                 XD_UNROLL
                 for (int i = 0; i < XDI_CUDA_EIGHT; i++) g.at[i] = c + i < columns ? g.at[i] : 0.0f;
+                xdi_cuda_write_any(a.gradient, r, c, width, g);
+            } else if (wide) {
+                xdi_cuda_write_whole(static_cast<float *>(gradient) + last - k * step, g);
+            } else {
+                xdi_cuda_write_whole(static_cast<xdi_cuda_bf16 *>(gradient) + last - k * step, g);
             }
-        }
-        xdi_cuda_write_any(a.gradient, r, c, width, g);
-    }
-    const int64_t last = first + (whole - 1) * step;
-    xdi_cuda_in_memory::walk(student, teacher, last, -step, whole,
-                             [&](int k, const xdi_cuda_eight &x, const xdi_cuda_eight &y) {
-                                 const xdi_cuda_eight g = xdi_cuda_loss_gradient(s, w, x, y);
-                                 if (wide)
-                                     xdi_cuda_write_whole(static_cast<float *>(gradient) + last - k * step, g);
-                                 else
-                                     xdi_cuda_write_whole(static_cast<xdi_cuda_bf16 *>(gradient) + last - k * step, g);
-                             });
+        });
 }
 
 template <typename X, typename Y, int TEAM>
@@ -5023,8 +5107,13 @@ static __device__ inline void xdi_cuda_loss_grad_row(const xd_loss_args &a, int6
                                  (float)xdi_cuda_loss_gradient_at(a, r, row, exact[i]));
 }
 
+/* As many blocks on a multiprocessor as registers allow without spilling, so that some load while others compute. */
+template <typename Y> struct xdi_cuda_loss_blocks {
+    enum { LEAST = xdi_cuda_is<Y>::GIVEN ? 2 : 4 };
+};
+
 template <typename X, typename Y, int TEAM>
-static __global__ void XDI_CUDA_WIDE_KERNEL
+static __global__ void __launch_bounds__(XDI_CUDA_TEAM_BLOCK, xdi_cuda_loss_blocks<Y>::LEAST)
 xdi_cuda_loss_grad_kernel(const __grid_constant__ xd_loss_args a) {
     const int64_t r = xdi_cuda_team_row<TEAM>();
     if (r < a.student.rows) xdi_cuda_loss_grad_row<X, Y, TEAM>(a, r); /* the whole team returns */
@@ -5033,7 +5122,7 @@ xdi_cuda_loss_grad_kernel(const __grid_constant__ xd_loss_args a) {
 static xd_result xdi_cuda_loss_grad(const xd_launch *launch, const xd_loss_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    XDI_CUDA_LOSS_CASES(a, X, Y, xdi_cuda_none, TEAM, {
+    XDI_CUDA_LOSS_CASES(a, X, Y, TEAM, {
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->student.rows, TEAM),
                                (xdi_cuda_loss_grad_kernel<X, Y, TEAM>), *a);
     })
@@ -5241,30 +5330,32 @@ static __device__ inline void xdi_cuda_loss_sweep_eight(const xd_loss_args &a, c
     if (t->row.uniform) xdi_cuda_loss_add_plain(t, x, c, columns);
 }
 
-/* All columns of this lane, which lie in WHERE. The lanes of a warp go through theirs as often as each other. */
-template <typename X, typename Y, int TEAM, typename WHERE>
-static __device__ inline void xdi_cuda_loss_sweep_lane(const xd_loss_args &a, const X *student, const Y *teacher,
-                                                       int64_t columns, xdi_cuda_loss_sweep *t) {
+/* All columns of this lane. The lanes of a warp go through theirs as often as each other. */
+template <typename X, typename Y, int TEAM>
+static __device__ inline void xdi_cuda_loss_sweep_lane(const xd_loss_args &a, const xdi_cuda_line<X> &student,
+                                                       const xdi_cuda_line<Y> &teacher, int64_t columns, xdi_cuda_loss_sweep *t) {
     const int64_t step = XDI_CUDA_EIGHT * TEAM, warp = XDI_CUDA_EIGHT * XDI_CUDA_WARP;
     const int64_t first = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>();
     const int64_t begin = first - XDI_CUDA_EIGHT * (int64_t)(threadIdx.x % XDI_CUDA_WARP); /* of the warp */
-    const bool aligned = xdi_cuda_is_aligned16(student) && xdi_cuda_is_aligned16(teacher);
+    const bool aligned = xdi_cuda_is_aligned16(student.at) && xdi_cuda_is_aligned16(teacher.at);
     const int whole = aligned && columns >= begin + warp ? (int)((columns - begin - warp) / step) + 1 : 0;
-    WHERE::walk(student, teacher, first, step, whole,
-                [&](int k, const xdi_cuda_eight &x, const xdi_cuda_eight &y) {
-                    xdi_cuda_loss_sweep_eight(a, x, y, first + k * step, columns, t);
-                    if (k & 1) xdi_cuda_loss_flush(t);
-                });
-    for (int64_t c = first + whole * step; c - first + begin < columns; c += step)
-        xdi_cuda_loss_sweep_eight(a, xdi_cuda_read(student, c, columns, -INFINITY),
-                                  xdi_cuda_read(teacher, c, columns, -INFINITY), c, columns, t);
+    xdi_cuda_in_memory::walk(
+        student, teacher, first, step, whole, xdi_cuda_steps_of(begin, columns, step),
+        [&](int k, xdi_cuda_eight *x, xdi_cuda_eight *y) {
+            *x = student.eight(first + k * step, columns, -INFINITY);
+            *y = teacher.eight(first + k * step, columns, -INFINITY);
+        },
+        [&](int k, const xdi_cuda_eight &x, const xdi_cuda_eight &y) {
+            xdi_cuda_loss_sweep_eight(a, x, y, first + k * step, columns, t);
+            if ((k & 1) && k < whole) xdi_cuda_loss_flush(t);
+        });
 }
 
 /* `columns` columns, the first of which is number `begin` of the whole row: references [XD_LOSS_REFERENCES] and sums
  * [XD_LOSS_SUMS], without TARGET, on every thread of the team. */
-template <typename X, typename Y, int TEAM, typename WHERE>
-static __device__ inline void xdi_cuda_loss_sweep_columns(const xd_loss_args &a, const X *student, const Y *teacher,
-                                                          int64_t columns, int64_t begin, double *ref, double *total) {
+template <typename X, typename Y, int TEAM>
+static __device__ inline void xdi_cuda_loss_sweep_columns(const xd_loss_args &a, const xdi_cuda_line<X> &student,
+                                                          const xdi_cuda_line<Y> &teacher, int64_t columns, int64_t begin, double *ref, double *total) {
     const xdi_cuda_summit none = { -INFINITY, -INFINITY, -INFINITY, INT32_MAX };
     const int64_t first = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>();
     xdi_cuda_loss_sweep t;
@@ -5272,17 +5363,17 @@ static __device__ inline void xdi_cuda_loss_sweep_columns(const xd_loss_args &a,
     t.base = t.teacher_base = 0.0f;
     t.seen = none;
     if (first < columns) t.seen.eight = (int32_t)(first / XDI_CUDA_EIGHT);
-    xdi_cuda_loss_sweep_lane<X, Y, TEAM, WHERE>(a, student, teacher, columns, &t);
+    xdi_cuda_loss_sweep_lane<X, Y, TEAM>(a, student, teacher, columns, &t);
     xdi_cuda_summit whole = xdi_cuda_team_reduce<TEAM>(t.seen, none, xdi_cuda_summit_join());
     int64_t arg = -1;
     if (whole.eight != INT32_MAX) {
         arg = (int64_t)whole.eight * XDI_CUDA_EIGHT;
-        const xdi_cuda_eight x = xdi_cuda_read(student, arg, columns, -INFINITY);
+        const xdi_cuda_eight x = student.eight(arg, columns, -INFINITY);
         const int64_t begin_of_eight = arg;
         XD_UNROLL
         for (int i = XDI_CUDA_EIGHT - 1; i >= 0; i--)
             if (x.at[i] == whole.max) arg = begin_of_eight + i;
-        if (t.row.soft) whole.beside = xdi_cuda_widen(teacher[arg]);
+        if (t.row.soft) whole.beside = teacher.element(arg);
     }
     xdi_cuda_loss_move<true>(&t, a.temperature, whole);
     const xdi_cuda_sums<XDI_CUDA_LOSS_TERMS, false>::totals sums = xdi_cuda_team_totals<TEAM>(t.sums);
@@ -5308,10 +5399,9 @@ static __device__ inline void xdi_cuda_loss_sweep_columns(const xd_loss_args &a,
 /* References [XD_LOSS_REFERENCES] and sums [XD_LOSS_SUMS] of this shard, on every thread of the team. */
 template <typename X, typename Y, int TEAM>
 static __device__ inline void xdi_cuda_loss_sweep_row(const xd_loss_args &a, int64_t r, double *ref, double *total) {
-    const X *student = xdi_cuda_row<X>(a.student, r);
-    const Y *teacher = xdi_cuda_row<Y>(a.teacher, r);
-    xdi_cuda_loss_sweep_columns<X, Y, TEAM, xdi_cuda_in_memory>(a, student, teacher, a.vocab.end - a.vocab.begin,
-                                                                a.vocab.begin, ref, total);
+    const xdi_cuda_line<X> student = xdi_cuda_line<X>::of(a.student, r);
+    const xdi_cuda_line<Y> teacher = xdi_cuda_line<Y>::of(a.teacher, r);
+    xdi_cuda_loss_sweep_columns<X, Y, TEAM>(a, student, teacher, a.vocab.end - a.vocab.begin, a.vocab.begin, ref, total);
     if (total[XD_LOSS_BAD] == 0.0) total[XD_LOSS_TARGET] = xdi_cuda_loss_target(a, r, ref[XD_LOSS_MAX]);
 }
 
@@ -5320,23 +5410,24 @@ template <typename X, typename Y, int TEAM>
 static __device__ inline xdi_cuda_sums<XD_LOSS_MIXTURES, false>::totals
 xdi_cuda_loss_mixture_ahead(const xd_loss_args &a, int64_t r, bool counts) {
     const xdi_cuda_loss_scales s = xdi_cuda_loss_scales_of<Y>(a, a.row[r]);
-    const X *student = xdi_cuda_row<X>(a.student, r);
-    const Y *teacher = xdi_cuda_row<Y>(a.teacher, r);
+    const xdi_cuda_line<X> student = xdi_cuda_line<X>::of(a.student, r);
+    const xdi_cuda_line<Y> teacher = xdi_cuda_line<Y>::of(a.teacher, r);
     const int64_t columns = counts ? a.vocab.end - a.vocab.begin : 0, step = XDI_CUDA_EIGHT * TEAM;
     const int64_t first = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>();
-    const bool aligned = xdi_cuda_is_aligned16(student) && xdi_cuda_is_aligned16(teacher);
+    const bool aligned = xdi_cuda_is_aligned16(student.at) && xdi_cuda_is_aligned16(teacher.at);
     const int whole = aligned ? (int)(columns / step) : 0;
     xdi_cuda_sums<XD_LOSS_MIXTURES, false> mine;
-    const auto take = [&](const xdi_cuda_eight &x, const xdi_cuda_eight &y, int64_t count) {
-        XD_UNROLL
-        for (int i = 0; i < XDI_CUDA_EIGHT; i++)
-            if (i < count) xdi_cuda_loss_mixture_terms(s, x.at[i], y.at[i], &mine);
-        mine.end_eight();
-    };
-    xdi_cuda_in_memory::walk(student, teacher, first, step, whole,
-                             [&](int, const xdi_cuda_eight &x, const xdi_cuda_eight &y) { take(x, y, XDI_CUDA_EIGHT); });
-    for (int64_t c = whole * step + first; c < columns; c += step)
-        take(xdi_cuda_read(student, c, columns), xdi_cuda_read(teacher, c, columns), columns - c);
+    xdi_cuda_in_memory::walk(
+        student, teacher, first, step, whole, xdi_cuda_steps_of(first, columns, step),
+        [&](int k, xdi_cuda_eight *x, xdi_cuda_eight *y) { /* columns that are not there add 0 */
+            *x = student.eight(first + k * step, columns, -INFINITY);
+            *y = teacher.eight(first + k * step, columns, -INFINITY);
+        },
+        [&](int, const xdi_cuda_eight &x, const xdi_cuda_eight &y) {
+            XD_UNROLL
+            for (int i = 0; i < XDI_CUDA_EIGHT; i++) xdi_cuda_loss_mixture_terms(s, x.at[i], y.at[i], &mine);
+            mine.end_eight();
+        });
     return xdi_cuda_team_totals<TEAM>(mine);
 }
 
@@ -5371,11 +5462,6 @@ XDI_CUDA_APART __device__ void xdi_cuda_loss_row_keep(const xd_loss_args &a, int
     for (int i = 0; i < XD_LOSS_SUMS; i++) static_cast<double *>(a.sums)[r * XD_LOSS_SUMS + i] = total[i];
 }
 
-/* As many blocks on a multiprocessor as registers allow without spilling, so that some load while others compute. */
-template <typename Y> struct xdi_cuda_loss_blocks {
-    enum { LEAST = xdi_cuda_is<Y>::GIVEN ? 2 : 4 };
-};
-
 template <typename X, typename Y, int TEAM>
 static __global__ void __launch_bounds__(XDI_CUDA_TEAM_BLOCK, xdi_cuda_loss_blocks<Y>::LEAST)
     xdi_cuda_loss_fused_kernel(const __grid_constant__ xd_loss_args a) {
@@ -5394,7 +5480,7 @@ static __global__ void __launch_bounds__(XDI_CUDA_TEAM_BLOCK, xdi_cuda_loss_bloc
 
 /* On the current device. */
 static xd_result xdi_cuda_loss_fused_start(const xd_launch *launch, const xd_loss_args *a) {
-    XDI_CUDA_LOSS_CASES(a, X, Y, xdi_cuda_none, TEAM, {
+    XDI_CUDA_LOSS_CASES(a, X, Y, TEAM, {
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->student.rows, TEAM),
                                (xdi_cuda_loss_fused_kernel<X, Y, TEAM>), *a);
     })
@@ -5408,11 +5494,7 @@ static xd_result xdi_cuda_loss_fused(const xd_launch *launch, const xd_loss_args
 
 /* ---- loading, also for loss.cu ---- */
 
-template <typename X, typename Y, int TEAM> static xd_result xdi_cuda_loss_load_stats(xd_ctx *ctx) {
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_stats_kernel<X, Y, true, TEAM>));
-    return xdi_cuda_load(ctx, xdi_cuda_loss_stats_kernel<X, Y, false, TEAM>);
-}
-
+/* The kernels of XDI_CUDA_LOSS_CASES. */
 template <typename X, typename Y, int TEAM> static xd_result xdi_cuda_loss_load_rows(xd_ctx *ctx) {
     XD_TRY((xdi_cuda_load(ctx, xdi_cuda_loss_grad_kernel<X, Y, TEAM>)));
     return xdi_cuda_load(ctx, xdi_cuda_loss_fused_kernel<X, Y, TEAM>);
@@ -5420,24 +5502,26 @@ template <typename X, typename Y, int TEAM> static xd_result xdi_cuda_loss_load_
 
 template <int TEAM> static xd_result xdi_cuda_loss_load_team(xd_ctx *ctx) {
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_references_kernel<TEAM>));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_mixture_kernel<true, TEAM>));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_mixture_kernel<false, TEAM>));
-    XD_TRY((xdi_cuda_loss_load_stats<float, float, TEAM>(ctx)));
-    XD_TRY((xdi_cuda_loss_load_stats<float, xdi_cuda_bf16, TEAM>(ctx)));
-    XD_TRY((xdi_cuda_loss_load_stats<xdi_cuda_bf16, float, TEAM>(ctx)));
-    XD_TRY((xdi_cuda_loss_load_stats<xdi_cuda_bf16, xdi_cuda_bf16, TEAM>(ctx)));
-    XD_TRY((xdi_cuda_loss_load_rows<float, xdi_cuda_none, TEAM>(ctx)));
-    XD_TRY((xdi_cuda_loss_load_rows<xdi_cuda_bf16, xdi_cuda_none, TEAM>(ctx)));
-    XD_TRY((xdi_cuda_loss_load_rows<float, float, TEAM>(ctx)));
-    XD_TRY((xdi_cuda_loss_load_rows<float, xdi_cuda_bf16, TEAM>(ctx)));
-    XD_TRY((xdi_cuda_loss_load_rows<xdi_cuda_bf16, float, TEAM>(ctx)));
-    return xdi_cuda_loss_load_rows<xdi_cuda_bf16, xdi_cuda_bf16, TEAM>(ctx);
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_stats_kernel<false, TEAM>));
+    return xdi_cuda_loss_load_rows<xdi_cuda_any, xdi_cuda_any, TEAM>(ctx);
+}
+
+static xd_result xdi_cuda_loss_load_types(xd_ctx *ctx) {
+    XD_TRY((xdi_cuda_loss_load_rows<xdi_cuda_any, xdi_cuda_none, XDI_CUDA_WARP>(ctx)));
+    XD_TRY((xdi_cuda_loss_load_rows<float, xdi_cuda_none, XDI_CUDA_TEAM_BLOCK>(ctx)));
+    XD_TRY((xdi_cuda_loss_load_rows<xdi_cuda_bf16, xdi_cuda_none, XDI_CUDA_TEAM_BLOCK>(ctx)));
+    XD_TRY((xdi_cuda_loss_load_rows<float, float, XDI_CUDA_TEAM_BLOCK>(ctx)));
+    return xdi_cuda_loss_load_rows<xdi_cuda_bf16, xdi_cuda_bf16, XDI_CUDA_TEAM_BLOCK>(ctx);
 }
 
 static xd_result xdi_cuda_loss_load(xd_ctx *ctx) {
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_merge_references_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_combine_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_mixture_combine_kernel));
+    XD_TRY((xdi_cuda_load(ctx, xdi_cuda_loss_stats_kernel<true, XDI_CUDA_TEAM_BLOCK>)));
+    XD_TRY((xdi_cuda_load(ctx, xdi_cuda_loss_mixture_kernel<true, XDI_CUDA_TEAM_BLOCK>)));
+    XD_TRY(xdi_cuda_loss_load_types(ctx));
     XD_TRY(xdi_cuda_loss_load_team<XDI_CUDA_WARP>(ctx));
     return xdi_cuda_loss_load_team<XDI_CUDA_TEAM_BLOCK>(ctx);
 }
@@ -8027,10 +8111,10 @@ xdi_cuda_mft_products_kernel(const __grid_constant__ xd_mft_args a) {
 static xd_result xdi_cuda_mft_products(const xd_launch *launch, const xd_mft_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
+    if (a->fixed) /* exact sums have no order: one kernel does for rows of any length */
+        return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->student.rows, XDI_CUDA_TEAM_BLOCK), (xdi_cuda_mft_products_kernel<true, XDI_CUDA_TEAM_BLOCK>), *a);
     XDI_CUDA_TEAMS(a->vocab.end - a->vocab.begin, TEAM, {
-        const xdi_cuda_grid grid = xdi_cuda_team_grid(a->student.rows, TEAM);
-        return a->fixed ? XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_mft_products_kernel<true, TEAM>), *a)
-                        : XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_mft_products_kernel<false, TEAM>), *a);
+        return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->student.rows, TEAM), (xdi_cuda_mft_products_kernel<false, TEAM>), *a);
     })
 }
 
@@ -8112,7 +8196,6 @@ static xd_result xdi_cuda_mft_slopes(const xd_launch *launch, const xd_mft_args 
 template <int TEAM> static xd_result xdi_cuda_mft_load_team(xd_ctx *ctx) {
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_mft_write_kernel<TEAM>));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_mft_largest_kernel<TEAM>));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_mft_products_kernel<true, TEAM>));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_mft_products_kernel<false, TEAM>));
     return xdi_cuda_load(ctx, xdi_cuda_mft_slopes_kernel<TEAM>);
 }
@@ -8121,6 +8204,7 @@ static xd_result xdi_cuda_mft_load(xd_ctx *ctx) {
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_mft_at_label_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_mft_correct_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_mft_cosine_kernel));
+    XD_TRY((xdi_cuda_load(ctx, xdi_cuda_mft_products_kernel<true, XDI_CUDA_TEAM_BLOCK>)));
     XD_TRY(xdi_cuda_mft_load_team<XDI_CUDA_WARP>(ctx));
     return xdi_cuda_mft_load_team<XDI_CUDA_TEAM_BLOCK>(ctx);
 }
@@ -8620,10 +8704,10 @@ xdi_cuda_topk_stats_kernel(const __grid_constant__ xd_topk_args a) {
 static xd_result xdi_cuda_topk_stats(const xd_launch *launch, const xd_topk_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
+    if (a->fixed) /* exact sums have no order: one kernel does for rows of any length */
+        return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->logits.rows, XDI_CUDA_TEAM_BLOCK), (xdi_cuda_topk_stats_kernel<true, XDI_CUDA_TEAM_BLOCK>), *a);
     XDI_CUDA_TEAMS(a->vocab.end - a->vocab.begin, TEAM, {
-        const xdi_cuda_grid grid = xdi_cuda_team_grid(a->logits.rows, TEAM);
-        return a->fixed ? XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_topk_stats_kernel<true, TEAM>), *a)
-                        : XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_topk_stats_kernel<false, TEAM>), *a);
+        return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->logits.rows, TEAM), (xdi_cuda_topk_stats_kernel<false, TEAM>), *a);
     })
 }
 
@@ -8720,7 +8804,9 @@ struct xdi_cuda_topk_entries {
     double teacher_mass;
 };
 
+/* Not unrolled: its bodies have exponentials in double. */
 #define XDI_CUDA_TOPK_EACH(e, j)                                                            \
+    XD_UNROLL_N(1)                                                                          \
     for (int64_t j = xdi_cuda_team_thread<XDI_CUDA_WARP>(); j < (e)->k; j += XDI_CUDA_WARP) \
         if ((e)->ids[j] >= 0)
 
@@ -8840,12 +8926,10 @@ static __device__ inline void xdi_cuda_topk_divergence_row(const xd_topk_kl_args
     xdi_cuda_topk_student_entries(a, r, e);
     xdi_cuda_topk_teacher_entries(a, r, e);
     __syncwarp(); /* all lanes read the entry with the largest mass, which one lane wrote */
-    if (a.divergence == XD_JSD) {
-        xdi_cuda_topk_backward(e, false, renormalised, beta, 1.0, row);
-    } else {
-        if (beta != 1.0) xdi_cuda_topk_forward(e, 1.0 - beta, row);
-        if (beta != 0.0) xdi_cuda_topk_backward(e, zero, renormalised, 1.0, beta, row);
-    }
+    const bool jsd = a.divergence == XD_JSD;
+    if (!jsd && beta != 1.0) xdi_cuda_topk_forward(e, 1.0 - beta, row);
+    if (jsd || beta != 0.0) /* one call: a kernel has its code once */
+        xdi_cuda_topk_backward(e, !jsd && zero, renormalised, jsd ? beta : 1.0, jsd ? 1.0 : beta, row);
     if (renormalised) row->outside = 0.0;
     xd_topk_close(&a, r, &e->at, e->teacher_mass, row);
 }
@@ -8973,7 +9057,6 @@ static xd_result xdi_cuda_topk_entries_run(const xd_launch *launch, const xd_top
 template <int TEAM> static xd_result xdi_cuda_topk_load_team(xd_ctx *ctx) {
     XD_TRY((xdi_cuda_load(ctx, xdi_cuda_topk_maxima_kernel<TEAM, float>)));
     XD_TRY((xdi_cuda_load(ctx, xdi_cuda_topk_maxima_kernel<TEAM, xdi_cuda_bf16>)));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_topk_stats_kernel<true, TEAM>));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_topk_stats_kernel<false, TEAM>));
     return xdi_cuda_load(ctx, xdi_cuda_topk_grad_kernel<TEAM>);
 }
@@ -8982,6 +9065,7 @@ static xd_result xdi_cuda_topk_load(xd_ctx *ctx) {
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_topk_merge_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_topk_divergence_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_topk_entries_kernel));
+    XD_TRY((xdi_cuda_load(ctx, xdi_cuda_topk_stats_kernel<true, XDI_CUDA_TEAM_BLOCK>)));
     XD_TRY(xdi_cuda_topk_load_team<XDI_CUDA_WARP>(ctx));
     return xdi_cuda_topk_load_team<XDI_CUDA_TEAM_BLOCK>(ctx);
 }
@@ -9062,6 +9146,7 @@ static __device__ inline uint32_t xdi_cuda_select_threshold(const T *row, int64_
     for (int left = 32; left > SAME;) { /* bits that are not known */
         const int bits = left - SAME < BITS ? left - SAME : (int)BITS, shift = left - bits;
         const uint32_t mask = (1u << bits) - 1u, known = left < 32 ? ~0u << left : 0u;
+        XD_UNROLL_N(1)
         for (int i = (int)threadIdx.x; i < DIGITS; i += TEAM) counts[i] = 0;
         __syncthreads();
         xdi_cuda_each_eight<TEAM>(row, columns, [=](const xdi_cuda_raw<T> &raw, int64_t) {
@@ -9094,6 +9179,7 @@ static __device__ inline void xdi_cuda_select_put(const xd_select_args &a, const
 
 /* What stands behind the last of a row. */
 static __device__ inline void xdi_cuda_select_fill(const xd_select_args &a, int64_t r, int64_t n) {
+    XD_UNROLL_N(1)
     for (int64_t at = r * a.k + n + (int64_t)threadIdx.x; at < (r + 1) * a.k; at += blockDim.x) {
         if (a.narrow)
             a.narrow[at] = -INFINITY;
@@ -9173,6 +9259,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_select_kernel(const __grid_const
     xdi_cuda_select_fill(a, r, n);
     __syncthreads();
     xdi_cuda_select_bitonic(words, n);
+    XD_UNROLL_N(1)
     for (int64_t j = (int64_t)threadIdx.x; j < n; j += XDI_CUDA_TEAM_BLOCK)
         xdi_cuda_select_put(a, row, r * a.k + j, (uint32_t)(words[j] >> 32), ~(uint32_t)words[j]);
 }
@@ -9247,6 +9334,7 @@ static __device__ inline int xdi_cuda_select_reaching(const T *row, int64_t colu
     __syncthreads();
     const int eights = room->eight_count;
     if (eights > XDI_CUDA_SELECT_ROOM) return eights;
+    XD_UNROLL_N(1)
     for (int i = (int)threadIdx.x; i < eights; i += XDI_CUDA_TEAM_BLOCK) {
         const int64_t c = (int64_t)room->eights[i] * XDI_CUDA_EIGHT;
         const xdi_cuda_eight x = xdi_cuda_read(row, c, columns, -INFINITY);
@@ -9277,6 +9365,7 @@ template <typename T>
 static __device__ inline int xdi_cuda_select_gather(const T *row, int64_t columns, int64_t n, xdi_cuda_select_room *room) {
     enum { LEAST = 4 * XDI_CUDA_TEAM_BLOCK * XDI_CUDA_EIGHT };
     if (columns <= XDI_CUDA_SELECT_ROOM) {
+        XD_UNROLL_N(1)
         for (int64_t c = (int64_t)threadIdx.x; c < columns; c += XDI_CUDA_TEAM_BLOCK)
             room->words[c] = xdi_cuda_select_word(xdi_cuda_widen(row[c]), c);
         __syncthreads();
@@ -9307,10 +9396,12 @@ static __device__ inline void xdi_cuda_select_order(xdi_cuda_select_room *room, 
     int w = XDI_CUDA_SELECT_RANKED + 1;
     if (n <= XDI_CUDA_SELECT_RANKED) {
         const uint32_t high = xdi_cuda_select_high<XDI_CUDA_TEAM_BLOCK>(n, [=](auto add) {
+            XD_UNROLL_N(1)
             for (int i = (int)threadIdx.x; i < count; i += XDI_CUDA_TEAM_BLOCK) add((uint32_t)(words[i] >> 32));
         });
         if (threadIdx.x == 0) best_count[0] = 0;
         __syncthreads();
+        XD_UNROLL_N(1)
         for (int i = (int)threadIdx.x; i < count; i += XDI_CUDA_TEAM_BLOCK) {
             if ((uint32_t)(words[i] >> 48) < high) continue;
             const int at = atomicAdd(&best_count[0], 1);
@@ -9328,6 +9419,7 @@ static __device__ inline void xdi_cuda_select_order(xdi_cuda_select_room *room, 
         return;
     }
     xdi_cuda_select_bitonic(words, count);
+    XD_UNROLL_N(1)
     for (int j = (int)threadIdx.x; j < n; j += XDI_CUDA_TEAM_BLOCK) put(j, words[j]);
 }
 
@@ -9392,6 +9484,7 @@ static __device__ inline void xdi_cuda_select_sort(xdi_cuda_select_list *list, i
         std::swap(list->keys[low], list->keys[high]);
         std::swap(list->columns[low], list->columns[high]);
     });
+    XD_UNROLL_N(1)
     for (int j = (int)threadIdx.x; j < XDI_CUDA_SELECT_MANY; j += XDI_CUDA_SELECT_TEAM) put(j, list->keys[j], list->columns[j]);
 #endif
 }
@@ -9412,6 +9505,7 @@ static __global__ void __launch_bounds__(XDI_CUDA_SELECT_TEAM)
         list->keys[at] = key;
         list->columns[at] = (uint32_t)column;
     });
+    XD_UNROLL_N(1)
     for (int64_t j = n + (int64_t)threadIdx.x; j < XDI_CUDA_SELECT_MANY; j += XDI_CUDA_SELECT_TEAM) {
         list->keys[j] = threshold; /* behind its equals */
         list->columns[j] = ~0u;
@@ -11929,15 +12023,18 @@ template <typename Storage> struct xdi_cuda_vsd_terms {
     __device__ xd_vsd_given given(int64_t b) const {
         return xd_vsd_given_of(&a, b);
     }
-    /* The sample of these sums, which the first of its blocks keeps. */
+    /* The sample of these sums, which the first of its blocks keeps. Sums that are not fixed have no code of those that are. */
+    template <bool FIXED>
     __device__ xd_sample weigh(int64_t b, const int64_t *sums, const xd_vsd_given &given, bool keeps) const {
         xd_sample s;
-        const double mean = xd_vsd_weigh_sums(&a, sums, given, &s);
+        xd_vsd_args own = a;
+        own.base.fixed = FIXED;
+        const double mean = xd_vsd_weigh_sums(&own, sums, given, &s);
         if (keeps) a.base.sample[b] = s;
         if (keeps && a.distance) a.distance[b] = mean;
         return s;
     }
-    __device__ xdi_cuda_sample_pair at(int64_t b, int64_t i) const {
+    XDI_CUDA_ONCE __device__ xdi_cuda_sample_pair at(int64_t b, int64_t i) const {
         const float x = xdi_cuda_sample_load(a.generated, b, i), t = xdi_cuda_sample_load(a.teacher, b, i),
                     f = xdi_cuda_sample_load(a.fake, b, i);
         if (rounded)
@@ -12004,7 +12101,7 @@ template <typename Storage> struct xdi_cuda_denoise_terms {
     __device__ double known_factor(int64_t b) const {
         return xd_denoise_factor(a.terms + b);
     }
-    __device__ xdi_cuda_sample_pair at(int64_t b, int64_t i) const {
+    XDI_CUDA_ONCE __device__ xdi_cuda_sample_pair at(int64_t b, int64_t i) const {
         return { 0.0f, xd_denoise_residual(a.terms + b, xdi_cuda_sample_load(a.prediction, b, i),
                                            xdi_cuda_sample_load(a.clean, b, i), xdi_cuda_sample_load(a.noise, b, i)) };
     }
@@ -12310,7 +12407,7 @@ static __device__ void xdi_cuda_sample_sums(const Terms &terms, int64_t b, xdi_c
     if (FIXED && t < 2 * XD_NORM_LIMBS) out[XD_SAMPLE_SUMS + t] = (int64_t)limbs[t];
 }
 
-/* ---- the gradient of a range, of what was kept of it or is read again ---- */
+/* ---- the gradient of a range, of what was KEPT of it or is read again ---- */
 
 /* What eight numbers are multiplied by: the product in double, rounded to F32 and to the tensor's type. */
 struct xdi_cuda_sample_factor {
@@ -12381,7 +12478,7 @@ static __device__ inline xdi_cuda_sample_by xdi_cuda_sample_by_of(double factor,
     return { xd_mul(factor, whole), factor == 0.0 };
 }
 
-template <typename Terms>
+template <bool KEPT, typename Terms>
 static __device__ void xdi_cuda_sample_write_each(const Terms &terms, int64_t b, xdi_cuda_sample_range tile,
                                                   xdi_cuda_sample_by by, float *kept) {
     const xd_sample_args &a = terms.base();
@@ -12389,11 +12486,12 @@ static __device__ void xdi_cuda_sample_write_each(const Terms &terms, int64_t b,
     for (int step = 0; step < XDI_CUDA_SAMPLE_STEPS; step++) {
         const int64_t first =
             tile.begin + step * (int)XD_SAMPLE_LANES + (int64_t)(threadIdx.x % XDI_CUDA_WARP) * (int)XDI_CUDA_EIGHT;
+        XD_UNROLL_N(1)
         for (int j = 0; j < XDI_CUDA_EIGHT && first + j < tile.end; j++) {
             const int64_t i = first + j;
             const bool counts = !by.none && (!a.mask || a.mask[b * a.elements + i]);
             const int at = j < 4 ? j : j - 4 + (int)XDI_CUDA_SAMPLE_HALF;
-            const float slope = !counts ? 0.0f : kept ? xdi_cuda_sample_kept(kept, step)[at] : terms.slope(b, i);
+            const float slope = !counts ? 0.0f : KEPT ? xdi_cuda_sample_kept(kept, step)[at] : terms.slope(b, i);
             xd_sample_store(&out, b, i, by.none ? 0.0 : xd_mul(by.factor, (double)slope));
         }
     }
@@ -12407,15 +12505,15 @@ static __device__ typename Terms::T *xdi_cuda_sample_to(const Terms &terms, int6
 }
 
 /* Of a whole tile of elements of a type; false: nothing is written. */
-template <typename Terms>
+template <bool KEPT, typename Terms>
 static __device__ bool xdi_cuda_sample_write_whole(const Terms &terms, int64_t b, xdi_cuda_sample_range tile,
                                                    xdi_cuda_sample_by of, float *kept, std::true_type) {
     typedef typename Terms::T T;
     const xdi_cuda_sample_eights<Terms> eights(terms, b);
-    if (!xdi_cuda_sample_is_whole(terms, tile) || of.none || !(kept || eights.fits())) return false;
+    if (!xdi_cuda_sample_is_whole(terms, tile) || of.none || !(KEPT || eights.fits())) return false;
     const xdi_cuda_sample_factor by(of.factor);
     T *to = xdi_cuda_sample_to(terms, b, tile);
-    if (kept) {
+    if (KEPT) {
         for (int step = 0; step < XDI_CUDA_SAMPLE_STEPS; step++) {
             const xdi_cuda_eight slope = xdi_cuda_sample_recall(kept, step);
             xdi_cuda_sample_put(to + step * (int)XD_SAMPLE_LANES, by, [&](auto) { return slope; });
@@ -12429,19 +12527,19 @@ static __device__ bool xdi_cuda_sample_write_whole(const Terms &terms, int64_t b
     return true;
 }
 
-template <typename Terms>
+template <bool KEPT, typename Terms>
 static __device__ bool xdi_cuda_sample_write_whole(const Terms &, int64_t, xdi_cuda_sample_range, xdi_cuda_sample_by, float *,
                                                    std::false_type) {
     return false;
 }
 
-template <typename Terms>
+template <bool KEPT, typename Terms>
 static __device__ void xdi_cuda_sample_write(const Terms &terms, int64_t b, xdi_cuda_sample_range range, xdi_cuda_sample_by by,
                                              float *kept) {
     enum { GIVEN = xdi_cuda_is<typename Terms::T>::GIVEN };
     const xdi_cuda_sample_range tile = xdi_cuda_sample_tile(range);
-    if (!xdi_cuda_sample_write_whole(terms, b, tile, by, kept, std::integral_constant<bool, GIVEN != 0>()))
-        xdi_cuda_sample_write_each(terms, b, tile, by, kept);
+    if (!xdi_cuda_sample_write_whole<KEPT>(terms, b, tile, by, kept, std::integral_constant<bool, GIVEN != 0>()))
+        xdi_cuda_sample_write_each<KEPT>(terms, b, tile, by, kept);
 }
 
 /* ---- sums and gradient at once, where the factor is known before the sums ---- */
@@ -12459,6 +12557,7 @@ template <typename Terms> struct xdi_cuda_sample_writer {
     __device__ void some(int step, xdi_cuda_sample_range range, const xdi_cuda_eight &values) const {
         const int64_t first =
             range.begin + step * (int)XD_SAMPLE_LANES + (int64_t)(threadIdx.x % XDI_CUDA_WARP) * (int)XDI_CUDA_EIGHT;
+        XD_UNROLL_N(1)
         for (int j = 0; j < XDI_CUDA_EIGHT && first + j < range.end; j++)
             xd_sample_store(&terms.out(), b, first + j, xd_mul(by.factor, (double)values.at[j]));
     }
@@ -12501,7 +12600,7 @@ static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS, 1)
     const uint32_t b = blockIdx.x / chunks;
     const xdi_cuda_sample_range range = xdi_cuda_sample_chunk(a, blockIdx.x - b * chunks);
     const xdi_cuda_sample_by by = xdi_cuda_sample_by_of(a.sample[b].factor, alone ? xdi_cuda_sample_whole(a) : *a.factor);
-    xdi_cuda_sample_write(terms, b, range, by, nullptr);
+    xdi_cuda_sample_write<false>(terms, b, range, by, nullptr);
 }
 
 /* ---- by sample, the student's term: a block a chunk, which it keeps in shared memory, 64 KiB at most, and a cluster of blocks a
@@ -12542,10 +12641,10 @@ static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS, FIXED ? 1 : Te
         const double whole = xdi_cuda_sample_whole(a);
         xdi_cuda_by_sample_sums<FIXED> sums;
         xdi_cuda_by_sample_join(mine, chunks, &sums);
-        *by = xdi_cuda_sample_by_of(terms.weigh(b, sums.words, given, chunk == 0).factor, whole);
+        *by = xdi_cuda_sample_by_of(terms.template weigh<FIXED>(b, sums.words, given, chunk == 0).factor, whole);
     }
     __syncthreads();
-    if (terms.out().data) xdi_cuda_sample_write(terms, b, range, *by, kept);
+    if (terms.out().data) xdi_cuda_sample_write<true>(terms, b, range, *by, kept);
     if (chunks > 1) xdi_cuda_cluster_sync(); /* no block ends while others read its sums */
 }
 
@@ -13048,4 +13147,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 b818c736d2eb3c35641c79ca89f0cc44057258d3ecd27ba299d44eba9f3a27fa */
+/* xdistill sha256 fa33a7e5274493067b0e72f74cfeaa73c504a6f5b68903aee95946df4d6ebce1 */

@@ -12,6 +12,12 @@ static inline double bench_larger(double a, double b) {
     return isnan(a) || a > b ? a : b;
 }
 
+static inline bool bench_is_zero(const void *data, xd_dtype dtype, int64_t count) {
+    for (int64_t i = 0; i < count; i++)
+        if (xd_load_f64(data, dtype, i) != 0.0) return false;
+    return true;
+}
+
 /* Relative distance of two arrays in the 2-norm. A reference of zeros, against which nothing is small, makes it no number. */
 static inline double bench_distance(const void *found, const void *expected, xd_dtype dtype, int64_t count) {
     double difference = 0.0, size = 0.0;

@@ -91,7 +91,7 @@ static void run_head(void *state) {
 }
 
 static void multiply(head_case *c, xd_matrix a, xd_matrix b, float *out, bool accumulate) {
-    const xd_matmul_args args = { a, b, out, b.cols, accumulate, c->d.bf16 };
+    const xd_matmul_args args = { a, b, out, b.cols, accumulate, c->d.bf16, XD_DTYPE_NONE };
     require(c->ctx, xd_matmul(c->ctx, &args, c->product));
 }
 

@@ -1,6 +1,7 @@
-/* Collectives between GPUs beside NCCL's own calls on the same buffers, in the manner of nccl-tests: 10 calls to warm up,
- * 50 timed by events, sizes from 1 KiB on, out of place. algbw = bytes / time; busbw = algbw times what the best
- * algorithm moves over the slowest link a byte, so that it can be compared with the link.
+/* Collectives between GPUs in nccl-tests' columns, and how many times as fast they are as NCCL's own calls on the same buffers: 10
+ * calls to warm up, some timed by events, sizes from 1 KiB on, of random f32 and bf16, out of place and in place. algbw = bytes / time;
+ * busbw = algbw times what the best algorithm moves over the slowest link a byte, so that it can be compared with the link. #wrong
+ * counts wrong elements of the result's beginning and end. Any makes the program fail. A broadcast has one buffer.
  *
  *     nvcc -O3 -arch=sm_90 -I. bench/nccl.cu xdistill_cuda.cu -lnccl -lpthread -o build/nccl
  *     build/nccl [-J FILE]                                   all GPUs of this machine, a thread each
@@ -22,11 +23,24 @@
 #    define NCCL_BENCH_CALLS 50
 #endif
 
-enum { RANKS_MAX = 16, WARMUP = 10, ROUNDS = 5, LEAST = 1024, GROWTH = 8 };
+enum { RANKS_MAX = 16, WARMUP = 10, ROUNDS = 3, LEAST = 1024, GROWTH = 8, BLOCK = 1 << 10 /* elements that repeat */ };
 
 typedef enum operation { ALL_REDUCE, REDUCE_SCATTER, ALL_GATHER, BROADCAST, OPERATIONS } operation;
 
 static const char *const operation_names[OPERATIONS] = { "all_reduce", "reduce_scatter", "all_gather", "broadcast" };
+
+/* One line of the table. */
+typedef struct line {
+    operation op;
+    xd_dtype dtype;
+    int64_t bytes; /* the larger side of the call */
+} line;
+
+/* Half of a line: out of place, or in place. */
+typedef struct placed {
+    bench_timing ours, raw, ratio;
+    int64_t wrong;
+} placed;
 
 /* What all ranks of a run share. */
 typedef struct world {
@@ -50,6 +64,7 @@ typedef struct member {
     cudaStream_t stream;
     cudaEvent_t begin, end;
     char *send, *recv;
+    int64_t wrong;
 } member;
 
 static xd_result from_cuda(cudaError_t error) {
@@ -60,39 +75,77 @@ static xd_result from_nccl(ncclResult_t result) {
     return result == ncclSuccess ? XD_OK : XD_ERROR_PEER;
 }
 
+/* ---- random numbers ---- */
+
+/* In [0, 1), of a rank and a place in the block that repeats: zeros would spare the memory and the links some power. */
+static double element(int rank, int64_t at, xd_dtype dtype) {
+    uint32_t seed = (uint32_t)rank * 2654435761u + (uint32_t)(at % BLOCK) * 40503u + 12345u;
+    unsigned char stored[4];
+    for (int i = 0; i < 3; i++) seed = (seed ^ seed >> 15) * 2246822519u;
+    xd_store_f64(stored, dtype, 0, (double)(seed >> 8) / (1 << 24));
+    return xd_load_f64(stored, dtype, 0);
+}
+
+static xd_result fill(char *data, int rank, xd_dtype dtype) {
+    unsigned char block[BLOCK * 4];
+    const int64_t most = NCCL_BENCH_MOST, bytes = BLOCK * (int64_t)xd_dtype_size(dtype);
+    for (int64_t i = 0; i < BLOCK; i++) xd_store_f64(block, dtype, i, element(rank, i, dtype));
+    XD_TRY(from_cuda(cudaMemcpy(data, block, (size_t)(most < bytes ? most : bytes), cudaMemcpyHostToDevice)));
+    for (int64_t at = bytes; at < most; at *= 2)
+        XD_TRY(from_cuda(cudaMemcpy(data + at, data, (size_t)(most - at < at ? most - at : at), cudaMemcpyDeviceToDevice)));
+    return XD_OK;
+}
+
 /* ---- calls ---- */
 
-/* `bytes` is the larger of the two sides of the call. */
-static xd_result call_ours(member *m, operation op, int64_t bytes) {
-    const int64_t count = bytes / (int64_t)sizeof(float);
+static int64_t count_of(const line *l) {
+    return l->bytes / (int64_t)xd_dtype_size(l->dtype);
+}
+
+/* The buffers of a call. In place a part lies where it belongs in the whole. */
+static void place(const member *m, const line *l, bool in_place, char **send, char **recv) {
+    const int64_t part = l->bytes / m->w->size * xd_comm_rank(m->comm);
+    *send = m->send;
+    *recv = m->recv;
+    if (!in_place) return;
+    if (l->op == ALL_GATHER) *send = m->recv + part;
+    if (l->op == REDUCE_SCATTER) *recv = m->send + part;
+    if (l->op == ALL_REDUCE || l->op == BROADCAST) *recv = m->send;
+}
+
+static xd_result call_ours(member *m, const line *l, bool in_place) {
     int64_t counts[RANKS_MAX];
-    for (int r = 0; r < m->w->size; r++) counts[r] = count / m->w->size;
-    switch (op) {
-    case ALL_REDUCE: return xd_all_reduce(m->comm, m->send, m->recv, count, XD_DTYPE_F32, XD_SUM);
-    case REDUCE_SCATTER: return xd_reduce_scatter(m->comm, m->send, m->recv, counts, XD_DTYPE_F32, XD_SUM);
-    case ALL_GATHER: return xd_all_gather(m->comm, m->send, m->recv, counts, XD_DTYPE_F32);
-    default: return xd_broadcast(m->comm, m->recv, count, XD_DTYPE_F32, 0);
+    char *send, *recv;
+    place(m, l, in_place, &send, &recv);
+    for (int r = 0; r < m->w->size; r++) counts[r] = count_of(l) / m->w->size;
+    switch (l->op) {
+    case ALL_REDUCE: return xd_all_reduce(m->comm, send, recv, count_of(l), l->dtype, XD_SUM);
+    case REDUCE_SCATTER: return xd_reduce_scatter(m->comm, send, recv, counts, l->dtype, XD_SUM);
+    case ALL_GATHER: return xd_all_gather(m->comm, send, recv, counts, l->dtype);
+    default: return xd_broadcast(m->comm, recv, count_of(l), l->dtype, 0);
     }
 }
 
-static xd_result call_raw(member *m, operation op, int64_t bytes) {
-    const size_t count = (size_t)bytes / sizeof(float), part = count / (size_t)m->w->size;
-    switch (op) {
-    case ALL_REDUCE: return from_nccl(ncclAllReduce(m->send, m->recv, count, ncclFloat, ncclSum, m->raw, m->stream));
-    case REDUCE_SCATTER:
-        return from_nccl(ncclReduceScatter(m->send, m->recv, part, ncclFloat, ncclSum, m->raw, m->stream));
-    case ALL_GATHER: return from_nccl(ncclAllGather(m->send, m->recv, part, ncclFloat, m->raw, m->stream));
-    default: return from_nccl(ncclBroadcast(m->recv, m->recv, count, ncclFloat, 0, m->raw, m->stream));
+static xd_result call_raw(member *m, const line *l, bool in_place) {
+    const size_t count = (size_t)count_of(l), part = count / (size_t)m->w->size;
+    const ncclDataType_t type = l->dtype == XD_DTYPE_F32 ? ncclFloat : ncclBfloat16;
+    char *send, *recv;
+    place(m, l, in_place, &send, &recv);
+    switch (l->op) {
+    case ALL_REDUCE: return from_nccl(ncclAllReduce(send, recv, count, type, ncclSum, m->raw, m->stream));
+    case REDUCE_SCATTER: return from_nccl(ncclReduceScatter(send, recv, part, type, ncclSum, m->raw, m->stream));
+    case ALL_GATHER: return from_nccl(ncclAllGather(send, recv, part, type, m->raw, m->stream));
+    default: return from_nccl(ncclBroadcast(recv, recv, count, type, 0, m->raw, m->stream));
     }
 }
 
 /* Seconds of one call, on the slowest rank. */
-static xd_result time_calls(member *m, operation op, int64_t bytes, bool raw, double *seconds) {
+static xd_result time_calls(member *m, const line *l, bool in_place, bool raw, double *seconds) {
     float milliseconds = 0.0f;
     XD_TRY(xd_barrier(m->comm));
     for (int i = -WARMUP; i < NCCL_BENCH_CALLS; i++) {
         if (i == 0) XD_TRY(from_cuda(cudaEventRecord(m->begin, m->stream)));
-        XD_TRY(raw ? call_raw(m, op, bytes) : call_ours(m, op, bytes));
+        XD_TRY(raw ? call_raw(m, l, in_place) : call_ours(m, l, in_place));
     }
     XD_TRY(from_cuda(cudaEventRecord(m->end, m->stream)));
     XD_TRY(xd_barrier(m->comm)); /* waits with a deadline; the event has happened then */
@@ -100,6 +153,49 @@ static xd_result time_calls(member *m, operation op, int64_t bytes, bool raw, do
     XD_TRY(from_cuda(cudaEventElapsedTime(&milliseconds, m->begin, m->end)));
     *seconds = 1e-3 * (double)milliseconds / NCCL_BENCH_CALLS;
     return xd_all_reduce(m->comm, seconds, seconds, 1, XD_DTYPE_F64, XD_MAX);
+}
+
+/* ---- the check ---- */
+
+/* What element `at` of this rank's result is. */
+static double expected(const member *m, const line *l, int64_t at) {
+    const int64_t part = count_of(l) / m->w->size;
+    double sum = 0.0;
+    if (l->op == ALL_GATHER) return element((int)(at / part), at % part, l->dtype);
+    if (l->op == BROADCAST) return element(0, at, l->dtype);
+    if (l->op == REDUCE_SCATTER) at += part * xd_comm_rank(m->comm);
+    for (int r = 0; r < m->w->size; r++) sum += element(r, at, l->dtype);
+    return sum;
+}
+
+/* A sum may be rounded once a rank, to its dtype. */
+static bool is_wrong(const member *m, const line *l, double found, double right) {
+    const double step = l->dtype == XD_DTYPE_F32 ? 1.2e-7 : 7.9e-3;
+    const bool sum = l->op == ALL_REDUCE || l->op == REDUCE_SCATTER;
+    return !(fabs(found - right) <= (sum ? step * (m->w->size - 1) * fabs(right) : 0.0));
+}
+
+/* One call on fresh numbers: wrong elements among the first and the last ones, on all ranks. In place each rank's own block of
+ * what is gathered is filled as the others' are. */
+static xd_result check_call(member *m, const line *l, bool in_place, int64_t *wrong) {
+    const int64_t width = (int64_t)xd_dtype_size(l->dtype), part = count_of(l) / m->w->size;
+    const int64_t count = l->op == REDUCE_SCATTER ? part : count_of(l), n = count < BLOCK ? count : (int64_t)BLOCK;
+    unsigned char found[BLOCK * 4];
+    char *send, *recv;
+    const int rank = xd_comm_rank(m->comm);
+    place(m, l, in_place, &send, &recv);
+    XD_TRY(fill(m->send, rank, l->dtype));
+    XD_TRY(fill(m->recv, l->op == BROADCAST ? rank : rank + 100, l->dtype));
+    if (l->op == ALL_GATHER && in_place)
+        XD_TRY(from_cuda(cudaMemcpy(send, m->send, (size_t)(part * width), cudaMemcpyDeviceToDevice)));
+    XD_TRY(from_cuda(cudaDeviceSynchronize()));
+    XD_TRY(call_ours(m, l, in_place));
+    *wrong = 0;
+    for (const int64_t first : { (int64_t)0, count - n }) {
+        XD_TRY(xd_read(m->ctx, found, recv + first * width, (size_t)(n * width)));
+        for (int64_t i = 0; i < n; i++) *wrong += is_wrong(m, l, xd_load_f64(found, l->dtype, i), expected(m, l, first + i));
+    }
+    return xd_all_reduce(m->comm, wrong, wrong, 1, XD_DTYPE_I64, XD_SUM);
 }
 
 /* ---- rows ---- */
@@ -111,37 +207,79 @@ static double bus_factor(operation op, int ranks) {
     return op == ALL_REDUCE ? 2.0 * others : op == BROADCAST ? 1.0 : others;
 }
 
-static void print_row(const member *m, operation op, int64_t bytes, const double *ours, const double *raw,
-                      const double *ratio) {
-    const bench_timing a = bench_summary(ours, 2 * ROUNDS), b = bench_summary(raw, 2 * ROUNDS);
-    const bench_timing r = bench_summary(ratio, ROUNDS);
-    const double factor = bus_factor(op, m->w->size) * 1e-9 * (double)bytes;
+static const char *dtype_name(const line *l) {
+    return l->dtype == XD_DTYPE_F32 ? "float" : "bfloat16";
+}
+
+static void print_placed(const member *m, const line *l, const placed *h) {
+    const double rate = 1e-9 * (double)l->bytes / h->ours.median;
+    printf(" %8.2f %7.2f %7.2f %6lld", h->ours.median * 1e6, rate, rate * bus_factor(l->op, m->w->size), (long long)h->wrong);
+}
+
+static void write_placed(const member *m, const line *l, bool in_place, const placed *h) {
+    const double rate = 1e-9 * (double)l->bytes / h->ours.median;
     const char *mode = m->w->reduction == XD_REDUCTION_FAST ? "fast" : "deterministic";
-    printf("%12lld %-15s %-14s %10.2f %8.2f %8.2f %10.2f %8.2f %7.2f\n", (long long)bytes, operation_names[op], mode,
-           a.median * 1e6, 1e-9 * (double)bytes / a.median, factor / a.median, b.median * 1e6, factor / b.median, r.median);
-    if (!m->w->json) return;
     fprintf(m->w->json,
-            "{\"schema\":\"xdistill-bench/1\",\"op\":\"%s\",\"variant\":\"%s\",\"shape\":{\"bytes\":%lld,\"n\":%d},"
-            "\"dtype_in\":\"f32\",\"arm\":\"xdistill\",\"mode\":\"kernel\",\"ms\":{\"median\":%.6g,\"p10\":%.6g,"
+            "{\"schema\":\"xdistill-bench/1\",\"op\":\"%s\",\"variant\":\"%s%s\",\"shape\":{\"bytes\":%lld,\"n\":%d},"
+            "\"dtype_in\":\"%s\",\"arm\":\"xdistill\",\"mode\":\"kernel\",\"ms\":{\"median\":%.6g,\"p10\":%.6g,"
             "\"p90\":%.6g,\"samples\":%d,\"rounds\":%d},\"ratio\":{\"vs\":\"nccl\",\"median\":%.4g,\"p10\":%.4g,"
             "\"p90\":%.4g},\"achieved\":{\"busbw_GBps\":%.4g},\"device\":{\"gpu\":\"%s\",\"commit\":\"%s\"}}\n",
-            operation_names[op], mode, (long long)bytes, m->w->size, a.median * 1e3, a.low * 1e3, a.high * 1e3,
-            2 * ROUNDS, ROUNDS, r.median, r.low, r.high, factor / a.median, m->w->machine->cpu, m->w->machine->commit);
+            operation_names[l->op], mode, in_place ? ", in place" : "", (long long)l->bytes, m->w->size,
+            l->dtype == XD_DTYPE_F32 ? "f32" : "bf16", h->ours.median * 1e3, h->ours.low * 1e3, h->ours.high * 1e3, 2 * ROUNDS, ROUNDS,
+            h->ratio.median, h->ratio.low, h->ratio.high, rate * bus_factor(l->op, m->w->size), m->w->machine->cpu,
+            m->w->machine->commit);
     fflush(m->w->json);
 }
 
+static void print_line(const member *m, const line *l, const placed *out, const placed *in) {
+    const bool sum = l->op == ALL_REDUCE || l->op == REDUCE_SCATTER;
+    printf("%12lld %13lld %9s %7s %6d", (long long)l->bytes, (long long)count_of(l), dtype_name(l), sum ? "sum" : "none",
+           l->op == BROADCAST ? 0 : -1);
+    if (out)
+        print_placed(m, l, out);
+    else
+        printf(" %8s %7s %7s %6s", "-", "-", "-", "-");
+    print_placed(m, l, in);
+    printf("  %6.2f\n", (out ? out : in)->ratio.median);
+    fflush(stdout);
+    if (!m->w->json) return;
+    if (out) write_placed(m, l, false, out);
+    write_placed(m, l, true, in);
+}
+
 /* A B B A, so that a drift of the clocks falls on both. */
-static xd_result bench_size(member *m, operation op, int64_t bytes) {
+static xd_result bench_placed(member *m, const line *l, bool in_place, placed *h) {
     double ours[2 * ROUNDS], raw[2 * ROUNDS], ratio[ROUNDS];
+    XD_TRY(check_call(m, l, in_place, &h->wrong));
+    m->wrong += h->wrong;
     for (int i = 0; i < ROUNDS; i++) {
-        XD_TRY(time_calls(m, op, bytes, false, &ours[2 * i]));
-        XD_TRY(time_calls(m, op, bytes, true, &raw[2 * i]));
-        XD_TRY(time_calls(m, op, bytes, true, &raw[2 * i + 1]));
-        XD_TRY(time_calls(m, op, bytes, false, &ours[2 * i + 1]));
+        XD_TRY(time_calls(m, l, in_place, false, &ours[2 * i]));
+        XD_TRY(time_calls(m, l, in_place, true, &raw[2 * i]));
+        XD_TRY(time_calls(m, l, in_place, true, &raw[2 * i + 1]));
+        XD_TRY(time_calls(m, l, in_place, false, &ours[2 * i + 1]));
         ratio[i] = (raw[2 * i] + raw[2 * i + 1]) / (ours[2 * i] + ours[2 * i + 1]);
     }
-    if (xd_comm_rank(m->comm) == 0) print_row(m, op, bytes, ours, raw, ratio);
+    h->ours = bench_summary(ours, 2 * ROUNDS);
+    h->raw = bench_summary(raw, 2 * ROUNDS);
+    h->ratio = bench_summary(ratio, ROUNDS);
     return XD_OK;
+}
+
+static xd_result bench_line(member *m, const line *l) {
+    placed out, in;
+    if (l->op != BROADCAST) XD_TRY(bench_placed(m, l, false, &out));
+    XD_TRY(bench_placed(m, l, true, &in));
+    if (xd_comm_rank(m->comm) == 0) print_line(m, l, l->op == BROADCAST ? NULL : &out, &in);
+    return XD_OK;
+}
+
+static void print_head(const member *m, operation op) {
+    if (xd_comm_rank(m->comm) != 0) return;
+    printf("# %s, %s\n", operation_names[op], m->w->reduction == XD_REDUCTION_FAST ? "fast" : "deterministic");
+    printf("#%11s %13s %9s %7s %6s %31s %31s  %6s\n", "size", "count", "type", "redop", "root", "out-of-place", "in-place", "times");
+    printf("#%11s %13s %9s %7s %6s", "(B)", "(elements)", "", "", "");
+    for (int i = 0; i < 2; i++) printf(" %8s %7s %7s %6s", "time(us)", "algbw", "busbw", "#wrong");
+    printf("  %6s\n", "NCCL's");
 }
 
 /* Every rank sends its number: the sum is known. */
@@ -158,10 +296,15 @@ static xd_result bench_all(member *m) {
     for (int op = 0; op < OPERATIONS; op++) {
         if (op >= ALL_GATHER && m->w->reduction != XD_REDUCTION_FAST) continue; /* nothing is summed */
         if (op == BROADCAST && m->w->size == 1) continue;                       /* nothing moves */
-        for (int64_t bytes = LEAST; bytes <= NCCL_BENCH_MOST; bytes *= GROWTH)
-            XD_TRY(bench_size(m, (operation)op, bytes));
+        print_head(m, (operation)op);
+        for (const xd_dtype dtype : { XD_DTYPE_F32, XD_DTYPE_BF16 })
+            for (int64_t bytes = LEAST; bytes <= NCCL_BENCH_MOST; bytes *= GROWTH) {
+                const int64_t even = bytes / (m->w->size * 4) * (m->w->size * 4);
+                const line l = { (operation)op, dtype, even };
+                XD_TRY(bench_line(m, &l));
+            }
     }
-    return XD_OK;
+    return m->wrong == 0 ? XD_OK : XD_FAIL(m->ctx, XD_ERROR_DATA, "%lld elements came out wrong", (long long)m->wrong);
 }
 
 /* ---- ranks ---- */
@@ -175,21 +318,6 @@ static xd_result join_raw(member *m) {
     return from_nccl(ncclCommInitRank(&m->raw, m->w->size, id, xd_comm_rank(m->comm)));
 }
 
-/* Random floats in [0, 1): zeros would spare the memory and the links some power. */
-static xd_result fill(char *data, unsigned seed) {
-    enum { BLOCK = 1 << 10 };
-    static const int64_t most = NCCL_BENCH_MOST;
-    float block[BLOCK];
-    for (int i = 0; i < BLOCK; i++) {
-        seed = seed * 1664525u + 1013904223u;
-        block[i] = (float)(seed >> 8) / (1 << 24);
-    }
-    XD_TRY(from_cuda(cudaMemcpy(data, block, (size_t)(most < (int64_t)sizeof block ? most : (int64_t)sizeof block), cudaMemcpyHostToDevice)));
-    for (int64_t at = (int64_t)sizeof block; at < most; at *= 2)
-        XD_TRY(from_cuda(cudaMemcpy(data + at, data, (size_t)(most - at < at ? most - at : at), cudaMemcpyDeviceToDevice)));
-    return XD_OK;
-}
-
 static xd_result open_member(member *m, int rank, int device) {
     xd_ctx_desc settings = {};
     xd_nccl_desc desc = {};
@@ -199,8 +327,6 @@ static xd_result open_member(member *m, int rank, int device) {
     XD_TRY(from_cuda(cudaEventCreate(&m->end)));
     XD_TRY(from_cuda(cudaMalloc((void **)&m->send, NCCL_BENCH_MOST)));
     XD_TRY(from_cuda(cudaMalloc((void **)&m->recv, NCCL_BENCH_MOST)));
-    XD_TRY(fill(m->send, (unsigned)rank));
-    XD_TRY(fill(m->recv, (unsigned)rank + 1000u));
     settings.reduction = m->w->reduction;
     settings.stream = m->stream;
     desc.rank = rank;
@@ -270,9 +396,7 @@ int main(int argc, char **argv) {
     w.size = w.host ? variable("WORLD_SIZE", 1) : devices < RANKS_MAX ? devices : RANKS_MAX;
     if (w.size > RANKS_MAX) return fprintf(stderr, "%d ranks, at most %d\n", w.size, RANKS_MAX), 2;
     if (w.first_rank == 0)
-        printf("# xdistill-bench  %d rank(s) over NCCL %d on %s  git=%s\n#%11s %-15s %-14s %10s %8s %8s %10s %8s %7s\n",
-               w.size, NCCL_VERSION_CODE, machine.cpu, machine.commit, "bytes", "op", "mode", "time(us)", "algbw", "busbw",
-               "nccl(us)", "busbw", "ratio");
+        printf("# xdistill-bench  %d rank(s) over NCCL %d on %s  git=%s\n", w.size, NCCL_VERSION_CODE, machine.cpu, machine.commit);
     for (xd_reduction mode : modes) {
         w.reduction = mode;
         if (!w.host && ncclGetUniqueId(&w.id) != ncclSuccess) return fprintf(stderr, "no id from NCCL\n"), 1;

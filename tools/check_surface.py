@@ -14,7 +14,7 @@ import sys
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 UNCALLED, FUNCTIONS = 0, 380  # at most, of the users' part
 KEPT = {
-    **dict.fromkeys(["xd_reduce_pieces", "xd_reduce_leaves"], "transports outside the tree add what they received"),
+    **dict.fromkeys(["xd_reduce_leaves"], "transports outside the tree add what they received"),
     **dict.fromkeys(["xd_json_kind_of", "xd_json_offset", "xd_json_at", "xd_json_key", "xd_json_uint64", "xd_json_write_uint64"],
                     "JSON is read and written as a whole"),
 }

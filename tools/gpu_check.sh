@@ -1,13 +1,16 @@
 #!/bin/sh
-# One script for a machine with a GPU, which may be available for half an hour only and be lost at any time. Compiles the
-# CUDA unit and everything around it once, on all cores; then correctness; the benchmark of the unit; compute-sanitizer on a
-# sample; the other benchmarks; and compute-sanitizer on the other tests. Needs the CUDA toolkit, a C compiler and this folder.
+# One script for a machine with a GPU, which may be available for minutes only and be lost at any time. Compiles everything once, on
+# all cores: the unit and the library become one shared object, which all programs link. Then what tells most comes first: `steps`
+# has the order. Needs the CUDA toolkit, a C compiler and this folder; not the compiler's minutes where objects are brought along.
 #
 #   sh tools/gpu_check.sh            or: make gpu-check          everything
 #   sh tools/gpu_check.sh --rest     or: make gpu-check ARGS=--rest   continues: what has passed for these sources on this
 #                                    device is not run again; first what has not been run, then what failed
-#   sh tools/gpu_check.sh --build    compiles only, also without a GPU (for GPU_CHECK_ARCH, 90), and prints the time. Both
-#                                    folders, copied to a machine with a GPU, are what --rest continues there
+#   sh tools/gpu_check.sh --build    compiles only, also without a GPU (for GPU_CHECK_ARCH, 90), and prints time and size. Programs are
+#                                    linked, to see that they can be, and not kept: the folder of objects must stay within
+#                                    GPU_CHECK_MEGABYTES. Both folders, copied to a machine with a GPU beside this one, are what
+#                                    --rest continues there; only linking is left
+#   sh tools/gpu_check.sh --steps    prints the steps in their order, and does nothing
 #   sh tools/gpu_check.sh --tests    compiles, tests and golden vectors only; ends with `N passed, N failed, N skipped`.
 #                                    Both also with --rest
 #
@@ -17,6 +20,7 @@
 # own. SIGTERM ends the step that runs, with verdict cut; after SIGKILL its line is missing, and --rest runs it again.
 #
 #   GPU_CHECK_OUT=folder       of results (build/gpu_check);  GPU_CHECK_BUILD=folder  of objects (build/gpu)
+#   GPU_CHECK_MEGABYTES=n      what --build may leave to be carried, 24; more is an error
 #   GPU_CHECK_SECONDS=n        ends after so many seconds, with verdict cut for the running steps
 #   GPU_CHECK_COMMIT=name      without git; or a file COMMIT in this folder; else "unknown"
 #   GPU_CHECK_EMULATE=1        the same on the CPU, through the emulation: how this script is tested
@@ -29,7 +33,9 @@ nvcc=${NVCC:-nvcc} cc=${CC:-cc} cxx=${CXX:-g++} header=${CUDA_HEADER:-.} emulate
 tests=${CUDA_TESTS:-$(ls tests/cuda/test_*.cpp)}
 golden=${GOLDEN:-../shared/golden}
 python=${TORCH_PYTHON:-python3}
-sample="test_cuda_reduce test_cuda_loss test_cuda_xtoken_rows" # under compute-sanitizer before the benchmarks
+# What a GPU alone can tell comes first: losses, the ring, steps, and collectives.
+first_tests="test_cuda_loss test_cuda_ring test_cuda_step test_cuda_optimizer test_cuda_nccl test_cuda_head"
+sample="test_cuda_ring test_cuda_reduce test_cuda_loss test_cuda_xtoken_rows" # under compute-sanitizer before the others
 
 names() { for file in $tests; do basename "$file" .cpp; done; }
 
@@ -43,18 +49,23 @@ programs() {
     [ "$what" = tests ] || echo bench_gpu bench_nccl torch
 }
 steps_compile() { for name in unit library $(programs); do echo "compile:$name"; done; } # the longest first
-steps_link() { for name in $(programs); do echo "link:$name"; done; }
+steps_link() { for name in unit $(programs); do echo "link:$name"; done; }
+# Of the tests asked for, those that a list names; then the others.
+among() { for name in $1; do names | grep -x "$name"; done; }
+beside() { for name in $(names); do echo " $1 " | grep -q " $name " || echo "$name"; done; }
+steps_first() { for name in $(among "$first_tests"); do echo "test:$name"; done; }
 steps_correct() {
-    for name in $(names); do echo "test:$name"; done
+    for name in $(beside "$first_tests"); do echo "test:$name"; done
     for name in $(examples); do echo "example:$name"; done
     [ ! -d "$golden" ] || echo golden:default golden:invariant
 }
-steps_measure() {
-    echo bench:gpu bench:gpu_two_sweeps
-    for name in $sample; do names | grep -qx "$name" && echo "memcheck:$name"; done
-    echo racecheck:test_cuda_reduce bench:torch bench:nccl
-    for name in $(names); do echo " $sample " | grep -q " $name " || echo "memcheck:$name"; done
+# Figures: every operation, rows that calibrate the model, losses of two sweeps, and what ncu counts.
+steps_figures() { echo bench:gpu bench:gpu_columns bench:gpu_two_sweeps profile:gpu; }
+steps_races() {
+    for name in $(among "test_cuda_ring test_cuda_reduce"); do echo "racecheck:$name"; done
+    for name in $(among test_cuda_ring); do echo "synccheck:$name"; done
 }
+steps_memory() { for name in $(among "$sample") $(beside "$sample"); do echo "memcheck:$name"; done; }
 
 # ---- the functions of the steps; status 77 when something is missing, which the last line names ----
 
@@ -63,8 +74,9 @@ limit_of() {
     compile:unit) echo 580 ;;
     compile:* | link:*) echo 300 ;;
     test:* | golden:* | example:*) echo 120 ;;
-    memcheck:* | racecheck:*) echo 60 ;;
+    memcheck:* | racecheck:* | synccheck:*) echo 60 ;;
     bench:torch) echo 400 ;;
+    bench:* | profile:*) echo 90 ;;
     *) echo 200 ;;
     esac
 }
@@ -81,26 +93,31 @@ compile_beside() {
     language=$1 source=$2
     shift 2
     if [ "$emulate" ]; then
-        $cxx $EMU_HOST -O0 -w "$@" -Itests/helpers -I"$header" -x c++ -c "$source" -o "$object"
+        $cxx $EMU_HOST -g1 -O0 -w "$@" -Itests/helpers -I"$header" -x c++ -c "$source" -o "$object"
     else
-        "$nvcc" -O3 -Xcompiler -fPIC $language "$@" -Itests/helpers -I"$header" -c "$source" -o "$object"
+        "$nvcc" -O2 -Xcompiler -fPIC $language "$@" -Itests/helpers -I"$header" -c "$source" -o "$object"
     fi
 }
 
 step_compile() {
     object=$build/$1.o small=
     rm -f "$object" "$build/$1"
-    [ -z "$emulate" ] || small="-DGPU_ROWS=8 -DGPU_VOCABULARY=300 -DGPU_PARAMS=4096 -DGPU_HEAD_ROWS=8 -DGPU_WIDTH=64 \
--DGPU_ARRAYS=9 -DGPU_ARRAY=8 -DNCCL_BENCH_MOST=4096 -DNCCL_BENCH_CALLS=2"
+    [ -z "$emulate" ] || small="-DGPU_SMALL -DNCCL_BENCH_MOST=8192 -DNCCL_BENCH_CALLS=2"
     nccl=${NCCL_HOME:+-I$NCCL_HOME/include}
     if uses_nccl "$1" && [ -z "$emulate" ]; then
         echo '#include <nccl.h>' | "$nvcc" -x c++ $nccl -E - >/dev/null 2>&1 || missing nccl.h
     fi
     case $1 in
     unit)
-        if [ "$emulate" ]; then $cxx $EMU_CU -O0 -I"$header" -c "$header/xdistill_cuda.cu" -o "$object"
-        else NVCC="$nvcc" CUDA_ARCHS="$check_arch" CUDA_FLAGS="-Xcompiler -fPIC" sh tools/cuda_build.sh "$header" "$object"; fi ;;
-    library) $cc -std=c99 $([ "$emulate" ] && echo -O0 || echo -O2) -fPIC -DXD_TEST_UNIT -I"$header" -c tests/build/implementation.c -o "$object" ;;
+        if [ "$emulate" ]; then $cxx $EMU_CU -g1 -O0 -fPIC -I"$header" -c "$header/xdistill_cuda.cu" -o "$object"
+        else
+            NVCC="$nvcc" CUDA_ARCHS="$check_arch" CUDA_FLAGS="-Xcompiler -fPIC" sh tools/cuda_build.sh "$header" "$object"
+            result=$?
+            rm -f "$build"/unit.ptx* # what it has looked at is twice as long as the object
+            return "$result"
+        fi ;;
+    # Tests call private functions, so the shared object shows them.
+    library) $cc -std=c99 $([ "$emulate" ] && echo -O0 || echo -O2) -fPIC -DXD_PRIVATE=extern -I"$header" -c tests/build/implementation.c -o "$object" ;;
     golden)
         mkdir -p "$build/golden.d" || return 1
         flags=$([ "$emulate" ] && echo "-O0 -DXD_EMU -Itests/emu/include" || echo -O2)
@@ -113,21 +130,38 @@ step_compile() {
     bench_nccl) compile_host bench/nccl.cu -DXDISTILL_IMPLEMENTED $small $nccl ;;
     torch)
         [ -z "$emulate" ] || missing "a GPU"
-        "$python" -c 'import torch' 2>/dev/null || missing "a python with PyTorch"
         compile_host bench/torch/gpu_shim.cu -DXDISTILL_IMPLEMENTED ;;
     test_*) compile_host "tests/cuda/$1.cpp" -Isrc -DXD_TEST_LAYERS $nccl ;;
     *) compile_example "examples/cuda/$1.cu" -DXDISTILL_IMPLEMENTED $nccl ;;
     esac
 }
 
+# Objects become a program beside the shared object, which the loader finds there, or that object itself.
 step_link() {
-    objects="$build/$1.o" libraries="-lpthread -lm" program=$build/$1
+    objects="$build/$1.o" libraries="-lpthread -lm" program=$build/$1 shared=$build/libxdistill_check.so
+    if [ "$1" = unit ]; then objects="$build/unit.o $build/library.o" program=$shared
+    elif [ ! -f "$shared" ]; then missing "$shared"; fi
     [ "$1" != golden ] || objects=$(ls "$build"/golden.d/*.o)
     ! uses_nccl "$1" || [ "$emulate" ] || libraries="$libraries ${NCCL_HOME:+-L$NCCL_HOME/lib -Xlinker -rpath=$NCCL_HOME/lib} -lnccl"
-    [ "$1" != torch ] || libraries="$libraries -shared" program=$build/gpu_shim.so
-    for file in "$build/$1.o" "$build/unit.o" "$build/library.o"; do [ -f "$file" ] || missing "$file"; done
-    if [ "$emulate" ]; then $cxx $objects "$build/unit.o" "$build/library.o" "$EMU_LIBRARY" $EMU_LINK $libraries -o "$program"
-    else "$nvcc" $objects "$build/unit.o" "$build/library.o" $libraries -o "$program"; fi
+    [ "$1" != torch ] || program=$build/gpu_shim.so
+    case $1 in unit | torch) libraries="$libraries -shared" ;; esac
+    for file in $objects; do [ -f "$file" ] || missing "$file"; done
+    link_objects "$1" || return 1
+    # What --build leaves is for another machine: the shared object holds these two, and programs are linked again there.
+    case $what:$1 in
+    build:unit) rm -f "$build/library.o" "$build/unit.o" ;;
+    build:*) rm -f "$program" ;;
+    esac
+}
+link_objects() {
+    if [ "$emulate" ]; then
+        case $1 in unit | torch) emulation= ;; *) emulation=$EMU_LIBRARY ;; esac # whose one copy is in the program
+        $cxx $objects $([ "$1" = unit ] || echo "$shared") $emulation $EMU_LINK $libraries -Wl,-rpath,'$ORIGIN' -o "$program"
+    else
+        [ "$1" != unit ] || libraries="$libraries -Xlinker -Bsymbolic"
+        "$nvcc" -cudart shared $objects $([ "$1" = unit ] || echo "$shared") $libraries -Xlinker -rpath,'$ORIGIN' \
+            -Xlinker -rpath,"$(dirname "$(dirname "$(command -v "$nvcc")")")/lib64" -o "$program"
+    fi
 }
 
 run() {
@@ -138,24 +172,26 @@ run() {
 }
 
 step_test() { run "$1"; }
-step_example() { if [ "$1" = nccl ]; then run_ranks; else run "$1"; fi; }
+step_example() { if [ "$1" = nccl ]; then run_ranks nccl; else run "$1"; fi; }
 
 # A process for each GPU. Where there is one GPU also two processes on it: NCCL allows that of processes which do not seem to be
 # on one host.
+gpus() { if [ "$emulate" ]; then echo 1; else nvidia-smi -L | wc -l; fi; }
 run_ranks() {
-    gpus=1
-    [ "$emulate" ] || gpus=$(nvidia-smi -L | wc -l)
-    start_ranks "$gpus" || return 1
-    [ "$gpus" = 1 ] && [ -z "$emulate" ] || return 0
-    timeout 60 sh "$script" --do two_ranks:nccl || echo "NCCL does not let two processes have one GPU"
+    start_ranks "$1" "$(gpus)" || return 1
+    run_two_ranks "$1"
 }
-step_two_ranks() { NCCL_HOSTID=apart start_ranks 2; }
+run_two_ranks() {
+    [ "$(gpus)" = 1 ] && [ -z "$emulate" ] || return 0
+    timeout 60 sh "$script" --do "two_ranks:$1" || echo "NCCL does not let two processes have one GPU"
+}
+step_two_ranks() { NCCL_HOSTID=apart start_ranks "$1" 2; }
 start_ranks() {
     secret=$(od -An -N32 -tx1 /dev/urandom | tr -d ' \n') rank=0 children= result=0
-    while [ "$rank" -lt "$1" ]; do
-        RANK=$rank WORLD_SIZE=$1 LOCAL_RANK=$([ "${NCCL_HOSTID:-}" ] && echo 0 || echo "$rank") \
-            LOCAL_WORLD_SIZE=$([ "${NCCL_HOSTID:-}" ] && echo 1 || echo "$1") MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 \
-            XDISTILL_SECRET=$secret NCCL_HOSTID=${NCCL_HOSTID:+$NCCL_HOSTID$rank} "$build/nccl" &
+    while [ "$rank" -lt "$2" ]; do
+        RANK=$rank WORLD_SIZE=$2 LOCAL_RANK=$([ "${NCCL_HOSTID:-}" ] && echo 0 || echo "$rank") \
+            LOCAL_WORLD_SIZE=$([ "${NCCL_HOSTID:-}" ] && echo 1 || echo "$2") MASTER_ADDR=127.0.0.1 MASTER_PORT=29500 \
+            XDISTILL_SECRET=$secret NCCL_HOSTID=${NCCL_HOSTID:+$NCCL_HOSTID$rank} "$build/$1" &
         children="$children $!" rank=$((rank + 1))
     done
     for child in $children; do wait "$child" || result=1; done
@@ -170,14 +206,28 @@ sanitize() {
 }
 step_memcheck() { sanitize memcheck "$1"; }
 step_racecheck() { sanitize racecheck "$1"; }
+step_synccheck() { sanitize synccheck "$1"; }
+
+# One call of each of these, as the hardware counts it: instructions issued, memory's share, hits of L2, and what warps wait for.
+step_profile() {
+    [ -z "$emulate" ] || missing "a GPU"
+    command -v ncu >/dev/null 2>&1 || missing ncu
+    [ -x "$build/bench_gpu" ] || missing "$build/bench_gpu"
+    GPU_ONCE=1 GPU_ONLY="ce,kl,jsd,norm,adamw,vsd_65536" ncu --clock-control none --print-summary per-kernel --metrics \
+sm__inst_executed.sum.per_cycle_active,sm__warps_active.avg.pct_of_peak_sustained_active,dram__throughput.avg.pct_of_peak_sustained_elapsed,\
+lts__t_sector_hit_rate.pct,smsp__average_warps_issue_stalled_long_scoreboard_per_issue_active.ratio,gpu__time_duration.sum \
+        "$build/bench_gpu"
+}
 
 step_bench() {
     case $1 in
-    gpu_two_sweeps) GPU_TWO_SWEEPS=1 run bench_gpu -J "$rows" ;;
+    gpu_two_sweeps) GPU_TWO_SWEEPS=1 GPU_ONLY="ce,kl,reverse_kl,jsd,hard_soft" run bench_gpu -J "$rows" ;;
+    gpu_columns) GPU_COLUMNS=1 run bench_gpu -J "$rows" ;;
     torch)
         [ -f "$build/gpu_shim.so" ] || missing "$build/gpu_shim.so"
         "$python" -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null || missing "a PyTorch that can use the GPU"
         PYTHONUNBUFFERED=1 "$python" bench/torch/compare.py --device cuda "$build/gpu_shim.so" --rounds 3 -J "$rows" ;;
+    nccl) run bench_nccl -J "$rows" && run_two_ranks bench_nccl ;;
     *) run "bench_$1" -J "$rows" ;;
     esac
 }
@@ -262,13 +312,15 @@ describe() {
     echo "$check_record"
 }
 
+# What is worth most comes first: everything but PyTorch takes less than five minutes where the objects are there.
 steps() {
     {
-        steps_compile
-        steps_link
+        [ "$what" != all ] && [ "$what" != tests ] && [ "$what" != build ] || { steps_compile; steps_link; }
+        [ "$what" = build ] || steps_first
+        [ "$what" != all ] || steps_figures
         [ "$what" = build ] || steps_correct
-        [ "$what" != all ] || steps_measure
-    } | tr ' ' '\n'
+        [ "$what" != all ] || { steps_races; echo bench:nccl; steps_memory; echo bench:torch; }
+    } | xargs -n 1
 }
 
 # The lines that count: of this run, or with --rest of these sources, on this device unless of an object; the last one of
@@ -282,9 +334,16 @@ last_lines() {
 # "step verdict" for every step, the second word empty where it has not been run. What was compiled counts where it still is.
 made() {
     case $1 in
+    compile:unit | compile:library) [ -f "$build/libxdistill_check.so" ] || [ -f "$build/${1#*:}.o" ] ;;
     compile:*) [ -f "$build/${1#*:}.o" ] ;;
-    link:torch) [ -f "$build/gpu_shim.so" ] ;;
-    link:*) [ -f "$build/${1#*:}" ] ;;
+    link:unit) [ -f "$build/libxdistill_check.so" ] ;;
+    link:*) [ "$what" = build ] || made_program "${1#*:}" ;;
+    esac
+}
+made_program() {
+    case $1 in
+    torch) [ -f "$build/gpu_shim.so" ] ;;
+    *) [ -f "$build/$1" ] ;;
     esac
 }
 verdicts() {
@@ -305,21 +364,25 @@ end() {
     done
 }
 
-# Those of $wanted whose kind is one of these words, several at a time.
+# Those of $wanted that a pattern names, several at a time.
 go() {
-    chosen=$(echo "$wanted" | grep -E "^($1):")
+    chosen=$(echo "$wanted" | grep -E "^($1)")
     [ "$chosen" ] && [ -z "$ended" ] || return 0
     echo "$chosen" | xargs -n 1 -P "$2" sh "$script" --one &
     wait $!
     [ -z "$ended" ] || wait
 }
 
+# Steps of the GPU one after the other; compute-sanitizer leaves most of it idle.
 go_through() {
     wanted=$1 cores=$(getconf _NPROCESSORS_ONLN)
-    go compile "$cores"
-    go link "$cores"
-    go 'test|example|golden' 1
-    go 'memcheck|racecheck|bench' 1
+    go compile: "$cores"
+    go link:unit 1
+    wanted=$(echo "$1" | grep -v '^link:unit$')
+    go link: "$cores"
+    go '(test|example|golden|profile|racecheck|synccheck):|bench:(gpu|nccl)' 1
+    go memcheck: 4
+    go bench:torch 1
 }
 
 counts() {
@@ -338,6 +401,8 @@ finish() {
     awk '{ n[NF > 1 ? $2 : "cut"]++ } END { printf "%d steps passed, %d failed, %d ran out of time, %d lack something, %d are left\n",
         n["ok"], n["failed"], n["timeout"], n["skipped"], n["cut"] }' "$build/verdicts"
     [ "$what" != tests ] || counts
+    [ "$what" != build ] || carried=$(du -sk "$build" | awk '{ printf "%.1f", $1 / 1024 }')
+    [ "$what" != build ] || echo "$carried MB to carry in $build"
     [ -z "$ended" ] || exit 143
     if grep -q ' $\| cut$' "$build/verdicts"; then
         echo "cut; to go on: sh tools/gpu_check.sh --rest"
@@ -348,6 +413,8 @@ finish() {
         echo "failed:" $bad "($log)"
         exit 1
     fi
+    [ "$what" != build ] || echo "$carried ${GPU_CHECK_MEGABYTES:-24}" | awk '{ exit $1 > $2 }' ||
+        { echo "more than ${GPU_CHECK_MEGABYTES:-24} MB to carry"; exit 1; }
     echo "everything passes; it is in $out"
 }
 
@@ -359,12 +426,13 @@ main() {
     fi
     ended= check_arch=$(gpu compute_cap | tr -d .)
     check_arch=${GPU_CHECK_ARCH:-${check_arch:-90}} check_end=${GPU_CHECK_SECONDS:+$(($(date +%s) + GPU_CHECK_SECONDS))}
+    [ -z "$listed" ] || { steps; exit 0; }
     mkdir -p "$out" "$build"
     # What an earlier run has left running holds this too, and may still write the line of its step.
     exec 9>"$build/lock"
     command -v flock >/dev/null 2>&1 && { flock -n 9 || { echo "waits for the end of what runs in $build"; flock 9; }; }
     describe
-    [ "$rest$compiled$check_arch" = "1$(cat "$build/of" 2>/dev/null)" ] || rm -rf "$build"/*.o "$build"/*.log
+    [ "$rest$compiled$check_arch" = "1$(cat "$build/of" 2>/dev/null)" ] || rm -rf "$build"/*.o "$build"/*.so "$build"/*.log
     rm -rf "$build/running"
     mkdir -p "$build/running"
     echo "$compiled$check_arch" >"$build/of"
@@ -376,7 +444,7 @@ main() {
         sh tests/emu/build.sh plain "$emu/plain" && . "$emu/plain/flags.sh" || exit 1
         export EMU_CU EMU_HOST EMU_LINK EMU_LIBRARY="$emu/plain/libemu.a"
     fi
-    export check_arch check_end
+    export check_arch check_end check_what="$what"
     trap end TERM INT HUP
     verdicts >"$build/verdicts"
     new=$(sed -n 's/^\([^ ]*\) \(cut\)\{0,1\}$/\1/p' "$build/verdicts")
@@ -386,7 +454,7 @@ main() {
     finish
 }
 
-script=tools/gpu_check.sh what=all rest=
+script=tools/gpu_check.sh what=${check_what:-all} rest= listed=
 case ${1:-} in
 --one) one "$2" ;;
 --do) "step_${2%%:*}" "${2#*:}" ;;
@@ -394,9 +462,10 @@ case ${1:-} in
     for option; do
         case $option in
         --rest) rest=1 ;;
+        --steps) listed=1 ;;
         --build | --tests) what=${option#--} ;;
         *)
-            echo "usage: sh tools/gpu_check.sh [--build | --tests] [--rest]" >&2
+            echo "usage: sh tools/gpu_check.sh [--build | --tests] [--rest | --steps]" >&2
             exit 2
             ;;
         esac

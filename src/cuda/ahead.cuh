@@ -32,20 +32,34 @@ template <int LEFT> static __device__ inline void xdi_cuda_copies_wait() {
 template <typename T, int STAGES> struct xdi_cuda_waiting {
     alignas(16) T at[STAGES][XDI_CUDA_TEAM_BLOCK][XDI_CUDA_EIGHT];
 
-    __device__ void ask(int stage, const T *from) {
+    __device__ void ask(int stage, const xdi_cuda_line<T> &from) {
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_EIGHT; i += xdi_cuda_pack<T>::COUNT)
-            xdi_cuda_copy16(&at[stage][threadIdx.x][i], from + i);
+            xdi_cuda_copy16(&at[stage][threadIdx.x][i], from.at + i);
     }
-    __device__ xdi_cuda_eight take(int stage) const {
+    __device__ xdi_cuda_eight take(int stage, const xdi_cuda_line<T> &) const {
         return xdi_cuda_read_whole(&at[stage][threadIdx.x][0]);
     }
 };
 
 template <int STAGES> struct xdi_cuda_waiting<xdi_cuda_none, STAGES> {
-    __device__ void ask(int, const xdi_cuda_none *) {}
-    __device__ xdi_cuda_eight take(int) const {
+    __device__ void ask(int, const xdi_cuda_line<xdi_cuda_none> &) {}
+    __device__ xdi_cuda_eight take(int, const xdi_cuda_line<xdi_cuda_none> &) const {
         return {};
+    }
+};
+
+template <int STAGES> struct xdi_cuda_waiting<xdi_cuda_any, STAGES> {
+    alignas(16) float at[STAGES][XDI_CUDA_TEAM_BLOCK][XDI_CUDA_EIGHT];
+
+    __device__ void ask(int stage, const xdi_cuda_line<xdi_cuda_any> &from) {
+        float *to = &at[stage][threadIdx.x][0];
+        xdi_cuda_copy16(to, from.at);
+        if (from.wide) xdi_cuda_copy16(to + 4, from.floats() + 4);
+    }
+    __device__ xdi_cuda_eight take(int stage, const xdi_cuda_line<xdi_cuda_any> &of) const {
+        const float *from = &at[stage][threadIdx.x][0];
+        return of.wide ? xdi_cuda_read_whole(from) : xdi_cuda_read_whole(reinterpret_cast<const xdi_cuda_bf16 *>(from));
     }
 };
 
@@ -73,39 +87,42 @@ template <typename X, typename Y> static __device__ inline xdi_cuda_ahead<X, Y> 
 }
 
 /* Where a row lies. walk() calls use(k, eight of x, eight of y) for `count` steps of this thread's columns: step k has the eight
- * from number first + k * step on, at a multiple of 16 bytes. The threads of a block need not have the same count. */
+ * from number first + k * step on, at a multiple of 16 bytes in the first `whole` steps; the others are what rest(k, &x, &y) reads.
+ * One loop has both kinds, so that a kernel has the work of a step once. The threads of a block need not have the same counts. */
 struct xdi_cuda_in_memory {
-    template <typename X, typename Y, typename Use>
-    static __device__ inline void walk(const X *x, const Y *y, int64_t first, int64_t step, int count, Use use) {
+    template <typename X, typename Y, typename Rest, typename Use>
+    static __device__ inline void walk(const xdi_cuda_line<X> &x, const xdi_cuda_line<Y> &y, int64_t first, int64_t step, int whole,
+                                       int count, Rest rest, Use use) {
         enum { STAGES = xdi_cuda_ahead<X, Y>::STAGES };
         xdi_cuda_ahead<X, Y> &room = xdi_cuda_ahead_room<X, Y>();
         XD_UNROLL
         for (int k = 0; k < STAGES; k++) {
-            if (k < count) room.x.ask(k, x + (first + k * step)), room.y.ask(k, y + (first + k * step));
+            if (k < whole) room.x.ask(k, x.from(first + k * step)), room.y.ask(k, y.from(first + k * step));
             xdi_cuda_copies_group();
         }
+        XD_UNROLL_N(1)
         for (int k = 0; k < count; k++) {
             const int stage = k % STAGES;
-            xdi_cuda_copies_wait<STAGES - 1>();
-            const xdi_cuda_eight values = room.x.take(stage), beside = room.y.take(stage);
-            if (k + STAGES < count) {
-                const int64_t next = first + (k + STAGES) * step;
-                room.x.ask(stage, x + next);
-                room.y.ask(stage, y + next);
+            xdi_cuda_eight values, beside;
+            if (k < whole) {
+                xdi_cuda_copies_wait<STAGES - 1>();
+                values = room.x.take(stage, x);
+                beside = room.y.take(stage, y);
+                if (k + STAGES < whole) {
+                    const int64_t next = first + (k + STAGES) * step;
+                    room.x.ask(stage, x.from(next));
+                    room.y.ask(stage, y.from(next));
+                }
+                xdi_cuda_copies_group();
+            } else {
+                rest(k, &values, &beside);
             }
-            xdi_cuda_copies_group();
             use(k, values, beside);
         }
     }
 };
 
-/* In shared memory: its columns are there. */
-struct xdi_cuda_on_chip {
-    template <typename X, typename Y, typename Use>
-    static __device__ inline void walk(const X *x, const Y *y, int64_t first, int64_t step, int count, Use use) {
-        for (int k = 0; k < count; k++) {
-            const int64_t at = first + k * step;
-            use(k, xdi_cuda_read_whole(x + at), xdi_cuda_read_whole(y + at));
-        }
-    }
-};
+/* Steps of columns [first, columns) by `step`. */
+static __device__ inline int xdi_cuda_steps_of(int64_t first, int64_t columns, int64_t step) {
+    return first < columns ? (int)((columns - first + step - 1) / step) : 0;
+}

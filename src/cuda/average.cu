@@ -417,8 +417,8 @@ struct xdi_cuda_beside_options {
     int count;
 };
 
-static __device__ inline void xdi_cuda_beside_element(const xdi_cuda_average_options &o,
-                                                      const xdi_cuda_beside_target &t, int64_t i, double source) {
+XDI_CUDA_APART __device__ void xdi_cuda_beside_element(const xdi_cuda_average_options &o,
+                                                       const xdi_cuda_beside_target &t, int64_t i, double source) {
     xd_average_array a = {};
     a.target = t.target;
     a.compensation = t.compensation;

@@ -27,7 +27,7 @@ static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS, 1)
     const uint32_t b = blockIdx.x / chunks;
     const xdi_cuda_sample_range range = xdi_cuda_sample_chunk(a, blockIdx.x - b * chunks);
     const xdi_cuda_sample_by by = xdi_cuda_sample_by_of(a.sample[b].factor, alone ? xdi_cuda_sample_whole(a) : *a.factor);
-    xdi_cuda_sample_write(terms, b, range, by, nullptr);
+    xdi_cuda_sample_write<false>(terms, b, range, by, nullptr);
 }
 
 /* ---- by sample, the student's term: a block a chunk, which it keeps in shared memory, 64 KiB at most, and a cluster of blocks a
@@ -68,10 +68,10 @@ static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS, FIXED ? 1 : Te
         const double whole = xdi_cuda_sample_whole(a);
         xdi_cuda_by_sample_sums<FIXED> sums;
         xdi_cuda_by_sample_join(mine, chunks, &sums);
-        *by = xdi_cuda_sample_by_of(terms.weigh(b, sums.words, given, chunk == 0).factor, whole);
+        *by = xdi_cuda_sample_by_of(terms.template weigh<FIXED>(b, sums.words, given, chunk == 0).factor, whole);
     }
     __syncthreads();
-    if (terms.out().data) xdi_cuda_sample_write(terms, b, range, *by, kept);
+    if (terms.out().data) xdi_cuda_sample_write<true>(terms, b, range, *by, kept);
     if (chunks > 1) xdi_cuda_cluster_sync(); /* no block ends while others read its sums */
 }
 

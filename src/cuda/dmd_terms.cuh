@@ -64,15 +64,18 @@ template <typename Storage> struct xdi_cuda_vsd_terms {
     __device__ xd_vsd_given given(int64_t b) const {
         return xd_vsd_given_of(&a, b);
     }
-    /* The sample of these sums, which the first of its blocks keeps. */
+    /* The sample of these sums, which the first of its blocks keeps. Sums that are not fixed have no code of those that are. */
+    template <bool FIXED>
     __device__ xd_sample weigh(int64_t b, const int64_t *sums, const xd_vsd_given &given, bool keeps) const {
         xd_sample s;
-        const double mean = xd_vsd_weigh_sums(&a, sums, given, &s);
+        xd_vsd_args own = a;
+        own.base.fixed = FIXED;
+        const double mean = xd_vsd_weigh_sums(&own, sums, given, &s);
         if (keeps) a.base.sample[b] = s;
         if (keeps && a.distance) a.distance[b] = mean;
         return s;
     }
-    __device__ xdi_cuda_sample_pair at(int64_t b, int64_t i) const {
+    XDI_CUDA_ONCE __device__ xdi_cuda_sample_pair at(int64_t b, int64_t i) const {
         const float x = xdi_cuda_sample_load(a.generated, b, i), t = xdi_cuda_sample_load(a.teacher, b, i),
                     f = xdi_cuda_sample_load(a.fake, b, i);
         if (rounded)
@@ -139,7 +142,7 @@ template <typename Storage> struct xdi_cuda_denoise_terms {
     __device__ double known_factor(int64_t b) const {
         return xd_denoise_factor(a.terms + b);
     }
-    __device__ xdi_cuda_sample_pair at(int64_t b, int64_t i) const {
+    XDI_CUDA_ONCE __device__ xdi_cuda_sample_pair at(int64_t b, int64_t i) const {
         return { 0.0f, xd_denoise_residual(a.terms + b, xdi_cuda_sample_load(a.prediction, b, i),
                                            xdi_cuda_sample_load(a.clean, b, i), xdi_cuda_sample_load(a.noise, b, i)) };
     }

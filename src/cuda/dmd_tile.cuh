@@ -221,7 +221,7 @@ static __device__ void xdi_cuda_sample_sums(const Terms &terms, int64_t b, xdi_c
     if (FIXED && t < 2 * XD_NORM_LIMBS) out[XD_SAMPLE_SUMS + t] = (int64_t)limbs[t];
 }
 
-/* ---- the gradient of a range, of what was kept of it or is read again ---- */
+/* ---- the gradient of a range, of what was KEPT of it or is read again ---- */
 
 /* What eight numbers are multiplied by: the product in double, rounded to F32 and to the tensor's type. */
 struct xdi_cuda_sample_factor {
@@ -292,7 +292,7 @@ static __device__ inline xdi_cuda_sample_by xdi_cuda_sample_by_of(double factor,
     return { xd_mul(factor, whole), factor == 0.0 };
 }
 
-template <typename Terms>
+template <bool KEPT, typename Terms>
 static __device__ void xdi_cuda_sample_write_each(const Terms &terms, int64_t b, xdi_cuda_sample_range tile,
                                                   xdi_cuda_sample_by by, float *kept) {
     const xd_sample_args &a = terms.base();
@@ -300,11 +300,12 @@ static __device__ void xdi_cuda_sample_write_each(const Terms &terms, int64_t b,
     for (int step = 0; step < XDI_CUDA_SAMPLE_STEPS; step++) {
         const int64_t first =
             tile.begin + step * (int)XD_SAMPLE_LANES + (int64_t)(threadIdx.x % XDI_CUDA_WARP) * (int)XDI_CUDA_EIGHT;
+        XD_UNROLL_N(1)
         for (int j = 0; j < XDI_CUDA_EIGHT && first + j < tile.end; j++) {
             const int64_t i = first + j;
             const bool counts = !by.none && (!a.mask || a.mask[b * a.elements + i]);
             const int at = j < 4 ? j : j - 4 + (int)XDI_CUDA_SAMPLE_HALF;
-            const float slope = !counts ? 0.0f : kept ? xdi_cuda_sample_kept(kept, step)[at] : terms.slope(b, i);
+            const float slope = !counts ? 0.0f : KEPT ? xdi_cuda_sample_kept(kept, step)[at] : terms.slope(b, i);
             xd_sample_store(&out, b, i, by.none ? 0.0 : xd_mul(by.factor, (double)slope));
         }
     }
@@ -318,15 +319,15 @@ static __device__ typename Terms::T *xdi_cuda_sample_to(const Terms &terms, int6
 }
 
 /* Of a whole tile of elements of a type; false: nothing is written. */
-template <typename Terms>
+template <bool KEPT, typename Terms>
 static __device__ bool xdi_cuda_sample_write_whole(const Terms &terms, int64_t b, xdi_cuda_sample_range tile,
                                                    xdi_cuda_sample_by of, float *kept, std::true_type) {
     typedef typename Terms::T T;
     const xdi_cuda_sample_eights<Terms> eights(terms, b);
-    if (!xdi_cuda_sample_is_whole(terms, tile) || of.none || !(kept || eights.fits())) return false;
+    if (!xdi_cuda_sample_is_whole(terms, tile) || of.none || !(KEPT || eights.fits())) return false;
     const xdi_cuda_sample_factor by(of.factor);
     T *to = xdi_cuda_sample_to(terms, b, tile);
-    if (kept) {
+    if (KEPT) {
         for (int step = 0; step < XDI_CUDA_SAMPLE_STEPS; step++) {
             const xdi_cuda_eight slope = xdi_cuda_sample_recall(kept, step);
             xdi_cuda_sample_put(to + step * (int)XD_SAMPLE_LANES, by, [&](auto) { return slope; });
@@ -340,19 +341,19 @@ static __device__ bool xdi_cuda_sample_write_whole(const Terms &terms, int64_t b
     return true;
 }
 
-template <typename Terms>
+template <bool KEPT, typename Terms>
 static __device__ bool xdi_cuda_sample_write_whole(const Terms &, int64_t, xdi_cuda_sample_range, xdi_cuda_sample_by, float *,
                                                    std::false_type) {
     return false;
 }
 
-template <typename Terms>
+template <bool KEPT, typename Terms>
 static __device__ void xdi_cuda_sample_write(const Terms &terms, int64_t b, xdi_cuda_sample_range range, xdi_cuda_sample_by by,
                                              float *kept) {
     enum { GIVEN = xdi_cuda_is<typename Terms::T>::GIVEN };
     const xdi_cuda_sample_range tile = xdi_cuda_sample_tile(range);
-    if (!xdi_cuda_sample_write_whole(terms, b, tile, by, kept, std::integral_constant<bool, GIVEN != 0>()))
-        xdi_cuda_sample_write_each(terms, b, tile, by, kept);
+    if (!xdi_cuda_sample_write_whole<KEPT>(terms, b, tile, by, kept, std::integral_constant<bool, GIVEN != 0>()))
+        xdi_cuda_sample_write_each<KEPT>(terms, b, tile, by, kept);
 }
 
 /* ---- sums and gradient at once, where the factor is known before the sums ---- */
@@ -370,6 +371,7 @@ template <typename Terms> struct xdi_cuda_sample_writer {
     __device__ void some(int step, xdi_cuda_sample_range range, const xdi_cuda_eight &values) const {
         const int64_t first =
             range.begin + step * (int)XD_SAMPLE_LANES + (int64_t)(threadIdx.x % XDI_CUDA_WARP) * (int)XDI_CUDA_EIGHT;
+        XD_UNROLL_N(1)
         for (int j = 0; j < XDI_CUDA_EIGHT && first + j < range.end; j++)
             xd_sample_store(&terms.out(), b, first + j, xd_mul(by.factor, (double)values.at[j]));
     }

@@ -75,6 +75,7 @@ static __device__ inline void xdi_cuda_each_eight(const T *row, int64_t end, Use
             c += STEP;
         }
     }
+    XD_UNROLL_N(1)
     for (; c < end; c += STEP) use(xdi_cuda_raw_of(row, c, end), c);
 }
 

@@ -48,6 +48,7 @@ static xd_result xdi_cuda_loss_references(const xd_launch *launch, const xd_loss
 /* References of the whole row from those of all shards. */
 static __device__ void xdi_cuda_loss_whole_reference(const xd_loss_args &a, int64_t r, double *ref) {
     xd_loss_no_reference(ref);
+    XD_UNROLL_N(1)
     for (int i = 0; i < a.vocab.shards; i++)
         xd_loss_join_reference(ref, a.all_references + i * a.reference_stride + r * XD_LOSS_REFERENCES);
 }
@@ -140,19 +141,18 @@ static __device__ inline void xdi_cuda_loss_terms(const xdi_cuda_loss_row &w, fl
     sums->add(XD_LOSS_CROSS, xdi_cuda_loss_cross(w, e_s, e_t, dx, dy, y));
 }
 
-template <typename X, typename Y, bool FIXED, int TEAM>
+/* Logits of either type. */
+template <bool FIXED, int TEAM>
 static __device__ inline void xdi_cuda_loss_stats_row(const xd_loss_args &a, int64_t r, const double *ref,
                                                       xdi_cuda_sums<XDI_CUDA_LOSS_TERMS, FIXED> *sums) {
     xdi_cuda_loss_row w =
-        xdi_cuda_loss_row_of<Y>(a, ref[XD_LOSS_MAX], ref[XD_LOSS_TEACHER_MAX], ref[XD_LOSS_TEACHER_AT_ARG]);
+        xdi_cuda_loss_row_of<float>(a, ref[XD_LOSS_MAX], ref[XD_LOSS_TEACHER_MAX], ref[XD_LOSS_TEACHER_AT_ARG]);
     w.soft = xdi_cuda_loss_has_soft(a);
-    const X *student = xdi_cuda_row<X>(a.student, r);
-    const Y *teacher = xdi_cuda_row<Y>(a.teacher, r);
     const int64_t columns = a.vocab.end - a.vocab.begin;
     for (int64_t c = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>(); c < columns; c += XDI_CUDA_EIGHT * TEAM) {
-        const xdi_cuda_eight x = xdi_cuda_read(student, c, columns);
+        const xdi_cuda_eight x = xdi_cuda_read_any(a.student, r, c, columns);
         xdi_cuda_eight y = {};
-        if (w.soft) y = xdi_cuda_read(teacher, c, columns);
+        if (w.soft) y = xdi_cuda_read_any(a.teacher, r, c, columns);
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_EIGHT; i++)
             if (c + i < columns) xdi_cuda_loss_terms(w, x.at[i], y.at[i], sums);
@@ -191,7 +191,7 @@ static __device__ inline void xdi_cuda_loss_put(void *to,
     sums[XD_LOSS_BAD].low = misfits.large;
 }
 
-template <typename X, typename Y, bool FIXED, int TEAM>
+template <bool FIXED, int TEAM>
 static __global__ void XDI_CUDA_WIDE_KERNEL xdi_cuda_loss_stats_kernel(const __grid_constant__ xd_loss_args a) {
     const int64_t r = xdi_cuda_team_row<TEAM>();
     if (r >= a.student.rows) return;
@@ -199,7 +199,7 @@ static __global__ void XDI_CUDA_WIDE_KERNEL xdi_cuda_loss_stats_kernel(const __g
     const bool broken = isnan(ref[XD_LOSS_MAX]) || isnan(ref[XD_LOSS_TEACHER_MAX]);
     const bool counts = !broken && a.row_scale[r] != 0.0;
     xdi_cuda_sums<XDI_CUDA_LOSS_TERMS, FIXED> mine;
-    if (counts) xdi_cuda_loss_stats_row<X, Y, FIXED, TEAM>(a, r, ref, &mine);
+    if (counts) xdi_cuda_loss_stats_row<FIXED, TEAM>(a, r, ref, &mine);
     const typename xdi_cuda_sums<XDI_CUDA_LOSS_TERMS, FIXED>::totals totals =
         xdi_cuda_team_totals<TEAM>(mine);
     if (xdi_cuda_team_thread<TEAM>() != 0) return;
@@ -208,30 +208,13 @@ static __global__ void XDI_CUDA_WIDE_KERNEL xdi_cuda_loss_stats_kernel(const __g
     xdi_cuda_loss_put(static_cast<char *>(a.sums) + (size_t)r * XD_LOSS_SUMS * size, totals, target, broken);
 }
 
-/* Runs the statements with the types of a call's logits; Y is NONE where it has no teacher. */
-#define XDI_CUDA_LOSS_TYPES(a, X, Y, NONE, ...)                                    \
-    XDI_CUDA_LOGITS((a)->student.dtype, X, {                                       \
-        if (!(a)->teacher.data || (a)->soft_weight == 0.0) {                       \
-            typedef NONE Y;                                                        \
-            __VA_ARGS__                                                            \
-        } else {                                                                   \
-            XDI_CUDA_LOGITS((a)->teacher.dtype, Y, { __VA_ARGS__ })                \
-        }                                                                          \
-    })
-
-/* And TEAM. */
-#define XDI_CUDA_LOSS_CASES(a, X, Y, NONE, TEAM, ...)         \
-    XDI_CUDA_TEAMS((a)->vocab.end - (a)->vocab.begin, TEAM, { \
-        XDI_CUDA_LOSS_TYPES(a, X, Y, NONE, { __VA_ARGS__ })   \
-    })
-
 static xd_result xdi_cuda_loss_stats(const xd_launch *launch, const xd_loss_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    XDI_CUDA_LOSS_CASES(a, X, Y, X, TEAM, { /* their terms ask what a call has one by one anyway */
-        const xdi_cuda_grid grid = xdi_cuda_team_grid(a->student.rows, TEAM);
-        return a->fixed ? XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_loss_stats_kernel<X, Y, true, TEAM>), *a)
-                        : XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_loss_stats_kernel<X, Y, false, TEAM>), *a);
+    if (a->fixed) /* exact sums have no order: one kernel does for rows of any length */
+        return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->student.rows, XDI_CUDA_TEAM_BLOCK), (xdi_cuda_loss_stats_kernel<true, XDI_CUDA_TEAM_BLOCK>), *a);
+    XDI_CUDA_TEAMS(a->vocab.end - a->vocab.begin, TEAM, {
+        return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->student.rows, TEAM), (xdi_cuda_loss_stats_kernel<false, TEAM>), *a);
     })
 }
 
@@ -257,6 +240,7 @@ static __device__ void xdi_cuda_loss_total_plain(const xd_loss_args &a, int64_t 
                                                  double *total) {
     const double *all = static_cast<const double *>(a.all_sums);
     for (int i = 0; i < XD_LOSS_SUMS; i++) total[i] = 0.0;
+    XD_UNROLL_N(1)
     for (int i = 0; i < a.vocab.shards; i++) {
         const double *own = a.all_references + i * a.reference_stride + r * XD_LOSS_REFERENCES;
         const double *sums = all + i * a.sums_stride + r * XD_LOSS_SUMS;
@@ -408,10 +392,10 @@ static __global__ void XDI_CUDA_WIDE_KERNEL xdi_cuda_loss_mixture_kernel(const _
 static xd_result xdi_cuda_loss_mixture(const xd_launch *launch, const xd_loss_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
+    if (a->fixed) /* exact sums have no order: one kernel does for rows of any length */
+        return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->student.rows, XDI_CUDA_TEAM_BLOCK), (xdi_cuda_loss_mixture_kernel<true, XDI_CUDA_TEAM_BLOCK>), *a);
     XDI_CUDA_TEAMS(a->vocab.end - a->vocab.begin, TEAM, {
-        const xdi_cuda_grid grid = xdi_cuda_team_grid(a->student.rows, TEAM);
-        return a->fixed ? XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_loss_mixture_kernel<true, TEAM>), *a)
-                        : XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_loss_mixture_kernel<false, TEAM>), *a);
+        return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->student.rows, TEAM), (xdi_cuda_loss_mixture_kernel<false, TEAM>), *a);
     })
 }
 
@@ -546,36 +530,34 @@ static __device__ inline void xdi_cuda_loss_grad_columns(const xd_loss_args &a, 
     const xdi_cuda_loss_weights w = { (float)(a.row_scale[r] * a.hard_weight),
                                       (float)(a.row_scale[r] * a.soft_weight / a.temperature),
                                       (float)a.uniform_weight };
-    const X *student = xdi_cuda_row<X>(a.student, r);
-    const Y *teacher = xdi_cuda_row<Y>(a.teacher, r);
-    /* Backwards: what was read last is still in the cache. First what is not whole. */
+    const xdi_cuda_line<X> student = xdi_cuda_line<X>::of(a.student, r);
+    const xdi_cuda_line<Y> teacher = xdi_cuda_line<Y>::of(a.teacher, r);
+    /* Backwards: what was read last is still in the cache. At the end what is not whole. */
     const int64_t width = a.gradient.cols, step = XDI_CUDA_EIGHT * TEAM, first = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>();
     void *gradient = xdi_cuda_aligned_row(a.gradient, r);
-    const bool aligned = gradient && xdi_cuda_is_aligned16(student) && xdi_cuda_is_aligned16(teacher);
+    const bool aligned = gradient && xdi_cuda_is_aligned16(student.at) && xdi_cuda_is_aligned16(teacher.at);
     const bool wide = xdi_cuda_held(a.gradient.dtype == XD_DTYPE_F32) != 0;
     const int whole = aligned ? (int)((columns < width ? columns : width) / step) : 0;
-    for (int64_t c = whole * step + first; c < width; c += step) {
-        xdi_cuda_eight g = {}, y = {};
-        if (c < columns) {
-            const xdi_cuda_eight x = xdi_cuda_read(student, c, columns);
-            if (s.row.soft) y = xdi_cuda_read(teacher, c, columns);
-            g = xdi_cuda_loss_gradient(s, w, x, y);
-            if (c + XDI_CUDA_EIGHT > columns) {
+    const int64_t last = first + (whole - 1) * step;
+    xdi_cuda_in_memory::walk(
+        student, teacher, last, -step, whole, xdi_cuda_steps_of(first, width, step),
+        [&](int k, xdi_cuda_eight *x, xdi_cuda_eight *y) {
+            *x = student.eight(first + k * step, columns, 0.0f);
+            *y = teacher.eight(first + k * step, columns, 0.0f);
+        },
+        [&](int k, const xdi_cuda_eight &x, const xdi_cuda_eight &y) {
+            const int64_t c = first + k * step;
+            xdi_cuda_eight g = xdi_cuda_loss_gradient(s, w, x, y);
+            if (k >= whole) {
                 XD_UNROLL
                 for (int i = 0; i < XDI_CUDA_EIGHT; i++) g.at[i] = c + i < columns ? g.at[i] : 0.0f;
+                xdi_cuda_write_any(a.gradient, r, c, width, g);
+            } else if (wide) {
+                xdi_cuda_write_whole(static_cast<float *>(gradient) + last - k * step, g);
+            } else {
+                xdi_cuda_write_whole(static_cast<xdi_cuda_bf16 *>(gradient) + last - k * step, g);
             }
-        }
-        xdi_cuda_write_any(a.gradient, r, c, width, g);
-    }
-    const int64_t last = first + (whole - 1) * step;
-    xdi_cuda_in_memory::walk(student, teacher, last, -step, whole,
-                             [&](int k, const xdi_cuda_eight &x, const xdi_cuda_eight &y) {
-                                 const xdi_cuda_eight g = xdi_cuda_loss_gradient(s, w, x, y);
-                                 if (wide)
-                                     xdi_cuda_write_whole(static_cast<float *>(gradient) + last - k * step, g);
-                                 else
-                                     xdi_cuda_write_whole(static_cast<xdi_cuda_bf16 *>(gradient) + last - k * step, g);
-                             });
+        });
 }
 
 template <typename X, typename Y, int TEAM>
@@ -597,8 +579,13 @@ static __device__ inline void xdi_cuda_loss_grad_row(const xd_loss_args &a, int6
                                  (float)xdi_cuda_loss_gradient_at(a, r, row, exact[i]));
 }
 
+/* As many blocks on a multiprocessor as registers allow without spilling, so that some load while others compute. */
+template <typename Y> struct xdi_cuda_loss_blocks {
+    enum { LEAST = xdi_cuda_is<Y>::GIVEN ? 2 : 4 };
+};
+
 template <typename X, typename Y, int TEAM>
-static __global__ void XDI_CUDA_WIDE_KERNEL
+static __global__ void __launch_bounds__(XDI_CUDA_TEAM_BLOCK, xdi_cuda_loss_blocks<Y>::LEAST)
 xdi_cuda_loss_grad_kernel(const __grid_constant__ xd_loss_args a) {
     const int64_t r = xdi_cuda_team_row<TEAM>();
     if (r < a.student.rows) xdi_cuda_loss_grad_row<X, Y, TEAM>(a, r); /* the whole team returns */
@@ -607,7 +594,7 @@ xdi_cuda_loss_grad_kernel(const __grid_constant__ xd_loss_args a) {
 static xd_result xdi_cuda_loss_grad(const xd_launch *launch, const xd_loss_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    XDI_CUDA_LOSS_CASES(a, X, Y, xdi_cuda_none, TEAM, {
+    XDI_CUDA_LOSS_CASES(a, X, Y, TEAM, {
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->student.rows, TEAM),
                                (xdi_cuda_loss_grad_kernel<X, Y, TEAM>), *a);
     })

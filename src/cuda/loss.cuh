@@ -34,6 +34,35 @@ enum { XDI_CUDA_TEAM_BLOCK = 256, XDI_CUDA_SHORT_ROW = 2048, XDI_CUDA_EIGHT = 8 
         __VA_ARGS__                    \
     }
 
+/* Runs the statements with the types of a call's logits, of which Y is none without a teacher, and TEAM. */
+#define XDI_CUDA_LOSS_CASES(a, X, Y, TEAM, ...)                                                        \
+    {                                                                                                  \
+        const bool given = (a)->teacher.data && (a)->soft_weight != 0.0;                               \
+        if ((a)->vocab.end - (a)->vocab.begin <= XDI_CUDA_SHORT_ROW) {                                 \
+            enum { TEAM = XDI_CUDA_WARP };                                                             \
+            XDI_CUDA_LOSS_ANY(given, X, Y, { __VA_ARGS__ })                                            \
+        } else {                                                                                       \
+            enum { TEAM = XDI_CUDA_TEAM_BLOCK };                                                       \
+            if (!given) {                                                                              \
+                XDI_CUDA_LOGITS((a)->student.dtype, X, { typedef xdi_cuda_none Y; __VA_ARGS__ })       \
+            } else if ((a)->student.dtype == (a)->teacher.dtype) {                                     \
+                XDI_CUDA_LOGITS((a)->student.dtype, X, { typedef X Y; __VA_ARGS__ })                   \
+            } else {                                                                                   \
+                typedef xdi_cuda_any X, Y;                                                             \
+                __VA_ARGS__                                                                            \
+            }                                                                                          \
+        }                                                                                              \
+    }
+#define XDI_CUDA_LOSS_ANY(given, X, Y, ...) \
+    typedef xdi_cuda_any X;                 \
+    if (given) {                            \
+        typedef xdi_cuda_any Y;             \
+        __VA_ARGS__                         \
+    } else {                                \
+        typedef xdi_cuda_none Y;            \
+        __VA_ARGS__                         \
+    }
+
 static xdi_cuda_grid xdi_cuda_team_grid(int64_t rows, int team) {
     const int64_t each = XDI_CUDA_TEAM_BLOCK / team;
     return xdi_cuda_grid_of((rows + each - 1) / each, XDI_CUDA_TEAM_BLOCK);
@@ -132,13 +161,6 @@ template <> struct xdi_cuda_raw<xdi_cuda_bf16> {
     }
 };
 
-template <> struct xdi_cuda_raw<xdi_cuda_none> {
-    __device__ void load(const xdi_cuda_none *) {}
-    __device__ xdi_cuda_eight widened() const {
-        return {};
-    }
-};
-
 template <typename T> static __device__ inline xdi_cuda_eight xdi_cuda_read_whole(const T *from) {
     xdi_cuda_raw<T> raw;
     raw.load(from);
@@ -157,9 +179,70 @@ static __device__ inline xdi_cuda_eight xdi_cuda_read(const T *row, int64_t colu
     return chunk;
 }
 
-static __device__ inline xdi_cuda_eight xdi_cuda_read(const xdi_cuda_none *, int64_t, int64_t, float = 0.0f) {
-    return {};
-}
+/* A row of logits of a type, whose elements are read by address; xdi_cuda_any is a type that only the call knows. One kernel for
+ * any type serves rows whose time is not in reading: short ones, and those whose teacher has another type. */
+struct xdi_cuda_any {
+    float widest;
+};
+
+template <typename T> struct xdi_cuda_line {
+    const T *at;
+
+    static __device__ xdi_cuda_line of(const xd_rows &x, int64_t row) {
+        return { xdi_cuda_row<T>(x, row) };
+    }
+    __device__ xdi_cuda_line from(int64_t column) const {
+        return { at + column };
+    }
+    __device__ float element(int64_t column) const {
+        return xdi_cuda_widen(at[column]);
+    }
+    __device__ xdi_cuda_eight eight(int64_t column, int64_t end, float beyond) const {
+        return xdi_cuda_read(at, column, end, beyond);
+    }
+};
+
+template <> struct xdi_cuda_line<xdi_cuda_none> {
+    const xdi_cuda_none *at;
+
+    static __device__ xdi_cuda_line of(const xd_rows &, int64_t) {
+        return { NULL };
+    }
+    __device__ xdi_cuda_line from(int64_t) const {
+        return { NULL };
+    }
+    __device__ float element(int64_t) const {
+        return 0.0f;
+    }
+    __device__ xdi_cuda_eight eight(int64_t, int64_t, float) const {
+        return {};
+    }
+};
+
+template <> struct xdi_cuda_line<xdi_cuda_any> {
+    const char *at;
+    bool wide;
+
+    static __device__ xdi_cuda_line of(const xd_rows &x, int64_t row) {
+        const bool wide = x.dtype == XD_DTYPE_F32;
+        return { static_cast<const char *>(x.data) + row * xdi_cuda_stride(x) * (wide ? 4 : 2), wide };
+    }
+    __device__ xdi_cuda_line from(int64_t column) const {
+        return { at + column * (wide ? 4 : 2), wide };
+    }
+    __device__ const float *floats() const {
+        return reinterpret_cast<const float *>(at);
+    }
+    __device__ const xdi_cuda_bf16 *halves() const {
+        return reinterpret_cast<const xdi_cuda_bf16 *>(at);
+    }
+    __device__ float element(int64_t column) const {
+        return wide ? floats()[column] : xdi_cuda_widen(halves()[column]);
+    }
+    __device__ xdi_cuda_eight eight(int64_t column, int64_t end, float beyond) const {
+        return wide ? xdi_cuda_read(floats(), column, end, beyond) : xdi_cuda_read(halves(), column, end, beyond);
+    }
+};
 
 /* A pack of eight elements, rounded; a NaN loses its payload. */
 template <typename T> static __device__ inline xdi_cuda_pack<T> xdi_cuda_rounded(const float *from) {
@@ -464,6 +547,7 @@ template <int TEAM, typename Order>
 static __device__ inline void xdi_cuda_bitonic(int64_t count, Order order) {
     for (int64_t size = 2; size / 2 < count; size *= 2)
         for (int64_t stride = size / 2; stride > 0; stride /= 2) {
+            XD_UNROLL_N(1)
             for (int64_t i = xdi_cuda_team_thread<TEAM>(); i < count; i += TEAM) {
                 const int64_t partner = stride == size / 2 ? i ^ (size - 1) : i ^ stride;
                 if (partner > i && partner < count) order(i, partner);

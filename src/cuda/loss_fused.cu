@@ -5,10 +5,9 @@
 /* References [XD_LOSS_REFERENCES] and sums [XD_LOSS_SUMS] of this shard, on every thread of the team. */
 template <typename X, typename Y, int TEAM>
 static __device__ inline void xdi_cuda_loss_sweep_row(const xd_loss_args &a, int64_t r, double *ref, double *total) {
-    const X *student = xdi_cuda_row<X>(a.student, r);
-    const Y *teacher = xdi_cuda_row<Y>(a.teacher, r);
-    xdi_cuda_loss_sweep_columns<X, Y, TEAM, xdi_cuda_in_memory>(a, student, teacher, a.vocab.end - a.vocab.begin,
-                                                                a.vocab.begin, ref, total);
+    const xdi_cuda_line<X> student = xdi_cuda_line<X>::of(a.student, r);
+    const xdi_cuda_line<Y> teacher = xdi_cuda_line<Y>::of(a.teacher, r);
+    xdi_cuda_loss_sweep_columns<X, Y, TEAM>(a, student, teacher, a.vocab.end - a.vocab.begin, a.vocab.begin, ref, total);
     if (total[XD_LOSS_BAD] == 0.0) total[XD_LOSS_TARGET] = xdi_cuda_loss_target(a, r, ref[XD_LOSS_MAX]);
 }
 
@@ -17,23 +16,24 @@ template <typename X, typename Y, int TEAM>
 static __device__ inline xdi_cuda_sums<XD_LOSS_MIXTURES, false>::totals
 xdi_cuda_loss_mixture_ahead(const xd_loss_args &a, int64_t r, bool counts) {
     const xdi_cuda_loss_scales s = xdi_cuda_loss_scales_of<Y>(a, a.row[r]);
-    const X *student = xdi_cuda_row<X>(a.student, r);
-    const Y *teacher = xdi_cuda_row<Y>(a.teacher, r);
+    const xdi_cuda_line<X> student = xdi_cuda_line<X>::of(a.student, r);
+    const xdi_cuda_line<Y> teacher = xdi_cuda_line<Y>::of(a.teacher, r);
     const int64_t columns = counts ? a.vocab.end - a.vocab.begin : 0, step = XDI_CUDA_EIGHT * TEAM;
     const int64_t first = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>();
-    const bool aligned = xdi_cuda_is_aligned16(student) && xdi_cuda_is_aligned16(teacher);
+    const bool aligned = xdi_cuda_is_aligned16(student.at) && xdi_cuda_is_aligned16(teacher.at);
     const int whole = aligned ? (int)(columns / step) : 0;
     xdi_cuda_sums<XD_LOSS_MIXTURES, false> mine;
-    const auto take = [&](const xdi_cuda_eight &x, const xdi_cuda_eight &y, int64_t count) {
-        XD_UNROLL
-        for (int i = 0; i < XDI_CUDA_EIGHT; i++)
-            if (i < count) xdi_cuda_loss_mixture_terms(s, x.at[i], y.at[i], &mine);
-        mine.end_eight();
-    };
-    xdi_cuda_in_memory::walk(student, teacher, first, step, whole,
-                             [&](int, const xdi_cuda_eight &x, const xdi_cuda_eight &y) { take(x, y, XDI_CUDA_EIGHT); });
-    for (int64_t c = whole * step + first; c < columns; c += step)
-        take(xdi_cuda_read(student, c, columns), xdi_cuda_read(teacher, c, columns), columns - c);
+    xdi_cuda_in_memory::walk(
+        student, teacher, first, step, whole, xdi_cuda_steps_of(first, columns, step),
+        [&](int k, xdi_cuda_eight *x, xdi_cuda_eight *y) { /* columns that are not there add 0 */
+            *x = student.eight(first + k * step, columns, -INFINITY);
+            *y = teacher.eight(first + k * step, columns, -INFINITY);
+        },
+        [&](int, const xdi_cuda_eight &x, const xdi_cuda_eight &y) {
+            XD_UNROLL
+            for (int i = 0; i < XDI_CUDA_EIGHT; i++) xdi_cuda_loss_mixture_terms(s, x.at[i], y.at[i], &mine);
+            mine.end_eight();
+        });
     return xdi_cuda_team_totals<TEAM>(mine);
 }
 
@@ -68,11 +68,6 @@ XDI_CUDA_APART __device__ void xdi_cuda_loss_row_keep(const xd_loss_args &a, int
     for (int i = 0; i < XD_LOSS_SUMS; i++) static_cast<double *>(a.sums)[r * XD_LOSS_SUMS + i] = total[i];
 }
 
-/* As many blocks on a multiprocessor as registers allow without spilling, so that some load while others compute. */
-template <typename Y> struct xdi_cuda_loss_blocks {
-    enum { LEAST = xdi_cuda_is<Y>::GIVEN ? 2 : 4 };
-};
-
 template <typename X, typename Y, int TEAM>
 static __global__ void __launch_bounds__(XDI_CUDA_TEAM_BLOCK, xdi_cuda_loss_blocks<Y>::LEAST)
     xdi_cuda_loss_fused_kernel(const __grid_constant__ xd_loss_args a) {
@@ -91,7 +86,7 @@ static __global__ void __launch_bounds__(XDI_CUDA_TEAM_BLOCK, xdi_cuda_loss_bloc
 
 /* On the current device. */
 static xd_result xdi_cuda_loss_fused_start(const xd_launch *launch, const xd_loss_args *a) {
-    XDI_CUDA_LOSS_CASES(a, X, Y, xdi_cuda_none, TEAM, {
+    XDI_CUDA_LOSS_CASES(a, X, Y, TEAM, {
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->student.rows, TEAM),
                                (xdi_cuda_loss_fused_kernel<X, Y, TEAM>), *a);
     })
@@ -105,11 +100,7 @@ static xd_result xdi_cuda_loss_fused(const xd_launch *launch, const xd_loss_args
 
 /* ---- loading, also for loss.cu ---- */
 
-template <typename X, typename Y, int TEAM> static xd_result xdi_cuda_loss_load_stats(xd_ctx *ctx) {
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_stats_kernel<X, Y, true, TEAM>));
-    return xdi_cuda_load(ctx, xdi_cuda_loss_stats_kernel<X, Y, false, TEAM>);
-}
-
+/* The kernels of XDI_CUDA_LOSS_CASES. */
 template <typename X, typename Y, int TEAM> static xd_result xdi_cuda_loss_load_rows(xd_ctx *ctx) {
     XD_TRY((xdi_cuda_load(ctx, xdi_cuda_loss_grad_kernel<X, Y, TEAM>)));
     return xdi_cuda_load(ctx, xdi_cuda_loss_fused_kernel<X, Y, TEAM>);
@@ -117,24 +108,26 @@ template <typename X, typename Y, int TEAM> static xd_result xdi_cuda_loss_load_
 
 template <int TEAM> static xd_result xdi_cuda_loss_load_team(xd_ctx *ctx) {
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_references_kernel<TEAM>));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_mixture_kernel<true, TEAM>));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_mixture_kernel<false, TEAM>));
-    XD_TRY((xdi_cuda_loss_load_stats<float, float, TEAM>(ctx)));
-    XD_TRY((xdi_cuda_loss_load_stats<float, xdi_cuda_bf16, TEAM>(ctx)));
-    XD_TRY((xdi_cuda_loss_load_stats<xdi_cuda_bf16, float, TEAM>(ctx)));
-    XD_TRY((xdi_cuda_loss_load_stats<xdi_cuda_bf16, xdi_cuda_bf16, TEAM>(ctx)));
-    XD_TRY((xdi_cuda_loss_load_rows<float, xdi_cuda_none, TEAM>(ctx)));
-    XD_TRY((xdi_cuda_loss_load_rows<xdi_cuda_bf16, xdi_cuda_none, TEAM>(ctx)));
-    XD_TRY((xdi_cuda_loss_load_rows<float, float, TEAM>(ctx)));
-    XD_TRY((xdi_cuda_loss_load_rows<float, xdi_cuda_bf16, TEAM>(ctx)));
-    XD_TRY((xdi_cuda_loss_load_rows<xdi_cuda_bf16, float, TEAM>(ctx)));
-    return xdi_cuda_loss_load_rows<xdi_cuda_bf16, xdi_cuda_bf16, TEAM>(ctx);
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_stats_kernel<false, TEAM>));
+    return xdi_cuda_loss_load_rows<xdi_cuda_any, xdi_cuda_any, TEAM>(ctx);
+}
+
+static xd_result xdi_cuda_loss_load_types(xd_ctx *ctx) {
+    XD_TRY((xdi_cuda_loss_load_rows<xdi_cuda_any, xdi_cuda_none, XDI_CUDA_WARP>(ctx)));
+    XD_TRY((xdi_cuda_loss_load_rows<float, xdi_cuda_none, XDI_CUDA_TEAM_BLOCK>(ctx)));
+    XD_TRY((xdi_cuda_loss_load_rows<xdi_cuda_bf16, xdi_cuda_none, XDI_CUDA_TEAM_BLOCK>(ctx)));
+    XD_TRY((xdi_cuda_loss_load_rows<float, float, XDI_CUDA_TEAM_BLOCK>(ctx)));
+    return xdi_cuda_loss_load_rows<xdi_cuda_bf16, xdi_cuda_bf16, XDI_CUDA_TEAM_BLOCK>(ctx);
 }
 
 static xd_result xdi_cuda_loss_load(xd_ctx *ctx) {
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_merge_references_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_combine_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_loss_mixture_combine_kernel));
+    XD_TRY((xdi_cuda_load(ctx, xdi_cuda_loss_stats_kernel<true, XDI_CUDA_TEAM_BLOCK>)));
+    XD_TRY((xdi_cuda_load(ctx, xdi_cuda_loss_mixture_kernel<true, XDI_CUDA_TEAM_BLOCK>)));
+    XD_TRY(xdi_cuda_loss_load_types(ctx));
     XD_TRY(xdi_cuda_loss_load_team<XDI_CUDA_WARP>(ctx));
     return xdi_cuda_loss_load_team<XDI_CUDA_TEAM_BLOCK>(ctx);
 }

@@ -198,30 +198,32 @@ static __device__ inline void xdi_cuda_loss_sweep_eight(const xd_loss_args &a, c
     if (t->row.uniform) xdi_cuda_loss_add_plain(t, x, c, columns);
 }
 
-/* All columns of this lane, which lie in WHERE. The lanes of a warp go through theirs as often as each other. */
-template <typename X, typename Y, int TEAM, typename WHERE>
-static __device__ inline void xdi_cuda_loss_sweep_lane(const xd_loss_args &a, const X *student, const Y *teacher,
-                                                       int64_t columns, xdi_cuda_loss_sweep *t) {
+/* All columns of this lane. The lanes of a warp go through theirs as often as each other. */
+template <typename X, typename Y, int TEAM>
+static __device__ inline void xdi_cuda_loss_sweep_lane(const xd_loss_args &a, const xdi_cuda_line<X> &student,
+                                                       const xdi_cuda_line<Y> &teacher, int64_t columns, xdi_cuda_loss_sweep *t) {
     const int64_t step = XDI_CUDA_EIGHT * TEAM, warp = XDI_CUDA_EIGHT * XDI_CUDA_WARP;
     const int64_t first = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>();
     const int64_t begin = first - XDI_CUDA_EIGHT * (int64_t)(threadIdx.x % XDI_CUDA_WARP); /* of the warp */
-    const bool aligned = xdi_cuda_is_aligned16(student) && xdi_cuda_is_aligned16(teacher);
+    const bool aligned = xdi_cuda_is_aligned16(student.at) && xdi_cuda_is_aligned16(teacher.at);
     const int whole = aligned && columns >= begin + warp ? (int)((columns - begin - warp) / step) + 1 : 0;
-    WHERE::walk(student, teacher, first, step, whole,
-                [&](int k, const xdi_cuda_eight &x, const xdi_cuda_eight &y) {
-                    xdi_cuda_loss_sweep_eight(a, x, y, first + k * step, columns, t);
-                    if (k & 1) xdi_cuda_loss_flush(t);
-                });
-    for (int64_t c = first + whole * step; c - first + begin < columns; c += step)
-        xdi_cuda_loss_sweep_eight(a, xdi_cuda_read(student, c, columns, -INFINITY),
-                                  xdi_cuda_read(teacher, c, columns, -INFINITY), c, columns, t);
+    xdi_cuda_in_memory::walk(
+        student, teacher, first, step, whole, xdi_cuda_steps_of(begin, columns, step),
+        [&](int k, xdi_cuda_eight *x, xdi_cuda_eight *y) {
+            *x = student.eight(first + k * step, columns, -INFINITY);
+            *y = teacher.eight(first + k * step, columns, -INFINITY);
+        },
+        [&](int k, const xdi_cuda_eight &x, const xdi_cuda_eight &y) {
+            xdi_cuda_loss_sweep_eight(a, x, y, first + k * step, columns, t);
+            if ((k & 1) && k < whole) xdi_cuda_loss_flush(t);
+        });
 }
 
 /* `columns` columns, the first of which is number `begin` of the whole row: references [XD_LOSS_REFERENCES] and sums
  * [XD_LOSS_SUMS], without TARGET, on every thread of the team. */
-template <typename X, typename Y, int TEAM, typename WHERE>
-static __device__ inline void xdi_cuda_loss_sweep_columns(const xd_loss_args &a, const X *student, const Y *teacher,
-                                                          int64_t columns, int64_t begin, double *ref, double *total) {
+template <typename X, typename Y, int TEAM>
+static __device__ inline void xdi_cuda_loss_sweep_columns(const xd_loss_args &a, const xdi_cuda_line<X> &student,
+                                                          const xdi_cuda_line<Y> &teacher, int64_t columns, int64_t begin, double *ref, double *total) {
     const xdi_cuda_summit none = { -INFINITY, -INFINITY, -INFINITY, INT32_MAX };
     const int64_t first = XDI_CUDA_EIGHT * xdi_cuda_team_thread<TEAM>();
     xdi_cuda_loss_sweep t;
@@ -229,17 +231,17 @@ static __device__ inline void xdi_cuda_loss_sweep_columns(const xd_loss_args &a,
     t.base = t.teacher_base = 0.0f;
     t.seen = none;
     if (first < columns) t.seen.eight = (int32_t)(first / XDI_CUDA_EIGHT);
-    xdi_cuda_loss_sweep_lane<X, Y, TEAM, WHERE>(a, student, teacher, columns, &t);
+    xdi_cuda_loss_sweep_lane<X, Y, TEAM>(a, student, teacher, columns, &t);
     xdi_cuda_summit whole = xdi_cuda_team_reduce<TEAM>(t.seen, none, xdi_cuda_summit_join());
     int64_t arg = -1;
     if (whole.eight != INT32_MAX) {
         arg = (int64_t)whole.eight * XDI_CUDA_EIGHT;
-        const xdi_cuda_eight x = xdi_cuda_read(student, arg, columns, -INFINITY);
+        const xdi_cuda_eight x = student.eight(arg, columns, -INFINITY);
         const int64_t begin_of_eight = arg;
         XD_UNROLL
         for (int i = XDI_CUDA_EIGHT - 1; i >= 0; i--)
             if (x.at[i] == whole.max) arg = begin_of_eight + i;
-        if (t.row.soft) whole.beside = xdi_cuda_widen(teacher[arg]);
+        if (t.row.soft) whole.beside = teacher.element(arg);
     }
     xdi_cuda_loss_move<true>(&t, a.temperature, whole);
     const xdi_cuda_sums<XDI_CUDA_LOSS_TERMS, false>::totals sums = xdi_cuda_team_totals<TEAM>(t.sums);

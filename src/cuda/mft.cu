@@ -254,10 +254,10 @@ xdi_cuda_mft_products_kernel(const __grid_constant__ xd_mft_args a) {
 static xd_result xdi_cuda_mft_products(const xd_launch *launch, const xd_mft_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
+    if (a->fixed) /* exact sums have no order: one kernel does for rows of any length */
+        return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->student.rows, XDI_CUDA_TEAM_BLOCK), (xdi_cuda_mft_products_kernel<true, XDI_CUDA_TEAM_BLOCK>), *a);
     XDI_CUDA_TEAMS(a->vocab.end - a->vocab.begin, TEAM, {
-        const xdi_cuda_grid grid = xdi_cuda_team_grid(a->student.rows, TEAM);
-        return a->fixed ? XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_mft_products_kernel<true, TEAM>), *a)
-                        : XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_mft_products_kernel<false, TEAM>), *a);
+        return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->student.rows, TEAM), (xdi_cuda_mft_products_kernel<false, TEAM>), *a);
     })
 }
 
@@ -339,7 +339,6 @@ static xd_result xdi_cuda_mft_slopes(const xd_launch *launch, const xd_mft_args 
 template <int TEAM> static xd_result xdi_cuda_mft_load_team(xd_ctx *ctx) {
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_mft_write_kernel<TEAM>));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_mft_largest_kernel<TEAM>));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_mft_products_kernel<true, TEAM>));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_mft_products_kernel<false, TEAM>));
     return xdi_cuda_load(ctx, xdi_cuda_mft_slopes_kernel<TEAM>);
 }
@@ -348,6 +347,7 @@ static xd_result xdi_cuda_mft_load(xd_ctx *ctx) {
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_mft_at_label_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_mft_correct_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_mft_cosine_kernel));
+    XD_TRY((xdi_cuda_load(ctx, xdi_cuda_mft_products_kernel<true, XDI_CUDA_TEAM_BLOCK>)));
     XD_TRY(xdi_cuda_mft_load_team<XDI_CUDA_WARP>(ctx));
     return xdi_cuda_mft_load_team<XDI_CUDA_TEAM_BLOCK>(ctx);
 }

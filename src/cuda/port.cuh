@@ -47,10 +47,13 @@
 #    define XDI_CUDA_ALIGNED16(pointer) emu_require_aligned((pointer), 16, __FILE__, __LINE__)
 #endif
 
-/* A function that is called rarely, in double: inlined, it would take the registers of the loops around it. */
+/* A function that is called rarely, in double: inlined, it would take the registers of the loops around it. ONCE: a kernel has
+ * its code once, wherever it is called from. Each kernel has a copy of what it calls. */
 #if defined(XD_EMU)
+#    define XDI_CUDA_ONCE
 #    define XDI_CUDA_APART static
 #else
+#    define XDI_CUDA_ONCE __noinline__
 #    define XDI_CUDA_APART static __noinline__
 #endif
 
@@ -247,10 +250,6 @@ static __device__ inline float xdi_cuda_widen(xdi_cuda_f16 value) {
     return xdi_cuda_from_f16(value.bits);
 }
 
-static __device__ inline float xdi_cuda_widen(xdi_cuda_none) {
-    return 0.0f;
-}
-
 static __device__ inline void xdi_cuda_narrow(float value, float *out) {
     *out = value;
 }
@@ -352,8 +351,9 @@ template <typename T> static __device__ inline T xdi_cuda_shuffle_xor(T value, i
 /* All lanes' values merged in the order of the lanes, the same on every lane; all 32 take part. merge(a, b)
  * need not commute: a always comes from the lower lanes. */
 template <typename T, typename Merge> static __device__ inline T xdi_cuda_warp_reduce(T value, Merge merge) {
+    enum { AT_ONCE = sizeof(T) > 2 * sizeof(int64_t) ? 1 : 5 }; /* the code of what is long stands there once */
     const int lane = (int)(threadIdx.x % XDI_CUDA_WARP);
-    XD_UNROLL
+    XD_UNROLL_N(AT_ONCE)
     for (int mask = 1; mask < XDI_CUDA_WARP; mask *= 2) {
         const T other = xdi_cuda_shuffle_xor(value, mask);
         value = lane & mask ? merge(other, value) : merge(value, other);

@@ -117,10 +117,10 @@ xdi_cuda_topk_stats_kernel(const __grid_constant__ xd_topk_args a) {
 static xd_result xdi_cuda_topk_stats(const xd_launch *launch, const xd_topk_args *a) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
+    if (a->fixed) /* exact sums have no order: one kernel does for rows of any length */
+        return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->logits.rows, XDI_CUDA_TEAM_BLOCK), (xdi_cuda_topk_stats_kernel<true, XDI_CUDA_TEAM_BLOCK>), *a);
     XDI_CUDA_TEAMS(a->vocab.end - a->vocab.begin, TEAM, {
-        const xdi_cuda_grid grid = xdi_cuda_team_grid(a->logits.rows, TEAM);
-        return a->fixed ? XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_topk_stats_kernel<true, TEAM>), *a)
-                        : XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_topk_stats_kernel<false, TEAM>), *a);
+        return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->logits.rows, TEAM), (xdi_cuda_topk_stats_kernel<false, TEAM>), *a);
     })
 }
 
@@ -217,7 +217,9 @@ struct xdi_cuda_topk_entries {
     double teacher_mass;
 };
 
+/* Not unrolled: its bodies have exponentials in double. */
 #define XDI_CUDA_TOPK_EACH(e, j)                                                            \
+    XD_UNROLL_N(1)                                                                          \
     for (int64_t j = xdi_cuda_team_thread<XDI_CUDA_WARP>(); j < (e)->k; j += XDI_CUDA_WARP) \
         if ((e)->ids[j] >= 0)
 
@@ -337,12 +339,10 @@ static __device__ inline void xdi_cuda_topk_divergence_row(const xd_topk_kl_args
     xdi_cuda_topk_student_entries(a, r, e);
     xdi_cuda_topk_teacher_entries(a, r, e);
     __syncwarp(); /* all lanes read the entry with the largest mass, which one lane wrote */
-    if (a.divergence == XD_JSD) {
-        xdi_cuda_topk_backward(e, false, renormalised, beta, 1.0, row);
-    } else {
-        if (beta != 1.0) xdi_cuda_topk_forward(e, 1.0 - beta, row);
-        if (beta != 0.0) xdi_cuda_topk_backward(e, zero, renormalised, 1.0, beta, row);
-    }
+    const bool jsd = a.divergence == XD_JSD;
+    if (!jsd && beta != 1.0) xdi_cuda_topk_forward(e, 1.0 - beta, row);
+    if (jsd || beta != 0.0) /* one call: a kernel has its code once */
+        xdi_cuda_topk_backward(e, !jsd && zero, renormalised, jsd ? beta : 1.0, jsd ? 1.0 : beta, row);
     if (renormalised) row->outside = 0.0;
     xd_topk_close(&a, r, &e->at, e->teacher_mass, row);
 }
@@ -470,7 +470,6 @@ static xd_result xdi_cuda_topk_entries_run(const xd_launch *launch, const xd_top
 template <int TEAM> static xd_result xdi_cuda_topk_load_team(xd_ctx *ctx) {
     XD_TRY((xdi_cuda_load(ctx, xdi_cuda_topk_maxima_kernel<TEAM, float>)));
     XD_TRY((xdi_cuda_load(ctx, xdi_cuda_topk_maxima_kernel<TEAM, xdi_cuda_bf16>)));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_topk_stats_kernel<true, TEAM>));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_topk_stats_kernel<false, TEAM>));
     return xdi_cuda_load(ctx, xdi_cuda_topk_grad_kernel<TEAM>);
 }
@@ -479,6 +478,7 @@ static xd_result xdi_cuda_topk_load(xd_ctx *ctx) {
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_topk_merge_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_topk_divergence_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_topk_entries_kernel));
+    XD_TRY((xdi_cuda_load(ctx, xdi_cuda_topk_stats_kernel<true, XDI_CUDA_TEAM_BLOCK>)));
     XD_TRY(xdi_cuda_topk_load_team<XDI_CUDA_WARP>(ctx));
     return xdi_cuda_topk_load_team<XDI_CUDA_TEAM_BLOCK>(ctx);
 }

@@ -66,6 +66,7 @@ static __device__ inline int xdi_cuda_select_reaching(const T *row, int64_t colu
     __syncthreads();
     const int eights = room->eight_count;
     if (eights > XDI_CUDA_SELECT_ROOM) return eights;
+    XD_UNROLL_N(1)
     for (int i = (int)threadIdx.x; i < eights; i += XDI_CUDA_TEAM_BLOCK) {
         const int64_t c = (int64_t)room->eights[i] * XDI_CUDA_EIGHT;
         const xdi_cuda_eight x = xdi_cuda_read(row, c, columns, -INFINITY);
@@ -96,6 +97,7 @@ template <typename T>
 static __device__ inline int xdi_cuda_select_gather(const T *row, int64_t columns, int64_t n, xdi_cuda_select_room *room) {
     enum { LEAST = 4 * XDI_CUDA_TEAM_BLOCK * XDI_CUDA_EIGHT };
     if (columns <= XDI_CUDA_SELECT_ROOM) {
+        XD_UNROLL_N(1)
         for (int64_t c = (int64_t)threadIdx.x; c < columns; c += XDI_CUDA_TEAM_BLOCK)
             room->words[c] = xdi_cuda_select_word(xdi_cuda_widen(row[c]), c);
         __syncthreads();
@@ -126,10 +128,12 @@ static __device__ inline void xdi_cuda_select_order(xdi_cuda_select_room *room, 
     int w = XDI_CUDA_SELECT_RANKED + 1;
     if (n <= XDI_CUDA_SELECT_RANKED) {
         const uint32_t high = xdi_cuda_select_high<XDI_CUDA_TEAM_BLOCK>(n, [=](auto add) {
+            XD_UNROLL_N(1)
             for (int i = (int)threadIdx.x; i < count; i += XDI_CUDA_TEAM_BLOCK) add((uint32_t)(words[i] >> 32));
         });
         if (threadIdx.x == 0) best_count[0] = 0;
         __syncthreads();
+        XD_UNROLL_N(1)
         for (int i = (int)threadIdx.x; i < count; i += XDI_CUDA_TEAM_BLOCK) {
             if ((uint32_t)(words[i] >> 48) < high) continue;
             const int at = atomicAdd(&best_count[0], 1);
@@ -147,6 +151,7 @@ static __device__ inline void xdi_cuda_select_order(xdi_cuda_select_room *room, 
         return;
     }
     xdi_cuda_select_bitonic(words, count);
+    XD_UNROLL_N(1)
     for (int j = (int)threadIdx.x; j < n; j += XDI_CUDA_TEAM_BLOCK) put(j, words[j]);
 }
 

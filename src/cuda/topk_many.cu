@@ -42,6 +42,7 @@ static __device__ inline void xdi_cuda_select_sort(xdi_cuda_select_list *list, i
         std::swap(list->keys[low], list->keys[high]);
         std::swap(list->columns[low], list->columns[high]);
     });
+    XD_UNROLL_N(1)
     for (int j = (int)threadIdx.x; j < XDI_CUDA_SELECT_MANY; j += XDI_CUDA_SELECT_TEAM) put(j, list->keys[j], list->columns[j]);
 #endif
 }
@@ -62,6 +63,7 @@ static __global__ void __launch_bounds__(XDI_CUDA_SELECT_TEAM)
         list->keys[at] = key;
         list->columns[at] = (uint32_t)column;
     });
+    XD_UNROLL_N(1)
     for (int64_t j = n + (int64_t)threadIdx.x; j < XDI_CUDA_SELECT_MANY; j += XDI_CUDA_SELECT_TEAM) {
         list->keys[j] = threshold; /* behind its equals */
         list->columns[j] = ~0u;

@@ -72,6 +72,7 @@ static __device__ inline uint32_t xdi_cuda_select_threshold(const T *row, int64_
     for (int left = 32; left > SAME;) { /* bits that are not known */
         const int bits = left - SAME < BITS ? left - SAME : (int)BITS, shift = left - bits;
         const uint32_t mask = (1u << bits) - 1u, known = left < 32 ? ~0u << left : 0u;
+        XD_UNROLL_N(1)
         for (int i = (int)threadIdx.x; i < DIGITS; i += TEAM) counts[i] = 0;
         __syncthreads();
         xdi_cuda_each_eight<TEAM>(row, columns, [=](const xdi_cuda_raw<T> &raw, int64_t) {
@@ -104,6 +105,7 @@ static __device__ inline void xdi_cuda_select_put(const xd_select_args &a, const
 
 /* What stands behind the last of a row. */
 static __device__ inline void xdi_cuda_select_fill(const xd_select_args &a, int64_t r, int64_t n) {
+    XD_UNROLL_N(1)
     for (int64_t at = r * a.k + n + (int64_t)threadIdx.x; at < (r + 1) * a.k; at += blockDim.x) {
         if (a.narrow)
             a.narrow[at] = -INFINITY;
@@ -183,6 +185,7 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_select_kernel(const __grid_const
     xdi_cuda_select_fill(a, r, n);
     __syncthreads();
     xdi_cuda_select_bitonic(words, n);
+    XD_UNROLL_N(1)
     for (int64_t j = (int64_t)threadIdx.x; j < n; j += XDI_CUDA_TEAM_BLOCK)
         xdi_cuda_select_put(a, row, r * a.k + j, (uint32_t)(words[j] >> 32), ~(uint32_t)words[j]);
 }

@@ -752,10 +752,16 @@ step_bench() {
     return $status
 }
 
+# The header, and the benchmarks of a GPU, of which the emulation sees other headers than NVIDIA's.
 step_nvcc() {
     need nvcc
     nvcc -O0 -I. -Werror all-warnings -Xcompiler -Wall,-Wextra,-Werror -c tests/build/include.cu \
-        -o "$dir/include.o"
+        -o "$dir/include.o" || return 1
+    programs=gpu
+    echo '#include <nccl.h>' | nvcc -x c++ -E - >/dev/null 2>&1 && programs="gpu nccl"
+    for name in $programs; do
+        nvcc -O0 -x c++ -DXDISTILL_IMPLEMENTED -I. -c "bench/$name.cu" -o "$dir/$name.o" || return 1
+    done
 }
 
 # The CUDA unit for one architecture, `make cuda-unit` compiles it for all; and each example by the line it gives, with that

@@ -164,6 +164,7 @@ static int capability() {
 static int device_value(cudaDeviceAttr attribute) {
     switch (attribute) {
     case cudaDevAttrMaxThreadsPerBlock: return 1024;
+    case cudaDevAttrClockRate: return 1980000;
     case cudaDevAttrMaxSharedMemoryPerBlock: return (int)kDefaultShared;
     case cudaDevAttrWarpSize: return 32;
     case cudaDevAttrMultiProcessorCount: return capability() < 90 ? 108 : capability() < 100 ? 132 : 148;

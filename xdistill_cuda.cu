@@ -12027,9 +12027,7 @@ template <typename Storage> struct xdi_cuda_vsd_terms {
     template <bool FIXED>
     __device__ xd_sample weigh(int64_t b, const int64_t *sums, const xd_vsd_given &given, bool keeps) const {
         xd_sample s;
-        xd_vsd_args own = a;
-        own.base.fixed = FIXED;
-        const double mean = xd_vsd_weigh_sums(&own, sums, given, &s);
+        const double mean = xd_vsd_weigh_sums(&a, sums, FIXED, given, &s);
         if (keeps) a.base.sample[b] = s;
         if (keeps && a.distance) a.distance[b] = mean;
         return s;
@@ -12514,6 +12512,7 @@ static __device__ bool xdi_cuda_sample_write_whole(const Terms &terms, int64_t b
     const xdi_cuda_sample_factor by(of.factor);
     T *to = xdi_cuda_sample_to(terms, b, tile);
     if (KEPT) {
+        XD_UNROLL_N(2)
         for (int step = 0; step < XDI_CUDA_SAMPLE_STEPS; step++) {
             const xdi_cuda_eight slope = xdi_cuda_sample_recall(kept, step);
             xdi_cuda_sample_put(to + step * (int)XD_SAMPLE_LANES, by, [&](auto) { return slope; });
@@ -12578,7 +12577,7 @@ template <typename Terms> struct xdi_cuda_sample_writer {
 /* ---- measure: grid (rows x chunks), block XD_SAMPLE_LANES; reads every element once. ---- */
 
 template <bool FIXED, typename Terms>
-static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS, FIXED ? 1 : 0)
+static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS, 1)
     xdi_cuda_sample_measure_kernel(const __grid_constant__ Terms terms, uint32_t chunks) {
     const uint32_t b = blockIdx.x / chunks;
     const int64_t words = xd_sample_words(FIXED);
@@ -12630,8 +12629,7 @@ static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS, FIXED ? 1 : Te
     XD_SHARED(xdi_cuda_sample_by, by, [1]);
     const xd_sample_args &a = terms.base();
     const uint32_t b = blockIdx.x / chunks, chunk = blockIdx.x - b * chunks;
-    const xdi_cuda_sample_range range = xdi_cuda_sample_chunk(a, chunk);
-    xdi_cuda_sample_sums<FIXED>(terms, b, range, mine->words, xdi_cuda_sample_keeper{ kept });
+    xdi_cuda_sample_sums<FIXED>(terms, b, xdi_cuda_sample_chunk(a, chunk), mine->words, xdi_cuda_sample_keeper{ kept });
     if (chunks > 1)
         xdi_cuda_cluster_sync();
     else
@@ -12644,7 +12642,7 @@ static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS, FIXED ? 1 : Te
         *by = xdi_cuda_sample_by_of(terms.template weigh<FIXED>(b, sums.words, given, chunk == 0).factor, whole);
     }
     __syncthreads();
-    if (terms.out().data) xdi_cuda_sample_write<true>(terms, b, range, *by, kept);
+    if (terms.out().data) xdi_cuda_sample_write<true>(terms, b, xdi_cuda_sample_chunk(a, xdi_cuda_held((int)chunk)), *by, kept);
     if (chunks > 1) xdi_cuda_cluster_sync(); /* no block ends while others read its sums */
 }
 
@@ -13147,4 +13145,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 fa33a7e5274493067b0e72f74cfeaa73c504a6f5b68903aee95946df4d6ebce1 */
+/* xdistill sha256 9845953a2f7cde47ee022390a804dae839a7ca15c16a620b0b85080e9b89b323 */

@@ -5,7 +5,7 @@
 /* ---- measure: grid (rows x chunks), block XD_SAMPLE_LANES; reads every element once. ---- */
 
 template <bool FIXED, typename Terms>
-static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS, FIXED ? 1 : 0)
+static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS, 1)
     xdi_cuda_sample_measure_kernel(const __grid_constant__ Terms terms, uint32_t chunks) {
     const uint32_t b = blockIdx.x / chunks;
     const int64_t words = xd_sample_words(FIXED);
@@ -57,8 +57,7 @@ static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS, FIXED ? 1 : Te
     XD_SHARED(xdi_cuda_sample_by, by, [1]);
     const xd_sample_args &a = terms.base();
     const uint32_t b = blockIdx.x / chunks, chunk = blockIdx.x - b * chunks;
-    const xdi_cuda_sample_range range = xdi_cuda_sample_chunk(a, chunk);
-    xdi_cuda_sample_sums<FIXED>(terms, b, range, mine->words, xdi_cuda_sample_keeper{ kept });
+    xdi_cuda_sample_sums<FIXED>(terms, b, xdi_cuda_sample_chunk(a, chunk), mine->words, xdi_cuda_sample_keeper{ kept });
     if (chunks > 1)
         xdi_cuda_cluster_sync();
     else
@@ -71,7 +70,7 @@ static __global__ void __launch_bounds__(XDI_CUDA_SAMPLE_THREADS, FIXED ? 1 : Te
         *by = xdi_cuda_sample_by_of(terms.template weigh<FIXED>(b, sums.words, given, chunk == 0).factor, whole);
     }
     __syncthreads();
-    if (terms.out().data) xdi_cuda_sample_write<true>(terms, b, range, *by, kept);
+    if (terms.out().data) xdi_cuda_sample_write<true>(terms, b, xdi_cuda_sample_chunk(a, xdi_cuda_held((int)chunk)), *by, kept);
     if (chunks > 1) xdi_cuda_cluster_sync(); /* no block ends while others read its sums */
 }
 

@@ -68,9 +68,7 @@ template <typename Storage> struct xdi_cuda_vsd_terms {
     template <bool FIXED>
     __device__ xd_sample weigh(int64_t b, const int64_t *sums, const xd_vsd_given &given, bool keeps) const {
         xd_sample s;
-        xd_vsd_args own = a;
-        own.base.fixed = FIXED;
-        const double mean = xd_vsd_weigh_sums(&own, sums, given, &s);
+        const double mean = xd_vsd_weigh_sums(&a, sums, FIXED, given, &s);
         if (keeps) a.base.sample[b] = s;
         if (keeps && a.distance) a.distance[b] = mean;
         return s;

@@ -328,6 +328,7 @@ static __device__ bool xdi_cuda_sample_write_whole(const Terms &terms, int64_t b
     const xdi_cuda_sample_factor by(of.factor);
     T *to = xdi_cuda_sample_to(terms, b, tile);
     if (KEPT) {
+        XD_UNROLL_N(2)
         for (int step = 0; step < XDI_CUDA_SAMPLE_STEPS; step++) {
             const xdi_cuda_eight slope = xdi_cuda_sample_recall(kept, step);
             xdi_cuda_sample_put(to + step * (int)XD_SAMPLE_LANES, by, [&](auto) { return slope; });

@@ -183,11 +183,11 @@ XD_SCALAR xd_vsd_given xd_vsd_given_of(const xd_vsd_args *a, int64_t b) {
 }
 
 /* A sample with these sums, and the mean that `distance` gets. */
-XD_SCALAR double xd_vsd_weigh_sums(const xd_vsd_args *a, const int64_t *sums, xd_vsd_given given,
+XD_SCALAR double xd_vsd_weigh_sums(const xd_vsd_args *a, const int64_t *sums, bool fixed, xd_vsd_given given,
                                    xd_sample *s) {
     xd_sample_begin(s, sums);
-    const double mean = s->counted > 0 ? xd_sample_sum(sums, a->base.fixed, 0) / (double)s->counted : 0.0;
-    const double square = xd_sample_sum(sums, a->base.fixed, 1);
+    const double mean = s->counted > 0 ? xd_sample_sum(sums, fixed, 0) / (double)s->counted : 0.0;
+    const double square = xd_sample_sum(sums, fixed, 1);
     xd_sample_expect(s, given.scale >= 0.0 && isfinite(given.scale), given.scale);
     xd_sample_expect(s, isfinite(given.chain), given.chain);
     s->weight = a->form == XD_VSD_COMPAT ? xd_vsd_weight_rounded(a, mean, given.scale)
@@ -206,7 +206,7 @@ XD_SCALAR double xd_vsd_weigh_sums(const xd_vsd_args *a, const int64_t *sums, xd
 XD_SCALAR void xd_vsd_weigh_sample(const xd_vsd_args *a, int64_t b) {
     int64_t sums[(int)XD_SAMPLE_SUMS + 2 * XD_NORM_LIMBS];
     xd_sample_gather(&a->base, b, sums);
-    const double mean = xd_vsd_weigh_sums(a, sums, xd_vsd_given_of(a, b), a->base.sample + b);
+    const double mean = xd_vsd_weigh_sums(a, sums, a->base.fixed, xd_vsd_given_of(a, b), a->base.sample + b);
     if (a->distance) a->distance[b] = mean;
 }
 

@@ -3,10 +3,11 @@
  * what comes next. Per row:
  *
  *   1. every block finds its largest elements, then its sums relative to them;
- *   2. it writes both into the shared memory of all blocks, and the cluster synchronises (JSD: twice);
- *   3. every warp merges the blocks' sums in the order of the columns, and computes its part of the gradient.
+ *   2. its last warp writes both into the shared memory of all blocks, and the cluster synchronises (JSD: twice);
+ *   3. that warp merges the blocks' sums in the order of the columns, and leaves what the gradient needs;
+ *   4. the other warps compute the gradient, while the last one asks for the copies of later rows.
  *
- * One warp of the cluster also merges in double, into a record of the row. A second kernel, with a thread a row, makes of the
+ * One such warp of the cluster also merges in double, into a record of the row. A second kernel, with a thread a row, makes of the
  * records what kernel/loss.h promises: the row's scalars and findings, and the gradient of the two columns that may hold nearly
  * all probability. Rows that it cannot take have the path of loss_fused.cu. */
 
@@ -26,41 +27,9 @@ struct xdi_cuda_ring_entry {
     int arg, columns;                      /* arg: a column of the block */
 };
 
-enum { XDI_CUDA_RING_BLOCKS = 16, XDI_CUDA_RING_WARPS = XDI_CUDA_TEAM_BLOCK / XDI_CUDA_WARP };
+enum { XDI_CUDA_RING_BLOCKS = 16, XDI_CUDA_RING_SCALE = 160 };
 
-struct xdi_cuda_ring_memory {
-    xdi_cuda_ring_barriers barriers;
-    float maxima[XDI_CUDA_RING_WARPS][2];
-    xdi_cuda_ring_totals parts[XDI_CUDA_RING_WARPS];
-    xdi_cuda_ring_entry table[2][XDI_CUDA_RING_BLOCKS]; /* of this row and the next */
-    double mixtures[XDI_CUDA_RING_BLOCKS][XD_LOSS_MIXTURES];
-};
-
-/* Where a block's columns are, and which rows its cluster has: `cluster`, then every `clusters`-th. */
-struct xdi_cuda_ring_block {
-    int64_t begin, cluster, clusters;
-    int rank, blocks, count, packs, chunks, stages;
-};
-
-template <typename X>
-static __device__ inline xdi_cuda_ring_block xdi_cuda_ring_block_of(const xd_loss_args &a, const xdi_cuda_ring_call &call) {
-    const int64_t columns = a.vocab.end - a.vocab.begin;
-    xdi_cuda_ring_block b;
-    b.rank = (int)xdi_cuda_cluster_rank();
-    b.blocks = (int)xdi_cuda_cluster_size();
-    b.cluster = (int64_t)blockIdx.x / b.blocks;
-    b.clusters = (int64_t)gridDim.x / b.blocks;
-    b.begin = b.rank * call.slice;
-    const int64_t left = columns - b.begin;
-    b.count = (int)(left < 0 ? 0 : left < call.slice ? left : call.slice);
-    b.packs = b.count / xdi_cuda_pack<X>::COUNT;
-    b.chunks = (b.packs + XDI_CUDA_RING_PACKS - 1) / XDI_CUDA_RING_PACKS;
-    b.stages = call.stages;
-    return b;
-}
-
-/* ---- the thread that asks for copies ---- */
-
+/* What the asking thread knows, in memory, as it needs its registers between. */
 struct xdi_cuda_ring_feed {
     int64_t row;
     double scale;       /* of the row, asked for when the row before was done */
@@ -68,6 +37,42 @@ struct xdi_cuda_ring_feed {
     int left;           /* bytes of it that the row still has */
     xdi_cuda_ring_place place; /* parity: of the wait for "empty", which a new ring passes at once */
 };
+
+struct xdi_cuda_ring_memory {
+    xdi_cuda_ring_barriers barriers;
+    xdi_cuda_ring_feed feed;
+    float maxima[XDI_CUDA_RING_WARPS + 1][2]; /* the asking warp has none */
+    float parts[XDI_CUDA_RING_TOTALS][XDI_CUDA_RING_WARPS + 1];
+    int args[XDI_CUDA_RING_WARPS];      /* the lowest column that has the block's largest element; INT32_MAX: none */
+    double totals[XDI_CUDA_RING_TOTALS]; /* of all warps */
+    xdi_cuda_ring_entry table[2][XDI_CUDA_RING_BLOCKS]; /* of this row and the next */
+    double mixtures[XDI_CUDA_RING_BLOCKS][XD_LOSS_MIXTURES];
+    alignas(16) unsigned char factors[XDI_CUDA_RING_SCALE]; /* what the row's gradient needs */
+};
+
+/* Where a block's columns are, and which rows its cluster has: `cluster`, then every `clusters`-th. */
+struct xdi_cuda_ring_block {
+    int begin, cluster, clusters, rank, blocks, count, packs, chunks, stages;
+};
+
+template <typename X, int TENSORS>
+static __device__ inline xdi_cuda_ring_block xdi_cuda_ring_block_of(const xd_loss_args &a, const xdi_cuda_ring_call &call) {
+    const int64_t columns = a.vocab.end - a.vocab.begin;
+    xdi_cuda_ring_block b;
+    b.rank = (int)xdi_cuda_cluster_rank();
+    b.blocks = (int)xdi_cuda_cluster_size();
+    b.cluster = (int)blockIdx.x / b.blocks;
+    b.clusters = (int)gridDim.x / b.blocks;
+    const int64_t begin = b.rank * call.slice, left = columns - begin;
+    b.begin = (int)(begin < columns ? begin : columns);
+    b.count = (int)(left < 0 ? 0 : left < call.slice ? left : call.slice);
+    b.packs = b.count / xdi_cuda_pack<X>::COUNT;
+    b.chunks = (b.packs + xdi_cuda_ring_form<X, TENSORS>::PACKS - 1) / xdi_cuda_ring_form<X, TENSORS>::PACKS;
+    b.stages = call.stages;
+    return b;
+}
+
+/* ---- the thread that asks for copies, the first of the last warp ---- */
 
 /* Goes to a row that counts, `row` or one after it. */
 template <typename X, int TENSORS>
@@ -86,21 +91,22 @@ static __device__ inline void xdi_cuda_ring_go(const xd_loss_args &a, const xdi_
 template <typename X, int TENSORS>
 static __device__ inline void xdi_cuda_ring_ask(const xd_loss_args &a, const xdi_cuda_ring_block &b, unsigned char *room,
                                                 xdi_cuda_ring_barriers *barriers, xdi_cuda_ring_feed *f, bool *sound) {
+    enum { BYTES = xdi_cuda_ring_form<X, TENSORS>::BYTES };
     if (f->left <= 0) xdi_cuda_ring_go<X, TENSORS>(a, b, f);
     if (f->left <= 0) return;
     xdi_cuda_ring_wait(&barriers->empty[f->place.stage], f->place.parity, sound);
     if (!*sound) return;
-    const unsigned bytes = (unsigned)(f->left < XDI_CUDA_RING_BYTES ? f->left : (int)XDI_CUDA_RING_BYTES);
+    const unsigned bytes = (unsigned)(f->left < BYTES ? f->left : (int)BYTES);
     uint64_t *const full = &barriers->full[f->place.stage];
-    unsigned char *const to = room + f->place.stage * (TENSORS * XDI_CUDA_RING_BYTES);
+    unsigned char *const to = room + f->place.stage * XDI_CUDA_RING_STAGE;
     xdi_cuda_barrier_expect(full, bytes * TENSORS);
     XD_UNROLL
     for (int i = 0; i < TENSORS; i++) {
-        xdi_cuda_bulk_load(to + i * XDI_CUDA_RING_BYTES, f->at[i], bytes, full);
-        f->at[i] += XDI_CUDA_RING_BYTES;
+        xdi_cuda_bulk_load(to + i * BYTES, f->at[i], bytes, full);
+        f->at[i] += BYTES;
     }
     f->place.next(b.stages);
-    f->left -= XDI_CUDA_RING_BYTES;
+    f->left -= BYTES;
     if (f->left > 0) return;
     f->row += b.clusters;
     f->scale = f->row < a.student.rows ? a.row_scale[f->row] : 0.0;
@@ -124,16 +130,41 @@ template <int LANES> static __device__ inline float xdi_cuda_ring_max_lanes(floa
     return value;
 }
 
+/* The same over a whole warp, as integers in the order of the numbers; no NaN. */
+static __device__ inline float xdi_cuda_ring_max_warp(float value) {
+    const int bits = (int)xd_bits_of_float(value), order = __reduce_max_sync(0xffffffffu, bits ^ (bits >> 31 & 0x7fffffff));
+    return xd_float_of_bits((uint32_t)(order ^ (order >> 31 & 0x7fffffff)));
+}
+
+/* Adds two sums over pairs of lanes: a lane whose number has `bit` gets that of b, the others that of a. */
+static __device__ inline float xdi_cuda_ring_add_two(float a, float b, int bit) {
+    const bool odd = (threadIdx.x & (unsigned)bit) != 0;
+    const float own = odd ? b : a, other = odd ? a : b;
+    return __fadd_rn(own, __shfl_xor_sync(0xffffffffu, other, bit));
+}
+
+/* Adds up COUNT sums over a warp: lane k has that of value k, k < COUNT. */
+template <int COUNT> static __device__ inline float xdi_cuda_ring_add_four(float a, float b, float c, float d) {
+    float sum = a;
+    if (COUNT > 1) sum = xdi_cuda_ring_add_two(a, b, 1);
+    if (COUNT > 2) sum = xdi_cuda_ring_add_two(sum, xdi_cuda_ring_add_two(c, d, 1), 2);
+    XD_UNROLL
+    for (int mask = COUNT > 2 ? 4 : COUNT; mask < XDI_CUDA_WARP; mask *= 2)
+        sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, mask));
+    return sum;
+}
+
 /* ---- a row ---- */
 
 /* The element of this block's columns, which are all on the chip; `start` is the first one's place. */
 template <typename X, int TENSORS>
 static __device__ inline float xdi_cuda_ring_element(const unsigned char *room, const xdi_cuda_ring_place &start, int stages,
                                                      int column, int tensor) {
-    enum { COLUMNS = xdi_cuda_ring_form<X>::COLUMNS };
+    typedef xdi_cuda_ring_form<X, TENSORS> form;
+    enum { COLUMNS = form::COLUMNS };
     int stage = start.stage + column / COLUMNS;
     if (stage >= stages) stage -= stages;
-    const unsigned char *at = room + stage * (TENSORS * XDI_CUDA_RING_BYTES) + tensor * XDI_CUDA_RING_BYTES;
+    const unsigned char *at = room + stage * XDI_CUDA_RING_STAGE + tensor * form::BYTES;
     return xdi_cuda_widen(reinterpret_cast<const X *>(at)[column % COLUMNS]);
 }
 
@@ -176,7 +207,7 @@ static __device__ inline double xdi_cuda_ring_cross(const xdi_cuda_ring_entry &e
     return factor * (e.sum[XD_LOSS_CROSS] + e.sum[XD_LOSS_SOFT] * step);
 }
 
-/* The whole row from the blocks' entries, by every warp. *rest: the student's sum without its largest elements, of 1. */
+/* The whole row from the blocks' entries, by a warp of each. *rest: the student's sum without its largest elements, of 1. */
 template <int KIND>
 static __device__ inline xdi_cuda_ring_row xdi_cuda_ring_merge(const xdi_cuda_ring_block &b, const xdi_cuda_ring_call &call,
                                                                const xdi_cuda_ring_entry *table, float *rest) {
@@ -263,222 +294,298 @@ static __device__ inline void xdi_cuda_ring_keep(const xdi_cuda_ring_block &b, c
 
 template <typename X, int KIND> struct xdi_cuda_ring_worker {
     typedef xdi_cuda_ring_is<KIND> is;
-    typedef xdi_cuda_ring_form<X> form;
-    enum { STAGE = is::TENSORS * XDI_CUDA_RING_BYTES, PACK = (int)xdi_cuda_pack<X>::COUNT };
+    typedef xdi_cuda_ring_form<X, is::TENSORS> form;
+    typedef xdi_cuda_ring_sums<X, KIND> sums;
+    typedef xdi_cuda_ring_factors<X, KIND> factors;
+    enum {
+        PACK = (int)xdi_cuda_pack<X>::COUNT,
+        LAST = (int)XDI_CUDA_LOSS_TERMS - 1,
+        COUNT = xdi_cuda_ring_total_of<KIND>(LAST) + (xdi_cuda_ring_sums_up<KIND>(LAST) ? 1 : 0)
+    };
+    static_assert((int)sizeof(factors) <= (int)XDI_CUDA_RING_SCALE, "the room");
     const xd_loss_args &a;
     const xdi_cuda_ring_call &call;
     const xdi_cuda_ring_block b;
-    unsigned char *const room;
-    xdi_cuda_ring_memory *const m;
-    xdi_cuda_ring_place start; /* of the row at work */
-    xdi_cuda_ring_feed feed;   /* of thread 0 */
+    unsigned char *room;
+    xdi_cuda_ring_memory *m;
+    xdi_cuda_ring_place start; /* of this row */
     bool sound;
 
-    /* Calls use(this thread's part of a stage, whether it has a second pack, its first column) for each stage where it has one. */
+    static __device__ int lane() {
+        return (int)threadIdx.x % XDI_CUDA_WARP;
+    }
+    static __device__ int warp() {
+        return (int)threadIdx.x / XDI_CUDA_WARP;
+    }
+    /* Whether this is the last warp. */
+    static __device__ bool leads() {
+        return threadIdx.x >= XDI_CUDA_RING_LANES;
+    }
+    /* Calls use(this thread's part of a stage, packs from there on, its first column) for each stage where it has one. */
     template <typename Use> __device__ void each(Use use) {
-        unsigned char *const mine = room + 16 * (int)threadIdx.x;
-        int stage = start.stage, column = (int)threadIdx.x * PACK;
-        for (int left = b.packs - (int)threadIdx.x; left > 0; left -= XDI_CUDA_RING_PACKS, column += form::COLUMNS) {
-            use(mine + stage * STAGE, left > XDI_CUDA_RING_PACKS / 2, column);
-            stage = stage + 1 < b.stages ? stage + 1 : 0;
+        unsigned char *at = room + 16 * (int)threadIdx.x + start.stage * XDI_CUDA_RING_STAGE;
+        const unsigned char *const end = room + b.stages * XDI_CUDA_RING_STAGE;
+        int column = (int)threadIdx.x * PACK;
+        for (int left = b.packs - (int)threadIdx.x; left > 0; left -= form::PACKS, column += form::COLUMNS) {
+            use(at, left, column);
+            at += XDI_CUDA_RING_STAGE;
+            if (at >= end) at -= b.stages * XDI_CUDA_RING_STAGE;
         }
     }
-    __device__ void ask() {
-        xdi_cuda_ring_ask<X, is::TENSORS>(a, b, room, &m->barriers, &feed, &sound);
+    __device__ void ask(int stages) {
+        if (lane() != 0) return;
+        xdi_cuda_ring_feed feed = m->feed;
+        for (int i = 0; i < stages; i++) xdi_cuda_ring_ask<X, is::TENSORS>(a, b, room, &m->barriers, &feed, &sound);
+        m->feed = feed;
     }
     __device__ bool records(int64_t r) const {
-        const int64_t turn = r / b.clusters;
-        return turn % b.blocks == b.rank && (int)threadIdx.x / XDI_CUDA_WARP == XDI_CUDA_RING_WARPS - 1;
+        return r / b.clusters % b.blocks == b.rank;
     }
     __device__ xdi_cuda_ring_record *record(int64_t r) const {
         return reinterpret_cast<xdi_cuda_ring_record *>(a.references) + r;
     }
 
-    /* Waits for each stage of the row and finds the block's largest elements. */
-    __device__ void look(xdi_cuda_ring_lane<X, KIND> *lane_of) {
-        const int warp = (int)threadIdx.x / XDI_CUDA_WARP, lane = (int)threadIdx.x % XDI_CUDA_WARP;
+    /* Waits for each stage of the row and finds the warp's largest elements. */
+    __device__ void look(xdi_cuda_ring_peak<X, KIND> *peak) {
         const unsigned char *const mine = room + 16 * (int)threadIdx.x;
         int left = b.packs - (int)threadIdx.x;
-        xdi_cuda_ring_peak<X, is::SOFT, is::JSD> peak;
         xdi_cuda_ring_place at = start;
-        for (int k = 0; k < b.chunks; k++, at.next(b.stages), left -= XDI_CUDA_RING_PACKS) {
+        for (int k = 0; k < b.chunks; k++, at.next(b.stages), left -= form::PACKS) {
             xdi_cuda_ring_wait(&m->barriers.full[at.stage], at.parity, &sound);
-            if (left > 0) peak.look(mine + at.stage * STAGE, left > XDI_CUDA_RING_PACKS / 2);
+            if (left > 0) peak->look(mine + at.stage * XDI_CUDA_RING_STAGE, left);
         }
-        const float max = xdi_cuda_ring_max_lanes<XDI_CUDA_WARP>(peak.largest());
-        const float teacher_max = is::SOFT ? xdi_cuda_ring_max_lanes<XDI_CUDA_WARP>(peak.teacher_largest()) : 0.0f;
-        if (lane == 0) {
-            m->maxima[warp][0] = max;
-            m->maxima[warp][1] = teacher_max;
+        const float max = xdi_cuda_ring_max_warp(peak->largest());
+        const float teacher_max = is::SOFT ? xdi_cuda_ring_max_warp(peak->teacher_largest()) : 0.0f;
+        if (lane() == 0) {
+            m->maxima[warp()][0] = max;
+            m->maxima[warp()][1] = teacher_max;
         }
-        const bool infinite = __syncthreads_or(peak.infinite()) != 0;
-        const float *const maxima = m->maxima[lane % XDI_CUDA_RING_WARPS];
-        lane_of->begin(peak, call, xdi_cuda_ring_max_lanes<XDI_CUDA_RING_WARPS>(maxima[0]),
-                       is::SOFT ? xdi_cuda_ring_max_lanes<XDI_CUDA_RING_WARPS>(maxima[1]) : 0.0f, infinite);
     }
-    __device__ void add_up(xdi_cuda_ring_lane<X, KIND> *mine) {
+    /* The block's largest element, of the student or of the teacher. */
+    __device__ float largest(int tensor) const {
+        return xdi_cuda_ring_max_warp(m->maxima[lane() < XDI_CUDA_RING_WARPS ? lane() : 0][tensor]);
+    }
+    __device__ void add_up(sums *mine) {
         if (!form::FINE && !mine->guarded) {
-            each([&](const unsigned char *at, bool second, int column) { mine->template take<false>(at, second, column); });
+            each([&](const unsigned char *at, int left, int column) { mine->template take<false>(at, left, column); });
             if (!__any_sync(0xffffffffu, mine->repeats())) return;
             mine->clear();
             mine->guarded = true;
         }
-        each([&](const unsigned char *at, bool second, int column) { mine->template take<true>(at, second, column); });
+        each([&](const unsigned char *at, int left, int column) { mine->template take<true>(at, left, column); });
     }
     /* Leaves the warp's sums in memory. What is apart, few threads have. */
-    __device__ void keep_warp(const xdi_cuda_ring_lane<X, KIND> &mine) {
-        const bool any = __any_sync(0xffffffffu, mine.mine || mine.teacher_mine) != 0;
-        xdi_cuda_ring_totals *const to = &m->parts[(int)threadIdx.x / XDI_CUDA_WARP];
-        const bool first = (int)threadIdx.x % XDI_CUDA_WARP == 0;
+    __device__ void keep_warp(const sums &mine) {
+        const bool any = __any_sync(0xffffffffu, mine.any) != 0;
+        float own[XDI_CUDA_RING_FOUR] = {};
         XD_UNROLL
-        for (int i = 0; i < XDI_CUDA_RING_SUMS; i++) {
-            if (!xdi_cuda_ring_sums_up<KIND>(i)) continue;
-            float sum = mine.sum[i];
-            if (i < XDI_CUDA_RING_ONES || any) sum = xdi_cuda_ring_add_lanes<XDI_CUDA_WARP>(sum);
-            if (first) to->sum[i] = sum;
+        for (int i = 0; i < XDI_CUDA_LOSS_TERMS; i++)
+            if (xdi_cuda_ring_sums_up<KIND>(i)) own[xdi_cuda_ring_total_of<KIND>(i)] = __fadd_rn(mine.sum[i], sound ? 0.0f : NAN);
+        float total = xdi_cuda_ring_add_four<COUNT>(own[0], own[1], own[2], own[3]), other = 0.0f;
+        int arg = INT32_MAX;
+        if (any) {
+            other = xdi_cuda_ring_add_four<XDI_CUDA_RING_FOUR>(
+                mine.sum[XDI_CUDA_RING_ONES], mine.sum[XDI_CUDA_RING_TEACHER_ONES], mine.sum[XDI_CUDA_RING_APART], 0.0f);
+            arg = (int)__reduce_min_sync(0xffffffffu, mine.arg);
         }
-        const int arg = any ? (int)__reduce_min_sync(0xffffffffu, mine.arg) : INT32_MAX;
-        if (first) to->arg = arg;
+        if (lane() >= XDI_CUDA_RING_FOUR) total = other; /* the sums repeat every four lanes */
+        if (lane() < XDI_CUDA_RING_TOTALS) m->parts[lane()][warp()] = total;
+        if (lane() == 0) m->args[warp()] = arg;
     }
-    /* Adds up the warps' sums and tells every block; by the first warp. */
-    __device__ void tell(int64_t r, int parity, const xdi_cuda_ring_lane<X, KIND> &mine, bool lost) {
-        const int lane = (int)threadIdx.x % XDI_CUDA_WARP;
-        const xdi_cuda_ring_totals &part = m->parts[lane % XDI_CUDA_RING_WARPS];
+    /* Adds up the warps' sums into m->totals, by four lanes each. By the last warp, as what follows. */
+    __device__ void total_up() {
+        const float *const part = m->parts[lane() / 4];
+        double sum = 0.0;
+        XD_UNROLL
+        for (int w = 0; w < XDI_CUDA_RING_WARPS; w += 4)
+            if (w + lane() % 4 < XDI_CUDA_RING_WARPS) sum = xd_add(sum, (double)part[w + lane() % 4]);
+        sum = xdi_cuda_ring_add_lanes<4>(sum);
+        if (lane() % 4 == 0) m->totals[lane() / 4] = sum;
+        __syncwarp();
+    }
+    /* Tells every block this one's sums. */
+    __device__ void tell(int64_t r, int parity) {
+        const float max = largest(0), teacher_max = is::SOFT ? largest(1) : 0.0f;
         double sum[XDI_CUDA_RING_SUMS] = {};
+        sums mine; /* for the exponents, which all threads have */
+        mine.begin(xdi_cuda_ring_peak<X, KIND>(), call, max, teacher_max);
+        total_up();
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_RING_SUMS; i++)
-            if (xdi_cuda_ring_sums_up<KIND>(i)) sum[i] = xdi_cuda_ring_add_lanes<XDI_CUDA_RING_WARPS>((double)part.sum[i]);
-        const int arg = (int)__reduce_min_sync(0xffffffffu, part.arg);
-        const float *const maxima = m->maxima[lane % XDI_CUDA_RING_WARPS];
+            if (xdi_cuda_ring_sums_up<KIND>(i)) sum[i] = m->totals[xdi_cuda_ring_total_of<KIND>(i)];
+        const int arg = (int)__reduce_min_sync(0xffffffffu, m->args[lane() < XDI_CUDA_RING_WARPS ? lane() : 0]);
         const double apart = sum[XDI_CUDA_RING_APART];
         xdi_cuda_ring_correct(mine, sum);
         xdi_cuda_ring_entry e = xdi_cuda_ring_entry_of<X, KIND>(a, r, b, room, start, sum, arg);
-        e.max = xdi_cuda_ring_max_lanes<XDI_CUDA_RING_WARPS>(maxima[0]);
-        e.teacher_max = is::SOFT ? xdi_cuda_ring_max_lanes<XDI_CUDA_RING_WARPS>(maxima[1]) : 0.0f;
+        e.max = max;
+        e.teacher_max = teacher_max;
         if (is::FORWARD) e.sum[XD_LOSS_CROSS] -= XDI_CUDA_LN2 * apart;
         if (is::REVERSE) {
             const double s = (double)call.soft_factor * XDI_CUDA_LN2, y = (double)e.beside; /* as the exponents have it */
             e.sum[XD_LOSS_CROSS] += s * (y * sum[XD_LOSS_SOFT] + (e.ones * y - apart));
         }
-        if (lost) e.sum[is::SOFT ? XD_LOSS_SOFT : XD_LOSS_HARD] = (double)NAN; /* a finding */
-        if (lane < b.blocks) *xdi_cuda_cluster_map(&m->table[parity][b.rank], (unsigned)lane) = e;
+        if (lane() < b.blocks) *xdi_cuda_cluster_map(&m->table[parity][b.rank], (unsigned)lane()) = e;
     }
-    /* JSD's sums over the mixture, of the whole row. */
-    __device__ void mix(int64_t r, xdi_cuda_ring_lane<X, KIND> *mine, xdi_cuda_ring_row *row, float rest) {
-        const int warp = (int)threadIdx.x / XDI_CUDA_WARP, lane = (int)threadIdx.x % XDI_CUDA_WARP;
-        const float top = mine->top_of(call.beta, *row);
-        mine->begin_mixtures(*row, top);
-        if (form::FINE || mine->guarded)
-            each([&](unsigned char *at, bool second, int column) {
-                mine->template mix<true>(at, second, column, call.beta, row->arg);
-            });
+    /* Leaves what the gradient needs. */
+    __device__ void leave(const factors &f) {
+        if (lane() == 0) *reinterpret_cast<factors *>(m->factors) = f;
+    }
+    /* JSD: a warp's sums over the mixture, of the whole row. */
+    __device__ void mix(const sums &mine, const factors &f, bool guarded) {
+        xdi_cuda_ring_mixtures of = { 0.0f, 0.0f, mine.largest, mine.largest == f.max };
+        if (form::FINE || guarded)
+            each([&](unsigned char *at, int left, int column) { f.template mix<true>(at, left, column, call.beta, &of); });
         else
-            each([&](unsigned char *at, bool second, int column) {
-                mine->template mix<false>(at, second, column, call.beta, row->arg);
-            });
-        XD_UNROLL
-        for (int i = 0; i < XD_LOSS_MIXTURES; i++) {
-            const float sum = xdi_cuda_ring_add_lanes<XDI_CUDA_WARP>(mine->sum[i]);
-            if (lane == 0) m->parts[warp].sum[i] = sum;
-        }
-        __syncthreads();
-        for (int i = 0; i < XD_LOSS_MIXTURES && warp == 0; i++) {
-            const double part = (double)m->parts[lane % XDI_CUDA_RING_WARPS].sum[i];
-            const double sum = xdi_cuda_ring_add_lanes<XDI_CUDA_RING_WARPS>(part);
-            if (lane < b.blocks) *xdi_cuda_cluster_map(&m->mixtures[b.rank][i], (unsigned)lane) = sum;
-        }
-        xdi_cuda_cluster_sync();
-        const int block = lane % XDI_CUDA_RING_BLOCKS;
+            each([&](unsigned char *at, int left, int column) { f.template mix<false>(at, left, column, call.beta, &of); });
+        const float total = xdi_cuda_ring_add_four<2>(of.student, of.teacher, 0.0f, 0.0f);
+        if (lane() < 2) m->parts[lane()][warp()] = total;
+    }
+    /* JSD: tells every block this one's sums over the mixture. */
+    __device__ void tell_mixtures() {
+        total_up();
+        if (lane() >= b.blocks) return;
+        double *const to = xdi_cuda_cluster_map(m->mixtures[b.rank], (unsigned)lane());
+        to[XD_LOSS_STUDENT_MIXTURE] = -m->totals[0];
+        to[XD_LOSS_TEACHER_MIXTURE] = m->totals[1];
+    }
+    /* JSD: the row's mean. */
+    __device__ void merge_mixtures(int64_t r, const factors &f, float rest, xdi_cuda_ring_row *row) {
+        const int block = lane() % XDI_CUDA_RING_BLOCKS;
         double sum[XD_LOSS_MIXTURES];
         for (int i = 0; i < XD_LOSS_MIXTURES; i++)
             sum[i] = xdi_cuda_ring_add_lanes<XDI_CUDA_RING_BLOCKS>(block < b.blocks ? m->mixtures[block][i] : 0.0);
-        const double unit = (double)mine->nats(1.0f);
-        const double student = unit * (sum[XD_LOSS_STUDENT_MIXTURE] - (double)top * (double)rest);
-        row->top = mine->nats(top);
+        const double unit = (double)factors::nats(1.0f);
+        const double student = unit * (sum[XD_LOSS_STUDENT_MIXTURE] - (double)f.top * (double)rest);
+        row->top = factors::nats(f.top);
         row->mean = (float)student;
-        if (!records(r) || lane != 0) return;
+        if (!records(r) || lane() != 0) return;
         record(r)->mixtures[XD_LOSS_TEACHER_MIXTURE] = unit * sum[XD_LOSS_TEACHER_MIXTURE];
         record(r)->mixtures[XD_LOSS_STUDENT_MIXTURE] = student;
     }
     /* Writes the gradient, if there is one, and gives each stage back. */
-    template <bool GUARDED> __device__ void grade(int64_t r, const xdi_cuda_ring_lane<X, KIND> &mine) {
+    template <bool GUARDED> __device__ void grade(int64_t r, const factors f) {
         X *to = a.gradient.data ? xdi_cuda_row<X>(a.gradient, r) + b.begin + (int)threadIdx.x * PACK : NULL;
         int left = to ? b.packs - (int)threadIdx.x : 0;
-        for (int k = 0; k < b.chunks; k++, left -= XDI_CUDA_RING_PACKS) {
+        for (int k = 0; k < b.chunks; k++, left -= form::PACKS) {
             if (left > 0) {
-                mine.template grade<GUARDED>(room + 16 * (int)threadIdx.x + start.stage * STAGE, left > XDI_CUDA_RING_PACKS / 2,
-                                             to);
+                f.template grade<GUARDED>(room + 16 * (int)threadIdx.x + start.stage * XDI_CUDA_RING_STAGE, left, to);
                 to += form::COLUMNS;
             }
             if (is::JSD) xdi_cuda_bulk_fence(); /* mix() has written to the stage */
             __syncwarp();
-            if (threadIdx.x % XDI_CUDA_WARP == 0) xdi_cuda_barrier_arrive(&m->barriers.empty[start.stage]);
+            if (lane() == 0) xdi_cuda_barrier_arrive(&m->barriers.empty[start.stage]);
             start.next(b.stages);
-            if (threadIdx.x == 0 && k > 0) ask(); /* for the stage before, which the other warps have left by now */
         }
-        if (threadIdx.x == 0 && b.chunks > 0) ask();
         if (a.gradient.data) zero(r, false);
     }
     /* Zeroes this block's part of a row's gradient, or the padding alone, which the last block has. */
     __device__ void zero(int64_t r, bool all) const {
         X *const to = xdi_cuda_row<X>(a.gradient, r);
         const xdi_cuda_pack<X> zeros = {};
-        for (int p = (int)threadIdx.x; p < b.packs && all; p += XDI_CUDA_TEAM_BLOCK)
-            xdi_cuda_store16(to + b.begin + p * PACK, zeros);
+        for (int p = (int)threadIdx.x; p < b.packs && all; p += XDI_CUDA_RING_LANES) xdi_cuda_store16(to + b.begin + p * PACK, zeros);
         if (b.rank + 1 < b.blocks) return;
-        for (int64_t c = a.vocab.end - a.vocab.begin + (int64_t)threadIdx.x; c < a.gradient.cols; c += XDI_CUDA_TEAM_BLOCK)
+        for (int64_t c = a.vocab.end - a.vocab.begin + (int64_t)threadIdx.x; c < a.gradient.cols; c += XDI_CUDA_RING_LANES)
             xdi_cuda_narrow(0.0f, &to[c]);
     }
-    __device__ void work(int64_t r, double scale, int parity) {
-        const xdi_cuda_ring_weights weights = { (float)(scale * call.hard_weight), (float)(scale * call.soft_weight) };
-        xdi_cuda_ring_lane<X, KIND> mine;
-        float rest = 0.0f;
-        look(&mine);
+    /* The block's barrier. All warps come here from two functions, in the same order. */
+    static __device__ void meet() {
+        __syncthreads();
+    }
+    /* A row, by a warp that works on columns. */
+    __device__ void work(int64_t r) {
+        xdi_cuda_ring_peak<X, KIND> peak;
+        sums mine;
+        look(&peak);
+        meet();
+        mine.begin(peak, call, largest(0), is::SOFT ? largest(1) : 0.0f);
         add_up(&mine);
         keep_warp(mine);
-        const bool lost = __syncthreads_or(!sound) != 0;
-        if (threadIdx.x < XDI_CUDA_WARP) tell(r, parity, mine, lost);
+        meet();
+        xdi_cuda_cluster_sync();
+        meet();
+        factors f = *reinterpret_cast<const factors *>(m->factors);
+        if (is::JSD) {
+            const bool wide = f.guarded || !f.is_narrow(call.beta, mine.lowest);
+            mix(mine, f, __any_sync(0xffffffffu, wide) != 0);
+            meet();
+            xdi_cuda_cluster_sync();
+            meet();
+            f = *reinterpret_cast<const factors *>(m->factors);
+        }
+        if (form::FINE || mine.guarded || f.guarded)
+            grade<true>(r, f);
+        else
+            grade<false>(r, f);
+    }
+    /* The same row, by the last warp. */
+    __device__ void lead(int64_t r, double scale, int parity) {
+        const xdi_cuda_ring_weights weights = { (float)(scale * call.hard_weight), (float)(scale * call.soft_weight) };
+        float rest = 0.0f;
+        factors f;
+        meet();
+        meet();
+        tell(r, parity);
         xdi_cuda_cluster_sync();
         xdi_cuda_ring_row row = xdi_cuda_ring_merge<KIND>(b, call, m->table[parity], &rest);
-        if (records(r)) xdi_cuda_ring_keep<KIND>(b, call, m->table[parity], row, record(r));
-        mine.settle(call, weights, row);
-        if (is::JSD) mix(r, &mine, &row, rest);
-        mine.lean(call, weights, row);
-        if (form::FINE || mine.guarded)
-            grade<true>(r, mine);
+        f.settle(call, weights, row);
+        if (is::JSD)
+            f.top = f.top_of(call.beta, row);
         else
-            grade<false>(r, mine);
+            f.lean(call, weights, row);
+        leave(f);
+        meet();
+        if (is::JSD) {
+            meet();
+            tell_mixtures();
+            xdi_cuda_cluster_sync();
+            merge_mixtures(r, f, rest, &row);
+            f.lean(call, weights, row);
+            leave(f);
+            meet();
+        }
+        if (records(r)) xdi_cuda_ring_keep<KIND>(b, call, m->table[parity], row, record(r));
     }
     __device__ void run() {
-        int parity = 0;
-        double scale = feed.scale;
-        if (threadIdx.x == 0)
-            for (int i = 0; i < b.stages; i++) ask();
+        double scale = b.cluster < a.student.rows ? a.row_scale[b.cluster] : 0.0;
         for (int64_t r = b.cluster; r < a.student.rows; r += b.clusters) {
             const int64_t after = r + b.clusters;
-            const double next = after < a.student.rows ? a.row_scale[after] : 0.0;
-            if (scale == 0.0) {
-                if (a.gradient.data) zero(r, true);
-            } else {
-                work(r, scale, parity);
-                parity ^= 1;
-            }
+            const double next = after < a.student.rows ? a.row_scale[after] : 0.0; /* asked for before the work */
+            if (scale != 0.0)
+                work(r);
+            else if (a.gradient.data)
+                zero(r, true);
             scale = next;
+        }
+    }
+    __device__ void run_last() {
+        int parity = 0;
+        if (lane() == 0) m->feed = xdi_cuda_ring_feed_of(a, b);
+        ask(b.stages);
+        for (int64_t r = b.cluster; r < a.student.rows; r += b.clusters) {
+            const double scale = a.row_scale[r];
+            if (scale == 0.0) continue;
+            lead(r, scale, parity);
+            ask(b.chunks);
+            start = start.after(b.chunks, b.stages);
+            parity ^= 1;
         }
     }
 };
 
 template <typename X, int KIND>
-static __global__ void __launch_bounds__(XDI_CUDA_TEAM_BLOCK, 2)
+static __global__ void __launch_bounds__(XDI_CUDA_RING_THREADS, 2)
     xdi_cuda_loss_ring_kernel(const __grid_constant__ xd_loss_args a, const __grid_constant__ xdi_cuda_ring_call call) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
     XD_DYN_SHARED(unsigned char, room);
     XD_SHARED(xdi_cuda_ring_memory, memory, );
-    if (threadIdx.x == 0) xdi_cuda_ring_init(&memory.barriers, call.stages, XDI_CUDA_RING_WARPS);
+    if (threadIdx.x == 0) xdi_cuda_ring_init(&memory.barriers, call.stages);
     xdi_cuda_cluster_sync(); /* every block runs, and has its barriers */
-    const xdi_cuda_ring_block b = xdi_cuda_ring_block_of<X>(a, call);
-    xdi_cuda_ring_worker<X, KIND> worker = { a, call, b, room, &memory, { 0, 0u }, xdi_cuda_ring_feed_of(a, b), true };
-    worker.run();
+    const xdi_cuda_ring_block b = xdi_cuda_ring_block_of<X, xdi_cuda_ring_is<KIND>::TENSORS>(a, call);
+    xdi_cuda_ring_worker<X, KIND> worker = { a, call, b, room, &memory, { 0, 0u }, true };
+    if (worker.leads())
+        worker.run_last();
+    else
+        worker.run();
     xdi_cuda_cluster_sync(); /* no block ends while others write into its memory */
 #endif
 }

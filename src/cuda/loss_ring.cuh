@@ -26,13 +26,16 @@ template <int KIND> struct xdi_cuda_ring_is {
     static constexpr int TENSORS = SOFT ? 2 : 1;
 };
 
-/* Sums of a thread, a warp or a block: those of kernel/loss.h, then what is counted apart. */
+/* Sums of a thread or a block: those of kernel/loss.h, then what is counted apart. */
 enum {
     XDI_CUDA_RING_ONES = XDI_CUDA_LOSS_TERMS, /* the student's columns that have its largest element, */
     XDI_CUDA_RING_TEACHER_ONES,               /* and the teacher's */
     XDI_CUDA_RING_APART,                      /* forward: sum of (x - M) s at the latter; reverse: of y at the former */
     XDI_CUDA_RING_SUMS
 };
+
+/* Of a warp: four of kernel/loss.h, and four apart. */
+enum { XDI_CUDA_RING_FOUR = 4, XDI_CUDA_RING_TOTALS = 2 * XDI_CUDA_RING_FOUR };
 
 template <int KIND> static __host__ __device__ constexpr bool xdi_cuda_ring_sums_up(int i) {
     typedef xdi_cuda_ring_is<KIND> is;
@@ -46,11 +49,12 @@ template <int KIND> static __host__ __device__ constexpr bool xdi_cuda_ring_sums
                                       : is::SOFT;
 }
 
-/* Of a warp. */
-struct xdi_cuda_ring_totals {
-    float sum[XDI_CUDA_RING_SUMS];
-    int arg; /* the lowest column, of the block's, that has the student's largest element; INT32_MAX: none */
-};
+/* Which of a warp's sums is sum i of a thread. */
+template <int KIND> static __host__ __device__ constexpr int xdi_cuda_ring_total_of(int i) {
+    return i >= XDI_CUDA_RING_ONES ? XDI_CUDA_RING_FOUR + i - XDI_CUDA_RING_ONES
+                                   : (i > 0 && xdi_cuda_ring_sums_up<KIND>(0)) + (i > 1 && xdi_cuda_ring_sums_up<KIND>(1)) +
+                                         (i > 2 && xdi_cuda_ring_sums_up<KIND>(2)) + (i > 3 && xdi_cuda_ring_sums_up<KIND>(3));
+}
 
 /* What is known of the whole row before its gradient. */
 struct xdi_cuda_ring_row {
@@ -97,12 +101,9 @@ static __device__ inline uint32_t xdi_cuda_bf16_pair(float low, float high) {
     return y;
 }
 
-/* Two f16, at least -1024. */
 static __device__ inline uint32_t xdi_cuda_f16_pair(float low, float high) {
     uint32_t y;
-    asm("{\n\t.reg .b32 t;\n\tcvt.rn.f16x2.f32 t, %1, %2;\n\tmax.f16x2 %0, t, %3;\n\t}"
-        : "=r"(y)
-        : "f"(high), "f"(low), "r"(0xe400e400u));
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
     return y;
 }
 
@@ -134,7 +135,7 @@ static __device__ inline uint32_t xdi_cuda_bf16_pair(float low, float high) {
 }
 
 static __device__ inline uint32_t xdi_cuda_f16_pair(float low, float high) {
-    return xd_bits_to_f16(fmaxf(low, -1024.0f)) | (uint32_t)xd_bits_to_f16(fmaxf(high, -1024.0f)) << 16;
+    return xd_bits_to_f16(low) | (uint32_t)xd_bits_to_f16(high) << 16;
 }
 
 static __device__ inline float xdi_cuda_log_in(uint32_t pair, int half) {
@@ -167,38 +168,56 @@ static __device__ inline uint32_t xdi_cuda_words_min(const xdi_cuda_words &w) {
     return xdi_cuda_pair_min(xdi_cuda_pair_min(w.at[0], w.at[1]), xdi_cuda_pair_min(w.at[2], w.at[3]));
 }
 
-/* ---- where a thread's columns lie in a stage: two packs, half of the stage apart ---- */
+/* ---- where a thread's columns lie in a stage: four packs, of one tensor or two of each of two, each a part from the next ---- */
 
-template <typename X> struct xdi_cuda_ring_form;
+template <typename X, int TENSORS> struct xdi_cuda_ring_form;
 
-/* Eight columns a pack. */
-template <> struct xdi_cuda_ring_form<xdi_cuda_bf16> {
-    enum { FINE = 0, PARTS = 2, COLUMNS = XDI_CUDA_RING_BYTES / 2 }; /* times that a thread has eight columns; of a stage */
-
-    static __device__ xdi_cuda_words words(const unsigned char *at, int part) {
-        return xdi_cuda_load16(reinterpret_cast<const uint32_t *>(at + part * (XDI_CUDA_RING_BYTES / 2)));
+/* Eight columns a pack. `left`: how many packs of the tensor the block has from this thread's first one of the stage on. */
+template <int TENSORS> struct xdi_cuda_ring_form<xdi_cuda_bf16, TENSORS> {
+    enum {
+        FINE = 0,
+        PARTS = 4 / TENSORS, /* times that a thread has eight columns */
+        BYTES = XDI_CUDA_RING_STAGE / TENSORS,
+        PACKS = BYTES / 16,
+        COLUMNS = BYTES / 2
+    };
+    static __device__ bool has(int part, int left) {
+        return part == 0 || left > part * XDI_CUDA_RING_LANES;
     }
-    static __device__ xdi_cuda_eight read(const unsigned char *at, int part, bool) {
+    static __device__ bool has_second(int, int) {
+        return true;
+    }
+    static __device__ xdi_cuda_words words(const unsigned char *at, int part) {
+        return xdi_cuda_load16(reinterpret_cast<const uint32_t *>(at + part * XDI_CUDA_RING_PART));
+    }
+    static __device__ xdi_cuda_eight read(const unsigned char *at, int part, int) {
         return xdi_cuda_words_widened(words(at, part));
     }
     static __device__ int column(int part, int i) {
-        return part * (COLUMNS / 2) + i;
+        return part * (XDI_CUDA_RING_PART / 2) + i;
     }
 };
 
 /* Four columns a pack; -infinity where there is no second one. */
-template <> struct xdi_cuda_ring_form<float> {
-    enum { FINE = 1, PARTS = 1, COLUMNS = XDI_CUDA_RING_BYTES / 4 };
+template <int TENSORS> struct xdi_cuda_ring_form<float, TENSORS> {
+    enum { FINE = 1, PARTS = 2 / TENSORS, BYTES = XDI_CUDA_RING_STAGE / TENSORS, PACKS = BYTES / 16, COLUMNS = BYTES / 4 };
 
-    static __device__ xdi_cuda_eight read(const unsigned char *at, int, bool second) {
+    static __device__ bool has(int part, int left) {
+        return part == 0 || left > 2 * part * XDI_CUDA_RING_LANES;
+    }
+    static __device__ bool has_second(int part, int left) {
+        return left > (2 * part + 1) * XDI_CUDA_RING_LANES;
+    }
+    static __device__ xdi_cuda_eight read(const unsigned char *at, int part, int left) {
         const float none = -INFINITY;
-        const xdi_cuda_pack<float> low = xdi_cuda_load16(reinterpret_cast<const float *>(at));
+        const float *const from = reinterpret_cast<const float *>(at + 2 * part * XDI_CUDA_RING_PART);
+        const xdi_cuda_pack<float> low = xdi_cuda_load16(from);
         xdi_cuda_pack<float> high = { { none, none, none, none } };
-        if (second) high = xdi_cuda_load16(reinterpret_cast<const float *>(at + XDI_CUDA_RING_BYTES / 2));
+        if (has_second(part, left)) high = xdi_cuda_load16(from + XDI_CUDA_RING_PART / 4);
         return { { low.at[0], low.at[1], low.at[2], low.at[3], high.at[0], high.at[1], high.at[2], high.at[3] } };
     }
-    static __device__ int column(int, int i) {
-        return i < 4 ? i : COLUMNS / 2 + i - 4;
+    static __device__ int column(int part, int i) {
+        return (2 * part + i / 4) * (XDI_CUDA_RING_PART / 4) + i % 4;
     }
 };
 

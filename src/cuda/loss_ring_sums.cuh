@@ -61,24 +61,25 @@ static __device__ inline float xdi_cuda_ring_base(float max) {
     return max == -INFINITY ? 0.0f : max;
 }
 
-/* The largest elements that a thread has seen, and with LOW whether one was -infinity. */
-template <typename X, bool SOFT, bool LOW> struct xdi_cuda_ring_peak;
+/* The largest elements that a thread has seen, and with LOW the lowest of both tensors. */
+template <typename X, int KIND> struct xdi_cuda_ring_peak;
 
-template <bool SOFT, bool LOW> struct xdi_cuda_ring_peak<xdi_cuda_bf16, SOFT, LOW> {
-    typedef xdi_cuda_ring_form<xdi_cuda_bf16> form;
-    uint32_t student, teacher, lowest; /* pairs */
+template <int KIND> struct xdi_cuda_ring_peak<xdi_cuda_bf16, KIND> {
+    typedef xdi_cuda_ring_is<KIND> is;
+    typedef xdi_cuda_ring_form<xdi_cuda_bf16, is::TENSORS> form;
+    uint32_t student, teacher, low; /* pairs */
 
-    __device__ xdi_cuda_ring_peak() : student(0xff80ff80u), teacher(0xff80ff80u), lowest(0x7f807f80u) {}
-    __device__ void look(const unsigned char *at, bool second) {
+    __device__ xdi_cuda_ring_peak() : student(0xff80ff80u), teacher(0xff80ff80u), low(0x7f807f80u) {}
+    __device__ void look(const unsigned char *at, int left) {
         XD_UNROLL
         for (int part = 0; part < form::PARTS; part++) {
-            if (part > 0 && !second) break;
+            if (!form::has(part, left)) break;
             const xdi_cuda_words x = form::words(at, part);
             student = xdi_cuda_pair_max(student, xdi_cuda_words_max(x));
-            if (!SOFT) continue;
-            const xdi_cuda_words y = form::words(at + XDI_CUDA_RING_BYTES, part);
+            if (!is::SOFT) continue;
+            const xdi_cuda_words y = form::words(at + form::BYTES, part);
             teacher = xdi_cuda_pair_max(teacher, xdi_cuda_words_max(y));
-            if (LOW) lowest = xdi_cuda_pair_min(lowest, xdi_cuda_pair_min(xdi_cuda_words_min(x), xdi_cuda_words_min(y)));
+            if (is::JSD) low = xdi_cuda_pair_min(low, xdi_cuda_pair_min(xdi_cuda_words_min(x), xdi_cuda_words_min(y)));
         }
     }
     __device__ float largest() const {
@@ -87,19 +88,24 @@ template <bool SOFT, bool LOW> struct xdi_cuda_ring_peak<xdi_cuda_bf16, SOFT, LO
     __device__ float teacher_largest() const {
         return fmaxf(xdi_cuda_pair_low(teacher), xdi_cuda_pair_high(teacher));
     }
-    __device__ bool infinite() const {
-        return LOW && fminf(xdi_cuda_pair_low(lowest), xdi_cuda_pair_high(lowest)) == -INFINITY;
+    __device__ float lowest() const {
+        return fminf(xdi_cuda_pair_low(low), xdi_cuda_pair_high(low));
     }
 };
 
-template <bool SOFT, bool LOW> struct xdi_cuda_ring_peak<float, SOFT, LOW> {
-    typedef xdi_cuda_ring_form<float> form;
+template <int KIND> struct xdi_cuda_ring_peak<float, KIND> {
+    typedef xdi_cuda_ring_is<KIND> is;
+    typedef xdi_cuda_ring_form<float, is::TENSORS> form;
     float student, teacher;
 
     __device__ xdi_cuda_ring_peak() : student(-INFINITY), teacher(-INFINITY) {}
-    __device__ void look(const unsigned char *at, bool second) {
-        student = fmaxf(student, xdi_cuda_max_of(form::read(at, 0, second)));
-        if (SOFT) teacher = fmaxf(teacher, xdi_cuda_max_of(form::read(at + XDI_CUDA_RING_BYTES, 0, second)));
+    __device__ void look(const unsigned char *at, int left) {
+        XD_UNROLL
+        for (int part = 0; part < form::PARTS; part++) {
+            if (!form::has(part, left)) break;
+            student = fmaxf(student, xdi_cuda_max_of(form::read(at, part, left)));
+            if (is::SOFT) teacher = fmaxf(teacher, xdi_cuda_max_of(form::read(at + form::BYTES, part, left)));
+        }
     }
     __device__ float largest() const {
         return student;
@@ -107,34 +113,34 @@ template <bool SOFT, bool LOW> struct xdi_cuda_ring_peak<float, SOFT, LOW> {
     __device__ float teacher_largest() const {
         return teacher;
     }
-    __device__ bool infinite() const {
-        return false;
+    __device__ float lowest() const {
+        return 0.0f;
     }
 };
 
 template <typename X, int KIND> struct xdi_cuda_ring_sums {
     typedef xdi_cuda_ring_is<KIND> is;
-    typedef xdi_cuda_ring_form<X> form;
+    typedef xdi_cuda_ring_form<X, is::TENSORS> form;
 
-    float largest, teacher_largest; /* of this thread */
-    bool mine, teacher_mine;        /* it has a column with the block's largest element */
-    bool guarded;                   /* its loops are */
+    float largest, teacher_largest, lowest; /* of this thread */
+    bool mine, teacher_mine, any;           /* it has a column with the block's largest element; any: one of both */
+    bool guarded;                           /* its loops are */
     xdi_cuda_ring_exponent student, teacher, hard;
     float sum[XDI_CUDA_RING_SUMS];
     int arg;
 
-    __device__ void begin(const xdi_cuda_ring_peak<X, is::SOFT, is::JSD> &peak, const xdi_cuda_ring_call &call, float max,
-                          float teacher_max, bool infinite) {
+    __device__ void begin(const xdi_cuda_ring_peak<X, KIND> &peak, const xdi_cuda_ring_call &call, float max, float teacher_max) {
         const float base = xdi_cuda_ring_base(max), teacher_base = xdi_cuda_ring_base(teacher_max);
         largest = peak.largest();
         teacher_largest = peak.teacher_largest();
+        lowest = peak.lowest();
         mine = largest == max;
         teacher_mine = is::SOFT && teacher_largest == teacher_max;
-        const bool large = form::FINE || xdi_cuda_ring_large(base) || (is::SOFT && xdi_cuda_ring_large(teacher_base));
-        guarded = large || infinite;
-        student = xdi_cuda_ring_exponent_of(is::ALONE ? call.hard_factor : call.soft_factor, base, 0.0f, large);
-        hard = xdi_cuda_ring_exponent_of(call.hard_factor, base, 0.0f, large);
-        teacher = xdi_cuda_ring_exponent_of(call.soft_factor, teacher_base, 0.0f, large);
+        any = mine || teacher_mine;
+        guarded = form::FINE || xdi_cuda_ring_large(base) || (is::SOFT && xdi_cuda_ring_large(teacher_base));
+        student = xdi_cuda_ring_exponent_of(is::ALONE ? call.hard_factor : call.soft_factor, base, 0.0f, guarded);
+        hard = xdi_cuda_ring_exponent_of(call.hard_factor, base, 0.0f, guarded);
+        teacher = xdi_cuda_ring_exponent_of(call.soft_factor, teacher_base, 0.0f, guarded);
         clear();
     }
     __device__ void clear() {
@@ -147,36 +153,50 @@ template <typename X, int KIND> struct xdi_cuda_ring_sums {
         return !form::FINE && (is::FORWARD || is::REVERSE) && !guarded && isnan(sum[XD_LOSS_CROSS]);
     }
     /* The thread's columns in one stage, the first of which is `column` of the block's. */
-    template <bool GUARDED> __device__ void take(const unsigned char *at, bool second, int column) {
+    template <bool GUARDED> __device__ void take(const unsigned char *at, int left, int column) {
         XD_UNROLL
-        for (int part = 0; part < form::PARTS; part++) {
-            if (part > 0 && !second) break;
-            xdi_cuda_eight y = {};
-            const xdi_cuda_eight x = form::read(at, part, second);
-            if (is::SOFT) y = form::read(at + XDI_CUDA_RING_BYTES, part, second);
-            if (is::SMOOTH) put(XD_LOSS_LINEAR, form::FINE && !second ? sum_of_four(x) : xdi_cuda_sum_of(x));
-            add<GUARDED>(x, y, column, part);
-        }
+        for (int part = 0; part < form::PARTS && !GUARDED; part++)
+            if (form::has(part, left)) take_part<false>(at, left, column, part);
+        XD_UNROLL_N(1)
+        for (int part = 0; part < form::PARTS && GUARDED; part++)
+            if (form::has(part, left)) take_part<true>(at, left, column, part);
     }
 
   private:
+    template <bool GUARDED> __device__ void take_part(const unsigned char *at, int left, int column, int part) {
+        xdi_cuda_eight y = {};
+        const xdi_cuda_eight x = form::read(at, part, left);
+        if (is::SOFT) y = form::read(at + form::BYTES, part, left);
+        if (is::SMOOTH) put(XD_LOSS_LINEAR, form::has_second(part, left) ? xdi_cuda_sum_of(x) : sum_of_four(x));
+        add<GUARDED>(x, y, column, part);
+    }
+    /* One question for both tensors, unless what they have does not fit into registers together. */
     template <bool GUARDED> __device__ void add(const xdi_cuda_eight &x, const xdi_cuda_eight &y, int column, int part) {
+        enum { APART = is::BOTH || form::FINE };
         const xdi_cuda_eight a = student.template of<GUARDED>(x);
         xdi_cuda_eight e = xdi_cuda_ring_powers(a), h = {}, f = {}, gap = {};
         if (is::BOTH && !is::SHARED) h = xdi_cuda_ring_powers(hard.template of<GUARDED>(x));
+        if (APART && mine) set_apart(x, y, column, part, &e, &h);
+        if (APART) put_student(e, h);
         if (is::SOFT) {
             const xdi_cuda_eight b = teacher.template of<GUARDED>(y);
             f = xdi_cuda_ring_powers(b);
             if (!is::JSD) gap = xdi_cuda_ring_gaps(is::REVERSE ? a : b, is::REVERSE ? b : a);
         }
-        if (mine && xdi_cuda_max_of(x) == largest) set_apart(x, y, column, part, &e, &h);
-        put(is::ALONE ? XD_LOSS_HARD : XD_LOSS_SOFT, xdi_cuda_sum_of(e));
-        if (is::BOTH && !is::SHARED) put(XD_LOSS_HARD, xdi_cuda_sum_of(h));
+        if (APART && teacher_mine) set_teacher_apart(x, y, &f);
+        if (!APART && any) {
+            if (mine) set_apart(x, y, column, part, &e, &h);
+            if (teacher_mine) set_teacher_apart(x, y, &f);
+        }
+        if (!APART) put_student(e, h);
         if (!is::SOFT) return;
-        if (teacher_mine && xdi_cuda_max_of(y) == teacher_largest) set_teacher_apart(x, y, &f);
         put(XD_LOSS_TEACHER, xdi_cuda_sum_of(f));
         if (is::FORWARD) put_cross<GUARDED>(f, gap);
         if (is::REVERSE) put_cross<GUARDED>(e, gap);
+    }
+    __device__ void put_student(const xdi_cuda_eight &e, const xdi_cuda_eight &h) {
+        put(is::ALONE ? XD_LOSS_HARD : XD_LOSS_SOFT, xdi_cuda_sum_of(e));
+        if (is::BOTH && !is::SHARED) put(XD_LOSS_HARD, xdi_cuda_sum_of(h));
     }
     template <bool GUARDED> __device__ void put_cross(const xdi_cuda_eight &power, const xdi_cuda_eight &gap) {
         XD_UNROLL
@@ -192,6 +212,7 @@ template <typename X, int KIND> struct xdi_cuda_ring_sums {
     }
     __device__ void set_apart(const xdi_cuda_eight &x, const xdi_cuda_eight &y, int column, int part, xdi_cuda_eight *e,
                               xdi_cuda_eight *h) {
+        if (xdi_cuda_max_of(x) != largest) return;
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
             if (x.at[i] != largest) continue;
@@ -203,6 +224,7 @@ template <typename X, int KIND> struct xdi_cuda_ring_sums {
         }
     }
     __device__ void set_teacher_apart(const xdi_cuda_eight &x, const xdi_cuda_eight &y, xdi_cuda_eight *f) {
+        if (xdi_cuda_max_of(y) != teacher_largest) return;
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
             if (y.at[i] != teacher_largest) continue;

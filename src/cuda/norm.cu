@@ -10,6 +10,11 @@ struct xdi_cuda_norm_item {
     uint64_t count : 48, dtype : 8, replica : 4, wide : 4;
 };
 
+/* Chunks are not shorter than four times 16 bytes a thread, of which all are asked for before one is used. */
+template <> struct xdi_cuda_chunk_least<xdi_cuda_norm_item> {
+    enum { VALUE = 4 * 8 * (int)XDI_CUDA_THREADS };
+};
+
 /* The partial sums of one block. */
 struct xdi_cuda_norm_part {
     double sum, largest;
@@ -83,7 +88,7 @@ static __device__ inline uint32_t xdi_cuda_norm_bits(float x) {
     return __float_as_uint(x) & 0x7fffffffu;
 }
 
-/* Adds a finite element, given by its magnitude. */
+/* Adds a finite element, given by its magnitude; of L2 its sign does not matter. */
 static __device__ inline void xdi_cuda_norm_add(xdi_cuda_norm_part *part, xd_norm_type type, double magnitude) {
     if (type == XD_NORM_L2)
         part->sum = xd_fma(magnitude, magnitude, part->sum); /* the product is exact */
@@ -104,24 +109,25 @@ static __device__ inline void xdi_cuda_norm_one(xdi_cuda_norm_part *part, xd_nor
 
 /* ---- plain norms ---- */
 
-/* What an element j of 16 bytes is: its magnitude in double, and the bits of it as an f32. */
+/* What an element j of 16 bytes is: its value in double, and the bits of its magnitude as an f32. */
 template <typename T> struct xdi_cuda_norm_words;
 
 template <> struct xdi_cuda_norm_words<float> {
-    static __device__ double magnitude(const uint32_t (&words)[4], int j) {
-        return (double)xd_float_of_bits(bits(words, j));
+    static __device__ double value(const uint32_t (&words)[4], int j) {
+        return (double)xd_float_of_bits(words[j]);
     }
     static __device__ uint32_t bits(const uint32_t (&words)[4], int j) {
         return words[j] & 0x7fffffffu;
     }
 };
 
-/* By its bits, as twice as many conversions to double would take longer than the loads: shifted into place they are x 2^-896,
- * denormals too. An infinity is 2^128 then, and a NaN more. */
+/* Every other one by its bits, as a conversion to double takes as long as eight other instructions: shifted into place they are
+ * x 2^-896, denormals too. An infinity is 2^128 then, and a NaN more. */
 template <> struct xdi_cuda_norm_words<xdi_cuda_bf16> {
-    static __device__ double magnitude(const uint32_t (&words)[4], int j) {
-        const uint32_t word = words[j / 2], high = (j % 2 ? word >> 3 : word << 13) & 0x0fffe000u;
-        return xd_mul(__hiloint2double((int)high, 0), 0x1p896);
+    static __device__ double value(const uint32_t (&words)[4], int j) {
+        const uint32_t word = words[j / 2];
+        if (j % 2 == 0) return (double)xd_float_of_bits(word << 16);
+        return xd_mul(__hiloint2double((int)((uint32_t)((int32_t)word >> 3) & 0x8fffe000u), 0), 0x1p896);
     }
     static __device__ uint32_t bits(const uint32_t (&words)[4], int j) {
         return (j % 2 ? words[j / 2] : words[j / 2] << 16) & 0x7fff0000u;
@@ -129,8 +135,8 @@ template <> struct xdi_cuda_norm_words<xdi_cuda_bf16> {
 };
 
 template <> struct xdi_cuda_norm_words<xdi_cuda_f16> {
-    static __device__ double magnitude(const uint32_t (&words)[4], int j) {
-        return (double)xd_float_of_bits(bits(words, j));
+    static __device__ double value(const uint32_t (&words)[4], int j) {
+        return (double)xdi_cuda_f16_value((uint16_t)(words[j / 2] >> (j % 2 * 16) & 0xffffu));
     }
     static __device__ uint32_t bits(const uint32_t (&words)[4], int j) {
         return xd_bits_of_float(xdi_cuda_f16_value((uint16_t)(words[j / 2] >> (j % 2 * 16) & 0x7fffu)));
@@ -155,7 +161,8 @@ static __device__ inline void xdi_cuda_norm_packs(const T *data, bool replica, x
         XD_UNROLL
         for (int j = 0; j < EACH; j++) {
             if (TYPE != XD_NORM_MAX) {
-                xdi_cuda_norm_add(&sum, TYPE, xdi_cuda_norm_words<T>::magnitude(words[k], j));
+                const double x = xdi_cuda_norm_words<T>::value(words[k], j);
+                xdi_cuda_norm_add(&sum, TYPE, TYPE == XD_NORM_L2 ? x : fabs(x));
                 continue;
             }
             const uint32_t bits = xdi_cuda_norm_words<T>::bits(words[k], j);

@@ -954,17 +954,14 @@ static void xdi_cuda_list_destroy(xd_array_list *list) {
 
 /* ---- what it holds ---- */
 
-/* Elements of the shortest chunk. */
-template <typename Item> struct xdi_cuda_chunk_least {
-    enum { VALUE = 4096 };
-};
-
 /* Long lists have long chunks, short ones enough of them for all processors. */
-static int64_t xdi_cuda_chunk_of(int64_t elements, int64_t least) {
-    int64_t chunk = 65536;
-    while (chunk > least && elements < 4096 * chunk) chunk /= 2;
-    return chunk;
-}
+template <typename Item> struct xdi_cuda_chunks {
+    static int64_t elements(int64_t, int64_t all) {
+        int64_t chunk = 65536;
+        while (chunk > 4096 && all < 4096 * chunk) chunk /= 2;
+        return chunk;
+    }
+};
 
 /* Whether a call that says its arrays are those of the last one finds them there. `list` may be NULL. */
 static bool xdi_cuda_list_is_current(const xd_array_list *list, bool same, int64_t count) {
@@ -986,10 +983,10 @@ static bool xdi_cuda_list_holds(const xd_array_list *list, int64_t count, MakeIt
     return true;
 }
 
-/* The first chunks of the arrays, from their elements, and the arrays of the chunks. */
-static void xdi_cuda_list_split(xd_array_list *list, int64_t count, uint64_t *first, int64_t elements, int64_t least) {
+/* The first chunks of the arrays, from their elements and those of a chunk, and the arrays of the chunks. */
+static void xdi_cuda_list_split(xd_array_list *list, int64_t count, uint64_t *first, int64_t chunk) {
     uint32_t *arrays = (uint32_t *)(void *)(first + count);
-    list->chunk = xdi_cuda_chunk_of(elements, least);
+    list->chunk = chunk;
     list->chunks = 0;
     list->shift = 0;
     for (int64_t k = 0; k < count; k++) {
@@ -1019,7 +1016,7 @@ static int64_t xdi_cuda_list_fill(xd_array_list *list, int64_t count, MakeItem m
         elements += list->elements[k];
     }
     list->item_words = (int)WORDS;
-    xdi_cuda_list_split(list, count, list->next + WORDS * count, elements, xdi_cuda_chunk_least<Item>::VALUE);
+    xdi_cuda_list_split(list, count, list->next + WORDS * count, xdi_cuda_chunks<Item>::elements(count, elements));
     const int64_t used = list->chunks > 0 ? ((list->chunks - 1) >> list->shift) + 1 : 0;
     return (WORDS + 1) * count + (used + 1) / 2;
 }
@@ -4073,9 +4070,16 @@ struct xdi_cuda_norm_item {
     uint64_t count : 48, dtype : 8, replica : 4, wide : 4;
 };
 
-/* Chunks are not shorter than four times 16 bytes a thread, of which all are asked for before one is used. */
-template <> struct xdi_cuda_chunk_least<xdi_cuda_norm_item> {
-    enum { VALUE = 4 * 8 * (int)XDI_CUDA_THREADS };
+/* The same number of chunks for every block: of one array exactly, of a list nearly, as arrays end where they end. A chunk is a
+ * multiple of four times 16 bytes a thread, of which all are asked for before one is used. */
+template <> struct xdi_cuda_chunks<xdi_cuda_norm_item> {
+    static int64_t elements(int64_t arrays, int64_t all) {
+        const int64_t most = 65536, step = 4 * 8 * (int)XDI_CUDA_THREADS, blocks = XDI_CUDA_NORM_BLOCKS;
+        int64_t rounds = (all + blocks * most - 1) / (blocks * most);
+        if (arrays > 1 && rounds < 8) rounds = 8;
+        const int64_t each = (all + blocks * rounds - 1) / (blocks * rounds);
+        return each < step ? step : (each + step - 1) / step * step;
+    }
 };
 
 /* The partial sums of one block. */
@@ -4206,6 +4210,17 @@ template <> struct xdi_cuda_norm_words<xdi_cuda_f16> {
     }
 };
 
+/* So that the compiler asks for all before it uses one. */
+template <int COUNT> static __device__ inline void xdi_cuda_norm_asked(uint32_t (&words)[COUNT][4]) {
+#if defined(__CUDA_ARCH__)
+    XD_UNROLL
+    for (int k = COUNT - 1; k >= 0; k--)
+        asm volatile("" : "+r"(words[k][0]), "+r"(words[k][1]), "+r"(words[k][2]), "+r"(words[k][3])::"memory");
+#else
+    (void)words;
+#endif
+}
+
 /* COUNT times 16 bytes of a thread, a step of the block apart. Whether all are finite is asked once, of their sum or their
  * largest: below `limit` they are, and above it they are read again one by one. */
 template <xd_norm_type TYPE, typename T, int COUNT>
@@ -4218,6 +4233,7 @@ static __device__ inline void xdi_cuda_norm_packs(const T *data, bool replica, x
         const xdi_cuda_pack<T> pack = xdi_cuda_load16(data + k * STEP);
         memcpy(words[k], &pack, sizeof pack);
     }
+    xdi_cuda_norm_asked(words);
     xdi_cuda_norm_part sum = *part;
     XD_UNROLL
     for (int k = 0; k < COUNT; k++) {
@@ -4291,6 +4307,18 @@ static __device__ inline void xdi_cuda_norm_exact(xdi_cuda_norm_part *part, xdi_
         window->add(limbs, mantissa, exponent + 320);
 }
 
+/* Merges a block's parts. What is not finite is rare, and a norm has a sum or a largest element. */
+static __device__ inline void xdi_cuda_norm_reduce(xd_norm_type type, xdi_cuda_norm_part *part) {
+    if (__syncthreads_or(part->not_finite != 0)) {
+        const xdi_cuda_norm_part none = { 0.0, 0.0, 0, 0 };
+        *part = xdi_cuda_block_reduce(*part, none, xdi_cuda_norm_join());
+    } else if (type == XD_NORM_MAX) {
+        part->largest = xdi_cuda_block_reduce(part->largest, 0.0, xdi_cuda_larger());
+    } else {
+        part->sum = xdi_cuda_block_reduce(part->sum, 0.0, xdi_cuda_add());
+    }
+}
+
 /* Four blocks fit on a multiprocessor: so an H100 runs all 512 at once. */
 template <bool EXACT>
 static __global__ void __launch_bounds__(XDI_CUDA_THREADS, 4)
@@ -4321,9 +4349,8 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS, 4)
                 xdi_cuda_norm_exact(&part, &window, limbs, a, type, xdi_cuda_read_float(a.data, a.dtype, i));
             });
     });
-    const xdi_cuda_norm_part none = { 0.0, 0.0, 0, 0 };
     if (EXACT) window.flush(limbs);
-    part = xdi_cuda_block_reduce(part, none, xdi_cuda_norm_join()); /* also the barrier after the limbs */
+    xdi_cuda_norm_reduce(type, &part); /* also the barrier after the limbs */
     xd_norm_sum *out = parts + blockIdx.x;
     if (threadIdx.x == 0) {
         out->sum = part.sum;
@@ -5493,10 +5520,10 @@ static __device__ inline void xdi_cuda_cluster_sync() {
                      : "memory");
 }
 
-/* The address in block `rank` of what lies at `shared` in this block. */
+/* The address in block `rank` of what lies at `shared` in this block. Volatile, so that only lanes ask whose block there is. */
 template <typename T> static __device__ inline T *xdi_cuda_cluster_map(T *shared, unsigned rank) {
     uint64_t address;
-    asm("mapa.u64 %0, %1, %2;" : "=l"(address) : "l"(reinterpret_cast<uint64_t>(shared)), "r"(rank));
+    asm volatile("mapa.u64 %0, %1, %2;" : "=l"(address) : "l"(reinterpret_cast<uint64_t>(shared)), "r"(rank));
     return reinterpret_cast<T *>(address);
 }
 
@@ -5581,8 +5608,7 @@ static inline void xdi_cuda_barrier_arrive(uint64_t *barrier) {
 }
 
 static inline bool xdi_cuda_barrier_passed(uint64_t *barrier, unsigned parity) {
-    emu_mbarrier_wait(barrier, parity);
-    return true;
+    return emu_mbarrier_try(barrier, parity) != 0;
 }
 
 static inline void xdi_cuda_bulk_load(void *shared, const void *global, unsigned bytes, uint64_t *barrier) {
@@ -5637,7 +5663,11 @@ enum {
     XDI_CUDA_RING_PART = 16 * XDI_CUDA_RING_LANES,  /* bytes: a pack a thread */
     XDI_CUDA_RING_STAGE = 4 * XDI_CUDA_RING_PART,   /* of all tensors */
     XDI_CUDA_RING_STAGES = 10,                      /* at most: those of one block on a multiprocessor */
-    XDI_CUDA_RING_TRIES = 1 << 20                   /* of a wait, some seconds; then the copy counts as lost */
+#if defined(XD_EMU)
+    XDI_CUDA_RING_TRIES = 4 /* there a wait ends at once when the copy is lost */
+#else
+    XDI_CUDA_RING_TRIES = 1 << 20 /* of a wait, some seconds; then the copy counts as lost */
+#endif
 };
 
 struct xdi_cuda_ring_barriers {
@@ -6148,22 +6178,34 @@ template <typename X, int KIND> struct xdi_cuda_ring_sums {
     }
 };
 
-/* A block's sums, of any of its threads' exponents: in nats and relative to the largest elements; XDI_CUDA_RING_ONES and what
- * follows it are still apart. */
+/* What makes a block's sums, of any of its threads' exponents, relative to the largest elements and in nats. */
+struct xdi_cuda_ring_corrections {
+    double student, teacher, hard; /* factors */
+    double cross;                  /* of sum SOFT or TEACHER, in CROSS */
+};
+
 template <typename X, int KIND>
-static __device__ inline void xdi_cuda_ring_correct(const xdi_cuda_ring_sums<X, KIND> &of, double *sum) {
+static __device__ inline xdi_cuda_ring_corrections xdi_cuda_ring_corrections_of(const xdi_cuda_ring_sums<X, KIND> &of) {
     typedef xdi_cuda_ring_is<KIND> is;
     const double rest = (double)of.student.rest, teacher_rest = (double)of.teacher.rest;
-    const double by = xdi_cuda_ring_correction(rest), teacher_by = xdi_cuda_ring_correction(teacher_rest);
+    xdi_cuda_ring_corrections by = { xdi_cuda_ring_correction(rest), 1.0, 1.0, 0.0 };
+    if (is::SOFT) by.teacher = xdi_cuda_ring_correction(teacher_rest);
+    by.hard = is::ALONE ? by.student : xdi_cuda_ring_correction((double)of.hard.rest);
+    if (is::FORWARD) by.cross = rest - teacher_rest;
+    if (is::REVERSE) /* relative to a teacher's logit of 0 at the student's largest */
+        by.cross = teacher_rest - (double)of.teacher.base * (double)of.teacher.s - rest;
+    return by;
+}
+
+/* XDI_CUDA_RING_ONES and what follows it are still apart. */
+template <int KIND> static __device__ inline void xdi_cuda_ring_correct(const xdi_cuda_ring_corrections &by, double *sum) {
+    typedef xdi_cuda_ring_is<KIND> is;
     double *cross = &sum[XD_LOSS_CROSS];
-    if (is::FORWARD) *cross = XDI_CUDA_LN2 * teacher_by * (*cross - (teacher_rest - rest) * sum[XD_LOSS_TEACHER]);
-    if (is::REVERSE) { /* relative to a teacher's logit of 0 at the student's largest */
-        const double c = teacher_rest - (double)of.teacher.base * (double)of.teacher.s;
-        *cross = XDI_CUDA_LN2 * by * (*cross + (c - rest) * sum[XD_LOSS_SOFT]);
-    }
-    sum[XD_LOSS_HARD] *= is::ALONE ? by : xdi_cuda_ring_correction((double)of.hard.rest);
-    sum[XD_LOSS_SOFT] *= by;
-    sum[XD_LOSS_TEACHER] *= teacher_by;
+    if (is::FORWARD) *cross = XDI_CUDA_LN2 * by.teacher * (*cross + by.cross * sum[XD_LOSS_TEACHER]);
+    if (is::REVERSE) *cross = XDI_CUDA_LN2 * by.student * (*cross + by.cross * sum[XD_LOSS_SOFT]);
+    sum[XD_LOSS_HARD] *= by.hard;
+    sum[XD_LOSS_SOFT] *= by.student;
+    sum[XD_LOSS_TEACHER] *= by.teacher;
 }
 
 /* >>cuda/loss_ring_grade.cuh */
@@ -6560,7 +6602,7 @@ struct xdi_cuda_ring_feed {
 struct xdi_cuda_ring_memory {
     xdi_cuda_ring_barriers barriers;
     xdi_cuda_ring_feed feed;
-    float maxima[XDI_CUDA_RING_WARPS + 1][2]; /* the asking warp has none */
+    int maxima[2][XDI_CUDA_RING_WARPS]; /* in their order as integers */
     float parts[XDI_CUDA_RING_TOTALS][XDI_CUDA_RING_WARPS + 1];
     int args[XDI_CUDA_RING_WARPS];      /* the lowest column that has the block's largest element; INT32_MAX: none */
     double totals[XDI_CUDA_RING_TOTALS]; /* of all warps */
@@ -6649,9 +6691,13 @@ template <int LANES> static __device__ inline float xdi_cuda_ring_max_lanes(floa
     return value;
 }
 
-/* The same over a whole warp, as integers in the order of the numbers; no NaN. */
-static __device__ inline float xdi_cuda_ring_max_warp(float value) {
-    const int bits = (int)xd_bits_of_float(value), order = __reduce_max_sync(0xffffffffu, bits ^ (bits >> 31 & 0x7fffffff));
+/* An integer in the order of the numbers, which are no NaN, and back. */
+static __device__ inline int xdi_cuda_ring_order(float value) {
+    const int bits = (int)xd_bits_of_float(value);
+    return bits ^ (bits >> 31 & 0x7fffffff);
+}
+
+static __device__ inline float xdi_cuda_ring_ordered(int order) {
     return xd_float_of_bits((uint32_t)(order ^ (order >> 31 & 0x7fffffff)));
 }
 
@@ -6852,7 +6898,7 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
         }
     }
     __device__ void ask(int stages) {
-        if (lane() != 0) return;
+        if (lane() != 0 || !sound) return;
         xdi_cuda_ring_feed feed = m->feed;
         for (int i = 0; i < stages; i++) xdi_cuda_ring_ask<X, is::TENSORS>(a, b, room, &m->barriers, &feed, &sound);
         m->feed = feed;
@@ -6867,22 +6913,21 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
     /* Waits for each stage of the row and finds the warp's largest elements. */
     __device__ void look(xdi_cuda_ring_peak<X, KIND> *peak) {
         const unsigned char *const mine = room + 16 * (int)threadIdx.x;
-        int left = b.packs - (int)threadIdx.x;
         xdi_cuda_ring_place at = start;
-        for (int k = 0; k < b.chunks; k++, at.next(b.stages), left -= form::PACKS) {
+        for (int left = b.packs - (int)threadIdx.x; left > 0; left -= form::PACKS, at.next(b.stages)) {
             xdi_cuda_ring_wait(&m->barriers.full[at.stage], at.parity, &sound);
-            if (left > 0) peak->look(mine + at.stage * XDI_CUDA_RING_STAGE, left);
+            peak->look(mine + at.stage * XDI_CUDA_RING_STAGE, left);
         }
-        const float max = xdi_cuda_ring_max_warp(peak->largest());
-        const float teacher_max = is::SOFT ? xdi_cuda_ring_max_warp(peak->teacher_largest()) : 0.0f;
-        if (lane() == 0) {
-            m->maxima[warp()][0] = max;
-            m->maxima[warp()][1] = teacher_max;
-        }
+        const int max = __reduce_max_sync(0xffffffffu, xdi_cuda_ring_order(peak->largest()));
+        const int teacher_max = is::SOFT ? __reduce_max_sync(0xffffffffu, xdi_cuda_ring_order(peak->teacher_largest())) : 0;
+        if (lane() != 0) return;
+        m->maxima[0][warp()] = max;
+        if (is::SOFT) m->maxima[1][warp()] = teacher_max;
     }
     /* The block's largest element, of the student or of the teacher. */
     __device__ float largest(int tensor) const {
-        return xdi_cuda_ring_max_warp(m->maxima[lane() < XDI_CUDA_RING_WARPS ? lane() : 0][tensor]);
+        const int of_warp = m->maxima[tensor][lane() < XDI_CUDA_RING_WARPS ? lane() : 0];
+        return xdi_cuda_ring_ordered(__reduce_max_sync(0xffffffffu, of_warp));
     }
     __device__ void add_up(sums *mine) {
         if (!form::FINE && !mine->guarded) {
@@ -6899,7 +6944,7 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
         float own[XDI_CUDA_RING_FOUR] = {};
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_LOSS_TERMS; i++)
-            if (xdi_cuda_ring_sums_up<KIND>(i)) own[xdi_cuda_ring_total_of<KIND>(i)] = __fadd_rn(mine.sum[i], sound ? 0.0f : NAN);
+            if (xdi_cuda_ring_sums_up<KIND>(i)) own[xdi_cuda_ring_total_of<KIND>(i)] = mine.sum[i];
         float total = xdi_cuda_ring_add_four<COUNT>(own[0], own[1], own[2], own[3]), other = 0.0f;
         int arg = INT32_MAX;
         if (any) {
@@ -6923,18 +6968,15 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
         __syncwarp();
     }
     /* Tells every block this one's sums. */
-    __device__ void tell(int64_t r, int parity) {
-        const float max = largest(0), teacher_max = is::SOFT ? largest(1) : 0.0f;
+    __device__ void tell(int64_t r, int parity, const xdi_cuda_ring_corrections &by, float max, float teacher_max) {
         double sum[XDI_CUDA_RING_SUMS] = {};
-        sums mine; /* for the exponents, which all threads have */
-        mine.begin(xdi_cuda_ring_peak<X, KIND>(), call, max, teacher_max);
         total_up();
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_RING_SUMS; i++)
             if (xdi_cuda_ring_sums_up<KIND>(i)) sum[i] = m->totals[xdi_cuda_ring_total_of<KIND>(i)];
         const int arg = (int)__reduce_min_sync(0xffffffffu, m->args[lane() < XDI_CUDA_RING_WARPS ? lane() : 0]);
         const double apart = sum[XDI_CUDA_RING_APART];
-        xdi_cuda_ring_correct(mine, sum);
+        xdi_cuda_ring_correct<KIND>(by, sum);
         xdi_cuda_ring_entry e = xdi_cuda_ring_entry_of<X, KIND>(a, r, b, room, start, sum, arg);
         e.max = max;
         e.teacher_max = teacher_max;
@@ -6943,11 +6985,15 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
             const double s = (double)call.soft_factor * XDI_CUDA_LN2, y = (double)e.beside; /* as the exponents have it */
             e.sum[XD_LOSS_CROSS] += s * (y * sum[XD_LOSS_SOFT] + (e.ones * y - apart));
         }
+        if (!sound) e.sum[is::SOFT ? XD_LOSS_SOFT : XD_LOSS_HARD] = (double)NAN; /* a finding */
         if (lane() < b.blocks) *xdi_cuda_cluster_map(&m->table[parity][b.rank], (unsigned)lane()) = e;
     }
     /* Leaves what the gradient needs. */
     __device__ void leave(const factors &f) {
         if (lane() == 0) *reinterpret_cast<factors *>(m->factors) = f;
+    }
+    __device__ factors left() const {
+        return *reinterpret_cast<const factors *>(m->factors);
     }
     /* JSD: a warp's sums over the mixture, of the whole row. */
     __device__ void mix(const sums &mine, const factors &f, bool guarded) {
@@ -6984,16 +7030,16 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
     /* Writes the gradient, if there is one, and gives each stage back. */
     template <bool GUARDED> __device__ void grade(int64_t r, const factors f) {
         X *to = a.gradient.data ? xdi_cuda_row<X>(a.gradient, r) + b.begin + (int)threadIdx.x * PACK : NULL;
-        int left = to ? b.packs - (int)threadIdx.x : 0;
+        int left = to ? b.packs - (int)threadIdx.x : 0, stage = start.stage;
         for (int k = 0; k < b.chunks; k++, left -= form::PACKS) {
             if (left > 0) {
-                f.template grade<GUARDED>(room + 16 * (int)threadIdx.x + start.stage * XDI_CUDA_RING_STAGE, left, to);
+                f.template grade<GUARDED>(room + 16 * (int)threadIdx.x + stage * XDI_CUDA_RING_STAGE, left, to);
                 to += form::COLUMNS;
             }
             if (is::JSD) xdi_cuda_bulk_fence(); /* mix() has written to the stage */
             __syncwarp();
-            if (lane() == 0) xdi_cuda_barrier_arrive(&m->barriers.empty[start.stage]);
-            start.next(b.stages);
+            if (lane() == 0) xdi_cuda_barrier_arrive(&m->barriers.empty[stage]);
+            stage = stage + 1 < b.stages ? stage + 1 : 0;
         }
         if (a.gradient.data) zero(r, false);
     }
@@ -7010,6 +7056,10 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
     static __device__ void meet() {
         __syncthreads();
     }
+    /* The same, and whether a copy of this block was lost. */
+    __device__ bool meet_sound() const {
+        return __syncthreads_or(!sound) == 0;
+    }
     /* A row, by a warp that works on columns. */
     __device__ void work(int64_t r) {
         xdi_cuda_ring_peak<X, KIND> peak;
@@ -7019,22 +7069,23 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
         mine.begin(peak, call, largest(0), is::SOFT ? largest(1) : 0.0f);
         add_up(&mine);
         keep_warp(mine);
-        meet();
+        sound = meet_sound();
         xdi_cuda_cluster_sync();
         meet();
-        factors f = *reinterpret_cast<const factors *>(m->factors);
+        factors f = left();
         if (is::JSD) {
             const bool wide = f.guarded || !f.is_narrow(call.beta, mine.lowest);
             mix(mine, f, __any_sync(0xffffffffu, wide) != 0);
             meet();
             xdi_cuda_cluster_sync();
             meet();
-            f = *reinterpret_cast<const factors *>(m->factors);
+            f = left();
         }
         if (form::FINE || mine.guarded || f.guarded)
             grade<true>(r, f);
         else
             grade<false>(r, f);
+        start = start.after(b.chunks, b.stages);
     }
     /* The same row, by the last warp. */
     __device__ void lead(int64_t r, double scale, int parity) {
@@ -7042,8 +7093,12 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
         float rest = 0.0f;
         factors f;
         meet();
-        meet();
-        tell(r, parity);
+        const float max = largest(0), teacher_max = is::SOFT ? largest(1) : 0.0f;
+        sums mine; /* for the exponents, which all threads have */
+        mine.begin(xdi_cuda_ring_peak<X, KIND>(), call, max, teacher_max);
+        const xdi_cuda_ring_corrections by = xdi_cuda_ring_corrections_of(mine);
+        sound = meet_sound(); /* asks no more for a ring that has lost one */
+        tell(r, parity, by, max, teacher_max);
         xdi_cuda_cluster_sync();
         xdi_cuda_ring_row row = xdi_cuda_ring_merge<KIND>(b, call, m->table[parity], &rest);
         f.settle(call, weights, row);
@@ -7057,6 +7112,7 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
             meet();
             tell_mixtures();
             xdi_cuda_cluster_sync();
+            f = left();
             merge_mixtures(r, f, rest, &row);
             f.lean(call, weights, row);
             leave(f);
@@ -13055,4 +13111,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 ac19f9e29d3e2c4559baba2f1c7b839a335d2a08fd66f923f39b93de42e1e1ae */
+/* xdistill sha256 cd2fdf4c74abdbe25e94f32bdf6b9094733f1767980d5fd9eed423f96851e0b0 */

@@ -41,7 +41,7 @@ struct xdi_cuda_ring_feed {
 struct xdi_cuda_ring_memory {
     xdi_cuda_ring_barriers barriers;
     xdi_cuda_ring_feed feed;
-    float maxima[XDI_CUDA_RING_WARPS + 1][2]; /* the asking warp has none */
+    int maxima[2][XDI_CUDA_RING_WARPS]; /* in their order as integers */
     float parts[XDI_CUDA_RING_TOTALS][XDI_CUDA_RING_WARPS + 1];
     int args[XDI_CUDA_RING_WARPS];      /* the lowest column that has the block's largest element; INT32_MAX: none */
     double totals[XDI_CUDA_RING_TOTALS]; /* of all warps */
@@ -130,9 +130,13 @@ template <int LANES> static __device__ inline float xdi_cuda_ring_max_lanes(floa
     return value;
 }
 
-/* The same over a whole warp, as integers in the order of the numbers; no NaN. */
-static __device__ inline float xdi_cuda_ring_max_warp(float value) {
-    const int bits = (int)xd_bits_of_float(value), order = __reduce_max_sync(0xffffffffu, bits ^ (bits >> 31 & 0x7fffffff));
+/* An integer in the order of the numbers, which are no NaN, and back. */
+static __device__ inline int xdi_cuda_ring_order(float value) {
+    const int bits = (int)xd_bits_of_float(value);
+    return bits ^ (bits >> 31 & 0x7fffffff);
+}
+
+static __device__ inline float xdi_cuda_ring_ordered(int order) {
     return xd_float_of_bits((uint32_t)(order ^ (order >> 31 & 0x7fffffff)));
 }
 
@@ -333,7 +337,7 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
         }
     }
     __device__ void ask(int stages) {
-        if (lane() != 0) return;
+        if (lane() != 0 || !sound) return;
         xdi_cuda_ring_feed feed = m->feed;
         for (int i = 0; i < stages; i++) xdi_cuda_ring_ask<X, is::TENSORS>(a, b, room, &m->barriers, &feed, &sound);
         m->feed = feed;
@@ -348,22 +352,21 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
     /* Waits for each stage of the row and finds the warp's largest elements. */
     __device__ void look(xdi_cuda_ring_peak<X, KIND> *peak) {
         const unsigned char *const mine = room + 16 * (int)threadIdx.x;
-        int left = b.packs - (int)threadIdx.x;
         xdi_cuda_ring_place at = start;
-        for (int k = 0; k < b.chunks; k++, at.next(b.stages), left -= form::PACKS) {
+        for (int left = b.packs - (int)threadIdx.x; left > 0; left -= form::PACKS, at.next(b.stages)) {
             xdi_cuda_ring_wait(&m->barriers.full[at.stage], at.parity, &sound);
-            if (left > 0) peak->look(mine + at.stage * XDI_CUDA_RING_STAGE, left);
+            peak->look(mine + at.stage * XDI_CUDA_RING_STAGE, left);
         }
-        const float max = xdi_cuda_ring_max_warp(peak->largest());
-        const float teacher_max = is::SOFT ? xdi_cuda_ring_max_warp(peak->teacher_largest()) : 0.0f;
-        if (lane() == 0) {
-            m->maxima[warp()][0] = max;
-            m->maxima[warp()][1] = teacher_max;
-        }
+        const int max = __reduce_max_sync(0xffffffffu, xdi_cuda_ring_order(peak->largest()));
+        const int teacher_max = is::SOFT ? __reduce_max_sync(0xffffffffu, xdi_cuda_ring_order(peak->teacher_largest())) : 0;
+        if (lane() != 0) return;
+        m->maxima[0][warp()] = max;
+        if (is::SOFT) m->maxima[1][warp()] = teacher_max;
     }
     /* The block's largest element, of the student or of the teacher. */
     __device__ float largest(int tensor) const {
-        return xdi_cuda_ring_max_warp(m->maxima[lane() < XDI_CUDA_RING_WARPS ? lane() : 0][tensor]);
+        const int of_warp = m->maxima[tensor][lane() < XDI_CUDA_RING_WARPS ? lane() : 0];
+        return xdi_cuda_ring_ordered(__reduce_max_sync(0xffffffffu, of_warp));
     }
     __device__ void add_up(sums *mine) {
         if (!form::FINE && !mine->guarded) {
@@ -380,7 +383,7 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
         float own[XDI_CUDA_RING_FOUR] = {};
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_LOSS_TERMS; i++)
-            if (xdi_cuda_ring_sums_up<KIND>(i)) own[xdi_cuda_ring_total_of<KIND>(i)] = __fadd_rn(mine.sum[i], sound ? 0.0f : NAN);
+            if (xdi_cuda_ring_sums_up<KIND>(i)) own[xdi_cuda_ring_total_of<KIND>(i)] = mine.sum[i];
         float total = xdi_cuda_ring_add_four<COUNT>(own[0], own[1], own[2], own[3]), other = 0.0f;
         int arg = INT32_MAX;
         if (any) {
@@ -404,18 +407,15 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
         __syncwarp();
     }
     /* Tells every block this one's sums. */
-    __device__ void tell(int64_t r, int parity) {
-        const float max = largest(0), teacher_max = is::SOFT ? largest(1) : 0.0f;
+    __device__ void tell(int64_t r, int parity, const xdi_cuda_ring_corrections &by, float max, float teacher_max) {
         double sum[XDI_CUDA_RING_SUMS] = {};
-        sums mine; /* for the exponents, which all threads have */
-        mine.begin(xdi_cuda_ring_peak<X, KIND>(), call, max, teacher_max);
         total_up();
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_RING_SUMS; i++)
             if (xdi_cuda_ring_sums_up<KIND>(i)) sum[i] = m->totals[xdi_cuda_ring_total_of<KIND>(i)];
         const int arg = (int)__reduce_min_sync(0xffffffffu, m->args[lane() < XDI_CUDA_RING_WARPS ? lane() : 0]);
         const double apart = sum[XDI_CUDA_RING_APART];
-        xdi_cuda_ring_correct(mine, sum);
+        xdi_cuda_ring_correct<KIND>(by, sum);
         xdi_cuda_ring_entry e = xdi_cuda_ring_entry_of<X, KIND>(a, r, b, room, start, sum, arg);
         e.max = max;
         e.teacher_max = teacher_max;
@@ -424,11 +424,15 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
             const double s = (double)call.soft_factor * XDI_CUDA_LN2, y = (double)e.beside; /* as the exponents have it */
             e.sum[XD_LOSS_CROSS] += s * (y * sum[XD_LOSS_SOFT] + (e.ones * y - apart));
         }
+        if (!sound) e.sum[is::SOFT ? XD_LOSS_SOFT : XD_LOSS_HARD] = (double)NAN; /* a finding */
         if (lane() < b.blocks) *xdi_cuda_cluster_map(&m->table[parity][b.rank], (unsigned)lane()) = e;
     }
     /* Leaves what the gradient needs. */
     __device__ void leave(const factors &f) {
         if (lane() == 0) *reinterpret_cast<factors *>(m->factors) = f;
+    }
+    __device__ factors left() const {
+        return *reinterpret_cast<const factors *>(m->factors);
     }
     /* JSD: a warp's sums over the mixture, of the whole row. */
     __device__ void mix(const sums &mine, const factors &f, bool guarded) {
@@ -465,16 +469,16 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
     /* Writes the gradient, if there is one, and gives each stage back. */
     template <bool GUARDED> __device__ void grade(int64_t r, const factors f) {
         X *to = a.gradient.data ? xdi_cuda_row<X>(a.gradient, r) + b.begin + (int)threadIdx.x * PACK : NULL;
-        int left = to ? b.packs - (int)threadIdx.x : 0;
+        int left = to ? b.packs - (int)threadIdx.x : 0, stage = start.stage;
         for (int k = 0; k < b.chunks; k++, left -= form::PACKS) {
             if (left > 0) {
-                f.template grade<GUARDED>(room + 16 * (int)threadIdx.x + start.stage * XDI_CUDA_RING_STAGE, left, to);
+                f.template grade<GUARDED>(room + 16 * (int)threadIdx.x + stage * XDI_CUDA_RING_STAGE, left, to);
                 to += form::COLUMNS;
             }
             if (is::JSD) xdi_cuda_bulk_fence(); /* mix() has written to the stage */
             __syncwarp();
-            if (lane() == 0) xdi_cuda_barrier_arrive(&m->barriers.empty[start.stage]);
-            start.next(b.stages);
+            if (lane() == 0) xdi_cuda_barrier_arrive(&m->barriers.empty[stage]);
+            stage = stage + 1 < b.stages ? stage + 1 : 0;
         }
         if (a.gradient.data) zero(r, false);
     }
@@ -491,6 +495,10 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
     static __device__ void meet() {
         __syncthreads();
     }
+    /* The same, and whether a copy of this block was lost. */
+    __device__ bool meet_sound() const {
+        return __syncthreads_or(!sound) == 0;
+    }
     /* A row, by a warp that works on columns. */
     __device__ void work(int64_t r) {
         xdi_cuda_ring_peak<X, KIND> peak;
@@ -500,22 +508,23 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
         mine.begin(peak, call, largest(0), is::SOFT ? largest(1) : 0.0f);
         add_up(&mine);
         keep_warp(mine);
-        meet();
+        sound = meet_sound();
         xdi_cuda_cluster_sync();
         meet();
-        factors f = *reinterpret_cast<const factors *>(m->factors);
+        factors f = left();
         if (is::JSD) {
             const bool wide = f.guarded || !f.is_narrow(call.beta, mine.lowest);
             mix(mine, f, __any_sync(0xffffffffu, wide) != 0);
             meet();
             xdi_cuda_cluster_sync();
             meet();
-            f = *reinterpret_cast<const factors *>(m->factors);
+            f = left();
         }
         if (form::FINE || mine.guarded || f.guarded)
             grade<true>(r, f);
         else
             grade<false>(r, f);
+        start = start.after(b.chunks, b.stages);
     }
     /* The same row, by the last warp. */
     __device__ void lead(int64_t r, double scale, int parity) {
@@ -523,8 +532,12 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
         float rest = 0.0f;
         factors f;
         meet();
-        meet();
-        tell(r, parity);
+        const float max = largest(0), teacher_max = is::SOFT ? largest(1) : 0.0f;
+        sums mine; /* for the exponents, which all threads have */
+        mine.begin(xdi_cuda_ring_peak<X, KIND>(), call, max, teacher_max);
+        const xdi_cuda_ring_corrections by = xdi_cuda_ring_corrections_of(mine);
+        sound = meet_sound(); /* asks no more for a ring that has lost one */
+        tell(r, parity, by, max, teacher_max);
         xdi_cuda_cluster_sync();
         xdi_cuda_ring_row row = xdi_cuda_ring_merge<KIND>(b, call, m->table[parity], &rest);
         f.settle(call, weights, row);
@@ -538,6 +551,7 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
             meet();
             tell_mixtures();
             xdi_cuda_cluster_sync();
+            f = left();
             merge_mixtures(r, f, rest, &row);
             f.lean(call, weights, row);
             leave(f);

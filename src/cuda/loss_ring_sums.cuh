@@ -235,20 +235,32 @@ template <typename X, int KIND> struct xdi_cuda_ring_sums {
     }
 };
 
-/* A block's sums, of any of its threads' exponents: in nats and relative to the largest elements; XDI_CUDA_RING_ONES and what
- * follows it are still apart. */
+/* What makes a block's sums, of any of its threads' exponents, relative to the largest elements and in nats. */
+struct xdi_cuda_ring_corrections {
+    double student, teacher, hard; /* factors */
+    double cross;                  /* of sum SOFT or TEACHER, in CROSS */
+};
+
 template <typename X, int KIND>
-static __device__ inline void xdi_cuda_ring_correct(const xdi_cuda_ring_sums<X, KIND> &of, double *sum) {
+static __device__ inline xdi_cuda_ring_corrections xdi_cuda_ring_corrections_of(const xdi_cuda_ring_sums<X, KIND> &of) {
     typedef xdi_cuda_ring_is<KIND> is;
     const double rest = (double)of.student.rest, teacher_rest = (double)of.teacher.rest;
-    const double by = xdi_cuda_ring_correction(rest), teacher_by = xdi_cuda_ring_correction(teacher_rest);
+    xdi_cuda_ring_corrections by = { xdi_cuda_ring_correction(rest), 1.0, 1.0, 0.0 };
+    if (is::SOFT) by.teacher = xdi_cuda_ring_correction(teacher_rest);
+    by.hard = is::ALONE ? by.student : xdi_cuda_ring_correction((double)of.hard.rest);
+    if (is::FORWARD) by.cross = rest - teacher_rest;
+    if (is::REVERSE) /* relative to a teacher's logit of 0 at the student's largest */
+        by.cross = teacher_rest - (double)of.teacher.base * (double)of.teacher.s - rest;
+    return by;
+}
+
+/* XDI_CUDA_RING_ONES and what follows it are still apart. */
+template <int KIND> static __device__ inline void xdi_cuda_ring_correct(const xdi_cuda_ring_corrections &by, double *sum) {
+    typedef xdi_cuda_ring_is<KIND> is;
     double *cross = &sum[XD_LOSS_CROSS];
-    if (is::FORWARD) *cross = XDI_CUDA_LN2 * teacher_by * (*cross - (teacher_rest - rest) * sum[XD_LOSS_TEACHER]);
-    if (is::REVERSE) { /* relative to a teacher's logit of 0 at the student's largest */
-        const double c = teacher_rest - (double)of.teacher.base * (double)of.teacher.s;
-        *cross = XDI_CUDA_LN2 * by * (*cross + (c - rest) * sum[XD_LOSS_SOFT]);
-    }
-    sum[XD_LOSS_HARD] *= is::ALONE ? by : xdi_cuda_ring_correction((double)of.hard.rest);
-    sum[XD_LOSS_SOFT] *= by;
-    sum[XD_LOSS_TEACHER] *= teacher_by;
+    if (is::FORWARD) *cross = XDI_CUDA_LN2 * by.teacher * (*cross + by.cross * sum[XD_LOSS_TEACHER]);
+    if (is::REVERSE) *cross = XDI_CUDA_LN2 * by.student * (*cross + by.cross * sum[XD_LOSS_SOFT]);
+    sum[XD_LOSS_HARD] *= by.hard;
+    sum[XD_LOSS_SOFT] *= by.student;
+    sum[XD_LOSS_TEACHER] *= by.teacher;
 }

@@ -10,9 +10,16 @@ struct xdi_cuda_norm_item {
     uint64_t count : 48, dtype : 8, replica : 4, wide : 4;
 };
 
-/* Chunks are not shorter than four times 16 bytes a thread, of which all are asked for before one is used. */
-template <> struct xdi_cuda_chunk_least<xdi_cuda_norm_item> {
-    enum { VALUE = 4 * 8 * (int)XDI_CUDA_THREADS };
+/* The same number of chunks for every block: of one array exactly, of a list nearly, as arrays end where they end. A chunk is a
+ * multiple of four times 16 bytes a thread, of which all are asked for before one is used. */
+template <> struct xdi_cuda_chunks<xdi_cuda_norm_item> {
+    static int64_t elements(int64_t arrays, int64_t all) {
+        const int64_t most = 65536, step = 4 * 8 * (int)XDI_CUDA_THREADS, blocks = XDI_CUDA_NORM_BLOCKS;
+        int64_t rounds = (all + blocks * most - 1) / (blocks * most);
+        if (arrays > 1 && rounds < 8) rounds = 8;
+        const int64_t each = (all + blocks * rounds - 1) / (blocks * rounds);
+        return each < step ? step : (each + step - 1) / step * step;
+    }
 };
 
 /* The partial sums of one block. */
@@ -143,6 +150,17 @@ template <> struct xdi_cuda_norm_words<xdi_cuda_f16> {
     }
 };
 
+/* So that the compiler asks for all before it uses one. */
+template <int COUNT> static __device__ inline void xdi_cuda_norm_asked(uint32_t (&words)[COUNT][4]) {
+#if defined(__CUDA_ARCH__)
+    XD_UNROLL
+    for (int k = COUNT - 1; k >= 0; k--)
+        asm volatile("" : "+r"(words[k][0]), "+r"(words[k][1]), "+r"(words[k][2]), "+r"(words[k][3])::"memory");
+#else
+    (void)words;
+#endif
+}
+
 /* COUNT times 16 bytes of a thread, a step of the block apart. Whether all are finite is asked once, of their sum or their
  * largest: below `limit` they are, and above it they are read again one by one. */
 template <xd_norm_type TYPE, typename T, int COUNT>
@@ -155,6 +173,7 @@ static __device__ inline void xdi_cuda_norm_packs(const T *data, bool replica, x
         const xdi_cuda_pack<T> pack = xdi_cuda_load16(data + k * STEP);
         memcpy(words[k], &pack, sizeof pack);
     }
+    xdi_cuda_norm_asked(words);
     xdi_cuda_norm_part sum = *part;
     XD_UNROLL
     for (int k = 0; k < COUNT; k++) {
@@ -228,6 +247,18 @@ static __device__ inline void xdi_cuda_norm_exact(xdi_cuda_norm_part *part, xdi_
         window->add(limbs, mantissa, exponent + 320);
 }
 
+/* Merges a block's parts. What is not finite is rare, and a norm has a sum or a largest element. */
+static __device__ inline void xdi_cuda_norm_reduce(xd_norm_type type, xdi_cuda_norm_part *part) {
+    if (__syncthreads_or(part->not_finite != 0)) {
+        const xdi_cuda_norm_part none = { 0.0, 0.0, 0, 0 };
+        *part = xdi_cuda_block_reduce(*part, none, xdi_cuda_norm_join());
+    } else if (type == XD_NORM_MAX) {
+        part->largest = xdi_cuda_block_reduce(part->largest, 0.0, xdi_cuda_larger());
+    } else {
+        part->sum = xdi_cuda_block_reduce(part->sum, 0.0, xdi_cuda_add());
+    }
+}
+
 /* Four blocks fit on a multiprocessor: so an H100 runs all 512 at once. */
 template <bool EXACT>
 static __global__ void __launch_bounds__(XDI_CUDA_THREADS, 4)
@@ -258,9 +289,8 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS, 4)
                 xdi_cuda_norm_exact(&part, &window, limbs, a, type, xdi_cuda_read_float(a.data, a.dtype, i));
             });
     });
-    const xdi_cuda_norm_part none = { 0.0, 0.0, 0, 0 };
     if (EXACT) window.flush(limbs);
-    part = xdi_cuda_block_reduce(part, none, xdi_cuda_norm_join()); /* also the barrier after the limbs */
+    xdi_cuda_norm_reduce(type, &part); /* also the barrier after the limbs */
     xd_norm_sum *out = parts + blockIdx.x;
     if (threadIdx.x == 0) {
         out->sum = part.sum;

@@ -22,10 +22,10 @@ static __device__ inline void xdi_cuda_cluster_sync() {
                      : "memory");
 }
 
-/* The address in block `rank` of what lies at `shared` in this block. */
+/* The address in block `rank` of what lies at `shared` in this block. Volatile, so that only lanes ask whose block there is. */
 template <typename T> static __device__ inline T *xdi_cuda_cluster_map(T *shared, unsigned rank) {
     uint64_t address;
-    asm("mapa.u64 %0, %1, %2;" : "=l"(address) : "l"(reinterpret_cast<uint64_t>(shared)), "r"(rank));
+    asm volatile("mapa.u64 %0, %1, %2;" : "=l"(address) : "l"(reinterpret_cast<uint64_t>(shared)), "r"(rank));
     return reinterpret_cast<T *>(address);
 }
 
@@ -110,8 +110,7 @@ static inline void xdi_cuda_barrier_arrive(uint64_t *barrier) {
 }
 
 static inline bool xdi_cuda_barrier_passed(uint64_t *barrier, unsigned parity) {
-    emu_mbarrier_wait(barrier, parity);
-    return true;
+    return emu_mbarrier_try(barrier, parity) != 0;
 }
 
 static inline void xdi_cuda_bulk_load(void *shared, const void *global, unsigned bytes, uint64_t *barrier) {
@@ -166,7 +165,11 @@ enum {
     XDI_CUDA_RING_PART = 16 * XDI_CUDA_RING_LANES,  /* bytes: a pack a thread */
     XDI_CUDA_RING_STAGE = 4 * XDI_CUDA_RING_PART,   /* of all tensors */
     XDI_CUDA_RING_STAGES = 10,                      /* at most: those of one block on a multiprocessor */
-    XDI_CUDA_RING_TRIES = 1 << 20                   /* of a wait, some seconds; then the copy counts as lost */
+#if defined(XD_EMU)
+    XDI_CUDA_RING_TRIES = 4 /* there a wait ends at once when the copy is lost */
+#else
+    XDI_CUDA_RING_TRIES = 1 << 20 /* of a wait, some seconds; then the copy counts as lost */
+#endif
 };
 
 struct xdi_cuda_ring_barriers {

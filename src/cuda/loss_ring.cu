@@ -52,7 +52,8 @@ struct xdi_cuda_ring_memory {
 
 /* Where a block's columns are, and which rows its cluster has: `cluster`, then every `clusters`-th. */
 struct xdi_cuda_ring_block {
-    int begin, cluster, clusters, rank, blocks, count, packs, chunks, stages;
+    int begin, cluster, clusters, rank, blocks, count, packs, chunks;
+    bool last; /* of the row */
 };
 
 template <typename X, int TENSORS>
@@ -68,7 +69,7 @@ static __device__ inline xdi_cuda_ring_block xdi_cuda_ring_block_of(const xd_los
     b.count = (int)(left < 0 ? 0 : left < call.slice ? left : call.slice);
     b.packs = b.count / xdi_cuda_pack<X>::COUNT;
     b.chunks = (b.packs + xdi_cuda_ring_form<X, TENSORS>::PACKS - 1) / xdi_cuda_ring_form<X, TENSORS>::PACKS;
-    b.stages = call.stages;
+    b.last = b.rank + 1 == b.blocks;
     return b;
 }
 
@@ -89,7 +90,7 @@ static __device__ inline void xdi_cuda_ring_go(const xd_loss_args &a, const xdi_
 
 /* Asks for the next stage, if there is one. */
 template <typename X, int TENSORS>
-static __device__ inline void xdi_cuda_ring_ask(const xd_loss_args &a, const xdi_cuda_ring_block &b, unsigned char *room,
+static __device__ inline void xdi_cuda_ring_ask(const xd_loss_args &a, const xdi_cuda_ring_block &b, int stages, unsigned char *room,
                                                 xdi_cuda_ring_barriers *barriers, xdi_cuda_ring_feed *f, bool *sound) {
     enum { BYTES = xdi_cuda_ring_form<X, TENSORS>::BYTES };
     if (f->left <= 0) xdi_cuda_ring_go<X, TENSORS>(a, b, f);
@@ -105,7 +106,7 @@ static __device__ inline void xdi_cuda_ring_ask(const xd_loss_args &a, const xdi
         xdi_cuda_bulk_load(to + i * BYTES, f->at[i], bytes, full);
         f->at[i] += BYTES;
     }
-    f->place.next(b.stages);
+    f->place.next(stages);
     f->left -= BYTES;
     if (f->left > 0) return;
     f->row += b.clusters;
@@ -175,7 +176,7 @@ static __device__ inline float xdi_cuda_ring_element(const unsigned char *room, 
 /* The block's entry, from its sums. By all lanes of a warp. */
 template <typename X, int KIND>
 static __device__ inline xdi_cuda_ring_entry
-xdi_cuda_ring_entry_of(const xd_loss_args &a, int64_t r, const xdi_cuda_ring_block &b, const unsigned char *room,
+xdi_cuda_ring_entry_of(const xd_loss_args &a, int64_t r, const xdi_cuda_ring_block &b, int stages, const unsigned char *room,
                        const xdi_cuda_ring_place &start, const double *sum, int arg) {
     typedef xdi_cuda_ring_is<KIND> is;
     xdi_cuda_ring_entry e;
@@ -186,15 +187,15 @@ xdi_cuda_ring_entry_of(const xd_loss_args &a, int64_t r, const xdi_cuda_ring_blo
     XD_UNROLL
     for (int i = 0; i < XDI_CUDA_LOSS_TERMS; i++)
         if (xdi_cuda_ring_sums_up<KIND>(i)) e.sum[i] = sum[i];
-    if (is::SOFT && arg < b.count) e.beside = xdi_cuda_ring_element<X, is::TENSORS>(room, start, b.stages, arg, 1);
+    if (is::SOFT && arg < b.count) e.beside = xdi_cuda_ring_element<X, is::TENSORS>(room, start, stages, arg, 1);
     e.sum[XD_LOSS_SOFT] += is::SOFT ? e.ones : 0.0;
     e.sum[XD_LOSS_TEACHER] += is::SOFT ? sum[XDI_CUDA_RING_TEACHER_ONES] : 0.0;
     e.sum[XD_LOSS_HARD] += is::HARD && !is::SHARED ? e.ones : 0.0;
     if (is::SHARED) e.sum[XD_LOSS_HARD] = e.sum[XD_LOSS_SOFT];
     const int64_t label = is::HARD ? xd_id_at(a.labels, r) - b.begin : -1;
     if (label >= 0 && label < b.count) {
-        e.label_x = xdi_cuda_ring_element<X, is::TENSORS>(room, start, b.stages, (int)label, 0);
-        if (is::SOFT) e.label_y = xdi_cuda_ring_element<X, is::TENSORS>(room, start, b.stages, (int)label, 1);
+        e.label_x = xdi_cuda_ring_element<X, is::TENSORS>(room, start, stages, (int)label, 0);
+        if (is::SOFT) e.label_y = xdi_cuda_ring_element<X, is::TENSORS>(room, start, stages, (int)label, 1);
     }
     return e;
 }
@@ -328,24 +329,23 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
     /* Calls use(this thread's part of a stage, packs from there on, its first column) for each stage where it has one. */
     template <typename Use> __device__ void each(Use use) {
         unsigned char *at = room + 16 * (int)threadIdx.x + start.stage * XDI_CUDA_RING_STAGE;
-        const unsigned char *const end = room + b.stages * XDI_CUDA_RING_STAGE;
-        int column = (int)threadIdx.x * PACK;
-        for (int left = b.packs - (int)threadIdx.x; left > 0; left -= form::PACKS, column += form::COLUMNS) {
-            use(at, left, column);
+        const unsigned char *const end = room + call.stages * XDI_CUDA_RING_STAGE;
+        for (int left = b.packs - (int)threadIdx.x; left > 0; left -= form::PACKS) {
+            use(at, left, (b.packs - left) * PACK);
             at += XDI_CUDA_RING_STAGE;
-            if (at >= end) at -= b.stages * XDI_CUDA_RING_STAGE;
+            if (at >= end) at -= call.stages * XDI_CUDA_RING_STAGE;
         }
     }
-    __device__ void ask(int stages) {
+    __device__ void ask(int count) {
         if (lane() != 0 || !sound) return;
         xdi_cuda_ring_feed feed = m->feed;
-        for (int i = 0; i < stages; i++) xdi_cuda_ring_ask<X, is::TENSORS>(a, b, room, &m->barriers, &feed, &sound);
+        for (int i = 0; i < count; i++) xdi_cuda_ring_ask<X, is::TENSORS>(a, b, call.stages, room, &m->barriers, &feed, &sound);
         m->feed = feed;
     }
-    __device__ bool records(int64_t r) const {
+    __device__ bool records(int r) const {
         return r / b.clusters % b.blocks == b.rank;
     }
-    __device__ xdi_cuda_ring_record *record(int64_t r) const {
+    __device__ xdi_cuda_ring_record *record(int r) const {
         return reinterpret_cast<xdi_cuda_ring_record *>(a.references) + r;
     }
 
@@ -353,7 +353,7 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
     __device__ void look(xdi_cuda_ring_peak<X, KIND> *peak) {
         const unsigned char *const mine = room + 16 * (int)threadIdx.x;
         xdi_cuda_ring_place at = start;
-        for (int left = b.packs - (int)threadIdx.x; left > 0; left -= form::PACKS, at.next(b.stages)) {
+        for (int left = b.packs - (int)threadIdx.x; left > 0; left -= form::PACKS, at.next(call.stages)) {
             xdi_cuda_ring_wait(&m->barriers.full[at.stage], at.parity, &sound);
             peak->look(mine + at.stage * XDI_CUDA_RING_STAGE, left);
         }
@@ -407,7 +407,7 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
         __syncwarp();
     }
     /* Tells every block this one's sums. */
-    __device__ void tell(int64_t r, int parity, const xdi_cuda_ring_corrections &by, float max, float teacher_max) {
+    __device__ void tell(int r, int parity, const xdi_cuda_ring_corrections &by, float max, float teacher_max) {
         double sum[XDI_CUDA_RING_SUMS] = {};
         total_up();
         XD_UNROLL
@@ -416,7 +416,7 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
         const int arg = (int)__reduce_min_sync(0xffffffffu, m->args[lane() < XDI_CUDA_RING_WARPS ? lane() : 0]);
         const double apart = sum[XDI_CUDA_RING_APART];
         xdi_cuda_ring_correct<KIND>(by, sum);
-        xdi_cuda_ring_entry e = xdi_cuda_ring_entry_of<X, KIND>(a, r, b, room, start, sum, arg);
+        xdi_cuda_ring_entry e = xdi_cuda_ring_entry_of<X, KIND>(a, r, b, call.stages, room, start, sum, arg);
         e.max = max;
         e.teacher_max = teacher_max;
         if (is::FORWARD) e.sum[XD_LOSS_CROSS] -= XDI_CUDA_LN2 * apart;
@@ -453,7 +453,7 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
         to[XD_LOSS_TEACHER_MIXTURE] = m->totals[1];
     }
     /* JSD: the row's mean. */
-    __device__ void merge_mixtures(int64_t r, const factors &f, float rest, xdi_cuda_ring_row *row) {
+    __device__ void merge_mixtures(int r, const factors &f, float rest, xdi_cuda_ring_row *row) {
         const int block = lane() % XDI_CUDA_RING_BLOCKS;
         double sum[XD_LOSS_MIXTURES];
         for (int i = 0; i < XD_LOSS_MIXTURES; i++)
@@ -467,7 +467,7 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
         record(r)->mixtures[XD_LOSS_STUDENT_MIXTURE] = student;
     }
     /* Writes the gradient, if there is one, and gives each stage back. */
-    template <bool GUARDED> __device__ void grade(int64_t r, const factors f) {
+    template <bool GUARDED> __device__ void grade(int r, const factors f) {
         X *to = a.gradient.data ? xdi_cuda_row<X>(a.gradient, r) + b.begin + (int)threadIdx.x * PACK : NULL;
         int left = to ? b.packs - (int)threadIdx.x : 0, stage = start.stage;
         for (int k = 0; k < b.chunks; k++, left -= form::PACKS) {
@@ -478,16 +478,16 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
             if (is::JSD) xdi_cuda_bulk_fence(); /* mix() has written to the stage */
             __syncwarp();
             if (lane() == 0) xdi_cuda_barrier_arrive(&m->barriers.empty[stage]);
-            stage = stage + 1 < b.stages ? stage + 1 : 0;
+            stage = stage + 1 < call.stages ? stage + 1 : 0;
         }
         if (a.gradient.data) zero(r, false);
     }
     /* Zeroes this block's part of a row's gradient, or the padding alone, which the last block has. */
-    __device__ void zero(int64_t r, bool all) const {
+    __device__ void zero(int r, bool all) const {
         X *const to = xdi_cuda_row<X>(a.gradient, r);
         const xdi_cuda_pack<X> zeros = {};
         for (int p = (int)threadIdx.x; p < b.packs && all; p += XDI_CUDA_RING_LANES) xdi_cuda_store16(to + b.begin + p * PACK, zeros);
-        if (b.rank + 1 < b.blocks) return;
+        if (!b.last) return;
         for (int64_t c = a.vocab.end - a.vocab.begin + (int64_t)threadIdx.x; c < a.gradient.cols; c += XDI_CUDA_RING_LANES)
             xdi_cuda_narrow(0.0f, &to[c]);
     }
@@ -500,7 +500,7 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
         return __syncthreads_or(!sound) == 0;
     }
     /* A row, by a warp that works on columns. */
-    __device__ void work(int64_t r) {
+    __device__ void work(int r) {
         xdi_cuda_ring_peak<X, KIND> peak;
         sums mine;
         look(&peak);
@@ -524,10 +524,10 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
             grade<true>(r, f);
         else
             grade<false>(r, f);
-        start = start.after(b.chunks, b.stages);
+        start = start.after(b.chunks, call.stages);
     }
     /* The same row, by the last warp. */
-    __device__ void lead(int64_t r, double scale, int parity) {
+    __device__ void lead(int r, double scale, int parity) {
         const xdi_cuda_ring_weights weights = { (float)(scale * call.hard_weight), (float)(scale * call.soft_weight) };
         float rest = 0.0f;
         factors f;
@@ -560,10 +560,10 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
         if (records(r)) xdi_cuda_ring_keep<KIND>(b, call, m->table[parity], row, record(r));
     }
     __device__ void run() {
-        double scale = b.cluster < a.student.rows ? a.row_scale[b.cluster] : 0.0;
-        for (int64_t r = b.cluster; r < a.student.rows; r += b.clusters) {
-            const int64_t after = r + b.clusters;
-            const double next = after < a.student.rows ? a.row_scale[after] : 0.0; /* asked for before the work */
+        const int rows = (int)a.student.rows;
+        double scale = b.cluster < rows ? a.row_scale[b.cluster] : 0.0;
+        for (int r = b.cluster; r < rows; r += b.clusters) {
+            const double next = r + b.clusters < rows ? a.row_scale[r + b.clusters] : 0.0; /* asked for before the work */
             if (scale != 0.0)
                 work(r);
             else if (a.gradient.data)
@@ -574,13 +574,13 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
     __device__ void run_last() {
         int parity = 0;
         if (lane() == 0) m->feed = xdi_cuda_ring_feed_of(a, b);
-        ask(b.stages);
-        for (int64_t r = b.cluster; r < a.student.rows; r += b.clusters) {
+        ask(call.stages);
+        for (int r = b.cluster; r < (int)a.student.rows; r += b.clusters) {
             const double scale = a.row_scale[r];
             if (scale == 0.0) continue;
             lead(r, scale, parity);
             ask(b.chunks);
-            start = start.after(b.chunks, b.stages);
+            start = start.after(b.chunks, call.stages);
             parity ^= 1;
         }
     }

@@ -5944,7 +5944,7 @@ template <typename T> static __device__ inline void xdi_cuda_put16(void *to, con
 /* A thread's columns of a row on the chip: the largest elements, then sums relative to the largest of the block.
  *
  * The power of the largest element, exactly 1, is counted apart, so that the others keep their digits: on nearly one-hot rows the
- * gradient consists of them. Only threads that have such a column look for it. */
+ * gradient consists of them. Only threads that have such a column look for it, where powers sum to so much. */
 
 /* Exponents of powers of 2: x s + c, which is (x - base) s + rest, the form of GUARDED loops. These leave out products with a
  * power of 0, which may be of infinity, and have digits where the largest element is so large that a rounded c has none. */
@@ -6061,12 +6061,20 @@ template <int KIND> struct xdi_cuda_ring_peak<float, KIND> {
     }
 };
 
+/* Where the compiler has no registers for two parts of a stage at once. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+enum { XDI_CUDA_RING_NARROW = 1 };
+#else
+enum { XDI_CUDA_RING_NARROW = 0 };
+#endif
+
 template <typename X, int KIND> struct xdi_cuda_ring_sums {
     typedef xdi_cuda_ring_is<KIND> is;
     typedef xdi_cuda_ring_form<X, is::TENSORS> form;
 
     float largest, teacher_largest, lowest; /* of this thread */
-    bool mine, teacher_mine, any;           /* it has a column with the block's largest element; any: one of both */
+    bool mine, teacher_mine;                /* it has a column with the block's largest element */
+    float least;                            /* powers of eight columns that sum to less have none of these */
     bool guarded;                           /* its loops are */
     xdi_cuda_ring_exponent student, teacher, hard;
     float sum[XDI_CUDA_RING_SUMS];
@@ -6079,7 +6087,8 @@ template <typename X, int KIND> struct xdi_cuda_ring_sums {
         lowest = peak.lowest();
         mine = largest == max;
         teacher_mine = is::SOFT && teacher_largest == teacher_max;
-        any = mine || teacher_mine;
+        const float some = max == -INFINITY || (is::SOFT && teacher_max == -INFINITY) ? 0.0f : 0.9f; /* 1, but for roundings */
+        least = mine || teacher_mine ? some : INFINITY;
         guarded = form::FINE || xdi_cuda_ring_large(base) || (is::SOFT && xdi_cuda_ring_large(teacher_base));
         student = xdi_cuda_ring_exponent_of(is::ALONE ? call.hard_factor : call.soft_factor, base, 0.0f, guarded);
         hard = xdi_cuda_ring_exponent_of(call.hard_factor, base, 0.0f, guarded);
@@ -6097,12 +6106,13 @@ template <typename X, int KIND> struct xdi_cuda_ring_sums {
     }
     /* The thread's columns in one stage, the first of which is `column` of the block's. */
     template <bool GUARDED> __device__ void take(const unsigned char *at, int left, int column) {
+        enum { TOGETHER = GUARDED || XDI_CUDA_RING_NARROW ? 0 : (int)form::PARTS };
         XD_UNROLL
-        for (int part = 0; part < form::PARTS && !GUARDED; part++)
-            if (form::has(part, left)) take_part<false>(at, left, column, part);
+        for (int part = 0; part < TOGETHER; part++)
+            if (form::has(part, left)) take_part<GUARDED>(at, left, column, part);
         XD_UNROLL_N(1)
-        for (int part = 0; part < form::PARTS && GUARDED; part++)
-            if (form::has(part, left)) take_part<true>(at, left, column, part);
+        for (int part = TOGETHER; part < form::PARTS; part++)
+            if (form::has(part, left)) take_part<GUARDED>(at, left, column, part);
     }
 
   private:
@@ -6115,30 +6125,36 @@ template <typename X, int KIND> struct xdi_cuda_ring_sums {
     }
     /* One question for both tensors, unless what they have does not fit into registers together. */
     template <bool GUARDED> __device__ void add(const xdi_cuda_eight &x, const xdi_cuda_eight &y, int column, int part) {
-        enum { APART = is::BOTH || form::FINE };
+        enum { APART = is::BOTH || form::FINE, NARROW = XDI_CUDA_RING_NARROW };
         const xdi_cuda_eight a = student.template of<GUARDED>(x);
         xdi_cuda_eight e = xdi_cuda_ring_powers(a), h = {}, f = {}, gap = {};
+        float own = NARROW ? INFINITY : xdi_cuda_sum_of(e), other = 0.0f;
         if (is::BOTH && !is::SHARED) h = xdi_cuda_ring_powers(hard.template of<GUARDED>(x));
-        if (APART && mine) set_apart(x, y, column, part, &e, &h);
-        if (APART) put_student(e, h);
+        if (APART && may_have(own)) own = set_apart(x, y, column, part, &e, &h);
+        if (APART) put_student(NARROW ? xdi_cuda_sum_of(e) : own, h);
         if (is::SOFT) {
             const xdi_cuda_eight b = teacher.template of<GUARDED>(y);
             f = xdi_cuda_ring_powers(b);
+            other = NARROW ? INFINITY : xdi_cuda_sum_of(f);
             if (!is::JSD) gap = xdi_cuda_ring_gaps(is::REVERSE ? a : b, is::REVERSE ? b : a);
         }
-        if (APART && teacher_mine) set_teacher_apart(x, y, &f);
-        if (!APART && any) {
-            if (mine) set_apart(x, y, column, part, &e, &h);
-            if (teacher_mine) set_teacher_apart(x, y, &f);
+        if (APART && is::SOFT && may_have(other)) other = set_teacher_apart(x, y, &f);
+        if (!APART && may_have(is::SOFT ? fmaxf(own, other) : own)) {
+            own = set_apart(x, y, column, part, &e, &h);
+            if (is::SOFT) other = set_teacher_apart(x, y, &f);
         }
-        if (!APART) put_student(e, h);
+        if (!APART) put_student(NARROW ? xdi_cuda_sum_of(e) : own, h);
         if (!is::SOFT) return;
-        put(XD_LOSS_TEACHER, xdi_cuda_sum_of(f));
+        put(XD_LOSS_TEACHER, NARROW ? xdi_cuda_sum_of(f) : other);
         if (is::FORWARD) put_cross<GUARDED>(f, gap);
         if (is::REVERSE) put_cross<GUARDED>(e, gap);
     }
-    __device__ void put_student(const xdi_cuda_eight &e, const xdi_cuda_eight &h) {
-        put(is::ALONE ? XD_LOSS_HARD : XD_LOSS_SOFT, xdi_cuda_sum_of(e));
+    /* Whether eight columns, by the sum of their powers, may have a largest element of the block. */
+    __device__ bool may_have(float power) const {
+        return XDI_CUDA_RING_NARROW ? least < INFINITY : power >= least;
+    }
+    __device__ void put_student(float own, const xdi_cuda_eight &h) {
+        put(is::ALONE ? XD_LOSS_HARD : XD_LOSS_SOFT, own);
         if (is::BOTH && !is::SHARED) put(XD_LOSS_HARD, xdi_cuda_sum_of(h));
     }
     template <bool GUARDED> __device__ void put_cross(const xdi_cuda_eight &power, const xdi_cuda_eight &gap) {
@@ -6153,11 +6169,11 @@ template <typename X, int KIND> struct xdi_cuda_ring_sums {
     __device__ void put(int which, float term) {
         sum[which] = __fadd_rn(sum[which], term);
     }
-    __device__ void set_apart(const xdi_cuda_eight &x, const xdi_cuda_eight &y, int column, int part, xdi_cuda_eight *e,
-                              xdi_cuda_eight *h) {
-        if (xdi_cuda_max_of(x) != largest) return;
+    /* Returns what remains. */
+    __device__ float set_apart(const xdi_cuda_eight &x, const xdi_cuda_eight &y, int column, int part, xdi_cuda_eight *e,
+                               xdi_cuda_eight *h) {
         XD_UNROLL
-        for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
+        for (int i = 0; i < XDI_CUDA_EIGHT && mine; i++) {
             if (x.at[i] != largest) continue;
             const int at = column + form::column(part, i);
             e->at[i] = h->at[i] = 0.0f;
@@ -6165,16 +6181,17 @@ template <typename X, int KIND> struct xdi_cuda_ring_sums {
             if (is::REVERSE) put(XDI_CUDA_RING_APART, y.at[i]);
             if (at < arg) arg = at;
         }
+        return xdi_cuda_sum_of(*e);
     }
-    __device__ void set_teacher_apart(const xdi_cuda_eight &x, const xdi_cuda_eight &y, xdi_cuda_eight *f) {
-        if (xdi_cuda_max_of(y) != teacher_largest) return;
+    __device__ float set_teacher_apart(const xdi_cuda_eight &x, const xdi_cuda_eight &y, xdi_cuda_eight *f) {
         XD_UNROLL
-        for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
+        for (int i = 0; i < XDI_CUDA_EIGHT && teacher_mine; i++) {
             if (y.at[i] != teacher_largest) continue;
             f->at[i] = 0.0f;
             put(XDI_CUDA_RING_TEACHER_ONES, 1.0f);
             if (is::FORWARD) put(XDI_CUDA_RING_APART, __fmul_rn(__fsub_rn(x.at[i], student.base), student.s));
         }
+        return xdi_cuda_sum_of(*f);
     }
 };
 
@@ -6310,12 +6327,13 @@ struct xdi_cuda_ring_factors<xdi_cuda_bf16, KIND> : xdi_cuda_ring_scale<xdi_cuda
         flip_by(own);
     }
     template <bool GUARDED> __device__ void grade(const unsigned char *at, int left, xdi_cuda_bf16 *to) const {
+        enum { TOGETHER = GUARDED || XDI_CUDA_RING_NARROW ? 0 : (int)form::PARTS };
         XD_UNROLL
-        for (int part = 0; part < form::PARTS && !GUARDED; part++)
-            if (form::has(part, left)) grade_part<false>(at, left, to, part);
+        for (int part = 0; part < TOGETHER; part++)
+            if (form::has(part, left)) grade_part<GUARDED>(at, left, to, part);
         XD_UNROLL_N(1)
-        for (int part = 0; part < form::PARTS && GUARDED; part++)
-            if (form::has(part, left)) grade_part<true>(at, left, to, part);
+        for (int part = TOGETHER; part < form::PARTS; part++)
+            if (form::has(part, left)) grade_part<GUARDED>(at, left, to, part);
     }
     template <bool GUARDED> __device__ void grade_part(const unsigned char *at, int left, xdi_cuda_bf16 *to, int part) const {
         xdi_cuda_words y = {}, out;
@@ -6609,11 +6627,13 @@ struct xdi_cuda_ring_memory {
     xdi_cuda_ring_entry table[2][XDI_CUDA_RING_BLOCKS]; /* of this row and the next */
     double mixtures[XDI_CUDA_RING_BLOCKS][XD_LOSS_MIXTURES];
     alignas(16) unsigned char factors[XDI_CUDA_RING_SCALE]; /* what the row's gradient needs */
+    int next;                                               /* the cluster's next row that counts */
 };
 
 /* Where a block's columns are, and which rows its cluster has: `cluster`, then every `clusters`-th. */
 struct xdi_cuda_ring_block {
-    int begin, cluster, clusters, rank, blocks, count, packs, chunks, stages;
+    int begin, cluster, clusters, rank, blocks, count, packs, chunks;
+    bool last; /* of the row */
 };
 
 template <typename X, int TENSORS>
@@ -6629,7 +6649,7 @@ static __device__ inline xdi_cuda_ring_block xdi_cuda_ring_block_of(const xd_los
     b.count = (int)(left < 0 ? 0 : left < call.slice ? left : call.slice);
     b.packs = b.count / xdi_cuda_pack<X>::COUNT;
     b.chunks = (b.packs + xdi_cuda_ring_form<X, TENSORS>::PACKS - 1) / xdi_cuda_ring_form<X, TENSORS>::PACKS;
-    b.stages = call.stages;
+    b.last = b.rank + 1 == b.blocks;
     return b;
 }
 
@@ -6650,7 +6670,7 @@ static __device__ inline void xdi_cuda_ring_go(const xd_loss_args &a, const xdi_
 
 /* Asks for the next stage, if there is one. */
 template <typename X, int TENSORS>
-static __device__ inline void xdi_cuda_ring_ask(const xd_loss_args &a, const xdi_cuda_ring_block &b, unsigned char *room,
+static __device__ inline void xdi_cuda_ring_ask(const xd_loss_args &a, const xdi_cuda_ring_block &b, int stages, unsigned char *room,
                                                 xdi_cuda_ring_barriers *barriers, xdi_cuda_ring_feed *f, bool *sound) {
     enum { BYTES = xdi_cuda_ring_form<X, TENSORS>::BYTES };
     if (f->left <= 0) xdi_cuda_ring_go<X, TENSORS>(a, b, f);
@@ -6666,7 +6686,7 @@ static __device__ inline void xdi_cuda_ring_ask(const xd_loss_args &a, const xdi
         xdi_cuda_bulk_load(to + i * BYTES, f->at[i], bytes, full);
         f->at[i] += BYTES;
     }
-    f->place.next(b.stages);
+    f->place.next(stages);
     f->left -= BYTES;
     if (f->left > 0) return;
     f->row += b.clusters;
@@ -6736,7 +6756,7 @@ static __device__ inline float xdi_cuda_ring_element(const unsigned char *room, 
 /* The block's entry, from its sums. By all lanes of a warp. */
 template <typename X, int KIND>
 static __device__ inline xdi_cuda_ring_entry
-xdi_cuda_ring_entry_of(const xd_loss_args &a, int64_t r, const xdi_cuda_ring_block &b, const unsigned char *room,
+xdi_cuda_ring_entry_of(const xd_loss_args &a, int64_t r, const xdi_cuda_ring_block &b, int stages, const unsigned char *room,
                        const xdi_cuda_ring_place &start, const double *sum, int arg) {
     typedef xdi_cuda_ring_is<KIND> is;
     xdi_cuda_ring_entry e;
@@ -6747,15 +6767,15 @@ xdi_cuda_ring_entry_of(const xd_loss_args &a, int64_t r, const xdi_cuda_ring_blo
     XD_UNROLL
     for (int i = 0; i < XDI_CUDA_LOSS_TERMS; i++)
         if (xdi_cuda_ring_sums_up<KIND>(i)) e.sum[i] = sum[i];
-    if (is::SOFT && arg < b.count) e.beside = xdi_cuda_ring_element<X, is::TENSORS>(room, start, b.stages, arg, 1);
+    if (is::SOFT && arg < b.count) e.beside = xdi_cuda_ring_element<X, is::TENSORS>(room, start, stages, arg, 1);
     e.sum[XD_LOSS_SOFT] += is::SOFT ? e.ones : 0.0;
     e.sum[XD_LOSS_TEACHER] += is::SOFT ? sum[XDI_CUDA_RING_TEACHER_ONES] : 0.0;
     e.sum[XD_LOSS_HARD] += is::HARD && !is::SHARED ? e.ones : 0.0;
     if (is::SHARED) e.sum[XD_LOSS_HARD] = e.sum[XD_LOSS_SOFT];
     const int64_t label = is::HARD ? xd_id_at(a.labels, r) - b.begin : -1;
     if (label >= 0 && label < b.count) {
-        e.label_x = xdi_cuda_ring_element<X, is::TENSORS>(room, start, b.stages, (int)label, 0);
-        if (is::SOFT) e.label_y = xdi_cuda_ring_element<X, is::TENSORS>(room, start, b.stages, (int)label, 1);
+        e.label_x = xdi_cuda_ring_element<X, is::TENSORS>(room, start, stages, (int)label, 0);
+        if (is::SOFT) e.label_y = xdi_cuda_ring_element<X, is::TENSORS>(room, start, stages, (int)label, 1);
     }
     return e;
 }
@@ -6889,24 +6909,23 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
     /* Calls use(this thread's part of a stage, packs from there on, its first column) for each stage where it has one. */
     template <typename Use> __device__ void each(Use use) {
         unsigned char *at = room + 16 * (int)threadIdx.x + start.stage * XDI_CUDA_RING_STAGE;
-        const unsigned char *const end = room + b.stages * XDI_CUDA_RING_STAGE;
-        int column = (int)threadIdx.x * PACK;
-        for (int left = b.packs - (int)threadIdx.x; left > 0; left -= form::PACKS, column += form::COLUMNS) {
-            use(at, left, column);
+        const unsigned char *const end = room + call.stages * XDI_CUDA_RING_STAGE;
+        for (int left = b.packs - (int)threadIdx.x; left > 0; left -= form::PACKS) {
+            use(at, left, (b.packs - left) * PACK);
             at += XDI_CUDA_RING_STAGE;
-            if (at >= end) at -= b.stages * XDI_CUDA_RING_STAGE;
+            if (at >= end) at -= call.stages * XDI_CUDA_RING_STAGE;
         }
     }
-    __device__ void ask(int stages) {
+    __device__ void ask(int count) {
         if (lane() != 0 || !sound) return;
         xdi_cuda_ring_feed feed = m->feed;
-        for (int i = 0; i < stages; i++) xdi_cuda_ring_ask<X, is::TENSORS>(a, b, room, &m->barriers, &feed, &sound);
+        for (int i = 0; i < count; i++) xdi_cuda_ring_ask<X, is::TENSORS>(a, b, call.stages, room, &m->barriers, &feed, &sound);
         m->feed = feed;
     }
-    __device__ bool records(int64_t r) const {
+    __device__ bool records(int r) const {
         return r / b.clusters % b.blocks == b.rank;
     }
-    __device__ xdi_cuda_ring_record *record(int64_t r) const {
+    __device__ xdi_cuda_ring_record *record(int r) const {
         return reinterpret_cast<xdi_cuda_ring_record *>(a.references) + r;
     }
 
@@ -6914,7 +6933,7 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
     __device__ void look(xdi_cuda_ring_peak<X, KIND> *peak) {
         const unsigned char *const mine = room + 16 * (int)threadIdx.x;
         xdi_cuda_ring_place at = start;
-        for (int left = b.packs - (int)threadIdx.x; left > 0; left -= form::PACKS, at.next(b.stages)) {
+        for (int left = b.packs - (int)threadIdx.x; left > 0; left -= form::PACKS, at.next(call.stages)) {
             xdi_cuda_ring_wait(&m->barriers.full[at.stage], at.parity, &sound);
             peak->look(mine + at.stage * XDI_CUDA_RING_STAGE, left);
         }
@@ -6940,7 +6959,7 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
     }
     /* Leaves the warp's sums in memory. What is apart, few threads have. */
     __device__ void keep_warp(const sums &mine) {
-        const bool any = __any_sync(0xffffffffu, mine.any) != 0;
+        const bool any = __any_sync(0xffffffffu, mine.least < INFINITY) != 0;
         float own[XDI_CUDA_RING_FOUR] = {};
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_LOSS_TERMS; i++)
@@ -6968,7 +6987,7 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
         __syncwarp();
     }
     /* Tells every block this one's sums. */
-    __device__ void tell(int64_t r, int parity, const xdi_cuda_ring_corrections &by, float max, float teacher_max) {
+    __device__ void tell(int r, int parity, const xdi_cuda_ring_corrections &by, float max, float teacher_max) {
         double sum[XDI_CUDA_RING_SUMS] = {};
         total_up();
         XD_UNROLL
@@ -6977,7 +6996,7 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
         const int arg = (int)__reduce_min_sync(0xffffffffu, m->args[lane() < XDI_CUDA_RING_WARPS ? lane() : 0]);
         const double apart = sum[XDI_CUDA_RING_APART];
         xdi_cuda_ring_correct<KIND>(by, sum);
-        xdi_cuda_ring_entry e = xdi_cuda_ring_entry_of<X, KIND>(a, r, b, room, start, sum, arg);
+        xdi_cuda_ring_entry e = xdi_cuda_ring_entry_of<X, KIND>(a, r, b, call.stages, room, start, sum, arg);
         e.max = max;
         e.teacher_max = teacher_max;
         if (is::FORWARD) e.sum[XD_LOSS_CROSS] -= XDI_CUDA_LN2 * apart;
@@ -7014,7 +7033,7 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
         to[XD_LOSS_TEACHER_MIXTURE] = m->totals[1];
     }
     /* JSD: the row's mean. */
-    __device__ void merge_mixtures(int64_t r, const factors &f, float rest, xdi_cuda_ring_row *row) {
+    __device__ void merge_mixtures(int r, const factors &f, float rest, xdi_cuda_ring_row *row) {
         const int block = lane() % XDI_CUDA_RING_BLOCKS;
         double sum[XD_LOSS_MIXTURES];
         for (int i = 0; i < XD_LOSS_MIXTURES; i++)
@@ -7028,7 +7047,7 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
         record(r)->mixtures[XD_LOSS_STUDENT_MIXTURE] = student;
     }
     /* Writes the gradient, if there is one, and gives each stage back. */
-    template <bool GUARDED> __device__ void grade(int64_t r, const factors f) {
+    template <bool GUARDED> __device__ void grade(int r, const factors f) {
         X *to = a.gradient.data ? xdi_cuda_row<X>(a.gradient, r) + b.begin + (int)threadIdx.x * PACK : NULL;
         int left = to ? b.packs - (int)threadIdx.x : 0, stage = start.stage;
         for (int k = 0; k < b.chunks; k++, left -= form::PACKS) {
@@ -7039,16 +7058,16 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
             if (is::JSD) xdi_cuda_bulk_fence(); /* mix() has written to the stage */
             __syncwarp();
             if (lane() == 0) xdi_cuda_barrier_arrive(&m->barriers.empty[stage]);
-            stage = stage + 1 < b.stages ? stage + 1 : 0;
+            stage = stage + 1 < call.stages ? stage + 1 : 0;
         }
         if (a.gradient.data) zero(r, false);
     }
     /* Zeroes this block's part of a row's gradient, or the padding alone, which the last block has. */
-    __device__ void zero(int64_t r, bool all) const {
+    __device__ void zero(int r, bool all) const {
         X *const to = xdi_cuda_row<X>(a.gradient, r);
         const xdi_cuda_pack<X> zeros = {};
         for (int p = (int)threadIdx.x; p < b.packs && all; p += XDI_CUDA_RING_LANES) xdi_cuda_store16(to + b.begin + p * PACK, zeros);
-        if (b.rank + 1 < b.blocks) return;
+        if (!b.last) return;
         for (int64_t c = a.vocab.end - a.vocab.begin + (int64_t)threadIdx.x; c < a.gradient.cols; c += XDI_CUDA_RING_LANES)
             xdi_cuda_narrow(0.0f, &to[c]);
     }
@@ -7061,7 +7080,7 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
         return __syncthreads_or(!sound) == 0;
     }
     /* A row, by a warp that works on columns. */
-    __device__ void work(int64_t r) {
+    __device__ void work(int r) {
         xdi_cuda_ring_peak<X, KIND> peak;
         sums mine;
         look(&peak);
@@ -7085,10 +7104,11 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
             grade<true>(r, f);
         else
             grade<false>(r, f);
-        start = start.after(b.chunks, b.stages);
+        start = start.after(b.chunks, call.stages);
     }
     /* The same row, by the last warp. */
-    __device__ void lead(int64_t r, double scale, int parity) {
+    __device__ void lead(int r, int next, int parity) {
+        const double scale = a.row_scale[r];
         const xdi_cuda_ring_weights weights = { (float)(scale * call.hard_weight), (float)(scale * call.soft_weight) };
         float rest = 0.0f;
         factors f;
@@ -7107,6 +7127,7 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
         else
             f.lean(call, weights, row);
         leave(f);
+        if (lane() == 0) m->next = next;
         meet();
         if (is::JSD) {
             meet();
@@ -7120,29 +7141,32 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
         }
         if (records(r)) xdi_cuda_ring_keep<KIND>(b, call, m->table[parity], row, record(r));
     }
+    /* The first row from r on that counts, of those of the cluster. */
+    __device__ int counting(int r) const {
+        while (r < (int)a.student.rows && a.row_scale[r] == 0.0) r += b.clusters;
+        return r;
+    }
     __device__ void run() {
-        double scale = b.cluster < a.student.rows ? a.row_scale[b.cluster] : 0.0;
-        for (int64_t r = b.cluster; r < a.student.rows; r += b.clusters) {
-            const int64_t after = r + b.clusters;
-            const double next = after < a.student.rows ? a.row_scale[after] : 0.0; /* asked for before the work */
-            if (scale != 0.0)
-                work(r);
-            else if (a.gradient.data)
-                zero(r, true);
-            scale = next;
+        int r = b.cluster, next = m->next;
+        for (;;) {
+            for (; r < next && r < (int)a.student.rows; r += b.clusters)
+                if (a.gradient.data) zero(r, true);
+            if (r >= (int)a.student.rows) return;
+            work(r);
+            r += b.clusters;
+            next = m->next;
         }
     }
     __device__ void run_last() {
         int parity = 0;
         if (lane() == 0) m->feed = xdi_cuda_ring_feed_of(a, b);
-        ask(b.stages);
-        for (int64_t r = b.cluster; r < a.student.rows; r += b.clusters) {
-            const double scale = a.row_scale[r];
-            if (scale == 0.0) continue;
-            lead(r, scale, parity);
+        ask(call.stages);
+        for (int r = m->next; r < (int)a.student.rows; parity ^= 1) {
+            const int next = counting(r + b.clusters);
+            lead(r, next, parity);
             ask(b.chunks);
-            start = start.after(b.chunks, b.stages);
-            parity ^= 1;
+            start = start.after(b.chunks, call.stages);
+            r = next;
         }
     }
 };
@@ -7153,10 +7177,13 @@ static __global__ void __launch_bounds__(XDI_CUDA_RING_THREADS, 2)
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
     XD_DYN_SHARED(unsigned char, room);
     XD_SHARED(xdi_cuda_ring_memory, memory, );
-    if (threadIdx.x == 0) xdi_cuda_ring_init(&memory.barriers, call.stages);
-    xdi_cuda_cluster_sync(); /* every block runs, and has its barriers */
     const xdi_cuda_ring_block b = xdi_cuda_ring_block_of<X, xdi_cuda_ring_is<KIND>::TENSORS>(a, call);
     xdi_cuda_ring_worker<X, KIND> worker = { a, call, b, room, &memory, { 0, 0u }, true };
+    if (threadIdx.x == 0) {
+        xdi_cuda_ring_init(&memory.barriers, call.stages);
+        memory.next = worker.counting(b.cluster);
+    }
+    xdi_cuda_cluster_sync(); /* every block runs, and has its barriers */
     if (worker.leads())
         worker.run_last();
     else
@@ -7264,7 +7291,7 @@ static bool xdi_cuda_ring_takes(const xd_loss_args *a, int kind) {
     const int64_t columns = a->vocab.end - a->vocab.begin;
     const xd_dtype x = a->student.dtype;
     const bool soft = kind >= XDI_CUDA_RING_FORWARD, gradient = a->gradient.data != NULL;
-    return a->vocab.shards == 1 && a->student.rows > 0 && columns > XDI_CUDA_SHORT_ROW && columns % XDI_CUDA_EIGHT == 0 &&
+    return a->vocab.shards == 1 && a->student.rows > 0 && a->student.rows < INT32_MAX / 2 && columns > XDI_CUDA_SHORT_ROW && columns % XDI_CUDA_EIGHT == 0 &&
            columns <= INT32_MAX && xdi_cuda_ring_reads(a->student) &&
            (!soft || (a->teacher.dtype == x && xdi_cuda_ring_reads(a->teacher))) &&
            (!gradient || (a->gradient.dtype == x && xdi_cuda_ring_reads(a->gradient)));
@@ -13111,4 +13138,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 cd2fdf4c74abdbe25e94f32bdf6b9094733f1767980d5fd9eed423f96851e0b0 */
+/* xdistill sha256 32baf767a7ba397a0a52eb1bd93ec7f8295186b1c86162f6998c17c9ecfb45e7 */

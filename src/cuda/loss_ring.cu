@@ -48,6 +48,7 @@ struct xdi_cuda_ring_memory {
     xdi_cuda_ring_entry table[2][XDI_CUDA_RING_BLOCKS]; /* of this row and the next */
     double mixtures[XDI_CUDA_RING_BLOCKS][XD_LOSS_MIXTURES];
     alignas(16) unsigned char factors[XDI_CUDA_RING_SCALE]; /* what the row's gradient needs */
+    int next;                                               /* the cluster's next row that counts */
 };
 
 /* Where a block's columns are, and which rows its cluster has: `cluster`, then every `clusters`-th. */
@@ -379,7 +380,7 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
     }
     /* Leaves the warp's sums in memory. What is apart, few threads have. */
     __device__ void keep_warp(const sums &mine) {
-        const bool any = __any_sync(0xffffffffu, mine.any) != 0;
+        const bool any = __any_sync(0xffffffffu, mine.least < INFINITY) != 0;
         float own[XDI_CUDA_RING_FOUR] = {};
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_LOSS_TERMS; i++)
@@ -527,7 +528,8 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
         start = start.after(b.chunks, call.stages);
     }
     /* The same row, by the last warp. */
-    __device__ void lead(int r, double scale, int parity) {
+    __device__ void lead(int r, int next, int parity) {
+        const double scale = a.row_scale[r];
         const xdi_cuda_ring_weights weights = { (float)(scale * call.hard_weight), (float)(scale * call.soft_weight) };
         float rest = 0.0f;
         factors f;
@@ -546,6 +548,7 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
         else
             f.lean(call, weights, row);
         leave(f);
+        if (lane() == 0) m->next = next;
         meet();
         if (is::JSD) {
             meet();
@@ -559,29 +562,32 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
         }
         if (records(r)) xdi_cuda_ring_keep<KIND>(b, call, m->table[parity], row, record(r));
     }
+    /* The first row from r on that counts, of those of the cluster. */
+    __device__ int counting(int r) const {
+        while (r < (int)a.student.rows && a.row_scale[r] == 0.0) r += b.clusters;
+        return r;
+    }
     __device__ void run() {
-        const int rows = (int)a.student.rows;
-        double scale = b.cluster < rows ? a.row_scale[b.cluster] : 0.0;
-        for (int r = b.cluster; r < rows; r += b.clusters) {
-            const double next = r + b.clusters < rows ? a.row_scale[r + b.clusters] : 0.0; /* asked for before the work */
-            if (scale != 0.0)
-                work(r);
-            else if (a.gradient.data)
-                zero(r, true);
-            scale = next;
+        int r = b.cluster, next = m->next;
+        for (;;) {
+            for (; r < next && r < (int)a.student.rows; r += b.clusters)
+                if (a.gradient.data) zero(r, true);
+            if (r >= (int)a.student.rows) return;
+            work(r);
+            r += b.clusters;
+            next = m->next;
         }
     }
     __device__ void run_last() {
         int parity = 0;
         if (lane() == 0) m->feed = xdi_cuda_ring_feed_of(a, b);
         ask(call.stages);
-        for (int r = b.cluster; r < (int)a.student.rows; r += b.clusters) {
-            const double scale = a.row_scale[r];
-            if (scale == 0.0) continue;
-            lead(r, scale, parity);
+        for (int r = m->next; r < (int)a.student.rows; parity ^= 1) {
+            const int next = counting(r + b.clusters);
+            lead(r, next, parity);
             ask(b.chunks);
             start = start.after(b.chunks, call.stages);
-            parity ^= 1;
+            r = next;
         }
     }
 };
@@ -592,10 +598,13 @@ static __global__ void __launch_bounds__(XDI_CUDA_RING_THREADS, 2)
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
     XD_DYN_SHARED(unsigned char, room);
     XD_SHARED(xdi_cuda_ring_memory, memory, );
-    if (threadIdx.x == 0) xdi_cuda_ring_init(&memory.barriers, call.stages);
-    xdi_cuda_cluster_sync(); /* every block runs, and has its barriers */
     const xdi_cuda_ring_block b = xdi_cuda_ring_block_of<X, xdi_cuda_ring_is<KIND>::TENSORS>(a, call);
     xdi_cuda_ring_worker<X, KIND> worker = { a, call, b, room, &memory, { 0, 0u }, true };
+    if (threadIdx.x == 0) {
+        xdi_cuda_ring_init(&memory.barriers, call.stages);
+        memory.next = worker.counting(b.cluster);
+    }
+    xdi_cuda_cluster_sync(); /* every block runs, and has its barriers */
     if (worker.leads())
         worker.run_last();
     else

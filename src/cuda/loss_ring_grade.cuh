@@ -98,12 +98,13 @@ struct xdi_cuda_ring_factors<xdi_cuda_bf16, KIND> : xdi_cuda_ring_scale<xdi_cuda
         flip_by(own);
     }
     template <bool GUARDED> __device__ void grade(const unsigned char *at, int left, xdi_cuda_bf16 *to) const {
+        enum { TOGETHER = GUARDED || XDI_CUDA_RING_NARROW ? 0 : (int)form::PARTS };
         XD_UNROLL
-        for (int part = 0; part < form::PARTS && !GUARDED; part++)
-            if (form::has(part, left)) grade_part<false>(at, left, to, part);
+        for (int part = 0; part < TOGETHER; part++)
+            if (form::has(part, left)) grade_part<GUARDED>(at, left, to, part);
         XD_UNROLL_N(1)
-        for (int part = 0; part < form::PARTS && GUARDED; part++)
-            if (form::has(part, left)) grade_part<true>(at, left, to, part);
+        for (int part = TOGETHER; part < form::PARTS; part++)
+            if (form::has(part, left)) grade_part<GUARDED>(at, left, to, part);
     }
     template <bool GUARDED> __device__ void grade_part(const unsigned char *at, int left, xdi_cuda_bf16 *to, int part) const {
         xdi_cuda_words y = {}, out;

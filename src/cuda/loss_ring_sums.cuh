@@ -1,7 +1,7 @@
 /* A thread's columns of a row on the chip: the largest elements, then sums relative to the largest of the block.
  *
  * The power of the largest element, exactly 1, is counted apart, so that the others keep their digits: on nearly one-hot rows the
- * gradient consists of them. Only threads that have such a column look for it. */
+ * gradient consists of them. Only threads that have such a column look for it, where powers sum to so much. */
 
 /* Exponents of powers of 2: x s + c, which is (x - base) s + rest, the form of GUARDED loops. These leave out products with a
  * power of 0, which may be of infinity, and have digits where the largest element is so large that a rounded c has none. */
@@ -118,12 +118,20 @@ template <int KIND> struct xdi_cuda_ring_peak<float, KIND> {
     }
 };
 
+/* Where the compiler has no registers for two parts of a stage at once. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+enum { XDI_CUDA_RING_NARROW = 1 };
+#else
+enum { XDI_CUDA_RING_NARROW = 0 };
+#endif
+
 template <typename X, int KIND> struct xdi_cuda_ring_sums {
     typedef xdi_cuda_ring_is<KIND> is;
     typedef xdi_cuda_ring_form<X, is::TENSORS> form;
 
     float largest, teacher_largest, lowest; /* of this thread */
-    bool mine, teacher_mine, any;           /* it has a column with the block's largest element; any: one of both */
+    bool mine, teacher_mine;                /* it has a column with the block's largest element */
+    float least;                            /* powers of eight columns that sum to less have none of these */
     bool guarded;                           /* its loops are */
     xdi_cuda_ring_exponent student, teacher, hard;
     float sum[XDI_CUDA_RING_SUMS];
@@ -136,7 +144,8 @@ template <typename X, int KIND> struct xdi_cuda_ring_sums {
         lowest = peak.lowest();
         mine = largest == max;
         teacher_mine = is::SOFT && teacher_largest == teacher_max;
-        any = mine || teacher_mine;
+        const float some = max == -INFINITY || (is::SOFT && teacher_max == -INFINITY) ? 0.0f : 0.9f; /* 1, but for roundings */
+        least = mine || teacher_mine ? some : INFINITY;
         guarded = form::FINE || xdi_cuda_ring_large(base) || (is::SOFT && xdi_cuda_ring_large(teacher_base));
         student = xdi_cuda_ring_exponent_of(is::ALONE ? call.hard_factor : call.soft_factor, base, 0.0f, guarded);
         hard = xdi_cuda_ring_exponent_of(call.hard_factor, base, 0.0f, guarded);
@@ -154,12 +163,13 @@ template <typename X, int KIND> struct xdi_cuda_ring_sums {
     }
     /* The thread's columns in one stage, the first of which is `column` of the block's. */
     template <bool GUARDED> __device__ void take(const unsigned char *at, int left, int column) {
+        enum { TOGETHER = GUARDED || XDI_CUDA_RING_NARROW ? 0 : (int)form::PARTS };
         XD_UNROLL
-        for (int part = 0; part < form::PARTS && !GUARDED; part++)
-            if (form::has(part, left)) take_part<false>(at, left, column, part);
+        for (int part = 0; part < TOGETHER; part++)
+            if (form::has(part, left)) take_part<GUARDED>(at, left, column, part);
         XD_UNROLL_N(1)
-        for (int part = 0; part < form::PARTS && GUARDED; part++)
-            if (form::has(part, left)) take_part<true>(at, left, column, part);
+        for (int part = TOGETHER; part < form::PARTS; part++)
+            if (form::has(part, left)) take_part<GUARDED>(at, left, column, part);
     }
 
   private:
@@ -172,30 +182,36 @@ template <typename X, int KIND> struct xdi_cuda_ring_sums {
     }
     /* One question for both tensors, unless what they have does not fit into registers together. */
     template <bool GUARDED> __device__ void add(const xdi_cuda_eight &x, const xdi_cuda_eight &y, int column, int part) {
-        enum { APART = is::BOTH || form::FINE };
+        enum { APART = is::BOTH || form::FINE, NARROW = XDI_CUDA_RING_NARROW };
         const xdi_cuda_eight a = student.template of<GUARDED>(x);
         xdi_cuda_eight e = xdi_cuda_ring_powers(a), h = {}, f = {}, gap = {};
+        float own = NARROW ? INFINITY : xdi_cuda_sum_of(e), other = 0.0f;
         if (is::BOTH && !is::SHARED) h = xdi_cuda_ring_powers(hard.template of<GUARDED>(x));
-        if (APART && mine) set_apart(x, y, column, part, &e, &h);
-        if (APART) put_student(e, h);
+        if (APART && may_have(own)) own = set_apart(x, y, column, part, &e, &h);
+        if (APART) put_student(NARROW ? xdi_cuda_sum_of(e) : own, h);
         if (is::SOFT) {
             const xdi_cuda_eight b = teacher.template of<GUARDED>(y);
             f = xdi_cuda_ring_powers(b);
+            other = NARROW ? INFINITY : xdi_cuda_sum_of(f);
             if (!is::JSD) gap = xdi_cuda_ring_gaps(is::REVERSE ? a : b, is::REVERSE ? b : a);
         }
-        if (APART && teacher_mine) set_teacher_apart(x, y, &f);
-        if (!APART && any) {
-            if (mine) set_apart(x, y, column, part, &e, &h);
-            if (teacher_mine) set_teacher_apart(x, y, &f);
+        if (APART && is::SOFT && may_have(other)) other = set_teacher_apart(x, y, &f);
+        if (!APART && may_have(is::SOFT ? fmaxf(own, other) : own)) {
+            own = set_apart(x, y, column, part, &e, &h);
+            if (is::SOFT) other = set_teacher_apart(x, y, &f);
         }
-        if (!APART) put_student(e, h);
+        if (!APART) put_student(NARROW ? xdi_cuda_sum_of(e) : own, h);
         if (!is::SOFT) return;
-        put(XD_LOSS_TEACHER, xdi_cuda_sum_of(f));
+        put(XD_LOSS_TEACHER, NARROW ? xdi_cuda_sum_of(f) : other);
         if (is::FORWARD) put_cross<GUARDED>(f, gap);
         if (is::REVERSE) put_cross<GUARDED>(e, gap);
     }
-    __device__ void put_student(const xdi_cuda_eight &e, const xdi_cuda_eight &h) {
-        put(is::ALONE ? XD_LOSS_HARD : XD_LOSS_SOFT, xdi_cuda_sum_of(e));
+    /* Whether eight columns, by the sum of their powers, may have a largest element of the block. */
+    __device__ bool may_have(float power) const {
+        return XDI_CUDA_RING_NARROW ? least < INFINITY : power >= least;
+    }
+    __device__ void put_student(float own, const xdi_cuda_eight &h) {
+        put(is::ALONE ? XD_LOSS_HARD : XD_LOSS_SOFT, own);
         if (is::BOTH && !is::SHARED) put(XD_LOSS_HARD, xdi_cuda_sum_of(h));
     }
     template <bool GUARDED> __device__ void put_cross(const xdi_cuda_eight &power, const xdi_cuda_eight &gap) {
@@ -210,11 +226,11 @@ template <typename X, int KIND> struct xdi_cuda_ring_sums {
     __device__ void put(int which, float term) {
         sum[which] = __fadd_rn(sum[which], term);
     }
-    __device__ void set_apart(const xdi_cuda_eight &x, const xdi_cuda_eight &y, int column, int part, xdi_cuda_eight *e,
-                              xdi_cuda_eight *h) {
-        if (xdi_cuda_max_of(x) != largest) return;
+    /* Returns what remains. */
+    __device__ float set_apart(const xdi_cuda_eight &x, const xdi_cuda_eight &y, int column, int part, xdi_cuda_eight *e,
+                               xdi_cuda_eight *h) {
         XD_UNROLL
-        for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
+        for (int i = 0; i < XDI_CUDA_EIGHT && mine; i++) {
             if (x.at[i] != largest) continue;
             const int at = column + form::column(part, i);
             e->at[i] = h->at[i] = 0.0f;
@@ -222,16 +238,17 @@ template <typename X, int KIND> struct xdi_cuda_ring_sums {
             if (is::REVERSE) put(XDI_CUDA_RING_APART, y.at[i]);
             if (at < arg) arg = at;
         }
+        return xdi_cuda_sum_of(*e);
     }
-    __device__ void set_teacher_apart(const xdi_cuda_eight &x, const xdi_cuda_eight &y, xdi_cuda_eight *f) {
-        if (xdi_cuda_max_of(y) != teacher_largest) return;
+    __device__ float set_teacher_apart(const xdi_cuda_eight &x, const xdi_cuda_eight &y, xdi_cuda_eight *f) {
         XD_UNROLL
-        for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
+        for (int i = 0; i < XDI_CUDA_EIGHT && teacher_mine; i++) {
             if (y.at[i] != teacher_largest) continue;
             f->at[i] = 0.0f;
             put(XDI_CUDA_RING_TEACHER_ONES, 1.0f);
             if (is::FORWARD) put(XDI_CUDA_RING_APART, __fmul_rn(__fsub_rn(x.at[i], student.base), student.s));
         }
+        return xdi_cuda_sum_of(*f);
     }
 };
 

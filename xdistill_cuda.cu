@@ -7107,8 +7107,7 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
         start = start.after(b.chunks, call.stages);
     }
     /* The same row, by the last warp. */
-    __device__ void lead(int r, int next, int parity) {
-        const double scale = a.row_scale[r];
+    __device__ void lead(int r, double scale, int parity, int *next, double *next_scale) {
         const xdi_cuda_ring_weights weights = { (float)(scale * call.hard_weight), (float)(scale * call.soft_weight) };
         float rest = 0.0f;
         factors f;
@@ -7117,6 +7116,7 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
         sums mine; /* for the exponents, which all threads have */
         mine.begin(xdi_cuda_ring_peak<X, KIND>(), call, max, teacher_max);
         const xdi_cuda_ring_corrections by = xdi_cuda_ring_corrections_of(mine);
+        *next = counting(r + b.clusters, next_scale); /* while the others add up */
         sound = meet_sound(); /* asks no more for a ring that has lost one */
         tell(r, parity, by, max, teacher_max);
         xdi_cuda_cluster_sync();
@@ -7127,7 +7127,7 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
         else
             f.lean(call, weights, row);
         leave(f);
-        if (lane() == 0) m->next = next;
+        if (lane() == 0) m->next = *next;
         meet();
         if (is::JSD) {
             meet();
@@ -7141,9 +7141,12 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
         }
         if (records(r)) xdi_cuda_ring_keep<KIND>(b, call, m->table[parity], row, record(r));
     }
-    /* The first row from r on that counts, of those of the cluster. */
-    __device__ int counting(int r) const {
-        while (r < (int)a.student.rows && a.row_scale[r] == 0.0) r += b.clusters;
+    /* The first row from r on that counts, of those of the cluster, and its scale. */
+    __device__ int counting(int r, double *scale) const {
+        for (; r < (int)a.student.rows; r += b.clusters) {
+            *scale = a.row_scale[r];
+            if (*scale != 0.0) return r;
+        }
         return r;
     }
     __device__ void run() {
@@ -7161,18 +7164,24 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
         int parity = 0;
         if (lane() == 0) m->feed = xdi_cuda_ring_feed_of(a, b);
         ask(call.stages);
-        for (int r = m->next; r < (int)a.student.rows; parity ^= 1) {
-            const int next = counting(r + b.clusters);
-            lead(r, next, parity);
+        double scale = 0.0, next_scale = 0.0;
+        int next;
+        for (int r = counting(b.cluster, &scale); r < (int)a.student.rows; r = next, scale = next_scale, parity ^= 1) {
+            lead(r, scale, parity, &next, &next_scale);
             ask(b.chunks);
             start = start.after(b.chunks, call.stages);
-            r = next;
         }
     }
 };
 
+/* Blocks that share a multiprocessor; fewer where 80 registers do not suffice. */
+template <typename X, int KIND> struct xdi_cuda_ring_least {
+    typedef xdi_cuda_ring_is<KIND> is;
+    enum { BLOCKS = XDI_CUDA_RING_NARROW && sizeof(X) == 2 && is::FORWARD && !is::SHARED ? 1 : 2 };
+};
+
 template <typename X, int KIND>
-static __global__ void __launch_bounds__(XDI_CUDA_RING_THREADS, 2)
+static __global__ void __launch_bounds__(XDI_CUDA_RING_THREADS, xdi_cuda_ring_least<X, KIND>::BLOCKS)
     xdi_cuda_loss_ring_kernel(const __grid_constant__ xd_loss_args a, const __grid_constant__ xdi_cuda_ring_call call) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
     XD_DYN_SHARED(unsigned char, room);
@@ -7180,8 +7189,9 @@ static __global__ void __launch_bounds__(XDI_CUDA_RING_THREADS, 2)
     const xdi_cuda_ring_block b = xdi_cuda_ring_block_of<X, xdi_cuda_ring_is<KIND>::TENSORS>(a, call);
     xdi_cuda_ring_worker<X, KIND> worker = { a, call, b, room, &memory, { 0, 0u }, true };
     if (threadIdx.x == 0) {
+        double scale;
         xdi_cuda_ring_init(&memory.barriers, call.stages);
-        memory.next = worker.counting(b.cluster);
+        memory.next = worker.counting(b.cluster, &scale);
     }
     xdi_cuda_cluster_sync(); /* every block runs, and has its barriers */
     if (worker.leads())
@@ -13138,4 +13148,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 32baf767a7ba397a0a52eb1bd93ec7f8295186b1c86162f6998c17c9ecfb45e7 */
+/* xdistill sha256 66f942ba628b076bedee9441ce881826645eb927bcda8a4c26f5342df976d4ce */

@@ -5939,6 +5939,48 @@ template <typename T> static __device__ inline void xdi_cuda_put16(void *to, con
     memcpy(static_cast<xdi_cuda_bits16 *>(to), &pack, sizeof pack);
 }
 
+/* ---- over the lanes of a warp, the same on every lane ---- */
+
+template <int LANES, typename T> static __device__ inline T xdi_cuda_ring_add_lanes(T value) {
+    XD_UNROLL
+    for (int mask = 1; mask < LANES; mask *= 2) value = xdi_cuda_add()(value, xdi_cuda_shuffle_xor(value, mask));
+    return value;
+}
+
+template <int LANES> static __device__ inline float xdi_cuda_ring_max_lanes(float value) {
+    XD_UNROLL
+    for (int mask = 1; mask < LANES; mask *= 2) value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, mask));
+    return value;
+}
+
+/* An integer in the order of the numbers, which are no NaN, and back. */
+static __device__ inline int xdi_cuda_ring_order(float value) {
+    const int bits = (int)xd_bits_of_float(value);
+    return bits ^ (bits >> 31 & 0x7fffffff);
+}
+
+static __device__ inline float xdi_cuda_ring_ordered(int order) {
+    return xd_float_of_bits((uint32_t)(order ^ (order >> 31 & 0x7fffffff)));
+}
+
+/* Adds two sums over pairs of lanes: a lane whose number has `bit` gets that of b, the others that of a. */
+static __device__ inline float xdi_cuda_ring_add_two(float a, float b, int bit) {
+    const bool odd = (threadIdx.x & (unsigned)bit) != 0;
+    const float own = odd ? b : a, other = odd ? a : b;
+    return __fadd_rn(own, __shfl_xor_sync(0xffffffffu, other, bit));
+}
+
+/* Adds up COUNT sums over a warp: lane k has that of value k, k < COUNT. */
+template <int COUNT> static __device__ inline float xdi_cuda_ring_add_four(float a, float b, float c, float d) {
+    float sum = a;
+    if (COUNT > 1) sum = xdi_cuda_ring_add_two(a, b, 1);
+    if (COUNT > 2) sum = xdi_cuda_ring_add_two(sum, xdi_cuda_ring_add_two(c, d, 1), 2);
+    XD_UNROLL
+    for (int mask = COUNT > 2 ? 4 : COUNT; mask < XDI_CUDA_WARP; mask *= 2)
+        sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, mask));
+    return sum;
+}
+
 /* >>cuda/loss_ring_sums.cuh */
 
 /* A thread's columns of a row on the chip: the largest elements, then sums relative to the largest of the block.
@@ -6405,7 +6447,8 @@ struct xdi_cuda_ring_factors<xdi_cuda_bf16, KIND> : xdi_cuda_ring_scale<xdi_cuda
         for (int part = 0; part < form::PARTS; part++) {
             if (!form::has(part, left)) break;
             const xdi_cuda_eight x = form::read(at, part, left), y = form::read(at + form::BYTES, part, left);
-            const xdi_cuda_eight log = GUARDED ? mixed_apart(x, y, beta, column, part, sums) : mixed(x, y, beta, column, part, sums);
+            const xdi_cuda_eight log = GUARDED ? mixed_apart(x, y, beta, column, part, sums)
+                                               : mixed(x, y, beta, column, part, sums);
             xdi_cuda_words out;
             XD_UNROLL
             for (int i = 0; i < 4; i++) out.at[i] = xdi_cuda_f16_pair(log.at[2 * i], log.at[2 * i + 1]);
@@ -6670,8 +6713,8 @@ static __device__ inline void xdi_cuda_ring_go(const xd_loss_args &a, const xdi_
 
 /* Asks for the next stage, if there is one. */
 template <typename X, int TENSORS>
-static __device__ inline void xdi_cuda_ring_ask(const xd_loss_args &a, const xdi_cuda_ring_block &b, int stages, unsigned char *room,
-                                                xdi_cuda_ring_barriers *barriers, xdi_cuda_ring_feed *f, bool *sound) {
+static __device__ inline void xdi_cuda_ring_ask(const xd_loss_args &a, const xdi_cuda_ring_block &b, int stages,
+                                                unsigned char *room, xdi_cuda_ring_barriers *barriers, xdi_cuda_ring_feed *f, bool *sound) {
     enum { BYTES = xdi_cuda_ring_form<X, TENSORS>::BYTES };
     if (f->left <= 0) xdi_cuda_ring_go<X, TENSORS>(a, b, f);
     if (f->left <= 0) return;
@@ -6695,48 +6738,6 @@ static __device__ inline void xdi_cuda_ring_ask(const xd_loss_args &a, const xdi
 
 static __device__ inline xdi_cuda_ring_feed xdi_cuda_ring_feed_of(const xd_loss_args &a, const xdi_cuda_ring_block &b) {
     return { b.cluster, b.cluster < a.student.rows ? a.row_scale[b.cluster] : 0.0, { NULL, NULL }, 0, { 0, 1u } };
-}
-
-/* ---- over the lanes of a warp, the same on every lane ---- */
-
-template <int LANES, typename T> static __device__ inline T xdi_cuda_ring_add_lanes(T value) {
-    XD_UNROLL
-    for (int mask = 1; mask < LANES; mask *= 2) value = xdi_cuda_add()(value, xdi_cuda_shuffle_xor(value, mask));
-    return value;
-}
-
-template <int LANES> static __device__ inline float xdi_cuda_ring_max_lanes(float value) {
-    XD_UNROLL
-    for (int mask = 1; mask < LANES; mask *= 2) value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, mask));
-    return value;
-}
-
-/* An integer in the order of the numbers, which are no NaN, and back. */
-static __device__ inline int xdi_cuda_ring_order(float value) {
-    const int bits = (int)xd_bits_of_float(value);
-    return bits ^ (bits >> 31 & 0x7fffffff);
-}
-
-static __device__ inline float xdi_cuda_ring_ordered(int order) {
-    return xd_float_of_bits((uint32_t)(order ^ (order >> 31 & 0x7fffffff)));
-}
-
-/* Adds two sums over pairs of lanes: a lane whose number has `bit` gets that of b, the others that of a. */
-static __device__ inline float xdi_cuda_ring_add_two(float a, float b, int bit) {
-    const bool odd = (threadIdx.x & (unsigned)bit) != 0;
-    const float own = odd ? b : a, other = odd ? a : b;
-    return __fadd_rn(own, __shfl_xor_sync(0xffffffffu, other, bit));
-}
-
-/* Adds up COUNT sums over a warp: lane k has that of value k, k < COUNT. */
-template <int COUNT> static __device__ inline float xdi_cuda_ring_add_four(float a, float b, float c, float d) {
-    float sum = a;
-    if (COUNT > 1) sum = xdi_cuda_ring_add_two(a, b, 1);
-    if (COUNT > 2) sum = xdi_cuda_ring_add_two(sum, xdi_cuda_ring_add_two(c, d, 1), 2);
-    XD_UNROLL
-    for (int mask = COUNT > 2 ? 4 : COUNT; mask < XDI_CUDA_WARP; mask *= 2)
-        sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, mask));
-    return sum;
 }
 
 /* ---- a row ---- */
@@ -7066,7 +7067,8 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
     __device__ void zero(int r, bool all) const {
         X *const to = xdi_cuda_row<X>(a.gradient, r);
         const xdi_cuda_pack<X> zeros = {};
-        for (int p = (int)threadIdx.x; p < b.packs && all; p += XDI_CUDA_RING_LANES) xdi_cuda_store16(to + b.begin + p * PACK, zeros);
+        for (int p = (int)threadIdx.x; p < b.packs && all; p += XDI_CUDA_RING_LANES)
+            xdi_cuda_store16(to + b.begin + p * PACK, zeros);
         if (!b.last) return;
         for (int64_t c = a.vocab.end - a.vocab.begin + (int64_t)threadIdx.x; c < a.gradient.cols; c += XDI_CUDA_RING_LANES)
             xdi_cuda_narrow(0.0f, &to[c]);
@@ -7202,7 +7204,10 @@ static __global__ void __launch_bounds__(XDI_CUDA_RING_THREADS, xdi_cuda_ring_le
 #endif
 }
 
-/* ---- the rows' scalars: a thread each ---- */
+/* >>cuda/loss_ring_rows.cu */
+
+/* The second kernel of losses of rows that stay on the chip, a thread a row: what kernel/loss.h promises, from the records of
+ * loss_ring.cu. */
 
 /* The row from its record. */
 static __device__ inline void xdi_cuda_ring_read(const xd_loss_args &a, int64_t r, xdi_cuda_ring_record *in, xd_loss_row *row) {
@@ -7301,8 +7306,8 @@ static bool xdi_cuda_ring_takes(const xd_loss_args *a, int kind) {
     const int64_t columns = a->vocab.end - a->vocab.begin;
     const xd_dtype x = a->student.dtype;
     const bool soft = kind >= XDI_CUDA_RING_FORWARD, gradient = a->gradient.data != NULL;
-    return a->vocab.shards == 1 && a->student.rows > 0 && a->student.rows < INT32_MAX / 2 && columns > XDI_CUDA_SHORT_ROW && columns % XDI_CUDA_EIGHT == 0 &&
-           columns <= INT32_MAX && xdi_cuda_ring_reads(a->student) &&
+    return a->vocab.shards == 1 && a->student.rows > 0 && a->student.rows < INT32_MAX / 2 && columns > XDI_CUDA_SHORT_ROW &&
+           columns % XDI_CUDA_EIGHT == 0 && columns <= INT32_MAX && xdi_cuda_ring_reads(a->student) &&
            (!soft || (a->teacher.dtype == x && xdi_cuda_ring_reads(a->teacher))) &&
            (!gradient || (a->gradient.dtype == x && xdi_cuda_ring_reads(a->gradient)));
 }
@@ -13148,4 +13153,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 66f942ba628b076bedee9441ce881826645eb927bcda8a4c26f5342df976d4ce */
+/* xdistill sha256 c0908ca03a2063e38a90c16600f0a2786bf01fe7f93c04d1fcf8bdb4a37e3f19 */

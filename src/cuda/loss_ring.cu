@@ -91,8 +91,8 @@ static __device__ inline void xdi_cuda_ring_go(const xd_loss_args &a, const xdi_
 
 /* Asks for the next stage, if there is one. */
 template <typename X, int TENSORS>
-static __device__ inline void xdi_cuda_ring_ask(const xd_loss_args &a, const xdi_cuda_ring_block &b, int stages, unsigned char *room,
-                                                xdi_cuda_ring_barriers *barriers, xdi_cuda_ring_feed *f, bool *sound) {
+static __device__ inline void xdi_cuda_ring_ask(const xd_loss_args &a, const xdi_cuda_ring_block &b, int stages,
+                                                unsigned char *room, xdi_cuda_ring_barriers *barriers, xdi_cuda_ring_feed *f, bool *sound) {
     enum { BYTES = xdi_cuda_ring_form<X, TENSORS>::BYTES };
     if (f->left <= 0) xdi_cuda_ring_go<X, TENSORS>(a, b, f);
     if (f->left <= 0) return;
@@ -116,48 +116,6 @@ static __device__ inline void xdi_cuda_ring_ask(const xd_loss_args &a, const xdi
 
 static __device__ inline xdi_cuda_ring_feed xdi_cuda_ring_feed_of(const xd_loss_args &a, const xdi_cuda_ring_block &b) {
     return { b.cluster, b.cluster < a.student.rows ? a.row_scale[b.cluster] : 0.0, { NULL, NULL }, 0, { 0, 1u } };
-}
-
-/* ---- over the lanes of a warp, the same on every lane ---- */
-
-template <int LANES, typename T> static __device__ inline T xdi_cuda_ring_add_lanes(T value) {
-    XD_UNROLL
-    for (int mask = 1; mask < LANES; mask *= 2) value = xdi_cuda_add()(value, xdi_cuda_shuffle_xor(value, mask));
-    return value;
-}
-
-template <int LANES> static __device__ inline float xdi_cuda_ring_max_lanes(float value) {
-    XD_UNROLL
-    for (int mask = 1; mask < LANES; mask *= 2) value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, mask));
-    return value;
-}
-
-/* An integer in the order of the numbers, which are no NaN, and back. */
-static __device__ inline int xdi_cuda_ring_order(float value) {
-    const int bits = (int)xd_bits_of_float(value);
-    return bits ^ (bits >> 31 & 0x7fffffff);
-}
-
-static __device__ inline float xdi_cuda_ring_ordered(int order) {
-    return xd_float_of_bits((uint32_t)(order ^ (order >> 31 & 0x7fffffff)));
-}
-
-/* Adds two sums over pairs of lanes: a lane whose number has `bit` gets that of b, the others that of a. */
-static __device__ inline float xdi_cuda_ring_add_two(float a, float b, int bit) {
-    const bool odd = (threadIdx.x & (unsigned)bit) != 0;
-    const float own = odd ? b : a, other = odd ? a : b;
-    return __fadd_rn(own, __shfl_xor_sync(0xffffffffu, other, bit));
-}
-
-/* Adds up COUNT sums over a warp: lane k has that of value k, k < COUNT. */
-template <int COUNT> static __device__ inline float xdi_cuda_ring_add_four(float a, float b, float c, float d) {
-    float sum = a;
-    if (COUNT > 1) sum = xdi_cuda_ring_add_two(a, b, 1);
-    if (COUNT > 2) sum = xdi_cuda_ring_add_two(sum, xdi_cuda_ring_add_two(c, d, 1), 2);
-    XD_UNROLL
-    for (int mask = COUNT > 2 ? 4 : COUNT; mask < XDI_CUDA_WARP; mask *= 2)
-        sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, mask));
-    return sum;
 }
 
 /* ---- a row ---- */
@@ -487,7 +445,8 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
     __device__ void zero(int r, bool all) const {
         X *const to = xdi_cuda_row<X>(a.gradient, r);
         const xdi_cuda_pack<X> zeros = {};
-        for (int p = (int)threadIdx.x; p < b.packs && all; p += XDI_CUDA_RING_LANES) xdi_cuda_store16(to + b.begin + p * PACK, zeros);
+        for (int p = (int)threadIdx.x; p < b.packs && all; p += XDI_CUDA_RING_LANES)
+            xdi_cuda_store16(to + b.begin + p * PACK, zeros);
         if (!b.last) return;
         for (int64_t c = a.vocab.end - a.vocab.begin + (int64_t)threadIdx.x; c < a.gradient.cols; c += XDI_CUDA_RING_LANES)
             xdi_cuda_narrow(0.0f, &to[c]);
@@ -621,59 +580,4 @@ static __global__ void __launch_bounds__(XDI_CUDA_RING_THREADS, xdi_cuda_ring_le
         worker.run();
     xdi_cuda_cluster_sync(); /* no block ends while others write into its memory */
 #endif
-}
-
-/* ---- the rows' scalars: a thread each ---- */
-
-/* The row from its record. */
-static __device__ inline void xdi_cuda_ring_read(const xd_loss_args &a, int64_t r, xdi_cuda_ring_record *in, xd_loss_row *row) {
-    const bool hard = xdi_cuda_loss_has_hard(a), soft = xdi_cuda_loss_has_soft(a);
-    const bool bad = in->ref[XD_LOSS_MAX] == (double)INFINITY || (hard && isnan(in->total[XD_LOSS_HARD])) ||
-                     (soft && isnan(in->total[XD_LOSS_SOFT]));
-    const bool teacher_bad =
-        soft && (in->ref[XD_LOSS_TEACHER_MAX] == (double)INFINITY || isnan(in->total[XD_LOSS_TEACHER]));
-    if (bad) in->ref[XD_LOSS_MAX] = (double)NAN;
-    if (teacher_bad) in->ref[XD_LOSS_TEACHER_MAX] = (double)NAN;
-    in->total[XD_LOSS_TARGET] = in->label_x - in->ref[XD_LOSS_MAX];
-    in->total[XD_LOSS_BAD] = bad || teacher_bad ? 1.0 : 0.0;
-    xdi_cuda_loss_scalars(a, r, in->ref, in->total, row);
-    xd_loss_settle(&a, r, row);
-    if (!soft || a.divergence != XD_JSD || row->finding != (int)XD_ROW_FINE) return;
-    double student, teacher; /* the term of the most probable column, which the sums lack */
-    const double log = (in->ref[XD_LOSS_TEACHER_AT_ARG] - in->ref[XD_LOSS_TEACHER_MAX]) / a.temperature - row->teacher_log;
-    xd_log_ratios(log + row->soft_log, a.beta, &student, &teacher);
-    const double term = log == -(double)INFINITY ? 0.0 : exp(log) * teacher;
-    xd_loss_mixture_scalars(&a, r, in->mixtures[XD_LOSS_TEACHER_MIXTURE] + term, in->mixtures[XD_LOSS_STUDENT_MIXTURE], row);
-}
-
-/* The gradient of the label's column and of the student's most probable one. */
-static __device__ inline void xdi_cuda_ring_exact(const xd_loss_args &a, int64_t r, const xdi_cuda_ring_record &in,
-                                                  const xd_loss_row &row) {
-    const xdi_cuda_loss_column likely = { (int64_t)row.argmax, row.max, row.teacher_at_arg };
-    xdi_cuda_set_element(a.gradient, r, likely.at, (float)xdi_cuda_loss_gradient_at(a, r, row, likely));
-    if (!xdi_cuda_loss_has_hard(a)) return;
-    const xdi_cuda_loss_column label = { xd_id_at(a.labels, r), in.label_x, in.label_y };
-    xdi_cuda_set_element(a.gradient, r, label.at, (float)xdi_cuda_loss_gradient_at(a, r, row, label));
-}
-
-static __global__ void XDI_CUDA_KERNEL xdi_cuda_loss_ring_rows_kernel(const __grid_constant__ xd_loss_args a) {
-    const int64_t r = xdi_cuda_flat_index(), first = r - (int64_t)(threadIdx.x % XDI_CUDA_WARP);
-    bool zero = false;
-    if (r < a.student.rows) {
-        xd_loss_row row;
-        memset(&row, 0, sizeof row);
-        if (a.row_scale[r] != 0.0) {
-            xdi_cuda_ring_record record = reinterpret_cast<const xdi_cuda_ring_record *>(a.references)[r];
-            xdi_cuda_ring_read(a, r, &record, &row);
-            zero = row.finding != (int)XD_ROW_FINE;
-            if (a.gradient.data && !zero) xdi_cuda_ring_exact(a, r, record, row);
-        }
-        a.row[r] = row;
-    }
-    unsigned rows = __ballot_sync(0xffffffffu, zero && a.gradient.data != NULL);
-    for (; rows != 0; rows &= rows - 1) { /* the warp zeroes what belongs to a finding */
-        const int64_t found = first + __ffs((int)rows) - 1;
-        for (int64_t c = (int64_t)(threadIdx.x % XDI_CUDA_WARP); c < a.gradient.cols; c += XDI_CUDA_WARP)
-            xdi_cuda_set_element(a.gradient, found, c, 0.0f);
-    }
 }

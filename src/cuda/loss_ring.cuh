@@ -226,3 +226,45 @@ template <typename T> static __device__ inline void xdi_cuda_put16(void *to, con
     XDI_CUDA_ALIGNED16(to);
     memcpy(static_cast<xdi_cuda_bits16 *>(to), &pack, sizeof pack);
 }
+
+/* ---- over the lanes of a warp, the same on every lane ---- */
+
+template <int LANES, typename T> static __device__ inline T xdi_cuda_ring_add_lanes(T value) {
+    XD_UNROLL
+    for (int mask = 1; mask < LANES; mask *= 2) value = xdi_cuda_add()(value, xdi_cuda_shuffle_xor(value, mask));
+    return value;
+}
+
+template <int LANES> static __device__ inline float xdi_cuda_ring_max_lanes(float value) {
+    XD_UNROLL
+    for (int mask = 1; mask < LANES; mask *= 2) value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, mask));
+    return value;
+}
+
+/* An integer in the order of the numbers, which are no NaN, and back. */
+static __device__ inline int xdi_cuda_ring_order(float value) {
+    const int bits = (int)xd_bits_of_float(value);
+    return bits ^ (bits >> 31 & 0x7fffffff);
+}
+
+static __device__ inline float xdi_cuda_ring_ordered(int order) {
+    return xd_float_of_bits((uint32_t)(order ^ (order >> 31 & 0x7fffffff)));
+}
+
+/* Adds two sums over pairs of lanes: a lane whose number has `bit` gets that of b, the others that of a. */
+static __device__ inline float xdi_cuda_ring_add_two(float a, float b, int bit) {
+    const bool odd = (threadIdx.x & (unsigned)bit) != 0;
+    const float own = odd ? b : a, other = odd ? a : b;
+    return __fadd_rn(own, __shfl_xor_sync(0xffffffffu, other, bit));
+}
+
+/* Adds up COUNT sums over a warp: lane k has that of value k, k < COUNT. */
+template <int COUNT> static __device__ inline float xdi_cuda_ring_add_four(float a, float b, float c, float d) {
+    float sum = a;
+    if (COUNT > 1) sum = xdi_cuda_ring_add_two(a, b, 1);
+    if (COUNT > 2) sum = xdi_cuda_ring_add_two(sum, xdi_cuda_ring_add_two(c, d, 1), 2);
+    XD_UNROLL
+    for (int mask = COUNT > 2 ? 4 : COUNT; mask < XDI_CUDA_WARP; mask *= 2)
+        sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, mask));
+    return sum;
+}

@@ -176,7 +176,8 @@ struct xdi_cuda_ring_factors<xdi_cuda_bf16, KIND> : xdi_cuda_ring_scale<xdi_cuda
         for (int part = 0; part < form::PARTS; part++) {
             if (!form::has(part, left)) break;
             const xdi_cuda_eight x = form::read(at, part, left), y = form::read(at + form::BYTES, part, left);
-            const xdi_cuda_eight log = GUARDED ? mixed_apart(x, y, beta, column, part, sums) : mixed(x, y, beta, column, part, sums);
+            const xdi_cuda_eight log = GUARDED ? mixed_apart(x, y, beta, column, part, sums)
+                                               : mixed(x, y, beta, column, part, sums);
             xdi_cuda_words out;
             XD_UNROLL
             for (int i = 0; i < 4; i++) out.at[i] = xdi_cuda_f16_pair(log.at[2 * i], log.at[2 * i + 1]);

@@ -40,8 +40,8 @@ static bool xdi_cuda_ring_takes(const xd_loss_args *a, int kind) {
     const int64_t columns = a->vocab.end - a->vocab.begin;
     const xd_dtype x = a->student.dtype;
     const bool soft = kind >= XDI_CUDA_RING_FORWARD, gradient = a->gradient.data != NULL;
-    return a->vocab.shards == 1 && a->student.rows > 0 && a->student.rows < INT32_MAX / 2 && columns > XDI_CUDA_SHORT_ROW && columns % XDI_CUDA_EIGHT == 0 &&
-           columns <= INT32_MAX && xdi_cuda_ring_reads(a->student) &&
+    return a->vocab.shards == 1 && a->student.rows > 0 && a->student.rows < INT32_MAX / 2 && columns > XDI_CUDA_SHORT_ROW &&
+           columns % XDI_CUDA_EIGHT == 0 && columns <= INT32_MAX && xdi_cuda_ring_reads(a->student) &&
            (!soft || (a->teacher.dtype == x && xdi_cuda_ring_reads(a->teacher))) &&
            (!gradient || (a->gradient.dtype == x && xdi_cuda_ring_reads(a->gradient)));
 }

@@ -7010,6 +7010,7 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
     }
     /* Leaves what the gradient needs. */
     __device__ void leave(const factors &f) {
+        __syncwarp(); /* after left() */
         if (lane() == 0) *reinterpret_cast<factors *>(m->factors) = f;
     }
     __device__ factors left() const {
@@ -13153,4 +13154,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 c0908ca03a2063e38a90c16600f0a2786bf01fe7f93c04d1fcf8bdb4a37e3f19 */
+/* xdistill sha256 de17f74034dbf99ad7c14d634c4d4409b7842e2fe38678e4fcf5196b20e0f6dd */

@@ -388,6 +388,7 @@ template <typename X, int KIND> struct xdi_cuda_ring_worker {
     }
     /* Leaves what the gradient needs. */
     __device__ void leave(const factors &f) {
+        __syncwarp(); /* after left() */
         if (lane() == 0) *reinterpret_cast<factors *>(m->factors) = f;
     }
     __device__ factors left() const {

@@ -199,6 +199,7 @@ struct Lossy {
 
 /* The wait for it ends; its row and those after it in the ring are findings, with gradients of zeros, and no other row changes. */
 XD_TEST(a_row_whose_copy_never_arrives_is_a_finding) {
+    CHECK_EQ_INT(emu_report_count(), 0); /* of the tests before */
     const int cases = code_of_nvcc() ? 1 : 2 * KINDS; /* there a wait takes all of its million tries */
     for (int i = 0; i < cases; i++) {
         Gpu gpu;
@@ -226,6 +227,7 @@ XD_TEST(a_row_whose_copy_never_arrives_is_a_finding) {
 
 /* A ring that loses a copy when a device is made is not used there, and a warning says so once. */
 XD_TEST(a_ring_that_differs_from_rows_read_twice_is_not_used) {
+    CHECK_EQ_INT(emu_report_count(), 0);
     CHECK(cudaSetDevice(3) == cudaSuccess);
     {
         test_log.clear();

@@ -955,11 +955,13 @@ static void xdi_cuda_list_destroy(xd_array_list *list) {
 /* ---- what it holds ---- */
 
 /* Long lists have long chunks, short ones enough of them for all processors. */
-static int64_t xdi_cuda_chunk_of(int64_t elements) {
-    int64_t chunk = 65536;
-    while (chunk > 4096 && elements < 4096 * chunk) chunk /= 2;
-    return chunk;
-}
+template <typename Item> struct xdi_cuda_chunks {
+    static int64_t elements(int64_t, int64_t all) {
+        int64_t chunk = 65536;
+        while (chunk > 4096 && all < 4096 * chunk) chunk /= 2;
+        return chunk;
+    }
+};
 
 /* Whether a call that says its arrays are those of the last one finds them there. `list` may be NULL. */
 static bool xdi_cuda_list_is_current(const xd_array_list *list, bool same, int64_t count) {
@@ -981,10 +983,10 @@ static bool xdi_cuda_list_holds(const xd_array_list *list, int64_t count, MakeIt
     return true;
 }
 
-/* The first chunks of the arrays, from their elements, and the arrays of the chunks. */
-static void xdi_cuda_list_split(xd_array_list *list, int64_t count, uint64_t *first, int64_t elements) {
+/* The first chunks of the arrays, from their elements and those of a chunk, and the arrays of the chunks. */
+static void xdi_cuda_list_split(xd_array_list *list, int64_t count, uint64_t *first, int64_t chunk) {
     uint32_t *arrays = (uint32_t *)(void *)(first + count);
-    list->chunk = xdi_cuda_chunk_of(elements);
+    list->chunk = chunk;
     list->chunks = 0;
     list->shift = 0;
     for (int64_t k = 0; k < count; k++) {
@@ -1014,7 +1016,7 @@ static int64_t xdi_cuda_list_fill(xd_array_list *list, int64_t count, MakeItem m
         elements += list->elements[k];
     }
     list->item_words = (int)WORDS;
-    xdi_cuda_list_split(list, count, list->next + WORDS * count, elements);
+    xdi_cuda_list_split(list, count, list->next + WORDS * count, xdi_cuda_chunks<Item>::elements(count, elements));
     const int64_t used = list->chunks > 0 ? ((list->chunks - 1) >> list->shift) + 1 : 0;
     return (WORDS + 1) * count + (used + 1) / 2;
 }
@@ -4170,6 +4172,18 @@ struct xdi_cuda_norm_item {
     uint64_t count : 48, dtype : 8, replica : 4, wide : 4;
 };
 
+/* The same number of chunks for every block: of one array exactly, of a list nearly, as arrays end where they end. A chunk is a
+ * multiple of four times 16 bytes a thread, of which all are asked for before one is used. */
+template <> struct xdi_cuda_chunks<xdi_cuda_norm_item> {
+    static int64_t elements(int64_t arrays, int64_t all) {
+        const int64_t most = 65536, step = 4 * 8 * (int)XDI_CUDA_THREADS, blocks = XDI_CUDA_NORM_BLOCKS;
+        int64_t rounds = (all + blocks * most - 1) / (blocks * most);
+        if (arrays > 1 && rounds < 8) rounds = 8;
+        const int64_t each = (all + blocks * rounds - 1) / (blocks * rounds);
+        return each < step ? step : (each + step - 1) / step * step;
+    }
+};
+
 /* The partial sums of one block. */
 struct xdi_cuda_norm_part {
     double sum, largest;
@@ -4243,7 +4257,7 @@ static __device__ inline uint32_t xdi_cuda_norm_bits(float x) {
     return __float_as_uint(x) & 0x7fffffffu;
 }
 
-/* Adds a finite element, given by its magnitude. */
+/* Adds a finite element, given by its magnitude; of L2 its sign does not matter. */
 static __device__ inline void xdi_cuda_norm_add(xdi_cuda_norm_part *part, xd_norm_type type, double magnitude) {
     if (type == XD_NORM_L2)
         part->sum = xd_fma(magnitude, magnitude, part->sum); /* the product is exact */
@@ -4264,24 +4278,25 @@ static __device__ inline void xdi_cuda_norm_one(xdi_cuda_norm_part *part, xd_nor
 
 /* ---- plain norms ---- */
 
-/* What an element j of 16 bytes is: its magnitude in double, and the bits of it as an f32. */
+/* What an element j of 16 bytes is: its value in double, and the bits of its magnitude as an f32. */
 template <typename T> struct xdi_cuda_norm_words;
 
 template <> struct xdi_cuda_norm_words<float> {
-    static __device__ double magnitude(const uint32_t (&words)[4], int j) {
-        return (double)xd_float_of_bits(bits(words, j));
+    static __device__ double value(const uint32_t (&words)[4], int j) {
+        return (double)xd_float_of_bits(words[j]);
     }
     static __device__ uint32_t bits(const uint32_t (&words)[4], int j) {
         return words[j] & 0x7fffffffu;
     }
 };
 
-/* By its bits, as twice as many conversions to double would take longer than the loads: shifted into place they are x 2^-896,
- * denormals too. An infinity is 2^128 then, and a NaN more. */
+/* Every other one by its bits, as a conversion to double takes as long as eight other instructions: shifted into place they are
+ * x 2^-896, denormals too. An infinity is 2^128 then, and a NaN more. */
 template <> struct xdi_cuda_norm_words<xdi_cuda_bf16> {
-    static __device__ double magnitude(const uint32_t (&words)[4], int j) {
-        const uint32_t word = words[j / 2], high = (j % 2 ? word >> 3 : word << 13) & 0x0fffe000u;
-        return xd_mul(__hiloint2double((int)high, 0), 0x1p896);
+    static __device__ double value(const uint32_t (&words)[4], int j) {
+        const uint32_t word = words[j / 2];
+        if (j % 2 == 0) return (double)xd_float_of_bits(word << 16);
+        return xd_mul(__hiloint2double((int)((uint32_t)((int32_t)word >> 3) & 0x8fffe000u), 0), 0x1p896);
     }
     static __device__ uint32_t bits(const uint32_t (&words)[4], int j) {
         return (j % 2 ? words[j / 2] : words[j / 2] << 16) & 0x7fff0000u;
@@ -4289,13 +4304,24 @@ template <> struct xdi_cuda_norm_words<xdi_cuda_bf16> {
 };
 
 template <> struct xdi_cuda_norm_words<xdi_cuda_f16> {
-    static __device__ double magnitude(const uint32_t (&words)[4], int j) {
-        return (double)xd_float_of_bits(bits(words, j));
+    static __device__ double value(const uint32_t (&words)[4], int j) {
+        return (double)xdi_cuda_f16_value((uint16_t)(words[j / 2] >> (j % 2 * 16) & 0xffffu));
     }
     static __device__ uint32_t bits(const uint32_t (&words)[4], int j) {
         return xd_bits_of_float(xdi_cuda_f16_value((uint16_t)(words[j / 2] >> (j % 2 * 16) & 0x7fffu)));
     }
 };
+
+/* So that the compiler asks for all before it uses one. */
+template <int COUNT> static __device__ inline void xdi_cuda_norm_asked(uint32_t (&words)[COUNT][4]) {
+#if defined(__CUDA_ARCH__)
+    XD_UNROLL
+    for (int k = COUNT - 1; k >= 0; k--)
+        asm volatile("" : "+r"(words[k][0]), "+r"(words[k][1]), "+r"(words[k][2]), "+r"(words[k][3])::"memory");
+#else
+    (void)words;
+#endif
+}
 
 /* COUNT times 16 bytes of a thread, a step of the block apart. Whether all are finite is asked once, of their sum or their
  * largest: below `limit` they are, and above it they are read again one by one. */
@@ -4309,13 +4335,15 @@ static __device__ inline void xdi_cuda_norm_packs(const T *data, bool replica, x
         const xdi_cuda_pack<T> pack = xdi_cuda_load16(data + k * STEP);
         memcpy(words[k], &pack, sizeof pack);
     }
+    xdi_cuda_norm_asked(words);
     xdi_cuda_norm_part sum = *part;
     XD_UNROLL
     for (int k = 0; k < COUNT; k++) {
         XD_UNROLL
         for (int j = 0; j < EACH; j++) {
             if (TYPE != XD_NORM_MAX) {
-                xdi_cuda_norm_add(&sum, TYPE, xdi_cuda_norm_words<T>::magnitude(words[k], j));
+                const double x = xdi_cuda_norm_words<T>::value(words[k], j);
+                xdi_cuda_norm_add(&sum, TYPE, TYPE == XD_NORM_L2 ? x : fabs(x));
                 continue;
             }
             const uint32_t bits = xdi_cuda_norm_words<T>::bits(words[k], j);
@@ -4381,6 +4409,18 @@ static __device__ inline void xdi_cuda_norm_exact(xdi_cuda_norm_part *part, xdi_
         window->add(limbs, mantissa, exponent + 320);
 }
 
+/* Merges a block's parts. What is not finite is rare, and a norm has a sum or a largest element. */
+static __device__ inline void xdi_cuda_norm_reduce(xd_norm_type type, xdi_cuda_norm_part *part) {
+    if (__syncthreads_or(part->not_finite != 0)) {
+        const xdi_cuda_norm_part none = { 0.0, 0.0, 0, 0 };
+        *part = xdi_cuda_block_reduce(*part, none, xdi_cuda_norm_join());
+    } else if (type == XD_NORM_MAX) {
+        part->largest = xdi_cuda_block_reduce(part->largest, 0.0, xdi_cuda_larger());
+    } else {
+        part->sum = xdi_cuda_block_reduce(part->sum, 0.0, xdi_cuda_add());
+    }
+}
+
 /* Four blocks fit on a multiprocessor: so an H100 runs all 512 at once. */
 template <bool EXACT>
 static __global__ void __launch_bounds__(XDI_CUDA_THREADS, 4)
@@ -4411,9 +4451,8 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS, 4)
                 xdi_cuda_norm_exact(&part, &window, limbs, a, type, xdi_cuda_read_float(a.data, a.dtype, i));
             });
     });
-    const xdi_cuda_norm_part none = { 0.0, 0.0, 0, 0 };
     if (EXACT) window.flush(limbs);
-    part = xdi_cuda_block_reduce(part, none, xdi_cuda_norm_join()); /* also the barrier after the limbs */
+    xdi_cuda_norm_reduce(type, &part); /* also the barrier after the limbs */
     xd_norm_sum *out = parts + blockIdx.x;
     if (threadIdx.x == 0) {
         out->sum = part.sum;
@@ -5542,9 +5581,9 @@ static xd_loss_kernels xdi_cuda_loss_table() {
 /* >>cuda/ring.cuh */
 
 /* A ring of stages in a block's shared memory that the copy engine fills while the block works on what is there, and clusters of
- * blocks that share a row. One thread asks for the copies; every stage has a barrier for "full", where the copy engine counts
- * bytes, and one for "empty", where each warp arrives when it has read the stage for the last time. Needs compute capability 9.0;
- * elsewhere the functions exist and nothing launches what calls them. */
+ * blocks that share a row. Every stage has a barrier for "full", where the copy engine counts bytes, and one for "empty", where
+ * each warp arrives when it has read the stage for the last time. Needs compute capability 9.0; elsewhere the functions exist and
+ * nothing launches what calls them. */
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
@@ -5565,10 +5604,10 @@ static __device__ inline void xdi_cuda_cluster_sync() {
                      : "memory");
 }
 
-/* The address in block `rank` of what lies at `shared` in this block. */
+/* The address in block `rank` of what lies at `shared` in this block. Volatile, so that only lanes ask whose block there is. */
 template <typename T> static __device__ inline T *xdi_cuda_cluster_map(T *shared, unsigned rank) {
     uint64_t address;
-    asm("mapa.u64 %0, %1, %2;" : "=l"(address) : "l"(reinterpret_cast<uint64_t>(shared)), "r"(rank));
+    asm volatile("mapa.u64 %0, %1, %2;" : "=l"(address) : "l"(reinterpret_cast<uint64_t>(shared)), "r"(rank));
     return reinterpret_cast<T *>(address);
 }
 
@@ -5653,8 +5692,7 @@ static inline void xdi_cuda_barrier_arrive(uint64_t *barrier) {
 }
 
 static inline bool xdi_cuda_barrier_passed(uint64_t *barrier, unsigned parity) {
-    emu_mbarrier_wait(barrier, parity);
-    return true;
+    return emu_mbarrier_try(barrier, parity) != 0;
 }
 
 static inline void xdi_cuda_bulk_load(void *shared, const void *global, unsigned bytes, uint64_t *barrier) {
@@ -5700,11 +5738,20 @@ static __device__ inline void xdi_cuda_bulk_fence() {}
 
 /* ---- the ring ---- */
 
+/* A block's last warp asks for the copies; the others work on what is there. Twelve warps, two blocks on a multiprocessor: more
+ * of them hide more of what each waits for, but leave a thread less than 80 registers. */
 enum {
-    XDI_CUDA_RING_STAGES = 28,            /* at most */
-    XDI_CUDA_RING_BYTES = 8192,           /* of one tensor in a stage: two packs of 16 bytes a thread */
-    XDI_CUDA_RING_PACKS = XDI_CUDA_RING_BYTES / 16,
-    XDI_CUDA_RING_TRIES = 1 << 20         /* of a wait, some seconds; then the copy counts as lost */
+    XDI_CUDA_RING_WARPS = 11, /* that work */
+    XDI_CUDA_RING_LANES = XDI_CUDA_RING_WARPS * XDI_CUDA_WARP,
+    XDI_CUDA_RING_THREADS = XDI_CUDA_RING_LANES + XDI_CUDA_WARP,
+    XDI_CUDA_RING_PART = 16 * XDI_CUDA_RING_LANES,  /* bytes: a pack a thread */
+    XDI_CUDA_RING_STAGE = 4 * XDI_CUDA_RING_PART,   /* of all tensors */
+    XDI_CUDA_RING_STAGES = 10,                      /* at most: those of one block on a multiprocessor */
+#if defined(XD_EMU)
+    XDI_CUDA_RING_TRIES = 4 /* there a wait ends at once when the copy is lost */
+#else
+    XDI_CUDA_RING_TRIES = 1 << 20 /* of a wait, some seconds; then the copy counts as lost */
+#endif
 };
 
 struct xdi_cuda_ring_barriers {
@@ -5721,6 +5768,11 @@ struct xdi_cuda_ring_place {
         stage = 0;
         parity ^= 1u;
     }
+    /* At most a ring further. */
+    __device__ xdi_cuda_ring_place after(int count, int stages) const {
+        const int at = stage + count;
+        return { at < stages ? at : at - stages, at < stages ? parity : parity ^ 1u };
+    }
 };
 
 /* Waits for a phase. *sound becomes false when that takes too long: then the thread waits no more, and what it computes is lost. */
@@ -5732,10 +5784,10 @@ static __device__ inline void xdi_cuda_ring_wait(uint64_t *barrier, unsigned par
 }
 
 /* One thread makes the barriers; the block synchronises before it uses them. */
-static __device__ inline void xdi_cuda_ring_init(xdi_cuda_ring_barriers *barriers, int stages, int warps) {
+static __device__ inline void xdi_cuda_ring_init(xdi_cuda_ring_barriers *barriers, int stages) {
     for (int i = 0; i < stages; i++) {
         xdi_cuda_barrier_init(&barriers->full[i], 1);
-        xdi_cuda_barrier_init(&barriers->empty[i], (unsigned)warps);
+        xdi_cuda_barrier_init(&barriers->empty[i], (unsigned)XDI_CUDA_RING_WARPS);
     }
     xdi_cuda_barriers_ready();
 }
@@ -5770,13 +5822,16 @@ template <int KIND> struct xdi_cuda_ring_is {
     static constexpr int TENSORS = SOFT ? 2 : 1;
 };
 
-/* Sums of a thread, a warp or a block: those of kernel/loss.h, then what is counted apart. */
+/* Sums of a thread or a block: those of kernel/loss.h, then what is counted apart. */
 enum {
     XDI_CUDA_RING_ONES = XDI_CUDA_LOSS_TERMS, /* the student's columns that have its largest element, */
     XDI_CUDA_RING_TEACHER_ONES,               /* and the teacher's */
     XDI_CUDA_RING_APART,                      /* forward: sum of (x - M) s at the latter; reverse: of y at the former */
     XDI_CUDA_RING_SUMS
 };
+
+/* Of a warp: four of kernel/loss.h, and four apart. */
+enum { XDI_CUDA_RING_FOUR = 4, XDI_CUDA_RING_TOTALS = 2 * XDI_CUDA_RING_FOUR };
 
 template <int KIND> static __host__ __device__ constexpr bool xdi_cuda_ring_sums_up(int i) {
     typedef xdi_cuda_ring_is<KIND> is;
@@ -5790,11 +5845,12 @@ template <int KIND> static __host__ __device__ constexpr bool xdi_cuda_ring_sums
                                       : is::SOFT;
 }
 
-/* Of a warp. */
-struct xdi_cuda_ring_totals {
-    float sum[XDI_CUDA_RING_SUMS];
-    int arg; /* the lowest column, of the block's, that has the student's largest element; INT32_MAX: none */
-};
+/* Which of a warp's sums is sum i of a thread. */
+template <int KIND> static __host__ __device__ constexpr int xdi_cuda_ring_total_of(int i) {
+    return i >= XDI_CUDA_RING_ONES ? XDI_CUDA_RING_FOUR + i - XDI_CUDA_RING_ONES
+                                   : (i > 0 && xdi_cuda_ring_sums_up<KIND>(0)) + (i > 1 && xdi_cuda_ring_sums_up<KIND>(1)) +
+                                         (i > 2 && xdi_cuda_ring_sums_up<KIND>(2)) + (i > 3 && xdi_cuda_ring_sums_up<KIND>(3));
+}
 
 /* What is known of the whole row before its gradient. */
 struct xdi_cuda_ring_row {
@@ -5841,12 +5897,9 @@ static __device__ inline uint32_t xdi_cuda_bf16_pair(float low, float high) {
     return y;
 }
 
-/* Two f16, at least -1024. */
 static __device__ inline uint32_t xdi_cuda_f16_pair(float low, float high) {
     uint32_t y;
-    asm("{\n\t.reg .b32 t;\n\tcvt.rn.f16x2.f32 t, %1, %2;\n\tmax.f16x2 %0, t, %3;\n\t}"
-        : "=r"(y)
-        : "f"(high), "f"(low), "r"(0xe400e400u));
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
     return y;
 }
 
@@ -5878,7 +5931,7 @@ static __device__ inline uint32_t xdi_cuda_bf16_pair(float low, float high) {
 }
 
 static __device__ inline uint32_t xdi_cuda_f16_pair(float low, float high) {
-    return xd_bits_to_f16(fmaxf(low, -1024.0f)) | (uint32_t)xd_bits_to_f16(fmaxf(high, -1024.0f)) << 16;
+    return xd_bits_to_f16(low) | (uint32_t)xd_bits_to_f16(high) << 16;
 }
 
 static __device__ inline float xdi_cuda_log_in(uint32_t pair, int half) {
@@ -5911,38 +5964,56 @@ static __device__ inline uint32_t xdi_cuda_words_min(const xdi_cuda_words &w) {
     return xdi_cuda_pair_min(xdi_cuda_pair_min(w.at[0], w.at[1]), xdi_cuda_pair_min(w.at[2], w.at[3]));
 }
 
-/* ---- where a thread's columns lie in a stage: two packs, half of the stage apart ---- */
+/* ---- where a thread's columns lie in a stage: four packs, of one tensor or two of each of two, each a part from the next ---- */
 
-template <typename X> struct xdi_cuda_ring_form;
+template <typename X, int TENSORS> struct xdi_cuda_ring_form;
 
-/* Eight columns a pack. */
-template <> struct xdi_cuda_ring_form<xdi_cuda_bf16> {
-    enum { FINE = 0, PARTS = 2, COLUMNS = XDI_CUDA_RING_BYTES / 2 }; /* times that a thread has eight columns; of a stage */
-
-    static __device__ xdi_cuda_words words(const unsigned char *at, int part) {
-        return xdi_cuda_load16(reinterpret_cast<const uint32_t *>(at + part * (XDI_CUDA_RING_BYTES / 2)));
+/* Eight columns a pack. `left`: how many packs of the tensor the block has from this thread's first one of the stage on. */
+template <int TENSORS> struct xdi_cuda_ring_form<xdi_cuda_bf16, TENSORS> {
+    enum {
+        FINE = 0,
+        PARTS = 4 / TENSORS, /* times that a thread has eight columns */
+        BYTES = XDI_CUDA_RING_STAGE / TENSORS,
+        PACKS = BYTES / 16,
+        COLUMNS = BYTES / 2
+    };
+    static __device__ bool has(int part, int left) {
+        return part == 0 || left > part * XDI_CUDA_RING_LANES;
     }
-    static __device__ xdi_cuda_eight read(const unsigned char *at, int part, bool) {
+    static __device__ bool has_second(int, int) {
+        return true;
+    }
+    static __device__ xdi_cuda_words words(const unsigned char *at, int part) {
+        return xdi_cuda_load16(reinterpret_cast<const uint32_t *>(at + part * XDI_CUDA_RING_PART));
+    }
+    static __device__ xdi_cuda_eight read(const unsigned char *at, int part, int) {
         return xdi_cuda_words_widened(words(at, part));
     }
     static __device__ int column(int part, int i) {
-        return part * (COLUMNS / 2) + i;
+        return part * (XDI_CUDA_RING_PART / 2) + i;
     }
 };
 
 /* Four columns a pack; -infinity where there is no second one. */
-template <> struct xdi_cuda_ring_form<float> {
-    enum { FINE = 1, PARTS = 1, COLUMNS = XDI_CUDA_RING_BYTES / 4 };
+template <int TENSORS> struct xdi_cuda_ring_form<float, TENSORS> {
+    enum { FINE = 1, PARTS = 2 / TENSORS, BYTES = XDI_CUDA_RING_STAGE / TENSORS, PACKS = BYTES / 16, COLUMNS = BYTES / 4 };
 
-    static __device__ xdi_cuda_eight read(const unsigned char *at, int, bool second) {
+    static __device__ bool has(int part, int left) {
+        return part == 0 || left > 2 * part * XDI_CUDA_RING_LANES;
+    }
+    static __device__ bool has_second(int part, int left) {
+        return left > (2 * part + 1) * XDI_CUDA_RING_LANES;
+    }
+    static __device__ xdi_cuda_eight read(const unsigned char *at, int part, int left) {
         const float none = -INFINITY;
-        const xdi_cuda_pack<float> low = xdi_cuda_load16(reinterpret_cast<const float *>(at));
+        const float *const from = reinterpret_cast<const float *>(at + 2 * part * XDI_CUDA_RING_PART);
+        const xdi_cuda_pack<float> low = xdi_cuda_load16(from);
         xdi_cuda_pack<float> high = { { none, none, none, none } };
-        if (second) high = xdi_cuda_load16(reinterpret_cast<const float *>(at + XDI_CUDA_RING_BYTES / 2));
+        if (has_second(part, left)) high = xdi_cuda_load16(from + XDI_CUDA_RING_PART / 4);
         return { { low.at[0], low.at[1], low.at[2], low.at[3], high.at[0], high.at[1], high.at[2], high.at[3] } };
     }
-    static __device__ int column(int, int i) {
-        return i < 4 ? i : COLUMNS / 2 + i - 4;
+    static __device__ int column(int part, int i) {
+        return (2 * part + i / 4) * (XDI_CUDA_RING_PART / 4) + i % 4;
     }
 };
 
@@ -5952,12 +6023,54 @@ template <typename T> static __device__ inline void xdi_cuda_put16(void *to, con
     memcpy(static_cast<xdi_cuda_bits16 *>(to), &pack, sizeof pack);
 }
 
+/* ---- over the lanes of a warp, the same on every lane ---- */
+
+template <int LANES, typename T> static __device__ inline T xdi_cuda_ring_add_lanes(T value) {
+    XD_UNROLL
+    for (int mask = 1; mask < LANES; mask *= 2) value = xdi_cuda_add()(value, xdi_cuda_shuffle_xor(value, mask));
+    return value;
+}
+
+template <int LANES> static __device__ inline float xdi_cuda_ring_max_lanes(float value) {
+    XD_UNROLL
+    for (int mask = 1; mask < LANES; mask *= 2) value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, mask));
+    return value;
+}
+
+/* An integer in the order of the numbers, which are no NaN, and back. */
+static __device__ inline int xdi_cuda_ring_order(float value) {
+    const int bits = (int)xd_bits_of_float(value);
+    return bits ^ (bits >> 31 & 0x7fffffff);
+}
+
+static __device__ inline float xdi_cuda_ring_ordered(int order) {
+    return xd_float_of_bits((uint32_t)(order ^ (order >> 31 & 0x7fffffff)));
+}
+
+/* Adds two sums over pairs of lanes: a lane whose number has `bit` gets that of b, the others that of a. */
+static __device__ inline float xdi_cuda_ring_add_two(float a, float b, int bit) {
+    const bool odd = (threadIdx.x & (unsigned)bit) != 0;
+    const float own = odd ? b : a, other = odd ? a : b;
+    return __fadd_rn(own, __shfl_xor_sync(0xffffffffu, other, bit));
+}
+
+/* Adds up COUNT sums over a warp: lane k has that of value k, k < COUNT. */
+template <int COUNT> static __device__ inline float xdi_cuda_ring_add_four(float a, float b, float c, float d) {
+    float sum = a;
+    if (COUNT > 1) sum = xdi_cuda_ring_add_two(a, b, 1);
+    if (COUNT > 2) sum = xdi_cuda_ring_add_two(sum, xdi_cuda_ring_add_two(c, d, 1), 2);
+    XD_UNROLL
+    for (int mask = COUNT > 2 ? 4 : COUNT; mask < XDI_CUDA_WARP; mask *= 2)
+        sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, mask));
+    return sum;
+}
+
 /* >>cuda/loss_ring_sums.cuh */
 
 /* A thread's columns of a row on the chip: the largest elements, then sums relative to the largest of the block.
  *
  * The power of the largest element, exactly 1, is counted apart, so that the others keep their digits: on nearly one-hot rows the
- * gradient consists of them. Only threads that have such a column look for it. */
+ * gradient consists of them. Only threads that have such a column look for it, where powers sum to so much. */
 
 /* Exponents of powers of 2: x s + c, which is (x - base) s + rest, the form of GUARDED loops. These leave out products with a
  * power of 0, which may be of infinity, and have digits where the largest element is so large that a rounded c has none. */
@@ -6017,24 +6130,25 @@ static __device__ inline float xdi_cuda_ring_base(float max) {
     return max == -INFINITY ? 0.0f : max;
 }
 
-/* The largest elements that a thread has seen, and with LOW whether one was -infinity. */
-template <typename X, bool SOFT, bool LOW> struct xdi_cuda_ring_peak;
+/* The largest elements that a thread has seen, and with LOW the lowest of both tensors. */
+template <typename X, int KIND> struct xdi_cuda_ring_peak;
 
-template <bool SOFT, bool LOW> struct xdi_cuda_ring_peak<xdi_cuda_bf16, SOFT, LOW> {
-    typedef xdi_cuda_ring_form<xdi_cuda_bf16> form;
-    uint32_t student, teacher, lowest; /* pairs */
+template <int KIND> struct xdi_cuda_ring_peak<xdi_cuda_bf16, KIND> {
+    typedef xdi_cuda_ring_is<KIND> is;
+    typedef xdi_cuda_ring_form<xdi_cuda_bf16, is::TENSORS> form;
+    uint32_t student, teacher, low; /* pairs */
 
-    __device__ xdi_cuda_ring_peak() : student(0xff80ff80u), teacher(0xff80ff80u), lowest(0x7f807f80u) {}
-    __device__ void look(const unsigned char *at, bool second) {
+    __device__ xdi_cuda_ring_peak() : student(0xff80ff80u), teacher(0xff80ff80u), low(0x7f807f80u) {}
+    __device__ void look(const unsigned char *at, int left) {
         XD_UNROLL
         for (int part = 0; part < form::PARTS; part++) {
-            if (part > 0 && !second) break;
+            if (!form::has(part, left)) break;
             const xdi_cuda_words x = form::words(at, part);
             student = xdi_cuda_pair_max(student, xdi_cuda_words_max(x));
-            if (!SOFT) continue;
-            const xdi_cuda_words y = form::words(at + XDI_CUDA_RING_BYTES, part);
+            if (!is::SOFT) continue;
+            const xdi_cuda_words y = form::words(at + form::BYTES, part);
             teacher = xdi_cuda_pair_max(teacher, xdi_cuda_words_max(y));
-            if (LOW) lowest = xdi_cuda_pair_min(lowest, xdi_cuda_pair_min(xdi_cuda_words_min(x), xdi_cuda_words_min(y)));
+            if (is::JSD) low = xdi_cuda_pair_min(low, xdi_cuda_pair_min(xdi_cuda_words_min(x), xdi_cuda_words_min(y)));
         }
     }
     __device__ float largest() const {
@@ -6043,19 +6157,24 @@ template <bool SOFT, bool LOW> struct xdi_cuda_ring_peak<xdi_cuda_bf16, SOFT, LO
     __device__ float teacher_largest() const {
         return fmaxf(xdi_cuda_pair_low(teacher), xdi_cuda_pair_high(teacher));
     }
-    __device__ bool infinite() const {
-        return LOW && fminf(xdi_cuda_pair_low(lowest), xdi_cuda_pair_high(lowest)) == -INFINITY;
+    __device__ float lowest() const {
+        return fminf(xdi_cuda_pair_low(low), xdi_cuda_pair_high(low));
     }
 };
 
-template <bool SOFT, bool LOW> struct xdi_cuda_ring_peak<float, SOFT, LOW> {
-    typedef xdi_cuda_ring_form<float> form;
+template <int KIND> struct xdi_cuda_ring_peak<float, KIND> {
+    typedef xdi_cuda_ring_is<KIND> is;
+    typedef xdi_cuda_ring_form<float, is::TENSORS> form;
     float student, teacher;
 
     __device__ xdi_cuda_ring_peak() : student(-INFINITY), teacher(-INFINITY) {}
-    __device__ void look(const unsigned char *at, bool second) {
-        student = fmaxf(student, xdi_cuda_max_of(form::read(at, 0, second)));
-        if (SOFT) teacher = fmaxf(teacher, xdi_cuda_max_of(form::read(at + XDI_CUDA_RING_BYTES, 0, second)));
+    __device__ void look(const unsigned char *at, int left) {
+        XD_UNROLL
+        for (int part = 0; part < form::PARTS; part++) {
+            if (!form::has(part, left)) break;
+            student = fmaxf(student, xdi_cuda_max_of(form::read(at, part, left)));
+            if (is::SOFT) teacher = fmaxf(teacher, xdi_cuda_max_of(form::read(at + form::BYTES, part, left)));
+        }
     }
     __device__ float largest() const {
         return student;
@@ -6063,34 +6182,43 @@ template <bool SOFT, bool LOW> struct xdi_cuda_ring_peak<float, SOFT, LOW> {
     __device__ float teacher_largest() const {
         return teacher;
     }
-    __device__ bool infinite() const {
-        return false;
+    __device__ float lowest() const {
+        return 0.0f;
     }
 };
 
+/* Where the compiler has no registers for two parts of a stage at once. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+enum { XDI_CUDA_RING_NARROW = 1 };
+#else
+enum { XDI_CUDA_RING_NARROW = 0 };
+#endif
+
 template <typename X, int KIND> struct xdi_cuda_ring_sums {
     typedef xdi_cuda_ring_is<KIND> is;
-    typedef xdi_cuda_ring_form<X> form;
+    typedef xdi_cuda_ring_form<X, is::TENSORS> form;
 
-    float largest, teacher_largest; /* of this thread */
-    bool mine, teacher_mine;        /* it has a column with the block's largest element */
-    bool guarded;                   /* its loops are */
+    float largest, teacher_largest, lowest; /* of this thread */
+    bool mine, teacher_mine;                /* it has a column with the block's largest element */
+    float least;                            /* powers of eight columns that sum to less have none of these */
+    bool guarded;                           /* its loops are */
     xdi_cuda_ring_exponent student, teacher, hard;
     float sum[XDI_CUDA_RING_SUMS];
     int arg;
 
-    __device__ void begin(const xdi_cuda_ring_peak<X, is::SOFT, is::JSD> &peak, const xdi_cuda_ring_call &call, float max,
-                          float teacher_max, bool infinite) {
+    __device__ void begin(const xdi_cuda_ring_peak<X, KIND> &peak, const xdi_cuda_ring_call &call, float max, float teacher_max) {
         const float base = xdi_cuda_ring_base(max), teacher_base = xdi_cuda_ring_base(teacher_max);
         largest = peak.largest();
         teacher_largest = peak.teacher_largest();
+        lowest = peak.lowest();
         mine = largest == max;
         teacher_mine = is::SOFT && teacher_largest == teacher_max;
-        const bool large = form::FINE || xdi_cuda_ring_large(base) || (is::SOFT && xdi_cuda_ring_large(teacher_base));
-        guarded = large || infinite;
-        student = xdi_cuda_ring_exponent_of(is::ALONE ? call.hard_factor : call.soft_factor, base, 0.0f, large);
-        hard = xdi_cuda_ring_exponent_of(call.hard_factor, base, 0.0f, large);
-        teacher = xdi_cuda_ring_exponent_of(call.soft_factor, teacher_base, 0.0f, large);
+        const float some = max == -INFINITY || (is::SOFT && teacher_max == -INFINITY) ? 0.0f : 0.9f; /* 1, but for roundings */
+        least = mine || teacher_mine ? some : INFINITY;
+        guarded = form::FINE || xdi_cuda_ring_large(base) || (is::SOFT && xdi_cuda_ring_large(teacher_base));
+        student = xdi_cuda_ring_exponent_of(is::ALONE ? call.hard_factor : call.soft_factor, base, 0.0f, guarded);
+        hard = xdi_cuda_ring_exponent_of(call.hard_factor, base, 0.0f, guarded);
+        teacher = xdi_cuda_ring_exponent_of(call.soft_factor, teacher_base, 0.0f, guarded);
         clear();
     }
     __device__ void clear() {
@@ -6103,36 +6231,57 @@ template <typename X, int KIND> struct xdi_cuda_ring_sums {
         return !form::FINE && (is::FORWARD || is::REVERSE) && !guarded && isnan(sum[XD_LOSS_CROSS]);
     }
     /* The thread's columns in one stage, the first of which is `column` of the block's. */
-    template <bool GUARDED> __device__ void take(const unsigned char *at, bool second, int column) {
+    template <bool GUARDED> __device__ void take(const unsigned char *at, int left, int column) {
+        enum { TOGETHER = GUARDED || XDI_CUDA_RING_NARROW ? 0 : (int)form::PARTS };
         XD_UNROLL
-        for (int part = 0; part < form::PARTS; part++) {
-            if (part > 0 && !second) break;
-            xdi_cuda_eight y = {};
-            const xdi_cuda_eight x = form::read(at, part, second);
-            if (is::SOFT) y = form::read(at + XDI_CUDA_RING_BYTES, part, second);
-            if (is::SMOOTH) put(XD_LOSS_LINEAR, form::FINE && !second ? sum_of_four(x) : xdi_cuda_sum_of(x));
-            add<GUARDED>(x, y, column, part);
-        }
+        for (int part = 0; part < TOGETHER; part++)
+            if (form::has(part, left)) take_part<GUARDED>(at, left, column, part);
+        XD_UNROLL_N(1)
+        for (int part = TOGETHER; part < form::PARTS; part++)
+            if (form::has(part, left)) take_part<GUARDED>(at, left, column, part);
     }
 
   private:
+    template <bool GUARDED> __device__ void take_part(const unsigned char *at, int left, int column, int part) {
+        xdi_cuda_eight y = {};
+        const xdi_cuda_eight x = form::read(at, part, left);
+        if (is::SOFT) y = form::read(at + form::BYTES, part, left);
+        if (is::SMOOTH) put(XD_LOSS_LINEAR, form::has_second(part, left) ? xdi_cuda_sum_of(x) : sum_of_four(x));
+        add<GUARDED>(x, y, column, part);
+    }
+    /* One question for both tensors, unless what they have does not fit into registers together. */
     template <bool GUARDED> __device__ void add(const xdi_cuda_eight &x, const xdi_cuda_eight &y, int column, int part) {
+        enum { APART = is::BOTH || form::FINE, NARROW = XDI_CUDA_RING_NARROW };
         const xdi_cuda_eight a = student.template of<GUARDED>(x);
         xdi_cuda_eight e = xdi_cuda_ring_powers(a), h = {}, f = {}, gap = {};
+        float own = NARROW ? INFINITY : xdi_cuda_sum_of(e), other = 0.0f;
         if (is::BOTH && !is::SHARED) h = xdi_cuda_ring_powers(hard.template of<GUARDED>(x));
+        if (APART && may_have(own)) own = set_apart(x, y, column, part, &e, &h);
+        if (APART) put_student(NARROW ? xdi_cuda_sum_of(e) : own, h);
         if (is::SOFT) {
             const xdi_cuda_eight b = teacher.template of<GUARDED>(y);
             f = xdi_cuda_ring_powers(b);
+            other = NARROW ? INFINITY : xdi_cuda_sum_of(f);
             if (!is::JSD) gap = xdi_cuda_ring_gaps(is::REVERSE ? a : b, is::REVERSE ? b : a);
         }
-        if (mine && xdi_cuda_max_of(x) == largest) set_apart(x, y, column, part, &e, &h);
-        put(is::ALONE ? XD_LOSS_HARD : XD_LOSS_SOFT, xdi_cuda_sum_of(e));
-        if (is::BOTH && !is::SHARED) put(XD_LOSS_HARD, xdi_cuda_sum_of(h));
+        if (APART && is::SOFT && may_have(other)) other = set_teacher_apart(x, y, &f);
+        if (!APART && may_have(is::SOFT ? fmaxf(own, other) : own)) {
+            own = set_apart(x, y, column, part, &e, &h);
+            if (is::SOFT) other = set_teacher_apart(x, y, &f);
+        }
+        if (!APART) put_student(NARROW ? xdi_cuda_sum_of(e) : own, h);
         if (!is::SOFT) return;
-        if (teacher_mine && xdi_cuda_max_of(y) == teacher_largest) set_teacher_apart(x, y, &f);
-        put(XD_LOSS_TEACHER, xdi_cuda_sum_of(f));
+        put(XD_LOSS_TEACHER, NARROW ? xdi_cuda_sum_of(f) : other);
         if (is::FORWARD) put_cross<GUARDED>(f, gap);
         if (is::REVERSE) put_cross<GUARDED>(e, gap);
+    }
+    /* Whether eight columns, by the sum of their powers, may have a largest element of the block. */
+    __device__ bool may_have(float power) const {
+        return XDI_CUDA_RING_NARROW ? least < INFINITY : power >= least;
+    }
+    __device__ void put_student(float own, const xdi_cuda_eight &h) {
+        put(is::ALONE ? XD_LOSS_HARD : XD_LOSS_SOFT, own);
+        if (is::BOTH && !is::SHARED) put(XD_LOSS_HARD, xdi_cuda_sum_of(h));
     }
     template <bool GUARDED> __device__ void put_cross(const xdi_cuda_eight &power, const xdi_cuda_eight &gap) {
         XD_UNROLL
@@ -6146,10 +6295,11 @@ template <typename X, int KIND> struct xdi_cuda_ring_sums {
     __device__ void put(int which, float term) {
         sum[which] = __fadd_rn(sum[which], term);
     }
-    __device__ void set_apart(const xdi_cuda_eight &x, const xdi_cuda_eight &y, int column, int part, xdi_cuda_eight *e,
-                              xdi_cuda_eight *h) {
+    /* Returns what remains. */
+    __device__ float set_apart(const xdi_cuda_eight &x, const xdi_cuda_eight &y, int column, int part, xdi_cuda_eight *e,
+                               xdi_cuda_eight *h) {
         XD_UNROLL
-        for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
+        for (int i = 0; i < XDI_CUDA_EIGHT && mine; i++) {
             if (x.at[i] != largest) continue;
             const int at = column + form::column(part, i);
             e->at[i] = h->at[i] = 0.0f;
@@ -6157,34 +6307,48 @@ template <typename X, int KIND> struct xdi_cuda_ring_sums {
             if (is::REVERSE) put(XDI_CUDA_RING_APART, y.at[i]);
             if (at < arg) arg = at;
         }
+        return xdi_cuda_sum_of(*e);
     }
-    __device__ void set_teacher_apart(const xdi_cuda_eight &x, const xdi_cuda_eight &y, xdi_cuda_eight *f) {
+    __device__ float set_teacher_apart(const xdi_cuda_eight &x, const xdi_cuda_eight &y, xdi_cuda_eight *f) {
         XD_UNROLL
-        for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
+        for (int i = 0; i < XDI_CUDA_EIGHT && teacher_mine; i++) {
             if (y.at[i] != teacher_largest) continue;
             f->at[i] = 0.0f;
             put(XDI_CUDA_RING_TEACHER_ONES, 1.0f);
             if (is::FORWARD) put(XDI_CUDA_RING_APART, __fmul_rn(__fsub_rn(x.at[i], student.base), student.s));
         }
+        return xdi_cuda_sum_of(*f);
     }
 };
 
-/* A block's sums, of any of its threads' exponents: in nats and relative to the largest elements; XDI_CUDA_RING_ONES and what
- * follows it are still apart. */
+/* What makes a block's sums, of any of its threads' exponents, relative to the largest elements and in nats. */
+struct xdi_cuda_ring_corrections {
+    double student, teacher, hard; /* factors */
+    double cross;                  /* of sum SOFT or TEACHER, in CROSS */
+};
+
 template <typename X, int KIND>
-static __device__ inline void xdi_cuda_ring_correct(const xdi_cuda_ring_sums<X, KIND> &of, double *sum) {
+static __device__ inline xdi_cuda_ring_corrections xdi_cuda_ring_corrections_of(const xdi_cuda_ring_sums<X, KIND> &of) {
     typedef xdi_cuda_ring_is<KIND> is;
     const double rest = (double)of.student.rest, teacher_rest = (double)of.teacher.rest;
-    const double by = xdi_cuda_ring_correction(rest), teacher_by = xdi_cuda_ring_correction(teacher_rest);
+    xdi_cuda_ring_corrections by = { xdi_cuda_ring_correction(rest), 1.0, 1.0, 0.0 };
+    if (is::SOFT) by.teacher = xdi_cuda_ring_correction(teacher_rest);
+    by.hard = is::ALONE ? by.student : xdi_cuda_ring_correction((double)of.hard.rest);
+    if (is::FORWARD) by.cross = rest - teacher_rest;
+    if (is::REVERSE) /* relative to a teacher's logit of 0 at the student's largest */
+        by.cross = teacher_rest - (double)of.teacher.base * (double)of.teacher.s - rest;
+    return by;
+}
+
+/* XDI_CUDA_RING_ONES and what follows it are still apart. */
+template <int KIND> static __device__ inline void xdi_cuda_ring_correct(const xdi_cuda_ring_corrections &by, double *sum) {
+    typedef xdi_cuda_ring_is<KIND> is;
     double *cross = &sum[XD_LOSS_CROSS];
-    if (is::FORWARD) *cross = XDI_CUDA_LN2 * teacher_by * (*cross - (teacher_rest - rest) * sum[XD_LOSS_TEACHER]);
-    if (is::REVERSE) { /* relative to a teacher's logit of 0 at the student's largest */
-        const double c = teacher_rest - (double)of.teacher.base * (double)of.teacher.s;
-        *cross = XDI_CUDA_LN2 * by * (*cross + (c - rest) * sum[XD_LOSS_SOFT]);
-    }
-    sum[XD_LOSS_HARD] *= is::ALONE ? by : xdi_cuda_ring_correction((double)of.hard.rest);
-    sum[XD_LOSS_SOFT] *= by;
-    sum[XD_LOSS_TEACHER] *= teacher_by;
+    if (is::FORWARD) *cross = XDI_CUDA_LN2 * by.teacher * (*cross + by.cross * sum[XD_LOSS_TEACHER]);
+    if (is::REVERSE) *cross = XDI_CUDA_LN2 * by.student * (*cross + by.cross * sum[XD_LOSS_SOFT]);
+    sum[XD_LOSS_HARD] *= by.hard;
+    sum[XD_LOSS_SOFT] *= by.student;
+    sum[XD_LOSS_TEACHER] *= by.teacher;
 }
 
 /* >>cuda/loss_ring_grade.cuh */
@@ -6192,53 +6356,56 @@ static __device__ inline void xdi_cuda_ring_correct(const xdi_cuda_ring_sums<X, 
 /* A thread's columns of a row on the chip, once the whole row's sums are known: the gradient, and before it JSD's mixtures, which
  * leave the logarithm of student/mixture in the teacher's place. */
 
-/* What both types have: exponents relative to the largest element of the row. BF16: divided by their sum, those of HARD, SMOOTH
- * and FORWARD also times the weight, whose sign is in `flip`. */
-template <typename X, int KIND> struct xdi_cuda_ring_grade_of : xdi_cuda_ring_sums<X, KIND> {
-    typedef xdi_cuda_ring_is<KIND> is;
-    typedef xdi_cuda_ring_form<X> form;
-    using xdi_cuda_ring_sums<X, KIND>::student;
-    using xdi_cuda_ring_sums<X, KIND>::teacher;
-    using xdi_cuda_ring_sums<X, KIND>::hard;
-    using xdi_cuda_ring_sums<X, KIND>::guarded;
-    using xdi_cuda_ring_sums<X, KIND>::mine;
-    using xdi_cuda_ring_sums<X, KIND>::largest;
-    using xdi_cuda_ring_sums<X, KIND>::sum;
-    float weight, hard_weight, teacher_weight; /* what multiplies powers */
-    float uniform, slope;                      /* of a smoothed label; see the forms of REVERSE and JSD */
-    float top;                                 /* JSD: the logarithm of student/mixture at the row's arg */
+/* A thread's part of the sums over JSD's mixtures. */
+struct xdi_cuda_ring_mixtures {
+    float student, teacher; /* the student's is negative */
+    float largest;          /* of this thread's columns */
+    bool mine;              /* it is the row's */
+};
 
-    /* The terms of eight columns. The student's at the largest element are relative to that at arg; both terms of arg itself are
-     * left to the second kernel, which has their digits. */
-    __device__ void add_mixtures(const xdi_cuda_eight &x, const xdi_cuda_eight &power, const xdi_cuda_eight &log, int column,
-                                 int part, int row_arg, xdi_cuda_eight *term, xdi_cuda_eight *teacher_term) {
-        if (mine && xdi_cuda_max_of(x) == largest) {
-            XD_UNROLL
-            for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
-                const bool likely = column + form::column(part, i) == row_arg;
-                if (x.at[i] == largest) term->at[i] = likely ? 0.0f : __fmul_rn(power.at[i], __fsub_rn(log.at[i], top));
-                if (likely) teacher_term->at[i] = 0.0f;
-            }
-        }
-        sum[XD_LOSS_STUDENT_MIXTURE] = __fadd_rn(sum[XD_LOSS_STUDENT_MIXTURE], xdi_cuda_sum_of(*term));
-        sum[XD_LOSS_TEACHER_MIXTURE] = __fadd_rn(sum[XD_LOSS_TEACHER_MIXTURE], xdi_cuda_sum_of(*teacher_term));
+/* What both types have: exponents relative to the largest element of the row, and what multiplies powers. */
+template <typename X, int KIND> struct xdi_cuda_ring_scale {
+    typedef xdi_cuda_ring_is<KIND> is;
+    typedef xdi_cuda_ring_form<X, is::TENSORS> form;
+    xdi_cuda_ring_exponent student, teacher, hard;
+    float weight, hard_weight, teacher_weight;
+    float uniform, slope; /* of a smoothed label; see the forms of REVERSE and JSD */
+    float top;            /* JSD: the logarithm of student/mixture at the row's arg */
+    float max;            /* of the row */
+    int arg;              /* in this block's columns; may lie outside */
+    bool guarded;         /* its loops are */
+
+    __device__ void begin(const xdi_cuda_ring_call &call, const xdi_cuda_ring_row &row, bool large) {
+        const float base = xdi_cuda_ring_base(row.max), teacher_base = xdi_cuda_ring_base(row.teacher_max);
+        student = xdi_cuda_ring_exponent_of(is::ALONE ? call.hard_factor : call.soft_factor, base, 0.0f, large);
+        teacher = xdi_cuda_ring_exponent_of(call.soft_factor, teacher_base, 0.0f, large);
+        hard = xdi_cuda_ring_exponent_of(call.hard_factor, base, 0.0f, large);
+        max = row.max;
+        arg = row.arg;
+        guarded = large;
     }
-    __device__ void begin_mixtures(const xdi_cuda_ring_row &row, float row_top) {
-        top = row_top;
-        mine = largest == row.max;
-        sum[XD_LOSS_TEACHER_MIXTURE] = sum[XD_LOSS_STUDENT_MIXTURE] = 0.0f;
+    /* Leaves out both terms of the row's arg, which the second kernel has with all digits; the student's others at the largest
+     * element become relative to that of arg. `log`: of mixture/student. */
+    __device__ void set_apart(const xdi_cuda_ring_mixtures &sums, const xdi_cuda_eight &x, int column, int part,
+                              xdi_cuda_eight *log, xdi_cuda_eight *power, xdi_cuda_eight *teacher_power) const {
+        if (!sums.mine || xdi_cuda_max_of(x) != sums.largest) return;
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
+            if (x.at[i] == sums.largest) log->at[i] = __fadd_rn(log->at[i], top);
+            if (column + form::column(part, i) == arg) power->at[i] = teacher_power->at[i] = 0.0f;
+        }
     }
 };
 
-template <typename X, int KIND> struct xdi_cuda_ring_lane;
+template <typename X, int KIND> struct xdi_cuda_ring_factors;
 
-/* ---- BF16 ---- */
+/* ---- BF16: exponents are divided by their sum, and all but those of BOTH are times the weight, whose sign is in `flip` ---- */
 
 template <int KIND>
-struct xdi_cuda_ring_lane<xdi_cuda_bf16, KIND> : xdi_cuda_ring_grade_of<xdi_cuda_bf16, KIND> {
+struct xdi_cuda_ring_factors<xdi_cuda_bf16, KIND> : xdi_cuda_ring_scale<xdi_cuda_bf16, KIND> {
     typedef xdi_cuda_ring_is<KIND> is;
-    typedef xdi_cuda_ring_form<xdi_cuda_bf16> form;
-    typedef xdi_cuda_ring_grade_of<xdi_cuda_bf16, KIND> base_type;
+    typedef xdi_cuda_ring_scale<xdi_cuda_bf16, KIND> base_type;
+    using typename base_type::form;
     using base_type::student;
     using base_type::teacher;
     using base_type::hard;
@@ -6247,52 +6414,64 @@ struct xdi_cuda_ring_lane<xdi_cuda_bf16, KIND> : xdi_cuda_ring_grade_of<xdi_cuda
     using base_type::hard_weight;
     using base_type::uniform;
     using base_type::slope;
-    using base_type::sum;
-    enum { WEIGHED = is::ALONE || KIND == XDI_CUDA_RING_FORWARD };
+    using base_type::top;
+    enum { WEIGHED = !is::BOTH };
     uint32_t flip; /* of a pair's signs */
     float gap;     /* JSD: between the exponents of teacher and student */
 
     __device__ void settle(const xdi_cuda_ring_call &call, const xdi_cuda_ring_weights &w, const xdi_cuda_ring_row &row) {
-        const float own = is::ALONE ? w.hard : w.soft, shift = WEIGHED ? xdi_cuda_log2(fabsf(own)) : 0.0f;
+        const float own = is::REVERSE ? __fmul_rn(w.soft, (float)XDI_CUDA_LN2) : is::ALONE ? w.hard : w.soft;
+        const float shift = WEIGHED && !is::JSD ? xdi_cuda_log2(fabsf(own)) : 0.0f;
         const float base = xdi_cuda_ring_base(row.max), teacher_base = xdi_cuda_ring_base(row.teacher_max);
         const float log_sum = xdi_cuda_log2(is::ALONE ? row.hard : row.soft), log_teacher = xdi_cuda_log2(row.teacher);
         const bool large = xdi_cuda_ring_large(base) || (is::SOFT && xdi_cuda_ring_large(teacher_base));
+        base_type::begin(call, row, large);
         student = xdi_cuda_ring_exponent_of(student.s, base, __fsub_rn(shift, log_sum), large);
         teacher = xdi_cuda_ring_exponent_of(teacher.s, teacher_base, __fsub_rn(shift, log_teacher), large);
         if (is::BOTH && !is::SHARED) hard = xdi_cuda_ring_exponent_of(hard.s, base, -xdi_cuda_log2(row.hard), large);
-        flip = WEIGHED && own < 0.0f ? 0x80008000u : 0u;
-        guarded = guarded || large || flip != 0u;
+        flip_by(WEIGHED && !is::JSD ? own : 0.0f);
         weight = own;
         hard_weight = is::SHARED ? __fadd_rn(w.hard, own) : w.hard;
         uniform = __fmul_rn(fabsf(own), call.uniform);
         gap = __fmaf_rn(__fsub_rn(base, teacher_base), student.s, __fsub_rn(log_sum, log_teacher));
     }
-    /* log2 of a ratio, less its mean: REVERSE of student/teacher is (x - y) s + slope, JSD of student/mixture l + slope. */
-    __device__ void lean(const xdi_cuda_ring_call &call, const xdi_cuda_ring_weights &w, const xdi_cuda_ring_row &row) {
-        if (is::REVERSE) {
-            slope = __fmaf_rn(__fsub_rn(row.beside, student.base), student.s, -__fmul_rn(row.mean, call.hard_factor));
-            weight = __fmul_rn(w.soft, (float)XDI_CUDA_LN2);
-        }
-        if (is::JSD) {
-            slope = __fmul_rn(-__fadd_rn(row.top, row.mean), call.hard_factor);
-            weight = __fmul_rn(__fmul_rn(w.soft, __fsub_rn(1.0f, call.beta)), (float)XDI_CUDA_LN2);
-        }
+    __device__ void flip_by(float own) {
+        flip = own < 0.0f ? 0x80008000u : 0u;
+        guarded = guarded || own < 0.0f;
     }
-    template <bool GUARDED> __device__ void grade(const unsigned char *at, bool second, xdi_cuda_bf16 *to) const {
+    /* REVERSE: log2 of student/teacher, less its mean, is (x - y) s + slope. JSD: that of student/mixture, slope - l, where l is
+     * log2 of mixture/student. */
+    __device__ void lean(const xdi_cuda_ring_call &call, const xdi_cuda_ring_weights &w, const xdi_cuda_ring_row &row) {
+        if (is::REVERSE)
+            slope = __fmaf_rn(__fsub_rn(row.beside, student.base), student.s, -__fmul_rn(row.mean, call.hard_factor));
+        if (!is::JSD) return;
+        const float own = __fmul_rn(__fmul_rn(w.soft, __fsub_rn(1.0f, call.beta)), (float)XDI_CUDA_LN2);
+        const float shift = xdi_cuda_log2(fabsf(own));
+        slope = __fmul_rn(-__fadd_rn(row.top, row.mean), call.hard_factor);
+        student.c = __fadd_rn(student.c, shift);
+        student.rest = __fadd_rn(student.rest, shift);
+        flip_by(own);
+    }
+    template <bool GUARDED> __device__ void grade(const unsigned char *at, int left, xdi_cuda_bf16 *to) const {
+        enum { TOGETHER = GUARDED || XDI_CUDA_RING_NARROW ? 0 : (int)form::PARTS };
         XD_UNROLL
-        for (int part = 0; part < form::PARTS; part++) {
-            if (part > 0 && !second) break;
-            xdi_cuda_words y = {}, out;
-            const xdi_cuda_eight x = form::read(at, part, second);
-            if (is::SOFT) y = form::words(at + XDI_CUDA_RING_BYTES, part);
-            const xdi_cuda_eight g = gradient<GUARDED>(x, y);
-            XD_UNROLL
-            for (int i = 0; i < 4; i++) {
-                out.at[i] = xdi_cuda_bf16_pair(g.at[2 * i], g.at[2 * i + 1]);
-                if (WEIGHED && GUARDED) out.at[i] ^= flip;
-            }
-            xdi_cuda_store16(reinterpret_cast<uint32_t *>(to + form::column(part, 0)), out);
+        for (int part = 0; part < TOGETHER; part++)
+            if (form::has(part, left)) grade_part<GUARDED>(at, left, to, part);
+        XD_UNROLL_N(1)
+        for (int part = TOGETHER; part < form::PARTS; part++)
+            if (form::has(part, left)) grade_part<GUARDED>(at, left, to, part);
+    }
+    template <bool GUARDED> __device__ void grade_part(const unsigned char *at, int left, xdi_cuda_bf16 *to, int part) const {
+        xdi_cuda_words y = {}, out;
+        const xdi_cuda_eight x = form::read(at, part, left);
+        if (is::SOFT) y = form::words(at + form::BYTES, part);
+        const xdi_cuda_eight g = gradient<GUARDED>(x, y);
+        XD_UNROLL
+        for (int i = 0; i < 4; i++) {
+            out.at[i] = xdi_cuda_bf16_pair(g.at[2 * i], g.at[2 * i + 1]);
+            if (WEIGHED && GUARDED) out.at[i] ^= flip;
         }
+        xdi_cuda_store16(reinterpret_cast<uint32_t *>(to + form::column(part, 0)), out);
     }
     template <bool GUARDED> __device__ xdi_cuda_eight gradient(const xdi_cuda_eight &x, const xdi_cuda_words &beside) const {
         const xdi_cuda_eight a = student.template of<GUARDED>(x), p = xdi_cuda_ring_powers(a);
@@ -6313,10 +6492,9 @@ struct xdi_cuda_ring_lane<xdi_cuda_bf16, KIND> : xdi_cuda_ring_grade_of<xdi_cuda
             if (is::SMOOTH) g.at[i] = __fsub_rn(p.at[i], uniform);
             if (is::REVERSE) {
                 const float log = __fmaf_rn(__fsub_rn(x.at[i], y.at[i]), student.s, slope);
-                g.at[i] = GUARDED && !(p.at[i] > 0.0f) ? 0.0f : __fmul_rn(__fmul_rn(p.at[i], weight), log);
+                g.at[i] = GUARDED && !(p.at[i] > 0.0f) ? 0.0f : __fmul_rn(p.at[i], log);
             }
-            if (is::JSD)
-                g.at[i] = __fmul_rn(__fmul_rn(p.at[i], weight), __fadd_rn(xdi_cuda_log_in(beside.at[i / 2], i % 2), slope));
+            if (is::JSD) g.at[i] = __fmul_rn(p.at[i], __fsub_rn(slope, xdi_cuda_log_in(beside.at[i / 2], i % 2)));
         }
         return g;
     }
@@ -6325,67 +6503,93 @@ struct xdi_cuda_ring_lane<xdi_cuda_bf16, KIND> : xdi_cuda_ring_grade_of<xdi_cuda
 
     /* Of a row: log2 of student/mixture at its arg, relative to which the student's sum is. */
     __device__ float top_of(float beta, const xdi_cuda_ring_row &row) const {
-        float student_log, teacher_log;
+        float log, teacher_log;
         const float apart = __fsub_rn(row.beside, xdi_cuda_ring_base(row.max));
-        logs(__fmaf_rn(apart, student.s, gap), beta, &student_log, &teacher_log);
-        return student_log;
+        logs(__fmaf_rn(apart, student.s, gap), beta, &log, &teacher_log);
+        return -log;
     }
     static __device__ float nats(float log) {
         return __fmul_rn(log, (float)XDI_CUDA_LN2);
     }
-    /* log2 of student/mixture and of teacher/mixture, d that of teacher/student. */
-    static __device__ void logs(float d, float beta, float *student_log, float *teacher_log) {
+    /* log2 of mixture/student and of teacher/mixture, d that of teacher/student. Returns the smaller's part of the larger. */
+    static __device__ float logs(float d, float beta, float *log, float *teacher_log) {
         const float rest = __fsub_rn(1.0f, beta), z = xdi_cuda_power(-fabsf(d));
         const bool more = d > 0.0f;
-        const float high = -xdi_cuda_log2(__fmaf_rn(more ? rest : beta, z, more ? beta : rest));
-        const float low = __fsub_rn(high, fabsf(d));
-        *student_log = more ? low : high;
-        *teacher_log = more ? high : low;
+        const float low = xdi_cuda_log2(__fmaf_rn(more ? rest : beta, z, more ? beta : rest));
+        const float high = __fadd_rn(low, fabsf(d));
+        *log = more ? high : low;
+        *teacher_log = more ? -low : -high;
+        return z;
     }
-    template <bool GUARDED> __device__ void mix(unsigned char *at, bool second, int column, float beta, int row_arg) {
+    /* Whether 2^d neither overflows nor loses a power that is in the sums, when the lowest logit of a thread's is this. */
+    __device__ bool is_narrow(float beta, float lowest) const {
+        return __fmul_rn(__fsub_rn(this->max, lowest), student.s) < 100.0f && beta < 1.0f;
+    }
+    template <bool GUARDED>
+    __device__ void mix(unsigned char *at, int left, int column, float beta, xdi_cuda_ring_mixtures *sums) const {
         XD_UNROLL
         for (int part = 0; part < form::PARTS; part++) {
-            if (part > 0 && !second) break;
-            const xdi_cuda_eight x = form::read(at, part, second), y = form::read(at + XDI_CUDA_RING_BYTES, part, second);
-            const xdi_cuda_eight log = mixed<GUARDED>(x, y, beta, column, part, row_arg);
+            if (!form::has(part, left)) break;
+            const xdi_cuda_eight x = form::read(at, part, left), y = form::read(at + form::BYTES, part, left);
+            const xdi_cuda_eight log = GUARDED ? mixed_apart(x, y, beta, column, part, sums)
+                                               : mixed(x, y, beta, column, part, sums);
             xdi_cuda_words out;
             XD_UNROLL
             for (int i = 0; i < 4; i++) out.at[i] = xdi_cuda_f16_pair(log.at[2 * i], log.at[2 * i + 1]);
-            xdi_cuda_put16(at + XDI_CUDA_RING_BYTES + part * (XDI_CUDA_RING_BYTES / 2), out);
+            xdi_cuda_put16(at + form::BYTES + part * XDI_CUDA_RING_PART, out);
         }
     }
-    template <bool GUARDED>
     __device__ xdi_cuda_eight mixed(const xdi_cuda_eight &x, const xdi_cuda_eight &y, float beta, int column, int part,
-                                    int row_arg) {
-        const xdi_cuda_eight a = student.template of<GUARDED>(x), b = teacher.template of<GUARDED>(y);
+                                    xdi_cuda_ring_mixtures *sums) const {
         const float rest = __fsub_rn(1.0f, beta);
-        xdi_cuda_eight log, term, beside_term, power;
+        xdi_cuda_eight power = xdi_cuda_ring_powers(student.template of<false>(x)), teacher_power, log, own, teacher_log;
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
-            const float apart = GUARDED && y.at[i] == x.at[i] ? 0.0f : __fsub_rn(y.at[i], x.at[i]);
-            const float d = __fmaf_rn(apart, student.s, gap), z = xdi_cuda_power(-fabsf(d));
-            const bool more = d > 0.0f; /* of the teacher */
-            const float large = xdi_cuda_power(fmaxf(a.at[i], b.at[i])), small = __fmul_rn(large, z);
-            const float high = -xdi_cuda_log2(__fmaf_rn(more ? rest : beta, z, more ? beta : rest));
-            const float low = __fsub_rn(high, fabsf(d)); /* of the smaller over the mixture */
-            const float large_term = __fmul_rn(large, high);
-            const float small_term = GUARDED && !(small > 0.0f) ? 0.0f : __fmul_rn(small, low);
-            log.at[i] = more ? low : high;
-            power.at[i] = more ? small : large;
-            term.at[i] = more ? small_term : large_term;
-            beside_term.at[i] = more ? large_term : small_term;
+            const float d = __fmaf_rn(__fsub_rn(y.at[i], x.at[i]), student.s, gap), z = xdi_cuda_power(d);
+            teacher_power.at[i] = __fmul_rn(power.at[i], z);
+            log.at[i] = xdi_cuda_log2(__fmaf_rn(beta, z, rest));
+            teacher_log.at[i] = __fsub_rn(d, log.at[i]);
         }
-        this->add_mixtures(x, power, log, column, part, row_arg, &term, &beside_term);
+        own = log;
+        this->set_apart(*sums, x, column, part, &own, &power, &teacher_power);
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
+            sums->student = __fmaf_rn(power.at[i], own.at[i], sums->student);
+            sums->teacher = __fmaf_rn(teacher_power.at[i], teacher_log.at[i], sums->teacher);
+        }
+        return log;
+    }
+    /* The same where one has a power that the other has not. */
+    __device__ xdi_cuda_eight mixed_apart(const xdi_cuda_eight &x, const xdi_cuda_eight &y, float beta, int column, int part,
+                                          xdi_cuda_ring_mixtures *sums) const {
+        const xdi_cuda_eight a = student.template of<true>(x), b = teacher.template of<true>(y);
+        xdi_cuda_eight power, teacher_power, log, own, teacher_log;
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
+            const float apart = y.at[i] == x.at[i] ? 0.0f : __fsub_rn(y.at[i], x.at[i]);
+            const float d = __fmaf_rn(apart, student.s, gap), z = logs(d, beta, &log.at[i], &teacher_log.at[i]);
+            const float large = xdi_cuda_power(fmaxf(a.at[i], b.at[i])), small = __fmul_rn(large, z);
+            power.at[i] = d > 0.0f ? small : large;
+            teacher_power.at[i] = d > 0.0f ? large : small;
+        }
+        own = log;
+        this->set_apart(*sums, x, column, part, &own, &power, &teacher_power);
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
+            if (power.at[i] > 0.0f) sums->student = __fmaf_rn(power.at[i], own.at[i], sums->student);
+            if (teacher_power.at[i] > 0.0f) sums->teacher = __fmaf_rn(teacher_power.at[i], teacher_log.at[i], sums->teacher);
+            log.at[i] = fminf(log.at[i], 1024.0f); /* of f16 */
+        }
         return log;
     }
 };
 
 /* ---- F32 ---- */
 
-template <int KIND> struct xdi_cuda_ring_lane<float, KIND> : xdi_cuda_ring_grade_of<float, KIND> {
+template <int KIND> struct xdi_cuda_ring_factors<float, KIND> : xdi_cuda_ring_scale<float, KIND> {
     typedef xdi_cuda_ring_is<KIND> is;
-    typedef xdi_cuda_ring_form<float> form;
-    typedef xdi_cuda_ring_grade_of<float, KIND> base_type;
+    typedef xdi_cuda_ring_scale<float, KIND> base_type;
+    using typename base_type::form;
     using base_type::student;
     using base_type::teacher;
     using base_type::hard;
@@ -6394,14 +6598,10 @@ template <int KIND> struct xdi_cuda_ring_lane<float, KIND> : xdi_cuda_ring_grade
     using base_type::teacher_weight;
     using base_type::uniform;
     using base_type::slope;
-    using base_type::sum;
     float beside, log_gap, per_tau; /* log_gap: ln of the student's sum less that of the teacher's */
 
     __device__ void settle(const xdi_cuda_ring_call &call, const xdi_cuda_ring_weights &w, const xdi_cuda_ring_row &row) {
-        const float base = xdi_cuda_ring_base(row.max), teacher_base = xdi_cuda_ring_base(row.teacher_max);
-        student = xdi_cuda_ring_exponent_of(student.s, base, 0.0f, true);
-        teacher = xdi_cuda_ring_exponent_of(teacher.s, teacher_base, 0.0f, true);
-        hard = xdi_cuda_ring_exponent_of(hard.s, base, 0.0f, true);
+        base_type::begin(call, row, true);
         hard_weight = is::HARD ? __fdiv_rn(w.hard, row.hard) : 0.0f;
         weight = is::SOFT ? __fdiv_rn(w.soft, row.soft) : 0.0f;
         teacher_weight = is::SOFT ? __fdiv_rn(w.soft, row.teacher) : 0.0f;
@@ -6419,13 +6619,17 @@ template <int KIND> struct xdi_cuda_ring_lane<float, KIND> : xdi_cuda_ring_grade
         if (is::JSD) slope = __fadd_rn(row.top, row.mean);
         if (is::JSD) weight = __fdiv_rn(__fmul_rn(w.soft, __fsub_rn(1.0f, call.beta)), row.soft);
     }
-    template <bool GUARDED> __device__ void grade(const unsigned char *at, bool second, float *to) const {
-        xdi_cuda_eight y = {};
-        const xdi_cuda_eight x = form::read(at, 0, second);
-        if (is::SOFT) y = form::read(at + XDI_CUDA_RING_BYTES, 0, second);
-        const xdi_cuda_eight g = gradient(x, y);
-        xdi_cuda_store16(to, xdi_cuda_rounded<float>(g.at));
-        if (second) xdi_cuda_store16(to + form::column(0, 4), xdi_cuda_rounded<float>(g.at + 4));
+    template <bool GUARDED> __device__ void grade(const unsigned char *at, int left, float *to) const {
+        XD_UNROLL
+        for (int part = 0; part < form::PARTS; part++) {
+            if (!form::has(part, left)) break;
+            xdi_cuda_eight y = {};
+            const xdi_cuda_eight x = form::read(at, part, left);
+            if (is::SOFT) y = form::read(at + form::BYTES, part, left);
+            const xdi_cuda_eight g = gradient(x, y);
+            xdi_cuda_store16(to + form::column(part, 0), xdi_cuda_rounded<float>(g.at));
+            if (form::has_second(part, left)) xdi_cuda_store16(to + form::column(part, 4), xdi_cuda_rounded<float>(g.at + 4));
+        }
     }
     __device__ xdi_cuda_eight gradient(const xdi_cuda_eight &x, const xdi_cuda_eight &y) const {
         const xdi_cuda_eight p = xdi_cuda_ring_powers(student.template of<true>(x));
@@ -6461,22 +6665,40 @@ template <int KIND> struct xdi_cuda_ring_lane<float, KIND> : xdi_cuda_ring_grade
     static __device__ float nats(float log) {
         return log;
     }
-    template <bool GUARDED> __device__ void mix(unsigned char *at, bool second, int column, float beta, int row_arg) {
-        const xdi_cuda_eight x = form::read(at, 0, second), y = form::read(at + XDI_CUDA_RING_BYTES, 0, second);
-        const xdi_cuda_eight p = xdi_cuda_ring_powers(student.template of<true>(x));
-        const xdi_cuda_eight q = xdi_cuda_ring_powers(teacher.template of<true>(y));
-        xdi_cuda_eight log, term, power, beside_term;
+    __device__ bool is_narrow(float, float) const {
+        return false;
+    }
+    template <bool GUARDED>
+    __device__ void mix(unsigned char *at, int left, int column, float beta, xdi_cuda_ring_mixtures *sums) const {
+        XD_UNROLL
+        for (int part = 0; part < form::PARTS; part++) {
+            if (!form::has(part, left)) break;
+            unsigned char *const to = at + form::BYTES + 2 * part * XDI_CUDA_RING_PART;
+            const xdi_cuda_eight x = form::read(at, part, left), y = form::read(at + form::BYTES, part, left);
+            const xdi_cuda_eight log = mixed(x, y, beta, column, part, sums);
+            xdi_cuda_put16(to, xdi_cuda_rounded<float>(log.at));
+            if (form::has_second(part, left)) xdi_cuda_put16(to + XDI_CUDA_RING_PART, xdi_cuda_rounded<float>(log.at + 4));
+        }
+    }
+    /* Returns the logarithms of student/mixture. */
+    __device__ xdi_cuda_eight mixed(const xdi_cuda_eight &x, const xdi_cuda_eight &y, float beta, int column, int part,
+                                    xdi_cuda_ring_mixtures *sums) const {
+        xdi_cuda_eight power = xdi_cuda_ring_powers(student.template of<true>(x)), log, own, teacher_log;
+        xdi_cuda_eight teacher_power = xdi_cuda_ring_powers(teacher.template of<true>(y));
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
-            float teacher_log;
-            xdi_cuda_loss_log_ratios_of(ratio_of(x.at[i], y.at[i]), beta, &log.at[i], &teacher_log);
-            power.at[i] = __fmul_rn(p.at[i], weight);
-            term.at[i] = p.at[i] > 0.0f ? __fmul_rn(power.at[i], log.at[i]) : 0.0f;
-            beside_term.at[i] = q.at[i] > 0.0f ? __fmul_rn(__fmul_rn(q.at[i], teacher_weight), teacher_log) : 0.0f;
+            xdi_cuda_loss_log_ratios_of(ratio_of(x.at[i], y.at[i]), beta, &log.at[i], &teacher_log.at[i]);
+            own.at[i] = -log.at[i];
         }
-        this->add_mixtures(x, power, log, column, 0, row_arg, &term, &beside_term);
-        xdi_cuda_put16(at + XDI_CUDA_RING_BYTES, xdi_cuda_rounded<float>(log.at));
-        if (second) xdi_cuda_put16(at + XDI_CUDA_RING_BYTES * 3 / 2, xdi_cuda_rounded<float>(log.at + 4));
+        this->set_apart(*sums, x, column, part, &own, &power, &teacher_power);
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
+            if (power.at[i] > 0.0f)
+                sums->student = __fmaf_rn(__fmul_rn(power.at[i], weight), own.at[i], sums->student);
+            if (teacher_power.at[i] > 0.0f)
+                sums->teacher = __fmaf_rn(__fmul_rn(teacher_power.at[i], teacher_weight), teacher_log.at[i], sums->teacher);
+        }
+        return log;
     }
 };
 
@@ -6487,10 +6709,11 @@ template <int KIND> struct xdi_cuda_ring_lane<float, KIND> : xdi_cuda_ring_grade
  * what comes next. Per row:
  *
  *   1. every block finds its largest elements, then its sums relative to them;
- *   2. it writes both into the shared memory of all blocks, and the cluster synchronises (JSD: twice);
- *   3. every warp merges the blocks' sums in the order of the columns, and computes its part of the gradient.
+ *   2. its last warp writes both into the shared memory of all blocks, and the cluster synchronises (JSD: twice);
+ *   3. that warp merges the blocks' sums in the order of the columns, and leaves what the gradient needs;
+ *   4. the other warps compute the gradient, while the last one asks for the copies of later rows.
  *
- * One warp of the cluster also merges in double, into a record of the row. A second kernel, with a thread a row, makes of the
+ * One such warp of the cluster also merges in double, into a record of the row. A second kernel, with a thread a row, makes of the
  * records what kernel/loss.h promises: the row's scalars and findings, and the gradient of the two columns that may hold nearly
  * all probability. Rows that it cannot take have the path of loss_fused.cu. */
 
@@ -6510,41 +6733,9 @@ struct xdi_cuda_ring_entry {
     int arg, columns;                      /* arg: a column of the block */
 };
 
-enum { XDI_CUDA_RING_BLOCKS = 16, XDI_CUDA_RING_WARPS = XDI_CUDA_TEAM_BLOCK / XDI_CUDA_WARP };
+enum { XDI_CUDA_RING_BLOCKS = 16, XDI_CUDA_RING_SCALE = 160 };
 
-struct xdi_cuda_ring_memory {
-    xdi_cuda_ring_barriers barriers;
-    float maxima[XDI_CUDA_RING_WARPS][2];
-    xdi_cuda_ring_totals parts[XDI_CUDA_RING_WARPS];
-    xdi_cuda_ring_entry table[2][XDI_CUDA_RING_BLOCKS]; /* of this row and the next */
-    double mixtures[XDI_CUDA_RING_BLOCKS][XD_LOSS_MIXTURES];
-};
-
-/* Where a block's columns are, and which rows its cluster has: `cluster`, then every `clusters`-th. */
-struct xdi_cuda_ring_block {
-    int64_t begin, cluster, clusters;
-    int rank, blocks, count, packs, chunks, stages;
-};
-
-template <typename X>
-static __device__ inline xdi_cuda_ring_block xdi_cuda_ring_block_of(const xd_loss_args &a, const xdi_cuda_ring_call &call) {
-    const int64_t columns = a.vocab.end - a.vocab.begin;
-    xdi_cuda_ring_block b;
-    b.rank = (int)xdi_cuda_cluster_rank();
-    b.blocks = (int)xdi_cuda_cluster_size();
-    b.cluster = (int64_t)blockIdx.x / b.blocks;
-    b.clusters = (int64_t)gridDim.x / b.blocks;
-    b.begin = b.rank * call.slice;
-    const int64_t left = columns - b.begin;
-    b.count = (int)(left < 0 ? 0 : left < call.slice ? left : call.slice);
-    b.packs = b.count / xdi_cuda_pack<X>::COUNT;
-    b.chunks = (b.packs + XDI_CUDA_RING_PACKS - 1) / XDI_CUDA_RING_PACKS;
-    b.stages = call.stages;
-    return b;
-}
-
-/* ---- the thread that asks for copies ---- */
-
+/* What the asking thread knows, in memory, as it needs its registers between. */
 struct xdi_cuda_ring_feed {
     int64_t row;
     double scale;       /* of the row, asked for when the row before was done */
@@ -6552,6 +6743,44 @@ struct xdi_cuda_ring_feed {
     int left;           /* bytes of it that the row still has */
     xdi_cuda_ring_place place; /* parity: of the wait for "empty", which a new ring passes at once */
 };
+
+struct xdi_cuda_ring_memory {
+    xdi_cuda_ring_barriers barriers;
+    xdi_cuda_ring_feed feed;
+    int maxima[2][XDI_CUDA_RING_WARPS]; /* in their order as integers */
+    float parts[XDI_CUDA_RING_TOTALS][XDI_CUDA_RING_WARPS + 1];
+    int args[XDI_CUDA_RING_WARPS];      /* the lowest column that has the block's largest element; INT32_MAX: none */
+    double totals[XDI_CUDA_RING_TOTALS]; /* of all warps */
+    xdi_cuda_ring_entry table[2][XDI_CUDA_RING_BLOCKS]; /* of this row and the next */
+    double mixtures[XDI_CUDA_RING_BLOCKS][XD_LOSS_MIXTURES];
+    alignas(16) unsigned char factors[XDI_CUDA_RING_SCALE]; /* what the row's gradient needs */
+    int next;                                               /* the cluster's next row that counts */
+};
+
+/* Where a block's columns are, and which rows its cluster has: `cluster`, then every `clusters`-th. */
+struct xdi_cuda_ring_block {
+    int begin, cluster, clusters, rank, blocks, count, packs, chunks;
+    bool last; /* of the row */
+};
+
+template <typename X, int TENSORS>
+static __device__ inline xdi_cuda_ring_block xdi_cuda_ring_block_of(const xd_loss_args &a, const xdi_cuda_ring_call &call) {
+    const int64_t columns = a.vocab.end - a.vocab.begin;
+    xdi_cuda_ring_block b;
+    b.rank = (int)xdi_cuda_cluster_rank();
+    b.blocks = (int)xdi_cuda_cluster_size();
+    b.cluster = (int)blockIdx.x / b.blocks;
+    b.clusters = (int)gridDim.x / b.blocks;
+    const int64_t begin = b.rank * call.slice, left = columns - begin;
+    b.begin = (int)(begin < columns ? begin : columns);
+    b.count = (int)(left < 0 ? 0 : left < call.slice ? left : call.slice);
+    b.packs = b.count / xdi_cuda_pack<X>::COUNT;
+    b.chunks = (b.packs + xdi_cuda_ring_form<X, TENSORS>::PACKS - 1) / xdi_cuda_ring_form<X, TENSORS>::PACKS;
+    b.last = b.rank + 1 == b.blocks;
+    return b;
+}
+
+/* ---- the thread that asks for copies, the first of the last warp ---- */
 
 /* Goes to a row that counts, `row` or one after it. */
 template <typename X, int TENSORS>
@@ -6568,23 +6797,24 @@ static __device__ inline void xdi_cuda_ring_go(const xd_loss_args &a, const xdi_
 
 /* Asks for the next stage, if there is one. */
 template <typename X, int TENSORS>
-static __device__ inline void xdi_cuda_ring_ask(const xd_loss_args &a, const xdi_cuda_ring_block &b, unsigned char *room,
-                                                xdi_cuda_ring_barriers *barriers, xdi_cuda_ring_feed *f, bool *sound) {
+static __device__ inline void xdi_cuda_ring_ask(const xd_loss_args &a, const xdi_cuda_ring_block &b, int stages,
+                                                unsigned char *room, xdi_cuda_ring_barriers *barriers, xdi_cuda_ring_feed *f, bool *sound) {
+    enum { BYTES = xdi_cuda_ring_form<X, TENSORS>::BYTES };
     if (f->left <= 0) xdi_cuda_ring_go<X, TENSORS>(a, b, f);
     if (f->left <= 0) return;
     xdi_cuda_ring_wait(&barriers->empty[f->place.stage], f->place.parity, sound);
     if (!*sound) return;
-    const unsigned bytes = (unsigned)(f->left < XDI_CUDA_RING_BYTES ? f->left : (int)XDI_CUDA_RING_BYTES);
+    const unsigned bytes = (unsigned)(f->left < BYTES ? f->left : (int)BYTES);
     uint64_t *const full = &barriers->full[f->place.stage];
-    unsigned char *const to = room + f->place.stage * (TENSORS * XDI_CUDA_RING_BYTES);
+    unsigned char *const to = room + f->place.stage * XDI_CUDA_RING_STAGE;
     xdi_cuda_barrier_expect(full, bytes * TENSORS);
     XD_UNROLL
     for (int i = 0; i < TENSORS; i++) {
-        xdi_cuda_bulk_load(to + i * XDI_CUDA_RING_BYTES, f->at[i], bytes, full);
-        f->at[i] += XDI_CUDA_RING_BYTES;
+        xdi_cuda_bulk_load(to + i * BYTES, f->at[i], bytes, full);
+        f->at[i] += BYTES;
     }
-    f->place.next(b.stages);
-    f->left -= XDI_CUDA_RING_BYTES;
+    f->place.next(stages);
+    f->left -= BYTES;
     if (f->left > 0) return;
     f->row += b.clusters;
     f->scale = f->row < a.student.rows ? a.row_scale[f->row] : 0.0;
@@ -6594,37 +6824,24 @@ static __device__ inline xdi_cuda_ring_feed xdi_cuda_ring_feed_of(const xd_loss_
     return { b.cluster, b.cluster < a.student.rows ? a.row_scale[b.cluster] : 0.0, { NULL, NULL }, 0, { 0, 1u } };
 }
 
-/* ---- over the lanes of a warp, the same on every lane ---- */
-
-template <int LANES, typename T> static __device__ inline T xdi_cuda_ring_add_lanes(T value) {
-    XD_UNROLL
-    for (int mask = 1; mask < LANES; mask *= 2) value = xdi_cuda_add()(value, xdi_cuda_shuffle_xor(value, mask));
-    return value;
-}
-
-template <int LANES> static __device__ inline float xdi_cuda_ring_max_lanes(float value) {
-    XD_UNROLL
-    for (int mask = 1; mask < LANES; mask *= 2) value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, mask));
-    return value;
-}
-
 /* ---- a row ---- */
 
 /* The element of this block's columns, which are all on the chip; `start` is the first one's place. */
 template <typename X, int TENSORS>
 static __device__ inline float xdi_cuda_ring_element(const unsigned char *room, const xdi_cuda_ring_place &start, int stages,
                                                      int column, int tensor) {
-    enum { COLUMNS = xdi_cuda_ring_form<X>::COLUMNS };
+    typedef xdi_cuda_ring_form<X, TENSORS> form;
+    enum { COLUMNS = form::COLUMNS };
     int stage = start.stage + column / COLUMNS;
     if (stage >= stages) stage -= stages;
-    const unsigned char *at = room + stage * (TENSORS * XDI_CUDA_RING_BYTES) + tensor * XDI_CUDA_RING_BYTES;
+    const unsigned char *at = room + stage * XDI_CUDA_RING_STAGE + tensor * form::BYTES;
     return xdi_cuda_widen(reinterpret_cast<const X *>(at)[column % COLUMNS]);
 }
 
 /* The block's entry, from its sums. By all lanes of a warp. */
 template <typename X, int KIND>
 static __device__ inline xdi_cuda_ring_entry
-xdi_cuda_ring_entry_of(const xd_loss_args &a, int64_t r, const xdi_cuda_ring_block &b, const unsigned char *room,
+xdi_cuda_ring_entry_of(const xd_loss_args &a, int64_t r, const xdi_cuda_ring_block &b, int stages, const unsigned char *room,
                        const xdi_cuda_ring_place &start, const double *sum, int arg) {
     typedef xdi_cuda_ring_is<KIND> is;
     xdi_cuda_ring_entry e;
@@ -6635,15 +6852,15 @@ xdi_cuda_ring_entry_of(const xd_loss_args &a, int64_t r, const xdi_cuda_ring_blo
     XD_UNROLL
     for (int i = 0; i < XDI_CUDA_LOSS_TERMS; i++)
         if (xdi_cuda_ring_sums_up<KIND>(i)) e.sum[i] = sum[i];
-    if (is::SOFT && arg < b.count) e.beside = xdi_cuda_ring_element<X, is::TENSORS>(room, start, b.stages, arg, 1);
+    if (is::SOFT && arg < b.count) e.beside = xdi_cuda_ring_element<X, is::TENSORS>(room, start, stages, arg, 1);
     e.sum[XD_LOSS_SOFT] += is::SOFT ? e.ones : 0.0;
     e.sum[XD_LOSS_TEACHER] += is::SOFT ? sum[XDI_CUDA_RING_TEACHER_ONES] : 0.0;
     e.sum[XD_LOSS_HARD] += is::HARD && !is::SHARED ? e.ones : 0.0;
     if (is::SHARED) e.sum[XD_LOSS_HARD] = e.sum[XD_LOSS_SOFT];
     const int64_t label = is::HARD ? xd_id_at(a.labels, r) - b.begin : -1;
     if (label >= 0 && label < b.count) {
-        e.label_x = xdi_cuda_ring_element<X, is::TENSORS>(room, start, b.stages, (int)label, 0);
-        if (is::SOFT) e.label_y = xdi_cuda_ring_element<X, is::TENSORS>(room, start, b.stages, (int)label, 1);
+        e.label_x = xdi_cuda_ring_element<X, is::TENSORS>(room, start, stages, (int)label, 0);
+        if (is::SOFT) e.label_y = xdi_cuda_ring_element<X, is::TENSORS>(room, start, stages, (int)label, 1);
     }
     return e;
 }
@@ -6660,7 +6877,7 @@ static __device__ inline double xdi_cuda_ring_cross(const xdi_cuda_ring_entry &e
     return factor * (e.sum[XD_LOSS_CROSS] + e.sum[XD_LOSS_SOFT] * step);
 }
 
-/* The whole row from the blocks' entries, by every warp. *rest: the student's sum without its largest elements, of 1. */
+/* The whole row from the blocks' entries, by a warp of each. *rest: the student's sum without its largest elements, of 1. */
 template <int KIND>
 static __device__ inline xdi_cuda_ring_row xdi_cuda_ring_merge(const xdi_cuda_ring_block &b, const xdi_cuda_ring_call &call,
                                                                const xdi_cuda_ring_entry *table, float *rest) {
@@ -6747,227 +6964,335 @@ static __device__ inline void xdi_cuda_ring_keep(const xdi_cuda_ring_block &b, c
 
 template <typename X, int KIND> struct xdi_cuda_ring_worker {
     typedef xdi_cuda_ring_is<KIND> is;
-    typedef xdi_cuda_ring_form<X> form;
-    enum { STAGE = is::TENSORS * XDI_CUDA_RING_BYTES, PACK = (int)xdi_cuda_pack<X>::COUNT };
+    typedef xdi_cuda_ring_form<X, is::TENSORS> form;
+    typedef xdi_cuda_ring_sums<X, KIND> sums;
+    typedef xdi_cuda_ring_factors<X, KIND> factors;
+    enum {
+        PACK = (int)xdi_cuda_pack<X>::COUNT,
+        LAST = (int)XDI_CUDA_LOSS_TERMS - 1,
+        COUNT = xdi_cuda_ring_total_of<KIND>(LAST) + (xdi_cuda_ring_sums_up<KIND>(LAST) ? 1 : 0)
+    };
+    static_assert((int)sizeof(factors) <= (int)XDI_CUDA_RING_SCALE, "the room");
     const xd_loss_args &a;
     const xdi_cuda_ring_call &call;
     const xdi_cuda_ring_block b;
-    unsigned char *const room;
-    xdi_cuda_ring_memory *const m;
-    xdi_cuda_ring_place start; /* of the row at work */
-    xdi_cuda_ring_feed feed;   /* of thread 0 */
+    unsigned char *room;
+    xdi_cuda_ring_memory *m;
+    xdi_cuda_ring_place start; /* of this row */
     bool sound;
 
-    /* Calls use(this thread's part of a stage, whether it has a second pack, its first column) for each stage where it has one. */
+    static __device__ int lane() {
+        return (int)threadIdx.x % XDI_CUDA_WARP;
+    }
+    static __device__ int warp() {
+        return (int)threadIdx.x / XDI_CUDA_WARP;
+    }
+    /* Whether this is the last warp. */
+    static __device__ bool leads() {
+        return threadIdx.x >= XDI_CUDA_RING_LANES;
+    }
+    /* Calls use(this thread's part of a stage, packs from there on, its first column) for each stage where it has one. */
     template <typename Use> __device__ void each(Use use) {
-        unsigned char *const mine = room + 16 * (int)threadIdx.x;
-        int stage = start.stage, column = (int)threadIdx.x * PACK;
-        for (int left = b.packs - (int)threadIdx.x; left > 0; left -= XDI_CUDA_RING_PACKS, column += form::COLUMNS) {
-            use(mine + stage * STAGE, left > XDI_CUDA_RING_PACKS / 2, column);
-            stage = stage + 1 < b.stages ? stage + 1 : 0;
+        unsigned char *at = room + 16 * (int)threadIdx.x + start.stage * XDI_CUDA_RING_STAGE;
+        const unsigned char *const end = room + call.stages * XDI_CUDA_RING_STAGE;
+        for (int left = b.packs - (int)threadIdx.x; left > 0; left -= form::PACKS) {
+            use(at, left, (b.packs - left) * PACK);
+            at += XDI_CUDA_RING_STAGE;
+            if (at >= end) at -= call.stages * XDI_CUDA_RING_STAGE;
         }
     }
-    __device__ void ask() {
-        xdi_cuda_ring_ask<X, is::TENSORS>(a, b, room, &m->barriers, &feed, &sound);
+    __device__ void ask(int count) {
+        if (lane() != 0 || !sound) return;
+        xdi_cuda_ring_feed feed = m->feed;
+        for (int i = 0; i < count; i++) xdi_cuda_ring_ask<X, is::TENSORS>(a, b, call.stages, room, &m->barriers, &feed, &sound);
+        m->feed = feed;
     }
-    __device__ bool records(int64_t r) const {
-        const int64_t turn = r / b.clusters;
-        return turn % b.blocks == b.rank && (int)threadIdx.x / XDI_CUDA_WARP == XDI_CUDA_RING_WARPS - 1;
+    __device__ bool records(int r) const {
+        return r / b.clusters % b.blocks == b.rank;
     }
-    __device__ xdi_cuda_ring_record *record(int64_t r) const {
+    __device__ xdi_cuda_ring_record *record(int r) const {
         return reinterpret_cast<xdi_cuda_ring_record *>(a.references) + r;
     }
 
-    /* Waits for each stage of the row and finds the block's largest elements. */
-    __device__ void look(xdi_cuda_ring_lane<X, KIND> *lane_of) {
-        const int warp = (int)threadIdx.x / XDI_CUDA_WARP, lane = (int)threadIdx.x % XDI_CUDA_WARP;
+    /* Waits for each stage of the row and finds the warp's largest elements. */
+    __device__ void look(xdi_cuda_ring_peak<X, KIND> *peak) {
         const unsigned char *const mine = room + 16 * (int)threadIdx.x;
-        int left = b.packs - (int)threadIdx.x;
-        xdi_cuda_ring_peak<X, is::SOFT, is::JSD> peak;
         xdi_cuda_ring_place at = start;
-        for (int k = 0; k < b.chunks; k++, at.next(b.stages), left -= XDI_CUDA_RING_PACKS) {
+        for (int left = b.packs - (int)threadIdx.x; left > 0; left -= form::PACKS, at.next(call.stages)) {
             xdi_cuda_ring_wait(&m->barriers.full[at.stage], at.parity, &sound);
-            if (left > 0) peak.look(mine + at.stage * STAGE, left > XDI_CUDA_RING_PACKS / 2);
+            peak->look(mine + at.stage * XDI_CUDA_RING_STAGE, left);
         }
-        const float max = xdi_cuda_ring_max_lanes<XDI_CUDA_WARP>(peak.largest());
-        const float teacher_max = is::SOFT ? xdi_cuda_ring_max_lanes<XDI_CUDA_WARP>(peak.teacher_largest()) : 0.0f;
-        if (lane == 0) {
-            m->maxima[warp][0] = max;
-            m->maxima[warp][1] = teacher_max;
-        }
-        const bool infinite = __syncthreads_or(peak.infinite()) != 0;
-        const float *const maxima = m->maxima[lane % XDI_CUDA_RING_WARPS];
-        lane_of->begin(peak, call, xdi_cuda_ring_max_lanes<XDI_CUDA_RING_WARPS>(maxima[0]),
-                       is::SOFT ? xdi_cuda_ring_max_lanes<XDI_CUDA_RING_WARPS>(maxima[1]) : 0.0f, infinite);
+        const int max = __reduce_max_sync(0xffffffffu, xdi_cuda_ring_order(peak->largest()));
+        const int teacher_max = is::SOFT ? __reduce_max_sync(0xffffffffu, xdi_cuda_ring_order(peak->teacher_largest())) : 0;
+        if (lane() != 0) return;
+        m->maxima[0][warp()] = max;
+        if (is::SOFT) m->maxima[1][warp()] = teacher_max;
     }
-    __device__ void add_up(xdi_cuda_ring_lane<X, KIND> *mine) {
+    /* The block's largest element, of the student or of the teacher. */
+    __device__ float largest(int tensor) const {
+        const int of_warp = m->maxima[tensor][lane() < XDI_CUDA_RING_WARPS ? lane() : 0];
+        return xdi_cuda_ring_ordered(__reduce_max_sync(0xffffffffu, of_warp));
+    }
+    __device__ void add_up(sums *mine) {
         if (!form::FINE && !mine->guarded) {
-            each([&](const unsigned char *at, bool second, int column) { mine->template take<false>(at, second, column); });
+            each([&](const unsigned char *at, int left, int column) { mine->template take<false>(at, left, column); });
             if (!__any_sync(0xffffffffu, mine->repeats())) return;
             mine->clear();
             mine->guarded = true;
         }
-        each([&](const unsigned char *at, bool second, int column) { mine->template take<true>(at, second, column); });
+        each([&](const unsigned char *at, int left, int column) { mine->template take<true>(at, left, column); });
     }
     /* Leaves the warp's sums in memory. What is apart, few threads have. */
-    __device__ void keep_warp(const xdi_cuda_ring_lane<X, KIND> &mine) {
-        const bool any = __any_sync(0xffffffffu, mine.mine || mine.teacher_mine) != 0;
-        xdi_cuda_ring_totals *const to = &m->parts[(int)threadIdx.x / XDI_CUDA_WARP];
-        const bool first = (int)threadIdx.x % XDI_CUDA_WARP == 0;
+    __device__ void keep_warp(const sums &mine) {
+        const bool any = __any_sync(0xffffffffu, mine.least < INFINITY) != 0;
+        float own[XDI_CUDA_RING_FOUR] = {};
         XD_UNROLL
-        for (int i = 0; i < XDI_CUDA_RING_SUMS; i++) {
-            if (!xdi_cuda_ring_sums_up<KIND>(i)) continue;
-            float sum = mine.sum[i];
-            if (i < XDI_CUDA_RING_ONES || any) sum = xdi_cuda_ring_add_lanes<XDI_CUDA_WARP>(sum);
-            if (first) to->sum[i] = sum;
+        for (int i = 0; i < XDI_CUDA_LOSS_TERMS; i++)
+            if (xdi_cuda_ring_sums_up<KIND>(i)) own[xdi_cuda_ring_total_of<KIND>(i)] = mine.sum[i];
+        float total = xdi_cuda_ring_add_four<COUNT>(own[0], own[1], own[2], own[3]), other = 0.0f;
+        int arg = INT32_MAX;
+        if (any) {
+            other = xdi_cuda_ring_add_four<XDI_CUDA_RING_FOUR>(
+                mine.sum[XDI_CUDA_RING_ONES], mine.sum[XDI_CUDA_RING_TEACHER_ONES], mine.sum[XDI_CUDA_RING_APART], 0.0f);
+            arg = (int)__reduce_min_sync(0xffffffffu, mine.arg);
         }
-        const int arg = any ? (int)__reduce_min_sync(0xffffffffu, mine.arg) : INT32_MAX;
-        if (first) to->arg = arg;
+        if (lane() >= XDI_CUDA_RING_FOUR) total = other; /* the sums repeat every four lanes */
+        if (lane() < XDI_CUDA_RING_TOTALS) m->parts[lane()][warp()] = total;
+        if (lane() == 0) m->args[warp()] = arg;
     }
-    /* Adds up the warps' sums and tells every block; by the first warp. */
-    __device__ void tell(int64_t r, int parity, const xdi_cuda_ring_lane<X, KIND> &mine, bool lost) {
-        const int lane = (int)threadIdx.x % XDI_CUDA_WARP;
-        const xdi_cuda_ring_totals &part = m->parts[lane % XDI_CUDA_RING_WARPS];
+    /* Adds up the warps' sums into m->totals, by four lanes each. By the last warp, as what follows. */
+    __device__ void total_up() {
+        const float *const part = m->parts[lane() / 4];
+        double sum = 0.0;
+        XD_UNROLL
+        for (int w = 0; w < XDI_CUDA_RING_WARPS; w += 4)
+            if (w + lane() % 4 < XDI_CUDA_RING_WARPS) sum = xd_add(sum, (double)part[w + lane() % 4]);
+        sum = xdi_cuda_ring_add_lanes<4>(sum);
+        if (lane() % 4 == 0) m->totals[lane() / 4] = sum;
+        __syncwarp();
+    }
+    /* Tells every block this one's sums. */
+    __device__ void tell(int r, int parity, const xdi_cuda_ring_corrections &by, float max, float teacher_max) {
         double sum[XDI_CUDA_RING_SUMS] = {};
+        total_up();
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_RING_SUMS; i++)
-            if (xdi_cuda_ring_sums_up<KIND>(i)) sum[i] = xdi_cuda_ring_add_lanes<XDI_CUDA_RING_WARPS>((double)part.sum[i]);
-        const int arg = (int)__reduce_min_sync(0xffffffffu, part.arg);
-        const float *const maxima = m->maxima[lane % XDI_CUDA_RING_WARPS];
+            if (xdi_cuda_ring_sums_up<KIND>(i)) sum[i] = m->totals[xdi_cuda_ring_total_of<KIND>(i)];
+        const int arg = (int)__reduce_min_sync(0xffffffffu, m->args[lane() < XDI_CUDA_RING_WARPS ? lane() : 0]);
         const double apart = sum[XDI_CUDA_RING_APART];
-        xdi_cuda_ring_correct(mine, sum);
-        xdi_cuda_ring_entry e = xdi_cuda_ring_entry_of<X, KIND>(a, r, b, room, start, sum, arg);
-        e.max = xdi_cuda_ring_max_lanes<XDI_CUDA_RING_WARPS>(maxima[0]);
-        e.teacher_max = is::SOFT ? xdi_cuda_ring_max_lanes<XDI_CUDA_RING_WARPS>(maxima[1]) : 0.0f;
+        xdi_cuda_ring_correct<KIND>(by, sum);
+        xdi_cuda_ring_entry e = xdi_cuda_ring_entry_of<X, KIND>(a, r, b, call.stages, room, start, sum, arg);
+        e.max = max;
+        e.teacher_max = teacher_max;
         if (is::FORWARD) e.sum[XD_LOSS_CROSS] -= XDI_CUDA_LN2 * apart;
         if (is::REVERSE) {
             const double s = (double)call.soft_factor * XDI_CUDA_LN2, y = (double)e.beside; /* as the exponents have it */
             e.sum[XD_LOSS_CROSS] += s * (y * sum[XD_LOSS_SOFT] + (e.ones * y - apart));
         }
-        if (lost) e.sum[is::SOFT ? XD_LOSS_SOFT : XD_LOSS_HARD] = (double)NAN; /* a finding */
-        if (lane < b.blocks) *xdi_cuda_cluster_map(&m->table[parity][b.rank], (unsigned)lane) = e;
+        if (!sound) e.sum[is::SOFT ? XD_LOSS_SOFT : XD_LOSS_HARD] = (double)NAN; /* a finding */
+        if (lane() < b.blocks) *xdi_cuda_cluster_map(&m->table[parity][b.rank], (unsigned)lane()) = e;
     }
-    /* JSD's sums over the mixture, of the whole row. */
-    __device__ void mix(int64_t r, xdi_cuda_ring_lane<X, KIND> *mine, xdi_cuda_ring_row *row, float rest) {
-        const int warp = (int)threadIdx.x / XDI_CUDA_WARP, lane = (int)threadIdx.x % XDI_CUDA_WARP;
-        const float top = mine->top_of(call.beta, *row);
-        mine->begin_mixtures(*row, top);
-        if (form::FINE || mine->guarded)
-            each([&](unsigned char *at, bool second, int column) {
-                mine->template mix<true>(at, second, column, call.beta, row->arg);
-            });
+    /* Leaves what the gradient needs. */
+    __device__ void leave(const factors &f) {
+        __syncwarp(); /* after left() */
+        if (lane() == 0) *reinterpret_cast<factors *>(m->factors) = f;
+    }
+    __device__ factors left() const {
+        return *reinterpret_cast<const factors *>(m->factors);
+    }
+    /* JSD: a warp's sums over the mixture, of the whole row. */
+    __device__ void mix(const sums &mine, const factors &f, bool guarded) {
+        xdi_cuda_ring_mixtures of = { 0.0f, 0.0f, mine.largest, mine.largest == f.max };
+        if (form::FINE || guarded)
+            each([&](unsigned char *at, int left, int column) { f.template mix<true>(at, left, column, call.beta, &of); });
         else
-            each([&](unsigned char *at, bool second, int column) {
-                mine->template mix<false>(at, second, column, call.beta, row->arg);
-            });
-        XD_UNROLL
-        for (int i = 0; i < XD_LOSS_MIXTURES; i++) {
-            const float sum = xdi_cuda_ring_add_lanes<XDI_CUDA_WARP>(mine->sum[i]);
-            if (lane == 0) m->parts[warp].sum[i] = sum;
-        }
-        __syncthreads();
-        for (int i = 0; i < XD_LOSS_MIXTURES && warp == 0; i++) {
-            const double part = (double)m->parts[lane % XDI_CUDA_RING_WARPS].sum[i];
-            const double sum = xdi_cuda_ring_add_lanes<XDI_CUDA_RING_WARPS>(part);
-            if (lane < b.blocks) *xdi_cuda_cluster_map(&m->mixtures[b.rank][i], (unsigned)lane) = sum;
-        }
-        xdi_cuda_cluster_sync();
-        const int block = lane % XDI_CUDA_RING_BLOCKS;
+            each([&](unsigned char *at, int left, int column) { f.template mix<false>(at, left, column, call.beta, &of); });
+        const float total = xdi_cuda_ring_add_four<2>(of.student, of.teacher, 0.0f, 0.0f);
+        if (lane() < 2) m->parts[lane()][warp()] = total;
+    }
+    /* JSD: tells every block this one's sums over the mixture. */
+    __device__ void tell_mixtures() {
+        total_up();
+        if (lane() >= b.blocks) return;
+        double *const to = xdi_cuda_cluster_map(m->mixtures[b.rank], (unsigned)lane());
+        to[XD_LOSS_STUDENT_MIXTURE] = -m->totals[0];
+        to[XD_LOSS_TEACHER_MIXTURE] = m->totals[1];
+    }
+    /* JSD: the row's mean. */
+    __device__ void merge_mixtures(int r, const factors &f, float rest, xdi_cuda_ring_row *row) {
+        const int block = lane() % XDI_CUDA_RING_BLOCKS;
         double sum[XD_LOSS_MIXTURES];
         for (int i = 0; i < XD_LOSS_MIXTURES; i++)
             sum[i] = xdi_cuda_ring_add_lanes<XDI_CUDA_RING_BLOCKS>(block < b.blocks ? m->mixtures[block][i] : 0.0);
-        const double unit = (double)mine->nats(1.0f);
-        const double student = unit * (sum[XD_LOSS_STUDENT_MIXTURE] - (double)top * (double)rest);
-        row->top = mine->nats(top);
+        const double unit = (double)factors::nats(1.0f);
+        const double student = unit * (sum[XD_LOSS_STUDENT_MIXTURE] - (double)f.top * (double)rest);
+        row->top = factors::nats(f.top);
         row->mean = (float)student;
-        if (!records(r) || lane != 0) return;
+        if (!records(r) || lane() != 0) return;
         record(r)->mixtures[XD_LOSS_TEACHER_MIXTURE] = unit * sum[XD_LOSS_TEACHER_MIXTURE];
         record(r)->mixtures[XD_LOSS_STUDENT_MIXTURE] = student;
     }
     /* Writes the gradient, if there is one, and gives each stage back. */
-    template <bool GUARDED> __device__ void grade(int64_t r, const xdi_cuda_ring_lane<X, KIND> &mine) {
+    template <bool GUARDED> __device__ void grade(int r, const factors f) {
         X *to = a.gradient.data ? xdi_cuda_row<X>(a.gradient, r) + b.begin + (int)threadIdx.x * PACK : NULL;
-        int left = to ? b.packs - (int)threadIdx.x : 0;
-        for (int k = 0; k < b.chunks; k++, left -= XDI_CUDA_RING_PACKS) {
+        int left = to ? b.packs - (int)threadIdx.x : 0, stage = start.stage;
+        for (int k = 0; k < b.chunks; k++, left -= form::PACKS) {
             if (left > 0) {
-                mine.template grade<GUARDED>(room + 16 * (int)threadIdx.x + start.stage * STAGE, left > XDI_CUDA_RING_PACKS / 2,
-                                             to);
+                f.template grade<GUARDED>(room + 16 * (int)threadIdx.x + stage * XDI_CUDA_RING_STAGE, left, to);
                 to += form::COLUMNS;
             }
             if (is::JSD) xdi_cuda_bulk_fence(); /* mix() has written to the stage */
             __syncwarp();
-            if (threadIdx.x % XDI_CUDA_WARP == 0) xdi_cuda_barrier_arrive(&m->barriers.empty[start.stage]);
-            start.next(b.stages);
-            if (threadIdx.x == 0 && k > 0) ask(); /* for the stage before, which the other warps have left by now */
+            if (lane() == 0) xdi_cuda_barrier_arrive(&m->barriers.empty[stage]);
+            stage = stage + 1 < call.stages ? stage + 1 : 0;
         }
-        if (threadIdx.x == 0 && b.chunks > 0) ask();
         if (a.gradient.data) zero(r, false);
     }
     /* Zeroes this block's part of a row's gradient, or the padding alone, which the last block has. */
-    __device__ void zero(int64_t r, bool all) const {
+    __device__ void zero(int r, bool all) const {
         X *const to = xdi_cuda_row<X>(a.gradient, r);
         const xdi_cuda_pack<X> zeros = {};
-        for (int p = (int)threadIdx.x; p < b.packs && all; p += XDI_CUDA_TEAM_BLOCK)
+        for (int p = (int)threadIdx.x; p < b.packs && all; p += XDI_CUDA_RING_LANES)
             xdi_cuda_store16(to + b.begin + p * PACK, zeros);
-        if (b.rank + 1 < b.blocks) return;
-        for (int64_t c = a.vocab.end - a.vocab.begin + (int64_t)threadIdx.x; c < a.gradient.cols; c += XDI_CUDA_TEAM_BLOCK)
+        if (!b.last) return;
+        for (int64_t c = a.vocab.end - a.vocab.begin + (int64_t)threadIdx.x; c < a.gradient.cols; c += XDI_CUDA_RING_LANES)
             xdi_cuda_narrow(0.0f, &to[c]);
     }
-    __device__ void work(int64_t r, double scale, int parity) {
-        const xdi_cuda_ring_weights weights = { (float)(scale * call.hard_weight), (float)(scale * call.soft_weight) };
-        xdi_cuda_ring_lane<X, KIND> mine;
-        float rest = 0.0f;
-        look(&mine);
+    /* The block's barrier. All warps come here from two functions, in the same order. */
+    static __device__ void meet() {
+        __syncthreads();
+    }
+    /* The same, and whether a copy of this block was lost. */
+    __device__ bool meet_sound() const {
+        return __syncthreads_or(!sound) == 0;
+    }
+    /* A row, by a warp that works on columns. */
+    __device__ void work(int r) {
+        xdi_cuda_ring_peak<X, KIND> peak;
+        sums mine;
+        look(&peak);
+        meet();
+        mine.begin(peak, call, largest(0), is::SOFT ? largest(1) : 0.0f);
         add_up(&mine);
         keep_warp(mine);
-        const bool lost = __syncthreads_or(!sound) != 0;
-        if (threadIdx.x < XDI_CUDA_WARP) tell(r, parity, mine, lost);
+        sound = meet_sound();
+        xdi_cuda_cluster_sync();
+        meet();
+        factors f = left();
+        if (is::JSD) {
+            const bool wide = f.guarded || !f.is_narrow(call.beta, mine.lowest);
+            mix(mine, f, __any_sync(0xffffffffu, wide) != 0);
+            meet();
+            xdi_cuda_cluster_sync();
+            meet();
+            f = left();
+        }
+        if (form::FINE || mine.guarded || f.guarded)
+            grade<true>(r, f);
+        else
+            grade<false>(r, f);
+        start = start.after(b.chunks, call.stages);
+    }
+    /* The same row, by the last warp. */
+    __device__ void lead(int r, double scale, int parity, int *next, double *next_scale) {
+        const xdi_cuda_ring_weights weights = { (float)(scale * call.hard_weight), (float)(scale * call.soft_weight) };
+        float rest = 0.0f;
+        factors f;
+        meet();
+        const float max = largest(0), teacher_max = is::SOFT ? largest(1) : 0.0f;
+        sums mine; /* for the exponents, which all threads have */
+        mine.begin(xdi_cuda_ring_peak<X, KIND>(), call, max, teacher_max);
+        const xdi_cuda_ring_corrections by = xdi_cuda_ring_corrections_of(mine);
+        *next = counting(r + b.clusters, next_scale); /* while the others add up */
+        sound = meet_sound(); /* asks no more for a ring that has lost one */
+        tell(r, parity, by, max, teacher_max);
         xdi_cuda_cluster_sync();
         xdi_cuda_ring_row row = xdi_cuda_ring_merge<KIND>(b, call, m->table[parity], &rest);
-        if (records(r)) xdi_cuda_ring_keep<KIND>(b, call, m->table[parity], row, record(r));
-        mine.settle(call, weights, row);
-        if (is::JSD) mix(r, &mine, &row, rest);
-        mine.lean(call, weights, row);
-        if (form::FINE || mine.guarded)
-            grade<true>(r, mine);
+        f.settle(call, weights, row);
+        if (is::JSD)
+            f.top = f.top_of(call.beta, row);
         else
-            grade<false>(r, mine);
+            f.lean(call, weights, row);
+        leave(f);
+        if (lane() == 0) m->next = *next;
+        meet();
+        if (is::JSD) {
+            meet();
+            tell_mixtures();
+            xdi_cuda_cluster_sync();
+            f = left();
+            merge_mixtures(r, f, rest, &row);
+            f.lean(call, weights, row);
+            leave(f);
+            meet();
+        }
+        if (records(r)) xdi_cuda_ring_keep<KIND>(b, call, m->table[parity], row, record(r));
+    }
+    /* The first row from r on that counts, of those of the cluster, and its scale. */
+    __device__ int counting(int r, double *scale) const {
+        for (; r < (int)a.student.rows; r += b.clusters) {
+            *scale = a.row_scale[r];
+            if (*scale != 0.0) return r;
+        }
+        return r;
     }
     __device__ void run() {
-        int parity = 0;
-        double scale = feed.scale;
-        if (threadIdx.x == 0)
-            for (int i = 0; i < b.stages; i++) ask();
-        for (int64_t r = b.cluster; r < a.student.rows; r += b.clusters) {
-            const int64_t after = r + b.clusters;
-            const double next = after < a.student.rows ? a.row_scale[after] : 0.0;
-            if (scale == 0.0) {
+        int r = b.cluster, next = m->next;
+        for (;;) {
+            for (; r < next && r < (int)a.student.rows; r += b.clusters)
                 if (a.gradient.data) zero(r, true);
-            } else {
-                work(r, scale, parity);
-                parity ^= 1;
-            }
-            scale = next;
+            if (r >= (int)a.student.rows) return;
+            work(r);
+            r += b.clusters;
+            next = m->next;
+        }
+    }
+    __device__ void run_last() {
+        int parity = 0;
+        if (lane() == 0) m->feed = xdi_cuda_ring_feed_of(a, b);
+        ask(call.stages);
+        double scale = 0.0, next_scale = 0.0;
+        int next;
+        for (int r = counting(b.cluster, &scale); r < (int)a.student.rows; r = next, scale = next_scale, parity ^= 1) {
+            lead(r, scale, parity, &next, &next_scale);
+            ask(b.chunks);
+            start = start.after(b.chunks, call.stages);
         }
     }
 };
 
+/* Blocks that share a multiprocessor; fewer where 80 registers do not suffice. */
+template <typename X, int KIND> struct xdi_cuda_ring_least {
+    typedef xdi_cuda_ring_is<KIND> is;
+    enum { BLOCKS = XDI_CUDA_RING_NARROW && sizeof(X) == 2 && is::FORWARD && !is::SHARED ? 1 : 2 };
+};
+
 template <typename X, int KIND>
-static __global__ void __launch_bounds__(XDI_CUDA_TEAM_BLOCK, 2)
+static __global__ void __launch_bounds__(XDI_CUDA_RING_THREADS, xdi_cuda_ring_least<X, KIND>::BLOCKS)
     xdi_cuda_loss_ring_kernel(const __grid_constant__ xd_loss_args a, const __grid_constant__ xdi_cuda_ring_call call) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
     XD_DYN_SHARED(unsigned char, room);
     XD_SHARED(xdi_cuda_ring_memory, memory, );
-    if (threadIdx.x == 0) xdi_cuda_ring_init(&memory.barriers, call.stages, XDI_CUDA_RING_WARPS);
+    const xdi_cuda_ring_block b = xdi_cuda_ring_block_of<X, xdi_cuda_ring_is<KIND>::TENSORS>(a, call);
+    xdi_cuda_ring_worker<X, KIND> worker = { a, call, b, room, &memory, { 0, 0u }, true };
+    if (threadIdx.x == 0) {
+        double scale;
+        xdi_cuda_ring_init(&memory.barriers, call.stages);
+        memory.next = worker.counting(b.cluster, &scale);
+    }
     xdi_cuda_cluster_sync(); /* every block runs, and has its barriers */
-    const xdi_cuda_ring_block b = xdi_cuda_ring_block_of<X>(a, call);
-    xdi_cuda_ring_worker<X, KIND> worker = { a, call, b, room, &memory, { 0, 0u }, xdi_cuda_ring_feed_of(a, b), true };
-    worker.run();
+    if (worker.leads())
+        worker.run_last();
+    else
+        worker.run();
     xdi_cuda_cluster_sync(); /* no block ends while others write into its memory */
 #endif
 }
 
-/* ---- the rows' scalars: a thread each ---- */
+/* >>cuda/loss_ring_rows.cu */
+
+/* The second kernel of losses of rows that stay on the chip, a thread a row: what kernel/loss.h promises, from the records of
+ * loss_ring.cu. */
 
 /* The row from its record. */
 static __device__ inline void xdi_cuda_ring_read(const xd_loss_args &a, int64_t r, xdi_cuda_ring_record *in, xd_loss_row *row) {
@@ -7066,8 +7391,8 @@ static bool xdi_cuda_ring_takes(const xd_loss_args *a, int kind) {
     const int64_t columns = a->vocab.end - a->vocab.begin;
     const xd_dtype x = a->student.dtype;
     const bool soft = kind >= XDI_CUDA_RING_FORWARD, gradient = a->gradient.data != NULL;
-    return a->vocab.shards == 1 && a->student.rows > 0 && columns > XDI_CUDA_SHORT_ROW && columns % XDI_CUDA_EIGHT == 0 &&
-           columns <= INT32_MAX && xdi_cuda_ring_reads(a->student) &&
+    return a->vocab.shards == 1 && a->student.rows > 0 && a->student.rows < INT32_MAX / 2 && columns > XDI_CUDA_SHORT_ROW &&
+           columns % XDI_CUDA_EIGHT == 0 && columns <= INT32_MAX && xdi_cuda_ring_reads(a->student) &&
            (!soft || (a->teacher.dtype == x && xdi_cuda_ring_reads(a->teacher))) &&
            (!gradient || (a->gradient.dtype == x && xdi_cuda_ring_reads(a->gradient)));
 }
@@ -7075,10 +7400,10 @@ static bool xdi_cuda_ring_takes(const xd_loss_args *a, int kind) {
 /* ---- how a row is cut ---- */
 
 /* Stages that a block has room for where `residents` of them share a multiprocessor, each with 1 KiB of the system's. */
-static int xdi_cuda_ring_stages(size_t processor_bytes, int residents, int stage_bytes) {
+static int xdi_cuda_ring_stages(size_t processor_bytes, int residents) {
     const size_t fixed = sizeof(xdi_cuda_ring_memory) + 1024 + 128;
     const int64_t room = (int64_t)(processor_bytes / (size_t)residents) - (int64_t)fixed;
-    const int64_t stages = room / stage_bytes;
+    const int64_t stages = room / XDI_CUDA_RING_STAGE;
     return stages < XDI_CUDA_RING_STAGES ? (int)stages : (int)XDI_CUDA_RING_STAGES;
 }
 
@@ -7093,16 +7418,16 @@ static const xdi_cuda_ring_choice xdi_cuda_ring_choices[] = {
 };
 static_assert(sizeof xdi_cuda_ring_choices / sizeof *xdi_cuda_ring_choices == XDI_CUDA_RING_CHOICES, "see xd_cuda");
 
-/* The first one whose ring holds a row and two stages more, and whose clusters the device runs; the index, -1: none. */
+/* The first one whose ring holds a row and a stage more, and whose clusters the device runs; the index, -1: none. */
 static int xdi_cuda_ring_choose(const xd_cuda *cuda, int kind, xd_dtype dtype, int64_t columns, xdi_cuda_ring_call *call) {
     const int tensors = kind >= XDI_CUDA_RING_FORWARD ? 2 : 1;
-    const int64_t stage = XDI_CUDA_RING_BYTES / (int64_t)xd_dtype_size(dtype);
+    const int64_t stage = XDI_CUDA_RING_STAGE / tensors / (int64_t)xd_dtype_size(dtype);
     for (int i = 0; i < XDI_CUDA_RING_CHOICES; i++) {
         const xdi_cuda_ring_choice c = xdi_cuda_ring_choices[i];
         const int64_t blocks = (int64_t)1 << c.blocks;
         call->slice = (columns + XDI_CUDA_EIGHT * blocks - 1) / (XDI_CUDA_EIGHT * blocks) * XDI_CUDA_EIGHT;
-        call->stages = xdi_cuda_ring_stages(cuda->processor_shared_bytes, c.residents, tensors * XDI_CUDA_RING_BYTES);
-        if ((call->slice + stage - 1) / stage + 2 <= call->stages && cuda->ring_clusters[dtype == XD_DTYPE_BF16][kind][i] > 0)
+        call->stages = xdi_cuda_ring_stages(cuda->processor_shared_bytes, c.residents);
+        if ((call->slice + stage - 1) / stage + 1 <= call->stages && cuda->ring_clusters[dtype == XD_DTYPE_BF16][kind][i] > 0)
             return i;
     }
     return -1;
@@ -7114,8 +7439,7 @@ static xd_result xdi_cuda_ring_launch(const xd_launch *launch, const xd_cuda *cu
     const int64_t most = cuda->ring_clusters[sizeof(X) == 2][KIND][choice];
     const int64_t blocks = (int64_t)1 << xdi_cuda_ring_choices[choice].blocks;
     const int64_t clusters = a->student.rows < most ? a->student.rows : most;
-    xdi_cuda_grid grid = xdi_cuda_grid_of(clusters * blocks, XDI_CUDA_TEAM_BLOCK,
-                                          (size_t)(call.stages * xdi_cuda_ring_is<KIND>::TENSORS * XDI_CUDA_RING_BYTES));
+    xdi_cuda_grid grid = xdi_cuda_grid_of(clusters * blocks, XDI_CUDA_RING_THREADS, (size_t)(call.stages * XDI_CUDA_RING_STAGE));
     grid.cluster = (int)blocks;
     return XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_loss_ring_kernel<X, KIND>), *a, call);
 }
@@ -7155,8 +7479,7 @@ static xd_result xdi_cuda_loss_ring(const xd_launch *launch, const xd_loss_args 
 /* Lets a kernel use the shared memory of each choice, and notes how many of its clusters run at once; 0: none. */
 template <typename X, int KIND> static xd_result xdi_cuda_ring_allow(xd_ctx *ctx, xd_cuda *cuda, size_t block_bytes) {
     void (*kernel)(xd_loss_args, xdi_cuda_ring_call) = xdi_cuda_loss_ring_kernel<X, KIND>;
-    const int stage = xdi_cuda_ring_is<KIND>::TENSORS * XDI_CUDA_RING_BYTES;
-    const int most = xdi_cuda_ring_stages(cuda->processor_shared_bytes, 1, stage) * stage;
+    const int most = xdi_cuda_ring_stages(cuda->processor_shared_bytes, 1) * XDI_CUDA_RING_STAGE;
     XD_TRY(xdi_cuda_load(ctx, kernel));
     if ((size_t)most + sizeof(xdi_cuda_ring_memory) > block_bytes) return XD_OK;
     XDI_CUDA_TRY(ctx, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most));
@@ -7170,8 +7493,8 @@ template <typename X, int KIND> static xd_result xdi_cuda_ring_allow(xd_ctx *ctx
         cluster.val.clusterDim.x = 1u << c.blocks;
         cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
         config.gridDim = dim3(1u << c.blocks, 1, 1);
-        config.blockDim = dim3(XDI_CUDA_TEAM_BLOCK, 1, 1);
-        config.dynamicSmemBytes = (size_t)(xdi_cuda_ring_stages(cuda->processor_shared_bytes, c.residents, stage) * stage);
+        config.blockDim = dim3(XDI_CUDA_RING_THREADS, 1, 1);
+        config.dynamicSmemBytes = (size_t)(xdi_cuda_ring_stages(cuda->processor_shared_bytes, c.residents) * XDI_CUDA_RING_STAGE);
         config.attrs = &cluster;
         config.numAttrs = 1;
         if (cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) != cudaSuccess) {
@@ -13145,4 +13468,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 9845953a2f7cde47ee022390a804dae839a7ca15c16a620b0b85080e9b89b323 */
+/* xdistill sha256 21fdd6ec16dc2f6bb4a254a8affc0fd18e00aeb31f0225b129016fa76d607b4c */

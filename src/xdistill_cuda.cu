@@ -40,6 +40,7 @@
 #include "cuda/loss_ring_sums.cuh"
 #include "cuda/loss_ring_grade.cuh"
 #include "cuda/loss_ring.cu"
+#include "cuda/loss_ring_rows.cu"
 #include "cuda/loss_ring_host.cu"
 #include "cuda/loss_ring_check.cu"
 #include "cuda/sort_ids.cu"

@@ -135,11 +135,13 @@ static void xdi_cuda_list_destroy(xd_array_list *list) {
 /* ---- what it holds ---- */
 
 /* Long lists have long chunks, short ones enough of them for all processors. */
-static int64_t xdi_cuda_chunk_of(int64_t elements) {
-    int64_t chunk = 65536;
-    while (chunk > 4096 && elements < 4096 * chunk) chunk /= 2;
-    return chunk;
-}
+template <typename Item> struct xdi_cuda_chunks {
+    static int64_t elements(int64_t, int64_t all) {
+        int64_t chunk = 65536;
+        while (chunk > 4096 && all < 4096 * chunk) chunk /= 2;
+        return chunk;
+    }
+};
 
 /* Whether a call that says its arrays are those of the last one finds them there. `list` may be NULL. */
 static bool xdi_cuda_list_is_current(const xd_array_list *list, bool same, int64_t count) {
@@ -161,10 +163,10 @@ static bool xdi_cuda_list_holds(const xd_array_list *list, int64_t count, MakeIt
     return true;
 }
 
-/* The first chunks of the arrays, from their elements, and the arrays of the chunks. */
-static void xdi_cuda_list_split(xd_array_list *list, int64_t count, uint64_t *first, int64_t elements) {
+/* The first chunks of the arrays, from their elements and those of a chunk, and the arrays of the chunks. */
+static void xdi_cuda_list_split(xd_array_list *list, int64_t count, uint64_t *first, int64_t chunk) {
     uint32_t *arrays = (uint32_t *)(void *)(first + count);
-    list->chunk = xdi_cuda_chunk_of(elements);
+    list->chunk = chunk;
     list->chunks = 0;
     list->shift = 0;
     for (int64_t k = 0; k < count; k++) {
@@ -194,7 +196,7 @@ static int64_t xdi_cuda_list_fill(xd_array_list *list, int64_t count, MakeItem m
         elements += list->elements[k];
     }
     list->item_words = (int)WORDS;
-    xdi_cuda_list_split(list, count, list->next + WORDS * count, elements);
+    xdi_cuda_list_split(list, count, list->next + WORDS * count, xdi_cuda_chunks<Item>::elements(count, elements));
     const int64_t used = list->chunks > 0 ? ((list->chunks - 1) >> list->shift) + 1 : 0;
     return (WORDS + 1) * count + (used + 1) / 2;
 }

@@ -3,10 +3,11 @@
  * what comes next. Per row:
  *
  *   1. every block finds its largest elements, then its sums relative to them;
- *   2. it writes both into the shared memory of all blocks, and the cluster synchronises (JSD: twice);
- *   3. every warp merges the blocks' sums in the order of the columns, and computes its part of the gradient.
+ *   2. its last warp writes both into the shared memory of all blocks, and the cluster synchronises (JSD: twice);
+ *   3. that warp merges the blocks' sums in the order of the columns, and leaves what the gradient needs;
+ *   4. the other warps compute the gradient, while the last one asks for the copies of later rows.
  *
- * One warp of the cluster also merges in double, into a record of the row. A second kernel, with a thread a row, makes of the
+ * One such warp of the cluster also merges in double, into a record of the row. A second kernel, with a thread a row, makes of the
  * records what kernel/loss.h promises: the row's scalars and findings, and the gradient of the two columns that may hold nearly
  * all probability. Rows that it cannot take have the path of loss_fused.cu. */
 
@@ -26,41 +27,9 @@ struct xdi_cuda_ring_entry {
     int arg, columns;                      /* arg: a column of the block */
 };
 
-enum { XDI_CUDA_RING_BLOCKS = 16, XDI_CUDA_RING_WARPS = XDI_CUDA_TEAM_BLOCK / XDI_CUDA_WARP };
+enum { XDI_CUDA_RING_BLOCKS = 16, XDI_CUDA_RING_SCALE = 160 };
 
-struct xdi_cuda_ring_memory {
-    xdi_cuda_ring_barriers barriers;
-    float maxima[XDI_CUDA_RING_WARPS][2];
-    xdi_cuda_ring_totals parts[XDI_CUDA_RING_WARPS];
-    xdi_cuda_ring_entry table[2][XDI_CUDA_RING_BLOCKS]; /* of this row and the next */
-    double mixtures[XDI_CUDA_RING_BLOCKS][XD_LOSS_MIXTURES];
-};
-
-/* Where a block's columns are, and which rows its cluster has: `cluster`, then every `clusters`-th. */
-struct xdi_cuda_ring_block {
-    int64_t begin, cluster, clusters;
-    int rank, blocks, count, packs, chunks, stages;
-};
-
-template <typename X>
-static __device__ inline xdi_cuda_ring_block xdi_cuda_ring_block_of(const xd_loss_args &a, const xdi_cuda_ring_call &call) {
-    const int64_t columns = a.vocab.end - a.vocab.begin;
-    xdi_cuda_ring_block b;
-    b.rank = (int)xdi_cuda_cluster_rank();
-    b.blocks = (int)xdi_cuda_cluster_size();
-    b.cluster = (int64_t)blockIdx.x / b.blocks;
-    b.clusters = (int64_t)gridDim.x / b.blocks;
-    b.begin = b.rank * call.slice;
-    const int64_t left = columns - b.begin;
-    b.count = (int)(left < 0 ? 0 : left < call.slice ? left : call.slice);
-    b.packs = b.count / xdi_cuda_pack<X>::COUNT;
-    b.chunks = (b.packs + XDI_CUDA_RING_PACKS - 1) / XDI_CUDA_RING_PACKS;
-    b.stages = call.stages;
-    return b;
-}
-
-/* ---- the thread that asks for copies ---- */
-
+/* What the asking thread knows, in memory, as it needs its registers between. */
 struct xdi_cuda_ring_feed {
     int64_t row;
     double scale;       /* of the row, asked for when the row before was done */
@@ -68,6 +37,44 @@ struct xdi_cuda_ring_feed {
     int left;           /* bytes of it that the row still has */
     xdi_cuda_ring_place place; /* parity: of the wait for "empty", which a new ring passes at once */
 };
+
+struct xdi_cuda_ring_memory {
+    xdi_cuda_ring_barriers barriers;
+    xdi_cuda_ring_feed feed;
+    int maxima[2][XDI_CUDA_RING_WARPS]; /* in their order as integers */
+    float parts[XDI_CUDA_RING_TOTALS][XDI_CUDA_RING_WARPS + 1];
+    int args[XDI_CUDA_RING_WARPS];      /* the lowest column that has the block's largest element; INT32_MAX: none */
+    double totals[XDI_CUDA_RING_TOTALS]; /* of all warps */
+    xdi_cuda_ring_entry table[2][XDI_CUDA_RING_BLOCKS]; /* of this row and the next */
+    double mixtures[XDI_CUDA_RING_BLOCKS][XD_LOSS_MIXTURES];
+    alignas(16) unsigned char factors[XDI_CUDA_RING_SCALE]; /* what the row's gradient needs */
+    int next;                                               /* the cluster's next row that counts */
+};
+
+/* Where a block's columns are, and which rows its cluster has: `cluster`, then every `clusters`-th. */
+struct xdi_cuda_ring_block {
+    int begin, cluster, clusters, rank, blocks, count, packs, chunks;
+    bool last; /* of the row */
+};
+
+template <typename X, int TENSORS>
+static __device__ inline xdi_cuda_ring_block xdi_cuda_ring_block_of(const xd_loss_args &a, const xdi_cuda_ring_call &call) {
+    const int64_t columns = a.vocab.end - a.vocab.begin;
+    xdi_cuda_ring_block b;
+    b.rank = (int)xdi_cuda_cluster_rank();
+    b.blocks = (int)xdi_cuda_cluster_size();
+    b.cluster = (int)blockIdx.x / b.blocks;
+    b.clusters = (int)gridDim.x / b.blocks;
+    const int64_t begin = b.rank * call.slice, left = columns - begin;
+    b.begin = (int)(begin < columns ? begin : columns);
+    b.count = (int)(left < 0 ? 0 : left < call.slice ? left : call.slice);
+    b.packs = b.count / xdi_cuda_pack<X>::COUNT;
+    b.chunks = (b.packs + xdi_cuda_ring_form<X, TENSORS>::PACKS - 1) / xdi_cuda_ring_form<X, TENSORS>::PACKS;
+    b.last = b.rank + 1 == b.blocks;
+    return b;
+}
+
+/* ---- the thread that asks for copies, the first of the last warp ---- */
 
 /* Goes to a row that counts, `row` or one after it. */
 template <typename X, int TENSORS>
@@ -84,23 +91,24 @@ static __device__ inline void xdi_cuda_ring_go(const xd_loss_args &a, const xdi_
 
 /* Asks for the next stage, if there is one. */
 template <typename X, int TENSORS>
-static __device__ inline void xdi_cuda_ring_ask(const xd_loss_args &a, const xdi_cuda_ring_block &b, unsigned char *room,
-                                                xdi_cuda_ring_barriers *barriers, xdi_cuda_ring_feed *f, bool *sound) {
+static __device__ inline void xdi_cuda_ring_ask(const xd_loss_args &a, const xdi_cuda_ring_block &b, int stages,
+                                                unsigned char *room, xdi_cuda_ring_barriers *barriers, xdi_cuda_ring_feed *f, bool *sound) {
+    enum { BYTES = xdi_cuda_ring_form<X, TENSORS>::BYTES };
     if (f->left <= 0) xdi_cuda_ring_go<X, TENSORS>(a, b, f);
     if (f->left <= 0) return;
     xdi_cuda_ring_wait(&barriers->empty[f->place.stage], f->place.parity, sound);
     if (!*sound) return;
-    const unsigned bytes = (unsigned)(f->left < XDI_CUDA_RING_BYTES ? f->left : (int)XDI_CUDA_RING_BYTES);
+    const unsigned bytes = (unsigned)(f->left < BYTES ? f->left : (int)BYTES);
     uint64_t *const full = &barriers->full[f->place.stage];
-    unsigned char *const to = room + f->place.stage * (TENSORS * XDI_CUDA_RING_BYTES);
+    unsigned char *const to = room + f->place.stage * XDI_CUDA_RING_STAGE;
     xdi_cuda_barrier_expect(full, bytes * TENSORS);
     XD_UNROLL
     for (int i = 0; i < TENSORS; i++) {
-        xdi_cuda_bulk_load(to + i * XDI_CUDA_RING_BYTES, f->at[i], bytes, full);
-        f->at[i] += XDI_CUDA_RING_BYTES;
+        xdi_cuda_bulk_load(to + i * BYTES, f->at[i], bytes, full);
+        f->at[i] += BYTES;
     }
-    f->place.next(b.stages);
-    f->left -= XDI_CUDA_RING_BYTES;
+    f->place.next(stages);
+    f->left -= BYTES;
     if (f->left > 0) return;
     f->row += b.clusters;
     f->scale = f->row < a.student.rows ? a.row_scale[f->row] : 0.0;
@@ -110,37 +118,24 @@ static __device__ inline xdi_cuda_ring_feed xdi_cuda_ring_feed_of(const xd_loss_
     return { b.cluster, b.cluster < a.student.rows ? a.row_scale[b.cluster] : 0.0, { NULL, NULL }, 0, { 0, 1u } };
 }
 
-/* ---- over the lanes of a warp, the same on every lane ---- */
-
-template <int LANES, typename T> static __device__ inline T xdi_cuda_ring_add_lanes(T value) {
-    XD_UNROLL
-    for (int mask = 1; mask < LANES; mask *= 2) value = xdi_cuda_add()(value, xdi_cuda_shuffle_xor(value, mask));
-    return value;
-}
-
-template <int LANES> static __device__ inline float xdi_cuda_ring_max_lanes(float value) {
-    XD_UNROLL
-    for (int mask = 1; mask < LANES; mask *= 2) value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, mask));
-    return value;
-}
-
 /* ---- a row ---- */
 
 /* The element of this block's columns, which are all on the chip; `start` is the first one's place. */
 template <typename X, int TENSORS>
 static __device__ inline float xdi_cuda_ring_element(const unsigned char *room, const xdi_cuda_ring_place &start, int stages,
                                                      int column, int tensor) {
-    enum { COLUMNS = xdi_cuda_ring_form<X>::COLUMNS };
+    typedef xdi_cuda_ring_form<X, TENSORS> form;
+    enum { COLUMNS = form::COLUMNS };
     int stage = start.stage + column / COLUMNS;
     if (stage >= stages) stage -= stages;
-    const unsigned char *at = room + stage * (TENSORS * XDI_CUDA_RING_BYTES) + tensor * XDI_CUDA_RING_BYTES;
+    const unsigned char *at = room + stage * XDI_CUDA_RING_STAGE + tensor * form::BYTES;
     return xdi_cuda_widen(reinterpret_cast<const X *>(at)[column % COLUMNS]);
 }
 
 /* The block's entry, from its sums. By all lanes of a warp. */
 template <typename X, int KIND>
 static __device__ inline xdi_cuda_ring_entry
-xdi_cuda_ring_entry_of(const xd_loss_args &a, int64_t r, const xdi_cuda_ring_block &b, const unsigned char *room,
+xdi_cuda_ring_entry_of(const xd_loss_args &a, int64_t r, const xdi_cuda_ring_block &b, int stages, const unsigned char *room,
                        const xdi_cuda_ring_place &start, const double *sum, int arg) {
     typedef xdi_cuda_ring_is<KIND> is;
     xdi_cuda_ring_entry e;
@@ -151,15 +146,15 @@ xdi_cuda_ring_entry_of(const xd_loss_args &a, int64_t r, const xdi_cuda_ring_blo
     XD_UNROLL
     for (int i = 0; i < XDI_CUDA_LOSS_TERMS; i++)
         if (xdi_cuda_ring_sums_up<KIND>(i)) e.sum[i] = sum[i];
-    if (is::SOFT && arg < b.count) e.beside = xdi_cuda_ring_element<X, is::TENSORS>(room, start, b.stages, arg, 1);
+    if (is::SOFT && arg < b.count) e.beside = xdi_cuda_ring_element<X, is::TENSORS>(room, start, stages, arg, 1);
     e.sum[XD_LOSS_SOFT] += is::SOFT ? e.ones : 0.0;
     e.sum[XD_LOSS_TEACHER] += is::SOFT ? sum[XDI_CUDA_RING_TEACHER_ONES] : 0.0;
     e.sum[XD_LOSS_HARD] += is::HARD && !is::SHARED ? e.ones : 0.0;
     if (is::SHARED) e.sum[XD_LOSS_HARD] = e.sum[XD_LOSS_SOFT];
     const int64_t label = is::HARD ? xd_id_at(a.labels, r) - b.begin : -1;
     if (label >= 0 && label < b.count) {
-        e.label_x = xdi_cuda_ring_element<X, is::TENSORS>(room, start, b.stages, (int)label, 0);
-        if (is::SOFT) e.label_y = xdi_cuda_ring_element<X, is::TENSORS>(room, start, b.stages, (int)label, 1);
+        e.label_x = xdi_cuda_ring_element<X, is::TENSORS>(room, start, stages, (int)label, 0);
+        if (is::SOFT) e.label_y = xdi_cuda_ring_element<X, is::TENSORS>(room, start, stages, (int)label, 1);
     }
     return e;
 }
@@ -176,7 +171,7 @@ static __device__ inline double xdi_cuda_ring_cross(const xdi_cuda_ring_entry &e
     return factor * (e.sum[XD_LOSS_CROSS] + e.sum[XD_LOSS_SOFT] * step);
 }
 
-/* The whole row from the blocks' entries, by every warp. *rest: the student's sum without its largest elements, of 1. */
+/* The whole row from the blocks' entries, by a warp of each. *rest: the student's sum without its largest elements, of 1. */
 template <int KIND>
 static __device__ inline xdi_cuda_ring_row xdi_cuda_ring_merge(const xdi_cuda_ring_block &b, const xdi_cuda_ring_call &call,
                                                                const xdi_cuda_ring_entry *table, float *rest) {
@@ -263,277 +258,327 @@ static __device__ inline void xdi_cuda_ring_keep(const xdi_cuda_ring_block &b, c
 
 template <typename X, int KIND> struct xdi_cuda_ring_worker {
     typedef xdi_cuda_ring_is<KIND> is;
-    typedef xdi_cuda_ring_form<X> form;
-    enum { STAGE = is::TENSORS * XDI_CUDA_RING_BYTES, PACK = (int)xdi_cuda_pack<X>::COUNT };
+    typedef xdi_cuda_ring_form<X, is::TENSORS> form;
+    typedef xdi_cuda_ring_sums<X, KIND> sums;
+    typedef xdi_cuda_ring_factors<X, KIND> factors;
+    enum {
+        PACK = (int)xdi_cuda_pack<X>::COUNT,
+        LAST = (int)XDI_CUDA_LOSS_TERMS - 1,
+        COUNT = xdi_cuda_ring_total_of<KIND>(LAST) + (xdi_cuda_ring_sums_up<KIND>(LAST) ? 1 : 0)
+    };
+    static_assert((int)sizeof(factors) <= (int)XDI_CUDA_RING_SCALE, "the room");
     const xd_loss_args &a;
     const xdi_cuda_ring_call &call;
     const xdi_cuda_ring_block b;
-    unsigned char *const room;
-    xdi_cuda_ring_memory *const m;
-    xdi_cuda_ring_place start; /* of the row at work */
-    xdi_cuda_ring_feed feed;   /* of thread 0 */
+    unsigned char *room;
+    xdi_cuda_ring_memory *m;
+    xdi_cuda_ring_place start; /* of this row */
     bool sound;
 
-    /* Calls use(this thread's part of a stage, whether it has a second pack, its first column) for each stage where it has one. */
+    static __device__ int lane() {
+        return (int)threadIdx.x % XDI_CUDA_WARP;
+    }
+    static __device__ int warp() {
+        return (int)threadIdx.x / XDI_CUDA_WARP;
+    }
+    /* Whether this is the last warp. */
+    static __device__ bool leads() {
+        return threadIdx.x >= XDI_CUDA_RING_LANES;
+    }
+    /* Calls use(this thread's part of a stage, packs from there on, its first column) for each stage where it has one. */
     template <typename Use> __device__ void each(Use use) {
-        unsigned char *const mine = room + 16 * (int)threadIdx.x;
-        int stage = start.stage, column = (int)threadIdx.x * PACK;
-        for (int left = b.packs - (int)threadIdx.x; left > 0; left -= XDI_CUDA_RING_PACKS, column += form::COLUMNS) {
-            use(mine + stage * STAGE, left > XDI_CUDA_RING_PACKS / 2, column);
-            stage = stage + 1 < b.stages ? stage + 1 : 0;
+        unsigned char *at = room + 16 * (int)threadIdx.x + start.stage * XDI_CUDA_RING_STAGE;
+        const unsigned char *const end = room + call.stages * XDI_CUDA_RING_STAGE;
+        for (int left = b.packs - (int)threadIdx.x; left > 0; left -= form::PACKS) {
+            use(at, left, (b.packs - left) * PACK);
+            at += XDI_CUDA_RING_STAGE;
+            if (at >= end) at -= call.stages * XDI_CUDA_RING_STAGE;
         }
     }
-    __device__ void ask() {
-        xdi_cuda_ring_ask<X, is::TENSORS>(a, b, room, &m->barriers, &feed, &sound);
+    __device__ void ask(int count) {
+        if (lane() != 0 || !sound) return;
+        xdi_cuda_ring_feed feed = m->feed;
+        for (int i = 0; i < count; i++) xdi_cuda_ring_ask<X, is::TENSORS>(a, b, call.stages, room, &m->barriers, &feed, &sound);
+        m->feed = feed;
     }
-    __device__ bool records(int64_t r) const {
-        const int64_t turn = r / b.clusters;
-        return turn % b.blocks == b.rank && (int)threadIdx.x / XDI_CUDA_WARP == XDI_CUDA_RING_WARPS - 1;
+    __device__ bool records(int r) const {
+        return r / b.clusters % b.blocks == b.rank;
     }
-    __device__ xdi_cuda_ring_record *record(int64_t r) const {
+    __device__ xdi_cuda_ring_record *record(int r) const {
         return reinterpret_cast<xdi_cuda_ring_record *>(a.references) + r;
     }
 
-    /* Waits for each stage of the row and finds the block's largest elements. */
-    __device__ void look(xdi_cuda_ring_lane<X, KIND> *lane_of) {
-        const int warp = (int)threadIdx.x / XDI_CUDA_WARP, lane = (int)threadIdx.x % XDI_CUDA_WARP;
+    /* Waits for each stage of the row and finds the warp's largest elements. */
+    __device__ void look(xdi_cuda_ring_peak<X, KIND> *peak) {
         const unsigned char *const mine = room + 16 * (int)threadIdx.x;
-        int left = b.packs - (int)threadIdx.x;
-        xdi_cuda_ring_peak<X, is::SOFT, is::JSD> peak;
         xdi_cuda_ring_place at = start;
-        for (int k = 0; k < b.chunks; k++, at.next(b.stages), left -= XDI_CUDA_RING_PACKS) {
+        for (int left = b.packs - (int)threadIdx.x; left > 0; left -= form::PACKS, at.next(call.stages)) {
             xdi_cuda_ring_wait(&m->barriers.full[at.stage], at.parity, &sound);
-            if (left > 0) peak.look(mine + at.stage * STAGE, left > XDI_CUDA_RING_PACKS / 2);
+            peak->look(mine + at.stage * XDI_CUDA_RING_STAGE, left);
         }
-        const float max = xdi_cuda_ring_max_lanes<XDI_CUDA_WARP>(peak.largest());
-        const float teacher_max = is::SOFT ? xdi_cuda_ring_max_lanes<XDI_CUDA_WARP>(peak.teacher_largest()) : 0.0f;
-        if (lane == 0) {
-            m->maxima[warp][0] = max;
-            m->maxima[warp][1] = teacher_max;
-        }
-        const bool infinite = __syncthreads_or(peak.infinite()) != 0;
-        const float *const maxima = m->maxima[lane % XDI_CUDA_RING_WARPS];
-        lane_of->begin(peak, call, xdi_cuda_ring_max_lanes<XDI_CUDA_RING_WARPS>(maxima[0]),
-                       is::SOFT ? xdi_cuda_ring_max_lanes<XDI_CUDA_RING_WARPS>(maxima[1]) : 0.0f, infinite);
+        const int max = __reduce_max_sync(0xffffffffu, xdi_cuda_ring_order(peak->largest()));
+        const int teacher_max = is::SOFT ? __reduce_max_sync(0xffffffffu, xdi_cuda_ring_order(peak->teacher_largest())) : 0;
+        if (lane() != 0) return;
+        m->maxima[0][warp()] = max;
+        if (is::SOFT) m->maxima[1][warp()] = teacher_max;
     }
-    __device__ void add_up(xdi_cuda_ring_lane<X, KIND> *mine) {
+    /* The block's largest element, of the student or of the teacher. */
+    __device__ float largest(int tensor) const {
+        const int of_warp = m->maxima[tensor][lane() < XDI_CUDA_RING_WARPS ? lane() : 0];
+        return xdi_cuda_ring_ordered(__reduce_max_sync(0xffffffffu, of_warp));
+    }
+    __device__ void add_up(sums *mine) {
         if (!form::FINE && !mine->guarded) {
-            each([&](const unsigned char *at, bool second, int column) { mine->template take<false>(at, second, column); });
+            each([&](const unsigned char *at, int left, int column) { mine->template take<false>(at, left, column); });
             if (!__any_sync(0xffffffffu, mine->repeats())) return;
             mine->clear();
             mine->guarded = true;
         }
-        each([&](const unsigned char *at, bool second, int column) { mine->template take<true>(at, second, column); });
+        each([&](const unsigned char *at, int left, int column) { mine->template take<true>(at, left, column); });
     }
     /* Leaves the warp's sums in memory. What is apart, few threads have. */
-    __device__ void keep_warp(const xdi_cuda_ring_lane<X, KIND> &mine) {
-        const bool any = __any_sync(0xffffffffu, mine.mine || mine.teacher_mine) != 0;
-        xdi_cuda_ring_totals *const to = &m->parts[(int)threadIdx.x / XDI_CUDA_WARP];
-        const bool first = (int)threadIdx.x % XDI_CUDA_WARP == 0;
+    __device__ void keep_warp(const sums &mine) {
+        const bool any = __any_sync(0xffffffffu, mine.least < INFINITY) != 0;
+        float own[XDI_CUDA_RING_FOUR] = {};
         XD_UNROLL
-        for (int i = 0; i < XDI_CUDA_RING_SUMS; i++) {
-            if (!xdi_cuda_ring_sums_up<KIND>(i)) continue;
-            float sum = mine.sum[i];
-            if (i < XDI_CUDA_RING_ONES || any) sum = xdi_cuda_ring_add_lanes<XDI_CUDA_WARP>(sum);
-            if (first) to->sum[i] = sum;
+        for (int i = 0; i < XDI_CUDA_LOSS_TERMS; i++)
+            if (xdi_cuda_ring_sums_up<KIND>(i)) own[xdi_cuda_ring_total_of<KIND>(i)] = mine.sum[i];
+        float total = xdi_cuda_ring_add_four<COUNT>(own[0], own[1], own[2], own[3]), other = 0.0f;
+        int arg = INT32_MAX;
+        if (any) {
+            other = xdi_cuda_ring_add_four<XDI_CUDA_RING_FOUR>(
+                mine.sum[XDI_CUDA_RING_ONES], mine.sum[XDI_CUDA_RING_TEACHER_ONES], mine.sum[XDI_CUDA_RING_APART], 0.0f);
+            arg = (int)__reduce_min_sync(0xffffffffu, mine.arg);
         }
-        const int arg = any ? (int)__reduce_min_sync(0xffffffffu, mine.arg) : INT32_MAX;
-        if (first) to->arg = arg;
+        if (lane() >= XDI_CUDA_RING_FOUR) total = other; /* the sums repeat every four lanes */
+        if (lane() < XDI_CUDA_RING_TOTALS) m->parts[lane()][warp()] = total;
+        if (lane() == 0) m->args[warp()] = arg;
     }
-    /* Adds up the warps' sums and tells every block; by the first warp. */
-    __device__ void tell(int64_t r, int parity, const xdi_cuda_ring_lane<X, KIND> &mine, bool lost) {
-        const int lane = (int)threadIdx.x % XDI_CUDA_WARP;
-        const xdi_cuda_ring_totals &part = m->parts[lane % XDI_CUDA_RING_WARPS];
+    /* Adds up the warps' sums into m->totals, by four lanes each. By the last warp, as what follows. */
+    __device__ void total_up() {
+        const float *const part = m->parts[lane() / 4];
+        double sum = 0.0;
+        XD_UNROLL
+        for (int w = 0; w < XDI_CUDA_RING_WARPS; w += 4)
+            if (w + lane() % 4 < XDI_CUDA_RING_WARPS) sum = xd_add(sum, (double)part[w + lane() % 4]);
+        sum = xdi_cuda_ring_add_lanes<4>(sum);
+        if (lane() % 4 == 0) m->totals[lane() / 4] = sum;
+        __syncwarp();
+    }
+    /* Tells every block this one's sums. */
+    __device__ void tell(int r, int parity, const xdi_cuda_ring_corrections &by, float max, float teacher_max) {
         double sum[XDI_CUDA_RING_SUMS] = {};
+        total_up();
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_RING_SUMS; i++)
-            if (xdi_cuda_ring_sums_up<KIND>(i)) sum[i] = xdi_cuda_ring_add_lanes<XDI_CUDA_RING_WARPS>((double)part.sum[i]);
-        const int arg = (int)__reduce_min_sync(0xffffffffu, part.arg);
-        const float *const maxima = m->maxima[lane % XDI_CUDA_RING_WARPS];
+            if (xdi_cuda_ring_sums_up<KIND>(i)) sum[i] = m->totals[xdi_cuda_ring_total_of<KIND>(i)];
+        const int arg = (int)__reduce_min_sync(0xffffffffu, m->args[lane() < XDI_CUDA_RING_WARPS ? lane() : 0]);
         const double apart = sum[XDI_CUDA_RING_APART];
-        xdi_cuda_ring_correct(mine, sum);
-        xdi_cuda_ring_entry e = xdi_cuda_ring_entry_of<X, KIND>(a, r, b, room, start, sum, arg);
-        e.max = xdi_cuda_ring_max_lanes<XDI_CUDA_RING_WARPS>(maxima[0]);
-        e.teacher_max = is::SOFT ? xdi_cuda_ring_max_lanes<XDI_CUDA_RING_WARPS>(maxima[1]) : 0.0f;
+        xdi_cuda_ring_correct<KIND>(by, sum);
+        xdi_cuda_ring_entry e = xdi_cuda_ring_entry_of<X, KIND>(a, r, b, call.stages, room, start, sum, arg);
+        e.max = max;
+        e.teacher_max = teacher_max;
         if (is::FORWARD) e.sum[XD_LOSS_CROSS] -= XDI_CUDA_LN2 * apart;
         if (is::REVERSE) {
             const double s = (double)call.soft_factor * XDI_CUDA_LN2, y = (double)e.beside; /* as the exponents have it */
             e.sum[XD_LOSS_CROSS] += s * (y * sum[XD_LOSS_SOFT] + (e.ones * y - apart));
         }
-        if (lost) e.sum[is::SOFT ? XD_LOSS_SOFT : XD_LOSS_HARD] = (double)NAN; /* a finding */
-        if (lane < b.blocks) *xdi_cuda_cluster_map(&m->table[parity][b.rank], (unsigned)lane) = e;
+        if (!sound) e.sum[is::SOFT ? XD_LOSS_SOFT : XD_LOSS_HARD] = (double)NAN; /* a finding */
+        if (lane() < b.blocks) *xdi_cuda_cluster_map(&m->table[parity][b.rank], (unsigned)lane()) = e;
     }
-    /* JSD's sums over the mixture, of the whole row. */
-    __device__ void mix(int64_t r, xdi_cuda_ring_lane<X, KIND> *mine, xdi_cuda_ring_row *row, float rest) {
-        const int warp = (int)threadIdx.x / XDI_CUDA_WARP, lane = (int)threadIdx.x % XDI_CUDA_WARP;
-        const float top = mine->top_of(call.beta, *row);
-        mine->begin_mixtures(*row, top);
-        if (form::FINE || mine->guarded)
-            each([&](unsigned char *at, bool second, int column) {
-                mine->template mix<true>(at, second, column, call.beta, row->arg);
-            });
+    /* Leaves what the gradient needs. */
+    __device__ void leave(const factors &f) {
+        __syncwarp(); /* after left() */
+        if (lane() == 0) *reinterpret_cast<factors *>(m->factors) = f;
+    }
+    __device__ factors left() const {
+        return *reinterpret_cast<const factors *>(m->factors);
+    }
+    /* JSD: a warp's sums over the mixture, of the whole row. */
+    __device__ void mix(const sums &mine, const factors &f, bool guarded) {
+        xdi_cuda_ring_mixtures of = { 0.0f, 0.0f, mine.largest, mine.largest == f.max };
+        if (form::FINE || guarded)
+            each([&](unsigned char *at, int left, int column) { f.template mix<true>(at, left, column, call.beta, &of); });
         else
-            each([&](unsigned char *at, bool second, int column) {
-                mine->template mix<false>(at, second, column, call.beta, row->arg);
-            });
-        XD_UNROLL
-        for (int i = 0; i < XD_LOSS_MIXTURES; i++) {
-            const float sum = xdi_cuda_ring_add_lanes<XDI_CUDA_WARP>(mine->sum[i]);
-            if (lane == 0) m->parts[warp].sum[i] = sum;
-        }
-        __syncthreads();
-        for (int i = 0; i < XD_LOSS_MIXTURES && warp == 0; i++) {
-            const double part = (double)m->parts[lane % XDI_CUDA_RING_WARPS].sum[i];
-            const double sum = xdi_cuda_ring_add_lanes<XDI_CUDA_RING_WARPS>(part);
-            if (lane < b.blocks) *xdi_cuda_cluster_map(&m->mixtures[b.rank][i], (unsigned)lane) = sum;
-        }
-        xdi_cuda_cluster_sync();
-        const int block = lane % XDI_CUDA_RING_BLOCKS;
+            each([&](unsigned char *at, int left, int column) { f.template mix<false>(at, left, column, call.beta, &of); });
+        const float total = xdi_cuda_ring_add_four<2>(of.student, of.teacher, 0.0f, 0.0f);
+        if (lane() < 2) m->parts[lane()][warp()] = total;
+    }
+    /* JSD: tells every block this one's sums over the mixture. */
+    __device__ void tell_mixtures() {
+        total_up();
+        if (lane() >= b.blocks) return;
+        double *const to = xdi_cuda_cluster_map(m->mixtures[b.rank], (unsigned)lane());
+        to[XD_LOSS_STUDENT_MIXTURE] = -m->totals[0];
+        to[XD_LOSS_TEACHER_MIXTURE] = m->totals[1];
+    }
+    /* JSD: the row's mean. */
+    __device__ void merge_mixtures(int r, const factors &f, float rest, xdi_cuda_ring_row *row) {
+        const int block = lane() % XDI_CUDA_RING_BLOCKS;
         double sum[XD_LOSS_MIXTURES];
         for (int i = 0; i < XD_LOSS_MIXTURES; i++)
             sum[i] = xdi_cuda_ring_add_lanes<XDI_CUDA_RING_BLOCKS>(block < b.blocks ? m->mixtures[block][i] : 0.0);
-        const double unit = (double)mine->nats(1.0f);
-        const double student = unit * (sum[XD_LOSS_STUDENT_MIXTURE] - (double)top * (double)rest);
-        row->top = mine->nats(top);
+        const double unit = (double)factors::nats(1.0f);
+        const double student = unit * (sum[XD_LOSS_STUDENT_MIXTURE] - (double)f.top * (double)rest);
+        row->top = factors::nats(f.top);
         row->mean = (float)student;
-        if (!records(r) || lane != 0) return;
+        if (!records(r) || lane() != 0) return;
         record(r)->mixtures[XD_LOSS_TEACHER_MIXTURE] = unit * sum[XD_LOSS_TEACHER_MIXTURE];
         record(r)->mixtures[XD_LOSS_STUDENT_MIXTURE] = student;
     }
     /* Writes the gradient, if there is one, and gives each stage back. */
-    template <bool GUARDED> __device__ void grade(int64_t r, const xdi_cuda_ring_lane<X, KIND> &mine) {
+    template <bool GUARDED> __device__ void grade(int r, const factors f) {
         X *to = a.gradient.data ? xdi_cuda_row<X>(a.gradient, r) + b.begin + (int)threadIdx.x * PACK : NULL;
-        int left = to ? b.packs - (int)threadIdx.x : 0;
-        for (int k = 0; k < b.chunks; k++, left -= XDI_CUDA_RING_PACKS) {
+        int left = to ? b.packs - (int)threadIdx.x : 0, stage = start.stage;
+        for (int k = 0; k < b.chunks; k++, left -= form::PACKS) {
             if (left > 0) {
-                mine.template grade<GUARDED>(room + 16 * (int)threadIdx.x + start.stage * STAGE, left > XDI_CUDA_RING_PACKS / 2,
-                                             to);
+                f.template grade<GUARDED>(room + 16 * (int)threadIdx.x + stage * XDI_CUDA_RING_STAGE, left, to);
                 to += form::COLUMNS;
             }
             if (is::JSD) xdi_cuda_bulk_fence(); /* mix() has written to the stage */
             __syncwarp();
-            if (threadIdx.x % XDI_CUDA_WARP == 0) xdi_cuda_barrier_arrive(&m->barriers.empty[start.stage]);
-            start.next(b.stages);
-            if (threadIdx.x == 0 && k > 0) ask(); /* for the stage before, which the other warps have left by now */
+            if (lane() == 0) xdi_cuda_barrier_arrive(&m->barriers.empty[stage]);
+            stage = stage + 1 < call.stages ? stage + 1 : 0;
         }
-        if (threadIdx.x == 0 && b.chunks > 0) ask();
         if (a.gradient.data) zero(r, false);
     }
     /* Zeroes this block's part of a row's gradient, or the padding alone, which the last block has. */
-    __device__ void zero(int64_t r, bool all) const {
+    __device__ void zero(int r, bool all) const {
         X *const to = xdi_cuda_row<X>(a.gradient, r);
         const xdi_cuda_pack<X> zeros = {};
-        for (int p = (int)threadIdx.x; p < b.packs && all; p += XDI_CUDA_TEAM_BLOCK)
+        for (int p = (int)threadIdx.x; p < b.packs && all; p += XDI_CUDA_RING_LANES)
             xdi_cuda_store16(to + b.begin + p * PACK, zeros);
-        if (b.rank + 1 < b.blocks) return;
-        for (int64_t c = a.vocab.end - a.vocab.begin + (int64_t)threadIdx.x; c < a.gradient.cols; c += XDI_CUDA_TEAM_BLOCK)
+        if (!b.last) return;
+        for (int64_t c = a.vocab.end - a.vocab.begin + (int64_t)threadIdx.x; c < a.gradient.cols; c += XDI_CUDA_RING_LANES)
             xdi_cuda_narrow(0.0f, &to[c]);
     }
-    __device__ void work(int64_t r, double scale, int parity) {
-        const xdi_cuda_ring_weights weights = { (float)(scale * call.hard_weight), (float)(scale * call.soft_weight) };
-        xdi_cuda_ring_lane<X, KIND> mine;
-        float rest = 0.0f;
-        look(&mine);
+    /* The block's barrier. All warps come here from two functions, in the same order. */
+    static __device__ void meet() {
+        __syncthreads();
+    }
+    /* The same, and whether a copy of this block was lost. */
+    __device__ bool meet_sound() const {
+        return __syncthreads_or(!sound) == 0;
+    }
+    /* A row, by a warp that works on columns. */
+    __device__ void work(int r) {
+        xdi_cuda_ring_peak<X, KIND> peak;
+        sums mine;
+        look(&peak);
+        meet();
+        mine.begin(peak, call, largest(0), is::SOFT ? largest(1) : 0.0f);
         add_up(&mine);
         keep_warp(mine);
-        const bool lost = __syncthreads_or(!sound) != 0;
-        if (threadIdx.x < XDI_CUDA_WARP) tell(r, parity, mine, lost);
+        sound = meet_sound();
+        xdi_cuda_cluster_sync();
+        meet();
+        factors f = left();
+        if (is::JSD) {
+            const bool wide = f.guarded || !f.is_narrow(call.beta, mine.lowest);
+            mix(mine, f, __any_sync(0xffffffffu, wide) != 0);
+            meet();
+            xdi_cuda_cluster_sync();
+            meet();
+            f = left();
+        }
+        if (form::FINE || mine.guarded || f.guarded)
+            grade<true>(r, f);
+        else
+            grade<false>(r, f);
+        start = start.after(b.chunks, call.stages);
+    }
+    /* The same row, by the last warp. */
+    __device__ void lead(int r, double scale, int parity, int *next, double *next_scale) {
+        const xdi_cuda_ring_weights weights = { (float)(scale * call.hard_weight), (float)(scale * call.soft_weight) };
+        float rest = 0.0f;
+        factors f;
+        meet();
+        const float max = largest(0), teacher_max = is::SOFT ? largest(1) : 0.0f;
+        sums mine; /* for the exponents, which all threads have */
+        mine.begin(xdi_cuda_ring_peak<X, KIND>(), call, max, teacher_max);
+        const xdi_cuda_ring_corrections by = xdi_cuda_ring_corrections_of(mine);
+        *next = counting(r + b.clusters, next_scale); /* while the others add up */
+        sound = meet_sound(); /* asks no more for a ring that has lost one */
+        tell(r, parity, by, max, teacher_max);
         xdi_cuda_cluster_sync();
         xdi_cuda_ring_row row = xdi_cuda_ring_merge<KIND>(b, call, m->table[parity], &rest);
-        if (records(r)) xdi_cuda_ring_keep<KIND>(b, call, m->table[parity], row, record(r));
-        mine.settle(call, weights, row);
-        if (is::JSD) mix(r, &mine, &row, rest);
-        mine.lean(call, weights, row);
-        if (form::FINE || mine.guarded)
-            grade<true>(r, mine);
+        f.settle(call, weights, row);
+        if (is::JSD)
+            f.top = f.top_of(call.beta, row);
         else
-            grade<false>(r, mine);
+            f.lean(call, weights, row);
+        leave(f);
+        if (lane() == 0) m->next = *next;
+        meet();
+        if (is::JSD) {
+            meet();
+            tell_mixtures();
+            xdi_cuda_cluster_sync();
+            f = left();
+            merge_mixtures(r, f, rest, &row);
+            f.lean(call, weights, row);
+            leave(f);
+            meet();
+        }
+        if (records(r)) xdi_cuda_ring_keep<KIND>(b, call, m->table[parity], row, record(r));
+    }
+    /* The first row from r on that counts, of those of the cluster, and its scale. */
+    __device__ int counting(int r, double *scale) const {
+        for (; r < (int)a.student.rows; r += b.clusters) {
+            *scale = a.row_scale[r];
+            if (*scale != 0.0) return r;
+        }
+        return r;
     }
     __device__ void run() {
-        int parity = 0;
-        double scale = feed.scale;
-        if (threadIdx.x == 0)
-            for (int i = 0; i < b.stages; i++) ask();
-        for (int64_t r = b.cluster; r < a.student.rows; r += b.clusters) {
-            const int64_t after = r + b.clusters;
-            const double next = after < a.student.rows ? a.row_scale[after] : 0.0;
-            if (scale == 0.0) {
+        int r = b.cluster, next = m->next;
+        for (;;) {
+            for (; r < next && r < (int)a.student.rows; r += b.clusters)
                 if (a.gradient.data) zero(r, true);
-            } else {
-                work(r, scale, parity);
-                parity ^= 1;
-            }
-            scale = next;
+            if (r >= (int)a.student.rows) return;
+            work(r);
+            r += b.clusters;
+            next = m->next;
+        }
+    }
+    __device__ void run_last() {
+        int parity = 0;
+        if (lane() == 0) m->feed = xdi_cuda_ring_feed_of(a, b);
+        ask(call.stages);
+        double scale = 0.0, next_scale = 0.0;
+        int next;
+        for (int r = counting(b.cluster, &scale); r < (int)a.student.rows; r = next, scale = next_scale, parity ^= 1) {
+            lead(r, scale, parity, &next, &next_scale);
+            ask(b.chunks);
+            start = start.after(b.chunks, call.stages);
         }
     }
 };
 
+/* Blocks that share a multiprocessor; fewer where 80 registers do not suffice. */
+template <typename X, int KIND> struct xdi_cuda_ring_least {
+    typedef xdi_cuda_ring_is<KIND> is;
+    enum { BLOCKS = XDI_CUDA_RING_NARROW && sizeof(X) == 2 && is::FORWARD && !is::SHARED ? 1 : 2 };
+};
+
 template <typename X, int KIND>
-static __global__ void __launch_bounds__(XDI_CUDA_TEAM_BLOCK, 2)
+static __global__ void __launch_bounds__(XDI_CUDA_RING_THREADS, xdi_cuda_ring_least<X, KIND>::BLOCKS)
     xdi_cuda_loss_ring_kernel(const __grid_constant__ xd_loss_args a, const __grid_constant__ xdi_cuda_ring_call call) {
 #if !defined(__CUDA_ARCH__) || __CUDA_ARCH__ >= 900
     XD_DYN_SHARED(unsigned char, room);
     XD_SHARED(xdi_cuda_ring_memory, memory, );
-    if (threadIdx.x == 0) xdi_cuda_ring_init(&memory.barriers, call.stages, XDI_CUDA_RING_WARPS);
+    const xdi_cuda_ring_block b = xdi_cuda_ring_block_of<X, xdi_cuda_ring_is<KIND>::TENSORS>(a, call);
+    xdi_cuda_ring_worker<X, KIND> worker = { a, call, b, room, &memory, { 0, 0u }, true };
+    if (threadIdx.x == 0) {
+        double scale;
+        xdi_cuda_ring_init(&memory.barriers, call.stages);
+        memory.next = worker.counting(b.cluster, &scale);
+    }
     xdi_cuda_cluster_sync(); /* every block runs, and has its barriers */
-    const xdi_cuda_ring_block b = xdi_cuda_ring_block_of<X>(a, call);
-    xdi_cuda_ring_worker<X, KIND> worker = { a, call, b, room, &memory, { 0, 0u }, xdi_cuda_ring_feed_of(a, b), true };
-    worker.run();
+    if (worker.leads())
+        worker.run_last();
+    else
+        worker.run();
     xdi_cuda_cluster_sync(); /* no block ends while others write into its memory */
 #endif
-}
-
-/* ---- the rows' scalars: a thread each ---- */
-
-/* The row from its record. */
-static __device__ inline void xdi_cuda_ring_read(const xd_loss_args &a, int64_t r, xdi_cuda_ring_record *in, xd_loss_row *row) {
-    const bool hard = xdi_cuda_loss_has_hard(a), soft = xdi_cuda_loss_has_soft(a);
-    const bool bad = in->ref[XD_LOSS_MAX] == (double)INFINITY || (hard && isnan(in->total[XD_LOSS_HARD])) ||
-                     (soft && isnan(in->total[XD_LOSS_SOFT]));
-    const bool teacher_bad =
-        soft && (in->ref[XD_LOSS_TEACHER_MAX] == (double)INFINITY || isnan(in->total[XD_LOSS_TEACHER]));
-    if (bad) in->ref[XD_LOSS_MAX] = (double)NAN;
-    if (teacher_bad) in->ref[XD_LOSS_TEACHER_MAX] = (double)NAN;
-    in->total[XD_LOSS_TARGET] = in->label_x - in->ref[XD_LOSS_MAX];
-    in->total[XD_LOSS_BAD] = bad || teacher_bad ? 1.0 : 0.0;
-    xdi_cuda_loss_scalars(a, r, in->ref, in->total, row);
-    xd_loss_settle(&a, r, row);
-    if (!soft || a.divergence != XD_JSD || row->finding != (int)XD_ROW_FINE) return;
-    double student, teacher; /* the term of the most probable column, which the sums lack */
-    const double log = (in->ref[XD_LOSS_TEACHER_AT_ARG] - in->ref[XD_LOSS_TEACHER_MAX]) / a.temperature - row->teacher_log;
-    xd_log_ratios(log + row->soft_log, a.beta, &student, &teacher);
-    const double term = log == -(double)INFINITY ? 0.0 : exp(log) * teacher;
-    xd_loss_mixture_scalars(&a, r, in->mixtures[XD_LOSS_TEACHER_MIXTURE] + term, in->mixtures[XD_LOSS_STUDENT_MIXTURE], row);
-}
-
-/* The gradient of the label's column and of the student's most probable one. */
-static __device__ inline void xdi_cuda_ring_exact(const xd_loss_args &a, int64_t r, const xdi_cuda_ring_record &in,
-                                                  const xd_loss_row &row) {
-    const xdi_cuda_loss_column likely = { (int64_t)row.argmax, row.max, row.teacher_at_arg };
-    xdi_cuda_set_element(a.gradient, r, likely.at, (float)xdi_cuda_loss_gradient_at(a, r, row, likely));
-    if (!xdi_cuda_loss_has_hard(a)) return;
-    const xdi_cuda_loss_column label = { xd_id_at(a.labels, r), in.label_x, in.label_y };
-    xdi_cuda_set_element(a.gradient, r, label.at, (float)xdi_cuda_loss_gradient_at(a, r, row, label));
-}
-
-static __global__ void XDI_CUDA_KERNEL xdi_cuda_loss_ring_rows_kernel(const __grid_constant__ xd_loss_args a) {
-    const int64_t r = xdi_cuda_flat_index(), first = r - (int64_t)(threadIdx.x % XDI_CUDA_WARP);
-    bool zero = false;
-    if (r < a.student.rows) {
-        xd_loss_row row;
-        memset(&row, 0, sizeof row);
-        if (a.row_scale[r] != 0.0) {
-            xdi_cuda_ring_record record = reinterpret_cast<const xdi_cuda_ring_record *>(a.references)[r];
-            xdi_cuda_ring_read(a, r, &record, &row);
-            zero = row.finding != (int)XD_ROW_FINE;
-            if (a.gradient.data && !zero) xdi_cuda_ring_exact(a, r, record, row);
-        }
-        a.row[r] = row;
-    }
-    unsigned rows = __ballot_sync(0xffffffffu, zero && a.gradient.data != NULL);
-    for (; rows != 0; rows &= rows - 1) { /* the warp zeroes what belongs to a finding */
-        const int64_t found = first + __ffs((int)rows) - 1;
-        for (int64_t c = (int64_t)(threadIdx.x % XDI_CUDA_WARP); c < a.gradient.cols; c += XDI_CUDA_WARP)
-            xdi_cuda_set_element(a.gradient, found, c, 0.0f);
-    }
 }

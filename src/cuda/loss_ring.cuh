@@ -26,13 +26,16 @@ template <int KIND> struct xdi_cuda_ring_is {
     static constexpr int TENSORS = SOFT ? 2 : 1;
 };
 
-/* Sums of a thread, a warp or a block: those of kernel/loss.h, then what is counted apart. */
+/* Sums of a thread or a block: those of kernel/loss.h, then what is counted apart. */
 enum {
     XDI_CUDA_RING_ONES = XDI_CUDA_LOSS_TERMS, /* the student's columns that have its largest element, */
     XDI_CUDA_RING_TEACHER_ONES,               /* and the teacher's */
     XDI_CUDA_RING_APART,                      /* forward: sum of (x - M) s at the latter; reverse: of y at the former */
     XDI_CUDA_RING_SUMS
 };
+
+/* Of a warp: four of kernel/loss.h, and four apart. */
+enum { XDI_CUDA_RING_FOUR = 4, XDI_CUDA_RING_TOTALS = 2 * XDI_CUDA_RING_FOUR };
 
 template <int KIND> static __host__ __device__ constexpr bool xdi_cuda_ring_sums_up(int i) {
     typedef xdi_cuda_ring_is<KIND> is;
@@ -46,11 +49,12 @@ template <int KIND> static __host__ __device__ constexpr bool xdi_cuda_ring_sums
                                       : is::SOFT;
 }
 
-/* Of a warp. */
-struct xdi_cuda_ring_totals {
-    float sum[XDI_CUDA_RING_SUMS];
-    int arg; /* the lowest column, of the block's, that has the student's largest element; INT32_MAX: none */
-};
+/* Which of a warp's sums is sum i of a thread. */
+template <int KIND> static __host__ __device__ constexpr int xdi_cuda_ring_total_of(int i) {
+    return i >= XDI_CUDA_RING_ONES ? XDI_CUDA_RING_FOUR + i - XDI_CUDA_RING_ONES
+                                   : (i > 0 && xdi_cuda_ring_sums_up<KIND>(0)) + (i > 1 && xdi_cuda_ring_sums_up<KIND>(1)) +
+                                         (i > 2 && xdi_cuda_ring_sums_up<KIND>(2)) + (i > 3 && xdi_cuda_ring_sums_up<KIND>(3));
+}
 
 /* What is known of the whole row before its gradient. */
 struct xdi_cuda_ring_row {
@@ -97,12 +101,9 @@ static __device__ inline uint32_t xdi_cuda_bf16_pair(float low, float high) {
     return y;
 }
 
-/* Two f16, at least -1024. */
 static __device__ inline uint32_t xdi_cuda_f16_pair(float low, float high) {
     uint32_t y;
-    asm("{\n\t.reg .b32 t;\n\tcvt.rn.f16x2.f32 t, %1, %2;\n\tmax.f16x2 %0, t, %3;\n\t}"
-        : "=r"(y)
-        : "f"(high), "f"(low), "r"(0xe400e400u));
+    asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(y) : "f"(high), "f"(low));
     return y;
 }
 
@@ -134,7 +135,7 @@ static __device__ inline uint32_t xdi_cuda_bf16_pair(float low, float high) {
 }
 
 static __device__ inline uint32_t xdi_cuda_f16_pair(float low, float high) {
-    return xd_bits_to_f16(fmaxf(low, -1024.0f)) | (uint32_t)xd_bits_to_f16(fmaxf(high, -1024.0f)) << 16;
+    return xd_bits_to_f16(low) | (uint32_t)xd_bits_to_f16(high) << 16;
 }
 
 static __device__ inline float xdi_cuda_log_in(uint32_t pair, int half) {
@@ -167,38 +168,56 @@ static __device__ inline uint32_t xdi_cuda_words_min(const xdi_cuda_words &w) {
     return xdi_cuda_pair_min(xdi_cuda_pair_min(w.at[0], w.at[1]), xdi_cuda_pair_min(w.at[2], w.at[3]));
 }
 
-/* ---- where a thread's columns lie in a stage: two packs, half of the stage apart ---- */
+/* ---- where a thread's columns lie in a stage: four packs, of one tensor or two of each of two, each a part from the next ---- */
 
-template <typename X> struct xdi_cuda_ring_form;
+template <typename X, int TENSORS> struct xdi_cuda_ring_form;
 
-/* Eight columns a pack. */
-template <> struct xdi_cuda_ring_form<xdi_cuda_bf16> {
-    enum { FINE = 0, PARTS = 2, COLUMNS = XDI_CUDA_RING_BYTES / 2 }; /* times that a thread has eight columns; of a stage */
-
-    static __device__ xdi_cuda_words words(const unsigned char *at, int part) {
-        return xdi_cuda_load16(reinterpret_cast<const uint32_t *>(at + part * (XDI_CUDA_RING_BYTES / 2)));
+/* Eight columns a pack. `left`: how many packs of the tensor the block has from this thread's first one of the stage on. */
+template <int TENSORS> struct xdi_cuda_ring_form<xdi_cuda_bf16, TENSORS> {
+    enum {
+        FINE = 0,
+        PARTS = 4 / TENSORS, /* times that a thread has eight columns */
+        BYTES = XDI_CUDA_RING_STAGE / TENSORS,
+        PACKS = BYTES / 16,
+        COLUMNS = BYTES / 2
+    };
+    static __device__ bool has(int part, int left) {
+        return part == 0 || left > part * XDI_CUDA_RING_LANES;
     }
-    static __device__ xdi_cuda_eight read(const unsigned char *at, int part, bool) {
+    static __device__ bool has_second(int, int) {
+        return true;
+    }
+    static __device__ xdi_cuda_words words(const unsigned char *at, int part) {
+        return xdi_cuda_load16(reinterpret_cast<const uint32_t *>(at + part * XDI_CUDA_RING_PART));
+    }
+    static __device__ xdi_cuda_eight read(const unsigned char *at, int part, int) {
         return xdi_cuda_words_widened(words(at, part));
     }
     static __device__ int column(int part, int i) {
-        return part * (COLUMNS / 2) + i;
+        return part * (XDI_CUDA_RING_PART / 2) + i;
     }
 };
 
 /* Four columns a pack; -infinity where there is no second one. */
-template <> struct xdi_cuda_ring_form<float> {
-    enum { FINE = 1, PARTS = 1, COLUMNS = XDI_CUDA_RING_BYTES / 4 };
+template <int TENSORS> struct xdi_cuda_ring_form<float, TENSORS> {
+    enum { FINE = 1, PARTS = 2 / TENSORS, BYTES = XDI_CUDA_RING_STAGE / TENSORS, PACKS = BYTES / 16, COLUMNS = BYTES / 4 };
 
-    static __device__ xdi_cuda_eight read(const unsigned char *at, int, bool second) {
+    static __device__ bool has(int part, int left) {
+        return part == 0 || left > 2 * part * XDI_CUDA_RING_LANES;
+    }
+    static __device__ bool has_second(int part, int left) {
+        return left > (2 * part + 1) * XDI_CUDA_RING_LANES;
+    }
+    static __device__ xdi_cuda_eight read(const unsigned char *at, int part, int left) {
         const float none = -INFINITY;
-        const xdi_cuda_pack<float> low = xdi_cuda_load16(reinterpret_cast<const float *>(at));
+        const float *const from = reinterpret_cast<const float *>(at + 2 * part * XDI_CUDA_RING_PART);
+        const xdi_cuda_pack<float> low = xdi_cuda_load16(from);
         xdi_cuda_pack<float> high = { { none, none, none, none } };
-        if (second) high = xdi_cuda_load16(reinterpret_cast<const float *>(at + XDI_CUDA_RING_BYTES / 2));
+        if (has_second(part, left)) high = xdi_cuda_load16(from + XDI_CUDA_RING_PART / 4);
         return { { low.at[0], low.at[1], low.at[2], low.at[3], high.at[0], high.at[1], high.at[2], high.at[3] } };
     }
-    static __device__ int column(int, int i) {
-        return i < 4 ? i : COLUMNS / 2 + i - 4;
+    static __device__ int column(int part, int i) {
+        return (2 * part + i / 4) * (XDI_CUDA_RING_PART / 4) + i % 4;
     }
 };
 
@@ -206,4 +225,46 @@ template <> struct xdi_cuda_ring_form<float> {
 template <typename T> static __device__ inline void xdi_cuda_put16(void *to, const xdi_cuda_pack<T> &pack) {
     XDI_CUDA_ALIGNED16(to);
     memcpy(static_cast<xdi_cuda_bits16 *>(to), &pack, sizeof pack);
+}
+
+/* ---- over the lanes of a warp, the same on every lane ---- */
+
+template <int LANES, typename T> static __device__ inline T xdi_cuda_ring_add_lanes(T value) {
+    XD_UNROLL
+    for (int mask = 1; mask < LANES; mask *= 2) value = xdi_cuda_add()(value, xdi_cuda_shuffle_xor(value, mask));
+    return value;
+}
+
+template <int LANES> static __device__ inline float xdi_cuda_ring_max_lanes(float value) {
+    XD_UNROLL
+    for (int mask = 1; mask < LANES; mask *= 2) value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, mask));
+    return value;
+}
+
+/* An integer in the order of the numbers, which are no NaN, and back. */
+static __device__ inline int xdi_cuda_ring_order(float value) {
+    const int bits = (int)xd_bits_of_float(value);
+    return bits ^ (bits >> 31 & 0x7fffffff);
+}
+
+static __device__ inline float xdi_cuda_ring_ordered(int order) {
+    return xd_float_of_bits((uint32_t)(order ^ (order >> 31 & 0x7fffffff)));
+}
+
+/* Adds two sums over pairs of lanes: a lane whose number has `bit` gets that of b, the others that of a. */
+static __device__ inline float xdi_cuda_ring_add_two(float a, float b, int bit) {
+    const bool odd = (threadIdx.x & (unsigned)bit) != 0;
+    const float own = odd ? b : a, other = odd ? a : b;
+    return __fadd_rn(own, __shfl_xor_sync(0xffffffffu, other, bit));
+}
+
+/* Adds up COUNT sums over a warp: lane k has that of value k, k < COUNT. */
+template <int COUNT> static __device__ inline float xdi_cuda_ring_add_four(float a, float b, float c, float d) {
+    float sum = a;
+    if (COUNT > 1) sum = xdi_cuda_ring_add_two(a, b, 1);
+    if (COUNT > 2) sum = xdi_cuda_ring_add_two(sum, xdi_cuda_ring_add_two(c, d, 1), 2);
+    XD_UNROLL
+    for (int mask = COUNT > 2 ? 4 : COUNT; mask < XDI_CUDA_WARP; mask *= 2)
+        sum = __fadd_rn(sum, __shfl_xor_sync(0xffffffffu, sum, mask));
+    return sum;
 }

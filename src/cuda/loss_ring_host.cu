@@ -40,8 +40,8 @@ static bool xdi_cuda_ring_takes(const xd_loss_args *a, int kind) {
     const int64_t columns = a->vocab.end - a->vocab.begin;
     const xd_dtype x = a->student.dtype;
     const bool soft = kind >= XDI_CUDA_RING_FORWARD, gradient = a->gradient.data != NULL;
-    return a->vocab.shards == 1 && a->student.rows > 0 && columns > XDI_CUDA_SHORT_ROW && columns % XDI_CUDA_EIGHT == 0 &&
-           columns <= INT32_MAX && xdi_cuda_ring_reads(a->student) &&
+    return a->vocab.shards == 1 && a->student.rows > 0 && a->student.rows < INT32_MAX / 2 && columns > XDI_CUDA_SHORT_ROW &&
+           columns % XDI_CUDA_EIGHT == 0 && columns <= INT32_MAX && xdi_cuda_ring_reads(a->student) &&
            (!soft || (a->teacher.dtype == x && xdi_cuda_ring_reads(a->teacher))) &&
            (!gradient || (a->gradient.dtype == x && xdi_cuda_ring_reads(a->gradient)));
 }
@@ -49,10 +49,10 @@ static bool xdi_cuda_ring_takes(const xd_loss_args *a, int kind) {
 /* ---- how a row is cut ---- */
 
 /* Stages that a block has room for where `residents` of them share a multiprocessor, each with 1 KiB of the system's. */
-static int xdi_cuda_ring_stages(size_t processor_bytes, int residents, int stage_bytes) {
+static int xdi_cuda_ring_stages(size_t processor_bytes, int residents) {
     const size_t fixed = sizeof(xdi_cuda_ring_memory) + 1024 + 128;
     const int64_t room = (int64_t)(processor_bytes / (size_t)residents) - (int64_t)fixed;
-    const int64_t stages = room / stage_bytes;
+    const int64_t stages = room / XDI_CUDA_RING_STAGE;
     return stages < XDI_CUDA_RING_STAGES ? (int)stages : (int)XDI_CUDA_RING_STAGES;
 }
 
@@ -67,16 +67,16 @@ static const xdi_cuda_ring_choice xdi_cuda_ring_choices[] = {
 };
 static_assert(sizeof xdi_cuda_ring_choices / sizeof *xdi_cuda_ring_choices == XDI_CUDA_RING_CHOICES, "see xd_cuda");
 
-/* The first one whose ring holds a row and two stages more, and whose clusters the device runs; the index, -1: none. */
+/* The first one whose ring holds a row and a stage more, and whose clusters the device runs; the index, -1: none. */
 static int xdi_cuda_ring_choose(const xd_cuda *cuda, int kind, xd_dtype dtype, int64_t columns, xdi_cuda_ring_call *call) {
     const int tensors = kind >= XDI_CUDA_RING_FORWARD ? 2 : 1;
-    const int64_t stage = XDI_CUDA_RING_BYTES / (int64_t)xd_dtype_size(dtype);
+    const int64_t stage = XDI_CUDA_RING_STAGE / tensors / (int64_t)xd_dtype_size(dtype);
     for (int i = 0; i < XDI_CUDA_RING_CHOICES; i++) {
         const xdi_cuda_ring_choice c = xdi_cuda_ring_choices[i];
         const int64_t blocks = (int64_t)1 << c.blocks;
         call->slice = (columns + XDI_CUDA_EIGHT * blocks - 1) / (XDI_CUDA_EIGHT * blocks) * XDI_CUDA_EIGHT;
-        call->stages = xdi_cuda_ring_stages(cuda->processor_shared_bytes, c.residents, tensors * XDI_CUDA_RING_BYTES);
-        if ((call->slice + stage - 1) / stage + 2 <= call->stages && cuda->ring_clusters[dtype == XD_DTYPE_BF16][kind][i] > 0)
+        call->stages = xdi_cuda_ring_stages(cuda->processor_shared_bytes, c.residents);
+        if ((call->slice + stage - 1) / stage + 1 <= call->stages && cuda->ring_clusters[dtype == XD_DTYPE_BF16][kind][i] > 0)
             return i;
     }
     return -1;
@@ -88,8 +88,7 @@ static xd_result xdi_cuda_ring_launch(const xd_launch *launch, const xd_cuda *cu
     const int64_t most = cuda->ring_clusters[sizeof(X) == 2][KIND][choice];
     const int64_t blocks = (int64_t)1 << xdi_cuda_ring_choices[choice].blocks;
     const int64_t clusters = a->student.rows < most ? a->student.rows : most;
-    xdi_cuda_grid grid = xdi_cuda_grid_of(clusters * blocks, XDI_CUDA_TEAM_BLOCK,
-                                          (size_t)(call.stages * xdi_cuda_ring_is<KIND>::TENSORS * XDI_CUDA_RING_BYTES));
+    xdi_cuda_grid grid = xdi_cuda_grid_of(clusters * blocks, XDI_CUDA_RING_THREADS, (size_t)(call.stages * XDI_CUDA_RING_STAGE));
     grid.cluster = (int)blocks;
     return XDI_CUDA_LAUNCH(launch, grid, (xdi_cuda_loss_ring_kernel<X, KIND>), *a, call);
 }
@@ -129,8 +128,7 @@ static xd_result xdi_cuda_loss_ring(const xd_launch *launch, const xd_loss_args 
 /* Lets a kernel use the shared memory of each choice, and notes how many of its clusters run at once; 0: none. */
 template <typename X, int KIND> static xd_result xdi_cuda_ring_allow(xd_ctx *ctx, xd_cuda *cuda, size_t block_bytes) {
     void (*kernel)(xd_loss_args, xdi_cuda_ring_call) = xdi_cuda_loss_ring_kernel<X, KIND>;
-    const int stage = xdi_cuda_ring_is<KIND>::TENSORS * XDI_CUDA_RING_BYTES;
-    const int most = xdi_cuda_ring_stages(cuda->processor_shared_bytes, 1, stage) * stage;
+    const int most = xdi_cuda_ring_stages(cuda->processor_shared_bytes, 1) * XDI_CUDA_RING_STAGE;
     XD_TRY(xdi_cuda_load(ctx, kernel));
     if ((size_t)most + sizeof(xdi_cuda_ring_memory) > block_bytes) return XD_OK;
     XDI_CUDA_TRY(ctx, cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, most));
@@ -144,8 +142,8 @@ template <typename X, int KIND> static xd_result xdi_cuda_ring_allow(xd_ctx *ctx
         cluster.val.clusterDim.x = 1u << c.blocks;
         cluster.val.clusterDim.y = cluster.val.clusterDim.z = 1;
         config.gridDim = dim3(1u << c.blocks, 1, 1);
-        config.blockDim = dim3(XDI_CUDA_TEAM_BLOCK, 1, 1);
-        config.dynamicSmemBytes = (size_t)(xdi_cuda_ring_stages(cuda->processor_shared_bytes, c.residents, stage) * stage);
+        config.blockDim = dim3(XDI_CUDA_RING_THREADS, 1, 1);
+        config.dynamicSmemBytes = (size_t)(xdi_cuda_ring_stages(cuda->processor_shared_bytes, c.residents) * XDI_CUDA_RING_STAGE);
         config.attrs = &cluster;
         config.numAttrs = 1;
         if (cudaOccupancyMaxActiveClusters(&clusters, kernel, &config) != cudaSuccess) {

@@ -1,7 +1,7 @@
 /* A thread's columns of a row on the chip: the largest elements, then sums relative to the largest of the block.
  *
  * The power of the largest element, exactly 1, is counted apart, so that the others keep their digits: on nearly one-hot rows the
- * gradient consists of them. Only threads that have such a column look for it. */
+ * gradient consists of them. Only threads that have such a column look for it, where powers sum to so much. */
 
 /* Exponents of powers of 2: x s + c, which is (x - base) s + rest, the form of GUARDED loops. These leave out products with a
  * power of 0, which may be of infinity, and have digits where the largest element is so large that a rounded c has none. */
@@ -61,24 +61,25 @@ static __device__ inline float xdi_cuda_ring_base(float max) {
     return max == -INFINITY ? 0.0f : max;
 }
 
-/* The largest elements that a thread has seen, and with LOW whether one was -infinity. */
-template <typename X, bool SOFT, bool LOW> struct xdi_cuda_ring_peak;
+/* The largest elements that a thread has seen, and with LOW the lowest of both tensors. */
+template <typename X, int KIND> struct xdi_cuda_ring_peak;
 
-template <bool SOFT, bool LOW> struct xdi_cuda_ring_peak<xdi_cuda_bf16, SOFT, LOW> {
-    typedef xdi_cuda_ring_form<xdi_cuda_bf16> form;
-    uint32_t student, teacher, lowest; /* pairs */
+template <int KIND> struct xdi_cuda_ring_peak<xdi_cuda_bf16, KIND> {
+    typedef xdi_cuda_ring_is<KIND> is;
+    typedef xdi_cuda_ring_form<xdi_cuda_bf16, is::TENSORS> form;
+    uint32_t student, teacher, low; /* pairs */
 
-    __device__ xdi_cuda_ring_peak() : student(0xff80ff80u), teacher(0xff80ff80u), lowest(0x7f807f80u) {}
-    __device__ void look(const unsigned char *at, bool second) {
+    __device__ xdi_cuda_ring_peak() : student(0xff80ff80u), teacher(0xff80ff80u), low(0x7f807f80u) {}
+    __device__ void look(const unsigned char *at, int left) {
         XD_UNROLL
         for (int part = 0; part < form::PARTS; part++) {
-            if (part > 0 && !second) break;
+            if (!form::has(part, left)) break;
             const xdi_cuda_words x = form::words(at, part);
             student = xdi_cuda_pair_max(student, xdi_cuda_words_max(x));
-            if (!SOFT) continue;
-            const xdi_cuda_words y = form::words(at + XDI_CUDA_RING_BYTES, part);
+            if (!is::SOFT) continue;
+            const xdi_cuda_words y = form::words(at + form::BYTES, part);
             teacher = xdi_cuda_pair_max(teacher, xdi_cuda_words_max(y));
-            if (LOW) lowest = xdi_cuda_pair_min(lowest, xdi_cuda_pair_min(xdi_cuda_words_min(x), xdi_cuda_words_min(y)));
+            if (is::JSD) low = xdi_cuda_pair_min(low, xdi_cuda_pair_min(xdi_cuda_words_min(x), xdi_cuda_words_min(y)));
         }
     }
     __device__ float largest() const {
@@ -87,19 +88,24 @@ template <bool SOFT, bool LOW> struct xdi_cuda_ring_peak<xdi_cuda_bf16, SOFT, LO
     __device__ float teacher_largest() const {
         return fmaxf(xdi_cuda_pair_low(teacher), xdi_cuda_pair_high(teacher));
     }
-    __device__ bool infinite() const {
-        return LOW && fminf(xdi_cuda_pair_low(lowest), xdi_cuda_pair_high(lowest)) == -INFINITY;
+    __device__ float lowest() const {
+        return fminf(xdi_cuda_pair_low(low), xdi_cuda_pair_high(low));
     }
 };
 
-template <bool SOFT, bool LOW> struct xdi_cuda_ring_peak<float, SOFT, LOW> {
-    typedef xdi_cuda_ring_form<float> form;
+template <int KIND> struct xdi_cuda_ring_peak<float, KIND> {
+    typedef xdi_cuda_ring_is<KIND> is;
+    typedef xdi_cuda_ring_form<float, is::TENSORS> form;
     float student, teacher;
 
     __device__ xdi_cuda_ring_peak() : student(-INFINITY), teacher(-INFINITY) {}
-    __device__ void look(const unsigned char *at, bool second) {
-        student = fmaxf(student, xdi_cuda_max_of(form::read(at, 0, second)));
-        if (SOFT) teacher = fmaxf(teacher, xdi_cuda_max_of(form::read(at + XDI_CUDA_RING_BYTES, 0, second)));
+    __device__ void look(const unsigned char *at, int left) {
+        XD_UNROLL
+        for (int part = 0; part < form::PARTS; part++) {
+            if (!form::has(part, left)) break;
+            student = fmaxf(student, xdi_cuda_max_of(form::read(at, part, left)));
+            if (is::SOFT) teacher = fmaxf(teacher, xdi_cuda_max_of(form::read(at + form::BYTES, part, left)));
+        }
     }
     __device__ float largest() const {
         return student;
@@ -107,34 +113,43 @@ template <bool SOFT, bool LOW> struct xdi_cuda_ring_peak<float, SOFT, LOW> {
     __device__ float teacher_largest() const {
         return teacher;
     }
-    __device__ bool infinite() const {
-        return false;
+    __device__ float lowest() const {
+        return 0.0f;
     }
 };
 
+/* Where the compiler has no registers for two parts of a stage at once. */
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 1000
+enum { XDI_CUDA_RING_NARROW = 1 };
+#else
+enum { XDI_CUDA_RING_NARROW = 0 };
+#endif
+
 template <typename X, int KIND> struct xdi_cuda_ring_sums {
     typedef xdi_cuda_ring_is<KIND> is;
-    typedef xdi_cuda_ring_form<X> form;
+    typedef xdi_cuda_ring_form<X, is::TENSORS> form;
 
-    float largest, teacher_largest; /* of this thread */
-    bool mine, teacher_mine;        /* it has a column with the block's largest element */
-    bool guarded;                   /* its loops are */
+    float largest, teacher_largest, lowest; /* of this thread */
+    bool mine, teacher_mine;                /* it has a column with the block's largest element */
+    float least;                            /* powers of eight columns that sum to less have none of these */
+    bool guarded;                           /* its loops are */
     xdi_cuda_ring_exponent student, teacher, hard;
     float sum[XDI_CUDA_RING_SUMS];
     int arg;
 
-    __device__ void begin(const xdi_cuda_ring_peak<X, is::SOFT, is::JSD> &peak, const xdi_cuda_ring_call &call, float max,
-                          float teacher_max, bool infinite) {
+    __device__ void begin(const xdi_cuda_ring_peak<X, KIND> &peak, const xdi_cuda_ring_call &call, float max, float teacher_max) {
         const float base = xdi_cuda_ring_base(max), teacher_base = xdi_cuda_ring_base(teacher_max);
         largest = peak.largest();
         teacher_largest = peak.teacher_largest();
+        lowest = peak.lowest();
         mine = largest == max;
         teacher_mine = is::SOFT && teacher_largest == teacher_max;
-        const bool large = form::FINE || xdi_cuda_ring_large(base) || (is::SOFT && xdi_cuda_ring_large(teacher_base));
-        guarded = large || infinite;
-        student = xdi_cuda_ring_exponent_of(is::ALONE ? call.hard_factor : call.soft_factor, base, 0.0f, large);
-        hard = xdi_cuda_ring_exponent_of(call.hard_factor, base, 0.0f, large);
-        teacher = xdi_cuda_ring_exponent_of(call.soft_factor, teacher_base, 0.0f, large);
+        const float some = max == -INFINITY || (is::SOFT && teacher_max == -INFINITY) ? 0.0f : 0.9f; /* 1, but for roundings */
+        least = mine || teacher_mine ? some : INFINITY;
+        guarded = form::FINE || xdi_cuda_ring_large(base) || (is::SOFT && xdi_cuda_ring_large(teacher_base));
+        student = xdi_cuda_ring_exponent_of(is::ALONE ? call.hard_factor : call.soft_factor, base, 0.0f, guarded);
+        hard = xdi_cuda_ring_exponent_of(call.hard_factor, base, 0.0f, guarded);
+        teacher = xdi_cuda_ring_exponent_of(call.soft_factor, teacher_base, 0.0f, guarded);
         clear();
     }
     __device__ void clear() {
@@ -147,36 +162,57 @@ template <typename X, int KIND> struct xdi_cuda_ring_sums {
         return !form::FINE && (is::FORWARD || is::REVERSE) && !guarded && isnan(sum[XD_LOSS_CROSS]);
     }
     /* The thread's columns in one stage, the first of which is `column` of the block's. */
-    template <bool GUARDED> __device__ void take(const unsigned char *at, bool second, int column) {
+    template <bool GUARDED> __device__ void take(const unsigned char *at, int left, int column) {
+        enum { TOGETHER = GUARDED || XDI_CUDA_RING_NARROW ? 0 : (int)form::PARTS };
         XD_UNROLL
-        for (int part = 0; part < form::PARTS; part++) {
-            if (part > 0 && !second) break;
-            xdi_cuda_eight y = {};
-            const xdi_cuda_eight x = form::read(at, part, second);
-            if (is::SOFT) y = form::read(at + XDI_CUDA_RING_BYTES, part, second);
-            if (is::SMOOTH) put(XD_LOSS_LINEAR, form::FINE && !second ? sum_of_four(x) : xdi_cuda_sum_of(x));
-            add<GUARDED>(x, y, column, part);
-        }
+        for (int part = 0; part < TOGETHER; part++)
+            if (form::has(part, left)) take_part<GUARDED>(at, left, column, part);
+        XD_UNROLL_N(1)
+        for (int part = TOGETHER; part < form::PARTS; part++)
+            if (form::has(part, left)) take_part<GUARDED>(at, left, column, part);
     }
 
   private:
+    template <bool GUARDED> __device__ void take_part(const unsigned char *at, int left, int column, int part) {
+        xdi_cuda_eight y = {};
+        const xdi_cuda_eight x = form::read(at, part, left);
+        if (is::SOFT) y = form::read(at + form::BYTES, part, left);
+        if (is::SMOOTH) put(XD_LOSS_LINEAR, form::has_second(part, left) ? xdi_cuda_sum_of(x) : sum_of_four(x));
+        add<GUARDED>(x, y, column, part);
+    }
+    /* One question for both tensors, unless what they have does not fit into registers together. */
     template <bool GUARDED> __device__ void add(const xdi_cuda_eight &x, const xdi_cuda_eight &y, int column, int part) {
+        enum { APART = is::BOTH || form::FINE, NARROW = XDI_CUDA_RING_NARROW };
         const xdi_cuda_eight a = student.template of<GUARDED>(x);
         xdi_cuda_eight e = xdi_cuda_ring_powers(a), h = {}, f = {}, gap = {};
+        float own = NARROW ? INFINITY : xdi_cuda_sum_of(e), other = 0.0f;
         if (is::BOTH && !is::SHARED) h = xdi_cuda_ring_powers(hard.template of<GUARDED>(x));
+        if (APART && may_have(own)) own = set_apart(x, y, column, part, &e, &h);
+        if (APART) put_student(NARROW ? xdi_cuda_sum_of(e) : own, h);
         if (is::SOFT) {
             const xdi_cuda_eight b = teacher.template of<GUARDED>(y);
             f = xdi_cuda_ring_powers(b);
+            other = NARROW ? INFINITY : xdi_cuda_sum_of(f);
             if (!is::JSD) gap = xdi_cuda_ring_gaps(is::REVERSE ? a : b, is::REVERSE ? b : a);
         }
-        if (mine && xdi_cuda_max_of(x) == largest) set_apart(x, y, column, part, &e, &h);
-        put(is::ALONE ? XD_LOSS_HARD : XD_LOSS_SOFT, xdi_cuda_sum_of(e));
-        if (is::BOTH && !is::SHARED) put(XD_LOSS_HARD, xdi_cuda_sum_of(h));
+        if (APART && is::SOFT && may_have(other)) other = set_teacher_apart(x, y, &f);
+        if (!APART && may_have(is::SOFT ? fmaxf(own, other) : own)) {
+            own = set_apart(x, y, column, part, &e, &h);
+            if (is::SOFT) other = set_teacher_apart(x, y, &f);
+        }
+        if (!APART) put_student(NARROW ? xdi_cuda_sum_of(e) : own, h);
         if (!is::SOFT) return;
-        if (teacher_mine && xdi_cuda_max_of(y) == teacher_largest) set_teacher_apart(x, y, &f);
-        put(XD_LOSS_TEACHER, xdi_cuda_sum_of(f));
+        put(XD_LOSS_TEACHER, NARROW ? xdi_cuda_sum_of(f) : other);
         if (is::FORWARD) put_cross<GUARDED>(f, gap);
         if (is::REVERSE) put_cross<GUARDED>(e, gap);
+    }
+    /* Whether eight columns, by the sum of their powers, may have a largest element of the block. */
+    __device__ bool may_have(float power) const {
+        return XDI_CUDA_RING_NARROW ? least < INFINITY : power >= least;
+    }
+    __device__ void put_student(float own, const xdi_cuda_eight &h) {
+        put(is::ALONE ? XD_LOSS_HARD : XD_LOSS_SOFT, own);
+        if (is::BOTH && !is::SHARED) put(XD_LOSS_HARD, xdi_cuda_sum_of(h));
     }
     template <bool GUARDED> __device__ void put_cross(const xdi_cuda_eight &power, const xdi_cuda_eight &gap) {
         XD_UNROLL
@@ -190,10 +226,11 @@ template <typename X, int KIND> struct xdi_cuda_ring_sums {
     __device__ void put(int which, float term) {
         sum[which] = __fadd_rn(sum[which], term);
     }
-    __device__ void set_apart(const xdi_cuda_eight &x, const xdi_cuda_eight &y, int column, int part, xdi_cuda_eight *e,
-                              xdi_cuda_eight *h) {
+    /* Returns what remains. */
+    __device__ float set_apart(const xdi_cuda_eight &x, const xdi_cuda_eight &y, int column, int part, xdi_cuda_eight *e,
+                               xdi_cuda_eight *h) {
         XD_UNROLL
-        for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
+        for (int i = 0; i < XDI_CUDA_EIGHT && mine; i++) {
             if (x.at[i] != largest) continue;
             const int at = column + form::column(part, i);
             e->at[i] = h->at[i] = 0.0f;
@@ -201,32 +238,46 @@ template <typename X, int KIND> struct xdi_cuda_ring_sums {
             if (is::REVERSE) put(XDI_CUDA_RING_APART, y.at[i]);
             if (at < arg) arg = at;
         }
+        return xdi_cuda_sum_of(*e);
     }
-    __device__ void set_teacher_apart(const xdi_cuda_eight &x, const xdi_cuda_eight &y, xdi_cuda_eight *f) {
+    __device__ float set_teacher_apart(const xdi_cuda_eight &x, const xdi_cuda_eight &y, xdi_cuda_eight *f) {
         XD_UNROLL
-        for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
+        for (int i = 0; i < XDI_CUDA_EIGHT && teacher_mine; i++) {
             if (y.at[i] != teacher_largest) continue;
             f->at[i] = 0.0f;
             put(XDI_CUDA_RING_TEACHER_ONES, 1.0f);
             if (is::FORWARD) put(XDI_CUDA_RING_APART, __fmul_rn(__fsub_rn(x.at[i], student.base), student.s));
         }
+        return xdi_cuda_sum_of(*f);
     }
 };
 
-/* A block's sums, of any of its threads' exponents: in nats and relative to the largest elements; XDI_CUDA_RING_ONES and what
- * follows it are still apart. */
+/* What makes a block's sums, of any of its threads' exponents, relative to the largest elements and in nats. */
+struct xdi_cuda_ring_corrections {
+    double student, teacher, hard; /* factors */
+    double cross;                  /* of sum SOFT or TEACHER, in CROSS */
+};
+
 template <typename X, int KIND>
-static __device__ inline void xdi_cuda_ring_correct(const xdi_cuda_ring_sums<X, KIND> &of, double *sum) {
+static __device__ inline xdi_cuda_ring_corrections xdi_cuda_ring_corrections_of(const xdi_cuda_ring_sums<X, KIND> &of) {
     typedef xdi_cuda_ring_is<KIND> is;
     const double rest = (double)of.student.rest, teacher_rest = (double)of.teacher.rest;
-    const double by = xdi_cuda_ring_correction(rest), teacher_by = xdi_cuda_ring_correction(teacher_rest);
+    xdi_cuda_ring_corrections by = { xdi_cuda_ring_correction(rest), 1.0, 1.0, 0.0 };
+    if (is::SOFT) by.teacher = xdi_cuda_ring_correction(teacher_rest);
+    by.hard = is::ALONE ? by.student : xdi_cuda_ring_correction((double)of.hard.rest);
+    if (is::FORWARD) by.cross = rest - teacher_rest;
+    if (is::REVERSE) /* relative to a teacher's logit of 0 at the student's largest */
+        by.cross = teacher_rest - (double)of.teacher.base * (double)of.teacher.s - rest;
+    return by;
+}
+
+/* XDI_CUDA_RING_ONES and what follows it are still apart. */
+template <int KIND> static __device__ inline void xdi_cuda_ring_correct(const xdi_cuda_ring_corrections &by, double *sum) {
+    typedef xdi_cuda_ring_is<KIND> is;
     double *cross = &sum[XD_LOSS_CROSS];
-    if (is::FORWARD) *cross = XDI_CUDA_LN2 * teacher_by * (*cross - (teacher_rest - rest) * sum[XD_LOSS_TEACHER]);
-    if (is::REVERSE) { /* relative to a teacher's logit of 0 at the student's largest */
-        const double c = teacher_rest - (double)of.teacher.base * (double)of.teacher.s;
-        *cross = XDI_CUDA_LN2 * by * (*cross + (c - rest) * sum[XD_LOSS_SOFT]);
-    }
-    sum[XD_LOSS_HARD] *= is::ALONE ? by : xdi_cuda_ring_correction((double)of.hard.rest);
-    sum[XD_LOSS_SOFT] *= by;
-    sum[XD_LOSS_TEACHER] *= teacher_by;
+    if (is::FORWARD) *cross = XDI_CUDA_LN2 * by.teacher * (*cross + by.cross * sum[XD_LOSS_TEACHER]);
+    if (is::REVERSE) *cross = XDI_CUDA_LN2 * by.student * (*cross + by.cross * sum[XD_LOSS_SOFT]);
+    sum[XD_LOSS_HARD] *= by.hard;
+    sum[XD_LOSS_SOFT] *= by.student;
+    sum[XD_LOSS_TEACHER] *= by.teacher;
 }

@@ -10,6 +10,18 @@ struct xdi_cuda_norm_item {
     uint64_t count : 48, dtype : 8, replica : 4, wide : 4;
 };
 
+/* The same number of chunks for every block: of one array exactly, of a list nearly, as arrays end where they end. A chunk is a
+ * multiple of four times 16 bytes a thread, of which all are asked for before one is used. */
+template <> struct xdi_cuda_chunks<xdi_cuda_norm_item> {
+    static int64_t elements(int64_t arrays, int64_t all) {
+        const int64_t most = 65536, step = 4 * 8 * (int)XDI_CUDA_THREADS, blocks = XDI_CUDA_NORM_BLOCKS;
+        int64_t rounds = (all + blocks * most - 1) / (blocks * most);
+        if (arrays > 1 && rounds < 8) rounds = 8;
+        const int64_t each = (all + blocks * rounds - 1) / (blocks * rounds);
+        return each < step ? step : (each + step - 1) / step * step;
+    }
+};
+
 /* The partial sums of one block. */
 struct xdi_cuda_norm_part {
     double sum, largest;
@@ -83,7 +95,7 @@ static __device__ inline uint32_t xdi_cuda_norm_bits(float x) {
     return __float_as_uint(x) & 0x7fffffffu;
 }
 
-/* Adds a finite element, given by its magnitude. */
+/* Adds a finite element, given by its magnitude; of L2 its sign does not matter. */
 static __device__ inline void xdi_cuda_norm_add(xdi_cuda_norm_part *part, xd_norm_type type, double magnitude) {
     if (type == XD_NORM_L2)
         part->sum = xd_fma(magnitude, magnitude, part->sum); /* the product is exact */
@@ -104,24 +116,25 @@ static __device__ inline void xdi_cuda_norm_one(xdi_cuda_norm_part *part, xd_nor
 
 /* ---- plain norms ---- */
 
-/* What an element j of 16 bytes is: its magnitude in double, and the bits of it as an f32. */
+/* What an element j of 16 bytes is: its value in double, and the bits of its magnitude as an f32. */
 template <typename T> struct xdi_cuda_norm_words;
 
 template <> struct xdi_cuda_norm_words<float> {
-    static __device__ double magnitude(const uint32_t (&words)[4], int j) {
-        return (double)xd_float_of_bits(bits(words, j));
+    static __device__ double value(const uint32_t (&words)[4], int j) {
+        return (double)xd_float_of_bits(words[j]);
     }
     static __device__ uint32_t bits(const uint32_t (&words)[4], int j) {
         return words[j] & 0x7fffffffu;
     }
 };
 
-/* By its bits, as twice as many conversions to double would take longer than the loads: shifted into place they are x 2^-896,
- * denormals too. An infinity is 2^128 then, and a NaN more. */
+/* Every other one by its bits, as a conversion to double takes as long as eight other instructions: shifted into place they are
+ * x 2^-896, denormals too. An infinity is 2^128 then, and a NaN more. */
 template <> struct xdi_cuda_norm_words<xdi_cuda_bf16> {
-    static __device__ double magnitude(const uint32_t (&words)[4], int j) {
-        const uint32_t word = words[j / 2], high = (j % 2 ? word >> 3 : word << 13) & 0x0fffe000u;
-        return xd_mul(__hiloint2double((int)high, 0), 0x1p896);
+    static __device__ double value(const uint32_t (&words)[4], int j) {
+        const uint32_t word = words[j / 2];
+        if (j % 2 == 0) return (double)xd_float_of_bits(word << 16);
+        return xd_mul(__hiloint2double((int)((uint32_t)((int32_t)word >> 3) & 0x8fffe000u), 0), 0x1p896);
     }
     static __device__ uint32_t bits(const uint32_t (&words)[4], int j) {
         return (j % 2 ? words[j / 2] : words[j / 2] << 16) & 0x7fff0000u;
@@ -129,13 +142,24 @@ template <> struct xdi_cuda_norm_words<xdi_cuda_bf16> {
 };
 
 template <> struct xdi_cuda_norm_words<xdi_cuda_f16> {
-    static __device__ double magnitude(const uint32_t (&words)[4], int j) {
-        return (double)xd_float_of_bits(bits(words, j));
+    static __device__ double value(const uint32_t (&words)[4], int j) {
+        return (double)xdi_cuda_f16_value((uint16_t)(words[j / 2] >> (j % 2 * 16) & 0xffffu));
     }
     static __device__ uint32_t bits(const uint32_t (&words)[4], int j) {
         return xd_bits_of_float(xdi_cuda_f16_value((uint16_t)(words[j / 2] >> (j % 2 * 16) & 0x7fffu)));
     }
 };
+
+/* So that the compiler asks for all before it uses one. */
+template <int COUNT> static __device__ inline void xdi_cuda_norm_asked(uint32_t (&words)[COUNT][4]) {
+#if defined(__CUDA_ARCH__)
+    XD_UNROLL
+    for (int k = COUNT - 1; k >= 0; k--)
+        asm volatile("" : "+r"(words[k][0]), "+r"(words[k][1]), "+r"(words[k][2]), "+r"(words[k][3])::"memory");
+#else
+    (void)words;
+#endif
+}
 
 /* COUNT times 16 bytes of a thread, a step of the block apart. Whether all are finite is asked once, of their sum or their
  * largest: below `limit` they are, and above it they are read again one by one. */
@@ -149,13 +173,15 @@ static __device__ inline void xdi_cuda_norm_packs(const T *data, bool replica, x
         const xdi_cuda_pack<T> pack = xdi_cuda_load16(data + k * STEP);
         memcpy(words[k], &pack, sizeof pack);
     }
+    xdi_cuda_norm_asked(words);
     xdi_cuda_norm_part sum = *part;
     XD_UNROLL
     for (int k = 0; k < COUNT; k++) {
         XD_UNROLL
         for (int j = 0; j < EACH; j++) {
             if (TYPE != XD_NORM_MAX) {
-                xdi_cuda_norm_add(&sum, TYPE, xdi_cuda_norm_words<T>::magnitude(words[k], j));
+                const double x = xdi_cuda_norm_words<T>::value(words[k], j);
+                xdi_cuda_norm_add(&sum, TYPE, TYPE == XD_NORM_L2 ? x : fabs(x));
                 continue;
             }
             const uint32_t bits = xdi_cuda_norm_words<T>::bits(words[k], j);
@@ -221,6 +247,18 @@ static __device__ inline void xdi_cuda_norm_exact(xdi_cuda_norm_part *part, xdi_
         window->add(limbs, mantissa, exponent + 320);
 }
 
+/* Merges a block's parts. What is not finite is rare, and a norm has a sum or a largest element. */
+static __device__ inline void xdi_cuda_norm_reduce(xd_norm_type type, xdi_cuda_norm_part *part) {
+    if (__syncthreads_or(part->not_finite != 0)) {
+        const xdi_cuda_norm_part none = { 0.0, 0.0, 0, 0 };
+        *part = xdi_cuda_block_reduce(*part, none, xdi_cuda_norm_join());
+    } else if (type == XD_NORM_MAX) {
+        part->largest = xdi_cuda_block_reduce(part->largest, 0.0, xdi_cuda_larger());
+    } else {
+        part->sum = xdi_cuda_block_reduce(part->sum, 0.0, xdi_cuda_add());
+    }
+}
+
 /* Four blocks fit on a multiprocessor: so an H100 runs all 512 at once. */
 template <bool EXACT>
 static __global__ void __launch_bounds__(XDI_CUDA_THREADS, 4)
@@ -251,9 +289,8 @@ static __global__ void __launch_bounds__(XDI_CUDA_THREADS, 4)
                 xdi_cuda_norm_exact(&part, &window, limbs, a, type, xdi_cuda_read_float(a.data, a.dtype, i));
             });
     });
-    const xdi_cuda_norm_part none = { 0.0, 0.0, 0, 0 };
     if (EXACT) window.flush(limbs);
-    part = xdi_cuda_block_reduce(part, none, xdi_cuda_norm_join()); /* also the barrier after the limbs */
+    xdi_cuda_norm_reduce(type, &part); /* also the barrier after the limbs */
     xd_norm_sum *out = parts + blockIdx.x;
     if (threadIdx.x == 0) {
         out->sum = part.sum;

@@ -1,7 +1,7 @@
 /* A ring of stages in a block's shared memory that the copy engine fills while the block works on what is there, and clusters of
- * blocks that share a row. One thread asks for the copies; every stage has a barrier for "full", where the copy engine counts
- * bytes, and one for "empty", where each warp arrives when it has read the stage for the last time. Needs compute capability 9.0;
- * elsewhere the functions exist and nothing launches what calls them. */
+ * blocks that share a row. Every stage has a barrier for "full", where the copy engine counts bytes, and one for "empty", where
+ * each warp arrives when it has read the stage for the last time. Needs compute capability 9.0; elsewhere the functions exist and
+ * nothing launches what calls them. */
 
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
 
@@ -22,10 +22,10 @@ static __device__ inline void xdi_cuda_cluster_sync() {
                      : "memory");
 }
 
-/* The address in block `rank` of what lies at `shared` in this block. */
+/* The address in block `rank` of what lies at `shared` in this block. Volatile, so that only lanes ask whose block there is. */
 template <typename T> static __device__ inline T *xdi_cuda_cluster_map(T *shared, unsigned rank) {
     uint64_t address;
-    asm("mapa.u64 %0, %1, %2;" : "=l"(address) : "l"(reinterpret_cast<uint64_t>(shared)), "r"(rank));
+    asm volatile("mapa.u64 %0, %1, %2;" : "=l"(address) : "l"(reinterpret_cast<uint64_t>(shared)), "r"(rank));
     return reinterpret_cast<T *>(address);
 }
 
@@ -110,8 +110,7 @@ static inline void xdi_cuda_barrier_arrive(uint64_t *barrier) {
 }
 
 static inline bool xdi_cuda_barrier_passed(uint64_t *barrier, unsigned parity) {
-    emu_mbarrier_wait(barrier, parity);
-    return true;
+    return emu_mbarrier_try(barrier, parity) != 0;
 }
 
 static inline void xdi_cuda_bulk_load(void *shared, const void *global, unsigned bytes, uint64_t *barrier) {
@@ -157,11 +156,20 @@ static __device__ inline void xdi_cuda_bulk_fence() {}
 
 /* ---- the ring ---- */
 
+/* A block's last warp asks for the copies; the others work on what is there. Twelve warps, two blocks on a multiprocessor: more
+ * of them hide more of what each waits for, but leave a thread less than 80 registers. */
 enum {
-    XDI_CUDA_RING_STAGES = 28,            /* at most */
-    XDI_CUDA_RING_BYTES = 8192,           /* of one tensor in a stage: two packs of 16 bytes a thread */
-    XDI_CUDA_RING_PACKS = XDI_CUDA_RING_BYTES / 16,
-    XDI_CUDA_RING_TRIES = 1 << 20         /* of a wait, some seconds; then the copy counts as lost */
+    XDI_CUDA_RING_WARPS = 11, /* that work */
+    XDI_CUDA_RING_LANES = XDI_CUDA_RING_WARPS * XDI_CUDA_WARP,
+    XDI_CUDA_RING_THREADS = XDI_CUDA_RING_LANES + XDI_CUDA_WARP,
+    XDI_CUDA_RING_PART = 16 * XDI_CUDA_RING_LANES,  /* bytes: a pack a thread */
+    XDI_CUDA_RING_STAGE = 4 * XDI_CUDA_RING_PART,   /* of all tensors */
+    XDI_CUDA_RING_STAGES = 10,                      /* at most: those of one block on a multiprocessor */
+#if defined(XD_EMU)
+    XDI_CUDA_RING_TRIES = 4 /* there a wait ends at once when the copy is lost */
+#else
+    XDI_CUDA_RING_TRIES = 1 << 20 /* of a wait, some seconds; then the copy counts as lost */
+#endif
 };
 
 struct xdi_cuda_ring_barriers {
@@ -178,6 +186,11 @@ struct xdi_cuda_ring_place {
         stage = 0;
         parity ^= 1u;
     }
+    /* At most a ring further. */
+    __device__ xdi_cuda_ring_place after(int count, int stages) const {
+        const int at = stage + count;
+        return { at < stages ? at : at - stages, at < stages ? parity : parity ^ 1u };
+    }
 };
 
 /* Waits for a phase. *sound becomes false when that takes too long: then the thread waits no more, and what it computes is lost. */
@@ -189,10 +202,10 @@ static __device__ inline void xdi_cuda_ring_wait(uint64_t *barrier, unsigned par
 }
 
 /* One thread makes the barriers; the block synchronises before it uses them. */
-static __device__ inline void xdi_cuda_ring_init(xdi_cuda_ring_barriers *barriers, int stages, int warps) {
+static __device__ inline void xdi_cuda_ring_init(xdi_cuda_ring_barriers *barriers, int stages) {
     for (int i = 0; i < stages; i++) {
         xdi_cuda_barrier_init(&barriers->full[i], 1);
-        xdi_cuda_barrier_init(&barriers->empty[i], (unsigned)warps);
+        xdi_cuda_barrier_init(&barriers->empty[i], (unsigned)XDI_CUDA_RING_WARPS);
     }
     xdi_cuda_barriers_ready();
 }

@@ -58,8 +58,8 @@ static void measure_parameters(const Training &t) {
 
 static void measure_training() {
     static const Training all[] = {
-        { "norm", NORM, XD_DTYPE_BF16, 1, 1 << 23, 2 },
-        { "norm", NORM, XD_DTYPE_F32, 1, 1 << 23, 4 },
+        { "norm", NORM, XD_DTYPE_BF16, 1, 1 << 25, 2 },
+        { "norm", NORM, XD_DTYPE_F32, 1, 1 << 25, 4 },
         { "ema", AVERAGE, XD_DTYPE_BF16, 1, 1 << 21, 10 },
         { "adamw", STEP, XD_DTYPE_BF16, 1, 1 << 21, 28 },
         { "adamw_ema", STEP | AVERAGE, XD_DTYPE_BF16, 1, 1 << 21, 36 },

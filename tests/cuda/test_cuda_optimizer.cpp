@@ -355,7 +355,7 @@ XD_TEST(a_norm_of_more_chunks_than_a_table_has_is_that_of_the_cpu) {
     Gpu gpu;
     xd_ctx *host = plain_ctx();
     Random random(24);
-    check_norm(&gpu, host, &random, XD_NORM_L2, false, false, { 4200001, 0, 3, 4999, 0, 2, 4300003, 5 });
+    check_norm(&gpu, host, &random, XD_NORM_L2, false, false, { 8500001, 0, 3, 4999, 0, 2, 8400003, 5 });
     xd_ctx_destroy(host);
 }
 

@@ -2,6 +2,8 @@
  * not lose, and which rows take the other path. */
 #include "cuda_loss_case.h"
 
+#include <algorithm>
+
 /* The divergences and weights that have kernels of their own. */
 struct Kind {
     xd_divergence divergence;
@@ -134,5 +136,118 @@ XD_TEST(rows_on_the_chip_keep_their_digits) {
             compare_losses(&pair, c, (uint64_t)(900 + 10 * i + (size_t)k));
         }
 }
+
+/* ---- copies that never arrive ---- */
+
+#if defined(XD_EMU)
+
+static void lose_copy(long n) {
+    compare_orders(0); /* every order of a comparison would lose another one */
+    emu_lose_bulk_load(n);
+}
+
+static void lose_none() {
+    emu_lose_bulk_load(0);
+    compare_orders(1);
+}
+
+/* A loss of nine rows, several times: its gradient and what it found. */
+struct Lossy {
+    enum { ROWS = 9, COLS = 2056 };
+    const Gpu &gpu;
+    const Kind &kind;
+    xd_dtype dtype;
+    Device student, teacher, labels;
+    xd_status status;
+
+    static std::vector<unsigned char> noise(xd_dtype dtype, uint64_t seed) {
+        Random random(seed);
+        std::vector<unsigned char> x((size_t)(ROWS * COLS) * xd_dtype_size(dtype));
+        for (int64_t i = 0; i < ROWS * COLS; i++) xd_store_f64(x.data(), dtype, i, 5.0 * (double)random.unit());
+        return x;
+    }
+    Lossy(const Gpu &on, const Kind &k, xd_dtype d)
+        : gpu(on), kind(k), dtype(d), student(noise(d, 1)), teacher(noise(d, 2)), labels(std::vector<int64_t>(ROWS, 77)) {}
+
+    std::vector<float> gradient() {
+        const std::vector<float> room((size_t)(ROWS * COLS), 9.0f);
+        const xd_status none = {};
+        const Device g(room), found(&none, sizeof none), values(std::vector<char>(sizeof(xd_loss_values)));
+        xd_vocab *vocab = nullptr;
+        xd_loss_desc d = {};
+        CHECK(vocab_even(gpu.ctx, nullptr, COLS, &vocab) == XD_OK);
+        d.vocab = vocab;
+        d.student = xd_rows_of(student.at(), dtype, ROWS, COLS);
+        if (kind.soft > 0.0) d.teacher = xd_rows_of(teacher.at(), dtype, ROWS, COLS);
+        d.common.gradient = xd_rows_of(g.at(), dtype, ROWS, COLS);
+        d.common.labels.data = labels.at();
+        d.common.denominator_value = ROWS;
+        d.common.status = found.at<xd_status>();
+        d.hard_weight = kind.hard;
+        d.soft_weight = kind.soft;
+        d.temperature = kind.temperature;
+        d.divergence = kind.divergence;
+        d.label_smoothing = kind.smoothing;
+        d.beta = 0.3;
+        CHECK(xd_loss(gpu.ctx, &d, values.at<xd_loss_values>()) == XD_OK);
+        gpu.wait();
+        xd_vocab_destroy(vocab);
+        status = found.host<xd_status>()[0];
+        return widened(g.host<unsigned char>().data(), dtype, ROWS * COLS);
+    }
+};
+
+/* The wait for it ends; its row and those after it in the ring are findings, with gradients of zeros, and no other row changes. */
+XD_TEST(a_row_whose_copy_never_arrives_is_a_finding) {
+    CHECK_EQ_INT(emu_report_count(), 0); /* of the tests before */
+    const int cases = code_of_nvcc() ? 1 : 2 * KINDS; /* there a wait takes all of its million tries */
+    for (int i = 0; i < cases; i++) {
+        Gpu gpu;
+        const Kind &kind = kinds[i / 2];
+        Lossy loss(gpu, kind, i % 2 ? XD_DTYPE_F32 : XD_DTYPE_BF16);
+        const std::vector<float> whole = loss.gradient();
+        CHECK_EQ_INT(loss.status.not_finite, 0);
+        lose_copy(1 + i % 9);
+        const std::vector<float> less = loss.gradient();
+        lose_none();
+        int64_t found = 0;
+        for (int64_t r = 0; r < Lossy::ROWS; r++) {
+            const auto begin = less.begin() + r * Lossy::COLS, end = begin + Lossy::COLS;
+            const bool zero = std::all_of(begin, end, [](float x) { return x == 0.0f; });
+            CHECK(zero || std::equal(begin, end, whole.begin() + r * Lossy::COLS));
+            CHECK(zero || r != loss.status.first_row);
+            found += zero;
+        }
+        CHECK(found > 0 && found < Lossy::ROWS);
+        CHECK_EQ_INT(loss.status.not_finite, found);
+        CHECK(loss.gradient() == whole);
+    }
+    emu_take_reports(nullptr, 0); /* the checker says that such a row is of memory that nothing has written */
+}
+
+/* A ring that loses a copy when a device is made is not used there, and a warning says so once. */
+XD_TEST(a_ring_that_differs_from_rows_read_twice_is_not_used) {
+    CHECK_EQ_INT(emu_report_count(), 0);
+    CHECK(cudaSetDevice(3) == cudaSuccess);
+    {
+        test_log.clear();
+        lose_copy(3);
+        const Gpu gpu, other(XD_REDUCTION_DETERMINISTIC, true);
+        lose_none();
+        CHECK(test_log.find("rows are read twice") != std::string::npos);
+        CHECK(gpu.kernels()->loss.fused == other.kernels()->loss.fused);
+        test_log.clear();
+        const Gpu again;
+        CHECK(test_log.find("rows are read twice") == std::string::npos);
+        CHECK(again.kernels()->loss.fused == other.kernels()->loss.fused);
+        Lossy loss(gpu, kinds[2], XD_DTYPE_BF16);
+        loss.gradient();
+        CHECK_EQ_INT(loss.status.not_finite, 0);
+    }
+    CHECK(cudaSetDevice(0) == cudaSuccess);
+    emu_take_reports(nullptr, 0);
+}
+
+#endif
 
 XD_CUDA_TEST_MAIN()

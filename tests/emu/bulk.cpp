@@ -2,6 +2,8 @@
  * its barrier, a store when its group is waited for or its thread ends. */
 #include "exec.h"
 
+#include <algorithm>
+
 namespace emu {
 
 /* The 8 bytes in shared memory: arrivals that a phase needs, arrivals and bytes still missing, phase. */
@@ -16,10 +18,17 @@ struct BulkLoad {
     unsigned bytes;
     uint64_t *barrier;
 };
-static std::vector<BulkLoad> loads; /* of the running team, not yet executed */
+static std::vector<BulkLoad> loads;   /* of the running team, not yet executed */
+static std::vector<uint64_t *> lost; /* its barriers that wait for a copy which never arrives */
+static long until_lost;              /* loads; 0: none is lost */
 
 void bulk_begin_team() {
     loads.clear();
+    lost.clear();
+}
+
+bool mbarrier_lost(const uint64_t *barrier) {
+    return std::find(lost.begin(), lost.end(), barrier) != lost.end();
 }
 
 static void carry_out_store(const BulkStore &store) {
@@ -115,11 +124,26 @@ void emu_mbarrier_wait(uint64_t *barrier, unsigned parity, const char *file, int
     while (!mbarrier_passed(barrier, parity, file, line)) wait_as("an mbarrier", file, line);
 }
 
+int emu_mbarrier_try(uint64_t *barrier, unsigned parity, const char *file, int line) {
+    while (!mbarrier_passed(barrier, parity, file, line)) {
+        if (mbarrier_lost(barrier)) return 0;
+        wait_as("an mbarrier", file, line);
+    }
+    return 1;
+}
+
+void emu_lose_bulk_load(long n) {
+    until_lost = n;
+}
+
 void emu_bulk_load(void *shared, const void *global, unsigned bytes, uint64_t *barrier, const char *file,
                    int line) {
     valid(barrier, file, line);
     check_bulk(shared, global, bytes, file, line);
-    loads.push_back({ static_cast<char *>(shared), static_cast<const char *>(global), bytes, barrier });
+    if (until_lost > 0 && --until_lost == 0)
+        lost.push_back(barrier);
+    else
+        loads.push_back({ static_cast<char *>(shared), static_cast<const char *>(global), bytes, barrier });
     wake_all("an mbarrier"); /* a thread may wait for this barrier already: it then executes the copy */
 }
 

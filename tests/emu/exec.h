@@ -122,6 +122,8 @@ std::string shared_describe(const void *address);
 void bulk_begin_team();
 /* Whether the phase of this parity is complete, after the copies that it waits for. */
 bool mbarrier_passed(uint64_t *barrier, unsigned parity, const char *file, int line);
+/* Whether it waits for a copy that never arrives. */
+bool mbarrier_lost(const uint64_t *barrier);
 void bulk_end_thread(Thread *thread); /* executes what was not waited for */
 
 /* ---- access checker (check.cpp) ---- */

@@ -436,22 +436,26 @@ static void barrier_expect(const Instruction &in, Lanes &lanes, unsigned active)
     });
 }
 
-/* Lanes that find the phase complete go on; the other ones look again. */
+/* Lanes that find the phase complete go on, or that a copy is lost; the other ones look again. */
 static void barrier_wait(const Instruction &in, Lanes &lanes, unsigned active) {
-    unsigned passed = 0;
+    unsigned passed = 0, lost = 0;
     begin_access(in, lanes, active);
     each(active, [&](unsigned lane) {
         become(lanes, lane);
-        const unsigned parity = (unsigned)lanes.row(in.from[1])[lane] & 1u;
-        if (mbarrier_passed(barrier_of(in, lanes, lane), parity, path(), in.line)) passed |= 1u << lane;
+        const unsigned parity = (unsigned)lanes.row(in.from[1])[lane] & 1u, bit = 1u << lane;
+        uint64_t *const barrier = barrier_of(in, lanes, lane);
+        if (mbarrier_passed(barrier, parity, path(), in.line))
+            passed |= bit;
+        else if (mbarrier_lost(barrier))
+            lost |= bit;
     });
     set_predicate(lanes, in.to[0], active, passed);
-    if (passed) note_event();
+    if (passed | lost) note_event();
     if (passed && lanes.flight) watch_bulk_wait(lanes, barrier_of(in, lanes, (unsigned)__builtin_ctz(passed)));
-    if (passed == active)
+    if ((passed | lost) == active)
         lanes.pc++;
     else
-        look_again(in, lanes, active & ~passed);
+        look_again(in, lanes, active & ~(passed | lost));
 }
 
 static void decode_mbarrier(Statement &statement, Instruction *in) {

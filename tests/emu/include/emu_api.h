@@ -318,6 +318,9 @@ void emu_unseal(void);
 void emu_fail_call(long n);
 long emu_calls(void);
 
+/* The n-th bulk load from now never arrives (1 is the next one; 0 disables this): who tries its barrier is told so at once. */
+void emu_lose_bulk_load(long n);
+
 /* Reports of misuse since they were last taken. They also go to stderr; a process that ends with reports that were not taken,
  * or with live handles, ends with status 99. `text` receives the first ones, separated by newlines. */
 int emu_report_count(void);

@@ -182,6 +182,8 @@ void emu_mbarrier_arrive(uint64_t *barrier, EMU_HERE);
 void emu_mbarrier_expect(uint64_t *barrier, unsigned bytes, EMU_HERE);
 /* Blocks until the phase of this parity has completed. */
 void emu_mbarrier_wait(uint64_t *barrier, unsigned parity, EMU_HERE);
+/* The same; 0 when it waits for a copy that a test has lost (emu_lose_bulk_load). */
+int emu_mbarrier_try(uint64_t *barrier, unsigned parity, EMU_HERE);
 void emu_bulk_load(void *shared, const void *global, unsigned bytes, uint64_t *barrier, EMU_HERE);
 void emu_bulk_store(void *global, const void *shared, unsigned bytes, EMU_HERE);
 void emu_bulk_commit(EMU_HERE);

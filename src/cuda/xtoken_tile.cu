@@ -1,0 +1,586 @@
+/* Tiles of chunks over common and uncommon ids. Means are formed from the logits where they are used. In INVARIANT mode terms have the
+ * bits of xtoken_gold.cu, which works on the chunks that several ranks share. */
+
+enum {
+    XDI_CUDA_PAIR_EIGHTS = 4, /* of a thread */
+    XDI_CUDA_PAIR_COLUMNS = XDI_CUDA_PAIR_EIGHTS * XDI_CUDA_EIGHT * XDI_CUDA_TEAM_BLOCK
+};
+
+enum { XDI_CUDA_GOLD_KL, XDI_CUDA_GOLD_SLOPES, XDI_CUDA_GOLD_SUMS };
+
+/* The result of a block of pairs. */
+template <bool FIXED> struct xdi_cuda_gold_part {
+    typename xdi_cuda_sums<XDI_CUDA_GOLD_SUMS, FIXED>::totals sums;
+    xdi_cuda_top mean, other;
+};
+
+/* The scratch of a tile. */
+struct xdi_cuda_gold_room {
+    int64_t parts, width; /* blocks of a chunk; keys of a chunk's two lists */
+    double *lse;          /* of the teacher's rows */
+    char *sums;           /* [count, parts] */
+    float *keys;          /* [count, width] */
+    int64_t bytes;
+
+    __host__ __device__ explicit xdi_cuda_gold_room(const xd_xtoken_gold_args &a) {
+        const uintptr_t start = reinterpret_cast<uintptr_t>(a.scratch);
+        const int64_t part = (int64_t)(a.fixed ? sizeof(xdi_cuda_gold_part<true>) : sizeof(xdi_cuda_gold_part<false>));
+        uintptr_t at = start;
+        parts = (a.student.columns + XDI_CUDA_PAIR_COLUMNS - 1) / XDI_CUDA_PAIR_COLUMNS;
+        width = rounded(a.rest_count) + rounded(a.other_rest_count);
+        keys = reinterpret_cast<float *>(at);
+        at += (uintptr_t)(a.count * width) * sizeof(float);
+        lse = reinterpret_cast<double *>(at);
+        at += (uintptr_t)a.teacher.count * sizeof(double);
+        sums = reinterpret_cast<char *>(at);
+        at += (uintptr_t)(a.count * parts * part);
+        bytes = (int64_t)(at - start);
+    }
+    static __host__ __device__ int64_t rounded(int64_t count) {
+        return (count + 3) / 4 * 4; /* so that lists begin on 16 bytes */
+    }
+    __device__ float *list(const xd_xtoken_gold_args &a, int64_t chunk, bool others) const {
+        return keys + chunk * width + (others ? rounded(a.rest_count) : 0);
+    }
+};
+
+static size_t xdi_cuda_gold_bytes(const xd_xtoken_gold_args *a) {
+    return (size_t)xdi_cuda_gold_room(*a).bytes;
+}
+
+/* ---- cells ---- */
+
+struct xdi_cuda_either {
+    __device__ uint32_t operator()(uint32_t a, uint32_t b) const {
+        return a | b;
+    }
+};
+
+typedef xdi_cuda_sums<XDI_CUDA_GOLD_SUMS, false>::totals xdi_cuda_gold_doubles;
+typedef xdi_cuda_sums<XDI_CUDA_GOLD_SUMS, true>::totals xdi_cuda_gold_integers;
+
+static __device__ inline bool xdi_cuda_gold_fits(const xdi_cuda_gold_integers &sums) {
+    return sums.misfits.large + sums.misfits.infinite == 0;
+}
+
+/* Cell i becomes one of the sums. */
+static __device__ inline void xdi_cuda_gold_set(double *cells, int64_t i, const xdi_cuda_gold_doubles &sums, int which) {
+    cells[i] = sums.sum[which];
+}
+
+static __device__ inline void xdi_cuda_gold_set(double *cells, int64_t i, const xdi_cuda_gold_integers &sums, int which) {
+    xd_fixed sum = sums.sum[which];
+    if (!xdi_cuda_gold_fits(sums)) sum.high = XD_CELL_NAN;
+    xdi_cuda_fixed_put(reinterpret_cast<xd_fixed *>(cells) + i, sum);
+}
+
+/* Adds one of the sums to cell i. */
+static __device__ inline void xdi_cuda_gold_add(double *cells, int64_t i, const xdi_cuda_gold_doubles &sums, int which) {
+    cells[i] = __dadd_rn(cells[i], sums.sum[which]);
+}
+
+static __device__ inline void xdi_cuda_gold_add(double *cells, int64_t i, const xdi_cuda_gold_integers &sums, int which) {
+    xd_fixed *cell = reinterpret_cast<xd_fixed *>(cells) + i;
+    xd_fixed_join(cell, sums.sum[which]);
+    if (!xdi_cuda_gold_fits(sums)) cell->high = XD_CELL_NAN;
+}
+
+static __device__ inline double xdi_cuda_gold_value(const xdi_cuda_gold_doubles &sums, int which) {
+    return sums.sum[which];
+}
+
+static __device__ inline double xdi_cuda_gold_value(const xdi_cuda_gold_integers &sums, int which) {
+    return xdi_cuda_gold_fits(sums) ? xd_fixed_read(sums.sum[which]) : (double)NAN;
+}
+
+/* ---- partners: one thread per pair ---- */
+
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_gold_partners_kernel(const __grid_constant__ xd_xtoken_gold_args a) {
+    const int64_t i = xdi_cuda_flat_index();
+    if (i >= a.pairs) return;
+    const int64_t v = a.pair[i] - a.student.first;
+    if (v >= 0 && v < a.student.columns) a.partner[v] = a.other[i];
+}
+
+static xd_result xdi_cuda_gold_partners(const xd_launch *launch, const xd_xtoken_gold_args *a) {
+    if (a->student.columns > 0)
+        XD_TRY(xdi_cuda_fill(launch, a->partner, 0xff, (size_t)a->student.columns * sizeof *a->partner));
+    xdi_cuda_scope scope(launch);
+    XD_TRY(scope.result);
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->pairs), xdi_cuda_gold_partners_kernel, *a);
+}
+
+/* ---- means of a chunk ---- */
+
+/* The mean log-probability of a column over the chunk's rows, from their logits. `sum` is what an order of columns goes by. */
+template <bool FIXED> struct xdi_cuda_gold_means;
+
+template <> struct xdi_cuda_gold_means<false> {
+    typedef float value;
+    const xd_xtoken_rows &x;
+    xdi_cuda_xtoken_range rows;
+    float base, factor, rest; /* (sum - base) factor - rest */
+
+    /* lse: of the rows of the call; NULL: x.lse. */
+    __device__ xdi_cuda_gold_means(const xd_xtoken_rows &side, int64_t place, const double *lse, double positions)
+        : x(side), rows(side, place) {
+        const double scale = 1.0 / (positions * x.temperature);
+        double all = 0.0;
+        for (int64_t i = rows.begin; i < rows.end; i++) all += lse ? lse[i] : x.lse[x.rows[i]];
+        all *= x.temperature;
+        base = (float)all;
+        factor = xdi_cuda_factor(scale);
+        rest = (float)((all - (double)base) * scale);
+    }
+    __device__ float sum(int64_t v) const {
+        float all = xdi_cuda_element(x.logits, x.rows[rows.begin], v);
+        for (int64_t i = rows.begin + 1; i < rows.end; i++) all = __fadd_rn(all, xdi_cuda_element(x.logits, x.rows[i], v));
+        return all;
+    }
+    __device__ float of_sum(float all) const {
+        return __fsub_rn(__fmul_rn(__fsub_rn(all, base), factor), rest);
+    }
+    __device__ float operator()(int64_t v) const {
+        return of_sum(sum(v));
+    }
+    /* Eight columns; what lies beyond them is of no use. */
+    __device__ void eight(int64_t c, float (&means)[XDI_CUDA_EIGHT]) const {
+        xdi_cuda_eight all = xdi_cuda_read_any(x.logits, x.rows[rows.begin], c, x.columns);
+        for (int64_t i = rows.begin + 1; i < rows.end; i++) {
+            const xdi_cuda_eight more = xdi_cuda_read_any(x.logits, x.rows[i], c, x.columns);
+            XD_UNROLL
+            for (int j = 0; j < XDI_CUDA_EIGHT; j++) all.at[j] = __fadd_rn(all.at[j], more.at[j]);
+        }
+        XD_UNROLL
+        for (int j = 0; j < XDI_CUDA_EIGHT; j++) means[j] = of_sum(all.at[j]);
+    }
+    __device__ float key(int64_t v) const {
+        return sum(v);
+    }
+    /* Do the upper halves of keys tell all? */
+    __device__ bool narrow() const {
+        return x.logits.dtype == XD_DTYPE_BF16 && rows.end - rows.begin == 1;
+    }
+    __device__ double probability(int64_t, float key) const {
+        return (double)xdi_cuda_power(__fmul_rn(of_sum(key), (float)XDI_CUDA_LOG2E));
+    }
+};
+
+template <> struct xdi_cuda_gold_means<true> {
+    typedef double value;
+    const xd_xtoken_rows &x;
+    xdi_cuda_xtoken_range rows;
+    const double *lse;
+    double scale;
+
+    __device__ xdi_cuda_gold_means(const xd_xtoken_rows &side, int64_t place, const double *lses, double positions)
+        : x(side), rows(side, place), lse(lses), scale(1.0 / positions) {}
+    __device__ double operator()(int64_t v) const {
+        xd_fixed cell = {};
+        for (int64_t i = rows.begin; i < rows.end; i++) {
+            const int64_t row = x.rows[i];
+            const double z = (double)xdi_cuda_element(x.logits, row, v), log_sum = lse ? lse[i] : x.lse[row];
+            xd_cell_put(&cell, xd_xtoken_log_prob(z, x.temperature, log_sum, scale));
+        }
+        return xd_cell_read(cell);
+    }
+    __device__ void eight(int64_t c, double (&means)[XDI_CUDA_EIGHT]) const {
+        for (int j = 0; j < XDI_CUDA_EIGHT; j++) means[j] = c + j < x.columns ? (*this)(c + j) : 0.0;
+    }
+    __device__ float key(int64_t v) const {
+        return (float)(*this)(v);
+    }
+    __device__ bool narrow() const {
+        return false;
+    }
+    __device__ double probability(int64_t v, float) const {
+        return exp((*this)(v));
+    }
+};
+
+template <bool FIXED>
+static __device__ inline xdi_cuda_gold_means<FIXED> xdi_cuda_gold_student(const xd_xtoken_gold_args &a, int64_t chunk) {
+    return xdi_cuda_gold_means<FIXED>(a.student, chunk, NULL, a.chunks[chunk].student);
+}
+
+template <bool FIXED>
+static __device__ inline xdi_cuda_gold_means<FIXED> xdi_cuda_gold_teacher(const xd_xtoken_gold_args &a, int64_t chunk) {
+    return xdi_cuda_gold_means<FIXED>(a.teacher, chunk, xdi_cuda_gold_room(a).lse, a.chunks[chunk].teacher);
+}
+
+/* ---- pairs: a block has a part of the columns of a chunk ---- */
+
+/* The most probable column that a thread has seen; the lowest among equals. */
+template <typename Value> struct xdi_cuda_gold_best {
+    Value value;
+    int column;
+
+    __device__ void see(Value x, int64_t v) {
+        if (column >= 0 && !(x > value)) return;
+        value = x;
+        column = (int)v;
+    }
+    __device__ xdi_cuda_top top(int64_t first) const {
+        const xdi_cuda_top none = { -(double)INFINITY, INT64_MAX }, one = { (double)value, first + column };
+        return column < 0 ? none : one;
+    }
+};
+
+static __device__ inline bool xdi_cuda_gold_term(double alpha, double beta, bool reverse, double *term, float *slope) {
+    return xd_xtoken_pair_term(alpha, beta, reverse, term, slope);
+}
+
+static __device__ inline bool xdi_cuda_gold_term(float alpha, float beta, bool reverse, float *term, float *slope) {
+    const float p = xdi_cuda_power(__fmul_rn(reverse ? alpha : beta, (float)XDI_CUDA_LOG2E)), d = __fsub_rn(alpha, beta);
+    if (p == 0.0f) return false;
+    *term = __fmul_rn(p, reverse ? d : -d);
+    *slope = reverse ? __fmul_rn(p, __fadd_rn(d, 1.0f)) : -p;
+    return true;
+}
+
+static __device__ inline void xdi_cuda_gold_take(xdi_cuda_sums<XDI_CUDA_GOLD_SUMS, true> *sums, double term, float slope) {
+    sums->add_wide(XDI_CUDA_GOLD_KL, term);
+    sums->add_wide(XDI_CUDA_GOLD_SLOPES, (double)slope);
+}
+
+static __device__ inline void xdi_cuda_gold_take(xdi_cuda_sums<XDI_CUDA_GOLD_SUMS, false> *sums, float term, float slope) {
+    sums->add(XDI_CUDA_GOLD_KL, term);
+    sums->add(XDI_CUDA_GOLD_SLOPES, slope);
+}
+
+template <bool FIXED>
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_gold_pairs_kernel(const __grid_constant__ xd_xtoken_gold_args a) {
+    typedef typename xdi_cuda_gold_means<FIXED>::value value;
+    const xdi_cuda_gold_room room(a);
+    const int64_t chunk = (int64_t)blockIdx.x / room.parts, part = (int64_t)blockIdx.x - chunk * room.parts;
+    const int64_t columns = a.student.columns;
+    const xdi_cuda_gold_means<FIXED> student = xdi_cuda_gold_student<FIXED>(a, chunk);
+    const xdi_cuda_gold_means<FIXED> teacher = xdi_cuda_gold_teacher<FIXED>(a, chunk);
+    xdi_cuda_gold_best<value> mean = { 0, -1 }, other = { 0, -1 };
+    xdi_cuda_sums<XDI_CUDA_GOLD_SUMS, FIXED> mine;
+    for (int e = 0; e < XDI_CUDA_PAIR_EIGHTS; e++) {
+        const int64_t c = part * XDI_CUDA_PAIR_COLUMNS + (e * XDI_CUDA_TEAM_BLOCK + (int64_t)threadIdx.x) * XDI_CUDA_EIGHT;
+        if (c >= columns) break;
+        value alpha[XDI_CUDA_EIGHT], beta[XDI_CUDA_EIGHT];
+        int32_t partner[XDI_CUDA_EIGHT];
+        xdi_cuda_eight slopes = {};
+        student.eight(c, alpha);
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++) partner[i] = c + i < columns ? a.partner[c + i] : -1;
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++) beta[i] = partner[i] >= 0 ? teacher(partner[i]) : 0;
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
+            value term = 0;
+            if (partner[i] < 0) continue;
+            mean.see(alpha[i], c + i);
+            other.see(beta[i], c + i);
+            if (xdi_cuda_gold_term(alpha[i], beta[i], a.reverse, &term, &slopes.at[i]))
+                xdi_cuda_gold_take(&mine, term, slopes.at[i]);
+        }
+        mine.end_eight();
+        xdi_cuda_write(a.u + chunk * columns, c, columns, slopes);
+    }
+    const xdi_cuda_top none = { -(double)INFINITY, INT64_MAX };
+    xdi_cuda_gold_part<FIXED> out;
+    out.sums = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(mine);
+    out.mean = xdi_cuda_block_reduce(mean.top(a.student.first), none, xdi_cuda_top_join());
+    out.other = xdi_cuda_block_reduce(other.top(a.student.first), none, xdi_cuda_top_join());
+    if (threadIdx.x == 0) reinterpret_cast<xdi_cuda_gold_part<FIXED> *>(room.sums)[blockIdx.x] = out;
+}
+
+/* ---- tails: a block of 1,024 per list, the student's and then the teacher's of each chunk ---- */
+
+/* A list and where its tail goes. */
+struct xdi_cuda_gold_list {
+    const int32_t *ids; /* [count] of this shard */
+    int64_t count, first, n, k;
+    float *keys;     /* [count] */
+    uint64_t *words; /* [k] where a long tail is sorted: the memory of `found`, or of `values` */
+    double *values;  /* [k] */
+    int64_t *found;  /* [k] or NULL */
+
+    __device__ xdi_cuda_gold_list(const xd_xtoken_gold_args &a, int64_t chunk, bool others) {
+        const int32_t *list = others ? a.other_rest : a.rest;
+        const int64_t all = others ? a.other_rest_count : a.rest_count;
+        first = others ? 0 : a.student.first;
+        const int64_t begin = xdi_cuda_lower_bound(list, all, first);
+        ids = list + begin;
+        count = xdi_cuda_lower_bound(list, all, first + (others ? a.teacher.columns : a.student.columns)) - begin;
+        k = a.k;
+        n = k < count ? k : count;
+        keys = xdi_cuda_gold_room(a).list(a, chunk, others);
+        values = others ? a.other_tail + chunk * k : a.tails + chunk * (XD_XTOKEN_GOLD_WORDS + k) + XD_XTOKEN_GOLD_WORDS;
+        found = others ? NULL : a.found + chunk * k;
+        words = others ? reinterpret_cast<uint64_t *>(values) : reinterpret_cast<uint64_t *>(found);
+    }
+    template <typename Means> __device__ void put(const Means &means, int64_t rank, uint32_t key, int64_t column) const {
+        const int64_t id = ids[column] - first;
+        values[rank] = means.probability(id, xd_float_of_key(~key));
+        if (found) found[rank] = id;
+    }
+};
+
+/* In memory of the device: a tail of any length. */
+template <typename Means>
+static __device__ inline void xdi_cuda_gold_sort_long(const xdi_cuda_gold_list &list, const Means &means, uint32_t threshold,
+                                                      int64_t need) {
+    uint64_t *words = list.words;
+    xdi_cuda_select_collect<XDI_CUDA_SELECT_TEAM>(
+        list.keys, list.count, threshold, need, [=](int64_t at, float value, int64_t column) {
+            words[at] = (uint64_t)~xdi_cuda_select_key(value) << 32 | (uint64_t)column;
+        });
+    xdi_cuda_tail_sort(words, list.n);
+    for (int64_t j = (int64_t)threadIdx.x; j < list.n; j += XDI_CUDA_SELECT_TEAM) {
+        const uint64_t word = words[j];
+        list.put(means, j, ~(uint32_t)(word >> 32), (int64_t)(word & 0xffffffffu));
+    }
+}
+
+/* On the chip: of at most 1,024 EACH. */
+template <int EACH, typename Means>
+static __device__ inline void xdi_cuda_gold_sort_short(const xdi_cuda_gold_list &list, const Means &means, uint32_t threshold,
+                                                       int64_t need, xdi_cuda_select_list<EACH> *room) {
+    uint32_t differ = 0;
+    xdi_cuda_select_collect<XDI_CUDA_SELECT_TEAM>(
+        list.keys, list.count, threshold, need, [&, room](int64_t at, float value, int64_t column) {
+            const uint32_t key = xdi_cuda_select_key(value);
+            differ |= key ^ threshold;
+            room->keys[at] = key;
+            room->columns[at] = (uint32_t)column;
+        });
+    for (int64_t j = list.n + (int64_t)threadIdx.x; j < XDI_CUDA_SELECT_TEAM * EACH; j += XDI_CUDA_SELECT_TEAM) {
+        room->keys[j] = threshold; /* behind its equals */
+        room->columns[j] = ~0u;
+    }
+    differ = xdi_cuda_block_reduce(differ, 0u, xdi_cuda_either()); /* a barrier, too */
+    if (means.narrow()) differ &= ~0xffffu;
+    const int first = differ ? __ffs((int)differ) - 1 : 0, end = differ ? 32 - __clz((int)differ) : 1;
+    xdi_cuda_select_sort<EACH>(room, first, end, [&](int rank, uint32_t key, uint32_t column) {
+        if (rank < list.n) list.put(means, rank, key, column);
+    });
+}
+
+/* Adds up the parts of a chunk's pairs. */
+template <bool FIXED>
+static __device__ inline void xdi_cuda_gold_join(const xd_xtoken_gold_args &a, int64_t chunk) {
+    typedef xdi_cuda_sums<XDI_CUDA_GOLD_SUMS, FIXED> sums_type;
+    const xdi_cuda_gold_room room(a);
+    const xdi_cuda_gold_part<FIXED> *parts = reinterpret_cast<const xdi_cuda_gold_part<FIXED> *>(room.sums) + chunk * room.parts;
+    const xdi_cuda_top none = { -(double)INFINITY, INT64_MAX };
+    xdi_cuda_top mean = none, other = none;
+    sums_type mine;
+    if (threadIdx.x >= XDI_CUDA_WARP) return;
+    for (int64_t i = (int64_t)threadIdx.x; i < room.parts; i += XDI_CUDA_WARP) {
+        mine.whole = typename sums_type::join()(mine.whole, parts[i].sums);
+        mean = xdi_cuda_top_join()(mean, parts[i].mean);
+        other = xdi_cuda_top_join()(other, parts[i].other);
+    }
+    const typename sums_type::totals totals = xdi_cuda_team_totals<XDI_CUDA_WARP>(mine);
+    mean = xdi_cuda_warp_reduce(mean, xdi_cuda_top_join());
+    other = xdi_cuda_warp_reduce(other, xdi_cuda_top_join());
+    if (threadIdx.x != 0) return;
+    double *words = a.tails + chunk * (XD_XTOKEN_GOLD_WORDS + a.k);
+    for (int which = 0; which < XDI_CUDA_GOLD_SUMS; which++)
+        xdi_cuda_gold_set(a.sums, chunk * XDI_CUDA_GOLD_SUMS + which, totals, which);
+    words[XD_XTOKEN_GOLD_MEAN] = mean.value;
+    words[XD_XTOKEN_GOLD_PAIR] = mean.at == INT64_MAX ? -1.0 : (double)mean.at;
+    words[XD_XTOKEN_GOLD_OTHER_MEAN] = other.value;
+    words[XD_XTOKEN_GOLD_OTHER] = other.at == INT64_MAX ? -1.0 : (double)other.at;
+}
+
+/* Dynamic shared memory of a sort of at most 1,024. */
+#if !defined(XD_EMU)
+enum { XDI_CUDA_GOLD_SHORT_BYTES = (int)sizeof(xdi_cuda_select_sorter<1>::type::TempStorage) };
+#else
+enum { XDI_CUDA_GOLD_SHORT_BYTES = (int)sizeof(xdi_cuda_select_list<1>) };
+#endif
+static_assert((int)XDI_CUDA_GOLD_SHORT_BYTES >= (int)sizeof(xdi_cuda_select_list<1>), "the list's room");
+
+/* EACH: of the sort on the chip, 0: in memory. */
+template <bool FIXED, int EACH>
+static __global__ void __launch_bounds__(XDI_CUDA_SELECT_TEAM)
+    xdi_cuda_gold_tails_kernel(const __grid_constant__ xd_xtoken_gold_args a) {
+    XD_DYN_SHARED(xdi_cuda_select_list<EACH ? EACH : 1>, room);
+    const int64_t chunk = (int64_t)blockIdx.x / 2;
+    const bool others = blockIdx.x % 2 != 0;
+    if (!others) xdi_cuda_gold_join<FIXED>(a, chunk);
+    if (a.k == 0) return; /* the whole block returns */
+    const xdi_cuda_gold_list list(a, chunk, others);
+    const xdi_cuda_gold_means<FIXED> means =
+        others ? xdi_cuda_gold_teacher<FIXED>(a, chunk) : xdi_cuda_gold_student<FIXED>(a, chunk);
+    for (int64_t i = (int64_t)threadIdx.x; i < list.count; i += XDI_CUDA_SELECT_TEAM)
+        list.keys[i] = means.key(list.ids[i] - list.first);
+    __syncthreads();
+    if (list.n > 0) {
+        int64_t need = list.n;
+        const uint32_t threshold = xdi_cuda_select_threshold<XDI_CUDA_SELECT_TEAM, 11>(list.keys, list.count, &need);
+        if (EACH)
+            xdi_cuda_gold_sort_short(list, means, threshold, need, room);
+        else
+            xdi_cuda_gold_sort_long(list, means, threshold, need);
+    }
+    for (int64_t j = list.n + (int64_t)threadIdx.x; j < list.k; j += XDI_CUDA_SELECT_TEAM) {
+        list.values[j] = -1.0;
+        if (list.found) list.found[j] = -1;
+    }
+}
+
+/* ---- sums ---- */
+
+/* The log-sum-exps of the teacher's rows, a block each. */
+template <typename T>
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_gold_lse_kernel(const __grid_constant__ xd_xtoken_gold_args a) {
+    const double lse = xdi_cuda_row_lse<T>(a.teacher, a.teacher.rows[blockIdx.x]);
+    if (threadIdx.x == 0) xdi_cuda_gold_room(a).lse[blockIdx.x] = lse;
+}
+
+template <bool FIXED> static xd_result xdi_cuda_gold_tails(const xd_launch *launch, const xd_xtoken_gold_args *a) {
+    const int64_t blocks = 2 * a->count, team = XDI_CUDA_SELECT_TEAM;
+    if (a->k <= team)
+        return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(blocks, (int)team, XDI_CUDA_GOLD_SHORT_BYTES),
+                               (xdi_cuda_gold_tails_kernel<FIXED, 1>), *a);
+    if (a->k <= XDI_CUDA_SELECT_MANY)
+        return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(blocks, (int)team, XDI_CUDA_SELECT_BYTES),
+                               (xdi_cuda_gold_tails_kernel<FIXED, XDI_CUDA_SELECT_EACH>), *a);
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(blocks, (int)team), (xdi_cuda_gold_tails_kernel<FIXED, 0>), *a);
+}
+
+static xd_result xdi_cuda_gold_sums(const xd_launch *launch, const xd_xtoken_gold_args *a) {
+    const xdi_cuda_gold_room room(*a);
+    xdi_cuda_scope scope(launch);
+    XD_TRY(scope.result);
+    XDI_CUDA_LOGITS(a->teacher.logits.dtype, T, {
+        XD_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->teacher.count, XDI_CUDA_TEAM_BLOCK), xdi_cuda_gold_lse_kernel<T>, *a));
+    })
+    XDI_CUDA_CELLS(a->fixed, FIXED, {
+        if (room.parts > 0)
+            XD_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->count * room.parts, XDI_CUDA_TEAM_BLOCK),
+                                    xdi_cuda_gold_pairs_kernel<FIXED>, *a));
+        return xdi_cuda_gold_tails<FIXED>(launch, a);
+    })
+}
+
+/* ---- merge: one block per chunk; every entry finds its rank among those of all shards ---- */
+
+/* Whether the most likely pair of all shards is the teacher's. */
+static __device__ inline bool xdi_cuda_gold_agree(const xd_xtoken_gold_args &a, const double *words, int64_t stride) {
+    xdi_cuda_top mean = { -(double)INFINITY, INT64_MAX }, other = mean;
+    for (int r = 0; r < a.shards; r++, words += stride) {
+        const xdi_cuda_top one = { words[XD_XTOKEN_GOLD_MEAN], (int64_t)words[XD_XTOKEN_GOLD_PAIR] };
+        const xdi_cuda_top two = { words[XD_XTOKEN_GOLD_OTHER_MEAN], (int64_t)words[XD_XTOKEN_GOLD_OTHER] };
+        if (one.at >= 0) mean = xdi_cuda_top_join()(mean, one);
+        if (two.at >= 0) other = xdi_cuda_top_join()(other, two);
+    }
+    return mean.at != INT64_MAX && mean.at == other.at;
+}
+
+/* Of entry i of a shard's tail: its rank among those of all. */
+static __device__ inline int64_t xdi_cuda_gold_rank(const xd_xtoken_gold_args &a, const double *tails, int64_t stride, int shard,
+                                                    int64_t i, double value) {
+    int64_t rank = i;
+    for (int r = 0; r < a.shards; r++)
+        if (r != shard) rank += xdi_cuda_tail_before(tails + r * stride, a.k, value, r < shard);
+    return rank;
+}
+
+/* The sums are of |x - y|, and what that of the derivatives changes by. */
+template <bool FIXED>
+static __global__ void __launch_bounds__(XDI_CUDA_SELECT_TEAM)
+    xdi_cuda_gold_merge_kernel(const __grid_constant__ xd_xtoken_gold_args a) {
+    const int64_t chunk = (int64_t)blockIdx.x, width = XD_XTOKEN_GOLD_WORDS + a.k, stride = a.count * width;
+    const double *words = a.all + chunk * width, *tails = words + XD_XTOKEN_GOLD_WORDS, *others = a.other_tail + chunk * a.k;
+    const int64_t *found = a.found + chunk * a.k;
+    float *u = a.u + chunk * a.student.columns;
+    xdi_cuda_sums<XDI_CUDA_GOLD_SUMS, FIXED> mine;
+    for (int shard = 0; shard < a.shards; shard++)
+        for (int64_t i = (int64_t)threadIdx.x; i < a.k; i += XDI_CUDA_SELECT_TEAM) {
+            const double value = tails[shard * stride + i];
+            const int64_t rank = xdi_cuda_gold_rank(a, tails, stride, shard, i, value);
+            if (isnan(value)) mine.add_wide(0, value);
+            if (rank >= a.k) continue;
+            const double y = others[rank];
+            mine.add_wide(0, fabs(__dsub_rn(value, y)));
+            if (shard != a.shard || found[i] < 0) continue;
+            const float slope = xd_xtoken_tail_slope(value, y), before = u[found[i]];
+            u[found[i]] = slope;
+            mine.add_wide(XDI_CUDA_GOLD_SLOPES, (double)slope);
+            if (before != 0.0f) mine.add_wide(XDI_CUDA_GOLD_SLOPES, -(double)before); /* the id also has a partner */
+        }
+    const auto totals = xdi_cuda_team_totals<XDI_CUDA_SELECT_TEAM>(mine);
+    if (threadIdx.x != 0) return;
+    a.merged[2 * chunk] = xdi_cuda_gold_value(totals, 0);
+    a.merged[2 * chunk + 1] = xdi_cuda_gold_agree(a, words, stride) ? 1.0 : 0.0;
+    xdi_cuda_gold_add(a.sums, chunk * XDI_CUDA_GOLD_SUMS + XDI_CUDA_GOLD_SLOPES, totals, XDI_CUDA_GOLD_SLOPES);
+}
+
+static xd_result xdi_cuda_gold_merge(const xd_launch *launch, const xd_xtoken_gold_args *a) {
+    xdi_cuda_scope scope(launch);
+    XD_TRY(scope.result);
+    XDI_CUDA_CELLS(a->fixed, FIXED, {
+        return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->count, XDI_CUDA_SELECT_TEAM), xdi_cuda_gold_merge_kernel<FIXED>, *a);
+    })
+}
+
+/* ---- close: one thread per row ---- */
+
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_gold_close_kernel(const __grid_constant__ xd_xtoken_gold_args a) {
+    const int64_t i = xdi_cuda_flat_index();
+    if (i >= a.student.count) return;
+    const int64_t place = a.student.places[i], cell = place * XDI_CUDA_GOLD_SUMS;
+    const double kl = xdi_cuda_cell_value(a.fixed, a.sums, cell + XDI_CUDA_GOLD_KL);
+    const double sum = a.write ? xdi_cuda_cell_value(a.fixed, a.sums, cell + XDI_CUDA_GOLD_SLOPES) : 0.0;
+    xd_xtoken_close_args one = {};
+    one.merged = a.merged + 2 * place;
+    one.chunk = a.chunks + place;
+    a.delta[i] = __dmul_rn(sum, __ddiv_rn(one.chunk->factor, a.student.temperature));
+    if (i == a.student.begin[place] - a.student.begin[0]) xd_xtoken_close_chunk(&one, kl, sum);
+}
+
+static xd_result xdi_cuda_gold_close(const xd_launch *launch, const xd_xtoken_gold_args *a) {
+    xdi_cuda_scope scope(launch);
+    XD_TRY(scope.result);
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->student.count), xdi_cuda_gold_close_kernel, *a);
+}
+
+static xd_result xdi_cuda_gold_gradient(const xd_launch *launch, const xd_xtoken_gold_args *a, const xd_xtoken_gradient *to) {
+    xdi_cuda_grade f = xdi_cuda_grade_of(to);
+    f.u = a->u;
+    f.scale = 1.0 / a->student.temperature;
+    f.by_factor = true;
+    f.delta = a->delta;
+    f.chunks = a->chunks;
+    return xdi_cuda_grade_run<XDI_CUDA_GRADE_MEANS>(launch, f, a->count, a->student.count);
+}
+
+/* ---- table ---- */
+
+template <bool FIXED> static xd_result xdi_cuda_gold_tile_load_cells(xd_ctx *ctx) {
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_gold_pairs_kernel<FIXED>));
+    XD_TRY((xdi_cuda_load(ctx, xdi_cuda_gold_tails_kernel<FIXED, 0>)));
+    XD_TRY((xdi_cuda_load(ctx, xdi_cuda_gold_tails_kernel<FIXED, 1>)));
+    XD_TRY((xdi_cuda_load(ctx, xdi_cuda_gold_tails_kernel<FIXED, XDI_CUDA_SELECT_EACH>)));
+    XDI_CUDA_TRY(ctx, cudaFuncSetAttribute((xdi_cuda_gold_tails_kernel<FIXED, XDI_CUDA_SELECT_EACH>),
+                                           cudaFuncAttributeMaxDynamicSharedMemorySize, XDI_CUDA_SELECT_BYTES));
+    XDI_CUDA_TRY(ctx, cudaFuncSetAttribute((xdi_cuda_gold_tails_kernel<FIXED, 1>), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                           XDI_CUDA_GOLD_SHORT_BYTES));
+    return xdi_cuda_load(ctx, xdi_cuda_gold_merge_kernel<FIXED>);
+}
+
+static xd_result xdi_cuda_gold_tile_load(xd_ctx *ctx) {
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_gold_partners_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_gold_lse_kernel<float>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_gold_lse_kernel<xdi_cuda_bf16>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_gold_close_kernel));
+    XD_TRY(xdi_cuda_gold_tile_load_cells<true>(ctx));
+    return xdi_cuda_gold_tile_load_cells<false>(ctx);
+}
+
+static void xdi_cuda_gold_tile_fill(xd_xtoken_kernels *kernels) {
+    kernels->gold_bytes = xdi_cuda_gold_bytes;
+    kernels->gold_partners = xdi_cuda_gold_partners;
+    kernels->gold_sums = xdi_cuda_gold_sums;
+    kernels->gold_merge = xdi_cuda_gold_merge;
+    kernels->gold_close = xdi_cuda_gold_close;
+    kernels->gold_gradient = xdi_cuda_gold_gradient;
+}

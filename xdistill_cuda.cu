@@ -1199,9 +1199,11 @@ static __device__ inline void xdi_cuda_walk4(xdi_cuda_span span, bool wide, Four
 /* >>cuda/copy.cu */
 
 /* Strided copies, many in a launch: the blocks of a redistribution, and arrays whose dtype does not change. Reads
- * and writes every byte once, 16 at a time where addresses, strides and lengths allow; coordinates are computed from
- * the index by divisions, whose time is hidden by that of memory. Grid: one block of 256 threads per chunk of 16384
- * units. */
+ * and writes every byte once, 16 at a time where addresses, strides and lengths allow, with four loads of a thread on their way.
+ * A thread computes the coordinates of its first unit by divisions and those of the others by additions. Grid: one block of 256
+ * threads per chunk of 16384 units. */
+
+enum { XDI_CUDA_MOVE_AHEAD = 4 };
 
 struct xdi_cuda_move {
     char *to;
@@ -1212,33 +1214,81 @@ struct xdi_cuda_move {
     int64_t units;
 };
 
-template <typename T> static __device__ inline void xdi_cuda_move_unit(char *to, const char *from) {
-    *reinterpret_cast<T *>(to) = *reinterpret_cast<const T *>(from);
+/* Both are not negative; those of a real tensor are below 2^32. */
+static __device__ inline int64_t xdi_cuda_move_divide(int64_t a, int64_t b) {
+    return (((uint64_t)a | (uint64_t)b) >> 32) == 0 ? (int64_t)((uint32_t)a / (uint32_t)b) : a / b;
 }
 
-static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
+/* Where a thread is in a move. The outer dimensions are computed anew when the last one is at its end. */
+struct xdi_cuda_move_at {
+    const xdi_cuda_move &m;
+    int64_t to, from; /* of the outer dimensions, in bytes */
+    int64_t outer, last; /* index of these, and coordinate in the last */
+
+    __device__ xdi_cuda_move_at(const xdi_cuda_move &move, int64_t i) : m(move) {
+        const int64_t extent = m.extent[m.ndim - 1];
+        outer = xdi_cuda_move_divide(i, extent);
+        last = i - outer * extent;
+        find();
+    }
+    __device__ void find() {
+        int64_t i = outer;
+        to = from = 0;
+        for (int d = m.ndim - 2; d >= 0; d--) {
+            const int64_t next = d > 0 ? xdi_cuda_move_divide(i, m.extent[d]) : 0, at = i - next * m.extent[d];
+            to += at * m.to_stride[d];
+            from += at * m.from_stride[d];
+            i = next;
+        }
+    }
+    __device__ void advance(int64_t step) {
+        const int64_t extent = m.extent[m.ndim - 1];
+        last += step;
+        if (last < extent) return;
+        const int64_t rows = last < 2 * extent ? 1 : xdi_cuda_move_divide(last, extent);
+        outer += rows;
+        last -= rows * extent;
+        find();
+    }
+};
+
+/* Each of a thread's units, `step` apart: several loads before the first store. */
+template <typename T> static __device__ inline void xdi_cuda_move_units(const xdi_cuda_move &m, int64_t begin, int64_t end, int step) {
+    const int d = m.ndim - 1;
+    const int64_t to_stride = m.to_stride[d], from_stride = m.from_stride[d];
+    xdi_cuda_move_at at(m, begin);
+    while (begin < end) {
+        T units[XDI_CUDA_MOVE_AHEAD];
+        char *to[XDI_CUDA_MOVE_AHEAD];
+        XD_UNROLL
+        for (int k = 0; k < XDI_CUDA_MOVE_AHEAD; k++) {
+            if (begin + k * step >= end) continue;
+            to[k] = m.to + at.to + at.last * to_stride;
+            units[k] = *reinterpret_cast<const T *>(m.from + at.from + at.last * from_stride);
+            at.advance(step);
+        }
+        XD_UNROLL
+        for (int k = 0; k < XDI_CUDA_MOVE_AHEAD; k++)
+            if (begin + k * step < end) *reinterpret_cast<T *>(to[k]) = units[k];
+        begin += XDI_CUDA_MOVE_AHEAD * step;
+    }
+}
+
+static __global__ void __launch_bounds__(XDI_CUDA_THREADS, 1)
     xdi_cuda_move_kernel(const __grid_constant__ xdi_cuda_list<xdi_cuda_move> list, const xd_status *status) {
     if (xd_status_refuses(status)) return;
     const int k = xdi_cuda_list_find(list, blockIdx.x);
     const xdi_cuda_move &m = list.at[k];
-    xdi_cuda_walk(
-        xdi_cuda_span_of(blockIdx.x - list.first(k), m.units), false, [](int64_t) {},
-        [&](int64_t i) {
-            int64_t to = 0, from = 0;
-            for (int d = m.ndim - 1; d >= 0; d--) {
-                const int64_t outer = d > 0 ? i / m.extent[d] : 0, at = i - outer * m.extent[d];
-                to += at * m.to_stride[d];
-                from += at * m.from_stride[d];
-                i = outer;
-            }
-            switch (m.unit) {
-            case 16: xdi_cuda_store16(m.to + to, xdi_cuda_load16(m.from + from)); break;
-            case 8: xdi_cuda_move_unit<uint64_t>(m.to + to, m.from + from); break;
-            case 4: xdi_cuda_move_unit<uint32_t>(m.to + to, m.from + from); break;
-            case 2: xdi_cuda_move_unit<uint16_t>(m.to + to, m.from + from); break;
-            default: m.to[to] = m.from[from]; break;
-            }
-        });
+    const xdi_cuda_span span = xdi_cuda_span_of(blockIdx.x - list.first(k), m.units);
+    const int64_t begin = span.begin + (int64_t)threadIdx.x;
+    if (begin >= span.end) return;
+    switch (m.unit) {
+    case 16: xdi_cuda_move_units<xdi_cuda_bits16>(m, begin, span.end, XDI_CUDA_THREADS); break;
+    case 8: xdi_cuda_move_units<uint64_t>(m, begin, span.end, XDI_CUDA_THREADS); break;
+    case 4: xdi_cuda_move_units<uint32_t>(m, begin, span.end, XDI_CUDA_THREADS); break;
+    case 2: xdi_cuda_move_units<uint16_t>(m, begin, span.end, XDI_CUDA_THREADS); break;
+    default: xdi_cuda_move_units<uint8_t>(m, begin, span.end, XDI_CUDA_THREADS); break;
+    }
 }
 
 /* The largest unit, up to `limit`, that divides every address, stride and length. */
@@ -9627,6 +9677,31 @@ static __device__ inline double xdi_cuda_block_sum(double x) {
     return xdi_cuda_block_reduce(x, 0.0, xdi_cuda_add());
 }
 
+/* Calls use(i, then(ask(i))) for i < n, a thread in steps of TEAM, in batches: what is asked for first is under way for all of a batch
+ * before the next load, and these before the first use. */
+template <int TEAM, int AHEAD, typename Ask, typename Then, typename Use>
+static __device__ inline void xdi_cuda_each_ahead(int64_t n, Ask ask, Then then, Use use) {
+    for (int64_t first = (int64_t)threadIdx.x; first < n; first += AHEAD * TEAM) {
+        decltype(ask(first)) asked[AHEAD];
+        decltype(then(ask(first))) values[AHEAD];
+        XD_UNROLL
+        for (int k = 0; k < AHEAD; k++)
+            if (first + k * TEAM < n) asked[k] = ask(first + k * TEAM);
+        XD_UNROLL
+        for (int k = 0; k < AHEAD; k++)
+            if (first + k * TEAM < n) values[k] = then(asked[k]);
+        XD_UNROLL
+        for (int k = 0; k < AHEAD; k++)
+            if (first + k * TEAM < n) use(first + k * TEAM, values[k]);
+    }
+}
+
+struct xdi_cuda_same {
+    template <typename T> __device__ T operator()(T value) const {
+        return value;
+    }
+};
+
 /* ln sum e^at(i) over i < n, on every thread of the block. */
 template <typename At> static __device__ inline double xdi_cuda_block_lse(int64_t n, At at) {
     double max = -(double)INFINITY, sum = 0.0;
@@ -9885,14 +9960,30 @@ struct xdi_cuda_matrix_entry {
     float weight;
 };
 
+/* A student id of this shard that has entries in J. Most have one. */
+struct xdi_cuda_matrix_id {
+    xdi_cuda_matrix_entry entry; /* the first */
+    int32_t column;              /* of the logits */
+    int32_t more;                /* other entries, from `begin` on */
+    int64_t begin;
+};
+
+/* A column of J: its entries of this shard, the first of them here. */
+struct xdi_cuda_matrix_cell {
+    int64_t begin;
+    int32_t count, column; /* of the logits */
+    float weight;
+    int32_t unused;
+};
+
 /* What prepared memory holds. A segment is so many columns of the shard. */
 struct xdi_cuda_matrix {
     int64_t segments;
     int64_t *counts; /* [segments] entries in the upper half, ids in the lower */
-    int64_t *begin;  /* [ids + 1] of their entries */
+    xdi_cuda_matrix_id *ids; /* ascending */
+    xdi_cuda_matrix_cell *cells; /* [k] */
     xdi_cuda_matrix_entry *entries;
     int32_t *first;  /* [segments + 1] the segment's first id */
-    int32_t *column; /* [ids] of the logits, ascending */
     int32_t *places; /* [teacher_size] slots of teacher ids in J, or -1 */
     int64_t bytes;
 
@@ -9902,9 +9993,9 @@ struct xdi_cuda_matrix {
         uintptr_t at = start;
         segments = (m.columns + XDI_CUDA_MATRIX_SEGMENT - 1) / XDI_CUDA_MATRIX_SEGMENT;
         at = take(at, segments, &counts);
-        at = take(at, m.columns + 1, &begin);
+        at = take(at, m.columns, &ids);
+        at = take(at, m.k, &cells);
         at = take(at, segments + 1, &first);
-        at = take(at, m.columns, &column);
         at = take(at, m.projection.teacher_size, &places);
         at = take(at + (8 - at % 8) % 8, m.projection.entries, &entries);
         bytes = (int64_t)(at - start);
@@ -9962,23 +10053,39 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_matrix_fill_kernel(const __grid_
     const uint64_t at = before + xdi_cuda_select_scan<XDI_CUDA_TEAM_BLOCK>(mine, &total);
     int64_t id = (int64_t)(at & 0xffffffffu), to = (int64_t)(at >> 32);
     if (threadIdx.x == 0) p.first[segment] = (int32_t)(before & 0xffffffffu);
-    if (threadIdx.x == 0 && segment + 1 == p.segments) {
-        p.first[segment + 1] = (int32_t)((before + total) & 0xffffffffu);
-        p.begin[(before + total) & 0xffffffffu] = (int64_t)((before + total) >> 32);
-    }
+    if (threadIdx.x == 0 && segment + 1 == p.segments) p.first[segment + 1] = (int32_t)((before + total) & 0xffffffffu);
     XD_UNROLL
     for (int i = 0; i < XDI_CUDA_MATRIX_EACH; i++) {
         const int64_t row = m.first + v + i;
         if (entries[i] == 0) continue;
-        p.column[id] = (int32_t)(v + i);
-        p.begin[id++] = to;
+        const int64_t begin = to;
         for (int64_t e = m.projection.row_begin[row]; e < m.projection.row_begin[row + 1]; e++) {
             const int32_t slot = p.places[m.projection.teacher_id[e]];
+            const xdi_cuda_matrix_entry entry = { slot, m.projection.weight[e] };
             if (slot < 0) continue;
-            p.entries[to].slot = slot;
-            p.entries[to++].weight = m.projection.weight[e];
+            if (to == begin) p.ids[id].entry = entry;
+            p.entries[to++] = entry;
         }
+        p.ids[id].column = (int32_t)(v + i);
+        p.ids[id].more = entries[i] - 1;
+        p.ids[id++].begin = begin + 1;
     }
+}
+
+/* One thread per column of J. */
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_matrix_cells_kernel(const __grid_constant__ xd_xtoken_matrix m) {
+    const int64_t j = xdi_cuda_flat_index();
+    if (j >= m.k) return;
+    const xd_xtoken_projection &from = m.projection;
+    const int64_t column = m.ids[j], begin = from.column_begin[column], all = from.column_begin[column + 1] - begin;
+    const int64_t first = xdi_cuda_lower_bound(from.student_id + begin, all, m.first);
+    const int64_t count = xdi_cuda_lower_bound(from.student_id + begin, all, m.first + m.columns) - first;
+    xdi_cuda_matrix_cell cell = { begin + first, (int32_t)count, 0, 0.0f, 0 };
+    if (count > 0) {
+        cell.column = (int32_t)(from.student_id[cell.begin] - m.first);
+        cell.weight = from.column_weight[cell.begin];
+    }
+    xdi_cuda_matrix(m).cells[j] = cell;
 }
 
 static xd_result xdi_cuda_xtoken_prepare(const xd_launch *launch, const xd_xtoken_matrix *m) {
@@ -9988,22 +10095,26 @@ static xd_result xdi_cuda_xtoken_prepare(const xd_launch *launch, const xd_xtoke
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
     XD_TRY(xdi_cuda_xtoken_slots(launch, &a));
+    XD_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(m->k), xdi_cuda_matrix_cells_kernel, *m));
     if (m->columns == 0) return XD_OK;
     XD_TRY(XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_matrix_count_kernel, *m));
     return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_matrix_fill_kernel, *m);
 }
 
 /* (M dy) of one of the ids that have entries in J. */
-static __device__ inline double xdi_cuda_matrix_back(const xdi_cuda_matrix &p, int64_t id, const double *dy) {
-    double sum = 0.0;
-    for (int64_t e = p.begin[id]; e < p.begin[id + 1]; e++)
-        sum = __dadd_rn(sum, __dmul_rn((double)p.entries[e].weight, dy[p.entries[e].slot]));
+static __device__ inline double xdi_cuda_matrix_back(const xdi_cuda_matrix &p, const xdi_cuda_matrix_id &id, double first,
+                                                     const double *dy) {
+    double sum = __dmul_rn((double)id.entry.weight, first);
+    for (int i = 0; i < id.more; i++) {
+        const xdi_cuda_matrix_entry entry = p.entries[id.begin + i];
+        sum = __dadd_rn(sum, __dmul_rn((double)entry.weight, dy[entry.slot]));
+    }
     return sum;
 }
 
 /* ---- project: a thread a cell; the warp shares cells whose columns have many entries ---- */
 
-enum { XDI_CUDA_PROJECT_ROWS = 32, XDI_CUDA_PROJECT_LONG = 48 };
+enum { XDI_CUDA_PROJECT_ROWS = 32, XDI_CUDA_PROJECT_LONG = 48, XDI_CUDA_PROJECT_EACH = 4 };
 
 struct xdi_cuda_project_row {
     xdi_cuda_xtoken_power power;
@@ -10017,7 +10128,6 @@ static __device__ inline void xdi_cuda_project_add(const xd_xtoken_project_args 
     const xd_xtoken_projection &m = a.matrix.projection;
     for (int64_t e = begin; e < end; e += step) {
         const int64_t v = m.student_id[e] - a.x.first;
-        if (v < 0 || v >= a.x.columns) continue;
         const double weight = (double)m.column_weight[e];
         for (int r = 0; r < count; r++) {
             const float p = rows[r].power(xdi_cuda_element(a.x.logits, rows[r].row, v));
@@ -10029,13 +10139,13 @@ static __device__ inline void xdi_cuda_project_add(const xd_xtoken_project_args 
 /* The sums of the lanes' columns that have many entries, one after the other by the whole warp. */
 template <bool FIXED>
 static __device__ inline void xdi_cuda_project_long(const xd_xtoken_project_args &a, const xdi_cuda_project_row *rows, int count,
-                                                    int64_t begin, int64_t end, xdi_cuda_sums<1, FIXED> *mine) {
+                                                    const xdi_cuda_matrix_cell &cell, xdi_cuda_sums<1, FIXED> *mine) {
     typedef xdi_cuda_sums<1, FIXED> sums;
     const int lane = (int)(threadIdx.x % XDI_CUDA_WARP);
-    unsigned left = __ballot_sync(0xffffffffu, end - begin > XDI_CUDA_PROJECT_LONG);
+    unsigned left = __ballot_sync(0xffffffffu, cell.count > XDI_CUDA_PROJECT_LONG);
     for (; left != 0; left &= left - 1) {
         const int owner = __ffs((int)left) - 1;
-        const int64_t from = __shfl_sync(0xffffffffu, begin, owner), to = __shfl_sync(0xffffffffu, end, owner);
+        const int64_t from = __shfl_sync(0xffffffffu, cell.begin, owner), to = from + __shfl_sync(0xffffffffu, cell.count, owner);
         sums part;
         xdi_cuda_project_add<FIXED>(a, rows, count, from + lane, to, XDI_CUDA_WARP, &part);
         const typename sums::totals totals = xdi_cuda_team_totals<XDI_CUDA_WARP>(part);
@@ -10043,35 +10153,65 @@ static __device__ inline void xdi_cuda_project_long(const xd_xtoken_project_args
     }
 }
 
+/* What a thread's columns have of some rows. The first entries of all are under way before the first is used. */
 template <bool FIXED>
-static __global__ void XDI_CUDA_KERNEL
+static __device__ inline void xdi_cuda_project_rows(const xd_xtoken_project_args &a, const xdi_cuda_project_row *rows, int count,
+                                                    const xdi_cuda_matrix_cell (&cells)[XDI_CUDA_PROJECT_EACH],
+                                                    xdi_cuda_sums<1, FIXED> (&mine)[XDI_CUDA_PROJECT_EACH]) {
+    for (int r = 0; r < count; r++) {
+        float z[XDI_CUDA_PROJECT_EACH];
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_PROJECT_EACH; i++) {
+            const int n = cells[i].count;
+            z[i] = n > 0 && n <= XDI_CUDA_PROJECT_LONG ? xdi_cuda_element(a.x.logits, rows[r].row, cells[i].column) : -INFINITY;
+        }
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_PROJECT_EACH; i++)
+            if (cells[i].count > 0 && cells[i].count <= XDI_CUDA_PROJECT_LONG)
+                mine[i].add_wide(0, __dmul_rn((double)cells[i].weight, (double)rows[r].power(z[i])));
+    }
+    XD_UNROLL
+    for (int i = 0; i < XDI_CUDA_PROJECT_EACH; i++) {
+        if (cells[i].count <= XDI_CUDA_PROJECT_LONG)
+            xdi_cuda_project_add<FIXED>(a, rows, count, cells[i].begin + 1, cells[i].begin + cells[i].count, 1, &mine[i]);
+        xdi_cuda_project_long<FIXED>(a, rows, count, cells[i], &mine[i]);
+    }
+}
+
+template <bool FIXED>
+static __global__ void XDI_CUDA_WIDE_KERNEL
 xdi_cuda_xtoken_project_kernel(const __grid_constant__ xd_xtoken_project_args a, int64_t parts) {
     XD_SHARED(xdi_cuda_project_row, rows, [XDI_CUDA_PROJECT_ROWS]);
-    const int64_t place = (int64_t)blockIdx.x / parts;
-    const int64_t j = ((int64_t)blockIdx.x - place * parts) * XDI_CUDA_TEAM_BLOCK + (int64_t)threadIdx.x;
+    const xdi_cuda_matrix m(a.matrix);
+    const int64_t place = (int64_t)blockIdx.x / parts, k = a.matrix.k;
+    const int64_t j = ((int64_t)blockIdx.x - place * parts) * (XDI_CUDA_PROJECT_EACH * XDI_CUDA_TEAM_BLOCK) + (int64_t)threadIdx.x;
     const xdi_cuda_xtoken_range range(a.x, place);
-    const int64_t column = j < a.matrix.k ? a.matrix.ids[j] : -1;
-    const int64_t begin = column < 0 ? 0 : a.matrix.projection.column_begin[column];
-    const int64_t end = column < 0 ? 0 : a.matrix.projection.column_begin[column + 1];
-    xdi_cuda_sums<1, FIXED> mine;
+    xdi_cuda_matrix_cell cells[XDI_CUDA_PROJECT_EACH];
+    xdi_cuda_sums<1, FIXED> mine[XDI_CUDA_PROJECT_EACH];
+    XD_UNROLL
+    for (int i = 0; i < XDI_CUDA_PROJECT_EACH; i++) {
+        cells[i] = {};
+        if (j + i * XDI_CUDA_TEAM_BLOCK < k) cells[i] = m.cells[j + i * XDI_CUDA_TEAM_BLOCK];
+    }
     for (int64_t first = range.begin; first < range.end; first += XDI_CUDA_PROJECT_ROWS) {
         const int64_t left = range.end - first;
         const int count = left < XDI_CUDA_PROJECT_ROWS ? (int)left : (int)XDI_CUDA_PROJECT_ROWS;
         __syncthreads(); /* the rows before are no longer read */
         if ((int)threadIdx.x < count) {
-            xdi_cuda_project_row &mine_row = rows[threadIdx.x];
-            mine_row.row = a.x.rows[first + (int64_t)threadIdx.x];
-            mine_row.power.set(a.x.lse[mine_row.row], a.x.temperature);
+            xdi_cuda_project_row &row = rows[threadIdx.x];
+            row.row = a.x.rows[first + (int64_t)threadIdx.x];
+            row.power.set(a.x.lse[row.row], a.x.temperature);
         }
         __syncthreads();
-        if (end - begin <= XDI_CUDA_PROJECT_LONG) xdi_cuda_project_add<FIXED>(a, rows, count, begin, end, 1, &mine);
-        xdi_cuda_project_long<FIXED>(a, rows, count, begin, end, &mine);
+        xdi_cuda_project_rows<FIXED>(a, rows, count, cells, mine);
     }
-    if (column >= 0) xdi_cuda_cell_join(a.cells, place * a.matrix.k + j, mine.whole);
+    XD_UNROLL
+    for (int i = 0; i < XDI_CUDA_PROJECT_EACH; i++)
+        if (j + i * XDI_CUDA_TEAM_BLOCK < k) xdi_cuda_cell_join(a.cells, place * k + j + i * XDI_CUDA_TEAM_BLOCK, mine[i].whole);
 }
 
 static xd_result xdi_cuda_xtoken_project(const xd_launch *launch, const xd_xtoken_project_args *a) {
-    const int64_t parts = (a->matrix.k + XDI_CUDA_TEAM_BLOCK - 1) / XDI_CUDA_TEAM_BLOCK;
+    const int64_t each = XDI_CUDA_PROJECT_EACH * XDI_CUDA_TEAM_BLOCK, parts = (a->matrix.k + each - 1) / each;
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
     if (a->x.count == 0) return XD_OK;
@@ -10091,11 +10231,6 @@ struct xdi_cuda_target_row {
     int64_t row;
     float *kept;
 
-    __device__ float gather(int64_t j) const {
-        const float z = xdi_cuda_element(a.x.logits, row, a.ids[j]);
-        if (j < XDI_CUDA_TARGET_KEPT) kept[j] = z;
-        return z;
-    }
     __device__ float again(int64_t j) const {
         return j < XDI_CUDA_TARGET_KEPT ? kept[j] : xdi_cuda_element(a.x.logits, row, a.ids[j]);
     }
@@ -10103,7 +10238,12 @@ struct xdi_cuda_target_row {
     __device__ double log_sum_exp(float factor) const {
         float max = -INFINITY;
         double sum = 0.0;
-        for (int64_t j = (int64_t)threadIdx.x; j < a.k; j += XDI_CUDA_TEAM_BLOCK) max = fmaxf(max, gather(j));
+        xdi_cuda_each_ahead<XDI_CUDA_TEAM_BLOCK, 8>(
+            a.k, [&](int64_t j) { return a.ids[j]; }, [&](int64_t id) { return xdi_cuda_element(a.x.logits, row, id); },
+            [&](int64_t j, float z) {
+                max = fmaxf(max, z);
+                if (j < XDI_CUDA_TARGET_KEPT) kept[j] = z;
+            });
         max = xdi_cuda_block_reduce(max, -INFINITY, xdi_cuda_larger());
         for (int64_t j = (int64_t)threadIdx.x; j < a.k; j += XDI_CUDA_TEAM_BLOCK)
             sum = __dadd_rn(sum, (double)xdi_cuda_exp_of(__fsub_rn(again(j), max), factor));
@@ -10113,7 +10253,7 @@ struct xdi_cuda_target_row {
 };
 
 template <bool FIXED>
-static __global__ void XDI_CUDA_KERNEL
+static __global__ void XDI_CUDA_WIDE_KERNEL
 xdi_cuda_xtoken_target_kernel(const __grid_constant__ xd_xtoken_target_args a) {
     XD_DYN_SHARED(float, kept);
     const int64_t place = (int64_t)blockIdx.x;
@@ -10156,6 +10296,16 @@ struct xdi_cuda_divergence_join {
     }
 };
 
+/* Of both lists. */
+struct xdi_cuda_both {
+    double q, a;
+};
+
+template <typename Use> static __device__ inline void xdi_cuda_each_pair(int64_t k, const double *q, const double *a, Use use) {
+    xdi_cuda_each_ahead<XDI_CUDA_TEAM_BLOCK, 4>(
+        k, [=](int64_t j) -> xdi_cuda_both { return { q[j], a[j] }; }, xdi_cuda_same(), use);
+}
+
 /* Means of both sides in place. */
 static __device__ inline xdi_cuda_divergence xdi_cuda_xtoken_means(const xd_xtoken_divergence_args &args,
                                                                    const xd_xtoken_chunk &c, double *q, double *a) {
@@ -10163,13 +10313,13 @@ static __device__ inline xdi_cuda_divergence xdi_cuda_xtoken_means(const xd_xtok
     const xdi_cuda_top top = { -(double)INFINITY, INT64_MAX };
     const xdi_cuda_divergence none = { top, top, 0.0 };
     xdi_cuda_divergence mine = none;
-    for (int64_t j = (int64_t)threadIdx.x; j < args.k; j += XDI_CUDA_TEAM_BLOCK) {
-        const double mean = __dmul_rn(q[j], student), log_mean = __dmul_rn(a[j], teacher);
+    xdi_cuda_each_pair(args.k, q, a, [&](int64_t j, const xdi_cuda_both &x) {
+        const double mean = __dmul_rn(x.q, student), log_mean = __dmul_rn(x.a, teacher);
         const xdi_cuda_divergence one = { { mean, j }, { log_mean, j }, mean };
         q[j] = mean;
         a[j] = log_mean;
         mine = xdi_cuda_divergence_join()(mine, one);
-    }
+    });
     return xdi_cuda_block_reduce(mine, none, xdi_cuda_divergence_join());
 }
 
@@ -10185,7 +10335,7 @@ static __device__ inline double xdi_cuda_xtoken_slope(double q, double a, double
     return slope;
 }
 
-static __global__ void XDI_CUDA_KERNEL
+static __global__ void XDI_CUDA_WIDE_KERNEL
 xdi_cuda_xtoken_divergence_kernel(const __grid_constant__ xd_xtoken_divergence_args args) {
     const int64_t k = args.k, first = (int64_t)threadIdx.x;
     xd_xtoken_chunk *c = args.chunks + blockIdx.x;
@@ -10198,15 +10348,18 @@ xdi_cuda_xtoken_divergence_kernel(const __grid_constant__ xd_xtoken_divergence_a
     const xdi_cuda_divergence all = xdi_cuda_xtoken_means(args, *c, q, a);
     const double lse = args.normalise ? xdi_cuda_block_lse(k, [&](int64_t j) { return a[j]; }) : 0.0;
     const double z = all.mass + XD_XTOKEN_EPSILON, inverse = 1.0 / z;
-    for (int64_t j = first; j < k; j += XDI_CUDA_TEAM_BLOCK)
-        q[j] = xdi_cuda_xtoken_slope(q[j], __dsub_rn(a[j], lse), inverse, args.reverse, &value, &dot);
+    xdi_cuda_each_pair(k, q, a, [&](int64_t j, const xdi_cuda_both &x) {
+        q[j] = xdi_cuda_xtoken_slope(x.q, __dsub_rn(x.a, lse), inverse, args.reverse, &value, &dot);
+    });
     value = xdi_cuda_block_sum(value);
     dot = xdi_cuda_block_sum(dot);
     const double factor = xd_xtoken_chunk_factor(c, value);
-    for (int64_t j = first; j < k; j += XDI_CUDA_TEAM_BLOCK) {
-        q[j] = xd_xtoken_scaled(__dmul_rn(__dsub_rn(q[j], dot), inverse), factor);
-        if (fabs(q[j]) > largest) largest = fabs(q[j]);
-    }
+    xdi_cuda_each_ahead<XDI_CUDA_TEAM_BLOCK, 4>(
+        k, [=](int64_t j) { return q[j]; }, xdi_cuda_same(), [&](int64_t j, double slope) {
+            const double dy = xd_xtoken_scaled(__dmul_rn(__dsub_rn(slope, dot), inverse), factor);
+            q[j] = dy;
+            if (fabs(dy) > largest) largest = fabs(dy);
+        });
     largest = xdi_cuda_block_reduce(largest, 0.0, xdi_cuda_larger());
     if (threadIdx.x != 0) return;
     c->value = value;
@@ -10225,8 +10378,15 @@ static xd_result xdi_cuda_xtoken_divergence(const xd_launch *launch, const xd_xt
 
 /* ---- delta: one block per row; reads the row where the matrix has entries in J ---- */
 
+/* An id with what it is multiplied by. */
+struct xdi_cuda_delta_id {
+    xdi_cuda_matrix_id id;
+    double dy; /* of its first entry */
+    float z;
+};
+
 template <bool FIXED>
-static __global__ void XDI_CUDA_KERNEL
+static __global__ void XDI_CUDA_WIDE_KERNEL
 xdi_cuda_xtoken_delta_kernel(const __grid_constant__ xd_xtoken_delta_args a) {
     const xdi_cuda_matrix p(a.matrix);
     const int64_t i = (int64_t)blockIdx.x, row = a.x.rows[i], place = a.x.places[i];
@@ -10236,11 +10396,15 @@ xdi_cuda_xtoken_delta_kernel(const __grid_constant__ xd_xtoken_delta_args a) {
     xdi_cuda_xtoken_power power;
     xdi_cuda_sums<1, FIXED> mine;
     power.set(a.x.lse[row], a.x.temperature);
-    for (int64_t id = (int64_t)threadIdx.x; id < ids; id += XDI_CUDA_TEAM_BLOCK) {
-        const float z = xdi_cuda_element(a.x.logits, row, p.column[id]);
-        const double h = xdi_cuda_matrix_back(p, id, dy);
-        mine.add_wide(0, __dmul_rn(__ddiv_rn(h, largest), (double)power(z)));
-    }
+    xdi_cuda_each_ahead<XDI_CUDA_TEAM_BLOCK, 4>(
+        ids, [&](int64_t i) { return p.ids[i]; },
+        [&](const xdi_cuda_matrix_id &id) -> xdi_cuda_delta_id {
+            return { id, dy[id.entry.slot], xdi_cuda_element(a.x.logits, row, id.column) };
+        },
+        [&](int64_t, const xdi_cuda_delta_id &x) {
+            const double h = xdi_cuda_matrix_back(p, x.id, x.dy, dy);
+            mine.add_wide(0, __dmul_rn(__ddiv_rn(h, largest), (double)power(x.z)));
+        });
     const typename xdi_cuda_sums<1, FIXED>::totals totals = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(mine);
     if (threadIdx.x == 0) xdi_cuda_cell_join(a.cells, i, totals);
 }
@@ -10256,6 +10420,7 @@ static xd_result xdi_cuda_xtoken_delta(const xd_launch *launch, const xd_xtoken_
 }
 
 static xd_result xdi_cuda_project_load(xd_ctx *ctx) {
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_matrix_cells_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_matrix_count_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_matrix_fill_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_project_kernel<true>));
@@ -10285,7 +10450,7 @@ static void xdi_cuda_project_fill(xd_xtoken_kernels *kernels) {
 enum {
     XDI_CUDA_GRADE_LINES = 8,                                      /* rows at a time */
     XDI_CUDA_GRADE_SPAN = 2 * XDI_CUDA_EIGHT * XDI_CUDA_TEAM_BLOCK, /* columns at a time: two loads a thread */
-    XDI_CUDA_GRADE_SPANS = 4                                       /* of a block */
+    XDI_CUDA_GRADE_SPANS = 16                                      /* of a block */
 };
 
 /* What a column's derivative comes from. */
@@ -10345,10 +10510,11 @@ static __device__ inline void xdi_cuda_grade_hard(const xdi_cuda_grade_line &w, 
                                                   xdi_cuda_eight *out) {
     XD_UNROLL
     for (int i = 0; i < XDI_CUDA_EIGHT; i++) out->at[i] = __fmaf_rn(w.ce, w.one(z.at[i]), out->at[i]);
-    if (w.label < c || w.label >= c + XDI_CUDA_EIGHT) return;
+    if ((uint64_t)(w.label - c) >= XDI_CUDA_EIGHT) return;
+    const int label = (int)(w.label - c);
     XD_UNROLL
     for (int i = 0; i < XDI_CUDA_EIGHT; i++)
-        if (c + i == w.label) out->at[i] = __fsub_rn(out->at[i], w.ce);
+        if (i == label) out->at[i] = __fsub_rn(out->at[i], w.ce);
 }
 
 /* Adds the part of the divergence. slopes: M dy / temperature, or u. */
@@ -10376,19 +10542,19 @@ static __device__ inline void xdi_cuda_grade_slopes(const xdi_cuda_grade &f, int
     __syncthreads();
     if (segment < m.segments) {
         const int64_t end = m.first[last < m.segments ? last : m.segments];
-        for (int64_t id = m.first[segment] + (int64_t)threadIdx.x; id < end; id += XDI_CUDA_TEAM_BLOCK)
-            slopes[m.column[id] - begin] = (float)__dmul_rn(xdi_cuda_matrix_back(m, id, dy), inverse);
+        for (int64_t i = m.first[segment] + (int64_t)threadIdx.x; i < end; i += XDI_CUDA_TEAM_BLOCK) {
+            const xdi_cuda_matrix_id id = m.ids[i];
+            slopes[id.column - begin] = (float)__dmul_rn(xdi_cuda_matrix_back(m, id, dy[id.entry.slot], dy), inverse);
+        }
     }
     __syncthreads();
 }
 
-/* The chunk's slopes of eight columns. */
-template <int KIND>
-static __device__ inline xdi_cuda_eight xdi_cuda_grade_eight(const xdi_cuda_grade &f, int64_t place, int64_t c, int64_t at,
-                                                             const float *slopes) {
-    if (KIND == XDI_CUDA_GRADE_MATRIX) return xdi_cuda_read_whole(slopes + at);
-    if (KIND == XDI_CUDA_GRADE_MEANS) return xdi_cuda_read(f.u + place * f.to.x.columns, c, f.to.x.columns);
-    return {};
+/* What lies beyond the columns is 0. */
+static __device__ inline void xdi_cuda_grade_trim(int count, xdi_cuda_eight *out) {
+    XD_UNROLL
+    for (int i = 0; i < XDI_CUDA_EIGHT; i++)
+        if (i >= count) out->at[i] = 0.0f;
 }
 
 /* Two eights of each row. */
@@ -10397,13 +10563,15 @@ static __device__ inline void xdi_cuda_grade_span(const xdi_cuda_grade &f, const
                                                   int64_t place, int64_t begin, float scale, const float *slopes) {
     const int64_t columns = f.to.x.columns;
     for (int r = 0; r < count; r++) {
-        const xdi_cuda_grade_line &w = lines[r];
+        const xdi_cuda_grade_line w = lines[r]; /* in registers: what is stored might be it */
         const int64_t end = w.add ? columns : f.to.rows.cols;
-        xdi_cuda_eight z[2], out[2];
+        xdi_cuda_eight z[2], out[2], slope[2];
         XD_UNROLL
         for (int half = 0; half < 2; half++) {
             const int64_t c = begin + XDI_CUDA_EIGHT * ((int64_t)threadIdx.x + half * XDI_CUDA_TEAM_BLOCK);
-            z[half] = out[half] = {};
+            z[half] = out[half] = slope[half] = {};
+            if (KIND == XDI_CUDA_GRADE_MEANS && c < columns)
+                slope[half] = xdi_cuda_read(f.u + place * columns, c, columns);
             if (c < columns) z[half] = xdi_cuda_read_any(f.to.x.logits, w.row, c, columns);
             if (w.add && c < end) out[half] = xdi_cuda_read_any(f.to.rows, w.row, c, end);
         }
@@ -10412,11 +10580,9 @@ static __device__ inline void xdi_cuda_grade_span(const xdi_cuda_grade &f, const
             const int64_t at = XDI_CUDA_EIGHT * ((int64_t)threadIdx.x + half * XDI_CUDA_TEAM_BLOCK), c = begin + at;
             if (c >= end) continue;
             if (w.ce != 0.0f) xdi_cuda_grade_hard(w, c, z[half], &out[half]);
-            if (KIND != XDI_CUDA_GRADE_NONE)
-                xdi_cuda_grade_soft<KIND>(w, xdi_cuda_grade_eight<KIND>(f, place, c, at, slopes), scale, z[half], &out[half]);
-            XD_UNROLL
-            for (int i = 0; i < XDI_CUDA_EIGHT; i++)
-                if (c + i >= columns) out[half].at[i] = 0.0f;
+            if (KIND == XDI_CUDA_GRADE_MATRIX) slope[half] = xdi_cuda_read_whole(slopes + at);
+            if (KIND != XDI_CUDA_GRADE_NONE) xdi_cuda_grade_soft<KIND>(w, slope[half], scale, z[half], &out[half]);
+            if (c + XDI_CUDA_EIGHT > columns) xdi_cuda_grade_trim((int)(columns > c ? columns - c : 0), &out[half]);
             xdi_cuda_write_any(f.to.rows, w.row, c, end, out[half]);
         }
     }
@@ -10429,7 +10595,7 @@ static __device__ inline xdi_cuda_xtoken_range xdi_cuda_grade_rows(const xdi_cud
 }
 
 template <int KIND>
-static __global__ void XDI_CUDA_KERNEL xdi_cuda_grade_kernel(const __grid_constant__ xdi_cuda_grade f) {
+static __global__ void __launch_bounds__(XDI_CUDA_TEAM_BLOCK, 3) xdi_cuda_grade_kernel(const __grid_constant__ xdi_cuda_grade f) {
     XD_SHARED(xdi_cuda_grade_line, lines, [XDI_CUDA_GRADE_LINES]);
     XD_SHARED(xdi_cuda_pack<float>, packs, [KIND == XDI_CUDA_GRADE_MATRIX ? XDI_CUDA_GRADE_SPAN / 4 : 1]);
     const int64_t place = (int64_t)blockIdx.x / f.parts, part = (int64_t)blockIdx.x % f.parts;
@@ -11092,16 +11258,31 @@ static __device__ inline double xdi_cuda_gold_value(const xdi_cuda_gold_integers
 
 /* ---- partners: one thread per pair ---- */
 
+static __host__ __device__ inline int64_t xdi_cuda_gold_width(const xd_xtoken_gold_args &a) {
+    return (a.student.columns + XDI_CUDA_EIGHT - 1) / XDI_CUDA_EIGHT * XDI_CUDA_EIGHT;
+}
+
+/* Behind the partners: where this shard's ids begin and end in the list without partners, and all in the teacher's. */
+static __device__ inline int32_t *xdi_cuda_gold_bounds(const xd_xtoken_gold_args &a, bool others) {
+    return a.partner + xdi_cuda_gold_width(a) + (others ? 2 : 0);
+}
+
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_gold_partners_kernel(const __grid_constant__ xd_xtoken_gold_args a) {
     const int64_t i = xdi_cuda_flat_index();
+    if (i < 2) {
+        const int64_t first = a.student.first, id = i == 0 ? first : first + a.student.columns;
+        xdi_cuda_gold_bounds(a, false)[i] = (int32_t)xdi_cuda_lower_bound(a.rest, a.rest_count, id);
+        xdi_cuda_gold_bounds(a, true)[i] =
+            (int32_t)xdi_cuda_lower_bound(a.other_rest, a.other_rest_count, i == 0 ? 0 : a.teacher.columns);
+    }
     if (i >= a.pairs) return;
     const int64_t v = a.pair[i] - a.student.first;
     if (v >= 0 && v < a.student.columns) a.partner[v] = a.other[i];
 }
 
 static xd_result xdi_cuda_gold_partners(const xd_launch *launch, const xd_xtoken_gold_args *a) {
-    if (a->student.columns > 0)
-        XD_TRY(xdi_cuda_fill(launch, a->partner, 0xff, (size_t)a->student.columns * sizeof *a->partner));
+    const int64_t width = xdi_cuda_gold_width(*a);
+    if (width > 0) XD_TRY(xdi_cuda_fill(launch, a->partner, 0xff, (size_t)width * sizeof *a->partner));
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->pairs), xdi_cuda_gold_partners_kernel, *a);
@@ -11116,6 +11297,8 @@ template <> struct xdi_cuda_gold_means<false> {
     typedef float value;
     const xd_xtoken_rows &x;
     xdi_cuda_xtoken_range rows;
+    int64_t row;              /* the first, and where it begins */
+    const void *start;
     float base, factor, rest; /* (sum - base) factor - rest */
 
     /* lse: of the rows of the call; NULL: x.lse. */
@@ -11125,24 +11308,38 @@ template <> struct xdi_cuda_gold_means<false> {
         double all = 0.0;
         for (int64_t i = rows.begin; i < rows.end; i++) all += lse ? lse[i] : x.lse[x.rows[i]];
         all *= x.temperature;
+        row = x.rows[rows.begin];
+        start = static_cast<const char *>(x.logits.data) + row * xdi_cuda_stride(x.logits) * (half() ? 2 : 4);
         base = (float)all;
         factor = xdi_cuda_factor(scale);
         rest = (float)((all - (double)base) * scale);
     }
-    __device__ float sum(int64_t v) const {
-        float all = xdi_cuda_element(x.logits, x.rows[rows.begin], v);
+    __device__ bool half() const {
+        return x.logits.dtype == XD_DTYPE_BF16;
+    }
+    /* A logit of the first row as it lies in memory, so that nothing waits for it, and then the sum over all rows. */
+    __device__ uint32_t ask(int64_t v) const {
+        return half() ? (uint32_t)static_cast<const uint16_t *>(start)[v] : static_cast<const uint32_t *>(start)[v];
+    }
+    __device__ float sum(uint32_t asked, int64_t v) const {
+        float all = xd_float_of_bits(half() ? asked << 16 : asked);
         for (int64_t i = rows.begin + 1; i < rows.end; i++) all = __fadd_rn(all, xdi_cuda_element(x.logits, x.rows[i], v));
         return all;
     }
     __device__ float of_sum(float all) const {
         return __fsub_rn(__fmul_rn(__fsub_rn(all, base), factor), rest);
     }
-    __device__ float operator()(int64_t v) const {
-        return of_sum(sum(v));
+    /* Of the ids that are not negative. */
+    __device__ void gather(const int32_t (&ids)[XDI_CUDA_EIGHT], float (&means)[XDI_CUDA_EIGHT]) const {
+        uint32_t asked[XDI_CUDA_EIGHT];
+        XD_UNROLL
+        for (int j = 0; j < XDI_CUDA_EIGHT; j++) asked[j] = ids[j] < 0 ? 0 : ask(ids[j]);
+        XD_UNROLL
+        for (int j = 0; j < XDI_CUDA_EIGHT; j++) means[j] = ids[j] < 0 ? 0.0f : of_sum(sum(asked[j], ids[j]));
     }
     /* Eight columns; what lies beyond them is of no use. */
     __device__ void eight(int64_t c, float (&means)[XDI_CUDA_EIGHT]) const {
-        xdi_cuda_eight all = xdi_cuda_read_any(x.logits, x.rows[rows.begin], c, x.columns);
+        xdi_cuda_eight all = xdi_cuda_read_any(x.logits, row, c, x.columns);
         for (int64_t i = rows.begin + 1; i < rows.end; i++) {
             const xdi_cuda_eight more = xdi_cuda_read_any(x.logits, x.rows[i], c, x.columns);
             XD_UNROLL
@@ -11151,12 +11348,8 @@ template <> struct xdi_cuda_gold_means<false> {
         XD_UNROLL
         for (int j = 0; j < XDI_CUDA_EIGHT; j++) means[j] = of_sum(all.at[j]);
     }
-    __device__ float key(int64_t v) const {
-        return sum(v);
-    }
-    /* Do the upper halves of keys tell all? */
-    __device__ bool narrow() const {
-        return x.logits.dtype == XD_DTYPE_BF16 && rows.end - rows.begin == 1;
+    __device__ float key(uint32_t asked, int64_t v) const {
+        return sum(asked, v);
     }
     __device__ double probability(int64_t, float key) const {
         return (double)xdi_cuda_power(__fmul_rn(of_sum(key), (float)XDI_CUDA_LOG2E));
@@ -11184,11 +11377,14 @@ template <> struct xdi_cuda_gold_means<true> {
     __device__ void eight(int64_t c, double (&means)[XDI_CUDA_EIGHT]) const {
         for (int j = 0; j < XDI_CUDA_EIGHT; j++) means[j] = c + j < x.columns ? (*this)(c + j) : 0.0;
     }
-    __device__ float key(int64_t v) const {
+    __device__ uint32_t ask(int64_t) const {
+        return 0;
+    }
+    __device__ float key(uint32_t, int64_t v) const {
         return (float)(*this)(v);
     }
-    __device__ bool narrow() const {
-        return false;
+    __device__ void gather(const int32_t (&ids)[XDI_CUDA_EIGHT], double (&means)[XDI_CUDA_EIGHT]) const {
+        for (int j = 0; j < XDI_CUDA_EIGHT; j++) means[j] = ids[j] < 0 ? 0.0 : (*this)(ids[j]);
     }
     __device__ double probability(int64_t v, float) const {
         return exp((*this)(v));
@@ -11235,6 +11431,13 @@ static __device__ inline bool xdi_cuda_gold_term(float alpha, float beta, bool r
     return true;
 }
 
+/* The partners of eight columns. */
+static __device__ inline void xdi_cuda_gold_ask(const int32_t *from, int32_t (&partner)[XDI_CUDA_EIGHT]) {
+    const xdi_cuda_pack<int32_t> low = xdi_cuda_load16(from), high = xdi_cuda_load16(from + 4);
+    XD_UNROLL
+    for (int i = 0; i < XDI_CUDA_EIGHT; i++) partner[i] = i < 4 ? low.at[i % 4] : high.at[i % 4];
+}
+
 static __device__ inline void xdi_cuda_gold_take(xdi_cuda_sums<XDI_CUDA_GOLD_SUMS, true> *sums, double term, float slope) {
     sums->add_wide(XDI_CUDA_GOLD_KL, term);
     sums->add_wide(XDI_CUDA_GOLD_SLOPES, (double)slope);
@@ -11261,11 +11464,9 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_gold_pairs_kernel(const __grid_c
         value alpha[XDI_CUDA_EIGHT], beta[XDI_CUDA_EIGHT];
         int32_t partner[XDI_CUDA_EIGHT];
         xdi_cuda_eight slopes = {};
+        xdi_cuda_gold_ask(a.partner + c, partner);
         student.eight(c, alpha);
-        XD_UNROLL
-        for (int i = 0; i < XDI_CUDA_EIGHT; i++) partner[i] = c + i < columns ? a.partner[c + i] : -1;
-        XD_UNROLL
-        for (int i = 0; i < XDI_CUDA_EIGHT; i++) beta[i] = partner[i] >= 0 ? teacher(partner[i]) : 0;
+        teacher.gather(partner, beta);
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
             value term = 0;
@@ -11288,56 +11489,68 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_gold_pairs_kernel(const __grid_c
 
 /* ---- tails: a block of 1,024 per list, the student's and then the teacher's of each chunk ---- */
 
-/* A list and where its tail goes. */
+/* A list of this shard and where its tail goes. Formed anew where it is used: it would take the registers of the sort. */
 struct xdi_cuda_gold_list {
-    const int32_t *ids; /* [count] of this shard */
-    int64_t count, first, n, k;
+    const int32_t *ids; /* [count] */
+    int count, n, k;
     float *keys;     /* [count] */
-    uint64_t *words; /* [k] where a long tail is sorted: the memory of `found`, or of `values` */
+    uint64_t *words; /* [k] the sorted tail, in the memory of `found` or of `values`: ~key, then the place in the list */
     double *values;  /* [k] */
-    int64_t *found;  /* [k] or NULL */
 
     __device__ xdi_cuda_gold_list(const xd_xtoken_gold_args &a, int64_t chunk, bool others) {
-        const int32_t *list = others ? a.other_rest : a.rest;
-        const int64_t all = others ? a.other_rest_count : a.rest_count;
-        first = others ? 0 : a.student.first;
-        const int64_t begin = xdi_cuda_lower_bound(list, all, first);
-        ids = list + begin;
-        count = xdi_cuda_lower_bound(list, all, first + (others ? a.teacher.columns : a.student.columns)) - begin;
-        k = a.k;
+        const int32_t *bounds = xdi_cuda_gold_bounds(a, others);
+        ids = (others ? a.other_rest : a.rest) + bounds[0];
+        count = bounds[1] - bounds[0];
+        k = (int)a.k;
         n = k < count ? k : count;
         keys = xdi_cuda_gold_room(a).list(a, chunk, others);
-        values = others ? a.other_tail + chunk * k : a.tails + chunk * (XD_XTOKEN_GOLD_WORDS + k) + XD_XTOKEN_GOLD_WORDS;
-        found = others ? NULL : a.found + chunk * k;
-        words = others ? reinterpret_cast<uint64_t *>(values) : reinterpret_cast<uint64_t *>(found);
-    }
-    template <typename Means> __device__ void put(const Means &means, int64_t rank, uint32_t key, int64_t column) const {
-        const int64_t id = ids[column] - first;
-        values[rank] = means.probability(id, xd_float_of_key(~key));
-        if (found) found[rank] = id;
+        values = others ? a.other_tail + chunk * a.k : a.tails + chunk * (XD_XTOKEN_GOLD_WORDS + a.k) + XD_XTOKEN_GOLD_WORDS;
+        words = others ? reinterpret_cast<uint64_t *>(values) : reinterpret_cast<uint64_t *>(a.found + chunk * a.k);
     }
 };
 
+template <bool FIXED>
+static __device__ inline xdi_cuda_gold_means<FIXED> xdi_cuda_gold_side(const xd_xtoken_gold_args &a, int64_t chunk, bool others) {
+    return others ? xdi_cuda_gold_teacher<FIXED>(a, chunk) : xdi_cuda_gold_student<FIXED>(a, chunk);
+}
+
+struct xdi_cuda_gold_asked {
+    int32_t id;
+    uint32_t logit;
+};
+
+template <bool FIXED>
+XDI_CUDA_APART __device__ void xdi_cuda_gold_keys(const xd_xtoken_gold_args &a, int64_t chunk, bool others) {
+    const xdi_cuda_gold_list list(a, chunk, others);
+    const xdi_cuda_gold_means<FIXED> means = xdi_cuda_gold_side<FIXED>(a, chunk, others);
+    const int64_t first = others ? 0 : a.student.first;
+    xdi_cuda_each_ahead<XDI_CUDA_SELECT_TEAM, FIXED ? 1 : 8>(
+        list.count, [&](int64_t i) { return list.ids[i]; },
+        [&](int32_t id) -> xdi_cuda_gold_asked { return { id, means.ask(id - first) }; },
+        [&](int64_t i, const xdi_cuda_gold_asked &asked) { list.keys[i] = means.key(asked.logit, asked.id - first); });
+    __syncthreads();
+}
+
+/* Keys that are logits: do their upper halves tell all? */
+static __device__ inline bool xdi_cuda_gold_is_narrow(const xd_xtoken_gold_args &a, int64_t chunk, bool others) {
+    const xd_xtoken_rows &x = others ? a.teacher : a.student;
+    return x.logits.dtype == XD_DTYPE_BF16 && x.begin[chunk + 1] - x.begin[chunk] == 1;
+}
+
 /* In memory of the device: a tail of any length. */
-template <typename Means>
-static __device__ inline void xdi_cuda_gold_sort_long(const xdi_cuda_gold_list &list, const Means &means, uint32_t threshold,
-                                                      int64_t need) {
+static __device__ inline void xdi_cuda_gold_sort_long(const xdi_cuda_gold_list &list, uint32_t threshold, int64_t need) {
     uint64_t *words = list.words;
     xdi_cuda_select_collect<XDI_CUDA_SELECT_TEAM>(
         list.keys, list.count, threshold, need, [=](int64_t at, float value, int64_t column) {
             words[at] = (uint64_t)~xdi_cuda_select_key(value) << 32 | (uint64_t)column;
         });
     xdi_cuda_tail_sort(words, list.n);
-    for (int64_t j = (int64_t)threadIdx.x; j < list.n; j += XDI_CUDA_SELECT_TEAM) {
-        const uint64_t word = words[j];
-        list.put(means, j, ~(uint32_t)(word >> 32), (int64_t)(word & 0xffffffffu));
-    }
 }
 
-/* On the chip: of at most 1,024 EACH. */
-template <int EACH, typename Means>
-static __device__ inline void xdi_cuda_gold_sort_short(const xdi_cuda_gold_list &list, const Means &means, uint32_t threshold,
-                                                       int64_t need, xdi_cuda_select_list<EACH> *room) {
+/* On the chip: of at most 1,024 EACH. A thread writes the words that it reads then. */
+template <int EACH>
+static __device__ inline void xdi_cuda_gold_sort_short(const xdi_cuda_gold_list &list, uint32_t threshold, int64_t need, bool narrow,
+                                                       xdi_cuda_select_list<EACH> *room) {
     uint32_t differ = 0;
     xdi_cuda_select_collect<XDI_CUDA_SELECT_TEAM>(
         list.keys, list.count, threshold, need, [&, room](int64_t at, float value, int64_t column) {
@@ -11346,21 +11559,49 @@ static __device__ inline void xdi_cuda_gold_sort_short(const xdi_cuda_gold_list 
             room->keys[at] = key;
             room->columns[at] = (uint32_t)column;
         });
-    for (int64_t j = list.n + (int64_t)threadIdx.x; j < XDI_CUDA_SELECT_TEAM * EACH; j += XDI_CUDA_SELECT_TEAM) {
+    for (int j = list.n + (int)threadIdx.x; j < XDI_CUDA_SELECT_TEAM * EACH; j += XDI_CUDA_SELECT_TEAM) {
         room->keys[j] = threshold; /* behind its equals */
         room->columns[j] = ~0u;
     }
     differ = xdi_cuda_block_reduce(differ, 0u, xdi_cuda_either()); /* a barrier, too */
-    if (means.narrow()) differ &= ~0xffffu;
-    const int first = differ ? __ffs((int)differ) - 1 : 0, end = differ ? 32 - __clz((int)differ) : 1;
-    xdi_cuda_select_sort<EACH>(room, first, end, [&](int rank, uint32_t key, uint32_t column) {
-        if (rank < list.n) list.put(means, rank, key, column);
+    if (narrow) differ &= ~0xffffu;
+    const int first = differ ? __ffs((int)differ) - 1 : 0, end = differ ? 32 - __clz((int)differ) : 1, n = list.n;
+    uint64_t *words = list.words;
+    xdi_cuda_select_sort<EACH>(room, first, end, [=](int rank, uint32_t key, uint32_t column) {
+        if (rank < n) words[rank] = (uint64_t)~key << 32 | (uint64_t)column;
     });
+}
+
+struct xdi_cuda_gold_entry {
+    int64_t id;
+    float key;
+};
+
+/* What the sorted words mean, in their place. */
+template <bool FIXED>
+XDI_CUDA_APART __device__ void xdi_cuda_gold_spell(const xd_xtoken_gold_args &a, int64_t chunk, bool others) {
+    const xdi_cuda_gold_list list(a, chunk, others);
+    const xdi_cuda_gold_means<FIXED> means = xdi_cuda_gold_side<FIXED>(a, chunk, others);
+    const int64_t first = others ? 0 : a.student.first;
+    int64_t *found = a.found + chunk * a.k;
+    xdi_cuda_each_ahead<XDI_CUDA_SELECT_TEAM, FIXED ? 1 : 4>(
+        list.n, [&](int64_t j) { return list.words[j]; },
+        [&](uint64_t word) -> xdi_cuda_gold_entry {
+            return { list.ids[word & 0xffffffffu] - first, xd_float_of_key((uint32_t)(word >> 32)) };
+        },
+        [&](int64_t j, const xdi_cuda_gold_entry &entry) {
+            list.values[j] = means.probability(entry.id, entry.key);
+            if (!others) found[j] = entry.id;
+        });
+    for (int j = list.n + (int)threadIdx.x; j < list.k; j += XDI_CUDA_SELECT_TEAM) {
+        list.values[j] = -1.0;
+        if (!others) found[j] = -1;
+    }
 }
 
 /* Adds up the parts of a chunk's pairs. */
 template <bool FIXED>
-static __device__ inline void xdi_cuda_gold_join(const xd_xtoken_gold_args &a, int64_t chunk) {
+XDI_CUDA_APART __device__ void xdi_cuda_gold_join(const xd_xtoken_gold_args &a, int64_t chunk) {
     typedef xdi_cuda_sums<XDI_CUDA_GOLD_SUMS, FIXED> sums_type;
     const xdi_cuda_gold_room room(a);
     const xdi_cuda_gold_part<FIXED> *parts = reinterpret_cast<const xdi_cuda_gold_part<FIXED> *>(room.sums) + chunk * room.parts;
@@ -11387,12 +11628,10 @@ static __device__ inline void xdi_cuda_gold_join(const xd_xtoken_gold_args &a, i
 }
 
 /* Dynamic shared memory of a sort of at most 1,024. */
+enum { XDI_CUDA_GOLD_SHORT_BYTES = 40 << 10 };
 #if !defined(XD_EMU)
-enum { XDI_CUDA_GOLD_SHORT_BYTES = (int)sizeof(xdi_cuda_select_sorter<1>::type::TempStorage) };
-#else
-enum { XDI_CUDA_GOLD_SHORT_BYTES = (int)sizeof(xdi_cuda_select_list<1>) };
+static_assert(sizeof(xdi_cuda_select_sorter<1>::type::TempStorage) <= XDI_CUDA_GOLD_SHORT_BYTES, "the sort's room");
 #endif
-static_assert((int)XDI_CUDA_GOLD_SHORT_BYTES >= (int)sizeof(xdi_cuda_select_list<1>), "the list's room");
 
 /* EACH: of the sort on the chip, 0: in memory. */
 template <bool FIXED, int EACH>
@@ -11403,24 +11642,17 @@ static __global__ void __launch_bounds__(XDI_CUDA_SELECT_TEAM)
     const bool others = blockIdx.x % 2 != 0;
     if (!others) xdi_cuda_gold_join<FIXED>(a, chunk);
     if (a.k == 0) return; /* the whole block returns */
+    xdi_cuda_gold_keys<FIXED>(a, chunk, others);
     const xdi_cuda_gold_list list(a, chunk, others);
-    const xdi_cuda_gold_means<FIXED> means =
-        others ? xdi_cuda_gold_teacher<FIXED>(a, chunk) : xdi_cuda_gold_student<FIXED>(a, chunk);
-    for (int64_t i = (int64_t)threadIdx.x; i < list.count; i += XDI_CUDA_SELECT_TEAM)
-        list.keys[i] = means.key(list.ids[i] - list.first);
-    __syncthreads();
     if (list.n > 0) {
         int64_t need = list.n;
         const uint32_t threshold = xdi_cuda_select_threshold<XDI_CUDA_SELECT_TEAM, 11>(list.keys, list.count, &need);
         if (EACH)
-            xdi_cuda_gold_sort_short(list, means, threshold, need, room);
+            xdi_cuda_gold_sort_short(list, threshold, need, !FIXED && xdi_cuda_gold_is_narrow(a, chunk, others), room);
         else
-            xdi_cuda_gold_sort_long(list, means, threshold, need);
+            xdi_cuda_gold_sort_long(list, threshold, need);
     }
-    for (int64_t j = list.n + (int64_t)threadIdx.x; j < list.k; j += XDI_CUDA_SELECT_TEAM) {
-        list.values[j] = -1.0;
-        if (list.found) list.found[j] = -1;
-    }
+    xdi_cuda_gold_spell<FIXED>(a, chunk, others);
 }
 
 /* ---- sums ---- */
@@ -13915,4 +14147,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 1f248160d03996e1e21b52ffdaf4a6a09400a925cdb5df453f53950fa0949065 */
+/* xdistill sha256 560b30bd28065770b8c3092e75884993189aeac6f605950837693ea0d6b990eb */

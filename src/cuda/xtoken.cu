@@ -51,6 +51,31 @@ static __device__ inline double xdi_cuda_block_sum(double x) {
     return xdi_cuda_block_reduce(x, 0.0, xdi_cuda_add());
 }
 
+/* Calls use(i, then(ask(i))) for i < n, a thread in steps of TEAM, in batches: what is asked for first is under way for all of a batch
+ * before the next load, and these before the first use. */
+template <int TEAM, int AHEAD, typename Ask, typename Then, typename Use>
+static __device__ inline void xdi_cuda_each_ahead(int64_t n, Ask ask, Then then, Use use) {
+    for (int64_t first = (int64_t)threadIdx.x; first < n; first += AHEAD * TEAM) {
+        decltype(ask(first)) asked[AHEAD];
+        decltype(then(ask(first))) values[AHEAD];
+        XD_UNROLL
+        for (int k = 0; k < AHEAD; k++)
+            if (first + k * TEAM < n) asked[k] = ask(first + k * TEAM);
+        XD_UNROLL
+        for (int k = 0; k < AHEAD; k++)
+            if (first + k * TEAM < n) values[k] = then(asked[k]);
+        XD_UNROLL
+        for (int k = 0; k < AHEAD; k++)
+            if (first + k * TEAM < n) use(first + k * TEAM, values[k]);
+    }
+}
+
+struct xdi_cuda_same {
+    template <typename T> __device__ T operator()(T value) const {
+        return value;
+    }
+};
+
 /* ln sum e^at(i) over i < n, on every thread of the block. */
 template <typename At> static __device__ inline double xdi_cuda_block_lse(int64_t n, At at) {
     double max = -(double)INFINITY, sum = 0.0;

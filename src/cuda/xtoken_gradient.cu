@@ -4,7 +4,7 @@
 enum {
     XDI_CUDA_GRADE_LINES = 8,                                      /* rows at a time */
     XDI_CUDA_GRADE_SPAN = 2 * XDI_CUDA_EIGHT * XDI_CUDA_TEAM_BLOCK, /* columns at a time: two loads a thread */
-    XDI_CUDA_GRADE_SPANS = 4                                       /* of a block */
+    XDI_CUDA_GRADE_SPANS = 16                                      /* of a block */
 };
 
 /* What a column's derivative comes from. */
@@ -64,10 +64,11 @@ static __device__ inline void xdi_cuda_grade_hard(const xdi_cuda_grade_line &w, 
                                                   xdi_cuda_eight *out) {
     XD_UNROLL
     for (int i = 0; i < XDI_CUDA_EIGHT; i++) out->at[i] = __fmaf_rn(w.ce, w.one(z.at[i]), out->at[i]);
-    if (w.label < c || w.label >= c + XDI_CUDA_EIGHT) return;
+    if ((uint64_t)(w.label - c) >= XDI_CUDA_EIGHT) return;
+    const int label = (int)(w.label - c);
     XD_UNROLL
     for (int i = 0; i < XDI_CUDA_EIGHT; i++)
-        if (c + i == w.label) out->at[i] = __fsub_rn(out->at[i], w.ce);
+        if (i == label) out->at[i] = __fsub_rn(out->at[i], w.ce);
 }
 
 /* Adds the part of the divergence. slopes: M dy / temperature, or u. */
@@ -95,19 +96,19 @@ static __device__ inline void xdi_cuda_grade_slopes(const xdi_cuda_grade &f, int
     __syncthreads();
     if (segment < m.segments) {
         const int64_t end = m.first[last < m.segments ? last : m.segments];
-        for (int64_t id = m.first[segment] + (int64_t)threadIdx.x; id < end; id += XDI_CUDA_TEAM_BLOCK)
-            slopes[m.column[id] - begin] = (float)__dmul_rn(xdi_cuda_matrix_back(m, id, dy), inverse);
+        for (int64_t i = m.first[segment] + (int64_t)threadIdx.x; i < end; i += XDI_CUDA_TEAM_BLOCK) {
+            const xdi_cuda_matrix_id id = m.ids[i];
+            slopes[id.column - begin] = (float)__dmul_rn(xdi_cuda_matrix_back(m, id, dy[id.entry.slot], dy), inverse);
+        }
     }
     __syncthreads();
 }
 
-/* The chunk's slopes of eight columns. */
-template <int KIND>
-static __device__ inline xdi_cuda_eight xdi_cuda_grade_eight(const xdi_cuda_grade &f, int64_t place, int64_t c, int64_t at,
-                                                             const float *slopes) {
-    if (KIND == XDI_CUDA_GRADE_MATRIX) return xdi_cuda_read_whole(slopes + at);
-    if (KIND == XDI_CUDA_GRADE_MEANS) return xdi_cuda_read(f.u + place * f.to.x.columns, c, f.to.x.columns);
-    return {};
+/* What lies beyond the columns is 0. */
+static __device__ inline void xdi_cuda_grade_trim(int count, xdi_cuda_eight *out) {
+    XD_UNROLL
+    for (int i = 0; i < XDI_CUDA_EIGHT; i++)
+        if (i >= count) out->at[i] = 0.0f;
 }
 
 /* Two eights of each row. */
@@ -116,13 +117,15 @@ static __device__ inline void xdi_cuda_grade_span(const xdi_cuda_grade &f, const
                                                   int64_t place, int64_t begin, float scale, const float *slopes) {
     const int64_t columns = f.to.x.columns;
     for (int r = 0; r < count; r++) {
-        const xdi_cuda_grade_line &w = lines[r];
+        const xdi_cuda_grade_line w = lines[r]; /* in registers: what is stored might be it */
         const int64_t end = w.add ? columns : f.to.rows.cols;
-        xdi_cuda_eight z[2], out[2];
+        xdi_cuda_eight z[2], out[2], slope[2];
         XD_UNROLL
         for (int half = 0; half < 2; half++) {
             const int64_t c = begin + XDI_CUDA_EIGHT * ((int64_t)threadIdx.x + half * XDI_CUDA_TEAM_BLOCK);
-            z[half] = out[half] = {};
+            z[half] = out[half] = slope[half] = {};
+            if (KIND == XDI_CUDA_GRADE_MEANS && c < columns)
+                slope[half] = xdi_cuda_read(f.u + place * columns, c, columns);
             if (c < columns) z[half] = xdi_cuda_read_any(f.to.x.logits, w.row, c, columns);
             if (w.add && c < end) out[half] = xdi_cuda_read_any(f.to.rows, w.row, c, end);
         }
@@ -131,11 +134,9 @@ static __device__ inline void xdi_cuda_grade_span(const xdi_cuda_grade &f, const
             const int64_t at = XDI_CUDA_EIGHT * ((int64_t)threadIdx.x + half * XDI_CUDA_TEAM_BLOCK), c = begin + at;
             if (c >= end) continue;
             if (w.ce != 0.0f) xdi_cuda_grade_hard(w, c, z[half], &out[half]);
-            if (KIND != XDI_CUDA_GRADE_NONE)
-                xdi_cuda_grade_soft<KIND>(w, xdi_cuda_grade_eight<KIND>(f, place, c, at, slopes), scale, z[half], &out[half]);
-            XD_UNROLL
-            for (int i = 0; i < XDI_CUDA_EIGHT; i++)
-                if (c + i >= columns) out[half].at[i] = 0.0f;
+            if (KIND == XDI_CUDA_GRADE_MATRIX) slope[half] = xdi_cuda_read_whole(slopes + at);
+            if (KIND != XDI_CUDA_GRADE_NONE) xdi_cuda_grade_soft<KIND>(w, slope[half], scale, z[half], &out[half]);
+            if (c + XDI_CUDA_EIGHT > columns) xdi_cuda_grade_trim((int)(columns > c ? columns - c : 0), &out[half]);
             xdi_cuda_write_any(f.to.rows, w.row, c, end, out[half]);
         }
     }
@@ -148,7 +149,7 @@ static __device__ inline xdi_cuda_xtoken_range xdi_cuda_grade_rows(const xdi_cud
 }
 
 template <int KIND>
-static __global__ void XDI_CUDA_KERNEL xdi_cuda_grade_kernel(const __grid_constant__ xdi_cuda_grade f) {
+static __global__ void __launch_bounds__(XDI_CUDA_TEAM_BLOCK, 3) xdi_cuda_grade_kernel(const __grid_constant__ xdi_cuda_grade f) {
     XD_SHARED(xdi_cuda_grade_line, lines, [XDI_CUDA_GRADE_LINES]);
     XD_SHARED(xdi_cuda_pack<float>, packs, [KIND == XDI_CUDA_GRADE_MATRIX ? XDI_CUDA_GRADE_SPAN / 4 : 1]);
     const int64_t place = (int64_t)blockIdx.x / f.parts, part = (int64_t)blockIdx.x % f.parts;

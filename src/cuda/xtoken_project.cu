@@ -35,14 +35,30 @@ struct xdi_cuda_matrix_entry {
     float weight;
 };
 
+/* A student id of this shard that has entries in J. Most have one. */
+struct xdi_cuda_matrix_id {
+    xdi_cuda_matrix_entry entry; /* the first */
+    int32_t column;              /* of the logits */
+    int32_t more;                /* other entries, from `begin` on */
+    int64_t begin;
+};
+
+/* A column of J: its entries of this shard, the first of them here. */
+struct xdi_cuda_matrix_cell {
+    int64_t begin;
+    int32_t count, column; /* of the logits */
+    float weight;
+    int32_t unused;
+};
+
 /* What prepared memory holds. A segment is so many columns of the shard. */
 struct xdi_cuda_matrix {
     int64_t segments;
     int64_t *counts; /* [segments] entries in the upper half, ids in the lower */
-    int64_t *begin;  /* [ids + 1] of their entries */
+    xdi_cuda_matrix_id *ids; /* ascending */
+    xdi_cuda_matrix_cell *cells; /* [k] */
     xdi_cuda_matrix_entry *entries;
     int32_t *first;  /* [segments + 1] the segment's first id */
-    int32_t *column; /* [ids] of the logits, ascending */
     int32_t *places; /* [teacher_size] slots of teacher ids in J, or -1 */
     int64_t bytes;
 
@@ -52,9 +68,9 @@ struct xdi_cuda_matrix {
         uintptr_t at = start;
         segments = (m.columns + XDI_CUDA_MATRIX_SEGMENT - 1) / XDI_CUDA_MATRIX_SEGMENT;
         at = take(at, segments, &counts);
-        at = take(at, m.columns + 1, &begin);
+        at = take(at, m.columns, &ids);
+        at = take(at, m.k, &cells);
         at = take(at, segments + 1, &first);
-        at = take(at, m.columns, &column);
         at = take(at, m.projection.teacher_size, &places);
         at = take(at + (8 - at % 8) % 8, m.projection.entries, &entries);
         bytes = (int64_t)(at - start);
@@ -112,23 +128,39 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_matrix_fill_kernel(const __grid_
     const uint64_t at = before + xdi_cuda_select_scan<XDI_CUDA_TEAM_BLOCK>(mine, &total);
     int64_t id = (int64_t)(at & 0xffffffffu), to = (int64_t)(at >> 32);
     if (threadIdx.x == 0) p.first[segment] = (int32_t)(before & 0xffffffffu);
-    if (threadIdx.x == 0 && segment + 1 == p.segments) {
-        p.first[segment + 1] = (int32_t)((before + total) & 0xffffffffu);
-        p.begin[(before + total) & 0xffffffffu] = (int64_t)((before + total) >> 32);
-    }
+    if (threadIdx.x == 0 && segment + 1 == p.segments) p.first[segment + 1] = (int32_t)((before + total) & 0xffffffffu);
     XD_UNROLL
     for (int i = 0; i < XDI_CUDA_MATRIX_EACH; i++) {
         const int64_t row = m.first + v + i;
         if (entries[i] == 0) continue;
-        p.column[id] = (int32_t)(v + i);
-        p.begin[id++] = to;
+        const int64_t begin = to;
         for (int64_t e = m.projection.row_begin[row]; e < m.projection.row_begin[row + 1]; e++) {
             const int32_t slot = p.places[m.projection.teacher_id[e]];
+            const xdi_cuda_matrix_entry entry = { slot, m.projection.weight[e] };
             if (slot < 0) continue;
-            p.entries[to].slot = slot;
-            p.entries[to++].weight = m.projection.weight[e];
+            if (to == begin) p.ids[id].entry = entry;
+            p.entries[to++] = entry;
         }
+        p.ids[id].column = (int32_t)(v + i);
+        p.ids[id].more = entries[i] - 1;
+        p.ids[id++].begin = begin + 1;
     }
+}
+
+/* One thread per column of J. */
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_matrix_cells_kernel(const __grid_constant__ xd_xtoken_matrix m) {
+    const int64_t j = xdi_cuda_flat_index();
+    if (j >= m.k) return;
+    const xd_xtoken_projection &from = m.projection;
+    const int64_t column = m.ids[j], begin = from.column_begin[column], all = from.column_begin[column + 1] - begin;
+    const int64_t first = xdi_cuda_lower_bound(from.student_id + begin, all, m.first);
+    const int64_t count = xdi_cuda_lower_bound(from.student_id + begin, all, m.first + m.columns) - first;
+    xdi_cuda_matrix_cell cell = { begin + first, (int32_t)count, 0, 0.0f, 0 };
+    if (count > 0) {
+        cell.column = (int32_t)(from.student_id[cell.begin] - m.first);
+        cell.weight = from.column_weight[cell.begin];
+    }
+    xdi_cuda_matrix(m).cells[j] = cell;
 }
 
 static xd_result xdi_cuda_xtoken_prepare(const xd_launch *launch, const xd_xtoken_matrix *m) {
@@ -138,22 +170,26 @@ static xd_result xdi_cuda_xtoken_prepare(const xd_launch *launch, const xd_xtoke
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
     XD_TRY(xdi_cuda_xtoken_slots(launch, &a));
+    XD_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(m->k), xdi_cuda_matrix_cells_kernel, *m));
     if (m->columns == 0) return XD_OK;
     XD_TRY(XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_matrix_count_kernel, *m));
     return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_matrix_fill_kernel, *m);
 }
 
 /* (M dy) of one of the ids that have entries in J. */
-static __device__ inline double xdi_cuda_matrix_back(const xdi_cuda_matrix &p, int64_t id, const double *dy) {
-    double sum = 0.0;
-    for (int64_t e = p.begin[id]; e < p.begin[id + 1]; e++)
-        sum = __dadd_rn(sum, __dmul_rn((double)p.entries[e].weight, dy[p.entries[e].slot]));
+static __device__ inline double xdi_cuda_matrix_back(const xdi_cuda_matrix &p, const xdi_cuda_matrix_id &id, double first,
+                                                     const double *dy) {
+    double sum = __dmul_rn((double)id.entry.weight, first);
+    for (int i = 0; i < id.more; i++) {
+        const xdi_cuda_matrix_entry entry = p.entries[id.begin + i];
+        sum = __dadd_rn(sum, __dmul_rn((double)entry.weight, dy[entry.slot]));
+    }
     return sum;
 }
 
 /* ---- project: a thread a cell; the warp shares cells whose columns have many entries ---- */
 
-enum { XDI_CUDA_PROJECT_ROWS = 32, XDI_CUDA_PROJECT_LONG = 48 };
+enum { XDI_CUDA_PROJECT_ROWS = 32, XDI_CUDA_PROJECT_LONG = 48, XDI_CUDA_PROJECT_EACH = 4 };
 
 struct xdi_cuda_project_row {
     xdi_cuda_xtoken_power power;
@@ -167,7 +203,6 @@ static __device__ inline void xdi_cuda_project_add(const xd_xtoken_project_args 
     const xd_xtoken_projection &m = a.matrix.projection;
     for (int64_t e = begin; e < end; e += step) {
         const int64_t v = m.student_id[e] - a.x.first;
-        if (v < 0 || v >= a.x.columns) continue;
         const double weight = (double)m.column_weight[e];
         for (int r = 0; r < count; r++) {
             const float p = rows[r].power(xdi_cuda_element(a.x.logits, rows[r].row, v));
@@ -179,13 +214,13 @@ static __device__ inline void xdi_cuda_project_add(const xd_xtoken_project_args 
 /* The sums of the lanes' columns that have many entries, one after the other by the whole warp. */
 template <bool FIXED>
 static __device__ inline void xdi_cuda_project_long(const xd_xtoken_project_args &a, const xdi_cuda_project_row *rows, int count,
-                                                    int64_t begin, int64_t end, xdi_cuda_sums<1, FIXED> *mine) {
+                                                    const xdi_cuda_matrix_cell &cell, xdi_cuda_sums<1, FIXED> *mine) {
     typedef xdi_cuda_sums<1, FIXED> sums;
     const int lane = (int)(threadIdx.x % XDI_CUDA_WARP);
-    unsigned left = __ballot_sync(0xffffffffu, end - begin > XDI_CUDA_PROJECT_LONG);
+    unsigned left = __ballot_sync(0xffffffffu, cell.count > XDI_CUDA_PROJECT_LONG);
     for (; left != 0; left &= left - 1) {
         const int owner = __ffs((int)left) - 1;
-        const int64_t from = __shfl_sync(0xffffffffu, begin, owner), to = __shfl_sync(0xffffffffu, end, owner);
+        const int64_t from = __shfl_sync(0xffffffffu, cell.begin, owner), to = from + __shfl_sync(0xffffffffu, cell.count, owner);
         sums part;
         xdi_cuda_project_add<FIXED>(a, rows, count, from + lane, to, XDI_CUDA_WARP, &part);
         const typename sums::totals totals = xdi_cuda_team_totals<XDI_CUDA_WARP>(part);
@@ -193,35 +228,65 @@ static __device__ inline void xdi_cuda_project_long(const xd_xtoken_project_args
     }
 }
 
+/* What a thread's columns have of some rows. The first entries of all are under way before the first is used. */
 template <bool FIXED>
-static __global__ void XDI_CUDA_KERNEL
+static __device__ inline void xdi_cuda_project_rows(const xd_xtoken_project_args &a, const xdi_cuda_project_row *rows, int count,
+                                                    const xdi_cuda_matrix_cell (&cells)[XDI_CUDA_PROJECT_EACH],
+                                                    xdi_cuda_sums<1, FIXED> (&mine)[XDI_CUDA_PROJECT_EACH]) {
+    for (int r = 0; r < count; r++) {
+        float z[XDI_CUDA_PROJECT_EACH];
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_PROJECT_EACH; i++) {
+            const int n = cells[i].count;
+            z[i] = n > 0 && n <= XDI_CUDA_PROJECT_LONG ? xdi_cuda_element(a.x.logits, rows[r].row, cells[i].column) : -INFINITY;
+        }
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_PROJECT_EACH; i++)
+            if (cells[i].count > 0 && cells[i].count <= XDI_CUDA_PROJECT_LONG)
+                mine[i].add_wide(0, __dmul_rn((double)cells[i].weight, (double)rows[r].power(z[i])));
+    }
+    XD_UNROLL
+    for (int i = 0; i < XDI_CUDA_PROJECT_EACH; i++) {
+        if (cells[i].count <= XDI_CUDA_PROJECT_LONG)
+            xdi_cuda_project_add<FIXED>(a, rows, count, cells[i].begin + 1, cells[i].begin + cells[i].count, 1, &mine[i]);
+        xdi_cuda_project_long<FIXED>(a, rows, count, cells[i], &mine[i]);
+    }
+}
+
+template <bool FIXED>
+static __global__ void XDI_CUDA_WIDE_KERNEL
 xdi_cuda_xtoken_project_kernel(const __grid_constant__ xd_xtoken_project_args a, int64_t parts) {
     XD_SHARED(xdi_cuda_project_row, rows, [XDI_CUDA_PROJECT_ROWS]);
-    const int64_t place = (int64_t)blockIdx.x / parts;
-    const int64_t j = ((int64_t)blockIdx.x - place * parts) * XDI_CUDA_TEAM_BLOCK + (int64_t)threadIdx.x;
+    const xdi_cuda_matrix m(a.matrix);
+    const int64_t place = (int64_t)blockIdx.x / parts, k = a.matrix.k;
+    const int64_t j = ((int64_t)blockIdx.x - place * parts) * (XDI_CUDA_PROJECT_EACH * XDI_CUDA_TEAM_BLOCK) + (int64_t)threadIdx.x;
     const xdi_cuda_xtoken_range range(a.x, place);
-    const int64_t column = j < a.matrix.k ? a.matrix.ids[j] : -1;
-    const int64_t begin = column < 0 ? 0 : a.matrix.projection.column_begin[column];
-    const int64_t end = column < 0 ? 0 : a.matrix.projection.column_begin[column + 1];
-    xdi_cuda_sums<1, FIXED> mine;
+    xdi_cuda_matrix_cell cells[XDI_CUDA_PROJECT_EACH];
+    xdi_cuda_sums<1, FIXED> mine[XDI_CUDA_PROJECT_EACH];
+    XD_UNROLL
+    for (int i = 0; i < XDI_CUDA_PROJECT_EACH; i++) {
+        cells[i] = {};
+        if (j + i * XDI_CUDA_TEAM_BLOCK < k) cells[i] = m.cells[j + i * XDI_CUDA_TEAM_BLOCK];
+    }
     for (int64_t first = range.begin; first < range.end; first += XDI_CUDA_PROJECT_ROWS) {
         const int64_t left = range.end - first;
         const int count = left < XDI_CUDA_PROJECT_ROWS ? (int)left : (int)XDI_CUDA_PROJECT_ROWS;
         __syncthreads(); /* the rows before are no longer read */
         if ((int)threadIdx.x < count) {
-            xdi_cuda_project_row &mine_row = rows[threadIdx.x];
-            mine_row.row = a.x.rows[first + (int64_t)threadIdx.x];
-            mine_row.power.set(a.x.lse[mine_row.row], a.x.temperature);
+            xdi_cuda_project_row &row = rows[threadIdx.x];
+            row.row = a.x.rows[first + (int64_t)threadIdx.x];
+            row.power.set(a.x.lse[row.row], a.x.temperature);
         }
         __syncthreads();
-        if (end - begin <= XDI_CUDA_PROJECT_LONG) xdi_cuda_project_add<FIXED>(a, rows, count, begin, end, 1, &mine);
-        xdi_cuda_project_long<FIXED>(a, rows, count, begin, end, &mine);
+        xdi_cuda_project_rows<FIXED>(a, rows, count, cells, mine);
     }
-    if (column >= 0) xdi_cuda_cell_join(a.cells, place * a.matrix.k + j, mine.whole);
+    XD_UNROLL
+    for (int i = 0; i < XDI_CUDA_PROJECT_EACH; i++)
+        if (j + i * XDI_CUDA_TEAM_BLOCK < k) xdi_cuda_cell_join(a.cells, place * k + j + i * XDI_CUDA_TEAM_BLOCK, mine[i].whole);
 }
 
 static xd_result xdi_cuda_xtoken_project(const xd_launch *launch, const xd_xtoken_project_args *a) {
-    const int64_t parts = (a->matrix.k + XDI_CUDA_TEAM_BLOCK - 1) / XDI_CUDA_TEAM_BLOCK;
+    const int64_t each = XDI_CUDA_PROJECT_EACH * XDI_CUDA_TEAM_BLOCK, parts = (a->matrix.k + each - 1) / each;
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
     if (a->x.count == 0) return XD_OK;
@@ -241,11 +306,6 @@ struct xdi_cuda_target_row {
     int64_t row;
     float *kept;
 
-    __device__ float gather(int64_t j) const {
-        const float z = xdi_cuda_element(a.x.logits, row, a.ids[j]);
-        if (j < XDI_CUDA_TARGET_KEPT) kept[j] = z;
-        return z;
-    }
     __device__ float again(int64_t j) const {
         return j < XDI_CUDA_TARGET_KEPT ? kept[j] : xdi_cuda_element(a.x.logits, row, a.ids[j]);
     }
@@ -253,7 +313,12 @@ struct xdi_cuda_target_row {
     __device__ double log_sum_exp(float factor) const {
         float max = -INFINITY;
         double sum = 0.0;
-        for (int64_t j = (int64_t)threadIdx.x; j < a.k; j += XDI_CUDA_TEAM_BLOCK) max = fmaxf(max, gather(j));
+        xdi_cuda_each_ahead<XDI_CUDA_TEAM_BLOCK, 8>(
+            a.k, [&](int64_t j) { return a.ids[j]; }, [&](int64_t id) { return xdi_cuda_element(a.x.logits, row, id); },
+            [&](int64_t j, float z) {
+                max = fmaxf(max, z);
+                if (j < XDI_CUDA_TARGET_KEPT) kept[j] = z;
+            });
         max = xdi_cuda_block_reduce(max, -INFINITY, xdi_cuda_larger());
         for (int64_t j = (int64_t)threadIdx.x; j < a.k; j += XDI_CUDA_TEAM_BLOCK)
             sum = __dadd_rn(sum, (double)xdi_cuda_exp_of(__fsub_rn(again(j), max), factor));
@@ -263,7 +328,7 @@ struct xdi_cuda_target_row {
 };
 
 template <bool FIXED>
-static __global__ void XDI_CUDA_KERNEL
+static __global__ void XDI_CUDA_WIDE_KERNEL
 xdi_cuda_xtoken_target_kernel(const __grid_constant__ xd_xtoken_target_args a) {
     XD_DYN_SHARED(float, kept);
     const int64_t place = (int64_t)blockIdx.x;
@@ -306,6 +371,16 @@ struct xdi_cuda_divergence_join {
     }
 };
 
+/* Of both lists. */
+struct xdi_cuda_both {
+    double q, a;
+};
+
+template <typename Use> static __device__ inline void xdi_cuda_each_pair(int64_t k, const double *q, const double *a, Use use) {
+    xdi_cuda_each_ahead<XDI_CUDA_TEAM_BLOCK, 4>(
+        k, [=](int64_t j) -> xdi_cuda_both { return { q[j], a[j] }; }, xdi_cuda_same(), use);
+}
+
 /* Means of both sides in place. */
 static __device__ inline xdi_cuda_divergence xdi_cuda_xtoken_means(const xd_xtoken_divergence_args &args,
                                                                    const xd_xtoken_chunk &c, double *q, double *a) {
@@ -313,13 +388,13 @@ static __device__ inline xdi_cuda_divergence xdi_cuda_xtoken_means(const xd_xtok
     const xdi_cuda_top top = { -(double)INFINITY, INT64_MAX };
     const xdi_cuda_divergence none = { top, top, 0.0 };
     xdi_cuda_divergence mine = none;
-    for (int64_t j = (int64_t)threadIdx.x; j < args.k; j += XDI_CUDA_TEAM_BLOCK) {
-        const double mean = __dmul_rn(q[j], student), log_mean = __dmul_rn(a[j], teacher);
+    xdi_cuda_each_pair(args.k, q, a, [&](int64_t j, const xdi_cuda_both &x) {
+        const double mean = __dmul_rn(x.q, student), log_mean = __dmul_rn(x.a, teacher);
         const xdi_cuda_divergence one = { { mean, j }, { log_mean, j }, mean };
         q[j] = mean;
         a[j] = log_mean;
         mine = xdi_cuda_divergence_join()(mine, one);
-    }
+    });
     return xdi_cuda_block_reduce(mine, none, xdi_cuda_divergence_join());
 }
 
@@ -335,7 +410,7 @@ static __device__ inline double xdi_cuda_xtoken_slope(double q, double a, double
     return slope;
 }
 
-static __global__ void XDI_CUDA_KERNEL
+static __global__ void XDI_CUDA_WIDE_KERNEL
 xdi_cuda_xtoken_divergence_kernel(const __grid_constant__ xd_xtoken_divergence_args args) {
     const int64_t k = args.k, first = (int64_t)threadIdx.x;
     xd_xtoken_chunk *c = args.chunks + blockIdx.x;
@@ -348,15 +423,18 @@ xdi_cuda_xtoken_divergence_kernel(const __grid_constant__ xd_xtoken_divergence_a
     const xdi_cuda_divergence all = xdi_cuda_xtoken_means(args, *c, q, a);
     const double lse = args.normalise ? xdi_cuda_block_lse(k, [&](int64_t j) { return a[j]; }) : 0.0;
     const double z = all.mass + XD_XTOKEN_EPSILON, inverse = 1.0 / z;
-    for (int64_t j = first; j < k; j += XDI_CUDA_TEAM_BLOCK)
-        q[j] = xdi_cuda_xtoken_slope(q[j], __dsub_rn(a[j], lse), inverse, args.reverse, &value, &dot);
+    xdi_cuda_each_pair(k, q, a, [&](int64_t j, const xdi_cuda_both &x) {
+        q[j] = xdi_cuda_xtoken_slope(x.q, __dsub_rn(x.a, lse), inverse, args.reverse, &value, &dot);
+    });
     value = xdi_cuda_block_sum(value);
     dot = xdi_cuda_block_sum(dot);
     const double factor = xd_xtoken_chunk_factor(c, value);
-    for (int64_t j = first; j < k; j += XDI_CUDA_TEAM_BLOCK) {
-        q[j] = xd_xtoken_scaled(__dmul_rn(__dsub_rn(q[j], dot), inverse), factor);
-        if (fabs(q[j]) > largest) largest = fabs(q[j]);
-    }
+    xdi_cuda_each_ahead<XDI_CUDA_TEAM_BLOCK, 4>(
+        k, [=](int64_t j) { return q[j]; }, xdi_cuda_same(), [&](int64_t j, double slope) {
+            const double dy = xd_xtoken_scaled(__dmul_rn(__dsub_rn(slope, dot), inverse), factor);
+            q[j] = dy;
+            if (fabs(dy) > largest) largest = fabs(dy);
+        });
     largest = xdi_cuda_block_reduce(largest, 0.0, xdi_cuda_larger());
     if (threadIdx.x != 0) return;
     c->value = value;
@@ -375,8 +453,15 @@ static xd_result xdi_cuda_xtoken_divergence(const xd_launch *launch, const xd_xt
 
 /* ---- delta: one block per row; reads the row where the matrix has entries in J ---- */
 
+/* An id with what it is multiplied by. */
+struct xdi_cuda_delta_id {
+    xdi_cuda_matrix_id id;
+    double dy; /* of its first entry */
+    float z;
+};
+
 template <bool FIXED>
-static __global__ void XDI_CUDA_KERNEL
+static __global__ void XDI_CUDA_WIDE_KERNEL
 xdi_cuda_xtoken_delta_kernel(const __grid_constant__ xd_xtoken_delta_args a) {
     const xdi_cuda_matrix p(a.matrix);
     const int64_t i = (int64_t)blockIdx.x, row = a.x.rows[i], place = a.x.places[i];
@@ -386,11 +471,15 @@ xdi_cuda_xtoken_delta_kernel(const __grid_constant__ xd_xtoken_delta_args a) {
     xdi_cuda_xtoken_power power;
     xdi_cuda_sums<1, FIXED> mine;
     power.set(a.x.lse[row], a.x.temperature);
-    for (int64_t id = (int64_t)threadIdx.x; id < ids; id += XDI_CUDA_TEAM_BLOCK) {
-        const float z = xdi_cuda_element(a.x.logits, row, p.column[id]);
-        const double h = xdi_cuda_matrix_back(p, id, dy);
-        mine.add_wide(0, __dmul_rn(__ddiv_rn(h, largest), (double)power(z)));
-    }
+    xdi_cuda_each_ahead<XDI_CUDA_TEAM_BLOCK, 4>(
+        ids, [&](int64_t i) { return p.ids[i]; },
+        [&](const xdi_cuda_matrix_id &id) -> xdi_cuda_delta_id {
+            return { id, dy[id.entry.slot], xdi_cuda_element(a.x.logits, row, id.column) };
+        },
+        [&](int64_t, const xdi_cuda_delta_id &x) {
+            const double h = xdi_cuda_matrix_back(p, x.id, x.dy, dy);
+            mine.add_wide(0, __dmul_rn(__ddiv_rn(h, largest), (double)power(x.z)));
+        });
     const typename xdi_cuda_sums<1, FIXED>::totals totals = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(mine);
     if (threadIdx.x == 0) xdi_cuda_cell_join(a.cells, i, totals);
 }
@@ -406,6 +495,7 @@ static xd_result xdi_cuda_xtoken_delta(const xd_launch *launch, const xd_xtoken_
 }
 
 static xd_result xdi_cuda_project_load(xd_ctx *ctx) {
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_matrix_cells_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_matrix_count_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_matrix_fill_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_project_kernel<true>));

@@ -95,16 +95,31 @@ static __device__ inline double xdi_cuda_gold_value(const xdi_cuda_gold_integers
 
 /* ---- partners: one thread per pair ---- */
 
+static __host__ __device__ inline int64_t xdi_cuda_gold_width(const xd_xtoken_gold_args &a) {
+    return (a.student.columns + XDI_CUDA_EIGHT - 1) / XDI_CUDA_EIGHT * XDI_CUDA_EIGHT;
+}
+
+/* Behind the partners: where this shard's ids begin and end in the list without partners, and all in the teacher's. */
+static __device__ inline int32_t *xdi_cuda_gold_bounds(const xd_xtoken_gold_args &a, bool others) {
+    return a.partner + xdi_cuda_gold_width(a) + (others ? 2 : 0);
+}
+
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_gold_partners_kernel(const __grid_constant__ xd_xtoken_gold_args a) {
     const int64_t i = xdi_cuda_flat_index();
+    if (i < 2) {
+        const int64_t first = a.student.first, id = i == 0 ? first : first + a.student.columns;
+        xdi_cuda_gold_bounds(a, false)[i] = (int32_t)xdi_cuda_lower_bound(a.rest, a.rest_count, id);
+        xdi_cuda_gold_bounds(a, true)[i] =
+            (int32_t)xdi_cuda_lower_bound(a.other_rest, a.other_rest_count, i == 0 ? 0 : a.teacher.columns);
+    }
     if (i >= a.pairs) return;
     const int64_t v = a.pair[i] - a.student.first;
     if (v >= 0 && v < a.student.columns) a.partner[v] = a.other[i];
 }
 
 static xd_result xdi_cuda_gold_partners(const xd_launch *launch, const xd_xtoken_gold_args *a) {
-    if (a->student.columns > 0)
-        XD_TRY(xdi_cuda_fill(launch, a->partner, 0xff, (size_t)a->student.columns * sizeof *a->partner));
+    const int64_t width = xdi_cuda_gold_width(*a);
+    if (width > 0) XD_TRY(xdi_cuda_fill(launch, a->partner, 0xff, (size_t)width * sizeof *a->partner));
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->pairs), xdi_cuda_gold_partners_kernel, *a);
@@ -119,6 +134,8 @@ template <> struct xdi_cuda_gold_means<false> {
     typedef float value;
     const xd_xtoken_rows &x;
     xdi_cuda_xtoken_range rows;
+    int64_t row;              /* the first, and where it begins */
+    const void *start;
     float base, factor, rest; /* (sum - base) factor - rest */
 
     /* lse: of the rows of the call; NULL: x.lse. */
@@ -128,24 +145,38 @@ template <> struct xdi_cuda_gold_means<false> {
         double all = 0.0;
         for (int64_t i = rows.begin; i < rows.end; i++) all += lse ? lse[i] : x.lse[x.rows[i]];
         all *= x.temperature;
+        row = x.rows[rows.begin];
+        start = static_cast<const char *>(x.logits.data) + row * xdi_cuda_stride(x.logits) * (half() ? 2 : 4);
         base = (float)all;
         factor = xdi_cuda_factor(scale);
         rest = (float)((all - (double)base) * scale);
     }
-    __device__ float sum(int64_t v) const {
-        float all = xdi_cuda_element(x.logits, x.rows[rows.begin], v);
+    __device__ bool half() const {
+        return x.logits.dtype == XD_DTYPE_BF16;
+    }
+    /* A logit of the first row as it lies in memory, so that nothing waits for it, and then the sum over all rows. */
+    __device__ uint32_t ask(int64_t v) const {
+        return half() ? (uint32_t)static_cast<const uint16_t *>(start)[v] : static_cast<const uint32_t *>(start)[v];
+    }
+    __device__ float sum(uint32_t asked, int64_t v) const {
+        float all = xd_float_of_bits(half() ? asked << 16 : asked);
         for (int64_t i = rows.begin + 1; i < rows.end; i++) all = __fadd_rn(all, xdi_cuda_element(x.logits, x.rows[i], v));
         return all;
     }
     __device__ float of_sum(float all) const {
         return __fsub_rn(__fmul_rn(__fsub_rn(all, base), factor), rest);
     }
-    __device__ float operator()(int64_t v) const {
-        return of_sum(sum(v));
+    /* Of the ids that are not negative. */
+    __device__ void gather(const int32_t (&ids)[XDI_CUDA_EIGHT], float (&means)[XDI_CUDA_EIGHT]) const {
+        uint32_t asked[XDI_CUDA_EIGHT];
+        XD_UNROLL
+        for (int j = 0; j < XDI_CUDA_EIGHT; j++) asked[j] = ids[j] < 0 ? 0 : ask(ids[j]);
+        XD_UNROLL
+        for (int j = 0; j < XDI_CUDA_EIGHT; j++) means[j] = ids[j] < 0 ? 0.0f : of_sum(sum(asked[j], ids[j]));
     }
     /* Eight columns; what lies beyond them is of no use. */
     __device__ void eight(int64_t c, float (&means)[XDI_CUDA_EIGHT]) const {
-        xdi_cuda_eight all = xdi_cuda_read_any(x.logits, x.rows[rows.begin], c, x.columns);
+        xdi_cuda_eight all = xdi_cuda_read_any(x.logits, row, c, x.columns);
         for (int64_t i = rows.begin + 1; i < rows.end; i++) {
             const xdi_cuda_eight more = xdi_cuda_read_any(x.logits, x.rows[i], c, x.columns);
             XD_UNROLL
@@ -154,12 +185,8 @@ template <> struct xdi_cuda_gold_means<false> {
         XD_UNROLL
         for (int j = 0; j < XDI_CUDA_EIGHT; j++) means[j] = of_sum(all.at[j]);
     }
-    __device__ float key(int64_t v) const {
-        return sum(v);
-    }
-    /* Do the upper halves of keys tell all? */
-    __device__ bool narrow() const {
-        return x.logits.dtype == XD_DTYPE_BF16 && rows.end - rows.begin == 1;
+    __device__ float key(uint32_t asked, int64_t v) const {
+        return sum(asked, v);
     }
     __device__ double probability(int64_t, float key) const {
         return (double)xdi_cuda_power(__fmul_rn(of_sum(key), (float)XDI_CUDA_LOG2E));
@@ -187,11 +214,14 @@ template <> struct xdi_cuda_gold_means<true> {
     __device__ void eight(int64_t c, double (&means)[XDI_CUDA_EIGHT]) const {
         for (int j = 0; j < XDI_CUDA_EIGHT; j++) means[j] = c + j < x.columns ? (*this)(c + j) : 0.0;
     }
-    __device__ float key(int64_t v) const {
+    __device__ uint32_t ask(int64_t) const {
+        return 0;
+    }
+    __device__ float key(uint32_t, int64_t v) const {
         return (float)(*this)(v);
     }
-    __device__ bool narrow() const {
-        return false;
+    __device__ void gather(const int32_t (&ids)[XDI_CUDA_EIGHT], double (&means)[XDI_CUDA_EIGHT]) const {
+        for (int j = 0; j < XDI_CUDA_EIGHT; j++) means[j] = ids[j] < 0 ? 0.0 : (*this)(ids[j]);
     }
     __device__ double probability(int64_t v, float) const {
         return exp((*this)(v));
@@ -238,6 +268,13 @@ static __device__ inline bool xdi_cuda_gold_term(float alpha, float beta, bool r
     return true;
 }
 
+/* The partners of eight columns. */
+static __device__ inline void xdi_cuda_gold_ask(const int32_t *from, int32_t (&partner)[XDI_CUDA_EIGHT]) {
+    const xdi_cuda_pack<int32_t> low = xdi_cuda_load16(from), high = xdi_cuda_load16(from + 4);
+    XD_UNROLL
+    for (int i = 0; i < XDI_CUDA_EIGHT; i++) partner[i] = i < 4 ? low.at[i % 4] : high.at[i % 4];
+}
+
 static __device__ inline void xdi_cuda_gold_take(xdi_cuda_sums<XDI_CUDA_GOLD_SUMS, true> *sums, double term, float slope) {
     sums->add_wide(XDI_CUDA_GOLD_KL, term);
     sums->add_wide(XDI_CUDA_GOLD_SLOPES, (double)slope);
@@ -264,11 +301,9 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_gold_pairs_kernel(const __grid_c
         value alpha[XDI_CUDA_EIGHT], beta[XDI_CUDA_EIGHT];
         int32_t partner[XDI_CUDA_EIGHT];
         xdi_cuda_eight slopes = {};
+        xdi_cuda_gold_ask(a.partner + c, partner);
         student.eight(c, alpha);
-        XD_UNROLL
-        for (int i = 0; i < XDI_CUDA_EIGHT; i++) partner[i] = c + i < columns ? a.partner[c + i] : -1;
-        XD_UNROLL
-        for (int i = 0; i < XDI_CUDA_EIGHT; i++) beta[i] = partner[i] >= 0 ? teacher(partner[i]) : 0;
+        teacher.gather(partner, beta);
         XD_UNROLL
         for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
             value term = 0;
@@ -291,56 +326,68 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_gold_pairs_kernel(const __grid_c
 
 /* ---- tails: a block of 1,024 per list, the student's and then the teacher's of each chunk ---- */
 
-/* A list and where its tail goes. */
+/* A list of this shard and where its tail goes. Formed anew where it is used: it would take the registers of the sort. */
 struct xdi_cuda_gold_list {
-    const int32_t *ids; /* [count] of this shard */
-    int64_t count, first, n, k;
+    const int32_t *ids; /* [count] */
+    int count, n, k;
     float *keys;     /* [count] */
-    uint64_t *words; /* [k] where a long tail is sorted: the memory of `found`, or of `values` */
+    uint64_t *words; /* [k] the sorted tail, in the memory of `found` or of `values`: ~key, then the place in the list */
     double *values;  /* [k] */
-    int64_t *found;  /* [k] or NULL */
 
     __device__ xdi_cuda_gold_list(const xd_xtoken_gold_args &a, int64_t chunk, bool others) {
-        const int32_t *list = others ? a.other_rest : a.rest;
-        const int64_t all = others ? a.other_rest_count : a.rest_count;
-        first = others ? 0 : a.student.first;
-        const int64_t begin = xdi_cuda_lower_bound(list, all, first);
-        ids = list + begin;
-        count = xdi_cuda_lower_bound(list, all, first + (others ? a.teacher.columns : a.student.columns)) - begin;
-        k = a.k;
+        const int32_t *bounds = xdi_cuda_gold_bounds(a, others);
+        ids = (others ? a.other_rest : a.rest) + bounds[0];
+        count = bounds[1] - bounds[0];
+        k = (int)a.k;
         n = k < count ? k : count;
         keys = xdi_cuda_gold_room(a).list(a, chunk, others);
-        values = others ? a.other_tail + chunk * k : a.tails + chunk * (XD_XTOKEN_GOLD_WORDS + k) + XD_XTOKEN_GOLD_WORDS;
-        found = others ? NULL : a.found + chunk * k;
-        words = others ? reinterpret_cast<uint64_t *>(values) : reinterpret_cast<uint64_t *>(found);
-    }
-    template <typename Means> __device__ void put(const Means &means, int64_t rank, uint32_t key, int64_t column) const {
-        const int64_t id = ids[column] - first;
-        values[rank] = means.probability(id, xd_float_of_key(~key));
-        if (found) found[rank] = id;
+        values = others ? a.other_tail + chunk * a.k : a.tails + chunk * (XD_XTOKEN_GOLD_WORDS + a.k) + XD_XTOKEN_GOLD_WORDS;
+        words = others ? reinterpret_cast<uint64_t *>(values) : reinterpret_cast<uint64_t *>(a.found + chunk * a.k);
     }
 };
 
+template <bool FIXED>
+static __device__ inline xdi_cuda_gold_means<FIXED> xdi_cuda_gold_side(const xd_xtoken_gold_args &a, int64_t chunk, bool others) {
+    return others ? xdi_cuda_gold_teacher<FIXED>(a, chunk) : xdi_cuda_gold_student<FIXED>(a, chunk);
+}
+
+struct xdi_cuda_gold_asked {
+    int32_t id;
+    uint32_t logit;
+};
+
+template <bool FIXED>
+XDI_CUDA_APART __device__ void xdi_cuda_gold_keys(const xd_xtoken_gold_args &a, int64_t chunk, bool others) {
+    const xdi_cuda_gold_list list(a, chunk, others);
+    const xdi_cuda_gold_means<FIXED> means = xdi_cuda_gold_side<FIXED>(a, chunk, others);
+    const int64_t first = others ? 0 : a.student.first;
+    xdi_cuda_each_ahead<XDI_CUDA_SELECT_TEAM, FIXED ? 1 : 8>(
+        list.count, [&](int64_t i) { return list.ids[i]; },
+        [&](int32_t id) -> xdi_cuda_gold_asked { return { id, means.ask(id - first) }; },
+        [&](int64_t i, const xdi_cuda_gold_asked &asked) { list.keys[i] = means.key(asked.logit, asked.id - first); });
+    __syncthreads();
+}
+
+/* Keys that are logits: do their upper halves tell all? */
+static __device__ inline bool xdi_cuda_gold_is_narrow(const xd_xtoken_gold_args &a, int64_t chunk, bool others) {
+    const xd_xtoken_rows &x = others ? a.teacher : a.student;
+    return x.logits.dtype == XD_DTYPE_BF16 && x.begin[chunk + 1] - x.begin[chunk] == 1;
+}
+
 /* In memory of the device: a tail of any length. */
-template <typename Means>
-static __device__ inline void xdi_cuda_gold_sort_long(const xdi_cuda_gold_list &list, const Means &means, uint32_t threshold,
-                                                      int64_t need) {
+static __device__ inline void xdi_cuda_gold_sort_long(const xdi_cuda_gold_list &list, uint32_t threshold, int64_t need) {
     uint64_t *words = list.words;
     xdi_cuda_select_collect<XDI_CUDA_SELECT_TEAM>(
         list.keys, list.count, threshold, need, [=](int64_t at, float value, int64_t column) {
             words[at] = (uint64_t)~xdi_cuda_select_key(value) << 32 | (uint64_t)column;
         });
     xdi_cuda_tail_sort(words, list.n);
-    for (int64_t j = (int64_t)threadIdx.x; j < list.n; j += XDI_CUDA_SELECT_TEAM) {
-        const uint64_t word = words[j];
-        list.put(means, j, ~(uint32_t)(word >> 32), (int64_t)(word & 0xffffffffu));
-    }
 }
 
-/* On the chip: of at most 1,024 EACH. */
-template <int EACH, typename Means>
-static __device__ inline void xdi_cuda_gold_sort_short(const xdi_cuda_gold_list &list, const Means &means, uint32_t threshold,
-                                                       int64_t need, xdi_cuda_select_list<EACH> *room) {
+/* On the chip: of at most 1,024 EACH. A thread writes the words that it reads then. */
+template <int EACH>
+static __device__ inline void xdi_cuda_gold_sort_short(const xdi_cuda_gold_list &list, uint32_t threshold, int64_t need, bool narrow,
+                                                       xdi_cuda_select_list<EACH> *room) {
     uint32_t differ = 0;
     xdi_cuda_select_collect<XDI_CUDA_SELECT_TEAM>(
         list.keys, list.count, threshold, need, [&, room](int64_t at, float value, int64_t column) {
@@ -349,21 +396,49 @@ static __device__ inline void xdi_cuda_gold_sort_short(const xdi_cuda_gold_list 
             room->keys[at] = key;
             room->columns[at] = (uint32_t)column;
         });
-    for (int64_t j = list.n + (int64_t)threadIdx.x; j < XDI_CUDA_SELECT_TEAM * EACH; j += XDI_CUDA_SELECT_TEAM) {
+    for (int j = list.n + (int)threadIdx.x; j < XDI_CUDA_SELECT_TEAM * EACH; j += XDI_CUDA_SELECT_TEAM) {
         room->keys[j] = threshold; /* behind its equals */
         room->columns[j] = ~0u;
     }
     differ = xdi_cuda_block_reduce(differ, 0u, xdi_cuda_either()); /* a barrier, too */
-    if (means.narrow()) differ &= ~0xffffu;
-    const int first = differ ? __ffs((int)differ) - 1 : 0, end = differ ? 32 - __clz((int)differ) : 1;
-    xdi_cuda_select_sort<EACH>(room, first, end, [&](int rank, uint32_t key, uint32_t column) {
-        if (rank < list.n) list.put(means, rank, key, column);
+    if (narrow) differ &= ~0xffffu;
+    const int first = differ ? __ffs((int)differ) - 1 : 0, end = differ ? 32 - __clz((int)differ) : 1, n = list.n;
+    uint64_t *words = list.words;
+    xdi_cuda_select_sort<EACH>(room, first, end, [=](int rank, uint32_t key, uint32_t column) {
+        if (rank < n) words[rank] = (uint64_t)~key << 32 | (uint64_t)column;
     });
+}
+
+struct xdi_cuda_gold_entry {
+    int64_t id;
+    float key;
+};
+
+/* What the sorted words mean, in their place. */
+template <bool FIXED>
+XDI_CUDA_APART __device__ void xdi_cuda_gold_spell(const xd_xtoken_gold_args &a, int64_t chunk, bool others) {
+    const xdi_cuda_gold_list list(a, chunk, others);
+    const xdi_cuda_gold_means<FIXED> means = xdi_cuda_gold_side<FIXED>(a, chunk, others);
+    const int64_t first = others ? 0 : a.student.first;
+    int64_t *found = a.found + chunk * a.k;
+    xdi_cuda_each_ahead<XDI_CUDA_SELECT_TEAM, FIXED ? 1 : 4>(
+        list.n, [&](int64_t j) { return list.words[j]; },
+        [&](uint64_t word) -> xdi_cuda_gold_entry {
+            return { list.ids[word & 0xffffffffu] - first, xd_float_of_key((uint32_t)(word >> 32)) };
+        },
+        [&](int64_t j, const xdi_cuda_gold_entry &entry) {
+            list.values[j] = means.probability(entry.id, entry.key);
+            if (!others) found[j] = entry.id;
+        });
+    for (int j = list.n + (int)threadIdx.x; j < list.k; j += XDI_CUDA_SELECT_TEAM) {
+        list.values[j] = -1.0;
+        if (!others) found[j] = -1;
+    }
 }
 
 /* Adds up the parts of a chunk's pairs. */
 template <bool FIXED>
-static __device__ inline void xdi_cuda_gold_join(const xd_xtoken_gold_args &a, int64_t chunk) {
+XDI_CUDA_APART __device__ void xdi_cuda_gold_join(const xd_xtoken_gold_args &a, int64_t chunk) {
     typedef xdi_cuda_sums<XDI_CUDA_GOLD_SUMS, FIXED> sums_type;
     const xdi_cuda_gold_room room(a);
     const xdi_cuda_gold_part<FIXED> *parts = reinterpret_cast<const xdi_cuda_gold_part<FIXED> *>(room.sums) + chunk * room.parts;
@@ -390,12 +465,10 @@ static __device__ inline void xdi_cuda_gold_join(const xd_xtoken_gold_args &a, i
 }
 
 /* Dynamic shared memory of a sort of at most 1,024. */
+enum { XDI_CUDA_GOLD_SHORT_BYTES = 40 << 10 };
 #if !defined(XD_EMU)
-enum { XDI_CUDA_GOLD_SHORT_BYTES = (int)sizeof(xdi_cuda_select_sorter<1>::type::TempStorage) };
-#else
-enum { XDI_CUDA_GOLD_SHORT_BYTES = (int)sizeof(xdi_cuda_select_list<1>) };
+static_assert(sizeof(xdi_cuda_select_sorter<1>::type::TempStorage) <= XDI_CUDA_GOLD_SHORT_BYTES, "the sort's room");
 #endif
-static_assert((int)XDI_CUDA_GOLD_SHORT_BYTES >= (int)sizeof(xdi_cuda_select_list<1>), "the list's room");
 
 /* EACH: of the sort on the chip, 0: in memory. */
 template <bool FIXED, int EACH>
@@ -406,24 +479,17 @@ static __global__ void __launch_bounds__(XDI_CUDA_SELECT_TEAM)
     const bool others = blockIdx.x % 2 != 0;
     if (!others) xdi_cuda_gold_join<FIXED>(a, chunk);
     if (a.k == 0) return; /* the whole block returns */
+    xdi_cuda_gold_keys<FIXED>(a, chunk, others);
     const xdi_cuda_gold_list list(a, chunk, others);
-    const xdi_cuda_gold_means<FIXED> means =
-        others ? xdi_cuda_gold_teacher<FIXED>(a, chunk) : xdi_cuda_gold_student<FIXED>(a, chunk);
-    for (int64_t i = (int64_t)threadIdx.x; i < list.count; i += XDI_CUDA_SELECT_TEAM)
-        list.keys[i] = means.key(list.ids[i] - list.first);
-    __syncthreads();
     if (list.n > 0) {
         int64_t need = list.n;
         const uint32_t threshold = xdi_cuda_select_threshold<XDI_CUDA_SELECT_TEAM, 11>(list.keys, list.count, &need);
         if (EACH)
-            xdi_cuda_gold_sort_short(list, means, threshold, need, room);
+            xdi_cuda_gold_sort_short(list, threshold, need, !FIXED && xdi_cuda_gold_is_narrow(a, chunk, others), room);
         else
-            xdi_cuda_gold_sort_long(list, means, threshold, need);
+            xdi_cuda_gold_sort_long(list, threshold, need);
     }
-    for (int64_t j = list.n + (int64_t)threadIdx.x; j < list.k; j += XDI_CUDA_SELECT_TEAM) {
-        list.values[j] = -1.0;
-        if (list.found) list.found[j] = -1;
-    }
+    xdi_cuda_gold_spell<FIXED>(a, chunk, others);
 }
 
 /* ---- sums ---- */

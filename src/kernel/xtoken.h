@@ -217,7 +217,7 @@ typedef struct xd_xtoken_gold_args {
     int64_t rest_count, other_rest_count;
     int64_t k; /* of the tails */
     bool reverse, fixed, write;
-    int32_t *partner;  /* [student columns] of this shard's ids, or -1 */
+    int32_t *partner;  /* [student columns + 11] of this shard's ids, or -1; then what the kernels keep */
     double *sums;      /* [count, 2] cells: of the pairs, and of the derivatives */
     float *u;          /* [count, student columns] derivatives by means */
     double *tails;     /* [count][XD_XTOKEN_GOLD_WORDS + k] */

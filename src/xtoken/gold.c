@@ -71,7 +71,7 @@ static void xdi_gold_size_tile(const xdi_xtoken *x, const xdi_xtoken_term *term,
     s->tail = xdi_xtoken_most(s->tail, tile * (XD_XTOKEN_GOLD_WORDS + xdi_gold_tail(x, map)));
     s->merged = xdi_xtoken_most(s->merged, 2 * tile);
     s->means = xdi_xtoken_most(s->means, tile * x->columns);
-    s->slots = xdi_xtoken_most(s->slots, x->columns);
+    s->slots = xdi_xtoken_most(s->slots, x->columns + 11);
     s->scratch = xdi_xtoken_most(s->scratch, (int64_t)(x->kernels->xtoken.gold_bytes(&a) / sizeof(float)) + 1);
 }
 

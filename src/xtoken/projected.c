@@ -51,7 +51,8 @@ static void xdi_projected_size(const xdi_xtoken *x, const xdi_xtoken_term *term,
     s->cells = xdi_xtoken_most(s->cells, sums + x->held);
     s->scratch = xdi_xtoken_most(s->scratch, x->kernels->xtoken.project_scratch(term->k, x->fixed));
     if (!m || m->student_size < x->vocab.end) return;
-    const xd_xtoken_matrix matrix = xdi_projected_matrix(x, m);
+    xd_xtoken_matrix matrix = xdi_projected_matrix(x, m);
+    matrix.k = term->k;
     const size_t bytes = x->kernels->xtoken.matrix_bytes(&matrix);
     if (bytes > s->matrix) s->matrix = bytes;
 }

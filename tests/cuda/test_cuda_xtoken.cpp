@@ -115,7 +115,7 @@ static Places lay_out(Board *board, const ProjectedCase &c, Random *random) {
     p.column_begin = board->add(m.column_begin);
     p.student_id = board->add(m.student_id);
     p.column_weight = board->add(m.column_weight);
-    p.prepared = board->add(std::vector<int64_t>(COLUMNS + 1 + 2 * m.weight.size() + TEACHER));
+    p.prepared = board->add(std::vector<int64_t>(4 * (COLUMNS + 1 + 2 * m.weight.size() + TEACHER)));
     p.ids = board->add(m.ids);
     p.student_cells = board->add(std::vector<xd_fixed>((size_t)(PLACES * SLOTS)));
     p.teacher_cells = board->add(std::vector<xd_fixed>((size_t)(PLACES * SLOTS)));

@@ -10114,7 +10114,7 @@ static __device__ inline double xdi_cuda_matrix_back(const xdi_cuda_matrix &p, c
 
 /* ---- project: a thread a cell; the warp shares cells whose columns have many entries ---- */
 
-enum { XDI_CUDA_PROJECT_ROWS = 32, XDI_CUDA_PROJECT_LONG = 48, XDI_CUDA_PROJECT_EACH = 4 };
+enum { XDI_CUDA_PROJECT_ROWS = 32, XDI_CUDA_PROJECT_LONG = 48, XDI_CUDA_PROJECT_EACH = 2, XDI_CUDA_PROJECT_AHEAD = 4 };
 
 struct xdi_cuda_project_row {
     xdi_cuda_xtoken_power power;
@@ -10126,12 +10126,22 @@ template <bool FIXED>
 static __device__ inline void xdi_cuda_project_add(const xd_xtoken_project_args &a, const xdi_cuda_project_row *rows, int count,
                                                    int64_t begin, int64_t end, int64_t step, xdi_cuda_sums<1, FIXED> *sum) {
     const xd_xtoken_projection &m = a.matrix.projection;
-    for (int64_t e = begin; e < end; e += step) {
-        const int64_t v = m.student_id[e] - a.x.first;
-        const double weight = (double)m.column_weight[e];
+    for (int64_t first = begin; first < end; first += XDI_CUDA_PROJECT_AHEAD * step) {
+        int32_t id[XDI_CUDA_PROJECT_AHEAD];
+        float weight[XDI_CUDA_PROJECT_AHEAD], z[XDI_CUDA_PROJECT_AHEAD];
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_PROJECT_AHEAD; i++) {
+            const bool has = first + i * step < end;
+            id[i] = has ? m.student_id[first + i * step] : -1;
+            weight[i] = has ? m.column_weight[first + i * step] : 0.0f;
+        }
         for (int r = 0; r < count; r++) {
-            const float p = rows[r].power(xdi_cuda_element(a.x.logits, rows[r].row, v));
-            sum->add_wide(0, __dmul_rn(weight, (double)p));
+            XD_UNROLL
+            for (int i = 0; i < XDI_CUDA_PROJECT_AHEAD; i++)
+                z[i] = id[i] >= 0 ? xdi_cuda_element(a.x.logits, rows[r].row, id[i] - a.x.first) : 0.0f;
+            XD_UNROLL
+            for (int i = 0; i < XDI_CUDA_PROJECT_AHEAD; i++)
+                if (id[i] >= 0) sum->add_wide(0, __dmul_rn((double)weight[i], (double)rows[r].power(z[i])));
         }
     }
 }
@@ -10565,25 +10575,26 @@ static __device__ inline void xdi_cuda_grade_span(const xdi_cuda_grade &f, const
     for (int r = 0; r < count; r++) {
         const xdi_cuda_grade_line w = lines[r]; /* in registers: what is stored might be it */
         const int64_t end = w.add ? columns : f.to.rows.cols;
-        xdi_cuda_eight z[2], out[2], slope[2];
+        xdi_cuda_eight z[2], slope[2];
         XD_UNROLL
         for (int half = 0; half < 2; half++) {
             const int64_t c = begin + XDI_CUDA_EIGHT * ((int64_t)threadIdx.x + half * XDI_CUDA_TEAM_BLOCK);
-            z[half] = out[half] = slope[half] = {};
+            z[half] = slope[half] = {};
             if (KIND == XDI_CUDA_GRADE_MEANS && c < columns)
                 slope[half] = xdi_cuda_read(f.u + place * columns, c, columns);
             if (c < columns) z[half] = xdi_cuda_read_any(f.to.x.logits, w.row, c, columns);
-            if (w.add && c < end) out[half] = xdi_cuda_read_any(f.to.rows, w.row, c, end);
         }
         XD_UNROLL
         for (int half = 0; half < 2; half++) {
             const int64_t at = XDI_CUDA_EIGHT * ((int64_t)threadIdx.x + half * XDI_CUDA_TEAM_BLOCK), c = begin + at;
+            xdi_cuda_eight out = {};
             if (c >= end) continue;
-            if (w.ce != 0.0f) xdi_cuda_grade_hard(w, c, z[half], &out[half]);
+            if (w.add) out = xdi_cuda_read_any(f.to.rows, w.row, c, end);
+            if (w.ce != 0.0f) xdi_cuda_grade_hard(w, c, z[half], &out);
             if (KIND == XDI_CUDA_GRADE_MATRIX) slope[half] = xdi_cuda_read_whole(slopes + at);
-            if (KIND != XDI_CUDA_GRADE_NONE) xdi_cuda_grade_soft<KIND>(w, slope[half], scale, z[half], &out[half]);
-            if (c + XDI_CUDA_EIGHT > columns) xdi_cuda_grade_trim((int)(columns > c ? columns - c : 0), &out[half]);
-            xdi_cuda_write_any(f.to.rows, w.row, c, end, out[half]);
+            if (KIND != XDI_CUDA_GRADE_NONE) xdi_cuda_grade_soft<KIND>(w, slope[half], scale, z[half], &out);
+            if (c + XDI_CUDA_EIGHT > columns) xdi_cuda_grade_trim((int)(columns > c ? columns - c : 0), &out);
+            xdi_cuda_write_any(f.to.rows, w.row, c, end, out);
         }
     }
 }
@@ -10595,7 +10606,7 @@ static __device__ inline xdi_cuda_xtoken_range xdi_cuda_grade_rows(const xdi_cud
 }
 
 template <int KIND>
-static __global__ void __launch_bounds__(XDI_CUDA_TEAM_BLOCK, 3) xdi_cuda_grade_kernel(const __grid_constant__ xdi_cuda_grade f) {
+static __global__ void __launch_bounds__(XDI_CUDA_TEAM_BLOCK, KIND == XDI_CUDA_GRADE_MEANS ? 2 : 3) xdi_cuda_grade_kernel(const __grid_constant__ xdi_cuda_grade f) {
     XD_SHARED(xdi_cuda_grade_line, lines, [XDI_CUDA_GRADE_LINES]);
     XD_SHARED(xdi_cuda_pack<float>, packs, [KIND == XDI_CUDA_GRADE_MATRIX ? XDI_CUDA_GRADE_SPAN / 4 : 1]);
     const int64_t place = (int64_t)blockIdx.x / f.parts, part = (int64_t)blockIdx.x % f.parts;
@@ -11487,9 +11498,9 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_gold_pairs_kernel(const __grid_c
     if (threadIdx.x == 0) reinterpret_cast<xdi_cuda_gold_part<FIXED> *>(room.sums)[blockIdx.x] = out;
 }
 
-/* ---- tails: a block of 1,024 per list, the student's and then the teacher's of each chunk ---- */
+/* ---- lists ---- */
 
-/* A list of this shard and where its tail goes. Formed anew where it is used: it would take the registers of the sort. */
+/* A list of this shard and where its tail goes. */
 struct xdi_cuda_gold_list {
     const int32_t *ids; /* [count] */
     int count, n, k;
@@ -11514,22 +11525,38 @@ static __device__ inline xdi_cuda_gold_means<FIXED> xdi_cuda_gold_side(const xd_
     return others ? xdi_cuda_gold_teacher<FIXED>(a, chunk) : xdi_cuda_gold_student<FIXED>(a, chunk);
 }
 
+/* ---- keys: 2,048 of a list a block ---- */
+
 struct xdi_cuda_gold_asked {
     int32_t id;
     uint32_t logit;
 };
 
-template <bool FIXED>
-XDI_CUDA_APART __device__ void xdi_cuda_gold_keys(const xd_xtoken_gold_args &a, int64_t chunk, bool others) {
-    const xdi_cuda_gold_list list(a, chunk, others);
-    const xdi_cuda_gold_means<FIXED> means = xdi_cuda_gold_side<FIXED>(a, chunk, others);
-    const int64_t first = others ? 0 : a.student.first;
-    xdi_cuda_each_ahead<XDI_CUDA_SELECT_TEAM, FIXED ? 1 : 8>(
-        list.count, [&](int64_t i) { return list.ids[i]; },
-        [&](int32_t id) -> xdi_cuda_gold_asked { return { id, means.ask(id - first) }; },
-        [&](int64_t i, const xdi_cuda_gold_asked &asked) { list.keys[i] = means.key(asked.logit, asked.id - first); });
-    __syncthreads();
+enum { XDI_CUDA_KEYS_EACH = 8, XDI_CUDA_KEYS = XDI_CUDA_KEYS_EACH * XDI_CUDA_TEAM_BLOCK };
+
+static __host__ __device__ inline int64_t xdi_cuda_gold_key_blocks(int64_t count) {
+    return (count + XDI_CUDA_KEYS - 1) / XDI_CUDA_KEYS;
 }
+
+/* blocks: of a chunk. */
+template <bool FIXED>
+static __global__ void XDI_CUDA_KERNEL
+xdi_cuda_gold_keys_kernel(const __grid_constant__ xd_xtoken_gold_args a, int64_t blocks) {
+    const int64_t chunk = (int64_t)blockIdx.x / blocks, part = (int64_t)blockIdx.x - chunk * blocks;
+    const int64_t own = xdi_cuda_gold_key_blocks(a.rest_count);
+    const bool others = part >= own;
+    const int64_t begin = (others ? part - own : part) * XDI_CUDA_KEYS, first = others ? 0 : a.student.first;
+    const xdi_cuda_gold_list list(a, chunk, others);
+    if (begin >= list.count) return; /* the whole block returns */
+    const xdi_cuda_gold_means<FIXED> means = xdi_cuda_gold_side<FIXED>(a, chunk, others);
+    const int64_t left = list.count - begin;
+    xdi_cuda_each_ahead<XDI_CUDA_TEAM_BLOCK, FIXED ? 1 : (int)XDI_CUDA_KEYS_EACH>(
+        left < XDI_CUDA_KEYS ? left : (int64_t)XDI_CUDA_KEYS, [&](int64_t i) { return list.ids[begin + i]; },
+        [&](int32_t id) -> xdi_cuda_gold_asked { return { id, means.ask(id - first) }; },
+        [&](int64_t i, const xdi_cuda_gold_asked &asked) { list.keys[begin + i] = means.key(asked.logit, asked.id - first); });
+}
+
+/* ---- tails: a block of 1,024 per list, the student's and then the teacher's of each chunk ---- */
 
 /* Keys that are logits: do their upper halves tell all? */
 static __device__ inline bool xdi_cuda_gold_is_narrow(const xd_xtoken_gold_args &a, int64_t chunk, bool others) {
@@ -11572,6 +11599,31 @@ static __device__ inline void xdi_cuda_gold_sort_short(const xdi_cuda_gold_list 
     });
 }
 
+/* Dynamic shared memory of a sort of at most 1,024. */
+enum { XDI_CUDA_GOLD_SHORT_BYTES = 40 << 10 };
+#if !defined(XD_EMU)
+static_assert(sizeof(xdi_cuda_select_sorter<1>::type::TempStorage) <= XDI_CUDA_GOLD_SHORT_BYTES, "the sort's room");
+#endif
+
+/* EACH: of the sort on the chip, 0: in memory. */
+template <int EACH>
+static __global__ void __launch_bounds__(XDI_CUDA_SELECT_TEAM)
+    xdi_cuda_gold_tails_kernel(const __grid_constant__ xd_xtoken_gold_args a) {
+    XD_DYN_SHARED(xdi_cuda_select_list<EACH ? EACH : 1>, room);
+    const int64_t chunk = (int64_t)blockIdx.x / 2;
+    const bool others = blockIdx.x % 2 != 0;
+    const xdi_cuda_gold_list list(a, chunk, others);
+    int64_t need = list.n;
+    if (list.n == 0) return; /* the whole block returns */
+    const uint32_t threshold = xdi_cuda_select_threshold<XDI_CUDA_SELECT_TEAM, 11>(list.keys, list.count, &need);
+    if (EACH)
+        xdi_cuda_gold_sort_short(list, threshold, need, !a.fixed && xdi_cuda_gold_is_narrow(a, chunk, others), room);
+    else
+        xdi_cuda_gold_sort_long(list, threshold, need);
+}
+
+/* ---- results of lists: a block has so many ranks of both tails; the first of a chunk also adds up its pairs ---- */
+
 struct xdi_cuda_gold_entry {
     int64_t id;
     float key;
@@ -11579,29 +11631,25 @@ struct xdi_cuda_gold_entry {
 
 /* What the sorted words mean, in their place. */
 template <bool FIXED>
-XDI_CUDA_APART __device__ void xdi_cuda_gold_spell(const xd_xtoken_gold_args &a, int64_t chunk, bool others) {
+static __device__ inline void xdi_cuda_gold_spell(const xd_xtoken_gold_args &a, int64_t chunk, bool others, int64_t begin) {
     const xdi_cuda_gold_list list(a, chunk, others);
     const xdi_cuda_gold_means<FIXED> means = xdi_cuda_gold_side<FIXED>(a, chunk, others);
-    const int64_t first = others ? 0 : a.student.first;
+    const int64_t first = others ? 0 : a.student.first, end = begin + XDI_CUDA_KEYS < list.k ? begin + XDI_CUDA_KEYS : list.k;
     int64_t *found = a.found + chunk * a.k;
-    xdi_cuda_each_ahead<XDI_CUDA_SELECT_TEAM, FIXED ? 1 : 4>(
-        list.n, [&](int64_t j) { return list.words[j]; },
+    xdi_cuda_each_ahead<XDI_CUDA_TEAM_BLOCK, FIXED ? 1 : (int)XDI_CUDA_KEYS_EACH>(
+        end - begin, [&](int64_t i) { return begin + i < list.n ? list.words[begin + i] : ~(uint64_t)0; },
         [&](uint64_t word) -> xdi_cuda_gold_entry {
-            return { list.ids[word & 0xffffffffu] - first, xd_float_of_key((uint32_t)(word >> 32)) };
+            return { word == ~(uint64_t)0 ? -1 : list.ids[word & 0xffffffffu] - first, xd_float_of_key((uint32_t)(word >> 32)) };
         },
-        [&](int64_t j, const xdi_cuda_gold_entry &entry) {
-            list.values[j] = means.probability(entry.id, entry.key);
-            if (!others) found[j] = entry.id;
+        [&](int64_t i, const xdi_cuda_gold_entry &entry) {
+            list.values[begin + i] = entry.id < 0 ? -1.0 : means.probability(entry.id, entry.key);
+            if (!others) found[begin + i] = entry.id;
         });
-    for (int j = list.n + (int)threadIdx.x; j < list.k; j += XDI_CUDA_SELECT_TEAM) {
-        list.values[j] = -1.0;
-        if (!others) found[j] = -1;
-    }
 }
 
 /* Adds up the parts of a chunk's pairs. */
 template <bool FIXED>
-XDI_CUDA_APART __device__ void xdi_cuda_gold_join(const xd_xtoken_gold_args &a, int64_t chunk) {
+static __device__ inline void xdi_cuda_gold_join(const xd_xtoken_gold_args &a, int64_t chunk) {
     typedef xdi_cuda_sums<XDI_CUDA_GOLD_SUMS, FIXED> sums_type;
     const xdi_cuda_gold_room room(a);
     const xdi_cuda_gold_part<FIXED> *parts = reinterpret_cast<const xdi_cuda_gold_part<FIXED> *>(room.sums) + chunk * room.parts;
@@ -11627,32 +11675,14 @@ XDI_CUDA_APART __device__ void xdi_cuda_gold_join(const xd_xtoken_gold_args &a, 
     words[XD_XTOKEN_GOLD_OTHER] = other.at == INT64_MAX ? -1.0 : (double)other.at;
 }
 
-/* Dynamic shared memory of a sort of at most 1,024. */
-enum { XDI_CUDA_GOLD_SHORT_BYTES = 40 << 10 };
-#if !defined(XD_EMU)
-static_assert(sizeof(xdi_cuda_select_sorter<1>::type::TempStorage) <= XDI_CUDA_GOLD_SHORT_BYTES, "the sort's room");
-#endif
-
-/* EACH: of the sort on the chip, 0: in memory. */
-template <bool FIXED, int EACH>
-static __global__ void __launch_bounds__(XDI_CUDA_SELECT_TEAM)
-    xdi_cuda_gold_tails_kernel(const __grid_constant__ xd_xtoken_gold_args a) {
-    XD_DYN_SHARED(xdi_cuda_select_list<EACH ? EACH : 1>, room);
-    const int64_t chunk = (int64_t)blockIdx.x / 2;
-    const bool others = blockIdx.x % 2 != 0;
-    if (!others) xdi_cuda_gold_join<FIXED>(a, chunk);
-    if (a.k == 0) return; /* the whole block returns */
-    xdi_cuda_gold_keys<FIXED>(a, chunk, others);
-    const xdi_cuda_gold_list list(a, chunk, others);
-    if (list.n > 0) {
-        int64_t need = list.n;
-        const uint32_t threshold = xdi_cuda_select_threshold<XDI_CUDA_SELECT_TEAM, 11>(list.keys, list.count, &need);
-        if (EACH)
-            xdi_cuda_gold_sort_short(list, threshold, need, !FIXED && xdi_cuda_gold_is_narrow(a, chunk, others), room);
-        else
-            xdi_cuda_gold_sort_long(list, threshold, need);
-    }
-    xdi_cuda_gold_spell<FIXED>(a, chunk, others);
+template <bool FIXED>
+static __global__ void XDI_CUDA_KERNEL
+xdi_cuda_gold_spell_kernel(const __grid_constant__ xd_xtoken_gold_args a, int64_t blocks) {
+    const int64_t chunk = (int64_t)blockIdx.x / blocks, part = (int64_t)blockIdx.x - chunk * blocks;
+    if (part == 0) xdi_cuda_gold_join<FIXED>(a, chunk);
+    if (part * XDI_CUDA_KEYS >= a.k) return; /* the whole block returns */
+    xdi_cuda_gold_spell<FIXED>(a, chunk, false, part * XDI_CUDA_KEYS);
+    xdi_cuda_gold_spell<FIXED>(a, chunk, true, part * XDI_CUDA_KEYS);
 }
 
 /* ---- sums ---- */
@@ -11664,15 +11694,28 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_gold_lse_kernel(const __grid_con
     if (threadIdx.x == 0) xdi_cuda_gold_room(a).lse[blockIdx.x] = lse;
 }
 
-template <bool FIXED> static xd_result xdi_cuda_gold_tails(const xd_launch *launch, const xd_xtoken_gold_args *a) {
+static xd_result xdi_cuda_gold_tails(const xd_launch *launch, const xd_xtoken_gold_args *a) {
     const int64_t blocks = 2 * a->count, team = XDI_CUDA_SELECT_TEAM;
+    if (a->k == 0) return XD_OK;
     if (a->k <= team)
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(blocks, (int)team, XDI_CUDA_GOLD_SHORT_BYTES),
-                               (xdi_cuda_gold_tails_kernel<FIXED, 1>), *a);
+                               xdi_cuda_gold_tails_kernel<1>, *a);
     if (a->k <= XDI_CUDA_SELECT_MANY)
         return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(blocks, (int)team, XDI_CUDA_SELECT_BYTES),
-                               (xdi_cuda_gold_tails_kernel<FIXED, XDI_CUDA_SELECT_EACH>), *a);
-    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(blocks, (int)team), (xdi_cuda_gold_tails_kernel<FIXED, 0>), *a);
+                               xdi_cuda_gold_tails_kernel<XDI_CUDA_SELECT_EACH>, *a);
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(blocks, (int)team), xdi_cuda_gold_tails_kernel<0>, *a);
+}
+
+/* Keys, their sort, and what it means. */
+template <bool FIXED> static xd_result xdi_cuda_gold_lists(const xd_launch *launch, const xd_xtoken_gold_args *a) {
+    const int64_t keys = xdi_cuda_gold_key_blocks(a->rest_count) + xdi_cuda_gold_key_blocks(a->other_rest_count);
+    const int64_t ranks = a->k > 0 ? xdi_cuda_gold_key_blocks(a->k) : 1;
+    if (a->k > 0)
+        XD_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->count * keys, XDI_CUDA_TEAM_BLOCK), xdi_cuda_gold_keys_kernel<FIXED>, *a,
+                                keys));
+    XD_TRY(xdi_cuda_gold_tails(launch, a));
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->count * ranks, XDI_CUDA_TEAM_BLOCK), xdi_cuda_gold_spell_kernel<FIXED>, *a,
+                           ranks);
 }
 
 static xd_result xdi_cuda_gold_sums(const xd_launch *launch, const xd_xtoken_gold_args *a) {
@@ -11686,7 +11729,7 @@ static xd_result xdi_cuda_gold_sums(const xd_launch *launch, const xd_xtoken_gol
         if (room.parts > 0)
             XD_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->count * room.parts, XDI_CUDA_TEAM_BLOCK),
                                     xdi_cuda_gold_pairs_kernel<FIXED>, *a));
-        return xdi_cuda_gold_tails<FIXED>(launch, a);
+        return xdi_cuda_gold_lists<FIXED>(launch, a);
     })
 }
 
@@ -11786,13 +11829,8 @@ static xd_result xdi_cuda_gold_gradient(const xd_launch *launch, const xd_xtoken
 
 template <bool FIXED> static xd_result xdi_cuda_gold_tile_load_cells(xd_ctx *ctx) {
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_gold_pairs_kernel<FIXED>));
-    XD_TRY((xdi_cuda_load(ctx, xdi_cuda_gold_tails_kernel<FIXED, 0>)));
-    XD_TRY((xdi_cuda_load(ctx, xdi_cuda_gold_tails_kernel<FIXED, 1>)));
-    XD_TRY((xdi_cuda_load(ctx, xdi_cuda_gold_tails_kernel<FIXED, XDI_CUDA_SELECT_EACH>)));
-    XDI_CUDA_TRY(ctx, cudaFuncSetAttribute((xdi_cuda_gold_tails_kernel<FIXED, XDI_CUDA_SELECT_EACH>),
-                                           cudaFuncAttributeMaxDynamicSharedMemorySize, XDI_CUDA_SELECT_BYTES));
-    XDI_CUDA_TRY(ctx, cudaFuncSetAttribute((xdi_cuda_gold_tails_kernel<FIXED, 1>), cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                           XDI_CUDA_GOLD_SHORT_BYTES));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_gold_keys_kernel<FIXED>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_gold_spell_kernel<FIXED>));
     return xdi_cuda_load(ctx, xdi_cuda_gold_merge_kernel<FIXED>);
 }
 
@@ -11801,6 +11839,13 @@ static xd_result xdi_cuda_gold_tile_load(xd_ctx *ctx) {
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_gold_lse_kernel<float>));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_gold_lse_kernel<xdi_cuda_bf16>));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_gold_close_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_gold_tails_kernel<0>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_gold_tails_kernel<1>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_gold_tails_kernel<XDI_CUDA_SELECT_EACH>));
+    XDI_CUDA_TRY(ctx, cudaFuncSetAttribute(xdi_cuda_gold_tails_kernel<XDI_CUDA_SELECT_EACH>,
+                                           cudaFuncAttributeMaxDynamicSharedMemorySize, XDI_CUDA_SELECT_BYTES));
+    XDI_CUDA_TRY(ctx, cudaFuncSetAttribute(xdi_cuda_gold_tails_kernel<1>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                           XDI_CUDA_GOLD_SHORT_BYTES));
     XD_TRY(xdi_cuda_gold_tile_load_cells<true>(ctx));
     return xdi_cuda_gold_tile_load_cells<false>(ctx);
 }
@@ -14147,4 +14192,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 560b30bd28065770b8c3092e75884993189aeac6f605950837693ea0d6b990eb */
+/* xdistill sha256 9801f55bd127ce386f644bac804e52529154b4fa4e3d4508409a8b6b8722d0cd */

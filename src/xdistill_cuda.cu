@@ -58,6 +58,7 @@
 #include "cuda/xtoken_gradient.cu"
 #include "cuda/xtoken_gold.cu"
 #include "cuda/xtoken_tile.cu"
+#include "cuda/xtoken_tails.cu"
 #include "cuda/xtoken_rows.cu"
 #include "cuda/xtoken_lists.cu"
 #include "cuda/xtoken_chunks.cu"

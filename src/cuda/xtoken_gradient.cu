@@ -119,25 +119,26 @@ static __device__ inline void xdi_cuda_grade_span(const xdi_cuda_grade &f, const
     for (int r = 0; r < count; r++) {
         const xdi_cuda_grade_line w = lines[r]; /* in registers: what is stored might be it */
         const int64_t end = w.add ? columns : f.to.rows.cols;
-        xdi_cuda_eight z[2], out[2], slope[2];
+        xdi_cuda_eight z[2], slope[2];
         XD_UNROLL
         for (int half = 0; half < 2; half++) {
             const int64_t c = begin + XDI_CUDA_EIGHT * ((int64_t)threadIdx.x + half * XDI_CUDA_TEAM_BLOCK);
-            z[half] = out[half] = slope[half] = {};
+            z[half] = slope[half] = {};
             if (KIND == XDI_CUDA_GRADE_MEANS && c < columns)
                 slope[half] = xdi_cuda_read(f.u + place * columns, c, columns);
             if (c < columns) z[half] = xdi_cuda_read_any(f.to.x.logits, w.row, c, columns);
-            if (w.add && c < end) out[half] = xdi_cuda_read_any(f.to.rows, w.row, c, end);
         }
         XD_UNROLL
         for (int half = 0; half < 2; half++) {
             const int64_t at = XDI_CUDA_EIGHT * ((int64_t)threadIdx.x + half * XDI_CUDA_TEAM_BLOCK), c = begin + at;
+            xdi_cuda_eight out = {};
             if (c >= end) continue;
-            if (w.ce != 0.0f) xdi_cuda_grade_hard(w, c, z[half], &out[half]);
+            if (w.add) out = xdi_cuda_read_any(f.to.rows, w.row, c, end);
+            if (w.ce != 0.0f) xdi_cuda_grade_hard(w, c, z[half], &out);
             if (KIND == XDI_CUDA_GRADE_MATRIX) slope[half] = xdi_cuda_read_whole(slopes + at);
-            if (KIND != XDI_CUDA_GRADE_NONE) xdi_cuda_grade_soft<KIND>(w, slope[half], scale, z[half], &out[half]);
-            if (c + XDI_CUDA_EIGHT > columns) xdi_cuda_grade_trim((int)(columns > c ? columns - c : 0), &out[half]);
-            xdi_cuda_write_any(f.to.rows, w.row, c, end, out[half]);
+            if (KIND != XDI_CUDA_GRADE_NONE) xdi_cuda_grade_soft<KIND>(w, slope[half], scale, z[half], &out);
+            if (c + XDI_CUDA_EIGHT > columns) xdi_cuda_grade_trim((int)(columns > c ? columns - c : 0), &out);
+            xdi_cuda_write_any(f.to.rows, w.row, c, end, out);
         }
     }
 }
@@ -149,7 +150,7 @@ static __device__ inline xdi_cuda_xtoken_range xdi_cuda_grade_rows(const xdi_cud
 }
 
 template <int KIND>
-static __global__ void __launch_bounds__(XDI_CUDA_TEAM_BLOCK, 3) xdi_cuda_grade_kernel(const __grid_constant__ xdi_cuda_grade f) {
+static __global__ void __launch_bounds__(XDI_CUDA_TEAM_BLOCK, KIND == XDI_CUDA_GRADE_MEANS ? 2 : 3) xdi_cuda_grade_kernel(const __grid_constant__ xdi_cuda_grade f) {
     XD_SHARED(xdi_cuda_grade_line, lines, [XDI_CUDA_GRADE_LINES]);
     XD_SHARED(xdi_cuda_pack<float>, packs, [KIND == XDI_CUDA_GRADE_MATRIX ? XDI_CUDA_GRADE_SPAN / 4 : 1]);
     const int64_t place = (int64_t)blockIdx.x / f.parts, part = (int64_t)blockIdx.x % f.parts;

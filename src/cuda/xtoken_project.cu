@@ -189,7 +189,7 @@ static __device__ inline double xdi_cuda_matrix_back(const xdi_cuda_matrix &p, c
 
 /* ---- project: a thread a cell; the warp shares cells whose columns have many entries ---- */
 
-enum { XDI_CUDA_PROJECT_ROWS = 32, XDI_CUDA_PROJECT_LONG = 48, XDI_CUDA_PROJECT_EACH = 4 };
+enum { XDI_CUDA_PROJECT_ROWS = 32, XDI_CUDA_PROJECT_LONG = 48, XDI_CUDA_PROJECT_EACH = 2, XDI_CUDA_PROJECT_AHEAD = 4 };
 
 struct xdi_cuda_project_row {
     xdi_cuda_xtoken_power power;
@@ -201,12 +201,22 @@ template <bool FIXED>
 static __device__ inline void xdi_cuda_project_add(const xd_xtoken_project_args &a, const xdi_cuda_project_row *rows, int count,
                                                    int64_t begin, int64_t end, int64_t step, xdi_cuda_sums<1, FIXED> *sum) {
     const xd_xtoken_projection &m = a.matrix.projection;
-    for (int64_t e = begin; e < end; e += step) {
-        const int64_t v = m.student_id[e] - a.x.first;
-        const double weight = (double)m.column_weight[e];
+    for (int64_t first = begin; first < end; first += XDI_CUDA_PROJECT_AHEAD * step) {
+        int32_t id[XDI_CUDA_PROJECT_AHEAD];
+        float weight[XDI_CUDA_PROJECT_AHEAD], z[XDI_CUDA_PROJECT_AHEAD];
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_PROJECT_AHEAD; i++) {
+            const bool has = first + i * step < end;
+            id[i] = has ? m.student_id[first + i * step] : -1;
+            weight[i] = has ? m.column_weight[first + i * step] : 0.0f;
+        }
         for (int r = 0; r < count; r++) {
-            const float p = rows[r].power(xdi_cuda_element(a.x.logits, rows[r].row, v));
-            sum->add_wide(0, __dmul_rn(weight, (double)p));
+            XD_UNROLL
+            for (int i = 0; i < XDI_CUDA_PROJECT_AHEAD; i++)
+                z[i] = id[i] >= 0 ? xdi_cuda_element(a.x.logits, rows[r].row, id[i] - a.x.first) : 0.0f;
+            XD_UNROLL
+            for (int i = 0; i < XDI_CUDA_PROJECT_AHEAD; i++)
+                if (id[i] >= 0) sum->add_wide(0, __dmul_rn((double)weight[i], (double)rows[r].power(z[i])));
         }
     }
 }

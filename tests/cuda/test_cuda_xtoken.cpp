@@ -29,6 +29,7 @@ struct Matrix {
         for (int v = 0; v < STUDENT; v += 1 + v % 2)
             for (int e = 0; e < 3; e++)
                 dense[(size_t)(v * TEACHER + (int)random->below(TEACHER))] = 0.5f + 0.4f * random->unit();
+        for (int v = 0; v < STUDENT; v++) dense[(size_t)(v * TEACHER + 5)] = 0.01f; /* a column of more entries than a thread takes */
         for (int j = 0; j < SLOTS; j++) ids.push_back(j * 2 + 3);
         for (int v = 0; v < STUDENT; v++) {
             row_begin.push_back((int64_t)teacher_id.size());

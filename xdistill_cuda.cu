@@ -11201,7 +11201,7 @@ struct xdi_cuda_gold_room {
         const int64_t part = (int64_t)(a.fixed ? sizeof(xdi_cuda_gold_part<true>) : sizeof(xdi_cuda_gold_part<false>));
         uintptr_t at = start;
         parts = (a.student.columns + XDI_CUDA_PAIR_COLUMNS - 1) / XDI_CUDA_PAIR_COLUMNS;
-        width = rounded(a.rest_count) + rounded(a.other_rest_count);
+        width = rounded(a.map.rest_count) + rounded(a.map.other_rest_count);
         keys = reinterpret_cast<float *>(at);
         at += (uintptr_t)(a.count * width) * sizeof(float);
         lse = reinterpret_cast<double *>(at);
@@ -11214,7 +11214,7 @@ struct xdi_cuda_gold_room {
         return (count + 3) / 4 * 4; /* so that lists begin on 16 bytes */
     }
     __device__ float *list(const xd_xtoken_gold_args &a, int64_t chunk, bool others) const {
-        return keys + chunk * width + (others ? rounded(a.rest_count) : 0);
+        return keys + chunk * width + (others ? rounded(a.map.rest_count) : 0);
     }
 };
 
@@ -11282,13 +11282,13 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_gold_partners_kernel(const __gri
     const int64_t i = xdi_cuda_flat_index();
     if (i < 2) {
         const int64_t first = a.student.first, id = i == 0 ? first : first + a.student.columns;
-        xdi_cuda_gold_bounds(a, false)[i] = (int32_t)xdi_cuda_lower_bound(a.rest, a.rest_count, id);
+        xdi_cuda_gold_bounds(a, false)[i] = (int32_t)xdi_cuda_lower_bound(a.map.rest, a.map.rest_count, id);
         xdi_cuda_gold_bounds(a, true)[i] =
-            (int32_t)xdi_cuda_lower_bound(a.other_rest, a.other_rest_count, i == 0 ? 0 : a.teacher.columns);
+            (int32_t)xdi_cuda_lower_bound(a.map.other_rest, a.map.other_rest_count, i == 0 ? 0 : a.teacher.columns);
     }
-    if (i >= a.pairs) return;
-    const int64_t v = a.pair[i] - a.student.first;
-    if (v >= 0 && v < a.student.columns) a.partner[v] = a.other[i];
+    if (i >= a.map.pairs) return;
+    const int64_t v = a.map.pair[i] - a.student.first;
+    if (v >= 0 && v < a.student.columns) a.partner[v] = a.map.other[i];
 }
 
 static xd_result xdi_cuda_gold_partners(const xd_launch *launch, const xd_xtoken_gold_args *a) {
@@ -11296,7 +11296,7 @@ static xd_result xdi_cuda_gold_partners(const xd_launch *launch, const xd_xtoken
     if (width > 0) XD_TRY(xdi_cuda_fill(launch, a->partner, 0xff, (size_t)width * sizeof *a->partner));
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->pairs), xdi_cuda_gold_partners_kernel, *a);
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->map.pairs), xdi_cuda_gold_partners_kernel, *a);
 }
 
 /* ---- means of a chunk ---- */
@@ -11498,6 +11498,10 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_gold_pairs_kernel(const __grid_c
     if (threadIdx.x == 0) reinterpret_cast<xdi_cuda_gold_part<FIXED> *>(room.sums)[blockIdx.x] = out;
 }
 
+/* >>cuda/xtoken_tails.cu */
+
+/* Tiles of chunks over common and uncommon ids, after their pairs: both sides' tails, what shards compare of them, and the results. */
+
 /* ---- lists ---- */
 
 /* A list of this shard and where its tail goes. */
@@ -11510,7 +11514,7 @@ struct xdi_cuda_gold_list {
 
     __device__ xdi_cuda_gold_list(const xd_xtoken_gold_args &a, int64_t chunk, bool others) {
         const int32_t *bounds = xdi_cuda_gold_bounds(a, others);
-        ids = (others ? a.other_rest : a.rest) + bounds[0];
+        ids = (others ? a.map.other_rest : a.map.rest) + bounds[0];
         count = bounds[1] - bounds[0];
         k = (int)a.k;
         n = k < count ? k : count;
@@ -11543,7 +11547,7 @@ template <bool FIXED>
 static __global__ void XDI_CUDA_KERNEL
 xdi_cuda_gold_keys_kernel(const __grid_constant__ xd_xtoken_gold_args a, int64_t blocks) {
     const int64_t chunk = (int64_t)blockIdx.x / blocks, part = (int64_t)blockIdx.x - chunk * blocks;
-    const int64_t own = xdi_cuda_gold_key_blocks(a.rest_count);
+    const int64_t own = xdi_cuda_gold_key_blocks(a.map.rest_count);
     const bool others = part >= own;
     const int64_t begin = (others ? part - own : part) * XDI_CUDA_KEYS, first = others ? 0 : a.student.first;
     const xdi_cuda_gold_list list(a, chunk, others);
@@ -11708,7 +11712,7 @@ static xd_result xdi_cuda_gold_tails(const xd_launch *launch, const xd_xtoken_go
 
 /* Keys, their sort, and what it means. */
 template <bool FIXED> static xd_result xdi_cuda_gold_lists(const xd_launch *launch, const xd_xtoken_gold_args *a) {
-    const int64_t keys = xdi_cuda_gold_key_blocks(a->rest_count) + xdi_cuda_gold_key_blocks(a->other_rest_count);
+    const int64_t keys = xdi_cuda_gold_key_blocks(a->map.rest_count) + xdi_cuda_gold_key_blocks(a->map.other_rest_count);
     const int64_t ranks = a->k > 0 ? xdi_cuda_gold_key_blocks(a->k) : 1;
     if (a->k > 0)
         XD_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->count * keys, XDI_CUDA_TEAM_BLOCK), xdi_cuda_gold_keys_kernel<FIXED>, *a,
@@ -14192,4 +14196,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 9801f55bd127ce386f644bac804e52529154b4fa4e3d4508409a8b6b8722d0cd */
+/* xdistill sha256 f59655eb723b8a1843507dc77d8bdaabca47a3ff9d4878f640bcd3bf624ddad3 */

@@ -12,7 +12,7 @@ struct xdi_cuda_gold_list {
 
     __device__ xdi_cuda_gold_list(const xd_xtoken_gold_args &a, int64_t chunk, bool others) {
         const int32_t *bounds = xdi_cuda_gold_bounds(a, others);
-        ids = (others ? a.other_rest : a.rest) + bounds[0];
+        ids = (others ? a.map.other_rest : a.map.rest) + bounds[0];
         count = bounds[1] - bounds[0];
         k = (int)a.k;
         n = k < count ? k : count;
@@ -45,7 +45,7 @@ template <bool FIXED>
 static __global__ void XDI_CUDA_KERNEL
 xdi_cuda_gold_keys_kernel(const __grid_constant__ xd_xtoken_gold_args a, int64_t blocks) {
     const int64_t chunk = (int64_t)blockIdx.x / blocks, part = (int64_t)blockIdx.x - chunk * blocks;
-    const int64_t own = xdi_cuda_gold_key_blocks(a.rest_count);
+    const int64_t own = xdi_cuda_gold_key_blocks(a.map.rest_count);
     const bool others = part >= own;
     const int64_t begin = (others ? part - own : part) * XDI_CUDA_KEYS, first = others ? 0 : a.student.first;
     const xdi_cuda_gold_list list(a, chunk, others);
@@ -210,7 +210,7 @@ static xd_result xdi_cuda_gold_tails(const xd_launch *launch, const xd_xtoken_go
 
 /* Keys, their sort, and what it means. */
 template <bool FIXED> static xd_result xdi_cuda_gold_lists(const xd_launch *launch, const xd_xtoken_gold_args *a) {
-    const int64_t keys = xdi_cuda_gold_key_blocks(a->rest_count) + xdi_cuda_gold_key_blocks(a->other_rest_count);
+    const int64_t keys = xdi_cuda_gold_key_blocks(a->map.rest_count) + xdi_cuda_gold_key_blocks(a->map.other_rest_count);
     const int64_t ranks = a->k > 0 ? xdi_cuda_gold_key_blocks(a->k) : 1;
     if (a->k > 0)
         XD_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->count * keys, XDI_CUDA_TEAM_BLOCK), xdi_cuda_gold_keys_kernel<FIXED>, *a,

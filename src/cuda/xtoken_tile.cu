@@ -27,7 +27,7 @@ struct xdi_cuda_gold_room {
         const int64_t part = (int64_t)(a.fixed ? sizeof(xdi_cuda_gold_part<true>) : sizeof(xdi_cuda_gold_part<false>));
         uintptr_t at = start;
         parts = (a.student.columns + XDI_CUDA_PAIR_COLUMNS - 1) / XDI_CUDA_PAIR_COLUMNS;
-        width = rounded(a.rest_count) + rounded(a.other_rest_count);
+        width = rounded(a.map.rest_count) + rounded(a.map.other_rest_count);
         keys = reinterpret_cast<float *>(at);
         at += (uintptr_t)(a.count * width) * sizeof(float);
         lse = reinterpret_cast<double *>(at);
@@ -40,7 +40,7 @@ struct xdi_cuda_gold_room {
         return (count + 3) / 4 * 4; /* so that lists begin on 16 bytes */
     }
     __device__ float *list(const xd_xtoken_gold_args &a, int64_t chunk, bool others) const {
-        return keys + chunk * width + (others ? rounded(a.rest_count) : 0);
+        return keys + chunk * width + (others ? rounded(a.map.rest_count) : 0);
     }
 };
 
@@ -108,13 +108,13 @@ static __global__ void XDI_CUDA_KERNEL xdi_cuda_gold_partners_kernel(const __gri
     const int64_t i = xdi_cuda_flat_index();
     if (i < 2) {
         const int64_t first = a.student.first, id = i == 0 ? first : first + a.student.columns;
-        xdi_cuda_gold_bounds(a, false)[i] = (int32_t)xdi_cuda_lower_bound(a.rest, a.rest_count, id);
+        xdi_cuda_gold_bounds(a, false)[i] = (int32_t)xdi_cuda_lower_bound(a.map.rest, a.map.rest_count, id);
         xdi_cuda_gold_bounds(a, true)[i] =
-            (int32_t)xdi_cuda_lower_bound(a.other_rest, a.other_rest_count, i == 0 ? 0 : a.teacher.columns);
+            (int32_t)xdi_cuda_lower_bound(a.map.other_rest, a.map.other_rest_count, i == 0 ? 0 : a.teacher.columns);
     }
-    if (i >= a.pairs) return;
-    const int64_t v = a.pair[i] - a.student.first;
-    if (v >= 0 && v < a.student.columns) a.partner[v] = a.other[i];
+    if (i >= a.map.pairs) return;
+    const int64_t v = a.map.pair[i] - a.student.first;
+    if (v >= 0 && v < a.student.columns) a.partner[v] = a.map.other[i];
 }
 
 static xd_result xdi_cuda_gold_partners(const xd_launch *launch, const xd_xtoken_gold_args *a) {
@@ -122,7 +122,7 @@ static xd_result xdi_cuda_gold_partners(const xd_launch *launch, const xd_xtoken
     if (width > 0) XD_TRY(xdi_cuda_fill(launch, a->partner, 0xff, (size_t)width * sizeof *a->partner));
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->pairs), xdi_cuda_gold_partners_kernel, *a);
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->map.pairs), xdi_cuda_gold_partners_kernel, *a);
 }
 
 /* ---- means of a chunk ---- */

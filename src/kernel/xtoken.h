@@ -197,8 +197,8 @@ typedef struct xd_xtoken_pair_args {
     float *scratch; /* [XD_XTOKEN_SCRATCH] */
 } xd_xtoken_pair_args;
 
-/* A tile of chunks of pairs and tails whose rows are all on this rank. Of a shard, its most likely pair's mean and student id, and
- * the teacher's mean and student id of the pair that is most likely there; an id of -1: none. */
+/* Of a shard's pairs in a chunk: the mean and student id of the most likely one, and the teacher's mean and student id of the one that
+ * is most likely there; an id of -1: none. */
 enum {
     XD_XTOKEN_GOLD_MEAN,
     XD_XTOKEN_GOLD_PAIR,
@@ -207,14 +207,20 @@ enum {
     XD_XTOKEN_GOLD_WORDS
 };
 
+/* An exact map in memory of the device. */
+typedef struct xd_xtoken_gold_map {
+    const int32_t *pair, *other; /* [pairs], as in xd_xtoken_pair_args */
+    int64_t pairs;
+    const int32_t *rest, *other_rest; /* ids without a partner, ascending */
+    int64_t rest_count, other_rest_count;
+} xd_xtoken_gold_map;
+
+/* A tile of chunks of pairs and tails whose rows are all on this rank. */
 typedef struct xd_xtoken_gold_args {
     xd_xtoken_rows student, teacher; /* by their places; the teacher's lse is not known */
     int64_t count;                   /* chunks */
     xd_xtoken_chunk *chunks;         /* [count] */
-    const int32_t *pair, *other;     /* [pairs], as in xd_xtoken_pair_args */
-    int64_t pairs;
-    const int32_t *rest, *other_rest; /* ids without a partner, ascending */
-    int64_t rest_count, other_rest_count;
+    xd_xtoken_gold_map map;
     int64_t k; /* of the tails */
     bool reverse, fixed, write;
     int32_t *partner;  /* [student columns + 11] of this shard's ids, or -1; then what the kernels keep */
@@ -481,7 +487,8 @@ typedef struct xd_xtoken_kernels {
     xd_result (*gold_merge)(const xd_launch *launch, const xd_xtoken_gold_args *args);
     /* chunks and delta, from sums over all shards; then the gradient. */
     xd_result (*gold_close)(const xd_launch *launch, const xd_xtoken_gold_args *args);
-    xd_result (*gold_gradient)(const xd_launch *launch, const xd_xtoken_gold_args *args, const xd_xtoken_gradient *to);
+    xd_result (*gold_gradient)(const xd_launch *launch, const xd_xtoken_gold_args *args,
+                               const xd_xtoken_gradient *to);
 } xd_xtoken_kernels;
 
 #endif

@@ -42,7 +42,8 @@ enum { XDI_GOLD_ROOM = 1 << 24, XDI_GOLD_MOST = 1 << 26 };
 
 static int64_t xdi_gold_at_once(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t tile) {
     const int64_t chunks = xdi_xtoken_most(term->teacher->chunks, 1);
-    const int64_t most = xdi_xtoken_fits(x->d.tile > 0 ? XDI_GOLD_MOST : XDI_GOLD_ROOM, xdi_xtoken_most(x->columns, 1));
+    const int64_t most =
+        xdi_xtoken_fits(x->d.tile > 0 ? XDI_GOLD_MOST : XDI_GOLD_ROOM, xdi_xtoken_most(x->columns, 1));
     if (!x->kernels->xtoken.gold_bytes) return 1;
     if (x->d.tile == 0 || tile > most) tile = most;
     return tile < chunks ? tile : chunks;
@@ -64,15 +65,16 @@ static void xdi_gold_size_tile(const xdi_xtoken *x, const xdi_xtoken_term *term,
     a.student.columns = x->columns;
     a.teacher.count = term->held;
     a.count = tile;
-    a.rest_count = map ? map->student_rest_count : 0;
-    a.other_rest_count = map ? map->teacher_rest_count : 0;
+    a.map.rest_count = map ? map->student_rest_count : 0;
+    a.map.other_rest_count = map ? map->teacher_rest_count : 0;
     a.fixed = x->fixed;
     s->cells = xdi_xtoken_most(s->cells, 2 * tile);
     s->tail = xdi_xtoken_most(s->tail, tile * (XD_XTOKEN_GOLD_WORDS + xdi_gold_tail(x, map)));
     s->merged = xdi_xtoken_most(s->merged, 2 * tile);
     s->means = xdi_xtoken_most(s->means, tile * x->columns);
     s->slots = xdi_xtoken_most(s->slots, x->columns + 11);
-    s->scratch = xdi_xtoken_most(s->scratch, (int64_t)(x->kernels->xtoken.gold_bytes(&a) / sizeof(float)) + 1);
+    s->scratch =
+        xdi_xtoken_most(s->scratch, (int64_t)(x->kernels->xtoken.gold_bytes(&a) / sizeof(float)) + 1);
 }
 
 static void xdi_gold_size(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xtoken_sizes *s) {
@@ -262,7 +264,8 @@ static xd_result xdi_gold_run_chunk(const xdi_xtoken *x, const xdi_xtoken_term *
 
 /* ---- tiles ---- */
 
-static xd_xtoken_gold_args xdi_gold_tile_of(const xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_xtoken_tile *tile) {
+static xd_xtoken_gold_args xdi_gold_tile_of(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                            const xdi_xtoken_tile *tile) {
     const xdi_gold *g = (const xdi_gold *)term->own;
     const xd_exact_map *map = term->teacher->gold.map;
     xd_xtoken_gold_args a;
@@ -270,14 +273,15 @@ static xd_xtoken_gold_args xdi_gold_tile_of(const xdi_xtoken *x, const xdi_xtoke
     a.student = xdi_xtoken_student_tile(x, term, tile);
     a.teacher = xdi_xtoken_teacher_tile(x, term, tile);
     a.count = tile->count;
-    a.chunks = (xd_xtoken_chunk *)xdi_xtoken_there(&x->lists, term->chunks + xdi_xtoken_tile_start(&term->places, tile));
-    a.pair = xdi_gold_there(x, g->pair);
-    a.other = xdi_gold_there(x, g->other);
-    a.pairs = map->pairs;
-    a.rest = xdi_gold_there(x, g->rest);
-    a.rest_count = map->student_rest_count;
-    a.other_rest = xdi_gold_there(x, g->other_rest);
-    a.other_rest_count = map->teacher_rest_count;
+    a.chunks = (xd_xtoken_chunk *)xdi_xtoken_there(&x->lists,
+                                                   term->chunks + xdi_xtoken_tile_start(&term->places, tile));
+    a.map.pair = xdi_gold_there(x, g->pair);
+    a.map.other = xdi_gold_there(x, g->other);
+    a.map.pairs = map->pairs;
+    a.map.rest = xdi_gold_there(x, g->rest);
+    a.map.rest_count = map->student_rest_count;
+    a.map.other_rest = xdi_gold_there(x, g->other_rest);
+    a.map.other_rest_count = map->teacher_rest_count;
     a.k = g->tail;
     a.reverse = x->d.reverse;
     a.fixed = x->fixed;
@@ -297,7 +301,8 @@ static xd_xtoken_gold_args xdi_gold_tile_of(const xdi_xtoken *x, const xdi_xtoke
     return a;
 }
 
-static xd_result xdi_gold_run_tile(const xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_xtoken_tile *tile) {
+static xd_result xdi_gold_run_tile(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                   const xdi_xtoken_tile *tile) {
     const xd_xtoken_kernels *kernels = &x->kernels->xtoken;
     xd_xtoken_gold_args a = xdi_gold_tile_of(x, term, tile);
     const xd_xtoken_gradient to = xdi_xtoken_gradient_of(x, a.student);
@@ -314,7 +319,8 @@ static xd_result xdi_gold_run_tile(const xdi_xtoken *x, const xdi_xtoken_term *t
 }
 
 /* The chunks of a tile, one after the other. */
-static xd_result xdi_gold_run_chunks(const xdi_xtoken *x, const xdi_xtoken_term *term, const xdi_xtoken_tile *tile) {
+static xd_result xdi_gold_run_chunks(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                     const xdi_xtoken_tile *tile) {
     for (int64_t i = 0; i < tile->count; i++) {
         const xdi_xtoken_tile one = { tile->b, tile->first + i, 1, tile->comm };
         XD_TRY(xdi_gold_run_chunk(x, term, &one));
@@ -376,8 +382,9 @@ static void xdi_gold_tell(xdi_xtoken *x, const xdi_xtoken_term *term) {
 }
 
 XD_PRIVATE const xdi_xtoken_kind *xdi_gold_kind(void) {
-    static const xdi_xtoken_kind kind = { XDI_KIND_EVEN_COMPAT, xdi_gold_check, xdi_gold_at_once, xdi_gold_size,
-                                          xdi_gold_layout,      NULL,           NULL,         xdi_gold_fill,
-                                          xdi_gold_run,         xdi_gold_tell,  NULL };
+    static const xdi_xtoken_kind kind = {
+        XDI_KIND_EVEN_COMPAT, xdi_gold_check, xdi_gold_at_once, xdi_gold_size, xdi_gold_layout, NULL, NULL,
+        xdi_gold_fill,        xdi_gold_run,   xdi_gold_tell,    NULL
+    };
     return &kind;
 }

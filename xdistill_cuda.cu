@@ -9932,10 +9932,10 @@ struct xdi_cuda_xtoken_power {
     float base, factor, rest; /* 2^((z - base) factor - rest) */
 
     __device__ void set(double lse, double temperature) {
-        const double most = 3.4e38, scaled = lse * temperature;
+        const double most = 3.4e38, scaled = __dmul_rn(lse, temperature);
         base = (float)(fabs(scaled) > most && isfinite(lse) ? copysign(most, scaled) : scaled);
         factor = xdi_cuda_factor(XDI_CUDA_LOG2E / temperature);
-        rest = isfinite(lse) ? (float)((lse - (double)base / temperature) * XDI_CUDA_LOG2E) : 0.0f;
+        rest = isfinite(lse) ? (float)__dmul_rn(__dsub_rn(lse, __ddiv_rn((double)base, temperature)), XDI_CUDA_LOG2E) : 0.0f;
     }
     __device__ float operator()(float z) const {
         return xdi_cuda_power(__fsub_rn(__fmul_rn(__fsub_rn(z, base), factor), rest));
@@ -14196,4 +14196,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 f59655eb723b8a1843507dc77d8bdaabca47a3ff9d4878f640bcd3bf624ddad3 */
+/* xdistill sha256 492a8ad2645cf8e85a91c2692dd6de8cab76b578b1b18939bed77bb69ac36854 */

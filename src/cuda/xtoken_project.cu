@@ -7,10 +7,10 @@ struct xdi_cuda_xtoken_power {
     float base, factor, rest; /* 2^((z - base) factor - rest) */
 
     __device__ void set(double lse, double temperature) {
-        const double most = 3.4e38, scaled = lse * temperature;
+        const double most = 3.4e38, scaled = __dmul_rn(lse, temperature);
         base = (float)(fabs(scaled) > most && isfinite(lse) ? copysign(most, scaled) : scaled);
         factor = xdi_cuda_factor(XDI_CUDA_LOG2E / temperature);
-        rest = isfinite(lse) ? (float)((lse - (double)base / temperature) * XDI_CUDA_LOG2E) : 0.0f;
+        rest = isfinite(lse) ? (float)__dmul_rn(__dsub_rn(lse, __ddiv_rn((double)base, temperature)), XDI_CUDA_LOG2E) : 0.0f;
     }
     __device__ float operator()(float z) const {
         return xdi_cuda_power(__fsub_rn(__fmul_rn(__fsub_rn(z, base), factor), rest));

@@ -10490,7 +10490,7 @@ struct xdi_cuda_grade_line {
     xdi_cuda_xtoken_power power, one; /* at the temperature, and at 1 */
     float delta, ce;
     int64_t row, label;
-    bool add, soft;
+    int add, soft; /* flags; lines have no gaps, as they are copied whole */
 };
 
 /* A row of the call, or of the logits. */
@@ -10503,6 +10503,7 @@ static __device__ inline void xdi_cuda_grade_begin(const xdi_cuda_grade &f, int6
     const xd_xtoken_rows &x = f.to.x;
     const double delta = f.delta ? f.delta[i] : 0.0;
     double ce = 0.0;
+    *w = xdi_cuda_grade_line();
     w->row = xdi_cuda_grade_row(f, i);
     w->add = f.to.written[w->row] != 0;
     if (!w->add && f.to.ce_factor) ce = f.to.ce_factor[w->row] * f.to.ce_weight;
@@ -14196,4 +14197,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 492a8ad2645cf8e85a91c2692dd6de8cab76b578b1b18939bed77bb69ac36854 */
+/* xdistill sha256 4ee66e4a650546d4a7d6e1fbd5cf22fdfdc8157c621e22c48092b9fb7fd0ec9b */

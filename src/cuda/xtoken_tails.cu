@@ -161,8 +161,9 @@ static __device__ inline void xdi_cuda_gold_join(const xd_xtoken_gold_args &a, i
     if (threadIdx.x >= XDI_CUDA_WARP) return;
     for (int64_t i = (int64_t)threadIdx.x; i < room.parts; i += XDI_CUDA_WARP) {
         mine.whole = typename sums_type::join()(mine.whole, parts[i].sums);
-        mean = xdi_cuda_top_join()(mean, parts[i].mean);
-        other = xdi_cuda_top_join()(other, parts[i].other);
+        const xdi_cuda_top one = { parts[i].mean.value, parts[i].mean.at }, two = { parts[i].other.value, parts[i].other.at };
+        mean = xdi_cuda_top_join()(mean, one);
+        other = xdi_cuda_top_join()(other, two);
     }
     const typename sums_type::totals totals = xdi_cuda_team_totals<XDI_CUDA_WARP>(mine);
     mean = xdi_cuda_warp_reduce(mean, xdi_cuda_top_join());

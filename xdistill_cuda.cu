@@ -1201,9 +1201,11 @@ static __device__ inline void xdi_cuda_walk4(xdi_cuda_span span, bool wide, Four
 /* >>cuda/copy.cu */
 
 /* Strided copies, many in a launch: the blocks of a redistribution, and arrays whose dtype does not change. Reads
- * and writes every byte once, 16 at a time where addresses, strides and lengths allow; coordinates are computed from
- * the index by divisions, whose time is hidden by that of memory. Grid: one block of 256 threads per chunk of 16384
- * units. */
+ * and writes every byte once, 16 at a time where addresses, strides and lengths allow, with four loads of a thread on their way.
+ * A thread computes the coordinates of its first unit by divisions and those of the others by additions. Grid: one block of 256
+ * threads per chunk of 16384 units. */
+
+enum { XDI_CUDA_MOVE_AHEAD = 4 };
 
 struct xdi_cuda_move {
     char *to;
@@ -1214,33 +1216,81 @@ struct xdi_cuda_move {
     int64_t units;
 };
 
-template <typename T> static __device__ inline void xdi_cuda_move_unit(char *to, const char *from) {
-    *reinterpret_cast<T *>(to) = *reinterpret_cast<const T *>(from);
+/* Both are not negative; those of a real tensor are below 2^32. */
+static __device__ inline int64_t xdi_cuda_move_divide(int64_t a, int64_t b) {
+    return (((uint64_t)a | (uint64_t)b) >> 32) == 0 ? (int64_t)((uint32_t)a / (uint32_t)b) : a / b;
 }
 
-static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
+/* Where a thread is in a move. The outer dimensions are computed anew when the last one is at its end. */
+struct xdi_cuda_move_at {
+    const xdi_cuda_move &m;
+    int64_t to, from; /* of the outer dimensions, in bytes */
+    int64_t outer, last; /* index of these, and coordinate in the last */
+
+    __device__ xdi_cuda_move_at(const xdi_cuda_move &move, int64_t i) : m(move) {
+        const int64_t extent = m.extent[m.ndim - 1];
+        outer = xdi_cuda_move_divide(i, extent);
+        last = i - outer * extent;
+        find();
+    }
+    __device__ void find() {
+        int64_t i = outer;
+        to = from = 0;
+        for (int d = m.ndim - 2; d >= 0; d--) {
+            const int64_t next = d > 0 ? xdi_cuda_move_divide(i, m.extent[d]) : 0, at = i - next * m.extent[d];
+            to += at * m.to_stride[d];
+            from += at * m.from_stride[d];
+            i = next;
+        }
+    }
+    __device__ void advance(int64_t step) {
+        const int64_t extent = m.extent[m.ndim - 1];
+        last += step;
+        if (last < extent) return;
+        const int64_t rows = last < 2 * extent ? 1 : xdi_cuda_move_divide(last, extent);
+        outer += rows;
+        last -= rows * extent;
+        find();
+    }
+};
+
+/* Each of a thread's units, `step` apart: several loads before the first store. */
+template <typename T> static __device__ inline void xdi_cuda_move_units(const xdi_cuda_move &m, int64_t begin, int64_t end, int step) {
+    const int d = m.ndim - 1;
+    const int64_t to_stride = m.to_stride[d], from_stride = m.from_stride[d];
+    xdi_cuda_move_at at(m, begin);
+    while (begin < end) {
+        T units[XDI_CUDA_MOVE_AHEAD];
+        char *to[XDI_CUDA_MOVE_AHEAD];
+        XD_UNROLL
+        for (int k = 0; k < XDI_CUDA_MOVE_AHEAD; k++) {
+            if (begin + k * step >= end) continue;
+            to[k] = m.to + at.to + at.last * to_stride;
+            units[k] = *reinterpret_cast<const T *>(m.from + at.from + at.last * from_stride);
+            at.advance(step);
+        }
+        XD_UNROLL
+        for (int k = 0; k < XDI_CUDA_MOVE_AHEAD; k++)
+            if (begin + k * step < end) *reinterpret_cast<T *>(to[k]) = units[k];
+        begin += XDI_CUDA_MOVE_AHEAD * step;
+    }
+}
+
+static __global__ void __launch_bounds__(XDI_CUDA_THREADS, 1)
     xdi_cuda_move_kernel(const __grid_constant__ xdi_cuda_list<xdi_cuda_move> list, const xd_status *status) {
     if (xd_status_refuses(status)) return;
     const int k = xdi_cuda_list_find(list, blockIdx.x);
     const xdi_cuda_move &m = list.at[k];
-    xdi_cuda_walk(
-        xdi_cuda_span_of(blockIdx.x - list.first(k), m.units), false, [](int64_t) {},
-        [&](int64_t i) {
-            int64_t to = 0, from = 0;
-            for (int d = m.ndim - 1; d >= 0; d--) {
-                const int64_t outer = d > 0 ? i / m.extent[d] : 0, at = i - outer * m.extent[d];
-                to += at * m.to_stride[d];
-                from += at * m.from_stride[d];
-                i = outer;
-            }
-            switch (m.unit) {
-            case 16: xdi_cuda_store16(m.to + to, xdi_cuda_load16(m.from + from)); break;
-            case 8: xdi_cuda_move_unit<uint64_t>(m.to + to, m.from + from); break;
-            case 4: xdi_cuda_move_unit<uint32_t>(m.to + to, m.from + from); break;
-            case 2: xdi_cuda_move_unit<uint16_t>(m.to + to, m.from + from); break;
-            default: m.to[to] = m.from[from]; break;
-            }
-        });
+    const xdi_cuda_span span = xdi_cuda_span_of(blockIdx.x - list.first(k), m.units);
+    const int64_t begin = span.begin + (int64_t)threadIdx.x;
+    if (begin >= span.end) return;
+    switch (m.unit) {
+    case 16: xdi_cuda_move_units<xdi_cuda_bits16>(m, begin, span.end, XDI_CUDA_THREADS); break;
+    case 8: xdi_cuda_move_units<uint64_t>(m, begin, span.end, XDI_CUDA_THREADS); break;
+    case 4: xdi_cuda_move_units<uint32_t>(m, begin, span.end, XDI_CUDA_THREADS); break;
+    case 2: xdi_cuda_move_units<uint16_t>(m, begin, span.end, XDI_CUDA_THREADS); break;
+    default: xdi_cuda_move_units<uint8_t>(m, begin, span.end, XDI_CUDA_THREADS); break;
+    }
 }
 
 /* The largest unit, up to `limit`, that divides every address, stride and length. */
@@ -8077,37 +8127,65 @@ static xd_result xdi_cuda_rows_finish(const xd_launch *launch, const xd_row_args
 
 /* ---- columns ---- */
 
-/* One thread a column, so that a warp reads along the row. */
+/* A block has 256 columns. Each of its warps sees every eighth row, eight columns a lane and four rows ahead. */
+enum { XDI_CUDA_MAXIMA_WARPS = XDI_CUDA_TEAM_BLOCK / XDI_CUDA_WARP, XDI_CUDA_MAXIMA_AHEAD = 4 };
+
+template <typename T>
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_rows_column_maxima_kernel(
     const __grid_constant__ xd_rows logits, const uint8_t *mask, int64_t columns, float *maxima) {
-    const int64_t c = xdi_cuda_flat_index();
-    if (c >= columns) return;
-    float max = -INFINITY;
-    for (int64_t r = 0; r < logits.rows; r++) {
-        const float value = !mask || mask[r] ? xdi_cuda_element(logits, r, c) : -INFINITY;
-        if (value > max) max = value;
+    XD_SHARED(float, best, [XDI_CUDA_MAXIMA_WARPS * XDI_CUDA_TEAM_BLOCK]);
+    const int lane = (int)threadIdx.x % XDI_CUDA_WARP, warp = (int)threadIdx.x / XDI_CUDA_WARP;
+    const int64_t first = (int64_t)blockIdx.x * XDI_CUDA_TEAM_BLOCK, c = first + lane * XDI_CUDA_EIGHT;
+    const bool whole = c + XDI_CUDA_EIGHT <= columns && xdi_cuda_is_aligned16(xdi_cuda_row<T>(logits, 0)) &&
+                       xdi_cuda_stride(logits) * (int64_t)sizeof(T) % 16 == 0;
+    xdi_cuda_places<T, false> places;
+    for (int64_t r = warp; r < logits.rows; r += XDI_CUDA_MAXIMA_WARPS * XDI_CUDA_MAXIMA_AHEAD) {
+        xdi_cuda_raw<T> raw[XDI_CUDA_MAXIMA_AHEAD];
+        bool has[XDI_CUDA_MAXIMA_AHEAD];
+        XD_UNROLL
+        for (int k = 0; k < XDI_CUDA_MAXIMA_AHEAD; k++) {
+            const int64_t at = r + k * XDI_CUDA_MAXIMA_WARPS;
+            has[k] = at < logits.rows && (!mask || mask[at]) && c < columns;
+            if (!has[k]) continue;
+            if (whole)
+                raw[k].load(xdi_cuda_row<T>(logits, at) + c);
+            else
+                raw[k] = xdi_cuda_raw_of(xdi_cuda_row<T>(logits, at), c, columns);
+        }
+        XD_UNROLL
+        for (int k = 0; k < XDI_CUDA_MAXIMA_AHEAD; k++)
+            if (has[k]) places.see(raw[k]);
     }
-    maxima[c] = max;
+    XD_UNROLL
+    for (int i = 0; i < XDI_CUDA_EIGHT; i++) best[warp * XDI_CUDA_TEAM_BLOCK + lane * XDI_CUDA_EIGHT + i] = places.value(i);
+    __syncthreads();
+    float max = -INFINITY;
+    for (int w = 0; w < XDI_CUDA_MAXIMA_WARPS; w++) max = fmaxf(max, best[w * XDI_CUDA_TEAM_BLOCK + (int)threadIdx.x]);
+    if (first + (int64_t)threadIdx.x < columns) maxima[first + (int64_t)threadIdx.x] = max;
 }
 
 static xd_result xdi_cuda_rows_column_maxima(const xd_launch *launch, const xd_rows *logits,
                                              const uint8_t *mask, int64_t columns, float *maxima) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(columns), xdi_cuda_rows_column_maxima_kernel, *logits,
-                           mask, columns, maxima);
+    XDI_CUDA_LOGITS(logits->dtype, T, {
+        return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(columns), xdi_cuda_rows_column_maxima_kernel<T>, *logits,
+                               mask, columns, maxima);
+    })
 }
 
 /* One block a row. */
+template <typename T>
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_rows_voters_kernel(const __grid_constant__ xd_rows logits,
                                                                    const uint8_t *mask, int64_t columns,
                                                                    uint8_t *voters) {
     const int64_t r = (int64_t)blockIdx.x;
-    int bad = mask && !mask[r];
-    for (int64_t c = (int64_t)threadIdx.x; c < columns && !bad; c += XDI_CUDA_TEAM_BLOCK)
-        if (!(xdi_cuda_element(logits, r, c) < INFINITY)) bad = 1;
-    bad = __syncthreads_or(bad);
-    if (threadIdx.x == 0) voters[r] = (uint8_t)!bad;
+    const bool counts = !mask || mask[r];
+    xdi_cuda_places<T, true> places;
+    xdi_cuda_each_eight<XDI_CUDA_TEAM_BLOCK>(xdi_cuda_row<T>(logits, r), counts ? columns : 0,
+                                             [&](const xdi_cuda_raw<T> &raw, int64_t) { places.see(raw); });
+    const int bad = __syncthreads_or(!(xdi_cuda_largest_of(places) < INFINITY));
+    if (threadIdx.x == 0) voters[r] = (uint8_t)(counts && !bad);
 }
 
 static xd_result xdi_cuda_rows_voters(const xd_launch *launch, const xd_rows *logits, const uint8_t *mask,
@@ -8115,8 +8193,10 @@ static xd_result xdi_cuda_rows_voters(const xd_launch *launch, const xd_rows *lo
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
     if (logits->rows == 0) return XD_OK;
-    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(logits->rows, XDI_CUDA_TEAM_BLOCK), xdi_cuda_rows_voters_kernel,
-                           *logits, mask, columns, voters);
+    XDI_CUDA_LOGITS(logits->dtype, T, {
+        return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(logits->rows, XDI_CUDA_TEAM_BLOCK),
+                               xdi_cuda_rows_voters_kernel<T>, *logits, mask, columns, voters);
+    })
 }
 
 /* ---- rows that are kept: a block each ---- */
@@ -8155,8 +8235,10 @@ static xd_result xdi_cuda_rows_load(xd_ctx *ctx) {
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_total_kernel<true>));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_total_kernel<false>));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_finish_kernel));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_column_maxima_kernel));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_voters_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_column_maxima_kernel<float>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_column_maxima_kernel<xdi_cuda_bf16>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_voters_kernel<float>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_voters_kernel<xdi_cuda_bf16>));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_keep_kernel));
     return xdi_cuda_sort_load(ctx);
 }
@@ -9773,49 +9855,51 @@ enum {
     XDI_CUDA_SELECT_BYTES = XDI_CUDA_SELECT_MANY * 8 /* dynamic shared memory */
 };
 
-/* The keys, then the columns; the sort works in the same memory. */
-struct xdi_cuda_select_list {
-    uint32_t keys[XDI_CUDA_SELECT_MANY], columns[XDI_CUDA_SELECT_MANY];
+/* The keys, then the columns, EACH a thread; the sort works in the same memory, or a little more. */
+template <int EACH> struct xdi_cuda_select_list {
+    uint32_t keys[XDI_CUDA_SELECT_TEAM * EACH], columns[XDI_CUDA_SELECT_TEAM * EACH];
 };
 
 #if !defined(XD_EMU)
-typedef cub::BlockRadixSort<uint32_t, XDI_CUDA_SELECT_TEAM, XDI_CUDA_SELECT_EACH, uint32_t> xdi_cuda_select_sorter;
-static_assert(sizeof(xdi_cuda_select_sorter::TempStorage) <= sizeof(xdi_cuda_select_list), "the sort's room");
+template <int EACH> struct xdi_cuda_select_sorter {
+    typedef cub::BlockRadixSort<uint32_t, XDI_CUDA_SELECT_TEAM, EACH, uint32_t> type;
+};
+static_assert(sizeof(xdi_cuda_select_sorter<XDI_CUDA_SELECT_EACH>::type::TempStorage) <= XDI_CUDA_SELECT_BYTES, "the sort's room");
 #endif
 
 /* Sorts a full list by descending keys, equal ones in their order. Calls put(rank, key, column) with all. The keys' bits that differ are
  * [first, end). */
-template <typename Put>
-static __device__ inline void xdi_cuda_select_sort(xdi_cuda_select_list *list, int first, int end, Put put) {
+template <int EACH, typename Put>
+static __device__ inline void xdi_cuda_select_sort(xdi_cuda_select_list<EACH> *list, int first, int end, Put put) {
 #if !defined(XD_EMU)
-    uint32_t keys[XDI_CUDA_SELECT_EACH], columns[XDI_CUDA_SELECT_EACH];
+    typedef typename xdi_cuda_select_sorter<EACH>::type sorter;
+    uint32_t keys[EACH], columns[EACH];
     XD_UNROLL
-    for (int i = 0; i < XDI_CUDA_SELECT_EACH; i++) {
-        keys[i] = list->keys[threadIdx.x * XDI_CUDA_SELECT_EACH + i];
-        columns[i] = list->columns[threadIdx.x * XDI_CUDA_SELECT_EACH + i];
+    for (int i = 0; i < EACH; i++) {
+        keys[i] = list->keys[threadIdx.x * EACH + i];
+        columns[i] = list->columns[threadIdx.x * EACH + i];
     }
     __syncthreads();
-    xdi_cuda_select_sorter(*reinterpret_cast<xdi_cuda_select_sorter::TempStorage *>(list))
-        .SortDescendingBlockedToStriped(keys, columns, first, end);
+    sorter(*reinterpret_cast<typename sorter::TempStorage *>(list)).SortDescendingBlockedToStriped(keys, columns, first, end);
     XD_UNROLL
-    for (int i = 0; i < XDI_CUDA_SELECT_EACH; i++) put((int)threadIdx.x + i * XDI_CUDA_SELECT_TEAM, keys[i], columns[i]);
+    for (int i = 0; i < EACH; i++) put((int)threadIdx.x + i * XDI_CUDA_SELECT_TEAM, keys[i], columns[i]);
 #else
     (void)first, (void)end;
-    xdi_cuda_bitonic<XDI_CUDA_SELECT_TEAM>(XDI_CUDA_SELECT_MANY, [=](int64_t low, int64_t high) {
+    xdi_cuda_bitonic<XDI_CUDA_SELECT_TEAM>(XDI_CUDA_SELECT_TEAM * EACH, [=](int64_t low, int64_t high) {
         const uint32_t x = list->keys[low], y = list->keys[high];
         if (x > y || (x == y && list->columns[low] < list->columns[high])) return;
         std::swap(list->keys[low], list->keys[high]);
         std::swap(list->columns[low], list->columns[high]);
     });
     XD_UNROLL_N(1)
-    for (int j = (int)threadIdx.x; j < XDI_CUDA_SELECT_MANY; j += XDI_CUDA_SELECT_TEAM) put(j, list->keys[j], list->columns[j]);
+    for (int j = (int)threadIdx.x; j < XDI_CUDA_SELECT_TEAM * EACH; j += XDI_CUDA_SELECT_TEAM) put(j, list->keys[j], list->columns[j]);
 #endif
 }
 
 template <typename T>
 static __global__ void __launch_bounds__(XDI_CUDA_SELECT_TEAM)
     xdi_cuda_select_many_kernel(const __grid_constant__ xd_select_args a) {
-    XD_DYN_SHARED(xdi_cuda_select_list, list);
+    XD_DYN_SHARED(xdi_cuda_select_list<XDI_CUDA_SELECT_EACH>, list);
     const int64_t r = (int64_t)blockIdx.x, n = a.k < a.columns ? a.k : a.columns;
     if (r >= a.logits.rows) return; /* the whole block returns */
     const T *row = xdi_cuda_row<T>(a.logits, r);
@@ -9997,41 +10081,7 @@ static __device__ inline float xdi_cuda_xtoken_p(const xd_xtoken_rows &x, int64_
         __VA_ARGS__                       \
     }
 
-/* ---- project: one warp per cell, which goes through the cell's column of the matrix once per row ---- */
-
-template <bool FIXED>
-static __global__ void XDI_CUDA_WIDE_KERNEL
-xdi_cuda_xtoken_project_kernel(const __grid_constant__ xd_xtoken_project_args a) {
-    const int64_t cell = xdi_cuda_team_row<XDI_CUDA_WARP>(), k = a.matrix.k;
-    const xd_xtoken_projection &m = a.matrix.projection;
-    if (cell >= a.place_count * k) return;
-    const int64_t place = cell / k, column = a.matrix.ids[cell % k];
-    const int64_t begin = m.column_begin[column], end = m.column_begin[column + 1];
-    xdi_cuda_sums<1, FIXED> mine;
-    for (int64_t i = 0; i < a.x.count; i++) {
-        if (a.x.places[i] != place) continue;
-        const int64_t row = a.x.rows[i];
-        for (int64_t e = begin + xdi_cuda_team_thread<XDI_CUDA_WARP>(); e < end; e += XDI_CUDA_WARP) {
-            const int64_t v = m.student_id[e] - a.x.first;
-            if (v < 0 || v >= a.x.columns) continue;
-            mine.add_wide(0, __dmul_rn((double)m.column_weight[e], (double)xdi_cuda_xtoken_p(a.x, row, v)));
-        }
-    }
-    const typename xdi_cuda_sums<1, FIXED>::totals totals = xdi_cuda_team_totals<XDI_CUDA_WARP>(mine);
-    if (xdi_cuda_team_thread<XDI_CUDA_WARP>() == 0) xdi_cuda_cell_join(a.cells, cell, totals);
-}
-
-static xd_result xdi_cuda_xtoken_project(const xd_launch *launch, const xd_xtoken_project_args *a) {
-    xdi_cuda_scope scope(launch);
-    XD_TRY(scope.result);
-    if (a->x.count == 0) return XD_OK;
-    XDI_CUDA_CELLS(a->fixed, FIXED, {
-        return XDI_CUDA_LAUNCH(launch, xdi_cuda_team_grid(a->place_count * a->matrix.k, XDI_CUDA_WARP),
-                               xdi_cuda_xtoken_project_kernel<FIXED>, *a);
-    })
-}
-
-/* ---- target: one block per chunk, its rows in order ---- */
+/* ---- lists of a block ---- */
 
 /* The larger; a NaN stays. */
 struct xdi_cuda_larger_or_nan {
@@ -10044,6 +10094,31 @@ static __device__ inline double xdi_cuda_block_sum(double x) {
     return xdi_cuda_block_reduce(x, 0.0, xdi_cuda_add());
 }
 
+/* Calls use(i, then(ask(i))) for i < n, a thread in steps of TEAM, in batches: what is asked for first is under way for all of a batch
+ * before the next load, and these before the first use. */
+template <int TEAM, int AHEAD, typename Ask, typename Then, typename Use>
+static __device__ inline void xdi_cuda_each_ahead(int64_t n, Ask ask, Then then, Use use) {
+    for (int64_t first = (int64_t)threadIdx.x; first < n; first += AHEAD * TEAM) {
+        decltype(ask(first)) asked[AHEAD];
+        decltype(then(ask(first))) values[AHEAD];
+        XD_UNROLL
+        for (int k = 0; k < AHEAD; k++)
+            if (first + k * TEAM < n) asked[k] = ask(first + k * TEAM);
+        XD_UNROLL
+        for (int k = 0; k < AHEAD; k++)
+            if (first + k * TEAM < n) values[k] = then(asked[k]);
+        XD_UNROLL
+        for (int k = 0; k < AHEAD; k++)
+            if (first + k * TEAM < n) use(first + k * TEAM, values[k]);
+    }
+}
+
+struct xdi_cuda_same {
+    template <typename T> __device__ T operator()(T value) const {
+        return value;
+    }
+};
+
 /* ln sum e^at(i) over i < n, on every thread of the block. */
 template <typename At> static __device__ inline double xdi_cuda_block_lse(int64_t n, At at) {
     double max = -(double)INFINITY, sum = 0.0;
@@ -10054,35 +10129,6 @@ template <typename At> static __device__ inline double xdi_cuda_block_lse(int64_
         sum += (double)expf((float)__dsub_rn(at(i), max));
     return max + log(xdi_cuda_block_sum(sum));
 }
-
-template <bool FIXED>
-static __global__ void XDI_CUDA_WIDE_KERNEL
-xdi_cuda_xtoken_target_kernel(const __grid_constant__ xd_xtoken_target_args a) {
-    const int64_t place = (int64_t)blockIdx.x;
-    for (int64_t i = 0; i < a.x.count; i++) {
-        if (a.x.places[i] != place) continue;
-        const int64_t row = a.x.rows[i];
-        const auto at = [&](int64_t j) {
-            return __ddiv_rn((double)xdi_cuda_element(a.x.logits, row, a.ids[j]), a.x.temperature);
-        };
-        double lse = xdi_cuda_block_lse(a.k, at);
-        if (a.x.finite && !a.x.finite[row]) lse = (double)NAN;
-        for (int64_t j = (int64_t)threadIdx.x; j < a.k; j += XDI_CUDA_TEAM_BLOCK)
-            xdi_cuda_cell_add<FIXED>(a.cells, place * a.k + j, __dsub_rn(at(j), lse));
-    }
-}
-
-static xd_result xdi_cuda_xtoken_target(const xd_launch *launch, const xd_xtoken_target_args *a) {
-    xdi_cuda_scope scope(launch);
-    XD_TRY(scope.result);
-    if (a->x.count == 0) return XD_OK;
-    XDI_CUDA_CELLS(a->fixed, FIXED, {
-        return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->place_count, XDI_CUDA_TEAM_BLOCK),
-                               xdi_cuda_xtoken_target_kernel<FIXED>, *a);
-    })
-}
-
-/* ---- divergence: one block per chunk; four reads of its two lists, which stay in the cache ---- */
 
 /* The largest of a list and where it came first. A NaN is never larger. */
 struct xdi_cuda_top {
@@ -10107,254 +10153,6 @@ static __device__ inline int64_t xdi_cuda_block_argmax(const double *x, int64_t 
     return xdi_cuda_block_reduce(top, none, xdi_cuda_top_join()).at;
 }
 
-/* Means of both sides in place; the target is normalised when requested. */
-static __device__ inline void xdi_cuda_xtoken_means(const xd_xtoken_divergence_args &args, const xd_xtoken_chunk &c,
-                                                    double *q, double *a) {
-    for (int64_t j = (int64_t)threadIdx.x; j < args.k; j += XDI_CUDA_TEAM_BLOCK) {
-        q[j] = __ddiv_rn(q[j], c.student);
-        a[j] = __ddiv_rn(a[j], c.teacher);
-    }
-    __syncthreads();
-    if (!args.normalise) return;
-    const double lse = xdi_cuda_block_lse(args.k, [&](int64_t j) { return a[j]; });
-    for (int64_t j = (int64_t)threadIdx.x; j < args.k; j += XDI_CUDA_TEAM_BLOCK) a[j] = __dsub_rn(a[j], lse);
-    __syncthreads();
-}
-
-static __global__ void XDI_CUDA_WIDE_KERNEL
-xdi_cuda_xtoken_divergence_kernel(const __grid_constant__ xd_xtoken_divergence_args args) {
-    const int64_t k = args.k, first = (int64_t)threadIdx.x;
-    xd_xtoken_chunk *c = args.chunks + blockIdx.x;
-    double *q = args.student + (int64_t)blockIdx.x * k, *a = args.teacher + (int64_t)blockIdx.x * k;
-    double mass = 0.0, value = 0.0, dot = 0.0, largest = 0.0;
-    if (!c->compared) {
-        for (int64_t j = first; j < k; j += XDI_CUDA_TEAM_BLOCK) q[j] = 0.0;
-        return;
-    }
-    xdi_cuda_xtoken_means(args, *c, q, a);
-    const bool agree = xdi_cuda_block_argmax(q, k) == xdi_cuda_block_argmax(a, k);
-    for (int64_t j = first; j < k; j += XDI_CUDA_TEAM_BLOCK) mass += q[j];
-    const double z = xdi_cuda_block_sum(mass) + XD_XTOKEN_EPSILON;
-    for (int64_t j = first; j < k; j += XDI_CUDA_TEAM_BLOCK)
-        xd_xtoken_slope(&q[j], a[j], z, args.reverse, &value, &dot);
-    value = xdi_cuda_block_sum(value);
-    dot = xdi_cuda_block_sum(dot);
-    const double factor = xd_xtoken_chunk_factor(c, value);
-    for (int64_t j = first; j < k; j += XDI_CUDA_TEAM_BLOCK) {
-        q[j] = xd_xtoken_scaled(xd_xtoken_slope_of_mean(q[j], dot, z), factor);
-        if (fabs(q[j]) > largest) largest = fabs(q[j]);
-    }
-    largest = xdi_cuda_block_reduce(largest, 0.0, xdi_cuda_larger());
-    if (threadIdx.x != 0) return;
-    c->value = value;
-    c->agree = agree;
-    c->largest = largest;
-    c->delta = xd_xtoken_slope_delta(dot, z) * factor * c->student;
-}
-
-static xd_result xdi_cuda_xtoken_divergence(const xd_launch *launch, const xd_xtoken_divergence_args *a) {
-    xdi_cuda_scope scope(launch);
-    XD_TRY(scope.result);
-    if (a->place_count == 0) return XD_OK;
-    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->place_count, XDI_CUDA_TEAM_BLOCK),
-                           xdi_cuda_xtoken_divergence_kernel, *a);
-}
-
-/* ---- delta: one block per row; reads the row where the matrix has entries ---- */
-
-/* The slots of teacher ids in J: the result of `prepare` for a matrix. */
-static __host__ __device__ inline int32_t *xdi_cuda_xtoken_places(const xd_xtoken_matrix &m) {
-    return static_cast<int32_t *>(m.prepared);
-}
-
-/* (M dy)_v of a row of student ids. `places` holds the index of each teacher id in dy; -1: not in dy. */
-static __device__ inline double xdi_cuda_xtoken_back(const xd_xtoken_projection &m, const int32_t *places,
-                                                     int64_t id, const double *dy) {
-    double sum = 0.0;
-    for (int64_t e = m.row_begin[id]; e < m.row_begin[id + 1]; e++) {
-        const int64_t place = places[m.teacher_id[e]];
-        if (place >= 0) sum = __dadd_rn(sum, __dmul_rn((double)m.weight[e], dy[place]));
-    }
-    return sum;
-}
-
-template <bool FIXED>
-static __global__ void XDI_CUDA_WIDE_KERNEL
-xdi_cuda_xtoken_delta_kernel(const __grid_constant__ xd_xtoken_delta_args a) {
-    const int64_t i = (int64_t)blockIdx.x, row = a.x.rows[i], place = a.x.places[i];
-    const xd_xtoken_projection &m = a.matrix.projection;
-    const double largest = a.chunks[place].largest, *dy = a.dy + place * a.matrix.k;
-    if (largest == 0.0 || a.chunks[place].alone) return;
-    xdi_cuda_sums<1, FIXED> mine;
-    for (int64_t v = (int64_t)threadIdx.x; v < a.x.columns; v += XDI_CUDA_TEAM_BLOCK) {
-        const int64_t id = a.x.first + v;
-        if (m.row_begin[id] == m.row_begin[id + 1]) continue;
-        const double h = xdi_cuda_xtoken_back(m, xdi_cuda_xtoken_places(a.matrix), id, dy);
-        mine.add_wide(0, __dmul_rn(__ddiv_rn(h, largest), (double)xdi_cuda_xtoken_p(a.x, row, v)));
-    }
-    const typename xdi_cuda_sums<1, FIXED>::totals totals = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(mine);
-    if (threadIdx.x == 0) xdi_cuda_cell_join(a.cells, i, totals);
-}
-
-static xd_result xdi_cuda_xtoken_delta(const xd_launch *launch, const xd_xtoken_delta_args *a) {
-    xdi_cuda_scope scope(launch);
-    XD_TRY(scope.result);
-    if (a->x.count == 0) return XD_OK;
-    XDI_CUDA_CELLS(a->fixed, FIXED, {
-        return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->x.count, XDI_CUDA_TEAM_BLOCK),
-                               xdi_cuda_xtoken_delta_kernel<FIXED>, *a);
-    })
-}
-
-/* ---- gradients: one block per row; reads the logits, and the gradient if the row was written before; writes once ---- */
-
-/* Which gradient is computed; members that it does not use are NULL. */
-struct xdi_cuda_xtoken_form {
-    xd_xtoken_gradient to;
-    xd_xtoken_projection projection; /* without row_begin a student's id is the teacher's */
-    const int32_t *places;           /* indices of ids in dy */
-    const double *dy;                /* of row i's chunk, or of row i */
-    const int64_t *offset;           /* lists: where dy of each chunk begins; places are relative to it */
-    int64_t k, ids;                  /* places covers this many ids, for each list */
-    const double *delta, *slopes;
-    const float *u;
-    double scale;
-    const xd_xtoken_chunk *chunks; /* NULL: no row is skipped */
-    bool one_chunk, direct, rest;  /* direct: row i is chunk i, and the part of dy is factor M dy */
-};
-
-/* What the elements of a row have in common. */
-struct xdi_cuda_xtoken_line {
-    const double *dy; /* of the row's chunk; NULL where it contributes nothing */
-    const int32_t *places;
-    double delta, ce, lse_one, factor;
-    int64_t row, label;
-    bool add, soft;
-};
-
-/* False for a row that is skipped. */
-static __device__ inline bool xdi_cuda_xtoken_line_of(const xdi_cuda_xtoken_form &f, int64_t i,
-                                                      xdi_cuda_xtoken_line *w) {
-    const xd_xtoken_rows &x = f.to.x;
-    w->row = f.rest ? i : x.rows[i];
-    w->add = f.to.written[w->row] != 0;
-    if (f.rest && w->add) return false;
-    const int64_t place = f.one_chunk || !f.chunks ? 0 : f.direct ? i : x.places[i];
-    if (f.chunks && f.chunks[place].largest == 0.0) return false;
-    w->delta = f.delta ? f.delta[i] : 0.0;
-    if (f.dy) {
-        w->dy = f.dy + (f.offset ? f.offset[place] : place * f.k);
-        w->places = f.offset ? f.places + place * f.ids : f.places;
-        w->factor = f.direct ? f.chunks[place].factor : 0.0;
-    }
-    w->soft = !f.direct && (w->dy || w->delta != 0.0);
-    if (!w->add && f.to.ce_factor) w->ce = f.to.ce_factor[w->row] * f.to.ce_weight;
-    if (f.slopes) w->ce -= f.slopes[i];
-    if (w->ce != 0.0) w->lse_one = f.to.lse_one[w->row];
-    w->label = w->ce != 0.0 ? xd_id_at(f.to.labels, w->row) - x.first : -1;
-    return true;
-}
-
-/* (M dy)_v */
-static __device__ inline double xdi_cuda_xtoken_h(const xdi_cuda_xtoken_form &f, const xdi_cuda_xtoken_line &w,
-                                                  int64_t v) {
-    const int64_t id = v + f.to.x.first;
-    if (f.projection.row_begin) return xdi_cuda_xtoken_back(f.projection, w.places, id, w.dy);
-    return id < f.ids && w.places[id] >= 0 ? w.dy[w.places[id]] : 0.0;
-}
-
-static __device__ inline float xdi_cuda_xtoken_element(const xdi_cuda_xtoken_form &f,
-                                                       const xdi_cuda_xtoken_line &w, int64_t v, float z,
-                                                       float before) {
-    const double tau = f.to.x.temperature;
-    double g = w.add ? (double)before : 0.0;
-    if (w.ce != 0.0)
-        g += xd_xtoken_ce_part(w.ce, (double)expf((float)((double)z - w.lse_one)), v == w.label);
-    const double p = w.soft ? (double)expf((float)((double)z / tau - f.to.x.lse[w.row])) : 0.0;
-    if (w.dy) {
-        const double h = xdi_cuda_xtoken_h(f, w, v);
-        return (float)(g + (f.direct ? w.factor * h : xd_xtoken_project_part(p, h, w.delta, tau)));
-    }
-    return (float)(f.u ? g + xd_xtoken_mean_part((double)f.u[v], f.scale, p, w.delta) : g);
-}
-
-static __global__ void XDI_CUDA_KERNEL
-xdi_cuda_xtoken_gradient_kernel(const __grid_constant__ xdi_cuda_xtoken_form f) {
-    xdi_cuda_xtoken_line w = {};
-    const bool writes = xdi_cuda_xtoken_line_of(f, (int64_t)blockIdx.x, &w);
-    const int64_t columns = f.to.x.columns, end = w.add ? columns : f.to.rows.cols;
-    for (int64_t c = XDI_CUDA_EIGHT * (int64_t)threadIdx.x; writes && c < end;
-         c += XDI_CUDA_EIGHT * XDI_CUDA_TEAM_BLOCK) {
-        const xdi_cuda_eight z = xdi_cuda_read_any(f.to.x.logits, w.row, c, columns);
-        xdi_cuda_eight out = {};
-        if (w.add) out = xdi_cuda_read_any(f.to.rows, w.row, c, end);
-        XD_UNROLL
-        for (int i = 0; i < XDI_CUDA_EIGHT; i++)
-            if (c + i < columns) out.at[i] = xdi_cuda_xtoken_element(f, w, c + i, z.at[i], out.at[i]);
-        xdi_cuda_write_any(f.to.rows, w.row, c, end, out);
-    }
-    __syncthreads(); /* all threads have seen whether the row was written */
-    if (threadIdx.x == 0 && writes) f.to.written[w.row] = 1;
-}
-
-static xd_result xdi_cuda_xtoken_gradient(const xd_launch *launch, const xdi_cuda_xtoken_form &f, int64_t count) {
-    xdi_cuda_scope scope(launch);
-    XD_TRY(scope.result);
-    if (count == 0) return XD_OK;
-    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(count, XDI_CUDA_TEAM_BLOCK),
-                           xdi_cuda_xtoken_gradient_kernel, f);
-}
-
-static xd_result xdi_cuda_xtoken_project_gradient(const xd_launch *launch,
-                                                  const xd_xtoken_project_gradient_args *a) {
-    xdi_cuda_xtoken_form f = {};
-    f.to = a->to;
-    f.projection = a->matrix.projection;
-    f.places = xdi_cuda_xtoken_places(a->matrix);
-    f.dy = a->dy;
-    f.k = a->matrix.k;
-    f.delta = a->delta;
-    f.chunks = a->chunks;
-    return xdi_cuda_xtoken_gradient(launch, f, a->to.x.count);
-}
-
-static xd_result xdi_cuda_xtoken_mean_gradient(const xd_launch *launch, const xd_xtoken_mean_gradient_args *a) {
-    xdi_cuda_xtoken_form f = {};
-    f.to = a->to;
-    f.u = a->u;
-    f.scale = a->scale;
-    f.delta = a->delta;
-    f.chunks = a->chunk;
-    f.one_chunk = true;
-    return xdi_cuda_xtoken_gradient(launch, f, a->to.x.count);
-}
-
-static xd_result xdi_cuda_xtoken_pick_gradient(const xd_launch *launch, const xd_xtoken_pick_gradient_args *a) {
-    xdi_cuda_xtoken_form f = {};
-    f.to = a->to;
-    f.places = a->slots;
-    f.ids = INT64_MAX; /* they are student ids */
-    f.dy = a->dy;
-    f.k = a->k;
-    f.chunks = a->chunks;
-    f.direct = true;
-    return xdi_cuda_xtoken_gradient(launch, f, a->to.x.count);
-}
-
-static xd_result xdi_cuda_xtoken_label_gradient(const xd_launch *launch, const xd_xtoken_label_gradient_args *a) {
-    xdi_cuda_xtoken_form f = {};
-    f.to = a->to;
-    f.slopes = a->slopes;
-    return xdi_cuda_xtoken_gradient(launch, f, a->to.x.count);
-}
-
-static xd_result xdi_cuda_xtoken_rest_gradient(const xd_launch *launch, const xd_xtoken_gradient *to) {
-    xdi_cuda_xtoken_form f = {};
-    f.to = *to;
-    f.rest = true;
-    return xdi_cuda_xtoken_gradient(launch, f, to->x.logits.rows);
-}
-
 /* ---- slots of ids ---- */
 
 static __global__ void XDI_CUDA_KERNEL
@@ -10368,23 +10166,6 @@ static xd_result xdi_cuda_xtoken_slots(const xd_launch *launch, const xd_xtoken_
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
     return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->k), xdi_cuda_xtoken_slots_kernel, *a);
-}
-
-static size_t xdi_cuda_xtoken_matrix_bytes(const xd_xtoken_matrix *m) {
-    return (size_t)m->projection.teacher_size * sizeof(int32_t);
-}
-
-static int64_t xdi_cuda_xtoken_project_scratch(int64_t, bool) {
-    return 0;
-}
-
-static int64_t xdi_cuda_xtoken_pick_scratch(int64_t) {
-    return 0;
-}
-
-static xd_result xdi_cuda_xtoken_prepare(const xd_launch *launch, const xd_xtoken_matrix *m) {
-    const xd_xtoken_slots_args a = { m->ids, m->k, m->projection.teacher_size, xdi_cuda_xtoken_places(*m) };
-    return xdi_cuda_xtoken_slots(launch, &a);
 }
 
 /* ---- cells ---- */
@@ -10531,17 +10312,7 @@ static xd_result xdi_cuda_xtoken_product_back(const xd_launch *launch, const xd_
                            xdi_cuda_xtoken_product_back_kernel, *a);
 }
 
-/* ---- table ---- */
-
 static xd_result xdi_cuda_xtoken_load(xd_ctx *ctx) {
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_project_kernel<true>));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_project_kernel<false>));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_target_kernel<true>));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_target_kernel<false>));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_divergence_kernel));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_delta_kernel<true>));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_delta_kernel<false>));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_gradient_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_slots_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_settle_kernel));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_row_deltas_kernel));
@@ -10553,31 +10324,924 @@ static xd_result xdi_cuda_xtoken_load(xd_ctx *ctx) {
     return xdi_cuda_load(ctx, xdi_cuda_xtoken_row_logs_kernel);
 }
 
-/* The entries of projected losses; xtoken_gold.cu and xtoken_rows.cu add theirs. */
+/* The entries of sums; the files after this one add theirs. */
 static xd_xtoken_kernels xdi_cuda_xtoken_table() {
     xd_xtoken_kernels kernels = {};
-    kernels.matrix_bytes = xdi_cuda_xtoken_matrix_bytes;
-    kernels.project_scratch = xdi_cuda_xtoken_project_scratch;
-    kernels.pick_scratch = xdi_cuda_xtoken_pick_scratch;
-    kernels.prepare = xdi_cuda_xtoken_prepare;
-    kernels.project = xdi_cuda_xtoken_project;
-    kernels.target = xdi_cuda_xtoken_target;
-    kernels.divergence = xdi_cuda_xtoken_divergence;
-    kernels.delta = xdi_cuda_xtoken_delta;
     kernels.row_deltas = xdi_cuda_xtoken_row_deltas;
     kernels.close = xdi_cuda_xtoken_close;
     kernels.slots = xdi_cuda_xtoken_slots;
-    kernels.project_gradient = xdi_cuda_xtoken_project_gradient;
-    kernels.mean_gradient = xdi_cuda_xtoken_mean_gradient;
-    kernels.pick_gradient = xdi_cuda_xtoken_pick_gradient;
-    kernels.label_gradient = xdi_cuda_xtoken_label_gradient;
-    kernels.rest_gradient = xdi_cuda_xtoken_rest_gradient;
     kernels.settle = xdi_cuda_xtoken_settle;
     kernels.row_sums = xdi_cuda_xtoken_row_sums;
     kernels.row_logs = xdi_cuda_xtoken_row_logs;
     kernels.product = xdi_cuda_xtoken_product;
     kernels.product_back = xdi_cuda_xtoken_product_back;
     return kernels;
+}
+
+/* >>cuda/xtoken_project.cu */
+
+/* Projected losses: the matrix in J, sums of a tile's chunks, divergences, deltas. kernel/cpu/xtoken.c is the reference. */
+
+/* ---- probabilities ---- */
+
+/* e^(z / temperature - lse) of a row. */
+struct xdi_cuda_xtoken_power {
+    float base, factor, rest; /* 2^((z - base) factor - rest) */
+
+    __device__ void set(double lse, double temperature) {
+        const double most = 3.4e38, scaled = __dmul_rn(lse, temperature);
+        base = (float)(fabs(scaled) > most && isfinite(lse) ? copysign(most, scaled) : scaled);
+        factor = xdi_cuda_factor(XDI_CUDA_LOG2E / temperature);
+        rest = isfinite(lse) ? (float)__dmul_rn(__dsub_rn(lse, __ddiv_rn((double)base, temperature)), XDI_CUDA_LOG2E) : 0.0f;
+    }
+    __device__ float operator()(float z) const {
+        return xdi_cuda_power(__fsub_rn(__fmul_rn(__fsub_rn(z, base), factor), rest));
+    }
+};
+
+/* The rows of a place of the call. */
+struct xdi_cuda_xtoken_range {
+    int64_t begin, end;
+
+    __device__ xdi_cuda_xtoken_range(int64_t first, int64_t last) : begin(first), end(last) {}
+    __device__ xdi_cuda_xtoken_range(const xd_xtoken_rows &x, int64_t place)
+        : begin(x.begin[place] - x.begin[0]), end(x.begin[place + 1] - x.begin[0]) {}
+};
+
+/* ---- prepare: the student ids of this shard that have entries in J, and these entries ---- */
+
+enum { XDI_CUDA_MATRIX_SEGMENT = 1024, XDI_CUDA_MATRIX_EACH = XDI_CUDA_MATRIX_SEGMENT / XDI_CUDA_TEAM_BLOCK };
+
+struct xdi_cuda_matrix_entry {
+    int32_t slot; /* in J */
+    float weight;
+};
+
+/* A student id of this shard that has entries in J. Most have one. */
+struct xdi_cuda_matrix_id {
+    xdi_cuda_matrix_entry entry; /* the first */
+    int32_t column;              /* of the logits */
+    int32_t more;                /* other entries, from `begin` on */
+    int64_t begin;
+};
+
+/* A column of J: its entries of this shard, the first of them here. */
+struct xdi_cuda_matrix_cell {
+    int64_t begin;
+    int32_t count, column; /* of the logits */
+    float weight;
+    int32_t unused;
+};
+
+/* What prepared memory holds. A segment is so many columns of the shard. */
+struct xdi_cuda_matrix {
+    int64_t segments;
+    int64_t *counts; /* [segments] entries in the upper half, ids in the lower */
+    xdi_cuda_matrix_id *ids; /* ascending */
+    xdi_cuda_matrix_cell *cells; /* [k] */
+    xdi_cuda_matrix_entry *entries;
+    int32_t *first;  /* [segments + 1] the segment's first id */
+    int32_t *places; /* [teacher_size] slots of teacher ids in J, or -1 */
+    int64_t bytes;
+
+    xdi_cuda_matrix() = default;
+    __host__ __device__ explicit xdi_cuda_matrix(const xd_xtoken_matrix &m) {
+        const uintptr_t start = reinterpret_cast<uintptr_t>(m.prepared);
+        uintptr_t at = start;
+        segments = (m.columns + XDI_CUDA_MATRIX_SEGMENT - 1) / XDI_CUDA_MATRIX_SEGMENT;
+        at = take(at, segments, &counts);
+        at = take(at, m.columns, &ids);
+        at = take(at, m.k, &cells);
+        at = take(at, segments + 1, &first);
+        at = take(at, m.projection.teacher_size, &places);
+        at = take(at + (8 - at % 8) % 8, m.projection.entries, &entries);
+        bytes = (int64_t)(at - start);
+    }
+    template <typename T> static __host__ __device__ uintptr_t take(uintptr_t at, int64_t count, T **out) {
+        *out = reinterpret_cast<T *>(at);
+        return at + (uintptr_t)count * sizeof(T);
+    }
+};
+
+static size_t xdi_cuda_xtoken_matrix_bytes(const xd_xtoken_matrix *m) {
+    return (size_t)xdi_cuda_matrix(*m).bytes;
+}
+
+static int64_t xdi_cuda_xtoken_project_scratch(int64_t, bool) {
+    return 0;
+}
+
+/* Of a thread's columns, which lie side by side: entries in the upper half, ids in the lower. */
+static __device__ inline uint64_t xdi_cuda_matrix_count(const xd_xtoken_matrix &m, const xdi_cuda_matrix &p, int64_t v,
+                                                        int *entries) {
+    const xd_xtoken_projection &from = m.projection;
+    uint64_t count = 0;
+    XD_UNROLL
+    for (int i = 0; i < XDI_CUDA_MATRIX_EACH; i++) {
+        const int64_t id = m.first + v + i;
+        entries[i] = 0;
+        if (v + i >= m.columns) continue;
+        for (int64_t e = from.row_begin[id]; e < from.row_begin[id + 1]; e++) entries[i] += p.places[from.teacher_id[e]] >= 0;
+        count += ((uint64_t)entries[i] << 32) + (entries[i] > 0 ? 1u : 0u);
+    }
+    return count;
+}
+
+static __device__ inline int64_t xdi_cuda_matrix_column() {
+    return (int64_t)blockIdx.x * XDI_CUDA_MATRIX_SEGMENT + (int64_t)threadIdx.x * XDI_CUDA_MATRIX_EACH;
+}
+
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_matrix_count_kernel(const __grid_constant__ xd_xtoken_matrix m) {
+    const xdi_cuda_matrix p(m);
+    int entries[XDI_CUDA_MATRIX_EACH];
+    const uint64_t mine = xdi_cuda_matrix_count(m, p, xdi_cuda_matrix_column(), entries);
+    const uint64_t all = xdi_cuda_block_reduce(mine, (uint64_t)0, xdi_cuda_add());
+    if (threadIdx.x == 0) p.counts[blockIdx.x] = (int64_t)all;
+}
+
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_matrix_fill_kernel(const __grid_constant__ xd_xtoken_matrix m) {
+    const xdi_cuda_matrix p(m);
+    const int64_t v = xdi_cuda_matrix_column(), segment = (int64_t)blockIdx.x;
+    int entries[XDI_CUDA_MATRIX_EACH];
+    uint64_t before = 0, total;
+    for (int64_t s = (int64_t)threadIdx.x; s < segment; s += XDI_CUDA_TEAM_BLOCK) before += (uint64_t)p.counts[s];
+    before = xdi_cuda_block_reduce(before, (uint64_t)0, xdi_cuda_add());
+    const uint64_t mine = xdi_cuda_matrix_count(m, p, v, entries);
+    const uint64_t at = before + xdi_cuda_select_scan<XDI_CUDA_TEAM_BLOCK>(mine, &total);
+    int64_t id = (int64_t)(at & 0xffffffffu), to = (int64_t)(at >> 32);
+    if (threadIdx.x == 0) p.first[segment] = (int32_t)(before & 0xffffffffu);
+    if (threadIdx.x == 0 && segment + 1 == p.segments) p.first[segment + 1] = (int32_t)((before + total) & 0xffffffffu);
+    XD_UNROLL
+    for (int i = 0; i < XDI_CUDA_MATRIX_EACH; i++) {
+        const int64_t row = m.first + v + i;
+        if (entries[i] == 0) continue;
+        const int64_t begin = to;
+        for (int64_t e = m.projection.row_begin[row]; e < m.projection.row_begin[row + 1]; e++) {
+            const int32_t slot = p.places[m.projection.teacher_id[e]];
+            const xdi_cuda_matrix_entry entry = { slot, m.projection.weight[e] };
+            if (slot < 0) continue;
+            if (to == begin) p.ids[id].entry = entry;
+            p.entries[to++] = entry;
+        }
+        p.ids[id].column = (int32_t)(v + i);
+        p.ids[id].more = entries[i] - 1;
+        p.ids[id++].begin = begin + 1;
+    }
+}
+
+/* One thread per column of J. */
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_matrix_cells_kernel(const __grid_constant__ xd_xtoken_matrix m) {
+    const int64_t j = xdi_cuda_flat_index();
+    if (j >= m.k) return;
+    const xd_xtoken_projection &from = m.projection;
+    const int64_t column = m.ids[j], begin = from.column_begin[column], all = from.column_begin[column + 1] - begin;
+    const int64_t first = xdi_cuda_lower_bound(from.student_id + begin, all, m.first);
+    const int64_t count = xdi_cuda_lower_bound(from.student_id + begin, all, m.first + m.columns) - first;
+    xdi_cuda_matrix_cell cell = { begin + first, (int32_t)count, 0, 0.0f, 0 };
+    if (count > 0) {
+        cell.column = (int32_t)(from.student_id[cell.begin] - m.first);
+        cell.weight = from.column_weight[cell.begin];
+    }
+    xdi_cuda_matrix(m).cells[j] = cell;
+}
+
+static xd_result xdi_cuda_xtoken_prepare(const xd_launch *launch, const xd_xtoken_matrix *m) {
+    const xdi_cuda_matrix p(*m);
+    const xd_xtoken_slots_args a = { m->ids, m->k, m->projection.teacher_size, p.places };
+    const xdi_cuda_grid grid = xdi_cuda_grid_of(p.segments, XDI_CUDA_TEAM_BLOCK);
+    xdi_cuda_scope scope(launch);
+    XD_TRY(scope.result);
+    XD_TRY(xdi_cuda_xtoken_slots(launch, &a));
+    XD_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(m->k), xdi_cuda_matrix_cells_kernel, *m));
+    if (m->columns == 0) return XD_OK;
+    XD_TRY(XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_matrix_count_kernel, *m));
+    return XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_matrix_fill_kernel, *m);
+}
+
+/* (M dy) of one of the ids that have entries in J. */
+static __device__ inline double xdi_cuda_matrix_back(const xdi_cuda_matrix &p, const xdi_cuda_matrix_id &id, double first,
+                                                     const double *dy) {
+    double sum = __dmul_rn((double)id.entry.weight, first);
+    for (int i = 0; i < id.more; i++) {
+        const xdi_cuda_matrix_entry entry = p.entries[id.begin + i];
+        sum = __dadd_rn(sum, __dmul_rn((double)entry.weight, dy[entry.slot]));
+    }
+    return sum;
+}
+
+/* ---- project: a thread a cell; the warp shares cells whose columns have many entries ---- */
+
+enum { XDI_CUDA_PROJECT_ROWS = 32, XDI_CUDA_PROJECT_LONG = 48, XDI_CUDA_PROJECT_EACH = 2, XDI_CUDA_PROJECT_AHEAD = 4 };
+
+struct xdi_cuda_project_row {
+    xdi_cuda_xtoken_power power;
+    int64_t row;
+};
+
+/* The entries begin, begin + step, ... of a column of the matrix times the probabilities of rows. */
+template <bool FIXED>
+static __device__ inline void xdi_cuda_project_add(const xd_xtoken_project_args &a, const xdi_cuda_project_row *rows, int count,
+                                                   int64_t begin, int64_t end, int64_t step, xdi_cuda_sums<1, FIXED> *sum) {
+    const xd_xtoken_projection &m = a.matrix.projection;
+    for (int64_t first = begin; first < end; first += XDI_CUDA_PROJECT_AHEAD * step) {
+        int32_t id[XDI_CUDA_PROJECT_AHEAD];
+        float weight[XDI_CUDA_PROJECT_AHEAD], z[XDI_CUDA_PROJECT_AHEAD];
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_PROJECT_AHEAD; i++) {
+            const bool has = first + i * step < end;
+            id[i] = has ? m.student_id[first + i * step] : -1;
+            weight[i] = has ? m.column_weight[first + i * step] : 0.0f;
+        }
+        for (int r = 0; r < count; r++) {
+            XD_UNROLL
+            for (int i = 0; i < XDI_CUDA_PROJECT_AHEAD; i++)
+                z[i] = id[i] >= 0 ? xdi_cuda_element(a.x.logits, rows[r].row, id[i] - a.x.first) : 0.0f;
+            XD_UNROLL
+            for (int i = 0; i < XDI_CUDA_PROJECT_AHEAD; i++)
+                if (id[i] >= 0) sum->add_wide(0, __dmul_rn((double)weight[i], (double)rows[r].power(z[i])));
+        }
+    }
+}
+
+/* The sums of the lanes' columns that have many entries, one after the other by the whole warp. */
+template <bool FIXED>
+static __device__ inline void xdi_cuda_project_long(const xd_xtoken_project_args &a, const xdi_cuda_project_row *rows, int count,
+                                                    const xdi_cuda_matrix_cell &cell, xdi_cuda_sums<1, FIXED> *mine) {
+    typedef xdi_cuda_sums<1, FIXED> sums;
+    const int lane = (int)(threadIdx.x % XDI_CUDA_WARP);
+    unsigned left = __ballot_sync(0xffffffffu, cell.count > XDI_CUDA_PROJECT_LONG);
+    for (; left != 0; left &= left - 1) {
+        const int owner = __ffs((int)left) - 1;
+        const int64_t from = __shfl_sync(0xffffffffu, cell.begin, owner), to = from + __shfl_sync(0xffffffffu, cell.count, owner);
+        sums part;
+        xdi_cuda_project_add<FIXED>(a, rows, count, from + lane, to, XDI_CUDA_WARP, &part);
+        const typename sums::totals totals = xdi_cuda_team_totals<XDI_CUDA_WARP>(part);
+        if (lane == owner) mine->whole = typename sums::join()(mine->whole, totals);
+    }
+}
+
+/* What a thread's columns have of some rows. The first entries of all are under way before the first is used. */
+template <bool FIXED>
+static __device__ inline void xdi_cuda_project_rows(const xd_xtoken_project_args &a, const xdi_cuda_project_row *rows, int count,
+                                                    const xdi_cuda_matrix_cell (&cells)[XDI_CUDA_PROJECT_EACH],
+                                                    xdi_cuda_sums<1, FIXED> (&mine)[XDI_CUDA_PROJECT_EACH]) {
+    for (int r = 0; r < count; r++) {
+        float z[XDI_CUDA_PROJECT_EACH];
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_PROJECT_EACH; i++) {
+            const int n = cells[i].count;
+            z[i] = n > 0 && n <= XDI_CUDA_PROJECT_LONG ? xdi_cuda_element(a.x.logits, rows[r].row, cells[i].column) : -INFINITY;
+        }
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_PROJECT_EACH; i++)
+            if (cells[i].count > 0 && cells[i].count <= XDI_CUDA_PROJECT_LONG)
+                mine[i].add_wide(0, __dmul_rn((double)cells[i].weight, (double)rows[r].power(z[i])));
+    }
+    XD_UNROLL
+    for (int i = 0; i < XDI_CUDA_PROJECT_EACH; i++) {
+        if (cells[i].count <= XDI_CUDA_PROJECT_LONG)
+            xdi_cuda_project_add<FIXED>(a, rows, count, cells[i].begin + 1, cells[i].begin + cells[i].count, 1, &mine[i]);
+        xdi_cuda_project_long<FIXED>(a, rows, count, cells[i], &mine[i]);
+    }
+}
+
+template <bool FIXED>
+static __global__ void XDI_CUDA_WIDE_KERNEL
+xdi_cuda_xtoken_project_kernel(const __grid_constant__ xd_xtoken_project_args a, int64_t parts) {
+    XD_SHARED(xdi_cuda_project_row, rows, [XDI_CUDA_PROJECT_ROWS]);
+    const xdi_cuda_matrix m(a.matrix);
+    const int64_t place = (int64_t)blockIdx.x / parts, k = a.matrix.k;
+    const int64_t j = ((int64_t)blockIdx.x - place * parts) * (XDI_CUDA_PROJECT_EACH * XDI_CUDA_TEAM_BLOCK) + (int64_t)threadIdx.x;
+    const xdi_cuda_xtoken_range range(a.x, place);
+    xdi_cuda_matrix_cell cells[XDI_CUDA_PROJECT_EACH];
+    xdi_cuda_sums<1, FIXED> mine[XDI_CUDA_PROJECT_EACH];
+    XD_UNROLL
+    for (int i = 0; i < XDI_CUDA_PROJECT_EACH; i++) {
+        cells[i] = {};
+        if (j + i * XDI_CUDA_TEAM_BLOCK < k) cells[i] = m.cells[j + i * XDI_CUDA_TEAM_BLOCK];
+    }
+    for (int64_t first = range.begin; first < range.end; first += XDI_CUDA_PROJECT_ROWS) {
+        const int64_t left = range.end - first;
+        const int count = left < XDI_CUDA_PROJECT_ROWS ? (int)left : (int)XDI_CUDA_PROJECT_ROWS;
+        __syncthreads(); /* the rows before are no longer read */
+        if ((int)threadIdx.x < count) {
+            xdi_cuda_project_row &row = rows[threadIdx.x];
+            row.row = a.x.rows[first + (int64_t)threadIdx.x];
+            row.power.set(a.x.lse[row.row], a.x.temperature);
+        }
+        __syncthreads();
+        xdi_cuda_project_rows<FIXED>(a, rows, count, cells, mine);
+    }
+    XD_UNROLL
+    for (int i = 0; i < XDI_CUDA_PROJECT_EACH; i++)
+        if (j + i * XDI_CUDA_TEAM_BLOCK < k) xdi_cuda_cell_join(a.cells, place * k + j + i * XDI_CUDA_TEAM_BLOCK, mine[i].whole);
+}
+
+static xd_result xdi_cuda_xtoken_project(const xd_launch *launch, const xd_xtoken_project_args *a) {
+    const int64_t each = XDI_CUDA_PROJECT_EACH * XDI_CUDA_TEAM_BLOCK, parts = (a->matrix.k + each - 1) / each;
+    xdi_cuda_scope scope(launch);
+    XD_TRY(scope.result);
+    if (a->x.count == 0) return XD_OK;
+    XDI_CUDA_CELLS(a->fixed, FIXED, {
+        return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->place_count * parts, XDI_CUDA_TEAM_BLOCK),
+                               xdi_cuda_xtoken_project_kernel<FIXED>, *a, parts);
+    })
+}
+
+/* ---- target: one block per chunk, its rows in order; the chosen logits of a row are gathered once ---- */
+
+enum { XDI_CUDA_TARGET_KEPT = 8192 };
+
+/* A row's chosen logits, of which the first stay on the chip. A thread reads only what it has written. */
+struct xdi_cuda_target_row {
+    const xd_xtoken_target_args &a;
+    int64_t row;
+    float *kept;
+
+    __device__ float again(int64_t j) const {
+        return j < XDI_CUDA_TARGET_KEPT ? kept[j] : xdi_cuda_element(a.x.logits, row, a.ids[j]);
+    }
+    /* On every thread of the block; NaN for a row that is not finite. */
+    __device__ double log_sum_exp(float factor) const {
+        float max = -INFINITY;
+        double sum = 0.0;
+        xdi_cuda_each_ahead<XDI_CUDA_TEAM_BLOCK, 8>(
+            a.k, [&](int64_t j) { return a.ids[j]; }, [&](int64_t id) { return xdi_cuda_element(a.x.logits, row, id); },
+            [&](int64_t j, float z) {
+                max = fmaxf(max, z);
+                if (j < XDI_CUDA_TARGET_KEPT) kept[j] = z;
+            });
+        max = xdi_cuda_block_reduce(max, -INFINITY, xdi_cuda_larger());
+        for (int64_t j = (int64_t)threadIdx.x; j < a.k; j += XDI_CUDA_TEAM_BLOCK)
+            sum = __dadd_rn(sum, (double)xdi_cuda_exp_of(__fsub_rn(again(j), max), factor));
+        sum = xdi_cuda_block_sum(sum);
+        return a.x.finite && !a.x.finite[row] ? (double)NAN : (double)max / a.x.temperature + log(sum);
+    }
+};
+
+template <bool FIXED>
+static __global__ void XDI_CUDA_WIDE_KERNEL
+xdi_cuda_xtoken_target_kernel(const __grid_constant__ xd_xtoken_target_args a) {
+    XD_DYN_SHARED(float, kept);
+    const int64_t place = (int64_t)blockIdx.x;
+    const xdi_cuda_xtoken_range range(a.x, place);
+    const float factor = xdi_cuda_factor(XDI_CUDA_LOG2E / a.x.temperature);
+    const double inverse = 1.0 / a.x.temperature;
+    for (int64_t i = range.begin; i < range.end; i++) {
+        const xdi_cuda_target_row row = { a, a.x.rows[i], kept };
+        const double lse = row.log_sum_exp(factor);
+        for (int64_t j = (int64_t)threadIdx.x; j < a.k; j += XDI_CUDA_TEAM_BLOCK)
+            xdi_cuda_cell_add<FIXED>(a.cells, place * a.k + j, __dsub_rn(__dmul_rn((double)row.again(j), inverse), lse));
+    }
+}
+
+static xd_result xdi_cuda_xtoken_target(const xd_launch *launch, const xd_xtoken_target_args *a) {
+    const int64_t kept = a->k < XDI_CUDA_TARGET_KEPT ? a->k : (int64_t)XDI_CUDA_TARGET_KEPT;
+    xdi_cuda_scope scope(launch);
+    XD_TRY(scope.result);
+    if (a->x.count == 0) return XD_OK;
+    XDI_CUDA_CELLS(a->fixed, FIXED, {
+        return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->place_count, XDI_CUDA_TEAM_BLOCK, (size_t)kept * sizeof(float)),
+                               xdi_cuda_xtoken_target_kernel<FIXED>, *a);
+    })
+}
+
+/* ---- divergence: one block per chunk; reads of its two lists, which stay in the cache ---- */
+
+/* What the lists of a chunk have in common. */
+struct xdi_cuda_divergence {
+    xdi_cuda_top student, teacher;
+    double mass;
+};
+
+struct xdi_cuda_divergence_join {
+    __device__ xdi_cuda_divergence operator()(xdi_cuda_divergence a, const xdi_cuda_divergence &b) const {
+        a.student = xdi_cuda_top_join()(a.student, b.student);
+        a.teacher = xdi_cuda_top_join()(a.teacher, b.teacher);
+        a.mass = a.mass + b.mass;
+        return a;
+    }
+};
+
+/* Of both lists. */
+struct xdi_cuda_both {
+    double q, a;
+};
+
+template <typename Use> static __device__ inline void xdi_cuda_each_pair(int64_t k, const double *q, const double *a, Use use) {
+    xdi_cuda_each_ahead<XDI_CUDA_TEAM_BLOCK, 4>(
+        k, [=](int64_t j) -> xdi_cuda_both { return { q[j], a[j] }; }, xdi_cuda_same(), use);
+}
+
+/* Means of both sides in place. */
+static __device__ inline xdi_cuda_divergence xdi_cuda_xtoken_means(const xd_xtoken_divergence_args &args,
+                                                                   const xd_xtoken_chunk &c, double *q, double *a) {
+    const double student = 1.0 / c.student, teacher = 1.0 / c.teacher;
+    const xdi_cuda_top top = { -(double)INFINITY, INT64_MAX };
+    const xdi_cuda_divergence none = { top, top, 0.0 };
+    xdi_cuda_divergence mine = none;
+    xdi_cuda_each_pair(args.k, q, a, [&](int64_t j, const xdi_cuda_both &x) {
+        const double mean = __dmul_rn(x.q, student), log_mean = __dmul_rn(x.a, teacher);
+        const xdi_cuda_divergence one = { { mean, j }, { log_mean, j }, mean };
+        q[j] = mean;
+        a[j] = log_mean;
+        mine = xdi_cuda_divergence_join()(mine, one);
+    });
+    return xdi_cuda_block_reduce(mine, none, xdi_cuda_divergence_join());
+}
+
+/* xd_xtoken_slope with the inverse of z. */
+static __device__ inline double xdi_cuda_xtoken_slope(double q, double a, double inverse, bool reverse, double *value,
+                                                      double *dot) {
+    const double r = __dmul_rn(q, inverse), shifted = __dadd_rn(r, XD_XTOKEN_EPSILON), s = log(shifted);
+    const double target = reverse ? shifted : exp(a);
+    const double ds = reverse ? target * (s - a + 1.0) : -target;
+    if (reverse || target != 0.0) *value += target * (reverse ? s - a : a - s);
+    const double slope = reverse ? s - a + 1.0 : ds / shifted;
+    *dot += slope * r;
+    return slope;
+}
+
+static __global__ void XDI_CUDA_WIDE_KERNEL
+xdi_cuda_xtoken_divergence_kernel(const __grid_constant__ xd_xtoken_divergence_args args) {
+    const int64_t k = args.k, first = (int64_t)threadIdx.x;
+    xd_xtoken_chunk *c = args.chunks + blockIdx.x;
+    double *q = args.student + (int64_t)blockIdx.x * k, *a = args.teacher + (int64_t)blockIdx.x * k;
+    double value = 0.0, dot = 0.0, largest = 0.0;
+    if (!c->compared) {
+        for (int64_t j = first; j < k; j += XDI_CUDA_TEAM_BLOCK) q[j] = 0.0;
+        return;
+    }
+    const xdi_cuda_divergence all = xdi_cuda_xtoken_means(args, *c, q, a);
+    const double lse = args.normalise ? xdi_cuda_block_lse(k, [&](int64_t j) { return a[j]; }) : 0.0;
+    const double z = all.mass + XD_XTOKEN_EPSILON, inverse = 1.0 / z;
+    xdi_cuda_each_pair(k, q, a, [&](int64_t j, const xdi_cuda_both &x) {
+        q[j] = xdi_cuda_xtoken_slope(x.q, __dsub_rn(x.a, lse), inverse, args.reverse, &value, &dot);
+    });
+    value = xdi_cuda_block_sum(value);
+    dot = xdi_cuda_block_sum(dot);
+    const double factor = xd_xtoken_chunk_factor(c, value);
+    xdi_cuda_each_ahead<XDI_CUDA_TEAM_BLOCK, 4>(
+        k, [=](int64_t j) { return q[j]; }, xdi_cuda_same(), [&](int64_t j, double slope) {
+            const double dy = xd_xtoken_scaled(__dmul_rn(__dsub_rn(slope, dot), inverse), factor);
+            q[j] = dy;
+            if (fabs(dy) > largest) largest = fabs(dy);
+        });
+    largest = xdi_cuda_block_reduce(largest, 0.0, xdi_cuda_larger());
+    if (threadIdx.x != 0) return;
+    c->value = value;
+    c->agree = all.student.at == all.teacher.at;
+    c->largest = largest;
+    c->delta = xd_xtoken_slope_delta(dot, z) * factor * c->student;
+}
+
+static xd_result xdi_cuda_xtoken_divergence(const xd_launch *launch, const xd_xtoken_divergence_args *a) {
+    xdi_cuda_scope scope(launch);
+    XD_TRY(scope.result);
+    if (a->place_count == 0) return XD_OK;
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->place_count, XDI_CUDA_TEAM_BLOCK),
+                           xdi_cuda_xtoken_divergence_kernel, *a);
+}
+
+/* ---- delta: one block per row; reads the row where the matrix has entries in J ---- */
+
+/* An id with what it is multiplied by. */
+struct xdi_cuda_delta_id {
+    xdi_cuda_matrix_id id;
+    double dy; /* of its first entry */
+    float z;
+};
+
+template <bool FIXED>
+static __global__ void XDI_CUDA_WIDE_KERNEL
+xdi_cuda_xtoken_delta_kernel(const __grid_constant__ xd_xtoken_delta_args a) {
+    const xdi_cuda_matrix p(a.matrix);
+    const int64_t i = (int64_t)blockIdx.x, row = a.x.rows[i], place = a.x.places[i];
+    const double largest = a.chunks[place].largest, *dy = a.dy + place * a.matrix.k;
+    if (largest == 0.0 || a.chunks[place].alone || p.segments == 0) return;
+    const int64_t ids = p.first[p.segments];
+    xdi_cuda_xtoken_power power;
+    xdi_cuda_sums<1, FIXED> mine;
+    power.set(a.x.lse[row], a.x.temperature);
+    xdi_cuda_each_ahead<XDI_CUDA_TEAM_BLOCK, 4>(
+        ids, [&](int64_t i) { return p.ids[i]; },
+        [&](const xdi_cuda_matrix_id &id) -> xdi_cuda_delta_id {
+            return { id, dy[id.entry.slot], xdi_cuda_element(a.x.logits, row, id.column) };
+        },
+        [&](int64_t, const xdi_cuda_delta_id &x) {
+            const double h = xdi_cuda_matrix_back(p, x.id, x.dy, dy);
+            mine.add_wide(0, __dmul_rn(__ddiv_rn(h, largest), (double)power(x.z)));
+        });
+    const typename xdi_cuda_sums<1, FIXED>::totals totals = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(mine);
+    if (threadIdx.x == 0) xdi_cuda_cell_join(a.cells, i, totals);
+}
+
+static xd_result xdi_cuda_xtoken_delta(const xd_launch *launch, const xd_xtoken_delta_args *a) {
+    xdi_cuda_scope scope(launch);
+    XD_TRY(scope.result);
+    if (a->x.count == 0) return XD_OK;
+    XDI_CUDA_CELLS(a->fixed, FIXED, {
+        return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->x.count, XDI_CUDA_TEAM_BLOCK),
+                               xdi_cuda_xtoken_delta_kernel<FIXED>, *a);
+    })
+}
+
+static xd_result xdi_cuda_project_load(xd_ctx *ctx) {
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_matrix_cells_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_matrix_count_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_matrix_fill_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_project_kernel<true>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_project_kernel<false>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_target_kernel<true>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_target_kernel<false>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_divergence_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_delta_kernel<true>));
+    return xdi_cuda_load(ctx, xdi_cuda_xtoken_delta_kernel<false>);
+}
+
+static void xdi_cuda_project_fill(xd_xtoken_kernels *kernels) {
+    kernels->matrix_bytes = xdi_cuda_xtoken_matrix_bytes;
+    kernels->project_scratch = xdi_cuda_xtoken_project_scratch;
+    kernels->prepare = xdi_cuda_xtoken_prepare;
+    kernels->project = xdi_cuda_xtoken_project;
+    kernels->target = xdi_cuda_xtoken_target;
+    kernels->divergence = xdi_cuda_xtoken_divergence;
+    kernels->delta = xdi_cuda_xtoken_delta;
+}
+
+/* >>cuda/xtoken_gradient.cu */
+
+/* Gradients of losses across tokenizers. A block works on a part of the columns of a chunk's rows: what depends on the chunk alone is
+ * formed once for all of them. Reads the logits, and the gradient of a row that was written before; writes once. */
+
+enum {
+    XDI_CUDA_GRADE_LINES = 8,                                      /* rows at a time */
+    XDI_CUDA_GRADE_SPAN = 2 * XDI_CUDA_EIGHT * XDI_CUDA_TEAM_BLOCK, /* columns at a time: two loads a thread */
+    XDI_CUDA_GRADE_SPANS = 16                                      /* of a block */
+};
+
+/* What a column's derivative comes from. */
+enum xdi_cuda_grade_kind {
+    XDI_CUDA_GRADE_NONE,   /* cross entropy alone */
+    XDI_CUDA_GRADE_MATRIX, /* p (M dy - delta) / temperature */
+    XDI_CUDA_GRADE_MEANS   /* scale u - p delta */
+};
+
+struct xdi_cuda_grade {
+    xd_xtoken_gradient to;
+    xdi_cuda_matrix matrix;
+    const double *dy; /* [chunks, k] */
+    int64_t k;
+    const float *u; /* [chunks, columns] */
+    const double *delta, *slopes;
+    double scale;                  /* of u */
+    const xd_xtoken_chunk *chunks; /* NULL: no row is skipped */
+    bool one_chunk;                /* all rows are of the first */
+    bool by_factor;                /* u's scale is also the chunk's factor */
+    bool rest;                     /* rows of the logits, those that were written before are skipped */
+    int64_t parts;                 /* blocks of a chunk */
+};
+
+/* What the elements of a row have in common. */
+struct xdi_cuda_grade_line {
+    xdi_cuda_xtoken_power power, one; /* at the temperature, and at 1 */
+    float delta, ce;
+    int64_t row, label;
+    int add, soft; /* flags; lines have no gaps, as they are copied whole */
+};
+
+/* A row of the call, or of the logits. */
+static __device__ inline int64_t xdi_cuda_grade_row(const xdi_cuda_grade &f, int64_t i) {
+    return f.rest ? i : f.to.x.rows[i];
+}
+
+static __device__ inline void xdi_cuda_grade_begin(const xdi_cuda_grade &f, int64_t i, double per_delta,
+                                                   xdi_cuda_grade_line *w) {
+    const xd_xtoken_rows &x = f.to.x;
+    const double delta = f.delta ? f.delta[i] : 0.0;
+    double ce = 0.0;
+    *w = xdi_cuda_grade_line();
+    w->row = xdi_cuda_grade_row(f, i);
+    w->add = f.to.written[w->row] != 0;
+    if (!w->add && f.to.ce_factor) ce = f.to.ce_factor[w->row] * f.to.ce_weight;
+    if (f.slopes) ce -= f.slopes[i];
+    w->ce = (float)ce;
+    w->delta = (float)(delta * per_delta);
+    w->soft = f.dy || delta != 0.0;
+    w->label = ce != 0.0 ? xd_id_at(f.to.labels, w->row) - x.first : -1;
+    if (ce != 0.0) w->one.set(f.to.lse_one[w->row], 1.0);
+    if (w->soft) w->power.set(x.lse[w->row], x.temperature);
+}
+
+/* Adds the cross entropy. */
+static __device__ inline void xdi_cuda_grade_hard(const xdi_cuda_grade_line &w, int64_t c, const xdi_cuda_eight &z,
+                                                  xdi_cuda_eight *out) {
+    XD_UNROLL
+    for (int i = 0; i < XDI_CUDA_EIGHT; i++) out->at[i] = __fmaf_rn(w.ce, w.one(z.at[i]), out->at[i]);
+    if ((uint64_t)(w.label - c) >= XDI_CUDA_EIGHT) return;
+    const int label = (int)(w.label - c);
+    XD_UNROLL
+    for (int i = 0; i < XDI_CUDA_EIGHT; i++)
+        if (i == label) out->at[i] = __fsub_rn(out->at[i], w.ce);
+}
+
+/* Adds the part of the divergence. slopes: M dy / temperature, or u. */
+template <int KIND>
+static __device__ inline void xdi_cuda_grade_soft(const xdi_cuda_grade_line &w, const xdi_cuda_eight &slopes, float scale,
+                                                  const xdi_cuda_eight &z, xdi_cuda_eight *out) {
+    XD_UNROLL
+    for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
+        const float p = w.soft ? w.power(z.at[i]) : 0.0f;
+        if (KIND == XDI_CUDA_GRADE_MATRIX)
+            out->at[i] = __fmaf_rn(p, __fsub_rn(slopes.at[i], w.delta), out->at[i]);
+        else
+            out->at[i] = __fadd_rn(out->at[i], __fmaf_rn(-p, w.delta, __fmul_rn(slopes.at[i], scale)));
+    }
+}
+
+/* M dy / temperature of the columns [begin, begin + XDI_CUDA_GRADE_SPAN), by the whole block. */
+static __device__ inline void xdi_cuda_grade_slopes(const xdi_cuda_grade &f, int64_t begin, const double *dy, float *slopes) {
+    enum { SEGMENTS = XDI_CUDA_GRADE_SPAN / XDI_CUDA_MATRIX_SEGMENT };
+    static_assert((int)XDI_CUDA_GRADE_SPAN % (int)XDI_CUDA_MATRIX_SEGMENT == 0, "whole segments");
+    const xdi_cuda_matrix &m = f.matrix;
+    const int64_t segment = begin / XDI_CUDA_MATRIX_SEGMENT, last = segment + SEGMENTS;
+    const double inverse = 1.0 / f.to.x.temperature;
+    for (int i = (int)threadIdx.x; i < XDI_CUDA_GRADE_SPAN; i += XDI_CUDA_TEAM_BLOCK) slopes[i] = 0.0f;
+    __syncthreads();
+    if (segment < m.segments) {
+        const int64_t end = m.first[last < m.segments ? last : m.segments];
+        for (int64_t i = m.first[segment] + (int64_t)threadIdx.x; i < end; i += XDI_CUDA_TEAM_BLOCK) {
+            const xdi_cuda_matrix_id id = m.ids[i];
+            slopes[id.column - begin] = (float)__dmul_rn(xdi_cuda_matrix_back(m, id, dy[id.entry.slot], dy), inverse);
+        }
+    }
+    __syncthreads();
+}
+
+/* What lies beyond the columns is 0. */
+static __device__ inline void xdi_cuda_grade_trim(int count, xdi_cuda_eight *out) {
+    XD_UNROLL
+    for (int i = 0; i < XDI_CUDA_EIGHT; i++)
+        if (i >= count) out->at[i] = 0.0f;
+}
+
+/* Two eights of each row. */
+template <int KIND>
+static __device__ inline void xdi_cuda_grade_span(const xdi_cuda_grade &f, const xdi_cuda_grade_line *lines, int count,
+                                                  int64_t place, int64_t begin, float scale, const float *slopes) {
+    const int64_t columns = f.to.x.columns;
+    for (int r = 0; r < count; r++) {
+        const xdi_cuda_grade_line w = lines[r]; /* in registers: what is stored might be it */
+        const int64_t end = w.add ? columns : f.to.rows.cols;
+        xdi_cuda_eight z[2], slope[2];
+        XD_UNROLL
+        for (int half = 0; half < 2; half++) {
+            const int64_t c = begin + XDI_CUDA_EIGHT * ((int64_t)threadIdx.x + half * XDI_CUDA_TEAM_BLOCK);
+            z[half] = slope[half] = {};
+            if (KIND == XDI_CUDA_GRADE_MEANS && c < columns)
+                slope[half] = xdi_cuda_read(f.u + place * columns, c, columns);
+            if (c < columns) z[half] = xdi_cuda_read_any(f.to.x.logits, w.row, c, columns);
+        }
+        XD_UNROLL
+        for (int half = 0; half < 2; half++) {
+            const int64_t at = XDI_CUDA_EIGHT * ((int64_t)threadIdx.x + half * XDI_CUDA_TEAM_BLOCK), c = begin + at;
+            xdi_cuda_eight out = {};
+            if (c >= end) continue;
+            if (w.add) out = xdi_cuda_read_any(f.to.rows, w.row, c, end);
+            if (w.ce != 0.0f) xdi_cuda_grade_hard(w, c, z[half], &out);
+            if (KIND == XDI_CUDA_GRADE_MATRIX) slope[half] = xdi_cuda_read_whole(slopes + at);
+            if (KIND != XDI_CUDA_GRADE_NONE) xdi_cuda_grade_soft<KIND>(w, slope[half], scale, z[half], &out);
+            if (c + XDI_CUDA_EIGHT > columns) xdi_cuda_grade_trim((int)(columns > c ? columns - c : 0), &out);
+            xdi_cuda_write_any(f.to.rows, w.row, c, end, out);
+        }
+    }
+}
+
+/* The rows of a block: those of a chunk, all, or one. */
+static __device__ inline xdi_cuda_xtoken_range xdi_cuda_grade_rows(const xdi_cuda_grade &f, int64_t place) {
+    if (f.chunks && !f.one_chunk) return xdi_cuda_xtoken_range(f.to.x, place);
+    return xdi_cuda_xtoken_range(place, place + 1);
+}
+
+template <int KIND>
+static __global__ void __launch_bounds__(XDI_CUDA_TEAM_BLOCK, KIND == XDI_CUDA_GRADE_MEANS ? 2 : 3) xdi_cuda_grade_kernel(const __grid_constant__ xdi_cuda_grade f) {
+    XD_SHARED(xdi_cuda_grade_line, lines, [XDI_CUDA_GRADE_LINES]);
+    XD_SHARED(xdi_cuda_pack<float>, packs, [KIND == XDI_CUDA_GRADE_MATRIX ? XDI_CUDA_GRADE_SPAN / 4 : 1]);
+    const int64_t place = (int64_t)blockIdx.x / f.parts, part = (int64_t)blockIdx.x % f.parts;
+    const xdi_cuda_xtoken_range rows = xdi_cuda_grade_rows(f, place);
+    const xd_xtoken_chunk *chunk = f.chunks ? f.chunks + (f.one_chunk ? 0 : place) : NULL;
+    float *slopes = packs[0].at;
+    if (chunk && chunk->largest == 0.0) return; /* the whole block returns */
+    if (f.rest && f.to.written[place]) return;  /* as here */
+    const float scale = (float)(f.by_factor ? f.scale * chunk->factor : f.scale);
+    const double per_delta = KIND == XDI_CUDA_GRADE_MATRIX ? 1.0 / f.to.x.temperature : 1.0;
+    for (int64_t first = rows.begin; first < rows.end; first += XDI_CUDA_GRADE_LINES) {
+        const int64_t left = rows.end - first;
+        const int count = left < XDI_CUDA_GRADE_LINES ? (int)left : (int)XDI_CUDA_GRADE_LINES;
+        __syncthreads(); /* the lines before are no longer read */
+        if ((int)threadIdx.x < count) xdi_cuda_grade_begin(f, first + (int64_t)threadIdx.x, per_delta, &lines[threadIdx.x]);
+        __syncthreads();
+        for (int64_t s = part * XDI_CUDA_GRADE_SPANS; s < (part + 1) * XDI_CUDA_GRADE_SPANS; s++) {
+            const int64_t begin = s * XDI_CUDA_GRADE_SPAN;
+            if (begin >= f.to.rows.cols) break;
+            if (KIND == XDI_CUDA_GRADE_MATRIX) xdi_cuda_grade_slopes(f, begin, f.dy + place * f.k, slopes);
+            xdi_cuda_grade_span<KIND>(f, lines, count, f.one_chunk ? 0 : place, begin, scale, slopes);
+            if (KIND == XDI_CUDA_GRADE_MATRIX) __syncthreads(); /* the slopes are no longer read */
+        }
+    }
+}
+
+/* Marks the rows that have been written, when no block asks any more. */
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_grade_mark_kernel(const __grid_constant__ xdi_cuda_grade f, int64_t count) {
+    const int64_t i = xdi_cuda_flat_index();
+    if (i >= count) return;
+    const xd_xtoken_chunk *chunk = f.chunks ? f.chunks + (f.one_chunk ? 0 : f.to.x.places[i]) : NULL;
+    if (!chunk || chunk->largest != 0.0) f.to.written[xdi_cuda_grade_row(f, i)] = 1;
+}
+
+/* chunks: those of the call, or its rows where they are worked on one by one. */
+template <int KIND>
+static xd_result xdi_cuda_grade_run(const xd_launch *launch, xdi_cuda_grade f, int64_t chunks, int64_t rows) {
+    const int64_t most = XDI_CUDA_GRADE_SPAN * XDI_CUDA_GRADE_SPANS;
+    xdi_cuda_scope scope(launch);
+    XD_TRY(scope.result);
+    f.parts = (f.to.rows.cols + most - 1) / most;
+    if (rows == 0 || f.parts == 0) return XD_OK;
+    XD_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(chunks * f.parts, XDI_CUDA_TEAM_BLOCK), xdi_cuda_grade_kernel<KIND>, f));
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(rows), xdi_cuda_grade_mark_kernel, f, rows);
+}
+
+static xdi_cuda_grade xdi_cuda_grade_of(const xd_xtoken_gradient *to) {
+    xdi_cuda_grade f = {};
+    f.to = *to;
+    f.scale = 1.0;
+    return f;
+}
+
+static xd_result xdi_cuda_xtoken_project_gradient(const xd_launch *launch,
+                                                  const xd_xtoken_project_gradient_args *a) {
+    xdi_cuda_grade f = xdi_cuda_grade_of(&a->to);
+    f.matrix = xdi_cuda_matrix(a->matrix);
+    f.dy = a->dy;
+    f.k = a->matrix.k;
+    f.delta = a->delta;
+    f.chunks = a->chunks;
+    return xdi_cuda_grade_run<XDI_CUDA_GRADE_MATRIX>(launch, f, a->place_count, a->to.x.count);
+}
+
+static xd_result xdi_cuda_xtoken_mean_gradient(const xd_launch *launch, const xd_xtoken_mean_gradient_args *a) {
+    xdi_cuda_grade f = xdi_cuda_grade_of(&a->to);
+    f.u = a->u;
+    f.scale = a->scale;
+    f.delta = a->delta;
+    f.chunks = a->chunk;
+    f.one_chunk = true;
+    return xdi_cuda_grade_run<XDI_CUDA_GRADE_MEANS>(launch, f, a->to.x.count, a->to.x.count);
+}
+
+static xd_result xdi_cuda_xtoken_label_gradient(const xd_launch *launch, const xd_xtoken_label_gradient_args *a) {
+    xdi_cuda_grade f = xdi_cuda_grade_of(&a->to);
+    f.slopes = a->slopes;
+    return xdi_cuda_grade_run<XDI_CUDA_GRADE_NONE>(launch, f, a->to.x.count, a->to.x.count);
+}
+
+static xd_result xdi_cuda_xtoken_rest_gradient(const xd_launch *launch, const xd_xtoken_gradient *to) {
+    xdi_cuda_grade f = xdi_cuda_grade_of(to);
+    f.rest = true;
+    return xdi_cuda_grade_run<XDI_CUDA_GRADE_NONE>(launch, f, to->x.logits.rows, to->x.logits.rows);
+}
+
+/* ---- through lists of columns: one block per row ---- */
+
+/* (M dy)_v of a row of student ids. `places` holds the index of each teacher id in dy; -1: not in dy. */
+static __device__ inline double xdi_cuda_xtoken_back(const xd_xtoken_projection &m, const int32_t *places,
+                                                     int64_t id, const double *dy) {
+    double sum = 0.0;
+    for (int64_t e = m.row_begin[id]; e < m.row_begin[id + 1]; e++) {
+        const int64_t place = places[m.teacher_id[e]];
+        if (place >= 0) sum = __dadd_rn(sum, __dmul_rn((double)m.weight[e], dy[place]));
+    }
+    return sum;
+}
+
+/* Which gradient is computed; members that it does not use are NULL. */
+struct xdi_cuda_xtoken_form {
+    xd_xtoken_gradient to;
+    xd_xtoken_projection projection; /* without row_begin a student's id is the teacher's */
+    const int32_t *places;           /* indices of ids in dy */
+    const double *dy;                /* of row i's chunk, or of row i */
+    const int64_t *offset;           /* lists: where dy of each chunk begins; places are relative to it */
+    int64_t k, ids;                  /* places covers this many ids, for each list */
+    const double *delta;
+    const xd_xtoken_chunk *chunks;
+    bool direct; /* row i is chunk i, and the part of dy is factor M dy */
+};
+
+/* What the elements of a row have in common. */
+struct xdi_cuda_xtoken_line {
+    const double *dy; /* of the row's chunk */
+    const int32_t *places;
+    double delta, ce, lse_one, factor;
+    int64_t row, label;
+    bool add;
+};
+
+/* False for a row that is skipped. */
+static __device__ inline bool xdi_cuda_xtoken_line_of(const xdi_cuda_xtoken_form &f, int64_t i,
+                                                      xdi_cuda_xtoken_line *w) {
+    const xd_xtoken_rows &x = f.to.x;
+    w->row = x.rows[i];
+    w->add = f.to.written[w->row] != 0;
+    const int64_t place = f.direct ? i : x.places[i];
+    if (f.chunks[place].largest == 0.0) return false;
+    w->delta = f.delta ? f.delta[i] : 0.0;
+    w->dy = f.dy + (f.offset ? f.offset[place] : place * f.k);
+    w->places = f.offset ? f.places + place * f.ids : f.places;
+    w->factor = f.direct ? f.chunks[place].factor : 0.0;
+    if (!w->add && f.to.ce_factor) w->ce = f.to.ce_factor[w->row] * f.to.ce_weight;
+    if (w->ce != 0.0) w->lse_one = f.to.lse_one[w->row];
+    w->label = w->ce != 0.0 ? xd_id_at(f.to.labels, w->row) - x.first : -1;
+    return true;
+}
+
+/* (M dy)_v */
+static __device__ inline double xdi_cuda_xtoken_h(const xdi_cuda_xtoken_form &f, const xdi_cuda_xtoken_line &w,
+                                                  int64_t v) {
+    const int64_t id = v + f.to.x.first;
+    if (f.projection.row_begin) return xdi_cuda_xtoken_back(f.projection, w.places, id, w.dy);
+    return id < f.ids && w.places[id] >= 0 ? w.dy[w.places[id]] : 0.0;
+}
+
+static __device__ inline float xdi_cuda_xtoken_element(const xdi_cuda_xtoken_form &f,
+                                                       const xdi_cuda_xtoken_line &w, int64_t v, float z,
+                                                       float before) {
+    const double tau = f.to.x.temperature;
+    double g = w.add ? (double)before : 0.0;
+    if (w.ce != 0.0)
+        g += xd_xtoken_ce_part(w.ce, (double)expf((float)((double)z - w.lse_one)), v == w.label);
+    const double p = f.direct ? 0.0 : (double)expf((float)((double)z / tau - f.to.x.lse[w.row]));
+    const double h = xdi_cuda_xtoken_h(f, w, v);
+    return (float)(g + (f.direct ? w.factor * h : xd_xtoken_project_part(p, h, w.delta, tau)));
+}
+
+static __global__ void XDI_CUDA_KERNEL
+xdi_cuda_xtoken_gradient_kernel(const __grid_constant__ xdi_cuda_xtoken_form f) {
+    xdi_cuda_xtoken_line w = {};
+    const bool writes = xdi_cuda_xtoken_line_of(f, (int64_t)blockIdx.x, &w);
+    const int64_t columns = f.to.x.columns, end = w.add ? columns : f.to.rows.cols;
+    for (int64_t c = XDI_CUDA_EIGHT * (int64_t)threadIdx.x; writes && c < end;
+         c += XDI_CUDA_EIGHT * XDI_CUDA_TEAM_BLOCK) {
+        const xdi_cuda_eight z = xdi_cuda_read_any(f.to.x.logits, w.row, c, columns);
+        xdi_cuda_eight out = {};
+        if (w.add) out = xdi_cuda_read_any(f.to.rows, w.row, c, end);
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++)
+            if (c + i < columns) out.at[i] = xdi_cuda_xtoken_element(f, w, c + i, z.at[i], out.at[i]);
+        xdi_cuda_write_any(f.to.rows, w.row, c, end, out);
+    }
+    __syncthreads(); /* all threads have seen whether the row was written */
+    if (threadIdx.x == 0 && writes) f.to.written[w.row] = 1;
+}
+
+static xd_result xdi_cuda_xtoken_gradient(const xd_launch *launch, const xdi_cuda_xtoken_form &f, int64_t count) {
+    xdi_cuda_scope scope(launch);
+    XD_TRY(scope.result);
+    if (count == 0) return XD_OK;
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(count, XDI_CUDA_TEAM_BLOCK),
+                           xdi_cuda_xtoken_gradient_kernel, f);
+}
+
+static xd_result xdi_cuda_xtoken_pick_gradient(const xd_launch *launch, const xd_xtoken_pick_gradient_args *a) {
+    xdi_cuda_xtoken_form f = {};
+    f.to = a->to;
+    f.places = a->slots;
+    f.ids = INT64_MAX; /* they are student ids */
+    f.dy = a->dy;
+    f.k = a->k;
+    f.chunks = a->chunks;
+    f.direct = true;
+    return xdi_cuda_xtoken_gradient(launch, f, a->to.x.count);
+}
+
+static int64_t xdi_cuda_xtoken_pick_scratch(int64_t) {
+    return 0;
+}
+
+static xd_result xdi_cuda_gradient_load(xd_ctx *ctx) {
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_grade_kernel<XDI_CUDA_GRADE_NONE>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_grade_kernel<XDI_CUDA_GRADE_MATRIX>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_grade_kernel<XDI_CUDA_GRADE_MEANS>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_grade_mark_kernel));
+    return xdi_cuda_load(ctx, xdi_cuda_xtoken_gradient_kernel);
+}
+
+static void xdi_cuda_gradient_fill(xd_xtoken_kernels *kernels) {
+    kernels->pick_scratch = xdi_cuda_xtoken_pick_scratch;
+    kernels->project_gradient = xdi_cuda_xtoken_project_gradient;
+    kernels->mean_gradient = xdi_cuda_xtoken_mean_gradient;
+    kernels->pick_gradient = xdi_cuda_xtoken_pick_gradient;
+    kernels->label_gradient = xdi_cuda_xtoken_label_gradient;
+    kernels->rest_gradient = xdi_cuda_xtoken_rest_gradient;
 }
 
 /* >>cuda/xtoken_gold.cu */
@@ -10591,24 +11255,24 @@ enum { XDI_CUDA_GOLD_BLOCKS = 128, XDI_CUDA_GOLD_ROWS = 8192 };
 
 /* ---- log_probs: one block per row for its log-sum-exp, two reads; then one thread per column, one read and one write ---- */
 
+/* By the whole block; NaN for a row that is not finite. */
+template <typename T> static __device__ inline double xdi_cuda_row_lse(const xd_xtoken_rows &x, int64_t r) {
+    const T *row = xdi_cuda_row<T>(x.logits, r);
+    const float factor = xdi_cuda_factor(XDI_CUDA_LOG2E / x.temperature);
+    xdi_cuda_places<T, false> places;
+    int64_t arg;
+    xdi_cuda_each_eight<XDI_CUDA_TEAM_BLOCK>(row, x.columns, [&](const xdi_cuda_raw<T> &raw, int64_t) { places.see(raw); });
+    const float mine = xdi_cuda_largest_of(places);
+    const float max = xdi_cuda_block_reduce(mine, -INFINITY, xdi_cuda_larger_float<false>());
+    if (!(max > -INFINITY && max < INFINITY)) return (double)NAN; /* the whole block returns */
+    const double sum = xdi_cuda_softmax_sum<XDI_CUDA_TEAM_BLOCK>(row, x.columns, max, mine, factor, &arg);
+    return (double)max / x.temperature + log(sum);
+}
+
+template <typename T>
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_xtoken_lse_kernel(const __grid_constant__ xd_xtoken_log_probs_args a) {
-    const int64_t row = a.x.rows[blockIdx.x];
-    const xdi_cuda_largest best = xdi_cuda_row_largest<XDI_CUDA_TEAM_BLOCK>(a.x.logits, row, a.x.columns);
-    const bool counts = !best.broken && best.max > -INFINITY;
-    const float factor = xdi_cuda_factor(XDI_CUDA_LOG2E / a.x.temperature);
-    xdi_cuda_sums<1, false> mine;
-    for (int64_t c = XDI_CUDA_EIGHT * (int64_t)threadIdx.x; counts && c < a.x.columns;
-         c += XDI_CUDA_EIGHT * XDI_CUDA_TEAM_BLOCK) {
-        const xdi_cuda_eight x = xdi_cuda_read_any(a.x.logits, row, c, a.x.columns);
-        XD_UNROLL
-        for (int i = 0; i < XDI_CUDA_EIGHT; i++)
-            if (c + i < a.x.columns) mine.add(0, xdi_cuda_exp_of(__fsub_rn(x.at[i], best.max), factor));
-        mine.end_eight();
-    }
-    const double sum = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(mine).sum[0];
-    if (threadIdx.x == 0)
-        reinterpret_cast<double *>(a.scratch)[blockIdx.x] =
-            counts ? (double)best.max / a.x.temperature + log(sum) : (double)NAN;
+    const double lse = xdi_cuda_row_lse<T>(a.x, a.x.rows[blockIdx.x]);
+    if (threadIdx.x == 0) reinterpret_cast<double *>(a.scratch)[blockIdx.x] = lse;
 }
 
 /* `lse` holds those of these rows in their order; NULL: a.x.lse has them. */
@@ -10643,9 +11307,11 @@ static xd_result xdi_cuda_xtoken_log_probs(const xd_launch *launch, const xd_xto
         else
             part.x.count = a->x.count - first;
         const double *lse = a->x.lse ? NULL : reinterpret_cast<const double *>(a->scratch);
-        if (lse && part.x.count > 0)
-            XD_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(part.x.count, XDI_CUDA_TEAM_BLOCK),
-                                    xdi_cuda_xtoken_lse_kernel, part));
+        XDI_CUDA_LOGITS(a->x.logits.dtype, T, {
+            if (lse && part.x.count > 0)
+                XD_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(part.x.count, XDI_CUDA_TEAM_BLOCK),
+                                        xdi_cuda_xtoken_lse_kernel<T>, part));
+        })
         XDI_CUDA_CELLS(a->fixed, FIXED, {
             XD_TRY(XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_xtoken_log_probs_kernel<FIXED>, part, lse,
                                     first == 0));
@@ -10896,7 +11562,8 @@ static xd_result xdi_cuda_xtoken_merge(const xd_launch *launch, const xd_xtoken_
 }
 
 static xd_result xdi_cuda_gold_load(xd_ctx *ctx) {
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_lse_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_lse_kernel<float>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_lse_kernel<xdi_cuda_bf16>));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_log_probs_kernel<true>));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_log_probs_kernel<false>));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_pair_kernel<true>));
@@ -10919,6 +11586,700 @@ static void xdi_cuda_gold_fill(xd_xtoken_kernels *kernels) {
     kernels->tail = xdi_cuda_xtoken_tail;
     kernels->merge = xdi_cuda_xtoken_merge;
     kernels->total = xdi_cuda_xtoken_total;
+}
+
+/* >>cuda/xtoken_tile.cu */
+
+/* Tiles of chunks over common and uncommon ids. Means are formed from the logits where they are used. In INVARIANT mode terms have the
+ * bits of xtoken_gold.cu, which works on the chunks that several ranks share. */
+
+enum {
+    XDI_CUDA_PAIR_EIGHTS = 4, /* of a thread */
+    XDI_CUDA_PAIR_COLUMNS = XDI_CUDA_PAIR_EIGHTS * XDI_CUDA_EIGHT * XDI_CUDA_TEAM_BLOCK
+};
+
+enum { XDI_CUDA_GOLD_KL, XDI_CUDA_GOLD_SLOPES, XDI_CUDA_GOLD_SUMS };
+
+/* The result of a block of pairs. */
+template <bool FIXED> struct xdi_cuda_gold_part {
+    typename xdi_cuda_sums<XDI_CUDA_GOLD_SUMS, FIXED>::totals sums;
+    xdi_cuda_top mean, other;
+};
+
+/* The scratch of a tile. */
+struct xdi_cuda_gold_room {
+    int64_t parts, width; /* blocks of a chunk; keys of a chunk's two lists */
+    double *lse;          /* of the teacher's rows */
+    char *sums;           /* [count, parts] */
+    float *keys;          /* [count, width] */
+    int64_t bytes;
+
+    __host__ __device__ explicit xdi_cuda_gold_room(const xd_xtoken_gold_args &a) {
+        const uintptr_t start = reinterpret_cast<uintptr_t>(a.scratch);
+        const int64_t part = (int64_t)(a.fixed ? sizeof(xdi_cuda_gold_part<true>) : sizeof(xdi_cuda_gold_part<false>));
+        uintptr_t at = start;
+        parts = (a.student.columns + XDI_CUDA_PAIR_COLUMNS - 1) / XDI_CUDA_PAIR_COLUMNS;
+        width = rounded(a.map.rest_count) + rounded(a.map.other_rest_count);
+        keys = reinterpret_cast<float *>(at);
+        at += (uintptr_t)(a.count * width) * sizeof(float);
+        lse = reinterpret_cast<double *>(at);
+        at += (uintptr_t)a.teacher.count * sizeof(double);
+        sums = reinterpret_cast<char *>(at);
+        at += (uintptr_t)(a.count * parts * part);
+        bytes = (int64_t)(at - start);
+    }
+    static __host__ __device__ int64_t rounded(int64_t count) {
+        return (count + 3) / 4 * 4; /* so that lists begin on 16 bytes */
+    }
+    __device__ float *list(const xd_xtoken_gold_args &a, int64_t chunk, bool others) const {
+        return keys + chunk * width + (others ? rounded(a.map.rest_count) : 0);
+    }
+};
+
+static size_t xdi_cuda_gold_bytes(const xd_xtoken_gold_args *a) {
+    return (size_t)xdi_cuda_gold_room(*a).bytes;
+}
+
+/* ---- cells ---- */
+
+struct xdi_cuda_either {
+    __device__ uint32_t operator()(uint32_t a, uint32_t b) const {
+        return a | b;
+    }
+};
+
+typedef xdi_cuda_sums<XDI_CUDA_GOLD_SUMS, false>::totals xdi_cuda_gold_doubles;
+typedef xdi_cuda_sums<XDI_CUDA_GOLD_SUMS, true>::totals xdi_cuda_gold_integers;
+
+static __device__ inline bool xdi_cuda_gold_fits(const xdi_cuda_gold_integers &sums) {
+    return sums.misfits.large + sums.misfits.infinite == 0;
+}
+
+/* Cell i becomes one of the sums. */
+static __device__ inline void xdi_cuda_gold_set(double *cells, int64_t i, const xdi_cuda_gold_doubles &sums, int which) {
+    cells[i] = sums.sum[which];
+}
+
+static __device__ inline void xdi_cuda_gold_set(double *cells, int64_t i, const xdi_cuda_gold_integers &sums, int which) {
+    xd_fixed sum = sums.sum[which];
+    if (!xdi_cuda_gold_fits(sums)) sum.high = XD_CELL_NAN;
+    xdi_cuda_fixed_put(reinterpret_cast<xd_fixed *>(cells) + i, sum);
+}
+
+/* Adds one of the sums to cell i. */
+static __device__ inline void xdi_cuda_gold_add(double *cells, int64_t i, const xdi_cuda_gold_doubles &sums, int which) {
+    cells[i] = __dadd_rn(cells[i], sums.sum[which]);
+}
+
+static __device__ inline void xdi_cuda_gold_add(double *cells, int64_t i, const xdi_cuda_gold_integers &sums, int which) {
+    xd_fixed *cell = reinterpret_cast<xd_fixed *>(cells) + i;
+    xd_fixed_join(cell, sums.sum[which]);
+    if (!xdi_cuda_gold_fits(sums)) cell->high = XD_CELL_NAN;
+}
+
+static __device__ inline double xdi_cuda_gold_value(const xdi_cuda_gold_doubles &sums, int which) {
+    return sums.sum[which];
+}
+
+static __device__ inline double xdi_cuda_gold_value(const xdi_cuda_gold_integers &sums, int which) {
+    return xdi_cuda_gold_fits(sums) ? xd_fixed_read(sums.sum[which]) : (double)NAN;
+}
+
+/* ---- partners: one thread per pair ---- */
+
+static __host__ __device__ inline int64_t xdi_cuda_gold_width(const xd_xtoken_gold_args &a) {
+    return (a.student.columns + XDI_CUDA_EIGHT - 1) / XDI_CUDA_EIGHT * XDI_CUDA_EIGHT;
+}
+
+/* Behind the partners: where this shard's ids begin and end in the list without partners, and all in the teacher's. */
+static __device__ inline int32_t *xdi_cuda_gold_bounds(const xd_xtoken_gold_args &a, bool others) {
+    return a.partner + xdi_cuda_gold_width(a) + (others ? 2 : 0);
+}
+
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_gold_partners_kernel(const __grid_constant__ xd_xtoken_gold_args a) {
+    const int64_t i = xdi_cuda_flat_index();
+    if (i < 2) {
+        const int64_t first = a.student.first, id = i == 0 ? first : first + a.student.columns;
+        xdi_cuda_gold_bounds(a, false)[i] = (int32_t)xdi_cuda_lower_bound(a.map.rest, a.map.rest_count, id);
+        xdi_cuda_gold_bounds(a, true)[i] =
+            (int32_t)xdi_cuda_lower_bound(a.map.other_rest, a.map.other_rest_count, i == 0 ? 0 : a.teacher.columns);
+    }
+    if (i >= a.map.pairs) return;
+    const int64_t v = a.map.pair[i] - a.student.first;
+    if (v >= 0 && v < a.student.columns) a.partner[v] = a.map.other[i];
+}
+
+static xd_result xdi_cuda_gold_partners(const xd_launch *launch, const xd_xtoken_gold_args *a) {
+    const int64_t width = xdi_cuda_gold_width(*a);
+    if (width > 0) XD_TRY(xdi_cuda_fill(launch, a->partner, 0xff, (size_t)width * sizeof *a->partner));
+    xdi_cuda_scope scope(launch);
+    XD_TRY(scope.result);
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->map.pairs), xdi_cuda_gold_partners_kernel, *a);
+}
+
+/* ---- means of a chunk ---- */
+
+/* The mean log-probability of a column over the chunk's rows, from their logits. `sum` is what an order of columns goes by. */
+template <bool FIXED> struct xdi_cuda_gold_means;
+
+template <> struct xdi_cuda_gold_means<false> {
+    typedef float value;
+    const xd_xtoken_rows &x;
+    xdi_cuda_xtoken_range rows;
+    int64_t row;              /* the first, and where it begins */
+    const void *start;
+    float base, factor, rest; /* (sum - base) factor - rest */
+
+    /* lse: of the rows of the call; NULL: x.lse. */
+    __device__ xdi_cuda_gold_means(const xd_xtoken_rows &side, int64_t place, const double *lse, double positions)
+        : x(side), rows(side, place) {
+        const double scale = 1.0 / (positions * x.temperature);
+        double all = 0.0;
+        for (int64_t i = rows.begin; i < rows.end; i++) all += lse ? lse[i] : x.lse[x.rows[i]];
+        all *= x.temperature;
+        row = x.rows[rows.begin];
+        start = static_cast<const char *>(x.logits.data) + row * xdi_cuda_stride(x.logits) * (half() ? 2 : 4);
+        base = (float)all;
+        factor = xdi_cuda_factor(scale);
+        rest = (float)((all - (double)base) * scale);
+    }
+    __device__ bool half() const {
+        return x.logits.dtype == XD_DTYPE_BF16;
+    }
+    /* A logit of the first row as it lies in memory, so that nothing waits for it, and then the sum over all rows. */
+    __device__ uint32_t ask(int64_t v) const {
+        return half() ? (uint32_t)static_cast<const uint16_t *>(start)[v] : static_cast<const uint32_t *>(start)[v];
+    }
+    __device__ float sum(uint32_t asked, int64_t v) const {
+        float all = xd_float_of_bits(half() ? asked << 16 : asked);
+        for (int64_t i = rows.begin + 1; i < rows.end; i++) all = __fadd_rn(all, xdi_cuda_element(x.logits, x.rows[i], v));
+        return all;
+    }
+    __device__ float of_sum(float all) const {
+        return __fsub_rn(__fmul_rn(__fsub_rn(all, base), factor), rest);
+    }
+    /* Of the ids that are not negative. */
+    __device__ void gather(const int32_t (&ids)[XDI_CUDA_EIGHT], float (&means)[XDI_CUDA_EIGHT]) const {
+        uint32_t asked[XDI_CUDA_EIGHT];
+        XD_UNROLL
+        for (int j = 0; j < XDI_CUDA_EIGHT; j++) asked[j] = ids[j] < 0 ? 0 : ask(ids[j]);
+        XD_UNROLL
+        for (int j = 0; j < XDI_CUDA_EIGHT; j++) means[j] = ids[j] < 0 ? 0.0f : of_sum(sum(asked[j], ids[j]));
+    }
+    /* Eight columns; what lies beyond them is of no use. */
+    __device__ void eight(int64_t c, float (&means)[XDI_CUDA_EIGHT]) const {
+        xdi_cuda_eight all = xdi_cuda_read_any(x.logits, row, c, x.columns);
+        for (int64_t i = rows.begin + 1; i < rows.end; i++) {
+            const xdi_cuda_eight more = xdi_cuda_read_any(x.logits, x.rows[i], c, x.columns);
+            XD_UNROLL
+            for (int j = 0; j < XDI_CUDA_EIGHT; j++) all.at[j] = __fadd_rn(all.at[j], more.at[j]);
+        }
+        XD_UNROLL
+        for (int j = 0; j < XDI_CUDA_EIGHT; j++) means[j] = of_sum(all.at[j]);
+    }
+    __device__ float key(uint32_t asked, int64_t v) const {
+        return sum(asked, v);
+    }
+    __device__ double probability(int64_t, float key) const {
+        return (double)xdi_cuda_power(__fmul_rn(of_sum(key), (float)XDI_CUDA_LOG2E));
+    }
+};
+
+template <> struct xdi_cuda_gold_means<true> {
+    typedef double value;
+    const xd_xtoken_rows &x;
+    xdi_cuda_xtoken_range rows;
+    const double *lse;
+    double scale;
+
+    __device__ xdi_cuda_gold_means(const xd_xtoken_rows &side, int64_t place, const double *lses, double positions)
+        : x(side), rows(side, place), lse(lses), scale(1.0 / positions) {}
+    __device__ double operator()(int64_t v) const {
+        xd_fixed cell = {};
+        for (int64_t i = rows.begin; i < rows.end; i++) {
+            const int64_t row = x.rows[i];
+            const double z = (double)xdi_cuda_element(x.logits, row, v), log_sum = lse ? lse[i] : x.lse[row];
+            xd_cell_put(&cell, xd_xtoken_log_prob(z, x.temperature, log_sum, scale));
+        }
+        return xd_cell_read(cell);
+    }
+    __device__ void eight(int64_t c, double (&means)[XDI_CUDA_EIGHT]) const {
+        for (int j = 0; j < XDI_CUDA_EIGHT; j++) means[j] = c + j < x.columns ? (*this)(c + j) : 0.0;
+    }
+    __device__ uint32_t ask(int64_t) const {
+        return 0;
+    }
+    __device__ float key(uint32_t, int64_t v) const {
+        return (float)(*this)(v);
+    }
+    __device__ void gather(const int32_t (&ids)[XDI_CUDA_EIGHT], double (&means)[XDI_CUDA_EIGHT]) const {
+        for (int j = 0; j < XDI_CUDA_EIGHT; j++) means[j] = ids[j] < 0 ? 0.0 : (*this)(ids[j]);
+    }
+    __device__ double probability(int64_t v, float) const {
+        return exp((*this)(v));
+    }
+};
+
+template <bool FIXED>
+static __device__ inline xdi_cuda_gold_means<FIXED> xdi_cuda_gold_student(const xd_xtoken_gold_args &a, int64_t chunk) {
+    return xdi_cuda_gold_means<FIXED>(a.student, chunk, NULL, a.chunks[chunk].student);
+}
+
+template <bool FIXED>
+static __device__ inline xdi_cuda_gold_means<FIXED> xdi_cuda_gold_teacher(const xd_xtoken_gold_args &a, int64_t chunk) {
+    return xdi_cuda_gold_means<FIXED>(a.teacher, chunk, xdi_cuda_gold_room(a).lse, a.chunks[chunk].teacher);
+}
+
+/* ---- pairs: a block has a part of the columns of a chunk ---- */
+
+/* The most probable column that a thread has seen; the lowest among equals. */
+template <typename Value> struct xdi_cuda_gold_best {
+    Value value;
+    int column;
+
+    __device__ void see(Value x, int64_t v) {
+        if (column >= 0 && !(x > value)) return;
+        value = x;
+        column = (int)v;
+    }
+    __device__ xdi_cuda_top top(int64_t first) const {
+        const xdi_cuda_top none = { -(double)INFINITY, INT64_MAX }, one = { (double)value, first + column };
+        return column < 0 ? none : one;
+    }
+};
+
+static __device__ inline bool xdi_cuda_gold_term(double alpha, double beta, bool reverse, double *term, float *slope) {
+    return xd_xtoken_pair_term(alpha, beta, reverse, term, slope);
+}
+
+static __device__ inline bool xdi_cuda_gold_term(float alpha, float beta, bool reverse, float *term, float *slope) {
+    const float p = xdi_cuda_power(__fmul_rn(reverse ? alpha : beta, (float)XDI_CUDA_LOG2E)), d = __fsub_rn(alpha, beta);
+    if (p == 0.0f) return false;
+    *term = __fmul_rn(p, reverse ? d : -d);
+    *slope = reverse ? __fmul_rn(p, __fadd_rn(d, 1.0f)) : -p;
+    return true;
+}
+
+/* The partners of eight columns. */
+static __device__ inline void xdi_cuda_gold_ask(const int32_t *from, int32_t (&partner)[XDI_CUDA_EIGHT]) {
+    const xdi_cuda_pack<int32_t> low = xdi_cuda_load16(from), high = xdi_cuda_load16(from + 4);
+    XD_UNROLL
+    for (int i = 0; i < XDI_CUDA_EIGHT; i++) partner[i] = i < 4 ? low.at[i % 4] : high.at[i % 4];
+}
+
+static __device__ inline void xdi_cuda_gold_take(xdi_cuda_sums<XDI_CUDA_GOLD_SUMS, true> *sums, double term, float slope) {
+    sums->add_wide(XDI_CUDA_GOLD_KL, term);
+    sums->add_wide(XDI_CUDA_GOLD_SLOPES, (double)slope);
+}
+
+static __device__ inline void xdi_cuda_gold_take(xdi_cuda_sums<XDI_CUDA_GOLD_SUMS, false> *sums, float term, float slope) {
+    sums->add(XDI_CUDA_GOLD_KL, term);
+    sums->add(XDI_CUDA_GOLD_SLOPES, slope);
+}
+
+template <bool FIXED>
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_gold_pairs_kernel(const __grid_constant__ xd_xtoken_gold_args a) {
+    typedef typename xdi_cuda_gold_means<FIXED>::value value;
+    const xdi_cuda_gold_room room(a);
+    const int64_t chunk = (int64_t)blockIdx.x / room.parts, part = (int64_t)blockIdx.x - chunk * room.parts;
+    const int64_t columns = a.student.columns;
+    const xdi_cuda_gold_means<FIXED> student = xdi_cuda_gold_student<FIXED>(a, chunk);
+    const xdi_cuda_gold_means<FIXED> teacher = xdi_cuda_gold_teacher<FIXED>(a, chunk);
+    xdi_cuda_gold_best<value> mean = { 0, -1 }, other = { 0, -1 };
+    xdi_cuda_sums<XDI_CUDA_GOLD_SUMS, FIXED> mine;
+    for (int e = 0; e < XDI_CUDA_PAIR_EIGHTS; e++) {
+        const int64_t c = part * XDI_CUDA_PAIR_COLUMNS + (e * XDI_CUDA_TEAM_BLOCK + (int64_t)threadIdx.x) * XDI_CUDA_EIGHT;
+        if (c >= columns) break;
+        value alpha[XDI_CUDA_EIGHT], beta[XDI_CUDA_EIGHT];
+        int32_t partner[XDI_CUDA_EIGHT];
+        xdi_cuda_eight slopes = {};
+        xdi_cuda_gold_ask(a.partner + c, partner);
+        student.eight(c, alpha);
+        teacher.gather(partner, beta);
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++) {
+            value term = 0;
+            if (partner[i] < 0) continue;
+            mean.see(alpha[i], c + i);
+            other.see(beta[i], c + i);
+            if (xdi_cuda_gold_term(alpha[i], beta[i], a.reverse, &term, &slopes.at[i]))
+                xdi_cuda_gold_take(&mine, term, slopes.at[i]);
+        }
+        mine.end_eight();
+        xdi_cuda_write(a.u + chunk * columns, c, columns, slopes);
+    }
+    const xdi_cuda_top none = { -(double)INFINITY, INT64_MAX };
+    xdi_cuda_gold_part<FIXED> out;
+    out.sums = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(mine);
+    out.mean = xdi_cuda_block_reduce(mean.top(a.student.first), none, xdi_cuda_top_join());
+    out.other = xdi_cuda_block_reduce(other.top(a.student.first), none, xdi_cuda_top_join());
+    if (threadIdx.x == 0) reinterpret_cast<xdi_cuda_gold_part<FIXED> *>(room.sums)[blockIdx.x] = out;
+}
+
+/* >>cuda/xtoken_tails.cu */
+
+/* Tiles of chunks over common and uncommon ids, after their pairs: both sides' tails, what shards compare of them, and the results. */
+
+/* ---- lists ---- */
+
+/* A list of this shard and where its tail goes. */
+struct xdi_cuda_gold_list {
+    const int32_t *ids; /* [count] */
+    int count, n, k;
+    float *keys;     /* [count] */
+    uint64_t *words; /* [k] the sorted tail, in the memory of `found` or of `values`: ~key, then the place in the list */
+    double *values;  /* [k] */
+
+    __device__ xdi_cuda_gold_list(const xd_xtoken_gold_args &a, int64_t chunk, bool others) {
+        const int32_t *bounds = xdi_cuda_gold_bounds(a, others);
+        ids = (others ? a.map.other_rest : a.map.rest) + bounds[0];
+        count = bounds[1] - bounds[0];
+        k = (int)a.k;
+        n = k < count ? k : count;
+        keys = xdi_cuda_gold_room(a).list(a, chunk, others);
+        values = others ? a.other_tail + chunk * a.k : a.tails + chunk * (XD_XTOKEN_GOLD_WORDS + a.k) + XD_XTOKEN_GOLD_WORDS;
+        words = others ? reinterpret_cast<uint64_t *>(values) : reinterpret_cast<uint64_t *>(a.found + chunk * a.k);
+    }
+};
+
+template <bool FIXED>
+static __device__ inline xdi_cuda_gold_means<FIXED> xdi_cuda_gold_side(const xd_xtoken_gold_args &a, int64_t chunk, bool others) {
+    return others ? xdi_cuda_gold_teacher<FIXED>(a, chunk) : xdi_cuda_gold_student<FIXED>(a, chunk);
+}
+
+/* ---- keys: 2,048 of a list a block ---- */
+
+struct xdi_cuda_gold_asked {
+    int32_t id;
+    uint32_t logit;
+};
+
+enum { XDI_CUDA_KEYS_EACH = 8, XDI_CUDA_KEYS = XDI_CUDA_KEYS_EACH * XDI_CUDA_TEAM_BLOCK };
+
+static __host__ __device__ inline int64_t xdi_cuda_gold_key_blocks(int64_t count) {
+    return (count + XDI_CUDA_KEYS - 1) / XDI_CUDA_KEYS;
+}
+
+/* blocks: of a chunk. */
+template <bool FIXED>
+static __global__ void XDI_CUDA_KERNEL
+xdi_cuda_gold_keys_kernel(const __grid_constant__ xd_xtoken_gold_args a, int64_t blocks) {
+    const int64_t chunk = (int64_t)blockIdx.x / blocks, part = (int64_t)blockIdx.x - chunk * blocks;
+    const int64_t own = xdi_cuda_gold_key_blocks(a.map.rest_count);
+    const bool others = part >= own;
+    const int64_t begin = (others ? part - own : part) * XDI_CUDA_KEYS, first = others ? 0 : a.student.first;
+    const xdi_cuda_gold_list list(a, chunk, others);
+    if (begin >= list.count) return; /* the whole block returns */
+    const xdi_cuda_gold_means<FIXED> means = xdi_cuda_gold_side<FIXED>(a, chunk, others);
+    const int64_t left = list.count - begin;
+    xdi_cuda_each_ahead<XDI_CUDA_TEAM_BLOCK, FIXED ? 1 : (int)XDI_CUDA_KEYS_EACH>(
+        left < XDI_CUDA_KEYS ? left : (int64_t)XDI_CUDA_KEYS, [&](int64_t i) { return list.ids[begin + i]; },
+        [&](int32_t id) -> xdi_cuda_gold_asked { return { id, means.ask(id - first) }; },
+        [&](int64_t i, const xdi_cuda_gold_asked &asked) { list.keys[begin + i] = means.key(asked.logit, asked.id - first); });
+}
+
+/* ---- tails: a block of 1,024 per list, the student's and then the teacher's of each chunk ---- */
+
+/* Keys that are logits: do their upper halves tell all? */
+static __device__ inline bool xdi_cuda_gold_is_narrow(const xd_xtoken_gold_args &a, int64_t chunk, bool others) {
+    const xd_xtoken_rows &x = others ? a.teacher : a.student;
+    return x.logits.dtype == XD_DTYPE_BF16 && x.begin[chunk + 1] - x.begin[chunk] == 1;
+}
+
+/* In memory of the device: a tail of any length. */
+static __device__ inline void xdi_cuda_gold_sort_long(const xdi_cuda_gold_list &list, uint32_t threshold, int64_t need) {
+    uint64_t *words = list.words;
+    xdi_cuda_select_collect<XDI_CUDA_SELECT_TEAM>(
+        list.keys, list.count, threshold, need, [=](int64_t at, float value, int64_t column) {
+            words[at] = (uint64_t)~xdi_cuda_select_key(value) << 32 | (uint64_t)column;
+        });
+    xdi_cuda_tail_sort(words, list.n);
+}
+
+/* On the chip: of at most 1,024 EACH. A thread writes the words that it reads then. */
+template <int EACH>
+static __device__ inline void xdi_cuda_gold_sort_short(const xdi_cuda_gold_list &list, uint32_t threshold, int64_t need, bool narrow,
+                                                       xdi_cuda_select_list<EACH> *room) {
+    uint32_t differ = 0;
+    xdi_cuda_select_collect<XDI_CUDA_SELECT_TEAM>(
+        list.keys, list.count, threshold, need, [&, room](int64_t at, float value, int64_t column) {
+            const uint32_t key = xdi_cuda_select_key(value);
+            differ |= key ^ threshold;
+            room->keys[at] = key;
+            room->columns[at] = (uint32_t)column;
+        });
+    for (int j = list.n + (int)threadIdx.x; j < XDI_CUDA_SELECT_TEAM * EACH; j += XDI_CUDA_SELECT_TEAM) {
+        room->keys[j] = threshold; /* behind its equals */
+        room->columns[j] = ~0u;
+    }
+    differ = xdi_cuda_block_reduce(differ, 0u, xdi_cuda_either()); /* a barrier, too */
+    if (narrow) differ &= ~0xffffu;
+    const int first = differ ? __ffs((int)differ) - 1 : 0, end = differ ? 32 - __clz((int)differ) : 1, n = list.n;
+    uint64_t *words = list.words;
+    xdi_cuda_select_sort<EACH>(room, first, end, [=](int rank, uint32_t key, uint32_t column) {
+        if (rank < n) words[rank] = (uint64_t)~key << 32 | (uint64_t)column;
+    });
+}
+
+/* Dynamic shared memory of a sort of at most 1,024. */
+enum { XDI_CUDA_GOLD_SHORT_BYTES = 40 << 10 };
+#if !defined(XD_EMU)
+static_assert(sizeof(xdi_cuda_select_sorter<1>::type::TempStorage) <= XDI_CUDA_GOLD_SHORT_BYTES, "the sort's room");
+#endif
+
+/* EACH: of the sort on the chip, 0: in memory. */
+template <int EACH>
+static __global__ void __launch_bounds__(XDI_CUDA_SELECT_TEAM)
+    xdi_cuda_gold_tails_kernel(const __grid_constant__ xd_xtoken_gold_args a) {
+    XD_DYN_SHARED(xdi_cuda_select_list<EACH ? EACH : 1>, room);
+    const int64_t chunk = (int64_t)blockIdx.x / 2;
+    const bool others = blockIdx.x % 2 != 0;
+    const xdi_cuda_gold_list list(a, chunk, others);
+    int64_t need = list.n;
+    if (list.n == 0) return; /* the whole block returns */
+    const uint32_t threshold = xdi_cuda_select_threshold<XDI_CUDA_SELECT_TEAM, 11>(list.keys, list.count, &need);
+    if (EACH)
+        xdi_cuda_gold_sort_short(list, threshold, need, !a.fixed && xdi_cuda_gold_is_narrow(a, chunk, others), room);
+    else
+        xdi_cuda_gold_sort_long(list, threshold, need);
+}
+
+/* ---- results of lists: a block has so many ranks of both tails; the first of a chunk also adds up its pairs ---- */
+
+struct xdi_cuda_gold_entry {
+    int64_t id;
+    float key;
+};
+
+/* What the sorted words mean, in their place. */
+template <bool FIXED>
+static __device__ inline void xdi_cuda_gold_spell(const xd_xtoken_gold_args &a, int64_t chunk, bool others, int64_t begin) {
+    const xdi_cuda_gold_list list(a, chunk, others);
+    const xdi_cuda_gold_means<FIXED> means = xdi_cuda_gold_side<FIXED>(a, chunk, others);
+    const int64_t first = others ? 0 : a.student.first, end = begin + XDI_CUDA_KEYS < list.k ? begin + XDI_CUDA_KEYS : list.k;
+    int64_t *found = a.found + chunk * a.k;
+    xdi_cuda_each_ahead<XDI_CUDA_TEAM_BLOCK, FIXED ? 1 : (int)XDI_CUDA_KEYS_EACH>(
+        end - begin, [&](int64_t i) { return begin + i < list.n ? list.words[begin + i] : ~(uint64_t)0; },
+        [&](uint64_t word) -> xdi_cuda_gold_entry {
+            return { word == ~(uint64_t)0 ? -1 : list.ids[word & 0xffffffffu] - first, xd_float_of_key((uint32_t)(word >> 32)) };
+        },
+        [&](int64_t i, const xdi_cuda_gold_entry &entry) {
+            list.values[begin + i] = entry.id < 0 ? -1.0 : means.probability(entry.id, entry.key);
+            if (!others) found[begin + i] = entry.id;
+        });
+}
+
+/* Adds up the parts of a chunk's pairs. */
+template <bool FIXED>
+static __device__ inline void xdi_cuda_gold_join(const xd_xtoken_gold_args &a, int64_t chunk) {
+    typedef xdi_cuda_sums<XDI_CUDA_GOLD_SUMS, FIXED> sums_type;
+    const xdi_cuda_gold_room room(a);
+    const xdi_cuda_gold_part<FIXED> *parts = reinterpret_cast<const xdi_cuda_gold_part<FIXED> *>(room.sums) + chunk * room.parts;
+    const xdi_cuda_top none = { -(double)INFINITY, INT64_MAX };
+    xdi_cuda_top mean = none, other = none;
+    sums_type mine;
+    if (threadIdx.x >= XDI_CUDA_WARP) return;
+    for (int64_t i = (int64_t)threadIdx.x; i < room.parts; i += XDI_CUDA_WARP) {
+        mine.whole = typename sums_type::join()(mine.whole, parts[i].sums);
+        const xdi_cuda_top one = { parts[i].mean.value, parts[i].mean.at }, two = { parts[i].other.value, parts[i].other.at };
+        mean = xdi_cuda_top_join()(mean, one);
+        other = xdi_cuda_top_join()(other, two);
+    }
+    const typename sums_type::totals totals = xdi_cuda_team_totals<XDI_CUDA_WARP>(mine);
+    mean = xdi_cuda_warp_reduce(mean, xdi_cuda_top_join());
+    other = xdi_cuda_warp_reduce(other, xdi_cuda_top_join());
+    if (threadIdx.x != 0) return;
+    double *words = a.tails + chunk * (XD_XTOKEN_GOLD_WORDS + a.k);
+    for (int which = 0; which < XDI_CUDA_GOLD_SUMS; which++)
+        xdi_cuda_gold_set(a.sums, chunk * XDI_CUDA_GOLD_SUMS + which, totals, which);
+    words[XD_XTOKEN_GOLD_MEAN] = mean.value;
+    words[XD_XTOKEN_GOLD_PAIR] = mean.at == INT64_MAX ? -1.0 : (double)mean.at;
+    words[XD_XTOKEN_GOLD_OTHER_MEAN] = other.value;
+    words[XD_XTOKEN_GOLD_OTHER] = other.at == INT64_MAX ? -1.0 : (double)other.at;
+}
+
+template <bool FIXED>
+static __global__ void XDI_CUDA_KERNEL
+xdi_cuda_gold_spell_kernel(const __grid_constant__ xd_xtoken_gold_args a, int64_t blocks) {
+    const int64_t chunk = (int64_t)blockIdx.x / blocks, part = (int64_t)blockIdx.x - chunk * blocks;
+    if (part == 0) xdi_cuda_gold_join<FIXED>(a, chunk);
+    if (part * XDI_CUDA_KEYS >= a.k) return; /* the whole block returns */
+    xdi_cuda_gold_spell<FIXED>(a, chunk, false, part * XDI_CUDA_KEYS);
+    xdi_cuda_gold_spell<FIXED>(a, chunk, true, part * XDI_CUDA_KEYS);
+}
+
+/* ---- sums ---- */
+
+/* The log-sum-exps of the teacher's rows, a block each. */
+template <typename T>
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_gold_lse_kernel(const __grid_constant__ xd_xtoken_gold_args a) {
+    const double lse = xdi_cuda_row_lse<T>(a.teacher, a.teacher.rows[blockIdx.x]);
+    if (threadIdx.x == 0) xdi_cuda_gold_room(a).lse[blockIdx.x] = lse;
+}
+
+static xd_result xdi_cuda_gold_tails(const xd_launch *launch, const xd_xtoken_gold_args *a) {
+    const int64_t blocks = 2 * a->count, team = XDI_CUDA_SELECT_TEAM;
+    if (a->k == 0) return XD_OK;
+    if (a->k <= team)
+        return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(blocks, (int)team, XDI_CUDA_GOLD_SHORT_BYTES),
+                               xdi_cuda_gold_tails_kernel<1>, *a);
+    if (a->k <= XDI_CUDA_SELECT_MANY)
+        return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(blocks, (int)team, XDI_CUDA_SELECT_BYTES),
+                               xdi_cuda_gold_tails_kernel<XDI_CUDA_SELECT_EACH>, *a);
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(blocks, (int)team), xdi_cuda_gold_tails_kernel<0>, *a);
+}
+
+/* Keys, their sort, and what it means. */
+template <bool FIXED> static xd_result xdi_cuda_gold_lists(const xd_launch *launch, const xd_xtoken_gold_args *a) {
+    const int64_t keys = xdi_cuda_gold_key_blocks(a->map.rest_count) + xdi_cuda_gold_key_blocks(a->map.other_rest_count);
+    const int64_t ranks = a->k > 0 ? xdi_cuda_gold_key_blocks(a->k) : 1;
+    if (a->k > 0)
+        XD_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->count * keys, XDI_CUDA_TEAM_BLOCK), xdi_cuda_gold_keys_kernel<FIXED>, *a,
+                                keys));
+    XD_TRY(xdi_cuda_gold_tails(launch, a));
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->count * ranks, XDI_CUDA_TEAM_BLOCK), xdi_cuda_gold_spell_kernel<FIXED>, *a,
+                           ranks);
+}
+
+static xd_result xdi_cuda_gold_sums(const xd_launch *launch, const xd_xtoken_gold_args *a) {
+    const xdi_cuda_gold_room room(*a);
+    xdi_cuda_scope scope(launch);
+    XD_TRY(scope.result);
+    XDI_CUDA_LOGITS(a->teacher.logits.dtype, T, {
+        XD_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->teacher.count, XDI_CUDA_TEAM_BLOCK), xdi_cuda_gold_lse_kernel<T>, *a));
+    })
+    XDI_CUDA_CELLS(a->fixed, FIXED, {
+        if (room.parts > 0)
+            XD_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->count * room.parts, XDI_CUDA_TEAM_BLOCK),
+                                    xdi_cuda_gold_pairs_kernel<FIXED>, *a));
+        return xdi_cuda_gold_lists<FIXED>(launch, a);
+    })
+}
+
+/* ---- merge: one block per chunk; every entry finds its rank among those of all shards ---- */
+
+/* Whether the most likely pair of all shards is the teacher's. */
+static __device__ inline bool xdi_cuda_gold_agree(const xd_xtoken_gold_args &a, const double *words, int64_t stride) {
+    xdi_cuda_top mean = { -(double)INFINITY, INT64_MAX }, other = mean;
+    for (int r = 0; r < a.shards; r++, words += stride) {
+        const xdi_cuda_top one = { words[XD_XTOKEN_GOLD_MEAN], (int64_t)words[XD_XTOKEN_GOLD_PAIR] };
+        const xdi_cuda_top two = { words[XD_XTOKEN_GOLD_OTHER_MEAN], (int64_t)words[XD_XTOKEN_GOLD_OTHER] };
+        if (one.at >= 0) mean = xdi_cuda_top_join()(mean, one);
+        if (two.at >= 0) other = xdi_cuda_top_join()(other, two);
+    }
+    return mean.at != INT64_MAX && mean.at == other.at;
+}
+
+/* Of entry i of a shard's tail: its rank among those of all. */
+static __device__ inline int64_t xdi_cuda_gold_rank(const xd_xtoken_gold_args &a, const double *tails, int64_t stride, int shard,
+                                                    int64_t i, double value) {
+    int64_t rank = i;
+    for (int r = 0; r < a.shards; r++)
+        if (r != shard) rank += xdi_cuda_tail_before(tails + r * stride, a.k, value, r < shard);
+    return rank;
+}
+
+/* The sums are of |x - y|, and what that of the derivatives changes by. */
+template <bool FIXED>
+static __global__ void __launch_bounds__(XDI_CUDA_SELECT_TEAM)
+    xdi_cuda_gold_merge_kernel(const __grid_constant__ xd_xtoken_gold_args a) {
+    const int64_t chunk = (int64_t)blockIdx.x, width = XD_XTOKEN_GOLD_WORDS + a.k, stride = a.count * width;
+    const double *words = a.all + chunk * width, *tails = words + XD_XTOKEN_GOLD_WORDS, *others = a.other_tail + chunk * a.k;
+    const int64_t *found = a.found + chunk * a.k;
+    float *u = a.u + chunk * a.student.columns;
+    xdi_cuda_sums<XDI_CUDA_GOLD_SUMS, FIXED> mine;
+    for (int shard = 0; shard < a.shards; shard++)
+        for (int64_t i = (int64_t)threadIdx.x; i < a.k; i += XDI_CUDA_SELECT_TEAM) {
+            const double value = tails[shard * stride + i];
+            const int64_t rank = xdi_cuda_gold_rank(a, tails, stride, shard, i, value);
+            if (isnan(value)) mine.add_wide(0, value);
+            if (rank >= a.k) continue;
+            const double y = others[rank];
+            mine.add_wide(0, fabs(__dsub_rn(value, y)));
+            if (shard != a.shard || found[i] < 0) continue;
+            const float slope = xd_xtoken_tail_slope(value, y), before = u[found[i]];
+            u[found[i]] = slope;
+            mine.add_wide(XDI_CUDA_GOLD_SLOPES, (double)slope);
+            if (before != 0.0f) mine.add_wide(XDI_CUDA_GOLD_SLOPES, -(double)before); /* the id also has a partner */
+        }
+    const auto totals = xdi_cuda_team_totals<XDI_CUDA_SELECT_TEAM>(mine);
+    if (threadIdx.x != 0) return;
+    a.merged[2 * chunk] = xdi_cuda_gold_value(totals, 0);
+    a.merged[2 * chunk + 1] = xdi_cuda_gold_agree(a, words, stride) ? 1.0 : 0.0;
+    xdi_cuda_gold_add(a.sums, chunk * XDI_CUDA_GOLD_SUMS + XDI_CUDA_GOLD_SLOPES, totals, XDI_CUDA_GOLD_SLOPES);
+}
+
+static xd_result xdi_cuda_gold_merge(const xd_launch *launch, const xd_xtoken_gold_args *a) {
+    xdi_cuda_scope scope(launch);
+    XD_TRY(scope.result);
+    XDI_CUDA_CELLS(a->fixed, FIXED, {
+        return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(a->count, XDI_CUDA_SELECT_TEAM), xdi_cuda_gold_merge_kernel<FIXED>, *a);
+    })
+}
+
+/* ---- close: one thread per row ---- */
+
+static __global__ void XDI_CUDA_KERNEL xdi_cuda_gold_close_kernel(const __grid_constant__ xd_xtoken_gold_args a) {
+    const int64_t i = xdi_cuda_flat_index();
+    if (i >= a.student.count) return;
+    const int64_t place = a.student.places[i], cell = place * XDI_CUDA_GOLD_SUMS;
+    const double kl = xdi_cuda_cell_value(a.fixed, a.sums, cell + XDI_CUDA_GOLD_KL);
+    const double sum = a.write ? xdi_cuda_cell_value(a.fixed, a.sums, cell + XDI_CUDA_GOLD_SLOPES) : 0.0;
+    xd_xtoken_close_args one = {};
+    one.merged = a.merged + 2 * place;
+    one.chunk = a.chunks + place;
+    a.delta[i] = __dmul_rn(sum, __ddiv_rn(one.chunk->factor, a.student.temperature));
+    if (i == a.student.begin[place] - a.student.begin[0]) xd_xtoken_close_chunk(&one, kl, sum);
+}
+
+static xd_result xdi_cuda_gold_close(const xd_launch *launch, const xd_xtoken_gold_args *a) {
+    xdi_cuda_scope scope(launch);
+    XD_TRY(scope.result);
+    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(a->student.count), xdi_cuda_gold_close_kernel, *a);
+}
+
+static xd_result xdi_cuda_gold_gradient(const xd_launch *launch, const xd_xtoken_gold_args *a, const xd_xtoken_gradient *to) {
+    xdi_cuda_grade f = xdi_cuda_grade_of(to);
+    f.u = a->u;
+    f.scale = 1.0 / a->student.temperature;
+    f.by_factor = true;
+    f.delta = a->delta;
+    f.chunks = a->chunks;
+    return xdi_cuda_grade_run<XDI_CUDA_GRADE_MEANS>(launch, f, a->count, a->student.count);
+}
+
+/* ---- table ---- */
+
+template <bool FIXED> static xd_result xdi_cuda_gold_tile_load_cells(xd_ctx *ctx) {
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_gold_pairs_kernel<FIXED>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_gold_keys_kernel<FIXED>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_gold_spell_kernel<FIXED>));
+    return xdi_cuda_load(ctx, xdi_cuda_gold_merge_kernel<FIXED>);
+}
+
+static xd_result xdi_cuda_gold_tile_load(xd_ctx *ctx) {
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_gold_partners_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_gold_lse_kernel<float>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_gold_lse_kernel<xdi_cuda_bf16>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_gold_close_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_gold_tails_kernel<0>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_gold_tails_kernel<1>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_gold_tails_kernel<XDI_CUDA_SELECT_EACH>));
+    XDI_CUDA_TRY(ctx, cudaFuncSetAttribute(xdi_cuda_gold_tails_kernel<XDI_CUDA_SELECT_EACH>,
+                                           cudaFuncAttributeMaxDynamicSharedMemorySize, XDI_CUDA_SELECT_BYTES));
+    XDI_CUDA_TRY(ctx, cudaFuncSetAttribute(xdi_cuda_gold_tails_kernel<1>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                           XDI_CUDA_GOLD_SHORT_BYTES));
+    XD_TRY(xdi_cuda_gold_tile_load_cells<true>(ctx));
+    return xdi_cuda_gold_tile_load_cells<false>(ctx);
+}
+
+static void xdi_cuda_gold_tile_fill(xd_xtoken_kernels *kernels) {
+    kernels->gold_bytes = xdi_cuda_gold_bytes;
+    kernels->gold_partners = xdi_cuda_gold_partners;
+    kernels->gold_sums = xdi_cuda_gold_sums;
+    kernels->gold_merge = xdi_cuda_gold_merge;
+    kernels->gold_close = xdi_cuda_gold_close;
+    kernels->gold_gradient = xdi_cuda_gold_gradient;
 }
 
 /* >>cuda/xtoken_rows.cu */
@@ -13273,7 +14634,10 @@ static __global__ void xdi_cuda_probe_kernel(xdi_cuda_build *build, float one_fa
 #ifndef XDISTILL_NO_ACROSS
 static xd_result xdi_cuda_across_load(xd_ctx *ctx) {
     XD_TRY(xdi_cuda_xtoken_load(ctx));
+    XD_TRY(xdi_cuda_project_load(ctx));
+    XD_TRY(xdi_cuda_gradient_load(ctx));
     XD_TRY(xdi_cuda_gold_load(ctx));
+    XD_TRY(xdi_cuda_gold_tile_load(ctx));
     XD_TRY(xdi_cuda_xtoken_rows_load(ctx));
     XD_TRY(xdi_cuda_list_kernels_load(ctx));
     XD_TRY(xdi_cuda_chunks_load(ctx));
@@ -13282,7 +14646,10 @@ static xd_result xdi_cuda_across_load(xd_ctx *ctx) {
 
 static void xdi_cuda_across_fill(xd_kernels *kernels) {
     kernels->xtoken = xdi_cuda_xtoken_table();
+    xdi_cuda_project_fill(&kernels->xtoken);
+    xdi_cuda_gradient_fill(&kernels->xtoken);
     xdi_cuda_gold_fill(&kernels->xtoken);
+    xdi_cuda_gold_tile_fill(&kernels->xtoken);
     xdi_cuda_xtoken_rows_fill(&kernels->xtoken);
     xdi_cuda_list_kernels_fill(&kernels->xtoken);
     xdi_cuda_chunks_fill(&kernels->xtoken);
@@ -13468,4 +14835,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 21fdd6ec16dc2f6bb4a254a8affc0fd18e00aeb31f0225b129016fa76d607b4c */
+/* xdistill sha256 ac495527c9911bd605e09a4fefc91a5b89ba8938f955fc315eb90246d80fe682 */

@@ -55,7 +55,11 @@
 #include "cuda/topk_table.cu"
 #ifndef XDISTILL_NO_ACROSS
 #include "cuda/xtoken.cu"
+#include "cuda/xtoken_project.cu"
+#include "cuda/xtoken_gradient.cu"
 #include "cuda/xtoken_gold.cu"
+#include "cuda/xtoken_tile.cu"
+#include "cuda/xtoken_tails.cu"
 #include "cuda/xtoken_rows.cu"
 #include "cuda/xtoken_lists.cu"
 #include "cuda/xtoken_chunks.cu"

@@ -36,7 +36,9 @@ RING_SERIAL = 1.0
 # From the end of a kernel to the first instructions of the next, in ns. Assumed.
 LAUNCH = 2000.0
 # Grids that do not grow with the work.
-FIXED = ("xdi_cuda_norm",)
+FIXED = ("xdi_cuda_norm", "xdi_cuda_rows_column_maxima")
+# Kernels whose work is that of a vocabulary or a selection, once a call.
+ONCE = ("xdi_cuda_matrix_count", "xdi_cuda_matrix_fill", "xdi_cuda_xtoken_slots", "xdi_cuda_sort_", "xdi_cuda_gold_partners")
 
 # Of a multiprocessor, by compute capability: shared memory and threads.
 LIMITS = {"80": (164 << 10, 2048), "90": (228 << 10, 2048), "100": (228 << 10, 2048)}
@@ -111,6 +113,10 @@ def hits(resident_bytes, machine):
     return max(0.0, min(1.0, 1.08 * 50e6 / max(resident_bytes * machine["processors"], 1.0) - 0.15))
 
 
+def is_named(kernel, names):
+    return any(name in kernel["name"] for name in names)
+
+
 def is_alone(kernel):
     return kernel["blocks"] == kernel["launches"]
 
@@ -119,7 +125,9 @@ def kernel_time(kernel, scale, blocks, machine):
     """Seconds. A kernel of one block stays what it is; any other grows with the work."""
     if is_alone(kernel):
         return kernel["path"] * 1e-9
-    grid = kernel["blocks"] / kernel["launches"] * (1 if kernel["name"].find(FIXED[0]) >= 0 else scale)
+    if is_named(kernel, ONCE):
+        scale = 1
+    grid = kernel["blocks"] / kernel["launches"] * (1 if is_named(kernel, FIXED) else scale)
     resident = min(blocks, grid / machine["processors"])
     warps = kernel["warps"]
     again = kernel["again"] * (1 - hits(resident * kernel["read"] / kernel["blocks"], machine))
@@ -137,7 +145,7 @@ def time_of_all(kernels, blocks, scale, launches, machine):
 
 def cost_of(kernels, elements, must, launches, size, log, arch):
     main = max(kernels, key=lambda kernel: (kernel["loaded"] + kernel["written"], sum(kernel[name] for name in ISSUED)))
-    growing = [kernel for kernel in kernels if kernel is main or not is_alone(kernel)]
+    growing = [kernel for kernel in kernels if kernel is main or not (is_alone(kernel) or is_named(kernel, ONCE))]
     sums = {column: 32 * sum(kernel[name] for kernel in growing for name in names) / elements for column, names in COLUMNS.items()}
     blocks = {}
     for kernel in kernels:

@@ -60,8 +60,8 @@ XD_API void xd_projection_unload(xd_ctx *ctx, xd_projection *projection) {
 }
 
 XD_PRIVATE xd_xtoken_projection xdi_projection_for_kernels(const xd_projection *m) {
-    const xd_xtoken_projection p = { m->teacher_size, m->row_begin,  m->teacher_id,   m->weight,
-                                     m->column_begin, m->student_id, m->column_weight };
+    const xd_xtoken_projection p = { m->teacher_size, m->row_begin,  m->teacher_id,    m->weight,
+                                     m->column_begin, m->student_id, m->column_weight, m->entries };
     return p;
 }
 

@@ -1,7 +1,9 @@
 /* Strided copies, many in a launch: the blocks of a redistribution, and arrays whose dtype does not change. Reads
- * and writes every byte once, 16 at a time where addresses, strides and lengths allow; coordinates are computed from
- * the index by divisions, whose time is hidden by that of memory. Grid: one block of 256 threads per chunk of 16384
- * units. */
+ * and writes every byte once, 16 at a time where addresses, strides and lengths allow, with four loads of a thread on their way.
+ * A thread computes the coordinates of its first unit by divisions and those of the others by additions. Grid: one block of 256
+ * threads per chunk of 16384 units. */
+
+enum { XDI_CUDA_MOVE_AHEAD = 4 };
 
 struct xdi_cuda_move {
     char *to;
@@ -12,33 +14,81 @@ struct xdi_cuda_move {
     int64_t units;
 };
 
-template <typename T> static __device__ inline void xdi_cuda_move_unit(char *to, const char *from) {
-    *reinterpret_cast<T *>(to) = *reinterpret_cast<const T *>(from);
+/* Both are not negative; those of a real tensor are below 2^32. */
+static __device__ inline int64_t xdi_cuda_move_divide(int64_t a, int64_t b) {
+    return (((uint64_t)a | (uint64_t)b) >> 32) == 0 ? (int64_t)((uint32_t)a / (uint32_t)b) : a / b;
 }
 
-static __global__ void __launch_bounds__(XDI_CUDA_THREADS)
+/* Where a thread is in a move. The outer dimensions are computed anew when the last one is at its end. */
+struct xdi_cuda_move_at {
+    const xdi_cuda_move &m;
+    int64_t to, from; /* of the outer dimensions, in bytes */
+    int64_t outer, last; /* index of these, and coordinate in the last */
+
+    __device__ xdi_cuda_move_at(const xdi_cuda_move &move, int64_t i) : m(move) {
+        const int64_t extent = m.extent[m.ndim - 1];
+        outer = xdi_cuda_move_divide(i, extent);
+        last = i - outer * extent;
+        find();
+    }
+    __device__ void find() {
+        int64_t i = outer;
+        to = from = 0;
+        for (int d = m.ndim - 2; d >= 0; d--) {
+            const int64_t next = d > 0 ? xdi_cuda_move_divide(i, m.extent[d]) : 0, at = i - next * m.extent[d];
+            to += at * m.to_stride[d];
+            from += at * m.from_stride[d];
+            i = next;
+        }
+    }
+    __device__ void advance(int64_t step) {
+        const int64_t extent = m.extent[m.ndim - 1];
+        last += step;
+        if (last < extent) return;
+        const int64_t rows = last < 2 * extent ? 1 : xdi_cuda_move_divide(last, extent);
+        outer += rows;
+        last -= rows * extent;
+        find();
+    }
+};
+
+/* Each of a thread's units, `step` apart: several loads before the first store. */
+template <typename T> static __device__ inline void xdi_cuda_move_units(const xdi_cuda_move &m, int64_t begin, int64_t end, int step) {
+    const int d = m.ndim - 1;
+    const int64_t to_stride = m.to_stride[d], from_stride = m.from_stride[d];
+    xdi_cuda_move_at at(m, begin);
+    while (begin < end) {
+        T units[XDI_CUDA_MOVE_AHEAD];
+        char *to[XDI_CUDA_MOVE_AHEAD];
+        XD_UNROLL
+        for (int k = 0; k < XDI_CUDA_MOVE_AHEAD; k++) {
+            if (begin + k * step >= end) continue;
+            to[k] = m.to + at.to + at.last * to_stride;
+            units[k] = *reinterpret_cast<const T *>(m.from + at.from + at.last * from_stride);
+            at.advance(step);
+        }
+        XD_UNROLL
+        for (int k = 0; k < XDI_CUDA_MOVE_AHEAD; k++)
+            if (begin + k * step < end) *reinterpret_cast<T *>(to[k]) = units[k];
+        begin += XDI_CUDA_MOVE_AHEAD * step;
+    }
+}
+
+static __global__ void __launch_bounds__(XDI_CUDA_THREADS, 1)
     xdi_cuda_move_kernel(const __grid_constant__ xdi_cuda_list<xdi_cuda_move> list, const xd_status *status) {
     if (xd_status_refuses(status)) return;
     const int k = xdi_cuda_list_find(list, blockIdx.x);
     const xdi_cuda_move &m = list.at[k];
-    xdi_cuda_walk(
-        xdi_cuda_span_of(blockIdx.x - list.first(k), m.units), false, [](int64_t) {},
-        [&](int64_t i) {
-            int64_t to = 0, from = 0;
-            for (int d = m.ndim - 1; d >= 0; d--) {
-                const int64_t outer = d > 0 ? i / m.extent[d] : 0, at = i - outer * m.extent[d];
-                to += at * m.to_stride[d];
-                from += at * m.from_stride[d];
-                i = outer;
-            }
-            switch (m.unit) {
-            case 16: xdi_cuda_store16(m.to + to, xdi_cuda_load16(m.from + from)); break;
-            case 8: xdi_cuda_move_unit<uint64_t>(m.to + to, m.from + from); break;
-            case 4: xdi_cuda_move_unit<uint32_t>(m.to + to, m.from + from); break;
-            case 2: xdi_cuda_move_unit<uint16_t>(m.to + to, m.from + from); break;
-            default: m.to[to] = m.from[from]; break;
-            }
-        });
+    const xdi_cuda_span span = xdi_cuda_span_of(blockIdx.x - list.first(k), m.units);
+    const int64_t begin = span.begin + (int64_t)threadIdx.x;
+    if (begin >= span.end) return;
+    switch (m.unit) {
+    case 16: xdi_cuda_move_units<xdi_cuda_bits16>(m, begin, span.end, XDI_CUDA_THREADS); break;
+    case 8: xdi_cuda_move_units<uint64_t>(m, begin, span.end, XDI_CUDA_THREADS); break;
+    case 4: xdi_cuda_move_units<uint32_t>(m, begin, span.end, XDI_CUDA_THREADS); break;
+    case 2: xdi_cuda_move_units<uint16_t>(m, begin, span.end, XDI_CUDA_THREADS); break;
+    default: xdi_cuda_move_units<uint8_t>(m, begin, span.end, XDI_CUDA_THREADS); break;
+    }
 }
 
 /* The largest unit, up to `limit`, that divides every address, stride and length. */

@@ -344,37 +344,65 @@ static xd_result xdi_cuda_rows_finish(const xd_launch *launch, const xd_row_args
 
 /* ---- columns ---- */
 
-/* One thread a column, so that a warp reads along the row. */
+/* A block has 256 columns. Each of its warps sees every eighth row, eight columns a lane and four rows ahead. */
+enum { XDI_CUDA_MAXIMA_WARPS = XDI_CUDA_TEAM_BLOCK / XDI_CUDA_WARP, XDI_CUDA_MAXIMA_AHEAD = 4 };
+
+template <typename T>
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_rows_column_maxima_kernel(
     const __grid_constant__ xd_rows logits, const uint8_t *mask, int64_t columns, float *maxima) {
-    const int64_t c = xdi_cuda_flat_index();
-    if (c >= columns) return;
-    float max = -INFINITY;
-    for (int64_t r = 0; r < logits.rows; r++) {
-        const float value = !mask || mask[r] ? xdi_cuda_element(logits, r, c) : -INFINITY;
-        if (value > max) max = value;
+    XD_SHARED(float, best, [XDI_CUDA_MAXIMA_WARPS * XDI_CUDA_TEAM_BLOCK]);
+    const int lane = (int)threadIdx.x % XDI_CUDA_WARP, warp = (int)threadIdx.x / XDI_CUDA_WARP;
+    const int64_t first = (int64_t)blockIdx.x * XDI_CUDA_TEAM_BLOCK, c = first + lane * XDI_CUDA_EIGHT;
+    const bool whole = c + XDI_CUDA_EIGHT <= columns && xdi_cuda_is_aligned16(xdi_cuda_row<T>(logits, 0)) &&
+                       xdi_cuda_stride(logits) * (int64_t)sizeof(T) % 16 == 0;
+    xdi_cuda_places<T, false> places;
+    for (int64_t r = warp; r < logits.rows; r += XDI_CUDA_MAXIMA_WARPS * XDI_CUDA_MAXIMA_AHEAD) {
+        xdi_cuda_raw<T> raw[XDI_CUDA_MAXIMA_AHEAD];
+        bool has[XDI_CUDA_MAXIMA_AHEAD];
+        XD_UNROLL
+        for (int k = 0; k < XDI_CUDA_MAXIMA_AHEAD; k++) {
+            const int64_t at = r + k * XDI_CUDA_MAXIMA_WARPS;
+            has[k] = at < logits.rows && (!mask || mask[at]) && c < columns;
+            if (!has[k]) continue;
+            if (whole)
+                raw[k].load(xdi_cuda_row<T>(logits, at) + c);
+            else
+                raw[k] = xdi_cuda_raw_of(xdi_cuda_row<T>(logits, at), c, columns);
+        }
+        XD_UNROLL
+        for (int k = 0; k < XDI_CUDA_MAXIMA_AHEAD; k++)
+            if (has[k]) places.see(raw[k]);
     }
-    maxima[c] = max;
+    XD_UNROLL
+    for (int i = 0; i < XDI_CUDA_EIGHT; i++) best[warp * XDI_CUDA_TEAM_BLOCK + lane * XDI_CUDA_EIGHT + i] = places.value(i);
+    __syncthreads();
+    float max = -INFINITY;
+    for (int w = 0; w < XDI_CUDA_MAXIMA_WARPS; w++) max = fmaxf(max, best[w * XDI_CUDA_TEAM_BLOCK + (int)threadIdx.x]);
+    if (first + (int64_t)threadIdx.x < columns) maxima[first + (int64_t)threadIdx.x] = max;
 }
 
 static xd_result xdi_cuda_rows_column_maxima(const xd_launch *launch, const xd_rows *logits,
                                              const uint8_t *mask, int64_t columns, float *maxima) {
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
-    return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(columns), xdi_cuda_rows_column_maxima_kernel, *logits,
-                           mask, columns, maxima);
+    XDI_CUDA_LOGITS(logits->dtype, T, {
+        return XDI_CUDA_LAUNCH(launch, xdi_cuda_flat_grid(columns), xdi_cuda_rows_column_maxima_kernel<T>, *logits,
+                               mask, columns, maxima);
+    })
 }
 
 /* One block a row. */
+template <typename T>
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_rows_voters_kernel(const __grid_constant__ xd_rows logits,
                                                                    const uint8_t *mask, int64_t columns,
                                                                    uint8_t *voters) {
     const int64_t r = (int64_t)blockIdx.x;
-    int bad = mask && !mask[r];
-    for (int64_t c = (int64_t)threadIdx.x; c < columns && !bad; c += XDI_CUDA_TEAM_BLOCK)
-        if (!(xdi_cuda_element(logits, r, c) < INFINITY)) bad = 1;
-    bad = __syncthreads_or(bad);
-    if (threadIdx.x == 0) voters[r] = (uint8_t)!bad;
+    const bool counts = !mask || mask[r];
+    xdi_cuda_places<T, true> places;
+    xdi_cuda_each_eight<XDI_CUDA_TEAM_BLOCK>(xdi_cuda_row<T>(logits, r), counts ? columns : 0,
+                                             [&](const xdi_cuda_raw<T> &raw, int64_t) { places.see(raw); });
+    const int bad = __syncthreads_or(!(xdi_cuda_largest_of(places) < INFINITY));
+    if (threadIdx.x == 0) voters[r] = (uint8_t)(counts && !bad);
 }
 
 static xd_result xdi_cuda_rows_voters(const xd_launch *launch, const xd_rows *logits, const uint8_t *mask,
@@ -382,8 +410,10 @@ static xd_result xdi_cuda_rows_voters(const xd_launch *launch, const xd_rows *lo
     xdi_cuda_scope scope(launch);
     XD_TRY(scope.result);
     if (logits->rows == 0) return XD_OK;
-    return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(logits->rows, XDI_CUDA_TEAM_BLOCK), xdi_cuda_rows_voters_kernel,
-                           *logits, mask, columns, voters);
+    XDI_CUDA_LOGITS(logits->dtype, T, {
+        return XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(logits->rows, XDI_CUDA_TEAM_BLOCK),
+                               xdi_cuda_rows_voters_kernel<T>, *logits, mask, columns, voters);
+    })
 }
 
 /* ---- rows that are kept: a block each ---- */
@@ -422,8 +452,10 @@ static xd_result xdi_cuda_rows_load(xd_ctx *ctx) {
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_total_kernel<true>));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_total_kernel<false>));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_finish_kernel));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_column_maxima_kernel));
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_voters_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_column_maxima_kernel<float>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_column_maxima_kernel<xdi_cuda_bf16>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_voters_kernel<float>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_voters_kernel<xdi_cuda_bf16>));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_rows_keep_kernel));
     return xdi_cuda_sort_load(ctx);
 }

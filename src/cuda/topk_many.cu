@@ -8,49 +8,51 @@ enum {
     XDI_CUDA_SELECT_BYTES = XDI_CUDA_SELECT_MANY * 8 /* dynamic shared memory */
 };
 
-/* The keys, then the columns; the sort works in the same memory. */
-struct xdi_cuda_select_list {
-    uint32_t keys[XDI_CUDA_SELECT_MANY], columns[XDI_CUDA_SELECT_MANY];
+/* The keys, then the columns, EACH a thread; the sort works in the same memory, or a little more. */
+template <int EACH> struct xdi_cuda_select_list {
+    uint32_t keys[XDI_CUDA_SELECT_TEAM * EACH], columns[XDI_CUDA_SELECT_TEAM * EACH];
 };
 
 #if !defined(XD_EMU)
-typedef cub::BlockRadixSort<uint32_t, XDI_CUDA_SELECT_TEAM, XDI_CUDA_SELECT_EACH, uint32_t> xdi_cuda_select_sorter;
-static_assert(sizeof(xdi_cuda_select_sorter::TempStorage) <= sizeof(xdi_cuda_select_list), "the sort's room");
+template <int EACH> struct xdi_cuda_select_sorter {
+    typedef cub::BlockRadixSort<uint32_t, XDI_CUDA_SELECT_TEAM, EACH, uint32_t> type;
+};
+static_assert(sizeof(xdi_cuda_select_sorter<XDI_CUDA_SELECT_EACH>::type::TempStorage) <= XDI_CUDA_SELECT_BYTES, "the sort's room");
 #endif
 
 /* Sorts a full list by descending keys, equal ones in their order. Calls put(rank, key, column) with all. The keys' bits that differ are
  * [first, end). */
-template <typename Put>
-static __device__ inline void xdi_cuda_select_sort(xdi_cuda_select_list *list, int first, int end, Put put) {
+template <int EACH, typename Put>
+static __device__ inline void xdi_cuda_select_sort(xdi_cuda_select_list<EACH> *list, int first, int end, Put put) {
 #if !defined(XD_EMU)
-    uint32_t keys[XDI_CUDA_SELECT_EACH], columns[XDI_CUDA_SELECT_EACH];
+    typedef typename xdi_cuda_select_sorter<EACH>::type sorter;
+    uint32_t keys[EACH], columns[EACH];
     XD_UNROLL
-    for (int i = 0; i < XDI_CUDA_SELECT_EACH; i++) {
-        keys[i] = list->keys[threadIdx.x * XDI_CUDA_SELECT_EACH + i];
-        columns[i] = list->columns[threadIdx.x * XDI_CUDA_SELECT_EACH + i];
+    for (int i = 0; i < EACH; i++) {
+        keys[i] = list->keys[threadIdx.x * EACH + i];
+        columns[i] = list->columns[threadIdx.x * EACH + i];
     }
     __syncthreads();
-    xdi_cuda_select_sorter(*reinterpret_cast<xdi_cuda_select_sorter::TempStorage *>(list))
-        .SortDescendingBlockedToStriped(keys, columns, first, end);
+    sorter(*reinterpret_cast<typename sorter::TempStorage *>(list)).SortDescendingBlockedToStriped(keys, columns, first, end);
     XD_UNROLL
-    for (int i = 0; i < XDI_CUDA_SELECT_EACH; i++) put((int)threadIdx.x + i * XDI_CUDA_SELECT_TEAM, keys[i], columns[i]);
+    for (int i = 0; i < EACH; i++) put((int)threadIdx.x + i * XDI_CUDA_SELECT_TEAM, keys[i], columns[i]);
 #else
     (void)first, (void)end;
-    xdi_cuda_bitonic<XDI_CUDA_SELECT_TEAM>(XDI_CUDA_SELECT_MANY, [=](int64_t low, int64_t high) {
+    xdi_cuda_bitonic<XDI_CUDA_SELECT_TEAM>(XDI_CUDA_SELECT_TEAM * EACH, [=](int64_t low, int64_t high) {
         const uint32_t x = list->keys[low], y = list->keys[high];
         if (x > y || (x == y && list->columns[low] < list->columns[high])) return;
         std::swap(list->keys[low], list->keys[high]);
         std::swap(list->columns[low], list->columns[high]);
     });
     XD_UNROLL_N(1)
-    for (int j = (int)threadIdx.x; j < XDI_CUDA_SELECT_MANY; j += XDI_CUDA_SELECT_TEAM) put(j, list->keys[j], list->columns[j]);
+    for (int j = (int)threadIdx.x; j < XDI_CUDA_SELECT_TEAM * EACH; j += XDI_CUDA_SELECT_TEAM) put(j, list->keys[j], list->columns[j]);
 #endif
 }
 
 template <typename T>
 static __global__ void __launch_bounds__(XDI_CUDA_SELECT_TEAM)
     xdi_cuda_select_many_kernel(const __grid_constant__ xd_select_args a) {
-    XD_DYN_SHARED(xdi_cuda_select_list, list);
+    XD_DYN_SHARED(xdi_cuda_select_list<XDI_CUDA_SELECT_EACH>, list);
     const int64_t r = (int64_t)blockIdx.x, n = a.k < a.columns ? a.k : a.columns;
     if (r >= a.logits.rows) return; /* the whole block returns */
     const T *row = xdi_cuda_row<T>(a.logits, r);

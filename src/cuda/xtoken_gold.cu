@@ -7,24 +7,24 @@ enum { XDI_CUDA_GOLD_BLOCKS = 128, XDI_CUDA_GOLD_ROWS = 8192 };
 
 /* ---- log_probs: one block per row for its log-sum-exp, two reads; then one thread per column, one read and one write ---- */
 
+/* By the whole block; NaN for a row that is not finite. */
+template <typename T> static __device__ inline double xdi_cuda_row_lse(const xd_xtoken_rows &x, int64_t r) {
+    const T *row = xdi_cuda_row<T>(x.logits, r);
+    const float factor = xdi_cuda_factor(XDI_CUDA_LOG2E / x.temperature);
+    xdi_cuda_places<T, false> places;
+    int64_t arg;
+    xdi_cuda_each_eight<XDI_CUDA_TEAM_BLOCK>(row, x.columns, [&](const xdi_cuda_raw<T> &raw, int64_t) { places.see(raw); });
+    const float mine = xdi_cuda_largest_of(places);
+    const float max = xdi_cuda_block_reduce(mine, -INFINITY, xdi_cuda_larger_float<false>());
+    if (!(max > -INFINITY && max < INFINITY)) return (double)NAN; /* the whole block returns */
+    const double sum = xdi_cuda_softmax_sum<XDI_CUDA_TEAM_BLOCK>(row, x.columns, max, mine, factor, &arg);
+    return (double)max / x.temperature + log(sum);
+}
+
+template <typename T>
 static __global__ void XDI_CUDA_KERNEL xdi_cuda_xtoken_lse_kernel(const __grid_constant__ xd_xtoken_log_probs_args a) {
-    const int64_t row = a.x.rows[blockIdx.x];
-    const xdi_cuda_largest best = xdi_cuda_row_largest<XDI_CUDA_TEAM_BLOCK>(a.x.logits, row, a.x.columns);
-    const bool counts = !best.broken && best.max > -INFINITY;
-    const float factor = xdi_cuda_factor(XDI_CUDA_LOG2E / a.x.temperature);
-    xdi_cuda_sums<1, false> mine;
-    for (int64_t c = XDI_CUDA_EIGHT * (int64_t)threadIdx.x; counts && c < a.x.columns;
-         c += XDI_CUDA_EIGHT * XDI_CUDA_TEAM_BLOCK) {
-        const xdi_cuda_eight x = xdi_cuda_read_any(a.x.logits, row, c, a.x.columns);
-        XD_UNROLL
-        for (int i = 0; i < XDI_CUDA_EIGHT; i++)
-            if (c + i < a.x.columns) mine.add(0, xdi_cuda_exp_of(__fsub_rn(x.at[i], best.max), factor));
-        mine.end_eight();
-    }
-    const double sum = xdi_cuda_team_totals<XDI_CUDA_TEAM_BLOCK>(mine).sum[0];
-    if (threadIdx.x == 0)
-        reinterpret_cast<double *>(a.scratch)[blockIdx.x] =
-            counts ? (double)best.max / a.x.temperature + log(sum) : (double)NAN;
+    const double lse = xdi_cuda_row_lse<T>(a.x, a.x.rows[blockIdx.x]);
+    if (threadIdx.x == 0) reinterpret_cast<double *>(a.scratch)[blockIdx.x] = lse;
 }
 
 /* `lse` holds those of these rows in their order; NULL: a.x.lse has them. */
@@ -59,9 +59,11 @@ static xd_result xdi_cuda_xtoken_log_probs(const xd_launch *launch, const xd_xto
         else
             part.x.count = a->x.count - first;
         const double *lse = a->x.lse ? NULL : reinterpret_cast<const double *>(a->scratch);
-        if (lse && part.x.count > 0)
-            XD_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(part.x.count, XDI_CUDA_TEAM_BLOCK),
-                                    xdi_cuda_xtoken_lse_kernel, part));
+        XDI_CUDA_LOGITS(a->x.logits.dtype, T, {
+            if (lse && part.x.count > 0)
+                XD_TRY(XDI_CUDA_LAUNCH(launch, xdi_cuda_grid_of(part.x.count, XDI_CUDA_TEAM_BLOCK),
+                                        xdi_cuda_xtoken_lse_kernel<T>, part));
+        })
         XDI_CUDA_CELLS(a->fixed, FIXED, {
             XD_TRY(XDI_CUDA_LAUNCH(launch, grid, xdi_cuda_xtoken_log_probs_kernel<FIXED>, part, lse,
                                     first == 0));
@@ -312,7 +314,8 @@ static xd_result xdi_cuda_xtoken_merge(const xd_launch *launch, const xd_xtoken_
 }
 
 static xd_result xdi_cuda_gold_load(xd_ctx *ctx) {
-    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_lse_kernel));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_lse_kernel<float>));
+    XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_lse_kernel<xdi_cuda_bf16>));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_log_probs_kernel<true>));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_log_probs_kernel<false>));
     XD_TRY(xdi_cuda_load(ctx, xdi_cuda_xtoken_pair_kernel<true>));

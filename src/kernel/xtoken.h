@@ -24,6 +24,8 @@ typedef struct xd_xtoken_rows {
     const int64_t *rows, *places;
     int64_t count;
     const uint8_t *finite; /* [rows of logits] for `target` and `pick`: a row with 0 is NaN; NULL: none is */
+    /* [places + 1] where the rows of each place begin, from begin[0] on; for entries that are given the number of places */
+    const int64_t *begin;
 } xd_xtoken_rows;
 
 /* A projection of student ids to teacher ids, of both whole vocabularies. */
@@ -35,6 +37,7 @@ typedef struct xd_xtoken_projection {
     const int64_t *column_begin; /* [teacher_size + 1] the transposed matrix */
     const int32_t *student_id;   /* ascending within a column */
     const float *column_weight;
+    int64_t entries;
 } xd_xtoken_projection;
 
 /* M: the rows of this shard's student ids, in the columns J. */
@@ -194,6 +197,45 @@ typedef struct xd_xtoken_pair_args {
     float *scratch; /* [XD_XTOKEN_SCRATCH] */
 } xd_xtoken_pair_args;
 
+/* Of a shard's pairs in a chunk: the mean and student id of the most likely one, and the teacher's mean and student id of the one that
+ * is most likely there; an id of -1: none. */
+enum {
+    XD_XTOKEN_GOLD_MEAN,
+    XD_XTOKEN_GOLD_PAIR,
+    XD_XTOKEN_GOLD_OTHER_MEAN,
+    XD_XTOKEN_GOLD_OTHER,
+    XD_XTOKEN_GOLD_WORDS
+};
+
+/* An exact map in memory of the device. */
+typedef struct xd_xtoken_gold_map {
+    const int32_t *pair, *other; /* [pairs], as in xd_xtoken_pair_args */
+    int64_t pairs;
+    const int32_t *rest, *other_rest; /* ids without a partner, ascending */
+    int64_t rest_count, other_rest_count;
+} xd_xtoken_gold_map;
+
+/* A tile of chunks of pairs and tails whose rows are all on this rank. */
+typedef struct xd_xtoken_gold_args {
+    xd_xtoken_rows student, teacher; /* by their places; the teacher's lse is not known */
+    int64_t count;                   /* chunks */
+    xd_xtoken_chunk *chunks;         /* [count] */
+    xd_xtoken_gold_map map;
+    int64_t k; /* of the tails */
+    bool reverse, fixed, write;
+    int32_t *partner;  /* [student columns + 11] of this shard's ids, or -1; then what the kernels keep */
+    double *sums;      /* [count, 2] cells: of the pairs, and of the derivatives */
+    float *u;          /* [count, student columns] derivatives by means */
+    double *tails;     /* [count][XD_XTOKEN_GOLD_WORDS + k] */
+    const double *all; /* [shards][count][XD_XTOKEN_GOLD_WORDS + k] */
+    int shard, shards;
+    double *other_tail; /* [count, k] */
+    int64_t *found;     /* [count, k] */
+    double *merged;     /* [count, 2] as in xd_xtoken_merge */
+    double *delta;      /* [student rows] */
+    void *scratch;      /* [gold_bytes] */
+} xd_xtoken_gold_args;
+
 /* The sum of a shard's derivatives. */
 typedef struct xd_xtoken_total_args {
     const float *u; /* [columns] */
@@ -282,6 +324,7 @@ typedef struct xd_xtoken_project_gradient_args {
     const double *delta; /* [count] */
     const xd_xtoken_chunk *chunks;
     float *scratch; /* [project_scratch] */
+    int64_t place_count;
 } xd_xtoken_project_gradient_args;
 
 /* The gradient of one chunk's mean log-probabilities. */
@@ -432,6 +475,20 @@ typedef struct xd_xtoken_kernels {
     xd_result (*product)(const xd_launch *launch, const xd_xtoken_product_args *args);
     /* rows = the transposed projection times weight; 0 beyond `columns` */
     xd_result (*product_back)(const xd_launch *launch, const xd_xtoken_product_args *args);
+
+    /* Pairs and tails of a tile of chunks at once; NULL on a CPU, which works on one chunk after another. Bytes of scratch, from
+     * the counts alone; */
+    size_t (*gold_bytes)(const xd_xtoken_gold_args *args);
+    /* partner; */
+    xd_result (*gold_partners)(const xd_launch *launch, const xd_xtoken_gold_args *args);
+    /* sums, u of the pairs, and the tails of this shard; */
+    xd_result (*gold_sums)(const xd_launch *launch, const xd_xtoken_gold_args *args);
+    /* merged, and u and its sum with the tails of all shards; */
+    xd_result (*gold_merge)(const xd_launch *launch, const xd_xtoken_gold_args *args);
+    /* chunks and delta, from sums over all shards; then the gradient. */
+    xd_result (*gold_close)(const xd_launch *launch, const xd_xtoken_gold_args *args);
+    xd_result (*gold_gradient)(const xd_launch *launch, const xd_xtoken_gold_args *args,
+                               const xd_xtoken_gradient *to);
 } xd_xtoken_kernels;
 
 #endif

@@ -57,9 +57,9 @@ static xd_result xdi_xcached_check(xd_ctx *ctx, const xd_xtoken_desc *d, int ind
 
 /* ---- memory ---- */
 
-static int64_t xdi_xcached_tile(const xd_xtoken_desc *d, const xd_xtoken_teacher *t, int64_t tile) {
-    const int64_t maps = xdi_xtoken_fits(XDI_XCACHED_MAPS, xdi_xtoken_vocabulary(t));
-    (void)d;
+static int64_t xdi_xcached_tile(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t tile) {
+    const int64_t maps = xdi_xtoken_fits(XDI_XCACHED_MAPS, term->vocabulary);
+    (void)x;
     return tile < maps ? tile : maps;
 }
 

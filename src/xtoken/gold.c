@@ -1,4 +1,5 @@
-/* GOLD: exact pairs of ids, and both sides' tails sorted; chunk after chunk. */
+/* GOLD: exact pairs of ids, and both sides' tails sorted. A CPU works on one chunk after another, and so does a GPU on chunks that
+ * several ranks share; a GPU's own chunks come in tiles. */
 
 #include "xtoken/internal.h"
 
@@ -36,9 +37,16 @@ static xd_result xdi_gold_check(xd_ctx *ctx, const xd_xtoken_desc *d, int index,
 
 /* ---- memory ---- */
 
-static int64_t xdi_gold_one(const xd_xtoken_desc *d, const xd_xtoken_teacher *t, int64_t tile) {
-    (void)d, (void)t, (void)tile;
-    return 1;
+/* Derivatives of all chunks of a tile: floats by default, and at most. */
+enum { XDI_GOLD_ROOM = 1 << 24, XDI_GOLD_MOST = 1 << 26 };
+
+static int64_t xdi_gold_at_once(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t tile) {
+    const int64_t chunks = xdi_xtoken_most(term->teacher->chunks, 1);
+    const int64_t most =
+        xdi_xtoken_fits(x->d.tile > 0 ? XDI_GOLD_MOST : XDI_GOLD_ROOM, xdi_xtoken_most(x->columns, 1));
+    if (!x->kernels->xtoken.gold_bytes) return 1;
+    if (x->d.tile == 0 || tile > most) tile = most;
+    return tile < chunks ? tile : chunks;
 }
 
 static int64_t xdi_gold_tail(const xdi_xtoken *x, const xd_exact_map *map) {
@@ -48,12 +56,35 @@ static int64_t xdi_gold_tail(const xdi_xtoken *x, const xd_exact_map *map) {
     return rest < x->d.tail ? rest : x->d.tail;
 }
 
+/* What tiles take more than single chunks. */
+static void xdi_gold_size_tile(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xtoken_sizes *s) {
+    const xd_exact_map *map = term->teacher->gold.map;
+    const int64_t tile = term->places.tile;
+    xd_xtoken_gold_args a;
+    memset(&a, 0, sizeof a);
+    a.student.columns = x->columns;
+    a.teacher.count = term->held;
+    a.count = tile;
+    a.map.rest_count = map ? map->student_rest_count : 0;
+    a.map.other_rest_count = map ? map->teacher_rest_count : 0;
+    a.fixed = x->fixed;
+    s->cells = xdi_xtoken_most(s->cells, 2 * tile);
+    s->tail = xdi_xtoken_most(s->tail, tile * (XD_XTOKEN_GOLD_WORDS + xdi_gold_tail(x, map)));
+    s->merged = xdi_xtoken_most(s->merged, 2 * tile);
+    s->means = xdi_xtoken_most(s->means, tile * x->columns);
+    s->slots = xdi_xtoken_most(s->slots, x->columns + 11);
+    s->scratch =
+        xdi_xtoken_most(s->scratch, (int64_t)(x->kernels->xtoken.gold_bytes(&a) / sizeof(float)) + 1);
+}
+
 static void xdi_gold_size(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xtoken_sizes *s) {
     const int64_t sums = x->columns + term->vocabulary;
     s->settled = xdi_xtoken_most(s->settled, sums);
     s->cells = xdi_xtoken_most(s->cells, sums + 2);
     s->tail = xdi_xtoken_most(s->tail, XD_XTOKEN_BEST_WORDS + xdi_gold_tail(x, term->teacher->gold.map));
+    s->merged = xdi_xtoken_most(s->merged, 2);
     s->means = xdi_xtoken_most(s->means, x->columns);
+    if (x->kernels->xtoken.gold_bytes) xdi_gold_size_tile(x, term, s);
     s->scratch = xdi_xtoken_most(s->scratch, xdi_xtoken_most(x->columns, term->vocabulary));
     s->scratch = xdi_xtoken_most(s->scratch, XD_XTOKEN_SCRATCH);
 }
@@ -95,7 +126,9 @@ static xd_result xdi_gold_fill(xdi_xtoken *x, xdi_xtoken_term *term) {
     return XD_OK;
 }
 
-/* One chunk: its tile has no other. */
+/* ---- one chunk ---- */
+
+/* It is the only one of its tile. */
 typedef struct xdi_gold_chunk {
     const xdi_gold *g;
     xd_xtoken_rows student, teacher;
@@ -229,6 +262,72 @@ static xd_result xdi_gold_run_chunk(const xdi_xtoken *x, const xdi_xtoken_term *
     return xdi_gold_finish(x, &c);
 }
 
+/* ---- tiles ---- */
+
+static xd_xtoken_gold_args xdi_gold_tile_of(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                            const xdi_xtoken_tile *tile) {
+    const xdi_gold *g = (const xdi_gold *)term->own;
+    const xd_exact_map *map = term->teacher->gold.map;
+    xd_xtoken_gold_args a;
+    memset(&a, 0, sizeof a);
+    a.student = xdi_xtoken_student_tile(x, term, tile);
+    a.teacher = xdi_xtoken_teacher_tile(x, term, tile);
+    a.count = tile->count;
+    a.chunks = (xd_xtoken_chunk *)xdi_xtoken_there(&x->lists,
+                                                   term->chunks + xdi_xtoken_tile_start(&term->places, tile));
+    a.map.pair = xdi_gold_there(x, g->pair);
+    a.map.other = xdi_gold_there(x, g->other);
+    a.map.pairs = map->pairs;
+    a.map.rest = xdi_gold_there(x, g->rest);
+    a.map.rest_count = map->student_rest_count;
+    a.map.other_rest = xdi_gold_there(x, g->other_rest);
+    a.map.other_rest_count = map->teacher_rest_count;
+    a.k = g->tail;
+    a.reverse = x->d.reverse;
+    a.fixed = x->fixed;
+    a.write = x->write;
+    a.partner = x->work.slots;
+    a.sums = x->work.cells;
+    a.u = x->work.u;
+    a.tails = x->work.tails;
+    a.all = x->work.tails;
+    a.shard = x->vocab.rank;
+    a.shards = x->vocab.ranks;
+    a.other_tail = x->work.other_tail;
+    a.found = x->work.tail_ids;
+    a.merged = x->work.merged;
+    a.delta = x->work.delta;
+    a.scratch = x->work.scratch;
+    return a;
+}
+
+static xd_result xdi_gold_run_tile(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                   const xdi_xtoken_tile *tile) {
+    const xd_xtoken_kernels *kernels = &x->kernels->xtoken;
+    xd_xtoken_gold_args a = xdi_gold_tile_of(x, term, tile);
+    const xd_xtoken_gradient to = xdi_xtoken_gradient_of(x, a.student);
+    XD_TRY(kernels->gold_sums(&x->launch, &a));
+    if (x->vocab.tp) {
+        XD_TRY(xdi_comm_all_gather_equal(x->vocab.tp, x->work.tails, x->work.all_tails,
+                                         a.count * (XD_XTOKEN_GOLD_WORDS + a.k), XD_DTYPE_F64));
+        a.all = x->work.all_tails;
+    }
+    XD_TRY(kernels->gold_merge(&x->launch, &a));
+    XD_TRY(xdi_xtoken_reduce(x, x->vocab.tp, a.sums, 2 * a.count));
+    XD_TRY(kernels->gold_close(&x->launch, &a));
+    return x->write ? kernels->gold_gradient(&x->launch, &a, &to) : XD_OK;
+}
+
+/* The chunks of a tile, one after the other. */
+static xd_result xdi_gold_run_chunks(const xdi_xtoken *x, const xdi_xtoken_term *term,
+                                     const xdi_xtoken_tile *tile) {
+    for (int64_t i = 0; i < tile->count; i++) {
+        const xdi_xtoken_tile one = { tile->b, tile->first + i, 1, tile->comm };
+        XD_TRY(xdi_gold_run_chunk(x, term, &one));
+    }
+    return XD_OK;
+}
+
 /* Chunks that several ranks share, or those of this rank only, of all sequences. */
 static xd_result xdi_gold_run_tiles(const xdi_xtoken *x, const xdi_xtoken_term *term, bool together) {
     for (int64_t b = 0; b < x->d.sequences; b++) {
@@ -236,13 +335,22 @@ static xd_result xdi_gold_run_tiles(const xdi_xtoken *x, const xdi_xtoken_term *
                       all = xdi_xtoken_tiles(&term->places, b);
         for (int64_t i = together ? 0 : shared; i < (together ? shared : all); i++) {
             const xdi_xtoken_tile tile = xdi_xtoken_tile_at(&term->places, x->d.sequence_comm, b, i);
-            XD_TRY(xdi_gold_run_chunk(x, term, &tile));
+            if (together || !x->kernels->xtoken.gold_sums)
+                XD_TRY(xdi_gold_run_chunks(x, term, &tile));
+            else
+                XD_TRY(xdi_gold_run_tile(x, term, &tile));
         }
     }
     return XD_OK;
 }
 
 static xd_result xdi_gold_run(xdi_xtoken *x, xdi_xtoken_term *term) {
+    xdi_xtoken_tile none;
+    memset(&none, 0, sizeof none);
+    if (x->kernels->xtoken.gold_partners) {
+        const xd_xtoken_gold_args a = xdi_gold_tile_of(x, term, &none);
+        XD_TRY(x->kernels->xtoken.gold_partners(&x->launch, &a));
+    }
     XD_TRY(xdi_gold_run_tiles(x, term, true));
     return xdi_gold_run_tiles(x, term, false);
 }
@@ -274,8 +382,9 @@ static void xdi_gold_tell(xdi_xtoken *x, const xdi_xtoken_term *term) {
 }
 
 XD_PRIVATE const xdi_xtoken_kind *xdi_gold_kind(void) {
-    static const xdi_xtoken_kind kind = { XDI_KIND_EVEN_COMPAT, xdi_gold_check, xdi_gold_one, xdi_gold_size,
-                                          xdi_gold_layout,      NULL,           NULL,         xdi_gold_fill,
-                                          xdi_gold_run,         xdi_gold_tell,  NULL };
+    static const xdi_xtoken_kind kind = {
+        XDI_KIND_EVEN_COMPAT, xdi_gold_check, xdi_gold_at_once, xdi_gold_size, xdi_gold_layout, NULL, NULL,
+        xdi_gold_fill,        xdi_gold_run,   xdi_gold_tell,    NULL
+    };
     return &kind;
 }

@@ -41,7 +41,8 @@ typedef struct xdi_xtoken_sizes {
     int64_t cells;   /* ... and the others behind them */
     int64_t doubles; /* that take the place of cells */
     int64_t tail;
-    int64_t means; /* GOLD: columns */
+    int64_t merged;
+    int64_t means; /* GOLD: columns of the chunks of a tile */
     int64_t scratch;
     int64_t moments; /* rows whose moments are asked for */
     size_t matrix;
@@ -66,7 +67,7 @@ enum {
 typedef struct xdi_xtoken_kind {
     int traits;
     xd_result (*check)(xd_ctx *ctx, const xd_xtoken_desc *d, int index, int64_t size);
-    int64_t (*tile)(const xd_xtoken_desc *d, const xd_xtoken_teacher *t, int64_t tile); /* chunks at once */
+    int64_t (*tile)(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t tile); /* chunks at once */
     void (*size)(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xtoken_sizes *s);
     void (*layout)(const xdi_xtoken *x, xdi_xtoken_term *term, xdi_xtoken_arenas *a);
     xd_result (*open)(xdi_xtoken *x, xdi_xtoken_term *term);
@@ -79,7 +80,7 @@ typedef struct xdi_xtoken_kind {
 
 /* Rows of the student, or of a teacher, by the places of their chunks. */
 typedef struct xdi_xtoken_side {
-    int64_t *begin;         /* host: [B C + 1] where the rows of a place begin, C places a sequence */
+    int64_t *begin;         /* lists: [B C + 1] where the rows of a place begin, C places a sequence */
     int64_t *rows, *places; /* lists: [rows] those whose chunk has a place, and this place in its tile */
 } xdi_xtoken_side;
 
@@ -157,11 +158,11 @@ typedef struct xdi_xtoken_work {
     float *maxima;         /* of columns, and the k largest of them */
     double *values;
     void *matrix;                           /* PROJECTED: what kernels keep of the projection in J */
-    int32_t *slots;                         /* SAME: places of ids in J */
-    float *u;                               /* GOLD: [columns] derivative by a mean */
+    int32_t *slots;                         /* SAME: places of ids in J; GOLD: the student's ids' partners */
+    float *u;                               /* GOLD: [tile, columns] derivative by a mean */
     double *tails, *all_tails, *other_tail; /* GOLD: of this shard, of all, of the teacher */
     int64_t *tail_ids;                      /* GOLD: both tails', and scratch for shards */
-    double *merged;                         /* GOLD: [2] */
+    double *merged;                         /* GOLD: [tile, 2] */
     float *scratch;                         /* for the kernels */
     double *moments;                        /* [moment rows, XD_XTOKEN_MOMENTS] */
     void *moment_labels;                    /* [moment rows] where the device cannot read the caller's */

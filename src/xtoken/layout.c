@@ -14,7 +14,7 @@ static int64_t xdi_layout_tile(const xdi_xtoken *x, const xdi_xtoken_term *term)
     int64_t tile = xdi_xtoken_fits((int64_t)1 << 18, term->k);
     if (tile > 32) tile = 32;
     if (x->d.tile > 0) tile = x->d.tile;
-    return term->kind->tile ? term->kind->tile(&x->d, term->teacher, tile) : tile;
+    return term->kind->tile ? term->kind->tile(x, term, tile) : tile;
 }
 
 static xdi_xtoken_term xdi_layout_term(const xdi_xtoken *x, int index) {
@@ -37,7 +37,7 @@ static xdi_xtoken_term xdi_layout_term(const xdi_xtoken *x, int index) {
 static void xdi_layout_side(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t rows,
                             xdi_xtoken_side *side, xdi_xtoken_arenas *a) {
     const int64_t chunks = x->d.sequences * term->teacher->chunks;
-    side->begin = (int64_t *)xdi_arena_array(a->host, chunks + 1, sizeof(int64_t), &a->fits);
+    side->begin = (int64_t *)xdi_xtoken_list(a, chunks + 1, sizeof(int64_t));
     side->rows = (int64_t *)xdi_xtoken_list(a, rows, sizeof(int64_t));
     side->places = (int64_t *)xdi_xtoken_list(a, rows, sizeof(int64_t));
 }
@@ -133,7 +133,7 @@ static void xdi_layout_shared(xdi_xtoken *x, const xdi_xtoken_sizes *s, xdi_xtok
     w->all_tails = (double *)xdi_arena_array(a->work, ranks > 1 ? ranks * k : 0, sizeof(double), &a->fits);
     w->other_tail = (double *)xdi_arena_array(a->work, k, sizeof(double), &a->fits);
     w->tail_ids = (int64_t *)xdi_arena_array(a->work, k > 0 ? 2 * k + ranks : 0, sizeof(int64_t), &a->fits);
-    w->merged = (double *)xdi_arena_array(a->work, 2, sizeof(double), &a->fits);
+    w->merged = (double *)xdi_arena_array(a->work, s->merged, sizeof(double), &a->fits);
     w->scratch = (float *)xdi_arena_array(a->work, s->scratch, sizeof(float), &a->fits);
 }
 

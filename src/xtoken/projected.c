@@ -30,6 +30,16 @@ static xd_xtoken_matrix xdi_projected_matrix(const xdi_xtoken *x, const xd_proje
     return matrix;
 }
 
+/* Columns of all chunks of a tile on a GPU, where a launch costs more than memory, and its most chunks. */
+enum { XDI_PROJECTED_ROOM = 1 << 22, XDI_PROJECTED_MOST = 4096 };
+
+static int64_t xdi_projected_at_once(const xdi_xtoken *x, const xdi_xtoken_term *term, int64_t tile) {
+    const int64_t fits = xdi_xtoken_fits(XDI_PROJECTED_ROOM, term->k), chunks = term->teacher->chunks;
+    if (!x->on_device || x->d.tile > 0) return tile;
+    tile = fits < XDI_PROJECTED_MOST ? fits : (int64_t)XDI_PROJECTED_MOST;
+    return chunks < tile ? xdi_xtoken_most(chunks, 1) : tile;
+}
+
 /* The size query may be called with a desc that is not valid yet. */
 static void xdi_projected_size(const xdi_xtoken *x, const xdi_xtoken_term *term, xdi_xtoken_sizes *s) {
     const int64_t sums = 2 * term->places.tile * term->k;
@@ -41,7 +51,8 @@ static void xdi_projected_size(const xdi_xtoken *x, const xdi_xtoken_term *term,
     s->cells = xdi_xtoken_most(s->cells, sums + x->held);
     s->scratch = xdi_xtoken_most(s->scratch, x->kernels->xtoken.project_scratch(term->k, x->fixed));
     if (!m || m->student_size < x->vocab.end) return;
-    const xd_xtoken_matrix matrix = xdi_projected_matrix(x, m);
+    xd_xtoken_matrix matrix = xdi_projected_matrix(x, m);
+    matrix.k = term->k;
     const size_t bytes = x->kernels->xtoken.matrix_bytes(&matrix);
     if (bytes > s->matrix) s->matrix = bytes;
 }
@@ -156,7 +167,8 @@ static xd_result xdi_projected_gradient(const xdi_xtoken *x, const xdi_projected
                                                 t->sums,
                                                 x->work.delta,
                                                 t->chunks,
-                                                x->work.scratch };
+                                                x->work.scratch,
+                                                t->places };
     XD_TRY(x->kernels->xtoken.delta(&x->launch, &d));
     XD_TRY(xdi_xtoken_row_deltas(x, &t->student, t->chunks, cells));
     return x->kernels->xtoken.project_gradient(&x->launch, &g);
@@ -193,7 +205,7 @@ static xd_result xdi_projected_run(xdi_xtoken *x, xdi_xtoken_term *term) {
 XD_PRIVATE const xdi_xtoken_kind *xdi_projected_kind(void) {
     static const xdi_xtoken_kind kind = { XDI_KIND_ALL_COMPAT,
                                           xdi_projected_check,
-                                          NULL,
+                                          xdi_projected_at_once,
                                           xdi_projected_size,
                                           xdi_projected_layout,
                                           xdi_projected_open,

@@ -62,7 +62,9 @@ XD_PRIVATE xd_xtoken_rows xdi_xtoken_student(const xdi_xtoken *x, const int64_t 
 static xd_xtoken_rows xdi_work_tile(const xdi_xtoken *x, const xdi_xtoken_term *term,
                                     const xdi_xtoken_side *side, const xdi_xtoken_tile *tile) {
     const int64_t *begin = side->begin + xdi_xtoken_tile_start(&term->places, tile), at = begin[0];
-    return xdi_xtoken_student(x, side->rows + at, side->places + at, begin[tile->count] - at);
+    xd_xtoken_rows r = xdi_xtoken_student(x, side->rows + at, side->places + at, begin[tile->count] - at);
+    r.begin = (const int64_t *)xdi_xtoken_there(&x->lists, begin);
+    return r;
 }
 
 XD_PRIVATE xd_xtoken_rows xdi_xtoken_student_tile(const xdi_xtoken *x, const xdi_xtoken_term *term,

@@ -157,7 +157,7 @@ typedef struct xd_xtoken_desc {
     bool balance;     /* kd_weight = this call's balance, ce_weight = 1; one more pass */
     /* as NeMo-RL on one rank: docs/xtoken.md */
     bool compat;
-    /* chunks (SAME: rows) at once; 0 -> 2 MB of them, at most 32; GOLD: 1 */
+    /* chunks (SAME: rows) at once; 0 -> 2 MB of them, at most 32; GOLD: 1; more on a GPU: docs/xtoken.md */
     int64_t tile;
     xd_xtoken_teacher_values *teacher_values; /* [teacher_count] or NULL */
 } xd_xtoken_desc;

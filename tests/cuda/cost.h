@@ -79,18 +79,25 @@ static bool is_wanted(const char *name) {
     return !wanted || strstr(name, wanted);
 }
 
-/* The call, in a section of its own. The first call of a context may prepare something, so it comes before. */
-template <typename Call> static void measure(const Operation &operation, Call call) {
+/* How many kernels a call launches. */
+template <typename Call> static long launches_of(Call call) {
+    const long before = emu_launch_count();
+    call();
+    cudaDeviceSynchronize();
+    return emu_launch_count() - before;
+}
+
+/* The call, in a section of its own. The first call of a context may prepare something, so it comes before. more: launches that the
+ * size of the budget adds to those of the call. */
+template <typename Call> static void measure(const Operation &operation, Call call, long more = 0) {
     char section[100];
     snprintf(section, sizeof section, "%s %s", operation.name, name_of(operation.dtype));
     call();
     cudaDeviceSynchronize();
     emu_ptx_section(section);
-    const long before = emu_launch_count();
-    call();
-    cudaDeviceSynchronize();
+    const long launches = launches_of(call);
     emu_ptx_section("-");
-    printf("%s\t%.0f\t%g\t%ld\n", section, operation.elements, operation.bytes, emu_launch_count() - before);
+    printf("%s\t%.0f\t%g\t%ld\n", section, operation.elements, operation.bytes, launches + more);
     fflush(stdout);
 }
 

@@ -4240,6 +4240,12 @@ struct xdi_cuda_norm_part {
     int64_t not_finite, nan;
 };
 
+struct xdi_cuda_norm_plus {
+    __device__ double operator()(double a, double b) const {
+        return xd_add(a, b);
+    }
+};
+
 struct xdi_cuda_norm_join {
     __device__ xdi_cuda_norm_part operator()(xdi_cuda_norm_part a, const xdi_cuda_norm_part &b) const {
         a.sum = xd_add(a.sum, b.sum);
@@ -4467,7 +4473,7 @@ static __device__ inline void xdi_cuda_norm_reduce(xd_norm_type type, xdi_cuda_n
     } else if (type == XD_NORM_MAX) {
         part->largest = xdi_cuda_block_reduce(part->largest, 0.0, xdi_cuda_larger());
     } else {
-        part->sum = xdi_cuda_block_reduce(part->sum, 0.0, xdi_cuda_add());
+        part->sum = xdi_cuda_block_reduce(part->sum, 0.0, xdi_cuda_norm_plus());
     }
 }
 
@@ -14835,4 +14841,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 ac495527c9911bd605e09a4fefc91a5b89ba8938f955fc315eb90246d80fe682 */
+/* xdistill sha256 09b42bd3a64c0e8df4e8045d3b49f5ac2cb0b699f8cf62329f5265804d187c69 */

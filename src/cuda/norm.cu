@@ -28,6 +28,12 @@ struct xdi_cuda_norm_part {
     int64_t not_finite, nan;
 };
 
+struct xdi_cuda_norm_plus {
+    __device__ double operator()(double a, double b) const {
+        return xd_add(a, b);
+    }
+};
+
 struct xdi_cuda_norm_join {
     __device__ xdi_cuda_norm_part operator()(xdi_cuda_norm_part a, const xdi_cuda_norm_part &b) const {
         a.sum = xd_add(a.sum, b.sum);
@@ -255,7 +261,7 @@ static __device__ inline void xdi_cuda_norm_reduce(xd_norm_type type, xdi_cuda_n
     } else if (type == XD_NORM_MAX) {
         part->largest = xdi_cuda_block_reduce(part->largest, 0.0, xdi_cuda_larger());
     } else {
-        part->sum = xdi_cuda_block_reduce(part->sum, 0.0, xdi_cuda_add());
+        part->sum = xdi_cuda_block_reduce(part->sum, 0.0, xdi_cuda_norm_plus());
     }
 }
 

@@ -8691,45 +8691,61 @@ static xd_result xdi_cuda_estimate_load(xd_ctx *ctx) {
 /* Log-softmax of rows whose vocabulary is split, and columns picked from them: kernel/cpu/softmax.c is the reference.
  * Terms are f32, sums and values per row double. */
 
-/* ---- stats: grid (rows / teams), block 256; two reads of the rows, the second mostly from the cache ---- */
+/* ---- stats: grid (rows / teams), block 256; one read of the rows ---- */
 
-/* The lowest of a thread's columns that has the row's largest element. */
+/* What a thread has seen of a row. Terms are e^((x - base) / tau), where base is an element that the largest one exceeds by at most
+ * a factor of 2^8 of the powers: so a sum keeps its digits, and is seldom scaled. NaN gets into the sum alone. */
+struct xdi_cuda_softmax_seen {
+    enum { OCTAVES = 8 };
+    float factor, largest = -INFINITY, base = 0.0f;
+    int64_t column = 0; /* of the first eight that have the largest */
+    double sum = 0.0;
+
+    explicit __device__ xdi_cuda_softmax_seen(float per_octave) : factor(per_octave) {}
+
+    __device__ bool is_far(float larger) const {
+        return larger > largest && (largest == -INFINITY || __fmul_rn(__fsub_rn(larger, base), factor) > (float)OCTAVES);
+    }
+    /* The sum by terms of another base. */
+    __device__ double sum_from(float other) const {
+        return largest == -INFINITY ? sum : __dmul_rn(sum, exp2(__dmul_rn((double)base - (double)other, (double)factor)));
+    }
+    template <typename T> __device__ void see(const xdi_cuda_raw<T> &raw, int64_t c) {
+        const float larger = xdi_cuda_largest_of(raw);
+        if (is_far(larger)) {
+            sum = sum_from(larger);
+            base = larger;
+        }
+        if (larger > largest) column = c;
+        largest = fmaxf(largest, larger);
+        const xdi_cuda_eight x = raw.widened();
+        xdi_cuda_eight terms;
+        XD_UNROLL
+        for (int i = 0; i < XDI_CUDA_EIGHT; i++) terms.at[i] = xdi_cuda_exp_of(__fsub_rn(x.at[i], base), factor);
+        sum = __dadd_rn(sum, (double)xdi_cuda_sum_of(terms));
+    }
+};
+
+/* The largest element of a row, and the sum of e^((x - max) / tau), NaN when the row has one; on all threads of the team. */
+template <int TEAM, typename T>
+static __device__ inline double xdi_cuda_softmax_sum(const T *row, int64_t columns, xdi_cuda_softmax_seen *seen, float *max) {
+    xdi_cuda_each_eight<TEAM>(row, columns, [&](const xdi_cuda_raw<T> &raw, int64_t c) { seen->see(raw, c); });
+    *max = xdi_cuda_team_reduce<TEAM>(seen->largest, -INFINITY, xdi_cuda_larger_float<false>());
+    return xdi_cuda_team_reduce<TEAM>(seen->sum_from(*max), 0.0, xdi_cuda_add());
+}
+
 struct xdi_cuda_lower {
     __device__ int64_t operator()(int64_t a, int64_t b) const {
         return a < b ? a : b;
     }
 };
 
-static __device__ inline int64_t xdi_cuda_softmax_first(const xdi_cuda_eight &x, float max, int64_t column, int64_t before) {
-    for (int i = XDI_CUDA_EIGHT - 1; i >= 0; i--)
-        if (x.at[i] == max && column + i < before) before = column + i;
-    return before;
-}
-
-/* One sum of e^((x - max) / tau), NaN when the row has one, and where max is: only threads that have seen it look for it. */
-template <int TEAM, typename T>
-static __device__ inline double xdi_cuda_softmax_sum(const T *row, int64_t columns, float max, float mine, float factor,
-                                                     int64_t *arg) {
-    const bool has = mine == max;
-    double sum = 0.0;
-    int64_t first = INT64_MAX;
-    xdi_cuda_each_eight<TEAM>(row, columns, [&](const xdi_cuda_raw<T> &raw, int64_t c) {
-        const xdi_cuda_eight x = raw.widened();
-        xdi_cuda_eight terms;
-        XD_UNROLL
-        for (int i = 0; i < XDI_CUDA_EIGHT; i++) terms.at[i] = xdi_cuda_exp_of(__fsub_rn(x.at[i], max), factor);
-        sum = __dadd_rn(sum, (double)xdi_cuda_sum_of(terms));
-        if (has) first = xdi_cuda_softmax_first(x, max, c, first);
-    });
-    *arg = xdi_cuda_team_reduce<TEAM>(first, (int64_t)INT64_MAX, xdi_cuda_lower());
-    return xdi_cuda_team_reduce<TEAM>(sum, 0.0, xdi_cuda_add());
-}
-
-/* Of a row with nothing above -infinity: whether it has a NaN. Its largest element is then taken to be its first. */
-template <int TEAM, typename T> static __device__ inline bool xdi_cuda_softmax_nan(const T *row, int64_t columns) {
-    int bad = 0;
-    for (int64_t c = xdi_cuda_team_thread<TEAM>(); c < columns; c += TEAM) bad |= isnan(xdi_cuda_widen(row[c]));
-    return xdi_cuda_team_reduce<TEAM>(bad, 0, xdi_cuda_larger()) != 0;
+/* The first of eight columns that has an element. */
+template <typename T>
+static __device__ inline int64_t xdi_cuda_softmax_first(const T *row, int64_t columns, int64_t column, float element) {
+    int64_t c = column;
+    while (c + 1 < columns && c + 1 < column + XDI_CUDA_EIGHT && xdi_cuda_widen(row[c]) != element) c++;
+    return c;
 }
 
 template <int TEAM, typename T>
@@ -8738,24 +8754,19 @@ xdi_cuda_softmax_stats_kernel(const __grid_constant__ xd_softmax_args a) {
     const int64_t r = xdi_cuda_team_row<TEAM>(), columns = a.vocab.end - a.vocab.begin;
     if (r >= a.logits.rows) return;
     const T *row = xdi_cuda_row<T>(a.logits, r);
-    xdi_cuda_places<T, false> places;
-    xdi_cuda_each_eight<TEAM>(row, columns, [&](const xdi_cuda_raw<T> &raw, int64_t) { places.see(raw); });
-    const float mine = xdi_cuda_largest_of(places);
-    const float max = xdi_cuda_team_reduce<TEAM>(mine, -INFINITY, xdi_cuda_larger_float<false>());
-    int64_t arg = columns > 0 ? 0 : -1 - a.vocab.begin;
-    double sum = 0.0;
-    bool broken;
-    if (max > -INFINITY) {
-        sum = xdi_cuda_softmax_sum<TEAM>(row, columns, max, mine, xdi_cuda_factor(XDI_CUDA_LOG2E / a.temperature), &arg);
-        broken = !(max < INFINITY) || !(sum < (double)INFINITY);
-    } else {
-        broken = xdi_cuda_softmax_nan<TEAM>(row, columns);
-    }
+    xdi_cuda_softmax_seen seen(xdi_cuda_factor(XDI_CUDA_LOG2E / a.temperature));
+    float max;
+    const double sum = xdi_cuda_softmax_sum<TEAM>(row, columns, &seen, &max);
+    const bool has = max > -INFINITY && seen.largest == max;
+    int64_t arg = has ? xdi_cuda_softmax_first(row, columns, seen.column, max) : (int64_t)INT64_MAX;
+    arg = xdi_cuda_team_reduce<TEAM>(arg, (int64_t)INT64_MAX, xdi_cuda_lower());
+    if (arg == INT64_MAX) arg = columns > 0 ? 0 : -1 - a.vocab.begin; /* nothing above -infinity */
     if (xdi_cuda_team_thread<TEAM>() != 0) return;
+    const bool broken = !(max < INFINITY) || !(sum < (double)INFINITY);
     double *part = a.parts + r * XD_SOFTMAX_PARTS;
     part[XD_SOFTMAX_MAX] = broken ? (double)NAN : (double)max;
     part[XD_SOFTMAX_ARG] = (double)(arg + a.vocab.begin);
-    part[XD_SOFTMAX_SUM] = broken ? 0.0 : sum;
+    part[XD_SOFTMAX_SUM] = broken || max == -INFINITY ? 0.0 : sum;
 }
 
 static xd_result xdi_cuda_softmax_stats(const xd_launch *launch, const xd_softmax_args *a) {
@@ -11259,19 +11270,16 @@ static void xdi_cuda_gradient_fill(xd_xtoken_kernels *kernels) {
 /* Blocks of a sum over a list, and the number of rows whose log-sum-exps the scratch holds at once. */
 enum { XDI_CUDA_GOLD_BLOCKS = 128, XDI_CUDA_GOLD_ROWS = 8192 };
 
-/* ---- log_probs: one block per row for its log-sum-exp, two reads; then one thread per column, one read and one write ---- */
+/* ---- log_probs: one block per row for its log-sum-exp, one read; then one thread per column, one read and one write ---- */
 
 /* By the whole block; NaN for a row that is not finite. */
 template <typename T> static __device__ inline double xdi_cuda_row_lse(const xd_xtoken_rows &x, int64_t r) {
     const T *row = xdi_cuda_row<T>(x.logits, r);
     const float factor = xdi_cuda_factor(XDI_CUDA_LOG2E / x.temperature);
-    xdi_cuda_places<T, false> places;
-    int64_t arg;
-    xdi_cuda_each_eight<XDI_CUDA_TEAM_BLOCK>(row, x.columns, [&](const xdi_cuda_raw<T> &raw, int64_t) { places.see(raw); });
-    const float mine = xdi_cuda_largest_of(places);
-    const float max = xdi_cuda_block_reduce(mine, -INFINITY, xdi_cuda_larger_float<false>());
-    if (!(max > -INFINITY && max < INFINITY)) return (double)NAN; /* the whole block returns */
-    const double sum = xdi_cuda_softmax_sum<XDI_CUDA_TEAM_BLOCK>(row, x.columns, max, mine, factor, &arg);
+    xdi_cuda_softmax_seen seen(factor);
+    float max;
+    const double sum = xdi_cuda_softmax_sum<XDI_CUDA_TEAM_BLOCK>(row, x.columns, &seen, &max);
+    if (!(max > -INFINITY && max < INFINITY)) return (double)NAN;
     return (double)max / x.temperature + log(sum);
 }
 
@@ -14841,4 +14849,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 09b42bd3a64c0e8df4e8045d3b49f5ac2cb0b699f8cf62329f5265804d187c69 */
+/* xdistill sha256 c22d2fe26d118405acdc913b756d6cfa9914adbc95940551f719f5074b2d08b6 */

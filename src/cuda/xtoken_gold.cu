@@ -5,19 +5,16 @@
 /* Blocks of a sum over a list, and the number of rows whose log-sum-exps the scratch holds at once. */
 enum { XDI_CUDA_GOLD_BLOCKS = 128, XDI_CUDA_GOLD_ROWS = 8192 };
 
-/* ---- log_probs: one block per row for its log-sum-exp, two reads; then one thread per column, one read and one write ---- */
+/* ---- log_probs: one block per row for its log-sum-exp, one read; then one thread per column, one read and one write ---- */
 
 /* By the whole block; NaN for a row that is not finite. */
 template <typename T> static __device__ inline double xdi_cuda_row_lse(const xd_xtoken_rows &x, int64_t r) {
     const T *row = xdi_cuda_row<T>(x.logits, r);
     const float factor = xdi_cuda_factor(XDI_CUDA_LOG2E / x.temperature);
-    xdi_cuda_places<T, false> places;
-    int64_t arg;
-    xdi_cuda_each_eight<XDI_CUDA_TEAM_BLOCK>(row, x.columns, [&](const xdi_cuda_raw<T> &raw, int64_t) { places.see(raw); });
-    const float mine = xdi_cuda_largest_of(places);
-    const float max = xdi_cuda_block_reduce(mine, -INFINITY, xdi_cuda_larger_float<false>());
-    if (!(max > -INFINITY && max < INFINITY)) return (double)NAN; /* the whole block returns */
-    const double sum = xdi_cuda_softmax_sum<XDI_CUDA_TEAM_BLOCK>(row, x.columns, max, mine, factor, &arg);
+    xdi_cuda_softmax_seen seen(factor);
+    float max;
+    const double sum = xdi_cuda_softmax_sum<XDI_CUDA_TEAM_BLOCK>(row, x.columns, &seen, &max);
+    if (!(max > -INFINITY && max < INFINITY)) return (double)NAN;
     return (double)max / x.temperature + log(sum);
 }
 

@@ -254,6 +254,52 @@ struct Captured {
     }
 };
 
+/* Rows that climb and fall by hundreds, with -infinity before, between and everywhere, with equal largest elements, NaN, +infinity. */
+static double steep(int kind, int64_t c, int64_t columns, Random *random) {
+    const double x = (double)random->unit();
+    switch (kind) {
+    case 0: return 0.03 * (double)c + x;
+    case 1: return 300.0 - 0.05 * (double)c + x;
+    case 2: return c < columns / 2 || c % 3 == 1 ? -HUGE_VAL : 7.0 * x;
+    case 3: return -HUGE_VAL;
+    case 4: return c % 701 == 5 ? 50.0 : x;
+    case 5: return c == columns - 2 ? (double)NAN : c < 9 ? -HUGE_VAL : x;
+    case 6: return c == columns / 3 ? HUGE_VAL : x;
+    default: return c == 2 ? (double)NAN : -HUGE_VAL;
+    }
+}
+
+XD_TEST(log_sums_of_steep_rows_are_those_of_the_cpu) {
+    enum { KINDS = 8 };
+    static const int64_t widths[] = { 259, 9001, 16384 };
+    static const double temperatures[] = { 1.0, 0.3, 4.0 };
+    Pair pair;
+    Random random(78);
+    for (int k = 0; k < 12; k++) {
+        const int64_t columns = widths[k % 3];
+        const xd_dtype dtype = k % 2 ? XD_DTYPE_BF16 : XD_DTYPE_F32;
+        std::vector<unsigned char> x((size_t)(KINDS * columns) * xd_dtype_size(dtype));
+        for (int64_t i = 0; i < KINDS * columns; i++)
+            xd_store_f64(x.data(), dtype, i, steep((int)(i / columns), i % columns, columns, &random));
+        Board board;
+        const size_t at_x = board.add(x), sums = board.add(nullptr, KINDS * sizeof(double)),
+                     places = board.add(nullptr, KINDS * sizeof(int64_t)), work = board.add(nullptr, 65536);
+        const std::vector<unsigned char> after = pair.run(&board, columns, true, [&](xd_ctx *ctx, xd_vocab *vocab, void *at) {
+            xd_log_probs_desc d = {};
+            d.vocab = vocab;
+            d.logits = xd_rows_of(place<void>(at, at_x), dtype, KINDS, columns);
+            d.temperature = temperatures[k / 3 % 3];
+            d.log_sum_exp = place<double>(at, sums);
+            d.argmax = place<int64_t>(at, places);
+            d.workspace = place<void>(at, work);
+            d.workspace_bytes = 65536;
+            CHECK(xd_log_probs(ctx, &d) == XD_OK);
+        });
+        check_near((const double *)(const void *)(after.data() + sums), (const double *)(const void *)(board.bytes.data() + sums), KINDS, 1e-6);
+        CHECK(memcmp(after.data() + places, board.bytes.data() + places, KINDS * sizeof(int64_t)) == 0);
+    }
+}
+
 XD_TEST(selections_and_log_probabilities_allocate_nothing_and_go_into_a_graph) {
     Pair pair;
     Random random(77);

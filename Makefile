@@ -350,7 +350,7 @@ bench-torch-gpu: build/bench/gpu_shim.so ## Speed: a GPU, PyTorch, and Liger whe
 build/bench/gpu_shim.so: bench/torch/gpu_shim.cu xdistill.h build/bench/xdistill_cuda.o | build/bench
 	$(compiling)$(NVCC) -O3 -arch=$(GPU_ARCH) -shared -Xcompiler -fPIC -I. $< build/bench/xdistill_cuda.o -o $@
 
-# A minute. PyTorch's times come first, where it can use the GPU, and are a column of the table.
+# PyTorch's times come first, where it can use the GPU, and are a column of the table.
 bench-gpu: build/bench/gpu ## Speed: each operation of a GPU, a line each; ARGS
 	@if $(TORCH_PYTHON) -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then \
 	$(TORCH_PYTHON) bench/torch/peers.py >build/bench/gpu_peers; GPU_PEERS=build/bench/gpu_peers build/bench/gpu $(ARGS); \

@@ -14103,7 +14103,7 @@ static __device__ void xdi_cuda_sample_sums(const Terms &terms, int64_t b, xdi_c
     if (FIXED && t < 2 * XD_NORM_LIMBS) out[XD_SAMPLE_SUMS + t] = (int64_t)limbs[t];
 }
 
-/* ---- the gradient of a range, of what was KEPT of it or is read again ---- */
+/* ---- the gradient of a range, of what was kept of it (KEPT) or is read again ---- */
 
 /* What eight numbers are multiplied by: the product in double, rounded to F32 and to the tensor's type. */
 struct xdi_cuda_sample_factor {
@@ -14849,4 +14849,4 @@ XD_API void xd_cuda_destroy(xd_cuda *cuda) {
     xdi_cuda_free(cuda);
 }
 
-/* xdistill sha256 c22d2fe26d118405acdc913b756d6cfa9914adbc95940551f719f5074b2d08b6 */
+/* xdistill sha256 ec88c33df4c362533c3cfe4217d33df4fd091d5f29571fadde3f01a8dfa1b8fb */

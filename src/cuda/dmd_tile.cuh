@@ -221,7 +221,7 @@ static __device__ void xdi_cuda_sample_sums(const Terms &terms, int64_t b, xdi_c
     if (FIXED && t < 2 * XD_NORM_LIMBS) out[XD_SAMPLE_SUMS + t] = (int64_t)limbs[t];
 }
 
-/* ---- the gradient of a range, of what was KEPT of it or is read again ---- */
+/* ---- the gradient of a range, of what was kept of it (KEPT) or is read again ---- */
 
 /* What eight numbers are multiplied by: the product in double, rounded to F32 and to the tensor's type. */
 struct xdi_cuda_sample_factor {

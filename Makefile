@@ -238,8 +238,10 @@ build/projection: tools/projection.c $(library)
 build/xdrun: tools/xdrun.c | build
 	$(compiling)$(CC) -std=c99 $(CFLAGS) $< -o $@
 
-build/xdistill: tools/xdistill.c tools/listing.h $(wildcard tools/dcp*.h) $(library)
-	$(compiling)$(CC) -std=c99 $(CFLAGS) $(linked) $< $(library) -o $@ $(LIBS)
+tool_sources = $(wildcard tools/xdistill/*.c)
+
+build/xdistill: $(wildcard tools/xdistill/* tools/dcp*.h examples/common/*.h examples/nn/*.h) tools/listing.h $(networks) $(library)
+	$(compiling)$(CC) -std=c99 $(CFLAGS) $(linked) -I. $(tool_sources) $(networks) $(library) -o $@ $(LIBS)
 
 images_sources = $(addprefix examples/images/,classifier.c dataset.c frechet.c tensors.c)
 
@@ -432,7 +434,7 @@ docs: ## Source: write the reference to build/docs/index.html
 
 # Formatted by hand: the tables of contents src/xdistill*.h, the examples, and all C++.
 formatted = $(wildcard src/*/*.[ch] src/*/*/*.[ch] src/*/*/*.inc tests/*.[ch] tests/helpers/*.h tests/golden/*.[ch] tests/mpi/*.[ch]) \
-    $(wildcard fuzz/*.[ch] bench/*.[ch] tools/*.c tools/dcp*.h tools/listing.h examples/*/*.[ch])
+    $(wildcard fuzz/*.[ch] bench/*.[ch] tools/*.c tools/*/*.[ch] tools/dcp*.h tools/listing.h examples/*/*.[ch])
 
 format: ## Source: lay out the sources with clang-format
 	@clang-format -i $(formatted)

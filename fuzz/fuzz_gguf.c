@@ -2,7 +2,7 @@
  * and every tensor of a known kind can be read. */
 #include "fuzz.h"
 
-#include "../examples/real/gguf.c"
+#include "../examples/common/gguf.c"
 
 /* The first and the last row, as long as they are not large: the bytes of all rows were checked when the file was opened. */
 static void read_ends(const gguf *file, const gguf_tensor *t) {

@@ -1,8 +1,8 @@
 /* Any GGUF file is a model of the demonstration with real vocabularies, or refused: sizes that a model can have, and a tokenizer. */
 #include "fuzz.h"
 
-#include "../examples/real/gguf.c"
-#include "../examples/real/gguf_model.c"
+#include "../examples/common/gguf.c"
+#include "../examples/common/gguf_model.c"
 
 static void use_tokenizer(const gguf *file) {
     xd_tokenizer *tokenizer = NULL;

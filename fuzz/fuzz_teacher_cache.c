@@ -17,10 +17,11 @@ static void use_position(const xd_teacher_cache *cache, int64_t at, const xd_cac
     FUZZ_CHECK((p.next == -1) == (at == d->first + d->count - 1));
     FUZZ_CHECK(p.next_log_prob <= 0.0 && p.tail >= 0.0);
     FUZZ_CHECK(p.span.begin >= 0 && p.span.begin <= p.span.end && p.span.end <= d->text_bytes);
-    double sum = p.tail;
-    for (int64_t j = 0; j < info.desc.k; j++) {
+    double sum = info.desc.draws ? 0.0 : p.tail;
+    for (int64_t j = 0; j < info.desc.k + info.desc.draws; j++) {
         FUZZ_CHECK(ids[j] >= 0 && ids[j] < info.desc.vocabulary);
-        FUZZ_CHECK(probabilities[j] >= 0.0 && (j == 0 || probabilities[j] <= probabilities[j - 1]));
+        FUZZ_CHECK(probabilities[j] >= 0.0);
+        FUZZ_CHECK(j == 0 || j >= info.desc.k || probabilities[j] <= probabilities[j - 1]);
         sum += probabilities[j];
     }
     FUZZ_CHECK(fabs(sum - 1.0) < 1e-9);

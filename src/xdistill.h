@@ -499,6 +499,7 @@
 
 #include "teacher/internal.h"
 #include "teacher/cache.c"
+#include "teacher/cache_draw.c"
 #include "teacher/cache_write.c"
 #include "teacher/route_internal.h"
 #include "teacher/route_plan.c"

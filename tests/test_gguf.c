@@ -1,11 +1,11 @@
-/* test_gguf.c - the GGUF reader of examples/real, on files made here by hand. */
+/* test_gguf.c - the GGUF reader of examples/common, on files made here by hand. */
 #include "xd_test.h"
 
 #include <stdlib.h>
 
 #include "../examples/nn/nn_model.c"
-#include "../examples/real/gguf.c"
-#include "../examples/real/gguf_model.c"
+#include "../examples/common/gguf.c"
+#include "../examples/common/gguf_model.c"
 #include "makers.h"
 
 /* ---- files by hand ---- */

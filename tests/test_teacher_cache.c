@@ -382,7 +382,9 @@ XD_TEST(a_file_that_lies_is_refused_with_both_numbers) {
         { 72, 4, 5, XD_ERROR_FORMAT, "positions of" },
         { 76, 4, 7, XD_ERROR_FORMAT, "coding" },
         { 80, 4, 2, XD_ERROR_FORMAT, "flags 00000002" },
-        { 88, 1, 1, XD_ERROR_FORMAT, "byte 88" },
+        { 84, 4, 2, XD_ERROR_FORMAT, "positions of" },
+        { 84, 4, 1021, XD_ERROR_FORMAT, "1021 draws beside k of 4" },
+        { 88, 8, 1, XD_ERROR_FORMAT, "a seed of 0000000000000001 and no draws" },
         { 120, 1, 1, XD_ERROR_FORMAT, "zeros" },
         { HEADER, 2, VOCABULARY, XD_ERROR_FORMAT, "position 0 has id 37 of 37" },
         { HEADER + 2, 4, 100, XD_ERROR_FORMAT, "position 0 is bytes 100 to 103 of 24" },
@@ -572,6 +574,104 @@ typedef struct shard_job {
     int spoilt;
 } shard_job;
 
+/* ---- draws ---- */
+
+enum { DRAWS = 6 };
+
+/* The cache of `seed` in memory; freed with xd_release. */
+static char *drawn_file(fixture *f, uint64_t seed, size_t *bytes) {
+    f->desc.draws = DRAWS;
+    f->desc.seed = seed;
+    write_cache(f, 3);
+    char *file = load(f, bytes);
+    remove(f->path);
+    return file;
+}
+
+/* Adds a position's weights to `mean`, and checks what every one of them must be. */
+static void add_drawn(fixture *f, const xd_teacher_cache *cache, int p, double *mean) {
+    int32_t ids[4 + DRAWS];
+    double weights[4 + DRAWS], sum = 0.0, hot[VOCABULARY];
+    log_softmax(f, p, 1.5, hot);
+    CHECK_EQ_INT(cache_entries(f->ctx, cache, p, ids, weights), XD_OK);
+    for (int j = 0; j < 4 + DRAWS; j++) {
+        sum += weights[j];
+        mean[ids[j]] += weights[j];
+        if (j < 4) CHECK_NEAR(weights[j], exp(hot[ids[j]]), 2e-3);
+        if (j > 4) CHECK(ids[j] >= ids[j - 1] && (ids[j] > ids[j - 1] || weights[j] == 0.0));
+    }
+    CHECK_NEAR(sum, 1.0, 1e-12);
+}
+
+XD_TEST(draws_have_the_probabilities_of_their_ids_on_average) {
+    enum { SEEDS = 400 };
+    static double mean[POSITIONS][VOCABULARY];
+    fixture f;
+    open_fixture(&f);
+    f.desc.coding = XD_CACHE_16_BITS;
+    memset(mean, 0, sizeof mean);
+    for (int seed = 1; seed <= SEEDS; seed++) {
+        size_t bytes = 0;
+        xd_teacher_cache *cache = NULL;
+        char *file = drawn_file(&f, (uint64_t)seed, &bytes);
+        CHECK_EQ_INT(cache_open_memory(f.ctx, file, bytes, NULL, &cache), XD_OK);
+        CHECK_EQ_INT(xd_teacher_cache_describe(cache).desc.draws, DRAWS);
+        CHECK(xd_teacher_cache_describe(cache).desc.seed == (uint64_t)seed);
+        for (int p = 0; p < POSITIONS; p++) add_drawn(&f, cache, p, mean[p]);
+        xd_teacher_cache_close(cache);
+        xd_release(f.ctx, file);
+    }
+    for (int p = 0; p < POSITIONS; p++) {
+        double hot[VOCABULARY];
+        log_softmax(&f, p, 1.5, hot);
+        /* A weight is a multiple of a sixth of the tail: its deviation is below a twelfth, of a mean of 400 below .005. */
+        for (int v = 0; v < VOCABULARY; v++) CHECK_NEAR(mean[p][v] / SEEDS, exp(hot[v]), 0.02);
+    }
+    close_fixture(&f);
+}
+
+XD_TEST(draws_of_one_seed_are_the_same_and_of_another_are_not) {
+    fixture f;
+    size_t bytes = 0, again = 0;
+    open_fixture(&f);
+    char *one = drawn_file(&f, 1, &bytes), *same = drawn_file(&f, 1, &again),
+         *other = drawn_file(&f, 2, &again);
+    CHECK(again == bytes && memcmp(one, same, bytes) == 0);
+    CHECK(memcmp(one + HEADER, other + HEADER, bytes - HEADER) != 0);
+    CHECK_EQ_INT(parse(&f, (const unsigned char *)one, bytes), XD_OK);
+    /* The first draw becomes the likeliest id: bytes 12 and 24 of a position of 4 ids and 6 draws. */
+    memcpy(one + HEADER + 24, one + HEADER + 12, 2);
+    memcpy(one + HEADER + 26, one + HEADER + 12, 2);
+    put_checksum((unsigned char *)one, bytes);
+    CHECK_EQ_INT(parse(&f, (const unsigned char *)one, bytes), XD_ERROR_FORMAT);
+    xd_release(f.ctx, one);
+    xd_release(f.ctx, same);
+    xd_release(f.ctx, other);
+    close_fixture(&f);
+}
+
+/* All mass on the k likeliest: nothing is left to draw. Nearly all: what is left is drawn, however little. */
+XD_TEST(draws_of_rows_without_a_rest_weigh_nothing) {
+    for (int rest = 0; rest < 2; rest++) {
+        fixture f;
+        size_t bytes = 0;
+        xd_teacher_cache *cache = NULL;
+        int32_t ids[4 + DRAWS];
+        double weights[4 + DRAWS], left = 0.0;
+        open_fixture(&f);
+        for (int i = 0; i < POSITIONS * VOCABULARY; i++)
+            f.logits[i] = i % VOCABULARY < 4 ? 1.0f : rest ? -57.0f : -INFINITY;
+        char *file = drawn_file(&f, 1, &bytes);
+        CHECK_EQ_INT(cache_open_memory(f.ctx, file, bytes, NULL, &cache), XD_OK);
+        CHECK_EQ_INT(cache_entries(f.ctx, cache, 0, ids, weights), XD_OK);
+        for (int j = 4; j < 4 + DRAWS; j++) left += weights[j];
+        CHECK(rest ? left > 0.0 && left < 1e-12 && ids[4] >= 4 : left == 0.0);
+        xd_teacher_cache_close(cache);
+        xd_release(f.ctx, file);
+        close_fixture(&f);
+    }
+}
+
 /* A rank that names no file fails the call of all of them. */
 static xd_result nameless_body(xd_comm *world, void *argument) {
     fixture *f = (fixture *)argument;
@@ -650,6 +750,13 @@ XD_TEST(shards_of_the_vocabulary_write_the_file_of_one_rank) {
     job.spoilt = -1;
     CHECK_EQ_INT(xd_run_threads(3, NULL, shard_body, &job, &error), XD_OK);
     char *pieces = load(&f, &again);
+    CHECK(again == bytes && memcmp(whole, pieces, bytes) == 0);
+    remove(f.path);
+    xd_release(f.ctx, whole);
+    xd_release(f.ctx, pieces);
+    whole = drawn_file(&f, 5, &bytes);
+    CHECK_EQ_INT(xd_run_threads(3, NULL, shard_body, &job, &error), XD_OK);
+    pieces = load(&f, &again);
     CHECK(again == bytes && memcmp(whole, pieces, bytes) == 0);
     remove(f.path);
     job.spoilt = 2;

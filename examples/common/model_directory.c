@@ -23,12 +23,42 @@ static double model_rope_theta(const xd_json *root) {
     return theta;
 }
 
+/* "rope_scaling" of older files, or a type of "rope_parameters" that is not the plain one. */
+static bool model_scales_rope(const xd_json *root) {
+    const xd_json *scaling = xd_json_find(root, "rope_scaling");
+    const char *type = xd_json_string(xd_json_find(xd_json_find(root, "rope_parameters"), "rope_type"), NULL);
+    return xd_json_first(scaling) || (type && strcmp(type, "default") != 0);
+}
+
+/* What the sizes do not say, and nn_forward could not do. */
+static xd_result model_config_check(xd_ctx *ctx, const char *path, const xd_json *root) {
+    static const char *const biases[] = { "attention_bias", "mlp_bias" };
+    const char *type = xd_json_string(xd_json_find(root, "model_type"), NULL);
+    const char *activation = xd_json_string(xd_json_find(root, "hidden_act"), NULL);
+    bool bias = false;
+    XD_REQUIRE(ctx, !type || strcmp(type, "llama") == 0, XD_ERROR_UNSUPPORTED,
+               "%s: a model of type \"%.40s\": llama is known", path, type);
+    XD_REQUIRE(ctx, !activation || strcmp(activation, "silu") == 0, XD_ERROR_UNSUPPORTED,
+               "%s: activation \"%.40s\": silu is known", path, activation);
+    for (int i = 0; i < 2; i++)
+        XD_REQUIRE(ctx, !xd_json_bool(xd_json_find(root, biases[i]), &bias) || !bias, XD_ERROR_UNSUPPORTED,
+                   "%s: %s is true: layers here have no biases", path, biases[i]);
+    XD_REQUIRE(ctx, !model_scales_rope(root), XD_ERROR_UNSUPPORTED,
+               "%s: scaled rotary angles: plain ones are known", path);
+    return XD_OK;
+}
+
 static xd_result model_config_load(xd_ctx *ctx, const char *path, nn_config *out) {
     xd_json *root = NULL;
     nn_config c;
     double eps = 1e-6;
     memset(&c, 0, sizeof c);
     XD_TRY(xd_json_load(ctx, NULL, path, &root));
+    const xd_result known = model_config_check(ctx, path, root);
+    if (known != XD_OK) {
+        xd_json_destroy(ctx, root);
+        return known;
+    }
     const bool sizes = model_int(root, "vocab_size", &c.vocab) && model_int(root, "hidden_size", &c.hidden) &&
                        model_int(root, "num_hidden_layers", &c.layers) &&
                        model_int(root, "num_attention_heads", &c.heads) &&
@@ -151,31 +181,41 @@ static xd_result model_tensors_save(xd_ctx *ctx, const char *path, const nn_mode
     return result;
 }
 
+/* An element of a file; the format does not align its data. */
+static float model_element(xd_dtype dtype, const uint8_t *at) {
+    uint16_t half;
+    float whole;
+    if (dtype == XD_DTYPE_F32) {
+        memcpy(&whole, at, sizeof whole);
+        return whole;
+    }
+    memcpy(&half, at, sizeof half);
+    return dtype == XD_DTYPE_BF16 ? xd_f32_from_bf16(half) : xd_f32_from_f16(half);
+}
+
 /* One weight of an open file. */
 static xd_result model_tensor_read(xd_ctx *ctx, const xd_weights *file, const nn_param *p, float *out) {
     const int64_t index = xd_weights_find(file, p->name), count = nn_param_count(p);
     if (index < 0) return XD_FAIL(ctx, XD_ERROR_MISSING, "the file has no tensor %s", p->name);
     const xd_weights_tensor *info = xd_weights_at(file, index);
-    if (info->dtype != XD_DTYPE_BF16)
-        return XD_FAIL(ctx, XD_ERROR_DTYPE, "%s is %s, not BF16", p->name, xd_dtype_name(info->dtype));
+    const xd_dtype dtype = info->dtype;
+    if (dtype != XD_DTYPE_BF16 && dtype != XD_DTYPE_F16 && dtype != XD_DTYPE_F32)
+        return XD_FAIL(ctx, XD_ERROR_DTYPE, "%s is %s, not F32, F16 or BF16", p->name, xd_dtype_name(dtype));
     if (info->ndim != p->dims || info->shape[0] != p->rows || (p->dims == 2 && info->shape[1] != p->cols))
         return XD_FAIL(ctx, XD_ERROR_SHAPE, "%s does not have the %d x %d elements of the configuration",
                        p->name, p->rows, p->cols);
     const uint8_t *bytes = (const uint8_t *)xd_weights_data(file, index);
-    for (int64_t i = 0; i < count; i++) {
-        uint16_t bits;
-        memcpy(&bits, bytes + 2 * i, sizeof bits); /* the format does not align its data */
-        out[i] = xd_f32_from_bf16(bits);
-    }
+    const int64_t width = dtype == XD_DTYPE_F32 ? 4 : 2;
+    for (int64_t i = 0; i < count; i++) out[i] = model_element(dtype, bytes + width * i);
     return XD_OK;
 }
 
-static xd_result model_tensors_load(xd_ctx *ctx, const char *path, const nn_model *m, float *weights) {
+xd_result model_directory_weights(xd_ctx *ctx, const char *directory, const nn_model *m, float *weights) {
     xd_weights_desc desc;
     xd_weights *file = NULL;
     xd_result result = XD_OK;
     memset(&desc, 0, sizeof desc);
-    desc.file = path;
+    desc.directory = directory;
     XD_TRY(xd_weights_open(ctx, &desc, &file));
     for (int i = 0; i < m->param_count && result == XD_OK; i++)
         result = model_tensor_read(ctx, file, &m->params[i], weights + m->params[i].offset);
@@ -189,17 +229,20 @@ static void model_path(char out[512], const char *directory, const char *name) {
     snprintf(out, 512, "%s/%s", directory, name);
 }
 
-xd_result model_directory_load(xd_ctx *ctx, const char *directory, nn_model *model, float **weights) {
+xd_result model_directory_config(xd_ctx *ctx, const char *directory, nn_config *out) {
     char path[512];
-    nn_config config;
     model_path(path, directory, "config.json");
-    XD_TRY(model_config_load(ctx, path, &config));
+    return model_config_load(ctx, path, out);
+}
+
+xd_result model_directory_load(xd_ctx *ctx, const char *directory, nn_model *model, float **weights) {
+    nn_config config;
+    XD_TRY(model_directory_config(ctx, directory, &config));
     const char *problem = nn_model_init(&config, NULL, NULL, model);
-    if (problem) return XD_FAIL(ctx, XD_ERROR_FORMAT, "%s: %s", path, problem);
+    if (problem) return XD_FAIL(ctx, XD_ERROR_FORMAT, "%s/config.json: %s", directory, problem);
     float *read = (float *)xd_allocate(ctx, (size_t)model->float_count * sizeof *read);
-    model_path(path, directory, "model.safetensors");
-    const xd_result result = read ? model_tensors_load(ctx, path, model, read)
-                                  : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %s", path);
+    const xd_result result = read ? model_directory_weights(ctx, directory, model, read)
+                                  : XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for %s", directory);
     if (result == XD_OK) {
         *weights = read;
         return XD_OK;
@@ -246,7 +289,8 @@ static xd_result model_files_save(xd_ctx *ctx, const char *directory, const nn_m
     model_write_tokenizer(&w, extras);
     XD_TRY(model_json_save(ctx, &w, directory, "tokenizer_config.json"));
     model_path(path, directory, "tokenizer.json");
-    XD_TRY(model_copy(ctx, extras->tokenizer, path));
+    XD_TRY(extras->tokenizer_text ? xd_file_save(ctx, path, extras->tokenizer_text, extras->tokenizer_bytes)
+                                  : model_copy(ctx, extras->tokenizer, path));
     model_path(path, directory, "model.safetensors");
     return model_tensors_save(ctx, path, model, weights);
 }

@@ -11,14 +11,26 @@ extern "C" {
 
 /* What a directory says besides the weights. */
 typedef struct model_extras {
-    const char *tokenizer; /* path of the tokenizer.json that goes with the model; copied */
+    const char *tokenizer;      /* path of the tokenizer.json that goes with the model; copied */
+    const char *tokenizer_text; /* [tokenizer_bytes] its contents instead of a path; NULL -> the path */
+    size_t tokenizer_bytes;
     const char *end_token; /* its token that begins and ends a text; NULL -> it has none */
     int32_t end_of_text;   /* the id of that */
     int positions;         /* tokens that it was trained on at once */
 } model_extras;
 
-/* Reads config.json and model.safetensors of a Llama directory into a whole model. *weights is freed with xd_release,
- * the model with nn_model_free. */
+/* Reads config.json of a Llama directory. Errors: IO; FORMAT (a size is missing); UNSUPPORTED (another architecture, biases,
+ * scaled rotary angles, another activation), by its name. */
+xd_result model_directory_config(xd_ctx *ctx, const char *directory, nn_config *out);
+
+/* Reads the weights of a whole model of that configuration: model.safetensors or the shards of its index, in F32, F16 or BF16.
+ *
+ *   weights  [model->float_count]
+ *
+ * Errors: IO, FORMAT; MISSING, DTYPE, SHAPE, with the tensor's name. */
+xd_result model_directory_weights(xd_ctx *ctx, const char *directory, const nn_model *model, float *weights);
+
+/* Both into a new model. *weights is freed with xd_release, the model with nn_model_free. */
 xd_result model_directory_load(xd_ctx *ctx, const char *directory, nn_model *model, float **weights);
 
 /* Writes config.json, generation_config.json, tokenizer.json, tokenizer_config.json and, last, model.safetensors (bf16)

@@ -22,13 +22,40 @@ static const option *options_find(const option *table, int count, const char *na
     return NULL;
 }
 
+/* Prints words in columns [31, 79], on as many lines as they need; the first one has begun there. */
+static void options_wrap(const char *text) {
+    enum { FIRST = 31, LAST = 79 };
+    int at = FIRST;
+    while (*text) {
+        const int length = (int)strcspn(text, " ");
+        if (at > FIRST && at + 1 + length > LAST) {
+            printf("\n%*s", (int)FIRST, "");
+            at = FIRST;
+        } else if (at > FIRST) {
+            putchar(' ');
+            at++;
+        }
+        printf("%.*s", length, text);
+        at += length;
+        text += length;
+        while (*text == ' ') text++;
+    }
+    putchar('\n');
+}
+
 void options_print(const option *table, int count) {
     for (int i = 0; i < count; i++) {
         const option *o = &table[i];
-        printf("  %s %s%*s %s", o->name, o->value, 29 - (int)(strlen(o->name) + strlen(o->value)), "",
-               o->help);
-        if (o->most) printf("; %ld to %ld", o->least, o->most);
-        putchar('\n');
+        char text[512], range[96] = "";
+        if (o->kind == OPTION_DOUBLE)
+            snprintf(range, sizeof range, "; %g to %g", o->from, o->to);
+        else if (o->most)
+            snprintf(range, sizeof range, "; %ld to %ld", o->least, o->most);
+        snprintf(text, sizeof text, "%s%s", o->help, range);
+        const int width = printf("  %s %s", o->name, o->value);
+        if (width > 30) printf("\n%*s", 31, "");
+        if (width <= 30) printf("%*s", 31 - width, "");
+        options_wrap(text);
     }
 }
 
@@ -38,6 +65,8 @@ static bool options_refuse(const option *o, const char *value, char problem[OPTI
     if (o->kind == OPTION_PATH)
         snprintf(range, sizeof range, "a path of 1 to %d bytes that does not begin with --",
                  (int)OPTIONS_MOST_PATH);
+    else if (o->kind == OPTION_DOUBLE)
+        snprintf(range, sizeof range, "a number from %g to %g", o->from, o->to);
     else if (o->most)
         snprintf(range, sizeof range, "%s %ld to %ld", o->takes ? o->takes : "a number from", o->least,
                  o->most);
@@ -50,6 +79,14 @@ static bool options_refuse(const option *o, const char *value, char problem[OPTI
     return false;
 }
 
+static bool options_double(const char *text, double from, double to, double *out) {
+    char *end = NULL;
+    const double value = strtod(text, &end);
+    if (end == text || *end || !(value >= from && value <= to)) return false;
+    *out = value;
+    return true;
+}
+
 /* `value` is NULL for a flag. */
 static bool options_set(const option *o, const char *value, void *options) {
     void *const field = (char *)options + o->field;
@@ -58,6 +95,7 @@ static bool options_set(const option *o, const char *value, void *options) {
     case OPTION_FLAG: *(bool *)field = true; return true;
     case OPTION_TEXT: *(const char **)field = value; return *value != 0;
     case OPTION_PARSED: return o->parse(value, options);
+    case OPTION_DOUBLE: return options_double(value, o->from, o->to, (double *)field);
     case OPTION_PATH:
         *(const char **)field = value;
         return *value && strncmp(value, "--", 2) != 0 && strlen(value) <= OPTIONS_MOST_PATH;

@@ -15,6 +15,7 @@ typedef enum option_kind {
     OPTION_INT,    /* int */
     OPTION_UINT64, /* uint64_t */
     OPTION_SIZE,   /* size_t */
+    OPTION_DOUBLE, /* double, in [from, to] */
     OPTION_PATH,   /* const char *, of OPTIONS_MOST_PATH bytes at most */
     OPTION_TEXT,   /* const char *, not empty */
     OPTION_PARSED  /* what `parse` makes of it */
@@ -31,12 +32,13 @@ typedef struct option {
     const char *help;
     const char *takes; /* TEXT, PARSED: in words; numbers follow it */
     bool (*parse)(const char *text, void *options);
+    double from, to; /* OPTION_DOUBLE */
 } option;
 
 /* Reads the command line into `options`; false, and what is wrong in `problem`, otherwise. */
 bool options_parse(const option *table, int count, int argc, char **argv, void *options, char problem[256]);
 
-/* A line for each option. */
+/* Each option with its help and range, in at most 80 columns. */
 void options_print(const option *table, int count);
 
 /* A whole number in [least, most], and nothing else. */

@@ -1,5 +1,6 @@
 /* sample.c - a model continues a beginning, and repeatable numbers. */
 #include "sample.h"
+#include "utf8.h"
 
 #include "../nn/nn_transformer.h"
 
@@ -37,28 +38,10 @@ static int32_t sample_draw(const float *logits, int count, double uniform) {
     return count - 1;
 }
 
-/* Bytes of the character that begins at `text`, or 0 when it is not UTF-8. */
-static size_t sample_character(const unsigned char *text, size_t left) {
-    const unsigned char lead = text[0];
-    const size_t bytes = lead < 0x80   ? 1
-                         : lead < 0xc2 ? 0
-                         : lead < 0xe0 ? 2
-                         : lead < 0xf0 ? 3
-                         : lead < 0xf5 ? 4
-                                       : 0;
-    const unsigned char least = lead == 0xe0 ? 0xa0 : lead == 0xf0 ? 0x90 : 0x80;
-    const unsigned char most = lead == 0xed ? 0x9f : lead == 0xf4 ? 0x8f : 0xbf;
-    if (bytes > left) return 0;
-    if (bytes > 1 && (text[1] < least || text[1] > most)) return 0;
-    for (size_t i = 2; i < bytes; i++)
-        if ((text[i] & 0xc0) != 0x80) return 0;
-    return bytes;
-}
-
 /* A model may begin a character and not end it: such bytes become question marks. */
 static void sample_mend_text(char *text, size_t length) {
     for (size_t i = 0; i < length;) {
-        const size_t bytes = sample_character((const unsigned char *)text + i, length - i);
+        const size_t bytes = utf8_character((const unsigned char *)text + i, length - i);
         if (bytes == 0 || text[i] == 0) text[i] = '?';
         i += bytes ? bytes : 1;
     }

@@ -33,6 +33,7 @@
 
 #include "demo_data.h"
 
+#include "../common/folder_lock.h"
 #include "../common/model_directory.h"
 
 #include <stdio.h>
@@ -48,7 +49,7 @@ typedef struct demo_world {
     nn_config config;
     demo_result results[DEMO_MOST_SEEDS * DEMO_MOST_ARMS], teacher_result;
     char teacher_directory[480], student_directory[480], resume_directory[480];
-    demo_lock *lock;
+    folder_lock *lock;
     demo_report *report;
 } demo_world;
 
@@ -110,7 +111,8 @@ static xd_result demo_open_output(demo_world *w, const demo_options *o) {
     snprintf(w->student_directory, sizeof w->student_directory, "%s/student", o->out);
     snprintf(w->resume_directory, sizeof w->resume_directory, "%s/resume", o->out);
     if (!demo_speaks(w)) return XD_OK;
-    XD_TRY(demo_lock_take(w->ctx, o->out, &w->lock));
+    XD_TRY(folder_lock_take(w->ctx, o->out, "; --resume goes on from where it was saved with --save-every",
+                            &w->lock));
     XD_TRY(demo_check_output(w, o));
     XD_TRY(demo_report_open(w->ctx, o->out, o->resume, &w->report));
     if (o->save_every && files->make_directory(files->user, w->resume_directory) != 0)
@@ -253,7 +255,7 @@ static int demo_main(const demo_options *o) {
     xd_result result = demo_join(&world);
     if (result == XD_OK) result = o->encode ? demo_print_ids(&world, o) : demo_work(&world, o);
     const xd_result closed = demo_report_close(world.ctx, world.report);
-    demo_lock_release(world.ctx, world.lock);
+    folder_lock_release(world.ctx, world.lock);
     if (result == XD_OK) result = closed;
     if (result != XD_OK) demo_complain(&world, result);
     if (result != XD_OK && world.processes) xd_comm_abort(world.processes); /* peers must not wait */

@@ -273,20 +273,6 @@ xd_result demo_state_save(xd_ctx *ctx, const demo_state *state);
  * see the file and others do not. */
 xd_result demo_state_load(xd_ctx *ctx, demo_state *state);
 
-/* ---- the folder of results ---- */
-
-/* A folder that one run at a time writes into. */
-typedef struct demo_lock demo_lock;
-
-/* Makes the folder and takes it until demo_lock_release or the end of the process, however it comes. Where the file
- * system has no locks, *out is NULL and a line on standard error says so.
- *
- * Errors: STATE when another process has it, with its id and what can be done; IO. */
-xd_result demo_lock_take(xd_ctx *ctx, const char *directory, demo_lock **out);
-
-/* NULL is fine. */
-void demo_lock_release(xd_ctx *ctx, demo_lock *lock);
-
 /* ---- report ---- */
 
 /* out/metrics.jsonl. */

@@ -103,6 +103,9 @@ typedef struct nn_model {
     int64_t float_count; /* length of the buffer of weights, and of the gradients */
     /* Set after nn_model_init: layers keep their input alone for the backward pass, which runs their forward again. */
     bool recompute;
+    /* Set after nn_model_init: the backward pass gives embedding and head no gradient. Not with an `invariant` context-parallel
+     * group. */
+    bool frozen_ends;
     nn_cut cut;
 } nn_model;
 

@@ -753,7 +753,7 @@ static int nn_head_backward(const nn_model *model, const nn_weights *b, const nn
         width, w->last, b->value[NN_NORM], w->last_rms, w->part, w->d_x, { b->gradient[NN_NORM], 0, floats }
     };
     const float *sum;
-    nn_sequence_matrix(&w->sequence, &matrix);
+    if (!model->frozen_ends) nn_sequence_matrix(&w->sequence, &matrix);
     NN_TRY(nn_sum_products(model, w, &head, 1,
                            nn_pieces_of(model->config.vocab, share->vocab_begin, share->vocab_count)));
     memset(w->d_x, 0, (size_t)(s->rows * s->hidden) * sizeof *w->d_x);
@@ -777,10 +777,8 @@ int nn_backward_stage(const nn_model *model, const nn_source *source, const nn_b
     else
         memcpy(w.d_x, ends->input, bytes);
     NN_TRY(nn_layers_backward(model, source, batch, &w));
-    if (first)
-        NN_TRY(nn_embed_backward(model, batch, &w, b.gradient[NN_EMBED]));
-    else
-        memcpy(ends->output, w.d_x, bytes);
+    if (first && !model->frozen_ends) NN_TRY(nn_embed_backward(model, batch, &w, b.gradient[NN_EMBED]));
+    if (!first) memcpy(ends->output, w.d_x, bytes);
     return source->end(source->user, NN_ROOT);
 }
 

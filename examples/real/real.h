@@ -7,7 +7,7 @@
 #include "../common/progress.h"
 #include "../common/sample.h"
 #include "../nn/nn_transformer.h"
-#include "gguf_model.h"
+#include "../common/gguf_model.h"
 
 #ifdef __cplusplus
 extern "C" {

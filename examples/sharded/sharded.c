@@ -39,6 +39,7 @@
 
 #include "sharded.h"
 
+#include "../common/folder_lock.h"
 #include "../common/folders.h"
 #include "../common/model_directory.h"
 
@@ -54,7 +55,7 @@ enum {
 /* Everything main owns. */
 typedef struct sharded_world {
     xd_ctx *ctx;
-    demo_lock *lock;
+    folder_lock *lock;
     demo_lesson lesson;
     nn_config config;
     sharded_job job;
@@ -162,7 +163,8 @@ static void sharded_name_output(sharded_world *w, const sharded_options *o) {
 }
 
 static xd_result sharded_open_output(sharded_world *w, const sharded_options *o) {
-    XD_TRY(demo_lock_take(w->ctx, o->out, &w->lock));
+    XD_TRY(folder_lock_take(w->ctx, o->out, "; --resume goes on from where it was saved with --save-every",
+                            &w->lock));
     if (!o->overwrite && model_directory_is_finished(w->student))
         return XD_FAIL(w->ctx, XD_ERROR_STATE,
                        "%s holds a finished model: --overwrite replaces it, --out names another folder",
@@ -299,7 +301,7 @@ static int sharded_main(const sharded_options *o, int argc, char **argv) {
         sharded_name_output(w, o);
         if (o->launch) sharded_find_xdrun(w, argv[0]);
         result = o->leg >= 0 ? sharded_be_rank(w, o, &status) : sharded_work(w, o);
-        demo_lock_release(ctx, w->lock);
+        folder_lock_release(ctx, w->lock);
         demo_lesson_free(ctx, &w->lesson);
         xd_release(ctx, w);
     }

@@ -19,6 +19,7 @@ enum {
     XD_STREAM_EMA = 64,       /* stochastic rounding of averages */
     XD_STREAM_OPTIMIZER = 80, /* stochastic rounding of parameters */
     XD_STREAM_INIT = 96,
+    XD_STREAM_CACHE = 112,
     XD_STREAM_USER = 128 /* to 255: for programs */
 };
 

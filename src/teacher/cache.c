@@ -25,6 +25,7 @@ XD_PRIVATE xdi_cache_form xdi_cache_form_of(const xd_teacher_cache_desc *desc) {
     xdi_cache_form f;
     f.coding = desc->coding;
     f.k = desc->k;
+    f.draws = desc->draws;
     f.spans = desc->spans;
     f.id_bytes = desc->vocabulary <= 65536 ? 2 : 4;
     f.code_bytes = desc->coding == XD_CACHE_8_BITS ? 1 : desc->coding == XD_CACHE_16_BITS ? 2 : 4;
@@ -34,7 +35,8 @@ XD_PRIVATE xdi_cache_form xdi_cache_form_of(const xd_teacher_cache_desc *desc) {
     f.tail = f.next + (size_t)f.wide_bytes;
     f.ids = f.tail + (size_t)f.wide_bytes;
     f.codes = f.ids + (size_t)desc->k * (size_t)f.id_bytes;
-    f.bytes = f.codes + (size_t)desc->k * (size_t)f.code_bytes;
+    f.drawn = f.codes + (size_t)desc->k * (size_t)f.code_bytes;
+    f.bytes = f.drawn + (size_t)desc->draws * (size_t)f.id_bytes;
     return f;
 }
 
@@ -48,6 +50,9 @@ XD_PRIVATE xd_result xdi_cache_check_desc(xd_ctx *ctx, const char *path, const x
         "%s: k is %lld, with a vocabulary of %lld allowed are 1 to %lld", path, (long long)d->k,
         (long long)d->vocabulary,
         (long long)(d->vocabulary < (int64_t)XD_CACHE_MAX_K ? d->vocabulary : (int64_t)XD_CACHE_MAX_K));
+    XD_REQUIRE(ctx, d->draws >= 0 && d->draws <= XD_CACHE_MAX_K - d->k, code,
+               "%s: %lld draws beside k of %lld, together at most %d are allowed", path, (long long)d->draws,
+               (long long)d->k, (int)XD_CACHE_MAX_K);
     XD_REQUIRE(ctx, d->temperature > 0.0 && d->temperature <= 1e6, code,
                "%s: temperature %g is outside (0, 1e6]", path, d->temperature);
     XD_REQUIRE(ctx, d->context >= 0, code, "%s: a context of %lld tokens", path, (long long)d->context);
@@ -115,6 +120,10 @@ static int64_t xdi_cache_entry_id(const xd_teacher_cache *c, const unsigned char
     return xdi_cache_id(c, position + c->form.ids + j * c->form.id_bytes);
 }
 
+static int64_t xdi_cache_drawn_id(const xd_teacher_cache *c, const unsigned char *position, int64_t j) {
+    return xdi_cache_id(c, position + c->form.drawn + j * c->form.id_bytes);
+}
+
 static double xdi_cache_entry(const xd_teacher_cache *c, const unsigned char *position, int64_t j) {
     const unsigned char *at = position + c->form.codes + j * c->form.code_bytes;
     return xdi_cache_decode(&c->form, false, xdi_cache_get(at, c->form.code_bytes));
@@ -179,10 +188,12 @@ static xd_result xdi_cache_read_header(xd_teacher_cache *c) {
     d->k = (int64_t)xdi_cache_get(file + 72, 4);
     d->coding = (xd_cache_coding)(coding <= (unsigned)XD_CACHE_F32 ? coding : (unsigned)XD_CACHE_F32 + 1u);
     d->spans = (flags & XDI_CACHE_SPANS) != 0;
+    d->draws = (int64_t)xdi_cache_get(file + XDI_CACHE_DRAWS, 4);
+    d->seed = xdi_cache_get(file + XDI_CACHE_DRAWS + 4, 8);
     XD_TRY(xdi_cache_check_desc(c->ctx, c->path, d, XD_ERROR_FORMAT));
     XD_REQUIRE(c->ctx, flags <= XDI_CACHE_SPANS, XD_ERROR_FORMAT, "%s: unknown flags %08x", c->path, flags);
-    for (int i = 84; i < XDI_CACHE_NAME; i++)
-        XD_REQUIRE(c->ctx, file[i] == 0, XD_ERROR_FORMAT, "%s: byte %d is %d, not 0", c->path, i, file[i]);
+    XD_REQUIRE(c->ctx, d->draws > 0 || d->seed == 0, XD_ERROR_FORMAT, "%s: a seed of %016llx and no draws",
+               c->path, (unsigned long long)d->seed);
     memcpy(c->name, file + XDI_CACHE_NAME, sizeof c->name);
     const char *end = (const char *)memchr(c->name, 0, sizeof c->name);
     for (const char *at = end; at && at < c->name + sizeof c->name; at++)
@@ -242,6 +253,25 @@ static xd_result xdi_cache_check_entries(const xd_teacher_cache *c, int64_t p) {
     return XD_OK;
 }
 
+/* Drawn ids rise, and are none of the k. Without a tail nothing was drawn. */
+static xd_result xdi_cache_check_drawn(const xd_teacher_cache *c, int64_t p) {
+    const unsigned char *at = xdi_cache_position(c, p);
+    const bool none = xdi_cache_wide(c, at + c->form.tail) == -INFINITY;
+    int64_t before = 0;
+    for (int64_t j = 0; j < c->form.draws; j++) {
+        const int64_t id = xdi_cache_drawn_id(c, at, j);
+        XD_REQUIRE(c->ctx, id >= before && id < c->info.desc.vocabulary && (!none || id == 0),
+                   XD_ERROR_FORMAT, "%s: position %lld has drawn id %lld of %lld after %lld", c->path,
+                   (long long)p, (long long)id, (long long)c->info.desc.vocabulary, (long long)before);
+        for (int64_t i = 0; i < c->form.k && !none && (j == 0 || id > before); i++)
+            XD_REQUIRE(c->ctx, xdi_cache_entry_id(c, at, i) != id, XD_ERROR_FORMAT,
+                       "%s: position %lld has id %lld among the %lld likeliest and drawn", c->path,
+                       (long long)p, (long long)id, (long long)c->form.k);
+        before = id;
+    }
+    return XD_OK;
+}
+
 static xd_result xdi_cache_check_span(const xd_teacher_cache *c, const xd_cached_document *document,
                                       int64_t p, xd_token_span *before) {
     const xd_token_span span = xdi_cache_span(c, xdi_cache_position(c, p));
@@ -271,6 +301,7 @@ static xd_result xdi_cache_check_document(xd_teacher_cache *c, int64_t d) {
     c->info.text_bytes += document.text_bytes;
     for (int64_t p = document.first; p <= last; p++) {
         XD_TRY(xdi_cache_check_entries(c, p));
+        XD_TRY(xdi_cache_check_drawn(c, p));
         XD_TRY(xdi_cache_check_span(c, &document, p, &before));
     }
     const double next = xdi_cache_wide(c, xdi_cache_position(c, last) + c->form.next);
@@ -400,6 +431,19 @@ static int64_t xdi_cache_find(const xd_teacher_cache *c, int64_t position) {
     return low;
 }
 
+/* Each draw has the same share; those of one id, which are neighbours, are added up at the first of them. */
+static void xdi_cache_drawn(const xd_teacher_cache *c, const unsigned char *at, double share, int32_t *ids,
+                            double *probabilities) {
+    int64_t first = 0;
+    for (int64_t j = 0; j < c->form.draws; j++) {
+        const int64_t id = xdi_cache_drawn_id(c, at, j);
+        if (j == 0 || id != xdi_cache_drawn_id(c, at, first)) first = j;
+        if (ids) ids[j] = (int32_t)id;
+        if (probabilities) probabilities[j] = 0.0;
+        if (probabilities) probabilities[first] += share;
+    }
+}
+
 XD_PRIVATE void xdi_cache_entries(const xd_teacher_cache *c, int64_t position, int32_t *ids,
                                   double *probabilities) {
     const unsigned char *at = xdi_cache_position(c, position);
@@ -408,6 +452,10 @@ XD_PRIVATE void xdi_cache_entries(const xd_teacher_cache *c, int64_t position, i
         if (ids) ids[j] = (int32_t)xdi_cache_entry_id(c, at, j);
         if (probabilities) probabilities[j] = exp(xdi_cache_entry(c, at, j)) / total;
     }
+    if (c->form.draws == 0) return;
+    const double share = exp(xdi_cache_wide(c, at + c->form.tail)) / total / (double)c->form.draws;
+    xdi_cache_drawn(c, at, share, ids ? ids + c->form.k : NULL,
+                    probabilities ? probabilities + c->form.k : NULL);
 }
 
 XD_API xd_result xd_teacher_cache_read(xd_ctx *ctx, const xd_teacher_cache *cache,
@@ -420,9 +468,10 @@ XD_API xd_result xd_teacher_cache_read(xd_ctx *ctx, const xd_teacher_cache *cach
                first >= 0 && count >= 0 && first <= c->info.positions && count <= c->info.positions - first,
                XD_ERROR_ARGUMENT, "%s: %lld positions from %lld on, it has %lld", c->path, (long long)count,
                (long long)first, (long long)c->info.positions);
+    const int64_t entries = c->form.k + c->form.draws;
     for (int64_t i = 0; i < count && (desc->ids || desc->probabilities); i++)
-        xdi_cache_entries(c, first + i, desc->ids ? desc->ids + i * c->form.k : NULL,
-                          desc->probabilities ? desc->probabilities + i * c->form.k : NULL);
+        xdi_cache_entries(c, first + i, desc->ids ? desc->ids + i * entries : NULL,
+                          desc->probabilities ? desc->probabilities + i * entries : NULL);
     int64_t d = count ? xdi_cache_find(c, first) : 0, end = 0;
     for (int64_t p = first; out && p < first + count; p++) {
         const unsigned char *at = xdi_cache_position(c, p);

@@ -33,6 +33,8 @@ typedef struct xd_teacher_cache_desc {
     const char *name;      /* at most 63 bytes; NULL -> "" */
     const xd_vocab *vocab; /* split of logits, not stored; NULL -> not split */
     const char *path;      /* to write, on every rank; NULL in a header that was read */
+    int64_t draws;         /* of other ids, unbiased: docs/routes.md; 0 -> none */
+    uint64_t seed;         /* of the draws */
 } xd_teacher_cache_desc;
 
 /* ---- writing ---- */
@@ -58,8 +60,8 @@ XD_API xd_result xd_teacher_cache_writer_create(xd_ctx *ctx, const xd_teacher_ca
 XD_API xd_result xd_teacher_cache_writer_document(xd_teacher_cache_writer *writer, const void *text,
                                                   size_t bytes);
 
-/* Appends positions to the document; their division into calls changes no byte. Takes [n, k] and [n] memory for the
- * call. Deterministic for a fixed split.
+/* Appends positions to the document; their division into calls changes no byte. Takes [n, k] memory for the call.
+ * Deterministic for a fixed split.
  * Errors, nothing appended: ARGUMENT (ids; `next` contradicts ids; spans go back, leave the text or exceed 65535
  * bytes), SHAPE, DTYPE, DATA (logits NaN or +infinity, or all -infinity), IO, MEMORY. */
 XD_API xd_result xd_teacher_cache_writer_append(xd_teacher_cache_writer *writer,
@@ -77,7 +79,7 @@ XD_API void xd_teacher_cache_writer_abort(xd_teacher_cache_writer *writer);
 /* An open cache. Immutable; threads may share it. */
 typedef struct xd_teacher_cache xd_teacher_cache;
 
-/* The header of a cache. */
+/* Its header. */
 typedef struct xd_teacher_cache_info {
     xd_teacher_cache_desc desc; /* vocab is NULL; name lives as long as the cache */
     int64_t positions, documents;
@@ -128,8 +130,9 @@ XD_API xd_result xd_teacher_cache_find_document(xd_ctx *ctx, const xd_teacher_ca
 typedef struct xd_teacher_cache_read_desc {
     int64_t first, count;
     xd_cached_position *positions; /* [count]; NULL -> none */
-    int32_t *ids;                  /* [count, k]; NULL -> none */
-    double *probabilities; /* [count, k] at the cache's temperature, sum 1 with the tail; NULL -> none */
+    int32_t *ids;                  /* [count, k + draws]; NULL -> none */
+    /* [count, k + draws] at the cache's temperature, sum 1 with the tail or with draws, which repeat as 0; NULL -> none */
+    double *probabilities;
 } xd_teacher_cache_read_desc;
 
 /* Reads positions. O(count k). Local. Errors: ARGUMENT (range). */

@@ -36,6 +36,7 @@ typedef struct xdi_cache_rows {
     double *lse, *lse_one, *next; /* [n] at the temperature and at 1; logit of the next token */
     xd_fixed *tail;               /* [n] */
     unsigned char *file;          /* [n] positions as the file has them */
+    xdi_cache_draws draws;
 } xdi_cache_rows;
 
 /* ---- creating ---- */
@@ -197,6 +198,16 @@ static xd_result xdi_cache_check_block(const xd_teacher_cache_writer *w, const x
 
 /* ---- positions ---- */
 
+static void xdi_cache_layout_draws(const xd_teacher_cache_writer *w, int64_t rows, xd_arena *arena,
+                                   xdi_cache_draws *d, bool *fits) {
+    const xd_vocab_info info = xd_vocab_describe(w->vocab);
+    const int64_t blocks = xdi_cache_blocks(info.end - info.begin), ranks = w->tp ? xd_comm_size(w->tp) : 1;
+    d->blocks = (uint64_t *)xdi_arena_array(arena, rows * blocks, sizeof(uint64_t), fits);
+    d->masses = (uint64_t *)xdi_arena_array(arena, rows * ranks, sizeof(uint64_t), fits);
+    d->counts = (int64_t *)xdi_arena_array(arena, ranks, sizeof(int64_t), fits);
+    d->drawn = (int64_t *)xdi_arena_array(arena, rows * w->d.draws, sizeof(int64_t), fits);
+}
+
 static bool xdi_cache_layout(const xd_teacher_cache_writer *w, int64_t rows, xd_arena *arena,
                              xdi_cache_rows *r) {
     size_t entries, bytes; /* no size wraps if these do not */
@@ -213,20 +224,42 @@ static bool xdi_cache_layout(const xd_teacher_cache_writer *w, int64_t rows, xd_
     r->tail = (xd_fixed *)xdi_arena_array(arena, rows, sizeof(xd_fixed), &fits);
     r->file = (unsigned char *)xdi_arena_array(arena, rows, w->form.bytes, &fits);
     if (w->d.temperature == 1.0) r->lse_one = r->lse;
+    if (w->d.draws) xdi_cache_layout_draws(w, rows, arena, &r->draws, &fits);
     return fits;
 }
 
 /* The contribution to the tails of this shard's columns outside the k: those after the last of the k in their order. */
 static void xdi_cache_add_tails(const xd_teacher_cache_writer *w, const xd_rows *logits, xdi_cache_rows *r) {
     const xd_vocab_info info = xd_vocab_describe(w->vocab);
+    const int64_t blocks = xdi_cache_blocks(info.end - info.begin);
     for (int64_t row = 0; row < logits->rows; row++) {
-        const int64_t last = (row + 1) * w->d.k - 1;
+        const double *values = r->values + row * w->d.k;
+        const int64_t *ids = r->ids + row * w->d.k;
         for (int64_t id = info.begin; id < info.end; id++) {
             const double z = xdi_loss_load(logits, row, id - info.begin);
-            if (z > r->values[last] || (z == r->values[last] && id <= r->ids[last])) continue;
-            xdi_fixed_add(&r->tail[row], exp(z / w->d.temperature - r->lse[row]));
+            if (!xdi_cache_is_other(values, ids, w->d.k, z, id)) continue;
+            const double p = exp(z / w->d.temperature - r->lse[row]);
+            xdi_fixed_add(&r->tail[row], p);
+            if (w->d.draws) xdi_cache_add_block(r->draws.blocks + row * blocks, id - info.begin, p);
         }
     }
+}
+
+static xd_result xdi_cache_draw_rows(const xd_teacher_cache_writer *w, const xd_teacher_cache_block *b,
+                                     const xdi_cache_rows *r) {
+    xdi_cache_draws d = r->draws;
+    d.vocab = w->vocab;
+    d.logits = &b->logits;
+    d.lse = r->lse;
+    d.last = r->values;
+    d.last_ids = r->ids;
+    d.temperature = w->d.temperature;
+    d.k = w->d.k;
+    d.count = w->d.draws;
+    d.random.seed = w->d.seed;
+    d.random.stream = XD_STREAM_CACHE;
+    d.first = w->positions;
+    return xdi_cache_draw(&d);
 }
 
 /* Statistics of every row over all shards. */
@@ -241,7 +274,8 @@ static xd_result xdi_cache_statistics(const xd_teacher_cache_writer *w, const xd
         XD_REQUIRE(w->ctx, isfinite(r->lse[i]) && isfinite(r->lse_one[i]), XD_ERROR_DATA,
                    "%s: the logits of row %lld have log-sum-exp %g", w->path, (long long)i, r->lse[i]);
     xdi_cache_add_tails(w, &b->logits, r);
-    return w->tp && rows ? xd_all_reduce(w->tp, r->tail, r->tail, 2 * rows, XD_DTYPE_I64, XD_SUM) : XD_OK;
+    if (w->tp && rows) XD_TRY(xd_all_reduce(w->tp, r->tail, r->tail, 2 * rows, XD_DTYPE_I64, XD_SUM));
+    return w->d.draws && rows ? xdi_cache_draw_rows(w, b, r) : XD_OK;
 }
 
 /* Row i of the block as a position of the file. */
@@ -263,6 +297,11 @@ static void xdi_cache_put_position(const xd_teacher_cache_writer *w, const xd_te
         xdi_cache_put(at + f->ids + j * f->id_bytes, (uint64_t)r->ids[entry], f->id_bytes);
         xdi_cache_put(at + f->codes + j * f->code_bytes, xdi_cache_encode(f, false, l), f->code_bytes);
     }
+    const bool none =
+        xdi_cache_encode(f, true, log(xdi_fixed_value(r->tail[i]))) == xdi_cache_encode(f, true, -INFINITY);
+    for (int64_t j = 0; j < f->draws; j++)
+        xdi_cache_put(at + f->drawn + j * f->id_bytes, none ? 0 : (uint64_t)r->draws.drawn[i * f->draws + j],
+                      f->id_bytes);
 }
 
 static xd_result xdi_cache_put_block(const xd_teacher_cache_writer *w, const xd_teacher_cache_block *b,
@@ -327,6 +366,8 @@ static void xdi_cache_put_header(const xd_teacher_cache_writer *w, unsigned char
     xdi_cache_put(at + 72, (uint64_t)d->k, 4);
     xdi_cache_put(at + 76, (uint64_t)d->coding, 4);
     xdi_cache_put(at + 80, d->spans ? XDI_CACHE_SPANS : 0, 4);
+    xdi_cache_put(at + XDI_CACHE_DRAWS, (uint64_t)d->draws, 4);
+    xdi_cache_put(at + XDI_CACHE_DRAWS + 4, d->draws ? d->seed : 0, 8);
     memcpy(at + XDI_CACHE_NAME, w->name, sizeof w->name);
 }
 

@@ -94,7 +94,8 @@ static xd_result xdi_xcached_measure(const xdi_xtoken *x, const xdi_xtoken_term 
                                      int64_t *longest) {
     const int64_t chunks = term->teacher->chunks;
     xdi_xcached_places *p = &h->in;
-    p->k = xd_teacher_cache_describe(term->teacher->cached.cache).desc.k;
+    const xd_teacher_cache_desc cache = xd_teacher_cache_describe(term->teacher->cached.cache).desc;
+    p->k = cache.k + cache.draws;
     p->most = term->teacher->logits.rows;
     p->total = h->tiles = h->room = 0;
     *longest = 1;

@@ -34,7 +34,7 @@ all_steps() {
         for std in c99 c++17; do echo "units:$cc:$std"; done
     done
     echo newest:clang-19 newest:zig
-    echo parts saves programs compose equivalence equivalence_dmd bench demo demo_mpi demo_sharded demo_toys demo_images demo_real nvcc cuda golden golden_judge examples launch mpi mpich hosts gpu_check lib symbols self docs tutorial projection_pt saved dcp dcp_hf install cmake pkgconfig
+    echo parts saves programs compose equivalence equivalence_dmd bench demo demo_mpi demo_sharded demo_toys demo_images demo_real distil nvcc cuda golden golden_judge examples launch mpi mpich hosts gpu_check lib symbols self docs tutorial projection_pt saved dcp dcp_hf install cmake pkgconfig
 }
 
 main() {
@@ -692,6 +692,11 @@ step_demo_images() {
 step_demo_real() {
     need python3
     sh tests/demo/test_demo_real.sh
+}
+
+step_distil() {
+    need python3
+    sh tests/demo/test_distil.sh
 }
 
 step_transformers() {

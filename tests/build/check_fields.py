@@ -18,7 +18,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
-USERS = ("tests/*.c", "tests/compose/*.c", "tests/golden/*.c", "examples/*.c", "examples/*/*.c", "bench/*.c", "tools/*.c")
+USERS = ("tests/*.c", "tests/compose/*.c", "tests/golden/*.c", "examples/*.c", "examples/*/*.c", "bench/*.c", "tools/*.c", "tools/*/*.c")
 OTHERS = ("tests/helpers/*.h", "tests/mpi/*.c", "tests/cuda/*.cpp", "tests/cuda/*.h", "tests/emu/*.cpp", "examples/*.cpp", "examples/cuda/*.cu",
           "bench/*.cu")
 

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checkpoints between xdistill and torch.distributed.checkpoint, both ways and to the bit. Needs PyTorch; --hf needs safetensors too.
 
-    test_dcp.py PROGRAM             PROGRAM is tools/xdistill.c, built: checkpoints with pickles, of 1 and of 2 ranks
+    test_dcp.py PROGRAM             PROGRAM is build/xdistill: checkpoints with pickles, of 1 and of 2 ranks
     test_dcp.py --hf PROGRAM RANKS  RANKS is dcp_ranks.c, built: pieces in safetensors files
 """
 

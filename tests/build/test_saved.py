@@ -2,7 +2,7 @@
 """xdistill convert on files of torch.save, which are made here without PyTorch: its pickles name functions of modules that are
 made up, and the bytes are those that PyTorch writes.
 
-    test_saved.py PROGRAM    PROGRAM is tools/xdistill.c, built
+    test_saved.py PROGRAM    PROGRAM is build/xdistill
 """
 
 import collections

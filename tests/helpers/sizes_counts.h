@@ -57,6 +57,8 @@ AT("xd_teacher_cache_desc.vocabulary", x.cache_desc.vocabulary, XU - 5, xcall_ap
    "row 4 has id 4 and next 5, the vocabulary 5", true)
 AT("xd_teacher_cache_desc.k", x.cache_desc.k, XU + 1, xcall_append, XD_ERROR_ARGUMENT,
    "k is 11, with a vocabulary of 10 allowed are 1 to 10", true)
+AT("xd_teacher_cache_desc.draws", x.cache_desc.draws, -1, xcall_append, XD_ERROR_ARGUMENT,
+   "-1 draws beside k of", true)
 AT("xd_teacher_cache_desc.context", x.cache_desc.context, -1, xcall_append, XD_ERROR_ARGUMENT,
    "a context of -1 tokens", true)
 AT("xd_teacher_cache_read_desc.first", x.first, -1, xcall_read, XD_ERROR_ARGUMENT,

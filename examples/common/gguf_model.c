@@ -1,6 +1,6 @@
 /* gguf_model.c - names, order and rules of a Llama-type model in a GGUF file. */
 #include "gguf_model.h"
-#include "../common/json_fields.h"
+#include "json_fields.h"
 
 #include <stdio.h>
 #include <string.h>
@@ -225,6 +225,7 @@ static void gguf_json_tokenizer(xd_json_writer *w, const gguf_vocabulary *v) {
     xd_text name;
     int64_t type = 0;
     xd_json_write_object(w);
+    json_field_string(w, "version", "1.0");
     xd_json_write_key(w, "added_tokens");
     xd_json_write_array(w);
     for (int64_t id = 0; gguf_next_string(&names, &name) && gguf_next_int(&types, &type); id++)
@@ -232,6 +233,8 @@ static void gguf_json_tokenizer(xd_json_writer *w, const gguf_vocabulary *v) {
             gguf_json_added(w, name, id, type == GGUF_TOKEN_CONTROL);
     xd_json_write_end(w);
     gguf_json_pre_tokenizer(w, v->digits);
+    xd_json_write_key(w, "decoder");
+    gguf_json_byte_level(w);
     gguf_json_model(w, v->tokens, v->merges, v->key);
     xd_json_write_end(w);
 }
@@ -261,20 +264,19 @@ static xd_result gguf_split_rules(xd_ctx *ctx, const gguf *file, bool *digits) {
     return XD_OK;
 }
 
-/* Through the text of a tokenizer.json: the library has one reader for the rules, and one hash. */
-static xd_result gguf_tokenizer_of(xd_ctx *ctx, const gguf_vocabulary *v, xd_tokenizer **out) {
-    const char *text = NULL;
-    size_t bytes = 0;
+static xd_result gguf_json_copy(xd_ctx *ctx, const gguf_vocabulary *v, char **text, size_t *bytes) {
+    const char *written = NULL;
     xd_json_writer writer = xd_json_writer_create(ctx);
     gguf_json_tokenizer(&writer, v);
-    xd_result result = xd_json_writer_text(&writer, &text, &bytes);
-    const xd_tokenizer_desc desc = { .data = text, .data_bytes = bytes };
-    if (result == XD_OK) result = xd_tokenizer_load(ctx, &desc, out);
+    xd_result result = xd_json_writer_text(&writer, &written, bytes);
+    if (result == XD_OK && !(*text = (char *)xd_allocate(ctx, *bytes + 1)))
+        result = XD_FAIL(ctx, XD_ERROR_MEMORY, "no room for a tokenizer of %zu bytes", *bytes);
+    if (result == XD_OK) memcpy(*text, written, *bytes);
     xd_json_writer_destroy(&writer);
     return result;
 }
 
-xd_result gguf_model_tokenizer(xd_ctx *ctx, const gguf *file, xd_tokenizer **out) {
+xd_result gguf_model_tokenizer_json(xd_ctx *ctx, const gguf *file, char **text, size_t *bytes) {
     xd_text model = { "", 0 };
     gguf_vocabulary v;
     memset(&v, 0, sizeof v);
@@ -287,7 +289,18 @@ xd_result gguf_model_tokenizer(xd_ctx *ctx, const gguf *file, xd_tokenizer **out
                        gguf_strings(file, "tokenizer.ggml.merges", &v.merges);
     XD_REQUIRE(ctx, whole, XD_ERROR_FORMAT, "a tokenizer without tokens, their types or merges");
     XD_TRY(gguf_key_room(ctx, v.tokens, &v.key));
-    const xd_result result = gguf_tokenizer_of(ctx, &v, out);
+    const xd_result result = gguf_json_copy(ctx, &v, text, bytes);
     xd_release(ctx, v.key);
+    return result;
+}
+
+/* Through the text of a tokenizer.json: the library has one reader for the rules, and one hash. */
+xd_result gguf_model_tokenizer(xd_ctx *ctx, const gguf *file, xd_tokenizer **out) {
+    char *text = NULL;
+    size_t bytes = 0;
+    XD_TRY(gguf_model_tokenizer_json(ctx, file, &text, &bytes));
+    const xd_tokenizer_desc desc = { .data = text, .data_bytes = bytes };
+    const xd_result result = xd_tokenizer_load(ctx, &desc, out);
+    xd_release(ctx, text);
     return result;
 }

@@ -22,6 +22,9 @@ xd_result gguf_model_config(xd_ctx *ctx, const gguf *file, nn_config *out);
  * Local. Errors: MISSING, SHAPE naming the tensor; UNSUPPORTED as gguf_read; MEMORY. */
 xd_result gguf_model_weights(xd_ctx *ctx, const gguf *file, const nn_model *model, float *weights);
 
+/* The tokenizer.json that the file's tokenizer would be. *text [*bytes] is freed with xd_release. Errors as below. */
+xd_result gguf_model_tokenizer_json(xd_ctx *ctx, const gguf *file, char **text, size_t *bytes);
+
 /* The tokenizer, by way of the tokenizer.json it would be. Byte-level BPE ("gpt2") with the split rules named
  * smollm, starcoder, gpt-2 or default. Local. Errors: UNSUPPORTED for others, by name; as
  * xd_tokenizer_load. */

@@ -1,37 +1,16 @@
-/* xdistill.c - looks into checkpoints, and brings those of others.
- *
- *   cc -std=c99 -O2 tools/xdistill.c -o xdistill -lm -lpthread
- *   ./xdistill inspect DIR       files and tensors of a checkpoint (ROOT/step-N), as its manifest lists them, or of a Hugging Face
- *                                directory (model.safetensors, or model.safetensors.index.json and its shards), as its headers do
- *   ./xdistill verify DIR        reads and compares every byte of a checkpoint, and names the files that its manifest does not know
- *   ./xdistill diff DIR DIR      the first tensors that differ: by the fingerprints of two manifests, or by their bytes where one
- *                                is a Hugging Face directory, which has the group "model" alone
- *   ./xdistill convert DIR NEW   what PyTorch's torch.distributed.checkpoint has left in DIR becomes NEW, a model directory of
- *                                whole tensors in safetensors files. DIR has .metadata and *.distcp, whose pickles are read as
- *                                data (dcp_pickle.h: nothing of them is executed), and what is no tensor goes to objects.json;
- *                                or it has safetensors files with the pieces of ranks, as xd_weights_export writes them too;
- *                                or it is a file of torch.save, or has pytorch_model.bin or its index
- *
- * Options of convert, before DIR:
- *   --select PREFIX      only tensors whose names begin so, under names without it: --select model.
- *   --without PREFIX     nothing whose name begins so: --without optimizer.
- *   --tensors-only       without objects.json
- *   --max-shard-bytes N  of tensors in one file (5,000,000,000)
- *
- * --help prints this in short and ends with 0. Otherwise the tool ends with 0; with 1 when `diff` finds a difference; with 2 and a line
- * that says why when something is damaged or missing, when `verify` finds a half-written file, or when what the tool prints cannot be
- * written. Names are printed with their control characters as \xNN. */
-#define XDISTILL_IMPLEMENTATION
-#include "../xdistill.h"
+/* checkpoints.c - commands that look into checkpoints, and bring those of others: inspect, verify, diff, convert. main.c says what
+ * they do. Names are printed with their control characters as \xNN. */
+#include "command.h"
 
 #include <errno.h>
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
-#include "listing.h"
+#include "../listing.h"
 
-enum { SAME = 0, DIFFERENT = 1, BROKEN = 2, SHOWN = 10 };
+enum { SAME = COMMAND_OK, DIFFERENT = COMMAND_DIFFERENT, BROKEN = COMMAND_BROKEN, SHOWN = 10 };
 
 /* ---- inspect ---- */
 
@@ -156,39 +135,7 @@ static int verify(xd_ctx *ctx, const char *directory) {
     return status;
 }
 
-/* ---- convert, and the call ---- */
-
-static void print_usage(FILE *file) {
-    fprintf(file, "usage: xdistill inspect DIR\n"
-                  "       xdistill verify DIR\n"
-                  "       xdistill diff DIR DIR\n"
-                  "       xdistill convert [--select PREFIX] [--without PREFIX] [--tensors-only]\n"
-                  "                        [--max-shard-bytes N] DIR NEW\n");
-}
-
-static int usage(void) {
-    print_usage(stderr);
-    return BROKEN;
-}
-
-static int help(void) {
-    print_usage(stdout);
-    printf("\n"
-           "inspect  lists files and tensors: of a checkpoint (ROOT/step-N) as its manifest\n"
-           "         has them, of a Hugging Face directory (model.safetensors, or\n"
-           "         model.safetensors.index.json and its shards) as its headers have them\n"
-           "verify   reads and compares every byte of a checkpoint. A file that the\n"
-           "         manifest does not know is a line of the output and no error; one that\n"
-           "         is half-written (NAME.tmp-N) is an error\n"
-           "diff     prints the first tensors that differ: by the fingerprints of two\n"
-           "         manifests, or by their bytes where one is a Hugging Face directory,\n"
-           "         which is compared with the group \"model\" of a checkpoint\n"
-           "convert  makes NEW, a model directory, of a checkpoint of PyTorch\n"
-           "\n"
-           "Ends with 0; with 1 when diff finds a difference; with 2 when something is\n"
-           "damaged, missing or half-written.\n");
-    return SAME;
-}
+/* ---- convert, and the calls ---- */
 
 static int convert(xd_ctx *ctx, int count, char **arguments) {
     dcp_convert_desc desc;
@@ -205,12 +152,13 @@ static int convert(xd_ctx *ctx, int count, char **arguments) {
         else if (strcmp(arguments[0], "--max-shard-bytes") == 0)
             desc.max_shard_bytes = strtoull(arguments[1], &end, 10);
         else
-            return usage();
-        if (end && (*end || arguments[1][0] == '-' || desc.max_shard_bytes == 0)) return usage();
+            return command_usage("convert");
+        if (end && (*end || arguments[1][0] == '-' || desc.max_shard_bytes == 0))
+            return command_usage("convert");
         count -= 1 + value;
         arguments += 1 + value;
     }
-    if (count != 2) return usage();
+    if (count != 2) return command_usage("convert");
     desc.source = arguments[0];
     desc.target = arguments[1];
     return join_directory(ctx, &desc) == XD_OK ? SAME : BROKEN;
@@ -241,36 +189,26 @@ static int look(xd_ctx *ctx, int count, char **directories) {
     return status;
 }
 
-static int run(xd_ctx *ctx, int count, char **arguments) {
-    const char *word = count > 0 ? arguments[0] : "";
-    int status;
-    if (count == 1 && strcmp(word, "--help") == 0) return help();
-    if (strcmp(word, "convert") == 0)
-        status = convert(ctx, count - 1, arguments + 1);
-    else if (count == 2 && strcmp(word, "verify") == 0)
-        status = verify(ctx, arguments[1]);
-    else if ((count == 2 && strcmp(word, "inspect") == 0) || (count == 3 && strcmp(word, "diff") == 0))
-        status = look(ctx, count - 1, arguments + 1);
-    else
-        return usage();
+/* Says what went wrong, and for directories what may have been meant. */
+static int end(xd_ctx *ctx, int status, int count, char **directories) {
     const xd_result result = xd_last_error(ctx)->result;
     if (result != XD_OK) fprintf(stderr, "%s\n", xd_last_error(ctx)->message);
-    for (int i = 1; i < count && result == XD_ERROR_IO && strcmp(word, "convert") != 0; i++)
-        hint(ctx, arguments[i]);
+    for (int i = 0; i < count && result == XD_ERROR_IO; i++) hint(ctx, directories[i]);
     return status;
 }
 
-/* A list that a full disk has cut off is no result. */
-static bool has_written(void) {
-    if (fflush(stdout) == 0 && !ferror(stdout)) return true;
-    fprintf(stderr, "standard output: %s\n", strerror(errno));
-    return false;
+int command_inspect(xd_ctx *ctx, int count, char **words) {
+    return count == 1 ? end(ctx, look(ctx, 1, words), 1, words) : command_usage("inspect");
 }
 
-int main(int argc, char **argv) {
-    xd_ctx *ctx = NULL;
-    if (xd_ctx_create(NULL, &ctx) != XD_OK) return BROKEN;
-    const int status = run(ctx, argc - 1, argv + 1);
-    xd_ctx_destroy(ctx);
-    return has_written() ? status : BROKEN;
+int command_diff(xd_ctx *ctx, int count, char **words) {
+    return count == 2 ? end(ctx, look(ctx, 2, words), 2, words) : command_usage("diff");
+}
+
+int command_verify(xd_ctx *ctx, int count, char **words) {
+    return count == 1 ? end(ctx, verify(ctx, words[0]), 1, words) : command_usage("verify");
+}
+
+int command_convert(xd_ctx *ctx, int count, char **words) {
+    return end(ctx, convert(ctx, count, words), 0, NULL);
 }

@@ -1,0 +1,133 @@
+#!/bin/sh
+# `xdistill distil` from end to end on a small teacher, and `eval` and `generate` of what it leaves: results, an interrupted run
+# that goes on to the same bits, and bad input. The last line is `N passed, N failed, N skipped`.
+#
+#   sh tests/demo/test_distil.sh     from the root
+set -u
+. tests/demo/common.sh
+
+tool=build/xdistill
+small="--teacher data/teacher --layers 1 --hidden 32 --heads 2 --row 32 --steps 24"
+
+# distil NAME OPTION...: a run into the folder NAME, its words in NAME.log
+distil() {
+    name=$1
+    shift
+    $tool distil --text "$work/text.txt" --out "$work/$name" "$@" >"$work/$name.log" 2>&1
+}
+
+# number FILE KEY: the first value of that key in a result.json
+number() { sed -n "s/^ *\"$2\": \([-0-9.e]*\),*$/\1/p" "$1" | head -n 1; }
+
+# refused WORDS COMMAND OPTION...: ends with 2 and says that
+refused() {
+    words=$1
+    shift
+    $tool "$@" >"$work/refused.log" 2>&1
+    [ $? -eq 2 ] && grep -q -e "$words" "$work/refused.log"
+    verdict $? "refused: $words" "$work/refused.log"
+}
+
+make --no-print-directory build/xdistill >"$work/build.log" 2>&1
+verdict $? 'the tool builds' "$work/build.log"
+head -c 40000 data/kjv_student.txt >"$work/text.txt"
+
+# ---- a whole run ----
+
+distil run $small
+verdict $? 'a run ends' "$work/run.log"
+for file in result.json report.html report.txt curves.svg student/config.json student/tokenizer.json student/model.safetensors; do
+    [ -s "$work/run/$file" ] || echo "$file"
+done >"$work/missing"
+[ ! -s "$work/missing" ] && [ ! -e "$work/run/student.state" ]
+verdict $? 'it leaves a student and a report, and no state' "$work/missing"
+grep -q '^teacher  *[0-9.]*$' "$work/run.log" && grep -q '^student  *[0-9.]* *[0-9.]* *[0-9]* *24$' "$work/run.log" &&
+grep -q '^text alone  *[0-9.]* *[0-9.]*' "$work/run.log" && grep -q '^takes  *about [0-9]* MiB' "$work/run.log"
+verdict $? 'its table has teacher, student and the student without a teacher' "$work/run.log"
+tr '\r' '\n' <"$work/run.log" | awk 'length($0) > 80 && !/from_pretrained|first|is of the|^  student/ { print }' >"$work/wide"
+[ ! -s "$work/wide" ]
+verdict $? 'its lines fit 80 columns' "$work/wide"
+$tool eval --model "$work/run/student" --text "$work/run/report.txt" --row 32 >"$work/eval.log" 2>&1
+best=$(sed -n '/"student": {/,$s/^ *"best": \([0-9.]*\),$/\1/p' "$work/run/result.json" | head -n 1)
+awk -v best="$best" '{ d = $2 - best; exit !(d < 1e-4 && d > -1e-4) }' "$work/eval.log"
+verdict $? 'eval of the saved student gives the number of the report' "$work/eval.log"
+$tool generate --model "$work/run/student" --prompt 'In the beginning' --tokens 8 >"$work/one" &&
+$tool generate --model "$work/run/student" --prompt 'In the beginning' --tokens 8 >"$work/two" &&
+$tool generate --model "$work/run/student" --prompt 'In the beginning' --tokens 8 --seed 2 >"$work/three" &&
+grep -q '^In the beginning' "$work/one" && cmp -s "$work/one" "$work/two" && ! cmp -s "$work/one" "$work/three"
+verdict $? 'generate goes on from the prompt, by its seed'
+
+# ---- students ----
+
+distil layers --teacher data/teacher --teacher-layers 2 --row 32 --steps 6 --no-alone
+verdict $? 'a student of the layers of the teacher' "$work/layers.log"
+bytes=$(wc -c <"$work/layers/student/model.safetensors")
+[ "$bytes" -gt 3000000 ] && grep -q 'not known: --alone' "$work/layers.log"
+verdict $? 'has its embedding; the report says that nobody knows what the teacher gave' "$work/layers.log"
+distil from --teacher data/teacher --from "$work/run/student" --row 32 --steps 3 --no-alone --draws 0 --likeliest 16 --ce-weight 0.5
+verdict $? 'a student from a directory, with both losses and a cache with tails' "$work/from.log"
+python3 tests/demo/tiny_gguf.py "$work/tiny.gguf" && distil gguf --teacher "$work/tiny.gguf" --teacher-layers 1 --row 16 --steps 3 --ranks 1
+verdict $? 'a teacher in a GGUF file, one rank' "$work/gguf.log"
+
+# ---- interrupted ----
+
+long="$small --steps 160 --whole --no-alone"
+distil whole $long
+verdict $? 'a longer run' "$work/whole.log"
+mkdir "$work/cut" && cp -r "$work/run/cache" "$work/cut/" && rm "$work/cut/cache/0001.xdcache"
+(exec $tool distil --text "$work/text.txt" --out "$work/cut" $long >"$work/cut.log" 2>&1) &
+process=$!
+appears "$work/cut/student.state"
+distil cut $long
+[ $? -eq 2 ] && grep -q "process [0-9]* runs in" "$work/cut.log"
+verdict $? 'a second run in the same folder is refused' "$work/cut.log"
+end $process
+[ -e "$work/cut/result.json" ]
+[ $? -ne 0 ] && distil cut $long --steps 161
+[ $? -eq 2 ] && grep -q 'a run with other settings' "$work/cut.log"
+verdict $? 'an interrupted run does not go on with other settings' "$work/cut.log"
+distil cut $long && grep -q 'goes on after step' "$work/cut.log"
+verdict $? 'it goes on with the same' "$work/cut.log"
+cmp -s "$work/cut/student/model.safetensors" "$work/whole/student/model.safetensors" &&
+for part in 0000 0001; do cmp -s "$work/cut/cache/$part.xdcache" "$work/whole/cache/$part.xdcache" || exit 1; done
+verdict $? 'to the same bits, the part of the cache that was missing too'
+distil cut $long
+[ $? -eq 2 ] && grep -q 'holds a finished run' "$work/cut.log"
+verdict $? 'a finished run is not replaced unasked' "$work/cut.log"
+
+# ---- bad input ----
+
+: >"$work/empty.txt"
+{ head -c 5000 data/kjv_student.txt; printf '\000'; } >"$work/binary.txt"
+{ head -c 5000 data/kjv_student.txt; printf '\377'; } >"$work/latin.txt"
+head -c 1000 data/kjv_student.txt >"$work/short.txt"
+given="--teacher data/teacher --out $work/bad"
+refused 'empty.txt is empty' distil $given --text "$work/empty.txt"
+refused 'is no text: byte 5000 is zero' distil $given --text "$work/binary.txt"
+refused 'latin.txt is not UTF-8: byte 5000 is ff' distil $given --text "$work/latin.txt"
+refused 'has 1000 bytes, at least 4096' distil $given --text "$work/short.txt"
+refused 'cannot open\|open' distil $given --text "$work/nothing.txt"
+refused 'cannot open the model' distil --teacher "$work/nothing" --out "$work/bad" --text "$work/text.txt"
+refused 'is a file, not a directory' distil --teacher data/teacher --text "$work/text.txt" --out "$work/text.txt"
+refused '--teacher-layers 9: teacher has 4' distil $given --text "$work/text.txt" --teacher-layers 9
+refused '--row 512: teacher reads at most 128' distil $given --text "$work/text.txt" --row 512
+refused '--ranks 8 share --batch 4' distil $given --text "$work/text.txt" --ranks 8
+refused 'name three students' distil $given --text "$work/text.txt" --teacher-layers 2 --layers 2
+refused 'takes a number from 1e-07 to 1, not "5"' distil $given --text "$work/text.txt" --lr 5
+refused 'there is no option --stepz' distil $given --text "$work/text.txt" --stepz 5
+refused '--text is needed' distil $given
+refused 'there is no command destil' destil
+mkdir "$work/qwen" "$work/lfs" "$work/small"
+cp data/teacher/*.json "$work/qwen" && sed 's/"model_type": "llama"/"model_type": "qwen2"/' data/teacher/config.json >"$work/qwen/config.json"
+refused 'a model of type "qwen2": llama is known' eval --model "$work/qwen" --text "$work/text.txt"
+cp data/teacher/*.json "$work/lfs" && printf 'version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n' >"$work/lfs/model.safetensors"
+refused 'Git LFS' eval --model "$work/lfs" --text "$work/text.txt"
+cp data/teacher/* "$work/small" && sed 's/"vocab_size": 2048/"vocab_size": 1024/' data/teacher/config.json >"$work/small/config.json"
+refused 'the tokenizer has 2048 tokens, the embedding 1024 rows' eval --model "$work/small" --text "$work/text.txt"
+[ ! -e "$work/bad" ]
+verdict $? 'nothing is left of what was refused'
+for command in distil eval generate; do
+    $tool $command --help >"$work/help" && grep -q '^example:' "$work/help" && awk 'length($0) > 80 { exit 1 }' "$work/help"
+    verdict $? "$command --help ends with an example and fits 80 columns" "$work/help"
+done
+conclude

@@ -1,0 +1,37 @@
+/* command.c - what all commands with options do. */
+#include "command.h"
+
+#include <stdio.h>
+#include <string.h>
+
+static void command_help(const command_line *c) {
+    printf("usage: xdistill %s %s\n\n%s\n\n", c->name, c->usage, c->does);
+    options_print(c->options, c->option_count);
+    printf("\nexample:\n  %s\n", c->example);
+}
+
+bool command_parse(const command_line *c, int count, char **words, void *options, int *status) {
+    char problem[256];
+    *status = COMMAND_OK;
+    for (int i = 0; i < count; i++)
+        if (strcmp(words[i], "--help") == 0) {
+            command_help(c);
+            return false;
+        }
+    /* options_parse skips the name of a program. */
+    if (options_parse(c->options, c->option_count, count + 1, words - 1, options, problem)) return true;
+    fprintf(stderr, "xdistill %s: %s; xdistill %s --help lists all\n", c->name, problem, c->name);
+    *status = COMMAND_BROKEN;
+    return false;
+}
+
+int command_lacks(const command_line *c, const char *option) {
+    fprintf(stderr, "xdistill %s: %s is needed\nusage: xdistill %s %s\n", c->name, option, c->name, c->usage);
+    return COMMAND_BROKEN;
+}
+
+int command_end(xd_ctx *ctx, const char *name, xd_result result) {
+    if (result == XD_OK) return COMMAND_OK;
+    fprintf(stderr, "xdistill %s: %s: %s\n", name, xd_result_name(result), xd_last_error(ctx)->message);
+    return COMMAND_BROKEN;
+}

@@ -1,0 +1,42 @@
+/* command.h - the commands of the tool. */
+#ifndef COMMAND_H
+#define COMMAND_H
+
+#include "../../examples/common/options.h"
+#include "xdistill.h"
+
+/* What a command ends with: COMMAND_DIFFERENT is of diff alone. */
+enum { COMMAND_OK = 0, COMMAND_DIFFERENT = 1, COMMAND_BROKEN = 2 };
+
+/* A command with options. */
+typedef struct command_line {
+    const char *name;      /* "distil" */
+    const char *usage;     /* what is needed, as the first line shows it */
+    const char *does;      /* what it does, in lines of at most 80 columns */
+    const char *example;   /* a whole line */
+    const option *options; /* [option_count] */
+    int option_count;
+} command_line;
+
+/* Reads the words behind the command. False: *status is what to end with, and everything is said. */
+bool command_parse(const command_line *c, int count, char **words, void *options, int *status);
+
+/* Says what an option that is needed would be, and returns COMMAND_BROKEN. */
+int command_lacks(const command_line *c, const char *option);
+
+/* Says what the context's last error is; returns COMMAND_BROKEN, or COMMAND_OK where there is none. */
+int command_end(xd_ctx *ctx, const char *name, xd_result result);
+
+/* Prints how a command is called, to standard error; returns COMMAND_BROKEN. */
+int command_usage(const char *name);
+
+/* The commands: each gets the words behind its name. */
+int command_inspect(xd_ctx *ctx, int count, char **words);
+int command_verify(xd_ctx *ctx, int count, char **words);
+int command_diff(xd_ctx *ctx, int count, char **words);
+int command_convert(xd_ctx *ctx, int count, char **words);
+int command_distil(xd_ctx *ctx, int count, char **words);
+int command_eval(xd_ctx *ctx, int count, char **words);
+int command_generate(xd_ctx *ctx, int count, char **words);
+
+#endif /* COMMAND_H */

@@ -1,0 +1,63 @@
+/* distil.h - a run of `xdistill distil`: its settings, what it reads, what it leaves. */
+#ifndef DISTIL_H
+#define DISTIL_H
+
+#include "../../examples/common/folder_lock.h"
+#include "../../examples/common/sample.h"
+#include "lesson.h"
+#include "student.h"
+
+/* The command line; 0 means that the run chooses. */
+typedef struct distil_options {
+    const char *teacher, *text, *out, *from;
+    int teacher_layers, layers, hidden, heads;
+    int steps, batch, row, ranks, likeliest, draws;
+    uint64_t seed;
+    double kd_weight, ce_weight, temperature, lr, held_out;
+    bool alone, no_alone, whole, overwrite;
+} distil_options;
+
+/* Two arms: with the teacher, and the same student on the text alone. */
+typedef enum distil_arm_kind { DISTIL_TAUGHT, DISTIL_ALONE, DISTIL_ARMS } distil_arm_kind;
+
+typedef struct distil_arm {
+    lesson lesson;
+    double best, last; /* bits per byte of the report's part */
+    char sample[SAMPLE_BYTES];
+    bool done;
+} distil_arm;
+
+typedef struct distil_run {
+    xd_ctx *ctx;
+    const distil_options *o;
+    folder_lock *lock;
+    lm teacher;
+    text_split split;
+    tokens text[TEXT_PARTS];
+    student_desc student;
+    nn_config config;
+    cache_plan plan;
+    cached cache;
+    char cache_folder[512];
+    char facts[1024];
+    int steps;
+    double gflops; /* of a rank, measured */
+    bool wants_alone;
+    float *start; /* the student's first weights */
+    double teacher_bits;
+    double cache_seconds;
+    distil_arm arms[DISTIL_ARMS];
+} distil_run;
+
+/* distil_plan.c: what it will take, before weights are read. Prints it. Errors: MEMORY (with both numbers). */
+xd_result distil_plan(distil_run *r);
+
+/* distil_report.c: the table and what it means; files in the folder. */
+void distil_print(const distil_run *r);
+xd_result distil_write(distil_run *r);
+
+/* A name of an arm, and of the student. */
+const char *distil_arm_name(distil_arm_kind arm);
+void distil_student_name(const distil_run *r, char out[96]);
+
+#endif /* DISTIL_H */

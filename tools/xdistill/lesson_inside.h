@@ -1,0 +1,51 @@
+/* lesson_inside.h - what the parts of a run share. */
+#ifndef LESSON_INSIDE_H
+#define LESSON_INSIDE_H
+
+#include "judge.h"
+#include "lesson.h"
+
+/* What all ranks see. They share the weights: each steps some of the parameters, all read them after a barrier. */
+typedef struct lesson_job {
+    const lesson_desc *desc;
+    lesson *out;
+    nn_model model;
+    float *weights, *best;
+    xd_optimizer_state *states; /* [param_count] of whoever steps it */
+    int64_t begin, end;         /* of the buffer: what is trained */
+    int done;                   /* steps */
+    int points, best_point;
+    double saved, save_seconds; /* when the state was, and how long it took */
+} lesson_job;
+
+/* A rank's. */
+typedef struct lesson_rank {
+    lesson_job *job;
+    xd_ctx *ctx;
+    xd_comm *world;
+    nn_batch batch;
+    int first_row;
+    judge judge;
+    xd_vocab *columns;
+    xd_param *params; /* all that are trained, with this rank's gradients */
+    int param_count;
+    int own_begin, own_end; /* of them, those that this rank steps */
+    xd_optimizer *optimizer;
+    float *gradient, *workspace, *logits, *values;
+    float *beside; /* a second gradient of the logits; NULL where there is one loss */
+    int32_t *ids, *labels, *cached_ids;
+    double *probabilities;
+    void *loss_workspace;
+    size_t loss_bytes;
+} lesson_rank;
+
+/* lesson_step.c: one step; *loss is that of all ranks. Collective. */
+xd_result lesson_step(lesson_rank *r, int step, double *loss);
+
+/* lesson_state.c. Saves: rank 0, while the others wait. Loads: before ranks run (weights, best, curves), and on each rank
+ * (moments). */
+xd_result lesson_state_save(xd_ctx *ctx, const lesson_job *job);
+xd_result lesson_state_load(xd_ctx *ctx, lesson_job *job, xd_weights **file);
+xd_result lesson_state_moments(lesson_rank *r, const xd_weights *file);
+
+#endif /* LESSON_INSIDE_H */

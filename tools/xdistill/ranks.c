@@ -1,0 +1,58 @@
+/* ranks.c - memory, ranks and progress. */
+#include "ranks.h"
+
+#include <stdio.h>
+#include <string.h>
+
+void *ranks_room(xd_ctx *ctx, int64_t count, size_t size, bool *failed) {
+    void *memory = xd_allocate(ctx, ((size_t)count + 1) * size);
+    if (!memory) *failed = true;
+    return memory;
+}
+
+xd_result ranks_run(xd_ctx *ctx, int ranks, xd_rank_function function, void *argument) {
+    xd_error error;
+    xd_ctx_desc desc;
+    memset(&error, 0, sizeof error);
+    memset(&desc, 0, sizeof desc);
+    desc.timeout_seconds = 600.0; /* a rank waits for another's context, on a slow machine too */
+    const xd_result result = xd_run_threads(ranks, &desc, function, argument, &error);
+    return result == XD_OK ? XD_OK : XD_FAIL(ctx, result, "rank %d: %s", error.rank, error.message);
+}
+
+int64_t ranks_memory_left(void) {
+    FILE *file = fopen("/proc/meminfo", "r");
+    char line[128];
+    long long kib = 0;
+    if (!file) return 0;
+    while (kib == 0 && fgets(line, sizeof line, file)) (void)sscanf(line, "MemAvailable: %lld", &kib);
+    fclose(file);
+    return (int64_t)kib * 1024;
+}
+
+const char *ranks_base_name(const char *path) {
+    const char *slash = strrchr(path, '/');
+    return slash && slash[1] ? slash + 1 : path;
+}
+
+meter meter_begin(xd_ctx *ctx, const char *what, const char *unit, int64_t before, int64_t total) {
+    const meter m = { progress_begin(), what, unit, total, xd_now(ctx), before };
+    return m;
+}
+
+void meter_show(xd_ctx *ctx, meter *m, int64_t done, const char *extra) {
+    const double seconds = xd_now(ctx) - m->start;
+    const double rate = seconds > 0.0 ? (double)(done - m->before) / seconds : 0.0;
+    char stand[96], speed[48], left[48], time[32];
+    const char *parts[4];
+    int count = 0;
+    snprintf(stand, sizeof stand, "%s: %lld/%lld %s", m->what, (long long)done, (long long)m->total, m->unit);
+    snprintf(speed, sizeof speed, "%.2f %s/s", rate, m->unit);
+    snprintf(left, sizeof left, "%s left",
+             progress_time(time, rate > 0.0 ? (double)(m->total - done) / rate : 0.0));
+    parts[count++] = stand;
+    if (extra) parts[count++] = extra;
+    parts[count++] = speed;
+    parts[count++] = left;
+    progress_show(&m->line, seconds, parts, count, done == m->total);
+}

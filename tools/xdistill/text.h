@@ -1,0 +1,38 @@
+/* text.h - a text that somebody brings: what it must be, its parts, its tokens. */
+#ifndef TEXT_H
+#define TEXT_H
+
+#include "xdistill.h"
+
+/* A text is cut into TEXT_PIECES pieces at the ends of lines. Held-out ones are spread evenly over it: the first, third, ... of
+ * them choose the best student, the others are for the report. */
+enum { TEXT_PIECES = 40 };
+typedef enum text_part { TEXT_TRAIN, TEXT_CHOOSE, TEXT_REPORT, TEXT_PARTS } text_part;
+
+typedef struct text_split {
+    char *data[TEXT_PARTS];
+    size_t bytes[TEXT_PARTS];
+} text_split;
+
+/* Reads a file that must be UTF-8 text. Free with xd_release. Errors: IO; DATA (empty, a zero byte, not UTF-8: with the byte). */
+xd_result text_load(xd_ctx *ctx, const char *path, char **data, size_t *bytes);
+
+/* Reads and cuts a text. `held_out` is the share of both held-out parts together. Free with text_split_free.
+ * Errors: those of text_load; DATA (too short for parts). */
+xd_result text_split_load(xd_ctx *ctx, const char *path, double held_out, text_split *out);
+void text_split_free(xd_ctx *ctx, text_split *split);
+
+/* A text in a tokenizer's tokens; the text itself stays the caller's. */
+typedef struct tokens {
+    const char *data;
+    size_t bytes;
+    int32_t *ids;         /* [count] */
+    xd_token_span *spans; /* [count] in data */
+    int64_t count;
+} tokens;
+
+xd_result tokens_encode(xd_ctx *ctx, const xd_tokenizer *tokenizer, const char *data, size_t bytes,
+                        tokens *out);
+void tokens_free(xd_ctx *ctx, tokens *t);
+
+#endif /* TEXT_H */

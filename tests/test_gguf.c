@@ -165,7 +165,7 @@ static maker make_tensors(void) {
     put_tensor(&m, "q4_0", 32, 1, GGUF_Q4_0, 64);
     put_tensor(&m, "q4_1", 32, 1, GGUF_Q4_1, 96);
     put_tensor(&m, "q8_0", 32, 1, GGUF_Q8_0, 128);
-    put_tensor(&m, "unknown", 256, 1, 14, 192);
+    put_tensor(&m, "unknown", 256, 1, 13, 192);
     pad(&m, 32);
     put_f32(&m, 3.25f), put_f32(&m, -1.0f), pad(&m, 32);
     put(&m, HALF, 2), put(&m, MINUS_ONE, 2), pad(&m, 32);
@@ -186,6 +186,41 @@ static const float *read_all(const gguf *file, const char *name, float *out) {
     CHECK(tensor != NULL);
     if (tensor) CHECK(gguf_read(file, tensor, 0, tensor->rows, out) == XD_OK);
     return out;
+}
+
+/* What the reference package gives of the bytes (37 i + 11) mod 251 with scales of .5, .25 and .125: some elements, and two sums. */
+typedef struct large_block {
+    uint32_t type;
+    int bytes;
+    double some[10], sum, moment;
+} large_block;
+
+static const int large_places[10] = { 0, 1, 31, 32, 63, 64, 127, 128, 200, 255 };
+
+static const large_block large_blocks[] = {
+    { GGUF_Q4_K, 144, { 63.5, 141, 48, 4.75, 22.75, 286.5, 85.25, 41, 227.75, -9 }, 27166.0, 3654744.5 },
+    { GGUF_Q6_K,
+      210,
+      { -54.375, 174, -93, 11.875, -21.75, 0, -130.625, -124, -79.75, 290 },
+      -1310.125,
+      73565.625 },
+};
+
+XD_TEST(blocks_of_256_are_unpacked_as_the_reference_does) {
+    for (int b = 0; b < 2; b++) {
+        const large_block *block = &large_blocks[b];
+        uint8_t bytes[210];
+        float x[256];
+        double sum = 0.0, moment = 0.0;
+        for (int i = 0; i < block->bytes; i++) bytes[i] = (uint8_t)((i * 37 + 11) % 251);
+        const uint16_t scales[] = { 0x3800, 0x3400, 0x3000 }; /* f16 .5, .25, .125 */
+        memcpy(bytes + (b ? 208 : 0), &scales[b ? 2 : 0], 2);
+        if (b == 0) memcpy(bytes + 2, &scales[1], 2);
+        gguf_unpack_block(block->type, bytes, x);
+        for (int i = 0; i < 10; i++) CHECK((double)x[large_places[i]] == block->some[i]);
+        for (int i = 0; i < 256; i++) sum += (double)x[i], moment += (double)x[i] * i;
+        CHECK(sum == block->sum && moment == block->moment);
+    }
 }
 
 XD_TEST(every_type_is_unpacked_as_its_formula_says) {

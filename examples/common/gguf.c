@@ -8,11 +8,12 @@
  * An array is u32 kind of its elements, u64 count, elements. Keys and names are kept sorted, so a file with
  * many costs no more than sorting them. */
 #include "gguf.h"
+#include "gguf_blocks.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-enum { GGUF_BOOL = 7, GGUF_STRING = 8, GGUF_ARRAY = 9, GGUF_KINDS = 13, GGUF_BLOCK = 32, GGUF_MOST_DIMS = 4 };
+enum { GGUF_BOOL = 7, GGUF_STRING = 8, GGUF_ARRAY = 9, GGUF_KINDS = 13, GGUF_MOST_DIMS = 4 };
 
 /* Bytes of one value of each kind; 0 for those of no fixed size. */
 static const uint8_t gguf_kind_bytes[GGUF_KINDS] = { 1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8 };
@@ -119,16 +120,20 @@ static xd_result gguf_take_pair(gguf *g, gguf_pair *pair) {
 
 /* Elements and bytes of a block of a type; false for types that are only known to exist. */
 static bool gguf_block(uint32_t type, int64_t *elements, int64_t *bytes) {
-    *elements = type == GGUF_Q4_0 || type == GGUF_Q4_1 || type == GGUF_Q8_0 ? GGUF_BLOCK : 1;
+    *elements = 1;
+    *bytes = type == GGUF_F32 ? 4 : 2;
+    if (type == GGUF_F32 || type == GGUF_F16 || type == GGUF_BF16) return true;
+    *elements = GGUF_SMALL;
     switch (type) {
-    case GGUF_F32: *bytes = 4; return true;
-    case GGUF_F16:
-    case GGUF_BF16: *bytes = 2; return true;
-    case GGUF_Q4_0: *bytes = 2 + GGUF_BLOCK / 2; return true;
-    case GGUF_Q4_1: *bytes = 4 + GGUF_BLOCK / 2; return true;
-    case GGUF_Q8_0: *bytes = 2 + GGUF_BLOCK; return true;
-    default: return false;
+    case GGUF_Q4_0: *bytes = 2 + GGUF_SMALL / 2; return true;
+    case GGUF_Q4_1: *bytes = 4 + GGUF_SMALL / 2; return true;
+    case GGUF_Q8_0: *bytes = 2 + GGUF_SMALL; return true;
+    default: break;
     }
+    *elements = GGUF_LARGE;
+    *bytes =
+        type == GGUF_Q4_K ? 4 + 12 + GGUF_LARGE / 2 : GGUF_LARGE / 2 + GGUF_LARGE / 4 + GGUF_LARGE / 16 + 2;
+    return type == GGUF_Q4_K || type == GGUF_Q6_K;
 }
 
 /* Sizes whose product could not lie in the file are refused, whatever an element takes: no type packs more
@@ -418,28 +423,6 @@ const gguf_tensor *gguf_tensor_find(const gguf *file, const char *name) {
     if (file->tensor_count == 0) return NULL;
     return (const gguf_tensor *)bsearch(&wanted, file->tensors, (size_t)file->tensor_count, sizeof wanted,
                                         gguf_compare_tensors);
-}
-
-/* Sixteen bytes hold the low halves' 16 elements of a block, then the high halves' 16. */
-static void gguf_unpack_nibbles(const uint8_t *packed, float scale, float minimum, float *out) {
-    for (int i = 0; i < GGUF_BLOCK / 2; i++) {
-        out[i] = (float)(packed[i] & 15) * scale + minimum;
-        out[i + GGUF_BLOCK / 2] = (float)(packed[i] >> 4) * scale + minimum;
-    }
-}
-
-static void gguf_unpack_block(uint32_t type, const uint8_t *from, float *out) {
-    const float scale = gguf_load_f16(from);
-    if (type == GGUF_Q4_1) {
-        gguf_unpack_nibbles(from + 4, scale, gguf_load_f16(from + 2), out);
-    } else if (type == GGUF_Q4_0) {
-        gguf_unpack_nibbles(from + 2, scale, -8.0f * scale, out);
-    } else {
-        for (int i = 0; i < GGUF_BLOCK; i++) {
-            const int value = from[2 + i] < 128 ? from[2 + i] : from[2 + i] - 256;
-            out[i] = (float)value * scale;
-        }
-    }
 }
 
 static float gguf_load_element(uint32_t type, const uint8_t *from) {

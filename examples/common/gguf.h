@@ -22,13 +22,15 @@ extern "C" {
 typedef struct gguf gguf;
 
 /* How the elements of a tensor are stored: those that gguf_read knows, by their number in the file. The
- * quantised ones hold 32 elements a block: small integers with a scale, and for Q4_1 a minimum, in f16. */
+ * quantised ones hold 32 elements a block, those of the name K 256 (gguf_blocks.h). */
 typedef enum gguf_type {
     GGUF_F32 = 0,
     GGUF_F16 = 1,
     GGUF_Q4_0 = 2,
     GGUF_Q4_1 = 3,
     GGUF_Q8_0 = 8,
+    GGUF_Q4_K = 12,
+    GGUF_Q6_K = 14,
     GGUF_BF16 = 30
 } gguf_type;
 

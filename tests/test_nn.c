@@ -37,6 +37,7 @@ enum { SEQUENCES = 2, POSITIONS = 9, VOCAB = 23 };
 
 static nn_config tiny_config(bool tied) {
     nn_config c;
+    memset(&c, 0, sizeof c);
     c.vocab = VOCAB;
     c.hidden = 12;
     c.layers = 2;
@@ -573,7 +574,7 @@ static bool apart_is_tied(const apart *a, int block, int weight) {
 static int apart_begin(void *user, int block, nn_pass pass, nn_weights *out) {
     apart *a = (apart *)user;
     apart_note(a, block, true);
-    for (int i = 0; i < nn_block_weights(block); i++) {
+    for (int i = 0; i < nn_block_weights(&a->run->model, block); i++) {
         const nn_param *p = nn_block_param(&a->run->model, block, i);
         float **value = &a->value[block + 1][i], **d = &a->d[block + 1][i];
         *value = floats(nn_param_count(p));
@@ -588,7 +589,7 @@ static int apart_begin(void *user, int block, nn_pass pass, nn_weights *out) {
 static int apart_end(void *user, int block) {
     apart *a = (apart *)user;
     apart_note(a, block, false);
-    for (int i = 0; i < nn_block_weights(block); i++) {
+    for (int i = 0; i < nn_block_weights(&a->run->model, block); i++) {
         const nn_param *p = nn_block_param(&a->run->model, block, i);
         float *value = a->value[block + 1][i], *d = a->d[block + 1][i];
         for (int64_t j = 0; j < nn_param_count(p); j++) value[j] = NAN;
@@ -680,7 +681,8 @@ static void check_description(bool tied) {
     CHECK_EQ_INT(xd_model_describe(description.model).parameter_count, model.float_count);
     CHECK_EQ_INT(xd_model_describe(description.model).trained_count, model.float_count);
     for (int block = NN_ROOT; block < config.layers; block++)
-        for (int i = 0; i < nn_block_weights(block); i++) check_weight(description.model, &model, block, i);
+        for (int i = 0; i < nn_block_weights(&model, block); i++)
+            check_weight(description.model, &model, block, i);
     const xd_weight *head = xd_model_find_weight(description.model, "lm_head.weight");
     CHECK_EQ_STR(xd_weight_describe(xd_weight_describe(head).owner).name,
                  tied ? "model.embed_tokens.weight" : "lm_head.weight");

@@ -15,37 +15,73 @@ static bool model_int(const xd_json *root, const char *key, int *out) {
     return true;
 }
 
-/* "rope_theta" stands at the top, or in newer files under "rope_parameters". */
-static double model_rope_theta(const xd_json *root) {
-    double theta = 10000.0;
-    if (!xd_json_double(xd_json_find(root, "rope_theta"), &theta))
-        (void)xd_json_double(xd_json_find(xd_json_find(root, "rope_parameters"), "rope_theta"), &theta);
-    return theta;
+/* The types of models that are known. */
+typedef struct model_family {
+    const char *type, *architecture;
+    nn_extra extra;
+} model_family;
+
+static const model_family model_families[] = {
+    { "llama", "LlamaForCausalLM", NN_NO_EXTRA },
+    { "qwen2", "Qwen2ForCausalLM", NN_QKV_BIAS },
+    { "qwen3", "Qwen3ForCausalLM", NN_QK_NORM },
+};
+
+enum { MODEL_FAMILIES = sizeof model_families / sizeof model_families[0] };
+
+static bool model_is_of(const nn_config *c, const model_family *family) {
+    return c->extra == family->extra;
 }
 
-/* "rope_scaling" of older files, or a type of "rope_parameters" that is not the plain one. */
-static bool model_scales_rope(const xd_json *root) {
-    const xd_json *scaling = xd_json_find(root, "rope_scaling");
-    const char *type = xd_json_string(xd_json_find(xd_json_find(root, "rope_parameters"), "rope_type"), NULL);
-    return xd_json_first(scaling) || (type && strcmp(type, "default") != 0);
+/* ---- rotary angles ---- */
+
+static double model_number(const xd_json *object, const char *key, double otherwise) {
+    double value = otherwise;
+    (void)xd_json_double(xd_json_find(object, key), &value);
+    return value;
+}
+
+/* "rope_theta" and "rope_scaling" stand at the top, or in newer files everything under "rope_parameters". */
+static xd_result model_read_rope(xd_ctx *ctx, const char *path, const xd_json *root, nn_config *c) {
+    const xd_json *newer = xd_json_find(root, "rope_parameters"), *older = xd_json_find(root, "rope_scaling");
+    const xd_json *scaling = xd_json_first(newer) ? newer : older;
+    const char *type = xd_json_string(xd_json_find(scaling, "rope_type"), NULL);
+    if (!type) type = xd_json_string(xd_json_find(scaling, "type"), NULL);
+    c->rope_theta = (float)model_number(root, "rope_theta", model_number(newer, "rope_theta", 10000.0));
+    if (!type || strcmp(type, "default") == 0) return XD_OK;
+    const bool smooth = strcmp(type, "llama3") == 0;
+    XD_REQUIRE(ctx, smooth || strcmp(type, "linear") == 0, XD_ERROR_UNSUPPORTED,
+               "%s: rotary angles of type \"%.40s\": default, linear and llama3 are known", path, type);
+    c->rope_scaling.factor = (float)model_number(scaling, "factor", 0.0);
+    XD_REQUIRE(ctx, c->rope_scaling.factor >= 1.0f, XD_ERROR_FORMAT, "%s: rotary angles with a factor of %g",
+               path, (double)c->rope_scaling.factor);
+    if (!smooth) return XD_OK;
+    c->rope_scaling.low = (float)model_number(scaling, "low_freq_factor", 1.0);
+    c->rope_scaling.high = (float)model_number(scaling, "high_freq_factor", 4.0);
+    XD_REQUIRE(ctx,
+               model_int(scaling, "original_max_position_embeddings", &c->rope_scaling.original) &&
+                   c->rope_scaling.high > c->rope_scaling.low,
+               XD_ERROR_FORMAT, "%s: rotary angles of llama3 without their four numbers", path);
+    return XD_OK;
 }
 
 /* What the sizes do not say, and nn_forward could not do. */
-static xd_result model_config_check(xd_ctx *ctx, const char *path, const xd_json *root) {
-    static const char *const biases[] = { "attention_bias", "mlp_bias" };
+static xd_result model_config_check(xd_ctx *ctx, const char *path, const xd_json *root, nn_config *c) {
+    static const char *const flags[] = { "attention_bias", "mlp_bias", "use_sliding_window" };
     const char *type = xd_json_string(xd_json_find(root, "model_type"), NULL);
     const char *activation = xd_json_string(xd_json_find(root, "hidden_act"), NULL);
-    bool bias = false;
-    XD_REQUIRE(ctx, !type || strcmp(type, "llama") == 0, XD_ERROR_UNSUPPORTED,
-               "%s: a model of type \"%.40s\": llama is known", path, type);
+    int family = 0;
+    bool flag = false;
+    while (type && family < MODEL_FAMILIES && strcmp(type, model_families[family].type) != 0) family++;
+    XD_REQUIRE(ctx, family < MODEL_FAMILIES, XD_ERROR_UNSUPPORTED,
+               "%s: a model of type \"%.40s\": llama, qwen2 and qwen3 are known", path, type);
     XD_REQUIRE(ctx, !activation || strcmp(activation, "silu") == 0, XD_ERROR_UNSUPPORTED,
                "%s: activation \"%.40s\": silu is known", path, activation);
-    for (int i = 0; i < 2; i++)
-        XD_REQUIRE(ctx, !xd_json_bool(xd_json_find(root, biases[i]), &bias) || !bias, XD_ERROR_UNSUPPORTED,
-                   "%s: %s is true: layers here have no biases", path, biases[i]);
-    XD_REQUIRE(ctx, !model_scales_rope(root), XD_ERROR_UNSUPPORTED,
-               "%s: scaled rotary angles: plain ones are known", path);
-    return XD_OK;
+    for (int i = 0; i < 3; i++)
+        XD_REQUIRE(ctx, !xd_json_bool(xd_json_find(root, flags[i]), &flag) || !flag, XD_ERROR_UNSUPPORTED,
+                   "%s: %s is true, which is not known here", path, flags[i]);
+    c->extra = model_families[family].extra;
+    return model_read_rope(ctx, path, root, c);
 }
 
 static xd_result model_config_load(xd_ctx *ctx, const char *path, nn_config *out) {
@@ -54,7 +90,7 @@ static xd_result model_config_load(xd_ctx *ctx, const char *path, nn_config *out
     double eps = 1e-6;
     memset(&c, 0, sizeof c);
     XD_TRY(xd_json_load(ctx, NULL, path, &root));
-    const xd_result known = model_config_check(ctx, path, root);
+    const xd_result known = model_config_check(ctx, path, root, &c);
     if (known != XD_OK) {
         xd_json_destroy(ctx, root);
         return known;
@@ -67,7 +103,6 @@ static xd_result model_config_load(xd_ctx *ctx, const char *path, nn_config *out
     if (sizes && !model_int(root, "head_dim", &c.head_dim)) c.head_dim = c.hidden / c.heads;
     (void)xd_json_double(xd_json_find(root, "rms_norm_eps"), &eps);
     (void)xd_json_bool(xd_json_find(root, "tie_word_embeddings"), &c.tied);
-    c.rope_theta = (float)model_rope_theta(root);
     c.norm_eps = (float)eps;
     xd_json_destroy(ctx, root);
     if (!sizes) return XD_FAIL(ctx, XD_ERROR_FORMAT, "%s lacks a size of a Llama model", path);
@@ -94,12 +129,30 @@ static void model_write_ends(xd_json_writer *w, const model_extras *e) {
     }
 }
 
+static void model_write_rope(xd_json_writer *w, const nn_config *c) {
+    const nn_rope_scaling *s = &c->rope_scaling;
+    model_write_float(w, "rope_theta", c->rope_theta);
+    if (s->factor == 0.0f) return;
+    xd_json_write_key(w, "rope_scaling");
+    xd_json_write_object(w);
+    json_field_string(w, "rope_type", s->original ? "llama3" : "linear");
+    model_write_float(w, "factor", s->factor);
+    if (s->original) {
+        model_write_float(w, "low_freq_factor", s->low);
+        model_write_float(w, "high_freq_factor", s->high);
+        json_field_int(w, "original_max_position_embeddings", s->original);
+    }
+    xd_json_write_end(w);
+}
+
 static void model_write_config(xd_json_writer *w, const nn_config *c, const model_extras *e) {
+    int family = 0;
+    while (!model_is_of(c, &model_families[family])) family++;
     xd_json_write_key(w, "architectures");
     xd_json_write_array(w);
-    xd_json_write_string(w, "LlamaForCausalLM");
+    xd_json_write_string(w, model_families[family].architecture);
     xd_json_write_end(w);
-    json_field_string(w, "model_type", "llama");
+    json_field_string(w, "model_type", model_families[family].type);
     json_field_string(w, "dtype", "bfloat16");
     json_field_string(w, "torch_dtype", "bfloat16");
     json_field_string(w, "hidden_act", "silu");
@@ -112,7 +165,7 @@ static void model_write_config(xd_json_writer *w, const nn_config *c, const mode
     json_field_int(w, "head_dim", c->head_dim);
     json_field_int(w, "max_position_embeddings", e->positions);
     model_write_float(w, "rms_norm_eps", c->norm_eps);
-    model_write_float(w, "rope_theta", c->rope_theta);
+    model_write_rope(w, c);
     json_field_bool(w, "tie_word_embeddings", c->tied);
     json_field_bool(w, "attention_bias", false);
     json_field_bool(w, "mlp_bias", false);

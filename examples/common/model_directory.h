@@ -19,8 +19,8 @@ typedef struct model_extras {
     int positions;         /* tokens that it was trained on at once */
 } model_extras;
 
-/* Reads config.json of a Llama directory. Errors: IO; FORMAT (a size is missing); UNSUPPORTED (another architecture, biases,
- * scaled rotary angles, another activation), by its name. */
+/* Reads config.json of a directory. Errors: IO; FORMAT (a size is missing); UNSUPPORTED (another type than llama,
+ * qwen2 and qwen3, other biases, rotary angles or activation), by its name. */
 xd_result model_directory_config(xd_ctx *ctx, const char *directory, nn_config *out);
 
 /* Reads the weights of a whole model of that configuration: model.safetensors or the shards of its index, in F32, F16 or BF16.

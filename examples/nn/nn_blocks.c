@@ -8,7 +8,7 @@
 /* What a stage has not is NULL. */
 static void nn_blocks_show(const nn_cut *cut, const xd_block_view *view, int block, nn_weights *out) {
     int at = 0;
-    for (int i = 0; i < nn_block_weights(block); i++) {
+    for (int i = 0; i < (block == NN_ROOT ? (int)NN_ROOT_WEIGHTS : (int)NN_LAYER_WEIGHTS); i++) {
         const bool has = !cut || nn_cut_has(cut, block, i);
         out->value[i] = has ? (const float *)view->values[at] : NULL;
         out->gradient[i] = has ? (float *)view->gradients[at] : NULL;

@@ -122,7 +122,7 @@ static xd_result nn_describe_block(const nn_description *d, const nn_model *mode
                                    xd_block *block) {
     const char *name = xd_block_describe(block).name;
     const size_t inside = name[0] ? strlen(name) + 1 : 0;
-    for (int i = 0; i < nn_block_weights(number); i++) {
+    for (int i = 0; i < nn_block_weights(model, number); i++) {
         const nn_param *p = nn_block_param(model, number, i);
         if (!nn_cut_has(&model->cut, number, i)) continue;
         const bool tied = number == NN_ROOT && i == NN_HEAD && model->config.tied;
@@ -160,6 +160,9 @@ xd_result nn_describe(xd_ctx *ctx, const nn_model *model, uint64_t seed, xd_dtyp
     memset(&desc, 0, sizeof desc);
     memset(out, 0, sizeof *out);
     desc.seed = seed;
+    XD_REQUIRE(ctx, model->config.extra == NN_NO_EXTRA, XD_ERROR_UNSUPPORTED,
+               "biases and norms of queries are not described: nn_blocks.h shows %d weights a layer",
+               (int)NN_LAYER_WEIGHTS);
     desc.rank = model->tp.rank;
     out->ctx = ctx;
     out->dtype = dtype;

@@ -73,13 +73,11 @@ void nn_swiglu_backward(int64_t count, const float *gate, const float *up, const
 
 /* ---- rotary positions ---- */
 
-void nn_rope_table(int positions, const int32_t *position, int head_dim, float theta, float *cosine,
+void nn_rope_table(int positions, const int32_t *position, int half, const double *frequency, float *cosine,
                    float *sine) {
-    const int half = head_dim / 2;
     for (int t = 0; t < positions; t++)
         for (int i = 0; i < half; i++) {
-            const double frequency = pow((double)theta, -2.0 * i / head_dim);
-            const double angle = (position ? position[t] : t) * frequency;
+            const double angle = (position ? position[t] : t) * frequency[i];
             *cosine++ = (float)cos(angle);
             *sine++ = (float)sin(angle);
         }

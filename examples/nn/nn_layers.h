@@ -28,9 +28,8 @@ void nn_swiglu(int64_t count, const float *gate, const float *up, float *out);
 void nn_swiglu_backward(int64_t count, const float *gate, const float *up, const float *d_out, float *d_gate,
                         float *d_up);
 
-/* cosine, sine [positions, head_dim / 2] of position * theta^(-2 i / head_dim). position NULL = 0, 1, 2, ...
- */
-void nn_rope_table(int positions, const int32_t *position, int head_dim, float theta, float *cosine,
+/* cosine, sine [positions, half] of position * frequency[i]. position NULL = 0, 1, 2, ... */
+void nn_rope_table(int positions, const int32_t *position, int half, const double *frequency, float *cosine,
                    float *sine);
 
 /* Turns every head of every row in place: (first half, second half) of a head are the two coordinates of its

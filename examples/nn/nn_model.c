@@ -11,6 +11,7 @@ static const char *nn_config_problem(const nn_config *c) {
     if (c->heads <= 0 || c->kv_heads <= 0 || c->heads % c->kv_heads != 0)
         return "heads is not a multiple of kv_heads";
     if (c->head_dim <= 0 || c->head_dim % 2 != 0) return "head_dim is not even";
+    if (c->head_dim > NN_MOST_HEAD) return "a head is wider than 1024";
     if (!(c->rope_theta > 0.0f) || !(c->norm_eps > 0.0f)) return "rope_theta or norm_eps is not positive";
     return NULL;
 }
@@ -72,6 +73,21 @@ static void nn_add_cols(nn_model *m, const char *name, int rows, int cols, int c
     nn_add(m, name, full, begin, count);
 }
 
+/* `leaf`, with `room`, is the end of `name`. */
+static void nn_add_extra(nn_model *m, const char *name, char *leaf, size_t room) {
+    static const char *const biases[] = { "q_proj.bias", "k_proj.bias", "v_proj.bias" };
+    static const char *const norms[] = { "q_norm.weight", "k_norm.weight" };
+    const nn_config *c = &m->config;
+    for (int i = 0; c->extra == NN_QKV_BIAS && i < 3; i++) {
+        snprintf(leaf, room, "self_attn.%s", biases[i]);
+        nn_add_whole(m, name, (i == 0 ? c->heads : c->kv_heads) * c->head_dim);
+    }
+    for (int i = 0; c->extra == NN_QK_NORM && i < 2; i++) {
+        snprintf(leaf, room, "self_attn.%s", norms[i]);
+        nn_add_whole(m, name, c->head_dim);
+    }
+}
+
 static void nn_add_layer(nn_model *m, int index) {
     const nn_config *c = &m->config;
     const nn_share *s = &m->share;
@@ -102,6 +118,7 @@ static void nn_add_layer(nn_model *m, int index) {
     nn_add_rows(m, name, c->ffn, c->hidden, s->ffn_begin, s->ffn_count);
     snprintf(leaf, room, "mlp.down_proj.weight");
     nn_add_cols(m, name, c->hidden, c->ffn, s->ffn_begin, s->ffn_count);
+    nn_add_extra(m, name, leaf, room);
 }
 
 static nn_group nn_group_or_alone(const nn_group *group) {
@@ -125,8 +142,10 @@ const char *nn_model_init(const nn_config *config, const nn_group *tp, const nn_
         return "a group has more than NN_MOST_RANKS ranks";
     if (m.cp.invariant && m.cp.size > NN_PIECES)
         return "more context-parallel ranks than blocks of positions";
+    if (config->extra && (m.tp.size > 1 || m.tp.invariant || m.cp.invariant))
+        return "biases and norms of queries need one tensor-parallel rank, and no invariant sums";
     m.params =
-        (nn_param *)calloc((size_t)config->layers * NN_LAYER_WEIGHTS + NN_ROOT_WEIGHTS, sizeof *m.params);
+        (nn_param *)calloc((size_t)config->layers * NN_MOST_WEIGHTS + NN_ROOT_WEIGHTS, sizeof *m.params);
     if (!m.params) return "out of memory";
     nn_range(config->kv_heads, &m.tp, &m.share.kv_begin, &m.share.kv_count);
     nn_range_of_pieces(config->ffn, &m.tp, &m.share.ffn_begin, &m.share.ffn_count);
@@ -157,8 +176,12 @@ bool nn_param_decays(const nn_param *param) {
     return param->dims == 2;
 }
 
-int nn_block_weights(int block) {
-    return block == NN_ROOT ? (int)NN_ROOT_WEIGHTS : (int)NN_LAYER_WEIGHTS;
+int nn_layer_weights(const nn_config *config) {
+    return NN_LAYER_WEIGHTS + (config->extra == NN_QKV_BIAS ? 3 : config->extra == NN_QK_NORM ? 2 : 0);
+}
+
+int nn_block_weights(const nn_model *model, int block) {
+    return block == NN_ROOT ? (int)NN_ROOT_WEIGHTS : nn_layer_weights(&model->config);
 }
 
 bool nn_cut_has(const nn_cut *cut, int block, int weight) {
@@ -176,8 +199,8 @@ int nn_layers_end(const nn_model *model) {
 
 /* The table is the embedding, the layers, the last norm, and the head unless that is the embedding. */
 const nn_param *nn_block_param(const nn_model *model, int block, int weight) {
-    const int behind = 1 + model->config.layers * NN_LAYER_WEIGHTS;
-    if (block != NN_ROOT) return &model->params[1 + block * NN_LAYER_WEIGHTS + weight];
+    const int each = nn_layer_weights(&model->config), behind = 1 + model->config.layers * each;
+    if (block != NN_ROOT) return &model->params[1 + block * each + weight];
     if (weight == NN_EMBED || (weight == NN_HEAD && model->config.tied)) return &model->params[0];
     return &model->params[weight == NN_NORM ? behind : behind + 1];
 }
@@ -186,6 +209,27 @@ int nn_param_find(const nn_model *model, const char *name) {
     for (int i = 0; i < model->param_count; i++)
         if (strcmp(model->params[i].name, name) == 0) return i;
     return -1;
+}
+
+/* ---- rotary angles ---- */
+
+/* What a frequency is divided by. */
+static double nn_rope_divisor(const nn_rope_scaling *s, double frequency) {
+    const double two_pi = 6.283185307179586, factor = (double)s->factor;
+    if (factor == 0.0) return 1.0;
+    if (s->original == 0) return factor;
+    const double waves = s->original * frequency / two_pi;
+    const double share = (waves - (double)s->low) / ((double)s->high - (double)s->low);
+    if (share <= 0.0) return factor;
+    return share >= 1.0 ? 1.0 : 1.0 / ((1.0 - share) / factor + share);
+}
+
+void nn_rope_frequencies(const nn_config *c, double *frequency) {
+    for (int i = 0; i < c->head_dim / 2; i++) {
+        const double plain = pow((double)c->rope_theta, -2.0 * i / c->head_dim);
+        frequency[i] =
+            c->rope_scaling.factor == 0.0f ? plain : plain / nn_rope_divisor(&c->rope_scaling, plain);
+    }
 }
 
 /* ---- starting weights ---- */
@@ -219,6 +263,11 @@ float nn_param_deviation(const nn_model *model, const nn_param *param) {
     return writes_residual ? 0.02f / sqrtf(2.0f * (float)model->config.layers) : 0.02f;
 }
 
+/* Norms start at one, biases at zero. */
+static float nn_starts_at(const nn_param *p) {
+    return nn_ends_with(p->name, ".bias") ? 0.0f : 1.0f;
+}
+
 void nn_model_randomize(const nn_model *model, uint64_t seed, float *weights) {
     for (int i = 0; i < model->param_count; i++) {
         const nn_param *p = &model->params[i];
@@ -229,7 +278,7 @@ void nn_model_randomize(const nn_model *model, uint64_t seed, float *weights) {
             for (int c = 0; c < p->cols; c++) {
                 const uint64_t element =
                     (uint64_t)(p->row_begin + r) * (uint64_t)p->full_cols + (uint64_t)(p->col_begin + c);
-                *w++ = p->dims == 1 ? 1.0f : deviation * nn_normal(key, element);
+                *w++ = p->dims == 1 ? nn_starts_at(p) : deviation * nn_normal(key, element);
             }
     }
 }

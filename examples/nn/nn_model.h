@@ -14,10 +14,25 @@
 extern "C" {
 #endif
 
-/* The largest tensor- or context-parallel group. */
-enum { NN_MOST_RANKS = 64 };
+/* The largest tensor- or context-parallel group, and the widest head. */
+enum { NN_MOST_RANKS = 64, NN_MOST_HEAD = 1024 };
 
-/* The numbers of a config.json. Everything is required. */
+/* What some models have in attention beside matrices. */
+typedef enum nn_extra {
+    NN_NO_EXTRA = 0,
+    NN_QKV_BIAS, /* a bias of queries, keys and values: Qwen2 */
+    NN_QK_NORM   /* a norm over each head of queries and keys: Qwen3 */
+} nn_extra;
+
+/* Rotary angles of longer contexts. Zero: plain ones. With `original` 0 every frequency is divided by the factor; else only those
+ * whose wave is long for that context, with a smooth way between (Llama 3). */
+typedef struct nn_rope_scaling {
+    float factor;    /* 0 -> none */
+    float low, high; /* waves per original context: below low all of the factor, above high nothing */
+    int original;    /* positions */
+} nn_rope_scaling;
+
+/* The numbers of a config.json. Everything but the last two is required. */
 typedef struct nn_config {
     int vocab;  /* entries of the vocabulary */
     int hidden; /* width of the residual stream */
@@ -28,7 +43,9 @@ typedef struct nn_config {
     int ffn;          /* inner width of the feed-forward part */
     float rope_theta; /* base of the rotary angles, usually 10000 */
     float norm_eps;
-    bool tied; /* the head is the embedding; there is no lm_head.weight */
+    bool tied;      /* the head is the embedding; there is no lm_head.weight */
+    nn_extra extra; /* on one tensor-parallel rank, without an `invariant` group */
+    nn_rope_scaling rope_scaling;
 } nn_config;
 
 /* Which of the pieces of a sum a rank has: [first, first + count) of `total`. */
@@ -83,6 +100,15 @@ typedef struct nn_param {
 enum { NN_ROOT = -1 };
 enum { NN_EMBED, NN_NORM, NN_HEAD, NN_ROOT_WEIGHTS };
 enum { NN_INPUT_NORM, NN_Q, NN_K, NN_V, NN_O, NN_POST_NORM, NN_GATE, NN_UP, NN_DOWN, NN_LAYER_WEIGHTS };
+/* Those of nn_extra come behind. */
+enum {
+    NN_Q_BIAS = NN_LAYER_WEIGHTS,
+    NN_K_BIAS,
+    NN_V_BIAS,
+    NN_Q_NORM = NN_LAYER_WEIGHTS,
+    NN_K_NORM,
+    NN_MOST_WEIGHTS = NN_LAYER_WEIGHTS + 3
+};
 
 /* The part of the model that a stage of a pipeline has: set after nn_model_init. Zero is the whole model. The table of weights
  * stays that of the whole. */
@@ -129,6 +155,9 @@ void nn_model_free(nn_model *model);
  * its position in the whole tensor, so every split of the model starts from the same numbers. */
 void nn_model_randomize(const nn_model *model, uint64_t seed, float *weights);
 
+/* frequency [head_dim / 2]: radians a position of each rotary plane. */
+void nn_rope_frequencies(const nn_config *config, double *frequency);
+
 /* Floats of a weight that are held here. */
 int64_t nn_param_count(const nn_param *param);
 
@@ -139,7 +168,8 @@ float nn_param_deviation(const nn_model *model, const nn_param *param);
 bool nn_param_decays(const nn_param *param);
 
 /* Weights of a block, and one of them by its number above. When the head is tied, that of NN_HEAD is the embedding. */
-int nn_block_weights(int block);
+int nn_layer_weights(const nn_config *config);
+int nn_block_weights(const nn_model *model, int block);
 const nn_param *nn_block_param(const nn_model *model, int block, int weight);
 
 /* The index of `name` in model->params, or -1. */

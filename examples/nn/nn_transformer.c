@@ -50,6 +50,7 @@ typedef struct nn_kept {
     float *q, *k, *v, *probs, *heads;  /* heads = what the attention heads put out */
     float *middle, *post_rms, *ffn_in; /* x after attention, and its norm */
     float *gate, *up, *act;
+    float *raw_q, *raw_k, *q_rms, *k_rms; /* queries and keys before their norms */
 } nn_kept;
 
 /* What is needed once, not once a layer. */
@@ -100,6 +101,7 @@ static nn_sizes nn_sizes_of(const nn_model *model, const nn_batch *batch) {
 
 static nn_kept nn_take_layer(const nn_model *model, const nn_sizes *s, float *base, int64_t *offset) {
     const int64_t heads = s->q_width / model->config.head_dim;
+    const bool norms = model->config.extra == NN_QK_NORM;
     nn_kept a;
     a.x = nn_take(base, offset, s->rows * s->hidden);
     a.input_rms = nn_take(base, offset, s->rows);
@@ -115,6 +117,10 @@ static nn_kept nn_take_layer(const nn_model *model, const nn_sizes *s, float *ba
     a.gate = nn_take(base, offset, s->rows * s->ffn);
     a.up = nn_take(base, offset, s->rows * s->ffn);
     a.act = nn_take(base, offset, s->rows * s->ffn);
+    a.raw_q = nn_take(base, offset, norms ? s->rows * s->q_width : 0);
+    a.raw_k = nn_take(base, offset, norms ? s->rows * s->kv_width : 0);
+    a.q_rms = nn_take(base, offset, norms ? s->rows * heads : 0);
+    a.k_rms = nn_take(base, offset, norms ? s->rows * heads : 0);
     return a;
 }
 
@@ -411,13 +417,60 @@ static void nn_arrange(const nn_model *model, const nn_batch *batch, const nn_sp
     }
 }
 
+/* What comes between a projection and its rotation: the biases, or the norms of heads. */
+typedef struct nn_between {
+    const float *bias; /* [width] */
+    const float *norm; /* [head_dim] */
+    float *raw, *rms;  /* with a norm: what it reads, and 1 / rms of each head */
+} nn_between;
+
+static nn_between nn_between_of(const nn_model *model, const nn_weights *b, const nn_kept *a, int weight) {
+    const nn_extra extra = model->config.extra;
+    nn_between between;
+    memset(&between, 0, sizeof between);
+    if (extra == NN_QKV_BIAS) between.bias = b->value[NN_Q_BIAS + weight - NN_Q];
+    if (extra != NN_QK_NORM || weight == NN_V) return between;
+    between.norm = b->value[weight == NN_Q ? NN_Q_NORM : NN_K_NORM];
+    between.raw = weight == NN_Q ? a->raw_q : a->raw_k;
+    between.rms = weight == NN_Q ? a->q_rms : a->k_rms;
+    return between;
+}
+
+/* x [rows, width], in place. */
+static void nn_go_between(const nn_model *model, const nn_between *between, int64_t rows, int64_t width,
+                          float *x) {
+    const int head_dim = model->config.head_dim;
+    for (int64_t r = 0; between->bias && r < rows; r++)
+        nn_add_to(width, x + r * width, between->bias, x + r * width);
+    if (!between->norm) return;
+    memcpy(between->raw, x, (size_t)(rows * width) * sizeof *x);
+    nn_rmsnorm(rows * width / head_dim, head_dim, model->config.norm_eps, between->raw, between->norm, x,
+               between->rms);
+}
+
+/* The way back: d [rows, width] in place; gradients of the extra weights are added. `room` is as large as d. */
+static void nn_back_between(const nn_model *model, const nn_weights *b, const nn_kept *a, int weight,
+                            int64_t rows, int64_t width, float *d, float *room) {
+    const nn_between between = nn_between_of(model, b, a, weight);
+    const int head_dim = model->config.head_dim;
+    const size_t bytes = (size_t)(rows * width) * sizeof *d;
+    float *d_bias = between.bias ? b->gradient[NN_Q_BIAS + weight - NN_Q] : NULL;
+    for (int64_t r = 0; d_bias && r < rows; r++) nn_add_to(width, d_bias, d + r * width, d_bias);
+    if (!between.norm) return;
+    memset(room, 0, bytes);
+    nn_rmsnorm_backward(rows * width / head_dim, head_dim, between.raw, between.norm, between.rms, d, room,
+                        b->gradient[weight == NN_Q ? NN_Q_NORM : NN_K_NORM]);
+    memcpy(d, room, bytes);
+}
+
 /* out [key_rows, kv_width] = x * weight^T for the positions of all ranks; rotated when `rotate`. */
 static int nn_project_kv(const nn_model *model, const nn_batch *batch, const nn_space *w, const float *x,
-                         const float *weight, bool rotate, float *out) {
+                         const float *weight, const nn_between *between, bool rotate, float *out) {
     const nn_sizes *s = &w->size;
     const bool gathers = model->cp.size > 1;
     float *local = gathers ? w->local_kv : out;
     nn_linear(s->rows, s->hidden, s->kv_width, x, weight, local);
+    nn_go_between(model, between, s->rows, s->kv_width, local);
     if (rotate)
         nn_rope(s->rows, batch->positions, model->share.kv_count, model->config.head_dim, w->cosine, w->sine,
                 1.0f, local);
@@ -511,11 +564,14 @@ static int nn_attention_block(const nn_model *model, const nn_weights *b, const 
     const nn_sizes *s = &w->size;
     nn_rmsnorm(s->rows, s->hidden, model->config.norm_eps, a->x, b->value[NN_INPUT_NORM], a->attn_in,
                a->input_rms);
+    const nn_between q = nn_between_of(model, b, a, NN_Q), k = nn_between_of(model, b, a, NN_K),
+                     v = nn_between_of(model, b, a, NN_V);
     nn_linear(s->rows, s->hidden, s->q_width, a->attn_in, b->value[NN_Q], a->q);
+    nn_go_between(model, &q, s->rows, s->q_width, a->q);
     nn_rope(s->rows, batch->positions, (int)(s->q_width / model->config.head_dim), model->config.head_dim,
             w->cosine, w->sine, 1.0f, a->q);
-    NN_TRY(nn_project_kv(model, batch, w, a->attn_in, b->value[NN_K], true, a->k));
-    NN_TRY(nn_project_kv(model, batch, w, a->attn_in, b->value[NN_V], false, a->v));
+    NN_TRY(nn_project_kv(model, batch, w, a->attn_in, b->value[NN_K], &k, true, a->k));
+    NN_TRY(nn_project_kv(model, batch, w, a->attn_in, b->value[NN_V], &v, false, a->v));
     const nn_attending of = { model, batch, w, a };
     for (int64_t n = 0; n < batch->sequences * nn_part_count(w); n++) {
         const xd_interval part = nn_part_of(w, n % nn_part_count(w));
@@ -580,11 +636,12 @@ int nn_forward_stage(const nn_model *model, const nn_source *source, const nn_ba
     const nn_space w = nn_plan(model, batch, training, ends->workspace);
     const nn_sizes *s = &w.size;
     const bool last = !model->cut.is || model->cut.last;
+    double frequency[NN_MOST_HEAD / 2];
     nn_weights b;
     if (pass == NN_FORWARD && model->recompute && !source->keep) return NN_NO_INPUTS;
     if (!nn_batch_fits(model, batch)) return (int)XD_ERROR_UNSUPPORTED;
-    nn_rope_table(batch->positions, batch->position, model->config.head_dim, model->config.rope_theta,
-                  w.cosine, w.sine);
+    nn_rope_frequencies(&model->config, frequency);
+    nn_rope_table(batch->positions, batch->position, model->config.head_dim / 2, frequency, w.cosine, w.sine);
     NN_TRY(source->begin(source->user, NN_ROOT, pass, &b));
     NN_TRY(nn_enter(model, &b, batch, &w, ends->input));
     NN_TRY(nn_layers_forward(model, source, batch, pass, &w));
@@ -693,6 +750,9 @@ static int nn_attention_block_backward(const nn_model *model, const nn_weights *
     nn_linear_backward(model, b, w, NN_O, w->d_x, w->d_heads);
     nn_matrix_gradient(model, b, w, NN_O, a->heads, w->d_x);
     NN_TRY(nn_heads_backward(model, batch, w, a));
+    nn_back_between(model, b, a, NN_Q, s->rows, s->q_width, w->d_q, w->d_heads);
+    nn_back_between(model, b, a, NN_K, s->rows, s->kv_width, w->d_local_k, w->d_heads);
+    nn_back_between(model, b, a, NN_V, s->rows, s->kv_width, w->d_local_v, w->d_heads);
     const nn_product back[3] = {
         { w->d_q, b->value[NN_Q], false, s->q_width, nn_q_piece(model) },
         { w->d_local_k, b->value[NN_K], false, s->kv_width, model->config.head_dim },
@@ -799,7 +859,7 @@ int nn_backward(const nn_model *model, const float *weights, const nn_batch *bat
 
 static int nn_flat_begin(void *user, int block, nn_pass pass, nn_weights *out) {
     const nn_flat *flat = (const nn_flat *)user;
-    for (int i = 0; i < nn_block_weights(block); i++) {
+    for (int i = 0; i < nn_block_weights(flat->model, block); i++) {
         const int64_t at = nn_block_param(flat->model, block, i)->offset;
         out->value[i] = flat->weights + at;
         out->gradient[i] = pass == NN_BACKWARD ? flat->gradients + at : NULL;

@@ -48,8 +48,8 @@ typedef enum nn_pass {
 
 /* The memory of an open block, by the numbers of nn_model.h. */
 typedef struct nn_weights {
-    const float *value[NN_LAYER_WEIGHTS];
-    float *gradient[NN_LAYER_WEIGHTS]; /* added to; NULL but in a backward pass */
+    const float *value[NN_MOST_WEIGHTS];
+    float *gradient[NN_MOST_WEIGHTS]; /* added to; NULL but in a backward pass */
 } nn_weights;
 
 /* A layer's forward pass once more, on the input that was kept. */

@@ -256,7 +256,7 @@ xd_result sharded_student_gather(sharded_student *s, float *weights) {
     for (int block = NN_ROOT; block < m->config.layers; block++) {
         nn_weights open;
         int code = s->source.begin(s->source.user, block, NN_INFERENCE, &open);
-        for (int i = 0; i < nn_block_weights(block) && !code; i++) {
+        for (int i = 0; i < nn_block_weights(m, block) && !code; i++) {
             const nn_param *p = nn_block_param(m, block, i);
             memcpy(weights + p->offset, open.value[i], (size_t)nn_param_count(p) * sizeof *weights);
         }

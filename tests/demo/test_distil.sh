@@ -117,9 +117,9 @@ refused 'takes a number from 1e-07 to 1, not "5"' distil $given --text "$work/te
 refused 'there is no option --stepz' distil $given --text "$work/text.txt" --stepz 5
 refused '--text is needed' distil $given
 refused 'there is no command destil' destil
-mkdir "$work/qwen" "$work/lfs" "$work/small"
-cp data/teacher/*.json "$work/qwen" && sed 's/"model_type": "llama"/"model_type": "qwen2"/' data/teacher/config.json >"$work/qwen/config.json"
-refused 'a model of type "qwen2": llama is known' eval --model "$work/qwen" --text "$work/text.txt"
+mkdir "$work/gemma" "$work/lfs" "$work/small"
+cp data/teacher/*.json "$work/gemma" && sed 's/"model_type": "llama"/"model_type": "gemma3"/' data/teacher/config.json >"$work/gemma/config.json"
+refused 'a model of type "gemma3": llama, qwen2 and qwen3 are known' eval --model "$work/gemma" --text "$work/text.txt"
 cp data/teacher/*.json "$work/lfs" && printf 'version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n' >"$work/lfs/model.safetensors"
 refused 'Git LFS' eval --model "$work/lfs" --text "$work/text.txt"
 cp data/teacher/* "$work/small" && sed 's/"vocab_size": 2048/"vocab_size": 1024/' data/teacher/config.json >"$work/small/config.json"

@@ -426,6 +426,103 @@ XD_TEST(a_model_comes_out_in_the_order_that_the_forward_pass_wants) {
     free(m.data);
 }
 
+/* A key of an architecture. */
+static void put_own_key(maker *m, const char *architecture, const char *name, uint32_t kind) {
+    char key[64];
+    snprintf(key, sizeof key, "%s.%s", architecture, name);
+    put_key(m, key, kind);
+}
+
+/* A model of Qwen: two heads on one, with biases or norms; or a Llama with divisors of its rotary planes. */
+static maker make_family(const char *architecture, float divisor) {
+    static const struct {
+        const char *name;
+        int cols, rows; /* rows 0: a vector */
+    } tensors[] = {
+        { "token_embd.weight", 4, 5 },        { "output_norm.weight", 4, 0 },
+        { "blk.0.attn_norm.weight", 4, 0 },   { "blk.0.attn_q.weight", 4, 8 },
+        { "blk.0.attn_k.weight", 4, 4 },      { "blk.0.attn_v.weight", 4, 4 },
+        { "blk.0.attn_output.weight", 8, 4 }, { "blk.0.ffn_norm.weight", 4, 0 },
+        { "blk.0.ffn_gate.weight", 4, 3 },    { "blk.0.ffn_up.weight", 4, 3 },
+        { "blk.0.ffn_down.weight", 3, 4 },    { "blk.0.attn_q.bias", 8, 0 },
+        { "blk.0.attn_k.bias", 4, 0 },        { "blk.0.attn_v.bias", 4, 0 },
+        { "blk.0.attn_q_norm.weight", 4, 0 }, { "blk.0.attn_k_norm.weight", 4, 0 },
+    };
+    enum { TENSORS = sizeof tensors / sizeof tensors[0] };
+    maker m = make();
+    uint64_t offset = 0;
+    put_head(&m, TENSORS + (divisor > 0.0f), 10);
+    put_key(&m, "general.architecture", 8), put_text(&m, architecture);
+    put_own_key(&m, architecture, "embedding_length", 4), put(&m, 4, 4);
+    put_own_key(&m, architecture, "block_count", 4), put(&m, 1, 4);
+    put_own_key(&m, architecture, "attention.head_count", 4), put(&m, 2, 4);
+    put_own_key(&m, architecture, "attention.head_count_kv", 4), put(&m, 1, 4);
+    put_own_key(&m, architecture, "attention.key_length", 4), put(&m, 4, 4);
+    put_own_key(&m, architecture, "feed_forward_length", 4), put(&m, 3, 4);
+    put_own_key(&m, architecture, "attention.layer_norm_rms_epsilon", 6), put_f32(&m, 1e-5f);
+    put_own_key(&m, architecture, "rope.freq_base", 6), put_f32(&m, 500000.0f);
+    put_own_key(&m, architecture, "context_length", 4), put(&m, 32768, 4);
+    for (int i = 0; i < TENSORS; i++)
+        put_matrix(&m, tensors[i].name, (uint64_t)tensors[i].cols, (uint64_t)tensors[i].rows, &offset);
+    if (divisor > 0.0f) put_matrix(&m, "rope_freqs.weight", 2, 0, &offset);
+    pad(&m, 32);
+    for (int i = 0; i < TENSORS; i++)
+        put_numbers(&m, i, tensors[i].cols * (tensors[i].rows ? tensors[i].rows : 1));
+    if (divisor > 0.0f) put_f32(&m, 1.0f), put_f32(&m, divisor), pad(&m, 32);
+    return m;
+}
+
+XD_TEST(models_of_qwen_have_their_biases_and_norms_and_rows_as_they_are) {
+    static const char *const names[] = { "qwen2", "qwen3" };
+    xd_ctx *ctx = NULL;
+    CHECK(xd_ctx_create(NULL, &ctx) == XD_OK);
+    for (int i = 0; i < 2; i++) {
+        gguf *file = NULL;
+        nn_config c;
+        nn_model model;
+        int64_t positions = 0;
+        maker m = make_family(names[i], 0.0f);
+        CHECK(gguf_parse(ctx, m.data, m.bytes, &file) == XD_OK);
+        CHECK(gguf_model_config(ctx, file, &c) == XD_OK);
+        CHECK(c.extra == (i ? NN_QK_NORM : NN_QKV_BIAS) && c.heads == 2 && c.kv_heads == 1 &&
+              c.head_dim == 4);
+        CHECK(gguf_model_context(file, &positions) && positions == 32768);
+        CHECK(nn_model_init(&c, NULL, NULL, &model) == NULL);
+        float *w = (float *)calloc((size_t)model.float_count, sizeof *w);
+        CHECK(gguf_model_weights(ctx, file, &model, w) == XD_OK);
+        for (int j = 0; j < 32; j++) CHECK(w[at(&model, 0, NN_Q) + j] == (float)(300 + j));
+        if (i == 0) {
+            CHECK(w[at(&model, 0, NN_Q_BIAS) + 7] == 1107.0f && w[at(&model, 0, NN_K_BIAS) + 3] == 1203.0f);
+            CHECK(w[at(&model, 0, NN_V_BIAS) + 1] == 1301.0f);
+        } else {
+            CHECK(w[at(&model, 0, NN_Q_NORM) + 2] == 1402.0f && w[at(&model, 0, NN_K_NORM) + 2] == 1502.0f);
+        }
+        free(w);
+        nn_model_free(&model);
+        gguf_close(file);
+        free(m.data);
+    }
+    xd_ctx_destroy(ctx);
+}
+
+/* Base 500000 on heads of 4: plane 1 makes .00141 radians a position, 1.8 waves in 8192: the smooth part. */
+XD_TEST(divisors_of_rotary_planes_are_those_of_llama_3_or_refused) {
+    xd_ctx *ctx = NULL;
+    gguf *file = NULL;
+    nn_config c;
+    CHECK(xd_ctx_create(NULL, &ctx) == XD_OK);
+    maker wrong = make_family("llama", 3.0f), whole = make_family("llama", 1.0f);
+    CHECK(gguf_parse(ctx, wrong.data, wrong.bytes, &file) == XD_OK);
+    CHECK(gguf_model_config(ctx, file, &c) == XD_ERROR_UNSUPPORTED);
+    CHECK(strstr(xd_last_error(ctx)->message, "divides plane 1 by 3, Llama 3 by") != NULL);
+    gguf_close(file);
+    CHECK(gguf_parse(ctx, whole.data, whole.bytes, &file) == XD_OK);
+    CHECK(gguf_model_config(ctx, file, &c) == XD_OK && c.rope_scaling.factor == 1.0f);
+    gguf_close(file);
+    free(wrong.data), free(whole.data);
+    xd_ctx_destroy(ctx);
+}
+
 XD_TEST(a_part_of_a_model_is_that_part_of_the_whole) {
     xd_ctx *ctx = NULL;
     gguf *file = NULL;
@@ -479,19 +576,23 @@ XD_TEST(other_architectures_and_tensors_of_other_shapes_are_refused) {
 
 /* ---- a tokenizer ---- */
 
-XD_TEST(a_tokenizer_splits_digits_when_its_rules_are_named_smollm) {
+XD_TEST(a_tokenizer_splits_digits_as_the_name_of_its_rules_says) {
+    static const struct {
+        const char *name;
+        int count; /* tokens of a1212 */
+    } rules[] = { { "gpt-2", 3 }, { "smollm", 5 }, { "qwen2", 5 }, { "llama-bpe", 4 } };
     static const char *const tokens[] = { "<|end|>", "1", "2", "12", "a" };
     xd_ctx *ctx = NULL;
     gguf *file = NULL;
     CHECK(xd_ctx_create(NULL, &ctx) == XD_OK);
-    for (int digits = 0; digits < 2; digits++) {
+    for (int rule = 0; rule < 4; rule++) {
         xd_tokenizer *tokenizer = NULL;
         xd_encoder *encoder = NULL;
         xd_encoding e;
         maker m = make();
         put_head(&m, 0, 5);
         put_key(&m, "tokenizer.ggml.model", 8), put_text(&m, "gpt2");
-        put_key(&m, "tokenizer.ggml.pre", 8), put_text(&m, digits ? "smollm" : "gpt-2");
+        put_key(&m, "tokenizer.ggml.pre", 8), put_text(&m, rules[rule].name);
         put_key(&m, "tokenizer.ggml.tokens", 9), put(&m, 8, 4), put(&m, 5, 8);
         for (int i = 0; i < 5; i++) put_text(&m, tokens[i]);
         put_key(&m, "tokenizer.ggml.token_type", 9), put(&m, 5, 4), put(&m, 5, 8);
@@ -501,8 +602,8 @@ XD_TEST(a_tokenizer_splits_digits_when_its_rules_are_named_smollm) {
         CHECK(gguf_model_tokenizer(ctx, file, &tokenizer) == XD_OK);
         CHECK(xd_tokenizer_token(tokenizer, 0).kind == XD_TOKEN_KIND_SPECIAL);
         CHECK(encoder_create(ctx, tokenizer, &encoder) == XD_OK);
-        CHECK(xd_encode(encoder, "a12", 3, NULL, &e) == XD_OK);
-        CHECK_EQ_INT(e.count, digits ? 3 : 2);
+        CHECK(xd_encode(encoder, "a1212", 5, NULL, &e) == XD_OK);
+        CHECK_EQ_INT(e.count, rules[rule].count);
         xd_encoder_destroy(encoder);
         xd_tokenizer_destroy(tokenizer);
         gguf_close(file);

@@ -2,6 +2,7 @@
 #include "gguf_model.h"
 #include "json_fields.h"
 
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -23,51 +24,128 @@ static bool gguf_size(const gguf *file, const char *key, int *out) {
     return true;
 }
 
-/* What the sizes do not say, and nn_forward could not do. */
-static xd_result gguf_check_rotary(xd_ctx *ctx, const gguf *file, const nn_config *c) {
-    xd_text scaling;
+/* The architectures that are known. */
+typedef struct gguf_family {
+    const char *name;
+    nn_extra extra;
+    bool pairs; /* rows of queries and keys have the coordinates of a rotary plane side by side */
+} gguf_family;
+
+static const gguf_family gguf_families[] = {
+    { "llama", NN_NO_EXTRA, true },
+    { "qwen2", NN_QKV_BIAS, false },
+    { "qwen3", NN_QK_NORM, false },
+};
+
+enum { GGUF_FAMILIES = sizeof gguf_families / sizeof gguf_families[0] };
+
+static xd_result gguf_family_of(xd_ctx *ctx, const gguf *file, const gguf_family **out) {
+    xd_text name = { "", 0 };
+    (void)gguf_string(file, "general.architecture", &name);
+    for (int i = 0; i < GGUF_FAMILIES; i++)
+        if (gguf_text_is(name, gguf_families[i].name)) {
+            *out = &gguf_families[i];
+            return XD_OK;
+        }
+    return XD_FAIL(ctx, XD_ERROR_UNSUPPORTED,
+                   "a model of architecture \"%.*s\": llama, qwen2 and qwen3 are known", gguf_shown(name),
+                   name.data);
+}
+
+/* A key of the architecture. */
+typedef char gguf_key[64];
+
+static const char *gguf_key_of(const gguf_family *family, const char *name, gguf_key out) {
+    snprintf(out, sizeof(gguf_key), "%s.%s", family->name, name);
+    return out;
+}
+
+/* Llama 3 has a divisor for every rotary plane as a tensor: its four numbers are known but for the factor, which is the largest. */
+static xd_result gguf_read_divisors(xd_ctx *ctx, const gguf *file, const gguf_tensor *t, nn_config *c) {
+    double plain[NN_MOST_HEAD / 2], scaled[NN_MOST_HEAD / 2];
+    float divisor[NN_MOST_HEAD / 2], most = 0.0f;
+    const int half = c->head_dim / 2;
+    XD_REQUIRE(ctx, t->rows == 1 && t->cols == half && half <= NN_MOST_HEAD / 2, XD_ERROR_SHAPE,
+               "rope_freqs.weight has %lld x %lld elements, half a head %d", (long long)t->rows,
+               (long long)t->cols, half);
+    XD_TRY(gguf_read(file, t, 0, 1, divisor));
+    for (int i = 0; i < half; i++) most = divisor[i] > most ? divisor[i] : most;
+    nn_rope_frequencies(c, plain);
+    c->rope_scaling = (nn_rope_scaling){ most, 1.0f, 4.0f, 8192 };
+    nn_rope_frequencies(c, scaled);
+    for (int i = 0; i < half; i++)
+        XD_REQUIRE(ctx, fabs(plain[i] / scaled[i] - (double)divisor[i]) < 1e-3 * (double)divisor[i],
+                   XD_ERROR_UNSUPPORTED, "rope_freqs.weight divides plane %d by %g, Llama 3 by %g", i,
+                   (double)divisor[i], plain[i] / scaled[i]);
+    return XD_OK;
+}
+
+/* Rotary angles that the sizes do not say; only those that nn_forward can do. */
+static xd_result gguf_read_rotary(xd_ctx *ctx, const gguf *file, const gguf_family *family, nn_config *c) {
+    const gguf_tensor *divisors = gguf_tensor_find(file, "rope_freqs.weight");
+    xd_text scaling = { "none", 4 };
+    double factor = 0.0;
     int rotary = c->head_dim;
-    (void)gguf_size(file, "llama.rope.dimension_count", &rotary);
+    gguf_key key;
+    (void)gguf_size(file, gguf_key_of(family, "rope.dimension_count", key), &rotary);
     XD_REQUIRE(ctx, rotary == c->head_dim, XD_ERROR_UNSUPPORTED, "rotary angles on %d of a head's %d", rotary,
                c->head_dim);
-    if (gguf_string(file, "llama.rope.scaling.type", &scaling))
-        XD_REQUIRE(ctx, gguf_text_is(scaling, "none"), XD_ERROR_UNSUPPORTED, "rotary angles scaled: %.*s",
-                   gguf_shown(scaling), scaling.data);
+    (void)gguf_string(file, gguf_key_of(family, "rope.scaling.type", key), &scaling);
+    (void)gguf_double(file, gguf_key_of(family, "rope.scaling.factor", key), &factor);
+    XD_REQUIRE(ctx, gguf_text_is(scaling, "none") || (gguf_text_is(scaling, "linear") && factor >= 1.0),
+               XD_ERROR_UNSUPPORTED, "rotary angles scaled: %.*s by %g", gguf_shown(scaling), scaling.data,
+               factor);
+    if (gguf_text_is(scaling, "linear")) c->rope_scaling.factor = (float)factor;
+    return divisors ? gguf_read_divisors(ctx, file, divisors, c) : XD_OK;
+}
+
+static xd_result gguf_read_sizes(xd_ctx *ctx, const gguf *file, const gguf_family *family, nn_config *c) {
+    const gguf_tensor *embedding = gguf_tensor_find(file, "token_embd.weight");
+    double theta = 10000.0, eps = 0.0;
+    gguf_key key;
+    const bool sizes = gguf_size(file, gguf_key_of(family, "embedding_length", key), &c->hidden) &&
+                       gguf_size(file, gguf_key_of(family, "block_count", key), &c->layers) &&
+                       gguf_size(file, gguf_key_of(family, "attention.head_count", key), &c->heads) &&
+                       gguf_size(file, gguf_key_of(family, "feed_forward_length", key), &c->ffn) &&
+                       gguf_double(file, gguf_key_of(family, "attention.layer_norm_rms_epsilon", key), &eps);
+    XD_REQUIRE(ctx, sizes && embedding && embedding->rows <= 1 << 24, XD_ERROR_FORMAT,
+               "a size of the model is missing");
+    if (!gguf_size(file, gguf_key_of(family, "attention.head_count_kv", key), &c->kv_heads))
+        c->kv_heads = c->heads;
+    if (!gguf_size(file, gguf_key_of(family, "attention.key_length", key), &c->head_dim))
+        c->head_dim = c->hidden / c->heads;
+    (void)gguf_double(file, gguf_key_of(family, "rope.freq_base", key), &theta);
+    c->vocab = (int)embedding->rows;
+    c->rope_theta = (float)theta;
+    c->norm_eps = (float)eps;
+    XD_REQUIRE(ctx,
+               c->vocab >= 1 && c->head_dim >= 2 && c->head_dim <= NN_MOST_HEAD && c->head_dim % 2 == 0 &&
+                   c->heads % c->kv_heads == 0,
+               XD_ERROR_FORMAT, "%d heads of %d on %d of keys and values, %d tokens: no such model", c->heads,
+               c->head_dim, c->kv_heads, c->vocab);
+    XD_REQUIRE(ctx, theta > 0.0 && theta <= 1e30 && eps >= 0.0 && eps < 1.0, XD_ERROR_FORMAT,
+               "angles to the base %g and norms with epsilon %g: no such model", theta, eps);
     return XD_OK;
 }
 
 xd_result gguf_model_config(xd_ctx *ctx, const gguf *file, nn_config *out) {
+    const gguf_family *family = NULL;
     nn_config c;
-    xd_text architecture = { "", 0 };
-    double theta = 10000.0, eps = 0.0;
     memset(&c, 0, sizeof c);
-    (void)gguf_string(file, "general.architecture", &architecture);
-    XD_REQUIRE(ctx, gguf_text_is(architecture, "llama"), XD_ERROR_UNSUPPORTED,
-               "a model of architecture \"%.*s\": llama is known", gguf_shown(architecture),
-               architecture.data);
-    const gguf_tensor *embedding = gguf_tensor_find(file, "token_embd.weight");
-    const bool sizes = gguf_size(file, "llama.embedding_length", &c.hidden) &&
-                       gguf_size(file, "llama.block_count", &c.layers) &&
-                       gguf_size(file, "llama.attention.head_count", &c.heads) &&
-                       gguf_size(file, "llama.feed_forward_length", &c.ffn) &&
-                       gguf_double(file, "llama.attention.layer_norm_rms_epsilon", &eps);
-    XD_REQUIRE(ctx, sizes && embedding && embedding->rows <= 1 << 24, XD_ERROR_FORMAT,
-               "a size of the model is missing");
-    if (!gguf_size(file, "llama.attention.head_count_kv", &c.kv_heads)) c.kv_heads = c.heads;
-    if (!gguf_size(file, "llama.attention.key_length", &c.head_dim)) c.head_dim = c.hidden / c.heads;
-    (void)gguf_double(file, "llama.rope.freq_base", &theta);
-    c.vocab = (int)embedding->rows;
-    c.rope_theta = (float)theta;
-    c.norm_eps = (float)eps;
-    XD_REQUIRE(ctx, c.vocab >= 1 && c.head_dim >= 2 && c.head_dim % 2 == 0 && c.heads % c.kv_heads == 0,
-               XD_ERROR_FORMAT, "%d heads of %d on %d of keys and values, %d tokens: no such model", c.heads,
-               c.head_dim, c.kv_heads, c.vocab);
-    XD_REQUIRE(ctx, theta > 0.0 && theta <= 1e30 && eps >= 0.0 && eps < 1.0, XD_ERROR_FORMAT,
-               "angles to the base %g and norms with epsilon %g: no such model", theta, eps);
+    XD_TRY(gguf_family_of(ctx, file, &family));
+    XD_TRY(gguf_read_sizes(ctx, file, family, &c));
+    c.extra = family->extra;
     c.tied = gguf_tensor_find(file, "output.weight") == NULL;
-    XD_TRY(gguf_check_rotary(ctx, file, &c));
+    XD_TRY(gguf_read_rotary(ctx, file, family, &c));
     *out = c;
     return XD_OK;
+}
+
+bool gguf_model_context(const gguf *file, int64_t *out) {
+    gguf_key key;
+    for (int i = 0; i < GGUF_FAMILIES; i++)
+        if (gguf_int(file, gguf_key_of(&gguf_families[i], "context_length", key), out)) return true;
+    return false;
 }
 
 /* ---- weights ---- */
@@ -86,6 +164,11 @@ static const char *const gguf_names[][2] = {
     { "mlp.gate_proj.weight", "ffn_gate.weight" },
     { "mlp.up_proj.weight", "ffn_up.weight" },
     { "mlp.down_proj.weight", "ffn_down.weight" },
+    { "self_attn.q_proj.bias", "attn_q.bias" },
+    { "self_attn.k_proj.bias", "attn_k.bias" },
+    { "self_attn.v_proj.bias", "attn_v.bias" },
+    { "self_attn.q_norm.weight", "attn_q_norm.weight" },
+    { "self_attn.k_norm.weight", "attn_k_norm.weight" },
 };
 
 static void gguf_name_of(const char *name, char out[64]) {
@@ -108,11 +191,12 @@ static int64_t gguf_rotary_row(int64_t row, int head_dim) {
     return head * head_dim + 2 * (within % half) + within / half;
 }
 
+/* `head_dim` 0: rows are in the order that nn_rope wants. */
 static xd_result gguf_weight(xd_ctx *ctx, const gguf *file, int head_dim, const nn_param *p, float *row,
                              float *out) {
     char name[64] = "";
     gguf_name_of(p->name, name);
-    const bool rotary = strstr(name, "attn_q.") || strstr(name, "attn_k.");
+    const bool rotary = head_dim > 0 && (strstr(name, "attn_q.") || strstr(name, "attn_k."));
     const gguf_tensor *tensor = gguf_tensor_find(file, name);
     XD_REQUIRE(ctx, tensor != NULL, XD_ERROR_MISSING, "the file has no tensor %s", name);
     if (p->dims == 1) {
@@ -133,6 +217,8 @@ static xd_result gguf_weight(xd_ctx *ctx, const gguf *file, int head_dim, const 
 }
 
 xd_result gguf_model_weights(xd_ctx *ctx, const gguf *file, const nn_model *model, float *weights) {
+    const gguf_family *family = NULL;
+    XD_TRY(gguf_family_of(ctx, file, &family));
     xd_result result = XD_OK;
     int widest = 1;
     for (int i = 0; i < model->param_count; i++)
@@ -140,7 +226,7 @@ xd_result gguf_model_weights(xd_ctx *ctx, const gguf *file, const nn_model *mode
     float *row = (float *)xd_allocate(ctx, (size_t)widest * sizeof *row);
     XD_REQUIRE(ctx, row != NULL, XD_ERROR_MEMORY, "no room for a row of %d floats", widest);
     for (int i = 0; i < model->param_count && result == XD_OK; i++)
-        result = gguf_weight(ctx, file, model->config.head_dim, &model->params[i], row,
+        result = gguf_weight(ctx, file, family->pairs ? model->config.head_dim : 0, &model->params[i], row,
                              weights + model->params[i].offset);
     xd_release(ctx, row);
     return result;
@@ -165,38 +251,83 @@ static void gguf_json_added(xd_json_writer *w, xd_text token, int64_t id, bool s
     xd_json_write_end(w);
 }
 
-static void gguf_json_byte_level(xd_json_writer *w) {
+static void gguf_json_byte_level(xd_json_writer *w, bool use_regex) {
     xd_json_write_object(w);
     json_field_string(w, "type", "ByteLevel");
     json_field_bool(w, "add_prefix_space", false);
     json_field_bool(w, "trim_offsets", true);
-    json_field_bool(w, "use_regex", true);
+    json_field_bool(w, "use_regex", use_regex);
     xd_json_write_end(w);
 }
 
-static void gguf_json_pre_tokenizer(xd_json_writer *w, bool digits) {
+/* How a text is split before merges. */
+typedef struct gguf_rules {
+    const char *name;    /* "tokenizer.ggml.pre" */
+    bool digits;         /* each digit by itself, before the rule of GPT-2 */
+    const char *pattern; /* instead of that rule; NULL -> it */
+    bool whole;          /* a piece that is a token is not merged */
+} gguf_rules;
+
+#define GGUF_WORDS(digits)                                               \
+    "(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\\r\\n\\p{L}\\p{N}]?\\p{L}+|" digits \
+    "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
+
+static const gguf_rules gguf_rule_table[] = {
+    { "smollm", true, NULL, false },
+    { "starcoder", true, NULL, false },
+    { "gpt-2", false, NULL, false },
+    { "default", false, NULL, false },
+    { "llama-bpe", false, GGUF_WORDS("\\p{N}{1,3}"), true },
+    { "qwen2", false, GGUF_WORDS("\\p{N}"), false },
+};
+
+enum { GGUF_RULES = sizeof gguf_rule_table / sizeof gguf_rule_table[0] };
+
+static void gguf_json_split(xd_json_writer *w, const char *pattern) {
+    xd_json_write_object(w);
+    json_field_string(w, "type", "Split");
+    xd_json_write_key(w, "pattern");
+    xd_json_write_object(w);
+    json_field_string(w, "Regex", pattern);
+    xd_json_write_end(w);
+    json_field_string(w, "behavior", "Isolated");
+    json_field_bool(w, "invert", false);
+    xd_json_write_end(w);
+}
+
+static void gguf_json_pre_tokenizer(xd_json_writer *w, const gguf_rules *rules) {
     xd_json_write_key(w, "pre_tokenizer");
     xd_json_write_object(w);
     json_field_string(w, "type", "Sequence");
     xd_json_write_key(w, "pretokenizers");
     xd_json_write_array(w);
-    if (digits) {
+    if (rules->digits) {
         xd_json_write_object(w);
         json_field_string(w, "type", "Digits");
         json_field_bool(w, "individual_digits", true);
         xd_json_write_end(w);
     }
-    gguf_json_byte_level(w);
+    if (rules->pattern) gguf_json_split(w, rules->pattern);
+    gguf_json_byte_level(w, !rules->pattern);
     xd_json_write_end(w);
     xd_json_write_end(w);
 }
 
-/* `key` has room for every token and a NUL. */
-static void gguf_json_model(xd_json_writer *w, gguf_array tokens, gguf_array merges, char *key) {
+/* What the file says of a tokenizer. */
+typedef struct gguf_vocabulary {
+    gguf_array tokens, types, merges;
+    const gguf_rules *rules;
+    char *key; /* room for the longest token */
+} gguf_vocabulary;
+
+static void gguf_json_model(xd_json_writer *w, const gguf_vocabulary *v) {
+    gguf_array tokens = v->tokens, merges = v->merges;
+    char *key = v->key;
     xd_text text;
     xd_json_write_key(w, "model");
     xd_json_write_object(w);
     json_field_string(w, "type", "BPE");
+    if (v->rules->whole) json_field_bool(w, "ignore_merges", true);
     xd_json_write_key(w, "vocab");
     xd_json_write_object(w);
     for (int64_t id = 0; gguf_next_string(&tokens, &text); id++) {
@@ -213,13 +344,6 @@ static void gguf_json_model(xd_json_writer *w, gguf_array tokens, gguf_array mer
     xd_json_write_end(w);
 }
 
-/* What the file says of a tokenizer. */
-typedef struct gguf_vocabulary {
-    gguf_array tokens, types, merges;
-    bool digits;
-    char *key; /* room for the longest token */
-} gguf_vocabulary;
-
 static void gguf_json_tokenizer(xd_json_writer *w, const gguf_vocabulary *v) {
     gguf_array names = v->tokens, types = v->types;
     xd_text name;
@@ -232,10 +356,10 @@ static void gguf_json_tokenizer(xd_json_writer *w, const gguf_vocabulary *v) {
         if (type == GGUF_TOKEN_CONTROL || type == GGUF_TOKEN_USER)
             gguf_json_added(w, name, id, type == GGUF_TOKEN_CONTROL);
     xd_json_write_end(w);
-    gguf_json_pre_tokenizer(w, v->digits);
+    gguf_json_pre_tokenizer(w, v->rules);
     xd_json_write_key(w, "decoder");
-    gguf_json_byte_level(w);
-    gguf_json_model(w, v->tokens, v->merges, v->key);
+    gguf_json_byte_level(w, true);
+    gguf_json_model(w, v);
     xd_json_write_end(w);
 }
 
@@ -254,14 +378,17 @@ static xd_result gguf_key_room(xd_ctx *ctx, gguf_array tokens, char **out) {
 }
 
 /* Which split rules the file names; the file keeps the name of smollm's but no other trace of its digits. */
-static xd_result gguf_split_rules(xd_ctx *ctx, const gguf *file, bool *digits) {
+static xd_result gguf_split_rules(xd_ctx *ctx, const gguf *file, const gguf_rules **out) {
     xd_text pre = { "default", 7 };
     (void)gguf_string(file, "tokenizer.ggml.pre", &pre);
-    *digits = gguf_text_is(pre, "smollm") || gguf_text_is(pre, "starcoder");
-    XD_REQUIRE(ctx, *digits || gguf_text_is(pre, "gpt-2") || gguf_text_is(pre, "default"),
-               XD_ERROR_UNSUPPORTED, "split rules \"%.*s\": smollm, starcoder, gpt-2 and default are known",
-               gguf_shown(pre), pre.data);
-    return XD_OK;
+    for (int i = 0; i < GGUF_RULES; i++)
+        if (gguf_text_is(pre, gguf_rule_table[i].name)) {
+            *out = &gguf_rule_table[i];
+            return XD_OK;
+        }
+    return XD_FAIL(ctx, XD_ERROR_UNSUPPORTED,
+                   "split rules \"%.*s\": smollm, starcoder, gpt-2, default, llama-bpe and qwen2 are known",
+                   gguf_shown(pre), pre.data);
 }
 
 static xd_result gguf_json_copy(xd_ctx *ctx, const gguf_vocabulary *v, char **text, size_t *bytes) {
@@ -283,11 +410,11 @@ xd_result gguf_model_tokenizer_json(xd_ctx *ctx, const gguf *file, char **text, 
     (void)gguf_string(file, "tokenizer.ggml.model", &model);
     XD_REQUIRE(ctx, gguf_text_is(model, "gpt2"), XD_ERROR_UNSUPPORTED,
                "a tokenizer of kind \"%.*s\": gpt2 is known", gguf_shown(model), model.data);
-    XD_TRY(gguf_split_rules(ctx, file, &v.digits));
+    XD_TRY(gguf_split_rules(ctx, file, &v.rules));
+    (void)gguf_strings(file, "tokenizer.ggml.merges", &v.merges); /* a file leaves out an empty list */
     const bool whole = gguf_strings(file, "tokenizer.ggml.tokens", &v.tokens) &&
-                       gguf_ints(file, "tokenizer.ggml.token_type", &v.types) &&
-                       gguf_strings(file, "tokenizer.ggml.merges", &v.merges);
-    XD_REQUIRE(ctx, whole, XD_ERROR_FORMAT, "a tokenizer without tokens, their types or merges");
+                       gguf_ints(file, "tokenizer.ggml.token_type", &v.types);
+    XD_REQUIRE(ctx, whole, XD_ERROR_FORMAT, "a tokenizer without tokens or their types");
     XD_TRY(gguf_key_room(ctx, v.tokens, &v.key));
     const xd_result result = gguf_json_copy(ctx, &v, text, bytes);
     xd_release(ctx, v.key);

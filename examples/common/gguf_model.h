@@ -9,9 +9,12 @@
 extern "C" {
 #endif
 
-/* The sizes of a model. Local. Errors: UNSUPPORTED for another architecture, for rotary angles that are
- * scaled or do not turn whole heads; FORMAT when a size is missing or absurd. */
+/* The sizes of a model of architecture llama, qwen2 or qwen3. Local. Errors: UNSUPPORTED for another, for rotary angles that do not
+ * turn whole heads, or are scaled but linearly or as in Llama 3; FORMAT when a size is missing or absurd. */
 xd_result gguf_model_config(xd_ctx *ctx, const gguf *file, nn_config *out);
+
+/* Tokens of a context, where the file says them. */
+bool gguf_model_context(const gguf *file, int64_t *out);
 
 /* The weights that this rank's model holds, in its order. Queries and keys are stored with the two
  * coordinates of a rotary plane side by side; nn_rope wants them half a head apart, so their rows are put in
@@ -26,7 +29,7 @@ xd_result gguf_model_weights(xd_ctx *ctx, const gguf *file, const nn_model *mode
 xd_result gguf_model_tokenizer_json(xd_ctx *ctx, const gguf *file, char **text, size_t *bytes);
 
 /* The tokenizer, by way of the tokenizer.json it would be. Byte-level BPE ("gpt2") with the split rules named
- * smollm, starcoder, gpt-2 or default. Local. Errors: UNSUPPORTED for others, by name; as
+ * smollm, starcoder, gpt-2, default, llama-bpe or qwen2. Local. Errors: UNSUPPORTED for others, by name; as
  * xd_tokenizer_load. */
 xd_result gguf_model_tokenizer(xd_ctx *ctx, const gguf *file, xd_tokenizer **out);
 

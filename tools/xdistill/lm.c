@@ -53,7 +53,7 @@ static xd_result lm_open_gguf(xd_ctx *ctx, lm *m) {
     XD_TRY(gguf_model_config(ctx, m->file, &m->config));
     XD_TRY(gguf_model_tokenizer_json(ctx, m->file, &m->tokenizer_text, &m->tokenizer_bytes));
     XD_TRY(lm_load_tokenizer(ctx, m));
-    if (gguf_int(m->file, "llama.context_length", &positions) && positions > 0 && positions < 1 << 24)
+    if (gguf_model_context(m->file, &positions) && positions > 0 && positions < 1 << 24)
         m->positions = (int)positions;
     (void)gguf_int(m->file, "tokenizer.ggml.eos_token_id", &end);
     lm_find_end(m, end);

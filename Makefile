@@ -65,7 +65,7 @@ linked = -DXDISTILL_IMPLEMENTED
 networks = build/networks.a
 network_objects := $(patsubst examples/%.c,build/networks/%.o,$(sort $(wildcard examples/nn/*.c examples/common/*.c)))
 
-.PHONY: help lib edit-to-test demo demo-mpi demo-sharded demo-toys demo-images demo-real teacher image-teacher test check fuzz golden golden-levels bench bench-threads bench-gpu bench-nccl bench-torch bench-torch-xtoken bench-torch-gpu bench-dmd bench-fake bench-wrap bench-files bench-tokenizers examples mpi cuda cuda-unit cuda-cost test-cuda test-cuda-emu test-cuda-ptx coverage-cuda gpu-check install uninstall format check-format amalgamate api docs clean
+.PHONY: help lib edit-to-test demo demo-mpi demo-sharded demo-toys demo-images demo-real teacher image-teacher test check fuzz golden golden-levels bench bench-all bench-threads bench-gpu bench-nccl bench-torch bench-torch-xtoken bench-torch-gpu bench-dmd bench-fake bench-wrap bench-files bench-tokenizers examples mpi cuda cuda-unit cuda-cost test-cuda test-cuda-emu test-cuda-ptx coverage-cuda gpu-check install uninstall format check-format amalgamate api docs clean
 .DELETE_ON_ERROR:
 
 help: ## Library: list the targets
@@ -286,8 +286,11 @@ node_mpi := $(if $(bench_mpi),build/bench/node_mpi)
 wrap_mpi := $(if $(shell command -v mpicc),build/bench/wrap_mpi)
 two_processes = mpirun --oversubscribe --allow-run-as-root -n 2
 
-bench: $(bench) $(bench_mpi) $(node_mpi) ## Speed: build and run the benchmarks in bench/
-	@for program in $(filter-out build/bench/wrap build/bench/files build/bench/dmd build/bench/fake,$(bench)); do $$program || exit 1; done
+bench: build/bench/quick ## Speed: what to expect of this machine, in a minute; ARGS="-J FILE"
+	@build/bench/quick $(ARGS)
+
+bench-all: $(bench) $(bench_mpi) $(node_mpi) ## Speed: build and run the benchmarks in bench/
+	@for program in $(filter-out build/bench/quick build/bench/wrap build/bench/files build/bench/dmd build/bench/fake,$(bench)); do $$program || exit 1; done
 	@[ -z "$(bench_mpi)" ] || { $(two_processes) $(bench_mpi) && $(two_processes) $(node_mpi); }
 
 build/bench/%: bench/%.c $(wildcard bench/*.h) build/bench/xdistill.o

@@ -1,7 +1,7 @@
 /* The two aligners on one text of 2048 tokens a side: the sweep over byte spans, compared with the dynamic programme
  * over token strings without an anchor that divides it.
  *
- *     make bench      or      build/bench/align [-J FILE]
+ *     make bench-all  or      build/bench/align [-J FILE]
  */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"

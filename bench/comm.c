@@ -1,7 +1,7 @@
 /* Collectives between ranks that are threads, compared with a naive version: one shared sum behind a mutex. Built with
  * -DBENCH_MPI by mpicc and run by mpirun -n N: compared with MPI's collectives between N processes.
  *
- *     make bench      or      build/bench/comm [-J FILE]      mpirun -n 2 build/bench/comm_mpi [-J FILE]
+ *     make bench-all  or      build/bench/comm [-J FILE]      mpirun -n 2 build/bench/comm_mpi [-J FILE]
  *
  * Ranks are pinned, one after another over the cores; "free" rows leave them to the system. With more ranks than
  * cores the rows show what waiting costs when a rank cannot run. */

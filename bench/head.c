@@ -1,7 +1,7 @@
 /* Losses from hidden states and the head on one core, compared with the same losses with all logits in memory. The floor
  * (smallest possible time) is the number of operations over the rate at which this machine multiplies from registers.
  *
- *     make bench      or      build/bench/head [-J FILE]
+ *     make bench-all  or      build/bench/head [-J FILE]
  */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"

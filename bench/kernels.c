@@ -1,6 +1,6 @@
 /* Losses, optimizer, average, norm and checksum on one core, each compared with a naive reference or with its default mode.
  *
- *     make bench      or      build/bench/kernels [-J FILE]
+ *     make bench-all  or      build/bench/kernels [-J FILE]
  *
  * The naive losses are written as a framework executes them eagerly: whole log-softmax matrices in f32, then the loss,
  * then the gradient. The naive others are the textbook loop. The compiler may vectorize both. */

@@ -2,7 +2,7 @@
  * is one operation of one size, f32, from 8 bytes to 64 MiB. Built with -DBENCH_MPI by mpicc; otherwise there is nothing to
  * compare with.
  *
- *     make bench      or      mpirun -n 2 build/bench/node_mpi [-J FILE]
+ *     make bench-all  or      mpirun -n 2 build/bench/node_mpi [-J FILE]
  *
  * Ranks are pinned, one after another over the cores. With more ranks than cores the rows show what waiting costs when a rank
  * cannot run. */

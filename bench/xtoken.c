@@ -1,7 +1,7 @@
 /* Losses across tokenizers at real sizes on one core, value and gradient, compared with the plain level's double loops.
  * A row is one call; times are the thread's processor time, so that other work on the machine counts less.
  *
- *     make bench      or      build/bench/xtoken [-J FILE]
+ *     make bench-all  or      build/bench/xtoken [-J FILE]
  */
 #define XDISTILL_IMPLEMENTATION
 #include "xdistill.h"

@@ -447,11 +447,12 @@ check-format: ## Source: fail if format would change something
 
 prefix = $(DESTDIR)$(PREFIX)
 
-install: xdistill.h lib ## Library: headers, library, packages to DESTDIR/PREFIX
-	install -d "$(prefix)/include" "$(prefix)/lib" "$(prefix)/share/pkgconfig" "$(prefix)/share/cmake/xdistill"
+install: xdistill.h lib build/xdistill ## Library: headers, library, packages, the tool to DESTDIR/PREFIX
+	install -d "$(prefix)/bin" "$(prefix)/include" "$(prefix)/lib" "$(prefix)/share/pkgconfig" "$(prefix)/share/cmake/xdistill"
 	install -m 644 build/libxdistill.a build/$(shared) "$(prefix)/lib"
 	ln -sf $(shared) "$(prefix)/lib/libxdistill.so"
 	install -m 644 $(headers) "$(prefix)/include"
+	install -m 755 build/xdistill "$(prefix)/bin"
 	install -m 644 cmake/xdistill-config.cmake cmake/xdistill-companions.cmake "$(prefix)/share/cmake/xdistill"
 	sed 's|@VERSION@|$(version)|' cmake/xdistill-config-version.cmake.in \
 	    > "$(prefix)/share/cmake/xdistill/xdistill-config-version.cmake"
@@ -465,6 +466,7 @@ build/xdistill_ctypes.py: xdistill.h tools/api.py tools/api_ctypes.py | build
 	$(compiling)CC="$(CC)" $(PYTHON) tools/api.py --build build
 
 uninstall: ## Library: remove what install wrote
+	rm -f "$(prefix)/bin/xdistill"
 	cd "$(prefix)/include" && rm -f xdistill.h xdistill_cuda.cu xdistill_nccl.h xdistill_mpi.h
 	cd "$(prefix)/lib" && rm -f libxdistill.a libxdistill.so $(shared)
 	cd "$(prefix)/share" && rm -f pkgconfig/xdistill.pc pkgconfig/xdistill-lib.pc && rm -rf cmake/xdistill xdistill

@@ -823,7 +823,7 @@ step_coverage_cuda() {
 step_install() {
     root=$PWD/$dir
     make --no-print-directory install PREFIX=/usr DESTDIR="$root/stage" || return 1
-    for file in include/xdistill.h lib/libxdistill.a lib/libxdistill.so share/pkgconfig/xdistill.pc share/pkgconfig/xdistill-lib.pc \
+    for file in bin/xdistill include/xdistill.h lib/libxdistill.a lib/libxdistill.so share/pkgconfig/xdistill.pc share/pkgconfig/xdistill-lib.pc \
         share/xdistill/xdistill_ctypes.py share/cmake/xdistill/xdistill-config.cmake share/cmake/xdistill/xdistill-companions.cmake; do
         [ -s "$root/stage/usr/$file" ] || { echo "$file is missing"; return 1; }
     done

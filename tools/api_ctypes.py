@@ -1,7 +1,8 @@
 """A binding for Python's ctypes, written from what api.py found in the header. No number in it is copied by hand.
 
-Structs become ctypes structures of the same name, enumerators and constants Python numbers, enums the integer type
-that the compiler gave them, and load(path) opens a shared library of the header with the prototype of every function.
+Structs become ctypes structures of the same name with the header's comments as docstrings, enums Python's IntEnum,
+constants numbers. A field of an enum is the integer that the compiler gave it. load(path) opens a shared library of
+the header with the prototype and the comment of every function.
 """
 
 import keyword
@@ -19,6 +20,7 @@ the caller's: keep a reference to it in Python for as long as the library may re
 """
 
 import ctypes
+import enum
 from ctypes import CFUNCTYPE, POINTER, Structure
 
 VERSION = "{version}"
@@ -37,11 +39,23 @@ def load(path):
             library.absent.append(name)
             continue
         function.restype, function.argtypes = result, arguments
+        function.__doc__ = COMMENTS.get(name)
     for name, (function, macro) in MACROS.items():
         if function not in library.absent:
             setattr(library, name, macro(getattr(library, function)))
     return library
 '''
+
+
+def docstring(name, comment, members):
+    """The comment of a class, and those of its members, as the first lines of its body."""
+    width = max((len(one["name"]) for one in members if one["comment"]), default=0)
+    lines = [comment] if comment else []
+    if width:
+        lines += [""] * bool(lines) + ["%-*s  %s" % (width, one["name"], " ".join(one["comment"].split()))
+                                       for one in members if one["comment"]]
+    text = "\n".join(lines or [name]).replace("\\", "\\\\").replace('"""', '\\"\\"\\"').replace("\n", "\n    ").replace("    \n", "\n")
+    return '    """%s%s"""' % (text, "\n    " if "\n" in text or text.endswith('"') else "")
 
 
 class Binding:
@@ -50,6 +64,9 @@ class Binding:
     def __init__(self, api):
         self.api = api
         self.scalars = {name: self.scalar(name, about) for name, about in api["scalars"].items()}
+        for enum in api["enums"]:
+            if enum["name"]:
+                self.scalars[enum["name"]] = "ctypes.c_%sint%d" % ("" if enum["signed"] else "u", 8 * enum["size"])
 
     @staticmethod
     def scalar(name, about):
@@ -79,12 +96,18 @@ class Binding:
         return "CFUNCTYPE(%s)" % ", ".join([self.type(about["result"])] + [self.type(one) for one in about["arguments"]])
 
     def constants(self):
+        """Enums with their enumerators, which are names of the module too, then constants."""
         for enum in self.api["enums"]:
             yield ""
             if enum["name"]:
-                yield "%s = ctypes.c_%sint%d" % (enum["name"], "" if enum["signed"] else "u", 8 * enum["size"])
-            for value in enum["values"]:
-                yield "%s = %d" % (value["name"], value["value"])
+                yield "\nclass %s(enum.IntEnum):" % enum["name"]
+                yield docstring(enum["name"], enum["comment"], enum["values"])
+                for value in enum["values"]:
+                    yield "    %s = %d" % (value["name"], value["value"])
+                yield "\n\nglobals().update(%s.__members__)" % enum["name"]
+            else:
+                for value in enum["values"]:
+                    yield "%s = %d" % (value["name"], value["value"])
         yield ""
         for macro in self.api["macros"]:
             if "value" in macro:
@@ -92,11 +115,41 @@ class Binding:
                 yield "%s = %r" % (macro["name"], value)
 
     def classes(self):
-        opaque = {one["name"] for one in self.api["opaque"]} | self.unseen()
-        for name in sorted(opaque):
-            yield "\n\nclass %s(Structure):\n    pass  # only the library knows what is in it" % name
-        for struct in self.api["structs"]:
-            yield "\n\nclass %s(Structure):\n    pass" % struct["name"]
+        """In the order of the header. A struct's fields stand in its class, or behind the last class that they name."""
+        declared = {one["name"] for one in self.api["opaque"]} | self.unseen()
+        for name in sorted(declared):
+            yield '\n\nclass %s(Structure):\n    """Only the library knows what is in it."""' % name
+        waiting, complete = [], set(declared)
+        structs = {struct["name"] for struct in self.api["structs"]}
+        for item in sorted(self.api["structs"] + self.api["callbacks"], key=lambda one: one["line"]):
+            if "fields" not in item:
+                yield "\n\n%s = %s" % (item["name"], self.function(item))
+                continue
+            yield "\n\nclass %s(Structure):" % item["name"]
+            yield docstring(item["name"], item["comment"], item["fields"])
+            if self.ready(item, structs, declared, complete):
+                yield from self.fields(item, "    _fields_ = [")
+                complete.add(item["name"])
+            else:
+                waiting.append(item)
+            declared.add(item["name"])
+            for other in [one for one in waiting if self.ready(one, structs, declared, complete)]:
+                yield "\n"
+                yield from self.fields(other, other["name"] + "._fields_ = [")
+                complete.add(other["name"])
+                waiting.remove(other)
+        assert not waiting, waiting[0]["name"]
+
+    def ready(self, struct, structs, declared, complete):
+        """Can Python evaluate the types of the struct's fields?"""
+
+        def known(about):
+            if "function" in about:
+                return all(known(one) for one in (about["function"]["result"], *about["function"]["arguments"]))
+            needed = declared if about["pointers"] else complete
+            return about["base"] not in structs or about["base"] in needed
+
+        return all(known(field) for field in struct["fields"])
 
     def unseen(self):
         """Structs that are named by their tags alone."""
@@ -113,20 +166,16 @@ class Binding:
         look([self.api["structs"], self.api["callbacks"], self.api["functions"]])
         return found - known
 
-    def fields(self):
-        """In the order of the header: a struct stands behind those that it holds."""
-        yield "\n"
-        for callback in self.api["callbacks"]:
-            yield "%s = %s" % (callback["name"], self.function(callback))
-        for struct in self.api["structs"]:
-            yield "%s._fields_ = [" % struct["name"]
-            for field in struct["fields"]:
-                name = field["name"] + "_" * keyword.iskeyword(field["name"])
-                kind = self.type(field)
-                for length in reversed(field.get("array", [])):
-                    kind = "%s * %d" % (kind, length) if "*" not in kind else "(%s) * %d" % (kind, length)
-                yield '    ("%s", %s),' % (name, kind)
-            yield "]"
+    def fields(self, struct, head):
+        space = " " * (len(head) - len(head.lstrip()))
+        yield head
+        for field in struct["fields"]:
+            name = field["name"] + "_" * keyword.iskeyword(field["name"])
+            kind = self.type(field)
+            for length in reversed(field.get("array", [])):
+                kind = "%s * %d" % (kind, length) if "*" not in kind else "(%s) * %d" % (kind, length)
+            yield '%s    ("%s", %s),' % (space, name, kind)
+        yield space + "]"
 
     def functions(self):
         yield "\nFUNCTIONS = {"
@@ -134,6 +183,13 @@ class Binding:
             if not function["inline"]:
                 yield '    "%s": (%s, [%s]),' % (function["name"], self.type(function["result"]), ", ".join(
                     self.type(one) for one in function["arguments"]))
+        yield "}"
+
+    def comments(self):
+        yield "\nCOMMENTS = {"
+        for function in self.api["functions"]:
+            if not function["inline"]:
+                yield '    "%s": %r,' % (function["name"], function["declaration"] + "\n\n" + function["comment"])
         yield "}"
 
     def macros(self):
@@ -155,5 +211,5 @@ class Binding:
 def binding(api):
     """The text of the binding."""
     made = Binding(api)
-    lines = [*made.constants(), *made.classes(), *made.fields(), *made.functions(), *made.macros()]
+    lines = [*made.constants(), *made.classes(), *made.functions(), *made.comments(), *made.macros()]
     return HEAD.format(version=api["version"]) + "\n".join(lines) + "\n" + LOAD

@@ -1,0 +1,148 @@
+"""Arrays of others, as the library reads them: address, type, shape. No element is copied or converted.
+
+An array is a tensor of PyTorch, or anything with `__array_interface__` (NumPy), `__dlpack__`, or a writable buffer
+(array.array). It stays the caller's, who keeps it until the call returns.
+"""
+
+import ctypes
+
+from . import _api as api
+
+# Letters of __array_interface__ and of buffers.
+TYPES = {"b1": "BOOL", "u1": "U8", "i1": "I8", "i2": "I16", "u2": "U16", "f2": "F16", "i4": "I32", "u4": "U32", "f4": "F32",
+         "f8": "F64", "i8": "I64", "u8": "U64"}
+LETTERS = {"B": "u1", "b": "i1", "c": "u1", "?": "b1", "h": "i2", "H": "u2", "i": "i4", "I": "u4", "f": "f4", "d": "f8", "q": "i8",
+           "Q": "u8", "l": "i%d" % ctypes.sizeof(ctypes.c_long), "L": "u%d" % ctypes.sizeof(ctypes.c_long)}
+TORCH = {"float32": "F32", "bfloat16": "BF16", "float16": "F16", "float64": "F64", "int64": "I64", "int32": "I32",
+         "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL", "uint16": "U16", "uint32": "U32", "uint64": "U64",
+         "float8_e4m3fn": "F8_E4M3", "float8_e5m2": "F8_E5M2"}
+DLPACK = {0: "i%d", 1: "u%d", 2: "f%d", 6: "b%d"}
+ON_A_GPU = "%s is on a GPU, and this xdistill was built for CPUs; on a GPU use the C library: docs/building.md"
+
+
+class Array:
+    """Where the elements of an array are. Strides are in elements."""
+
+    __slots__ = ("address", "dtype", "shape", "strides", "owner")
+
+    def __init__(self, address, dtype, shape, strides, owner):
+        self.address, self.shape, self.owner = address, tuple(shape), owner
+        self.dtype = getattr(api, "XD_DTYPE_" + dtype)
+        self.strides = tuple(strides) if strides is not None else dense(self.shape)
+
+    @property
+    def is_dense(self):
+        return 0 in self.shape or all(size == 1 or stride == expected for size, stride, expected in
+                                      zip(self.shape, self.strides, dense(self.shape)))
+
+
+def dense(shape):
+    strides, step = [], 1
+    for size in reversed(shape):
+        strides.append(step)
+        step *= size
+    return tuple(reversed(strides))
+
+
+def array(x, name="array"):
+    """The Array of x; TypeError or ValueError for what has none."""
+    if isinstance(x, Array):
+        return x
+    if hasattr(x, "data_ptr") and hasattr(x, "untyped_storage"):
+        return of_torch(x, name)
+    if hasattr(x, "__array_interface__"):
+        about = x.__array_interface__
+        kind = TYPES.get(about["typestr"][1:])
+        if kind is None or about["typestr"][0] == ">":
+            raise TypeError("%s has elements of type %s, which the library does not know" % (name, about["typestr"]))
+        strides, size = about.get("strides"), int(about["typestr"][2:])
+        if strides is not None:
+            if any(stride % size for stride in strides):
+                raise ValueError("%s has strides that are no whole elements" % name)
+            strides = [stride // size for stride in strides]
+        return Array(about["data"][0], kind, about["shape"], strides, x)
+    if hasattr(x, "__dlpack__"):
+        return of_dlpack(x, name)
+    return of_buffer(x, name)
+
+
+def of_torch(x, name):
+    if x.device.type != "cpu":
+        raise ValueError(ON_A_GPU % name if x.device.type == "cuda" else "%s is on the device %s" % (name, x.device))
+    kind = TORCH.get(str(x.dtype).rpartition(".")[2])
+    if kind is None or x.layout.__str__() != "torch.strided":
+        raise TypeError("%s is %s, %s, which the library does not know" % (name, x.dtype, x.layout))
+    if x.numel() and not x.untyped_storage().nbytes():
+        raise ValueError("%s has no memory: its storage was freed" % name)
+    return Array(x.data_ptr(), kind, x.shape, x.stride(), x)
+
+
+def of_buffer(x, name):
+    try:
+        memory = memoryview(x)
+    except TypeError:
+        raise TypeError("%s is a %s, not an array" % (name, type(x).__name__)) from None
+    kind = TYPES.get(LETTERS.get(memory.format.lstrip("@="), ""))
+    if kind is None or memory.readonly or not memory.c_contiguous:
+        raise TypeError("%s is a buffer of format %s that is read-only, strided or unknown" % (name, memory.format))
+    address = ctypes.addressof(ctypes.c_char.from_buffer(memory)) if memory.nbytes else 0
+    return Array(address, kind, memory.shape, None, x)
+
+
+class DLTensor(ctypes.Structure):
+    _fields_ = [("data", ctypes.c_void_p), ("device", ctypes.c_int32), ("device_id", ctypes.c_int32), ("ndim", ctypes.c_int32),
+                ("code", ctypes.c_uint8), ("bits", ctypes.c_uint8), ("lanes", ctypes.c_uint16),
+                ("shape", ctypes.POINTER(ctypes.c_int64)), ("strides", ctypes.POINTER(ctypes.c_int64)),
+                ("offset", ctypes.c_uint64)]
+
+
+capsule_pointer = ctypes.pythonapi.PyCapsule_GetPointer
+capsule_pointer.restype, capsule_pointer.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+
+
+def of_dlpack(x, name):
+    """The capsule is not consumed: it goes back to its maker when the Array is gone."""
+    if hasattr(x, "__dlpack_device__") and x.__dlpack_device__()[0] != 1:
+        raise ValueError(ON_A_GPU % name)
+    capsule = x.__dlpack__()
+    t = ctypes.cast(capsule_pointer(capsule, b"dltensor"), ctypes.POINTER(DLTensor)).contents
+    kind = "BF16" if (t.code, t.bits) == (4, 16) else TYPES.get(DLPACK.get(t.code, "%d") % (t.bits // 8))
+    if kind is None or t.lanes != 1:
+        raise TypeError("%s has elements of DLPack's type (%d, %d, %d)" % (name, t.code, t.bits, t.lanes))
+    return Array((t.data or 0) + t.offset, kind, t.shape[:t.ndim], t.strides[:t.ndim] if t.strides else None, (x, capsule))
+
+
+def rows(x, name="array"):
+    """xd_rows of an array [..., columns]: every dimension but the last is a dimension of rows."""
+    if x is None:
+        return api.xd_rows()
+    x = array(x, name)
+    if not x.shape:
+        raise ValueError("%s has no dimensions" % name)
+    count, stride = 1, x.shape[-1]
+    for size, step in reversed(list(zip(x.shape[:-1], x.strides[:-1]))):
+        if size != 1:
+            if count != 1 and step != count * stride:
+                raise ValueError("%s has rows at uneven distances: copy it first" % name)
+            stride = stride if count != 1 else step
+        count *= size
+    if (x.shape[-1] > 1 and x.strides[-1] != 1 or stride < x.shape[-1]) and 0 not in x.shape:
+        raise ValueError("%s has rows with gaps between columns, or that overlap: copy it first" % name)
+    return api.xd_rows(data=x.address, dtype=x.dtype, rows=count, cols=x.shape[-1], stride=stride)
+
+
+def flat(x, name, count, *dtypes):
+    """Address and dtype of a dense array of `count` elements and one of the types; (None, 0) of None."""
+    if x is None:
+        return None, api.XD_DTYPE_NONE
+    x = array(x, name)
+    size = 1
+    for one in x.shape:
+        size *= one
+    if size != count:
+        raise ValueError("%s has %d elements, expected %d" % (name, size, count))
+    if not x.is_dense:
+        raise ValueError("%s is strided: copy it first" % name)
+    if dtypes and x.dtype not in dtypes:
+        raise TypeError("%s is %s, expected %s" % (name, api.xd_dtype(x.dtype).name[9:], " or ".join(one.name[9:] for one in dtypes)))
+    return x.address, x.dtype

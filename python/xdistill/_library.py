@@ -1,0 +1,146 @@
+"""The library beside this file, its errors, and its contexts: one for each thread."""
+
+import ctypes
+import mmap
+import os
+import pathlib
+import threading
+import weakref
+
+try:
+    from . import _api as api
+except ImportError as error:
+    raise ImportError("xdistill is not built: pip install ./python, or python3 python/build_xdistill.py") from error
+
+PATH = pathlib.Path(__file__).resolve().parent / "libxdistill.so"
+
+
+class Error(RuntimeError):
+    """The library refused a call; the text is its own.
+
+    result   the xd_result
+    name     its name, "ERROR_SHAPE"
+    rank     world rank of the context
+    culprit  world rank that caused it; -1: unknown or this one
+    """
+
+    def __init__(self, result, message, rank=0, culprit=-1):
+        self.result, self.rank, self.culprit = api.xd_result(result), rank, culprit
+        self.name = self.result.name[len("XD_"):]
+        super().__init__("%s: %s" % (self.name, message) if message else self.name)
+
+
+def compare(version, sizes):
+    """Refuses a library that is not what _api.py describes."""
+    expected = [int(word) for word in api.VERSION.split(".")]
+    found = [version // 10000, version // 100 % 100, version % 100]
+    if found != expected:
+        raise ImportError("xdistill: %s is version %s, the package is %s: install it again" % (
+            PATH, ".".join(map(str, found)), api.VERSION))
+    structs = [one for one in vars(api).values() if isinstance(one, type) and issubclass(one, ctypes.Structure)
+               and "_fields_" in vars(one)]
+    if len(structs) != len(sizes):
+        raise ImportError("xdistill: %s has %d structs, the package %d: install it again" % (PATH, len(sizes), len(structs)))
+    for struct, size in zip(structs, sizes):
+        if ctypes.sizeof(struct) != size:
+            raise ImportError("xdistill: %s has %d bytes in %s and %d in the package: install it again" % (
+                struct.__name__, size, PATH, ctypes.sizeof(struct)))
+
+
+def load():
+    library = api.load(str(PATH))
+    head = (ctypes.c_int64 * 2).in_dll(library, "xdistill_python_facts")
+    facts = (ctypes.c_int64 * (2 + head[1])).in_dll(library, "xdistill_python_facts")
+    compare(head[0], facts[2:])
+    return library
+
+
+lib = load()
+
+
+def release_later(owner, function, handle, *keep):
+    """Calls function(handle) when `owner` is gone; what stands in `keep` lives until then."""
+    return weakref.finalize(owner, lambda handle, keep: function(handle), handle, keep)
+
+
+class Context:
+    """Threads, settings, error text and workspace of calls. Only one thread at a time may use it.
+
+    threads    cores of a call; None: as many as this process may use
+    invariant  results do not depend on how a batch is cut
+    cpu        an xd_cpu_level; 0: the best
+    """
+
+    def __init__(self, threads=None, invariant=False, cpu=0):
+        self.threads = threads or available_threads()
+        desc = api.xd_ctx_desc(threads=self.threads, cpu=cpu, reduction=api.XD_REDUCTION_INVARIANT if invariant else 0)
+        self.handle = ctypes.POINTER(api.xd_ctx)()
+        result = lib.xd_ctx_create(ctypes.byref(desc), ctypes.byref(self.handle))
+        if result:
+            raise Error(result, "no context of %d threads" % self.threads)
+        release_later(self, lib.xd_ctx_destroy, self.handle)
+        self.memory, self.vocabularies = None, {}
+
+    def check(self, result):
+        """Raises what the last call reports."""
+        if result:
+            error = lib.xd_last_error(self.handle).contents
+            message = error.message.decode("utf-8", "replace") if error.result == result else ""
+            raise Error(result, message, error.rank, error.culprit)
+
+    def call(self, name, *arguments):
+        """lib.name(ctx, arguments...); raises Error."""
+        self.check(getattr(lib, name)(self.handle, *arguments))
+
+    def create(self, name, desc, kind, owner=None):
+        """What xd_..._create or _open of the desc makes: a pointer to `kind`."""
+        handle = ctypes.POINTER(kind)()
+        self.check(getattr(lib, name)(owner or self.handle, ctypes.byref(desc), ctypes.byref(handle)))
+        return handle
+
+    def vocabulary(self, size):
+        """The xd_vocab of so many columns, made once."""
+        if size not in self.vocabularies:
+            handle = self.create("xd_vocab_create", api.xd_vocab_desc(size=size), api.xd_vocab)
+            release_later(self, lib.xd_vocab_destroy, handle)
+            self.vocabularies[size] = handle
+        return self.vocabularies[size]
+
+    def compute(self, name, desc, place, out):
+        """Calls a loss with this context's workspace, which `place`, a part of the desc, gets; it grows and is reused."""
+        self.call("xd_plan_begin", None)
+        result, planned = getattr(lib, name)(self.handle, ctypes.byref(desc), ctypes.byref(out)), api.xd_planned()
+        ended = lib.xd_plan_end(self.handle, ctypes.byref(planned)) if not result else 0
+        if result:
+            try:
+                self.check(result)
+            finally:
+                lib.xd_plan_end(self.handle, None)
+        self.check(ended)
+        if planned.workspace:
+            if self.memory is None or len(self.memory) < planned.workspace:
+                self.memory = mmap.mmap(-1, planned.workspace)
+            place.workspace = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
+            place.workspace_bytes = planned.workspace
+        self.call(name, ctypes.byref(desc), ctypes.byref(out))
+        return out
+
+
+def available_threads():
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+local = threading.local()
+
+
+def context(threads=None):
+    """This thread's context. Another number of threads makes a new one."""
+    current = getattr(local, "context", None)
+    if current is None or (threads and threads != current.threads):
+        current = local.context = Context(threads)
+    return current
+
+
+def use(context):
+    """Makes calls of this thread use the context."""
+    local.context = context

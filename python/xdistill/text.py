@@ -1,0 +1,340 @@
+"""Tokenizers, alignment of two tokenizers, projections between their vocabularies, and caches of a teacher.
+
+Lists of numbers are array.array of the standard library: numpy.asarray and torch.frombuffer read them without a copy.
+"""
+
+import array as arrays
+import ctypes
+import itertools
+import os
+import threading
+import weakref
+
+from . import _api as api
+from ._arrays import flat, rows
+from ._library import Context, context as current, lib, release_later
+
+PRESETS = {None: api.XD_TOKENIZER_PRESET_NONE, "gpt2": api.XD_TOKENIZER_PRESET_GPT2, "cl100k": api.XD_TOKENIZER_PRESET_CL100K,
+           "o200k": api.XD_TOKENIZER_PRESET_O200K, "llama3": api.XD_TOKENIZER_PRESET_LLAMA3,
+           "llama4": api.XD_TOKENIZER_PRESET_LLAMA4, "qwen": api.XD_TOKENIZER_PRESET_QWEN}
+CODINGS = {"8 bits": api.XD_CACHE_8_BITS, "16 bits": api.XD_CACHE_16_BITS, "f32": api.XD_CACHE_F32}
+
+
+def copied(letter, address, count):
+    """array.array of `count` numbers of the library's memory."""
+    made = arrays.array(letter)
+    if count:
+        made.frombytes(ctypes.string_at(address, count * made.itemsize))
+    return made
+
+
+def filled(letter, value, count):
+    return arrays.array(letter, [value]) * count
+
+
+def address(numbers, kind):
+    """A pointer to the numbers of an array.array, which the caller keeps; NULL of None."""
+    if numbers is None:
+        return None
+    return ctypes.cast((ctypes.c_char * (len(numbers) * numbers.itemsize)).from_buffer(numbers), ctypes.POINTER(kind))
+
+
+class Encoding:
+    """The tokens of a text.
+
+    ids    array('i')
+    spans  array('q'): begin and end of each token in the text's UTF-8 bytes, one after the other
+    roles  array('B') of xd_token_role, or None without add_special
+    """
+
+    def __init__(self, ids, spans, roles=None):
+        self.ids, self.spans, self.roles = ids, spans, roles
+
+    def __len__(self):
+        return len(self.ids)
+
+    def __getitem__(self, part):
+        """The tokens of a slice with step 1, with the spans that they had."""
+        begin, end, step = part.indices(len(self))
+        if step != 1:
+            raise ValueError("tokens %r: a slice has step 1" % (part,))
+        return Encoding(self.ids[begin:end], self.spans[2 * begin:2 * max(begin, end)],
+                        None if self.roles is None else self.roles[begin:end])
+
+    def side(self, mask=None):
+        if mask is not None:
+            mask = arrays.array("B", map(bool, mask))
+            if len(mask) != len(self):
+                raise ValueError("the mask has %d elements for %d tokens" % (len(mask), len(self)))
+        made = api.xd_align_side(count=len(self), spans=address(self.spans, api.xd_token_span),
+                                 roles=address(self.roles, ctypes.c_uint8), mask=address(mask, ctypes.c_uint8))
+        return made, mask
+
+
+class Tokenizer:
+    """A BPE vocabulary: a tokenizer.json, a SentencePiece .model, Tekken JSON, or a rank file with a preset. Threads may share it.
+
+    path    the file, or a directory with tokenizer.json
+    preset  of a rank file: "gpt2", "cl100k", "o200k", "llama3", "llama4" or "qwen"
+    """
+
+    def __init__(self, path, preset=None, threads=1):
+        if preset not in PRESETS:
+            raise ValueError("preset is %r, expected one of %s" % (preset, ", ".join(map(repr, PRESETS))))
+        path = os.fspath(path)
+        path = os.path.join(path, "tokenizer.json") if os.path.isdir(path) else path
+        self.context, self.lock = Context(threads), threading.Lock()
+        desc = api.xd_tokenizer_desc(path=os.fsencode(path), preset=PRESETS[preset])
+        self.handle = self.context.create("xd_tokenizer_load", desc, api.xd_tokenizer)
+        release_later(self, lib.xd_tokenizer_destroy, self.handle, self.context)
+        desc = api.xd_encoder_desc(tokenizer=self.handle)
+        self.encoder = self.context.create("xd_encoder_create", desc, api.xd_encoder)
+        release_later(self, lib.xd_encoder_destroy, self.encoder, self.context)
+        self.about = lib.xd_tokenizer_describe(self.handle)
+
+    def __len__(self):
+        """The largest id, and 1: the columns of logits."""
+        return self.about.size
+
+    @property
+    def hash(self):
+        return self.about.hash
+
+    @property
+    def bos(self):
+        """The id before a text, or None."""
+        return None if self.about.bos < 0 else self.about.bos
+
+    @property
+    def eos(self):
+        return None if self.about.eos < 0 else self.about.eos
+
+    def encode(self, text, add_special=False, parse_special=False):
+        """The Encoding of a str, or of UTF-8 bytes.
+
+        add_special    with the tokens that the file puts around a text
+        parse_special  names of special tokens in the text become tokens: not for untrusted text
+        """
+        data = text.encode() if isinstance(text, str) else bytes(text)
+        desc, out = api.xd_encode_desc(add_special=add_special, parse_special=parse_special), api.xd_encoding()
+        with self.lock:
+            self.context.check(lib.xd_encode(self.encoder, data, len(data), ctypes.byref(desc), ctypes.byref(out)))
+            return Encoding(copied("i", out.ids, out.count), copied("q", out.spans, 2 * out.count),
+                            copied("B", out.roles, out.count) if out.roles else None)
+
+    def decode_bytes(self, ids, skip_special=False):
+        """The bytes of ids; they may end inside a character."""
+        ids, length = arrays.array("i", ids), ctypes.c_size_t()
+        desc = api.xd_decode_desc(ids=address(ids, ctypes.c_int32), count=len(ids), skip_special=skip_special)
+        with self.lock:
+            self.context.call("xd_tokenizer_decode", self.handle, ctypes.byref(desc), ctypes.byref(length))
+            out = ctypes.create_string_buffer(max(length.value, 1))
+            desc.out, desc.capacity = ctypes.cast(out, ctypes.POINTER(ctypes.c_char)), length.value
+            self.context.call("xd_tokenizer_decode", self.handle, ctypes.byref(desc), ctypes.byref(length))
+        return out.raw[:length.value]
+
+    def decode(self, ids, skip_special=False):
+        return self.decode_bytes(ids, skip_special).decode("utf-8", "replace")
+
+    def token(self, id):
+        """The bytes of an id, or None where there is no such token."""
+        about = lib.xd_tokenizer_token(self.handle, id)
+        return ctypes.string_at(about.bytes, about.length) if about.kind else None
+
+
+# ---- two tokenizers ----
+
+class Alignment:
+    """The chunks of one text: the shortest runs of tokens of both sides that cover the same bytes.
+
+    chunks  list of (student begin, student end, teacher begin, teacher end, flags); flags of XD_CHUNK_EXACT, XD_CHUNK_MASKED
+    report  an xd_align_report: counts of chunks and bytes
+    """
+
+    def __init__(self, student, teacher, student_mask=None, teacher_mask=None):
+        ctx, out, self.report = current(), api.xd_alignment(), api.xd_align_report()
+        sides = [student.side(student_mask), teacher.side(teacher_mask)]
+        ctx.call("xd_align_bytes", *[ctypes.byref(side) for side, _ in sides], ctypes.byref(out), ctypes.byref(self.report))
+        numbers = copied("i", out.chunks, 5 * out.count)
+        self.chunks = [tuple(numbers[i:i + 5]) for i in range(0, len(numbers), 5)]
+        self.ids = []
+        for which, (side, _) in enumerate(sides):
+            ids = filled("q", -1, side.count)
+            lib.xd_chunk_ids(ctypes.byref(out), which, ctypes.byref(side), address(ids, ctypes.c_int64), None)
+            self.ids.append(ids)
+        lib.xd_alignment_destroy(ctx.handle, ctypes.byref(out))
+
+    def __len__(self):
+        return len(self.chunks)
+
+
+def align(student, teacher, student_mask=None, teacher_mask=None):
+    """The Alignment of two Encodings of one text. A chunk with a token whose mask is 0 does not count."""
+    return Alignment(student, teacher, student_mask, teacher_mask)
+
+
+def positions(ids, length, first):
+    """The chunk of the next token of each position, -1 where there is none, or where that token is not a chunk's first."""
+    own = ids[:length]
+    made = arrays.array("q", (-1 if first and after == before else after for before, after in zip(own, own[1:])))
+    return made + filled("q", -1, length - len(made))
+
+
+class Chunks:
+    """What xtoken_loss reads of a batch: numbers of chunks for each position of both sides.
+
+    student, teacher  [sequences, positions] int64: the chunk of the next token, or -1
+    count             chunks of the longest sequence
+    exact, mask       [sequences, count] bytes
+    """
+
+    def __init__(self, student, teacher, count, exact=None, mask=None):
+        self.student, self.teacher, self.count, self.exact, self.mask = student, teacher, count, exact, mask
+
+    def tensors(self):
+        """The same with tensors of PyTorch over the same memory."""
+        if not isinstance(self.student, arrays.array):
+            return self
+        import torch
+        kinds = {"q": torch.int64, "B": torch.uint8}
+        fields = [self.student, self.teacher, self.exact, self.mask]
+        student, teacher, exact, mask = [None if x is None else torch.frombuffer(x, dtype=kinds[x.typecode]) for x in fields]
+        return Chunks(student, teacher, self.count, exact, mask)
+
+
+def chunks(alignments, student_length, teacher_length, first=True):
+    """The Chunks of a batch whose sequences are padded, or cut, to these numbers of positions.
+
+    first  a chunk has the position before its first token only, where both models have read the same bytes; False: all
+           positions, as kind "likelihood" needs
+    """
+    alignments = [alignments] if isinstance(alignments, Alignment) else list(alignments)
+    count = max(map(len, alignments), default=0)
+    made = Chunks(arrays.array("q"), arrays.array("q"), count, arrays.array("B"), arrays.array("B"))
+    for one in alignments:
+        made.student.extend(positions(one.ids[0], student_length, first))
+        made.teacher.extend(positions(one.ids[1], teacher_length, first))
+        flags = [chunk[4] for chunk in one.chunks]
+        made.exact.extend(bool(flag & api.XD_CHUNK_EXACT) for flag in flags)
+        made.mask.extend(not flag & api.XD_CHUNK_MASKED for flag in flags)
+        for numbers in (made.exact, made.mask):
+            numbers.extend(filled("B", 0, count - len(flags)))
+    return made
+
+
+class Projection:
+    """Which teacher tokens a student token stands for, with weights: [student ids, teacher ids], sparse. Threads may share it.
+
+    directory  keeps the projection under a name of both tokenizers
+    options    fields of xd_projection_options. Without any: those for chunks(first=True), where a student token leads to
+               all teacher tokens that begin with it
+    """
+
+    numbers, every = itertools.count(1), weakref.WeakValueDictionary()
+
+    def __init__(self, student, teacher, directory=None, **options):
+        self.context, self.matrix, self.report = Context(1), api.xd_projection(), api.xd_projection_report()
+        settings = lib.xd_projection_defaults()
+        for name, value in (options or {"reverse": True, "disable_exact": True, "max_pieces": 1, "k": 1024}).items():
+            if name not in dict(settings._fields_):
+                raise TypeError("a projection has no option %s" % name)
+            setattr(settings, name, value)
+        desc = api.xd_projection_desc(student=student.handle, teacher=teacher.handle, options=ctypes.pointer(settings),
+                                      directory=None if directory is None else os.fsencode(directory))
+        self.context.call("xd_projection_build", ctypes.byref(desc), ctypes.byref(self.matrix), ctypes.byref(self.report))
+        context = self.context
+        release_later(self, lambda matrix: lib.xd_projection_destroy(context.handle, ctypes.byref(matrix)), self.matrix, context)
+        self.number = next(self.numbers)
+        self.every[self.number] = self
+
+    @classmethod
+    def find(cls, number):
+        """The projection of a number, which stands for it in graphs of PyTorch."""
+        return cls.every[number]
+
+    @property
+    def student_size(self):
+        return self.matrix.student_size
+
+    @property
+    def teacher_size(self):
+        return self.matrix.teacher_size
+
+
+# ---- caches ----
+
+class TeacherCache:
+    """An open file of a teacher's k likeliest tokens at each position.
+
+    about  an xd_teacher_cache_info; about.desc has vocabulary, k, temperature
+    """
+
+    def __init__(self, path):
+        self.context = Context(1)
+        desc = api.xd_teacher_cache_open_desc(path=os.fsencode(path))
+        self.handle = self.context.create("xd_teacher_cache_open", desc, api.xd_teacher_cache)
+        release_later(self, lib.xd_teacher_cache_close, self.handle, self.context)
+        self.about = lib.xd_teacher_cache_describe(self.handle)
+
+    def __len__(self):
+        return self.about.positions
+
+    def document(self, index):
+        """An xd_cached_document: positions [first, first + count), size and checksum of its text."""
+        out = api.xd_cached_document()
+        self.context.call("xd_teacher_cache_find_document", self.handle, index, ctypes.byref(out))
+        return out
+
+    def read(self, first=0, count=None):
+        """(positions, ids, probabilities) of a range: a list of xd_cached_position, and arrays [count, k] of int32 and f64."""
+        count = len(self) - first if count is None else count
+        size = max(count, 0)
+        positions = (api.xd_cached_position * size)()
+        ids, likely = filled("i", 0, size * self.about.desc.k), filled("d", 0.0, size * self.about.desc.k)
+        desc = api.xd_teacher_cache_read_desc(first=first, count=count, positions=positions, ids=address(ids, ctypes.c_int32),
+                                              probabilities=address(likely, ctypes.c_double))
+        self.context.call("xd_teacher_cache_read", self.handle, ctypes.byref(desc))
+        return list(positions), ids, likely
+
+
+class TeacherCacheWriter:
+    """Writes a cache in a `with` block; the file appears at its end, and not at all after an exception.
+
+    vocabulary   columns of logits in use
+    k            tokens of a position
+    teacher      the Tokenizer, or its hash
+    student      a Tokenizer if the cache is for this student only
+    coding       of log-probabilities: "8 bits", "16 bits" or "f32"
+    """
+
+    def __init__(self, path, vocabulary, k, teacher=0, student=0, temperature=1.0, coding="8 bits", spans=True, name=""):
+        self.context, self.spans = Context(), spans
+        if coding not in CODINGS:
+            raise ValueError("coding is %r, expected one of %s" % (coding, ", ".join(map(repr, CODINGS))))
+        desc = api.xd_teacher_cache_desc(
+            vocabulary=vocabulary, k=k, teacher_hash=getattr(teacher, "hash", teacher), student_hash=getattr(student, "hash", student),
+            temperature=temperature, coding=CODINGS[coding], spans=spans, name=name.encode(), path=os.fsencode(path))
+        self.handle = self.context.create("xd_teacher_cache_writer_create", desc, api.xd_teacher_cache_writer)
+        self.abort = release_later(self, lib.xd_teacher_cache_writer_abort, self.handle, self.context)
+
+    def add(self, text, encoding, logits):
+        """A whole document: its text, its tokens, and the teacher's logits [tokens, columns] after each of them."""
+        data = text.encode() if isinstance(text, str) else bytes(text)
+        self.context.check(lib.xd_teacher_cache_writer_document(self.handle, data, len(data)))
+        block = api.xd_teacher_cache_block(logits=rows(logits, "logits"))
+        if block.logits.rows != len(encoding):
+            raise ValueError("logits have %d rows for %d tokens" % (block.logits.rows, len(encoding)))
+        following = encoding.ids[1:] + arrays.array("i", [-1])
+        block.ids, block.next = address(encoding.ids, ctypes.c_int32), address(following, ctypes.c_int32)
+        if self.spans:
+            block.spans = address(encoding.spans, api.xd_token_span)
+        self.context.check(lib.xd_teacher_cache_writer_append(self.handle, ctypes.byref(block)))
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, kind, *_):
+        if kind is not None:
+            self.abort()
+        elif self.abort.detach():
+            self.context.check(lib.xd_teacher_cache_writer_commit(self.handle))

@@ -106,23 +106,29 @@ class Context:
             self.vocabularies[size] = handle
         return self.vocabularies[size]
 
-    def compute(self, name, desc, place, out):
-        """Calls a loss with this context's workspace, which `place`, a part of the desc, gets; it grows and is reused."""
+    def compute(self, name, desc, common, out, place=None):
+        """Calls a loss with this context's workspace, which grows and is reused, and raises its data errors.
+
+        common, place  parts of the desc: with `status`, and with the workspace
+        """
+        place = common if place is None else place
+        status, planned = api.xd_status(), api.xd_planned()
+        common.status = ctypes.pointer(status)
         self.call("xd_plan_begin", None)
-        result, planned = getattr(lib, name)(self.handle, ctypes.byref(desc), ctypes.byref(out)), api.xd_planned()
-        ended = lib.xd_plan_end(self.handle, ctypes.byref(planned)) if not result else 0
-        if result:
-            try:
-                self.check(result)
-            finally:
-                lib.xd_plan_end(self.handle, None)
-        self.check(ended)
+        result = getattr(lib, name)(self.handle, ctypes.byref(desc), ctypes.byref(out))
+        try:
+            self.check(result)
+        finally:
+            result = lib.xd_plan_end(self.handle, ctypes.byref(planned))
+        self.check(result)
         if planned.workspace:
             if self.memory is None or len(self.memory) < planned.workspace:
                 self.memory = mmap.mmap(-1, planned.workspace)
             place.workspace = ctypes.addressof(ctypes.c_char.from_buffer(self.memory))
             place.workspace_bytes = planned.workspace
         self.call(name, ctypes.byref(desc), ctypes.byref(out))
+        status.nothing_counted = 0  # the loss is 0 then
+        self.call("xd_status_check", ctypes.byref(status))
         return out
 
 

@@ -147,7 +147,7 @@ def head_loss(hidden, weight, bias=None, labels=None, *, teacher=None, teacher_h
     size = desc.student.weight.rows
     desc.weight_gradient = pointer(weight_gradient, "weight_gradient", size * desc.student.weight.cols, ctypes.c_float, FLOATS)
     desc.bias_gradient = pointer(bias_gradient, "bias_gradient", size, ctypes.c_float, FLOATS)
-    return ctx.compute("xd_head_loss", desc, desc, api.xd_loss_values())
+    return ctx.compute("xd_head_loss", desc, desc.loss.common, api.xd_loss_values(), desc)
 
 
 def xtoken_loss(student, teacher, chunks, projection=None, labels=None, *, kind="projected", teacher_labels=None, sequences=1,

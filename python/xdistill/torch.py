@@ -128,14 +128,20 @@ def in_place(student, inplace):
     return True
 
 
-def even(x):
-    """x, or a copy where the library cannot read its rows in place."""
+def even(x, name="student"):
+    """x, or a copy where the library cannot read its rows in place; None of None."""
+    if x is None:
+        return None
+    where = array(x, name)  # what a copy does not mend is an error here
     try:
-        losses.rows(x)
+        losses.rows(where, name)
     except ValueError:
-        array(x)  # what a copy does not mend
         return x.contiguous()
     return x
+
+
+def constant(x):
+    return None if x is None else x.detach()
 
 
 def dense(x):
@@ -168,7 +174,7 @@ def run_loss(student, teacher, labels, mask, gradient, hard_weight, soft_weight,
              smoothing, ignore_index, denominator, reduction, vocabulary):
     arguments = reduced(reduction, denominator, student)
     values = losses.loss(
-        student, None if teacher is None else even(teacher), dense(labels), mask=dense(mask), gradient=gradient,
+        student, even(teacher, "teacher"), dense(labels), mask=dense(mask), gradient=gradient,
         hard_weight=hard_weight, soft_weight=soft_weight, temperature=temperature, divergence=divergence, beta=beta,
         temperature_squared=squared, label_smoothing=smoothing, ignore_index=ignore_index, vocabulary=vocabulary,
         context=context(), **arguments)
@@ -207,6 +213,7 @@ def loss(student, teacher=None, labels=None, *, hard_weight=0.0, soft_weight=0.0
     """
     settings = (float(hard_weight), float(soft_weight), float(temperature), divergence, float(beta), temperature_squared,
                 float(label_smoothing), ignore_index, float(denominator), reduction, vocabulary or 0)
+    teacher = constant(teacher)
     if in_place(student, inplace) and even(student) is student:
         return InPlace.apply(student, lambda own: run_loss(own, teacher, labels, mask, own, *settings))
     return loss_op(student, teacher, labels, mask, wants(student)[0], *settings)[0]
@@ -239,7 +246,7 @@ def run_topk(student, teacher, labels, ids, log_probs, gradient, k, mode, diverg
              denominator, reduction, vocabulary):
     arguments = reduced(reduction, denominator, student)
     values = losses.topk_kl_loss(
-        student, None if teacher is None else even(teacher), dense(labels), ids=dense(ids), log_probs=dense(log_probs),
+        student, even(teacher, "teacher"), dense(labels), ids=dense(ids), log_probs=dense(log_probs),
         gradient=gradient, k=k or None, mode=mode, divergence=divergence, beta=beta, temperature=temperature,
         temperature_squared=squared, ignore_index=ignore_index, vocabulary=vocabulary, context=context(), **arguments)
     return answer(values, arguments)
@@ -274,6 +281,7 @@ def topk_kl_loss(student, teacher=None, labels=None, temperature=1.0, ignore_ind
     """
     settings = (k or 0, mode, divergence, float(beta), float(temperature), temperature_squared, ignore_index,
                 float(denominator), reduction, vocabulary or 0)
+    teacher, log_probs = constant(teacher), constant(log_probs)
     if in_place(student, inplace) and even(student) is student:
         return InPlace.apply(student, lambda own: run_topk(own, teacher, labels, ids, log_probs, own, *settings))
     return topk_op(student, teacher, labels, ids, log_probs, wants(student)[0], *settings)[0]
@@ -288,8 +296,8 @@ def head_op(hidden: Tensor, weight: Tensor, bias: Optional[Tensor], labels: Opti
             divergence: str, beta: float, squared: Optional[bool], smoothing: float, ignore_index: int, denominator: float,
             reduction: str, chunk_rows: int, bf16: bool) -> Tuple[Tensor, Tensor, Tensor, Tensor]:
     floats = [None if x is None else x.float().contiguous() for x in (bias, teacher_bias)]
-    hidden, weight = even(hidden), even(weight)
-    teacher, teacher_hidden, teacher_weight = [None if x is None else even(x) for x in (teacher, teacher_hidden, teacher_weight)]
+    hidden, weight, teacher = even(hidden, "hidden"), even(weight, "weight"), even(teacher, "teacher")
+    teacher_hidden, teacher_weight = even(teacher_hidden, "teacher_hidden"), even(teacher_weight, "teacher_weight")
     to_hidden = torch.empty_like(hidden, memory_format=torch.contiguous_format) if want_hidden else None
     to_weight = torch.zeros(weight.shape, dtype=torch.float32) if want_weight else None
     to_bias = torch.zeros(bias.shape, dtype=torch.float32) if want_bias else None
@@ -328,7 +336,8 @@ def head_loss(hidden, weight, bias=None, labels=None, *, teacher=None, teacher_h
     """
     if reduction not in ("mean", "sum"):
         raise ValueError("reduction is %r, expected 'mean' or 'sum'" % (reduction,))
-    return head_op(hidden, weight, bias, labels, teacher, teacher_hidden, teacher_weight, teacher_bias,
+    teachers = map(constant, (teacher, teacher_hidden, teacher_weight, teacher_bias))
+    return head_op(hidden, weight, bias, labels, *teachers,
                    *wants(hidden, weight, bias), float(hard_weight), float(soft_weight), float(temperature), divergence,
                    float(beta), temperature_squared, float(label_smoothing), ignore_index, float(denominator), reduction,
                    chunk_rows, bf16)[0]
@@ -341,7 +350,7 @@ def run_xtoken(student, teacher, student_chunks, teacher_chunks, exact, mask, la
     from . import text
     chunks = text.Chunks(student_chunks, teacher_chunks, count, exact, mask)
     values = losses.xtoken_loss(
-        student, even(teacher), chunks, text.Projection.find(projection) if projection else None, dense(labels),
+        student, even(teacher, "teacher"), chunks, text.Projection.find(projection) if projection else None, dense(labels),
         kind=kind, teacher_labels=dense(teacher_labels), sequences=sequences, temperature=temperature, reverse=reverse,
         columns=columns, kd_weight=kd_weight, ce_weight=ce_weight, exact_only=exact_only, ignore_index=ignore_index,
         denominator=denominator, gradient=gradient, context=context())
@@ -384,7 +393,7 @@ def xtoken_loss(student, teacher, chunks, projection=None, labels=None, *, kind=
     """
     sequences = student.shape[0] if student.dim() == 3 else 1
     chunks = chunks.tensors()
-    inputs = (teacher, chunks.student, chunks.teacher, chunks.exact, chunks.mask, labels, teacher_labels)
+    inputs = (constant(teacher), chunks.student, chunks.teacher, chunks.exact, chunks.mask, labels, teacher_labels)
     settings = (chunks.count, projection.number if projection is not None else 0, kind, sequences, float(temperature), reverse,
                 columns, float(kd_weight), float(ce_weight), exact_only, ignore_index, float(denominator))
     if in_place(student, inplace) and even(student) is student:
@@ -456,13 +465,13 @@ def vsd_loss(generated, teacher, fake, *, normaliser="mean", compat=False, mask=
     normaliser                "mean", "original" (DMD2) or "none"
     mask                      generated's shape, bytes or booleans; sample_scale [samples] f64
     """
-    return vsd_op(generated, teacher, fake, mask, sample_scale, wants(generated)[0], normaliser, compat, float(weight),
+    return vsd_op(generated, constant(teacher), constant(fake), mask, sample_scale, wants(generated)[0], normaliser, compat, float(weight),
                   float(denominator))[0]
 
 
 def denoise_loss(prediction, clean, noise, terms, *, mask=None, weight=1.0, denominator=0.0):
     """Mean of w (c_p prediction + c_x clean + c_e noise)^2, with terms [samples, 4] of c_p, c_x, c_e and w."""
-    return denoise_op(prediction, clean, noise, terms, mask, wants(prediction)[0], float(weight), float(denominator))[0]
+    return denoise_op(prediction, constant(clean), constant(noise), constant(terms), mask, wants(prediction)[0], float(weight), float(denominator))[0]
 
 
 def gan_loss(fake, real=None, *, kind="softplus", weight=1.0, denominator=0.0):

@@ -1,0 +1,143 @@
+"""The package without NumPy and without PyTorch: what it checks when it is imported, errors, arrays, contexts."""
+
+import array
+import ctypes
+import pathlib
+import subprocess
+import sys
+import threading
+import unittest
+
+import xdistill
+from xdistill import _arrays, _library, api, losses
+
+STUDENT = array.array("f", [0.5, -1.25, 2.0, 0.0, 3.0, 1.0, 1.0, -2.5, 0.75, 0.25])
+TEACHER = array.array("f", [1.5, 0.25, 1.0, -1.0, 2.0, -0.5, 2.0, 0.5, 0.0, 1.25])
+
+
+class Interface:
+    """A matrix as NumPy shows it."""
+
+    def __init__(self, numbers, shape, strides=None, typestr="<f4"):
+        self.numbers = numbers
+        self.__array_interface__ = {"data": (numbers.buffer_info()[0], False), "typestr": typestr, "shape": shape,
+                                    "strides": strides, "version": 3}
+
+
+class Package(unittest.TestCase):
+    def test_import_brings_neither_numpy_nor_torch(self):
+        code = "import sys, xdistill; print(sorted({'torch', 'numpy'} & set(sys.modules)))"
+        said = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
+        self.assertEqual(said.strip(), "[]")
+
+    def test_the_library_lies_beside_the_package(self):
+        self.assertEqual(_library.PATH.parent, pathlib.Path(xdistill.__file__).resolve().parent)
+        self.assertEqual(_library.lib._name, str(_library.PATH))
+
+    def test_another_version_is_refused_with_both(self):
+        with self.assertRaisesRegex(ImportError, r"is version 9\.8\.7, the package is %s" % xdistill.__version__.replace(".", r"\.")):
+            _library.compare(90807, [])
+
+    def test_another_size_of_a_struct_is_refused_with_both(self):
+        head = (ctypes.c_int64 * 2).in_dll(xdistill.lib, "xdistill_python_facts")
+        facts = (ctypes.c_int64 * (2 + head[1])).in_dll(xdistill.lib, "xdistill_python_facts")
+        sizes = list(facts[2:])
+        _library.compare(head[0], sizes)
+        with self.assertRaisesRegex(ImportError, "has %d structs, the package %d" % (len(sizes) - 1, len(sizes))):
+            _library.compare(head[0], sizes[1:])
+        place = sizes.index(ctypes.sizeof(api.xd_loss_desc))
+        sizes[place] += 8
+        with self.assertRaisesRegex(ImportError, r"has %d bytes in .* and %d in the package" % (sizes[place], sizes[place] - 8)):
+            _library.compare(head[0], sizes)
+
+    def test_structs_enums_and_functions_have_the_header_s_comments(self):
+        self.assertIn("Cross entropy with labels", api.xd_loss_desc.__doc__)
+        self.assertIn("hard_weight", api.xd_loss_desc.__doc__)
+        self.assertIn("Element type", api.xd_dtype.__doc__)
+        self.assertIs(api.XD_DTYPE_BF16, api.xd_dtype.XD_DTYPE_BF16)
+        self.assertIn("Computes value and gradient of the global loss", xdistill.lib.xd_loss.__doc__)
+
+
+class Errors(unittest.TestCase):
+    def test_an_error_has_the_library_s_text_result_and_name(self):
+        with self.assertRaises(xdistill.Error) as caught:
+            losses.loss(Interface(STUDENT, (2, 5)))
+        self.assertEqual((caught.exception.name, caught.exception.result), ("ERROR_ARGUMENT", api.XD_ERROR_ARGUMENT))
+        self.assertIn("neither labels nor a teacher", str(caught.exception))
+
+    def test_a_label_outside_the_vocabulary_is_a_data_error(self):
+        with self.assertRaisesRegex(xdistill.Error, "ERROR_DATA"):
+            losses.loss(Interface(STUDENT, (2, 5)), labels=array.array("q", [1, 5]), hard_weight=1.0)
+
+    def test_a_choice_that_does_not_exist_is_named(self):
+        with self.assertRaisesRegex(ValueError, "divergence is 'l2', expected one of 'kl'"):
+            losses.loss(Interface(STUDENT, (2, 5)), Interface(TEACHER, (2, 5)), soft_weight=1.0, divergence="l2")
+
+    def test_a_context_of_too_many_threads_is_an_error(self):
+        with self.assertRaisesRegex(xdistill.Error, "ERROR_ARGUMENT"):
+            xdistill.Context(threads=5000)
+
+
+class Arrays(unittest.TestCase):
+    def refused(self, kind, text, *arguments, **others):
+        with self.assertRaisesRegex(kind, text):
+            losses.loss(*arguments, soft_weight=1.0, **others)
+
+    def test_arrays_that_do_not_fit_are_refused_with_the_reason(self):
+        teacher, swapped = Interface(TEACHER, (2, 5)), Interface(STUDENT, (2, 5), (4, 8))
+        self.refused(ValueError, "rows with gaps between columns", swapped, teacher)
+        self.refused(ValueError, "strides that are no whole elements", Interface(STUDENT, (2, 5), (21, 4)), teacher)
+        self.refused(TypeError, "type >f4", Interface(STUDENT, (2, 5), None, ">f4"), teacher)
+        self.refused(TypeError, "student is a list, not an array", [1.0], teacher)
+        self.refused(TypeError, "labels is F32, expected I64 or I32", Interface(STUDENT, (2, 5)), teacher, STUDENT[:2])
+        self.refused(ValueError, "labels has 3 elements, expected 2", Interface(STUDENT, (2, 5)), teacher, array.array("q", [1, 2, 3]))
+        self.refused(xdistill.Error, "ERROR_DTYPE", Interface(array.array("d", STUDENT), (2, 5), None, "<f8"), teacher)
+        with self.assertRaisesRegex(TypeError, "read-only, strided or unknown"):
+            xdistill.array(b"bytes")
+
+    def test_rows_with_a_distance_are_read_in_place(self):
+        wide = array.array("f", [*STUDENT[:5], 99.0, *STUDENT[5:], 99.0])
+        sliced = Interface(wide, (1, 2, 5), (48, 24, 4))
+        expected = losses.loss(Interface(STUDENT, (2, 5)), Interface(TEACHER, (2, 5)), soft_weight=1.0).loss
+        self.assertEqual(losses.loss(sliced, Interface(TEACHER, (2, 5)), soft_weight=1.0).loss, expected)
+        uneven = Interface(array.array("f", [0.0] * 40), (2, 2, 5), (4 * 17, 20, 4))
+        with self.assertRaisesRegex(ValueError, "rows at uneven distances"):
+            _arrays.rows(uneven)
+
+
+class Contexts(unittest.TestCase):
+    def test_a_thread_has_its_own_context_with_the_same_results(self):
+        found = []
+
+        def work():
+            found.append((xdistill.context(), losses.loss(Interface(STUDENT, (2, 5)), Interface(TEACHER, (2, 5)), soft_weight=1.0).loss))
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        work()
+        self.assertEqual(len({id(one) for one, _ in found}), 5)
+        self.assertEqual(len({value for _, value in found}), 1)
+
+    def test_the_workspace_grows_and_is_kept(self):
+        ctx = xdistill.Context(threads=1)
+        small, large = [Interface(array.array("f", [0.0]) * (n * 5), (n, 5)) for n in (2, 2000)]
+        losses.loss(large, large, soft_weight=1.0, context=ctx)
+        memory = ctx.memory
+        self.assertGreater(len(memory), 0)
+        losses.loss(small, small, soft_weight=1.0, context=ctx)
+        losses.loss(large, large, soft_weight=1.0, context=ctx)
+        self.assertIs(ctx.memory, memory)
+
+    def test_use_sets_this_thread_s_context(self):
+        before, mine = xdistill.context(), xdistill.Context(threads=1, invariant=True)
+        xdistill.use(mine)
+        self.addCleanup(xdistill.use, before)
+        self.assertIs(xdistill.context(), mine)
+        self.assertEqual(xdistill.lib.xd_ctx_settings(mine.handle).contents.reduction, api.XD_REDUCTION_INVARIANT)
+
+
+if __name__ == "__main__":
+    unittest.main()

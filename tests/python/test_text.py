@@ -1,0 +1,143 @@
+"""Tokenizers, alignment, projections, caches and weights, without PyTorch."""
+
+import array
+import ctypes
+import os
+import pathlib
+import tempfile
+import unittest
+
+import xdistill
+from xdistill import api, losses
+
+DATA = pathlib.Path(os.environ.get("XD_DATA", pathlib.Path(__file__).resolve().parents[2] / "data"))
+TEXT = "In the beginning God created the heaven and the earth.\n\nAnd the earth was without form, and void."
+
+
+class Temporary(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = pathlib.Path(folder.name)
+
+    @classmethod
+    def setUpClass(cls):
+        cls.student, cls.teacher = xdistill.Tokenizer(DATA / "student"), xdistill.Tokenizer(DATA / "teacher" / "tokenizer.json")
+
+
+class Tokenizers(Temporary):
+    def test_a_text_survives_and_spans_cover_it(self):
+        for tokenizer, size in ((self.student, 1024), (self.teacher, 2048)):
+            made = tokenizer.encode(TEXT)
+            self.assertEqual((len(tokenizer), tokenizer.decode(made.ids)), (size, TEXT))
+            pieces = [TEXT.encode()[begin:end] for begin, end in zip(made.spans[::2], made.spans[1::2])]
+            self.assertEqual(pieces, [tokenizer.token(id) for id in made.ids])
+            self.assertEqual(b"".join(pieces), TEXT.encode())
+
+    def test_errors_name_what_is_wrong(self):
+        with self.assertRaisesRegex(xdistill.Error, "ERROR_IO"):
+            xdistill.Tokenizer(self.folder / "none.json")
+        with self.assertRaisesRegex(ValueError, "preset is 'gpt9'"):
+            xdistill.Tokenizer(DATA / "student", preset="gpt9")
+        with self.assertRaisesRegex(xdistill.Error, "ERROR_DATA"):
+            self.student.decode([5000])
+        self.assertIsNone(self.student.token(5000))
+
+
+class Alignments(Temporary):
+    def test_chunks_cover_the_same_bytes_and_positions_precede_their_first_token(self):
+        a, b = self.student.encode(TEXT), self.teacher.encode(TEXT)
+        both = xdistill.align(a, b)
+        self.assertGreater(max(chunk[1] - chunk[0] for chunk in both.chunks), 1)
+        for begin, end, other_begin, other_end, flags in both.chunks:
+            self.assertEqual((a.spans[2 * begin], a.spans[2 * end - 1]), (b.spans[2 * other_begin], b.spans[2 * other_end - 1]))
+            self.assertTrue(flags & api.XD_CHUNK_EXACT)
+        for first in (True, False):
+            made = xdistill.chunks([both, both], len(a) + 3, len(b), first=first)
+            one = [-1] * (len(a) + 3)
+            for number, (begin, end, *_) in enumerate(both.chunks):
+                for token in range(max(begin, 1), begin + 1 if first else end):
+                    one[token - 1] = number
+            self.assertEqual(list(made.student), one + one)
+            self.assertEqual((made.count, sum(made.exact)), (len(both), 2 * len(both)))
+
+    def test_a_masked_token_takes_its_chunk_out(self):
+        a, b = self.student.encode(TEXT), self.teacher.encode(TEXT)
+        made = xdistill.chunks(xdistill.align(a, b, student_mask=[0] * 2 + [1] * (len(a) - 2)), len(a), len(b))
+        self.assertEqual((made.mask[0], made.mask[1], list(made.student)[:2]), (0, 1, [-1, 1]))
+        with self.assertRaisesRegex(ValueError, "the mask has 1 elements"):
+            xdistill.align(a, b, student_mask=[1])
+
+    def test_a_projection_is_kept_in_a_directory(self):
+        made = xdistill.Projection(self.student, self.teacher, directory=self.folder)
+        again = xdistill.Projection(self.student, self.teacher, directory=self.folder)
+        self.assertEqual((made.student_size, made.teacher_size), (1024, 2048))
+        self.assertEqual((made.report.read, again.report.read, again.matrix.entries), (False, True, made.matrix.entries))
+        other = xdistill.Projection(self.student, self.teacher, max_pieces=4, k=8)
+        self.assertNotEqual(other.matrix.entries, made.matrix.entries)
+        with self.assertRaisesRegex(TypeError, "no option kk"):
+            xdistill.Projection(self.student, self.teacher, kk=1)
+
+
+class Caches(Temporary):
+    def logits(self, rows):
+        class Rows:
+            numbers = array.array("f", [((7 * i) % 23) / 4 for i in range(rows * len(self.teacher))])
+            __array_interface__ = {"data": (numbers.buffer_info()[0], False), "typestr": "<f4",
+                                   "shape": (rows, len(self.teacher)), "version": 3}
+        return Rows()
+
+    def test_what_was_written_is_read(self):
+        made = self.teacher.encode(TEXT)
+        path = self.folder / "teacher.xdcache"
+        with xdistill.TeacherCacheWriter(path, len(self.teacher), 8, self.teacher, coding="f32") as writer:
+            writer.add(TEXT, made, self.logits(len(made)))
+            writer.add(TEXT, made[:5], self.logits(5))
+        cache = xdistill.TeacherCache(path)
+        self.assertEqual((len(cache), cache.about.documents, cache.about.desc.k), (len(made) + 5, 2, 8))
+        self.assertEqual((cache.about.desc.teacher_hash, cache.document(1).first), (self.teacher.hash, len(made)))
+        places, ids, likely = cache.read(0, len(made))
+        self.assertEqual([place.id for place in places], list(made.ids))
+        self.assertEqual([place.next for place in places], list(made.ids[1:]) + [-1])
+        self.assertEqual(len(ids), 8 * len(made))
+        for i, place in enumerate(places):
+            self.assertAlmostEqual(sum(likely[8 * i:8 * i + 8]) + place.tail, 1.0, places=12)
+
+    def test_an_exception_leaves_no_file(self):
+        path = self.folder / "teacher.xdcache"
+        with self.assertRaises(ZeroDivisionError):
+            with xdistill.TeacherCacheWriter(path, len(self.teacher), 8):
+                1 / 0
+        with self.assertRaisesRegex(ValueError, "logits have 2 rows for 3 tokens"):
+            with xdistill.TeacherCacheWriter(path, len(self.teacher), 8) as writer:
+                writer.add(TEXT, self.teacher.encode(TEXT)[:3], self.logits(2))
+        self.assertEqual(os.listdir(self.folder), [])
+
+
+class Weights(Temporary):
+    def test_a_hugging_face_directory_is_a_mapping_of_names(self):
+        weights = xdistill.Weights(DATA / "teacher")
+        name = "model.embed_tokens.weight"
+        self.assertIn(name, weights)
+        self.assertEqual((weights.shape(name), weights.dtype(name), len(weights[name])), ((2048, 256), "BF16", 2048 * 256 * 2))
+        with self.assertRaises(KeyError):
+            weights["none"]
+
+    def test_what_was_saved_is_read(self):
+        numbers, one = array.array("f", [1.0, -2.0, 3.5]), array.array("q", [7])
+        for path in (self.folder / "a.safetensors", self.folder):
+            xdistill.save_weights(path, {"b": numbers, "a": one}, {"made": "here"})
+            weights, out = xdistill.Weights(path), array.array("f", [0.0] * 3)
+            self.assertEqual((sorted(weights), weights.metadata("made"), weights.metadata("none")), (["a", "b"], "here", None))
+            weights.read_into("b", out)
+            self.assertEqual((out, weights.dtype("a"), array.array("q", bytes(weights["a"]))), (numbers, "I64", one))
+            with self.assertRaisesRegex(ValueError, r"a is I64 \(1,\); out is F32 \(3,\)"):
+                weights.read_into("a", out)
+            (self.folder / "a.safetensors").unlink(missing_ok=True)
+        with self.assertRaisesRegex(xdistill.Error, "ERROR_ARGUMENT"):
+            xdistill.save_weights(self.folder / "b.safetensors", {"": numbers})
+        self.assertFalse((self.folder / "b.safetensors").exists())
+
+
+if __name__ == "__main__":
+    unittest.main()

@@ -4,6 +4,9 @@
     CFLAGS=-O2     its flags
 
 The header and the tools come from the repository around this folder; a source distribution carries them.
+
+    python3 build_xdistill.py                            makes the package beside its sources, for PYTHONPATH
+    python3 build_xdistill.py build/libxdistill.a DIR    makes it in DIR, from a library that exists
 """
 
 import base64
@@ -72,15 +75,16 @@ def write_binding(folder):
     (folder / "unit.c").write_text('#define XDISTILL_IMPLEMENTATION\n#include "xdistill.h"\n')
 
 
-def compile_library(folder):
+def compile_library(folder, library=None):
     flags = ["-std=c99", *shlex.split(os.environ.get("CFLAGS", "-O2")), "-fPIC", "-I", ROOT]
-    jobs = [[*compiler(), *flags, "-DXDISTILL_SECTION=%d" % section, "-c", folder / "unit.c", "-o",
-             folder / ("section%d.o" % section)] for section in SECTIONS]
-    jobs.append([*compiler(), *flags, "-c", folder / "facts.c", "-o", folder / "facts.o"])
+    jobs = [["-c", folder / "facts.c", "-o", folder / "facts.o"]]
+    for section in SECTIONS if library is None else ():
+        jobs.append(["-DXDISTILL_SECTION=%d" % section, "-c", folder / "unit.c", "-o", folder / ("section%d.o" % section)])
     with concurrent.futures.ThreadPoolExecutor(os.cpu_count() or 1) as pool:
-        list(pool.map(call, jobs))
+        list(pool.map(lambda job: call([*compiler(), *flags, *job]), jobs))
+    objects = [job[-1] for job in jobs] + (["-Wl,--whole-archive", library, "-Wl,--no-whole-archive"] if library else [])
     strip = ["-s"] if sys.platform.startswith("linux") else []
-    call([*compiler(), "-shared", *strip, *[job[-1] for job in jobs], "-o", folder / "libxdistill.so", "-lm", "-lpthread"])
+    call([*compiler(), "-shared", *strip, *objects, "-o", folder / "libxdistill.so", "-lm", "-lpthread"])
 
 
 # ---- archives ----
@@ -143,15 +147,17 @@ def build_sdist(sdist_directory, config_settings=None):
     return base + ".tar.gz"
 
 
-def build_in_place():
-    """Makes _api.py and the library beside the package's sources, so that PYTHONPATH=python works: `python build_xdistill.py`."""
-    with tempfile.TemporaryDirectory() as folder:
-        made = pathlib.Path(folder)
+def build_in_place(library=None, folder=HERE):
+    """Makes the package in a folder for PYTHONPATH, from a static library of the header if there is one already."""
+    with tempfile.TemporaryDirectory() as temporary:
+        made = pathlib.Path(temporary)
         write_binding(made)
-        compile_library(made)
-        for name in ("_api.py", "libxdistill.so"):
-            shutil.copy(made / name, HERE / "xdistill" / name)
+        compile_library(made, library)
+        package = pathlib.Path(folder) / "xdistill"
+        package.mkdir(parents=True, exist_ok=True)
+        for path in [made / "_api.py", made / "libxdistill.so", *(sources() if package != HERE / "xdistill" else [])]:
+            shutil.copy(path, package / path.name)
 
 
 if __name__ == "__main__":
-    build_in_place()
+    build_in_place(*sys.argv[1:])

@@ -34,7 +34,7 @@ all_steps() {
         for std in c99 c++17; do echo "units:$cc:$std"; done
     done
     echo newest:clang-19 newest:zig
-    echo parts saves programs compose equivalence equivalence_dmd bench demo demo_mpi demo_sharded demo_toys demo_images demo_real distil nvcc cuda golden golden_judge examples launch mpi mpich hosts gpu_check lib symbols self docs tutorial projection_pt saved dcp dcp_hf install cmake pkgconfig
+    echo parts saves programs compose equivalence equivalence_dmd bench demo demo_mpi demo_sharded demo_toys demo_images demo_real distil nvcc cuda golden golden_judge examples launch mpi mpich hosts gpu_check lib symbols self docs tutorial projection_pt saved dcp dcp_hf python python_torch install cmake pkgconfig
 }
 
 main() {
@@ -235,6 +235,25 @@ step_dcp_hf() {
     make --no-print-directory build/xdistill &&
     gcc -std=c99 -I. -DXDISTILL_IMPLEMENTED tests/build/dcp_ranks.c build/libxdistill.a -o "$dir/dcp_ranks" -lm -lpthread &&
     "${TORCH_PYTHON:-python3}" tests/build/test_dcp.py --hf build/xdistill "$dir/dcp_ranks"
+}
+
+# The Python package: installed by pip and cc into an empty environment, and its tests without PyTorch.
+step_python() {
+    need "${PYTHON:-python3}" "${CC:-cc}"
+    sh tests/python/install.sh "$dir"
+}
+
+# The same package over the library that exists: losses against PyTorch's autograd, the page's code and the examples.
+step_python_torch() {
+    python=${TORCH_PYTHON:-python3}
+    [ -n "${TORCH_PYTHON:-}" ] || ! [ -x build/transformers/bin/python ] || python=$PWD/build/transformers/bin/python
+    need "$python" "${CC:-cc}"
+    "$python" -c 'import torch' 2>/dev/null || { echo "needs PyTorch"; exit 77; }
+    make --no-print-directory build/libxdistill.a &&
+    "$python" -B python/build_xdistill.py build/libxdistill.a "$dir" || return 1
+    for test in tests/python/test_*.py; do
+        PYTHONPATH=$dir "$python" -W ignore "$test" || return 1
+    done
 }
 
 # What prose names exists, snippets compile, and the reference that `make docs` writes has no dead link.
